@@ -1,0 +1,352 @@
+#pragma once
+// The configuration = the YAML, section by section. One member and one fields() line per key: name, storage, help; the
+// default is the member's initialiser. Reading, writing, printing, comparing and the reference are visitors (fields.h).
+// Immutable after load_config().
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/kinds.h"
+
+namespace sluice {
+
+/// Spellings of an enum, in the order of its enumerators; specialised beside each enum.
+template <class E>
+struct EnumNames;
+
+#define SLUICE_ENUM_NAMES(E, ...)                                              \
+  template <>                                                                  \
+  struct EnumNames<E> {                                                        \
+    static constexpr auto names = std::to_array<std::string_view>({__VA_ARGS__}); \
+  }
+
+enum class NormPlacement : uint8_t { pre, sandwich };
+enum class RopeScalingType : uint8_t { none, yarn };
+enum class AttentionKind : uint8_t { softmax, sink };
+enum class GatePosition : uint8_t { query, key, value, sdpa_output, dense_output };
+enum class GateGranularity : uint8_t { elementwise, headwise };
+enum class GateInput : uint8_t { hidden, none };
+enum class OutputNorm : uint8_t { none, rmsnorm, rmsnorm_shared };
+enum class OutputActivation : uint8_t { none, silu };
+enum class TokenizerType : uint8_t { byte, sentencepiece };
+enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
+enum class Precision : uint8_t { f32, bf16, f64 };
+enum class Recompute : uint8_t { none, mlp, block };
+enum class BadStepPolicy : uint8_t { stop, skip, count };
+enum class OptimizerType : uint8_t { adamw };
+enum class Schedule : uint8_t { constant, cosine, linear, wsd };
+enum class ConsoleMode : uint8_t { automatic, bar, lines, none };
+
+SLUICE_ENUM_NAMES(NormPlacement, "pre", "sandwich");
+SLUICE_ENUM_NAMES(RopeScalingType, "none", "yarn");
+SLUICE_ENUM_NAMES(AttentionKind, "softmax", "sink");
+SLUICE_ENUM_NAMES(GatePosition, "query", "key", "value", "sdpa_output", "dense_output");
+SLUICE_ENUM_NAMES(GateGranularity, "elementwise", "headwise");
+SLUICE_ENUM_NAMES(GateSharing, "specific", "shared", "shared_before_activation");
+SLUICE_ENUM_NAMES(GateCombine, "multiply", "add");
+SLUICE_ENUM_NAMES(GateActivation, "sigmoid", "silu", "identity", "ns_sigmoid");
+SLUICE_ENUM_NAMES(GateInput, "hidden", "none");
+SLUICE_ENUM_NAMES(OutputNorm, "none", "rmsnorm", "rmsnorm_shared");
+SLUICE_ENUM_NAMES(OutputActivation, "none", "silu");
+SLUICE_ENUM_NAMES(TokenizerType, "byte", "sentencepiece");
+SLUICE_ENUM_NAMES(DeviceChoice, "auto", "cpu", "cuda");
+SLUICE_ENUM_NAMES(Precision, "f32", "bf16", "f64");
+SLUICE_ENUM_NAMES(Recompute, "none", "mlp", "block");
+SLUICE_ENUM_NAMES(BadStepPolicy, "stop", "skip", "count");
+SLUICE_ENUM_NAMES(OptimizerType, "adamw");
+SLUICE_ENUM_NAMES(Schedule, "constant", "cosine", "linear", "wsd");
+SLUICE_ENUM_NAMES(ConsoleMode, "auto", "bar", "lines", "none");
+
+struct RopeScalingConfig {
+  RopeScalingType type = RopeScalingType::none;
+  double factor = 1.0;
+  int64_t original_max_position_embeddings = 4096;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+
+  template <class V>
+  void fields(V& f) {
+    f("type", type, "context extension of a trained model");
+    f("factor", factor, "YaRN: new length / original length");
+    f("original_max_position_embeddings", original_max_position_embeddings, "YaRN: length the model was trained at");
+    f("beta_fast", beta_fast, "YaRN: rotations above which a dimension is left alone");
+    f("beta_slow", beta_slow, "YaRN: rotations below which a dimension is interpolated fully");
+  }
+};
+
+struct RopeConfig {
+  double theta = 10000.0;
+  RopeScalingConfig scaling;
+
+  template <class V>
+  void fields(V& f) {
+    f("theta", theta, "base of the rotary frequencies");
+    f("scaling", scaling, "");
+  }
+};
+
+struct GateConfig {
+  GatePosition position = GatePosition::sdpa_output;
+  GateGranularity granularity = GateGranularity::elementwise;
+  GateSharing heads = GateSharing::specific;
+  GateCombine combine = GateCombine::multiply;
+  GateActivation activation = GateActivation::sigmoid;
+  GateInput input = GateInput::hidden;
+
+  template <class V>
+  void fields(V& f) {
+    f("position", position, "what is gated: G4 query, G3 key, G2 value, G1 sdpa_output, G5 dense_output");
+    f("granularity", granularity, "one score per channel or per head");
+    f("heads", heads, "a score of its own per head, or scores averaged over heads (after or before the activation)");
+    f("combine", combine, "x * score or x + score");
+    f("activation", activation, "ns_sigmoid is 0.5 + 0.5 sigmoid");
+    f("input", input, "hidden: the pre-normalised hidden state of the current token; none: a learned constant");
+  }
+};
+
+struct AttentionConfig {
+  AttentionKind kind = AttentionKind::softmax;
+  std::vector<GateConfig> gates;
+  OutputNorm output_norm = OutputNorm::none;
+  OutputActivation output_activation = OutputActivation::none;
+
+  template <class V>
+  void fields(V& f) {
+    f("kind", kind, "sink adds one learned logit per head to the softmax, without a value");
+    f("gates", gates, "any number of gates; several positions at once are allowed");
+    f("output_norm", output_norm, "RMSNorm per head before o_proj; rmsnorm_shared shares its weight between heads");
+    f("output_activation", output_activation, "activation on the attention output before o_proj");
+  }
+};
+
+struct ModelConfig {
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 256;
+  int64_t num_hidden_layers = 4;
+  int64_t num_attention_heads = 4;
+  int64_t num_key_value_heads = 2;
+  int64_t head_dim = 64;
+  int64_t intermediate_size = 768;
+  bool tie_word_embeddings = true;
+  double rms_norm_eps = 1e-6;
+  double initializer_range = 0.02;
+  bool scaled_residual_init = false;
+  bool qk_norm = true;
+  NormPlacement norm_placement = NormPlacement::pre;
+  std::optional<double> branch_clip;
+  std::optional<int64_t> max_position_embeddings;
+  RopeConfig rope;
+  AttentionConfig attention;
+  std::string match_parameters_of;
+  int64_t match_multiple = 1;
+
+  template <class V>
+  void fields(V& f) {
+    f("vocab_size", vocab_size, "0: the tokenizer's");
+    f("hidden_size", hidden_size, "");
+    f("num_hidden_layers", num_hidden_layers, "");
+    f("num_attention_heads", num_attention_heads, "");
+    f("num_key_value_heads", num_key_value_heads, "divides num_attention_heads (grouped-query attention)");
+    f("head_dim", head_dim, "even; independent of hidden_size / num_attention_heads");
+    f("intermediate_size", intermediate_size, "width of the SwiGLU feed-forward network");
+    f("tie_word_embeddings", tie_word_embeddings, "the head is the embedding");
+    f("rms_norm_eps", rms_norm_eps, "");
+    f("initializer_range", initializer_range, "standard deviation of every matrix at step 0, gates included");
+    f("scaled_residual_init", scaled_residual_init, "o_proj and down_proj start at initializer_range / sqrt(2 layers)");
+    f("qk_norm", qk_norm, "RMSNorm of queries and keys per head, before RoPE");
+    f("norm_placement", norm_placement, "sandwich also normalises each branch's output before the residual addition");
+    f("branch_clip", branch_clip, "clamp attention and feed-forward outputs to [-c, c] before the residual addition");
+    f("max_position_embeddings", max_position_embeddings, "length of the rotary table; null: data.seq_len");
+    f("rope", rope, "");
+    f("attention", attention, "");
+    f("match_parameters_of", match_parameters_of,
+      "a configuration whose parameter count this model matches by narrowing intermediate_size");
+    f("match_multiple", match_multiple, "intermediate_size becomes a multiple of this when matching (rounded down)");
+  }
+};
+
+struct TokenizerConfig {
+  TokenizerType type = TokenizerType::byte;
+  std::string path;
+
+  template <class V>
+  void fields(V& f) {
+    f("type", type, "byte: 256 bytes and <|endoftext|> = 256; sentencepiece: a .model file");
+    f("path", path, "the tokenizer's file, relative to the file that names it");
+  }
+};
+
+struct DataSource {
+  std::string name;
+  std::string path;
+  double weight = 1.0;
+
+  template <class V>
+  void fields(V& f) {
+    f("name", name, "how the source is called in logs");
+    f("path", path, "PREFIX of PREFIX.bin/.idx, or a glob of .bin files, relative to the file that names it");
+    f("weight", weight, "share of the samples; weights are normalised (unused for validation)");
+  }
+};
+
+struct DataConfig {
+  TokenizerConfig tokenizer;
+  int64_t seq_len = 256;
+  std::vector<DataSource> train;
+  std::vector<DataSource> validation;
+  bool document_mask = false;
+
+  template <class V>
+  void fields(V& f) {
+    f("tokenizer", tokenizer, "");
+    f("seq_len", seq_len, "tokens per sample");
+    f("train", train, "weighted blend of token files");
+    f("validation", validation, "each is evaluated and reported under its name");
+    f("document_mask", document_mask, "tokens see only their own document");
+  }
+};
+
+struct TrainConfig {
+  DeviceChoice device = DeviceChoice::automatic;
+  int64_t threads = 0;
+  int64_t micro_batch_size = 4;
+  int64_t global_batch_size = 16;
+  int64_t max_steps = 0;
+  int64_t max_tokens = 0;
+  uint64_t seed = 1234;
+  Precision precision = Precision::f32;
+  Recompute recompute = Recompute::none;
+  double max_grad_norm = 1.0;
+  BadStepPolicy on_nonfinite = BadStepPolicy::skip;
+  BadStepPolicy on_spike = BadStepPolicy::count;
+  std::string init_from;
+
+  template <class V>
+  void fields(V& f) {
+    f("device", device, "auto takes a GPU where there is one and this build has CUDA");
+    f("threads", threads, "CPU threads; 0: all");
+    f("micro_batch_size", micro_batch_size, "samples computed at once");
+    f("global_batch_size", global_batch_size, "samples per optimizer step; a multiple of micro_batch_size");
+    f("max_steps", max_steps, "optimizer steps; give this or max_tokens");
+    f("max_tokens", max_tokens, "20B, 300M, 1e9: training tokens; steps are computed from it");
+    f("seed", seed, "of the initial weights and the data order");
+    f("precision", precision, "storage of weights and activations; bf16 keeps f32 master weights; f64 is for checks");
+    f("recompute", recompute, "activations computed again in backward instead of kept");
+    f("max_grad_norm", max_grad_norm, "clip the global gradient norm to this; 0: no clipping");
+    f("on_nonfinite", on_nonfinite, "a step whose loss or gradient norm is not finite: stop, or skip its update");
+    f("on_spike", on_spike, "a step whose loss or gradient norm is 6 deviations above the last 128: count, skip or stop");
+    f("init_from", init_from, "checkpoint or Hugging Face folder to take the first weights from");
+  }
+};
+
+struct ParameterRule {
+  std::string match;
+  double lr_multiplier = 1.0;
+  std::optional<bool> weight_decay;
+
+  template <class V>
+  void fields(V& f) {
+    f("match", match, "the rule holds for parameters whose name contains this; later rules win");
+    f("lr_multiplier", lr_multiplier, "");
+    f("weight_decay", weight_decay, "true or false; null: as the layer says (matrices yes, norms and sinks no)");
+  }
+};
+
+struct OptimizerConfig {
+  OptimizerType type = OptimizerType::adamw;
+  double lr = 1e-3;
+  double min_lr = 0.0;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  Schedule schedule = Schedule::cosine;
+  int64_t warmup_steps = 0;
+  int64_t decay_steps = 0;
+  std::vector<ParameterRule> rules;
+
+  template <class V>
+  void fields(V& f) {
+    f("type", type, "");
+    f("lr", lr, "peak learning rate");
+    f("min_lr", min_lr, "where cosine, linear and wsd end");
+    f("beta1", beta1, "");
+    f("beta2", beta2, "");
+    f("eps", eps, "");
+    f("weight_decay", weight_decay, "decoupled; on matrices only unless a rule says otherwise");
+    f("schedule", schedule, "shape after the warm-up; wsd holds lr, then falls linearly over decay_steps");
+    f("warmup_steps", warmup_steps, "linear from 0");
+    f("decay_steps", decay_steps, "wsd: length of the final fall; 0: a fifth of the run");
+    f("rules", rules, "learning-rate multipliers and decay masks by parameter name");
+  }
+};
+
+struct EvalConfig {
+  int64_t every_steps = 0;
+  int64_t max_tokens = 0;
+
+  template <class V>
+  void fields(V& f) {
+    f("every_steps", every_steps, "validate this often; 0: only at the end");
+    f("max_tokens", max_tokens, "per validation set; 0: all of it");
+  }
+};
+
+struct CheckpointConfig {
+  int64_t every_steps = 0;
+  double every_minutes = 15.0;
+  int64_t keep_last = 2;
+  int64_t keep_every_steps = 0;
+  bool async = true;
+
+  template <class V>
+  void fields(V& f) {
+    f("every_steps", every_steps, "0: only by time and at the end");
+    f("every_minutes", every_minutes, "0: only by steps and at the end");
+    f("keep_last", keep_last, "older checkpoints are removed once a newer one is complete");
+    f("keep_every_steps", keep_every_steps, "checkpoints at multiples of this are never removed; 0: none");
+    f("async", async, "write in the background while training goes on");
+  }
+};
+
+struct LogConfig {
+  int64_t every_steps = 10;
+  bool tensorboard = true;
+  ConsoleMode console = ConsoleMode::automatic;
+
+  template <class V>
+  void fields(V& f) {
+    f("every_steps", every_steps, "metrics.jsonl, TensorBoard and console lines");
+    f("tensorboard", tensorboard, "write event files to RUN/tb");
+    f("console", console, "bar: one rewritten line; auto: bar in a terminal outside a launcher, else lines");
+  }
+};
+
+struct Config {
+  std::string name;
+  std::string run_dir;
+  ModelConfig model;
+  DataConfig data;
+  TrainConfig train;
+  OptimizerConfig optimizer;
+  EvalConfig eval;
+  CheckpointConfig checkpoint;
+  LogConfig log;
+
+  template <class V>
+  void fields(V& f) {
+    f("name", name, "of the run; empty: the configuration file's name");
+    f("run_dir", run_dir, "where the run is kept, relative to the working folder; empty: runs/NAME");
+    f("model", model, "");
+    f("data", data, "");
+    f("train", train, "");
+    f("optimizer", optimizer, "");
+    f("eval", eval, "");
+    f("checkpoint", checkpoint, "");
+    f("log", log, "");
+  }
+};
+
+}  // namespace sluice

@@ -1,0 +1,34 @@
+#pragma once
+// Reading a configuration: defaults < extends chain < file < key=value overrides; strict; every problem at once.
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace sluice {
+
+/// Loads `path`, follows `extends`, applies `overrides` ("optimizer.lr=3e-4"), checks types and combinations, resolves
+/// relative paths (data, tokenizer, init_from, match_parameters_of) against the file that states them, fills name and
+/// run_dir. Throws Error(usage) whose message lists every problem with file:line:column, the known names and a
+/// suggestion. Does not touch data files.
+Config load_config(const std::string& path, const std::vector<std::string>& overrides = {});
+
+/// The resolved configuration as YAML, every key; load_config reads it back to an equal Config.
+std::string to_yaml(const Config& config);
+
+/// to_yaml of the defaults with every key's help as a comment: configs/reference.yaml.
+std::string reference_yaml();
+
+/// Hash (XXH3-128, hex) of the keys that determine the result: all but name, run_dir, log, checkpoint, eval, threads.
+std::string config_hash(const Config& config);
+
+/// How a key may change between a checkpoint and the run that resumes it (RELIABILITY 10).
+enum class ChangeClass { identity, trajectory, operational };
+struct ConfigChange {
+  std::string key, before, after;
+  ChangeClass kind;
+};
+/// Every key whose value differs, in the order of the reference.
+std::vector<ConfigChange> config_changes(const Config& before, const Config& after);
+
+}  // namespace sluice

@@ -1,0 +1,79 @@
+#include "core/arena.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+
+namespace sluice {
+
+constexpr int64_t kAlignment = 64;
+
+Arena::Arena(std::string name, int64_t capacity, Device device)
+    : name_(std::move(name)), device_(device), capacity_(capacity) {
+  SLUICE_CHECK(capacity >= 0, "arena {}: capacity {}", name_, capacity);
+  SLUICE_CHECK(device == Device::cpu || capacity == 0,
+               "arena {}: this build has no CUDA backend; device must be cpu", name_);
+  if (capacity == 0) return;
+  // mmap: zeroed, page aligned, and returned to the system as one piece.
+  void* p = mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED)
+    fail(ExitCode::out_of_memory, "out of memory: arena '{}' needs {:.2f} GiB", name_,
+         static_cast<double>(capacity) / (1 << 30));
+  madvise(p, static_cast<size_t>(capacity), MADV_HUGEPAGE);
+  block_ = static_cast<char*>(p);
+}
+
+Arena::~Arena() {
+  if (block_) munmap(block_, static_cast<size_t>(capacity_));
+}
+
+Arena::Arena(Arena&& other) noexcept
+    : name_(std::move(other.name_)),
+      device_(other.device_),
+      capacity_(other.capacity_),
+      used_(other.used_),
+      high_water_(other.high_water_),
+      block_(std::exchange(other.block_, nullptr)),
+      entries_(std::move(other.entries_)) {}
+
+int64_t Arena::take(int64_t bytes, const char* what) {
+  const int64_t begin = used_;
+  const int64_t padded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  SLUICE_CHECK(measuring() || begin + padded <= capacity_, "arena {}: {} needs {} bytes, {} of {} are free", name_, what,
+               padded, capacity_ - begin, capacity_);
+  used_ = begin + padded;
+  high_water_ = std::max(high_water_, used_);
+  return begin;
+}
+
+Tensor Arena::alloc(const std::string& tensor_name, DType dtype, std::initializer_list<int64_t> dims) {
+  Tensor t(nullptr, dtype, dims, "", device_);
+  const int64_t offset = take(t.bytes(), tensor_name.c_str());
+  if (block_) t.data = block_ + offset;
+  entries_.push_back({tensor_name, t, offset});
+  t.name = entries_.back().name.c_str();
+  entries_.back().tensor.name = t.name;
+  return t;
+}
+
+Tensor Arena::alloc_temporary(const char* tensor_name, DType dtype, std::initializer_list<int64_t> dims) {
+  Tensor t(nullptr, dtype, dims, tensor_name, device_);
+  const int64_t offset = take(t.bytes(), tensor_name);
+  if (block_) t.data = block_ + offset;
+  return t;
+}
+
+void Arena::rewind(int64_t mark) {
+  used_ = mark;
+  while (!entries_.empty() && entries_.back().offset >= mark) entries_.pop_back();
+}
+
+Tensor ScratchScope::like(const char* name, const Tensor& t) {
+  Tensor r = t;
+  const Tensor flat = arena_.alloc_temporary(name, t.dtype, {t.numel()});
+  r.data = flat.data;
+  r.name = name;
+  return r;
+}
+
+}  // namespace sluice

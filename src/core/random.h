@@ -1,0 +1,30 @@
+#pragma once
+// Counter-based random numbers (Philox4x32-10; Salmon et al. 2011): no state, so nothing to save, and independent of
+// layout and threads by construction.
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace sluice {
+
+/// The 128-bit output block for (key, counter).
+std::array<uint32_t, 4> philox(std::array<uint32_t, 2> key, std::array<uint32_t, 4> counter);
+
+/// A stream of random numbers: element i is a pure function of (seed, stream, i).
+class RandomStream {
+ public:
+  RandomStream(uint64_t seed, uint64_t stream);
+  RandomStream(uint64_t seed, std::string_view stream_name);  // the name's hash is the stream
+
+  uint64_t bits(uint64_t i) const;
+  double uniform(uint64_t i) const;  // in (0, 1)
+  double normal(uint64_t i) const;   // Box-Muller
+
+ private:
+  uint64_t seed_, stream_;
+};
+
+/// Bijection of [0, n): position i of a shuffled order, in O(1) memory (Feistel network, cycle walking).
+uint64_t permute_index(uint64_t i, uint64_t n, uint64_t key);
+
+}  // namespace sluice

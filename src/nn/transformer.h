@@ -1,0 +1,55 @@
+#pragma once
+// The decoder-only transformer: embedding, blocks, final norm, head. Hugging Face names (Qwen3 layout plus gate_proj,
+// sinks, o_norm and the sandwich norms).
+#include <memory>
+#include <vector>
+
+#include "config/config.h"
+#include "nn/batch.h"
+#include "nn/block.h"
+#include "params/param_store.h"
+
+namespace sluice {
+
+class Transformer {
+ public:
+  /// What backward, and analysis, need from forward.
+  struct Saved {
+    Tensor embedded;                   // (T, C), input of block 0
+    std::vector<Block::Saved> blocks;  // one per layer; with recompute=block all share one set of activations but `y`
+    Tensor final_rstd;                 // (T)
+    Tensor hidden;                     // (T, C): final norm's output, input of the head
+  };
+
+  Transformer(const ModelConfig& config, ParamStore& store);
+
+  /// max_positions rows of the rotary table; shared by all blocks.
+  void allocate_tables(Arena& arena, DType dtype, int64_t max_positions);
+  Saved make_saved(Arena& arena, int64_t num_tokens, DType dtype, Recompute recompute) const;
+
+  /// Fills s up to s.hidden. cache: keys and values of earlier tokens (generation); nullptr in training.
+  void forward(Context& ctx, const Batch& batch, Saved& s, KeyValueCache* cache = nullptr) const;
+  /// losses (T), nats, from s.hidden.
+  void loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const;
+  /// The same, with dhidden (T, C) and the head's gradient; every token's gradient is multiplied by gradient_scale.
+  void loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch, const Saved& s,
+                             double gradient_scale) const;
+  /// Adds every parameter's gradient. dhidden is used up.
+  void backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s) const;
+  /// logits (R, V) f32 (f64) of rows of hidden (R, C).
+  void logits(Context& ctx, Tensor logits, const Tensor& hidden) const;
+
+  KeyValueCache make_cache(Arena& arena, int64_t max_tokens, DType dtype) const;
+
+  const ModelConfig& config() const { return config_; }
+  const std::vector<Block>& blocks() const { return blocks_; }
+
+ private:
+  ModelConfig config_;
+  ParamStore& store_;
+  ParamStore::Id embed_tokens_ = 0, norm_ = 0, lm_head_ = 0;
+  Tensor rope_cos_, rope_sin_;
+  std::vector<Block> blocks_;
+};
+
+}  // namespace sluice

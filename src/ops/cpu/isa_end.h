@@ -1,0 +1,10 @@
+// Closes what isa_begin.h opened.
+}  // namespace
+
+#if defined(__clang__)
+#if defined(SLUICE_ISA_avx512) || defined(SLUICE_ISA_avx2)
+#pragma clang attribute pop
+#endif
+#elif defined(SLUICE_ISA_avx512) || defined(SLUICE_ISA_avx2)
+#pragma GCC pop_options
+#endif

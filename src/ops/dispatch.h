@@ -1,0 +1,29 @@
+#pragma once
+// The one branch on the device. SLUICE_DECLARE_BACKENDS(op) declares every backend's function from the signature in the
+// op's header; SLUICE_DISPATCH calls the right one. A backend that lacks it, or drifts, fails at link time by name.
+#include "core/context.h"
+#include "core/cpu_features.h"
+
+#if defined(__x86_64__)
+#define SLUICE_DECLARE_BACKENDS(op)                                    \
+  namespace sluice::cpu::baseline { decltype(::sluice::op) op; }       \
+  namespace sluice::cpu::avx2 { decltype(::sluice::op) op; }           \
+  namespace sluice::cpu::avx512 { decltype(::sluice::op) op; }
+#define SLUICE_DISPATCH_CPU(op, ...)                                   \
+  switch (::sluice::cpu_isa()) {                                       \
+    case ::sluice::Isa::avx512: return ::sluice::cpu::avx512::op(__VA_ARGS__); \
+    case ::sluice::Isa::avx2: return ::sluice::cpu::avx2::op(__VA_ARGS__);     \
+    default: return ::sluice::cpu::baseline::op(__VA_ARGS__);          \
+  }
+#else
+#define SLUICE_DECLARE_BACKENDS(op) \
+  namespace sluice::cpu::baseline { decltype(::sluice::op) op; }
+#define SLUICE_DISPATCH_CPU(op, ...) return ::sluice::cpu::baseline::op(__VA_ARGS__);
+#endif
+
+/// Last statement of an op's door: SLUICE_DISPATCH(rmsnorm_forward, ctx, y, rstd, x, weight, eps).
+#define SLUICE_DISPATCH(op, ctx, ...)                                                                    \
+  do {                                                                                                   \
+    SLUICE_CHECK((ctx).device == ::sluice::Device::cpu, #op ": this build has no CUDA backend");         \
+    SLUICE_DISPATCH_CPU(op, ctx, __VA_ARGS__)                                                            \
+  } while (false)

@@ -1,0 +1,21 @@
+#pragma once
+// Residual additions, clipping, copies. Tensors of one call have equal shapes and, unless said, dtypes.
+#include "core/context.h"
+
+namespace sluice {
+
+/// y = a + b; y may alias either.
+void add_forward(Context& ctx, Tensor y, const Tensor& a, const Tensor& b);
+
+/// y = clamp(x, -limit, limit) (SPEC 2.7); y may alias x.
+void clip_forward(Context& ctx, Tensor y, const Tensor& x, double limit);
+/// dx = dy where |x| < limit, else 0; overwritten, may alias dy.
+void clip_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, double limit);
+
+/// y = x, converting between f32, bf16 and f64 (round to nearest even).
+void cast(Context& ctx, Tensor y, const Tensor& x);
+void fill(Context& ctx, Tensor y, double value);
+/// y *= factor.
+void scale(Context& ctx, Tensor y, double factor);
+
+}  // namespace sluice
