@@ -1,0 +1,109 @@
+// The one program. Every failure ends here: one message, once, and a documented exit code (core/error.h).
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "commands.h"
+#include "core/error.h"
+
+namespace {
+
+constexpr const char* kHelp =
+    "sluice {} - pretraining of transformers in which attention and its gates are the object of study\n"
+    "\n"
+    "  sluice train CONFIG [key=value...]    train, or resume\n"
+    "  sluice plan CONFIG [key=value...]     parameters, FLOPs, memory\n"
+    "  sluice config SUBCOMMAND              reference, show, diff\n"
+    "  sluice eval RUN|CKPT                  loss, perplexity, bits per byte, what the attention does\n"
+    "  sluice generate RUN|CKPT -p TEXT      continue a text\n"
+    "  sluice tokenize INPUT... -o PREFIX    text to token files\n"
+    "  sluice checkpoint SUBCOMMAND          list, verify, compare checkpoints\n"
+    "  sluice bench                          speed of operations and of whole steps\n"
+    "  sluice doctor                         what was built in, what this machine offers\n"
+    "\n"
+    "Each has its own help with examples:    sluice train --help\n"
+    "Every configuration key is explained:   sluice config reference\n"
+    "Exit codes: 0 ok, 64 usage or configuration, 65 bad data, 66 missing input, 70 internal, 71 out of memory,\n"
+    "73 cannot create, 74 final save failed, 75 stopped by a signal and saved, 78 too many bad steps\n";
+
+int report(const std::string& message, sluice::ExitCode code) {
+  // Warnings on their way come out first.
+  std::fflush(stdout);
+  fmt::print(stderr, "error: {}\n", message);
+  return static_cast<int>(code);
+}
+
+/// CLI11's own wording, less its class names, plus where help is.
+std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
+  std::string command = "sluice";
+  for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
+  std::string what = error.what();
+  if (what.empty()) what = error.get_name();
+  if (command == "sluice" && dynamic_cast<const CLI::RequiredError*>(&error)) what = "a command is required";
+  if (command == "sluice" && dynamic_cast<const CLI::ExtrasError*>(&error))
+    what = "unknown command" + what.substr(std::min(what.rfind(": ") + 1, what.size()));
+  return fmt::format("{} (see {} --help)", what, command);
+}
+
+void add_help(CLI::App& app) {
+  for (CLI::App* command : app.get_subcommands({})) {
+    command->set_help_flag("-h,--help", "this text");
+    add_help(*command);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // A full quota and a closed pipe are errors of a call, not deaths.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>("sluice", std::make_shared<spdlog::sinks::stderr_color_sink_mt>()));
+  spdlog::set_pattern("%^%l%$: %v");
+
+  int exit_code = 0;
+  CLI::App app{"", "sluice"};
+  app.set_help_flag();
+  bool help = false, version = false;
+  app.add_flag("-h,--help", help);
+  app.add_flag("--version", version);
+  app.require_subcommand(0, 1);
+  sluice::add_train_command(app, exit_code);
+  sluice::add_plan_command(app, exit_code);
+  sluice::add_config_command(app, exit_code);
+  sluice::add_eval_command(app, exit_code);
+  sluice::add_generate_command(app, exit_code);
+  sluice::add_tokenize_command(app, exit_code);
+  sluice::add_checkpoint_command(app, exit_code);
+  sluice::add_bench_command(app, exit_code);
+  sluice::add_doctor_command(app, exit_code);
+  add_help(app);
+
+  try {
+    app.parse(argc, argv);
+    if (version) {
+      fmt::print("sluice {}\n", SLUICE_VERSION);
+    } else if (app.get_subcommands().empty()) {
+      if (!help) throw CLI::RequiredError("command");
+      fmt::print(kHelp, SLUICE_VERSION);
+    }
+    return exit_code;
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return report(usage_message(app, error), sluice::ExitCode::usage);
+  } catch (const sluice::Error& error) {
+    return report(error.what(), error.code());
+  } catch (const std::bad_alloc&) {
+    return report("out of memory", sluice::ExitCode::out_of_memory);
+  } catch (const std::exception& error) {
+    return report(fmt::format("{} (this is a bug of sluice)", error.what()), sluice::ExitCode::internal);
+  }
+}
