@@ -1,6 +1,7 @@
 #pragma once
 // Megatron indexed datasets, PREFIX.bin + PREFIX.idx (FORMATS 1): read and written.
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/io.h"
@@ -8,7 +9,8 @@
 namespace sluice {
 
 /// One dataset, memory-mapped. Every count and offset is 64-bit; .idx arrays are unaligned and read by memcpy; all are
-/// checked against the file sizes on opening (Error(data) names file, field and offset; Error(no_input) when absent).
+/// checked against each other and the file sizes on opening, in one pass over the .idx (Error(data) names file, field
+/// and offset; Error(no_input) when absent). Reads u8, u16 and i32 tokens. Safe to share between threads.
 class TokenFile {
  public:
   /// prefix without .bin/.idx (a path ending in .bin is accepted).
@@ -22,6 +24,8 @@ class TokenFile {
   int64_t sequence_begin(int64_t sequence) const;
   /// The start (token index) of the document that holds token i.
   int64_t document_begin(int64_t token) const;
+  /// One past the last token of that document.
+  int64_t document_end(int64_t token) const;
   int32_t token(int64_t i) const;
   /// Copies tokens [begin, begin + count).
   void read(int64_t begin, int64_t count, int32_t* out) const;
@@ -31,6 +35,10 @@ class TokenFile {
   int32_t max_token() const;
 
  private:
+  void check_index();
+  int64_t document_bound(int64_t i) const;   // the sequence that document i begins with
+  int64_t document_of(int64_t token) const;  // by binary search
+
   std::string prefix_;
   io::MappedFile bin_, idx_;
   int item_size_ = 2;
@@ -38,12 +46,14 @@ class TokenFile {
 };
 
 /// Writes PREFIX.bin/.idx: documents one by one, u16 when vocab_size < 65,500, else i32. Files appear under their names
-/// only on finish().
+/// only on finish(); without it, what was written is removed. Folders of the prefix are made.
 class TokenFileWriter {
  public:
   TokenFileWriter(const std::string& prefix, int64_t vocab_size);
   ~TokenFileWriter();
+  /// One document = one sequence; an empty one is passed over. Error(data): a token outside [0, vocab_size).
   void add_document(const int32_t* tokens, int64_t count);
+  /// Error(data) when nothing was added.
   void finish();
   int64_t num_tokens() const;
   int64_t num_documents() const;
@@ -52,5 +62,15 @@ class TokenFileWriter {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// PREFIX.json, beside the two files: what the tokens are. Optional; other tools' token files have none.
+struct TokenFileInfo {
+  std::string tokenizer;  // Tokenizer::fingerprint()
+  int64_t vocab_size = 0, end_of_document = 0;
+  int64_t documents = 0, tokens = 0, text_bytes = 0, largest_token = 0;
+};
+void write_token_file_info(const std::string& prefix, const TokenFileInfo& info);
+/// Nothing when the file is absent; Error(data) when it is not what write_token_file_info writes.
+std::optional<TokenFileInfo> read_token_file_info(const std::string& prefix);
 
 }  // namespace sluice

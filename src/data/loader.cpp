@@ -1,0 +1,263 @@
+#include "data/loader.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "core/io.h"
+#include "core/random.h"
+
+namespace sluice {
+
+namespace {
+
+constexpr int64_t kCycle = 65536;
+
+std::vector<std::string> expand(const DataSource& source) {
+  const std::string& path = source.path;
+  const bool pattern = path.find_first_of("*?[") != std::string::npos;
+  if (!pattern || io::exists(path) || io::exists(path + ".bin")) return {path};
+  std::vector<std::string> files = io::glob(path);
+  std::erase_if(files, [](const std::string& file) { return !file.ends_with(".bin"); });
+  if (files.empty()) {
+    fail(ExitCode::no_input, "data source {}: no .bin file matches {} (made by: sluice tokenize)", source.name, path);
+  }
+  return files;
+}
+
+/// Index of the last entry of `starts` (which begins with 0) that is not above i.
+int64_t place(const std::vector<int64_t>& starts, int64_t i) {
+  return std::upper_bound(starts.begin(), starts.end() - 1, i) - starts.begin() - 1;
+}
+
+bool all_below(const int32_t* tokens, int64_t count, int64_t vocab_size) {
+  constexpr int64_t kBlock = 16;
+  // As unsigned numbers, negative tokens are the largest.
+  const auto limit = static_cast<uint32_t>(std::min<int64_t>(vocab_size, int64_t{1} << 31));
+  uint32_t bad = 0;
+  int64_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    for (int64_t j = 0; j < kBlock; ++j) bad |= static_cast<uint32_t>(static_cast<uint32_t>(tokens[i + j]) >= limit);
+  }
+  for (; i < count; ++i) bad |= static_cast<uint32_t>(static_cast<uint32_t>(tokens[i]) >= limit);
+  return bad == 0;
+}
+
+}  // namespace
+
+struct Blend::Source {
+  std::string name;
+  double weight = 0;           // as configured
+  int64_t tokens = 0;
+  int64_t per_cycle = 0;       // samples in one cycle of the schedule
+  std::vector<TokenFile> files;
+  std::vector<int64_t> samples{0}, sequential{0};  // prefix sums over files
+  int64_t num_samples() const { return samples.back(); }
+};
+
+Blend::~Blend() = default;
+
+Blend::Blend(const std::vector<DataSource>& sources, int64_t seq_len, int64_t vocab_size, bool document_mask,
+             uint64_t seed)
+    : seq_len_(seq_len), vocab_size_(vocab_size), document_mask_(document_mask), seed_(seed) {
+  SLUICE_CHECK(seq_len > 0 && vocab_size > 0, "Blend: seq_len {} and vocab_size {} must be positive", seq_len, vocab_size);
+  if (sources.empty()) fail(ExitCode::usage, "data: no source is given");
+  for (const DataSource& config : sources) {
+    auto source = std::make_unique<Source>();
+    source->name = config.name.empty() ? config.path : config.name;
+    source->weight = config.weight;
+    for (const std::string& path : expand(config)) {
+      const TokenFile& file = source->files.emplace_back(path);
+      source->tokens += file.num_tokens();
+      source->samples.push_back(source->samples.back() + (file.num_tokens() - 1) / seq_len);
+      source->sequential.push_back(source->sequential.back() + (file.num_tokens() - 1 + seq_len - 1) / seq_len);
+    }
+    if (source->num_samples() == 0) {
+      fail(ExitCode::data, "data source {} ({}): {} tokens in {} file{}, but one sample needs {} in one file (data.seq_len + 1)",
+           source->name, config.path, source->tokens, source->files.size(), source->files.size() == 1 ? "" : "s",
+           seq_len + 1);
+    }
+    sources_.push_back(std::move(source));
+  }
+  make_schedule();
+}
+
+// Quotas of a cycle by largest remainder, laid out by Tijdeman's rule for the chairman assignment problem (Discrete
+// Mathematics 32, 1980): after any number of samples every source is within 1 - 1/(2k - 2) of its due.
+void Blend::make_schedule() {
+  double total = 0;
+  for (const auto& source : sources_) {
+    if (!(source->weight >= 0) || !std::isfinite(source->weight)) {
+      fail(ExitCode::usage, "data source {}: weight {} is not a number of 0 or more", source->name, source->weight);
+    }
+    total += source->weight;
+  }
+  if (!(total > 0) || !std::isfinite(total)) fail(ExitCode::usage, "data: the weights of all sources sum to {}", total);
+
+  std::vector<size_t> order(sources_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  int64_t left = kCycle;
+  for (auto& source : sources_) {
+    source->per_cycle = static_cast<int64_t>(std::floor(source->weight / total * kCycle));
+    left -= source->per_cycle;
+  }
+  const auto remainder = [&](size_t s) {
+    return sources_[s]->weight / total * kCycle - static_cast<double>(sources_[s]->per_cycle);
+  };
+  std::vector<double> remainders;
+  for (size_t s = 0; s < sources_.size(); ++s) remainders.push_back(remainder(s));
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return remainders[a] > remainders[b]; });
+  for (size_t i = 0; left > 0; i = (i + 1) % order.size(), --left) ++sources_[order[i]]->per_cycle;
+
+  std::vector<size_t> active;
+  for (size_t s = 0; s < sources_.size(); ++s) {
+    const Source& source = *sources_[s];
+    if (source.per_cycle > 0) active.push_back(s);
+    if (source.per_cycle == 0 && source.weight > 0) {
+      fail(ExitCode::usage, "data source {}: weight {} is too small beside the total of {} (1/131,072 of it is the least)",
+           source.name, source.weight, total);
+    }
+  }
+
+  schedule_.resize(kCycle);
+  earlier_.resize(kCycle);
+  const int64_t d = std::max<int64_t>(1, 2 * static_cast<int64_t>(active.size()) - 2);
+  std::vector<int64_t> taken(sources_.size(), 0);
+  for (int64_t n = 1; n <= kCycle; ++n) {
+    // Among the sources that may take a sample without getting too far ahead, the one that would fall too far behind
+    // soonest: the least (taken + 1 - 1/d) / share, compared as fractions.
+    size_t best = active[0];
+    int64_t best_deadline = -1, best_share = 1;
+    for (const size_t s : active) {
+      const int64_t share = sources_[s]->per_cycle;
+      if (d * (n * share - kCycle * taken[s]) < kCycle && active.size() > 1) continue;
+      const int64_t deadline = taken[s] * d + d - 1;
+      if (best_deadline < 0 || deadline * best_share < best_deadline * share) {
+        best = s;
+        best_deadline = deadline;
+        best_share = share;
+      }
+    }
+    schedule_[static_cast<size_t>(n - 1)] = static_cast<uint16_t>(best);
+    earlier_[static_cast<size_t>(n - 1)] = static_cast<uint16_t>(taken[best]++);
+  }
+  for (const size_t s : active) {
+    SLUICE_CHECK(taken[s] == sources_[s]->per_cycle, "Blend: schedule gives source {} {} samples, not {}", s, taken[s],
+                 sources_[s]->per_cycle);
+  }
+}
+
+Blend::Origin Blend::origin(int64_t sample) const {
+  SLUICE_CHECK(sample >= 0, "Blend: sample {}", sample);
+  const auto at = static_cast<size_t>(sample % kCycle);
+  const int s = schedule_[at];
+  const Source& source = *sources_[static_cast<size_t>(s)];
+  const int64_t index = sample / kCycle * source.per_cycle + earlier_[at];  // of this source's samples
+  const int64_t epoch = index / source.num_samples();
+  // A key of its own for every epoch of every source.
+  const uint64_t key = RandomStream(seed_, uint64_t{0xda7a0000} + static_cast<uint64_t>(s)).bits(static_cast<uint64_t>(epoch));
+  const uint64_t chunk = permute_index(static_cast<uint64_t>(index % source.num_samples()),
+                                       static_cast<uint64_t>(source.num_samples()), key);
+  return {s, epoch, static_cast<int64_t>(chunk)};
+}
+
+// Row of up to seq_len inputs from token `begin`: fewer where the file ends, and the rest is padding.
+void Blend::fill_row(const TokenFile& file, int64_t begin, int64_t row, int32_t* tokens, int32_t* targets,
+                     int32_t* positions, int32_t* first_key) const {
+  const int64_t base = row * seq_len_;
+  tokens += base, targets += base, positions += base, first_key += base;
+  const int64_t inputs = std::min(seq_len_, file.num_tokens() - 1 - begin);
+  file.read(begin, inputs, tokens);
+  file.read(begin + inputs, 1, &targets[inputs - 1]);
+  if (!all_below(tokens, inputs, vocab_size_) || !all_below(&targets[inputs - 1], 1, vocab_size_)) {
+    int64_t i = 0;
+    while (all_below(i < inputs ? &tokens[i] : &targets[inputs - 1], 1, vocab_size_)) ++i;
+    fail(ExitCode::data, "{}.bin: token {} is {}, outside the vocabulary of {}; was it made with another tokenizer?",
+         file.prefix(), begin + i, file.token(begin + i), vocab_size_);
+  }
+  std::memcpy(targets, tokens + 1, static_cast<size_t>(inputs - 1) * sizeof(int32_t));
+  std::fill(tokens + inputs, tokens + seq_len_, 0);
+  std::fill(targets + inputs, targets + seq_len_, -1);
+  std::iota(positions, positions + seq_len_, 0);
+  std::fill(first_key, first_key + seq_len_, static_cast<int32_t>(base));
+  if (!document_mask_) return;
+  for (int64_t i = 0; i < inputs;) {
+    const int64_t start = std::max<int64_t>(0, file.document_begin(begin + i) - begin);
+    const int64_t end = std::min(inputs, file.document_end(begin + i) - begin);
+    std::fill(first_key + start, first_key + (end == inputs ? seq_len_ : end), static_cast<int32_t>(base + start));
+    // The target of the document's last token begins another one.
+    if (begin + end == file.document_end(begin + i)) targets[end - 1] = -1;
+    i = end;
+  }
+}
+
+void Blend::fill(int64_t first_sample, int64_t count, int32_t* tokens, int32_t* targets, int32_t* positions,
+                 int32_t* first_key) const {
+  for (int64_t row = 0; row < count; ++row) {
+    const Origin from = origin(first_sample + row);
+    const Source& source = *sources_[static_cast<size_t>(from.source)];
+    const int64_t f = place(source.samples, from.chunk);
+    fill_row(source.files[static_cast<size_t>(f)], (from.chunk - source.samples[static_cast<size_t>(f)]) * seq_len_, row,
+             tokens, targets, positions, first_key);
+  }
+}
+
+void Blend::fill_sequential(int64_t first_sample, int64_t count, int32_t* tokens, int32_t* targets, int32_t* positions,
+                            int32_t* first_key) const {
+  SLUICE_CHECK(first_sample >= 0, "Blend: sample {}", first_sample);
+  size_t s = 0;
+  int64_t before = 0;  // samples of earlier sources
+  for (int64_t row = 0; row < count; ++row) {
+    const int64_t sample = first_sample + row;
+    while (s < sources_.size() && sample - before >= sources_[s]->sequential.back()) before += sources_[s++]->sequential.back();
+    if (s == sources_.size()) {
+      const int64_t base = row * seq_len_;
+      std::fill_n(tokens + base, seq_len_, 0);
+      std::fill_n(targets + base, seq_len_, -1);
+      std::iota(positions + base, positions + base + seq_len_, 0);
+      std::fill_n(first_key + base, seq_len_, static_cast<int32_t>(base));
+      continue;
+    }
+    const Source& source = *sources_[s];
+    const int64_t f = place(source.sequential, sample - before);
+    fill_row(source.files[static_cast<size_t>(f)],
+             (sample - before - source.sequential[static_cast<size_t>(f)]) * seq_len_, row, tokens, targets, positions,
+             first_key);
+  }
+}
+
+int64_t Blend::num_sequential_samples() const {
+  int64_t sum = 0;
+  for (const auto& source : sources_) sum += source->sequential.back();
+  return sum;
+}
+
+int64_t Blend::num_tokens() const {
+  int64_t sum = 0;
+  for (const auto& source : sources_) sum += source->tokens;
+  return sum;
+}
+
+std::vector<Blend::SourceInfo> Blend::sources() const {
+  std::vector<SourceInfo> infos;
+  for (const auto& source : sources_) {
+    infos.push_back({source->name, static_cast<int64_t>(source->files.size()), source->tokens, source->num_samples(),
+                     static_cast<double>(source->per_cycle) / kCycle});
+  }
+  return infos;
+}
+
+std::string Blend::fingerprint() const {
+  std::string all;
+  for (const auto& source : sources_) {
+    for (const TokenFile& file : source->files) all += file.fingerprint() + "\n";
+    all += "\n";
+  }
+  const auto hash = XXH3_128bits(all.data(), all.size());
+  return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+}  // namespace sluice

@@ -1,0 +1,210 @@
+#include "data/token_file.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace sluice {
+
+namespace {
+
+// Layout of .idx (FORMATS 1). The arrays follow the header without padding, so nothing in them is aligned.
+constexpr char kMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
+constexpr int64_t kVersionAt = 9, kDtypeAt = 17, kSequencesAt = 18, kBoundsAt = 26, kArraysAt = 34;
+constexpr int kCodeU8 = 1, kCodeI32 = 4, kCodeU16 = 8;
+
+template <class T>
+T load(const unsigned char* at) {
+  T value;
+  std::memcpy(&value, at, sizeof(T));
+  return value;
+}
+
+// Widening copies in blocks of a fixed size, which compilers turn into vector code at -O2.
+template <class T>
+void widen(const unsigned char* in, int64_t count, int32_t* out) {
+  constexpr int64_t kBlock = 16;
+  T block[kBlock];
+  int64_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    std::memcpy(block, in + i * static_cast<int64_t>(sizeof(T)), sizeof(block));
+    for (int64_t j = 0; j < kBlock; ++j) out[i + j] = static_cast<int32_t>(block[j]);
+  }
+  for (; i < count; ++i) out[i] = static_cast<int32_t>(load<T>(in + i * static_cast<int64_t>(sizeof(T))));
+}
+
+std::string strip_extension(const std::string& path) {
+  for (const char* extension : {".bin", ".idx"}) {
+    if (path.size() > 4 && path.ends_with(extension)) return path.substr(0, path.size() - 4);
+  }
+  return path;
+}
+
+}  // namespace
+
+TokenFile::TokenFile(const std::string& prefix)
+    : prefix_(strip_extension(prefix)), bin_(prefix_ + ".bin"), idx_(prefix_ + ".idx") {
+  check_index();
+}
+
+void TokenFile::check_index() {
+  const unsigned char* d = idx_.data();
+  const int64_t size = idx_.size();
+  const std::string& path = idx_.path();
+  if (size < kArraysAt) {
+    fail(ExitCode::data, "{}: header: needs {} bytes, the file has {}; is it a truncated copy?", path, kArraysAt, size);
+  }
+  if (std::memcmp(d, kMagic, sizeof(kMagic)) != 0) {
+    fail(ExitCode::data, "{}: magic at offset 0: not a Megatron index file", path);
+  }
+  if (const auto version = load<uint64_t>(d + kVersionAt); version != 1) {
+    fail(ExitCode::data, "{}: version at offset {}: is {}, only 1 is known", path, kVersionAt, version);
+  }
+  const int code = d[kDtypeAt];
+  if (code != kCodeU8 && code != kCodeU16 && code != kCodeI32) {
+    fail(ExitCode::data, "{}: dtype at offset {}: code {} is not supported (1 u8, 4 i32, 8 u16 are)", path, kDtypeAt,
+         code);
+  }
+  item_size_ = code == kCodeU8 ? 1 : code == kCodeU16 ? 2 : 4;
+
+  const auto sequences = load<uint64_t>(d + kSequencesAt), bounds = load<uint64_t>(d + kBoundsAt);
+  const auto room = static_cast<uint64_t>(size - kArraysAt);
+  if (sequences == 0) fail(ExitCode::data, "{}: sequence count at offset {}: there are no sequences", path, kSequencesAt);
+  if (sequences > room / 12) {
+    fail(ExitCode::data, "{}: sequence count at offset {}: {} sequences do not fit in a file of {} bytes", path,
+         kSequencesAt, sequences, size);
+  }
+  if (bounds < 2 || bounds > (room - 12 * sequences) / 8) {
+    fail(ExitCode::data, "{}: document index length at offset {}: {} does not fit (2 or more entries, {} bytes left)",
+         path, kBoundsAt, bounds, room - 12 * sequences);
+  }
+  // Multimodal files end with one more byte per sequence.
+  const uint64_t rest = room - 12 * sequences - 8 * bounds;
+  if (rest != 0 && rest != sequences) {
+    fail(ExitCode::data, "{}: {} bytes at offset {} belong to nothing", path, rest,
+         kArraysAt + static_cast<int64_t>(12 * sequences + 8 * bounds));
+  }
+  sequences_ = static_cast<int64_t>(sequences);
+  document_bounds_ = static_cast<int64_t>(bounds);
+
+  // Bounded by the size of .bin at every step, so the sum cannot overflow.
+  int64_t bytes = 0;
+  for (int64_t s = 0; s < sequences_; ++s) {
+    const int64_t length_at = kArraysAt + 4 * s, pointer_at = kArraysAt + 4 * sequences_ + 8 * s;
+    const auto length = load<int32_t>(d + length_at);
+    const auto pointer = load<int64_t>(d + pointer_at);
+    if (length <= 0) {
+      fail(ExitCode::data, "{}: length of sequence {} at offset {}: {} is not positive", path, s, length_at, length);
+    }
+    if (pointer != bytes) {
+      fail(ExitCode::data, "{}: start of sequence {} at offset {}: {}, but the sequences before it end at byte {}", path, s,
+           pointer_at, pointer, bytes);
+    }
+    bytes += int64_t{length} * item_size_;
+    if (bytes > bin_.size()) {
+      fail(ExitCode::data, "{}: sequence {} at offset {} ends at byte {} of {}, which has {} bytes; is it a truncated copy?",
+           path, s, length_at, bytes, bin_.path(), bin_.size());
+    }
+  }
+  if (bytes != bin_.size()) {
+    fail(ExitCode::data, "{}: sequences end at byte {}, but {} has {} bytes; do the two files belong together?", path, bytes,
+         bin_.path(), bin_.size());
+  }
+  tokens_ = bytes / item_size_;
+
+  int64_t last = 0;
+  for (int64_t i = 0; i < document_bounds_; ++i) {
+    const int64_t bound = document_bound(i), at = kArraysAt + 12 * sequences_ + 8 * i;
+    if (i == 0 && bound != 0) {
+      fail(ExitCode::data, "{}: document index entry 0 at offset {}: {} instead of 0", path, at, bound);
+    }
+    if (bound < last || bound > sequences_) {
+      fail(ExitCode::data, "{}: document index entry {} at offset {}: {} is not in {}..{}", path, i, at, bound, last,
+           sequences_);
+    }
+    last = bound;
+  }
+  if (last != sequences_) {
+    fail(ExitCode::data, "{}: document index entry {} at offset {}: the last document ends at sequence {} of {}", path,
+         document_bounds_ - 1, kArraysAt + 12 * sequences_ + 8 * (document_bounds_ - 1), last, sequences_);
+  }
+}
+
+int64_t TokenFile::num_tokens() const { return tokens_; }
+int64_t TokenFile::num_sequences() const { return sequences_; }
+int64_t TokenFile::num_documents() const { return document_bounds_ - 1; }
+
+int64_t TokenFile::sequence_begin(int64_t sequence) const {
+  SLUICE_CHECK(sequence >= 0 && sequence <= sequences_, "{}: sequence {} of {}", prefix_, sequence, sequences_);
+  if (sequence == sequences_) return tokens_;
+  return load<int64_t>(idx_.data() + kArraysAt + 4 * sequences_ + 8 * sequence) / item_size_;
+}
+
+int64_t TokenFile::document_bound(int64_t i) const {
+  return load<int64_t>(idx_.data() + kArraysAt + 12 * sequences_ + 8 * i);
+}
+
+int64_t TokenFile::document_of(int64_t token) const {
+  SLUICE_CHECK(token >= 0 && token < tokens_, "{}: token {} of {}", prefix_, token, tokens_);
+  int64_t low = 0, high = document_bounds_ - 1;  // begin(low) <= token < begin(high)
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (sequence_begin(document_bound(middle)) <= token ? low : high) = middle;
+  }
+  return low;
+}
+
+int64_t TokenFile::document_begin(int64_t token) const { return sequence_begin(document_bound(document_of(token))); }
+int64_t TokenFile::document_end(int64_t token) const { return sequence_begin(document_bound(document_of(token) + 1)); }
+
+int32_t TokenFile::token(int64_t i) const {
+  int32_t value;
+  read(i, 1, &value);
+  return value;
+}
+
+void TokenFile::read(int64_t begin, int64_t count, int32_t* out) const {
+  SLUICE_CHECK(begin >= 0 && count >= 0 && begin <= tokens_ - count, "{}: tokens {} + {} of {}", prefix_, begin, count,
+               tokens_);
+  const unsigned char* in = bin_.data() + begin * item_size_;
+  if (item_size_ == 2) {
+    widen<uint16_t>(in, count, out);
+  } else if (item_size_ == 4) {
+    std::memcpy(out, in, static_cast<size_t>(count) * 4);
+  } else {
+    widen<uint8_t>(in, count, out);
+  }
+}
+
+std::string TokenFile::fingerprint() const {
+  constexpr int64_t kPage = 4096, kPages = 64;  // at even distances, the first and the last among them
+  const auto index_hash = XXH3_128bits(idx_.data(), static_cast<size_t>(idx_.size()));
+  std::string sample = fmt::format("{} {} {:016x}{:016x}\n", bin_.size(), idx_.size(), index_hash.high64, index_hash.low64);
+  const auto add = [&](int64_t begin, int64_t bytes) {
+    sample.append(reinterpret_cast<const char*>(bin_.data()) + begin, static_cast<size_t>(bytes));
+  };
+  if (bin_.size() <= kPage * kPages) {
+    add(0, bin_.size());
+  } else {
+    for (int64_t i = 0; i < kPages - 1; ++i) add((bin_.size() - kPage) / (kPages - 1) * i, kPage);
+    add(bin_.size() - kPage, kPage);
+  }
+  const auto hash = XXH3_128bits(sample.data(), sample.size());
+  return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+int32_t TokenFile::max_token() const {
+  constexpr int64_t kBlock = 4096;
+  int32_t block[kBlock];
+  int32_t largest = std::numeric_limits<int32_t>::min();
+  for (int64_t begin = 0; begin < tokens_; begin += kBlock) {
+    const int64_t count = std::min(kBlock, tokens_ - begin);
+    read(begin, count, block);
+    largest = std::max(largest, *std::max_element(block, block + count));
+  }
+  return largest;
+}
+
+}  // namespace sluice

@@ -1,0 +1,181 @@
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "data/token_file.h"
+
+namespace sluice {
+
+namespace {
+
+/// Fields of .idx are packed and little-endian, as is every machine this runs on.
+template <class T>
+void append(std::string& out, T value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+void make_parent(const std::string& prefix) {
+  const std::string folder = std::filesystem::path(prefix).parent_path().string();
+  if (!folder.empty()) io::make_directories(folder);
+}
+
+}  // namespace
+
+struct TokenFileWriter::Impl {
+  static constexpr size_t kFlushBytes = size_t{4} << 20;
+
+  std::string prefix;
+  int64_t vocab_size;
+  bool wide;
+  std::unique_ptr<io::OutputFile> bin, idx;
+  std::string buffer;
+  std::vector<int32_t> lengths;
+  int64_t tokens = 0;
+  bool finished = false;
+
+  std::string staged(const char* extension) const { return prefix + extension + ".tmp"; }
+
+  static std::unique_ptr<io::OutputFile> create(const std::string& path) {
+    if (io::exists(path)) io::remove_file(path);  // litter of an interrupted run
+    return std::make_unique<io::OutputFile>(path, io::OutputFile::Mode::create_new);
+  }
+
+  void flush(io::OutputFile& file) {
+    file.write(buffer);
+    buffer.clear();
+  }
+
+  void write_index() {
+    const auto count = static_cast<int64_t>(lengths.size());
+    buffer.assign("MMIDIDX\0\0", 9);
+    append<uint64_t>(buffer, 1);
+    append<uint8_t>(buffer, wide ? 4 : 8);
+    append<uint64_t>(buffer, static_cast<uint64_t>(count));
+    append<uint64_t>(buffer, static_cast<uint64_t>(count) + 1);
+    const auto put = [&](auto value) {
+      append(buffer, value);
+      if (buffer.size() >= kFlushBytes) flush(*idx);
+    };
+    for (const int32_t length : lengths) put(length);
+    int64_t pointer = 0;
+    for (const int32_t length : lengths) {
+      put(pointer);
+      pointer += int64_t{length} * (wide ? 4 : 2);
+    }
+    for (int64_t d = 0; d <= count; ++d) put(d);
+    flush(*idx);
+  }
+
+  void remove_staged() noexcept {
+    for (auto* file : {&bin, &idx}) {
+      if (!*file) continue;
+      file->reset();
+      try {
+        io::remove_file(staged(file == &bin ? ".bin" : ".idx"));
+      } catch (const Error&) {  // what is left is litter under a name that nothing reads
+      }
+    }
+  }
+};
+
+TokenFileWriter::TokenFileWriter(const std::string& prefix, int64_t vocab_size) : impl_(std::make_unique<Impl>()) {
+  SLUICE_CHECK(vocab_size > 0, "TokenFileWriter: vocab_size is {}", vocab_size);
+  impl_->prefix = prefix;
+  impl_->vocab_size = vocab_size;
+  impl_->wide = vocab_size >= 65500;  // the limit of Megatron's writer
+  make_parent(prefix);
+  try {
+    impl_->bin = Impl::create(impl_->staged(".bin"));
+    impl_->idx = Impl::create(impl_->staged(".idx"));
+  } catch (...) {
+    impl_->remove_staged();
+    throw;
+  }
+}
+
+TokenFileWriter::~TokenFileWriter() {
+  if (!impl_->finished) impl_->remove_staged();
+}
+
+void TokenFileWriter::add_document(const int32_t* tokens, int64_t count) {
+  Impl& w = *impl_;
+  SLUICE_CHECK(!w.finished && count >= 0, "TokenFileWriter: add_document({}) after finish or of negative length", count);
+  if (count == 0) return;
+  if (count > std::numeric_limits<int32_t>::max()) {
+    fail(ExitCode::data, "{}: document {} has {} tokens; the format holds up to 2^31 - 1 per sequence", w.prefix,
+         num_documents(), count);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (tokens[i] < 0 || tokens[i] >= w.vocab_size) {
+      fail(ExitCode::data, "{}: document {}, token {}: {} is outside the vocabulary of {}", w.prefix, num_documents(), i,
+           tokens[i], w.vocab_size);
+    }
+    if (w.wide) {
+      append<int32_t>(w.buffer, tokens[i]);
+    } else {
+      append<uint16_t>(w.buffer, static_cast<uint16_t>(tokens[i]));
+    }
+    if (w.buffer.size() >= Impl::kFlushBytes) w.flush(*w.bin);
+  }
+  w.lengths.push_back(static_cast<int32_t>(count));
+  w.tokens += count;
+}
+
+void TokenFileWriter::finish() {
+  Impl& w = *impl_;
+  SLUICE_CHECK(!w.finished, "TokenFileWriter: finish() twice");
+  if (w.lengths.empty()) fail(ExitCode::data, "{}: there is no document to write", w.prefix);
+  w.flush(*w.bin);
+  w.write_index();
+  for (auto* file : {&w.bin, &w.idx}) {
+    (*file)->fsync();
+    (*file)->close();
+  }
+  // The old index goes first: an interruption never leaves an index beside another file's tokens.
+  if (io::exists(w.prefix + ".idx")) io::remove_file(w.prefix + ".idx");
+  io::rename(w.staged(".bin"), w.prefix + ".bin");
+  io::rename(w.staged(".idx"), w.prefix + ".idx");
+  w.finished = true;
+  const std::string folder = std::filesystem::path(w.prefix).parent_path().string();
+  io::fsync_directory(folder.empty() ? "." : folder);
+}
+
+int64_t TokenFileWriter::num_tokens() const { return impl_->tokens; }
+int64_t TokenFileWriter::num_documents() const { return static_cast<int64_t>(impl_->lengths.size()); }
+
+void write_token_file_info(const std::string& prefix, const TokenFileInfo& info) {
+  const nlohmann::ordered_json j = {{"schema", 1},
+                                    {"tokenizer", info.tokenizer},
+                                    {"vocab_size", info.vocab_size},
+                                    {"end_of_document", info.end_of_document},
+                                    {"documents", info.documents},
+                                    {"tokens", info.tokens},
+                                    {"text_bytes", info.text_bytes},
+                                    {"largest_token", info.largest_token}};
+  make_parent(prefix);
+  io::write_file_atomic(prefix + ".json", j.dump(2) + "\n");
+}
+
+std::optional<TokenFileInfo> read_token_file_info(const std::string& prefix) {
+  const std::string path = prefix + ".json";
+  if (!io::exists(path)) return std::nullopt;
+  const std::string text = io::read_file(path, int64_t{1} << 20);
+  try {
+    const auto j = nlohmann::json::parse(text);
+    if (j.at("schema") != 1) fail(ExitCode::data, "{}: schema: only 1 is known", path);
+    TokenFileInfo info;
+    j.at("tokenizer").get_to(info.tokenizer);
+    j.at("vocab_size").get_to(info.vocab_size);
+    j.at("end_of_document").get_to(info.end_of_document);
+    j.at("documents").get_to(info.documents);
+    j.at("tokens").get_to(info.tokens);
+    j.at("text_bytes").get_to(info.text_bytes);
+    j.at("largest_token").get_to(info.largest_token);
+    return info;
+  } catch (const nlohmann::json::exception& e) {
+    fail(ExitCode::data, "{}: {}", path, e.what());
+  }
+}
+
+}  // namespace sluice
