@@ -1,0 +1,25 @@
+#pragma once
+// What the doors of the ops check, with the op's and the argument's name in the message.
+#include "core/tensor.h"
+
+namespace sluice {
+
+/// Storage types the kernels compute with.
+inline void check_floating(const char* op, const char* argument, const Tensor& t) {
+  SLUICE_CHECK(t && (t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f64),
+               "{}: {} must be f32, bf16 or f64, got {}", op, argument, t.describe());
+}
+
+/// Equal shape and dtype.
+inline void check_like(const char* op, const char* argument, const Tensor& t, const Tensor& reference) {
+  SLUICE_CHECK(t.dtype == reference.dtype && t.rank == reference.rank && t.shape == reference.shape,
+               "{}: {} must be {}, got {}", op, argument, reference.describe(), t.describe());
+}
+
+/// Equal element count, and the dtype asked for.
+inline void check_count(const char* op, const char* argument, const Tensor& t, DType dtype, int64_t count) {
+  SLUICE_CHECK(t.dtype == dtype && t.numel() == count, "{}: {} must hold {} elements of {}, got {}", op, argument,
+               count, dtype_name(dtype), t.describe());
+}
+
+}  // namespace sluice
