@@ -15,6 +15,7 @@ class Transformer {
  public:
   /// What backward, and analysis, need from forward.
   struct Saved {
+    Recompute recompute = Recompute::none;
     Tensor embedded;                   // (T, C), input of block 0
     std::vector<Block::Saved> blocks;  // one per layer; with recompute=block all share one set of activations but `y`
     Tensor final_rstd;                 // (T)
@@ -27,7 +28,8 @@ class Transformer {
   void allocate_tables(Arena& arena, DType dtype, int64_t max_positions);
   Saved make_saved(Arena& arena, int64_t num_tokens, DType dtype, Recompute recompute) const;
 
-  /// Fills s up to s.hidden. cache: keys and values of earlier tokens (generation); nullptr in training.
+  /// Fills s up to s.hidden. cache: keys and values of earlier tokens of one sequence (generation); batch holds the next
+  /// ones, with positions and first_key counted from the sequence's start. nullptr in training.
   void forward(Context& ctx, const Batch& batch, Saved& s, KeyValueCache* cache = nullptr) const;
   /// losses (T), nats, from s.hidden.
   void loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const;
@@ -45,6 +47,9 @@ class Transformer {
   const std::vector<Block>& blocks() const { return blocks_; }
 
  private:
+  Sequence sequence(const Batch& batch, KeyValueCache* cache) const;
+  void check_batch(const char* what, const Batch& batch, const Saved& s, const KeyValueCache* cache) const;
+
   ModelConfig config_;
   ParamStore& store_;
   ParamStore::Id embed_tokens_ = 0, norm_ = 0, lm_head_ = 0;

@@ -13,6 +13,8 @@ double gradient_norm(Context& ctx, const ParamStore& store);
 
 class Optimizer {
  public:
+  /// After the model has registered its parameters. Rules are applied in order, the last that matches a name wins;
+  /// one that matches no name is Error(usage).
   Optimizer(const OptimizerConfig& config, ParamStore& store);
 
   /// m, v and master (only when the store's dtype is bf16), each shaped like its parameter.
@@ -34,6 +36,7 @@ class Optimizer {
  private:
   OptimizerConfig config_;
   ParamStore& store_;
+  std::vector<double> lr_multiplier_, weight_decay_;  // per parameter, rules applied
   std::vector<Tensor> m_, v_, master_;
   int64_t steps_applied_ = 0;
 };

@@ -1,0 +1,234 @@
+#include "nn/attention.h"
+
+#include <cmath>
+
+#include "nn/init.h"
+#include "ops/activation.h"
+#include "ops/attention.h"
+#include "ops/elementwise.h"
+#include "ops/linear.h"
+#include "ops/rope.h"
+
+namespace sluice {
+namespace {
+
+/// "gate_proj" for the paper's main position, "value_gate_proj" and so on for the others; "gate" instead of "gate_proj"
+/// for a learned constant; the n-th of a position carries its number.
+std::string gate_name(const std::vector<GateConfig>& gates, size_t index) {
+  const GateConfig& gate = gates[index];
+  size_t number = 1;
+  for (size_t i = 0; i < index; ++i) number += gates[i].position == gate.position;
+  std::string name;
+  switch (gate.position) {
+    case GatePosition::query: name = "query_"; break;
+    case GatePosition::key: name = "key_"; break;
+    case GatePosition::value: name = "value_"; break;
+    case GatePosition::sdpa_output: break;
+    case GatePosition::dense_output: name = "dense_"; break;
+  }
+  name += gate.input == GateInput::hidden ? "gate_proj" : "gate";
+  if (number > 1) name += "_" + std::to_string(number);
+  return name;
+}
+
+Tensor matrix(const Tensor& t) { return t.view({t.dim(0), t.numel() / t.dim(0)}); }
+
+}  // namespace
+
+Attention::Attention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer)
+    : config_(config), store_(store), layer_(layer), scale_(1.0 / std::sqrt(static_cast<double>(config.head_dim))) {
+  const int64_t C = config.hidden_size, H = config.num_attention_heads, Hkv = config.num_key_value_heads,
+                D = config.head_dim;
+  const AttentionConfig& attention = config.attention;
+  SLUICE_CHECK(Hkv > 0 && H % Hkv == 0, "attention: {} heads over {} key/value heads", H, Hkv);
+  SLUICE_CHECK(D % 2 == 0, "attention: head_dim must be even, got {}", D);
+
+  const auto projection = [&](const std::string& name, int64_t out, int64_t in, Init init) {
+    return store.add({.name = prefix + "." + name + ".weight", .shape = {out, in}, .init = init, .packed = true});
+  };
+  const Init init = Init::normal(config.initializer_range);
+  q_proj_ = projection("q_proj", H * D, C, init);
+  k_proj_ = projection("k_proj", Hkv * D, C, init);
+  v_proj_ = projection("v_proj", Hkv * D, C, init);
+  o_proj_ = projection("o_proj", C, H * D, residual_init(config));
+
+  gates_.reserve(attention.gates.size());
+  for (size_t i = 0; i < attention.gates.size(); ++i) {
+    const GateConfig& gate = attention.gates[i];
+    const bool dense = gate.position == GatePosition::dense_output;
+    SLUICE_CHECK(!dense || gate.granularity == GateGranularity::elementwise,
+                 "attention: a dense_output gate has no heads; granularity must be elementwise");
+    const bool key_or_value = gate.position == GatePosition::key || gate.position == GatePosition::value;
+    gates_.emplace_back(config, gate, store, prefix + "." + gate_name(attention.gates, i) + ".weight",
+                        dense ? 1 : key_or_value ? Hkv : H, dense ? C : D);
+  }
+  if (config.qk_norm) {
+    q_norm_.emplace(store, prefix + ".q_norm.weight", std::vector<int64_t>{D}, config.rms_norm_eps);
+    k_norm_.emplace(store, prefix + ".k_norm.weight", std::vector<int64_t>{D}, config.rms_norm_eps);
+  }
+  if (attention.kind == AttentionKind::sink)
+    sinks_ = store.add(
+        {.name = prefix + ".sinks", .shape = {H}, .init = Init::normal(0.02), .weight_decay = false});
+  if (attention.output_norm != OutputNorm::none) {
+    const bool shared = attention.output_norm == OutputNorm::rmsnorm_shared;
+    output_norm_.emplace(store, prefix + ".o_norm.weight",
+                         shared ? std::vector<int64_t>{D} : std::vector<int64_t>{H, D}, config.rms_norm_eps);
+  }
+}
+
+Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype) const {
+  const int64_t C = config_.hidden_size, H = config_.num_attention_heads, Hkv = config_.num_key_value_heads,
+                D = config_.head_dim;
+  const DType wide = accumulate_dtype(dtype);
+  const auto per_head = [&](const char* what, int64_t heads) {
+    return arena.alloc(name + "." + what, dtype, {T, heads, D});
+  };
+  Saved s;
+  s.q = per_head("q", H);
+  s.k = per_head("k", Hkv);
+  s.v = per_head("v", Hkv);
+  for (size_t i = 0; i < gates_.size(); ++i)
+    s.gates.push_back(gates_[i].make_saved(arena, name + "." + gate_name(config_.attention.gates, i), T, dtype));
+  if (q_norm_) {
+    s.q_norm = q_norm_->make_saved(arena, name + ".q_norm", dtype, {T, H, D});
+    s.k_norm = k_norm_->make_saved(arena, name + ".k_norm", dtype, {T, Hkv, D});
+    s.q_rot = s.q_norm.y;
+    s.k_rot = s.k_norm.y;
+  } else {
+    // Nobody reads the unrotated ones again: a gate's backward needs its input, not its output.
+    s.q_rot = after_gates(GatePosition::query, s.q, s);
+    s.k_rot = after_gates(GatePosition::key, s.k, s);
+  }
+  s.o = per_head("o", H);
+  s.lse = arena.alloc(name + ".lse", wide, {H, T});
+  s.z0 = arena.alloc(name + ".z0", wide, {H, T});
+  s.o_sink = sinks_ ? per_head("o_sink", H) : s.o;
+  if (output_norm_) s.output_norm = output_norm_->make_saved(arena, name + ".o_norm", dtype, {T, H, D});
+  else s.output_norm.y = s.o_sink;
+  s.o_act = config_.attention.output_activation == OutputActivation::silu ? per_head("o_act", H) : s.output_norm.y;
+  s.o_gated = after_gates(GatePosition::sdpa_output, s.o_act, s);
+  s.dense = arena.alloc(name + ".dense", dtype, {T, C});
+  s.y = matrix(after_gates(GatePosition::dense_output, s.dense, s));
+  return s;
+}
+
+void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const {
+  linear_forward(ctx, matrix(s.q), x, store_.linear(q_proj_));
+  linear_forward(ctx, matrix(s.k), x, store_.linear(k_proj_));
+  linear_forward(ctx, matrix(s.v), x, store_.linear(v_proj_));
+
+  const Tensor q = gates_forward(ctx, GatePosition::query, s.q, x, s);
+  const Tensor k = gates_forward(ctx, GatePosition::key, s.k, x, s);
+  Tensor values = gates_forward(ctx, GatePosition::value, s.v, x, s);
+  if (q_norm_) {
+    q_norm_->forward(ctx, q, s.q_norm);
+    k_norm_->forward(ctx, k, s.k_norm);
+  }
+  rope_forward(ctx, s.q_rot, s.q_rot, sequence.positions, sequence.rope_cos, sequence.rope_sin);
+  rope_forward(ctx, s.k_rot, s.k_rot, sequence.positions, sequence.rope_cos, sequence.rope_sin);
+
+  Tensor keys = s.k_rot;
+  if (const KeyValueCache* cache = sequence.cache) {
+    const auto append = [&](const Tensor& all, const Tensor& fresh) {
+      cast(ctx, all.rows(cache->length, fresh.dim(0)), fresh);
+      return all.rows(0, cache->length + fresh.dim(0));
+    };
+    keys = append(cache->keys[static_cast<size_t>(layer_)], keys);
+    values = append(cache->values[static_cast<size_t>(layer_)], values);
+  }
+  attention_forward(ctx, s.o, s.lse, s.z0, s.q_rot, keys, values, sequence.first_key, scale_);
+
+  if (sinks_) sink_forward(ctx, s.o_sink, s.o, s.lse, store_.value(*sinks_));
+  if (output_norm_) output_norm_->forward(ctx, s.o_sink, s.output_norm);
+  if (config_.attention.output_activation == OutputActivation::silu) silu_forward(ctx, s.o_act, s.output_norm.y);
+  gates_forward(ctx, GatePosition::sdpa_output, s.o_act, x, s);
+  linear_forward(ctx, s.dense, matrix(s.o_gated), store_.linear(o_proj_));
+  gates_forward(ctx, GatePosition::dense_output, s.dense, x, s);
+}
+
+void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
+                         const Saved& s) const {
+  SLUICE_CHECK(!sequence.cache, "attention: no backward through a cache of keys and values");
+  ScratchScope t(ctx.scratch);
+  const Tensor d_o = t.like("attention.d_o", s.o), dq = t.like("attention.dq", s.q), dk = t.like("attention.dk", s.k),
+               dv = t.like("attention.dv", s.v);
+  Into into = Into::overwrite;  // x has several readers: the first writes dx, the others add
+  const auto project_backward = [&](const Tensor& d, ParamStore::Id weight) {
+    linear_backward_input(ctx, dx, matrix(d), store_.linear(weight), into);
+    linear_backward_weight(ctx, store_.grad(weight), matrix(d), x);
+    into = Into::add;
+  };
+
+  Tensor ddense = dy;
+  if (has_gate(GatePosition::dense_output)) {
+    ddense = t.like("attention.ddense", s.dense);
+    cast(ctx, ddense, dy);
+    gates_backward(ctx, GatePosition::dense_output, ddense, s.dense, x, s, dx, into);
+  }
+  linear_backward_input(ctx, matrix(d_o), ddense, store_.linear(o_proj_), Into::overwrite);
+  linear_backward_weight(ctx, store_.grad(o_proj_), ddense, matrix(s.o_gated));
+  gates_backward(ctx, GatePosition::sdpa_output, d_o, s.o_act, x, s, dx, into);
+  if (config_.attention.output_activation == OutputActivation::silu) silu_backward(ctx, d_o, d_o, s.output_norm.y);
+  if (output_norm_) output_norm_->backward(ctx, d_o, d_o, s.o_sink, s.output_norm);
+  Tensor dlse;
+  if (sinks_) {
+    dlse = t.like("attention.dlse", s.lse);
+    sink_backward(ctx, d_o, dlse, store_.grad(*sinks_), d_o, s.o, s.lse, store_.value(*sinks_));
+  }
+
+  attention_backward(ctx, dq, dk, dv, d_o, s.q_rot, s.k_rot, after_gates(GatePosition::value, s.v, s), s.o, s.lse,
+                     sequence.first_key, scale_, dlse, /*coef0=*/Tensor());
+
+  rope_backward(ctx, dq, dq, sequence.positions, sequence.rope_cos, sequence.rope_sin);
+  rope_backward(ctx, dk, dk, sequence.positions, sequence.rope_cos, sequence.rope_sin);
+  if (q_norm_) {
+    q_norm_->backward(ctx, dq, dq, after_gates(GatePosition::query, s.q, s), s.q_norm);
+    k_norm_->backward(ctx, dk, dk, after_gates(GatePosition::key, s.k, s), s.k_norm);
+  }
+  gates_backward(ctx, GatePosition::query, dq, s.q, x, s, dx, into);
+  gates_backward(ctx, GatePosition::key, dk, s.k, x, s, dx, into);
+  gates_backward(ctx, GatePosition::value, dv, s.v, x, s, dx, into);
+
+  project_backward(dq, q_proj_);
+  project_backward(dk, k_proj_);
+  project_backward(dv, v_proj_);
+}
+
+bool Attention::has_gate(GatePosition position) const {
+  for (const Gate& gate : gates_)
+    if (gate.config().position == position) return true;
+  return false;
+}
+
+/// x, or what the last gate of this position made of it.
+Tensor Attention::after_gates(GatePosition position, const Tensor& x, const Saved& s) const {
+  Tensor y = x;
+  for (size_t i = 0; i < gates_.size(); ++i)
+    if (gates_[i].config().position == position) y = s.gates[i].y;
+  return y;
+}
+
+Tensor Attention::gates_forward(Context& ctx, GatePosition position, const Tensor& x, const Tensor& hidden,
+                                Saved& s) const {
+  Tensor y = x;
+  for (size_t i = 0; i < gates_.size(); ++i) {
+    if (gates_[i].config().position != position) continue;
+    gates_[i].forward(ctx, y, hidden, s.gates[i]);
+    y = s.gates[i].y;
+  }
+  return y;
+}
+
+/// In place: d is the gradient of the last gate's output on entry, of x on return.
+void Attention::gates_backward(Context& ctx, GatePosition position, Tensor d, const Tensor& x, const Tensor& hidden,
+                               const Saved& s, Tensor dhidden, Into& into) const {
+  for (size_t i = gates_.size(); i-- > 0;) {
+    if (gates_[i].config().position != position) continue;
+    Tensor input = x;
+    for (size_t j = 0; j < i; ++j)
+      if (gates_[j].config().position == position) input = s.gates[j].y;
+    gates_[i].backward(ctx, d, d, input, hidden, s.gates[i], dhidden, into);
+  }
+}
+
+}  // namespace sluice

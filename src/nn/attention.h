@@ -1,0 +1,83 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/gate.h"
+#include "nn/layer.h"
+#include "nn/rmsnorm.h"
+
+namespace sluice {
+
+/// Keys and values of earlier tokens of one sequence, for generation: gated, normalised and rotated, as attention reads
+/// them.
+struct KeyValueCache {
+  std::vector<Tensor> keys, values;  // per layer (max_tokens, Hkv, D)
+  int64_t length = 0;                // tokens held; Transformer::forward advances it
+};
+
+/// What attention knows of the tokens besides their hidden states.
+struct Sequence {
+  Tensor positions;           // (T) i32
+  Tensor first_key;           // (T) i32, see ops/attention.h
+  Tensor rope_cos, rope_sin;  // (positions, D/2)
+  KeyValueCache* cache = nullptr;
+};
+
+/// Grouped-query causal attention with gates at any of five positions (SPEC 1, 1.1):
+///   q,k,v projections -> [query, key, value gates] -> qk_norm -> rope -> attention -> [sink] -> [norm] -> [SiLU]
+///   -> [sdpa_output gates] -> o_proj -> [dense_output gates]
+/// Gates of one position apply in the order of the list. Logits come from the layer's input (the pre-normalised hidden
+/// state), each through a projection of its own.
+class Attention {
+ public:
+  /// What backward and analysis read. T tokens, H/Hkv heads, D head_dim, C hidden. Where an option is absent its tensor
+  /// is the one before it, so that code below never asks.
+  struct Saved {
+    Tensor q, k, v;                  // (T, H, D), (T, Hkv, D) x 2: projections
+    std::vector<Gate::Saved> gates;  // as in the configuration: logits and gated values
+    RmsNorm::Saved q_norm, k_norm;   // y is rotated in place
+    Tensor q_rot, k_rot;             // (T, H, D), (T, Hkv, D): what the scores see
+    Tensor o;                        // (T, H, D): attention's output
+    Tensor lse, z0;                  // (H, T): log-sum-exp of the logits and the first visible key's logit
+    Tensor o_sink;                   // (T, H, D): sigmoid(lse - sink) o
+    RmsNorm::Saved output_norm;      // y (T, H, D)
+    Tensor o_act;                    // (T, H, D): after output_activation, before the sdpa_output gates
+    Tensor o_gated;                  // (T, H, D): input of o_proj
+    Tensor dense;                    // (T, C): output of o_proj, before the dense_output gates
+    Tensor y;                        // (T, C): the layer's output
+  };
+
+  Attention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer);
+  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const;
+
+  /// s.y from x (T, C). With a cache, appends this batch's keys and values behind cache->length.
+  void forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const;
+  /// dx (T, C) overwritten. Without a cache only.
+  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
+                const Saved& s) const;
+
+  const std::vector<Gate>& gates() const { return gates_; }
+  /// (H): the learned sink logits; empty without.
+  Tensor sinks() const { return sinks_ ? store_.value(*sinks_) : Tensor(); }
+  double scale() const { return scale_; }
+
+ private:
+  bool has_gate(GatePosition position) const;
+  Tensor after_gates(GatePosition position, const Tensor& x, const Saved& s) const;
+  Tensor gates_forward(Context& ctx, GatePosition position, const Tensor& x, const Tensor& hidden, Saved& s) const;
+  void gates_backward(Context& ctx, GatePosition position, Tensor d, const Tensor& x, const Tensor& hidden,
+                      const Saved& s, Tensor dhidden, Into& into) const;
+
+  ModelConfig config_;
+  ParamStore& store_;
+  int64_t layer_;
+  double scale_;
+  ParamStore::Id q_proj_ = 0, k_proj_ = 0, v_proj_ = 0, o_proj_ = 0;
+  std::vector<Gate> gates_;
+  std::optional<RmsNorm> q_norm_, k_norm_, output_norm_;
+  std::optional<ParamStore::Id> sinks_;
+};
+static_assert(Layer<Attention, Sequence>);
+
+}  // namespace sluice

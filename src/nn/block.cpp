@@ -1,0 +1,88 @@
+#include "nn/block.h"
+
+#include "ops/elementwise.h"
+
+namespace sluice {
+
+void Block::forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const {
+  attention_norm_.forward(ctx, x, s.attention_norm);
+  attention_.forward(ctx, s.attention_norm.y, sequence, s.attention);
+  attention_out_.forward(ctx, s.attention.y, s.attention_out);
+  add_forward(ctx, s.x1, x, s.attention_out.y);
+
+  mlp_norm_.forward(ctx, s.x1, s.mlp_norm);
+  mlp_.forward(ctx, s.mlp_norm.y, s.mlp);
+  mlp_out_.forward(ctx, s.mlp.y, s.mlp_out);
+  add_forward(ctx, s.y, s.x1, s.mlp_out.y);
+}
+
+void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence, const Saved& s) const {
+  ScratchScope t(ctx.scratch);
+  // d itself is the gradient of the path around a branch; what comes back through the branch is added to it.
+  const Tensor dnorm = t.like("block.dnorm", d);
+  const Tensor dbranch = mlp_out_.identity() ? d : t.like("block.dbranch", d);
+  mlp_out_.backward(ctx, dbranch, d, s.mlp.y, s.mlp_out);
+  mlp_.backward(ctx, dnorm, dbranch, s.mlp_norm.y, s.mlp);
+  mlp_norm_.backward(ctx, d, dnorm, s.x1, s.mlp_norm, Into::add);
+
+  attention_out_.backward(ctx, dbranch, d, s.attention.y, s.attention_out);
+  attention_.backward(ctx, dnorm, dbranch, s.attention_norm.y, sequence, s.attention);
+  attention_norm_.backward(ctx, d, dnorm, x, s.attention_norm, Into::add);
+}
+
+Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer)
+    : attention_norm_(store, "model.layers." + std::to_string(layer) + ".input_layernorm.weight",
+                      {config.hidden_size}, config.rms_norm_eps),
+      attention_(config, store, "model.layers." + std::to_string(layer) + ".self_attn", layer),
+      attention_out_(config, store, "model.layers." + std::to_string(layer) + ".post_attention_branch_layernorm.weight"),
+      mlp_norm_(store, "model.layers." + std::to_string(layer) + ".post_attention_layernorm.weight",
+                {config.hidden_size}, config.rms_norm_eps),
+      mlp_(config, store, "model.layers." + std::to_string(layer) + ".mlp"),
+      mlp_out_(config, store, "model.layers." + std::to_string(layer) + ".post_mlp_branch_layernorm.weight") {}
+
+Block::Saved Block::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype, bool keep_mlp) const {
+  Saved s;
+  s.attention = attention_.make_saved(arena, name + ".attention", T, dtype);
+  const int64_t C = s.attention.y.dim(1);
+  s.attention_norm = attention_norm_.make_saved(arena, name + ".attention_norm", dtype, {T, C});
+  s.attention_out = attention_out_.make_saved(arena, name + ".attention_out", s.attention.y);
+  s.x1 = arena.alloc(name + ".x1", dtype, {T, C});
+  s.mlp_norm = mlp_norm_.make_saved(arena, name + ".mlp_norm", dtype, {T, C});
+  s.mlp = mlp_.make_saved(arena, name + ".mlp", T, dtype, keep_mlp);
+  s.mlp_out = mlp_out_.make_saved(arena, name + ".mlp_out", s.mlp.y);
+  s.y = arena.alloc(name + ".y", dtype, {T, C});
+  return s;
+}
+
+Block::Saved Block::share_saved(Arena& arena, const std::string& name, const Saved& other) const {
+  Saved s = other;
+  s.y = arena.alloc(name + ".y", other.y.dtype, {other.y.dim(0), other.y.dim(1)});
+  return s;
+}
+
+BranchOutput::BranchOutput(const ModelConfig& config, ParamStore& store, const std::string& norm_name)
+    : clip_(config.branch_clip) {
+  if (config.norm_placement == NormPlacement::sandwich)
+    norm_.emplace(store, norm_name, std::vector<int64_t>{config.hidden_size}, config.rms_norm_eps);
+}
+
+BranchOutput::Saved BranchOutput::make_saved(Arena& arena, const std::string& name, const Tensor& x) const {
+  Saved s;
+  s.clipped = clip_ ? arena.alloc(name + ".clipped", x.dtype, {x.dim(0), x.dim(1)}) : x;
+  if (norm_) s.norm = norm_->make_saved(arena, name + ".norm", x.dtype, {x.dim(0), x.dim(1)});
+  s.y = norm_ ? s.norm.y : s.clipped;
+  return s;
+}
+
+void BranchOutput::forward(Context& ctx, const Tensor& x, Saved& s) const {
+  if (clip_) clip_forward(ctx, s.clipped, x, *clip_);
+  if (norm_) norm_->forward(ctx, s.clipped, s.norm);
+}
+
+void BranchOutput::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s) const {
+  if (norm_) norm_->backward(ctx, dx, dy, s.clipped, s.norm);
+  if (clip_) clip_backward(ctx, dx, norm_ ? dx : dy, x, *clip_);
+  if (identity() && dx.data != dy.data) cast(ctx, dx, dy);
+}
+
+}  // namespace sluice

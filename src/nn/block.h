@@ -1,0 +1,71 @@
+#pragma once
+#include <optional>
+#include <string>
+
+#include "nn/attention.h"
+#include "nn/mlp.h"
+#include "nn/rmsnorm.h"
+
+namespace sluice {
+
+/// What happens to a branch's output before it joins the residual stream: clamped to [-branch_clip, branch_clip], then,
+/// with norm_placement sandwich, normalised (the norm sees what the clip lets through).
+class BranchOutput {
+ public:
+  struct Saved {
+    Tensor clipped;       // (T, C); x itself without a clip
+    RmsNorm::Saved norm;  // y (T, C); empty without
+    Tensor y;             // (T, C): what is added to the residual stream; x itself without either
+  };
+
+  BranchOutput(const ModelConfig& config, ParamStore& store, const std::string& norm_name);
+  /// Neither clip nor norm: s.y is x.
+  bool identity() const { return !clip_ && !norm_; }
+  /// x: the branch's output.
+  Saved make_saved(Arena& arena, const std::string& name, const Tensor& x) const;
+  void forward(Context& ctx, const Tensor& x, Saved& s) const;
+  /// dx overwritten, may alias dy.
+  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s) const;
+
+ private:
+  std::optional<double> clip_;
+  std::optional<RmsNorm> norm_;
+};
+static_assert(Layer<BranchOutput>);
+
+/// One decoder layer: x1 = x + branch(attention(norm(x))), y = x1 + branch(mlp(norm(x1))).
+class Block {
+ public:
+  struct Saved {
+    RmsNorm::Saved attention_norm;      // y (T, C): what attention and its gates see
+    Attention::Saved attention;         // y (T, C)
+    BranchOutput::Saved attention_out;  // y (T, C): added to the residual stream
+    Tensor x1;                          // (T, C): residual stream after attention
+    RmsNorm::Saved mlp_norm;            // y (T, C)
+    Mlp::Saved mlp;                     // y (T, C)
+    BranchOutput::Saved mlp_out;        // y (T, C): added to the residual stream
+    Tensor y;                           // (T, C): residual stream after the block
+  };
+
+  Block(const ModelConfig& config, ParamStore& store, int64_t layer);
+  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool keep_mlp) const;
+  /// Another block's activations with an output of its own: all that recompute=block keeps of a layer.
+  Saved share_saved(Arena& arena, const std::string& name, const Saved& other) const;
+
+  /// s.y from x (T, C).
+  void forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const;
+  /// d (T, C) is the gradient of the residual stream: of s.y on entry, of x on return.
+  void backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence, const Saved& s) const;
+
+  const Attention& attention() const { return attention_; }
+
+ private:
+  RmsNorm attention_norm_;
+  Attention attention_;
+  BranchOutput attention_out_;
+  RmsNorm mlp_norm_;
+  Mlp mlp_;
+  BranchOutput mlp_out_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,69 @@
+#include "nn/gate.h"
+
+#include "ops/linear.h"
+
+namespace sluice {
+
+Gate::Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store, const std::string& name,
+           int64_t heads, int64_t channels)
+    : config_(config), store_(store), heads_(heads), channels_(channels) {
+  const bool headwise = config.granularity == GateGranularity::headwise;
+  if (config.input == GateInput::hidden) {
+    weight_ = store.add({.name = name,
+                         .shape = {headwise ? heads : heads * channels, model.hidden_size},
+                         .init = Init::normal(model.initializer_range),
+                         .packed = true});
+  } else {
+    // Zero: every sigmoid score starts at 1/2 (SPEC 1.1). A rank-1 parameter where there is one head or one channel.
+    std::vector<int64_t> shape = {heads, channels};
+    if (headwise) shape = {heads};
+    if (heads == 1) shape = {headwise ? 1 : channels};
+    weight_ = store.add({.name = name, .shape = shape, .init = Init::constant(0), .weight_decay = false});
+  }
+}
+
+Gate::Saved Gate::make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const {
+  Saved s;
+  if (config_.input == GateInput::hidden) {
+    s.z = config_.granularity == GateGranularity::headwise
+              ? arena.alloc(name + ".logits", dtype, {num_tokens, heads_})
+              : arena.alloc(name + ".logits", dtype, {num_tokens, heads_, channels_});
+  }
+  s.y = arena.alloc(name + ".gated", dtype, {num_tokens, heads_, channels_});
+  return s;
+}
+
+Tensor Gate::as_logits(const Tensor& parameter) const {
+  return config_.granularity == GateGranularity::headwise ? parameter.view({1, heads_})
+                                                          : parameter.view({1, heads_, channels_});
+}
+
+Tensor Gate::logits(const Saved& s) const {
+  return config_.input == GateInput::hidden ? s.z : as_logits(store_.value(weight_));
+}
+
+void Gate::forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s) const {
+  const int64_t T = s.y.dim(0);
+  if (config_.input == GateInput::hidden)
+    linear_forward(ctx, s.z.view({T, s.z.numel() / T}), hidden, store_.linear(weight_));
+  gate_forward(ctx, s.y, x.view({T, heads_, channels_}), logits(s), kind());
+}
+
+void Gate::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden, const Saved& s,
+                    Tensor dhidden, Into& into) const {
+  const int64_t T = s.y.dim(0);
+  const auto view = [&](const Tensor& t) { return t.view({T, heads_, channels_}); };
+  if (config_.input == GateInput::none) {
+    gate_backward(ctx, view(dx), as_logits(store_.grad(weight_)), view(dy), view(x), logits(s), kind());
+    return;
+  }
+  ScratchScope t(ctx.scratch);
+  const Tensor dz = t.like("gate.dz", s.z);
+  gate_backward(ctx, view(dx), dz, view(dy), view(x), s.z, kind());
+  const Tensor dz_rows = dz.view({T, dz.numel() / T});
+  linear_backward_input(ctx, dhidden, dz_rows, store_.linear(weight_), into);
+  linear_backward_weight(ctx, store_.grad(weight_), dz_rows, hidden);
+  into = Into::add;
+}
+
+}  // namespace sluice

@@ -1,0 +1,48 @@
+#pragma once
+#include <string>
+
+#include "config/config.h"
+#include "nn/layer.h"
+#include "ops/gate.h"
+#include "params/param_store.h"
+
+namespace sluice {
+
+/// One gate of an attention layer (Qiu et al. 2025, eq. 5): y = x * a(z) or x + a(z) with logits z = hidden W^T, or a
+/// learned constant. What it gates is the attention layer's business.
+class Gate {
+ public:
+  struct Saved {
+    Tensor z;  // logits: (T, H, D) elementwise or (T, H) headwise; empty for a learned constant, see logits()
+    Tensor y;  // (T, H, D): the gated x
+  };
+
+  /// Gates x (T, heads, channels). `name` is the full parameter name.
+  Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store, const std::string& name, int64_t heads,
+       int64_t channels);
+  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const;
+
+  /// s.y from x (T, H, D), or any shape of as many elements, and hidden (T, C).
+  void forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s) const;
+  /// dx overwritten, may alias dy. dhidden (T, C) is written as `into` says, which becomes Into::add; a learned constant
+  /// leaves both alone.
+  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden, const Saved& s,
+                Tensor dhidden, Into& into) const;
+
+  const GateConfig& config() const { return config_; }
+  /// Logits of the last forward: s.z, or (1, H, D) / (1, H) for a learned constant.
+  Tensor logits(const Saved& s) const;
+  GateKind kind() const {
+    return {.activation = config_.activation, .sharing = config_.heads, .combine = config_.combine};
+  }
+
+ private:
+  Tensor as_logits(const Tensor& parameter) const;
+
+  GateConfig config_;
+  ParamStore& store_;
+  ParamStore::Id weight_;
+  int64_t heads_, channels_;
+};
+
+}  // namespace sluice

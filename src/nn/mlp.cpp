@@ -1,0 +1,64 @@
+#include "nn/mlp.h"
+
+#include "nn/init.h"
+#include "ops/activation.h"
+#include "ops/linear.h"
+
+namespace sluice {
+
+Mlp::Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix)
+    : store_(store), hidden_size_(config.hidden_size), intermediate_size_(config.intermediate_size) {
+  const int64_t C = config.hidden_size, F = config.intermediate_size;
+  const Init init = Init::normal(config.initializer_range);
+  gate_up_proj_ = store.add({.name = prefix + ".gate_proj.weight", .shape = {F, C}, .init = init, .packed = true});
+  store.add({.name = prefix + ".up_proj.weight", .shape = {F, C}, .init = init, .packed = true, .joined = true});
+  down_proj_ = store.add({.name = prefix + ".down_proj.weight",
+                          .shape = {C, F},
+                          .init = residual_init(config),
+                          .packed = true});
+}
+
+Mlp::Saved Mlp::make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
+                           bool keep_inner) const {
+  Saved s;
+  if (keep_inner) {
+    s.gate_up = arena.alloc(name + ".gate_up", dtype, {num_tokens, 2 * intermediate_size_});
+    s.inner = arena.alloc(name + ".inner", dtype, {num_tokens, intermediate_size_});
+  }
+  s.y = arena.alloc(name + ".y", dtype, {num_tokens, hidden_size_});
+  return s;
+}
+
+Mlp::Saved Mlp::kept_or_temporary(ScratchScope& t, const Saved& s, const Tensor& x) const {
+  if (s.gate_up) return s;
+  return {.gate_up = t.alloc("mlp.gate_up", x.dtype, {x.dim(0), 2 * intermediate_size_}),
+          .inner = t.alloc("mlp.inner", x.dtype, {x.dim(0), intermediate_size_}),
+          .y = s.y};
+}
+
+void Mlp::inner_forward(Context& ctx, const Saved& s, const Tensor& x) const {
+  linear_forward(ctx, s.gate_up, x, store_.joined(gate_up_proj_));
+  swiglu_forward(ctx, s.inner, s.gate_up);
+}
+
+void Mlp::forward(Context& ctx, const Tensor& x, Saved& kept) const {
+  ScratchScope t(ctx.scratch);
+  const Saved s = kept_or_temporary(t, kept, x);
+  inner_forward(ctx, s, x);
+  linear_forward(ctx, s.y, s.inner, store_.linear(down_proj_));
+}
+
+void Mlp::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& kept) const {
+  ScratchScope t(ctx.scratch);
+  const Saved s = kept_or_temporary(t, kept, x);
+  if (!kept.gate_up) inner_forward(ctx, s, x);
+  const Tensor dinner = t.like("mlp.dinner", s.inner), dgate_up = t.like("mlp.dgate_up", s.gate_up);
+
+  linear_backward_input(ctx, dinner, dy, store_.linear(down_proj_), Into::overwrite);
+  linear_backward_weight(ctx, store_.grad(down_proj_), dy, s.inner);
+  swiglu_backward(ctx, dgate_up, dinner, s.gate_up);
+  linear_backward_input(ctx, dx, dgate_up, store_.joined(gate_up_proj_), Into::overwrite);
+  linear_backward_weight(ctx, store_.joined_grad(gate_up_proj_), dgate_up, x);
+}
+
+}  // namespace sluice

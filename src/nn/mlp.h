@@ -1,0 +1,40 @@
+#pragma once
+#include <string>
+
+#include "config/config.h"
+#include "nn/layer.h"
+#include "params/param_store.h"
+
+namespace sluice {
+
+/// SwiGLU feed-forward network (Shazeer 2020): y = (silu(x Wgate^T) * (x Wup^T)) Wdown^T. gate_proj and up_proj lie
+/// behind each other, so that one product gives both.
+class Mlp {
+ public:
+  /// T tokens, F = intermediate_size, C = hidden_size.
+  struct Saved {
+    Tensor gate_up;  // (T, 2F): [gate | up]; empty when backward is to compute it again
+    Tensor inner;    // (T, F): silu(gate) * up; the same
+    Tensor y;        // (T, C)
+  };
+
+  Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix);
+  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool keep_inner) const;
+
+  /// s.y from x (T, C).
+  void forward(Context& ctx, const Tensor& x, Saved& s) const;
+  /// dx (T, C) overwritten.
+  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s) const;
+
+ private:
+  void inner_forward(Context& ctx, const Saved& s, const Tensor& x) const;
+  /// s, or temporaries in its place where it keeps nothing.
+  Saved kept_or_temporary(ScratchScope& t, const Saved& s, const Tensor& x) const;
+
+  ParamStore& store_;
+  ParamStore::Id gate_up_proj_, down_proj_;
+  int64_t hidden_size_, intermediate_size_;
+};
+static_assert(Layer<Mlp>);
+
+}  // namespace sluice

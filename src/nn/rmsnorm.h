@@ -1,0 +1,34 @@
+#pragma once
+#include <string>
+
+#include "nn/layer.h"
+#include "params/param_store.h"
+
+namespace sluice {
+
+/// RMSNorm over the last axis (ops/rmsnorm.h). The weight starts at 1 and does not decay.
+class RmsNorm {
+ public:
+  struct Saved {
+    Tensor y;     // shape of x
+    Tensor rstd;  // (rows)
+  };
+
+  /// shape: {D}, or {G, D} for a weight per head.
+  RmsNorm(ParamStore& store, const std::string& name, std::vector<int64_t> shape, double eps);
+  /// dims: the shape of x; the last axis is normalised.
+  Saved make_saved(Arena& arena, const std::string& name, DType dtype, std::initializer_list<int64_t> dims) const;
+
+  void forward(Context& ctx, const Tensor& x, Saved& s) const;
+  /// dx may alias dy; x is the input of forward.
+  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s,
+                Into into = Into::overwrite) const;
+
+ private:
+  ParamStore& store_;
+  ParamStore::Id weight_;
+  double eps_;
+};
+static_assert(Layer<RmsNorm>);
+
+}  // namespace sluice

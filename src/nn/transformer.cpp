@@ -1,0 +1,135 @@
+#include "nn/transformer.h"
+
+#include "ops/cross_entropy.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/linear.h"
+#include "ops/rmsnorm.h"
+#include "ops/rope.h"
+
+namespace sluice {
+
+Transformer::Transformer(const ModelConfig& config, ParamStore& store) : config_(config), store_(store) {
+  const int64_t V = config.vocab_size, C = config.hidden_size;
+  SLUICE_CHECK(V > 0, "Transformer: vocab_size must be known, got {}", V);
+  const Init init = Init::normal(config.initializer_range);
+  const bool tied = config.tie_word_embeddings;
+  embed_tokens_ = store.add({.name = "model.embed_tokens.weight", .shape = {V, C}, .init = init, .packed = tied});
+  blocks_.reserve(static_cast<size_t>(config.num_hidden_layers));
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) blocks_.emplace_back(config, store, layer);
+  norm_ = store.add({.name = "model.norm.weight", .shape = {C}, .init = Init::constant(1), .weight_decay = false});
+  lm_head_ = tied ? embed_tokens_
+                  : store.add({.name = "lm_head.weight", .shape = {V, C}, .init = init, .packed = true});
+}
+
+void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, KeyValueCache* cache) const {
+  check_batch("Transformer::forward", batch, s, cache);
+  embedding_forward(ctx, s.embedded, batch.tokens, store_.value(embed_tokens_));
+  Tensor x = s.embedded;
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
+    blocks_[layer].forward(ctx, x, sequence(batch, cache), s.blocks[layer]);
+    x = s.blocks[layer].y;
+  }
+  rmsnorm_forward(ctx, s.hidden, s.final_rstd, x, store_.value(norm_), config_.rms_norm_eps);
+  if (cache) cache->length += batch.tokens.dim(0);
+}
+
+void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s) const {
+  check_batch("Transformer::backward", batch, s, nullptr);
+  const Tensor d = dhidden;  // becomes the gradient of the residual stream, layer by layer, in place
+  const auto input = [&](size_t layer) { return layer == 0 ? s.embedded : s.blocks[layer - 1].y; };
+  rmsnorm_backward(ctx, d, store_.grad(norm_), dhidden, input(blocks_.size()), store_.value(norm_), s.final_rstd,
+                   Into::overwrite);
+  for (size_t layer = blocks_.size(); layer-- > 0;) {
+    // The shared activations are still the last layer's.
+    if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
+      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr), s.blocks[layer]);
+    blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr), s.blocks[layer]);
+  }
+  embedding_backward(ctx, store_.grad(embed_tokens_), d, batch.tokens);
+}
+
+void Transformer::loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const {
+  cross_entropy_forward(ctx, losses, s.hidden, store_.linear(lm_head_), batch.targets);
+}
+
+void Transformer::loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch,
+                                        const Saved& s, double gradient_scale) const {
+  cross_entropy_forward_backward(ctx, losses, dhidden, store_.grad(lm_head_), s.hidden, store_.linear(lm_head_),
+                                 batch.targets, gradient_scale);
+}
+
+void Transformer::logits(Context& ctx, Tensor logits, const Tensor& hidden) const {
+  if (logits.dtype == hidden.dtype) {
+    linear_forward(ctx, logits, hidden, store_.linear(lm_head_));
+    return;
+  }
+  ScratchScope t(ctx.scratch);
+  const Tensor narrow = t.alloc("logits", hidden.dtype, {logits.dim(0), logits.dim(1)});
+  linear_forward(ctx, narrow, hidden, store_.linear(lm_head_));
+  cast(ctx, logits, narrow);
+}
+
+void Transformer::allocate_tables(Arena& arena, DType dtype, int64_t max_positions) {
+  const DType table_dtype = accumulate_dtype(dtype);
+  rope_cos_ = arena.alloc("rope.cos", table_dtype, {max_positions, config_.head_dim / 2});
+  rope_sin_ = arena.alloc("rope.sin", table_dtype, {max_positions, config_.head_dim / 2});
+  if (arena.measuring()) return;
+  const RopeScalingConfig& scaling = config_.rope.scaling;
+  rope_table(rope_cos_, rope_sin_, config_.rope.theta,
+             {.yarn = scaling.type == RopeScalingType::yarn,
+              .factor = scaling.factor,
+              .original_max_position_embeddings = static_cast<double>(scaling.original_max_position_embeddings),
+              .beta_fast = scaling.beta_fast,
+              .beta_slow = scaling.beta_slow});
+}
+
+Transformer::Saved Transformer::make_saved(Arena& arena, int64_t num_tokens, DType dtype, Recompute recompute) const {
+  Saved s;
+  s.recompute = recompute;
+  s.embedded = arena.alloc("embedded", dtype, {num_tokens, config_.hidden_size});
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
+    const std::string name = "layers." + std::to_string(layer);
+    s.blocks.push_back(recompute == Recompute::block && layer > 0
+                           ? blocks_[layer].share_saved(arena, name, s.blocks[0])
+                           : blocks_[layer].make_saved(arena, name, num_tokens, dtype, recompute != Recompute::mlp));
+  }
+  s.final_rstd = arena.alloc("final_norm.rstd", accumulate_dtype(dtype), {num_tokens});
+  s.hidden = arena.alloc("hidden", dtype, {num_tokens, config_.hidden_size});
+  return s;
+}
+
+KeyValueCache Transformer::make_cache(Arena& arena, int64_t max_tokens, DType dtype) const {
+  KeyValueCache cache;
+  for (size_t layer = 0; layer < blocks_.size(); ++layer) {
+    const std::string name = "layers." + std::to_string(layer);
+    const auto alloc = [&](const char* what) {
+      return arena.alloc(name + what, dtype, {max_tokens, config_.num_key_value_heads, config_.head_dim});
+    };
+    cache.keys.push_back(alloc(".cache.keys"));
+    cache.values.push_back(alloc(".cache.values"));
+  }
+  return cache;
+}
+
+Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache) const {
+  return {.positions = batch.positions,
+          .first_key = batch.first_key,
+          .rope_cos = rope_cos_,
+          .rope_sin = rope_sin_,
+          .cache = cache};
+}
+
+void Transformer::check_batch(const char* what, const Batch& batch, const Saved& s, const KeyValueCache* cache) const {
+  const int64_t T = s.embedded.dim(0);
+  check_tensor(what, "tokens", batch.tokens, DType::i32, {T});
+  check_tensor(what, "positions", batch.positions, DType::i32, {T});
+  check_tensor(what, "first_key", batch.first_key, DType::i32, {T});
+  SLUICE_CHECK(!rope_cos_.empty(), "{}: allocate_tables was not called", what);
+  if (!cache) return;
+  SLUICE_CHECK(cache->keys.size() == blocks_.size(), "{}: the cache is another model's", what);
+  const int64_t room = cache->keys.empty() ? T : cache->keys[0].dim(0) - cache->length;
+  SLUICE_CHECK(T <= room, "{}: {} tokens, but the cache has room for {}", what, T, room);
+}
+
+}  // namespace sluice
