@@ -1,0 +1,76 @@
+#include "train/metrics.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+namespace sluice {
+
+nlohmann::ordered_json to_json(const TrainRecord& r) {
+  return {{"schema", 1},
+          {"step", r.step},
+          {"samples", r.samples},
+          {"tokens", r.tokens},
+          {"loss", r.loss},
+          {"grad_norm", r.grad_norm},
+          {"lr", r.lr},
+          {"tokens_per_second", r.tokens_per_second},
+          {"seconds", r.seconds},
+          {"spikes", r.spikes},
+          {"skipped", r.skipped}};
+}
+
+nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& result) {
+  nlohmann::ordered_json sets = nlohmann::ordered_json::object();
+  for (const SetResult& set : result.sets)
+    sets[set.name] = {{"loss", set.loss},
+                      {"perplexity", set.perplexity},
+                      {"bits_per_byte", set.bits_per_byte},
+                      {"tokens", set.tokens}};
+  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+  for (const LayerSummary& layer : result.analysis.layers)
+    layers.push_back({{"first_token_attention", layer.first_token_attention},
+                      {"gate_scores", layer.gate_scores},
+                      {"attention_output_max", layer.attention_output_max},
+                      {"attention_residual_max", layer.attention_residual_max},
+                      {"ffn_output_max", layer.ffn_output_max},
+                      {"ffn_residual_max", layer.ffn_residual_max}});
+  nlohmann::ordered_json analysis = {{"layers", layers},
+                                     {"first_token_attention", result.analysis.first_token_attention},
+                                     {"mean_gate_score", nullptr},
+                                     {"largest_residual", result.analysis.largest_residual}};
+  if (result.analysis.mean_gate_score) analysis["mean_gate_score"] = *result.analysis.mean_gate_score;
+  return {{"schema", 1}, {"step", step}, {"tokens", tokens}, {"sets", sets}, {"analysis", analysis}};
+}
+
+JsonLines::JsonLines(std::string path, int64_t last_step) : path_(std::move(path)) {
+  const std::string before = io::exists(path_) ? io::read_file(path_) : "";
+  std::string kept;
+  for (size_t begin = 0; begin < before.size();) {
+    const size_t end = std::min(before.find('\n', begin), before.size());
+    const std::string line = before.substr(begin, end - begin);
+    begin = end + 1;
+    const nlohmann::json parsed = nlohmann::json::parse(line, nullptr, false);
+    if (!parsed.is_object() || !parsed.contains("step") || !parsed["step"].is_number_integer()) continue;
+    const int64_t step = parsed["step"].get<int64_t>();
+    if (step > last_step) continue;
+    last_step_ = std::max(last_step_, step);
+    kept += line + "\n";
+  }
+  if (kept != before) io::write_file_atomic(path_, kept);
+  file_ = std::make_unique<io::OutputFile>(path_, io::OutputFile::Mode::append);
+}
+
+void JsonLines::append(const nlohmann::ordered_json& line) {
+  try {
+    // After a failure the last line may be torn; a newline ends it.
+    file_->write((failing_ ? "\n" : "") + line.dump() + "\n");
+    failing_ = false;
+    last_step_ = std::max(last_step_, line.at("step").get<int64_t>());
+  } catch (const io::IoError& error) {
+    if (!failing_) spdlog::warn("{}; training goes on, lines are missing", error.what());
+    failing_ = true;
+  }
+}
+
+}  // namespace sluice

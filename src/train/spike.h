@@ -1,0 +1,65 @@
+#pragma once
+// When a step is not to be trusted, and what is done then (SPEC 2.9, RELIABILITY 7). A pure function of the losses and
+// gradient norms seen so far; its state is in the checkpoint.
+#include <array>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "config/config.h"
+
+namespace sluice {
+
+/// The last 128 accepted finite values of one signal. x is a spike when at least 64 have been accepted and
+/// x > mean + 6 sigma and x > 1.02 mean. Spikes never enter: one does not hide the next.
+class SpikeWindow {
+ public:
+  bool is_spike(double x) const;
+  void accept(double x);
+
+  std::vector<double> values() const;  // oldest first
+  void restore(const std::vector<double>& values);
+
+ private:
+  static constexpr int64_t kLength = 128, kWarmUp = 64;
+  int64_t size() const { return accepted_ < kLength ? accepted_ : kLength; }
+  double at(int64_t i) const { return ring_[static_cast<size_t>((accepted_ - size() + i) % kLength)]; }  // 0: oldest
+
+  std::array<double, kLength> ring_{};
+  int64_t accepted_ = 0;
+};
+
+class StepPolicy {
+ public:
+  enum class Verdict { apply, skip, stop };
+  struct Judgement {
+    Verdict verdict = Verdict::apply;
+    bool finite = true, spike = false;
+    bool budget_exhausted = false;  // verdict is stop because too many steps were skipped
+  };
+
+  explicit StepPolicy(const TrainConfig& config)
+      : on_nonfinite_(config.on_nonfinite), on_spike_(config.on_spike) {}
+
+  /// Judges one step, counts it, and takes accepted values into the windows. Skipping more than 10 steps in a row, or
+  /// more than 1 % of the last 1,000, means stop.
+  Judgement judge(int64_t step, double loss, double grad_norm);
+
+  int64_t spikes() const { return spikes_; }
+  int64_t skipped() const { return skipped_; }
+
+  nlohmann::json state() const;
+  void restore(const nlohmann::json& state);
+
+ private:
+  // The 11 latest skipped steps: 11 within 1,000 is more than 1 %, and covers 11 in a row.
+  static constexpr int64_t kBudget = 10, kBudgetWindow = 1000;
+  bool skip_exhausts_budget(int64_t step);
+
+  BadStepPolicy on_nonfinite_, on_spike_;
+  SpikeWindow losses_, grad_norms_;
+  int64_t spikes_ = 0, skipped_ = 0;
+  std::array<int64_t, kBudget + 1> skipped_steps_{};  // ring, entry skipped_ % 11 is the next to be overwritten
+};
+
+}  // namespace sluice

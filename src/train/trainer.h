@@ -1,0 +1,105 @@
+#pragma once
+// The trainer: all memory of a training, and its step. Telling, saving and evaluating are around it (train/run.h).
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "core/context.h"
+#include "data/loader.h"
+#include "nn/transformer.h"
+#include "optim/optimizer.h"
+#include "params/param_store.h"
+#include "train/checkpoint.h"
+#include "train/forward_buffers.h"
+#include "train/spike.h"
+
+namespace sluice {
+
+/// Storage of weights and activations.
+DType storage_dtype(Precision precision);
+/// train.max_steps, or as many steps as train.max_tokens needs.
+int64_t total_steps(const Config& config);
+inline int64_t tokens_per_step(const Config& config) { return config.train.global_batch_size * config.data.seq_len; }
+/// Rows of the rotary table.
+inline int64_t max_positions(const Config& config) {
+  return config.model.max_position_embeddings.value_or(config.data.seq_len);
+}
+
+struct StepMetrics {
+  double loss = 0;       // mean over the counted tokens of the global batch, nats
+  double grad_norm = 0;  // before clipping
+  double lr = 0;
+  bool skipped = false;  // the update was not applied
+  bool spike = false;
+};
+
+/// Bytes of each arena.
+struct MemoryPlan {
+  int64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0, batch = 0, scratch = 0;
+  int64_t total() const { return parameters + gradients + optimizer + activations + batch + scratch; }
+};
+
+class Trainer {
+ public:
+  /// Runs one dry step; nothing is allocated. model.vocab_size must be known.
+  static MemoryPlan measure(const Config& config);
+
+  /// Takes all memory: as much as measure() says. `data` must outlive the trainer.
+  Trainer(const Config& config, const Blend& data);
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  /// Weights from train.seed, or from train.init_from.
+  void initialize();
+  /// Continues from a verified checkpoint.
+  void restore(const CheckpointInfo& checkpoint);
+  /// Weights, moments and state at this step boundary. The caller adds config_yaml and hf_config.
+  CheckpointContent content() const;
+
+  /// One optimizer step. Throws Error(numeric) when the policy says stop; weights and moments are as before the step.
+  StepMetrics step();
+
+  int64_t next_step() const { return step_; }  // = steps done
+  int64_t max_steps() const { return max_steps_; }
+  const StepPolicy& policy() const { return policy_; }
+  /// After a step that was skipped, or threw: what was wrong with it and, where values were not finite, where first.
+  const std::string& problem() const { return problem_; }
+  const MemoryPlan& memory() const { return memory_; }
+
+  Context& context() { return ctx_; }
+  ParamStore& store() { return store_; }
+  const Transformer& model() const { return model_; }
+  Optimizer& optimizer() { return optimizer_; }
+  /// Shared with the step: valid until the next one.
+  ForwardBuffers& micro_batch() { return micro_batch_; }
+  /// For analysis, which reads every layer: the micro-batch, or, where training recomputes whole blocks, one sample
+  /// whose activations are all kept. Empty (no tokens) without validation sets.
+  ForwardBuffers& analysed() { return analysed_; }
+
+ private:
+  Trainer(const Config& config, const Blend* data, const MemoryPlan& memory);
+  bool measuring() const { return ctx_.dry_run; }
+  int64_t load(int64_t step);
+  void select(int64_t micro_batch);
+  double forward_backward(double gradient_scale);
+  std::string first_nonfinite(bool after_backward);
+
+  Config config_;
+  const Blend* data_;
+  MemoryPlan memory_;
+  int64_t max_steps_, step_ = 0;
+  Arena parameters_, gradients_, optimizer_state_, activations_, batch_memory_;
+  Context ctx_;
+  ParamStore store_;
+  Transformer model_;
+  Optimizer optimizer_;
+  StepPolicy policy_;
+  Batch global_batch_;            // all micro-batches of a step
+  ForwardBuffers micro_batch_;    // batch: rows of global_batch_
+  ForwardBuffers analysed_;
+  Tensor dhidden_;                // (T, C)
+  std::string problem_;
+};
+
+}  // namespace sluice
