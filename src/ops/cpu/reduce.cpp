@@ -1,0 +1,79 @@
+#include "ops/reduce.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "core/parallel_for.h"
+#include "ops/cpu/isa_begin.h"
+#include "ops/cpu/vector_math.h"
+
+constexpr int64_t kChunk = 65536;
+
+/// partials[k] = chunk_result(T*, count) of chunk k; then their combination, in order. 0 in a dry run.
+template <class ChunkResult, class Combine>
+void reduce_chunks(Context& ctx, double* result, const Tensor& x, ChunkResult&& chunk_result, Combine&& combine) {
+  const int64_t n = x.numel(), chunks = (n + kChunk - 1) / kChunk;
+  ScratchScope scratch(ctx.scratch);
+  const Tensor partials = scratch.alloc("reduce_partials", DType::f64, {std::max<int64_t>(chunks, 1)});
+  *result = 0;
+  if (ctx.dry_run) return;
+  double* partial = partials.as<double>();
+  with_storage_type(x.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k)
+        partial[k] = chunk_result(x.as<T>() + k * kChunk, std::min(kChunk, n - k * kChunk));
+    });
+  });
+  for (int64_t k = 0; k < chunks; ++k) *result = combine(*result, partial[k]);
+}
+
+void sum_of_squares(Context& ctx, double* result, const Tensor& x) {
+  reduce_chunks(
+      ctx, result, x,
+      [](const auto* p, int64_t n) {
+        double s = 0;
+#pragma omp simd reduction(+ : s)
+        for (int64_t i = 0; i < n; ++i) {
+          const double v = load(p + i);
+          s += v * v;
+        }
+        return s;
+      },
+      [](double a, double b) { return a + b; });
+}
+
+void sum(Context& ctx, double* result, const Tensor& x) {
+  reduce_chunks(
+      ctx, result, x,
+      [](const auto* p, int64_t n) {
+        double s = 0;
+#pragma omp simd reduction(+ : s)
+        for (int64_t i = 0; i < n; ++i) s += static_cast<double>(load(p + i));
+        return s;
+      },
+      [](double a, double b) { return a + b; });
+}
+
+/// |x| as an integer: the order of non-negative floats is that of their bits, with NaN above infinity.
+inline int32_t magnitude(float x) { return std::bit_cast<int32_t>(x) & 0x7fffffff; }
+inline int64_t magnitude(double x) { return std::bit_cast<int64_t>(x) & 0x7fffffffffffffff; }
+inline double from_magnitude(int32_t bits) { return std::bit_cast<float>(bits); }
+inline double from_magnitude(int64_t bits) { return std::bit_cast<double>(bits); }
+
+void max_abs(Context& ctx, double* result, const Tensor& x) {
+  reduce_chunks(
+      ctx, result, x,
+      [](const auto* p, int64_t n) {
+        auto largest = magnitude(load(p));
+        largest = 0;
+#pragma omp simd reduction(max : largest)
+        for (int64_t i = 0; i < n; ++i) largest = std::max(largest, magnitude(load(p + i)));
+        return from_magnitude(largest);
+      },
+      [](double a, double b) { return a != a ? a : b != b || b > a ? b : a; });
+}
+
+#include "ops/cpu/isa_end.h"

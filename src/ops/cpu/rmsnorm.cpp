@@ -1,0 +1,99 @@
+// Bound by memory: a row is read once from memory, the second pass finds it in cache. dweight is summed in chunks of
+// rows whose number depends on the shape alone, then over chunks in order.
+#include "ops/rmsnorm.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "core/parallel_for.h"
+#include "ops/cpu/isa_begin.h"
+#include "ops/cpu/vector_math.h"
+
+template <class T>
+void forward_row(T* y, accumulate_t<T>* rstd, const T* x, const T* weight, int64_t width, double eps) {
+  using A = accumulate_t<T>;
+  A squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < width; ++i) squares += load(x + i) * load(x + i);
+  const A r = A(1) / std::sqrt(squares / static_cast<A>(width) + static_cast<A>(eps));
+  *rstd = r;
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) store(y + i, load(weight + i) * (load(x + i) * r));
+}
+
+void rmsnorm_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, double eps) {
+  if (ctx.dry_run) return;
+  with_storage_type(x.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    const int64_t width = x.dim(-1), rows = x.numel() / width, groups = weight.numel() / width;
+    parallel_for(rows, 16384 / width, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        forward_row(y.as<T>() + i * width, rstd.as<A>() + i, x.as<T>() + i * width,
+                    weight.as<T>() + i % groups * width, width, eps);
+    });
+  });
+}
+
+/// One row: dw += dy x r, and dx. All of dy is read before dx, which may be the same memory, is written.
+template <class T>
+void backward_row(T* dx, accumulate_t<T>* dw, const T* dy, const T* x, const T* weight, accumulate_t<T> r,
+                  int64_t width, Into into) {
+  using A = accumulate_t<T>;
+  A gx = 0;
+#pragma omp simd reduction(+ : gx)
+  for (int64_t i = 0; i < width; ++i) {
+    const A dyx = load(dy + i) * load(x + i);
+    gx += dyx * load(weight + i);
+    dw[i] += dyx * r;
+  }
+  const A c = r * r * (gx / static_cast<A>(width));
+  if (into == Into::overwrite) {
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i)
+      store(dx + i, r * (load(dy + i) * load(weight + i) - load(x + i) * c));
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i)
+      store(dx + i, load(dx + i) + r * (load(dy + i) * load(weight + i) - load(x + i) * c));
+  }
+}
+
+void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                      const Tensor& rstd, Into into) {
+  const int64_t width = x.dim(-1), rows = x.numel() / width, weights = weight.numel(), groups = weights / width;
+  // At most 64 chunks, of at least 16 Ki elements and several times the weight.
+  const int64_t chunk = std::max({(rows + 63) / 64, 16384 / width + 1, 4 * groups});
+  const int64_t chunks = (rows + chunk - 1) / chunk;
+  ScratchScope scratch(ctx.scratch);
+  const Tensor partials =
+      scratch.alloc("rmsnorm_dweight", dweight.dtype, {std::max<int64_t>(chunks, 1), weights});
+  if (ctx.dry_run) return;
+  with_storage_type(x.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t k = begin; k < end; ++k) {
+        A* dw = partials.as<A>() + k * weights;
+        std::fill_n(dw, weights, A(0));
+        for (int64_t i = k * chunk; i < std::min((k + 1) * chunk, rows); ++i) {
+          const int64_t group = i % groups * width, at = i * width;
+          backward_row(dx.as<T>() + at, dw + group, dy.as<T>() + at, x.as<T>() + at, weight.as<T>() + group,
+                       rstd.as<A>()[i], width, into);
+        }
+      }
+    });
+    parallel_for(weights, 4096, [&](int64_t begin, int64_t end) {
+      A* dw = dweight.as<A>();
+      for (int64_t k = 0; k < chunks; ++k) {
+        const A* part = partials.as<A>() + k * weights;
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) dw[i] += part[i];
+      }
+    });
+  });
+}
+
+#include "ops/cpu/isa_end.h"
