@@ -13,11 +13,29 @@ namespace sluice {
 /// suggestion. Does not touch data files.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {});
 
-/// The resolved configuration as YAML, every key; load_config reads it back to an equal Config.
+/// What training needs beyond a valid model: data.train, and one of max_steps and max_tokens; a schedule that fits into
+/// the run. Throws Error(usage) that lists every problem.
+void validate_for_training(const Config& config);
+
+/// Optimizer steps of the run: max_steps, or max_tokens rounded up to whole steps; 0 when neither is given.
+int64_t training_steps(const Config& config);
+
+/// The resolved configuration as YAML, every key; load_config reads it back to an equal Config (from anywhere: paths
+/// of data, tokenizer and models are written absolute; in memory those below the working folder are relative to it).
 std::string to_yaml(const Config& config);
 
 /// to_yaml of the defaults with every key's help as a comment: configs/reference.yaml.
 std::string reference_yaml();
+
+/// One key of the schema, as `sluice config explain` prints it.
+struct KeyInfo {
+  std::string key;   // "model.rope.theta"; elements of lists as "model.attention.gates[].position"
+  std::string type;  // "integer", "number", "pre | sandwich", "list", "section"
+  std::string value;  // the default; empty for sections
+  std::string help;
+};
+/// Every key, in the order of the reference.
+std::vector<KeyInfo> config_keys();
 
 /// Hash (XXH3-128, hex) of the keys that determine the result: all but name, run_dir, log, checkpoint, eval, threads.
 std::string config_hash(const Config& config);

@@ -1,0 +1,94 @@
+// What changed between two configurations, and how much it matters (RELIABILITY 10).
+#include <spdlog/fmt/fmt.h>
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include "config/fields.h"
+#include "config/load.h"
+
+namespace sluice {
+namespace {
+
+struct Leaf {
+  std::string key, value;
+};
+
+std::vector<Leaf> leaves(Config config) {
+  std::vector<Leaf> out;
+  for_each_leaf(config, [&](const std::string& key, auto& member, const char*) {
+    out.push_back({key, scalar_text(member)});
+  });
+  return out;
+}
+
+/// The first prefix that holds decides. Whatever is not named determines what is trained: identity.
+constexpr struct {
+  std::string_view prefix;
+  ChangeClass kind;
+} kClasses[] = {
+    {"name", ChangeClass::operational},
+    {"run_dir", ChangeClass::operational},
+    {"eval.", ChangeClass::operational},
+    {"checkpoint.", ChangeClass::operational},
+    {"log.", ChangeClass::operational},
+    {"data.validation", ChangeClass::operational},
+    {"train.device", ChangeClass::operational},
+    {"train.threads", ChangeClass::operational},
+    {"train.recompute", ChangeClass::operational},  // the same bits, less memory
+    // Their effect is intermediate_size, which is identity itself.
+    {"model.match_parameters_of", ChangeClass::operational},
+    {"model.match_multiple", ChangeClass::operational},
+    {"train.max_steps", ChangeClass::trajectory},
+    {"train.max_tokens", ChangeClass::trajectory},
+    {"train.max_grad_norm", ChangeClass::trajectory},
+    {"train.on_nonfinite", ChangeClass::trajectory},
+    {"train.on_spike", ChangeClass::trajectory},
+    {"optimizer.", ChangeClass::trajectory},
+};
+
+ChangeClass class_of(std::string_view key) {
+  for (const auto& c : kClasses)
+    if (key.substr(0, c.prefix.size()) == c.prefix) return c.kind;
+  return ChangeClass::identity;
+}
+
+}  // namespace
+
+std::string config_hash(const Config& config) {
+  std::string text;
+  for (const Leaf& leaf : leaves(config)) {
+    bool counts = leaf.key != "name" && leaf.key != "run_dir" && leaf.key != "train.threads";
+    for (const std::string_view section : {"log.", "checkpoint.", "eval."})
+      counts = counts && leaf.key.compare(0, section.size(), section) != 0;
+    if (counts) text += leaf.key + "=" + leaf.value + "\n";
+  }
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+std::vector<ConfigChange> config_changes(const Config& before, const Config& after) {
+  const std::vector<Leaf> a = leaves(before), b = leaves(after);
+  std::vector<ConfigChange> out;
+  const auto value_in = [](const std::vector<Leaf>& list, const std::string& key) {
+    const auto it = std::find_if(list.begin(), list.end(), [&](const Leaf& l) { return l.key == key; });
+    return it == list.end() ? std::string("(absent)") : it->value;
+  };
+  const auto compare = [&](const std::string& key) {
+    std::string x = value_in(a, key), y = value_in(b, key);
+    if (x != y) out.push_back({key, std::move(x), std::move(y), class_of(key)});
+  };
+  // Lists differ in length at their ends only, so one pass over both keeps the order of the reference.
+  size_t i = 0;
+  for (const Leaf& leaf : b) {
+    const auto in_a = std::find_if(a.begin() + static_cast<int64_t>(i), a.end(), [&](const Leaf& l) { return l.key == leaf.key; });
+    if (in_a != a.end())
+      for (; a.begin() + static_cast<int64_t>(i) != in_a; ++i) compare(a[i].key);
+    if (in_a != a.end()) ++i;
+    compare(leaf.key);
+  }
+  for (; i < a.size(); ++i) compare(a[i].key);
+  return out;
+}
+
+}  // namespace sluice

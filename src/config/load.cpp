@@ -1,0 +1,173 @@
+#include "config/load.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "config/reader.h"
+#include "config/validate.h"
+#include "config/yaml.h"
+#include "core/error.h"
+#include "core/io.h"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+using yaml::Node;
+using yaml::Place;
+
+constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
+
+class Loader {
+ public:
+  /// The merged tree of `path` and what it extends. The file itself must exist; missing bases are problems.
+  Node load_file(const std::string& path) {
+    const int index = static_cast<int>(sources_.size());
+    sources_.push_back({path, fs::path(path).parent_path().string(), "", false});
+    // One byte more, so that the guard of the parser says what is wrong.
+    sources_.back().text = io::read_file(path, kMaxFileBytes + 1);
+    chain_.push_back(fs::weakly_canonical(path));
+    Node tree = yaml::parse(sources_, index, 0, problems_);
+    if (tree.kind == Node::Kind::null) tree.kind = Node::Kind::map;  // an empty file states nothing
+
+    Node merged{Node::Kind::map, tree.place, "", false, {}, {}};
+    for (const Node& base : take_extends(tree)) {
+      if (base.kind != Node::Kind::scalar || base.text.empty()) {
+        problems_.add(base.place, fmt::format("extends must be a file name or a list of them, got {}", base.describe()));
+        continue;
+      }
+      const std::string name = (fs::path(sources_[static_cast<size_t>(index)].folder) / base.text).lexically_normal();
+      if (!io::exists(name) || io::is_directory(name)) {
+        problems_.add(base.place, fmt::format("extends: there is no file {} (names are relative to the file that says so)",
+                                              yaml::printable(name, 200)));
+      } else if (const fs::path canonical = fs::weakly_canonical(name);
+                 std::find(chain_.begin(), chain_.end(), canonical) != chain_.end()) {
+        problems_.add(base.place, fmt::format("extends: {} extends itself{}", name,
+                                              chain_.back() == canonical ? "" : ", through the files between"));
+      } else {
+        yaml::merge(merged, load_file(name));
+      }
+    }
+    // Each file is checked by itself, so that a mistake in it is told even where another file overrides it.
+    Config scratch;
+    Reader(problems_).read(scratch, tree);
+    if (tree.kind == Node::Kind::map) yaml::merge(merged, tree);
+    chain_.pop_back();
+    return merged;
+  }
+
+  void apply_override(Node& root, const std::string& text) {
+    const int index = static_cast<int>(sources_.size());
+    sources_.push_back({"command line", "", text, true});
+    const Place start{index, 1, 1};
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      problems_.add(start, fmt::format("{} is not key=value", yaml::printable(text, 100)));
+      return;
+    }
+    const std::string key = text.substr(0, equals);
+    if (key == "extends") {
+      problems_.add(start, "extends belongs into a file");
+      return;
+    }
+    const int64_t before = problems_.size();
+    Node value = yaml::parse(sources_, index, equals + 1, problems_);
+    if (problems_.size() != before) return;
+    if (value.place.line == 0) value.place = {index, 1, static_cast<int>(equals) + 2};
+    std::string message;
+    if (!yaml::assign(root, key, value, message)) problems_.add(start, message);
+  }
+
+  Config finish(const Node& root, const std::string& path) {
+    Config config;
+    Reader reader(problems_);
+    reader.read(config, root);
+
+    resolve(config.data.tokenizer.path, "data.tokenizer.path", reader);
+    resolve(config.train.init_from, "train.init_from", reader);
+    resolve(config.model.match_parameters_of, "model.match_parameters_of", reader);
+    for (size_t i = 0; i < config.data.train.size(); ++i)
+      resolve(config.data.train[i].path, fmt::format("data.train[{}].path", i), reader);
+    for (size_t i = 0; i < config.data.validation.size(); ++i)
+      resolve(config.data.validation[i].path, fmt::format("data.validation[{}].path", i), reader);
+    if (config.name.empty()) config.name = fs::path(path).stem();
+    if (config.run_dir.empty()) config.run_dir = "runs/" + config.name;
+
+    Combinations combinations(*this, reader);
+    check_combinations(config, combinations);
+    if (!problems_.empty()) {
+      std::string message = problems_.render(sources_);
+      if (problems_.size() > 1) message += fmt::format("\n{} problems", problems_.size());
+      throw Error(ExitCode::usage, message);
+    }
+    return config;
+  }
+
+ private:
+  /// Gives problems of combinations a position, and keeps those silent that rest on a value that could not be read.
+  class Combinations : public ProblemSink {
+   public:
+    Combinations(Loader& loader, const Reader& reader) : loader_(loader), reader_(reader) {}
+    void operator()(const std::vector<std::string>& keys, const std::string& message) override {
+      for (const std::string& key : keys)
+        for (const std::string& bad : reader_.bad())
+          if (key == bad || key.compare(0, bad.size() + 1, bad + ".") == 0) return;
+      for (const std::string& key : keys) {
+        const auto place = reader_.places().find(key);
+        if (place != reader_.places().end()) return loader_.problems_.add(place->second, message);
+      }
+      loader_.problems_.add({0, 0, 0}, message);
+    }
+
+   private:
+    Loader& loader_;
+    const Reader& reader_;
+  };
+
+  /// Removes `extends` from a file's tree and returns its elements.
+  static std::vector<Node> take_extends(Node& tree) {
+    std::vector<Node> out;
+    for (size_t i = 0; i < tree.keys.size();) {
+      if (tree.keys[i].text != "extends") {
+        ++i;
+        continue;
+      }
+      const Node& value = tree.items[i];
+      if (value.kind == Node::Kind::list) {
+        out.insert(out.end(), value.items.begin(), value.items.end());
+      } else if (value.kind != Node::Kind::null) {
+        out.push_back(value);
+      }
+      tree.keys.erase(tree.keys.begin() + static_cast<int64_t>(i));
+      tree.items.erase(tree.items.begin() + static_cast<int64_t>(i));
+    }
+    return out;
+  }
+
+  /// A path relative to the file that states it becomes relative to the working folder, or absolute outside of it.
+  void resolve(std::string& path, const std::string& key, const Reader& reader) const {
+    const auto place = reader.places().find(key);
+    if (path.empty() || place == reader.places().end()) return;
+    const std::string& folder = sources_[static_cast<size_t>(place->second.source)].folder;
+    const fs::path absolute = fs::absolute(fs::path(folder) / path).lexically_normal();
+    const fs::path relative = absolute.lexically_relative(fs::current_path());
+    path = relative.empty() || *relative.begin() == ".." ? absolute.string() : relative.string();
+  }
+
+  std::deque<yaml::Source> sources_;
+  std::vector<fs::path> chain_;
+  yaml::Problems problems_;
+};
+
+}  // namespace
+
+Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
+  Loader loader;
+  Node root = loader.load_file(path);
+  for (const std::string& text : overrides) loader.apply_override(root, text);
+  return loader.finish(root, path);
+}
+
+}  // namespace sluice

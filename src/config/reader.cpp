@@ -1,0 +1,71 @@
+#include "config/reader.h"
+
+#include <algorithm>
+
+#include "config/load.h"
+
+namespace sluice {
+namespace {
+
+/// Sections that a later version brings: told apart from misspelt ones.
+constexpr std::string_view kLater[] = {"parallel", "model.moe", "model.attention.head_balance",
+                                       "model.attention.sparse"};
+
+std::string wrapped(const std::vector<std::string>& names) {
+  std::string out;
+  size_t column = 0;
+  for (const std::string& name : names) {
+    if (!out.empty()) out += column + name.size() > 88 ? ",\n           " : ", ";
+    if (column + name.size() > 88) column = 0;
+    out += name;
+    column += name.size() + 2;
+  }
+  return out;
+}
+
+}  // namespace
+
+void Reader::unknown_key(const yaml::Key& key) {
+  const std::string name = yaml::printable(key.text);
+  const std::string path = path_.empty() ? name : path_ + "." + name;
+  bad_.insert(path);
+  if (std::find(std::begin(kLater), std::end(kLater), path) != std::end(kLater)) {
+    problems_.add(key.place, fmt::format("{} is not available in this version", path));
+    return;
+  }
+  std::string hint;
+  // The right word in the wrong place, before a similar word in this one.
+  std::string elsewhere;
+  for (const KeyInfo& k : config_keys()) {
+    const size_t dot = k.key.rfind('.');
+    if (k.key == path) hint = fmt::format("; write it as nested sections (dots work on the command line only)");
+    if (elsewhere.empty() && dot != std::string::npos && k.key.substr(dot + 1) == key.text) elsewhere = k.key;
+  }
+  if (hint.empty()) {
+    std::string near = yaml::nearest(key.text, known_);
+    if (near.empty() || !elsewhere.empty()) near = elsewhere.empty() ? near : elsewhere;
+    if (!near.empty()) hint = fmt::format("; did you mean {}?", near);
+  }
+  std::vector<std::string> names = known_;
+  if (path_.empty()) names.insert(names.begin(), "extends");
+  problems_.add(key.place, fmt::format("unknown key {}{}", path, hint),
+                fmt::format("known{}: {}", path_.empty() ? "" : " in " + path_, wrapped(names)));
+}
+
+std::string Reader::article(const std::string& type) {
+  if (type.find(" | ") != std::string::npos) return "one of " + type;
+  if (type == "integer") return "an integer";
+  if (type == "number") return "a number";
+  return type;
+}
+
+std::string Reader::wrong_word(const std::vector<std::string>& words, const yaml::Node& node,
+                               const std::string& key) {
+  if (key == "model.attention.kind" && node.text == "sparse")
+    return "is sparse: not available in this version; use softmax or sink";
+  const std::string near = yaml::nearest(node.text, words);
+  return fmt::format("must be one of {}; got {}{}", fmt::join(words, ", "), yaml::printable(node.text),
+                     near.empty() ? "" : fmt::format("; did you mean {}?", near));
+}
+
+}  // namespace sluice

@@ -1,0 +1,249 @@
+#include "config/validate.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "config/load.h"
+#include "core/error.h"
+
+namespace sluice {
+namespace {
+
+constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
+
+/// Checks of one configuration; each names its keys, the one to point at first.
+class Checks {
+ public:
+  explicit Checks(ProblemSink& problem) : problem_(problem) {}
+
+  void require(bool ok, const std::vector<std::string>& keys, const std::string& message) {
+    if (!ok) problem_(keys, message);
+  }
+  void size(const std::string& key, int64_t value, int64_t low = 1) {
+    if (value < low) {
+      problem_({key}, low == 0 ? fmt::format("{} must not be negative, got {}", key, value)
+                               : fmt::format("{} must be at least {}, got {}", key, low, value));
+    } else if (value > kMaxSize) {
+      problem_({key}, fmt::format("{} is too large: {}", key, value));
+    }
+  }
+  void count(const std::string& key, int64_t value) {
+    require(value >= 0, {key}, fmt::format("{} must not be negative, got {}", key, value));
+  }
+  void positive(const std::string& key, double value) {
+    require(value > 0, {key}, fmt::format("{} must be greater than 0, got {}", key, value));
+  }
+  void not_negative(const std::string& key, double value) {
+    require(value >= 0, {key}, fmt::format("{} must not be negative, got {}", key, value));
+  }
+
+ private:
+  ProblemSink& problem_;
+};
+
+void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
+  check.size("model.vocab_size", m.vocab_size, 0);
+  check.require(m.vocab_size == 0 || data.tokenizer.type != TokenizerType::byte || m.vocab_size >= 257,
+                {"model.vocab_size", "data.tokenizer.type"},
+                fmt::format("model.vocab_size is {}, but the byte tokenizer has 257 tokens; use 0 or at least 257",
+                            m.vocab_size));
+  check.size("model.hidden_size", m.hidden_size);
+  check.size("model.num_hidden_layers", m.num_hidden_layers);
+  check.size("model.num_attention_heads", m.num_attention_heads);
+  check.size("model.num_key_value_heads", m.num_key_value_heads);
+  check.size("model.head_dim", m.head_dim);
+  check.size("model.intermediate_size", m.intermediate_size);
+  if (m.num_attention_heads > 0 && m.num_key_value_heads > 0) {
+    std::string fits;
+    for (int64_t k = 1; k <= std::min<int64_t>(m.num_attention_heads, 64); ++k)
+      if (m.num_attention_heads % k == 0) fits += fmt::format("{}{}", fits.empty() ? "" : ", ", k);
+    check.require(m.num_attention_heads % m.num_key_value_heads == 0,
+                  {"model.num_key_value_heads", "model.num_attention_heads"},
+                  fmt::format("model.num_key_value_heads = {} does not divide num_attention_heads = {}; possible: {}",
+                              m.num_key_value_heads, m.num_attention_heads, fits));
+  }
+  check.require(m.head_dim <= 0 || m.head_dim % 2 == 0, {"model.head_dim"},
+                fmt::format("model.head_dim must be even (rotary pairs), got {}", m.head_dim));
+  check.positive("model.rms_norm_eps", m.rms_norm_eps);
+  check.positive("model.initializer_range", m.initializer_range);
+  if (m.branch_clip) check.positive("model.branch_clip", *m.branch_clip);
+  if (m.max_position_embeddings) {
+    check.size("model.max_position_embeddings", *m.max_position_embeddings);
+    check.require(*m.max_position_embeddings <= 0 || data.seq_len <= *m.max_position_embeddings,
+                  {"data.seq_len", "model.max_position_embeddings"},
+                  fmt::format("data.seq_len = {} is longer than model.max_position_embeddings = {}", data.seq_len,
+                              *m.max_position_embeddings));
+  }
+  check.size("model.match_multiple", m.match_multiple);
+
+  check.positive("model.rope.theta", m.rope.theta);
+  const RopeScalingConfig& scaling = m.rope.scaling;
+  check.require(scaling.factor >= 1, {"model.rope.scaling.factor"},
+                fmt::format("model.rope.scaling.factor must be at least 1, got {}", scaling.factor));
+  check.require(scaling.type != RopeScalingType::none || scaling.factor <= 1,
+                {"model.rope.scaling.factor", "model.rope.scaling.type"},
+                fmt::format("model.rope.scaling.factor = {} has no effect while type is none; set type: yarn",
+                            scaling.factor));
+  check.size("model.rope.scaling.original_max_position_embeddings", scaling.original_max_position_embeddings);
+  check.positive("model.rope.scaling.beta_slow", scaling.beta_slow);
+  check.require(scaling.beta_fast > scaling.beta_slow, {"model.rope.scaling.beta_fast", "model.rope.scaling.beta_slow"},
+                fmt::format("model.rope.scaling.beta_fast = {} must be greater than beta_slow = {}", scaling.beta_fast,
+                            scaling.beta_slow));
+
+  for (size_t i = 0; i < m.attention.gates.size(); ++i) {
+    const GateConfig& gate = m.attention.gates[i];
+    const std::string key = fmt::format("model.attention.gates[{}]", i);
+    if (gate.position != GatePosition::dense_output) continue;
+    check.require(gate.granularity == GateGranularity::elementwise, {key + ".granularity", key + ".position"},
+                  key + ": dense_output comes after the heads are joined; granularity must be elementwise");
+    check.require(gate.heads == GateSharing::specific, {key + ".heads", key + ".position"},
+                  key + ": dense_output comes after the heads are joined; heads must be specific");
+  }
+}
+
+void check_sources(const std::vector<DataSource>& sources, const std::string& list, Checks& check) {
+  std::set<std::string> names;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const DataSource& source = sources[i];
+    const std::string key = fmt::format("{}[{}]", list, i);
+    check.require(!source.name.empty(), {key + ".name", key}, key + " needs a name");
+    check.require(source.name.empty() || names.insert(source.name).second, {key + ".name"},
+                  fmt::format("{}.name: {} is used twice in {}", key, source.name, list));
+    check.require(source.name.find_first_of("/\\\n\t ") == std::string::npos, {key + ".name"},
+                  fmt::format("{}.name must not contain slashes or spaces, got \"{}\"", key, source.name));
+    check.require(!source.path.empty(), {key + ".path", key}, key + " needs a path");
+    check.positive(key + ".weight", source.weight);
+  }
+}
+
+void check_data(const DataConfig& d, Checks& check) {
+  check.require(d.tokenizer.type != TokenizerType::sentencepiece || !d.tokenizer.path.empty(),
+                {"data.tokenizer.type", "data.tokenizer.path"},
+                "data.tokenizer.path must name the .model file of the sentencepiece tokenizer");
+  check.require(d.tokenizer.type != TokenizerType::byte || d.tokenizer.path.empty(),
+                {"data.tokenizer.path", "data.tokenizer.type"},
+                "data.tokenizer.path has no effect while type is byte; set type: sentencepiece");
+  check.size("data.seq_len", d.seq_len);
+  check_sources(d.train, "data.train", check);
+  check_sources(d.validation, "data.validation", check);
+}
+
+void check_train(const TrainConfig& t, Checks& check) {
+#ifndef SLUICE_CUDA
+  check.require(t.device != DeviceChoice::cuda, {"train.device"},
+                "train.device: cuda is not in this build, which is CPU-only; use auto or cpu");
+#endif
+  check.size("train.threads", t.threads, 0);
+  check.size("train.micro_batch_size", t.micro_batch_size);
+  check.size("train.global_batch_size", t.global_batch_size);
+  if (t.micro_batch_size > 0 && t.global_batch_size > 0) {
+    const int64_t below = t.global_batch_size / t.micro_batch_size * t.micro_batch_size;
+    const int64_t above = below + t.micro_batch_size;
+    check.require(t.global_batch_size % t.micro_batch_size == 0,
+                  {"train.global_batch_size", "train.micro_batch_size"},
+                  fmt::format("train.global_batch_size = {} is not a multiple of micro_batch_size = {}; nearest: {}",
+                              t.global_batch_size, t.micro_batch_size,
+                              below > 0 ? fmt::format("{} or {}", below, above) : std::to_string(above)));
+  }
+  check.count("train.max_steps", t.max_steps);
+  check.count("train.max_tokens", t.max_tokens);
+  check.not_negative("train.max_grad_norm", t.max_grad_norm);
+  check.require(t.on_nonfinite != BadStepPolicy::count, {"train.on_nonfinite"},
+                "train.on_nonfinite: count would apply an update that is not finite; use skip or stop");
+}
+
+void check_optimizer(const OptimizerConfig& o, Checks& check) {
+  check.positive("optimizer.lr", o.lr);
+  check.not_negative("optimizer.min_lr", o.min_lr);
+  check.require(o.min_lr <= o.lr, {"optimizer.min_lr", "optimizer.lr"},
+                fmt::format("optimizer.min_lr = {} is greater than lr = {}", o.min_lr, o.lr));
+  check.require(o.beta1 >= 0 && o.beta1 < 1, {"optimizer.beta1"},
+                fmt::format("optimizer.beta1 must be in [0, 1), got {}", o.beta1));
+  check.require(o.beta2 >= 0 && o.beta2 < 1, {"optimizer.beta2"},
+                fmt::format("optimizer.beta2 must be in [0, 1), got {}", o.beta2));
+  check.positive("optimizer.eps", o.eps);
+  check.not_negative("optimizer.weight_decay", o.weight_decay);
+  check.count("optimizer.warmup_steps", o.warmup_steps);
+  check.count("optimizer.decay_steps", o.decay_steps);
+  for (size_t i = 0; i < o.rules.size(); ++i) {
+    const std::string key = fmt::format("optimizer.rules[{}]", i);
+    check.require(!o.rules[i].match.empty(), {key + ".match", key}, key + " needs match, a part of a parameter's name");
+    check.not_negative(key + ".lr_multiplier", o.rules[i].lr_multiplier);
+  }
+}
+
+/// A schedule that ends before the run does, where the run's length is known.
+void check_schedule(const Config& c, Checks& check) {
+  const int64_t steps = training_steps(c);
+  if (steps <= 0) return;
+  const OptimizerConfig& o = c.optimizer;
+  const std::string length = c.train.max_steps > 0 ? "train.max_steps" : "train.max_tokens";
+  check.require(o.warmup_steps <= steps, {"optimizer.warmup_steps", length},
+                fmt::format("optimizer.warmup_steps = {} is longer than the run of {} steps", o.warmup_steps, steps));
+  check.require(o.schedule != Schedule::wsd || o.warmup_steps > steps || o.decay_steps <= steps - o.warmup_steps,
+                {"optimizer.decay_steps", "optimizer.warmup_steps", length},
+                fmt::format("optimizer.decay_steps = {} and warmup_steps = {} do not fit into the run of {} steps",
+                            o.decay_steps, o.warmup_steps, steps));
+}
+
+void check_rest(const Config& c, Checks& check) {
+  check.require(!c.name.empty() && c.name.find('/') == std::string::npos && c.name[0] != '.', {"name"},
+                fmt::format("name must be usable as a folder's name, got \"{}\"", c.name));
+  check.count("eval.every_steps", c.eval.every_steps);
+  check.count("eval.max_tokens", c.eval.max_tokens);
+  check.count("checkpoint.every_steps", c.checkpoint.every_steps);
+  check.not_negative("checkpoint.every_minutes", c.checkpoint.every_minutes);
+  check.size("checkpoint.keep_last", c.checkpoint.keep_last);
+  check.count("checkpoint.keep_every_steps", c.checkpoint.keep_every_steps);
+  check.size("log.every_steps", c.log.every_steps);
+}
+
+}  // namespace
+
+int64_t training_steps(const Config& config) {
+  if (config.train.max_steps > 0) return config.train.max_steps;
+  const int64_t samples = config.train.global_batch_size, length = config.data.seq_len;
+  if (config.train.max_tokens <= 0 || samples <= 0 || length <= 0 || samples > kMaxSize || length > kMaxSize) return 0;
+  const int64_t per_step = samples * length;
+  return config.train.max_tokens / per_step + (config.train.max_tokens % per_step != 0);
+}
+
+void check_combinations(const Config& config, ProblemSink& problem) {
+  Checks check(problem);
+  check_rest(config, check);
+  check_model(config.model, config.data, check);
+  check_data(config.data, check);
+  check_train(config.train, check);
+  check_optimizer(config.optimizer, check);
+  check_schedule(config, check);
+}
+
+void check_training(const Config& config, ProblemSink& problem) {
+  Checks check(problem);
+  const TrainConfig& t = config.train;
+  check.require(t.max_steps > 0 || t.max_tokens > 0, {"train.max_steps", "train.max_tokens"},
+                "how long to train is not said: give train.max_steps or train.max_tokens");
+  check.require(t.max_steps == 0 || t.max_tokens == 0, {"train.max_tokens", "train.max_steps"},
+                fmt::format("train.max_steps = {} and train.max_tokens = {} are both given; set one of them to 0",
+                            t.max_steps, t.max_tokens));
+  check.require(!config.data.train.empty(), {"data.train"},
+                "there is nothing to train on: data.train is empty; give it a list of {name: ..., path: ...}");
+}
+
+void validate_for_training(const Config& config) {
+  class Lines : public ProblemSink {
+   public:
+    std::string text;
+    void operator()(const std::vector<std::string>&, const std::string& message) override {
+      text += (text.empty() ? "" : "\n") + message;
+    }
+  } lines;
+  check_combinations(config, lines);
+  check_training(config, lines);
+  if (!lines.text.empty()) throw Error(ExitCode::usage, lines.text);
+}
+
+}  // namespace sluice
