@@ -1,0 +1,218 @@
+#include "ops/matmul.h"
+
+#include <cblas.h>
+
+#include <dnnl.hpp>
+#include <optional>
+#include <unordered_map>
+
+#include "core/cpu_features.h"
+#include "core/parallel_for.h"
+
+namespace sluice::cpu {
+namespace {
+
+using dnnl::memory;
+using Layout = Product::Layout;
+
+memory::data_type dnnl_type(DType t) { return t == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32; }
+
+memory::desc plain(DType t, int64_t rows, int64_t cols, bool transposed) {
+  return {{rows, cols}, dnnl_type(t), transposed ? memory::format_tag::ba : memory::format_tag::ab};
+}
+
+dnnl::primitive_attr attributes() {
+  dnnl::primitive_attr a;
+  a.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return a;
+}
+
+struct ProductHash {
+  size_t operator()(const Product& p) const {
+    uint64_t h = static_cast<uint64_t>(p.in) | static_cast<uint64_t>(p.out) << 4 | static_cast<uint64_t>(p.b) << 8 |
+                 static_cast<uint64_t>(p.a_transposed) << 10 | static_cast<uint64_t>(p.accumulate) << 11 |
+                 static_cast<uint64_t>(p.threads) << 16;
+    for (int64_t d : {p.m, p.n, p.k}) h = (h ^ static_cast<uint64_t>(d)) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
+    return h;
+  }
+};
+
+/// A primitive with its arguments, so that running it only sets pointers.
+struct Plan {
+  static constexpr int kMaxArguments = 4;
+  std::optional<dnnl::matmul::primitive_desc> matmul;  // one of the two
+  std::optional<dnnl::reorder::primitive_desc> reorder;
+  dnnl::primitive primitive;  // built at the first real run: a dry run needs the description only
+  std::array<memory, kMaxArguments> memories;
+  std::array<int, kMaxArguments> names{};
+  int count = 0;
+  int64_t scratch = 0;
+
+  void argument(int name, const memory::desc& desc, const dnnl::engine& engine) {
+    names[static_cast<size_t>(count)] = name;
+    memories[static_cast<size_t>(count++)] = memory(desc, engine, DNNL_MEMORY_NONE);
+  }
+  void arguments(const dnnl::engine& engine, std::initializer_list<std::pair<int, memory::desc>> list,
+                 const memory::desc& scratchpad) {
+    for (const auto& [name, desc] : list) argument(name, desc, engine);
+    scratch = static_cast<int64_t>(scratchpad.get_size());
+    if (scratch > 0) argument(DNNL_ARG_SCRATCHPAD, scratchpad, engine);
+  }
+
+  void run(Context& ctx, const dnnl::stream& stream, std::initializer_list<const void*> pointers) {
+    ScratchScope t(ctx.scratch);
+    const Tensor work = scratch > 0 ? t.alloc("matrix product", DType::u8, {scratch}) : Tensor();
+    if (ctx.dry_run) return;
+    if (!primitive) primitive = matmul ? dnnl::primitive(dnnl::matmul(*matmul)) : dnnl::primitive(dnnl::reorder(*reorder));
+    std::array<dnnl_exec_arg_t, kMaxArguments> args;
+    size_t i = 0;
+    for (const void* p : pointers) memories[i++].set_data_handle(const_cast<void*>(p));
+    if (scratch > 0) memories[i].set_data_handle(work.data);
+    for (i = 0; i < static_cast<size_t>(count); ++i) args[i] = {names[i], memories[i].get()};
+    dnnl::error::wrap_c_api(dnnl_primitive_execute(primitive.get(), stream.get(), count, args.data()),
+                            "oneDNN cannot run a matrix product");
+  }
+};
+
+/// Lowers oneDNN's instruction set with SLUICE_ISA. Only the first call in a process counts.
+void limit_dnnl_isa() {
+  static const bool done = [] {
+    if (cpu_isa() == Isa::avx2) dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
+    if (cpu_isa() == Isa::baseline) dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
+class MatmulState : public BackendState {
+ public:
+  MatmulState() : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {}
+
+  static MatmulState& of(Context& ctx) {
+    if (!ctx.backend) {
+      limit_dnnl_isa();
+      ctx.backend = std::make_unique<MatmulState>();
+    }
+    auto* state = dynamic_cast<MatmulState*>(ctx.backend.get());
+    SLUICE_CHECK(state, "matrix products: the context's backend state belongs to another backend");
+    return *state;
+  }
+
+  const dnnl::stream& stream() const { return stream_; }
+
+  Plan& product(const Product& p) {
+    if (const auto found = products_.find(p); found != products_.end()) return found->second;
+    // Shapes come from a model and its batch: few. Changing ones (expert loads, prompts) must not grow without end.
+    if (products_.size() >= kMaxPlans) products_.clear();
+    const memory::desc a = plain(p.in, p.m, p.k, p.a_transposed), c = plain(p.out, p.m, p.n, false);
+    const memory::desc b = p.b == Layout::packed ? packed_desc(p.in, p.k, p.n)
+                                                 : plain(p.in, p.k, p.n, p.b == Layout::transposed);
+    dnnl::primitive_attr attr = attributes();
+    if (p.accumulate) {
+      dnnl::post_ops sum;
+      sum.append_sum(1.0f);
+      attr.set_post_ops(sum);
+    }
+    Plan& plan = products_[p];
+    plan.matmul.emplace(dnnl::matmul::desc(a, b, c), attr, engine_);
+    plan.arguments(engine_, {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}},
+                   plan.matmul->scratchpad_desc());
+    return plan;
+  }
+
+  /// oneDNN's favourite layout of b. It is asked for at one fixed m, so that a packed copy serves every m.
+  const memory::desc& packed_desc(DType type, int64_t k, int64_t n) {
+    const Product key{type, type, 0, n, k, false, Layout::packed, false, 0};
+    if (const auto found = packed_.find(key); found != packed_.end()) return found->second;
+    constexpr int64_t kRows = 512;
+    const memory::desc b({k, n}, dnnl_type(type), memory::format_tag::any);
+    const dnnl::matmul::primitive_desc desc({plain(type, kRows, k, false), b, plain(type, kRows, n, false)},
+                                            attributes(), engine_);
+    return packed_.emplace(key, desc.weights_desc()).first->second;
+  }
+
+  Plan& packing(DType storage, int64_t k, int64_t n, bool transposed) {
+    const Product key{storage, storage, 0, n, k, transposed, Layout::packed, false, num_threads()};
+    if (const auto found = packings_.find(key); found != packings_.end()) return found->second;
+    const memory::desc from = plain(storage, k, n, transposed), to = packed_desc(product_dtype(storage), k, n);
+    Plan& plan = packings_[key];
+    plan.reorder.emplace(engine_, from, engine_, to, attributes());
+    plan.arguments(engine_, {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}, plan.reorder->scratchpad_desc());
+    return plan;
+  }
+
+ private:
+  static constexpr size_t kMaxPlans = 1024;
+  dnnl::engine engine_;
+  dnnl::stream stream_;
+  std::unordered_map<Product, Plan, ProductHash> products_, packings_;
+  std::unordered_map<Product, memory::desc, ProductHash> packed_;
+};
+
+/// Calls a function that uses oneDNN; its exceptions become ours.
+template <class F>
+auto with_dnnl(F&& f) {
+  try {
+    return f();
+  } catch (const dnnl::error& e) {
+    fail(ExitCode::internal, "matrix product: oneDNN: {} (status {})", e.what(), static_cast<int>(e.status));
+  }
+}
+
+/// Chunks of rows of fixed size, each by one thread: a row's bits do not depend on the number of threads.
+void multiply_f64(const Product& p, const double* a, const double* b, double* c) {
+  constexpr int64_t kRows = 64;
+  openblas_set_num_threads(1);
+  parallel_for((p.m + kRows - 1) / kRows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin * kRows; row < std::min(p.m, end * kRows); row += kRows) {
+      const int64_t rows = std::min(kRows, p.m - row);
+      cblas_dgemm(CblasRowMajor, p.a_transposed ? CblasTrans : CblasNoTrans,
+                  p.b == Layout::transposed ? CblasTrans : CblasNoTrans, static_cast<int>(rows),
+                  static_cast<int>(p.n), static_cast<int>(p.k), 1.0, a + (p.a_transposed ? row : row * p.k),
+                  static_cast<int>(p.a_transposed ? p.m : p.k), b,
+                  static_cast<int>(p.b == Layout::transposed ? p.k : p.n), p.accumulate ? 1.0 : 0.0, c + row * p.n,
+                  static_cast<int>(p.n));
+    }
+  });
+}
+
+}  // namespace
+
+DType product_dtype(DType storage) {
+  if (storage != DType::bf16) return storage;
+  return cpu_features().amx_bf16 && cpu_isa() == Isa::avx512 ? DType::bf16 : DType::f32;
+}
+
+void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.in == DType::f64) {
+    if (!ctx.dry_run)
+      multiply_f64(p, static_cast<const double*>(a), static_cast<const double*>(b), static_cast<double*>(c));
+    return;
+  }
+  p.threads = num_threads();
+  with_dnnl([&] {
+    MatmulState& state = MatmulState::of(ctx);
+    state.product(p).run(ctx, state.stream(), {a, b, c});
+  });
+}
+
+int64_t packed_bytes(Context& ctx, DType storage, int64_t k, int64_t n) {
+  if (storage == DType::f64 || k == 0 || n == 0) return 0;
+  return with_dnnl([&]() -> int64_t {
+    const DType type = product_dtype(storage);
+    const memory::desc& desc = MatmulState::of(ctx).packed_desc(type, k, n);
+    const bool already_plain = desc == plain(type, k, n, false) || desc == plain(type, k, n, true);
+    // A plain f32 copy of a bf16 weight still saves converting it at every use.
+    return type == storage && already_plain ? 0 : static_cast<int64_t>(desc.get_size());
+  });
+}
+
+void pack(Context& ctx, DType storage, int64_t k, int64_t n, bool b_transposed, const void* b, void* packed) {
+  with_dnnl([&] {
+    MatmulState& state = MatmulState::of(ctx);
+    state.packing(storage, k, n, b_transposed).run(ctx, state.stream(), {b, packed});
+  });
+}
+
+}  // namespace sluice::cpu

@@ -1,0 +1,211 @@
+#include "ops/linear.h"
+
+#include <catch2/catch.hpp>
+
+#include "core/parallel_for.h"
+#include "support/gradcheck.h"
+
+using namespace sluice;
+using namespace sluice::test;
+
+namespace {
+
+constexpr int64_t kScratch = 64 << 20;
+
+/// Relative error allowed against the f64 loop over the same (already rounded) inputs.
+double tolerance(DType t) { return t == DType::f64 ? 1e-14 : t == DType::f32 ? 2e-6 : 4e-3; }
+
+/// a (m, k) times b (k, n), either stored transposed, as f64 loops.
+Tensor naive(Pool& pool, const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed) {
+  const int64_t m = a.dim(a_transposed ? 1 : 0), k = a.dim(a_transposed ? 0 : 1), n = b.dim(b_transposed ? 0 : 1);
+  Tensor c = pool.zeros(DType::f64, {m, n});
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t j = 0; j < n; ++j) {
+      double s = 0;
+      for (int64_t l = 0; l < k; ++l)
+        s += Pool::get(a, a_transposed ? l * m + i : i * k + l) * Pool::get(b, b_transposed ? j * k + l : l * n + j);
+      c.as<double>()[i * n + j] = s;
+    }
+  return c;
+}
+
+Tensor sum_of(Pool& pool, const Tensor& a, const Tensor& b) {
+  Tensor c = pool.copy(a, DType::f64);
+  for (int64_t i = 0; i < c.numel(); ++i) c.as<double>()[i] += Pool::get(b, i);
+  return c;
+}
+
+void allocate_packed(Pool& pool, Context& ctx, LinearWeight& w, int64_t rows) {
+  const LinearPackedBytes bytes = linear_packed_bytes(ctx, w.value.dtype, w.value.dim(0), w.value.dim(1), rows);
+  if (bytes.forward > 0) w.packed = pool.zeros(DType::u8, {bytes.forward});
+  if (bytes.transposed > 0) w.packed_transposed = pool.zeros(DType::u8, {bytes.transposed});
+  linear_pack(ctx, w);
+}
+
+struct Size {
+  int64_t t, n, k;
+};
+constexpr Size kSizes[] = {{1, 64, 48}, {3, 17, 31}, {65, 33, 1}, {70, 1, 129}, {128, 192, 64}, {1100, 70, 67}};
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f64};
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return std::equal(static_cast<const char*>(a.data), static_cast<const char*>(a.data) + a.bytes(),
+                    static_cast<const char*>(b.data));
+}
+
+}  // namespace
+
+TEST_CASE("linear products equal f64 loops, with and without packed copies", "[linear]") {
+  Context ctx(kScratch);
+  for (const DType type : kTypes)
+    for (const auto& [t, n, k] : kSizes)
+      for (const bool packed : {false, true}) {
+        CAPTURE(dtype_name(type), t, n, k, packed);
+        Pool pool;
+        LinearWeight w;
+        w.value = pool.normal(type, {n, k});
+        const Tensor x = pool.normal(type, {t, k}), dy = pool.normal(type, {t, n});
+        if (packed) allocate_packed(pool, ctx, w, t);
+
+        const Tensor y = pool.normal(type, {t, n}, 100);  // rubbish that must be overwritten
+        linear_forward(ctx, y, x, w);
+        CHECK(relative_error(y, naive(pool, x, false, w.value, true)) < tolerance(type));
+
+        const Tensor dx = pool.normal(type, {t, k}, 100);
+        linear_backward_input(ctx, dx, dy, w, Into::overwrite);
+        const Tensor expected_dx = naive(pool, dy, false, w.value, false);
+        CHECK(relative_error(dx, expected_dx) < tolerance(type));
+
+        const Tensor added = pool.normal(type, {t, k}), before = pool.copy(added, DType::f64);
+        linear_backward_input(ctx, added, dy, w, Into::add);
+        CHECK(relative_error(added, sum_of(pool, before, expected_dx)) < tolerance(type));
+
+        const Tensor dw = pool.normal(accumulate_dtype(type), {n, k}), dw_before = pool.copy(dw, DType::f64);
+        linear_backward_weight(ctx, dw, dy, x);
+        // bf16 inputs are exact here and sums are f32: as good as f32.
+        CHECK(relative_error(dw, sum_of(pool, dw_before, naive(pool, dy, true, x, false))) <
+              tolerance(type == DType::f64 ? type : DType::f32));
+      }
+}
+
+TEST_CASE("linear gradients agree with central differences in f64", "[linear]") {
+  Context ctx(kScratch);
+  Pool pool;
+  LinearWeight w;
+  w.value = pool.normal(DType::f64, {7, 5});
+  const Tensor x = pool.normal(DType::f64, {9, 5}), y = pool.zeros(DType::f64, {9, 7});
+  const Tensor dy = pool.normal(DType::f64, {9, 7}), dx = pool.zeros(DType::f64, {9, 5}), dw = pool.zeros(DType::f64, {7, 5});
+  const auto loss = [&] {
+    linear_forward(ctx, y, x, w);
+    return dot(dy, y);
+  };
+  linear_backward_input(ctx, dx, dy, w, Into::overwrite);
+  linear_backward_weight(ctx, dw, dy, x);
+  CHECK(gradient_error(x, dx, loss) < 1e-7);
+  CHECK(gradient_error(w.value, dw, loss) < 1e-7);
+}
+
+TEST_CASE("a packed copy keeps its answer until it is packed again", "[linear]") {
+  Context ctx(kScratch);
+  for (const DType type : {DType::f32, DType::bf16}) {
+    Pool pool;
+    LinearWeight w;
+    w.value = pool.normal(type, {96, 64});
+    allocate_packed(pool, ctx, w, 8);
+    if (!w.packed) continue;
+    const Tensor x = pool.normal(type, {8, 64}), first = pool.zeros(type, {8, 96}), second = pool.zeros(type, {8, 96});
+    linear_forward(ctx, first, x, w);
+    for (int64_t i = 0; i < w.value.numel(); ++i) Pool::set(w.value, i, 2 * Pool::get(w.value, i));
+    linear_forward(ctx, second, x, w);
+    CHECK(same_bits(first, second));
+    linear_pack(ctx, w);
+    linear_forward(ctx, second, x, w);
+    CHECK(relative_error(second, naive(pool, x, false, w.value, true)) < tolerance(type));
+  }
+}
+
+TEST_CASE("linear products repeat bit for bit", "[linear]") {
+  Context ctx(kScratch);
+  for (const DType type : kTypes) {
+    Pool pool;
+    LinearWeight w;
+    w.value = pool.normal(type, {300, 200});
+    const Tensor x = pool.normal(type, {513, 200}), dy = pool.normal(type, {513, 300});
+    Tensor y[2], dx[2], dw[2];
+    for (int i : {0, 1}) {
+      Context fresh(kScratch);
+      y[i] = pool.zeros(type, {513, 300}), dx[i] = pool.zeros(type, {513, 200});
+      dw[i] = pool.zeros(accumulate_dtype(type), {300, 200});
+      linear_forward(fresh, y[i], x, w);
+      linear_backward_input(fresh, dx[i], dy, w, Into::overwrite);
+      linear_backward_weight(fresh, dw[i], dy, x);
+    }
+    CHECK(same_bits(y[0], y[1]));
+    CHECK(same_bits(dx[0], dx[1]));
+    CHECK(same_bits(dw[0], dw[1]));
+  }
+}
+
+TEST_CASE("linear products in f64 do not depend on the number of threads", "[linear]") {
+  const int threads = num_threads();
+  Pool pool;
+  LinearWeight w;
+  w.value = pool.normal(DType::f64, {130, 70});
+  const Tensor x = pool.normal(DType::f64, {200, 70}), dy = pool.normal(DType::f64, {200, 130});
+  Tensor y[2], dw[2];
+  for (int i : {0, 1}) {
+    Context ctx(kScratch);
+    set_num_threads(i + 1);
+    y[i] = pool.zeros(DType::f64, {200, 130}), dw[i] = pool.zeros(DType::f64, {130, 70});
+    linear_forward(ctx, y[i], x, w);
+    linear_backward_weight(ctx, dw[i], dy, x);
+  }
+  set_num_threads(threads);
+  CHECK(same_bits(y[0], y[1]));
+  CHECK(same_bits(dw[0], dw[1]));
+}
+
+TEST_CASE("a dry run of the linear ops measures the scratch that the real run takes", "[linear]") {
+  for (const DType type : kTypes) {
+    Context dry(0);
+    const auto run = [type](Context& ctx, bool real) {
+      Pool pool;
+      LinearWeight w;
+      w.value = pool.normal(type, {40, 24});
+      Tensor x = pool.normal(type, {2000, 24}), y = pool.zeros(type, {2000, 40});
+      Tensor dw = pool.zeros(accumulate_dtype(type), {40, 24});
+      if (!real) x.data = y.data = dw.data = w.value.data = nullptr;
+      linear_forward(ctx, y, x, w);
+      linear_backward_input(ctx, x, y, w, Into::add);
+      linear_backward_weight(ctx, dw, y, x);
+    };
+    run(dry, false);
+    CHECK(dry.scratch.used() == 0);
+    Context real(std::max<int64_t>(64, dry.scratch.high_water()));  // an arena throws when it is too small
+    CHECK_NOTHROW(run(real, true));
+    CHECK(real.scratch.high_water() == dry.scratch.high_water());
+  }
+}
+
+TEST_CASE("linear ops refuse wrong shapes and types by name", "[linear]") {
+  Context ctx(kScratch);
+  Pool pool;
+  LinearWeight w;
+  w.value = pool.zeros(DType::f32, {4, 32});
+  const Tensor x = pool.zeros(DType::f32, {2, 16}), y = pool.zeros(DType::f32, {2, 4});
+  CHECK_THROWS_WITH(linear_forward(ctx, y, x, w),
+                    Catch::Contains("linear_forward: weight must be (4, 16) f32") && Catch::Contains("(4, 32)"));
+  const Tensor half = pool.zeros(DType::bf16, {2, 32});
+  CHECK_THROWS_WITH(linear_forward(ctx, y, half, w), Catch::Contains("linear_forward: weight must be (4, 32) bf16"));
+  const Tensor wide = pool.zeros(DType::f32, {2, 32});
+  CHECK_THROWS_WITH(linear_backward_input(ctx, x, y, w, Into::add),
+                    Catch::Contains("linear_backward_input: dx must be (2, 32) f32"));
+  const Tensor dw = pool.zeros(DType::bf16, {4, 32}), half_dy = pool.zeros(DType::bf16, {2, 4});
+  CHECK_THROWS_WITH(linear_backward_weight(ctx, dw, half_dy, half),
+                    Catch::Contains("linear_backward_weight: dw must be (4, 32) f32"));
+  CHECK_THROWS_WITH(linear_backward_weight(ctx, w.value, pool.zeros(DType::f32, {3, 4}), wide),
+                    Catch::Contains("linear_backward_weight: dy must be (2, 4) f32"));
+  w.packed = pool.zeros(DType::u8, {3});
+  CHECK_THROWS_WITH(linear_forward(ctx, y, wide, w), Catch::Contains("packed weight must be"));
+  CHECK_THROWS_WITH(linear_forward(ctx, y, pool.zeros(DType::i32, {2, 32}), w), Catch::Contains("got i32"));
+}
