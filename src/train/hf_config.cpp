@@ -1,0 +1,70 @@
+#include "train/hf_config.h"
+
+namespace sluice {
+namespace {
+
+template <class E>
+std::string word(E e) {
+  return std::string(EnumNames<E>::names[static_cast<size_t>(e)]);
+}
+
+}  // namespace
+
+nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
+  const ModelConfig& m = config.model;
+  const AttentionConfig& a = m.attention;
+  const bool plain = a.kind == AttentionKind::softmax && a.gates.empty() && a.output_norm == OutputNorm::none &&
+                     a.output_activation == OutputActivation::none && m.norm_placement == NormPlacement::pre &&
+                     !m.branch_clip;
+  const int64_t positions = m.max_position_embeddings.value_or(config.data.seq_len);
+  // The names before transformers 5 (rope_theta, torch_dtype): later versions still read them.
+  nlohmann::json j = {{"architectures", {!plain ? "SluiceForCausalLM" : m.qk_norm ? "Qwen3ForCausalLM" : "LlamaForCausalLM"}},
+                      {"model_type", !plain ? "sluice" : m.qk_norm ? "qwen3" : "llama"},
+                      {"vocab_size", m.vocab_size},
+                      {"hidden_size", m.hidden_size},
+                      {"intermediate_size", m.intermediate_size},
+                      {"num_hidden_layers", m.num_hidden_layers},
+                      {"num_attention_heads", m.num_attention_heads},
+                      {"num_key_value_heads", m.num_key_value_heads},
+                      {"head_dim", m.head_dim},
+                      {"hidden_act", "silu"},
+                      {"rms_norm_eps", m.rms_norm_eps},
+                      {"max_position_embeddings", positions},
+                      {"rope_theta", m.rope.theta},
+                      {"rope_scaling", nullptr},
+                      {"attention_bias", false},
+                      {"attention_dropout", 0.0},
+                      {"tie_word_embeddings", m.tie_word_embeddings},
+                      {"initializer_range", m.initializer_range},
+                      {"bos_token_id", nullptr},
+                      {"eos_token_id", end_of_document},
+                      {"torch_dtype", config.train.precision == Precision::bf16  ? "bfloat16"
+                                      : config.train.precision == Precision::f64 ? "float64"
+                                                                                 : "float32"},
+                      {"use_cache", true}};
+  if (m.rope.scaling.type == RopeScalingType::yarn)
+    j["rope_scaling"] = {{"rope_type", "yarn"},
+                         {"factor", m.rope.scaling.factor},
+                         {"original_max_position_embeddings", m.rope.scaling.original_max_position_embeddings},
+                         {"beta_fast", m.rope.scaling.beta_fast},
+                         {"beta_slow", m.rope.scaling.beta_slow}};
+  if (plain) return j;
+  nlohmann::json gates = nlohmann::json::array();
+  for (const GateConfig& g : a.gates)
+    gates.push_back({{"position", word(g.position)},
+                     {"granularity", word(g.granularity)},
+                     {"heads", word(g.heads)},
+                     {"combine", word(g.combine)},
+                     {"activation", word(g.activation)},
+                     {"input", word(g.input)}});
+  j["qk_norm"] = m.qk_norm;
+  j["norm_placement"] = word(m.norm_placement);
+  j["branch_clip"] = m.branch_clip ? nlohmann::json(*m.branch_clip) : nlohmann::json(nullptr);
+  j["attention"] = {{"kind", word(a.kind)},
+                    {"gates", gates},
+                    {"output_norm", word(a.output_norm)},
+                    {"output_activation", word(a.output_activation)}};
+  return j;
+}
+
+}  // namespace sluice

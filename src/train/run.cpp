@@ -1,0 +1,455 @@
+#include "train/run.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+
+#include "core/cpu_features.h"
+#include "core/io.h"
+#include "core/parallel_for.h"
+#include "train/console.h"
+#include "train/evaluate.h"
+#include "train/hf_config.h"
+#include "train/metrics.h"
+#include "train/plan.h"
+#include "train/run_folder.h"
+#include "train/signals.h"
+#include "train/tensorboard.h"
+#include "train/trainer.h"
+
+namespace sluice {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// The latest step times; the median is not disturbed by what else a machine does now and then.
+class StepTimes {
+ public:
+  void add(double seconds) { times_[static_cast<size_t>(count_++) % times_.size()] = seconds; }
+  int64_t count() const { return count_; }
+  double median() const {
+    std::array<double, 101> copy = times_;
+    const auto n = std::min<int64_t>(count_, static_cast<int64_t>(copy.size()));
+    if (n == 0) return 0;
+    std::nth_element(copy.begin(), copy.begin() + n / 2, copy.begin() + n);
+    return copy[static_cast<size_t>(n / 2)];
+  }
+
+ private:
+  std::array<double, 101> times_{};
+  int64_t count_ = 0;
+};
+
+std::string list(const std::vector<std::string>& items) { return fmt::format("{}", fmt::join(items, "\n  ")); }
+
+/// As a checkpoint's own config.yaml states them: free of the folder we were started in.
+Config with_absolute_paths(Config config) {
+  const auto absolute = [](std::string& path) {
+    if (!path.empty()) path = std::filesystem::absolute(path).lexically_normal().string();
+  };
+  absolute(config.model.match_parameters_of);
+  absolute(config.data.tokenizer.path);
+  absolute(config.train.init_from);
+  for (DataSource& source : config.data.train) absolute(source.path);
+  for (DataSource& source : config.data.validation) absolute(source.path);
+  return config;
+}
+
+class Run {
+ public:
+  explicit Run(const RunOptions& options);
+  ExitCode train();
+
+ private:
+  void check_resume();
+  void start_files();
+  void banner();
+  bool finish_or_stop();
+  void step();
+  void tell(const StepMetrics& m);
+  bool evaluate();
+  void save();
+  void report_saved();
+  bool checkpoint_due() const;
+  bool last_step_done() const { return trainer_->next_step() >= trainer_->max_steps(); }
+  /// All steps done and evaluated.
+  bool complete() const {
+    return last_step_done() && (evaluator_->empty() || evals_->last_step() >= trainer_->next_step());
+  }
+  int64_t tokens() const { return trainer_->next_step() * tokens_per_step(config_); }
+  Progress progress(const StepMetrics& m) const;
+  nlohmann::ordered_json status(const char* state) const;
+  void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values);
+
+  RunOptions options_;
+  Config config_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<Blend> data_;
+  std::unique_ptr<Evaluator> evaluator_;
+  std::string data_fingerprint_;
+  std::unique_ptr<RunFolder> folder_;
+  CheckpointInfo resumed_;  // path empty: a fresh start
+  std::string config_yaml_;
+
+  std::unique_ptr<Console> console_;
+  std::unique_ptr<ConsoleWarnings> warnings_;
+  StopSignals signals_;
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<CheckpointStore> checkpoints_;
+  std::unique_ptr<JsonLines> metrics_, evals_;
+  std::unique_ptr<EventWriter> events_;
+
+  StepTimes times_;
+  StepMetrics last_;
+  double seconds_ = 0;  // of training, over all resumptions
+  double seconds_since_told_ = 0, tokens_per_second_ = 0;
+  int64_t steps_since_told_ = 0;
+  int64_t saved_step_ = -1, reported_step_ = -1;
+  double saved_at_ = now(), heartbeat_at_ = 0;
+};
+
+// ---- before the first step
+
+Run::Run(const RunOptions& options) : options_(options) {
+  config_ = load_config(options.config_path, options.overrides);
+  if (config_.train.device == DeviceChoice::cuda)
+    fail(ExitCode::usage, "train.device: this build has no CUDA backend; use auto or cpu");
+  if (config_.train.threads > 0) set_num_threads(static_cast<int>(config_.train.threads));
+  tokenizer_ = make_tokenizer(config_.data.tokenizer);
+  resolve_model(config_, *tokenizer_);
+  data_ = std::make_unique<Blend>(config_.data.train, config_.data.seq_len, config_.model.vocab_size,
+                                  config_.data.document_mask, config_.train.seed);
+  evaluator_ = std::make_unique<Evaluator>(config_.data.validation, config_, *tokenizer_, config_.eval.max_tokens);
+  data_fingerprint_ = data_->fingerprint();
+  config_yaml_ = to_yaml(config_);
+
+  folder_ = std::make_unique<RunFolder>(config_.run_dir);
+  const std::string checkpoints = folder_->file("ckpt");
+  if (options.fresh && !list_checkpoints(checkpoints).empty())
+    fail(ExitCode::usage, "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",
+         folder_->path(), list_checkpoints(checkpoints).front());
+  resumed_ = newest_valid_checkpoint(checkpoints);
+  if (!resumed_.path.empty()) check_resume();
+}
+
+void Run::check_resume() {
+  std::vector<std::string> impossible, consent;
+  const Config before = load_config(resumed_.path + "/config.yaml");
+  for (const ConfigChange& change : config_changes(before, with_absolute_paths(config_))) {
+    const std::string text = fmt::format("{}: {} -> {}", change.key, change.before, change.after);
+    if (change.kind == ChangeClass::identity) impossible.push_back(text);
+    const auto& allowed = options_.allow_change;
+    if (change.kind == ChangeClass::trajectory && std::find(allowed.begin(), allowed.end(), change.key) == allowed.end())
+      consent.push_back(text);
+  }
+  // A change of the data's path is told above; here the same path holds other tokens.
+  if (resumed_.state.value("data_fingerprint", data_fingerprint_) != data_fingerprint_)
+    impossible.push_back("the training data is not what this run was started with (its fingerprint differs)");
+  if (resumed_.state.value("tokenizer_fingerprint", tokenizer_->fingerprint()) != tokenizer_->fingerprint())
+    impossible.push_back("the tokenizer is not the one this run was started with (its fingerprint differs)");
+  if (impossible.empty() && consent.empty()) return;
+
+  std::string message = fmt::format("cannot resume {} with this configuration", resumed_.path);
+  if (!impossible.empty()) message += "\n impossible:\n  " + list(impossible);
+  if (!consent.empty()) message += "\n only with --allow-change KEY for each:\n  " + list(consent);
+  message += fmt::format("\n otherwise: another run_dir, and train.init_from={} to start from its weights", resumed_.path);
+  fail(ExitCode::usage, "{}", message);
+}
+
+void Run::start_files() {
+  folder_->write("config.yaml", fmt::format("# hash {}\n{}", config_hash(config_), config_yaml_));
+  std::string input = fmt::format("# {}\n{}", options_.config_path, io::read_file(options_.config_path));
+  for (const std::string& text : options_.overrides) input += fmt::format("# on the command line: {}\n", text);
+  folder_->write("config.input.yaml", input);
+  const std::string past = io::exists(folder_->file("cmdline.txt")) ? io::read_file(folder_->file("cmdline.txt")) : "";
+  folder_->write("cmdline.txt", past + options_.command_line + "\n");
+
+  const ParamStore& store = trainer_->store();
+  int64_t embeddings = 0;
+  for (int id = 0; id < static_cast<int>(store.specs().size()); ++id) {
+    const std::string& name = store.specs()[static_cast<size_t>(id)].name;
+    if (name == "model.embed_tokens.weight" || name == "lm_head.weight") embeddings += store.numel(id);
+  }
+  const nlohmann::ordered_json run = {{"schema", 1},
+                                      {"name", config_.name},
+                                      {"version", SLUICE_VERSION},
+                                      {"parameters", store.total()},
+                                      {"parameters_non_embedding", store.total() - embeddings},
+                                      {"config_hash", config_hash(config_)},
+                                      {"max_steps", trainer_->max_steps()},
+                                      {"tokens_per_step", tokens_per_step(config_)},
+                                      {"precision", EnumNames<Precision>::names[static_cast<size_t>(config_.train.precision)]},
+                                      {"threads", num_threads()},
+                                      {"instruction_set", isa_name(cpu_isa())},
+                                      {"data_fingerprint", data_fingerprint_},
+                                      {"tokenizer_fingerprint", tokenizer_->fingerprint()},
+                                      {"started", utc_now()},
+                                      {"resumed_from_step", trainer_->next_step()}};
+  folder_->write("run.json", run.dump(2) + "\n");
+}
+
+void Run::banner() {
+  const ModelConfig& m = config_.model;
+  const ParamStore& store = trainer_->store();
+  const auto total = static_cast<double>(store.total());
+  std::string attention = EnumNames<AttentionKind>::names[static_cast<size_t>(m.attention.kind)].data();
+  for (const GateConfig& gate : m.attention.gates)
+    attention += fmt::format(" + {} {} gate at {}", EnumNames<GateGranularity>::names[static_cast<size_t>(gate.granularity)],
+                             EnumNames<GateActivation>::names[static_cast<size_t>(gate.activation)],
+                             EnumNames<GatePosition>::names[static_cast<size_t>(gate.position)]);
+  console_->line(fmt::format("sluice {}  run {}  ->  {}", SLUICE_VERSION, config_.name, folder_->path()));
+  console_->line(fmt::format("model    {} parameters  {} layers  {} wide  {}/{} heads of {}  FFN {}  vocabulary {}",
+                             format_count(total), m.num_hidden_layers, m.hidden_size, m.num_attention_heads,
+                             m.num_key_value_heads, m.head_dim, m.intermediate_size, m.vocab_size));
+  console_->line("attn     " + attention);
+  for (const Blend::SourceInfo& source : data_->sources())
+    console_->line(fmt::format("data     {}  {} tokens in {} file{}  {:.0f}% of the samples", source.name,
+                               format_count(static_cast<double>(source.tokens)), source.files,
+                               source.files == 1 ? "" : "s", 100 * source.weight));
+  for (const auto& blend : evaluator_->blends())
+    for (const Blend::SourceInfo& source : blend->sources())
+      console_->line(fmt::format("held out {}  {} tokens", source.name, format_count(static_cast<double>(source.tokens))));
+  const double tokens = static_cast<double>(trainer_->max_steps()) * static_cast<double>(tokens_per_step(config_));
+  console_->line(fmt::format("train    {} tokens = {} steps x {}  {:.1f} tokens per parameter  {} FLOPs  {}, {} thread{}, {}",
+                             format_count(tokens), trainer_->max_steps(), tokens_per_step(config_), tokens / total,
+                             fmt::format("{:.1e}", flops_per_token(config_) * tokens),
+                             EnumNames<Precision>::names[static_cast<size_t>(config_.train.precision)], num_threads(),
+                             num_threads() == 1 ? "" : "s", isa_name(cpu_isa())));
+  const MemoryPlan& memory = trainer_->memory();
+  int64_t snapshot = 0;
+  if (config_.checkpoint.async) {
+    const CheckpointContent content = trainer_->content();
+    for (const auto* tensors : {&content.weights, &content.optimizer})
+      for (const NamedTensor& t : *tensors) snapshot += t.tensor.bytes();
+  }
+  console_->line("memory   MiB");
+  for (const auto& [name, bytes] : std::initializer_list<std::pair<const char*, int64_t>>{
+           {"parameters", memory.parameters}, {"gradients", memory.gradients}, {"optimizer", memory.optimizer},
+           {"activations", memory.activations}, {"scratch", memory.scratch}, {"batch", memory.batch},
+           {"checkpoint copy", snapshot}, {"total", memory.total() + snapshot}})
+    console_->line(fmt::format("  {:<16}{:>10}", name, format_mib(bytes)));
+  if (!resumed_.path.empty())
+    console_->line(fmt::format("resume   from {} (step {})", resumed_.path, trainer_->next_step()));
+}
+
+// ---- the loop
+
+ExitCode Run::train() {
+  console_ = std::make_unique<Console>(config_.log.console, Terminal::detect(config_.log.console));
+  warnings_ = std::make_unique<ConsoleWarnings>(*console_);
+
+  const bool evaluated = evaluator_->empty() || JsonLines(folder_->file("eval.jsonl"), resumed_.step).last_step() >= resumed_.step;
+  if (!resumed_.path.empty() && resumed_.step >= total_steps(config_) && evaluated) {
+    console_->line(fmt::format("{} is finished: step {} of {}, {}. More: train.max_steps=N --allow-change train.max_steps, "
+                               "or another run_dir.",
+                               folder_->path(), resumed_.step, total_steps(config_), resumed_.path));
+    return ExitCode::ok;
+  }
+  trainer_ = std::make_unique<Trainer>(config_, *data_);
+  if (resumed_.path.empty()) {
+    trainer_->initialize();
+  } else {
+    trainer_->restore(resumed_);
+    seconds_ = resumed_.state.value("seconds", 0.0);
+    saved_step_ = reported_step_ = trainer_->next_step();
+  }
+  console_->log_to(folder_->file("console.log"));
+  start_files();
+  metrics_ = std::make_unique<JsonLines>(folder_->file("metrics.jsonl"), trainer_->next_step());
+  evals_ = std::make_unique<JsonLines>(folder_->file("eval.jsonl"), trainer_->next_step());
+  if (config_.log.tensorboard) events_ = std::make_unique<EventWriter>(folder_->file("tb"), trainer_->next_step());
+  checkpoints_ = std::make_unique<CheckpointStore>(folder_->file("ckpt"), config_.checkpoint, trainer_->content());
+  banner();
+  folder_->write_status(status("running"));
+
+  try {
+    const double start = now();
+    while (!finish_or_stop()) step();
+    if (saved_step_ != trainer_->next_step() && trainer_->next_step() > 0) save();
+    if (!checkpoints_->wait())
+      fail(ExitCode::save_failed, "the final checkpoint could not be written: {}", checkpoints_->last_error());
+    report_saved();
+    if (!complete()) {
+      folder_->write_status(status("preempted"));
+      console_->line(fmt::format("stopped by {} at step {}, saved; run the same command to go on", signals_.name(),
+                                 trainer_->next_step()));
+      return ExitCode::preempted;
+    }
+    folder_->write_status(status("done"));
+    console_->line(fmt::format("done     {} steps in {}  loss {:.3f}  {}", trainer_->next_step(),
+                               format_duration(now() - start), last_.loss, folder_->path()));
+    return ExitCode::ok;
+  } catch (const Error& error) {
+    nlohmann::ordered_json failed = status("failed");
+    failed["error"] = error.what();
+    failed["exit_code"] = static_cast<int>(error.code());
+    folder_->write_status(failed);
+    throw;
+  }
+}
+
+/// Between steps: evaluation, checkpoint, signals. True when the loop is over.
+bool Run::finish_or_stop() {
+  const int64_t step = trainer_->next_step();
+  const bool last = last_step_done();
+  const bool due = config_.eval.every_steps > 0 && step > 0 && step % config_.eval.every_steps == 0;
+  if (!evaluator_->empty() && (due || last) && evals_->last_step() < step && !signals_.requested()) evaluate();
+  if (signals_.requested() || last) return true;
+  if (checkpoint_due()) save();
+  report_saved();
+  if (now() - heartbeat_at_ > 15) {
+    heartbeat_at_ = now();
+    folder_->write_status(status("running"));
+  }
+  return false;
+}
+
+void Run::step() {
+  const double start = now();
+  last_ = trainer_->step();
+  const double seconds = now() - start;
+  seconds_ += seconds;
+  seconds_since_told_ += seconds;
+  ++steps_since_told_;
+  times_.add(seconds);
+  if (last_.skipped) spdlog::warn("{}; skipped", trainer_->problem());
+  if (trainer_->next_step() % std::max<int64_t>(config_.log.every_steps, 1) == 0 || last_step_done() || last_.skipped)
+    tell(last_);
+  else
+    console_->tick(progress(last_));
+}
+
+void Run::tell(const StepMetrics& m) {
+  tokens_per_second_ = static_cast<double>(steps_since_told_ * tokens_per_step(config_)) / std::max(seconds_since_told_, 1e-9);
+  steps_since_told_ = 0;
+  seconds_since_told_ = 0;
+  const StepPolicy& policy = trainer_->policy();
+  TrainRecord record;
+  record.step = trainer_->next_step();
+  record.samples = record.step * config_.train.global_batch_size;
+  record.tokens = tokens();
+  record.loss = m.loss;
+  record.grad_norm = m.grad_norm;
+  record.lr = m.lr;
+  record.tokens_per_second = tokens_per_second_;
+  record.seconds = seconds_;
+  record.spikes = policy.spikes();
+  record.skipped = policy.skipped();
+  metrics_->append(to_json(record));
+  scalars(record.step, {{"train/loss", m.loss},
+                        {"train/grad_norm", m.grad_norm},
+                        {"train/lr", m.lr},
+                        {"train/tokens_per_second", tokens_per_second_},
+                        {"train/spikes", static_cast<double>(policy.spikes())},
+                        {"train/skipped", static_cast<double>(policy.skipped())}});
+  console_->progress(progress(m));
+}
+
+bool Run::evaluate() {
+  const auto result = evaluator_->run(trainer_->context(), trainer_->model(), trainer_->micro_batch(),
+                                      trainer_->analysed(), [this] { return signals_.requested(); });
+  if (!result) return false;
+  const int64_t step = trainer_->next_step();
+  evals_->append(to_json(step, tokens(), *result));
+  std::vector<std::pair<std::string, double>> values;
+  for (const SetResult& set : result->sets) {
+    values.emplace_back("val/" + set.name + "/loss", set.loss);
+    values.emplace_back("val/" + set.name + "/bits_per_byte", set.bits_per_byte);
+  }
+  const ModelSummary& a = result->analysis;
+  values.emplace_back("analysis/first_token_attention", a.first_token_attention);
+  if (a.mean_gate_score) values.emplace_back("analysis/mean_gate_score", *a.mean_gate_score);
+  values.emplace_back("analysis/largest_residual", a.largest_residual);
+  scalars(step, values);
+  for (const std::string& text : describe(*result)) console_->line(text);
+  return true;
+}
+
+void Run::scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) {
+  if (!events_) return;
+  try {
+    events_->add(step, values);
+  } catch (const io::IoError& error) {
+    spdlog::warn("{}; no more TensorBoard events", error.what());
+    events_.reset();
+  }
+}
+
+// ---- checkpoints
+
+bool Run::checkpoint_due() const {
+  const int64_t step = trainer_->next_step();
+  if (step == 0 || step == saved_step_) return false;
+  const CheckpointConfig& c = config_.checkpoint;
+  return (c.every_steps > 0 && step % c.every_steps == 0) ||
+         (c.every_minutes > 0 && now() - saved_at_ >= 60 * c.every_minutes);
+}
+
+void Run::save() {
+  CheckpointContent content = trainer_->content();
+  content.state["data_fingerprint"] = data_fingerprint_;
+  content.state["tokenizer_fingerprint"] = tokenizer_->fingerprint();
+  content.state["seconds"] = seconds_;
+  content.state["allowed_changes"] = options_.allow_change;
+  content.config_yaml = config_yaml_;
+  content.hf_config = hf_config(config_, tokenizer_->end_of_document());
+  checkpoints_->save(content);
+  saved_step_ = trainer_->next_step();
+  saved_at_ = now();
+}
+
+/// A save is reported when it is durable, which may be some steps later.
+void Run::report_saved() {
+  const int64_t durable = checkpoints_->saved_step();
+  if (durable <= reported_step_) return;
+  reported_step_ = durable;
+  console_->line(fmt::format("  saved step {}", durable));
+}
+
+// ---- telling
+
+Progress Run::progress(const StepMetrics& m) const {
+  Progress p;
+  p.step = trainer_->next_step();
+  p.max_steps = trainer_->max_steps();
+  p.loss = m.loss;
+  p.grad_norm = m.grad_norm;
+  p.lr = m.lr;
+  p.tokens_per_second = tokens_per_second_ > 0 ? tokens_per_second_
+                                               : static_cast<double>(tokens_per_step(config_)) / std::max(times_.median(), 1e-9);
+  p.seconds_left = times_.median() * static_cast<double>(p.max_steps - p.step);
+  p.rough = times_.count() < 20;
+  p.skipped = trainer_->policy().skipped();
+  return p;
+}
+
+nlohmann::ordered_json Run::status(const char* state) const {
+  return {{"state", state},
+          {"step", trainer_->next_step()},
+          {"max_steps", trainer_->max_steps()},
+          {"tokens", tokens()},
+          {"loss", last_.loss},
+          {"seconds_left", times_.median() * static_cast<double>(trainer_->max_steps() - trainer_->next_step())},
+          {"saved_step", checkpoints_ ? checkpoints_->saved_step() : -1}};
+}
+
+}  // namespace
+
+void resolve_model(Config& config, const Tokenizer& tokenizer) {
+  if (config.model.vocab_size == 0) config.model.vocab_size = tokenizer.vocab_size();
+  if (config.model.vocab_size < tokenizer.vocab_size())
+    fail(ExitCode::usage, "model.vocab_size is {}, but the tokenizer has {} tokens (0 takes the tokenizer's)",
+         config.model.vocab_size, tokenizer.vocab_size());
+  resolve_parameter_match(config);
+}
+
+ExitCode run_training(const RunOptions& options) { return Run(options).train(); }
+
+}  // namespace sluice
