@@ -1,0 +1,124 @@
+// sluice doctor: what was built in, what this machine offers, and what is disabled as a result.
+#include <cblas.h>
+#include <dnnl.hpp>
+#include <spdlog/fmt/fmt.h>
+#include <omp.h>
+#include <sched.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "commands.h"
+#include "core/arena.h"
+#include "core/cpu_features.h"
+#include "core/io.h"
+#include "core/parallel_for.h"
+
+namespace sluice {
+namespace {
+
+void row(const char* name, const std::string& value) { fmt::print("  {:<20}{}\n", name, value); }
+
+const char* yes(bool b) { return b ? "yes" : "no"; }
+
+/// The value of a "key : value" line of a /proc file; "" when there is none.
+std::string proc_value(const char* path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos || line.compare(0, key.size(), key) != 0) continue;
+    const size_t begin = line.find_first_not_of(" \t", colon + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return "";
+}
+
+int64_t memory_kib(const std::string& key) {
+  int64_t kib = 0;
+  std::istringstream(proc_value("/proc/meminfo", key)) >> kib;
+  return kib;
+}
+
+/// Best of a few rounds of y = x on arrays far larger than the caches; counts what is read and written.
+double copy_gb_per_second() {
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  Arena arena("bandwidth", 2 * kBytes);
+  char* x = static_cast<char*>(arena.alloc("x", DType::u8, {kBytes}).data);
+  char* y = static_cast<char*>(arena.alloc("y", DType::u8, {kBytes}).data);
+  const auto copy = [&] {
+    parallel_for(kBytes, 1 << 20, [&](int64_t begin, int64_t end) {
+      std::memcpy(y + begin, x + begin, static_cast<size_t>(end - begin));
+    });
+  };
+  parallel_for(kBytes, 1 << 20, [&](int64_t begin, int64_t end) {
+    std::memset(x + begin, 1, static_cast<size_t>(end - begin));
+  });
+  copy();
+  double best = 1e9;
+  for (int round = 0; round < 5; ++round) {
+    const auto start = std::chrono::steady_clock::now();
+    copy();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return 2.0 * kBytes / best / 1e9;
+}
+
+void doctor() {
+  fmt::print("sluice {}\n", SLUICE_VERSION);
+  row("compiler", __VERSION__);
+  row("CUDA", "not in this build: train.device=cuda is refused");
+  row("MPI", "not in this build: one process");
+  row("oneDNN", [] {
+    const dnnl_version_t* v = dnnl_version();
+    return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);
+  }());
+  row("OpenBLAS", openblas_get_config());
+  row("xxHash", fmt::format("{}.{}.{}", XXH_VERSION_MAJOR, XXH_VERSION_MINOR, XXH_VERSION_RELEASE));
+  row("nlohmann json", fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
+                                   NLOHMANN_JSON_VERSION_PATCH));
+  row("CLI11", CLI11_VERSION);
+  row("fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100));
+
+  fmt::print("\nprocessor\n");
+  const CpuFeatures& cpu = cpu_features();
+  row("model", proc_value("/proc/cpuinfo", "model name"));
+  row("AVX2 and FMA", yes(cpu.avx2_fma));
+  row("AVX-512", yes(cpu.avx512));
+  row("AVX-512 BF16", yes(cpu.avx512_bf16));
+  row("AMX BF16", yes(cpu.amx_bf16));
+  row("kernels used", fmt::format("{} (SLUICE_ISA=baseline|avx2|avx512 lowers it)", isa_name(cpu_isa())));
+  row("bf16", cpu.amx_bf16 || cpu.avx512_bf16 ? "matrix products in hardware"
+                                              : "computed through f32: saves memory, not time");
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  const int cores = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : omp_get_num_procs();
+  row("cores", fmt::format("{} of {} may be used", cores, sysconf(_SC_NPROCESSORS_ONLN)));
+  row("threads", fmt::format("{}{}", num_threads(),
+                             num_threads() > cores ? "  warning: more threads than cores (OMP_NUM_THREADS)" : ""));
+
+  fmt::print("\nmachine\n");
+  utsname system{};
+  uname(&system);
+  row("system", fmt::format("{} {} {}", system.sysname, system.release, system.machine));
+  row("memory", fmt::format("{:.1f} GiB, {:.1f} free", static_cast<double>(memory_kib("MemTotal")) / (1 << 20),
+                            static_cast<double>(memory_kib("MemAvailable")) / (1 << 20)));
+  row("disk, here", fmt::format("{:.1f} GiB free", static_cast<double>(io::free_bytes(".")) / (int64_t{1} << 30)));
+  row("memory bandwidth", fmt::format("{:.1f} GB/s (copy, read + written)", copy_gb_per_second()));
+  fmt::print("\nSpeed of operations and of whole steps: sluice bench\n");
+}
+
+}  // namespace
+
+void add_doctor_command(CLI::App& app, int&) {
+  CLI::App* command = app.add_subcommand("doctor", "what was built in, what this machine offers, what is disabled");
+  command->footer("Examples:\n  sluice doctor\n  SLUICE_ISA=avx2 sluice doctor\n");
+  command->callback([] { doctor(); });
+}
+
+}  // namespace sluice

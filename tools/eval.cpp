@@ -1,0 +1,114 @@
+// sluice eval: validation of a trained model.
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "commands.h"
+#include "config/load.h"
+#include "core/parallel_for.h"
+#include "train/evaluate.h"
+#include "train/inference.h"
+#include "train/metrics.h"
+#include "train/trainer.h"
+
+namespace sluice {
+namespace {
+
+struct EvalOptions {
+  std::string path;
+  std::vector<std::string> sets, data;
+  int64_t max_tokens = 0;
+  bool json = false;
+};
+
+/// The sets to evaluate: those of --data NAME=PREFIX, else the configuration's, of which --set chooses.
+std::vector<DataSource> chosen_sets(const EvalOptions& options, const Config& config) {
+  std::vector<DataSource> sets;
+  for (const std::string& text : options.data) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0)
+      fail(ExitCode::usage, "--data {}: must be NAME=PREFIX of token files", text);
+    sets.push_back({text.substr(0, equals), text.substr(equals + 1), 1.0});
+  }
+  if (sets.empty()) sets = config.data.validation;
+  std::vector<std::string> names;
+  for (const DataSource& set : sets) names.push_back(set.name);
+  for (const std::string& name : options.sets)
+    if (std::find(names.begin(), names.end(), name) == names.end())
+      fail(ExitCode::usage, "--set {}: no such validation set; there {}: {}", name,
+           names.size() == 1 ? "is" : "are", names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
+  if (!options.sets.empty())
+    std::erase_if(sets, [&](const DataSource& set) {
+      return std::find(options.sets.begin(), options.sets.end(), set.name) == options.sets.end();
+    });
+  if (sets.empty()) fail(ExitCode::usage, "the configuration names no validation set; give one with --data NAME=PREFIX");
+  return sets;
+}
+
+void evaluate(const EvalOptions& options) {
+  const CheckpointInfo checkpoint = find_checkpoint(options.path);
+  const Config config = load_config(checkpoint.path + "/config.yaml");
+  if (config.train.threads > 0) set_num_threads(static_cast<int>(config.train.threads));
+  const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
+  const TrainedModel trained(checkpoint, tokens);
+  const Evaluator evaluator(chosen_sets(options, config), config, trained.tokenizer(), options.max_tokens);
+
+  Context dry(0);
+  Arena measure("activations");
+  ForwardBuffers shapes = make_forward_buffers(trained, measure, tokens, Recompute::none);
+  trained.model().forward(dry, shapes.batch, shapes.saved);
+  trained.model().loss_forward(dry, shapes.losses, shapes.batch, shapes.saved);
+  SummaryAccumulator(trained.model()).add(dry, shapes.batch, shapes.saved);
+  Arena activations("activations", measure.high_water());
+  Context ctx(std::max<int64_t>(dry.scratch.high_water(), 64));
+  ForwardBuffers buffers = make_forward_buffers(trained, activations, tokens, Recompute::none);
+
+  const auto result = evaluator.run(ctx, trained.model(), buffers, buffers, [] { return false; });
+  const int64_t trained_tokens = checkpoint.step * tokens_per_step(config);
+  if (options.json) {
+    fmt::print("{}\n", to_json(checkpoint.step, trained_tokens, *result).dump());
+    return;
+  }
+  fmt::print("{}  step {}\n\n", checkpoint.path, checkpoint.step);
+  fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}\n", "set", "loss", "perplexity", "bits/byte", "tokens");
+  for (const SetResult& set : result->sets)
+    fmt::print("{:<24}{:>10.4f}{:>12.3f}{:>12.4f}{:>12}\n", set.name, set.loss, set.perplexity, set.bits_per_byte,
+               set.tokens);
+  const ModelSummary& a = result->analysis;
+  fmt::print("\n{:<8}{:>14}{:>14}{:>34}{:>34}\n", "layer", "first token", "gate score", "attention max: output, residual",
+             "FFN max: output, residual");
+  for (size_t i = 0; i < a.layers.size(); ++i) {
+    const LayerSummary& layer = a.layers[i];
+    std::string gates = layer.gate_scores.empty() ? "-" : "";
+    for (const double score : layer.gate_scores) gates += fmt::format("{}{:.3f}", gates.empty() ? "" : " ", score);
+    fmt::print("{:<8}{:>13.1f}%{:>14}{:>22.2f}{:>12.2f}{:>22.2f}{:>12.2f}\n", i, 100 * layer.first_token_attention, gates,
+               layer.attention_output_max, layer.attention_residual_max, layer.ffn_output_max, layer.ffn_residual_max);
+  }
+  fmt::print("{:<8}{:>13.1f}%{:>14}   largest residual {:.2f}\n", "all", 100 * a.first_token_attention,
+             a.mean_gate_score ? fmt::format("{:.3f}", *a.mean_gate_score) : "-", a.largest_residual);
+}
+
+}  // namespace
+
+void add_eval_command(CLI::App& app, int&) {
+  CLI::App* command = app.add_subcommand("eval", "loss, perplexity, bits per byte of the validation sets; what the attention does");
+  auto options = std::make_shared<EvalOptions>();
+  command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
+      ->required()
+      ->type_name("RUN|CKPT");
+  command->add_option("--set", options->sets, "only this validation set; repeatable")->type_name("NAME")->allow_extra_args(false);
+  command->add_option("--data", options->data, "other token files than the configuration's; repeatable")
+      ->type_name("NAME=PREFIX")
+      ->allow_extra_args(false);
+  command->add_option("--max-tokens", options->max_tokens, "per set; 0: all of it")->check(CLI::NonNegativeNumber);
+  command->add_flag("--json", options->json, "one line of JSON, as in eval.jsonl");
+  command->footer(
+      "Examples:\n"
+      "  sluice eval runs/gated\n"
+      "  sluice eval runs/gated/ckpt/step_00001000 --data news=data/news --json\n");
+  command->callback([options] { evaluate(*options); });
+}
+
+}  // namespace sluice

@@ -1,0 +1,93 @@
+// sluice generate: continue a text.
+#include <spdlog/fmt/fmt.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "commands.h"
+#include "core/parallel_for.h"
+#include "train/generate.h"
+#include "train/inference.h"
+
+namespace sluice {
+namespace {
+
+struct GenerateOptions {
+  std::string path, prompt;
+  int64_t new_tokens = 200;
+  Sampling sampling;
+  bool ignore_end = false;
+};
+
+/// Prints tokens as they come. A token may be part of a character: what decodes differently with the next one waits.
+class Stream {
+ public:
+  explicit Stream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+
+  void add(int32_t token) {
+    tokens_.push_back(token);
+    const std::string text = tokenizer_.decode(tokens_);
+    if (text.compare(0, printed_.size(), printed_) != 0 || text.ends_with("\xef\xbf\xbd")) return;
+    print(text.substr(printed_.size()));
+    printed_ = text;
+  }
+  void finish() {
+    const std::string text = tokenizer_.decode(tokens_);
+    if (text.size() > printed_.size()) print(text.substr(printed_.size()));
+    print("\n");
+  }
+  void print(const std::string& text) const {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::vector<int32_t> tokens_;
+  std::string printed_;
+};
+
+void generate(const GenerateOptions& options) {
+  const TrainedModel trained(find_checkpoint(options.path), 1);
+  if (trained.config().train.threads > 0) set_num_threads(static_cast<int>(trained.config().train.threads));
+  const Tokenizer& tokenizer = trained.tokenizer();
+  // Documents end with this token, so a new one begins after it.
+  std::vector<int32_t> prompt = tokenizer.encode(options.prompt);
+  if (prompt.empty()) prompt = {tokenizer.end_of_document()};
+
+  Stream stream(tokenizer);
+  stream.print(options.prompt);
+  Generator(trained).run(prompt, options.new_tokens, options.sampling, [&](int32_t token) {
+    if (token == tokenizer.end_of_document() && !options.ignore_end) return false;
+    stream.add(token);
+    return std::ferror(stdout) == 0;
+  });
+  stream.finish();
+}
+
+}  // namespace
+
+void add_generate_command(CLI::App& app, int&) {
+  CLI::App* command = app.add_subcommand("generate", "continue a text");
+  auto options = std::make_shared<GenerateOptions>();
+  command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
+      ->required()
+      ->type_name("RUN|CKPT");
+  command->add_option("-p,--prompt", options->prompt, "text to continue; without, a document is begun")->type_name("TEXT");
+  command->add_option("-n,--tokens", options->new_tokens, "at most this many new tokens (200)")->check(CLI::NonNegativeNumber);
+  command->add_option("--temperature", options->sampling.temperature, "0: always the most probable token (1)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--top-k", options->sampling.top_k, "only the k most probable tokens; 0: all (0)")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--top-p", options->sampling.top_p, "only the most probable tokens that hold this share (1)")
+      ->check(CLI::Range(1e-9, 1.0));
+  command->add_option("--seed", options->sampling.seed, "the same seed gives the same text (0)");
+  command->add_flag("--ignore-end", options->ignore_end, "go on behind the end of a document");
+  command->footer(
+      "Examples:\n"
+      "  sluice generate runs/gated -p \"In the beginning\" -n 300 --temperature 0.8\n"
+      "  sluice generate runs/gated/ckpt/step_00001000 -p \"And\" --temperature 0\n");
+  command->callback([options] { generate(*options); });
+}
+
+}  // namespace sluice
