@@ -23,7 +23,8 @@ std::vector<std::string> expand(const DataSource& source) {
   std::vector<std::string> files = io::glob(path);
   std::erase_if(files, [](const std::string& file) { return !file.ends_with(".bin"); });
   if (files.empty()) {
-    fail(ExitCode::no_input, "data source {}: no .bin file matches {} (made by: sluice tokenize)", source.name, path);
+    fail(ExitCode::no_input, "data source {}: no .bin file matches {} (made by: sluice tokenize)",
+         source.name, path);
   }
   return files;
 }
@@ -40,7 +41,8 @@ bool all_below(const int32_t* tokens, int64_t count, int64_t vocab_size) {
   uint32_t bad = 0;
   int64_t i = 0;
   for (; i + kBlock <= count; i += kBlock) {
-    for (int64_t j = 0; j < kBlock; ++j) bad |= static_cast<uint32_t>(static_cast<uint32_t>(tokens[i + j]) >= limit);
+    for (int64_t j = 0; j < kBlock; ++j)
+      bad |= static_cast<uint32_t>(static_cast<uint32_t>(tokens[i + j]) >= limit);
   }
   for (; i < count; ++i) bad |= static_cast<uint32_t>(static_cast<uint32_t>(tokens[i]) >= limit);
   return bad == 0;
@@ -50,9 +52,9 @@ bool all_below(const int32_t* tokens, int64_t count, int64_t vocab_size) {
 
 struct Blend::Source {
   std::string name;
-  double weight = 0;           // as configured
+  double weight = 0;  // as configured
   int64_t tokens = 0;
-  int64_t per_cycle = 0;       // samples in one cycle of the schedule
+  int64_t per_cycle = 0;  // samples in one cycle of the schedule
   std::vector<TokenFile> files;
   std::vector<int64_t> samples{0}, sequential{0};  // prefix sums over files
   int64_t num_samples() const { return samples.back(); }
@@ -63,7 +65,8 @@ Blend::~Blend() = default;
 Blend::Blend(const std::vector<DataSource>& sources, int64_t seq_len, int64_t vocab_size, bool document_mask,
              uint64_t seed)
     : seq_len_(seq_len), vocab_size_(vocab_size), document_mask_(document_mask), seed_(seed) {
-  SLUICE_CHECK(seq_len > 0 && vocab_size > 0, "Blend: seq_len {} and vocab_size {} must be positive", seq_len, vocab_size);
+  SLUICE_CHECK(seq_len > 0 && vocab_size > 0, "Blend: seq_len {} and vocab_size {} must be positive", seq_len,
+               vocab_size);
   if (sources.empty()) fail(ExitCode::usage, "data: no source is given");
   for (const DataSource& config : sources) {
     auto source = std::make_unique<Source>();
@@ -73,29 +76,35 @@ Blend::Blend(const std::vector<DataSource>& sources, int64_t seq_len, int64_t vo
       const TokenFile& file = source->files.emplace_back(path);
       source->tokens += file.num_tokens();
       source->samples.push_back(source->samples.back() + (file.num_tokens() - 1) / seq_len);
-      source->sequential.push_back(source->sequential.back() + (file.num_tokens() - 1 + seq_len - 1) / seq_len);
+      source->sequential.push_back(source->sequential.back() +
+                                   (file.num_tokens() - 1 + seq_len - 1) / seq_len);
     }
     if (source->num_samples() == 0) {
-      fail(ExitCode::data, "data source {} ({}): {} tokens in {} file{}, but one sample needs {} in one file (data.seq_len + 1)",
-           source->name, config.path, source->tokens, source->files.size(), source->files.size() == 1 ? "" : "s",
-           seq_len + 1);
+      fail(ExitCode::data,
+           "data source {} ({}): {} tokens in {} file{}, but one sample needs {} in one file (data.seq_len + "
+           "1)",
+           source->name, config.path, source->tokens, source->files.size(),
+           source->files.size() == 1 ? "" : "s", seq_len + 1);
     }
     sources_.push_back(std::move(source));
   }
   make_schedule();
 }
 
-// Quotas of a cycle by largest remainder, laid out by Tijdeman's rule for the chairman assignment problem (Discrete
-// Mathematics 32, 1980): after any number of samples every source is within 1 - 1/(2k - 2) of its due.
+// Quotas of a cycle by largest remainder, laid out by Tijdeman's rule for the chairman assignment problem
+// (Discrete Mathematics 32, 1980): after any number of samples every source is within 1 - 1/(2k - 2) of its
+// due.
 void Blend::make_schedule() {
   double total = 0;
   for (const auto& source : sources_) {
     if (!(source->weight >= 0) || !std::isfinite(source->weight)) {
-      fail(ExitCode::usage, "data source {}: weight {} is not a number of 0 or more", source->name, source->weight);
+      fail(ExitCode::usage, "data source {}: weight {} is not a number of 0 or more", source->name,
+           source->weight);
     }
     total += source->weight;
   }
-  if (!(total > 0) || !std::isfinite(total)) fail(ExitCode::usage, "data: the weights of all sources sum to {}", total);
+  if (!(total > 0) || !std::isfinite(total))
+    fail(ExitCode::usage, "data: the weights of all sources sum to {}", total);
 
   std::vector<size_t> order(sources_.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -109,7 +118,8 @@ void Blend::make_schedule() {
   };
   std::vector<double> remainders;
   for (size_t s = 0; s < sources_.size(); ++s) remainders.push_back(remainder(s));
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return remainders[a] > remainders[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return remainders[a] > remainders[b]; });
   for (size_t i = 0; left > 0; i = (i + 1) % order.size(), --left) ++sources_[order[i]]->per_cycle;
 
   std::vector<size_t> active;
@@ -117,7 +127,8 @@ void Blend::make_schedule() {
     const Source& source = *sources_[s];
     if (source.per_cycle > 0) active.push_back(s);
     if (source.per_cycle == 0 && source.weight > 0) {
-      fail(ExitCode::usage, "data source {}: weight {} is too small beside the total of {} (1/131,072 of it is the least)",
+      fail(ExitCode::usage,
+           "data source {}: weight {} is too small beside the total of {} (1/131,072 of it is the least)",
            source.name, source.weight, total);
     }
   }
@@ -127,8 +138,8 @@ void Blend::make_schedule() {
   const int64_t d = std::max<int64_t>(1, 2 * static_cast<int64_t>(active.size()) - 2);
   std::vector<int64_t> taken(sources_.size(), 0);
   for (int64_t n = 1; n <= kCycle; ++n) {
-    // Among the sources that may take a sample without getting too far ahead, the one that would fall too far behind
-    // soonest: the least (taken + 1 - 1/d) / share, compared as fractions.
+    // Among the sources that may take a sample without getting too far ahead, the one that would fall too far
+    // behind soonest: the least (taken + 1 - 1/d) / share, compared as fractions.
     size_t best = active[0];
     int64_t best_deadline = -1, best_share = 1;
     for (const size_t s : active) {
@@ -145,8 +156,8 @@ void Blend::make_schedule() {
     earlier_[static_cast<size_t>(n - 1)] = static_cast<uint16_t>(taken[best]++);
   }
   for (const size_t s : active) {
-    SLUICE_CHECK(taken[s] == sources_[s]->per_cycle, "Blend: schedule gives source {} {} samples, not {}", s, taken[s],
-                 sources_[s]->per_cycle);
+    SLUICE_CHECK(taken[s] == sources_[s]->per_cycle, "Blend: schedule gives source {} {} samples, not {}", s,
+                 taken[s], sources_[s]->per_cycle);
   }
 }
 
@@ -158,7 +169,8 @@ Blend::Origin Blend::origin(int64_t sample) const {
   const int64_t index = sample / kCycle * source.per_cycle + earlier_[at];  // of this source's samples
   const int64_t epoch = index / source.num_samples();
   // A key of its own for every epoch of every source.
-  const uint64_t key = RandomStream(seed_, uint64_t{0xda7a0000} + static_cast<uint64_t>(s)).bits(static_cast<uint64_t>(epoch));
+  const uint64_t key =
+      RandomStream(seed_, uint64_t{0xda7a0000} + static_cast<uint64_t>(s)).bits(static_cast<uint64_t>(epoch));
   const uint64_t chunk = permute_index(static_cast<uint64_t>(index % source.num_samples()),
                                        static_cast<uint64_t>(source.num_samples()), key);
   return {s, epoch, static_cast<int64_t>(chunk)};
@@ -175,7 +187,8 @@ void Blend::fill_row(const TokenFile& file, int64_t begin, int64_t row, int32_t*
   if (!all_below(tokens, inputs, vocab_size_) || !all_below(&targets[inputs - 1], 1, vocab_size_)) {
     int64_t i = 0;
     while (all_below(i < inputs ? &tokens[i] : &targets[inputs - 1], 1, vocab_size_)) ++i;
-    fail(ExitCode::data, "{}.bin: token {} is {}, outside the vocabulary of {}; was it made with another tokenizer?",
+    fail(ExitCode::data,
+         "{}.bin: token {} is {}, outside the vocabulary of {}; was it made with another tokenizer?",
          file.prefix(), begin + i, file.token(begin + i), vocab_size_);
   }
   std::memcpy(targets, tokens + 1, static_cast<size_t>(inputs - 1) * sizeof(int32_t));
@@ -187,7 +200,8 @@ void Blend::fill_row(const TokenFile& file, int64_t begin, int64_t row, int32_t*
   for (int64_t i = 0; i < inputs;) {
     const int64_t start = std::max<int64_t>(0, file.document_begin(begin + i) - begin);
     const int64_t end = std::min(inputs, file.document_end(begin + i) - begin);
-    std::fill(first_key + start, first_key + (end == inputs ? seq_len_ : end), static_cast<int32_t>(base + start));
+    std::fill(first_key + start, first_key + (end == inputs ? seq_len_ : end),
+              static_cast<int32_t>(base + start));
     // The target of the document's last token begins another one.
     if (begin + end == file.document_end(begin + i)) targets[end - 1] = -1;
     i = end;
@@ -200,19 +214,21 @@ void Blend::fill(int64_t first_sample, int64_t count, int32_t* tokens, int32_t* 
     const Origin from = origin(first_sample + row);
     const Source& source = *sources_[static_cast<size_t>(from.source)];
     const int64_t f = place(source.samples, from.chunk);
-    fill_row(source.files[static_cast<size_t>(f)], (from.chunk - source.samples[static_cast<size_t>(f)]) * seq_len_, row,
-             tokens, targets, positions, first_key);
+    fill_row(source.files[static_cast<size_t>(f)],
+             (from.chunk - source.samples[static_cast<size_t>(f)]) * seq_len_, row, tokens, targets,
+             positions, first_key);
   }
 }
 
-void Blend::fill_sequential(int64_t first_sample, int64_t count, int32_t* tokens, int32_t* targets, int32_t* positions,
-                            int32_t* first_key) const {
+void Blend::fill_sequential(int64_t first_sample, int64_t count, int32_t* tokens, int32_t* targets,
+                            int32_t* positions, int32_t* first_key) const {
   SLUICE_CHECK(first_sample >= 0, "Blend: sample {}", first_sample);
   size_t s = 0;
   int64_t before = 0;  // samples of earlier sources
   for (int64_t row = 0; row < count; ++row) {
     const int64_t sample = first_sample + row;
-    while (s < sources_.size() && sample - before >= sources_[s]->sequential.back()) before += sources_[s++]->sequential.back();
+    while (s < sources_.size() && sample - before >= sources_[s]->sequential.back())
+      before += sources_[s++]->sequential.back();
     if (s == sources_.size()) {
       const int64_t base = row * seq_len_;
       std::fill_n(tokens + base, seq_len_, 0);
@@ -224,8 +240,8 @@ void Blend::fill_sequential(int64_t first_sample, int64_t count, int32_t* tokens
     const Source& source = *sources_[s];
     const int64_t f = place(source.sequential, sample - before);
     fill_row(source.files[static_cast<size_t>(f)],
-             (sample - before - source.sequential[static_cast<size_t>(f)]) * seq_len_, row, tokens, targets, positions,
-             first_key);
+             (sample - before - source.sequential[static_cast<size_t>(f)]) * seq_len_, row, tokens, targets,
+             positions, first_key);
   }
 }
 
@@ -244,8 +260,8 @@ int64_t Blend::num_tokens() const {
 std::vector<Blend::SourceInfo> Blend::sources() const {
   std::vector<SourceInfo> infos;
   for (const auto& source : sources_) {
-    infos.push_back({source->name, static_cast<int64_t>(source->files.size()), source->tokens, source->num_samples(),
-                     static_cast<double>(source->per_cycle) / kCycle});
+    infos.push_back({source->name, static_cast<int64_t>(source->files.size()), source->tokens,
+                     source->num_samples(), static_cast<double>(source->per_cycle) / kCycle});
   }
   return infos;
 }

@@ -9,13 +9,14 @@ namespace sluice {
 
 namespace {
 
-/// SentencePiece (Kudo and Richardson 2018), through its library. Text is normalised by the model's own rules before it is
-/// cut, so decode(encode(text)) may differ from text, and token_bytes counts normalised text, including the space
-/// that models usually put before a document.
+/// SentencePiece (Kudo and Richardson 2018), through its library. Text is normalised by the model's own rules
+/// before it is cut, so decode(encode(text)) may differ from text, and token_bytes counts normalised text,
+/// including the space that models usually put before a document.
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   explicit SentencePieceTokenizer(const std::string& path) : path_(path) {
-    if (path.empty()) fail(ExitCode::usage, "data.tokenizer.path: a sentencepiece tokenizer needs its .model file");
+    if (path.empty())
+      fail(ExitCode::usage, "data.tokenizer.path: a sentencepiece tokenizer needs its .model file");
     const std::string model = io::read_file(path);
     if (const auto status = processor_.LoadFromSerializedProto(model); !status.ok()) {
       fail(ExitCode::data, "{}: not a SentencePiece model: {}", path, status.ToString());
@@ -24,9 +25,11 @@ class SentencePieceTokenizer final : public Tokenizer {
     fingerprint_ = fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
 
     end_ = processor_.eos_id();
-    if (const int named = processor_.PieceToId("<|endoftext|>"); end_ < 0 && !processor_.IsUnknown(named)) end_ = named;
+    if (const int named = processor_.PieceToId("<|endoftext|>"); end_ < 0 && !processor_.IsUnknown(named))
+      end_ = named;
     if (end_ < 0) {
-      fail(ExitCode::data, "{}: has no end-of-sentence piece and none called <|endoftext|> to end documents with", path);
+      fail(ExitCode::data,
+           "{}: has no end-of-sentence piece and none called <|endoftext|> to end documents with", path);
     }
     bytes_.reserve(static_cast<size_t>(processor_.GetPieceSize()));
     for (int id = 0; id < processor_.GetPieceSize(); ++id) bytes_.push_back(id == end_ ? 0 : count_bytes(id));
@@ -39,7 +42,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::vector<int32_t> encode(std::string_view text) const override {
     std::vector<int> ids;
     const auto status = processor_.Encode(absl::string_view(text.data(), text.size()), &ids);
-    if (!status.ok()) fail(ExitCode::data, "{}: cannot encode {} bytes: {}", path_, text.size(), status.ToString());
+    if (!status.ok())
+      fail(ExitCode::data, "{}: cannot encode {} bytes: {}", path_, text.size(), status.ToString());
     return ids;
   }
 
@@ -47,7 +51,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     for (const int32_t token : tokens) token_bytes(token);  // the library aborts on foreign ids
     std::string text;
     const auto status = processor_.Decode(tokens, &text);
-    if (!status.ok()) fail(ExitCode::data, "{}: cannot decode {} tokens: {}", path_, tokens.size(), status.ToString());
+    if (!status.ok())
+      fail(ExitCode::data, "{}: cannot decode {} tokens: {}", path_, tokens.size(), status.ToString());
     return text;
   }
 
@@ -65,7 +70,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581 stands for a space
     const std::string& piece = processor_.IdToPiece(id);
     auto bytes = static_cast<int64_t>(piece.size());
-    for (size_t at = piece.find(kSpace); at != std::string::npos; at = piece.find(kSpace, at + kSpace.size())) {
+    for (size_t at = piece.find(kSpace); at != std::string::npos;
+         at = piece.find(kSpace, at + kSpace.size())) {
       bytes -= static_cast<int64_t>(kSpace.size()) - 1;
     }
     return bytes;

@@ -54,7 +54,8 @@ void TokenFile::check_index() {
   const int64_t size = idx_.size();
   const std::string& path = idx_.path();
   if (size < kArraysAt) {
-    fail(ExitCode::data, "{}: header: needs {} bytes, the file has {}; is it a truncated copy?", path, kArraysAt, size);
+    fail(ExitCode::data, "{}: header: needs {} bytes, the file has {}; is it a truncated copy?", path,
+         kArraysAt, size);
   }
   if (std::memcmp(d, kMagic, sizeof(kMagic)) != 0) {
     fail(ExitCode::data, "{}: magic at offset 0: not a Megatron index file", path);
@@ -64,21 +65,23 @@ void TokenFile::check_index() {
   }
   const int code = d[kDtypeAt];
   if (code != kCodeU8 && code != kCodeU16 && code != kCodeI32) {
-    fail(ExitCode::data, "{}: dtype at offset {}: code {} is not supported (1 u8, 4 i32, 8 u16 are)", path, kDtypeAt,
-         code);
+    fail(ExitCode::data, "{}: dtype at offset {}: code {} is not supported (1 u8, 4 i32, 8 u16 are)", path,
+         kDtypeAt, code);
   }
   item_size_ = code == kCodeU8 ? 1 : code == kCodeU16 ? 2 : 4;
 
   const auto sequences = load<uint64_t>(d + kSequencesAt), bounds = load<uint64_t>(d + kBoundsAt);
   const auto room = static_cast<uint64_t>(size - kArraysAt);
-  if (sequences == 0) fail(ExitCode::data, "{}: sequence count at offset {}: there are no sequences", path, kSequencesAt);
+  if (sequences == 0)
+    fail(ExitCode::data, "{}: sequence count at offset {}: there are no sequences", path, kSequencesAt);
   if (sequences > room / 12) {
-    fail(ExitCode::data, "{}: sequence count at offset {}: {} sequences do not fit in a file of {} bytes", path,
-         kSequencesAt, sequences, size);
+    fail(ExitCode::data, "{}: sequence count at offset {}: {} sequences do not fit in a file of {} bytes",
+         path, kSequencesAt, sequences, size);
   }
   if (bounds < 2 || bounds > (room - 12 * sequences) / 8) {
-    fail(ExitCode::data, "{}: document index length at offset {}: {} does not fit (2 or more entries, {} bytes left)",
-         path, kBoundsAt, bounds, room - 12 * sequences);
+    fail(ExitCode::data,
+         "{}: document index length at offset {}: {} does not fit (2 or more entries, {} bytes left)", path,
+         kBoundsAt, bounds, room - 12 * sequences);
   }
   // Multimodal files end with one more byte per sequence.
   const uint64_t rest = room - 12 * sequences - 8 * bounds;
@@ -96,20 +99,24 @@ void TokenFile::check_index() {
     const auto length = load<int32_t>(d + length_at);
     const auto pointer = load<int64_t>(d + pointer_at);
     if (length <= 0) {
-      fail(ExitCode::data, "{}: length of sequence {} at offset {}: {} is not positive", path, s, length_at, length);
+      fail(ExitCode::data, "{}: length of sequence {} at offset {}: {} is not positive", path, s, length_at,
+           length);
     }
     if (pointer != bytes) {
-      fail(ExitCode::data, "{}: start of sequence {} at offset {}: {}, but the sequences before it end at byte {}", path, s,
+      fail(ExitCode::data,
+           "{}: start of sequence {} at offset {}: {}, but the sequences before it end at byte {}", path, s,
            pointer_at, pointer, bytes);
     }
     bytes += int64_t{length} * item_size_;
     if (bytes > bin_.size()) {
-      fail(ExitCode::data, "{}: sequence {} at offset {} ends at byte {} of {}, which has {} bytes; is it a truncated copy?",
+      fail(ExitCode::data,
+           "{}: sequence {} at offset {} ends at byte {} of {}, which has {} bytes; is it a truncated copy?",
            path, s, length_at, bytes, bin_.path(), bin_.size());
     }
   }
   if (bytes != bin_.size()) {
-    fail(ExitCode::data, "{}: sequences end at byte {}, but {} has {} bytes; do the two files belong together?", path, bytes,
+    fail(ExitCode::data,
+         "{}: sequences end at byte {}, but {} has {} bytes; do the two files belong together?", path, bytes,
          bin_.path(), bin_.size());
   }
   tokens_ = bytes / item_size_;
@@ -121,13 +128,14 @@ void TokenFile::check_index() {
       fail(ExitCode::data, "{}: document index entry 0 at offset {}: {} instead of 0", path, at, bound);
     }
     if (bound < last || bound > sequences_) {
-      fail(ExitCode::data, "{}: document index entry {} at offset {}: {} is not in {}..{}", path, i, at, bound, last,
-           sequences_);
+      fail(ExitCode::data, "{}: document index entry {} at offset {}: {} is not in {}..{}", path, i, at,
+           bound, last, sequences_);
     }
     last = bound;
   }
   if (last != sequences_) {
-    fail(ExitCode::data, "{}: document index entry {} at offset {}: the last document ends at sequence {} of {}", path,
+    fail(ExitCode::data,
+         "{}: document index entry {} at offset {}: the last document ends at sequence {} of {}", path,
          document_bounds_ - 1, kArraysAt + 12 * sequences_ + 8 * (document_bounds_ - 1), last, sequences_);
   }
 }
@@ -137,7 +145,8 @@ int64_t TokenFile::num_sequences() const { return sequences_; }
 int64_t TokenFile::num_documents() const { return document_bounds_ - 1; }
 
 int64_t TokenFile::sequence_begin(int64_t sequence) const {
-  SLUICE_CHECK(sequence >= 0 && sequence <= sequences_, "{}: sequence {} of {}", prefix_, sequence, sequences_);
+  SLUICE_CHECK(sequence >= 0 && sequence <= sequences_, "{}: sequence {} of {}", prefix_, sequence,
+               sequences_);
   if (sequence == sequences_) return tokens_;
   return load<int64_t>(idx_.data() + kArraysAt + 4 * sequences_ + 8 * sequence) / item_size_;
 }
@@ -156,8 +165,12 @@ int64_t TokenFile::document_of(int64_t token) const {
   return low;
 }
 
-int64_t TokenFile::document_begin(int64_t token) const { return sequence_begin(document_bound(document_of(token))); }
-int64_t TokenFile::document_end(int64_t token) const { return sequence_begin(document_bound(document_of(token) + 1)); }
+int64_t TokenFile::document_begin(int64_t token) const {
+  return sequence_begin(document_bound(document_of(token)));
+}
+int64_t TokenFile::document_end(int64_t token) const {
+  return sequence_begin(document_bound(document_of(token) + 1));
+}
 
 int32_t TokenFile::token(int64_t i) const {
   int32_t value;
@@ -166,8 +179,8 @@ int32_t TokenFile::token(int64_t i) const {
 }
 
 void TokenFile::read(int64_t begin, int64_t count, int32_t* out) const {
-  SLUICE_CHECK(begin >= 0 && count >= 0 && begin <= tokens_ - count, "{}: tokens {} + {} of {}", prefix_, begin, count,
-               tokens_);
+  SLUICE_CHECK(begin >= 0 && count >= 0 && begin <= tokens_ - count, "{}: tokens {} + {} of {}", prefix_,
+               begin, count, tokens_);
   const unsigned char* in = bin_.data() + begin * item_size_;
   if (item_size_ == 2) {
     widen<uint16_t>(in, count, out);
@@ -181,7 +194,8 @@ void TokenFile::read(int64_t begin, int64_t count, int32_t* out) const {
 std::string TokenFile::fingerprint() const {
   constexpr int64_t kPage = 4096, kPages = 64;  // at even distances, the first and the last among them
   const auto index_hash = XXH3_128bits(idx_.data(), static_cast<size_t>(idx_.size()));
-  std::string sample = fmt::format("{} {} {:016x}{:016x}\n", bin_.size(), idx_.size(), index_hash.high64, index_hash.low64);
+  std::string sample =
+      fmt::format("{} {} {:016x}{:016x}\n", bin_.size(), idx_.size(), index_hash.high64, index_hash.low64);
   const auto add = [&](int64_t begin, int64_t bytes) {
     sample.append(reinterpret_cast<const char*>(bin_.data()) + begin, static_cast<size_t>(bytes));
   };

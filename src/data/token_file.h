@@ -8,9 +8,10 @@
 
 namespace sluice {
 
-/// One dataset, memory-mapped. Every count and offset is 64-bit; .idx arrays are unaligned and read by memcpy; all are
-/// checked against each other and the file sizes on opening, in one pass over the .idx (Error(data) names file, field
-/// and offset; Error(no_input) when absent). Reads u8, u16 and i32 tokens. Safe to share between threads.
+/// One dataset, memory-mapped. Every count and offset is 64-bit; .idx arrays are unaligned and read by
+/// memcpy; all are checked against each other and the file sizes on opening, in one pass over the .idx
+/// (Error(data) names file, field and offset; Error(no_input) when absent). Reads u8, u16 and i32 tokens.
+/// Safe to share between threads.
 class TokenFile {
  public:
   /// prefix without .bin/.idx (a path ending in .bin is accepted).
@@ -45,8 +46,8 @@ class TokenFile {
   int64_t sequences_ = 0, document_bounds_ = 0, tokens_ = 0;
 };
 
-/// Writes PREFIX.bin/.idx: documents one by one, u16 when vocab_size < 65,500, else i32. Files appear under their names
-/// only on finish(); without it, what was written is removed. Folders of the prefix are made.
+/// Writes PREFIX.bin/.idx: documents one by one, u16 when vocab_size < 65,500, else i32. Files appear under
+/// their names only on finish(); without it, what was written is removed. Folders of the prefix are made.
 class TokenFileWriter {
  public:
   TokenFileWriter(const std::string& prefix, int64_t vocab_size);

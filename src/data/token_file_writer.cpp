@@ -79,7 +79,8 @@ struct TokenFileWriter::Impl {
   }
 };
 
-TokenFileWriter::TokenFileWriter(const std::string& prefix, int64_t vocab_size) : impl_(std::make_unique<Impl>()) {
+TokenFileWriter::TokenFileWriter(const std::string& prefix, int64_t vocab_size)
+    : impl_(std::make_unique<Impl>()) {
   SLUICE_CHECK(vocab_size > 0, "TokenFileWriter: vocab_size is {}", vocab_size);
   impl_->prefix = prefix;
   impl_->vocab_size = vocab_size;
@@ -100,16 +101,17 @@ TokenFileWriter::~TokenFileWriter() {
 
 void TokenFileWriter::add_document(const int32_t* tokens, int64_t count) {
   Impl& w = *impl_;
-  SLUICE_CHECK(!w.finished && count >= 0, "TokenFileWriter: add_document({}) after finish or of negative length", count);
+  SLUICE_CHECK(!w.finished && count >= 0,
+               "TokenFileWriter: add_document({}) after finish or of negative length", count);
   if (count == 0) return;
   if (count > std::numeric_limits<int32_t>::max()) {
-    fail(ExitCode::data, "{}: document {} has {} tokens; the format holds up to 2^31 - 1 per sequence", w.prefix,
-         num_documents(), count);
+    fail(ExitCode::data, "{}: document {} has {} tokens; the format holds up to 2^31 - 1 per sequence",
+         w.prefix, num_documents(), count);
   }
   for (int64_t i = 0; i < count; ++i) {
     if (tokens[i] < 0 || tokens[i] >= w.vocab_size) {
-      fail(ExitCode::data, "{}: document {}, token {}: {} is outside the vocabulary of {}", w.prefix, num_documents(), i,
-           tokens[i], w.vocab_size);
+      fail(ExitCode::data, "{}: document {}, token {}: {} is outside the vocabulary of {}", w.prefix,
+           num_documents(), i, tokens[i], w.vocab_size);
     }
     if (w.wide) {
       append<int32_t>(w.buffer, tokens[i]);

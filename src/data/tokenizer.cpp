@@ -42,8 +42,10 @@ class ByteTokenizer final : public Tokenizer {
 
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config) {
   switch (config.type) {
-    case TokenizerType::byte: return std::make_unique<ByteTokenizer>();
-    case TokenizerType::sentencepiece: return make_sentencepiece_tokenizer(config.path);
+    case TokenizerType::byte:
+      return std::make_unique<ByteTokenizer>();
+    case TokenizerType::sentencepiece:
+      return make_sentencepiece_tokenizer(config.path);
   }
   fail(ExitCode::internal, "make_tokenizer: unknown type");
 }

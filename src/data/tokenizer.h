@@ -21,7 +21,8 @@ class Tokenizer {
   virtual std::string fingerprint() const = 0;
 };
 
-/// byte: built in, 257 tokens (256 = <|endoftext|>). sentencepiece: a .model file. Error(no_input) / Error(data).
+/// byte: built in, 257 tokens (256 = <|endoftext|>). sentencepiece: a .model file. Error(no_input) /
+/// Error(data).
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config);
 
 }  // namespace sluice

@@ -1,0 +1,111 @@
+#include "data/tokenizer.h"
+
+#include <sentencepiece_trainer.h>
+
+#include <numeric>
+
+#include "temporary.h"
+
+using namespace sluice;
+using namespace sluice::test;
+
+namespace {
+
+/// A small model trained on the spot.
+std::string train_model(const TemporaryFolder& folder, const std::string& name, const std::string& more) {
+  std::string text;
+  for (int i = 0; i < 400; ++i) {
+    text +=
+        fmt::format("In the beginning was word {}, and the word was gated by head {}.\n", i * 7 % 97, i % 12);
+    text += fmt::format("A sink of attention at token {} drains {} layers of their mass.\n", i % 31, i % 5);
+  }
+  write_bytes(folder / "corpus.txt", text);
+  const auto status = sentencepiece::SentencePieceTrainer::Train(
+      fmt::format("--input={} --model_prefix={} --model_type=bpe --vocab_size=400 --byte_fallback=true "
+                  "--minloglevel=2 {}",
+                  folder / "corpus.txt", folder / name, more));
+  REQUIRE(status.ok());
+  return folder / (name + ".model");
+}
+
+std::unique_ptr<Tokenizer> load(const std::string& path) {
+  return make_tokenizer({TokenizerType::sentencepiece, path});
+}
+
+int64_t bytes_of(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens) {
+  int64_t sum = 0;
+  for (int32_t token : tokens) sum += tokenizer.token_bytes(token);
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("the byte tokenizer is the identity on every byte", "[tokenizer]") {
+  const auto tokenizer = make_tokenizer({});
+  std::string all(256, '\0');
+  std::iota(all.begin(), all.end(), '\0');
+  auto tokens = tokenizer->encode(all);
+  REQUIRE(tokens.size() == 256);
+  CHECK(tokens[0] == 0);
+  CHECK(tokens[255] == 255);
+  CHECK(tokenizer->decode(tokens) == all);
+  CHECK(tokenizer->vocab_size() == 257);
+  CHECK(tokenizer->end_of_document() == 256);
+  CHECK(bytes_of(*tokenizer, tokens) == 256);
+  CHECK(tokenizer->token_bytes(256) == 0);
+  tokens.push_back(256);
+  CHECK(tokenizer->decode(tokens) == all);  // special tokens are not text
+  CHECK(tokenizer->encode("").empty());
+  expect_error(ExitCode::data, {"257", "outside"}, [&] { tokenizer->decode({257}); });
+  expect_error(ExitCode::data, {"-1", "outside"}, [&] { tokenizer->token_bytes(-1); });
+}
+
+TEST_CASE("a SentencePiece model encodes, decodes and counts bytes", "[tokenizer]") {
+  TemporaryFolder folder;
+  const auto tokenizer = load(train_model(folder, "a", ""));
+  CHECK(tokenizer->vocab_size() == 400);
+  CHECK(tokenizer->end_of_document() == 2);  // </s>
+  CHECK(tokenizer->token_bytes(0) == 0);     // <unk>
+  CHECK(tokenizer->token_bytes(2) == 0);
+  const std::string text = "the word was gated, and attention drains \xe6\xbc\xa2 and \xf0\x9f\x98\x80 too";
+  const auto tokens = tokenizer->encode(text);
+  CHECK(tokens.size() < text.size());
+  CHECK(tokenizer->decode(tokens) == text);
+  // Every byte is counted, characters outside the vocabulary (byte pieces) too, and one for the space put in
+  // front.
+  CHECK(bytes_of(*tokenizer, tokens) == static_cast<int64_t>(text.size()) + 1);
+  for (int32_t token : tokens) CHECK((token >= 0 && token < 400));
+  auto ended = tokens;
+  ended.push_back(tokenizer->end_of_document());
+  CHECK(tokenizer->decode(ended) == text);
+  expect_error(ExitCode::data, {"400", "outside"}, [&] { tokenizer->decode({400}); });
+  expect_error(ExitCode::data, {"-3", "outside"}, [&] { tokenizer->decode({-3}); });
+}
+
+TEST_CASE("a SentencePiece model is known by its bytes", "[tokenizer]") {
+  TemporaryFolder folder;
+  const std::string a = train_model(folder, "a", ""), b = train_model(folder, "b", "--vocab_size=390");
+  std::filesystem::copy_file(a, folder / "copy.model");
+  CHECK(load(a)->fingerprint() == load(folder / "copy.model")->fingerprint());
+  CHECK(load(a)->fingerprint() != load(b)->fingerprint());
+  CHECK(load(a)->fingerprint().size() == 5 + 32);
+}
+
+TEST_CASE("the piece that ends documents is found, or its absence is told", "[tokenizer]") {
+  TemporaryFolder folder;
+  const auto named = load(train_model(folder, "a", "--eos_id=-1 --control_symbols=<|endoftext|>"));
+  CHECK(named->token_bytes(named->end_of_document()) == 0);
+  CHECK(named->end_of_document() >= 0);
+  const std::string none = train_model(folder, "b", "--eos_id=-1");
+  expect_error(ExitCode::data, {none, "<|endoftext|>"}, [&] { load(none); });
+}
+
+TEST_CASE("absent and damaged SentencePiece models are refused", "[tokenizer]") {
+  TemporaryFolder folder;
+  expect_error(ExitCode::no_input, {folder / "none.model"}, [&] { load(folder / "none.model"); });
+  expect_error(ExitCode::usage, {"data.tokenizer.path"}, [&] { load(""); });
+  write_bytes(folder / "text.model", "this is no model at all, but a text of some length");
+  expect_error(ExitCode::data, {folder / "text.model"}, [&] { load(folder / "text.model"); });
+  write_bytes(folder / "empty.model", "");
+  expect_error(ExitCode::data, {folder / "empty.model"}, [&] { load(folder / "empty.model"); });
+}
