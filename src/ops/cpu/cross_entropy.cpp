@@ -1,0 +1,175 @@
+// Rows in chunks whose logits stay in the outer cache; the softmax works in place on them, a row at a time, so that only
+// its first pass leaves the inner caches. The time is that of the three matrix products.
+#include "ops/cross_entropy.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "core/parallel_for.h"
+#include "ops/matmul.h"
+
+#include "ops/cpu/isa_begin.h"
+#include "ops/cpu/vector_math.h"
+#include "ops/cpu/convert.h"
+
+namespace {
+
+using Layout = Product::Layout;
+
+/// Rows whose logits fit kLogitBytes, in multiples of 64 but at least kMinRows: dW is read and written once per chunk.
+int64_t chunk_rows(int64_t rows, int64_t vocabulary, DType logits) {
+  constexpr int64_t kLogitBytes = 16 << 20, kMinRows = 128;
+  const int64_t fitting = kLogitBytes / (vocabulary * dtype_size(logits)) / 64 * 64;
+  return std::min(rows, std::max(fitting, kMinRows));
+}
+
+void check_targets(const char* op, const Tensor& targets, int64_t vocabulary) {
+  const int32_t* t = targets.as<int32_t>();
+  for (int64_t i = 0; i < targets.numel(); ++i)
+    if (t[i] < -1 || t[i] >= vocabulary)
+      fail(ExitCode::data, "{}: target {} at row {} is outside the vocabulary of {} words (-1 means no loss)", op, t[i], i,
+           vocabulary);
+}
+
+/// Partial results of independent lanes, so that a row's max and sum vectorise; joined in a fixed order.
+constexpr int64_t kLanes = 32;
+
+template <class A>
+A row_max(const A* x, int64_t n) {
+  std::array<A, kLanes> lane;
+  lane.fill(-std::numeric_limits<A>::infinity());
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l) lane[static_cast<size_t>(l)] = std::max(lane[static_cast<size_t>(l)], x[i + l]);
+  A m = lane[0];
+  for (A y : lane) m = std::max(m, y);
+  for (; i < n; ++i) m = std::max(m, x[i]);
+  return m;
+}
+
+/// sum exp(x - m); x becomes exp(x - m) where kKeep.
+template <bool kKeep, class A>
+A exp_sum(A* x, int64_t n, A m) {
+  std::array<A, kLanes> lane{};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l) {
+      const A e = exp_fast(x[i + l] - m);
+      lane[static_cast<size_t>(l)] += e;
+      if constexpr (kKeep) x[i + l] = e;
+    }
+  A s = 0;
+  for (; i < n; ++i) {
+    const A e = exp_fast(x[i] - m);
+    s += e;
+    if constexpr (kKeep) x[i] = e;
+  }
+  for (A y : lane) s += y;
+  return s;
+}
+
+/// Losses of a chunk; with kGradient the logits become scale (softmax - onehot), stored as S in dlogits, which may be
+/// the logits themselves.
+template <bool kGradient, class A, class S>
+void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int64_t rows, int64_t vocabulary, A scale) {
+  parallel_for(rows, 1, [=](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      A* x = logits + row * vocabulary;
+      S* d = dlogits + row * vocabulary;
+      const int32_t target = targets[row];
+      if (target < 0) {
+        losses[row] = 0;
+        if constexpr (kGradient) std::fill_n(d, vocabulary, S(0));
+        continue;
+      }
+      const A m = row_max(x, vocabulary), x_target = x[target];
+      const A sum = exp_sum<kGradient>(x, vocabulary, m);
+      losses[row] = std::log(sum) - (x_target - m);
+      if constexpr (kGradient) {
+        const A factor = scale / sum, at_target = x[target] * factor - scale;
+        for (int64_t i = 0; i < vocabulary; ++i) store(d + i, x[i] * factor);
+        store(d + target, at_target);
+      }
+    }
+  });
+}
+
+/// S: storage of hidden and head. Products run in P = product_dtype(S); logits are A.
+template <bool kGradient, class S, class P>
+void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
+         const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale) {
+  using A = accumulate_t<S>;
+  constexpr bool kWidens = !std::is_same_v<S, P>, kNarrowLogits = !std::is_same_v<P, A>;
+  constexpr DType kProduct = dtype_of<P>::value, kAccumulate = dtype_of<A>::value;
+  const int64_t rows = hidden.dim(0), width = hidden.dim(1), vocabulary = head.value.dim(0);
+  if (rows == 0) return;
+  const int64_t chunk = chunk_rows(rows, vocabulary, kAccumulate);
+
+  ScratchScope t(ctx.scratch);
+  const Tensor logits = t.alloc("logits", kAccumulate, {chunk, vocabulary});
+  Tensor dlogits = logits, wide_hidden, wide_dhidden, wide_head;
+  if constexpr (kGradient && kNarrowLogits) dlogits = t.alloc("dlogits", kProduct, {chunk, vocabulary});
+  if constexpr (kWidens) {
+    wide_hidden = t.alloc("hidden in f32", kProduct, {chunk, width});
+    if constexpr (kGradient) wide_dhidden = t.alloc("dhidden in f32", kProduct, {chunk, width});
+    if (!head.packed || (kGradient && !head.packed_transposed)) {
+      wide_head = t.alloc("head in f32", kProduct, {vocabulary, width});
+      if (!ctx.dry_run) widen(wide_head.as<float>(), head.value.as<bf16>(), head.value.numel());
+    }
+  }
+  if (!ctx.dry_run) check_targets(op, targets, vocabulary);
+  const void* plain_head = kWidens ? wide_head.data : head.value.data;
+
+  for (int64_t row = 0; row < rows; row += chunk) {
+    const int64_t count = std::min(chunk, rows - row);
+    const void* x = hidden.rows(row, count).data;
+    if constexpr (kWidens) {
+      if (!ctx.dry_run) widen(wide_hidden.as<float>(), static_cast<const bf16*>(x), count * width);
+      x = wide_hidden.data;
+    }
+    multiply(ctx, {kProduct, kAccumulate, count, vocabulary, width, false, head.packed ? Layout::packed : Layout::transposed},
+             x, head.packed ? head.packed.data : plain_head, logits.data);
+    if (!ctx.dry_run)
+      softmax_rows<kGradient>(losses.as<A>() + row, dlogits.as<std::conditional_t<kNarrowLogits && kGradient, P, A>>(),
+                              logits.as<A>(), targets.as<int32_t>() + row, count, vocabulary,
+                              static_cast<A>(gradient_scale));
+    if constexpr (kGradient) {
+      void* dx = kWidens ? wide_dhidden.data : dhidden.rows(row, count).data;
+      multiply(ctx, {kProduct, kProduct, count, width, vocabulary, false,
+                     head.packed_transposed ? Layout::packed : Layout::plain},
+               dlogits.data, head.packed_transposed ? head.packed_transposed.data : plain_head, dx);
+      if constexpr (kWidens)
+        if (!ctx.dry_run)
+          narrow(dhidden.as<bf16>() + row * width, wide_dhidden.as<float>(), count * width, Into::overwrite);
+      multiply(ctx, {kProduct, kAccumulate, vocabulary, width, count, true, Layout::plain, true}, dlogits.data, x,
+               dweight.data);
+    }
+  }
+}
+
+template <bool kGradient>
+void run_any(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
+             const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale) {
+  const auto go = hidden.dtype == DType::f64   ? run<kGradient, double, double>
+                  : hidden.dtype == DType::f32 ? run<kGradient, float, float>
+                  : product_dtype(DType::bf16) == DType::bf16 ? run<kGradient, bf16, bf16>
+                                                              : run<kGradient, bf16, float>;
+  go(ctx, op, losses, dhidden, dweight, hidden, head, targets, gradient_scale);
+}
+
+}  // namespace
+
+void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, const LinearWeight& head,
+                           const Tensor& targets) {
+  run_any<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, 0);
+}
+
+void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight, const Tensor& hidden,
+                                    const LinearWeight& head, const Tensor& targets, double gradient_scale) {
+  run_any<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets, gradient_scale);
+}
+
+#include "ops/cpu/isa_end.h"

@@ -1,0 +1,182 @@
+#include "ops/cross_entropy.h"
+
+#include <catch2/catch.hpp>
+
+#include "support/gradcheck.h"
+
+using namespace sluice;
+using namespace sluice::test;
+
+namespace {
+
+constexpr int64_t kScratch = 128 << 20;
+constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f64};
+
+struct Problem {
+  Tensor hidden, targets, losses, dhidden, dweight;
+  LinearWeight head;
+};
+
+/// Logits of about unit scale; every seventh target is -1.
+Problem make_problem(Pool& pool, DType type, int64_t rows, int64_t width, int64_t vocabulary) {
+  Problem p;
+  const double scale = 1.0 / std::sqrt(static_cast<double>(width));
+  p.hidden = pool.normal(type, {rows, width});
+  p.head.value = pool.normal(type, {vocabulary, width}, 2 * scale);
+  p.targets = pool.integers({rows}, 0, static_cast<int32_t>(vocabulary - 1));
+  for (int64_t t = 3; t < rows; t += 7) p.targets.as<int32_t>()[t] = -1;
+  p.losses = pool.normal(accumulate_dtype(type), {rows}, 100);
+  p.dhidden = pool.normal(type, {rows, width}, 100);
+  p.dweight = pool.normal(accumulate_dtype(type), {vocabulary, width}, 1e-3);
+  return p;
+}
+
+void allocate_packed(Pool& pool, Context& ctx, LinearWeight& w) {
+  const LinearPackedBytes bytes = linear_packed_bytes(ctx, w.value.dtype, w.value.dim(0), w.value.dim(1), 64);
+  if (bytes.forward > 0) w.packed = pool.zeros(DType::u8, {bytes.forward});
+  if (bytes.transposed > 0) w.packed_transposed = pool.zeros(DType::u8, {bytes.transposed});
+  linear_pack(ctx, w);
+}
+
+/// The definition, in f64 loops over the stored values. dweight starts from what p.dweight holds.
+struct Expected {
+  Tensor losses, dhidden, dweight;
+};
+Expected naive(Pool& pool, const Problem& p, double gradient_scale) {
+  const int64_t rows = p.hidden.dim(0), width = p.hidden.dim(1), vocabulary = p.head.value.dim(0);
+  Expected e{pool.zeros(DType::f64, {rows}), pool.zeros(DType::f64, {rows, width}), pool.copy(p.dweight, DType::f64)};
+  const Tensor hidden = pool.copy(p.hidden, DType::f64), head = pool.copy(p.head.value, DType::f64);
+  const double *x = hidden.as<double>(), *w = head.as<double>();
+  std::vector<double> z(static_cast<size_t>(vocabulary));
+  for (int64_t t = 0; t < rows; ++t) {
+    const int32_t target = p.targets.as<int32_t>()[t];
+    if (target < 0) continue;
+    double sum = 0;
+    for (int64_t v = 0; v < vocabulary; ++v) {
+      double s = 0;
+      for (int64_t c = 0; c < width; ++c) s += x[t * width + c] * w[v * width + c];
+      sum += std::exp(z[static_cast<size_t>(v)] = s);
+    }
+    e.losses.as<double>()[t] = std::log(sum) - z[static_cast<size_t>(target)];
+    for (int64_t v = 0; v < vocabulary; ++v) {
+      const double d = gradient_scale * (std::exp(z[static_cast<size_t>(v)]) / sum - (v == target ? 1 : 0));
+      for (int64_t c = 0; c < width; ++c) {
+        e.dhidden.as<double>()[t * width + c] += d * w[v * width + c];
+        e.dweight.as<double>()[v * width + c] += d * x[t * width + c];
+      }
+    }
+  }
+  return e;
+}
+
+}  // namespace
+
+TEST_CASE("cross-entropy equals the definition, with and without packed copies", "[cross_entropy]") {
+  Context ctx(kScratch);
+  const int64_t sizes[][3] = {{1, 8, 5}, {3, 17, 33}, {70, 24, 1003}, {300, 9, 64}, {140, 3, 40007}};
+  for (const DType type : kTypes)
+    for (const auto& [rows, width, vocabulary] : sizes)
+      for (const bool packed : {false, true}) {
+        CAPTURE(dtype_name(type), rows, width, vocabulary, packed);
+        Pool pool;
+        Problem p = make_problem(pool, type, rows, width, vocabulary);
+        if (packed) allocate_packed(pool, ctx, p.head);
+        const Expected e = naive(pool, p, 0.25);
+        const double exact = type == DType::f64 ? 1e-13 : 2e-6;
+        cross_entropy_forward(ctx, p.losses, p.hidden, p.head, p.targets);
+        CHECK(relative_error(p.losses, e.losses) < exact);
+        for (int64_t t = 0; t < rows; ++t) Pool::set(p.losses, t, -1);
+        cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, 0.25);
+        CHECK(relative_error(p.losses, e.losses) < exact);
+        CHECK(relative_error(p.dhidden, e.dhidden) < (type == DType::bf16 ? 4e-3 : exact));
+        CHECK(relative_error(p.dweight, e.dweight) < (type == DType::bf16 ? 4e-3 : exact));
+        for (int64_t t = 3; t < rows; t += 7) {
+          CHECK(Pool::get(p.losses, t) == 0);
+          for (int64_t c = 0; c < width; ++c) CHECK(Pool::get(p.dhidden, t * width + c) == 0);
+        }
+      }
+}
+
+TEST_CASE("cross-entropy gradients agree with central differences in f64", "[cross_entropy]") {
+  Context ctx(kScratch);
+  Pool pool;
+  Problem p = make_problem(pool, DType::f64, 11, 6, 13);
+  const double scale = 0.125;
+  p.dweight = pool.zeros(DType::f64, {13, 6});
+  const Tensor losses = pool.zeros(DType::f64, {11});
+  const auto loss = [&] {
+    cross_entropy_forward(ctx, losses, p.hidden, p.head, p.targets);
+    double s = 0;
+    for (int64_t t = 0; t < 11; ++t) s += scale * Pool::get(losses, t);
+    return s;
+  };
+  cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, scale);
+  CHECK(gradient_error(p.hidden, p.dhidden, loss) < 1e-7);
+  CHECK(gradient_error(p.head.value, p.dweight, loss) < 1e-7);
+}
+
+TEST_CASE("cross-entropy stays finite for huge logits", "[cross_entropy]") {
+  Context ctx(kScratch);
+  for (const DType type : kTypes) {
+    Pool pool;
+    Problem p = make_problem(pool, type, 4, 16, 50);
+    for (int64_t i = 0; i < p.hidden.numel(); ++i) Pool::set(p.hidden, i, 1000 * Pool::get(p.hidden, i));
+    cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, 1);
+    for (const Tensor& t : {p.losses, p.dhidden, p.dweight})
+      for (int64_t i = 0; i < t.numel(); ++i) REQUIRE(std::isfinite(Pool::get(t, i)));
+    CHECK(Pool::get(p.losses, 0) > 0);
+  }
+}
+
+TEST_CASE("a logit that is not a number makes the loss not a number", "[cross_entropy]") {
+  Context ctx(kScratch);
+  for (const DType type : kTypes)
+    for (const int64_t bad_word : {0, 70, 99}) {
+      Pool pool;
+      Problem p = make_problem(pool, type, 2, 4, 100);
+      Pool::set(p.head.value, bad_word * 4, NAN);
+      cross_entropy_forward(ctx, p.losses, p.hidden, p.head, p.targets);
+      CHECK(std::isnan(Pool::get(p.losses, 0)));
+    }
+}
+
+TEST_CASE("logits take a bounded scratch, measured by a dry run", "[cross_entropy]") {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    Context dry(0);
+    Problem p;
+    const auto shaped = [](DType t, std::initializer_list<int64_t> dims) { return Tensor(nullptr, t, dims); };
+    p.hidden = p.dhidden = shaped(type, {16384, 64});
+    p.head.value = shaped(type, {32000, 64});
+    p.losses = shaped(DType::f32, {16384}), p.targets = shaped(DType::i32, {16384});
+    p.dweight = shaped(DType::f32, {32000, 64});
+    cross_entropy_forward_backward(dry, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, 1);
+    CHECK(dry.scratch.used() == 0);
+    CHECK(dry.scratch.high_water() < int64_t{64} << 20);  // all logits at once would be 2 GiB
+    Context real(dry.scratch.high_water());
+    Pool pool;
+    p = make_problem(pool, type, 300, 64, 32000);
+    CHECK_NOTHROW(cross_entropy_forward_backward(real, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, 1));
+  }
+}
+
+TEST_CASE("cross-entropy refuses words beyond the vocabulary and wrong shapes", "[cross_entropy]") {
+  Context ctx(kScratch);
+  Pool pool;
+  Problem p = make_problem(pool, DType::f32, 5, 8, 10);
+  for (const int32_t bad : {10, -2}) {
+    p.targets.as<int32_t>()[2] = bad;
+    try {
+      cross_entropy_forward(ctx, p.losses, p.hidden, p.head, p.targets);
+      FAIL("no error");
+    } catch (const Error& e) {
+      CHECK(e.code() == ExitCode::data);
+      CHECK_THAT(e.what(), Catch::Contains("target " + std::to_string(bad) + " at row 2") && Catch::Contains("10 words"));
+    }
+  }
+  CHECK_THROWS_WITH(cross_entropy_forward(ctx, p.losses, pool.zeros(DType::f32, {5, 7}), p.head, p.targets),
+                    Catch::Contains("cross_entropy_forward: head must be (10, 7) f32"));
+  CHECK_THROWS_WITH(cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dhidden, p.hidden, p.head, p.targets, 1),
+                    Catch::Contains("dweight must be (10, 8) f32"));
+  CHECK_THROWS_WITH(cross_entropy_forward(ctx, p.losses, p.hidden, p.head, pool.zeros(DType::f32, {5})),
+                    Catch::Contains("targets must be (5) i32"));
+}
