@@ -6,6 +6,7 @@
 
 #include "config/fields.h"
 #include "config/load.h"
+#include "config/paths.h"
 
 namespace sluice {
 namespace {
@@ -48,6 +49,10 @@ constexpr struct {
 };
 
 ChangeClass class_of(std::string_view key) {
+  // Data may move: what it holds is told by fingerprints, which checkpoints keep.
+  constexpr std::string_view kPath = ".path";
+  if (key.substr(0, 5) == "data." && key.size() > kPath.size() && key.substr(key.size() - kPath.size()) == kPath)
+    return ChangeClass::operational;
   for (const auto& c : kClasses)
     if (key.substr(0, c.prefix.size()) == c.prefix) return c.kind;
   return ChangeClass::identity;
@@ -68,7 +73,11 @@ std::string config_hash(const Config& config) {
 }
 
 std::vector<ConfigChange> config_changes(const Config& before, const Config& after) {
-  const std::vector<Leaf> a = leaves(before), b = leaves(after);
+  // The same file, whichever way its path is written.
+  Config first = before, second = after;
+  make_paths_absolute(first);
+  make_paths_absolute(second);
+  const std::vector<Leaf> a = leaves(first), b = leaves(second);
   std::vector<ConfigChange> out;
   const auto value_in = [](const std::vector<Leaf>& list, const std::string& key) {
     const auto it = std::find_if(list.begin(), list.end(), [&](const Leaf& l) { return l.key == key; });

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "config/paths.h"
 #include "config/reader.h"
 #include "config/validate.h"
 #include "config/yaml.h"
@@ -85,13 +86,7 @@ class Loader {
     Reader reader(problems_);
     reader.read(config, root);
 
-    resolve(config.data.tokenizer.path, "data.tokenizer.path", reader);
-    resolve(config.train.init_from, "train.init_from", reader);
-    resolve(config.model.match_parameters_of, "model.match_parameters_of", reader);
-    for (size_t i = 0; i < config.data.train.size(); ++i)
-      resolve(config.data.train[i].path, fmt::format("data.train[{}].path", i), reader);
-    for (size_t i = 0; i < config.data.validation.size(); ++i)
-      resolve(config.data.validation[i].path, fmt::format("data.validation[{}].path", i), reader);
+    for_each_path(config, [&](std::string& value, const std::string& key) { resolve(value, key, reader); });
     if (config.name.empty()) config.name = fs::path(path).stem();
     if (config.run_dir.empty()) config.run_dir = "runs/" + config.name;
 

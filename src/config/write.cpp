@@ -2,10 +2,10 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "config/fields.h"
 #include "config/load.h"
+#include "config/paths.h"
 
 namespace sluice {
 namespace {
@@ -79,19 +79,11 @@ class KeyLister {
   std::string prefix_;
 };
 
-void make_absolute(std::string& path) {
-  if (!path.empty()) path = std::filesystem::absolute(path).lexically_normal().string();
-}
-
 }  // namespace
 
 std::string to_yaml(const Config& config) {
   Config copy = config;
-  make_absolute(copy.model.match_parameters_of);
-  make_absolute(copy.data.tokenizer.path);
-  make_absolute(copy.train.init_from);
-  for (DataSource& source : copy.data.train) make_absolute(source.path);
-  for (DataSource& source : copy.data.validation) make_absolute(source.path);
+  make_paths_absolute(copy);
   YamlWriter writer;
   copy.fields(writer);
   return writer.text;

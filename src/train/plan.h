@@ -1,0 +1,63 @@
+#pragma once
+// What a training will be, before it is: parameters, FLOPs, memory, steps. Everything is counted on the real
+// model, parameter store and trainer, measured by a dry step; there is no second formula.
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "train/trainer.h"
+
+namespace sluice {
+
+/// How a model was narrowed to another one's number of parameters.
+struct ParameterMatch {
+  std::string path;            // of the other configuration
+  int64_t target = 0;          // its parameters
+  double exact_width = 0;      // intermediate_size at which both are equal
+  int64_t width = 0;           // chosen: the largest multiple of match_multiple not above it
+  int64_t parameters = 0;      // of this model at that width
+  double difference() const {  // relative
+    return static_cast<double>(parameters - target) / static_cast<double>(target);
+  }
+};
+
+/// Parameters of a model, counted by building its store. vocab_size must be known.
+int64_t count_parameters(const ModelConfig& model);
+
+/// Resolves model.match_parameters_of: sets intermediate_size so that the model has as many parameters as the
+/// one of that configuration (the paper's parity rule, SPEC 2.2), and empties the key, so that the resolved
+/// configuration stands alone. Nothing happens when the key is empty. A vocab_size of 0 becomes the
+/// tokenizer's first (opens its file). Error(usage) when no width does it, or configurations match each other
+/// in a circle.
+std::optional<ParameterMatch> resolve_parameter_match(Config& config);
+
+struct Plan {
+  struct Parameter {
+    std::string name;
+    std::vector<int64_t> shape;
+    int64_t count = 0;
+  };
+  Config config;  // resolved
+  std::optional<ParameterMatch> match;
+  std::vector<Parameter> parameters;  // in the order of the store
+  int64_t total = 0;
+  int64_t non_embedding = 0;      // without the token embedding, and without an untied head
+  int64_t gate_parameters = 0;    // added by attention.gates
+  int64_t matmul_parameters = 0;  // in matrix products: the head counts, the embedding look-up does not
+  double flops_per_token =
+      0;  // 6 matmul_parameters + 6 L S H D: forward and backward, causal half (PERFORMANCE)
+  MemoryPlan memory;
+  int64_t steps = 0, tokens_per_step = 0, tokens = 0;  // steps and tokens 0: length not given
+  int64_t accumulation_steps = 0;                      // micro-batches per step
+};
+
+/// Resolves and measures. No memory of the model's size is touched.
+Plan make_plan(Config config);
+
+/// The tables `sluice plan` prints. Layers alike are shown once.
+std::string plan_text(const Plan& plan);
+nlohmann::json plan_json(const Plan& plan);
+
+}  // namespace sluice
