@@ -1,11 +1,12 @@
 #pragma once
-// The sub-commands of `sluice`, one thin file each. A command registers itself and, when chosen, does its work in a
-// callback; what goes wrong is thrown (core/error.h) and caught once, in main.
+// The sub-commands of `sluice`, one thin file each. A command registers itself and, when chosen, does its
+// work in a callback; what goes wrong is thrown (core/error.h) and caught once, in main.
 #include <CLI/CLI.hpp>
 
 namespace sluice {
 
-/// exit_code is what main returns when nothing was thrown; a command sets it only to say something else than 0.
+/// exit_code is what main returns when nothing was thrown; a command sets it only to say something else than
+/// 0.
 void add_train_command(CLI::App& app, int& exit_code);
 void add_plan_command(CLI::App& app, int& exit_code);
 void add_config_command(CLI::App& app, int& exit_code);

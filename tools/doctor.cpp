@@ -1,15 +1,15 @@
 // sluice doctor: what was built in, what this machine offers, and what is disabled as a result.
 #include <cblas.h>
-#include <dnnl.hpp>
-#include <spdlog/fmt/fmt.h>
 #include <omp.h>
 #include <sched.h>
+#include <spdlog/fmt/fmt.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include <chrono>
 #include <cstring>
+#include <dnnl.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -97,18 +97,22 @@ void doctor() {
                                               : "computed through f32: saves memory, not time");
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  const int cores = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : omp_get_num_procs();
+  const int cores =
+      sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : omp_get_num_procs();
   row("cores", fmt::format("{} of {} may be used", cores, sysconf(_SC_NPROCESSORS_ONLN)));
-  row("threads", fmt::format("{}{}", num_threads(),
-                             num_threads() > cores ? "  warning: more threads than cores (OMP_NUM_THREADS)" : ""));
+  row("threads",
+      fmt::format("{}{}", num_threads(),
+                  num_threads() > cores ? "  warning: more threads than cores (OMP_NUM_THREADS)" : ""));
 
   fmt::print("\nmachine\n");
   utsname system{};
   uname(&system);
   row("system", fmt::format("{} {} {}", system.sysname, system.release, system.machine));
-  row("memory", fmt::format("{:.1f} GiB, {:.1f} free", static_cast<double>(memory_kib("MemTotal")) / (1 << 20),
-                            static_cast<double>(memory_kib("MemAvailable")) / (1 << 20)));
-  row("disk, here", fmt::format("{:.1f} GiB free", static_cast<double>(io::free_bytes(".")) / (int64_t{1} << 30)));
+  row("memory",
+      fmt::format("{:.1f} GiB, {:.1f} free", static_cast<double>(memory_kib("MemTotal")) / (1 << 20),
+                  static_cast<double>(memory_kib("MemAvailable")) / (1 << 20)));
+  row("disk, here",
+      fmt::format("{:.1f} GiB free", static_cast<double>(io::free_bytes(".")) / (int64_t{1} << 30)));
   row("memory bandwidth", fmt::format("{:.1f} GB/s (copy, read + written)", copy_gb_per_second()));
   fmt::print("\nSpeed of operations and of whole steps: sluice bench\n");
 }
@@ -116,7 +120,8 @@ void doctor() {
 }  // namespace
 
 void add_doctor_command(CLI::App& app, int&) {
-  CLI::App* command = app.add_subcommand("doctor", "what was built in, what this machine offers, what is disabled");
+  CLI::App* command =
+      app.add_subcommand("doctor", "what was built in, what this machine offers, what is disabled");
   command->footer("Examples:\n  sluice doctor\n  SLUICE_ISA=avx2 sluice doctor\n");
   command->callback([] { doctor(); });
 }

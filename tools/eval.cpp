@@ -38,12 +38,14 @@ std::vector<DataSource> chosen_sets(const EvalOptions& options, const Config& co
   for (const std::string& name : options.sets)
     if (std::find(names.begin(), names.end(), name) == names.end())
       fail(ExitCode::usage, "--set {}: no such validation set; there {}: {}", name,
-           names.size() == 1 ? "is" : "are", names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
+           names.size() == 1 ? "is" : "are",
+           names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
   if (!options.sets.empty())
     std::erase_if(sets, [&](const DataSource& set) {
       return std::find(options.sets.begin(), options.sets.end(), set.name) == options.sets.end();
     });
-  if (sets.empty()) fail(ExitCode::usage, "the configuration names no validation set; give one with --data NAME=PREFIX");
+  if (sets.empty())
+    fail(ExitCode::usage, "the configuration names no validation set; give one with --data NAME=PREFIX");
   return sets;
 }
 
@@ -74,17 +76,19 @@ void evaluate(const EvalOptions& options) {
   fmt::print("{}  step {}\n\n", checkpoint.path, checkpoint.step);
   fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}\n", "set", "loss", "perplexity", "bits/byte", "tokens");
   for (const SetResult& set : result->sets)
-    fmt::print("{:<24}{:>10.4f}{:>12.3f}{:>12.4f}{:>12}\n", set.name, set.loss, set.perplexity, set.bits_per_byte,
-               set.tokens);
+    fmt::print("{:<24}{:>10.4f}{:>12.3f}{:>12.4f}{:>12}\n", set.name, set.loss, set.perplexity,
+               set.bits_per_byte, set.tokens);
   const ModelSummary& a = result->analysis;
-  fmt::print("\n{:<8}{:>14}{:>14}{:>34}{:>34}\n", "layer", "first token", "gate score", "attention max: output, residual",
-             "FFN max: output, residual");
+  fmt::print("\n{:<8}{:>14}{:>14}{:>34}{:>34}\n", "layer", "first token", "gate score",
+             "attention max: output, residual", "FFN max: output, residual");
   for (size_t i = 0; i < a.layers.size(); ++i) {
     const LayerSummary& layer = a.layers[i];
     std::string gates = layer.gate_scores.empty() ? "-" : "";
-    for (const double score : layer.gate_scores) gates += fmt::format("{}{:.3f}", gates.empty() ? "" : " ", score);
-    fmt::print("{:<8}{:>13.1f}%{:>14}{:>22.2f}{:>12.2f}{:>22.2f}{:>12.2f}\n", i, 100 * layer.first_token_attention, gates,
-               layer.attention_output_max, layer.attention_residual_max, layer.ffn_output_max, layer.ffn_residual_max);
+    for (const double score : layer.gate_scores)
+      gates += fmt::format("{}{:.3f}", gates.empty() ? "" : " ", score);
+    fmt::print("{:<8}{:>13.1f}%{:>14}{:>22.2f}{:>12.2f}{:>22.2f}{:>12.2f}\n", i,
+               100 * layer.first_token_attention, gates, layer.attention_output_max,
+               layer.attention_residual_max, layer.ffn_output_max, layer.ffn_residual_max);
   }
   fmt::print("{:<8}{:>13.1f}%{:>14}   largest residual {:.2f}\n", "all", 100 * a.first_token_attention,
              a.mean_gate_score ? fmt::format("{:.3f}", *a.mean_gate_score) : "-", a.largest_residual);
@@ -93,16 +97,20 @@ void evaluate(const EvalOptions& options) {
 }  // namespace
 
 void add_eval_command(CLI::App& app, int&) {
-  CLI::App* command = app.add_subcommand("eval", "loss, perplexity, bits per byte of the validation sets; what the attention does");
+  CLI::App* command = app.add_subcommand(
+      "eval", "loss, perplexity, bits per byte of the validation sets; what the attention does");
   auto options = std::make_shared<EvalOptions>();
   command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
       ->required()
       ->type_name("RUN|CKPT");
-  command->add_option("--set", options->sets, "only this validation set; repeatable")->type_name("NAME")->allow_extra_args(false);
+  command->add_option("--set", options->sets, "only this validation set; repeatable")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
   command->add_option("--data", options->data, "other token files than the configuration's; repeatable")
       ->type_name("NAME=PREFIX")
       ->allow_extra_args(false);
-  command->add_option("--max-tokens", options->max_tokens, "per set; 0: all of it")->check(CLI::NonNegativeNumber);
+  command->add_option("--max-tokens", options->max_tokens, "per set; 0: all of it")
+      ->check(CLI::NonNegativeNumber);
   command->add_flag("--json", options->json, "one line of JSON, as in eval.jsonl");
   command->footer(
       "Examples:\n"

@@ -1,4 +1,6 @@
 // sluice generate: continue a text.
+#include "train/generate.h"
+
 #include <spdlog/fmt/fmt.h>
 
 #include <cstdio>
@@ -6,7 +8,6 @@
 
 #include "commands.h"
 #include "core/parallel_for.h"
-#include "train/generate.h"
 #include "train/inference.h"
 
 namespace sluice {
@@ -19,7 +20,8 @@ struct GenerateOptions {
   bool ignore_end = false;
 };
 
-/// Prints tokens as they come. A token may be part of a character: what decodes differently with the next one waits.
+/// Prints tokens as they come. A token may be part of a character: what decodes differently with the next one
+/// waits.
 class Stream {
  public:
   explicit Stream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
@@ -73,13 +75,17 @@ void add_generate_command(CLI::App& app, int&) {
   command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
       ->required()
       ->type_name("RUN|CKPT");
-  command->add_option("-p,--prompt", options->prompt, "text to continue; without, a document is begun")->type_name("TEXT");
-  command->add_option("-n,--tokens", options->new_tokens, "at most this many new tokens (200)")->check(CLI::NonNegativeNumber);
+  command->add_option("-p,--prompt", options->prompt, "text to continue; without, a document is begun")
+      ->type_name("TEXT");
+  command->add_option("-n,--tokens", options->new_tokens, "at most this many new tokens (200)")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--temperature", options->sampling.temperature, "0: always the most probable token (1)")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--top-k", options->sampling.top_k, "only the k most probable tokens; 0: all (0)")
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--top-p", options->sampling.top_p, "only the most probable tokens that hold this share (1)")
+  command
+      ->add_option("--top-p", options->sampling.top_p,
+                   "only the most probable tokens that hold this share (1)")
       ->check(CLI::Range(1e-9, 1.0));
   command->add_option("--seed", options->sampling.seed, "the same seed gives the same text (0)");
   command->add_flag("--ignore-end", options->ignore_end, "go on behind the end of a document");

@@ -29,7 +29,8 @@ constexpr const char* kHelp =
     "\n"
     "Each has its own help with examples:    sluice train --help\n"
     "Every configuration key is explained:   sluice config reference\n"
-    "Exit codes: 0 ok, 64 usage or configuration, 65 bad data, 66 missing input, 70 internal, 71 out of memory,\n"
+    "Exit codes: 0 ok, 64 usage or configuration, 65 bad data, 66 missing input, 70 internal, 71 out of "
+    "memory,\n"
     "73 cannot create, 74 final save failed, 75 stopped by a signal and saved, 78 too many bad steps\n";
 
 int report(const std::string& message, sluice::ExitCode code) {
@@ -64,7 +65,8 @@ int main(int argc, char** argv) {
   // A full quota and a closed pipe are errors of a call, not deaths.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
-  spdlog::set_default_logger(std::make_shared<spdlog::logger>("sluice", std::make_shared<spdlog::sinks::stderr_color_sink_mt>()));
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("sluice", std::make_shared<spdlog::sinks::stderr_color_sink_mt>()));
   spdlog::set_pattern("%^%l%$: %v");
 
   int exit_code = 0;

@@ -7,11 +7,13 @@
 namespace sluice {
 
 void add_train_command(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("train", "train, or resume from the run folder's newest valid checkpoint");
+  CLI::App* command =
+      app.add_subcommand("train", "train, or resume from the run folder's newest valid checkpoint");
   auto options = std::make_shared<RunOptions>();
   auto run_dir = std::make_shared<std::string>();
   command->add_option("config", options->config_path, "configuration file")->required()->type_name("CONFIG");
-  command->add_option("overrides", options->overrides, "any key of the configuration")->type_name("key=value");
+  command->add_option("overrides", options->overrides, "any key of the configuration")
+      ->type_name("key=value");
   command->add_option("--run-dir", *run_dir, "where the run is kept (as run_dir=)")->type_name("FOLDER");
   command->add_flag("--fresh", options->fresh, "refuse to resume: an error when the folder holds a training");
   command
@@ -20,7 +22,8 @@ void add_train_command(CLI::App& app, int& exit_code) {
       ->type_name("KEY")
       ->allow_extra_args(false);
   command->footer(
-      "SIGUSR1, SIGUSR2, SIGTERM and Ctrl-C finish the step, save and exit with 75; the same command goes on.\n\n"
+      "SIGUSR1, SIGUSR2, SIGTERM and Ctrl-C finish the step, save and exit with 75; the same command goes "
+      "on.\n\n"
       "Examples:\n"
       "  sluice train configs/quickstart/gated.yaml\n"
       "  sluice train configs/quickstart/gated.yaml optimizer.lr=2e-3 run_dir=runs/lr2e-3\n");

@@ -42,7 +42,8 @@ double mean_first_token_attention(const Tensor& lse, const Tensor& z0, const S* 
     const T* z = z0.as<T>() + h * tokens;
     for (int64_t t = 0; t < tokens; ++t) {
       // The sink's logit joins the denominator: A = e^z0 / (e^lse + e^sink).
-      const double gate = sinks ? 1 / (1 + std::exp(static_cast<double>(static_cast<accumulate_t<S>>(sinks[h])) - l[t])) : 1;
+      const double gate =
+          sinks ? 1 / (1 + std::exp(static_cast<double>(static_cast<accumulate_t<S>>(sinks[h])) - l[t])) : 1;
       total += std::exp(std::min(static_cast<double>(z[t]) - l[t], 0.0)) * gate;
     }
   }
@@ -53,19 +54,22 @@ double first_token_attention(const Attention& attention, const Attention::Saved&
   const Tensor sinks = attention.sinks();
   if (s.lse.dtype == DType::f64)
     return mean_first_token_attention<double, double>(s.lse, s.z0, sinks ? sinks.as<double>() : nullptr);
-  if (sinks && sinks.dtype == DType::bf16) return mean_first_token_attention<float, bf16>(s.lse, s.z0, sinks.as<bf16>());
+  if (sinks && sinks.dtype == DType::bf16)
+    return mean_first_token_attention<float, bf16>(s.lse, s.z0, sinks.as<bf16>());
   return mean_first_token_attention<float, float>(s.lse, s.z0, sinks ? sinks.as<float>() : nullptr);
 }
 
 }  // namespace
 
-SummaryAccumulator::SummaryAccumulator(const Transformer& model) : model_(model), sums_(model.blocks().size()) {
+SummaryAccumulator::SummaryAccumulator(const Transformer& model)
+    : model_(model), sums_(model.blocks().size()) {
   for (size_t layer = 0; layer < sums_.size(); ++layer)
     sums_[layer].gate_scores.assign(model.blocks()[layer].attention().gates().size(), 0.0);
 }
 
 void SummaryAccumulator::add(Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
-  SLUICE_CHECK(saved.recompute != Recompute::block, "SummaryAccumulator: the layers' activations share memory");
+  SLUICE_CHECK(saved.recompute != Recompute::block,
+               "SummaryAccumulator: the layers' activations share memory");
   const auto tokens = static_cast<double>(batch.tokens.numel());
   for (size_t layer = 0; layer < sums_.size(); ++layer) {
     const Attention& attention = model_.blocks()[layer].attention();

@@ -1,6 +1,6 @@
 #pragma once
-// What the Gated Attention paper measures (tables 4, figures 2, 6 and 7; SPEC 2.8), read after a forward from the
-// tensors that backward reads: no hooks.
+// What the Gated Attention paper measures (tables 4, figures 2, 6 and 7; SPEC 2.8), read after a forward from
+// the tensors that backward reads: no hooks.
 #include <optional>
 #include <vector>
 
@@ -10,11 +10,12 @@
 namespace sluice {
 
 struct LayerSummary {
-  /// Mean over queries (t >= 0) and heads of the attention on the first visible key, before any gate multiplies:
-  /// exp(z0 - lse), times 1 - A_sink where there is a sink logit.
+  /// Mean over queries (t >= 0) and heads of the attention on the first visible key, before any gate
+  /// multiplies: exp(z0 - lse), times 1 - A_sink where there is a sink logit.
   double first_token_attention = 0;
-  std::vector<double> gate_scores;    // mean score of each gate, as in the configuration
-  double attention_output_max = 0;    // max |.| over tokens and channels: the branch that is added to the residual,
+  std::vector<double> gate_scores;  // mean score of each gate, as in the configuration
+  double attention_output_max =
+      0;  // max |.| over tokens and channels: the branch that is added to the residual,
   double attention_residual_max = 0;  // the residual stream after it,
   double ffn_output_max = 0;          // and the same of the feed-forward network
   double ffn_residual_max = 0;

@@ -34,8 +34,9 @@ std::string format_count(double n) {
     unit = next;
   }
   n /= 1e3;
-  return n < 10 ? fmt::format("{:.2f}{}", n, unit) : n < 100 ? fmt::format("{:.1f}{}", n, unit)
-                                                             : fmt::format("{:.0f}{}", n, unit);
+  return n < 10    ? fmt::format("{:.2f}{}", n, unit)
+         : n < 100 ? fmt::format("{:.1f}{}", n, unit)
+                   : fmt::format("{:.0f}{}", n, unit);
 }
 
 std::string format_duration(double s) {
@@ -46,7 +47,7 @@ std::string format_duration(double s) {
   return fmt::format("{}d{:02}h", seconds / 86400, seconds % 86400 / 3600);
 }
 
-std::string format_lr(double lr) {
+std::string format_exponent(double lr) {
   if (lr == 0) return "0";
   const std::string text = fmt::format("{:.1e}", lr);  // 6.0e-04
   const size_t e = text.find('e');
@@ -54,13 +55,16 @@ std::string format_lr(double lr) {
   return fmt::format("{}e{}", text.substr(0, e), exponent);
 }
 
-std::string format_mib(int64_t bytes) { return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20)); }
+std::string format_mib(int64_t bytes) {
+  return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20));
+}
 
 Terminal Terminal::detect(ConsoleMode mode) {
   Terminal t;
   const bool terminal = isatty(STDOUT_FILENO) && isatty(STDERR_FILENO) && variable("TERM") != "dumb";
   bool launched = false;
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "PMI_RANK"}) launched |= !variable(name).empty();
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "PMI_RANK"})
+    launched |= !variable(name).empty();
   t.bar = mode == ConsoleMode::bar || (mode == ConsoleMode::automatic && terminal && !launched);
   t.colour = t.bar && terminal && variable("NO_COLOR").empty();
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
@@ -82,9 +86,10 @@ Terminal Terminal::detect(ConsoleMode mode) {
 std::string format_progress(const Progress& p, const Terminal& terminal) {
   const double done = p.max_steps > 0 ? static_cast<double>(p.step) / static_cast<double>(p.max_steps) : 0;
   const auto digits = static_cast<int>(std::to_string(p.max_steps).size());
-  const std::string head = fmt::format("step {:>{}}/{}  {:>4.1f}%", p.step, digits + 1, p.max_steps, 100 * done);
-  std::string tail = fmt::format("  loss {:.3f}  gn {:.2f}  lr {}  {} tok/s", p.loss, p.grad_norm, format_lr(p.lr),
-                                 format_count(p.tokens_per_second));
+  const std::string head =
+      fmt::format("step {:>{}}/{}  {:>4.1f}%", p.step, digits + 1, p.max_steps, 100 * done);
+  std::string tail = fmt::format("  loss {:.3f}  gn {:.2f}  lr {}  {} tok/s", p.loss, p.grad_norm,
+                                 format_exponent(p.lr), format_count(p.tokens_per_second));
   if (p.skipped > 0) tail += fmt::format("  skipped {}", p.skipped);
   if (p.seconds_left >= 0 && p.step < p.max_steps)
     tail += fmt::format("  ETA {}{}", p.rough ? "~" : "", format_duration(p.seconds_left));

@@ -10,10 +10,10 @@
 
 namespace sluice {
 
-std::string format_count(double n);       // 950, 12.3k, 1.42M, 3.10B
-std::string format_duration(double s);    // 45s, 2m05s, 3h21m, 2d04h
-std::string format_lr(double lr);         // 6.0e-4
-std::string format_mib(int64_t bytes);    // "12.3"
+std::string format_count(double n);      // 950, 12.3k, 1.42M, 3.10B
+std::string format_duration(double s);   // 45s, 2m05s, 3h21m, 2d04h
+std::string format_exponent(double lr);  // 6.0e-4
+std::string format_mib(int64_t bytes);   // "12.3"
 
 /// What the console can do, found from the streams and the environment.
 struct Terminal {
@@ -22,8 +22,8 @@ struct Terminal {
   bool unicode = false;  // the locale is UTF-8
   int width = 80;        // COLUMNS, or the window's
 
-  /// auto draws a bar only when stdout and stderr are terminals, TERM is not dumb and no launcher started us (under
-  /// mpirun every rank's stdout looks like a terminal).
+  /// auto draws a bar only when stdout and stderr are terminals, TERM is not dumb and no launcher started us
+  /// (under mpirun every rank's stdout looks like a terminal).
   static Terminal detect(ConsoleMode mode);
 };
 
@@ -35,7 +35,8 @@ struct Progress {
   int64_t skipped = 0;
 };
 
-/// "step  1200/19073  6.3%  [bar]  loss 3.412  gn 0.41  lr 6.0e-4  1.42M tok/s  ETA 3h21m", without the bar in lines mode.
+/// "step  1200/19073  6.3%  [bar]  loss 3.412  gn 0.41  lr 6.0e-4  1.42M tok/s  ETA 3h21m", without the bar
+/// in lines mode.
 std::string format_progress(const Progress& progress, const Terminal& terminal);
 
 class Console {
@@ -72,7 +73,8 @@ class Console {
   double drawn_at_ = 0;
 };
 
-/// While it lives, spdlog's messages go through the console (and so do not tear the bar, and reach console.log).
+/// While it lives, spdlog's messages go through the console (and so do not tear the bar, and reach
+/// console.log).
 class ConsoleWarnings {
  public:
   explicit ConsoleWarnings(Console& console);

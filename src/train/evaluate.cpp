@@ -11,8 +11,9 @@ namespace {
 constexpr int64_t kAnalysedTokens = 8192;  // of every set: means settle, maxima have seen all positions
 
 void fill(const Blend& set, const Batch& batch, int64_t sample, int64_t seq_len) {
-  set.fill_sequential(sample, batch.tokens.numel() / seq_len, batch.tokens.as<int32_t>(), batch.targets.as<int32_t>(),
-                      batch.positions.as<int32_t>(), batch.first_key.as<int32_t>());
+  set.fill_sequential(sample, batch.tokens.numel() / seq_len, batch.tokens.as<int32_t>(),
+                      batch.targets.as<int32_t>(), batch.positions.as<int32_t>(),
+                      batch.first_key.as<int32_t>());
 }
 
 double element(const Tensor& t, int64_t i) {
@@ -89,13 +90,13 @@ std::vector<std::string> describe(const EvalResult& result) {
   size_t width = 0;
   for (const SetResult& set : result.sets) width = std::max(width, set.name.size());
   for (const SetResult& set : result.sets)
-    lines.push_back(fmt::format("  val {:<{}}  loss {:.4f}  ppl {:.3f}  {:.4f} bits/byte  ({} tokens)", set.name, width,
-                                set.loss, set.perplexity, set.bits_per_byte, set.tokens));
+    lines.push_back(fmt::format("  val {:<{}}  loss {:.4f}  ppl {:.3f}  {:.4f} bits/byte  ({} tokens)",
+                                set.name, width, set.loss, set.perplexity, set.bits_per_byte, set.tokens));
   const ModelSummary& a = result.analysis;
-  lines.push_back(fmt::format("  attention on the first token {:.1f}%{}  largest residual {:.1f}",
-                              100 * a.first_token_attention,
-                              a.mean_gate_score ? fmt::format("  mean gate score {:.3f}", *a.mean_gate_score) : "",
-                              a.largest_residual));
+  lines.push_back(fmt::format(
+      "  attention on the first token {:.1f}%{}  largest residual {:.1f}", 100 * a.first_token_attention,
+      a.mean_gate_score ? fmt::format("  mean gate score {:.3f}", *a.mean_gate_score) : "",
+      a.largest_residual));
   return lines;
 }
 

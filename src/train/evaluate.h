@@ -1,5 +1,6 @@
 #pragma once
-// Validation: loss, perplexity and bits per byte of every named set, in file order, and what the attention does.
+// Validation: loss, perplexity and bits per byte of every named set, in file order, and what the attention
+// does.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -32,13 +33,14 @@ std::vector<std::string> describe(const EvalResult& result);
 class Evaluator {
  public:
   /// Opens every validation set. max_tokens per set; 0: all of it.
-  Evaluator(const std::vector<DataSource>& sets, const Config& config, const Tokenizer& tokenizer, int64_t max_tokens);
+  Evaluator(const std::vector<DataSource>& sets, const Config& config, const Tokenizer& tokenizer,
+            int64_t max_tokens);
 
   bool empty() const { return sets_.empty(); }
   const std::vector<std::unique_ptr<Blend>>& blends() const { return sets_; }
 
-  /// `buffers` for the losses, `analysed` for the analysis; they may be the same. `stop` is asked between batches; when
-  /// it says yes the evaluation is given up and nothing is returned.
+  /// `buffers` for the losses, `analysed` for the analysis; they may be the same. `stop` is asked between
+  /// batches; when it says yes the evaluation is given up and nothing is returned.
   std::optional<EvalResult> run(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
                                 ForwardBuffers& analysed, const std::function<bool()>& stop) const;
 

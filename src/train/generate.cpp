@@ -54,13 +54,14 @@ struct Generator::Pass {
   static std::unique_ptr<Pass> make(const TrainedModel& trained, int64_t num_tokens, int64_t context_length) {
     Pass dry(trained, num_tokens, {});
     Arena nothing("cache");
-    // The scratch of attention may depend on how many keys there are: measured with a cache that is just full after.
+    // The scratch of attention may depend on how many keys there are: measured with a cache that is just full
+    // after.
     KeyValueCache cache = trained.model().make_cache(nothing, context_length, trained.dtype());
     cache.length = context_length - num_tokens;
     dry.forward(trained.model(), cache);
-    return std::unique_ptr<Pass>(new Pass(
-        trained, num_tokens,
-        {dry.activations.high_water(), std::max<int64_t>(dry.ctx.scratch.high_water(), 64)}));
+    return std::unique_ptr<Pass>(
+        new Pass(trained, num_tokens,
+                 {dry.activations.high_water(), std::max<int64_t>(dry.ctx.scratch.high_water(), 64)}));
   }
 
   void forward(const Transformer& model, KeyValueCache& cache) {
@@ -72,11 +73,13 @@ struct Generator::Pass {
   Pass(const TrainedModel& trained, int64_t num_tokens, const Sizes& sizes)
       : activations("activations", sizes.activations), ctx(sizes.scratch) {
     buffers = make_forward_buffers(trained, activations, num_tokens, Recompute::block);
-    logits = activations.alloc("logits", accumulate_dtype(trained.dtype()), {1, trained.config().model.vocab_size});
+    logits = activations.alloc("logits", accumulate_dtype(trained.dtype()),
+                               {1, trained.config().model.vocab_size});
   }
 };
 
-Generator::Generator(const TrainedModel& trained) : trained_(trained), context_length_(max_positions(trained.config())) {
+Generator::Generator(const TrainedModel& trained)
+    : trained_(trained), context_length_(max_positions(trained.config())) {
   Arena measure("cache");
   trained.model().make_cache(measure, context_length_, trained.dtype());
   cache_memory_ = std::make_unique<Arena>("cache", measure.high_water());
@@ -112,7 +115,8 @@ void Generator::run(const std::vector<int32_t>& prompt, int64_t max_new_tokens, 
   history_ = prompt;
   cache_.length = 0;
   std::vector<int32_t> next = prompt;
-  if (static_cast<int64_t>(next.size()) > context_length_) next.assign(prompt.end() - context_length_, prompt.end());
+  if (static_cast<int64_t>(next.size()) > context_length_)
+    next.assign(prompt.end() - context_length_, prompt.end());
   for (int64_t i = 0; i < max_new_tokens; ++i) {
     if (cache_.length + static_cast<int64_t>(next.size()) > context_length_) {
       next.assign(history_.end() - std::max<int64_t>(context_length_ / 2, 1), history_.end());

@@ -23,8 +23,8 @@ class Generator {
  public:
   explicit Generator(const TrainedModel& trained);
 
-  /// Calls on_token for each new token, at most max_new_tokens times; it returns false to stop. When the context (the
-  /// length of the rotary table) is full, it goes on from its last half.
+  /// Calls on_token for each new token, at most max_new_tokens times; it returns false to stop. When the
+  /// context (the length of the rotary table) is full, it goes on from its last half.
   void run(const std::vector<int32_t>& prompt, int64_t max_new_tokens, const Sampling& sampling,
            const std::function<bool(int32_t)>& on_token);
 

@@ -13,13 +13,18 @@ std::string word(E e) {
 nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
   const ModelConfig& m = config.model;
   const AttentionConfig& a = m.attention;
-  const bool plain = a.kind == AttentionKind::softmax && a.gates.empty() && a.output_norm == OutputNorm::none &&
-                     a.output_activation == OutputActivation::none && m.norm_placement == NormPlacement::pre &&
-                     !m.branch_clip;
+  const bool plain = a.kind == AttentionKind::softmax && a.gates.empty() &&
+                     a.output_norm == OutputNorm::none && a.output_activation == OutputActivation::none &&
+                     m.norm_placement == NormPlacement::pre && !m.branch_clip;
   const int64_t positions = m.max_position_embeddings.value_or(config.data.seq_len);
   // The names before transformers 5 (rope_theta, torch_dtype): later versions still read them.
-  nlohmann::json j = {{"architectures", {!plain ? "SluiceForCausalLM" : m.qk_norm ? "Qwen3ForCausalLM" : "LlamaForCausalLM"}},
-                      {"model_type", !plain ? "sluice" : m.qk_norm ? "qwen3" : "llama"},
+  nlohmann::json j = {{"architectures",
+                       {!plain      ? "SluiceForCausalLM"
+                        : m.qk_norm ? "Qwen3ForCausalLM"
+                                    : "LlamaForCausalLM"}},
+                      {"model_type", !plain      ? "sluice"
+                                     : m.qk_norm ? "qwen3"
+                                                 : "llama"},
                       {"vocab_size", m.vocab_size},
                       {"hidden_size", m.hidden_size},
                       {"intermediate_size", m.intermediate_size},
@@ -43,11 +48,12 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
                                                                                  : "float32"},
                       {"use_cache", true}};
   if (m.rope.scaling.type == RopeScalingType::yarn)
-    j["rope_scaling"] = {{"rope_type", "yarn"},
-                         {"factor", m.rope.scaling.factor},
-                         {"original_max_position_embeddings", m.rope.scaling.original_max_position_embeddings},
-                         {"beta_fast", m.rope.scaling.beta_fast},
-                         {"beta_slow", m.rope.scaling.beta_slow}};
+    j["rope_scaling"] = {
+        {"rope_type", "yarn"},
+        {"factor", m.rope.scaling.factor},
+        {"original_max_position_embeddings", m.rope.scaling.original_max_position_embeddings},
+        {"beta_fast", m.rope.scaling.beta_fast},
+        {"beta_slow", m.rope.scaling.beta_slow}};
   if (plain) return j;
   nlohmann::json gates = nlohmann::json::array();
   for (const GateConfig& g : a.gates)

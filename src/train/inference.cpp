@@ -17,7 +17,8 @@ CheckpointInfo find_checkpoint(const std::string& path) {
 }
 
 TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once)
-    : config_(load_config(checkpoint.path + "/config.yaml")), tokenizer_(make_tokenizer(config_.data.tokenizer)) {
+    : config_(load_config(checkpoint.path + "/config.yaml")),
+      tokenizer_(make_tokenizer(config_.data.tokenizer)) {
   model_ = std::make_unique<Transformer>(config_.model, store_);
   const DType dtype = storage_dtype(config_.train.precision);
   const auto allocate = [&](Context& ctx, Arena& arena) {
@@ -39,10 +40,12 @@ TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_o
   store_.pack(ctx);
 }
 
-ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, int64_t num_tokens, Recompute recompute) {
+ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, int64_t num_tokens,
+                                    Recompute recompute) {
   ForwardBuffers b;
-  b.batch = {arena.alloc("tokens", DType::i32, {num_tokens}), arena.alloc("targets", DType::i32, {num_tokens}),
-             arena.alloc("positions", DType::i32, {num_tokens}), arena.alloc("first_key", DType::i32, {num_tokens})};
+  b.batch = {
+      arena.alloc("tokens", DType::i32, {num_tokens}), arena.alloc("targets", DType::i32, {num_tokens}),
+      arena.alloc("positions", DType::i32, {num_tokens}), arena.alloc("first_key", DType::i32, {num_tokens})};
   b.saved = trained.model().make_saved(arena, num_tokens, trained.dtype(), recompute);
   b.losses = arena.alloc("losses", accumulate_dtype(trained.dtype()), {num_tokens});
   return b;

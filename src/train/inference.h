@@ -13,8 +13,8 @@
 
 namespace sluice {
 
-/// The checkpoint a path stands for: itself, or the newest valid one of a run folder (or of its ckpt). Error(no_input)
-/// when there is none.
+/// The checkpoint a path stands for: itself, or the newest valid one of a run folder (or of its ckpt).
+/// Error(no_input) when there is none.
 CheckpointInfo find_checkpoint(const std::string& run_or_checkpoint);
 
 class TrainedModel {
@@ -39,6 +39,7 @@ class TrainedModel {
 };
 
 /// Buffers of a forward pass over num_tokens, tables allocated from an arena that holds exactly them.
-ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, int64_t num_tokens, Recompute recompute);
+ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, int64_t num_tokens,
+                                    Recompute recompute);
 
 }  // namespace sluice

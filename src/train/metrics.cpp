@@ -7,16 +7,11 @@
 namespace sluice {
 
 nlohmann::ordered_json to_json(const TrainRecord& r) {
-  return {{"schema", 1},
-          {"step", r.step},
-          {"samples", r.samples},
-          {"tokens", r.tokens},
-          {"loss", r.loss},
-          {"grad_norm", r.grad_norm},
-          {"lr", r.lr},
-          {"tokens_per_second", r.tokens_per_second},
-          {"seconds", r.seconds},
-          {"spikes", r.spikes},
+  return {{"schema", 1},          {"step", r.step},
+          {"samples", r.samples}, {"tokens", r.tokens},
+          {"loss", r.loss},       {"grad_norm", r.grad_norm},
+          {"lr", r.lr},           {"tokens_per_second", r.tokens_per_second},
+          {"seconds", r.seconds}, {"spikes", r.spikes},
           {"skipped", r.skipped}};
 }
 

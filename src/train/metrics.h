@@ -1,6 +1,6 @@
 #pragma once
-// What a run writes down about itself, one JSON object per line (UX 5): metrics.jsonl per logged step, eval.jsonl per
-// evaluation. Append-only; a resumed run first cuts what lies past the step it resumes from.
+// What a run writes down about itself, one JSON object per line (UX 5): metrics.jsonl per logged step,
+// eval.jsonl per evaluation. Append-only; a resumed run first cuts what lies past the step it resumes from.
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -23,7 +23,8 @@ struct TrainRecord {
 nlohmann::ordered_json to_json(const TrainRecord& record);
 nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& result);
 
-/// A file of JSON lines, each with a "step". A failing write is warned about once and does not end the training.
+/// A file of JSON lines, each with a "step". A failing write is warned about once and does not end the
+/// training.
 class JsonLines {
  public:
   /// Cuts lines past `last_step`, and a torn last line, by rewriting the file atomically.

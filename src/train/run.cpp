@@ -47,7 +47,9 @@ class StepTimes {
   int64_t count_ = 0;
 };
 
-std::string list(const std::vector<std::string>& items) { return fmt::format("{}", fmt::join(items, "\n  ")); }
+std::string list(const std::vector<std::string>& items) {
+  return fmt::format("{}", fmt::join(items, "\n  "));
+}
 
 /// As a checkpoint's own config.yaml states them: free of the folder we were started in.
 Config with_absolute_paths(Config config) {
@@ -90,6 +92,7 @@ class Run {
 
   RunOptions options_;
   Config config_;
+  Plan plan_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<Blend> data_;
   std::unique_ptr<Evaluator> evaluator_;
@@ -124,16 +127,19 @@ Run::Run(const RunOptions& options) : options_(options) {
   if (config_.train.threads > 0) set_num_threads(static_cast<int>(config_.train.threads));
   tokenizer_ = make_tokenizer(config_.data.tokenizer);
   resolve_model(config_, *tokenizer_);
+  plan_ = make_plan(config_);
   data_ = std::make_unique<Blend>(config_.data.train, config_.data.seq_len, config_.model.vocab_size,
                                   config_.data.document_mask, config_.train.seed);
-  evaluator_ = std::make_unique<Evaluator>(config_.data.validation, config_, *tokenizer_, config_.eval.max_tokens);
+  evaluator_ =
+      std::make_unique<Evaluator>(config_.data.validation, config_, *tokenizer_, config_.eval.max_tokens);
   data_fingerprint_ = data_->fingerprint();
   config_yaml_ = to_yaml(config_);
 
   folder_ = std::make_unique<RunFolder>(config_.run_dir);
   const std::string checkpoints = folder_->file("ckpt");
   if (options.fresh && !list_checkpoints(checkpoints).empty())
-    fail(ExitCode::usage, "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",
+    fail(ExitCode::usage,
+         "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",
          folder_->path(), list_checkpoints(checkpoints).front());
   resumed_ = newest_valid_checkpoint(checkpoints);
   if (!resumed_.path.empty()) check_resume();
@@ -146,7 +152,8 @@ void Run::check_resume() {
     const std::string text = fmt::format("{}: {} -> {}", change.key, change.before, change.after);
     if (change.kind == ChangeClass::identity) impossible.push_back(text);
     const auto& allowed = options_.allow_change;
-    if (change.kind == ChangeClass::trajectory && std::find(allowed.begin(), allowed.end(), change.key) == allowed.end())
+    if (change.kind == ChangeClass::trajectory &&
+        std::find(allowed.begin(), allowed.end(), change.key) == allowed.end())
       consent.push_back(text);
   }
   // A change of the data's path is told above; here the same path holds other tokens.
@@ -159,55 +166,56 @@ void Run::check_resume() {
   std::string message = fmt::format("cannot resume {} with this configuration", resumed_.path);
   if (!impossible.empty()) message += "\n impossible:\n  " + list(impossible);
   if (!consent.empty()) message += "\n only with --allow-change KEY for each:\n  " + list(consent);
-  message += fmt::format("\n otherwise: another run_dir, and train.init_from={} to start from its weights", resumed_.path);
+  message += fmt::format("\n otherwise: another run_dir, and train.init_from={} to start from its weights",
+                         resumed_.path);
   fail(ExitCode::usage, "{}", message);
 }
 
 void Run::start_files() {
   folder_->write("config.yaml", fmt::format("# hash {}\n{}", config_hash(config_), config_yaml_));
   std::string input = fmt::format("# {}\n{}", options_.config_path, io::read_file(options_.config_path));
-  for (const std::string& text : options_.overrides) input += fmt::format("# on the command line: {}\n", text);
+  for (const std::string& text : options_.overrides)
+    input += fmt::format("# on the command line: {}\n", text);
   folder_->write("config.input.yaml", input);
-  const std::string past = io::exists(folder_->file("cmdline.txt")) ? io::read_file(folder_->file("cmdline.txt")) : "";
+  const std::string past =
+      io::exists(folder_->file("cmdline.txt")) ? io::read_file(folder_->file("cmdline.txt")) : "";
   folder_->write("cmdline.txt", past + options_.command_line + "\n");
 
-  const ParamStore& store = trainer_->store();
-  int64_t embeddings = 0;
-  for (int id = 0; id < static_cast<int>(store.specs().size()); ++id) {
-    const std::string& name = store.specs()[static_cast<size_t>(id)].name;
-    if (name == "model.embed_tokens.weight" || name == "lm_head.weight") embeddings += store.numel(id);
-  }
-  const nlohmann::ordered_json run = {{"schema", 1},
-                                      {"name", config_.name},
-                                      {"version", SLUICE_VERSION},
-                                      {"parameters", store.total()},
-                                      {"parameters_non_embedding", store.total() - embeddings},
-                                      {"config_hash", config_hash(config_)},
-                                      {"max_steps", trainer_->max_steps()},
-                                      {"tokens_per_step", tokens_per_step(config_)},
-                                      {"precision", EnumNames<Precision>::names[static_cast<size_t>(config_.train.precision)]},
-                                      {"threads", num_threads()},
-                                      {"instruction_set", isa_name(cpu_isa())},
-                                      {"data_fingerprint", data_fingerprint_},
-                                      {"tokenizer_fingerprint", tokenizer_->fingerprint()},
-                                      {"started", utc_now()},
-                                      {"resumed_from_step", trainer_->next_step()}};
+  const nlohmann::ordered_json run = {
+      {"schema", 1},
+      {"name", config_.name},
+      {"version", SLUICE_VERSION},
+      {"parameters", plan_.total},
+      {"parameters_non_embedding", plan_.non_embedding},
+      {"config_hash", config_hash(config_)},
+      {"max_steps", trainer_->max_steps()},
+      {"tokens_per_step", tokens_per_step(config_)},
+      {"precision", EnumNames<Precision>::names[static_cast<size_t>(config_.train.precision)]},
+      {"threads", num_threads()},
+      {"instruction_set", isa_name(cpu_isa())},
+      {"data_fingerprint", data_fingerprint_},
+      {"tokenizer_fingerprint", tokenizer_->fingerprint()},
+      {"started", utc_now()},
+      {"resumed_from_step", trainer_->next_step()}};
   folder_->write("run.json", run.dump(2) + "\n");
 }
 
 void Run::banner() {
   const ModelConfig& m = config_.model;
-  const ParamStore& store = trainer_->store();
-  const auto total = static_cast<double>(store.total());
+  const auto total = static_cast<double>(plan_.total);
   std::string attention = EnumNames<AttentionKind>::names[static_cast<size_t>(m.attention.kind)].data();
   for (const GateConfig& gate : m.attention.gates)
-    attention += fmt::format(" + {} {} gate at {}", EnumNames<GateGranularity>::names[static_cast<size_t>(gate.granularity)],
+    attention += fmt::format(" + {} {} gate at {}",
+                             EnumNames<GateGranularity>::names[static_cast<size_t>(gate.granularity)],
                              EnumNames<GateActivation>::names[static_cast<size_t>(gate.activation)],
                              EnumNames<GatePosition>::names[static_cast<size_t>(gate.position)]);
   console_->line(fmt::format("sluice {}  run {}  ->  {}", SLUICE_VERSION, config_.name, folder_->path()));
-  console_->line(fmt::format("model    {} parameters  {} layers  {} wide  {}/{} heads of {}  FFN {}  vocabulary {}",
-                             format_count(total), m.num_hidden_layers, m.hidden_size, m.num_attention_heads,
-                             m.num_key_value_heads, m.head_dim, m.intermediate_size, m.vocab_size));
+  console_->line(
+      fmt::format("model    {} parameters ({} without embeddings)  {} layers  {} wide  {}/{} heads of {}  "
+                  "FFN {}  vocabulary {}",
+                  format_count(total), format_count(static_cast<double>(plan_.non_embedding)),
+                  m.num_hidden_layers, m.hidden_size, m.num_attention_heads, m.num_key_value_heads,
+                  m.head_dim, m.intermediate_size, m.vocab_size));
   console_->line("attn     " + attention);
   for (const Blend::SourceInfo& source : data_->sources())
     console_->line(fmt::format("data     {}  {} tokens in {} file{}  {:.0f}% of the samples", source.name,
@@ -215,13 +223,16 @@ void Run::banner() {
                                source.files == 1 ? "" : "s", 100 * source.weight));
   for (const auto& blend : evaluator_->blends())
     for (const Blend::SourceInfo& source : blend->sources())
-      console_->line(fmt::format("held out {}  {} tokens", source.name, format_count(static_cast<double>(source.tokens))));
-  const double tokens = static_cast<double>(trainer_->max_steps()) * static_cast<double>(tokens_per_step(config_));
-  console_->line(fmt::format("train    {} tokens = {} steps x {}  {:.1f} tokens per parameter  {} FLOPs  {}, {} thread{}, {}",
-                             format_count(tokens), trainer_->max_steps(), tokens_per_step(config_), tokens / total,
-                             fmt::format("{:.1e}", flops_per_token(config_) * tokens),
-                             EnumNames<Precision>::names[static_cast<size_t>(config_.train.precision)], num_threads(),
-                             num_threads() == 1 ? "" : "s", isa_name(cpu_isa())));
+      console_->line(fmt::format("held out {}  {} tokens", source.name,
+                                 format_count(static_cast<double>(source.tokens))));
+  const double tokens =
+      static_cast<double>(trainer_->max_steps()) * static_cast<double>(tokens_per_step(config_));
+  console_->line(fmt::format(
+      "train    {} tokens = {} steps x {}  {:.1f} tokens per parameter  {} FLOPs  {}, {} thread{}, {}",
+      format_count(tokens), trainer_->max_steps(), tokens_per_step(config_), tokens / total,
+      format_exponent(plan_.flops_per_token * tokens),
+      EnumNames<Precision>::names[static_cast<size_t>(config_.train.precision)], num_threads(),
+      num_threads() == 1 ? "" : "s", isa_name(cpu_isa())));
   const MemoryPlan& memory = trainer_->memory();
   int64_t snapshot = 0;
   if (config_.checkpoint.async) {
@@ -230,10 +241,15 @@ void Run::banner() {
       for (const NamedTensor& t : *tensors) snapshot += t.tensor.bytes();
   }
   console_->line("memory   MiB");
-  for (const auto& [name, bytes] : std::initializer_list<std::pair<const char*, int64_t>>{
-           {"parameters", memory.parameters}, {"gradients", memory.gradients}, {"optimizer", memory.optimizer},
-           {"activations", memory.activations}, {"scratch", memory.scratch}, {"batch", memory.batch},
-           {"checkpoint copy", snapshot}, {"total", memory.total() + snapshot}})
+  for (const auto& [name, bytes] :
+       std::initializer_list<std::pair<const char*, int64_t>>{{"parameters", memory.parameters},
+                                                              {"gradients", memory.gradients},
+                                                              {"optimizer", memory.optimizer},
+                                                              {"activations", memory.activations},
+                                                              {"scratch", memory.scratch},
+                                                              {"batch", memory.batch},
+                                                              {"checkpoint copy", snapshot},
+                                                              {"total", memory.total() + snapshot}})
     console_->line(fmt::format("  {:<16}{:>10}", name, format_mib(bytes)));
   if (!resumed_.path.empty())
     console_->line(fmt::format("resume   from {} (step {})", resumed_.path, trainer_->next_step()));
@@ -245,11 +261,13 @@ ExitCode Run::train() {
   console_ = std::make_unique<Console>(config_.log.console, Terminal::detect(config_.log.console));
   warnings_ = std::make_unique<ConsoleWarnings>(*console_);
 
-  const bool evaluated = evaluator_->empty() || JsonLines(folder_->file("eval.jsonl"), resumed_.step).last_step() >= resumed_.step;
+  const bool evaluated = evaluator_->empty() ||
+                         JsonLines(folder_->file("eval.jsonl"), resumed_.step).last_step() >= resumed_.step;
   if (!resumed_.path.empty() && resumed_.step >= total_steps(config_) && evaluated) {
-    console_->line(fmt::format("{} is finished: step {} of {}, {}. More: train.max_steps=N --allow-change train.max_steps, "
-                               "or another run_dir.",
-                               folder_->path(), resumed_.step, total_steps(config_), resumed_.path));
+    console_->line(fmt::format(
+        "{} is finished: step {} of {}, {}. More: train.max_steps=N --allow-change train.max_steps, "
+        "or another run_dir.",
+        folder_->path(), resumed_.step, total_steps(config_), resumed_.path));
     return ExitCode::ok;
   }
   trainer_ = std::make_unique<Trainer>(config_, *data_);
@@ -264,8 +282,10 @@ ExitCode Run::train() {
   start_files();
   metrics_ = std::make_unique<JsonLines>(folder_->file("metrics.jsonl"), trainer_->next_step());
   evals_ = std::make_unique<JsonLines>(folder_->file("eval.jsonl"), trainer_->next_step());
-  if (config_.log.tensorboard) events_ = std::make_unique<EventWriter>(folder_->file("tb"), trainer_->next_step());
-  checkpoints_ = std::make_unique<CheckpointStore>(folder_->file("ckpt"), config_.checkpoint, trainer_->content());
+  if (config_.log.tensorboard)
+    events_ = std::make_unique<EventWriter>(folder_->file("tb"), trainer_->next_step());
+  checkpoints_ =
+      std::make_unique<CheckpointStore>(folder_->file("ckpt"), config_.checkpoint, trainer_->content());
   banner();
   folder_->write_status(status("running"));
 
@@ -274,12 +294,13 @@ ExitCode Run::train() {
     while (!finish_or_stop()) step();
     if (saved_step_ != trainer_->next_step() && trainer_->next_step() > 0) save();
     if (!checkpoints_->wait())
-      fail(ExitCode::save_failed, "the final checkpoint could not be written: {}", checkpoints_->last_error());
+      fail(ExitCode::save_failed, "the final checkpoint could not be written: {}",
+           checkpoints_->last_error());
     report_saved();
     if (!complete()) {
       folder_->write_status(status("preempted"));
-      console_->line(fmt::format("stopped by {} at step {}, saved; run the same command to go on", signals_.name(),
-                                 trainer_->next_step()));
+      console_->line(fmt::format("stopped by {} at step {}, saved; run the same command to go on",
+                                 signals_.name(), trainer_->next_step()));
       return ExitCode::preempted;
     }
     folder_->write_status(status("done"));
@@ -300,7 +321,8 @@ bool Run::finish_or_stop() {
   const int64_t step = trainer_->next_step();
   const bool last = last_step_done();
   const bool due = config_.eval.every_steps > 0 && step > 0 && step % config_.eval.every_steps == 0;
-  if (!evaluator_->empty() && (due || last) && evals_->last_step() < step && !signals_.requested()) evaluate();
+  if (!evaluator_->empty() && (due || last) && evals_->last_step() < step && !signals_.requested())
+    evaluate();
   if (signals_.requested() || last) return true;
   if (checkpoint_due()) save();
   report_saved();
@@ -320,14 +342,16 @@ void Run::step() {
   ++steps_since_told_;
   times_.add(seconds);
   if (last_.skipped) spdlog::warn("{}; skipped", trainer_->problem());
-  if (trainer_->next_step() % std::max<int64_t>(config_.log.every_steps, 1) == 0 || last_step_done() || last_.skipped)
+  if (trainer_->next_step() % std::max<int64_t>(config_.log.every_steps, 1) == 0 || last_step_done() ||
+      last_.skipped)
     tell(last_);
   else
     console_->tick(progress(last_));
 }
 
 void Run::tell(const StepMetrics& m) {
-  tokens_per_second_ = static_cast<double>(steps_since_told_ * tokens_per_step(config_)) / std::max(seconds_since_told_, 1e-9);
+  tokens_per_second_ =
+      static_cast<double>(steps_since_told_ * tokens_per_step(config_)) / std::max(seconds_since_told_, 1e-9);
   steps_since_told_ = 0;
   seconds_since_told_ = 0;
   const StepPolicy& policy = trainer_->policy();
@@ -422,8 +446,9 @@ Progress Run::progress(const StepMetrics& m) const {
   p.loss = m.loss;
   p.grad_norm = m.grad_norm;
   p.lr = m.lr;
-  p.tokens_per_second = tokens_per_second_ > 0 ? tokens_per_second_
-                                               : static_cast<double>(tokens_per_step(config_)) / std::max(times_.median(), 1e-9);
+  p.tokens_per_second = tokens_per_second_ > 0
+                            ? tokens_per_second_
+                            : static_cast<double>(tokens_per_step(config_)) / std::max(times_.median(), 1e-9);
   p.seconds_left = times_.median() * static_cast<double>(p.max_steps - p.step);
   p.rough = times_.count() < 20;
   p.skipped = trainer_->policy().skipped();
@@ -431,13 +456,14 @@ Progress Run::progress(const StepMetrics& m) const {
 }
 
 nlohmann::ordered_json Run::status(const char* state) const {
-  return {{"state", state},
-          {"step", trainer_->next_step()},
-          {"max_steps", trainer_->max_steps()},
-          {"tokens", tokens()},
-          {"loss", last_.loss},
-          {"seconds_left", times_.median() * static_cast<double>(trainer_->max_steps() - trainer_->next_step())},
-          {"saved_step", checkpoints_ ? checkpoints_->saved_step() : -1}};
+  return {
+      {"state", state},
+      {"step", trainer_->next_step()},
+      {"max_steps", trainer_->max_steps()},
+      {"tokens", tokens()},
+      {"loss", last_.loss},
+      {"seconds_left", times_.median() * static_cast<double>(trainer_->max_steps() - trainer_->next_step())},
+      {"saved_step", checkpoints_ ? checkpoints_->saved_step() : -1}};
 }
 
 }  // namespace

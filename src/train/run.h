@@ -21,8 +21,8 @@ struct RunOptions {
 /// Fills what only the tokenizer (vocab_size) and the parameter match (intermediate_size) know.
 void resolve_model(Config& config, const Tokenizer& tokenizer);
 
-/// Trains, or resumes from the newest valid checkpoint of the run folder. Returns ok or preempted; throws Error for the
-/// rest. Nothing is written before configuration, data and checkpoints have been found good.
+/// Trains, or resumes from the newest valid checkpoint of the run folder. Returns ok or preempted; throws
+/// Error for the rest. Nothing is written before configuration, data and checkpoints have been found good.
 ExitCode run_training(const RunOptions& options);
 
 }  // namespace sluice

@@ -35,14 +35,16 @@ RunFolder::RunFolder(std::string path) : path_(std::move(path)) {
   lock_ = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (lock_ < 0) {
     const int error = errno;
-    throw io::IoError(ExitCode::cannot_create, fmt::format("cannot create {}: {}", name, std::strerror(error)), error);
+    throw io::IoError(ExitCode::cannot_create,
+                      fmt::format("cannot create {}: {}", name, std::strerror(error)), error);
   }
   if (flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     char owner[256] = "";
     const auto n = pread(lock_, owner, sizeof owner - 1, 0);
     close(lock_);
-    fail(ExitCode::cannot_create, "{} is in use by another training ({}); wait for it, stop it, or choose another run_dir",
-         path_, n > 0 ? std::string(owner, static_cast<size_t>(n)) : "owner unknown");
+    fail(ExitCode::cannot_create,
+         "{} is in use by another training ({}); wait for it, stop it, or choose another run_dir", path_,
+         n > 0 ? std::string(owner, static_cast<size_t>(n)) : "owner unknown");
   }
   const std::string owner = fmt::format("pid {} on {} since {}", getpid(), host_name(), utc_now());
   if (ftruncate(lock_, 0) != 0 || pwrite(lock_, owner.data(), owner.size(), 0) < 0)

@@ -7,8 +7,8 @@ namespace sluice {
 
 class RunFolder {
  public:
-  /// Creates the folder if it is missing and takes its lock; Error(cannot_create) names the owner when another process
-  /// has it. The lock ends with the process, however that ends.
+  /// Creates the folder if it is missing and takes its lock; Error(cannot_create) names the owner when
+  /// another process has it. The lock ends with the process, however that ends.
   explicit RunFolder(std::string path);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;

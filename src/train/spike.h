@@ -1,6 +1,6 @@
 #pragma once
-// When a step is not to be trusted, and what is done then (SPEC 2.9, RELIABILITY 7). A pure function of the losses and
-// gradient norms seen so far; its state is in the checkpoint.
+// When a step is not to be trusted, and what is done then (SPEC 2.9, RELIABILITY 7). A pure function of the
+// losses and gradient norms seen so far; its state is in the checkpoint.
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -23,7 +23,9 @@ class SpikeWindow {
  private:
   static constexpr int64_t kLength = 128, kWarmUp = 64;
   int64_t size() const { return accepted_ < kLength ? accepted_ : kLength; }
-  double at(int64_t i) const { return ring_[static_cast<size_t>((accepted_ - size() + i) % kLength)]; }  // 0: oldest
+  double at(int64_t i) const {
+    return ring_[static_cast<size_t>((accepted_ - size() + i) % kLength)];
+  }  // 0: oldest
 
   std::array<double, kLength> ring_{};
   int64_t accepted_ = 0;
@@ -41,8 +43,8 @@ class StepPolicy {
   explicit StepPolicy(const TrainConfig& config)
       : on_nonfinite_(config.on_nonfinite), on_spike_(config.on_spike) {}
 
-  /// Judges one step, counts it, and takes accepted values into the windows. Skipping more than 10 steps in a row, or
-  /// more than 1 % of the last 1,000, means stop.
+  /// Judges one step, counts it, and takes accepted values into the windows. Skipping more than 10 steps in a
+  /// row, or more than 1 % of the last 1,000, means stop.
   Judgement judge(int64_t step, double loss, double grad_norm);
 
   int64_t spikes() const { return spikes_; }
@@ -59,7 +61,8 @@ class StepPolicy {
   BadStepPolicy on_nonfinite_, on_spike_;
   SpikeWindow losses_, grad_norms_;
   int64_t spikes_ = 0, skipped_ = 0;
-  std::array<int64_t, kBudget + 1> skipped_steps_{};  // ring, entry skipped_ % 11 is the next to be overwritten
+  std::array<int64_t, kBudget + 1>
+      skipped_steps_{};  // ring, entry skipped_ % 11 is the next to be overwritten
 };
 
 }  // namespace sluice

@@ -17,8 +17,8 @@ uint32_t masked_crc32c(std::string_view data);
 
 class EventWriter {
  public:
-  /// A new file in `folder` (created if missing). When `first_step` > 0 this run continues another: a SessionLog START
-  /// makes TensorBoard drop what an earlier file holds from first_step on.
+  /// A new file in `folder` (created if missing). When `first_step` > 0 this run continues another: a
+  /// SessionLog START makes TensorBoard drop what an earlier file holds from first_step on.
   EventWriter(const std::string& folder, int64_t first_step);
   void add(int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
   const std::string& path() const { return path_; }

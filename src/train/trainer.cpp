@@ -11,9 +11,12 @@ namespace sluice {
 
 DType storage_dtype(Precision precision) {
   switch (precision) {
-    case Precision::f32: return DType::f32;
-    case Precision::bf16: return DType::bf16;
-    case Precision::f64: return DType::f64;
+    case Precision::f32:
+      return DType::f32;
+    case Precision::bf16:
+      return DType::bf16;
+    case Precision::f64:
+      return DType::f64;
   }
   fail(ExitCode::internal, "unknown precision");
 }
@@ -141,10 +144,10 @@ StepMetrics Trainer::step() {
   m.spike = judgement.spike;
   m.skipped = judgement.verdict != StepPolicy::Verdict::apply;
   if (m.skipped) {
-    problem_ = judgement.finite
-                   ? fmt::format("step {}: loss {:.4g}, gradient norm {:.4g}: a spike", step_, m.loss, m.grad_norm)
-                   : fmt::format("step {}: {} is not finite; first in {}", step_, finite ? "gradient norm" : "loss",
-                                 first_nonfinite(finite));
+    problem_ = judgement.finite ? fmt::format("step {}: loss {:.4g}, gradient norm {:.4g}: a spike", step_,
+                                              m.loss, m.grad_norm)
+                                : fmt::format("step {}: {} is not finite; first in {}", step_,
+                                              finite ? "gradient norm" : "loss", first_nonfinite(finite));
     if (judgement.verdict == StepPolicy::Verdict::stop)
       fail(ExitCode::numeric, "{}{}", problem_,
            judgement.budget_exhausted ? "; more than 10 of the last 1000 steps were skipped" : "");
@@ -169,9 +172,9 @@ int64_t Trainer::load(int64_t step) {
 
 void Trainer::select(int64_t i) {
   const int64_t tokens = config_.train.micro_batch_size * config_.data.seq_len;
-  micro_batch_.batch = {global_batch_.tokens.rows(i * tokens, tokens), global_batch_.targets.rows(i * tokens, tokens),
-                        global_batch_.positions.rows(i * tokens, tokens),
-                        global_batch_.first_key.rows(i * tokens, tokens)};
+  micro_batch_.batch = {
+      global_batch_.tokens.rows(i * tokens, tokens), global_batch_.targets.rows(i * tokens, tokens),
+      global_batch_.positions.rows(i * tokens, tokens), global_batch_.first_key.rows(i * tokens, tokens)};
 }
 
 /// One micro-batch: adds its gradients, returns its share of the loss.
@@ -200,7 +203,8 @@ std::string Trainer::first_nonfinite(bool after_backward) {
       if (!is_finite(entry.tensor)) return "the activation " + entry.name;
   } else {
     for (int id = parameters - 1; id >= 0; --id)
-      if (!is_finite(store_.grad(id))) return "the gradient of " + store_.specs()[static_cast<size_t>(id)].name;
+      if (!is_finite(store_.grad(id)))
+        return "the gradient of " + store_.specs()[static_cast<size_t>(id)].name;
   }
   return "the sum";
 }

@@ -1,5 +1,6 @@
 #pragma once
-// The trainer: all memory of a training, and its step. Telling, saving and evaluating are around it (train/run.h).
+// The trainer: all memory of a training, and its step. Telling, saving and evaluating are around it
+// (train/run.h).
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -20,7 +21,9 @@ namespace sluice {
 DType storage_dtype(Precision precision);
 /// train.max_steps, or as many steps as train.max_tokens needs.
 int64_t total_steps(const Config& config);
-inline int64_t tokens_per_step(const Config& config) { return config.train.global_batch_size * config.data.seq_len; }
+inline int64_t tokens_per_step(const Config& config) {
+  return config.train.global_batch_size * config.data.seq_len;
+}
 /// Rows of the rotary table.
 inline int64_t max_positions(const Config& config) {
   return config.model.max_position_embeddings.value_or(config.data.seq_len);
@@ -57,13 +60,15 @@ class Trainer {
   /// Weights, moments and state at this step boundary. The caller adds config_yaml and hf_config.
   CheckpointContent content() const;
 
-  /// One optimizer step. Throws Error(numeric) when the policy says stop; weights and moments are as before the step.
+  /// One optimizer step. Throws Error(numeric) when the policy says stop; weights and moments are as before
+  /// the step.
   StepMetrics step();
 
   int64_t next_step() const { return step_; }  // = steps done
   int64_t max_steps() const { return max_steps_; }
   const StepPolicy& policy() const { return policy_; }
-  /// After a step that was skipped, or threw: what was wrong with it and, where values were not finite, where first.
+  /// After a step that was skipped, or threw: what was wrong with it and, where values were not finite, where
+  /// first.
   const std::string& problem() const { return problem_; }
   const MemoryPlan& memory() const { return memory_; }
 
@@ -73,8 +78,8 @@ class Trainer {
   Optimizer& optimizer() { return optimizer_; }
   /// Shared with the step: valid until the next one.
   ForwardBuffers& micro_batch() { return micro_batch_; }
-  /// For analysis, which reads every layer: the micro-batch, or, where training recomputes whole blocks, one sample
-  /// whose activations are all kept. Empty (no tokens) without validation sets.
+  /// For analysis, which reads every layer: the micro-batch, or, where training recomputes whole blocks, one
+  /// sample whose activations are all kept. Empty (no tokens) without validation sets.
   ForwardBuffers& analysed() { return analysed_; }
 
  private:
@@ -95,10 +100,10 @@ class Trainer {
   Transformer model_;
   Optimizer optimizer_;
   StepPolicy policy_;
-  Batch global_batch_;            // all micro-batches of a step
-  ForwardBuffers micro_batch_;    // batch: rows of global_batch_
+  Batch global_batch_;          // all micro-batches of a step
+  ForwardBuffers micro_batch_;  // batch: rows of global_batch_
   ForwardBuffers analysed_;
-  Tensor dhidden_;                // (T, C)
+  Tensor dhidden_;  // (T, C)
   std::string problem_;
 };
 
