@@ -1,0 +1,71 @@
+// Bound by memory: one read and one write of x.
+#include "ops/rope.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "core/parallel_for.h"
+#include "ops/cpu/isa_begin.h"
+#include "ops/cpu/vector_math.h"
+
+namespace {
+
+/// direction +1 rotates by the position's angles, -1 back.
+template <class T>
+void rotate(const char* op, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos, const Tensor& sin,
+            accumulate_t<T> direction) {
+  using A = accumulate_t<T>;
+  const int64_t tokens = x.dim(0), heads = x.dim(1), half = x.dim(2) / 2, table = cos.dim(0);
+  const int32_t* const position = positions.as<int32_t>();
+  for (int64_t t = 0; t < tokens; ++t)
+    if (position[t] < 0 || position[t] >= table)
+      fail(ExitCode::data, "{}: position {} of token {} is outside the table of {} positions", op, position[t], t, table);
+  T* const out = y.as<T>();
+  const T* const in = x.as<T>();
+  const A *const cos_table = cos.as<A>(), *const sin_table = sin.as<A>();
+  parallel_for(tokens, 32, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const A *c = cos_table + position[t] * half, *s = sin_table + position[t] * half;
+      for (int64_t h = 0; h < heads; ++h) {
+        const T *x1 = in + (t * heads + h) * 2 * half, *x2 = x1 + half;
+        T *y1 = out + (t * heads + h) * 2 * half, *y2 = y1 + half;
+        // y may be x: both elements of a pair are read before either is written.
+#pragma GCC ivdep
+        for (int64_t i = 0; i < half; ++i) {
+          const A a = load(x1 + i), b = load(x2 + i), si = direction * s[i];
+          store(y1 + i, a * c[i] - b * si);
+          store(y2 + i, b * c[i] + a * si);
+        }
+      }
+    }
+  });
+}
+
+
+void rotate_any(const char* op, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos,
+                const Tensor& sin, int direction) {
+  if (x.dtype == DType::f32)
+    rotate<float>(op, y, x, positions, cos, sin, static_cast<float>(direction));
+  else if (x.dtype == DType::bf16)
+    rotate<bf16>(op, y, x, positions, cos, sin, static_cast<float>(direction));
+  else
+    rotate<double>(op, y, x, positions, cos, sin, static_cast<double>(direction));
+}
+
+}  // namespace
+
+void rope_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos,
+                  const Tensor& sin) {
+  if (ctx.dry_run) return;
+  rotate_any("rope_forward", y, x, positions, cos, sin, 1);
+}
+
+void rope_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& positions, const Tensor& cos,
+                   const Tensor& sin) {
+  if (ctx.dry_run) return;
+  rotate_any("rope_backward", dx, dy, positions, cos, sin, -1);
+}
+
+#include "ops/cpu/isa_end.h"
