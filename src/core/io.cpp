@@ -286,6 +286,11 @@ bool is_directory(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+bool is_link(const std::string& path) {
+  struct stat info;
+  return ::lstat(path.c_str(), &info) == 0 && S_ISLNK(info.st_mode);
+}
+
 int64_t file_size(const std::string& path) {
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) fail_read("inspect", path, errno);
@@ -332,6 +337,13 @@ void make_directories(const std::string& path) {
 void rename(const std::string& from, const std::string& to) {
   before("rename " + from + " to", to);
   if (::rename(from.c_str(), to.c_str()) != 0) fail_write("rename " + from + " to", to, errno);
+}
+
+bool exchange(const std::string& a, const std::string& b) {
+  before("swap " + a + " and", b);
+  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
+  if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) fail_write("swap " + a + " and", b, errno);
+  return false;
 }
 
 void remove_file(const std::string& path) {

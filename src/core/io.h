@@ -28,6 +28,7 @@ class IoError : public Error {
 std::string read_file(const std::string& path, int64_t max_bytes = int64_t{1} << 30);
 bool exists(const std::string& path);
 bool is_directory(const std::string& path);
+bool is_link(const std::string& path);  // a symbolic link itself; the others follow links
 int64_t file_size(const std::string& path);
 /// Names in a folder, sorted, without . and ..
 std::vector<std::string> list_directory(const std::string& path);
@@ -36,6 +37,8 @@ std::vector<std::string> glob(const std::string& pattern);
 
 void make_directories(const std::string& path);  // and parents; existing is fine
 void rename(const std::string& from, const std::string& to);
+/// Swaps two existing paths in one step; false where the file system cannot (nothing has changed then).
+bool exchange(const std::string& a, const std::string& b);
 void remove_file(const std::string& path);
 void remove_tree(const std::string& path);  // files and folders below; never follows links
 void fsync_directory(const std::string& path);

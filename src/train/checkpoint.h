@@ -1,8 +1,8 @@
 #pragma once
-// Checkpoints: RUN/ckpt/step_00001200/{MANIFEST.json, model.safetensors, config.json, optim.safetensors, state.json,
-// config.yaml}. Weights under Hugging Face names, so that a plain Qwen3 layout loads as such. Protocol of RELIABILITY 6:
-// snapshot with checksums taken from memory, staging folder, fsync, rename, manifest covering every byte, newest valid
-// wins, rotation only after the new one is durable.
+// Checkpoints: RUN/ckpt/step_00001200/{MANIFEST.json, model.safetensors, config.json, optim.safetensors,
+// state.json, config.yaml}. Weights under Hugging Face names, so that a plain Qwen3 layout loads as such.
+// Protocol of RELIABILITY 6: snapshot with checksums taken from memory, staging folder, fsync, rename,
+// manifest covering every byte, newest valid wins, rotation only after the new one is durable.
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -40,14 +40,14 @@ struct CheckpointInfo {
 
 class CheckpointStore {
  public:
-  /// folder = RUN/ckpt. Removes litter of interrupted saves (.staging-*, .trash-*, *.tmp). With async, memory for one
-  /// snapshot of `content`'s tensors is taken here, once, before training.
+  /// folder = RUN/ckpt. Removes litter of interrupted saves (.staging-*, .trash-*, *.tmp). With async, memory
+  /// for one snapshot of `content`'s tensors is taken here, once, before training.
   CheckpointStore(std::string folder, const CheckpointConfig& config, const CheckpointContent& content);
   ~CheckpointStore();  // waits for a save under way
 
-  /// Takes the snapshot now (refusing non-finite weights) and writes it, in the background when config.async. One save is
-  /// under way at most: a second call waits. A failed save warns, leaves older checkpoints alone and returns;
-  /// last_error() tells. Durable when saved_step() says so.
+  /// Takes the snapshot now (refusing non-finite weights) and writes it, in the background when config.async.
+  /// One save is under way at most: a second call waits. A failed save warns, leaves older checkpoints alone
+  /// and returns; last_error() tells. Durable when saved_step() says so.
   void save(const CheckpointContent& content);
   /// Waits for the save under way. False if the last save failed.
   bool wait();
@@ -63,15 +63,20 @@ class CheckpointStore {
 std::vector<std::string> list_checkpoints(const std::string& folder);
 /// Verifies manifest, sizes and checksums of every file. Throws Error(data) that names file and reason.
 CheckpointInfo verify_checkpoint(const std::string& path);
-/// Newest valid checkpoint: damaged ones are passed over with a warning each. Returns an empty path when there is none
-/// at all; throws Error(data) "no valid checkpoint; refusing to start from scratch" when some exist and none is valid.
+/// Newest valid checkpoint: damaged ones are passed over with a warning each. Returns an empty path when
+/// there is none at all; throws Error(data) "no valid checkpoint; refusing to start from scratch" when some
+/// exist and none is valid.
 CheckpointInfo newest_valid_checkpoint(const std::string& folder);
-/// Fills tensors (weights and optimizer) from a verified checkpoint. Missing, unexpected or misshapen tensors: Error(data)
-/// that lists them all.
+/// Removes all but the newest keep_last valid checkpoints and those at multiples of keep_every_steps (0:
+/// none). Returns the removed paths. Nothing is removed while fewer than keep_last (at least 1) are valid.
+std::vector<std::string> prune_checkpoints(const std::string& folder, int64_t keep_last,
+                                           int64_t keep_every_steps = 0);
+/// Fills tensors (weights and optimizer) from a verified checkpoint. Missing, unexpected or misshapen
+/// tensors: Error(data) that lists them all.
 void load_checkpoint(const std::string& path, const std::vector<NamedTensor>& weights,
                      const std::vector<NamedTensor>& optimizer);
-/// Weights alone, from a checkpoint or a Hugging Face folder or .safetensors file (model.safetensors or sharded with its index), converting
-/// dtype. Same strictness.
+/// Weights alone, from a checkpoint or a Hugging Face folder or .safetensors file (model.safetensors or
+/// sharded with its index), converting dtype. Same strictness.
 void load_weights(const std::string& path, const std::vector<NamedTensor>& weights);
 
 }  // namespace sluice

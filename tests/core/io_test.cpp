@@ -81,6 +81,9 @@ TEST_CASE("files are written, appended to, read, listed and removed", "[io]") {
   io::rename(folder / "b", folder / "c");
   CHECK_FALSE(io::exists(folder / "b"));
   io::remove_file(folder / "c");
+  create(folder / "one", "1");
+  create(folder / "two", "2");
+  if (io::exchange(folder / "one", folder / "two")) CHECK(io::read_file(folder / "one") == "2");
   CHECK(io::free_bytes(folder.path) > 0);
   CHECK_FALSE(io::read_file("/proc/self/stat").empty());
   io::remove_tree(folder / "absent");
@@ -116,6 +119,7 @@ TEST_CASE("errors carry call, path and errno", "[io]") {
   create(folder / "long", std::string(100, 'x'));
   CHECK_THROWS_WITH(io::read_file(folder / "long", 99), Contains("100 bytes, at most 99"));
   REQUIRE(::symlink((folder / "long").c_str(), (folder / "link").c_str()) == 0);
+  CHECK((io::is_link(folder / "link") && !io::is_link(folder / "long")));
   CHECK(io::MappedFile(folder / "link").size() == 100);
   CHECK_THROWS_WITH(io::MappedFile(folder / "link", false), Contains("symbolic link"));
   CHECK_THROWS_WITH(create(folder / "link", ""), Contains("EEXIST"));
