@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "core/arena.h"
+#include "core/profile.h"
 
 namespace sluice {
 
@@ -18,6 +19,7 @@ struct Context {
   bool dry_run = false;
   Arena scratch;
   std::unique_ptr<BackendState> backend;  // owned here so that it has no life of its own
+  Profile* profile = nullptr;             // where ops report their times, if anywhere
 
   /// scratch_capacity in bytes; 0 makes a dry-run context that measures.
   explicit Context(int64_t scratch_capacity, Device device_ = Device::cpu)

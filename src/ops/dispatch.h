@@ -25,5 +25,6 @@
 #define SLUICE_DISPATCH(op, ctx, ...)                                                                    \
   do {                                                                                                   \
     SLUICE_CHECK((ctx).device == ::sluice::Device::cpu, #op ": this build has no CUDA backend");         \
+    const ::sluice::ProfileScope profile_scope((ctx).profile, #op);                                      \
     SLUICE_DISPATCH_CPU(op, ctx, __VA_ARGS__)                                                            \
   } while (false)
