@@ -57,13 +57,12 @@ void Optimizer::sync_master(Context& ctx) {
 
 void Optimizer::step(Context& ctx, double lr, double gradient_scale) {
   SLUICE_CHECK(m_.size() == lr_multiplier_.size(), "Optimizer::step before allocate");
-  if (!ctx.dry_run) ++steps_applied_;  // measuring memory is no update
   AdamwStep step{.lr = lr,
                  .beta1 = config_.beta1,
                  .beta2 = config_.beta2,
                  .eps = config_.eps,
                  .weight_decay = 0,
-                 .step = steps_applied_,
+                 .step = steps_applied_ + 1,
                  .gradient_scale = gradient_scale};
   for (size_t i = 0; i < m_.size(); ++i) {
     const auto id = static_cast<ParamStore::Id>(i);
@@ -71,6 +70,7 @@ void Optimizer::step(Context& ctx, double lr, double gradient_scale) {
     step.weight_decay = weight_decay_[i];
     adamw_update(ctx, store_.value(id), master(id), m_[i], v_[i], store_.grad(id), step);
   }
+  if (!ctx.dry_run) ++steps_applied_;  // measuring memory is no update
 }
 
 }  // namespace sluice

@@ -20,7 +20,7 @@ struct Init {
 struct ParamSpec {
   std::string name;            // Hugging Face name
   std::vector<int64_t> shape;  // [out, in] for matrices; rank 1 or 2
-  Init init;
+  Init init = {};
   bool weight_decay = true;
   bool packed = false;         // a matrix used by linear_*: keeps packed copies
   bool joined = false;         // lies directly behind the parameter before it, so that both are one matrix (joined())

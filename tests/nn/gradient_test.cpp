@@ -1,0 +1,185 @@
+// Every gradient of every option against central differences, by walking the names of the enums: a new option of an
+// existing enum is tested unasked.
+#include <catch2/catch.hpp>
+#include <set>
+
+#include "support/model.h"
+
+namespace sluice {
+namespace {
+
+using test::gradient_error;
+using test::Pool;
+using test::TestModel;
+
+constexpr double kTolerance = 1e-7;
+
+/// Calls body with every value of an enum.
+template <class E, class Body>
+void for_each_value(Body&& body) {
+  for (size_t i = 0; i < EnumNames<E>::names.size(); ++i) body(static_cast<E>(i));
+}
+
+template <class E>
+std::string_view name_of(E e) {
+  return EnumNames<E>::names[static_cast<size_t>(e)];
+}
+
+std::string describe(const ModelConfig& c) {
+  std::string text = fmt::format("kind {}, output_norm {}, output_activation {}, norm {}, qk_norm {}, tied {}, clip {}",
+                                 name_of(c.attention.kind), name_of(c.attention.output_norm),
+                                 name_of(c.attention.output_activation), name_of(c.norm_placement), c.qk_norm,
+                                 c.tie_word_embeddings, c.branch_clip.value_or(0));
+  for (const GateConfig& g : c.attention.gates)
+    text += fmt::format("; gate {} {} {} {} {} {}", name_of(g.position), name_of(g.granularity), name_of(g.heads),
+                        name_of(g.combine), name_of(g.activation), name_of(g.input));
+  return text;
+}
+
+/// The worst parameter's error. Differences are taken in `samples` elements of each.
+void check_gradients(const ModelConfig& config, int64_t samples, double step = 1e-5) {
+  TestModel m(config, test::tiny_batch());
+  m.randomize();
+  m.loss_and_gradient();
+  double worst = 0;
+  std::string where;
+  double largest = 0;
+  for (size_t i = 0; i < m.store.specs().size(); ++i) {
+    const auto id = static_cast<ParamStore::Id>(i);
+    const double error =
+        gradient_error(m.store.value(id), m.store.grad(id), [&] { return m.loss(); }, samples, step);
+    for (int64_t j = 0; j < m.store.numel(id); ++j)
+      largest = std::max(largest, std::abs(Pool::get(m.store.grad(id), j)));
+    if (!(error <= worst)) worst = error, where = m.store.specs()[i].name;
+  }
+  INFO(describe(config) << "; worst: " << where);
+  CHECK(worst <= kTolerance);
+  CHECK(largest > 1e-3);  // a model whose gradients vanish proves nothing
+}
+
+bool possible(const GateConfig& g) {
+  return g.position != GatePosition::dense_output || g.granularity == GateGranularity::elementwise;
+}
+
+}  // namespace
+
+TEST_CASE("Every gate variant's gradients equal central differences", "[gradient][gate]") {
+  int variants = 0;
+  for_each_value<GatePosition>([&](GatePosition position) {
+    for_each_value<GateGranularity>([&](GateGranularity granularity) {
+      for_each_value<GateSharing>([&](GateSharing heads) {
+        for_each_value<GateCombine>([&](GateCombine combine) {
+          for_each_value<GateActivation>([&](GateActivation activation) {
+            for_each_value<GateInput>([&](GateInput input) {
+              ModelConfig c = test::tiny_config();
+              c.attention.gates = {{position, granularity, heads, combine, activation, input}};
+              if (!possible(c.attention.gates[0])) return;
+              // qk_norm hides a scale of queries and keys from the loss: also without it.
+              c.qk_norm = variants++ % 2 == 0;
+              check_gradients(c, 3);
+            });
+          });
+        });
+      });
+    });
+  });
+  CHECK(variants == 5 * 2 * 3 * 2 * 4 * 2 - 3 * 2 * 4 * 2);
+}
+
+TEST_CASE("Every combination of the other options' gradients equals central differences", "[gradient]") {
+  for_each_value<AttentionKind>([&](AttentionKind kind) {
+    for_each_value<OutputNorm>([&](OutputNorm output_norm) {
+      for_each_value<OutputActivation>([&](OutputActivation output_activation) {
+        for_each_value<NormPlacement>([&](NormPlacement norm_placement) {
+          for (const bool qk_norm : {false, true})
+            for (const bool tied : {false, true}) {
+              ModelConfig c = test::tiny_config();
+              c.attention.kind = kind;
+              c.attention.output_norm = output_norm;
+              c.attention.output_activation = output_activation;
+              c.norm_placement = norm_placement;
+              c.qk_norm = qk_norm;
+              c.tie_word_embeddings = tied;
+              if (tied != qk_norm) c.attention.gates = {GateConfig{}};
+              check_gradients(c, 3);
+            }
+        });
+      });
+    });
+  });
+}
+
+TEST_CASE("Gates at all five positions, two at each, with every other option on", "[gradient][gate]") {
+  for_each_value<AttentionKind>([&](AttentionKind kind) {
+    for (const bool qk_norm : {false, true}) {
+      ModelConfig c = test::tiny_config();
+      c.num_hidden_layers = 2;
+      c.attention.kind = kind;
+      c.qk_norm = qk_norm;
+      c.attention.output_norm = OutputNorm::rmsnorm;
+      c.attention.output_activation = OutputActivation::silu;
+      c.norm_placement = NormPlacement::sandwich;
+      for_each_value<GatePosition>([&](GatePosition position) {
+        GateConfig g;
+        g.position = position;
+        c.attention.gates.push_back(g);
+        g.combine = GateCombine::add;
+        g.activation = GateActivation::silu;
+        if (position != GatePosition::dense_output) g.granularity = GateGranularity::headwise;
+        c.attention.gates.insert(c.attention.gates.begin(), g);
+        g.input = GateInput::none;
+        c.attention.gates.push_back(g);
+      });
+      check_gradients(c, 3);
+    }
+  });
+}
+
+TEST_CASE("A branch clip that holds some values back has the right gradients", "[gradient][clip]") {
+  for_each_value<NormPlacement>([&](NormPlacement norm_placement) {
+    ModelConfig c = test::tiny_config();
+    c.norm_placement = norm_placement;
+    // The derivative jumps where |x| = limit. Take the limit that is farthest from every value.
+    double best = 0, best_distance = 0;
+    int64_t held = 0, passed = 0;
+    for (double limit = 0.2; limit < 0.6; limit += 0.005) {
+      c.branch_clip = limit;
+      TestModel m(c, test::tiny_batch());
+      m.randomize();
+      m.loss();
+      double distance = 1;
+      int64_t above = 0, below = 0;
+      for (const Tensor& t : {m.saved.blocks[0].attention.y, m.saved.blocks[0].mlp.y})
+        for (int64_t i = 0; i < t.numel(); ++i) {
+          const double x = std::abs(Pool::get(t, i));
+          distance = std::min(distance, std::abs(x - limit));
+          (x > limit ? above : below) += 1;
+        }
+      if (distance > best_distance) best = limit, best_distance = distance, held = above, passed = below;
+    }
+    INFO("limit " << best << ", nearest value " << best_distance);
+    CHECK(held > 5);
+    CHECK(passed > 5);
+    REQUIRE(best_distance > 1e-3);
+    c.branch_clip = best;
+    check_gradients(c, 4, 1e-6);
+  });
+}
+
+TEST_CASE("Head layouts: one key head, as many as query heads, one head, heads wider than the model",
+          "[gradient]") {
+  for (const auto& [heads, kv_heads, head_dim] :
+       std::vector<std::array<int64_t, 3>>{{4, 1, 4}, {4, 4, 2}, {1, 1, 4}, {6, 3, 10}}) {
+    ModelConfig c = test::tiny_config();
+    c.num_attention_heads = heads;
+    c.num_key_value_heads = kv_heads;
+    c.head_dim = head_dim;
+    c.attention.kind = AttentionKind::sink;
+    GateConfig g;
+    g.input = GateInput::none;
+    c.attention.gates = {GateConfig{}, g};
+    check_gradients(c, 4);
+  }
+}
+
+}  // namespace sluice
