@@ -27,7 +27,8 @@ uint64_t mix(uint64_t x) {
 }
 
 std::array<uint32_t, 4> block(uint64_t seed, uint64_t stream, uint64_t i) {
-  return philox({low_half(seed), high_half(seed)}, {low_half(i), high_half(i), low_half(stream), high_half(stream)});
+  return philox({low_half(seed), high_half(seed)},
+                {low_half(i), high_half(i), low_half(stream), high_half(stream)});
 }
 
 }  // namespace
@@ -35,7 +36,8 @@ std::array<uint32_t, 4> block(uint64_t seed, uint64_t stream, uint64_t i) {
 std::array<uint32_t, 4> philox(std::array<uint32_t, 2> key, std::array<uint32_t, 4> counter) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53u} * counter[0], b = uint64_t{0xCD9E8D57u} * counter[2];
-    counter = {high_half(b) ^ counter[1] ^ key[0], low_half(b), high_half(a) ^ counter[3] ^ key[1], low_half(a)};
+    counter = {high_half(b) ^ counter[1] ^ key[0], low_half(b), high_half(a) ^ counter[3] ^ key[1],
+               low_half(a)};
     key[0] += 0x9E3779B9u;
     key[1] += 0xBB67AE85u;
   }
@@ -62,8 +64,9 @@ double RandomStream::normal(uint64_t i) const {
 uint64_t permute_index(uint64_t i, uint64_t n, uint64_t key) {
   SLUICE_CHECK(n <= uint64_t{1} << 63 && i < n, "permute_index: index {} of {}", i, n);
   if (n == 1) return 0;
-  // A Feistel network on [0, 2^bits), bits the least with 2^bits >= n (but 6: tiny halves shuffle badly). Images outside
-  // [0, n) are sent through again until one falls inside: a bijection of [0, n), in fewer than two rounds on average.
+  // A Feistel network on [0, 2^bits), bits the least with 2^bits >= n (but 6: tiny halves shuffle badly).
+  // Images outside [0, n) are sent through again until one falls inside: a bijection of [0, n), in fewer than
+  // two rounds on average.
   const int bits = std::max(6, static_cast<int>(std::bit_width(n - 1)));
   const int right_bits = bits / 2, left_bits = bits - right_bits;
   const uint64_t left_mask = (uint64_t{1} << left_bits) - 1, right_mask = (uint64_t{1} << right_bits) - 1;

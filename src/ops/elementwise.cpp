@@ -37,8 +37,8 @@ void clip_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, d
 void cast(Context& ctx, Tensor y, const Tensor& x) {
   check_floating("cast", "x", x);
   check_floating("cast", "y", y);
-  SLUICE_CHECK(y.rank == x.rank && y.shape == x.shape, "cast: y must have the shape of x, {}, got {}", x.describe(),
-               y.describe());
+  SLUICE_CHECK(y.rank == x.rank && y.shape == x.shape, "cast: y must have the shape of x, {}, got {}",
+               x.describe(), y.describe());
   SLUICE_DISPATCH(cast, ctx, y, x);
 }
 

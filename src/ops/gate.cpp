@@ -16,8 +16,8 @@ void check_gate(const char* op, const Tensor& x, const Tensor& z) {
   SLUICE_CHECK(x.rank == 3, "{}: x must be (T, H, D), got {}", op, x.describe());
   const bool tokens = (z.rank == 2 || z.rank == 3) && (z.dim(0) == x.dim(0) || z.dim(0) == 1);
   SLUICE_CHECK(z.dtype == x.dtype && tokens && z.dim(1) == x.dim(1) && (z.rank == 2 || z.dim(2) == x.dim(2)),
-               "{}: z must be (Z, {}, {}) or (Z, {}) {} with Z = {} or 1, got {}", op, x.dim(1), x.dim(2), x.dim(1),
-               dtype_name(x.dtype), x.dim(0), z.describe());
+               "{}: z must be (Z, {}, {}) or (Z, {}) {} with Z = {} or 1, got {}", op, x.dim(1), x.dim(2),
+               x.dim(1), dtype_name(x.dtype), x.dim(0), z.describe());
 }
 
 }  // namespace
@@ -36,17 +36,19 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
   const bool per_token = z.dim(0) == x.dim(0) && (x.dim(0) > 1 || dz.dtype != accumulate_dtype(z.dtype));
   const DType expected = per_token ? z.dtype : accumulate_dtype(z.dtype);
   SLUICE_CHECK(dz.dtype == expected && dz.rank == z.rank && dz.shape == z.shape,
-               "gate_backward: dz must have the shape of z, {}, and be {}, got {}", z.describe(), dtype_name(expected),
-               dz.describe());
-  SLUICE_CHECK(per_token || x.dim(0) > 1,
-               "gate_backward: with one token, z {} may be an activation or a parameter; run at least two tokens",
-               z.describe());
+               "gate_backward: dz must have the shape of z, {}, and be {}, got {}", z.describe(),
+               dtype_name(expected), dz.describe());
+  SLUICE_CHECK(
+      per_token || x.dim(0) > 1,
+      "gate_backward: with one token, z {} may be an activation or a parameter; run at least two tokens",
+      z.describe());
   SLUICE_DISPATCH(gate_backward, ctx, dx, dz, dy, x, z, kind);
 }
 
 void gate_scores(Context& ctx, Tensor scores, const Tensor& z, const GateKind& kind) {
   check_floating("gate_scores", "z", z);
-  SLUICE_CHECK(z.rank == 2 || z.rank == 3, "gate_scores: z must be (Z, H, D) or (Z, H), got {}", z.describe());
+  SLUICE_CHECK(z.rank == 2 || z.rank == 3, "gate_scores: z must be (Z, H, D) or (Z, H), got {}",
+               z.describe());
   SLUICE_CHECK(scores.dtype == accumulate_dtype(z.dtype) && scores.rank == z.rank && scores.shape == z.shape,
                "gate_scores: scores must have the shape of z, {}, and be {}, got {}", z.describe(),
                dtype_name(accumulate_dtype(z.dtype)), scores.describe());

@@ -1,5 +1,6 @@
-// Element by element; bound by memory and by exp. `omp simd` says that iterations are independent, which holds for the
-// aliasing the header allows (same index), so that no run-time alias check sends in-place calls to scalar code.
+// Element by element; bound by memory and by exp. `omp simd` says that iterations are independent, which
+// holds for the aliasing the header allows (same index), so that no run-time alias check sends in-place calls
+// to scalar code.
 #include "ops/activation.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Bound by memory: 28 bytes per f32 parameter. The division by the bias corrections is folded into two factors,
-// computed in double once per call.
+// Bound by memory: 28 bytes per f32 parameter. The division by the bias corrections is folded into two
+// factors, computed in double once per call.
 #include "ops/adamw.h"
 
 #include <algorithm>

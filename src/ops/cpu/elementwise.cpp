@@ -61,8 +61,8 @@ void clip_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, d
   });
 }
 
-/// Nearest even from double in one rounding: the float in between is rounded to odd (Boldo & Melquiond 2008), which
-/// keeps on which side of a bf16 tie the number lies.
+/// Nearest even from double in one rounding: the float in between is rounded to odd (Boldo & Melquiond 2008),
+/// which keeps on which side of a bf16 tie the number lies.
 inline bf16 nearest_bf16(double x) {
   const float nearest = static_cast<float>(x);
   uint32_t bits = std::bit_cast<uint32_t>(nearest);

@@ -14,7 +14,8 @@ inline void check_tokens(const char* op, const Tensor& tokens, int64_t vocab_siz
   const int32_t* token = tokens.as<int32_t>();
   for (int64_t t = 0; t < tokens.numel(); ++t)
     if (token[t] < 0 || token[t] >= vocab_size)
-      fail(ExitCode::data, "{}: token {} at position {} is outside the vocabulary of {}", op, token[t], t, vocab_size);
+      fail(ExitCode::data, "{}: token {} at position {} is outside the vocabulary of {}", op, token[t], t,
+           vocab_size);
 }
 
 void embedding_forward(Context& ctx, Tensor y, const Tensor& tokens, const Tensor& weight) {
@@ -39,7 +40,8 @@ void embedding_backward(Context& ctx, Tensor dweight, const Tensor& dy, const Te
     using A = accumulate_t<T>;
     const int64_t width = dy.dim(1);
     const int32_t* token = tokens.as<int32_t>();
-    // Threads share columns out, in whole cache lines: each element is summed by one thread in the order of the tokens.
+    // Threads share columns out, in whole cache lines: each element is summed by one thread in the order of
+    // the tokens.
     constexpr int64_t kColumns = 64;
     parallel_for((width + kColumns - 1) / kColumns, 1, [&](int64_t begin, int64_t end) {
       const int64_t first = begin * kColumns, count = std::min(end * kColumns, width) - first;

@@ -1,7 +1,7 @@
-// Bound by memory and exp. Tokens are cut into at most 64 chunks by shape alone; a chunk turns the logits of a few
-// tokens into scores in a buffer that stays in cache, then goes over x. The second pass costs little beside exp, and
-// lets one piece of code serve every activation, sharing and granularity.
-// Inside, z, scores and their gradients are (tokens, H, W) with W = D (elementwise) or 1 (headwise).
+// Bound by memory and exp. Tokens are cut into at most 64 chunks by shape alone; a chunk turns the logits of
+// a few tokens into scores in a buffer that stays in cache, then goes over x. The second pass costs little
+// beside exp, and lets one piece of code serve every activation, sharing and granularity. Inside, z, scores
+// and their gradients are (tokens, H, W) with W = D (elementwise) or 1 (headwise).
 #include "ops/gate.h"
 
 #include <algorithm>
@@ -48,10 +48,14 @@ void activate_all(A* s, A* slope, const T* z, int64_t n, A factor) {
 template <class T, class A>
 void activate_all(GateActivation activation, A* s, A* slope, const T* z, int64_t n, A factor) {
   switch (activation) {
-    case GateActivation::sigmoid: return activate_all<GateActivation::sigmoid>(s, slope, z, n, factor);
-    case GateActivation::silu: return activate_all<GateActivation::silu>(s, slope, z, n, factor);
-    case GateActivation::identity: return activate_all<GateActivation::identity>(s, slope, z, n, factor);
-    case GateActivation::ns_sigmoid: return activate_all<GateActivation::ns_sigmoid>(s, slope, z, n, factor);
+    case GateActivation::sigmoid:
+      return activate_all<GateActivation::sigmoid>(s, slope, z, n, factor);
+    case GateActivation::silu:
+      return activate_all<GateActivation::silu>(s, slope, z, n, factor);
+    case GateActivation::identity:
+      return activate_all<GateActivation::identity>(s, slope, z, n, factor);
+    case GateActivation::ns_sigmoid:
+      return activate_all<GateActivation::ns_sigmoid>(s, slope, z, n, factor);
   }
 }
 
@@ -67,14 +71,16 @@ void share(A* row, int64_t heads, int64_t width, A factor) {
   for (int64_t h = 1; h < heads; ++h) std::copy_n(row, width, row + h * width);
 }
 
-/// Scores of `tokens` tokens, repeated over heads where they share them; slope (may be null) is the derivative of a
-/// token's shared score in each head's logit.
+/// Scores of `tokens` tokens, repeated over heads where they share them; slope (may be null) is the
+/// derivative of a token's shared score in each head's logit.
 template <class T, class A>
-void score_tokens(const GateKind& kind, A* s, A* slope, const T* z, int64_t tokens, int64_t heads, int64_t width) {
+void score_tokens(const GateKind& kind, A* s, A* slope, const T* z, int64_t tokens, int64_t heads,
+                  int64_t width) {
   const int64_t n = heads * width;
   const A mean = A(1) / static_cast<A>(heads);
   switch (kind.sharing) {
-    case GateSharing::specific: return activate_all(kind.activation, s, slope, z, tokens * n, A(1));
+    case GateSharing::specific:
+      return activate_all(kind.activation, s, slope, z, tokens * n, A(1));
     case GateSharing::shared:
       activate_all(kind.activation, s, slope, z, tokens * n, mean);
       for (int64_t t = 0; t < tokens; ++t) share(s + t * n, heads, width, mean);
@@ -172,7 +178,8 @@ struct GateShape {
   }
 };
 
-/// body(chunk index, first token, count) for each block of tokens, a chunk's blocks in order and in one thread.
+/// body(chunk index, first token, count) for each block of tokens, a chunk's blocks in order and in one
+/// thread.
 template <class Body>
 void for_each_block(const GateShape& g, Body&& body) {
   parallel_for(g.chunks, 1, [&](int64_t begin, int64_t end) {
@@ -197,7 +204,8 @@ void gate_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& z, cons
     const int64_t row = g.heads * g.channels;
     A* all = scores.as<A>();
     if (!g.per_token)
-      for (int64_t b = 0; b < g.block; ++b) score_tokens<T, A>(kind, all + b * g.n, nullptr, zp, 1, g.heads, g.width);
+      for (int64_t b = 0; b < g.block; ++b)
+        score_tokens<T, A>(kind, all + b * g.n, nullptr, zp, 1, g.heads, g.width);
     for_each_block(g, [&](int64_t c, int64_t t, int64_t count) {
       A* s = g.per_token ? all + c * g.block * g.n : all;
       if (g.per_token) score_tokens<T, A>(kind, s, nullptr, zp + t * g.n, count, g.heads, g.width);
@@ -229,8 +237,8 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
       for_each_block(g, [&](int64_t c, int64_t t, int64_t count) {
         A *sc = s + c * buffer, *kc = slope + c * buffer, *ds = dscores.as<A>() + c * buffer;
         score_tokens<T, A>(kind, sc, kc, zp + t * g.n, count, g.heads, g.width);
-        apply_backward(kind.combine, dxp + t * row, ds, dyp + t * row, xp + t * row, sc, count * g.heads, g.channels,
-                       g.width);
+        apply_backward(kind.combine, dxp + t * row, ds, dyp + t * row, xp + t * row, sc, count * g.heads,
+                       g.channels, g.width);
         if (kind.sharing != GateSharing::specific)
           for (int64_t i = 0; i < count; ++i) share(ds + i * g.n, g.heads, g.width, A(1));
 #pragma omp simd
@@ -244,8 +252,8 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
     std::fill_n(sums, chunks * g.n, A(0));
     for_each_block(g, [&](int64_t c, int64_t t, int64_t count) {
       A *ds = dscores.as<A>() + c * buffer, *total = sums + c * g.n;
-      apply_backward(kind.combine, dxp + t * row, ds, dyp + t * row, xp + t * row, s, count * g.heads, g.channels,
-                     g.width);
+      apply_backward(kind.combine, dxp + t * row, ds, dyp + t * row, xp + t * row, s, count * g.heads,
+                     g.channels, g.width);
       for (int64_t b = 0; b < count; ++b) {
 #pragma omp simd
         for (int64_t i = 0; i < g.n; ++i) total[i] += ds[b * g.n + i];
@@ -269,7 +277,8 @@ void gate_scores(Context& ctx, Tensor scores, const Tensor& z, const GateKind& k
     using T = decltype(tag);
     using A = accumulate_t<T>;
     parallel_for(z.dim(0), 8192 / std::max<int64_t>(n, 1), [&](int64_t begin, int64_t end) {
-      score_tokens<T, A>(kind, scores.as<A>() + begin * n, nullptr, z.as<T>() + begin * n, end - begin, heads, width);
+      score_tokens<T, A>(kind, scores.as<A>() + begin * n, nullptr, z.as<T>() + begin * n, end - begin, heads,
+                         width);
     });
   });
 }

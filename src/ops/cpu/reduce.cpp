@@ -13,7 +13,8 @@ constexpr int64_t kChunk = 65536;
 
 /// partials[k] = chunk_result(T*, count) of chunk k; then their combination, in order. 0 in a dry run.
 template <class ChunkResult, class Combine>
-void reduce_chunks(Context& ctx, double* result, const Tensor& x, ChunkResult&& chunk_result, Combine&& combine) {
+void reduce_chunks(Context& ctx, double* result, const Tensor& x, ChunkResult&& chunk_result,
+                   Combine&& combine) {
   const int64_t n = x.numel(), chunks = (n + kChunk - 1) / kChunk;
   ScratchScope scratch(ctx.scratch);
   const Tensor partials = scratch.alloc("reduce_partials", DType::f64, {std::max<int64_t>(chunks, 1)});
@@ -73,7 +74,9 @@ void max_abs(Context& ctx, double* result, const Tensor& x) {
         for (int64_t i = 0; i < n; ++i) largest = std::max(largest, magnitude(load(p + i)));
         return from_magnitude(largest);
       },
-      [](double a, double b) { return a != a ? a : b != b || b > a ? b : a; });
+      [](double a, double b) { return a != a            ? a
+                                      : b != b || b > a ? b
+                                                        : a; });
 }
 
 #include "ops/cpu/isa_end.h"

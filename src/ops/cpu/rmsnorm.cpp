@@ -1,5 +1,5 @@
-// Bound by memory: a row is read once from memory, the second pass finds it in cache. dweight is summed in chunks of
-// rows whose number depends on the shape alone, then over chunks in order.
+// Bound by memory: a row is read once from memory, the second pass finds it in cache. dweight is summed in
+// chunks of rows whose number depends on the shape alone, then over chunks in order.
 #include "ops/rmsnorm.h"
 
 #include <algorithm>
@@ -61,9 +61,10 @@ void backward_row(T* dx, accumulate_t<T>* dw, const T* dy, const T* x, const T* 
   }
 }
 
-void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x, const Tensor& weight,
-                      const Tensor& rstd, Into into) {
-  const int64_t width = x.dim(-1), rows = x.numel() / width, weights = weight.numel(), groups = weights / width;
+void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
+                      const Tensor& weight, const Tensor& rstd, Into into) {
+  const int64_t width = x.dim(-1), rows = x.numel() / width, weights = weight.numel(),
+                groups = weights / width;
   // At most 64 chunks, of at least 16 Ki elements and several times the weight.
   const int64_t chunk = std::max({(rows + 63) / 64, 16384 / width + 1, 4 * groups});
   const int64_t chunks = (rows + chunk - 1) / chunk;

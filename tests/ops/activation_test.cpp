@@ -1,0 +1,120 @@
+#include "ops/activation.h"
+
+#include "ops/op_support.h"
+
+using namespace sluice;
+using namespace sluice::test;
+
+namespace {
+constexpr int64_t kSizes[][2] = {{1, 1}, {3, 17}, {5, 64}, {301, 131}};
+}
+
+TEST_CASE("silu and swiglu agree over types and threads, at odd sizes", "[activation]") {
+  for (const auto& [rows, width] : kSizes) {
+    INFO(rows << " x " << width);
+    const int64_t T = rows, F = width;
+    check_op([&](Pool& pool, Context& ctx, DType type) {
+      const Tensor x = exact_normal(pool, type, {T, F}, 3), dy = exact_normal(pool, type, {T, F});
+      const Tensor gate_up = exact_normal(pool, type, {T, 2 * F}, 3);
+      const Tensor y = pool.zeros(type, {T, F}), dx = pool.zeros(type, {T, F});
+      const Tensor z = pool.zeros(type, {T, F}), dgate_up = pool.zeros(type, {T, 2 * F});
+      silu_forward(ctx, y, x);
+      silu_backward(ctx, dx, dy, x);
+      swiglu_forward(ctx, z, gate_up);
+      swiglu_backward(ctx, dgate_up, dy, gate_up);
+      return std::vector{y, dx, z, dgate_up};
+    });
+  }
+}
+
+TEST_CASE("silu and swiglu are the formulas", "[activation]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const Tensor gate_up = pool.normal(DType::f64, {4, 10}), y = pool.zeros(DType::f64, {4, 5});
+  const Tensor s = pool.zeros(DType::f64, {4, 10});
+  silu_forward(ctx, s, gate_up);
+  swiglu_forward(ctx, y, gate_up);
+  for (int64_t t = 0; t < 4; ++t)
+    for (int64_t i = 0; i < 5; ++i) {
+      const double g = Pool::get(gate_up, t * 10 + i), up = Pool::get(gate_up, t * 10 + 5 + i);
+      CHECK(Pool::get(s, t * 10 + i) == Approx(g / (1 + std::exp(-g))).epsilon(1e-14));
+      CHECK(Pool::get(y, t * 5 + i) == Approx(up * g / (1 + std::exp(-g))).epsilon(1e-14));
+    }
+}
+
+TEST_CASE("silu and swiglu gradients are those of central differences", "[activation]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const int64_t T = 7, F = 9;
+  const Tensor x = pool.normal(DType::f64, {T, F}), gate_up = pool.normal(DType::f64, {T, 2 * F});
+  const Tensor y = pool.zeros(DType::f64, {T, F}), dy = pool.normal(DType::f64, {T, F});
+  const Tensor dx = pool.normal(DType::f64, {T, F}), dgate_up = pool.normal(DType::f64, {T, 2 * F});
+  silu_backward(ctx, dx, dy, x);
+  CHECK(gradient_error(x, dx, [&] { return silu_forward(ctx, y, x), dot(dy, y); }) <= kGradientTolerance);
+  swiglu_backward(ctx, dgate_up, dy, gate_up);
+  CHECK(gradient_error(gate_up, dgate_up, [&] { return swiglu_forward(ctx, y, gate_up), dot(dy, y); }) <=
+        kGradientTolerance);
+}
+
+TEST_CASE("silu and swiglu work in place", "[activation]") {
+  Context ctx(kTestScratch);
+  for (const DType type : kFloatingTypes) {
+    INFO(dtype_name(type));
+    Pool pool;
+    const int64_t T = 5, F = 37;
+    const Tensor x = pool.normal(type, {T, F}), dy = pool.normal(type, {T, F}),
+                 gate_up = pool.normal(type, {T, 2 * F});
+    const Tensor y = pool.zeros(type, {T, F}), dx = pool.zeros(type, {T, F}),
+                 dgate_up = pool.zeros(type, {T, 2 * F});
+    silu_forward(ctx, y, x);
+    silu_backward(ctx, dx, dy, x);
+    swiglu_backward(ctx, dgate_up, dy, gate_up);
+    const Tensor x2 = pool.copy(x, type), dy2 = pool.copy(dy, type), gate_up2 = pool.copy(gate_up, type);
+    silu_forward(ctx, x2, x2);
+    silu_backward(ctx, dy2, dy2, x);
+    swiglu_backward(ctx, gate_up2, dy, gate_up2);
+    CHECK(same_bits(x2, y));
+    CHECK(same_bits(dy2, dx));
+    CHECK(same_bits(gate_up2, dgate_up));
+  }
+}
+
+TEST_CASE("silu saturates without overflow and keeps NaN", "[activation]") {
+  Context ctx(kTestScratch);
+  for (const DType type : kFloatingTypes) {
+    INFO(dtype_name(type));
+    Pool pool;
+    const Tensor x = pool.zeros(type, {5}), y = pool.zeros(type, {5}), dy = pool.zeros(type, {5});
+    const double values[] = {-1000, -100, 100, 1000, NAN};
+    for (int64_t i = 0; i < 5; ++i) Pool::set(x, i, values[i]), Pool::set(dy, i, 1);
+    silu_forward(ctx, y, x);
+    CHECK(std::abs(Pool::get(y, 0)) < 1e-30);
+    CHECK(std::abs(Pool::get(y, 1)) < 1e-30);
+    CHECK(Pool::get(y, 2) == 100);
+    CHECK(Pool::get(y, 3) == 1000);
+    CHECK(std::isnan(Pool::get(y, 4)));
+    silu_backward(ctx, y, dy, x);
+    CHECK(std::abs(Pool::get(y, 0)) < 1e-30);
+    CHECK(Pool::get(y, 3) == 1);
+    CHECK(std::isnan(Pool::get(y, 4)));
+  }
+}
+
+TEST_CASE("silu and swiglu refuse wrong arguments by name", "[activation]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const Tensor x = pool.zeros(DType::f32, {4, 6}), half = pool.zeros(DType::f32, {4, 3});
+  CHECK(error_of([&] { silu_forward(ctx, half, x); }) ==
+        "silu_forward: y must be (4, 6) f32, got (4, 3) f32");
+  CHECK(error_of([&] { silu_backward(ctx, x, half, x); }) ==
+        "silu_backward: dy must be (4, 6) f32, got (4, 3) f32");
+  CHECK(error_of([&] { swiglu_forward(ctx, x, x); }) ==
+        "swiglu_forward: y must be (4, 3) f32, got (4, 6) f32");
+  CHECK(error_of([&] { swiglu_forward(ctx, half, half); }) ==
+        "swiglu_forward: gate_up must be (T, 2F), got (4, 3) f32");
+  CHECK(error_of([&] { swiglu_backward(ctx, half, half, x); }) ==
+        "swiglu_backward: dgate_up must be (4, 6) f32, got (4, 3) f32");
+  const Tensor tokens = pool.zeros(DType::i32, {4, 6});
+  CHECK(error_of([&] { silu_forward(ctx, tokens, tokens); }) ==
+        "silu_forward: x must be f32, bf16 or f64, got (4, 6) i32");
+}

@@ -1,0 +1,129 @@
+#include "ops/adamw.h"
+
+#include "ops/op_support.h"
+
+using namespace sluice;
+using namespace sluice::test;
+
+namespace {
+
+/// Algorithm 2 of the paper, one element after another.
+struct Reference {
+  std::vector<double> w, m, v;
+  void update(const Tensor& gradient, const AdamwStep& s) {
+    for (size_t i = 0; i < w.size(); ++i) {
+      const double g = Pool::get(gradient, static_cast<int64_t>(i)) * s.gradient_scale;
+      m[i] = s.beta1 * m[i] + (1 - s.beta1) * g;
+      v[i] = s.beta2 * v[i] + (1 - s.beta2) * g * g;
+      const double m_hat = m[i] / (1 - std::pow(s.beta1, static_cast<double>(s.step)));
+      const double v_hat = v[i] / (1 - std::pow(s.beta2, static_cast<double>(s.step)));
+      w[i] -= s.lr * (m_hat / (std::sqrt(v_hat) + s.eps) + s.weight_decay * w[i]);
+    }
+  }
+};
+
+AdamwStep step_number(int64_t step) {
+  return {.lr = 0.01 * static_cast<double>(step),
+          .beta1 = 0.9,
+          .beta2 = 0.95,
+          .eps = 1e-8,
+          .weight_decay = 0.1,
+          .step = step,
+          .gradient_scale = 0.7};
+}
+
+}  // namespace
+
+TEST_CASE("ten adamw steps are the published algorithm, in every type", "[adamw]") {
+  Context ctx(kTestScratch);
+  for (const DType type : kFloatingTypes)
+    for (const int64_t n : {1, 37, 1001}) {
+      INFO(dtype_name(type) << ", " << n);
+      Pool pool;
+      const DType acc = accumulate_dtype(type);
+      const Tensor value = exact_normal(pool, type, {n});
+      const Tensor master = type == acc ? Tensor() : pool.copy(value, acc);
+      const Tensor m = pool.zeros(acc, {n}), v = pool.zeros(acc, {n});
+      Reference reference;
+      reference.m.resize(static_cast<size_t>(n));
+      reference.v.resize(static_cast<size_t>(n));
+      for (int64_t i = 0; i < n; ++i) reference.w.push_back(Pool::get(value, i));
+      const Tensor start = pool.copy(value, DType::f64);
+      for (int64_t step = 1; step <= 10; ++step) {
+        const Tensor gradient = pool.normal(acc, {n}, 0.01);
+        adamw_update(ctx, value, master, m, v, gradient, step_number(step));
+        reference.update(gradient, step_number(step));
+      }
+      const auto tensor = [&](std::vector<double>& data) { return Tensor(data.data(), DType::f64, {n}); };
+      CHECK(relative_error(start, tensor(reference.w)) > 0.01);
+      CHECK(relative_error(value, tensor(reference.w)) <= tolerance(type));
+      CHECK(relative_error(m, tensor(reference.m)) <= tolerance(acc));
+      CHECK(relative_error(v, tensor(reference.v)) <= tolerance(acc));
+      if (master) {
+        CHECK(relative_error(master, tensor(reference.w)) <= tolerance(acc));
+        CHECK(same_bits(pool.copy(master, type), value));  // the value is the master, rounded
+      }
+    }
+}
+
+TEST_CASE("adamw agrees over types and threads", "[adamw]") {
+  check_op([&](Pool& pool, Context& ctx, DType type) {
+    const int64_t n = 50003;
+    const DType acc = accumulate_dtype(type);
+    const Tensor value = exact_normal(pool, type, {n}), gradient = exact_normal(pool, acc, {n});
+    const Tensor master = type == acc ? Tensor() : pool.copy(value, acc);
+    const Tensor m = exact_normal(pool, acc, {n}), v = pool.zeros(acc, {n});
+    for (int64_t i = 0; i < n; ++i) Pool::set(v, i, std::abs(Pool::get(m, i)));
+    adamw_update(ctx, value, master, m, v, gradient, step_number(3));
+    return std::vector{value, m, v};
+  });
+}
+
+TEST_CASE("adamw with a master in f32 gives the bits of f32 without one, rounded", "[adamw]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const int64_t n = 333;
+  const Tensor half = pool.normal(DType::bf16, {n}), master = pool.copy(half, DType::f32),
+               value = pool.copy(half, DType::f32);
+  const Tensor m1 = pool.zeros(DType::f32, {n}), v1 = pool.zeros(DType::f32, {n});
+  const Tensor m2 = pool.zeros(DType::f32, {n}), v2 = pool.zeros(DType::f32, {n});
+  for (int64_t step = 1; step <= 5; ++step) {
+    const Tensor gradient = pool.normal(DType::f32, {n});
+    adamw_update(ctx, half, master, m1, v1, gradient, step_number(step));
+    adamw_update(ctx, value, Tensor(), m2, v2, gradient, step_number(step));
+  }
+  CHECK(same_bits(master, value));
+  CHECK(same_bits(half, pool.copy(value, DType::bf16)));
+}
+
+TEST_CASE("adamw leaves a weight without gradient to its decay alone", "[adamw]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const Tensor value = pool.normal(DType::f64, {9}), before = pool.copy(value, DType::f64);
+  const Tensor m = pool.zeros(DType::f64, {9}), v = pool.zeros(DType::f64, {9}),
+               gradient = pool.zeros(DType::f64, {9});
+  AdamwStep step = step_number(2);
+  adamw_update(ctx, value, Tensor(), m, v, gradient, step);
+  for (int64_t i = 0; i < 9; ++i)
+    CHECK(Pool::get(value, i) ==
+          Approx(Pool::get(before, i) * (1 - step.lr * step.weight_decay)).epsilon(1e-15));
+}
+
+TEST_CASE("adamw refuses wrong arguments by name", "[adamw]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const Tensor half = pool.zeros(DType::bf16, {4}), f = pool.zeros(DType::f32, {4}),
+               five = pool.zeros(DType::f32, {5});
+  AdamwStep step = step_number(1);
+  CHECK(error_of([&] { adamw_update(ctx, half, Tensor(), f, f, f, step); }) ==
+        "adamw_update: master must hold 4 elements of f32, got () f32");
+  CHECK(error_of([&] { adamw_update(ctx, half, f, half, f, f, step); }) ==
+        "adamw_update: m must hold 4 elements of f32, got (4) bf16");
+  CHECK(error_of([&] { adamw_update(ctx, f, Tensor(), f, five, f, step); }) ==
+        "adamw_update: v must hold 4 elements of f32, got (5) f32");
+  CHECK(error_of([&] { adamw_update(ctx, f, Tensor(), f, f, five, step); }) ==
+        "adamw_update: gradient must hold 4 elements of f32, got (5) f32");
+  step.step = 0;
+  CHECK(error_of([&] { adamw_update(ctx, f, Tensor(), f, f, f, step); }) ==
+        "adamw_update: step counts from 1, got 0");
+}

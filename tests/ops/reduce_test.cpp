@@ -1,0 +1,107 @@
+#include "ops/reduce.h"
+
+#include "ops/op_support.h"
+
+using namespace sluice;
+using namespace sluice::test;
+
+namespace {
+constexpr int64_t kChunk = 65536;
+}
+
+TEST_CASE("reductions are the formulas, over types and threads, across chunks", "[reduce]") {
+  for (const int64_t n : {int64_t{1}, int64_t{77}, kChunk, 3 * kChunk + 17}) {
+    INFO(n);
+    check_op([&](Pool& pool, Context& ctx, DType type) {
+      const Tensor x = exact_normal(pool, type, {n}), results = pool.zeros(DType::f64, {3});
+      double* r = results.as<double>();
+      sum(ctx, r, x);
+      sum_of_squares(ctx, r + 1, x);
+      max_abs(ctx, r + 2, x);
+      if (ctx.dry_run) return std::vector{results};
+      double s = 0, squares = 0, largest = 0, magnitudes = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        const double v = Pool::get(x, i);
+        s += v;
+        squares += v * v;
+        largest = std::max(largest, std::abs(v));
+        magnitudes += std::abs(v);
+      }
+      CHECK(std::abs(r[0] - s) <= 1e-12 * magnitudes);
+      CHECK(std::abs(r[1] - squares) <= 1e-12 * squares);
+      CHECK(r[2] == largest);
+      return std::vector{results};
+    });
+  }
+}
+
+TEST_CASE("a NaN or an infinity anywhere shows in every reduction", "[reduce]") {
+  Context ctx(kTestScratch);
+  const int64_t n = 2 * kChunk + 5;
+  for (const DType type : kFloatingTypes) {
+    Pool pool;
+    const Tensor x = pool.normal(type, {n});
+    for (const int64_t at : {int64_t{0}, int64_t{12345}, kChunk, n - 1}) {
+      INFO(dtype_name(type) << " at " << at);
+      double s, squares, largest;
+      const auto run = [&](double value) {
+        const double before = Pool::get(x, at);
+        Pool::set(x, at, value);
+        sum(ctx, &s, x);
+        sum_of_squares(ctx, &squares, x);
+        max_abs(ctx, &largest, x);
+        Pool::set(x, at, before);
+      };
+      for (const double nan : {NAN, -NAN}) {
+        run(nan);
+        CHECK(std::isnan(s));
+        CHECK(std::isnan(squares));
+        CHECK(std::isnan(largest));
+      }
+      for (const double inf : {INFINITY, -INFINITY}) {
+        run(inf);
+        CHECK(s == inf);
+        CHECK(squares == INFINITY);
+        CHECK(largest == INFINITY);
+      }
+      run(-100);
+      CHECK(largest == 100);
+    }
+  }
+}
+
+TEST_CASE("sums are carried in double: a small number survives beside a large one", "[reduce]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const Tensor x = pool.zeros(DType::f32, {100000});
+  for (int64_t i = 0; i < x.numel(); ++i) Pool::set(x, i, 1e-4);
+  Pool::set(x, 0, 1e8);
+  double s;
+  sum(ctx, &s, x);
+  CHECK(s == Approx(1e8 + 99999 * static_cast<double>(1e-4f)).epsilon(1e-12));
+}
+
+TEST_CASE("the square of a float beyond its range is finite in a sum of squares", "[reduce]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const Tensor x = pool.zeros(DType::f32, {3});
+  Pool::set(x, 1, 1e30);
+  double s;
+  sum_of_squares(ctx, &s, x);
+  CHECK(s == Approx(1e60));
+}
+
+TEST_CASE("reductions of nothing are zero, and wrong types are refused by name", "[reduce]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  double s = 5;
+  sum(ctx, &s, pool.zeros(DType::f32, {0}));
+  CHECK(s == 0);
+  max_abs(ctx, &(s = 5), pool.zeros(DType::bf16, {0}));
+  CHECK(s == 0);
+  const Tensor tokens = pool.zeros(DType::i32, {4});
+  CHECK(error_of([&] { sum(ctx, &s, tokens); }) == "sum: x must be f32, bf16 or f64, got (4) i32");
+  CHECK(error_of([&] { sum_of_squares(ctx, &s, tokens); }) ==
+        "sum_of_squares: x must be f32, bf16 or f64, got (4) i32");
+  CHECK(error_of([&] { max_abs(ctx, &s, tokens); }) == "max_abs: x must be f32, bf16 or f64, got (4) i32");
+}
