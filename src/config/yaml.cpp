@@ -101,7 +101,7 @@ class Builder : public YAML::EventHandler {
   }
   void open(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, Node::Kind kind) {
     guard(place(mark), tag, anchor);
-    if (expects_key()) throw Refused{place(mark), "a list or section cannot be a key"};
+    if (expects_key()) throw Refused{place(mark), "a list or section cannot be a key; is a bracket missing?"};
     if (stack_.size() >= kMaxDepth)
       throw Refused{place(mark), fmt::format("nested deeper than {} levels", kMaxDepth)};
     Node* node = begin(Node{kind, place(mark), "", false, {}, {}});

@@ -57,7 +57,7 @@ std::optional<ParameterMatch> resolve(Config& config, std::vector<std::string> c
 std::string grouped(int64_t n) {
   std::string digits = std::to_string(n);
   for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3)
-    digits.insert(static_cast<size_t>(i), ",");
+    digits.insert(static_cast<size_t>(i), 1, ',');
   return digits;
 }
 

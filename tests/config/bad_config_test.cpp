@@ -1,0 +1,228 @@
+// Bad configurations and exactly what is said about them.
+#include <catch2/catch.hpp>
+#include <vector>
+
+#include "config/load.h"
+#include "core/error.h"
+#include "config/scratch.h"
+
+using namespace sluice;
+
+namespace {
+
+/// The message of a configuration that must be refused with exit code 64; "" when it is taken.
+std::string refusal(const std::string& path, const std::vector<std::string>& overrides = {}) {
+  try {
+    load_config(path, overrides);
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::usage);
+    return error.what();
+  }
+  return "";
+}
+
+struct Case {
+  std::string yaml;
+  std::string message;  // its first line
+};
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+TEST_CASE("Every mistake in a file is told with its position, the reason and what to do", "[config]") {
+  const std::vector<Case> cases = {
+      // keys
+      {"model:\n  num_experts: 3\n", "a.yaml:2:3: unknown key model.num_experts"},
+      {"model:\n  attention:\n    gates:\n      - {postion: query}\n",
+       "a.yaml:4:10: unknown key model.attention.gates[0].postion; did you mean position?"},
+      {"lr: 1e-3\n", "a.yaml:1:1: unknown key lr; did you mean optimizer.lr?"},
+      {"optimizer.lr: 1e-3\n",
+       "a.yaml:1:1: unknown key optimizer.lr; write it as nested sections (dots work on the command line only)"},
+      {"model: {moe: {num_experts: 8}}\n", "a.yaml:1:9: model.moe is not available in this version"},
+      {"parallel: {tensor: 2}\n", "a.yaml:1:1: parallel is not available in this version"},
+      {"model: {attention: {head_balance: {coefficient: 1}}}\n",
+       "a.yaml:1:21: model.attention.head_balance is not available in this version"},
+      {"optimizer:\n  lr: 1e-3\n  eps: 1e-8\n  lr: 2e-3\n",
+       "a.yaml:4:3: duplicate key optimizer.lr; it is also given at a.yaml:2:3. Remove one."},
+      {"train: {seed: 1}\nmodel: {qk_norm: true}\ntrain: {seed: 2}\n",
+       "a.yaml:3:1: duplicate key train; it is also given at a.yaml:1:1. Remove one."},
+      // types
+      {"optimizer: {lr: 3e-4x}\n", "a.yaml:1:17: optimizer.lr must be a number, got 3e-4x"},
+      {"optimizer: {lr: nan}\n", "a.yaml:1:17: optimizer.lr must be a number, got nan"},
+      {"optimizer: {lr: 1e999}\n", "a.yaml:1:17: optimizer.lr is out of range: 1e999"},
+      {"optimizer: {beta2: \"0.9\"}\n",
+       "a.yaml:1:20: optimizer.beta2 must be a number, got the text \"0.9\"; remove the quotes"},
+      {"model: {hidden_size: 2.5}\n", "a.yaml:1:22: model.hidden_size must be an integer, got 2.5"},
+      {"model: {hidden_size: 010}\n", "a.yaml:1:22: model.hidden_size has a leading zero (octal in YAML 1.1): write 10"},
+      {"model: {hidden_size: 0x10}\n", "a.yaml:1:22: model.hidden_size must be a decimal number, got 0x10"},
+      {"model: {hidden_size: 1_000}\n", "a.yaml:1:22: model.hidden_size must be written without underscores, got 1_000"},
+      {"train: {max_tokens: 20e18}\n", "a.yaml:1:21: train.max_tokens is too large: 20e18"},
+      {"train: {max_tokens: 20G}\n",
+       "a.yaml:1:21: train.max_tokens must be an integer, got 20G (suffixes: k M B T, Ki Mi)"},
+      {"train: {seed: -1}\n", "a.yaml:1:15: train.seed must not be negative, got -1"},
+      {"model: {qk_norm: yes}\n", "a.yaml:1:18: model.qk_norm must be true or false, got yes; write true"},
+      {"model: {qk_norm: off}\n", "a.yaml:1:18: model.qk_norm must be true or false, got off; write false"},
+      {"model: {norm_placement: sandwhich}\n",
+       "a.yaml:1:25: model.norm_placement must be one of pre, sandwich; got sandwhich; did you mean sandwich?"},
+      {"model: {attention: {kind: sparse}}\n",
+       "a.yaml:1:27: model.attention.kind is sparse: not available in this version; use softmax or sink"},
+      {"model: 3\n", "a.yaml:1:1: model must be a section (key: value lines), got 3"},
+      {"data:\n  train: {name: a}\n", "a.yaml:2:10: data.train must be a list of sections, got a section"},
+      {"data:\n  train: [a.bin]\n",
+       "a.yaml:2:11: data.train[0] must be a section (key: value lines), got a.bin"},
+      {"- a\n- b\n", "a.yaml:1:1: the file must be a section (key: value lines), got a list"},
+      // YAML that is refused
+      {"model: &m {qk_norm: true}\n",
+       "a.yaml:1:8: anchors (&name) are not allowed; use extends, or write the value again"},
+      {"train:\n  <<: {seed: 3}\n", "a.yaml:2:3: merge keys (<<) are not allowed; use extends"},
+      {"train: {seed: !!int 3}\n", "a.yaml:1:15: tags (tag:yaml.org,2002:int) are not allowed"},
+      {"train: {seed: 1}\n---\ntrain: {seed: 2}\n", "a.yaml:2:1: a second document (---): one per file"},
+      {"train: {seed: 1\n", "a.yaml:2:1: not valid YAML: end of map flow not found"},
+      {"name: \"a\x01\"\n", "a.yaml:1:1: control character 0x01"},
+      {std::string("data: ") + std::string(40, '[') + std::string(40, ']') + "\n",
+       "a.yaml:1:38: nested deeper than 32 levels"},
+      {"extends: nothing.yaml\n",
+       "a.yaml:1:10: extends: there is no file nothing.yaml (names are relative to the file that says so)"},
+      {"extends: a.yaml\n", "a.yaml:1:10: extends: a.yaml extends itself"},
+      // combinations
+      {"model: {num_attention_heads: 6, num_key_value_heads: 4}\n",
+       "a.yaml:1:33: model.num_key_value_heads = 4 does not divide num_attention_heads = 6; possible: 1, 2, 3, 6"},
+      {"model:\n  head_dim: 33\n", "a.yaml:2:3: model.head_dim must be even (rotary pairs), got 33"},
+      {"model: {hidden_size: 0}\n", "a.yaml:1:9: model.hidden_size must be at least 1, got 0"},
+      {"model: {vocab_size: 100}\n",
+       "a.yaml:1:9: model.vocab_size is 100, but the byte tokenizer has 257 tokens; use 0 or at least 257"},
+      {"model: {rope: {scaling: {factor: 4}}}\n",
+       "a.yaml:1:26: model.rope.scaling.factor = 4 has no effect while type is none; set type: yarn"},
+      {"model: {rope: {scaling: {type: yarn, factor: 0.5}}}\n",
+       "a.yaml:1:38: model.rope.scaling.factor must be at least 1, got 0.5"},
+      {"model: {max_position_embeddings: 128}\n",
+       "a.yaml:1:9: data.seq_len = 256 is longer than model.max_position_embeddings = 128"},
+      {"model: {attention: {gates: [{position: dense_output, granularity: headwise}]}}\n",
+       "a.yaml:1:54: model.attention.gates[0]: dense_output comes after the heads are joined; granularity must be "
+       "elementwise"},
+      {"model: {attention: {gates: [{position: dense_output, heads: shared}]}}\n",
+       "a.yaml:1:54: model.attention.gates[0]: dense_output comes after the heads are joined; heads must be specific"},
+      {"train: {global_batch_size: 10, micro_batch_size: 4}\n",
+       "a.yaml:1:9: train.global_batch_size = 10 is not a multiple of micro_batch_size = 4; nearest: 8 or 12"},
+      {"train: {device: cuda}\n",
+       "a.yaml:1:9: train.device: cuda is not in this build, which is CPU-only; use auto or cpu"},
+      {"train: {on_nonfinite: count}\n",
+       "a.yaml:1:9: train.on_nonfinite: count would apply an update that is not finite; use skip or stop"},
+      {"optimizer: {beta2: 1}\n", "a.yaml:1:13: optimizer.beta2 must be in [0, 1), got 1"},
+      {"optimizer: {min_lr: 1}\n", "a.yaml:1:13: optimizer.min_lr = 1 is greater than lr = 0.001"},
+      {"optimizer: {warmup_steps: 20}\ntrain: {max_steps: 10}\n",
+       "a.yaml:1:13: optimizer.warmup_steps = 20 is longer than the run of 10 steps"},
+      {"optimizer: {schedule: wsd, decay_steps: 8, warmup_steps: 5}\ntrain: {max_steps: 10}\n",
+       "a.yaml:1:28: optimizer.decay_steps = 8 and warmup_steps = 5 do not fit into the run of 10 steps"},
+      {"data: {train: [{name: a, path: x, weight: 0}]}\n",
+       "a.yaml:1:35: data.train[0].weight must be greater than 0, got 0"},
+      {"data: {train: [{name: a, path: x}, {name: a, path: y}]}\n",
+       "a.yaml:1:37: data.train[1].name: a is used twice in data.train"},
+      {"data: {train: [{name: a}]}\n", "a.yaml:1:16: data.train[0] needs a path"},
+      {"data: {tokenizer: {type: sentencepiece}}\n",
+       "a.yaml:1:20: data.tokenizer.path must name the .model file of the sentencepiece tokenizer"},
+      {"checkpoint: {keep_last: 0}\n", "a.yaml:1:14: checkpoint.keep_last must be at least 1, got 0"},
+      {"name: a/b\n", "a.yaml:1:1: name must be usable as a folder's name, got \"a/b\""},
+  };
+  const test::ScratchFolder folder;
+  for (const Case& c : cases) {
+    folder.write("a.yaml", c.yaml);
+    const std::string message = refusal("a.yaml");
+    INFO(c.yaml);
+    CHECK(first_line(message) == c.message);
+    CHECK(message.find("problems") == std::string::npos);  // it is the only one
+  }
+}
+
+TEST_CASE("Every mistake on the command line is told by key", "[config]") {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"optimizer.lrr=3", "command line: unknown key optimizer.lrr; did you mean lr?"},
+      {"optimizer.lr", "command line: optimizer.lr is not key=value"},
+      {"optimizer.lr=fast", "command line: optimizer.lr must be a number, got fast"},
+      {"optimizer..lr=3", "command line: optimizer..lr is not the name of a key"},
+      {"model.attention.gates[2].position=value",
+       "command line: model.attention.gates[2] does not exist: model.attention.gates has 1 element"},
+      {"model.attention.gates[x].position=value",
+       "command line: model.attention.gates[x].position has a bad index; write name[0]"},
+      {"model.attention.gates.position=value",
+       "command line: model.attention.gates is a list, it has no position; name an element: [0]"},
+      {"model.attention.kind.a=value", "command line: model.attention.kind is sink, it has no a"},
+      {"model.attention.kind[0]=value", "command line: model.attention.kind is not a list"},
+      {"model.attention.gates=[{position: value}",
+       "command line: a list or section cannot be a key; is a bracket missing?"},
+      {"extends=b.yaml", "command line: extends belongs into a file"},
+      {"train.device=cuda", "command line: train.device: cuda is not in this build, which is CPU-only; use auto or cpu"},
+  };
+  const test::ScratchFolder folder;
+  folder.write("a.yaml", "model: {attention: {kind: sink, gates: [{position: query}]}}\n");
+  for (const auto& [text, message] : cases) {
+    INFO(text);
+    CHECK(first_line(refusal("a.yaml", {text})) == message);
+  }
+}
+
+TEST_CASE("All problems are told at once, by file and line, with source and caret", "[config]") {
+  const test::ScratchFolder folder;
+  folder.write("base.yaml", "optimizer:\n  lr: big\n");
+  folder.write("a.yaml", "extends: base.yaml\nmodel:\n  head_dim: 7\n  hiden_size: 3\noptimizer: {lr: 1e-3}\n");
+  CHECK(refusal("a.yaml", {"train.threads=-2"}) ==
+        "a.yaml:3:3: model.head_dim must be even (rotary pairs), got 7\n"
+        "     3 |   head_dim: 7\n"
+        "       |   ^\n"
+        "a.yaml:4:3: unknown key model.hiden_size; did you mean hidden_size?\n"
+        "     4 |   hiden_size: 3\n"
+        "       |   ^\n"
+        "         known in model: vocab_size, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads,\n"
+        "           head_dim, intermediate_size, tie_word_embeddings, rms_norm_eps, initializer_range,\n"
+        "           scaled_residual_init, qk_norm, norm_placement, branch_clip, max_position_embeddings,\n"
+        "           rope, attention, match_parameters_of, match_multiple\n"
+        "base.yaml:2:7: optimizer.lr must be a number, got big\n"
+        "     2 |   lr: big\n"
+        "       |       ^\n"
+        "command line: train.threads must not be negative, got -2\n"
+        "       | train.threads=-2\n"
+        "       | ^\n"
+        "4 problems");
+}
+
+TEST_CASE("A value that could not be read brings no second problem with it", "[config]") {
+  const test::ScratchFolder folder;
+  folder.write("a.yaml", "model: {num_attention_heads: many, num_key_value_heads: 3}\n");
+  CHECK(first_line(refusal("a.yaml")) == "a.yaml:1:30: model.num_attention_heads must be an integer, got many");
+  CHECK(refusal("a.yaml").find("problems") == std::string::npos);
+}
+
+TEST_CASE("A file that is not there is a missing input", "[config]") {
+  try {
+    load_config("no/such.yaml");
+    FAIL("was read");
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::no_input);
+  }
+}
+
+TEST_CASE("Training needs data and a length, and says so", "[config]") {
+  Config config;
+  config.name = "x";
+  const auto message = [&] {
+    try {
+      validate_for_training(config);
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::usage);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(message() ==
+        "how long to train is not said: give train.max_steps or train.max_tokens\n"
+        "there is nothing to train on: data.train is empty; give it a list of {name: ..., path: ...}");
+  config.data.train = {{"a", "x", 1}};
+  config.train.max_steps = 3;
+  CHECK(message().empty());
+  config.train.max_tokens = 10;
+  CHECK(message() == "train.max_steps = 3 and train.max_tokens = 10 are both given; set one of them to 0");
+  config.train.max_steps = 0;
+  config.train.max_tokens = 16 * 256 + 1;
+  CHECK(training_steps(config) == 2);
+}

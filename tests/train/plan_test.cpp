@@ -1,0 +1,174 @@
+#include "train/plan.h"
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <filesystem>
+#include <map>
+
+#include "config/load.h"
+#include "core/error.h"
+
+using namespace sluice;
+
+namespace {
+
+std::string shipped(const std::string& name) { return std::string(SLUICE_SOURCE_DIR "/configs/") + name; }
+
+/// Parameters of a shipped configuration as it stands, its width not yet matched.
+int64_t parameters(const std::string& name) {
+  Config config = load_config(shipped(name));
+  config.model.match_parameters_of.clear();
+  resolve_parameter_match(config);
+  return count_parameters(config.model);
+}
+
+}  // namespace
+
+TEST_CASE("The 28-layer model has the released checkpoints' parameters", "[plan]") {
+  const auto start = std::chrono::steady_clock::now();
+  const Plan plan = make_plan(load_config(shipped("gated_attention/table2_01_28l_baseline.yaml")));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  CHECK(plan.total == 1'720'574'976);
+  CHECK(plan.non_embedding == 1'720'574'976 - int64_t{151936} * 2048);
+  CHECK(plan.gate_parameters == 0);
+  // Tied: the head is a matrix product, the look-up is not, and norms are neither.
+  const int64_t norms = 28 * (2 * 2048 + 2 * 128) + 2048;
+  CHECK(plan.matmul_parameters == plan.total - norms);
+  CHECK(plan.flops_per_token == 6.0 * static_cast<double>(plan.matmul_parameters) + 6.0 * 28 * 4096 * 2048);
+  CHECK(plan.tokens_per_step == 1024 * 4096);
+  CHECK(plan.steps == 95368);  // 400B tokens, rounded up to whole steps
+  CHECK(plan.accumulation_steps == 1024);
+  // bf16 weights, f32 gradients; f32 moments and master weights. Padding is below a permille.
+  const auto near = [&](int64_t bytes, int64_t per_parameter) {
+    return bytes >= per_parameter * plan.total && bytes < per_parameter * plan.total * 1.001;
+  };
+  CHECK(plan.memory.parameters >= 2 * plan.total);
+  CHECK(near(plan.memory.gradients, 4));
+  CHECK(near(plan.memory.optimizer, 12));
+  CHECK(plan.memory.activations > 0);
+  CHECK(plan.memory.scratch > 0);
+  CHECK(seconds.count() < 20);
+}
+
+TEST_CASE("The rows of tables 1, 3 and 4 add what the paper says they add", "[plan]") {
+  const std::map<std::string, int64_t> added = {
+      {"table1_01_baseline", 0},
+      {"table1_02_kv_heads_8", 50'331'648},
+      {"table1_03_query_heads_48", 201'326'592},
+      {"table1_05_sdpa_elementwise", 201'326'592},
+      {"table1_06_value_elementwise", 25'165'824},
+      {"table1_07_key_elementwise", 25'165'824},
+      {"table1_08_query_elementwise", 201'326'592},
+      {"table1_09_dense_output", 100'663'296},
+      {"table1_10_sdpa_headwise", 1'572'864},
+      {"table1_11_value_headwise", 196'608},
+      {"table1_12_sdpa_shared", 201'326'592},
+      {"table1_13_value_shared", 25'165'824},
+      {"table1_14_sdpa_additive", 201'326'592},
+      {"table1_15_sdpa_silu", 201'326'592},
+      {"table3_01_baseline", 0},
+      {"table3_02_sdpa_elementwise", 201'326'592},
+      {"table3_03_value_elementwise", 25'165'824},
+      {"table3_04_sdpa_additive", 201'326'592},
+      {"table3_05_sdpa_norm", 98'304},
+      {"table3_06_sdpa_silu_output", 0},
+      {"table3_07_sdpa_additive_identity", 201'326'592},
+      {"table4_01_baseline", 0},
+      {"table4_02_sdpa_elementwise", 201'326'592},
+      {"table4_03_sdpa_headwise", 1'572'864},
+      {"table4_04_sdpa_shared", 201'326'592},
+      {"table4_05_value_elementwise", 25'165'824},
+      {"table4_06_sdpa_input_independent", 98'304},
+      {"table4_07_sdpa_ns_sigmoid", 201'326'592},
+      {"table2_02_28l_elementwise", 0},  // those of table 2 are narrowed, see below
+  };
+  const int64_t base = parameters("models/attention_15a2b.yaml");
+  int rows = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(shipped("gated_attention"))) {
+    const std::string name = entry.path().stem();
+    if (name.compare(0, 5, "table") != 0 || name.compare(0, 6, "table2") == 0) continue;
+    INFO(name);
+    REQUIRE(added.count(name) == 1);
+    CHECK(parameters("gated_attention/" + name + ".yaml") - base == added.at(name));
+    ++rows;
+  }
+  CHECK(rows == 14 + 7 + 7);
+  // What a plan calls added by gates is that, without comparing files.
+  Config config = load_config(shipped("gated_attention/table1_09_dense_output.yaml"));
+  config.model.num_hidden_layers = 2;
+  CHECK(make_plan(config).gate_parameters == 100'663'296 / 12);
+}
+
+TEST_CASE("Table 2: gates add parameters, a narrower network takes them back", "[plan]") {
+  CHECK(parameters("gated_attention/table2_02_28l_elementwise.yaml") == 1'720'574'976 + 117'440'512);
+  CHECK(parameters("gated_attention/table2_08_48l_elementwise.yaml") ==
+        parameters("models/dense_1.7b_48l.yaml") + 150'994'944);
+  CHECK(parameters("gated_attention/table2_09_48l_headwise.yaml") ==
+        parameters("models/dense_1.7b_48l.yaml") + 1'179'648);
+  CHECK(parameters("gated_attention/table2_07_48l_sandwich.yaml") ==
+        parameters("models/dense_1.7b_48l.yaml") + 48 * 2 * 1536);
+
+  Config config = load_config(shipped("gated_attention/table2_02_28l_elementwise.yaml"));
+  ParameterMatch match = resolve_parameter_match(config).value();
+  CHECK(match.target == 1'720'574'976);
+  CHECK(match.exact_width == Approx(6144 - 2048 / 3.0));
+  CHECK(match.width == 5456);
+  CHECK(config.model.intermediate_size == 5456);
+  CHECK(config.model.match_parameters_of.empty());
+  CHECK(count_parameters(config.model) == match.parameters);
+  CHECK(match.difference() == Approx(-0.00053).margin(0.00001));
+  CHECK(!resolve_parameter_match(config));  // resolved once and for all
+
+  config = load_config(shipped("gated_attention/table2_02_28l_elementwise.yaml"), {"model.match_multiple=1"});
+  match = resolve_parameter_match(config).value();
+  CHECK(match.width == 5461);
+  CHECK(match.difference() == Approx(-0.00003).margin(0.00001));
+}
+
+TEST_CASE("A match that cannot be is refused", "[plan]") {
+  const auto refusal = [](Config config) {
+    try {
+      resolve_parameter_match(config);
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::usage);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  Config config = load_config(shipped("quickstart/gated.yaml"), {"model.num_hidden_layers=40"});
+  CHECK(refusal(config).find("no intermediate_size") != std::string::npos);
+  config.model.match_parameters_of = shipped("quickstart/none.yaml");
+  CHECK_THROWS_AS(resolve_parameter_match(config), Error);
+}
+
+TEST_CASE("The two quickstart models have as many parameters", "[plan]") {
+  const Plan baseline = make_plan(load_config(shipped("quickstart/baseline.yaml")));
+  const Plan gated = make_plan(load_config(shipped("quickstart/gated.yaml")));
+  CHECK(gated.gate_parameters > 0);
+  CHECK(gated.match);
+  CHECK(std::abs(gated.total - baseline.total) < baseline.total / 1000);
+  CHECK(plan_text(gated).find("model.layers.0.self_attn.gate_proj.weight") != std::string::npos);
+  const nlohmann::json json = plan_json(gated);
+  CHECK(json["parameters"] == gated.total);
+  CHECK(json["match"]["target"] == baseline.total);
+  CHECK(json["memory"]["total"] == gated.memory.total());
+}
+
+TEST_CASE("Every shipped configuration plans, and every row's proxy is ready to train", "[plan]") {
+  int plans = 0, proxies = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(shipped(""))) {
+    if (entry.path().extension() != ".yaml") continue;
+    INFO(entry.path());
+    Config config = load_config(entry.path());
+    if (entry.path().parent_path().filename() == "proxy") {
+      CHECK_NOTHROW(validate_for_training(config));
+      ++proxies;
+    }
+    const Plan plan = make_plan(config);
+    CHECK(plan.total > 0);
+    if (entry.path().parent_path().filename() == "proxy") CHECK(plan.total < 3'000'000);
+    ++plans;
+  }
+  CHECK(plans > 90);
+  CHECK(proxies == 14 + 14 + 7 + 7);
+}
