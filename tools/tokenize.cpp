@@ -21,12 +21,10 @@ namespace sluice {
 
 namespace {
 
-enum class Format { automatic, text, jsonl };
-
 struct TokenizeOptions {
   std::vector<std::string> inputs;
   std::string output, tokenizer = "byte", key = "text", validation_output;
-  Format format = Format::automatic;
+  std::string format = "auto";
   int64_t validation_every = 0;
 };
 
@@ -107,10 +105,10 @@ class Run {
 
   void read(const std::string& input) {
     LineReader reader(input);
-    const Format format = format_of(input);
+    const bool jsonl = is_jsonl(input);
     std::string line, text;
     while (reader.next(line)) {
-      if (format == Format::jsonl) {
+      if (jsonl) {
         if (line.find_first_not_of(" \t\r\n") == std::string::npos) continue;
         add({std::move(line), fmt::format("{}:{}", reader.path(), reader.line_number()), 0, {}, {}});
         line = {};
@@ -164,16 +162,16 @@ class Run {
     TokenFileInfo info;
   };
 
-  Format format_of(std::string name) const {
+  bool is_jsonl(std::string name) const {
     if (name.ends_with(".zst")) {
       fail(ExitCode::usage, "{}: zstd is not read here: zstd -dc {} | sluice tokenize - ...", name, name);
     }
-    if (options_.format != Format::automatic) return options_.format;
+    if (options_.format != "auto") return options_.format == "jsonl";
     if (name.ends_with(".gz")) name.resize(name.size() - 3);
     for (const char* ending : {".jsonl", ".ndjson", ".json"}) {
-      if (name.ends_with(ending)) return Format::jsonl;
+      if (name.ends_with(ending)) return true;
     }
-    return Format::text;
+    return false;
   }
 
   static bool is_separator(std::string_view line) {
@@ -264,8 +262,12 @@ class Run {
 };
 
 void tokenize(const TokenizeOptions& options) {
-  if (options.validation_output.empty() != (options.validation_every == 0) || options.validation_every == 1) {
+  if (options.validation_output.empty() != (options.validation_every == 0) || options.validation_every == 1 ||
+      options.validation_every < 0) {
     fail(ExitCode::usage, "--validation-prefix and --validation-every (2 or more) go together");
+  }
+  if (options.format != "auto" && options.format != "text" && options.format != "jsonl") {
+    fail(ExitCode::usage, "--format {}: known are auto, text and jsonl", options.format);
   }
   TokenizerConfig config;
   if (options.tokenizer != "byte") config = {TokenizerType::sentencepiece, options.tokenizer};
@@ -289,17 +291,14 @@ void add_tokenize_command(CLI::App& app, int&) {
   command
       ->add_option("--tokenizer", options->tokenizer, "byte, or a SentencePiece .model file (default: byte)")
       ->type_name("byte|PATH");
-  command->add_option("--format", options->format, "default: by the name; text for standard input")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, Format>{
-          {"auto", Format::automatic}, {"text", Format::text}, {"jsonl", Format::jsonl}}))
-      ->type_name("auto|text|jsonl");
+  command
+      ->add_option("--format", options->format, "auto (by the name; standard input is text), text or jsonl")
+      ->type_name("FORMAT");
   command->add_option("--key", options->key, "JSONL: the key of the text (default: text)")->type_name("NAME");
   command
       ->add_option("--validation-prefix", options->validation_output, "where every Nth document goes instead")
       ->type_name("PREFIX");
-  command->add_option("--validation-every", options->validation_every, "N")
-      ->type_name("N")
-      ->check(CLI::PositiveNumber);
+  command->add_option("--validation-every", options->validation_every, "N (2 or more)")->type_name("N");
   command->footer(
       "A text file is one document, or several separated by lines that hold <|endoftext|>. An "
       "end-of-document token\n"
