@@ -136,7 +136,9 @@ TEST_CASE("every gate agrees over types and threads, at odd sizes", "[gate]") {
   };
   for (const Case& c : all_cases())
     for (const Size s :
-         {Size{2, 1, 1}, Size{3, 5, 17}, Size{67, 3, 130}, Size{9, 1, 2500}, Size{700, 2, 16}}) {
+         {Size{3, 5, 17}, Size{25, 5, 130}, Size{2, 1, 1}, Size{9, 1, 2500}, Size{700, 2, 16}}) {
+      // How the work is cut, which the others are about, no activation changes.
+      if (s.T > 3 && c.kind.activation != GateActivation::silu) continue;
       INFO(c.name() << ": " << s.T << " x " << s.H << " x " << s.D);
       check_op([&](Pool& pool, Context& ctx, DType type) {
         const Tensor x = exact_normal(pool, type, {s.T, s.H, s.D}), z = c.logits(pool, type, s.T, s.H, s.D);

@@ -58,17 +58,14 @@ using Run = std::function<std::vector<Tensor>(Pool&, Context&, DType)>;
 /// f32 and bf16 agree with f64; every type gives the same bits with 1 and 2 threads; a dry run takes the
 /// same temporaries, reads no data, and gives them back.
 inline void check_op(const Run& run) {
+  const Threads single(1);
   Pool pool64(7);
   Context ctx(kTestScratch);
   const auto exact = run(pool64, ctx, DType::f64);
   for (const DType type : kFloatingTypes) {
     INFO(dtype_name(type));
     Pool pool1(7);
-    std::vector<Tensor> one;
-    {
-      const Threads threads(1);
-      one = run(pool1, ctx, type);
-    }
+    const auto one = run(pool1, ctx, type);
     for (size_t i = 0; i < exact.size(); ++i) {
       INFO("output " << i);
       CHECK(relative_error(one[i], exact[i]) <= tolerance(type));
