@@ -52,7 +52,8 @@ CheckpointInfo verify(const std::string& path) {
   const Manifest manifest = read_manifest(path);
   const int64_t named = step_of_folder_name(base_name(path));
   if (named >= 0 && named != manifest.step)
-    fail(ExitCode::data, "{}: its manifest is of step {}", path, manifest.step);
+    fail(ExitCode::data, "{}/{}: of step {}, in the folder of step {}", path, kManifestName, manifest.step,
+         named);
   for (const char* needed : {kWeights, kOptimizer, "state.json", "config.yaml", "config.json"})
     if (!manifest.file(needed)) fail(ExitCode::data, "{}: its manifest names no {}", path, needed);
   CheckpointInfo info{path, manifest.step, {}, {}};

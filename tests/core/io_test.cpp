@@ -4,35 +4,15 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <catch2/catch.hpp>
-#include <cstdlib>
-#include <fstream>
+
+#include "support/temp_folder.h"
 
 using namespace sluice;
 using Catch::Matchers::Contains;
 
 namespace {
-
-/// A fresh folder, removed with all that is in it.
-struct Folder {
-  std::string path;
-  Folder() {
-    const char* base = std::getenv("TMPDIR");
-    path = std::string(base ? base : "/tmp") + "/sluice_io_XXXXXX";
-    REQUIRE(::mkdtemp(path.data()));
-  }
-  ~Folder() { io::remove_tree(path); }
-  std::string operator/(const std::string& name) const { return path + "/" + name; }
-};
-
-struct Variable {
-  const char* name;
-  Variable(const char* name_, const std::string& value) : name(name_) { ::setenv(name, value.c_str(), 1); }
-  ~Variable() { ::unsetenv(name); }
-};
 
 void create(const std::string& path, const std::string& content) {
   io::OutputFile file(path, io::OutputFile::Mode::create_new);
@@ -41,27 +21,10 @@ void create(const std::string& path, const std::string& content) {
   file.close();
 }
 
-/// Runs body in a child; its wait status.
-template <class Body>
-int in_child(Body&& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    try {
-      body();
-    } catch (const Error&) {
-      ::_exit(1);
-    }
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return status;
-}
-
 }  // namespace
 
 TEST_CASE("files are written, appended to, read, listed and removed", "[io]") {
-  const Folder folder;
+  const TempFolder folder;
   create(folder / "b", "one\n");
   {
     io::OutputFile file(folder / "b", io::OutputFile::Mode::append);
@@ -90,7 +53,7 @@ TEST_CASE("files are written, appended to, read, listed and removed", "[io]") {
 }
 
 TEST_CASE("removing a tree does not follow links out of it", "[io]") {
-  const Folder folder;
+  const TempFolder folder;
   io::make_directories(folder / "keep");
   create(folder / "keep/file", "precious");
   io::make_directories(folder / "gone/deep");
@@ -102,7 +65,7 @@ TEST_CASE("removing a tree does not follow links out of it", "[io]") {
 }
 
 TEST_CASE("errors carry call, path and errno", "[io]") {
-  const Folder folder;
+  const TempFolder folder;
   try {
     io::read_file(folder / "absent");
     FAIL("no error");
@@ -127,13 +90,13 @@ TEST_CASE("errors carry call, path and errno", "[io]") {
 }
 
 TEST_CASE("an atomic write leaves the old or the new file, whatever fails", "[io]") {
-  const Folder folder;
+  const TempFolder folder;
   const std::string path = folder / "state.json", before(1000, 'a'), after(3000, 'b');
   for (const char* error : {"ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE", "EDQUOT"}) {
     io::write_file_atomic(path, before);
     int failures = 0;
     for (int n = 1; n < 100; ++n, ++failures) {
-      const Variable fault("SLUICE_IOFAIL", fmt::format("{}:{}", n, error));
+      const TempVariable fault("SLUICE_IOFAIL", fmt::format("{}:{}", n, error));
       try {
         io::write_file_atomic(path, after);
         break;
@@ -150,14 +113,14 @@ TEST_CASE("an atomic write leaves the old or the new file, whatever fails", "[io
 }
 
 TEST_CASE("an atomic write leaves the old or the new file, wherever the process is killed", "[io]") {
-  const Folder folder;
+  const TempFolder folder;
   const std::string path = folder / "state.json", before(1000, 'a'), after(3000, 'b');
   for (const char* kind : {"", ":torn"}) {
     io::write_file_atomic(path, before);
     int kills = 0;
     for (int n = 1; n < 100; ++n, ++kills) {
       const int status = in_child([&] {
-        const Variable fault("SLUICE_CRASH", fmt::format("{}{}", n, kind));
+        const TempVariable fault("SLUICE_CRASH", fmt::format("{}{}", n, kind));
         io::write_file_atomic(path, after);
       });
       const std::string content = io::read_file(path);
@@ -172,17 +135,17 @@ TEST_CASE("an atomic write leaves the old or the new file, wherever the process 
 }
 
 TEST_CASE("a torn write leaves half of the bytes", "[io]") {
-  const Folder folder;
+  const TempFolder folder;
   in_child([&] {
-    const Variable fault("SLUICE_CRASH", "2:torn");
+    const TempVariable fault("SLUICE_CRASH", "2:torn");
     create(folder / "half", std::string(1000, 'x'));
   });
   CHECK(io::file_size(folder / "half") == 500);
 }
 
 TEST_CASE("a sticky fault stays", "[io]") {
-  const Folder folder;
-  const Variable fault("SLUICE_IOFAIL", "2:ENOSPC:sticky");
+  const TempFolder folder;
+  const TempVariable fault("SLUICE_IOFAIL", "2:ENOSPC:sticky");
   CHECK_NOTHROW(io::OutputFile(folder / "a", io::OutputFile::Mode::create_new));
   for (int i = 0; i < 3; ++i)
     CHECK_THROWS_WITH(io::make_directories(folder / "b"), Contains("No space left on device (ENOSPC)"));
@@ -190,16 +153,16 @@ TEST_CASE("a sticky fault stays", "[io]") {
 }
 
 TEST_CASE("a fault that cannot be read is an error, not no fault", "[io]") {
-  const Folder folder;
+  const TempFolder folder;
   for (const char* text :
        {"x", "0:EIO", "-1:EIO", "1", "1:EWHAT", "1:EIO:often", "1:EIO:", "1:EIO:sticky:x"}) {
-    const Variable fault("SLUICE_IOFAIL", text);
+    const TempVariable fault("SLUICE_IOFAIL", text);
     CHECK_THROWS_WITH(io::make_directories(folder / "a"), Contains("SLUICE_IOFAIL=") && Contains("ERRNO"));
   }
 }
 
 TEST_CASE("a write beyond the size limit is an error with the file's name", "[io]") {
-  const Folder folder;
+  const TempFolder folder;
   const int status = in_child([&] {
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{4096, 4096};
@@ -214,7 +177,7 @@ TEST_CASE("a write beyond the size limit is an error with the file's name", "[io
 }
 
 TEST_CASE("writes and reads go past 2^31 bytes", "[io][.slow]") {
-  const Folder folder;
+  const TempFolder folder;
   const int64_t bytes = (int64_t{1} << 31) + 4097;
   std::string content(static_cast<size_t>(bytes), 'x');
   content.back() = 'y';
@@ -224,7 +187,7 @@ TEST_CASE("writes and reads go past 2^31 bytes", "[io][.slow]") {
 }
 
 TEST_CASE("a sparse file past 2^32 bytes is mapped at its true size", "[io]") {
-  const Folder folder;
+  const TempFolder folder;
   const int64_t bytes = (int64_t{5} << 30) + 1;
   create(folder / "sparse", "");
   REQUIRE(::truncate((folder / "sparse").c_str(), bytes) == 0);
