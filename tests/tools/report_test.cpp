@@ -1,0 +1,85 @@
+// scripts/report on made-up runs: it draws what there is, and passes over what is not.
+#include <cstdlib>
+#include <filesystem>
+
+#include "core/io.h"
+#include "data/temporary.h"
+
+namespace sluice {
+namespace {
+
+using namespace test;
+
+/// Exit code of `scripts/report ARGUMENTS`, output in folder/out.
+int report(const TemporaryFolder& folder, const std::string& arguments) {
+  const std::string command =
+      fmt::format("{}/scripts/report {} > {} 2>&1", SLUICE_SOURCE_DIR, arguments, folder / "out");
+  return WEXITSTATUS(std::system(command.c_str()));
+}
+
+void write_run(const std::string& path, bool gates, const std::string& tail) {
+  std::filesystem::create_directories(path);
+  std::string metrics, evals;
+  for (int step = 10; step <= 200; step += 10) {
+    metrics += fmt::format(
+        "{{\"schema\":1,\"step\":{},\"samples\":{},\"tokens\":{},\"loss\":{},\"grad_norm\":0.5,\"lr\":1e-3,"
+        "\"tokens_per_second\":1000,\"seconds\":1,\"spikes\":{},\"skipped\":0}}\n",
+        step, step, step * 100, step == 50 ? "null" : fmt::format("{}", 5.0 / step), step > 100 ? 1 : 0);
+  }
+  for (int step : {0, 100, 200}) {
+    evals += fmt::format(
+        "{{\"schema\":1,\"step\":{},\"tokens\":{},\"sets\":{{\"kjv\":{{\"loss\":1.25,\"perplexity\":3.49,"
+        "\"bits_per_byte\":1.803,\"tokens\":77}}}},\"analysis\":{{\"layers\":[{{\"first_token_attention\":0."
+        "25,"
+        "\"gate_scores\":[{}],\"attention_residual_max\":3,\"ffn_residual_max\":4}}],\"first_token_"
+        "attention\":0.25,"
+        "\"mean_gate_score\":{},\"largest_residual\":4}}}}\n",
+        step, step * 100, gates ? "0.125" : "", gates ? "0.125" : "null");
+  }
+  write_bytes(path + "/metrics.jsonl", metrics + tail);
+  write_bytes(path + "/eval.jsonl", evals);
+  write_bytes(path + "/run.json", "{\"name\":\"same\",\"parameters\":1234567,\"config_hash\":\"h\"}");
+}
+
+}  // namespace
+
+TEST_CASE("a report of two runs has the table, the plots and one page", "[report]") {
+  TemporaryFolder folder;
+  write_run(folder / "plain", false, "{\"schema\":1,\"st");  // torn, as a killed run leaves it
+  write_run(folder / "gated", true, "");
+  const int code =
+      report(folder, fmt::format("{} {} -o {}", folder / "plain", folder / "gated", folder / "page"));
+  const std::string out = io::read_file(folder / "out");
+  if (out.find("matplotlib is missing") != std::string::npos) {
+    WARN("skipped: no Python with matplotlib");
+    return;
+  }
+  INFO(out);
+  REQUIRE(code == 0);
+  // Names that are the same give way to the folders'.
+  for (const char* part :
+       {"plain", "gated", "1.23M", "1.2500", "1.8030", "0.125", "3.49", "page/report.html"}) {
+    CHECK_THAT(out, Catch::Contains(part));
+  }
+  const std::string page = io::read_file(folder / "page/report.html");
+  size_t pictures = 0;
+  for (size_t at = page.find("data:image/png;base64,"); at != std::string::npos;
+       at = page.find("data:image", at + 1)) {
+    ++pictures;
+  }
+  CHECK(pictures == 9);
+  CHECK(page.find("src=\"http") == std::string::npos);  // it needs nothing else
+  CHECK(io::list_directory(folder / "page").size() == 10);
+
+  // A run that has only begun.
+  std::filesystem::remove(folder / "plain/eval.jsonl");
+  std::filesystem::remove(folder / "plain/run.json");
+  write_bytes(folder / "plain/metrics.jsonl", "{\"step\":1,\"tokens\":5,\"loss\":5.5,\"lr\":0}\n");
+  CHECK(report(folder, fmt::format("{} -o {}", folder / "plain", folder / "early")) == 0);
+  CHECK(io::exists(folder / "early/train_loss.png"));
+  CHECK_FALSE(io::exists(folder / "early/gate_score.png"));
+
+  CHECK(report(folder, fmt::format("{} -o {}", folder / "none", folder / "page")) == 66);
+}
+
+}  // namespace sluice
