@@ -171,9 +171,10 @@ std::string message_of(const std::function<void()>& call) {
 
 TEST_CASE("attention equals the explicit T x T computation for awkward shapes, masks and dtypes", "[attention]") {
   Context ctx = make_context();
+  constexpr Documents kMasks[] = {Documents::short_ones, Documents::window, Documents::alone, Documents::sequences};
+  size_t next_mask = 0;
   for (const Shape& shape : kShapes)
-    for (Documents documents :
-         {Documents::one, Documents::short_ones, Documents::sequences, Documents::alone, Documents::window})
+    for (Documents documents : {Documents::one, kMasks[next_mask++ % 4]})
       for (const Tolerance& tolerance : kTolerances) {
         Pool pool(static_cast<uint32_t>(shape.tokens * 31 + shape.depth));
         const Problem rounded = Problem(pool, shape, documents).as(pool, tolerance.dtype);
@@ -193,7 +194,7 @@ TEST_CASE("attention equals the explicit T x T computation for awkward shapes, m
 
 TEST_CASE("attention gradients equal central differences, with those of lse and z0", "[attention]") {
   Context ctx = make_context();
-  const Shape shape = {75, 4, 2, 12};
+  const Shape shape = {70, 4, 2, 6};
   for (Documents documents : {Documents::one, Documents::short_ones, Documents::window})
     for (int terms = 0; terms < 4; ++terms) {
       const bool with_lse = terms & 1, with_z0 = terms & 2;
@@ -220,9 +221,9 @@ TEST_CASE("attention gradients equal central differences, with those of lse and 
       }
       r.backward(ctx, p, with_lse, with_z0);
       INFO("documents " << static_cast<int>(documents) << " lse " << with_lse << " z0 " << with_z0);
-      CHECK(gradient_error(p.q, r.dq, loss, 60) < 1e-7);
-      CHECK(gradient_error(p.k, r.dk, loss, 60) < 1e-7);
-      CHECK(gradient_error(p.v, r.dv, loss, 60) < 1e-7);
+      CHECK(gradient_error(p.q, r.dq, loss, 24) < 1e-7);
+      CHECK(gradient_error(p.k, r.dk, loss, 24) < 1e-7);
+      CHECK(gradient_error(p.v, r.dv, loss, 24) < 1e-7);
     }
 }
 
@@ -421,9 +422,9 @@ TEST_CASE("sink gradients equal central differences, through attention as well",
   r.backward(ctx, p, true, false);
   for (int64_t h = 0; h < 4; ++h) Pool::set(dsink, h, Pool::get(dsink, h) - Pool::get(before, h));
   CHECK(gradient_error(sink, dsink, loss) < 1e-7);
-  CHECK(gradient_error(p.q, r.dq, loss, 60) < 1e-7);
-  CHECK(gradient_error(p.k, r.dk, loss, 60) < 1e-7);
-  CHECK(gradient_error(p.v, r.dv, loss, 60) < 1e-7);
+  CHECK(gradient_error(p.q, r.dq, loss, 24) < 1e-7);
+  CHECK(gradient_error(p.k, r.dk, loss, 24) < 1e-7);
+  CHECK(gradient_error(p.v, r.dv, loss, 24) < 1e-7);
 }
 
 TEST_CASE("speed of attention", "[.bench]") {

@@ -32,6 +32,11 @@ struct Problem {
         padded_depth((depth + Simd<A>::kWidth - 1) / Simd<A>::kWidth * Simd<A>::kWidth), scale(static_cast<A>(scale_)) {}
   int64_t group() const { return heads / kv_heads; }
   int64_t offset() const { return tk - tq; }  // query t is key t + offset
+  int64_t pairs() const {                      // that see each other, over all heads
+    int64_t n = 0;
+    for (int64_t t = 0; t < tq; ++t) n += t + offset() + 1 - first_key[t];
+    return n * heads;
+  }
 
   /// Everything that indexes memory rests on these.
   void check_first_keys(const char* op) const {
@@ -42,6 +47,11 @@ struct Problem {
     }
   }
 };
+
+/// Threads worth waking for so many pairs of query and key: each gets some tens of microseconds of work.
+int64_t useful_threads(int64_t pairs, int64_t depth) {
+  return std::clamp<int64_t>(pairs * depth / 500000, 1, num_threads());
+}
 
 /// A block of up to kLanes rows of one kv head; row r is query token r / group, head g * group + r % group, so that the
 /// group's heads share one pass over the keys.
@@ -73,12 +83,28 @@ struct RowBlock {
   }
   /// Index into (H, Tq).
   int64_t statistic(int64_t i, int64_t tq) const { return head_of(i) * tq + token(i); }
-  bool cut_by(int64_t k0, int64_t keys) const { return k0 < first_max || k0 + keys - 1 > last_min; }
+
+  /// Lanes [lane, lane + width) and the keys of [begin, end) that some of them sees. A block of keys at an edge of the
+  /// mask is computed in strips of the products' tile width, so that little is computed in vain; others as a whole.
+  struct Strip {
+    int64_t lane, width, begin, end;
+    bool cut;  // some lane does not see some key
+    int64_t keys() const { return end - begin; }
+  };
+  int64_t strip_width(int64_t k0, int64_t k1) const {
+    return k0 < first_max || k1 - 1 > last_min ? 2 * Simd<A>::kWidth : lanes;
+  }
+  Strip strip(int64_t lane, int64_t max_width, int64_t k0, int64_t k1) const {
+    const int64_t width = std::min(max_width, lanes - lane), end = std::min(lane + width, count) - 1;
+    Strip s{lane, width, std::max<int64_t>(k0, first[lane]), std::min<int64_t>(k1, last[end] + 1), false};
+    s.cut = s.begin < first[end] || s.end - 1 > last[lane];
+    return s;
+  }
 
   /// s[key][lane] = -inf where the lane does not see the key.
-  void mask(A* s, int64_t k0, int64_t keys) const {
+  void mask(A* s, int64_t lane, int64_t width, int64_t k0, int64_t keys) const {
     const Vec<A> hidden = splat(-std::numeric_limits<A>::infinity());
-    for (int64_t i = 0; i < lanes; i += Simd<A>::kWidth) {
+    for (int64_t i = lane; i < lane + width; i += Simd<A>::kWidth) {
       const auto lo = *reinterpret_cast<const typename Simd<A>::Mask*>(first + i);
       const auto hi = *reinterpret_cast<const typename Simd<A>::Mask*>(last + i);
       for (int64_t j = 0; j < keys; ++j) {
@@ -157,19 +183,26 @@ void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t co
   const T* q_rows[kLanes];
   block.pointers(q_rows, p.q, p);
   pack_transposed(q_t, q_rows, count, block.lanes, p.depth, p.padded_depth, p.scale);
+  std::fill_n(o_t, p.padded_depth * kLaneStride, A(0));
   for (int64_t k0 = block.first_min; k0 <= block.last_max; k0 += kKeys) {
-    const int64_t keys = std::min(kKeys, block.last_max + 1 - k0);
-    pack_keys(k, p.k, p, kv_head, k0, keys);
-    pack_keys(v, p.v, p, kv_head, k0, keys);
-    scores(keys, block.lanes, p.depth, k, q_t, s);
-    if (z0 && k0 <= block.first_max)
-      for (int64_t i = 0; i < count; ++i)
-        if (const int64_t j = block.first[i] - k0; j >= 0 && j < keys)
-          z0[block.statistic(i, p.tq)] = s[j * kLaneStride + i];
-    if (block.cut_by(k0, keys)) block.mask(s, k0, keys);
-    softmax_step(s, keys, block.lanes, m, l, alpha);
-    mix_keys(p.padded_depth, block.lanes, keys, v, head_stride(p.depth), s, o_t,
-             k0 == block.first_min ? Onto::overwrite : Onto::rescale_add, alpha);
+    const int64_t k1 = std::min(k0 + kKeys, block.last_max + 1), stride = head_stride(p.depth);
+    pack_keys(k, p.k, p, kv_head, k0, k1 - k0);
+    pack_keys(v, p.v, p, kv_head, k0, k1 - k0);
+    const int64_t width = block.strip_width(k0, k1);
+    for (int64_t lane = 0; lane < block.lanes; lane += width) {
+      const auto strip = block.strip(lane, width, k0, k1);
+      const int64_t keys = strip.keys(), from = (strip.begin - k0) * stride;
+      if (keys <= 0) continue;
+      scores(keys, strip.width, p.depth, k + from, q_t + lane, s + lane);
+      if (z0 && k0 <= block.first_max)
+        for (int64_t i = lane; i < std::min(lane + strip.width, count); ++i)
+          if (const int64_t j = block.first[i] - strip.begin; j >= 0 && j < keys)
+            z0[block.statistic(i, p.tq)] = s[j * kLaneStride + i];
+      if (strip.cut) block.mask(s, lane, strip.width, strip.begin, keys);
+      softmax_step(s + lane, keys, strip.width, m + lane, l + lane, alpha + lane);
+      mix_keys(p.padded_depth, strip.width, keys, v + from, stride, s + lane, o_t + lane, Onto::rescale_add,
+               alpha + lane);
+    }
   }
   for (int64_t i = 0; i < count; ++i) lse[block.statistic(i, p.tq)] = m[i] + std::log(l[i]);  // l >= 1: lse >= z0
   for (int64_t i = 0; i < block.lanes; ++i) l[i] = A(1) / l[i];
@@ -194,7 +227,7 @@ void forward_t(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tensor& q, c
   A* const z0_out = z0.empty() ? nullptr : z0.as<A>();
   const int64_t rows = p.tq * p.group(), blocks = (rows + kLanes - 1) / kLanes, tasks = blocks * p.kv_heads;
   // Late rows see most keys: they go first, so that the threads end together.
-#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(std::min(threads, tasks)))
+#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(std::min(useful_threads(p.pairs(), p.depth), tasks)))
   for (int64_t task = 0; task < tasks; ++task) {
     const int64_t row = (blocks - 1 - task / p.kv_heads) * kLanes;
     forward_block(p, task % p.kv_heads, row, std::min(kLanes, rows - row), work + omp_get_thread_num() * work_size, out,
@@ -224,8 +257,7 @@ struct Backward {
   int64_t sum_head, sum_row;
 
   static int64_t workspace(int64_t padded_depth, int64_t depth) {
-    return 3 * padded_depth * kLaneStride + 2 * kLanes * head_stride(depth) + 2 * kKeys * head_stride(depth) +
-           2 * kKeys * kLaneStride;
+    return 3 * padded_depth * kLaneStride + 2 * (kLanes + kKeys) * head_stride(depth) + 2 * kKeys * kLaneStride;
   }
   /// A thread's memory.
   struct Work {
@@ -235,14 +267,13 @@ struct Backward {
     A *s, *dp;               // [key][lane]
     alignas(64) A lse[kLanes], delta[kLanes];
     Work(A* base, const Problem<T>& p) {
-      const int64_t transposed = p.padded_depth * kLaneStride, natural = kKeys * head_stride(p.depth);
+      const int64_t transposed = p.padded_depth * kLaneStride, stride = head_stride(p.depth);
       const auto take = [&](int64_t n) { return std::exchange(base, base + n); };
       q_t = take(transposed), d_o_t = take(transposed), dq_t = take(transposed);
-      q = take(natural), d_o = take(natural), k = take(natural), v = take(natural);
+      q = take(kLanes * stride), d_o = take(kLanes * stride), k = take(kKeys * stride), v = take(kKeys * stride);
       s = take(kKeys * kLaneStride), dp = take(kKeys * kLaneStride);
     }
   };
-  static_assert(kLanes == kKeys);
 
   void load_rows(Work& w, const RowBlock<T>& block, bool for_keys) const {
     const T *q_rows[kLanes], *d_o_rows[kLanes];
@@ -264,9 +295,10 @@ struct Backward {
   }
 
   /// S and dP become P and dS, in place.
-  void score_gradients(Work& w, const RowBlock<T>& block, int64_t k0, int64_t keys) const {
-    if (block.cut_by(k0, keys)) block.mask(w.s, k0, keys);
-    for (int64_t i = 0; i < block.lanes; i += Simd<A>::kWidth) {
+  void score_gradients(Work& w, const RowBlock<T>& block, const typename RowBlock<T>::Strip& strip) const {
+    const int64_t keys = strip.keys();
+    if (strip.cut) block.mask(w.s, strip.lane, strip.width, strip.begin, keys);
+    for (int64_t i = strip.lane; i < strip.lane + strip.width; i += Simd<A>::kWidth) {
       const Vec<A> lse_i = load_vec(w.lse + i), delta_i = load_vec(w.delta + i);
       for (int64_t j = 0; j < keys; ++j) {
         A *s = w.s + j * kLaneStride + i, *dp = w.dp + j * kLaneStride + i;
@@ -275,32 +307,35 @@ struct Backward {
         store_vec(dp, e * (load_vec(dp) - delta_i));
       }
     }
-    if (coef0 && k0 <= block.first_max)
-      for (int64_t i = 0; i < block.count; ++i)
-        if (const int64_t j = block.first[i] - k0; j >= 0 && j < keys)
+    if (coef0 && strip.begin <= block.first_max)
+      for (int64_t i = strip.lane; i < std::min(strip.lane + strip.width, block.count); ++i)
+        if (const int64_t j = block.first[i] - strip.begin; j >= 0 && j < keys)
           w.dp[j * kLaneStride + i] += coef0[block.statistic(i, p.tq)];
   }
 
   /// One pair of blocks: the keys of [k0, k1) that some row of the block sees.
   void pair(Work& w, const RowBlock<T>& block, int64_t kv_head, int64_t k0, int64_t k1, bool for_rows,
             bool for_keys) const {
-    const bool first_pair = k0 <= block.first_min;
     k0 = std::max(k0, block.first_min);
     k1 = std::min(k1, block.last_max + 1);
     if (k0 >= k1) return;
-    const int64_t keys = k1 - k0, stride = head_stride(p.depth);
-    pack_keys(w.k, p.k, p, kv_head, k0, keys);
-    pack_keys(w.v, p.v, p, kv_head, k0, keys);
-    scores(keys, block.lanes, p.depth, w.k, w.q_t, w.s);
-    scores(keys, block.lanes, p.depth, w.v, w.d_o_t, w.dp);
-    score_gradients(w, block, k0, keys);
-    if (for_rows)
-      mix_keys(p.padded_depth, block.lanes, keys, w.k, stride, w.dp, w.dq_t,
-               first_pair ? Onto::overwrite : Onto::add);
-    if (for_keys) {
-      const int64_t at = kv_head * sum_head + k0 * sum_row;
-      mix_lanes(keys, p.padded_depth, block.count, w.s, w.d_o, stride, dv_sum + at, sum_row);
-      mix_lanes(keys, p.padded_depth, block.count, w.dp, w.q, stride, dk_sum + at, sum_row);
+    const int64_t stride = head_stride(p.depth), width = block.strip_width(k0, k1);
+    pack_keys(w.k, p.k, p, kv_head, k0, k1 - k0);
+    pack_keys(w.v, p.v, p, kv_head, k0, k1 - k0);
+    for (int64_t lane = 0; lane < block.lanes; lane += width) {
+      const auto strip = block.strip(lane, width, k0, k1);
+      const int64_t keys = strip.keys(), from = (strip.begin - k0) * stride;
+      if (keys <= 0) continue;
+      scores(keys, strip.width, p.depth, w.k + from, w.q_t + lane, w.s + lane);
+      scores(keys, strip.width, p.depth, w.v + from, w.d_o_t + lane, w.dp + lane);
+      score_gradients(w, block, strip);
+      if (for_rows)
+        mix_keys(p.padded_depth, strip.width, keys, w.k + from, stride, w.dp + lane, w.dq_t + lane, Onto::add);
+      if (for_keys) {
+        const int64_t at = kv_head * sum_head + strip.begin * sum_row, real = std::min(strip.width, block.count - lane);
+        mix_lanes(keys, p.padded_depth, real, w.s + lane, w.d_o + lane * stride, stride, dv_sum + at, sum_row);
+        mix_lanes(keys, p.padded_depth, real, w.dp + lane, w.q + lane * stride, stride, dk_sum + at, sum_row);
+      }
     }
   }
 
@@ -336,6 +371,7 @@ struct Backward {
   void row_pass(Work& w, int64_t kv_head, int64_t c0, int64_t c1, int64_t index, bool for_keys) const {
     const RowBlock<T> block = block_of(kv_head, c0, c1, index);
     load_rows(w, block, for_keys);
+    std::fill_n(w.dq_t, p.padded_depth * kLaneStride, A(0));
     for (int64_t k0 = c0 + (block.first_min - c0) / kKeys * kKeys; k0 <= block.last_max; k0 += kKeys)
       pair(w, block, kv_head, k0, k0 + kKeys, true, for_keys);
     store_rows(w, block);
@@ -419,10 +455,10 @@ void backward_t(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o
       }
   });
 
-  const int64_t chunks = cut_chunks(cuts, p.first_key, p.tq);
-  if (chunks_suffice(load_of, threads, cuts, chunks, p.first_key, p.kv_heads)) {
+  const int64_t chunks = cut_chunks(cuts, p.first_key, p.tq), team = useful_threads(2 * p.pairs(), p.depth);
+  if (chunks_suffice(load_of, team, cuts, chunks, p.first_key, p.kv_heads)) {
     const int64_t tasks = chunks * p.kv_heads;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(std::min(threads, tasks)))
+#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast<int>(std::min(team, tasks)))
     for (int64_t task = 0; task < tasks; ++task) {
       typename Backward<T>::Work w(work + omp_get_thread_num() * work_size, p);
       const int64_t c = task / p.kv_heads;
@@ -430,7 +466,7 @@ void backward_t(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o
     }
     return;
   }
-#pragma omp parallel num_threads(static_cast<int>(threads))
+#pragma omp parallel num_threads(static_cast<int>(team))
   {
     typename Backward<T>::Work w(work + omp_get_thread_num() * work_size, p);
     for (int64_t c = 0; c < chunks; ++c) {

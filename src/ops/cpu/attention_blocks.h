@@ -16,7 +16,7 @@ constexpr int kVectorBytes = 16, kTileRows = 6;
 
 // Rows (query, head of the group) per block, and keys per block. Rows of a block in memory are kLaneStride apart: not a
 // power of two, so that a column of tiles does not fall on a few cache sets.
-constexpr int64_t kLanes = 64, kLaneStride = 80, kKeys = 64;
+constexpr int64_t kLanes = 128, kLaneStride = 144, kKeys = 64;
 
 template <class A>
 struct Bits;
@@ -105,11 +105,9 @@ inline A dot_row(const T* x, const T* y, int64_t n) {
 /// e^x for x <= 88, relative error below 3e-7; exactly 0 below -87; NaN stays NaN. The range reduction and polynomial of
 /// exp_fast, with n + 127 read off the mantissa of x log2(e) + 1.5 * 2^23.
 inline Vec<float> exp_vec(Vec<float> x) {
-  const Vec<float> low = splat(-87.0f);
-  const Vec<float> c = x < low ? low : x;
-  const Vec<float> shifted = c * 1.44269504088896341f + (12582912.0f + 127.0f);
+  const Vec<float> shifted = x * 1.44269504088896341f + (12582912.0f + 127.0f);
   const Vec<float> n = shifted - (12582912.0f + 127.0f);
-  const Vec<float> r = (c - n * 0.693359375f) - n * -2.12194440e-4f;
+  const Vec<float> r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
   Vec<float> p = splat(1.3981999507e-3f);
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
@@ -118,7 +116,7 @@ inline Vec<float> exp_vec(Vec<float> x) {
   p = p * r + 1.0f;
   p = p * r + 1.0f;
   const Vec<float> y = p * reinterpret_cast<Vec<float>>(reinterpret_cast<Simd<float>::Mask>(shifted) << 23);
-  return x < low ? Vec<float>{} : y;
+  return x < -87.0f ? Vec<float>{} : y;  // below, y is anything
 }
 inline Vec<double> exp_vec(Vec<double> x) {
   Vec<double> y{};
