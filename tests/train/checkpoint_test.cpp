@@ -111,9 +111,13 @@ class Trials {
  public:
   Trials() {
     spdlog::set_level(spdlog::level::off);  // hundreds of expected warnings
+    set_num_threads(1);                     // the pool of threads would not survive a fork
     REQUIRE((save(root_ / "seed", Toy(10)) && save(root_ / "seed", Toy(20))));
   }
-  ~Trials() { spdlog::set_level(spdlog::level::info); }
+  ~Trials() {
+    spdlog::set_level(spdlog::level::info);
+    set_num_threads(threads_);
+  }
   std::string fresh() {
     io::remove_tree(root_ / "trial");
     std::filesystem::copy(root_ / "seed", root_ / "trial", std::filesystem::copy_options::recursive);
@@ -122,6 +126,7 @@ class Trials {
 
  private:
   TempFolder root_;
+  int threads_ = num_threads();
 };
 
 void write_over(const std::string& path, const std::string& content) {
@@ -200,7 +205,6 @@ TEST_CASE("a kill at any operation of a save leaves one complete state", "[check
       const std::string folder = trials.fresh();
       INFO("killed at operation " << n << scene.kind << ", saving step " << scene.step);
       const int status = in_child([&] {
-        set_num_threads(1);  // the pool of threads does not survive a fork
         const TempVariable fault("SLUICE_CRASH", fmt::format("{}{}", n, scene.kind));
         save(folder, after, scene.async);
       });
