@@ -495,7 +495,7 @@ void sink_forward_t(Tensor y, const Tensor& o, const Tensor& lse, const Tensor& 
   parallel_for(tokens, 32, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
       for (int64_t h = 0; h < heads; ++h) {
-        const A gate = sigmoid<A>(l[h * tokens + t] - load(s + h));
+        const A gate = sigmoid(l[h * tokens + t] - load(s + h));
         const int64_t at = (t * heads + h) * depth;
 #pragma GCC ivdep
         for (int64_t d = 0; d < depth; ++d) store(out + at + d, load(in + at + d) * gate);
@@ -516,7 +516,7 @@ void sink_backward_t(Tensor d_o, Tensor dlse, Tensor dsink, const Tensor& dy, co
     for (int64_t t = begin; t < end; ++t)
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t at = (t * heads + h) * depth, i = h * tokens + t;
-        const A gate = sigmoid<A>(l[i] - load(s + h)), rest = sigmoid<A>(load(s + h) - l[i]);
+        const A gate = sigmoid(l[i] - load(s + h)), rest = sigmoid(load(s + h) - l[i]);
         dl[i] = gate * rest * dot_row<T, A>(dy_in + at, o_in + at, depth);
 #pragma GCC ivdep
         for (int64_t d = 0; d < depth; ++d) store(out + at + d, load(dy_in + at + d) * gate);
