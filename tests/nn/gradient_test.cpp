@@ -38,6 +38,7 @@ std::string describe(const ModelConfig& c) {
 
 /// The worst parameter's error. Differences are taken in `samples` elements of each.
 void check_gradients(const ModelConfig& config, int64_t samples, double step = 1e-5) {
+  const test::OneThread one_thread;
   TestModel m(config, test::tiny_batch());
   m.randomize();
   m.loss_and_gradient();
@@ -74,7 +75,7 @@ TEST_CASE("Every gate variant's gradients equal central differences", "[gradient
               ModelConfig c = test::tiny_config();
               c.attention.gates = {{position, granularity, heads, combine, activation, input}};
               if (!possible(c.attention.gates[0])) return;
-              // qk_norm hides a scale of queries and keys from the loss: also without it.
+              // With and without qk_norm, in turn.
               c.qk_norm = variants++ % 2 == 0;
               check_gradients(c, 3);
             });
@@ -140,6 +141,7 @@ TEST_CASE("A branch clip that holds some values back has the right gradients", "
     ModelConfig c = test::tiny_config();
     c.norm_placement = norm_placement;
     // The derivative jumps where |x| = limit. Take the limit that is farthest from every value.
+    const test::OneThread one_thread;
     double best = 0, best_distance = 0;
     int64_t held = 0, passed = 0;
     for (double limit = 0.2; limit < 0.6; limit += 0.005) {
