@@ -79,6 +79,27 @@ TEST_CASE("silu and swiglu work in place", "[activation]") {
   }
 }
 
+TEST_CASE("silu gives an element the same bits wherever the work is cut", "[activation]") {
+  // Alone, an element is computed by the scalar remainder of the loop, among others by its vector body.
+  Context ctx(kTestScratch);
+  for (const DType type : kFloatingTypes) {
+    INFO(dtype_name(type));
+    Pool pool;
+    const int64_t n = 2000;
+    const Tensor x = pool.normal(type, {n}, 3), dy = pool.normal(type, {n});
+    const Tensor y = pool.zeros(type, {n}), dx = pool.zeros(type, {n});
+    const Tensor y1 = pool.zeros(type, {n}), dx1 = pool.zeros(type, {n});
+    silu_forward(ctx, y, x);
+    silu_backward(ctx, dx, dy, x);
+    for (int64_t i = 0; i < n; ++i) {
+      silu_forward(ctx, y1.rows(i, 1), x.rows(i, 1));
+      silu_backward(ctx, dx1.rows(i, 1), dy.rows(i, 1), x.rows(i, 1));
+    }
+    CHECK(same_bits(y, y1));
+    CHECK(same_bits(dx, dx1));
+  }
+}
+
 TEST_CASE("silu saturates without overflow and keeps NaN", "[activation]") {
   Context ctx(kTestScratch);
   for (const DType type : kFloatingTypes) {

@@ -96,6 +96,30 @@ TEST_CASE("adamw with a master in f32 gives the bits of f32 without one, rounded
   CHECK(same_bits(half, pool.copy(value, DType::bf16)));
 }
 
+TEST_CASE("adamw gives an element the same bits wherever the work is cut", "[adamw]") {
+  Context ctx(kTestScratch);
+  for (const DType type : kFloatingTypes) {
+    INFO(dtype_name(type));
+    Pool pool;
+    const DType acc = accumulate_dtype(type);
+    const int64_t n = 1000;
+    const Tensor value = pool.normal(type, {n}), value1 = pool.copy(value, type);
+    const Tensor master = pool.copy(value, acc), master1 = pool.copy(value, acc),
+                 gradient = pool.normal(acc, {n});
+    const Tensor m = pool.normal(acc, {n}), m1 = pool.copy(m, acc), v = pool.normal(acc, {n});
+    for (int64_t i = 0; i < n; ++i) Pool::set(v, i, std::abs(Pool::get(v, i)));
+    const Tensor v1 = pool.copy(v, acc);
+    adamw_update(ctx, value, master, m, v, gradient, step_number(4));
+    for (int64_t i = 0; i < n; ++i)
+      adamw_update(ctx, value1.rows(i, 1), master1.rows(i, 1), m1.rows(i, 1), v1.rows(i, 1),
+                   gradient.rows(i, 1), step_number(4));
+    CHECK(same_bits(value, value1));
+    CHECK(same_bits(master, master1));
+    CHECK(same_bits(m, m1));
+    CHECK(same_bits(v, v1));
+  }
+}
+
 TEST_CASE("adamw leaves a weight without gradient to its decay alone", "[adamw]") {
   Pool pool;
   Context ctx(kTestScratch);

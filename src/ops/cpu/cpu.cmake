@@ -12,6 +12,11 @@ foreach(isa ${SLUICE_ISAS})
   target_compile_definitions(sluice_ops_${isa} PRIVATE SLUICE_ISA_${isa})
   # No NaN or Inf assumptions are made away; only errno and traps, which no kernel here reads.
   target_compile_options(sluice_ops_${isa} PRIVATE -O3 -fno-math-errno -fno-trapping-math)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    # GCC 12 moves pairs of 64-bit integers through an MMX register and leaves the x87 stack full: the next long double
+    # in the program (std::normal_distribution has one) is NaN. tests/ops/vector_math_test.cpp keeps watch.
+    target_compile_options(sluice_ops_${isa} PRIVATE -mno-mmx)
+  endif()
   if(TARGET sluice_ops)
     target_sources(sluice_ops PRIVATE $<TARGET_OBJECTS:sluice_ops_${isa}>)
   endif()

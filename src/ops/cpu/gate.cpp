@@ -14,35 +14,39 @@
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
+/// a(z) and a'(z) from z and sigmoid(z), SPEC 1.1.
 template <GateActivation kActivation, class A>
-inline A activate(A z) {
+inline A activate(A z, A s) {
   if constexpr (kActivation == GateActivation::identity) return z;
-  const A s = sigmoid(z);
   if constexpr (kActivation == GateActivation::silu) return z * s;
   if constexpr (kActivation == GateActivation::ns_sigmoid) return A(0.5) + A(0.5) * s;
   return s;
 }
-
-/// a'(z), SPEC 1.1.
 template <GateActivation kActivation, class A>
-inline A slope_of(A z) {
+inline A slope_of(A z, A s) {
   if constexpr (kActivation == GateActivation::identity) return A(1);
-  const A s = sigmoid(z);
   if constexpr (kActivation == GateActivation::silu) return s * (A(1) + z * (A(1) - s));
   if constexpr (kActivation == GateActivation::ns_sigmoid) return A(0.5) * s * (A(1) - s);
   return s * (A(1) - s);
 }
 
-/// s = a(z) and, unless null, slope = factor a'(z), element by element.
+/// s = a(z) and, unless null, slope = factor a'(z), element by element; s may be the memory of z.
 template <GateActivation kActivation, class T, class A>
 void activate_all(A* s, A* slope, const T* z, int64_t n, A factor) {
   if (slope) {
-    // The slope first: z may be the memory of s.
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) slope[i] = factor * slope_of<kActivation>(A(load(z + i)));
+    for (int64_t i = 0; i < n; ++i) {
+      const A v = load(z + i), sig = sigmoid(v);
+      slope[i] = factor * slope_of<kActivation>(v, sig);
+      s[i] = activate<kActivation>(v, sig);
+    }
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      const A v = load(z + i);
+      s[i] = activate<kActivation>(v, sigmoid(v));
+    }
   }
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) s[i] = activate<kActivation>(A(load(z + i)));
 }
 
 template <class T, class A>

@@ -11,16 +11,31 @@
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
-template <class T>
-void forward_row(T* y, accumulate_t<T>* rstd, const T* x, const T* weight, int64_t width, double eps) {
-  using A = accumulate_t<T>;
-  A squares = 0;
+/// Rows [begin, end), a few at a time: their roots and divisions wait for nothing but each other.
+template <class T, class A>
+void forward_rows(T* y, A* rstd, const T* x, const T* weight, int64_t begin, int64_t end, int64_t width,
+                  int64_t groups, double eps) {
+  const int64_t block = std::clamp<int64_t>(4096 / width, 1, 64);
+  for (int64_t first = begin; first < end; first += block) {
+    const int64_t last = std::min(first + block, end);
+    for (int64_t i = first; i < last; ++i) {
+      const T* row = x + i * width;
+      A squares = 0;
 #pragma omp simd reduction(+ : squares)
-  for (int64_t i = 0; i < width; ++i) squares += load(x + i) * load(x + i);
-  const A r = A(1) / std::sqrt(squares / static_cast<A>(width) + static_cast<A>(eps));
-  *rstd = r;
+      for (int64_t c = 0; c < width; ++c) squares += load(row + c) * load(row + c);
+      rstd[i] = squares;
+    }
 #pragma omp simd
-  for (int64_t i = 0; i < width; ++i) store(y + i, load(weight + i) * (load(x + i) * r));
+    for (int64_t i = first; i < last; ++i)
+      rstd[i] = A(1) / std::sqrt(rstd[i] / static_cast<A>(width) + static_cast<A>(eps));
+    for (int64_t i = first; i < last; ++i) {
+      const T *row = x + i * width, *w = weight + i % groups * width;
+      T* out = y + i * width;
+      const A r = rstd[i];
+#pragma omp simd
+      for (int64_t c = 0; c < width; ++c) store(out + c, load(w + c) * (load(row + c) * r));
+    }
+  }
 }
 
 void rmsnorm_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, double eps) {
@@ -30,9 +45,7 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const
     using A = accumulate_t<T>;
     const int64_t width = x.dim(-1), rows = x.numel() / width, groups = weight.numel() / width;
     parallel_for(rows, 16384 / width, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        forward_row(y.as<T>() + i * width, rstd.as<A>() + i, x.as<T>() + i * width,
-                    weight.as<T>() + i % groups * width, width, eps);
+      forward_rows(y.as<T>(), rstd.as<A>(), x.as<T>(), weight.as<T>(), begin, end, width, groups, eps);
     });
   });
 }

@@ -1,5 +1,6 @@
-// Building blocks of the CPU kernels: element loads and stores, and exp written so that compilers vectorise it.
-// Include between isa_begin.h and isa_end.h (it is compiled for that instruction set), after <cmath> and core/dtype.h.
+// Building blocks of the CPU kernels: element loads and stores, and exp written so that compilers vectorise
+// it. Include between isa_begin.h and isa_end.h (it is compiled for that instruction set), after <cmath> and
+// core/dtype.h.
 
 inline float load(const float* p) { return *p; }
 inline double load(const double* p) { return *p; }
@@ -14,41 +15,58 @@ inline void store(bf16* p, float x) {
   p->bits = static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
-/// e^x, relative error below 1.5e-7 over the finite range; 0 below -87.3, +inf above 88.7; NaN stays NaN.
-/// Cody-Waite reduction by ln 2 and the degree-6 polynomial of the remainder whose largest
-/// relative error on [-ln2/2, ln2/2] is least (4e-9).
-inline float exp_fast(float x) {
-  // The bound comes first: max(a, NaN) is a, so that no NaN reaches the conversion to an integer.
-  const float clamped = std::min(std::max(-87.3f, x), 88.7f);
-  // Adding 1.5 * 2^23 rounds to the nearest integer in every instruction set; nearbyint is a call below SSE4.1.
-  const float n = (clamped * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
-  const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+/// e^x = 2^n e^r for x in [-86.9, 89] (NaN stays NaN), as 2^(n-1), a normal number, and e^r.
+/// Cody-Waite reduction by ln 2 and the degree-6 polynomial of the remainder whose largest relative error on
+/// [-ln2/2, ln2/2] is least (4e-9).
+struct ExpParts {
+  float half_scale, mantissa;
+};
+inline ExpParts exp_parts(float x) {
+  // Adding 1.5 * 2^23 rounds to the nearest integer in every instruction set (nearbyint is a call below
+  // SSE4.1) and leaves that integer in the low bits, from where one shift moves it into an exponent.
+  const float shifted = x * 1.44269504088896341f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
   float p = 1.3814599185e-3f;
   p = p * r + 8.3687169312e-3f;
   p = p * r + 4.1668388046e-2f;
   p = p * r + 1.6666520631e-1f;
   p = p * r + 4.9999993448e-1f;
   p = p * r * r + r + 1.0f;
-  const int32_t k = static_cast<int32_t>(n);
-  // Two halves, so that n = 128 does not overflow the exponent before the product does.
-  const int32_t half = k >> 1;
-  const float a = std::bit_cast<float>((half + 127) << 23), b = std::bit_cast<float>((k - half + 127) << 23);
-  const float y = p * a * b;
-  return x < -87.3f ? 0.0f : x > 88.7f ? std::numeric_limits<float>::infinity() : x != x ? x : y;
+  return {std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + 0x3f000000u), p};
+}
+
+/// e^x, relative error below 1.5e-7 over the finite range; 0 below -86.9 (no denormals), +inf above 88.73;
+/// NaN stays NaN.
+inline float exp_fast(float x) {
+  // The order of the arguments lets NaN through. Beyond 88.72 the product overflows by itself.
+  const ExpParts e = exp_parts(std::min(std::max(x, -86.9f), 89.0f));
+  const float y = e.half_scale * (e.mantissa + e.mantissa);
+  // A mask, not a choice: branches in the scalar remainder of a loop would keep GCC from contracting there
+  // the multiplications and additions that it contracts in the vector body, and bits would depend on how work
+  // is cut.
+  const uint32_t keep = static_cast<uint32_t>(x < -86.9f) - 1u;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(y) & keep);
 }
 inline double exp_fast(double x) { return std::exp(x); }
 
-template <class A>
-inline A sigmoid(A x) {
-  return A(1) / (A(1) + exp_fast(-x));
+/// 1 / (1 + e^-x): 0 below -88.73, 1 from 17 on; NaN stays NaN. No choice but by saturation, for the same
+/// reason.
+inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+inline float sigmoid(float x) {
+  const ExpParts e = exp_parts(std::min(std::max(-x, -86.9f), 89.0f));
+  return 1.0f / (e.half_scale * (e.mantissa + e.mantissa) + 1.0f);
 }
 
 /// Calls f(T{}) with the storage type of dtype, which the op's door has checked to be one of the three.
 template <class F>
 inline void with_storage_type(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f32: return f(float{});
-    case DType::bf16: return f(bf16{});
-    default: return f(double{});
+    case DType::f32:
+      return f(float{});
+    case DType::bf16:
+      return f(bf16{});
+    default:
+      return f(double{});
   }
 }
