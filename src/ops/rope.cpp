@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "ops/checks.h"
 #include "ops/dispatch.h"
 
 SLUICE_DECLARE_BACKENDS(rope_forward)
@@ -12,21 +13,20 @@ SLUICE_DECLARE_BACKENDS(rope_backward)
 namespace sluice {
 namespace {
 
-void check_rope(const char* op, const char* out_name, const Tensor& out, const char* in_name, const Tensor& in,
-                const Tensor& positions, const Tensor& cos, const Tensor& sin) {
-  SLUICE_CHECK(in.rank == 3 && in.dim(2) % 2 == 0, "{}: {} must be (T, H, D) with D even, got {}", op, in_name,
-               in.describe());
-  SLUICE_CHECK(in.dtype == DType::f32 || in.dtype == DType::bf16 || in.dtype == DType::f64,
-               "{}: dtype must be f32, bf16 or f64, got {}", op, in.describe());
+void check_rope(const char* op, const char* out_name, const Tensor& out, const char* in_name,
+                const Tensor& in, const Tensor& positions, const Tensor& cos, const Tensor& sin) {
+  check_floating(op, in_name, in);
+  SLUICE_CHECK(in.rank == 3 && in.dim(2) % 2 == 0, "{}: {} must be (T, H, D) with D even, got {}", op,
+               in_name, in.describe());
   SLUICE_CHECK(cos.rank == 2, "{}: cos must be (positions, D/2), got {}", op, cos.describe());
-  check_tensor(op, out_name, out, in.dtype, {in.dim(0), in.dim(1), in.dim(2)});
+  check_like(op, out_name, out, in);
   check_tensor(op, "positions", positions, DType::i32, {in.dim(0)});
   check_tensor(op, "cos", cos, accumulate_dtype(in.dtype), {cos.dim(0), in.dim(2) / 2});
   check_tensor(op, "sin", sin, accumulate_dtype(in.dtype), {cos.dim(0), in.dim(2) / 2});
 }
 
-/// Share of interpolation (1) against extrapolation (0) of frequency i, YaRN's ramp between the dimensions that turn
-/// beta_fast and beta_slow times within the original context.
+/// Share of interpolation (1) against extrapolation (0) of frequency i, YaRN's ramp between the dimensions
+/// that turn beta_fast and beta_slow times within the original context.
 double yarn_ramp(int64_t i, double head_dim, double theta, const RopeScaling& s) {
   const auto dimension_of = [&](double rotations) {
     return head_dim * std::log(s.original_max_position_embeddings / (rotations * 2 * std::numbers::pi)) /
@@ -45,11 +45,13 @@ void rope_table(Tensor cos, Tensor sin, double theta, const RopeScaling& scaling
                "rope_table: cos must be (positions, D/2) f32 or f64, got {}", cos.describe());
   check_tensor("rope_table", "sin", sin, cos.dtype, {cos.dim(0), cos.dim(1)});
   SLUICE_CHECK(theta > 1, "rope_table: theta must be above 1, got {}", theta);
-  SLUICE_CHECK(!scaling.yarn || scaling.factor >= 1, "rope_table: factor must be at least 1, got {}", scaling.factor);
+  SLUICE_CHECK(!scaling.yarn || scaling.factor >= 1, "rope_table: factor must be at least 1, got {}",
+               scaling.factor);
   SLUICE_CHECK(cos.device == Device::cpu && sin.device == Device::cpu, "rope_table: host only");
   if (!cos.data) return;  // an arena that measures
   const int64_t positions = cos.dim(0), half = cos.dim(1);
-  const double head_dim = 2.0 * static_cast<double>(half), m = scaling.yarn ? 0.1 * std::log(scaling.factor) + 1 : 1;
+  const double head_dim = 2.0 * static_cast<double>(half),
+               m = scaling.yarn ? 0.1 * std::log(scaling.factor) + 1 : 1;
   for (int64_t i = 0; i < half; ++i) {
     double frequency = std::pow(theta, -2.0 * static_cast<double>(i) / head_dim);
     if (scaling.yarn) {
@@ -57,11 +59,13 @@ void rope_table(Tensor cos, Tensor sin, double theta, const RopeScaling& scaling
       frequency = frequency / scaling.factor * ramp + frequency * (1 - ramp);
     }
     for (int64_t t = 0; t < positions; ++t) {
-      const double angle = static_cast<double>(t) * frequency, c = m * std::cos(angle), s = m * std::sin(angle);
+      const double angle = static_cast<double>(t) * frequency, c = m * std::cos(angle),
+                   s = m * std::sin(angle);
       if (cos.dtype == DType::f64)
         cos.as<double>()[t * half + i] = c, sin.as<double>()[t * half + i] = s;
       else
-        cos.as<float>()[t * half + i] = static_cast<float>(c), sin.as<float>()[t * half + i] = static_cast<float>(s);
+        cos.as<float>()[t * half + i] = static_cast<float>(c),
+                                   sin.as<float>()[t * half + i] = static_cast<float>(s);
     }
   }
 }

@@ -1,4 +1,5 @@
-// Attention and the sink logit: against an explicit T x T computation in f64, and against central differences.
+// Attention and the sink logit: against an explicit T x T computation in f64, and against central
+// differences.
 #include "ops/attention.h"
 
 #include <catch2/catch.hpp>
@@ -31,7 +32,8 @@ Tensor make_first_key(Pool& pool, int64_t tokens, Documents kind) {
     const bool starts = (kind == Documents::short_ones && t - begin == 3 + length % 23) ||
                         (kind == Documents::sequences && t - begin == 160) || kind == Documents::alone;
     if (starts) begin = t, length += 7;
-    f.as<int32_t>()[t] = static_cast<int32_t>(kind == Documents::window ? std::max<int64_t>(0, t - 40) : begin);
+    f.as<int32_t>()[t] =
+        static_cast<int32_t>(kind == Documents::window ? std::max<int64_t>(0, t - 40) : begin);
   }
   return f;
 }
@@ -54,8 +56,10 @@ struct Problem {
   /// The same values rounded to dtype (statistics to its accumulate type).
   Problem as(Pool& pool, DType dtype) const {
     Problem p = *this;
-    for (Tensor Problem::*m : {&Problem::q, &Problem::k, &Problem::v, &Problem::d_o}) p.*m = pool.copy(this->*m, dtype);
-    for (Tensor Problem::*m : {&Problem::dlse, &Problem::coef0}) p.*m = pool.copy(this->*m, accumulate_dtype(dtype));
+    for (Tensor Problem::*m : {&Problem::q, &Problem::k, &Problem::v, &Problem::d_o})
+      p.*m = pool.copy(this->*m, dtype);
+    for (Tensor Problem::*m : {&Problem::dlse, &Problem::coef0})
+      p.*m = pool.copy(this->*m, accumulate_dtype(dtype));
     return p;
   }
 };
@@ -77,8 +81,8 @@ struct Results {
     attention_forward(ctx, o, lse, z0, p.q, p.k, p.v, p.first_key, p.scale);
   }
   void backward(Context& ctx, const Problem& p, bool dlse = true, bool coef0 = true) {
-    attention_backward(ctx, dq, dk, dv, p.d_o, p.q, p.k, p.v, o, lse, p.first_key, p.scale, dlse ? p.dlse : Tensor(),
-                       coef0 ? p.coef0 : Tensor());
+    attention_backward(ctx, dq, dk, dv, p.d_o, p.q, p.k, p.v, o, lse, p.first_key, p.scale,
+                       dlse ? p.dlse : Tensor(), coef0 ? p.coef0 : Tensor());
   }
 };
 
@@ -92,7 +96,9 @@ Results explicit_attention(Pool& pool, const Problem& p) {
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t g = h / (heads / kv_heads), first = p.first_key.as<int32_t>()[t];
-      const auto row = [&](const double* x, int64_t j, int64_t n, int64_t i) { return x + (j * n + i) * depth; };
+      const auto row = [&](const double* x, int64_t j, int64_t n, int64_t i) {
+        return x + (j * n + i) * depth;
+      };
       const auto dot_rows = [&](const double* x, const double* y) {
         double s = 0;
         for (int64_t d = 0; d < depth; ++d) s += x[d] * y[d];
@@ -169,9 +175,11 @@ std::string message_of(const std::function<void()>& call) {
 
 }  // namespace
 
-TEST_CASE("attention equals the explicit T x T computation for awkward shapes, masks and dtypes", "[attention]") {
+TEST_CASE("attention equals the explicit T x T computation for awkward shapes, masks and dtypes",
+          "[attention]") {
   Context ctx = make_context();
-  constexpr Documents kMasks[] = {Documents::short_ones, Documents::window, Documents::alone, Documents::sequences};
+  constexpr Documents kMasks[] = {Documents::short_ones, Documents::window, Documents::alone,
+                                  Documents::sequences};
   size_t next_mask = 0;
   for (const Shape& shape : kShapes)
     for (Documents documents : {Documents::one, kMasks[next_mask++ % 4]})
@@ -182,7 +190,8 @@ TEST_CASE("attention equals the explicit T x T computation for awkward shapes, m
         Results got(pool, rounded, tolerance.dtype);
         got.forward(ctx, rounded);
         got.backward(ctx, rounded);
-        INFO(describe(shape) << " documents " << static_cast<int>(documents) << " " << dtype_name(tolerance.dtype));
+        INFO(describe(shape) << " documents " << static_cast<int>(documents) << " "
+                             << dtype_name(tolerance.dtype));
         CHECK(relative_error(got.o, expected.o) < tolerance.o);
         CHECK(relative_error(got.lse, expected.lse) < tolerance.statistics);
         CHECK(relative_error(got.z0, expected.z0) < tolerance.statistics);
@@ -227,7 +236,8 @@ TEST_CASE("attention gradients equal central differences, with those of lse and 
     }
 }
 
-TEST_CASE("exp(z0 - lse) is the attention to the first visible key, and z0 never exceeds lse", "[attention]") {
+TEST_CASE("exp(z0 - lse) is the attention to the first visible key, and z0 never exceeds lse",
+          "[attention]") {
   Context ctx = make_context();
   for (DType dtype : {DType::f64, DType::f32, DType::bf16})
     for (Documents documents : {Documents::one, Documents::short_ones, Documents::alone})
@@ -247,10 +257,12 @@ TEST_CASE("exp(z0 - lse) is the attention to the first visible key, and z0 never
         double worst = 0;
         for (int64_t t = 0; t < p.shape.tokens; ++t)
           for (int64_t h = 0; h < p.shape.heads; ++h) {
-            const double lse = Pool::get(r.lse, h * p.shape.tokens + t), z0 = Pool::get(r.z0, h * p.shape.tokens + t);
+            const double lse = Pool::get(r.lse, h * p.shape.tokens + t),
+                         z0 = Pool::get(r.z0, h * p.shape.tokens + t);
             REQUIRE(z0 <= lse);
             if (p.first_key.as<int32_t>()[t] == t) REQUIRE(z0 == lse);  // one visible key, one arithmetic
-            worst = std::max(worst, std::abs(std::exp(z0 - lse) - Pool::get(r.o, (t * p.shape.heads + h) * p.shape.depth)));
+            worst = std::max(worst, std::abs(std::exp(z0 - lse) -
+                                             Pool::get(r.o, (t * p.shape.heads + h) * p.shape.depth)));
           }
         CHECK(worst < (dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 1e-4 : 4e-3));
       }
@@ -289,8 +301,9 @@ TEST_CASE("attention gives the same bits for any number of threads", "[attention
     Documents documents;
   };
   // Many chunks, few chunks (dq and dk, dv computed apart with several threads), one kv head.
-  for (const Case& c : {Case{{700, 4, 2, 64}, Documents::sequences}, Case{{500, 3, 1, 32}, Documents::one},
-                        Case{{600, 4, 1, 20}, Documents::short_ones}, Case{{333, 2, 2, 64}, Documents::window}})
+  for (const Case& c :
+       {Case{{700, 4, 2, 64}, Documents::sequences}, Case{{500, 3, 1, 32}, Documents::one},
+        Case{{600, 4, 1, 20}, Documents::short_ones}, Case{{333, 2, 2, 64}, Documents::window}})
     for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
       Pool pool(13);
       const Problem p = Problem(pool, c.shape, c.documents).as(pool, dtype);
@@ -359,19 +372,27 @@ TEST_CASE("attention names itself and the argument that is wrong", "[attention]"
     return message_of([&] { r.forward(ctx, bad); });
   };
   using Catch::Contains;
-  CHECK_THAT(with(&Problem::q, pool.zeros(DType::f32, {8, 3, 8})), Contains("attention_forward: 3 query heads cannot share 2 key heads"));
-  CHECK_THAT(with(&Problem::k, pool.zeros(DType::f32, {8, 2, 4})), Contains("attention_forward: k must be (8, 2, 8) f32"));
-  CHECK_THAT(with(&Problem::v, pool.zeros(DType::bf16, {8, 2, 8})), Contains("attention_forward: v must be (8, 2, 8) f32, got (8, 2, 8) bf16"));
-  CHECK_THAT(with(&Problem::first_key, pool.zeros(DType::i32, {7})), Contains("attention_forward: first_key must be (8) i32"));
-  CHECK_THAT(with(&Problem::first_key, pool.integers({8}, 7, 7)), Contains("attention_forward: first_key[0] = 7"));
+  CHECK_THAT(with(&Problem::q, pool.zeros(DType::f32, {8, 3, 8})),
+             Contains("attention_forward: 3 query heads cannot share 2 key heads"));
+  CHECK_THAT(with(&Problem::k, pool.zeros(DType::f32, {8, 2, 4})),
+             Contains("attention_forward: k must be (8, 2, 8) f32"));
+  CHECK_THAT(with(&Problem::v, pool.zeros(DType::bf16, {8, 2, 8})),
+             Contains("attention_forward: v must be (8, 2, 8) f32, got (8, 2, 8) bf16"));
+  CHECK_THAT(with(&Problem::first_key, pool.zeros(DType::i32, {7})),
+             Contains("attention_forward: first_key must be (8) i32"));
+  CHECK_THAT(with(&Problem::first_key, pool.integers({8}, 7, 7)),
+             Contains("attention_forward: first_key[0] = 7"));
   Results wrong = r;
   wrong.lse = pool.zeros(DType::f64, {4, 8});
-  CHECK_THAT(message_of([&] { wrong.forward(ctx, p); }), Contains("attention_forward: lse must be (4, 8) f32"));
+  CHECK_THAT(message_of([&] { wrong.forward(ctx, p); }),
+             Contains("attention_forward: lse must be (4, 8) f32"));
   wrong = r;
   wrong.dk = pool.zeros(DType::f32, {8, 4, 8});
-  CHECK_THAT(message_of([&] { wrong.backward(ctx, p); }), Contains("attention_backward: dk must be (8, 2, 8) f32"));
+  CHECK_THAT(message_of([&] { wrong.backward(ctx, p); }),
+             Contains("attention_backward: dk must be (8, 2, 8) f32"));
   Tensor sink = pool.zeros(DType::f32, {3});
-  CHECK_THAT(message_of([&] { sink_forward(ctx, r.o, r.o, r.lse, sink); }), Contains("sink_forward: sink must be (4) f32"));
+  CHECK_THAT(message_of([&] { sink_forward(ctx, r.o, r.o, r.lse, sink); }),
+             Contains("sink_forward: sink must be (4) f32"));
 }
 
 TEST_CASE("a sink logit joins the softmax as a key without a value", "[attention][sink]") {
@@ -457,8 +478,9 @@ TEST_CASE("speed of attention", "[.bench]") {
       };
       const double forward = best_of([&] { r.forward(ctx, p); });
       const double backward = best_of([&] { r.backward(ctx, p, false, false); });
-      WARN(fmt::format("B {} {} {} threads {}: forward {:.2f} ms {:.1f} GFLOP/s, backward {:.2f} ms {:.1f} GFLOP/s",
-                       c.batch, describe(c.shape), dtype_name(dtype), num_threads(), forward * 1e3,
-                       flops / forward * 1e-9, backward * 1e3, 2.5 * flops / backward * 1e-9));
+      WARN(fmt::format(
+          "B {} {} {} threads {}: forward {:.2f} ms {:.1f} GFLOP/s, backward {:.2f} ms {:.1f} GFLOP/s",
+          c.batch, describe(c.shape), dtype_name(dtype), num_threads(), forward * 1e3, flops / forward * 1e-9,
+          backward * 1e3, 2.5 * flops / backward * 1e-9));
     }
 }

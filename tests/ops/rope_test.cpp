@@ -12,8 +12,10 @@ namespace {
 
 struct Table {
   Tensor cos, sin;
-  Table(Pool& pool, DType dtype, int64_t positions, int64_t depth, double theta, const RopeScaling& scaling = {})
-      : cos(pool.zeros(dtype, {positions, depth / 2}, "cos")), sin(pool.zeros(dtype, {positions, depth / 2}, "sin")) {
+  Table(Pool& pool, DType dtype, int64_t positions, int64_t depth, double theta,
+        const RopeScaling& scaling = {})
+      : cos(pool.zeros(dtype, {positions, depth / 2}, "cos")),
+        sin(pool.zeros(dtype, {positions, depth / 2}, "sin")) {
     rope_table(cos, sin, theta, scaling);
   }
 };
@@ -34,18 +36,21 @@ TEST_CASE("rope rotates pairs (i, i + D/2) by position times theta^(-2i/D)", "[r
   Pool pool(3);
   const int64_t tokens = 9, heads = 3, depth = 16;
   const Table table(pool, DType::f64, 50, depth, 10000);
-  const Tensor x = pool.normal(DType::f64, {tokens, heads, depth}), y = pool.zeros(DType::f64, {tokens, heads, depth});
+  const Tensor x = pool.normal(DType::f64, {tokens, heads, depth}),
+               y = pool.zeros(DType::f64, {tokens, heads, depth});
   const Tensor positions = pool.integers({tokens}, 0, 49);
   rope_forward(ctx, y, x, positions, table.cos, table.sin);
   double worst = 0;
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t i = 0; i < depth / 2; ++i) {
-        const double angle = positions.as<int32_t>()[t] * std::pow(10000.0, -2.0 * static_cast<double>(i) / depth);
+        const double angle =
+            positions.as<int32_t>()[t] * std::pow(10000.0, -2.0 * static_cast<double>(i) / depth);
         const int64_t at = (t * heads + h) * depth + i;
         const double a = Pool::get(x, at), b = Pool::get(x, at + depth / 2);
         worst = std::max(worst, std::abs(Pool::get(y, at) - (a * std::cos(angle) - b * std::sin(angle))));
-        worst = std::max(worst, std::abs(Pool::get(y, at + depth / 2) - (a * std::sin(angle) + b * std::cos(angle))));
+        worst = std::max(
+            worst, std::abs(Pool::get(y, at + depth / 2) - (a * std::sin(angle) + b * std::cos(angle))));
       }
   CHECK(worst < 1e-13);
 }
@@ -132,11 +137,15 @@ TEST_CASE("rope names itself and what is wrong", "[rope]") {
     return message_of([&] { rope_forward(ctx, y, in, at, table.cos, table.sin); });
   };
   using Catch::Contains;
-  CHECK_THAT(forward(x, pool.zeros(DType::f32, {4, 2, 7}), positions), Contains("rope_forward: x must be (T, H, D) with D even"));
-  CHECK_THAT(forward(pool.zeros(DType::f32, {4, 2, 4}), x, positions), Contains("rope_forward: y must be (4, 2, 8) f32"));
+  CHECK_THAT(forward(x, pool.zeros(DType::f32, {4, 2, 7}), positions),
+             Contains("rope_forward: x must be (T, H, D) with D even"));
+  CHECK_THAT(forward(pool.zeros(DType::f32, {4, 2, 4}), x, positions),
+             Contains("rope_forward: y must be (4, 2, 8) f32"));
   const Tensor wide = pool.zeros(DType::f32, {4, 2, 16});
-  CHECK_THAT(forward(wide, wide, positions), Contains("rope_forward: cos must be (10, 8) f32, got (10, 4) f32"));
-  CHECK_THAT(forward(x, x, pool.integers({4}, 10, 10)), Contains("rope_forward: position 10 of token 0 is outside the table of 10"));
+  CHECK_THAT(forward(wide, wide, positions),
+             Contains("rope_forward: cos must be (10, 8) f32, got (10, 4) f32"));
+  CHECK_THAT(forward(x, x, pool.integers({4}, 10, 10)),
+             Contains("rope_forward: position 10 of token 0 is outside the table of 10"));
   CHECK_THAT(message_of([&] { rope_backward(ctx, x, x, pool.integers({4}, -1, -1), table.cos, table.sin); }),
              Contains("rope_backward: position -1 of token 0"));
   try {

@@ -1,8 +1,9 @@
-// Register-blocked products, transposes and exp for attention, on GCC and Clang vector types as wide as the instruction
-// set of this compilation. Include between isa_begin.h and isa_end.h, after vector_math.h.
+// Register-blocked products, transposes and exp for attention, on GCC and Clang vector types as wide as the
+// instruction set of this compilation. Include between isa_begin.h and isa_end.h, after vector_math.h.
 //
-// Attention works with queries in the lanes of vectors: scores are held transposed, S^T[key][query], so that row maxima,
-// sums and rescaling are vertical operations, and K and V are read as they lie, one element broadcast at a time.
+// Attention works with queries in the lanes of vectors: scores are held transposed, S^T[key][query], so that
+// row maxima, sums and rescaling are vertical operations, and K and V are read as they lie, one element
+// broadcast at a time.
 
 namespace {
 
@@ -14,8 +15,8 @@ constexpr int kVectorBytes = 32, kTileRows = 6;  // 6 x 2 of 16
 constexpr int kVectorBytes = 16, kTileRows = 6;
 #endif
 
-// Rows (query, head of the group) per block, and keys per block. Rows of a block in memory are kLaneStride apart: not a
-// power of two, so that a column of tiles does not fall on a few cache sets.
+// Rows (query, head of the group) per block, and keys per block. Rows of a block in memory are kLaneStride
+// apart: not a power of two, so that a column of tiles does not fall on a few cache sets.
 constexpr int64_t kLanes = 128, kLaneStride = 144, kKeys = 64;
 
 template <class A>
@@ -58,7 +59,8 @@ inline void store_vec(bf16* p, Vec<float> x) {
   const WordVec u = reinterpret_cast<WordVec>(x);
   const WordVec rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, nan = (u >> 16) | 0x40u;
   const WordVec is_nan = reinterpret_cast<WordVec>((u & 0x7fffffffu) > 0x7f800000u);
-  *reinterpret_cast<HalfUnaligned*>(p) = __builtin_convertvector((rounded & ~is_nan) | (nan & is_nan), HalfVec);
+  *reinterpret_cast<HalfUnaligned*>(p) =
+      __builtin_convertvector((rounded & ~is_nan) | (nan & is_nan), HalfVec);
 }
 
 template <class A>
@@ -102,8 +104,8 @@ inline A dot_row(const T* x, const T* y, int64_t n) {
 
 // ---- e^x of vectors ----
 
-/// e^x for x <= 88, relative error below 3e-7; exactly 0 below -87; NaN stays NaN. The range reduction and polynomial of
-/// exp_fast, with n + 127 read off the mantissa of x log2(e) + 1.5 * 2^23.
+/// e^x for x <= 88, relative error below 3e-7; exactly 0 below -87; NaN stays NaN. The range reduction and
+/// polynomial of exp_fast, with n + 127 read off the mantissa of x log2(e) + 1.5 * 2^23.
 inline Vec<float> exp_vec(Vec<float> x) {
   const Vec<float> shifted = x * 1.44269504088896341f + (12582912.0f + 127.0f);
   const Vec<float> n = shifted - (12582912.0f + 127.0f);
@@ -154,11 +156,11 @@ inline void transpose(Vec<A>* r) {
   transpose_step<A, Simd<A>::kWidth / 2>(r);
 }
 
-/// dst[d][i] = rows[i][d] * scale for i < n, d < depth, zero for n <= i < lanes and depth <= d < padded_depth.
-/// lanes and padded_depth are multiples of the vector width; rows[i] may be anywhere.
+/// dst[d][i] = rows[i][d] * scale for i < n, d < depth, zero for n <= i < lanes and depth <= d <
+/// padded_depth. lanes and padded_depth are multiples of the vector width; rows[i] may be anywhere.
 template <class T, class A>
-void pack_transposed(A* dst, const T* const* rows, int64_t n, int64_t lanes, int64_t depth, int64_t padded_depth,
-                     A scale) {
+void pack_transposed(A* dst, const T* const* rows, int64_t n, int64_t lanes, int64_t depth,
+                     int64_t padded_depth, A scale) {
   constexpr int W = Simd<A>::kWidth;
   for (int64_t i = 0; i < lanes; i += W)
     for (int64_t d = 0; d < padded_depth; d += W) {
@@ -172,7 +174,8 @@ void pack_transposed(A* dst, const T* const* rows, int64_t n, int64_t lanes, int
       } else {
         for (int64_t e = 0; e < W; ++e)
           for (int64_t c = 0; c < W; ++c)
-            dst[(d + e) * kLaneStride + i + c] = i + c < n && d + e < depth ? load(rows[i + c] + d + e) * scale : A(0);
+            dst[(d + e) * kLaneStride + i + c] =
+                i + c < n && d + e < depth ? load(rows[i + c] + d + e) * scale : A(0);
       }
     }
 }
@@ -204,12 +207,13 @@ void unpack_transposed(T* const* rows, const A* src, const A* factor, int64_t n,
 
 enum class Onto { overwrite, add, rescale_add };
 
-/// C[m][n] (= | += | = alpha[n] C +) sum_k A[m, k] B[k][n] for one tile of M rows and NV vectors. Element (m, k) of A is
-/// a[m * am + k * ak]; AM is am where it is known at compile time (its multiples are then address offsets), else 0.
-/// The sum over k runs in order in one accumulator per element: a value does not depend on the tile it fell in.
+/// C[m][n] (= | += | = alpha[n] C +) sum_k A[m, k] B[k][n] for one tile of M rows and NV vectors. Element (m,
+/// k) of A is a[m * am + k * ak]; AM is am where it is known at compile time (its multiples are then address
+/// offsets), else 0. The sum over k runs in order in one accumulator per element: a value does not depend on
+/// the tile it fell in.
 template <class A, int AM, int M, int NV>
-inline void product_tile(int64_t depth, const A* a, int64_t am_, int64_t ak, const A* b, int64_t ldb, A* c, int64_t ldc,
-                         Onto onto, const A* alpha) {
+inline void product_tile(int64_t depth, const A* a, int64_t am_, int64_t ak, const A* b, int64_t ldb, A* c,
+                         int64_t ldc, Onto onto, const A* alpha) {
   constexpr int W = Simd<A>::kWidth;
   const int64_t am = AM ? AM : am_;
   Vec<A> s[M][NV];
@@ -247,34 +251,39 @@ inline void product_tile(int64_t depth, const A* a, int64_t am_, int64_t ak, con
 }
 
 template <class A, int AM, int M, int NV>
-inline void product_rows(int64_t rows, int64_t depth, const A* a, int64_t am, int64_t ak, const A* b, int64_t ldb, A* c,
-                         int64_t ldc, Onto onto, const A* alpha) {
+inline void product_rows(int64_t rows, int64_t depth, const A* a, int64_t am, int64_t ak, const A* b,
+                         int64_t ldb, A* c, int64_t ldc, Onto onto, const A* alpha) {
   int64_t m = 0;
   for (; m + M <= rows; m += M)
     product_tile<A, AM, M, NV>(depth, a + m * am, am, ak, b, ldb, c + m * ldc, ldc, onto, alpha);
   if constexpr (M > 1) {
     constexpr int kNext = M > 8 ? 8 : M > 4 ? 4 : M > 2 ? 2 : 1;
     if (m < rows)
-      product_rows<A, AM, kNext, NV>(rows - m, depth, a + m * am, am, ak, b, ldb, c + m * ldc, ldc, onto, alpha);
+      product_rows<A, AM, kNext, NV>(rows - m, depth, a + m * am, am, ak, b, ldb, c + m * ldc, ldc, onto,
+                                     alpha);
   }
 }
 
-/// The product above for any number of rows, and columns a multiple of the vector width. Strips of two vectors of B stay
-/// in the first cache while A streams past.
+/// The product above for any number of rows, and columns a multiple of the vector width. Strips of two
+/// vectors of B stay in the first cache while A streams past.
 template <class A, int AM>
-void product(int64_t rows, int64_t columns, int64_t depth, const A* a, int64_t am, int64_t ak, const A* b, int64_t ldb,
-             A* c, int64_t ldc, Onto onto, const A* alpha = nullptr) {
+void product(int64_t rows, int64_t columns, int64_t depth, const A* a, int64_t am, int64_t ak, const A* b,
+             int64_t ldb, A* c, int64_t ldc, Onto onto, const A* alpha = nullptr) {
   constexpr int W = Simd<A>::kWidth;
   if constexpr (AM != 0) am = AM;
   int64_t n = 0;
   for (; n + 2 * W <= columns; n += 2 * W)
-    product_rows<A, AM, kTileRows, 2>(rows, depth, a, am, ak, b + n, ldb, c + n, ldc, onto, alpha ? alpha + n : alpha);
+    product_rows<A, AM, kTileRows, 2>(rows, depth, a, am, ak, b + n, ldb, c + n, ldc, onto,
+                                      alpha ? alpha + n : alpha);
   if (n < columns)
-    product_rows<A, AM, kTileRows, 1>(rows, depth, a, am, ak, b + n, ldb, c + n, ldc, onto, alpha ? alpha + n : alpha);
+    product_rows<A, AM, kTileRows, 1>(rows, depth, a, am, ak, b + n, ldb, c + n, ldc, onto,
+                                      alpha ? alpha + n : alpha);
 }
 
 // Rows of key blocks are head_stride(D) apart: two strides known at compile time, and any other.
-constexpr int64_t head_stride(int64_t depth) { return depth <= 64 ? 80 : depth <= 128 ? 144 : (depth + 15) / 16 * 16 + 16; }
+constexpr int64_t head_stride(int64_t depth) {
+  return depth <= 64 ? 80 : depth <= 128 ? 144 : (depth + 15) / 16 * 16 + 16;
+}
 
 /// S^T[key][lane] = sum_d K[key][d] Q^T[d][lane], K with rows head_stride(depth) apart.
 template <class A>
@@ -290,17 +299,17 @@ void scores(int64_t keys, int64_t lanes, int64_t depth, const A* k, const A* q_t
 
 /// Y^T[d][lane] (onto) sum_key V[key][d] P^T[key][lane].
 template <class A>
-void mix_keys(int64_t padded_depth, int64_t lanes, int64_t keys, const A* v, int64_t v_stride, const A* p_t, A* y_t,
-              Onto onto, const A* alpha = nullptr) {
+void mix_keys(int64_t padded_depth, int64_t lanes, int64_t keys, const A* v, int64_t v_stride, const A* p_t,
+              A* y_t, Onto onto, const A* alpha = nullptr) {
   product<A, 1>(padded_depth, lanes, keys, v, 1, v_stride, p_t, kLaneStride, y_t, kLaneStride, onto, alpha);
 }
 
 /// dV[key][d] += sum_lane P^T[key][lane] dO[lane][d].
 template <class A>
-void mix_lanes(int64_t keys, int64_t padded_depth, int64_t lanes, const A* p_t, const A* d_o, int64_t d_o_stride, A* dv,
-               int64_t dv_stride) {
-  product<A, static_cast<int>(kLaneStride)>(keys, padded_depth, lanes, p_t, kLaneStride, 1, d_o, d_o_stride, dv,
-                                            dv_stride, Onto::add);
+void mix_lanes(int64_t keys, int64_t padded_depth, int64_t lanes, const A* p_t, const A* d_o,
+               int64_t d_o_stride, A* dv, int64_t dv_stride) {
+  product<A, static_cast<int>(kLaneStride)>(keys, padded_depth, lanes, p_t, kLaneStride, 1, d_o, d_o_stride,
+                                            dv, dv_stride, Onto::add);
 }
 
 }  // namespace

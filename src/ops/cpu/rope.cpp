@@ -7,21 +7,26 @@
 #include <limits>
 
 #include "core/parallel_for.h"
+
+// In this order.
+// clang-format off
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
+// clang-format on
 
 namespace {
 
 /// direction +1 rotates by the position's angles, -1 back.
 template <class T>
-void rotate(const char* op, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos, const Tensor& sin,
-            accumulate_t<T> direction) {
+void rotate(const char* op, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos,
+            const Tensor& sin, accumulate_t<T> direction) {
   using A = accumulate_t<T>;
   const int64_t tokens = x.dim(0), heads = x.dim(1), half = x.dim(2) / 2, table = cos.dim(0);
   const int32_t* const position = positions.as<int32_t>();
   for (int64_t t = 0; t < tokens; ++t)
     if (position[t] < 0 || position[t] >= table)
-      fail(ExitCode::data, "{}: position {} of token {} is outside the table of {} positions", op, position[t], t, table);
+      fail(ExitCode::data, "{}: position {} of token {} is outside the table of {} positions", op,
+           position[t], t, table);
   T* const out = y.as<T>();
   const T* const in = x.as<T>();
   const A *const cos_table = cos.as<A>(), *const sin_table = sin.as<A>();
@@ -43,15 +48,12 @@ void rotate(const char* op, Tensor y, const Tensor& x, const Tensor& positions, 
   });
 }
 
-
 void rotate_any(const char* op, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos,
                 const Tensor& sin, int direction) {
-  if (x.dtype == DType::f32)
-    rotate<float>(op, y, x, positions, cos, sin, static_cast<float>(direction));
-  else if (x.dtype == DType::bf16)
-    rotate<bf16>(op, y, x, positions, cos, sin, static_cast<float>(direction));
-  else
-    rotate<double>(op, y, x, positions, cos, sin, static_cast<double>(direction));
+  with_storage_type(x.dtype, [&](auto t) {
+    using T = decltype(t);
+    rotate<T>(op, y, x, positions, cos, sin, static_cast<accumulate_t<T>>(direction));
+  });
 }
 
 }  // namespace

@@ -1,0 +1,193 @@
+// Attention's backward. Include after attention_rows.h.
+//
+// Keys and rows are cut into chunks that do not see one another (a chunk begins where first_key_t == t),
+// chunks into blocks of rows and blocks of keys counted from the chunk's first token. For one pair of blocks
+// there are five products: S, dP, dQ, dK, dV. Either one thread takes a whole chunk of one kv head (one
+// pass), or, when there are too few of those, row blocks (dQ) and key blocks (dK, dV) are shared out apart,
+// which computes S and dP twice. Both add the same numbers in the same order - dQ over key blocks ascending,
+// dK and dV over row blocks ascending - so bits do not depend on the choice, nor on the number of threads.
+
+namespace {
+
+constexpr int64_t kMinChunk = 128;  // tokens; shorter documents share a chunk, so that their blocks are full
+
+template <class T>
+struct Backward {
+  using A = accumulate_t<T>;
+  const Problem<T>& p;
+  const T* d_o;
+  const A *lse, *delta, *coef0;  // (H, T); coef0 may be null
+  T *dq, *dk, *dv;
+  A *dk_sum, *dv_sum;  // row j of kv head g at g * sum_head + j * sum_row
+  int64_t sum_head, sum_row;
+
+  static int64_t workspace(int64_t padded_depth, int64_t depth) {
+    return 3 * padded_depth * kLaneStride + 2 * (kLanes + kKeys) * head_stride(depth) +
+           2 * kKeys * kLaneStride;
+  }
+  /// A thread's memory.
+  struct Work {
+    A *q_t, *d_o_t, *dq_t;  // [d][lane]
+    A *q, *d_o;             // [lane][d]
+    A *k, *v;               // [key][d]
+    A *s, *dp;              // [key][lane]
+    alignas(64) A lse[kLanes], delta[kLanes];
+    Work(A* base, const Problem<T>& p) {
+      const int64_t transposed = p.padded_depth * kLaneStride, stride = head_stride(p.depth);
+      const auto take = [&](int64_t n) { return std::exchange(base, base + n); };
+      q_t = take(transposed), d_o_t = take(transposed), dq_t = take(transposed);
+      q = take(kLanes * stride), d_o = take(kLanes * stride), k = take(kKeys * stride),
+      v = take(kKeys * stride);
+      s = take(kKeys * kLaneStride), dp = take(kKeys * kLaneStride);
+    }
+  };
+
+  void load_rows(Work& w, const RowBlock<T>& block, bool for_keys) const {
+    const T *q_rows[kLanes], *d_o_rows[kLanes];
+    block.pointers(q_rows, p.q, p);
+    block.pointers(d_o_rows, d_o, p);
+    pack_transposed(w.q_t, q_rows, block.count, block.lanes, p.depth, p.padded_depth, p.scale);
+    pack_transposed(w.d_o_t, d_o_rows, block.count, block.lanes, p.depth, p.padded_depth, A(1));
+    const int64_t stride = head_stride(p.depth);
+    for (int64_t i = 0; i < block.count && for_keys; ++i) {
+      convert_row(w.q + i * stride, q_rows[i], p.depth, p.scale);
+      convert_row(w.d_o + i * stride, d_o_rows[i], p.depth, A(1));
+      for (int64_t d = p.depth; d < p.padded_depth; ++d) w.q[i * stride + d] = w.d_o[i * stride + d] = 0;
+    }
+    for (int64_t i = 0; i < block.lanes; ++i) {
+      const bool real = i < block.count;
+      w.lse[i] = real ? lse[block.statistic(i, p.tq)] : A(0);
+      w.delta[i] = real ? delta[block.statistic(i, p.tq)] : A(0);
+    }
+  }
+
+  /// S and dP become P and dS, in place.
+  void score_gradients(Work& w, const RowBlock<T>& block, const typename RowBlock<T>::Strip& strip) const {
+    const int64_t keys = strip.keys();
+    if (strip.cut) block.mask(w.s, strip.lane, strip.width, strip.begin, keys);
+    for (int64_t i = strip.lane; i < strip.lane + strip.width; i += Simd<A>::kWidth) {
+      const Vec<A> lse_i = load_vec(w.lse + i), delta_i = load_vec(w.delta + i);
+      for (int64_t j = 0; j < keys; ++j) {
+        A *s = w.s + j * kLaneStride + i, *dp = w.dp + j * kLaneStride + i;
+        const Vec<A> e = exp_vec(load_vec(s) - lse_i);
+        store_vec(s, e);
+        store_vec(dp, e * (load_vec(dp) - delta_i));
+      }
+    }
+    if (coef0 && strip.begin <= block.first_max)
+      for (int64_t i = strip.lane; i < std::min(strip.lane + strip.width, block.count); ++i)
+        if (const int64_t j = block.first[i] - strip.begin; j >= 0 && j < keys)
+          w.dp[j * kLaneStride + i] += coef0[block.statistic(i, p.tq)];
+  }
+
+  /// One pair of blocks: the keys of [k0, k1) that some row of the block sees.
+  void pair(Work& w, const RowBlock<T>& block, int64_t kv_head, int64_t k0, int64_t k1, bool for_rows,
+            bool for_keys) const {
+    k0 = std::max(k0, block.first_min);
+    k1 = std::min(k1, block.last_max + 1);
+    if (k0 >= k1) return;
+    const int64_t stride = head_stride(p.depth), width = block.strip_width(k0, k1);
+    pack_keys(w.k, p.k, p, kv_head, k0, k1 - k0);
+    pack_keys(w.v, p.v, p, kv_head, k0, k1 - k0);
+    for (int64_t lane = 0; lane < block.lanes; lane += width) {
+      const auto strip = block.strip(lane, width, k0, k1);
+      const int64_t keys = strip.keys(), from = (strip.begin - k0) * stride;
+      if (keys <= 0) continue;
+      scores(keys, strip.width, p.depth, w.k + from, w.q_t + lane, w.s + lane);
+      scores(keys, strip.width, p.depth, w.v + from, w.d_o_t + lane, w.dp + lane);
+      score_gradients(w, block, strip);
+      if (for_rows)
+        mix_keys(p.padded_depth, strip.width, keys, w.k + from, stride, w.dp + lane, w.dq_t + lane,
+                 Onto::add);
+      if (for_keys) {
+        const int64_t at = kv_head * sum_head + strip.begin * sum_row,
+                      real = std::min(strip.width, block.count - lane);
+        mix_lanes(keys, p.padded_depth, real, w.s + lane, w.d_o + lane * stride, stride, dv_sum + at,
+                  sum_row);
+        mix_lanes(keys, p.padded_depth, real, w.dp + lane, w.q + lane * stride, stride, dk_sum + at, sum_row);
+      }
+    }
+  }
+
+  void store_rows(Work& w, const RowBlock<T>& block) const {
+    T* dq_rows[kLanes];
+    alignas(64) A scale[kLanes];
+    std::fill_n(scale, kLanes, p.scale);
+    block.pointers(dq_rows, dq, p);
+    unpack_transposed(dq_rows, w.dq_t, scale, block.count, p.depth);
+  }
+  void zero_keys(int64_t kv_head, int64_t k0, int64_t k1) const {
+    for (int64_t j = k0; j < k1; ++j) {
+      std::fill_n(dk_sum + kv_head * sum_head + j * sum_row, p.padded_depth, A(0));
+      std::fill_n(dv_sum + kv_head * sum_head + j * sum_row, p.padded_depth, A(0));
+    }
+  }
+  void store_keys(int64_t kv_head, int64_t k0, int64_t k1) const {
+    if (static_cast<const void*>(dk_sum) == dk) return;  // summed in place
+    for (int64_t j = k0; j < k1; ++j) {
+      const int64_t from = kv_head * sum_head + j * sum_row, to = (j * p.kv_heads + kv_head) * p.depth;
+      store_row(dk + to, dk_sum + from, p.depth);
+      store_row(dv + to, dv_sum + from, p.depth);
+    }
+  }
+
+  RowBlock<T> block_of(int64_t kv_head, int64_t c0, int64_t c1, int64_t index) const {
+    const int64_t row = c0 * p.group() + index * kLanes;
+    return RowBlock<T>(p, kv_head, row, std::min(kLanes, c1 * p.group() - row));
+  }
+  int64_t row_blocks(int64_t c0, int64_t c1) const { return ((c1 - c0) * p.group() + kLanes - 1) / kLanes; }
+
+  /// All keys for one block of rows: dQ, and with for_keys the rows' part of dK and dV.
+  void row_pass(Work& w, int64_t kv_head, int64_t c0, int64_t c1, int64_t index, bool for_keys) const {
+    const RowBlock<T> block = block_of(kv_head, c0, c1, index);
+    load_rows(w, block, for_keys);
+    std::fill_n(w.dq_t, p.padded_depth * kLaneStride, A(0));
+    for (int64_t k0 = c0 + (block.first_min - c0) / kKeys * kKeys; k0 <= block.last_max; k0 += kKeys)
+      pair(w, block, kv_head, k0, k0 + kKeys, true, for_keys);
+    store_rows(w, block);
+  }
+  /// All rows for one block of keys: dK and dV.
+  void key_pass(Work& w, int64_t kv_head, int64_t c0, int64_t c1, int64_t index) const {
+    const int64_t k0 = c0 + index * kKeys, k1 = std::min(k0 + kKeys, c1);
+    zero_keys(kv_head, k0, k1);
+    for (int64_t b = (k0 - c0) * p.group() / kLanes; b < row_blocks(c0, c1); ++b) {
+      const RowBlock<T> block = block_of(kv_head, c0, c1, b);
+      if (block.first_min >= k1) break;
+      load_rows(w, block, true);
+      pair(w, block, kv_head, k0, k1, false, true);
+    }
+    store_keys(kv_head, k0, k1);
+  }
+  void one_pass(Work& w, int64_t kv_head, int64_t c0, int64_t c1) const {
+    zero_keys(kv_head, c0, c1);
+    for (int64_t b = 0; b < row_blocks(c0, c1); ++b) row_pass(w, kv_head, c0, c1, b, true);
+    store_keys(kv_head, c0, c1);
+  }
+};
+
+/// Chunk i is tokens [cuts[i], cuts[i + 1]). Returns the number of chunks.
+int64_t cut_chunks(int32_t* cuts, const int32_t* first_key, int64_t tokens) {
+  int64_t n = 0;
+  cuts[0] = 0;
+  for (int64_t t = kMinChunk; t < tokens; ++t)
+    if (first_key[t] == t && t - cuts[n] >= kMinChunk) cuts[++n] = static_cast<int32_t>(t);
+  cuts[++n] = static_cast<int32_t>(tokens);
+  return n;
+}
+
+/// True if threads that take whole chunks in turn end sooner than threads that share 7/5 of the work (and the
+/// packing) evenly. load holds one number per thread.
+bool chunks_suffice(double* load, int64_t threads, const int32_t* cuts, int64_t chunks,
+                    const int32_t* first_key, int64_t kv_heads) {
+  std::fill_n(load, threads, 0.0);
+  double total = 0;
+  for (int64_t c = 0; c < chunks; ++c) {
+    double cost = 0;
+    for (int64_t t = cuts[c]; t < cuts[c + 1]; ++t) cost += static_cast<double>(t + 32 - first_key[t]);
+    for (int64_t g = 0; g < kv_heads; ++g) *std::min_element(load, load + threads) += cost;
+    total += cost * static_cast<double>(kv_heads);
+  }
+  return *std::max_element(load, load + threads) <= 1.45 * total / static_cast<double>(threads);
+}
+
+}  // namespace

@@ -1,0 +1,126 @@
+// What attention's forward and backward share: the arguments, blocks of rows with their masks, packed keys.
+// Include after attention_blocks.h.
+
+namespace {
+
+/// The arguments that forward and backward share.
+template <class T>
+struct Problem {
+  using A = accumulate_t<T>;
+  const T *q, *k, *v;
+  const int32_t* first_key;
+  int64_t tq, tk, heads, kv_heads, depth, padded_depth;
+  A scale;
+
+  Problem(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& first_key_, double scale_)
+      : q(q_.as<T>()),
+        k(k_.as<T>()),
+        v(v_.as<T>()),
+        first_key(first_key_.as<int32_t>()),
+        tq(q_.dim(0)),
+        tk(k_.dim(0)),
+        heads(q_.dim(1)),
+        kv_heads(k_.dim(1)),
+        depth(q_.dim(2)),
+        padded_depth((depth + Simd<A>::kWidth - 1) / Simd<A>::kWidth * Simd<A>::kWidth),
+        scale(static_cast<A>(scale_)) {}
+  int64_t group() const { return heads / kv_heads; }
+  int64_t offset() const { return tk - tq; }  // query t is key t + offset
+  int64_t pairs() const {                     // that see each other, over all heads
+    int64_t n = 0;
+    for (int64_t t = 0; t < tq; ++t) n += t + offset() + 1 - first_key[t];
+    return n * heads;
+  }
+
+  /// Everything that indexes memory rests on these.
+  void check_first_keys(const char* op) const {
+    for (int64_t t = 0; t < tq; ++t) {
+      SLUICE_CHECK(first_key[t] >= (t ? first_key[t - 1] : 0) && first_key[t] <= t + offset(),
+                   "{}: first_key[{}] = {} must not be below its predecessor {} nor above {}", op, t,
+                   first_key[t], t ? first_key[t - 1] : 0, t + offset());
+    }
+  }
+};
+
+/// Threads worth waking for so many pairs of query and key: each gets some tens of microseconds of work.
+int64_t useful_threads(int64_t pairs, int64_t depth) {
+  return std::clamp<int64_t>(pairs * depth / 500000, 1, num_threads());
+}
+
+/// A block of up to kLanes rows of one kv head; row r is query token r / group, head g * group + r % group,
+/// so that the group's heads share one pass over the keys.
+template <class T>
+struct RowBlock {
+  using A = accumulate_t<T>;
+  using Int = typename Simd<A>::Int;
+  int64_t row, count, lanes, head, group;  // lanes: count rounded up to whole vectors
+  int64_t first_min, first_max, last_min, last_max;
+  alignas(64) Int first[kLanes], last[kLanes];  // visible keys of a lane, ends included
+
+  RowBlock(const Problem<T>& p, int64_t kv_head, int64_t row_, int64_t count_)
+      : row(row_), count(count_), head(kv_head * p.group()), group(p.group()) {
+    constexpr int64_t W = Simd<A>::kWidth;
+    lanes = (count + W - 1) / W * W;
+    for (int64_t i = 0; i < count; ++i) {
+      first[i] = p.first_key[token(i)];
+      last[i] = static_cast<Int>(token(i) + p.offset());
+    }
+    first_min = first[0], first_max = first[count - 1];
+    last_min = last[0], last_max = last[count - 1];
+    for (int64_t i = count; i < lanes; ++i) first[i] = 0, last[i] = std::numeric_limits<Int>::max();
+  }
+  int64_t token(int64_t i) const { return (row + i) / group; }
+  int64_t head_of(int64_t i) const { return head + (row + i) % group; }
+  template <class P>
+  void pointers(P** out, P* tensor, const Problem<T>& p) const {
+    for (int64_t i = 0; i < count; ++i) out[i] = tensor + (token(i) * p.heads + head_of(i)) * p.depth;
+  }
+  /// Index into (H, Tq).
+  int64_t statistic(int64_t i, int64_t tq) const { return head_of(i) * tq + token(i); }
+
+  /// Lanes [lane, lane + width) and the keys of [begin, end) that some of them sees. A block of keys at an
+  /// edge of the mask is computed in strips of the products' tile width, so that little is computed in vain;
+  /// others as a whole.
+  struct Strip {
+    int64_t lane, width, begin, end;
+    bool cut;  // some lane does not see some key
+    int64_t keys() const { return end - begin; }
+  };
+  int64_t strip_width(int64_t k0, int64_t k1) const {
+    return k0 < first_max || k1 - 1 > last_min ? 2 * Simd<A>::kWidth : lanes;
+  }
+  Strip strip(int64_t lane, int64_t max_width, int64_t k0, int64_t k1) const {
+    const int64_t width = std::min(max_width, lanes - lane), end = std::min(lane + width, count) - 1;
+    Strip s{lane, width, std::max<int64_t>(k0, first[lane]), std::min<int64_t>(k1, last[end] + 1), false};
+    s.cut = s.begin < first[end] || s.end - 1 > last[lane];
+    return s;
+  }
+
+  /// s[key][lane] = -inf where the lane does not see the key.
+  void mask(A* s, int64_t lane, int64_t width, int64_t k0, int64_t keys) const {
+    const Vec<A> hidden = splat(-std::numeric_limits<A>::infinity());
+    for (int64_t i = lane; i < lane + width; i += Simd<A>::kWidth) {
+      const auto lo = *reinterpret_cast<const typename Simd<A>::Mask*>(first + i);
+      const auto hi = *reinterpret_cast<const typename Simd<A>::Mask*>(last + i);
+      for (int64_t j = 0; j < keys; ++j) {
+        const typename Simd<A>::Mask key = typename Simd<A>::Mask{} + static_cast<Int>(k0 + j);
+        A* x = s + j * kLaneStride + i;
+        store_vec(x, (key >= lo) & (key <= hi) ? load_vec(x) : hidden);
+      }
+    }
+  }
+};
+
+/// dst[key][d] of keys [k0, k0 + keys) of one kv head, zero for depth <= d < padded_depth.
+template <class T>
+void pack_keys(accumulate_t<T>* dst, const T* src, const Problem<T>& p, int64_t kv_head, int64_t k0,
+               int64_t keys) {
+  const int64_t stride = head_stride(p.depth);
+  for (int64_t j = 0; j < keys; ++j) {
+    convert_row(dst + j * stride, src + ((k0 + j) * p.kv_heads + kv_head) * p.depth, p.depth,
+                accumulate_t<T>(1));
+    for (int64_t d = p.depth; d < p.padded_depth; ++d) dst[j * stride + d] = 0;
+  }
+}
+
+}  // namespace
