@@ -22,6 +22,7 @@ void gate_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& z, cons
 
 /// dx (T, H, D) overwritten, may alias dy. dz has the shape of z: for Z = T it is overwritten and has z's dtype; for
 /// Z = 1 it is the gradient of a parameter: accumulate_dtype, added to.
+/// With T = 1 the two cannot be told apart but by dtype: f32 and f64 are refused.
 void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const Tensor& x, const Tensor& z,
                    const GateKind& kind);
 
