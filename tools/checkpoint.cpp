@@ -39,6 +39,7 @@ std::vector<std::string> checkpoints_of(const std::string& path) {
 }
 
 std::string size_text(int64_t bytes) {
+  if (bytes < (1 << 10)) return fmt::format("{} B", bytes);
   if (bytes < (1 << 20)) return fmt::format("{:.1f} KiB", static_cast<double>(bytes) / (1 << 10));
   if (bytes < (1 << 30)) return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
   return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
@@ -138,7 +139,11 @@ void export_weights(const CheckpointOptions& options) {
   const CheckpointInfo checkpoint = find_checkpoint(options.path);
   const Manifest manifest = read_manifest(checkpoint.path);
   io::make_directories(options.output);
-  for (const char* name : {"model.safetensors", "config.json"}) {
+  const auto names = {"model.safetensors", "config.json"};
+  for (const char* name : names)
+    if (io::exists(options.output + "/" + name))
+      fail(ExitCode::cannot_create, "{}/{} exists; nothing was written", options.output, name);
+  for (const char* name : names) {
     const io::MappedFile source = open_verified(checkpoint.path, manifest, *manifest.file(name));
     io::OutputFile file(options.output + "/" + name, io::OutputFile::Mode::create_new);
     file.write(source.data(), source.size());
@@ -186,7 +191,7 @@ void add_checkpoint_command(CLI::App& app, int& exit_code) {
   sub->add_option("run", options->path, "run folder")->required()->type_name("RUN");
   sub->add_option("--keep-last", options->keep_last, "valid ones to keep")
       ->required()
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1'000'000))
       ->type_name("K");
   sub->add_option("--keep-every", options->keep_every, "keep those at multiples of N steps, too")
       ->check(CLI::NonNegativeNumber)
