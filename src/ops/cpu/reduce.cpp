@@ -68,15 +68,16 @@ void max_abs(Context& ctx, double* result, const Tensor& x) {
   reduce_chunks(
       ctx, result, x,
       [](const auto* p, int64_t n) {
-        auto largest = magnitude(load(p));
-        largest = 0;
+        decltype(magnitude(load(p))) largest = 0;
 #pragma omp simd reduction(max : largest)
         for (int64_t i = 0; i < n; ++i) largest = std::max(largest, magnitude(load(p + i)));
         return from_magnitude(largest);
       },
-      [](double a, double b) { return a != a            ? a
-                                      : b != b || b > a ? b
-                                                        : a; });
+      // NaN wins, whichever side it is on.
+      [](double a, double b) {
+        if (a != a || b != b) return a + b;
+        return std::max(a, b);
+      });
 }
 
 #include "ops/cpu/isa_end.h"
