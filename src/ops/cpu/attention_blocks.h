@@ -17,7 +17,7 @@ constexpr int kVectorBytes = 16, kTileRows = 6;
 
 // Rows (query, head of the group) per block, and keys per block. Rows of a block in memory are kLaneStride
 // apart: not a power of two, so that a column of tiles does not fall on a few cache sets.
-constexpr int64_t kLanes = 128, kLaneStride = 144, kKeys = 64;
+constexpr int64_t kLanes = 128, kLaneStride = 144, kKeys = 96;
 
 template <class A>
 struct Bits;
