@@ -112,7 +112,7 @@ void check_layer(const std::string& name) {
     std::optional<Block> block;
     if (attention) layer.emplace(config, store, "model.layers.0.self_attn", 0);
     else block.emplace(config, store, 0);
-    Context ctx(1 << 20);
+    Context ctx(1 << 24);
     Arena memory("memory", 1 << 20), gradients("gradients", 1 << 20);
     store.allocate(ctx, dtype, T, memory, &gradients);
     set_weights(store, golden);
