@@ -117,6 +117,9 @@ void pack_keys(accumulate_t<T>* dst, const T* src, const Problem<T>& p, int64_t 
                int64_t keys) {
   const int64_t stride = head_stride(p.depth);
   for (int64_t j = 0; j < keys; ++j) {
+    // With few queries this is bound by memory, and rows of other heads lie between: fetch ahead by hand.
+    const T* const ahead = src + (std::min(k0 + j + 8, p.tk - 1) * p.kv_heads + kv_head) * p.depth;
+    for (int64_t d = 0; d < p.depth; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(ahead + d);
     convert_row(dst + j * stride, src + ((k0 + j) * p.kv_heads + kv_head) * p.depth, p.depth,
                 accumulate_t<T>(1));
     for (int64_t d = p.depth; d < p.padded_depth; ++d) dst[j * stride + d] = 0;
