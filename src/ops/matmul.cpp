@@ -131,6 +131,18 @@ class MatmulState : public BackendState {
     return packed_.emplace(key, desc.weights_desc()).first->second;
   }
 
+  /// Bytes of a packed copy; 0 where b itself serves. Remembered: products ask at every call, and describing allocates.
+  int64_t packed_size(DType storage, int64_t k, int64_t n) {
+    const Product key{storage, storage, 0, n, k, false, Layout::packed, false, 0};
+    if (const auto found = packed_sizes_.find(key); found != packed_sizes_.end()) return found->second;
+    const DType type = product_dtype(storage);
+    const memory::desc& desc = packed_desc(type, k, n);
+    const bool already_plain = desc == plain(type, k, n, false) || desc == plain(type, k, n, true);
+    // A plain f32 copy of a bf16 weight still saves converting it at every use.
+    const int64_t size = type == storage && already_plain ? 0 : static_cast<int64_t>(desc.get_size());
+    return packed_sizes_.emplace(key, size).first->second;
+  }
+
   Plan& packing(DType storage, int64_t k, int64_t n, bool transposed) {
     const Product key{storage, storage, 0, n, k, transposed, Layout::packed, false, num_threads()};
     if (const auto found = packings_.find(key); found != packings_.end()) return found->second;
@@ -147,6 +159,7 @@ class MatmulState : public BackendState {
   dnnl::stream stream_;
   std::unordered_map<Product, Plan, ProductHash> products_, packings_;
   std::unordered_map<Product, memory::desc, ProductHash> packed_;
+  std::unordered_map<Product, int64_t, ProductHash> packed_sizes_;
 };
 
 /// Calls a function that uses oneDNN; its exceptions become ours.
@@ -199,13 +212,7 @@ void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
 
 int64_t packed_bytes(Context& ctx, DType storage, int64_t k, int64_t n) {
   if (storage == DType::f64 || k == 0 || n == 0) return 0;
-  return with_dnnl([&]() -> int64_t {
-    const DType type = product_dtype(storage);
-    const memory::desc& desc = MatmulState::of(ctx).packed_desc(type, k, n);
-    const bool already_plain = desc == plain(type, k, n, false) || desc == plain(type, k, n, true);
-    // A plain f32 copy of a bf16 weight still saves converting it at every use.
-    return type == storage && already_plain ? 0 : static_cast<int64_t>(desc.get_size());
-  });
+  return with_dnnl([&] { return MatmulState::of(ctx).packed_size(storage, k, n); });
 }
 
 void pack(Context& ctx, DType storage, int64_t k, int64_t n, bool b_transposed, const void* b, void* packed) {

@@ -132,9 +132,7 @@ StepMetrics Trainer::step() {
 
   const double gradient_scale = 1.0 / static_cast<double>(std::max<int64_t>(load(step_), 1));
   bool finite = true;
-  // Micro-batches are alike: one is enough to measure.
-  const int64_t micro_batches = measuring() ? 1 : config_.train.global_batch_size / config_.train.micro_batch_size;
-  for (int64_t i = 0; finite && i < micro_batches; ++i) {
+  for (int64_t i = 0; finite && i < num_micro_batches(); ++i) {
     select(i);
     m.loss += forward_backward(gradient_scale);
     finite = std::isfinite(m.loss);
@@ -165,11 +163,18 @@ StepMetrics Trainer::step() {
 /// Loads the samples of a step, a pure function of its number. Returns how many tokens count.
 int64_t Trainer::load(int64_t step) {
   if (measuring()) return 1;
-  const int64_t samples = config_.train.global_batch_size;
-  int32_t* targets = global_batch_.targets.as<int32_t>();
-  data_->fill(step * samples, samples, global_batch_.tokens.as<int32_t>(), targets,
-              global_batch_.positions.as<int32_t>(), global_batch_.first_key.as<int32_t>());
-  return global_batch_.targets.numel() - std::count(targets, targets + global_batch_.targets.numel(), -1);
+  int64_t counted = 0;
+  for (int64_t i = 0; i < num_micro_batches(); ++i) {
+    select(i);
+    // One at a time: first_key is an index into the micro-batch.
+    const Batch& batch = micro_batch_.batch;
+    int32_t* targets = batch.targets.as<int32_t>();
+    data_->fill(step * config_.train.global_batch_size + i * config_.train.micro_batch_size,
+                config_.train.micro_batch_size, batch.tokens.as<int32_t>(), targets,
+                batch.positions.as<int32_t>(), batch.first_key.as<int32_t>());
+    counted += batch.targets.numel() - std::count(targets, targets + batch.targets.numel(), -1);
+  }
+  return counted;
 }
 
 void Trainer::select(int64_t i) {

@@ -85,6 +85,10 @@ class Trainer {
  private:
   Trainer(const Config& config, const Blend* data, const MemoryPlan& memory);
   bool measuring() const { return ctx_.dry_run; }
+  /// They are alike: one is enough to measure.
+  int64_t num_micro_batches() const {
+    return measuring() ? 1 : config_.train.global_batch_size / config_.train.micro_batch_size;
+  }
   int64_t load(int64_t step);
   void select(int64_t micro_batch);
   double forward_backward(double gradient_scale);

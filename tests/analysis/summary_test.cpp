@@ -1,0 +1,118 @@
+#include "analysis/summary.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "support/model.h"
+
+namespace sluice {
+namespace {
+
+using test::Pool;
+
+ModelSummary summary_of(test::TestModel& m) {
+  m.loss();
+  SummaryAccumulator summary(m.model);
+  Context ctx(1 << 20);
+  summary.add(ctx, m.batch.view(), m.saved);
+  return summary.result();
+}
+
+/// Attention on the first visible key, from all scores of the rotated queries and keys.
+double explicit_first_token_attention(const test::TestModel& m, size_t layer) {
+  const Attention& attention = m.model.blocks()[layer].attention();
+  const Attention::Saved& s = m.saved.blocks[layer].attention;
+  const int64_t heads = s.q_rot.dim(1), kv_heads = s.k_rot.dim(1), D = s.q_rot.dim(2);
+  double total = 0;
+  for (int64_t t = 0; t < m.batch.size(); ++t)
+    for (int64_t h = 0; h < heads; ++h) {
+      double sum = attention.sinks() ? std::exp(Pool::get(attention.sinks(), h)) : 0, first = 0;
+      for (int64_t j = m.batch.first_key[static_cast<size_t>(t)]; j <= t; ++j) {
+        double z = 0;
+        for (int64_t c = 0; c < D; ++c)
+          z += Pool::get(s.q_rot, (t * heads + h) * D + c) *
+               Pool::get(s.k_rot, (j * kv_heads + h / (heads / kv_heads)) * D + c);
+        sum += std::exp(z * attention.scale());
+        if (j == m.batch.first_key[static_cast<size_t>(t)]) first = std::exp(z * attention.scale());
+      }
+      total += first / sum;
+    }
+  return total / static_cast<double>(m.batch.size() * heads);
+}
+
+double largest(const Tensor& t) {
+  double result = 0;
+  for (int64_t i = 0; i < t.numel(); ++i) result = std::max(result, std::abs(Pool::get(t, i)));
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("streamed first-token attention equals the explicit one, with and without a sink", "[summary]") {
+  ModelConfig config = test::tiny_config();
+  config.num_hidden_layers = 2;
+  config.attention.kind = GENERATE(AttentionKind::softmax, AttentionKind::sink);
+  test::TestModel m(config, test::tiny_batch());
+  m.randomize();
+  const ModelSummary summary = summary_of(m);
+  REQUIRE(summary.layers.size() == 2);
+  double mean = 0;
+  for (size_t layer = 0; layer < 2; ++layer) {
+    const double expected = explicit_first_token_attention(m, layer);
+    CHECK(summary.layers[layer].first_token_attention == Approx(expected).epsilon(1e-10));
+    mean += expected / 2;
+  }
+  CHECK(summary.first_token_attention == Approx(mean).epsilon(1e-10));
+  CHECK_FALSE(summary.mean_gate_score);
+}
+
+TEST_CASE("gate scores are the means of the activated logits, gate by gate", "[summary]") {
+  ModelConfig config = test::tiny_config();
+  config.attention.gates = {{},
+                            {.position = GatePosition::value, .granularity = GateGranularity::headwise},
+                            {.activation = GateActivation::ns_sigmoid, .input = GateInput::none}};
+  test::TestModel m(config, test::tiny_batch());
+  m.randomize();
+  const ModelSummary summary = summary_of(m);
+  const auto& scores = summary.layers[0].gate_scores;
+  REQUIRE(scores.size() == 3);
+  const auto sigmoid = [](double z) { return 1 / (1 + std::exp(-z)); };
+  for (size_t g = 0; g < 3; ++g) {
+    const Gate& gate = m.model.blocks()[0].attention().gates()[g];
+    const Tensor z = gate.logits(m.saved.blocks[0].attention.gates[g]);
+    double total = 0;
+    for (int64_t i = 0; i < z.numel(); ++i)
+      total += g == 2 ? 0.5 + 0.5 * sigmoid(Pool::get(z, i)) : sigmoid(Pool::get(z, i));
+    CHECK(scores[g] == Approx(total / static_cast<double>(z.numel())).epsilon(1e-10));
+  }
+  CHECK(*summary.mean_gate_score == Approx((scores[0] + scores[1] + scores[2]) / 3).epsilon(1e-12));
+}
+
+TEST_CASE("maxima are those of the branches and of the residual stream", "[summary]") {
+  ModelConfig config = test::tiny_config();
+  config.num_hidden_layers = 2;
+  config.norm_placement = GENERATE(NormPlacement::pre, NormPlacement::sandwich);
+  test::TestModel m(config, test::tiny_batch());
+  m.randomize();
+  const ModelSummary summary = summary_of(m);
+  double residual = 0;
+  for (size_t layer = 0; layer < 2; ++layer) {
+    const Block::Saved& s = m.saved.blocks[layer];
+    CHECK(summary.layers[layer].attention_output_max == largest(s.attention_out.y));
+    CHECK(summary.layers[layer].attention_residual_max == largest(s.x1));
+    CHECK(summary.layers[layer].ffn_output_max == largest(s.mlp_out.y));
+    CHECK(summary.layers[layer].ffn_residual_max == largest(s.y));
+    residual = std::max({residual, largest(s.x1), largest(s.y)});
+  }
+  CHECK(summary.largest_residual == residual);
+}
+
+TEST_CASE("shared activations are refused", "[summary]") {
+  test::TestModel m(test::tiny_config(), test::tiny_batch(), DType::f64, Recompute::block);
+  m.loss();
+  Context ctx(1 << 20);
+  SummaryAccumulator summary(m.model);
+  CHECK_THROWS_AS(summary.add(ctx, m.batch.view(), m.saved), Error);
+}
+
+}  // namespace sluice

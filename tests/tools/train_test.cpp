@@ -1,0 +1,240 @@
+// The program trains, stops, resumes and survives: proven on the program itself.
+#include <algorithm>
+#include <filesystem>
+
+#include "tools/tiny_run.h"
+
+namespace sluice {
+namespace {
+
+using Catch::Contains;
+using test::Outcome;
+using test::Program;
+using test::TinyRun;
+
+/// Only its pid and times of writing may differ between two runs.
+std::vector<std::string> files_below(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+    files.push_back(std::filesystem::relative(entry.path(), folder));
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
+TEST_CASE("a training leaves the documented run folder", "[train]") {
+  const TinyRun t;
+  const Outcome outcome = t.train({"log.tensorboard=true", "eval.every_steps=4"});
+  INFO(outcome.out << outcome.err);
+  REQUIRE(outcome.code == 0);
+  CHECK(outcome.err.empty());
+  CHECK(outcome.out.find('\r') == std::string::npos);
+  CHECK_THAT(outcome.out, Contains("parameters") && Contains("activations") && Contains("8/8  100.0%") &&
+                              Contains("val held_out") && Contains("bits/byte") && Contains("done "));
+  for (const char* name :
+       {"config.yaml", "config.input.yaml", "cmdline.txt", "run.json", "status.json", "metrics.jsonl",
+        "eval.jsonl", "console.log", "tb", "ckpt/step_00000008/model.safetensors"})
+    CHECK(io::exists(t.run + "/" + name));
+  CHECK(nlohmann::json::parse(io::read_file(t.run + "/status.json"))["state"] == "done");
+  CHECK(nlohmann::json::parse(io::read_file(t.run + "/run.json"))["parameters"].get<int64_t>() > 4000);
+  const std::string evals = io::read_file(t.run + "/eval.jsonl");
+  CHECK(std::count(evals.begin(), evals.end(), '\n') == 2);
+
+  // The resolved configuration is a configuration, and gives the same training from anywhere.
+  const Outcome again = t.sluice({"train", t.run + "/config.yaml", "--run-dir", t.folder / "again"});
+  INFO(again.err);
+  CHECK(again.code == 0);
+  CHECK(t.curve(t.folder / "again") == t.curve(t.run));
+  CHECK(t.bits(t.folder / "again", 8) == t.bits(t.run, 8));
+}
+
+TEST_CASE("a finished run says so and changes nothing", "[train]") {
+  const TinyRun t;
+  REQUIRE(t.train().code == 0);
+  const auto files = files_below(t.run);
+  const std::string metrics = io::read_file(t.run + "/metrics.jsonl");
+  const Outcome outcome = t.train();
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, Contains("is finished: step 8 of 8"));
+  CHECK(files_below(t.run) == files);
+  CHECK(io::read_file(t.run + "/metrics.jsonl") == metrics);
+  // Consent makes it longer.
+  const Outcome longer = t.train({"train.max_steps=10", "--allow-change", "train.max_steps"});
+  INFO(longer.err);
+  CHECK(longer.code == 0);
+  CHECK(io::exists(t.run + "/ckpt/step_00000010"));
+}
+
+TEST_CASE("a signal saves, exits with 75, and the same command goes on as if nothing had been", "[train]") {
+  const int number = GENERATE(SIGUSR1, SIGUSR2, SIGTERM, SIGINT);
+  const bool async = number == SIGUSR1;
+  const TinyRun t;
+  const std::vector<std::string> options = {"train.max_steps=600", "checkpoint.every_steps=0",
+                                            fmt::format("checkpoint.async={}", async)};
+  auto reference = options;
+  reference.push_back("run_dir=" + t.folder / "straight");
+  REQUIRE(t.train(reference).code == 0);
+
+  int interruptions = 0;
+  Outcome outcome;
+  for (; interruptions < 3; ++interruptions) {
+    Program program(t.folder.path, t.train_arguments(options));
+    const auto lines = [&] {
+      const std::string text =
+          io::exists(t.run + "/metrics.jsonl") ? io::read_file(t.run + "/metrics.jsonl") : "";
+      return std::count(text.begin(), text.end(), '\n');
+    };
+    // metrics.jsonl is opened after the handlers are in place.
+    const auto before = lines();
+    test::wait_until([&] { return lines() > before + 20 || lines() >= 600; });
+    program.signal(number);
+    outcome = program.wait();
+    if (outcome.code == 0) break;
+    INFO(outcome.out << outcome.err);
+    REQUIRE(outcome.code == 75);
+    CHECK_THAT(outcome.out, Contains("stopped by SIG"));
+    CHECK(nlohmann::json::parse(io::read_file(t.run + "/status.json"))["state"] == "preempted");
+  }
+  CHECK(interruptions > 0);
+  if (outcome.code != 0) outcome = t.train(options);
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, Contains("resume   from"));
+  CHECK(t.curve(t.run) == t.curve(t.folder / "straight"));
+  CHECK(t.bits(t.run, 600) == t.bits(t.folder / "straight", 600));
+}
+
+TEST_CASE("killed at any I/O call, a training resumes to the same bits", "[train][crash]") {
+  // All of them with SLUICE_CRASH_ALL=1; otherwise every seventh, a different set for torn writes.
+  const int stride = std::getenv("SLUICE_CRASH_ALL") ? 1 : 7;
+  const std::string torn = GENERATE("", ":torn");
+  const TinyRun t;
+  REQUIRE(t.train({"run_dir=" + t.folder / "straight"}).code == 0);
+  const std::string bits = t.bits(t.folder / "straight", 8), curve = t.curve(t.folder / "straight");
+  int crashes = 0;
+  for (int n = torn.empty() ? 1 : 4;; n += stride) {
+    std::filesystem::remove_all(t.run);
+    const Outcome killed = t.train({}, {{"SLUICE_CRASH", std::to_string(n) + torn}});
+    if (killed.code == 0) break;
+    INFO("SLUICE_CRASH=" << n << torn << ": " << killed.err);
+    REQUIRE(killed.code == 128 + SIGKILL);
+    ++crashes;
+    const Outcome resumed = t.train();
+    INFO(resumed.out << resumed.err);
+    REQUIRE(resumed.code == 0);
+    CHECK(t.bits(t.run, 8) == bits);
+    CHECK(t.curve(t.run) == curve);
+    for (const std::string& name : io::list_directory(t.run + "/ckpt")) CHECK(name.rfind("step_", 0) == 0);
+  }
+  CHECK(crashes > 5);
+}
+
+TEST_CASE("a disk that fills up at any I/O call gives one error and loses nothing", "[train][crash]") {
+  const int stride = std::getenv("SLUICE_CRASH_ALL") ? 1 : 9;
+  const TinyRun t;
+  REQUIRE(t.train({"run_dir=" + t.folder / "straight"}).code == 0);
+  const std::string bits = t.bits(t.folder / "straight", 8);
+  int failures = 0;
+  for (int n = 1;; n += stride) {
+    std::filesystem::remove_all(t.run);
+    const Outcome full = t.train({}, {{"SLUICE_IOFAIL", std::to_string(n) + ":ENOSPC:sticky"}});
+    if (full.code == 0) break;
+    INFO("SLUICE_IOFAIL=" << n << ": " << full.err);
+    // 73 before the first step, 74 when the final checkpoint is what could not be written.
+    REQUIRE((full.code == 73 || full.code == 74));
+    CHECK_THAT(full.err, Contains("No space left on device"));
+    ++failures;
+    const Outcome resumed = t.train();
+    INFO(resumed.out << resumed.err);
+    REQUIRE(resumed.code == 0);
+    CHECK(t.bits(t.run, 8) == bits);
+  }
+  CHECK(failures > 3);
+}
+
+TEST_CASE("one failed save is a warning, and the training goes on", "[train]") {
+  const TinyRun t;
+  const Outcome counted = t.train({"run_dir=" + t.folder / "straight"});
+  REQUIRE(counted.code == 0);
+  // Look for a call that belongs to the save at step 4.
+  bool seen = false;
+  for (int n = 20; n < 60 && !seen; n += 2) {
+    std::filesystem::remove_all(t.run);
+    const Outcome outcome = t.train({}, {{"SLUICE_IOFAIL", std::to_string(n) + ":EIO"}});
+    if (outcome.code != 0 || outcome.err.find("warn") == std::string::npos) continue;
+    if (io::exists(t.run + "/ckpt/step_00000004") || !io::exists(t.run + "/ckpt/step_00000008")) continue;
+    seen = true;
+    CHECK(t.bits(t.run, 8) == t.bits(t.folder / "straight", 8));
+  }
+  CHECK(seen);
+}
+
+TEST_CASE("a damaged newest checkpoint is passed over with a warning", "[train]") {
+  const TinyRun t;
+  REQUIRE(t.train().code == 0);
+  const std::string bits = t.bits(t.run, 8);
+  const std::string weights = t.run + "/ckpt/step_00000008/model.safetensors";
+  std::string bytes = io::read_file(weights);
+  bytes[bytes.size() - 100] = static_cast<char>(bytes[bytes.size() - 100] ^ 1);
+  test::write_bytes(weights, bytes);
+  const Outcome outcome = t.train();
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.err, Contains("step_00000008"));
+  CHECK_THAT(outcome.out, Contains("resume   from") && Contains("step 4"));
+  CHECK(t.bits(t.run, 8) == bits);
+}
+
+TEST_CASE("an evaluation that a signal cut short is made up for", "[train]") {
+  const TinyRun t;
+  REQUIRE(t.train().code == 0);
+  const std::string evals = io::read_file(t.run + "/eval.jsonl");
+  std::filesystem::remove(t.run + "/eval.jsonl");
+  const Outcome outcome = t.train();
+  INFO(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK(io::read_file(t.run + "/eval.jsonl") == evals);
+}
+
+TEST_CASE("eval and generate read a run", "[train]") {
+  const TinyRun t;
+  REQUIRE(t.train().code == 0);
+  const Outcome eval = t.sluice({"eval", t.run, "--json"});
+  INFO(eval.err);
+  REQUIRE(eval.code == 0);
+  const auto result = nlohmann::json::parse(eval.out);
+  const auto logged = nlohmann::json::parse(io::read_file(t.run + "/eval.jsonl"));
+  CHECK(result["sets"] == logged["sets"]);
+  CHECK(result["analysis"] == logged["analysis"]);
+  const Outcome table = t.sluice({"eval", t.run + "/ckpt/step_00000004", "--set", "held_out"});
+  CHECK(table.code == 0);
+  CHECK_THAT(table.out, Contains("bits/byte") && Contains("held_out") && Contains("first token"));
+
+  const std::vector<std::string> generate = {"generate", t.run,    "-p", "abc",         "-n",
+                                             "20",       "--seed", "3",  "--ignore-end"};
+  const Outcome text = t.sluice(generate);
+  INFO(text.err);
+  CHECK(text.code == 0);
+  CHECK(text.out.rfind("abc", 0) == 0);
+  CHECK(t.sluice(generate).out == text.out);
+}
+
+TEST_CASE("help is short, and every command has its own with examples", "[train]") {
+  const TinyRun t;
+  const Outcome help = t.sluice({"--help"});
+  CHECK(help.code == 0);
+  CHECK(std::count(help.out.begin(), help.out.end(), '\n') <= 25);
+  for (const char* command :
+       {"train", "plan", "config", "eval", "generate", "tokenize", "checkpoint", "bench", "doctor"}) {
+    CHECK_THAT(help.out, Contains(std::string("sluice ") + command));
+    const Outcome own = t.sluice({command, "--help"});
+    INFO(command << own.err);
+    CHECK(own.code == 0);
+    CHECK_THAT(own.out, Contains("xample"));
+  }
+  CHECK_THAT(t.sluice({"doctor"}).out,
+             Contains("AVX-512") && Contains("CUDA") && Contains("MPI") && Contains("GB/s"));
+}
+
+}  // namespace sluice

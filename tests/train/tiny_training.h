@@ -1,0 +1,78 @@
+#pragma once
+// A training small enough to run many times in a test.
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "data/loader.h"
+#include "data/temporary.h"
+#include "support/gradcheck.h"
+#include "train/trainer.h"
+
+namespace sluice::test {
+
+/// Documents of a simple grammar (each token mostly follows from the one before), so that there is something
+/// to learn.
+inline void write_corpus(const std::string& prefix, int64_t tokens = 20000, int64_t vocab_size = 32) {
+  std::mt19937 random(7);
+  std::vector<std::vector<int32_t>> documents;
+  for (int64_t written = 0; written < tokens;) {
+    std::vector<int32_t> document;
+    const int64_t length = 50 + static_cast<int64_t>(random() % 200);
+    uint32_t x = random() % 31;
+    for (int64_t i = 0; i < length; ++i) {
+      document.push_back(static_cast<int32_t>(x));
+      x = random() % 8 == 0 ? random() % 31 : (x * 5 + 3) % 31;
+    }
+    document.push_back(static_cast<int32_t>(vocab_size - 1));
+    written += length + 1;
+    documents.push_back(std::move(document));
+  }
+  write_tokens(prefix, documents, vocab_size);
+}
+
+struct TinyTraining {
+  TemporaryFolder folder;
+  Config config;
+
+  explicit TinyTraining(Precision precision = Precision::f32) {
+    write_corpus(folder / "train");
+    write_corpus(folder / "held_out", 1500);
+    config.name = "tiny";
+    config.run_dir = folder / "run";
+    config.model.vocab_size = 32;
+    config.model.hidden_size = 32;
+    config.model.num_hidden_layers = 2;
+    config.model.num_attention_heads = 2;
+    config.model.num_key_value_heads = 1;
+    config.model.head_dim = 16;
+    config.model.intermediate_size = 48;
+    config.model.attention.gates = {GateConfig{}};
+    config.data.seq_len = 32;
+    config.data.train = {{"tiny", folder / "train", 1.0}};
+    config.data.validation = {{"held_out", folder / "held_out", 1.0}};
+    config.train.micro_batch_size = 2;
+    config.train.global_batch_size = 4;
+    config.train.max_steps = 20;
+    config.train.precision = precision;
+    config.optimizer.lr = 5e-3;
+    config.optimizer.warmup_steps = 3;
+    config.checkpoint.async = false;
+  }
+  Blend blend() const {
+    return Blend(config.data.train, config.data.seq_len, config.model.vocab_size, config.data.document_mask,
+                 config.train.seed);
+  }
+};
+
+/// Every bit of weights, moments and master weights.
+inline std::string all_bits(const Trainer& trainer) {
+  const CheckpointContent content = trainer.content();
+  std::string bits;
+  for (const auto* tensors : {&content.weights, &content.optimizer})
+    for (const NamedTensor& t : *tensors)
+      bits.append(static_cast<const char*>(t.tensor.data), static_cast<size_t>(t.tensor.bytes()));
+  return bits;
+}
+
+}  // namespace sluice::test
