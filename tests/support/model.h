@@ -163,7 +163,7 @@ class TestModel {
   void build(Context& ctx, Arena& v, Arena& g, Arena& a, DType dtype, Recompute recompute) {
     const int64_t T = batch.size();
     store.allocate(ctx, dtype, T, v, &g);
-    model.allocate_tables(v, dtype, 64);
+    model.allocate_tables(v, dtype, std::max<int64_t>(T, 64));
     saved = model.make_saved(a, T, dtype, recompute);
     losses = a.alloc("losses", accumulate_dtype(dtype), {T});
     dhidden = a.alloc("dhidden", dtype, {T, model.config().hidden_size});

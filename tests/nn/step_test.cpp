@@ -1,0 +1,118 @@
+// One training step as a whole: what it may not depend on, and what it may not do.
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "optim/optimizer.h"
+#include "support/model.h"
+
+namespace {
+
+std::atomic<int64_t> allocations{0}, alive{0};
+
+}  // namespace
+
+// Every operator new of this program, the libraries it calls included, is counted. Not inlined: GCC 12 would take the
+// pair for a mismatch of new and free.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  ++allocations;
+  ++alive;
+  if (void* p = std::malloc(bytes ? bytes : 1)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept {
+  if (p) --alive;
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { operator delete(p); }
+
+namespace sluice {
+namespace {
+
+using test::TestModel;
+
+/// Large enough that every op cuts its work in parts.
+ModelConfig middling() {
+  ModelConfig c;
+  c.vocab_size = 300;
+  c.hidden_size = 96;
+  c.num_hidden_layers = 2;
+  c.num_attention_heads = 4;
+  c.num_key_value_heads = 2;
+  c.head_dim = 24;
+  c.intermediate_size = 160;
+  c.branch_clip = 1.0;
+  c.norm_placement = NormPlacement::sandwich;
+  c.attention.kind = AttentionKind::sink;
+  c.attention.output_norm = OutputNorm::rmsnorm;
+  GateConfig value, constant;
+  value.position = GatePosition::value;
+  value.heads = GateSharing::shared;
+  value.granularity = GateGranularity::headwise;
+  constant.input = GateInput::none;
+  c.attention.gates = {GateConfig{}, value, constant};
+  return c;
+}
+
+test::TokenBatch middling_batch() {
+  test::TokenBatch batch;
+  batch.add(test::random_tokens(400, 300, 1));
+  batch.add(test::random_tokens(201, 300, 2));
+  return batch;
+}
+
+struct Training {
+  explicit Training(DType dtype) : m(middling(), middling_batch(), dtype), optimizer({}, m.store) {
+    optimizer.allocate(moments);
+    optimizer.sync_master(*m.context);
+  }
+  double step() {
+    const double loss = m.loss_and_gradient();
+    optimizer.step(*m.context, 1e-3, 1.0 / std::max(1.0, gradient_norm(*m.context, m.store)));
+    return loss;
+  }
+  TestModel m;
+  Optimizer optimizer;
+  Arena moments{"optimizer", 16 << 20};
+};
+
+}  // namespace
+
+TEST_CASE("Training gives the same bits with one thread and with several", "[step][threads]") {
+  const int threads = num_threads();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    INFO(dtype_name(dtype));
+    set_num_threads(1);  // before anything is measured: scratch memory may grow with the threads
+    Training one(dtype);
+    set_num_threads(3);
+    Training several(dtype);
+    for (int step = 0; step < 3; ++step) {
+      set_num_threads(1);
+      const double loss = one.step();
+      set_num_threads(3);
+      CHECK(several.step() == loss);
+    }
+    const Tensor a = one.m.store.flat_values(), b = several.m.store.flat_values();
+    CHECK(std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes())) == 0);
+  }
+  set_num_threads(threads);
+}
+
+TEST_CASE("A step allocates no memory once the first has run", "[step][memory]") {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    Training t(dtype);
+    t.step();
+    const int64_t before = allocations, alive_before = alive;
+    t.step();
+    const int64_t made = allocations - before, kept = alive - alive_before;
+    INFO(dtype_name(dtype));
+    // oneDNN, which f64 does without, takes and gives back small host objects at every call.
+    if (dtype == DType::f64) CHECK(made == 0);
+    CHECK(kept == 0);
+    CHECK(t.m.context->scratch.used() == 0);
+  }
+}
+
+}  // namespace sluice
