@@ -12,20 +12,17 @@
 namespace sluice {
 namespace {
 
-/// "gate_proj" for the paper's main position, "value_gate_proj" and so on for the others; "gate" instead of "gate_proj"
-/// for a learned constant; the n-th of a position carries its number.
+/// "gate_proj" for the paper's main position, "value_gate_proj" and so on for the others; "gate" instead of
+/// "gate_proj" for a learned constant; the n-th of a position carries its number.
 std::string gate_name(const std::vector<GateConfig>& gates, size_t index) {
   const GateConfig& gate = gates[index];
   size_t number = 1;
   for (size_t i = 0; i < index; ++i) number += gates[i].position == gate.position;
   std::string name;
-  switch (gate.position) {
-    case GatePosition::query: name = "query_"; break;
-    case GatePosition::key: name = "key_"; break;
-    case GatePosition::value: name = "value_"; break;
-    case GatePosition::sdpa_output: break;
-    case GatePosition::dense_output: name = "dense_"; break;
-  }
+  if (gate.position == GatePosition::query) name = "query_";
+  if (gate.position == GatePosition::key) name = "key_";
+  if (gate.position == GatePosition::value) name = "value_";
+  if (gate.position == GatePosition::dense_output) name = "dense_";
   name += gate.input == GateInput::hidden ? "gate_proj" : "gate";
   if (number > 1) name += "_" + std::to_string(number);
   return name;
@@ -36,7 +33,10 @@ Tensor matrix(const Tensor& t) { return t.view({t.dim(0), t.numel() / t.dim(0)})
 }  // namespace
 
 Attention::Attention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer)
-    : config_(config), store_(store), layer_(layer), scale_(1.0 / std::sqrt(static_cast<double>(config.head_dim))) {
+    : config_(config),
+      store_(store),
+      layer_(layer),
+      scale_(1.0 / std::sqrt(static_cast<double>(config.head_dim))) {
   const int64_t C = config.hidden_size, H = config.num_attention_heads, Hkv = config.num_key_value_heads,
                 D = config.head_dim;
   const AttentionConfig& attention = config.attention;
@@ -44,7 +44,8 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
   SLUICE_CHECK(D % 2 == 0, "attention: head_dim must be even, got {}", D);
 
   const auto projection = [&](const std::string& name, int64_t out, int64_t in, Init init) {
-    return store.add({.name = prefix + "." + name + ".weight", .shape = {out, in}, .init = init, .packed = true});
+    return store.add(
+        {.name = prefix + "." + name + ".weight", .shape = {out, in}, .init = init, .packed = true});
   };
   const Init init = Init::normal(config.initializer_range);
   q_proj_ = projection("q_proj", H * D, C, init);
@@ -59,8 +60,9 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
     SLUICE_CHECK(!dense || gate.granularity == GateGranularity::elementwise,
                  "attention: a dense_output gate has no heads; granularity must be elementwise");
     const bool key_or_value = gate.position == GatePosition::key || gate.position == GatePosition::value;
+    const int64_t heads = key_or_value ? Hkv : H;
     gates_.emplace_back(config, gate, store, prefix + "." + gate_name(attention.gates, i) + ".weight",
-                        dense ? 1 : key_or_value ? Hkv : H, dense ? C : D);
+                        dense ? 1 : heads, dense ? C : D);
   }
   if (config.qk_norm) {
     q_norm_.emplace(store, prefix + ".q_norm.weight", std::vector<int64_t>{D}, config.rms_norm_eps);
@@ -88,7 +90,8 @@ Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, in
   s.k = per_head("k", Hkv);
   s.v = per_head("v", Hkv);
   for (size_t i = 0; i < gates_.size(); ++i)
-    s.gates.push_back(gates_[i].make_saved(arena, name + "." + gate_name(config_.attention.gates, i), T, dtype));
+    s.gates.push_back(
+        gates_[i].make_saved(arena, name + "." + gate_name(config_.attention.gates, i), T, dtype));
   if (q_norm_) {
     s.q_norm = q_norm_->make_saved(arena, name + ".q_norm", dtype, {T, H, D});
     s.k_norm = k_norm_->make_saved(arena, name + ".k_norm", dtype, {T, Hkv, D});
@@ -103,9 +106,12 @@ Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, in
   s.lse = arena.alloc(name + ".lse", wide, {H, T});
   s.z0 = arena.alloc(name + ".z0", wide, {H, T});
   s.o_sink = sinks_ ? per_head("o_sink", H) : s.o;
-  if (output_norm_) s.output_norm = output_norm_->make_saved(arena, name + ".o_norm", dtype, {T, H, D});
-  else s.output_norm.y = s.o_sink;
-  s.o_act = config_.attention.output_activation == OutputActivation::silu ? per_head("o_act", H) : s.output_norm.y;
+  if (output_norm_)
+    s.output_norm = output_norm_->make_saved(arena, name + ".o_norm", dtype, {T, H, D});
+  else
+    s.output_norm.y = s.o_sink;
+  s.o_act =
+      config_.attention.output_activation == OutputActivation::silu ? per_head("o_act", H) : s.output_norm.y;
   s.o_gated = after_gates(GatePosition::sdpa_output, s.o_act, s);
   s.dense = arena.alloc(name + ".dense", dtype, {T, C});
   s.y = matrix(after_gates(GatePosition::dense_output, s.dense, s));
@@ -140,7 +146,8 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
 
   if (sinks_) sink_forward(ctx, s.o_sink, s.o, s.lse, store_.value(*sinks_));
   if (output_norm_) output_norm_->forward(ctx, s.o_sink, s.output_norm);
-  if (config_.attention.output_activation == OutputActivation::silu) silu_forward(ctx, s.o_act, s.output_norm.y);
+  if (config_.attention.output_activation == OutputActivation::silu)
+    silu_forward(ctx, s.o_act, s.output_norm.y);
   gates_forward(ctx, GatePosition::sdpa_output, s.o_act, x, s);
   linear_forward(ctx, s.dense, matrix(s.o_gated), store_.linear(o_proj_));
   gates_forward(ctx, GatePosition::dense_output, s.dense, x, s);
@@ -150,8 +157,8 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
                          const Saved& s) const {
   SLUICE_CHECK(!sequence.cache, "attention: no backward through a cache of keys and values");
   ScratchScope t(ctx.scratch);
-  const Tensor d_o = t.like("attention.d_o", s.o), dq = t.like("attention.dq", s.q), dk = t.like("attention.dk", s.k),
-               dv = t.like("attention.dv", s.v);
+  const Tensor d_o = t.like("attention.d_o", s.o), dq = t.like("attention.dq", s.q),
+               dk = t.like("attention.dk", s.k), dv = t.like("attention.dv", s.v);
   Into into = Into::overwrite;  // x has several readers: the first writes dx, the others add
   const auto project_backward = [&](const Tensor& d, ParamStore::Id weight) {
     linear_backward_input(ctx, dx, matrix(d), store_.linear(weight), into);
@@ -168,7 +175,8 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   linear_backward_input(ctx, matrix(d_o), ddense, store_.linear(o_proj_), Into::overwrite);
   linear_backward_weight(ctx, store_.grad(o_proj_), ddense, matrix(s.o_gated));
   gates_backward(ctx, GatePosition::sdpa_output, d_o, s.o_act, x, s, dx, into);
-  if (config_.attention.output_activation == OutputActivation::silu) silu_backward(ctx, d_o, d_o, s.output_norm.y);
+  if (config_.attention.output_activation == OutputActivation::silu)
+    silu_backward(ctx, d_o, d_o, s.output_norm.y);
   if (output_norm_) output_norm_->backward(ctx, d_o, d_o, s.o_sink, s.output_norm);
   Tensor dlse;
   if (sinks_) {
@@ -176,8 +184,8 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
     sink_backward(ctx, d_o, dlse, store_.grad(*sinks_), d_o, s.o, s.lse, store_.value(*sinks_));
   }
 
-  attention_backward(ctx, dq, dk, dv, d_o, s.q_rot, s.k_rot, after_gates(GatePosition::value, s.v, s), s.o, s.lse,
-                     sequence.first_key, scale_, dlse, /*coef0=*/Tensor());
+  attention_backward(ctx, dq, dk, dv, d_o, s.q_rot, s.k_rot, after_gates(GatePosition::value, s.v, s), s.o,
+                     s.lse, sequence.first_key, scale_, dlse, /*coef0=*/Tensor());
 
   rope_backward(ctx, dq, dq, sequence.positions, sequence.rope_cos, sequence.rope_sin);
   rope_backward(ctx, dk, dk, sequence.positions, sequence.rope_cos, sequence.rope_sin);
@@ -220,8 +228,8 @@ Tensor Attention::gates_forward(Context& ctx, GatePosition position, const Tenso
 }
 
 /// In place: d is the gradient of the last gate's output on entry, of x on return.
-void Attention::gates_backward(Context& ctx, GatePosition position, Tensor d, const Tensor& x, const Tensor& hidden,
-                               const Saved& s, Tensor dhidden, Into& into) const {
+void Attention::gates_backward(Context& ctx, GatePosition position, Tensor d, const Tensor& x,
+                               const Tensor& hidden, const Saved& s, Tensor dhidden, Into& into) const {
   for (size_t i = gates_.size(); i-- > 0;) {
     if (gates_[i].config().position != position) continue;
     Tensor input = x;

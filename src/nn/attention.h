@@ -9,8 +9,8 @@
 
 namespace sluice {
 
-/// Keys and values of earlier tokens of one sequence, for generation: gated, normalised and rotated, as attention reads
-/// them.
+/// Keys and values of earlier tokens of one sequence, for generation: gated, normalised and rotated, as
+/// attention reads them.
 struct KeyValueCache {
   std::vector<Tensor> keys, values;  // per layer (max_tokens, Hkv, D)
   int64_t length = 0;                // tokens held; Transformer::forward advances it
@@ -25,14 +25,14 @@ struct Sequence {
 };
 
 /// Grouped-query causal attention with gates at any of five positions (SPEC 1, 1.1):
-///   q,k,v projections -> [query, key, value gates] -> qk_norm -> rope -> attention -> [sink] -> [norm] -> [SiLU]
-///   -> [sdpa_output gates] -> o_proj -> [dense_output gates]
-/// Gates of one position apply in the order of the list. Logits come from the layer's input (the pre-normalised hidden
-/// state), each through a projection of its own.
+///   q,k,v projections -> [query, key, value gates] -> qk_norm -> rope -> attention -> [sink] -> [norm]
+///   -> [SiLU] -> [sdpa_output gates] -> o_proj -> [dense_output gates]
+/// Gates of one position apply in the order of the list. Logits come from the layer's input (the
+/// pre-normalised hidden state), each through a projection of its own.
 class Attention {
  public:
-  /// What backward and analysis read. T tokens, H/Hkv heads, D head_dim, C hidden. Where an option is absent its tensor
-  /// is the one before it, so that code below never asks.
+  /// What backward and analysis read. T tokens, H/Hkv heads, D head_dim, C hidden. Where an option is absent
+  /// its tensor is the one before it, so that code below never asks.
   struct Saved {
     Tensor q, k, v;                  // (T, H, D), (T, Hkv, D) x 2: projections
     std::vector<Gate::Saved> gates;  // as in the configuration: logits and gated values
@@ -65,7 +65,8 @@ class Attention {
  private:
   bool has_gate(GatePosition position) const;
   Tensor after_gates(GatePosition position, const Tensor& x, const Saved& s) const;
-  Tensor gates_forward(Context& ctx, GatePosition position, const Tensor& x, const Tensor& hidden, Saved& s) const;
+  Tensor gates_forward(Context& ctx, GatePosition position, const Tensor& x, const Tensor& hidden,
+                       Saved& s) const;
   void gates_backward(Context& ctx, GatePosition position, Tensor d, const Tensor& x, const Tensor& hidden,
                       const Saved& s, Tensor dhidden, Into& into) const;
 

@@ -16,7 +16,8 @@ void Block::forward(Context& ctx, const Tensor& x, const Sequence& sequence, Sav
   add_forward(ctx, s.y, s.x1, s.mlp_out.y);
 }
 
-void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence, const Saved& s) const {
+void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence,
+                     const Saved& s) const {
   ScratchScope t(ctx.scratch);
   // d itself is the gradient of the path around a branch; what comes back through the branch is added to it.
   const Tensor dnorm = t.like("block.dnorm", d);
@@ -31,16 +32,18 @@ void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& se
 }
 
 Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer)
-    : attention_norm_(store, "model.layers." + std::to_string(layer) + ".input_layernorm.weight",
-                      {config.hidden_size}, config.rms_norm_eps),
-      attention_(config, store, "model.layers." + std::to_string(layer) + ".self_attn", layer),
-      attention_out_(config, store, "model.layers." + std::to_string(layer) + ".post_attention_branch_layernorm.weight"),
-      mlp_norm_(store, "model.layers." + std::to_string(layer) + ".post_attention_layernorm.weight",
-                {config.hidden_size}, config.rms_norm_eps),
-      mlp_(config, store, "model.layers." + std::to_string(layer) + ".mlp"),
-      mlp_out_(config, store, "model.layers." + std::to_string(layer) + ".post_mlp_branch_layernorm.weight") {}
+    : Block(config, store, layer, "model.layers." + std::to_string(layer)) {}
 
-Block::Saved Block::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype, bool keep_mlp) const {
+Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const std::string& name)
+    : attention_norm_(store, name + ".input_layernorm.weight", {config.hidden_size}, config.rms_norm_eps),
+      attention_(config, store, name + ".self_attn", layer),
+      attention_out_(config, store, name + ".post_attention_branch_layernorm.weight"),
+      mlp_norm_(store, name + ".post_attention_layernorm.weight", {config.hidden_size}, config.rms_norm_eps),
+      mlp_(config, store, name + ".mlp"),
+      mlp_out_(config, store, name + ".post_mlp_branch_layernorm.weight") {}
+
+Block::Saved Block::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype,
+                               bool keep_mlp) const {
   Saved s;
   s.attention = attention_.make_saved(arena, name + ".attention", T, dtype);
   const int64_t C = s.attention.y.dim(1);
@@ -79,7 +82,8 @@ void BranchOutput::forward(Context& ctx, const Tensor& x, Saved& s) const {
   if (norm_) norm_->forward(ctx, s.clipped, s.norm);
 }
 
-void BranchOutput::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s) const {
+void BranchOutput::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x,
+                            const Saved& s) const {
   if (norm_) norm_->backward(ctx, dx, dy, s.clipped, s.norm);
   if (clip_) clip_backward(ctx, dx, norm_ ? dx : dy, x, *clip_);
   if (identity() && dx.data != dy.data) cast(ctx, dx, dy);

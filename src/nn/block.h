@@ -8,8 +8,8 @@
 
 namespace sluice {
 
-/// What happens to a branch's output before it joins the residual stream: clamped to [-branch_clip, branch_clip], then,
-/// with norm_placement sandwich, normalised (the norm sees what the clip lets through).
+/// What happens to a branch's output before it joins the residual stream: clamped to [-branch_clip,
+/// branch_clip], then, with norm_placement sandwich, normalised (the norm sees what the clip lets through).
 class BranchOutput {
  public:
   struct Saved {
@@ -48,7 +48,8 @@ class Block {
   };
 
   Block(const ModelConfig& config, ParamStore& store, int64_t layer);
-  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool keep_mlp) const;
+  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
+                   bool keep_mlp) const;
   /// Another block's activations with an output of its own: all that recompute=block keeps of a layer.
   Saved share_saved(Arena& arena, const std::string& name, const Saved& other) const;
 
@@ -60,6 +61,8 @@ class Block {
   const Attention& attention() const { return attention_; }
 
  private:
+  Block(const ModelConfig& config, ParamStore& store, int64_t layer, const std::string& name);
+
   RmsNorm attention_norm_;
   Attention attention_;
   BranchOutput attention_out_;

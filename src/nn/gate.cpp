@@ -14,7 +14,8 @@ Gate::Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store
                          .init = Init::normal(model.initializer_range),
                          .packed = true});
   } else {
-    // Zero: every sigmoid score starts at 1/2 (SPEC 1.1). A rank-1 parameter where there is one head or one channel.
+    // Zero: every sigmoid score starts at 1/2 (SPEC 1.1). A rank-1 parameter where there is one head or one
+    // channel.
     std::vector<int64_t> shape = {heads, channels};
     if (headwise) shape = {heads};
     if (heads == 1) shape = {headwise ? 1 : channels};
@@ -49,8 +50,8 @@ void Gate::forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s
   gate_forward(ctx, s.y, x.view({T, heads_, channels_}), logits(s), kind());
 }
 
-void Gate::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden, const Saved& s,
-                    Tensor dhidden, Into& into) const {
+void Gate::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
+                    const Saved& s, Tensor dhidden, Into& into) const {
   const int64_t T = s.y.dim(0);
   const auto view = [&](const Tensor& t) { return t.view({T, heads_, channels_}); };
   if (config_.input == GateInput::none) {

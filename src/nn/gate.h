@@ -8,8 +8,8 @@
 
 namespace sluice {
 
-/// One gate of an attention layer (Qiu et al. 2025, eq. 5): y = x * a(z) or x + a(z) with logits z = hidden W^T, or a
-/// learned constant. What it gates is the attention layer's business.
+/// One gate of an attention layer (Qiu et al. 2025, eq. 5): y = x * a(z) or x + a(z) with logits z = hidden
+/// W^T, or a learned constant. What it gates is the attention layer's business.
 class Gate {
  public:
   struct Saved {
@@ -18,16 +18,16 @@ class Gate {
   };
 
   /// Gates x (T, heads, channels). `name` is the full parameter name.
-  Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store, const std::string& name, int64_t heads,
-       int64_t channels);
+  Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store, const std::string& name,
+       int64_t heads, int64_t channels);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const;
 
   /// s.y from x (T, H, D), or any shape of as many elements, and hidden (T, C).
   void forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s) const;
-  /// dx overwritten, may alias dy. dhidden (T, C) is written as `into` says, which becomes Into::add; a learned constant
-  /// leaves both alone.
-  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden, const Saved& s,
-                Tensor dhidden, Into& into) const;
+  /// dx overwritten, may alias dy. dhidden (T, C) is written as `into` says, which becomes Into::add; a
+  /// learned constant leaves both alone.
+  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
+                const Saved& s, Tensor dhidden, Into& into) const;
 
   const GateConfig& config() const { return config_; }
   /// Logits of the last forward: s.z, or (1, H, D) / (1, H) for a learned constant.

@@ -6,9 +6,10 @@
 
 namespace sluice {
 
-/// A layer registers its parameters when constructed. Its Saved holds the output y and what backward and analysis read;
-/// make_saved allocates it once. forward fills s.y = f(x); backward makes dx of dy, adds to the gradients of the
-/// parameters and takes its temporaries from ctx.scratch. More: what it needs besides (Sequence for attention).
+/// A layer registers its parameters when constructed. Its Saved holds the output y and what backward and
+/// analysis read; make_saved allocates it once. forward fills s.y = f(x); backward makes dx of dy, adds to
+/// the gradients of the parameters and takes its temporaries from ctx.scratch. More: what it needs besides
+/// (Sequence for attention).
 template <class L, class... More>
 concept Layer = requires(const L& layer, Context& ctx, const Tensor& in, Tensor out, typename L::Saved& s,
                          const typename L::Saved& saved, const More&... more) {

@@ -10,12 +10,12 @@ Mlp::Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix
     : store_(store), hidden_size_(config.hidden_size), intermediate_size_(config.intermediate_size) {
   const int64_t C = config.hidden_size, F = config.intermediate_size;
   const Init init = Init::normal(config.initializer_range);
-  gate_up_proj_ = store.add({.name = prefix + ".gate_proj.weight", .shape = {F, C}, .init = init, .packed = true});
-  store.add({.name = prefix + ".up_proj.weight", .shape = {F, C}, .init = init, .packed = true, .joined = true});
-  down_proj_ = store.add({.name = prefix + ".down_proj.weight",
-                          .shape = {C, F},
-                          .init = residual_init(config),
-                          .packed = true});
+  gate_up_proj_ =
+      store.add({.name = prefix + ".gate_proj.weight", .shape = {F, C}, .init = init, .packed = true});
+  store.add(
+      {.name = prefix + ".up_proj.weight", .shape = {F, C}, .init = init, .packed = true, .joined = true});
+  down_proj_ = store.add(
+      {.name = prefix + ".down_proj.weight", .shape = {C, F}, .init = residual_init(config), .packed = true});
 }
 
 Mlp::Saved Mlp::make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,

@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-/// SwiGLU feed-forward network (Shazeer 2020): y = (silu(x Wgate^T) * (x Wup^T)) Wdown^T. gate_proj and up_proj lie
-/// behind each other, so that one product gives both.
+/// SwiGLU feed-forward network (Shazeer 2020): y = (silu(x Wgate^T) * (x Wup^T)) Wdown^T. gate_proj and
+/// up_proj lie behind each other, so that one product gives both.
 class Mlp {
  public:
   /// T tokens, F = intermediate_size, C = hidden_size.
@@ -19,7 +19,8 @@ class Mlp {
   };
 
   Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix);
-  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool keep_inner) const;
+  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
+                   bool keep_inner) const;
 
   /// s.y from x (T, C).
   void forward(Context& ctx, const Tensor& x, Saved& s) const;

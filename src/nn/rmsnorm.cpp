@@ -6,7 +6,8 @@ namespace sluice {
 
 RmsNorm::RmsNorm(ParamStore& store, const std::string& name, std::vector<int64_t> shape, double eps)
     : store_(store),
-      weight_(store.add({.name = name, .shape = std::move(shape), .init = Init::constant(1), .weight_decay = false})),
+      weight_(store.add(
+          {.name = name, .shape = std::move(shape), .init = Init::constant(1), .weight_decay = false})),
       eps_(eps) {}
 
 RmsNorm::Saved RmsNorm::make_saved(Arena& arena, const std::string& name, DType dtype,
@@ -19,7 +20,8 @@ void RmsNorm::forward(Context& ctx, const Tensor& x, Saved& s) const {
   rmsnorm_forward(ctx, s.y, s.rstd, x, store_.value(weight_), eps_);
 }
 
-void RmsNorm::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s, Into into) const {
+void RmsNorm::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s,
+                       Into into) const {
   rmsnorm_backward(ctx, dx, store_.grad(weight_), dy, x, store_.value(weight_), s.rstd, into);
 }
 

@@ -17,7 +17,8 @@ class RmsNorm {
   /// shape: {D}, or {G, D} for a weight per head.
   RmsNorm(ParamStore& store, const std::string& name, std::vector<int64_t> shape, double eps);
   /// dims: the shape of x; the last axis is normalised.
-  Saved make_saved(Arena& arena, const std::string& name, DType dtype, std::initializer_list<int64_t> dims) const;
+  Saved make_saved(Arena& arena, const std::string& name, DType dtype,
+                   std::initializer_list<int64_t> dims) const;
 
   void forward(Context& ctx, const Tensor& x, Saved& s) const;
   /// dx may alias dy; x is the input of forward.

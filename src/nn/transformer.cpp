@@ -14,10 +14,13 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store) : config_
   SLUICE_CHECK(V > 0, "Transformer: vocab_size must be known, got {}", V);
   const Init init = Init::normal(config.initializer_range);
   const bool tied = config.tie_word_embeddings;
-  embed_tokens_ = store.add({.name = "model.embed_tokens.weight", .shape = {V, C}, .init = init, .packed = tied});
+  embed_tokens_ =
+      store.add({.name = "model.embed_tokens.weight", .shape = {V, C}, .init = init, .packed = tied});
   blocks_.reserve(static_cast<size_t>(config.num_hidden_layers));
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) blocks_.emplace_back(config, store, layer);
-  norm_ = store.add({.name = "model.norm.weight", .shape = {C}, .init = Init::constant(1), .weight_decay = false});
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
+    blocks_.emplace_back(config, store, layer);
+  norm_ = store.add(
+      {.name = "model.norm.weight", .shape = {C}, .init = Init::constant(1), .weight_decay = false});
   lm_head_ = tied ? embed_tokens_
                   : store.add({.name = "lm_head.weight", .shape = {V, C}, .init = init, .packed = true});
 }
@@ -38,8 +41,8 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
   check_batch("Transformer::backward", batch, s, nullptr);
   const Tensor d = dhidden;  // becomes the gradient of the residual stream, layer by layer, in place
   const auto input = [&](size_t layer) { return layer == 0 ? s.embedded : s.blocks[layer - 1].y; };
-  rmsnorm_backward(ctx, d, store_.grad(norm_), dhidden, input(blocks_.size()), store_.value(norm_), s.final_rstd,
-                   Into::overwrite);
+  rmsnorm_backward(ctx, d, store_.grad(norm_), dhidden, input(blocks_.size()), store_.value(norm_),
+                   s.final_rstd, Into::overwrite);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     // The shared activations are still the last layer's.
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
@@ -55,8 +58,8 @@ void Transformer::loss_forward(Context& ctx, Tensor losses, const Batch& batch, 
 
 void Transformer::loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch,
                                         const Saved& s, double gradient_scale) const {
-  cross_entropy_forward_backward(ctx, losses, dhidden, store_.grad(lm_head_), s.hidden, store_.linear(lm_head_),
-                                 batch.targets, gradient_scale);
+  cross_entropy_forward_backward(ctx, losses, dhidden, store_.grad(lm_head_), s.hidden,
+                                 store_.linear(lm_head_), batch.targets, gradient_scale);
 }
 
 void Transformer::logits(Context& ctx, Tensor logits, const Tensor& hidden) const {
@@ -76,23 +79,26 @@ void Transformer::allocate_tables(Arena& arena, DType dtype, int64_t max_positio
   rope_sin_ = arena.alloc("rope.sin", table_dtype, {max_positions, config_.head_dim / 2});
   if (arena.measuring()) return;
   const RopeScalingConfig& scaling = config_.rope.scaling;
-  rope_table(rope_cos_, rope_sin_, config_.rope.theta,
-             {.yarn = scaling.type == RopeScalingType::yarn,
-              .factor = scaling.factor,
-              .original_max_position_embeddings = static_cast<double>(scaling.original_max_position_embeddings),
-              .beta_fast = scaling.beta_fast,
-              .beta_slow = scaling.beta_slow});
+  rope_table(
+      rope_cos_, rope_sin_, config_.rope.theta,
+      {.yarn = scaling.type == RopeScalingType::yarn,
+       .factor = scaling.factor,
+       .original_max_position_embeddings = static_cast<double>(scaling.original_max_position_embeddings),
+       .beta_fast = scaling.beta_fast,
+       .beta_slow = scaling.beta_slow});
 }
 
-Transformer::Saved Transformer::make_saved(Arena& arena, int64_t num_tokens, DType dtype, Recompute recompute) const {
+Transformer::Saved Transformer::make_saved(Arena& arena, int64_t num_tokens, DType dtype,
+                                           Recompute recompute) const {
   Saved s;
   s.recompute = recompute;
   s.embedded = arena.alloc("embedded", dtype, {num_tokens, config_.hidden_size});
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const std::string name = "layers." + std::to_string(layer);
-    s.blocks.push_back(recompute == Recompute::block && layer > 0
-                           ? blocks_[layer].share_saved(arena, name, s.blocks[0])
-                           : blocks_[layer].make_saved(arena, name, num_tokens, dtype, recompute != Recompute::mlp));
+    s.blocks.push_back(
+        recompute == Recompute::block && layer > 0
+            ? blocks_[layer].share_saved(arena, name, s.blocks[0])
+            : blocks_[layer].make_saved(arena, name, num_tokens, dtype, recompute != Recompute::mlp));
   }
   s.final_rstd = arena.alloc("final_norm.rstd", accumulate_dtype(dtype), {num_tokens});
   s.hidden = arena.alloc("hidden", dtype, {num_tokens, config_.hidden_size});
@@ -120,7 +126,8 @@ Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache) const {
           .cache = cache};
 }
 
-void Transformer::check_batch(const char* what, const Batch& batch, const Saved& s, const KeyValueCache* cache) const {
+void Transformer::check_batch(const char* what, const Batch& batch, const Saved& s,
+                              const KeyValueCache* cache) const {
   const int64_t T = s.embedded.dim(0);
   check_tensor(what, "tokens", batch.tokens, DType::i32, {T});
   check_tensor(what, "positions", batch.positions, DType::i32, {T});

@@ -1,6 +1,6 @@
 #pragma once
-// The decoder-only transformer: embedding, blocks, final norm, head. Hugging Face names (Qwen3 layout plus gate_proj,
-// sinks, o_norm and the sandwich norms).
+// The decoder-only transformer: embedding, blocks, final norm, head. Hugging Face names (Qwen3 layout plus
+// gate_proj, sinks, o_norm and the sandwich norms).
 #include <memory>
 #include <vector>
 
@@ -16,10 +16,11 @@ class Transformer {
   /// What backward, and analysis, need from forward.
   struct Saved {
     Recompute recompute = Recompute::none;
-    Tensor embedded;                   // (T, C), input of block 0
-    std::vector<Block::Saved> blocks;  // one per layer; with recompute=block all share one set of activations but `y`
-    Tensor final_rstd;                 // (T)
-    Tensor hidden;                     // (T, C): final norm's output, input of the head
+    Tensor embedded;  // (T, C), input of block 0
+    std::vector<Block::Saved>
+        blocks;         // one per layer; with recompute=block all share one set of activations but `y`
+    Tensor final_rstd;  // (T)
+    Tensor hidden;      // (T, C): final norm's output, input of the head
   };
 
   Transformer(const ModelConfig& config, ParamStore& store);
@@ -28,12 +29,14 @@ class Transformer {
   void allocate_tables(Arena& arena, DType dtype, int64_t max_positions);
   Saved make_saved(Arena& arena, int64_t num_tokens, DType dtype, Recompute recompute) const;
 
-  /// Fills s up to s.hidden. cache: keys and values of earlier tokens of one sequence (generation); batch holds the next
-  /// ones, with positions and first_key counted from the sequence's start. nullptr in training.
+  /// Fills s up to s.hidden. cache: keys and values of earlier tokens of one sequence (generation); batch
+  /// holds the next ones, with positions and first_key counted from the sequence's start. nullptr in
+  /// training.
   void forward(Context& ctx, const Batch& batch, Saved& s, KeyValueCache* cache = nullptr) const;
   /// losses (T), nats, from s.hidden.
   void loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const;
-  /// The same, with dhidden (T, C) and the head's gradient; every token's gradient is multiplied by gradient_scale.
+  /// The same, with dhidden (T, C) and the head's gradient; every token's gradient is multiplied by
+  /// gradient_scale.
   void loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch, const Saved& s,
                              double gradient_scale) const;
   /// Adds every parameter's gradient. dhidden is used up.

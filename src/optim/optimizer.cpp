@@ -32,7 +32,8 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
   // A rule that touches nothing is a misspelt name, and a run with it would not be the run that was meant.
   for (size_t r = 0; r < used.size(); ++r)
     if (!used[r])
-      fail(ExitCode::usage, "optimizer.rules[{}]: no parameter's name contains '{}'", r, config.rules[r].match);
+      fail(ExitCode::usage, "optimizer.rules[{}]: no parameter's name contains '{}'", r,
+           config.rules[r].match);
 }
 
 void Optimizer::allocate(Arena& arena) {
@@ -52,7 +53,8 @@ void Optimizer::allocate(Arena& arena) {
 }
 
 void Optimizer::sync_master(Context& ctx) {
-  for (size_t i = 0; i < master_.size(); ++i) cast(ctx, master_[i], store_.value(static_cast<ParamStore::Id>(i)));
+  for (size_t i = 0; i < master_.size(); ++i)
+    cast(ctx, master_[i], store_.value(static_cast<ParamStore::Id>(i)));
 }
 
 void Optimizer::step(Context& ctx, double lr, double gradient_scale) {

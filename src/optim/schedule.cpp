@@ -17,9 +17,12 @@ double learning_rate(const OptimizerConfig& config, int64_t step, int64_t max_st
   };
   const auto fall = [&](double done) { return config.lr + (config.min_lr - config.lr) * done; };
   switch (config.schedule) {
-    case Schedule::constant: return config.lr;
-    case Schedule::linear: return fall(progress(warmup));
-    case Schedule::cosine: return fall(0.5 - 0.5 * std::cos(std::numbers::pi * progress(warmup)));
+    case Schedule::constant:
+      return config.lr;
+    case Schedule::linear:
+      return fall(progress(warmup));
+    case Schedule::cosine:
+      return fall(0.5 - 0.5 * std::cos(std::numbers::pi * progress(warmup)));
     case Schedule::wsd: {
       const int64_t decay = config.decay_steps > 0 ? config.decay_steps : std::max<int64_t>(max_steps / 5, 1);
       return fall(progress(std::max(warmup, max_steps - decay)));

@@ -9,8 +9,8 @@
 namespace sluice {
 namespace {
 
-/// Parameters start at multiples of this many elements in both flat buffers: 64 bytes for bf16, more for wider types, so
-/// that a parameter has one element offset whatever the dtype.
+/// Parameters start at multiples of this many elements in both flat buffers: 64 bytes for bf16, more for
+/// wider types, so that a parameter has one element offset whatever the dtype.
 constexpr int64_t kAlignElements = 32;
 
 int64_t count_elements(const ParamSpec& spec) {
@@ -35,8 +35,9 @@ void fill_initial(T* values, int64_t n, const Init& init, const RandomStream& ra
   using A = accumulate_t<T>;
   parallel_for(n, 4096, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const double x = init.kind == Init::Kind::constant ? init.value
-                                                         : init.value * random.normal(static_cast<uint64_t>(i));
+      const double x = init.kind == Init::Kind::constant
+                           ? init.value
+                           : init.value * random.normal(static_cast<uint64_t>(i));
       values[i] = static_cast<T>(static_cast<A>(x));
     }
   });
@@ -49,8 +50,9 @@ ParamStore::Id ParamStore::add(ParamSpec spec) {
                "parameter '{}': needs a name and rank 1 or 2, got rank {}", spec.name, spec.shape.size());
   SLUICE_CHECK(std::all_of(spec.shape.begin(), spec.shape.end(), [](int64_t d) { return d > 0; }),
                "parameter {}: every dimension must be positive", spec.name);
-  SLUICE_CHECK(std::none_of(specs_.begin(), specs_.end(), [&](const ParamSpec& s) { return s.name == spec.name; }),
-               "parameter {} is registered twice", spec.name);
+  SLUICE_CHECK(
+      std::none_of(specs_.begin(), specs_.end(), [&](const ParamSpec& s) { return s.name == spec.name; }),
+      "parameter {} is registered twice", spec.name);
   SLUICE_CHECK(flat_values_.empty(), "parameter {}: registered after the store was allocated", spec.name);
   if (spec.joined) {
     SLUICE_CHECK(!specs_.empty() && spec.shape.size() == 2 && specs_.back().shape.size() == 2 &&
@@ -104,14 +106,16 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
       for (size_t i = first; i < last; ++i) out_features += specs_[i].shape[0];
       whole.value = piece(flat_values_, offsets[first], {out_features, spec.shape[1]}, spec.name.c_str());
       if (gradients)
-        joined_grads_[first] = piece(flat_grads_, offsets[first], {out_features, spec.shape[1]}, spec.name.c_str());
+        joined_grads_[first] =
+            piece(flat_grads_, offsets[first], {out_features, spec.shape[1]}, spec.name.c_str());
     }
     if (spec.packed) {
       const LinearPackedBytes bytes =
           linear_packed_bytes(ctx, dtype, whole.value.dim(0), whole.value.dim(1), rows);
       if (bytes.forward > 0) whole.packed = values.alloc(spec.name + ".packed", DType::u8, {bytes.forward});
       if (gradients && bytes.transposed > 0)
-        whole.packed_transposed = values.alloc(spec.name + ".packed_transposed", DType::u8, {bytes.transposed});
+        whole.packed_transposed =
+            values.alloc(spec.name + ".packed_transposed", DType::u8, {bytes.transposed});
       if (last - first == 1) values_[first] = whole;
     }
     first = last;
@@ -124,10 +128,17 @@ void ParamStore::initialize(uint64_t seed) {
     SLUICE_CHECK(value.data, "initialize: parameter {} has no memory", specs_[i].name);
     const RandomStream random(seed, specs_[i].name);
     switch (value.dtype) {
-      case DType::f32: fill_initial(value.as<float>(), value.numel(), specs_[i].init, random); break;
-      case DType::bf16: fill_initial(value.as<bf16>(), value.numel(), specs_[i].init, random); break;
-      case DType::f64: fill_initial(value.as<double>(), value.numel(), specs_[i].init, random); break;
-      default: fail(ExitCode::internal, "initialize: parameters cannot be {}", dtype_name(value.dtype));
+      case DType::f32:
+        fill_initial(value.as<float>(), value.numel(), specs_[i].init, random);
+        break;
+      case DType::bf16:
+        fill_initial(value.as<bf16>(), value.numel(), specs_[i].init, random);
+        break;
+      case DType::f64:
+        fill_initial(value.as<double>(), value.numel(), specs_[i].init, random);
+        break;
+      default:
+        fail(ExitCode::internal, "initialize: parameters cannot be {}", dtype_name(value.dtype));
     }
   }
 }

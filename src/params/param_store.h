@@ -1,6 +1,6 @@
 #pragma once
-// ParamStore: every parameter of a model, said once by the layer that owns it. Optimizer, checkpoint, plan, clip and
-// export iterate the specs; nobody else lists parameters.
+// ParamStore: every parameter of a model, said once by the layer that owns it. Optimizer, checkpoint, plan,
+// clip and export iterate the specs; nobody else lists parameters.
 #include <string>
 #include <vector>
 
@@ -22,8 +22,9 @@ struct ParamSpec {
   std::vector<int64_t> shape;  // [out, in] for matrices; rank 1 or 2
   Init init = {};
   bool weight_decay = true;
-  bool packed = false;         // a matrix used by linear_*: keeps packed copies
-  bool joined = false;         // lies directly behind the parameter before it, so that both are one matrix (joined())
+  bool packed = false;  // a matrix used by linear_*: keeps packed copies
+  bool joined =
+      false;  // lies directly behind the parameter before it, so that both are one matrix (joined())
 };
 
 class ParamStore {
@@ -37,16 +38,16 @@ class ParamStore {
   int64_t numel(Id id) const;
   int64_t total() const;  // number of parameters
 
-  /// Allocates values (dtype), gradients (accumulate_dtype(dtype)) and packed copies for products of about `rows` rows.
-  /// gradients == nullptr: none (evaluation). Arenas may measure.
+  /// Allocates values (dtype), gradients (accumulate_dtype(dtype)) and packed copies for products of about
+  /// `rows` rows. gradients == nullptr: none (evaluation). Arenas may measure.
   void allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients);
 
   DType dtype() const { return dtype_; }
   Tensor value(Id id) const { return values_[static_cast<size_t>(id)].value; }
   Tensor grad(Id id) const { return grads_[static_cast<size_t>(id)]; }
   const LinearWeight& linear(Id id) const { return values_[static_cast<size_t>(id)]; }
-  /// `count` parameters from `first` on as one matrix of stacked rows (specs[first + 1..] are `joined`), with its own
-  /// packed copies.
+  /// `count` parameters from `first` on as one matrix of stacked rows (specs[first + 1..] are `joined`), with
+  /// its own packed copies.
   const LinearWeight& joined(Id first) const { return joined_[static_cast<size_t>(first)]; }
   Tensor joined_grad(Id first) const { return joined_grads_[static_cast<size_t>(first)]; }
   /// All values / gradients in one flat view, padding (always zero) included.

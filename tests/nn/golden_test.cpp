@@ -54,7 +54,8 @@ ModelConfig read_config(const json& j) {
 
 void set_from_grid(const Tensor& t, const json& j, double grid) {
   REQUIRE(t.numel() == static_cast<int64_t>(j["grid"].size()));
-  for (int64_t i = 0; i < t.numel(); ++i) Pool::set(t, i, j["grid"][static_cast<size_t>(i)].get<double>() / grid);
+  for (int64_t i = 0; i < t.numel(); ++i)
+    Pool::set(t, i, j["grid"][static_cast<size_t>(i)].get<double>() / grid);
 }
 
 double error_against(const Tensor& t, const json& j) {
@@ -110,8 +111,10 @@ void check_layer(const std::string& name) {
     // The golden's weights tell which of both is registered.
     std::optional<Attention> layer;
     std::optional<Block> block;
-    if (attention) layer.emplace(config, store, "model.layers.0.self_attn", 0);
-    else block.emplace(config, store, 0);
+    if (attention)
+      layer.emplace(config, store, "model.layers.0.self_attn", 0);
+    else
+      block.emplace(config, store, 0);
     Context ctx(1 << 24);
     Arena memory("memory", 1 << 20), gradients("gradients", 1 << 20);
     store.allocate(ctx, dtype, T, memory, &gradients);
@@ -124,8 +127,9 @@ void check_layer(const std::string& name) {
                  sin = table.alloc("sin", accumulate_dtype(dtype), {64, config.head_dim / 2});
     for (int64_t p = 0; p < 64; ++p)
       for (int64_t i = 0; i < config.head_dim / 2; ++i) {
-        const double angle = static_cast<double>(p) * std::pow(config.rope.theta, -2.0 * static_cast<double>(i) /
-                                                                                      static_cast<double>(config.head_dim));
+        const double angle =
+            static_cast<double>(p) *
+            std::pow(config.rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim));
         Pool::set(cos, p * config.head_dim / 2 + i, std::cos(angle));
         Pool::set(sin, p * config.head_dim / 2 + i, std::sin(angle));
       }
@@ -134,7 +138,8 @@ void check_layer(const std::string& name) {
                                .rope_cos = cos,
                                .rope_sin = sin};
     Pool pool;
-    const Tensor x = pool.zeros(dtype, {T, config.hidden_size}), dy = pool.zeros(dtype, {T, config.hidden_size});
+    const Tensor x = pool.zeros(dtype, {T, config.hidden_size}),
+                 dy = pool.zeros(dtype, {T, config.hidden_size});
     set_from_grid(x, golden["x"], golden["grid"]);
     set_from_grid(dy, golden["dy"], golden["grid"]);
     if (attention) {
@@ -158,8 +163,8 @@ void check_layer(const std::string& name) {
 }  // namespace
 
 TEST_CASE("Attention layers equal PyTorch: output and every gradient", "[golden]") {
-  for (const char* name :
-       {"attention_plain", "attention_elementwise", "attention_headwise", "attention_sink", "attention_five_gates"})
+  for (const char* name : {"attention_plain", "attention_elementwise", "attention_headwise", "attention_sink",
+                           "attention_five_gates"})
     check_layer(name);
 }
 

@@ -1,5 +1,5 @@
-// Every gradient of every option against central differences, by walking the names of the enums: a new option of an
-// existing enum is tested unasked.
+// Every gradient of every option against central differences, by walking the names of the enums: a new option
+// of an existing enum is tested unasked.
 #include <catch2/catch.hpp>
 #include <set>
 
@@ -26,13 +26,13 @@ std::string_view name_of(E e) {
 }
 
 std::string describe(const ModelConfig& c) {
-  std::string text = fmt::format("kind {}, output_norm {}, output_activation {}, norm {}, qk_norm {}, tied {}, clip {}",
-                                 name_of(c.attention.kind), name_of(c.attention.output_norm),
-                                 name_of(c.attention.output_activation), name_of(c.norm_placement), c.qk_norm,
-                                 c.tie_word_embeddings, c.branch_clip.value_or(0));
+  std::string text = fmt::format(
+      "kind {}, output_norm {}, output_activation {}, norm {}, qk_norm {}, tied {}, clip {}",
+      name_of(c.attention.kind), name_of(c.attention.output_norm), name_of(c.attention.output_activation),
+      name_of(c.norm_placement), c.qk_norm, c.tie_word_embeddings, c.branch_clip.value_or(0));
   for (const GateConfig& g : c.attention.gates)
-    text += fmt::format("; gate {} {} {} {} {} {}", name_of(g.position), name_of(g.granularity), name_of(g.heads),
-                        name_of(g.combine), name_of(g.activation), name_of(g.input));
+    text += fmt::format("; gate {} {} {} {} {} {}", name_of(g.position), name_of(g.granularity),
+                        name_of(g.heads), name_of(g.combine), name_of(g.activation), name_of(g.input));
   return text;
 }
 
@@ -47,8 +47,8 @@ void check_gradients(const ModelConfig& config, int64_t samples, double step = 1
   double largest = 0;
   for (size_t i = 0; i < m.store.specs().size(); ++i) {
     const auto id = static_cast<ParamStore::Id>(i);
-    const double error =
-        gradient_error(m.store.value(id), m.store.grad(id), [&] { return m.loss(); }, samples, step);
+    const double error = gradient_error(
+        m.store.value(id), m.store.grad(id), [&] { return m.loss(); }, samples, step);
     for (int64_t j = 0; j < m.store.numel(id); ++j)
       largest = std::max(largest, std::abs(Pool::get(m.store.grad(id), j)));
     if (!(error <= worst)) worst = error, where = m.store.specs()[i].name;

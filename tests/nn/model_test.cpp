@@ -1,9 +1,10 @@
+#include "support/model.h"
+
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <limits>
 
 #include "optim/optimizer.h"
-#include "support/model.h"
 
 namespace sluice {
 namespace {
@@ -133,7 +134,8 @@ TEST_CASE("lse and z0 tell what each head gives the first token it sees", "[anal
       for (int64_t j = first; j <= t; ++j) {
         double z = 0;
         for (int64_t d = 0; d < D; ++d)
-          z += Pool::get(s.q_rot, (t * H + h) * D + d) * Pool::get(s.k_rot, (j * Hkv + h / (H / Hkv)) * D + d);
+          z +=
+              Pool::get(s.q_rot, (t * H + h) * D + d) * Pool::get(s.k_rot, (j * Hkv + h / (H / Hkv)) * D + d);
         const double e = std::exp(z / std::sqrt(static_cast<double>(D)));
         total += e;
         if (j == first) of_first = e;
@@ -146,8 +148,8 @@ TEST_CASE("lse and z0 tell what each head gives the first token it sees", "[anal
 TEST_CASE("Packed documents lose what they lose apart", "[documents]") {
   ModelConfig c = gated();
   c.attention.kind = AttentionKind::sink;
-  const std::vector<std::vector<int32_t>> documents = {test::random_tokens(9, 11, 1), test::random_tokens(3, 11, 2),
-                                                       test::random_tokens(14, 11, 3)};
+  const std::vector<std::vector<int32_t>> documents = {
+      test::random_tokens(9, 11, 1), test::random_tokens(3, 11, 2), test::random_tokens(14, 11, 3)};
   test::TokenBatch together;
   for (const auto& d : documents) together.add(d);
   TestModel packed(c, together);
@@ -212,7 +214,8 @@ TEST_CASE("Generation with a cache gives the logits of the full forward pass", "
                         .targets = b.targets.rows(0, 1),
                         .positions = b.positions.rows(0, 1),
                         .first_key = b.first_key.rows(0, 1)};
-    CHECK_THROWS_WITH(m.model.forward(*m.context, next, one, &cache), Catch::Contains("the cache has room for 0"));
+    CHECK_THROWS_WITH(m.model.forward(*m.context, next, one, &cache),
+                      Catch::Contains("the cache has room for 0"));
   }
 }
 
@@ -224,7 +227,8 @@ TEST_CASE("f32 and bf16 gradients stay near those of f64", "[precision]") {
   c.initializer_range = 0.08;
   test::TokenBatch batch;
   batch.add(test::random_tokens(33, 11, 1));
-  TestModel bf16_model(c, batch, DType::bf16), f32_model(c, batch, DType::f32), f64_model(c, batch, DType::f64);
+  TestModel bf16_model(c, batch, DType::bf16), f32_model(c, batch, DType::f32),
+      f64_model(c, batch, DType::f64);
   f32_model.copy_from(bf16_model);  // values bf16 can hold
   f64_model.copy_from(bf16_model);
   const double exact = f64_model.loss_and_gradient();
@@ -238,7 +242,8 @@ TEST_CASE("f32 and bf16 gradients stay near those of f64", "[precision]") {
   }
 }
 
-TEST_CASE("A batch is learned by heart, in f32 and bf16, by every attention kind and gate position", "[overfit]") {
+TEST_CASE("A batch is learned by heart, in f32 and bf16, by every attention kind and gate position",
+          "[overfit]") {
   const test::OneThread one_thread;
   for (const DType dtype : {DType::f32, DType::bf16})
     for (size_t p = 0; p < EnumNames<GatePosition>::names.size(); ++p) {
@@ -268,7 +273,8 @@ TEST_CASE("A batch is learned by heart, in f32 and bf16, by every attention kind
       int step = 0;
       for (; step < 300 && loss >= 0.01; ++step) {
         loss = m.loss_and_gradient();
-        optimizer.step(*m.context, 1e-2 * (1.0 - step / 320.0), 1.0 / std::max(1.0, gradient_norm(*m.context, m.store)));
+        optimizer.step(*m.context, 1e-2 * (1.0 - step / 320.0),
+                       1.0 / std::max(1.0, gradient_norm(*m.context, m.store)));
       }
       INFO(dtype_name(dtype) << ", gate " << EnumNames<GatePosition>::names[p] << ", " << step << " steps");
       CHECK(loss < 0.01);
@@ -348,8 +354,8 @@ TEST_CASE("The paper's parameter counts", "[counts]") {
   const int64_t base = total(c);
   const auto added = [&](GatePosition position, GateGranularity granularity, GateSharing heads) {
     ModelConfig g = c;
-    g.attention.gates = {{position, granularity, heads, GateCombine::multiply, GateActivation::sigmoid,
-                          GateInput::hidden}};
+    g.attention.gates = {
+        {position, granularity, heads, GateCombine::multiply, GateActivation::sigmoid, GateInput::hidden}};
     return total(g) - base;
   };
   const auto elementwise = GateGranularity::elementwise;

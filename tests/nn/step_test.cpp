@@ -14,8 +14,8 @@ std::atomic<int64_t> allocations{0}, alive{0};
 
 }  // namespace
 
-// Every operator new of this program, the libraries it calls included, is counted. Not inlined: GCC 12 would take the
-// pair for a mismatch of new and free.
+// Every operator new of this program, the libraries it calls included, is counted. Not inlined: GCC 12 would
+// take the pair for a mismatch of new and free.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   ++alive;

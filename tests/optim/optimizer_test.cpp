@@ -16,7 +16,8 @@ using test::Pool;
 
 /// A store with memory and an optimizer on it.
 struct Run {
-  Run(ParamStore& params, const OptimizerConfig& config, DType dtype) : store(params), optimizer(config, params) {
+  Run(ParamStore& params, const OptimizerConfig& config, DType dtype)
+      : store(params), optimizer(config, params) {
     store.allocate(context, dtype, 1, values, &gradients);
     optimizer.allocate(moments);
   }
@@ -34,7 +35,8 @@ ParamStore two_parameters() {
 }
 
 void fill_from_grid(const Tensor& t, const nlohmann::json& j, double grid) {
-  for (int64_t i = 0; i < t.numel(); ++i) Pool::set(t, i, j["grid"][static_cast<size_t>(i)].get<double>() / grid);
+  for (int64_t i = 0; i < t.numel(); ++i)
+    Pool::set(t, i, j["grid"][static_cast<size_t>(i)].get<double>() / grid);
 }
 
 }  // namespace
@@ -51,7 +53,8 @@ TEST_CASE("Ten steps equal those of torch.optim.AdamW", "[optimizer][golden]") {
     config.eps = golden["eps"];
     config.weight_decay = golden["weight_decay"];
     Run run(store, config, dtype);
-    for (size_t p = 0; p < 2; ++p) fill_from_grid(store.value(static_cast<int>(p)), golden["start"][p], golden["grid"]);
+    for (size_t p = 0; p < 2; ++p)
+      fill_from_grid(store.value(static_cast<int>(p)), golden["start"][p], golden["grid"]);
     for (const auto& step : golden["steps"]) {
       for (size_t p = 0; p < 2; ++p)
         fill_from_grid(store.grad(static_cast<int>(p)), step["gradients"][p], golden["grid"]);
@@ -93,7 +96,8 @@ TEST_CASE("bf16 values follow an f32 master exactly", "[optimizer]") {
   for (int p = 0; p < 2; ++p)
     for (int64_t i = 0; i < narrow.numel(p); ++i) {
       REQUIRE(Pool::get(a.optimizer.master(p), i) == Pool::get(wide.value(p), i));
-      REQUIRE(Pool::get(narrow.value(p), i) == static_cast<float>(bf16(static_cast<float>(Pool::get(wide.value(p), i)))));
+      REQUIRE(Pool::get(narrow.value(p), i) ==
+              static_cast<float>(bf16(static_cast<float>(Pool::get(wide.value(p), i)))));
     }
 }
 

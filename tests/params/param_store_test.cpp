@@ -54,7 +54,8 @@ TEST_CASE("Parameters lie aligned in flat buffers, joined ones directly behind e
       CHECK(address(store.value(id)) % 64 == 0);
       CHECK(address(store.grad(id)) % 64 == 0);
     }
-    CHECK(address(store.value(2)) == address(store.value(1)) + static_cast<uintptr_t>(15 * dtype_size(dtype)));
+    CHECK(address(store.value(2)) ==
+          address(store.value(1)) + static_cast<uintptr_t>(15 * dtype_size(dtype)));
     const Tensor both = store.joined(1).value;
     CHECK(both.has_shape({10, 3}));
     CHECK(both.data == store.value(1).data);
@@ -73,7 +74,8 @@ TEST_CASE("The padding between parameters stays zero, and zero_grads clears all 
   double in_parameters = 0, in_buffer = 0;
   for (ParamStore::Id id = 0; id < 4; ++id)
     for (int64_t i = 0; i < store.numel(id); ++i) in_parameters += std::abs(Pool::get(store.value(id), i));
-  for (int64_t i = 0; i < store.flat_values().numel(); ++i) in_buffer += std::abs(Pool::get(store.flat_values(), i));
+  for (int64_t i = 0; i < store.flat_values().numel(); ++i)
+    in_buffer += std::abs(Pool::get(store.flat_values(), i));
   CHECK(in_parameters > 7);
   CHECK(in_buffer == Approx(in_parameters).epsilon(1e-12));
 
@@ -135,7 +137,8 @@ TEST_CASE("Parameters that cannot be are refused by name", "[params]") {
   CHECK_THROWS_WITH(store.add({.name = "none", .shape = {0, 3}}), Catch::Contains("none"));
   CHECK_THROWS_WITH(store.add({.name = "wide", .shape = {2, 9}, .joined = true}), Catch::Contains("joined"));
   Memory memory(store, DType::f32);
-  CHECK_THROWS_WITH(store.add({.name = "late", .shape = {3}}), Catch::Contains("after the store was allocated"));
+  CHECK_THROWS_WITH(store.add({.name = "late", .shape = {3}}),
+                    Catch::Contains("after the store was allocated"));
 }
 
 }  // namespace sluice

@@ -21,7 +21,8 @@ inline ModelConfig tiny_config() {
   c.head_dim = 4;
   c.intermediate_size = 5;
   c.initializer_range = 0.4;
-  // With the usual 1e-6 a norm hides the scale of what it sees (a sink's factor, say), whose gradient is then all noise.
+  // With the usual 1e-6 a norm hides the scale of what it sees (a sink's factor, say), whose gradient is then
+  // all noise.
   c.rms_norm_eps = 0.05;
   return c;
 }
@@ -41,7 +42,9 @@ struct TokenBatch {
   }
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   Batch view() {
-    const auto tensor = [&](std::vector<int32_t>& v) { return Tensor(v.data(), DType::i32, {size()}, "batch"); };
+    const auto tensor = [&](std::vector<int32_t>& v) {
+      return Tensor(v.data(), DType::i32, {size()}, "batch");
+    };
     return {.tokens = tensor(tokens),
             .targets = tensor(targets),
             .positions = tensor(positions),
@@ -103,7 +106,8 @@ class TestModel {
       const ParamSpec& spec = store.specs()[i];
       const bool norm = spec.init.kind == Init::Kind::constant && spec.init.value == 1;
       const Tensor value = store.value(static_cast<ParamStore::Id>(i));
-      for (int64_t j = 0; j < value.numel(); ++j) Pool::set(value, j, norm ? 1 + 0.2 * normal(random) : 0.45 * normal(random));
+      for (int64_t j = 0; j < value.numel(); ++j)
+        Pool::set(value, j, norm ? 1 + 0.2 * normal(random) : 0.45 * normal(random));
     }
     store.pack(*context);
   }
