@@ -6,7 +6,6 @@
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <optional>
 
 #include "core/cpu_features.h"
@@ -51,17 +50,9 @@ std::string list(const std::vector<std::string>& items) {
   return fmt::format("{}", fmt::join(items, "\n  "));
 }
 
-/// As a checkpoint's own config.yaml states them: free of the folder we were started in.
-Config with_absolute_paths(Config config) {
-  const auto absolute = [](std::string& path) {
-    if (!path.empty()) path = std::filesystem::absolute(path).lexically_normal().string();
-  };
-  absolute(config.model.match_parameters_of);
-  absolute(config.data.tokenizer.path);
-  absolute(config.train.init_from);
-  for (DataSource& source : config.data.train) absolute(source.path);
-  for (DataSource& source : config.data.validation) absolute(source.path);
-  return config;
+template <class E>
+std::string_view word(E e) {
+  return EnumNames<E>::names[static_cast<size_t>(e)];
 }
 
 class Run {
@@ -122,8 +113,7 @@ class Run {
 
 Run::Run(const RunOptions& options) : options_(options) {
   config_ = load_config(options.config_path, options.overrides);
-  if (config_.train.device == DeviceChoice::cuda)
-    fail(ExitCode::usage, "train.device: this build has no CUDA backend; use auto or cpu");
+  validate_for_training(config_);
   if (config_.train.threads > 0) set_num_threads(static_cast<int>(config_.train.threads));
   tokenizer_ = make_tokenizer(config_.data.tokenizer);
   resolve_model(config_, *tokenizer_);
@@ -148,7 +138,7 @@ Run::Run(const RunOptions& options) : options_(options) {
 void Run::check_resume() {
   std::vector<std::string> impossible, consent;
   const Config before = load_config(resumed_.path + "/config.yaml");
-  for (const ConfigChange& change : config_changes(before, with_absolute_paths(config_))) {
+  for (const ConfigChange& change : config_changes(before, config_)) {
     const std::string text = fmt::format("{}: {} -> {}", change.key, change.before, change.after);
     if (change.kind == ChangeClass::identity) impossible.push_back(text);
     const auto& allowed = options_.allow_change;
@@ -181,37 +171,34 @@ void Run::start_files() {
       io::exists(folder_->file("cmdline.txt")) ? io::read_file(folder_->file("cmdline.txt")) : "";
   folder_->write("cmdline.txt", past + options_.command_line + "\n");
 
-  const nlohmann::ordered_json run = {
-      {"schema", 1},
-      {"name", config_.name},
-      {"version", SLUICE_VERSION},
-      {"parameters", plan_.total},
-      {"parameters_non_embedding", plan_.non_embedding},
-      {"config_hash", config_hash(config_)},
-      {"max_steps", trainer_->max_steps()},
-      {"tokens_per_step", tokens_per_step(config_)},
-      {"precision", EnumNames<Precision>::names[static_cast<size_t>(config_.train.precision)]},
-      {"threads", num_threads()},
-      {"instruction_set", isa_name(cpu_isa())},
-      {"data_fingerprint", data_fingerprint_},
-      {"tokenizer_fingerprint", tokenizer_->fingerprint()},
-      {"started", utc_now()},
-      {"resumed_from_step", trainer_->next_step()}};
+  const nlohmann::ordered_json run = {{"schema", 1},
+                                      {"name", config_.name},
+                                      {"version", SLUICE_VERSION},
+                                      {"parameters", plan_.total},
+                                      {"parameters_non_embedding", plan_.non_embedding},
+                                      {"config_hash", config_hash(config_)},
+                                      {"max_steps", trainer_->max_steps()},
+                                      {"tokens_per_step", tokens_per_step(config_)},
+                                      {"precision", word(config_.train.precision)},
+                                      {"threads", num_threads()},
+                                      {"instruction_set", isa_name(cpu_isa())},
+                                      {"data_fingerprint", data_fingerprint_},
+                                      {"tokenizer_fingerprint", tokenizer_->fingerprint()},
+                                      {"started", utc_now()},
+                                      {"resumed_from_step", trainer_->next_step()}};
   folder_->write("run.json", run.dump(2) + "\n");
 }
 
 void Run::banner() {
   const ModelConfig& m = config_.model;
   const auto total = static_cast<double>(plan_.total);
-  std::string attention = EnumNames<AttentionKind>::names[static_cast<size_t>(m.attention.kind)].data();
+  std::string attention(word(m.attention.kind));
   for (const GateConfig& gate : m.attention.gates)
-    attention += fmt::format(" + {} {} gate at {}",
-                             EnumNames<GateGranularity>::names[static_cast<size_t>(gate.granularity)],
-                             EnumNames<GateActivation>::names[static_cast<size_t>(gate.activation)],
-                             EnumNames<GatePosition>::names[static_cast<size_t>(gate.position)]);
+    attention += fmt::format(" + {} {} gate at {}", word(gate.granularity), word(gate.activation),
+                             word(gate.position));
   console_->line(fmt::format("sluice {}  run {}  ->  {}", SLUICE_VERSION, config_.name, folder_->path()));
   console_->line(
-      fmt::format("model    {} parameters ({} without embeddings)  {} layers  {} wide  {}/{} heads of {}  "
+      fmt::format("model    {} parameters ({} without embeddings)  layers {}  hidden {}  heads {}/{} x {}  "
                   "FFN {}  vocabulary {}",
                   format_count(total), format_count(static_cast<double>(plan_.non_embedding)),
                   m.num_hidden_layers, m.hidden_size, m.num_attention_heads, m.num_key_value_heads,
@@ -228,10 +215,9 @@ void Run::banner() {
   const double tokens =
       static_cast<double>(trainer_->max_steps()) * static_cast<double>(tokens_per_step(config_));
   console_->line(fmt::format(
-      "train    {} tokens = {} steps x {}  {:.1f} tokens per parameter  {} FLOPs  {}, {} thread{}, {}",
+      "train    {} tokens = {} steps x {}  {:.2g} tokens per parameter  {} FLOPs  {}, {} thread{}, {}",
       format_count(tokens), trainer_->max_steps(), tokens_per_step(config_), tokens / total,
-      format_exponent(plan_.flops_per_token * tokens),
-      EnumNames<Precision>::names[static_cast<size_t>(config_.train.precision)], num_threads(),
+      format_exponent(plan_.flops_per_token * tokens), word(config_.train.precision), num_threads(),
       num_threads() == 1 ? "" : "s", isa_name(cpu_isa())));
   const MemoryPlan& memory = trainer_->memory();
   int64_t snapshot = 0;
@@ -263,11 +249,11 @@ ExitCode Run::train() {
 
   const bool evaluated = evaluator_->empty() ||
                          JsonLines(folder_->file("eval.jsonl"), resumed_.step).last_step() >= resumed_.step;
-  if (!resumed_.path.empty() && resumed_.step >= total_steps(config_) && evaluated) {
+  if (!resumed_.path.empty() && resumed_.step >= training_steps(config_) && evaluated) {
     console_->line(fmt::format(
         "{} is finished: step {} of {}, {}. More: train.max_steps=N --allow-change train.max_steps, "
         "or another run_dir.",
-        folder_->path(), resumed_.step, total_steps(config_), resumed_.path));
+        folder_->path(), resumed_.step, training_steps(config_), resumed_.path));
     return ExitCode::ok;
   }
   trainer_ = std::make_unique<Trainer>(config_, *data_);
@@ -410,7 +396,8 @@ void Run::scalars(int64_t step, const std::vector<std::pair<std::string, double>
 
 bool Run::checkpoint_due() const {
   const int64_t step = trainer_->next_step();
-  if (step == 0 || step == saved_step_) return false;
+  // Weights that just made a step not finite are not worth an older checkpoint.
+  if (step == 0 || step == saved_step_ || last_.skipped) return false;
   const CheckpointConfig& c = config_.checkpoint;
   return (c.every_steps > 0 && step % c.every_steps == 0) ||
          (c.every_minutes > 0 && now() - saved_at_ >= 60 * c.every_minutes);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "analysis/summary.h"
+#include "config/load.h"
 #include "ops/reduce.h"
 #include "optim/schedule.h"
 
@@ -19,12 +20,6 @@ DType storage_dtype(Precision precision) {
       return DType::f64;
   }
   fail(ExitCode::internal, "unknown precision");
-}
-
-int64_t total_steps(const Config& config) {
-  if (config.train.max_steps > 0) return config.train.max_steps;
-  const int64_t per_step = tokens_per_step(config);
-  return (config.train.max_tokens + per_step - 1) / per_step;
 }
 
 MemoryPlan Trainer::measure(const Config& config) {
@@ -44,7 +39,7 @@ Trainer::Trainer(const Config& config, const Blend* data, const MemoryPlan& memo
     : config_(config),
       data_(data),
       memory_(memory),
-      max_steps_(total_steps(config)),
+      max_steps_(training_steps(config)),
       parameters_("parameters", memory.parameters),
       gradients_("gradients", memory.gradients),
       optimizer_state_("optimizer", memory.optimizer),

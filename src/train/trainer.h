@@ -19,8 +19,6 @@ namespace sluice {
 
 /// Storage of weights and activations.
 DType storage_dtype(Precision precision);
-/// train.max_steps, or as many steps as train.max_tokens needs.
-int64_t total_steps(const Config& config);
 inline int64_t tokens_per_step(const Config& config) {
   return config.train.global_batch_size * config.data.seq_len;
 }

@@ -70,7 +70,7 @@ TEST_CASE("a signal saves, exits with 75, and the same command goes on as if not
   const int number = GENERATE(SIGUSR1, SIGUSR2, SIGTERM, SIGINT);
   const bool async = number == SIGUSR1;
   const TinyRun t;
-  const std::vector<std::string> options = {"train.max_steps=600", "checkpoint.every_steps=0",
+  const std::vector<std::string> options = {"train.max_steps=250", "checkpoint.every_steps=0",
                                             fmt::format("checkpoint.async={}", async)};
   auto reference = options;
   reference.push_back("run_dir=" + t.folder / "straight");
@@ -87,7 +87,7 @@ TEST_CASE("a signal saves, exits with 75, and the same command goes on as if not
     };
     // metrics.jsonl is opened after the handlers are in place.
     const auto before = lines();
-    test::wait_until([&] { return lines() > before + 20 || lines() >= 600; });
+    test::wait_until([&] { return lines() > before + 20 || lines() >= 250; });
     program.signal(number);
     outcome = program.wait();
     if (outcome.code == 0) break;
@@ -102,12 +102,12 @@ TEST_CASE("a signal saves, exits with 75, and the same command goes on as if not
   CHECK(outcome.code == 0);
   CHECK_THAT(outcome.out, Contains("resume   from"));
   CHECK(t.curve(t.run) == t.curve(t.folder / "straight"));
-  CHECK(t.bits(t.run, 600) == t.bits(t.folder / "straight", 600));
+  CHECK(t.bits(t.run, 250) == t.bits(t.folder / "straight", 250));
 }
 
 TEST_CASE("killed at any I/O call, a training resumes to the same bits", "[train][crash]") {
-  // All of them with SLUICE_CRASH_ALL=1; otherwise every seventh, a different set for torn writes.
-  const int stride = std::getenv("SLUICE_CRASH_ALL") ? 1 : 7;
+  // All of them with SLUICE_CRASH_ALL=1; otherwise every seventeenth, a different set for torn writes.
+  const int stride = std::getenv("SLUICE_CRASH_ALL") ? 1 : 17;
   const std::string torn = GENERATE("", ":torn");
   const TinyRun t;
   REQUIRE(t.train({"run_dir=" + t.folder / "straight"}).code == 0);
@@ -125,13 +125,16 @@ TEST_CASE("killed at any I/O call, a training resumes to the same bits", "[train
     REQUIRE(resumed.code == 0);
     CHECK(t.bits(t.run, 8) == bits);
     CHECK(t.curve(t.run) == curve);
-    for (const std::string& name : io::list_directory(t.run + "/ckpt")) CHECK(name.rfind("step_", 0) == 0);
+    // Litter of the interrupted save goes when a training opens the folder; a finished one is only looked at.
+    if (resumed.out.find("is finished") != std::string::npos) continue;
+    for (const std::string& name : io::list_directory(t.run + "/ckpt"))
+      CHECK((name == "LATEST" || name.rfind("step_", 0) == 0));
   }
   CHECK(crashes > 5);
 }
 
 TEST_CASE("a disk that fills up at any I/O call gives one error and loses nothing", "[train][crash]") {
-  const int stride = std::getenv("SLUICE_CRASH_ALL") ? 1 : 9;
+  const int stride = std::getenv("SLUICE_CRASH_ALL") ? 1 : 23;
   const TinyRun t;
   REQUIRE(t.train({"run_dir=" + t.folder / "straight"}).code == 0);
   const std::string bits = t.bits(t.folder / "straight", 8);
@@ -159,7 +162,7 @@ TEST_CASE("one failed save is a warning, and the training goes on", "[train]") {
   REQUIRE(counted.code == 0);
   // Look for a call that belongs to the save at step 4.
   bool seen = false;
-  for (int n = 20; n < 60 && !seen; n += 2) {
+  for (int n = 20; n < 250 && !seen; n += 7) {
     std::filesystem::remove_all(t.run);
     const Outcome outcome = t.train({}, {{"SLUICE_IOFAIL", std::to_string(n) + ":EIO"}});
     if (outcome.code != 0 || outcome.err.find("warn") == std::string::npos) continue;

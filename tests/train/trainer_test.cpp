@@ -292,11 +292,4 @@ TEST_CASE("gradients are clipped to the global norm", "[trainer]") {
   CHECK(std::sqrt(squares) == Approx((1 - t.config.optimizer.beta1) * 0.01).epsilon(1e-3));
 }
 
-TEST_CASE("steps follow from tokens", "[trainer]") {
-  TinyTraining t;
-  t.config.train.max_steps = 0;
-  t.config.train.max_tokens = 1000;  // a step has 128
-  CHECK(total_steps(t.config) == 8);
-}
-
 }  // namespace sluice
