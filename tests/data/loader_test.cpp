@@ -52,6 +52,11 @@ static thread_local int64_t allocations = 0;
   if (void* p = std::malloc(bytes ? bytes : 1)) return p;
   throw std::bad_alloc();
 }
+// The address sanitizer's own nothrow form would not match our delete.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  if (counting) ++allocations;
+  return std::malloc(bytes ? bytes : 1);
+}
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 

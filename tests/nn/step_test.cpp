@@ -22,6 +22,12 @@ std::atomic<int64_t> allocations{0}, alive{0};
   if (void* p = std::malloc(bytes ? bytes : 1)) return p;
   throw std::bad_alloc();
 }
+// The address sanitizer's own nothrow form would not match our delete.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  ++allocations;
+  ++alive;
+  return std::malloc(bytes ? bytes : 1);
+}
 [[gnu::noinline]] void operator delete(void* p) noexcept {
   if (p) --alive;
   std::free(p);
