@@ -3,11 +3,13 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <memory>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "commands.h"
 #include "core/error.h"
@@ -105,6 +107,10 @@ int main(int argc, char** argv) {
     return report(error.what(), error.code());
   } catch (const std::bad_alloc&) {
     return report("out of memory", sluice::ExitCode::out_of_memory);
+  } catch (const std::system_error& error) {
+    // fmt::print's, when the reader of a pipe has seen enough.
+    if (error.code().value() == EPIPE) return 0;
+    return report(error.what(), sluice::ExitCode::internal);
   } catch (const std::exception& error) {
     return report(fmt::format("{} (this is a bug of sluice)", error.what()), sluice::ExitCode::internal);
   }

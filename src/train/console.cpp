@@ -19,6 +19,12 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
+/// Nobody may be reading any more (a closed pipe, a full disk): that is no reason to end a training.
+void put(FILE* stream, const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stream);
+  std::fflush(stream);
+}
+
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -153,22 +159,18 @@ void Console::tick(const Progress& p) {
 }
 
 void Console::draw(const Progress& p) {
-  fmt::print("\r{}\x1b[K", format_progress(p, terminal_));
-  std::fflush(stdout);
+  put(stdout, "\r" + format_progress(p, terminal_) + "\x1b[K");
   bar_shown_ = true;
   drawn_at_ = now();
 }
 
 void Console::write(const std::string& text, bool error) {
   clear_bar();
-  fmt::print(error ? stderr : stdout, "{}\n", text);
-  std::fflush(error ? stderr : stdout);
+  put(error ? stderr : stdout, text + "\n");
 }
 
 void Console::clear_bar() {
-  if (!bar_shown_) return;
-  fmt::print("\r\x1b[K");
-  std::fflush(stdout);
+  if (bar_shown_) put(stdout, "\r\x1b[K");
   bar_shown_ = false;
 }
 

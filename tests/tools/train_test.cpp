@@ -200,6 +200,15 @@ TEST_CASE("an evaluation that a signal cut short is made up for", "[train]") {
   CHECK(io::read_file(t.run + "/eval.jsonl") == evals);
 }
 
+TEST_CASE("a training does not depend on anybody reading what it prints", "[train]") {
+  const TinyRun t;
+  const std::string command = std::string(std::getenv("SLUICE_BINARY")) + " train " + t.config;
+  CHECK(std::system((command + " > /dev/full").c_str()) == 0);
+  CHECK(std::system((command + " run_dir=" + t.folder / "piped" + " | true").c_str()) == 0);
+  CHECK(test::wait_until([&] { return io::exists(t.folder / "piped/ckpt/step_00000008/MANIFEST.json"); }));
+  CHECK(t.bits(t.run, 8) == t.bits(t.folder / "piped", 8));
+}
+
 TEST_CASE("eval and generate read a run", "[train]") {
   const TinyRun t;
   REQUIRE(t.train().code == 0);
