@@ -8,20 +8,11 @@
 
 #include "core/error.h"
 #include "data/token_file.h"
+#include "support/temp_folder.h"
 
 namespace sluice::test {
 
-/// A folder of its own for one test, gone with it.
-struct TemporaryFolder {
-  std::string path;
-  TemporaryFolder() : path((std::filesystem::temp_directory_path() / "sluice_data_XXXXXX").string()) {
-    REQUIRE(::mkdtemp(path.data()));
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  std::string operator/(const std::string& name) const { return path + "/" + name; }
-};
+using TemporaryFolder = ::sluice::TempFolder;
 
 inline void write_bytes(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
