@@ -164,15 +164,6 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   return std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes())) == 0;
 }
 
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 }  // namespace
 
 TEST_CASE("attention equals the explicit T x T computation for awkward shapes, masks and dtypes",

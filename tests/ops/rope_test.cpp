@@ -20,15 +20,6 @@ struct Table {
   }
 };
 
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 }  // namespace
 
 TEST_CASE("rope rotates pairs (i, i + D/2) by position times theta^(-2i/D)", "[rope]") {

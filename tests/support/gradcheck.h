@@ -114,4 +114,14 @@ inline double gradient_error(const Tensor& x, const Tensor& gradient, const std:
   return norm == 0 ? 0 : std::sqrt(difference / norm);
 }
 
+/// What a call that must fail says.
+inline std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
 }  // namespace sluice::test
