@@ -17,6 +17,8 @@ struct Context {
   /// Ops check their arguments and take their temporaries, but compute nothing: the memory of a step is measured by one
   /// dry step, and `sluice plan` needs no memory at all. Tensors may have null data.
   bool dry_run = false;
+  /// On a GPU: no sum whose order may vary from run to run. (A CPU has none.)
+  bool deterministic = true;
   Arena scratch;
   std::unique_ptr<BackendState> backend;  // owned here so that it has no life of its own
   Profile* profile = nullptr;             // where ops report their times, if anywhere

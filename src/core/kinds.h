@@ -9,4 +9,8 @@ enum class GateActivation : uint8_t { sigmoid, silu, identity, ns_sigmoid };  //
 enum class GateSharing : uint8_t { specific, shared, shared_before_activation };
 enum class GateCombine : uint8_t { multiply, add };
 
+/// How attention is computed on a GPU: automatic takes the fastest of the house's own for the card; cudnn is there to
+/// race against. On a CPU there is one way, automatic.
+enum class AttentionKernel : uint8_t { automatic, mma, hopper, cudnn };
+
 }  // namespace sluice

@@ -12,8 +12,8 @@ void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, co
                            const Tensor& targets);
 
 /// losses as forward; dhidden (T, C) overwritten; dweight (V, C) += (accumulate_dtype); every token's gradient is
-/// multiplied by `gradient_scale` (1 / number of counted tokens of the global batch).
+/// multiplied by gradient_scale (1) f64 (1 / number of counted tokens of the global batch).
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight, const Tensor& hidden,
-                                    const LinearWeight& head, const Tensor& targets, double gradient_scale);
+                                    const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale);
 
 }  // namespace sluice

@@ -5,7 +5,7 @@
 #include "core/cpu_features.h"
 
 #if defined(__x86_64__)
-#define SLUICE_DECLARE_BACKENDS(op)                                    \
+#define SLUICE_DECLARE_CPU(op)                                         \
   namespace sluice::cpu::baseline { decltype(::sluice::op) op; }       \
   namespace sluice::cpu::avx2 { decltype(::sluice::op) op; }           \
   namespace sluice::cpu::avx512 { decltype(::sluice::op) op; }
@@ -16,15 +16,41 @@
     default: return ::sluice::cpu::baseline::op(__VA_ARGS__);          \
   }
 #else
-#define SLUICE_DECLARE_BACKENDS(op) \
+#define SLUICE_DECLARE_CPU(op) \
   namespace sluice::cpu::baseline { decltype(::sluice::op) op; }
 #define SLUICE_DISPATCH_CPU(op, ...) return ::sluice::cpu::baseline::op(__VA_ARGS__);
 #endif
 
+#if defined(SLUICE_HAS_CUDA)
+#include "core/cuda_backend.h"
+#define SLUICE_DECLARE_CUDA(op) \
+  namespace sluice::cuda { decltype(::sluice::op) op; }
+#define SLUICE_DISPATCH_CUDA(op, ctx, ...)                       \
+  if ((ctx).device == ::sluice::Device::cuda) {                  \
+    const ::sluice::cuda::OpScope op_scope(ctx, #op);            \
+    return ::sluice::cuda::op(ctx, __VA_ARGS__);                 \
+  }
+#else
+#define SLUICE_DECLARE_CUDA(op)
+#define SLUICE_DISPATCH_CUDA(op, ctx, ...) \
+  SLUICE_CHECK((ctx).device == ::sluice::Device::cpu, #op ": this build has no CUDA backend");
+#endif
+
+#define SLUICE_DECLARE_BACKENDS(op) \
+  SLUICE_DECLARE_CPU(op)            \
+  SLUICE_DECLARE_CUDA(op)
+
 /// Last statement of an op's door: SLUICE_DISPATCH(rmsnorm_forward, ctx, y, rstd, x, weight, eps).
-#define SLUICE_DISPATCH(op, ctx, ...)                                                                    \
-  do {                                                                                                   \
-    SLUICE_CHECK((ctx).device == ::sluice::Device::cpu, #op ": this build has no CUDA backend");         \
-    const ::sluice::ProfileScope profile_scope((ctx).profile, #op);                                      \
-    SLUICE_DISPATCH_CPU(op, ctx, __VA_ARGS__)                                                            \
+#define SLUICE_DISPATCH(op, ctx, ...)                                        \
+  do {                                                                       \
+    SLUICE_DISPATCH_CUDA(op, ctx, __VA_ARGS__)                               \
+    const ::sluice::ProfileScope profile_scope((ctx).profile, #op);          \
+    SLUICE_DISPATCH_CPU(op, ctx, __VA_ARGS__)                                \
+  } while (false)
+
+/// For an op that the CPU composes from others while CUDA has a kernel of its own: first statement of its door, after the
+/// checks. What follows is the composition.
+#define SLUICE_DISPATCH_CUDA_ONLY(op, ctx, ...) \
+  do {                                          \
+    SLUICE_DISPATCH_CUDA(op, ctx, __VA_ARGS__)  \
   } while (false)

@@ -10,6 +10,11 @@ namespace sluice {
 /// y (..., D) overwritten, may alias x; rstd (R) of accumulate_dtype(x). eps is added to the mean square.
 void rmsnorm_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, double eps);
 
+/// The same of a sum: sum = a + b (R, D), overwritten, rounded to its dtype; y = norm(sum). One pass over memory where
+/// the backend can; sum may alias a or b.
+void add_rmsnorm_forward(Context& ctx, Tensor sum, Tensor y, Tensor rstd, const Tensor& a, const Tensor& b,
+                         const Tensor& weight, double eps);
+
 /// dx overwritten or added to (may alias dy); dweight += (accumulate_dtype). x is the input of forward.
 void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x, const Tensor& weight,
                       const Tensor& rstd, Into into);

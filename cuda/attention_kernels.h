@@ -1,0 +1,46 @@
+#pragma once
+// Between attention.cu, which knows the ops, and the kernels: one for every card since sm_80 (attention_mma.cu), one for
+// Hopper (hopper/). All tensors bf16 unless said; layouts as in ops/attention.h.
+#include "common/launch.h"
+#include "ops/gate.h"
+
+namespace sluice::cuda {
+
+struct AttentionForward {
+  const nv_bf16 *q, *k, *v;  // (Tq, H, D), (Tk, Hkv, D)
+  const int* first_key;      // (Tq)
+  nv_bf16* o;                // (Tq, H, D)
+  float *lse, *z0;           // (H, Tq), natural logarithm; z0 may be null
+  // The fused output; y is null for plain attention. y = gate(sigmoid(lse - sink) o, gate)
+  nv_bf16* y;
+  const nv_bf16* sink;  // (H), or null
+  const nv_bf16* gate;  // (Tq, H, D), headwise (Tq, H), or null; scores specific to a head
+  bool headwise;
+  GateKind kind;
+  int64_t queries, keys;
+  int heads, kv_heads, head_dim;  // head_dim 64, 128 or 256
+  float scale;
+};
+
+struct AttentionBackward {
+  const nv_bf16 *q, *k, *v, *d_o;
+  const float* lse;    // (H, T)
+  const float* delta;  // (H, T): <dO_t, O_t> - dlse_t
+  const float* coef0;  // (H, T), or null
+  const int* first_key;
+  nv_bf16 *dq, *dk, *dv;
+  int64_t tokens;
+  int heads, kv_heads, head_dim;
+  float scale;
+};
+
+// They take their scratch first and return in a dry run, like ops.
+void attention_mma_forward(Context& ctx, const AttentionForward& a);
+void attention_mma_backward(Context& ctx, const AttentionBackward& a);
+/// sm_90 only.
+void attention_hopper_forward(Context& ctx, const AttentionForward& a);
+void attention_hopper_backward(Context& ctx, const AttentionBackward& a);
+/// head_dims the Hopper kernels take.
+bool attention_hopper_supports(int head_dim);
+
+}  // namespace sluice::cuda
