@@ -3,33 +3,53 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <utility>
+
+#if defined(SLUICE_HAS_CUDA)
+#include "core/cuda_backend.h"
+#endif
 
 namespace sluice {
 
-constexpr int64_t kAlignment = 64;
-
-Arena::Arena(std::string name, int64_t capacity, Device device)
-    : name_(std::move(name)), device_(device), capacity_(capacity) {
+Arena::Arena(std::string name, int64_t capacity, Device device, bool pinned)
+    : name_(std::move(name)), device_(device), pinned_(pinned), capacity_(capacity) {
   SLUICE_CHECK(capacity >= 0, "arena {}: capacity {}", name_, capacity);
-  SLUICE_CHECK(device == Device::cpu || capacity == 0,
+#if !defined(SLUICE_HAS_CUDA)
+  SLUICE_CHECK(capacity == 0 || (device == Device::cpu && !pinned),
                "arena {}: this build has no CUDA backend; device must be cpu", name_);
+#endif
   if (capacity == 0) return;
-  // mmap: zeroed, page aligned, and returned to the system as one piece.
-  void* p = mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED)
-    fail(ExitCode::out_of_memory, "out of memory: arena '{}' needs {:.2f} GiB", name_,
-         static_cast<double>(capacity) / (1 << 30));
-  madvise(p, static_cast<size_t>(capacity), MADV_HUGEPAGE);
+  void* p = nullptr;
+#if defined(SLUICE_HAS_CUDA)
+  if (device == Device::cuda) p = cuda::allocate(capacity);
+  else if (pinned) p = cuda::allocate_pinned(capacity);
+#endif
+  if (device == Device::cpu && !pinned) {
+    // mmap: zeroed, page aligned, and returned to the system as one piece.
+    p = mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) p = nullptr;
+    else madvise(p, static_cast<size_t>(capacity), MADV_HUGEPAGE);
+  }
+  if (!p)
+    fail(ExitCode::out_of_memory, "out of {}memory: arena '{}' needs {:.2f} GiB", device == Device::cuda ? "GPU " : "",
+         name_, static_cast<double>(capacity) / (1 << 30));
   block_ = static_cast<char*>(p);
 }
 
 Arena::~Arena() {
-  if (block_) munmap(block_, static_cast<size_t>(capacity_));
+  if (!block_) return;
+#if defined(SLUICE_HAS_CUDA)
+  if (device_ == Device::cuda) cuda::release(block_);
+  else if (pinned_) cuda::release_pinned(block_);
+  else
+#endif
+    munmap(block_, static_cast<size_t>(capacity_));
 }
 
 Arena::Arena(Arena&& other) noexcept
     : name_(std::move(other.name_)),
       device_(other.device_),
+      pinned_(other.pinned_),
       capacity_(other.capacity_),
       used_(other.used_),
       high_water_(other.high_water_),
@@ -38,7 +58,9 @@ Arena::Arena(Arena&& other) noexcept
 
 int64_t Arena::take(int64_t bytes, const char* what) {
   const int64_t begin = used_;
-  const int64_t padded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  // A cache line; on a GPU what vector and bulk copies ask for, with room to spare.
+  const int64_t alignment = device_ == Device::cuda ? 256 : 64;
+  const int64_t padded = (bytes + alignment - 1) / alignment * alignment;
   SLUICE_CHECK(measuring() || begin + padded <= capacity_, "arena {}: {} needs {} bytes, {} of {} are free", name_, what,
                padded, capacity_ - begin, capacity_);
   used_ = begin + padded;

@@ -20,12 +20,15 @@ class Arena {
   };
 
   /// capacity in bytes; 0 = measure only. Memory is zeroed. Throws Error(out_of_memory) with name and size.
-  explicit Arena(std::string name, int64_t capacity = 0, Device device = Device::cpu);
+  explicit Arena(std::string name, int64_t capacity = 0, Device device = Device::cpu)
+      : Arena(std::move(name), capacity, device, /*pinned=*/false) {}
+  /// Host memory that a GPU can copy from and to while it computes.
+  static Arena pinned(std::string name, int64_t capacity) { return Arena(std::move(name), capacity, Device::cpu, true); }
   ~Arena();
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&&) = delete;
 
-  /// A tensor aligned to 64 bytes. A real arena throws Error(internal) when it is full.
+  /// A tensor aligned to 64 bytes, on a GPU to 256. A real arena throws Error(internal) when it is full.
   Tensor alloc(const std::string& tensor_name, DType dtype, std::initializer_list<int64_t> dims);
   /// The same, without an entry in the table and without copying the name (which must outlive the tensor): for
   /// temporaries inside the step, which may not allocate host memory.
@@ -44,10 +47,12 @@ class Arena {
   const std::deque<Entry>& entries() const { return entries_; }
 
  private:
+  Arena(std::string name, int64_t capacity, Device device, bool pinned);
   int64_t take(int64_t bytes, const char* what);
 
   std::string name_;
   Device device_;
+  bool pinned_ = false;
   int64_t capacity_ = 0, used_ = 0, high_water_ = 0;
   char* block_ = nullptr;
   std::deque<Entry> entries_;

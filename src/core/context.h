@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "core/arena.h"
+#include "core/device.h"
 #include "core/profile.h"
 
 namespace sluice {

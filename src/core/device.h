@@ -1,9 +1,39 @@
 #pragma once
+// Devices, and what of them core needs: memory, copies, waiting. In a CPU build everything that names a GPU is an error
+// by name; in a CUDA build it goes to cuda/device.cu (core/cuda_backend.h).
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace sluice {
 
 enum class Device : uint8_t { cpu, cuda };
 constexpr const char* device_name(Device d) { return d == Device::cpu ? "cpu" : "cuda"; }
+
+struct DeviceInfo {
+  std::string name;
+  int64_t memory_bytes = 0, free_bytes = 0;
+  int compute_capability = 0;  // times ten: 90
+  int multiprocessors = 0;
+};
+
+/// Whether this program holds a CUDA backend at all.
+bool built_with_cuda();
+/// The GPUs this process sees; empty in a CPU build, without a driver or without a card.
+std::vector<DeviceInfo> cuda_devices();
+
+struct Context;
+struct Tensor;
+
+/// dst = src: equal shape and dtype, any two devices, in order with the ops of ctx. Host memory must live, and stay as it
+/// is, until synchronize(). Nothing in a dry run.
+void copy(Context& ctx, const Tensor& dst, const Tensor& src);
+
+/// Waits for everything that ops of ctx have begun. Throws what kernels on a GPU reported meanwhile: Error(data) for tokens,
+/// targets and positions outside their tables. On a CPU ops throw by themselves and this does nothing.
+void synchronize(Context& ctx);
+
+/// The one element of a (1) f64 or f32 tensor, wherever it is: waits. 0 in a dry run.
+double read_scalar(Context& ctx, const Tensor& t);
 
 }  // namespace sluice

@@ -50,7 +50,4 @@
 
 /// For an op that the CPU composes from others while CUDA has a kernel of its own: first statement of its door, after the
 /// checks. What follows is the composition.
-#define SLUICE_DISPATCH_CUDA_ONLY(op, ctx, ...) \
-  do {                                          \
-    SLUICE_DISPATCH_CUDA(op, ctx, __VA_ARGS__)  \
-  } while (false)
+#define SLUICE_DISPATCH_CUDA_ONLY(op, ctx, ...) SLUICE_DISPATCH_CUDA(op, ctx, __VA_ARGS__)

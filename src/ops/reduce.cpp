@@ -9,18 +9,21 @@ SLUICE_DECLARE_BACKENDS(max_abs)
 
 namespace sluice {
 
-void sum_of_squares(Context& ctx, double* result, const Tensor& x) {
+void sum_of_squares(Context& ctx, Tensor result, const Tensor& x) {
   check_floating("sum_of_squares", "x", x);
+  check_tensor("sum_of_squares", "result", result, DType::f64, {1});
   SLUICE_DISPATCH(sum_of_squares, ctx, result, x);
 }
 
-void sum(Context& ctx, double* result, const Tensor& x) {
+void sum(Context& ctx, Tensor result, const Tensor& x, Into into) {
   check_floating("sum", "x", x);
-  SLUICE_DISPATCH(sum, ctx, result, x);
+  check_tensor("sum", "result", result, DType::f64, {1});
+  SLUICE_DISPATCH(sum, ctx, result, x, into);
 }
 
-void max_abs(Context& ctx, double* result, const Tensor& x) {
+void max_abs(Context& ctx, Tensor result, const Tensor& x) {
   check_floating("max_abs", "x", x);
+  check_tensor("max_abs", "result", result, DType::f64, {1});
   SLUICE_DISPATCH(max_abs, ctx, result, x);
 }
 

@@ -2,9 +2,11 @@
 
 #include "ops/checks.h"
 #include "ops/dispatch.h"
+#include "ops/elementwise.h"
 
 SLUICE_DECLARE_BACKENDS(rmsnorm_forward)
 SLUICE_DECLARE_BACKENDS(rmsnorm_backward)
+SLUICE_DECLARE_CUDA(add_rmsnorm_forward)
 
 namespace sluice {
 namespace {
@@ -30,6 +32,18 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const
   check_like("rmsnorm_forward", "y", y, x);
   SLUICE_CHECK(eps >= 0, "rmsnorm_forward: eps must not be negative, got {}", eps);
   SLUICE_DISPATCH(rmsnorm_forward, ctx, y, rstd, x, weight, eps);
+}
+
+void add_rmsnorm_forward(Context& ctx, Tensor sum, Tensor y, Tensor rstd, const Tensor& a, const Tensor& b,
+                         const Tensor& weight, double eps) {
+  check_rows("add_rmsnorm_forward", a, weight, rstd);
+  check_like("add_rmsnorm_forward", "b", b, a);
+  check_like("add_rmsnorm_forward", "sum", sum, a);
+  check_like("add_rmsnorm_forward", "y", y, a);
+  SLUICE_CHECK(eps >= 0, "add_rmsnorm_forward: eps must not be negative, got {}", eps);
+  SLUICE_DISPATCH_CUDA_ONLY(add_rmsnorm_forward, ctx, sum, y, rstd, a, b, weight, eps);
+  add_forward(ctx, sum, a, b);
+  rmsnorm_forward(ctx, y, rstd, sum, weight, eps);
 }
 
 void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,

@@ -264,14 +264,16 @@ void sink_backward_t(Tensor d_o, Tensor dlse, Tensor dsink, const Tensor& dy, co
 }  // namespace
 
 void attention_forward(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tensor& q, const Tensor& k,
-                       const Tensor& v, const Tensor& first_key, double scale) {
+                       const Tensor& v, const Tensor& first_key, double scale,
+                       AttentionKernel /*kernel*/) {
   with_storage_type(q.dtype,
                     [&](auto t) { forward_t<decltype(t)>(ctx, o, lse, z0, q, k, v, first_key, scale); });
 }
 
 void attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o, const Tensor& q,
                         const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                        const Tensor& first_key, double scale, const Tensor& dlse, const Tensor& coef0) {
+                        const Tensor& first_key, double scale, const Tensor& dlse, const Tensor& coef0,
+                        AttentionKernel /*kernel*/) {
   with_storage_type(q.dtype, [&](auto t) {
     backward_t<decltype(t)>(ctx, dq, dk, dv, d_o, q, k, v, o, lse, first_key, scale, dlse, coef0);
   });

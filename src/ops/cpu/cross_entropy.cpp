@@ -168,8 +168,9 @@ void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, co
 }
 
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight, const Tensor& hidden,
-                                    const LinearWeight& head, const Tensor& targets, double gradient_scale) {
-  run_any<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets, gradient_scale);
+                                    const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale) {
+  run_any<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets,
+                ctx.dry_run ? 0 : *gradient_scale.as<double>());
 }
 
 #include "ops/cpu/isa_end.h"

@@ -11,14 +11,13 @@
 
 constexpr int64_t kChunk = 65536;
 
-/// partials[k] = chunk_result(T*, count) of chunk k; then their combination, in order. 0 in a dry run.
+/// partials[k] = chunk_result(T*, count) of chunk k; then their combination with result's start, in order.
 template <class ChunkResult, class Combine>
-void reduce_chunks(Context& ctx, double* result, const Tensor& x, ChunkResult&& chunk_result,
+void reduce_chunks(Context& ctx, const Tensor& result, const Tensor& x, Into into, ChunkResult&& chunk_result,
                    Combine&& combine) {
   const int64_t n = x.numel(), chunks = (n + kChunk - 1) / kChunk;
   ScratchScope scratch(ctx.scratch);
   const Tensor partials = scratch.alloc("reduce_partials", DType::f64, {std::max<int64_t>(chunks, 1)});
-  *result = 0;
   if (ctx.dry_run) return;
   double* partial = partials.as<double>();
   with_storage_type(x.dtype, [&](auto tag) {
@@ -28,12 +27,15 @@ void reduce_chunks(Context& ctx, double* result, const Tensor& x, ChunkResult&& 
         partial[k] = chunk_result(x.as<T>() + k * kChunk, std::min(kChunk, n - k * kChunk));
     });
   });
-  for (int64_t k = 0; k < chunks; ++k) *result = combine(*result, partial[k]);
+  double total = 0;
+  for (int64_t k = 0; k < chunks; ++k) total = combine(total, partial[k]);
+  double& out = *result.as<double>();
+  out = into == Into::add ? out + total : total;
 }
 
-void sum_of_squares(Context& ctx, double* result, const Tensor& x) {
+void sum_of_squares(Context& ctx, Tensor result, const Tensor& x) {
   reduce_chunks(
-      ctx, result, x,
+      ctx, result, x, Into::overwrite,
       [](const auto* p, int64_t n) {
         double s = 0;
 #pragma omp simd reduction(+ : s)
@@ -46,9 +48,9 @@ void sum_of_squares(Context& ctx, double* result, const Tensor& x) {
       [](double a, double b) { return a + b; });
 }
 
-void sum(Context& ctx, double* result, const Tensor& x) {
+void sum(Context& ctx, Tensor result, const Tensor& x, Into into) {
   reduce_chunks(
-      ctx, result, x,
+      ctx, result, x, into,
       [](const auto* p, int64_t n) {
         double s = 0;
 #pragma omp simd reduction(+ : s)
@@ -64,9 +66,9 @@ inline int64_t magnitude(double x) { return std::bit_cast<int64_t>(x) & 0x7fffff
 inline double from_magnitude(int32_t bits) { return std::bit_cast<float>(bits); }
 inline double from_magnitude(int64_t bits) { return std::bit_cast<double>(bits); }
 
-void max_abs(Context& ctx, double* result, const Tensor& x) {
+void max_abs(Context& ctx, Tensor result, const Tensor& x) {
   reduce_chunks(
-      ctx, result, x,
+      ctx, result, x, Into::overwrite,
       [](const auto* p, int64_t n) {
         decltype(magnitude(load(p))) largest = 0;
 #pragma omp simd reduction(max : largest)

@@ -1,0 +1,164 @@
+// Streams, memory, errors: everything of the CUDA runtime that is not a kernel.
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "common/state.h"
+#include "core/device.h"
+
+#if !defined(SLUICE_EMULATION)
+#include <nvtx3/nvToolsExt.h>
+#endif
+
+namespace sluice::cuda {
+
+void check(cudaError_t error, const char* call, const char* what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // a sticky error stays; an ordinary one is told once
+  fail(error == cudaErrorMemoryAllocation ? ExitCode::out_of_memory : ExitCode::internal, "{}{}{}{}: {}: {}", call,
+       *what ? "(" : "", what, *what ? ")" : "", cudaGetErrorName(error), cudaGetErrorString(error));
+}
+
+void check_storage(const char* op, const Tensor& t) {
+  if (t.dtype == DType::f64) fail(ExitCode::usage, "{}: f64 runs on the CPU only", op);
+  SLUICE_CHECK(t.dtype == DType::f32 || t.dtype == DType::bf16, "{}: {} must be f32 or bf16, got {}", op, t.name,
+               t.describe());
+}
+
+State::State() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  int major = 0, minor = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  compute_capability = 10 * major + minor;
+  if (compute_capability < 80)
+    fail(ExitCode::usage, "this GPU has compute capability {}.{}; Sluice's kernels need 8.0 or later", major, minor);
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  check(cudaMalloc(reinterpret_cast<void**>(&status), sizeof(KernelStatus)), "cudaMalloc", "kernel status");
+  check(cudaMallocHost(reinterpret_cast<void**>(&status_host), sizeof(KernelStatus)), "cudaMallocHost",
+        "kernel status");
+  *status_host = {0, 0};
+  check(cudaMemsetAsync(status, 0, sizeof(KernelStatus), stream), "cudaMemsetAsync", "kernel status");
+}
+
+State::~State() {
+  // What fails here has failed before, and was told.
+  if (stream) cudaStreamSynchronize(stream);
+  profile.reset();
+  cudnn.reset();
+  matmul.reset();
+  cudaFree(status);
+  cudaFreeHost(status_host);
+  if (stream) cudaStreamDestroy(stream);
+}
+
+State& state(Context& ctx) {
+  if (!ctx.backend) ctx.backend = std::make_unique<State>();
+  return static_cast<State&>(*ctx.backend);
+}
+
+cudaStream_t stream(Context& ctx) { return state(ctx).stream; }
+KernelStatus* kernel_status(Context& ctx) { return state(ctx).status; }
+int compute_capability(Context& ctx) { return state(ctx).compute_capability; }
+int num_multiprocessors(Context& ctx) { return state(ctx).multiprocessors; }
+
+// ---- what core asks for
+
+std::vector<DeviceInfo> devices() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return {};
+  }
+  std::vector<DeviceInfo> result;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
+    size_t free_bytes = 0, total_bytes = 0;
+    int current = 0;
+    if (cudaGetDevice(&current) == cudaSuccess && current == i) cudaMemGetInfo(&free_bytes, &total_bytes);
+    result.push_back({.name = properties.name,
+                      .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+                      .free_bytes = static_cast<int64_t>(free_bytes),
+                      .compute_capability = 10 * properties.major + properties.minor,
+                      .multiprocessors = properties.multiProcessorCount});
+  }
+  return result;
+}
+
+void* allocate(int64_t bytes) {
+  void* p = nullptr;
+  const cudaError_t error = cudaMalloc(&p, static_cast<size_t>(bytes));
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  check(error, "cudaMalloc");
+  check(cudaMemset(p, 0, static_cast<size_t>(bytes)), "cudaMemset");
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // other streams may use it at once
+  return p;
+}
+
+void release(void* p) noexcept { cudaFree(p); }
+
+void* allocate_pinned(int64_t bytes) {
+  void* p = nullptr;
+  const cudaError_t error = cudaMallocHost(&p, static_cast<size_t>(bytes));
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  check(error, "cudaMallocHost");
+  std::fill_n(static_cast<char*>(p), bytes, 0);
+  return p;
+}
+
+void release_pinned(void* p) noexcept { cudaFreeHost(p); }
+
+void copy(Context& ctx, void* dst, const void* src, int64_t bytes) {
+  check(cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), cudaMemcpyDefault, stream(ctx)), "cudaMemcpyAsync");
+}
+
+namespace {
+
+std::string reported(const KernelStatus& s) {
+  switch (s.code) {
+    case KernelStatus::token_outside_vocabulary: return fmt::format("token {} is outside the vocabulary", s.value);
+    case KernelStatus::position_outside_table:
+      return fmt::format("position {} is outside the rotary table", s.value);
+    case KernelStatus::target_outside_vocabulary: return fmt::format("target {} is outside the vocabulary", s.value);
+    default: return fmt::format("a kernel reported the unknown code {}", s.code);
+  }
+}
+
+}  // namespace
+
+void synchronize(Context& ctx) {
+  State& s = state(ctx);
+  check(cudaMemcpyAsync(s.status_host, s.status, sizeof(KernelStatus), cudaMemcpyDeviceToHost, s.stream),
+        "cudaMemcpyAsync", "kernel status");
+  check(cudaStreamSynchronize(s.stream), "cudaStreamSynchronize");
+  if (s.status_host->code == KernelStatus::ok) return;
+  const KernelStatus report = *s.status_host;
+  check(cudaMemsetAsync(s.status, 0, sizeof(KernelStatus), s.stream), "cudaMemsetAsync", "kernel status");
+  fail(ExitCode::data, "{}", reported(report));
+}
+
+// ---- NVTX ranges, and times of ops
+
+OpScope::OpScope(Context& ctx, const char* op) : ctx_(ctx) {
+#if !defined(SLUICE_EMULATION)
+  if (!ctx.dry_run) nvtxRangePushA(op);
+#endif
+  (void)op;
+}
+
+OpScope::~OpScope() {
+#if !defined(SLUICE_EMULATION)
+  if (!ctx_.dry_run) nvtxRangePop();
+#endif
+}
+
+}  // namespace sluice::cuda

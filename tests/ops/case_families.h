@@ -1,0 +1,2 @@
+// One line per family of cases.h that has its file in tests/ops/cases.
+SLUICE_FAMILY(elementwise)
