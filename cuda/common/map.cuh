@@ -41,6 +41,24 @@ void map(Context& ctx, const char* name, const Op& op, int64_t n, bool vectors) 
   else launch(ctx, name, config, map_kernel<1, Op>, op, count, n);
 }
 
+/// i / d for i d < 2^64 by one multiplication: 64-bit division is a call on a GPU.
+class Divider {
+ public:
+  explicit Divider(int64_t d) : magic_(d > 1 ? ~uint64_t{0} / static_cast<uint64_t>(d) + 1 : 0) {}
+  DEVICE_INLINE int64_t quotient(int64_t i) const {
+    const auto u = static_cast<uint64_t>(i);
+#ifdef SLUICE_EMULATION
+    const auto high = static_cast<uint64_t>(static_cast<unsigned __int128>(u) * magic_ >> 64);
+#else
+    const uint64_t high = __umul64hi(u, magic_);
+#endif
+    return static_cast<int64_t>(magic_ == 0 ? u : high);
+  }
+
+ private:
+  uint64_t magic_;  // 2^64 / d rounded up; 0 stands for d = 1
+};
+
 /// Every pointer at a multiple of 16 bytes.
 template <class... P>
 bool aligned(const P*... p) {
