@@ -1,0 +1,198 @@
+// Head and cross-entropy in chunks of rows (ops/cross_entropy.h): product, softmax in place, two products. The time is
+// that of the products; between them the logits of a chunk are read twice and written once.
+// Logits are stored as the model is, bf16 or f32, with rows padded to 128 bytes so that a vocabulary of any size gets
+// aligned products and 16-byte access; arithmetic on them is f32. The gradient of the logits takes their place.
+#include "ops/cross_entropy.h"
+
+#include <algorithm>
+#include <cfloat>
+
+#include "common/launch.h"
+#include "common/ptx.cuh"
+#include "matmul.h"
+
+namespace sluice::cuda {
+namespace {
+
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+
+/// Running maximum of a row and the sum of exp(x - maximum).
+struct MaxSum {
+  float max, sum;
+};
+DEVICE_INLINE MaxSum join(MaxSum a, MaxSum b) {
+  const float m = fmaxf(a.max, b.max);
+  return {m, a.sum * ex2((a.max - m) * kLog2e) + b.sum * ex2((b.max - m) * kLog2e)};
+}
+
+/// Every thread gets the row's; joined in a fixed order.
+template <int kThreads>
+DEVICE_INLINE MaxSum join_block(MaxSum v) {
+  STATIC_SMEM(MaxSum, partial, [kThreads / 32]);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) {
+    const MaxSum other = {__shfl_xor_sync(kFullWarp, v.max, offset), __shfl_xor_sync(kFullWarp, v.sum, offset)};
+    v = join(v, other);
+  }
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
+  __syncthreads();
+  MaxSum total = partial[0];
+#pragma unroll
+  for (int i = 1; i < kThreads / 32; ++i) total = join(total, partial[i]);
+  return total;
+}
+
+/// One block per row, a vector of 16 bytes per thread and access, four in flight. Bound by memory. The first pass finds
+/// maximum and sum together; the second goes backwards, over what the caches saw last. The last rows come first, for
+/// they are what the product before left in the cache. A block of 1024 threads has a multiprocessor to itself, so that
+/// the rows at work (132 x 304 KB at 151,936 words) stay within 50 MB of cache.
+/// Not yet run on a GPU.
+template <bool kGradient, int kThreads, class T>
+__global__ void __launch_bounds__(kThreads) softmax_rows(float* losses, T* logits, int64_t stride, const int* targets,
+                                                         int64_t rows, int vocabulary, const double* gradient_scale,
+                                                         KernelStatus* status) {
+  constexpr int kWidth = kVecWidth<T>, kUnroll = 4;
+  const int64_t row = rows - 1 - blockIdx.x;
+  T* x = logits + row * stride;
+  const int vectors = vocabulary / kWidth, tail = vectors * kWidth;
+  const int thread = static_cast<int>(threadIdx.x);
+  int target = targets[row];
+  if (target < -1 || target >= vocabulary) {
+    if (thread == 0) report(status, KernelStatus::target_outside_vocabulary, target);
+    target = -1;
+  }
+  if (target < 0) {  // no loss here: the whole block leaves together
+    if (thread == 0) losses[row] = 0;
+    if constexpr (kGradient) {
+      Vec16<T> zero;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) zero.v[j] = from_float<T>(0);
+      for (int i = thread; i < vectors; i += kThreads) store_vec(x + i * kWidth, zero);
+      for (int i = tail + thread; i < vocabulary; i += kThreads) x[i] = from_float<T>(0);
+    }
+    return;
+  }
+
+  const float at_target = to_float(x[target]);
+  MaxSum mine = {-FLT_MAX, 0};
+  for (int i = thread; i < vectors; i += kUnroll * kThreads) {
+    Vec16<T> v[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u)
+      if (i + u * kThreads < vectors) v[u] = load_vec<kWidth>(x + (i + u * kThreads) * kWidth);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (i + u * kThreads >= vectors) break;
+      float m = mine.max;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) m = fmaxf(m, to_float(v[u].v[j]));
+      float s = mine.sum * ex2((mine.max - m) * kLog2e);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) s += ex2((to_float(v[u].v[j]) - m) * kLog2e);
+      mine = {m, s};
+    }
+  }
+  for (int i = tail + thread; i < vocabulary; i += kThreads) mine = join(mine, {to_float(x[i]), 1});
+  const MaxSum all = join_block<kThreads>(mine);
+  if (thread == 0) losses[row] = lg2(all.sum) * kLn2 - (at_target - all.max);
+
+  if constexpr (kGradient) {
+    const float scale = static_cast<float>(*gradient_scale), factor = scale / all.sum;
+    const auto gradient = [&](float value, int index) {
+      const float p = ex2((value - all.max) * kLog2e) * factor;
+      return index == target ? p - scale : p;
+    };
+    for (int i = tail + thread; i < vocabulary; i += kThreads) x[i] = from_float<T>(gradient(to_float(x[i]), i));
+    for (int i = vectors - 1 - thread; i >= 0; i -= kUnroll * kThreads) {
+      Vec16<T> v[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u)
+        if (i >= u * kThreads) v[u] = load_vec<kWidth>(x + (i - u * kThreads) * kWidth);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (i < u * kThreads) break;
+        const int first = (i - u * kThreads) * kWidth;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) v[u].v[j] = from_float<T>(gradient(to_float(v[u].v[j]), first + j));
+        store_vec(x + first, v[u]);
+      }
+    }
+  }
+}
+
+/// Rows of a chunk, from shapes alone. dW is read and written once per chunk, which costs as much as the products of
+/// about 700 rows: chunks are as large as 1 GiB of logits allows, up to 4096 rows, and of equal size.
+int64_t chunk_rows(int64_t rows, int64_t row_bytes) {
+  constexpr int64_t kLogitBytes = int64_t{1} << 30, kMostRows = 4096, kMultiple = 128;
+  const int64_t fitting = std::max(kMultiple, kLogitBytes / row_bytes / kMultiple * kMultiple);
+  const int64_t most = std::min(fitting, kMostRows), chunks = (rows + most - 1) / most;
+  const int64_t even = (rows + chunks - 1) / chunks;
+  return std::min(rows, (even + kMultiple - 1) / kMultiple * kMultiple);
+}
+
+template <bool kGradient>
+void softmax(Context& ctx, const char* op, const Tensor& losses, const Tensor& logits, int64_t stride,
+             const Tensor& targets, int64_t vocabulary, const Tensor& gradient_scale) {
+  const int64_t rows = losses.dim(0);
+  dispatch_storage(op, logits, [&](auto* typed) {
+    using T = std::remove_pointer_t<decltype(typed)>;
+    constexpr int kFew = 256, kMany = 1024;
+    const bool many = vocabulary > 8 * kFew * kVecWidth<T>;
+    const LaunchConfig config{dim3(static_cast<unsigned>(rows)), dim3(many ? kMany : kFew)};
+    launch(ctx, op, config, many ? softmax_rows<kGradient, kMany, T> : softmax_rows<kGradient, kFew, T>,
+           device_data<float>(losses), device_data<T>(logits), stride, device_data<int>(targets), rows,
+           static_cast<int>(vocabulary), device_data<double>(gradient_scale), kernel_status(ctx));
+  });
+}
+
+template <bool kGradient>
+void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
+         const Tensor& hidden, const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale) {
+  check_storage(op, hidden);
+  const DType type = hidden.dtype;
+  const int64_t rows = hidden.dim(0), width = hidden.dim(1), vocabulary = head.value.dim(0);
+  if (rows == 0) return;
+  const int64_t multiple = 128 / dtype_size(type), stride = (vocabulary + multiple - 1) / multiple * multiple;
+  const int64_t chunk = chunk_rows(rows, stride * dtype_size(type));
+
+  ScratchScope t(ctx.scratch);
+  const Tensor logits = t.alloc("logits", type, {chunk, stride});
+  for (int64_t row = 0; row < rows; row += chunk) {
+    const int64_t count = std::min(chunk, rows - row);
+    const Tensor x = hidden.rows(row, count);
+    Product forward;
+    forward.in = forward.out = type;
+    forward.m = count, forward.n = vocabulary, forward.k = width;
+    forward.b_transposed = true, forward.c_stride = stride;
+    multiply(ctx, forward, x.data, head.value.data, logits.data);
+    if (!ctx.dry_run)
+      softmax<kGradient>(ctx, op, losses.rows(row, count), logits, stride, targets.rows(row, count), vocabulary,
+                         gradient_scale);
+    if constexpr (kGradient) {
+      Product input;
+      input.in = input.out = type;
+      input.m = count, input.n = width, input.k = vocabulary;
+      input.a_stride = stride;
+      multiply(ctx, input, logits.data, head.value.data, dhidden.rows(row, count).data);
+      Product weight;
+      weight.in = type, weight.out = DType::f32;
+      weight.m = vocabulary, weight.n = width, weight.k = count;
+      weight.a_transposed = weight.accumulate = true, weight.a_stride = stride;
+      multiply(ctx, weight, logits.data, x.data, dweight.data);
+    }
+  }
+}
+
+}  // namespace
+
+void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, const LinearWeight& head,
+                           const Tensor& targets) {
+  run<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, {});
+}
+
+void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight, const Tensor& hidden,
+                                    const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale) {
+  run<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets, gradient_scale);
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,268 @@
+// A cuBLASLt for emulation: the calls that cuda/matmul.cu makes, which check what they are given as strictly as the
+// documents allow, and compute in f32 one element at a time. Every refusal says why on stderr.
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+struct cublasLtContext {
+  uint32_t alive = 0xc0b1a5;
+};
+
+namespace {
+
+cublasStatus_t refuse(const char* why) {
+  std::fprintf(stderr, "emulated cuBLASLt: %s\n", why);
+  return CUBLAS_STATUS_INVALID_VALUE;
+}
+#define REQUIRE(condition, why) \
+  if (!(condition)) return refuse(why)
+
+struct Operation {
+  cublasComputeType_t compute;
+  cudaDataType_t scale;
+  cublasOperation_t transpose_a, transpose_b;
+};
+struct Layout {
+  cudaDataType_t type;
+  uint64_t rows, columns;
+  int64_t stride;
+};
+struct Preference {
+  uint64_t workspace;
+  uint32_t alignment[4];  // a, b, c, d
+};
+/// What an algorithm was chosen for.
+struct Algorithm {
+  uint64_t problem;
+  uint64_t workspace;
+  uint32_t alignment[4];
+};
+static_assert(sizeof(Operation) <= sizeof(cublasLtMatmulDescOpaque_t));
+static_assert(sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t));
+static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t));
+static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
+
+template <class T, class Opaque>
+T get(const Opaque* opaque) {
+  T t;
+  std::memcpy(&t, opaque, sizeof t);
+  return t;
+}
+template <class T, class Opaque>
+void put(Opaque* opaque, const T& t) {
+  std::memset(opaque, 0, sizeof *opaque);
+  std::memcpy(opaque, &t, sizeof t);
+}
+
+/// c (m, n) column-major = op(a) op(b).
+struct Problem {
+  Operation operation;
+  Layout a, b, c;
+  int64_t m() const { return static_cast<int64_t>(c.rows); }
+  int64_t n() const { return static_cast<int64_t>(c.columns); }
+  int64_t k() const {
+    return static_cast<int64_t>(operation.transpose_a == CUBLAS_OP_N ? a.columns : a.rows);
+  }
+  uint64_t fingerprint() const {
+    uint64_t h = 1469598103934665603u;
+    for (const uint64_t v :
+         {uint64_t(operation.compute), uint64_t(operation.transpose_a), uint64_t(operation.transpose_b), uint64_t(a.type),
+          a.rows, a.columns, uint64_t(a.stride), uint64_t(b.type), b.rows, b.columns, uint64_t(b.stride),
+          uint64_t(c.type), c.rows, c.columns, uint64_t(c.stride)})
+      h = (h ^ v) * 1099511628211u;
+    return h;
+  }
+};
+
+bool stored(cudaDataType_t t) { return t == CUDA_R_32F || t == CUDA_R_16BF; }
+
+cublasStatus_t describe(Problem& p, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
+  REQUIRE(operation && a && b && c && d, "a null descriptor");
+  p = {get<Operation>(operation), get<Layout>(a), get<Layout>(b), get<Layout>(c)};
+  const Layout& out = get<Layout>(d);
+  REQUIRE(out.type == p.c.type && out.rows == p.c.rows && out.columns == p.c.columns && out.stride == p.c.stride,
+          "C and D differ");
+  REQUIRE(p.operation.compute == CUBLAS_COMPUTE_32F && p.operation.scale == CUDA_R_32F, "a compute type it has not");
+  REQUIRE(p.a.type == p.b.type && stored(p.a.type) && (p.c.type == p.a.type || p.c.type == CUDA_R_32F),
+          "types of A, B and C that do not go together");
+  const bool ta = p.operation.transpose_a == CUBLAS_OP_T, tb = p.operation.transpose_b == CUBLAS_OP_T;
+  const uint64_t rows = ta ? p.a.columns : p.a.rows, ka = ta ? p.a.rows : p.a.columns;
+  const uint64_t kb = tb ? p.b.columns : p.b.rows, columns = tb ? p.b.rows : p.b.columns;
+  REQUIRE(rows == p.c.rows && columns == p.c.columns && ka == kb, "sizes of A, B and C that do not go together");
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+bool aligned(const void* p, uint32_t bytes) { return bytes == 0 || reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+
+float load(const void* p, cudaDataType_t type, int64_t i) {
+  return type == CUDA_R_32F ? static_cast<const float*>(p)[i] : __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
+}
+
+/// Widened, k contiguous: rows of op(a), columns of op(b).
+std::vector<float> widen(const void* p, const Layout& l, int64_t count, int64_t k, bool k_is_column) {
+  std::vector<float> wide(static_cast<size_t>(count * k));
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t j = 0; j < k; ++j)
+      wide[static_cast<size_t>(i * k + j)] = load(p, l.type, k_is_column ? i + j * l.stride : j + i * l.stride);
+  return wide;
+}
+
+void compute(const Problem& p, float alpha, const void* a, const void* b, float beta, const void* c, void* d) {
+  const int64_t m = p.m(), n = p.n(), k = p.k();
+  const std::vector<float> wa = widen(a, p.a, m, k, p.operation.transpose_a == CUBLAS_OP_N);
+  const std::vector<float> wb = widen(b, p.b, n, k, p.operation.transpose_b == CUBLAS_OP_T);
+  constexpr int64_t kLanes = 16;  // partial sums that vectorise
+  for (int64_t j = 0; j < n; ++j)
+    for (int64_t i = 0; i < m; ++i) {
+      const float *x = &wa[static_cast<size_t>(i * k)], *y = &wb[static_cast<size_t>(j * k)];
+      float lane[kLanes] = {}, sum = 0;
+      int64_t l = 0;
+      for (; l + kLanes <= k; l += kLanes)
+        for (int64_t q = 0; q < kLanes; ++q) lane[q] += x[l + q] * y[l + q];
+      for (; l < k; ++l) sum += x[l] * y[l];
+      for (const float v : lane) sum += v;
+      const int64_t at = i + j * p.c.stride;
+      const float value = alpha * sum + (beta != 0 ? beta * load(c, p.c.type, at) : 0.0f);
+      if (p.c.type == CUDA_R_32F) static_cast<float*>(d)[at] = value;
+      else static_cast<__nv_bfloat16*>(d)[at] = __float2bfloat16_rn(value);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* cublasLtGetStatusName(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default: return "CUBLAS_STATUS_INTERNAL_ERROR";
+  }
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = new cublasLtContext;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  REQUIRE(handle && handle->alive == 0xc0b1a5, "not a handle");
+  delete handle;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute_type,
+                                        cudaDataType_t scale) {
+  *operation = new cublasLtMatmulDescOpaque_t;
+  put(*operation, Operation{compute_type, scale, CUBLAS_OP_N, CUBLAS_OP_N});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
+  delete operation;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t bytes) {
+  Operation o = get<Operation>(operation);
+  REQUIRE(bytes == sizeof(cublasOperation_t), "an attribute of another size");
+  cublasOperation_t t;
+  std::memcpy(&t, value, sizeof t);
+  REQUIRE(t == CUBLAS_OP_N || t == CUBLAS_OP_T, "a transposition it has not");
+  if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) o.transpose_a = t;
+  else if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) o.transpose_b = t;
+  else return refuse("an attribute of an operation it has not");
+  put(operation, o);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows, uint64_t columns,
+                                          int64_t stride) {
+  REQUIRE(rows > 0 && columns > 0, "a layout without elements");
+  REQUIRE(stride >= static_cast<int64_t>(rows), "a leading dimension below the number of rows");
+  *layout = new cublasLtMatrixLayoutOpaque_t;
+  put(*layout, Layout{type, rows, columns, stride});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  delete layout;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  *preference = new cublasLtMatmulPreferenceOpaque_t;
+  put(*preference, Preference{0, {256, 256, 256, 256}});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  delete preference;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
+                                                    size_t bytes) {
+  Preference p = get<Preference>(preference);
+  if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
+    REQUIRE(bytes == sizeof p.workspace, "an attribute of another size");
+    std::memcpy(&p.workspace, value, bytes);
+  } else {
+    const int i = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+    REQUIRE(i >= 0 && i < 4, "a preference it has not");
+    REQUIRE(bytes == sizeof p.alignment[0], "an attribute of another size");
+    std::memcpy(&p.alignment[i], value, bytes);
+  }
+  put(preference, p);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
+                                              int requested, cublasLtMatmulHeuristicResult_t results[], int* found) {
+  REQUIRE(handle && handle->alive == 0xc0b1a5, "not a handle");
+  REQUIRE(preference && requested > 0 && results && found, "nowhere to put an algorithm");
+  Problem problem;
+  if (const cublasStatus_t s = describe(problem, operation, a, b, c, d); s != CUBLAS_STATUS_SUCCESS) return s;
+  const Preference p = get<Preference>(preference);
+  Algorithm algorithm{problem.fingerprint(), p.workspace, {}};
+  std::memcpy(algorithm.alignment, p.alignment, sizeof p.alignment);
+  results[0] = {};
+  put(&results[0].algo, algorithm);
+  results[0].workspaceSize = p.workspace;  // the dearest that is allowed
+  results[0].state = CUBLAS_STATUS_SUCCESS;
+  *found = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm, void* workspace,
+                              size_t workspace_bytes, cudaStream_t) {
+  REQUIRE(handle && handle->alive == 0xc0b1a5, "not a handle");
+  REQUIRE(alpha && beta && a && b && c && d && algorithm, "a null pointer");
+  Problem problem;
+  if (const cublasStatus_t s = describe(problem, operation, a_layout, b_layout, c_layout, d_layout);
+      s != CUBLAS_STATUS_SUCCESS)
+    return s;
+  const Algorithm chosen = get<Algorithm>(algorithm);
+  REQUIRE(chosen.problem == problem.fingerprint(), "an algorithm chosen for another problem");
+  REQUIRE(aligned(a, chosen.alignment[0]) && aligned(b, chosen.alignment[1]) && aligned(c, chosen.alignment[2]) &&
+              aligned(d, chosen.alignment[3]),
+          "a pointer less aligned than the algorithm was promised");
+  REQUIRE(workspace_bytes >= chosen.workspace && (chosen.workspace == 0 || workspace), "too little workspace");
+  REQUIRE(aligned(workspace, 16), "a workspace that is not aligned to 16 bytes");
+  // A product overwrites its workspace.
+  if (workspace) std::memset(workspace, 0xff, chosen.workspace < 4096 ? chosen.workspace : 4096);
+  float one, factor;
+  std::memcpy(&one, alpha, sizeof one);
+  std::memcpy(&factor, beta, sizeof factor);
+  compute(problem, one, a, b, factor, c, d);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // extern "C"

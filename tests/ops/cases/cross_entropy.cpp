@@ -1,0 +1,54 @@
+// Head and cross-entropy: vocabularies on and off the vector width, one and several chunks of rows, rows without loss.
+#include "ops/cross_entropy.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "ops/cases.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr int64_t kNever = int64_t{1} << 40;
+
+/// Every `without`-th row has target -1. With gradient, or the losses alone.
+OpCase loss_case(int64_t rows, int64_t width, int64_t vocabulary, bool gradient, int64_t without = 7) {
+  return {fmt::format("cross_entropy_forward{} T={} C={} V={} -1 every {}", gradient ? "_backward" : "", rows, width,
+                      vocabulary, without),
+          [=](CaseRun& r) {
+            const Tensor hidden = r.input("hidden", {rows, width});
+            LinearWeight head;
+            head.value = r.input("head", {vocabulary, width}, 2 / std::sqrt(static_cast<double>(width)));
+            const Tensor targets = r.input("targets", DType::i32, {rows}, [=](int64_t i) {
+              return i % without == without - 1 ? -1.0 : static_cast<double>((i * 7919 + 13) % vocabulary);
+            });
+            const Tensor losses = r.output("losses", r.wide, {rows});
+            if (!gradient) return cross_entropy_forward(r.ctx, losses, hidden, head, targets);
+            const Tensor scale = r.input("gradient_scale", DType::f64, {1}, [=](int64_t) { return 0.25; });
+            const Tensor dhidden = r.output("dhidden", {rows, width});
+            const Tensor dweight = r.inout("dweight", r.wide, {vocabulary, width}, 0.1);
+            cross_entropy_forward_backward(r.ctx, losses, dhidden, dweight, hidden, head, targets, scale);
+          }};
+}
+
+}  // namespace
+
+OpFamily cross_entropy_cases() {
+  OpFamily family{"cross_entropy", {}, {}};
+  for (const bool gradient : {false, true}) {
+    family.cases.push_back(loss_case(1, 8, 2, gradient, kNever));
+    family.cases.push_back(loss_case(3, 17, 33, gradient, kNever));
+    family.cases.push_back(loss_case(5, 16, 64, gradient, 1));   // no row counts
+    family.cases.push_back(loss_case(13, 24, 1003, gradient));   // off the vector width
+    family.cases.push_back(loss_case(3, 8, 16384 + 5, gradient, kNever));  // blocks of 1024 threads
+    family.cases.push_back(loss_case(2, 4, 40007, gradient, 2));  // more than four vectors per thread
+  }
+  family.cases.push_back(loss_case(4096 + 4, 3, 9, true));  // two chunks, each off the grid
+  family.cases.push_back(loss_case(0, 8, 16, true));
+  family.fuzz = [](Random& random) {
+    return loss_case(uniform(random, 1, 20), uniform(random, 1, 40), uniform(random, 1, 3000), uniform(random, 0, 1) == 1,
+                     one_of<int64_t>(random, {1, 3, 7, kNever}));
+  };
+  return family;
+}
+
+}  // namespace sluice::test
