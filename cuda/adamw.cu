@@ -1,0 +1,146 @@
+// Bound by memory: 30 bytes per bf16 parameter with its master copy, 28 per f32 parameter. A block takes 4096 elements of
+// the flat buffers, a thread 4 at a time with four 16-byte loads in flight; it finds the first segment of its tile by
+// binary search and walks on from there. A vector that no single segment holds whole goes element by element. Every
+// number of the step is read on the device. Not yet run on a GPU.
+#include "ops/adamw.h"
+
+#include "common/map.cuh"
+
+namespace sluice::cuda {
+namespace {
+
+constexpr int kThreads = 256, kPasses = 4;
+
+__global__ void judge_update_kernel(UpdateControl* control, double beta1, double beta2) {
+  UpdateControl& c = *control;
+  const double loss = c.loss * c.gradient_scale, norm = sqrt(c.squares);
+  const bool finite = loss - loss == 0 && norm - norm == 0;
+  c.loss = loss;
+  c.grad_norm = norm;
+  c.apply = finite && loss <= c.loss_limit && norm <= c.grad_norm_limit ? 1 : 0;
+  c.clip = c.max_grad_norm > 0 && norm > c.max_grad_norm ? c.max_grad_norm / norm : 1;
+  c.correction1 = 1 - pow(beta1, c.step);
+  c.correction2 = 1 - pow(beta2, c.step);
+}
+
+template <class T>
+struct Update {
+  T* value;
+  float* master;  // null: value is its own
+  float *m, *v;
+  const float* gradient;
+  const double* segments;  // (S, 4): begin, end, lr multiplier, weight decay
+  const UpdateControl* control;
+  int64_t count;
+  int num_segments;
+  float b1, c1, b2, c2, eps;
+};
+
+/// One row of segments, and what the update needs of it.
+struct Segment {
+  int64_t begin, end;
+  float rate, keep;
+};
+
+DEVICE_INLINE Segment read_segment(const double* row, const UpdateControl& c) {
+  const double lr = c.lr * row[2];
+  return {static_cast<int64_t>(row[0]), static_cast<int64_t>(row[1]), static_cast<float>(lr / c.correction1),
+          static_cast<float>(1 - lr * row[3])};
+}
+
+/// Elements [i, i + N), all in one segment.
+template <int N, class T>
+DEVICE_INLINE void update_elements(const Update<T>& u, int64_t i, const Segment& s, float clip, float root) {
+  const Vec<float, N> g = load_vec<N>(u.gradient + i);
+  Vec<float, N> m = load_vec<N>(u.m + i), v = load_vec<N>(u.v + i), w;
+  if constexpr (sizeof(T) == 4) w = load_vec<N>((u.master ? u.master : u.value) + i);
+  else w = load_vec<N>(u.master + i);
+  Vec<T, N> out;
+#pragma unroll
+  for (int e = 0; e < N; ++e) {
+    const float ge = g.v[e] * clip;
+    m.v[e] = u.b1 * m.v[e] + u.c1 * ge;
+    v.v[e] = u.b2 * v.v[e] + u.c2 * ge * ge;
+    w.v[e] = w.v[e] * s.keep - s.rate * m.v[e] / (sqrtf(v.v[e]) * root + u.eps);
+    out.v[e] = from_float<T>(w.v[e]);
+  }
+  store_vec<N>(u.m + i, m);
+  store_vec<N>(u.v + i, v);
+  if (u.master) store_vec<N>(u.master + i, w);
+  store_vec<N>(u.value + i, out);
+}
+
+template <int kN, class T>
+__global__ void __launch_bounds__(kThreads) adamw_kernel(Update<T> u) {
+  const UpdateControl& c = *u.control;
+  if (c.apply == 0) return;
+  const float clip = static_cast<float>(c.clip), root = static_cast<float>(1 / sqrt(c.correction2));
+  const int64_t tile = static_cast<int64_t>(blockIdx.x) * (kThreads * kPasses * kN);
+  int s = 0;  // the first segment that ends behind the tile's begin
+  for (int last = u.num_segments; s < last;) {
+    const int middle = (s + last) / 2;
+    if (u.segments[4 * middle + 1] <= static_cast<double>(tile)) s = middle + 1;
+    else last = middle;
+  }
+  if (s == u.num_segments) return;
+  Segment segment = read_segment(u.segments + 4 * s, c);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int64_t i = tile + (pass * kThreads + static_cast<int>(threadIdx.x)) * kN;
+    if (i >= u.count) return;
+    int64_t at = i;
+    while (at < i + kN) {  // once, but where segments meet
+      while (segment.end <= at) {
+        if (++s == u.num_segments) return;
+        segment = read_segment(u.segments + 4 * s, c);
+      }
+      if (kN > 1 && at == i && segment.begin <= i && i + kN <= segment.end) {
+        update_elements<kN>(u, i, segment, clip, root);
+        break;
+      }
+      if (segment.begin <= at) update_elements<1>(u, at, segment, clip, root);
+      ++at;
+    }
+  }
+}
+
+}  // namespace
+
+void judge_update(Context& ctx, Tensor control, const AdamwSettings& settings) {
+  if (ctx.dry_run) return;
+  launch(ctx, "judge_update", {.grid = dim3(1), .block = dim3(1)}, judge_update_kernel,
+         device_data<UpdateControl>(control), settings.beta1, settings.beta2);
+}
+
+void adamw_update(Context& ctx, Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& gradient,
+                  const Tensor& segments, const Tensor& control, const AdamwSettings& settings) {
+  if (ctx.dry_run) return;
+  const int64_t count = value.numel();
+  if (count == 0 || segments.dim(0) == 0) return;
+  dispatch_storage("adamw_update", value, [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+    const Update<T> u = {device_data<T>(value),
+                         device_data<float>(master),
+                         device_data<float>(m),
+                         device_data<float>(v),
+                         device_data<float>(gradient),
+                         device_data<double>(segments),
+                         device_data<UpdateControl>(control),
+                         count,
+                         static_cast<int>(segments.dim(0)),
+                         static_cast<float>(settings.beta1),
+                         static_cast<float>(1 - settings.beta1),
+                         static_cast<float>(settings.beta2),
+                         static_cast<float>(1 - settings.beta2),
+                         static_cast<float>(settings.eps)};
+    // A vector is 4 elements: 16 bytes of f32, 8 of bf16. What a flat buffer ends with beyond them goes by the same path,
+    // as no segment reaches past the end.
+    constexpr int kN = 4;
+    const bool vectors = aligned(u.value, u.master, u.m, u.v, u.gradient);
+    const LaunchConfig config = {.grid = dim3(blocks_for(count, kThreads * kPasses * (vectors ? kN : 1))),
+                                 .block = dim3(kThreads)};
+    if (vectors) launch(ctx, "adamw_update", config, adamw_kernel<kN, T>, u);
+    else launch(ctx, "adamw_update", config, adamw_kernel<1, T>, u);
+  });
+}
+
+}  // namespace sluice::cuda
