@@ -1,0 +1,109 @@
+#pragma once
+// Rows of a matrix, each taken by a group of kLanes threads: lane l holds vectors l, l + kLanes, ... of its row in
+// registers, so a row is read once. And sums over rows, one per column, in a fixed order: a block keeps its columns in
+// registers over all its rows and writes them once (store_columns), column_sums adds the blocks up.
+#include "common/map.cuh"
+
+namespace sluice::cuda {
+
+/// Sums over groups of kLanes threads (a power of two) in a block of kThreads; every thread of a group gets its own. Every
+/// thread of the block calls it, in step. Groups that span warps meet at one barrier: a second call writes elsewhere.
+template <int kThreads, int kLanes>
+class GroupSum {
+ public:
+  DEVICE_INLINE float operator()(float v) {
+#pragma unroll
+    for (int offset = (kLanes < 32 ? kLanes : 32) / 2; offset > 0; offset >>= 1)
+      v += __shfl_xor_sync(kFullWarp, v, offset);
+    if constexpr (kLanes > 32) {
+      constexpr int kWarps = kThreads / 32, kGroupWarps = kLanes / 32;
+      STATIC_SMEM(float, sums, [2][kWarps]);
+      const int warp = static_cast<int>(threadIdx.x) / 32;
+      if (threadIdx.x % 32 == 0) sums[turn_][warp] = v;
+      __syncthreads();
+      v = 0;
+#pragma unroll
+      for (int i = 0; i < kGroupWarps; ++i) v += sums[turn_][warp / kGroupWarps * kGroupWarps + i];
+      turn_ ^= 1;
+    }
+    return v;
+  }
+
+ private:
+  int turn_ = 0;
+};
+
+/// columns[v][e] of every thread stands for column (v kLanes + lane) kN + e. Adds up the groups of the block, in order,
+/// and writes columns [0, width) of the sum to out.
+template <int kThreads, int kLanes, int kV, int kN>
+DEVICE_INLINE void store_columns(float* out, float (&columns)[kV][kN], int64_t width) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
+  if constexpr (kLanes == kThreads) {
+#pragma unroll
+    for (int v = 0; v < kV; ++v) {
+      const int column = (v * kLanes + lane) * kN;
+      if (column < width) {
+#pragma unroll
+        for (int e = 0; e < kN; ++e) out[column + e] = columns[v][e];
+      }
+    }
+  } else {
+    constexpr int kTeam = kLanes < 32 ? 32 : kLanes, kTeams = kThreads / kTeam;  // whole warps
+    STATIC_SMEM(float, sums, [kV * kLanes * kN]);
+#pragma unroll
+    for (int v = 0; v < kV; ++v)
+#pragma unroll
+      for (int e = 0; e < kN; ++e) {
+#pragma unroll
+        for (int offset = 16; offset >= kLanes; offset >>= 1)
+          columns[v][e] += __shfl_xor_sync(kFullWarp, columns[v][e], offset);
+      }
+    for (int team = 0; team < kTeams; ++team) {
+      if (thread / kTeam == team && thread % kTeam < kLanes) {
+#pragma unroll
+        for (int v = 0; v < kV; ++v)
+#pragma unroll
+          for (int e = 0; e < kN; ++e) {
+            float& sum = sums[(v * kLanes + lane) * kN + e];
+            sum = team == 0 ? columns[v][e] : sum + columns[v][e];
+          }
+      }
+      __syncthreads();
+    }
+    for (int column = thread; column < width; column += kThreads) out[column] = sums[column];
+  }
+}
+
+constexpr int kSumColumns = 32, kSumRows = 16;
+
+/// A block takes 32 columns (128 contiguous bytes of a row), its thread (x, y) the rows y, y + 16, ... of column x.
+/// A template only so that several sources may include it.
+template <class Unused = void>
+__global__ void __launch_bounds__(kSumColumns* kSumRows)
+    column_sums_kernel(float* out, const float* rows, int64_t count, int64_t width, bool add) {
+  STATIC_SMEM(float, partial, [kSumRows][kSumColumns]);
+  const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kSumColumns + x;
+  float sum = 0;
+  if (column < width) {
+#pragma unroll 8
+    for (int64_t r = y; r < count; r += kSumRows) sum += rows[r * width + column];
+  }
+  partial[y][x] = sum;
+  __syncthreads();
+  if (y == 0 && column < width) {
+#pragma unroll
+    for (int i = 1; i < kSumRows; ++i) sum += partial[i][x];
+    out[column] = add ? out[column] + sum : sum;
+  }
+}
+
+/// out (width) = or += the sum of rows (count, width).
+inline void column_sums(Context& ctx, const char* name, float* out, const float* rows, int64_t count, int64_t width,
+                        Into into) {
+  if (width == 0) return;
+  launch(ctx, name, {.grid = dim3(blocks_for(width, kSumColumns)), .block = dim3(kSumColumns, kSumRows)},
+         column_sums_kernel<>, out, rows, count, width, into == Into::add);
+}
+
+}  // namespace sluice::cuda
