@@ -2,3 +2,4 @@
 SLUICE_FAMILY(elementwise)
 SLUICE_FAMILY(linear)
 SLUICE_FAMILY(cross_entropy)
+SLUICE_FAMILY(attention)
