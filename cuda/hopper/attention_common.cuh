@@ -1,0 +1,34 @@
+#pragma once
+// What attention forward and backward for Hopper share.
+#include <algorithm>
+#include <cstdint>
+
+#include "common/ptx.cuh"
+
+namespace sluice::cuda {
+
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+
+/// A value that is the same in all lanes, said so that the compiler knows: wgmma must not stand in a path
+/// that it takes for divergent (ptxas would serialise the products, C7520).
+DEVICE_INLINE int uniform(int x) { return __shfl_sync(kFullWarp, x, 0); }
+
+/// Position in a ring of shared memory stages. A consumer waits for its full barrier with `phase`, a producer
+/// for its empty one with `phase ^ 1`, which the first round passes at once.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  unsigned phase = 0;
+  DEVICE_INLINE void advance() {
+    if (++stage == kStages) stage = 0, phase ^= 1;
+  }
+};
+
+/// How many key heads to serve at a time so that what they read again and again (bytes per head) stays in the
+/// L2 cache: 50 MB on an H100, of which other things take their part.
+inline int heads_per_section(int64_t bytes_per_head, int kv_heads) {
+  const int64_t fit = (int64_t{32} << 20) / std::max<int64_t>(bytes_per_head, 1);
+  return static_cast<int>(std::clamp<int64_t>(fit, 1, kv_heads));
+}
+
+}  // namespace sluice::cuda
