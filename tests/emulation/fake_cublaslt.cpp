@@ -1,8 +1,11 @@
 // A cuBLASLt for emulation: the calls that cuda/matmul.cu makes, which check what they are given as strictly as the
-// documents allow, and compute in f32 one element at a time. Every refusal says why on stderr.
-#include <cublasLt.h>
-#include <cuda_bf16.h>
+// documents allow, and compute in f32 one element at a time. Every refusal says why on stderr. A product is launched as
+// a kernel of one thread, so that it keeps its place in a captured graph.
+#include "emulation.h"
 
+#include <cublasLt.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -112,7 +115,10 @@ std::vector<float> widen(const void* p, const Layout& l, int64_t count, int64_t 
   return wide;
 }
 
-void compute(const Problem& p, float alpha, const void* a, const void* b, float beta, const void* c, void* d) {
+void compute(Problem p, float alpha, const void* a, const void* b, float beta, const void* c, void* d, void* workspace,
+             uint64_t workspace_bytes) {
+  // A product overwrites its workspace.
+  if (workspace) std::memset(workspace, 0xff, std::min<uint64_t>(workspace_bytes, 4096));
   const int64_t m = p.m(), n = p.n(), k = p.k();
   const std::vector<float> wa = widen(a, p.a, m, k, p.operation.transpose_a == CUBLAS_OP_N);
   const std::vector<float> wb = widen(b, p.b, n, k, p.operation.transpose_b == CUBLAS_OP_T);
@@ -256,12 +262,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
           "a pointer less aligned than the algorithm was promised");
   REQUIRE(workspace_bytes >= chosen.workspace && (chosen.workspace == 0 || workspace), "too little workspace");
   REQUIRE(aligned(workspace, 16), "a workspace that is not aligned to 16 bytes");
-  // A product overwrites its workspace.
-  if (workspace) std::memset(workspace, 0xff, chosen.workspace < 4096 ? chosen.workspace : 4096);
   float one, factor;
   std::memcpy(&one, alpha, sizeof one);
   std::memcpy(&factor, beta, sizeof factor);
-  compute(problem, one, a, b, factor, c, d);
+  emu::LaunchParams params;
+  params.grid = params.block = dim3(1);
+  params.name = "cublasLtMatmul";
+  emu::launch(params, compute, problem, one, a, b, factor, c, d, workspace, chosen.workspace);
   return CUBLAS_STATUS_SUCCESS;
 }
 
