@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kBlock, kV <= 2 ? 3 : kV <= 4 ? 2 : 1) rmsnorm
       }
     }
   }
-  store_columns<kBlock, kLanes>(b.partials + blockIdx.x * b.width, dw, b.width);
+  store_columns<kBlock, kLanes>(b.partials + blockIdx.x * b.width, dw, kStep, width);
 }
 
 /// Any row: a block goes over its rows one by one, and keeps dw in the partials themselves.

@@ -33,23 +33,23 @@ class GroupSum {
   int turn_ = 0;
 };
 
-/// columns[v][e] of every thread stands for column (v kLanes + lane) kN + e. Adds up the groups of the block, in order,
-/// and writes columns [0, width) of the sum to out.
+/// columns[v][e] of every thread stands for column v stride + lane kN + e, for lane kN < stride (at most kLanes kN). Adds
+/// up the groups of the block, in order, and writes columns [0, width) of the sum to out.
 template <int kThreads, int kLanes, int kV, int kN>
-DEVICE_INLINE void store_columns(float* out, float (&columns)[kV][kN], int64_t width) {
+DEVICE_INLINE void store_columns(float* out, float (&columns)[kV][kN], int stride, int width) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
   if constexpr (kLanes == kThreads) {
 #pragma unroll
     for (int v = 0; v < kV; ++v) {
-      const int column = (v * kLanes + lane) * kN;
-      if (column < width) {
+      const int column = v * stride + lane * kN;
+      if (lane * kN < stride && column < width) {
 #pragma unroll
         for (int e = 0; e < kN; ++e) out[column + e] = columns[v][e];
       }
     }
   } else {
     constexpr int kTeam = kLanes < 32 ? 32 : kLanes, kTeams = kThreads / kTeam;  // whole warps
-    STATIC_SMEM(float, sums, [kV * kLanes * kN]);
+    STATIC_SMEM(float, sums, [kV][kLanes * kN]);
 #pragma unroll
     for (int v = 0; v < kV; ++v)
 #pragma unroll
@@ -64,13 +64,17 @@ DEVICE_INLINE void store_columns(float* out, float (&columns)[kV][kN], int64_t w
         for (int v = 0; v < kV; ++v)
 #pragma unroll
           for (int e = 0; e < kN; ++e) {
-            float& sum = sums[(v * kLanes + lane) * kN + e];
+            float& sum = sums[v][lane * kN + e];
             sum = team == 0 ? columns[v][e] : sum + columns[v][e];
           }
       }
       __syncthreads();
     }
-    for (int column = thread; column < width; column += kThreads) out[column] = sums[column];
+#pragma unroll
+    for (int v = 0; v < kV; ++v) {
+      for (int i = thread; i < kLanes * kN; i += kThreads)
+        if (i < stride && v * stride + i < width) out[v * stride + i] = sums[v][i];
+    }
   }
 }
 

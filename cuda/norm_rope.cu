@@ -1,0 +1,181 @@
+// Bound by memory: forward reads and writes a row once, backward reads x and dy and writes dx once; mapping in
+// rope_rows.cuh. Backward is persistent as RMSNorm's is (rmsnorm.cu): a lane keeps dw of its columns in registers over all
+// its rows. Nothing is rounded between the norm and the rotation. Not yet run on a GPU.
+#include "ops/norm_rope.h"
+
+#include "rope_rows.cuh"
+
+namespace sluice::cuda {
+namespace {
+
+constexpr int kBlock = 128;  // of backward; three on a multiprocessor
+
+template <class T>
+struct Backward {
+  T* dx;            // may be dy
+  float* partials;  // (chunks, weight rows, D)
+  const T *dy, *x, *weight;
+  const float* rstd;
+  RopeTable table;
+  int64_t units;       // (token, slice) pairs that the blocks of one weight row share
+  int heads, slices;   // slices of kHeads heads; 1 with a weight per head
+  Divider per_token;   // by slices
+  int groups, chunks;  // weight rows: 1 or heads
+};
+
+/// Block (chunk, g): weight row g; with one row for all heads a unit is kHeads heads of a token, otherwise head g of it.
+template <class T, int kLanes, int kHeads>
+__global__ void __launch_bounds__(kBlock, 3) norm_rope_backward_kernel(Backward<T> p) {
+  constexpr int kN = kVecWidth<T>, kUnits = kBlock / kLanes;
+  const int half = p.table.half, i = static_cast<int>(threadIdx.x) % kLanes * kN;
+  const int group = static_cast<int>(blockIdx.x) % p.groups, chunk = static_cast<int>(blockIdx.x) / p.groups;
+  const T* const weight = p.weight + group * 2 * half + i;
+  GroupSum<kBlock, kLanes> group_sum;
+  float dw[2][kN] = {};
+  for (int64_t base = static_cast<int64_t>(chunk) * kUnits; base < p.units; base += p.chunks * kUnits) {
+    const int64_t unit = base + static_cast<int>(threadIdx.x) / kLanes, t = p.per_token.quotient(unit);
+    const int first = p.groups > 1 ? group : static_cast<int>(unit - t * p.slices) * kHeads;
+    const bool mine = unit < p.units && i < half;  // every thread stays for the sums over its group
+    const int heads = mine ? (p.heads - first < kHeads ? p.heads - first : kHeads) : 0;
+    const int64_t row = t * p.heads + first, at = row * 2 * half + i;
+    Vec<T, kN> x[kHeads][2], dy[kHeads][2];
+    float r[kHeads];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h < heads) {
+        x[h][0] = load_vec<kN>(p.x + at + h * 2 * half);
+        x[h][1] = load_vec<kN>(p.x + at + h * 2 * half + half);
+        dy[h][0] = load_vec<kN>(p.dy + at + h * 2 * half);
+        dy[h][1] = load_vec<kN>(p.dy + at + h * 2 * half + half);
+        r[h] = p.rstd[row + h];
+      }
+    }
+    float c[kN], s[kN];
+    p.table.load(mine ? p.table.row(t) : -1, i, c, s);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      float da[kN], db[kN];
+      Vec<T, kN> wa, wb;
+      float gx = 0;
+      if (h < heads) {
+        wa = load_vec<kN>(weight), wb = load_vec<kN>(weight + half);
+#pragma unroll
+        for (int e = 0; e < kN; ++e) {
+          da[e] = to_float(dy[h][0].v[e]), db[e] = to_float(dy[h][1].v[e]);
+          rotate(da[e], db[e], c[e], s[e]);
+          const float xa = to_float(x[h][0].v[e]), xb = to_float(x[h][1].v[e]);
+          gx += da[e] * xa * to_float(wa.v[e]) + db[e] * xb * to_float(wb.v[e]);
+          dw[0][e] += da[e] * xa * r[h];
+          dw[1][e] += db[e] * xb * r[h];
+        }
+      }
+      gx = group_sum(gx);
+      if (h < heads) {
+        const float k = r[h] * r[h] * (gx / static_cast<float>(2 * half));
+#pragma unroll
+        for (int e = 0; e < kN; ++e) {
+          dy[h][0].v[e] = from_float<T>(r[h] * (da[e] * to_float(wa.v[e]) - to_float(x[h][0].v[e]) * k));
+          dy[h][1].v[e] = from_float<T>(r[h] * (db[e] * to_float(wb.v[e]) - to_float(x[h][1].v[e]) * k));
+        }
+        store_vec<kN>(p.dx + at + h * 2 * half, dy[h][0]);
+        store_vec<kN>(p.dx + at + h * 2 * half + half, dy[h][1]);
+      }
+    }
+  }
+  store_columns<kBlock, kLanes>(p.partials + static_cast<int64_t>(blockIdx.x) * 2 * half, dw, half, 2 * half);
+}
+
+/// Any head size: a block of one warp goes over its rows one by one, and keeps dw in the partials themselves.
+template <class T>
+__global__ void __launch_bounds__(32) norm_rope_backward_any_kernel(Backward<T> p) {
+  const int half = p.table.half, lane = static_cast<int>(threadIdx.x);
+  const int group = static_cast<int>(blockIdx.x) % p.groups, chunk = static_cast<int>(blockIdx.x) / p.groups;
+  const T* const weight = p.weight + group * 2 * half;
+  float* const dw = p.partials + static_cast<int64_t>(blockIdx.x) * 2 * half;
+  for (int i = lane; i < half; i += 32) dw[i] = dw[half + i] = 0;
+  for (int64_t unit = chunk; unit < p.units; unit += p.chunks) {
+    const int64_t row = p.groups > 1 ? unit * p.heads + group : unit, t = row / p.heads;
+    const T *const x = p.x + row * 2 * half, *const dy = p.dy + row * 2 * half;
+    T* const dx = p.dx + row * 2 * half;
+    const int64_t angles = p.table.row(t);
+    const float r = p.rstd[row];
+    float gx = 0, c[1], s[1];
+    for (int i = lane; i < half; i += 32) {
+      float a = to_float(dy[i]), b = to_float(dy[half + i]);
+      p.table.load(angles, i, c, s);
+      rotate(a, b, c[0], s[0]);
+      const float xa = to_float(x[i]), xb = to_float(x[half + i]);
+      gx += a * xa * to_float(weight[i]) + b * xb * to_float(weight[half + i]);
+      dw[i] += a * xa * r;
+      dw[half + i] += b * xb * r;
+    }
+    const float k = r * r * (warp_sum(gx) / static_cast<float>(2 * half));
+    for (int i = lane; i < half; i += 32) {
+      float a = to_float(dy[i]), b = to_float(dy[half + i]);
+      p.table.load(angles, i, c, s);
+      rotate(a, b, c[0], s[0]);
+      dx[i] = from_float<T>(r * (a * to_float(weight[i]) - to_float(x[i]) * k));
+      dx[half + i] = from_float<T>(r * (b * to_float(weight[half + i]) - to_float(x[half + i]) * k));
+    }
+  }
+}
+
+}  // namespace
+
+void norm_rope_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, double eps,
+                       const Tensor& positions, const Tensor& cos, const Tensor& sin) {
+  if (ctx.dry_run) return;
+  dispatch_storage("norm_rope_forward", x, [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+    const int stride = weight.numel() == x.dim(2) ? 0 : static_cast<int>(x.dim(2));
+    launch_rope<true, T>(ctx, "norm_rope_forward",
+                         {device_data<T>(y), device_data<T>(x), rope_angles(ctx, positions, cos, sin, 1.f), x.dim(0),
+                          static_cast<int>(x.dim(1)), 1, Divider(1), device_data<float>(rstd), device_data<T>(weight),
+                          stride, static_cast<float>(eps)});
+  });
+}
+
+void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
+                        const Tensor& weight, const Tensor& rstd, const Tensor& positions, const Tensor& cos,
+                        const Tensor& sin) {
+  constexpr int kHeads = 2;
+  const int64_t tokens = x.dim(0), heads = x.dim(1), width = x.dim(2), groups = weight.numel() / width;
+  const int64_t slices = groups > 1 ? 1 : (heads + kHeads - 1) / kHeads;
+  // Three blocks for each of 132 multiprocessors, at least two rounds each; by shapes alone, as rmsnorm_backward.
+  const int64_t at_once = 2 * kBlock / 8, wanted = (tokens * slices + at_once - 1) / at_once;
+  const int64_t chunks = std::max<int64_t>(std::min<int64_t>(wanted, 396 / groups), 1);
+  ScratchScope scratch(ctx.scratch);
+  const Tensor partials = scratch.alloc("norm_rope_dweight", DType::f32, {chunks, groups * width});
+  if (ctx.dry_run || tokens * heads * width == 0) return;
+  dispatch_storage("norm_rope_backward", x, [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+    Backward<T> p = {device_data<T>(dx),
+                     device_data<float>(partials),
+                     device_data<T>(dy),
+                     device_data<T>(x),
+                     device_data<T>(weight),
+                     device_data<float>(rstd),
+                     rope_angles(ctx, positions, cos, sin, -1.f),
+                     tokens * slices,
+                     static_cast<int>(heads),
+                     static_cast<int>(slices),
+                     Divider(slices),
+                     static_cast<int>(groups),
+                     static_cast<int>(chunks)};
+    const dim3 grid(static_cast<unsigned>(chunks * groups));
+    const bool vectors = aligned(p.dx, p.dy, p.x, p.weight, p.table.cos, p.table.sin);
+    const bool done = with_rope_lanes<T>(p.table.half, vectors, [&](auto lanes) {
+      const LaunchConfig config = {.grid = grid, .block = dim3(kBlock)};
+      if (groups > 1) launch(ctx, "norm_rope_backward", config, norm_rope_backward_kernel<T, lanes(), 1>, p);
+      else launch(ctx, "norm_rope_backward", config, norm_rope_backward_kernel<T, lanes(), kHeads>, p);
+    });
+    if (!done) {
+      p.units = groups > 1 ? tokens : tokens * heads;
+      launch(ctx, "norm_rope_backward", {.grid = grid, .block = dim3(32)}, norm_rope_backward_any_kernel<T>, p);
+    }
+    column_sums(ctx, "norm_rope_backward dweight", device_data<float>(dweight), p.partials, chunks, groups * width,
+                Into::add);
+  });
+}
+
+}  // namespace sluice::cuda
