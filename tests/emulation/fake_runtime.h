@@ -1,0 +1,47 @@
+#pragma once
+// Inside the fake CUDA runtime: one device, whose memory is the host's; streams that finish everything at once, in the
+// order of the calls; captures that record instead (graph.cpp). What a real driver refuses is refused.
+#include <functional>
+#include <vector>
+
+#include "capture.h"
+#include "seam.h"
+
+namespace emu {
+
+/// Keeps the error for cudaGetLastError.
+cudaError_t result(cudaError_t error);
+
+// ---- device_memory.cpp
+enum class Memory { pageable, pinned, device };
+/// Where [p, p + bytes) lies; false where it begins in an allocation and ends outside of it.
+bool find_memory(const void* p, size_t bytes, Memory& memory);
+size_t device_bytes_in_use();
+
+// ---- graph.cpp
+struct Capture {
+  unsigned long long id = 0;
+  bool invalid = false;
+  std::vector<std::function<void()>> nodes;
+};
+/// Does the work now, or records it where the stream is being captured.
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
+/// The capture this stream belongs to, or null.
+Capture* capture_of(cudaStream_t stream);
+/// What waits for the device, or allocates, is not allowed while this thread captures: the capture becomes invalid.
+bool forbidden_in_capture();
+
+}  // namespace emu
+
+/// NVIDIA leaves these to us.
+struct CUstream_st {
+  emu::Capture* capture = nullptr;
+  unsigned long long work = 0, joined = 0;  // of a stream that was drawn into a capture: recorded, and joined back
+};
+struct CUevent_st {
+  bool timing = true, recorded = false;
+  double seconds = 0;
+  emu::Capture* capture = nullptr;
+  CUstream_st* stream = nullptr;
+  unsigned long long work = 0;
+};

@@ -1,0 +1,146 @@
+// Shared memory of a block: a window of 256 KiB, addresses are offsets into it. From low to high: 1 KiB of nobody's,
+// dynamic memory at no better an alignment than it was promised, a gap, static variables with a gap after each.
+// Everything starts as 0xff: NaN, -1. Gaps are forbidden to ASan and looked at when the block ends.
+#include <sys/mman.h>
+
+#include <bit>
+
+#include "machine.h"
+
+namespace emu {
+namespace {
+
+constexpr size_t kStaticGap = 64;
+constexpr size_t kWindowAlignment = 1024;
+
+size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+size_t statics_begin(size_t dynamic_bytes) {
+  return round_up(kFirstSharedAddress + kWindowAlignment + dynamic_bytes + kSharedGap, 128);
+}
+
+void map_window(Block& b) {
+  if (EMU_TSAN && b.mapping) {  // a new mapping: what the block before did here is no race
+    munmap(b.mapping, kWindow + kWindowAlignment);
+    b.mapping = nullptr;
+  }
+  if (b.mapping) return;
+  void* memory =
+      mmap(nullptr, kWindow + kWindowAlignment, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  b.mapping = static_cast<char*>(memory);
+  b.window = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(memory), kWindowAlignment));
+}
+
+const char* first_changed(const char* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i)
+    if (static_cast<unsigned char>(p[i]) != kPoison) return p + i;
+  return nullptr;
+}
+
+void check_gap(Block& b, size_t begin, size_t bytes, const char* after) {
+  san::allow(b.window + begin, bytes);
+  const char* changed = first_changed(b.window + begin, bytes);
+  san::forbid(b.window + begin, bytes);
+  if (changed)
+    fail("shared memory out of bounds: byte %td past the end of %s was written", changed - (b.window + begin), after);
+}
+
+}  // namespace
+
+void open_shared_memory(Block& b, size_t dynamic_bytes) {
+  map_window(b);
+  b.dynamic_begin = 0;
+  b.static_open = 0;
+  b.group->statics_end = statics_begin(dynamic_bytes);
+  if (dynamic_bytes) {
+    san::allow(b.window, b.group->statics_end);
+    san::set(b.window + kFirstSharedAddress, kPoison, b.group->statics_end - kFirstSharedAddress);
+  }
+  san::forbid(b.window, kWindow);
+}
+
+void* dyn_smem(size_t alignment) {
+  Thread& t = self();
+  Block& b = *t.block;
+  const size_t bytes = t.group->launch->params.dyn_smem;
+  if (!std::has_single_bit(alignment) || alignment > kWindowAlignment)
+    fail("DYN_SMEM: an alignment of %zu is no power of two up to 1024", alignment);
+  const size_t begin = alignment == kWindowAlignment ? 2 * kWindowAlignment : kWindowAlignment + alignment;
+  if (b.dynamic_begin == 0) {
+    b.dynamic_begin = begin;
+    san::allow(b.window + begin, bytes);
+  } else if (b.dynamic_begin != begin) {
+    fail("DYN_SMEM: one kernel asks for it with two alignments; all of them are one memory, align them alike");
+  }
+  return b.window + begin;
+}
+
+void* static_smem(const void* tag, size_t size, size_t alignment) {
+  Thread& t = self();
+  Block& b = *t.block;
+  Group& g = *t.group;
+  unsigned i = 0;  // variables lie at the same place in all blocks of a cluster
+  while (i < g.statics.size() && g.statics[i].tag != tag) ++i;
+  if (i == g.statics.size()) {
+    const size_t offset = round_up(g.statics_end, alignment < 16 ? 16 : alignment);
+    g.statics.push_back({tag, offset, size});
+    g.statics_end = offset + size + kStaticGap;
+    size_t total = 0;
+    for (const StaticVariable& v : g.statics) total += v.size;
+    if (i >= 64) fail("more than 64 static shared variables");
+    if (total > kStaticLimit) fail("%zu bytes of static shared memory; 48 KiB is the limit", total);
+    if (total + g.launch->params.dyn_smem > kSharedLimit || g.statics_end > kWindow)
+      fail("%zu bytes of static and %zu of dynamic shared memory; 227 KiB is the limit", total,
+           g.launch->params.dyn_smem);
+  }
+  const StaticVariable& v = g.statics[i];
+  char* address = b.window + v.offset;
+  if (!(b.static_open >> i & 1u)) {
+    b.static_open |= uint64_t{1} << i;
+    san::allow(address, v.size + kStaticGap);
+    san::set(address, kPoison, v.size + kStaticGap);
+    san::forbid(address + v.size, kStaticGap);
+  }
+  return address;
+}
+
+void check_shared_gaps(Block& b) {
+  Group& g = *b.group;
+  const size_t bytes = g.launch->params.dyn_smem;
+  if (b.dynamic_begin) check_gap(b, b.dynamic_begin + bytes, kSharedGap, "dynamic shared memory");
+  for (unsigned i = 0; i < g.statics.size(); ++i)
+    if (b.static_open >> i & 1u)
+      check_gap(b, g.statics[i].offset + g.statics[i].size, kStaticGap, "a static shared variable");
+}
+
+uint32_t to_shared(const void* p) {
+  const ptrdiff_t offset = static_cast<const char*>(p) - self().smem;
+  if (offset < 0 || offset >= static_cast<ptrdiff_t>(kWindow))
+    fail("smem_addr() of a pointer that is not into the block's shared memory");
+  return static_cast<uint32_t>(offset);
+}
+
+void* from_shared(uint32_t address) { return self().smem + address; }
+
+void* map_shared_rank(const void* p, unsigned rank) {
+  const Group& g = *self().group;
+  if (rank >= g.block_count) fail("map_shared_rank: rank %u of a cluster of %u", rank, g.block_count);
+  return g.blocks[rank]->window + to_shared(p);
+}
+
+char* shared_range(uint32_t address, size_t bytes, const char* what, Site site) {
+  Thread& t = self();
+  Block& b = *t.block;
+  Group& g = *t.group;
+  const size_t end = address + bytes, dynamic_bytes = g.launch->params.dyn_smem;
+  bool inside = b.dynamic_begin && address >= b.dynamic_begin && end <= b.dynamic_begin + dynamic_bytes;
+  for (unsigned i = 0; !inside && i < g.statics.size(); ++i)
+    inside = address >= g.statics[i].offset && end <= g.statics[i].offset + g.statics[i].size;
+  if (!inside)
+    fail_at(site, "%s: shared memory out of bounds: %zu bytes at %u, dynamic memory is [%zu, %zu)", what, bytes,
+            address, b.dynamic_begin, b.dynamic_begin + dynamic_bytes);
+  return t.smem + address;
+}
+
+}  // namespace emu
