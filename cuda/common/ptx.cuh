@@ -48,6 +48,8 @@ inline void mbarrier_arrive_expect_tx(uint64_t* b, unsigned bytes) {
 inline void mbarrier_wait(uint64_t* b, unsigned parity, EMU_SITE) { ::emu::mbar_wait(b, parity, site); }
 inline void fence_mbarrier_init() { ::emu::thread_fence(); }
 inline void fence_proxy_async() { ::emu::fence_proxy_async(); }
+/// Between loads and stores of global memory and asynchronous copies of it.
+inline void fence_proxy_async_global() {}
 
 // ---- tensor memory accelerator
 inline void tma_load_2d(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y) {
@@ -70,6 +72,13 @@ inline void tma_store_commit() { ::emu::bulk_commit(); }
 /// Until at most kPending groups of stores still read shared memory.
 template <int kPending>
 inline void tma_store_wait_read() { ::emu::bulk_wait(kPending); }
+/// Until at most kPending groups of stores are not yet visible.
+template <int kPending>
+inline void tma_store_wait() { ::emu::bulk_wait(kPending); }
+/// Contiguous bytes (a multiple of 16) from shared to global memory, in the current group of stores: copied, or added
+/// element by element.
+inline void bulk_store(void* dst, const void* src, unsigned bytes) { ::emu::bulk_store(dst, src, bytes); }
+inline void bulk_reduce_add(float* dst, const void* src, unsigned bytes) { ::emu::bulk_reduce_add(dst, src, bytes); }
 
 inline bool elect_one() { return ::emu::g_cur->lane == 0; }
 template <int kRegisters>
@@ -195,6 +204,8 @@ DEVICE_INLINE void mbarrier_wait(uint64_t* b, unsigned parity) {
 DEVICE_INLINE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEVICE_INLINE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+DEVICE_INLINE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 DEVICE_INLINE void tma_load_2d(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4}], [%2];"
@@ -217,6 +228,18 @@ DEVICE_INLINE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group
 template <int kPending>
 DEVICE_INLINE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+template <int kPending>
+DEVICE_INLINE void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+DEVICE_INLINE void bulk_store(void* dst, const void* src, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               ::"l"(__cvta_generic_to_global(dst)), "r"(smem_addr(src)), "r"(bytes) : "memory");
+}
+DEVICE_INLINE void bulk_reduce_add(float* dst, const void* src, unsigned bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               ::"l"(__cvta_generic_to_global(dst)), "r"(smem_addr(src)), "r"(bytes) : "memory");
 }
 
 DEVICE_INLINE bool elect_one() {

@@ -79,6 +79,7 @@ DEVICE_INLINE void hold_registers(uint32_t (&d)[M][N]) {
 
 // Operand lists: the names %0.. of the accumulators in the text, and the registers bound to them.
 // clang-format off
+#define SLUICE_TEXT_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define SLUICE_TEXT_0_31 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define SLUICE_TEXT_32_63 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define SLUICE_TEXT_64_95 "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
@@ -86,14 +87,15 @@ DEVICE_INLINE void hold_registers(uint32_t (&d)[M][N]) {
 #define SLUICE_BIND_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define SLUICE_BIND_32(i) SLUICE_BIND_8(i), SLUICE_BIND_8(i + 8), SLUICE_BIND_8(i + 16), SLUICE_BIND_8(i + 24)
 
+#define SLUICE_BIND_N32 SLUICE_BIND_8(0), SLUICE_BIND_8(8)
 #define SLUICE_TEXT_64 SLUICE_TEXT_0_31
-#define SLUICE_BIND_64 SLUICE_BIND_32(0)
+#define SLUICE_BIND_N64 SLUICE_BIND_32(0)
 #define SLUICE_TEXT_128 SLUICE_TEXT_0_31 "," SLUICE_TEXT_32_63
-#define SLUICE_BIND_128 SLUICE_BIND_32(0), SLUICE_BIND_32(32)
+#define SLUICE_BIND_N128 SLUICE_BIND_32(0), SLUICE_BIND_32(32)
 #define SLUICE_TEXT_192 SLUICE_TEXT_128 "," SLUICE_TEXT_64_95
-#define SLUICE_BIND_192 SLUICE_BIND_128, SLUICE_BIND_32(64)
+#define SLUICE_BIND_N192 SLUICE_BIND_N128, SLUICE_BIND_32(64)
 #define SLUICE_TEXT_256 SLUICE_TEXT_192 "," SLUICE_TEXT_96_127
-#define SLUICE_BIND_256 SLUICE_BIND_192, SLUICE_BIND_32(96)
+#define SLUICE_BIND_N256 SLUICE_BIND_N192, SLUICE_BIND_32(96)
 
 // x0.. are the numbers of the operands behind the N / 2 accumulators.
 #define SLUICE_WGMMA(N, x0, x1, x2, x3, x4, x5, x6)                                                                    \
@@ -101,7 +103,7 @@ DEVICE_INLINE void hold_registers(uint32_t (&d)[M][N]) {
   DEVICE_INLINE void wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {                            \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #x2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N                    \
                  "k16.f32.bf16.bf16 {" SLUICE_TEXT_##N "}, %" #x0 ", %" #x1 ", p, 1, 1, %" #x3 ", %" #x4 "; }"         \
-                 : SLUICE_BIND_##N                                                                                     \
+                 : SLUICE_BIND_N##N                                                                                     \
                  : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kA)),                       \
                    "n"(static_cast<int>(kB)));                                                                         \
   }                                                                                                                    \
@@ -110,16 +112,18 @@ DEVICE_INLINE void hold_registers(uint32_t (&d)[M][N]) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #x5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N                    \
                  "k16.f32.bf16.bf16 {" SLUICE_TEXT_##N "}, {%" #x0 ", %" #x1 ", %" #x2 ", %" #x3 "}, %" #x4            \
                  ", p, 1, 1, %" #x6 "; }"                                                                              \
-                 : SLUICE_BIND_##N                                                                                     \
+                 : SLUICE_BIND_N##N                                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),              \
                    "n"(static_cast<int>(kB)));                                                                         \
   }
+SLUICE_WGMMA(32, 16, 17, 18, 19, 20, 21, 22)
 SLUICE_WGMMA(64, 32, 33, 34, 35, 36, 37, 38)
 SLUICE_WGMMA(128, 64, 65, 66, 67, 68, 69, 70)
 SLUICE_WGMMA(192, 96, 97, 98, 99, 100, 101, 102)
 SLUICE_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
 
 #undef SLUICE_WGMMA
+#undef SLUICE_TEXT_32
 #undef SLUICE_TEXT_0_31
 #undef SLUICE_TEXT_32_63
 #undef SLUICE_TEXT_64_95
@@ -130,10 +134,11 @@ SLUICE_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
 #undef SLUICE_TEXT_256
 #undef SLUICE_BIND_8
 #undef SLUICE_BIND_32
-#undef SLUICE_BIND_64
-#undef SLUICE_BIND_128
-#undef SLUICE_BIND_192
-#undef SLUICE_BIND_256
+#undef SLUICE_BIND_N32
+#undef SLUICE_BIND_N64
+#undef SLUICE_BIND_N128
+#undef SLUICE_BIND_N192
+#undef SLUICE_BIND_N256
 // clang-format on
 
 #endif  // SLUICE_EMULATION
