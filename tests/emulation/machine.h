@@ -45,10 +45,12 @@ struct CopyOp {  // cp.async
   uint32_t commit_group;
 };
 struct Transfer {  // TMA
-  bool is_load;
+  enum Kind { load, store, store_bytes, add_floats } kind;
   TMap map;
   int coordinates[5];
   void* smem;
+  void* global;    // of the last two kinds, which have no map
+  unsigned bytes;  // in shared memory
   uint64_t* barrier;  // of a load
   Block* block;
   uint32_t commit_group;  // of a store

@@ -25,6 +25,8 @@ void __tsan_acquire(void* address);
 void __tsan_release(void* address);
 void __tsan_read_range(void* address, size_t size);
 void __tsan_write_range(void* address, size_t size);
+int __tsan_atomic32_load(const volatile int* address, int order);
+int __tsan_atomic32_compare_exchange_strong(volatile int* address, int* expected, int value, int order, int failure);
 }
 #else
 #define EMU_TSAN 0

@@ -94,7 +94,7 @@ void move_box(const Transfer& o) {
       const size_t from = global ? std::clamp(first, x, x + kChunk) - x : kChunk;
       const size_t to = global ? std::clamp(end, x, x + kChunk) - x : kChunk;
       char* outside = global ? global + o.coordinates[0] * static_cast<int64_t>(element) + x : nullptr;
-      if (o.is_load) {
+      if (o.kind == Transfer::load) {
         if (to - from < kChunk || !global) san::set(chunk, 0, kChunk);
         if (from < to) san::copy(chunk + from, outside + from, to - from);
       } else if (from < to) {
@@ -114,7 +114,7 @@ void note_global(const Transfer& o, Site site) {
     if (!global) return;
     const char* p = global + (o.coordinates[0] + inside.first) * static_cast<int64_t>(element);
     check_global_range(p, bytes, "TMA: global address", site);
-    if (o.is_load) san::reads(p, bytes);
+    if (o.kind == Transfer::load) san::reads(p, bytes);
     else san::writes(p, bytes);
   });
 }
@@ -124,6 +124,7 @@ Transfer transfer(const TMap& map, const void* smem, const int* coordinates, Thr
   o.map = map;
   for (int i = 0; i < map.rank; ++i) o.coordinates[i] = coordinates[i];
   o.smem = const_cast<void*>(smem);
+  o.bytes = static_cast<unsigned>(box_bytes(map));
   o.block = t.block;
   return o;
 }
@@ -156,14 +157,14 @@ void tma_load(void* dst, const TMap* map, uint64_t* barrier, const int* coordina
   mbarrier_check(barrier, site);
   ++t.group->stats.tma;
   Transfer o = transfer(*map, dst, coordinates, t);
-  o.is_load = true;
+  o.kind = Transfer::load;
   o.barrier = barrier;
   note_global(o, site);
   // The write belongs to the issuing thread; who waits for the barrier, and the engines, come after it.
-  san::writes(dst, box_bytes(*map));
+  san::writes(dst, o.bytes);
   san::release(mbarrier_sync_key(barrier));
   san::release(&t.block->proxy_sync);
-  san::set(dst, kPoison, box_bytes(*map));
+  san::set(dst, kPoison, o.bytes);
   t.group->transfers.push_back(o);
 }
 
@@ -174,37 +175,92 @@ void complete_transfer(Group& g, unsigned index) {
   for (unsigned i = index; i < last; ++i) san::copy(&g.transfers[i], &g.transfers[i + 1], sizeof o);
   g.transfers.truncate(last);
   move_box(o);
-  mbarrier_complete_tx(g, o.barrier, static_cast<unsigned>(box_bytes(o.map)));
+  mbarrier_complete_tx(g, o.barrier, o.bytes);
 }
+
+namespace {
+
+/// Queues a store: shared memory is read by the engines, which see only what a proxy fence has published.
+void queue_store(Thread& t, Transfer& o, Site site) {
+  ++t.group->stats.tma;
+  o.site = site;
+  o.commit_group = t.store_groups;
+  san::reads(o.smem, o.bytes);
+  {
+    const AsyncAgent agent(t);
+    san::reads(o.smem, o.bytes);
+  }
+  t.stores.push_back(o);
+}
+
+void queue_bytes(Transfer::Kind kind, void* dst, const void* src, unsigned bytes, Site site) {
+  Thread& t = self();
+  if (reinterpret_cast<uintptr_t>(dst) % 16 || reinterpret_cast<uintptr_t>(src) % 16 || bytes % 16)
+    fail_at(site, "cp.async.bulk: addresses and sizes are multiples of 16: global %p, shared %u, %u bytes", dst,
+            to_shared(src), bytes);
+  shared_range(to_shared(src), bytes, "cp.async.bulk", site);
+  check_global_range(dst, bytes, "cp.async.bulk: global address", site);
+  Transfer o{};
+  o.kind = kind;
+  o.smem = const_cast<void*>(src), o.global = dst, o.bytes = bytes;
+  o.block = t.block;
+  queue_store(t, o, site);
+}
+
+/// Atomic, and ThreadSanitizer knows that it is.
+void add_float(float* to, float value) {
+#if EMU_TSAN
+  constexpr int kRelaxed = 0;
+  auto* bits = reinterpret_cast<volatile int*>(to);
+  int seen = __tsan_atomic32_load(bits, kRelaxed);
+  for (;;) {
+    const int wanted = static_cast<int>(to_bits(from_bits<float>(static_cast<uint32_t>(seen)) + value));
+    if (__tsan_atomic32_compare_exchange_strong(bits, &seen, wanted, kRelaxed, kRelaxed)) return;
+  }
+#else
+  auto* bits = reinterpret_cast<uint32_t*>(to);
+  uint32_t seen = __atomic_load_n(bits, __ATOMIC_RELAXED);
+  for (;;) {
+    const auto wanted = static_cast<uint32_t>(to_bits(from_bits<float>(seen) + value));
+    if (__atomic_compare_exchange_n(bits, &seen, wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;
+  }
+#endif
+}
+
+void finish_store(Transfer& o) {
+  if (o.moved) return;
+  o.moved = true;
+  san::reads(o.smem, o.bytes);
+  if (o.kind == Transfer::store) {
+    note_global(o, o.site);
+    move_box(o);
+  } else if (o.kind == Transfer::store_bytes) {
+    san::writes(o.global, o.bytes);
+    san::copy(o.global, o.smem, o.bytes);
+  } else {
+    for (unsigned i = 0; i < o.bytes / sizeof(float); ++i)
+      add_float(static_cast<float*>(o.global) + i, static_cast<const float*>(o.smem)[i]);
+  }
+}
+
+}  // namespace
 
 void tma_store(const TMap* map, const void* src, const int* coordinates, int rank, Site site) {
   Thread& t = self();
   check_map(*map, rank, site);
   check_tile(*map, src, site);
-  ++t.group->stats.tma;
   Transfer o = transfer(*map, src, coordinates, t);
-  o.site = site;
-  o.commit_group = t.store_groups;
-  const size_t bytes = box_bytes(*map);
-  san::reads(src, bytes);
-  {
-    const AsyncAgent agent(t);  // sees only what a proxy fence has published
-    san::reads(src, bytes);
-  }
-  t.stores.push_back(o);
+  o.kind = Transfer::store;
+  queue_store(t, o, site);
 }
 
-namespace {
-
-void finish_store(Transfer& o) {
-  if (o.moved) return;
-  o.moved = true;
-  san::reads(o.smem, box_bytes(o.map));
-  note_global(o, o.site);
-  move_box(o);
+void bulk_store(void* dst, const void* src, unsigned bytes, Site site) {
+  queue_bytes(Transfer::store_bytes, dst, src, bytes, site);
 }
 
-}  // namespace
+void bulk_reduce_add(float* dst, const void* src, unsigned bytes, Site site) {
+  queue_bytes(Transfer::add_floats, dst, src, bytes, site);
+}
 
 void bulk_commit() {
   Thread& t = self();
