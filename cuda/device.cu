@@ -1,6 +1,6 @@
 // Streams, memory, errors: everything of the CUDA runtime that is not a kernel.
 #include <algorithm>
-#include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "common/state.h"
@@ -11,6 +11,12 @@
 #endif
 
 namespace sluice::cuda {
+
+#if defined(SLUICE_EMULATION)
+constexpr bool kEmulated = true;
+#else
+constexpr bool kEmulated = false;
+#endif
 
 void check(cudaError_t error, const char* call, const char* what) {
   if (error == cudaSuccess) return;
@@ -36,6 +42,9 @@ State::State() {
   if (compute_capability < 80)
     fail(ExitCode::usage, "this GPU has compute capability {}.{}; Sluice's kernels need 8.0 or later", major, minor);
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  check(cudaStreamCreateWithFlags(&copy_stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  for (cudaEvent_t* event : {&prefetched, &pinned_done[0], &pinned_done[1]})
+    check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
   check(cudaMalloc(reinterpret_cast<void**>(&status), sizeof(KernelStatus)), "cudaMalloc", "kernel status");
   check(cudaMallocHost(reinterpret_cast<void**>(&status_host), sizeof(KernelStatus)), "cudaMallocHost",
         "kernel status");
@@ -51,6 +60,10 @@ State::~State() {
   matmul.reset();
   cudaFree(status);
   cudaFreeHost(status_host);
+  for (char* p : pinned) cudaFreeHost(p);
+  for (cudaEvent_t event : {prefetched, pinned_done[0], pinned_done[1]})
+    if (event) cudaEventDestroy(event);
+  if (copy_stream) cudaStreamDestroy(copy_stream);
   if (stream) cudaStreamDestroy(stream);
 }
 
@@ -83,7 +96,8 @@ std::vector<DeviceInfo> devices() {
                       .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
                       .free_bytes = static_cast<int64_t>(free_bytes),
                       .compute_capability = 10 * properties.major + properties.minor,
-                      .multiprocessors = properties.multiProcessorCount});
+                      .multiprocessors = properties.multiProcessorCount,
+                      .emulated = kEmulated});
   }
   return result;
 }
@@ -119,6 +133,97 @@ void release_pinned(void* p) noexcept { cudaFreeHost(p); }
 
 void copy(Context& ctx, void* dst, const void* src, int64_t bytes) {
   check(cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), cudaMemcpyDefault, stream(ctx)), "cudaMemcpyAsync");
+}
+
+namespace {
+
+/// The pinned buffers of read and write, on first use.
+void need_pinned(State& s) {
+  for (char*& p : s.pinned)
+    if (!p) check(cudaMallocHost(reinterpret_cast<void**>(&p), State::kPinnedBytes), "cudaMallocHost", "copies");
+}
+
+}  // namespace
+
+void read(Context& ctx, void* host, const void* device, int64_t bytes) {
+  State& s = state(ctx);
+  need_pinned(s);
+  char* to = static_cast<char*>(host);
+  const char* from = static_cast<const char*>(device);
+  const int64_t pieces = (bytes + State::kPinnedBytes - 1) / State::kPinnedBytes;
+  const auto size = [&](int64_t i) {
+    return static_cast<size_t>(std::min(State::kPinnedBytes, bytes - i * State::kPinnedBytes));
+  };
+  // The next piece crosses the bus while this one is copied on.
+  for (int64_t i = 0; i <= pieces; ++i) {
+    if (i < pieces) {
+      check(cudaMemcpyAsync(s.pinned[i % 2], from + i * State::kPinnedBytes, size(i), cudaMemcpyDeviceToHost, s.stream),
+            "cudaMemcpyAsync", "read");
+      check(cudaEventRecord(s.pinned_done[i % 2], s.stream), "cudaEventRecord");
+    }
+    if (i > 0) {
+      check(cudaEventSynchronize(s.pinned_done[(i - 1) % 2]), "cudaEventSynchronize");
+      std::memcpy(to + (i - 1) * State::kPinnedBytes, s.pinned[(i - 1) % 2], size(i - 1));
+    }
+  }
+}
+
+void write(Context& ctx, void* device, const void* host, int64_t bytes) {
+  State& s = state(ctx);
+  need_pinned(s);
+  const char* from = static_cast<const char*>(host);
+  char* to = static_cast<char*>(device);
+  for (int64_t done = 0, i = 0; done < bytes; done += State::kPinnedBytes, ++i) {
+    const auto size = static_cast<size_t>(std::min(State::kPinnedBytes, bytes - done));
+    if (i >= 2) check(cudaEventSynchronize(s.pinned_done[i % 2]), "cudaEventSynchronize");
+    std::memcpy(s.pinned[i % 2], from + done, size);
+    check(cudaMemcpyAsync(to + done, s.pinned[i % 2], size, cudaMemcpyHostToDevice, s.stream), "cudaMemcpyAsync",
+          "write");
+    check(cudaEventRecord(s.pinned_done[i % 2], s.stream), "cudaEventRecord");
+  }
+  check(cudaStreamSynchronize(s.stream), "cudaStreamSynchronize");
+}
+
+void prefetch(Context& ctx, void* dst, const void* src, int64_t bytes) {
+  State& s = state(ctx);
+  check(cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, s.copy_stream),
+        "cudaMemcpyAsync", "prefetch");
+  check(cudaEventRecord(s.prefetched, s.copy_stream), "cudaEventRecord");
+}
+
+void await_prefetch(Context& ctx) {
+  State& s = state(ctx);
+  check(cudaStreamWaitEvent(s.stream, s.prefetched, 0), "cudaStreamWaitEvent");
+}
+
+namespace {
+
+struct CapturedGraph : Graph::Impl {
+  cudaGraphExec_t exec = nullptr;
+  ~CapturedGraph() override {
+    if (exec) cudaGraphExecDestroy(exec);
+  }
+  void launch(Context& ctx) override { check(cudaGraphLaunch(exec, stream(ctx)), "cudaGraphLaunch"); }
+};
+
+}  // namespace
+
+std::unique_ptr<Graph::Impl> record(Context& ctx, const std::function<void()>& ops) {
+  auto captured = std::make_unique<CapturedGraph>();
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamBeginCapture(stream(ctx), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  try {
+    ops();
+  } catch (...) {
+    cudaStreamEndCapture(stream(ctx), &graph);  // leaves the stream usable for the message's path
+    if (graph) cudaGraphDestroy(graph);
+    throw;
+  }
+  check(cudaStreamEndCapture(stream(ctx), &graph), "cudaStreamEndCapture");
+  const cudaError_t error = cudaGraphInstantiate(&captured->exec, graph, 0);
+  cudaGraphDestroy(graph);
+  check(error, "cudaGraphInstantiate");
+  return captured;
 }
 
 namespace {

@@ -75,8 +75,10 @@ class OpBench {
     const double flops = 2.0 * static_cast<double>(t * vocabulary * width);
     const std::string shape = fmt::format("{}, {}, {}", t, vocabulary, width);
     measure("cross_entropy_forward", shape, flops, 0, [&] { cross_entropy_forward(m.ctx, losses, hidden, w, targets); });
+    const Tensor scale = m.zeros(DType::f64, {1});
+    fill(m.ctx, scale, 1e-3);
     measure("cross_entropy_forward_backward", shape, 3 * flops, 0, [&] {
-      cross_entropy_forward_backward(m.ctx, losses, dhidden, dweight, hidden, w, targets, 1e-3);
+      cross_entropy_forward_backward(m.ctx, losses, dhidden, dweight, hidden, w, targets, scale);
     });
   }
 
@@ -121,10 +123,15 @@ class OpBench {
     Memory m(*this);
     const Tensor value = m.normal({n}), gradient = m.zeros(DType::f32, {n}), am = m.zeros(DType::f32, {n}), v = m.zeros(DType::f32, {n});
     const Tensor master = dtype_ == DType::bf16 ? m.zeros(DType::f32, {n}) : Tensor();
-    AdamwStep step;
-    step.lr = 1e-4, step.weight_decay = 0.1;
+    const Tensor segments = m.zeros(DType::f64, {1, 4}), control = m.zeros(DType::f64, {kUpdateControl});
+    const double whole[] = {0, static_cast<double>(n), 1, 0.1};
+    write_tensor(m.ctx, segments, whole);
+    const UpdateControl step{.lr = 1e-4, .clip = 1, .apply = 1, .correction1 = 0.1, .correction2 = 0.05};
+    write_tensor(m.ctx, control, &step);
     const double bytes = static_cast<double>(n) * (dtype_ == DType::bf16 ? 30 : 28);
-    measure("adamw_update", fmt::format("{}", n), 0, bytes, [&] { adamw_update(m.ctx, value, master, am, v, gradient, step); });
+    measure("adamw_update", fmt::format("{}", n), 0, bytes, [&] { 
+      adamw_update(m.ctx, value, master, am, v, gradient, segments, control, AdamwSettings{});
+    });
   }
 
  private:

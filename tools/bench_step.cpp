@@ -6,6 +6,7 @@
 #include "core/parallel_for.h"
 #include "core/random.h"
 #include "nn/transformer.h"
+#include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "optim/optimizer.h"
 
@@ -15,8 +16,16 @@ namespace {
 struct Model {
   std::string name;
   ModelConfig config;
-  int64_t sequence = 256, samples = 4;
+  int64_t sequence = 256, samples = 4;  // of one micro-batch
+  int64_t micro_batches = 1;
 };
+
+void add_gate(ModelConfig& c, const std::string& granularity) {
+  if (granularity.empty()) return;
+  GateConfig gate;
+  gate.granularity = granularity == "headwise" ? GateGranularity::headwise : GateGranularity::elementwise;
+  c.attention.gates.push_back(gate);
+}
 
 /// gates: "", "headwise" or "elementwise".
 Model qwen(const std::string& name, const char* gates) {
@@ -25,11 +34,31 @@ Model qwen(const std::string& name, const char* gates) {
   ModelConfig& c = m.config;
   c.vocab_size = 8192, c.hidden_size = 384, c.num_hidden_layers = 6;
   c.num_attention_heads = 6, c.num_key_value_heads = 2, c.head_dim = 64, c.intermediate_size = 1024;
-  if (*gates) {
-    GateConfig gate;
-    gate.granularity = std::string(gates) == "headwise" ? GateGranularity::headwise : GateGranularity::elementwise;
-    c.attention.gates.push_back(gate);
-  }
+  add_gate(c, gates);
+  return m;
+}
+
+/// The dense 1.7B model of the gated-attention paper, for a GPU: 16,384 tokens at a time, eight times a step.
+Model dense_1_7b(const std::string& name, const char* gates) {
+  Model m;
+  m.name = name;
+  m.sequence = 4096, m.samples = 4, m.micro_batches = 8;
+  ModelConfig& c = m.config;
+  c.vocab_size = 151936, c.hidden_size = 2048, c.num_hidden_layers = 28;
+  c.num_attention_heads = 16, c.num_key_value_heads = 8, c.head_dim = 128, c.intermediate_size = 6144;
+  add_gate(c, gates);
+  return m;
+}
+
+/// To see that everything works, on a device that is not there.
+Model tiny() {
+  Model m;
+  m.name = "tiny";
+  m.sequence = 24, m.samples = 2, m.micro_batches = 2;
+  ModelConfig& c = m.config;
+  c.vocab_size = 61, c.hidden_size = 32, c.num_hidden_layers = 2;
+  c.num_attention_heads = 2, c.num_key_value_heads = 1, c.head_dim = 64, c.intermediate_size = 48;
+  add_gate(c, "elementwise");
   return m;
 }
 
@@ -47,7 +76,9 @@ Model gpt2(const std::string& name, int64_t layers, int64_t width, int64_t heads
 
 std::vector<Model> models() {
   return {gpt2("small", 6, 384, 6, 8064), qwen("qwen", ""), qwen("qwen-headwise", "headwise"),
-          qwen("qwen-elementwise", "elementwise"), gpt2("gpt2-124m", 12, 768, 12, 50304)};
+          qwen("qwen-elementwise", "elementwise"), gpt2("gpt2-124m", 12, 768, 12, 50304),
+          dense_1_7b("1.7b", ""), dense_1_7b("1.7b-headwise", "headwise"), dense_1_7b("1.7b-elementwise", "elementwise"),
+          tiny()};
 }
 
 /// A model with all its memory. Built twice: without memory to measure, and real.
@@ -60,19 +91,21 @@ struct Training {
   Batch batch;
   Transformer::Saved saved;
   Tensor losses, dhidden;
+  int64_t micro_batches;
 
-  Training(const Model& model, DType dtype, const Training* measured)
-      : values("values", measured ? measured->values.high_water() : 0),
-        gradients("gradients", measured ? measured->gradients.high_water() : 0),
-        moments("moments", measured ? measured->moments.high_water() : 0),
-        activations("activations", measured ? measured->activations.high_water() : 0),
-        ctx(measured ? std::max<int64_t>(measured->ctx.scratch.high_water(), 64) : 0),
+  Training(const Model& model, Device device, DType dtype, const Training* measured)
+      : values("values", measured ? measured->values.high_water() : 0, device),
+        gradients("gradients", measured ? measured->gradients.high_water() : 0, device),
+        moments("moments", measured ? measured->moments.high_water() : 0, device),
+        activations("activations", measured ? measured->activations.high_water() : 0, device),
+        ctx(measured ? std::max<int64_t>(measured->ctx.scratch.high_water(), 64) : 0, device),
         transformer(model.config, store),
-        optimizer(OptimizerConfig{}, store) {
+        optimizer(OptimizerConfig{}, store),
+        micro_batches(model.micro_batches) {
     const int64_t tokens = model.sequence * model.samples;
     store.allocate(ctx, dtype, tokens, values, &gradients);
-    transformer.allocate_tables(values, dtype, model.sequence);
-    optimizer.allocate(moments);
+    transformer.allocate_tables(ctx, values, dtype, model.sequence);
+    optimizer.allocate(ctx, moments);
     saved = transformer.make_saved(activations, tokens, dtype, Recompute::none);
     losses = activations.alloc("losses", accumulate_dtype(dtype), {tokens});
     dhidden = activations.alloc("dhidden", dtype, {tokens, model.config.hidden_size});
@@ -80,33 +113,39 @@ struct Training {
       *t = activations.alloc("batch", DType::i32, {tokens});
     if (!measured) return;
     const RandomStream random(1, "bench");
-    for (int64_t t = 0; t < tokens; ++t) {
-      const auto word = [&](int64_t i) {
-        return static_cast<int32_t>(random.bits(static_cast<uint64_t>(i)) % static_cast<uint64_t>(model.config.vocab_size));
-      };
-      batch.tokens.as<int32_t>()[t] = word(t);
-      batch.targets.as<int32_t>()[t] = word(t + 1);
-      batch.positions.as<int32_t>()[t] = static_cast<int32_t>(t % model.sequence);
-      batch.first_key.as<int32_t>()[t] = static_cast<int32_t>(t - t % model.sequence);
-    }
-    store.initialize(1);
+    std::vector<int32_t> host(static_cast<size_t>(tokens));
+    const auto write = [&](const Tensor& t, const auto& element) {
+      for (int64_t i = 0; i < tokens; ++i) host[static_cast<size_t>(i)] = static_cast<int32_t>(element(i));
+      write_tensor(ctx, t, host.data());
+    };
+    const auto word = [&](int64_t i) {
+      return random.bits(static_cast<uint64_t>(i)) % static_cast<uint64_t>(model.config.vocab_size);
+    };
+    write(batch.tokens, word);
+    write(batch.targets, [&](int64_t i) { return word(i + 1); });
+    write(batch.positions, [&](int64_t i) { return i % model.sequence; });
+    write(batch.first_key, [&](int64_t i) { return i - i % model.sequence; });
+    store.initialize(ctx, 1);
     optimizer.sync_master(ctx);
     store.pack(ctx);
   }
 
   /// Mean loss.
   double step() {
-    const double tokens = static_cast<double>(losses.dim(0));
+    ScratchScope t(ctx.scratch);
+    const Tensor scale = t.alloc("scale", DType::f64, {1}), loss = t.alloc("loss", DType::f64, {1});
+    const auto counted = static_cast<double>(losses.dim(0) * micro_batches);
+    fill(ctx, scale, 1 / counted);
     store.zero_grads(ctx);
-    transformer.forward(ctx, batch, saved);
-    transformer.loss_forward_backward(ctx, losses, dhidden, batch, saved, 1 / tokens);
-    double loss = 0;
-    sum(ctx, &loss, losses);
-    transformer.backward(ctx, dhidden, batch, saved);
-    const double norm = gradient_norm(ctx, store);
-    optimizer.step(ctx, 1e-4, norm > 1 ? 1 / norm : 1);
+    for (int64_t i = 0; i < micro_batches; ++i) {
+      transformer.forward(ctx, batch, saved);
+      transformer.loss_forward_backward(ctx, losses, dhidden, batch, saved, scale);
+      sum(ctx, loss, losses, i == 0 ? Into::overwrite : Into::add);
+      transformer.backward(ctx, dhidden, batch, saved);
+    }
+    optimizer.step(ctx, 1e-4, 1.0);
     store.pack(ctx);
-    return loss / tokens;
+    return read_scalar(ctx, loss) / counted;
   }
 };
 
@@ -118,12 +157,14 @@ std::vector<std::string> model_names() {
   return names;
 }
 
-nlohmann::json measure_step(const std::string& name, DType dtype, double seconds, bool profile) {
+nlohmann::json measure_step(const std::string& name, Device device, DType dtype, double seconds, bool profile) {
   const std::vector<Model> all = models();
   const Model& model = *std::find_if(all.begin(), all.end(), [&](const Model& m) { return m.name == name; });
-  Training dry(model, dtype, nullptr);
+  const bool gpu = device == Device::cuda;
+  Training dry(model, device, dtype, nullptr);
+  dry.micro_batches = 1;  // they are alike
   dry.step();
-  Training training(model, dtype, &dry);
+  Training training(model, device, dtype, &dry);
 
   int64_t matrix = 0;  // parameters in products
   for (size_t i = 0; i < training.store.specs().size(); ++i)
@@ -135,20 +176,21 @@ nlohmann::json measure_step(const std::string& name, DType dtype, double seconds
   double loss = 0;
   for (int i = 0; i < 2; ++i) loss = training.step();
   Profile times;
-  std::vector<double> steps, peaks{fma_peak(num_threads(), 0.05)};
+  // A CPU's peak is taken between the steps, so that both see the same clock. A step waits for its loss, on a GPU too.
+  constexpr double kTensorCores = 989e3;  // GFLOP/s, H100 and H200 SXM, dense bf16, by their data sheet
+  std::vector<double> steps, peaks{gpu ? kTensorCores : fma_peak(num_threads(), 0.05)};
   const double begin = now();
-  // The peak is taken between the steps, so that both see the same clock.
-  while (steps.size() < 10 || now() - begin < seconds) {
+  while (steps.size() < (seconds > 0 ? 10 : 2) || now() - begin < seconds) {
     training.ctx.profile = profile ? &times : nullptr;
     const double start = now();
     loss = training.step();
     steps.push_back(now() - start);
-    if (steps.size() % 5 == 0) peaks.push_back(fma_peak(num_threads(), 0.02));
+    if (steps.size() % 5 == 0 && !gpu) peaks.push_back(fma_peak(num_threads(), 0.02));
   }
   std::sort(steps.begin(), steps.end());
   std::sort(peaks.begin(), peaks.end());
   const double median = steps[steps.size() / 2], peak = peaks[peaks.size() / 2];
-  const double tokens = static_cast<double>(model.sequence * model.samples);
+  const double tokens = static_cast<double>(model.sequence * model.samples * model.micro_batches);
   const double gflops = flops * tokens / median * 1e-9;
   nlohmann::json row{{"model", name},
                      {"precision", dtype_name(dtype)},
@@ -160,7 +202,10 @@ nlohmann::json measure_step(const std::string& name, DType dtype, double seconds
                      {"best_ms", steps[0] * 1e3},
                      {"tokens_per_second", tokens / median},
                      {"gflops", gflops},
-                     {"fma_peak_gflops", peak},
+                     {"peak_gflops", peak},
+                     {"peak", gpu ? "989 TFLOP/s" : "FMA peak"},
+                     {"memory_bytes", training.values.capacity() + training.gradients.capacity() + training.moments.capacity() +
+                                          training.activations.capacity() + training.ctx.scratch.capacity()},
                      {"percent_of_peak", 100 * gflops / peak},
                      {"loss", loss}};
   if (profile) {

@@ -57,15 +57,15 @@ void evaluate(const EvalOptions& options) {
   const TrainedModel trained(checkpoint, tokens);
   const Evaluator evaluator(chosen_sets(options, config), config, trained.tokenizer(), options.max_tokens);
 
-  Context dry(0);
-  Arena measure("activations");
-  ForwardBuffers shapes = make_forward_buffers(trained, measure, tokens, Recompute::none);
+  Context dry(0, trained.device());
+  Arena measure("activations", 0, trained.device()), measure_host("host");
+  ForwardBuffers shapes = make_forward_buffers(trained, measure, measure_host, tokens, Recompute::none);
   trained.model().forward(dry, shapes.batch, shapes.saved);
   trained.model().loss_forward(dry, shapes.losses, shapes.batch, shapes.saved);
   SummaryAccumulator(trained.model()).add(dry, shapes.batch, shapes.saved);
-  Arena activations("activations", measure.high_water());
-  Context ctx(std::max<int64_t>(dry.scratch.high_water(), 64));
-  ForwardBuffers buffers = make_forward_buffers(trained, activations, tokens, Recompute::none);
+  Arena activations("activations", measure.high_water(), trained.device()), host("host", measure_host.high_water());
+  Context ctx(std::max<int64_t>(dry.scratch.high_water(), 64), trained.device());
+  ForwardBuffers buffers = make_forward_buffers(trained, activations, host, tokens, Recompute::none);
 
   const auto result = evaluator.run(ctx, trained.model(), buffers, buffers, [] { return false; });
   const int64_t trained_tokens = checkpoint.step * tokens_per_step(config);

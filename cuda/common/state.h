@@ -14,6 +14,12 @@ struct State : BackendState {
   State& operator=(const State&) = delete;
 
   cudaStream_t stream = nullptr;
+  cudaStream_t copy_stream = nullptr;  // prefetch
+  cudaEvent_t prefetched = nullptr;    // the last one is there
+  // For read and write: two buffers, each with the event after which it is free.
+  static constexpr int64_t kPinnedBytes = int64_t{16} << 20;
+  char* pinned[2] = {};
+  cudaEvent_t pinned_done[2] = {};
   int compute_capability = 0;  // times ten
   int multiprocessors = 0;
   KernelStatus* status = nullptr;      // on the device

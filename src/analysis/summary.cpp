@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/host_view.h"
 #include "ops/gate.h"
 #include "ops/reduce.h"
 
@@ -10,15 +11,17 @@ namespace sluice {
 namespace {
 
 double largest(Context& ctx, const Tensor& t) {
-  double result = 0;
-  max_abs(ctx, &result, t);
-  return result;
+  ScratchScope scratch(ctx.scratch);
+  const Tensor result = scratch.alloc("summary.largest", DType::f64, {1});
+  max_abs(ctx, result, t);
+  return read_scalar(ctx, result);
 }
 
 double mean(Context& ctx, const Tensor& t) {
-  double result = 0;
-  sum(ctx, &result, t);
-  return result / static_cast<double>(t.numel());
+  ScratchScope scratch(ctx.scratch);
+  const Tensor result = scratch.alloc("summary.sum", DType::f64, {1});
+  sum(ctx, result, t, Into::overwrite);
+  return read_scalar(ctx, result) / static_cast<double>(t.numel());
 }
 
 /// z (Z, H, D) or (Z, H) after activation and sharing.
@@ -50,13 +53,14 @@ double mean_first_token_attention(const Tensor& lse, const Tensor& z0, const S* 
   return total / static_cast<double>(heads * tokens);
 }
 
-double first_token_attention(const Attention& attention, const Attention::Saved& s) {
-  const Tensor sinks = attention.sinks();
-  if (s.lse.dtype == DType::f64)
-    return mean_first_token_attention<double, double>(s.lse, s.z0, sinks ? sinks.as<double>() : nullptr);
+double first_token_attention(Context& ctx, const Attention& attention, const Attention::Saved& s) {
+  const HostView lse_view(ctx, s.lse), z0_view(ctx, s.z0), sinks_view(ctx, attention.sinks());
+  const Tensor &lse = lse_view.tensor(), &z0 = z0_view.tensor(), &sinks = sinks_view.tensor();
+  if (lse.dtype == DType::f64)
+    return mean_first_token_attention<double, double>(lse, z0, sinks ? sinks.as<double>() : nullptr);
   if (sinks && sinks.dtype == DType::bf16)
-    return mean_first_token_attention<float, bf16>(s.lse, s.z0, sinks.as<bf16>());
-  return mean_first_token_attention<float, float>(s.lse, s.z0, sinks ? sinks.as<float>() : nullptr);
+    return mean_first_token_attention<float, bf16>(lse, z0, sinks.as<bf16>());
+  return mean_first_token_attention<float, float>(lse, z0, sinks ? sinks.as<float>() : nullptr);
 }
 
 }  // namespace
@@ -75,7 +79,7 @@ void SummaryAccumulator::add(Context& ctx, const Batch& batch, const Transformer
     const Attention& attention = model_.blocks()[layer].attention();
     const Block::Saved& s = saved.blocks[layer];
     LayerSummary& sums = sums_[layer];
-    if (!ctx.dry_run) sums.first_token_attention += tokens * first_token_attention(attention, s.attention);
+    if (!ctx.dry_run) sums.first_token_attention += tokens * first_token_attention(ctx, attention, s.attention);
     for (size_t g = 0; g < attention.gates().size(); ++g)
       sums.gate_scores[g] += tokens * mean_score(ctx, attention.gates()[g], s.attention.gates[g]);
     sums.attention_output_max = std::max(sums.attention_output_max, largest(ctx, s.attention_out.y));

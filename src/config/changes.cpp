@@ -35,6 +35,8 @@ constexpr struct {
     {"log.", ChangeClass::operational},
     {"data.validation", ChangeClass::operational},
     {"train.device", ChangeClass::operational},
+    {"model.attention.kernel", ChangeClass::operational},
+    {"train.deterministic", ChangeClass::operational},
     {"train.threads", ChangeClass::operational},
     {"train.recompute", ChangeClass::operational},  // the same bits, less memory
     // Their effect is intermediate_size, which is identity itself.

@@ -47,6 +47,7 @@ SLUICE_ENUM_NAMES(GateGranularity, "elementwise", "headwise");
 SLUICE_ENUM_NAMES(GateSharing, "specific", "shared", "shared_before_activation");
 SLUICE_ENUM_NAMES(GateCombine, "multiply", "add");
 SLUICE_ENUM_NAMES(GateActivation, "sigmoid", "silu", "identity", "ns_sigmoid");
+SLUICE_ENUM_NAMES(AttentionKernel, "auto", "mma", "hopper", "cudnn");
 SLUICE_ENUM_NAMES(GateInput, "hidden", "none");
 SLUICE_ENUM_NAMES(OutputNorm, "none", "rmsnorm", "rmsnorm_shared");
 SLUICE_ENUM_NAMES(OutputActivation, "none", "silu");
@@ -111,6 +112,7 @@ struct AttentionConfig {
   std::vector<GateConfig> gates;
   OutputNorm output_norm = OutputNorm::none;
   OutputActivation output_activation = OutputActivation::none;
+  AttentionKernel kernel = AttentionKernel::automatic;
 
   template <class V>
   void fields(V& f) {
@@ -118,6 +120,7 @@ struct AttentionConfig {
     f("gates", gates, "any number of gates; several positions at once are allowed");
     f("output_norm", output_norm, "RMSNorm per head before o_proj; rmsnorm_shared shares its weight between heads");
     f("output_activation", output_activation, "activation on the attention output before o_proj");
+    f("kernel", kernel, "on a GPU: auto takes the fastest of the house's own, cudnn is there to race against");
   }
 };
 
@@ -216,6 +219,7 @@ struct TrainConfig {
   int64_t max_steps = 0;
   int64_t max_tokens = 0;
   uint64_t seed = 1234;
+  bool deterministic = true;
   Precision precision = Precision::f32;
   Recompute recompute = Recompute::none;
   double max_grad_norm = 1.0;
@@ -232,6 +236,7 @@ struct TrainConfig {
     f("max_steps", max_steps, "optimizer steps; give this or max_tokens");
     f("max_tokens", max_tokens, "20B, 300M, 1e9: training tokens; steps are computed from it");
     f("seed", seed, "of the initial weights and the data order");
+    f("deterministic", deterministic, "on a GPU: no sum whose order varies from run to run; false is faster");
     f("precision", precision, "storage of weights and activations; bf16 keeps f32 master weights; f64 is for checks");
     f("recompute", recompute, "activations computed again in backward instead of kept");
     f("max_grad_norm", max_grad_norm, "clip the global gradient norm to this; 0: no clipping");

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "config/load.h"
+#include "core/device.h"
 #include "core/error.h"
 
 namespace sluice {
@@ -132,10 +133,10 @@ void check_data(const DataConfig& d, Checks& check) {
 }
 
 void check_train(const TrainConfig& t, Checks& check) {
-#ifndef SLUICE_CUDA
-  check.require(t.device != DeviceChoice::cuda, {"train.device"},
+  check.require(t.device != DeviceChoice::cuda || built_with_cuda(), {"train.device"},
                 "train.device: cuda is not in this build, which is CPU-only; use auto or cpu");
-#endif
+  check.require(t.device != DeviceChoice::cuda || t.precision != Precision::f64, {"train.precision", "train.device"},
+                "train.precision: f64 is computed on the CPU only; use f32 or bf16 with device cuda");
   check.size("train.threads", t.threads, 0);
   check.size("train.micro_batch_size", t.micro_batch_size);
   check.size("train.global_batch_size", t.global_batch_size);

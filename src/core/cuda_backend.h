@@ -1,13 +1,11 @@
 #pragma once
 // What core asks of the CUDA backend (cuda/device.cu), by the linker alone. Only in builds with SLUICE_HAS_CUDA.
 #include <cstdint>
-#include <string>
+#include <functional>
+#include <memory>
 #include <vector>
 
-namespace sluice {
-struct Context;
-struct DeviceInfo;
-}  // namespace sluice
+#include "core/device.h"
 
 namespace sluice::cuda {
 
@@ -24,6 +22,13 @@ void release_pinned(void* p) noexcept;
 /// Copies between host and device or within the device, in order with the ops of ctx. Host memory that is not pinned
 /// makes the call wait.
 void copy(Context& ctx, void* dst, const void* src, int64_t bytes);
+/// Through pinned buffers, waiting.
+void read(Context& ctx, void* host, const void* device, int64_t bytes);
+void write(Context& ctx, void* device, const void* host, int64_t bytes);
+/// On the copy stream; src is pinned.
+void prefetch(Context& ctx, void* dst, const void* src, int64_t bytes);
+void await_prefetch(Context& ctx);
+std::unique_ptr<Graph::Impl> record(Context& ctx, const std::function<void()>& ops);
 /// Waits for everything enqueued on ctx, then throws what kernels reported: Error(data) for tokens, targets and
 /// positions outside their tables, Error(internal) with the CUDA error's name for the rest.
 void synchronize(Context& ctx);

@@ -35,6 +35,61 @@ void copy(Context& ctx, const Tensor& dst, const Tensor& src) {
   std::memcpy(dst.data, src.data, static_cast<size_t>(dst.bytes()));
 }
 
+void read_tensor(Context& ctx, void* host, const Tensor& t) {
+  if (ctx.dry_run || t.numel() == 0) return;
+#if defined(SLUICE_HAS_CUDA)
+  if (t.device == Device::cuda) return cuda::read(ctx, host, t.data, t.bytes());
+#endif
+  std::memcpy(host, t.data, static_cast<size_t>(t.bytes()));
+}
+
+void write_tensor(Context& ctx, const Tensor& t, const void* host) {
+  if (ctx.dry_run || t.numel() == 0) return;
+#if defined(SLUICE_HAS_CUDA)
+  if (t.device == Device::cuda) return cuda::write(ctx, t.data, host, t.bytes());
+#endif
+  std::memcpy(t.data, host, static_cast<size_t>(t.bytes()));
+}
+
+void prefetch(Context& ctx, const Tensor& dst, const Tensor& src) {
+#if defined(SLUICE_HAS_CUDA)
+  if (ctx.device == Device::cuda && !ctx.dry_run) return cuda::prefetch(ctx, dst.data, src.data, dst.bytes());
+#endif
+  copy(ctx, dst, src);
+}
+
+void await_prefetch(Context& ctx) {
+#if defined(SLUICE_HAS_CUDA)
+  if (ctx.device == Device::cuda && !ctx.dry_run) cuda::await_prefetch(ctx);
+#else
+  (void)ctx;
+#endif
+}
+
+Graph::Graph() = default;
+Graph::~Graph() = default;
+Graph::Graph(Graph&& other) noexcept = default;
+Graph& Graph::operator=(Graph&& other) noexcept = default;
+
+void Graph::record(Context& ctx, const std::function<void()>& ops) {
+  SLUICE_CHECK(ctx.device == Device::cuda && !ctx.dry_run, "Graph::record: only on a GPU");
+#if defined(SLUICE_HAS_CUDA)
+  impl_ = cuda::record(ctx, ops);
+#else
+  (void)ops;
+#endif
+}
+
+void Graph::launch(Context& ctx) {
+  SLUICE_CHECK(recorded(), "Graph::launch: nothing was recorded");
+  impl_->launch(ctx);
+}
+
+Device automatic_device() {
+  const std::vector<DeviceInfo> devices = cuda_devices();
+  return devices.empty() || devices[0].emulated ? Device::cpu : Device::cuda;
+}
+
 double read_scalar(Context& ctx, const Tensor& t) {
   SLUICE_CHECK(t.numel() == 1 && (t.dtype == DType::f64 || t.dtype == DType::f32), "read_scalar: got {}",
                t.describe());

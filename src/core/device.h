@@ -2,6 +2,8 @@
 // Devices, and what of them core needs: memory, copies, waiting. In a CPU build everything that names a GPU is an error
 // by name; in a CUDA build it goes to cuda/device.cu (core/cuda_backend.h).
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,7 @@ struct DeviceInfo {
   int64_t memory_bytes = 0, free_bytes = 0;
   int compute_capability = 0;  // times ten: 90
   int multiprocessors = 0;
+  bool emulated = false;  // tests/emulation in the place of a card: exact, and far too slow to be chosen unasked
 };
 
 /// Whether this program holds a CUDA backend at all.
@@ -32,6 +35,41 @@ void copy(Context& ctx, const Tensor& dst, const Tensor& src);
 /// Waits for everything that ops of ctx have begun. Throws what kernels on a GPU reported meanwhile: Error(data) for tokens,
 /// targets and positions outside their tables. On a CPU ops throw by themselves and this does nothing.
 void synchronize(Context& ctx);
+
+/// Brings a tensor to host memory of its size, or the other way round, through pinned buffers: for checkpoints, initial
+/// values and evaluation. Waits; the host memory is free afterwards. Nothing in a dry run.
+void read_tensor(Context& ctx, void* host, const Tensor& t);
+void write_tensor(Context& ctx, const Tensor& t, const void* host);
+
+/// As copy(), on the context's copy stream, beside its ops: for the next step's input. await_prefetch makes later ops of
+/// ctx wait for all of them.
+void prefetch(Context& ctx, const Tensor& dst, const Tensor& src);
+void await_prefetch(Context& ctx);
+
+/// A sequence of ops recorded once and replayed with one call (a CUDA graph). Only on a GPU.
+class Graph {
+ public:
+  Graph();
+  ~Graph();
+  Graph(Graph&& other) noexcept;
+  Graph& operator=(Graph&& other) noexcept;
+
+  /// Records what `ops` enqueues on ctx; nothing is computed. Tensors and scalars are those of now.
+  void record(Context& ctx, const std::function<void()>& ops);
+  bool recorded() const { return impl_ != nullptr; }
+  void launch(Context& ctx);
+
+  struct Impl {
+    virtual ~Impl() = default;
+    virtual void launch(Context& ctx) = 0;
+  };
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Called by train with its configuration's choice: cuda where this program has a backend and sees a card.
+Device automatic_device();
 
 /// The one element of a (1) f64 or f32 tensor, wherever it is: waits. 0 in a dry run.
 double read_scalar(Context& ctx, const Tensor& t);

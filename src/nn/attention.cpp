@@ -105,7 +105,8 @@ Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, in
   s.o = per_head("o", H);
   s.lse = arena.alloc(name + ".lse", wide, {H, T});
   s.z0 = arena.alloc(name + ".z0", wide, {H, T});
-  s.o_sink = sinks_ ? per_head("o_sink", H) : s.o;
+  // Fused, only the gated output exists.
+  s.o_sink = !sinks_ ? s.o : fuses_gate() ? Tensor() : per_head("o_sink", H);
   if (output_norm_)
     s.output_norm = output_norm_->make_saved(arena, name + ".o_norm", dtype, {T, H, D});
   else
@@ -127,11 +128,12 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
   const Tensor k = gates_forward(ctx, GatePosition::key, s.k, x, s);
   Tensor values = gates_forward(ctx, GatePosition::value, s.v, x, s);
   if (q_norm_) {
-    q_norm_->forward(ctx, q, s.q_norm);
-    k_norm_->forward(ctx, k, s.k_norm);
+    q_norm_->forward_rope(ctx, q, sequence.positions, sequence.rope_cos, sequence.rope_sin, s.q_norm);
+    k_norm_->forward_rope(ctx, k, sequence.positions, sequence.rope_cos, sequence.rope_sin, s.k_norm);
+  } else {
+    rope_forward(ctx, s.q_rot, s.q_rot, sequence.positions, sequence.rope_cos, sequence.rope_sin);
+    rope_forward(ctx, s.k_rot, s.k_rot, sequence.positions, sequence.rope_cos, sequence.rope_sin);
   }
-  rope_forward(ctx, s.q_rot, s.q_rot, sequence.positions, sequence.rope_cos, sequence.rope_sin);
-  rope_forward(ctx, s.k_rot, s.k_rot, sequence.positions, sequence.rope_cos, sequence.rope_sin);
 
   Tensor keys = s.k_rot;
   if (const KeyValueCache* cache = sequence.cache) {
@@ -142,13 +144,19 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
     keys = append(cache->keys[static_cast<size_t>(layer_)], keys);
     values = append(cache->values[static_cast<size_t>(layer_)], values);
   }
-  attention_forward(ctx, s.o, s.lse, s.z0, s.q_rot, keys, values, sequence.first_key, scale_);
+  if (fuses_gate()) gates_[output_gate()].logits_forward(ctx, x, s.gates[output_gate()]);
+  const AttentionOutput output = fused_output(s);
+  const AttentionKernel kernel = config_.attention.kernel;
+  if (output.sink || output.gate)
+    gated_attention_forward(ctx, output.gate ? s.o_gated : s.o_sink, s.o, s.lse, s.z0, s.q_rot, keys, values,
+                            sequence.first_key, scale_, output, kernel);
+  else
+    attention_forward(ctx, s.o, s.lse, s.z0, s.q_rot, keys, values, sequence.first_key, scale_, kernel);
 
-  if (sinks_) sink_forward(ctx, s.o_sink, s.o, s.lse, store_.value(*sinks_));
   if (output_norm_) output_norm_->forward(ctx, s.o_sink, s.output_norm);
   if (config_.attention.output_activation == OutputActivation::silu)
     silu_forward(ctx, s.o_act, s.output_norm.y);
-  gates_forward(ctx, GatePosition::sdpa_output, s.o_act, x, s);
+  if (!fuses_gate()) gates_forward(ctx, GatePosition::sdpa_output, s.o_act, x, s);
   linear_forward(ctx, s.dense, matrix(s.o_gated), store_.linear(o_proj_));
   gates_forward(ctx, GatePosition::dense_output, s.dense, x, s);
 }
@@ -174,24 +182,33 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   }
   linear_backward_input(ctx, matrix(d_o), ddense, store_.linear(o_proj_), Into::overwrite);
   linear_backward_weight(ctx, store_.grad(o_proj_), ddense, matrix(s.o_gated));
-  gates_backward(ctx, GatePosition::sdpa_output, d_o, s.o_act, x, s, dx, into);
+  if (!fuses_gate()) gates_backward(ctx, GatePosition::sdpa_output, d_o, s.o_act, x, s, dx, into);
   if (config_.attention.output_activation == OutputActivation::silu)
     silu_backward(ctx, d_o, d_o, s.output_norm.y);
   if (output_norm_) output_norm_->backward(ctx, d_o, d_o, s.o_sink, s.output_norm);
-  Tensor dlse;
-  if (sinks_) {
-    dlse = t.like("attention.dlse", s.lse);
-    sink_backward(ctx, d_o, dlse, store_.grad(*sinks_), d_o, s.o, s.lse, store_.value(*sinks_));
+
+  const AttentionOutput output = fused_output(s);
+  const AttentionKernel kernel = config_.attention.kernel;
+  const Tensor values = after_gates(GatePosition::value, s.v, s);
+  if (output.sink || output.gate) {
+    const Tensor dz = output.gate ? t.like("attention.dgate", output.gate) : Tensor();
+    gated_attention_backward(ctx, dq, dk, dv, dz, output.sink ? store_.grad(*sinks_) : Tensor(), d_o, s.q_rot,
+                             s.k_rot, values, s.o, s.lse, sequence.first_key, scale_, output, /*dlse=*/Tensor(),
+                             /*coef0=*/Tensor(), kernel);
+    if (output.gate) gates_[output_gate()].logits_backward(ctx, dz, x, dx, into);
+  } else {
+    attention_backward(ctx, dq, dk, dv, d_o, s.q_rot, s.k_rot, values, s.o, s.lse, sequence.first_key, scale_,
+                       /*dlse=*/Tensor(), /*coef0=*/Tensor(), kernel);
   }
 
-  attention_backward(ctx, dq, dk, dv, d_o, s.q_rot, s.k_rot, after_gates(GatePosition::value, s.v, s), s.o,
-                     s.lse, sequence.first_key, scale_, dlse, /*coef0=*/Tensor());
-
-  rope_backward(ctx, dq, dq, sequence.positions, sequence.rope_cos, sequence.rope_sin);
-  rope_backward(ctx, dk, dk, sequence.positions, sequence.rope_cos, sequence.rope_sin);
   if (q_norm_) {
-    q_norm_->backward(ctx, dq, dq, after_gates(GatePosition::query, s.q, s), s.q_norm);
-    k_norm_->backward(ctx, dk, dk, after_gates(GatePosition::key, s.k, s), s.k_norm);
+    q_norm_->backward_rope(ctx, dq, dq, after_gates(GatePosition::query, s.q, s), sequence.positions,
+                           sequence.rope_cos, sequence.rope_sin, s.q_norm);
+    k_norm_->backward_rope(ctx, dk, dk, after_gates(GatePosition::key, s.k, s), sequence.positions,
+                           sequence.rope_cos, sequence.rope_sin, s.k_norm);
+  } else {
+    rope_backward(ctx, dq, dq, sequence.positions, sequence.rope_cos, sequence.rope_sin);
+    rope_backward(ctx, dk, dk, sequence.positions, sequence.rope_cos, sequence.rope_sin);
   }
   gates_backward(ctx, GatePosition::query, dq, s.q, x, s, dx, into);
   gates_backward(ctx, GatePosition::key, dk, s.k, x, s, dx, into);
@@ -200,6 +217,30 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   project_backward(dq, q_proj_);
   project_backward(dk, k_proj_);
   project_backward(dv, v_proj_);
+}
+
+/// One gate at sdpa_output, of the input, with nothing between it and attention.
+bool Attention::fuses_gate() const {
+  int64_t count = 0;
+  for (const Gate& gate : gates_) count += gate.config().position == GatePosition::sdpa_output;
+  return count == 1 && gates_[output_gate()].config().input == GateInput::hidden && !output_norm_ &&
+         config_.attention.output_activation == OutputActivation::none;
+}
+
+size_t Attention::output_gate() const {
+  size_t i = 0;
+  while (gates_[i].config().position != GatePosition::sdpa_output) ++i;
+  return i;
+}
+
+AttentionOutput Attention::fused_output(const Saved& s) const {
+  AttentionOutput output;
+  output.sink = sinks();
+  if (fuses_gate()) {
+    output.gate = s.gates[output_gate()].z;
+    output.kind = gates_[output_gate()].kind();
+  }
+  return output;
 }
 
 bool Attention::has_gate(GatePosition position) const {

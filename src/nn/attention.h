@@ -6,6 +6,7 @@
 #include "nn/gate.h"
 #include "nn/layer.h"
 #include "nn/rmsnorm.h"
+#include "ops/attention.h"
 
 namespace sluice {
 
@@ -36,11 +37,11 @@ class Attention {
   struct Saved {
     Tensor q, k, v;                  // (T, H, D), (T, Hkv, D) x 2: projections
     std::vector<Gate::Saved> gates;  // as in the configuration: logits and gated values
-    RmsNorm::Saved q_norm, k_norm;   // y is rotated in place
+    RmsNorm::Saved q_norm, k_norm;   // y is rotated
     Tensor q_rot, k_rot;             // (T, H, D), (T, Hkv, D): what the scores see
     Tensor o;                        // (T, H, D): attention's output
     Tensor lse, z0;                  // (H, T): log-sum-exp of the logits and the first visible key's logit
-    Tensor o_sink;                   // (T, H, D): sigmoid(lse - sink) o
+    Tensor o_sink;                   // (T, H, D): sigmoid(lse - sink) o; empty where a gate is fused behind it
     RmsNorm::Saved output_norm;      // y (T, H, D)
     Tensor o_act;                    // (T, H, D): after output_activation, before the sdpa_output gates
     Tensor o_gated;                  // (T, H, D): input of o_proj
@@ -63,6 +64,11 @@ class Attention {
   double scale() const { return scale_; }
 
  private:
+  /// The sink and the one gate at sdpa_output that the attention op applies by itself; nothing where more, or something
+  /// else, stands between attention and o_proj.
+  AttentionOutput fused_output(const Saved& s) const;
+  bool fuses_gate() const;
+  size_t output_gate() const;
   bool has_gate(GatePosition position) const;
   Tensor after_gates(GatePosition position, const Tensor& x, const Saved& s) const;
   Tensor gates_forward(Context& ctx, GatePosition position, const Tensor& x, const Tensor& hidden,

@@ -8,9 +8,8 @@ void Block::forward(Context& ctx, const Tensor& x, const Sequence& sequence, Sav
   attention_norm_.forward(ctx, x, s.attention_norm);
   attention_.forward(ctx, s.attention_norm.y, sequence, s.attention);
   attention_out_.forward(ctx, s.attention.y, s.attention_out);
-  add_forward(ctx, s.x1, x, s.attention_out.y);
 
-  mlp_norm_.forward(ctx, s.x1, s.mlp_norm);
+  mlp_norm_.forward_sum(ctx, s.x1, x, s.attention_out.y, s.mlp_norm);  // x1 = x + attention_out
   mlp_.forward(ctx, s.mlp_norm.y, s.mlp);
   mlp_out_.forward(ctx, s.mlp.y, s.mlp_out);
   add_forward(ctx, s.y, s.x1, s.mlp_out.y);

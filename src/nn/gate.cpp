@@ -43,11 +43,21 @@ Tensor Gate::logits(const Saved& s) const {
   return config_.input == GateInput::hidden ? s.z : as_logits(store_.value(weight_));
 }
 
+void Gate::logits_forward(Context& ctx, const Tensor& hidden, Saved& s) const {
+  const int64_t T = s.z.dim(0);
+  linear_forward(ctx, s.z.view({T, s.z.numel() / T}), hidden, store_.linear(weight_));
+}
+
+void Gate::logits_backward(Context& ctx, const Tensor& dz, const Tensor& hidden, Tensor dhidden, Into& into) const {
+  const Tensor rows = dz.view({dz.dim(0), dz.numel() / dz.dim(0)});
+  linear_backward_input(ctx, dhidden, rows, store_.linear(weight_), into);
+  linear_backward_weight(ctx, store_.grad(weight_), rows, hidden);
+  into = Into::add;
+}
+
 void Gate::forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s) const {
-  const int64_t T = s.y.dim(0);
-  if (config_.input == GateInput::hidden)
-    linear_forward(ctx, s.z.view({T, s.z.numel() / T}), hidden, store_.linear(weight_));
-  gate_forward(ctx, s.y, x.view({T, heads_, channels_}), logits(s), kind());
+  if (config_.input == GateInput::hidden) logits_forward(ctx, hidden, s);
+  gate_forward(ctx, s.y, x.view({s.y.dim(0), heads_, channels_}), logits(s), kind());
 }
 
 void Gate::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
@@ -61,10 +71,7 @@ void Gate::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, 
   ScratchScope t(ctx.scratch);
   const Tensor dz = t.like("gate.dz", s.z);
   gate_backward(ctx, view(dx), dz, view(dy), view(x), s.z, kind());
-  const Tensor dz_rows = dz.view({T, dz.numel() / T});
-  linear_backward_input(ctx, dhidden, dz_rows, store_.linear(weight_), into);
-  linear_backward_weight(ctx, store_.grad(weight_), dz_rows, hidden);
-  into = Into::add;
+  logits_backward(ctx, dz, hidden, dhidden, into);
 }
 
 }  // namespace sluice

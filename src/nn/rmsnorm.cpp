@@ -1,5 +1,6 @@
 #include "nn/rmsnorm.h"
 
+#include "ops/norm_rope.h"
 #include "ops/rmsnorm.h"
 
 namespace sluice {
@@ -23,6 +24,20 @@ void RmsNorm::forward(Context& ctx, const Tensor& x, Saved& s) const {
 void RmsNorm::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s,
                        Into into) const {
   rmsnorm_backward(ctx, dx, store_.grad(weight_), dy, x, store_.value(weight_), s.rstd, into);
+}
+
+void RmsNorm::forward_sum(Context& ctx, Tensor sum, const Tensor& a, const Tensor& b, Saved& s) const {
+  add_rmsnorm_forward(ctx, sum, s.y, s.rstd, a, b, store_.value(weight_), eps_);
+}
+
+void RmsNorm::forward_rope(Context& ctx, const Tensor& x, const Tensor& positions, const Tensor& cos,
+                           const Tensor& sin, Saved& s) const {
+  norm_rope_forward(ctx, s.y, s.rstd, x, store_.value(weight_), eps_, positions, cos, sin);
+}
+
+void RmsNorm::backward_rope(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& positions,
+                            const Tensor& cos, const Tensor& sin, const Saved& s) const {
+  norm_rope_backward(ctx, dx, store_.grad(weight_), dy, x, store_.value(weight_), s.rstd, positions, cos, sin);
 }
 
 }  // namespace sluice

@@ -25,6 +25,15 @@ class RmsNorm {
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s,
                 Into into = Into::overwrite) const;
 
+  /// s.y = norm(sum) with sum = a + b, which is written too.
+  void forward_sum(Context& ctx, Tensor sum, const Tensor& a, const Tensor& b, Saved& s) const;
+
+  /// s.y = rope(norm(x)), for queries and keys (T, H, D).
+  void forward_rope(Context& ctx, const Tensor& x, const Tensor& positions, const Tensor& cos, const Tensor& sin,
+                    Saved& s) const;
+  void backward_rope(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& positions,
+                     const Tensor& cos, const Tensor& sin, const Saved& s) const;
+
  private:
   ParamStore& store_;
   ParamStore::Id weight_;

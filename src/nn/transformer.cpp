@@ -1,5 +1,6 @@
 #include "nn/transformer.h"
 
+#include "core/host_view.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
@@ -57,7 +58,7 @@ void Transformer::loss_forward(Context& ctx, Tensor losses, const Batch& batch, 
 }
 
 void Transformer::loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch,
-                                        const Saved& s, double gradient_scale) const {
+                                        const Saved& s, const Tensor& gradient_scale) const {
   cross_entropy_forward_backward(ctx, losses, dhidden, store_.grad(lm_head_), s.hidden,
                                  store_.linear(lm_head_), batch.targets, gradient_scale);
 }
@@ -73,19 +74,22 @@ void Transformer::logits(Context& ctx, Tensor logits, const Tensor& hidden) cons
   cast(ctx, logits, narrow);
 }
 
-void Transformer::allocate_tables(Arena& arena, DType dtype, int64_t max_positions) {
+void Transformer::allocate_tables(Context& ctx, Arena& arena, DType dtype, int64_t max_positions) {
   const DType table_dtype = accumulate_dtype(dtype);
   rope_cos_ = arena.alloc("rope.cos", table_dtype, {max_positions, config_.head_dim / 2});
   rope_sin_ = arena.alloc("rope.sin", table_dtype, {max_positions, config_.head_dim / 2});
   if (arena.measuring()) return;
   const RopeScalingConfig& scaling = config_.rope.scaling;
+  HostView cos(ctx, rope_cos_, HostView::Content::uninitialized), sin(ctx, rope_sin_, HostView::Content::uninitialized);
   rope_table(
-      rope_cos_, rope_sin_, config_.rope.theta,
+      cos.tensor(), sin.tensor(), config_.rope.theta,
       {.yarn = scaling.type == RopeScalingType::yarn,
        .factor = scaling.factor,
        .original_max_position_embeddings = static_cast<double>(scaling.original_max_position_embeddings),
        .beta_fast = scaling.beta_fast,
        .beta_slow = scaling.beta_slow});
+  cos.write_back();
+  sin.write_back();
 }
 
 Transformer::Saved Transformer::make_saved(Arena& arena, int64_t num_tokens, DType dtype,

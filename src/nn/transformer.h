@@ -26,7 +26,7 @@ class Transformer {
   Transformer(const ModelConfig& config, ParamStore& store);
 
   /// max_positions rows of the rotary table; shared by all blocks.
-  void allocate_tables(Arena& arena, DType dtype, int64_t max_positions);
+  void allocate_tables(Context& ctx, Arena& arena, DType dtype, int64_t max_positions);
   Saved make_saved(Arena& arena, int64_t num_tokens, DType dtype, Recompute recompute) const;
 
   /// Fills s up to s.hidden. cache: keys and values of earlier tokens of one sequence (generation); batch
@@ -36,9 +36,9 @@ class Transformer {
   /// losses (T), nats, from s.hidden.
   void loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const;
   /// The same, with dhidden (T, C) and the head's gradient; every token's gradient is multiplied by
-  /// gradient_scale.
+  /// gradient_scale (1) f64.
   void loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch, const Saved& s,
-                             double gradient_scale) const;
+                             const Tensor& gradient_scale) const;
   /// Adds every parameter's gradient. dhidden is used up.
   void backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s) const;
   /// logits (R, V) f32 (f64) of rows of hidden (R, C).

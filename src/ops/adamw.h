@@ -9,22 +9,28 @@ namespace sluice {
 /// The numbers of one update: a tensor (kUpdateControl) f64 on the context's device, in this order.
 struct UpdateControl {
   // from the host, before the step
-  double lr;               // learning rate of this step
-  double step;             // t of the bias correction, from 1
-  double gradient_scale;   // 1 / counted tokens of the global batch
-  double max_grad_norm;    // clipping; 0 = none
-  double loss_limit;       // a loss or a gradient norm above its limit, or not finite, is not applied
-  double grad_norm_limit;
+  double lr = 0;           // learning rate of this step
+  double step = 1;         // t of the bias correction, from 1
+  double gradient_scale = 1;  // 1 / counted tokens of the global batch
+  double max_grad_norm = 0;  // clipping; 0 = none
+  double loss_limit = 0;   // a loss or a gradient norm above its limit, or not finite, is not applied
+  double grad_norm_limit = 0;
   // from the step
-  double loss;             // sum of the losses of all counted tokens; judge_update turns it into their mean
-  double squares;          // sum of the squares of all gradients
+  double loss = 0;         // sum of the losses of all counted tokens; judge_update turns it into their mean
+  double squares = 0;      // sum of the squares of all gradients
   // from judge_update
-  double grad_norm;        // sqrt(squares)
-  double clip;             // the gradient is multiplied by this: min(1, max_grad_norm / grad_norm)
-  double apply;            // 1 or 0
-  double correction1, correction2;  // 1 - beta1^t, 1 - beta2^t
+  double grad_norm = 0;    // sqrt(squares)
+  double clip = 0;         // the gradient is multiplied by this: min(1, max_grad_norm / grad_norm)
+  double apply = 0;        // 1 or 0
+  double correction1 = 0, correction2 = 0;  // 1 - beta1^t, 1 - beta2^t
 };
 constexpr int64_t kUpdateControl = sizeof(UpdateControl) / sizeof(double);
+
+/// One number of a control tensor, as a tensor (1) f64.
+inline Tensor update_field(const Tensor& control, double UpdateControl::*field) {
+  const UpdateControl origin{};
+  return control.rows(&(origin.*field) - &origin.lr, 1);
+}
 
 struct AdamwSettings {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;

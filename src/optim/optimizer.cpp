@@ -1,18 +1,11 @@
 #include "optim/optimizer.h"
 
-#include <cmath>
+#include <limits>
 
-#include "ops/adamw.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 
 namespace sluice {
-
-double gradient_norm(Context& ctx, const ParamStore& store) {
-  double squares = 0;
-  sum_of_squares(ctx, &squares, store.flat_grads());
-  return std::sqrt(squares);
-}
 
 Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_(config), store_(store) {
   std::vector<bool> used(config.rules.size(), false);
@@ -36,43 +29,52 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
            config.rules[r].match);
 }
 
-void Optimizer::allocate(Arena& arena) {
+void Optimizer::allocate(Context& ctx, Arena& arena) {
   const DType moments = accumulate_dtype(store_.dtype());
-  const bool needs_master = store_.dtype() != moments;
-  m_.clear(), v_.clear(), master_.clear();
-  const auto alloc = [&](const ParamSpec& spec, const char* what) {
-    const std::string name = spec.name + what;
-    return spec.shape.size() == 1 ? arena.alloc(name, moments, {spec.shape[0]})
-                                  : arena.alloc(name, moments, {spec.shape[0], spec.shape[1]});
-  };
-  for (const ParamSpec& spec : store_.specs()) {
-    m_.push_back(alloc(spec, ".m"));
-    v_.push_back(alloc(spec, ".v"));
-    if (needs_master) master_.push_back(alloc(spec, ".master"));
+  const int64_t count = store_.flat_values().numel();
+  m_ = arena.alloc("m", moments, {count});
+  v_ = arena.alloc("v", moments, {count});
+  master_ = store_.dtype() != moments ? arena.alloc("master", moments, {count}) : Tensor();
+  segments_ = arena.alloc("segments", DType::f64, {static_cast<int64_t>(store_.specs().size()), 4});
+  control_ = arena.alloc("control", DType::f64, {kUpdateControl});
+  if (arena.measuring()) return;
+  std::vector<double> segments;
+  for (size_t i = 0; i < store_.specs().size(); ++i) {
+    const auto id = static_cast<ParamStore::Id>(i);
+    const double begin = static_cast<double>(store_.offset(id));
+    for (const double x :
+         {begin, begin + static_cast<double>(store_.numel(id)), lr_multiplier_[i], weight_decay_[i]})
+      segments.push_back(x);
   }
+  write_tensor(ctx, segments_, segments.data());
 }
 
 void Optimizer::sync_master(Context& ctx) {
-  for (size_t i = 0; i < master_.size(); ++i)
-    cast(ctx, master_[i], store_.value(static_cast<ParamStore::Id>(i)));
+  if (master_) cast(ctx, master_, store_.flat_values());
 }
 
-void Optimizer::step(Context& ctx, double lr, double gradient_scale) {
-  SLUICE_CHECK(m_.size() == lr_multiplier_.size(), "Optimizer::step before allocate");
-  AdamwStep step{.lr = lr,
-                 .beta1 = config_.beta1,
-                 .beta2 = config_.beta2,
-                 .eps = config_.eps,
-                 .weight_decay = 0,
-                 .step = steps_applied_ + 1,
-                 .gradient_scale = gradient_scale};
-  for (size_t i = 0; i < m_.size(); ++i) {
-    const auto id = static_cast<ParamStore::Id>(i);
-    step.lr = lr * lr_multiplier_[i];
-    step.weight_decay = weight_decay_[i];
-    adamw_update(ctx, store_.value(id), master(id), m_[i], v_[i], store_.grad(id), step);
-  }
-  if (!ctx.dry_run) ++steps_applied_;  // measuring memory is no update
+void Optimizer::update(Context& ctx) {
+  SLUICE_CHECK(m_, "Optimizer::update before allocate");
+  const AdamwSettings settings{.beta1 = config_.beta1, .beta2 = config_.beta2, .eps = config_.eps};
+  sum_of_squares(ctx, update_field(control_, &UpdateControl::squares), store_.flat_grads());
+  judge_update(ctx, control_, settings);
+  adamw_update(ctx, store_.flat_values(), master_, m_, v_, store_.flat_grads(), segments_, control_, settings);
+}
+
+UpdateControl Optimizer::step(Context& ctx, double lr, double max_grad_norm) {
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  UpdateControl control{.lr = lr,
+                        .step = static_cast<double>(steps_applied_ + 1),
+                        .gradient_scale = 1,
+                        .max_grad_norm = max_grad_norm,
+                        .loss_limit = kNone,
+                        .grad_norm_limit = kNone};
+  write_tensor(ctx, control_, &control);
+  update(ctx);
+  read_tensor(ctx, &control, control_);
+  synchronize(ctx);
+  if (!ctx.dry_run && control.apply != 0) ++steps_applied_;
+  return control;
 }
 
 }  // namespace sluice

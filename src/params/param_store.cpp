@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/host_view.h"
 #include "core/parallel_for.h"
 #include "core/random.h"
 #include "ops/elementwise.h"
@@ -73,11 +74,11 @@ int64_t ParamStore::total() const {
 
 void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients) {
   const auto aligned = [](int64_t n) { return (n + kAlignElements - 1) / kAlignElements * kAlignElements; };
-  std::vector<int64_t> offsets;
+  offsets_.clear();
   int64_t end = 0;
   for (const ParamSpec& spec : specs_) {
     if (!spec.joined) end = aligned(end);
-    offsets.push_back(end);
+    offsets_.push_back(end);
     end += count_elements(spec);
   }
   end = aligned(end);
@@ -90,8 +91,8 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
   grads_.assign(specs_.size(), {});
   joined_grads_.assign(specs_.size(), {});
   for (size_t i = 0; i < specs_.size(); ++i) {
-    values_[i].value = piece(flat_values_, offsets[i], specs_[i]);
-    if (gradients) grads_[i] = piece(flat_grads_, offsets[i], specs_[i]);
+    values_[i].value = piece(flat_values_, offsets_[i], specs_[i]);
+    if (gradients) grads_[i] = piece(flat_grads_, offsets_[i], specs_[i]);
   }
   // A group of joined matrices has packed copies as a whole, and its members none.
   for (size_t first = 0; first < specs_.size();) {
@@ -104,10 +105,10 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
     if (last - first > 1) {
       int64_t out_features = 0;
       for (size_t i = first; i < last; ++i) out_features += specs_[i].shape[0];
-      whole.value = piece(flat_values_, offsets[first], {out_features, spec.shape[1]}, spec.name.c_str());
+      whole.value = piece(flat_values_, offsets_[first], {out_features, spec.shape[1]}, spec.name.c_str());
       if (gradients)
         joined_grads_[first] =
-            piece(flat_grads_, offsets[first], {out_features, spec.shape[1]}, spec.name.c_str());
+            piece(flat_grads_, offsets_[first], {out_features, spec.shape[1]}, spec.name.c_str());
     }
     if (spec.packed) {
       const LinearPackedBytes bytes =
@@ -122,10 +123,15 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
   }
 }
 
-void ParamStore::initialize(uint64_t seed) {
+Tensor ParamStore::part(const Tensor& flat, Id id) const {
+  return piece(flat, offset(id), specs_[static_cast<size_t>(id)]);
+}
+
+void ParamStore::initialize(Context& ctx, uint64_t seed) {
   for (size_t i = 0; i < specs_.size(); ++i) {
-    const Tensor& value = values_[i].value;
-    SLUICE_CHECK(value.data, "initialize: parameter {} has no memory", specs_[i].name);
+    SLUICE_CHECK(values_[i].value.data, "initialize: parameter {} has no memory", specs_[i].name);
+    HostView view(ctx, values_[i].value, HostView::Content::uninitialized);
+    const Tensor& value = view.tensor();
     const RandomStream random(seed, specs_[i].name);
     switch (value.dtype) {
       case DType::f32:
@@ -140,6 +146,7 @@ void ParamStore::initialize(uint64_t seed) {
       default:
         fail(ExitCode::internal, "initialize: parameters cannot be {}", dtype_name(value.dtype));
     }
+    view.write_back();
   }
 }
 

@@ -53,15 +53,19 @@ class ParamStore {
   /// All values / gradients in one flat view, padding (always zero) included.
   Tensor flat_values() const { return flat_values_; }
   Tensor flat_grads() const { return flat_grads_; }
+  /// Where a parameter begins in them, in elements; and its part of any buffer laid out like them.
+  int64_t offset(Id id) const { return offsets_[static_cast<size_t>(id)]; }
+  Tensor part(const Tensor& flat, Id id) const;
 
   /// Philox, key (seed, parameter's name): the same initial value whatever else the model holds.
-  void initialize(uint64_t seed);
+  void initialize(Context& ctx, uint64_t seed);
   /// Refreshes the packed copies after values changed.
   void pack(Context& ctx);
   void zero_grads(Context& ctx);
 
  private:
   std::vector<ParamSpec> specs_;
+  std::vector<int64_t> offsets_;
   DType dtype_ = DType::f32;
   std::vector<LinearWeight> values_, joined_;
   std::vector<Tensor> grads_, joined_grads_;

@@ -80,7 +80,7 @@ int64_t snapshot_bytes(const CheckpointContent& content) {
 }
 
 /// Copies into `memory` (if any), takes checksums from the copy, and looks for values that are not finite.
-std::vector<Item> take_items(const std::vector<NamedTensor>& tensors, Arena* memory) {
+std::vector<Item> take_items(const std::vector<NamedTensor>& tensors, Arena* memory, Context* ctx) {
   std::vector<Item> items;
   items.reserve(tensors.size());
   for (const NamedTensor& t : tensors) {
@@ -91,10 +91,12 @@ std::vector<Item> take_items(const std::vector<NamedTensor>& tensors, Arena* mem
       item.copy =
           static_cast<unsigned char*>(memory->alloc_temporary("snapshot", DType::u8, {item.bytes()}).data);
   }
+  for (Item& item : items)
+    if (item.copy && item.source.device != Device::cpu) read_tensor(*ctx, item.copy, item.source);
 #pragma omp parallel for schedule(dynamic)
   for (size_t i = 0; i < items.size(); ++i) {
     Item& item = items[i];
-    if (item.copy) std::memcpy(item.copy, item.source.data, static_cast<size_t>(item.bytes()));
+    if (item.copy && item.source.device == Device::cpu) std::memcpy(item.copy, item.source.data, static_cast<size_t>(item.bytes()));
     item.nonfinite = first_nonfinite(item);
     item.xxh3_128 = checksum(item.data(), item.bytes());
   }
@@ -165,7 +167,8 @@ void write_tensors(const std::string& folder, const std::string& name, std::vect
 struct CheckpointStore::Impl {
   std::string folder;
   CheckpointConfig config;
-  std::optional<Arena> memory;        // of the snapshot; absent without async
+  Context* ctx = nullptr;             // of tensors on a GPU
+  std::optional<Arena> memory;        // of the snapshot; absent where live host memory is written
   std::map<std::string, bool> valid;  // what rotation knows; used by one save at a time
   std::thread writer;
 
@@ -279,13 +282,17 @@ struct CheckpointStore::Impl {
 };
 
 CheckpointStore::CheckpointStore(std::string folder, const CheckpointConfig& config,
-                                 const CheckpointContent& content)
+                                 const CheckpointContent& content, Context* ctx)
     : impl_(std::make_unique<Impl>()) {
   impl_->folder = std::move(folder);
   impl_->config = config;
+  impl_->ctx = ctx;
   io::make_directories(impl_->folder);
   remove_litter(impl_->folder);
-  if (config.async)
+  bool on_gpu = false;
+  for (const NamedTensor& t : content.weights) on_gpu |= t.tensor.device != Device::cpu;
+  SLUICE_CHECK(!on_gpu || ctx, "CheckpointStore: tensors on a GPU need a context");
+  if (config.async || on_gpu)
     impl_->memory.emplace("checkpoint snapshot", std::max<int64_t>(snapshot_bytes(content), 64));
 }
 
@@ -299,12 +306,12 @@ void CheckpointStore::save(const CheckpointContent& content) {
     job.step = content.step;
     Arena* memory = impl_->memory ? &*impl_->memory : nullptr;
     if (memory) memory->rewind(0);
-    job.weights = take_items(content.weights, memory);
-    job.optimizer = take_items(content.optimizer, memory);
+    job.weights = take_items(content.weights, memory, impl_->ctx);
+    job.optimizer = take_items(content.optimizer, memory, impl_->ctx);
     job.state = content.state.dump(1) + "\n";
     job.config_yaml = content.config_yaml;
     job.hf_config = content.hf_config.dump(2) + "\n";
-    if (!memory) return impl_->write(job);
+    if (!impl_->config.async) return impl_->write(job);
     impl_->writer = std::thread([impl = impl_.get(), moved = std::move(job)]() mutable {
       impl->guarded(moved.step, [&] { impl->write(moved); });
     });

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "core/arena.h"
+#include "core/context.h"
 #include "core/tensor.h"
 
 namespace sluice {
@@ -41,8 +41,10 @@ struct CheckpointInfo {
 class CheckpointStore {
  public:
   /// folder = RUN/ckpt. Removes litter of interrupted saves (.staging-*, .trash-*, *.tmp). With async, memory
-  /// for one snapshot of `content`'s tensors is taken here, once, before training.
-  CheckpointStore(std::string folder, const CheckpointConfig& config, const CheckpointContent& content);
+  /// for one snapshot of `content`'s tensors is taken here, once, before training; likewise when they are on the GPU of
+  /// `ctx`, from where every save brings them through pinned buffers.
+  CheckpointStore(std::string folder, const CheckpointConfig& config, const CheckpointContent& content,
+                  Context* ctx = nullptr);
   ~CheckpointStore();  // waits for a save under way
 
   /// Takes the snapshot now (refusing non-finite weights) and writes it, in the background when config.async.
@@ -71,12 +73,12 @@ CheckpointInfo newest_valid_checkpoint(const std::string& folder);
 /// none). Returns the removed paths. Nothing is removed while fewer than keep_last (at least 1) are valid.
 std::vector<std::string> prune_checkpoints(const std::string& folder, int64_t keep_last,
                                            int64_t keep_every_steps = 0);
-/// Fills tensors (weights and optimizer) from a verified checkpoint. Missing, unexpected or misshapen
+/// Fills tensors (weights and optimizer; ctx: where they are on a GPU) from a verified checkpoint. Missing, unexpected or misshapen
 /// tensors: Error(data) that lists them all.
 void load_checkpoint(const std::string& path, const std::vector<NamedTensor>& weights,
-                     const std::vector<NamedTensor>& optimizer);
+                     const std::vector<NamedTensor>& optimizer, Context* ctx = nullptr);
 /// Weights alone, from a checkpoint or a Hugging Face folder or .safetensors file (model.safetensors or
 /// sharded with its index), converting dtype. Same strictness.
-void load_weights(const std::string& path, const std::vector<NamedTensor>& weights);
+void load_weights(const std::string& path, const std::vector<NamedTensor>& weights, Context* ctx = nullptr);
 
 }  // namespace sluice

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "core/host_view.h"
 #include "core/io.h"
 #include "train/checkpoint.h"
 #include "train/manifest.h"
@@ -133,29 +134,36 @@ void compare_names(const std::string& path, const Source& source, const std::vec
   fail(ExitCode::data, "{} does not fit the model ({} tensors):{}", path, problems.size(), text);
 }
 
-void fill(const std::string& path, const Source& source, const std::vector<NamedTensor>& wanted, bool exact) {
+/// `filled` sees every tensor in host memory after it was read.
+template <class Filled>
+void fill(const std::string& path, const Source& source, const std::vector<NamedTensor>& wanted, bool exact,
+          Context* ctx, Filled&& filled) {
   compare_names(path, source, wanted, exact);
+  Context host(0);
   for (const NamedTensor& w : wanted) {
+    SLUICE_CHECK(ctx || w.tensor.device == Device::cpu, "{}: a tensor on a GPU needs a context", w.name);
     const auto& [file, entry] = source.tensors.at(w.name);
-    convert_values(file->bytes(*entry), *entry, w.tensor);
+    HostView view(ctx ? *ctx : host, w.tensor, HostView::Content::uninitialized);
+    convert_values(file->bytes(*entry), *entry, view.tensor());
+    filled(w, view.tensor());
+    view.write_back();
   }
 }
 
 /// The checksum is taken again from the memory that was filled: what the run starts from is what was saved.
 void load_exact(const std::string& folder, const Manifest& manifest, const char* file,
-                const std::vector<NamedTensor>& wanted) {
+                const std::vector<NamedTensor>& wanted, Context* ctx) {
   Source source;
   source.add(SafetensorsFile(folder + "/" + file, false));
-  fill(folder + "/" + file, source, wanted, true);
   std::map<std::string_view, const TensorRecord*> records;
   for (const TensorRecord& t : manifest.tensors)
     if (t.file == file) records[t.name] = &t;
-  for (const NamedTensor& w : wanted) {
+  fill(folder + "/" + file, source, wanted, true, ctx, [&](const NamedTensor& w, const Tensor& host) {
     const auto found = records.find(w.name);
-    if (found == records.end() || checksum(w.tensor.data, w.tensor.bytes()) != found->second->xxh3_128)
+    if (found == records.end() || checksum(host.data, host.bytes()) != found->second->xxh3_128)
       fail(ExitCode::data, "{}/{}: tensor {} was read with another checksum than the manifest's", folder,
            file, w.name);
-  }
+  });
 }
 
 void open_shards(const std::string& folder, Source& source) {
@@ -227,13 +235,13 @@ CheckpointInfo newest_valid_checkpoint(const std::string& folder) {
 }
 
 void load_checkpoint(const std::string& path, const std::vector<NamedTensor>& weights,
-                     const std::vector<NamedTensor>& optimizer) {
+                     const std::vector<NamedTensor>& optimizer, Context* ctx) {
   const Manifest manifest = read_manifest(path);
-  load_exact(path, manifest, kWeights, weights);
-  load_exact(path, manifest, kOptimizer, optimizer);
+  load_exact(path, manifest, kWeights, weights, ctx);
+  load_exact(path, manifest, kOptimizer, optimizer, ctx);
 }
 
-void load_weights(const std::string& path, const std::vector<NamedTensor>& weights) {
+void load_weights(const std::string& path, const std::vector<NamedTensor>& weights, Context* ctx) {
   Source source;
   if (!io::is_directory(path)) {
     source.add(SafetensorsFile(path));
@@ -254,9 +262,9 @@ void load_weights(const std::string& path, const std::vector<NamedTensor>& weigh
     if (newest.path.empty())
       fail(ExitCode::data, "{}: neither a checkpoint nor a model: no {}, {} or {}", path, kManifestName,
            kWeights, kWeightsIndex);
-    return load_weights(newest.path, weights);
+    return load_weights(newest.path, weights, ctx);
   }
-  fill(path, source, weights, false);
+  fill(path, source, weights, false, ctx, [](const NamedTensor&, const Tensor&) {});
 }
 
 }  // namespace sluice

@@ -5,15 +5,19 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/host_view.h"
+
 namespace sluice {
 namespace {
 
 constexpr int64_t kAnalysedTokens = 8192;  // of every set: means settle, maxima have seen all positions
 
-void fill(const Blend& set, const Batch& batch, int64_t sample, int64_t seq_len) {
+void fill(Context& ctx, const Blend& set, const ForwardBuffers& buffers, int64_t sample, int64_t seq_len) {
+  const Batch& batch = buffers.host;
   set.fill_sequential(sample, batch.tokens.numel() / seq_len, batch.tokens.as<int32_t>(),
                       batch.targets.as<int32_t>(), batch.positions.as<int32_t>(),
                       batch.first_key.as<int32_t>());
+  buffers.upload(ctx);
 }
 
 double element(const Tensor& t, int64_t i) {
@@ -49,7 +53,7 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     const int64_t analysed_samples = analysed.batch.tokens.numel() / seq_len_;
     for (int64_t s = 0; s < samples && s * seq_len_ < kAnalysedTokens; s += analysed_samples) {
       if (stop()) return std::nullopt;
-      fill(set, analysed.batch, s, seq_len_);
+      fill(ctx, set, analysed, s, seq_len_);
       model.forward(ctx, analysed.batch, analysed.saved);
       summary.add(ctx, analysed.batch, analysed.saved);
     }
@@ -59,15 +63,17 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     double nats = 0, nats_of_text = 0, bytes = 0;
     for (int64_t s = 0; s < samples; s += samples_per_batch) {
       if (stop()) return std::nullopt;
-      fill(set, buffers.batch, s, seq_len_);
+      fill(ctx, set, buffers, s, seq_len_);
       model.forward(ctx, buffers.batch, buffers.saved);
       model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
-      const int32_t* targets = buffers.batch.targets.as<int32_t>();
+      const HostView losses(ctx, buffers.losses);
+      synchronize(ctx);
+      const int32_t* targets = buffers.host.targets.as<int32_t>();
       // The last batch may reach past the samples asked for.
       const int64_t rows = std::min(samples_per_batch, samples - s) * seq_len_;
       for (int64_t t = 0; t < rows; ++t) {
         if (targets[t] < 0) continue;
-        const double loss = element(buffers.losses, t);
+        const double loss = element(losses.tensor(), t);
         const int64_t token_bytes = token_bytes_[static_cast<size_t>(targets[t])];
         nats += loss;
         ++r.tokens;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/host_view.h"
 #include "core/random.h"
 #include "train/trainer.h"
 
@@ -41,19 +42,19 @@ int32_t sample(const std::vector<float>& logits, const Sampling& sampling, doubl
 }
 
 struct Generator::Pass {
-  Arena activations;
+  Arena activations, host;
   Context ctx;
   ForwardBuffers buffers;
   Tensor logits;  // (1, V)
 
   struct Sizes {
-    int64_t activations = 0, scratch = 0;
+    int64_t activations = 0, host = 0, scratch = 0;
   };
 
   /// Measures, then allocates.
   static std::unique_ptr<Pass> make(const TrainedModel& trained, int64_t num_tokens, int64_t context_length) {
     Pass dry(trained, num_tokens, {});
-    Arena nothing("cache");
+    Arena nothing("cache", 0, trained.device());
     // The scratch of attention may depend on how many keys there are: measured with a cache that is just full
     // after.
     KeyValueCache cache = trained.model().make_cache(nothing, context_length, trained.dtype());
@@ -61,7 +62,8 @@ struct Generator::Pass {
     dry.forward(trained.model(), cache);
     return std::unique_ptr<Pass>(
         new Pass(trained, num_tokens,
-                 {dry.activations.high_water(), std::max<int64_t>(dry.ctx.scratch.high_water(), 64)}));
+                 {dry.activations.high_water(), dry.host.high_water(),
+                  std::max<int64_t>(dry.ctx.scratch.high_water(), 64)}));
   }
 
   void forward(const Transformer& model, KeyValueCache& cache) {
@@ -71,8 +73,10 @@ struct Generator::Pass {
 
  private:
   Pass(const TrainedModel& trained, int64_t num_tokens, const Sizes& sizes)
-      : activations("activations", sizes.activations), ctx(sizes.scratch) {
-    buffers = make_forward_buffers(trained, activations, num_tokens, Recompute::block);
+      : activations("activations", sizes.activations, trained.device()),
+        host("host", sizes.host),
+        ctx(sizes.scratch, trained.device()) {
+    buffers = make_forward_buffers(trained, activations, host, num_tokens, Recompute::block);
     logits = activations.alloc("logits", accumulate_dtype(trained.dtype()),
                                {1, trained.config().model.vocab_size});
   }
@@ -80,9 +84,9 @@ struct Generator::Pass {
 
 Generator::Generator(const TrainedModel& trained)
     : trained_(trained), context_length_(max_positions(trained.config())) {
-  Arena measure("cache");
+  Arena measure("cache", 0, trained.device());
   trained.model().make_cache(measure, context_length_, trained.dtype());
-  cache_memory_ = std::make_unique<Arena>("cache", measure.high_water());
+  cache_memory_ = std::make_unique<Arena>("cache", measure.high_water(), trained.device());
   cache_ = trained.model().make_cache(*cache_memory_, context_length_, trained.dtype());
   one_ = Pass::make(trained, 1, context_length_);
 }
@@ -93,18 +97,21 @@ const std::vector<float>& Generator::feed(const std::vector<int32_t>& tokens) {
   const auto count = static_cast<int64_t>(tokens.size());
   std::unique_ptr<Pass> many = count == 1 ? nullptr : Pass::make(trained_, count, context_length_);
   Pass& pass = many ? *many : *one_;
-  const Batch& batch = pass.buffers.batch;
+  const Batch& batch = pass.buffers.host;
   for (int64_t i = 0; i < count; ++i) {
     batch.tokens.as<int32_t>()[i] = tokens[static_cast<size_t>(i)];
     batch.targets.as<int32_t>()[i] = -1;
     batch.positions.as<int32_t>()[i] = static_cast<int32_t>(cache_.length + i);
     batch.first_key.as<int32_t>()[i] = 0;
   }
+  pass.buffers.upload(pass.ctx);
   pass.forward(trained_.model(), cache_);
-  logits_.resize(static_cast<size_t>(pass.logits.numel()));
+  const HostView view(pass.ctx, pass.logits);
+  synchronize(pass.ctx);
+  const Tensor& logits = view.tensor();
+  logits_.resize(static_cast<size_t>(logits.numel()));
   for (size_t i = 0; i < logits_.size(); ++i)
-    logits_[i] = pass.logits.dtype == DType::f64 ? static_cast<float>(pass.logits.as<double>()[i])
-                                                 : pass.logits.as<float>()[i];
+    logits_[i] = logits.dtype == DType::f64 ? static_cast<float>(logits.as<double>()[i]) : logits.as<float>()[i];
   return logits_;
 }
 

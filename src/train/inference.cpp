@@ -18,34 +18,34 @@ CheckpointInfo find_checkpoint(const std::string& path) {
 
 TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once)
     : config_(load_config(checkpoint.path + "/config.yaml")),
+      device_(resolve_device(config_.train.device)),
       tokenizer_(make_tokenizer(config_.data.tokenizer)) {
   model_ = std::make_unique<Transformer>(config_.model, store_);
   const DType dtype = storage_dtype(config_.train.precision);
   const auto allocate = [&](Context& ctx, Arena& arena) {
     store_.allocate(ctx, dtype, tokens_at_once, arena, nullptr);
-    model_->allocate_tables(arena, dtype, max_positions(config_));
+    model_->allocate_tables(ctx, arena, dtype, max_positions(config_));
   };
-  Context dry(0);
-  Arena measure("parameters");
+  Context dry(0, device_);
+  Arena measure("parameters", 0, device_);
   allocate(dry, measure);
   store_.pack(dry);
-  parameters_ = std::make_unique<Arena>("parameters", measure.high_water());
-  Context ctx(std::max<int64_t>(dry.scratch.high_water(), 64));
+  parameters_ = std::make_unique<Arena>("parameters", measure.high_water(), device_);
+  Context ctx(std::max<int64_t>(dry.scratch.high_water(), 64), device_);
   allocate(ctx, *parameters_);
 
   std::vector<NamedTensor> weights;
   for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
     weights.push_back({store_.specs()[static_cast<size_t>(id)].name, store_.value(id)});
-  load_weights(checkpoint.path, weights);
+  load_weights(checkpoint.path, weights, &ctx);
   store_.pack(ctx);
+  synchronize(ctx);
 }
 
-ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, int64_t num_tokens,
+ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, Arena& host, int64_t num_tokens,
                                     Recompute recompute) {
   ForwardBuffers b;
-  b.batch = {
-      arena.alloc("tokens", DType::i32, {num_tokens}), arena.alloc("targets", DType::i32, {num_tokens}),
-      arena.alloc("positions", DType::i32, {num_tokens}), arena.alloc("first_key", DType::i32, {num_tokens})};
+  b.allocate_batch(arena, host, num_tokens);
   b.saved = trained.model().make_saved(arena, num_tokens, trained.dtype(), recompute);
   b.losses = arena.alloc("losses", accumulate_dtype(trained.dtype()), {num_tokens});
   return b;

@@ -27,19 +27,22 @@ class TrainedModel {
   const Config& config() const { return config_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const Transformer& model() const { return *model_; }
+  Device device() const { return device_; }
   DType dtype() const { return store_.dtype(); }
   int64_t num_parameters() const { return store_.total(); }
 
  private:
   Config config_;
+  Device device_;  // of train.device
   std::unique_ptr<Tokenizer> tokenizer_;
   ParamStore store_;
   std::unique_ptr<Transformer> model_;
   std::unique_ptr<Arena> parameters_;
 };
 
-/// Buffers of a forward pass over num_tokens, tables allocated from an arena that holds exactly them.
-ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, int64_t num_tokens,
+/// Buffers of a forward pass over num_tokens, from an arena of the model's device; `host` holds the host's side of a
+/// batch on a GPU.
+ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, Arena& host, int64_t num_tokens,
                                     Recompute recompute);
 
 }  // namespace sluice

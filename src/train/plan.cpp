@@ -199,6 +199,7 @@ std::string plan_text(const Plan& plan) {
   line("batch", bytes_text(plan.memory.batch));
   line("scratch", bytes_text(plan.memory.scratch));
   line("total", bytes_text(plan.memory.total()));
+  if (plan.memory.pinned > 0) line("beside it, pinned", bytes_text(plan.memory.pinned), "host memory");
   return out;
 }
 
@@ -224,6 +225,7 @@ nlohmann::json plan_json(const Plan& plan) {
                           {"activations", plan.memory.activations},
                           {"batch", plan.memory.batch},
                           {"scratch", plan.memory.scratch},
+                          {"pinned", plan.memory.pinned},
                           {"total", plan.memory.total()}}},
                         {"tensors", parameters}};
   if (plan.match)

@@ -50,6 +50,15 @@ std::string list(const std::vector<std::string>& items) {
   return fmt::format("{}", fmt::join(items, "\n  "));
 }
 
+/// "cpu", or "cuda: NVIDIA H100, 79.6 GiB, compute capability 9.0".
+std::string device_text(Device device) {
+  if (device == Device::cpu) return "cpu";
+  const DeviceInfo info = cuda_devices().at(0);
+  return fmt::format("cuda: {}, {:.1f} GiB, compute capability {}.{}", info.name,
+                     static_cast<double>(info.memory_bytes) / (1 << 30), info.compute_capability / 10,
+                     info.compute_capability % 10);
+}
+
 template <class E>
 std::string_view word(E e) {
   return EnumNames<E>::names[static_cast<size_t>(e)];
@@ -182,6 +191,7 @@ void Run::start_files() {
                                       {"precision", word(config_.train.precision)},
                                       {"threads", num_threads()},
                                       {"instruction_set", isa_name(cpu_isa())},
+                                      {"device", device_text(trainer_->context().device)},
                                       {"data_fingerprint", data_fingerprint_},
                                       {"tokenizer_fingerprint", tokenizer_->fingerprint()},
                                       {"started", utc_now()},
@@ -214,6 +224,7 @@ void Run::banner() {
                                  format_count(static_cast<double>(source.tokens))));
   const double tokens =
       static_cast<double>(trainer_->max_steps()) * static_cast<double>(tokens_per_step(config_));
+  console_->line("device   " + device_text(trainer_->context().device));
   console_->line(fmt::format(
       "train    {} tokens = {} steps x {}  {:.2g} tokens per parameter  {} FLOPs  {}, {} thread{}, {}",
       format_count(tokens), trainer_->max_steps(), tokens_per_step(config_), tokens / total,
@@ -271,7 +282,8 @@ ExitCode Run::train() {
   if (config_.log.tensorboard)
     events_ = std::make_unique<EventWriter>(folder_->file("tb"), trainer_->next_step());
   checkpoints_ =
-      std::make_unique<CheckpointStore>(folder_->file("ckpt"), config_.checkpoint, trainer_->content());
+      std::make_unique<CheckpointStore>(folder_->file("ckpt"), config_.checkpoint, trainer_->content(),
+                                        &trainer_->context());
   banner();
   folder_->write_status(status("running"));
 

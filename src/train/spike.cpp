@@ -5,9 +5,9 @@
 
 namespace sluice {
 
-bool SpikeWindow::is_spike(double x) const {
+double SpikeWindow::limit() const {
   const int64_t n = size();
-  if (n < kWarmUp) return false;
+  if (n < kWarmUp) return std::numeric_limits<double>::infinity();
   // Oldest to newest, so that a restored window gives the same bits.
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += at(i);
@@ -15,7 +15,7 @@ bool SpikeWindow::is_spike(double x) const {
   double squares = 0;
   for (int64_t i = 0; i < n; ++i) squares += (at(i) - mean) * (at(i) - mean);
   const double sigma = std::sqrt(squares / static_cast<double>(n));
-  return x > mean + 6 * sigma && x > mean * 1.02;
+  return std::max(mean + 6 * sigma, mean * 1.02);
 }
 
 void SpikeWindow::accept(double x) {

@@ -3,6 +3,7 @@
 // losses and gradient norms seen so far; its state is in the checkpoint.
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -14,7 +15,8 @@ namespace sluice {
 /// x > mean + 6 sigma and x > 1.02 mean. Spikes never enter: one does not hide the next.
 class SpikeWindow {
  public:
-  bool is_spike(double x) const;
+  bool is_spike(double x) const { return x > limit(); }
+  double limit() const;  // infinity while fewer than 64 have been accepted
   void accept(double x);
 
   std::vector<double> values() const;  // oldest first
@@ -47,6 +49,11 @@ class StepPolicy {
   /// row, or more than 1 % of the last 1,000, means stop.
   Judgement judge(int64_t step, double loss, double grad_norm);
 
+  /// Above these the judgement of the next step will not be "apply"; infinity where spikes are applied. The device
+  /// compares, judge() tells what follows.
+  double loss_limit() const { return on_spike_ == BadStepPolicy::count ? kNone : losses_.limit(); }
+  double grad_norm_limit() const { return on_spike_ == BadStepPolicy::count ? kNone : grad_norms_.limit(); }
+
   int64_t spikes() const { return spikes_; }
   int64_t skipped() const { return skipped_; }
 
@@ -54,6 +61,7 @@ class StepPolicy {
   void restore(const nlohmann::json& state);
 
  private:
+  static constexpr double kNone = std::numeric_limits<double>::infinity();
   // The 11 latest skipped steps: 11 within 1,000 is more than 1 %, and covers 11 in a row.
   static constexpr int64_t kBudget = 10, kBudgetWindow = 1000;
   bool skip_exhausts_budget(int64_t step);

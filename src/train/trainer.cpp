@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "analysis/summary.h"
+#include "core/device.h"
 #include "config/load.h"
 #include "ops/reduce.h"
 #include "optim/schedule.h"
@@ -22,6 +23,23 @@ DType storage_dtype(Precision precision) {
   fail(ExitCode::internal, "unknown precision");
 }
 
+Device resolve_device(DeviceChoice choice) {
+  switch (choice) {
+    case DeviceChoice::cpu:
+      return Device::cpu;
+    case DeviceChoice::automatic:
+      return automatic_device();
+    case DeviceChoice::cuda:
+      if (!built_with_cuda())
+        fail(ExitCode::usage, "train.device: cuda is not in this build, which is CPU-only; use auto or cpu");
+      if (cuda_devices().empty())
+        fail(ExitCode::usage, "train.device: cuda, but no GPU is visible (no driver, no card, or an empty "
+                              "CUDA_VISIBLE_DEVICES); use auto or cpu");
+      return Device::cuda;
+  }
+  fail(ExitCode::internal, "unknown device");
+}
+
 MemoryPlan Trainer::measure(const Config& config) {
   Trainer dry(config, nullptr, MemoryPlan{});
   dry.step();
@@ -30,37 +48,45 @@ MemoryPlan Trainer::measure(const Config& config) {
     SummaryAccumulator(dry.model_).add(dry.ctx_, dry.analysed_.batch, dry.analysed_.saved);
   }
   return {dry.parameters_.high_water(),  dry.gradients_.high_water(),    dry.optimizer_state_.high_water(),
-          dry.activations_.high_water(), dry.batch_memory_.high_water(), dry.ctx_.scratch.high_water()};
+          dry.activations_.high_water(), dry.batch_memory_.high_water(), dry.ctx_.scratch.high_water(),
+          dry.pinned_.high_water()};
 }
 
 Trainer::Trainer(const Config& config, const Blend& data) : Trainer(config, &data, measure(config)) {}
 
 Trainer::Trainer(const Config& config, const Blend* data, const MemoryPlan& memory)
+    : Trainer(config, data, memory, resolve_device(config.train.device)) {}
+
+Trainer::Trainer(const Config& config, const Blend* data, const MemoryPlan& memory, Device device)
     : config_(config),
       data_(data),
       memory_(memory),
       max_steps_(training_steps(config)),
-      parameters_("parameters", memory.parameters),
-      gradients_("gradients", memory.gradients),
-      optimizer_state_("optimizer", memory.optimizer),
-      activations_("activations", memory.activations),
-      batch_memory_("batch", memory.batch),
-      ctx_(data ? std::max<int64_t>(memory.scratch, 64) : 0),
+      parameters_("parameters", memory.parameters, device),
+      gradients_("gradients", memory.gradients, device),
+      optimizer_state_("optimizer", memory.optimizer, device),
+      activations_("activations", memory.activations, device),
+      batch_memory_("batch", memory.batch, device),
+      pinned_(Arena::pinned("pinned", memory.pinned)),
+      ctx_(data ? std::max<int64_t>(memory.scratch, 64) : 0, device),
       model_(config.model, store_),
       optimizer_(config.optimizer, store_),
       policy_(config.train) {
+  ctx_.deterministic = config.train.deterministic;
   const DType dtype = storage_dtype(config.train.precision);
-  const int64_t seq_len = config.data.seq_len, global = config.train.global_batch_size * seq_len;
-  const int64_t tokens = config.train.micro_batch_size * seq_len;
+  const int64_t seq_len = config.data.seq_len, tokens = config.train.micro_batch_size * seq_len;
   store_.allocate(ctx_, dtype, tokens, parameters_, &gradients_);
-  model_.allocate_tables(parameters_, dtype, max_positions(config));
-  optimizer_.allocate(optimizer_state_);
+  model_.allocate_tables(ctx_, parameters_, dtype, max_positions(config));
+  optimizer_.allocate(ctx_, optimizer_state_);
 
-  global_batch_ = {batch_memory_.alloc("tokens", DType::i32, {global}),
-                   batch_memory_.alloc("targets", DType::i32, {global}),
-                   batch_memory_.alloc("positions", DType::i32, {global}),
-                   batch_memory_.alloc("first_key", DType::i32, {global})};
-  select(0);
+  // On a CPU the host's side is the device's.
+  const int64_t micro_batches = config.train.global_batch_size / config.train.micro_batch_size;
+  for (Samples* slot = &samples_[0]; slot != &samples_[on_gpu() ? 2 : 1]; ++slot) {
+    slot->device = batch_memory_.alloc("samples", DType::i32, {micro_batches, 4, tokens});
+    slot->host = on_gpu() ? pinned_.alloc("samples", DType::i32, {micro_batches, 4, tokens}) : slot->device;
+  }
+  host_control_ = on_gpu() ? pinned_.alloc("control", DType::f64, {kUpdateControl}) : optimizer_.control();
+  micro_batch_.allocate_batch(batch_memory_, pinned_, tokens);
   micro_batch_.saved = model_.make_saved(activations_, tokens, dtype, config.train.recompute);
   micro_batch_.losses = activations_.alloc("losses", accumulate_dtype(dtype), {tokens});
   dhidden_ = activations_.alloc("dhidden", dtype, {tokens, config.model.hidden_size});
@@ -68,20 +94,19 @@ Trainer::Trainer(const Config& config, const Blend* data, const MemoryPlan& memo
   if (config.data.validation.empty()) return;
   analysed_ = micro_batch_;
   if (config.train.recompute != Recompute::block) return;
-  analysed_.batch = {global_batch_.tokens.rows(0, seq_len), global_batch_.targets.rows(0, seq_len),
-                     global_batch_.positions.rows(0, seq_len), global_batch_.first_key.rows(0, seq_len)};
+  analysed_.allocate_batch(batch_memory_, pinned_, seq_len);
   analysed_.saved = model_.make_saved(activations_, seq_len, dtype, Recompute::none);
   analysed_.losses = micro_batch_.losses.rows(0, seq_len);
 }
 
 void Trainer::initialize() {
   if (config_.train.init_from.empty()) {
-    store_.initialize(config_.train.seed);
+    store_.initialize(ctx_, config_.train.seed);
   } else {
     std::vector<NamedTensor> weights;
     for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
       weights.push_back({store_.specs()[static_cast<size_t>(id)].name, store_.value(id)});
-    load_weights(config_.train.init_from, weights);
+    load_weights(config_.train.init_from, weights, &ctx_);
   }
   optimizer_.sync_master(ctx_);
   store_.pack(ctx_);
@@ -107,7 +132,8 @@ CheckpointContent Trainer::content() const {
 
 void Trainer::restore(const CheckpointInfo& checkpoint) {
   const CheckpointContent targets = content();
-  load_checkpoint(checkpoint.path, targets.weights, targets.optimizer);
+  load_checkpoint(checkpoint.path, targets.weights, targets.optimizer, &ctx_);
+  for (Samples& slot : samples_) slot.step = -1;
   try {
     step_ = checkpoint.state.at("step").get<int64_t>();
     optimizer_.set_steps_applied(checkpoint.state.at("adam_steps").get<int64_t>());
@@ -123,92 +149,128 @@ void Trainer::restore(const CheckpointInfo& checkpoint) {
 StepMetrics Trainer::step() {
   StepMetrics m;
   m.lr = learning_rate(config_.optimizer, step_, max_steps_);
+  load(step_);
+  tell_device(m.lr);
   store_.zero_grads(ctx_);
-
-  const double gradient_scale = 1.0 / static_cast<double>(std::max<int64_t>(load(step_), 1));
-  bool finite = true;
-  for (int64_t i = 0; finite && i < num_micro_batches(); ++i) {
-    select(i);
-    m.loss += forward_backward(gradient_scale);
-    finite = std::isfinite(m.loss);
+  for (int64_t i = 0; i < num_micro_batches(); ++i) {
+    copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
+    once_recorded(micro_graph_, &Trainer::forward_backward);
   }
-  m.grad_norm = finite ? gradient_norm(ctx_, store_) : m.loss;
+  once_recorded(update_graph_, &Trainer::update);
 
-  const StepPolicy::Judgement judgement =
-      measuring() ? StepPolicy::Judgement{} : policy_.judge(step_, m.loss, m.grad_norm);
+  copy(ctx_, host_control_, optimizer_.control());
+  if (on_gpu()) load(step_ + 1);  // while the device computes
+  synchronize(ctx_);
+  if (measuring()) return m;
+  warm_ = true;
+
+  const UpdateControl& control = *reinterpret_cast<const UpdateControl*>(host_control_.as<double>());
+  m.loss = control.loss;
+  m.grad_norm = control.grad_norm;
+  const StepPolicy::Judgement judgement = policy_.judge(step_, m.loss, m.grad_norm);
   m.spike = judgement.spike;
   m.skipped = judgement.verdict != StepPolicy::Verdict::apply;
+  SLUICE_CHECK(m.skipped == (control.apply == 0), "step {}: the device and the policy disagree on loss {}, norm {}",
+               step_, m.loss, m.grad_norm);
   if (m.skipped) {
-    problem_ = judgement.finite ? fmt::format("step {}: loss {:.4g}, gradient norm {:.4g}: a spike", step_,
-                                              m.loss, m.grad_norm)
-                                : fmt::format("step {}: {} is not finite; first in {}", step_,
-                                              finite ? "gradient norm" : "loss", first_nonfinite(finite));
+    problem_ = judgement.finite
+                   ? fmt::format("step {}: loss {:.4g}, gradient norm {:.4g}: a spike", step_, m.loss, m.grad_norm)
+                   : fmt::format("step {}: {} is not finite; first in {}", step_,
+                                 std::isfinite(m.loss) ? "gradient norm" : "loss",
+                                 first_nonfinite(std::isfinite(m.loss)));
     if (judgement.verdict == StepPolicy::Verdict::stop)
       fail(ExitCode::numeric, "{}{}", problem_,
            judgement.budget_exhausted ? "; more than 10 of the last 1000 steps were skipped" : "");
   } else {
-    const double limit = config_.train.max_grad_norm;
-    optimizer_.step(ctx_, m.lr, limit > 0 && m.grad_norm > limit ? limit / m.grad_norm : 1.0);
-    store_.pack(ctx_);
+    optimizer_.count_applied();
   }
   ++step_;
   return m;
 }
 
-/// Loads the samples of a step, a pure function of its number. Returns how many tokens count.
-int64_t Trainer::load(int64_t step) {
-  if (measuring()) return 1;
-  int64_t counted = 0;
+/// Loads the samples of a step, a pure function of its number, and sends them to the device.
+void Trainer::load(int64_t step) {
+  Samples& slot = samples(step);
+  if (measuring() || slot.step == step) return;
+  slot.counted_tokens = 0;
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
-    select(i);
     // One at a time: first_key is an index into the micro-batch.
-    const Batch& batch = micro_batch_.batch;
-    int32_t* targets = batch.targets.as<int32_t>();
+    const Batch rows = batch_of(slot.host.rows(i, 1).view({4, slot.host.dim(2)}));
+    int32_t* targets = rows.targets.as<int32_t>();
     data_->fill(step * config_.train.global_batch_size + i * config_.train.micro_batch_size,
-                config_.train.micro_batch_size, batch.tokens.as<int32_t>(), targets,
-                batch.positions.as<int32_t>(), batch.first_key.as<int32_t>());
-    counted += batch.targets.numel() - std::count(targets, targets + batch.targets.numel(), -1);
+                config_.train.micro_batch_size, rows.tokens.as<int32_t>(), targets, rows.positions.as<int32_t>(),
+                rows.first_key.as<int32_t>());
+    slot.counted_tokens += rows.targets.numel() - std::count(targets, targets + rows.targets.numel(), -1);
   }
-  return counted;
+  prefetch(ctx_, slot.device, slot.host);
+  slot.step = step;
 }
 
-void Trainer::select(int64_t i) {
-  const int64_t tokens = config_.train.micro_batch_size * config_.data.seq_len;
-  micro_batch_.batch = {
-      global_batch_.tokens.rows(i * tokens, tokens), global_batch_.targets.rows(i * tokens, tokens),
-      global_batch_.positions.rows(i * tokens, tokens), global_batch_.first_key.rows(i * tokens, tokens)};
+/// What the device needs to know of this step, in one small copy.
+void Trainer::tell_device(double lr) {
+  await_prefetch(ctx_);
+  if (measuring()) return;
+  UpdateControl& control = *reinterpret_cast<UpdateControl*>(host_control_.as<double>());
+  control = {.lr = lr,
+             .step = static_cast<double>(optimizer_.steps_applied() + 1),
+             .gradient_scale = 1.0 / static_cast<double>(std::max<int64_t>(samples(step_).counted_tokens, 1)),
+             .max_grad_norm = config_.train.max_grad_norm,
+             .loss_limit = policy_.loss_limit(),
+             .grad_norm_limit = policy_.grad_norm_limit()};
+  copy(ctx_, optimizer_.control(), host_control_);
 }
 
-/// One micro-batch: adds its gradients, returns its share of the loss.
-double Trainer::forward_backward(double gradient_scale) {
-  auto& [batch, saved, losses] = micro_batch_;
-  model_.forward(ctx_, batch, saved);
-  model_.loss_forward_backward(ctx_, losses, dhidden_, batch, saved, gradient_scale);
-  double loss = 0;
-  sum(ctx_, &loss, losses);
-  if (std::isfinite(loss)) model_.backward(ctx_, dhidden_, batch, saved);
-  return loss * gradient_scale;
+/// Runs the ops; on a GPU, from the second step on, as a graph recorded once. A profile needs them one by one.
+void Trainer::once_recorded(Graph& graph, void (Trainer::*ops)()) {
+  if (!on_gpu() || measuring() || !warm_ || ctx_.profile) return (this->*ops)();
+  if (!graph.recorded()) graph.record(ctx_, [&] { (this->*ops)(); });
+  graph.launch(ctx_);
 }
 
-/// Weights, then activations in the order they are computed, or gradients in theirs.
-std::string Trainer::first_nonfinite(bool after_backward) {
+/// One micro-batch: adds its gradients and its losses.
+void Trainer::forward_backward() {
+  const Tensor& control = optimizer_.control();
+  ForwardBuffers& b = micro_batch_;
+  model_.forward(ctx_, b.batch, b.saved);
+  model_.loss_forward_backward(ctx_, b.losses, dhidden_, b.batch, b.saved,
+                               update_field(control, &UpdateControl::gradient_scale));
+  sum(ctx_, update_field(control, &UpdateControl::loss), b.losses, Into::add);
+  model_.backward(ctx_, dhidden_, b.batch, b.saved);
+}
+
+void Trainer::update() {
+  optimizer_.update(ctx_);
+  store_.pack(ctx_);
+}
+
+/// The weights are still those the step began with, so its samples are computed again, micro-batch by micro-batch:
+/// weights first, then activations in the order they are computed, or gradients in theirs.
+std::string Trainer::first_nonfinite(bool loss_is_finite) {
   const auto is_finite = [this](const Tensor& t) {
-    double largest = 0;
-    if (t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f64) max_abs(ctx_, &largest, t);
-    return std::isfinite(largest);
+    if (t.dtype != DType::f32 && t.dtype != DType::bf16 && t.dtype != DType::f64) return true;
+    const Tensor largest = update_field(optimizer_.control(), &UpdateControl::squares);
+    max_abs(ctx_, largest, t);
+    return std::isfinite(read_scalar(ctx_, largest));
   };
   const int parameters = static_cast<int>(store_.specs().size());
   for (int id = 0; id < parameters; ++id)
     if (!is_finite(store_.value(id))) return "the weight " + store_.specs()[static_cast<size_t>(id)].name;
-  if (!after_backward) {
-    for (const Arena::Entry& entry : activations_.entries())
-      if (!is_finite(entry.tensor)) return "the activation " + entry.name;
-  } else {
+  if (loss_is_finite) {
     for (int id = parameters - 1; id >= 0; --id)
       if (!is_finite(store_.grad(id)))
         return "the gradient of " + store_.specs()[static_cast<size_t>(id)].name;
+    return "the sum of the gradients' squares";
   }
-  return "the sum";
+  load(step_);
+  await_prefetch(ctx_);
+  for (int64_t i = 0; i < num_micro_batches(); ++i) {
+    copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
+    model_.forward(ctx_, micro_batch_.batch, micro_batch_.saved);
+    model_.loss_forward(ctx_, micro_batch_.losses, micro_batch_.batch, micro_batch_.saved);
+    for (const Arena::Entry& entry : activations_.entries())
+      if (entry.name != "dhidden" && !is_finite(entry.tensor)) return "the activation " + entry.name;
+  }
+  return "the sum of the losses";
 }
 
 }  // namespace sluice

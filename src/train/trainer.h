@@ -1,6 +1,7 @@
 #pragma once
 // The trainer: all memory of a training, and its step. Telling, saving and evaluating are around it
 // (train/run.h).
+#include <array>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -17,6 +18,8 @@
 
 namespace sluice {
 
+/// Where train.device computes. Error(usage) for cuda without a backend in the program or without a card.
+Device resolve_device(DeviceChoice choice);
 /// Storage of weights and activations.
 DType storage_dtype(Precision precision);
 inline int64_t tokens_per_step(const Config& config) {
@@ -38,6 +41,7 @@ struct StepMetrics {
 /// Bytes of each arena.
 struct MemoryPlan {
   int64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0, batch = 0, scratch = 0;
+  int64_t pinned = 0;  // host memory beside a GPU; not in the total, which is the device's
   int64_t total() const { return parameters + gradients + optimizer + activations + batch + scratch; }
 };
 
@@ -82,30 +86,46 @@ class Trainer {
 
  private:
   Trainer(const Config& config, const Blend* data, const MemoryPlan& memory);
+  Trainer(const Config& config, const Blend* data, const MemoryPlan& memory, Device device);
   bool measuring() const { return ctx_.dry_run; }
+  bool on_gpu() const { return ctx_.device == Device::cuda; }
   /// They are alike: one is enough to measure.
   int64_t num_micro_batches() const {
     return measuring() ? 1 : config_.train.global_batch_size / config_.train.micro_batch_size;
   }
-  int64_t load(int64_t step);
-  void select(int64_t micro_batch);
-  double forward_backward(double gradient_scale);
-  std::string first_nonfinite(bool after_backward);
+  void load(int64_t step);
+  void forward_backward();
+  void update();
+  void once_recorded(Graph& graph, void (Trainer::*ops)());
+  void tell_device(double lr);
+  std::string first_nonfinite(bool loss_is_finite);
 
   Config config_;
   const Blend* data_;
   MemoryPlan memory_;
   int64_t max_steps_, step_ = 0;
-  Arena parameters_, gradients_, optimizer_state_, activations_, batch_memory_;
+  Arena parameters_, gradients_, optimizer_state_, activations_, batch_memory_, pinned_;
   Context ctx_;
   ParamStore store_;
   Transformer model_;
   Optimizer optimizer_;
   StepPolicy policy_;
-  Batch global_batch_;          // all micro-batches of a step
-  ForwardBuffers micro_batch_;  // batch: rows of global_batch_
+
+  /// All micro-batches of a step, (micro-batches, 4, T) i32, as the host fills them and as the device has them.
+  struct Samples {
+    Tensor host, device;
+    int64_t step = -1;            // whose they are
+    int64_t counted_tokens = 0;  // targets that are asked for
+  };
+  /// On a GPU the next step's are loaded while this one computes; a CPU has one.
+  std::array<Samples, 2> samples_;
+  Samples& samples(int64_t step) { return samples_[on_gpu() ? static_cast<size_t>(step % 2) : 0]; }
+  ForwardBuffers micro_batch_;
   ForwardBuffers analysed_;
-  Tensor dhidden_;  // (T, C)
+  Tensor dhidden_;                 // (T, C)
+  Tensor host_control_;            // (kUpdateControl) f64, the host's side of optimizer_.control()
+  Graph micro_graph_, update_graph_;
+  bool warm_ = false;  // one step was computed: the backend has its plans, and graphs can be recorded
   std::string problem_;
 };
 

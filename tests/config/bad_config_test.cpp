@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "config/load.h"
+#include "core/device.h"
 #include "core/error.h"
 #include "config/scratch.h"
 
@@ -105,8 +106,11 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
        "a.yaml:1:54: model.attention.gates[0]: dense_output comes after the heads are joined; heads must be specific"},
       {"train: {global_batch_size: 10, micro_batch_size: 4}\n",
        "a.yaml:1:9: train.global_batch_size = 10 is not a multiple of micro_batch_size = 4; nearest: 8 or 12"},
-      {"train: {device: cuda}\n",
-       "a.yaml:1:9: train.device: cuda is not in this build, which is CPU-only; use auto or cpu"},
+      built_with_cuda()
+          ? Case{"train: {device: cuda, precision: f64}\n",
+                 "a.yaml:1:23: train.precision: f64 is computed on the CPU only; use f32 or bf16 with device cuda"}
+          : Case{"train: {device: cuda}\n",
+                 "a.yaml:1:9: train.device: cuda is not in this build, which is CPU-only; use auto or cpu"},
       {"train: {on_nonfinite: count}\n",
        "a.yaml:1:9: train.on_nonfinite: count would apply an update that is not finite; use skip or stop"},
       {"optimizer: {beta2: 1}\n", "a.yaml:1:13: optimizer.beta2 must be in [0, 1), got 1"},
@@ -152,7 +156,7 @@ TEST_CASE("Every mistake on the command line is told by key", "[config]") {
       {"model.attention.gates=[{position: value}",
        "command line: a list or section cannot be a key; is a bracket missing?"},
       {"extends=b.yaml", "command line: extends belongs into a file"},
-      {"train.device=cuda", "command line: train.device: cuda is not in this build, which is CPU-only; use auto or cpu"},
+      {"train.precision=f46", "command line: train.precision must be one of f32, bf16, f64; got f46; did you mean f64?"},
   };
   const test::ScratchFolder folder;
   folder.write("a.yaml", "model: {attention: {kind: sink, gates: [{position: query}]}}\n");

@@ -7,6 +7,24 @@ using namespace sluice::test;
 
 namespace {
 
+struct AdamwStep {
+  double lr, beta1, beta2, eps, weight_decay;
+  int64_t step;
+  double gradient_scale;
+};
+
+/// One update of the whole buffer as one segment.
+void adamw_update(Context& ctx, const Tensor& value, const Tensor& master, const Tensor& m, const Tensor& v,
+                  const Tensor& gradient, const AdamwStep& s) {
+  double segment[] = {0, static_cast<double>(value.numel()), 1, s.weight_decay};
+  UpdateControl control{.lr = s.lr, .step = static_cast<double>(s.step), .loss_limit = INFINITY, .grad_norm_limit = INFINITY};
+  const Tensor numbers(&control, DType::f64, {kUpdateControl});
+  const AdamwSettings settings{s.beta1, s.beta2, s.eps};
+  judge_update(ctx, numbers, settings);
+  control.clip = s.gradient_scale;
+  sluice::adamw_update(ctx, value, master, m, v, gradient, Tensor(segment, DType::f64, {1, 4}), numbers, settings);
+}
+
 /// Algorithm 2 of the paper, one element after another.
 struct Reference {
   std::vector<double> w, m, v;
@@ -147,7 +165,66 @@ TEST_CASE("adamw refuses wrong arguments by name", "[adamw]") {
         "adamw_update: v must hold 4 elements of f32, got (5) f32");
   CHECK(error_of([&] { adamw_update(ctx, f, Tensor(), f, f, five, step); }) ==
         "adamw_update: gradient must hold 4 elements of f32, got (5) f32");
-  step.step = 0;
-  CHECK(error_of([&] { adamw_update(ctx, f, Tensor(), f, f, f, step); }) ==
-        "adamw_update: step counts from 1, got 0");
+  double numbers[kUpdateControl] = {};
+  const Tensor control(numbers, DType::f64, {kUpdateControl}), short_control(numbers, DType::f64, {3});
+  CHECK(error_of([&] { judge_update(ctx, short_control, {}); }) ==
+        "judge_update: control must be (13) f64, got (3) f64");
+  CHECK(error_of([&] { sluice::adamw_update(ctx, f, Tensor(), f, f, f, short_control, control, {}); }) ==
+        "adamw_update: segments must be (S, 4) f64, got (3) f64");
+}
+
+TEST_CASE("adamw updates the segments, each with its rate and decay, and leaves the padding alone", "[adamw]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  double table[] = {3, 40, 1, 0.5, 40, 41, 2, 0, 64, 100, 1, 0};
+  const Tensor segments(table, DType::f64, {3, 4});
+  const Tensor value = pool.normal(DType::f64, {120}), before = pool.copy(value, DType::f64);
+  const Tensor m = pool.zeros(DType::f64, {120}), v = pool.zeros(DType::f64, {120}),
+               gradient = pool.normal(DType::f64, {120});
+  UpdateControl control{.lr = 0.01, .step = 1, .max_grad_norm = 0, .loss_limit = INFINITY, .grad_norm_limit = INFINITY};
+  const Tensor numbers(&control, DType::f64, {kUpdateControl});
+  judge_update(ctx, numbers, {});
+  sluice::adamw_update(ctx, value, Tensor(), m, v, gradient, segments, numbers, {});
+  for (int64_t i = 0; i < 120; ++i) {
+    const double lr = i < 3 || (i >= 41 && i < 64) || i >= 100 ? 0 : i == 40 ? 0.02 : 0.01, decay = i < 40 ? 0.5 : 0;
+    const double g = Pool::get(gradient, i), w = Pool::get(before, i);
+    // The first step of Adam moves by lr, whatever the size of the gradient.
+    CHECK(Pool::get(value, i) == Approx(w * (1 - lr * decay) - lr * g / (std::abs(g) + 1e-8)).epsilon(1e-12));
+  }
+}
+
+TEST_CASE("an update is judged by its loss and norm, clipped, and not applied beyond its limits", "[adamw]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const auto judged = [&](UpdateControl c) {
+    judge_update(ctx, Tensor(&c, DType::f64, {kUpdateControl}), {});
+    return c;
+  };
+  const UpdateControl good{.lr = 1, .step = 2, .gradient_scale = 0.25, .max_grad_norm = 1, .loss_limit = 3,
+                           .grad_norm_limit = 10, .loss = 8, .squares = 16};
+  const UpdateControl c = judged(good);
+  CHECK((c.loss == 2 && c.grad_norm == 4 && c.clip == 0.25 && c.apply == 1));
+  CHECK(c.correction1 == Approx(1 - 0.81));
+  const auto with = [&](double UpdateControl::*field, double value) {
+    UpdateControl changed = good;
+    changed.*field = value;
+    return judged(changed);
+  };
+  CHECK(with(&UpdateControl::max_grad_norm, 0).clip == 1);
+  CHECK(with(&UpdateControl::squares, 0.25).clip == 1);
+  CHECK(with(&UpdateControl::loss_limit, 1.99).apply == 0);
+  CHECK(with(&UpdateControl::grad_norm_limit, 3.99).apply == 0);
+  CHECK(with(&UpdateControl::loss_limit, INFINITY).apply == 1);
+  for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    CHECK(with(&UpdateControl::loss, bad).apply == 0);
+    CHECK(with(&UpdateControl::squares, bad).apply == 0);
+  }
+  UpdateControl refused = with(&UpdateControl::loss, NAN);
+  double table[] = {0, 9, 1, 0};
+  const Tensor value = pool.normal(DType::f32, {9}), before = pool.copy(value, DType::f32);
+  const Tensor m = pool.zeros(DType::f32, {9}), v = pool.zeros(DType::f32, {9});
+  sluice::adamw_update(ctx, value, Tensor(), m, v, before, Tensor(table, DType::f64, {1, 4}),
+                       Tensor(&refused, DType::f64, {kUpdateControl}), {});
+  CHECK(same_bits(value, before));
+  CHECK(same_bits(m, v));
 }

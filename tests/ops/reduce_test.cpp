@@ -15,9 +15,9 @@ TEST_CASE("reductions are the formulas, over types and threads, across chunks", 
     check_op([&](Pool& pool, Context& ctx, DType type) {
       const Tensor x = exact_normal(pool, type, {n}), results = pool.zeros(DType::f64, {3});
       double* r = results.as<double>();
-      sum(ctx, r, x);
-      sum_of_squares(ctx, r + 1, x);
-      max_abs(ctx, r + 2, x);
+      sum(ctx, scalar(r[0]), x, Into::overwrite);
+      sum_of_squares(ctx, scalar(r[1]), x);
+      max_abs(ctx, scalar(r[2]), x);
       if (ctx.dry_run) return std::vector{results};
       double s = 0, squares = 0, largest = 0, magnitudes = 0;
       for (int64_t i = 0; i < n; ++i) {
@@ -47,9 +47,9 @@ TEST_CASE("a NaN or an infinity anywhere shows in every reduction", "[reduce]") 
       const auto run = [&](double value) {
         const double before = Pool::get(x, at);
         Pool::set(x, at, value);
-        sum(ctx, &s, x);
-        sum_of_squares(ctx, &squares, x);
-        max_abs(ctx, &largest, x);
+        sum(ctx, scalar(s), x, Into::overwrite);
+        sum_of_squares(ctx, scalar(squares), x);
+        max_abs(ctx, scalar(largest), x);
         Pool::set(x, at, before);
       };
       for (const double nan : {NAN, -NAN}) {
@@ -77,8 +77,18 @@ TEST_CASE("sums are carried in double: a small number survives beside a large on
   for (int64_t i = 0; i < x.numel(); ++i) Pool::set(x, i, 1e-4);
   Pool::set(x, 0, 1e8);
   double s;
-  sum(ctx, &s, x);
+  sum(ctx, scalar(s), x, Into::overwrite);
   CHECK(s == Approx(1e8 + 99999 * static_cast<double>(1e-4f)).epsilon(1e-12));
+}
+
+TEST_CASE("a sum adds to what is there when asked", "[reduce]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const Tensor x = pool.normal(DType::f32, {1000});
+  double whole, twice = 2.5;
+  sum(ctx, scalar(whole), x, Into::overwrite);
+  sum(ctx, scalar(twice), x, Into::add);
+  CHECK(twice == 2.5 + whole);
 }
 
 TEST_CASE("the square of a float beyond its range is finite in a sum of squares", "[reduce]") {
@@ -87,7 +97,7 @@ TEST_CASE("the square of a float beyond its range is finite in a sum of squares"
   const Tensor x = pool.zeros(DType::f32, {3});
   Pool::set(x, 1, 1e30);
   double s;
-  sum_of_squares(ctx, &s, x);
+  sum_of_squares(ctx, scalar(s), x);
   CHECK(s == Approx(1e60));
 }
 
@@ -95,13 +105,14 @@ TEST_CASE("reductions of nothing are zero, and wrong types are refused by name",
   Pool pool;
   Context ctx(kTestScratch);
   double s = 5;
-  sum(ctx, &s, pool.zeros(DType::f32, {0}));
+  sum(ctx, scalar(s), pool.zeros(DType::f32, {0}), Into::overwrite);
   CHECK(s == 0);
-  max_abs(ctx, &(s = 5), pool.zeros(DType::bf16, {0}));
+  s = 5;
+  max_abs(ctx, scalar(s), pool.zeros(DType::bf16, {0}));
   CHECK(s == 0);
   const Tensor tokens = pool.zeros(DType::i32, {4});
-  CHECK(error_of([&] { sum(ctx, &s, tokens); }) == "sum: x must be f32, bf16 or f64, got (4) i32");
-  CHECK(error_of([&] { sum_of_squares(ctx, &s, tokens); }) ==
+  CHECK(error_of([&] { sum(ctx, scalar(s), tokens, Into::overwrite); }) == "sum: x must be f32, bf16 or f64, got (4) i32");
+  CHECK(error_of([&] { sum_of_squares(ctx, scalar(s), tokens); }) ==
         "sum_of_squares: x must be f32, bf16 or f64, got (4) i32");
-  CHECK(error_of([&] { max_abs(ctx, &s, tokens); }) == "max_abs: x must be f32, bf16 or f64, got (4) i32");
+  CHECK(error_of([&] { max_abs(ctx, scalar(s), tokens); }) == "max_abs: x must be f32, bf16 or f64, got (4) i32");
 }

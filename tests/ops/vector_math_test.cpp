@@ -167,7 +167,7 @@ TEST_CASE("kernels leave the x87 registers empty", "[vector_math]") {
       for (const int64_t n : {1, 2, 7, 1003}) {
         const Tensor x = pool.normal(type, {n});
         double largest = 0;
-        max_abs_of(ctx, &largest, x);
+        max_abs_of(ctx, scalar(largest), x);
         uint32_t environment[7];
         asm volatile("fnstenv %0\n\tfldenv %0\n\temms" : "+m"(environment));
         CHECK((environment[2] & 0xffff) == 0xffff);  // the tag word: two bits per register, 11 = empty

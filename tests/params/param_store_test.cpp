@@ -70,7 +70,7 @@ TEST_CASE("Parameters lie aligned in flat buffers, joined ones directly behind e
 TEST_CASE("The padding between parameters stays zero, and zero_grads clears all gradients", "[params]") {
   ParamStore store = small_store();
   Memory memory(store, DType::f32);
-  store.initialize(1);
+  store.initialize(memory.context, 1);
   double in_parameters = 0, in_buffer = 0;
   for (ParamStore::Id id = 0; id < 4; ++id)
     for (int64_t i = 0; i < store.numel(id); ++i) in_parameters += std::abs(Pool::get(store.value(id), i));
@@ -89,11 +89,11 @@ TEST_CASE("A parameter's initial value depends on the seed and its name alone", 
   b.add({.name = "another", .shape = {100}, .init = Init::normal(1)});
   b.add({.name = "down", .shape = {3, 5}, .init = Init::normal(0.5)});
   Memory in_a(a, DType::f32), in_b(b, DType::f32);
-  a.initialize(42);
-  b.initialize(42);
+  a.initialize(in_a.context, 42);
+  b.initialize(in_b.context, 42);
   CHECK(std::memcmp(a.value(3).data, b.value(1).data, 15 * sizeof(float)) == 0);
   CHECK(std::memcmp(a.value(1).data, a.value(2).data, 15 * sizeof(float)) != 0);
-  b.initialize(43);
+  b.initialize(in_b.context, 43);
   CHECK(std::memcmp(a.value(3).data, b.value(1).data, 15 * sizeof(float)) != 0);
 }
 
@@ -103,10 +103,10 @@ TEST_CASE("Normal initial values have their deviation, whatever the threads and 
   for (ParamStore* store : {&wide, &narrow, &one_thread})
     store->add({.name = "w", .shape = {300, 200}, .init = Init::normal(0.02)});
   Memory w(wide, DType::f64), n(narrow, DType::bf16), o(one_thread, DType::f64);
-  wide.initialize(7);
-  narrow.initialize(7);
+  wide.initialize(w.context, 7);
+  narrow.initialize(n.context, 7);
   set_num_threads(1);
-  one_thread.initialize(7);
+  one_thread.initialize(o.context, 7);
   set_num_threads(threads);
   CHECK(std::memcmp(wide.value(0).data, one_thread.value(0).data, 60000 * sizeof(double)) == 0);
   double sum = 0, squares = 0;
@@ -126,7 +126,7 @@ TEST_CASE("Evaluation needs no gradients", "[params]") {
   CHECK(store.flat_grads().empty());
   CHECK(store.grad(1).empty());
   CHECK(store.linear(3).packed_transposed.empty());
-  store.initialize(1);
+  store.initialize(memory.context, 1);
   store.pack(memory.context);
 }
 

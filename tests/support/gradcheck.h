@@ -69,6 +69,9 @@ class Pool {
   std::deque<std::vector<char>> blocks_;
 };
 
+/// A double of the host as a tensor (1).
+inline Tensor scalar(double& x) { return Tensor(&x, DType::f64, {1}); }
+
 /// ||a - b|| / max(||a||, ||b||), 0 when both vanish; infinity if anything is not finite.
 inline double relative_error(const Tensor& a, const Tensor& b) {
   double difference = 0, na = 0, nb = 0;

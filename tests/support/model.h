@@ -94,7 +94,7 @@ class TestModel {
     activations = std::make_unique<Arena>("activations", none_activations.high_water());
     context = std::make_unique<Context>(std::max<int64_t>(dry.scratch.high_water(), 64));
     build(*context, *values, *grads, *activations, dtype, recompute);
-    store.initialize(1234);
+    store.initialize(*context, 1234);
     store.pack(*context);
   }
 
@@ -167,7 +167,7 @@ class TestModel {
   void build(Context& ctx, Arena& v, Arena& g, Arena& a, DType dtype, Recompute recompute) {
     const int64_t T = batch.size();
     store.allocate(ctx, dtype, T, v, &g);
-    model.allocate_tables(v, dtype, std::max<int64_t>(T, 64));
+    model.allocate_tables(ctx, v, dtype, std::max<int64_t>(T, 64));
     saved = model.make_saved(a, T, dtype, recompute);
     losses = a.alloc("losses", accumulate_dtype(dtype), {T});
     dhidden = a.alloc("dhidden", dtype, {T, model.config().hidden_size});
@@ -175,7 +175,8 @@ class TestModel {
   void run(Context& ctx) {
     const Batch b = batch.view();
     model.forward(ctx, b, saved);
-    model.loss_forward_backward(ctx, losses, dhidden, b, saved, 1.0 / static_cast<double>(counted()));
+    double scale = 1.0 / static_cast<double>(counted());
+    model.loss_forward_backward(ctx, losses, dhidden, b, saved, scalar(scale));
     model.backward(ctx, dhidden, b, saved);
   }
   int64_t counted() const {

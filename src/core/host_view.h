@@ -1,0 +1,37 @@
+#pragma once
+// The host's side of a tensor that may be on a GPU.
+#include <vector>
+
+#include "core/context.h"
+
+namespace sluice {
+
+/// Host memory that stands for a tensor: the tensor's own on a CPU, a copy otherwise. For what runs once (initial values,
+/// checkpoints, evaluation), not for a step.
+class HostView {
+ public:
+  enum class Content { read, uninitialized };
+
+  HostView(Context& ctx, const Tensor& t, Content content = Content::read) : ctx_(ctx), device_(t), host_(t) {
+    if (t.device == Device::cpu) return;
+    memory_.resize(static_cast<size_t>(t.bytes()));
+    host_.device = Device::cpu;
+    host_.data = ctx.dry_run ? nullptr : memory_.data();
+    if (content == Content::read) read_tensor(ctx, host_.data, device_);
+  }
+  HostView(const HostView&) = delete;
+  HostView& operator=(const HostView&) = delete;
+
+  const Tensor& tensor() const { return host_; }
+  /// Makes the tensor what the host memory holds. Waits.
+  void write_back() {
+    if (device_.device != Device::cpu) write_tensor(ctx_, device_, host_.data);
+  }
+
+ private:
+  Context& ctx_;
+  Tensor device_, host_;
+  std::vector<char> memory_;
+};
+
+}  // namespace sluice
