@@ -9,6 +9,7 @@
 #include "bench.h"
 #include "commands.h"
 #include "core/cpu_features.h"
+#include "core/device.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
 
@@ -18,8 +19,8 @@ namespace {
 using nlohmann::json;
 
 struct BenchOptions {
-  std::vector<std::string> parts{"peak", "ops", "step"}, models{"small", "qwen", "qwen-elementwise"},
-      precisions{"f32", "bf16"};
+  std::vector<std::string> parts, models, precisions;  // empty: the device's own
+  std::string device = "auto", size = "full";
   double seconds = 0;
   int threads = 0;
   bool profile = false;
@@ -50,11 +51,12 @@ std::string number(const json& row, const char* key, const char* format) {
   return row.contains(key) ? fmt::format(fmt::runtime(format), row[key].get<double>()) : "";
 }
 
+/// A CPU's share is of its FMA peak, measured between the steps; a GPU's of 989 TFLOP/s (H100 and H200, dense bf16).
 void print_step(const json& row) {
-  fmt::print("{:<18}{:<6}{:>9.1f} ms{:>10.0f} tokens/s{:>9.1f} GFLOP/s{:>7.1f} % of FMA peak   ({:.1f} M parameters)\n",
+  fmt::print("{:<18}{:<6}{:>9.1f} ms{:>10.0f} tokens/s{:>9.1f} GFLOP/s{:>7.1f} % of {}   ({:.1f} M parameters)\n",
              row["model"].get<std::string>(), row["precision"].get<std::string>(), row["ms"].get<double>(),
              row["tokens_per_second"].get<double>(), row["gflops"].get<double>(), row["percent_of_peak"].get<double>(),
-             row["parameters"].get<double>() * 1e-6);
+             row["peak"].get<std::string>(), row["parameters"].get<double>() * 1e-6);
   if (!row.contains("profile")) return;
   for (const json& e : row["profile"])
     if (e["percent"].get<double>() >= 0.1)
@@ -62,14 +64,58 @@ void print_step(const json& row) {
                  e["percent"].get<double>(), e["calls"].get<double>());
 }
 
-void run(const BenchOptions& options) {
+/// Rows of a race: what, median, rate, and its share of a plain copy or of cuDNN.
+void print_race(const char* part, const json& rows) {
+  fmt::print("{}\n", part);
+  for (const json& row : rows) {
+    std::string name = row["name"].get<std::string>();
+    for (const char* key : {"shape", "tokens", "heads", "gate", "precision", "kernel"})
+      if (row.contains(key)) name += " " + (row[key].is_string() ? row[key].get<std::string>() : row[key].dump());
+    if (row.contains("skipped")) {
+      fmt::print("  {:<72} skipped: {}\n", name, row["skipped"].get<std::string>());
+      continue;
+    }
+    fmt::print("  {:<72}{:>11.1f} us{}{}{}{}\n", name, row["us"].get<double>(),
+               number(row, "tflops", "{:>9.1f} TFLOP/s"), number(row, "tb_per_second", "{:>8.3f} TB/s"),
+               number(row, "percent_of_copy", "{:>7.1f} % of copy"), number(row, "of_cudnn", "{:>7.2f} x cuDNN"));
+  }
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
+Device device_of(const std::string& name) {
+  if (name == "cpu") return Device::cpu;
+  if (name == "auto") return automatic_device();
+  if (!built_with_cuda()) fail(ExitCode::usage, "bench: --device cuda: this program has no CUDA backend");
+  if (cuda_devices().empty()) fail(ExitCode::usage, "bench: --device cuda: no GPU");
+  return Device::cuda;
+}
+
+void run(BenchOptions options) {
   if (options.threads > 0) set_num_threads(options.threads);
+  const Device device = device_of(options.device);
+  const bool gpu = device == Device::cuda, tiny = options.size == "tiny";
+  const auto otherwise = [&](std::vector<std::string>& chosen, std::vector<std::string> cpu, std::vector<std::string> cuda) {
+    if (chosen.empty()) chosen = gpu ? std::move(cuda) : std::move(cpu);
+  };
+  otherwise(options.parts, {"peak", "ops", "step"}, {"kernels", "matmul", "attention", "step"});
+  otherwise(options.models, {"small", "qwen", "qwen-elementwise"}, {"1.7b", "1.7b-headwise", "1.7b-elementwise"});
+  otherwise(options.precisions, {"f32", "bf16"}, {"bf16"});
   const auto wants = [&](const char* part) {
     return std::find(options.parts.begin(), options.parts.end(), part) != options.parts.end();
   };
+  if (gpu && (wants("peak") || wants("ops")))
+    fail(ExitCode::usage, "bench: peak and ops measure the CPU; on a GPU: kernels, matmul, attention, step");
   const Usage before = Usage::read();
   const double begin = bench::now();
-  json result{{"threads", num_threads()}, {"isa", isa_name(cpu_isa())}, {"version", SLUICE_VERSION}};
+  json result{{"device", device_name(device)}, {"version", SLUICE_VERSION}};
+  if (gpu) {
+    const DeviceInfo card = cuda_devices()[0];
+    result["card"] = card.name, result["compute_capability"] = card.compute_capability, result["emulated"] = card.emulated;
+    fmt::print("{}\n\n", card.name);
+  } else {
+    result["threads"] = num_threads(), result["isa"] = isa_name(cpu_isa());
+  }
 
   bench::Peak peak;
   if (wants("peak")) {
@@ -98,10 +144,21 @@ void run(const BenchOptions& options) {
     }
     fmt::print("\n");
   }
+  bench::RaceOptions race{device, tiny, options.seconds > 0 ? options.seconds : 2, 51};
+  if (tiny) race.warm_up = 0, race.samples = 3;
+  const auto measure = [&](const char* part, json (*f)(const bench::RaceOptions&)) {
+    if (!wants(part)) return;
+    result[part] = f(race);
+    print_race(part, result[part]);
+  };
+  measure("kernels", bench::measure_kernels);
+  measure("matmul", bench::measure_matmul);
+  measure("attention", bench::measure_attention);
   if (wants("step"))
     for (const std::string& model : options.models)
       for (const std::string& precision : options.precisions) {
-        const json row = bench::measure_step(model, dtype(precision), options.seconds > 0 ? options.seconds : 5, options.profile);
+        const json row = bench::measure_step(model, device, dtype(precision), options.seconds > 0 ? options.seconds : tiny ? 0 : 5,
+                                              options.profile);
         print_step(row);
         std::fflush(stdout);
         result["steps"].push_back(row);
@@ -111,7 +168,7 @@ void run(const BenchOptions& options) {
   const double elapsed = bench::now() - begin;
   const double others = std::max(0.0, (after.machine - before.machine) - (after.own - before.own)) / elapsed;
   result["other_processes_cores"] = others;
-  if (others > 0.05)
+  if (others > 0.05 && !gpu)
     fmt::print("\nnote: other processes used {:.2f} cores meanwhile; these figures are lower than the machine's best\n", others);
   if (!options.json_file.empty()) io::write_file_atomic(options.json_file, result.dump(2) + "\n");
 }
@@ -121,23 +178,29 @@ void run(const BenchOptions& options) {
 void add_bench_command(CLI::App& app, int&) {
   CLI::App* command = app.add_subcommand("bench", "speed of this machine, of single operations and of whole training steps");
   auto options = std::make_shared<BenchOptions>();
-  command->add_option("--part", options->parts, "peak, ops, step; all by default")
+  command->add_option("part,--part", options->parts,
+                      "of a CPU: peak, ops, step; of a GPU: kernels, matmul, attention, step; all by default")
       ->delimiter(',')
-      ->check(CLI::IsMember({"peak", "ops", "step"}));
+      ->check(CLI::IsMember({"peak", "ops", "kernels", "matmul", "attention", "step"}));
+  command->add_option("--device", options->device, "auto, cpu or cuda")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  command->add_option("--size", options->size, "of kernels, matmul and attention: full, as in a 1.7B model, or tiny")
+      ->check(CLI::IsMember({"full", "tiny"}));
   command->add_option("--model", options->models, "models to train a few steps of")
       ->delimiter(',')
       ->check(CLI::IsMember(bench::model_names()));
-  command->add_option("--precision", options->precisions, "f32, bf16; both by default")
+  command->add_option("--precision", options->precisions, "f32, bf16; both by default, on a GPU bf16")
       ->delimiter(',')
       ->check(CLI::IsMember({"f32", "bf16"}));
   command->add_option("--threads", options->threads, "threads; 0: as OMP_NUM_THREADS says")->check(CLI::NonNegativeNumber);
-  command->add_option("--seconds", options->seconds, "time for each measurement; 0: 0.1 per op, 5 per model")
+  command->add_option("--seconds", options->seconds, "time for each measurement; 0: 0.1 per op, 5 per model; on a GPU 2 to warm up")
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--profile", options->profile, "where a step's time goes, op by op");
   command->add_option("--json", options->json_file, "also write every number to this file")->type_name("FILE");
   command->footer(
       "Examples:\n  sluice bench\n  sluice bench --part step --model qwen,qwen-headwise --precision f32 --profile\n"
-      "FLOPs per token are 6 x matrix parameters + 6 x layers x sequence x heads x head_dim. Steps are medians, ops the best.");
+      "  sluice bench kernels,attention --device cuda --json bench.json\n"
+      "FLOPs per token are 6 x matrix parameters + 6 x layers x sequence x heads x head_dim. Steps are medians, ops the best;\n"
+      "kernels, matmul and attention: medians of 51 turns, by the device's clock, on buffers that no cache holds.");
   command->callback([options] { run(*options); });
 }
 

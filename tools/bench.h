@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bench_race.h"
 #include "core/dtype.h"
 
 namespace sluice::bench {
@@ -40,9 +41,14 @@ Peak measure_peak(double seconds);
 /// Every op of a training step at the shapes of models that this kind of machine trains; one JSON object per row.
 nlohmann::json measure_ops(DType dtype, double fma_peak_gflops, double seconds);
 
+/// At the sizes of a GPU (or tiny); rows of race().
+nlohmann::json measure_kernels(const RaceOptions& options);
+nlohmann::json measure_matmul(const RaceOptions& options);
+nlohmann::json measure_attention(const RaceOptions& options);
+
 /// Names for measure_step.
 std::vector<std::string> model_names();
 /// Whole training steps (forward, backward, gradient norm, AdamW, repacking) on random tokens.
-nlohmann::json measure_step(const std::string& model, DType dtype, double seconds, bool profile);
+nlohmann::json measure_step(const std::string& model, Device device, DType dtype, double seconds, bool profile);
 
 }  // namespace sluice::bench
