@@ -16,7 +16,9 @@ std::string formatted(const char* format, va_list arguments) {
 }
 
 std::string triple(uint3 v) {
-  return "(" + std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z) + ")";
+  char text[64];
+  std::snprintf(text, sizeof text, "(%u,%u,%u)", v.x, v.y, v.z);
+  return text;
 }
 
 void keep_first_error(Launch& launch, const std::string& text) {

@@ -1,0 +1,29 @@
+# Programs and tests of an emulated build. Four seeds, so that every scheduling policy runs; both sanitizers.
+find_program(SLUICE_SETARCH setarch)
+if(SLUICE_SETARCH)
+  # GCC 12's ThreadSanitizer dies where the kernel randomises addresses too widely.
+  set(SLUICE_NO_RANDOMISATION ${SLUICE_SETARCH} ${CMAKE_HOST_SYSTEM_PROCESSOR} -R)
+endif()
+set(SLUICE_ASAN_OPTIONS "ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0")
+# OpenMP's own synchronisation is invisible to ThreadSanitizer; with one thread the CPU backend needs none.
+set(SLUICE_TSAN_OPTIONS "TSAN_OPTIONS=halt_on_error=1:history_size=4" "OMP_NUM_THREADS=1")
+
+function(sluice_emulated_test name program)
+  cmake_parse_arguments(T "" "" "COMMAND_PREFIX;ENVIRONMENT;ARGUMENTS" ${ARGN})
+  add_test(NAME ${name} COMMAND ${T_COMMAND_PREFIX} $<TARGET_FILE:${program}> ${T_ARGUMENTS}
+           WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT "${T_ENVIRONMENT}" LABELS emulation)
+endfunction()
+
+# The op cases on the CPU and on the emulated GPU: test_cuda, and the same objects with the other variants' kernels.
+foreach(variant asan tsan)
+  add_executable(test_cuda_${variant} $<TARGET_OBJECTS:sluice_parity>)
+  target_link_libraries(test_cuda_${variant} PRIVATE sluice_test_main sluice_ops sluice_cuda_emulated_${variant}
+                        sluice_emulator_${variant})
+endforeach()
+foreach(seed 0 1 2 3)
+  sluice_emulated_test(cuda_seed_${seed} test_cuda ENVIRONMENT SLUICE_EMULATION_SEED=${seed})
+endforeach()
+sluice_emulated_test(cuda_asan test_cuda_asan ENVIRONMENT ${SLUICE_ASAN_OPTIONS})
+sluice_emulated_test(cuda_tsan test_cuda_tsan COMMAND_PREFIX ${SLUICE_NO_RANDOMISATION}
+                     ENVIRONMENT ${SLUICE_TSAN_OPTIONS})
