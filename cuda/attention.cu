@@ -307,7 +307,7 @@ void fused_forward(Context& ctx, const char* op, const Tensor& y, const Tensor& 
   a.o = device_data<nv_bf16>(o), a.lse = device_data<float>(lse), a.z0 = z0 ? device_data<float>(z0) : nullptr;
   a.queries = q.dim(0), a.keys = k.dim(0), a.scale = static_cast<float>(scale);
   a.heads = static_cast<int>(q.dim(1)), a.kv_heads = static_cast<int>(k.dim(1)), a.head_dim = static_cast<int>(q.dim(2));
-  const bool fuse = false && y && wish != AttentionKernel::cudnn;
+  const bool fuse = y && wish != AttentionKernel::cudnn;
   if (fuse) {
     a.y = device_data<nv_bf16>(y);
     a.sink = sink ? device_data<nv_bf16>(sink) : nullptr;
