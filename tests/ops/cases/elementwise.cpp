@@ -1,4 +1,4 @@
-// Residual additions, clipping, copies.
+// Residual additions, clipping, copies: on and off the vector width, in place, at addresses no vector is aligned to.
 #include "ops/elementwise.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -15,12 +15,70 @@ OpCase add_case(int64_t rows, int64_t width) {
           }};
 }
 
+OpCase add_in_place_case(int64_t n, bool first) {
+  return {fmt::format("add_forward ({}) onto its {} argument", n, first ? "first" : "second"), [=](CaseRun& r) {
+            const Tensor a = r.input("a", {n}), b = r.input("b", {n});
+            add_forward(r.ctx, r.compared("y", first ? a : b), a, b);
+          }};
+}
+
+/// All but the first element: no address is a multiple of 16.
+OpCase add_shifted_case(int64_t n) {
+  return {fmt::format("add_forward ({}) one element on", n), [=](CaseRun& r) {
+            const Tensor a = r.input("a", {n + 1}), b = r.input("b", {n + 1}), y = r.inout("y", r.dtype, {n + 1});
+            add_forward(r.ctx, y.rows(1, n), a.rows(1, n), b.rows(1, n));
+          }};
+}
+
+OpCase clip_case(int64_t n, double limit, bool in_place) {
+  return {fmt::format("clip ({}) limit {}{}", n, limit, in_place ? " in place" : ""), [=](CaseRun& r) {
+            const Tensor x = r.input("x", {n}), dy = r.input("dy", {n});
+            clip_backward(r.ctx, in_place ? r.compared("dx", dy) : r.output("dx", {n}), dy, x, limit);
+            clip_forward(r.ctx, in_place ? r.compared("y", x) : r.output("y", {n}), x, limit);
+          }};
+}
+
+OpCase cast_case(int64_t n, DType from, DType to) {
+  return {fmt::format("cast ({}) {} to {}", n, dtype_name(from), dtype_name(to)), [=](CaseRun& r) {
+            // Thirds have more digits than bf16.
+            const Tensor x = r.input("x", from, {n}, [](int64_t i) { return static_cast<double>(i - 40) / 3; });
+            cast(r.ctx, r.output("y", to, {n}), x);
+          }};
+}
+
+OpCase fill_case(int64_t n) {
+  return {fmt::format("fill and scale ({})", n), [=](CaseRun& r) {
+            fill(r.ctx, r.output("y", {n}), 1.0 / 3);
+            fill(r.ctx, r.output("number", DType::f64, {3}), 1.0 / 3);
+            scale(r.ctx, r.inout("scaled", r.dtype, {n}), 0.7);
+          }};
+}
+
 }  // namespace
 
 OpFamily elementwise_cases() {
   OpFamily family{"elementwise", {}, {}};
   for (const int64_t width : {1, 7, 64, 1000}) family.cases.push_back(add_case(3, width));
-  family.fuzz = [](Random& random) { return add_case(uniform(random, 1, 9), uniform(random, 1, 600)); };
+  family.cases.push_back(add_case(0, 8));
+  for (const int64_t n : {5, 64, 4096 + 1000}) {
+    family.cases.push_back(add_in_place_case(n, true));
+    family.cases.push_back(add_in_place_case(n, false));
+    family.cases.push_back(add_shifted_case(n));
+    family.cases.push_back(clip_case(n, 0.5, false));
+    family.cases.push_back(clip_case(n, 1e9, true));
+    family.cases.push_back(fill_case(n));
+    for (const DType from : {DType::f32, DType::bf16})
+      for (const DType to : {DType::f32, DType::bf16}) family.cases.push_back(cast_case(n, from, to));
+  }
+  family.fuzz = [](Random& random) {
+    const int64_t n = uniform(random, 1, 9000);
+    switch (uniform(random, 0, 3)) {
+      case 0: return add_case(uniform(random, 1, 9), uniform(random, 1, 600));
+      case 1: return clip_case(n, 0.7, uniform(random, 0, 1) == 1);
+      case 2: return cast_case(n, DType::f32, DType::bf16);
+      default: return fill_case(n);
+    }
+  };
   return family;
 }
 

@@ -1,0 +1,60 @@
+// SiLU and SwiGLU: on and off the vector width, in place, several tiles.
+#include "ops/activation.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "ops/cases.h"
+
+namespace sluice::test {
+namespace {
+
+OpCase silu_case(int64_t n, bool in_place) {
+  return {fmt::format("silu ({}){}", n, in_place ? " in place" : ""), [=](CaseRun& r) {
+            const Tensor x = r.input("x", {n}, 3), dy = r.input("dy", {n});
+            if (in_place) {
+              silu_backward(r.ctx, r.compared("dx", dy), dy, x);
+              silu_forward(r.ctx, r.compared("y", x), x);
+            } else {
+              silu_forward(r.ctx, r.output("y", {n}), x);
+              silu_backward(r.ctx, r.output("dx", {n}), dy, x);
+            }
+          }};
+}
+
+OpCase swiglu_case(int64_t tokens, int64_t width, bool in_place) {
+  return {fmt::format("swiglu T={} F={}{}", tokens, width, in_place ? " in place" : ""), [=](CaseRun& r) {
+            const Tensor gate_up = r.input("gate_up", {tokens, 2 * width}, 2), dy = r.input("dy", {tokens, width});
+            swiglu_forward(r.ctx, r.output("y", {tokens, width}), gate_up);
+            const Tensor d = in_place ? r.compared("dgate_up", gate_up) : r.output("dgate_up", {tokens, 2 * width});
+            swiglu_backward(r.ctx, d, dy, gate_up);
+          }};
+}
+
+/// The ends of the sigmoid: neither infinity nor NaN may come out of a finite input.
+OpCase large_case() {
+  return {"silu of large arguments", [](CaseRun& r) {
+            const Tensor x = r.input("x", r.dtype, {64}, [](int64_t i) { return 8.0 * static_cast<double>(i - 32); });
+            silu_forward(r.ctx, r.output("y", {64}), x);
+            silu_backward(r.ctx, r.output("dx", {64}), r.input("dy", {64}), x);
+          }};
+}
+
+}  // namespace
+
+OpFamily activation_cases() {
+  OpFamily family{"activation", {large_case()}, {}};
+  for (const bool in_place : {false, true}) {
+    for (const int64_t n : {1, 7, 64, 1000, 8192 + 3}) family.cases.push_back(silu_case(n, in_place));
+    for (const int64_t width : {1, 5, 8, 60, 256}) family.cases.push_back(swiglu_case(3, width, in_place));
+    family.cases.push_back(swiglu_case(40, 200, in_place));
+  }
+  family.cases.push_back(swiglu_case(0, 16, false));
+  family.fuzz = [](Random& random) {
+    const bool in_place = uniform(random, 0, 1) == 1;
+    return uniform(random, 0, 1) ? silu_case(uniform(random, 1, 9000), in_place)
+                                 : swiglu_case(uniform(random, 1, 40), uniform(random, 1, 300), in_place);
+  };
+  return family;
+}
+
+}  // namespace sluice::test

@@ -1,0 +1,89 @@
+// Rotary embedding, alone and behind the norm of every head: head sizes for 4 to 32 lanes and off the grid, slices of heads
+// that are not whole, a weight for all heads or one per head, in place.
+#include "ops/rope.h"
+
+#include <cmath>
+#include <spdlog/fmt/fmt.h>
+
+#include "ops/cases.h"
+#include "ops/norm_rope.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr int64_t kPositions = 50;
+constexpr double kEps = 1e-5;
+
+struct Table {
+  Tensor positions, cos, sin;
+  Table(CaseRun& r, int64_t tokens, int64_t half)
+      : positions(r.integers("positions", {tokens}, 0, kPositions - 1)),
+        cos(r.input("cos", r.wide, {kPositions, half}, [=](int64_t i) { return std::cos(angle(i, half)); })),
+        sin(r.input("sin", r.wide, {kPositions, half}, [=](int64_t i) { return std::sin(angle(i, half)); })) {}
+  static double angle(int64_t i, int64_t half) {
+    return static_cast<double>(i / half) * std::pow(1e4, -static_cast<double>(i % half) / static_cast<double>(half));
+  }
+};
+
+OpCase rope_case(int64_t tokens, int64_t heads, int64_t width, bool in_place) {
+  return {fmt::format("rope T={} H={} D={}{}", tokens, heads, width, in_place ? " in place" : ""), [=](CaseRun& r) {
+            const Table t(r, tokens, width / 2);
+            const Tensor x = r.input("x", {tokens, heads, width}), dy = r.input("dy", {tokens, heads, width});
+            const auto out = [&](const char* name, const Tensor& in) {
+              return in_place ? r.compared(name, in) : r.output(name, {tokens, heads, width});
+            };
+            rope_forward(r.ctx, out("y", x), x, t.positions, t.cos, t.sin);
+            rope_backward(r.ctx, out("dx", dy), dy, t.positions, t.cos, t.sin);
+          }};
+}
+
+/// The CPU composes the two ops and rounds between them, which a GPU does not: in bf16 the roundings of two results
+/// differ, not of one.
+OpCase norm_rope_case(int64_t tokens, int64_t heads, int64_t width, bool per_head, bool in_place) {
+  return {fmt::format("norm_rope T={} H={} D={}{}{}", tokens, heads, width, per_head ? " weight per head" : "",
+                      in_place ? " in place" : ""),
+          [=](CaseRun& r) {
+            const Table t(r, tokens, width / 2);
+            const Tensor x = r.input("x", {tokens, heads, width}), dy = r.input("dy", {tokens, heads, width});
+            const Tensor w = per_head ? r.input("weight", {heads, width}) : r.input("weight", {width});
+            norm_rope_forward(r.ctx, r.output("y", {tokens, heads, width}), r.output("rstd", r.wide, {tokens * heads}), x,
+                              w, kEps, t.positions, t.cos, t.sin);
+            const Tensor rstd = r.input("rstd of backward", r.wide, {tokens * heads});
+            const Tensor dw = per_head ? r.inout("dweight", r.wide, {heads, width}) : r.inout("dweight", r.wide, {width});
+            const Tensor dx = in_place ? r.compared("dx", dy) : r.output("dx", {tokens, heads, width});
+            norm_rope_backward(r.ctx, dx, dw, dy, x, w, rstd, t.positions, t.cos, t.sin);
+          },
+          2};
+}
+
+}  // namespace
+
+OpFamily rope_cases() {
+  OpFamily family{"rope", {}, {}};
+  auto& cases = family.cases;
+  for (const int64_t width : {2, 6, 16, 32, 64, 96, 128, 256, 512, 600}) {
+    cases.push_back(rope_case(5, 3, width, width % 64 == 0));
+    cases.push_back(norm_rope_case(5, 3, width, false, width % 32 == 0));
+    cases.push_back(norm_rope_case(3, 2, width, true, width % 32 != 0));
+  }
+  for (const int64_t heads : {1, 4, 5, 9}) {
+    cases.push_back(rope_case(7, heads, 64, false));
+    cases.push_back(norm_rope_case(13, heads, 128, false, false));
+    cases.push_back(norm_rope_case(13, heads, 64, true, false));
+  }
+  cases.push_back(norm_rope_case(300, 4, 32, false, false));  // several blocks, several rounds
+  cases.push_back(norm_rope_case(300, 2, 32, true, false));
+  cases.push_back(norm_rope_case(120, 2, 10, false, false));
+  cases.push_back(rope_case(0, 2, 64, false));
+  cases.push_back(norm_rope_case(0, 2, 64, false, false));
+  family.fuzz = [](Random& random) {
+    const int64_t tokens = uniform(random, 1, 40), heads = uniform(random, 1, 9);
+    const int64_t width = one_of<int64_t>(random, {2 * uniform(random, 1, 40), 16 * uniform(random, 1, 20)});
+    const bool in_place = uniform(random, 0, 1) == 1;
+    return uniform(random, 0, 2) == 0 ? rope_case(tokens, heads, width, in_place)
+                                      : norm_rope_case(tokens, heads, width, uniform(random, 0, 1) == 1, in_place);
+  };
+  return family;
+}
+
+}  // namespace sluice::test
