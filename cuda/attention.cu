@@ -269,7 +269,11 @@ AttentionKernel choose(Context& ctx, const char* op, const Tensor& q, AttentionK
 /// computing.
 template <class F>
 void reserve(Context& ctx, AttentionKernel wish, int head_dim, F&& run) {
-  const bool dry = ctx.dry_run;
+  struct Restored {  // cuDNN may refuse
+    Context& ctx;
+    bool dry;
+    ~Restored() { ctx.dry_run = dry; }
+  } restored{ctx, ctx.dry_run};
   ctx.dry_run = true;
   if (wish == AttentionKernel::cudnn) {
     run(AttentionKernel::cudnn);
@@ -277,7 +281,6 @@ void reserve(Context& ctx, AttentionKernel wish, int head_dim, F&& run) {
     run(AttentionKernel::mma);
     if (attention_hopper_supports(head_dim)) run(AttentionKernel::hopper);
   }
-  ctx.dry_run = dry;
 }
 
 void run_forward(Context& ctx, AttentionKernel kernel, const AttentionForward& a) {
