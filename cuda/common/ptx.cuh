@@ -27,8 +27,8 @@ inline void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32
 }
 
 // ---- asynchronous copies of 16 bytes, global to shared; zeros where `valid` is false
-inline void cp_async_16(uint32_t dst, const void* src, bool valid) {
-  ::emu::cp_async(::emu::from_shared(dst), src, 16, valid ? 16 : 0);
+inline void cp_async_16(uint32_t dst, const void* src, bool valid, EMU_SITE) {
+  ::emu::cp_async(::emu::from_shared(dst), src, 16, valid ? 16 : 0, site);
 }
 inline void cp_async_commit() { ::emu::cp_async_commit(); }
 template <int kPending>
@@ -39,11 +39,11 @@ template <int kId>
 inline void named_barrier_sync(int threads, EMU_SITE) { ::emu::bar_sync(kId, threads, site); }
 template <int kId>
 inline void named_barrier_arrive(int threads, EMU_SITE) { ::emu::bar_arrive(kId, threads, site); }
-inline void mbarrier_init(uint64_t* b, unsigned count) { ::emu::mbar_init(b, count); }
-inline void mbarrier_arrive(uint64_t* b) { ::emu::mbar_arrive(b); }
-inline void mbarrier_arrive_expect_tx(uint64_t* b, unsigned bytes) {
-  ::emu::mbar_expect_tx(b, bytes);
-  ::emu::mbar_arrive(b);
+inline void mbarrier_init(uint64_t* b, unsigned count, EMU_SITE) { ::emu::mbar_init(b, count, site); }
+inline void mbarrier_arrive(uint64_t* b, EMU_SITE) { ::emu::mbar_arrive(b, 1, site); }
+inline void mbarrier_arrive_expect_tx(uint64_t* b, unsigned bytes, EMU_SITE) {
+  ::emu::mbar_expect_tx(b, bytes, site);
+  ::emu::mbar_arrive(b, 1, site);
 }
 inline void mbarrier_wait(uint64_t* b, unsigned parity, EMU_SITE) { ::emu::mbar_wait(b, parity, site); }
 inline void fence_mbarrier_init() { ::emu::thread_fence(); }
@@ -52,21 +52,21 @@ inline void fence_proxy_async() { ::emu::fence_proxy_async(); }
 inline void fence_proxy_async_global() {}
 
 // ---- tensor memory accelerator
-inline void tma_load_2d(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y) {
+inline void tma_load_2d(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y, EMU_SITE) {
   const int c[2] = {x, y};
-  ::emu::tma_load(dst, map, barrier, c, 2);
+  ::emu::tma_load(dst, map, barrier, c, 2, site);
 }
-inline void tma_load_3d(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y, int z) {
+inline void tma_load_3d(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y, int z, EMU_SITE) {
   const int c[3] = {x, y, z};
-  ::emu::tma_load(dst, map, barrier, c, 3);
+  ::emu::tma_load(dst, map, barrier, c, 3, site);
 }
-inline void tma_store_2d(const TensorMap* map, const void* src, int x, int y) {
+inline void tma_store_2d(const TensorMap* map, const void* src, int x, int y, EMU_SITE) {
   const int c[2] = {x, y};
-  ::emu::tma_store(map, src, c, 2);
+  ::emu::tma_store(map, src, c, 2, site);
 }
-inline void tma_store_3d(const TensorMap* map, const void* src, int x, int y, int z) {
+inline void tma_store_3d(const TensorMap* map, const void* src, int x, int y, int z, EMU_SITE) {
   const int c[3] = {x, y, z};
-  ::emu::tma_store(map, src, c, 3);
+  ::emu::tma_store(map, src, c, 3, site);
 }
 inline void tma_store_commit() { ::emu::bulk_commit(); }
 /// Until at most kPending groups of stores still read shared memory.
@@ -77,8 +77,12 @@ template <int kPending>
 inline void tma_store_wait() { ::emu::bulk_wait(kPending); }
 /// Contiguous bytes (a multiple of 16) from shared to global memory, in the current group of stores: copied, or added
 /// element by element.
-inline void bulk_store(void* dst, const void* src, unsigned bytes) { ::emu::bulk_store(dst, src, bytes); }
-inline void bulk_reduce_add(float* dst, const void* src, unsigned bytes) { ::emu::bulk_reduce_add(dst, src, bytes); }
+inline void bulk_store(void* dst, const void* src, unsigned bytes, EMU_SITE) {
+  ::emu::bulk_store(dst, src, bytes, site);
+}
+inline void bulk_reduce_add(float* dst, const void* src, unsigned bytes, EMU_SITE) {
+  ::emu::bulk_reduce_add(dst, src, bytes, site);
+}
 
 inline bool elect_one() { return ::emu::g_cur->lane == 0; }
 template <int kRegisters>

@@ -9,9 +9,10 @@ file(GLOB SLUICE_EMULATOR_SOURCES CONFIGURE_DEPENDS ${SLUICE_EMULATOR}/*.cpp)
 list(FILTER SLUICE_EMULATOR_SOURCES EXCLUDE REGEX "_test.cpp$|_main.cpp$")
 
 set(SLUICE_VARIANT_FLAGS_plain -O2)
-set(SLUICE_VARIANT_FLAGS_asan -O1 -g1 -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all
+# Sanitizers make -Wmaybe-uninitialized see ghosts.
+set(SLUICE_VARIANT_FLAGS_asan -O1 -g1 -Wno-maybe-uninitialized -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all
     -fno-omit-frame-pointer)
-set(SLUICE_VARIANT_FLAGS_tsan -O1 -g1 -fsanitize=thread)
+set(SLUICE_VARIANT_FLAGS_tsan -O1 -g1 -Wno-maybe-uninitialized -fsanitize=thread)
 # The runtime tells ThreadSanitizer itself what happens (sanitizer.h), so it is not instrumented; nor may the compiler
 # turn its loops and copies into calls that libtsan intercepts.
 set(SLUICE_RUNTIME_FLAGS_plain -O3)
