@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "core/host_view.h"
 #include "data/loader.h"
 #include "data/temporary.h"
 #include "support/gradcheck.h"
@@ -66,12 +67,14 @@ struct TinyTraining {
 };
 
 /// Every bit of weights, moments and master weights.
-inline std::string all_bits(const Trainer& trainer) {
+inline std::string all_bits(Trainer& trainer) {
   const CheckpointContent content = trainer.content();
   std::string bits;
   for (const auto* tensors : {&content.weights, &content.optimizer})
-    for (const NamedTensor& t : *tensors)
-      bits.append(static_cast<const char*>(t.tensor.data), static_cast<size_t>(t.tensor.bytes()));
+    for (const NamedTensor& t : *tensors) {
+      const HostView view(trainer.context(), t.tensor);
+      bits.append(static_cast<const char*>(view.tensor().data), static_cast<size_t>(t.tensor.bytes()));
+    }
   return bits;
 }
 

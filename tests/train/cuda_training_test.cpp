@@ -1,0 +1,129 @@
+// The trainer on a GPU, real or emulated, against the trainer on the CPU: device memory, prefetched samples, graphs,
+// judgements and checkpoints are all in the way.
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "core/device.h"
+#include "train/tiny_training.h"
+
+namespace sluice::test {
+namespace {
+
+bool no_device() {
+  if (!cuda_devices().empty()) return false;
+  WARN("skipped: no GPU");
+  return true;
+}
+
+std::vector<double> losses(TinyTraining& tiny, DeviceChoice device, int64_t steps) {
+  tiny.config.train.device = device;
+  const Blend data = tiny.blend();
+  Trainer trainer(tiny.config, data);
+  trainer.initialize();
+  std::vector<double> result;
+  for (int64_t i = 0; i < steps; ++i) result.push_back(trainer.step().loss);
+  return result;
+}
+
+struct Variant : TinyTraining {
+  Variant(const std::string& name, Precision precision) : TinyTraining(precision) {
+    ModelConfig& m = config.model;
+    if (precision == Precision::bf16) m.head_dim = 64;  // tensor cores
+    m.attention.gates.clear();
+    if (name == "gated") m.attention.gates = {GateConfig{}};
+    if (name == "sink") m.attention.kind = AttentionKind::sink;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("ten steps on a GPU lose what they lose on the CPU", "[cuda_training]") {
+  if (no_device()) return;
+  for (const Precision precision : {Precision::f32, Precision::bf16})
+    for (const std::string variant : {"baseline", "gated", "sink"}) {
+      INFO(variant << (precision == Precision::f32 ? ", f32" : ", bf16"));
+      Variant tiny(variant, precision);
+      const std::vector<double> cpu = losses(tiny, DeviceChoice::cpu, 10);
+      const std::vector<double> gpu = losses(tiny, DeviceChoice::cuda, 10);
+      CHECK(cpu.back() < cpu.front() - 0.05);  // it learns: equal losses of nothing would prove nothing
+      for (size_t i = 0; i < cpu.size(); ++i) {
+        INFO("step " << i << ": CPU " << cpu[i] << ", GPU " << gpu[i]);
+        CHECK(std::abs(cpu[i] - gpu[i]) <= (precision == Precision::f32 ? 1e-4 : 2e-2));
+      }
+    }
+}
+
+TEST_CASE("a training on a GPU gives the same bits again, and goes on from a checkpoint with the same bits",
+          "[cuda_training]") {
+  if (no_device()) return;
+  Variant tiny("gated", Precision::bf16);
+  tiny.config.train.device = DeviceChoice::cuda;
+  const Blend data = tiny.blend();
+  Trainer straight(tiny.config, data);
+  straight.initialize();
+  for (int i = 0; i < 6; ++i) straight.step();
+
+  const std::string folder = tiny.folder / "ckpt";
+  {
+    Trainer half(tiny.config, data);
+    half.initialize();
+    for (int i = 0; i < 3; ++i) half.step();
+    CheckpointStore store(folder, tiny.config.checkpoint, half.content(), &half.context());
+    store.save(half.content());
+    REQUIRE(store.wait());
+  }
+  Trainer resumed(tiny.config, data);
+  resumed.restore(newest_valid_checkpoint(folder));
+  CHECK(resumed.next_step() == 3);
+  for (int i = 0; i < 3; ++i) resumed.step();
+  CHECK(all_bits(resumed) == all_bits(straight));
+
+  // The same checkpoint goes on on the CPU.
+  tiny.config.train.device = DeviceChoice::cpu;
+  Trainer elsewhere(tiny.config, data);
+  elsewhere.restore(newest_valid_checkpoint(folder));
+  CHECK(std::isfinite(elsewhere.step().loss));
+}
+
+TEST_CASE("a step that is not finite is skipped on a GPU, and told where it began", "[cuda_training]") {
+  if (no_device()) return;
+  Variant tiny("baseline", Precision::f32);
+  tiny.config.train.device = DeviceChoice::cuda;
+  const Blend data = tiny.blend();
+  Trainer trainer(tiny.config, data);
+  trainer.initialize();
+  trainer.step();
+  trainer.step();
+  const float bad = NAN;
+  const Tensor weight = trainer.store().value(1);
+  write_tensor(trainer.context(), weight.view({weight.numel()}).rows(0, 1), &bad);
+  const std::string before = all_bits(trainer);
+  const StepMetrics m = trainer.step();
+  CHECK(m.skipped);
+  CHECK(std::isnan(m.loss));
+  CHECK(all_bits(trainer) == before);
+  CHECK(trainer.problem() == "step 2: loss is not finite; first in the weight " +
+                                 trainer.store().specs()[1].name);
+}
+
+TEST_CASE("tokens outside the vocabulary are refused by a GPU too", "[cuda_training]") {
+  if (no_device()) return;
+  Variant tiny("baseline", Precision::f32);
+  tiny.config.train.device = DeviceChoice::cuda;
+  const Blend data = tiny.blend();
+  Trainer trainer(tiny.config, data);
+  trainer.initialize();
+  ForwardBuffers& buffers = trainer.micro_batch();
+  for (int64_t t = 0; t < buffers.host.tokens.numel(); ++t) {
+    buffers.host.tokens.as<int32_t>()[t] = 1;
+    buffers.host.positions.as<int32_t>()[t] = 0;
+    buffers.host.first_key.as<int32_t>()[t] = 0;
+  }
+  buffers.host.tokens.as<int32_t>()[7] = 99;
+  buffers.upload(trainer.context());
+  trainer.model().forward(trainer.context(), buffers.batch, buffers.saved);
+  CHECK(message_of([&] { synchronize(trainer.context()); }) == "token 99 is outside the vocabulary");
+  CHECK_NOTHROW(synchronize(trainer.context()));
+}
+
+}  // namespace sluice::test
