@@ -1,0 +1,64 @@
+// sluice bench at sizes of milliseconds, on the CPU and where the build has one on a GPU (or its emulation): figures mean
+// nothing there, but every measurement runs.
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/device.h"
+#include "tools/tiny_run.h"
+
+namespace sluice::test {
+namespace {
+
+using Catch::Matchers::Contains;
+
+void check_bench(const TinyRun& t, const std::string& device) {
+  const std::string file = t.run + "-bench.json";
+  const Outcome outcome = t.sluice({"bench", "kernels,matmul,attention,step", "--device", device, "--size", "tiny", "--model",
+                                    "tiny", "--precision", "bf16", "--json", file});
+  INFO(device << outcome.err);
+  REQUIRE(outcome.code == 0);
+  const auto result = nlohmann::json::parse(io::read_file(file));
+  CHECK(result["device"] == device);
+
+  std::set<std::string> kernels;
+  for (const auto& row : result["kernels"]) {
+    INFO(row.dump());
+    kernels.insert(row["name"].get<std::string>());
+    CHECK(row["us"].get<double>() > 0);
+    CHECK(row["samples"] == 3);
+    CHECK(row["percent_of_copy"].get<double>() > 0);
+  }
+  for (const char* name : {"copy", "add_rmsnorm_forward", "rmsnorm_backward", "norm_rope_backward", "gate_backward, elementwise",
+                           "swiglu_backward", "embedding_backward", "adamw_update", "sum_of_squares"})
+    CHECK(kernels.count(name) == 1);
+  for (const auto& row : result["matmul"]) CHECK(row["tflops"].get<double>() > 0);
+  int skipped = 0;
+  for (const auto& row : result["attention"]) {
+    INFO(row.dump());
+    if (row.contains("skipped")) {
+      ++skipped;
+      CHECK(row["kernel"] == "cudnn");
+      CHECK_THAT(row["skipped"].get<std::string>(), Contains("this build has no cuDNN"));
+    } else {
+      CHECK(row["tflops"].get<double>() > 0);
+    }
+  }
+  // Forward and backward, without a gate and with either.
+  CHECK(result["attention"].size() == (device == "cpu" ? 6u : 18u));
+  if (device == "cpu") CHECK(skipped == 0);
+  const auto& step = result["steps"][0];
+  CHECK(step["loss"].get<double>() == Approx(std::log(61)).epsilon(0.2));  // random tokens of 61
+  CHECK(step["memory_bytes"].get<double>() > 0);
+}
+
+}  // namespace
+
+TEST_CASE("bench measures kernels, products, attention and steps on every device", "[bench]") {
+  const TinyRun t;
+  check_bench(t, "cpu");
+  if (!cuda_devices().empty()) check_bench(t, "cuda");
+  else CHECK_THAT(t.sluice({"bench", "kernels", "--device", "cuda"}).err, Contains("bench: --device cuda"));
+}
+
+}  // namespace sluice::test
