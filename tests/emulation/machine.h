@@ -221,6 +221,7 @@ struct Group {
   unsigned cluster_arrived = 0, cluster_phase = 0;
   Array<Thread*> cluster_waiting;
   char cluster_sync[2] = {};
+  char begin_sync = 0;
   Fiber* agent = nullptr;  // TSan: who reads and writes on behalf of asynchronous engines
   Stats stats{};
 };

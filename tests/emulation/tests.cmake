@@ -6,7 +6,7 @@ if(SLUICE_SETARCH)
 endif()
 set(SLUICE_ASAN_OPTIONS "ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0")
 # OpenMP's own synchronisation is invisible to ThreadSanitizer; with one thread the CPU backend needs none.
-set(SLUICE_TSAN_OPTIONS "TSAN_OPTIONS=halt_on_error=1:history_size=4" "OMP_NUM_THREADS=1")
+set(SLUICE_TSAN_OPTIONS "TSAN_OPTIONS=halt_on_error=1:history_size=4" "OMP_NUM_THREADS=1" "SLUICE_EMULATION_THREADS=1")
 
 function(sluice_emulated_test name program)
   cmake_parse_arguments(T "" "" "COMMAND_PREFIX;ENVIRONMENT;ARGUMENTS" ${ARGN})

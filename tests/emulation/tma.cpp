@@ -137,6 +137,7 @@ AsyncAgent::AsyncAgent(Thread& t) : thread_(t) {
   if (!g.agent) g.agent = new_fiber();
   __tsan_switch_to_fiber(g.agent->tsan_fiber, 1);
   san::acquire(&g.launch->begin_sync);
+  san::acquire(&g.begin_sync);
   san::acquire(&t.block->proxy_sync);
 #endif
 }
