@@ -123,8 +123,12 @@ void arrived_on_new_fiber() {
 #endif
 }
 
-void reset_fiber([[maybe_unused]] Fiber& fiber) {
+void reset_fiber([[maybe_unused]] Fiber& fiber, [[maybe_unused]] const void* key) {
 #if EMU_TSAN
+  void* here = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(fiber.tsan_fiber, 1);
+  san::release(key);
+  __tsan_switch_to_fiber(here, 1);
   __tsan_destroy_fiber(fiber.tsan_fiber);
   fiber.tsan_fiber = __tsan_create_fiber(0);
 #endif

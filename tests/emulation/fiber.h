@@ -25,7 +25,7 @@ void adopt_os_thread(Fiber& fiber);
 void switch_fiber(Fiber& from, Fiber& to, bool leaving);
 /// The first thing that a new fiber's entry does.
 void arrived_on_new_fiber();
-/// Forgets what ran on the fiber: its frames were abandoned.
-void reset_fiber(Fiber& fiber);
+/// Forgets what ran on the fiber, whose frames were abandoned, and releases it to who acquires `key`.
+void reset_fiber(Fiber& fiber, const void* key);
 
 }  // namespace emu

@@ -195,7 +195,7 @@ void run_group(Group& g, uint64_t index) {
   if (!g.failed) return;
   // The stacks of the threads that did not return are abandoned.
   if (kStackPerThread) {
-    for (Fiber* fiber : g.thread_fibers) reset_fiber(*fiber);
+    for (Fiber* fiber : g.thread_fibers) reset_fiber(*fiber, &g.launch->end_sync);
   } else {
     g.free_fibers.clear();
     for (Fiber* fiber : g.all_fibers) g.free_fibers.push_back(fiber);
