@@ -2,8 +2,9 @@
 // What attention's forward and backward on mma.sync m16n8k16 share: tiles of bf16 rows in shared memory, and the fragments
 // taken from them.
 //
-// A tile of rows of kDepth elements is swizzled: 16-byte chunk c of row r lies at chunk c ^ (r % 8). Eight rows of one
-// chunk, an ldmatrix phase, then fall into 32 different banks, and so do the copies of whole rows.
+// A tile of rows of kDepth elements is swizzled: 16-byte chunk c of row r lies at chunk c ^ (r % 8), and where a row has
+// but four chunks, at c ^ (r / 2 % 4). Eight rows of one chunk, an ldmatrix phase, then fall into 32 different banks, and
+// so do copies of whole rows. The fragment 16 elements further along a row is at the address ^ 32.
 #include "common/ptx.cuh"
 
 namespace sluice::cuda {
@@ -12,7 +13,8 @@ constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 template <int kDepth>
 DEVICE_INLINE uint32_t swizzled(int row, int chunk) {
-  return static_cast<uint32_t>(row * kDepth * 2 + ((chunk ^ (row & 7)) << 4));
+  static_assert(kDepth == 32 || kDepth % 64 == 0);
+  return static_cast<uint32_t>(row * kDepth * 2 + ((chunk ^ (kDepth == 32 ? row >> 1 & 3 : row & 7)) << 4));
 }
 
 /// kRows rows from src into a tile by cp.async, zeros from row `valid` on.
