@@ -1,0 +1,145 @@
+// Attention at the shapes where the Hopper kernels have their seams: several tiles of 128 queries and keys,
+// documents that begin on, before and after a tile's edge, groups of up to eight query heads, more tiles than
+// blocks. On other cards the same cases run whatever attention takes.
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/attention.h"
+#include "ops/cases.h"
+
+namespace sluice::test {
+namespace {
+
+struct Shape {
+  int64_t queries, keys, heads, kv_heads, depth;
+  std::vector<int64_t> documents;  // where later ones begin, in keys
+};
+
+std::string describe(const Shape& s) {
+  return fmt::format("Tq={} Tk={} H={} Hkv={} D={} documents at [{}]", s.queries, s.keys, s.heads, s.kv_heads,
+                     s.depth, fmt::join(s.documents, " "));
+}
+
+struct Output {
+  int gate = 0;  // none, elementwise, headwise
+  bool sink = false;
+  GateKind kind = {};
+};
+
+struct Inputs {
+  Tensor q, k, v, first_key;
+  double scale;
+  AttentionOutput output;
+
+  Inputs(CaseRun& r, const Shape& s, const Output& e)
+      : q(r.input("q", {s.queries, s.heads, s.depth})),
+        k(r.input("k", {s.keys, s.kv_heads, s.depth})),
+        v(r.input("v", {s.keys, s.kv_heads, s.depth})),
+        first_key(r.input("first_key", DType::i32, {s.queries},
+                          [&](int64_t t) {
+                            int64_t first = 0;
+                            for (const int64_t d : s.documents)
+                              if (d <= t + s.keys - s.queries) first = d;
+                            return static_cast<double>(first);
+                          })),
+        scale(1 / std::sqrt(static_cast<double>(s.depth))) {
+    if (e.sink) output.sink = r.input("sink", {s.heads});
+    if (e.gate == 1) output.gate = r.input("gate", {s.queries, s.heads, s.depth}, 2.0);
+    if (e.gate == 2) output.gate = r.input("gate", {s.queries, s.heads}, 2.0);
+    output.kind = e.kind;
+  }
+};
+
+/// bf16 only: f32 has a kernel without tiles. Twice the table, as in attention.cpp: one unit in the last
+/// place of the largest elements.
+OpCase tiled(std::string name, std::function<void(CaseRun&)> run, double factor = 2) {
+  OpCase c{std::move(name), std::move(run), factor};
+  c.f32 = false;
+  return c;
+}
+
+OpCase forward_case(const Shape& s, const Output& e) {
+  return tiled(
+      fmt::format("gated_attention_forward {} gate={} sink={} activation={} combine={}", describe(s), e.gate,
+                  e.sink, static_cast<int>(e.kind.activation), static_cast<int>(e.kind.combine)),
+      [=](CaseRun& r) {
+        const Inputs in(r, s, e);
+        const Tensor y = r.output("y", {s.queries, s.heads, s.depth});
+        const Tensor o = r.output("o", {s.queries, s.heads, s.depth});
+        const Tensor lse = r.output("lse", r.wide, {s.heads, s.queries});
+        const Tensor z0 = r.output("z0", r.wide, {s.heads, s.queries});
+        gated_attention_forward(r.ctx, y, o, lse, z0, in.q, in.k, in.v, in.first_key, in.scale, in.output);
+      });
+}
+
+OpCase backward_case(const Shape& s, bool coef0, bool deterministic = true) {
+  return tiled(
+      fmt::format("attention_backward {} coef0={} deterministic={}", describe(s), coef0, deterministic),
+      [=](CaseRun& r) {
+        const Inputs in(r, s, {});
+        const Tensor o = r.output("o", {s.queries, s.heads, s.depth});
+        const Tensor lse = r.output("lse", r.wide, {s.heads, s.queries});
+        const Tensor d_o = r.input("d_o", {s.queries, s.heads, s.depth});
+        const Tensor dlse = r.input("dlse", r.wide, {s.heads, s.queries});
+        const Tensor c = coef0 ? r.input("coef0", r.wide, {s.heads, s.queries}, 0.1) : Tensor();
+        const Tensor dq = r.output("dq", {s.queries, s.heads, s.depth});
+        const Tensor dk = r.output("dk", {s.keys, s.kv_heads, s.depth});
+        const Tensor dv = r.output("dv", {s.keys, s.kv_heads, s.depth});
+        const bool was = r.ctx.deterministic;
+        r.ctx.deterministic = deterministic;
+        attention_forward(r.ctx, o, lse, {}, in.q, in.k, in.v, in.first_key, in.scale);
+        attention_backward(r.ctx, dq, dk, dv, d_o, in.q, in.k, in.v, o, lse, in.first_key, in.scale, dlse, c);
+        r.ctx.deterministic = was;
+      });
+}
+
+Shape random_shape(Random& random) {
+  Shape s;
+  s.depth = one_of<int64_t>(random, {64, 128});
+  s.kv_heads = uniform(random, 1, 2);
+  s.heads = s.kv_heads * one_of<int64_t>(random, {1, 3, 8});
+  s.queries = s.keys = uniform(random, 100, 300);
+  for (int64_t d = uniform(random, 1, 200); d < s.keys; d += uniform(random, 1, 200))
+    s.documents.push_back(d);
+  return s;
+}
+
+OpCase random_case(Random& random) {
+  Shape s = random_shape(random);
+  if (uniform(random, 0, 1)) return backward_case(s, uniform(random, 0, 1), uniform(random, 0, 1));
+  s.keys += uniform(random, 0, 200);
+  Output e{static_cast<int>(uniform(random, 0, 2)), uniform(random, 0, 1) == 1, {}};
+  e.kind.activation = static_cast<GateActivation>(uniform(random, 0, 3));
+  e.kind.combine = static_cast<GateCombine>(uniform(random, 0, 1));
+  return forward_case(s, e);
+}
+
+}  // namespace
+
+OpFamily attention_hopper_cases() {
+  OpFamily family{"attention_hopper", {}, {}};
+  auto& cases = family.cases;
+  const auto silu_add = GateKind{GateActivation::silu, {}, GateCombine::add};
+  const auto ns_sigmoid = GateKind{GateActivation::ns_sigmoid, {}, {}};
+  cases.push_back(forward_case({128, 128, 1, 1, 128, {}}, {}));  // one tile
+  cases.push_back(
+      forward_case({385, 385, 2, 1, 128, {127, 256}}, {1, true, {}}));  // one row in the last tile
+  cases.push_back(forward_case({260, 260, 8, 1, 64, {128}}, {1, false, silu_add}));  // a group of eight
+  cases.push_back(forward_case({200, 513, 4, 1, 128, {129, 400}}, {2, true, {}}));  // a cache of earlier keys
+  cases.push_back(forward_case({129, 640, 1, 1, 64, {}}, {2, false, ns_sigmoid}));  // five key tiles
+  cases.push_back(
+      forward_case({64, 64, 12, 12, 64, {5, 6}}, {1, true, ns_sigmoid}));  // half a tile, many heads
+  for (const bool deterministic : {true, false}) {
+    cases.push_back(backward_case({385, 385, 2, 1, 128, {100, 256}}, true, deterministic));
+    cases.push_back(backward_case({520, 520, 1, 1, 64, {3, 64, 129, 400}}, true, deterministic));
+  }
+  cases.push_back(backward_case({130, 130, 8, 1, 128, {}}, false));
+  cases.push_back(backward_case({150, 150, 4, 4, 64, {128}}, true));
+  cases.push_back(backward_case({256, 256, 1, 1, 128, {}}, false));
+  family.fuzz = random_case;
+  return family;
+}
+
+}  // namespace sluice::test
