@@ -336,8 +336,8 @@ void fused_forward(Context& ctx, const char* op, const Tensor& y, const Tensor& 
 /// The attention's backward behind the output's: d_o and delta are known.
 void core_backward(Context& ctx, const char* op, const Tensor& dq, const Tensor& dk, const Tensor& dv,
                    const Tensor& d_o, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
-                   const Tensor& delta, const Tensor& first_key, double scale, const Tensor& coef0,
-                   AttentionKernel wish) {
+                   const Tensor& delta, const Tensor& first_key, double scale, const Tensor& coef0, const Tensor& o,
+                   bool has_dlse, AttentionKernel wish) {
   if (!tensor_cores(q, scale)) {
     attention_f32_backward(ctx, dq, dk, dv, d_o, q, k, v, lse, device_data<float>(delta), first_key,
                            static_cast<float>(scale), coef0);
@@ -347,6 +347,7 @@ void core_backward(Context& ctx, const char* op, const Tensor& dq, const Tensor&
   a.q = device_data<nv_bf16>(q), a.k = device_data<nv_bf16>(k), a.v = device_data<nv_bf16>(v);
   a.d_o = device_data<nv_bf16>(d_o), a.lse = device_data<float>(lse), a.delta = device_data<float>(delta);
   a.coef0 = coef0 ? device_data<float>(coef0) : nullptr;
+  a.o = device_data<nv_bf16>(o), a.has_dlse = has_dlse;
   a.first_key = device_data<int>(first_key);
   a.dq = device_data<nv_bf16>(dq), a.dk = device_data<nv_bf16>(dk), a.dv = device_data<nv_bf16>(dv);
   a.tokens = q.dim(0), a.scale = static_cast<float>(scale);
@@ -382,7 +383,8 @@ void attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Ten
   OutputGradients out;
   out.delta = delta;
   output_backward(ctx, out, d_o, o, lse, {}, {}, {}, dlse);
-  core_backward(ctx, "attention_backward", dq, dk, dv, d_o, q, k, v, lse, delta, first_key, scale, coef0, kernel);
+  core_backward(ctx, "attention_backward", dq, dk, dv, d_o, q, k, v, lse, delta, first_key, scale, coef0, o,
+                bool(dlse), kernel);
 }
 
 void gated_attention_forward(Context& ctx, Tensor y, Tensor o, Tensor lse, Tensor z0, const Tensor& q, const Tensor& k,
@@ -422,8 +424,8 @@ void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Ten
     out.dgate = dgate;
     output_backward(ctx, out, dy, o, lse, output.sink, gate, output.kind, dlse);
   }
-  core_backward(ctx, "gated_attention_backward", dq, dk, dv, d, q, k, v, lse, out.delta, first_key, scale, coef0,
-                kernel);
+  core_backward(ctx, "gated_attention_backward", dq, dk, dv, d, q, k, v, lse, out.delta, first_key, scale, coef0, o,
+                dlse || output.sink, kernel);
 }
 
 void sink_forward(Context& ctx, Tensor y, const Tensor& o, const Tensor& lse, const Tensor& sink) {

@@ -27,6 +27,8 @@ struct AttentionBackward {
   const float* lse;    // (H, T)
   const float* delta;  // (H, T): <dO_t, O_t> - dlse_t
   const float* coef0;  // (H, T), or null
+  const nv_bf16* o;    // (T, H, D): the plain output, and whether delta holds more than <dO_t, O_t>. For cuDNN, which
+  bool has_dlse;       // computes delta itself
   const int* first_key;
   nv_bf16 *dq, *dk, *dv;
   int64_t tokens;

@@ -12,7 +12,8 @@ struct State;
 
 /// What kernels report without stopping: one word in device memory, read at every synchronize. The first report stays.
 struct KernelStatus {
-  enum Code : int { ok = 0, token_outside_vocabulary = 1, position_outside_table = 2, target_outside_vocabulary = 3 };
+  enum Code : int { ok = 0, token_outside_vocabulary = 1, position_outside_table = 2, target_outside_vocabulary = 3,
+                    documents_in_cudnn = 4 };
   int code;
   int value;
 };
