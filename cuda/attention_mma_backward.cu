@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(B::kThreads, 1) attention_mma_backward_kernel(
     } else {
       store_accumulators<kQueries>(smem + B::kP, key_row, part * kOwnQueries / 8, s, 1.0f, 1.0f);
     }
+    turn = key_tile - __float_as_int(statistics[2 * kQueries]) / kKeys;  // the statistics are the next step's from here on
     if (dq.turn && tid == 0) {
-      turn = key_tile - __float_as_int(statistics[2 * kQueries]) / kKeys;
       const int* const made = dq.turn + static_cast<int64_t>(head) * dq.tiles + tile;
       spin_until([&] { return load_acquire(made) == turn; });
     }
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(B::kThreads, 1) attention_mma_backward_kernel(
         mma_16816(sum[2 * n + 1], left, g[2], g[3]);
       }
     }
-    const bool store = dq.turn && key_tile == __float_as_int(statistics[2 * kQueries]) / kKeys;
+    const bool store = dq.turn && turn == 0;
 #pragma unroll
     for (int i = 0; i < B::kDqDepth / 2; ++i) {
       float* const out = dq_element<B>(dq, head, tile, i);
