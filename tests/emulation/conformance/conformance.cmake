@@ -1,0 +1,17 @@
+# ptx_conformance: the micro-tests of the PTX wrappers as a program, for a GPU or (plain) for the emulator.
+set(conformance ${PROJECT_SOURCE_DIR}/tests/emulation/conformance)
+if(SLUICE_CUDA STREQUAL "emulated")
+  set_source_files_properties(${conformance}/ampere.cu ${conformance}/hopper.cu PROPERTIES
+    LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
+  add_library(ptx_conformance_kernels OBJECT ${conformance}/ampere.cu ${conformance}/hopper.cu)
+  sluice_emulated_flags(ptx_conformance_kernels plain)
+  set(conformance_kernels ptx_conformance_kernels sluice_emulator_plain)
+else()
+  sluice_cuda_objects(ptx_conformance_ampere "${SLUICE_CUDA_ARCHITECTURES}" ${conformance}/ampere.cu)
+  sluice_cuda_objects(ptx_conformance_hopper "90a" ${conformance}/hopper.cu)
+  set(SLUICE_CUDA_INCLUDE_DIR ${CUDAToolkit_INCLUDE_DIRS})
+  set(conformance_kernels ptx_conformance_ampere ptx_conformance_hopper CUDA::cudart_static)
+endif()
+add_executable(ptx_conformance ${conformance}/conformance_main.cpp ${conformance}/expected.cpp)
+target_include_directories(ptx_conformance SYSTEM PRIVATE ${SLUICE_CUDA_INCLUDE_DIR})
+target_link_libraries(ptx_conformance PRIVATE ${conformance_kernels} sluice_core nlohmann_json::nlohmann_json)
