@@ -1,7 +1,7 @@
 // Bound by memory. What runs in training, scores specific to a head and of every token (Z = T), has kernels of its own:
 // elementwise a map (common/map.cuh); headwise backward a group of lanes per row (common/rows.cuh), so that x and dy are
-// read once. Scores shared by heads: elementwise a thread takes one token's channels over all heads, headwise a block takes
-// a token. Z = 1: scores and slopes are tables, computed first; the gradient sums over tokens in fixed order (partial sums
+// read once. Scores shared by heads: elementwise a thread takes some channels of a token over all heads, headwise a block
+// takes a token. Z = 1: scores and slopes are tables, computed first; the gradient sums over tokens in fixed order (partial sums
 // per block, then column_sums) and is folded over channels and heads last. Not yet run on a GPU.
 #include "ops/gate.h"
 
@@ -29,6 +29,13 @@ struct GateShape {
   int64_t row() const { return heads * channels; }
   int64_t slots() const { return headwise ? heads : row(); }  // scores of one token
 };
+
+/// body(elements of a vector): 16 bytes where they divide the channels and every address, otherwise one.
+template <class T, class Body>
+void with_channel_vectors(int64_t channels, bool aligned_addresses, Body&& body) {
+  if (aligned_addresses && channels % kVecWidth<T> == 0) body(std::integral_constant<int, kVecWidth<T>>());
+  else body(std::integral_constant<int, 1>());
+}
 
 // ---- forward
 
@@ -81,41 +88,76 @@ void apply_scores(Context& ctx, const GateShape& g, T* y, const T* x, const Z* z
   map(ctx, "gate_forward", op, n, aligned(y, x, z) && g.channels % op.kWidth == 0);
 }
 
-/// Slot w of a token (a channel, or 0 of headwise scores) and its logits of every head, `stride` apart.
-template <class Z>
-struct SharedScore {
+/// kN neighbouring slots of a token (channels; or the one slot of headwise scores), and their logits of every head,
+/// `stride` apart.
+template <int kN, class Z>
+struct SharedScores {
   const Z* z;
   int heads;
   int64_t stride;
   GateKind kind;
+  float share;  // 1 / heads
 
-  /// Averaged over heads, after the activation or before it.
-  DEVICE_INLINE float score() const {
-    float sum = 0;
-    const bool after = kind.sharing == GateSharing::shared;
+  /// The mean over heads of the scores, or of the logits.
+  DEVICE_INLINE void mean(bool of_scores, float (&s)[kN]) const {
+#pragma unroll
+    for (int e = 0; e < kN; ++e) s[e] = 0;
+#pragma unroll 4
     for (int h = 0; h < heads; ++h) {
-      const float v = to_float(z[h * stride]);
-      sum += after ? activate(kind.activation, v, sigmoid(v)) : v;
+      const Vec<Z, kN> v = load_vec<kN>(z + h * stride);
+#pragma unroll
+      for (int e = 0; e < kN; ++e) {
+        const float f = to_float(v.v[e]);
+        s[e] += of_scores ? activate(kind.activation, f, sigmoid(f)) : f;
+      }
     }
-    sum /= static_cast<float>(heads);
-    return after ? sum : activate(kind.activation, sum, sigmoid(sum));
+#pragma unroll
+    for (int e = 0; e < kN; ++e) s[e] *= share;
   }
-  /// Of the score in head h's logit.
-  DEVICE_INLINE float slope(int h) const {
-    float v = to_float(z[h * stride]);
-    if (kind.sharing == GateSharing::shared_before_activation) {
-      v = 0;
-      for (int i = 0; i < heads; ++i) v += to_float(z[i * stride]);
-      v /= static_cast<float>(heads);
+  DEVICE_INLINE void scores(float (&s)[kN]) const {
+    mean(kind.sharing == GateSharing::shared, s);
+    if (kind.sharing == GateSharing::shared) return;
+#pragma unroll
+    for (int e = 0; e < kN; ++e) s[e] = activate(kind.activation, s[e], sigmoid(s[e]));
+  }
+  /// Of the scores in head h's logits.
+  DEVICE_INLINE void slopes(int h, float (&s)[kN]) const {
+    if (kind.sharing == GateSharing::shared) {
+      const Vec<Z, kN> v = load_vec<kN>(z + h * stride);
+#pragma unroll
+      for (int e = 0; e < kN; ++e) s[e] = to_float(v.v[e]);
+    } else {
+      mean(false, s);
     }
-    return slope_of(kind.activation, v, sigmoid(v)) / static_cast<float>(heads);
+#pragma unroll
+    for (int e = 0; e < kN; ++e) s[e] = slope_of(kind.activation, s[e], sigmoid(s[e])) * share;
   }
 };
+
+/// Elementwise and shared, of every token: a thread takes kN channels of a token over all heads.
+template <class T, int kN>
+__global__ void __launch_bounds__(kBlock)
+    forward_shared_elements_kernel(T* y, const T* x, const T* z, int64_t units, int heads, int64_t channels,
+                                   GateKind kind, float share, Divider per_token) {
+  const int64_t unit = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
+  if (unit >= units) return;
+  const int64_t token = per_token.quotient(unit), at = token * (heads - 1) * channels + unit * kN;
+  float s[kN];
+  SharedScores<kN, T>{z + at, heads, channels, kind, share}.scores(s);
+#pragma unroll 4
+  for (int h = 0; h < heads; ++h) {
+    Vec<T, kN> v = load_vec<kN>(x + at + h * channels);
+#pragma unroll
+    for (int e = 0; e < kN; ++e) v.v[e] = from_float<T>(combine(kind.combine, to_float(v.v[e]), s[e]));
+    store_vec<kN>(y + at + h * channels, v);
+  }
+}
 
 /// scores (Z, slots) f32 and, unless null, slopes; a thread per score.
 template <class Z>
 __global__ void __launch_bounds__(kBlock)
-    scores_kernel(float* scores, float* slopes, const Z* z, int64_t count, int heads, int64_t width, GateKind kind) {
+    scores_kernel(float* scores, float* slopes, const Z* z, int64_t count, int heads, int64_t width, GateKind kind,
+                  float share) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x, slots = heads * width;
   if (i >= count) return;
   if (kind.sharing == GateSharing::specific) {
@@ -125,9 +167,13 @@ __global__ void __launch_bounds__(kBlock)
     return;
   }
   const int64_t token = i / slots, slot = i - token * slots, head = slot / width;
-  const SharedScore<Z> shared = {z + token * slots + (slot - head * width), heads, width, kind};
-  scores[i] = shared.score();
-  if (slopes) slopes[i] = shared.slope(static_cast<int>(head));
+  const SharedScores<1, Z> shared = {z + token * slots + (slot - head * width), heads, width, kind, share};
+  float s[1];
+  shared.scores(s);
+  scores[i] = s[0];
+  if (!slopes) return;
+  shared.slopes(static_cast<int>(head), s);
+  slopes[i] = s[0];
 }
 
 template <class Z>
@@ -136,7 +182,7 @@ void compute_scores(Context& ctx, float* scores, float* slopes, const Z* z, int6
   const int64_t count = rows * heads * width;
   if (count == 0) return;
   launch(ctx, "gate_scores", {.grid = dim3(blocks_for(count, kBlock)), .block = dim3(kBlock)}, scores_kernel<Z>, scores,
-         slopes, z, count, heads, width, kind);
+         slopes, z, count, heads, width, kind, 1.f / static_cast<float>(heads));
 }
 
 // ---- backward, Z = T
@@ -148,6 +194,7 @@ struct Backward {
   int64_t tokens, channels;
   int heads;
   GateKind kind;
+  float share;  // 1 / heads
 };
 
 /// Elementwise and specific: everything of an element is its own.
@@ -206,26 +253,36 @@ __global__ void __launch_bounds__(kBlock) backward_heads_kernel(Backward<T> b) {
   if (mine && lane == 0) b.dz[row] = from_float<T>(ds * slope_of(b.kind.activation, v, sig));
 }
 
-/// Elementwise and shared: a thread takes one channel of a token over all heads, three times (twice from cache).
-template <class T>
-__global__ void __launch_bounds__(kBlock) backward_shared_elements_kernel(Backward<T> b, Divider by_channels) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
-  if (i >= b.tokens * b.channels) return;
-  const int64_t token = by_channels.quotient(i), at = token * b.heads * b.channels + (i - token * b.channels);
+/// Elementwise and shared: a thread takes kN channels of a token over all heads, three times (z twice, from cache).
+template <class T, int kN>
+__global__ void __launch_bounds__(kBlock)
+    backward_shared_elements_kernel(Backward<T> b, int64_t units, Divider per_token) {
+  const int64_t unit = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
+  if (unit >= units) return;
+  const int64_t token = per_token.quotient(unit), at = token * (b.heads - 1) * b.channels + unit * kN;
   const bool multiply = b.kind.combine == GateCombine::multiply;
-  const SharedScore<T> shared = {b.z + at, b.heads, b.channels, b.kind};
-  const float s = multiply ? shared.score() : 0.f;
-  float ds = 0;
+  const SharedScores<kN, T> shared = {b.z + at, b.heads, b.channels, b.kind, b.share};
+  float s[kN], ds[kN] = {};
+  if (multiply) shared.scores(s);
+#pragma unroll 2
   for (int h = 0; h < b.heads; ++h) {
     const int64_t k = at + h * b.channels;
-    const float d = to_float(b.dy[k]);
-    ds += multiply ? d * to_float(b.x[k]) : d;
-    b.dx[k] = from_float<T>(multiply ? d * s : d);
+    Vec<T, kN> d = load_vec<kN>(b.dy + k), x;
+    if (multiply) x = load_vec<kN>(b.x + k);
+#pragma unroll
+    for (int e = 0; e < kN; ++e) {
+      const float de = to_float(d.v[e]);
+      ds[e] += multiply ? de * to_float(x.v[e]) : de;
+      if (multiply) d.v[e] = from_float<T>(de * s[e]);
+    }
+    store_vec<kN>(b.dx + k, d);
   }
-  float slope = 0;
   for (int h = 0; h < b.heads; ++h) {
-    if (h == 0 || b.kind.sharing == GateSharing::shared) slope = shared.slope(h);  // before: the same for all
-    b.dz[at + h * b.channels] = from_float<T>(slope * ds);
+    if (h == 0 || b.kind.sharing == GateSharing::shared) shared.slopes(h, s);  // before: the same for all
+    Vec<T, kN> dz;
+#pragma unroll
+    for (int e = 0; e < kN; ++e) dz.v[e] = from_float<T>(s[e] * ds[e]);
+    store_vec<kN>(b.dz + at + h * b.channels, dz);
   }
 }
 
@@ -234,38 +291,70 @@ template <class T>
 __global__ void __launch_bounds__(kBlock) backward_shared_heads_kernel(Backward<T> b) {
   const int64_t token = blockIdx.x, row = b.heads * b.channels, at = token * row;
   const bool multiply = b.kind.combine == GateCombine::multiply;
-  const SharedScore<T> shared = {b.z + token * b.heads, b.heads, 1, b.kind};
-  const float s = multiply ? shared.score() : 0.f;
+  const SharedScores<1, T> shared = {b.z + token * b.heads, b.heads, 1, b.kind, b.share};
+  float s[1] = {};
+  if (multiply) shared.scores(s);
   float ds = 0;
   for (int64_t i = threadIdx.x; i < row; i += kBlock) {
     const float d = to_float(b.dy[at + i]);
     ds += multiply ? d * to_float(b.x[at + i]) : d;
-    b.dx[at + i] = from_float<T>(multiply ? d * s : d);
+    b.dx[at + i] = from_float<T>(multiply ? d * s[0] : d);
   }
   ds = block_sum<kBlock>(ds);
-  for (int h = static_cast<int>(threadIdx.x); h < b.heads; h += kBlock)
-    b.dz[token * b.heads + h] = from_float<T>(shared.slope(h) * ds);
+  for (int h = static_cast<int>(threadIdx.x); h < b.heads; h += kBlock) {
+    shared.slopes(h, s);
+    b.dz[token * b.heads + h] = from_float<T>(s[0] * ds);
+  }
 }
 
 // ---- backward, Z = 1
 
-/// Block (columns, chunk): a thread takes one column of x (T, H D) over the tokens of the chunk, writes dx, and keeps the
-/// sum of ds, which it stores in partials (chunks, H D).
 template <class T>
-__global__ void __launch_bounds__(kBlock)
-    backward_constant_kernel(T* dx, float* partials, const T* dy, const T* x, const float* scores, int64_t tokens,
-                             int64_t row, int64_t channels, bool headwise, bool multiply) {
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
-  if (column >= row) return;
-  const float s = scores[headwise ? column / channels : column];
-  float sum = 0;
-#pragma unroll 4
-  for (int64_t t = blockIdx.y; t < tokens; t += gridDim.y) {
-    const float d = to_float(dy[t * row + column]);
-    sum += multiply ? d * to_float(x[t * row + column]) : d;
-    dx[t * row + column] = from_float<T>(multiply ? d * s : d);
+struct BackwardConstant {
+  T* dx;
+  float* partials;  // (chunks, H D)
+  const T *dy, *x;
+  const float* scores;
+  int64_t tokens, row, channels;  // row = H D
+  bool headwise, multiply;
+};
+
+/// Block (columns, chunk): a thread takes kN columns of x (T, H D) over every chunks-th token, kTokens at once, writes dx,
+/// and keeps the sums of ds.
+template <class T, int kN>
+__global__ void __launch_bounds__(kBlock) backward_constant_kernel(BackwardConstant<T> b) {
+  constexpr int kTokens = 2;
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x) * kN, chunks = gridDim.y;
+  if (column >= b.row) return;
+  float s[kN], sum[kN] = {};
+#pragma unroll
+  for (int e = 0; e < kN; ++e) s[e] = b.scores[b.headwise ? column / b.channels : column + e];
+  for (int64_t first = blockIdx.y; first < b.tokens; first += kTokens * chunks) {
+    Vec<T, kN> d[kTokens], x[kTokens];
+#pragma unroll
+    for (int k = 0; k < kTokens; ++k) {
+      const int64_t t = first + k * chunks;
+      if (t < b.tokens) {
+        d[k] = load_vec<kN>(b.dy + t * b.row + column);
+        if (b.multiply) x[k] = load_vec<kN>(b.x + t * b.row + column);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kTokens; ++k) {
+      const int64_t t = first + k * chunks;
+      if (t < b.tokens) {
+#pragma unroll
+        for (int e = 0; e < kN; ++e) {
+          const float de = to_float(d[k].v[e]);
+          sum[e] += b.multiply ? de * to_float(x[k].v[e]) : de;
+          if (b.multiply) d[k].v[e] = from_float<T>(de * s[e]);
+        }
+        store_vec<kN>(b.dx + t * b.row + column, d[k]);
+      }
+    }
   }
-  partials[blockIdx.y * row + column] = sum;
+#pragma unroll
+  for (int e = 0; e < kN; ++e) b.partials[blockIdx.y * b.row + column + e] = sum[e];
 }
 
 /// dz += slope * sums, folded over channels (headwise) and heads (shared). A block per score; sums (H, D).
@@ -296,8 +385,11 @@ void backward_per_token(Context& ctx, const Backward<T>& b, bool headwise) {
       launch(ctx, name, {.grid = dim3(static_cast<unsigned>(b.tokens)), .block = dim3(kBlock)},
              backward_shared_heads_kernel<T>, b);
     else
-      launch(ctx, name, {.grid = dim3(blocks_for(b.tokens * b.channels, kBlock)), .block = dim3(kBlock)},
-             backward_shared_elements_kernel<T>, b, Divider(b.channels));
+      with_channel_vectors<T>(b.channels, aligned(b.dx, b.dz, b.dy, b.x, b.z), [&](auto width) {
+        const int64_t units = b.tokens * b.channels / width();
+        launch(ctx, name, {.grid = dim3(blocks_for(units, kBlock)), .block = dim3(kBlock)},
+               backward_shared_elements_kernel<T, width()>, b, units, Divider(b.channels / width()));
+      });
   } else if (!headwise) {
     const BackwardElements<T> op = {b.dx, b.dz, b.dy, b.x, b.z, b.kind};
     map(ctx, name, op, b.tokens * row, aligned(b.dx, b.dz, b.dy, b.x, b.z));
@@ -320,19 +412,29 @@ void backward_per_token(Context& ctx, const Backward<T>& b, bool headwise) {
 
 void gate_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& z, const GateKind& kind) {
   const GateShape g(x, z);
-  const bool table = !g.per_token || kind.sharing != GateSharing::specific;
+  const bool shared = kind.sharing != GateSharing::specific, table = !g.per_token || (shared && g.headwise);
   ScratchScope scratch(ctx.scratch);
   Tensor scores;
   if (table) scores = scratch.alloc("gate_scores", DType::f32, {z.dim(0), g.slots()});
-  if (ctx.dry_run) return;
+  if (ctx.dry_run || g.tokens * g.row() == 0) return;
   dispatch_storage("gate_forward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     T* const yp = device_data<T>(y);
     const T *const xp = device_data<T>(x), *const zp = device_data<T>(z);
-    if (!table) return apply_scores<true, T, T>(ctx, g, yp, xp, zp, kind);
-    float* const s = device_data<float>(scores);
-    compute_scores(ctx, s, nullptr, zp, z.dim(0), g.heads, g.headwise ? 1 : g.channels, kind);
-    apply_scores<false, T, float>(ctx, g, yp, xp, s, kind);
+    if (table) {
+      float* const s = device_data<float>(scores);
+      compute_scores(ctx, s, nullptr, zp, z.dim(0), g.heads, g.headwise ? 1 : g.channels, kind);
+      apply_scores<false, T, float>(ctx, g, yp, xp, s, kind);
+    } else if (shared) {
+      with_channel_vectors<T>(g.channels, aligned(yp, xp, zp), [&](auto width) {
+        const int64_t units = g.tokens * g.channels / width();
+        launch(ctx, "gate_forward", {.grid = dim3(blocks_for(units, kBlock)), .block = dim3(kBlock)},
+               forward_shared_elements_kernel<T, width()>, yp, xp, zp, units, g.heads, g.channels, kind,
+               1.f / static_cast<float>(g.heads), Divider(g.channels / width()));
+      });
+    } else {
+      apply_scores<true, T, T>(ctx, g, yp, xp, zp, kind);
+    }
   });
 }
 
@@ -346,13 +448,15 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
       using T = std::remove_pointer_t<decltype(tag)>;
       backward_per_token<T>(ctx,
                             {device_data<T>(dx), device_data<T>(dz), device_data<T>(dy), device_data<T>(x),
-                             device_data<T>(z), g.tokens, g.channels, g.heads, kind},
+                             device_data<T>(z), g.tokens, g.channels, g.heads, kind, 1.f / static_cast<float>(g.heads)},
                             g.headwise);
     });
     return;
   }
-  // About 1000 blocks of 256 columns, at least 8 tokens each; by shapes alone, so that sums repeat on every GPU.
-  const int64_t columns = blocks_for(row, kBlock), most = std::max<int64_t>(1024 / std::max<int64_t>(columns, 1), 1);
+  // About four blocks for each of 132 multiprocessors, at least 8 tokens each; by shapes alone, so that sums repeat on
+  // every GPU.
+  const int64_t wide = g.channels * dtype_size(x.dtype) % 16 == 0 ? 16 / dtype_size(x.dtype) : 1;
+  const int64_t most = std::max<int64_t>(528 / std::max<int64_t>(blocks_for(row, kBlock * wide), 1), 1);
   const int64_t chunks = std::max<int64_t>(std::min((g.tokens + 7) / 8, most), 1);
   ScratchScope scratch(ctx.scratch);
   const Tensor scores = scratch.alloc("gate_scores", DType::f32, {slots});
@@ -364,10 +468,13 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
     using T = std::remove_pointer_t<decltype(tag)>;
     float *const s = device_data<float>(scores), *const slope = device_data<float>(slopes);
     compute_scores(ctx, s, slope, device_data<T>(z), 1, g.heads, g.headwise ? 1 : g.channels, kind);
-    launch(ctx, "gate_backward",
-           {.grid = dim3(static_cast<unsigned>(columns), static_cast<unsigned>(chunks)), .block = dim3(kBlock)},
-           backward_constant_kernel<T>, device_data<T>(dx), device_data<float>(partials), device_data<T>(dy),
-           device_data<T>(x), s, g.tokens, row, g.channels, g.headwise, kind.combine == GateCombine::multiply);
+    const BackwardConstant<T> b = {device_data<T>(dx), device_data<float>(partials), device_data<T>(dy),
+                                   device_data<T>(x),  s, g.tokens, row, g.channels, g.headwise,
+                                   kind.combine == GateCombine::multiply};
+    with_channel_vectors<T>(g.channels, aligned(b.dx, b.dy, b.x), [&](auto width) {
+      const dim3 grid(blocks_for(row, kBlock * width()), static_cast<unsigned>(chunks));
+      launch(ctx, "gate_backward", {.grid = grid, .block = dim3(kBlock)}, backward_constant_kernel<T, width()>, b);
+    });
     column_sums(ctx, "gate_backward dz", device_data<float>(sums), device_data<float>(partials), chunks, row,
                 Into::overwrite);
     launch(ctx, "gate_backward dz", {.grid = dim3(static_cast<unsigned>(slots)), .block = dim3(32)},

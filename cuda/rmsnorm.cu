@@ -139,7 +139,7 @@ struct Backward {
 /// Persistent: block (chunk, g) goes over the rows of weight row g, a stride apart, and keeps dw of its columns in
 /// registers. Row t of weight row g is row t G + g of x.
 template <class T, int kLanes, int kV>
-__global__ void __launch_bounds__(kBlock, kV <= 2 ? 3 : kV <= 4 ? 2 : 1) rmsnorm_backward_kernel(Backward<T> b) {
+__global__ void __launch_bounds__(kBlock, kV == 1 ? 4 : kV == 2 ? 3 : kV == 4 ? 2 : 1) rmsnorm_backward_kernel(Backward<T> b) {
   constexpr int kN = kVecWidth<T>, kRows = kBlock / kLanes, kStep = kLanes * kN;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, column = lane * kN, width = static_cast<int>(b.width);
   const int group = static_cast<int>(blockIdx.x) % b.groups, chunk = static_cast<int>(blockIdx.x) / b.groups;
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kBlock) rmsnorm_backward_any_kernel(Backward<T
 /// multiprocessors) busy, about 48 KiB in flight each, and at least two rounds per block. It depends on shapes alone, so
 /// that sums come out the same on every GPU.
 int64_t chunks_of(int64_t tokens, int64_t groups, const RowShape& shape) {
-  const int64_t at_once = 2 * (kBlock / shape.lanes), most = (shape.per_lane == 1 ? 792 : shape.per_lane == 2 ? 396 : 264);
+  const int64_t at_once = 2 * (kBlock / shape.lanes), most = (shape.per_lane == 1 ? 528 : shape.per_lane == 2 ? 396 : 264);
   return std::max<int64_t>(std::min((tokens + at_once - 1) / at_once, most / groups), 1);
 }
 
