@@ -269,6 +269,19 @@ TEST_CASE("wgmma: fences, descriptors, accumulators in flight and register budge
   CHECK_REPORTS("asks for 92160 registers", launch(shape(1, 384), wants_registers));
 }
 
+// ---- global memory
+
+__global__ void reads_at(const int* p, int* out) { *out = *p; }
+
+TEST_CASE("Global memory: a touch of nobody's page is the kernel's failure, not the program's", "[detectors]") {
+  const DeviceArray<int> x(std::vector<int>(64, 3)), out(1);
+  CHECK(error_of([&] { launch(shape(1, 1), reads_at, x.get() + 63, out.get()); }).empty());
+  for (int i = 0; i < 2; ++i) {
+    CHECK_REPORTS("outside of every allocation", launch(shape(1, 1), reads_at, x.get() + 64, out.get()));
+    CHECK_REPORTS("kernel test, block (0,0,0)", launch(shape(1, 1), reads_at, nullptr, out.get()));
+  }
+}
+
 // ---- launches
 
 __global__ void nothing() {}

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "capture.h"
+#include "fault.h"
 #include "machine.h"
 
 namespace emu {
@@ -138,6 +139,7 @@ void run_launch(const LaunchParams& params, const KernelCall& call) {
   const dim3 shape = launch.group_shape;
   launch.group_count =
       uint64_t{params.grid.x} * params.grid.y * params.grid.z / (uint64_t{shape.x} * shape.y * shape.z);
+  const FaultReports faults;
   san::release(&launch.begin_sync);
   const int threads = static_cast<int>(std::min<uint64_t>(settings().threads, launch.group_count));
   if (threads <= 1) run_groups(launch);

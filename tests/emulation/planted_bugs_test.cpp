@@ -67,6 +67,7 @@ TEST_CASE("Planted bugs of plain logic are caught by a plain build, in order or 
     INFO(kBugNames[static_cast<size_t>(bug)]);
     CHECK(plain_catches(bug));
   }
+  check_caught("plain", Bug::global_out_of_bounds, "outside of every allocation");
   check_caught("plain", Bug::wrong_byte_count, "deadlock");
   check_caught("plain", Bug::shared_out_of_bounds, "past the end of a static shared variable");
 }
