@@ -234,8 +234,60 @@ std::string reported(const KernelStatus& s) {
     case KernelStatus::position_outside_table:
       return fmt::format("position {} is outside the rotary table", s.value);
     case KernelStatus::target_outside_vocabulary: return fmt::format("target {} is outside the vocabulary", s.value);
+    case KernelStatus::documents_in_cudnn:
+      return fmt::format("attention.kernel cudnn takes no documents (a first key of {}); use another kernel", s.value);
     default: return fmt::format("a kernel reported the unknown code {}", s.code);
   }
+}
+
+/// The ops since the last synchronize, each between two events; only while a Profile asks. Errors of the timing calls are
+/// those of the ops around them, which check.
+class OpTimes : public BackendState {
+ public:
+  explicit OpTimes(cudaStream_t stream) : stream_(stream) {}
+  ~OpTimes() override {
+    for (Op& op : ops_) {
+      cudaEventDestroy(op.begin);
+      cudaEventDestroy(op.end);
+    }
+  }
+
+  void begin(const char* name) {
+    if (used_ == ops_.size()) {
+      Op& op = ops_.emplace_back();
+      check(cudaEventCreate(&op.begin), "cudaEventCreate");
+      check(cudaEventCreate(&op.end), "cudaEventCreate");
+    }
+    ops_[used_].name = name;
+    check(cudaEventRecord(ops_[used_].begin, stream_), "cudaEventRecord");
+  }
+  void end() { cudaEventRecord(ops_[used_++].end, stream_); }
+
+  /// After the stream was waited for.
+  void settle(Profile* profile) {
+    for (size_t i = 0; profile && i < used_; ++i) {
+      float start = 0, duration = 0;  // ms
+      cudaEventElapsedTime(&start, ops_[0].begin, ops_[i].begin);
+      cudaEventElapsedTime(&duration, ops_[i].begin, ops_[i].end);
+      profile->add(ops_[i].name, 1e-3 * start, 1e-3 * duration);
+    }
+    used_ = 0;
+  }
+
+ private:
+  struct Op {
+    const char* name = nullptr;
+    cudaEvent_t begin = nullptr, end = nullptr;
+  };
+  cudaStream_t stream_;
+  std::vector<Op> ops_;
+  size_t used_ = 0;
+};
+
+OpTimes& op_times(Context& ctx) {
+  State& s = state(ctx);
+  if (!s.profile) s.profile = std::make_unique<OpTimes>(s.stream);
+  return static_cast<OpTimes&>(*s.profile);
 }
 
 }  // namespace
@@ -245,24 +297,28 @@ void synchronize(Context& ctx) {
   check(cudaMemcpyAsync(s.status_host, s.status, sizeof(KernelStatus), cudaMemcpyDeviceToHost, s.stream),
         "cudaMemcpyAsync", "kernel status");
   check(cudaStreamSynchronize(s.stream), "cudaStreamSynchronize");
+  if (s.profile) static_cast<OpTimes&>(*s.profile).settle(ctx.profile);
   if (s.status_host->code == KernelStatus::ok) return;
   const KernelStatus report = *s.status_host;
   check(cudaMemsetAsync(s.status, 0, sizeof(KernelStatus), s.stream), "cudaMemsetAsync", "kernel status");
   fail(ExitCode::data, "{}", reported(report));
 }
 
-// ---- NVTX ranges, and times of ops
+// ---- NVTX ranges
 
 OpScope::OpScope(Context& ctx, const char* op) : ctx_(ctx) {
+  if (ctx.dry_run) return;
 #if !defined(SLUICE_EMULATION)
-  if (!ctx.dry_run) nvtxRangePushA(op);
+  nvtxRangePushA(op);
 #endif
-  (void)op;
+  if (ctx.profile) op_times(ctx).begin(op);
 }
 
 OpScope::~OpScope() {
+  if (ctx_.dry_run) return;
+  if (ctx_.profile) op_times(ctx_).end();
 #if !defined(SLUICE_EMULATION)
-  if (!ctx_.dry_run) nvtxRangePop();
+  nvtxRangePop();
 #endif
 }
 

@@ -17,6 +17,7 @@
 #include "commands.h"
 #include "core/arena.h"
 #include "core/cpu_features.h"
+#include "core/device.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
 
@@ -69,10 +70,32 @@ double copy_gb_per_second() {
   return 2.0 * kBytes / best / 1e9;
 }
 
+/// What train.device=auto finds, and what stands in its way.
+void gpus() {
+  fmt::print("\nGPU\n");
+  if (!built_with_cuda()) {
+    row("none used", "the build has no CUDA backend (cmake -DSLUICE_CUDA=on, with the CUDA toolkit)");
+    return;
+  }
+  const std::vector<DeviceInfo> devices = cuda_devices();
+  if (devices.empty())
+    row("none found", io::exists("/dev/nvidiactl") ? "the driver answers to no call: is it older than the toolkit, or "
+                                                     "CUDA_VISIBLE_DEVICES empty?"
+                                                   : "no NVIDIA driver is loaded");
+  for (size_t i = 0; i < devices.size(); ++i) {
+    const DeviceInfo& d = devices[i];
+    row(fmt::format("{}", i).c_str(),
+        fmt::format("{}, {:.1f} GiB, compute capability {}.{}, {} multiprocessors{}{}", d.name,
+                    static_cast<double>(d.memory_bytes) / (1 << 30), d.compute_capability / 10, d.compute_capability % 10,
+                    d.multiprocessors, d.compute_capability < 80 ? "; too old: 8.0 is needed" : "",
+                    d.emulated ? "; exact and slow, only with train.device=cuda" : ""));
+  }
+}
+
 void doctor() {
   fmt::print("sluice {}\n", SLUICE_VERSION);
   row("compiler", __VERSION__);
-  row("CUDA", "not in this build: train.device=cuda is refused");
+  row("CUDA", built_with_cuda() ? "in this build" : "not in this build: train.device=cuda is refused");
   row("MPI", "not in this build: one process");
   row("oneDNN", [] {
     const dnnl_version_t* v = dnnl_version();
@@ -85,6 +108,7 @@ void doctor() {
   row("CLI11", CLI11_VERSION);
   row("fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100));
 
+  gpus();
   fmt::print("\nprocessor\n");
   const CpuFeatures& cpu = cpu_features();
   row("model", proc_value("/proc/cpuinfo", "model name"));

@@ -17,7 +17,7 @@ namespace sluice {
 namespace {
 
 struct EvalOptions {
-  std::string path;
+  std::string path, device;
   std::vector<std::string> sets, data;
   int64_t max_tokens = 0;
   bool json = false;
@@ -54,7 +54,7 @@ void evaluate(const EvalOptions& options) {
   const Config config = load_config(checkpoint.path + "/config.yaml");
   if (config.train.threads > 0) set_num_threads(static_cast<int>(config.train.threads));
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
-  const TrainedModel trained(checkpoint, tokens);
+  const TrainedModel trained(checkpoint, tokens, options.device);
   const Evaluator evaluator(chosen_sets(options, config), config, trained.tokenizer(), options.max_tokens);
 
   Context dry(0, trained.device());
@@ -111,6 +111,8 @@ void add_eval_command(CLI::App& app, int&) {
       ->allow_extra_args(false);
   command->add_option("--max-tokens", options->max_tokens, "per set; 0: all of it")
       ->check(CLI::NonNegativeNumber);
+  command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
+      ->type_name("DEVICE");
   command->add_flag("--json", options->json, "one line of JSON, as in eval.jsonl");
   command->footer(
       "Examples:\n"

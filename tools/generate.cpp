@@ -14,7 +14,7 @@ namespace sluice {
 namespace {
 
 struct GenerateOptions {
-  std::string path, prompt;
+  std::string path, prompt, device;
   int64_t new_tokens = 200;
   Sampling sampling;
   bool ignore_end = false;
@@ -50,7 +50,7 @@ class Stream {
 };
 
 void generate(const GenerateOptions& options) {
-  const TrainedModel trained(find_checkpoint(options.path), 1);
+  const TrainedModel trained(find_checkpoint(options.path), 1, options.device);
   if (trained.config().train.threads > 0) set_num_threads(static_cast<int>(trained.config().train.threads));
   const Tokenizer& tokenizer = trained.tokenizer();
   // Documents end with this token, so a new one begins after it.
@@ -88,6 +88,8 @@ void add_generate_command(CLI::App& app, int&) {
                    "only the most probable tokens that hold this share (1)")
       ->check(CLI::Range(1e-9, 1.0));
   command->add_option("--seed", options->sampling.seed, "the same seed gives the same text (0)");
+  command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
+      ->type_name("DEVICE");
   command->add_flag("--ignore-end", options->ignore_end, "go on behind the end of a document");
   command->footer(
       "Examples:\n"

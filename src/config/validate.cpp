@@ -200,6 +200,7 @@ void check_rest(const Config& c, Checks& check) {
   check.size("checkpoint.keep_last", c.checkpoint.keep_last);
   check.count("checkpoint.keep_every_steps", c.checkpoint.keep_every_steps);
   check.size("log.every_steps", c.log.every_steps);
+  check.size("log.trace_step", c.log.trace_step, 0);
 }
 
 }  // namespace

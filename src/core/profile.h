@@ -1,8 +1,10 @@
 #pragma once
 // Where the time of a step goes: seconds and calls per op, collected at the ops' doors when a Context carries a Profile.
+// On a GPU they are the device's own times, known after synchronize().
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <vector>
 
 namespace sluice {
 
@@ -14,8 +16,22 @@ class Profile {
     int64_t calls = 0;
   };
 
-  /// op is a string literal. Ops beyond the capacity share the last entry's place: "other".
-  void add(const char* op, double seconds) {
+  /// One call of an op, in the order of their beginnings.
+  struct Slice {
+    const char* op;
+    double start, seconds;  // start: from the first one's
+  };
+
+  /// Keeps every call besides the sums; this takes host memory in the step.
+  void keep_timeline() { keeps_timeline_ = true; }
+  const std::vector<Slice>& timeline() const { return timeline_; }
+
+  /// op is a string literal; start in seconds, of any clock. Ops beyond the capacity share the last entry's place: "other".
+  void add(const char* op, double start, double seconds) {
+    if (keeps_timeline_) {
+      if (timeline_.empty()) first_ = start;
+      timeline_.push_back({op, start - first_, seconds});
+    }
     size_t i = 0;
     while (i < count_ && entries_[i].op != op) ++i;
     if (i == count_) {
@@ -25,13 +41,16 @@ class Profile {
     entries_[i].seconds += seconds;
     ++entries_[i].calls;
   }
-  void clear() { count_ = 0, entries_ = {}; }
+  void clear() { count_ = 0, entries_ = {}, timeline_.clear(); }
   const Entry* begin() const { return entries_.data(); }
   const Entry* end() const { return entries_.data() + count_; }
 
  private:
   std::array<Entry, 64> entries_{};
   size_t count_ = 0;
+  bool keeps_timeline_ = false;
+  double first_ = 0;
+  std::vector<Slice> timeline_;
 };
 
 /// Adds the time of its life to an op, if there is a profile.
@@ -42,7 +61,9 @@ class ProfileScope {
     if (profile_) start_ = Clock::now();
   }
   ~ProfileScope() {
-    if (profile_) profile_->add(op_, std::chrono::duration<double>(Clock::now() - start_).count());
+    if (profile_)
+      profile_->add(op_, std::chrono::duration<double>(start_.time_since_epoch()).count(),
+                    std::chrono::duration<double>(Clock::now() - start_).count());
   }
   ProfileScope(const ProfileScope&) = delete;
   ProfileScope& operator=(const ProfileScope&) = delete;

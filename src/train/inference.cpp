@@ -16,9 +16,17 @@ CheckpointInfo find_checkpoint(const std::string& path) {
   fail(ExitCode::no_input, "{} holds no checkpoint", path);
 }
 
-TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once)
+static Device chosen_device(const Config& config, const std::string& device) {
+  const auto& names = EnumNames<DeviceChoice>::names;
+  for (size_t i = 0; i < names.size(); ++i)
+    if (device == names[i]) return resolve_device(static_cast<DeviceChoice>(i));
+  if (!device.empty()) fail(ExitCode::usage, "--device must be auto, cpu or cuda, got {}", device);
+  return resolve_device(config.train.device);
+}
+
+TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device)
     : config_(load_config(checkpoint.path + "/config.yaml")),
-      device_(resolve_device(config_.train.device)),
+      device_(chosen_device(config_, device)),
       tokenizer_(make_tokenizer(config_.data.tokenizer)) {
   model_ = std::make_unique<Transformer>(config_.model, store_);
   const DType dtype = storage_dtype(config_.train.precision);

@@ -19,8 +19,9 @@ CheckpointInfo find_checkpoint(const std::string& run_or_checkpoint);
 
 class TrainedModel {
  public:
-  /// Loads the weights. tokens_at_once: the usual size of a forward pass.
-  TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once);
+  /// Loads the weights. tokens_at_once: the usual size of a forward pass. device: "auto", "cpu" or "cuda" in the place of
+  /// the configuration's train.device; empty: as that says.
+  TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device = "");
   TrainedModel(const TrainedModel&) = delete;
   TrainedModel& operator=(const TrainedModel&) = delete;
 

@@ -19,6 +19,7 @@
 #include "train/run_folder.h"
 #include "train/signals.h"
 #include "train/tensorboard.h"
+#include "train/trace.h"
 #include "train/trainer.h"
 
 namespace sluice {
@@ -333,7 +334,15 @@ bool Run::finish_or_stop() {
 
 void Run::step() {
   const double start = now();
+  const bool traced = config_.log.trace_step > 0 && trainer_->next_step() + 1 == config_.log.trace_step;
+  Profile profile;
+  if (traced) {
+    profile.keep_timeline();
+    trainer_->context().profile = &profile;
+  }
   last_ = trainer_->step();
+  trainer_->context().profile = nullptr;
+  if (traced) folder_->write("trace.json", chrome_trace(profile, device_name(trainer_->context().device)));
   const double seconds = now() - start;
   seconds_ += seconds;
   seconds_since_told_ += seconds;

@@ -106,6 +106,31 @@ TEST_CASE("a step that is not finite is skipped on a GPU, and told where it bega
                                  trainer.store().specs()[1].name);
 }
 
+TEST_CASE("a profile of a step on a GPU has the device's times of its ops", "[cuda_training]") {
+  if (no_device()) return;
+  Variant tiny("gated", Precision::f32);
+  tiny.config.train.device = DeviceChoice::cuda;
+  const Blend data = tiny.blend();
+  Trainer trainer(tiny.config, data);
+  trainer.initialize();
+  trainer.step();
+  Profile profile;
+  profile.keep_timeline();
+  trainer.context().profile = &profile;
+  trainer.step();
+  trainer.context().profile = nullptr;
+  int64_t attention = 0;
+  for (const Profile::Slice& slice : profile.timeline()) {
+    CHECK(slice.seconds >= 0);
+    attention += std::string(slice.op) == "gated_attention_forward";
+  }
+  CHECK(attention == 2 * 2);  // layers times micro-batches
+  // Then graphs again, which no profile sees.
+  const size_t before = profile.timeline().size();
+  trainer.step();
+  CHECK(profile.timeline().size() == before);
+}
+
 TEST_CASE("tokens outside the vocabulary are refused by a GPU too", "[cuda_training]") {
   if (no_device()) return;
   Variant tiny("baseline", Precision::f32);

@@ -1,0 +1,12 @@
+#pragma once
+#include <string>
+
+#include "core/profile.h"
+
+namespace sluice {
+
+/// The timeline of a profile as a Chrome trace (Trace Event Format, complete events in microseconds): for chrome://tracing
+/// and Perfetto. `device` names the row.
+std::string chrome_trace(const Profile& profile, const std::string& device);
+
+}  // namespace sluice
