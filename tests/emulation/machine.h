@@ -176,11 +176,21 @@ class ReadySet {
     lanes_[warp] |= lanes;
   }
   /// Takes one out: warp * 32 + lane.
-  unsigned take();
+  unsigned take() {
+    if (policy_ != Policy::in_order) return take_seeded();
+    const unsigned warp = at(0);
+    const uint32_t ready = lanes_[warp], above = ready & ~((2u << last_lane_[warp]) - 1u);  // upwards, in turns
+    const unsigned lane = static_cast<unsigned>(__builtin_ctz(above ? above : ready));
+    last_lane_[warp] = static_cast<uint8_t>(lane);
+    lanes_[warp] = ready & ~(1u << lane);
+    if (!lanes_[warp]) head_ = (head_ + 1) & ring_mask_, --count_;
+    return warp * kWarpSize + lane;
+  }
   /// The warp polls: others go first.
   void defer(unsigned warp);
 
  private:
+  unsigned take_seeded();
   void push_newest(unsigned warp) { order_[(head_ + count_++) & ring_mask_] = warp; }
   unsigned& at(unsigned i) { return order_[(head_ + i) & ring_mask_]; }
   void bring_to_front(unsigned i) { std::swap(at(0), at(i)); }

@@ -19,7 +19,7 @@ void ReadySet::reset(unsigned warps, Policy policy, Random* random) {
   }
 }
 
-unsigned ReadySet::take() {
+unsigned ReadySet::take_seeded() {
   unsigned place = 0;  // in the ring
   if (policy_ == Policy::random) {
     place = random_->below(count_);

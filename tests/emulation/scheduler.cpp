@@ -217,11 +217,10 @@ void block_self(const char* waiting_for, Site site) {
   g.idle_polls = 0;
   Thread* next = choose_next(g);
   if (next != &t) continue_with(g, *t.fiber, next, false);
+  t.state = ThreadState::ready;
 }
 
 void wake_lanes(Block& b, unsigned warp, uint32_t lanes) {
-  for (uint32_t rest = lanes; rest; rest &= rest - 1)
-    b.threads[warp * kWarpSize + static_cast<unsigned>(__builtin_ctz(rest))].state = ThreadState::ready;
   b.group->ready.add(b.rank * b.group->warps_per_block + warp, lanes);
 }
 
