@@ -144,6 +144,29 @@ TEST_CASE("cp.async: misaligned, out of bounds and unfinished copies are reporte
   CHECK_REPORTS("cp.async: shared memory out of bounds", launch(shape(1, 64, 512), copies, from.get(), 0, true));
 }
 
+__global__ void looks_early(float* out, const float* in) {
+  DYN_SMEM(float, smem, 16);
+  for (int group = 0; group < 3; ++group) {
+    cp_async_16(smem_addr(smem) + group * 16, in + group * 4, true);
+    cp_async_commit();
+  }
+  cp_async_wait<1>();
+  for (int group = 0; group < 3; ++group) out[group] = smem[group * 4];
+  cp_async_wait<0>();
+  out[3] = smem[8];
+}
+
+TEST_CASE("In order, a copy is as late as its wait allows, and its destination NaN until then", "[detectors]") {
+  const DeviceArray<float> in(std::vector<float>(12, 5.0f)), out(4);
+  const WithSeed in_order(0);
+  launch(shape(1, 1, 48), looks_early, out.get(), in.get());
+  const std::vector<float> seen = out.host();
+  CHECK(seen[0] == 5.0f);
+  CHECK(seen[1] == 5.0f);
+  CHECK(std::isnan(seen[2]));
+  CHECK(seen[3] == 5.0f);
+}
+
 // ---- mbarrier
 
 __global__ void mbarrier_faults(int fault) {
@@ -254,6 +277,41 @@ __global__ void wgmma_faults(WgmmaFault fault) {
   if (fault == WgmmaFault::touched) d[3] = 0;
   if (fault != WgmmaFault::no_wait) wgmma_wait<0>();
 }
+__global__ void reads_accumulators(float* out) {
+  DYN_SMEM(nv_bf16, smem, 1024);
+  for (unsigned i = threadIdx.x; i < 2 * 64 * 64; i += blockDim.x) smem[i] = from_float<nv_bf16>(1.0f);
+  fence_proxy_async();
+  __syncthreads();
+  float first[32], second[32];
+  const uint64_t a = smem_descriptor(smem_addr(smem)), b = smem_descriptor(smem_addr(smem) + 8192);
+  wgmma_fence();
+  wgmma_ss<Major::k, Major::k>(first, a, b, false);
+  wgmma_commit();
+  wgmma_ss<Major::k, Major::k>(second, a, b, false);
+  wgmma_commit();
+  float* mine = out + 4 * threadIdx.x;
+  mine[0] = first[7];
+  wgmma_wait<1>();
+  mine[1] = first[7], mine[2] = second[7];
+  wgmma_wait<0>();
+  mine[3] = second[7];
+}
+
+TEST_CASE("Accumulators of wgmma are NaN until their own group has been waited for", "[detectors]") {
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    const WithSeed with(seed);
+    const DeviceArray<float> out(512);
+    launch(shape(1, 128, 16384), reads_accumulators, out.get());
+    const std::vector<float> seen = out.host();
+    for (size_t t = 0; t < 128; ++t) {
+      CHECK(std::isnan(seen[4 * t]));
+      CHECK(seen[4 * t + 1] == 16.0f);
+      CHECK(std::isnan(seen[4 * t + 2]));
+      CHECK(seen[4 * t + 3] == 16.0f);
+    }
+  }
+}
+
 __global__ void wants_registers() { setmaxnreg_inc<240>(); }
 
 TEST_CASE("wgmma: fences, descriptors, accumulators in flight and register budgets are watched", "[detectors]") {
