@@ -255,6 +255,12 @@ bool tensor_cores(const Tensor& q, double scale) {
   return q.dtype == DType::bf16 && (depth == 64 || depth == 128 || depth == 256) && scale > 0;
 }
 
+/// Where the tensor-core kernels cannot compute, attention_f32.cu does; but cuDNN was asked for by name.
+void not_for_cudnn(AttentionKernel wish) {
+  if (wish == AttentionKernel::cudnn)
+    fail(ExitCode::usage, "attention.kernel cudnn: takes bf16, a head_dim of 64, 128 or 256 and 16-byte alignment only");
+}
+
 AttentionKernel choose(Context& ctx, const char* op, const Tensor& q, AttentionKernel wish) {
   const int depth = static_cast<int>(q.dim(2));
   if (wish == AttentionKernel::mma || wish == AttentionKernel::cudnn) return wish;
@@ -300,6 +306,7 @@ void fused_forward(Context& ctx, const char* op, const Tensor& y, const Tensor& 
                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& first_key, double scale,
                    const Tensor& sink, const Tensor& gate, const GateKind& kind, AttentionKernel wish) {
   if (!tensor_cores(q, scale)) {
+    not_for_cudnn(wish);
     attention_f32_forward(ctx, o, lse, z0, q, k, v, first_key, static_cast<float>(scale));
     if (y) output_forward(ctx, y, o, lse, sink, gate, kind);
     return;
@@ -324,6 +331,7 @@ void fused_forward(Context& ctx, const char* op, const Tensor& y, const Tensor& 
     for (const Tensor* t : {&q, &k, &v, &o}) vectors = vectors && aligned_16(*t);
     if (y) vectors = vectors && aligned_16(y) && (!gate || a.headwise || aligned_16(gate));
     if (!vectors) {
+      not_for_cudnn(wish);
       attention_f32_forward(ctx, o, lse, z0, q, k, v, first_key, a.scale);
       if (y) output_forward(ctx, y, o, lse, sink, gate, kind);
       return;
@@ -339,6 +347,7 @@ void core_backward(Context& ctx, const char* op, const Tensor& dq, const Tensor&
                    const Tensor& delta, const Tensor& first_key, double scale, const Tensor& coef0, const Tensor& o,
                    bool has_dlse, AttentionKernel wish) {
   if (!tensor_cores(q, scale)) {
+    not_for_cudnn(wish);
     attention_f32_backward(ctx, dq, dk, dv, d_o, q, k, v, lse, device_data<float>(delta), first_key,
                            static_cast<float>(scale), coef0);
     return;
@@ -356,6 +365,7 @@ void core_backward(Context& ctx, const char* op, const Tensor& dq, const Tensor&
   if (ctx.dry_run) return;
   bool vectors = true;
   for (const Tensor* t : {&q, &k, &v, &d_o, &dq, &dk, &dv}) vectors = vectors && aligned_16(*t);
+  if (!vectors) not_for_cudnn(wish);
   if (!vectors)
     return attention_f32_backward(ctx, dq, dk, dv, d_o, q, k, v, lse, a.delta, first_key, a.scale, coef0);
   run_backward(ctx, choose(ctx, op, q, wish), a);
@@ -382,7 +392,8 @@ void attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Ten
   const Tensor delta = temporaries.alloc("attention.delta", DType::f32, {q.dim(1), q.dim(0)});
   OutputGradients out;
   out.delta = delta;
-  output_backward(ctx, out, d_o, o, lse, {}, {}, {}, dlse);
+  if (kernel != AttentionKernel::cudnn)  // which computes its own
+    output_backward(ctx, out, d_o, o, lse, {}, {}, {}, dlse);
   core_backward(ctx, "attention_backward", dq, dk, dv, d_o, q, k, v, lse, delta, first_key, scale, coef0, o,
                 bool(dlse), kernel);
 }

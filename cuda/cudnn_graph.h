@@ -18,6 +18,7 @@ struct Library {
   decltype(&cudnnDestroy) destroy = nullptr;
   decltype(&cudnnSetStream) set_stream = nullptr;
   decltype(&cudnnGetErrorString) error_string = nullptr;
+  decltype(&cudnnGetVersion) version = nullptr;
   decltype(&cudnnBackendCreateDescriptor) create_descriptor = nullptr;
   decltype(&cudnnBackendDestroyDescriptor) destroy_descriptor = nullptr;
   decltype(&cudnnBackendFinalize) finalize = nullptr;
@@ -30,7 +31,7 @@ struct Library {
     handle = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
     if (!handle) fail(ExitCode::usage, "attention.kernel cudnn: {}", dlerror());
     find(create, "cudnnCreate"), find(destroy, "cudnnDestroy"), find(set_stream, "cudnnSetStream");
-    find(error_string, "cudnnGetErrorString");
+    find(error_string, "cudnnGetErrorString"), find(version, "cudnnGetVersion");
     find(create_descriptor, "cudnnBackendCreateDescriptor"), find(destroy_descriptor, "cudnnBackendDestroyDescriptor");
     find(finalize, "cudnnBackendFinalize"), find(execute, "cudnnBackendExecute");
     find(set_attribute, "cudnnBackendSetAttribute"), find(get_attribute, "cudnnBackendGetAttribute");
