@@ -51,3 +51,11 @@ target_link_libraries(test_emulation PRIVATE sluice_test_main ptx_conformance_ke
                       nlohmann_json::nlohmann_json)
 add_dependencies(test_emulation planted_bugs_plain planted_bugs_asan planted_bugs_tsan)
 sluice_emulated_test(emulation test_emulation)
+
+# scripts/gpu_check with an emulated GPU, and the benchmarks at tiny sizes.
+sluice_emulated_test(gpu_check test_tools ARGUMENTS "[gpu_check],[bench]"
+                     ENVIRONMENT SLUICE_BINARY=$<TARGET_FILE:sluice>)
+
+# Everything `ctest -L emulation` needs.
+add_custom_target(emulation_tests)
+add_dependencies(emulation_tests test_cuda test_cuda_asan test_cuda_tsan test_emulation ptx_conformance sluice test_tools)
