@@ -1,9 +1,8 @@
-// Bound by memory (SwiGLU backward: 3 reads and 2 writes of (T, F)); some 20 instructions per element leave most issue
-// slots idle. Mapping: common/map.cuh. Not yet run on a GPU.
-#include "ops/activation.h"
-
+// Bound by memory (SwiGLU backward: 3 reads and 2 writes of (T, F)); some 20 instructions per element leave
+// most issue slots idle. Mapping: common/map.cuh. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "common/math.cuh"
+#include "ops/activation.h"
 
 namespace sluice::cuda {
 namespace {
@@ -68,7 +67,8 @@ struct SwigluBackward {
     Vec<T, N> dgate, dup;
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      const float d = to_float(in.dy.v[e]), g = to_float(in.gate.v[e]), u = to_float(in.up.v[e]), s = sigmoid(g);
+      const float d = to_float(in.dy.v[e]), g = to_float(in.gate.v[e]), u = to_float(in.up.v[e]),
+                  s = sigmoid(g);
       dgate.v[e] = from_float<T>(d * u * s * (1.f + g * (1.f - s)));
       dup.v[e] = from_float<T>(d * g * s);
     }
@@ -110,7 +110,8 @@ void swiglu_backward(Context& ctx, Tensor dgate_up, const Tensor& dy, const Tens
   if (ctx.dry_run) return;
   dispatch_storage("swiglu_backward", dy, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    const SwigluBackward<T> op = {device_data<T>(dgate_up), device_data<T>(dy), device_data<T>(gate_up), dy.dim(1)};
+    const SwigluBackward<T> op = {device_data<T>(dgate_up), device_data<T>(dy), device_data<T>(gate_up),
+                                  dy.dim(1)};
     map(ctx, "swiglu_backward", op, dy.numel(),
         aligned(op.dgate_up, op.dy, op.gate_up) && op.width % op.kWidth == 0);
   });

@@ -1,10 +1,9 @@
-// Bound by memory: 30 bytes per bf16 parameter with its master copy, 28 per f32 parameter. A block takes 4096 elements of
-// the flat buffers, a thread 4 at a time with four 16-byte loads in flight; it finds the first segment of its tile by
-// binary search and walks on from there. A vector that no single segment holds whole goes element by element. Every
-// number of the step is read on the device. Not yet run on a GPU.
-#include "ops/adamw.h"
-
+// Bound by memory: 30 bytes per bf16 parameter with its master copy, 28 per f32 parameter. A block takes 4096
+// elements of the flat buffers, a thread 4 at a time with four 16-byte loads in flight; it finds the first
+// segment of its tile by binary search and walks on from there. A vector that no single segment holds whole
+// goes element by element. Every number of the step is read on the device. Not yet run on a GPU.
 #include "common/map.cuh"
+#include "ops/adamw.h"
 
 namespace sluice::cuda {
 namespace {
@@ -53,8 +52,10 @@ template <int N, class T>
 DEVICE_INLINE void update_elements(const Update<T>& u, int64_t i, const Segment& s, float clip, float root) {
   const Vec<float, N> g = load_vec<N>(u.gradient + i);
   Vec<float, N> m = load_vec<N>(u.m + i), v = load_vec<N>(u.v + i), w;
-  if constexpr (sizeof(T) == 4) w = load_vec<N>((u.master ? u.master : u.value) + i);
-  else w = load_vec<N>(u.master + i);
+  if constexpr (sizeof(T) == 4)
+    w = load_vec<N>((u.master ? u.master : u.value) + i);
+  else
+    w = load_vec<N>(u.master + i);
   Vec<T, N> out;
 #pragma unroll
   for (int e = 0; e < N; ++e) {
@@ -79,8 +80,10 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Update<T> u) {
   int s = 0;  // the first segment that ends behind the tile's begin
   for (int last = u.num_segments; s < last;) {
     const int middle = (s + last) / 2;
-    if (u.segments[4 * middle + 1] <= static_cast<double>(tile)) s = middle + 1;
-    else last = middle;
+    if (u.segments[4 * middle + 1] <= static_cast<double>(tile))
+      s = middle + 1;
+    else
+      last = middle;
   }
   if (s == u.num_segments) return;
   Segment segment = read_segment(u.segments + 4 * s, c);
@@ -132,14 +135,16 @@ void adamw_update(Context& ctx, Tensor value, Tensor master, Tensor m, Tensor v,
                          static_cast<float>(settings.beta2),
                          static_cast<float>(1 - settings.beta2),
                          static_cast<float>(settings.eps)};
-    // A vector is 4 elements: 16 bytes of f32, 8 of bf16. What a flat buffer ends with beyond them goes by the same path,
-    // as no segment reaches past the end.
+    // A vector is 4 elements: 16 bytes of f32, 8 of bf16. What a flat buffer ends with beyond them goes by
+    // the same path, as no segment reaches past the end.
     constexpr int kN = 4;
     const bool vectors = aligned(u.value, u.master, u.m, u.v, u.gradient);
     const LaunchConfig config = {.grid = dim3(blocks_for(count, kThreads * kPasses * (vectors ? kN : 1))),
                                  .block = dim3(kThreads)};
-    if (vectors) launch(ctx, "adamw_update", config, adamw_kernel<kN, T>, u);
-    else launch(ctx, "adamw_update", config, adamw_kernel<1, T>, u);
+    if (vectors)
+      launch(ctx, "adamw_update", config, adamw_kernel<kN, T>, u);
+    else
+      launch(ctx, "adamw_update", config, adamw_kernel<1, T>, u);
   });
 }
 

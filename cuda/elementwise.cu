@@ -1,7 +1,6 @@
 // Bound by memory: one vectorised pass each (common/map.cuh). Not yet run on a GPU.
-#include "ops/elementwise.h"
-
 #include "common/map.cuh"
+#include "ops/elementwise.h"
 
 namespace sluice::cuda {
 namespace {
@@ -34,7 +33,9 @@ struct Fill {
   template <int N>
   struct In {};
   template <int N>
-  DEVICE_INLINE In<N> load(int64_t) const { return {}; }
+  DEVICE_INLINE In<N> load(int64_t) const {
+    return {};
+  }
   template <int N>
   DEVICE_INLINE void apply(int64_t i, const In<N>&) const {
     Vec<T, N> out;
@@ -64,7 +65,8 @@ void clip_forward(Context& ctx, Tensor y, const Tensor& x, double limit) {
   if (ctx.dry_run) return;
   dispatch_storage("clip_forward", y, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    map_unary(ctx, "clip_forward", device_data<T>(y), device_data<T>(x), y.numel(), Clip{static_cast<float>(limit)});
+    map_unary(ctx, "clip_forward", device_data<T>(y), device_data<T>(x), y.numel(),
+              Clip{static_cast<float>(limit)});
   });
 }
 
@@ -95,8 +97,10 @@ void fill(Context& ctx, Tensor y, double value) {
   if (y.dtype == DType::f64) return fill_with<double>(ctx, y, value);  // the step's numbers
   dispatch_storage("fill", y, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    if constexpr (sizeof(T) == 4) fill_with<T>(ctx, y, static_cast<float>(value));
-    else fill_with<T>(ctx, y, __double2bfloat16(value));  // one rounding, to nearest even
+    if constexpr (sizeof(T) == 4)
+      fill_with<T>(ctx, y, static_cast<float>(value));
+    else
+      fill_with<T>(ctx, y, __double2bfloat16(value));  // one rounding, to nearest even
   });
 }
 

@@ -1,14 +1,14 @@
-// Forward is a gather, bound by memory (common/map.cuh). Backward sums the rows of dy that belong to one token id in the
-// order of the tokens, without float atomics:
-//   1. positions are sorted by id, stably: a radix sort of 9 bits a pass, two passes for a vocabulary of 151,936;
-//   2. the sorted list is cut into units of 16 entries; a block sums the runs of equal ids in its unit. The unit in which
-//      a run begins adds to dweight, a unit that continues one from before stores its part;
-//   3. parts of a run are added in order. A frequent id, with thousands of rows, is so shared by many blocks.
-// Bound by memory: dy is read once, a row of dweight read and written once per distinct id and once more for a long run.
-// Where sums need not repeat (Context::deterministic off), one kernel adds atomically. Not yet run on a GPU.
-#include "ops/embedding.h"
-
+// Forward is a gather, bound by memory (common/map.cuh). Backward sums the rows of dy that belong to one
+// token id in the order of the tokens, without float atomics:
+//   1. positions are sorted by id, stably: a radix sort of 9 bits a pass, two for 151,936 words;
+//   2. the sorted list is cut into units of 16 entries; a block sums the runs of equal ids in its unit. The
+//      unit in which a run begins adds to dweight, one that continues a run stores its part;
+//   3. parts of a run are added in order: a frequent id, with thousands of rows, is shared by many blocks.
+// Bound by memory: dy is read once, a row of dweight read and written once per distinct id and once more for
+// a long run. Where sums need not repeat (Context::deterministic off), one kernel adds atomically. Not yet
+// run on a GPU.
 #include "common/map.cuh"
+#include "ops/embedding.h"
 
 namespace sluice::cuda {
 namespace {
@@ -36,7 +36,9 @@ struct Gather {
     return zero;
   }
   template <int N>
-  DEVICE_INLINE void apply(int64_t i, const In<N>& in) const { store_vec<N>(y + i, in); }
+  DEVICE_INLINE void apply(int64_t i, const In<N>& in) const {
+    store_vec<N>(y + i, in);
+  }
 };
 
 /// dweight += rows, in any order.
@@ -52,12 +54,15 @@ struct Scatter {
   template <int N>
   using In = Vec<T, N>;
   template <int N>
-  DEVICE_INLINE In<N> load(int64_t i) const { return load_vec<N>(dy + i); }
+  DEVICE_INLINE In<N> load(int64_t i) const {
+    return load_vec<N>(dy + i);
+  }
   template <int N>
   DEVICE_INLINE void apply(int64_t i, const In<N>& in) const {
     const int64_t t = row.quotient(i);
     const int token = tokens[t];
-    if (token < 0 || token >= vocab_size) return report(status, KernelStatus::token_outside_vocabulary, token);
+    if (token < 0 || token >= vocab_size)
+      return report(status, KernelStatus::token_outside_vocabulary, token);
     float* const out = dweight + token * width + (i - t * width);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     constexpr int kQuads = N / 4 * 4;  // Hopper adds 16 bytes at once
@@ -67,8 +72,9 @@ struct Scatter {
     if constexpr (kQuads > 0) {
 #pragma unroll
       for (int e = 0; e < kQuads; e += 4)
-        atomicAdd(reinterpret_cast<float4*>(out + e), make_float4(to_float(in.v[e]), to_float(in.v[e + 1]),
-                                                                  to_float(in.v[e + 2]), to_float(in.v[e + 3])));
+        atomicAdd(reinterpret_cast<float4*>(out + e),
+                  make_float4(to_float(in.v[e]), to_float(in.v[e + 1]), to_float(in.v[e + 2]),
+                              to_float(in.v[e + 3])));
     } else {
 #pragma unroll
       for (int e = 0; e < N; ++e) atomicAdd(out + e, to_float(in.v[e]));
@@ -103,19 +109,22 @@ __global__ void __launch_bounds__(kSortThreads) sort_histogram_kernel(SortPass p
   counts[threadIdx.x] = 0;
   __syncthreads();
   const int begin = static_cast<int>(blockIdx.x) * kSortChunk;
-  for (int i = begin + static_cast<int>(threadIdx.x); i < begin + kSortChunk && i < p.count; i += kSortThreads) {
+  for (int i = begin + static_cast<int>(threadIdx.x); i < begin + kSortChunk && i < p.count;
+       i += kSortThreads) {
     const int k = p.key(i);
-    if (!p.positions && k == p.vocab_size) report(p.status, KernelStatus::token_outside_vocabulary, p.keys[i]);
+    if (!p.positions && k == p.vocab_size)
+      report(p.status, KernelStatus::token_outside_vocabulary, p.keys[i]);
     atomicAdd(&counts[p.digit(k)], 1);
   }
   __syncthreads();
   p.histogram[static_cast<int>(blockIdx.x) * kDigits + static_cast<int>(threadIdx.x)] = counts[threadIdx.x];
 }
 
-/// A block places its chunk: behind smaller digits, behind equal digits of earlier chunks, of earlier warps, of earlier
-/// rounds of its warp, of lower lanes.
+/// A block places its chunk: behind smaller digits, behind equal digits of earlier chunks, of earlier warps,
+/// of earlier rounds of its warp, of lower lanes.
 __global__ void __launch_bounds__(kSortThreads) sort_scatter_kernel(SortPass p) {
-  STATIC_SMEM(int, places, [kSortWarps][kDigits]);  // counts of a warp, then where its entries of a digit begin
+  STATIC_SMEM(int,
+              places, [kSortWarps][kDigits]);  // counts of a warp, then where its entries of a digit begin
   STATIC_SMEM(int, warp_totals, [kSortWarps]);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int chunk = static_cast<int>(blockIdx.x);
@@ -235,8 +244,10 @@ __global__ void __launch_bounds__(kPartThreads) sum_parts_kernel(Runs<T> p) {
   int end = unit + 1;  // behind the last unit that begins with the key
   for (int last = p.units; end < last;) {
     const int middle = (end + last) / 2;
-    if (p.keys[middle * kUnit] == key) end = middle + 1;
-    else last = middle;
+    if (p.keys[middle * kUnit] == key)
+      end = middle + 1;
+    else
+      last = middle;
   }
   float* const out = p.dweight + key * p.width + column;
   Vec<float, kN> sum = load_vec<kN>(out);
@@ -270,8 +281,8 @@ void embedding_forward(Context& ctx, Tensor y, const Tensor& tokens, const Tenso
   if (ctx.dry_run) return;
   dispatch_storage("embedding_forward", weight, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    const Gather<T> op = {device_data<T>(y), device_data<int>(tokens), device_data<T>(weight),
-                          weight.dim(0),     weight.dim(1),            kernel_status(ctx)};
+    const Gather<T> op = {device_data<T>(y), device_data<int>(tokens), device_data<T>(weight), weight.dim(0),
+                          weight.dim(1),     kernel_status(ctx)};
     map(ctx, "embedding_forward", op, y.numel(), aligned(op.y, op.weight) && op.width % op.kWidth == 0);
   });
 }
@@ -282,8 +293,9 @@ void embedding_backward(Context& ctx, Tensor dweight, const Tensor& dy, const Te
     if (ctx.dry_run) return;
     dispatch_storage("embedding_backward", dy, [&](auto* tag) {
       using T = std::remove_pointer_t<decltype(tag)>;
-      const Scatter<T> op = {device_data<float>(dweight), device_data<T>(dy), device_data<int>(tokens),
-                             vocab_size,                  width,              kernel_status(ctx)};
+      const Scatter<T> op = {
+          device_data<float>(dweight), device_data<T>(dy), device_data<int>(tokens), vocab_size, width,
+          kernel_status(ctx)};
       map(ctx, "embedding_backward", op, dy.numel(), aligned(op.dweight, op.dy) && width % op.kWidth == 0);
     });
     return;
@@ -319,17 +331,14 @@ void embedding_backward(Context& ctx, Tensor dweight, const Tensor& dy, const Te
   }
   dispatch_storage("embedding_backward", dy, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    const Runs<T> p = {device_data<float>(dweight),
-                       device_data<float>(parts),
-                       device_data<T>(dy),
-                       device_data<int>(keys[sorted]),
-                       device_data<int>(positions[sorted]),
-                       static_cast<int>(count),
-                       static_cast<int>(units),
-                       static_cast<int>(vocab_size),
-                       width};
-    if (width % kVecWidth<T> == 0 && aligned(p.dweight, p.dy)) sum_runs<kVecWidth<T>, 4>(ctx, p);
-    else sum_runs<1, 1>(ctx, p);
+    const Runs<T> p = {
+        device_data<float>(dweight),    device_data<float>(parts),           device_data<T>(dy),
+        device_data<int>(keys[sorted]), device_data<int>(positions[sorted]), static_cast<int>(count),
+        static_cast<int>(units),        static_cast<int>(vocab_size),        width};
+    if (width % kVecWidth<T> == 0 && aligned(p.dweight, p.dy))
+      sum_runs<kVecWidth<T>, 4>(ctx, p);
+    else
+      sum_runs<1, 1>(ctx, p);
   });
 }
 

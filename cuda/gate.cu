@@ -1,19 +1,21 @@
-// Bound by memory. What runs in training, scores specific to a head and of every token (Z = T), has kernels of its own:
-// elementwise a map (common/map.cuh); headwise backward a group of lanes per row (common/rows.cuh), so that x and dy are
-// read once. Scores shared by heads: elementwise a thread takes some channels of a token over all heads, headwise a block
-// takes a token. Z = 1: scores and slopes are tables, computed first; the gradient sums over tokens in fixed order (partial sums
-// per block, then column_sums) and is folded over channels and heads last. Not yet run on a GPU.
-#include "ops/gate.h"
-
+// Bound by memory. What runs in training, scores specific to a head and of every token (Z = T), has kernels
+// of its own: elementwise a map (common/map.cuh); headwise backward a group of lanes per row
+// (common/rows.cuh), so that x and dy are read once. Scores shared by heads: elementwise a thread takes some
+// channels of a token over all heads, headwise a block takes a token. Z = 1: scores and slopes are tables,
+// computed first; the gradient sums over tokens in fixed order (partial sums per block, then column_sums) and
+// is folded over channels and heads last. Not yet run on a GPU.
 #include "common/math.cuh"
 #include "common/rows.cuh"
+#include "ops/gate.h"
 
 namespace sluice::cuda {
 namespace {
 
 constexpr int kBlock = 256;
 
-DEVICE_INLINE float combine(GateCombine c, float x, float s) { return c == GateCombine::multiply ? x * s : x + s; }
+DEVICE_INLINE float combine(GateCombine c, float x, float s) {
+  return c == GateCombine::multiply ? x * s : x + s;
+}
 
 struct GateShape {
   int64_t tokens, channels;
@@ -33,13 +35,16 @@ struct GateShape {
 /// body(elements of a vector): 16 bytes where they divide the channels and every address, otherwise one.
 template <class T, class Body>
 void with_channel_vectors(int64_t channels, bool aligned_addresses, Body&& body) {
-  if (aligned_addresses && channels % kVecWidth<T> == 0) body(std::integral_constant<int, kVecWidth<T>>());
-  else body(std::integral_constant<int, 1>());
+  if (aligned_addresses && channels % kVecWidth<T> == 0)
+    body(std::integral_constant<int, kVecWidth<T>>());
+  else
+    body(std::integral_constant<int, 1>());
 }
 
 // ---- forward
 
-/// y = x combined with the score of its place: one of each element, of each row of channels, or of each place in a token.
+/// y = x combined with the score of its place: one of each element, of each row of channels, or of each place
+/// in a token.
 template <class T, class Z, bool kActivate>
 struct Apply {
   static constexpr int kWidth = kVecWidth<T>, kUnroll = 2;
@@ -61,8 +66,10 @@ struct Apply {
     In<N> in;
     in.x = load_vec<N>(x + i);
     const int64_t at = period > 0 ? i - token.quotient(i) * period : i;
-    if (headwise) in.z.v[0] = z[channels.quotient(at)];  // N divides the channels
-    else in.z = load_vec<N>(z + at);
+    if (headwise)
+      in.z.v[0] = z[channels.quotient(at)];  // N divides the channels
+    else
+      in.z = load_vec<N>(z + at);
     return in;
   }
   template <int N>
@@ -84,12 +91,13 @@ struct Apply {
 template <bool kActivate, class T, class Z>
 void apply_scores(Context& ctx, const GateShape& g, T* y, const T* x, const Z* z, const GateKind& kind) {
   const int64_t n = g.tokens * g.row();
-  const Apply<T, Z, kActivate> op = {y, x, z, kind, Divider(g.channels), g.per_token ? 0 : g.row(), g.headwise};
+  const Apply<T, Z, kActivate> op = {y,         x, z, kind, Divider(g.channels), g.per_token ? 0 : g.row(),
+                                     g.headwise};
   map(ctx, "gate_forward", op, n, aligned(y, x, z) && g.channels % op.kWidth == 0);
 }
 
-/// kN neighbouring slots of a token (channels; or the one slot of headwise scores), and their logits of every head,
-/// `stride` apart.
+/// kN neighbouring slots of a token (channels; or the one slot of headwise scores), and their logits of every
+/// head, `stride` apart.
 template <int kN, class Z>
 struct SharedScores {
   const Z* z;
@@ -156,8 +164,8 @@ __global__ void __launch_bounds__(kBlock)
 /// scores (Z, slots) f32 and, unless null, slopes; a thread per score.
 template <class Z>
 __global__ void __launch_bounds__(kBlock)
-    scores_kernel(float* scores, float* slopes, const Z* z, int64_t count, int heads, int64_t width, GateKind kind,
-                  float share) {
+    scores_kernel(float* scores, float* slopes, const Z* z, int64_t count, int heads, int64_t width,
+                  GateKind kind, float share) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x, slots = heads * width;
   if (i >= count) return;
   if (kind.sharing == GateSharing::specific) {
@@ -177,12 +185,12 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 template <class Z>
-void compute_scores(Context& ctx, float* scores, float* slopes, const Z* z, int64_t rows, int heads, int64_t width,
-                    const GateKind& kind) {
+void compute_scores(Context& ctx, float* scores, float* slopes, const Z* z, int64_t rows, int heads,
+                    int64_t width, const GateKind& kind) {
   const int64_t count = rows * heads * width;
   if (count == 0) return;
-  launch(ctx, "gate_scores", {.grid = dim3(blocks_for(count, kBlock)), .block = dim3(kBlock)}, scores_kernel<Z>, scores,
-         slopes, z, count, heads, width, kind, 1.f / static_cast<float>(heads));
+  launch(ctx, "gate_scores", {.grid = dim3(blocks_for(count, kBlock)), .block = dim3(kBlock)},
+         scores_kernel<Z>, scores, slopes, z, count, heads, width, kind, 1.f / static_cast<float>(heads));
 }
 
 // ---- backward, Z = T
@@ -232,7 +240,8 @@ template <class T, int kLanes, int kN>
 __global__ void __launch_bounds__(kBlock) backward_heads_kernel(Backward<T> b) {
   constexpr int kStep = kLanes * kN;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kBlock / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.x) * (kBlock / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
   const bool mine = row < b.tokens * b.heads, multiply = b.kind.combine == GateCombine::multiply;
   const float v = mine ? to_float(b.z[row]) : 0.f, sig = sigmoid(v), s = activate(b.kind.activation, v, sig);
   const int64_t at = row * b.channels;
@@ -253,7 +262,8 @@ __global__ void __launch_bounds__(kBlock) backward_heads_kernel(Backward<T> b) {
   if (mine && lane == 0) b.dz[row] = from_float<T>(ds * slope_of(b.kind.activation, v, sig));
 }
 
-/// Elementwise and shared: a thread takes kN channels of a token over all heads, three times (z twice, from cache).
+/// Elementwise and shared: a thread takes kN channels of a token over all heads, three times (z twice, from
+/// cache).
 template <class T, int kN>
 __global__ void __launch_bounds__(kBlock)
     backward_shared_elements_kernel(Backward<T> b, int64_t units, Divider per_token) {
@@ -319,8 +329,8 @@ struct BackwardConstant {
   bool headwise, multiply;
 };
 
-/// Block (columns, chunk): a thread takes kN columns of x (T, H D) over every chunks-th token, kTokens at once, writes dx,
-/// and keeps the sums of ds.
+/// Block (columns, chunk): a thread takes kN columns of x (T, H D) over every chunks-th token, kTokens at
+/// once, writes dx, and keeps the sums of ds.
 template <class T, int kN>
 __global__ void __launch_bounds__(kBlock) backward_constant_kernel(BackwardConstant<T> b) {
   constexpr int kTokens = 2;
@@ -359,9 +369,10 @@ __global__ void __launch_bounds__(kBlock) backward_constant_kernel(BackwardConst
 
 /// dz += slope * sums, folded over channels (headwise) and heads (shared). A block per score; sums (H, D).
 __global__ void __launch_bounds__(32)
-    fold_constant_kernel(float* dz, const float* sums, const float* slopes, int heads, int64_t channels, bool headwise,
-                         bool shared) {
-  const int64_t slot = blockIdx.x, width = headwise ? 1 : channels, head = slot / width, channel = slot - head * width;
+    fold_constant_kernel(float* dz, const float* sums, const float* slopes, int heads, int64_t channels,
+                         bool headwise, bool shared) {
+  const int64_t slot = blockIdx.x, width = headwise ? 1 : channels, head = slot / width,
+                channel = slot - head * width;
   const int first = shared ? 0 : static_cast<int>(head), last = shared ? heads : first + 1;
   float sum = 0;
   for (int h = first; h < last; ++h) {
@@ -446,15 +457,16 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
     if (ctx.dry_run || g.tokens * row == 0) return;
     dispatch_storage("gate_backward", x, [&](auto* tag) {
       using T = std::remove_pointer_t<decltype(tag)>;
-      backward_per_token<T>(ctx,
-                            {device_data<T>(dx), device_data<T>(dz), device_data<T>(dy), device_data<T>(x),
-                             device_data<T>(z), g.tokens, g.channels, g.heads, kind, 1.f / static_cast<float>(g.heads)},
-                            g.headwise);
+      backward_per_token<T>(
+          ctx,
+          {device_data<T>(dx), device_data<T>(dz), device_data<T>(dy), device_data<T>(x), device_data<T>(z),
+           g.tokens, g.channels, g.heads, kind, 1.f / static_cast<float>(g.heads)},
+          g.headwise);
     });
     return;
   }
-  // About four blocks for each of 132 multiprocessors, at least 8 tokens each; by shapes alone, so that sums repeat on
-  // every GPU.
+  // About four blocks for each of 132 multiprocessors, at least 8 tokens each; by shapes alone, so that sums
+  // repeat on every GPU.
   const int64_t wide = g.channels * dtype_size(x.dtype) % 16 == 0 ? 16 / dtype_size(x.dtype) : 1;
   const int64_t most = std::max<int64_t>(528 / std::max<int64_t>(blocks_for(row, kBlock * wide), 1), 1);
   const int64_t chunks = std::max<int64_t>(std::min((g.tokens + 7) / 8, most), 1);
@@ -468,12 +480,20 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
     using T = std::remove_pointer_t<decltype(tag)>;
     float *const s = device_data<float>(scores), *const slope = device_data<float>(slopes);
     compute_scores(ctx, s, slope, device_data<T>(z), 1, g.heads, g.headwise ? 1 : g.channels, kind);
-    const BackwardConstant<T> b = {device_data<T>(dx), device_data<float>(partials), device_data<T>(dy),
-                                   device_data<T>(x),  s, g.tokens, row, g.channels, g.headwise,
+    const BackwardConstant<T> b = {device_data<T>(dx),
+                                   device_data<float>(partials),
+                                   device_data<T>(dy),
+                                   device_data<T>(x),
+                                   s,
+                                   g.tokens,
+                                   row,
+                                   g.channels,
+                                   g.headwise,
                                    kind.combine == GateCombine::multiply};
     with_channel_vectors<T>(g.channels, aligned(b.dx, b.dy, b.x), [&](auto width) {
       const dim3 grid(blocks_for(row, kBlock * width()), static_cast<unsigned>(chunks));
-      launch(ctx, "gate_backward", {.grid = grid, .block = dim3(kBlock)}, backward_constant_kernel<T, width()>, b);
+      launch(ctx, "gate_backward", {.grid = grid, .block = dim3(kBlock)},
+             backward_constant_kernel<T, width()>, b);
     });
     column_sums(ctx, "gate_backward dz", device_data<float>(sums), device_data<float>(partials), chunks, row,
                 Into::overwrite);
@@ -487,8 +507,8 @@ void gate_scores(Context& ctx, Tensor scores, const Tensor& z, const GateKind& k
   if (ctx.dry_run) return;
   dispatch_storage("gate_scores", z, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    compute_scores(ctx, device_data<float>(scores), nullptr, device_data<T>(z), z.dim(0), static_cast<int>(z.dim(1)),
-                   z.rank == 3 ? z.dim(2) : 1, kind);
+    compute_scores(ctx, device_data<float>(scores), nullptr, device_data<T>(z), z.dim(0),
+                   static_cast<int>(z.dim(1)), z.rank == 3 ? z.dim(2) : 1, kind);
   });
 }
 

@@ -1,8 +1,7 @@
-// Bound by memory: forward reads and writes a row once, backward reads x and dy and writes dx once; mapping in
-// rope_rows.cuh. Backward is persistent as RMSNorm's is (rmsnorm.cu): a lane keeps dw of its columns in registers over all
-// its rows. Nothing is rounded between the norm and the rotation. Not yet run on a GPU.
+// Bound by memory: forward reads and writes a row once, backward reads x and dy and writes dx once; mapping
+// in rope_rows.cuh. Backward is persistent as RMSNorm's is (rmsnorm.cu): a lane keeps dw of its columns in
+// registers over all its rows. Nothing is rounded between the norm and the rotation. Not yet run on a GPU.
 #include "ops/norm_rope.h"
-
 #include "rope_rows.cuh"
 
 namespace sluice::cuda {
@@ -23,7 +22,8 @@ struct Backward {
   int groups, chunks;  // weight rows: 1 or heads
 };
 
-/// Block (chunk, g): weight row g; with one row for all heads a unit is kHeads heads of a token, otherwise head g of it.
+/// Block (chunk, g): weight row g; with one row for all heads a unit is kHeads heads of a token, otherwise
+/// head g of it.
 template <class T, int kLanes, int kHeads>
 __global__ void __launch_bounds__(kBlock, 3) norm_rope_backward_kernel(Backward<T> p) {
   constexpr int kN = kVecWidth<T>, kUnits = kBlock / kLanes;
@@ -129,9 +129,9 @@ void norm_rope_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, con
     using T = std::remove_pointer_t<decltype(tag)>;
     const int stride = weight.numel() == x.dim(2) ? 0 : static_cast<int>(x.dim(2));
     launch_rope<true, T>(ctx, "norm_rope_forward",
-                         {device_data<T>(y), device_data<T>(x), rope_angles(ctx, positions, cos, sin, 1.f), x.dim(0),
-                          static_cast<int>(x.dim(1)), 1, Divider(1), device_data<float>(rstd), device_data<T>(weight),
-                          stride, static_cast<float>(eps)});
+                         {device_data<T>(y), device_data<T>(x), rope_angles(ctx, positions, cos, sin, 1.f),
+                          x.dim(0), static_cast<int>(x.dim(1)), 1, Divider(1), device_data<float>(rstd),
+                          device_data<T>(weight), stride, static_cast<float>(eps)});
   });
 }
 
@@ -141,7 +141,8 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
   constexpr int kHeads = 2;
   const int64_t tokens = x.dim(0), heads = x.dim(1), width = x.dim(2), groups = weight.numel() / width;
   const int64_t slices = groups > 1 ? 1 : (heads + kHeads - 1) / kHeads;
-  // Three blocks for each of 132 multiprocessors, at least two rounds each; by shapes alone, as rmsnorm_backward.
+  // Three blocks for each of 132 multiprocessors, at least two rounds each; by shapes alone, as
+  // rmsnorm_backward.
   const int64_t at_once = 2 * kBlock / 8, wanted = (tokens * slices + at_once - 1) / at_once;
   const int64_t chunks = std::max<int64_t>(std::min<int64_t>(wanted, 396 / groups), 1);
   ScratchScope scratch(ctx.scratch);
@@ -166,15 +167,18 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
     const bool vectors = aligned(p.dx, p.dy, p.x, p.weight, p.table.cos, p.table.sin);
     const bool done = with_rope_lanes<T>(p.table.half, vectors, [&](auto lanes) {
       const LaunchConfig config = {.grid = grid, .block = dim3(kBlock)};
-      if (groups > 1) launch(ctx, "norm_rope_backward", config, norm_rope_backward_kernel<T, lanes(), 1>, p);
-      else launch(ctx, "norm_rope_backward", config, norm_rope_backward_kernel<T, lanes(), kHeads>, p);
+      if (groups > 1)
+        launch(ctx, "norm_rope_backward", config, norm_rope_backward_kernel<T, lanes(), 1>, p);
+      else
+        launch(ctx, "norm_rope_backward", config, norm_rope_backward_kernel<T, lanes(), kHeads>, p);
     });
     if (!done) {
       p.units = groups > 1 ? tokens : tokens * heads;
-      launch(ctx, "norm_rope_backward", {.grid = grid, .block = dim3(32)}, norm_rope_backward_any_kernel<T>, p);
+      launch(ctx, "norm_rope_backward", {.grid = grid, .block = dim3(32)}, norm_rope_backward_any_kernel<T>,
+             p);
     }
-    column_sums(ctx, "norm_rope_backward dweight", device_data<float>(dweight), p.partials, chunks, groups * width,
-                Into::add);
+    column_sums(ctx, "norm_rope_backward dweight", device_data<float>(dweight), p.partials, chunks,
+                groups * width, Into::add);
   });
 }
 

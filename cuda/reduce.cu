@@ -1,9 +1,8 @@
-// Bound by memory: every element is read once. A block reduces one chunk of 64 Ki elements (256 threads, 16-byte loads,
-// several in flight), one more block the chunks' results: the order of summation depends on the element count alone.
-// Not yet run on a GPU.
-#include "ops/reduce.h"
-
+// Bound by memory: every element is read once. A block reduces one chunk of 64 Ki elements (256 threads,
+// 16-byte loads, several in flight), one more block the chunks' results: the order of summation depends on
+// the element count alone. Not yet run on a GPU.
 #include "common/map.cuh"
+#include "ops/reduce.h"
 
 namespace sluice::cuda {
 namespace {
@@ -17,7 +16,9 @@ struct Sum {
   DEVICE_INLINE double of(float x) const { return x; }
   DEVICE_INLINE double combine(double a, double b) const { return a + b; }
   template <int kThreads>
-  DEVICE_INLINE double block(double v) const { return block_sum<kThreads>(v); }
+  DEVICE_INLINE double block(double v) const {
+    return block_sum<kThreads>(v);
+  }
   DEVICE_INLINE double value(double v) const { return v; }
 };
 
@@ -44,8 +45,8 @@ struct MaxAbs {
 };
 
 template <class R, class T, int kN>
-__global__ void __launch_bounds__(kChunkThreads) reduce_chunks_kernel(R r, typename R::Partial* partials, const T* x,
-                                                                      int64_t n) {
+__global__ void __launch_bounds__(kChunkThreads)
+    reduce_chunks_kernel(R r, typename R::Partial* partials, const T* x, int64_t n) {
   const int64_t begin = blockIdx.x * kChunk, count = n - begin < kChunk ? n - begin : kChunk;
   const int vectors = static_cast<int>(count / kN);
   const T* const chunk = x + begin;
@@ -63,9 +64,8 @@ __global__ void __launch_bounds__(kChunkThreads) reduce_chunks_kernel(R r, typen
 }
 
 template <class R>
-__global__ void __launch_bounds__(kFinalThreads) reduce_final_kernel(R r, double* result,
-                                                                     const typename R::Partial* partials, int chunks,
-                                                                     bool add) {
+__global__ void __launch_bounds__(kFinalThreads)
+    reduce_final_kernel(R r, double* result, const typename R::Partial* partials, int chunks, bool add) {
   typename R::Partial v = 0;
 #pragma unroll 4
   for (int i = threadIdx.x; i < chunks; i += kFinalThreads) v = r.combine(v, partials[i]);
@@ -86,8 +86,10 @@ void reduce(Context& ctx, const char* name, R r, Tensor result, const Tensor& x,
     const T* const p = device_data<T>(x);
     const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(chunks)), .block = dim3(kChunkThreads)};
     if (chunks == 0) return;
-    if (aligned(p)) launch(ctx, name, config, reduce_chunks_kernel<R, T, kVecWidth<T>>, r, partial, p, n);
-    else launch(ctx, name, config, reduce_chunks_kernel<R, T, 1>, r, partial, p, n);
+    if (aligned(p))
+      launch(ctx, name, config, reduce_chunks_kernel<R, T, kVecWidth<T>>, r, partial, p, n);
+    else
+      launch(ctx, name, config, reduce_chunks_kernel<R, T, 1>, r, partial, p, n);
   });
   launch(ctx, name, {.grid = dim3(1), .block = dim3(kFinalThreads)}, reduce_final_kernel<R>, r,
          device_data<double>(result), partial, chunks, into == Into::add);
@@ -99,7 +101,9 @@ void sum_of_squares(Context& ctx, Tensor result, const Tensor& x) {
   reduce(ctx, "sum_of_squares", SumOfSquares{}, result, x, Into::overwrite);
 }
 
-void sum(Context& ctx, Tensor result, const Tensor& x, Into into) { reduce(ctx, "sum", Sum{}, result, x, into); }
+void sum(Context& ctx, Tensor result, const Tensor& x, Into into) {
+  reduce(ctx, "sum", Sum{}, result, x, into);
+}
 
 void max_abs(Context& ctx, Tensor result, const Tensor& x) {
   reduce(ctx, "max_abs", MaxAbs{}, result, x, Into::overwrite);

@@ -1,10 +1,9 @@
-// Bound by memory. A row is taken by 8 to 256 lanes of a block of 256 threads, with as few 16-byte vectors each as will do
-// (kRowShapes), and lies in their registers between its two uses. Rows that 16-byte vectors do not fit, or of more than
-// 2048 of them, go through plain loops that read twice (the second time from cache).
-// Not yet run on a GPU.
-#include "ops/rmsnorm.h"
-
+// Bound by memory. A row is taken by 8 to 256 lanes of a block of 256 threads, with as few 16-byte vectors
+// each as will do (kRowShapes), and lies in their registers between its two uses. Rows that 16-byte vectors
+// do not fit, or of more than 2048 of them, go through plain loops that read twice (the second time from
+// cache). Not yet run on a GPU.
 #include "common/rows.cuh"
+#include "ops/rmsnorm.h"
 
 namespace sluice::cuda {
 namespace {
@@ -87,7 +86,8 @@ __global__ void __launch_bounds__(kBlock) rmsnorm_any_kernel(Forward<T> f) {
 struct RowShape {
   int lanes, per_lane;
 };
-constexpr RowShape kRowShapes[] = {{8, 1}, {16, 1}, {32, 1}, {32, 2}, {64, 2}, {128, 2}, {256, 2}, {256, 4}, {256, 8}};
+constexpr RowShape kRowShapes[] = {{8, 1},   {16, 1},  {32, 1},  {32, 2}, {64, 2},
+                                   {128, 2}, {256, 2}, {256, 4}, {256, 8}};
 constexpr int kRowShapeCount = 9, kMaxVectors = 2048;
 
 inline int row_shape_index(int64_t vectors) {
@@ -113,14 +113,17 @@ void forward(Context& ctx, const char* name, const Forward<T>& f) {
   if (f.rows == 0) return;
   constexpr int kN = kVecWidth<T>;
   if (f.width % kN != 0 || f.width / kN > kMaxVectors || !aligned(f.y, f.sum, f.x, f.b, f.weight)) {
-    launch(ctx, name, {.grid = dim3(static_cast<unsigned>(f.rows)), .block = dim3(kBlock)}, rmsnorm_any_kernel<T>, f);
+    launch(ctx, name, {.grid = dim3(static_cast<unsigned>(f.rows)), .block = dim3(kBlock)},
+           rmsnorm_any_kernel<T>, f);
     return;
   }
   with_row_shape(row_shape_index(f.width / kN), [&](auto lanes, auto per_lane) {
     constexpr int kLanes = lanes(), kV = per_lane();
     const LaunchConfig config = {.grid = dim3(blocks_for(f.rows, kBlock / kLanes)), .block = dim3(kBlock)};
-    if (f.sum) launch(ctx, name, config, rmsnorm_kernel<T, kLanes, kV, true>, f);
-    else launch(ctx, name, config, rmsnorm_kernel<T, kLanes, kV, false>, f);
+    if (f.sum)
+      launch(ctx, name, config, rmsnorm_kernel<T, kLanes, kV, true>, f);
+    else
+      launch(ctx, name, config, rmsnorm_kernel<T, kLanes, kV, false>, f);
   });
 }
 
@@ -136,12 +139,16 @@ struct Backward {
   bool add;  // to dx
 };
 
-/// Persistent: block (chunk, g) goes over the rows of weight row g, a stride apart, and keeps dw of its columns in
-/// registers. Row t of weight row g is row t G + g of x.
+/// Persistent: block (chunk, g) goes over the rows of weight row g, a stride apart, and keeps dw of its
+/// columns in registers. Row t of weight row g is row t G + g of x.
 template <class T, int kLanes, int kV>
-__global__ void __launch_bounds__(kBlock, kV == 1 ? 4 : kV == 2 ? 3 : kV == 4 ? 2 : 1) rmsnorm_backward_kernel(Backward<T> b) {
+__global__ void __launch_bounds__(kBlock, kV == 1   ? 4
+                                          : kV == 2 ? 3
+                                          : kV == 4 ? 2
+                                                    : 1) rmsnorm_backward_kernel(Backward<T> b) {
   constexpr int kN = kVecWidth<T>, kRows = kBlock / kLanes, kStep = kLanes * kN;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, column = lane * kN, width = static_cast<int>(b.width);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, column = lane * kN,
+            width = static_cast<int>(b.width);
   const int group = static_cast<int>(blockIdx.x) % b.groups, chunk = static_cast<int>(blockIdx.x) / b.groups;
   const T* const weight = b.weight + group * b.width + column;
   GroupSum<kBlock, kLanes> group_sum;
@@ -215,10 +222,12 @@ __global__ void __launch_bounds__(kBlock) rmsnorm_backward_any_kernel(Backward<T
 }
 
 /// How many blocks share the rows of one row of the weight: at most what keeps the memory of a large GPU (132
-/// multiprocessors) busy, about 48 KiB in flight each, and at least two rounds per block. It depends on shapes alone, so
-/// that sums come out the same on every GPU.
+/// multiprocessors) busy, about 48 KiB in flight each, and at least two rounds per block. It depends on
+/// shapes alone, so that sums come out the same on every GPU.
 int64_t chunks_of(int64_t tokens, int64_t groups, const RowShape& shape) {
-  const int64_t at_once = 2 * (kBlock / shape.lanes), most = (shape.per_lane == 1 ? 528 : shape.per_lane == 2 ? 396 : 264);
+  const int64_t at_once = 2 * (kBlock / shape.lanes), most = (shape.per_lane == 1   ? 528
+                                                              : shape.per_lane == 2 ? 396
+                                                                                    : 264);
   return std::max<int64_t>(std::min((tokens + at_once - 1) / at_once, most / groups), 1);
 }
 
@@ -229,9 +238,10 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const
   dispatch_storage("rmsnorm_forward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     const int64_t width = x.dim(-1);
-    forward<T>(ctx, "rmsnorm_forward",
-               {device_data<T>(y), nullptr, device_data<float>(rstd), device_data<T>(x), nullptr,
-                device_data<T>(weight), x.numel() / width, width, weight.numel() / width, static_cast<float>(eps)});
+    forward<T>(
+        ctx, "rmsnorm_forward",
+        {device_data<T>(y), nullptr, device_data<float>(rstd), device_data<T>(x), nullptr,
+         device_data<T>(weight), x.numel() / width, width, weight.numel() / width, static_cast<float>(eps)});
   });
 }
 
@@ -242,8 +252,9 @@ void add_rmsnorm_forward(Context& ctx, Tensor sum, Tensor y, Tensor rstd, const 
     using T = std::remove_pointer_t<decltype(tag)>;
     const int64_t width = a.dim(-1);
     forward<T>(ctx, "add_rmsnorm_forward",
-               {device_data<T>(y), device_data<T>(sum), device_data<float>(rstd), device_data<T>(a), device_data<T>(b),
-                device_data<T>(weight), a.numel() / width, width, weight.numel() / width, static_cast<float>(eps)});
+               {device_data<T>(y), device_data<T>(sum), device_data<float>(rstd), device_data<T>(a),
+                device_data<T>(b), device_data<T>(weight), a.numel() / width, width, weight.numel() / width,
+                static_cast<float>(eps)});
   });
 }
 
@@ -277,8 +288,8 @@ void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy,
         launch(ctx, "rmsnorm_backward", config, rmsnorm_backward_kernel<T, lanes(), per_lane()>, b);
       });
     }
-    column_sums(ctx, "rmsnorm_backward dweight", device_data<float>(dweight), b.partials, chunks, groups * width,
-                Into::add);
+    column_sums(ctx, "rmsnorm_backward dweight", device_data<float>(dweight), b.partials, chunks,
+                groups * width, Into::add);
   });
 }
 

@@ -1,18 +1,18 @@
 // Bound by memory: one read and one write of x; mapping in rope_rows.cuh. Not yet run on a GPU.
 #include "ops/rope.h"
-
 #include "rope_rows.cuh"
 
 namespace sluice::cuda {
 namespace {
 
-void turn(Context& ctx, const char* name, const Tensor& y, const Tensor& x, const Tensor& positions, const Tensor& cos,
-          const Tensor& sin, float direction) {
+void turn(Context& ctx, const char* name, const Tensor& y, const Tensor& x, const Tensor& positions,
+          const Tensor& cos, const Tensor& sin, float direction) {
   dispatch_storage(name, x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    launch_rope<false, T>(ctx, name,
-                          {device_data<T>(y), device_data<T>(x), rope_angles(ctx, positions, cos, sin, direction),
-                           x.dim(0), static_cast<int>(x.dim(1)), 1, Divider(1), nullptr, nullptr, 0, 0.f});
+    launch_rope<false, T>(
+        ctx, name,
+        {device_data<T>(y), device_data<T>(x), rope_angles(ctx, positions, cos, sin, direction), x.dim(0),
+         static_cast<int>(x.dim(1)), 1, Divider(1), nullptr, nullptr, 0, 0.f});
   });
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// Rows (T, H, D) that the rotary embedding turns: a group of 4 to 32 lanes takes one token's row of kHeads heads at once,
-// lane l the pair of vectors at l kN and D/2 + l kN, so that rotating needs no other lane, and the position's cosines and
-// sines, 4 kN bytes each of f32, are read once for all of them.
+// Rows (T, H, D) that the rotary embedding turns: a group of 4 to 32 lanes takes one token's row of kHeads
+// heads at once, lane l the pair of vectors at l kN and D/2 + l kN, so that rotating needs no other lane, and
+// the position's cosines and sines, 4 kN bytes each of f32, are read once for all of them.
 #include "common/rows.cuh"
 
 namespace sluice::cuda {
@@ -12,8 +12,8 @@ constexpr int kRopeBlock = 256;
 struct RopeTable {
   const int* positions;  // (T)
   const float *cos, *sin;
-  int64_t size;  // positions in the table
-  int half;      // D / 2
+  int64_t size;     // positions in the table
+  int half;         // D / 2
   float direction;  // 1, or -1 to rotate back
   KernelStatus* status;
 
@@ -64,7 +64,8 @@ template <class T, int kLanes, int kHeads, bool kNorm>
 __global__ void __launch_bounds__(kRopeBlock) rope_kernel(RopeRows<T> p) {
   constexpr int kN = kVecWidth<T>;
   const int half = p.table.half, i = static_cast<int>(threadIdx.x) % kLanes * kN;
-  const int64_t unit = static_cast<int64_t>(blockIdx.x) * (kRopeBlock / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
+  const int64_t unit =
+      static_cast<int64_t>(blockIdx.x) * (kRopeBlock / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
   const int64_t t = p.per_token.quotient(unit);
   const int first = static_cast<int>(unit - t * p.slices) * kHeads;
   const bool mine = t < p.tokens && i < half;  // every thread stays for the sums over its group
@@ -100,7 +101,8 @@ __global__ void __launch_bounds__(kRopeBlock) rope_kernel(RopeRows<T> p) {
         const T* const weight = p.weight + (first + h) * p.weight_stride + i;
         const Vec<T, kN> wa = load_vec<kN>(weight), wb = load_vec<kN>(weight + half);
 #pragma unroll
-        for (int e = 0; e < kN; ++e) a[e] = to_float(wa.v[e]) * (a[e] * r), b[e] = to_float(wb.v[e]) * (b[e] * r);
+        for (int e = 0; e < kN; ++e)
+          a[e] = to_float(wa.v[e]) * (a[e] * r), b[e] = to_float(wb.v[e]) * (b[e] * r);
       }
     }
     if (h < heads) {
@@ -119,7 +121,8 @@ __global__ void __launch_bounds__(kRopeBlock) rope_kernel(RopeRows<T> p) {
 template <class T, bool kNorm>
 __global__ void __launch_bounds__(kRopeBlock) rope_any_kernel(RopeRows<T> p) {
   const int half = p.table.half, lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (kRopeBlock / 32) + static_cast<int>(threadIdx.x) / 32;
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.x) * (kRopeBlock / 32) + static_cast<int>(threadIdx.x) / 32;
   if (row >= p.tokens * p.heads) return;  // whole warps
   const int64_t t = row / p.heads;
   const int head = static_cast<int>(row - t * p.heads);
@@ -145,15 +148,20 @@ __global__ void __launch_bounds__(kRopeBlock) rope_any_kernel(RopeRows<T> p) {
   }
 }
 
-/// Calls body(lanes as std::integral_constant) where 16-byte vectors fit the halves of a row, and returns whether.
+/// Calls body(lanes as std::integral_constant) where 16-byte vectors fit the halves of a row, and returns
+/// whether.
 template <class T, class Body>
 bool with_rope_lanes(int half, bool vectors, Body&& body) {
   constexpr int kN = kVecWidth<T>;
   if (!vectors || half % kN != 0 || half / kN > 32) return false;
-  if (half / kN <= 4) body(std::integral_constant<int, 4>());
-  else if (half / kN <= 8) body(std::integral_constant<int, 8>());
-  else if (half / kN <= 16) body(std::integral_constant<int, 16>());
-  else body(std::integral_constant<int, 32>());
+  if (half / kN <= 4)
+    body(std::integral_constant<int, 4>());
+  else if (half / kN <= 8)
+    body(std::integral_constant<int, 8>());
+  else if (half / kN <= 16)
+    body(std::integral_constant<int, 16>());
+  else
+    body(std::integral_constant<int, 32>());
   return true;
 }
 
@@ -170,14 +178,20 @@ void launch_rope(Context& ctx, const char* name, RopeRows<T> p) {
            rope_kernel<T, lanes(), kHeads, kNorm>, p);
   });
   if (!done)
-    launch(ctx, name, {.grid = dim3(blocks_for(p.tokens * p.heads, kRopeBlock / 32)), .block = dim3(kRopeBlock)},
+    launch(ctx, name,
+           {.grid = dim3(blocks_for(p.tokens * p.heads, kRopeBlock / 32)), .block = dim3(kRopeBlock)},
            rope_any_kernel<T, kNorm>, p);
 }
 
 inline RopeTable rope_angles(Context& ctx, const Tensor& positions, const Tensor& cos, const Tensor& sin,
                              float direction) {
-  return {device_data<int>(positions),      device_data<float>(cos), device_data<float>(sin), cos.dim(0),
-          static_cast<int>(cos.dim(1)), direction,               kernel_status(ctx)};
+  return {device_data<int>(positions),
+          device_data<float>(cos),
+          device_data<float>(sin),
+          cos.dim(0),
+          static_cast<int>(cos.dim(1)),
+          direction,
+          kernel_status(ctx)};
 }
 
 }  // namespace sluice::cuda

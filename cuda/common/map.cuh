@@ -1,8 +1,8 @@
 #pragma once
-// Element-by-element kernels. A thread takes kUnroll vectors of 16 bytes (of the narrowest type), a block's width apart,
-// and loads them all before it stores the first: outputs may alias inputs at the same index, and enough bytes are in
-// flight (2048 threads of an SM x 16 bytes x kUnroll) to hide the latency of memory, which is the one limit.
-// An operation is a struct with
+// Element-by-element kernels. A thread takes kUnroll vectors of 16 bytes (of the narrowest type), a block's
+// width apart, and loads them all before it stores the first: outputs may alias inputs at the same index, and
+// enough bytes are in flight (2048 threads of an SM x 16 bytes x kUnroll) to hide the latency of memory,
+// which is the one limit. An operation is a struct with
 //   kWidth, kUnroll                              elements of a vector, vectors of a thread
 //   template <int N> In<N> load(int64_t i)       inputs of elements [i, i + N)
 //   template <int N> void apply(int64_t i, in)   computes and stores them
@@ -23,7 +23,8 @@ __global__ void __launch_bounds__(kMapThreads) map_kernel(Op op, int64_t vectors
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) op.template apply<kN>((first + u * kMapThreads) * kN, in[u]);
   } else {
-    for (int64_t v = first; v < vectors; v += kMapThreads) op.template apply<kN>(v * kN, op.template load<kN>(v * kN));
+    for (int64_t v = first; v < vectors; v += kMapThreads)
+      op.template apply<kN>(v * kN, op.template load<kN>(v * kN));
   }
   if constexpr (kN > 1) {  // behind the last whole vector: fewer elements than a block has threads
     const int64_t i = vectors * kN + first;
@@ -36,9 +37,12 @@ template <class Op>
 void map(Context& ctx, const char* name, const Op& op, int64_t n, bool vectors) {
   if (n == 0) return;
   const int64_t count = vectors ? n / Op::kWidth : n, tile = kMapThreads * Op::kUnroll;
-  const LaunchConfig config = {.grid = dim3(count > tile ? blocks_for(count, tile) : 1), .block = dim3(kMapThreads)};
-  if (vectors) launch(ctx, name, config, map_kernel<Op::kWidth, Op>, op, count, n);
-  else launch(ctx, name, config, map_kernel<1, Op>, op, count, n);
+  const LaunchConfig config = {.grid = dim3(count > tile ? blocks_for(count, tile) : 1),
+                               .block = dim3(kMapThreads)};
+  if (vectors)
+    launch(ctx, name, config, map_kernel<Op::kWidth, Op>, op, count, n);
+  else
+    launch(ctx, name, config, map_kernel<1, Op>, op, count, n);
 }
 
 /// i / d for i d < 2^64 by one multiplication: 64-bit division is a call on a GPU.
@@ -76,7 +80,9 @@ struct UnaryMap {
   template <int N>
   using In = Vec<From, N>;
   template <int N>
-  DEVICE_INLINE In<N> load(int64_t i) const { return load_vec<N>(x + i); }
+  DEVICE_INLINE In<N> load(int64_t i) const {
+    return load_vec<N>(x + i);
+  }
   template <int N>
   DEVICE_INLINE void apply(int64_t i, const In<N>& in) const {
     Vec<To, N> out;
@@ -98,7 +104,9 @@ struct BinaryMap {
     Vec<T, N> a, b;
   };
   template <int N>
-  DEVICE_INLINE In<N> load(int64_t i) const { return {load_vec<N>(a + i), load_vec<N>(b + i)}; }
+  DEVICE_INLINE In<N> load(int64_t i) const {
+    return {load_vec<N>(a + i), load_vec<N>(b + i)};
+  }
   template <int N>
   DEVICE_INLINE void apply(int64_t i, const In<N>& in) const {
     Vec<T, N> out;

@@ -1,13 +1,15 @@
 #pragma once
-// Rows of a matrix, each taken by a group of kLanes threads: lane l holds vectors l, l + kLanes, ... of its row in
-// registers, so a row is read once. And sums over rows, one per column, in a fixed order: a block keeps its columns in
-// registers over all its rows and writes them once (store_columns), column_sums adds the blocks up.
+// Rows of a matrix, each taken by a group of kLanes threads: lane l holds vectors l, l + kLanes, ... of its
+// row in registers, so a row is read once. And sums over rows, one per column, in a fixed order: a block
+// keeps its columns in registers over all its rows and writes them once (store_columns), column_sums adds the
+// blocks up.
 #include "common/map.cuh"
 
 namespace sluice::cuda {
 
-/// Sums over groups of kLanes threads (a power of two) in a block of kThreads; every thread of a group gets its own. Every
-/// thread of the block calls it, in step. Groups that span warps meet at one barrier: a second call writes elsewhere.
+/// Sums over groups of kLanes threads (a power of two) in a block of kThreads; every thread of a group gets
+/// its own. Every thread of the block calls it, in step. Groups that span warps meet at one barrier: a second
+/// call writes elsewhere.
 template <int kThreads, int kLanes>
 class GroupSum {
  public:
@@ -33,8 +35,8 @@ class GroupSum {
   int turn_ = 0;
 };
 
-/// columns[v][e] of every thread stands for column v stride + lane kN + e, for lane kN < stride (at most kLanes kN). Adds
-/// up the groups of the block, in order, and writes columns [0, width) of the sum to out.
+/// columns[v][e] of every thread stands for column v stride + lane kN + e, for lane kN < stride (at most
+/// kLanes kN). Adds up the groups of the block, in order, and writes columns [0, width) of the sum to out.
 template <int kThreads, int kLanes, int kV, int kN>
 DEVICE_INLINE void store_columns(float* out, float (&columns)[kV][kN], int stride, int width) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
@@ -80,8 +82,8 @@ DEVICE_INLINE void store_columns(float* out, float (&columns)[kV][kN], int strid
 
 constexpr int kSumColumns = 32, kSumRows = 16;
 
-/// A block takes 32 columns (128 contiguous bytes of a row), its thread (x, y) the rows y, y + 16, ... of column x.
-/// A template only so that several sources may include it.
+/// A block takes 32 columns (128 contiguous bytes of a row), its thread (x, y) the rows y, y + 16, ... of
+/// column x. A template only so that several sources may include it.
 template <class Unused = void>
 __global__ void __launch_bounds__(kSumColumns* kSumRows)
     column_sums_kernel(float* out, const float* rows, int64_t count, int64_t width, bool add) {
@@ -103,8 +105,8 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows)
 }
 
 /// out (width) = or += the sum of rows (count, width).
-inline void column_sums(Context& ctx, const char* name, float* out, const float* rows, int64_t count, int64_t width,
-                        Into into) {
+inline void column_sums(Context& ctx, const char* name, float* out, const float* rows, int64_t count,
+                        int64_t width, Into into) {
   if (width == 0) return;
   launch(ctx, name, {.grid = dim3(blocks_for(width, kSumColumns)), .block = dim3(kSumColumns, kSumRows)},
          column_sums_kernel<>, out, rows, count, width, into == Into::add);

@@ -23,9 +23,11 @@ OpCase silu_case(int64_t n, bool in_place) {
 
 OpCase swiglu_case(int64_t tokens, int64_t width, bool in_place) {
   return {fmt::format("swiglu T={} F={}{}", tokens, width, in_place ? " in place" : ""), [=](CaseRun& r) {
-            const Tensor gate_up = r.input("gate_up", {tokens, 2 * width}, 2), dy = r.input("dy", {tokens, width});
+            const Tensor gate_up = r.input("gate_up", {tokens, 2 * width}, 2),
+                         dy = r.input("dy", {tokens, width});
             swiglu_forward(r.ctx, r.output("y", {tokens, width}), gate_up);
-            const Tensor d = in_place ? r.compared("dgate_up", gate_up) : r.output("dgate_up", {tokens, 2 * width});
+            const Tensor d =
+                in_place ? r.compared("dgate_up", gate_up) : r.output("dgate_up", {tokens, 2 * width});
             swiglu_backward(r.ctx, d, dy, gate_up);
           }};
 }
@@ -33,7 +35,8 @@ OpCase swiglu_case(int64_t tokens, int64_t width, bool in_place) {
 /// The ends of the sigmoid: neither infinity nor NaN may come out of a finite input.
 OpCase large_case() {
   return {"silu of large arguments", [](CaseRun& r) {
-            const Tensor x = r.input("x", r.dtype, {64}, [](int64_t i) { return 8.0 * static_cast<double>(i - 32); });
+            const Tensor x =
+                r.input("x", r.dtype, {64}, [](int64_t i) { return 8.0 * static_cast<double>(i - 32); });
             silu_forward(r.ctx, r.output("y", {64}), x);
             silu_backward(r.ctx, r.output("dx", {64}), r.input("dy", {64}), x);
           }};

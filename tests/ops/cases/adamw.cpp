@@ -1,8 +1,10 @@
-// AdamW over flat buffers: segments that begin and end anywhere, gaps, several tiles; steps that are judged not to apply.
+// AdamW over flat buffers: segments that begin and end anywhere, gaps, several tiles; steps that are judged
+// not to apply.
 #include "ops/adamw.h"
 
-#include <cmath>
 #include <spdlog/fmt/fmt.h>
+
+#include <cmath>
 
 #include "ops/cases.h"
 #include "ops/reduce.h"
@@ -14,7 +16,8 @@ const AdamwSettings kSettings = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
 
 UpdateControl plain_control() {
   UpdateControl c = {};
-  c.lr = 0.01, c.step = 3, c.gradient_scale = 0.125, c.max_grad_norm = 1, c.loss_limit = 50, c.grad_norm_limit = 90;
+  c.lr = 0.01, c.step = 3, c.gradient_scale = 0.125, c.max_grad_norm = 1, c.loss_limit = 50,
+  c.grad_norm_limit = 90;
   c.loss = 24, c.squares = 9;
   return c;
 }
@@ -32,24 +35,25 @@ struct Segment {
   double multiplier, decay;
 };
 
-OpCase update_case(const std::string& what, int64_t count, const std::vector<Segment>& segments, UpdateControl control,
-                   bool with_master = true, bool shifted = false) {
+OpCase update_case(const std::string& what, int64_t count, const std::vector<Segment>& segments,
+                   UpdateControl control, bool with_master = true, bool shifted = false) {
   return {fmt::format("adamw_update ({}) {}", count, what), [=](CaseRun& r) {
             const int64_t n = count + (shifted ? 1 : 0);
             const auto part = [&](const Tensor& t) { return shifted ? t.rows(1, count) : t; };
             const Tensor value = r.inout("value", r.dtype, {n}), m = r.inout("m", r.wide, {n}, 0.1);
-            const Tensor v =
-                r.compared("v", r.input("v", r.wide, {n}, [](int64_t i) { return 1e-3 * static_cast<double>(i % 97); }));
+            const Tensor v = r.compared(
+                "v", r.input("v", r.wide, {n}, [](int64_t i) { return 1e-3 * static_cast<double>(i % 97); }));
             const Tensor gradient = r.input("gradient", r.wide, {n});
             Tensor master;
             if (with_master || r.dtype != r.wide) master = part(r.inout("master", r.wide, {n}));
-            const Tensor table = r.input("segments", DType::f64, {static_cast<int64_t>(segments.size()), 4}, [&](int64_t i) {
-              const Segment& s = segments[static_cast<size_t>(i / 4)];
-              return i % 4 == 0   ? static_cast<double>(s.begin)
-                     : i % 4 == 1 ? static_cast<double>(s.end)
-                     : i % 4 == 2 ? s.multiplier
-                                  : s.decay;
-            });
+            const Tensor table =
+                r.input("segments", DType::f64, {static_cast<int64_t>(segments.size()), 4}, [&](int64_t i) {
+                  const Segment& s = segments[static_cast<size_t>(i / 4)];
+                  return i % 4 == 0   ? static_cast<double>(s.begin)
+                         : i % 4 == 1 ? static_cast<double>(s.end)
+                         : i % 4 == 2 ? s.multiplier
+                                      : s.decay;
+                });
             const Tensor c = control_tensor(r, control);
             judge_update(r.ctx, c, kSettings);
             adamw_update(r.ctx, part(value), master, part(m), part(v), part(gradient), table, c, kSettings);
@@ -57,23 +61,26 @@ OpCase update_case(const std::string& what, int64_t count, const std::vector<Seg
 }
 
 OpCase judge_case(const std::string& what, UpdateControl control) {
-  return {"judge_update " + what,
-          [=](CaseRun& r) { judge_update(r.ctx, r.compared("control", control_tensor(r, control)), kSettings); }};
+  return {"judge_update " + what, [=](CaseRun& r) {
+            judge_update(r.ctx, r.compared("control", control_tensor(r, control)), kSettings);
+          }};
 }
 
 /// A gradient that is not finite: its norm, computed on the device, keeps the parameters as they are.
 OpCase not_finite_case(double bad) {
   return {fmt::format("a gradient of {} is not applied", bad), [=](CaseRun& r) {
             const int64_t n = 100;
-            const Tensor gradient =
-                r.input("gradient", r.wide, {n}, [=](int64_t i) { return i == 70 ? bad : static_cast<double>(i); });
+            const Tensor gradient = r.input(
+                "gradient", r.wide, {n}, [=](int64_t i) { return i == 70 ? bad : static_cast<double>(i); });
             const Tensor c = control_tensor(r, plain_control());
-            const Tensor squares(c.data ? static_cast<double*>(c.data) + offsetof(UpdateControl, squares) / sizeof(double)
-                                        : nullptr,
-                                 DType::f64, {1}, "squares", c.device);
+            const Tensor squares(
+                c.data ? static_cast<double*>(c.data) + offsetof(UpdateControl, squares) / sizeof(double)
+                       : nullptr,
+                DType::f64, {1}, "squares", c.device);
             sum_of_squares(r.ctx, squares, gradient);
             judge_update(r.ctx, c, kSettings);
-            const Tensor table = r.input("segments", DType::f64, {1, 4}, [=](int64_t i) { return i == 1 ? n : i * 0.5; });
+            const Tensor table =
+                r.input("segments", DType::f64, {1, 4}, [=](int64_t i) { return i == 1 ? n : i * 0.5; });
             Tensor master;
             if (r.dtype != r.wide) master = r.inout("master", r.wide, {n});
             adamw_update(r.ctx, r.inout("value", r.dtype, {n}), master, r.inout("m", r.wide, {n}),
@@ -84,7 +91,8 @@ OpCase not_finite_case(double bad) {
 std::vector<Segment> random_segments(Random& random, int64_t count) {
   std::vector<Segment> segments;
   for (int64_t at = uniform(random, 0, 5); at < count;) {
-    const int64_t end = std::min(count, at + one_of<int64_t>(random, {1, 2, 5, 64, uniform(random, 1, 5000)}));
+    const int64_t end =
+        std::min(count, at + one_of<int64_t>(random, {1, 2, 5, 64, uniform(random, 1, 5000)}));
     segments.push_back({at, end, one_of(random, {1.0, 0.5}), one_of(random, {0.0, 0.1})});
     at = end + one_of<int64_t>(random, {0, 0, 1, 3, 17});
   }
@@ -105,10 +113,14 @@ OpFamily adamw_cases() {
 
   OpFamily family{"adamw", {}, {}};
   auto& cases = family.cases;
-  cases = {judge_case("clips", plain),         judge_case("does not clip", unclipped),
-           judge_case("of step 1", first),     judge_case("refuses a loss", large_loss),
-           judge_case("refuses a norm", large_norm), judge_case("at the limit", no_number),
-           not_finite_case(NAN),               not_finite_case(INFINITY)};
+  cases = {judge_case("clips", plain),
+           judge_case("does not clip", unclipped),
+           judge_case("of step 1", first),
+           judge_case("refuses a loss", large_loss),
+           judge_case("refuses a norm", large_norm),
+           judge_case("at the limit", no_number),
+           not_finite_case(NAN),
+           not_finite_case(INFINITY)};
   for (const int64_t n : {1, 3, 64, 1000, 4096, 2 * 4096 + 7}) {
     cases.push_back(update_case("one segment", n, {{0, n, 1, 0.1}}, plain));
     cases.push_back(update_case("one segment, no master", n, {{0, n, 1, 0.1}}, first, false));
@@ -116,12 +128,18 @@ OpFamily adamw_cases() {
   }
   cases.push_back(update_case("refused", 1000, {{0, 1000, 1, 0.1}}, large_loss));
   cases.push_back(update_case("with gaps", 9000,
-                              {{3, 4, 1, 0}, {5, 6, 2, 0.1}, {6, 7, 1, 0.5}, {8, 12, 1, 0.1}, {13, 4095, 0.5, 0.1},
-                               {4097, 4099, 1, 0}, {4099, 8999, 1, 0.1}},
+                              {{3, 4, 1, 0},
+                               {5, 6, 2, 0.1},
+                               {6, 7, 1, 0.5},
+                               {8, 12, 1, 0.1},
+                               {13, 4095, 0.5, 0.1},
+                               {4097, 4099, 1, 0},
+                               {4099, 8999, 1, 0.1}},
                               unclipped));
   cases.push_back(update_case("one element in the second tile", 9000, {{5001, 5002, 1, 0.1}}, plain));
   std::vector<Segment> many;
-  for (int64_t i = 0; i < 700; ++i) many.push_back({i * 5, i * 5 + 5 - i % 2, 1 + static_cast<double>(i % 3), 0.1});
+  for (int64_t i = 0; i < 700; ++i)
+    many.push_back({i * 5, i * 5 + 5 - i % 2, 1 + static_cast<double>(i % 3), 0.1});
   cases.push_back(update_case("700 segments", 3500, many, plain));
   family.fuzz = [](Random& random) {
     const int64_t count = uniform(random, 1, 12000);

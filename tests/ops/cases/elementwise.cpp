@@ -1,4 +1,5 @@
-// Residual additions, clipping, copies: on and off the vector width, in place, at addresses no vector is aligned to.
+// Residual additions, clipping, copies: on and off the vector width, in place, at addresses no vector is
+// aligned to.
 #include "ops/elementwise.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -16,7 +17,8 @@ OpCase add_case(int64_t rows, int64_t width) {
 }
 
 OpCase add_in_place_case(int64_t n, bool first) {
-  return {fmt::format("add_forward ({}) onto its {} argument", n, first ? "first" : "second"), [=](CaseRun& r) {
+  return {fmt::format("add_forward ({}) onto its {} argument", n, first ? "first" : "second"),
+          [=](CaseRun& r) {
             const Tensor a = r.input("a", {n}), b = r.input("b", {n});
             add_forward(r.ctx, r.compared("y", first ? a : b), a, b);
           }};
@@ -25,7 +27,8 @@ OpCase add_in_place_case(int64_t n, bool first) {
 /// All but the first element: no address is a multiple of 16.
 OpCase add_shifted_case(int64_t n) {
   return {fmt::format("add_forward ({}) one element on", n), [=](CaseRun& r) {
-            const Tensor a = r.input("a", {n + 1}), b = r.input("b", {n + 1}), y = r.inout("y", r.dtype, {n + 1});
+            const Tensor a = r.input("a", {n + 1}), b = r.input("b", {n + 1}),
+                         y = r.inout("y", r.dtype, {n + 1});
             add_forward(r.ctx, y.rows(1, n), a.rows(1, n), b.rows(1, n));
           }};
 }
@@ -41,7 +44,8 @@ OpCase clip_case(int64_t n, double limit, bool in_place) {
 OpCase cast_case(int64_t n, DType from, DType to) {
   return {fmt::format("cast ({}) {} to {}", n, dtype_name(from), dtype_name(to)), [=](CaseRun& r) {
             // Thirds have more digits than bf16.
-            const Tensor x = r.input("x", from, {n}, [](int64_t i) { return static_cast<double>(i - 40) / 3; });
+            const Tensor x =
+                r.input("x", from, {n}, [](int64_t i) { return static_cast<double>(i - 40) / 3; });
             cast(r.ctx, r.output("y", to, {n}), x);
           }};
 }
@@ -73,10 +77,14 @@ OpFamily elementwise_cases() {
   family.fuzz = [](Random& random) {
     const int64_t n = uniform(random, 1, 9000);
     switch (uniform(random, 0, 3)) {
-      case 0: return add_case(uniform(random, 1, 9), uniform(random, 1, 600));
-      case 1: return clip_case(n, 0.7, uniform(random, 0, 1) == 1);
-      case 2: return cast_case(n, DType::f32, DType::bf16);
-      default: return fill_case(n);
+      case 0:
+        return add_case(uniform(random, 1, 9), uniform(random, 1, 600));
+      case 1:
+        return clip_case(n, 0.7, uniform(random, 0, 1) == 1);
+      case 2:
+        return cast_case(n, DType::f32, DType::bf16);
+      default:
+        return fill_case(n);
     }
   };
   return family;

@@ -1,5 +1,5 @@
-// Gates: every activation, sharing, combination and granularity, of every token and of none; head sizes on and off the
-// vector width.
+// Gates: every activation, sharing, combination and granularity, of every token and of none; head sizes on
+// and off the vector width.
 #include "ops/gate.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -20,24 +20,30 @@ struct GateCase {
 
 OpCase gate_case(const GateCase& g) {
   return {fmt::format("gate T={} H={} D={} {} {} {} {}{}{}", g.tokens, g.heads, g.channels,
-                      kActivations[static_cast<int>(g.kind.activation)], kSharings[static_cast<int>(g.kind.sharing)],
-                      g.kind.combine == GateCombine::multiply ? "multiply" : "add", g.headwise ? "headwise" : "elementwise",
-                      g.per_token ? "" : " constant", g.in_place ? " in place" : ""),
+                      kActivations[static_cast<int>(g.kind.activation)],
+                      kSharings[static_cast<int>(g.kind.sharing)],
+                      g.kind.combine == GateCombine::multiply ? "multiply" : "add",
+                      g.headwise ? "headwise" : "elementwise", g.per_token ? "" : " constant",
+                      g.in_place ? " in place" : ""),
           [=](CaseRun& r) {
             const int64_t T = g.tokens, H = g.heads, D = g.channels, Z = g.per_token ? T : 1;
-            const auto scores = [&](const Tensor& t) { return g.headwise ? t.view({Z, H}) : t.view({Z, H, D}); };
+            const auto scores = [&](const Tensor& t) {
+              return g.headwise ? t.view({Z, H}) : t.view({Z, H, D});
+            };
             const int64_t slots = Z * H * (g.headwise ? 1 : D);
-            const Tensor x = r.input("x", {T, H, D}), dy = r.input("dy", {T, H, D}), z = scores(r.input("z", {slots}, 2));
+            const Tensor x = r.input("x", {T, H, D}), dy = r.input("dy", {T, H, D}),
+                         z = scores(r.input("z", {slots}, 2));
             gate_scores(r.ctx, scores(r.output("scores", r.wide, {slots})), z, g.kind);
             const Tensor dz = g.per_token ? r.output("dz", {slots}) : r.inout("dz", r.wide, {slots});
-            gate_backward(r.ctx, g.in_place ? r.compared("dx", dy) : r.output("dx", {T, H, D}), scores(dz), dy, x, z,
-                          g.kind);
+            gate_backward(r.ctx, g.in_place ? r.compared("dx", dy) : r.output("dx", {T, H, D}), scores(dz),
+                          dy, x, z, g.kind);
             gate_forward(r.ctx, g.in_place ? r.compared("y", x) : r.output("y", {T, H, D}), x, z, g.kind);
           }};
 }
 
 GateKind kind_of(int activation, int sharing, int combine) {
-  return {static_cast<GateActivation>(activation), static_cast<GateSharing>(sharing), static_cast<GateCombine>(combine)};
+  return {static_cast<GateActivation>(activation), static_cast<GateSharing>(sharing),
+          static_cast<GateCombine>(combine)};
 }
 
 }  // namespace
@@ -51,8 +57,8 @@ OpFamily gate_cases() {
       for (int combine = 0; combine < 2; ++combine)
         for (const bool headwise : {false, true})
           for (const bool per_token : {false, true})
-            cases.push_back(gate_case({5, 3, turn++ % 2 ? 16 : 10, kind_of(activation, sharing, combine), headwise,
-                                       per_token, turn % 3 == 0}));
+            cases.push_back(gate_case({5, 3, turn++ % 2 ? 16 : 10, kind_of(activation, sharing, combine),
+                                       headwise, per_token, turn % 3 == 0}));
   for (int sharing = 0; sharing < 3; ++sharing)
     for (const bool headwise : {false, true})
       for (const bool per_token : {false, true}) {
@@ -62,11 +68,12 @@ OpFamily gate_cases() {
   cases.push_back(gate_case({3, 1, 2304, kind_of(0, 0, 0), true, true, false}));  // a row for a whole block
   cases.push_back(gate_case({6, 2, 128, kind_of(0, 0, 0), true, true, false}));
   family.fuzz = [](Random& random) {
-    return gate_case({uniform(random, 2, 30), uniform(random, 1, 8),
-                      one_of<int64_t>(random, {uniform(random, 1, 40), 8 * uniform(random, 1, 32)}),
-                      kind_of(static_cast<int>(uniform(random, 0, 3)), static_cast<int>(uniform(random, 0, 2)),
-                              static_cast<int>(uniform(random, 0, 1))),
-                      uniform(random, 0, 1) == 1, uniform(random, 0, 1) == 1, uniform(random, 0, 1) == 1});
+    return gate_case(
+        {uniform(random, 2, 30), uniform(random, 1, 8),
+         one_of<int64_t>(random, {uniform(random, 1, 40), 8 * uniform(random, 1, 32)}),
+         kind_of(static_cast<int>(uniform(random, 0, 3)), static_cast<int>(uniform(random, 0, 2)),
+                 static_cast<int>(uniform(random, 0, 1))),
+         uniform(random, 0, 1) == 1, uniform(random, 0, 1) == 1, uniform(random, 0, 1) == 1});
   };
   return family;
 }

@@ -1,9 +1,10 @@
 // Reductions to one number: no element, one, a chunk, several and a rest; infinities and NaN.
 #include "ops/reduce.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <catch2/catch.hpp>
 #include <cmath>
-#include <spdlog/fmt/fmt.h>
 
 #include "ops/cases.h"
 
@@ -11,7 +12,8 @@ namespace sluice::test {
 namespace {
 
 OpCase reduce_case(int64_t n, bool shifted) {
-  return {fmt::format("sum, sum_of_squares, max_abs ({}){}", n, shifted ? " one element on" : ""), [=](CaseRun& r) {
+  return {fmt::format("sum, sum_of_squares, max_abs ({}){}", n, shifted ? " one element on" : ""),
+          [=](CaseRun& r) {
             const Tensor x = shifted ? r.input("x", {n + 1}).rows(1, n) : r.input("x", {n});
             sum(r.ctx, r.output("sum", DType::f64, {1}), x, Into::overwrite);
             sum(r.ctx, r.inout("added", DType::f64, {1}), x, Into::add);
@@ -23,8 +25,9 @@ OpCase reduce_case(int64_t n, bool shifted) {
 /// Element `at` of n is `value`, which must show in sum_of_squares and max_abs.
 OpCase special_case(int64_t n, int64_t at, double value) {
   return {fmt::format("reductions of {} in element {} of {}", value, at, n), [=](CaseRun& r) {
-            const Tensor x =
-                r.input("x", r.dtype, {n}, [=](int64_t i) { return i == at ? value : i == 0 ? -INFINITY : 1.0; });
+            const Tensor x = r.input("x", r.dtype, {n}, [=](int64_t i) {
+              return i == at ? value : i == 0 ? -INFINITY : 1.0;
+            });
             double squares = 0, largest = 0;
             const Tensor s = r.input("squares", DType::f64, {1}), m = r.input("largest", DType::f64, {1});
             sum_of_squares(r.ctx, s, x);
@@ -45,8 +48,11 @@ OpFamily reduce_cases() {
   for (const int64_t n : {0, 1, 7, 1000, 65536, 3 * 65536 + 21})
     for (const bool shifted : {false, true}) family.cases.push_back(reduce_case(n, shifted));
   for (const double value : {static_cast<double>(NAN), static_cast<double>(INFINITY)})
-    for (const int64_t at : {1, 299, 65536 + 5, 65536 + 298}) family.cases.push_back(special_case(65536 + 299, at, value));
-  family.fuzz = [](Random& random) { return reduce_case(uniform(random, 1, 100000), uniform(random, 0, 1) == 1); };
+    for (const int64_t at : {1, 299, 65536 + 5, 65536 + 298})
+      family.cases.push_back(special_case(65536 + 299, at, value));
+  family.fuzz = [](Random& random) {
+    return reduce_case(uniform(random, 1, 100000), uniform(random, 0, 1) == 1);
+  };
   return family;
 }
 

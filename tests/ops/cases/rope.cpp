@@ -1,9 +1,10 @@
-// Rotary embedding, alone and behind the norm of every head: head sizes for 4 to 32 lanes and off the grid, slices of heads
-// that are not whole, a weight for all heads or one per head, in place.
+// Rotary embedding, alone and behind the norm of every head: head sizes for 4 to 32 lanes and off the grid,
+// slices of heads that are not whole, a weight for all heads or one per head, in place.
 #include "ops/rope.h"
 
-#include <cmath>
 #include <spdlog/fmt/fmt.h>
+
+#include <cmath>
 
 #include "ops/cases.h"
 #include "ops/norm_rope.h"
@@ -19,14 +20,17 @@ struct Table {
   Table(CaseRun& r, int64_t tokens, int64_t half)
       : positions(r.integers("positions", {tokens}, 0, kPositions - 1)),
         cos(r.input("cos", r.wide, {kPositions, half}, [=](int64_t i) { return std::cos(angle(i, half)); })),
-        sin(r.input("sin", r.wide, {kPositions, half}, [=](int64_t i) { return std::sin(angle(i, half)); })) {}
+        sin(r.input("sin", r.wide, {kPositions, half}, [=](int64_t i) { return std::sin(angle(i, half)); })) {
+  }
   static double angle(int64_t i, int64_t half) {
-    return static_cast<double>(i / half) * std::pow(1e4, -static_cast<double>(i % half) / static_cast<double>(half));
+    return static_cast<double>(i / half) *
+           std::pow(1e4, -static_cast<double>(i % half) / static_cast<double>(half));
   }
 };
 
 OpCase rope_case(int64_t tokens, int64_t heads, int64_t width, bool in_place) {
-  return {fmt::format("rope T={} H={} D={}{}", tokens, heads, width, in_place ? " in place" : ""), [=](CaseRun& r) {
+  return {fmt::format("rope T={} H={} D={}{}", tokens, heads, width, in_place ? " in place" : ""),
+          [=](CaseRun& r) {
             const Table t(r, tokens, width / 2);
             const Tensor x = r.input("x", {tokens, heads, width}), dy = r.input("dy", {tokens, heads, width});
             const auto out = [&](const char* name, const Tensor& in) {
@@ -37,19 +41,21 @@ OpCase rope_case(int64_t tokens, int64_t heads, int64_t width, bool in_place) {
           }};
 }
 
-/// The CPU composes the two ops and rounds between them, which a GPU does not: in bf16 the roundings of two results
-/// differ, not of one.
+/// The CPU composes the two ops and rounds between them, which a GPU does not: in bf16 the roundings of two
+/// results differ, not of one.
 OpCase norm_rope_case(int64_t tokens, int64_t heads, int64_t width, bool per_head, bool in_place) {
-  return {fmt::format("norm_rope T={} H={} D={}{}{}", tokens, heads, width, per_head ? " weight per head" : "",
-                      in_place ? " in place" : ""),
+  return {fmt::format("norm_rope T={} H={} D={}{}{}", tokens, heads, width,
+                      per_head ? " weight per head" : "", in_place ? " in place" : ""),
           [=](CaseRun& r) {
             const Table t(r, tokens, width / 2);
             const Tensor x = r.input("x", {tokens, heads, width}), dy = r.input("dy", {tokens, heads, width});
             const Tensor w = per_head ? r.input("weight", {heads, width}) : r.input("weight", {width});
-            norm_rope_forward(r.ctx, r.output("y", {tokens, heads, width}), r.output("rstd", r.wide, {tokens * heads}), x,
-                              w, kEps, t.positions, t.cos, t.sin);
+            norm_rope_forward(r.ctx, r.output("y", {tokens, heads, width}),
+                              r.output("rstd", r.wide, {tokens * heads}), x, w, kEps, t.positions, t.cos,
+                              t.sin);
             const Tensor rstd = r.input("rstd of backward", r.wide, {tokens * heads});
-            const Tensor dw = per_head ? r.inout("dweight", r.wide, {heads, width}) : r.inout("dweight", r.wide, {width});
+            const Tensor dw =
+                per_head ? r.inout("dweight", r.wide, {heads, width}) : r.inout("dweight", r.wide, {width});
             const Tensor dx = in_place ? r.compared("dx", dy) : r.output("dx", {tokens, heads, width});
             norm_rope_backward(r.ctx, dx, dw, dy, x, w, rstd, t.positions, t.cos, t.sin);
           },
@@ -80,8 +86,9 @@ OpFamily rope_cases() {
     const int64_t tokens = uniform(random, 1, 40), heads = uniform(random, 1, 9);
     const int64_t width = one_of<int64_t>(random, {2 * uniform(random, 1, 40), 16 * uniform(random, 1, 20)});
     const bool in_place = uniform(random, 0, 1) == 1;
-    return uniform(random, 0, 2) == 0 ? rope_case(tokens, heads, width, in_place)
-                                      : norm_rope_case(tokens, heads, width, uniform(random, 0, 1) == 1, in_place);
+    return uniform(random, 0, 2) == 0
+               ? rope_case(tokens, heads, width, in_place)
+               : norm_rope_case(tokens, heads, width, uniform(random, 0, 1) == 1, in_place);
   };
   return family;
 }
