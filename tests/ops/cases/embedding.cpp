@@ -4,6 +4,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <catch2/catch.hpp>
 #include <cmath>
 
 #include "ops/cases.h"
@@ -36,6 +37,22 @@ OpCase any_order_case(int64_t tokens, int64_t vocab, int64_t width) {
           }};
 }
 
+/// A token that no row belongs to is told, at once or at the next synchronize.
+OpCase outside_case(int32_t bad) {
+  return {fmt::format("embedding of token {}", bad), [=](CaseRun& r) {
+            const int64_t tokens = 40, vocab = 7, width = 8;
+            const Tensor ids =
+                r.input("tokens", DType::i32, {tokens}, [=](int64_t i) { return i == 33 ? bad : i % vocab; });
+            const Tensor y = r.input("y", {tokens, width}), weight = r.input("weight", {vocab, width});
+            const Tensor dweight = r.input("dweight", r.wide, {vocab, width});
+            const auto forward = [&] { embedding_forward(r.ctx, y, ids, weight), synchronize(r.ctx); };
+            const auto backward = [&] { embedding_backward(r.ctx, dweight, y, ids), synchronize(r.ctx); };
+            if (r.ctx.dry_run) return forward(), backward();
+            CHECK_THROWS_WITH(forward(), Catch::Contains("vocabulary"));
+            CHECK_THROWS_WITH(backward(), Catch::Contains("vocabulary"));
+          }};
+}
+
 }  // namespace
 
 OpFamily embedding_cases() {
@@ -55,6 +72,7 @@ OpFamily embedding_cases() {
   cases.push_back(embedding_case(64, 512, 8, 0));
   cases.push_back(embedding_case(20, 7, 2056, 0));  // more columns than a block
   cases.push_back(embedding_case(0, 7, 8, 0));
+  for (const int32_t bad : {-1, 7, 1 << 30}) cases.push_back(outside_case(bad));
   family.fuzz = [](Random& random) {
     return embedding_case(uniform(random, 1, 400),
                           one_of<int64_t>(random, {uniform(random, 1, 20), uniform(random, 1, 2000)}),
