@@ -4,6 +4,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <catch2/catch.hpp>
 #include <cmath>
 
 #include "ops/cases.h"
@@ -62,6 +63,32 @@ OpCase norm_rope_case(int64_t tokens, int64_t heads, int64_t width, bool per_hea
           2};
 }
 
+/// A position outside the table is told, at once or at the next synchronize.
+OpCase outside_case(int32_t bad, int64_t width) {
+  return {fmt::format("rope of position {} D={}", bad, width), [=](CaseRun& r) {
+            const int64_t tokens = 6, heads = 2;
+            Table t(r, tokens, width / 2);
+            t.positions =
+                r.input("positions", DType::i32, {tokens}, [=](int64_t i) { return i == 4 ? bad : 1.0; });
+            const Tensor x = r.input("x", {tokens, heads, width}), y = r.input("y", {tokens, heads, width});
+            const Tensor w = r.input("weight", {width}), rstd = r.input("rstd", r.wide, {tokens * heads});
+            const Tensor dw = r.input("dweight", r.wide, {width});
+            const std::function<void()> calls[] = {
+                [&] { rope_forward(r.ctx, y, x, t.positions, t.cos, t.sin); },
+                [&] { norm_rope_forward(r.ctx, y, rstd, x, w, kEps, t.positions, t.cos, t.sin); },
+                [&] { norm_rope_backward(r.ctx, y, dw, y, x, w, rstd, t.positions, t.cos, t.sin); }};
+            for (const auto& call : calls) {
+              if (r.ctx.dry_run)
+                call();
+              else
+                CHECK_THROWS_WITH((call(), synchronize(r.ctx)), Catch::Contains("position"));
+            }
+            t.positions =
+                r.integers("positions inside", {tokens}, 0, kPositions - 1);  // and all is well again
+            norm_rope_backward(r.ctx, y, dw, y, x, w, rstd, t.positions, t.cos, t.sin);
+          }};
+}
+
 }  // namespace
 
 OpFamily rope_cases() {
@@ -80,6 +107,8 @@ OpFamily rope_cases() {
   cases.push_back(norm_rope_case(300, 4, 32, false, false));  // several blocks, several rounds
   cases.push_back(norm_rope_case(300, 2, 32, true, false));
   cases.push_back(norm_rope_case(120, 2, 10, false, false));
+  for (const int32_t bad : {-1, static_cast<int32_t>(kPositions)})
+    for (const int64_t width : {10, 64}) cases.push_back(outside_case(bad, width));
   cases.push_back(rope_case(0, 2, 64, false));
   cases.push_back(norm_rope_case(0, 2, 64, false, false));
   family.fuzz = [](Random& random) {
