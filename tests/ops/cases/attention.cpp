@@ -272,9 +272,9 @@ TEST_CASE("A deterministic attention backward gives the same bits under every sc
   if (no_device()) return;
   const Extras all = {.dlse = true, .coef0 = true, .sink = true, .gate = 1};
   for (const int64_t depth : {16, 64, 128, 256}) {
-    const OpCase c = gated_case({150, 150, 4, 2, depth}, all, true);
+    const OpCase c = gated_case({140, 140, 2, 1, depth}, all, true);
     const auto once = run_on_gpu(c, DType::bf16);
-    for (const uint64_t seed : {1, 2, 3}) {
+    for (const uint64_t seed : {1, 2}) {
 #ifdef SLUICE_EMULATION
       const uint64_t before = emu::seed();
       emu::set_seed(seed);
