@@ -1,15 +1,15 @@
-// Head and cross-entropy in chunks of rows (ops/cross_entropy.h): product, softmax in place, two products. The time is
-// that of the products; between them the logits of a chunk are read twice and written once.
-// Logits are stored as the model is, bf16 or f32, with rows padded to 128 bytes so that a vocabulary of any size gets
-// aligned products and 16-byte access; arithmetic on them is f32. The gradient of the logits takes their place.
-#include "ops/cross_entropy.h"
-
+// Head and cross-entropy in chunks of rows (ops/cross_entropy.h): product, softmax in place, two products.
+// The time is that of the products; between them the logits of a chunk are read twice and written once.
+// Logits are stored as the model is, bf16 or f32, with rows padded to 128 bytes so that a vocabulary of any
+// size gets aligned products and 16-byte access; arithmetic on them is f32. The gradient of the logits takes
+// their place.
 #include <algorithm>
 #include <cfloat>
 
 #include "common/launch.h"
 #include "common/ptx.cuh"
 #include "matmul.h"
+#include "ops/cross_entropy.h"
 
 namespace sluice::cuda {
 namespace {
@@ -31,7 +31,8 @@ DEVICE_INLINE MaxSum join_block(MaxSum v) {
   STATIC_SMEM(MaxSum, partial, [kThreads / 32]);
 #pragma unroll
   for (int offset = 16; offset > 0; offset >>= 1) {
-    const MaxSum other = {__shfl_xor_sync(kFullWarp, v.max, offset), __shfl_xor_sync(kFullWarp, v.sum, offset)};
+    const MaxSum other = {__shfl_xor_sync(kFullWarp, v.max, offset),
+                          __shfl_xor_sync(kFullWarp, v.sum, offset)};
     v = join(v, other);
   }
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
@@ -42,15 +43,15 @@ DEVICE_INLINE MaxSum join_block(MaxSum v) {
   return total;
 }
 
-/// One block per row, a vector of 16 bytes per thread and access, four in flight. Bound by memory. The first pass finds
-/// maximum and sum together; the second goes backwards, over what the caches saw last. The last rows come first, for
-/// they are what the product before left in the cache. A block of 1024 threads has a multiprocessor to itself, so that
-/// the rows at work (132 x 304 KB at 151,936 words) stay within 50 MB of cache.
-/// Not yet run on a GPU.
+/// One block per row, a vector of 16 bytes per thread and access, four in flight. Bound by memory. The first
+/// pass finds maximum and sum together; the second goes backwards, over what the caches saw last. The last
+/// rows come first, for they are what the product before left in the cache. A block of 1024 threads has a
+/// multiprocessor to itself, so that the rows at work (132 x 304 KB at 151,936 words) stay within 50 MB of
+/// cache. Not yet run on a GPU.
 template <bool kGradient, int kThreads, class T>
-__global__ void __launch_bounds__(kThreads) softmax_rows(float* losses, T* logits, int64_t stride, const int* targets,
-                                                         int64_t rows, int vocabulary, const double* gradient_scale,
-                                                         KernelStatus* status) {
+__global__ void __launch_bounds__(kThreads)
+    softmax_rows(float* losses, T* logits, int64_t stride, const int* targets, int64_t rows, int vocabulary,
+                 const double* gradient_scale, KernelStatus* status) {
   constexpr int kWidth = kVecWidth<T>, kUnroll = 4;
   const int64_t row = rows - 1 - blockIdx.x;
   T* x = logits + row * stride;
@@ -102,7 +103,8 @@ __global__ void __launch_bounds__(kThreads) softmax_rows(float* losses, T* logit
       const float p = ex2((value - all.max) * kLog2e) * factor;
       return index == target ? p - scale : p;
     };
-    for (int i = tail + thread; i < vocabulary; i += kThreads) x[i] = from_float<T>(gradient(to_float(x[i]), i));
+    for (int i = tail + thread; i < vocabulary; i += kThreads)
+      x[i] = from_float<T>(gradient(to_float(x[i]), i));
     for (int i = vectors - 1 - thread; i >= 0; i -= kUnroll * kThreads) {
       Vec16<T> v[kUnroll];
 #pragma unroll
@@ -120,8 +122,9 @@ __global__ void __launch_bounds__(kThreads) softmax_rows(float* losses, T* logit
   }
 }
 
-/// Rows of a chunk, from shapes alone. dW is read and written once per chunk, which costs as much as the products of
-/// about 700 rows: chunks are as large as 1 GiB of logits allows, up to 4096 rows, and of equal size.
+/// Rows of a chunk, from shapes alone. dW is read and written once per chunk, which costs as much as the
+/// products of about 700 rows: chunks are as large as 1 GiB of logits allows, up to 4096 rows, and of equal
+/// size.
 int64_t chunk_rows(int64_t rows, int64_t row_bytes) {
   constexpr int64_t kLogitBytes = int64_t{1} << 30, kMostRows = 4096, kMultiple = 128;
   const int64_t fitting = std::max(kMultiple, kLogitBytes / row_bytes / kMultiple * kMultiple);
@@ -147,7 +150,8 @@ void softmax(Context& ctx, const char* op, const Tensor& losses, const Tensor& l
 
 template <bool kGradient>
 void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
-         const Tensor& hidden, const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale) {
+         const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
+         const Tensor& gradient_scale) {
   check_storage(op, hidden);
   const DType type = hidden.dtype;
   const int64_t rows = hidden.dim(0), width = hidden.dim(1), vocabulary = head.value.dim(0);
@@ -166,8 +170,8 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
     forward.b_transposed = true, forward.c_stride = stride;
     multiply(ctx, forward, x.data, head.value.data, logits.data);
     if (!ctx.dry_run)
-      softmax<kGradient>(ctx, op, losses.rows(row, count), logits, stride, targets.rows(row, count), vocabulary,
-                         gradient_scale);
+      softmax<kGradient>(ctx, op, losses.rows(row, count), logits, stride, targets.rows(row, count),
+                         vocabulary, gradient_scale);
     if constexpr (kGradient) {
       Product input;
       input.in = input.out = type;
@@ -190,9 +194,11 @@ void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, co
   run<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, {});
 }
 
-void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight, const Tensor& hidden,
-                                    const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale) {
-  run<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets, gradient_scale);
+void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
+                                    const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
+                                    const Tensor& gradient_scale) {
+  run<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets,
+            gradient_scale);
 }
 
 }  // namespace sluice::cuda

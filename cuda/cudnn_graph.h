@@ -1,6 +1,6 @@
 #pragma once
-// What attention_cudnn.cu needs of cuDNN 9's backend API: the library, loaded when it is first asked for, and operation
-// graphs put together from named tensors. Only host code; included only where cuDNN's headers are.
+// What attention_cudnn.cu needs of cuDNN 9's backend API: the library, loaded when it is first asked for, and
+// operation graphs put together from named tensors. Only host code; included only where cuDNN's headers are.
 #include <cudnn.h>
 #include <dlfcn.h>
 
@@ -32,7 +32,8 @@ struct Library {
     if (!handle) fail(ExitCode::usage, "attention.kernel cudnn: {}", dlerror());
     find(create, "cudnnCreate"), find(destroy, "cudnnDestroy"), find(set_stream, "cudnnSetStream");
     find(error_string, "cudnnGetErrorString"), find(version, "cudnnGetVersion");
-    find(create_descriptor, "cudnnBackendCreateDescriptor"), find(destroy_descriptor, "cudnnBackendDestroyDescriptor");
+    find(create_descriptor, "cudnnBackendCreateDescriptor"),
+        find(destroy_descriptor, "cudnnBackendDestroyDescriptor");
     find(finalize, "cudnnBackendFinalize"), find(execute, "cudnnBackendExecute");
     find(set_attribute, "cudnnBackendSetAttribute"), find(get_attribute, "cudnnBackendGetAttribute");
   }
@@ -54,14 +55,17 @@ class Descriptor {
   Descriptor(const Library& library, cudnnBackendDescriptorType_t type) : library_(&library) {
     library.check(library.create_descriptor(type, &raw_), "cudnnBackendCreateDescriptor");
   }
-  Descriptor(Descriptor&& other) noexcept : library_(other.library_), raw_(other.raw_) { other.raw_ = nullptr; }
+  Descriptor(Descriptor&& other) noexcept : library_(other.library_), raw_(other.raw_) {
+    other.raw_ = nullptr;
+  }
   Descriptor& operator=(Descriptor&&) = delete;
   ~Descriptor() {
     if (raw_) library_->destroy_descriptor(raw_);
   }
 
   template <class T>
-  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const T* values, int64_t count) {
+  Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const T* values,
+                  int64_t count) {
     library_->check(library_->set_attribute(raw_, name, type, count, values), "cudnnBackendSetAttribute");
     return *this;
   }
@@ -87,8 +91,8 @@ class Descriptor {
 
 using Dims = std::array<int64_t, 4>;  // batch, heads, rows, columns
 
-/// Operations on tensors, which are counted from 0 in the order in which they are made. Bound tensors and scalars come
-/// first; the rest exist only inside the kernels.
+/// Operations on tensors, which are counted from 0 in the order in which they are made. Bound tensors and
+/// scalars come first; the rest exist only inside the kernels.
 class GraphBuilder {
  public:
   using Id = int64_t;
@@ -116,15 +120,16 @@ class GraphBuilder {
     keep(std::move(product));
   }
   /// y = mode(x), mode(x, b), or t ? x : b.
-  void pointwise(cudnnPointwiseMode_t mode, Id y, Id x, Id b = -1, Id t = -1, cudnnDataType_t compute = CUDNN_DATA_FLOAT,
-                 int64_t axis = -1) {
+  void pointwise(cudnnPointwiseMode_t mode, Id y, Id x, Id b = -1, Id t = -1,
+                 cudnnDataType_t compute = CUDNN_DATA_FLOAT, int64_t axis = -1) {
     Descriptor point(library_, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
     point.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode)
         .set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, compute);
     if (axis >= 0) point.set(CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, axis);
     point.finalize("cudnn pointwise");
     Descriptor& op = operation(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    op.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, point).set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, at(x));
+    op.set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, point)
+        .set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, at(x));
     if (b >= 0) op.set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, at(b));
     if (t >= 0) op.set(CUDNN_ATTR_OPERATION_POINTWISE_TDESC, at(t));
     op.set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, at(y)).finalize("cudnn pointwise");
@@ -166,12 +171,14 @@ class GraphBuilder {
     for (const Descriptor& op : operations_) raw.push_back(op.raw());
     Descriptor graph(library_, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, handle)
-        .set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.data(), static_cast<int64_t>(raw.size()));
+        .set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.data(),
+             static_cast<int64_t>(raw.size()));
     std::vector<Descriptor> result;
     if (!graph.try_finalize()) return result;
     for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
       Descriptor heuristic(library_, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-      heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph).set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
+      heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)
+          .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
       if (!heuristic.try_finalize()) continue;
       constexpr int64_t kMost = 16;
       std::vector<Descriptor> configs;
@@ -181,8 +188,8 @@ class GraphBuilder {
         config_raw.push_back(configs.back().raw());
       }
       int64_t count = 0;
-      library_.check(library_.get_attribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                            kMost, &count, config_raw.data()),
+      library_.check(library_.get_attribute(heuristic.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                            CUDNN_TYPE_BACKEND_DESCRIPTOR, kMost, &count, config_raw.data()),
                      "cudnnBackendGetAttribute");
       for (int64_t i = 0; i < count && i < kMost; ++i) {
         Descriptor plan(library_, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);

@@ -1,8 +1,8 @@
-// The three products of a linear layer (ops/linear.h), one cuBLASLt call each; the memory is read and written once.
-#include "ops/linear.h"
-
+// The three products of a linear layer (ops/linear.h), one cuBLASLt call each; the memory is read and written
+// once.
 #include "common/launch.h"
 #include "matmul.h"
+#include "ops/linear.h"
 
 namespace sluice::cuda {
 

@@ -1,8 +1,6 @@
-// cuBLASLt counts in columns. A row-major matrix is the column-major matrix of its transpose, so c = a b is asked for as
-// c^T = b^T a^T: b comes first, and no operand is ever copied.
-// Not yet run on a GPU: in emulation a fake cuBLASLt (tests/emulation) checks the descriptors and computes.
-#include "matmul.h"
-
+// cuBLASLt counts in columns. A row-major matrix is the column-major matrix of its transpose, so c = a b is
+// asked for as c^T = b^T a^T: b comes first, and no operand is ever copied. Not yet run on a GPU: in
+// emulation a fake cuBLASLt (tests/emulation) checks the descriptors and computes.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 
 #include "common/launch.h"
 #include "common/state.h"
+#include "matmul.h"
 
 namespace sluice::cuda {
 namespace {
@@ -31,15 +30,15 @@ struct Plan {
   }
 };
 
-/// What a plan depends on: the product, and how far its three pointers are aligned (an algorithm that loads 16 bytes at
-/// a time must not meet a pointer that allows two).
+/// What a plan depends on: the product, and how far its three pointers are aligned (an algorithm that loads
+/// 16 bytes at a time must not meet a pointer that allows two).
 struct Key {
   Product p;
   int a_alignment, b_alignment, c_alignment;  // bytes, a power of two up to 256
 
   auto fields() const {
-    return std::tuple(p.in, p.out, p.m, p.n, p.k, p.a_transposed, p.b_transposed, p.accumulate, p.a_stride, p.b_stride,
-                      p.c_stride, a_alignment, b_alignment, c_alignment);
+    return std::tuple(p.in, p.out, p.m, p.n, p.k, p.a_transposed, p.b_transposed, p.accumulate, p.a_stride,
+                      p.b_stride, p.c_stride, a_alignment, b_alignment, c_alignment);
   }
   bool operator<(const Key& other) const { return fields() < other.fields(); }
 };
@@ -63,22 +62,23 @@ cudaDataType_t cuda_type(DType t) { return t == DType::bf16 ? CUDA_R_16BF : CUDA
 
 void check(cublasStatus_t status, const char* call, const Product& p) {
   if (status != CUBLAS_STATUS_SUCCESS)
-    fail(ExitCode::internal, "{}({} x {} x {}, {} to {}): {}", call, p.m, p.n, p.k, dtype_name(p.in), dtype_name(p.out),
-         cublasLtGetStatusName(status));
+    fail(ExitCode::internal, "{}({} x {} x {}, {} to {}): {}", call, p.m, p.n, p.k, dtype_name(p.in),
+         dtype_name(p.out), cublasLtGetStatusName(status));
 }
 
 /// A stored row-major matrix of `rows` rows, as cuBLASLt sees it.
 cublasLtMatrixLayout_t layout(const Product& p, DType type, int64_t rows, int64_t columns, int64_t stride) {
   cublasLtMatrixLayout_t l = nullptr;
-  check(cublasLtMatrixLayoutCreate(&l, cuda_type(type), static_cast<uint64_t>(columns), static_cast<uint64_t>(rows),
-                                   stride > 0 ? stride : columns),
+  check(cublasLtMatrixLayoutCreate(&l, cuda_type(type), static_cast<uint64_t>(columns),
+                                   static_cast<uint64_t>(rows), stride > 0 ? stride : columns),
         "cublasLtMatrixLayoutCreate", p);
   return l;
 }
 
 void build(Plan& plan, cublasLtHandle_t handle, const Key& key) {
   const Product& p = key.p;
-  check(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate", p);
+  check(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate",
+        p);
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, cublasOperation_t value) {
     check(cublasLtMatmulDescSetAttribute(plan.operation, attribute, &value, sizeof value),
           "cublasLtMatmulDescSetAttribute", p);
@@ -108,8 +108,8 @@ void build(Plan& plan, cublasLtHandle_t handle, const Key& key) {
 
   cublasLtMatmulHeuristicResult_t result{};
   int found = 0;
-  check(cublasLtMatmulAlgoGetHeuristic(handle, plan.operation, plan.a, plan.b, plan.c, plan.c, preference.handle, 1,
-                                       &result, &found),
+  check(cublasLtMatmulAlgoGetHeuristic(handle, plan.operation, plan.a, plan.b, plan.c, plan.c,
+                                       preference.handle, 1, &result, &found),
         "cublasLtMatmulAlgoGetHeuristic", p);
   check(found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", p);
   plan.algorithm = result.algo;
@@ -131,16 +131,18 @@ const Plan& plan_for(Plans& plans, const Key& key) {
 }  // namespace
 
 void multiply(Context& ctx, const Product& p, const void* a, const void* b, void* c) {
-  SLUICE_CHECK(p.in == p.out || (p.in == DType::bf16 && p.out == DType::f32), "multiply: {} to {} is not computed",
-               dtype_name(p.in), dtype_name(p.out));
-  SLUICE_CHECK(p.in == DType::f32 || p.in == DType::bf16, "multiply: {} runs on the CPU only", dtype_name(p.in));
+  SLUICE_CHECK(p.in == p.out || (p.in == DType::bf16 && p.out == DType::f32),
+               "multiply: {} to {} is not computed", dtype_name(p.in), dtype_name(p.out));
+  SLUICE_CHECK(p.in == DType::f32 || p.in == DType::bf16, "multiply: {} runs on the CPU only",
+               dtype_name(p.in));
   ScratchScope t(ctx.scratch);
   const Tensor workspace = t.alloc("cublasLt workspace", DType::u8, {kWorkspaceBytes});
   if (ctx.dry_run || p.m == 0 || p.n == 0) return;
   if (p.k == 0) {  // an empty sum
     SLUICE_CHECK(p.c_stride == 0 || p.c_stride == p.n, "multiply: an empty sum with a gap between rows");
     if (!p.accumulate)
-      check(cudaMemsetAsync(c, 0, static_cast<size_t>(p.m * p.n * dtype_size(p.out)), stream(ctx)), "cudaMemsetAsync");
+      check(cudaMemsetAsync(c, 0, static_cast<size_t>(p.m * p.n * dtype_size(p.out)), stream(ctx)),
+            "cudaMemsetAsync");
     return;
   }
 

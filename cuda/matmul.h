@@ -1,14 +1,15 @@
 #pragma once
 // Matrix products of the CUDA backend, through cuBLASLt. Behind linear and cross-entropy.
-// Plans (descriptors and the algorithm that cuBLASLt's heuristic names first) are built on first use of a shape and kept
-// in the Context; the step after that allocates nothing and asks nothing. A product is one call on the context's
-// stream, may be captured in a graph, and repeats bit for bit on one card.
+// Plans (descriptors and the algorithm that cuBLASLt's heuristic names first) are built on first use of a
+// shape and kept in the Context; the step after that allocates nothing and asks nothing. A product is one
+// call on the context's stream, may be captured in a graph, and repeats bit for bit on one card.
 #include "core/context.h"
 
 namespace sluice::cuda {
 
-/// c (m, n) = a (m, k) b (k, n), or c += with `accumulate`. Row-major; `transposed` says that the operand is stored as
-/// its transpose. in and out: f32 and f32 (full f32 arithmetic, no TF32), bf16 and bf16, or bf16 and f32; sums in f32.
+/// c (m, n) = a (m, k) b (k, n), or c += with `accumulate`. Row-major; `transposed` says that the operand is
+/// stored as its transpose. in and out: f32 and f32 (full f32 arithmetic, no TF32), bf16 and bf16, or bf16
+/// and f32; sums in f32.
 struct Product {
   DType in = DType::f32, out = DType::f32;  // of a and b; of c
   int64_t m = 0, n = 0, k = 0;

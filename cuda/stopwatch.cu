@@ -1,7 +1,6 @@
 // Two events on the context's stream. An event's time has a resolution of about half a microsecond.
-#include "core/stopwatch.h"
-
 #include "common/launch.h"
+#include "core/stopwatch.h"
 
 namespace sluice::cuda {
 namespace {
@@ -32,6 +31,8 @@ class EventStopwatch final : public Stopwatch::Impl {
 
 }  // namespace
 
-std::unique_ptr<Stopwatch::Impl> make_stopwatch(Context& ctx) { return std::make_unique<EventStopwatch>(ctx); }
+std::unique_ptr<Stopwatch::Impl> make_stopwatch(Context& ctx) {
+  return std::make_unique<EventStopwatch>(ctx);
+}
 
 }  // namespace sluice::cuda

@@ -1,4 +1,6 @@
 // sluice bench: speed of the machine, of single ops and of whole training steps, in one run.
+#include "bench.h"
+
 #include <spdlog/fmt/fmt.h>
 #include <sys/resource.h>
 
@@ -6,7 +8,6 @@
 #include <memory>
 #include <sstream>
 
-#include "bench.h"
 #include "commands.h"
 #include "core/cpu_features.h"
 #include "core/device.h"
@@ -41,7 +42,9 @@ struct Usage {
     u.machine = (user + nice + system) / 100;  // USER_HZ
     rusage own{};
     getrusage(RUSAGE_SELF, &own);
-    const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+    const auto seconds = [](const timeval& t) {
+      return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+    };
     u.own = seconds(own.ru_utime) + seconds(own.ru_stime);
     return u;
   }
@@ -51,17 +54,20 @@ std::string number(const json& row, const char* key, const char* format) {
   return row.contains(key) ? fmt::format(fmt::runtime(format), row[key].get<double>()) : "";
 }
 
-/// A CPU's share is of its FMA peak, measured between the steps; a GPU's of 989 TFLOP/s (H100 and H200, dense bf16).
+/// A CPU's share is of its FMA peak, measured between the steps; a GPU's of 989 TFLOP/s (H100 and H200, dense
+/// bf16).
 void print_step(const json& row) {
-  fmt::print("{:<18}{:<6}{:>9.1f} ms{:>10.0f} tokens/s{:>9.1f} GFLOP/s{:>7.1f} % of {}   ({:.1f} M parameters)\n",
-             row["model"].get<std::string>(), row["precision"].get<std::string>(), row["ms"].get<double>(),
-             row["tokens_per_second"].get<double>(), row["gflops"].get<double>(), row["percent_of_peak"].get<double>(),
-             row["peak"].get<std::string>(), row["parameters"].get<double>() * 1e-6);
+  fmt::print(
+      "{:<18}{:<6}{:>9.1f} ms{:>10.0f} tokens/s{:>9.1f} GFLOP/s{:>7.1f} % of {}   ({:.1f} M parameters)\n",
+      row["model"].get<std::string>(), row["precision"].get<std::string>(), row["ms"].get<double>(),
+      row["tokens_per_second"].get<double>(), row["gflops"].get<double>(),
+      row["percent_of_peak"].get<double>(), row["peak"].get<std::string>(),
+      row["parameters"].get<double>() * 1e-6);
   if (!row.contains("profile")) return;
   for (const json& e : row["profile"])
     if (e["percent"].get<double>() >= 0.1)
-      fmt::print("    {:<34}{:>9.2f} ms{:>7.1f} %{:>7.0f} calls\n", e["op"].get<std::string>(), e["ms"].get<double>(),
-                 e["percent"].get<double>(), e["calls"].get<double>());
+      fmt::print("    {:<34}{:>9.2f} ms{:>7.1f} %{:>7.0f} calls\n", e["op"].get<std::string>(),
+                 e["ms"].get<double>(), e["percent"].get<double>(), e["calls"].get<double>());
 }
 
 /// Rows of a race: what, median, rate, and its share of a plain copy or of cuDNN.
@@ -70,14 +76,16 @@ void print_race(const char* part, const json& rows) {
   for (const json& row : rows) {
     std::string name = row["name"].get<std::string>();
     for (const char* key : {"shape", "tokens", "heads", "gate", "precision", "kernel"})
-      if (row.contains(key)) name += " " + (row[key].is_string() ? row[key].get<std::string>() : row[key].dump());
+      if (row.contains(key))
+        name += " " + (row[key].is_string() ? row[key].get<std::string>() : row[key].dump());
     if (row.contains("skipped")) {
       fmt::print("  {:<72} skipped: {}\n", name, row["skipped"].get<std::string>());
       continue;
     }
     fmt::print("  {:<72}{:>11.1f} us{}{}{}{}\n", name, row["us"].get<double>(),
                number(row, "tflops", "{:>9.1f} TFLOP/s"), number(row, "tb_per_second", "{:>8.3f} TB/s"),
-               number(row, "percent_of_copy", "{:>7.1f} % of copy"), number(row, "of_cudnn", "{:>7.2f} x cuDNN"));
+               number(row, "percent_of_copy", "{:>7.1f} % of copy"),
+               number(row, "of_cudnn", "{:>7.2f} x cuDNN"));
   }
   fmt::print("\n");
   std::fflush(stdout);
@@ -95,11 +103,13 @@ void run(BenchOptions options) {
   if (options.threads > 0) set_num_threads(options.threads);
   const Device device = device_of(options.device);
   const bool gpu = device == Device::cuda, tiny = options.size == "tiny";
-  const auto otherwise = [&](std::vector<std::string>& chosen, std::vector<std::string> cpu, std::vector<std::string> cuda) {
+  const auto otherwise = [&](std::vector<std::string>& chosen, std::vector<std::string> cpu,
+                             std::vector<std::string> cuda) {
     if (chosen.empty()) chosen = gpu ? std::move(cuda) : std::move(cpu);
   };
   otherwise(options.parts, {"peak", "ops", "step"}, {"kernels", "matmul", "attention", "step"});
-  otherwise(options.models, {"small", "qwen", "qwen-elementwise"}, {"1.7b", "1.7b-headwise", "1.7b-elementwise"});
+  otherwise(options.models, {"small", "qwen", "qwen-elementwise"},
+            {"1.7b", "1.7b-headwise", "1.7b-elementwise"});
   otherwise(options.precisions, {"f32", "bf16"}, {"bf16"});
   const auto wants = [&](const char* part) {
     return std::find(options.parts.begin(), options.parts.end(), part) != options.parts.end();
@@ -111,7 +121,8 @@ void run(BenchOptions options) {
   json result{{"device", device_name(device)}, {"version", SLUICE_VERSION}};
   if (gpu) {
     const DeviceInfo card = cuda_devices()[0];
-    result["card"] = card.name, result["compute_capability"] = card.compute_capability, result["emulated"] = card.emulated;
+    result["card"] = card.name, result["compute_capability"] = card.compute_capability,
+    result["emulated"] = card.emulated;
     fmt::print("{}\n\n", card.name);
   } else {
     result["threads"] = num_threads(), result["isa"] = isa_name(cpu_isa());
@@ -122,7 +133,8 @@ void run(BenchOptions options) {
     peak = bench::measure_peak(0.3);
     fmt::print("FMA peak ({}, f32)   {:>8.1f} GFLOP/s on 1 thread{:>9.1f} on {}\n", isa_name(cpu_isa()),
                peak.fma_one_thread, peak.fma, num_threads());
-    fmt::print("memory              {:>8.1f} GB/s copy{:>9.1f} GB/s triad (read + written)\n\n", peak.copy, peak.triad);
+    fmt::print("memory              {:>8.1f} GB/s copy{:>9.1f} GB/s triad (read + written)\n\n", peak.copy,
+               peak.triad);
     result["peak"] = {{"fma_one_thread_gflops", peak.fma_one_thread},
                       {"fma_gflops", peak.fma},
                       {"copy_gb_per_second", peak.copy},
@@ -130,10 +142,12 @@ void run(BenchOptions options) {
   }
   const auto dtype = [](const std::string& name) { return name == "bf16" ? DType::bf16 : DType::f32; };
   if (wants("ops")) {
-    fmt::print("{:<32}{:<6}{:<26}{:>11}{:>10}{:>8}{:>9}\n", "op", "", "shape", "us", "GFLOP/s", "% peak", "GB/s");
+    fmt::print("{:<32}{:<6}{:<26}{:>11}{:>10}{:>8}{:>9}\n", "op", "", "shape", "us", "GFLOP/s", "% peak",
+               "GB/s");
     for (const std::string& precision : options.precisions) {
       const double fma = bench::fma_peak(num_threads(), 0.2);
-      const json rows = bench::measure_ops(dtype(precision), fma, options.seconds > 0 ? options.seconds : 0.1);
+      const json rows =
+          bench::measure_ops(dtype(precision), fma, options.seconds > 0 ? options.seconds : 0.1);
       for (const json& row : rows) {
         fmt::print("{:<32}{:<6}{:<26}{:>11.1f}{:>10}{:>8}{:>9}\n", row["op"].get<std::string>(), precision,
                    row["shape"].get<std::string>(), row["us"].get<double>(), number(row, "gflops", "{:.1f}"),
@@ -157,8 +171,11 @@ void run(BenchOptions options) {
   if (wants("step"))
     for (const std::string& model : options.models)
       for (const std::string& precision : options.precisions) {
-        const json row = bench::measure_step(model, device, dtype(precision), options.seconds > 0 ? options.seconds : tiny ? 0 : 5,
-                                              options.profile);
+        const json row = bench::measure_step(model, device, dtype(precision),
+                                             options.seconds > 0 ? options.seconds
+                                             : tiny              ? 0
+                                                                 : 5,
+                                             options.profile);
         print_step(row);
         std::fflush(stdout);
         result["steps"].push_back(row);
@@ -169,21 +186,29 @@ void run(BenchOptions options) {
   const double others = std::max(0.0, (after.machine - before.machine) - (after.own - before.own)) / elapsed;
   result["other_processes_cores"] = others;
   if (others > 0.05 && !gpu)
-    fmt::print("\nnote: other processes used {:.2f} cores meanwhile; these figures are lower than the machine's best\n", others);
+    fmt::print(
+        "\nnote: other processes used {:.2f} cores meanwhile; these figures are lower than the machine's "
+        "best\n",
+        others);
   if (!options.json_file.empty()) io::write_file_atomic(options.json_file, result.dump(2) + "\n");
 }
 
 }  // namespace
 
 void add_bench_command(CLI::App& app, int&) {
-  CLI::App* command = app.add_subcommand("bench", "speed of this machine, of single operations and of whole training steps");
+  CLI::App* command =
+      app.add_subcommand("bench", "speed of this machine, of single operations and of whole training steps");
   auto options = std::make_shared<BenchOptions>();
-  command->add_option("part,--part", options->parts,
-                      "of a CPU: peak, ops, step; of a GPU: kernels, matmul, attention, step; all by default")
+  command
+      ->add_option("part,--part", options->parts,
+                   "of a CPU: peak, ops, step; of a GPU: kernels, matmul, attention, step; all by default")
       ->delimiter(',')
       ->check(CLI::IsMember({"peak", "ops", "kernels", "matmul", "attention", "step"}));
-  command->add_option("--device", options->device, "auto, cpu or cuda")->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  command->add_option("--size", options->size, "of kernels, matmul and attention: full, as in a 1.7B model, or tiny")
+  command->add_option("--device", options->device, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  command
+      ->add_option("--size", options->size,
+                   "of kernels, matmul and attention: full, as in a 1.7B model, or tiny")
       ->check(CLI::IsMember({"full", "tiny"}));
   command->add_option("--model", options->models, "models to train a few steps of")
       ->delimiter(',')
@@ -191,16 +216,23 @@ void add_bench_command(CLI::App& app, int&) {
   command->add_option("--precision", options->precisions, "f32, bf16; both by default, on a GPU bf16")
       ->delimiter(',')
       ->check(CLI::IsMember({"f32", "bf16"}));
-  command->add_option("--threads", options->threads, "threads; 0: as OMP_NUM_THREADS says")->check(CLI::NonNegativeNumber);
-  command->add_option("--seconds", options->seconds, "time for each measurement; 0: 0.1 per op, 5 per model; on a GPU 2 to warm up")
+  command->add_option("--threads", options->threads, "threads; 0: as OMP_NUM_THREADS says")
+      ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option("--seconds", options->seconds,
+                   "time for each measurement; 0: 0.1 per op, 5 per model; on a GPU 2 to warm up")
       ->check(CLI::NonNegativeNumber);
   command->add_flag("--profile", options->profile, "where a step's time goes, op by op");
-  command->add_option("--json", options->json_file, "also write every number to this file")->type_name("FILE");
+  command->add_option("--json", options->json_file, "also write every number to this file")
+      ->type_name("FILE");
   command->footer(
-      "Examples:\n  sluice bench\n  sluice bench --part step --model qwen,qwen-headwise --precision f32 --profile\n"
+      "Examples:\n  sluice bench\n  sluice bench --part step --model qwen,qwen-headwise --precision f32 "
+      "--profile\n"
       "  sluice bench kernels,attention --device cuda --json bench.json\n"
-      "FLOPs per token are 6 x matrix parameters + 6 x layers x sequence x heads x head_dim. Steps are medians, ops the best;\n"
-      "kernels, matmul and attention: medians of 51 turns, by the device's clock, on buffers that no cache holds.");
+      "FLOPs per token are 6 x matrix parameters + 6 x layers x sequence x heads x head_dim. Steps are "
+      "medians, ops the best;\n"
+      "kernels, matmul and attention: medians of 51 turns, by the device's clock, on buffers that no cache "
+      "holds.");
   command->callback([options] { run(*options); });
 }
 

@@ -16,7 +16,8 @@ inline double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Seconds per call of f: the least over rounds of `seconds` in all, at least three; one call before them warms up.
+/// Seconds per call of f: the least over rounds of `seconds` in all, at least three; one call before them
+/// warms up.
 template <class F>
 double best_time(double seconds, F&& f) {
   f();
@@ -38,7 +39,8 @@ struct Peak {
 double fma_peak(int threads, double seconds);
 Peak measure_peak(double seconds);
 
-/// Every op of a training step at the shapes of models that this kind of machine trains; one JSON object per row.
+/// Every op of a training step at the shapes of models that this kind of machine trains; one JSON object per
+/// row.
 nlohmann::json measure_ops(DType dtype, double fma_peak_gflops, double seconds);
 
 /// At the sizes of a GPU (or tiny); rows of race().
@@ -49,6 +51,7 @@ nlohmann::json measure_attention(const RaceOptions& options);
 /// Names for measure_step.
 std::vector<std::string> model_names();
 /// Whole training steps (forward, backward, gradient norm, AdamW, repacking) on random tokens.
-nlohmann::json measure_step(const std::string& model, Device device, DType dtype, double seconds, bool profile);
+nlohmann::json measure_step(const std::string& model, Device device, DType dtype, double seconds,
+                            bool profile);
 
 }  // namespace sluice::bench

@@ -1,5 +1,5 @@
-// Attention of the house against cuDNN's, in turns: with no gate, with a headwise and with an elementwise one (fused
-// where the kernel can, after cuDNN by a kernel of its own). TFLOP/s count the causal half.
+// Attention of the house against cuDNN's, in turns: with no gate, with a headwise and with an elementwise one
+// (fused where the kernel can, after cuDNN by a kernel of its own). TFLOP/s count the causal half.
 #include <spdlog/fmt/fmt.h>
 
 #include <array>
@@ -26,7 +26,8 @@ struct Way {
 
 std::vector<Way> ways(Device device) {
   if (device == Device::cpu) return {{"cpu", AttentionKernel::automatic}};
-  return {{"hopper", AttentionKernel::hopper}, {"mma", AttentionKernel::mma}, {"cudnn", AttentionKernel::cudnn}};
+  return {
+      {"hopper", AttentionKernel::hopper}, {"mma", AttentionKernel::mma}, {"cudnn", AttentionKernel::cudnn}};
 }
 
 std::vector<Candidate> candidates(Inputs& in, const Shape& s, const std::string& gate) {
@@ -35,22 +36,25 @@ std::vector<Candidate> candidates(Inputs& in, const Shape& s, const std::string&
     for (Tensor& t : r) t = in.normal(DType::bf16, {s.tokens, heads, s.depth});
     return r;
   };
-  const Rotating q = rotating(s.heads), k = rotating(s.kv_heads), v = rotating(s.kv_heads), o = rotating(s.heads),
-                 y = rotating(s.heads), dy = rotating(s.heads), dq = rotating(s.heads), dk = rotating(s.kv_heads),
-                 dv = rotating(s.kv_heads);
+  const Rotating q = rotating(s.heads), k = rotating(s.kv_heads), v = rotating(s.kv_heads),
+                 o = rotating(s.heads), y = rotating(s.heads), dy = rotating(s.heads), dq = rotating(s.heads),
+                 dk = rotating(s.kv_heads), dv = rotating(s.kv_heads);
   Rotating z{}, dz{}, lse;
   for (Tensor& t : lse) t = in.zeros(DType::f32, {s.heads, s.tokens});
   for (int i = 0; i < kTurns; ++i) {
     const auto at = static_cast<size_t>(i);
     if (gate == "elementwise")
-      z[at] = in.normal(DType::bf16, {s.tokens, s.heads, s.depth}), dz[at] = in.zeros(DType::bf16, {s.tokens, s.heads, s.depth});
+      z[at] = in.normal(DType::bf16, {s.tokens, s.heads, s.depth}),
+      dz[at] = in.zeros(DType::bf16, {s.tokens, s.heads, s.depth});
     else if (gate == "headwise")
-      z[at] = in.normal(DType::bf16, {s.tokens, s.heads}), dz[at] = in.zeros(DType::bf16, {s.tokens, s.heads});
+      z[at] = in.normal(DType::bf16, {s.tokens, s.heads}),
+      dz[at] = in.zeros(DType::bf16, {s.tokens, s.heads});
   }
   const Tensor first = in.integers(s.tokens, [](int64_t) { return 0; });
   const double scale = 1 / std::sqrt(static_cast<double>(s.depth));
   // Two products over the visible half of the scores forward, five backward.
-  const double flops = 2.0 * static_cast<double>(s.tokens) * static_cast<double>(s.tokens) * static_cast<double>(s.heads * s.depth);
+  const double flops = 2.0 * static_cast<double>(s.tokens) * static_cast<double>(s.tokens) *
+                       static_cast<double>(s.heads * s.depth);
 
   std::vector<Candidate> result;
   Context& ctx = in.ctx;
@@ -65,21 +69,24 @@ std::vector<Candidate> candidates(Inputs& in, const Shape& s, const std::string&
       if (gate == "none")
         attention_forward(ctx, of(o, i), of(lse, i), {}, of(q, i), of(k, i), of(v, i), first, scale, kernel);
       else
-        gated_attention_forward(ctx, of(y, i), of(o, i), of(lse, i), {}, of(q, i), of(k, i), of(v, i), first, scale,
-                                output(i), kernel);
+        gated_attention_forward(ctx, of(y, i), of(o, i), of(lse, i), {}, of(q, i), of(k, i), of(v, i), first,
+                                scale, output(i), kernel);
     };
     // The statistics of every set belong to its queries before a backward is timed.
     const auto backward = [=, &ctx](int i) {
       if (i < kTurns) forward(i);
       if (gate == "none")
-        attention_backward(ctx, of(dq, i), of(dk, i), of(dv, i), of(dy, i), of(q, i), of(k, i), of(v, i), of(o, i),
-                           of(lse, i), first, scale, {}, {}, kernel);
+        attention_backward(ctx, of(dq, i), of(dk, i), of(dv, i), of(dy, i), of(q, i), of(k, i), of(v, i),
+                           of(o, i), of(lse, i), first, scale, {}, {}, kernel);
       else
-        gated_attention_backward(ctx, of(dq, i), of(dk, i), of(dv, i), of(dz, i), {}, of(dy, i), of(q, i), of(k, i),
-                                 of(v, i), of(o, i), of(lse, i), first, scale, output(i), {}, {}, kernel);
+        gated_attention_backward(ctx, of(dq, i), of(dk, i), of(dv, i), of(dz, i), {}, of(dy, i), of(q, i),
+                                 of(k, i), of(v, i), of(o, i), of(lse, i), first, scale, output(i), {}, {},
+                                 kernel);
     };
-    const nlohmann::json labels{{"tokens", s.tokens}, {"heads", fmt::format("{}/{}", s.heads, s.kv_heads)},
-                                {"gate", gate},       {"kernel", way.name}};
+    const nlohmann::json labels{{"tokens", s.tokens},
+                                {"heads", fmt::format("{}/{}", s.heads, s.kv_heads)},
+                                {"gate", gate},
+                                {"kernel", way.name}};
     result.push_back({"attention forward", forward, flops, 0, labels});
     result.push_back({"attention backward", backward, 2.5 * flops, 0, labels});
   }

@@ -22,14 +22,17 @@ std::vector<Candidate> products(Inputs& in, const Shape& s, DType type) {
   for (Tensor& t : x) t = in.normal(type, {s.rows, s.in});
   for (Tensor& t : y) t = in.normal(type, {s.rows, s.out});
   const Tensor dw = in.zeros(DType::f32, {s.out, s.in});
-  const double flops = 2.0 * static_cast<double>(s.rows) * static_cast<double>(s.out) * static_cast<double>(s.in);
-  const nlohmann::json labels{{"shape", fmt::format("{} x {} x {}", s.rows, s.out, s.in)}, {"precision", dtype_name(type)}};
+  const double flops =
+      2.0 * static_cast<double>(s.rows) * static_cast<double>(s.out) * static_cast<double>(s.in);
+  const nlohmann::json labels{{"shape", fmt::format("{} x {} x {}", s.rows, s.out, s.in)},
+                              {"precision", dtype_name(type)}};
   Context& ctx = in.ctx;
   const auto of = [](const std::array<Tensor, 2>& r, int turn) { return r[static_cast<size_t>(turn % 2)]; };
-  return {{fmt::format("{}, forward", s.what), [=, &ctx](int i) { linear_forward(ctx, of(y, i), of(x, i), w); }, flops, 0,
-           labels},
+  return {{fmt::format("{}, forward", s.what),
+           [=, &ctx](int i) { linear_forward(ctx, of(y, i), of(x, i), w); }, flops, 0, labels},
           {fmt::format("{}, backward to input", s.what),
-           [=, &ctx](int i) { linear_backward_input(ctx, of(x, i), of(y, i), w, Into::overwrite); }, flops, 0, labels},
+           [=, &ctx](int i) { linear_backward_input(ctx, of(x, i), of(y, i), w, Into::overwrite); }, flops, 0,
+           labels},
           {fmt::format("{}, backward to weight", s.what),
            [=, &ctx](int i) { linear_backward_weight(ctx, dw, of(y, i), of(x, i)); }, flops, 0, labels}};
 }
@@ -41,9 +44,12 @@ std::vector<Candidate> loss(Inputs& in, const Shape& s, DType type) {
   const Tensor losses = in.zeros(DType::f32, {s.rows}), dweight = in.zeros(DType::f32, {s.out, s.in});
   const Tensor scale = in.numbers({1e-4});
   const int64_t words = s.out;
-  const Tensor targets = in.integers(s.rows, [words](int64_t i) { return static_cast<int32_t>(i * 7919 % words); });
-  const double flops = 2.0 * static_cast<double>(s.rows) * static_cast<double>(s.out) * static_cast<double>(s.in);
-  const nlohmann::json labels{{"shape", fmt::format("{} x {} x {}", s.rows, s.out, s.in)}, {"precision", dtype_name(type)}};
+  const Tensor targets =
+      in.integers(s.rows, [words](int64_t i) { return static_cast<int32_t>(i * 7919 % words); });
+  const double flops =
+      2.0 * static_cast<double>(s.rows) * static_cast<double>(s.out) * static_cast<double>(s.in);
+  const nlohmann::json labels{{"shape", fmt::format("{} x {} x {}", s.rows, s.out, s.in)},
+                              {"precision", dtype_name(type)}};
   Context& ctx = in.ctx;
   return {{"head and cross-entropy, forward",
            [=, &ctx](int) { cross_entropy_forward(ctx, losses, hidden, head, targets); }, flops, 0, labels},

@@ -61,9 +61,13 @@ struct Runner {
 Tensor Inputs::normal(DType type, std::initializer_list<int64_t> dims, double spread) {
   const Tensor t = memory_.alloc("bench", type, dims);
   const RandomStream random(static_cast<uint64_t>(memory_.entries().size()), "bench");
-  const auto value = [&](int64_t i) { return static_cast<float>(spread * random.normal(static_cast<uint64_t>(i))); };
-  if (type == DType::bf16) fill_blocks<bf16>(ctx, t, [&](int64_t i) { return bf16(value(i)); });
-  else fill_blocks<float>(ctx, t, value);
+  const auto value = [&](int64_t i) {
+    return static_cast<float>(spread * random.normal(static_cast<uint64_t>(i)));
+  };
+  if (type == DType::bf16)
+    fill_blocks<bf16>(ctx, t, [&](int64_t i) { return bf16(value(i)); });
+  else
+    fill_blocks<float>(ctx, t, value);
   return t;
 }
 

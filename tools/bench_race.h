@@ -42,9 +42,9 @@ struct Candidate {
   nlohmann::json labels = nlohmann::json::object();  // copied into the result
 };
 
-/// Builds the candidates twice, without memory to measure it and for real; warms up; takes turns. One row for each:
-/// name, us (median), best_us, samples, and tflops or tb_per_second; or `skipped` with the reason, when the call is
-/// refused (Error(usage)).
+/// Builds the candidates twice, without memory to measure it and for real; warms up; takes turns. One row for
+/// each: name, us (median), best_us, samples, and tflops or tb_per_second; or `skipped` with the reason, when
+/// the call is refused (Error(usage)).
 nlohmann::json race(const RaceOptions& options, const std::function<std::vector<Candidate>(Inputs&)>& make);
 
 }  // namespace sluice::bench

@@ -75,9 +75,14 @@ Model gpt2(const std::string& name, int64_t layers, int64_t width, int64_t heads
 }
 
 std::vector<Model> models() {
-  return {gpt2("small", 6, 384, 6, 8064), qwen("qwen", ""), qwen("qwen-headwise", "headwise"),
-          qwen("qwen-elementwise", "elementwise"), gpt2("gpt2-124m", 12, 768, 12, 50304),
-          dense_1_7b("1.7b", ""), dense_1_7b("1.7b-headwise", "headwise"), dense_1_7b("1.7b-elementwise", "elementwise"),
+  return {gpt2("small", 6, 384, 6, 8064),
+          qwen("qwen", ""),
+          qwen("qwen-headwise", "headwise"),
+          qwen("qwen-elementwise", "elementwise"),
+          gpt2("gpt2-124m", 12, 768, 12, 50304),
+          dense_1_7b("1.7b", ""),
+          dense_1_7b("1.7b-headwise", "headwise"),
+          dense_1_7b("1.7b-elementwise", "elementwise"),
           tiny()};
 }
 
@@ -157,7 +162,8 @@ std::vector<std::string> model_names() {
   return names;
 }
 
-nlohmann::json measure_step(const std::string& name, Device device, DType dtype, double seconds, bool profile) {
+nlohmann::json measure_step(const std::string& name, Device device, DType dtype, double seconds,
+                            bool profile) {
   const std::vector<Model> all = models();
   const Model& model = *std::find_if(all.begin(), all.end(), [&](const Model& m) { return m.name == name; });
   const bool gpu = device == Device::cuda;
@@ -170,13 +176,15 @@ nlohmann::json measure_step(const std::string& name, Device device, DType dtype,
   for (size_t i = 0; i < training.store.specs().size(); ++i)
     if (training.store.specs()[i].packed) matrix += training.store.numel(static_cast<int>(i));
   const ModelConfig& c = model.config;
-  const double flops = 6.0 * static_cast<double>(matrix) +
-                       6.0 * static_cast<double>(c.num_hidden_layers * model.sequence * c.num_attention_heads * c.head_dim);
+  const double flops =
+      6.0 * static_cast<double>(matrix) +
+      6.0 * static_cast<double>(c.num_hidden_layers * model.sequence * c.num_attention_heads * c.head_dim);
 
   double loss = 0;
   for (int i = 0; i < 2; ++i) loss = training.step();
   Profile times;
-  // A CPU's peak is taken between the steps, so that both see the same clock. A step waits for its loss, on a GPU too.
+  // A CPU's peak is taken between the steps, so that both see the same clock. A step waits for its loss, on a
+  // GPU too.
   constexpr double kTensorCores = 989e3;  // GFLOP/s, H100 and H200 SXM, dense bf16, by their data sheet
   std::vector<double> steps, peaks{gpu ? kTensorCores : fma_peak(num_threads(), 0.05)};
   const double begin = now();
@@ -204,13 +212,15 @@ nlohmann::json measure_step(const std::string& name, Device device, DType dtype,
                      {"gflops", gflops},
                      {"peak_gflops", peak},
                      {"peak", gpu ? "989 TFLOP/s" : "FMA peak"},
-                     {"memory_bytes", training.values.capacity() + training.gradients.capacity() + training.moments.capacity() +
-                                          training.activations.capacity() + training.ctx.scratch.capacity()},
+                     {"memory_bytes", training.values.capacity() + training.gradients.capacity() +
+                                          training.moments.capacity() + training.activations.capacity() +
+                                          training.ctx.scratch.capacity()},
                      {"percent_of_peak", 100 * gflops / peak},
                      {"loss", loss}};
   if (profile) {
     std::vector<Profile::Entry> entries(times.begin(), times.end());
-    std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
+    std::sort(entries.begin(), entries.end(),
+              [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
     const double total = std::accumulate(steps.begin(), steps.end(), 0.0);
     double seen = 0;
     for (const Profile::Entry& e : entries) {

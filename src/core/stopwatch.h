@@ -1,5 +1,6 @@
 #pragma once
-// Time on a context's device between two points in the order of its ops: CUDA events on a GPU, the clock on a CPU.
+// Time on a context's device between two points in the order of its ops: CUDA events on a GPU, the clock on a
+// CPU.
 #include <memory>
 
 namespace sluice {

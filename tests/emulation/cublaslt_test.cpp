@@ -1,10 +1,10 @@
 // The fake cuBLASLt computes what it is asked for, and refuses what the real one may not do.
-#include "emulation.h"
-
 #include <cublasLt.h>
 
 #include <catch2/catch.hpp>
 #include <vector>
+
+#include "emulation.h"
 
 namespace {
 
@@ -26,7 +26,8 @@ struct Call {
     cublasLtMatrixLayoutCreate(&c, CUDA_R_32F, 2, 3, 2);
     cublasLtMatmulPreferenceCreate(&preference);
     const uint64_t bytes = sizeof workspace;
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                                         sizeof bytes);
     for (int i = 0; i < 12; ++i) vb[i] = static_cast<float>(i % 5);
   }
   ~Call() {
@@ -38,7 +39,8 @@ struct Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  void relayout(cublasLtMatrixLayout_t& l, cudaDataType type, uint64_t rows, uint64_t columns, int64_t stride) {
+  void relayout(cublasLtMatrixLayout_t& l, cudaDataType type, uint64_t rows, uint64_t columns,
+                int64_t stride) {
     cublasLtMatrixLayoutDestroy(l);
     l = nullptr;
     cublasLtMatrixLayoutCreate(&l, type, rows, columns, stride);
@@ -68,7 +70,8 @@ TEST_CASE("The fake cuBLASLt multiplies in columns, overwrites and adds", "[cubl
 
 TEST_CASE("The fake cuBLASLt refuses what does not go together", "[cublaslt]") {
   cublasLtMatrixLayout_t l = nullptr;
-  CHECK(cublasLtMatrixLayoutCreate(&l, CUDA_R_32F, 8, 3, 7) == CUBLAS_STATUS_INVALID_VALUE);  // leading dimension
+  CHECK(cublasLtMatrixLayoutCreate(&l, CUDA_R_32F, 8, 3, 7) ==
+        CUBLAS_STATUS_INVALID_VALUE);  // leading dimension
   CHECK(cublasLtMatrixLayoutCreate(&l, CUDA_R_32F, 0, 3, 7) == CUBLAS_STATUS_INVALID_VALUE);  // no elements
   {
     Call call;
@@ -83,12 +86,15 @@ TEST_CASE("The fake cuBLASLt refuses what does not go together", "[cublaslt]") {
   {
     Call call;
     REQUIRE(call.choose() == CUBLAS_STATUS_SUCCESS);
-    CHECK(call.multiply(call.va + 1, 0) == CUBLAS_STATUS_INVALID_VALUE);     // 256 bytes were promised
-    CHECK(call.multiply(call.va, 0, 16) == CUBLAS_STATUS_INVALID_VALUE);     // less workspace than the algorithm takes
+    CHECK(call.multiply(call.va + 1, 0) == CUBLAS_STATUS_INVALID_VALUE);  // 256 bytes were promised
+    CHECK(call.multiply(call.va, 0, 16) ==
+          CUBLAS_STATUS_INVALID_VALUE);  // less workspace than the algorithm takes
     CHECK(call.multiply(nullptr, 0) == CUBLAS_STATUS_INVALID_VALUE);
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    cublasLtMatmulDescSetAttribute(call.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    cublasLtMatmulDescSetAttribute(call.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                   sizeof transposed);
     call.relayout(call.a, CUDA_R_32F, 4, 2, 4);
-    CHECK(call.multiply(call.va, 0) == CUBLAS_STATUS_INVALID_VALUE);  // the algorithm was chosen for another problem
+    CHECK(call.multiply(call.va, 0) ==
+          CUBLAS_STATUS_INVALID_VALUE);  // the algorithm was chosen for another problem
   }
 }

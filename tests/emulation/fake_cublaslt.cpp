@@ -1,8 +1,6 @@
-// A cuBLASLt for emulation: the calls that cuda/matmul.cu makes, which check what they are given as strictly as the
-// documents allow, and compute in f32 one element at a time. Every refusal says why on stderr. A product is launched as
-// a kernel of one thread, so that it keeps its place in a captured graph.
-#include "emulation.h"
-
+// A cuBLASLt for emulation: the calls that cuda/matmul.cu makes, which check what they are given as strictly
+// as the documents allow, and compute in f32 one element at a time. Every refusal says why on stderr. A
+// product is launched as a kernel of one thread, so that it keeps its place in a captured graph.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -10,6 +8,8 @@
 #include <cstdio>
 #include <cstring>
 #include <vector>
+
+#include "emulation.h"
 
 struct cublasLtContext {
   uint32_t alive = 0xc0b1a5;
@@ -73,9 +73,9 @@ struct Problem {
   uint64_t fingerprint() const {
     uint64_t h = 1469598103934665603u;
     for (const uint64_t v :
-         {uint64_t(operation.compute), uint64_t(operation.transpose_a), uint64_t(operation.transpose_b), uint64_t(a.type),
-          a.rows, a.columns, uint64_t(a.stride), uint64_t(b.type), b.rows, b.columns, uint64_t(b.stride),
-          uint64_t(c.type), c.rows, c.columns, uint64_t(c.stride)})
+         {uint64_t(operation.compute), uint64_t(operation.transpose_a), uint64_t(operation.transpose_b),
+          uint64_t(a.type), a.rows, a.columns, uint64_t(a.stride), uint64_t(b.type), b.rows, b.columns,
+          uint64_t(b.stride), uint64_t(c.type), c.rows, c.columns, uint64_t(c.stride)})
       h = (h ^ v) * 1099511628211u;
     return h;
   }
@@ -83,27 +83,33 @@ struct Problem {
 
 bool stored(cudaDataType_t t) { return t == CUDA_R_32F || t == CUDA_R_16BF; }
 
-cublasStatus_t describe(Problem& p, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
+cublasStatus_t describe(Problem& p, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
+                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
   REQUIRE(operation && a && b && c && d, "a null descriptor");
   p = {get<Operation>(operation), get<Layout>(a), get<Layout>(b), get<Layout>(c)};
   const Layout& out = get<Layout>(d);
-  REQUIRE(out.type == p.c.type && out.rows == p.c.rows && out.columns == p.c.columns && out.stride == p.c.stride,
-          "C and D differ");
-  REQUIRE(p.operation.compute == CUBLAS_COMPUTE_32F && p.operation.scale == CUDA_R_32F, "a compute type it has not");
+  REQUIRE(
+      out.type == p.c.type && out.rows == p.c.rows && out.columns == p.c.columns && out.stride == p.c.stride,
+      "C and D differ");
+  REQUIRE(p.operation.compute == CUBLAS_COMPUTE_32F && p.operation.scale == CUDA_R_32F,
+          "a compute type it has not");
   REQUIRE(p.a.type == p.b.type && stored(p.a.type) && (p.c.type == p.a.type || p.c.type == CUDA_R_32F),
           "types of A, B and C that do not go together");
   const bool ta = p.operation.transpose_a == CUBLAS_OP_T, tb = p.operation.transpose_b == CUBLAS_OP_T;
   const uint64_t rows = ta ? p.a.columns : p.a.rows, ka = ta ? p.a.rows : p.a.columns;
   const uint64_t kb = tb ? p.b.columns : p.b.rows, columns = tb ? p.b.rows : p.b.columns;
-  REQUIRE(rows == p.c.rows && columns == p.c.columns && ka == kb, "sizes of A, B and C that do not go together");
+  REQUIRE(rows == p.c.rows && columns == p.c.columns && ka == kb,
+          "sizes of A, B and C that do not go together");
   return CUBLAS_STATUS_SUCCESS;
 }
 
-bool aligned(const void* p, uint32_t bytes) { return bytes == 0 || reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+bool aligned(const void* p, uint32_t bytes) {
+  return bytes == 0 || reinterpret_cast<uintptr_t>(p) % bytes == 0;
+}
 
 float load(const void* p, cudaDataType_t type, int64_t i) {
-  return type == CUDA_R_32F ? static_cast<const float*>(p)[i] : __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
+  return type == CUDA_R_32F ? static_cast<const float*>(p)[i]
+                            : __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
 }
 
 /// Widened, k contiguous: rows of op(a), columns of op(b).
@@ -111,12 +117,13 @@ std::vector<float> widen(const void* p, const Layout& l, int64_t count, int64_t 
   std::vector<float> wide(static_cast<size_t>(count * k));
   for (int64_t i = 0; i < count; ++i)
     for (int64_t j = 0; j < k; ++j)
-      wide[static_cast<size_t>(i * k + j)] = load(p, l.type, k_is_column ? i + j * l.stride : j + i * l.stride);
+      wide[static_cast<size_t>(i * k + j)] =
+          load(p, l.type, k_is_column ? i + j * l.stride : j + i * l.stride);
   return wide;
 }
 
-void compute(Problem p, float alpha, const void* a, const void* b, float beta, const void* c, void* d, void* workspace,
-             uint64_t workspace_bytes) {
+void compute(Problem p, float alpha, const void* a, const void* b, float beta, const void* c, void* d,
+             void* workspace, uint64_t workspace_bytes) {
   // A product overwrites its workspace.
   if (workspace) std::memset(workspace, 0xff, std::min<uint64_t>(workspace_bytes, 4096));
   const int64_t m = p.m(), n = p.n(), k = p.k();
@@ -134,8 +141,10 @@ void compute(Problem p, float alpha, const void* a, const void* b, float beta, c
       for (const float v : lane) sum += v;
       const int64_t at = i + j * p.c.stride;
       const float value = alpha * sum + (beta != 0 ? beta * load(c, p.c.type, at) : 0.0f);
-      if (p.c.type == CUDA_R_32F) static_cast<float*>(d)[at] = value;
-      else static_cast<__nv_bfloat16*>(d)[at] = __float2bfloat16_rn(value);
+      if (p.c.type == CUDA_R_32F)
+        static_cast<float*>(d)[at] = value;
+      else
+        static_cast<__nv_bfloat16*>(d)[at] = __float2bfloat16_rn(value);
     }
 }
 
@@ -145,10 +154,14 @@ extern "C" {
 
 const char* cublasLtGetStatusName(cublasStatus_t status) {
   switch (status) {
-    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
-    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
-    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
-    default: return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case CUBLAS_STATUS_SUCCESS:
+      return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default:
+      return "CUBLAS_STATUS_INTERNAL_ERROR";
   }
 }
 
@@ -172,22 +185,26 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
   delete operation;
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
-                                              const void* value, size_t bytes) {
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
+                                              cublasLtMatmulDescAttributes_t attribute, const void* value,
+                                              size_t bytes) {
   Operation o = get<Operation>(operation);
   REQUIRE(bytes == sizeof(cublasOperation_t), "an attribute of another size");
   cublasOperation_t t;
   std::memcpy(&t, value, sizeof t);
   REQUIRE(t == CUBLAS_OP_N || t == CUBLAS_OP_T, "a transposition it has not");
-  if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) o.transpose_a = t;
-  else if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) o.transpose_b = t;
-  else return refuse("an attribute of an operation it has not");
+  if (attribute == CUBLASLT_MATMUL_DESC_TRANSA)
+    o.transpose_a = t;
+  else if (attribute == CUBLASLT_MATMUL_DESC_TRANSB)
+    o.transpose_b = t;
+  else
+    return refuse("an attribute of an operation it has not");
   put(operation, o);
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows, uint64_t columns,
-                                          int64_t stride) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
+                                          uint64_t columns, int64_t stride) {
   REQUIRE(rows > 0 && columns > 0, "a layout without elements");
   REQUIRE(stride >= static_cast<int64_t>(rows), "a leading dimension below the number of rows");
   *layout = new cublasLtMatrixLayoutOpaque_t;
@@ -209,8 +226,8 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
-                                                    size_t bytes) {
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value, size_t bytes) {
   Preference p = get<Preference>(preference);
   if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
     REQUIRE(bytes == sizeof p.workspace, "an attribute of another size");
@@ -226,9 +243,10 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
-                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
-                                              int requested, cublasLtMatmulHeuristicResult_t results[], int* found) {
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                              cublasLtMatmulHeuristicResult_t results[], int* found) {
   REQUIRE(handle && handle->alive == 0xc0b1a5, "not a handle");
   REQUIRE(preference && requested > 0 && results && found, "nowhere to put an algorithm");
   Problem problem;
@@ -244,11 +262,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
-                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
-                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm, void* workspace,
-                              size_t workspace_bytes, cudaStream_t) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, const void* alpha,
+                              const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                              cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                              cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t workspace_bytes,
+                              cudaStream_t) {
   REQUIRE(handle && handle->alive == 0xc0b1a5, "not a handle");
   REQUIRE(alpha && beta && a && b && c && d && algorithm, "a null pointer");
   Problem problem;
@@ -257,10 +276,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     return s;
   const Algorithm chosen = get<Algorithm>(algorithm);
   REQUIRE(chosen.problem == problem.fingerprint(), "an algorithm chosen for another problem");
-  REQUIRE(aligned(a, chosen.alignment[0]) && aligned(b, chosen.alignment[1]) && aligned(c, chosen.alignment[2]) &&
-              aligned(d, chosen.alignment[3]),
+  REQUIRE(aligned(a, chosen.alignment[0]) && aligned(b, chosen.alignment[1]) &&
+              aligned(c, chosen.alignment[2]) && aligned(d, chosen.alignment[3]),
           "a pointer less aligned than the algorithm was promised");
-  REQUIRE(workspace_bytes >= chosen.workspace && (chosen.workspace == 0 || workspace), "too little workspace");
+  REQUIRE(workspace_bytes >= chosen.workspace && (chosen.workspace == 0 || workspace),
+          "too little workspace");
   REQUIRE(aligned(workspace, 16), "a workspace that is not aligned to 16 bytes");
   float one, factor;
   std::memcpy(&one, alpha, sizeof one);

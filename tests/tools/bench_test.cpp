@@ -1,5 +1,5 @@
-// sluice bench at sizes of milliseconds, on the CPU and where the build has one on a GPU (or its emulation): figures mean
-// nothing there, but every measurement runs.
+// sluice bench at sizes of milliseconds, on the CPU and where the build has one on a GPU (or its emulation):
+// figures mean nothing there, but every measurement runs.
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -14,8 +14,8 @@ using Catch::Matchers::Contains;
 
 void check_bench(const TinyRun& t, const std::string& device) {
   const std::string file = t.run + "-bench.json";
-  const Outcome outcome = t.sluice({"bench", "kernels,matmul,attention,step", "--device", device, "--size", "tiny", "--model",
-                                    "tiny", "--precision", "bf16", "--json", file});
+  const Outcome outcome = t.sluice({"bench", "kernels,matmul,attention,step", "--device", device, "--size",
+                                    "tiny", "--model", "tiny", "--precision", "bf16", "--json", file});
   INFO(device << outcome.err);
   REQUIRE(outcome.code == 0);
   const auto result = nlohmann::json::parse(io::read_file(file));
@@ -29,8 +29,9 @@ void check_bench(const TinyRun& t, const std::string& device) {
     CHECK(row["samples"] == 3);
     CHECK(row["percent_of_copy"].get<double>() > 0);
   }
-  for (const char* name : {"copy", "add_rmsnorm_forward", "rmsnorm_backward", "norm_rope_backward", "gate_backward, elementwise",
-                           "swiglu_backward", "embedding_backward", "adamw_update", "sum_of_squares"})
+  for (const char* name :
+       {"copy", "add_rmsnorm_forward", "rmsnorm_backward", "norm_rope_backward", "gate_backward, elementwise",
+        "swiglu_backward", "embedding_backward", "adamw_update", "sum_of_squares"})
     CHECK(kernels.count(name) == 1);
   for (const auto& row : result["matmul"]) CHECK(row["tflops"].get<double>() > 0);
   int skipped = 0;
@@ -57,8 +58,10 @@ void check_bench(const TinyRun& t, const std::string& device) {
 TEST_CASE("bench measures kernels, products, attention and steps on every device", "[bench]") {
   const TinyRun t;
   check_bench(t, "cpu");
-  if (!cuda_devices().empty()) check_bench(t, "cuda");
-  else CHECK_THAT(t.sluice({"bench", "kernels", "--device", "cuda"}).err, Contains("bench: --device cuda"));
+  if (!cuda_devices().empty())
+    check_bench(t, "cuda");
+  else
+    CHECK_THAT(t.sluice({"bench", "kernels", "--device", "cuda"}).err, Contains("bench: --device cuda"));
 }
 
 }  // namespace sluice::test

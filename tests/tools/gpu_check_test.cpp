@@ -16,7 +16,8 @@ using Catch::Matchers::Contains;
 /// Runs the script; `before` sets its environment.
 Outcome gpu_check(const TemporaryFolder& folder, const std::string& before, const std::string& arguments) {
   const std::string out = folder / "out.txt", err = folder / "err.txt";
-  const std::string command = before + " " SLUICE_SOURCE_DIR "/scripts/gpu_check " + arguments + " >" + out + " 2>" + err;
+  const std::string command =
+      before + " " SLUICE_SOURCE_DIR "/scripts/gpu_check " + arguments + " >" + out + " 2>" + err;
   Outcome o;
   o.code = WEXITSTATUS(std::system(command.c_str()));
   o.out = io::read_file(out), o.err = io::read_file(err);
@@ -39,10 +40,12 @@ TEST_CASE("gpu_check says plainly that there is no GPU", "[gpu_check]") {
   CHECK_FALSE(io::exists(folder / "result"));
 }
 
-TEST_CASE("gpu_check fails when a step fails, hangs or tests nothing, and tells it in the table and the JSON", "[gpu_check]") {
+TEST_CASE("gpu_check fails when a step fails, hangs or tests nothing, and tells it in the table and the JSON",
+          "[gpu_check]") {
   const TemporaryFolder folder;
   write_program(folder / "sluice", "exit 0");
-  const std::string before = "SLUICE_GPU_CHECK_EMULATED=1", arguments = "--build " + folder.path + " --only parity --out " + (folder / "result");
+  const std::string before = "SLUICE_GPU_CHECK_EMULATED=1",
+                    arguments = "--build " + folder.path + " --only parity --out " + (folder / "result");
   for (const char* script : {"echo bad news; exit 1", "echo No tests ran"}) {
     write_program(folder / "test_cuda", script);
     const Outcome o = gpu_check(folder, before, arguments);
@@ -69,13 +72,15 @@ TEST_CASE("gpu_check runs all its steps on an emulated GPU", "[gpu_check]") {
   const char* binary = std::getenv("SLUICE_BINARY");
   REQUIRE(binary);
   const std::string build = std::string(binary).substr(0, std::string(binary).rfind('/'));
-  const Outcome o = gpu_check(folder, "SLUICE_GPU_CHECK_EMULATED=1", "--build " + build + " --out " + (folder / "result"));
+  const Outcome o =
+      gpu_check(folder, "SLUICE_GPU_CHECK_EMULATED=1", "--build " + build + " --out " + (folder / "result"));
   INFO(o.out << o.err);
   CHECK(o.code == 0);
   const auto result = nlohmann::json::parse(io::read_file(folder / "result/gpu_check.json"));
   std::map<std::string, std::string> steps;
   for (const auto& row : result["steps"]) steps[row["step"]] = row["result"];
-  for (const char* name : {"parity", "losses", "bench-kernels", "bench-matmul", "bench-attention", "bench-step"})
+  for (const char* name :
+       {"parity", "losses", "bench-kernels", "bench-matmul", "bench-attention", "bench-step"})
     CHECK(steps[name] == "passed");
   for (const char* name : {"memcheck", "racecheck", "synccheck"}) CHECK(steps[name] == "skipped");
   CHECK(result["bench"]["kernels"]["kernels"].size() > 15);

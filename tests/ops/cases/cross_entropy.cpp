@@ -1,4 +1,5 @@
-// Head and cross-entropy: vocabularies on and off the vector width, one and several chunks of rows, rows without loss.
+// Head and cross-entropy: vocabularies on and off the vector width, one and several chunks of rows, rows
+// without loss.
 #include "ops/cross_entropy.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -12,15 +13,15 @@ namespace {
 
 constexpr int64_t kNever = int64_t{1} << 40;
 
-/// A GPU stores the logits of a bf16 model as bf16, a CPU as f32: a loss is the difference of two such logits, and where
-/// it is small (a handful of words) their rounding, not its own, bounds it. Sums over 40,000 words in f32 differ by
-/// their order.
+/// A GPU stores the logits of a bf16 model as bf16, a CPU as f32: a loss is the difference of two such
+/// logits, and where it is small (a handful of words) their rounding, not its own, bounds it. Sums over
+/// 40,000 words in f32 differ by their order.
 double tolerance_factor(int64_t vocabulary) { return vocabulary < 64 ? 8 : vocabulary > 10000 ? 4 : 2; }
 
 /// Every `without`-th row has target -1. With gradient, or the losses alone.
 OpCase loss_case(int64_t rows, int64_t width, int64_t vocabulary, bool gradient, int64_t without = 7) {
-  return {fmt::format("cross_entropy_forward{} T={} C={} V={} -1 every {}", gradient ? "_backward" : "", rows, width,
-                      vocabulary, without),
+  return {fmt::format("cross_entropy_forward{} T={} C={} V={} -1 every {}", gradient ? "_backward" : "", rows,
+                      width, vocabulary, without),
           [=](CaseRun& r) {
             const Tensor hidden = r.input("hidden", {rows, width});
             LinearWeight head;
@@ -45,8 +46,8 @@ OpFamily cross_entropy_cases() {
   for (const bool gradient : {false, true}) {
     family.cases.push_back(loss_case(1, 8, 2, gradient, kNever));
     family.cases.push_back(loss_case(3, 17, 33, gradient, kNever));
-    family.cases.push_back(loss_case(5, 16, 64, gradient, 1));   // no row counts
-    family.cases.push_back(loss_case(13, 24, 1003, gradient));   // off the vector width
+    family.cases.push_back(loss_case(5, 16, 64, gradient, 1));             // no row counts
+    family.cases.push_back(loss_case(13, 24, 1003, gradient));             // off the vector width
     family.cases.push_back(loss_case(3, 8, 16384 + 5, gradient, kNever));  // blocks of 1024 threads
     family.cases.push_back(loss_case(2, 4, 40007, gradient, 2));  // more than four vectors per thread
   }
@@ -54,8 +55,8 @@ OpFamily cross_entropy_cases() {
   family.cases.back().bf16 = false;                         // a million emulated threads are enough
   family.cases.push_back(loss_case(0, 8, 16, true));
   family.fuzz = [](Random& random) {
-    return loss_case(uniform(random, 1, 20), uniform(random, 1, 40), uniform(random, 2, 3000), uniform(random, 0, 1) == 1,
-                     one_of<int64_t>(random, {1, 3, 7, kNever}));
+    return loss_case(uniform(random, 1, 20), uniform(random, 1, 40), uniform(random, 2, 3000),
+                     uniform(random, 0, 1) == 1, one_of<int64_t>(random, {1, 3, 7, kNever}));
   };
   return family;
 }

@@ -1,4 +1,5 @@
-// The three products of a linear layer: operands in both orders, overwriting and adding, sizes on and off every grid.
+// The three products of a linear layer: operands in both orders, overwriting and adding, sizes on and off
+// every grid.
 #include "ops/linear.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -33,7 +34,8 @@ OpCase backward_input_case(int64_t t, int64_t n, int64_t k, Into into) {
 /// dy and x start `skip` rows into their memory, so that pointers lose their alignment.
 OpCase backward_weight_case(int64_t t, int64_t n, int64_t k, int64_t skip = 0) {
   return {fmt::format("linear_backward_weight T={} N={} K={} skip={}", t, n, k, skip), [=](CaseRun& r) {
-            const Tensor dy = r.input("dy", {skip + t, n}).rows(skip, t), x = r.input("x", {skip + t, k}).rows(skip, t);
+            const Tensor dy = r.input("dy", {skip + t, n}).rows(skip, t),
+                         x = r.input("x", {skip + t, k}).rows(skip, t);
             linear_backward_weight(r.ctx, r.inout("dw", r.wide, {n, k}), dy, x);
           }};
 }
@@ -42,7 +44,8 @@ OpCase backward_weight_case(int64_t t, int64_t n, int64_t k, int64_t skip = 0) {
 
 OpFamily linear_cases() {
   OpFamily family{"linear", {}, {}};
-  const int64_t sizes[][3] = {{1, 1, 1}, {3, 5, 7}, {16, 16, 16}, {17, 64, 33}, {64, 48, 128}, {130, 257, 65}, {0, 8, 8}};
+  const int64_t sizes[][3] = {{1, 1, 1},     {3, 5, 7},      {16, 16, 16}, {17, 64, 33},
+                              {64, 48, 128}, {130, 257, 65}, {0, 8, 8}};
   for (const auto& [t, n, k] : sizes) {
     family.cases.push_back(forward_case(t, n, k));
     family.cases.push_back(backward_input_case(t, n, k, Into::overwrite));
@@ -53,9 +56,12 @@ OpFamily linear_cases() {
   family.fuzz = [](Random& random) {
     const int64_t t = uniform(random, 0, 150), n = uniform(random, 1, 150), k = uniform(random, 1, 150);
     switch (uniform(random, 0, 3)) {
-      case 0: return forward_case(t, n, k);
-      case 1: return backward_input_case(t, n, k, one_of(random, {Into::overwrite, Into::add}));
-      default: return backward_weight_case(t, n, k, uniform(random, 0, 2));
+      case 0:
+        return forward_case(t, n, k);
+      case 1:
+        return backward_input_case(t, n, k, one_of(random, {Into::overwrite, Into::add}));
+      default:
+        return backward_weight_case(t, n, k, uniform(random, 0, 2));
     }
   };
   return family;
