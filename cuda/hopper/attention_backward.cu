@@ -22,7 +22,12 @@ namespace sluice::cuda {
 namespace {
 
 constexpr int kQueries = 64, kKeys = 128, kStages = 2, kThreads = 384;
-constexpr int kProducerRegisters = 32, kConsumerRegisters = 240;
+// Three warpgroups start with 168 registers a thread and may only pass on what they have. At head_dim 128 the
+// consumers need more than 232 (or ptxas serialises the products, C7512), which leaves the producer 24.
+template <int kDim>
+constexpr int kProducerRegisters = kDim == 64 ? 40 : 24;
+template <int kDim>
+constexpr int kConsumerRegisters = kDim == 64 ? 232 : 240;
 constexpr int kConsumerWarps = 8;
 constexpr int kQueryChunk = kQueries * 128, kKeyChunk = kKeys * 128;  // bytes of 64 columns
 
@@ -132,10 +137,12 @@ DEVICE_INLINE void load_tiles(const BackwardParams& p, unsigned char* smem, Back
       const int s = ring.stage;
       mbarrier_wait(bar->empty + s, ring.phase ^ 1);
       mbarrier_arrive_expect_tx(bar->q_full + s, Smem::kQueryBytes);
+#pragma unroll 1
       for (int c = 0; c < Smem::kChunks; ++c)
         tma_load_3d(smem + Smem::kQ + s * Smem::kQueryBytes + c * kQueryChunk, map_q, bar->q_full + s, c * 64,
                     h, m * kQueries);
       mbarrier_arrive_expect_tx(bar->do_full + s, Smem::kQueryBytes);
+#pragma unroll 1
       for (int c = 0; c < Smem::kChunks; ++c)
         tma_load_3d(smem + Smem::kDo + s * Smem::kQueryBytes + c * kQueryChunk, map_do, bar->do_full + s,
                     c * 64, h, m * kQueries);
@@ -149,33 +156,22 @@ DEVICE_INLINE void load_tiles(const BackwardParams& p, unsigned char* smem, Back
 
 /// Queries beyond the last have weight 0: their lse is infinite.
 DEVICE_INLINE void load_numbers(const BackwardParams& p, QueryNumbers* numbers, BackwardBarriers* bar) {
-  constexpr int kPerLane = kQueries / 32;
   const int lane = threadIdx.x % 32;
   Ring<kStages> ring;
   for (unsigned phase = 0;; phase ^= 1) {
     const Item item = next_item(bar, phase);
     if (item.n < 0) break;
     for_each_step(p, item, [&](int h, int m) {
-      float lse[kPerLane], delta[kPerLane], coef0[kPerLane];
-      int first[kPerLane];
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        const int row = m * kQueries + lane + 32 * i;
-        const int at = h * p.tokens + row;
-        const bool inside = row < p.tokens;
-        lse[i] = inside ? p.lse[at] * kLog2e : INFINITY;
-        delta[i] = inside ? p.delta[at] : 0.0f;
-        coef0[i] = inside && p.coef0 ? p.coef0[at] : 0.0f;
-        first[i] = p.first_key[min(row, p.tokens - 1)];
-      }
       mbarrier_wait(bar->empty + ring.stage, ring.phase ^ 1);
       QueryNumbers& to = numbers[ring.stage];
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        to.lse[lane + 32 * i] = lse[i];
-        to.delta[lane + 32 * i] = delta[i];
-        to.coef0[lane + 32 * i] = coef0[i];
-        to.first[lane + 32 * i] = first[i];
+#pragma unroll 1
+      for (int i = lane; i < kQueries; i += 32) {
+        const int row = m * kQueries + i, at = h * p.tokens + row;
+        const bool inside = row < p.tokens;
+        to.lse[i] = inside ? p.lse[at] * kLog2e : INFINITY;
+        to.delta[i] = inside ? p.delta[at] : 0.0f;
+        to.coef0[i] = inside && p.coef0 ? p.coef0[at] : 0.0f;
+        to.first[i] = p.first_key[min(row, p.tokens - 1)];
       }
       mbarrier_arrive(bar->numbers_full + ring.stage);
       ring.advance();
@@ -234,11 +230,12 @@ DEVICE_INLINE void pack_columns(uint32_t (&p)[4], const float* x) {
   for (int i = 0; i < 4; ++i) p[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
 }
 
-/// A thread's part of S^T and dP^T: rows are keys key[0], key[1], columns the queries of tile m.
+/// A thread's part of S^T and dP^T: rows are keys key and key + 8, columns the queries 8 b + column + e of
+/// tile m.
 struct Place {
-  int key[2];
-  int low, high;  // keys of the warp
-  int column;     // 2 t: queries 8 b + column + e
+  int low;  // first of the warp's 16 keys
+  int key;
+  int column;  // 2 t
 };
 
 /// s becomes P^T.
@@ -253,7 +250,7 @@ DEVICE_INLINE void weights(float (&s)[kQueries / 2], const QueryNumbers& numbers
       s[b * 4 + 2 * i + 1] = ex2(s[b * 4 + 2 * i + 1] * scale_log2 - lse.y);
     }
   }
-  if (at.high <= m * kQueries && at.low > numbers.first[kQueries - 1]) return;
+  if (at.low + 15 <= m * kQueries && at.low > numbers.first[kQueries - 1]) return;
 #pragma unroll
   for (int b = 0; b < kQueries / 8; ++b)
 #pragma unroll
@@ -261,7 +258,7 @@ DEVICE_INLINE void weights(float (&s)[kQueries / 2], const QueryNumbers& numbers
       const int column = b * 8 + at.column + e, first = numbers.first[column];
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (at.key[i] < first || at.key[i] > m * kQueries + column) s[b * 4 + 2 * i + e] = 0;
+        if (at.key + 8 * i < first || at.key + 8 * i > m * kQueries + column) s[b * 4 + 2 * i + e] = 0;
     }
 }
 
@@ -277,7 +274,7 @@ DEVICE_INLINE void score_gradients(float (&s)[kQueries / 2], const float (&dp)[k
       s[b * 4 + 2 * i + 1] *= dp[b * 4 + 2 * i + 1] - delta.y;
     }
   }
-  if (!has_coef0 || at.low > numbers.first[kQueries - 1] || at.high < numbers.first[0]) return;
+  if (!has_coef0 || at.low > numbers.first[kQueries - 1] || at.low + 15 < numbers.first[0]) return;
 #pragma unroll
   for (int b = 0; b < kQueries / 8; ++b)
 #pragma unroll
@@ -285,7 +282,7 @@ DEVICE_INLINE void score_gradients(float (&s)[kQueries / 2], const float (&dp)[k
       const int column = b * 8 + at.column + e;
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (at.key[i] == numbers.first[column]) s[b * 4 + 2 * i + e] += numbers.coef0[column];
+        if (at.key + 8 * i == numbers.first[column]) s[b * 4 + 2 * i + e] += numbers.coef0[column];
     }
 }
 
@@ -320,40 +317,40 @@ DEVICE_INLINE void consume(const BackwardParams& p, unsigned char* smem, Backwar
     wgmma_commit();
   };
   // own keys by queries, in registers, times queries by columns
-  const auto issue_gradient = [&](float(&d)[kDim / 2], const uint32_t(&a)[kQueries / 16][4], uint32_t queries,
-                                  bool accumulate) {
+  const auto issue_gradient = [&](float(&d)[kDim / 2], const uint32_t(&a)[kQueries / 16][4],
+                                  uint32_t queries) {
 #pragma unroll
     for (int kk = 0; kk < kQueries / 16; ++kk)
-      wgmma_rs<Major::mn>(d, a[kk], smem_descriptor(queries + kk * 2048, kQueryChunk), accumulate || kk > 0);
+      wgmma_rs<Major::mn>(d, a[kk], smem_descriptor(queries + kk * 2048, kQueryChunk), true);
     wgmma_commit();
   };
 
-  Ring<kStages> ring;
-  unsigned dq_phase = 1;
-  int buffer = 0;  // of dS
+  unsigned count = 0;  // steps so far: stages of the ring, of dS and of dq follow from it
   for (unsigned phase = 0;; phase ^= 1) {
     Item item = next_item(bar, phase);
     if (uniform(item.n) < 0) break;
-    const int tiles = uniform(item.m_last - item.m_first + 1), steps = tiles * p.group;
     Place at;
     at.low = item.n * kKeys + consumer * 64 + warp * 16;
-    at.high = at.low + 15;
-    at.key[0] = at.low + lane / 4, at.key[1] = at.key[0] + 8;
+    at.key = at.low + lane / 4;
     at.column = lane % 4 * 2;
 
     mbarrier_wait(&bar->kv_full, phase);
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0;
     int m = item.m_last;
-    for (int step = 0; step < steps; ++step) {
-      const int stage = ring.stage;
+    for (int left = uniform((item.m_last - item.m_first + 1) * p.group); left > 0; --left, ++count) {
+      const int stage = static_cast<int>(count % kStages);
+      const unsigned ring_phase = count / kStages % 2;
+      const uint32_t scores = count % 2 * Smem::kScoreBytes;
       const uint32_t q = base + Smem::kQ + stage * Smem::kQueryBytes,
                      d_o = base + Smem::kDo + stage * Smem::kQueryBytes;
-      mbarrier_wait(bar->q_full + stage, ring.phase);
+      mbarrier_wait(bar->q_full + stage, ring_phase);
       wgmma_fence();
       issue_scores(s, own_k, q);
-      mbarrier_wait(bar->do_full + stage, ring.phase);
+      mbarrier_wait(bar->do_full + stage, ring_phase);
       wgmma_fence();
       issue_scores(dp, own_v, d_o);
-      mbarrier_wait(bar->numbers_full + stage, ring.phase);
+      mbarrier_wait(bar->numbers_full + stage, ring_phase);
       wgmma_wait<1>();
       hold_registers(s);
       weights(s, numbers[stage], at, m, p.scale_log2);
@@ -364,44 +361,39 @@ DEVICE_INLINE void consume(const BackwardParams& p, unsigned char* smem, Backwar
       hold_registers(pt);
       hold_registers(dv);
       wgmma_fence();
-      issue_gradient(dv, pt, d_o, step > 0);
+      issue_gradient(dv, pt, d_o);
       score_gradients(s, dp, numbers[stage], at, p.coef0 != nullptr);
 #pragma unroll
       for (int kk = 0; kk < kQueries / 16; ++kk) {
         pack_columns(dst[kk], s + kk * 8);
         // transposed: a row of 8 keys for each of 16 queries
         const int query = kk * 16 + lane / 16 * 8 + lane % 8;
-        stmatrix_x4_trans(own_scores + buffer * Smem::kScoreBytes + swizzled(query, warp * 2 + lane / 8 % 2),
-                          dst[kk]);
+        stmatrix_x4_trans(own_scores + scores + swizzled(query, warp * 2 + lane / 8 % 2), dst[kk]);
       }
       fence_proxy_async();
       hold_registers(dst);
       hold_registers(dk);
       wgmma_fence();
-      issue_gradient(dk, dst, q, step > 0);
+      issue_gradient(dk, dst, q);
       sync_consumers();  // dS of both; and both have done with the other buffer, having waited for dq
 #pragma unroll
       for (int kk = 0; kk < kKeys / 16; ++kk)
         wgmma_ss<Major::mn, Major::k>(
             dq, smem_descriptor(dq_k + kk * 2048),
-            smem_descriptor(dq_scores + buffer * Smem::kScoreBytes + (kk / 4) * kQueryChunk + (kk % 4) * 32),
-            kk > 0);
+            smem_descriptor(dq_scores + scores + (kk / 4) * kQueryChunk + (kk % 4) * 32), kk > 0);
       wgmma_commit();
-      ring.advance();
       wgmma_wait<0>();
       hold_registers(dq);
       hold_registers(pt);
       hold_registers(dst);
       release(bar->empty + stage);
-      mbarrier_wait(&bar->dq_empty, dq_phase);
-      dq_phase ^= 1;
+      mbarrier_wait(&bar->dq_empty, ~count & 1);
 #pragma unroll
       for (int i = 0; i < kDqQueries / 8; ++i)
         s_dq[i * 128 + thread] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
       fence_proxy_async();
       __syncwarp();
       release(&bar->dq_full);
-      buffer ^= 1;
       m = m == item.m_first ? item.m_last : m - 1;
     }
     hold_registers(dk);
@@ -465,7 +457,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   const int group = uniform(static_cast<int>(threadIdx.x) / 128);
   if (group == 0) {
-    setmaxnreg_dec<kProducerRegisters>();
+    static_assert(kProducerRegisters<kDim> + 2 * kConsumerRegisters<kDim> <= 3 * kRegistersAtEntry);
+    setmaxnreg_dec<kProducerRegisters<kDim>>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 0)
       load_tiles<kDim>(p, smem, bar, &map_q, &map_k, &map_v, &map_do);
@@ -474,7 +467,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     else if (warp == 2)
       add_dq<kDim>(p, smem + Smem::kDq, bar);
   } else {
-    setmaxnreg_inc<kConsumerRegisters>();
+    setmaxnreg_inc<kConsumerRegisters<kDim>>();
     consume<kDim>(p, smem, bar, &map_dk, &map_dv, group - 1);
   }
 }

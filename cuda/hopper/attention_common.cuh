@@ -9,6 +9,11 @@ namespace sluice::cuda {
 
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
+/// What 65536 registers come to per thread of a block of three warpgroups, in steps of eight. setmaxnreg
+/// moves registers between warpgroups but takes no more than the block started with: an increase beyond would
+/// wait for ever.
+constexpr int kRegistersAtEntry = 65536 / 384 / 8 * 8;
+
 /// A value that is the same in all lanes, said so that the compiler knows: wgmma must not stand in a path
 /// that it takes for divergent (ptxas would serialise the products, C7520).
 DEVICE_INLINE int uniform(int x) { return __shfl_sync(kFullWarp, x, 0); }

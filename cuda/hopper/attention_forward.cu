@@ -25,6 +25,7 @@ struct ForwardTile {
   static constexpr int kChunks = kDim / 64;  // 64-column chunks of a row
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * kRegistersAtEntry);
   static constexpr int kGroupBytes = kChunks * 64 * 128;  // the 64 queries of a consumer
   static constexpr int kQueryBytes = kConsumers * kGroupBytes;
   static constexpr int kKeyChunk = kKeys * 128;
