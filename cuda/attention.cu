@@ -1,17 +1,17 @@
-// Attention on CUDA: who computes what, and what becomes of its output (sink and gate) where a kernel does not fuse it.
+// Attention on CUDA: who computes what, and what becomes of its output (sink and gate) where a kernel does
+// not fuse it.
 //   f32 storage; bf16 with a head_dim other than 64, 128, 256    attention_f32.cu
 //   bf16 on sm_90                                                hopper/, with the output fused
 //   bf16 elsewhere                                               attention_mma.cu, with the output fused
 //   attention.kernel: cudnn                                      attention_cudnn.cpp
-// The backward begins with one pass over dy, o and z that leaves d_o, dz, delta and the sink's gradient, so that one
-// attention backward serves them all (SPEC appendix B). Not yet run on a GPU.
-#include "ops/attention.h"
-
+// The backward begins with one pass over dy, o and z that leaves d_o, dz, delta and the sink's gradient, so
+// that one attention backward serves them all (SPEC appendix B). Not yet run on a GPU.
 #include "attention_cudnn.h"
 #include "attention_f32.h"
 #include "attention_kernels.h"
 #include "common/launch.h"
 #include "common/math.cuh"
+#include "ops/attention.h"
 
 namespace sluice::cuda {
 namespace {
@@ -31,8 +31,8 @@ struct OutputArguments {
   GateCombine combine;
   T* y;  // forward
   const T* dy;
-  T *d_o, *dgate;      // d_o null: not wanted, it is dy
-  const float* dlse;   // added to the sink's; null where absent
+  T *d_o, *dgate;            // d_o null: not wanted, it is dy
+  const float* dlse;         // added to the sink's; null where absent
   float *delta, *dlse_sink;  // either, or both
   float* dsink_partial;      // (chunks, H): minus the sum over a chunk's tokens of the sink's dlse
 };
@@ -53,8 +53,8 @@ DEVICE_INLINE float row_sum(float v) {
   return v;
 }
 
-/// y = gate(G o, z). Grid (H, chunks): neighbouring heads of a token, neighbours in memory, run at the same time. Bound by
-/// memory: up to 16 bytes of o and of z in flight per thread.
+/// y = gate(G o, z). Grid (H, chunks): neighbouring heads of a token, neighbours in memory, run at the same
+/// time. Bound by memory: up to 16 bytes of o and of z in flight per thread.
 template <class T, int kVec, int kLanes>
 __global__ void __launch_bounds__(kThreads) attention_output_kernel(OutputArguments<T> a) {
   const Rows<kLanes> rows;
@@ -149,12 +149,14 @@ __global__ void __launch_bounds__(kThreads) attention_output_backward_kernel(Out
   }
   if (a.sink) {
     sink_total = block_sum<kThreads>(sink_total);
-    if (threadIdx.x == 0) a.dsink_partial[static_cast<int64_t>(blockIdx.y) * a.heads + rows.head] = sink_total;
+    if (threadIdx.x == 0)
+      a.dsink_partial[static_cast<int64_t>(blockIdx.y) * a.heads + rows.head] = sink_total;
   }
 }
 
 /// dsink_h += sum of its chunks. A warp per head, in a fixed order; a few kilobytes.
-__global__ void __launch_bounds__(32) attention_dsink_kernel(float* dsink, const float* partial, int chunks, int heads) {
+__global__ void __launch_bounds__(32)
+    attention_dsink_kernel(float* dsink, const float* partial, int chunks, int heads) {
   double total = 0;
   for (int c = static_cast<int>(threadIdx.x); c < chunks; c += 32)
     total += static_cast<double>(partial[static_cast<int64_t>(c) * heads + blockIdx.x]);
@@ -182,8 +184,8 @@ int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
 
 /// The sink and the gate of an output as arguments; either may be absent.
 template <class T>
-OutputArguments<T> output_arguments(const Tensor& o, const Tensor& lse, const Tensor& sink, const Tensor& gate,
-                                    const GateKind& kind) {
+OutputArguments<T> output_arguments(const Tensor& o, const Tensor& lse, const Tensor& sink,
+                                    const Tensor& gate, const GateKind& kind) {
   OutputArguments<T> a = {};
   a.o = device_data<T>(o), a.lse = device_data<float>(lse);
   a.sink = sink ? device_data<T>(sink) : nullptr;
@@ -208,7 +210,8 @@ void output_forward(Context& ctx, const Tensor& y, const Tensor& o, const Tensor
     const bool vectors = aligned_16(o) && aligned_16(y) && (!gate || a.headwise || aligned_16(gate));
     dispatch_rows<T>(a.depth, vectors, [&](auto width, auto lanes) {
       constexpr int kVec = width, kLanes = lanes;
-      launch(ctx, "attention_output", {output_grid(o), dim3(kThreads)}, attention_output_kernel<T, kVec, kLanes>, a);
+      launch(ctx, "attention_output", {output_grid(o), dim3(kThreads)},
+             attention_output_kernel<T, kVec, kLanes>, a);
     });
   });
 }
@@ -218,11 +221,13 @@ struct OutputGradients {
   Tensor d_o, dgate, dsink, delta, dlse_sink;
 };
 
-void output_backward(Context& ctx, const OutputGradients& out, const Tensor& dy, const Tensor& o, const Tensor& lse,
-                     const Tensor& sink, const Tensor& gate, const GateKind& kind, const Tensor& dlse) {
+void output_backward(Context& ctx, const OutputGradients& out, const Tensor& dy, const Tensor& o,
+                     const Tensor& lse, const Tensor& sink, const Tensor& gate, const GateKind& kind,
+                     const Tensor& dlse) {
   const int64_t chunks = chunks_of(o.dim(0));
   ScratchScope temporaries(ctx.scratch);
-  const Tensor partial = temporaries.alloc("attention.dsink_partial", DType::f32, {sink ? chunks : 0, o.dim(1)});
+  const Tensor partial =
+      temporaries.alloc("attention.dsink_partial", DType::f32, {sink ? chunks : 0, o.dim(1)});
   if (ctx.dry_run || o.numel() == 0) return;
   dispatch_storage("gated_attention_backward", o, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
@@ -258,7 +263,8 @@ bool tensor_cores(const Tensor& q, double scale) {
 /// Where the tensor-core kernels cannot compute, attention_f32.cu does; but cuDNN was asked for by name.
 void not_for_cudnn(AttentionKernel wish) {
   if (wish == AttentionKernel::cudnn)
-    fail(ExitCode::usage, "attention.kernel cudnn: takes bf16, a head_dim of 64, 128 or 256 and 16-byte alignment only");
+    fail(ExitCode::usage,
+         "attention.kernel cudnn: takes bf16, a head_dim of 64, 128 or 256 and 16-byte alignment only");
 }
 
 AttentionKernel choose(Context& ctx, const char* op, const Tensor& q, AttentionKernel wish) {
@@ -266,13 +272,15 @@ AttentionKernel choose(Context& ctx, const char* op, const Tensor& q, AttentionK
   if (wish == AttentionKernel::mma || wish == AttentionKernel::cudnn) return wish;
   const bool hopper = compute_capability(ctx) == 90 && attention_hopper_supports(depth);
   if (wish == AttentionKernel::hopper && !hopper)
-    fail(ExitCode::usage, "{}: attention.kernel: hopper needs a card of compute capability 9.0 and a head_dim it takes; "
-         "this is {}.{} with head_dim {}", op, compute_capability(ctx) / 10, compute_capability(ctx) % 10, depth);
+    fail(ExitCode::usage,
+         "{}: attention.kernel: hopper needs a card of compute capability 9.0 and a head_dim it takes; "
+         "this is {}.{} with head_dim {}",
+         op, compute_capability(ctx) / 10, compute_capability(ctx) % 10, depth);
   return hopper ? AttentionKernel::hopper : AttentionKernel::mma;
 }
 
-/// Scratch depends on shapes alone, never on the card: every kernel that might be chosen takes its share, without
-/// computing.
+/// Scratch depends on shapes alone, never on the card: every kernel that might be chosen takes its share,
+/// without computing.
 template <class F>
 void reserve(Context& ctx, AttentionKernel wish, int head_dim, F&& run) {
   struct Restored {  // cuDNN may refuse
@@ -290,21 +298,29 @@ void reserve(Context& ctx, AttentionKernel wish, int head_dim, F&& run) {
 }
 
 void run_forward(Context& ctx, AttentionKernel kernel, const AttentionForward& a) {
-  if (kernel == AttentionKernel::cudnn) attention_cudnn_forward(ctx, a);
-  else if (kernel == AttentionKernel::hopper) attention_hopper_forward(ctx, a);
-  else attention_mma_forward(ctx, a);
+  if (kernel == AttentionKernel::cudnn)
+    attention_cudnn_forward(ctx, a);
+  else if (kernel == AttentionKernel::hopper)
+    attention_hopper_forward(ctx, a);
+  else
+    attention_mma_forward(ctx, a);
 }
 
 void run_backward(Context& ctx, AttentionKernel kernel, const AttentionBackward& a) {
-  if (kernel == AttentionKernel::cudnn) attention_cudnn_backward(ctx, a);
-  else if (kernel == AttentionKernel::hopper) attention_hopper_backward(ctx, a);
-  else attention_mma_backward(ctx, a);
+  if (kernel == AttentionKernel::cudnn)
+    attention_cudnn_backward(ctx, a);
+  else if (kernel == AttentionKernel::hopper)
+    attention_hopper_backward(ctx, a);
+  else
+    attention_mma_backward(ctx, a);
 }
 
-/// Attention with its output in one: sink and gate (specific to a head, one logit per token) may be absent, then y is too.
-void fused_forward(Context& ctx, const char* op, const Tensor& y, const Tensor& o, const Tensor& lse, const Tensor& z0,
-                   const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& first_key, double scale,
-                   const Tensor& sink, const Tensor& gate, const GateKind& kind, AttentionKernel wish) {
+/// Attention with its output in one: sink and gate (specific to a head, one logit per token) may be absent,
+/// then y is too.
+void fused_forward(Context& ctx, const char* op, const Tensor& y, const Tensor& o, const Tensor& lse,
+                   const Tensor& z0, const Tensor& q, const Tensor& k, const Tensor& v,
+                   const Tensor& first_key, double scale, const Tensor& sink, const Tensor& gate,
+                   const GateKind& kind, AttentionKernel wish) {
   if (!tensor_cores(q, scale)) {
     not_for_cudnn(wish);
     attention_f32_forward(ctx, o, lse, z0, q, k, v, first_key, static_cast<float>(scale));
@@ -314,9 +330,11 @@ void fused_forward(Context& ctx, const char* op, const Tensor& y, const Tensor& 
   AttentionForward a = {};
   a.q = device_data<nv_bf16>(q), a.k = device_data<nv_bf16>(k), a.v = device_data<nv_bf16>(v);
   a.first_key = device_data<int>(first_key);
-  a.o = device_data<nv_bf16>(o), a.lse = device_data<float>(lse), a.z0 = z0 ? device_data<float>(z0) : nullptr;
+  a.o = device_data<nv_bf16>(o), a.lse = device_data<float>(lse),
+  a.z0 = z0 ? device_data<float>(z0) : nullptr;
   a.queries = q.dim(0), a.keys = k.dim(0), a.scale = static_cast<float>(scale);
-  a.heads = static_cast<int>(q.dim(1)), a.kv_heads = static_cast<int>(k.dim(1)), a.head_dim = static_cast<int>(q.dim(2));
+  a.heads = static_cast<int>(q.dim(1)), a.kv_heads = static_cast<int>(k.dim(1)),
+  a.head_dim = static_cast<int>(q.dim(2));
   const bool fuse = y && wish != AttentionKernel::cudnn;
   if (fuse) {
     a.y = device_data<nv_bf16>(y);
@@ -344,8 +362,8 @@ void fused_forward(Context& ctx, const char* op, const Tensor& y, const Tensor& 
 /// The attention's backward behind the output's: d_o and delta are known.
 void core_backward(Context& ctx, const char* op, const Tensor& dq, const Tensor& dk, const Tensor& dv,
                    const Tensor& d_o, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
-                   const Tensor& delta, const Tensor& first_key, double scale, const Tensor& coef0, const Tensor& o,
-                   bool has_dlse, AttentionKernel wish) {
+                   const Tensor& delta, const Tensor& first_key, double scale, const Tensor& coef0,
+                   const Tensor& o, bool has_dlse, AttentionKernel wish) {
   if (!tensor_cores(q, scale)) {
     not_for_cudnn(wish);
     attention_f32_backward(ctx, dq, dk, dv, d_o, q, k, v, lse, device_data<float>(delta), first_key,
@@ -360,7 +378,8 @@ void core_backward(Context& ctx, const char* op, const Tensor& dq, const Tensor&
   a.first_key = device_data<int>(first_key);
   a.dq = device_data<nv_bf16>(dq), a.dk = device_data<nv_bf16>(dk), a.dv = device_data<nv_bf16>(dv);
   a.tokens = q.dim(0), a.scale = static_cast<float>(scale);
-  a.heads = static_cast<int>(q.dim(1)), a.kv_heads = static_cast<int>(k.dim(1)), a.head_dim = static_cast<int>(q.dim(2));
+  a.heads = static_cast<int>(q.dim(1)), a.kv_heads = static_cast<int>(k.dim(1)),
+  a.head_dim = static_cast<int>(q.dim(2));
   reserve(ctx, wish, a.head_dim, [&](AttentionKernel kernel) { run_backward(ctx, kernel, a); });
   if (ctx.dry_run) return;
   bool vectors = true;
@@ -371,11 +390,10 @@ void core_backward(Context& ctx, const char* op, const Tensor& dq, const Tensor&
   run_backward(ctx, choose(ctx, op, q, wish), a);
 }
 
-/// Gates that the kernels do not fuse: scores shared over heads, or one row of logits for all tokens, whose gradient is a
-/// parameter's.
+/// Gates that the kernels do not fuse: scores shared over heads, or one row of logits for all tokens, whose
+/// gradient is a parameter's.
 bool composed(const AttentionOutput& output, const Tensor& o) {
-  return output.gate &&
-         (output.kind.sharing != GateSharing::specific || output.gate.dim(0) != o.dim(0));
+  return output.gate && (output.kind.sharing != GateSharing::specific || output.gate.dim(0) != o.dim(0));
 }
 
 }  // namespace
@@ -386,8 +404,9 @@ void attention_forward(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tens
 }
 
 void attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o, const Tensor& q,
-                        const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& first_key,
-                        double scale, const Tensor& dlse, const Tensor& coef0, AttentionKernel kernel) {
+                        const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                        const Tensor& first_key, double scale, const Tensor& dlse, const Tensor& coef0,
+                        AttentionKernel kernel) {
   ScratchScope temporaries(ctx.scratch);
   const Tensor delta = temporaries.alloc("attention.delta", DType::f32, {q.dim(1), q.dim(0)});
   OutputGradients out;
@@ -398,22 +417,23 @@ void attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Ten
                 bool(dlse), kernel);
 }
 
-void gated_attention_forward(Context& ctx, Tensor y, Tensor o, Tensor lse, Tensor z0, const Tensor& q, const Tensor& k,
-                             const Tensor& v, const Tensor& first_key, double scale, const AttentionOutput& output,
-                             AttentionKernel kernel) {
+void gated_attention_forward(Context& ctx, Tensor y, Tensor o, Tensor lse, Tensor z0, const Tensor& q,
+                             const Tensor& k, const Tensor& v, const Tensor& first_key, double scale,
+                             const AttentionOutput& output, AttentionKernel kernel) {
   const char* op = "gated_attention_forward";
   if (!composed(output, o))
-    return fused_forward(ctx, op, y, o, lse, z0, q, k, v, first_key, scale, output.sink, output.gate, output.kind,
-                         kernel);
+    return fused_forward(ctx, op, y, o, lse, z0, q, k, v, first_key, scale, output.sink, output.gate,
+                         output.kind, kernel);
   fused_forward(ctx, op, {}, o, lse, z0, q, k, v, first_key, scale, {}, {}, {}, kernel);
   if (output.sink) output_forward(ctx, y, o, lse, output.sink, {}, {});
   gate_forward(ctx, y, output.sink ? y : o, output.gate, output.kind);
 }
 
 void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Tensor dgate, Tensor dsink,
-                              const Tensor& dy, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                              const Tensor& lse, const Tensor& first_key, double scale, const AttentionOutput& output,
-                              const Tensor& dlse, const Tensor& coef0, AttentionKernel kernel) {
+                              const Tensor& dy, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& o, const Tensor& lse, const Tensor& first_key, double scale,
+                              const AttentionOutput& output, const Tensor& dlse, const Tensor& coef0,
+                              AttentionKernel kernel) {
   ScratchScope temporaries(ctx.scratch);
   OutputGradients out;
   out.delta = temporaries.alloc("attention.delta", DType::f32, {q.dim(1), q.dim(0)});
@@ -435,8 +455,8 @@ void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Ten
     out.dgate = dgate;
     output_backward(ctx, out, dy, o, lse, output.sink, gate, output.kind, dlse);
   }
-  core_backward(ctx, "gated_attention_backward", dq, dk, dv, d, q, k, v, lse, out.delta, first_key, scale, coef0, o,
-                dlse || output.sink, kernel);
+  core_backward(ctx, "gated_attention_backward", dq, dk, dv, d, q, k, v, lse, out.delta, first_key, scale,
+                coef0, o, dlse || output.sink, kernel);
 }
 
 void sink_forward(Context& ctx, Tensor y, const Tensor& o, const Tensor& lse, const Tensor& sink) {

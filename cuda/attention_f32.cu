@@ -1,12 +1,12 @@
-// Attention in f32 FMA, forward and backward: the path that verifies the tensor-core kernels, and that serves head_dims
-// they do not take. Correct before fast. Not yet run on a GPU.
+// Attention in f32 FMA, forward and backward: the path that verifies the tensor-core kernels, and that serves
+// head_dims they do not take. Correct before fast. Not yet run on a GPU.
 //
-// A block owns kRows rows (queries, or keys for dk and dv) of one head and walks over tiles of kRows rows of the other
-// side, all f32 in shared memory. Four threads share a row: they take its scores by column modulo 4, and its
-// channels by float4 modulo 4. Bound by shared memory (9 loads of 16 bytes per 32 FMA in the scores, 1 per 4 in the mixing).
-// dq and (dk, dv) come from two kernels that compute the scores twice: no sum crosses a block, so bits never change.
+// A block owns kRows rows (queries, or keys for dk and dv) of one head and walks over tiles of kRows rows of
+// the other side, all f32 in shared memory. Four threads share a row: they take its scores by column modulo
+// 4, and its channels by float4 modulo 4. Bound by shared memory (9 loads of 16 bytes per 32 FMA in the
+// scores, 1 per 4 in the mixing). dq and (dk, dv) come from two kernels that compute the scores twice: no sum
+// crosses a block, so bits never change.
 #include "attention_f32.h"
-
 #include "common/launch.h"
 
 namespace sluice::cuda {
@@ -46,8 +46,8 @@ DEVICE_INLINE void load_tile(float* dst, const T* src, int64_t row_stride, int64
 
 /// s[c] = <a, row 4 c + part of tile>
 template <int kDepth>
-DEVICE_INLINE void row_products(float (&s)[Tile<kDepth>::kColumns], const float* a, const float* tile, int part,
-                                int depth) {
+DEVICE_INLINE void row_products(float (&s)[Tile<kDepth>::kColumns], const float* a, const float* tile,
+                                int part, int depth) {
   using S = Tile<kDepth>;
 #pragma unroll
   for (int c = 0; c < S::kColumns; ++c) s[c] = 0;
@@ -63,8 +63,8 @@ DEVICE_INLINE void row_products(float (&s)[Tile<kDepth>::kColumns], const float*
 
 /// acc += sum_j weights[j] tile[j], for this thread's channels.
 template <int kDepth>
-DEVICE_INLINE void mix(float4 (&acc)[Tile<kDepth>::kVectors], const float* weights, const float* tile, int part,
-                       int depth) {
+DEVICE_INLINE void mix(float4 (&acc)[Tile<kDepth>::kVectors], const float* weights, const float* tile,
+                       int part, int depth) {
   using S = Tile<kDepth>;
   for (int j = 0; j < S::kRows; ++j) {
     const float w = weights[j];
@@ -79,7 +79,8 @@ DEVICE_INLINE void mix(float4 (&acc)[Tile<kDepth>::kVectors], const float* weigh
 }
 
 template <int kDepth, class T>
-DEVICE_INLINE void store_row(T* dst, const float4 (&acc)[Tile<kDepth>::kVectors], float factor, int part, int depth) {
+DEVICE_INLINE void store_row(T* dst, const float4 (&acc)[Tile<kDepth>::kVectors], float factor, int part,
+                             int depth) {
 #pragma unroll
   for (int i = 0; i < Tile<kDepth>::kVectors; ++i) {
     const float x[4] = {acc[i].x, acc[i].y, acc[i].z, acc[i].w};
@@ -101,7 +102,8 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
   const int row = static_cast<int>(threadIdx.x) / 4, part = static_cast<int>(threadIdx.x) % 4;
   const int64_t query = min(q0 + row, p.queries - 1);
   const int64_t first = p.first_key[query], last = row < rows ? query + offset : -1;
-  load_tile<kDepth>(q, p.q + (q0 * p.heads + head) * p.depth, static_cast<int64_t>(p.heads) * p.depth, rows, p.depth);
+  load_tile<kDepth>(q, p.q + (q0 * p.heads + head) * p.depth, static_cast<int64_t>(p.heads) * p.depth, rows,
+                    p.depth);
 
   float4 acc[S::kVectors] = {};
   float m = -INFINITY, l = 0;
@@ -149,7 +151,8 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
 
 /// dS of one pair, without the scale.
 template <class T>
-DEVICE_INLINE float score_gradient(const Problem<T>& p, float weight, float dp, int64_t statistic, bool first) {
+DEVICE_INLINE float score_gradient(const Problem<T>& p, float weight, float dp, int64_t statistic,
+                                   bool first) {
   const float ds = weight * (dp - p.delta[statistic]);
   return first && p.coef0 ? ds + p.coef0[statistic] : ds;
 }
@@ -261,26 +264,32 @@ LaunchConfig config_of(int heads, int64_t rows, int tiles) {
 template <class F>
 void dispatch_depth(const char* op, int64_t depth, F&& f) {
   SLUICE_CHECK(depth <= 256, "{}: head_dim {} is beyond 256", op, depth);
-  if (depth <= 64) f(std::integral_constant<int, 64>());
-  else if (depth <= 128) f(std::integral_constant<int, 128>());
-  else f(std::integral_constant<int, 256>());
+  if (depth <= 64)
+    f(std::integral_constant<int, 64>());
+  else if (depth <= 128)
+    f(std::integral_constant<int, 128>());
+  else
+    f(std::integral_constant<int, 256>());
 }
 
 template <class T>
-Problem<T> problem_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& first_key, float scale) {
+Problem<T> problem_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& first_key,
+                      float scale) {
   Problem<T> p = {};
   p.q = device_data<T>(q), p.k = device_data<T>(k), p.v = device_data<T>(v);
   p.first_key = device_data<int>(first_key);
   p.queries = q.dim(0), p.keys = k.dim(0);
-  p.heads = static_cast<int>(q.dim(1)), p.kv_heads = static_cast<int>(k.dim(1)), p.depth = static_cast<int>(q.dim(2));
+  p.heads = static_cast<int>(q.dim(1)), p.kv_heads = static_cast<int>(k.dim(1)),
+  p.depth = static_cast<int>(q.dim(2));
   p.scale = scale;
   return p;
 }
 
 }  // namespace
 
-void attention_f32_forward(Context& ctx, const Tensor& o, const Tensor& lse, const Tensor& z0, const Tensor& q,
-                           const Tensor& k, const Tensor& v, const Tensor& first_key, float scale) {
+void attention_f32_forward(Context& ctx, const Tensor& o, const Tensor& lse, const Tensor& z0,
+                           const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& first_key,
+                           float scale) {
   dispatch_storage("attention_forward", q, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
     dispatch_depth("attention_forward", q.dim(2), [&](auto depth) {
@@ -294,9 +303,10 @@ void attention_f32_forward(Context& ctx, const Tensor& o, const Tensor& lse, con
   });
 }
 
-void attention_f32_backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& d_o,
-                            const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse, const float* delta,
-                            const Tensor& first_key, float scale, const Tensor& coef0) {
+void attention_f32_backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                            const Tensor& d_o, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Tensor& lse, const float* delta, const Tensor& first_key, float scale,
+                            const Tensor& coef0) {
   dispatch_storage("attention_backward", q, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
     dispatch_depth("attention_backward", q.dim(2), [&](auto depth) {
@@ -306,9 +316,10 @@ void attention_f32_backward(Context& ctx, const Tensor& dq, const Tensor& dk, co
       p.d_o = device_data<T>(d_o), p.lse = device_data<float>(lse), p.delta = delta;
       p.coef0 = coef0 ? device_data<float>(coef0) : nullptr;
       p.dq = device_data<T>(dq), p.dk = device_data<T>(dk), p.dv = device_data<T>(dv);
-      launch(ctx, "attention_f32_dq", config_of<kDepth>(p.heads, p.queries, 4), attention_f32_dq_kernel<kDepth, T>, p);
-      launch(ctx, "attention_f32_dkv", config_of<kDepth>(p.kv_heads, p.keys, 4), attention_f32_dkv_kernel<kDepth, T>,
-             p);
+      launch(ctx, "attention_f32_dq", config_of<kDepth>(p.heads, p.queries, 4),
+             attention_f32_dq_kernel<kDepth, T>, p);
+      launch(ctx, "attention_f32_dkv", config_of<kDepth>(p.kv_heads, p.keys, 4),
+             attention_f32_dkv_kernel<kDepth, T>, p);
     });
   });
 }

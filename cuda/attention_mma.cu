@@ -1,14 +1,13 @@
 // Attention's forward for every card since sm_80 (FlashAttention-2, Dao 2023, on mma.sync m16n8k16 in bf16).
 //
-// A block owns kRows queries of one head, a warp kBlocks x 16 of them, so that a fragment of K or V serves kBlocks
-// products; it walks over the keys from the tile's first visible one to the diagonal. Blocks of late queries, which see
-// most keys, come first, and the heads of one tile side by side, which share keys in L2. K and V have one buffer each,
-// filled in turn while the other is used: V_j arrives under S = Q K_j, K_{j+1} under the softmax and P V_j.
-// The output leaves through the rows of Q in shared memory, with its sink and gate, in 16-byte stores.
-// Bound by the tensor cores, then by exp. Not yet run on a GPU.
-#include "attention_mma.cuh"
-
+// A block owns kRows queries of one head, a warp kBlocks x 16 of them, so that a fragment of K or V serves
+// kBlocks products; it walks over the keys from the tile's first visible one to the diagonal. Blocks of late
+// queries, which see most keys, come first, and the heads of one tile side by side, which share keys in L2. K
+// and V have one buffer each, filled in turn while the other is used: V_j arrives under S = Q K_j, K_{j+1}
+// under the softmax and P V_j. The output leaves through the rows of Q in shared memory, with its sink and
+// gate, in 16-byte stores. Bound by the tensor cores, then by exp. Not yet run on a GPU.
 #include "attention_kernels.h"
+#include "attention_mma.cuh"
 #include "common/math.cuh"
 
 namespace sluice::cuda {
@@ -16,7 +15,8 @@ namespace {
 
 template <int kDepth_, int kWarps_, int kBlocks_, int kKeys_, int kMinBlocks_>
 struct Forward {
-  static constexpr int kDepth = kDepth_, kWarps = kWarps_, kBlocks = kBlocks_, kKeys = kKeys_, kMinBlocks = kMinBlocks_;
+  static constexpr int kDepth = kDepth_, kWarps = kWarps_, kBlocks = kBlocks_, kKeys = kKeys_,
+                       kMinBlocks = kMinBlocks_;
   static constexpr int kThreads = 32 * kWarps, kRows = 16 * kBlocks * kWarps;
   static constexpr int kRowBytes = 2 * kDepth;
   static constexpr int kK = kRows * kRowBytes, kV = kK + kKeys * kRowBytes, kLse = kV + kKeys * kRowBytes;
@@ -25,8 +25,8 @@ struct Forward {
 
 /// o, and y = gate(sigmoid(lse - sink) o), of this warp's rows, which lie in the tile of Q.
 template <class F>
-DEVICE_INLINE void store_output(const AttentionForward& a, const unsigned char* q_tile, const float* lse_tile, int q0,
-                                int head) {
+DEVICE_INLINE void store_output(const AttentionForward& a, const unsigned char* q_tile, const float* lse_tile,
+                                int q0, int head) {
   constexpr int kChunks = F::kDepth / 8, kWarpRows = 16 * F::kBlocks;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const float sink = a.sink ? to_float(a.sink[head]) : 0.0f;
@@ -35,7 +35,8 @@ DEVICE_INLINE void store_output(const AttentionForward& a, const unsigned char* 
   for (int i = lane; i < kWarpRows * kChunks; i += 32) {
     const int row = warp * kWarpRows + i / kChunks, chunk = i % kChunks;
     if (q0 + row >= a.queries) break;
-    const int64_t statistic = static_cast<int64_t>(q0 + row) * a.heads + head, at = statistic * F::kDepth + chunk * 8;
+    const int64_t statistic = static_cast<int64_t>(q0 + row) * a.heads + head,
+                  at = statistic * F::kDepth + chunk * 8;
     Vec16<nv_bf16> o = *reinterpret_cast<const Vec16<nv_bf16>*>(q_tile + swizzled<F::kDepth>(row, chunk));
     store_vec<8>(a.o + at, o);
     if (!a.y) continue;
@@ -64,7 +65,8 @@ DEVICE_INLINE void store_output(const AttentionForward& a, const unsigned char* 
 }
 
 template <class F>
-__global__ void __launch_bounds__(F::kThreads, F::kMinBlocks) attention_mma_forward_kernel(AttentionForward a) {
+__global__ void __launch_bounds__(F::kThreads, F::kMinBlocks)
+    attention_mma_forward_kernel(AttentionForward a) {
   constexpr int kDepth = F::kDepth, kKeys = F::kKeys, kBlocks = F::kBlocks;
   DYN_SMEM(unsigned char, smem, 1024);
   const uint32_t base = smem_addr(smem), k_tile = base + F::kK, v_tile = base + F::kV;
@@ -75,19 +77,22 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks) attention_mma_forw
   const int q0 = static_cast<int>(gridDim.y - 1 - blockIdx.y) * F::kRows, rows = min(F::kRows, queries - q0);
   const int first_min = a.first_key[q0], first_max = a.first_key[q0 + rows - 1], key_end = q0 + rows + offset;
   const auto load_keys = [&](uint32_t tile, const nv_bf16* src, int k0) {
-    load_rows_async<kKeys, kDepth, F::kThreads>(tile, src + (static_cast<int64_t>(k0) * a.kv_heads + kv_head) * kDepth,
-                                                a.kv_heads * kDepth, static_cast<int>(a.keys) - k0);
+    load_rows_async<kKeys, kDepth, F::kThreads>(
+        tile, src + (static_cast<int64_t>(k0) * a.kv_heads + kv_head) * kDepth, a.kv_heads * kDepth,
+        static_cast<int>(a.keys) - k0);
     cp_async_commit();
   };
 
-  load_rows_async<F::kRows, kDepth, F::kThreads>(base, a.q + (static_cast<int64_t>(q0) * a.heads + head) * kDepth,
-                                                 a.heads * kDepth, rows);
+  load_rows_async<F::kRows, kDepth, F::kThreads>(
+      base, a.q + (static_cast<int64_t>(q0) * a.heads + head) * kDepth, a.heads * kDepth, rows);
   load_keys(k_tile, a.k, first_min);
 
   // Row i of block b of this lane is query q0 + row(b, i); those past the end see what the last one sees.
   const auto row_of = [&](int b, int i) { return (warp * kBlocks + b) * 16 + (lane >> 2) + 8 * i; };
-  // Where this lane's fragments begin; 16 elements further along the depth is ^ 32 n, 16 rows further + 16 row bytes.
-  const uint32_t q_lane = base + swizzled<kDepth>(warp * kBlocks * 16 + fragment_row(lane), fragment_chunk(lane));
+  // Where this lane's fragments begin; 16 elements further along the depth is ^ 32 n, 16 rows further + 16
+  // row bytes.
+  const uint32_t q_lane =
+      base + swizzled<kDepth>(warp * kBlocks * 16 + fragment_row(lane), fragment_chunk(lane));
   const uint32_t k_lane = k_tile + swizzled<kDepth>(fragment_row_t(lane), fragment_chunk_t(lane));
   const uint32_t v_lane = v_tile + swizzled<kDepth>(fragment_row(lane), fragment_chunk(lane));
   const float scale = a.scale * kLog2e;
@@ -106,8 +111,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks) attention_mma_forw
     for (int d = 0; d < kDepth / 16; ++d) {
       uint32_t q[kBlocks][4];
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b)
-        ldmatrix_x4(q[b], (q_lane ^ (d << 5)) + b * 16 * F::kRowBytes);
+      for (int b = 0; b < kBlocks; ++b) ldmatrix_x4(q[b], (q_lane ^ (d << 5)) + b * 16 * F::kRowBytes);
 #pragma unroll
       for (int n = 0; n < kKeys / 16; ++n) {
         uint32_t f[4];
@@ -131,7 +135,8 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks) attention_mma_forw
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int query = min(q0 + row_of(b, i), queries - 1);
-          const int column = k0 + 2 * (lane & 3), first = a.first_key[query] - column, last = query + offset - column;
+          const int column = k0 + 2 * (lane & 3), first = a.first_key[query] - column,
+                    last = query + offset - column;
           float z = 0;
 #pragma unroll
           for (int n = 0; n < kKeys / 8; ++n)
@@ -228,11 +233,14 @@ void launch_forward(Context& ctx, const AttentionForward& a) {
 
 void attention_mma_forward(Context& ctx, const AttentionForward& a) {
   if (ctx.dry_run) return;
-  // depth, warps, blocks of 16 rows per warp, keys of a tile, blocks per multiprocessor; with more keys of depth 128
-  // ptxas spills
-  if (a.head_dim == 64) launch_forward<Forward<64, 4, 2, 64, 2>>(ctx, a);
-  else if (a.head_dim == 128) launch_forward<Forward<128, 4, 2, 32, 2>>(ctx, a);
-  else launch_forward<Forward<256, 8, 1, 32, 1>>(ctx, a);
+  // depth, warps, blocks of 16 rows per warp, keys of a tile, blocks per multiprocessor; with more keys of
+  // depth 128 ptxas spills
+  if (a.head_dim == 64)
+    launch_forward<Forward<64, 4, 2, 64, 2>>(ctx, a);
+  else if (a.head_dim == 128)
+    launch_forward<Forward<128, 4, 2, 32, 2>>(ctx, a);
+  else
+    launch_forward<Forward<256, 8, 1, 32, 1>>(ctx, a);
 }
 
 }  // namespace sluice::cuda

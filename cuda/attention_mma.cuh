@@ -1,10 +1,11 @@
 #pragma once
-// What attention's forward and backward on mma.sync m16n8k16 share: tiles of bf16 rows in shared memory, and the fragments
-// taken from them.
+// What attention's forward and backward on mma.sync m16n8k16 share: tiles of bf16 rows in shared memory, and
+// the fragments taken from them.
 //
-// A tile of rows of kDepth elements is swizzled: 16-byte chunk c of row r lies at chunk c ^ (r % 8), and where a row has
-// but four chunks, at c ^ (r / 2 % 4). Eight rows of one chunk, an ldmatrix phase, then fall into 32 different banks, and
-// so do copies of whole rows. The fragment 16 elements further along a row is at the address ^ 32.
+// A tile of rows of kDepth elements is swizzled: 16-byte chunk c of row r lies at chunk c ^ (r % 8), and
+// where a row has but four chunks, at c ^ (r / 2 % 4). Eight rows of one chunk, an ldmatrix phase, then fall
+// into 32 different banks, and so do copies of whole rows. The fragment 16 elements further along a row is at
+// the address ^ 32.
 #include "common/ptx.cuh"
 
 namespace sluice::cuda {
@@ -46,10 +47,11 @@ DEVICE_INLINE void accumulators_to_a(uint32_t (&a)[4], const float (&left)[4], c
   a[2] = pack_bf16(right[0], right[1]), a[3] = pack_bf16(right[2], right[3]);
 }
 
-/// 16 rows of accumulators (kTiles n-tiles) times a factor for rows 0-7 and 8-15 into a swizzled tile, from chunk `chunk` on.
+/// 16 rows of accumulators (kTiles n-tiles) times a factor for rows 0-7 and 8-15 into a swizzled tile, from
+/// chunk `chunk` on.
 template <int kDepth, int kTiles>
-DEVICE_INLINE void store_accumulators(unsigned char* tile, int row, int chunk, const float (&acc)[kTiles][4], float low,
-                                      float high) {
+DEVICE_INLINE void store_accumulators(unsigned char* tile, int row, int chunk, const float (&acc)[kTiles][4],
+                                      float low, float high) {
   const int lane = static_cast<int>(threadIdx.x) & 31, r = row + (lane >> 2), within = (lane & 3) * 4;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {

@@ -24,18 +24,23 @@ struct Shape {
 };
 
 std::string describe(const Shape& s) {
-  return fmt::format("Tq={} Tk={} H={} Hkv={} D={} documents={}", s.queries, s.keys, s.heads, s.kv_heads, s.depth,
-                     static_cast<int>(s.documents));
+  return fmt::format("Tq={} Tk={} H={} Hkv={} D={} documents={}", s.queries, s.keys, s.heads, s.kv_heads,
+                     s.depth, static_cast<int>(s.documents));
 }
 
 /// The first key that key position t, as a query, sees; does not decrease.
 int64_t first_of(const Shape& s, int64_t t) {
   switch (s.documents) {
-    case Documents::two: return t >= s.keys / 2 ? s.keys / 2 : 0;
-    case Documents::short_ones: return t / 23 * 23;
-    case Documents::alone: return t;
-    case Documents::window: return std::max<int64_t>(0, t - 40);
-    default: return 0;
+    case Documents::two:
+      return t >= s.keys / 2 ? s.keys / 2 : 0;
+    case Documents::short_ones:
+      return t / 23 * 23;
+    case Documents::alone:
+      return t;
+    case Documents::window:
+      return std::max<int64_t>(0, t - 40);
+    default:
+      return 0;
   }
 }
 
@@ -47,8 +52,9 @@ struct Inputs {
       : q(r.input("q", {s.queries, s.heads, s.depth})),
         k(r.input("k", {s.keys, s.kv_heads, s.depth})),
         v(r.input("v", {s.keys, s.kv_heads, s.depth})),
-        first_key(r.input("first_key", DType::i32, {s.queries},
-                          [=](int64_t t) { return static_cast<double>(first_of(s, t + s.keys - s.queries)); })),
+        first_key(
+            r.input("first_key", DType::i32, {s.queries},
+                    [=](int64_t t) { return static_cast<double>(first_of(s, t + s.keys - s.queries)); })),
         scale(1 / std::sqrt(static_cast<double>(s.depth))) {}
 };
 
@@ -75,9 +81,9 @@ struct Extras {
 };
 
 std::string describe(const Extras& e) {
-  return fmt::format("dlse={} coef0={} sink={} gate={} activation={} sharing={} combine={} deterministic={}", e.dlse,
-                     e.coef0, e.sink, e.gate, static_cast<int>(e.kind.activation), static_cast<int>(e.kind.sharing),
-                     static_cast<int>(e.kind.combine), e.deterministic);
+  return fmt::format("dlse={} coef0={} sink={} gate={} activation={} sharing={} combine={} deterministic={}",
+                     e.dlse, e.coef0, e.sink, e.gate, static_cast<int>(e.kind.activation),
+                     static_cast<int>(e.kind.sharing), static_cast<int>(e.kind.combine), e.deterministic);
 }
 
 /// Backward needs a forward's o and lse: its own, so that a case stands alone.
@@ -85,7 +91,8 @@ OpCase backward_case(const Shape& s, const Extras& e) {
   return {fmt::format("attention_backward {} {}", describe(s), describe(e)), [=](CaseRun& r) {
             const Inputs in(r, s);
             const int64_t tokens = s.queries;
-            const Tensor o = r.output("o", {tokens, s.heads, s.depth}), lse = r.output("lse", r.wide, {s.heads, tokens});
+            const Tensor o = r.output("o", {tokens, s.heads, s.depth}),
+                         lse = r.output("lse", r.wide, {s.heads, tokens});
             const Tensor d_o = r.input("d_o", {tokens, s.heads, s.depth});
             const Tensor dlse = e.dlse ? r.input("dlse", r.wide, {s.heads, tokens}) : Tensor();
             const Tensor coef0 = e.coef0 ? r.input("coef0", r.wide, {s.heads, tokens}, 0.1) : Tensor();
@@ -95,38 +102,42 @@ OpCase backward_case(const Shape& s, const Extras& e) {
             const bool was = r.ctx.deterministic;
             r.ctx.deterministic = e.deterministic;
             attention_forward(r.ctx, o, lse, {}, in.q, in.k, in.v, in.first_key, in.scale, kernel_for(r));
-            attention_backward(r.ctx, dq, dk, dv, d_o, in.q, in.k, in.v, o, lse, in.first_key, in.scale, dlse, coef0,
-                               kernel_for(r));
+            attention_backward(r.ctx, dq, dk, dv, d_o, in.q, in.k, in.v, o, lse, in.first_key, in.scale, dlse,
+                               coef0, kernel_for(r));
             r.ctx.deterministic = was;
           }};
 }
 
 OpCase gated_case(const Shape& s, const Extras& e, bool backward) {
-  return {fmt::format("gated_attention_{} {} {}", backward ? "backward" : "forward", describe(s), describe(e)),
-          [=](CaseRun& r) {
-            const Inputs in(r, s);
-            const int64_t tokens = s.queries;
-            AttentionOutput out;
-            if (e.sink) out.sink = r.input("sink", {s.heads});
-            if (e.gate == 1) out.gate = r.input("gate", {tokens, s.heads, s.depth}, 2.0);
-            if (e.gate == 2) out.gate = r.input("gate", {tokens, s.heads}, 2.0);
-            out.kind = e.kind;
-            const Tensor y = r.output("y", {tokens, s.heads, s.depth}), o = r.output("o", {tokens, s.heads, s.depth});
-            const Tensor lse = r.output("lse", r.wide, {s.heads, tokens}), z0 = r.output("z0", r.wide, {s.heads, tokens});
-            gated_attention_forward(r.ctx, y, o, lse, z0, in.q, in.k, in.v, in.first_key, in.scale, out, kernel_for(r));
-            if (!backward) return;
-            const Tensor dy = r.input("dy", {tokens, s.heads, s.depth});
-            const Tensor dlse = e.dlse ? r.input("dlse", r.wide, {s.heads, tokens}) : Tensor();
-            const Tensor coef0 = e.coef0 ? r.input("coef0", r.wide, {s.heads, tokens}, 0.1) : Tensor();
-            const Tensor dgate = e.gate == 1   ? r.output("dgate", {tokens, s.heads, s.depth})
-                                 : e.gate == 2 ? r.output("dgate", {tokens, s.heads})
-                                               : Tensor();
-            const Tensor dsink = e.sink ? r.inout("dsink", r.wide, {s.heads}) : Tensor();
-            gated_attention_backward(r.ctx, r.output("dq", {tokens, s.heads, s.depth}),
-                                     r.output("dk", {tokens, s.kv_heads, s.depth}),
-                                     r.output("dv", {tokens, s.kv_heads, s.depth}), dgate, dsink, dy, in.q, in.k, in.v,
-                                     o, lse, in.first_key, in.scale, out, dlse, coef0, kernel_for(r));
-          }};
+  return {
+      fmt::format("gated_attention_{} {} {}", backward ? "backward" : "forward", describe(s), describe(e)),
+      [=](CaseRun& r) {
+        const Inputs in(r, s);
+        const int64_t tokens = s.queries;
+        AttentionOutput out;
+        if (e.sink) out.sink = r.input("sink", {s.heads});
+        if (e.gate == 1) out.gate = r.input("gate", {tokens, s.heads, s.depth}, 2.0);
+        if (e.gate == 2) out.gate = r.input("gate", {tokens, s.heads}, 2.0);
+        out.kind = e.kind;
+        const Tensor y = r.output("y", {tokens, s.heads, s.depth}),
+                     o = r.output("o", {tokens, s.heads, s.depth});
+        const Tensor lse = r.output("lse", r.wide, {s.heads, tokens}),
+                     z0 = r.output("z0", r.wide, {s.heads, tokens});
+        gated_attention_forward(r.ctx, y, o, lse, z0, in.q, in.k, in.v, in.first_key, in.scale, out,
+                                kernel_for(r));
+        if (!backward) return;
+        const Tensor dy = r.input("dy", {tokens, s.heads, s.depth});
+        const Tensor dlse = e.dlse ? r.input("dlse", r.wide, {s.heads, tokens}) : Tensor();
+        const Tensor coef0 = e.coef0 ? r.input("coef0", r.wide, {s.heads, tokens}, 0.1) : Tensor();
+        const Tensor dgate = e.gate == 1   ? r.output("dgate", {tokens, s.heads, s.depth})
+                             : e.gate == 2 ? r.output("dgate", {tokens, s.heads})
+                                           : Tensor();
+        const Tensor dsink = e.sink ? r.inout("dsink", r.wide, {s.heads}) : Tensor();
+        gated_attention_backward(r.ctx, r.output("dq", {tokens, s.heads, s.depth}),
+                                 r.output("dk", {tokens, s.kv_heads, s.depth}),
+                                 r.output("dv", {tokens, s.kv_heads, s.depth}), dgate, dsink, dy, in.q, in.k,
+                                 in.v, o, lse, in.first_key, in.scale, out, dlse, coef0, kernel_for(r));
+      }};
 }
 
 OpCase sink_case(int64_t tokens, int64_t heads, int64_t depth) {
@@ -135,19 +146,20 @@ OpCase sink_case(int64_t tokens, int64_t heads, int64_t depth) {
             const Tensor lse = r.input("lse", r.wide, {heads, tokens}, 2.0);
             sink_forward(r.ctx, r.output("y", {tokens, heads, depth}), o, lse, sink);
             const Tensor dy = r.compared("dy, which d_o overwrites", r.input("dy", {tokens, heads, depth}));
-            sink_backward(r.ctx, dy, r.output("dlse", r.wide, {heads, tokens}), r.inout("dsink", r.wide, {heads}), dy, o,
-                          lse, sink);
+            sink_backward(r.ctx, dy, r.output("dlse", r.wide, {heads, tokens}),
+                          r.inout("dsink", r.wide, {heads}), dy, o, lse, sink);
           }};
 }
 
-/// Twice the table: one unit in the last place of the largest elements, and differences of nearly equal sums (dsink).
+/// Twice the table: one unit in the last place of the largest elements, and differences of nearly equal sums
+/// (dsink).
 OpCase loose(OpCase c, double factor = 2) {
   c.tolerance_factor = factor;
   return c;
 }
 
-/// With a sink behind a gate the CPU rounds what lies between them to bf16, a GPU does not: dsink, a sum that all but
-/// cancels, shows it.
+/// With a sink behind a gate the CPU rounds what lies between them to bf16, a GPU does not: dsink, a sum that
+/// all but cancels, shows it.
 void push_gated(std::vector<OpCase>& cases, const Shape& s, const Extras& e) {
   OpCase f32 = loose(gated_case(s, e, true)), bf16 = loose(f32, e.sink && e.gate ? 10 : 2);
   f32.bf16 = bf16.f32 = false;
@@ -161,8 +173,8 @@ OpCase random_case(Random& random) {
   s.kv_heads = uniform(random, 1, 2);
   s.heads = s.kv_heads * one_of<int64_t>(random, {1, 2, 3});
   s.keys = s.queries = uniform(random, 1, 150);
-  s.documents = one_of(random, {Documents::one, Documents::two, Documents::short_ones, Documents::alone,
-                                Documents::window});
+  s.documents = one_of(
+      random, {Documents::one, Documents::two, Documents::short_ones, Documents::alone, Documents::window});
   Extras e;
   e.dlse = uniform(random, 0, 1), e.coef0 = uniform(random, 0, 1), e.sink = uniform(random, 0, 1);
   e.gate = static_cast<int>(uniform(random, 0, 2));
@@ -173,7 +185,8 @@ OpCase random_case(Random& random) {
       s.keys += uniform(random, 0, 90);
       return loose(forward_case(s, uniform(random, 0, 1)));
     case 1:
-      if (s.documents == Documents::alone || s.keys < 3) e.dlse = true;  // without it dq and dk are zero, and noise
+      if (s.documents == Documents::alone || s.keys < 3)
+        e.dlse = true;  // without it dq and dk are zero, and noise
       return loose(backward_case(s, e));
     default:
       if (s.documents == Documents::alone || s.keys < 3) e.dlse = true;
@@ -188,7 +201,8 @@ OpFamily attention_cases() {
   OpFamily family{"attention", {}, {}};
   auto& cases = family.cases;
   for (const int64_t depth : {16, 64, 128, 256})
-    for (const int64_t tokens : {1, 17, 130}) cases.push_back(loose(forward_case({tokens, tokens, 2, 1, depth})));
+    for (const int64_t tokens : {1, 17, 130})
+      cases.push_back(loose(forward_case({tokens, tokens, 2, 1, depth})));
   cases.push_back(loose(forward_case({200, 200, 4, 4, 64}, false)));
   cases.push_back(loose(forward_case({200, 200, 4, 1, 128, Documents::two})));
   for (const Documents documents : {Documents::short_ones, Documents::alone, Documents::window}) {
@@ -204,7 +218,8 @@ OpFamily attention_cases() {
 
   for (const int64_t depth : {16, 64, 128, 256})
     for (const int64_t tokens : {1, 17, 130})  // one token alone: dq is dlse's work, beside sums that cancel
-      cases.push_back(loose(backward_case({tokens, tokens, 2, 1, depth}, {.dlse = tokens == 1}), tokens == 1 ? 8 : 2));
+      cases.push_back(
+          loose(backward_case({tokens, tokens, 2, 1, depth}, {.dlse = tokens == 1}), tokens == 1 ? 8 : 2));
   cases.push_back(loose(backward_case({200, 200, 4, 4, 64}, {.dlse = true})));
   cases.push_back(loose(backward_case({200, 200, 4, 1, 128, Documents::two}, {.coef0 = true})));
   for (const Documents documents : {Documents::short_ones, Documents::alone, Documents::window}) {
@@ -218,8 +233,8 @@ OpFamily attention_cases() {
     cases.push_back(
         loose(backward_case({150, 150, 2, 1, depth}, {.dlse = true, .coef0 = true, .deterministic = false})));
 
-  for (const auto activation : {GateActivation::sigmoid, GateActivation::silu, GateActivation::identity,
-                                GateActivation::ns_sigmoid})
+  for (const auto activation :
+       {GateActivation::sigmoid, GateActivation::silu, GateActivation::identity, GateActivation::ns_sigmoid})
     for (const auto combine : {GateCombine::multiply, GateCombine::add})
       for (const int gate : {1, 2})
         push_gated(cases, {33, 33, 2, 1, 64}, {.gate = gate, .kind = {activation, {}, combine}});
@@ -297,8 +312,9 @@ TEST_CASE("No logit of a first key exceeds its row's log-sum-exp", "[attention]"
                           const Inputs in(r, s);
                           const Tensor lse = r.output("lse", r.wide, {s.heads, s.queries});
                           const Tensor z0 = r.output("z0", r.wide, {s.heads, s.queries});
-                          attention_forward(r.ctx, r.output("o", {s.queries, s.heads, s.depth}), lse, z0, in.q, in.k, in.v,
-                                            in.first_key, 40.0 / static_cast<double>(s.depth), kernel_for(r));
+                          attention_forward(r.ctx, r.output("o", {s.queries, s.heads, s.depth}), lse, z0,
+                                            in.q, in.k, in.v, in.first_key,
+                                            40.0 / static_cast<double>(s.depth), kernel_for(r));
                         }};
       const auto outputs = run_on_gpu(c, dtype);
       const std::vector<double>&lse = outputs.at("lse"), &z0 = outputs.at("z0");
