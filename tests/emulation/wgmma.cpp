@@ -273,8 +273,10 @@ void setmaxnreg(int registers, Site site) {
     if (t.block->threads[i].state == ThreadState::fresh || t.block->threads[i].registers == 0) return;  // not all yet
     total += t.block->threads[i].registers;
   }
-  if (total > kRegistersPerBlock)
-    fail_at(site, "setmaxnreg: the block asks for %u registers, more than %u", total, kRegistersPerBlock);
+  // At most what a block starts with, a multiple of 8 per thread: an increase beyond waits for ever on a GPU.
+  const unsigned at_entry = kRegistersPerBlock / t.block->thread_count / 8 * 8 * t.block->thread_count;
+  if (total > at_entry)
+    fail_at(site, "setmaxnreg: the block asks for %u registers, more than the %u it can start with", total, at_entry);
 }
 
 }  // namespace emu
