@@ -21,8 +21,15 @@ foreach(variant asan tsan)
   target_link_libraries(test_cuda_${variant} PRIVATE sluice_test_main sluice_train sluice_cuda_emulated_${variant}
                         sluice_emulator_${variant})
 endforeach()
+# Each seed has random shapes of its own, and two of them another card: what is chosen for sm_80 and sm_86 runs too.
+set(SLUICE_ARCH_OF_SEED_1 80)
+set(SLUICE_ARCH_OF_SEED_2 86)
 foreach(seed 0 1 2 3)
-  sluice_emulated_test(cuda_seed_${seed} test_cuda ENVIRONMENT SLUICE_EMULATION_SEED=${seed})
+  set(environment SLUICE_EMULATION_SEED=${seed} SLUICE_FUZZ_SEED=${seed})
+  if(SLUICE_ARCH_OF_SEED_${seed})
+    list(APPEND environment SLUICE_EMULATED_ARCH=${SLUICE_ARCH_OF_SEED_${seed}})
+  endif()
+  sluice_emulated_test(cuda_seed_${seed} test_cuda ENVIRONMENT "${environment}")
 endforeach()
 sluice_emulated_test(cuda_asan test_cuda_asan ENVIRONMENT ${SLUICE_ASAN_OPTIONS})
 # Under ThreadSanitizer the two long trainings take minutes and run no kernel that the other cases do not.
