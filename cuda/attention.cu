@@ -3,7 +3,7 @@
 //   f32 storage; bf16 with a head_dim other than 64, 128, 256    attention_f32.cu
 //   bf16 on sm_90                                                hopper/, with the output fused
 //   bf16 elsewhere                                               attention_mma.cu, with the output fused
-//   attention.kernel: cudnn                                      attention_cudnn.cpp
+//   attention.kernel: cudnn                                      attention_cudnn.cu
 // The backward begins with one pass over dy, o and z that leaves d_o, dz, delta and the sink's gradient, so
 // that one attention backward serves them all (SPEC appendix B). Not yet run on a GPU.
 #include "attention_cudnn.h"
