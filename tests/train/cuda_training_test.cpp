@@ -35,6 +35,22 @@ struct Variant : TinyTraining {
   }
 };
 
+/// The variant with a trainer on the GPU, its weights initialised.
+struct OnGpu {
+  Variant tiny;
+  Blend data;
+  Trainer trainer;
+
+  OnGpu(const std::string& name, Precision precision)
+      : tiny(name, precision), data(tiny.blend()), trainer(on_gpu(tiny.config), data) {
+    trainer.initialize();
+  }
+  static Config& on_gpu(Config& config) {
+    config.train.device = DeviceChoice::cuda;
+    return config;
+  }
+};
+
 }  // namespace
 
 TEST_CASE("ten steps on a GPU lose what they lose on the CPU", "[cuda_training]") {
@@ -105,11 +121,8 @@ TEST_CASE("recomputing activations on a GPU changes no bit, with documents apart
 
 TEST_CASE("a step that is not finite is skipped on a GPU, and told where it began", "[cuda_training]") {
   if (no_device()) return;
-  Variant tiny("baseline", Precision::f32);
-  tiny.config.train.device = DeviceChoice::cuda;
-  const Blend data = tiny.blend();
-  Trainer trainer(tiny.config, data);
-  trainer.initialize();
+  OnGpu gpu("baseline", Precision::f32);
+  Trainer& trainer = gpu.trainer;
   trainer.step();
   trainer.step();
   const float bad = NAN;
@@ -126,11 +139,8 @@ TEST_CASE("a step that is not finite is skipped on a GPU, and told where it bega
 
 TEST_CASE("a profile of a step on a GPU has the device's times of its ops", "[cuda_training]") {
   if (no_device()) return;
-  Variant tiny("gated", Precision::f32);
-  tiny.config.train.device = DeviceChoice::cuda;
-  const Blend data = tiny.blend();
-  Trainer trainer(tiny.config, data);
-  trainer.initialize();
+  OnGpu gpu("gated", Precision::f32);
+  Trainer& trainer = gpu.trainer;
   trainer.step();
   Profile profile;
   profile.keep_timeline();
@@ -151,11 +161,8 @@ TEST_CASE("a profile of a step on a GPU has the device's times of its ops", "[cu
 
 TEST_CASE("tokens outside the vocabulary are refused by a GPU too", "[cuda_training]") {
   if (no_device()) return;
-  Variant tiny("baseline", Precision::f32);
-  tiny.config.train.device = DeviceChoice::cuda;
-  const Blend data = tiny.blend();
-  Trainer trainer(tiny.config, data);
-  trainer.initialize();
+  OnGpu gpu("baseline", Precision::f32);
+  Trainer& trainer = gpu.trainer;
   ForwardBuffers& buffers = trainer.micro_batch();
   for (int64_t t = 0; t < buffers.host.tokens.numel(); ++t) {
     buffers.host.tokens.as<int32_t>()[t] = 1;
