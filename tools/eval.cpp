@@ -51,7 +51,7 @@ std::vector<DataSource> chosen_sets(const EvalOptions& options, const Config& co
 
 void evaluate(const EvalOptions& options) {
   const CheckpointInfo checkpoint = find_checkpoint(options.path);
-  const Config config = load_config(checkpoint.path + "/config.yaml");
+  const Config config = checkpoint_config(checkpoint, options.device);
   if (config.train.threads > 0) set_num_threads(static_cast<int>(config.train.threads));
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
   const TrainedModel trained(checkpoint, tokens, options.device);

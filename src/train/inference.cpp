@@ -16,17 +16,15 @@ CheckpointInfo find_checkpoint(const std::string& path) {
   fail(ExitCode::no_input, "{} holds no checkpoint", path);
 }
 
-static Device chosen_device(const Config& config, const std::string& device) {
-  const auto& names = EnumNames<DeviceChoice>::names;
-  for (size_t i = 0; i < names.size(); ++i)
-    if (device == names[i]) return resolve_device(static_cast<DeviceChoice>(i));
-  if (!device.empty()) fail(ExitCode::usage, "--device must be auto, cpu or cuda, got {}", device);
-  return resolve_device(config.train.device);
+Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device) {
+  std::vector<std::string> overrides;
+  if (!device.empty()) overrides.push_back("train.device=" + device);
+  return load_config(checkpoint.path + "/config.yaml", overrides);
 }
 
 TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device)
-    : config_(load_config(checkpoint.path + "/config.yaml")),
-      device_(chosen_device(config_, device)),
+    : config_(checkpoint_config(checkpoint, device)),
+      device_(resolve_device(config_.train.device)),
       tokenizer_(make_tokenizer(config_.data.tokenizer)) {
   model_ = std::make_unique<Transformer>(config_.model, store_);
   const DType dtype = storage_dtype(config_.train.precision);

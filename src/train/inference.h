@@ -17,10 +17,14 @@ namespace sluice {
 /// Error(no_input) when there is none.
 CheckpointInfo find_checkpoint(const std::string& run_or_checkpoint);
 
+/// Its configuration; device: "auto", "cpu" or "cuda" in the place of its train.device, which may name what this program
+/// or machine has not; empty: as it says.
+Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device = "");
+
 class TrainedModel {
  public:
-  /// Loads the weights. tokens_at_once: the usual size of a forward pass. device: "auto", "cpu" or "cuda" in the place of
-  /// the configuration's train.device; empty: as that says.
+  /// Loads the weights. tokens_at_once: the usual size of a forward pass. device: as in
+  /// checkpoint_config.
   TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device = "");
   TrainedModel(const TrainedModel&) = delete;
   TrainedModel& operator=(const TrainedModel&) = delete;

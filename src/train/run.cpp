@@ -147,7 +147,8 @@ Run::Run(const RunOptions& options) : options_(options) {
 
 void Run::check_resume() {
   std::vector<std::string> impossible, consent;
-  const Config before = load_config(resumed_.path + "/config.yaml");
+  // Where it was computed may not exist here, and does not matter.
+  const Config before = load_config(resumed_.path + "/config.yaml", {"train.device=auto"});
   for (const ConfigChange& change : config_changes(before, config_)) {
     const std::string text = fmt::format("{}: {} -> {}", change.key, change.before, change.after);
     if (change.kind == ChangeClass::identity) impossible.push_back(text);

@@ -159,7 +159,7 @@ StepMetrics Trainer::step() {
   once_recorded(update_graph_, &Trainer::update);
 
   copy(ctx_, host_control_, optimizer_.control());
-  if (on_gpu()) load(step_ + 1);  // while the device computes
+  if (on_gpu() && step_ + 1 < max_steps_) load(step_ + 1);  // while the device computes
   synchronize(ctx_);
   if (measuring()) return m;
   warm_ = true;
