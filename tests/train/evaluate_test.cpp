@@ -1,6 +1,7 @@
 #include "train/evaluate.h"
 
 #include <catch2/catch.hpp>
+#include <fstream>
 
 #include "config/load.h"
 #include "train/generate.h"
@@ -212,6 +213,17 @@ TEST_CASE("config.json names a plain model as the field knows it, and anything e
   const auto gated = hf_config(config, 256);
   CHECK(gated["model_type"] == "sluice");
   CHECK(gated["attention"]["gates"][0]["position"] == "sdpa_output");
+}
+
+TEST_CASE("a checkpoint made on a GPU opens where there is none, when another device is named", "[evaluate]") {
+  const test::TemporaryFolder folder;
+  std::ofstream(folder / "config.yaml") << "train: {device: cuda}\n";
+  CheckpointInfo checkpoint;
+  checkpoint.path = folder.path;
+  CHECK(checkpoint_config(checkpoint, "cpu").train.device == DeviceChoice::cpu);
+  CHECK(checkpoint_config(checkpoint, "auto").train.device == DeviceChoice::automatic);
+  if (!built_with_cuda()) CHECK_THROWS_AS(checkpoint_config(checkpoint), Error);
+  CHECK_THROWS_AS(checkpoint_config(checkpoint, "tpu"), Error);
 }
 
 }  // namespace sluice
