@@ -84,7 +84,7 @@ void SummaryAccumulator::add(Context& ctx, const Batch& batch, const Transformer
       sums.gate_scores[g] += tokens * mean_score(ctx, attention.gates()[g], s.attention.gates[g]);
     sums.attention_output_max = std::max(sums.attention_output_max, largest(ctx, s.attention_out.y));
     sums.attention_residual_max = std::max(sums.attention_residual_max, largest(ctx, s.x1));
-    sums.ffn_output_max = std::max(sums.ffn_output_max, largest(ctx, s.mlp_out.y));
+    sums.ffn_output_max = std::max(sums.ffn_output_max, largest(ctx, s.ffn_out.y));
     sums.ffn_residual_max = std::max(sums.ffn_residual_max, largest(ctx, s.y));
   }
   tokens_ += tokens;

@@ -37,6 +37,8 @@ constexpr struct {
     {"train.device", ChangeClass::operational},
     {"model.attention.kernel", ChangeClass::operational},
     {"train.deterministic", ChangeClass::operational},
+    {"model.moe.load_balance", ChangeClass::trajectory},
+    {"model.moe.router_z_loss_coefficient", ChangeClass::trajectory},
     {"train.threads", ChangeClass::operational},
     {"train.recompute", ChangeClass::operational},  // the same bits, less memory
     // Their effect is intermediate_size, which is identity itself.

@@ -36,6 +36,7 @@ enum class Precision : uint8_t { f32, bf16, f64 };
 enum class Recompute : uint8_t { none, mlp, block };
 enum class BadStepPolicy : uint8_t { stop, skip, count };
 enum class OptimizerType : uint8_t { adamw };
+enum class BalanceScope : uint8_t { global_batch, micro_batch };
 enum class Schedule : uint8_t { constant, cosine, linear, wsd };
 enum class ConsoleMode : uint8_t { automatic, bar, lines, none };
 
@@ -57,6 +58,7 @@ SLUICE_ENUM_NAMES(Precision, "f32", "bf16", "f64");
 SLUICE_ENUM_NAMES(Recompute, "none", "mlp", "block");
 SLUICE_ENUM_NAMES(BadStepPolicy, "stop", "skip", "count");
 SLUICE_ENUM_NAMES(OptimizerType, "adamw");
+SLUICE_ENUM_NAMES(BalanceScope, "global_batch", "micro_batch");
 SLUICE_ENUM_NAMES(Schedule, "constant", "cosine", "linear", "wsd");
 SLUICE_ENUM_NAMES(ConsoleMode, "auto", "bar", "lines", "none");
 
@@ -124,6 +126,51 @@ struct AttentionConfig {
   }
 };
 
+struct LoadBalanceConfig {
+  double coefficient = 1e-2;
+  BalanceScope scope = BalanceScope::global_batch;
+
+  template <class V>
+  void fields(V& f) {
+    f("coefficient", coefficient, "of the load-balancing loss, which is 1 at perfect balance; 0: none");
+    f("scope", scope, "over which tokens experts' shares are counted: the optimizer step's so far, or the micro-batch's");
+  }
+};
+
+struct MoeConfig {
+  int64_t num_experts = 0;
+  int64_t num_experts_per_tok = 8;
+  int64_t moe_intermediate_size = 768;
+  bool norm_topk_prob = true;
+  int64_t shared_expert_intermediate_size = 0;
+  bool shared_expert_gate = false;
+  int64_t decoder_sparse_step = 1;
+  std::vector<int64_t> mlp_only_layers;
+  LoadBalanceConfig load_balance;
+  double router_z_loss_coefficient = 1e-3;
+
+  template <class V>
+  void fields(V& f) {
+    f("num_experts", num_experts, "0: every feed-forward network is dense");
+    f("num_experts_per_tok", num_experts_per_tok, "experts that a token goes to: those of largest probability, ties to the lower id");
+    f("moe_intermediate_size", moe_intermediate_size, "width of one expert");
+    f("norm_topk_prob", norm_topk_prob, "the chosen experts' probabilities are divided by their sum");
+    f("shared_expert_intermediate_size", shared_expert_intermediate_size, "width of an expert that every token goes to; 0: none");
+    f("shared_expert_gate", shared_expert_gate, "a sigmoid of the hidden state scales the shared expert (Qwen3-Next)");
+    f("decoder_sparse_step", decoder_sparse_step, "layer i has experts where i + 1 is a multiple of this");
+    f("mlp_only_layers", mlp_only_layers, "layers, counted from 0, that stay dense nevertheless");
+    f("load_balance", load_balance, "");
+    f("router_z_loss_coefficient", router_z_loss_coefficient, "of the mean squared log-sum-exp of the router's logits (ST-MoE); 0: none");
+  }
+
+  /// Whether layer `i` has experts.
+  bool in_layer(int64_t i) const {
+    for (const int64_t dense : mlp_only_layers)
+      if (dense == i) return false;
+    return num_experts > 0 && (i + 1) % decoder_sparse_step == 0;
+  }
+};
+
 struct ModelConfig {
   int64_t vocab_size = 0;
   int64_t hidden_size = 256;
@@ -142,6 +189,7 @@ struct ModelConfig {
   std::optional<int64_t> max_position_embeddings;
   RopeConfig rope;
   AttentionConfig attention;
+  MoeConfig moe;
   std::string match_parameters_of;
   int64_t match_multiple = 1;
 
@@ -153,7 +201,7 @@ struct ModelConfig {
     f("num_attention_heads", num_attention_heads, "");
     f("num_key_value_heads", num_key_value_heads, "divides num_attention_heads (grouped-query attention)");
     f("head_dim", head_dim, "even; independent of hidden_size / num_attention_heads");
-    f("intermediate_size", intermediate_size, "width of the SwiGLU feed-forward network");
+    f("intermediate_size", intermediate_size, "width of the SwiGLU feed-forward network of layers without experts");
     f("tie_word_embeddings", tie_word_embeddings, "the head is the embedding");
     f("rms_norm_eps", rms_norm_eps, "");
     f("initializer_range", initializer_range, "standard deviation of every matrix at step 0, gates included");
@@ -164,9 +212,10 @@ struct ModelConfig {
     f("max_position_embeddings", max_position_embeddings, "length of the rotary table; null: data.seq_len");
     f("rope", rope, "");
     f("attention", attention, "");
+    f("moe", moe, "");
     f("match_parameters_of", match_parameters_of,
-      "a configuration whose parameter count this model matches by narrowing intermediate_size");
-    f("match_multiple", match_multiple, "intermediate_size becomes a multiple of this when matching (rounded down)");
+      "a configuration whose parameter count this model matches by narrowing intermediate_size (with experts: theirs)");
+    f("match_multiple", match_multiple, "the matched width becomes a multiple of this (rounded down)");
   }
 };
 

@@ -38,6 +38,10 @@ struct is_list<std::vector<T>> : std::true_type {};
 template <class T>
 concept List = is_list<T>::value;
 
+/// A list of sections, or of scalars.
+template <class T>
+concept SectionList = List<T> && Section<typename T::value_type>;
+
 template <class T>
 struct is_optional : std::false_type {};
 template <class T>
@@ -61,6 +65,15 @@ std::string scalar_text(const std::optional<T>& value) {
   return value ? scalar_text(*value) : "null";
 }
 
+/// "[1, 2]".
+template <class T>
+  requires(List<T> && !SectionList<T>)
+std::string scalar_text(const T& list) {
+  std::string text;
+  for (const auto& element : list) text += (text.empty() ? "" : ", ") + scalar_text(element);
+  return "[" + text + "]";
+}
+
 /// What a key takes: "integer", "number", "true or false", "text", or the allowed words "a | b".
 template <class T>
 std::string type_text() {
@@ -76,14 +89,17 @@ std::string type_text() {
     return "integer";
   } else if constexpr (std::floating_point<T>) {
     return "number";
-  } else if constexpr (List<T>) {
+  } else if constexpr (SectionList<T>) {
     return "list";
+  } else if constexpr (List<T>) {
+    return "list of " + type_text<typename T::value_type>() + "s";
   } else {
     return "text";
   }
 }
 
-/// Calls leaf(key, value, help) for every scalar of a configuration, in order; elements of lists as `key[i].name`.
+/// Calls leaf(key, value, help) for every scalar, or list of scalars, of a configuration, in order; elements of lists of
+/// sections as `key[i].name`.
 template <class Leaf>
 class LeafWalker {
  public:
@@ -94,7 +110,7 @@ class LeafWalker {
     const std::string key = prefix_.empty() ? name : prefix_ + "." + name;
     if constexpr (Section<T>) {
       descend(key, member);
-    } else if constexpr (List<T>) {
+    } else if constexpr (SectionList<T>) {
       for (size_t i = 0; i < member.size(); ++i) descend(key + "[" + std::to_string(i) + "]", member[i]);
     } else {
       leaf_(key, member, help);

@@ -45,8 +45,10 @@ class Reader {
     if (value->kind == yaml::Node::Kind::null) return;
     if constexpr (Section<T>) {
       read_section(member, *value, key, key_place);
-    } else if constexpr (List<T>) {
+    } else if constexpr (SectionList<T>) {
       read_list(member, *value, key);
+    } else if constexpr (List<T>) {
+      read_scalars(member, *value, key);
     } else if constexpr (Optional<T>) {
       typename T::value_type inner{};
       if (read_scalar(inner, *value, key)) member = inner;
@@ -90,6 +92,19 @@ class Reader {
       places_[element] = node.items[i].place;
       out.emplace_back();
       read_section(out.back(), node.items[i], element, node.items[i].place);
+    }
+  }
+
+  template <class T>
+  void read_scalars(std::vector<T>& out, const yaml::Node& node, const std::string& key) {
+    if (node.kind != yaml::Node::Kind::list) {
+      report(key, node.place, fmt::format("{} must be a {}, got {}", key, type_text<std::vector<T>>(), node.describe()));
+      return;
+    }
+    out.clear();
+    for (size_t i = 0; i < node.items.size(); ++i) {
+      T element{};
+      if (read_scalar(element, node.items[i], fmt::format("{}[{}]", key, i))) out.push_back(element);
     }
   }
 

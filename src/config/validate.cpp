@@ -105,6 +105,43 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
   }
 }
 
+void check_moe(const ModelConfig& m, Checks& check) {
+  const MoeConfig& e = m.moe;
+  check.size("model.moe.num_experts", e.num_experts, 0);
+  check.size("model.moe.num_experts_per_tok", e.num_experts_per_tok);
+  check.size("model.moe.moe_intermediate_size", e.moe_intermediate_size);
+  check.size("model.moe.shared_expert_intermediate_size", e.shared_expert_intermediate_size, 0);
+  check.size("model.moe.decoder_sparse_step", e.decoder_sparse_step);
+  check.not_negative("model.moe.load_balance.coefficient", e.load_balance.coefficient);
+  check.not_negative("model.moe.router_z_loss_coefficient", e.router_z_loss_coefficient);
+  check.require(e.num_experts != 1, {"model.moe.num_experts"},
+                "model.moe.num_experts = 1 is a dense network; use 0 and intermediate_size, or at least 2 experts");
+  if (e.num_experts <= 0 || e.decoder_sparse_step <= 0) return;
+  check.require(e.num_experts <= kMaxExperts, {"model.moe.num_experts"},
+                fmt::format("model.moe.num_experts = {} is above the {} that routers are built for", e.num_experts,
+                            kMaxExperts));
+  check.require(e.num_experts_per_tok <= e.num_experts, {"model.moe.num_experts_per_tok", "model.moe.num_experts"},
+                fmt::format("model.moe.num_experts_per_tok = {} is more than num_experts = {}", e.num_experts_per_tok,
+                            e.num_experts));
+  check.require(e.num_experts_per_tok <= kMaxExpertsPerToken, {"model.moe.num_experts_per_tok"},
+                fmt::format("model.moe.num_experts_per_tok = {} is above the {} that routers are built for",
+                            e.num_experts_per_tok, kMaxExpertsPerToken));
+  check.require(!e.shared_expert_gate || e.shared_expert_intermediate_size > 0,
+                {"model.moe.shared_expert_gate", "model.moe.shared_expert_intermediate_size"},
+                "model.moe.shared_expert_gate needs a shared expert; give shared_expert_intermediate_size");
+  int64_t with_experts = 0;
+  for (int64_t layer = 0; layer < std::min<int64_t>(m.num_hidden_layers, 1 << 16); ++layer)
+    with_experts += e.in_layer(layer);
+  for (const int64_t layer : e.mlp_only_layers)
+    check.require(layer >= 0 && layer < m.num_hidden_layers, {"model.moe.mlp_only_layers", "model.num_hidden_layers"},
+                  fmt::format("model.moe.mlp_only_layers names layer {}, but layers are 0 to {}", layer,
+                              m.num_hidden_layers - 1));
+  check.require(with_experts > 0 || m.num_hidden_layers <= 0, {"model.moe.num_experts"},
+                fmt::format("model.moe.num_experts = {}, but decoder_sparse_step and mlp_only_layers leave no layer with "
+                            "experts; set num_experts: 0 for a dense model",
+                            e.num_experts));
+}
+
 void check_sources(const std::vector<DataSource>& sources, const std::string& list, Checks& check) {
   std::set<std::string> names;
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -217,6 +254,7 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   Checks check(problem);
   check_rest(config, check);
   check_model(config.model, config.data, check);
+  check_moe(config.model, check);
   check_data(config.data, check);
   check_train(config.train, check);
   check_optimizer(config.optimizer, check);

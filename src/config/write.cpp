@@ -34,7 +34,7 @@ class YamlWriter {
       ++depth_;
       member.fields(*this);
       --depth_;
-    } else if constexpr (List<T>) {
+    } else if constexpr (SectionList<T>) {
       text += fmt::format("{}{}:{}\n", indent, name, member.empty() ? " []" : "");
       for (auto& element : member) {
         FlowWriter flow;
@@ -60,7 +60,7 @@ class KeyLister {
     if constexpr (Section<T>) {
       keys.push_back({key, "section", "", help});
       descend(key, member);
-    } else if constexpr (List<T>) {
+    } else if constexpr (SectionList<T>) {
       keys.push_back({key, "list", "[]", help});
       typename T::value_type element;
       descend(key + "[]", element);

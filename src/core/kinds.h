@@ -13,4 +13,7 @@ enum class GateCombine : uint8_t { multiply, add };
 /// race against. On a CPU there is one way, automatic.
 enum class AttentionKernel : uint8_t { automatic, mma, hopper, cudnn };
 
+/// What routers are built for (ops/router.h).
+constexpr int64_t kMaxExperts = 1024, kMaxExpertsPerToken = 32;
+
 }  // namespace sluice

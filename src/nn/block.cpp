@@ -4,26 +4,27 @@
 
 namespace sluice {
 
-void Block::forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const {
+void Block::forward(Context& ctx, const Tensor& x, const Sequence& sequence, const RouterLoad& load,
+                    Saved& s) const {
   attention_norm_.forward(ctx, x, s.attention_norm);
   attention_.forward(ctx, s.attention_norm.y, sequence, s.attention);
   attention_out_.forward(ctx, s.attention.y, s.attention_out);
 
-  mlp_norm_.forward_sum(ctx, s.x1, x, s.attention_out.y, s.mlp_norm);  // x1 = x + attention_out
-  mlp_.forward(ctx, s.mlp_norm.y, s.mlp);
-  mlp_out_.forward(ctx, s.mlp.y, s.mlp_out);
-  add_forward(ctx, s.y, s.x1, s.mlp_out.y);
+  ffn_norm_.forward_sum(ctx, s.x1, x, s.attention_out.y, s.ffn_norm);  // x1 = x + attention_out
+  ffn_.forward(ctx, s.ffn_norm.y, load, s.ffn);
+  ffn_out_.forward(ctx, s.ffn.y, s.ffn_out);
+  add_forward(ctx, s.y, s.x1, s.ffn_out.y);
 }
 
 void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence,
-                     const Saved& s) const {
+                     const RouterLoad& load, const Saved& s) const {
   ScratchScope t(ctx.scratch);
   // d itself is the gradient of the path around a branch; what comes back through the branch is added to it.
   const Tensor dnorm = t.like("block.dnorm", d);
-  const Tensor dbranch = mlp_out_.identity() ? d : t.like("block.dbranch", d);
-  mlp_out_.backward(ctx, dbranch, d, s.mlp.y, s.mlp_out);
-  mlp_.backward(ctx, dnorm, dbranch, s.mlp_norm.y, s.mlp);
-  mlp_norm_.backward(ctx, d, dnorm, s.x1, s.mlp_norm, Into::add);
+  const Tensor dbranch = ffn_out_.identity() ? d : t.like("block.dbranch", d);
+  ffn_out_.backward(ctx, dbranch, d, s.ffn.y, s.ffn_out);
+  ffn_.backward(ctx, dnorm, dbranch, s.ffn_norm.y, load, s.ffn);
+  ffn_norm_.backward(ctx, d, dnorm, s.x1, s.ffn_norm, Into::add);
 
   attention_out_.backward(ctx, dbranch, d, s.attention.y, s.attention_out);
   attention_.backward(ctx, dnorm, dbranch, s.attention_norm.y, sequence, s.attention);
@@ -37,21 +38,21 @@ Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const 
     : attention_norm_(store, name + ".input_layernorm.weight", {config.hidden_size}, config.rms_norm_eps),
       attention_(config, store, name + ".self_attn", layer),
       attention_out_(config, store, name + ".post_attention_branch_layernorm.weight"),
-      mlp_norm_(store, name + ".post_attention_layernorm.weight", {config.hidden_size}, config.rms_norm_eps),
-      mlp_(config, store, name + ".mlp"),
-      mlp_out_(config, store, name + ".post_mlp_branch_layernorm.weight") {}
+      ffn_norm_(store, name + ".post_attention_layernorm.weight", {config.hidden_size}, config.rms_norm_eps),
+      ffn_(config, store, name + ".mlp", layer),
+      ffn_out_(config, store, name + ".post_mlp_branch_layernorm.weight") {}
 
 Block::Saved Block::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype,
-                               bool keep_mlp) const {
+                               bool keep_inner) const {
   Saved s;
   s.attention = attention_.make_saved(arena, name + ".attention", T, dtype);
   const int64_t C = s.attention.y.dim(1);
   s.attention_norm = attention_norm_.make_saved(arena, name + ".attention_norm", dtype, {T, C});
   s.attention_out = attention_out_.make_saved(arena, name + ".attention_out", s.attention.y);
   s.x1 = arena.alloc(name + ".x1", dtype, {T, C});
-  s.mlp_norm = mlp_norm_.make_saved(arena, name + ".mlp_norm", dtype, {T, C});
-  s.mlp = mlp_.make_saved(arena, name + ".mlp", T, dtype, keep_mlp);
-  s.mlp_out = mlp_out_.make_saved(arena, name + ".mlp_out", s.mlp.y);
+  s.ffn_norm = ffn_norm_.make_saved(arena, name + ".mlp_norm", dtype, {T, C});
+  s.ffn = ffn_.make_saved(arena, name + ".mlp", T, dtype, keep_inner);
+  s.ffn_out = ffn_out_.make_saved(arena, name + ".mlp_out", s.ffn.y);
   s.y = arena.alloc(name + ".y", dtype, {T, C});
   return s;
 }

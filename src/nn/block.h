@@ -3,7 +3,7 @@
 #include <string>
 
 #include "nn/attention.h"
-#include "nn/mlp.h"
+#include "nn/feed_forward.h"
 #include "nn/rmsnorm.h"
 
 namespace sluice {
@@ -33,7 +33,7 @@ class BranchOutput {
 };
 static_assert(Layer<BranchOutput>);
 
-/// One decoder layer: x1 = x + branch(attention(norm(x))), y = x1 + branch(mlp(norm(x1))).
+/// One decoder layer: x1 = x + branch(attention(norm(x))), y = x1 + branch(ffn(norm(x1))).
 class Block {
  public:
   struct Saved {
@@ -41,24 +41,26 @@ class Block {
     Attention::Saved attention;         // y (T, C)
     BranchOutput::Saved attention_out;  // y (T, C): added to the residual stream
     Tensor x1;                          // (T, C): residual stream after attention
-    RmsNorm::Saved mlp_norm;            // y (T, C)
-    Mlp::Saved mlp;                     // y (T, C)
-    BranchOutput::Saved mlp_out;        // y (T, C): added to the residual stream
+    RmsNorm::Saved ffn_norm;            // y (T, C)
+    FeedForward::Saved ffn;             // y (T, C)
+    BranchOutput::Saved ffn_out;        // y (T, C): added to the residual stream
     Tensor y;                           // (T, C): residual stream after the block
   };
 
   Block(const ModelConfig& config, ParamStore& store, int64_t layer);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
-                   bool keep_mlp) const;
+                   bool keep_inner) const;
   /// Another block's activations with an output of its own: all that recompute=block keeps of a layer.
   Saved share_saved(Arena& arena, const std::string& name, const Saved& other) const;
 
   /// s.y from x (T, C).
-  void forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const;
+  void forward(Context& ctx, const Tensor& x, const Sequence& sequence, const RouterLoad& load, Saved& s) const;
   /// d (T, C) is the gradient of the residual stream: of s.y on entry, of x on return.
-  void backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence, const Saved& s) const;
+  void backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence, const RouterLoad& load,
+                const Saved& s) const;
 
   const Attention& attention() const { return attention_; }
+  const FeedForward& ffn() const { return ffn_; }
 
  private:
   Block(const ModelConfig& config, ParamStore& store, int64_t layer, const std::string& name);
@@ -66,9 +68,9 @@ class Block {
   RmsNorm attention_norm_;
   Attention attention_;
   BranchOutput attention_out_;
-  RmsNorm mlp_norm_;
-  Mlp mlp_;
-  BranchOutput mlp_out_;
+  RmsNorm ffn_norm_;
+  FeedForward ffn_;
+  BranchOutput ffn_out_;
 };
 
 }  // namespace sluice

@@ -6,9 +6,9 @@
 
 namespace sluice {
 
-Mlp::Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix)
-    : store_(store), hidden_size_(config.hidden_size), intermediate_size_(config.intermediate_size) {
-  const int64_t C = config.hidden_size, F = config.intermediate_size;
+Mlp::Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t intermediate_size)
+    : store_(store), hidden_size_(config.hidden_size), intermediate_size_(intermediate_size) {
+  const int64_t C = hidden_size_, F = intermediate_size_;
   const Init init = Init::normal(config.initializer_range);
   gate_up_proj_ =
       store.add({.name = prefix + ".gate_proj.weight", .shape = {F, C}, .init = init, .packed = true});

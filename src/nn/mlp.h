@@ -18,7 +18,8 @@ class Mlp {
     Tensor y;        // (T, C)
   };
 
-  Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix);
+  /// intermediate_size is given: the model's, or a shared expert's.
+  Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t intermediate_size);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
                    bool keep_inner) const;
 

@@ -26,29 +26,31 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store) : config_
                   : store.add({.name = "lm_head.weight", .shape = {V, C}, .init = init, .packed = true});
 }
 
-void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, KeyValueCache* cache) const {
+void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const RouterLoad& load,
+                          KeyValueCache* cache) const {
   check_batch("Transformer::forward", batch, s, cache);
   embedding_forward(ctx, s.embedded, batch.tokens, store_.value(embed_tokens_));
   Tensor x = s.embedded;
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
-    blocks_[layer].forward(ctx, x, sequence(batch, cache), s.blocks[layer]);
+    blocks_[layer].forward(ctx, x, sequence(batch, cache), load, s.blocks[layer]);
     x = s.blocks[layer].y;
   }
   rmsnorm_forward(ctx, s.hidden, s.final_rstd, x, store_.value(norm_), config_.rms_norm_eps);
   if (cache) cache->length += batch.tokens.dim(0);
 }
 
-void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s) const {
+void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s,
+                           const RouterLoad& load) const {
   check_batch("Transformer::backward", batch, s, nullptr);
   const Tensor d = dhidden;  // becomes the gradient of the residual stream, layer by layer, in place
   const auto input = [&](size_t layer) { return layer == 0 ? s.embedded : s.blocks[layer - 1].y; };
   rmsnorm_backward(ctx, d, store_.grad(norm_), dhidden, input(blocks_.size()), store_.value(norm_),
                    s.final_rstd, Into::overwrite);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
-    // The shared activations are still the last layer's.
+    // The shared activations are still the last layer's. What is computed again has been counted.
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
-      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr), s.blocks[layer]);
-    blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr), s.blocks[layer]);
+      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr), {}, s.blocks[layer]);
+    blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr), load, s.blocks[layer]);
   }
   embedding_backward(ctx, store_.grad(embed_tokens_), d, batch.tokens);
 }
@@ -99,14 +101,23 @@ Transformer::Saved Transformer::make_saved(Arena& arena, int64_t num_tokens, DTy
   s.embedded = arena.alloc("embedded", dtype, {num_tokens, config_.hidden_size});
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const std::string name = "layers." + std::to_string(layer);
+    // Layers alike share one set.
+    size_t alike = 0;
+    while (blocks_[alike].ffn().has_experts() != blocks_[layer].ffn().has_experts()) ++alike;
     s.blocks.push_back(
-        recompute == Recompute::block && layer > 0
-            ? blocks_[layer].share_saved(arena, name, s.blocks[0])
+        recompute == Recompute::block && alike < layer
+            ? blocks_[layer].share_saved(arena, name, s.blocks[alike])
             : blocks_[layer].make_saved(arena, name, num_tokens, dtype, recompute != Recompute::mlp));
   }
   s.final_rstd = arena.alloc("final_norm.rstd", accumulate_dtype(dtype), {num_tokens});
   s.hidden = arena.alloc("hidden", dtype, {num_tokens, config_.hidden_size});
   return s;
+}
+
+Tensor Transformer::make_router_totals(Arena& arena) const {
+  const int64_t experts = config_.moe.num_experts;
+  if (experts == 0) return {};
+  return arena.alloc("router.totals", DType::f64, {config_.num_hidden_layers, router_totals_size(experts)});
 }
 
 KeyValueCache Transformer::make_cache(Arena& arena, int64_t max_tokens, DType dtype) const {

@@ -18,7 +18,7 @@ class Transformer {
     Recompute recompute = Recompute::none;
     Tensor embedded;  // (T, C), input of block 0
     std::vector<Block::Saved>
-        blocks;         // one per layer; with recompute=block all share one set of activations but `y`
+        blocks;         // one per layer; with recompute=block those alike share one set of activations but `y`
     Tensor final_rstd;  // (T)
     Tensor hidden;      // (T, C): final norm's output, input of the head
   };
@@ -31,19 +31,22 @@ class Transformer {
 
   /// Fills s up to s.hidden. cache: keys and values of earlier tokens of one sequence (generation); batch
   /// holds the next ones, with positions and first_key counted from the sequence's start. nullptr in
-  /// training.
-  void forward(Context& ctx, const Batch& batch, Saved& s, KeyValueCache* cache = nullptr) const;
+  /// training. load: what the routers of layers with experts add to.
+  void forward(Context& ctx, const Batch& batch, Saved& s, const RouterLoad& load = {},
+               KeyValueCache* cache = nullptr) const;
   /// losses (T), nats, from s.hidden.
   void loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const;
   /// The same, with dhidden (T, C) and the head's gradient; every token's gradient is multiplied by
   /// gradient_scale (1) f64.
   void loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch, const Saved& s,
                              const Tensor& gradient_scale) const;
-  /// Adds every parameter's gradient. dhidden is used up.
-  void backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s) const;
+  /// Adds every parameter's gradient, those of the routers' losses included. dhidden is used up.
+  void backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s, const RouterLoad& load = {}) const;
   /// logits (R, V) f32 (f64) of rows of hidden (R, C).
   void logits(Context& ctx, Tensor logits, const Tensor& hidden) const;
 
+  /// (layers, router_totals_size(E)) f64; empty for a dense model. The caller zeroes it where a step begins.
+  Tensor make_router_totals(Arena& arena) const;
   KeyValueCache make_cache(Arena& arena, int64_t max_tokens, DType dtype) const;
 
   const ModelConfig& config() const { return config_; }

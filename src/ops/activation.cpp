@@ -7,6 +7,8 @@ SLUICE_DECLARE_BACKENDS(silu_forward)
 SLUICE_DECLARE_BACKENDS(silu_backward)
 SLUICE_DECLARE_BACKENDS(swiglu_forward)
 SLUICE_DECLARE_BACKENDS(swiglu_backward)
+SLUICE_DECLARE_BACKENDS(weighted_swiglu_forward)
+SLUICE_DECLARE_BACKENDS(weighted_swiglu_backward)
 
 namespace sluice {
 namespace {
@@ -43,6 +45,27 @@ void swiglu_backward(Context& ctx, Tensor dgate_up, const Tensor& dy, const Tens
   check_like("swiglu_backward", "dgate_up", dgate_up, gate_up);
   check_tensor("swiglu_backward", "dy", dy, gate_up.dtype, {gate_up.dim(0), gate_up.dim(1) / 2});
   SLUICE_DISPATCH(swiglu_backward, ctx, dgate_up, dy, gate_up);
+}
+
+void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, const Tensor& weights, const Tensor& slots) {
+  const char* op = "weighted_swiglu_forward";
+  check_gate_up(op, gate_up);
+  check_tensor(op, "y", y, gate_up.dtype, {gate_up.dim(0), gate_up.dim(1) / 2});
+  check_tensor(op, "slots", slots, DType::i32, {gate_up.dim(0)});
+  check_count(op, "weights", weights, accumulate_dtype(gate_up.dtype), weights.numel());
+  SLUICE_DISPATCH(weighted_swiglu_forward, ctx, y, gate_up, weights, slots);
+}
+
+void weighted_swiglu_backward(Context& ctx, Tensor dgate_up, Tensor dweights, const Tensor& dy, const Tensor& gate_up,
+                              const Tensor& weights, const Tensor& slots) {
+  const char* op = "weighted_swiglu_backward";
+  check_gate_up(op, gate_up);
+  check_like(op, "dgate_up", dgate_up, gate_up);
+  check_tensor(op, "dy", dy, gate_up.dtype, {gate_up.dim(0), gate_up.dim(1) / 2});
+  check_tensor(op, "slots", slots, DType::i32, {gate_up.dim(0)});
+  check_count(op, "weights", weights, accumulate_dtype(gate_up.dtype), weights.numel());
+  check_like(op, "dweights", dweights, weights);
+  SLUICE_DISPATCH(weighted_swiglu_backward, ctx, dgate_up, dweights, dy, gate_up, weights, slots);
 }
 
 }  // namespace sluice

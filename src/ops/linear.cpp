@@ -18,6 +18,7 @@ void check_storage(const char* op, DType dtype) {
 
 /// A packed copy is absent or as large as linear_packed_bytes says.
 void check_packed(Context& ctx, const char* op, const LinearWeight& w) {
+  SLUICE_CHECK(w.groups == 1, "{}: one weight, got {} behind each other", op, w.groups);
   if (!w.packed && !w.packed_transposed) return;
   const LinearPackedBytes bytes = linear_packed_bytes(ctx, w.value.dtype, w.value.dim(0), w.value.dim(1), 0);
   if (w.packed) check_tensor(op, "packed weight", w.packed, DType::u8, {bytes.forward});

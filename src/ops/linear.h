@@ -12,6 +12,7 @@ struct LinearWeight {
   Tensor value;          // (N, K)
   Tensor packed;         // u8 (bytes): for linear_forward
   Tensor packed_transposed;  // u8 (bytes): for linear_backward_input
+  int64_t groups = 1;        // more: as many weights behind each other, for ops/grouped_linear.h
 };
 
 /// Sizes in bytes of the packed copies of an (N, K) weight for products with about `rows` rows; 0 = the backend

@@ -1,11 +1,13 @@
 #include "params/param_store.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/host_view.h"
 #include "core/parallel_for.h"
 #include "core/random.h"
 #include "ops/elementwise.h"
+#include "ops/grouped_linear.h"
 
 namespace sluice {
 namespace {
@@ -51,9 +53,7 @@ ParamStore::Id ParamStore::add(ParamSpec spec) {
                "parameter '{}': needs a name and rank 1 or 2, got rank {}", spec.name, spec.shape.size());
   SLUICE_CHECK(std::all_of(spec.shape.begin(), spec.shape.end(), [](int64_t d) { return d > 0; }),
                "parameter {}: every dimension must be positive", spec.name);
-  SLUICE_CHECK(
-      std::none_of(specs_.begin(), specs_.end(), [&](const ParamSpec& s) { return s.name == spec.name; }),
-      "parameter {} is registered twice", spec.name);
+  SLUICE_CHECK(names_.insert(spec.name).second, "parameter {} is registered twice", spec.name);
   SLUICE_CHECK(flat_values_.empty(), "parameter {}: registered after the store was allocated", spec.name);
   if (spec.joined) {
     SLUICE_CHECK(!specs_.empty() && spec.shape.size() == 2 && specs_.back().shape.size() == 2 &&
@@ -70,6 +70,12 @@ int64_t ParamStore::total() const {
   int64_t n = 0;
   for (const ParamSpec& spec : specs_) n += count_elements(spec);
   return n;
+}
+
+int64_t ParamStore::total_active() const {
+  double n = 0;
+  for (const ParamSpec& spec : specs_) n += static_cast<double>(count_elements(spec)) * spec.active;
+  return static_cast<int64_t>(std::llround(n));
 }
 
 void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients) {
@@ -110,9 +116,14 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
         joined_grads_[first] =
             piece(flat_grads_, offsets_[first], {out_features, spec.shape[1]}, spec.name.c_str());
     }
+    whole.groups = spec.groups;
     if (spec.packed) {
+      const int64_t out_features = whole.value.dim(0) / spec.groups, in_features = whole.value.dim(1);
+      SLUICE_CHECK(out_features * spec.groups == whole.value.dim(0), "parameter {}: {} rows are not {} equal groups",
+                   spec.name, whole.value.dim(0), spec.groups);
       const LinearPackedBytes bytes =
-          linear_packed_bytes(ctx, dtype, whole.value.dim(0), whole.value.dim(1), rows);
+          spec.groups > 1 ? grouped_linear_packed_bytes(ctx, dtype, spec.groups, out_features, in_features)
+                          : linear_packed_bytes(ctx, dtype, out_features, in_features, rows);
       if (bytes.forward > 0) whole.packed = values.alloc(spec.name + ".packed", DType::u8, {bytes.forward});
       if (gradients && bytes.transposed > 0)
         whole.packed_transposed =
@@ -152,7 +163,7 @@ void ParamStore::initialize(Context& ctx, uint64_t seed) {
 
 void ParamStore::pack(Context& ctx) {
   for (const LinearWeight& w : joined_)
-    if (w.packed || w.packed_transposed) linear_pack(ctx, w);
+    if (w.packed || w.packed_transposed) w.groups > 1 ? grouped_linear_pack(ctx, w) : linear_pack(ctx, w);
 }
 
 void ParamStore::zero_grads(Context& ctx) { fill(ctx, flat_grads_, 0.0); }

@@ -2,6 +2,7 @@
 // ParamStore: every parameter of a model, said once by the layer that owns it. Optimizer, checkpoint, plan,
 // clip and export iterate the specs; nobody else lists parameters.
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "core/arena.h"
@@ -25,6 +26,8 @@ struct ParamSpec {
   bool packed = false;  // a matrix used by linear_*: keeps packed copies
   bool joined =
       false;  // lies directly behind the parameter before it, so that both are one matrix (joined())
+  int64_t groups = 1;  // of the first of a joined group: as many equal weights behind each other (ops/grouped_linear.h)
+  double active = 1;   // share of the tokens that this parameter takes part in
 };
 
 class ParamStore {
@@ -36,7 +39,8 @@ class ParamStore {
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t numel(Id id) const;
-  int64_t total() const;  // number of parameters
+  int64_t total() const;         // number of parameters
+  int64_t total_active() const;  // those that one token takes part in
 
   /// Allocates values (dtype), gradients (accumulate_dtype(dtype)) and packed copies for products of about
   /// `rows` rows. gradients == nullptr: none (evaluation). Arenas may measure.
@@ -65,6 +69,7 @@ class ParamStore {
 
  private:
   std::vector<ParamSpec> specs_;
+  std::unordered_set<std::string> names_;
   std::vector<int64_t> offsets_;
   DType dtype_ = DType::f32;
   std::vector<LinearWeight> values_, joined_;

@@ -67,7 +67,7 @@ struct Generator::Pass {
   }
 
   void forward(const Transformer& model, KeyValueCache& cache) {
-    model.forward(ctx, buffers.batch, buffers.saved, &cache);
+    model.forward(ctx, buffers.batch, buffers.saved, {}, &cache);
     model.logits(ctx, logits, buffers.saved.hidden.rows(buffers.saved.hidden.dim(0) - 1, 1));
   }
 

@@ -108,7 +108,8 @@ Plan make_plan(Config config) {
   for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store.specs().size()); ++id) {
     const ParamSpec& spec = store.specs()[static_cast<size_t>(id)];
     plan.parameters.push_back({spec.name, spec.shape, store.numel(id)});
-    if (spec.packed) plan.matmul_parameters += store.numel(id);
+    if (spec.packed)
+      plan.matmul_parameters += std::llround(static_cast<double>(store.numel(id)) * spec.active);
     if (spec.shape[0] == model.vocab_size && layer_of(spec.name) < 0) plan.non_embedding -= store.numel(id);
   }
   ModelConfig plain = model;

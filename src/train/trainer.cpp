@@ -6,6 +6,7 @@
 #include "analysis/summary.h"
 #include "core/device.h"
 #include "config/load.h"
+#include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "optim/schedule.h"
 
@@ -86,6 +87,9 @@ Trainer::Trainer(const Config& config, const Blend* data, const MemoryPlan& memo
     slot->host = on_gpu() ? pinned_.alloc("samples", DType::i32, {micro_batches, 4, tokens}) : slot->device;
   }
   host_control_ = on_gpu() ? pinned_.alloc("control", DType::f64, {kUpdateControl}) : optimizer_.control();
+  router_load_.totals = model_.make_router_totals(batch_memory_);
+  router_load_.share = 1.0 / static_cast<double>(micro_batches);
+  host_router_totals_ = on_gpu() ? model_.make_router_totals(pinned_) : router_load_.totals;
   micro_batch_.allocate_batch(batch_memory_, pinned_, tokens);
   micro_batch_.saved = model_.make_saved(activations_, tokens, dtype, config.train.recompute);
   micro_batch_.losses = activations_.alloc("losses", accumulate_dtype(dtype), {tokens});
@@ -152,6 +156,7 @@ StepMetrics Trainer::step() {
   load(step_);
   tell_device(m.lr);
   store_.zero_grads(ctx_);
+  if (router_load_.totals) fill(ctx_, router_load_.totals, 0.0);
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
     once_recorded(micro_graph_, &Trainer::forward_backward);
@@ -159,6 +164,7 @@ StepMetrics Trainer::step() {
   once_recorded(update_graph_, &Trainer::update);
 
   copy(ctx_, host_control_, optimizer_.control());
+  if (router_load_.totals) copy(ctx_, host_router_totals_, router_load_.totals);
   if (on_gpu() && step_ + 1 < max_steps_) load(step_ + 1);  // while the device computes
   synchronize(ctx_);
   if (measuring()) return m;
@@ -231,11 +237,11 @@ void Trainer::once_recorded(Graph& graph, void (Trainer::*ops)()) {
 void Trainer::forward_backward() {
   const Tensor& control = optimizer_.control();
   ForwardBuffers& b = micro_batch_;
-  model_.forward(ctx_, b.batch, b.saved);
+  model_.forward(ctx_, b.batch, b.saved, router_load_);
   model_.loss_forward_backward(ctx_, b.losses, dhidden_, b.batch, b.saved,
                                update_field(control, &UpdateControl::gradient_scale));
   sum(ctx_, update_field(control, &UpdateControl::loss), b.losses, Into::add);
-  model_.backward(ctx_, dhidden_, b.batch, b.saved);
+  model_.backward(ctx_, dhidden_, b.batch, b.saved, router_load_);
 }
 
 void Trainer::update() {

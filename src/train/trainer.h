@@ -78,6 +78,8 @@ class Trainer {
   ParamStore& store() { return store_; }
   const Transformer& model() const { return model_; }
   Optimizer& optimizer() { return optimizer_; }
+  /// What the routers of the last step added up, on the host (Transformer::make_router_totals); empty without experts.
+  const Tensor& router_totals() const { return host_router_totals_; }
   /// Shared with the step: valid until the next one.
   ForwardBuffers& micro_batch() { return micro_batch_; }
   /// For analysis, which reads every layer: the micro-batch, or, where training recomputes whole blocks, one
@@ -123,6 +125,8 @@ class Trainer {
   ForwardBuffers micro_batch_;
   ForwardBuffers analysed_;
   Tensor dhidden_;                 // (T, C)
+  RouterLoad router_load_;
+  Tensor host_router_totals_;      // on a CPU, router_load_'s
   Tensor host_control_;            // (kUpdateControl) f64, the host's side of optimizer_.control()
   Graph micro_graph_, update_graph_;
   bool warm_ = false;  // one step was computed: the backend has its plans, and graphs can be recorded

@@ -100,7 +100,7 @@ TEST_CASE("maxima are those of the branches and of the residual stream", "[summa
     const Block::Saved& s = m.saved.blocks[layer];
     CHECK(summary.layers[layer].attention_output_max == largest(s.attention_out.y));
     CHECK(summary.layers[layer].attention_residual_max == largest(s.x1));
-    CHECK(summary.layers[layer].ffn_output_max == largest(s.mlp_out.y));
+    CHECK(summary.layers[layer].ffn_output_max == largest(s.ffn_out.y));
     CHECK(summary.layers[layer].ffn_residual_max == largest(s.y));
     residual = std::max({residual, largest(s.x1), largest(s.y)});
   }

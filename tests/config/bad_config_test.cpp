@@ -34,13 +34,29 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 TEST_CASE("Every mistake in a file is told with its position, the reason and what to do", "[config]") {
   const std::vector<Case> cases = {
       // keys
-      {"model:\n  num_experts: 3\n", "a.yaml:2:3: unknown key model.num_experts"},
+      {"model:\n  num_experts: 3\n", "a.yaml:2:3: unknown key model.num_experts; did you mean model.moe.num_experts?"},
       {"model:\n  attention:\n    gates:\n      - {postion: query}\n",
        "a.yaml:4:10: unknown key model.attention.gates[0].postion; did you mean position?"},
       {"lr: 1e-3\n", "a.yaml:1:1: unknown key lr; did you mean optimizer.lr?"},
       {"optimizer.lr: 1e-3\n",
        "a.yaml:1:1: unknown key optimizer.lr; write it as nested sections (dots work on the command line only)"},
-      {"model: {moe: {num_experts: 8}}\n", "a.yaml:1:9: model.moe is not available in this version"},
+      {"model: {moe: {num_experts: 1}}\n",
+       "a.yaml:1:15: model.moe.num_experts = 1 is a dense network; use 0 and intermediate_size, or at least 2 experts"},
+      {"model: {moe: {num_experts: 8, num_experts_per_tok: 9}}\n",
+       "a.yaml:1:31: model.moe.num_experts_per_tok = 9 is more than num_experts = 8"},
+      {"model: {moe: {num_experts: 8, shared_expert_gate: true}}\n",
+       "a.yaml:1:31: model.moe.shared_expert_gate needs a shared expert; give shared_expert_intermediate_size"},
+      {"model: {moe: {num_experts: 8, mlp_only_layers: [0, 9]}}\n",
+       "a.yaml:1:31: model.moe.mlp_only_layers names layer 9, but layers are 0 to 3"},
+      {"model: {moe: {num_experts: 8, mlp_only_layers: [0, 1, 2, 3]}}\n",
+       "a.yaml:1:15: model.moe.num_experts = 8, but decoder_sparse_step and mlp_only_layers leave no layer with experts; "
+       "set num_experts: 0 for a dense model"},
+      {"model: {moe: {mlp_only_layers: 3}}\n",
+       "a.yaml:1:32: model.moe.mlp_only_layers must be a list of integers, got 3"},
+      {"model: {moe: {mlp_only_layers: [1, x]}}\n",
+       "a.yaml:1:36: model.moe.mlp_only_layers[1] must be an integer, got x"},
+      {"model: {moe: {load_balance: {scope: batch}}}\n",
+       "a.yaml:1:37: model.moe.load_balance.scope is batch; must be global_batch or micro_batch"},
       {"parallel: {tensor: 2}\n", "a.yaml:1:1: parallel is not available in this version"},
       {"model: {attention: {head_balance: {coefficient: 1}}}\n",
        "a.yaml:1:21: model.attention.head_balance is not available in this version"},
@@ -180,7 +196,7 @@ TEST_CASE("All problems are told at once, by file and line, with source and care
         "         known in model: vocab_size, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads,\n"
         "           head_dim, intermediate_size, tie_word_embeddings, rms_norm_eps, initializer_range,\n"
         "           scaled_residual_init, qk_norm, norm_placement, branch_clip, max_position_embeddings,\n"
-        "           rope, attention, match_parameters_of, match_multiple\n"
+        "           rope, attention, moe, match_parameters_of, match_multiple\n"
         "base.yaml:2:7: optimizer.lr must be a number, got big\n"
         "     2 |   lr: big\n"
         "       |       ^\n"

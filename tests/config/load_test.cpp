@@ -40,6 +40,7 @@ void mutate(bool& x) { x = !x; }
 void mutate(int64_t& x) { x += 2; }
 void mutate(uint64_t& x) { x += 1; }
 void mutate(double& x) { x = x / 2 + 0.25; }
+void mutate(std::vector<int64_t>& x) { x.push_back(1); }
 void mutate(std::string& x) { x += "z: \"\\ '#"; }
 template <class E>
   requires std::is_enum_v<E>
@@ -66,7 +67,7 @@ ChangeClass expected_class(const std::string& key) {
           "train.recompute", "model.attention.kernel",
           "data.validation", "data.tokenizer.path", "data.train[0].path", "data.train[1].path", "model.match_"}))
     return ChangeClass::operational;
-  if (in({"optimizer.", "train.max_", "train.on_"})) return ChangeClass::trajectory;
+  if (in({"optimizer.", "train.max_", "train.on_", "model.moe.load_balance", "model.moe.router_z"})) return ChangeClass::trajectory;
   return ChangeClass::identity;
 }
 

@@ -151,9 +151,9 @@ void check_layer(const std::string& name) {
       CHECK(error_against(dx, golden["dx"]) < tolerance);
     } else {
       Block::Saved s = block->make_saved(memory, "block", T, dtype, true);
-      block->forward(ctx, x, sequence, s);
+      block->forward(ctx, x, sequence, {}, s);
       CHECK(error_against(s.y, golden["y"]) < tolerance);
-      block->backward(ctx, dy, x, sequence, s);  // in place
+      block->backward(ctx, dy, x, sequence, {}, s);  // in place
       CHECK(error_against(dy, golden["dx"]) < tolerance);
     }
     check_gradients(store, golden, tolerance);

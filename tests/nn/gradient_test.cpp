@@ -151,7 +151,7 @@ TEST_CASE("A branch clip that holds some values back has the right gradients", "
       m.loss();
       double distance = 1;
       int64_t above = 0, below = 0;
-      for (const Tensor& t : {m.saved.blocks[0].attention.y, m.saved.blocks[0].mlp.y})
+      for (const Tensor& t : {m.saved.blocks[0].attention.y, m.saved.blocks[0].ffn.y})
         for (int64_t i = 0; i < t.numel(); ++i) {
           const double x = std::abs(Pool::get(t, i));
           distance = std::min(distance, std::abs(x - limit));

@@ -201,7 +201,7 @@ TEST_CASE("Generation with a cache gives the logits of the full forward pass", "
                           .targets = b.targets.rows(begin, count),
                           .positions = b.positions.rows(begin, count),
                           .first_key = b.first_key.rows(begin, count)};
-      m.model.forward(*m.context, part, s, &cache);
+      m.model.forward(*m.context, part, s, {}, &cache);
       CHECK(cache.length == begin + count);
       Pool pool;
       const Tensor out = pool.zeros(dtype, {count, V});
@@ -215,7 +215,7 @@ TEST_CASE("Generation with a cache gives the logits of the full forward pass", "
                         .targets = b.targets.rows(0, 1),
                         .positions = b.positions.rows(0, 1),
                         .first_key = b.first_key.rows(0, 1)};
-    CHECK_THROWS_WITH(m.model.forward(*m.context, next, one, &cache),
+    CHECK_THROWS_WITH(m.model.forward(*m.context, next, one, {}, &cache),
                       Catch::Contains("the cache has room for 0"));
   }
 }
