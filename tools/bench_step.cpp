@@ -172,12 +172,12 @@ nlohmann::json measure_step(const std::string& name, Device device, DType dtype,
   dry.step();
   Training training(model, device, dtype, &dry);
 
-  int64_t matrix = 0;  // parameters in products
+  double matrix = 0;  // parameters in products, for one token
   for (size_t i = 0; i < training.store.specs().size(); ++i)
-    if (training.store.specs()[i].packed) matrix += training.store.numel(static_cast<int>(i));
+    if (training.store.specs()[i].packed) matrix += static_cast<double>(training.store.numel(static_cast<int>(i))) * training.store.specs()[i].active;
   const ModelConfig& c = model.config;
   const double flops =
-      6.0 * static_cast<double>(matrix) +
+      6.0 * matrix +
       6.0 * static_cast<double>(c.num_hidden_layers * model.sequence * c.num_attention_heads * c.head_dim);
 
   double loss = 0;

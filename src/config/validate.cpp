@@ -116,7 +116,7 @@ void check_moe(const ModelConfig& m, Checks& check) {
   check.not_negative("model.moe.router_z_loss_coefficient", e.router_z_loss_coefficient);
   check.require(e.num_experts != 1, {"model.moe.num_experts"},
                 "model.moe.num_experts = 1 is a dense network; use 0 and intermediate_size, or at least 2 experts");
-  if (e.num_experts <= 0 || e.decoder_sparse_step <= 0) return;
+  if (e.num_experts <= 1 || e.decoder_sparse_step <= 0) return;
   check.require(e.num_experts <= kMaxExperts, {"model.moe.num_experts"},
                 fmt::format("model.moe.num_experts = {} is above the {} that routers are built for", e.num_experts,
                             kMaxExperts));

@@ -56,7 +56,7 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
       {"model: {moe: {mlp_only_layers: [1, x]}}\n",
        "a.yaml:1:36: model.moe.mlp_only_layers[1] must be an integer, got x"},
       {"model: {moe: {load_balance: {scope: batch}}}\n",
-       "a.yaml:1:37: model.moe.load_balance.scope is batch; must be global_batch or micro_batch"},
+       "a.yaml:1:37: model.moe.load_balance.scope must be one of global_batch, micro_batch; got batch"},
       {"parallel: {tensor: 2}\n", "a.yaml:1:1: parallel is not available in this version"},
       {"model: {attention: {head_balance: {coefficient: 1}}}\n",
        "a.yaml:1:21: model.attention.head_balance is not available in this version"},
