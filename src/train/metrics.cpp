@@ -6,13 +6,36 @@
 
 namespace sluice {
 
+namespace {
+
+nlohmann::ordered_json to_json(const RouterSummary& router) {
+  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+  for (const LayerLoad& l : router.layers)
+    layers.push_back({{"layer", l.layer},
+                      {"max_over_mean", l.max_over_mean},
+                      {"entropy", l.entropy},
+                      {"variation", l.variation},
+                      {"idle", l.idle},
+                      {"balance_loss", l.balance_loss},
+                      {"z_loss", l.z_loss}});
+  return {{"balance_loss", router.balance_loss},
+          {"z_loss", router.z_loss},
+          {"max_over_mean", router.max_over_mean},
+          {"idle", router.idle},
+          {"layers", layers}};
+}
+
+}  // namespace
+
 nlohmann::ordered_json to_json(const TrainRecord& r) {
-  return {{"schema", 1},          {"step", r.step},
-          {"samples", r.samples}, {"tokens", r.tokens},
-          {"loss", r.loss},       {"grad_norm", r.grad_norm},
-          {"lr", r.lr},           {"tokens_per_second", r.tokens_per_second},
-          {"seconds", r.seconds}, {"spikes", r.spikes},
-          {"skipped", r.skipped}};
+  nlohmann::ordered_json line = {{"schema", 1},          {"step", r.step},
+                                 {"samples", r.samples}, {"tokens", r.tokens},
+                                 {"loss", r.loss},       {"grad_norm", r.grad_norm},
+                                 {"lr", r.lr},           {"tokens_per_second", r.tokens_per_second},
+                                 {"seconds", r.seconds}, {"spikes", r.spikes},
+                                 {"skipped", r.skipped}};
+  if (r.router) line["router"] = to_json(*r.router);
+  return line;
 }
 
 nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& result) {

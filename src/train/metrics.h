@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
+#include "analysis/router_load.h"
 #include "core/io.h"
 #include "train/evaluate.h"
 
@@ -18,6 +20,7 @@ struct TrainRecord {
   double tokens_per_second = 0;            // since the last record, without evaluation and saving
   double seconds = 0;                      // of training so far, over all resumptions
   int64_t spikes = 0, skipped = 0;
+  std::optional<RouterSummary> router;  // of the last of these steps
 };
 
 nlohmann::ordered_json to_json(const TrainRecord& record);

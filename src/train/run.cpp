@@ -16,6 +16,7 @@
 #include "train/hf_config.h"
 #include "train/metrics.h"
 #include "train/plan.h"
+#include "train/router_monitor.h"
 #include "train/run_folder.h"
 #include "train/signals.h"
 #include "train/tensorboard.h"
@@ -74,6 +75,7 @@ class Run {
   void check_resume();
   void start_files();
   void banner();
+  std::string experts_text() const;
   bool finish_or_stop();
   void step();
   void tell(const StepMetrics& m);
@@ -112,6 +114,8 @@ class Run {
 
   StepTimes times_;
   StepMetrics last_;
+  std::unique_ptr<RouterMonitor> monitor_;  // with experts
+  std::optional<RouterSummary> router_;     // of the last step
   double seconds_ = 0;  // of training, over all resumptions
   double seconds_since_told_ = 0, tokens_per_second_ = 0;
   int64_t steps_since_told_ = 0;
@@ -216,6 +220,7 @@ void Run::banner() {
                   m.num_hidden_layers, m.hidden_size, m.num_attention_heads, m.num_key_value_heads,
                   m.head_dim, m.intermediate_size, m.vocab_size));
   console_->line("attn     " + attention);
+  if (m.moe.num_experts > 0) console_->line(experts_text());
   for (const Blend::SourceInfo& source : data_->sources())
     console_->line(fmt::format("data     {}  {} tokens in {} file{}  {:.0f}% of the samples", source.name,
                                format_count(static_cast<double>(source.tokens)), source.files,
@@ -254,6 +259,20 @@ void Run::banner() {
     console_->line(fmt::format("resume   from {} (step {})", resumed_.path, trainer_->next_step()));
 }
 
+/// "experts  8 of 64 x 128 in 6 of 6 layers  11.2M parameters active  balance 0.01 over the global batch  z 0.001".
+std::string Run::experts_text() const {
+  const MoeConfig& moe = config_.model.moe;
+  int64_t layers = 0;
+  for (int64_t i = 0; i < config_.model.num_hidden_layers; ++i) layers += moe.in_layer(i);
+  return fmt::format("experts  {} of {} x {}{}  in {} of {} layers  {} parameters active  balance {} ({})  z {}",
+                     moe.num_experts_per_tok, moe.num_experts, moe.moe_intermediate_size,
+                     moe.shared_expert_intermediate_size > 0 ? fmt::format(" + {} shared", moe.shared_expert_intermediate_size)
+                                                             : "",
+                     layers, config_.model.num_hidden_layers,
+                     format_count(static_cast<double>(trainer_->store().total_active())), moe.load_balance.coefficient,
+                     word(moe.load_balance.scope), moe.router_z_loss_coefficient);
+}
+
 // ---- the loop
 
 ExitCode Run::train() {
@@ -270,11 +289,13 @@ ExitCode Run::train() {
     return ExitCode::ok;
   }
   trainer_ = std::make_unique<Trainer>(config_, *data_);
+  if (config_.model.moe.num_experts > 0) monitor_ = std::make_unique<RouterMonitor>(config_.model);
   if (resumed_.path.empty()) {
     trainer_->initialize();
   } else {
     trainer_->restore(resumed_);
     seconds_ = resumed_.state.value("seconds", 0.0);
+    if (monitor_) monitor_->restore(resumed_.state.value("router", nlohmann::json()));
     saved_step_ = reported_step_ = trainer_->next_step();
   }
   console_->log_to(folder_->file("console.log"));
@@ -350,6 +371,9 @@ void Run::step() {
   ++steps_since_told_;
   times_.add(seconds);
   if (last_.skipped) spdlog::warn("{}; skipped", trainer_->problem());
+  router_ = summarize_router(config_.model, trainer_->router_totals());
+  if (monitor_ && router_)
+    for (const std::string& warning : monitor_->add(trainer_->next_step(), *router_)) spdlog::warn("{}", warning);
   if (trainer_->next_step() % std::max<int64_t>(config_.log.every_steps, 1) == 0 || last_step_done() ||
       last_.skipped)
     tell(last_);
@@ -374,13 +398,21 @@ void Run::tell(const StepMetrics& m) {
   record.seconds = seconds_;
   record.spikes = policy.spikes();
   record.skipped = policy.skipped();
+  record.router = router_;
   metrics_->append(to_json(record));
-  scalars(record.step, {{"train/loss", m.loss},
-                        {"train/grad_norm", m.grad_norm},
-                        {"train/lr", m.lr},
-                        {"train/tokens_per_second", tokens_per_second_},
-                        {"train/spikes", static_cast<double>(policy.spikes())},
-                        {"train/skipped", static_cast<double>(policy.skipped())}});
+  std::vector<std::pair<std::string, double>> values = {{"train/loss", m.loss},
+                                                        {"train/grad_norm", m.grad_norm},
+                                                        {"train/lr", m.lr},
+                                                        {"train/tokens_per_second", tokens_per_second_},
+                                                        {"train/spikes", static_cast<double>(policy.spikes())},
+                                                        {"train/skipped", static_cast<double>(policy.skipped())}};
+  if (router_) {
+    values.emplace_back("router/balance_loss", router_->balance_loss);
+    values.emplace_back("router/z_loss", router_->z_loss);
+    values.emplace_back("router/max_over_mean", router_->max_over_mean);
+    values.emplace_back("router/idle_experts", static_cast<double>(router_->idle));
+  }
+  scalars(record.step, values);
   console_->progress(progress(m));
 }
 
@@ -430,6 +462,7 @@ void Run::save() {
   content.state["data_fingerprint"] = data_fingerprint_;
   content.state["tokenizer_fingerprint"] = tokenizer_->fingerprint();
   content.state["seconds"] = seconds_;
+  if (monitor_) content.state["router"] = monitor_->state();
   content.state["allowed_changes"] = options_.allow_change;
   content.config_yaml = config_yaml_;
   content.hf_config = hf_config(config_, tokenizer_->end_of_document());
@@ -461,6 +494,7 @@ Progress Run::progress(const StepMetrics& m) const {
   p.seconds_left = times_.median() * static_cast<double>(p.max_steps - p.step);
   p.rough = times_.count() < 20;
   p.skipped = trainer_->policy().skipped();
+  p.load_max_over_mean = router_ ? router_->max_over_mean : 0;
   return p;
 }
 
