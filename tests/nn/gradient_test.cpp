@@ -184,4 +184,23 @@ TEST_CASE("Head layouts: one key head, as many as query heads, one head, heads w
   }
 }
 
+TEST_CASE("Experts inside the model, beside dense layers, gates and sandwich norms", "[gradient][moe]") {
+  for_each_value<NormPlacement>([&](NormPlacement norm_placement) {
+    for (const bool shared : {false, true}) {
+      ModelConfig c = test::tiny_config();
+      c.num_hidden_layers = 3;
+      c.norm_placement = norm_placement;
+      c.attention.gates = {GateConfig{}};
+      c.moe.num_experts = 5;
+      c.moe.num_experts_per_tok = 2;
+      c.moe.moe_intermediate_size = 3;
+      c.moe.shared_expert_intermediate_size = shared ? 4 : 0;
+      c.moe.shared_expert_gate = shared;
+      c.moe.mlp_only_layers = {1};
+      c.moe.load_balance.coefficient = c.moe.router_z_loss_coefficient = 0;  // not part of the loss that is differenced
+      check_gradients(c, 3, 1e-6);
+    }
+  });
+}
+
 }  // namespace sluice

@@ -60,6 +60,16 @@ struct TinyTraining {
     config.optimizer.warmup_steps = 3;
     config.checkpoint.async = false;
   }
+  /// A dense layer and one of six experts, two of them for each token, with a gated shared expert.
+  void add_experts() {
+    MoeConfig& moe = config.model.moe;
+    moe.num_experts = 6;
+    moe.num_experts_per_tok = 2;
+    moe.moe_intermediate_size = 20;
+    moe.shared_expert_intermediate_size = 12;
+    moe.shared_expert_gate = true;
+    moe.mlp_only_layers = {0};
+  }
   Blend blend() const {
     return Blend(config.data.train, config.data.seq_len, config.model.vocab_size, config.data.document_mask,
                  config.train.seed);

@@ -105,9 +105,11 @@ void set_first(const Tensor& t, double x) { test::Pool::set(t, 0, x); }
 TEST_CASE("20 steps are 10 steps, a checkpoint and 10 more, bit for bit", "[trainer]") {
   const auto precision = GENERATE(Precision::f32, Precision::bf16);
   const int threads = GENERATE(1, 2);
-  INFO("precision " << static_cast<int>(precision) << ", threads " << threads);
+  const bool experts = GENERATE(false, true);
+  INFO("precision " << static_cast<int>(precision) << ", threads " << threads << ", experts " << experts);
   const Threads use(threads);
   TinyTraining t(precision);
+  if (experts) t.add_experts();
   const Blend data = t.blend();
 
   Trainer straight(t.config, data);
@@ -137,7 +139,9 @@ TEST_CASE("20 steps are 10 steps, a checkpoint and 10 more, bit for bit", "[trai
 
 TEST_CASE("the loss falls, in every precision", "[trainer]") {
   const auto precision = GENERATE(Precision::f32, Precision::bf16, Precision::f64);
+  const bool experts = GENERATE(false, true);
   TinyTraining t(precision);
+  if (experts) t.add_experts();
   t.config.train.max_steps = 60;
   const auto losses = fresh_losses(t, 60);
   CHECK(losses[0] == Approx(std::log(32)).margin(0.2));
@@ -157,7 +161,11 @@ TEST_CASE("one batch is overfitted below 0.01 nats", "[trainer]") {
 }
 
 TEST_CASE("what is computed again gives the same bits as what is kept", "[trainer]") {
+  const bool experts = GENERATE(false, true);
   TinyTraining t;
+  t.config.model.num_hidden_layers = 4;
+  if (experts) t.add_experts();
+  if (experts) t.config.model.moe.mlp_only_layers = {0, 2};
   const auto kept = fresh_losses(t, 5);
   for (const Recompute recompute : {Recompute::mlp, Recompute::block}) {
     t.config.train.recompute = recompute;
@@ -166,7 +174,11 @@ TEST_CASE("what is computed again gives the same bits as what is kept", "[traine
 }
 
 TEST_CASE("micro-batches add up to the global batch", "[trainer]") {
+  const bool experts = GENERATE(false, true);
   TinyTraining t(Precision::f64);
+  if (experts) t.add_experts();
+  // Counted over the step so far, experts' shares depend on how it is cut; this loss apart, nothing does.
+  t.config.model.moe.load_balance.coefficient = 0;
   t.config.train.micro_batch_size = 4;
   const auto whole = fresh_losses(t, 5);
   for (const int64_t micro : {1, 2}) {
@@ -177,7 +189,9 @@ TEST_CASE("micro-batches add up to the global batch", "[trainer]") {
 }
 
 TEST_CASE("losses do not depend on the number of threads", "[trainer]") {
+  const bool experts = GENERATE(false, true);
   TinyTraining t(Precision::f64);
+  if (experts) t.add_experts();
   std::vector<double> one, two;
   {
     const Threads use(1);
@@ -195,6 +209,7 @@ TEST_CASE("after two steps, a step allocates nothing", "[trainer]") {
   INFO("precision " << static_cast<int>(precision) << ", recompute " << static_cast<int>(recompute));
   TinyTraining t(precision);
   t.config.train.recompute = recompute;
+  t.add_experts();
   t.config.model.attention.gates.push_back(
       {.position = GatePosition::value, .granularity = GateGranularity::headwise});
   t.config.model.norm_placement = NormPlacement::sandwich;
