@@ -8,21 +8,38 @@ std::string word(E e) {
   return std::string(EnumNames<E>::names[static_cast<size_t>(e)]);
 }
 
+/// Qwen3-MoE's keys, and Qwen3-Next's for the shared expert.
+void add_experts(nlohmann::json& j, const MoeConfig& moe) {
+  j["num_experts"] = moe.num_experts;
+  j["num_experts_per_tok"] = moe.num_experts_per_tok;
+  j["moe_intermediate_size"] = moe.moe_intermediate_size;
+  j["norm_topk_prob"] = moe.norm_topk_prob;
+  j["decoder_sparse_step"] = moe.decoder_sparse_step;
+  j["mlp_only_layers"] = moe.mlp_only_layers;
+  j["router_aux_loss_coef"] = moe.load_balance.coefficient;
+  j["output_router_logits"] = false;
+}
+
 }  // namespace
 
 nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
   const ModelConfig& m = config.model;
   const AttentionConfig& a = m.attention;
+  const bool experts = m.moe.num_experts > 0;
+  // Llama has no experts, and Qwen3-MoE no shared one.
   const bool plain = a.kind == AttentionKind::softmax && a.gates.empty() &&
                      a.output_norm == OutputNorm::none && a.output_activation == OutputActivation::none &&
-                     m.norm_placement == NormPlacement::pre && !m.branch_clip;
+                     m.norm_placement == NormPlacement::pre && !m.branch_clip &&
+                     (!experts || (m.qk_norm && m.moe.shared_expert_intermediate_size == 0));
   const int64_t positions = m.max_position_embeddings.value_or(config.data.seq_len);
   // The names before transformers 5 (rope_theta, torch_dtype): later versions still read them.
   nlohmann::json j = {{"architectures",
                        {!plain      ? "SluiceForCausalLM"
+                        : experts   ? "Qwen3MoeForCausalLM"
                         : m.qk_norm ? "Qwen3ForCausalLM"
                                     : "LlamaForCausalLM"}},
                       {"model_type", !plain      ? "sluice"
+                                     : experts   ? "qwen3_moe"
                                      : m.qk_norm ? "qwen3"
                                                  : "llama"},
                       {"vocab_size", m.vocab_size},
@@ -54,6 +71,7 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
         {"original_max_position_embeddings", m.rope.scaling.original_max_position_embeddings},
         {"beta_fast", m.rope.scaling.beta_fast},
         {"beta_slow", m.rope.scaling.beta_slow}};
+  if (experts) add_experts(j, m.moe);
   if (plain) return j;
   nlohmann::json gates = nlohmann::json::array();
   for (const GateConfig& g : a.gates)
@@ -70,6 +88,12 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
                     {"gates", gates},
                     {"output_norm", word(a.output_norm)},
                     {"output_activation", word(a.output_activation)}};
+  if (experts) {
+    j["shared_expert_intermediate_size"] = m.moe.shared_expert_intermediate_size;
+    j["shared_expert_gate"] = m.moe.shared_expert_gate;
+    j["router_z_loss_coefficient"] = m.moe.router_z_loss_coefficient;
+    j["load_balance_scope"] = word(m.moe.load_balance.scope);
+  }
   return j;
 }
 

@@ -213,6 +213,44 @@ TEST_CASE("config.json names a plain model as the field knows it, and anything e
   const auto gated = hf_config(config, 256);
   CHECK(gated["model_type"] == "sluice");
   CHECK(gated["attention"]["gates"][0]["position"] == "sdpa_output");
+  CHECK_FALSE(gated.contains("num_experts"));
+}
+
+TEST_CASE("config.json names a mixture of experts as the field knows it where the field has one", "[hf_config]") {
+  Config config;
+  MoeConfig& moe = config.model.moe;
+  moe.num_experts = 6;
+  moe.num_experts_per_tok = 3;
+  moe.moe_intermediate_size = 40;
+  moe.norm_topk_prob = false;
+  moe.decoder_sparse_step = 2;
+  moe.mlp_only_layers = {1};
+  moe.load_balance.coefficient = 0.25;
+  const nlohmann::json plain = hf_config(config, 256);
+  CHECK(plain["architectures"][0] == "Qwen3MoeForCausalLM");
+  CHECK(plain["model_type"] == "qwen3_moe");
+  const nlohmann::json keys = {{"num_experts", 6},          {"num_experts_per_tok", 3},     {"moe_intermediate_size", 40},
+                               {"norm_topk_prob", false},   {"decoder_sparse_step", 2},     {"mlp_only_layers", {1}},
+                               {"router_aux_loss_coef", .25}, {"output_router_logits", false}};
+  const auto check_keys = [&](const nlohmann::json& j) {
+    for (const auto& [key, value] : keys.items()) {
+      INFO(key);
+      CHECK(j.at(key) == value);
+    }
+  };
+  check_keys(plain);
+
+  // Names that would promise another architecture are not taken.
+  config.model.qk_norm = false;
+  CHECK(hf_config(config, 256)["model_type"] == "sluice");
+  config.model.qk_norm = true;
+  moe.shared_expert_intermediate_size = 24;
+  moe.shared_expert_gate = true;
+  const nlohmann::json shared = hf_config(config, 256);
+  CHECK(shared["model_type"] == "sluice");
+  CHECK(shared["shared_expert_intermediate_size"] == 24);
+  CHECK(shared["shared_expert_gate"] == true);
+  check_keys(shared);
 }
 
 TEST_CASE("a checkpoint made on a GPU opens where there is none, when another device is named", "[evaluate]") {
