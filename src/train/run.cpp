@@ -75,6 +75,7 @@ class Run {
   void check_resume();
   void start_files();
   void banner();
+  int64_t layers_with_experts() const;
   std::string experts_text() const;
   bool finish_or_stop();
   void step();
@@ -190,6 +191,7 @@ void Run::start_files() {
                                       {"name", config_.name},
                                       {"version", SLUICE_VERSION},
                                       {"parameters", plan_.total},
+                                      {"parameters_active", trainer_->store().total_active()},
                                       {"parameters_non_embedding", plan_.non_embedding},
                                       {"config_hash", config_hash(config_)},
                                       {"max_steps", trainer_->max_steps()},
@@ -215,10 +217,12 @@ void Run::banner() {
   console_->line(fmt::format("sluice {}  run {}  ->  {}", SLUICE_VERSION, config_.name, folder_->path()));
   console_->line(
       fmt::format("model    {} parameters ({} without embeddings)  layers {}  hidden {}  heads {}/{} x {}  "
-                  "FFN {}  vocabulary {}",
+                  "{}vocabulary {}",
                   format_count(total), format_count(static_cast<double>(plan_.non_embedding)),
                   m.num_hidden_layers, m.hidden_size, m.num_attention_heads, m.num_key_value_heads,
-                  m.head_dim, m.intermediate_size, m.vocab_size));
+                  m.head_dim,
+                  layers_with_experts() < m.num_hidden_layers ? fmt::format("FFN {}  ", m.intermediate_size) : "",
+                  m.vocab_size));
   console_->line("attn     " + attention);
   if (m.moe.num_experts > 0) console_->line(experts_text());
   for (const Blend::SourceInfo& source : data_->sources())
@@ -259,16 +263,20 @@ void Run::banner() {
     console_->line(fmt::format("resume   from {} (step {})", resumed_.path, trainer_->next_step()));
 }
 
+int64_t Run::layers_with_experts() const {
+  int64_t layers = 0;
+  for (int64_t i = 0; i < config_.model.num_hidden_layers; ++i) layers += config_.model.moe.in_layer(i);
+  return layers;
+}
+
 /// "experts  8 of 64 x 128 in 6 of 6 layers  11.2M parameters active  balance 0.01 over the global batch  z 0.001".
 std::string Run::experts_text() const {
   const MoeConfig& moe = config_.model.moe;
-  int64_t layers = 0;
-  for (int64_t i = 0; i < config_.model.num_hidden_layers; ++i) layers += moe.in_layer(i);
   return fmt::format("experts  {} of {} x {}{}  in {} of {} layers  {} parameters active  balance {} ({})  z {}",
                      moe.num_experts_per_tok, moe.num_experts, moe.moe_intermediate_size,
                      moe.shared_expert_intermediate_size > 0 ? fmt::format(" + {} shared", moe.shared_expert_intermediate_size)
                                                              : "",
-                     layers, config_.model.num_hidden_layers,
+                     layers_with_experts(), config_.model.num_hidden_layers,
                      format_count(static_cast<double>(trainer_->store().total_active())), moe.load_balance.coefficient,
                      word(moe.load_balance.scope), moe.router_z_loss_coefficient);
 }
