@@ -1,7 +1,8 @@
 // Bound by memory (SwiGLU backward: 3 reads and 2 writes of (T, F)); some 20 instructions per element leave
-// most issue slots idle. Mapping: common/map.cuh. Not yet run on a GPU.
-#include "common/map.cuh"
+// most issue slots idle. Mapping: common/map.cuh; the weighted backward pass, which sums over a row: 8 to 32
+// lanes a row. Not yet run on a GPU.
 #include "common/math.cuh"
+#include "common/rows.cuh"
 #include "ops/activation.h"
 
 namespace sluice::cuda {
@@ -78,6 +79,95 @@ struct SwigluBackward {
   }
 };
 
+/// Element i of row r is multiplied by weights[slots[r]].
+template <class T>
+struct WeightedSwiglu {
+  static constexpr int kWidth = kVecWidth<T>, kUnroll = 2;
+  T* y;
+  const T* gate_up;
+  const float* weights;
+  const int* slots;
+  int64_t width;
+  Divider row = Divider(width);
+  template <int N>
+  struct In {
+    Vec<T, N> gate, up;
+    float weight;
+  };
+  template <int N>
+  DEVICE_INLINE In<N> load(int64_t i) const {
+    const int64_t r = row.quotient(i);
+    const T* gate = gate_up + i + r * width;
+    return {load_vec<N>(gate), load_vec<N>(gate + width), weights[slots[r]]};
+  }
+  template <int N>
+  DEVICE_INLINE void apply(int64_t i, const In<N>& in) const {
+    Vec<T, N> out;
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const float g = to_float(in.gate.v[e]);
+      out.v[e] = from_float<T>(in.weight * (g * sigmoid(g) * to_float(in.up.v[e])));
+    }
+    store_vec<N>(y + i, out);
+  }
+};
+
+constexpr int kRowThreads = 256;
+
+template <class T>
+struct WeightedBackward {
+  T* dgate_up;  // may be gate_up: a thread has read its gates and ups before it writes there
+  float* dweights;
+  const T *dy, *gate_up;
+  const float* weights;
+  const int* slots;
+  int64_t rows, width;
+};
+
+/// kLanes threads take a row, each kV vectors of it at a time: loads of all of them before the first store.
+template <class T, int kN, int kLanes, int kV>
+__global__ void __launch_bounds__(kRowThreads, 2) weighted_swiglu_backward_kernel(WeightedBackward<T> b) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, vectors = static_cast<int>(b.width / kN);
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.x) * (kRowThreads / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
+  const int mine = row < b.rows ? vectors : 0;  // every thread stays for the sum over its group
+  const int slot = mine > 0 ? b.slots[row] : 0;
+  const float weight = mine > 0 ? b.weights[slot] : 0.f;
+  const T *const dy = b.dy + row * b.width, *const gate = b.gate_up + row * 2 * b.width;
+  T* const dgate = b.dgate_up + row * 2 * b.width;
+  float dweight = 0;
+  for (int first = lane; first < mine; first += kLanes * kV) {
+    Vec<T, kN> d[kV], g[kV], u[kV];
+#pragma unroll
+    for (int v = 0; v < kV; ++v) {
+      const int i = first + v * kLanes;
+      if (i < mine) {
+        d[v] = load_vec<kN>(dy + i * kN);
+        g[v] = load_vec<kN>(gate + i * kN);
+        u[v] = load_vec<kN>(gate + b.width + i * kN);
+      }
+    }
+#pragma unroll
+    for (int v = 0; v < kV; ++v) {
+      const int i = first + v * kLanes;
+      if (i < mine) {
+#pragma unroll
+        for (int e = 0; e < kN; ++e) {
+          const float de = to_float(d[v].v[e]), ge = to_float(g[v].v[e]), ue = to_float(u[v].v[e]);
+          const float s = sigmoid(ge), wd = weight * de;
+          dweight += de * (ge * s * ue);
+          g[v].v[e] = from_float<T>(wd * ue * s * (1.f + ge * (1.f - s)));
+          u[v].v[e] = from_float<T>(wd * ge * s);
+        }
+        store_vec<kN>(dgate + i * kN, g[v]);
+        store_vec<kN>(dgate + b.width + i * kN, u[v]);
+      }
+    }
+  }
+  dweight = GroupSum<kRowThreads, kLanes>()(dweight);
+  if (mine > 0 && lane == 0) b.dweights[slot] = dweight;
+}
+
 }  // namespace
 
 void silu_forward(Context& ctx, Tensor y, const Tensor& x) {
@@ -114,6 +204,46 @@ void swiglu_backward(Context& ctx, Tensor dgate_up, const Tensor& dy, const Tens
                                   dy.dim(1)};
     map(ctx, "swiglu_backward", op, dy.numel(),
         aligned(op.dgate_up, op.dy, op.gate_up) && op.width % op.kWidth == 0);
+  });
+}
+
+void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, const Tensor& weights,
+                             const Tensor& slots) {
+  if (ctx.dry_run) return;
+  dispatch_storage("weighted_swiglu_forward", y, [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+    const WeightedSwiglu<T> op = {device_data<T>(y), device_data<T>(gate_up), device_data<float>(weights),
+                                  device_data<int>(slots), y.dim(1)};
+    map(ctx, "weighted_swiglu_forward", op, y.numel(),
+        aligned(op.y, op.gate_up) && op.width % op.kWidth == 0);
+  });
+}
+
+void weighted_swiglu_backward(Context& ctx, Tensor dgate_up, Tensor dweights, const Tensor& dy,
+                              const Tensor& gate_up, const Tensor& weights, const Tensor& slots) {
+  if (ctx.dry_run || dy.dim(0) == 0) return;
+  dispatch_storage("weighted_swiglu_backward", dy, [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+    constexpr int kN = kVecWidth<T>;
+    const WeightedBackward<T> b = {device_data<T>(dgate_up),
+                                   device_data<float>(dweights),
+                                   device_data<T>(dy),
+                                   device_data<T>(gate_up),
+                                   device_data<float>(weights),
+                                   device_data<int>(slots),
+                                   dy.dim(0),
+                                   dy.dim(1)};
+    const auto run = [&](int lanes, auto kernel) {
+      launch(ctx, "weighted_swiglu_backward",
+             {.grid = dim3(blocks_for(b.rows, kRowThreads / lanes)), .block = dim3(kRowThreads)}, kernel, b);
+    };
+    if (b.width % kN != 0 || !aligned(b.dgate_up, b.dy, b.gate_up))
+      return run(32, weighted_swiglu_backward_kernel<T, 1, 32, 4>);
+    const int64_t vectors = b.width / kN;
+    if (vectors <= 8) return run(8, weighted_swiglu_backward_kernel<T, kN, 8, 1>);
+    if (vectors <= 32) return run(32, weighted_swiglu_backward_kernel<T, kN, 32, 1>);
+    if (vectors <= 64) return run(32, weighted_swiglu_backward_kernel<T, kN, 32, 2>);
+    run(32, weighted_swiglu_backward_kernel<T, kN, 32, 3>);
   });
 }
 

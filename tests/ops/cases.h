@@ -132,8 +132,10 @@ OpFamily elementwise_cases();
 OpFamily embedding_cases();
 OpFamily gate_cases();
 OpFamily linear_cases();
+OpFamily permute_cases();
 OpFamily reduce_cases();
 OpFamily rmsnorm_cases();
 OpFamily rope_cases();
+OpFamily router_cases();
 
 }  // namespace sluice::test

@@ -32,6 +32,26 @@ OpCase swiglu_case(int64_t tokens, int64_t width, bool in_place) {
           }};
 }
 
+/// `shifted`: rows begin one element behind what vectors are aligned to.
+OpCase weighted_case(int64_t tokens, int64_t chosen, int64_t width, bool in_place, bool shifted = false) {
+  return {fmt::format("weighted swiglu T={} K={} F={}{}{}", tokens, chosen, width,
+                      in_place ? " in place" : "", shifted ? " shifted" : ""),
+          [=](CaseRun& r) {
+            const int64_t rows = tokens * chosen, first = shifted ? 1 : 0;
+            const Tensor all = r.input("gate_up", {rows * 2 * width + first}, 2);
+            const Tensor gate_up = all.rows(first, rows * 2 * width).view({rows, 2 * width});
+            const Tensor weights = r.input("weights", r.wide, {tokens, chosen});
+            const Tensor slots = r.input("slots", DType::i32, {rows}, [=](int64_t i) {
+              return static_cast<double>((i * 7919 + 3) % rows);  // 7919 is prime: every slot once
+            });
+            weighted_swiglu_forward(r.ctx, r.output("y", {rows, width}), gate_up, weights, slots);
+            if (in_place) r.compared("dgate_up", all);
+            weighted_swiglu_backward(r.ctx, in_place ? gate_up : r.output("dgate_up", {rows, 2 * width}),
+                                     r.output("dweights", r.wide, {tokens, chosen}),
+                                     r.input("dy", {rows, width}), gate_up, weights, slots);
+          }};
+}
+
 /// The ends of the sigmoid: neither infinity nor NaN may come out of a finite input.
 OpCase large_case() {
   return {"silu of large arguments", [](CaseRun& r) {
@@ -52,8 +72,21 @@ OpFamily activation_cases() {
     family.cases.push_back(swiglu_case(40, 200, in_place));
   }
   family.cases.push_back(swiglu_case(0, 16, false));
+  for (const bool in_place : {false, true}) {
+    // One vector of a row, a part of eight lanes, of a warp; one to three vectors a lane, and more than one
+    // round of them.
+    for (const int64_t width : {1, 7, 8, 24, 64, 72, 256, 264, 512, 520, 768, 776})
+      family.cases.push_back(weighted_case(7, 3, width, in_place));
+    family.cases.push_back(weighted_case(5, 2, 40, in_place, true));
+    family.cases.push_back(weighted_case(1, 1, 16, in_place));
+    family.cases.push_back(weighted_case(0, 2, 16, in_place));
+  }
   family.fuzz = [](Random& random) {
     const bool in_place = uniform(random, 0, 1) == 1;
+    if (uniform(random, 0, 1))
+      return weighted_case(uniform(random, 1, 30), uniform(random, 1, 4),
+                           one_of<int64_t>(random, {uniform(random, 1, 100), 8 * uniform(random, 1, 100)}),
+                           in_place, uniform(random, 0, 3) == 0);
     return uniform(random, 0, 1) ? silu_case(uniform(random, 1, 9000), in_place)
                                  : swiglu_case(uniform(random, 1, 40), uniform(random, 1, 300), in_place);
   };
