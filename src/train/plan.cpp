@@ -31,25 +31,27 @@ std::optional<ParameterMatch> resolve(Config& config, std::vector<std::string> c
   resolve(other, chain);
   match.target = count_parameters(other.model);
 
-  // The count is linear in intermediate_size.
-  ModelConfig probe = model;
-  probe.intermediate_size = 1;
-  const int64_t at_one = count_parameters(probe);
-  probe.intermediate_size = 2;
-  const int64_t per_unit = count_parameters(probe) - at_one;
+  int64_t& width = model.moe.num_experts > 0 ? model.moe.moe_intermediate_size : model.intermediate_size;
+  match.key = model.moe.num_experts > 0 ? "moe_intermediate_size" : "intermediate_size";
+  // The count is linear in the width.
+  const auto at_width = [&](int64_t w) {
+    width = w;
+    return count_parameters(model);
+  };
+  const int64_t at_one = at_width(1), per_unit = at_width(2) - at_one;
+  if (per_unit == 0)
+    fail(ExitCode::usage, "model.match_parameters_of: no layer of this model has a {} to narrow", match.key);
   const int64_t room = match.target - (at_one - per_unit);
   const int64_t step = per_unit * model.match_multiple;
   match.exact_width = static_cast<double>(room) / static_cast<double>(per_unit);
   match.width = room < step ? 0 : room / step * model.match_multiple;
   if (match.width == 0)
     fail(ExitCode::usage,
-         "model.match_parameters_of: no intermediate_size (a multiple of {}) brings this model down to the "
-         "{} parameters "
-         "of {}; without a feed-forward network it has {}",
-         model.match_multiple, match.target, match.path, at_one - per_unit);
-  model.intermediate_size = match.width;
+         "model.match_parameters_of: no {} (a multiple of {}) brings this model down to the {} parameters of {}; without "
+         "what is of that width it has {}",
+         match.key, model.match_multiple, match.target, match.path, at_one - per_unit);
+  match.parameters = at_width(match.width);
   model.match_parameters_of.clear();
-  match.parameters = count_parameters(model);
   return match;
 }
 
@@ -78,12 +80,146 @@ std::string bytes_text(int64_t n) {
   return fmt::format("{:.1f} KiB", x / 1024);
 }
 
-constexpr std::string_view kLayers = "model.layers.";
+constexpr std::string_view kLayers = "model.layers.", kExperts = ".experts.";
 
 /// Layer a parameter belongs to, or -1.
 int64_t layer_of(const std::string& name) {
   if (name.compare(0, kLayers.size(), kLayers) != 0) return -1;
   return std::stoll(name.substr(kLayers.size()));
+}
+
+/// A line of the table: a parameter, or the same one of every expert.
+struct Line {
+  std::string before, after;       // of the expert's number; without one, the name is `before`
+  int64_t experts = 0;             // 0: not of an expert
+  const Plan::Parameter* of = nullptr;  // the first
+  int64_t count = 0;
+
+  bool same_kind(const Line& other) const {
+    return after == other.after && experts == other.experts && of->shape == other.of->shape;
+  }
+};
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t d : shape) text += (text.empty() ? "" : " x ") + std::to_string(d);
+  return text;
+}
+
+/// Adds a parameter as a line of its own, or to its expert's. Experts are folded within one layer.
+void add_line(std::vector<Line>& lines, const Plan::Parameter& p) {
+  const size_t at = p.name.find(kExperts);
+  if (at == std::string::npos) {
+    lines.push_back({.before = p.name, .after = "", .of = &p, .count = p.count});
+    return;
+  }
+  const size_t number = at + kExperts.size(), end = p.name.find('.', number);
+  Line line{.before = p.name.substr(0, number), .after = p.name.substr(end), .experts = 1, .of = &p, .count = p.count};
+  for (Line& known : lines)
+    if (known.experts > 0 && known.after == line.after && known.of->shape == p.shape) {
+      ++known.experts;
+      known.count += p.count;
+      return;
+    }
+  lines.push_back(line);
+}
+
+std::string line_text(const Line& line) {
+  std::string name = line.before, shape = shape_text(line.of->shape);
+  if (line.experts > 0) {
+    name += fmt::format("0-{}{}", line.experts - 1, line.after);
+    shape = fmt::format("{} x {}", line.experts, shape);
+  }
+  return fmt::format("  {:<52} {:>18} {:>17}\n", name, shape, grouped(line.count));
+}
+
+/// 0, 2-5.
+std::string ranges_text(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(numbers[i]);
+    if (last > i) text += "-" + std::to_string(numbers[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+/// Parameters in the order of the store; of layers alike the first, and how often it is there.
+std::string parameters_text(const std::vector<Plan::Parameter>& parameters) {
+  struct Kind {
+    std::vector<Line> lines;
+    std::vector<int64_t> layers;
+  };
+  std::vector<Kind> kinds;
+  std::string before, after;
+  for (size_t i = 0; i < parameters.size();) {
+    const int64_t layer = layer_of(parameters[i].name);
+    std::vector<Line> lines;
+    for (; i < parameters.size() && layer_of(parameters[i].name) == layer; ++i) add_line(lines, parameters[i]);
+    if (layer < 0) {
+      for (const Line& line : lines) (kinds.empty() ? before : after) += line_text(line);
+      continue;
+    }
+    const std::string prefix = std::string(kLayers) + std::to_string(layer);
+    const auto suffix = [](const Line& line) { return line.before.substr(line.before.find('.', kLayers.size())); };
+    const auto alike = [&](const Kind& kind) {
+      return std::equal(lines.begin(), lines.end(), kind.lines.begin(), kind.lines.end(),
+                        [&](const Line& a, const Line& b) { return suffix(a) == suffix(b) && a.same_kind(b); });
+    };
+    const auto known = std::find_if(kinds.begin(), kinds.end(), alike);
+    if (known == kinds.end())
+      kinds.push_back({std::move(lines), {layer}});
+    else
+      known->layers.push_back(layer);
+  }
+  for (const Kind& kind : kinds) {
+    int64_t count = 0;
+    for (const Line& line : kind.lines) {
+      before += line_text(line);
+      count += line.count;
+    }
+    const auto times = static_cast<int64_t>(kind.layers.size());
+    const std::string which =
+        times > 1 ? fmt::format("{} layers: {}", times, ranges_text(kind.layers)) : fmt::format("layer {}", kind.layers[0]);
+    before += fmt::format("  {:<52} {:>18} {:>17}\n", which, "", grouped(count * times));
+  }
+  return before + after;
+}
+
+/// Measured on one layer, as the trainer would run it.
+std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transformer& transformer) {
+  const ModelConfig& model = config.model;
+  DispatchPlan d;
+  int64_t first = -1;
+  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
+    if (model.moe.in_layer(layer) && d.layers++ == 0) first = layer;
+  if (d.layers == 0) return std::nullopt;
+  const DType dtype = storage_dtype(config.train.precision);
+  const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
+
+  Arena activations("activations");
+  const Transformer::Saved saved = transformer.make_saved(activations, tokens, dtype, config.train.recompute);
+  for (const Arena::Entry& entry : activations.entries()) d.sets += entry.name.ends_with(".mlp.slots");
+
+  Context dry(0, resolve_device(config.train.device));
+  ParamStore store;
+  const Moe moe(model, store, "mlp", first);
+  Arena values("values"), gradients("gradients"), temporary("one layer");
+  store.allocate(dry, dtype, tokens, values, &gradients);
+  const Tensor x = temporary.alloc("x", dtype, {tokens, model.hidden_size});
+  Moe::Saved s = moe.make_saved(temporary, "mlp", tokens, dtype, config.train.recompute != Recompute::mlp);
+  moe.forward(dry, x, {}, s);
+  moe.backward(dry, x, x, x, {}, s);
+  d.scratch_bytes = dry.scratch.high_water();
+  const Permutation& p = s.permutation;
+  d.rows = p.slots.numel();
+  d.most_of_one = tokens;
+  for (const Tensor& t : {s.probabilities, s.lse, s.weights, s.experts, s.counts, p.offsets, p.slots, p.tokens, p.rows})
+    d.routing_bytes += t.bytes();
+  if (s.gate_up) d.kept_bytes = s.gate_up.bytes() + s.inner.bytes();
+  return d;
 }
 
 }  // namespace
@@ -104,14 +240,16 @@ Plan make_plan(Config config) {
   ParamStore store;
   const Transformer transformer(model, store);
   plan.total = store.total();
+  plan.active = store.total_active();
   plan.non_embedding = plan.total;
+  double matmul_parameters = 0;
   for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store.specs().size()); ++id) {
     const ParamSpec& spec = store.specs()[static_cast<size_t>(id)];
-    plan.parameters.push_back({spec.name, spec.shape, store.numel(id)});
-    if (spec.packed)
-      plan.matmul_parameters += std::llround(static_cast<double>(store.numel(id)) * spec.active);
+    plan.parameters.push_back({spec.name, spec.shape, store.numel(id), spec.active});
+    if (spec.packed) matmul_parameters += static_cast<double>(store.numel(id)) * spec.active;
     if (spec.shape[0] == model.vocab_size && layer_of(spec.name) < 0) plan.non_embedding -= store.numel(id);
   }
+  plan.matmul_parameters = std::llround(matmul_parameters);
   ModelConfig plain = model;
   plain.attention.gates.clear();
   plan.gate_parameters = plan.total - count_parameters(plain);
@@ -120,6 +258,7 @@ Plan make_plan(Config config) {
       6.0 * static_cast<double>(model.num_hidden_layers) * static_cast<double>(config.data.seq_len) *
           static_cast<double>(model.num_attention_heads) * static_cast<double>(model.head_dim);
 
+  plan.dispatch = plan_dispatch(config, transformer);
   plan.memory = Trainer::measure(config);
   plan.steps = training_steps(config);
   plan.tokens_per_step = tokens_per_step(config);
@@ -131,34 +270,16 @@ Plan make_plan(Config config) {
 
 std::string plan_text(const Plan& plan) {
   const Config& c = plan.config;
-  std::string out = fmt::format("{}\n\nparameters\n", c.name);
-  // Layer 0 in full, then how often it is repeated; layers are alike but for their names.
-  int64_t in_layer = 0, layer_total = 0;
-  const auto close_layer = [&] {
-    if (in_layer == 0) return;
-    out += fmt::format("  {:<48} {:>16} {:>17}\n", fmt::format("layer 0 x {}", c.model.num_hidden_layers), "",
-                       grouped(layer_total * c.model.num_hidden_layers));
-    in_layer = 0;
-  };
-  for (const Plan::Parameter& p : plan.parameters) {
-    const int64_t layer = layer_of(p.name);
-    if (layer > 0) continue;
-    if (layer < 0) close_layer();
-    if (layer == 0) {
-      ++in_layer;
-      layer_total += p.count;
-    }
-    out += fmt::format(
-        "  {:<48} {:>16} {:>17}\n", p.name,
-        p.shape.size() == 1 ? std::to_string(p.shape[0]) : fmt::format("{} x {}", p.shape[0], p.shape[1]),
-        grouped(p.count));
-  }
-  close_layer();
+  std::string out = fmt::format("{}\n\nparameters\n{}", c.name, parameters_text(plan.parameters));
   const auto line = [&](const char* name, const std::string& value, const std::string& note = "") {
     out += fmt::format("  {:<24} {:>22}{}{}\n", name, value, note.empty() ? "" : "  ", note);
   };
   out += "\n";
   line("total", grouped(plan.total), scaled(static_cast<double>(plan.total)));
+  if (plan.active != plan.total)
+    line("active for a token", grouped(plan.active),
+         fmt::format("{}, {:.1f} %", scaled(static_cast<double>(plan.active)),
+                     100.0 * static_cast<double>(plan.active) / static_cast<double>(plan.total)));
   line("non-embedding", grouped(plan.non_embedding));
   line("added by gates", grouped(plan.gate_parameters),
        plan.gate_parameters == 0
@@ -169,14 +290,15 @@ std::string plan_text(const Plan& plan) {
     out += fmt::format("\nmatched to {}\n", plan.match->path);
     line("its parameters", grouped(plan.match->target));
     line("exact width", fmt::format("{:.2f}", plan.match->exact_width));
-    line("intermediate_size", std::to_string(plan.match->width),
+    line(plan.match->key.c_str(), std::to_string(plan.match->width),
          fmt::format("multiple of {}", c.model.match_multiple));
     line("difference", fmt::format("{:+.4f} %", 100 * plan.match->difference()));
   }
 
   out += "\ncompute\n";
   line("FLOPs per token", fmt::format("{:.4g}", plan.flops_per_token),
-       fmt::format("6 x {} in matrix products + attention", grouped(plan.matmul_parameters)));
+       fmt::format("6 x {}{} in matrix products + attention", grouped(plan.matmul_parameters),
+                   plan.dispatch ? " active" : ""));
   line("micro-batches per step", std::to_string(plan.accumulation_steps),
        fmt::format("{} of {} samples x {} tokens", c.train.global_batch_size, c.train.micro_batch_size,
                    c.data.seq_len));
@@ -189,6 +311,27 @@ std::string plan_text(const Plan& plan) {
     line("FLOPs", fmt::format("{:.4g}", plan.flops_per_token * static_cast<double>(plan.tokens)));
   } else {
     line("steps", "not given", "train.max_steps or train.max_tokens");
+  }
+
+  if (plan.dispatch) {
+    const DispatchPlan& d = *plan.dispatch;
+    const MoeConfig& moe = c.model.moe;
+    const std::string sets = d.sets == 1 ? "one set for all layers" : fmt::format("a layer, {} sets", d.sets);
+    out += "\ntokens to experts (of a micro-batch, in one layer)\n";
+    line("experts", fmt::format("{} of {}", moe.num_experts_per_tok, moe.num_experts),
+         fmt::format("of width {}{}, in {} of {} layers", moe.moe_intermediate_size,
+                     moe.shared_expert_intermediate_size > 0
+                         ? fmt::format(", and a shared one of {}", moe.shared_expert_intermediate_size)
+                         : "",
+                     d.layers, c.model.num_hidden_layers));
+    line("rows", grouped(d.rows), fmt::format("{} tokens x {}, wherever they go: none is ever dropped",
+                                              grouped(d.most_of_one), moe.num_experts_per_tok));
+    line("rows of one expert", grouped(d.rows / moe.num_experts),
+         fmt::format("on average; at most {}, in the same memory", grouped(d.most_of_one)));
+    line("routing", bytes_text(d.routing_bytes), sets);
+    line("experts' activations", bytes_text(d.kept_bytes),
+         d.kept_bytes > 0 ? sets : std::string("computed again in backward"));
+    line("scratch", bytes_text(d.scratch_bytes), "at most, while a layer computes");
   }
 
   out += fmt::format("\nmemory ({})\n", enum_name(c.train.precision));
@@ -207,9 +350,10 @@ std::string plan_text(const Plan& plan) {
 nlohmann::json plan_json(const Plan& plan) {
   nlohmann::json parameters = nlohmann::json::array();
   for (const Plan::Parameter& p : plan.parameters)
-    parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"count", p.count}});
+    parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"count", p.count}, {"active", p.active}});
   nlohmann::json out = {{"name", plan.config.name},
                         {"parameters", plan.total},
+                        {"active_parameters", plan.active},
                         {"non_embedding_parameters", plan.non_embedding},
                         {"gate_parameters", plan.gate_parameters},
                         {"matmul_parameters", plan.matmul_parameters},
@@ -229,8 +373,24 @@ nlohmann::json plan_json(const Plan& plan) {
                           {"pinned", plan.memory.pinned},
                           {"total", plan.memory.total()}}},
                         {"tensors", parameters}};
+  if (plan.dispatch) {
+    const DispatchPlan& d = *plan.dispatch;
+    const MoeConfig& moe = plan.config.model.moe;
+    out["experts"] = {{"layers", d.layers},
+                      {"num_experts", moe.num_experts},
+                      {"num_experts_per_tok", moe.num_experts_per_tok},
+                      {"moe_intermediate_size", moe.moe_intermediate_size},
+                      {"shared_expert_intermediate_size", moe.shared_expert_intermediate_size},
+                      {"rows", d.rows},
+                      {"most_rows_of_one_expert", d.most_of_one},
+                      {"routing_bytes", d.routing_bytes},
+                      {"kept_bytes", d.kept_bytes},
+                      {"sets", d.sets},
+                      {"scratch_bytes", d.scratch_bytes}};
+  }
   if (plan.match)
     out["match"] = {{"path", plan.match->path},
+                    {"key", plan.match->key},
                     {"target", plan.match->target},
                     {"exact_width", plan.match->exact_width},
                     {"width", plan.match->width},

@@ -14,7 +14,7 @@ TEST_CASE("every row of the paper's tables trains", "[rows]") {
   const OneThread one_thread;
   TemporaryFolder folder;
   write_corpus(folder / "text", 4000, 257);
-  int rows = 0;
+  int rows = 0, with_experts = 0;
   for (const auto& entry : std::filesystem::directory_iterator(SLUICE_SOURCE_DIR "/configs/gated_attention/proxy")) {
     INFO(entry.path().string());
     Config config = load_config(
@@ -22,6 +22,10 @@ TEST_CASE("every row of the paper's tables trains", "[rows]") {
         {"data.seq_len=32", "data.train=[{name: text, path: " + (folder / "text") + "}]", "data.validation=[]",
          "train.micro_batch_size=2", "train.global_batch_size=4", "train.max_steps=3", "optimizer.warmup_steps=1",
          rows % 2 ? "train.recompute=block" : "train.recompute=none"});
+    // All of the paper's models but those of table 2 are mixtures of experts.
+    const bool experts = config.model.moe.num_experts > 0;
+    CHECK(experts == (entry.path().filename().string().compare(0, 6, "table2") != 0));
+    with_experts += experts;
     resolve_parameter_match(config);
     if (config.model.vocab_size == 0) config.model.vocab_size = 257;
     const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size, false, config.train.seed);
@@ -31,10 +35,12 @@ TEST_CASE("every row of the paper's tables trains", "[rows]") {
     CHECK(first == Approx(std::log(257.0)).margin(1.0));
     trainer.step();
     const StepMetrics last = trainer.step();
+    CHECK(trainer.router_totals().empty() != experts);
     CHECK(last.loss < first);
     CHECK(std::isfinite(last.grad_norm));
     CHECK_FALSE(last.skipped);
     ++rows;
   }
-  CHECK(rows == 42);  // 14 + 14 + 7 + 7: tables 1 (without the added experts), 2, 3 and 4
+  CHECK(rows == 44);  // 16 + 14 + 7 + 7: tables 1 (its row 4 in both readings), 2, 3 and 4
+  CHECK(with_experts == 30);
 }
