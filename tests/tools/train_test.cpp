@@ -1,6 +1,7 @@
 // The program trains, stops, resumes and survives: proven on the program itself.
 #include <algorithm>
 #include <filesystem>
+#include <sstream>
 
 #include "tools/tiny_run.h"
 
@@ -47,6 +48,57 @@ TEST_CASE("a training leaves the documented run folder", "[train]") {
   CHECK(again.code == 0);
   CHECK(t.curve(t.folder / "again") == t.curve(t.run));
   CHECK(t.bits(t.folder / "again", 8) == t.bits(t.run, 8));
+}
+
+TEST_CASE("a mixture of experts trains, tells of its routers, resumes and is evaluated", "[train][moe]") {
+  const TinyRun t;
+  const std::vector<std::string> experts = {
+      "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 12, shared_expert_intermediate_size: 8}",
+      "log.tensorboard=true"};
+  const Outcome outcome = t.train(experts);
+  INFO(outcome.out << outcome.err);
+  REQUIRE(outcome.code == 0);
+  CHECK_THAT(outcome.out, Contains("experts  2 of 4 x 12 + 8 shared  in 1 of 1 layers") && Contains("  load "));
+  std::istringstream metrics(io::read_file(t.run + "/metrics.jsonl"));
+  int64_t lines = 0;
+  for (std::string line; std::getline(metrics, line); ++lines) {
+    const auto router = nlohmann::json::parse(line).at("router");
+    CHECK(router.at("layers").size() == 1);
+    CHECK(router.at("balance_loss").get<double>() >= 0.9);
+    CHECK(router.at("max_over_mean").get<double>() >= 1.0);
+    CHECK(router.at("layers")[0].at("entropy").get<double>() <= 1.0);
+  }
+  CHECK(lines == 8);
+  const auto state = nlohmann::json::parse(io::read_file(t.run + "/ckpt/step_00000008/state.json"));
+  int64_t pairs = 0;
+  for (const int64_t count : state.at("router")[0].at("counts")) pairs += count;
+  CHECK(pairs == 2 * 16 * 2);
+  const auto run = nlohmann::json::parse(io::read_file(t.run + "/run.json"));
+  CHECK(run.at("parameters").get<int64_t>() - run.at("parameters_active").get<int64_t>() == 2 * 3 * 12 * 16);
+
+  // Stopped after four steps and continued.
+  std::vector<std::string> half = experts;
+  for (const char* more : {"train.max_steps=4", "--run-dir"}) half.push_back(more);
+  half.push_back(t.folder / "half");
+  REQUIRE(t.train(half).code == 0);
+  std::vector<std::string> rest = experts;
+  for (const std::string& more :
+       {std::string("--run-dir"), t.folder / "half", std::string("--allow-change"), std::string("train.max_steps")})
+    rest.push_back(more);
+  const Outcome resumed = t.train(rest);
+  INFO(resumed.out << resumed.err);
+  CHECK(resumed.code == 0);
+
+  CHECK(t.sluice({"eval", t.run}).code == 0);
+  CHECK(t.sluice({"generate", t.run, "-p", "abc", "-n", "4"}).code == 0);
+  // Weights of another number of experts are refused by name.
+  std::vector<std::string> other = experts;
+  other[0] = "model.moe={num_experts: 6, num_experts_per_tok: 2, moe_intermediate_size: 12}";
+  for (const std::string& more : {std::string("--run-dir"), t.folder / "other", "train.init_from=" + t.run + "/ckpt/step_00000008"})
+    other.push_back(more);
+  const Outcome refused = t.train(other);
+  CHECK(refused.code != 0);
+  CHECK_THAT(refused.err, Contains("mlp.experts.4."));
 }
 
 TEST_CASE("a finished run says so and changes nothing", "[train]") {

@@ -48,6 +48,29 @@ TEST_CASE("a step counts every token of its global batch, once, whatever is comp
   }
 }
 
+TEST_CASE("the balance loss of the global batch does not depend on how the batch is cut", "[moe][trainer]") {
+  const OneThread one_thread;
+  std::vector<double> global, local;
+  for (const int64_t micro : {1, 2, 4}) {
+    TinyTraining t(Precision::f64);
+    t.add_experts();
+    t.config.train.micro_batch_size = micro;
+    const Blend data = t.blend();
+    Trainer trainer(t.config, data);
+    trainer.initialize();
+    trainer.step();
+    global.push_back(summarize_router(t.config.model, trainer.router_totals())->balance_loss);
+    t.config.model.moe.load_balance.scope = BalanceScope::micro_batch;
+    local.push_back(summarize_router(t.config.model, trainer.router_totals())->balance_loss);
+  }
+  CHECK(global[0] == Approx(global[2]).epsilon(1e-12));
+  CHECK(global[1] == Approx(global[2]).epsilon(1e-12));
+  // Of smaller pieces it is stricter, which is why the global one lets experts specialise.
+  CHECK(local[2] == Approx(global[2]).epsilon(1e-12));
+  CHECK(local[0] > local[1]);
+  CHECK(local[1] > local[2]);
+}
+
 TEST_CASE("the summary of a step's routers says what their totals say", "[moe][summary]") {
   ModelConfig model;
   model.num_hidden_layers = 3;
