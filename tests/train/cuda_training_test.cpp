@@ -32,6 +32,14 @@ struct Variant : TinyTraining {
     m.attention.gates.clear();
     if (name == "gated") m.attention.gates = {GateConfig{}};
     if (name == "sink") m.attention.kind = AttentionKind::sink;
+    if (name == "experts") {  // a dense layer, and one of experts with a shared one
+      m.moe.num_experts = 6;
+      m.moe.num_experts_per_tok = 2;
+      m.moe.moe_intermediate_size = 24;
+      m.moe.shared_expert_intermediate_size = 16;
+      m.moe.shared_expert_gate = true;
+      m.moe.mlp_only_layers = {0};
+    }
   }
 };
 
@@ -56,7 +64,7 @@ struct OnGpu {
 TEST_CASE("ten steps on a GPU lose what they lose on the CPU", "[cuda_training]") {
   if (no_device()) return;
   for (const Precision precision : {Precision::f32, Precision::bf16})
-    for (const std::string variant : {"baseline", "gated", "sink"}) {
+    for (const std::string variant : {"baseline", "gated", "sink", "experts"}) {
       INFO(variant << (precision == Precision::f32 ? ", f32" : ", bf16"));
       Variant tiny(variant, precision);
       const std::vector<double> cpu = losses(tiny, DeviceChoice::cpu, 10);
@@ -72,7 +80,9 @@ TEST_CASE("ten steps on a GPU lose what they lose on the CPU", "[cuda_training]"
 TEST_CASE("a training on a GPU gives the same bits again, and goes on from a checkpoint with the same bits",
           "[cuda_training]") {
   if (no_device()) return;
-  Variant tiny("gated", Precision::bf16);
+  const std::string variant = GENERATE("gated", "experts");
+  INFO(variant);
+  Variant tiny(variant, Precision::bf16);
   tiny.config.train.device = DeviceChoice::cuda;
   const Blend data = tiny.blend();
   Trainer straight(tiny.config, data);
@@ -103,7 +113,9 @@ TEST_CASE("a training on a GPU gives the same bits again, and goes on from a che
 
 TEST_CASE("recomputing activations on a GPU changes no bit, with documents apart", "[cuda_training]") {
   if (no_device()) return;
-  Variant tiny("gated", Precision::bf16);
+  const std::string variant = GENERATE("gated", "experts");
+  INFO(variant);
+  Variant tiny(variant, Precision::bf16);
   tiny.config.train.device = DeviceChoice::cuda;
   tiny.config.data.document_mask = true;
   const Blend data = tiny.blend();
@@ -116,6 +128,31 @@ TEST_CASE("recomputing activations on a GPU changes no bit, with documents apart
     const std::string bits = all_bits(trainer);
     if (kept.empty()) kept = bits;
     CHECK(bits == kept);
+  }
+}
+
+TEST_CASE("a GPU's routers count what the CPU's count", "[cuda_training]") {
+  if (no_device()) return;
+  std::vector<double> totals[2];
+  for (const DeviceChoice device : {DeviceChoice::cpu, DeviceChoice::cuda}) {
+    Variant tiny("experts", Precision::f32);
+    tiny.config.train.device = device;
+    const Blend data = tiny.blend();
+    Trainer trainer(tiny.config, data);
+    trainer.initialize();
+    for (int i = 0; i < 3; ++i) trainer.step();  // the last two from graphs: every step counts from zero
+    const Tensor counted = trainer.router_totals();
+    std::vector<double>& t = totals[device == DeviceChoice::cuda];
+    for (int64_t i = 0; i < counted.numel(); ++i) t.push_back(Pool::get(counted, i));
+  }
+  const size_t experts = 6, width = 2 * experts + 3;
+  REQUIRE(totals[1].size() == 2 * width);
+  double pairs = 0;
+  for (size_t e = 0; e < experts; ++e) pairs += totals[1][width + e];
+  CHECK(pairs == 4 * 32 * 2);  // of the global batch's tokens, two each
+  for (size_t i = 0; i < 2 * width; ++i) {
+    INFO("total " << i << ": CPU " << totals[0][i] << ", GPU " << totals[1][i]);
+    CHECK(std::abs(totals[0][i] - totals[1][i]) <= 1e-3 * std::max(1.0, std::abs(totals[0][i])));
   }
 }
 
