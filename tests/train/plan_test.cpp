@@ -222,8 +222,8 @@ TEST_CASE("A mixture of experts is matched by narrowing its experts", "[plan][mo
     }
     return std::string();
   };
-  // Too many layers for any width; and no layer whose width there is to narrow.
-  CHECK(refusal(load_config(row, {base, "model.num_hidden_layers=3000"})).find("no moe_intermediate_size") !=
+  // Embeddings too large for any width; and no layer whose width there is to narrow.
+  CHECK(refusal(load_config(row, {base, "model.vocab_size=4000000"})).find("no moe_intermediate_size") !=
         std::string::npos);
   config = load_config(row, {base});
   config.model.moe.decoder_sparse_step = 1000;
