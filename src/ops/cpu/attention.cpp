@@ -18,6 +18,7 @@
 // clang-format off
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
+#include "ops/cpu/vectors.h"
 #include "ops/cpu/attention_blocks.h"
 #include "ops/cpu/attention_rows.h"
 #include "ops/cpu/attention_backward.h"

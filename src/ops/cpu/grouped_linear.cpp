@@ -1,67 +1,102 @@
-// One product per group, groups over threads.
+// Every product of every expert is cut into units of at most 256 x 256 results, which threads take as they come: the sum
+// behind a result runs in an order of its own, whoever computes it. A unit gathers and widens its rows of activations, and
+// transposes or copies its part of the weight, into blocks of the thread's own that the caches hold; what that costs is a
+// few percent of the arithmetic from some tens of rows per expert on. So there are no packed copies of weights: to write
+// them and to read them back would cost more than they save, at the few hundred rows that an expert has in a step.
 #include "ops/grouped_linear.h"
 
-#include <cblas.h>
-
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "core/parallel_for.h"
 
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
+#include "ops/cpu/vectors.h"
+#include "ops/cpu/grouped_tiles.h"
 
 namespace {
 
-/// to (rows, columns) = from, gathered and widened.
-template <class T, class A>
-void gather(A* to, const Tensor& from, const Tensor& index, int64_t rows) {
-  const int64_t columns = from.dim(1);
-  parallel_for(rows, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const T* in = from.as<T>() + (index ? index.as<int32_t>()[r] : r) * columns;
-      for (int64_t c = 0; c < columns; ++c) to[r * columns + c] = load(in + c);
+/// A part of one group's result, rows and columns counted from its first.
+struct Unit {
+  int64_t group;
+  Cut::Part rows, columns;
+};
+
+/// Calls body(unit, thread) for every unit of every group, over threads. Group g has size(g) rows, cut into parts of at
+/// most kBlockRows, and `columns`, cut into parts of at most kBlockColumns, multiples of `strip`.
+template <class Size, class Body>
+void for_each_unit(int64_t groups, int64_t columns, int64_t strip, Size&& size, Body&& body) {
+  const Cut column_cut(columns, kBlockColumns, strip);
+  std::atomic<int64_t> next{0};
+  parallel_for(num_threads(), 1, [&](int64_t thread, int64_t) {
+    int64_t mine = next.fetch_add(1, std::memory_order_relaxed), first = 0;  // of group g
+    for (int64_t g = 0; g < groups; ++g) {
+      const Cut row_cut(size(g), kBlockRows, 1);
+      const int64_t count = row_cut.parts * column_cut.parts;
+      for (; mine < first + count; mine = next.fetch_add(1, std::memory_order_relaxed)) {
+        const int64_t i = (mine - first) / column_cut.parts, j = (mine - first) % column_cut.parts;
+        body(Unit{g, row_cut[i], column_cut[j]}, thread);
+      }
+      first += count;
     }
   });
 }
 
-inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
-                 const float* b, int64_t ldb, float beta, float* c) {
-  cblas_sgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1, a,
-              static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(n));
-}
-inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, const double* a, int64_t lda,
-                 const double* b, int64_t ldb, double beta, double* c) {
-  cblas_dgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1, a,
-              static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(n));
-}
+inline int64_t row_of(const int32_t* index, int64_t row) { return index ? index[row] : row; }
 
-/// y_r = x_r W_g^T, or x_r W_g.
+/// y_r = x_r W_g^T with W (N, K), or x_r W_g with W (K, N): K is x's width, N is y's.
 void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const LinearWeight& w, const Tensor& offsets,
                      const Tensor& index, bool transposed) {
-  const int64_t rows = y.dim(0), n = y.dim(1), k = x.dim(1);
+  constexpr int64_t kStrips = 4;  // of the weight that are packed at a time
+  const int64_t rows = y.dim(0), N = y.dim(1), K = x.dim(1);
   if (rows == 0) return;
-  ScratchScope t(ctx.scratch);
+  const int64_t block_rows = std::min(kBlockRows, rows), strip_most = 2 * 16;
+  const Cut chunks(K, kBlockDepth, 16);
   const DType wide = accumulate_dtype(x.dtype);
-  const Tensor a = t.alloc("rows of groups", wide, {rows, k}), b = t.alloc("weights of groups", wide, {w.value.numel()}),
-               c = t.alloc("products of groups", wide, {rows, n});
+  ScratchScope t(ctx.scratch);
+  const Tensor a_blocks = t.alloc("rows of a group", wide, {num_threads(), chunks.parts * block_rows * kRowStride}),
+               b_blocks = t.alloc("strips of a weight", wide, {num_threads(), kStrips * strip_most * kBlockDepth}),
+               c_blocks = t.alloc("sums of a group", wide, {num_threads(), kStrips * strip_most * block_rows});
   if (ctx.dry_run) return;
   with_storage_type(x.dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    gather<T>(a.as<A>(), x, index, rows);
-    gather<T>(b.as<A>(), w.value, Tensor(), w.value.dim(0));
-    openblas_set_num_threads(1);
-    const int32_t* offset = offsets.as<int32_t>();
-    parallel_for(w.groups, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t g = begin; g < end; ++g) {
-        const int64_t first = offset[g], m = offset[g + 1] - first;
-        if (m == 0) continue;
-        gemm(CblasNoTrans, transposed ? CblasTrans : CblasNoTrans, m, n, k, a.as<A>() + first * k, k,
-             b.as<A>() + g * n * k, transposed ? k : n, A(0), c.as<A>() + first * n);
-        for (int64_t i = first * n; i < (first + m) * n; ++i) store(y.as<T>() + i, c.as<A>()[i]);
+    constexpr int64_t S = kStrip<A>;
+    const int32_t *offset = offsets.as<int32_t>(), *indices = index ? index.as<int32_t>() : nullptr;
+    const auto size = [offset](int64_t g) -> int64_t { return offset[g + 1] - offset[g]; };
+    for_each_unit(w.groups, N, S, size, [&](const Unit& unit, int64_t thread) {
+      A *a = a_blocks.rows(thread, 1).as<A>(), *b = b_blocks.rows(thread, 1).as<A>(), *c = c_blocks.rows(thread, 1).as<A>();
+      const int64_t m = unit.rows.size(), first = offset[unit.group] + unit.rows.begin;
+      const Tiles tiles(m);
+      const T* weight = w.value.as<T>() + unit.group * N * K;
+      for (int64_t r = 0; r < m; ++r) {
+        const T* from = x.as<T>() + row_of(indices, first + r) * K;
+        for (int64_t i = 0; i < chunks.parts; ++i)
+          widen_row(a + (i * m + r) * kRowStride, from + chunks[i].begin, chunks[i].size());
+      }
+      for (int64_t n = unit.columns.begin; n < unit.columns.end; n += kStrips * S) {
+        const int64_t columns = std::min(kStrips * S, unit.columns.end - n);
+        for (int64_t i = 0; i < chunks.parts; ++i) {
+          const Cut::Part chunk = chunks[i];
+          const int64_t depth = chunk.size();
+          if (transposed)
+            pack_strips_transposed(b, depth, columns, weight + n * K + chunk.begin, K);
+          else
+            pack_strips<T>(b, depth, columns, [&](int64_t k) { return weight + (chunk.begin + k) * N + n; });
+          for (int64_t s = 0; s * S < columns; ++s)
+            for (int64_t j = 0; j < tiles.count; ++j)
+              tile_of<A, kRowStride, 1>(tiles[j + 1] - tiles[j], depth, a + (i * m + tiles[j]) * kRowStride,
+                                        b + s * S * depth, c + (s * m + tiles[j]) * S, S, i > 0);
+        }
+        for (int64_t r = 0; r < m; ++r)
+          for (int64_t s = 0; s * S < columns; ++s)
+            store_row(y.as<T>() + (first + r) * N + n + s * S, c + (s * m + r) * S, std::min(S, columns - s * S));
       }
     });
   });
@@ -85,25 +120,52 @@ void grouped_linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, co
 
 void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x, const Tensor& offsets,
                                     const Tensor& dy_index, const Tensor& x_index) {
-  const int64_t groups = offsets.dim(0) - 1, n = dy.dim(1), k = x.dim(1);
+  const int64_t groups = offsets.dim(0) - 1, N = dy.dim(1), K = x.dim(1);
   const int64_t rows = dy_index ? dy_index.dim(0) : x_index ? x_index.dim(0) : x.dim(0);
   if (rows == 0) return;
+  const int64_t depth_most = std::min(kBlockDepth, rows);
+  const int64_t tile_rows = ceil_div(std::min(kBlockRows, N), kTileHeight) * kTileStride;
   ScratchScope t(ctx.scratch);
-  const Tensor a = t.alloc("dy of groups", dw.dtype, {rows, n}), b = t.alloc("x of groups", dw.dtype, {rows, k});
+  const Tensor a_blocks = t.alloc("dy of a group", dw.dtype, {num_threads(), depth_most * tile_rows}),
+               b_blocks = t.alloc("x of a group", dw.dtype, {num_threads(), depth_most * kBlockColumns}),
+               edges = t.alloc("edge of dw", dw.dtype, {num_threads(), kTileHeight * 32});
   if (ctx.dry_run) return;
   with_storage_type(x.dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    gather<T>(a.as<A>(), dy, dy_index, rows);
-    gather<T>(b.as<A>(), x, x_index, rows);
-    openblas_set_num_threads(1);
-    const int32_t* offset = offsets.as<int32_t>();
-    parallel_for(groups, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t g = begin; g < end; ++g) {
-        const int64_t first = offset[g], m = offset[g + 1] - first;
-        if (m > 0)
-          gemm(CblasTrans, CblasNoTrans, n, k, m, a.as<A>() + first * n, n, b.as<A>() + first * k, k, A(1),
-               dw.as<A>() + g * n * k);
+    constexpr int64_t S = kStrip<A>;
+    const int32_t *offset = offsets.as<int32_t>(), *dy_rows = dy_index ? dy_index.as<int32_t>() : nullptr,
+                  *x_rows = x_index ? x_index.as<int32_t>() : nullptr;
+    const auto size = [&](int64_t g) -> int64_t { return offset[g + 1] > offset[g] ? N : 0; };
+    for_each_unit(groups, K, S, size, [&](const Unit& unit, int64_t thread) {
+      A *a = a_blocks.rows(thread, 1).as<A>(), *b = b_blocks.rows(thread, 1).as<A>(), *edge = edges.rows(thread, 1).as<A>();
+      const int64_t m = unit.rows.size(), columns = unit.columns.size(), first = offset[unit.group];
+      const Tiles tiles(m);
+      const Cut chunks(offset[unit.group + 1] - first, kBlockDepth, 1);
+      A* to = dw.as<A>() + (unit.group * N + unit.rows.begin) * K + unit.columns.begin;
+      for (int64_t i = 0; i < chunks.parts; ++i) {
+        const int64_t depth = chunks[i].size(), row = first + chunks[i].begin;
+        pack_strips<T>(b, depth, columns, [&](int64_t k) {
+          return x.as<T>() + row_of(x_rows, row + k) * K + unit.columns.begin;
+        });
+        for (int64_t k = 0; k < depth; ++k) {
+          const T* from = dy.as<T>() + row_of(dy_rows, row + k) * N + unit.rows.begin;
+          for (int64_t j = 0; j < tiles.count; ++j)
+            widen_tile(a + (j * depth + k) * kTileStride, from + tiles[j], m - tiles[j]);
+        }
+        for (int64_t s = 0; s * S < columns; ++s)
+          for (int64_t j = 0; j < tiles.count; ++j) {
+            const int64_t height = tiles[j + 1] - tiles[j], width = std::min(S, columns - s * S);
+            const A *ta = a + j * depth * kTileStride, *tb = b + s * S * depth;
+            A* tc = to + tiles[j] * K + s * S;
+            if (width == S) {
+              tile_of<A, 1, kTileStride>(height, depth, ta, tb, tc, K, true);
+              continue;
+            }
+            tile_of<A, 1, kTileStride>(height, depth, ta, tb, edge, S, false);
+            for (int64_t h = 0; h < height; ++h)
+              for (int64_t c = 0; c < width; ++c) tc[h * K + c] += edge[h * S + c];
+          }
       }
     });
   });

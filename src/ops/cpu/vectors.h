@@ -1,0 +1,115 @@
+// Vectors as wide as the instruction set of this compilation, on GCC and Clang vector types: loads, stores, conversions,
+// transposes. Include between isa_begin.h and isa_end.h, after vector_math.h.
+
+namespace {
+
+#if defined(SLUICE_ISA_avx512)
+constexpr int kVectorBytes = 64;
+#elif defined(SLUICE_ISA_avx2)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+template <class A>
+struct Bits;
+template <>
+struct Bits<float> {
+  using type = int32_t;
+};
+template <>
+struct Bits<double> {
+  using type = int64_t;
+};
+
+template <class A>
+struct Simd {
+  static constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(A));
+  using Int = typename Bits<A>::type;
+  typedef A Vec __attribute__((vector_size(kVectorBytes)));
+  typedef Int Mask __attribute__((vector_size(kVectorBytes)));
+  typedef A Unaligned __attribute__((vector_size(kVectorBytes), aligned(sizeof(A)), may_alias));
+};
+template <class A>
+using Vec = typename Simd<A>::Vec;
+
+typedef uint16_t HalfVec __attribute__((vector_size(kVectorBytes / 2)));
+typedef uint16_t HalfUnaligned __attribute__((vector_size(kVectorBytes / 2), aligned(2), may_alias));
+typedef uint32_t WordVec __attribute__((vector_size(kVectorBytes)));
+
+// ---- loads, stores, conversions ----
+
+inline Vec<float> load_vec(const float* p) { return *reinterpret_cast<const Simd<float>::Unaligned*>(p); }
+inline Vec<double> load_vec(const double* p) { return *reinterpret_cast<const Simd<double>::Unaligned*>(p); }
+inline Vec<float> load_vec(const bf16* p) {
+  const HalfVec h = *reinterpret_cast<const HalfUnaligned*>(p);
+  return reinterpret_cast<Vec<float>>(__builtin_convertvector(h, WordVec) << 16);
+}
+inline void store_vec(float* p, Vec<float> x) { *reinterpret_cast<Simd<float>::Unaligned*>(p) = x; }
+inline void store_vec(double* p, Vec<double> x) { *reinterpret_cast<Simd<double>::Unaligned*>(p) = x; }
+inline void store_vec(bf16* p, Vec<float> x) {
+  const WordVec u = reinterpret_cast<WordVec>(x);
+  const WordVec rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, nan = (u >> 16) | 0x40u;
+  const WordVec is_nan = reinterpret_cast<WordVec>((u & 0x7fffffffu) > 0x7f800000u);
+  *reinterpret_cast<HalfUnaligned*>(p) =
+      __builtin_convertvector((rounded & ~is_nan) | (nan & is_nan), HalfVec);
+}
+
+template <class A>
+inline Vec<A> splat(A x) {
+  return x - Vec<A>{};
+}
+template <class A>
+inline A sum_lanes(Vec<A> x) {
+  A s = 0;
+  for (int i = 0; i < Simd<A>::kWidth; ++i) s += x[i];
+  return s;
+}
+
+/// dst[0, n) = src[0, n) * scale in the accumulate type.
+template <class T, class A>
+inline void convert_row(A* dst, const T* src, int64_t n, A scale) {
+  constexpr int W = Simd<A>::kWidth;
+  int64_t i = 0;
+  for (; i + W <= n; i += W) store_vec(dst + i, load_vec(src + i) * scale);
+  for (; i < n; ++i) dst[i] = load(src + i) * scale;
+}
+template <class T, class A>
+inline void store_row(T* dst, const A* src, int64_t n) {
+  constexpr int W = Simd<A>::kWidth;
+  int64_t i = 0;
+  for (; i + W <= n; i += W) store_vec(dst + i, load_vec(src + i));
+  for (; i < n; ++i) store(dst + i, src[i]);
+}
+
+// ---- transposes ----
+
+template <class A, int H, bool kHigh, size_t... E>
+inline Vec<A> exchange(Vec<A> a, Vec<A> b, std::index_sequence<E...>) {
+  constexpr int W = Simd<A>::kWidth;
+  if constexpr (kHigh)
+    return __builtin_shufflevector(a, b, ((E & H) ? W + static_cast<int>(E) : static_cast<int>(E) + H)...);
+  else
+    return __builtin_shufflevector(a, b, ((E & H) ? W + static_cast<int>(E) - H : static_cast<int>(E))...);
+}
+
+template <class A, int H>
+inline void transpose_step(Vec<A>* r) {
+  constexpr int W = Simd<A>::kWidth;
+#pragma GCC unroll 16
+  for (int i = 0; i < W; ++i) {
+    if (i & H) continue;
+    const Vec<A> a = r[i], b = r[i + H];
+    r[i] = exchange<A, H, false>(a, b, std::make_index_sequence<W>{});
+    r[i + H] = exchange<A, H, true>(a, b, std::make_index_sequence<W>{});
+  }
+  if constexpr (H > 1) transpose_step<A, H / 2>(r);
+}
+
+/// Transposes the square r[0, W) of W vectors of width W.
+template <class A>
+inline void transpose(Vec<A>* r) {
+  transpose_step<A, Simd<A>::kWidth / 2>(r);
+}
+
+}  // namespace
