@@ -21,6 +21,7 @@ void add_plan_command(CLI::App& app, int&) {
   plan->add_option("key=value", options->overrides, "overrides");
   plan->add_flag("--json", options->json, "machine-readable");
   plan->footer("Examples:\n  sluice plan configs/quickstart/gated.yaml\n"
+               "  sluice plan configs/models/moe_15a2b.yaml train.recompute=mlp\n"
                "  sluice plan configs/models/dense_1.7b_28l.yaml train.micro_batch_size=1 train.recompute=block");
   plan->callback([options] {
     const Plan result = make_plan(load_config(options->file, options->overrides));

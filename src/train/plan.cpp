@@ -198,15 +198,16 @@ std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transforme
   if (d.layers == 0) return std::nullopt;
   const DType dtype = storage_dtype(config.train.precision);
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
+  const Device device = resolve_device(config.train.device);
 
-  Arena activations("activations");
+  Arena activations("activations", 0, device);
   const Transformer::Saved saved = transformer.make_saved(activations, tokens, dtype, config.train.recompute);
   for (const Arena::Entry& entry : activations.entries()) d.sets += entry.name.ends_with(".mlp.slots");
 
-  Context dry(0, resolve_device(config.train.device));
+  Context dry(0, device);
   ParamStore store;
   const Moe moe(model, store, "mlp", first);
-  Arena values("values"), gradients("gradients"), temporary("one layer");
+  Arena values("values", 0, device), gradients("gradients", 0, device), temporary("one layer", 0, device);
   store.allocate(dry, dtype, tokens, values, &gradients);
   const Tensor x = temporary.alloc("x", dtype, {tokens, model.hidden_size});
   Moe::Saved s = moe.make_saved(temporary, "mlp", tokens, dtype, config.train.recompute != Recompute::mlp);
