@@ -1,6 +1,7 @@
 // One line per family of cases.h that has its file in tests/ops/cases.
 SLUICE_FAMILY(elementwise)
 SLUICE_FAMILY(linear)
+SLUICE_FAMILY(grouped_linear)
 SLUICE_FAMILY(cross_entropy)
 SLUICE_FAMILY(attention)
 SLUICE_FAMILY(attention_hopper)

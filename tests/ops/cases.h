@@ -131,6 +131,7 @@ OpFamily cross_entropy_cases();
 OpFamily elementwise_cases();
 OpFamily embedding_cases();
 OpFamily gate_cases();
+OpFamily grouped_linear_cases();
 OpFamily linear_cases();
 OpFamily permute_cases();
 OpFamily reduce_cases();
