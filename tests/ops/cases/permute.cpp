@@ -75,10 +75,10 @@ OpFamily permute_cases() {
       cases.push_back(plan_case(37, experts, 2, load));
     cases.push_back(plan_case(400, 128, 8, load));  // four blocks
     cases.push_back(plan_case(1, 1, 1, load));
-    cases.push_back(plan_case(97, 1024, 32, load));
+    cases.push_back(plan_case(40, 1024, 32, load));
   }
-  for (int64_t chosen = 1; chosen <= 9; ++chosen) cases.push_back(plan_case(1025, 9, chosen, LoadKind::even));
-  cases.push_back(plan_case(20000, 5, 2, LoadKind::frequent));  // more blocks than the scan has rows
+  for (int64_t chosen = 1; chosen <= 9; ++chosen) cases.push_back(plan_case(137, 9, chosen, LoadKind::even));
+  cases.push_back(plan_case(16900, 5, 2, LoadKind::frequent));  // more blocks than the scan has rows
   cases.push_back(plan_case(0, 5, 2, LoadKind::even));
   for (const Into into : {Into::overwrite, Into::add}) {
     for (int64_t chosen = 1; chosen <= 16; ++chosen) cases.push_back(unpermute_case(5, 24, chosen, into));
