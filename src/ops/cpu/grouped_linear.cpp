@@ -11,6 +11,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "core/parallel_for.h"
@@ -31,13 +32,13 @@ struct Unit {
 /// Calls body(unit, thread) for every unit of every group, over threads. Group g has size(g) rows, cut into parts of at
 /// most kBlockRows, and `columns`, cut into parts of at most kBlockColumns, multiples of `strip`.
 template <class Size, class Body>
-void for_each_unit(int64_t groups, int64_t columns, int64_t strip, Size&& size, Body&& body) {
+void for_each_unit(int64_t groups, int64_t columns, int64_t row_most, int64_t strip, Size&& size, Body&& body) {
   const Cut column_cut(columns, kBlockColumns, strip);
   std::atomic<int64_t> next{0};
   parallel_for(num_threads(), 1, [&](int64_t thread, int64_t) {
     int64_t mine = next.fetch_add(1, std::memory_order_relaxed), first = 0;  // of group g
     for (int64_t g = 0; g < groups; ++g) {
-      const Cut row_cut(size(g), kBlockRows, 1);
+      const Cut row_cut(size(g), row_most, 1);
       const int64_t count = row_cut.parts * column_cut.parts;
       for (; mine < first + count; mine = next.fetch_add(1, std::memory_order_relaxed)) {
         const int64_t i = (mine - first) / column_cut.parts, j = (mine - first) % column_cut.parts;
@@ -70,7 +71,7 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
     constexpr int64_t S = kStrip<A>;
     const int32_t *offset = offsets.as<int32_t>(), *indices = index ? index.as<int32_t>() : nullptr;
     const auto size = [offset](int64_t g) -> int64_t { return offset[g + 1] - offset[g]; };
-    for_each_unit(w.groups, N, S, size, [&](const Unit& unit, int64_t thread) {
+    for_each_unit(w.groups, N, kBlockRows, S, size, [&](const Unit& unit, int64_t thread) {
       A *a = a_blocks.rows(thread, 1).as<A>(), *b = b_blocks.rows(thread, 1).as<A>(), *c = c_blocks.rows(thread, 1).as<A>();
       const int64_t m = unit.rows.size(), first = offset[unit.group] + unit.rows.begin;
       const Tiles tiles(m);
@@ -89,13 +90,19 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
             pack_strips_transposed(b, depth, columns, weight + n * K + chunk.begin, K);
           else
             pack_strips<T>(b, depth, columns, [&](int64_t k) { return weight + (chunk.begin + k) * N + n; });
-          for (int64_t s = 0; s * S < columns; ++s)
+          for (int64_t s = 0; s * S < columns; ++s) {
+            // Whole strips go straight to y where it has the type of the sums.
+            A* to = c + s * m * S;
+            int64_t ld = S;
+            if constexpr (std::is_same_v<T, A>)
+              if (s * S + S <= columns) to = y.as<T>() + first * N + n + s * S, ld = N;
             for (int64_t j = 0; j < tiles.count; ++j)
-              tile_of<A, kRowStride, 1>(tiles[j + 1] - tiles[j], depth, a + (i * m + tiles[j]) * kRowStride,
-                                        b + s * S * depth, c + (s * m + tiles[j]) * S, S, i > 0);
+              tile_of<A, kRowStride, 1>(tiles[j + 1] - tiles[j], depth, a + (i * m + tiles[j]) * kRowStride, b + s * S * depth,
+                                        to + tiles[j] * ld, ld, i > 0);
+          }
         }
         for (int64_t r = 0; r < m; ++r)
-          for (int64_t s = 0; s * S < columns; ++s)
+          for (int64_t s = std::is_same_v<T, A> ? columns / S : 0; s * S < columns; ++s)
             store_row(y.as<T>() + (first + r) * N + n + s * S, c + (s * m + r) * S, std::min(S, columns - s * S));
       }
     });
@@ -124,7 +131,7 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
   const int64_t rows = dy_index ? dy_index.dim(0) : x_index ? x_index.dim(0) : x.dim(0);
   if (rows == 0) return;
   const int64_t depth_most = std::min(kBlockDepth, rows);
-  const int64_t tile_rows = ceil_div(std::min(kBlockRows, N), kTileHeight) * kTileStride;
+  const int64_t tile_rows = ceil_div(std::min(kBlockColumns, N), kTileHeight) * kTileStride;
   ScratchScope t(ctx.scratch);
   const Tensor a_blocks = t.alloc("dy of a group", dw.dtype, {num_threads(), depth_most * tile_rows}),
                b_blocks = t.alloc("x of a group", dw.dtype, {num_threads(), depth_most * kBlockColumns}),
@@ -137,7 +144,7 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
     const int32_t *offset = offsets.as<int32_t>(), *dy_rows = dy_index ? dy_index.as<int32_t>() : nullptr,
                   *x_rows = x_index ? x_index.as<int32_t>() : nullptr;
     const auto size = [&](int64_t g) -> int64_t { return offset[g + 1] > offset[g] ? N : 0; };
-    for_each_unit(groups, K, S, size, [&](const Unit& unit, int64_t thread) {
+    for_each_unit(groups, K, kBlockColumns, S, size, [&](const Unit& unit, int64_t thread) {
       A *a = a_blocks.rows(thread, 1).as<A>(), *b = b_blocks.rows(thread, 1).as<A>(), *edge = edges.rows(thread, 1).as<A>();
       const int64_t m = unit.rows.size(), columns = unit.columns.size(), first = offset[unit.group];
       const Tiles tiles(m);

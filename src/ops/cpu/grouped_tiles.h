@@ -12,7 +12,7 @@ constexpr int kTileHeight = 14, kTileStride = 16;  // 14 x 2 accumulators of 32 
 constexpr int kTileHeight = 6, kTileStride = 8;  // 6 x 2 of 16
 #endif
 
-constexpr int64_t kBlockRows = 256, kBlockDepth = 256, kBlockColumns = 256;
+constexpr int64_t kBlockRows = 512, kBlockDepth = 256, kBlockColumns = 256;
 constexpr int64_t kRowStride = kBlockDepth + 16;  // not a power of two: rows of a tile do not fall on a few cache sets
 
 template <class A>
@@ -48,23 +48,28 @@ struct Tiles {
 template <class A, int M, int AI, int AK>
 inline void tile(int64_t depth, const A* a, const A* b, A* c, int64_t ldc, bool add) {
   constexpr int W = Simd<A>::kWidth;
-  if (add)
-    for (int i = 0; i < M; ++i) {
-      __builtin_prefetch(c + i * ldc, 1);
-      __builtin_prefetch(c + i * ldc + kStrip<A> - 1, 1);
-    }
   Vec<A> s[M][2];
 #pragma GCC unroll 14
   for (int i = 0; i < M; ++i) s[i][0] = s[i][1] = Vec<A>{};
-  for (int64_t k = 0; k < depth; ++k, a += AK, b += kStrip<A>) {
-    const Vec<A> b0 = load_vec(b), b1 = load_vec(b + W);
+  const auto advance = [&](int64_t steps) __attribute__((always_inline)) {
+    for (int64_t k = 0; k < steps; ++k, a += AK, b += kStrip<A>) {
+      const Vec<A> b0 = load_vec(b), b1 = load_vec(b + W);
 #pragma GCC unroll 14
-    for (int i = 0; i < M; ++i) {
-      const Vec<A> x = splat(a[i * AI]);
-      s[i][0] += x * b0;
-      s[i][1] += x * b1;
+      for (int i = 0; i < M; ++i) {
+        const Vec<A> x = splat(a[i * AI]);
+        s[i][0] += x * b0;
+        s[i][1] += x * b1;
+      }
     }
+  };
+  // What is waited for at the end is asked for little by little on the way.
+  const int64_t pace = depth / (2 * M);
+  for (int i = 0; i < M; ++i) {
+    __builtin_prefetch(c + i * ldc, 1);
+    __builtin_prefetch(c + i * ldc + kStrip<A> - 1, 1);
+    advance(pace);
   }
+  advance(depth - pace * M);
 #pragma GCC unroll 14
   for (int i = 0; i < M; ++i) {
     A* to = c + i * ldc;
