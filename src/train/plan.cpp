@@ -47,7 +47,8 @@ std::optional<ParameterMatch> resolve(Config& config, std::vector<std::string> c
   match.width = room < step ? 0 : room / step * model.match_multiple;
   if (match.width == 0)
     fail(ExitCode::usage,
-         "model.match_parameters_of: no {} (a multiple of {}) brings this model down to the {} parameters of {}; without "
+         "model.match_parameters_of: no {} (a multiple of {}) brings this model down to the {} parameters of "
+         "{}; without "
          "what is of that width it has {}",
          match.key, model.match_multiple, match.target, match.path, at_one - per_unit);
   match.parameters = at_width(match.width);
@@ -90,8 +91,8 @@ int64_t layer_of(const std::string& name) {
 
 /// A line of the table: a parameter, or the same one of every expert.
 struct Line {
-  std::string before, after;       // of the expert's number; without one, the name is `before`
-  int64_t experts = 0;             // 0: not of an expert
+  std::string before, after;            // of the expert's number; without one, the name is `before`
+  int64_t experts = 0;                  // 0: not of an expert
   const Plan::Parameter* of = nullptr;  // the first
   int64_t count = 0;
 
@@ -114,7 +115,11 @@ void add_line(std::vector<Line>& lines, const Plan::Parameter& p) {
     return;
   }
   const size_t number = at + kExperts.size(), end = p.name.find('.', number);
-  Line line{.before = p.name.substr(0, number), .after = p.name.substr(end), .experts = 1, .of = &p, .count = p.count};
+  Line line{.before = p.name.substr(0, number),
+            .after = p.name.substr(end),
+            .experts = 1,
+            .of = &p,
+            .count = p.count};
   for (Line& known : lines)
     if (known.experts > 0 && known.after == line.after && known.of->shape == p.shape) {
       ++known.experts;
@@ -157,16 +162,20 @@ std::string parameters_text(const std::vector<Plan::Parameter>& parameters) {
   for (size_t i = 0; i < parameters.size();) {
     const int64_t layer = layer_of(parameters[i].name);
     std::vector<Line> lines;
-    for (; i < parameters.size() && layer_of(parameters[i].name) == layer; ++i) add_line(lines, parameters[i]);
+    for (; i < parameters.size() && layer_of(parameters[i].name) == layer; ++i)
+      add_line(lines, parameters[i]);
     if (layer < 0) {
       for (const Line& line : lines) (kinds.empty() ? before : after) += line_text(line);
       continue;
     }
     const std::string prefix = std::string(kLayers) + std::to_string(layer);
-    const auto suffix = [](const Line& line) { return line.before.substr(line.before.find('.', kLayers.size())); };
+    const auto suffix = [](const Line& line) {
+      return line.before.substr(line.before.find('.', kLayers.size()));
+    };
     const auto alike = [&](const Kind& kind) {
-      return std::equal(lines.begin(), lines.end(), kind.lines.begin(), kind.lines.end(),
-                        [&](const Line& a, const Line& b) { return suffix(a) == suffix(b) && a.same_kind(b); });
+      return std::equal(
+          lines.begin(), lines.end(), kind.lines.begin(), kind.lines.end(),
+          [&](const Line& a, const Line& b) { return suffix(a) == suffix(b) && a.same_kind(b); });
     };
     const auto known = std::find_if(kinds.begin(), kinds.end(), alike);
     if (known == kinds.end())
@@ -181,8 +190,8 @@ std::string parameters_text(const std::vector<Plan::Parameter>& parameters) {
       count += line.count;
     }
     const auto times = static_cast<int64_t>(kind.layers.size());
-    const std::string which =
-        times > 1 ? fmt::format("{} layers: {}", times, ranges_text(kind.layers)) : fmt::format("layer {}", kind.layers[0]);
+    const std::string which = times > 1 ? fmt::format("{} layers: {}", times, ranges_text(kind.layers))
+                                        : fmt::format("layer {}", kind.layers[0]);
     before += fmt::format("  {:<52} {:>18} {:>17}\n", which, "", grouped(count * times));
   }
   return before + after;
@@ -217,7 +226,8 @@ std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transforme
   const Permutation& p = s.permutation;
   d.rows = p.slots.numel();
   d.most_of_one = tokens;
-  for (const Tensor& t : {s.probabilities, s.lse, s.weights, s.experts, s.counts, p.offsets, p.slots, p.tokens, p.rows})
+  for (const Tensor& t :
+       {s.probabilities, s.lse, s.weights, s.experts, s.counts, p.offsets, p.slots, p.tokens, p.rows})
     d.routing_bytes += t.bytes();
   if (s.gate_up) d.kept_bytes = s.gate_up.bytes() + s.inner.bytes();
   return d;
@@ -325,8 +335,9 @@ std::string plan_text(const Plan& plan) {
                          ? fmt::format(", and a shared one of {}", moe.shared_expert_intermediate_size)
                          : "",
                      d.layers, c.model.num_hidden_layers));
-    line("rows", grouped(d.rows), fmt::format("{} tokens x {}, wherever they go: none is ever dropped",
-                                              grouped(d.most_of_one), moe.num_experts_per_tok));
+    line("rows", grouped(d.rows),
+         fmt::format("{} tokens x {}, wherever they go: none is ever dropped", grouped(d.most_of_one),
+                     moe.num_experts_per_tok));
     line("rows of one expert", grouped(d.rows / moe.num_experts),
          fmt::format("on average; at most {}, in the same memory", grouped(d.most_of_one)));
     line("routing", bytes_text(d.routing_bytes), sets);
@@ -390,12 +401,9 @@ nlohmann::json plan_json(const Plan& plan) {
                       {"scratch_bytes", d.scratch_bytes}};
   }
   if (plan.match)
-    out["match"] = {{"path", plan.match->path},
-                    {"key", plan.match->key},
-                    {"target", plan.match->target},
-                    {"exact_width", plan.match->exact_width},
-                    {"width", plan.match->width},
-                    {"difference", plan.match->difference()}};
+    out["match"] = {{"path", plan.match->path},     {"key", plan.match->key},
+                    {"target", plan.match->target}, {"exact_width", plan.match->exact_width},
+                    {"width", plan.match->width},   {"difference", plan.match->difference()}};
   return out;
 }
 

@@ -13,8 +13,8 @@ namespace sluice {
 
 /// How a model was narrowed to another one's number of parameters.
 struct ParameterMatch {
-  std::string path;            // of the other configuration
-  std::string key;             // what was narrowed: intermediate_size, or moe_intermediate_size where there are experts
+  std::string path;  // of the other configuration
+  std::string key;   // what was narrowed: intermediate_size, or moe_intermediate_size where there are experts
   int64_t target = 0;          // its parameters
   double exact_width = 0;      // of key, at which both are equal
   int64_t width = 0;           // chosen: the largest multiple of match_multiple not above it
@@ -27,15 +27,15 @@ struct ParameterMatch {
 /// Parameters of a model, counted by building its store. vocab_size must be known.
 int64_t count_parameters(const ModelConfig& model);
 
-/// Resolves model.match_parameters_of: sets intermediate_size (of a mixture of experts: moe_intermediate_size) so that
-/// the model has as many parameters as the one of that configuration (the paper's parity rule, SPEC 2.2), and empties
-/// the key, so that the resolved configuration stands alone. Nothing happens when the key is empty. A vocab_size of 0 becomes the
-/// tokenizer's first (opens its file). Error(usage) when no width does it, or configurations match each other
-/// in a circle.
+/// Resolves model.match_parameters_of: sets intermediate_size (of a mixture of experts:
+/// moe_intermediate_size) so that the model has as many parameters as the one of that configuration (the
+/// paper's parity rule, SPEC 2.2), and empties the key, so that the resolved configuration stands alone.
+/// Nothing happens when the key is empty. A vocab_size of 0 becomes the tokenizer's first (opens its file).
+/// Error(usage) when no width does it, or configurations match each other in a circle.
 std::optional<ParameterMatch> resolve_parameter_match(Config& config);
 
-/// What going to the experts and back costs one layer and micro-batch. A token has as many rows as experts, wherever it
-/// is sent: the bound is what is taken, and nothing is ever dropped.
+/// What going to the experts and back costs one layer and micro-batch. A token has as many rows as experts,
+/// wherever it is sent: the bound is what is taken, and nothing is ever dropped.
 struct DispatchPlan {
   int64_t layers = 0;         // with experts
   int64_t rows = 0;           // T K
@@ -57,10 +57,11 @@ struct Plan {
   std::optional<ParameterMatch> match;
   std::vector<Parameter> parameters;  // in the order of the store
   int64_t total = 0;
-  int64_t active = 0;             // those that one token takes part in: of the experts, those it goes to
-  int64_t non_embedding = 0;      // without the token embedding, and without an untied head
-  int64_t gate_parameters = 0;    // added by attention.gates
-  int64_t matmul_parameters = 0;  // active ones in matrix products: the head counts, the embedding look-up does not
+  int64_t active = 0;           // those that one token takes part in: of the experts, those it goes to
+  int64_t non_embedding = 0;    // without the token embedding, and without an untied head
+  int64_t gate_parameters = 0;  // added by attention.gates
+  int64_t matmul_parameters =
+      0;  // active ones in matrix products: the head counts, the embedding look-up does not
   double flops_per_token =
       0;  // 6 matmul_parameters + 6 L S H D: forward and backward, causal half (PERFORMANCE)
   std::optional<DispatchPlan> dispatch;  // of a mixture of experts

@@ -1,5 +1,5 @@
-// A mixture of experts against transformers' sparse blocks of Qwen3-MoE and Qwen3-Next: output and every gradient
-// (tests/golden/moe_*.json, written by scripts/make_goldens_qwen3_moe).
+// A mixture of experts against transformers' sparse blocks of Qwen3-MoE and Qwen3-Next: output and every
+// gradient (tests/golden/moe_*.json, written by scripts/make_goldens_qwen3_moe).
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -35,7 +35,8 @@ ModelConfig read_config(const json& j) {
 
 void set_from_grid(const Tensor& t, const json& j, double grid) {
   REQUIRE(t.numel() == static_cast<int64_t>(j["grid"].size()));
-  for (int64_t i = 0; i < t.numel(); ++i) Pool::set(t, i, j["grid"][static_cast<size_t>(i)].get<double>() / grid);
+  for (int64_t i = 0; i < t.numel(); ++i)
+    Pool::set(t, i, j["grid"][static_cast<size_t>(i)].get<double>() / grid);
 }
 
 double error_against(const Tensor& t, const json& j) {
@@ -85,9 +86,11 @@ void check_block(const std::string& name, DType dtype, double tolerance, bool ke
 
 }  // namespace
 
-TEST_CASE("Sparse blocks equal transformers': output, and gradients of input, router and every expert", "[moe][golden]") {
+TEST_CASE("Sparse blocks equal transformers': output, and gradients of input, router and every expert",
+          "[moe][golden]") {
   const test::OneThread one_thread;
-  for (const char* name : {"moe_qwen3", "moe_qwen3_unnormalised", "moe_qwen3_next", "moe_qwen3_next_unnormalised"})
+  for (const char* name :
+       {"moe_qwen3", "moe_qwen3_unnormalised", "moe_qwen3_next", "moe_qwen3_next_unnormalised"})
     for (const bool keep_inner : {true, false}) {
       // The goldens carry nine digits.
       check_block(name, DType::f64, 2e-8, keep_inner);

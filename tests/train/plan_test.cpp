@@ -103,7 +103,8 @@ TEST_CASE("The rows of tables 1, 3 and 4 add what the paper says they add", "[pl
   CHECK(make_plan(config).gate_parameters == 100'663'296 / 12);
 }
 
-TEST_CASE("Mixtures of experts have the parameters of the paper's two readings, total and active", "[plan][moe]") {
+TEST_CASE("Mixtures of experts have the parameters of the paper's two readings, total and active",
+          "[plan][moe]") {
   struct Expected {
     const char* name;
     int64_t total, active;
@@ -140,7 +141,8 @@ TEST_CASE("A plan shows experts in one line each, and layers of a kind once", "[
     for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
     return n;
   };
-  const Plan plan = make_plan(load_config(shipped("models/moe_small_20m.yaml"), {"model.moe.mlp_only_layers=[0, 3]"}));
+  const Plan plan =
+      make_plan(load_config(shipped("models/moe_small_20m.yaml"), {"model.moe.mlp_only_layers=[0, 3]"}));
   const std::string text = plan_text(plan);
   CHECK(count(text, ".experts.") == 3);
   CHECK(text.find("model.layers.1.mlp.experts.0-15.gate_proj.weight") != std::string::npos);
@@ -156,8 +158,8 @@ TEST_CASE("A plan shows experts in one line each, and layers of a kind once", "[
     digits.erase(std::remove(digits.begin(), digits.end(), ','), digits.end());
     return std::stoll(digits);
   };
-  CHECK(of_line("  model.embed_tokens.weight") + of_line("  2 layers: 0, 3") + of_line("  4 layers: 1-2, 4-5") +
-            of_line("  model.norm.weight") ==
+  CHECK(of_line("  model.embed_tokens.weight") + of_line("  2 layers: 0, 3") +
+            of_line("  4 layers: 1-2, 4-5") + of_line("  model.norm.weight") ==
         plan.total);
   // A dense model's plan says nothing of experts.
   const Plan dense = make_plan(load_config(shipped("models/dense_of_moe_small_20m.yaml")));

@@ -1,5 +1,5 @@
-// A Qwen3-MoE folder, written by transformers (scripts/make_goldens_qwen3_moe), loads as such, experts under their own
-// names, and speaks as it did there.
+// A Qwen3-MoE folder, written by transformers (scripts/make_goldens_qwen3_moe), loads as such, experts under
+// their own names, and speaks as it did there.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
-// Every row of the paper's tables trains, as its small proxy: three steps on a made-up text, in the two shapes that matter
-// for memory (recompute none and block).
+// Every row of the paper's tables trains, as its small proxy: three steps on a made-up text, in the two
+// shapes that matter for memory (recompute none and block).
 #include <filesystem>
 
 #include "config/load.h"
@@ -15,21 +15,24 @@ TEST_CASE("every row of the paper's tables trains", "[rows]") {
   TemporaryFolder folder;
   write_corpus(folder / "text", 4000, 257);
   int rows = 0, with_experts = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(SLUICE_SOURCE_DIR "/configs/gated_attention/proxy")) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator(SLUICE_SOURCE_DIR "/configs/gated_attention/proxy")) {
     INFO(entry.path().string());
     Config config = load_config(
         entry.path().string(),
-        {"data.seq_len=32", "data.train=[{name: text, path: " + (folder / "text") + "}]", "data.validation=[]",
+        {"data.seq_len=32", "data.train=[{name: text, path: " + (folder / "text") + "}]",
+         "data.validation=[]",
          "model.moe.moe_intermediate_size=32",  // most of the time would be the initial weights
-         "train.micro_batch_size=2", "train.global_batch_size=4", "train.max_steps=3", "optimizer.warmup_steps=1",
-         rows % 2 ? "train.recompute=block" : "train.recompute=none"});
+         "train.micro_batch_size=2", "train.global_batch_size=4", "train.max_steps=3",
+         "optimizer.warmup_steps=1", rows % 2 ? "train.recompute=block" : "train.recompute=none"});
     // All of the paper's models but those of table 2 are mixtures of experts.
     const bool experts = config.model.moe.num_experts > 0;
     CHECK(experts == (entry.path().filename().string().compare(0, 6, "table2") != 0));
     with_experts += experts;
     resolve_parameter_match(config);
     if (config.model.vocab_size == 0) config.model.vocab_size = 257;
-    const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size, false, config.train.seed);
+    const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size, false,
+                     config.train.seed);
     Trainer trainer(config, data);
     trainer.initialize();
     const double first = trainer.step().loss;
