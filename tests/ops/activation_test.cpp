@@ -1,5 +1,7 @@
 #include "ops/activation.h"
 
+#include <array>
+
 #include "ops/op_support.h"
 
 using namespace sluice;
@@ -138,4 +140,64 @@ TEST_CASE("silu and swiglu refuse wrong arguments by name", "[activation]") {
   const Tensor tokens = pool.zeros(DType::i32, {4, 6});
   CHECK(error_of([&] { silu_forward(ctx, tokens, tokens); }) ==
         "silu_forward: x must be f32, bf16 or f64, got (4, 6) i32");
+}
+
+namespace {
+
+/// A permutation of n slots.
+Tensor slots_of(Pool& pool, int64_t n) {
+  const Tensor t = pool.zeros(DType::i32, {n});
+  for (int64_t i = 0; i < n; ++i) t.as<int32_t>()[i] = static_cast<int32_t>((i * 7 + 3) % n);
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("weighted swiglu agrees over types and threads, at odd sizes", "[activation]") {
+  for (const auto& size : {std::array<int64_t, 2>{1, 1}, {3, 17}, {5, 64}, {300, 131}}) {
+    const int64_t R = size[0], F = size[1];
+    INFO(R << " x " << F);
+    check_op([&](Pool& pool, Context& ctx, DType type) {
+      const Tensor gate_up = exact_normal(pool, type, {R, 2 * F}, 3), dy = exact_normal(pool, type, {R, F});
+      const Tensor weights = exact_normal(pool, accumulate_dtype(type), {R, 1}), slots = slots_of(pool, R);
+      const Tensor y = pool.zeros(type, {R, F}), dgate_up = pool.zeros(type, {R, 2 * F});
+      const Tensor dweights = pool.zeros(accumulate_dtype(type), {R, 1});
+      weighted_swiglu_forward(ctx, y, gate_up, weights, slots);
+      weighted_swiglu_backward(ctx, dgate_up, dweights, dy, gate_up, weights, slots);
+      return std::vector{y, dgate_up, dweights};
+    });
+  }
+}
+
+TEST_CASE("weighted swiglu is swiglu times the weight of the row's slot, with its gradients", "[activation]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const int64_t T = 4, K = 2, R = T * K, F = 5;
+  const Tensor gate_up = pool.normal(DType::f64, {R, 2 * F}), weights = pool.normal(DType::f64, {T, K});
+  const Tensor slots = slots_of(pool, R), y = pool.zeros(DType::f64, {R, F}), plain = pool.zeros(DType::f64, {R, F});
+  weighted_swiglu_forward(ctx, y, gate_up, weights, slots);
+  swiglu_forward(ctx, plain, gate_up);
+  for (int64_t i = 0; i < R * F; ++i)
+    CHECK(Pool::get(y, i) == Approx(Pool::get(weights, slots.as<int32_t>()[i / F]) * Pool::get(plain, i)).epsilon(1e-14));
+
+  const Tensor dy = pool.normal(DType::f64, {R, F}), dgate_up = pool.zeros(DType::f64, {R, 2 * F});
+  const Tensor dweights = pool.normal(DType::f64, {T, K});
+  const auto loss = [&] { return weighted_swiglu_forward(ctx, y, gate_up, weights, slots), dot(dy, y); };
+  weighted_swiglu_backward(ctx, dgate_up, dweights, dy, gate_up, weights, slots);
+  CHECK(gradient_error(gate_up, dgate_up, loss) <= kGradientTolerance);
+  CHECK(gradient_error(weights, dweights, loss) <= kGradientTolerance);
+}
+
+TEST_CASE("weighted swiglu refuses wrong shapes by name", "[activation]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const Tensor y = pool.zeros(DType::f32, {4, 5}), gate_up = pool.zeros(DType::f32, {4, 10});
+  const Tensor weights = pool.zeros(DType::f32, {2, 2}), slots = pool.zeros(DType::i32, {4});
+  const auto message = [&](const Tensor& of_gate_up, const Tensor& of_weights, const Tensor& of_slots) {
+    return error_of([&] { weighted_swiglu_forward(ctx, y, of_gate_up, of_weights, of_slots); });
+  };
+  CHECK(message(gate_up, weights, slots) == "no error");
+  CHECK_THAT(message(gate_up.rows(0, 3), weights, slots), Catch::Contains("weighted_swiglu_forward: "));
+  CHECK_THAT(message(gate_up, pool.zeros(DType::f64, {2, 2}), slots), Catch::Contains("weighted_swiglu_forward: weights"));
+  CHECK_THAT(message(gate_up, weights, pool.zeros(DType::i32, {3})), Catch::Contains("weighted_swiglu_forward: slots"));
 }
