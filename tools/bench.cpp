@@ -70,22 +70,22 @@ void print_step(const json& row) {
                  e["ms"].get<double>(), e["percent"].get<double>(), e["calls"].get<double>());
 }
 
-/// Rows of a race: what, median, rate, and its share of a plain copy or of cuDNN.
+/// Rows of a race: what, median, rate, and how it stands to a plain copy, to cuDNN or to a dense layer.
 void print_race(const char* part, const json& rows) {
   fmt::print("{}\n", part);
   for (const json& row : rows) {
     std::string name = row["name"].get<std::string>();
-    for (const char* key : {"shape", "tokens", "heads", "gate", "precision", "kernel"})
+    for (const char* key : {"shape", "tokens", "width", "experts", "heads", "gate", "precision", "kernel"})
       if (row.contains(key))
         name += " " + (row[key].is_string() ? row[key].get<std::string>() : row[key].dump());
     if (row.contains("skipped")) {
       fmt::print("  {:<72} skipped: {}\n", name, row["skipped"].get<std::string>());
       continue;
     }
-    fmt::print("  {:<72}{:>11.1f} us{}{}{}{}\n", name, row["us"].get<double>(),
+    fmt::print("  {:<72}{:>11.1f} us{}{}{}{}{}\n", name, row["us"].get<double>(),
                number(row, "tflops", "{:>9.1f} TFLOP/s"), number(row, "tb_per_second", "{:>8.3f} TB/s"),
                number(row, "percent_of_copy", "{:>7.1f} % of copy"),
-               number(row, "of_cudnn", "{:>7.2f} x cuDNN"));
+               number(row, "of_cudnn", "{:>7.2f} x cuDNN"), number(row, "of_dense", "{:>7.3f} x dense"));
   }
   fmt::print("\n");
   std::fflush(stdout);
@@ -107,15 +107,15 @@ void run(BenchOptions options) {
                              std::vector<std::string> cuda) {
     if (chosen.empty()) chosen = gpu ? std::move(cuda) : std::move(cpu);
   };
-  otherwise(options.parts, {"peak", "ops", "step"}, {"kernels", "matmul", "attention", "step"});
-  otherwise(options.models, {"small", "qwen", "qwen-elementwise"},
-            {"1.7b", "1.7b-headwise", "1.7b-elementwise"});
+  otherwise(options.parts, {"peak", "ops", "moe", "step"}, {"kernels", "matmul", "attention", "moe", "step"});
+  otherwise(options.models, {"small", "qwen", "qwen-elementwise", "qwen-moe"},
+            {"1.7b", "1.7b-headwise", "1.7b-elementwise", "moe-slice"});
   otherwise(options.precisions, {"f32", "bf16"}, {"bf16"});
   const auto wants = [&](const char* part) {
     return std::find(options.parts.begin(), options.parts.end(), part) != options.parts.end();
   };
   if (gpu && (wants("peak") || wants("ops")))
-    fail(ExitCode::usage, "bench: peak and ops measure the CPU; on a GPU: kernels, matmul, attention, step");
+    fail(ExitCode::usage, "bench: peak and ops measure the CPU; on a GPU: kernels, matmul, attention, moe, step");
   const Usage before = Usage::read();
   const double begin = bench::now();
   json result{{"device", device_name(device)}, {"version", SLUICE_VERSION}};
@@ -160,7 +160,7 @@ void run(BenchOptions options) {
   }
   bench::RaceOptions race{device, tiny, options.seconds > 0 ? options.seconds : 2, 51};
   if (tiny) race.warm_up = 0, race.samples = 3;
-  const auto measure = [&](const char* part, json (*f)(const bench::RaceOptions&)) {
+  const auto measure = [&](const char* part, const auto& f) {
     if (!wants(part)) return;
     result[part] = f(race);
     print_race(part, result[part]);
@@ -168,6 +168,9 @@ void run(BenchOptions options) {
   measure("kernels", bench::measure_kernels);
   measure("matmul", bench::measure_matmul);
   measure("attention", bench::measure_attention);
+  std::vector<DType> types;
+  for (const std::string& precision : options.precisions) types.push_back(dtype(precision));
+  measure("moe", [&](const bench::RaceOptions& r) { return bench::measure_moe(r, types); });
   if (wants("step"))
     for (const std::string& model : options.models)
       for (const std::string& precision : options.precisions) {
@@ -201,14 +204,14 @@ void add_bench_command(CLI::App& app, int&) {
   auto options = std::make_shared<BenchOptions>();
   command
       ->add_option("part,--part", options->parts,
-                   "of a CPU: peak, ops, step; of a GPU: kernels, matmul, attention, step; all by default")
+                   "of a CPU: peak, ops, moe, step; of a GPU: kernels, matmul, attention, moe, step; all by default")
       ->delimiter(',')
-      ->check(CLI::IsMember({"peak", "ops", "kernels", "matmul", "attention", "step"}));
+      ->check(CLI::IsMember({"peak", "ops", "kernels", "matmul", "attention", "moe", "step"}));
   command->add_option("--device", options->device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   command
       ->add_option("--size", options->size,
-                   "of kernels, matmul and attention: full, as in a 1.7B model, or tiny")
+                   "of kernels, matmul, attention and moe: full, as in a model of that device, or tiny")
       ->check(CLI::IsMember({"full", "tiny"}));
   command->add_option("--model", options->models, "models to train a few steps of")
       ->delimiter(',')
@@ -232,7 +235,8 @@ void add_bench_command(CLI::App& app, int&) {
       "FLOPs per token are 6 x matrix parameters + 6 x layers x sequence x heads x head_dim. Steps are "
       "medians, ops the best;\n"
       "kernels, matmul and attention: medians of 51 turns, by the device's clock, on buffers that no cache "
-      "holds.");
+      "holds.\n"
+      "moe: medians of turns taken with the dense network of the same active width.");
   command->callback([options] { run(*options); });
 }
 

@@ -29,6 +29,8 @@ class Inputs {
   Tensor integers(int64_t count, const std::function<int32_t(int64_t)>& value);
   /// Element i is value(i), f64.
   Tensor numbers(std::initializer_list<double> values);
+  /// For what lays out its own memory.
+  Arena& memory() { return memory_; }
 
  private:
   Arena& memory_;

@@ -50,15 +50,38 @@ Model dense_1_7b(const std::string& name, const char* gates) {
   return m;
 }
 
-/// To see that everything works, on a device that is not there.
-Model tiny() {
+void add_experts(ModelConfig& c, int64_t experts, int64_t per_token, int64_t width) {
+  c.moe.num_experts = experts, c.moe.num_experts_per_tok = per_token, c.moe.moe_intermediate_size = width;
+}
+
+Model qwen_moe() {
+  Model m = qwen("qwen-moe", "elementwise");
+  add_experts(m.config, 16, 2, 256);
+  return m;
+}
+
+/// One GPU's share of a 15A2B model whose 128 experts lie on eight: 16 of them, which see as many rows each as there.
+Model moe_slice() {
   Model m;
-  m.name = "tiny";
+  m.name = "moe-slice";
+  m.sequence = 4096, m.samples = 4, m.micro_batches = 8;
+  ModelConfig& c = m.config;
+  c.vocab_size = 151936, c.hidden_size = 2048, c.num_hidden_layers = 24, c.tie_word_embeddings = false;
+  c.num_attention_heads = 32, c.num_key_value_heads = 4, c.head_dim = 128;
+  add_experts(c, 16, 8, 768);
+  return m;
+}
+
+/// To see that everything works, on a device that is not there.
+Model tiny(const std::string& name) {
+  Model m;
+  m.name = name;
   m.sequence = 24, m.samples = 2, m.micro_batches = 2;
   ModelConfig& c = m.config;
   c.vocab_size = 61, c.hidden_size = 32, c.num_hidden_layers = 2;
   c.num_attention_heads = 2, c.num_key_value_heads = 1, c.head_dim = 64, c.intermediate_size = 48;
   add_gate(c, "elementwise");
+  if (name == "tiny-moe") add_experts(c, 5, 2, 24);
   return m;
 }
 
@@ -83,7 +106,10 @@ std::vector<Model> models() {
           dense_1_7b("1.7b", ""),
           dense_1_7b("1.7b-headwise", "headwise"),
           dense_1_7b("1.7b-elementwise", "elementwise"),
-          tiny()};
+          qwen_moe(),
+          moe_slice(),
+          tiny("tiny"),
+          tiny("tiny-moe")};
 }
 
 /// A model with all its memory. Built twice: without memory to measure, and real.
@@ -96,6 +122,7 @@ struct Training {
   Batch batch;
   Transformer::Saved saved;
   Tensor losses, dhidden;
+  RouterLoad router_load;
   int64_t micro_batches;
 
   Training(const Model& model, Device device, DType dtype, const Training* measured)
@@ -116,6 +143,8 @@ struct Training {
     dhidden = activations.alloc("dhidden", dtype, {tokens, model.config.hidden_size});
     for (Tensor* t : {&batch.tokens, &batch.targets, &batch.positions, &batch.first_key})
       *t = activations.alloc("batch", DType::i32, {tokens});
+    router_load.totals = transformer.make_router_totals(activations);
+    router_load.share = 1.0 / static_cast<double>(micro_batches);
     if (!measured) return;
     const RandomStream random(1, "bench");
     std::vector<int32_t> host(static_cast<size_t>(tokens));
@@ -142,11 +171,12 @@ struct Training {
     const auto counted = static_cast<double>(losses.dim(0) * micro_batches);
     fill(ctx, scale, 1 / counted);
     store.zero_grads(ctx);
+    if (router_load.totals) fill(ctx, router_load.totals, 0.0);
     for (int64_t i = 0; i < micro_batches; ++i) {
-      transformer.forward(ctx, batch, saved);
+      transformer.forward(ctx, batch, saved, router_load);
       transformer.loss_forward_backward(ctx, losses, dhidden, batch, saved, scale);
       sum(ctx, loss, losses, i == 0 ? Into::overwrite : Into::add);
-      transformer.backward(ctx, dhidden, batch, saved);
+      transformer.backward(ctx, dhidden, batch, saved, router_load);
     }
     optimizer.step(ctx, 1e-4, 1.0);
     store.pack(ctx);

@@ -14,8 +14,8 @@ using Catch::Matchers::Contains;
 
 void check_bench(const TinyRun& t, const std::string& device) {
   const std::string file = t.run + "-bench.json";
-  const Outcome outcome = t.sluice({"bench", "kernels,matmul,attention,step", "--device", device, "--size",
-                                    "tiny", "--model", "tiny", "--precision", "bf16", "--json", file});
+  const Outcome outcome = t.sluice({"bench", "kernels,matmul,attention,moe,step", "--device", device, "--size",
+                                    "tiny", "--model", "tiny,tiny-moe", "--precision", "bf16", "--json", file});
   INFO(device << outcome.err);
   REQUIRE(outcome.code == 0);
   const auto result = nlohmann::json::parse(io::read_file(file));
@@ -48,14 +48,26 @@ void check_bench(const TinyRun& t, const std::string& device) {
   // Forward and backward, without a gate and with either.
   CHECK(result["attention"].size() == (device == "cpu" ? 6u : 18u));
   if (device == "cpu") CHECK(skipped == 0);
-  const auto& step = result["steps"][0];
-  CHECK(step["loss"].get<double>() == Approx(std::log(61)).epsilon(0.2));  // random tokens of 61
-  CHECK(step["memory_bytes"].get<double>() > 0);
+  int against_dense = 0;
+  for (const auto& row : result["moe"]) {
+    INFO(row.dump());
+    CHECK(row["tflops"].get<double>() > 0);
+    CHECK(row.contains("of_dense") == row.contains("experts"));
+    if (!row.contains("of_dense")) continue;
+    CHECK(row["of_dense"].get<double>() > 0);
+    ++against_dense;
+  }
+  CHECK(against_dense == 2);  // forward, and with backward
+  REQUIRE(result["steps"].size() == 2);
+  for (const auto& step : result["steps"]) {
+    CHECK(step["loss"].get<double>() == Approx(std::log(61)).epsilon(0.2));  // random tokens of 61
+    CHECK(step["memory_bytes"].get<double>() > 0);
+  }
 }
 
 }  // namespace
 
-TEST_CASE("bench measures kernels, products, attention and steps on every device", "[bench]") {
+TEST_CASE("bench measures kernels, products, attention, experts and steps on every device", "[bench]") {
   const TinyRun t;
   check_bench(t, "cpu");
   if (!cuda_devices().empty())
