@@ -1,22 +1,27 @@
 // Products of many experts for Hopper, bf16: TMA, an mbarrier ring, wgmma, warp-specialised persistent
-// blocks.
+// blocks. Not yet run on a GPU; times here are arithmetic.
 //
 // Mapping: a tile of 128 x 256 per block, the contraction 64 elements (48 KB) at a time through four stages.
-// Two consumer warpgroups multiply 64 rows each, m64n256k16, one step's products in flight while the next
-// step's are issued; the stores of a tile leave under the next one's first products. A producer warpgroup
-// fills the stages:
-//   weights, and rows that lie behind each other, by TMA: one thread;
-//   gathered rows by cp.async, 16 bytes a thread and copy, straight into the swizzled layout. A step takes a
-//   consumer about 1200 cycles and the producers some 100 instructions each, so gathering is free, where
-//   permuting x into memory first would read and write all rows once more: a tenth of the time of the product
-//   at C = 2048, F = 768; the last, partial step of a group of backward_weight by cp.async as well, with
-//   zeros behind its end: TMA would bring the next group's rows.
-// cp.async becomes visible to wgmma when the thread that issued it has waited and fenced; a step is published
-// two steps after it was issued, so that two are on their way. backward_weight contracts over rows, which
-// neither operand has contiguous: wgmma takes both as they lie (Major::mn). Its sums are added to dw by the
-// bulk copies that bring them there, each element once: no order to depend on. Groups take no search: see
-// grouped_linear_kernels.cuh. Bound by the tensor cores, and by reading 85 operations a byte from L2; for
-// less traffic than that, two blocks of a cluster would share the weights. Not yet run on a GPU.
+// Two consumer warpgroups multiply 64 rows each, m64n256k16, one step's products under way while the next
+// step's are issued; the stores of a tile leave under the next one's first products.
+//
+// The producer warpgroup fills the stages. Weights, and rows that lie behind each other, come by TMA, from
+// one thread. Gathered rows come by cp.async straight into the swizzled layout, 8 or 16 copies of 16 bytes
+// per thread and step: a step takes the tensor cores about 1000 cycles, these copies less than 400 of the
+// load unit, so gathering hides behind them, where permuting rows into memory first would read and write all
+// of them once more (a tenth of the product's time at hidden size 2048 and 768 of an expert). The last,
+// partial step of a group of backward_weight comes by cp.async too, with zeros behind the group's end: TMA
+// would bring the next group's rows.
+//
+// What cp.async wrote is visible to wgmma when the thread that issued it has waited and fenced. A step is
+// published two steps after it was issued, so that two are on their way.
+//
+// backward_weight contracts over rows, along which neither operand is contiguous: wgmma takes both as they
+// lie (Major::mn). Its sums are added to dw by the bulk copies that take them there, each element once:
+// nothing depends on an order.
+//
+// Limits: the tensor cores, then L2, which is read once per 85 operations; were that too much, two blocks of
+// a cluster could share the weights. Tiles and groups: grouped_linear_kernels.cuh.
 #include "common/tensor_map.h"
 #include "common/wgmma.cuh"
 #include "grouped_linear_kernels.cuh"
