@@ -1,7 +1,7 @@
 // The logits and their gradients are products of cuBLASLt. The rest is bound by memory, (T, E) numbers in f32
-// read and written once, as long as its instructions keep up: a warp takes a token, lane l its experts l, l +
-// 32, ... in registers. At 8 of 128 experts a row is 1 KiB of traffic and some 250 instructions, most of them
-// the choice. Not yet run on a GPU.
+// read and written once, as long as its instructions keep up: a warp takes a token, lane l its experts l,
+// l + 32, ... in registers. At 8 of 128 experts a row is 1 KiB of traffic and some 230 instructions, half of
+// them the choice. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "common/ptx.cuh"
 #include "matmul.h"
@@ -13,21 +13,18 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kFinalThreads = 1024;
 
-/// f(experts of a lane), a std::integral_constant.
-template <class F>
+/// f(experts of a lane), a std::integral_constant: one of a few numbers, none much above what is needed.
+template <int kFirst = 0, class F>
 void with_per_lane(int64_t experts, F&& f) {
-  if (experts <= 32)
-    f(std::integral_constant<int, 1>());
-  else if (experts <= 64)
-    f(std::integral_constant<int, 2>());
-  else if (experts <= 128)
-    f(std::integral_constant<int, 4>());
-  else if (experts <= 256)
-    f(std::integral_constant<int, 8>());
-  else if (experts <= 512)
-    f(std::integral_constant<int, 16>());
-  else
-    f(std::integral_constant<int, 32>());
+  constexpr int kPerLane[] = {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32};
+  if constexpr (kPerLane[kFirst] == kMaxExperts / 32) {
+    f(std::integral_constant<int, kPerLane[kFirst]>());
+  } else {
+    if (experts <= kPerLane[kFirst] * 32)
+      f(std::integral_constant<int, kPerLane[kFirst]>());
+    else
+      with_per_lane<kFirst + 1>(experts, f);
+  }
 }
 
 struct Route {
@@ -39,9 +36,71 @@ struct Route {
   bool norm_topk_prob;
 };
 
-/// The choice is K rounds of a maximum over the warp. What is compared is the bits of p plus one: their order
-/// is that of non-negative numbers, NaN is above all of them, and 0 is left for what is chosen already or no
-/// expert.
+/// A token's largest p one after the other, ties to the lower id. What is compared is the bits of p plus one:
+/// their order is that of p, and 0 is left for no expert and for what was taken. NaN is put on top of all.
+template <int kPerLane>
+struct Candidates {
+  unsigned keys[kPerLane];
+
+  DEVICE_INLINE void set(int j, float p) { keys[j] = key_of(p); }
+  DEVICE_INLINE void set_none(int j) { keys[j] = 0; }
+  DEVICE_INLINE void complete() {}
+  /// The whole warp gets the same.
+  DEVICE_INLINE void take(int lane, unsigned& key, int& place) {
+    key = 0;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) key = max(key, keys[j]);
+    key = __reduce_max_sync(kFullWarp, key);
+    unsigned id = ~0u;
+#pragma unroll
+    for (int j = kPerLane - 1; j >= 0; --j)
+      if (keys[j] == key) id = static_cast<unsigned>(j * 32 + lane);
+    id = __reduce_min_sync(kFullWarp, id);
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j)
+      if (id == static_cast<unsigned>(j * 32 + lane)) keys[j] = 0;
+    place = static_cast<int>(id);
+  }
+  static DEVICE_INLINE float value(unsigned key) { return __uint_as_float(key - 1); }
+  static DEVICE_INLINE int expert(unsigned, int place) { return place; }
+
+  static DEVICE_INLINE unsigned key_of(float p) { return min(__float_as_uint(p), 0x3ffffffeu) + 1; }
+};
+
+/// p is at most one, so that two bits of its key are free: for j, the lower the larger. A lane sorts its keys
+/// once and then has its largest at hand.
+template <int kPerLane>
+requires(kPerLane <= 4) struct Candidates<kPerLane> {
+  unsigned keys[kPerLane];
+
+  DEVICE_INLINE void set(int j, float p) {
+    keys[j] = ((min(__float_as_uint(p), 0x3ffffffeu) + 1) << 2) + static_cast<unsigned>(3 - j);
+  }
+  DEVICE_INLINE void set_none(int j) { keys[j] = 0; }
+  DEVICE_INLINE void complete() {
+#pragma unroll
+    for (int last = kPerLane - 1; last > 0; --last)
+#pragma unroll
+      for (int j = 0; j < last; ++j) {
+        const unsigned larger = max(keys[j], keys[j + 1]);
+        keys[j + 1] = min(keys[j], keys[j + 1]);
+        keys[j] = larger;
+      }
+  }
+  DEVICE_INLINE void take(int lane, unsigned& key, int& place) {
+    key = __reduce_max_sync(kFullWarp, keys[0]);
+    place = __ffs(static_cast<int>(__ballot_sync(kFullWarp, keys[0] == key))) - 1;
+    if (lane == place) {
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) keys[j] = j + 1 < kPerLane ? keys[j + 1 < kPerLane ? j + 1 : 0] : 0;
+    }
+  }
+  static DEVICE_INLINE float value(unsigned key) { return __uint_as_float((key >> 2) - 1); }
+  static DEVICE_INLINE int expert(unsigned key, int place) {
+    return (3 - static_cast<int>(key & 3)) * 32 + place;
+  }
+};
+
 template <int kPerLane>
 __global__ void __launch_bounds__(kThreads) route_kernel(Route r) {
   const int lane = static_cast<int>(threadIdx.x) % 32, E = r.num_experts;
@@ -66,40 +125,33 @@ __global__ void __launch_bounds__(kThreads) route_kernel(Route r) {
   }
   sum = warp_sum(sum);
   const float inverse = 1.f / sum;
-  unsigned keys[kPerLane];
+  Candidates<kPerLane> candidates;
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
     const int e = j * 32 + lane;
-    keys[j] = 0;
+    candidates.set_none(j);
     if (e < E) {
       p[j] *= inverse;
       r.probabilities[token * E + e] = p[j];
-      keys[j] = (__float_as_uint(p[j]) & 0x7fffffffu) + 1;
+      candidates.set(j, p[j]);
     }
   }
+  candidates.complete();
 
-  float weight = 0, chosen_sum = 0;  // lane k: of the token's k-th expert; of all of them
-  int expert = 0;
+  unsigned key = 0;  // lane k: of the token's k-th expert
+  int place = 0;
   for (int k = 0; k < r.chosen; ++k) {
-    unsigned best = 0;
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) best = max(best, keys[j]);
-    best = __reduce_max_sync(kFullWarp, best);
-    unsigned id = ~0u;
-#pragma unroll
-    for (int j = kPerLane - 1; j >= 0; --j)
-      if (keys[j] == best) id = static_cast<unsigned>(j * 32 + lane);
-    id = __reduce_min_sync(kFullWarp, id);
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j)
-      if (id == static_cast<unsigned>(j * 32 + lane)) keys[j] = 0;
-    const float value = __uint_as_float(best - 1);
-    chosen_sum += value;
-    if (lane == k) weight = value, expert = static_cast<int>(id);
+    unsigned next;
+    int next_place;
+    candidates.take(lane, next, next_place);
+    if (lane == k) key = next, place = next_place;
   }
-  if (lane < r.chosen) {
-    r.weights[token * r.chosen + lane] = r.norm_topk_prob ? weight / chosen_sum : weight;
-    r.experts[token * r.chosen + lane] = expert;
+  const bool is_chosen = lane < r.chosen;
+  float weight = is_chosen ? candidates.value(key) : 0.f;
+  if (r.norm_topk_prob) weight /= warp_sum(weight);
+  if (is_chosen) {
+    r.weights[token * r.chosen + lane] = isnan(sum) ? sum : weight;
+    r.experts[token * r.chosen + lane] = candidates.expert(key, place);
   }
   if (lane == 0) r.lse[token] = largest + logf(sum);
 }

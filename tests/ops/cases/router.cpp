@@ -137,8 +137,8 @@ OpFamily router_cases() {
     cases.push_back(logits_case(64, 64, 128, into));
     cases.push_back(logits_case(0, 16, 4, into));
   }
-  for (const int64_t experts :
-       {1, 2, 3, 8, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200, 256, 300, 512, 513, 1000, 1024}) {
+  for (const int64_t experts : {1,   2,   3,   8,   31,  32,  33,  63,  64,  65,   96,  97,
+                                127, 128, 129, 170, 200, 256, 300, 512, 513, 1000, 1024}) {
     const int64_t most = std::min(experts, kMaxExpertsPerToken);
     cases.push_back(route_case({.tokens = 9, .experts = experts, .chosen = std::min<int64_t>(experts, 8)}));
     cases.push_back(
