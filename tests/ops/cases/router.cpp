@@ -5,6 +5,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
@@ -165,10 +166,12 @@ OpFamily router_cases() {
   }
   cases.push_back(load_case(129, 1024, 32, true, 1));
   cases.push_back(load_case(34000, 2, 1, true, 0));  // chunks longer than their least
-  for (const double bad : {std::nan(""), -std::nan(""), std::numeric_limits<double>::infinity()})
+  for (const double bad :
+       {std::nan(""), std::bit_cast<double>(~uint64_t{0}), std::numeric_limits<double>::infinity()})
     for (const bool whole_row : {true, false}) {
       cases.push_back(not_finite_case(5, 5, bad, whole_row));
       cases.push_back(not_finite_case(70, 8, bad, whole_row));
+      cases.push_back(not_finite_case(200, 8, bad, whole_row));
     }
   cases.push_back(not_finite_case(40, 32, -std::numeric_limits<double>::infinity(), true));
 
