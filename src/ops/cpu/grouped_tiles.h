@@ -46,7 +46,7 @@ struct Tiles {
 /// c[i][.] (= | +=) sum over k of a[i AI + k AK] b[k][.], M rows and one strip. The sum runs in the order of k in one
 /// accumulator for each element: a value does not depend on the tile it fell in.
 template <class A, int M, int AI, int AK>
-inline void tile(int64_t depth, const A* a, const A* b, A* c, int64_t ldc, bool add) {
+[[gnu::noinline]] void tile(int64_t depth, const A* a, const A* b, A* c, int64_t ldc, bool add) {
   constexpr int W = Simd<A>::kWidth;
   Vec<A> s[M][2];
 #pragma GCC unroll 14
@@ -122,7 +122,7 @@ inline void pack_strips(A* to, int64_t depth, int64_t columns, Row&& row) {
 
 /// The same of a block stored as its transpose, rows of depth elements ld apart: to[strip][k][.] = from[column][k].
 template <class T, class A>
-inline void pack_strips_transposed(A* to, int64_t depth, int64_t columns, const T* from, int64_t ld) {
+[[gnu::noinline]] void pack_strips_transposed(A* to, int64_t depth, int64_t columns, const T* from, int64_t ld) {
   constexpr int W = Simd<A>::kWidth;
   const int64_t step = depth * kStrip<A>;
   for (int64_t c = 0; c < columns; c += W) {

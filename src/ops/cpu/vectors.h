@@ -94,7 +94,7 @@ inline Vec<A> exchange(Vec<A> a, Vec<A> b, std::index_sequence<E...>) {
 }
 
 template <class A, int H>
-inline void transpose_step(Vec<A>* r) {
+[[gnu::always_inline]] inline void transpose_step(Vec<A>* r) {
   constexpr int W = Simd<A>::kWidth;
 #pragma GCC unroll 16
   for (int i = 0; i < W; ++i) {
@@ -108,7 +108,7 @@ inline void transpose_step(Vec<A>* r) {
 
 /// Transposes the square r[0, W) of W vectors of width W.
 template <class A>
-inline void transpose(Vec<A>* r) {
+[[gnu::always_inline]] inline void transpose(Vec<A>* r) {
   transpose_step<A, Simd<A>::kWidth / 2>(r);
 }
 
