@@ -5,7 +5,15 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "core/device.h"
 #include "ops/cases.h"
+#ifdef SLUICE_EMULATION
+#include "seam.h"
+#endif
 
 namespace sluice::test {
 namespace {
@@ -143,5 +151,29 @@ OpFamily grouped_linear_cases() {
   };
   return family;
 }
+
+#ifdef SLUICE_EMULATION
+TEST_CASE("products of experts take and store matrices without bank conflicts", "[grouped_linear]") {
+  if (cuda_devices().empty()) return;
+  const Shape gathered{{130, 70}, 136, 72, 0, 50};  // wgmma and stmatrix, or ldmatrix on other cards
+  const Shape odd{{130, 70}, 131, 67, 0, 50};       // ldmatrix
+  emu::reset_stats();
+  for (const Shape& s : {gathered, odd})
+    for (const OpCase& c :
+         {forward_case(s), backward_input_case(s), backward_weight_case(s, Gather::second)}) {
+      Context dry(0, Device::cuda);
+      Arena measure("case", 0, Device::cuda);
+      CaseRun dry_run(dry, DType::bf16, measure);
+      c.run(dry_run);
+      Arena memory("case", measure.high_water(), Device::cuda);
+      Context ctx(std::max<int64_t>(dry.scratch.high_water(), 64), Device::cuda);
+      CaseRun run(ctx, DType::bf16, memory);
+      c.run(run);
+      synchronize(ctx);
+    }
+  CHECK(emu::stats().ldsm_phases > 0);
+  CHECK(emu::stats().ldsm_conflicts == 0);
+}
+#endif
 
 }  // namespace sluice::test
