@@ -8,6 +8,16 @@ find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(ZLIB REQUIRED)
 
+# Many ranks. Without it Sluice is one process.
+set(SLUICE_MPI auto CACHE STRING "Ranks under mpirun and srun: auto (where MPI is found), on, off")
+if(NOT SLUICE_MPI STREQUAL "off")
+  if(SLUICE_MPI STREQUAL "on")
+    find_package(MPI REQUIRED COMPONENTS CXX)
+  else()
+    find_package(MPI QUIET COMPONENTS CXX)
+  endif()
+endif()
+
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 add_library(xxHash::xxhash ALIAS PkgConfig::XXHASH)
 pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)

@@ -1,6 +1,11 @@
 // sluice train: train, or resume.
-#include <memory>
+#include <spdlog/spdlog.h>
 
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "comm/mpi.h"
 #include "commands.h"
 #include "train/run.h"
 
@@ -32,7 +37,17 @@ void add_train_command(CLI::App& app, int& exit_code) {
     options->command_line = app.get_name() + " train " + options->config_path;
     for (const std::string& text : options->overrides) options->command_line += " '" + text + "'";
     for (const std::string& key : options->allow_change) options->command_line += " --allow-change " + key;
-    exit_code = static_cast<int>(run_training(*options));
+    const std::unique_ptr<Communicator> world = make_world();
+    options->ranks = world.get();
+    try {
+      exit_code = static_cast<int>(run_training(*options));
+    } catch (const Error& error) {
+      if (world->size() == 1) throw;
+      // Those who find it together say it once; the first to come takes all others with it.
+      if (world->rank() == 0 || error.code() != ExitCode::usage) spdlog::error("rank {}: {}", world->rank(), error.what());
+      else std::this_thread::sleep_for(std::chrono::seconds(1));
+      world->abort(error.code());
+    }
   });
 }
 

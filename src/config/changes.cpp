@@ -40,6 +40,7 @@ constexpr struct {
     {"model.moe.load_balance", ChangeClass::trajectory},
     {"model.moe.router_z_loss_coefficient", ChangeClass::trajectory},
     {"train.threads", ChangeClass::operational},
+    {"parallel.", ChangeClass::operational},
     {"train.recompute", ChangeClass::operational},  // the same bits, less memory
     // Their effect is intermediate_size, which is identity itself.
     {"model.match_parameters_of", ChangeClass::operational},

@@ -37,6 +37,8 @@ enum class Recompute : uint8_t { none, mlp, block };
 enum class BadStepPolicy : uint8_t { stop, skip, count };
 enum class OptimizerType : uint8_t { adamw };
 enum class BalanceScope : uint8_t { global_batch, micro_batch };
+enum class Determinism : uint8_t { same_layout, exact };
+enum class ExactSum : uint8_t { tree, fixed64 };
 enum class Schedule : uint8_t { constant, cosine, linear, wsd };
 enum class ConsoleMode : uint8_t { automatic, bar, lines, none };
 
@@ -59,6 +61,8 @@ SLUICE_ENUM_NAMES(Recompute, "none", "mlp", "block");
 SLUICE_ENUM_NAMES(BadStepPolicy, "stop", "skip", "count");
 SLUICE_ENUM_NAMES(OptimizerType, "adamw");
 SLUICE_ENUM_NAMES(BalanceScope, "global_batch", "micro_batch");
+SLUICE_ENUM_NAMES(Determinism, "same_layout", "exact");
+SLUICE_ENUM_NAMES(ExactSum, "tree", "fixed64");
 SLUICE_ENUM_NAMES(Schedule, "constant", "cosine", "linear", "wsd");
 SLUICE_ENUM_NAMES(ConsoleMode, "auto", "bar", "lines", "none");
 
@@ -348,6 +352,27 @@ struct EvalConfig {
   }
 };
 
+struct ParallelConfig {
+  int64_t tensor = 1;
+  int64_t context = 1;
+  int64_t expert = 1;
+  int64_t pipeline = 1;
+  int64_t zero_stage = 0;
+  Determinism determinism = Determinism::same_layout;
+  ExactSum exact_sum = ExactSum::tree;
+
+  template <class V>
+  void fields(V& f) {
+    f("tensor", tensor, "ranks that share every layer; 1 in this version");
+    f("context", context, "ranks that share a sequence; 1 in this version");
+    f("expert", expert, "ranks that share the experts; 1 in this version");
+    f("pipeline", pipeline, "ranks that share the layers; 1 in this version");
+    f("zero_stage", zero_stage, "ranks that share moments, gradients, weights (ZeRO); 0 in this version");
+    f("determinism", determinism, "same_layout: the same bits again on as many ranks; exact: on any number of them");
+    f("exact_sum", exact_sum, "of gradients, when exact: a tree over micro-batches (each rank takes a power of two), or 64-bit fixed point");
+  }
+};
+
 struct CheckpointConfig {
   int64_t every_steps = 0;
   double every_minutes = 15.0;
@@ -387,6 +412,7 @@ struct Config {
   DataConfig data;
   TrainConfig train;
   OptimizerConfig optimizer;
+  ParallelConfig parallel;
   EvalConfig eval;
   CheckpointConfig checkpoint;
   LogConfig log;
@@ -399,6 +425,7 @@ struct Config {
     f("data", data, "");
     f("train", train, "");
     f("optimizer", optimizer, "");
+    f("parallel", parallel, "");
     f("eval", eval, "");
     f("checkpoint", checkpoint, "");
     f("log", log, "");

@@ -8,8 +8,7 @@ namespace sluice {
 namespace {
 
 /// Sections that a later version brings: told apart from misspelt ones.
-constexpr std::string_view kLater[] = {"parallel", "model.attention.head_balance",
-                                       "model.attention.sparse"};
+constexpr std::string_view kLater[] = {"model.attention.head_balance", "model.attention.sparse"};
 
 std::string wrapped(const std::vector<std::string>& names) {
   std::string out;

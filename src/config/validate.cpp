@@ -227,6 +227,18 @@ void check_schedule(const Config& c, Checks& check) {
                             o.decay_steps, o.warmup_steps, steps));
 }
 
+void check_parallel(const ParallelConfig& p, Checks& check) {
+  for (const auto& [key, ranks] : std::initializer_list<std::pair<const char*, int64_t>>{{"parallel.tensor", p.tensor},
+                                                                                        {"parallel.context", p.context},
+                                                                                        {"parallel.expert", p.expert},
+                                                                                        {"parallel.pipeline", p.pipeline}})
+    check.require(ranks == 1, {key},
+                  ranks < 1 ? fmt::format("{} must be at least 1, got {}", key, ranks)
+                            : fmt::format("{} = {} is not available in this version; use 1", key, ranks));
+  check.require(p.zero_stage == 0, {"parallel.zero_stage"},
+                fmt::format("parallel.zero_stage = {} is not available in this version; use 0", p.zero_stage));
+}
+
 void check_rest(const Config& c, Checks& check) {
   check.require(!c.name.empty() && c.name.find('/') == std::string::npos && c.name[0] != '.', {"name"},
                 fmt::format("name must be usable as a folder's name, got \"{}\"", c.name));
@@ -259,6 +271,7 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   check_train(config.train, check);
   check_optimizer(config.optimizer, check);
   check_schedule(config, check);
+  check_parallel(config.parallel, check);
 }
 
 void check_training(const Config& config, ProblemSink& problem) {

@@ -1,5 +1,8 @@
 #include "nn/moe.h"
 
+#include <algorithm>
+
+#include "comm/reduce.h"
 #include "nn/init.h"
 #include "ops/activation.h"
 #include "ops/elementwise.h"
@@ -13,6 +16,7 @@ void Moe::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& 
   route_forward(ctx, kept.probabilities, kept.lse, kept.weights, kept.experts, logits, config_.norm_topk_prob);
   permute_plan(ctx, kept.permutation, kept.experts);
   router_load(ctx, kept.counts, load.layer(layer_), kept.permutation.offsets, kept.probabilities, kept.lse);
+  count_with_ranks(ctx, load);
   shared_forward(ctx, x, kept);
 
   ScratchScope t(ctx.scratch);
@@ -42,11 +46,19 @@ void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
   unpermute(ctx, dx, drows, p.rows, shared_ ? Into::add : Into::overwrite);
 
   const bool global = config_.load_balance.scope == BalanceScope::global_batch && load.totals;
-  const Tensor counts = global ? load.layer(layer_).rows(0, config_.num_experts) : s.counts;
+  const Tensor counts = global ? load.layer_counts(layer_, config_.num_experts) : s.counts;
   const double token = load.share / static_cast<double>(std::max<int64_t>(x.dim(0), 1));
   route_backward(ctx, dlogits, dweights, s.probabilities, s.lse, s.weights, s.experts, counts, config_.norm_topk_prob,
                  {.balance = config_.load_balance.coefficient * token, .z = config_.router_z_loss_coefficient * token});
   router_logits_backward(ctx, dx, store_.grad(router_), dlogits, x, store_.linear(router_), Into::add);
+}
+
+/// The balance loss of the global batch sees what every rank has counted.
+void Moe::count_with_ranks(Context& ctx, const RouterLoad& load) const {
+  if (!load.counts || ctx.dry_run || config_.load_balance.scope != BalanceScope::global_batch) return;
+  const Tensor counts = load.layer_counts(layer_, config_.num_experts);
+  std::copy_n(load.layer(layer_).as<double>(), config_.num_experts, counts.as<double>());
+  all_reduce(*load.ranks, counts.as<double>(), config_.num_experts);
 }
 
 void Moe::inner_forward(Context& ctx, const Saved& s, const Tensor& x) const {

@@ -2,6 +2,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/communicator.h"
 #include "config/config.h"
 #include "nn/gate.h"
 #include "nn/layer.h"
@@ -16,8 +17,16 @@ namespace sluice {
 struct RouterLoad {
   Tensor totals;     // (layers, router_totals_size(E)) f64, ops/router.h; rows of dense layers stay 0. Empty: nothing is added
   double share = 1;  // of the global batch's tokens, in this micro-batch
+  /// Others that compute micro-batches of the same step at the same time; host memory then. And (layers, E) f64: the counts of
+  /// all of them so far.
+  Communicator* ranks = nullptr;
+  Tensor counts;
 
   Tensor layer(int64_t i) const { return totals ? totals.rows(i, 1).view({totals.dim(1)}) : Tensor(); }
+  /// (E) f64: how often each expert of layer i was chosen in the step so far, here or by all ranks.
+  Tensor layer_counts(int64_t i, int64_t experts) const {
+    return counts ? counts.rows(i, 1).view({experts}) : layer(i).rows(0, experts);
+  }
 };
 
 /// Mixture of experts (SPEC 1.2): every token goes to K of E SwiGLU experts of its router's choice, none is dropped, and to
@@ -53,6 +62,7 @@ class Moe {
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load, const Saved& s) const;
 
  private:
+  void count_with_ranks(Context& ctx, const RouterLoad& load) const;
   void inner_forward(Context& ctx, const Saved& s, const Tensor& x) const;
   /// s, or temporaries in the place of what it does not keep.
   Saved kept_or_temporary(ScratchScope& t, const Saved& s, const Tensor& x) const;

@@ -78,7 +78,8 @@ int64_t ParamStore::total_active() const {
   return static_cast<int64_t>(std::llround(n));
 }
 
-void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients) {
+void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients,
+                          const std::function<int64_t(int64_t)>& padded) {
   const auto aligned = [](int64_t n) { return (n + kAlignElements - 1) / kAlignElements * kAlignElements; };
   offsets_.clear();
   int64_t end = 0;
@@ -87,7 +88,7 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
     offsets_.push_back(end);
     end += count_elements(spec);
   }
-  end = aligned(end);
+  end = padded ? padded(aligned(end)) : aligned(end);
 
   dtype_ = dtype;
   flat_values_ = values.alloc("values", dtype, {end});

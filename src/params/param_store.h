@@ -1,6 +1,7 @@
 #pragma once
 // ParamStore: every parameter of a model, said once by the layer that owns it. Optimizer, checkpoint, plan,
 // clip and export iterate the specs; nobody else lists parameters.
+#include <functional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -43,8 +44,9 @@ class ParamStore {
   int64_t total_active() const;  // those that one token takes part in
 
   /// Allocates values (dtype), gradients (accumulate_dtype(dtype)) and packed copies for products of about
-  /// `rows` rows. gradients == nullptr: none (evaluation). Arenas may measure.
-  void allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients);
+  /// `rows` rows. padded: the flat buffers' size for that many elements, for shards of equal size. gradients == nullptr: none (evaluation). Arenas may measure.
+  void allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients,
+                const std::function<int64_t(int64_t)>& padded = {});
 
   DType dtype() const { return dtype_; }
   Tensor value(Id id) const { return values_[static_cast<size_t>(id)].value; }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <optional>
 
+#include "comm/reduce.h"
 #include "core/cpu_features.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
@@ -73,6 +74,9 @@ class Run {
 
  private:
   void check_resume();
+  void open_files();
+  ExitCode lead();
+  ExitCode follow();
   void start_files();
   void banner();
   int64_t layers_with_experts() const;
@@ -84,8 +88,11 @@ class Run {
   void save();
   void report_saved();
   bool checkpoint_due() const;
+  /// Rank 0 tells, writes and evaluates; the others only compute.
+  bool leads() const { return ranks_->rank() == 0; }
+  bool agree(bool mine) const;
   bool last_step_done() const { return trainer_->next_step() >= trainer_->max_steps(); }
-  /// All steps done and evaluated.
+  /// All steps done and evaluated; rank 0 knows.
   bool complete() const {
     return last_step_done() && (evaluator_->empty() || evals_->last_step() >= trainer_->next_step());
   }
@@ -95,6 +102,8 @@ class Run {
   void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values);
 
   RunOptions options_;
+  std::unique_ptr<Communicator> alone_;
+  Communicator* ranks_;
   Config config_;
   Plan plan_;
   std::unique_ptr<Tokenizer> tokenizer_;
@@ -126,7 +135,10 @@ class Run {
 
 // ---- before the first step
 
-Run::Run(const RunOptions& options) : options_(options) {
+Run::Run(const RunOptions& options)
+    : options_(options),
+      alone_(options.ranks ? nullptr : make_local_communicator()),
+      ranks_(options.ranks ? options.ranks : alone_.get()) {
   config_ = load_config(options.config_path, options.overrides);
   validate_for_training(config_);
   if (config_.train.threads > 0) set_num_threads(static_cast<int>(config_.train.threads));
@@ -140,13 +152,19 @@ Run::Run(const RunOptions& options) : options_(options) {
   data_fingerprint_ = data_->fingerprint();
   config_yaml_ = to_yaml(config_);
 
-  folder_ = std::make_unique<RunFolder>(config_.run_dir);
-  const std::string checkpoints = folder_->file("ckpt");
+  if (leads()) folder_ = std::make_unique<RunFolder>(config_.run_dir);
+  ranks_->barrier();  // nobody looks before the folder is ours
+  const std::string checkpoints = config_.run_dir + "/ckpt";
   if (options.fresh && !list_checkpoints(checkpoints).empty())
     fail(ExitCode::usage,
          "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",
-         folder_->path(), list_checkpoints(checkpoints).front());
+         config_.run_dir, list_checkpoints(checkpoints).front());
   resumed_ = newest_valid_checkpoint(checkpoints);
+  std::vector<int64_t> steps(static_cast<size_t>(ranks_->size()));
+  const int64_t mine = resumed_.path.empty() ? -1 : resumed_.step;
+  ranks_->all_gather(steps.data(), &mine, sizeof(mine));
+  if (std::any_of(steps.begin(), steps.end(), [&](int64_t step) { return step != steps[0]; }))
+    fail(ExitCode::data, "ranks see different checkpoints in {}: is it on a file system that all of them share?", checkpoints);
   if (!resumed_.path.empty()) check_resume();
 }
 
@@ -197,6 +215,7 @@ void Run::start_files() {
                                       {"max_steps", trainer_->max_steps()},
                                       {"tokens_per_step", tokens_per_step(config_)},
                                       {"precision", word(config_.train.precision)},
+                                      {"ranks", ranks_->size()},
                                       {"threads", num_threads()},
                                       {"instruction_set", isa_name(cpu_isa())},
                                       {"device", device_text(trainer_->context().device)},
@@ -236,6 +255,13 @@ void Run::banner() {
   const double tokens =
       static_cast<double>(trainer_->max_steps()) * static_cast<double>(tokens_per_step(config_));
   console_->line("device   " + device_text(trainer_->context().device));
+  if (ranks_->size() > 1)
+    console_->line(fmt::format("ranks    {} ({})  each {} micro-batches of {} a step  gradients {}", ranks_->size(), ranks_->name(),
+                               config_.train.global_batch_size / config_.train.micro_batch_size / ranks_->size(),
+                               config_.train.micro_batch_size,
+                               config_.parallel.determinism == Determinism::exact
+                                   ? fmt::format("exact, {}", word(config_.parallel.exact_sum))
+                                   : "same bits on the same layout"));
   console_->line(fmt::format(
       "train    {} tokens = {} steps x {}  {:.2g} tokens per parameter  {} FLOPs  {}, {} thread{}, {}",
       format_count(tokens), trainer_->max_steps(), tokens_per_step(config_), tokens / total,
@@ -284,19 +310,24 @@ std::string Run::experts_text() const {
 // ---- the loop
 
 ExitCode Run::train() {
-  console_ = std::make_unique<Console>(config_.log.console, Terminal::detect(config_.log.console));
-  warnings_ = std::make_unique<ConsoleWarnings>(*console_);
+  if (leads()) {
+    console_ = std::make_unique<Console>(config_.log.console, Terminal::detect(config_.log.console));
+    warnings_ = std::make_unique<ConsoleWarnings>(*console_);
+  } else {
+    spdlog::set_level(spdlog::level::err);  // warnings come from rank 0
+  }
 
-  const bool evaluated = evaluator_->empty() ||
-                         JsonLines(folder_->file("eval.jsonl"), resumed_.step).last_step() >= resumed_.step;
-  if (!resumed_.path.empty() && resumed_.step >= training_steps(config_) && evaluated) {
-    console_->line(fmt::format(
-        "{} is finished: step {} of {}, {}. More: train.max_steps=N --allow-change train.max_steps, "
-        "or another run_dir.",
-        folder_->path(), resumed_.step, training_steps(config_), resumed_.path));
+  const bool evaluated = leads() && (evaluator_->empty() || JsonLines(folder_->file("eval.jsonl"), resumed_.step).last_step() >=
+                                                                resumed_.step);
+  if (agree(!resumed_.path.empty() && resumed_.step >= training_steps(config_) && evaluated)) {
+    if (leads())
+      console_->line(fmt::format(
+          "{} is finished: step {} of {}, {}. More: train.max_steps=N --allow-change train.max_steps, "
+          "or another run_dir.",
+          folder_->path(), resumed_.step, training_steps(config_), resumed_.path));
     return ExitCode::ok;
   }
-  trainer_ = std::make_unique<Trainer>(config_, *data_);
+  trainer_ = std::make_unique<Trainer>(config_, *data_, ranks_);
   if (config_.model.moe.num_experts > 0) monitor_ = std::make_unique<RouterMonitor>(config_.model);
   if (resumed_.path.empty()) {
     trainer_->initialize();
@@ -306,6 +337,11 @@ ExitCode Run::train() {
     if (monitor_) monitor_->restore(resumed_.state.value("router", nlohmann::json()));
     saved_step_ = reported_step_ = trainer_->next_step();
   }
+  if (leads()) open_files();
+  return leads() ? lead() : follow();
+}
+
+void Run::open_files() {
   console_->log_to(folder_->file("console.log"));
   start_files();
   metrics_ = std::make_unique<JsonLines>(folder_->file("metrics.jsonl"), trainer_->next_step());
@@ -317,7 +353,16 @@ ExitCode Run::train() {
                                         &trainer_->context());
   banner();
   folder_->write_status(status("running"));
+}
 
+/// What a rank does that neither tells nor writes.
+ExitCode Run::follow() {
+  while (!finish_or_stop()) step();
+  ranks_->barrier();  // the last checkpoint is durable, or rank 0 has ended us all
+  return agree(false) ? ExitCode::ok : ExitCode::preempted;
+}
+
+ExitCode Run::lead() {
   try {
     const double start = now();
     while (!finish_or_stop()) step();
@@ -326,7 +371,8 @@ ExitCode Run::train() {
       fail(ExitCode::save_failed, "the final checkpoint could not be written: {}",
            checkpoints_->last_error());
     report_saved();
-    if (!complete()) {
+    ranks_->barrier();
+    if (!agree(complete())) {
       folder_->write_status(status("preempted"));
       console_->line(fmt::format("stopped by {} at step {}, saved; run the same command to go on",
                                  signals_.name(), trainer_->next_step()));
@@ -345,14 +391,22 @@ ExitCode Run::train() {
   }
 }
 
+/// Whether any rank says so.
+bool Run::agree(bool mine) const {
+  int64_t count = mine ? 1 : 0;
+  all_reduce(*ranks_, &count, 1);
+  return count > 0;
+}
+
 /// Between steps: evaluation, checkpoint, signals. True when the loop is over.
 bool Run::finish_or_stop() {
   const int64_t step = trainer_->next_step();
-  const bool last = last_step_done();
+  const bool last = last_step_done(), stop = agree(signals_.requested());
+  if (!leads()) return stop || last;
   const bool due = config_.eval.every_steps > 0 && step > 0 && step % config_.eval.every_steps == 0;
-  if (!evaluator_->empty() && (due || last) && evals_->last_step() < step && !signals_.requested())
+  if (!evaluator_->empty() && (due || last) && evals_->last_step() < step && !stop)
     evaluate();
-  if (signals_.requested() || last) return true;
+  if (stop || last) return true;
   if (checkpoint_due()) save();
   report_saved();
   if (now() - heartbeat_at_ > 15) {
@@ -378,6 +432,7 @@ void Run::step() {
   seconds_since_told_ += seconds;
   ++steps_since_told_;
   times_.add(seconds);
+  if (!leads()) return;
   if (last_.skipped) spdlog::warn("{}; skipped", trainer_->problem());
   router_ = summarize_router(config_.model, trainer_->router_totals());
   if (monitor_ && router_)

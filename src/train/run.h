@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "config/load.h"
 #include "core/error.h"
 #include "data/tokenizer.h"
@@ -16,6 +17,8 @@ struct RunOptions {
   std::vector<std::string> allow_change;  // trajectory keys that may differ from the checkpoint's
   std::string command_line;               // for RUN/cmdline.txt
   bool fresh = false;                     // refuse to resume
+  /// Those that train together; null: alone. All are given the same options, and return the same; rank 0 tells and writes.
+  Communicator* ranks = nullptr;
 };
 
 /// Fills what only the tokenizer (vocab_size) and the parameter match (intermediate_size) know.

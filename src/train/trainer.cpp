@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "analysis/summary.h"
+#include "comm/reduce.h"
 #include "core/device.h"
 #include "config/load.h"
 #include "ops/elementwise.h"
@@ -41,8 +42,38 @@ Device resolve_device(DeviceChoice choice) {
   fail(ExitCode::internal, "unknown device");
 }
 
-MemoryPlan Trainer::measure(const Config& config) {
-  Trainer dry(config, nullptr, MemoryPlan{});
+namespace {
+
+/// How many micro-batches of a step a rank computes.
+int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks, Device device) {
+  const TrainConfig& t = config.train;
+  const ParallelConfig& p = config.parallel;
+  const bool exact = p.determinism == Determinism::exact;
+  if (device == Device::cuda && (ranks.size() > 1 || exact))
+    fail(ExitCode::usage, "several ranks, and parallel.determinism: exact, are computed on CPUs in this version; use train.device=cpu");
+  const int64_t all = t.global_batch_size / t.micro_batch_size, mine = all / ranks.size();
+  if (mine * ranks.size() != all)
+    fail(ExitCode::usage,
+         "train.global_batch_size = {} is {} micro-batches of {}, which {} ranks cannot share evenly; use a multiple of {}, or "
+         "another number of ranks",
+         t.global_batch_size, all, t.micro_batch_size, ranks.size(), ranks.size() * t.micro_batch_size);
+  if (exact && p.exact_sum == ExactSum::tree && (mine & (mine - 1)) != 0)
+    fail(ExitCode::usage,
+         "parallel.exact_sum: tree needs a power of two of micro-batches on every rank, and {} of {} leave each of {} ranks {}; "
+         "use fixed64",
+         all, t.micro_batch_size, ranks.size(), mine);
+  if (config.model.moe.num_experts > 0 && config.model.moe.load_balance.scope == BalanceScope::global_batch &&
+      config.model.moe.load_balance.coefficient > 0 && exact)
+    fail(ExitCode::usage,
+         "model.moe.load_balance.scope: global_batch counts the step so far, which depends on who computes what; with "
+         "parallel.determinism: exact use micro_batch");
+  return mine;
+}
+
+}  // namespace
+
+MemoryPlan Trainer::measure(const Config& config, Communicator* ranks) {
+  Trainer dry(config, nullptr, ranks, MemoryPlan{});
   dry.step();
   if (dry.analysed_.batch.tokens) {
     dry.model_.forward(dry.ctx_, dry.analysed_.batch, dry.analysed_.saved);
@@ -53,14 +84,18 @@ MemoryPlan Trainer::measure(const Config& config) {
           dry.pinned_.high_water()};
 }
 
-Trainer::Trainer(const Config& config, const Blend& data) : Trainer(config, &data, measure(config)) {}
+Trainer::Trainer(const Config& config, const Blend& data, Communicator* ranks)
+    : Trainer(config, &data, ranks, measure(config, ranks)) {}
 
-Trainer::Trainer(const Config& config, const Blend* data, const MemoryPlan& memory)
-    : Trainer(config, data, memory, resolve_device(config.train.device)) {}
+Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory)
+    : Trainer(config, data, ranks, memory, resolve_device(config.train.device)) {}
 
-Trainer::Trainer(const Config& config, const Blend* data, const MemoryPlan& memory, Device device)
+Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory, Device device)
     : config_(config),
       data_(data),
+      alone_(ranks ? nullptr : make_local_communicator()),
+      ranks_(ranks ? ranks : alone_.get()),
+      micro_batches_(micro_batches_per_rank(config, *ranks_, device)),
       memory_(memory),
       max_steps_(training_steps(config)),
       parameters_("parameters", memory.parameters, device),
@@ -72,23 +107,31 @@ Trainer::Trainer(const Config& config, const Blend* data, const MemoryPlan& memo
       ctx_(data ? std::max<int64_t>(memory.scratch, 64) : 0, device),
       model_(config.model, store_),
       optimizer_(config.optimizer, store_),
+      grad_sync_(config.parallel, store_, *ranks_),
       policy_(config.train) {
   ctx_.deterministic = config.train.deterministic;
   const DType dtype = storage_dtype(config.train.precision);
   const int64_t seq_len = config.data.seq_len, tokens = config.train.micro_batch_size * seq_len;
-  store_.allocate(ctx_, dtype, tokens, parameters_, &gradients_);
+  store_.allocate(ctx_, dtype, tokens, parameters_, &gradients_,
+                  [this](int64_t elements) { return padded_size(elements, ranks_->size()); });
+  grad_sync_.allocate(gradients_, micro_batches_);
   model_.allocate_tables(ctx_, parameters_, dtype, max_positions(config));
   optimizer_.allocate(ctx_, optimizer_state_);
 
   // On a CPU the host's side is the device's.
-  const int64_t micro_batches = config.train.global_batch_size / config.train.micro_batch_size;
+  const int64_t micro_batches = micro_batches_;
   for (Samples* slot = &samples_[0]; slot != &samples_[on_gpu() ? 2 : 1]; ++slot) {
     slot->device = batch_memory_.alloc("samples", DType::i32, {micro_batches, 4, tokens});
     slot->host = on_gpu() ? pinned_.alloc("samples", DType::i32, {micro_batches, 4, tokens}) : slot->device;
   }
   host_control_ = on_gpu() ? pinned_.alloc("control", DType::f64, {kUpdateControl}) : optimizer_.control();
   router_load_.totals = model_.make_router_totals(batch_memory_);
-  router_load_.share = 1.0 / static_cast<double>(micro_batches);
+  if (several() || exact()) micro_losses_ = batch_memory_.alloc("losses of micro-batches", DType::f64, {ranks_->size() * micro_batches});
+  router_load_.share = 1.0 / static_cast<double>(ranks_->size() * micro_batches);
+  if (router_load_.totals && several()) {
+    router_load_.ranks = ranks_;
+    router_load_.counts = batch_memory_.alloc("router.counts", DType::f64, {config.model.num_hidden_layers, config.model.moe.num_experts});
+  }
   host_router_totals_ = on_gpu() ? model_.make_router_totals(pinned_) : router_load_.totals;
   micro_batch_.allocate_batch(batch_memory_, pinned_, tokens);
   micro_batch_.saved = model_.make_saved(activations_, tokens, dtype, config.train.recompute);
@@ -155,16 +198,21 @@ StepMetrics Trainer::step() {
   m.lr = learning_rate(config_.optimizer, step_, max_steps_);
   load(step_);
   tell_device(m.lr);
-  store_.zero_grads(ctx_);
+  grad_sync_.begin(ctx_);
   if (router_load_.totals) fill(ctx_, router_load_.totals, 0.0);
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
     once_recorded(micro_graph_, &Trainer::forward_backward);
+    collect_losses(i);
+    grad_sync_.micro_batch_done(ctx_);
   }
+  agree_on_losses();
+  grad_sync_.finish(ctx_);
   once_recorded(update_graph_, &Trainer::update);
 
   copy(ctx_, host_control_, optimizer_.control());
   if (router_load_.totals) copy(ctx_, host_router_totals_, router_load_.totals);
+  if (router_load_.totals && several() && !measuring()) all_reduce(*ranks_, host_router_totals_.as<double>(), host_router_totals_.numel());
   if (on_gpu() && step_ + 1 < max_steps_) load(step_ + 1);  // while the device computes
   synchronize(ctx_);
   if (measuring()) return m;
@@ -203,11 +251,13 @@ void Trainer::load(int64_t step) {
     // One at a time: first_key is an index into the micro-batch.
     const Batch rows = batch_of(slot.host.rows(i, 1).view({4, slot.host.dim(2)}));
     int32_t* targets = rows.targets.as<int32_t>();
-    data_->fill(step * config_.train.global_batch_size + i * config_.train.micro_batch_size,
+    const int64_t micro_batch = ranks_->rank() * micro_batches_ + i;
+    data_->fill(step * config_.train.global_batch_size + micro_batch * config_.train.micro_batch_size,
                 config_.train.micro_batch_size, rows.tokens.as<int32_t>(), targets, rows.positions.as<int32_t>(),
                 rows.first_key.as<int32_t>());
     slot.counted_tokens += rows.targets.numel() - std::count(targets, targets + rows.targets.numel(), -1);
   }
+  all_reduce(*ranks_, &slot.counted_tokens, 1);
   prefetch(ctx_, slot.device, slot.host);
   slot.step = step;
 }
@@ -242,6 +292,23 @@ void Trainer::forward_backward() {
                                update_field(control, &UpdateControl::gradient_scale));
   sum(ctx_, update_field(control, &UpdateControl::loss), b.losses, Into::add);
   model_.backward(ctx_, dhidden_, b.batch, b.saved, router_load_);
+}
+
+/// Keeps the sum of one micro-batch's losses apart, where other ranks have some too, or where their order must not matter.
+void Trainer::collect_losses(int64_t micro_batch) {
+  if (!micro_losses_ || measuring()) return;
+  double& loss = *update_field(optimizer_.control(), &UpdateControl::loss).as<double>();
+  micro_losses_.as<double>()[ranks_->rank() * micro_batches_ + micro_batch] = loss;
+  loss = 0;
+}
+
+/// The sum over all micro-batches of the step, one after the other, on every rank.
+void Trainer::agree_on_losses() {
+  if (!micro_losses_ || measuring()) return;
+  double* losses = micro_losses_.as<double>();
+  ranks_->all_gather(losses, losses + ranks_->rank() * micro_batches_, micro_batches_ * static_cast<int64_t>(sizeof(double)));
+  double& loss = *update_field(optimizer_.control(), &UpdateControl::loss).as<double>();
+  for (int64_t i = 0; i < micro_losses_.dim(0); ++i) loss += losses[i];
 }
 
 void Trainer::update() {

@@ -2,14 +2,17 @@
 // The trainer: all memory of a training, and its step. Telling, saving and evaluating are around it
 // (train/run.h).
 #include <array>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "config/config.h"
 #include "core/context.h"
 #include "data/loader.h"
 #include "nn/transformer.h"
+#include "optim/grad_sync.h"
 #include "optim/optimizer.h"
 #include "params/param_store.h"
 #include "train/checkpoint.h"
@@ -48,10 +51,12 @@ struct MemoryPlan {
 class Trainer {
  public:
   /// Runs one dry step; nothing is allocated. model.vocab_size must be known.
-  static MemoryPlan measure(const Config& config);
+  static MemoryPlan measure(const Config& config, Communicator* ranks = nullptr);
 
-  /// Takes all memory: as much as measure() says. `data` must outlive the trainer.
-  Trainer(const Config& config, const Blend& data);
+  /// Takes all memory: as much as measure() says. `data` and `ranks` must outlive the trainer; several ranks share every global
+  /// batch (data parallelism), each taking its micro-batches that follow each other, and step together. Error(usage) where
+  /// train.global_batch_size cannot be cut so.
+  Trainer(const Config& config, const Blend& data, Communicator* ranks = nullptr);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
@@ -87,23 +92,30 @@ class Trainer {
   ForwardBuffers& analysed() { return analysed_; }
 
  private:
-  Trainer(const Config& config, const Blend* data, const MemoryPlan& memory);
-  Trainer(const Config& config, const Blend* data, const MemoryPlan& memory, Device device);
+  Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory);
+  Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory, Device device);
   bool measuring() const { return ctx_.dry_run; }
   bool on_gpu() const { return ctx_.device == Device::cuda; }
   /// They are alike: one is enough to measure.
   int64_t num_micro_batches() const {
-    return measuring() ? 1 : config_.train.global_batch_size / config_.train.micro_batch_size;
+    return measuring() ? 1 : micro_batches_;
   }
+  bool several() const { return ranks_->size() > 1; }
+  bool exact() const { return config_.parallel.determinism == Determinism::exact; }
   void load(int64_t step);
   void forward_backward();
   void update();
+  void collect_losses(int64_t micro_batch);
+  void agree_on_losses();
   void once_recorded(Graph& graph, void (Trainer::*ops)());
   void tell_device(double lr);
   std::string first_nonfinite(bool loss_is_finite);
 
   Config config_;
   const Blend* data_;
+  std::unique_ptr<Communicator> alone_;  // where no ranks are given
+  Communicator* ranks_;
+  int64_t micro_batches_;  // of this rank, per step
   MemoryPlan memory_;
   int64_t max_steps_, step_ = 0;
   Arena parameters_, gradients_, optimizer_state_, activations_, batch_memory_, pinned_;
@@ -111,19 +123,21 @@ class Trainer {
   ParamStore store_;
   Transformer model_;
   Optimizer optimizer_;
+  GradSync grad_sync_;
   StepPolicy policy_;
 
   /// All micro-batches of a step, (micro-batches, 4, T) i32, as the host fills them and as the device has them.
   struct Samples {
     Tensor host, device;
     int64_t step = -1;            // whose they are
-    int64_t counted_tokens = 0;  // targets that are asked for
+    int64_t counted_tokens = 0;  // targets that are asked for, of all ranks
   };
   /// On a GPU the next step's are loaded while this one computes; a CPU has one.
   std::array<Samples, 2> samples_;
   Samples& samples(int64_t step) { return samples_[on_gpu() ? static_cast<size_t>(step % 2) : 0]; }
   ForwardBuffers micro_batch_;
   ForwardBuffers analysed_;
+  Tensor micro_losses_;            // (micro-batches of the step) f64, host: their sums; only where they are needed apart
   Tensor dhidden_;                 // (T, C)
   RouterLoad router_load_;
   Tensor host_router_totals_;      // on a CPU, router_load_'s

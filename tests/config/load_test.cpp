@@ -63,7 +63,7 @@ ChangeClass expected_class(const std::string& key) {
       if (key.compare(0, prefix.size(), prefix) == 0) return true;
     return false;
   };
-  if (in({"name", "run_dir", "eval.", "checkpoint.", "log.", "train.threads", "train.device", "train.deterministic",
+  if (in({"name", "run_dir", "eval.", "checkpoint.", "log.", "parallel.", "train.threads", "train.device", "train.deterministic",
           "train.recompute", "model.attention.kernel",
           "data.validation", "data.tokenizer.path", "data.train[0].path", "data.train[1].path", "model.match_"}))
     return ChangeClass::operational;

@@ -1,0 +1,24 @@
+#pragma once
+// Ranks as processes that mpirun or srun started.
+#include "comm/communicator.h"
+
+namespace sluice {
+
+/// Whether this program was built with MPI.
+bool built_with_mpi();
+/// MPI, the host library and its version, in a line; "" without.
+std::string mpi_version();
+
+/// The world of a launcher: initialises MPI. One rank alone where no launcher's environment is seen, or in a program without
+/// MPI. Error(usage) where a launcher started several processes that do not see each other (srun without PMIx, or an
+/// mpirun of another MPI): each would train alone.
+std::unique_ptr<Communicator> make_world();
+
+/// What launchers say in the environment (FORMATS 11): ranks started, or 0; which variable says so.
+struct LauncherSize {
+  int size = 0;
+  const char* variable = "";
+};
+LauncherSize launcher_size();
+
+}  // namespace sluice

@@ -1,0 +1,41 @@
+#pragma once
+// Sums over ranks, made of moves and additions of our own: a tree over the ranks whose shape depends on their number alone.
+// With 2^k ranks it is the perfect binary tree, the upper part of the tree over micro-batches that `exact` training uses
+// (RELIABILITY 5.2). Integer sums are exact in any order.
+#include <cstdint>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace sluice {
+
+/// Adds rows[1], rows[2], ... to rows[0], elementwise, n long, as tree(0, count): tree(a, m) = tree(a, h) + tree(a + h, m - h)
+/// with h the largest power of two below m. The other rows are used up.
+void tree_sum(float* const* rows, int count, int64_t n);
+void tree_sum(double* const* rows, int count, int64_t n);
+void tree_sum(int64_t* const* rows, int count, int64_t n);
+
+/// mine (n) = sum over ranks of their part `rank()` of all (size x n). received: (size x n) of work memory.
+template <class T>
+void reduce_scatter(Communicator& comm, T* mine, const T* all, int64_t n, T* received) {
+  const int size = comm.size();
+  comm.all_to_all(received, all, n * static_cast<int64_t>(sizeof(T)));
+  std::vector<T*> rows;
+  for (int r = 0; r < size; ++r) rows.push_back(received + r * n);
+  tree_sum(rows.data(), size, n);
+  for (int64_t i = 0; i < n; ++i) mine[i] = received[i];
+}
+
+/// data (n) = its sum over ranks; a few numbers: all are gathered by everyone.
+template <class T>
+void all_reduce(Communicator& comm, T* data, int64_t n) {
+  if (comm.size() == 1) return;
+  std::vector<T> all(static_cast<size_t>(comm.size() * n));
+  comm.all_gather(all.data(), data, n * static_cast<int64_t>(sizeof(T)));
+  std::vector<T*> rows;
+  for (int r = 0; r < comm.size(); ++r) rows.push_back(all.data() + r * n);
+  tree_sum(rows.data(), comm.size(), n);
+  for (int64_t i = 0; i < n; ++i) data[i] = all[static_cast<size_t>(i)];
+}
+
+}  // namespace sluice
