@@ -15,12 +15,12 @@ namespace sluice {
 
 /// What the routers of a step add up over its micro-batches, and what of it their losses' gradients need.
 struct RouterLoad {
-  Tensor totals;     // (layers, router_totals_size(E)) f64, ops/router.h; rows of dense layers stay 0. Empty: nothing is added
+  Tensor totals = {};  // (layers, router_totals_size(E)) f64, ops/router.h; rows of dense layers stay 0. Empty: nothing is added
   double share = 1;  // of the global batch's tokens, in this micro-batch
   /// Others that compute micro-batches of the same step at the same time; host memory then. And (layers, E) f64: the counts of
   /// all of them so far.
   Communicator* ranks = nullptr;
-  Tensor counts;
+  Tensor counts = {};
 
   Tensor layer(int64_t i) const { return totals ? totals.rows(i, 1).view({totals.dim(1)}) : Tensor(); }
   /// (E) f64: how often each expert of layer i was chosen in the step so far, here or by all ranks.

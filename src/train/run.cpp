@@ -375,7 +375,7 @@ ExitCode Run::lead() {
     if (!agree(complete())) {
       folder_->write_status(status("preempted"));
       console_->line(fmt::format("stopped by {} at step {}, saved; run the same command to go on",
-                                 signals_.name(), trainer_->next_step()));
+                                 *signals_.name() ? signals_.name() : "a signal to another rank", trainer_->next_step()));
       return ExitCode::preempted;
     }
     folder_->write_status(status("done"));

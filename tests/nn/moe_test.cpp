@@ -243,13 +243,13 @@ TEST_CASE("Two accumulated halves have the counts and the loss of the whole", "[
   OneMoe whole(c, 12), half(c, 6);
   fill(*whole.ctx, whole.totals, 0);
   fill(*half.ctx, half.totals, 0);
-  whole.moe.forward(*whole.ctx, whole.x, {whole.totals, 1}, whole.saved);
+  whole.moe.forward(*whole.ctx, whole.x, {.totals = whole.totals}, whole.saved);
   for (int64_t part = 0; part < 2; ++part) {
     for (int64_t i = 0; i < 36; ++i) Pool::set(half.x, i, Pool::get(whole.x, part * 36 + i));
     for (int64_t i = 0; i < half.store.flat_values().numel(); ++i)
       Pool::set(half.store.flat_values(), i, Pool::get(whole.store.flat_values(), i));
     half.store.pack(*half.ctx);
-    half.moe.forward(*half.ctx, half.x, {half.totals, 0.5}, half.saved);
+    half.moe.forward(*half.ctx, half.x, {.totals = half.totals, .share = 0.5}, half.saved);
   }
   for (int64_t i = 0; i < router_totals_size(5); ++i) {
     if (i == 10) continue;  // the loss of each part alone: not additive, which is the point of the global one
@@ -271,7 +271,7 @@ TEST_CASE("The balance loss pulls by the counts of its scope", "[moe][loss]") {
     for (int64_t i = 0; i < m.dy.numel(); ++i) Pool::set(m.dy, i, 0);
     fill(*m.ctx, m.totals, 0);
     Pool::set(m.totals, 2, counted_before);  // as if earlier micro-batches had gone to expert 2
-    m.backward({m.totals, 1});
+    m.backward({.totals = m.totals});
     std::vector<double> g;
     for (int64_t i = 0; i < m.store.grad(0).numel(); ++i) g.push_back(Pool::get(m.store.grad(0), i));
     return g;

@@ -24,11 +24,11 @@ struct Outcome {
   std::string out, err;
 };
 
-/// A started program. Its output goes to files in `folder`.
+/// A started program, or as many ranks of it as mpirun starts. Its output goes to files in `folder`.
 class Program {
  public:
   Program(const std::string& folder, const std::vector<std::string>& arguments,
-          const std::map<std::string, std::string>& environment = {})
+          const std::map<std::string, std::string>& environment = {}, int ranks = 0)
       : out_(folder + "/stdout.txt"), err_(folder + "/stderr.txt") {
     const char* binary = std::getenv("SLUICE_BINARY");
     REQUIRE(binary);
@@ -38,7 +38,12 @@ class Program {
     for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
     dup2(open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), STDOUT_FILENO);
     dup2(open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), STDERR_FILENO);
+    const std::string launcher = SLUICE_SOURCE_DIR "/tests/support/mpirun", count = std::to_string(ranks);
     std::vector<char*> argv = {const_cast<char*>("sluice")};
+    if (ranks > 0) {
+      argv = {const_cast<char*>(launcher.c_str()), const_cast<char*>(count.c_str()), const_cast<char*>(binary)};
+      binary = launcher.c_str();
+    }
     for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
     argv.push_back(nullptr);
     execv(binary, argv.data());

@@ -1,0 +1,105 @@
+// Ranks under mpirun: the program's own training, stopped, killed and continued by another number of them.
+#include "comm/mpi.h"
+#include "tools/tiny_run.h"
+
+namespace sluice {
+namespace {
+
+using Catch::Contains;
+using test::Outcome;
+using test::Program;
+using test::TinyRun;
+
+bool no_mpi() {
+  if (built_with_mpi() && std::system("command -v mpirun >/dev/null") == 0) return false;
+  WARN("skipped: no MPI");
+  return true;
+}
+
+std::vector<std::string> arguments(const TinyRun& t, const std::string& folder, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> all = {"train",
+                                  t.config,
+                                  "--run-dir",
+                                  folder,
+                                  "train.micro_batch_size=1",
+                                  "train.global_batch_size=8",
+                                  "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8, "
+                                  "load_balance: {scope: micro_batch}}",
+                                  "parallel.determinism=exact"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+Outcome train(const TinyRun& t, int ranks, const std::string& folder, const std::vector<std::string>& more = {}) {
+  return Program(t.folder.path, arguments(t, folder, more), {}, ranks).wait();
+}
+
+}  // namespace
+
+TEST_CASE("one, two and four ranks train the same model, bit for bit", "[ranks]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  for (const int ranks : {1, 2, 4}) {
+    const Outcome outcome = train(t, ranks, t.folder / std::to_string(ranks));
+    INFO(ranks << " ranks\n" << outcome.out << outcome.err);
+    REQUIRE(outcome.code == 0);
+    if (ranks > 1) CHECK_THAT(outcome.out, Contains(fmt::format("ranks    {} (mpi)", ranks)));
+    // Told once, not by every rank.
+    CHECK(outcome.out.find("8/8") == outcome.out.rfind("8/8"));
+    CHECK(t.bits(t.folder / std::to_string(ranks), 8) == t.bits(t.folder / "1", 8));
+    CHECK(t.curve(t.folder / std::to_string(ranks)) == t.curve(t.folder / "1"));
+  }
+}
+
+TEST_CASE("ranks stopped by a signal save, and another number of them goes on", "[ranks]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  REQUIRE(train(t, 1, t.folder / "whole", {"train.max_steps=400", "checkpoint.every_steps=100"}).code == 0);
+  const std::string run = t.folder / "stopped";
+  Program started(t.folder.path, arguments(t, run, {"train.max_steps=400", "checkpoint.every_steps=100"}), {}, 2);
+  REQUIRE(test::wait_until([&] { return io::exists(run + "/metrics.jsonl") && !io::read_file(run + "/metrics.jsonl").empty(); }));
+  started.signal(SIGUSR1);
+  const Outcome stopped = started.wait();
+  INFO(stopped.out << stopped.err);
+  CHECK(stopped.code == 75);
+  CHECK_THAT(stopped.out, Contains("stopped by") && Contains("saved; run the same command to go on"));
+  const Outcome resumed = train(t, 4, run, {"train.max_steps=400", "checkpoint.every_steps=100"});
+  INFO(resumed.out << resumed.err);
+  CHECK(resumed.code == 0);
+  CHECK(t.bits(run, 400) == t.bits(t.folder / "whole", 400));
+}
+
+TEST_CASE("a rank that is killed takes the others with it, and the run continues from what was saved", "[ranks]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  const std::string run = t.folder / "killed";
+  const std::vector<std::string> more = {"train.max_steps=100000", "checkpoint.every_steps=20", "log.every_steps=10"};
+  Program started(t.folder.path, arguments(t, run, more), {}, 2);
+  REQUIRE(test::wait_until([&] { return io::exists(run + "/ckpt/step_00000020/MANIFEST.json"); }));
+  const auto status = nlohmann::json::parse(io::read_file(run + "/status.json"));
+  kill(status.at("pid").get<pid_t>(), SIGKILL);
+  const auto begin = std::chrono::steady_clock::now();
+  const Outcome killed = started.wait();
+  INFO(killed.out << killed.err);
+  CHECK(killed.code != 0);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));  // about one second on a quiet machine
+  int64_t saved = 20;
+  while (io::exists(fmt::format("{}/ckpt/step_{:08}/MANIFEST.json", run, saved + 20))) saved += 20;
+  const Outcome resumed =
+      train(t, 1, run, {fmt::format("train.max_steps={}", saved + 5), "--allow-change", "train.max_steps"});
+  INFO(resumed.out << resumed.err);
+  CHECK(resumed.code == 0);
+  CHECK_THAT(resumed.out, Contains(fmt::format("(step {})", saved)));
+}
+
+TEST_CASE("what ranks cannot do is said once, before anything is written", "[ranks]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  const Outcome outcome = train(t, 3, t.folder / "three");
+  CHECK(outcome.code == 64);
+  CHECK_THAT(outcome.err, Contains("which 3 ranks cannot share evenly"));
+  const size_t first = outcome.err.find("cannot share evenly");
+  CHECK(outcome.err.find("cannot share evenly", first + 1) == std::string::npos);
+}
+
+}  // namespace sluice
