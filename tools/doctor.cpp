@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "commands.h"
+#include "comm/mpi.h"
 #include "core/arena.h"
 #include "core/cpu_features.h"
 #include "core/device.h"
@@ -96,7 +97,9 @@ void doctor() {
   fmt::print("sluice {}\n", SLUICE_VERSION);
   row("compiler", __VERSION__);
   row("CUDA", built_with_cuda() ? "in this build" : "not in this build: train.device=cuda is refused");
-  row("MPI", "not in this build: one process");
+  row("MPI", built_with_mpi() ? mpi_version() + ": ranks under mpirun or srun" : "not in this build: one process");
+  if (const LauncherSize launcher = launcher_size(); launcher.size > 0)
+    row("launcher", fmt::format("{} says {} ranks", launcher.variable, launcher.size));
   row("oneDNN", [] {
     const dnnl_version_t* v = dnnl_version();
     return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);

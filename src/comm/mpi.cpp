@@ -10,6 +10,11 @@
 #define OMPI_SKIP_MPICXX 1  // not the C++ bindings, which nobody compiles without warnings
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+
+#include <csignal>
+#endif
 #endif
 
 namespace sluice {
@@ -161,6 +166,9 @@ std::string mpi_version() {
 std::unique_ptr<Communicator> make_world() {
   const LauncherSize launcher = launcher_size();
   if (launcher.size == 0) return make_local_communicator();
+#if defined(__linux__)
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // no orphans when the launcher dies
+#endif
   int provided = 0;
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
     fail(ExitCode::internal, "MPI_Init_thread failed");

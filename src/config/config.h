@@ -360,6 +360,7 @@ struct ParallelConfig {
   int64_t zero_stage = 0;
   Determinism determinism = Determinism::same_layout;
   ExactSum exact_sum = ExactSum::tree;
+  double timeout_seconds = 300;
 
   template <class V>
   void fields(V& f) {
@@ -370,6 +371,7 @@ struct ParallelConfig {
     f("zero_stage", zero_stage, "ranks that share moments, gradients, weights (ZeRO); 0 in this version");
     f("determinism", determinism, "same_layout: the same bits again on as many ranks; exact: on any number of them");
     f("exact_sum", exact_sum, "of gradients, when exact: a tree over micro-batches (each rank takes a power of two), or 64-bit fixed point");
+    f("timeout_seconds", timeout_seconds, "ranks without progress for so long end, and the one to blame is named; 0: never");
   }
 };
 

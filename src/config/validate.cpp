@@ -235,6 +235,7 @@ void check_parallel(const ParallelConfig& p, Checks& check) {
     check.require(ranks == 1, {key},
                   ranks < 1 ? fmt::format("{} must be at least 1, got {}", key, ranks)
                             : fmt::format("{} = {} is not available in this version; use 1", key, ranks));
+  check.not_negative("parallel.timeout_seconds", p.timeout_seconds);
   check.require(p.zero_stage == 0, {"parallel.zero_stage"},
                 fmt::format("parallel.zero_stage = {} is not available in this version; use 0", p.zero_stage));
 }

@@ -23,6 +23,7 @@
 #include "train/tensorboard.h"
 #include "train/trace.h"
 #include "train/trainer.h"
+#include "train/watchdog.h"
 
 namespace sluice {
 namespace {
@@ -74,6 +75,8 @@ class Run {
 
  private:
   void check_resume();
+  void watch();
+  void at(const char* phase);
   void open_files();
   ExitCode lead();
   ExitCode follow();
@@ -122,6 +125,7 @@ class Run {
   std::unique_ptr<JsonLines> metrics_, evals_;
   std::unique_ptr<EventWriter> events_;
 
+  std::unique_ptr<Watchdog> watchdog_;  // with several ranks
   StepTimes times_;
   StepMetrics last_;
   std::unique_ptr<RouterMonitor> monitor_;  // with experts
@@ -337,8 +341,21 @@ ExitCode Run::train() {
     if (monitor_) monitor_->restore(resumed_.state.value("router", nlohmann::json()));
     saved_step_ = reported_step_ = trainer_->next_step();
   }
+  if (ranks_->size() > 1 && config_.parallel.timeout_seconds > 0) {
+    if (leads()) watch();
+    ranks_->barrier();  // rank 0 has emptied the file
+    if (!leads()) watch();
+  }
   if (leads()) open_files();
   return leads() ? lead() : follow();
+}
+
+void Run::watch() {
+  watchdog_ = std::make_unique<Watchdog>(*ranks_, config_.run_dir + "/heartbeat", config_.parallel.timeout_seconds);
+}
+
+void Run::at(const char* phase) {
+  if (watchdog_) watchdog_->at(phase, trainer_->next_step());
 }
 
 void Run::open_files() {
@@ -417,6 +434,7 @@ bool Run::finish_or_stop() {
 }
 
 void Run::step() {
+  at("step");
   const double start = now();
   const bool traced = config_.log.trace_step > 0 && trainer_->next_step() + 1 == config_.log.trace_step;
   Profile profile;
@@ -480,6 +498,7 @@ void Run::tell(const StepMetrics& m) {
 }
 
 bool Run::evaluate() {
+  at("evaluate");
   const auto result = evaluator_->run(trainer_->context(), trainer_->model(), trainer_->micro_batch(),
                                       trainer_->analysed(), [this] { return signals_.requested(); });
   if (!result) return false;
@@ -521,6 +540,7 @@ bool Run::checkpoint_due() const {
 }
 
 void Run::save() {
+  at("save");
   CheckpointContent content = trainer_->content();
   content.state["data_fingerprint"] = data_fingerprint_;
   content.state["tokenizer_fingerprint"] = tokenizer_->fingerprint();

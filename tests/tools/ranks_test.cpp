@@ -92,6 +92,26 @@ TEST_CASE("a rank that is killed takes the others with it, and the run continues
   CHECK_THAT(resumed.out, Contains(fmt::format("(step {})", saved)));
 }
 
+TEST_CASE("a rank that stops is noticed, named, and ends with all others", "[ranks]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  const std::string run = t.folder / "stopped";
+  Program started(t.folder.path,
+                  arguments(t, run, {"train.max_steps=1000000", "log.every_steps=10", "parallel.timeout_seconds=5",
+                                     "checkpoint.every_steps=0"}),
+                  {}, 2);
+  REQUIRE(test::wait_until([&] { return io::exists(run + "/metrics.jsonl") && !io::read_file(run + "/metrics.jsonl").empty(); }));
+  const auto pid = nlohmann::json::parse(io::read_file(run + "/status.json")).at("pid").get<pid_t>();
+  kill(pid, SIGSTOP);
+  const auto begin = std::chrono::steady_clock::now();
+  const Outcome outcome = started.wait();
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.code == 76);
+  CHECK_THAT(outcome.err, Contains("rank 0 has not been heard of for") && Contains("all ranks end"));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));  // about six on a quiet machine
+  CHECK(test::wait_until([&] { return kill(pid, 0) != 0; }, 10));               // no orphan
+}
+
 TEST_CASE("what ranks cannot do is said once, before anything is written", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;

@@ -1,0 +1,148 @@
+#include "train/watchdog.h"
+
+#include <fcntl.h>
+#include <spdlog/fmt/fmt.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <vector>
+
+namespace sluice {
+namespace {
+
+constexpr double kStale = 3;        // seconds without a line after which a rank is not alive; they come once a second
+constexpr double kLongPhases = 20;  // evaluation and saving, times the limit of others
+constexpr double kPoll = 0.25;
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+double steady_time() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string where(const Heartbeat& h) {
+  return fmt::format("step {}, phase {}, {}", h.step, h.phase,
+                     h.operation == "-" ? std::string("in no operation") : fmt::format("operation {} (number {})", h.operation, h.sequence));
+}
+
+}  // namespace
+
+std::string Heartbeat::line() const {
+  std::string text = fmt::format("rank {} step {} phase {} operation {} sequence {} idle {:.1f} limit {:.1f} written {:.3f}", rank,
+                                 step, phase, operation, sequence, idle, limit, written);
+  text.resize(static_cast<size_t>(kLineBytes) - 1, ' ');
+  return text + "\n";
+}
+
+Heartbeat Heartbeat::parse(const std::string& line) {
+  std::istringstream in(line);
+  std::string word;
+  Heartbeat h;
+  in >> word >> h.rank >> word >> h.step >> word >> h.phase >> word >> h.operation >> word >> h.sequence >> word >> h.idle >> word >>
+      h.limit >> word >> h.written;
+  if (!in || word != "written") h.rank = -1;
+  return h;
+}
+
+std::string who_hangs(const std::vector<Heartbeat>& ranks, int mine, double now) {
+  for (const Heartbeat& h : ranks)
+    if (h.rank >= 0 && now - h.written > kStale)
+      return fmt::format("rank {} has not been heard of for {:.0f} s (stopped or dead); last at {}", h.rank, now - h.written, where(h));
+  int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
+  for (const Heartbeat& h : ranks) {
+    if (h.rank < 0) continue;
+    // Somebody may take its time: then so may those who wait for it.
+    if (h.idle <= h.limit) return "";
+    first = std::min(first, h.sequence);
+    last = std::max(last, h.sequence);
+  }
+  for (const Heartbeat& h : ranks)
+    if (h.rank >= 0 && h.operation == "-")
+      return fmt::format("rank {} computes without end: {}, for {:.0f} s", h.rank, where(h), h.idle);
+  for (const Heartbeat& h : ranks)
+    if (h.rank >= 0 && h.sequence == first && first < last)
+      return fmt::format("rank {} is behind, in another operation than the others: {}, for {:.0f} s", h.rank, where(h), h.idle);
+  for (const Heartbeat& h : ranks)
+    if (h.rank == mine) return fmt::format("all ranks wait for each other: {}, for {:.0f} s (mismatched calls, or the network)", where(h), h.idle);
+  return "";
+}
+
+Watchdog::Watchdog(const Communicator& ranks, std::string path, double seconds)
+    : ranks_(ranks), path_(std::move(path)), seconds_(seconds), changed_(steady_time()) {
+  file_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (ranks.rank() == 0 ? O_TRUNC : 0), 0600);
+  tell(mine());  // a rank that stops at once has a line, too
+  thread_ = std::thread([this] { watch(); });
+}
+
+bool Watchdog::tell(const Heartbeat& me) const {
+  const std::string line = me.line();
+  return file_ >= 0 && pwrite(file_, line.data(), line.size(), me.rank * Heartbeat::kLineBytes) > 0;
+}
+
+Watchdog::~Watchdog() {
+  over_ = true;
+  thread_.join();
+  if (file_ >= 0) close(file_);
+}
+
+void Watchdog::at(const char* phase, int64_t step) {
+  phase_ = phase;
+  step_ = step;
+  ++changes_;
+}
+
+Heartbeat Watchdog::mine() const {
+  Heartbeat h;
+  h.rank = ranks_.rank();
+  h.step = step_;
+  h.phase = phase_;
+  const char* operation = ranks_.progress().operation;
+  h.operation = operation ? operation : "-";
+  h.sequence = ranks_.progress().sequence;
+  h.idle = steady_time() - changed_;
+  h.limit = h.phase == "evaluate" || h.phase == "save" ? kLongPhases * seconds_ : seconds_;
+  h.written = unix_time();
+  return h;
+}
+
+void Watchdog::watch() {
+  int64_t seen = -1;
+  double told = 0;
+  while (!over_) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(kPoll, seconds_ / 4)));
+    const int64_t now_seen = changes_ + ranks_.progress().sequence * 2 + (ranks_.progress().operation.load() != nullptr);
+    if (now_seen != seen) {
+      seen = now_seen;
+      changed_ = steady_time();
+    }
+    const Heartbeat me = mine();
+    if (me.written - told >= 1 && tell(me)) told = me.written;
+    if (me.idle <= me.limit) continue;
+    std::vector<Heartbeat> all;
+    std::string line(static_cast<size_t>(Heartbeat::kLineBytes), ' ');
+    for (int r = 0; r < ranks_.size(); ++r) {
+      if (r == me.rank || file_ < 0) {
+        all.push_back(me);
+      } else if (pread(file_, line.data(), line.size(), r * Heartbeat::kLineBytes) == Heartbeat::kLineBytes) {
+        all.push_back(Heartbeat::parse(line));
+      }
+    }
+    if (const std::string why = who_hangs(all, me.rank, me.written); !why.empty()) end(why);
+  }
+}
+
+void Watchdog::end(const std::string& why) {
+  // From here on nothing may block: no lock of the process is taken, and no MPI.
+  const std::string text = fmt::format("error: rank {} made no progress for {:.0f} s: {}; all ranks end\n", ranks_.rank(),
+                                       mine().idle, why);
+  if (write(STDERR_FILENO, text.data(), text.size()) < 0) _exit(static_cast<int>(ExitCode::hang));
+  _exit(static_cast<int>(ExitCode::hang));
+}
+
+}  // namespace sluice
