@@ -47,15 +47,9 @@ void unpermute(Context& ctx, Tensor y, const Tensor& x, const Tensor& rows, Into
       std::array<A, kColumns> sum;
       for (int64_t t = begin; t < end; ++t) {
         const int32_t* row = rows.as<int32_t>() + t * K;
-        const int64_t ahead = t + 1 < end ? K : 0;
         for (int64_t first = 0; first < C; first += kColumns) {
           const int64_t n = std::min(kColumns, C - first);
           A* s = sum.data();
-          // A token's rows lie anywhere: those of the next one are asked for while this one's are added.
-          for (int64_t k = 0; k < ahead; ++k) {
-            const char* next = reinterpret_cast<const char*>(x.as<T>() + row[K + k] * C + first);
-            for (int64_t byte = 0; byte < n * static_cast<int64_t>(sizeof(T)); byte += 64) __builtin_prefetch(next + byte);
-          }
           std::fill_n(s, n, A(0));
           for (int64_t k = 0; k < K; ++k) {
             const T* in = x.as<T>() + row[k] * C + first;
