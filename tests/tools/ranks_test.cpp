@@ -112,6 +112,27 @@ TEST_CASE("a rank that stops is noticed, named, and ends with all others", "[ran
   CHECK(test::wait_until([&] { return kill(pid, 0) != 0; }, 10));               // no orphan
 }
 
+TEST_CASE("scripts/launch starts a run again when a rank was lost, and hands on its exit code", "[ranks]") {
+  if (no_mpi() || std::system("command -v python3 >/dev/null") != 0) return;
+  const TinyRun t;
+  const std::string run = t.folder / "launched", log = t.folder / "launch.txt";
+  std::string command = SLUICE_SOURCE_DIR "/scripts/launch -n 2 ";
+  command += std::getenv("SLUICE_BINARY");
+  for (const std::string& a : arguments(t, run, {"train.max_steps=300", "checkpoint.every_steps=20", "log.every_steps=10"}))
+    command += " '" + a + "'";
+  int code = -1;
+  std::thread launched([&] { code = std::system((command + " >" + log + " 2>&1").c_str()); });
+  const bool saved = test::wait_until([&] { return io::exists(run + "/ckpt/step_00000020/MANIFEST.json"); });
+  if (saved) kill(nlohmann::json::parse(io::read_file(run + "/status.json")).at("pid").get<pid_t>(), SIGKILL);
+  launched.join();
+  INFO(io::read_file(log));
+  REQUIRE(saved);
+  CHECK(WIFEXITED(code));
+  CHECK(WEXITSTATUS(code) == 0);
+  CHECK_THAT(io::read_file(log), Contains("launch: exit status 137") && Contains("resume   from"));
+  CHECK(io::exists(run + "/ckpt/step_00000300/MANIFEST.json"));
+}
+
 TEST_CASE("what ranks cannot do is said once, before anything is written", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
