@@ -3,7 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <optional>
@@ -20,6 +19,7 @@
 #include "train/router_monitor.h"
 #include "train/run_folder.h"
 #include "train/signals.h"
+#include "train/step_times.h"
 #include "train/tensorboard.h"
 #include "train/trace.h"
 #include "train/trainer.h"
@@ -31,24 +31,6 @@ namespace {
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-
-/// The latest step times; the median is not disturbed by what else a machine does now and then.
-class StepTimes {
- public:
-  void add(double seconds) { times_[static_cast<size_t>(count_++) % times_.size()] = seconds; }
-  int64_t count() const { return count_; }
-  double median() const {
-    std::array<double, 101> copy = times_;
-    const auto n = std::min<int64_t>(count_, static_cast<int64_t>(copy.size()));
-    if (n == 0) return 0;
-    std::nth_element(copy.begin(), copy.begin() + n / 2, copy.begin() + n);
-    return copy[static_cast<size_t>(n / 2)];
-  }
-
- private:
-  std::array<double, 101> times_{};
-  int64_t count_ = 0;
-};
 
 std::string list(const std::vector<std::string>& items) {
   return fmt::format("{}", fmt::join(items, "\n  "));
