@@ -88,12 +88,14 @@ void Moe::shared_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tenso
   add_forward(ctx, dx, dx, dhidden);
 }
 
-Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer)
+Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer, Communicator* experts)
     : config_(config.moe), store_(store), layer_(layer), hidden_size_(config.hidden_size) {
+  SLUICE_CHECK(!experts || experts->size() == 1, "Moe: experts across ranks");
   const int64_t C = config.hidden_size, F = config_.moe_intermediate_size, E = config_.num_experts;
   const Init init = Init::normal(config.initializer_range);
   router_ = store.add({.name = prefix + ".gate.weight", .shape = {E, C}, .init = init, .packed = true});
   ParamSpec spec{.name = "", .shape = {}, .packed = true, .groups = E};
+  spec.of_expert = true;
   spec.active = static_cast<double>(config_.num_experts_per_tok) / static_cast<double>(E);
   const auto add = [&](int64_t expert, const char* what, std::vector<int64_t> shape, Init expert_init) {
     spec.name = prefix + ".experts." + std::to_string(expert) + what;

@@ -52,7 +52,8 @@ class Moe {
     Tensor y;                 // (T, C)
   };
 
-  Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer);
+  /// experts: the ranks that share them (Mesh::expert); this one registers its own alone. None: all are here.
+  Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer, Communicator* experts = nullptr);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool keep_inner) const;
 
   /// s.y from x (T, C).

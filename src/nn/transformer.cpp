@@ -10,7 +10,8 @@
 
 namespace sluice {
 
-Transformer::Transformer(const ModelConfig& config, ParamStore& store) : config_(config), store_(store) {
+Transformer::Transformer(const ModelConfig& config, ParamStore& store, Communicator* experts)
+    : config_(config), store_(store) {
   const int64_t V = config.vocab_size, C = config.hidden_size;
   SLUICE_CHECK(V > 0, "Transformer: vocab_size must be known, got {}", V);
   const Init init = Init::normal(config.initializer_range);
@@ -18,8 +19,11 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store) : config_
   embed_tokens_ =
       store.add({.name = "model.embed_tokens.weight", .shape = {V, C}, .init = init, .packed = tied});
   blocks_.reserve(static_cast<size_t>(config.num_hidden_layers));
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
-    blocks_.emplace_back(config, store, layer);
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    store.begin_unit(static_cast<int>(layer) + 1);
+    blocks_.emplace_back(config, store, layer, experts);
+  }
+  store.begin_unit(0);
   norm_ = store.add(
       {.name = "model.norm.weight", .shape = {C}, .init = Init::constant(1), .weight_decay = false});
   lm_head_ = tied ? embed_tokens_

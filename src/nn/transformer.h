@@ -23,7 +23,8 @@ class Transformer {
     Tensor hidden;      // (T, C): final norm's output, input of the head
   };
 
-  Transformer(const ModelConfig& config, ParamStore& store);
+  /// experts: the ranks that share the experts (Mesh::expert), or none: all are here.
+  Transformer(const ModelConfig& config, ParamStore& store, Communicator* experts = nullptr);
 
   /// max_positions rows of the rotary table; shared by all blocks.
   void allocate_tables(Context& ctx, Arena& arena, DType dtype, int64_t max_positions);

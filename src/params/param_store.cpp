@@ -60,6 +60,7 @@ ParamStore::Id ParamStore::add(ParamSpec spec) {
                      specs_.back().shape[1] == spec.shape[1],
                  "parameter {}: joined needs a matrix of {} columns before it", spec.name, spec.shape.back());
   }
+  spec.unit = unit_;
   specs_.push_back(std::move(spec));
   return static_cast<Id>(specs_.size()) - 1;
 }
@@ -133,6 +134,11 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
     }
     first = last;
   }
+}
+
+Tensor ParamStore::joined_grad(Id first, int source) const {
+  SLUICE_CHECK(source >= 0 && source < grad_sources_, "joined_grad: source {} of {}", source, grad_sources_);
+  return joined_grad(first);
 }
 
 Tensor ParamStore::part(const Tensor& flat, Id id) const {

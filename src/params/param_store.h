@@ -29,6 +29,8 @@ struct ParamSpec {
       false;  // lies directly behind the parameter before it, so that both are one matrix (joined())
   int64_t groups = 1;  // of the first of a joined group: as many equal weights behind each other (ops/grouped_linear.h)
   double active = 1;   // share of the tokens that this parameter takes part in
+  bool of_expert = false;  // lies on one rank of the mesh's expert axis: other ranks register other experts'
+  int unit = 0;            // set by the store: what is gathered and released together (ParamStore::begin_unit)
 };
 
 class ParamStore {
@@ -37,6 +39,8 @@ class ParamStore {
 
   /// Called by layer constructors. Names are unique.
   Id add(ParamSpec spec);
+  /// Parameters added from now on belong to this unit: 0 what lies around the blocks, i + 1 block i.
+  void begin_unit(int unit) { unit_ = unit; }
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t numel(Id id) const;
@@ -56,6 +60,10 @@ class ParamStore {
   /// its own packed copies.
   const LinearWeight& joined(Id first) const { return joined_[static_cast<size_t>(first)]; }
   Tensor joined_grad(Id first) const { return joined_grads_[static_cast<size_t>(first)]; }
+  /// Gradients of experts are kept apart by the rank of the expert axis whose tokens they are of, where that is asked for
+  /// (so that sums have the order they would have without that axis): source < grad_sources(); source 0 is joined_grad(first).
+  int grad_sources() const { return grad_sources_; }
+  Tensor joined_grad(Id first, int source) const;
   /// All values / gradients in one flat view, padding (always zero) included.
   Tensor flat_values() const { return flat_values_; }
   Tensor flat_grads() const { return flat_grads_; }
@@ -72,6 +80,7 @@ class ParamStore {
  private:
   std::vector<ParamSpec> specs_;
   std::unordered_set<std::string> names_;
+  int unit_ = 0, grad_sources_ = 1;
   std::vector<int64_t> offsets_;
   DType dtype_ = DType::f32;
   std::vector<LinearWeight> values_, joined_;

@@ -17,7 +17,9 @@ namespace sluice {
 
 struct NamedTensor {
   std::string name;
-  Tensor tensor;
+  Tensor tensor;                    // what is held here of it
+  std::vector<int64_t> shape = {};  // of the whole, where `tensor` (rank 1) is a slice of it; empty: it is the whole
+  int64_t begin = 0;                // first element of the slice, in the whole's row-major order
 };
 
 /// What one checkpoint holds. Tensors are views of live memory.
