@@ -95,7 +95,60 @@ void reduce(Context& ctx, const char* name, R r, Tensor result, const Tensor& x,
          device_data<double>(result), partial, chunks, into == Into::add);
 }
 
+constexpr int kSquareThreads = 128;
+
+/// A thread takes blocks of 32 elements, so that what is cut into bins does not depend on the grid.
+template <class T>
+__global__ void __launch_bounds__(kSquareThreads) square_bins_kernel(double* partials, const T* x, int64_t n) {
+  double bins[kSquareBins] = {};
+  const int64_t blocks = (n + kSquareBlock - 1) / kSquareBlock, stride = int64_t{gridDim.x} * kSquareThreads;
+  for (int64_t b = blockIdx.x * int64_t{kSquareThreads} + threadIdx.x; b < blocks; b += stride) {
+    const int64_t first = b * kSquareBlock, count = n - first < kSquareBlock ? n - first : kSquareBlock;
+    double s = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const double v = to_float(x[first + i]);
+      s += v * v;
+    }
+    if (!(s < 0x1p63)) s = __longlong_as_double(0x7ff0000000000000ll);
+    double magic = 0x1.8p92;
+#pragma unroll
+    for (int k = 0; k < kSquareBins; ++k, magic *= 0x1p-23) {
+      const double part = __dadd_rn(__dadd_rn(s, magic), -magic);
+      bins[k] += part;
+      s -= part;
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kSquareBins; ++k) {
+    const double total = block_sum<kSquareThreads>(bins[k]);
+    if (threadIdx.x == 0) partials[blockIdx.x * kSquareBins + k] = total;
+    __syncthreads();
+  }
+}
+
+__global__ void __launch_bounds__(32) add_bins_kernel(double* bins, const double* partials, int count) {
+  if (threadIdx.x >= kSquareBins) return;
+  double total = bins[threadIdx.x];
+  for (int i = 0; i < count; ++i) total += partials[i * kSquareBins + static_cast<int>(threadIdx.x)];
+  bins[threadIdx.x] = total;
+}
+
 }  // namespace
+
+void add_squares(Context& ctx, Tensor bins, const Tensor& x) {
+  const int64_t n = x.numel(), blocks = (n + kSquareBlock - 1) / kSquareBlock;
+  const int64_t grid = std::min<int64_t>((blocks + kSquareThreads - 1) / kSquareThreads, 512);
+  ScratchScope scratch(ctx.scratch);
+  const Tensor partials = scratch.alloc("square_bins", DType::f64, {std::max<int64_t>(grid, 1), kSquareBins});
+  if (ctx.dry_run || grid == 0) return;
+  dispatch_storage("add_squares", x, [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+    launch(ctx, "add_squares", {.grid = dim3(static_cast<unsigned>(grid)), .block = dim3(kSquareThreads)}, square_bins_kernel<T>,
+           device_data<double>(partials), static_cast<const T*>(device_data<T>(x)), n);
+  });
+  launch(ctx, "add_squares", {.grid = dim3(1), .block = dim3(32)}, add_bins_kernel, device_data<double>(bins),
+         static_cast<const double*>(device_data<double>(partials)), static_cast<int>(grid));
+}
 
 void sum_of_squares(Context& ctx, Tensor result, const Tensor& x) {
   reduce(ctx, "sum_of_squares", SumOfSquares{}, result, x, Into::overwrite);

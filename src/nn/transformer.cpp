@@ -33,10 +33,14 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, Communica
 void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const RouterLoad& load,
                           KeyValueCache* cache) const {
   check_batch("Transformer::forward", batch, s, cache);
+  store_.begin_use(ctx, 0, Pass::forward);
   embedding_forward(ctx, s.embedded, batch.tokens, store_.value(embed_tokens_));
   Tensor x = s.embedded;
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
+    const int unit = static_cast<int>(layer) + 1;
+    store_.begin_use(ctx, unit, Pass::forward);
     blocks_[layer].forward(ctx, x, sequence(batch, cache), load, s.blocks[layer]);
+    store_.end_use(ctx, unit, Pass::forward);
     x = s.blocks[layer].y;
   }
   rmsnorm_forward(ctx, s.hidden, s.final_rstd, x, store_.value(norm_), config_.rms_norm_eps);
@@ -51,10 +55,13 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
   rmsnorm_backward(ctx, d, store_.grad(norm_), dhidden, input(blocks_.size()), store_.value(norm_),
                    s.final_rstd, Into::overwrite);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
+    const int unit = static_cast<int>(layer) + 1;
+    store_.begin_use(ctx, unit, Pass::backward);
     // The shared activations are still the last layer's. What is computed again has been counted.
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
       blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr), {}, s.blocks[layer]);
     blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr), load, s.blocks[layer]);
+    store_.end_use(ctx, unit, Pass::backward);
   }
   embedding_backward(ctx, store_.grad(embed_tokens_), d, batch.tokens);
 }

@@ -4,6 +4,7 @@
 #include "ops/dispatch.h"
 
 SLUICE_DECLARE_BACKENDS(sum_of_squares)
+SLUICE_DECLARE_BACKENDS(add_squares)
 SLUICE_DECLARE_BACKENDS(sum)
 SLUICE_DECLARE_BACKENDS(max_abs)
 
@@ -13,6 +14,18 @@ void sum_of_squares(Context& ctx, Tensor result, const Tensor& x) {
   check_floating("sum_of_squares", "x", x);
   check_tensor("sum_of_squares", "result", result, DType::f64, {1});
   SLUICE_DISPATCH(sum_of_squares, ctx, result, x);
+}
+
+void add_squares(Context& ctx, Tensor bins, const Tensor& x) {
+  check_floating("add_squares", "x", x);
+  check_tensor("add_squares", "bins", bins, DType::f64, {kSquareBins});
+  SLUICE_DISPATCH(add_squares, ctx, bins, x);
+}
+
+double squares_of_bins(const double* bins) {
+  double total = 0;
+  for (int64_t k = 0; k < kSquareBins; ++k) total += bins[k];
+  return total;
 }
 
 void sum(Context& ctx, Tensor result, const Tensor& x, Into into) {

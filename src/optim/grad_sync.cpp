@@ -3,35 +3,18 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "comm/reduce.h"
 #include "core/parallel_for.h"
 #include "ops/elementwise.h"
+#include "ops/reduce.h"
 
 namespace sluice {
 namespace {
 
 constexpr double kFixedOne = 1125899906842624.0;  // 2^50: the last bit of a fixed-point gradient is 2^-50
 constexpr double kFixedLimit = 4096.0;            // what the sum of a step stays below
-
-/// sum += x; the first element that is not below the limit, or not finite, and is left out: `bad`, if it is earlier.
-template <class T>
-void add_fixed(int64_t* sum, const T* x, int64_t n, double limit, int64_t& bad) {
-  std::atomic<int64_t> first{bad};
-  parallel_for(n, 16384, [&, limit](int64_t begin, int64_t end) {
-    int64_t mine = std::numeric_limits<int64_t>::max();
-    for (int64_t i = begin; i < end; ++i) {
-      const double v = static_cast<double>(x[i]);
-      if (std::abs(v) < limit) sum[i] += static_cast<int64_t>(std::llrint(v * kFixedOne));
-      else mine = std::min(mine, i);
-    }
-    for (int64_t now = first; mine < now && !first.compare_exchange_weak(now, mine);) {
-    }
-  });
-  bad = first;
-}
 
 template <class T>
 void from_fixed(T* x, const int64_t* sum, int64_t n) {
@@ -49,102 +32,242 @@ void add_pair(T* a, const T* left, const T* right, int64_t n) {
   });
 }
 
+template <class T>
+void copy_elements(T* to, const T* from, int64_t n) {
+  parallel_for(n, 16384, [=](int64_t begin, int64_t end) { std::copy(from + begin, from + end, to + begin); });
+}
+
+int slot_of(int unit) { return unit == 0 ? 2 : unit % 2; }
+
 }  // namespace
 
-int64_t padded_size(int64_t elements, int ranks) {
-  const int64_t multiple = int64_t{32} * ranks;
-  return (elements + multiple - 1) / multiple * multiple;
+GradSync::GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, CommQueue* queue)
+    : config_(config), store_(store), mesh_(mesh), queue_(queue) {
+  SLUICE_CHECK(queue || mesh.data().size() == 1, "GradSync: several ranks need a queue");
+}
+
+template <class F>
+void GradSync::with_type(F&& f) {
+  if (accumulate_dtype(store_.dtype()) == DType::f64) f(double{});
+  else f(float{});
 }
 
 void GradSync::allocate(Arena& arena, int64_t micro_batches) {
-  const Tensor& grads = store_.flat_grads();
-  const int64_t n = grads.numel();
   micro_batches_ = micro_batches;
-  levels_.clear();
-  if (!in_place() && !fixed())
-    for (int64_t m = micro_batches; m > 0; m /= 2) levels_.push_back(arena.alloc("gradient tree", grads.dtype, {n}));
-  if (fixed()) fixed_ = arena.alloc("fixed-point gradients", DType::i32, {n, 2});
-  if (ranks_.size() > 1)
-    received_ = fixed() ? arena.alloc("gradients of other ranks", DType::i32, {n, 2})
-                        : arena.alloc("gradients of other ranks", grads.dtype, {n});
-}
-
-void GradSync::begin(Context& ctx) {
-  done_ = 0;
-  bad_ = kNoneBad;
-  store_.zero_grads(ctx);
-  if (fixed() && !ctx.dry_run) std::fill_n(static_cast<int64_t*>(fixed_.data), fixed_.dim(0), 0);
-}
-
-template <class T>
-void GradSync::push() {
-  const int64_t n = store_.flat_grads().numel();
-  T* grads = store_.flat_grads().as<T>();
-  if (fixed()) {
-    add_fixed(static_cast<int64_t*>(fixed_.data), grads, n, kFixedLimit / static_cast<double>(micro_batches_ * ranks_.size()), bad_);
-    return;
+  pieces_ = store_.pieces(mesh_.data().rank(), mesh_.expert_data().rank());
+  const DType wide = accumulate_dtype(store_.dtype());
+  kept_.clear();
+  int64_t at = 0, fixed_at = 0, largest = 0;
+  for (const ParamStore::Piece& p : pieces_) {
+    const int64_t length = p.of.end - p.of.begin;
+    Kept kept{.rows = sources_of(p.of), .length = length, .at = at, .fixed_at = fixed_at};
+    if (sharded()) {
+      kept.rows *= ranks_of(p.of).size();
+      kept.length = p.count;
+    }
+    at += kept.rows * kept.length;
+    fixed_at += kept.length;
+    largest = std::max(largest, length * (sharded() ? sources_of(p.of) : 1));
+    kept_.push_back(kept);
   }
-  // A binary counter: two sums of 2^k micro-batches become one of 2^(k + 1), the earlier one on the left.
-  size_t level = 0;
-  for (int64_t before = done_; before & 1; before >>= 1, ++level) add_pair(grads, levels_[level].as<T>(), grads, n);
-  parallel_for(n, 16384, [to = levels_[level].as<T>(), grads](int64_t begin, int64_t end) {
-    std::copy(grads + begin, grads + end, to + begin);
+  levels_.clear();
+  if (tree() && !in_place())
+    for (int64_t m = 1; m < micro_batches; m *= 2) levels_.push_back(arena.alloc("gradient tree", wide, {at}));
+  fixed_ = fixed() ? arena.alloc("fixed-point gradients", DType::i32, {fixed_at, 2}) : Tensor();
+  shards_ = sharded() ? arena.alloc("gradient shards", wide, {ParamStore::size_of(pieces_)}) : Tensor();
+  received_ = Tensor();
+  if (!alone() || sharded())
+    received_ = fixed() && !sharded() ? arena.alloc("gradients of other ranks", DType::i32, {largest, 2})
+                                      : arena.alloc("gradients of other ranks", wide, {largest});
+  bins_ = arena.alloc("square bins", DType::f64, {kSquareBins});
+}
+
+void GradSync::begin_step(Context& ctx) {
+  bad_ = kNoneBad;
+  if (in_place()) store_.zero_grads(ctx);
+  if (ctx.dry_run) return;
+  if (fixed()) std::fill_n(static_cast<int64_t*>(fixed_.data), fixed_.dim(0), 0);
+  if (sharded()) fill(ctx, shards_, 0.0);
+}
+
+/// The unit's gradients, of all sources, are zero.
+void GradSync::zero(Context& ctx, int unit) {
+  if (ctx.dry_run) return;
+  for (const ParamStore::Piece& p : pieces_)
+    if (p.of.unit == unit)
+      for (int s = 0; s < sources_of(p.of); ++s) fill(ctx, store_.bucket_grads(p.of, s), 0.0);
+}
+
+void GradSync::begin_micro_batch(Context& ctx, int64_t i) {
+  micro_batch_ = i;
+  if (!in_place()) begin(ctx, 0, Pass::backward);
+}
+
+void GradSync::begin(Context& ctx, int unit, Pass pass) {
+  if (pass == Pass::forward || in_place()) return;
+  if (sharded()) {
+    const int slot = slot_of(unit);
+    if (queue_) queue_->wait(slot_busy_[static_cast<size_t>(slot)]);  // what was there is with its owners
+    store_.place_grads(unit, slot);
+  }
+  zero(ctx, unit);
+}
+
+void GradSync::end(Context& ctx, int unit, Pass pass) {
+  if (pass == Pass::forward || ctx.dry_run) return;
+  if (in_place() && (alone() || !last())) return;
+  sum_unit(unit);
+}
+
+void GradSync::end_micro_batch(Context& ctx) { end(ctx, 0, Pass::backward); }
+
+/// What is to be summed of a unit after this micro-batch.
+void GradSync::sum_unit(int unit) {
+  with_type([&](auto tag) {
+    using T = decltype(tag);
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      const Bucket& b = pieces_[i].of;
+      if (b.unit != unit) continue;
+      if (sharded()) {
+        std::vector<Tensor> sources;
+        for (int s = 0; s < sources_of(b); ++s) sources.push_back(store_.bucket_grads(b, s));
+        const auto work = [this, i, sources, m = micro_batch_] { send_shards<T>(i, sources, m); };
+        if (queue_) slot_busy_[static_cast<size_t>(slot_of(unit))] = queue_->post(work);
+        else work();
+        continue;
+      }
+      T* whole = store_.bucket_grads(b).as<T>();
+      if (!in_place()) sum_here(i, whole);
+      if (!last()) continue;
+      if (alone()) {
+        if (fixed()) from_fixed(whole, static_cast<int64_t*>(fixed_.data) + kept_[i].fixed_at, b.end - b.begin);
+        continue;
+      }
+      queue_->post([this, i, whole] { sum_with_ranks<T>(i, whole); });
+    }
   });
 }
 
-void GradSync::micro_batch_done(Context& ctx) {
-  if (in_place()) return;
-  if (!ctx.dry_run) {
-    if (store_.flat_grads().dtype == DType::f64) push<double>();
-    else push<float>();
-  }
-  ++done_;
-  store_.zero_grads(ctx);
+/// sum = that of this micro-batch and of those before it that make a whole subtree with it; kept for later if more come.
+template <class T>
+void GradSync::merge(const Kept& kept, int row, T* sum, int64_t micro_batch) {
+  const int64_t at = kept.at + row * kept.length;
+  size_t level = 0;
+  for (int64_t before = micro_batch; before & 1; before >>= 1, ++level)
+    add_pair(sum, levels_[level].as<T>() + at, sum, kept.length);
+  if (micro_batch + 1 < micro_batches_) copy_elements(levels_[level].as<T>() + at, sum, kept.length);
 }
 
+/// sum += x, whose first element is `first` of the bucket; an element that is not below the limit, or not finite, is left out
+/// and remembered.
 template <class T>
-void GradSync::sum_over_ranks(T* whole) {
-  if (ranks_.size() == 1) return;
-  const int64_t n = store_.flat_grads().numel(), part = n / ranks_.size();
-  T* mine = whole + ranks_.rank() * part;
-  reduce_scatter(ranks_, mine, whole, part, static_cast<T*>(received_.data));
-  ranks_.all_gather(whole, mine, part * static_cast<int64_t>(sizeof(T)));
+void GradSync::add_fixed(const Bucket& b, int64_t* sum, const T* x, int64_t n, int64_t first) {
+  const double limit = kFixedLimit / static_cast<double>(micro_batches_ * mesh_.data().size());
+  std::atomic<int64_t> bad{bad_};
+  parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
+    int64_t mine = kNoneBad;
+    for (int64_t i = begin; i < end; ++i) {
+      const double v = static_cast<double>(x[i]);
+      if (std::abs(v) < limit) sum[i] += static_cast<int64_t>(std::llrint(v * kFixedOne));
+      else mine = std::min(mine, b.begin + first + i);
+    }
+    for (int64_t now = bad; mine < now && !bad.compare_exchange_weak(now, mine);) {
+    }
+  });
+  bad_ = bad;
+}
+
+/// Adds this micro-batch of a bucket to those before it; after the last, their sum is in `whole` (fixed: in fixed_).
+template <class T>
+void GradSync::sum_here(size_t i, T* whole) {
+  const Bucket& b = pieces_[i].of;
+  const int64_t n = b.end - b.begin;
+  std::vector<T*> rows;
+  for (int s = 0; s < sources_of(b); ++s) {
+    T* row = s == 0 ? whole : store_.bucket_grads(b, s).template as<T>();
+    if (fixed()) add_fixed(b, static_cast<int64_t*>(fixed_.data) + kept_[i].fixed_at, row, n, 0);
+    else merge(kept_[i], s, row, micro_batch_);
+    rows.push_back(row);
+  }
+  if (tree() && last()) tree_sum(rows.data(), static_cast<int>(rows.size()), n);
+}
+
+/// The ranks' sums of a bucket become one, this rank's piece of it in its place; with zero_stage 0 all of it.
+template <class T>
+void GradSync::sum_with_ranks(size_t i, T* whole) {
+  const ParamStore::Piece& p = pieces_[i];
+  Communicator& ranks = ranks_of(p.of);
+  T* mine = whole + (p.begin - p.of.begin);
+  if (fixed()) {
+    int64_t* sums = static_cast<int64_t*>(fixed_.data) + kept_[i].fixed_at;
+    int64_t* my_sums = sums + (p.begin - p.of.begin);
+    reduce_scatter(ranks, my_sums, sums, p.count, static_cast<int64_t*>(received_.data));
+    from_fixed(mine, my_sums, p.count);
+  } else if (ranks.size() > 1) {
+    reduce_scatter(ranks, mine, whole, p.count, received_.as<T>());
+  }
+  if (config_.zero_stage == 0) ranks.all_gather(whole, mine, p.count * static_cast<int64_t>(sizeof(T)));
+}
+
+/// One micro-batch of a bucket goes to the owners of its pieces, who add what they get.
+template <class T>
+void GradSync::send_shards(size_t i, const std::vector<Tensor>& sources, int64_t micro_batch) {
+  const ParamStore::Piece& p = pieces_[i];
+  Communicator& ranks = ranks_of(p.of);
+  const int num_ranks = ranks.size(), num_sources = static_cast<int>(sources.size());
+  // Row r num_sources + s: of source s of rank r, the order of the data axis.
+  std::vector<T*> rows(static_cast<size_t>(num_ranks * num_sources));
+  for (int s = 0; s < num_sources; ++s) {
+    T* received = received_.as<T>() + s * num_ranks * p.count;
+    ranks.all_to_all(received, sources[static_cast<size_t>(s)].data, p.count * static_cast<int64_t>(sizeof(T)));
+    for (int r = 0; r < num_ranks; ++r) rows[static_cast<size_t>(r * num_sources + s)] = received + r * p.count;
+  }
+  T* sum = shards_.as<T>() + p.at;
+  const bool is_last = micro_batch + 1 == micro_batches_;
+  if (fixed()) {
+    int64_t* sums = static_cast<int64_t*>(fixed_.data) + kept_[i].fixed_at;
+    for (const T* row : rows) add_fixed(p.of, sums, row, p.count, p.begin - p.of.begin);
+    if (is_last) from_fixed(sum, sums, p.count);
+    return;
+  }
+  if (tree())
+    for (size_t row = 0; row < rows.size(); ++row) merge(kept_[i], static_cast<int>(row), rows[row], micro_batch);
+  if (tree() && !is_last) return;
+  tree_sum(rows.data(), static_cast<int>(rows.size()), p.count);
+  if (tree()) copy_elements(sum, rows[0], p.count);
+  else add_pair(sum, sum, rows[0], p.count);
+}
+
+Tensor GradSync::grads(size_t i) const {
+  const ParamStore::Piece& p = pieces_[i];
+  return sharded() ? shards_.rows(p.at, p.count) : store_.bucket_grads(p.of).rows(p.begin - p.of.begin, p.count);
 }
 
 void GradSync::finish(Context& ctx) {
   if (ctx.dry_run) return;
-  const Tensor& grads = store_.flat_grads();
-  const int64_t n = grads.numel();
-  const auto with_type = [&](auto&& f) {
-    if (grads.dtype == DType::f64) f(grads.as<double>());
-    else f(grads.as<float>());
-  };
-  if (fixed()) {
-    sum_over_ranks(static_cast<int64_t*>(fixed_.data));
-    std::vector<int64_t> bad(static_cast<size_t>(ranks_.size()));
-    ranks_.all_gather(bad.data(), &bad_, sizeof(int64_t));
-    with_type([&](auto* g) {
-      from_fixed(g, static_cast<const int64_t*>(fixed_.data), n);
-      for (const int64_t i : bad)
-        if (i != kNoneBad) g[i] = std::numeric_limits<std::remove_reference_t<decltype(*g)>>::quiet_NaN();
-    });
-    return;
-  }
-  with_type([&](auto* g) {
-    using T = std::remove_pointer_t<decltype(g)>;
-    if (!in_place()) {
-      // What is left of the counter, the earliest on the left.
-      bool any = false;
-      for (size_t level = 0; level < levels_.size(); ++level) {
-        if (((done_ >> level) & 1) == 0) continue;
-        const T* sum = levels_[level].template as<T>();
-        if (any) add_pair(g, sum, g, n);
-        else std::copy(sum, sum + n, g);
-        any = true;
-      }
+  if (queue_) queue_->wait_all();
+  if (bad_ == kNoneBad) return;
+  // Whoever found it makes the sum of squares NaN for all: in the parameter itself, where that is here.
+  size_t i = 0;
+  int64_t at = 0;
+  for (size_t k = 0; k < pieces_.size(); ++k)
+    if (pieces_[k].begin <= bad_ && bad_ < pieces_[k].begin + pieces_[k].count) {
+      i = k;
+      at = bad_ - pieces_[k].begin;
     }
-    sum_over_ranks(g);
+  with_type([&](auto tag) {
+    using T = decltype(tag);
+    grads(i).template as<T>()[at] = std::numeric_limits<T>::quiet_NaN();
   });
+}
+
+void GradSync::sum_squares(Context& ctx, Tensor squares) const {
+  if (ctx.dry_run) return;
+  fill(ctx, bins_, 0.0);
+  for (size_t i = 0; i < pieces_.size(); ++i) add_squares(ctx, bins_, grads(i));
+  double* bins = bins_.as<double>();
+  all_reduce(mesh_.data(), bins, kSquareBins);
+  *squares.as<double>() = squares_of_bins(bins);
 }
 
 }  // namespace sluice

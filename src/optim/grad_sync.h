@@ -1,9 +1,11 @@
 #pragma once
-// The gradient of a step: of its micro-batches, and of its ranks, in one sum of known order (RELIABILITY 5).
+// The gradient of a step: of its micro-batches, and of its ranks, in one sum of known order (RELIABILITY 5), taken while
+// backward goes on.
 #include <limits>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/queue.h"
 #include "config/config.h"
 #include "core/arena.h"
 #include "core/context.h"
@@ -11,49 +13,86 @@
 
 namespace sluice {
 
-/// Elements of a flat buffer that this many ranks can cut into equal parts.
-int64_t padded_size(int64_t elements, int ranks);
-
-/// Sums of gradients. With determinism same_layout, micro-batches add up where the layers write, and ranks by the tree of
-/// comm/reduce.h: bits depend on the number of ranks. With exact they do not: every micro-batch's gradient is computed from
-/// zero, and all of a step's are one sum,
+/// Sums of gradients over the micro-batches of a step and the ranks that compute them, bucket by bucket as backward finishes
+/// units. Each rank ends with the sum of its pieces (ParamStore::pieces); with zero_stage 0 with all of it. With zero_stage 2
+/// and 3 the gradients of two blocks at a time are all that is kept beside the pieces, and every micro-batch is sent.
+///
+/// With determinism same_layout, micro-batches add up where the layers write, and ranks by the tree of comm/reduce.h: bits
+/// depend on the number of ranks and the stage. With exact they do not: every micro-batch's gradient is computed from zero, and
+/// all of a step's are one sum,
 ///   tree     of the perfect binary tree over their numbers; bits agree for every number of ranks of which each has a power of
-///            two of micro-batches;
+///            two of micro-batches; keeps log2(micro-batches of a rank) more gradients, whatever the stage;
 ///   fixed64  of 64-bit fixed-point numbers (last bit 2^-50), whose sum has no order; any number of ranks. An element of a
 ///            micro-batch's gradient that is not below 2^12 / (micro-batches of the step) makes the sum NaN.
-class GradSync {
+class GradSync : public UnitUser {
  public:
-  GradSync(const ParallelConfig& config, ParamStore& store, Communicator& ranks)
-      : config_(config), store_(store), ranks_(ranks) {}
+  /// queue: nullptr for one rank.
+  GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, CommQueue* queue);
 
-  /// Work memory for `micro_batches` of this rank's.
+  /// Work memory for `micro_batches` of this rank's. After the store's.
   void allocate(Arena& arena, int64_t micro_batches);
 
-  void begin(Context& ctx);
-  /// The store's gradients hold one more micro-batch's.
-  void micro_batch_done(Context& ctx);
-  /// The sum over micro-batches and ranks is in the store's gradients.
+  void begin_step(Context& ctx);
+  void begin_micro_batch(Context& ctx, int64_t i);
+  void begin(Context& ctx, int unit, Pass pass) override;
+  void end(Context& ctx, int unit, Pass pass) override;
+  void end_micro_batch(Context& ctx);
+  /// The sums are in grads().
   void finish(Context& ctx);
 
+  const std::vector<ParamStore::Piece>& pieces() const { return pieces_; }
+  /// The summed gradient of pieces()[i].
+  Tensor grads(size_t i) const;
+  /// squares (1) f64 on a CPU = the sum of the squares of the whole gradient: the same bits on every rank of every layout.
+  void sum_squares(Context& ctx, Tensor squares) const;
+
  private:
+  /// What is kept of a bucket between micro-batches: `rows` sums of `length`, one for each source whose order counts.
+  struct Kept {
+    int rows = 1;
+    int64_t length = 0, at = 0, fixed_at = 0;
+  };
+
   bool exact() const { return config_.determinism == Determinism::exact; }
-  /// Micro-batches add up where the layers write.
-  bool in_place() const { return !exact() || (!fixed() && micro_batches_ == 1); }
   bool fixed() const { return exact() && config_.exact_sum == ExactSum::fixed64; }
+  bool tree() const { return exact() && !fixed(); }
+  bool sharded() const { return config_.zero_stage >= 2; }
+  bool alone() const { return mesh_.data().size() == 1; }
+  bool last() const { return micro_batch_ + 1 == micro_batches_; }
+  /// Micro-batches add up where the layers write, and stay there.
+  bool in_place() const { return !sharded() && (!exact() || (tree() && micro_batches_ == 1 && store_.grad_sources() == 1)); }
+  Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? mesh_.expert_data() : mesh_.data(); }
+  int sources_of(const Bucket& b) const { return b.of_expert ? store_.grad_sources() : 1; }
+  void zero(Context& ctx, int unit);
+  void sum_unit(int unit);
   template <class T>
-  void sum_over_ranks(T* whole);
+  void sum_here(size_t i, T* whole);
   template <class T>
-  void push();
+  void sum_with_ranks(size_t i, T* whole);
+  template <class T>
+  void send_shards(size_t i, const std::vector<Tensor>& sources, int64_t micro_batch);
+  template <class T>
+  void merge(const Kept& kept, int row, T* sum, int64_t micro_batch);
+  template <class T>
+  void add_fixed(const Bucket& b, int64_t* sum, const T* x, int64_t n, int64_t first);
+  template <class F>
+  void with_type(F&& f);
 
   ParallelConfig config_;
   ParamStore& store_;
-  Communicator& ranks_;
-  std::vector<Tensor> levels_;  // tree: level k holds the sum of 2^k micro-batches where bit k of done_ is set
+  const Mesh& mesh_;
+  CommQueue* queue_;
+  std::vector<ParamStore::Piece> pieces_;
+  std::vector<Kept> kept_;      // per bucket
+  std::vector<Tensor> levels_;  // tree: level k holds sums of 2^k micro-batches where bit k of their number is set
   Tensor fixed_;                // (elements, 2) i32: int64 each
-  Tensor received_;             // of the other ranks
+  Tensor received_;             // of the other ranks; the queue's
+  Tensor shards_;               // sums of the pieces, with zero_stage 2 and 3
+  Tensor bins_;                 // (kSquareBins) f64
   static constexpr int64_t kNoneBad = std::numeric_limits<int64_t>::max();
-  int64_t micro_batches_ = 1, done_ = 0;
-  int64_t bad_ = kNoneBad;  // first element that fixed-point numbers cannot hold
+  int64_t micro_batches_ = 1, micro_batch_ = 0;
+  int64_t bad_ = kNoneBad;  // first flat position that fixed-point numbers cannot hold
+  std::array<CommQueue::Ticket, 3> slot_busy_{};
 };
 
 }  // namespace sluice

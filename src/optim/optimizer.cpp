@@ -1,5 +1,6 @@
 #include "optim/optimizer.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "ops/elementwise.h"
@@ -29,36 +30,62 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
            config.rules[r].match);
 }
 
-void Optimizer::allocate(Context& ctx, Arena& arena) {
+void Optimizer::allocate(Context& ctx, Arena& arena, const std::vector<ParamStore::Piece>& pieces) {
   const DType moments = accumulate_dtype(store_.dtype());
-  const int64_t count = store_.flat_values().numel();
+  pieces_ = pieces;
+  const int64_t count = pieces.empty() ? store_.flat_values().numel() : ParamStore::size_of(pieces);
   m_ = arena.alloc("m", moments, {count});
   v_ = arena.alloc("v", moments, {count});
   master_ = store_.dtype() != moments ? arena.alloc("master", moments, {count}) : Tensor();
-  segments_ = arena.alloc("segments", DType::f64, {static_cast<int64_t>(store_.specs().size()), 4});
   control_ = arena.alloc("control", DType::f64, {kUpdateControl});
-  if (arena.measuring()) return;
-  std::vector<double> segments;
-  for (size_t i = 0; i < store_.specs().size(); ++i) {
-    const auto id = static_cast<ParamStore::Id>(i);
-    const double begin = static_cast<double>(store_.offset(id));
-    for (const double x :
-         {begin, begin + static_cast<double>(store_.numel(id)), lr_multiplier_[i], weight_decay_[i]})
-      segments.push_back(x);
-  }
-  write_tensor(ctx, segments_, segments.data());
+  segments_.clear();
+  const auto add = [&](const std::vector<ParamStore::Slice>& slices) {
+    std::vector<double> rows;
+    for (const ParamStore::Slice& slice : slices)
+      for (const double x : {static_cast<double>(slice.at), static_cast<double>(slice.at + slice.count),
+                             lr_multiplier_[static_cast<size_t>(slice.id)], weight_decay_[static_cast<size_t>(slice.id)]})
+        rows.push_back(x);
+    segments_.push_back(arena.alloc("segments", DType::f64, {static_cast<int64_t>(slices.size()), 4}));
+    if (!arena.measuring() && !rows.empty()) write_tensor(ctx, segments_.back(), rows.data());
+  };
+  for (const ParamStore::Piece& piece : pieces) add(store_.slices(piece));
+  if (!pieces.empty()) return;
+  std::vector<ParamStore::Slice> all;
+  for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store_.specs().size()); ++id)
+    all.push_back({.id = id, .count = store_.numel(id), .at = store_.offset(id)});
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.at < b.at; });
+  add(all);
 }
 
-void Optimizer::sync_master(Context& ctx) {
-  if (master_) cast(ctx, master_, store_.flat_values());
+void Optimizer::sync_master(Context& ctx, const std::vector<Tensor>& values) {
+  if (!master_) return;
+  if (pieces_.empty()) return cast(ctx, master_, store_.flat_values());
+  for (size_t i = 0; i < pieces_.size(); ++i) cast(ctx, master_.rows(pieces_[i].at, pieces_[i].count), values[i]);
 }
 
 void Optimizer::update(Context& ctx) {
   SLUICE_CHECK(m_, "Optimizer::update before allocate");
-  const AdamwSettings settings{.beta1 = config_.beta1, .beta2 = config_.beta2, .eps = config_.eps};
   sum_of_squares(ctx, update_field(control_, &UpdateControl::squares), store_.flat_grads());
+  judge_and_update(ctx);
+}
+
+void Optimizer::judge_and_update(Context& ctx, const std::vector<Tensor>& values, const std::vector<Tensor>& grads) {
+  const AdamwSettings settings{.beta1 = config_.beta1, .beta2 = config_.beta2, .eps = config_.eps};
   judge_update(ctx, control_, settings);
-  adamw_update(ctx, store_.flat_values(), master_, m_, v_, store_.flat_grads(), segments_, control_, settings);
+  if (pieces_.empty())
+    return adamw_update(ctx, store_.flat_values(), master_, m_, v_, store_.flat_grads(), segments_[0], control_, settings);
+  SLUICE_CHECK(values.size() == pieces_.size() && grads.size() == pieces_.size(), "judge_and_update: {} values and {} gradients of {} pieces",
+               values.size(), grads.size(), pieces_.size());
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const auto part = [&](const Tensor& flat) { return flat ? flat.rows(pieces_[i].at, pieces_[i].count) : Tensor(); };
+    adamw_update(ctx, values[i], part(master_), part(m_), part(v_), grads[i], segments_[i], control_, settings);
+  }
+}
+
+std::vector<std::pair<const char*, Tensor>> Optimizer::flat_state() const {
+  std::vector<std::pair<const char*, Tensor>> state = {{".m", m_}, {".v", v_}};
+  if (master_) state.emplace_back(".master", master_);
+  return state;
 }
 
 UpdateControl Optimizer::step(Context& ctx, double lr, double max_grad_norm) {

@@ -1,6 +1,7 @@
 #pragma once
 // AdamW over a ParamStore: flat moments and, for bf16 models, f32 master weights; decay masks and multipliers per
 // parameter.
+#include <utility>
 #include <vector>
 
 #include "config/config.h"
@@ -17,15 +18,19 @@ class Optimizer {
   Optimizer(const OptimizerConfig& config, ParamStore& store);
 
   /// m, v and master (only when the store's dtype is bf16), laid out like the store's values.
-  void allocate(Context& ctx, Arena& arena);
-  /// Master weights from the current values (after initialise or after loading weights alone).
-  void sync_master(Context& ctx);
+  void allocate(Context& ctx, Arena& arena) { allocate(ctx, arena, {}); }
+  /// The same for these pieces alone, each where its `at` says; none: all of the store.
+  void allocate(Context& ctx, Arena& arena, const std::vector<ParamStore::Piece>& pieces);
+  /// Master weights from the current values (after initialise or after loading weights alone): the store's, or the pieces'.
+  void sync_master(Context& ctx, const std::vector<Tensor>& values = {});
 
   /// (kUpdateControl) f64, on the device: the trainer writes its first part before a step and reads the rest after.
   const Tensor& control() const { return control_; }
   /// Sums the squares of all gradients into control, judges, and updates if the judgement allows it. Asks the host
   /// nothing.
   void update(Context& ctx);
+  /// The same where squares are known already, over the store's values and gradients, or the pieces' (one tensor each).
+  void judge_and_update(Context& ctx, const std::vector<Tensor>& values = {}, const std::vector<Tensor>& grads = {});
   /// The host has learnt that the update was applied.
   void count_applied() { ++steps_applied_; }
 
@@ -37,6 +42,9 @@ class Optimizer {
   int64_t steps_applied() const { return steps_applied_; }
   void set_steps_applied(int64_t t) { steps_applied_ = t; }
 
+  /// Of the pieces, behind each other: ".m", ".v" and, for bf16 models, ".master".
+  std::vector<std::pair<const char*, Tensor>> flat_state() const;
+  /// Of a parameter, where all of the store's are here.
   Tensor m(ParamStore::Id id) const { return store_.part(m_, id); }
   Tensor v(ParamStore::Id id) const { return store_.part(v_, id); }
   /// Empty when values are their own master.
@@ -47,7 +55,9 @@ class Optimizer {
   ParamStore& store_;
   std::vector<double> lr_multiplier_, weight_decay_;  // per parameter, rules applied
   Tensor m_, v_, master_;                             // flat
-  Tensor segments_, control_;                         // (parameters, 4) and (kUpdateControl) f64
+  std::vector<ParamStore::Piece> pieces_;             // none: all
+  std::vector<Tensor> segments_;                      // per piece: (slices, 4) f64
+  Tensor control_;                                    // (kUpdateControl) f64
   int64_t steps_applied_ = 0;
 };
 

@@ -34,13 +34,13 @@ Tensor piece(const Tensor& flat, int64_t offset, const ParamSpec& spec) {
 }
 
 template <class T>
-void fill_initial(T* values, int64_t n, const Init& init, const RandomStream& random) {
+void fill_initial(T* values, int64_t first, int64_t n, const Init& init, const RandomStream& random) {
   using A = accumulate_t<T>;
   parallel_for(n, 4096, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const double x = init.kind == Init::Kind::constant
                            ? init.value
-                           : init.value * random.normal(static_cast<uint64_t>(i));
+                           : init.value * random.normal(static_cast<uint64_t>(first + i));
       values[i] = static_cast<T>(static_cast<A>(x));
     }
   });
@@ -79,66 +79,238 @@ int64_t ParamStore::total_active() const {
   return static_cast<int64_t>(std::llround(n));
 }
 
-void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients,
-                          const std::function<int64_t(int64_t)>& padded) {
-  const auto aligned = [](int64_t n) { return (n + kAlignElements - 1) / kAlignElements * kAlignElements; };
-  offsets_.clear();
+/// Offsets and buckets: units ascend, each with what is alike first, then its experts.
+void ParamStore::lay_out() {
+  const auto aligned = [](int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; };
+  offsets_.assign(specs_.size(), 0);
+  buckets_.clear();
+  units_.clear();
+  for (const ParamSpec& spec : specs_)
+    if (static_cast<size_t>(spec.unit) >= units_.size()) units_.resize(static_cast<size_t>(spec.unit) + 1);
+  for (size_t i = 0; i < specs_.size(); ++i) units_[static_cast<size_t>(specs_[i].unit)].ids.push_back(static_cast<Id>(i));
   int64_t end = 0;
-  for (const ParamSpec& spec : specs_) {
-    if (!spec.joined) end = aligned(end);
-    offsets_.push_back(end);
-    end += count_elements(spec);
+  for (size_t u = 0; u < units_.size(); ++u) {
+    Unit& unit = units_[u];
+    unit.begin = end;
+    for (const bool of_expert : {false, true}) {
+      const int64_t begin = end;
+      if (of_expert) unit.expert_begin = begin;
+      for (const Id id : unit.ids) {
+        const ParamSpec& spec = specs_[static_cast<size_t>(id)];
+        if (spec.of_expert != of_expert) continue;
+        if (!spec.joined) end = aligned(end, kAlignElements);
+        offsets_[static_cast<size_t>(id)] = end;
+        end += count_elements(spec);
+      }
+      end = begin + aligned(end - begin, kAlignElements * (of_expert ? layout_.expert_ranks : layout_.dense_ranks));
+      if (end > begin) buckets_.push_back({static_cast<int>(u), of_expert, begin, end});
+    }
+    unit.end = end;
   }
-  end = padded ? padded(aligned(end)) : aligned(end);
+}
 
+std::vector<ParamStore::Piece> ParamStore::pieces(int dense_rank, int expert_rank) const {
+  std::vector<Piece> pieces;
+  int64_t at = 0;
+  for (const Bucket& b : buckets_) {
+    const int64_t count = (b.end - b.begin) / (b.of_expert ? layout_.expert_ranks : layout_.dense_ranks);
+    pieces.push_back({b, b.begin + (b.of_expert ? expert_rank : dense_rank) * count, count, at});
+    at += count;
+  }
+  return pieces;
+}
+
+std::vector<ParamStore::Slice> ParamStore::slices(const Piece& piece) const {
+  std::vector<Slice> slices;
+  for (const Id id : units_[static_cast<size_t>(piece.of.unit)].ids) {
+    const int64_t first = std::max(piece.begin, offset(id)), end = std::min(piece.begin + piece.count, offset(id) + numel(id));
+    if (first < end) slices.push_back({id, first - offset(id), end - first, first - piece.begin});
+  }
+  return slices;
+}
+
+/// Where packed copies lie in their unit's, and how much all of a unit need.
+void ParamStore::measure_packed(Context& ctx, int64_t rows, Arena& values, bool transposed) {
+  packed_offsets_.assign(specs_.size(), -1);
+  packed_transposed_offsets_.assign(specs_.size(), -1);
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    LinearWeight& whole = joined_[i];
+    if (specs_[i].joined || !specs_[i].packed) continue;
+    const int64_t out_features = whole.value.dim(0) / whole.groups, in_features = whole.value.dim(1);
+    SLUICE_CHECK(out_features * whole.groups == whole.value.dim(0), "parameter {}: {} rows are not {} equal groups",
+                 specs_[i].name, whole.value.dim(0), whole.groups);
+    const LinearPackedBytes bytes = whole.groups > 1
+                                        ? grouped_linear_packed_bytes(ctx, dtype_, whole.groups, out_features, in_features)
+                                        : linear_packed_bytes(ctx, dtype_, out_features, in_features, rows);
+    const auto take = [&](int64_t size, Tensor& packed, int64_t& offset, const char* suffix) {
+      if (size == 0) return;
+      if (layout_.whole_values) {
+        packed = values.alloc(specs_[i].name + suffix, DType::u8, {size});
+        return;
+      }
+      Unit& unit = units_[static_cast<size_t>(specs_[i].unit)];
+      packed = Tensor(nullptr, DType::u8, {size}, specs_[i].name.c_str(), device_);
+      offset = unit.packed_bytes;
+      unit.packed_bytes += (size + 63) / 64 * 64;
+    };
+    take(bytes.forward, whole.packed, packed_offsets_[i], ".packed");
+    if (transposed) take(bytes.transposed, whole.packed_transposed, packed_transposed_offsets_[i], ".packed_transposed");
+  }
+}
+
+void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients, const StoreLayout& layout) {
+  layout_ = layout;
   dtype_ = dtype;
-  flat_values_ = values.alloc("values", dtype, {end});
-  flat_grads_ = gradients ? gradients->alloc("gradients", accumulate_dtype(dtype), {end}) : Tensor();
+  device_ = values.device();
+  lay_out();
+  const DType wide = accumulate_dtype(dtype);
+  slots_ = {};
+  flat_values_ = layout.whole_values ? values.alloc("values", dtype, {flat_size()}) : Tensor();
+  flat_grads_ = gradients && layout.whole_grads ? gradients->alloc("gradients", wide, {flat_size()}) : Tensor();
+
   values_.assign(specs_.size(), {});
   joined_.assign(specs_.size(), {});
   grads_.assign(specs_.size(), {});
   joined_grads_.assign(specs_.size(), {});
   for (size_t i = 0; i < specs_.size(); ++i) {
-    values_[i].value = piece(flat_values_, offsets_[i], specs_[i]);
-    if (gradients) grads_[i] = piece(flat_grads_, offsets_[i], specs_[i]);
+    const ParamSpec& spec = specs_[i];
+    values_[i].value = piece(Tensor(nullptr, dtype, {1}, "", device_), 0, spec);
+    joined_[i] = values_[i];
+    joined_[i].groups = spec.groups;
+    int64_t out_features = spec.shape[0];
+    for (size_t next = i + 1; !spec.joined && next < specs_.size() && specs_[next].joined; ++next) out_features += specs_[next].shape[0];
+    if (out_features > spec.shape[0])
+      joined_[i].value = Tensor(nullptr, dtype, {out_features, spec.shape[1]}, spec.name.c_str(), device_);
+    if (!gradients) continue;
+    grads_[i] = values_[i].value;
+    joined_grads_[i] = joined_[i].value;
+    grads_[i].dtype = joined_grads_[i].dtype = wide;
   }
-  // A group of joined matrices has packed copies as a whole, and its members none.
-  for (size_t first = 0; first < specs_.size();) {
-    size_t last = first + 1;
-    while (last < specs_.size() && specs_[last].joined) ++last;
-    const ParamSpec& spec = specs_[first];
-    LinearWeight& whole = joined_[first];
-    whole = values_[first];
-    joined_grads_[first] = grads_[first];
-    if (last - first > 1) {
-      int64_t out_features = 0;
-      for (size_t i = first; i < last; ++i) out_features += specs_[i].shape[0];
-      whole.value = piece(flat_values_, offsets_[first], {out_features, spec.shape[1]}, spec.name.c_str());
-      if (gradients)
-        joined_grads_[first] =
-            piece(flat_grads_, offsets_[first], {out_features, spec.shape[1]}, spec.name.c_str());
+  measure_packed(ctx, rows, values, gradients != nullptr);
+
+  // Places for what is not kept whole.
+  int64_t block = 0, block_packed = 0, block_experts = 0, experts = 0;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const Unit& unit = units_[u];
+    experts += unit.end - unit.expert_begin;
+    if (u == 0) continue;
+    block = std::max(block, unit.end - unit.begin);
+    block_packed = std::max(block_packed, unit.packed_bytes);
+    block_experts = std::max(block_experts, unit.end - unit.expert_begin);
+  }
+  const int64_t more = layout.grad_sources - 1;
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    const bool around = slot == 2;
+    const int64_t n = around ? units_[0].end - units_[0].begin : block, packed = around ? units_[0].packed_bytes : block_packed;
+    if (!layout.whole_values) {
+      slots_[slot].values = values.alloc("values of a unit", dtype, {n});
+      if (packed > 0) slots_[slot].packed = values.alloc("packed weights of a unit", DType::u8, {packed});
     }
-    whole.groups = spec.groups;
-    if (spec.packed) {
-      const int64_t out_features = whole.value.dim(0) / spec.groups, in_features = whole.value.dim(1);
-      SLUICE_CHECK(out_features * spec.groups == whole.value.dim(0), "parameter {}: {} rows are not {} equal groups",
-                   spec.name, whole.value.dim(0), spec.groups);
-      const LinearPackedBytes bytes =
-          spec.groups > 1 ? grouped_linear_packed_bytes(ctx, dtype, spec.groups, out_features, in_features)
-                          : linear_packed_bytes(ctx, dtype, out_features, in_features, rows);
-      if (bytes.forward > 0) whole.packed = values.alloc(spec.name + ".packed", DType::u8, {bytes.forward});
-      if (gradients && bytes.transposed > 0)
-        whole.packed_transposed =
-            values.alloc(spec.name + ".packed_transposed", DType::u8, {bytes.transposed});
-      if (last - first == 1) values_[first] = whole;
+    if (gradients && !layout.whole_grads) {
+      slots_[slot].grads = gradients->alloc("gradients of a unit", wide, {n});
+      if (more * block_experts > 0 && !around)
+        slots_[slot].source_grads = gradients->alloc("experts' gradients by source", wide, {more * block_experts});
     }
-    first = last;
+  }
+  if (gradients && layout.whole_grads && more * experts > 0)
+    slots_[0].source_grads = gradients->alloc("experts' gradients by source", wide, {more * experts});
+
+  int64_t source_at = 0;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    Unit& unit = units_[u];
+    const auto at = [](const Tensor& t, int64_t element) {
+      return t.data ? static_cast<char*>(t.data) + element * dtype_size(t.dtype) : nullptr;
+    };
+    if (layout.whole_values) {
+      unit.values = at(flat_values_, unit.begin);
+      set_value_views(unit);
+    }
+    if (flat_grads_) {
+      unit.grads = at(flat_grads_, unit.begin);
+      unit.source_grads = at(slots_[0].source_grads, source_at);
+      source_at += more * (unit.end - unit.expert_begin);
+      set_grad_views(unit);
+    }
+    const int first = u == 0 ? 2 : static_cast<int>(u) % 2;
+    if (!layout.whole_values) place_values(static_cast<int>(u), first);
+    if (gradients && !layout.whole_grads) place_grads(static_cast<int>(u), first);
   }
 }
 
+void ParamStore::set_value_views(const Unit& unit) {
+  for (const Id id : unit.ids) {
+    const auto i = static_cast<size_t>(id);
+    if (unit.values) values_[i].value.data = joined_[i].value.data = unit.values + (offsets_[i] - unit.begin) * dtype_size(dtype_);
+    // A group of joined matrices has packed copies as a whole, and its members none.
+    const bool alone = !specs_[i].joined && (i + 1 == specs_.size() || !specs_[i + 1].joined);
+    if (alone) values_[i] = joined_[i];
+  }
+}
+
+void ParamStore::set_grad_views(const Unit& unit) {
+  if (!unit.grads) return;
+  for (const Id id : unit.ids) {
+    const auto i = static_cast<size_t>(id);
+    grads_[i].data = joined_grads_[i].data = unit.grads + (offsets_[i] - unit.begin) * dtype_size(grads_[i].dtype);
+  }
+}
+
+Tensor ParamStore::value_slot(int slot, int unit) const {
+  const Unit& u = units_[static_cast<size_t>(unit)];
+  return slots_[static_cast<size_t>(slot)].values.rows(0, u.end - u.begin);
+}
+
+Tensor ParamStore::grad_slot(int slot, int unit) const {
+  const Unit& u = units_[static_cast<size_t>(unit)];
+  return slots_[static_cast<size_t>(slot)].grads.rows(0, u.end - u.begin);
+}
+
+void ParamStore::place_values(int unit, int slot) {
+  Unit& u = units_[static_cast<size_t>(unit)];
+  const Slot& s = slots_[static_cast<size_t>(slot)];
+  u.values = static_cast<char*>(s.values.data);
+  for (const Id id : u.ids) {
+    const auto i = static_cast<size_t>(id);
+    if (!s.packed.data) continue;
+    if (packed_offsets_[i] >= 0) joined_[i].packed.data = static_cast<char*>(s.packed.data) + packed_offsets_[i];
+    if (packed_transposed_offsets_[i] >= 0)
+      joined_[i].packed_transposed.data = static_cast<char*>(s.packed.data) + packed_transposed_offsets_[i];
+  }
+  set_value_views(u);
+}
+
+void ParamStore::place_grads(int unit, int slot) {
+  Unit& u = units_[static_cast<size_t>(unit)];
+  u.grads = static_cast<char*>(slots_[static_cast<size_t>(slot)].grads.data);
+  u.source_grads = static_cast<char*>(slots_[static_cast<size_t>(slot)].source_grads.data);
+  set_grad_views(u);
+}
+
+Tensor ParamStore::bucket_values(const Bucket& b) const {
+  const Unit& u = units_[static_cast<size_t>(b.unit)];
+  char* at = u.values ? u.values + (b.begin - u.begin) * dtype_size(dtype_) : nullptr;
+  return Tensor(at, dtype_, {b.end - b.begin}, "values", device_);
+}
+
+Tensor ParamStore::bucket_grads(const Bucket& b, int source) const {
+  const Unit& u = units_[static_cast<size_t>(b.unit)];
+  const DType wide = accumulate_dtype(dtype_);
+  SLUICE_CHECK(source == 0 || (b.of_expert && source < layout_.grad_sources), "bucket_grads: source {}", source);
+  char* at = !u.grads      ? nullptr
+             : source == 0 ? u.grads + (b.begin - u.begin) * dtype_size(wide)
+                         : u.source_grads + (source - 1) * (b.end - b.begin) * dtype_size(wide);
+  return Tensor(at, wide, {b.end - b.begin}, "gradients", device_);
+}
+
 Tensor ParamStore::joined_grad(Id first, int source) const {
-  SLUICE_CHECK(source >= 0 && source < grad_sources_, "joined_grad: source {} of {}", source, grad_sources_);
-  return joined_grad(first);
+  SLUICE_CHECK(source >= 0 && source < layout_.grad_sources, "joined_grad: source {} of {}", source, layout_.grad_sources);
+  Tensor t = joined_grad(first);
+  if (source == 0 || !t.data) return t;
+  const auto i = static_cast<size_t>(first);
+  SLUICE_CHECK(specs_[i].of_expert, "joined_grad: {} is no expert's", specs_[i].name);
+  const Unit& u = units_[static_cast<size_t>(specs_[i].unit)];
+  t.data = u.source_grads + ((source - 1) * (u.end - u.expert_begin) + offsets_[i] - u.expert_begin) * dtype_size(t.dtype);
+  return t;
 }
 
 Tensor ParamStore::part(const Tensor& flat, Id id) const {
@@ -150,27 +322,36 @@ void ParamStore::initialize(Context& ctx, uint64_t seed) {
     SLUICE_CHECK(values_[i].value.data, "initialize: parameter {} has no memory", specs_[i].name);
     HostView view(ctx, values_[i].value, HostView::Content::uninitialized);
     const Tensor& value = view.tensor();
-    const RandomStream random(seed, specs_[i].name);
-    switch (value.dtype) {
-      case DType::f32:
-        fill_initial(value.as<float>(), value.numel(), specs_[i].init, random);
-        break;
-      case DType::bf16:
-        fill_initial(value.as<bf16>(), value.numel(), specs_[i].init, random);
-        break;
-      case DType::f64:
-        fill_initial(value.as<double>(), value.numel(), specs_[i].init, random);
-        break;
-      default:
-        fail(ExitCode::internal, "initialize: parameters cannot be {}", dtype_name(value.dtype));
-    }
+    initialize_slice({.id = static_cast<Id>(i), .count = value.numel()}, value, seed);
     view.write_back();
+  }
+}
+
+void ParamStore::initialize_slice(const Slice& slice, const Tensor& part, uint64_t seed) const {
+  const ParamSpec& spec = specs_[static_cast<size_t>(slice.id)];
+  const RandomStream random(seed, spec.name);
+  switch (part.dtype) {
+    case DType::f32:
+      return fill_initial(part.as<float>(), slice.begin, slice.count, spec.init, random);
+    case DType::bf16:
+      return fill_initial(part.as<bf16>(), slice.begin, slice.count, spec.init, random);
+    case DType::f64:
+      return fill_initial(part.as<double>(), slice.begin, slice.count, spec.init, random);
+    default:
+      fail(ExitCode::internal, "initialize: parameters cannot be {}", dtype_name(part.dtype));
   }
 }
 
 void ParamStore::pack(Context& ctx) {
   for (const LinearWeight& w : joined_)
     if (w.packed || w.packed_transposed) w.groups > 1 ? grouped_linear_pack(ctx, w) : linear_pack(ctx, w);
+}
+
+void ParamStore::pack(Context& ctx, int unit) {
+  for (const Id id : units_[static_cast<size_t>(unit)].ids) {
+    const LinearWeight& w = joined_[static_cast<size_t>(id)];
+    if (w.packed || w.packed_transposed) w.groups > 1 ? grouped_linear_pack(ctx, w) : linear_pack(ctx, w);
+  }
 }
 
 void ParamStore::zero_grads(Context& ctx) { fill(ctx, flat_grads_, 0.0); }

@@ -1,7 +1,7 @@
 #pragma once
 // ParamStore: every parameter of a model, said once by the layer that owns it. Optimizer, checkpoint, plan,
 // clip and export iterate the specs; nobody else lists parameters.
-#include <functional>
+#include <array>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -33,9 +33,46 @@ struct ParamSpec {
   int unit = 0;            // set by the store: what is gathered and released together (ParamStore::begin_unit)
 };
 
+/// How a store's flat buffers are cut and what of them is kept (ZeRO, Rajbhandari et al. 2020).
+struct StoreLayout {
+  /// Ranks that share the elements of every bucket in equal parts: of what all ranks hold alike, and of experts.
+  int dense_ranks = 1, expert_ranks = 1;
+  int grad_sources = 1;  // ParamStore::grad_sources
+  /// false: of the blocks no values (gradients) are kept but those of two, which somebody brings and takes (UnitUser).
+  bool whole_values = true, whole_grads = true;
+};
+
+/// A range of the flat buffers that is gathered and reduced as one: what is alike of a unit, or its experts.
+struct Bucket {
+  int unit = 0;
+  bool of_expert = false;
+  int64_t begin = 0, end = 0;  // elements; padded to a multiple of 32 times its ranks
+};
+
+enum class Pass { forward, backward };
+
+/// Learns when a model begins and ends to use a unit: to bring its weights, to take its gradients.
+class UnitUser {
+ public:
+  virtual ~UnitUser() = default;
+  virtual void begin(Context& ctx, int unit, Pass pass) = 0;
+  virtual void end(Context& ctx, int unit, Pass pass) = 0;
+};
+
 class ParamStore {
  public:
   using Id = int;
+  /// This rank's part of a bucket, and where it lies in a buffer of all its parts.
+  struct Piece {
+    Bucket of;
+    int64_t begin = 0, count = 0, at = 0;
+  };
+  /// What a piece holds of a parameter.
+  struct Slice {
+    Id id = 0;
+    int64_t begin = 0, count = 0;  // of the parameter's elements
+    int64_t at = 0;                // in the piece
+  };
 
   /// Called by layer constructors. Names are unique.
   Id add(ParamSpec spec);
@@ -48,9 +85,37 @@ class ParamStore {
   int64_t total_active() const;  // those that one token takes part in
 
   /// Allocates values (dtype), gradients (accumulate_dtype(dtype)) and packed copies for products of about
-  /// `rows` rows. padded: the flat buffers' size for that many elements, for shards of equal size. gradients == nullptr: none (evaluation). Arenas may measure.
-  void allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients,
-                const std::function<int64_t(int64_t)>& padded = {});
+  /// `rows` rows. gradients == nullptr: none (evaluation). Arenas may measure.
+  void allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients, const StoreLayout& layout = {});
+  const StoreLayout& layout() const { return layout_; }
+
+  /// Flat positions, whether or not anything lies there: units ascend, each with what is alike before its experts.
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  int64_t flat_size() const { return buckets_.empty() ? 0 : buckets_.back().end; }
+  int num_units() const { return static_cast<int>(units_.size()); }
+  /// The part of every bucket that falls to a rank, in the buckets' order; and the size of a buffer of all.
+  std::vector<Piece> pieces(int dense_rank, int expert_rank) const;
+  static int64_t size_of(const std::vector<Piece>& pieces) { return pieces.empty() ? 0 : pieces.back().at + pieces.back().count; }
+  std::vector<Slice> slices(const Piece& piece) const;
+
+  /// Of units whose values (gradients) are not kept: the two places for blocks' (slot 0 and 1; unit 0 has its own, slot 2), as
+  /// flat as the unit is; and what makes the unit's views point there.
+  Tensor value_slot(int slot, int unit) const;
+  Tensor grad_slot(int slot, int unit) const;
+  void place_values(int unit, int slot);
+  void place_grads(int unit, int slot);
+  /// A bucket's values, or gradients of one source, where its unit is placed now.
+  Tensor bucket_values(const Bucket& bucket) const;
+  Tensor bucket_grads(const Bucket& bucket, int source = 0) const;
+
+  void add_user(UnitUser* user) { users_.push_back(user); }
+  /// For the model: it uses the unit between these.
+  void begin_use(Context& ctx, int unit, Pass pass) const {
+    for (UnitUser* user : users_) user->begin(ctx, unit, pass);
+  }
+  void end_use(Context& ctx, int unit, Pass pass) const {
+    for (UnitUser* user : users_) user->end(ctx, unit, pass);
+  }
 
   DType dtype() const { return dtype_; }
   Tensor value(Id id) const { return values_[static_cast<size_t>(id)].value; }
@@ -62,9 +127,9 @@ class ParamStore {
   Tensor joined_grad(Id first) const { return joined_grads_[static_cast<size_t>(first)]; }
   /// Gradients of experts are kept apart by the rank of the expert axis whose tokens they are of, where that is asked for
   /// (so that sums have the order they would have without that axis): source < grad_sources(); source 0 is joined_grad(first).
-  int grad_sources() const { return grad_sources_; }
+  int grad_sources() const { return layout_.grad_sources; }
   Tensor joined_grad(Id first, int source) const;
-  /// All values / gradients in one flat view, padding (always zero) included.
+  /// All values / gradients in one flat view, padding (always zero) included; empty where they are not kept.
   Tensor flat_values() const { return flat_values_; }
   Tensor flat_grads() const { return flat_grads_; }
   /// Where a parameter begins in them, in elements; and its part of any buffer laid out like them.
@@ -73,14 +138,40 @@ class ParamStore {
 
   /// Philox, key (seed, parameter's name): the same initial value whatever else the model holds.
   void initialize(Context& ctx, uint64_t seed);
-  /// Refreshes the packed copies after values changed.
+  /// The same for `slice` of a parameter, into part (count), on a CPU.
+  void initialize_slice(const Slice& slice, const Tensor& part, uint64_t seed) const;
+  /// Refreshes the packed copies after values changed: all, or a unit's.
   void pack(Context& ctx);
+  void pack(Context& ctx, int unit);
   void zero_grads(Context& ctx);
 
  private:
+  /// A unit, and where it lies now.
+  struct Unit {
+    std::vector<Id> ids;
+    int64_t begin = 0, end = 0, expert_begin = 0;  // flat; experts behind expert_begin
+    char *values = nullptr, *grads = nullptr, *source_grads = nullptr;
+    int64_t packed_bytes = 0;  // of its packed copies, where they move with it
+  };
+  struct Slot {
+    Tensor values, grads, source_grads, packed;
+  };
+
+  void lay_out();
+  void measure_packed(Context& ctx, int64_t rows, Arena& values, bool transposed);
+  void set_value_views(const Unit& unit);
+  void set_grad_views(const Unit& unit);
+
   std::vector<ParamSpec> specs_;
   std::unordered_set<std::string> names_;
-  int unit_ = 0, grad_sources_ = 1;
+  int unit_ = 0;
+  StoreLayout layout_;
+  Device device_ = Device::cpu;
+  std::vector<Bucket> buckets_;
+  std::vector<Unit> units_;
+  std::array<Slot, 3> slots_;  // two for blocks, one for unit 0
+  std::vector<int64_t> packed_offsets_, packed_transposed_offsets_;  // of a group's first, in its unit's packed copies; -1
+  std::vector<UnitUser*> users_;
   std::vector<int64_t> offsets_;
   DType dtype_ = DType::f32;
   std::vector<LinearWeight> values_, joined_;

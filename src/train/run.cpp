@@ -314,6 +314,7 @@ ExitCode Run::train() {
     return ExitCode::ok;
   }
   trainer_ = std::make_unique<Trainer>(config_, *data_, ranks_);
+  ranks_ = &trainer_->ranks();  // in one line with what a step leaves under way
   if (config_.model.moe.num_experts > 0) monitor_ = std::make_unique<RouterMonitor>(config_.model);
   if (resumed_.path.empty()) {
     trainer_->initialize();
@@ -333,7 +334,7 @@ ExitCode Run::train() {
 }
 
 void Run::watch() {
-  watchdog_ = std::make_unique<Watchdog>(*ranks_, config_.run_dir + "/heartbeat", config_.parallel.timeout_seconds);
+  watchdog_ = std::make_unique<Watchdog>(*options_.ranks, config_.run_dir + "/heartbeat", config_.parallel.timeout_seconds);
 }
 
 void Run::at(const char* phase) {

@@ -46,6 +46,8 @@ namespace {
 
 /// How many micro-batches of a step a rank computes.
 int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks, Device device) {
+  if (device == Device::cuda && config.parallel.zero_stage > 0)
+    fail(ExitCode::usage, "parallel.zero_stage = {} is computed on CPUs in this version; use train.device=cpu", config.parallel.zero_stage);
   const TrainConfig& t = config.train;
   const ParallelConfig& p = config.parallel;
   const bool exact = p.determinism == Determinism::exact;
@@ -93,8 +95,12 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
 Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory, Device device)
     : config_(config),
       data_(data),
-      alone_(ranks ? nullptr : make_local_communicator()),
-      ranks_(ranks ? ranks : alone_.get()),
+      queue_(ranks && ranks->size() > 1 ? std::make_unique<CommQueue>() : nullptr),
+      ranks_(queue_ ? queue_->queued(*ranks) : make_local_communicator()),
+      mesh_(*ranks_, {.tensor = static_cast<int>(config.parallel.tensor),
+                      .context = static_cast<int>(config.parallel.context),
+                      .expert = static_cast<int>(config.parallel.expert),
+                      .pipeline = static_cast<int>(config.parallel.pipeline)}),
       micro_batches_(micro_batches_per_rank(config, *ranks_, device)),
       memory_(memory),
       max_steps_(training_steps(config)),
@@ -105,18 +111,36 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       batch_memory_("batch", memory.batch, device),
       pinned_(Arena::pinned("pinned", memory.pinned)),
       ctx_(data ? std::max<int64_t>(memory.scratch, 64) : 0, device),
-      model_(config.model, store_),
+      model_(config.model, store_, shared_experts() ? &mesh_.expert() : nullptr),
       optimizer_(config.optimizer, store_),
-      grad_sync_(config.parallel, store_, *ranks_),
+      grad_sync_(config.parallel, store_, mesh_, queue_.get()),
+      weight_sync_(config.parallel.zero_stage, store_, mesh_, queue_.get()),
       policy_(config.train) {
   ctx_.deterministic = config.train.deterministic;
   const DType dtype = storage_dtype(config.train.precision);
   const int64_t seq_len = config.data.seq_len, tokens = config.train.micro_batch_size * seq_len;
-  store_.allocate(ctx_, dtype, tokens, parameters_, &gradients_,
-                  [this](int64_t elements) { return padded_size(elements, ranks_->size()); });
+  store_.allocate(ctx_, dtype, tokens, parameters_, &gradients_, layout());
   grad_sync_.allocate(gradients_, micro_batches_);
+  weight_sync_.allocate(parameters_);
+  if (several() || exact() || config.parallel.zero_stage > 0) {
+    store_.add_user(&weight_sync_);
+    store_.add_user(&grad_sync_);
+  }
   model_.allocate_tables(ctx_, parameters_, dtype, max_positions(config));
-  optimizer_.allocate(ctx_, optimizer_state_);
+  if (config.parallel.zero_stage == 0) {
+    optimizer_.allocate(ctx_, optimizer_state_);
+  } else {
+    optimizer_.allocate(ctx_, optimizer_state_, grad_sync_.pieces());
+    for (size_t i = 0; i < grad_sync_.pieces().size(); ++i) {
+      piece_values_.push_back(weight_sync_.values(i));
+      piece_grads_.push_back(grad_sync_.grads(i));
+    }
+  }
+  if (config.parallel.zero_stage >= 3) {
+    int64_t mine = 0;
+    for (const ParamStore::Id id : saved_here()) mine += store_.numel(id);
+    whole_weights_ = parameters_.alloc("weights to save", dtype, {mine});
+  }
 
   // On a CPU the host's side is the device's.
   const int64_t micro_batches = micro_batches_;
@@ -129,7 +153,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
   if (several() || exact()) micro_losses_ = batch_memory_.alloc("losses of micro-batches", DType::f64, {ranks_->size() * micro_batches});
   router_load_.share = 1.0 / static_cast<double>(ranks_->size() * micro_batches);
   if (router_load_.totals && several()) {
-    router_load_.ranks = ranks_;
+    router_load_.ranks = &mesh_.data();
     router_load_.counts = batch_memory_.alloc("router.counts", DType::f64, {config.model.num_hidden_layers, config.model.moe.num_experts});
   }
   host_router_totals_ = on_gpu() ? model_.make_router_totals(pinned_) : router_load_.totals;
@@ -146,51 +170,6 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
   analysed_.losses = micro_batch_.losses.rows(0, seq_len);
 }
 
-void Trainer::initialize() {
-  if (config_.train.init_from.empty()) {
-    store_.initialize(ctx_, config_.train.seed);
-  } else {
-    std::vector<NamedTensor> weights;
-    for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
-      weights.push_back({store_.specs()[static_cast<size_t>(id)].name, store_.value(id)});
-    load_weights(config_.train.init_from, weights, &ctx_);
-  }
-  optimizer_.sync_master(ctx_);
-  store_.pack(ctx_);
-}
-
-CheckpointContent Trainer::content() const {
-  CheckpointContent content;
-  content.step = step_;
-  for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id) {
-    const std::string& name = store_.specs()[static_cast<size_t>(id)].name;
-    content.weights.push_back({name, store_.value(id)});
-    content.optimizer.push_back({name + ".m", optimizer_.m(id)});
-    content.optimizer.push_back({name + ".v", optimizer_.v(id)});
-    if (const Tensor master = optimizer_.master(id)) content.optimizer.push_back({name + ".master", master});
-  }
-  content.state = {{"step", step_},
-                   {"samples", step_ * config_.train.global_batch_size},
-                   {"tokens", step_ * tokens_per_step(config_)},
-                   {"adam_steps", optimizer_.steps_applied()},
-                   {"policy", policy_.state()}};
-  return content;
-}
-
-void Trainer::restore(const CheckpointInfo& checkpoint) {
-  const CheckpointContent targets = content();
-  load_checkpoint(checkpoint.path, targets.weights, targets.optimizer, &ctx_);
-  for (Samples& slot : samples_) slot.step = -1;
-  try {
-    step_ = checkpoint.state.at("step").get<int64_t>();
-    optimizer_.set_steps_applied(checkpoint.state.at("adam_steps").get<int64_t>());
-    policy_.restore(checkpoint.state.at("policy"));
-  } catch (const nlohmann::json::exception& error) {
-    fail(ExitCode::data, "{}/state.json is not a training state: {}", checkpoint.path, error.what());
-  }
-  store_.pack(ctx_);
-}
-
 // ---- the step
 
 StepMetrics Trainer::step() {
@@ -198,13 +177,14 @@ StepMetrics Trainer::step() {
   m.lr = learning_rate(config_.optimizer, step_, max_steps_);
   load(step_);
   tell_device(m.lr);
-  grad_sync_.begin(ctx_);
+  grad_sync_.begin_step(ctx_);
   if (router_load_.totals) fill(ctx_, router_load_.totals, 0.0);
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
+    grad_sync_.begin_micro_batch(ctx_, i);
     once_recorded(micro_graph_, &Trainer::forward_backward);
+    grad_sync_.end_micro_batch(ctx_);
     collect_losses(i);
-    grad_sync_.micro_batch_done(ctx_);
   }
   agree_on_losses();
   grad_sync_.finish(ctx_);
@@ -312,38 +292,14 @@ void Trainer::agree_on_losses() {
 }
 
 void Trainer::update() {
-  optimizer_.update(ctx_);
-  store_.pack(ctx_);
-}
-
-/// The weights are still those the step began with, so its samples are computed again, micro-batch by micro-batch:
-/// weights first, then activations in the order they are computed, or gradients in theirs.
-std::string Trainer::first_nonfinite(bool loss_is_finite) {
-  const auto is_finite = [this](const Tensor& t) {
-    if (t.dtype != DType::f32 && t.dtype != DType::bf16 && t.dtype != DType::f64) return true;
-    const Tensor largest = update_field(optimizer_.control(), &UpdateControl::squares);
-    max_abs(ctx_, largest, t);
-    return std::isfinite(read_scalar(ctx_, largest));
-  };
-  const int parameters = static_cast<int>(store_.specs().size());
-  for (int id = 0; id < parameters; ++id)
-    if (!is_finite(store_.value(id))) return "the weight " + store_.specs()[static_cast<size_t>(id)].name;
-  if (loss_is_finite) {
-    for (int id = parameters - 1; id >= 0; --id)
-      if (!is_finite(store_.grad(id)))
-        return "the gradient of " + store_.specs()[static_cast<size_t>(id)].name;
-    return "the sum of the gradients' squares";
+  if (on_gpu()) {
+    optimizer_.update(ctx_);
+    return store_.pack(ctx_);
   }
-  load(step_);
-  await_prefetch(ctx_);
-  for (int64_t i = 0; i < num_micro_batches(); ++i) {
-    copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
-    model_.forward(ctx_, micro_batch_.batch, micro_batch_.saved);
-    model_.loss_forward(ctx_, micro_batch_.losses, micro_batch_.batch, micro_batch_.saved);
-    for (const Arena::Entry& entry : activations_.entries())
-      if (entry.name != "dhidden" && !is_finite(entry.tensor)) return "the activation " + entry.name;
-  }
-  return "the sum of the losses";
+  const Tensor& control = optimizer_.control();
+  grad_sync_.sum_squares(ctx_, update_field(control, &UpdateControl::squares));
+  optimizer_.judge_and_update(ctx_, piece_values_, piece_grads_);
+  if (measuring() || update_field(control, &UpdateControl::apply).as<double>()[0] != 0) weight_sync_.changed(ctx_);
 }
 
 }  // namespace sluice

@@ -7,13 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/queue.h"
 #include "config/config.h"
 #include "core/context.h"
 #include "data/loader.h"
 #include "nn/transformer.h"
 #include "optim/grad_sync.h"
 #include "optim/optimizer.h"
+#include "optim/weight_sync.h"
 #include "params/param_store.h"
 #include "train/checkpoint.h"
 #include "train/forward_buffers.h"
@@ -64,8 +66,10 @@ class Trainer {
   void initialize();
   /// Continues from a verified checkpoint.
   void restore(const CheckpointInfo& checkpoint);
-  /// Weights, moments and state at this step boundary. The caller adds config_yaml and hf_config.
-  CheckpointContent content() const;
+  /// What this rank writes of weights, moments and state at this step boundary: with several ranks, all of them call, and
+  /// together hold every tensor once (weights whole, moments in slices). Valid until the next call or step. The caller adds
+  /// config_yaml and hf_config.
+  CheckpointContent content();
 
   /// One optimizer step. Throws Error(numeric) when the policy says stop; weights and moments are as before
   /// the step.
@@ -79,6 +83,10 @@ class Trainer {
   const std::string& problem() const { return problem_; }
   const MemoryPlan& memory() const { return memory_; }
 
+  /// All ranks, for use between steps.
+  Communicator& ranks() { return *ranks_; }
+  /// Whether a forward pass needs all ranks.
+  bool forward_needs_all() const { return shared_experts() || config_.parallel.zero_stage >= 3; }
   Context& context() { return ctx_; }
   ParamStore& store() { return store_; }
   const Transformer& model() const { return model_; }
@@ -100,21 +108,30 @@ class Trainer {
   int64_t num_micro_batches() const {
     return measuring() ? 1 : micro_batches_;
   }
-  bool several() const { return ranks_->size() > 1; }
+  bool several() const { return mesh_.data().size() > 1; }
+  bool shared_experts() const { return mesh_.expert().size() > 1; }
+  StoreLayout layout() const;
   bool exact() const { return config_.parallel.determinism == Determinism::exact; }
   void load(int64_t step);
+  std::vector<ParamStore::Id> saved_here() const;
+  void collect_whole_weights(CheckpointContent& content);
+  void weight_targets(std::vector<NamedTensor>& weights);
+  void optimizer_targets(std::vector<NamedTensor>& tensors, bool own) const;
   void forward_backward();
   void update();
   void collect_losses(int64_t micro_batch);
   void agree_on_losses();
   void once_recorded(Graph& graph, void (Trainer::*ops)());
   void tell_device(double lr);
+  std::vector<NamedTensor> held(bool gradients) const;
   std::string first_nonfinite(bool loss_is_finite);
+  std::string first_of_ranks(const std::string& mine, const char* otherwise);
 
   Config config_;
   const Blend* data_;
-  std::unique_ptr<Communicator> alone_;  // where no ranks are given
-  Communicator* ranks_;
+  std::unique_ptr<CommQueue> queue_;  // with several ranks
+  std::unique_ptr<Communicator> ranks_;
+  Mesh mesh_;
   int64_t micro_batches_;  // of this rank, per step
   MemoryPlan memory_;
   int64_t max_steps_, step_ = 0;
@@ -124,6 +141,9 @@ class Trainer {
   Transformer model_;
   Optimizer optimizer_;
   GradSync grad_sync_;
+  WeightSync weight_sync_;
+  std::vector<Tensor> piece_values_, piece_grads_;  // what the optimizer updates, with zero_stage 1 and more
+  Tensor whole_weights_;                            // with zero_stage 3: those that this rank saves
   StepPolicy policy_;
 
   /// All micro-batches of a step, (micro-batches, 4, T) i32, as the host fills them and as the device has them.

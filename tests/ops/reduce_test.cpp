@@ -116,3 +116,34 @@ TEST_CASE("reductions of nothing are zero, and wrong types are refused by name",
         "sum_of_squares: x must be f32, bf16 or f64, got (4) i32");
   CHECK(error_of([&] { max_abs(ctx, scalar(s), tokens); }) == "max_abs: x must be f32, bf16 or f64, got (4) i32");
 }
+
+TEST_CASE("squares in bins have no order: any cut into blocks of 32 gives the same bits", "[reduce]") {
+  Context ctx(kTestScratch);
+  const int64_t n = 40 * 1000 + 17;
+  for (const DType type : kFloatingTypes) {
+    Pool pool;
+    const Tensor x = pool.normal(type, {n}), bins = pool.zeros(DType::f64, {2, kSquareBins});
+    // Over sixty binary orders of magnitude, so that an ordinary sum would depend on its order.
+    for (int64_t i = 0; i < n; ++i) Pool::set(x, i, std::ldexp(Pool::get(x, i), static_cast<int>(i / 32 % 60) - 40));
+    const Tensor whole = bins.rows(0, 1).view({kSquareBins}), cut = bins.rows(1, 1).view({kSquareBins});
+    add_squares(ctx, whole, x);
+    std::vector<std::pair<int64_t, int64_t>> parts;
+    for (int64_t begin = 0, size = 32; begin < n; begin += size, size = size % 4096 + 96)
+      parts.emplace_back(begin, std::min(size, n - begin));
+    std::reverse(parts.begin(), parts.end());
+    double plain = 0, reversed = 0;
+    for (const auto& [begin, count] : parts) add_squares(ctx, cut, x.rows(begin, count));
+    for (int64_t i = 0; i < n; ++i) {
+      plain += Pool::get(x, i) * Pool::get(x, i);
+      reversed += Pool::get(x, n - 1 - i) * Pool::get(x, n - 1 - i);
+    }
+    CHECK(plain != reversed);  // or nothing is shown
+    const double a = squares_of_bins(whole.as<double>()), b = squares_of_bins(cut.as<double>());
+    CHECK(a == b);
+    for (int64_t k = 0; k < kSquareBins; ++k) CHECK(whole.as<double>()[k] == cut.as<double>()[k]);
+    CHECK(a == Approx(plain).epsilon(1e-12));
+    Pool::set(x, 5000, INFINITY);
+    add_squares(ctx, cut, x);
+    CHECK(!std::isfinite(squares_of_bins(cut.as<double>())));
+  }
+}

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <mutex>
 
 #include "core/parallel_for.h"
 #include "ops/cpu/isa_begin.h"
@@ -33,6 +34,17 @@ void reduce_chunks(Context& ctx, const Tensor& result, const Tensor& x, Into int
   out = into == Into::add ? out + total : total;
 }
 
+/// s >= 0, cut into multiples of 2^40, 2^17, ...: adding and subtracting 1.5 x 2^(52 + e) rounds to a multiple of 2^e.
+inline void add_to_square_bins(double* bins, double s) {
+  if (!(s < 0x1p63)) s = std::numeric_limits<double>::infinity();
+  double magic = 0x1.8p92;
+  for (int64_t k = 0; k < kSquareBins; ++k, magic *= 0x1p-23) {
+    const double part = (s + magic) - magic;
+    bins[k] += part;
+    s -= part;
+  }
+}
+
 void sum_of_squares(Context& ctx, Tensor result, const Tensor& x) {
   reduce_chunks(
       ctx, result, x, Into::overwrite,
@@ -46,6 +58,33 @@ void sum_of_squares(Context& ctx, Tensor result, const Tensor& x) {
         return s;
       },
       [](double a, double b) { return a + b; });
+}
+
+void add_squares(Context& ctx, Tensor bins, const Tensor& x) {
+  if (ctx.dry_run) return;
+  const int64_t n = x.numel(), blocks = (n + kSquareBlock - 1) / kSquareBlock;
+  std::mutex mutex;
+  double* total = bins.as<double>();
+  with_storage_type(x.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const T* p = x.as<T>();
+    parallel_for(blocks, 1024, [&](int64_t begin, int64_t end) {
+      double mine[kSquareBins] = {};
+      for (int64_t b = begin; b < end; ++b) {
+        const T* q = p + b * kSquareBlock;
+        const int64_t count = std::min(kSquareBlock, n - b * kSquareBlock);
+        double s = 0;
+#pragma omp simd reduction(+ : s)
+        for (int64_t i = 0; i < count; ++i) {
+          const double v = load(q + i);
+          s += v * v;
+        }
+        add_to_square_bins(mine, s);
+      }
+      const std::scoped_lock lock(mutex);
+      for (int64_t k = 0; k < kSquareBins; ++k) total[k] += mine[k];
+    });
+  });
 }
 
 void sum(Context& ctx, Tensor result, const Tensor& x, Into into) {

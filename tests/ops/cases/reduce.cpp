@@ -19,6 +19,10 @@ OpCase reduce_case(int64_t n, bool shifted) {
             sum(r.ctx, r.inout("added", DType::f64, {1}), x, Into::add);
             sum_of_squares(r.ctx, r.output("squares", DType::f64, {1}), x);
             max_abs(r.ctx, r.output("largest", DType::f64, {1}), x);
+            const Tensor bins = r.output("bins", DType::f64, {kSquareBins});
+            fill(r.ctx, bins, 0.0);
+            add_squares(r.ctx, bins, x);
+            add_squares(r.ctx, bins, x);
           }};
 }
 

@@ -1,0 +1,121 @@
+#include "comm/queue.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <utility>
+
+#include "core/parallel_for.h"
+
+namespace sluice {
+namespace {
+
+class Queued : public Communicator {
+ public:
+  Queued(CommQueue& queue, Communicator& inner) : queue_(queue), inner_(inner) {}
+  Queued(CommQueue& queue, std::unique_ptr<Communicator> inner) : queue_(queue), owned_(std::move(inner)), inner_(*owned_) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  std::string name() const override { return inner_.name(); }
+  [[noreturn]] void abort(ExitCode code) override {
+    inner_.abort(code);
+    std::abort();
+  }
+
+ protected:
+  void do_barrier() override {
+    run([this] { inner_.barrier(); });
+  }
+  void do_broadcast(void* data, int64_t bytes, int root) override {
+    run([=, this] { inner_.broadcast(data, bytes, root); });
+  }
+  void do_all_gather(void* all, const void* mine, int64_t bytes) override {
+    run([=, this] { inner_.all_gather(all, mine, bytes); });
+  }
+  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent, const int64_t* sent_bytes) override {
+    run([=, this] { inner_.all_to_all_v(received, received_bytes, sent, sent_bytes); });
+  }
+  void do_send(const void* data, int64_t bytes, int to) override {
+    run([=, this] { inner_.send(data, bytes, to); });
+  }
+  void do_receive(void* data, int64_t bytes, int from) override {
+    run([=, this] { inner_.receive(data, bytes, from); });
+  }
+  std::unique_ptr<Communicator> do_split(int colour, int key) override {
+    std::unique_ptr<Communicator> part;
+    run([&, this] { part = inner_.split(colour, key); });
+    return std::make_unique<Queued>(queue_, std::move(part));
+  }
+
+ private:
+  template <class Work>
+  void run(Work&& work) {
+    if (queue_.serving()) return work();  // asked for by work of the queue itself
+    queue_.wait(queue_.post(std::forward<Work>(work)));
+  }
+
+  CommQueue& queue_;
+  std::unique_ptr<Communicator> owned_;
+  Communicator& inner_;
+};
+
+}  // namespace
+
+CommQueue::CommQueue() : thread_([this] { serve(); }) {}
+
+CommQueue::~CommQueue() {
+  {
+    const std::scoped_lock lock(mutex_);
+    over_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+CommQueue::Ticket CommQueue::post(std::function<void()> work) {
+  Ticket ticket = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    work_.push_back(std::move(work));
+    ticket = ++last_posted_;
+  }
+  changed_.notify_all();
+  return ticket;
+}
+
+void CommQueue::wait(Ticket ticket) {
+  std::unique_lock lock(mutex_);
+  if (last_done_ < ticket && !failure_) {
+    const auto start = std::chrono::steady_clock::now();
+    changed_.wait(lock, [&] { return last_done_ >= ticket || failure_; });
+    waited_ns_ += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+  }
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void CommQueue::serve() {
+  set_num_threads(1);  // the cores are the computation's
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return over_ || !work_.empty(); });
+    if (work_.empty()) return;
+    const std::function<void()> work = std::move(work_.front());
+    work_.pop_front();
+    if (!failure_) {
+      lock.unlock();
+      std::exception_ptr failure;
+      try {
+        work();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      lock.lock();
+      failure_ = failure;
+    }
+    ++last_done_;
+    changed_.notify_all();
+  }
+}
+
+std::unique_ptr<Communicator> CommQueue::queued(Communicator& inner) { return std::make_unique<Queued>(*this, inner); }
+
+}  // namespace sluice

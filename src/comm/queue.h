@@ -1,0 +1,54 @@
+#pragma once
+// Communication beside computation: a thread of its own does what it is given, one after the other.
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "comm/communicator.h"
+
+namespace sluice {
+
+/// Every rank posts the same operations in the same order, from one thread. Work given to the queue may use communicators;
+/// while it has any, nobody else does, but through queued(): MPI is entered by one thread at a time.
+class CommQueue {
+ public:
+  using Ticket = int64_t;
+
+  CommQueue();
+  /// Finishes what was posted (an operation that failed ends the rest).
+  ~CommQueue();
+  CommQueue(const CommQueue&) = delete;
+  CommQueue& operator=(const CommQueue&) = delete;
+
+  Ticket post(std::function<void()> work);
+  /// Returns when that work, and all before it, is done. Throws what it or an earlier one threw; after that nothing more is
+  /// done and every wait throws.
+  void wait(Ticket ticket);
+  void wait_all() { wait(last_posted_); }
+
+  /// Nanoseconds that callers of wait() have waited.
+  int64_t waited_ns() const { return waited_ns_; }
+
+  /// Whether this is the queue's own thread.
+  bool serving() const { return std::this_thread::get_id() == thread_.get_id(); }
+  /// The same ranks, each operation done by the queue and waited for. inner and the queue outlive it.
+  std::unique_ptr<Communicator> queued(Communicator& inner);
+
+ private:
+  void serve();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  Ticket last_posted_ = 0, last_done_ = 0;
+  int64_t waited_ns_ = 0;
+  bool over_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,101 @@
+#include "optim/weight_sync.h"
+
+#include <cstring>
+
+namespace sluice {
+namespace {
+
+size_t slot_of(int unit) { return unit == 0 ? 2 : static_cast<size_t>(unit % 2); }
+
+}  // namespace
+
+WeightSync::WeightSync(int64_t zero_stage, ParamStore& store, const Mesh& mesh, CommQueue* queue)
+    : zero_stage_(zero_stage), store_(store), mesh_(mesh), queue_(queue) {
+  SLUICE_CHECK(queue || mesh.data().size() == 1, "WeightSync: several ranks need a queue");
+}
+
+void WeightSync::allocate(Arena& arena) {
+  pieces_ = store_.pieces(mesh_.data().rank(), mesh_.expert_data().rank());
+  shards_ = sharded() ? arena.alloc("weight shards", store_.dtype(), {ParamStore::size_of(pieces_)}) : Tensor();
+  pending_.assign(static_cast<size_t>(store_.num_units()), 0);
+}
+
+Tensor WeightSync::values(size_t i) const {
+  const ParamStore::Piece& p = pieces_[i];
+  return sharded() ? shards_.rows(p.at, p.count) : store_.bucket_values(p.of).rows(p.begin - p.of.begin, p.count);
+}
+
+/// Every bucket of the unit, from all its owners, to its place in `place`, which is as flat as the unit.
+CommQueue::Ticket WeightSync::gather(int unit, Tensor place) {
+  CommQueue::Ticket ticket = 0;
+  int64_t unit_begin = -1;
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const ParamStore::Piece& p = pieces_[i];
+    if (p.of.unit != unit) continue;
+    if (unit_begin < 0) unit_begin = p.of.begin;
+    const Tensor mine = values(i), all = place.rows(p.of.begin - unit_begin, p.of.end - p.of.begin);
+    const auto work = [&ranks = ranks_of(p.of), to = all.data, from = mine.data, bytes = mine.bytes()] {
+      ranks.all_gather(to, from, bytes);
+    };
+    if (queue_) ticket = queue_->post(work);
+    else work();
+  }
+  return ticket;
+}
+
+void WeightSync::changed(Context& ctx) {
+  if (ctx.dry_run) return;
+  if (sharded()) {
+    for (Slot& slot : slots_) slot.unit = -1;
+    return;
+  }
+  if (zero_stage_ == 0 || !queue_) return store_.pack(ctx);
+  for (int unit = 0; unit < store_.num_units(); ++unit)
+    for (const Bucket& b : store_.buckets())
+      if (b.unit == unit) {
+        Tensor whole = store_.bucket_values(b);
+        int64_t unit_size = 0;
+        for (const Bucket& other : store_.buckets())
+          if (other.unit == unit) unit_size += other.end - other.begin;
+        whole.shape[0] = unit_size;
+        pending_[static_cast<size_t>(unit)] = gather(unit, whole);
+        break;
+      }
+}
+
+void WeightSync::settle(Context& ctx) {
+  if (sharded()) return;
+  for (int unit = 0; unit < store_.num_units(); ++unit) bring(ctx, unit);
+}
+
+/// Waits for a unit that is kept whole.
+void WeightSync::bring(Context& ctx, int unit) {
+  CommQueue::Ticket& ticket = pending_[static_cast<size_t>(unit)];
+  if (ticket == 0) return;
+  queue_->wait(ticket);
+  ticket = 0;
+  store_.pack(ctx, unit);
+}
+
+void WeightSync::request(int unit) {
+  Slot& slot = slots_[slot_of(unit)];
+  if (slot.unit == unit) return;
+  slot = {unit, gather(unit, store_.value_slot(static_cast<int>(slot_of(unit)), unit)), false};
+}
+
+void WeightSync::begin(Context& ctx, int unit, Pass pass) {
+  if (ctx.dry_run) return;
+  if (!sharded()) return bring(ctx, unit);
+  request(unit);
+  // One ahead, while this one computes.
+  const int next = pass == Pass::forward ? unit + 1 : unit - 1;
+  Slot& slot = slots_[slot_of(unit)];
+  if (queue_) queue_->wait(slot.ticket);
+  if (next > 0 && next < store_.num_units()) request(next);
+  if (slot.packed) return;
+  store_.place_values(unit, static_cast<int>(slot_of(unit)));
+  store_.pack(ctx, unit);
+  slot.packed = true;
+}
+
+}  // namespace sluice

@@ -1,0 +1,57 @@
+#pragma once
+// Weights that ranks share: whoever updated a piece gives it to the others, at once or when they need it.
+#include <array>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "comm/queue.h"
+#include "core/arena.h"
+#include "core/context.h"
+#include "params/param_store.h"
+
+namespace sluice {
+
+/// With zero_stage 0 there is nothing to do. With 1 and 2 each rank updates its pieces, and the next forward finds each unit
+/// gathered, while earlier ones compute. With 3 the pieces are all that is kept: a block's weights are gathered while the block
+/// before it computes, forward and backward, and gone two blocks later.
+class WeightSync : public UnitUser {
+ public:
+  /// queue: nullptr for one rank.
+  WeightSync(int64_t zero_stage, ParamStore& store, const Mesh& mesh, CommQueue* queue);
+
+  /// After the store's.
+  void allocate(Arena& arena);
+  const std::vector<ParamStore::Piece>& pieces() const { return pieces_; }
+  /// This rank's weights of pieces()[i].
+  Tensor values(size_t i) const;
+
+  /// The pieces hold new weights.
+  void changed(Context& ctx);
+  /// Every unit that is kept whole is gathered and packed.
+  void settle(Context& ctx);
+  void begin(Context& ctx, int unit, Pass pass) override;
+  void end(Context&, int, Pass) override {}
+
+ private:
+  bool sharded() const { return zero_stage_ >= 3; }
+  Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? mesh_.expert_data() : mesh_.data(); }
+  CommQueue::Ticket gather(int unit, Tensor place);
+  void request(int unit);
+  void bring(Context& ctx, int unit);
+
+  int64_t zero_stage_;
+  ParamStore& store_;
+  const Mesh& mesh_;
+  CommQueue* queue_;
+  std::vector<ParamStore::Piece> pieces_;
+  Tensor shards_;                           // of the pieces, with zero_stage 3
+  std::vector<CommQueue::Ticket> pending_;  // per unit, with 1 and 2; 0: is there
+  struct Slot {
+    int unit = -1;  // whose weights are there, or on their way
+    CommQueue::Ticket ticket = 0;
+    bool packed = false;
+  };
+  std::array<Slot, 3> slots_;
+};
+
+}  // namespace sluice

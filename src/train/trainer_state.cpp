@@ -1,0 +1,215 @@
+// What of a training goes into a checkpoint and comes out of it, on one rank or on many; and where a bad number was first.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "core/device.h"
+#include "ops/reduce.h"
+#include "train/trainer.h"
+
+namespace sluice {
+namespace {
+
+/// The whole that a slice is of.
+NamedTensor slice_of(const ParamSpec& spec, const char* suffix, const Tensor& part, const ParamStore::Slice& slice) {
+  return {spec.name + suffix, part, spec.shape, slice.begin};
+}
+
+}  // namespace
+
+StoreLayout Trainer::layout() const {
+  const int64_t stage = config_.parallel.zero_stage;
+  return {.dense_ranks = mesh_.data().size(),
+          .expert_ranks = mesh_.expert_data().size(),
+          .grad_sources = exact() ? mesh_.expert().size() : 1,
+          .whole_values = stage < 3,
+          .whole_grads = stage < 2};
+}
+
+void Trainer::initialize() {
+  const bool sharded = config_.parallel.zero_stage >= 3;
+  if (!config_.train.init_from.empty()) {
+    std::vector<NamedTensor> weights;
+    weight_targets(weights);
+    load_weights(config_.train.init_from, weights, &ctx_);
+  } else if (!sharded) {
+    store_.initialize(ctx_, config_.train.seed);
+  } else {
+    for (size_t i = 0; i < weight_sync_.pieces().size(); ++i)
+      for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
+        store_.initialize_slice(slice, weight_sync_.values(i).rows(slice.at, slice.count), config_.train.seed);
+  }
+  optimizer_.sync_master(ctx_, piece_values_);
+  if (sharded) weight_sync_.changed(ctx_);
+  else store_.pack(ctx_);
+}
+
+/// The parameters whose weights this rank writes: those that hold them share them by size.
+std::vector<ParamStore::Id> Trainer::saved_here() const {
+  const auto& specs = store_.specs();
+  int64_t all[2] = {0, 0}, before[2] = {0, 0};  // of what is alike, of experts
+  for (size_t i = 0; i < specs.size(); ++i) all[specs[i].of_expert] += store_.numel(static_cast<ParamStore::Id>(i));
+  std::vector<ParamStore::Id> mine;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const auto id = static_cast<ParamStore::Id>(i);
+    const bool of_expert = specs[i].of_expert;
+    const Communicator& holders = of_expert ? mesh_.expert_data() : mesh_.data();
+    if (before[of_expert] * holders.size() / all[of_expert] == holders.rank()) mine.push_back(id);
+    before[of_expert] += store_.numel(id);
+  }
+  return mine;
+}
+
+/// Weights that are kept in pieces alone: brought together unit by unit, and those that this rank writes are copied.
+void Trainer::collect_whole_weights(CheckpointContent& content) {
+  int64_t at = 0;
+  const std::vector<ParamStore::Id> ids = saved_here();
+  for (int unit = 0; unit < store_.num_units(); ++unit) {
+    store_.begin_use(ctx_, unit, Pass::forward);
+    for (const ParamStore::Id id : ids) {
+      const ParamSpec& spec = store_.specs()[static_cast<size_t>(id)];
+      if (spec.unit != unit) continue;
+      const Tensor from = store_.value(id);
+      Tensor to = from;
+      to.data = whole_weights_.rows(at, from.numel()).data;
+      std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
+      at += from.numel();
+      content.weights.push_back({spec.name, to});
+    }
+    store_.end_use(ctx_, unit, Pass::forward);
+  }
+}
+
+CheckpointContent Trainer::content() {
+  CheckpointContent content;
+  content.step = step_;
+  weight_sync_.settle(ctx_);
+  if (config_.parallel.zero_stage >= 3) {
+    collect_whole_weights(content);
+  } else {
+    for (const ParamStore::Id id : saved_here())
+      content.weights.push_back({store_.specs()[static_cast<size_t>(id)].name, store_.value(id)});
+  }
+  optimizer_targets(content.optimizer, /*own=*/true);
+  content.state = {{"step", step_},
+                   {"samples", step_ * config_.train.global_batch_size},
+                   {"tokens", step_ * tokens_per_step(config_)},
+                   {"adam_steps", optimizer_.steps_applied()},
+                   {"policy", policy_.state()}};
+  return content;
+}
+
+/// Where weights are filled in: whole, or the pieces'.
+void Trainer::weight_targets(std::vector<NamedTensor>& weights) {
+  if (config_.parallel.zero_stage < 3) {
+    for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
+      weights.push_back({store_.specs()[static_cast<size_t>(id)].name, store_.value(id)});
+    return;
+  }
+  for (size_t i = 0; i < weight_sync_.pieces().size(); ++i)
+    for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
+      weights.push_back(slice_of(store_.specs()[static_cast<size_t>(slice.id)], "",
+                                 weight_sync_.values(i).rows(slice.at, slice.count), slice));
+}
+
+/// The optimizer's state that is here; own: without what another rank writes.
+void Trainer::optimizer_targets(std::vector<NamedTensor>& tensors, bool own) const {
+  if (config_.parallel.zero_stage == 0) {
+    std::vector<ParamStore::Id> ids = saved_here();
+    if (!own) {
+      ids.resize(store_.specs().size());
+      std::iota(ids.begin(), ids.end(), 0);
+    }
+    for (const ParamStore::Id id : ids) {
+      const std::string& name = store_.specs()[static_cast<size_t>(id)].name;
+      tensors.push_back({name + ".m", optimizer_.m(id)});
+      tensors.push_back({name + ".v", optimizer_.v(id)});
+      if (const Tensor master = optimizer_.master(id)) tensors.push_back({name + ".master", master});
+    }
+    return;
+  }
+  for (const ParamStore::Piece& piece : grad_sync_.pieces())
+    for (const ParamStore::Slice& slice : store_.slices(piece))
+      for (const auto& [suffix, flat] : optimizer_.flat_state())
+        tensors.push_back(slice_of(store_.specs()[static_cast<size_t>(slice.id)], suffix,
+                                   flat.rows(piece.at + slice.at, slice.count), slice));
+}
+
+void Trainer::restore(const CheckpointInfo& checkpoint) {
+  std::vector<NamedTensor> weights, optimizer;
+  weight_targets(weights);
+  optimizer_targets(optimizer, /*own=*/false);
+  load_checkpoint(checkpoint.path, weights, optimizer, &ctx_);
+  for (Samples& slot : samples_) slot.step = -1;
+  try {
+    step_ = checkpoint.state.at("step").get<int64_t>();
+    optimizer_.set_steps_applied(checkpoint.state.at("adam_steps").get<int64_t>());
+    policy_.restore(checkpoint.state.at("policy"));
+  } catch (const nlohmann::json::exception& error) {
+    fail(ExitCode::data, "{}/state.json is not a training state: {}", checkpoint.path, error.what());
+  }
+  if (config_.parallel.zero_stage >= 3) weight_sync_.changed(ctx_);
+  else store_.pack(ctx_);
+}
+
+/// What is here of the weights, or of the summed gradients, in the order of the model.
+std::vector<NamedTensor> Trainer::held(bool gradients) const {
+  std::vector<NamedTensor> held;
+  const auto& specs = store_.specs();
+  if (config_.parallel.zero_stage < (gradients ? 2 : 3)) {
+    for (int id = 0; id < static_cast<int>(specs.size()); ++id)
+      held.push_back({specs[static_cast<size_t>(id)].name, gradients ? store_.grad(id) : store_.value(id)});
+    return held;
+  }
+  for (size_t i = 0; i < grad_sync_.pieces().size(); ++i)
+    for (const ParamStore::Slice& slice : store_.slices(grad_sync_.pieces()[i]))
+      held.push_back({specs[static_cast<size_t>(slice.id)].name,
+                      (gradients ? grad_sync_.grads(i) : weight_sync_.values(i)).rows(slice.at, slice.count)});
+  return held;
+}
+
+/// The weights are still those the step began with, so its samples are computed again, micro-batch by micro-batch: weights
+/// first, then activations in the order they are computed, or gradients in theirs. Every rank computes all of it, for a forward
+/// pass may need them all; the first that found something is believed.
+std::string Trainer::first_nonfinite(bool loss_is_finite) {
+  std::string found;
+  const auto look = [&](const char* what, const std::string& name, const Tensor& t) {
+    if (!found.empty() || (t.dtype != DType::f32 && t.dtype != DType::bf16 && t.dtype != DType::f64)) return;
+    const Tensor largest = update_field(optimizer_.control(), &UpdateControl::squares);
+    max_abs(ctx_, largest, t);
+    if (!std::isfinite(read_scalar(ctx_, largest))) found = what + name;
+  };
+  for (const NamedTensor& t : held(/*gradients=*/false)) look("the weight ", t.name, t.tensor);
+  if (loss_is_finite) {
+    std::vector<NamedTensor> gradients = held(/*gradients=*/true);
+    std::reverse(gradients.begin(), gradients.end());
+    for (const NamedTensor& t : gradients) look("the gradient of ", t.name, t.tensor);
+    return first_of_ranks(found, "the sum of the gradients' squares");
+  }
+  load(step_);
+  await_prefetch(ctx_);
+  for (int64_t i = 0; i < num_micro_batches() && (found.empty() || forward_needs_all()); ++i) {
+    copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
+    model_.forward(ctx_, micro_batch_.batch, micro_batch_.saved);
+    model_.loss_forward(ctx_, micro_batch_.losses, micro_batch_.batch, micro_batch_.saved);
+    for (const Arena::Entry& entry : activations_.entries())
+      if (entry.name != "dhidden") look("the activation ", entry.name, entry.tensor);
+  }
+  return first_of_ranks(found, "the sum of the losses");
+}
+
+/// What the lowest rank with something to say says.
+std::string Trainer::first_of_ranks(const std::string& mine, const char* otherwise) {
+  if (!several()) return mine.empty() ? otherwise : mine;
+  constexpr size_t kLength = 160;
+  std::string all(kLength * static_cast<size_t>(ranks_->size()), '\0'), padded = mine.substr(0, kLength - 1);
+  padded.resize(kLength, '\0');
+  ranks_->all_gather(all.data(), padded.data(), kLength);
+  for (int r = 0; r < ranks_->size(); ++r)
+    if (const std::string text = all.c_str() + static_cast<size_t>(r) * kLength; !text.empty())
+      return fmt::format("{} (rank {})", text, r);
+  return otherwise;
+}
+
+}  // namespace sluice
