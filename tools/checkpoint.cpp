@@ -12,7 +12,7 @@
 #include "train/inference.h"
 #include "train/manifest.h"
 #include "train/rotation.h"
-#include "train/safetensors.h"
+#include "train/stored_tensors.h"
 
 namespace sluice {
 namespace {
@@ -66,12 +66,8 @@ void info(const CheckpointOptions& options) {
   const CheckpointInfo checkpoint = find_checkpoint(options.path);
   const Manifest manifest = read_manifest(checkpoint.path);
   int64_t parameters = 0;
-  const SafetensorsFile model(checkpoint.path + "/model.safetensors", false);
-  for (const SafetensorsEntry& entry : model.entries()) {
-    int64_t elements = 1;
-    for (const int64_t dim : entry.shape) elements *= dim;
-    parameters += elements;
-  }
+  const StoredTensors model(checkpoint.path, manifest, kWeightsKind, StoredTensors::Check::size);
+  for (const auto& [name, tensor] : model.tensors()) parameters += tensor.elements();
   fmt::print("checkpoint   {}\nstep         {}\nwritten by   sluice {}\nconfig       {}\nparameters   {}\n",
              checkpoint.path, manifest.step, manifest.build, manifest.config_hash, parameters);
   for (const FileRecord& f : manifest.files)
@@ -79,7 +75,8 @@ void info(const CheckpointOptions& options) {
   fmt::print("state        {}\n", checkpoint.state.dump());
   if (!options.all) return;
   for (const TensorRecord& t : manifest.tensors)
-    fmt::print("tensor       {} ({}) {}  {}\n", t.name, fmt::join(t.shape, ", "), t.dtype, t.file);
+    fmt::print("tensor       {} ({}) {}  {}{}\n", t.name, fmt::join(t.shape, ", "), t.dtype, t.file,
+               t.is_slice() ? fmt::format("  elements [{}, {})", t.begin, t.end) : "");
 }
 
 int verify(const CheckpointOptions& options) {
@@ -98,7 +95,9 @@ int verify(const CheckpointOptions& options) {
 
 std::string resolve(const std::string& path) {
   // A file, or a folder of weights from elsewhere, stands for itself.
-  if (!io::is_directory(path) || io::exists(path + "/model.safetensors")) return path;
+  if (!io::is_directory(path) || io::exists(path + "/" + shard_name(kWeightsKind, 0, 1)) ||
+      io::exists(path + "/" + kWeightsIndex))
+    return path;
   return find_checkpoint(path).path;
 }
 
@@ -139,11 +138,13 @@ void export_weights(const CheckpointOptions& options) {
   const CheckpointInfo checkpoint = find_checkpoint(options.path);
   const Manifest manifest = read_manifest(checkpoint.path);
   io::make_directories(options.output);
-  const auto names = {"model.safetensors", "config.json"};
-  for (const char* name : names)
+  std::vector<std::string> names;
+  for (const FileRecord& f : manifest.files)
+    if (is_shard_of(f.name, kWeightsKind) || f.name == kWeightsIndex || f.name == "config.json") names.push_back(f.name);
+  for (const std::string& name : names)
     if (io::exists(options.output + "/" + name))
       fail(ExitCode::cannot_create, "{}/{} exists; nothing was written", options.output, name);
-  for (const char* name : names) {
+  for (const std::string& name : names) {
     const io::MappedFile source = open_verified(checkpoint.path, manifest, *manifest.file(name));
     io::OutputFile file(options.output + "/" + name, io::OutputFile::Mode::create_new);
     file.write(source.data(), source.size());
@@ -151,7 +152,7 @@ void export_weights(const CheckpointOptions& options) {
     file.close();
   }
   io::fsync_directory(options.output);
-  fmt::print("step {} -> {}/model.safetensors, config.json\n", checkpoint.step, options.output);
+  fmt::print("step {} -> {}/{}\n", checkpoint.step, options.output, fmt::join(names, ", "));
 }
 
 }  // namespace

@@ -381,6 +381,7 @@ struct CheckpointConfig {
   int64_t keep_last = 2;
   int64_t keep_every_steps = 0;
   bool async = true;
+  double timeout_seconds = 600.0;
 
   template <class V>
   void fields(V& f) {
@@ -389,6 +390,7 @@ struct CheckpointConfig {
     f("keep_last", keep_last, "older checkpoints are removed once a newer one is complete");
     f("keep_every_steps", keep_every_steps, "checkpoints at multiples of this are never removed; 0: none");
     f("async", async, "write in the background while training goes on");
+    f("timeout_seconds", timeout_seconds, "a save that waits longer for the files of a rank has failed");
   }
 };
 

@@ -248,6 +248,7 @@ void check_rest(const Config& c, Checks& check) {
   check.count("checkpoint.every_steps", c.checkpoint.every_steps);
   check.not_negative("checkpoint.every_minutes", c.checkpoint.every_minutes);
   check.size("checkpoint.keep_last", c.checkpoint.keep_last);
+  check.positive("checkpoint.timeout_seconds", c.checkpoint.timeout_seconds);
   check.count("checkpoint.keep_every_steps", c.checkpoint.keep_every_steps);
   check.size("log.every_steps", c.log.every_steps);
   check.size("log.trace_step", c.log.trace_step, 0);

@@ -4,217 +4,134 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
 
 #include "core/io.h"
-#include "train/manifest.h"
+#include "train/agree.h"
+#include "train/checkpoint_write.h"
 #include "train/rotation.h"
-#include "train/safetensors.h"
 
 namespace sluice {
 namespace {
 
-constexpr int64_t kPiece = int64_t{8} << 20;
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
-/// One tensor of a save: a private copy (or, without async, live memory) and the checksum taken from it.
-struct Item {
-  SafetensorsEntry entry;
-  Tensor source;
-  unsigned char* copy = nullptr;
-  int64_t nonfinite = -1;  // index of the first such value
-  std::string xxh3_128;
-
-  const void* data() const { return copy ? copy : source.data; }
-  int64_t bytes() const { return source.bytes(); }
+/// What a rank tells the others before a save begins.
+struct Offer {
+  int64_t step, bytes;
+  int64_t has_weights, has_optimizer;
+  int64_t nonce;  // rank 0's: one name for all, that no save before had
 };
-
-/// Everything the writer needs; nothing in it refers to live memory when the save is asynchronous.
-struct Job {
-  int64_t step = 0;
-  std::vector<Item> weights, optimizer;
-  std::string state, config_yaml, hf_config;
-};
-
-/// Index of the first value whose exponent bits are all ones, or -1.
-template <class Bits>
-int64_t first_nonfinite(const void* data, int64_t count, Bits exponent) {
-  const Bits* values = static_cast<const Bits*>(data);
-  constexpr int64_t kBlock = 4096;
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t end = std::min(begin + kBlock, count);
-    Bits found = 0;
-    for (int64_t i = begin; i < end; ++i) found |= static_cast<Bits>((values[i] & exponent) == exponent);
-    if (!found) continue;
-    for (int64_t i = begin; i < end; ++i)
-      if ((values[i] & exponent) == exponent) return i;
-  }
-  return -1;
-}
-
-int64_t first_nonfinite(const Item& item) {
-  const int64_t count = item.source.numel();
-  switch (item.source.dtype) {
-    case DType::f32:
-      return first_nonfinite<uint32_t>(item.data(), count, 0x7f800000u);
-    case DType::bf16:
-      return first_nonfinite<uint16_t>(item.data(), count, 0x7f80u);
-    case DType::f64:
-      return first_nonfinite<uint64_t>(item.data(), count, 0x7ff0000000000000u);
-    default:
-      return -1;
-  }
-}
-
-int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-int64_t snapshot_bytes(const CheckpointContent& content) {
-  int64_t bytes = 0;
-  for (const NamedTensor& t : content.weights) bytes += padded(t.tensor.bytes());
-  for (const NamedTensor& t : content.optimizer) bytes += padded(t.tensor.bytes());
-  return bytes;
-}
-
-/// Copies into `memory` (if any), takes checksums from the copy, and looks for values that are not finite.
-std::vector<Item> take_items(const std::vector<NamedTensor>& tensors, Arena* memory, Context* ctx) {
-  std::vector<Item> items;
-  items.reserve(tensors.size());
-  for (const NamedTensor& t : tensors) {
-    Item& item = items.emplace_back();
-    item.entry = safetensors_entry(t.name, t.tensor);
-    item.source = t.tensor;
-    if (memory && item.bytes())
-      item.copy =
-          static_cast<unsigned char*>(memory->alloc_temporary("snapshot", DType::u8, {item.bytes()}).data);
-  }
-  for (Item& item : items)
-    if (item.copy && item.source.device != Device::cpu) read_tensor(*ctx, item.copy, item.source);
-#pragma omp parallel for schedule(dynamic)
-  for (size_t i = 0; i < items.size(); ++i) {
-    Item& item = items[i];
-    if (item.copy && item.source.device == Device::cpu) std::memcpy(item.copy, item.source.data, static_cast<size_t>(item.bytes()));
-    item.nonfinite = first_nonfinite(item);
-    item.xxh3_128 = checksum(item.data(), item.bytes());
-  }
-  for (const Item& item : items)
-    if (item.nonfinite >= 0)
-      fail(ExitCode::numeric, "refused: {} holds a value that is not finite (element {} of {})",
-           item.entry.name, item.nonfinite, item.source.numel());
-  return items;
-}
-
-/// Writes one file and what the manifest says about it; checksums are those of memory.
-class FileWriter {
- public:
-  FileWriter(const std::string& folder, const std::string& name)
-      : file_(folder + "/" + name, io::OutputFile::Mode::create_new), record_{name, 0, {}} {}
-
-  void write(const void* data, int64_t bytes) {
-    const char* from = static_cast<const char*>(data);
-    for (int64_t done = 0; done < bytes; done += kPiece) {
-      const int64_t piece = std::min(kPiece, bytes - done);
-      checksum_.update(from + done, piece);
-      file_.write(from + done, piece);
-    }
-    record_.bytes += bytes;
-  }
-  FileRecord finish() {
-    file_.fsync();
-    file_.close();
-    record_.xxh3_128 = checksum_.hex();
-    return record_;
-  }
-
- private:
-  io::OutputFile file_;
-  Checksum checksum_;
-  FileRecord record_;
-};
-
-void write_text(const std::string& folder, const std::string& name, const std::string& text,
-                Manifest& manifest) {
-  FileWriter file(folder, name);
-  file.write(text.data(), std::ssize(text));
-  manifest.files.push_back(file.finish());
-}
-
-void write_tensors(const std::string& folder, const std::string& name, std::vector<Item>& items,
-                   Manifest& manifest) {
-  std::vector<SafetensorsEntry> entries;
-  std::map<std::string, Item*> by_name;
-  for (Item& item : items) {
-    entries.push_back(item.entry);
-    by_name[item.entry.name] = &item;
-  }
-  const std::string header = make_safetensors_header(entries);
-  FileWriter file(folder, name);
-  file.write(header.data(), std::ssize(header));
-  for (const SafetensorsEntry& entry : entries) {
-    const Item& item = *by_name.at(entry.name);
-    file.write(item.data(), item.bytes());
-    manifest.tensors.push_back(
-        {entry.name, entry.dtype, entry.shape, name, std::ssize(header) + entry.begin, item.xxh3_128});
-  }
-  manifest.files.push_back(file.finish());
-}
 
 }  // namespace
 
+std::vector<int64_t> whole_shape(const NamedTensor& t) {
+  if (is_slice(t)) return t.shape;
+  return {t.tensor.shape.begin(), t.tensor.shape.begin() + t.tensor.rank};
+}
+
+void check_slice(const NamedTensor& t) {
+  if (!is_slice(t)) {
+    SLUICE_CHECK(t.begin == 0, "{}: begins at element {}, but is no slice", t.name, t.begin);
+    return;
+  }
+  int64_t whole = 1;
+  for (const int64_t dim : t.shape) whole *= dim;
+  SLUICE_CHECK(t.tensor.rank == 1 && t.begin >= 0 && t.tensor.numel() <= whole - t.begin,
+               "{}: {} from element {} on is no slice of ({})", t.name, t.tensor.describe(), t.begin,
+               fmt::join(t.shape, ", "));
+}
+
 struct CheckpointStore::Impl {
+  /// Of this rank's writer.
+  enum class State : int64_t { idle, writing, done, failed };
+
   std::string folder;
   CheckpointConfig config;
-  Context* ctx = nullptr;             // of tensors on a GPU
+  Context* ctx = nullptr;  // of tensors on a GPU
+  std::unique_ptr<Communicator> alone;
+  Communicator* ranks = nullptr;
   std::optional<Arena> memory;        // of the snapshot; absent where live host memory is written
   std::map<std::string, bool> valid;  // what rotation knows; used by one save at a time
   std::thread writer;
+  Patience patience;
+  bool begun = false, hangs = false;  // a save: is to be concluded; was given up once, with a writer that did not end
 
   mutable std::mutex mutex;  // guards what follows
+  State state = State::idle;
   int64_t saved_step = -1;
-  std::string error;
+  std::string error;  // of the last save; of this rank until all ranks have concluded, then theirs
 
+  bool leads() const { return ranks->rank() == 0; }
+  bool several() const { return ranks->size() > 1; }
   void set_error(const std::string& text) {
     const std::lock_guard lock(mutex);
     error = text;
   }
-
-  void finish() {
-    if (writer.joinable()) writer.join();
-  }
-
-  /// Runs a save; whatever goes wrong becomes a warning.
-  template <class Body>
-  void guarded(int64_t step, Body&& body) {
-    try {
-      body();
-    } catch (const std::exception& problem) {
-      set_error(fmt::format("checkpoint of step {}: {}", step, problem.what()));
-      spdlog::warn("{}; earlier checkpoints are untouched; the next save tries again", last_error());
-    }
-  }
-
   std::string last_error() const {
     const std::lock_guard lock(mutex);
     return error;
   }
+  void set_state(State s) {
+    const std::lock_guard lock(mutex);
+    state = s;
+  }
+  State get_state() const {
+    const std::lock_guard lock(mutex);
+    return state;
+  }
 
-  void write(Job& job) {
-    const std::string staging =
-        fmt::format("{}/{}{}-{}", folder, kStagingPrefix, step_folder_name(job.step), ::getpid());
+  /// What went wrong with a save; rank 0 says it.
+  void failed(int64_t step, const std::string& problem) {
+    set_error(fmt::format("checkpoint of step {}: {}", step, problem));
+    if (leads())
+      spdlog::warn("{}; earlier checkpoints are untouched; the next save tries again", last_error());
+  }
+
+  /// This rank's share of a save; whatever goes wrong becomes a warning.
+  void run(SaveJob& job) {
+    try {
+      if (leads()) {
+        lead(job);
+      } else {
+        try {
+          write_part(job, write_files(job));
+        } catch (const std::exception& problem) {
+          write_failure(job, problem.what());
+          throw;
+        }
+      }
+      set_state(State::done);
+    } catch (const std::exception& problem) {
+      // Rank 0 tells how the save went; a follower's own problem is heard where rank 0 did not hear of it.
+      if (leads())
+        failed(job.step, problem.what());
+      else
+        set_error(problem.what());
+      set_state(State::failed);
+    }
+  }
+
+  void lead(SaveJob& job) {
     const std::string final_path = folder + "/" + step_folder_name(job.step);
-    remove_litter(folder);  // of a save that failed
+    remove_litter(folder, job.staging.substr(folder.size() + 1));  // of a save that failed; other ranks may have begun
     check_space(job);
     try {
-      stage(job, staging);
-      publish(staging, final_path);
+      Manifest manifest = collect_parts(job, write_files(job), patience);
+      finish_staging(job, manifest);
+      publish(job, final_path);
     } catch (const std::exception&) {
       try {
-        io::remove_tree(staging);
+        io::remove_tree(job.staging);
       } catch (const Error& leftover) {
-        spdlog::warn("left by a failed save: {}", leftover.what());
+        // Where other ranks are still writing into it, the next save removes it.
+        if (!several()) spdlog::warn("left by a failed save: {}", leftover.what());
       }
       throw;
     }
@@ -226,46 +143,15 @@ struct CheckpointStore::Impl {
     tidy(final_path);
   }
 
-  void check_space(const Job& job) const {
-    int64_t need = int64_t{1} << 20;
-    for (const Item& item : job.weights) need += item.bytes();
-    for (const Item& item : job.optimizer) need += item.bytes();
+  void check_space(const SaveJob& job) const {
+    int64_t need = (int64_t{1} << 20) + job.all_bytes;
+    if (several() && io::is_directory(job.staging))  // what other ranks have written is no longer needed, nor free
+      for (const std::string& name : io::list_directory(job.staging))
+        if (const std::string path = job.staging + "/" + name; io::exists(path)) need -= io::file_size(path);
     const int64_t available = io::free_bytes(folder);
     if (available < need)
       fail(ExitCode::cannot_create, "not enough space in {}: {:.1f} MiB needed, {:.1f} MiB free", folder,
            static_cast<double>(need) / (1 << 20), static_cast<double>(available) / (1 << 20));
-  }
-
-  void stage(Job& job, const std::string& staging) const {
-    io::make_directories(staging);
-    io::fsync_directory(folder);
-    Manifest manifest;
-    manifest.step = job.step;
-    manifest.build = SLUICE_VERSION;
-    manifest.config_hash = checksum(job.config_yaml);
-    write_tensors(staging, "model.safetensors", job.weights, manifest);
-    write_tensors(staging, "optim.safetensors", job.optimizer, manifest);
-    write_text(staging, "state.json", job.state, manifest);
-    write_text(staging, "config.yaml", job.config_yaml, manifest);
-    write_text(staging, "config.json", job.hf_config, manifest);
-    const std::string text = manifest.text();
-    FileWriter file(staging, kManifestName);
-    file.write(text.data(), std::ssize(text));
-    file.finish();
-    io::fsync_directory(staging);
-  }
-
-  /// From here on the checkpoint exists. One of the same step (damaged, or of a branch that was left) is
-  /// swapped out in one move, so that there is no moment without either; only where the file system knows no
-  /// swap, it goes first.
-  void publish(const std::string& staging, const std::string& final_path) const {
-    if (!io::exists(final_path) && !io::is_link(final_path)) {
-      io::rename(staging, final_path);
-    } else if (!io::exchange(staging, final_path)) {
-      io::rename(final_path, fmt::format("{}/{}{}-{}", folder, kTrashPrefix, "replaced", ::getpid()));
-      io::rename(staging, final_path);
-    }
-    io::fsync_directory(folder);
   }
 
   /// After the checkpoint is durable: the hint for people, and the old ones. A failure here costs nothing but
@@ -279,54 +165,162 @@ struct CheckpointStore::Impl {
       spdlog::warn("after the checkpoint {} was saved: {}", newest, problem.what());
     }
   }
+
+  /// Collective. Agrees on one job, or on why there is none.
+  std::optional<SaveJob> agree_on_job(const CheckpointContent& content) {
+    SaveJob job;
+    std::string problem;
+    try {
+      job.step = content.step;
+      Arena* to = memory ? &*memory : nullptr;
+      if (to) to->rewind(0);
+      job.weights = take_items(content.weights, false, to, ctx);
+      job.optimizer = take_items(content.optimizer, true, to, ctx);
+      if (leads()) {
+        job.state = content.state.dump(1) + "\n";
+        job.config_yaml = content.config_yaml;
+        job.hf_config = content.hf_config.dump(2) + "\n";
+      }
+    } catch (const std::exception& error_here) {
+      problem = error_here.what();
+    }
+    problem = first_problem(*ranks, problem);
+    if (!problem.empty()) {
+      failed(content.step, problem);
+      return {};
+    }
+    Offer mine{content.step, 0, !job.weights.empty(), !job.optimizer.empty(),
+               std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000'007};
+    for (const auto* items : {&job.weights, &job.optimizer})
+      for (const SaveItem& item : *items) mine.bytes += item.bytes();
+    mine.nonce = static_cast<int64_t>(::getpid()) * 1'000'000'007 + mine.nonce;
+    std::vector<Offer> offers(static_cast<size_t>(ranks->size()));
+    ranks->all_gather(offers.data(), &mine, sizeof(mine));
+    for (const Offer& offer : offers) {
+      SLUICE_CHECK(offer.step == offers[0].step, "save: rank 0 saves step {}, another rank step {}", offers[0].step, offer.step);
+      job.all_bytes += offer.bytes;
+    }
+    job.rank = ranks->rank();
+    job.ranks = ranks->size();
+    job.folder = folder;
+    job.staging = fmt::format("{}/{}{}-{:x}", folder, kStagingPrefix, step_folder_name(job.step), offers[0].nonce);
+    job.weights_file = my_file(kWeightsKind, offers, &Offer::has_weights);
+    job.optimizer_file = my_file(kOptimizerKind, offers, &Offer::has_optimizer);
+    return job;
+  }
+
+  /// Numbered among the ranks that have something; where none has, rank 0 writes an empty file.
+  std::string my_file(const char* kind, std::vector<Offer>& offers, int64_t Offer::* has) const {
+    int count = 0, before = 0;
+    for (size_t r = 0; r < offers.size(); ++r) {
+      count += offers[r].*has != 0;
+      before += static_cast<int>(r) < ranks->rank() && offers[r].*has != 0;
+    }
+    if (count == 0) return leads() ? shard_name(kind, 0, 1) : "";
+    return offers[static_cast<size_t>(ranks->rank())].*has ? shard_name(kind, before, count) : "";
+  }
+
+  /// Collective. Waits until no rank writes any more, and tells all how it went: as rank 0 says. False where a writer hangs.
+  bool conclude() {
+    if (!begun) return true;
+    const double start = now();
+    for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
+      struct Look {
+        State state;
+        int64_t late;
+      };
+      const Look mine{get_state(), leads() && (hangs || now() - start > config.timeout_seconds + 1)};
+      std::vector<Look> all(static_cast<size_t>(ranks->size()));
+      ranks->all_gather(all.data(), &mine, sizeof(mine));
+      const auto any = [&](State s) { return std::any_of(all.begin(), all.end(), [&](const Look& l) { return l.state == s; }); };
+      if (any(State::failed)) patience.ended = true;
+      if (!any(State::writing)) break;
+      if (all[0].late) {
+        hangs = patience.ended = true;
+        return false;
+      }
+      std::this_thread::sleep_for(pause);
+    }
+    if (writer.joinable()) writer.join();
+    begun = hangs = false;
+    if (!several()) return true;
+    const std::string problem = first_problem(*ranks, get_state() == State::failed && !leads() ? last_error() : "");
+    std::string verdict = last_error();
+    // A follower that could not even leave its reason in the folder gives it here.
+    if (leads() && get_state() == State::failed && !problem.empty() && verdict.find(problem) == std::string::npos) {
+      spdlog::warn("{}", problem);
+      verdict += "; " + problem;
+    }
+    broadcast_text(*ranks, verdict, 0);
+    int64_t durable = saved();
+    ranks->broadcast(&durable, sizeof(durable), 0);
+    const std::lock_guard lock(mutex);
+    error = verdict;
+    saved_step = durable;
+    return true;
+  }
+
+  int64_t saved() const {
+    const std::lock_guard lock(mutex);
+    return saved_step;
+  }
+
+  void begin(SaveJob job) {
+    begun = true;
+    patience.ended = false;
+    patience.seconds = config.timeout_seconds;
+    set_state(State::writing);
+    if (!config.async && !several()) return run(job);
+    // With several ranks in a thread even when training waits for it: the ranks have to talk meanwhile.
+    writer = std::thread([this, moved = std::move(job)]() mutable { run(moved); });
+  }
 };
 
 CheckpointStore::CheckpointStore(std::string folder, const CheckpointConfig& config,
-                                 const CheckpointContent& content, Context* ctx)
+                                 const CheckpointContent& content, Context* ctx, Communicator* ranks)
     : impl_(std::make_unique<Impl>()) {
   impl_->folder = std::move(folder);
   impl_->config = config;
   impl_->ctx = ctx;
-  io::make_directories(impl_->folder);
-  remove_litter(impl_->folder);
+  if (!ranks) impl_->alone = make_local_communicator();
+  impl_->ranks = ranks ? ranks : impl_->alone.get();
+  if (impl_->leads()) {
+    io::make_directories(impl_->folder);
+    remove_litter(impl_->folder);
+  }
   bool on_gpu = false;
-  for (const NamedTensor& t : content.weights) on_gpu |= t.tensor.device != Device::cpu;
+  for (const auto* tensors : {&content.weights, &content.optimizer})
+    for (const NamedTensor& t : *tensors) on_gpu |= t.tensor.device != Device::cpu;
   SLUICE_CHECK(!on_gpu || ctx, "CheckpointStore: tensors on a GPU need a context");
   if (config.async || on_gpu)
     impl_->memory.emplace("checkpoint snapshot", std::max<int64_t>(snapshot_bytes(content), 64));
 }
 
-CheckpointStore::~CheckpointStore() { impl_->finish(); }
+CheckpointStore::~CheckpointStore() {
+  // Nobody agrees on anything here. Where other ranks are gone, their parts never come: not worth a long wait.
+  constexpr double kLeaving = 10;
+  if (impl_->patience.seconds > kLeaving) impl_->patience.seconds = kLeaving;
+  if (impl_->writer.joinable()) impl_->writer.join();
+}
 
 void CheckpointStore::save(const CheckpointContent& content) {
-  impl_->finish();
+  if (!impl_->conclude()) {
+    impl_->failed(content.step, "the save before it has not ended: a rank's files are still being written");
+    return;
+  }
   impl_->set_error("");
-  impl_->guarded(content.step, [&] {
-    Job job;
-    job.step = content.step;
-    Arena* memory = impl_->memory ? &*impl_->memory : nullptr;
-    if (memory) memory->rewind(0);
-    job.weights = take_items(content.weights, memory, impl_->ctx);
-    job.optimizer = take_items(content.optimizer, memory, impl_->ctx);
-    job.state = content.state.dump(1) + "\n";
-    job.config_yaml = content.config_yaml;
-    job.hf_config = content.hf_config.dump(2) + "\n";
-    if (!impl_->config.async) return impl_->write(job);
-    impl_->writer = std::thread([impl = impl_.get(), moved = std::move(job)]() mutable {
-      impl->guarded(moved.step, [&] { impl->write(moved); });
-    });
-  });
+  std::optional<SaveJob> job = impl_->agree_on_job(content);
+  if (!job) return;
+  impl_->begin(std::move(*job));
+  if (!impl_->config.async) wait();
 }
 
 bool CheckpointStore::wait() {
-  impl_->finish();
+  if (!impl_->conclude()) impl_->set_error("the last save has not ended: a rank's files are still being written");
   return last_error().empty();
 }
 
-int64_t CheckpointStore::saved_step() const {
-  const std::lock_guard lock(impl_->mutex);
-  return impl_->saved_step;
-}
+int64_t CheckpointStore::saved_step() const { return impl_->saved(); }
 
 std::string CheckpointStore::last_error() const { return impl_->last_error(); }
 

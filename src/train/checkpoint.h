@@ -1,6 +1,9 @@
 #pragma once
 // Checkpoints: RUN/ckpt/step_00001200/{MANIFEST.json, model.safetensors, config.json, optim.safetensors,
 // state.json, config.yaml}. Weights under Hugging Face names, so that a plain Qwen3 layout loads as such.
+// Several ranks write several files: model-00001-of-00004.safetensors with model.safetensors.index.json, and
+// optim-00001-of-00004.safetensors, in which a tensor may lie in slices. The manifest tells tensors by name and shape of the
+// whole, so that any number of ranks reads what any other has written.
 // Protocol of RELIABILITY 6: snapshot with checksums taken from memory, staging folder, fsync, rename,
 // manifest covering every byte, newest valid wins, rotation only after the new one is durable.
 #include <functional>
@@ -9,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "config/config.h"
 #include "core/context.h"
 #include "core/tensor.h"
@@ -22,11 +26,18 @@ struct NamedTensor {
   int64_t begin = 0;                // first element of the slice, in the whole's row-major order
 };
 
-/// What one checkpoint holds. Tensors are views of live memory.
+inline bool is_slice(const NamedTensor& t) { return !t.shape.empty(); }
+/// Shape of the whole.
+std::vector<int64_t> whole_shape(const NamedTensor& t);
+/// Contract check: a slice is rank 1 and lies within its whole.
+void check_slice(const NamedTensor& t);
+
+/// What one rank writes of a checkpoint, or reads. Together the ranks hold every tensor exactly once. Tensors are views of live
+/// memory. What is not a tensor is rank 0's; the other ranks' is not looked at.
 struct CheckpointContent {
   int64_t step = 0;
-  std::vector<NamedTensor> weights;    // model.safetensors
-  std::vector<NamedTensor> optimizer;  // optim.safetensors: NAME.m, NAME.v, NAME.master
+  std::vector<NamedTensor> weights;    // model.safetensors: whole tensors
+  std::vector<NamedTensor> optimizer;  // optim.safetensors: NAME.m, NAME.v, NAME.master, whole or slices
   nlohmann::json state;                // state.json: counters, spike window, skip list, data fingerprint
   std::string config_yaml;             // the resolved configuration
   nlohmann::json hf_config;            // config.json
@@ -42,20 +53,27 @@ struct CheckpointInfo {
 
 class CheckpointStore {
  public:
-  /// folder = RUN/ckpt. Removes litter of interrupted saves (.staging-*, .trash-*, *.tmp). With async, memory
+  /// folder = RUN/ckpt. Rank 0 removes the litter of interrupted saves (.staging-*, .trash-*, *.tmp). With async, memory
   /// for one snapshot of `content`'s tensors is taken here, once, before training; likewise when they are on the GPU of
-  /// `ctx`, from where every save brings them through pinned buffers.
+  /// `ctx`, from where every save brings them through pinned buffers. `ranks`: all that write together, each its own content;
+  /// they share the folder's file system. It outlives the store, and is used by the calling thread alone: never by the
+  /// writers, which work while training communicates.
   CheckpointStore(std::string folder, const CheckpointConfig& config, const CheckpointContent& content,
-                  Context* ctx = nullptr);
-  ~CheckpointStore();  // waits for a save under way
+                  Context* ctx = nullptr, Communicator* ranks = nullptr);
+  ~CheckpointStore();  // waits for this rank's part of a save under way
 
-  /// Takes the snapshot now (refusing non-finite weights) and writes it, in the background when config.async.
-  /// One save is under way at most: a second call waits. A failed save warns, leaves older checkpoints alone
-  /// and returns; last_error() tells. Durable when saved_step() says so.
+  /// Collective, of the same step on every rank. Takes the snapshot now (refusing non-finite values, wherever they are, on all
+  /// ranks) and writes it, in the background when config.async: every rank its files and its part of the manifest into the
+  /// staging folder; rank 0 waits there for all parts, at most config.timeout_seconds after the last one that came, and
+  /// publishes. One save is under way at most: a second call waits (as long), and is refused where a writer still hangs then.
+  /// A failed save warns (rank 0), leaves older checkpoints alone and returns; last_error() tells. Durable when saved_step()
+  /// says so.
   void save(const CheckpointContent& content);
-  /// Waits for the save under way. False if the last save failed.
+  /// Collective. Waits for the save under way. False if the last save failed; the same on all ranks.
   bool wait();
-  int64_t saved_step() const;  // newest durable step of this run, or -1
+  /// Newest durable step of this run, or -1. Rank 0 knows at once, the others after wait() or the next save().
+  int64_t saved_step() const;
+  /// Of the last save, empty where it went well; as saved_step(), and then the same on all ranks.
   std::string last_error() const;
 
  private:
@@ -65,22 +83,39 @@ class CheckpointStore {
 
 /// All step folders, newest first, whether valid or not.
 std::vector<std::string> list_checkpoints(const std::string& folder);
-/// Verifies manifest, sizes and checksums of every file. Throws Error(data) that names file and reason.
-CheckpointInfo verify_checkpoint(const std::string& path);
-/// Newest valid checkpoint: damaged ones are passed over with a warning each. Returns an empty path when
+/// Verifies manifest, sizes and checksums of every file, and that every tensor is there exactly once. Throws Error(data) that
+/// names file and reason. With `ranks`, collective: each reads a share of the files, and all return or throw the same.
+CheckpointInfo verify_checkpoint(const std::string& path, Communicator* ranks = nullptr);
+/// Newest valid checkpoint: damaged ones are passed over with a warning each (of rank 0). Returns an empty path when
 /// there is none at all; throws Error(data) "no valid checkpoint; refusing to start from scratch" when some
-/// exist and none is valid.
-CheckpointInfo newest_valid_checkpoint(const std::string& folder);
+/// exist and none is valid. With `ranks`, collective, and the same on all.
+CheckpointInfo newest_valid_checkpoint(const std::string& folder, Communicator* ranks = nullptr);
 /// Removes all but the newest keep_last valid checkpoints and those at multiples of keep_every_steps (0:
 /// none). Returns the removed paths. Nothing is removed while fewer than keep_last (at least 1) are valid.
 std::vector<std::string> prune_checkpoints(const std::string& folder, int64_t keep_last,
                                            int64_t keep_every_steps = 0);
-/// Fills tensors (weights and optimizer; ctx: where they are on a GPU) from a verified checkpoint. Missing, unexpected or misshapen
-/// tensors: Error(data) that lists them all.
+
+/// A tensor of a model, wherever its values are.
+struct TensorShape {
+  std::string name;
+  std::vector<int64_t> shape;
+  DType dtype = DType::f32;
+};
+/// Everything a checkpoint of a training holds, whoever holds it.
+struct WholeModel {
+  std::vector<TensorShape> weights, optimizer;
+};
+
+/// Fills tensors, whole or slices in any cut (weights and optimizer; ctx: where they are on a GPU), from a verified checkpoint
+/// of any layout, straight from the mapped files: nothing but the targets is allocated. `whole`: where the targets of this rank
+/// are a part of the model; without it they are all of it. Missing, unexpected, incomplete or misshapen tensors of the whole
+/// model: Error(data) that lists them all, on every rank alike.
 void load_checkpoint(const std::string& path, const std::vector<NamedTensor>& weights,
-                     const std::vector<NamedTensor>& optimizer, Context* ctx = nullptr);
+                     const std::vector<NamedTensor>& optimizer, Context* ctx = nullptr,
+                     const WholeModel* whole = nullptr);
 /// Weights alone, from a checkpoint or a Hugging Face folder or .safetensors file (model.safetensors or
-/// sharded with its index), converting dtype. Same strictness.
-void load_weights(const std::string& path, const std::vector<NamedTensor>& weights, Context* ctx = nullptr);
+/// sharded with its index), converting dtype. Same strictness, of `whole` (default: the wholes of `weights`).
+void load_weights(const std::string& path, const std::vector<NamedTensor>& weights, Context* ctx = nullptr,
+                  const std::vector<TensorShape>* whole = nullptr);
 
 }  // namespace sluice

@@ -1,131 +1,101 @@
-#include <spdlog/spdlog.h>
-
+// From files into the memory of a training, whoever wrote the files, and whatever part of them this rank holds.
 #include <algorithm>
 #include <cstring>
-#include <deque>
-#include <map>
 #include <set>
 
-#include "core/host_view.h"
+#include "core/context.h"
 #include "core/io.h"
 #include "train/checkpoint.h"
 #include "train/manifest.h"
-#include "train/rotation.h"
-#include "train/safetensors.h"
+#include "train/stored_tensors.h"
 #include "train/strict_json.h"
 
 namespace sluice {
 namespace {
 
 constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kWeightsIndex = "model.safetensors.index.json";
-constexpr const char* kOptimizer = "optim.safetensors";
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
+constexpr int64_t kStaged = int64_t{1} << 20;  // bytes that are converted at a time on their way to a GPU
 
-std::string base_name(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path.substr(path.rfind('/') + 1);
-}
+std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
 
-std::string text_of(const io::MappedFile& file) {
-  return std::string(reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size()));
-}
-
-/// The manifest and the header of a file must tell the same story.
-void compare_tensors(const std::string& path, const SafetensorsHeader& header, const Manifest& manifest,
-                     const std::string& file) {
-  std::map<std::string_view, const TensorRecord*> records;
-  for (const TensorRecord& t : manifest.tensors)
-    if (t.file == file) records[t.name] = &t;
-  if (records.size() != header.entries.size())
-    fail(ExitCode::data, "{}: {} tensors, the manifest says {}", path, header.entries.size(), records.size());
-  for (const SafetensorsEntry& entry : header.entries) {
-    const auto found = records.find(entry.name);
-    const TensorRecord* t = found == records.end() ? nullptr : found->second;
-    if (!t || t->dtype != entry.dtype || t->shape != entry.shape ||
-        t->offset != header.data_begin + entry.begin)
-      fail(ExitCode::data, "{}: tensor '{}' is not the one in the manifest", path, printable(entry.name));
-  }
-}
-
-CheckpointInfo verify(const std::string& path) {
-  const Manifest manifest = read_manifest(path);
-  const int64_t named = step_of_folder_name(base_name(path));
-  if (named >= 0 && named != manifest.step)
-    fail(ExitCode::data, "{}/{}: of step {}, in the folder of step {}", path, kManifestName, manifest.step,
-         named);
-  for (const char* needed : {kWeights, kOptimizer, "state.json", "config.yaml", "config.json"})
-    if (!manifest.file(needed)) fail(ExitCode::data, "{}: its manifest names no {}", path, needed);
-  CheckpointInfo info{path, manifest.step, {}, {}};
-  for (const FileRecord& record : manifest.files) {
-    const io::MappedFile file = open_verified(path, manifest, record);
-    if (record.name.ends_with(".safetensors"))
-      compare_tensors(file.path(), parse_safetensors(file.data(), file.size(), file.path()), manifest,
-                      record.name);
-    if (record.name == "state.json") info.state = parse_strict_json(text_of(file), file.path());
-    if (record.name == "config.yaml") info.config_yaml = text_of(file);
-  }
-  return info;
-}
-
-/// Where every tensor of a model lies: one file, or several shards.
-struct Source {
-  std::deque<SafetensorsFile> files;
-  std::map<std::string_view, std::pair<const SafetensorsFile*, const SafetensorsEntry*>> tensors;
-
-  void add(SafetensorsFile file) {
-    files.push_back(std::move(file));
-    for (const SafetensorsEntry& entry : files.back().entries())
-      if (!tensors.emplace(entry.name, std::make_pair(&files.back(), &entry)).second)
-        fail(ExitCode::data, "{}: tensor '{}' lies in another shard, too", files.back().path(),
-             printable(entry.name));
-  }
-  const unsigned char* bytes(std::string_view name) const {
-    const auto& [file, entry] = tensors.at(name);
-    return file->bytes(*entry);
-  }
+/// What is wanted of one file or kind of files, and what there is.
+struct Wish {
+  StoredTensors& stored;
+  const std::vector<NamedTensor>& targets;
+  const std::vector<TensorShape>* whole;  // of the whole model, where the targets are a part; else null
 };
 
-std::string shape_text(const Tensor& t) {
-  return fmt::format("({})", fmt::join(t.shape.begin(), t.shape.begin() + t.rank, ", "));
+/// The tensors the model has: those named, or the wholes of the targets.
+std::vector<TensorShape> wholes(const Wish& wish) {
+  std::vector<TensorShape> all;
+  std::map<std::string_view, size_t> index;
+  if (wish.whole) all = *wish.whole;
+  for (size_t i = 0; i < all.size(); ++i)
+    SLUICE_CHECK(index.emplace(all[i].name, i).second, "tensor '{}' is in the model twice", all[i].name);
+  std::set<std::string_view> seen;
+  for (const NamedTensor& t : wish.targets) {
+    check_slice(t);
+    const bool first = seen.insert(t.name).second;
+    SLUICE_CHECK(first || is_slice(t), "tensor '{}' is asked for twice", t.name);
+    const auto found = index.find(t.name);
+    SLUICE_CHECK(!wish.whole || found != index.end(), "tensor '{}' is no part of the model", t.name);
+    if (found == index.end()) {
+      all.push_back({t.name, whole_shape(t), t.tensor.dtype});
+      index.emplace(t.name, all.size() - 1);  // t.name outlives this
+    } else {
+      const TensorShape& known = all[found->second];
+      SLUICE_CHECK(known.shape == whole_shape(t) && known.dtype == t.tensor.dtype,
+                   "tensor '{}' is {} {}, the model's is {} {}", t.name, shape_text(whole_shape(t)),
+                   dtype_name(t.tensor.dtype), shape_text(known.shape), dtype_name(known.dtype));
+    }
+  }
+  return all;
+}
+
+bool can_convert(const StoredTensor& stored, DType dtype) {
+  return convertible({stored.name, stored.dtype, stored.shape, 0, 0}, dtype);
 }
 
 /// A head that repeats the embedding, as some writers of tied models store it.
-bool is_tied_copy(const Source& source, std::string_view name) {
-  const auto head = source.tensors.find(name), embedding = source.tensors.find(kEmbedding);
-  if (name != kHead || embedding == source.tensors.end()) return false;
-  const SafetensorsEntry &a = *head->second.second, &b = *embedding->second.second;
-  return a.dtype == b.dtype && a.shape == b.shape &&
-         std::memcmp(source.bytes(kHead), source.bytes(kEmbedding), static_cast<size_t>(a.end - a.begin)) ==
-             0;
+bool is_tied_copy(StoredTensors& stored, const StoredTensor& head) {
+  const StoredTensor* embedding = head.name == kHead ? stored.find(kEmbedding) : nullptr;
+  if (!embedding || embedding->dtype != head.dtype || embedding->shape != head.shape) return false;
+  if (!head.problem.empty() || !embedding->problem.empty()) return false;
+  std::vector<unsigned char> a, b;
+  for (int64_t begin = 0; begin < head.bytes; begin += kStaged) {
+    const int64_t n = std::min(kStaged, head.bytes - begin);
+    if (std::memcmp(stored.read(head, begin, n, a), stored.read(*embedding, begin, n, b), static_cast<size_t>(n)) != 0)
+      return false;
+  }
+  return true;
 }
 
-/// Throws one Error(data) with every difference between what is wanted and what is there.
-void compare_names(const std::string& path, const Source& source, const std::vector<NamedTensor>& wanted,
-                   bool exact) {
-  std::vector<std::string> problems;
-  std::set<std::string_view> names;
-  for (const NamedTensor& w : wanted) {
-    SLUICE_CHECK(names.insert(w.name).second, "tensor '{}' is asked for twice", w.name);
-    const auto found = source.tensors.find(w.name);
-    if (found == source.tensors.end()) {
-      problems.push_back(fmt::format("missing: {} {}", w.name, shape_text(w.tensor)));
-      continue;
-    }
-    const SafetensorsEntry& entry = *found->second.second;
-    const bool same_shape = std::equal(entry.shape.begin(), entry.shape.end(), w.tensor.shape.begin(),
-                                       w.tensor.shape.begin() + w.tensor.rank);
-    if (!same_shape)
+/// Every difference between what is wanted and what is there; the same on all ranks that name the whole model.
+void compare_names(const Wish& wish, bool exact, std::vector<std::string>& problems) {
+  std::set<std::string, std::less<>> names;
+  for (const TensorShape& w : wholes(wish)) {
+    names.insert(w.name);
+    const StoredTensor* found = wish.stored.find(w.name);
+    if (!found)
+      problems.push_back(fmt::format("missing: {} {}", w.name, shape_text(w.shape)));
+    else if (found->shape != w.shape)
       problems.push_back(
-          fmt::format("shape: {} is {}, the model wants {}", w.name, describe(entry), shape_text(w.tensor)));
-    else if (exact ? entry.dtype != safetensors_dtype(w.tensor.dtype) : !convertible(entry, w.tensor.dtype))
-      problems.push_back(fmt::format("type: {} is {}, the model wants {}", w.name, printable(entry.dtype),
-                                     dtype_name(w.tensor.dtype)));
+          fmt::format("shape: {} is {}, the model wants {}", w.name, found->describe(), shape_text(w.shape)));
+    else if (exact ? found->dtype != safetensors_dtype(w.dtype) : !can_convert(*found, w.dtype))
+      problems.push_back(fmt::format("type: {} is {}, the model wants {}", w.name, printable(found->dtype),
+                                     dtype_name(w.dtype)));
+    else if (!found->problem.empty())
+      problems.push_back(fmt::format("incomplete: {}: {}", w.name, found->problem));
   }
-  for (const auto& [name, place] : source.tensors)
-    if (!names.count(name) && !is_tied_copy(source, name))
-      problems.push_back(fmt::format("unexpected: {} {}", printable(name), describe(*place.second)));
+  for (const auto& [name, stored] : wish.stored.tensors())
+    if (!names.count(name) && !is_tied_copy(wish.stored, stored))
+      problems.push_back(fmt::format("unexpected: {} {}", printable(name), stored.describe()));
+}
+
+/// Throws one Error(data) with all of them.
+void refuse(const std::string& path, const std::vector<std::string>& problems) {
   if (problems.empty()) return;
   constexpr size_t kShown = 400;
   std::string text;
@@ -134,137 +104,100 @@ void compare_names(const std::string& path, const Source& source, const std::vec
   fail(ExitCode::data, "{} does not fit the model ({} tensors):{}", path, problems.size(), text);
 }
 
-/// `filled` sees every tensor in host memory after it was read.
-template <class Filled>
-void fill(const std::string& path, const Source& source, const std::vector<NamedTensor>& wanted, bool exact,
-          Context* ctx, Filled&& filled) {
-  compare_names(path, source, wanted, exact);
-  Context host(0);
-  for (const NamedTensor& w : wanted) {
+/// Elements [begin, begin + count) of a target, as rank 1.
+Tensor part_of(const Tensor& t, int64_t begin, int64_t count) {
+  Tensor part = t;
+  part.data = static_cast<char*>(t.data) + begin * dtype_size(t.dtype);
+  part.rank = 1;
+  part.shape = {count};
+  return part;
+}
+
+/// `count` stored values of a type into a target of as many, through at most kStaged bytes.
+void put_values(const unsigned char* from, const std::string& dtype, const Tensor& to, Context* ctx) {
+  const int64_t size = safetensors_bits(dtype) / 8;
+  const auto convert = [&](const unsigned char* values, const Tensor& host) {
+    convert_values(values, {"", dtype, {host.numel()}, 0, host.numel() * size}, host);
+  };
+  if (to.device == Device::cpu) return convert(from, to);
+  if (dtype == safetensors_dtype(to.dtype)) return write_tensor(*ctx, to, from);
+  const int64_t at_once = kStaged / dtype_size(to.dtype), count = to.numel();
+  std::vector<char> staged(static_cast<size_t>(std::min(at_once, count) * dtype_size(to.dtype)));
+  for (int64_t begin = 0; begin < count; begin += at_once) {
+    const Tensor part = part_of(to, begin, std::min(at_once, count - begin));
+    Tensor host = part;
+    host.device = Device::cpu;
+    host.data = staged.data();
+    convert(from + begin * size, host);
+    write_tensor(*ctx, part, staged.data());
+  }
+}
+
+/// Fills the targets from whatever pieces there are. With checksums, that of a piece that is read whole is taken again, from
+/// the memory that was filled (on a GPU, from what it was filled with): what the run starts from is what was saved.
+void fill(const Wish& wish, Context* ctx, bool checksums) {
+  for (const NamedTensor& w : wish.targets) {
     SLUICE_CHECK(ctx || w.tensor.device == Device::cpu, "{}: a tensor on a GPU needs a context", w.name);
-    const auto& [file, entry] = source.tensors.at(w.name);
-    HostView view(ctx ? *ctx : host, w.tensor, HostView::Content::uninitialized);
-    convert_values(file->bytes(*entry), *entry, view.tensor());
-    filled(w, view.tensor());
-    view.write_back();
-  }
-}
-
-/// The checksum is taken again from the memory that was filled: what the run starts from is what was saved.
-void load_exact(const std::string& folder, const Manifest& manifest, const char* file,
-                const std::vector<NamedTensor>& wanted, Context* ctx) {
-  Source source;
-  source.add(SafetensorsFile(folder + "/" + file, false));
-  std::map<std::string_view, const TensorRecord*> records;
-  for (const TensorRecord& t : manifest.tensors)
-    if (t.file == file) records[t.name] = &t;
-  fill(folder + "/" + file, source, wanted, true, ctx, [&](const NamedTensor& w, const Tensor& host) {
-    const auto found = records.find(w.name);
-    if (found == records.end() || checksum(host.data, host.bytes()) != found->second->xxh3_128)
-      fail(ExitCode::data, "{}/{}: tensor {} was read with another checksum than the manifest's", folder,
-           file, w.name);
-  });
-}
-
-void open_shards(const std::string& folder, Source& source) {
-  const std::string path = folder + "/" + kWeightsIndex;
-  const nlohmann::json index = parse_strict_json(io::read_file(path, int64_t{64} << 20), path);
-  const auto map = index.is_object() ? index.find("weight_map") : index.end();
-  if (!index.is_object() || map == index.end() || !map->is_object())
-    fail(ExitCode::data, "{}: no weight_map", path);
-  std::map<std::string, std::set<std::string>> names_of;
-  for (const auto& [name, file] : map->items()) {
-    if (!file.is_string() || !is_plain_name(file.get<std::string>()))
-      fail(ExitCode::data, "{}: '{}' cannot be the name of a shard", path, printable(file.dump()));
-    names_of[file.get<std::string>()].insert(name);
-  }
-  for (const auto& [file, names] : names_of) {
-    source.add(SafetensorsFile(folder + "/" + file, false));
-    const SafetensorsFile& shard = source.files.back();
-    for (const std::string& name : names)
-      if (!shard.find(name))
-        fail(ExitCode::data, "{}: no tensor '{}', which the index promises", shard.path(), printable(name));
-    for (const SafetensorsEntry& entry : shard.entries())
-      if (!names.count(entry.name))
-        fail(ExitCode::data, "{}: tensor '{}' is not in the index", shard.path(), printable(entry.name));
+    const StoredTensor& stored = *wish.stored.find(w.name);
+    // Types below a byte are never converted, and never slices: the checks above leave whole bytes per element.
+    const int64_t size = safetensors_bits(stored.dtype) / 8;
+    const int64_t begin = w.begin * size, end = begin + w.tensor.numel() * size;
+    for (const StoredPiece& piece : stored.pieces) {
+      const int64_t from = std::max(begin, piece.begin), to = std::min(end, piece.end);
+      if (from >= to) continue;
+      const unsigned char* data = wish.stored.data(piece) + (from - piece.begin);
+      const Tensor part = part_of(w.tensor, (from - begin) / size, (to - from) / size);
+      put_values(data, stored.dtype, part, ctx);
+      const bool whole_piece = from == piece.begin && to == piece.end;
+      if (!checksums || !whole_piece) continue;
+      const void* filled = part.device == Device::cpu ? part.data : data;
+      if (checksum(filled, to - from) != piece.xxh3_128)
+        fail(ExitCode::data, "{}: tensor {} was read with another checksum than the manifest's",
+             wish.stored.path(piece), w.name);
+    }
   }
 }
 
 }  // namespace
 
-std::vector<std::string> list_checkpoints(const std::string& folder) {
-  std::vector<std::pair<int64_t, std::string>> found;
-  if (io::is_directory(folder))
-    for (const std::string& name : io::list_directory(folder))
-      if (const int64_t step = step_of_folder_name(name); step >= 0)
-        found.emplace_back(step, folder + "/" + name);
-  std::sort(found.rbegin(), found.rend());
-  std::vector<std::string> paths;
-  for (auto& [step, path] : found) paths.push_back(std::move(path));
-  return paths;
-}
-
-CheckpointInfo verify_checkpoint(const std::string& path) {
-  if (!io::is_directory(path))
-    fail(io::exists(path) ? ExitCode::data : ExitCode::no_input, "{}: not a checkpoint folder", path);
-  try {
-    return verify(path);
-  } catch (const io::IoError& error) {
-    fail(ExitCode::data, "{}", error.what());  // unreadable is damaged
-  }
-}
-
-CheckpointInfo newest_valid_checkpoint(const std::string& folder) {
-  const std::vector<std::string> all = list_checkpoints(folder);
-  std::string first;
-  for (const std::string& path : all) {
-    try {
-      if (io::is_link(path)) fail(ExitCode::data, "{}: it is a symbolic link", path);
-      return verify_checkpoint(path);
-    } catch (const Error& error) {
-      spdlog::warn("checkpoint passed over: {}", error.what());
-      if (first.empty()) first = error.what();
-    }
-  }
-  const std::string latest = folder + "/LATEST";
-  if (all.empty() && io::exists(latest)) first = fmt::format("{} names one, but there is none", latest);
-  if (!first.empty())
-    fail(ExitCode::data, "{}: no valid checkpoint; refusing to start from scratch ({} found; {})", folder,
-         all.size(), first);
-  return {};
-}
-
 void load_checkpoint(const std::string& path, const std::vector<NamedTensor>& weights,
-                     const std::vector<NamedTensor>& optimizer, Context* ctx) {
+                     const std::vector<NamedTensor>& optimizer, Context* ctx, const WholeModel* whole) {
   const Manifest manifest = read_manifest(path);
-  load_exact(path, manifest, kWeights, weights, ctx);
-  load_exact(path, manifest, kOptimizer, optimizer, ctx);
+  StoredTensors model(path, manifest, kWeightsKind, StoredTensors::Check::size);
+  StoredTensors optim(path, manifest, kOptimizerKind, StoredTensors::Check::size);
+  const Wish wishes[] = {{model, weights, whole ? &whole->weights : nullptr},
+                         {optim, optimizer, whole ? &whole->optimizer : nullptr}};
+  std::vector<std::string> problems;
+  for (const Wish& wish : wishes) compare_names(wish, true, problems);
+  refuse(path, problems);
+  for (const Wish& wish : wishes) fill(wish, ctx, true);
 }
 
-void load_weights(const std::string& path, const std::vector<NamedTensor>& weights, Context* ctx) {
-  Source source;
-  if (!io::is_directory(path)) {
-    source.add(SafetensorsFile(path));
-  } else if (io::exists(path + "/" + kManifestName)) {
+void load_weights(const std::string& path, const std::vector<NamedTensor>& weights, Context* ctx,
+                  const std::vector<TensorShape>* whole) {
+  const auto take = [&](StoredTensors stored) {
+    const Wish wish{stored, weights, whole};
+    std::vector<std::string> problems;
+    compare_names(wish, false, problems);
+    refuse(path, problems);
+    fill(wish, ctx, false);
+  };
+  if (!io::is_directory(path)) return take(StoredTensors(path));
+  if (io::exists(path + "/" + kManifestName)) {
     const Manifest manifest = read_manifest(path);
-    const FileRecord* record = manifest.file(kWeights);
-    if (!record) fail(ExitCode::data, "{}: its manifest names no {}", path, kWeights);
-    open_verified(path, manifest, *record);
-    source.add(SafetensorsFile(path + "/" + kWeights, false));
-  } else if (io::exists(path + "/" + kWeights)) {
-    source.add(SafetensorsFile(path + "/" + kWeights));
-  } else if (io::exists(path + "/" + kWeightsIndex)) {
-    open_shards(path, source);
-  } else {
-    // The folder of a run, or of its checkpoints.
-    const std::string folder = io::is_directory(path + "/ckpt") ? path + "/ckpt" : path;
-    const CheckpointInfo newest = newest_valid_checkpoint(folder);
-    if (newest.path.empty())
-      fail(ExitCode::data, "{}: neither a checkpoint nor a model: no {}, {} or {}", path, kManifestName,
-           kWeights, kWeightsIndex);
-    return load_weights(newest.path, weights, ctx);
+    if (const std::string problem = shards_problem(manifest, kWeightsKind); !problem.empty())
+      fail(ExitCode::data, "{}: {}", path, problem);
+    return take(StoredTensors(path, manifest, kWeightsKind, StoredTensors::Check::checksum));
   }
-  fill(path, source, weights, false, ctx, [](const NamedTensor&, const Tensor&) {});
+  if (io::exists(path + "/" + kWeights)) return take(StoredTensors(path + "/" + kWeights));
+  if (io::exists(path + "/" + kWeightsIndex)) return take(StoredTensors::from_index(path));
+  // The folder of a run, or of its checkpoints.
+  const std::string folder = io::is_directory(path + "/ckpt") ? path + "/ckpt" : path;
+  const CheckpointInfo newest = newest_valid_checkpoint(folder);
+  if (newest.path.empty())
+    fail(ExitCode::data, "{}: neither a checkpoint nor a model: no {}, {} or {}", path, kManifestName,
+         kWeights, kWeightsIndex);
+  load_weights(newest.path, weights, ctx, whole);
 }
 
 }  // namespace sluice

@@ -16,7 +16,8 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kFormat = "sluice-checkpoint";
-constexpr int64_t kVersion = 1;
+// 1: whole tensors in model.safetensors and optim.safetensors. 2: several files, slices. What fits 1 is written as 1.
+constexpr int64_t kVersion = 2;
 constexpr int64_t kMaxManifest = int64_t{256} << 20;
 
 std::string hex_of(const XXH128_hash_t& hash) {
@@ -85,18 +86,22 @@ std::string Manifest::text() const {
   std::vector<json> file_records, tensor_records;
   for (const FileRecord& f : files)
     file_records.push_back({{"name", f.name}, {"bytes", f.bytes}, {"xxh3_128", f.xxh3_128}});
-  for (const TensorRecord& t : tensors)
-    tensor_records.push_back({{"name", t.name},
-                              {"dtype", t.dtype},
-                              {"shape", t.shape},
-                              {"file", t.file},
-                              {"offset", t.offset},
-                              {"xxh3_128", t.xxh3_128}});
+  bool simple = file(shard_name(kWeightsKind, 0, 1)) && file(shard_name(kOptimizerKind, 0, 1));
+  for (const TensorRecord& t : tensors) {
+    json& record = tensor_records.emplace_back(json{{"name", t.name},
+                                                    {"dtype", t.dtype},
+                                                    {"shape", t.shape},
+                                                    {"file", t.file},
+                                                    {"offset", t.offset},
+                                                    {"xxh3_128", t.xxh3_128}});
+    if (t.is_slice()) record["slice"] = {t.begin, t.end};
+    simple = simple && !t.is_slice();
+  }
   const std::string before = fmt::format(
       "{{\"format\": \"{}\", \"version\": {},\n\"step\": {}, \"build\": {}, \"config_hash\": {},\n\"files\": "
       "[{}],\n"
       "\"tensors\": [{}],\n",
-      kFormat, kVersion, step, json(build).dump(), json(config_hash).dump(), record_lines(file_records),
+      kFormat, simple ? 1 : kVersion, step, json(build).dump(), json(config_hash).dump(), record_lines(file_records),
       record_lines(tensor_records));
   return before + last_line(before);
 }
@@ -116,9 +121,34 @@ bool is_plain_name(std::string_view name) {
          std::all_of(name.begin(), name.end(), plain);
 }
 
+std::string shard_name(const char* kind, int i, int count) {
+  return count == 1 ? fmt::format("{}.safetensors", kind)
+                    : fmt::format("{}-{:05}-of-{:05}.safetensors", kind, i + 1, count);
+}
+
+bool is_shard_of(std::string_view file, std::string_view kind) {
+  return file.ends_with(".safetensors") && file.starts_with(kind) && file.size() > kind.size() &&
+         (file[kind.size()] == '-' || file == fmt::format("{}.safetensors", kind));
+}
+
+std::string shards_problem(const Manifest& manifest, const char* kind) {
+  const auto count = static_cast<int>(std::count_if(
+      manifest.files.begin(), manifest.files.end(), [&](const FileRecord& f) { return is_shard_of(f.name, kind); }));
+  for (int i = 0; i < std::max(count, 1); ++i)
+    if (const std::string name = shard_name(kind, i, std::max(count, 1)); !manifest.file(name))
+      return fmt::format("its manifest names no {}", name);
+  if (kind == kWeightsKind && count > 1 && !manifest.file(kWeightsIndex))
+    return fmt::format("its manifest names no {}", kWeightsIndex);
+  return "";
+}
+
 Manifest read_manifest(const std::string& folder) {
   const std::string path = folder + "/" + kManifestName;
   if (!io::exists(path)) fail(ExitCode::data, "{}: no {}: not a complete checkpoint", folder, kManifestName);
+  return read_manifest_file(path);
+}
+
+Manifest read_manifest_file(const std::string& path) {
   const io::MappedFile file(path, false);
   const Reader read(path);
   if (file.size() > kMaxManifest) read.refuse("too large");
@@ -131,9 +161,9 @@ Manifest read_manifest(const std::string& folder) {
 
   const json parsed = parse_strict_json(text, path, 8);
   if (read.text(parsed, "format") != kFormat) read.refuse("not the manifest of a checkpoint");
-  if (read.number_of(parsed, "version") != kVersion)
-    read.refuse(fmt::format("version {} of the format; this program reads version {}",
-                            read.number_of(parsed, "version"), kVersion));
+  const int64_t version = read.number_of(parsed, "version");
+  if (version < 1 || version > kVersion)
+    read.refuse(fmt::format("version {} of the format; this program reads versions up to {}", version, kVersion));
   Manifest manifest;
   manifest.step = read.number_of(parsed, "step");
   manifest.build = read.text(parsed, "build");
@@ -148,8 +178,15 @@ Manifest read_manifest(const std::string& folder) {
   }
   for (const json& t : read.list(parsed, "tensors")) {
     TensorRecord record{read.text(t, "name"), read.text(t, "dtype"),       {},
-                        read.text(t, "file"), read.number_of(t, "offset"), read.text(t, "xxh3_128")};
+                        read.text(t, "file"), read.number_of(t, "offset"), read.text(t, "xxh3_128"), 0, -1};
     for (const json& dim : read.list(t, "shape")) record.shape.push_back(read.number(dim, "shape"));
+    if (t.contains("slice")) {
+      const json& slice = read.list(t, "slice");
+      if (slice.size() != 2) read.refuse("'slice' must be two numbers");
+      record.begin = read.number(slice[0], "slice");
+      record.end = read.number(slice[1], "slice");
+      if (record.end <= record.begin) read.refuse(fmt::format("tensor '{}': an empty slice", printable(record.name)));
+    }
     if (!names.count(record.file))
       read.refuse(fmt::format("tensor '{}' lies in no file", printable(record.name)));
     manifest.tensors.push_back(std::move(record));
@@ -157,12 +194,18 @@ Manifest read_manifest(const std::string& folder) {
   return manifest;
 }
 
-io::MappedFile open_verified(const std::string& folder, const Manifest& manifest, const FileRecord& record) {
+io::MappedFile open_recorded(const std::string& folder, const FileRecord& record) {
   const std::string path = folder + "/" + record.name;
   if (!io::exists(path)) fail(ExitCode::data, "{}: missing", path);
   io::MappedFile file(path, false);
   if (file.size() != record.bytes)
     fail(ExitCode::data, "{}: {} bytes, the manifest says {}", path, file.size(), record.bytes);
+  return file;
+}
+
+io::MappedFile open_verified(const std::string& folder, const Manifest& manifest, const FileRecord& record) {
+  io::MappedFile file = open_recorded(folder, record);
+  const std::string& path = file.path();
   if (checksum(file.data(), file.size()) == record.xxh3_128) return file;
   // Which part is damaged? The length of a tensor is the distance to the next one.
   std::vector<const TensorRecord*> tensors;
@@ -175,7 +218,7 @@ io::MappedFile open_verified(const std::string& folder, const Manifest& manifest
                   end = i + 1 < tensors.size() ? tensors[i + 1]->offset : file.size();
     if (begin <= end && end <= file.size() &&
         checksum(file.data() + begin, end - begin) != tensors[i]->xxh3_128)
-      damaged += (damaged.empty() ? ": tensor " : ", ") + printable(tensors[i]->name);
+      damaged += (damaged.empty() ? ": tensor " : ", ") + printable(tensors[i]->entry_name());
     if (damaged.size() > 300) break;
   }
   fail(ExitCode::data, "{}: damaged: its checksum does not hold{}", path, damaged);

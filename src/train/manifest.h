@@ -33,12 +33,19 @@ struct FileRecord {
   std::string xxh3_128;
 };
 
+/// A tensor, or a slice of one: elements [begin, end) of the row-major whole.
 struct TensorRecord {
   std::string name, dtype;
-  std::vector<int64_t> shape;
+  std::vector<int64_t> shape;  // of the whole
   std::string file;
   int64_t offset = 0;  // bytes, from the start of the file
   std::string xxh3_128;
+  int64_t begin = 0, end = -1;  // of a slice; end -1: the whole
+
+  bool is_slice() const { return end >= 0; }
+  /// What it is called in its file, where a slice is rank 1: NAME, or NAME@begin.
+  std::string entry_name() const { return is_slice() ? fmt::format("{}@{}", name, begin) : name; }
+  std::vector<int64_t> entry_shape() const { return is_slice() ? std::vector<int64_t>{end - begin} : shape; }
 };
 
 struct Manifest {
@@ -58,10 +65,25 @@ constexpr const char* kManifestName = "MANIFEST.json";
 /// Reads FOLDER/MANIFEST.json. Throws Error(data) if it is absent, damaged, or names anything but plain
 /// files.
 Manifest read_manifest(const std::string& folder);
+/// The same of any file in the format, such as the part of one rank.
+Manifest read_manifest_file(const std::string& path);
 
 /// A name that a file may give for another one in its folder: [A-Za-z0-9._-]{1,128}, no leading dot.
 bool is_plain_name(std::string_view name);
 
+/// What the files of weights and of optimizer state are called: one alone "model.safetensors", of several the i-th (from 0)
+/// "model-00001-of-00004.safetensors", as Hugging Face does.
+std::string shard_name(const char* kind, int i, int count);
+constexpr const char* kWeightsKind = "model";
+constexpr const char* kOptimizerKind = "optim";
+constexpr const char* kWeightsIndex = "model.safetensors.index.json";
+/// Whether a file is one of that kind.
+bool is_shard_of(std::string_view file, std::string_view kind);
+/// Why the files named are neither the one of a kind nor all of its shards; empty if they are.
+std::string shards_problem(const Manifest& manifest, const char* kind);
+
+/// Maps a file of a checkpoint after checking its size. Throws Error(data).
+io::MappedFile open_recorded(const std::string& folder, const FileRecord& record);
 /// Maps a file of a checkpoint after checking size and checksum. Throws Error(data); a damaged tensor is
 /// named.
 io::MappedFile open_verified(const std::string& folder, const Manifest& manifest, const FileRecord& record);

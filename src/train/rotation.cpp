@@ -35,9 +35,9 @@ int64_t step_of_folder_name(const std::string& name) {
   return step >= 0 && step_folder_name(step) == name ? step : -1;
 }
 
-void remove_litter(const std::string& folder) {
+void remove_litter(const std::string& folder, const std::string& except) {
   for (const std::string& name : io::list_directory(folder)) {
-    if (!is_litter(name)) continue;
+    if (!is_litter(name) || name == except) continue;
     try {
       io::remove_tree(folder + "/" + name);
     } catch (const Error& error) {

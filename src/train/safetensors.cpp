@@ -291,6 +291,17 @@ std::string make_safetensors_header(std::vector<SafetensorsEntry>& entries) {
   return bytes + text;
 }
 
+int64_t safetensors_bits(std::string_view dtype) { return bits_of(dtype); }
+
+std::optional<int64_t> safetensors_bytes(std::string_view dtype, const std::vector<int64_t>& shape) {
+  int64_t bits = bits_of(dtype);
+  if (!bits) return {};
+  for (const int64_t dim : shape)
+    if (__builtin_mul_overflow(bits, dim, &bits)) return {};
+  if (bits % 8) return {};
+  return bits / 8;
+}
+
 const char* safetensors_dtype(DType dtype) {
   switch (dtype) {
     case DType::f32:
