@@ -29,6 +29,19 @@ struct Offer {
   int64_t nonce;  // rank 0's: one name for all, that no save before had
 };
 
+/// Of the files in a folder that others are writing into; about.
+int64_t bytes_in(const std::string& folder) {
+  int64_t bytes = 0;
+  if (!io::is_directory(folder)) return 0;
+  for (const std::string& name : io::list_directory(folder)) {
+    try {
+      bytes += io::file_size(folder + "/" + name);
+    } catch (const io::IoError&) {  // renamed since it was listed
+    }
+  }
+  return bytes;
+}
+
 }  // namespace
 
 std::vector<int64_t> whole_shape(const NamedTensor& t) {
@@ -145,9 +158,7 @@ struct CheckpointStore::Impl {
 
   void check_space(const SaveJob& job) const {
     int64_t need = (int64_t{1} << 20) + job.all_bytes;
-    if (several() && io::is_directory(job.staging))  // what other ranks have written is no longer needed, nor free
-      for (const std::string& name : io::list_directory(job.staging))
-        if (const std::string path = job.staging + "/" + name; io::exists(path)) need -= io::file_size(path);
+    if (several()) need -= bytes_in(job.staging);  // what other ranks have written is neither needed any more, nor free
     const int64_t available = io::free_bytes(folder);
     if (available < need)
       fail(ExitCode::cannot_create, "not enough space in {}: {:.1f} MiB needed, {:.1f} MiB free", folder,
