@@ -8,6 +8,7 @@
 #include "core/parallel_for.h"
 #include "support/process_ranks.h"
 #include "support/temp_folder.h"
+#include "train/checkpoint_write.h"
 #include "train/rotation.h"
 #include "train/sharded_toy.h"
 
@@ -227,4 +228,46 @@ TEST_CASE("a rank that never ends its part costs the save, after the limit", "[s
   for (const int status : statuses) CHECK(exit_status(status) == kSaved);
   CHECK(list_checkpoints(folder).front() == folder + "/step_00000031");
   CHECK_FALSE(has_litter(folder));
+}
+
+TEST_CASE("a part that is damaged, of another step or told to have failed is no part", "[sharded]") {
+  const TempFolder folder;
+  ShardedState state(30);
+  const Layout layout = even_layout(state, 2);
+  const auto job_of = [&](int rank) {
+    const CheckpointContent content = content_of(state, layout, rank);
+    SaveJob job;
+    job.step = 30;
+    job.rank = rank;
+    job.ranks = 2;
+    job.folder = folder.path;
+    job.staging = folder / ".staging-x";
+    job.weights_file = shard_name(kWeightsKind, rank, 2);
+    job.optimizer_file = shard_name(kOptimizerKind, rank, 2);
+    job.weights = take_items(content.weights, false, nullptr, nullptr);
+    job.optimizer = take_items(content.optimizer, true, nullptr, nullptr);
+    return job;
+  };
+  SaveJob lead = job_of(0), follower = job_of(1);
+  const Manifest mine = write_files(lead);
+  const std::string part = lead.staging + "/part-00001.json";
+  Patience patience;
+  patience.seconds = 0.02;
+  CHECK_THROWS_WITH(collect_parts(lead, mine, patience), Contains("rank 1 did not write its part within 0.02 s"));
+  patience.ended = true;
+  CHECK_THROWS_WITH(collect_parts(lead, mine, patience), Contains("no part from rank 1"));
+  Manifest theirs = write_files(follower);
+  write_part(follower, theirs);
+  CHECK(collect_parts(lead, mine, patience).files.size() == 7);  // there when patience ended: it counts
+  const std::string good = io::read_file(part);
+  std::string bad = good;
+  bad[bad.size() / 2] ^= 1;
+  io::write_file_atomic(part, bad);
+  CHECK_THROWS_WITH(collect_parts(lead, mine, patience), Contains("part-00001.json: damaged"));
+  theirs.step = 20;
+  io::write_file_atomic(part, theirs.text());
+  CHECK_THROWS_WITH(collect_parts(lead, mine, patience), Contains("rank 1 has written step 20"));
+  io::remove_file(part);
+  write_failure(follower, "cannot write x");
+  CHECK_THROWS_WITH(collect_parts(lead, mine, patience), Contains("rank 1: cannot write x"));
 }
