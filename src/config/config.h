@@ -356,6 +356,7 @@ struct ParallelConfig {
   int64_t tensor = 1;
   int64_t context = 1;
   int64_t expert = 1;
+  double expert_capacity = 2;
   int64_t pipeline = 1;
   int64_t zero_stage = 0;
   Determinism determinism = Determinism::same_layout;
@@ -367,6 +368,7 @@ struct ParallelConfig {
     f("tensor", tensor, "ranks that share every layer; 1 in this version");
     f("context", context, "ranks that share a sequence; 1 in this version");
     f("expert", expert, "ranks that share the experts; 1 in this version");
+    f("expert_capacity", expert_capacity, "rows that a rank takes in for its experts at once, times its own; more come in extra rounds");
     f("pipeline", pipeline, "ranks that share the layers; 1 in this version");
     f("zero_stage", zero_stage, "ranks that share moments, gradients, weights (ZeRO); 0 in this version");
     f("determinism", determinism, "same_layout: the same bits again on as many ranks; exact: on any number of them");

@@ -142,6 +142,16 @@ void check_moe(const ModelConfig& m, Checks& check) {
                             e.num_experts));
 }
 
+/// Experts lie on ranks in equal parts.
+void check_expert_ranks(const Config& c, Checks& check) {
+  const int64_t ranks = c.parallel.expert, experts = c.model.moe.num_experts;
+  if (ranks <= 1) return;
+  check.require(experts > 0, {"parallel.expert", "model.moe.num_experts"},
+                fmt::format("parallel.expert = {} shares experts, and model.moe.num_experts is 0; use 1", ranks));
+  check.require(experts % ranks == 0, {"parallel.expert", "model.moe.num_experts"},
+                fmt::format("parallel.expert = {} does not divide model.moe.num_experts = {}", ranks, experts));
+}
+
 void check_sources(const std::vector<DataSource>& sources, const std::string& list, Checks& check) {
   std::set<std::string> names;
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -235,6 +245,8 @@ void check_parallel(const ParallelConfig& p, Checks& check) {
     check.require(ranks == 1, {key},
                   ranks < 1 ? fmt::format("{} must be at least 1, got {}", key, ranks)
                             : fmt::format("{} = {} is not available in this version; use 1", key, ranks));
+  check.require(p.expert_capacity > 0 && p.expert_capacity <= static_cast<double>(kMaxSize), {"parallel.expert_capacity"},
+                fmt::format("parallel.expert_capacity must be greater than 0 and finite, got {}", p.expert_capacity));
   check.not_negative("parallel.timeout_seconds", p.timeout_seconds);
   check.require(p.zero_stage == 0, {"parallel.zero_stage"},
                 fmt::format("parallel.zero_stage = {} is not available in this version; use 0", p.zero_stage));
@@ -274,6 +286,7 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   check_optimizer(config.optimizer, check);
   check_schedule(config, check);
   check_parallel(config.parallel, check);
+  check_expert_ranks(config, check);
 }
 
 void check_training(const Config& config, ProblemSink& problem) {

@@ -47,7 +47,7 @@ class Block {
     Tensor y;                           // (T, C): residual stream after the block
   };
 
-  Block(const ModelConfig& config, ParamStore& store, int64_t layer, Communicator* experts = nullptr);
+  Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts = {});
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
                    bool keep_inner) const;
   /// Another block's activations with an output of its own: all that recompute=block keeps of a layer.
@@ -63,7 +63,7 @@ class Block {
   const FeedForward& ffn() const { return ffn_; }
 
  private:
-  Block(const ModelConfig& config, ParamStore& store, int64_t layer, Communicator* experts, const std::string& name);
+  Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts, const std::string& name);
 
   RmsNorm attention_norm_;
   Attention attention_;

@@ -3,7 +3,7 @@
 namespace sluice {
 
 FeedForward::FeedForward(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer,
-                         Communicator* experts)
+                         const ExpertRanks& experts)
     : layer_(config.moe.in_layer(layer) ? std::variant<Mlp, Moe>(std::in_place_type<Moe>, config, store, prefix, layer, experts)
                                         : std::variant<Mlp, Moe>(std::in_place_type<Mlp>, config, store, prefix,
                                                                  config.intermediate_size)) {}

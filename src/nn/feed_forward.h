@@ -16,7 +16,7 @@ class FeedForward {
   };
 
   FeedForward(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer,
-              Communicator* experts = nullptr);
+              const ExpertRanks& experts = {});
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool keep_inner) const;
 
   /// s.y from x (T, C).

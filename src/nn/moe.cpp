@@ -20,28 +20,29 @@ void Moe::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& 
   shared_forward(ctx, x, kept);
 
   ScratchScope t(ctx.scratch);
-  const Saved s = kept_or_temporary(t, kept, x);
-  const Tensor out = t.alloc("moe.out", x.dtype, {s.permutation.slots.dim(0), hidden_size_});
-  inner_forward(ctx, s, x);
-  grouped_linear_forward(ctx, out, s.inner, store_.joined(down_proj_), s.permutation.offsets, Tensor());
-  unpermute(ctx, s.y, out, s.permutation.rows, shared_ ? Into::add : Into::overwrite);
+  const Tensor out = t.alloc("moe.out", x.dtype, {kept.permutation.slots.dim(0), hidden_size_});
+  if (with_ranks()) {
+    ranks_forward(ctx, out, x, load, kept);
+  } else {
+    const Rows rows = own_rows(kept.gate_up ? kept : temporary(t, kept, x), x);
+    inner_forward(ctx, rows);
+    grouped_linear_forward(ctx, out, rows.inner, store_.joined(down_proj_), rows.offsets, Tensor());
+  }
+  unpermute(ctx, kept.y, out, kept.permutation.rows, shared_ ? Into::add : Into::overwrite);
 }
 
-void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load,
-                   const Saved& kept) const {
+void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load, const Saved& s) const {
   ScratchScope t(ctx.scratch);
-  const Saved s = kept_or_temporary(t, kept, x);
-  if (!kept.gate_up) inner_forward(ctx, s, x);
   const Permutation& p = s.permutation;
-  const Tensor dinner = t.like("moe.dinner", s.inner), dgate_up = t.like("moe.dgate_up", s.gate_up);
   const Tensor drows = t.alloc("moe.drows", x.dtype, {p.slots.dim(0), hidden_size_});
   const Tensor dweights = t.like("moe.dweights", s.weights), dlogits = t.like("moe.dlogits", s.probabilities);
-
-  grouped_linear_backward_input(ctx, dinner, dy, store_.joined(down_proj_), p.offsets, p.tokens);
-  grouped_linear_backward_weight(ctx, store_.joined_grad(down_proj_), dy, s.inner, p.offsets, p.tokens, Tensor());
-  weighted_swiglu_backward(ctx, dgate_up, dweights, dinner, s.gate_up, s.weights, p.slots);
-  grouped_linear_backward_input(ctx, drows, dgate_up, store_.joined(gate_up_proj_), p.offsets, Tensor());
-  grouped_linear_backward_weight(ctx, store_.joined_grad(gate_up_proj_), dgate_up, x, p.offsets, Tensor(), p.tokens);
+  if (with_ranks()) {
+    ranks_backward(ctx, drows, dweights, dy, x, s);
+  } else {
+    const Rows rows = own_rows(s.gate_up ? s : temporary(t, s, x), x);
+    if (!s.gate_up) inner_forward(ctx, rows);
+    rows_backward(ctx, drows, dweights, t.like("moe.dgate_up", rows.gate_up), dy, p.tokens, rows);
+  }
   shared_backward(ctx, dx, dy, x, s);
   unpermute(ctx, dx, drows, p.rows, shared_ ? Into::add : Into::overwrite);
 
@@ -61,9 +62,94 @@ void Moe::count_with_ranks(Context& ctx, const RouterLoad& load) const {
   all_reduce(*load.ranks, counts.as<double>(), config_.num_experts);
 }
 
-void Moe::inner_forward(Context& ctx, const Saved& s, const Tensor& x) const {
-  grouped_linear_forward(ctx, s.gate_up, x, store_.joined(gate_up_proj_), s.permutation.offsets, s.permutation.tokens);
-  weighted_swiglu_forward(ctx, s.inner, s.gate_up, s.weights, s.permutation.slots);
+void Moe::inner_forward(Context& ctx, const Rows& r) const {
+  grouped_linear_forward(ctx, r.gate_up, r.x, store_.joined(gate_up_proj_), r.offsets, r.tokens);
+  weighted_swiglu_forward(ctx, r.inner, r.gate_up, r.weights, r.slots);
+}
+
+void Moe::rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_up, const Tensor& dy, const Tensor& dy_index,
+                        const Rows& r) const {
+  ScratchScope t(ctx.scratch);
+  const Tensor dinner = t.like("moe.dinner", r.inner);
+  const auto gradient = [&](ParamStore::Id id) { return store_.grad_sources() > 1 ? store_.joined_grad(id, r.source) : store_.joined_grad(id); };
+  grouped_linear_backward_input(ctx, dinner, dy, store_.joined(down_proj_), r.offsets, dy_index);
+  grouped_linear_backward_weight(ctx, gradient(down_proj_), dy, r.inner, r.offsets, dy_index, Tensor());
+  weighted_swiglu_backward(ctx, dgate_up, dweights, dinner, r.gate_up, r.weights, r.slots);
+  grouped_linear_backward_input(ctx, dx, dgate_up, store_.joined(gate_up_proj_), r.offsets, Tensor());
+  grouped_linear_backward_weight(ctx, gradient(gate_up_proj_), dgate_up, r.x, r.offsets, Tensor(), r.tokens);
+}
+
+void Moe::ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterLoad& load, const Saved& kept) const {
+  ScratchScope t(ctx.scratch);
+  const Saved again = temporary(t, kept, x);
+  Dispatch::gather_counts(ctx, ranks_, kept.rank_counts, kept.permutation);
+  Dispatch dispatch(ctx, t, ranks_, kept.rank_counts, kept.permutation, again.received_x.dim(0));
+  while (dispatch.next()) {
+    const Saved& s = kept.gate_up && dispatch.round() == 0 ? kept : again;
+    send_rows(dispatch, s, x);
+    for (int source = 0; source < ranks_.size(); ++source) {
+      const Rows rows = received_rows(s, dispatch, source);
+      inner_forward(ctx, rows);
+      // Over rows that backward does not see, or that were used just now.
+      const Dispatch::Part part = dispatch.from(source);
+      grouped_linear_forward(ctx, again.received_x.rows(part.begin, part.count), rows.inner, store_.joined(down_proj_),
+                             rows.offsets, Tensor());
+    }
+    dispatch.from_experts(out, again.received_x, Tensor());
+  }
+  if (load.extra_rounds && !ctx.dry_run) *load.extra_rounds += dispatch.round() - 1;
+}
+
+void Moe::ranks_backward(Context& ctx, Tensor drows, Tensor dweights, const Tensor& dy, const Tensor& x, const Saved& kept) const {
+  ScratchScope t(ctx.scratch);
+  const Saved again = temporary(t, kept, x);
+  const Tensor received_dy = t.like("moe.received_dy", again.received_x);  // becomes dx of the same rows
+  const Tensor received_dweights = t.like("moe.received_dweights", again.received_weights);
+  const Permutation& p = kept.permutation;
+  Dispatch dispatch(ctx, t, ranks_, kept.rank_counts, p, received_dy.dim(0));
+  while (dispatch.next()) {
+    const bool computed = kept.gate_up && dispatch.round() == 0;
+    const Saved& s = computed ? kept : again;
+    if (!computed) send_rows(dispatch, s, x);
+    dispatch.to_experts(received_dy, dy, p.tokens);
+    for (int source = 0; source < ranks_.size(); ++source) {
+      const Rows rows = received_rows(s, dispatch, source);
+      if (!computed) inner_forward(ctx, rows);
+      const Dispatch::Part part = dispatch.from(source);
+      const Tensor d = received_dy.rows(part.begin, part.count);
+      rows_backward(ctx, d, received_dweights, again.gate_up.rows(part.begin, part.count), d, Tensor(), rows);
+    }
+    dispatch.from_experts(drows, received_dy, Tensor());
+    dispatch.from_experts(dweights.view({p.slots.dim(0), 1}), received_dweights.view({received_dy.dim(0), 1}), p.slots);
+  }
+}
+
+void Moe::send_rows(Dispatch& dispatch, const Saved& s, const Tensor& x) const {
+  dispatch.to_experts(s.received_x, x, s.permutation.tokens);
+  const auto column = [](const Tensor& t) { return t.view({t.numel(), 1}); };
+  dispatch.to_experts(column(s.received_weights), column(s.weights), s.permutation.slots);
+}
+
+Moe::Rows Moe::own_rows(const Saved& s, const Tensor& x) const {
+  return {.offsets = s.permutation.offsets,
+          .x = x,
+          .tokens = s.permutation.tokens,
+          .weights = s.weights,
+          .slots = s.permutation.slots,
+          .gate_up = s.gate_up,
+          .inner = s.inner};
+}
+
+Moe::Rows Moe::received_rows(const Saved& s, const Dispatch& dispatch, int source) const {
+  const auto [begin, count] = dispatch.from(source);
+  return {.offsets = dispatch.offsets(source),
+          .x = s.received_x.rows(begin, count),
+          .tokens = {},
+          .weights = s.received_weights,
+          .slots = dispatch.row_numbers().rows(begin, count),
+          .gate_up = s.gate_up.rows(begin, count),
+          .inner = s.inner.rows(begin, count),
+          .source = source};
 }
 
 Tensor Moe::shared_y(const Saved& s) const { return s.shared.y.view({s.y.dim(0), 1, hidden_size_}); }
@@ -88,13 +174,16 @@ void Moe::shared_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tenso
   add_forward(ctx, dx, dx, dhidden);
 }
 
-Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer, Communicator* experts)
-    : config_(config.moe), store_(store), layer_(layer), hidden_size_(config.hidden_size) {
-  SLUICE_CHECK(!experts || experts->size() == 1, "Moe: experts across ranks");
+Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer, const ExpertRanks& experts)
+    : config_(config.moe), store_(store), ranks_(experts), layer_(layer), hidden_size_(config.hidden_size) {
   const int64_t C = config.hidden_size, F = config_.moe_intermediate_size, E = config_.num_experts;
+  if (E % ranks_.size() != 0)
+    fail(ExitCode::usage, "parallel.expert = {} does not divide model.moe.num_experts = {}", ranks_.size(), E);
+  const int64_t here = E / ranks_.size(), first = ranks_.rank() * here;
   const Init init = Init::normal(config.initializer_range);
   router_ = store.add({.name = prefix + ".gate.weight", .shape = {E, C}, .init = init, .packed = true});
-  ParamSpec spec{.name = "", .shape = {}, .packed = true, .groups = E};
+  // One expert alone is not a group, and what a matrix is packed to is no use to grouped products.
+  ParamSpec spec{.name = "", .shape = {}, .packed = here > 1, .groups = here};
   spec.of_expert = true;
   spec.active = static_cast<double>(config_.num_experts_per_tok) / static_cast<double>(E);
   const auto add = [&](int64_t expert, const char* what, std::vector<int64_t> shape, Init expert_init) {
@@ -105,15 +194,15 @@ Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix
     spec.joined = true;
     return id;
   };
-  for (int64_t e = 0; e < E; ++e) {
+  for (int64_t e = first; e < first + here; ++e) {
     const ParamStore::Id id = add(e, ".gate_proj.weight", {F, C}, init);
-    if (e == 0) gate_up_proj_ = id;
+    if (e == first) gate_up_proj_ = id;
     add(e, ".up_proj.weight", {F, C}, init);
   }
   spec.joined = false;
-  for (int64_t e = 0; e < E; ++e) {
+  for (int64_t e = first; e < first + here; ++e) {
     const ParamStore::Id id = add(e, ".down_proj.weight", {C, F}, residual_init(config));
-    if (e == 0) down_proj_ = id;
+    if (e == first) down_proj_ = id;
   }
   if (config_.shared_expert_intermediate_size == 0) return;
   shared_.emplace(config, store, prefix + ".shared_expert", config_.shared_expert_intermediate_size);
@@ -123,7 +212,9 @@ Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix
 }
 
 Moe::Saved Moe::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype, bool keep_inner) const {
-  const int64_t E = config_.num_experts, K = config_.num_experts_per_tok, R = T * K, F = config_.moe_intermediate_size;
+  const int64_t E = config_.num_experts, K = config_.num_experts_per_tok, R = rows_here(T), F = config_.moe_intermediate_size;
+  if (with_ranks() && arena.device() != Device::cpu)
+    fail(ExitCode::usage, "parallel.expert = {}: ranks share experts on CPUs in this version; use train.device=cpu", ranks_.size());
   const DType wide = accumulate_dtype(dtype);
   Saved s;
   s.probabilities = arena.alloc(name + ".probabilities", wide, {T, E});
@@ -132,10 +223,15 @@ Moe::Saved Moe::make_saved(Arena& arena, const std::string& name, int64_t T, DTy
   s.experts = arena.alloc(name + ".experts", DType::i32, {T, K});
   s.counts = arena.alloc(name + ".counts", DType::f64, {E});
   s.permutation = {.offsets = arena.alloc(name + ".offsets", DType::i32, {E + 1}),
-                   .slots = arena.alloc(name + ".slots", DType::i32, {R}),
-                   .tokens = arena.alloc(name + ".tokens", DType::i32, {R}),
+                   .slots = arena.alloc(name + ".slots", DType::i32, {T * K}),
+                   .tokens = arena.alloc(name + ".tokens", DType::i32, {T * K}),
                    .rows = arena.alloc(name + ".rows", DType::i32, {T, K})};
+  if (with_ranks()) s.rank_counts = arena.alloc(name + ".rank_counts", DType::i32, {ranks_.size(), E});
   if (keep_inner) {
+    if (with_ranks()) {
+      s.received_x = arena.alloc(name + ".received_x", dtype, {R, hidden_size_});
+      s.received_weights = arena.alloc(name + ".received_weights", wide, {R});
+    }
     s.gate_up = arena.alloc(name + ".gate_up", dtype, {R, 2 * F});
     s.inner = arena.alloc(name + ".inner", dtype, {R, F});
   }
@@ -145,13 +241,21 @@ Moe::Saved Moe::make_saved(Arena& arena, const std::string& name, int64_t T, DTy
   return s;
 }
 
-Moe::Saved Moe::kept_or_temporary(ScratchScope& t, const Saved& kept, const Tensor& x) const {
+Moe::Saved Moe::temporary(ScratchScope& t, const Saved& kept, const Tensor& x) const {
+  const int64_t R = rows_here(x.dim(0)), F = config_.moe_intermediate_size;
   Saved s = kept;
-  if (s.gate_up) return s;
-  const int64_t R = s.permutation.slots.dim(0), F = config_.moe_intermediate_size;
+  if (with_ranks()) {
+    s.received_x = t.alloc("moe.received_x", x.dtype, {R, hidden_size_});
+    s.received_weights = t.alloc("moe.received_weights", s.weights.dtype, {R});
+  }
   s.gate_up = t.alloc("moe.gate_up", x.dtype, {R, 2 * F});
   s.inner = t.alloc("moe.inner", x.dtype, {R, F});
   return s;
+}
+
+int64_t Moe::rows_here(int64_t T) const {
+  const int64_t K = config_.num_experts_per_tok;
+  return with_ranks() ? ranks_.most_rows(T, K, config_.num_experts) : T * K;
 }
 
 }  // namespace sluice

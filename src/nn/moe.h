@@ -2,8 +2,8 @@
 #include <optional>
 #include <string>
 
-#include "comm/communicator.h"
 #include "config/config.h"
+#include "nn/dispatch.h"
 #include "nn/gate.h"
 #include "nn/layer.h"
 #include "nn/mlp.h"
@@ -21,6 +21,9 @@ struct RouterLoad {
   /// all of them so far.
   Communicator* ranks = nullptr;
   Tensor counts = {};
+  /// Where experts are shared by ranks: += the rounds beyond the first that the rows took on their way to them. Equal on all of
+  /// these ranks.
+  int64_t* extra_rounds = nullptr;
 
   Tensor layer(int64_t i) const { return totals ? totals.rows(i, 1).view({totals.dim(1)}) : Tensor(); }
   /// (E) f64: how often each expert of layer i was chosen in the step so far, here or by all ranks.
@@ -34,10 +37,12 @@ struct RouterLoad {
 ///   y = sum over k of weight_k expert_k(x) [+ shared(x), or sigmoid(x w) shared(x)]
 /// The balance and z losses have no output: backward adds their gradients to the logits'. Names as in Qwen3-MoE and
 /// Qwen3-Next; experts lie behind each other, so that one grouped product serves all.
+/// Where ranks share the experts, rows travel to them and back (nn/dispatch.h), with their weights. A rank computes what it
+/// received source by source, and y, dx and every source's gradients have the bits that they have without other ranks.
 class Moe {
  public:
-  /// T tokens, E experts, K per token, R = T K rows sorted by expert, F = moe_intermediate_size, C = hidden_size. wide =
-  /// accumulate_dtype.
+  /// T tokens, E experts, K per token, F = moe_intermediate_size, C = hidden_size; R = T K rows sorted by expert, or, with
+  /// ranks, room for as many rows of a first round, sorted by source, then expert. wide = accumulate_dtype.
   struct Saved {
     Tensor probabilities;     // (T, E) wide
     Tensor lse;               // (T) wide: of the router's logits
@@ -47,13 +52,18 @@ class Moe {
     Permutation permutation;  // which row is which token's
     Tensor gate_up;           // (R, 2F): [gate | up]; empty when backward is to compute it again
     Tensor inner;             // (R, F): weight silu(gate) up; the same
+    Tensor rank_counts;       // (ranks, E) i32: rows of each rank's tokens; empty where ranks do not share experts, as are
+    Tensor received_x;        // (R, C): rows of other ranks and this one; empty too when they are to travel again
+    Tensor received_weights;  // (R) wide: the same
     Mlp::Saved shared;        // y (T, C); empty without a shared expert
     Gate::Saved shared_gate;  // y (T, 1, C); empty without
     Tensor y;                 // (T, C)
   };
 
-  /// experts: the ranks that share them (Mesh::expert); this one registers its own alone. None: all are here.
-  Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer, Communicator* experts = nullptr);
+  /// experts: the ranks that share them; this one has experts [rank E / size, (rank + 1) E / size) and registers no others.
+  /// Error(usage) where they cannot be shared so.
+  Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer, const ExpertRanks& experts = {});
+  /// Error(usage) where experts are shared and the arena is a GPU's.
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool keep_inner) const;
 
   /// s.y from x (T, C).
@@ -63,16 +73,43 @@ class Moe {
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load, const Saved& s) const;
 
  private:
+  /// Rows of one source for the experts here. An operand with an index is gathered by it.
+  struct Rows {
+    Tensor offsets;          // (experts here + 1) i32
+    Tensor x, tokens;        // (R, C); or (any, C) and (R) i32
+    Tensor weights, slots;   // (any) wide and (R) i32
+    Tensor gate_up, inner;   // (R, 2F), (R, F)
+    int source = 0;          // rank whose tokens they are of
+  };
+
   void count_with_ranks(Context& ctx, const RouterLoad& load) const;
-  void inner_forward(Context& ctx, const Saved& s, const Tensor& x) const;
-  /// s, or temporaries in the place of what it does not keep.
-  Saved kept_or_temporary(ScratchScope& t, const Saved& s, const Tensor& x) const;
+  bool with_ranks() const { return ranks_.size() > 1; }
+
+  Rows own_rows(const Saved& s, const Tensor& x) const;
+  Rows received_rows(const Saved& s, const Dispatch& dispatch, int source) const;
+  void inner_forward(Context& ctx, const Rows& rows) const;
+  /// dx (R, C) overwritten, may be dy without an index; dweights where the weights are; dgate_up may be the rows'.
+  void rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_up, const Tensor& dy, const Tensor& dy_index,
+                     const Rows& rows) const;
+  /// out (T K, C): every row's, from its expert on whatever rank.
+  void ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterLoad& load, const Saved& s) const;
+  /// drows (T K, C), dweights (T, K) overwritten.
+  void ranks_backward(Context& ctx, Tensor drows, Tensor dweights, const Tensor& dy, const Tensor& x, const Saved& s) const;
+
+  /// x and weights of the dispatch's round to where their experts are.
+  void send_rows(Dispatch& dispatch, const Saved& s, const Tensor& x) const;
+
+  /// Rows that experts compute here: room for one round's, or all of num_tokens'.
+  int64_t rows_here(int64_t num_tokens) const;
+  /// s with temporaries in the place of what it may keep of the rows.
+  Saved temporary(ScratchScope& t, const Saved& s, const Tensor& x) const;
   void shared_forward(Context& ctx, const Tensor& x, Saved& s) const;
   void shared_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s) const;
   Tensor shared_y(const Saved& s) const;
 
   MoeConfig config_;
   ParamStore& store_;
+  ExpertRanks ranks_;
   int64_t layer_, hidden_size_;
   ParamStore::Id router_, gate_up_proj_ = 0, down_proj_ = 0;
   std::optional<Mlp> shared_;

@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-Transformer::Transformer(const ModelConfig& config, ParamStore& store, Communicator* experts)
+Transformer::Transformer(const ModelConfig& config, ParamStore& store, const ExpertRanks& experts)
     : config_(config), store_(store) {
   const int64_t V = config.vocab_size, C = config.hidden_size;
   SLUICE_CHECK(V > 0, "Transformer: vocab_size must be known, got {}", V);

@@ -23,8 +23,8 @@ class Transformer {
     Tensor hidden;      // (T, C): final norm's output, input of the head
   };
 
-  /// experts: the ranks that share the experts (Mesh::expert), or none: all are here.
-  Transformer(const ModelConfig& config, ParamStore& store, Communicator* experts = nullptr);
+  /// experts: the ranks that share the experts, or none: all are here.
+  Transformer(const ModelConfig& config, ParamStore& store, const ExpertRanks& experts = {});
 
   /// max_positions rows of the rotary table; shared by all blocks.
   void allocate_tables(Context& ctx, Arena& arena, DType dtype, int64_t max_positions);

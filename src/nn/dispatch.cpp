@@ -1,0 +1,174 @@
+#include "nn/dispatch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "core/parallel_for.h"
+
+namespace sluice {
+namespace {
+
+/// n zeros of a scope; none in a dry run.
+std::span<int64_t> numbers(ScratchScope& t, const char* name, int64_t n) {
+  const Tensor memory = t.alloc(name, DType::u8, {n * static_cast<int64_t>(sizeof(int64_t))});
+  if (!memory.data) return {};
+  auto* first = static_cast<int64_t*>(memory.data);
+  std::fill_n(first, n, 0);
+  return {first, static_cast<size_t>(n)};
+}
+
+int64_t row_of(const Tensor& index, int64_t row) { return index ? index.as<int32_t>()[row] : row; }
+
+/// body(i) for rows of so many bytes that are copied.
+template <class Body>
+void for_each_row(int64_t rows, int64_t row_bytes, Body&& body) {
+  parallel_for(rows, std::max<int64_t>(1, (64 << 10) / std::max<int64_t>(row_bytes, 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) body(i);
+  });
+}
+
+}  // namespace
+
+int64_t ExpertRanks::most_rows(int64_t T, int64_t K, int64_t E) const {
+  const int64_t possible = size() * T * std::min(K, E / size());
+  const double stated = std::ceil(capacity * static_cast<double>(T * K));
+  const int64_t rows = stated < static_cast<double>(possible) ? std::max(T, static_cast<int64_t>(stated)) : possible;
+  SLUICE_CHECK(rows < int64_t{1} << 31, "experts: {} rows to receive at once are too many; lower parallel.expert_capacity", rows);
+  return rows;
+}
+
+void Dispatch::gather_counts(Context& ctx, const ExpertRanks& ranks, Tensor counts, const Permutation& permutation) {
+  const ProfileScope profile(ctx.profile, "dispatch_counts");
+  if (ctx.dry_run) return;
+  const int64_t E = counts.dim(1);
+  int32_t* mine = counts.rows(ranks.rank(), 1).as<int32_t>();
+  const int32_t* offsets = permutation.offsets.as<int32_t>();
+  for (int64_t e = 0; e < E; ++e) mine[e] = offsets[e + 1] - offsets[e];
+  ranks.ranks->all_gather(counts.data, mine, E * dtype_size(DType::i32));
+  for (int r = 0; r < ranks.size(); ++r) {
+    const int32_t* row = counts.rows(r, 1).as<int32_t>();
+    const int64_t rows = std::accumulate(row, row + E, int64_t{0});
+    SLUICE_CHECK(rows == offsets[E], "experts: rank {} has {} rows for them and rank {} has {}; all must have as many", r, rows,
+                 ranks.rank(), offsets[E]);
+  }
+}
+
+Dispatch::Dispatch(Context& ctx, ScratchScope& t, const ExpertRanks& ranks, const Tensor& counts, const Permutation& permutation,
+                   int64_t most)
+    : ctx_(ctx),
+      ranks_(ranks),
+      counts_(counts),
+      permutation_(permutation),
+      most_(most),
+      experts_(counts.dim(1)),
+      experts_here_(counts.dim(1) / ranks.size()) {
+  const int64_t n = ranks.size();
+  offsets_ = t.alloc("dispatch.offsets", DType::i32, {n, experts_here_ + 1});
+  row_numbers_ = t.alloc("dispatch.row_numbers", DType::i32, {most});
+  next_run_ = numbers(t, "dispatch.next_run", n);
+  first_row_ = numbers(t, "dispatch.first_row", n);
+  rows_to_ = numbers(t, "dispatch.rows_to", n);
+  rows_from_ = numbers(t, "dispatch.rows_from", n);
+  bytes_received_ = numbers(t, "dispatch.bytes_received", n);
+  bytes_sent_ = numbers(t, "dispatch.bytes_sent", n);
+  if (ctx.dry_run) return;
+  std::iota(row_numbers_.as<int32_t>(), row_numbers_.as<int32_t>() + most, 0);
+  for (int64_t r = 0; r < n; ++r) first_row_[static_cast<size_t>(r)] = permutation.offsets.as<int32_t>()[r * experts_here_];
+}
+
+int64_t Dispatch::count(int64_t source, int64_t expert) const { return counts_.as<int32_t>()[source * experts_ + expert]; }
+
+bool Dispatch::next() {
+  ++round_;
+  return ctx_.dry_run ? round_ < 2 : begin_round();
+}
+
+bool Dispatch::begin_round() {
+  const int64_t runs = ranks_.size() * experts_here_;
+  if (round_ > 0 && std::all_of(next_run_.begin(), next_run_.end(), [&](int64_t run) { return run == runs; })) return false;
+  for (int64_t to = 0; to < ranks_.size(); ++to) {
+    const auto d = static_cast<size_t>(to);
+    const bool here = to == ranks_.rank();
+    first_row_[d] += rows_to_[d];
+    rows_to_[d] = 0;
+    if (here) {
+      std::fill(rows_from_.begin(), rows_from_.end(), 0);
+      std::fill_n(offsets_.as<int32_t>(), offsets_.numel(), 0);
+    }
+    const int64_t first = next_run_[d];
+    int64_t room = most_;
+    for (int64_t& run = next_run_[d]; run < runs; ++run) {
+      const int64_t source = run / experts_here_, expert = run % experts_here_;
+      const int64_t rows = count(source, to * experts_here_ + expert);
+      if (rows > room) break;
+      room -= rows;
+      if (source == ranks_.rank()) rows_to_[d] += rows;
+      if (!here) continue;
+      rows_from_[static_cast<size_t>(source)] += rows;
+      offsets_.rows(source, 1).as<int32_t>()[expert + 1] = static_cast<int32_t>(rows);
+    }
+    SLUICE_CHECK(next_run_[d] > first || first == runs, "experts: rank {} is to receive {} rows of one expert at once, and has room for {}",
+                 to, count(first / experts_here_, to * experts_here_ + first % experts_here_), most_);
+  }
+  for (int64_t source = 0; source < ranks_.size(); ++source) {
+    int32_t* ends = offsets_.rows(source, 1).as<int32_t>();
+    std::partial_sum(ends, ends + experts_here_ + 1, ends);
+  }
+  return true;
+}
+
+Dispatch::Part Dispatch::from(int source) const {
+  if (ctx_.dry_run) return {0, source == 0 ? most_ : 0};
+  const auto first = rows_from_.begin();
+  return {std::accumulate(first, first + source, int64_t{0}), rows_from_[static_cast<size_t>(source)]};
+}
+
+void Dispatch::exchange(void* received, std::span<const int64_t> rows_received, const void* sent,
+                        std::span<const int64_t> rows_sent, int64_t row_bytes) {
+  for (size_t r = 0; r < rows_sent.size(); ++r) {
+    bytes_received_[r] = rows_received[r] * row_bytes;
+    bytes_sent_[r] = rows_sent[r] * row_bytes;
+  }
+  ranks_.ranks->all_to_all_v(received, bytes_received_.data(), sent, bytes_sent_.data());
+}
+
+void Dispatch::to_experts(Tensor to, const Tensor& all, const Tensor& index) {
+  const ProfileScope profile(ctx_.profile, "dispatch_rows");
+  const int64_t rows = permutation_.slots.dim(0), row_bytes = all.dim(1) * dtype_size(all.dtype);
+  ScratchScope t(ctx_.scratch);
+  const Tensor packed = t.alloc("dispatch.packed", all.dtype, {rows, all.dim(1)});
+  if (ctx_.dry_run) return;
+  auto* out = static_cast<char*>(packed.data);
+  const auto* in = static_cast<const char*>(all.data);
+  for (size_t r = 0; r < rows_to_.size(); ++r) {
+    for_each_row(rows_to_[r], row_bytes, [&, first = first_row_[r]](int64_t i) {
+      std::memcpy(out + i * row_bytes, in + row_of(index, first + i) * row_bytes, static_cast<size_t>(row_bytes));
+    });
+    out += rows_to_[r] * row_bytes;
+  }
+  exchange(to.data, rows_from_, packed.data, rows_to_, row_bytes);
+}
+
+void Dispatch::from_experts(Tensor all, const Tensor& results, const Tensor& index) {
+  const ProfileScope profile(ctx_.profile, "combine_rows");
+  const int64_t rows = permutation_.slots.dim(0), row_bytes = all.dim(1) * dtype_size(all.dtype);
+  ScratchScope t(ctx_.scratch);
+  const Tensor packed = t.alloc("dispatch.packed", all.dtype, {rows, all.dim(1)});
+  if (ctx_.dry_run) return;
+  // What comes back at once and in its order need not be copied.
+  if (!index && std::accumulate(rows_to_.begin(), rows_to_.end(), int64_t{0}) == rows)
+    return exchange(all.data, rows_to_, results.data, rows_from_, row_bytes);
+  exchange(packed.data, rows_to_, results.data, rows_from_, row_bytes);
+  const auto* in = static_cast<const char*>(packed.data);
+  auto* out = static_cast<char*>(all.data);
+  for (size_t r = 0; r < rows_to_.size(); ++r) {
+    for_each_row(rows_to_[r], row_bytes, [&, first = first_row_[r]](int64_t i) {
+      std::memcpy(out + row_of(index, first + i) * row_bytes, in + i * row_bytes, static_cast<size_t>(row_bytes));
+    });
+    in += rows_to_[r] * row_bytes;
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,81 @@
+#pragma once
+// Rows of tokens to the ranks that hold their experts, and back: dropless, in memory of a stated size.
+//
+// All ranks know what each of them has for each expert, so that all come to the same plan. What one rank is to receive has an
+// order: by source, then expert, then slot. A round takes from it the next runs, all of a source's rows for an expert, that fit
+// into a stated number of rows; there are as many rounds as the fullest rank needs. A run is never cut, and runs of an expert
+// come in the order of the sources: what is summed over rows, the experts' gradients, is the same in any number of rounds.
+#include <span>
+
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "core/context.h"
+#include "ops/permute.h"
+
+namespace sluice {
+
+/// The ranks that share the experts of a model, and how much each takes in at once.
+struct ExpertRanks {
+  ExpertRanks(Communicator* ranks_ = nullptr, double capacity_ = ParallelConfig().expert_capacity)
+      : ranks(ranks_), capacity(capacity_) {}
+
+  Communicator* ranks;  // Mesh::expert; none: all experts are here
+  double capacity;      // parallel.expert_capacity
+
+  int size() const { return ranks ? ranks->size() : 1; }
+  int rank() const { return ranks ? ranks->rank() : 0; }
+  /// Rows that a rank receives in one round at most, of T tokens per rank with K experts each, E in all: never more than there
+  /// can be, and never less than the largest run.
+  int64_t most_rows(int64_t tokens, int64_t experts_per_token, int64_t experts) const;
+};
+
+/// One way to the experts and back, round by round; host memory. Every rank of ExpertRanks goes through the same calls.
+/// In a dry run nobody is asked: there are two rounds, as full as can be.
+class Dispatch {
+ public:
+  /// counts (ranks, E) i32 overwritten: rows that each rank has for each expert. Collective.
+  static void gather_counts(Context& ctx, const ExpertRanks& ranks, Tensor counts, const Permutation& permutation);
+
+  /// permutation: of this rank's T K rows. most: ExpertRanks::most_rows. Work memory is taken from t and, in every call, from
+  /// ctx.scratch.
+  Dispatch(Context& ctx, ScratchScope& t, const ExpertRanks& ranks, const Tensor& counts, const Permutation& permutation,
+           int64_t most);
+
+  /// The next round, from the first on; false after the last.
+  bool next();
+  int64_t round() const { return round_; }
+
+  /// Rows of this round that came from a rank, sorted by expert: [begin, begin + count) of what was received.
+  struct Part {
+    int64_t begin = 0, count = 0;
+  };
+  Part from(int source) const;
+  /// (experts here + 1) i32: which of them are which expert's, counted from begin.
+  Tensor offsets(int source) const { return offsets_.rows(source, 1).view({offsets_.dim(1)}); }
+  /// (most) i32: 0, 1, 2, ...
+  const Tensor& row_numbers() const { return row_numbers_; }
+
+  /// to (most, width), its first rows overwritten by what all ranks send here of this round: of a sender's `all` (any, width),
+  /// row index[i] goes to where row i of its permutation goes.
+  void to_experts(Tensor to, const Tensor& all, const Tensor& index);
+  /// The way back: `all` (any, width) row index[i], without an index row i, is overwritten by what has become of row i of the
+  /// permutation, if it has travelled in this round. results (most, width): of what was received.
+  void from_experts(Tensor all, const Tensor& results, const Tensor& index);
+
+ private:
+  void exchange(void* received, std::span<const int64_t> rows_received, const void* sent, std::span<const int64_t> rows_sent,
+                int64_t row_bytes);
+  int64_t count(int64_t source, int64_t expert) const;
+  bool begin_round();
+
+  Context& ctx_;
+  ExpertRanks ranks_;
+  Tensor counts_, offsets_, row_numbers_;
+  Permutation permutation_;
+  int64_t most_, experts_, experts_here_, round_ = -1;
+  // (ranks) each: the first run of a destination that has not travelled; this rank's first row to it in this round, how many
+  // go, and how many come from it; and sizes in bytes.
+  std::span<int64_t> next_run_, first_row_, rows_to_, rows_from_, bytes_received_, bytes_sent_;
+};
+
+}  // namespace sluice
