@@ -367,7 +367,7 @@ struct ParallelConfig {
   void fields(V& f) {
     f("tensor", tensor, "ranks that share every layer; 1 in this version");
     f("context", context, "ranks that share a sequence; 1 in this version");
-    f("expert", expert, "ranks that share the experts; 1 in this version");
+    f("expert", expert, "ranks that share the experts; divides num_experts and the number of ranks");
     f("expert_capacity", expert_capacity, "rows that a rank takes in for its experts at once, times its own; more come in extra rounds");
     f("pipeline", pipeline, "ranks that share the layers; 1 in this version");
     f("zero_stage", zero_stage, "ranks that share moments, gradients, weights (ZeRO); 0 in this version");

@@ -240,11 +240,11 @@ void check_schedule(const Config& c, Checks& check) {
 void check_parallel(const ParallelConfig& p, Checks& check) {
   for (const auto& [key, ranks] : std::initializer_list<std::pair<const char*, int64_t>>{{"parallel.tensor", p.tensor},
                                                                                         {"parallel.context", p.context},
-                                                                                        {"parallel.expert", p.expert},
                                                                                         {"parallel.pipeline", p.pipeline}})
     check.require(ranks == 1, {key},
                   ranks < 1 ? fmt::format("{} must be at least 1, got {}", key, ranks)
                             : fmt::format("{} = {} is not available in this version; use 1", key, ranks));
+  check.size("parallel.expert", p.expert);
   check.require(p.expert_capacity > 0 && p.expert_capacity <= static_cast<double>(kMaxSize), {"parallel.expert_capacity"},
                 fmt::format("parallel.expert_capacity must be greater than 0 and finite, got {}", p.expert_capacity));
   check.not_negative("parallel.timeout_seconds", p.timeout_seconds);
@@ -285,8 +285,8 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   check_train(config.train, check);
   check_optimizer(config.optimizer, check);
   check_schedule(config, check);
-  check_parallel(config.parallel, check);
   check_expert_ranks(config, check);
+  check_parallel(config.parallel, check);
 }
 
 void check_training(const Config& config, ProblemSink& problem) {

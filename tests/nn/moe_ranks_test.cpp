@@ -271,6 +271,48 @@ TEST_CASE("Counts of all ranks that share a batch reach the balance loss", "[moe
   });
 }
 
+TEST_CASE("A transformer whose experts are shared keeps its bits, whatever it computes again", "[moe][ranks][recompute]") {
+  const test::OneThread one_thread;
+  ModelConfig c = test::tiny_config();
+  c.num_hidden_layers = 3;
+  c.moe.num_experts = 6;
+  c.moe.num_experts_per_tok = 2;
+  c.moe.moe_intermediate_size = 4;
+  c.moe.mlp_only_layers = {1};
+  const auto tokens = [](int rank) {
+    test::TokenBatch b;
+    b.add(test::random_tokens(13, 11, static_cast<uint32_t>(rank + 1)));
+    return b;
+  };
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    // Alone, one rank's batch after the other's; of what is not shared, each by itself.
+    test::TestModel sum(c, tokens(0), dtype);
+    std::vector<std::unique_ptr<test::TestModel>> alone;
+    std::vector<double> losses;
+    for (int r = 0; r < 2; ++r) {
+      alone.push_back(std::make_unique<test::TestModel>(c, tokens(r), dtype));
+      losses.push_back(alone.back()->loss_and_gradient());
+      sum.batch = tokens(r);
+      sum.add_gradient();
+    }
+    for (const Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
+      INFO(dtype_name(dtype) << ", recompute " << static_cast<int>(recompute));
+      Findings findings;
+      run_thread_ranks(2, [&](Communicator& comm) {
+        set_num_threads(1);
+        test::TestModel m(c, tokens(comm.rank()), dtype, recompute, {&comm, 0.7});
+        const double loss = m.loss_and_gradient();
+        const std::string who = fmt::format("rank {}: ", comm.rank());
+        const test::TestModel& one = *alone[static_cast<size_t>(comm.rank())];
+        findings.check(loss == losses[static_cast<size_t>(comm.rank())], who + "loss");
+        findings.same(who + "hidden", m.saved.hidden, one.saved.hidden);
+        same_gradients(findings, who, m.store, one.store, false);
+        same_gradients(findings, who, m.store, sum.store, true);
+      });
+    }
+  }
+}
+
 TEST_CASE("Every gradient of shared experts equals central differences of all ranks' losses", "[moe][ranks][gradient]") {
   Findings findings;
   for (const bool keep_inner : {true, false})

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "comm/threads.h"
 #include "optim/optimizer.h"
 #include "support/model.h"
 
@@ -119,6 +120,27 @@ TEST_CASE("A step allocates no memory once the first has run", "[step][memory]")
     CHECK(kept == 0);
     CHECK(t.m.context->scratch.used() == 0);
   }
+}
+
+TEST_CASE("A step whose experts ranks share allocates no memory either, in however many rounds", "[step][memory][ranks]") {
+  ModelConfig c = test::tiny_config();
+  c.moe.num_experts = 6;
+  c.moe.num_experts_per_tok = 2;
+  c.moe.moe_intermediate_size = 4;
+  std::atomic<int64_t> made{-1};
+  run_thread_ranks(2, [&](Communicator& comm) {
+    set_num_threads(1);
+    TestModel m(c, test::tiny_batch(), DType::f64, Recompute::none, {&comm, 0.5});
+    m.loss_and_gradient();
+    comm.barrier();
+    const int64_t before = allocations;
+    comm.barrier();
+    m.loss_and_gradient();
+    comm.barrier();
+    if (comm.rank() == 0) made = allocations - before;
+    comm.barrier();
+  });
+  CHECK(made == 0);
 }
 
 }  // namespace sluice

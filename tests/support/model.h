@@ -82,8 +82,8 @@ class OneThread {
 class TestModel {
  public:
   TestModel(const ModelConfig& config, TokenBatch tokens, DType dtype = DType::f64,
-            Recompute recompute = Recompute::none)
-      : batch(std::move(tokens)), model(config, store) {
+            Recompute recompute = Recompute::none, const ExpertRanks& experts = {})
+      : batch(std::move(tokens)), model(config, store, experts) {
     // As the trainer does: measure everything with a dry step, then allocate.
     Context dry(0);
     Arena none_values("values"), none_grads("gradients"), none_activations("activations");
@@ -127,6 +127,8 @@ class TestModel {
     run(*context);
     return mean_loss();
   }
+  /// Adds the gradient to what the store holds.
+  void add_gradient() { run(*context); }
   std::vector<double> logits() {
     loss();
     Pool pool;
