@@ -19,8 +19,6 @@ std::span<int64_t> numbers(ScratchScope& t, const char* name, int64_t n) {
   return {first, static_cast<size_t>(n)};
 }
 
-int64_t row_of(const Tensor& index, int64_t row) { return index ? index.as<int32_t>()[row] : row; }
-
 /// body(i) for rows of so many bytes that are copied.
 template <class Body>
 void for_each_row(int64_t rows, int64_t row_bytes, Body&& body) {
@@ -39,10 +37,10 @@ int64_t ExpertRanks::most_rows(int64_t T, int64_t K, int64_t E) const {
   return rows;
 }
 
-void Dispatch::gather_counts(Context& ctx, const ExpertRanks& ranks, Tensor counts, const Permutation& permutation) {
-  const ProfileScope profile(ctx.profile, "dispatch_counts");
+void Dispatch::plan(Context& ctx, const ExpertRanks& ranks, Tensor counts, const Permutation& permutation) {
+  const ProfileScope profile(ctx.profile, "dispatch_plan");
   if (ctx.dry_run) return;
-  const int64_t E = counts.dim(1);
+  const int64_t E = counts.dim(1), here = E / ranks.size();
   int32_t* mine = counts.rows(ranks.rank(), 1).as<int32_t>();
   const int32_t* offsets = permutation.offsets.as<int32_t>();
   for (int64_t e = 0; e < E; ++e) mine[e] = offsets[e + 1] - offsets[e];
@@ -53,6 +51,11 @@ void Dispatch::gather_counts(Context& ctx, const ExpertRanks& ranks, Tensor coun
     SLUICE_CHECK(rows == offsets[E], "experts: rank {} has {} rows for them and rank {} has {}; all must have as many", r, rows,
                  ranks.rank(), offsets[E]);
   }
+  int32_t* place = permutation.rows.as<int32_t>();
+  const int32_t begin = offsets[ranks.rank() * here], end = offsets[(ranks.rank() + 1) * here];
+  for (int64_t i = 0; i < permutation.rows.numel(); ++i)
+    if (place[i] >= end) place[i] -= end - begin;
+    else if (place[i] >= begin) place[i] += offsets[E] - end;
 }
 
 Dispatch::Dispatch(Context& ctx, ScratchScope& t, const ExpertRanks& ranks, const Tensor& counts, const Permutation& permutation,
@@ -60,7 +63,7 @@ Dispatch::Dispatch(Context& ctx, ScratchScope& t, const ExpertRanks& ranks, cons
     : ctx_(ctx),
       ranks_(ranks),
       counts_(counts),
-      permutation_(permutation),
+      rows_(permutation.slots.dim(0)),
       most_(most),
       experts_(counts.dim(1)),
       experts_here_(counts.dim(1) / ranks.size()) {
@@ -75,7 +78,10 @@ Dispatch::Dispatch(Context& ctx, ScratchScope& t, const ExpertRanks& ranks, cons
   bytes_sent_ = numbers(t, "dispatch.bytes_sent", n);
   if (ctx.dry_run) return;
   std::iota(row_numbers_.as<int32_t>(), row_numbers_.as<int32_t>() + most, 0);
-  for (int64_t r = 0; r < n; ++r) first_row_[static_cast<size_t>(r)] = permutation.offsets.as<int32_t>()[r * experts_here_];
+  const int32_t* offset = permutation.offsets.as<int32_t>();
+  for (int64_t r = 0; r < n; ++r) first_row_[static_cast<size_t>(r)] = offset[r * experts_here_];
+  const int64_t rank = ranks.rank();
+  own_rows_ = offset[(rank + 1) * experts_here_] - offset[rank * experts_here_];
 }
 
 int64_t Dispatch::count(int64_t source, int64_t expert) const { return counts_.as<int32_t>()[source * experts_ + expert]; }
@@ -88,15 +94,15 @@ bool Dispatch::next() {
 bool Dispatch::begin_round() {
   const int64_t runs = ranks_.size() * experts_here_;
   if (round_ > 0 && std::all_of(next_run_.begin(), next_run_.end(), [&](int64_t run) { return run == runs; })) return false;
+  own_first_ += own_count_;
+  own_count_ = 0;
+  std::fill(rows_from_.begin(), rows_from_.end(), 0);
+  std::fill_n(offsets_.as<int32_t>(), offsets_.numel(), 0);
   for (int64_t to = 0; to < ranks_.size(); ++to) {
     const auto d = static_cast<size_t>(to);
     const bool here = to == ranks_.rank();
     first_row_[d] += rows_to_[d];
     rows_to_[d] = 0;
-    if (here) {
-      std::fill(rows_from_.begin(), rows_from_.end(), 0);
-      std::fill_n(offsets_.as<int32_t>(), offsets_.numel(), 0);
-    }
     const int64_t first = next_run_[d];
     int64_t room = most_;
     for (int64_t& run = next_run_[d]; run < runs; ++run) {
@@ -104,13 +110,14 @@ bool Dispatch::begin_round() {
       const int64_t rows = count(source, to * experts_here_ + expert);
       if (rows > room) break;
       room -= rows;
-      if (source == ranks_.rank()) rows_to_[d] += rows;
+      const bool own = source == ranks_.rank();
+      if (own) (here ? own_count_ : rows_to_[d]) += rows;
       if (!here) continue;
-      rows_from_[static_cast<size_t>(source)] += rows;
+      if (!own) rows_from_[static_cast<size_t>(source)] += rows;
       offsets_.rows(source, 1).as<int32_t>()[expert + 1] = static_cast<int32_t>(rows);
     }
-    SLUICE_CHECK(next_run_[d] > first || first == runs, "experts: rank {} is to receive {} rows of one expert at once, and has room for {}",
-                 to, count(first / experts_here_, to * experts_here_ + first % experts_here_), most_);
+    SLUICE_CHECK(next_run_[d] > first || first == runs, "experts: rank {} is to receive {} rows of one expert and has room for {}", to,
+                 count(first / experts_here_, to * experts_here_ + first % experts_here_), most_);
   }
   for (int64_t source = 0; source < ranks_.size(); ++source) {
     int32_t* ends = offsets_.rows(source, 1).as<int32_t>();
@@ -120,10 +127,19 @@ bool Dispatch::begin_round() {
 }
 
 Dispatch::Part Dispatch::from(int source) const {
-  if (ctx_.dry_run) return {0, source == 0 ? most_ : 0};
+  // In a dry run all rows are one rank's.
+  if (ctx_.dry_run) return {0, source == ranks_.rank() ? 0 : source == (ranks_.rank() == 0 ? 1 : 0) ? most_ : 0};
   const auto first = rows_from_.begin();
+  if (source == ranks_.rank()) return {std::accumulate(first, rows_from_.end(), int64_t{0}), own_count_};
   return {std::accumulate(first, first + source, int64_t{0}), rows_from_[static_cast<size_t>(source)]};
 }
+
+Dispatch::Part Dispatch::own() const {
+  if (ctx_.dry_run) return {};
+  return {first_row_[static_cast<size_t>(ranks_.rank())] + own_first_, own_count_};
+}
+
+int64_t Dispatch::own_place() const { return ctx_.dry_run ? 0 : rows_ - own_rows_ + own_first_; }
 
 void Dispatch::exchange(void* received, std::span<const int64_t> rows_received, const void* sent,
                         std::span<const int64_t> rows_sent, int64_t row_bytes) {
@@ -134,38 +150,41 @@ void Dispatch::exchange(void* received, std::span<const int64_t> rows_received, 
   ranks_.ranks->all_to_all_v(received, bytes_received_.data(), sent, bytes_sent_.data());
 }
 
-void Dispatch::to_experts(Tensor to, const Tensor& all, const Tensor& index) {
+void Dispatch::to_experts(Tensor received, const Tensor& all, const Tensor& index) {
   const ProfileScope profile(ctx_.profile, "dispatch_rows");
-  const int64_t rows = permutation_.slots.dim(0), row_bytes = all.dim(1) * dtype_size(all.dtype);
+  const int64_t row_bytes = all.dim(1) * dtype_size(all.dtype);
   ScratchScope t(ctx_.scratch);
-  const Tensor packed = t.alloc("dispatch.packed", all.dtype, {rows, all.dim(1)});
+  const Tensor packed = t.alloc("dispatch.packed", all.dtype, {rows_, all.dim(1)});
   if (ctx_.dry_run) return;
   auto* out = static_cast<char*>(packed.data);
   const auto* in = static_cast<const char*>(all.data);
   for (size_t r = 0; r < rows_to_.size(); ++r) {
-    for_each_row(rows_to_[r], row_bytes, [&, first = first_row_[r]](int64_t i) {
-      std::memcpy(out + i * row_bytes, in + row_of(index, first + i) * row_bytes, static_cast<size_t>(row_bytes));
+    const int32_t* from = index.as<int32_t>() + first_row_[r];
+    for_each_row(rows_to_[r], row_bytes, [&](int64_t i) {
+      std::memcpy(out + i * row_bytes, in + from[i] * row_bytes, static_cast<size_t>(row_bytes));
     });
     out += rows_to_[r] * row_bytes;
   }
-  exchange(to.data, rows_from_, packed.data, rows_to_, row_bytes);
+  exchange(received.data, rows_from_, packed.data, rows_to_, row_bytes);
 }
 
-void Dispatch::from_experts(Tensor all, const Tensor& results, const Tensor& index) {
+void Dispatch::from_experts(Tensor all, const Tensor& computed, const Tensor& index) {
   const ProfileScope profile(ctx_.profile, "combine_rows");
-  const int64_t rows = permutation_.slots.dim(0), row_bytes = all.dim(1) * dtype_size(all.dtype);
+  const int64_t row_bytes = all.dim(1) * dtype_size(all.dtype);
   ScratchScope t(ctx_.scratch);
-  const Tensor packed = t.alloc("dispatch.packed", all.dtype, {rows, all.dim(1)});
+  const Tensor packed = t.alloc("dispatch.packed", all.dtype, {rows_, all.dim(1)});
   if (ctx_.dry_run) return;
-  // What comes back at once and in its order need not be copied.
-  if (!index && std::accumulate(rows_to_.begin(), rows_to_.end(), int64_t{0}) == rows)
-    return exchange(all.data, rows_to_, results.data, rows_from_, row_bytes);
-  exchange(packed.data, rows_to_, results.data, rows_from_, row_bytes);
+  // What comes back at once comes to its place.
+  if (!index && std::accumulate(rows_to_.begin(), rows_to_.end(), own_rows_) == rows_)
+    return exchange(all.data, rows_to_, computed.data, rows_from_, row_bytes);
+  exchange(packed.data, rows_to_, computed.data, rows_from_, row_bytes);
   const auto* in = static_cast<const char*>(packed.data);
   auto* out = static_cast<char*>(all.data);
   for (size_t r = 0; r < rows_to_.size(); ++r) {
-    for_each_row(rows_to_[r], row_bytes, [&, first = first_row_[r]](int64_t i) {
-      std::memcpy(out + row_of(index, first + i) * row_bytes, in + i * row_bytes, static_cast<size_t>(row_bytes));
+    const int32_t* to = index ? index.as<int32_t>() + first_row_[r] : nullptr;
+    const int64_t place = first_row_[r] - (static_cast<int>(r) > ranks_.rank() ? own_rows_ : 0);
+    for_each_row(rows_to_[r], row_bytes, [&](int64_t i) {
+      std::memcpy(out + (to ? to[i] : place + i) * row_bytes, in + i * row_bytes, static_cast<size_t>(row_bytes));
     });
     in += rows_to_[r] * row_bytes;
   }

@@ -5,6 +5,7 @@
 // order: by source, then expert, then slot. A round takes from it the next runs, all of a source's rows for an expert, that fit
 // into a stated number of rows; there are as many rounds as the fullest rank needs. A run is never cut, and runs of an expert
 // come in the order of the sources: what is summed over rows, the experts' gradients, is the same in any number of rounds.
+// Rows whose expert is where their token is take part in rounds, but nobody copies them.
 #include <span>
 
 #include "comm/communicator.h"
@@ -33,10 +34,12 @@ struct ExpertRanks {
 /// In a dry run nobody is asked: there are two rounds, as full as can be.
 class Dispatch {
  public:
-  /// counts (ranks, E) i32 overwritten: rows that each rank has for each expert. Collective.
-  static void gather_counts(Context& ctx, const ExpertRanks& ranks, Tensor counts, const Permutation& permutation);
+  /// counts (ranks, E) i32 overwritten: rows that each rank has for each expert. Collective. permutation.rows becomes the place
+  /// of every slot's row among results: rows that have travelled lie there in the permutation's order, this rank's own behind
+  /// them.
+  static void plan(Context& ctx, const ExpertRanks& ranks, Tensor counts, const Permutation& permutation);
 
-  /// permutation: of this rank's T K rows. most: ExpertRanks::most_rows. Work memory is taken from t and, in every call, from
+  /// counts and permutation: of this rank's T K rows, after plan(). most: ExpertRanks::most_rows. Work memory is taken from t and, in every call, from
   /// ctx.scratch.
   Dispatch(Context& ctx, ScratchScope& t, const ExpertRanks& ranks, const Tensor& counts, const Permutation& permutation,
            int64_t most);
@@ -45,22 +48,26 @@ class Dispatch {
   bool next();
   int64_t round() const { return round_; }
 
-  /// Rows of this round that came from a rank, sorted by expert: [begin, begin + count) of what was received.
+  /// Rows of this round from a rank, sorted by expert: [begin, begin + count) of what was received; of this rank itself, behind
+  /// all that were.
   struct Part {
     int64_t begin = 0, count = 0;
   };
   Part from(int source) const;
   /// (experts here + 1) i32: which of them are which expert's, counted from begin.
   Tensor offsets(int source) const { return offsets_.rows(source, 1).view({offsets_.dim(1)}); }
+  /// This rank's own of this round: rows of the permutation, and their place among results.
+  Part own() const;
+  int64_t own_place() const;
   /// (most) i32: 0, 1, 2, ...
   const Tensor& row_numbers() const { return row_numbers_; }
 
-  /// to (most, width), its first rows overwritten by what all ranks send here of this round: of a sender's `all` (any, width),
-  /// row index[i] goes to where row i of its permutation goes.
-  void to_experts(Tensor to, const Tensor& all, const Tensor& index);
-  /// The way back: `all` (any, width) row index[i], without an index row i, is overwritten by what has become of row i of the
-  /// permutation, if it has travelled in this round. results (most, width): of what was received.
-  void from_experts(Tensor all, const Tensor& results, const Tensor& index);
+  /// received (most, width), its first rows overwritten by what other ranks send here in this round: of a sender's `all` (any,
+  /// width), row index[i] stands for row i of its permutation.
+  void to_experts(Tensor received, const Tensor& all, const Tensor& index);
+  /// The way back: computed (most, width) is of what was received. What comes back for row i of the permutation is written to
+  /// row index[i] of all (any, width); without an index to its place among results, all (T K, width).
+  void from_experts(Tensor all, const Tensor& computed, const Tensor& index);
 
  private:
   void exchange(void* received, std::span<const int64_t> rows_received, const void* sent, std::span<const int64_t> rows_sent,
@@ -71,10 +78,10 @@ class Dispatch {
   Context& ctx_;
   ExpertRanks ranks_;
   Tensor counts_, offsets_, row_numbers_;
-  Permutation permutation_;
-  int64_t most_, experts_, experts_here_, round_ = -1;
+  int64_t rows_, most_, experts_, experts_here_, own_rows_ = 0, round_ = -1;
+  int64_t own_first_ = 0, own_count_ = 0;  // of own_rows_, in this round
   // (ranks) each: the first run of a destination that has not travelled; this rank's first row to it in this round, how many
-  // go, and how many come from it; and sizes in bytes.
+  // go, and how many come from it, none of this rank itself; and sizes in bytes.
   std::span<int64_t> next_run_, first_row_, rows_to_, rows_from_, bytes_received_, bytes_sent_;
 };
 

@@ -24,7 +24,7 @@ void Moe::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& 
   if (with_ranks()) {
     ranks_forward(ctx, out, x, load, kept);
   } else {
-    const Rows rows = own_rows(kept.gate_up ? kept : temporary(t, kept, x), x);
+    const Rows rows = all_rows(kept.gate_up ? kept : temporary(t, kept, x), x);
     inner_forward(ctx, rows);
     grouped_linear_forward(ctx, out, rows.inner, store_.joined(down_proj_), rows.offsets, Tensor());
   }
@@ -39,7 +39,7 @@ void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
   if (with_ranks()) {
     ranks_backward(ctx, drows, dweights, dy, x, s);
   } else {
-    const Rows rows = own_rows(s.gate_up ? s : temporary(t, s, x), x);
+    const Rows rows = all_rows(s.gate_up ? s : temporary(t, s, x), x);
     if (!s.gate_up) inner_forward(ctx, rows);
     rows_backward(ctx, drows, dweights, t.like("moe.dgate_up", rows.gate_up), dy, p.tokens, rows);
   }
@@ -82,20 +82,21 @@ void Moe::rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_u
 void Moe::ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterLoad& load, const Saved& kept) const {
   ScratchScope t(ctx.scratch);
   const Saved again = temporary(t, kept, x);
-  Dispatch::gather_counts(ctx, ranks_, kept.rank_counts, kept.permutation);
-  Dispatch dispatch(ctx, t, ranks_, kept.rank_counts, kept.permutation, again.received_x.dim(0));
+  const Tensor received_out = again.received_x;  // over rows that backward does not see, or that were used just now
+  Dispatch::plan(ctx, ranks_, kept.rank_counts, kept.permutation);
+  Dispatch dispatch(ctx, t, ranks_, kept.rank_counts, kept.permutation, received_out.dim(0));
   while (dispatch.next()) {
     const Saved& s = kept.gate_up && dispatch.round() == 0 ? kept : again;
     send_rows(dispatch, s, x);
     for (int source = 0; source < ranks_.size(); ++source) {
-      const Rows rows = received_rows(s, dispatch, source);
-      inner_forward(ctx, rows);
-      // Over rows that backward does not see, or that were used just now.
+      const bool own = source == ranks_.rank();
+      const Rows rows = own ? own_rows(s, dispatch, x) : received_rows(s, dispatch, source);
       const Dispatch::Part part = dispatch.from(source);
-      grouped_linear_forward(ctx, again.received_x.rows(part.begin, part.count), rows.inner, store_.joined(down_proj_),
-                             rows.offsets, Tensor());
+      inner_forward(ctx, rows);
+      grouped_linear_forward(ctx, own ? out.rows(dispatch.own_place(), part.count) : received_out.rows(part.begin, part.count),
+                             rows.inner, store_.joined(down_proj_), rows.offsets, Tensor());
     }
-    dispatch.from_experts(out, again.received_x, Tensor());
+    dispatch.from_experts(out, received_out, Tensor());
   }
   if (load.extra_rounds && !ctx.dry_run) *load.extra_rounds += dispatch.round() - 1;
 }
@@ -103,24 +104,26 @@ void Moe::ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterL
 void Moe::ranks_backward(Context& ctx, Tensor drows, Tensor dweights, const Tensor& dy, const Tensor& x, const Saved& kept) const {
   ScratchScope t(ctx.scratch);
   const Saved again = temporary(t, kept, x);
-  const Tensor received_dy = t.like("moe.received_dy", again.received_x);  // becomes dx of the same rows
+  const Tensor received_d = t.like("moe.received_dy", again.received_x);  // dy, then dx of the same rows
   const Tensor received_dweights = t.like("moe.received_dweights", again.received_weights);
   const Permutation& p = kept.permutation;
-  Dispatch dispatch(ctx, t, ranks_, kept.rank_counts, p, received_dy.dim(0));
+  Dispatch dispatch(ctx, t, ranks_, kept.rank_counts, p, received_d.dim(0));
   while (dispatch.next()) {
     const bool computed = kept.gate_up && dispatch.round() == 0;
     const Saved& s = computed ? kept : again;
     if (!computed) send_rows(dispatch, s, x);
-    dispatch.to_experts(received_dy, dy, p.tokens);
+    dispatch.to_experts(received_d, dy, p.tokens);
     for (int source = 0; source < ranks_.size(); ++source) {
-      const Rows rows = received_rows(s, dispatch, source);
-      if (!computed) inner_forward(ctx, rows);
+      const bool own = source == ranks_.rank();
+      const Rows rows = own ? own_rows(s, dispatch, x) : received_rows(s, dispatch, source);
       const Dispatch::Part part = dispatch.from(source);
-      const Tensor d = received_dy.rows(part.begin, part.count);
-      rows_backward(ctx, d, received_dweights, again.gate_up.rows(part.begin, part.count), d, Tensor(), rows);
+      if (!computed) inner_forward(ctx, rows);
+      const Tensor d = own ? drows.rows(dispatch.own_place(), part.count) : received_d.rows(part.begin, part.count);
+      rows_backward(ctx, d, own ? dweights : received_dweights, again.gate_up.rows(part.begin, part.count), own ? dy : d,
+                    rows.tokens, rows);
     }
-    dispatch.from_experts(drows, received_dy, Tensor());
-    dispatch.from_experts(dweights.view({p.slots.dim(0), 1}), received_dweights.view({received_dy.dim(0), 1}), p.slots);
+    dispatch.from_experts(drows, received_d, Tensor());
+    dispatch.from_experts(dweights.view({p.slots.dim(0), 1}), received_dweights.view({received_d.dim(0), 1}), p.slots);
   }
 }
 
@@ -130,7 +133,7 @@ void Moe::send_rows(Dispatch& dispatch, const Saved& s, const Tensor& x) const {
   dispatch.to_experts(column(s.received_weights), column(s.weights), s.permutation.slots);
 }
 
-Moe::Rows Moe::own_rows(const Saved& s, const Tensor& x) const {
+Moe::Rows Moe::all_rows(const Saved& s, const Tensor& x) const {
   return {.offsets = s.permutation.offsets,
           .x = x,
           .tokens = s.permutation.tokens,
@@ -138,6 +141,19 @@ Moe::Rows Moe::own_rows(const Saved& s, const Tensor& x) const {
           .slots = s.permutation.slots,
           .gate_up = s.gate_up,
           .inner = s.inner};
+}
+
+Moe::Rows Moe::own_rows(const Saved& s, const Dispatch& dispatch, const Tensor& x) const {
+  const auto [begin, count] = dispatch.from(ranks_.rank());
+  const Dispatch::Part own = dispatch.own();
+  return {.offsets = dispatch.offsets(ranks_.rank()),
+          .x = x,
+          .tokens = s.permutation.tokens.rows(own.begin, count),
+          .weights = s.weights,
+          .slots = s.permutation.slots.rows(own.begin, count),
+          .gate_up = s.gate_up.rows(begin, count),
+          .inner = s.inner.rows(begin, count),
+          .source = ranks_.rank()};
 }
 
 Moe::Rows Moe::received_rows(const Saved& s, const Dispatch& dispatch, int source) const {

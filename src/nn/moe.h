@@ -49,11 +49,11 @@ class Moe {
     Tensor weights;           // (T, K) wide
     Tensor experts;           // (T, K) i32
     Tensor counts;            // (E) f64: rows of each expert
-    Permutation permutation;  // which row is which token's
+    Permutation permutation;  // which row is which token's; with ranks, rows as Dispatch::plan says
     Tensor gate_up;           // (R, 2F): [gate | up]; empty when backward is to compute it again
     Tensor inner;             // (R, F): weight silu(gate) up; the same
     Tensor rank_counts;       // (ranks, E) i32: rows of each rank's tokens; empty where ranks do not share experts, as are
-    Tensor received_x;        // (R, C): rows of other ranks and this one; empty too when they are to travel again
+    Tensor received_x;        // (R, C): rows that came from other ranks; empty too when they are to travel again
     Tensor received_weights;  // (R) wide: the same
     Mlp::Saved shared;        // y (T, C); empty without a shared expert
     Gate::Saved shared_gate;  // y (T, 1, C); empty without
@@ -85,7 +85,9 @@ class Moe {
   void count_with_ranks(Context& ctx, const RouterLoad& load) const;
   bool with_ranks() const { return ranks_.size() > 1; }
 
-  Rows own_rows(const Saved& s, const Tensor& x) const;
+  /// All, where they are all computed here; those of a dispatch's round that did not travel; those that came from a rank.
+  Rows all_rows(const Saved& s, const Tensor& x) const;
+  Rows own_rows(const Saved& s, const Dispatch& dispatch, const Tensor& x) const;
   Rows received_rows(const Saved& s, const Dispatch& dispatch, int source) const;
   void inner_forward(Context& ctx, const Rows& rows) const;
   /// dx (R, C) overwritten, may be dy without an index; dweights where the weights are; dgate_up may be the rows'.
