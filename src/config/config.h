@@ -370,7 +370,7 @@ struct ParallelConfig {
     f("expert", expert, "ranks that share the experts; divides num_experts and the number of ranks");
     f("expert_capacity", expert_capacity, "rows that a rank takes in for its experts at once, times its own; more come in extra rounds");
     f("pipeline", pipeline, "ranks that share the layers; 1 in this version");
-    f("zero_stage", zero_stage, "ranks that share moments, gradients, weights (ZeRO); 0 in this version");
+    f("zero_stage", zero_stage, "what ranks share rather than repeat (ZeRO): 0 nothing, 1 moments, 2 gradients too, 3 weights too");
     f("determinism", determinism, "same_layout: the same bits again on as many ranks; exact: on any number of them");
     f("exact_sum", exact_sum, "of gradients, when exact: a tree over micro-batches (each rank takes a power of two), or 64-bit fixed point");
     f("timeout_seconds", timeout_seconds, "ranks without progress for so long end, and the one to blame is named; 0: never");

@@ -248,8 +248,8 @@ void check_parallel(const ParallelConfig& p, Checks& check) {
   check.require(p.expert_capacity > 0 && p.expert_capacity <= static_cast<double>(kMaxSize), {"parallel.expert_capacity"},
                 fmt::format("parallel.expert_capacity must be greater than 0 and finite, got {}", p.expert_capacity));
   check.not_negative("parallel.timeout_seconds", p.timeout_seconds);
-  check.require(p.zero_stage == 0, {"parallel.zero_stage"},
-                fmt::format("parallel.zero_stage = {} is not available in this version; use 0", p.zero_stage));
+  check.require(p.zero_stage >= 0 && p.zero_stage <= 3, {"parallel.zero_stage"},
+                fmt::format("parallel.zero_stage must be 0, 1, 2 or 3, got {}", p.zero_stage));
 }
 
 void check_rest(const Config& c, Checks& check) {

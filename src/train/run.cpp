@@ -145,7 +145,7 @@ Run::Run(const RunOptions& options)
     fail(ExitCode::usage,
          "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",
          config_.run_dir, list_checkpoints(checkpoints).front());
-  resumed_ = newest_valid_checkpoint(checkpoints);
+  resumed_ = newest_valid_checkpoint(checkpoints, ranks_);
   std::vector<int64_t> steps(static_cast<size_t>(ranks_->size()));
   const int64_t mine = resumed_.path.empty() ? -1 : resumed_.step;
   ranks_->all_gather(steps.data(), &mine, sizeof(mine));

@@ -53,6 +53,12 @@ int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks, 
   const bool exact = p.determinism == Determinism::exact;
   if (device == Device::cuda && (ranks.size() > 1 || exact))
     fail(ExitCode::usage, "several ranks, and parallel.determinism: exact, are computed on CPUs in this version; use train.device=cpu");
+  // Squares are summed in blocks of 32 elements, which must lie in one expert wherever it is.
+  if (const MoeConfig& moe = config.model.moe; exact && p.expert > 1 && config.model.hidden_size * moe.moe_intermediate_size % 32 != 0)
+    fail(ExitCode::usage,
+         "parallel.determinism: exact with parallel.expert = {} needs experts of a multiple of 32 elements; hidden_size x "
+         "moe_intermediate_size is {} x {}",
+         p.expert, config.model.hidden_size, moe.moe_intermediate_size);
   const int64_t all = t.global_batch_size / t.micro_batch_size, mine = all / ranks.size();
   if (mine * ranks.size() != all)
     fail(ExitCode::usage,
@@ -111,7 +117,8 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       batch_memory_("batch", memory.batch, device),
       pinned_(Arena::pinned("pinned", memory.pinned)),
       ctx_(data ? std::max<int64_t>(memory.scratch, 64) : 0, device),
-      model_(config.model, store_, shared_experts() ? &mesh_.expert() : nullptr),
+      model_(config.model, store_,
+             shared_experts() ? ExpertRanks{&mesh_.expert(), config.parallel.expert_capacity} : ExpertRanks{}),
       optimizer_(config.optimizer, store_),
       grad_sync_(config.parallel, store_, mesh_, queue_.get()),
       weight_sync_(config.parallel.zero_stage, store_, mesh_, queue_.get()),
@@ -154,6 +161,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
   router_load_.share = 1.0 / static_cast<double>(ranks_->size() * micro_batches);
   if (router_load_.totals && several()) {
     router_load_.ranks = &mesh_.data();
+    if (shared_experts()) router_load_.extra_rounds = &extra_rounds_;
     router_load_.counts = batch_memory_.alloc("router.counts", DType::f64, {config.model.num_hidden_layers, config.model.moe.num_experts});
   }
   host_router_totals_ = on_gpu() ? model_.make_router_totals(pinned_) : router_load_.totals;

@@ -93,6 +93,8 @@ class Trainer {
   Optimizer& optimizer() { return optimizer_; }
   /// What the routers of the last step added up, on the host (Transformer::make_router_totals); empty without experts.
   const Tensor& router_totals() const { return host_router_totals_; }
+  /// Rounds beyond the first that rows took on their way to shared experts, in all steps so far.
+  int64_t extra_rounds() const { return extra_rounds_; }
   /// Shared with the step: valid until the next one.
   ForwardBuffers& micro_batch() { return micro_batch_; }
   /// For analysis, which reads every layer: the micro-batch, or, where training recomputes whole blocks, one
@@ -114,6 +116,7 @@ class Trainer {
   bool exact() const { return config_.parallel.determinism == Determinism::exact; }
   void load(int64_t step);
   std::vector<ParamStore::Id> saved_here() const;
+  WholeModel whole_model() const;
   void collect_whole_weights(CheckpointContent& content);
   void weight_targets(std::vector<NamedTensor>& weights);
   void optimizer_targets(std::vector<NamedTensor>& tensors, bool own) const;
@@ -160,6 +163,7 @@ class Trainer {
   Tensor micro_losses_;            // (micro-batches of the step) f64, host: their sums; only where they are needed apart
   Tensor dhidden_;                 // (T, C)
   RouterLoad router_load_;
+  int64_t extra_rounds_ = 0;
   Tensor host_router_totals_;      // on a CPU, router_load_'s
   Tensor host_control_;            // (kUpdateControl) f64, the host's side of optimizer_.control()
   Graph micro_graph_, update_graph_;

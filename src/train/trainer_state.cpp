@@ -32,7 +32,8 @@ void Trainer::initialize() {
   if (!config_.train.init_from.empty()) {
     std::vector<NamedTensor> weights;
     weight_targets(weights);
-    load_weights(config_.train.init_from, weights, &ctx_);
+    const WholeModel whole = whole_model();
+    load_weights(config_.train.init_from, weights, &ctx_, &whole.weights);
   } else if (!sharded) {
     store_.initialize(ctx_, config_.train.seed);
   } else {
@@ -79,6 +80,19 @@ void Trainer::collect_whole_weights(CheckpointContent& content) {
     }
     store_.end_use(ctx_, unit, Pass::forward);
   }
+}
+
+/// Everything that all ranks hold together: what one rank alone would register.
+WholeModel Trainer::whole_model() const {
+  ParamStore all;
+  const Transformer model(config_.model, all);
+  WholeModel whole;
+  const DType dtype = store_.dtype(), wide = accumulate_dtype(dtype);
+  for (const ParamSpec& spec : all.specs()) {
+    whole.weights.push_back({spec.name, spec.shape, dtype});
+    for (const auto& [suffix, flat] : optimizer_.flat_state()) whole.optimizer.push_back({spec.name + suffix, spec.shape, wide});
+  }
+  return whole;
 }
 
 CheckpointContent Trainer::content() {
@@ -140,7 +154,8 @@ void Trainer::restore(const CheckpointInfo& checkpoint) {
   std::vector<NamedTensor> weights, optimizer;
   weight_targets(weights);
   optimizer_targets(optimizer, /*own=*/false);
-  load_checkpoint(checkpoint.path, weights, optimizer, &ctx_);
+  const WholeModel whole = whole_model();
+  load_checkpoint(checkpoint.path, weights, optimizer, &ctx_, &whole);
   for (Samples& slot : samples_) slot.step = -1;
   try {
     step_ = checkpoint.state.at("step").get<int64_t>();

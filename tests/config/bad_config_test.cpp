@@ -63,7 +63,7 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
       {"parallel: {expert: 2}\n", "a.yaml:1:12: parallel.expert = 2 shares experts, and model.moe.num_experts is 0; use 1"},
       {"parallel: {expert_capacity: 0}\n",
        "a.yaml:1:12: parallel.expert_capacity must be greater than 0 and finite, got 0"},
-      {"parallel: {zero_stage: 3}\n", "a.yaml:1:12: parallel.zero_stage = 3 is not available in this version; use 0"},
+      {"parallel: {zero_stage: 4}\n", "a.yaml:1:12: parallel.zero_stage must be 0, 1, 2 or 3, got 4"},
       {"model: {attention: {head_balance: {coefficient: 1}}}\n",
        "a.yaml:1:21: model.attention.head_balance is not available in this version"},
       {"optimizer:\n  lr: 1e-3\n  eps: 1e-8\n  lr: 2e-3\n",
