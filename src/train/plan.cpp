@@ -256,7 +256,7 @@ Plan make_plan(Config config) {
   double matmul_parameters = 0;
   for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store.specs().size()); ++id) {
     const ParamSpec& spec = store.specs()[static_cast<size_t>(id)];
-    plan.parameters.push_back({spec.name, spec.shape, store.numel(id), spec.active});
+    plan.parameters.push_back({spec.name, spec.shape, store.numel(id), spec.active, spec.of_expert, spec.packed, spec.unit});
     if (spec.packed) matmul_parameters += static_cast<double>(store.numel(id)) * spec.active;
     if (spec.shape[0] == model.vocab_size && layer_of(spec.name) < 0) plan.non_embedding -= store.numel(id);
   }

@@ -52,6 +52,8 @@ struct Plan {
     std::vector<int64_t> shape;
     int64_t count = 0;
     double active = 1;  // share of the tokens that it takes part in
+    bool of_expert = false, in_product = false;  // lies on one rank of the expert axis; is a matrix of a product
+    int unit = 0;                                // ParamSpec::unit
   };
   Config config;  // resolved
   std::optional<ParameterMatch> match;
