@@ -7,6 +7,7 @@
 
 #include "commands.h"
 #include "config/load.h"
+#include "core/parallel_for.h"
 #include "train/scale.h"
 
 namespace sluice {
@@ -15,6 +16,7 @@ namespace {
 struct Options {
   std::string file;
   std::vector<std::string> overrides;
+  int64_t ranks = 1;
   bool json = false;
   std::vector<int64_t> gpus, expert, zero = {1};
   std::string gradient_dtype = "bf16";
@@ -68,14 +70,18 @@ void add_plan_command(CLI::App& app, int&) {
   CLI::App* plan = app.add_subcommand("plan", "Parameters, FLOPs, memory and steps; nothing is trained");
   plan->add_option("CONFIG", options->file, "configuration")->required();
   plan->add_option("key=value", options->overrides, "overrides");
+  plan->add_option("--ranks", options->ranks, "memory of each of so many ranks (mpirun -n); none has to be there");
   plan->add_flag("--json", options->json, "machine-readable");
   add_scale_options(*plan, *options);
   plan->footer(
       "Examples:\n  sluice plan configs/quickstart/gated.yaml\n"
       "  sluice plan configs/models/moe_15a2b.yaml train.recompute=mlp\n"
+      "  sluice plan configs/models/small_384.yaml --ranks 4\n"
       "  sluice plan configs/gated_attention/base_15a2b.yaml --gpus 64,256,512,1024 --expert-parallel 8,16,32");
   plan->callback([options] {
-    const Plan result = make_plan(load_config(options->file, options->overrides));
+    const Config config = load_config(options->file, options->overrides);
+    if (config.train.threads > 0) set_num_threads(static_cast<int>(config.train.threads));  // work memory depends on them
+    const Plan result = make_plan(config, options->ranks);
     nlohmann::json json = options->json ? plan_json(result) : nlohmann::json();
     std::string text = options->json ? "" : plan_text(result);
     if (!options->gpus.empty()) {

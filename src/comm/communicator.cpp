@@ -7,19 +7,28 @@ namespace sluice {
 
 class Communicator::Operation {
  public:
-  Operation(CommProgress& progress, const char* name, int64_t bytes) : progress_(progress) {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    progress.since_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+  Operation(Communicator& ranks, const char* name, int64_t bytes) : ranks_(ranks) {
+    CommProgress& progress = ranks.progress_;
+    progress.since_ns = now();
     progress.bytes = bytes;
     progress.operation = name;
     ++progress.sequence;
   }
-  ~Operation() { progress_.operation = nullptr; }
+  ~Operation() {
+    const int64_t ns = now() - ranks_.progress_.since_ns;
+    ranks_.progress_.operation = nullptr;
+    for (Communicator* c = &ranks_; c; c = c->parent_) c->progress_.total_ns += ns;
+  }
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
  private:
-  CommProgress& progress_;
+  static int64_t now() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+  }
+
+  Communicator& ranks_;
 };
 
 namespace {
@@ -33,26 +42,26 @@ void check_rank(const char* op, int rank, int size) {
 }  // namespace
 
 void Communicator::barrier() {
-  const Operation operation(progress_, "barrier", 0);
+  const Operation operation(*this, "barrier", 0);
   do_barrier();
 }
 
 void Communicator::broadcast(void* data, int64_t bytes, int root) {
   check_bytes("broadcast", bytes);
   check_rank("broadcast", root, size());
-  const Operation operation(progress_, "broadcast", rank() == root ? bytes : 0);
+  const Operation operation(*this, "broadcast", rank() == root ? bytes : 0);
   do_broadcast(data, bytes, root);
 }
 
 void Communicator::all_gather(void* all, const void* mine, int64_t bytes) {
   check_bytes("all_gather", bytes);
-  const Operation operation(progress_, "all_gather", bytes);
+  const Operation operation(*this, "all_gather", bytes);
   do_all_gather(all, mine, bytes);
 }
 
 void Communicator::all_to_all(void* received, const void* sent, int64_t bytes) {
   check_bytes("all_to_all", bytes);
-  const Operation operation(progress_, "all_to_all", bytes * size());
+  const Operation operation(*this, "all_to_all", bytes * size());
   const std::vector<int64_t> parts(static_cast<size_t>(size()), bytes);
   do_all_to_all_v(received, parts.data(), sent, parts.data());
 }
@@ -64,7 +73,7 @@ void Communicator::all_to_all_v(void* received, const int64_t* received_bytes, c
     check_bytes("all_to_all_v", sent_bytes[r]);
     total += sent_bytes[r];
   }
-  const Operation operation(progress_, "all_to_all_v", total);
+  const Operation operation(*this, "all_to_all_v", total);
   do_all_to_all_v(received, received_bytes, sent, sent_bytes);
 }
 
@@ -72,7 +81,7 @@ void Communicator::send(const void* data, int64_t bytes, int to) {
   check_bytes("send", bytes);
   check_rank("send", to, size());
   SLUICE_CHECK(to != rank(), "send: to itself");
-  const Operation operation(progress_, "send", bytes);
+  const Operation operation(*this, "send", bytes);
   do_send(data, bytes, to);
 }
 
@@ -80,13 +89,25 @@ void Communicator::receive(void* data, int64_t bytes, int from) {
   check_bytes("receive", bytes);
   check_rank("receive", from, size());
   SLUICE_CHECK(from != rank(), "receive: from itself");
-  const Operation operation(progress_, "receive", 0);
+  const Operation operation(*this, "receive", 0);
   do_receive(data, bytes, from);
 }
 
 std::unique_ptr<Communicator> Communicator::split(int colour, int key) {
-  const Operation operation(progress_, "split", 0);
-  return do_split(colour, key);
+  const Operation operation(*this, "split", 0);
+  std::unique_ptr<Communicator> part = do_split(colour, key);
+  part->parent_ = this;
+  return part;
+}
+
+std::unique_ptr<Communicator> Communicator::axis(int stride, int size) {
+  SLUICE_CHECK(stride > 0 && size > 0 && this->size() % (stride * size) == 0, "axis: {} ranks, {} apart, of {}", size, stride,
+               this->size());
+  return do_axis(stride, size);
+}
+
+std::unique_ptr<Communicator> Communicator::do_axis(int stride, int size) {
+  return split(rank() - rank() / stride % size * stride, rank());
 }
 
 }  // namespace sluice

@@ -16,6 +16,7 @@ struct CommProgress {
   std::atomic<const char*> operation{nullptr};    // the one going on; null between two
   std::atomic<int64_t> bytes{0};                  // that this rank sends in it
   std::atomic<int64_t> since_ns{0};               // steady clock, of its beginning
+  std::atomic<int64_t> total_ns{0};               // spent in operations that have ended, of those split off it too
 };
 
 /// The one virtual interface. Every rank calls the same operations in the same order, from one thread at a time; each
@@ -46,6 +47,9 @@ class Communicator {
 
   /// Those of equal colour, ordered by key, then rank. Collective; the parent outlives it.
   std::unique_ptr<Communicator> split(int colour, int key);
+  /// The `size` ranks, this one among them, whose numbers differ by multiples of `stride` on one axis of a mesh: rank / stride %
+  /// size is the place on it. Collective like split; stride x size divides the number of ranks.
+  std::unique_ptr<Communicator> axis(int stride, int size);
   /// Ends all ranks at once, with this exit code: called once, after the error was printed.
   [[noreturn]] virtual void abort(ExitCode code) = 0;
 
@@ -59,13 +63,19 @@ class Communicator {
   virtual void do_send(const void* data, int64_t bytes, int to) = 0;
   virtual void do_receive(void* data, int64_t bytes, int from) = 0;
   virtual std::unique_ptr<Communicator> do_split(int colour, int key) = 0;
+  virtual std::unique_ptr<Communicator> do_axis(int stride, int size);
 
  private:
   class Operation;
   CommProgress progress_;
+  Communicator* parent_ = nullptr;  // that it was split off
 };
 
 /// One rank alone: every operation is a copy, or nothing.
 std::unique_ptr<Communicator> make_local_communicator();
+
+/// One of `size` ranks that are not there: for dry runs, which ask how many there are and move nothing. Only axis() works, and
+/// gives another such; everything else is an error of the program.
+std::unique_ptr<Communicator> make_dry_communicator(int rank, int size);
 
 }  // namespace sluice

@@ -12,8 +12,8 @@ Mesh::Mesh(Communicator& world, const MeshShape& shape) : shape_(shape), world_(
   if (shape.expert < 1 || world.size() % shape.expert != 0)
     fail(ExitCode::usage, "parallel.expert = {}: {} rank{} cannot be cut into groups of that many", shape.expert, world.size(),
          world.size() == 1 ? "" : "s");
-  expert_ = world.split(world.rank() / shape.expert, world.rank());
-  expert_data_ = world.split(world.rank() % shape.expert, world.rank());
+  expert_ = world.axis(1, shape.expert);
+  expert_data_ = world.axis(shape.expert, world.size() / shape.expert);
 }
 
 }  // namespace sluice

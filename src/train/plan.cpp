@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "config/fields.h"
 #include "config/load.h"
@@ -243,7 +244,7 @@ int64_t count_parameters(const ModelConfig& model) {
 
 std::optional<ParameterMatch> resolve_parameter_match(Config& config) { return resolve(config, {}); }
 
-Plan make_plan(Config config) {
+Plan make_plan(Config config, int64_t ranks) {
   Plan plan;
   plan.match = resolve_parameter_match(config);
   const ModelConfig& model = config.model;
@@ -270,7 +271,11 @@ Plan make_plan(Config config) {
           static_cast<double>(model.num_attention_heads) * static_cast<double>(model.head_dim);
 
   plan.dispatch = plan_dispatch(config, transformer);
-  plan.memory = Trainer::measure(config);
+  if (ranks < 1 || ranks > std::numeric_limits<int>::max()) fail(ExitCode::usage, "{} ranks: at least 1", ranks);
+  plan.ranks = ranks;
+  // They are alike: the first is measured, in a world that is not there.
+  const auto world = ranks > 1 ? make_dry_communicator(0, static_cast<int>(ranks)) : nullptr;
+  plan.memory = Trainer::measure(config, world.get());
   plan.steps = training_steps(config);
   plan.tokens_per_step = tokens_per_step(config);
   plan.tokens = plan.steps * plan.tokens_per_step;
@@ -311,8 +316,9 @@ std::string plan_text(const Plan& plan) {
        fmt::format("6 x {}{} in matrix products + attention", grouped(plan.matmul_parameters),
                    plan.dispatch ? " active" : ""));
   line("micro-batches per step", std::to_string(plan.accumulation_steps),
-       fmt::format("{} of {} samples x {} tokens", c.train.global_batch_size, c.train.micro_batch_size,
-                   c.data.seq_len));
+       fmt::format("{} of {} samples x {} tokens{}", c.train.global_batch_size, c.train.micro_batch_size, c.data.seq_len,
+                   plan.ranks > 1 ? fmt::format(", {} on each of {} ranks", plan.accumulation_steps / plan.ranks, plan.ranks)
+                                  : ""));
   line("tokens per step", grouped(plan.tokens_per_step));
   if (plan.steps > 0) {
     line("steps", grouped(plan.steps));
@@ -346,7 +352,8 @@ std::string plan_text(const Plan& plan) {
     line("scratch", bytes_text(d.scratch_bytes), "at most, while a layer computes");
   }
 
-  out += fmt::format("\nmemory ({})\n", enum_name(c.train.precision));
+  out += fmt::format("\nmemory{} ({})\n", plan.ranks > 1 ? fmt::format(" of each of {} ranks", plan.ranks) : "",
+                     enum_name(c.train.precision));
   line("parameters", bytes_text(plan.memory.parameters), "packed copies and tables included");
   line("gradients", bytes_text(plan.memory.gradients));
   line("optimizer", bytes_text(plan.memory.optimizer));
@@ -374,6 +381,7 @@ nlohmann::json plan_json(const Plan& plan) {
                         {"tokens", plan.tokens},
                         {"tokens_per_step", plan.tokens_per_step},
                         {"accumulation_steps", plan.accumulation_steps},
+                        {"ranks", plan.ranks},
                         {"intermediate_size", plan.config.model.intermediate_size},
                         {"memory",
                          {{"parameters", plan.memory.parameters},

@@ -67,13 +67,15 @@ struct Plan {
   double flops_per_token =
       0;  // 6 matmul_parameters + 6 L S H D: forward and backward, causal half (PERFORMANCE)
   std::optional<DispatchPlan> dispatch;  // of a mixture of experts
-  MemoryPlan memory;
+  int64_t ranks = 1;  // that share the training
+  MemoryPlan memory;  // of each
   int64_t steps = 0, tokens_per_step = 0, tokens = 0;  // steps and tokens 0: length not given
-  int64_t accumulation_steps = 0;                      // micro-batches per step
+  int64_t accumulation_steps = 0;                      // micro-batches per step, of all ranks
 };
 
-/// Resolves and measures. No memory of the model's size is touched.
-Plan make_plan(Config config);
+/// Resolves and measures. No memory of the model's size is touched. ranks: that would share the training, none of which has to
+/// be there. Error(usage) where they cannot.
+Plan make_plan(Config config, int64_t ranks = 1);
 
 /// The tables `sluice plan` prints. Layers alike are shown once, and so are experts.
 std::string plan_text(const Plan& plan);

@@ -75,3 +75,56 @@ TEST_CASE("Sizes and ranks that cannot be are refused", "[comm]") {
   CHECK_THROWS_WITH(c->broadcast(x, 1, 1), "broadcast: rank 1 of 1");
   CHECK_THROWS_WITH(c->send(x, 1, 0), "send: to itself");
 }
+
+TEST_CASE("Axes of a mesh are those ranks that differ on them alone", "[comm]") {
+  run_thread_ranks(12, [](Communicator& c) {
+    for (const auto& [stride, size] : {std::pair{1, 1}, {1, 4}, {2, 3}, {4, 3}, {1, 12}, {6, 2}}) {
+      const auto axis = c.axis(stride, size);
+      std::vector<int> members(static_cast<size_t>(size)), expected;
+      const int rank = c.rank();
+      axis->all_gather(members.data(), &rank, sizeof rank);
+      const int place = rank / stride % size;
+      for (int i = 0; i < size; ++i) expected.push_back(rank + (i - place) * stride);
+      // One that is only planned knows as much without asking anybody.
+      const auto planned = make_dry_communicator(rank, 12)->axis(stride, size);
+      if (members != expected || axis->rank() != place || planned->rank() != place || planned->size() != size)
+        throw std::runtime_error(fmt::format("rank {}: axis of {}, {} apart", rank, size, stride));
+    }
+  });
+  CHECK_THROWS_WITH(make_local_communicator()->axis(1, 2), "axis: 2 ranks, 1 apart, of 1");
+}
+
+TEST_CASE("Ranks that are only planned move nothing", "[comm]") {
+  const auto c = make_dry_communicator(2, 4);
+  CHECK(c->rank() == 2);
+  CHECK(c->size() == 4);
+  CHECK(c->name() == "dry");
+  char x[16] = {};
+  CHECK_THROWS_WITH(c->barrier(), "barrier: rank 2 of 4 is only planned; a dry run moves nothing");
+  CHECK_THROWS_WITH(c->all_gather(x, x, 4), Contains("all_gather"));
+  CHECK_THROWS_WITH(c->all_to_all(x, x, 4), Contains("only planned"));
+  CHECK_THROWS_WITH(c->broadcast(x, 4, 0), Contains("broadcast"));
+  CHECK_THROWS_WITH(c->send(x, 4, 0), Contains("send"));
+  CHECK_THROWS_WITH(c->receive(x, 4, 0), Contains("receive"));
+  CHECK_THROWS_WITH(c->split(0, 0), Contains("split"));
+  CHECK_THROWS_WITH(make_dry_communicator(4, 4), Contains("rank 4 of 4"));
+}
+
+TEST_CASE("A communicator knows how long it kept its rank, and those split off it", "[comm]") {
+  run_thread_ranks(2, [](Communicator& c) {
+    const auto part = c.axis(1, 2);
+    const int64_t before = c.progress().total_ns;
+    constexpr auto kLate = std::chrono::milliseconds(60);
+    if (c.rank() == 1) std::this_thread::sleep_for(kLate);
+    c.barrier();
+    const int64_t waited = c.progress().total_ns - before;
+    if (c.rank() == 1) std::this_thread::sleep_for(kLate);
+    part->barrier();
+    const int64_t twice = c.progress().total_ns - before;
+    // The one in time waits for the other, which does not.
+    const int64_t late = std::chrono::nanoseconds(kLate).count();
+    const bool right = c.rank() == 0 ? waited > late / 2 && twice > late && part->progress().total_ns > late / 2
+                                     : waited < late / 2 && twice < late;
+    if (!right) throw std::runtime_error(fmt::format("rank {} waited {} and {} ns", c.rank(), waited, twice));
+  });
+}

@@ -1,6 +1,7 @@
 #pragma once
 // Runs the program as a user does: arguments, environment, exit code, what it printed.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@ namespace sluice::test {
 struct Outcome {
   int code = -1;  // 128 + signal when killed
   std::string out, err;
+  int64_t peak_bytes = 0;  // of resident memory; of ranks, the largest one's
 };
 
 /// A started program, or as many ranks of it as mpirun starts. Its output goes to files in `folder`.
@@ -61,10 +63,11 @@ class Program {
   void signal(int number) const { kill(pid_, number); }
   Outcome wait() {
     int status = 0;
-    waitpid(pid_, &status, 0);
+    rusage usage{};
+    wait4(pid_, &status, 0, &usage);
     pid_ = -1;
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), io::read_file(out_),
-            io::read_file(err_)};
+            io::read_file(err_), int64_t{1024} * usage.ru_maxrss};
   }
 
  private:

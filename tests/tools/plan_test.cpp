@@ -1,0 +1,99 @@
+// sluice plan as it is run: for ranks that are not there, against what those that are take; and for GPUs nobody here has.
+#include "comm/mpi.h"
+#include "tools/tiny_run.h"
+
+namespace sluice {
+namespace {
+
+using Catch::Contains;
+using test::Outcome;
+using test::Program;
+using test::TinyRun;
+
+const std::vector<std::string> kLarge = {"model.hidden_size=512", "model.num_hidden_layers=2", "model.intermediate_size=1536"};
+
+std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+nlohmann::json plan(const TinyRun& t, const std::vector<std::string>& more) {
+  const Outcome outcome = t.sluice(std::vector<std::string>{"plan", t.config, "--json"} + more);
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  return nlohmann::json::parse(outcome.out);
+}
+
+/// Resident memory of the largest rank at its peak.
+int64_t peak(const TinyRun& t, int ranks, const std::string& folder, const std::vector<std::string>& more) {
+  const Outcome outcome = Program(t.folder.path, t.train_arguments(std::vector<std::string>{"--run-dir", t.folder / folder} + more), {},
+                                  ranks > 1 ? ranks : 0)
+                              .wait();
+  INFO(outcome.out << outcome.err);
+  REQUIRE(outcome.code == 0);
+  return outcome.peak_bytes;
+}
+
+}  // namespace
+
+TEST_CASE("plan knows what a training takes, of one rank and of each of two", "[plan]") {
+  const TinyRun t;
+  // The program, its libraries and their pools are in both: the difference is the model.
+  const std::vector<std::string> steps = {"train.max_steps=2", "checkpoint.every_steps=0", "train.micro_batch_size=1"};
+  for (const int ranks : {1, 2}) {
+    if (ranks > 1 && (!built_with_mpi() || std::system("command -v mpirun >/dev/null") != 0)) continue;
+    const auto planned = [&](const std::vector<std::string>& more) {
+      return plan(t, more + std::vector<std::string>{"--ranks", std::to_string(ranks)})["memory"]["total"].get<int64_t>();
+    };
+    const std::string name = std::to_string(ranks);
+    const int64_t expected = planned(steps + kLarge) - planned(steps);
+    const int64_t measured = peak(t, ranks, "large" + name, steps + kLarge) - peak(t, ranks, "small" + name, steps);
+    INFO(ranks << " ranks: planned " << expected / 1048576.0 << " MiB, measured " << measured / 1048576.0);
+    CHECK(expected > 100 << 20);
+    CHECK(static_cast<double>(measured) == Approx(static_cast<double>(expected)).epsilon(0.05));
+  }
+}
+
+TEST_CASE("plan's memory is what the run says it took, per rank", "[plan]") {
+  if (!built_with_mpi() || std::system("command -v mpirun >/dev/null") != 0) return;
+  const TinyRun t;
+  const Outcome run = Program(t.folder.path, t.train_arguments({"train.micro_batch_size=1", "train.max_steps=1"}), {}, 2).wait();
+  REQUIRE(run.code == 0);
+  const nlohmann::json two = plan(t, {"train.micro_batch_size=1", "--ranks", "2"});
+  CHECK(two["ranks"] == 2);
+  for (const char* what : {"parameters", "gradients", "optimizer", "activations", "scratch", "batch", "total"}) {
+    const size_t line = run.out.find(fmt::format("  {:<16}", what), run.out.find("memory   MiB"));
+    REQUIRE(line != std::string::npos);
+    CHECK(std::stod(run.out.substr(line + 18)) == Approx(two["memory"][what].get<double>() / (1 << 20)).margin(0.06));
+  }
+  const Outcome text = t.sluice({"plan", t.config, "train.micro_batch_size=1", "--ranks", "2"});
+  CHECK_THAT(text.out, Contains("memory of each of 2 ranks (f32)") && Contains("1 on each of 2 ranks"));
+  const Outcome refused = t.sluice({"plan", t.config, "train.micro_batch_size=1", "--ranks", "3"});
+  CHECK(refused.code == 64);
+  CHECK_THAT(refused.err, Contains("which 3 ranks cannot share evenly"));
+  CHECK(t.sluice({"plan", t.config, "--ranks", "0"}).code == 64);
+}
+
+TEST_CASE("plan --gpus prints one table and the best layout, or says why there is none", "[plan][scale]") {
+  const TinyRun t;
+  const std::string paper = SLUICE_SOURCE_DIR "/configs/gated_attention/base_15a2b.yaml";
+  Outcome outcome = t.sluice({"plan", paper, "--gpus", "512,1024", "--expert-parallel", "8,16", "--zero", "1,3", "train.recompute=none"});
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, Contains("nothing here is measured") && Contains("best of these: 1024 GPUs, experts shared by 16, ZeRO 1"));
+  outcome = t.sluice({"plan", paper, "--gpus", "512", "--json", "--gradient-dtype", "f32", "--nic", "90", "--gpu-mfu", "0.3"});
+  REQUIRE(outcome.code == 0);
+  const nlohmann::json json = nlohmann::json::parse(outcome.out)["scale"];
+  CHECK(json["measured"] == false);
+  CHECK(json["assumptions"]["nic_gb_s"] == 90);
+  CHECK(json["assumptions"]["gradient_bytes"] == 4);
+  CHECK(json["assumptions"]["gpu_mfu"] == 0.3);
+  CHECK(json["layouts"].size() == 3);  // experts shared by 8, 16, 32
+  outcome = t.sluice({"plan", t.config, "--gpus", "100,16"});
+  CHECK(outcome.code == 64);
+  CHECK_THAT(outcome.err, Contains("100 GPUs are not whole nodes of 8") && Contains("train.global_batch_size = 2 is smaller"));
+  outcome = t.sluice({"plan", paper, "--gpus", "64", "--nic", "-1"});
+  CHECK(outcome.code == 64);
+  CHECK_THAT(outcome.err, Contains("NIC GB/s must be above 0, got -1"));
+}
+
+}  // namespace sluice
