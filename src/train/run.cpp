@@ -20,6 +20,7 @@
 #include "train/run_folder.h"
 #include "train/signals.h"
 #include "train/step_times.h"
+#include "train/stragglers.h"
 #include "train/tensorboard.h"
 #include "train/trace.h"
 #include "train/trainer.h"
@@ -76,6 +77,7 @@ class Run {
   /// Rank 0 tells, writes and evaluates; the others only compute.
   bool leads() const { return ranks_->rank() == 0; }
   bool agree(bool mine) const;
+  bool told_to_stop();
   bool last_step_done() const { return trainer_->next_step() >= trainer_->max_steps(); }
   /// All steps done and evaluated; rank 0 knows.
   bool complete() const {
@@ -109,6 +111,8 @@ class Run {
 
   std::unique_ptr<Watchdog> watchdog_;  // with several ranks
   StepTimes times_;
+  Stragglers stragglers_;
+  double own_seconds_ = 0;  // of the last step, without waiting for other ranks
   StepMetrics last_;
   std::unique_ptr<RouterMonitor> monitor_;  // with experts
   std::optional<RouterSummary> router_;     // of the last step
@@ -124,7 +128,8 @@ class Run {
 Run::Run(const RunOptions& options)
     : options_(options),
       alone_(options.ranks ? nullptr : make_local_communicator()),
-      ranks_(options.ranks ? options.ranks : alone_.get()) {
+      ranks_(options.ranks ? options.ranks : alone_.get()),
+      stragglers_(ranks_->size()) {
   config_ = load_config(options.config_path, options.overrides);
   validate_for_training(config_);
   if (config_.train.threads > 0) set_num_threads(static_cast<int>(config_.train.threads));
@@ -398,10 +403,25 @@ bool Run::agree(bool mine) const {
   return count > 0;
 }
 
+/// The one small message of all ranks between two steps: whether any was told to stop, and how long each has computed.
+bool Run::told_to_stop() {
+  const double mine[2] = {signals_.requested() ? 1.0 : 0.0, own_seconds_};
+  std::vector<double> all(static_cast<size_t>(2 * ranks_->size())), seconds;
+  ranks_->all_gather(all.data(), mine, sizeof mine);
+  bool stop = false;
+  for (size_t r = 0; r < all.size(); r += 2) {
+    stop |= all[r] > 0;
+    seconds.push_back(all[r + 1]);
+  }
+  if (leads() && own_seconds_ > 0)
+    for (const std::string& message : stragglers_.add(seconds)) spdlog::warn("{}", message);
+  return stop;
+}
+
 /// Between steps: evaluation, checkpoint, signals. True when the loop is over.
 bool Run::finish_or_stop() {
   const int64_t step = trainer_->next_step();
-  const bool last = last_step_done(), stop = agree(signals_.requested());
+  const bool last = last_step_done(), stop = told_to_stop();
   if (!leads()) return stop || last;
   const bool due = config_.eval.every_steps > 0 && step > 0 && step % config_.eval.every_steps == 0;
   if (!evaluator_->empty() && (due || last) && evals_->last_step() < step && !stop)
@@ -425,10 +445,12 @@ void Run::step() {
     profile.keep_timeline();
     trainer_->context().profile = &profile;
   }
+  const int64_t waited = ranks_->progress().total_ns;
   last_ = trainer_->step();
   trainer_->context().profile = nullptr;
   if (traced) folder_->write("trace.json", chrome_trace(profile, device_name(trainer_->context().device)));
   const double seconds = now() - start;
+  own_seconds_ = seconds - 1e-9 * static_cast<double>(ranks_->progress().total_ns - waited);
   seconds_ += seconds;
   seconds_since_told_ += seconds;
   ++steps_since_told_;
