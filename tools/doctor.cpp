@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "commands.h"
+#include "doctor_ranks.h"
 #include "comm/mpi.h"
 #include "core/arena.h"
 #include "core/cpu_features.h"
@@ -98,8 +99,7 @@ void doctor() {
   row("compiler", __VERSION__);
   row("CUDA", built_with_cuda() ? "in this build" : "not in this build: train.device=cuda is refused");
   row("MPI", built_with_mpi() ? mpi_version() + ": ranks under mpirun or srun" : "not in this build: one process");
-  if (const LauncherSize launcher = launcher_size(); launcher.size > 0)
-    row("launcher", fmt::format("{} says {} ranks", launcher.variable, launcher.size));
+  if (const std::string launcher = launcher_text(); !launcher.empty()) row("launcher", launcher);
   row("oneDNN", [] {
     const dnnl_version_t* v = dnnl_version();
     return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);
@@ -146,11 +146,33 @@ void doctor() {
 
 }  // namespace
 
-void add_doctor_command(CLI::App& app, int&) {
+void add_doctor_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
-      app.add_subcommand("doctor", "what was built in, what this machine offers, what is disabled");
-  command->footer("Examples:\n  sluice doctor\n  SLUICE_ISA=avx2 sluice doctor\n");
-  command->callback([] { doctor(); });
+      app.add_subcommand("doctor", "what was built in, what this machine offers, what is disabled; under mpirun or srun, what ranks see");
+  const auto folder = std::make_shared<std::string>(".");
+  command->add_option("--run-dir", *folder, "with several ranks: do all of them see this folder (.)")->type_name("FOLDER");
+  command->footer("Examples:\n  sluice doctor\n  SLUICE_ISA=avx2 sluice doctor\n  mpirun -n 4 --bind-to none sluice doctor --run-dir runs\n");
+  command->callback([folder, &exit_code] {
+    std::unique_ptr<Communicator> world;
+    try {
+      world = make_world();
+    } catch (const Error& error) {
+      // All processes find the same, and cannot speak to each other: the first says it.
+      exit_code = static_cast<int>(error.code());
+      if (launcher_size().rank != 0) return;
+      doctor();
+      row("variables", launcher_variables());
+      throw;
+    }
+    try {
+      if (world->rank() == 0) doctor();
+      if (world->size() > 1) doctor_ranks(*world, *folder);
+    } catch (const Error& error) {
+      if (world->size() == 1) throw;
+      fmt::print(stderr, "error: rank {}: {}\n", world->rank(), error.what());
+      world->abort(error.code());
+    }
+  });
 }
 
 }  // namespace sluice

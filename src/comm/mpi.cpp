@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #if defined(SLUICE_HAS_MPI)
@@ -20,11 +21,15 @@
 namespace sluice {
 
 LauncherSize launcher_size() {
-  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"})
-    if (const char* text = std::getenv(variable))
+  using Names = std::pair<const char*, const char*>;
+  for (const auto& [variable, rank] : {Names{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}, Names{"PMI_SIZE", "PMI_RANK"},
+                                       Names{"SLURM_NTASKS", "SLURM_PROCID"}})
+    if (const char* text = std::getenv(variable)) {
+      const char* place = std::getenv(rank);
       // Inside an allocation, but not under srun, SLURM_NTASKS is there without a rank.
-      if (std::strcmp(variable, "SLURM_NTASKS") != 0 || std::getenv("SLURM_PROCID"))
-        if (const int size = std::atoi(text); size > 0) return {size, variable};
+      if (!place && std::strcmp(variable, "SLURM_NTASKS") == 0) continue;
+      if (const int size = std::atoi(text); size > 0) return {size, variable, place ? std::atoi(place) : 0};
+    }
   return {};
 }
 
@@ -176,7 +181,8 @@ std::unique_ptr<Communicator> make_world() {
   if (world->size() == launcher.size) return world;
   fail(ExitCode::usage,
        "{} says that {} processes were started, but MPI sees {}: each would train alone.\n"
-       "Under srun, ask for PMIx (srun --mpi=pmix; `srun --mpi=list` shows what there is); under mpirun, use the one of {}",
+       "Under srun, ask for PMIx (srun --mpi=pmix; `srun --mpi=list` shows what there is), or start with mpirun inside sbatch\n"
+       "(configs/launch/slurm_mpirun.sbatch); under mpirun, use the one of {}",
        launcher.variable, launcher.size, world->size(), mpi_version());
 }
 

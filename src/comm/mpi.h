@@ -14,10 +14,11 @@ std::string mpi_version();
 /// mpirun of another MPI): each would train alone.
 std::unique_ptr<Communicator> make_world();
 
-/// What launchers say in the environment (FORMATS 11): ranks started, or 0; which variable says so.
+/// What launchers say in the environment: ranks started, or 0; which variable says so; and which of them this process is.
 struct LauncherSize {
   int size = 0;
   const char* variable = "";
+  int rank = 0;
 };
 LauncherSize launcher_size();
 
