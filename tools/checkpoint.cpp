@@ -208,6 +208,7 @@ void add_checkpoint_command(CLI::App& app, int& exit_code) {
       ->type_name("DIR");
   sub->callback([options] { export_weights(*options); });
 
+  add_diff_bits_command(*command, exit_code);
   command->footer(
       "Examples:\n"
       "  sluice checkpoint verify runs/gated\n"

@@ -14,6 +14,8 @@ void add_eval_command(CLI::App& app, int& exit_code);
 void add_generate_command(CLI::App& app, int& exit_code);
 void add_tokenize_command(CLI::App& app, int& exit_code);
 void add_checkpoint_command(CLI::App& app, int& exit_code);
+/// A sub-command of `checkpoint`.
+void add_diff_bits_command(CLI::App& checkpoint, int& exit_code);
 void add_bench_command(CLI::App& app, int& exit_code);
 void add_doctor_command(CLI::App& app, int& exit_code);
 

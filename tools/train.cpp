@@ -27,7 +27,7 @@ void add_train_command(CLI::App& app, int& exit_code) {
       ->type_name("KEY")
       ->allow_extra_args(false);
   command->footer(
-      "SIGUSR1, SIGUSR2, SIGTERM and Ctrl-C finish the step, save and exit with 75; the same command goes "
+      "SIGUSR1, SIGUSR2, SIGTERM, SIGHUP, SIGXCPU and Ctrl-C finish the step, save and exit with 75; the same command goes "
       "on.\n\n"
       "Examples:\n"
       "  sluice train configs/quickstart/gated.yaml\n"
@@ -37,6 +37,8 @@ void add_train_command(CLI::App& app, int& exit_code) {
     options->command_line = app.get_name() + " train " + options->config_path;
     for (const std::string& text : options->overrides) options->command_line += " '" + text + "'";
     for (const std::string& key : options->allow_change) options->command_line += " --allow-change " + key;
+    const StopSignals signals;  // before the ranks find each other, which takes a while
+    options->signals = &signals;
     const std::unique_ptr<Communicator> world = make_world();
     options->ranks = world.get();
     try {

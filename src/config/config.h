@@ -400,6 +400,7 @@ struct LogConfig {
   int64_t every_steps = 10;
   bool tensorboard = true;
   int64_t trace_step = 0;
+  int64_t bits = 0;
   ConsoleMode console = ConsoleMode::automatic;
 
   template <class V>
@@ -407,6 +408,7 @@ struct LogConfig {
     f("every_steps", every_steps, "metrics.jsonl, TensorBoard and console lines");
     f("tensorboard", tensorboard, "write event files to RUN/tb");
     f("trace_step", trace_step, "write RUN/trace.json of this step, op by op, for chrome://tracing or Perfetto; 0: none");
+    f("bits", bits, "RUN/bits.log: bits of every step's loss and gradient norm, and every so many steps a hash of weights and moments; 0: none");
     f("console", console, "bar: one rewritten line; auto: bar in a terminal outside a launcher, else lines");
   }
 };

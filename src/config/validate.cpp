@@ -264,6 +264,7 @@ void check_rest(const Config& c, Checks& check) {
   check.count("checkpoint.keep_every_steps", c.checkpoint.keep_every_steps);
   check.size("log.every_steps", c.log.every_steps);
   check.size("log.trace_step", c.log.trace_step, 0);
+  check.size("log.bits", c.log.bits, 0);
 }
 
 }  // namespace

@@ -11,10 +11,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
-#include <mutex>
 #include <utility>
+
+#include "core/faults.h"
 
 // Permissions follow the umask (files 0666, folders 0777 before it), as for every other program of the user.
 
@@ -57,107 +57,10 @@ struct Descriptor {
   Descriptor& operator=(const Descriptor&) = delete;
 };
 
-// ---- injected faults
-// -------------------------------------------------------------------------------------------
-
-/// The operation at which something goes wrong. Parsed from the environment; a changed value starts a new
-/// count, so that a test can set one fault after another in one process.
-struct Plan {
-  std::string text;  // of the variable it was parsed from
-  int64_t at = 0;    // 0: never
-  bool torn = false, sticky = false;
-  int error = 0;
-};
-
-int errno_of(std::string_view name) {
-  constexpr std::pair<std::string_view, int> known[] = {{"ENOSPC", ENOSPC}, {"EIO", EIO},
-                                                        {"EACCES", EACCES}, {"EROFS", EROFS},
-                                                        {"EMFILE", EMFILE}, {"EDQUOT", EDQUOT}};
-  for (const auto& [text, value] : known)
-    if (text == name) return value;
-  return 0;
-}
-
-Plan parse_plan(const char* variable, const std::string& text, bool wants_error) {
-  Plan plan;
-  plan.text = text;
-  if (text.empty()) return plan;
-  const char* end = text.data() + text.size();
-  auto [rest, problem] = std::from_chars(text.data(), end, plan.at);
-  bool ok = problem == std::errc() && plan.at >= 1;
-  std::vector<std::string_view> words;
-  while (ok && rest != end) {
-    ok = *rest++ == ':';
-    const char* next = std::find(rest, end, ':');
-    words.emplace_back(rest, static_cast<size_t>(next - rest));
-    rest = next;
-  }
-  if (wants_error) {
-    plan.error = words.empty() ? 0 : errno_of(words[0]);
-    plan.sticky = words.size() == 2 && words[1] == "sticky";
-    ok = ok && plan.error && (words.size() == 1 || plan.sticky);
-  } else {
-    plan.torn = words.size() == 1 && words[0] == "torn";
-    ok = ok && (words.empty() || plan.torn);
-  }
-  if (!ok)
-    fail(ExitCode::usage, "{}={}: must be {}", variable, text, wants_error ? "n:ERRNO[:sticky]" : "n[:torn]");
-  return plan;
-}
-
-enum class Fault { none, torn, fail };
-
-/// Counts the operations of the process; the only state of this file, used by tests of crashes and full
-/// disks.
-class Faults {
- public:
-  /// Called before every mutating operation; may not return.
-  Fault next(int& error) {
-    const std::lock_guard lock(mutex_);
-    refresh("SLUICE_CRASH", crash_, false);
-    refresh("SLUICE_IOFAIL", fail_, true);
-    ++count_;
-    if (crash_.at == count_) {
-      if (crash_.torn) return Fault::torn;
-      ::kill(::getpid(), SIGKILL);
-    }
-    if (fail_.at && (fail_.sticky ? count_ >= fail_.at : count_ == fail_.at)) {
-      error = fail_.error;
-      return Fault::fail;
-    }
-    return Fault::none;
-  }
-
- private:
-  void refresh(const char* variable, Plan& plan, bool wants_error) {
-    const char* value = ::getenv(variable);
-    if (plan.text == (value ? value : "")) return;
-    plan = parse_plan(variable, value ? value : "", wants_error);
-    count_ = 0;
-  }
-
-  std::mutex mutex_;
-  Plan crash_, fail_;
-  int64_t count_ = 0;
-};
-
-Faults& faults() {
-  static Faults instance;
-  return instance;
-}
-
 /// Before every mutating operation other than write.
 void before(const std::string& action, const std::string& path) {
   int error = 0;
-  switch (faults().next(error)) {
-    case Fault::none:
-      return;
-    case Fault::torn:
-      ::kill(::getpid(), SIGKILL);
-      return;
-    case Fault::fail:
-      fail_write(action, path, error);
-  }
+  if (faults::before_operation(action, path, error) == faults::Io::fail) fail_write(action, path, error);
 }
 
 void write_fully(int fd, const char* data, int64_t bytes, const std::string& path) {
@@ -397,11 +300,11 @@ void OutputFile::write(const void* data, int64_t bytes) {
   while (bytes > 0) {
     const int64_t piece = std::min(bytes, kPiece);  // write() itself stops at 0x7ffff000 bytes
     int error = 0;
-    const Fault fault = faults().next(error);
+    const faults::Io fault = faults::before_operation("write", path_, error);
     // A real full disk, too, takes a part of the write that fails.
-    write_fully(fd_, from, fault == Fault::none ? piece : piece / 2, path_);
-    if (fault == Fault::torn) ::kill(::getpid(), SIGKILL);
-    if (fault == Fault::fail) fail_write("write", path_, error);
+    write_fully(fd_, from, fault == faults::Io::none ? piece : piece / 2, path_);
+    if (fault == faults::Io::torn) ::kill(::getpid(), SIGKILL);
+    if (fault == faults::Io::fail) fail_write("write", path_, error);
     from += piece;
     bytes -= piece;
   }

@@ -1,9 +1,6 @@
 #pragma once
-// The one layer every file goes through: errors carry call, path and errno text; faults can be injected at every
-// operation (RELIABILITY 4.1, 4.4).
-//   SLUICE_CRASH=n[:torn]      SIGKILL before the n-th mutating operation (or after half of that write)
-//   SLUICE_IOFAIL=n:ERRNO[:sticky]   the n-th mutating operation fails with ENOSPC, EIO, EACCES, EROFS, EMFILE, EDQUOT
-// Mutating operations are counted from 1: create, write, fsync, fsync_dir, rename, mkdir, unlink, rmdir.
+// The one layer every file goes through: errors carry call, path and errno text; faults can be injected at every operation that
+// changes something (core/faults.h).
 #include <cstdint>
 #include <functional>
 #include <string>

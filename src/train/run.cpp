@@ -9,8 +9,10 @@
 
 #include "comm/reduce.h"
 #include "core/cpu_features.h"
+#include "core/faults.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
+#include "train/bits.h"
 #include "train/console.h"
 #include "train/evaluate.h"
 #include "train/hf_config.h"
@@ -18,7 +20,6 @@
 #include "train/plan.h"
 #include "train/router_monitor.h"
 #include "train/run_folder.h"
-#include "train/signals.h"
 #include "train/step_times.h"
 #include "train/stragglers.h"
 #include "train/tensorboard.h"
@@ -69,6 +70,7 @@ class Run {
   std::string experts_text() const;
   bool finish_or_stop();
   void step();
+  void log_bits();
   void tell(const StepMetrics& m);
   bool evaluate();
   void save();
@@ -91,6 +93,8 @@ class Run {
   RunOptions options_;
   std::unique_ptr<Communicator> alone_;
   Communicator* ranks_;
+  std::unique_ptr<StopSignals> own_signals_;
+  const StopSignals& signals_;
   Config config_;
   Plan plan_;
   std::unique_ptr<Tokenizer> tokenizer_;
@@ -103,10 +107,9 @@ class Run {
 
   std::unique_ptr<Console> console_;
   std::unique_ptr<ConsoleWarnings> warnings_;
-  StopSignals signals_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<CheckpointStore> checkpoints_;
-  std::unique_ptr<JsonLines> metrics_, evals_;
+  std::unique_ptr<JsonLines> metrics_, evals_, bits_;
   std::unique_ptr<EventWriter> events_;
 
   std::unique_ptr<Watchdog> watchdog_;  // with several ranks
@@ -129,6 +132,8 @@ Run::Run(const RunOptions& options)
     : options_(options),
       alone_(options.ranks ? nullptr : make_local_communicator()),
       ranks_(options.ranks ? options.ranks : alone_.get()),
+      own_signals_(options.signals ? nullptr : std::make_unique<StopSignals>()),
+      signals_(options.signals ? *options.signals : *own_signals_),
       stragglers_(ranks_->size()) {
   config_ = load_config(options.config_path, options.overrides);
   validate_for_training(config_);
@@ -144,6 +149,7 @@ Run::Run(const RunOptions& options)
   config_yaml_ = to_yaml(config_);
 
   if (leads()) folder_ = std::make_unique<RunFolder>(config_.run_dir);
+  faults::at("init", 0);
   ranks_->barrier();  // nobody looks before the folder is ours
   const std::string checkpoints = config_.run_dir + "/ckpt";
   if (options.fresh && !list_checkpoints(checkpoints).empty())
@@ -344,6 +350,7 @@ void Run::watch() {
 
 void Run::at(const char* phase) {
   if (watchdog_) watchdog_->at(phase, trainer_->next_step());
+  faults::at(phase, trainer_->next_step());
 }
 
 void Run::open_files() {
@@ -351,6 +358,7 @@ void Run::open_files() {
   start_files();
   metrics_ = std::make_unique<JsonLines>(folder_->file("metrics.jsonl"), trainer_->next_step());
   evals_ = std::make_unique<JsonLines>(folder_->file("eval.jsonl"), trainer_->next_step());
+  if (config_.log.bits > 0) bits_ = std::make_unique<JsonLines>(folder_->file("bits.log"), trainer_->next_step());
   if (config_.log.tensorboard)
     events_ = std::make_unique<EventWriter>(folder_->file("tb"), trainer_->next_step());
   checkpoints_ =
@@ -438,6 +446,7 @@ bool Run::finish_or_stop() {
 
 void Run::step() {
   at("step");
+  if (faults::mismatched(trainer_->next_step())) ranks_->barrier();
   const double start = now();
   const bool traced = config_.log.trace_step > 0 && trainer_->next_step() + 1 == config_.log.trace_step;
   Profile profile;
@@ -455,6 +464,7 @@ void Run::step() {
   seconds_since_told_ += seconds;
   ++steps_since_told_;
   times_.add(seconds);
+  if (config_.log.bits > 0) log_bits();
   if (!leads()) return;
   if (last_.skipped) spdlog::warn("{}; skipped", trainer_->problem());
   router_ = summarize_router(config_.model, trainer_->router_totals());
@@ -465,6 +475,13 @@ void Run::step() {
     tell(last_);
   else
     console_->tick(progress(last_));
+}
+
+void Run::log_bits() {
+  nlohmann::ordered_json line = bits_line(trainer_->next_step(), last_.loss, last_.grad_norm);
+  if (trainer_->next_step() % config_.log.bits == 0)
+    line["state"] = fmt::format("{:016x}", state_hash(trainer_->context(), trainer_->content(), *ranks_));
+  if (bits_) bits_->append(line);
 }
 
 void Run::tell(const StepMetrics& m) {

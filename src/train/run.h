@@ -8,6 +8,7 @@
 #include "config/load.h"
 #include "core/error.h"
 #include "data/tokenizer.h"
+#include "train/signals.h"
 
 namespace sluice {
 
@@ -19,6 +20,8 @@ struct RunOptions {
   bool fresh = false;                     // refuse to resume
   /// Those that train together; null: alone. All are given the same options, and return the same; rank 0 tells and writes.
   Communicator* ranks = nullptr;
+  /// Caught since before the ranks were; null: from now on.
+  const StopSignals* signals = nullptr;
 };
 
 /// Fills what only the tokenizer (vocab_size) and the parameter match (intermediate_size) know.

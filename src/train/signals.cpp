@@ -5,7 +5,7 @@
 namespace sluice {
 namespace {
 
-constexpr int kSignals[] = {SIGUSR1, SIGUSR2, SIGTERM, SIGINT};
+constexpr int kSignals[] = {SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGXCPU, SIGHUP};
 
 // A handler has nothing but statics to write to.
 volatile std::sig_atomic_t first_signal = 0, signal_count = 0;
@@ -22,6 +22,7 @@ extern "C" void on_stop_signal(int number) {
 void install(void (*handler)(int)) {
   for (const int number : kSignals) {
     struct sigaction action {};
+    if (number == SIGHUP && sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
     action.sa_handler = handler;
     action.sa_flags = SA_RESTART;
     sigaction(number, &action, nullptr);
@@ -49,6 +50,10 @@ const char* StopSignals::name() const {
       return "SIGTERM";
     case SIGINT:
       return "SIGINT";
+    case SIGXCPU:
+      return "SIGXCPU";
+    case SIGHUP:
+      return "SIGHUP";
     default:
       return "";
   }

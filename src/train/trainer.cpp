@@ -7,6 +7,7 @@
 #include "comm/reduce.h"
 #include "core/device.h"
 #include "config/load.h"
+#include "core/faults.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "optim/schedule.h"
@@ -194,6 +195,7 @@ StepMetrics Trainer::step() {
     grad_sync_.end_micro_batch(ctx_);
     collect_losses(i);
   }
+  if (!measuring()) faults::at("all_reduce", step_);
   agree_on_losses();
   grad_sync_.finish(ctx_);
   once_recorded(update_graph_, &Trainer::update);
@@ -234,15 +236,14 @@ StepMetrics Trainer::step() {
 void Trainer::load(int64_t step) {
   Samples& slot = samples(step);
   if (measuring() || slot.step == step) return;
+  faults::at("data", step);
   slot.counted_tokens = 0;
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     // One at a time: first_key is an index into the micro-batch.
     const Batch rows = batch_of(slot.host.rows(i, 1).view({4, slot.host.dim(2)}));
     int32_t* targets = rows.targets.as<int32_t>();
-    const int64_t micro_batch = ranks_->rank() * micro_batches_ + i;
-    data_->fill(step * config_.train.global_batch_size + micro_batch * config_.train.micro_batch_size,
-                config_.train.micro_batch_size, rows.tokens.as<int32_t>(), targets, rows.positions.as<int32_t>(),
-                rows.first_key.as<int32_t>());
+    data_->fill(first_sample(config_, step, ranks_->rank() * micro_batches_ + i), config_.train.micro_batch_size,
+                rows.tokens.as<int32_t>(), targets, rows.positions.as<int32_t>(), rows.first_key.as<int32_t>());
     slot.counted_tokens += rows.targets.numel() - std::count(targets, targets + rows.targets.numel(), -1);
   }
   all_reduce(*ranks_, &slot.counted_tokens, 1);

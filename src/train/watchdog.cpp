@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <sstream>
 #include <vector>
 
@@ -29,6 +30,25 @@ double steady_time() {
 std::string where(const Heartbeat& h) {
   return fmt::format("step {}, phase {}, {}", h.step, h.phase,
                      h.operation == "-" ? std::string("in no operation") : fmt::format("operation {} (number {})", h.operation, h.sequence));
+}
+
+/// Where the ranks wait in different operations: the one that is alone in its own, or all of them when two are.
+std::string odd_operation(const std::vector<Heartbeat>& ranks) {
+  std::map<std::string, std::vector<const Heartbeat*>> at;
+  for (const Heartbeat& h : ranks)
+    if (h.rank >= 0) at[h.operation].push_back(&h);
+  if (at.size() < 2) return "";
+  std::vector<const Heartbeat*> alone;
+  std::string all;
+  for (const auto& [operation, those] : at) {
+    if (those.size() == 1) alone.push_back(those[0]);
+    for (const Heartbeat* h : those) all += fmt::format("{}rank {} in {}", all.empty() ? "" : ", ", h->rank, operation);
+  }
+  if (alone.size() == 1)
+    return fmt::format("rank {} calls another operation than the others: {}, for {:.0f} s ({})", alone[0]->rank, where(*alone[0]),
+                       alone[0]->idle, all);
+  return fmt::format("the ranks call different operations: {}; step {}, number {}, for {:.0f} s", all, ranks[0].step,
+                     ranks[0].sequence, ranks[0].idle);
 }
 
 }  // namespace
@@ -68,6 +88,7 @@ std::string who_hangs(const std::vector<Heartbeat>& ranks, int mine, double now)
   for (const Heartbeat& h : ranks)
     if (h.rank >= 0 && h.sequence == first && first < last)
       return fmt::format("rank {} is behind, in another operation than the others: {}, for {:.0f} s", h.rank, where(h), h.idle);
+  if (const std::string odd = odd_operation(ranks); !odd.empty()) return odd;
   for (const Heartbeat& h : ranks)
     if (h.rank == mine) return fmt::format("all ranks wait for each other: {}, for {:.0f} s (mismatched calls, or the network)", where(h), h.idle);
   return "";

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "support/temp_folder.h"
@@ -197,4 +198,29 @@ TEST_CASE("a sparse file past 2^32 bytes is mapped at its true size", "[io]") {
   io::MappedFile moved = std::move(file);
   CHECK(moved.data()[int64_t{1} << 32] == 0);
   CHECK(file.data() == nullptr);
+}
+
+TEST_CASE("a fault may be one rank's", "[io]") {
+  const TempFolder folder;
+  {
+    const TempVariable fault("SLUICE_IOFAIL", "3:1:EIO");  // this process is rank 0
+    CHECK_NOTHROW(io::make_directories(folder / "a"));
+  }
+  const TempVariable fault("SLUICE_IOFAIL", "0:1:EIO");
+  CHECK_THROWS_WITH(io::make_directories(folder / "b"), Contains("(EIO)"));
+}
+
+TEST_CASE("every operation that changes something can be listed", "[io]") {
+  const TempFolder folder;
+  {
+    const TempVariable fault("SLUICE_IOTRACE", folder / "trace");
+    io::write_file_atomic(folder / "a", "text");
+  }
+  const std::string trace = io::read_file(folder / "trace");
+  size_t at = 0;
+  for (const char* action : {"create", "write", "sync", "rename", "sync folder"}) {
+    at = trace.find(action, at);
+    CHECK(at != std::string::npos);
+  }
+  CHECK(std::count(trace.begin(), trace.end(), '\n') == 5);
 }
