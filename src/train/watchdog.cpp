@@ -1,13 +1,16 @@
 #include "train/watchdog.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <spdlog/fmt/fmt.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <fstream>
 #include <limits>
 #include <map>
 #include <sstream>
@@ -19,12 +22,23 @@ namespace {
 constexpr double kStale = 3;        // seconds without a line after which a rank is not alive; they come once a second
 constexpr double kLongPhases = 20;  // evaluation and saving, times the limit of others
 constexpr double kPoll = 0.25;
+constexpr double kQuiet = 1;  // seconds between lines; more often when a rank waits, since others decide by them
 
 double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 double steady_time() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+uint32_t this_place() {
+  std::string text;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), text);
+  char space[64] = "";
+  if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) return 0;
+  uint32_t hash = 2166136261u;  // FNV-1a
+  for (const char c : text + space) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return hash;
 }
 
 std::string where(const Heartbeat& h) {
@@ -54,8 +68,8 @@ std::string odd_operation(const std::vector<Heartbeat>& ranks) {
 }  // namespace
 
 std::string Heartbeat::line() const {
-  std::string text = fmt::format("rank {} step {} phase {} operation {} sequence {} idle {:.1f} limit {:.1f} written {:.3f}", rank,
-                                 step, phase, operation, sequence, idle, limit, written);
+  std::string text = fmt::format("rank {} step {} phase {} operation {} sequence {} idle {:.1f} limit {:.1f} written {:.3f} pid {} place {}",
+                                 rank, step, phase, operation, sequence, idle, limit, written, pid, place);
   text.resize(static_cast<size_t>(kLineBytes) - 1, ' ');
   return text + "\n";
 }
@@ -65,8 +79,8 @@ Heartbeat Heartbeat::parse(const std::string& line) {
   std::string word;
   Heartbeat h;
   in >> word >> h.rank >> word >> h.step >> word >> h.phase >> word >> h.operation >> word >> h.sequence >> word >> h.idle >> word >>
-      h.limit >> word >> h.written;
-  if (!in || word != "written") h.rank = -1;
+      h.limit >> word >> h.written >> word >> h.pid >> word >> h.place;
+  if (!in || word != "place") h.rank = -1;
   return h;
 }
 
@@ -109,6 +123,9 @@ bool Watchdog::tell(const Heartbeat& me) const {
 Watchdog::~Watchdog() {
   over_ = true;
   thread_.join();
+  Heartbeat last = mine();
+  last.pid = 0;
+  tell(last);
   if (file_ >= 0) close(file_);
 }
 
@@ -129,7 +146,33 @@ Heartbeat Watchdog::mine() const {
   h.idle = steady_time() - changed_;
   h.limit = h.phase == "evaluate" || h.phase == "save" ? kLongPhases * seconds_ : seconds_;
   h.written = unix_time();
+  h.pid = getpid();
+  static const uint32_t place = this_place();
+  h.place = place;
   return h;
+}
+
+/// A rank's line; rank -1 where there is none.
+Heartbeat Watchdog::of(int rank) const {
+  std::string line(static_cast<size_t>(Heartbeat::kLineBytes), ' ');
+  if (file_ < 0 || pread(file_, line.data(), line.size(), rank * Heartbeat::kLineBytes) != Heartbeat::kLineBytes) line.clear();
+  return Heartbeat::parse(line);
+}
+
+/// Learns who the others are as they come, and looks after those it knows.
+std::string Watchdog::who_died(const Heartbeat& me) {
+  while (std::ssize(neighbours_) < ranks_.size()) {
+    const int next = static_cast<int>(std::ssize(neighbours_));
+    const Heartbeat h = next == me.rank ? me : of(next);
+    if (h.rank != next) break;  // still on its way
+    neighbours_.push_back(h);
+  }
+  for (const Heartbeat& h : neighbours_) {
+    if (h.rank == me.rank || h.place != me.place || me.place == 0 || h.pid == 0) continue;
+    if (kill(static_cast<pid_t>(h.pid), 0) == 0 || errno != ESRCH || of(h.rank).pid != h.pid) continue;
+    return fmt::format("rank {} (pid {}) is gone; last at {}", h.rank, h.pid, where(of(h.rank)));
+  }
+  return "";
 }
 
 void Watchdog::watch() {
@@ -143,26 +186,28 @@ void Watchdog::watch() {
       changed_ = steady_time();
     }
     const Heartbeat me = mine();
-    if (me.written - told >= 1 && tell(me)) told = me.written;
+    if ((me.written - told >= kQuiet || me.idle > kQuiet) && tell(me)) told = me.written;
+    if (const std::string why = who_died(me); !why.empty()) end(why, {});
     if (me.idle <= me.limit) continue;
     std::vector<Heartbeat> all;
-    std::string line(static_cast<size_t>(Heartbeat::kLineBytes), ' ');
-    for (int r = 0; r < ranks_.size(); ++r) {
-      if (r == me.rank || file_ < 0) {
-        all.push_back(me);
-      } else if (pread(file_, line.data(), line.size(), r * Heartbeat::kLineBytes) == Heartbeat::kLineBytes) {
-        all.push_back(Heartbeat::parse(line));
-      }
-    }
-    if (const std::string why = who_hangs(all, me.rank, me.written); !why.empty()) end(why);
+    for (int r = 0; r < ranks_.size(); ++r) all.push_back(r == me.rank ? me : of(r));
+    if (const std::string why = who_hangs(all, me.rank, me.written); !why.empty())
+      end(fmt::format("no progress for {:.0f} s: {}", me.idle, why), all);
   }
 }
 
-void Watchdog::end(const std::string& why) {
+void Watchdog::end(const std::string& why, const std::vector<Heartbeat>& ranks) {
   // From here on nothing may block: no lock of the process is taken, and no MPI.
-  const std::string text = fmt::format("error: rank {} made no progress for {:.0f} s: {}; all ranks end\n", ranks_.rank(),
-                                       mine().idle, why);
-  if (write(STDERR_FILENO, text.data(), text.size()) < 0) _exit(static_cast<int>(ExitCode::hang));
+  const std::string text = fmt::format("error: rank {}: {}; all ranks end\n", ranks_.rank(), why);
+  const Heartbeat me = mine();
+  bool told = write(STDERR_FILENO, text.data(), text.size()) > 0;
+  // Whoever is stopped cannot end. A child does it a moment later, so that the launcher sees our exit code first.
+  for (const Heartbeat& h : ranks)
+    if (told && h.rank >= 0 && h.place == me.place && h.pid > 0 && me.written - h.written > kStale && fork() == 0) {
+      usleep(200'000);
+      kill(static_cast<pid_t>(h.pid), SIGKILL);
+      _exit(0);
+    }
   _exit(static_cast<int>(ExitCode::hang));
 }
 

@@ -26,7 +26,9 @@ Heartbeat rank(int r, const char* operation, int64_t sequence, double idle) {
 }  // namespace
 
 TEST_CASE("a rank's line is read back as it was, and nothing else is", "[watchdog]") {
-  const Heartbeat h = rank(3, "all_gather", 1234567, 2.5);
+  Heartbeat h = rank(3, "all_gather", 1234567, 2.5);
+  h.pid = 4321;
+  h.place = 0xdeadbeef;
   const std::string line = h.line();
   CHECK(line.size() == static_cast<size_t>(Heartbeat::kLineBytes));
   CHECK(line.back() == '\n');
@@ -39,6 +41,8 @@ TEST_CASE("a rank's line is read back as it was, and nothing else is", "[watchdo
   CHECK(back.idle == 2.5);
   CHECK(back.limit == 5);
   CHECK(back.written == Approx(h.written).margin(1e-3));
+  CHECK(back.pid == 4321);
+  CHECK(back.place == 0xdeadbeef);
   CHECK(Heartbeat::parse("").rank == -1);
   CHECK(Heartbeat::parse(line.substr(0, 40)).rank == -1);
 }

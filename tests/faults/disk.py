@@ -1,0 +1,115 @@
+"""A crash before, and an error at, every I/O call of a training with two saves, on every rank (P1, P4)."""
+import os
+import re
+import shutil
+
+from harness import Failure, Start, last_step, saved_step
+
+KEYS = ["train.max_steps=20", "checkpoint.async=false"]
+ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE", "EDQUOT")
+RANKS = 2
+CONTINUED = 10  # the training is continued from here: saves at 15 and 20, and two old checkpoints to rotate out
+
+
+def base(world):
+    run = world.run_folder("base")
+    Start(world, run, 0, KEYS, {"SLUICE_EXIT": f"0:{CONTINUED + 1}:0"}).wait()
+    if saved_step(run) != CONTINUED:
+        raise Failure(f"the run to continue has step {saved_step(run)}")
+    return run
+
+
+def operations(world, run):
+    """{rank: [what the n-th operation is]} of an undisturbed trial."""
+    trial, trace = copy(world, run), os.path.join(world.folder, "trace")
+    if os.path.exists(trace):
+        os.remove(trace)
+    start = world.start(trial, RANKS, KEYS, environment={"SLUICE_IOTRACE": trace})
+    if start.wait() != 0:
+        raise Failure(f"the undisturbed trial failed\n{start.tail()}")
+    found = {rank: [] for rank in range(RANKS)}
+    with open(trace) as file:
+        for line in file:
+            rank, _, what = line.rstrip("\n").split(" ", 2)
+            found[int(rank)].append(what.replace(trial, "RUN"))
+    return found
+
+
+def copy(world, run):
+    trial = world.run_folder("trial")
+    shutil.copytree(run, trial, symlinks=True)
+    return trial
+
+
+def resume(world, trial):
+    start = world.start(trial, world.random.choice((0, 0, 0, 2)), KEYS)
+    code = start.wait()
+    if code != 0:
+        raise Failure(f"not continued: exit code {code}\n{start.tail()}")
+
+
+def crash(world, run, rank, n, torn):
+    trial = copy(world, run)
+    start = world.start(trial, RANKS, KEYS, environment={"SLUICE_CRASH": f"{rank}:{n}{torn}"})
+    code = start.wait()
+    if code == 0:
+        raise Failure(f"nothing was killed\n{start.tail()}")
+    if start.until_gone(5) is None:
+        raise Failure("somebody lived on")
+    if saved_step(trial) < CONTINUED:
+        raise Failure(f"the newest checkpoint is of step {saved_step(trial)}")
+    resume(world, trial)
+    world.require_equal(trial, KEYS)
+    world.require_tidy(trial)
+
+
+def failing(world, tally, run, rank, n, error, what):
+    trial = copy(world, run)
+    start = world.start(trial, RANKS, KEYS, environment={"SLUICE_IOFAIL": f"{rank}:{n}:{error}"})
+    code = start.wait()
+    text = start.text()
+    tally.add(f"exit {code}")
+    if error not in text:
+        raise Failure(f"not a word of {error}\n{start.tail()}")
+    if code not in (0, 73, 74):
+        raise Failure(f"exit code {code}\n{start.tail()}")
+    # Before the first step the run may be refused, and at the end the last checkpoint is what counts; in between it goes on.
+    steps = last_step(trial)
+    if code == 73 and steps > CONTINUED or code == 74 and steps < 20:
+        raise Failure(f"exit code {code} at step {steps}\n{start.tail()}")
+    if code == 74 and not re.search(r"the final checkpoint could not be written", text):
+        raise Failure(f"exit code 74 without its message\n{start.tail()}")
+    if saved_step(trial) < CONTINUED:
+        raise Failure(f"the newest checkpoint is of step {saved_step(trial)}")
+    if code == 0 and saved_step(trial) != 20:
+        raise Failure(f"exit code 0, and the newest checkpoint is of step {saved_step(trial)}")
+    if code:
+        resume(world, trial)
+    world.require_equal(trial, KEYS, lines_may_miss=True)
+    if code:
+        world.require_tidy(trial)
+
+
+def check(world, tally, count):
+    """count: trials at most, spread over crashes, torn writes and errors; 0: all of them."""
+    run = base(world)
+    found = operations(world, run)
+    trials = []
+    for rank, names in found.items():
+        tally.figures[f"calls of rank {rank}"] = len(names)
+        for n, what in enumerate(names, 1):
+            trials.append(("crash", rank, n, "", what))
+            if what.startswith("write "):
+                trials.append(("crash", rank, n, ":torn", what))
+            trials += [("error", rank, n, error, what) for error in ERRORS]
+    if count and count < len(trials):
+        world.random.shuffle(trials)
+        crashes = [t for t in trials if t[0] == "crash"]
+        trials = crashes[:(count + 1) // 2] + [t for t in trials if t[0] == "error"][:count // 2]
+    for kind, rank, n, more, what in trials:
+        tally.add("crashes" if kind == "crash" else "errors")
+        name = f"{kind} of rank {rank} at operation {n}{':' + more.strip(':') if more else ''} ({what})"
+        if kind == "crash":
+            tally.trial(name, lambda: crash(world, run, rank, n, more))
+        else:
+            tally.trial(name, lambda: failing(world, tally, run, rank, n, more, what))

@@ -1,0 +1,73 @@
+"""Ranks that hang: stopped, in an endless loop, in another collective; all end, the culprit is named; no false alarm (P7)."""
+import os
+import re
+import signal
+import time
+
+from harness import Failure, kill, last_step, wait_until
+
+TIMEOUT = 4.0
+SLACK = 1.0  # seconds after the timeout until nobody is left
+KEYS = ["train.max_steps=1000000", "checkpoint.every_steps=0", f"parallel.timeout_seconds={TIMEOUT:g}", "log.every_steps=1000",
+        "log.bits=1000000"]
+KINDS = ("stopped", "endless", "mismatched")
+NAMED = {"stopped": r"rank {} has not been heard of", "endless": r"rank {} computes without end",
+         "mismatched": r"rank {} (calls another operation|is behind)|different operations:.*rank {} in barrier"}
+
+
+def trial(world, tally, kind, ranks, victim):
+    run = world.run_folder("hung")
+    step = world.random.randint(30, 100)
+    switch = {"endless": "SLUICE_HANG", "mismatched": "SLUICE_MISMATCH"}.get(kind)
+    start = world.start(run, ranks, KEYS, environment={switch: f"{victim}:{step}"} if switch else {})
+    if not wait_until(lambda: last_step(run) >= step or start.over(), 60) or start.over():
+        start.destroy()
+        raise Failure(f"never came to step {step}\n{start.tail()}")
+    if kind == "stopped":
+        kill(start.ranks()[victim], signal.SIGSTOP)
+    begin = time.monotonic()
+    gone = start.until_gone(TIMEOUT + 30, ranks_only=True)
+    if gone is None:
+        start.destroy()
+        raise Failure(f"nobody noticed\n{start.tail()}")
+    code = start.wait()
+    tally.largest("ranks gone within", gone)
+    tally.largest("and mpirun", time.monotonic() - begin)
+    if code != 76:
+        raise Failure(f"exit code {code}\n{start.tail()}")
+    if not re.search(NAMED[kind].format(victim, victim), start.text()):
+        raise Failure(f"rank {victim} is not named\n{start.tail()}")
+    if gone > TIMEOUT + SLACK * world.options.slack:
+        raise Failure(f"gone after {gone:.2f} s, the timeout is {TIMEOUT:g} s")
+
+
+def false_alarms(world, tally, length):
+    """Ranks that pause for up to half the timeout, and are waited for."""
+    run = world.run_folder("paused")
+    ranks = 3
+    start = world.start(run, ranks, KEYS)
+    if not wait_until(lambda: last_step(run) >= 5 or start.over(), 60) or start.over():
+        raise Failure(f"never began\n{start.tail()}")
+    end = time.monotonic() + length
+    while time.monotonic() < end and not start.over():
+        pid = world.random.choice(sorted(start.ranks().values()) or [0])
+        kill(pid, signal.SIGSTOP)
+        time.sleep(world.random.uniform(0, TIMEOUT / 2))
+        kill(pid, signal.SIGCONT)
+        tally.add("pauses")
+        time.sleep(world.random.uniform(0, 0.3))
+    if start.over():
+        raise Failure(f"ended while ranks paused: exit code {start.code()}\n{start.tail()}")
+    tally.add("steps among pauses", last_step(run))
+    kill(list(start.ranks().values())[0], signal.SIGUSR1)
+    if start.wait() != 75:
+        raise Failure(f"exit code {start.code()}\n{start.tail()}")
+
+
+def check(world, tally, count):
+    for n in range(count):
+        kind = KINDS[n % len(KINDS)]
+        ranks = world.ranks(3)
+        victim = n // len(KINDS) % ranks
+        tally.trial(f"{kind} rank {victim} of {ranks}", lambda: trial(world, tally, kind, ranks, victim))
+    tally.trial("pauses", lambda: false_alarms(world, tally, 4 if world.options.quick else 20 * count))
