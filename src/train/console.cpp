@@ -179,8 +179,9 @@ void Console::log(const std::string& text) {
   if (!file_) return;
   try {
     file_->write(text + "\n");
-  } catch (const io::IoError&) {
-    file_.reset();  // the same disk's metrics.jsonl and checkpoints warn for themselves
+  } catch (const io::IoError& error) {
+    file_.reset();
+    write(fmt::format("warning: {}; it ends here", error.what()), true);
   }
 }
 

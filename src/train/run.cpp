@@ -18,6 +18,7 @@
 #include "train/hf_config.h"
 #include "train/metrics.h"
 #include "train/plan.h"
+#include "train/rotation.h"
 #include "train/router_monitor.h"
 #include "train/run_folder.h"
 #include "train/step_times.h"
@@ -152,6 +153,7 @@ Run::Run(const RunOptions& options)
   faults::at("init", 0);
   ranks_->barrier();  // nobody looks before the folder is ours
   const std::string checkpoints = config_.run_dir + "/ckpt";
+  if (leads() && io::is_directory(checkpoints)) remove_litter(checkpoints);  // also of a training that is finished
   if (options.fresh && !list_checkpoints(checkpoints).empty())
     fail(ExitCode::usage,
          "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",

@@ -75,7 +75,7 @@ def failing(world, tally, run, rank, n, error, what):
         raise Failure(f"exit code {code}\n{start.tail()}")
     # Before the first step the run may be refused, and at the end the last checkpoint is what counts; in between it goes on.
     steps = last_step(trial)
-    if code == 73 and steps > CONTINUED or code == 74 and steps < 20:
+    if code == 73 and steps > CONTINUED + 1 or code == 74 and steps < 20:
         raise Failure(f"exit code {code} at step {steps}\n{start.tail()}")
     if code == 74 and not re.search(r"the final checkpoint could not be written", text):
         raise Failure(f"exit code 74 without its message\n{start.tail()}")
