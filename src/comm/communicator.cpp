@@ -8,16 +8,21 @@ namespace sluice {
 class Communicator::Operation {
  public:
   Operation(Communicator& ranks, const char* name, int64_t bytes) : ranks_(ranks) {
-    CommProgress& progress = ranks.progress_;
-    progress.since_ns = now();
-    progress.bytes = bytes;
-    progress.operation = name;
-    ++progress.sequence;
+    // What it was split off from is busy, too: a watchdog looks at the world alone.
+    for (Communicator* c = &ranks; c; c = c->parent_) {
+      CommProgress& progress = c->progress_;
+      progress.since_ns = now();
+      progress.bytes = bytes;
+      progress.operation = name;
+      ++progress.sequence;
+    }
   }
   ~Operation() {
     const int64_t ns = now() - ranks_.progress_.since_ns;
-    ranks_.progress_.operation = nullptr;
-    for (Communicator* c = &ranks_; c; c = c->parent_) c->progress_.total_ns += ns;
+    for (Communicator* c = &ranks_; c; c = c->parent_) {
+      c->progress_.operation = nullptr;
+      c->progress_.total_ns += ns;
+    }
   }
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;

@@ -45,6 +45,11 @@ class Queued : public Communicator {
     run([&, this] { part = inner_.split(colour, key); });
     return std::make_unique<Queued>(queue_, std::move(part));
   }
+  std::unique_ptr<Communicator> do_axis(int stride, int size) override {
+    std::unique_ptr<Communicator> part;
+    run([&, this] { part = inner_.axis(stride, size); });
+    return std::make_unique<Queued>(queue_, std::move(part));
+  }
 
  private:
   template <class Work>

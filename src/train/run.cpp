@@ -63,10 +63,9 @@ class Run {
   void watch();
   void at(const char* phase);
   void open_files();
-  ExitCode lead();
-  ExitCode follow();
+  ExitCode go();
   void start_files();
-  void banner();
+  void banner(const CheckpointContent& content);
   int64_t layers_with_experts() const;
   std::string experts_text() const;
   bool finish_or_stop();
@@ -77,10 +76,13 @@ class Run {
   void save();
   void report_saved();
   bool checkpoint_due() const;
-  /// Rank 0 tells, writes and evaluates; the others only compute.
+  /// Rank 0 tells, and evaluates where that does not take all; the others compute and save.
   bool leads() const { return ranks_->rank() == 0; }
   bool agree(bool mine) const;
-  bool told_to_stop();
+  struct Between {
+    bool stop, evaluate, save;
+  };
+  Between between_steps();
   bool last_step_done() const { return trainer_->next_step() >= trainer_->max_steps(); }
   /// All steps done and evaluated; rank 0 knows.
   bool complete() const {
@@ -141,7 +143,7 @@ Run::Run(const RunOptions& options)
   if (config_.train.threads > 0) set_num_threads(static_cast<int>(config_.train.threads));
   tokenizer_ = make_tokenizer(config_.data.tokenizer);
   resolve_model(config_, *tokenizer_);
-  plan_ = make_plan(config_);
+  plan_ = make_plan(config_, ranks_->size());
   data_ = std::make_unique<Blend>(config_.data.train, config_.data.seq_len, config_.model.vocab_size,
                                   config_.data.document_mask, config_.train.seed);
   evaluator_ =
@@ -225,7 +227,7 @@ void Run::start_files() {
   folder_->write("run.json", run.dump(2) + "\n");
 }
 
-void Run::banner() {
+void Run::banner(const CheckpointContent& content) {
   const ModelConfig& m = config_.model;
   const auto total = static_cast<double>(plan_.total);
   std::string attention(word(m.attention.kind));
@@ -269,7 +271,6 @@ void Run::banner() {
   const MemoryPlan& memory = trainer_->memory();
   int64_t snapshot = 0;
   if (config_.checkpoint.async) {
-    const CheckpointContent content = trainer_->content();
     for (const auto* tensors : {&content.weights, &content.optimizer})
       for (const NamedTensor& t : *tensors) snapshot += t.tensor.bytes();
   }
@@ -343,7 +344,13 @@ ExitCode Run::train() {
     if (!leads()) watch();
   }
   if (leads()) open_files();
-  return leads() ? lead() : follow();
+  const CheckpointContent content = trainer_->content();
+  checkpoints_ = std::make_unique<CheckpointStore>(config_.run_dir + "/ckpt", config_.checkpoint, content, &trainer_->context(), ranks_);
+  if (leads()) {
+    banner(content);
+    folder_->write_status(status("running"));
+  }
+  return go();
 }
 
 void Run::watch() {
@@ -363,31 +370,19 @@ void Run::open_files() {
   if (config_.log.bits > 0) bits_ = std::make_unique<JsonLines>(folder_->file("bits.log"), trainer_->next_step());
   if (config_.log.tensorboard)
     events_ = std::make_unique<EventWriter>(folder_->file("tb"), trainer_->next_step());
-  checkpoints_ =
-      std::make_unique<CheckpointStore>(folder_->file("ckpt"), config_.checkpoint, trainer_->content(),
-                                        &trainer_->context());
-  banner();
-  folder_->write_status(status("running"));
 }
 
-/// What a rank does that neither tells nor writes.
-ExitCode Run::follow() {
-  while (!finish_or_stop()) step();
-  ranks_->barrier();  // the last checkpoint is durable, or rank 0 has ended us all
-  return agree(false) ? ExitCode::ok : ExitCode::preempted;
-}
-
-ExitCode Run::lead() {
+ExitCode Run::go() {
   try {
     const double start = now();
     while (!finish_or_stop()) step();
     if (saved_step_ != trainer_->next_step() && trainer_->next_step() > 0) save();
     if (!checkpoints_->wait())
-      fail(ExitCode::save_failed, "the final checkpoint could not be written: {}",
-           checkpoints_->last_error());
+      fail(ExitCode::save_failed, "the final checkpoint could not be written: {}", checkpoints_->last_error());
     report_saved();
-    ranks_->barrier();
-    if (!agree(complete())) {
+    const bool completed = agree(leads() && complete());
+    if (!leads()) return completed ? ExitCode::ok : ExitCode::preempted;
+    if (!completed) {
       folder_->write_status(status("preempted"));
       console_->line(fmt::format("stopped by {} at step {}, saved; run the same command to go on",
                                  *signals_.name() ? signals_.name() : "a signal to another rank", trainer_->next_step()));
@@ -398,10 +393,12 @@ ExitCode Run::lead() {
                                format_duration(now() - start), last_.loss, folder_->path()));
     return ExitCode::ok;
   } catch (const Error& error) {
-    nlohmann::ordered_json failed = status("failed");
-    failed["error"] = error.what();
-    failed["exit_code"] = static_cast<int>(error.code());
-    folder_->write_status(failed);
+    if (leads()) {
+      nlohmann::ordered_json failed = status("failed");
+      failed["error"] = error.what();
+      failed["exit_code"] = static_cast<int>(error.code());
+      folder_->write_status(failed);
+    }
     throw;
   }
 }
@@ -413,33 +410,38 @@ bool Run::agree(bool mine) const {
   return count > 0;
 }
 
-/// The one small message of all ranks between two steps: whether any was told to stop, and how long each has computed.
-bool Run::told_to_stop() {
-  const double mine[2] = {signals_.requested() ? 1.0 : 0.0, own_seconds_};
-  std::vector<double> all(static_cast<size_t>(2 * ranks_->size())), seconds;
-  ranks_->all_gather(all.data(), mine, sizeof mine);
+/// The one small message of all ranks between two steps: whether any was told to stop, how long each has computed, and what
+/// rank 0, which has the clock and the files, finds due.
+Run::Between Run::between_steps() {
+  const int64_t step = trainer_->next_step();
+  const bool evaluation = leads() && !evaluator_->empty() && evals_->last_step() < step &&
+                          (last_step_done() || (config_.eval.every_steps > 0 && step > 0 && step % config_.eval.every_steps == 0));
+  const bool checkpoint = leads() && !last_step_done() && checkpoint_due();
+  struct Message {
+    double stop, seconds, evaluate, save;
+  };
+  const Message mine{signals_.requested() ? 1.0 : 0.0, own_seconds_, evaluation ? 1.0 : 0.0, checkpoint ? 1.0 : 0.0};
+  std::vector<Message> all(static_cast<size_t>(ranks_->size()));
+  ranks_->all_gather(all.data(), &mine, sizeof mine);
+  std::vector<double> seconds;
   bool stop = false;
-  for (size_t r = 0; r < all.size(); r += 2) {
-    stop |= all[r] > 0;
-    seconds.push_back(all[r + 1]);
+  for (const Message& m : all) {
+    stop |= m.stop > 0;
+    seconds.push_back(m.seconds);
   }
   if (leads() && own_seconds_ > 0)
     for (const std::string& message : stragglers_.add(seconds)) spdlog::warn("{}", message);
-  return stop;
+  return {.stop = stop, .evaluate = all[0].evaluate > 0 && !stop, .save = all[0].save > 0 && !stop};
 }
 
 /// Between steps: evaluation, checkpoint, signals. True when the loop is over.
 bool Run::finish_or_stop() {
-  const int64_t step = trainer_->next_step();
-  const bool last = last_step_done(), stop = told_to_stop();
-  if (!leads()) return stop || last;
-  const bool due = config_.eval.every_steps > 0 && step > 0 && step % config_.eval.every_steps == 0;
-  if (!evaluator_->empty() && (due || last) && evals_->last_step() < step && !stop)
-    evaluate();
-  if (stop || last) return true;
-  if (checkpoint_due()) save();
+  const Between now_due = between_steps();
+  if (now_due.evaluate && (leads() || trainer_->forward_needs_all())) evaluate();
+  if (now_due.stop || last_step_done()) return true;
+  if (now_due.save) save();
   report_saved();
-  if (now() - heartbeat_at_ > 15) {
+  if (leads() && now() - heartbeat_at_ > 15) {
     heartbeat_at_ = now();
     folder_->write_status(status("running"));
   }
@@ -456,12 +458,12 @@ void Run::step() {
     profile.keep_timeline();
     trainer_->context().profile = &profile;
   }
-  const int64_t waited = ranks_->progress().total_ns;
+  const int64_t waited = trainer_->waited_ns();
   last_ = trainer_->step();
   trainer_->context().profile = nullptr;
   if (traced) folder_->write("trace.json", chrome_trace(profile, device_name(trainer_->context().device)));
   const double seconds = now() - start;
-  own_seconds_ = seconds - 1e-9 * static_cast<double>(ranks_->progress().total_ns - waited);
+  own_seconds_ = seconds - 1e-9 * static_cast<double>(trainer_->waited_ns() - waited);
   seconds_ += seconds;
   seconds_since_told_ += seconds;
   ++steps_since_told_;
@@ -523,9 +525,10 @@ void Run::tell(const StepMetrics& m) {
 
 bool Run::evaluate() {
   at("evaluate");
-  const auto result = evaluator_->run(trainer_->context(), trainer_->model(), trainer_->micro_batch(),
-                                      trainer_->analysed(), [this] { return signals_.requested(); });
-  if (!result) return false;
+  // Where all ranks compute it together, none stops alone.
+  const auto result = evaluator_->run(trainer_->context(), trainer_->model(), trainer_->micro_batch(), trainer_->analysed(),
+                                      [this] { return !trainer_->forward_needs_all() && signals_.requested(); });
+  if (!result || !leads()) return false;
   const int64_t step = trainer_->next_step();
   evals_->append(to_json(step, tokens(), *result));
   std::vector<std::pair<std::string, double>> values;
@@ -581,7 +584,7 @@ void Run::save() {
 /// A save is reported when it is durable, which may be some steps later.
 void Run::report_saved() {
   const int64_t durable = checkpoints_->saved_step();
-  if (durable <= reported_step_) return;
+  if (durable <= reported_step_ || !leads()) return;
   reported_step_ = durable;
   console_->line(fmt::format("  saved step {}", durable));
 }

@@ -89,6 +89,8 @@ class Trainer {
 
   /// All ranks, for use between steps.
   Communicator& ranks() { return *ranks_; }
+  /// Nanoseconds spent waiting for other ranks.
+  int64_t waited_ns() const { return queue_ ? queue_->waited_ns() : 0; }
   /// Whether a forward pass needs all ranks.
   bool forward_needs_all() const { return shared_experts() || config_.parallel.zero_stage >= 3; }
   Context& context() { return ctx_; }

@@ -136,6 +136,38 @@ TEST_CASE("exact training has the same bits in every stage of ZeRO", "[ranks][ze
     }
 }
 
+TEST_CASE("exact training has the same bits wherever experts lie", "[ranks][zero][moe]") {
+  const auto precision = GENERATE(Precision::f32, Precision::bf16);
+  const auto sum = GENERATE(ExactSum::tree, ExactSum::fixed64);
+  INFO("precision " << static_cast<int>(precision) << ", sum " << static_cast<int>(sum));
+  Training t(precision, true);
+  t.config.model.moe.num_experts = 8;
+  t.config.parallel.determinism = Determinism::exact;
+  t.config.parallel.exact_sum = sum;
+  const Outcome one = train(t, 1, 4);
+  for (const Layout& layout : {Layout{2, 0, 2}, Layout{4, 0, 2}, Layout{4, 0, 4}, Layout{8, 0, 4}, Layout{2, 1, 2}, Layout{4, 1, 2},
+                               Layout{4, 2, 2}, Layout{8, 2, 4}, Layout{4, 3, 2}, Layout{4, 3, 4}, Layout{8, 3, 2}}) {
+    INFO(layout.ranks << " ranks, stage " << layout.zero_stage << ", experts on " << layout.expert);
+    const Outcome shared = train(t, layout, 4);
+    CHECK(shared.losses == one.losses);
+    CHECK(shared.norms == one.norms);
+    CHECK((shared.bits == one.bits));
+  }
+}
+
+TEST_CASE("the default grade agrees to rounding in every stage and with shared experts", "[ranks][zero][moe]") {
+  Training t(Precision::f32, true);
+  t.config.model.moe.num_experts = 8;
+  const Outcome one = train(t, 1, 6);
+  for (const Layout& layout : {Layout{2, 1}, Layout{4, 2}, Layout{4, 3}, Layout{2, 0, 2}, Layout{4, 1, 2}, Layout{4, 3, 2}}) {
+    INFO(layout.ranks << " ranks, stage " << layout.zero_stage << ", experts on " << layout.expert);
+    const Outcome fast = train(t, layout, 6), again = train(t, layout, 6);
+    CHECK((fast.bits == again.bits));
+    CHECK((fast.bits != one.bits));
+    for (size_t i = 0; i < one.losses.size(); ++i) CHECK(fast.losses[i] == Approx(one.losses[i]).epsilon(1e-5));
+  }
+}
+
 TEST_CASE("fixed-point sums do for any number of ranks", "[ranks]") {
   Training t(Precision::f32, false);
   t.config.train.global_batch_size = 12;
