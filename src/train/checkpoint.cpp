@@ -22,6 +22,12 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+/// A number that no process has made before.
+int64_t nonce() {
+  return static_cast<int64_t>(::getpid()) * 1'000'000'007 +
+         std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000'007;
+}
+
 /// What a rank tells the others before a save begins.
 struct Offer {
   int64_t step, bytes;
@@ -98,6 +104,38 @@ struct CheckpointStore::Impl {
   State get_state() const {
     const std::lock_guard lock(mutex);
     return state;
+  }
+
+  /// Collective. Rank 0 makes and clears the folder. A folder that the others do not see would cost every save its whole
+  /// timeout: they look for one that rank 0 makes there.
+  void open_folder() const {
+    std::string probe, problem;
+    if (leads()) {
+      try {
+        io::make_directories(folder);
+        remove_litter(folder);
+        probe = fmt::format("{}/{}probe-{:x}", folder, kStagingPrefix, nonce());
+        if (several()) io::make_directories(probe);
+      } catch (const Error& error_here) {
+        if (!several()) throw;
+        problem = error_here.what();
+      }
+    }
+    if (!several()) return;
+    broadcast_text(*ranks, probe, 0);
+    broadcast_text(*ranks, problem, 0);
+    if (!problem.empty()) fail(ExitCode::cannot_create, "{}", problem);
+    constexpr double kSeen = 5;  // seconds, after which a network file system shows what is new
+    for (const double start = now(); !io::exists(probe);) {
+      if (now() - start > std::min(kSeen, config.timeout_seconds)) {
+        problem = fmt::format("{} is not what rank 0 has there: checkpoints need a file system that all ranks share", folder);
+        break;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    problem = first_problem(*ranks, problem);
+    if (leads()) io::remove_tree(probe);
+    if (!problem.empty()) fail(ExitCode::usage, "{}", problem);
   }
 
   /// What went wrong with a save; rank 0 says it.
@@ -200,11 +238,9 @@ struct CheckpointStore::Impl {
       failed(content.step, problem);
       return {};
     }
-    Offer mine{content.step, 0, !job.weights.empty(), !job.optimizer.empty(),
-               std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000'007};
+    Offer mine{content.step, 0, !job.weights.empty(), !job.optimizer.empty(), nonce()};
     for (const auto* items : {&job.weights, &job.optimizer})
       for (const SaveItem& item : *items) mine.bytes += item.bytes();
-    mine.nonce = static_cast<int64_t>(::getpid()) * 1'000'000'007 + mine.nonce;
     std::vector<Offer> offers(static_cast<size_t>(ranks->size()));
     ranks->all_gather(offers.data(), &mine, sizeof(mine));
     for (const Offer& offer : offers) {
@@ -295,10 +331,7 @@ CheckpointStore::CheckpointStore(std::string folder, const CheckpointConfig& con
   impl_->ctx = ctx;
   if (!ranks) impl_->alone = make_local_communicator();
   impl_->ranks = ranks ? ranks : impl_->alone.get();
-  if (impl_->leads()) {
-    io::make_directories(impl_->folder);
-    remove_litter(impl_->folder);
-  }
+  impl_->open_folder();
   bool on_gpu = false;
   for (const auto* tensors : {&content.weights, &content.optimizer})
     for (const NamedTensor& t : *tensors) on_gpu |= t.tensor.device != Device::cpu;

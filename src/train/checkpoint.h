@@ -56,7 +56,7 @@ class CheckpointStore {
   /// folder = RUN/ckpt. Rank 0 removes the litter of interrupted saves (.staging-*, .trash-*, *.tmp). With async, memory
   /// for one snapshot of `content`'s tensors is taken here, once, before training; likewise when they are on the GPU of
   /// `ctx`, from where every save brings them through pinned buffers. `ranks`: all that write together, each its own content;
-  /// they share the folder's file system. It outlives the store, and is used by the calling thread alone: never by the
+  /// they share the folder's file system (Error(usage) where they do not), and construct together. It outlives the store, and is used by the calling thread alone: never by the
   /// writers, which work while training communicates.
   CheckpointStore(std::string folder, const CheckpointConfig& config, const CheckpointContent& content,
                   Context* ctx = nullptr, Communicator* ranks = nullptr);

@@ -161,11 +161,6 @@ Run::Run(const RunOptions& options)
          "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",
          config_.run_dir, list_checkpoints(checkpoints).front());
   resumed_ = newest_valid_checkpoint(checkpoints, ranks_);
-  std::vector<int64_t> steps(static_cast<size_t>(ranks_->size()));
-  const int64_t mine = resumed_.path.empty() ? -1 : resumed_.step;
-  ranks_->all_gather(steps.data(), &mine, sizeof(mine));
-  if (std::any_of(steps.begin(), steps.end(), [&](int64_t step) { return step != steps[0]; }))
-    fail(ExitCode::data, "ranks see different checkpoints in {}: is it on a file system that all of them share?", checkpoints);
   if (!resumed_.path.empty()) check_resume();
 }
 

@@ -1,5 +1,6 @@
 // Checkpoints of several ranks: any cut saved, any other loaded; what is wrong is told alike on all ranks.
 #include <spdlog/spdlog.h>
+#include <sched.h>
 #include <sys/resource.h>
 
 #include <filesystem>
@@ -301,6 +302,52 @@ TEST_CASE("damage to any shard is found by all ranks, and the checkpoint before 
   CHECK(common_error(2, [&](Communicator& c) {
           require(newest_valid_checkpoint(folder / "absent", &c).path.empty(), "found what is absent");
         }).empty());
+}
+
+TEST_CASE("changed bytes of shards, manifest and index are noticed", "[sharded]") {
+  const TempFolder folder;
+  ShardedState state(7);
+  REQUIRE(save(folder / "ckpt", state, even_layout(state, 2)).empty());
+  const std::string path = folder / "ckpt/step_00000007";
+  // Every byte with SLUICE_CRASH_ALL=1.
+  const size_t stride = std::getenv("SLUICE_CRASH_ALL") ? 1 : 19;
+  int flips = 0;
+  for (const std::string& name : io::list_directory(path)) {
+    const std::string file = path + "/" + name, good = io::read_file(file);
+    for (size_t i = name.size() % stride; i < good.size(); i += stride, ++flips) {
+      std::string bad = good;
+      bad[i] = static_cast<char>(bad[i] ^ (1 << (i * 7 + 3) % 8));
+      write_over(file, bad);
+      try {
+        verify_checkpoint(path);
+        FAIL("byte " << i << " of " << name << " was not noticed");
+      } catch (const Error& error) {
+        if (error.code() != ExitCode::data || std::string(error.what()).find(name) == std::string::npos) FAIL(error.what());
+      }
+    }
+    write_over(file, good);
+  }
+  CHECK_NOTHROW(verify_checkpoint(path));
+  CHECK(flips > 400);
+}
+
+TEST_CASE("ranks that do not share a file system are told so before the first save", "[sharded]") {
+  const TempFolder folder;
+  ShardedState state(7);
+  std::vector<std::string> errors(2);
+  run_thread_ranks(2, [&](Communicator& c) {
+    const std::string mine = folder / std::to_string(c.rank());
+    // Rank 0's folder is called the same on rank 1, and is another: as on two machines' own disks.
+    require(::unshare(CLONE_FS) == 0, "unshare");
+    io::make_directories(mine);
+    require(::chdir(mine.c_str()) == 0, "chdir");
+    try {
+      CheckpointStore("ckpt", checkpoint_config_of(false, 0.2), content_of(state, even_layout(state, 2), c.rank()), nullptr, &c);
+    } catch (const Error& error) {
+      errors[static_cast<size_t>(c.rank())] = error.what();
+    }
+  });
+  for (const std::string& error : errors) CHECK_THAT(error, Contains("a file system that all ranks share"));
 }
 
 TEST_CASE("restoring takes no memory beside what it restores", "[sharded]") {
