@@ -71,10 +71,11 @@ class Trials {
   int ranks_, threads_ = num_threads();
 };
 
-/// The step of the newest valid checkpoint, all of whose values are that step's.
+/// The step of the newest checkpoint, which is valid, all of whose values are that step's.
 int64_t newest(const std::string& folder) {
   const CheckpointInfo info = newest_valid_checkpoint(folder);
   REQUIRE_FALSE(info.path.empty());
+  REQUIRE(list_checkpoints(folder).front() == info.path);  // what has the name of a checkpoint is one
   const ShardedState state(info.step);
   ShardedState loaded = state.blank();
   const CheckpointContent targets = content_of(loaded, even_layout(state, 1), 0);
