@@ -111,6 +111,41 @@ TEST_CASE("a training on a GPU gives the same bits again, and goes on from a che
   CHECK(std::isfinite(elsewhere.step().loss));
 }
 
+TEST_CASE("slices of tensors on a GPU are saved, and filled from slices in another cut", "[cuda_training]") {
+  if (no_device()) return;
+  TemporaryFolder folder;
+  const int64_t n = 600000, cut = 123457, other_cut = 400001;  // converted in more than one piece
+  Context ctx(1 << 20, Device::cuda);
+  Arena arena("tensors", 4 * 4 * n, Device::cuda);
+  const Tensor saved = arena.alloc("saved", DType::f32, {n}), filled = arena.alloc("filled", DType::f32, {n}),
+               narrow = arena.alloc("narrow", DType::bf16, {n});
+  std::vector<float> values(static_cast<size_t>(n)), back(values.size());
+  for (int64_t i = 0; i < n; ++i) values[static_cast<size_t>(i)] = static_cast<float>(i % 251) - 17.5f;
+  write_tensor(ctx, saved, values.data());
+  const auto slice = [&](const char* name, const Tensor& t, int64_t begin, int64_t end) {
+    const Tensor part(t.as<float>() + begin, DType::f32, {end - begin}, "", Device::cuda);
+    return NamedTensor{name, part, {n}, begin};
+  };
+  CheckpointContent content;
+  content.weights = {{"w", saved}};
+  content.optimizer = {slice("w.m", saved, 0, cut), slice("w.m", saved, cut, n)};
+  content.state = content.hf_config = nlohmann::json::object();
+  CheckpointStore store(folder / "ckpt", CheckpointConfig{}, content, &ctx);
+  store.save(content);
+  REQUIRE(store.wait());
+  const std::string path = newest_valid_checkpoint(folder / "ckpt").path;
+  load_checkpoint(path, {{"w", filled}}, {slice("w.m", filled, other_cut, n), slice("w.m", filled, 0, other_cut)}, &ctx);
+  read_tensor(ctx, back.data(), filled);
+  CHECK(back == values);
+  load_weights(path, {{"w", narrow}}, &ctx);
+  std::vector<bf16> rounded(static_cast<size_t>(n));
+  read_tensor(ctx, rounded.data(), narrow);
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < n; ++i)
+    wrong += static_cast<float>(rounded[static_cast<size_t>(i)]) != static_cast<float>(bf16(values[static_cast<size_t>(i)]));
+  CHECK(wrong == 0);
+}
+
 TEST_CASE("recomputing activations on a GPU changes no bit, with documents apart", "[cuda_training]") {
   if (no_device()) return;
   const std::string variant = GENERATE("gated", "experts");
