@@ -140,14 +140,14 @@ struct Times {
   double best, median;
 };
 
-/// Seconds of an operation of all ranks, of as many as fit into about a quarter of a second, by this rank's clock.
+/// Seconds of an operation of all ranks, of as many as fit into about a tenth of a second, by this rank's clock.
 template <class F>
 Times time_of(Communicator& ranks, F&& operation) {
   operation();
   ranks.barrier();
   const double first = now();
   operation();
-  int64_t count = std::clamp<int64_t>(static_cast<int64_t>(0.25 / std::max(now() - first, 1e-6)), 3, 200);
+  int64_t count = std::clamp<int64_t>(static_cast<int64_t>(0.1 / std::max(now() - first, 1e-6)), 3, 200);
   ranks.broadcast(&count, sizeof count, 0);
   std::vector<double> times;
   for (int64_t i = 0; i < count; ++i) {
