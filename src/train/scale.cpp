@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <tuple>
 
 #include "core/dtype.h"
 #include "core/error.h"
@@ -77,8 +78,9 @@ void add_memory(ScaleRow& row, const ScaleModel& m, const Replication& r) {
   const double here = static_cast<double>(m.dense) + static_cast<double>(m.expert) / static_cast<double>(l.expert);
   const double share = static_cast<double>(m.dense) / static_cast<double>(r.dense.all()) +
                        static_cast<double>(m.expert) / static_cast<double>(l.expert * r.expert.all());
-  // One unit that computes, one on its way.
-  const double units = std::min(here, 2 * (static_cast<double>(m.unit_dense) + static_cast<double>(m.unit_expert) / static_cast<double>(l.expert)));
+  // A block that computes, one on its way, and what lies around all.
+  const double block = static_cast<double>(m.block_dense) + static_cast<double>(m.block_expert) / static_cast<double>(l.expert);
+  const double units = std::min(here, 2 * block + static_cast<double>(m.around));
   row.weights = static_cast<double>(m.weight_bytes) * (l.zero == 3 ? share + units : here);
   row.gradients = static_cast<double>(m.gradient_bytes) * (l.zero >= 2 ? share + units : here);
   row.optimizer = static_cast<double>(m.optimizer_bytes) * (l.zero >= 1 ? share : here);
@@ -143,21 +145,23 @@ std::string bound(const ScaleRow& row, const ScaleAssumptions& a, bool link_is_f
 ScaleModel scale_model(const Plan& plan) {
   const Config& c = plan.config;
   ScaleModel m;
-  // What is gathered together: a block; and around them each parameter by itself (embedding, head).
-  std::map<std::string, std::pair<int64_t, int64_t>> units;
+  std::map<int, std::pair<int64_t, int64_t>> blocks;
   double again = 0, forward = 0;
   for (const Plan::Parameter& p : plan.parameters) {
-    auto& unit = units[p.unit > 0 ? std::to_string(p.unit) : p.name];
     (p.of_expert ? m.expert : m.dense) += p.count;
-    (p.of_expert ? unit.second : unit.first) += p.count;
-    if (!p.in_product || p.unit == 0) continue;
+    if (p.unit == 0) {
+      m.around += p.count;
+      continue;
+    }
+    (p.of_expert ? blocks[p.unit].second : blocks[p.unit].first) += p.count;
+    if (!p.in_product) continue;
     const double flops = 2 * static_cast<double>(p.count) * p.active;
     const bool inner = p.name.find(".mlp.") != std::string::npos &&
                        (p.name.ends_with("gate_proj.weight") || p.name.ends_with("up_proj.weight"));
     if (c.train.recompute == Recompute::block || (c.train.recompute == Recompute::mlp && inner)) again += flops;
   }
-  for (const auto& [name, unit] : units)
-    if (unit.first + unit.second > m.unit_dense + m.unit_expert) std::tie(m.unit_dense, m.unit_expert) = unit;
+  for (const auto& [unit, block] : blocks)
+    if (block.first + block.second > m.block_dense + m.block_expert) std::tie(m.block_dense, m.block_expert) = block;
   forward = plan.flops_per_token / 3;
   if (c.train.recompute == Recompute::block) again += forward - 2 * static_cast<double>(plan.matmul_parameters);  // attention
   m.again = again / forward;

@@ -29,7 +29,7 @@ struct ScaleAssumptions {
 /// What of a configuration matters to the cost.
 struct ScaleModel {
   int64_t dense = 0, expert = 0;            // parameters
-  int64_t unit_dense = 0, unit_expert = 0;  // of the largest unit that ZeRO 3 gathers at once
+  int64_t block_dense = 0, block_expert = 0, around = 0;  // of the largest block, and around the blocks (embedding, norm, head)
   int64_t experts = 0, per_token = 0, layers_with_experts = 0, hidden = 0;
   double flops_per_token = 0;  // forward and backward
   double again = 0;            // forward FLOPs computed once more in backward, as a share of the forward's
@@ -75,7 +75,8 @@ void check_assumptions(const ScaleAssumptions& assumptions);
 
 /// ZeRO: 0 sums whole gradients; 1 shares the optimizer: gradients are reduced to their owner after the last micro-batch, weights
 /// gathered for the next step's first; 2 keeps a share of the gradients, so that every micro-batch is reduced; 3 keeps a
-/// share of the weights, gathered unit by unit in each forward and again in each backward pass. What is replicated beyond a
+/// share of the weights, gathered block by block in each forward and again in each backward pass. Two
+/// blocks, and what lies around them, are whole then. What is replicated beyond a
 /// node is reduced inside it first. A token goes once to every node that holds one of its experts, and from there to the GPUs.
 ScaleRow scale(const ScaleModel& model, const ScaleAssumptions& assumptions, const ScaleLayout& layout);
 

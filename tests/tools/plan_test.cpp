@@ -40,16 +40,18 @@ TEST_CASE("plan knows what a training takes, of one rank and of each of two", "[
   const TinyRun t;
   // The program, its libraries and their pools are in both: the difference is the model.
   const std::vector<std::string> steps = {"train.max_steps=2", "checkpoint.every_steps=0", "train.micro_batch_size=1"};
-  for (const int ranks : {1, 2}) {
+  for (const auto& [ranks, zero] : {std::pair{1, 0}, {2, 0}, {2, 2}, {2, 3}}) {
     if (ranks > 1 && (!built_with_mpi() || std::system("command -v mpirun >/dev/null") != 0)) continue;
+    const std::vector<std::string> small = steps + std::vector<std::string>{fmt::format("parallel.zero_stage={}", zero)};
     const auto planned = [&](const std::vector<std::string>& more) {
       return plan(t, more + std::vector<std::string>{"--ranks", std::to_string(ranks)})["memory"]["total"].get<int64_t>();
     };
-    const std::string name = std::to_string(ranks);
-    const int64_t expected = planned(steps + kLarge) - planned(steps);
-    const int64_t measured = peak(t, ranks, "large" + name, steps + kLarge) - peak(t, ranks, "small" + name, steps);
-    INFO(ranks << " ranks: planned " << expected / 1048576.0 << " MiB, measured " << measured / 1048576.0);
-    CHECK(expected > 100 << 20);
+    const std::string name = fmt::format("_{}_{}", ranks, zero);
+    const int64_t expected = planned(small + kLarge) - planned(small);
+    const int64_t measured = peak(t, ranks, "large" + name, small + kLarge) - peak(t, ranks, "small" + name, small);
+    INFO(ranks << " ranks, ZeRO " << zero << ": planned " << static_cast<double>(expected) / 1048576 << " MiB, measured "
+               << static_cast<double>(measured) / 1048576);
+    CHECK(expected > (zero == 3 ? 50 << 20 : 100 << 20));
     CHECK(static_cast<double>(measured) == Approx(static_cast<double>(expected)).epsilon(0.05));
   }
 }
@@ -57,14 +59,22 @@ TEST_CASE("plan knows what a training takes, of one rank and of each of two", "[
 TEST_CASE("plan's memory is what the run says it took, per rank", "[plan]") {
   if (!built_with_mpi() || std::system("command -v mpirun >/dev/null") != 0) return;
   const TinyRun t;
-  const Outcome run = Program(t.folder.path, t.train_arguments({"train.micro_batch_size=1", "train.max_steps=1"}), {}, 2).wait();
-  REQUIRE(run.code == 0);
-  const nlohmann::json two = plan(t, {"train.micro_batch_size=1", "--ranks", "2"});
-  CHECK(two["ranks"] == 2);
-  for (const char* what : {"parameters", "gradients", "optimizer", "activations", "scratch", "batch", "total"}) {
-    const size_t line = run.out.find(fmt::format("  {:<16}", what), run.out.find("memory   MiB"));
-    REQUIRE(line != std::string::npos);
-    CHECK(std::stod(run.out.substr(line + 18)) == Approx(two["memory"][what].get<double>() / (1 << 20)).margin(0.06));
+  const std::vector<std::string> experts = {"parallel.expert=2", "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}"};
+  for (const std::vector<std::string>& layout : {std::vector<std::string>{}, {"parallel.zero_stage=1"}, {"parallel.zero_stage=3"}, experts}) {
+    const auto arguments = std::vector<std::string>{"train.micro_batch_size=1", "model.hidden_size=64"} + layout;
+    const Outcome run = Program(t.folder.path,
+                                t.train_arguments(arguments + std::vector<std::string>{"train.max_steps=1", fmt::format("run_dir={}/r{}", t.folder.path, layout.size() ? layout[0] : "0")}),
+                                {}, 2)
+                            .wait();
+    INFO(run.out << run.err);
+    REQUIRE(run.code == 0);
+    const nlohmann::json two = plan(t, arguments + std::vector<std::string>{"--ranks", "2"});
+    CHECK(two["ranks"] == 2);
+    for (const char* what : {"parameters", "gradients", "optimizer", "activations", "scratch", "batch"}) {
+      const size_t line = run.out.find(fmt::format("  {:<16}", what), run.out.find("memory   MiB"));
+      REQUIRE(line != std::string::npos);
+      CHECK(std::stod(run.out.substr(line + 18)) == Approx(two["memory"][what].get<double>() / (1 << 20)).margin(0.06));
+    }
   }
   const Outcome text = t.sluice({"plan", t.config, "train.micro_batch_size=1", "--ranks", "2"});
   CHECK_THAT(text.out, Contains("memory of each of 2 ranks (f32)") && Contains("1 on each of 2 ranks"));

@@ -16,8 +16,9 @@ ScaleModel small_model() {
   ScaleModel m;
   m.dense = 8'000'000'000;
   m.expert = 16'000'000'000;
-  m.unit_dense = 500'000'000;
-  m.unit_expert = 1'000'000'000;
+  m.block_dense = 500'000'000;
+  m.block_expert = 1'000'000'000;
+  m.around = 200'000'000;
   m.experts = 4;
   m.per_token = 1;
   m.layers_with_experts = 2;
@@ -96,17 +97,18 @@ TEST_CASE("What each stage of ZeRO sends, keeps and hides", "[scale]") {
   CHECK(stage(0).shown_reduce == Approx(126));
   CHECK(stage(0).gather == 0);
   CHECK(stage(0).optimizer == Approx(12 * 16e9));
-  // 2: both micro-batches are reduced, each beside its own backward pass. A unit (500M + 500M) computes, another is on its way.
+  // 2: both micro-batches are reduced, each beside its own backward pass. A block (500M + 500M) computes, another
+  // is on its way; 200M lie around them.
   CHECK(stage(2).reduce == Approx(128));
   CHECK(stage(2).shown_reduce == Approx(128 - 2 * 2));
   CHECK(stage(2).gather == Approx(32));
-  CHECK(stage(2).gradients == Approx(4 * (3e9 + 2e9)));
+  CHECK(stage(2).gradients == Approx(4 * (3e9 + 2.2e9)));
   CHECK(stage(2).weights == Approx(2 * 16e9));
   // 3: weights come twice a micro-batch; the second time they come before the gradients leave.
   CHECK(stage(3).gather == Approx(4 * 32));
   CHECK(stage(3).shown_gather == Approx((64 - 0.25 * 2 * 2) + (64 - 0.5 * 4 * 2)));
   CHECK(stage(3).shown_reduce == Approx(128));
-  CHECK(stage(3).weights == Approx(2 * (3e9 + 2e9)));
+  CHECK(stage(3).weights == Approx(2 * (3e9 + 2.2e9)));
   for (int64_t zero = 1; zero < 4; ++zero) CHECK(stage(zero).memory() < stage(zero - 1).memory());
 }
 
@@ -198,7 +200,8 @@ TEST_CASE("Parameters are counted on the real store, and memory agrees with the 
   const ScaleModel m = scale_model(plan);
   CHECK(m.dense + m.expert == plan.total);
   CHECK(m.expert == int64_t{24} * 128 * 3 * 768 * 2048);
-  CHECK(m.unit_expert == int64_t{128} * 3 * 768 * 2048);  // one block's
+  CHECK(m.block_expert == int64_t{128} * 3 * 768 * 2048);
+  CHECK(m.around == int64_t{2} * 151936 * 2048 + 2048);
   CHECK(m.passes == 6);
   CHECK(m.again > 0.75);  // blocks; the head is not computed again
   CHECK(m.again < 1 - 311'164'928.0 / static_cast<double>(plan.matmul_parameters) / 2);
