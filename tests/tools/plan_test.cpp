@@ -10,7 +10,7 @@ using test::Outcome;
 using test::Program;
 using test::TinyRun;
 
-const std::vector<std::string> kLarge = {"model.hidden_size=512", "model.num_hidden_layers=2", "model.intermediate_size=1536"};
+const std::vector<std::string> kLarge = {"model.hidden_size=512", "model.num_hidden_layers=6", "model.intermediate_size=512"};
 
 std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -40,18 +40,18 @@ TEST_CASE("plan knows what a training takes, of one rank and of each of two", "[
   const TinyRun t;
   // The program, its libraries and their pools are in both: the difference is the model.
   const std::vector<std::string> steps = {"train.max_steps=2", "checkpoint.every_steps=0", "train.micro_batch_size=1"};
+  std::map<int, int64_t> rest;  // by ranks: what a small model's take beside the plan
   for (const auto& [ranks, zero] : {std::pair{1, 0}, {2, 0}, {2, 2}, {2, 3}}) {
     if (ranks > 1 && (!built_with_mpi() || std::system("command -v mpirun >/dev/null") != 0)) continue;
-    const std::vector<std::string> small = steps + std::vector<std::string>{fmt::format("parallel.zero_stage={}", zero)};
     const auto planned = [&](const std::vector<std::string>& more) {
       return plan(t, more + std::vector<std::string>{"--ranks", std::to_string(ranks)})["memory"]["total"].get<int64_t>();
     };
-    const std::string name = fmt::format("_{}_{}", ranks, zero);
-    const int64_t expected = planned(small + kLarge) - planned(small);
-    const int64_t measured = peak(t, ranks, "large" + name, small + kLarge) - peak(t, ranks, "small" + name, small);
+    if (!rest.count(ranks)) rest[ranks] = peak(t, ranks, fmt::format("small_{}", ranks), steps) - planned(steps);
+    const std::vector<std::string> large = steps + kLarge + std::vector<std::string>{fmt::format("parallel.zero_stage={}", zero)};
+    const int64_t expected = planned(large), measured = peak(t, ranks, fmt::format("large_{}_{}", ranks, zero), large) - rest[ranks];
     INFO(ranks << " ranks, ZeRO " << zero << ": planned " << static_cast<double>(expected) / 1048576 << " MiB, measured "
                << static_cast<double>(measured) / 1048576);
-    CHECK(expected > (zero == 3 ? 50 << 20 : 100 << 20));
+    CHECK(expected > (zero == 3 ? 60 << 20 : 100 << 20));
     CHECK(static_cast<double>(measured) == Approx(static_cast<double>(expected)).epsilon(0.05));
   }
 }
