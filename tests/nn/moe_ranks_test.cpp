@@ -43,7 +43,8 @@ struct Case {
 /// One rank's layer, with memory of exactly the measured size.
 class RankMoe {
  public:
-  RankMoe(const Case& c, const ExpertRanks& ranks = {}) : config_(c.model()), moe_(config_, store, "mlp", 0, ranks), case_(c) {
+  RankMoe(const Case& c, const ExpertRanks& ranks = {}, int grad_sources = 1)
+      : grad_sources_(grad_sources), config_(c.model()), moe_(config_, store, "mlp", 0, ranks), case_(c) {
     Context dry(0);
     Arena v("values"), g("gradients"), a("activations");
     build(dry, v, g, a);
@@ -82,13 +83,14 @@ class RankMoe {
 
  private:
   void build(Context& ctx, Arena& v, Arena& g, Arena& a) {
-    store.allocate(ctx, case_.dtype, case_.tokens, v, &g);
+    store.allocate(ctx, case_.dtype, case_.tokens, v, &g, {.grad_sources = grad_sources_});
     saved = moe_.make_saved(a, "moe", case_.tokens, case_.dtype, case_.keep_inner);
     for (Tensor* t : {&x, &dx, &dy}) *t = a.alloc("x", case_.dtype, {case_.tokens, case_.hidden});
     totals = a.alloc("totals", DType::f64, {1, router_totals_size(case_.experts)});
     counts = a.alloc("counts", DType::f64, {1, case_.experts});
   }
 
+  int grad_sources_;
   ModelConfig config_;
   Moe moe_;
   Case case_;
@@ -201,6 +203,41 @@ TEST_CASE("Rows beyond what a rank can take in come in more rounds, with the sam
           c.capacity = capacity;
           CHECK(check_bits(c, ranks) == 2 * (rounds - 1));  // of two micro-batches
         }
+      }
+}
+
+TEST_CASE("Gradients of experts are kept apart by the rank whose tokens they are of", "[moe][ranks]") {
+  const test::OneThread one_thread;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
+    for (const int ranks : {2, 4})
+      for (const double capacity : {2.0, 0.2}) {
+        INFO(dtype_name(dtype) << ", " << ranks << " ranks, capacity " << capacity);
+        const Case c{.dtype = dtype};
+        std::vector<std::unique_ptr<RankMoe>> alone;
+        for (int r = 0; r < ranks; ++r) {
+          alone.push_back(std::make_unique<RankMoe>(c));
+          alone.back()->run(r);
+        }
+        Findings findings;
+        run_thread_ranks(ranks, [&](Communicator& comm) {
+          set_num_threads(1);
+          RankMoe mine(c, {&comm, capacity}, ranks);
+          mine.run(comm.rank());
+          for (size_t i = 0; i < mine.store.specs().size(); ++i) {
+            const ParamSpec& spec = mine.store.specs()[i];
+            if (!spec.of_expert || spec.joined) continue;
+            for (int source = 0; source < ranks; ++source) {
+              const ParamStore& whole = alone[static_cast<size_t>(source)]->store;
+              const auto id = std::find_if(whole.specs().begin(), whole.specs().end(), [&](const ParamSpec& s) { return s.name == spec.name; });
+              // The experts of a rank lie behind each other in the store of all, too.
+              Tensor expected = mine.store.joined_grad(static_cast<ParamStore::Id>(i), source);
+              const Tensor found = expected;
+              expected.data = whole.grad(static_cast<ParamStore::Id>(id - whole.specs().begin())).data;
+              findings.same(fmt::format("rank {}, tokens of {}: {}", comm.rank(), source, spec.name), found, expected);
+              findings.check(!is_zero(found), "zero");
+            }
+          }
+        });
       }
 }
 
