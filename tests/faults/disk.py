@@ -35,6 +35,64 @@ def operations(world, run):
     return found
 
 
+def check_protocol(lines, run):
+    """What must be durable before what, whoever writes it (RELIABILITY 6), by the order of the calls."""
+    ckpt = os.path.join(run, "ckpt")
+    synced, dirty, durable_after, published = set(), {}, {}, 0
+    for i, (action, path) in enumerate(lines):
+        folder = os.path.dirname(path)
+        if action in ("create", "append to"):
+            if path == os.path.join(ckpt, "LATEST"):
+                raise Failure("LATEST is written in place")
+            dirty[path] = "created"
+        elif action == "write":
+            dirty[path] = "written"
+        elif action == "sync":
+            dirty.pop(path, None)
+        elif action == "remove":
+            dirty.pop(path, None)
+        elif action == "sync folder":
+            synced.add((path, i))
+            durable_after.setdefault(path, []).append(i)
+        found = re.fullmatch(r"(rename|swap) (\S+) (?:to|and)", action)
+        if found:
+            origin = found[2]
+            dirty[path] = dirty.pop(origin, None)
+            if dirty[path] is None:
+                del dirty[path]
+            if os.path.dirname(origin) == ckpt and os.path.basename(origin).startswith(".staging-"):
+                late = [p for p in dirty if p.startswith(origin + "/") or p.startswith(path + "/")]
+                if late:
+                    raise Failure(f"{path} is published, and not synced: {', '.join(late)}")
+                if not any(f == origin for f, _ in synced):
+                    raise Failure(f"{path} is published, and its folder was never synced")
+                published += 1
+            if os.path.basename(origin).startswith("step_") and ".trash-" in path or path.endswith("/LATEST"):
+                if path in dirty:
+                    raise Failure(f"{path} was not synced before its rename")
+                last = max([n for n, (a, p) in enumerate(lines[:i]) if re.match(r"(rename|swap) .*\.staging-", a)], default=None)
+                if last is None:
+                    raise Failure(f"{path} goes before any checkpoint is published")
+                if not any(n > last for n in durable_after.get(ckpt, [])):
+                    raise Failure(f"{path}: the checkpoint before it is not durable yet")
+    if published == 0:
+        raise Failure("no checkpoint was published")
+
+
+def protocol(world, run):
+    """Of a training with two saves."""
+    trial, trace = copy(world, run), os.path.join(world.folder, "protocol")
+    start = world.start(trial, RANKS, KEYS, environment={"SLUICE_IOTRACE": trace})
+    if start.wait() != 0:
+        raise Failure(f"the undisturbed trial failed\n{start.tail()}")
+    lines = []
+    with open(trace) as file:
+        for line in file:
+            action, path = line.rstrip("\n").split(" ", 2)[2].rsplit(" ", 1)
+            lines.append((action, path))
+    check_protocol(lines, trial)
+
+
 def copy(world, run):
     trial = world.run_folder("trial")
     shutil.copytree(run, trial, symlinks=True)
@@ -94,6 +152,7 @@ def check(world, tally, count):
     """count: trials at most, spread over crashes, torn writes and errors; 0: all of them."""
     run = base(world)
     found = operations(world, run)
+    tally.trial("the order of calls", lambda: protocol(world, run))
     trials = []
     for rank, names in found.items():
         tally.figures[f"calls of rank {rank}"] = len(names)

@@ -41,6 +41,17 @@ def trial(world, tally, kind, ranks, victim):
         raise Failure(f"gone after {gone:.2f} s, the timeout is {TIMEOUT:g} s")
 
 
+def stuck_save(world, tally):
+    """A save that never begins is given twenty times as long, and not for ever."""
+    run = world.run_folder("stuck")
+    timeout = 0.5
+    start = world.start(run, 2, [*KEYS, "checkpoint.every_steps=20", f"parallel.timeout_seconds={timeout}"],
+                        environment={"SLUICE_PAUSE": f"0:save:20:{os.path.join(world.folder, 'never-removed')}"})
+    code = start.wait(20 * timeout + 40)
+    if code != 76 or not re.search(r"rank 0 computes without end: step 20, phase save", start.text()):
+        raise Failure(f"exit code {code}\n{start.tail()}")
+
+
 def false_alarms(world, tally, length):
     """Ranks that pause for up to half the timeout, and are waited for."""
     run = world.run_folder("paused")
@@ -70,4 +81,7 @@ def check(world, tally, count):
         ranks = world.ranks(3)
         victim = n // len(KINDS) % ranks
         tally.trial(f"{kind} rank {victim} of {ranks}", lambda: trial(world, tally, kind, ranks, victim))
-    tally.trial("pauses", lambda: false_alarms(world, tally, 4 if world.options.quick else 20 * count))
+    if world.options.quick:
+        return
+    tally.trial("a stuck save", lambda: stuck_save(world, tally))
+    tally.trial("pauses", lambda: false_alarms(world, tally, min(300, 10 * count)))
