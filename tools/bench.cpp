@@ -91,6 +91,16 @@ void print_race(const char* part, const json& rows) {
   std::fflush(stdout);
 }
 
+void print_ranks(const json& rows) {
+  fmt::print("ranks\n");
+  for (const json& row : rows)
+    fmt::print("  {:<56}{:>7.3f}  ({:.3f} to {:.3f}){:>10.1f} ms{:>10.1f} ms\n", row["what"].get<std::string>(),
+               row["median"].get<double>(), row["least"].get<double>(), row["most"].get<double>(), row["first_ms"].get<double>(),
+               row["second_ms"].get<double>());
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
 Device device_of(const std::string& name) {
   if (name == "cpu") return Device::cpu;
   if (name == "auto") return automatic_device();
@@ -171,6 +181,7 @@ void run(BenchOptions options) {
   std::vector<DType> types;
   for (const std::string& precision : options.precisions) types.push_back(dtype(precision));
   measure("moe", [&](const bench::RaceOptions& r) { return bench::measure_moe(r, types); });
+  if (wants("ranks")) print_ranks(result["ranks"] = bench::measure_ranks(race));
   if (wants("step"))
     for (const std::string& model : options.models)
       for (const std::string& precision : options.precisions) {
@@ -204,9 +215,9 @@ void add_bench_command(CLI::App& app, int&) {
   auto options = std::make_shared<BenchOptions>();
   command
       ->add_option("part,--part", options->parts,
-                   "of a CPU: peak, ops, moe, step; of a GPU: kernels, matmul, attention, moe, step; all by default")
+                   "of a CPU: peak, ops, moe, step, and, when named, ranks; of a GPU: kernels, matmul, attention, moe, step; all by default")
       ->delimiter(',')
-      ->check(CLI::IsMember({"peak", "ops", "kernels", "matmul", "attention", "moe", "step"}));
+      ->check(CLI::IsMember({"peak", "ops", "kernels", "matmul", "attention", "moe", "ranks", "step"}));
   command->add_option("--device", options->device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   command
@@ -236,7 +247,8 @@ void add_bench_command(CLI::App& app, int&) {
       "medians, ops the best;\n"
       "kernels, matmul and attention: medians of 51 turns, by the device's clock, on buffers that no cache "
       "holds.\n"
-      "moe: medians of turns taken with the dense network of the same active width.");
+      "moe: medians of turns taken with the dense network of the same active width. ranks: ratios of step times, of "
+      "ranks that are threads.");
   command->callback([options] { run(*options); });
 }
 
