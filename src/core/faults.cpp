@@ -206,7 +206,9 @@ Io before_operation(const std::string& action, const std::string& path, int& err
 
 void at(const char* phase, int64_t step) {
   if (const Pause& p = pause_plan(); !p.phase.empty() && p.phase == phase && (p.step == step || p.phase == "init")) pause(p);
-  static const Point quit = parse_point("SLUICE_EXIT", true), hang = parse_point("SLUICE_HANG", false);
+  static const Point quit = parse_point("SLUICE_EXIT", true), hang = parse_point("SLUICE_HANG", false),
+                     slow = parse_point("SLUICE_SLOW", false);
+  if (slow.step > 0 && std::strcmp(phase, "data") == 0) std::this_thread::sleep_for(std::chrono::milliseconds(slow.step));
   if (std::strcmp(phase, "step") != 0) return;
   if (quit.step == step) ::_exit(static_cast<int>(quit.code));
   if (hang.step == step)

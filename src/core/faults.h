@@ -16,6 +16,8 @@
 //   SLUICE_EXIT=RANK:step:code                   _exit(code)
 //   SLUICE_HANG=RANK:step                        computes without end
 //   SLUICE_MISMATCH=RANK:step                    one collective more than the others call
+// At every step:
+//   SLUICE_SLOW=RANK:milliseconds                takes so much longer
 #include <cstdint>
 #include <string>
 
