@@ -29,7 +29,7 @@ def write(path, data):
 
 
 def damage(random, folder, other, kind):
-    """Damages one file of a checkpoint; its name, or None where this kind changes nothing there."""
+    """`other`: a whole checkpoint of another step. Damages one file of a checkpoint; its name, or None where this kind changes nothing there."""
     names = sorted(os.listdir(folder))
     name = random.choice(names)
     path = os.path.join(folder, name)
@@ -85,7 +85,7 @@ def trial(world, tally, run, kind, reach, ranks):
     hit = []
     for i, step in enumerate(reversed(STEPS[-reach:])):
         path = os.path.join(ckpt, f"step_{step:08d}")
-        other = os.path.join(ckpt, f"step_{STEPS[0] if step != STEPS[0] else STEPS[1]:08d}")
+        other = os.path.join(run, "ckpt", f"step_{STEPS[0] if step != STEPS[0] else STEPS[1]:08d}")
         name = None
         while name is None:
             name = damage(world.random, path, other, kind)
