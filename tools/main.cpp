@@ -33,7 +33,8 @@ constexpr const char* kHelp =
     "Every configuration key is explained:   sluice config reference\n"
     "Exit codes: 0 ok, 64 usage or configuration, 65 bad data, 66 missing input, 70 internal, 71 out of "
     "memory,\n"
-    "73 cannot create, 74 final save failed, 75 stopped by a signal and saved, 78 too many bad steps\n";
+    "73 cannot create, 74 final save failed, 75 stopped by a signal and saved, 76 a rank hung or was lost,\n"
+    "78 too many bad steps, 79 ranks hold different bits\n";
 
 int report(const std::string& message, sluice::ExitCode code) {
   // Warnings on their way come out first.

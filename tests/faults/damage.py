@@ -29,7 +29,7 @@ def write(path, data):
 
 
 def damage(random, folder, other, kind):
-    """`other`: a whole checkpoint of another step. Damages one file of a checkpoint; its name, or None where this kind changes nothing there."""
+    """Damages one file of a checkpoint (`other`: a whole one of another step); its name, or None where nothing changes there."""
     names = sorted(os.listdir(folder))
     name = random.choice(names)
     path = os.path.join(folder, name)
