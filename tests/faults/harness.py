@@ -229,6 +229,8 @@ class World:
             raise Failure(f"left in {run}: {', '.join(litter)}")
 
     def litter(self, run):
+        if not os.path.isdir(run):
+            return []
         names = [n for n in os.listdir(run) if n.endswith(".tmp")]
         checkpoints = os.path.join(run, "ckpt")
         if os.path.isdir(checkpoints):
