@@ -45,8 +45,8 @@ void add_train_command(CLI::App& app, int& exit_code) {
       exit_code = static_cast<int>(run_training(*options));
     } catch (const Error& error) {
       if (world->size() == 1) throw;
-      // What all find together rank 0 says, and takes the others with it; what one finds alone, it says a second later.
-      if (world->rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+      // What all find together rank 0 says, and takes the others with it; what one finds alone, it says when nobody has ended it.
+      if (world->rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(4));
       spdlog::error("rank {}: {}", world->rank(), error.what());
       world->abort(error.code());
     }
