@@ -116,7 +116,8 @@ bool Dispatch::begin_round() {
       if (!own) rows_from_[static_cast<size_t>(source)] += rows;
       offsets_.rows(source, 1).as<int32_t>()[expert + 1] = static_cast<int32_t>(rows);
     }
-    SLUICE_CHECK(next_run_[d] > first || first == runs, "experts: rank {} is to receive {} rows of one expert and has room for {}", to,
+    SLUICE_CHECK(next_run_[d] > first || first == runs,
+                 "experts: rank {} is to receive {} rows of one expert and has room for {}", to,
                  count(first / experts_here_, to * experts_here_ + first % experts_here_), most_);
   }
   for (int64_t source = 0; source < ranks_.size(); ++source) {

@@ -39,8 +39,8 @@ class Dispatch {
   /// them.
   static void plan(Context& ctx, const ExpertRanks& ranks, Tensor counts, const Permutation& permutation);
 
-  /// counts and permutation: of this rank's T K rows, after plan(). most: ExpertRanks::most_rows. Work memory is taken from t and, in every call, from
-  /// ctx.scratch.
+  /// counts and permutation: of this rank's T K rows, after plan(). most: ExpertRanks::most_rows. Work memory is taken from t
+  /// and, in every call, from ctx.scratch.
   Dispatch(Context& ctx, ScratchScope& t, const ExpertRanks& ranks, const Tensor& counts, const Permutation& permutation,
            int64_t most);
 

@@ -71,7 +71,8 @@ void Moe::rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_u
                         const Rows& r) const {
   ScratchScope t(ctx.scratch);
   const Tensor dinner = t.like("moe.dinner", r.inner);
-  const auto gradient = [&](ParamStore::Id id) { return store_.grad_sources() > 1 ? store_.joined_grad(id, r.source) : store_.joined_grad(id); };
+  const int source = store_.grad_sources() > 1 ? r.source : 0;
+  const auto gradient = [&](ParamStore::Id id) { return store_.joined_grad(id, source); };
   grouped_linear_backward_input(ctx, dinner, dy, store_.joined(down_proj_), r.offsets, dy_index);
   grouped_linear_backward_weight(ctx, gradient(down_proj_), dy, r.inner, r.offsets, dy_index, Tensor());
   weighted_swiglu_backward(ctx, dgate_up, dweights, dinner, r.gate_up, r.weights, r.slots);
@@ -101,7 +102,8 @@ void Moe::ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterL
   if (load.extra_rounds && !ctx.dry_run) *load.extra_rounds += dispatch.round() - 1;
 }
 
-void Moe::ranks_backward(Context& ctx, Tensor drows, Tensor dweights, const Tensor& dy, const Tensor& x, const Saved& kept) const {
+void Moe::ranks_backward(Context& ctx, Tensor drows, Tensor dweights, const Tensor& dy, const Tensor& x,
+                         const Saved& kept) const {
   ScratchScope t(ctx.scratch);
   const Saved again = temporary(t, kept, x);
   const Tensor received_d = t.like("moe.received_dy", again.received_x);  // dy, then dx of the same rows
@@ -230,7 +232,8 @@ Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix
 Moe::Saved Moe::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype, bool keep_inner) const {
   const int64_t E = config_.num_experts, K = config_.num_experts_per_tok, R = rows_here(T), F = config_.moe_intermediate_size;
   if (with_ranks() && arena.device() != Device::cpu)
-    fail(ExitCode::usage, "parallel.expert = {}: ranks share experts on CPUs in this version; use train.device=cpu", ranks_.size());
+    fail(ExitCode::usage, "parallel.expert = {}: ranks share experts on CPUs in this version; use train.device=cpu",
+         ranks_.size());
   const DType wide = accumulate_dtype(dtype);
   Saved s;
   s.probabilities = arena.alloc(name + ".probabilities", wide, {T, E});

@@ -228,7 +228,8 @@ TEST_CASE("Gradients of experts are kept apart by the rank whose tokens they are
             if (!spec.of_expert || spec.joined) continue;
             for (int source = 0; source < ranks; ++source) {
               const ParamStore& whole = alone[static_cast<size_t>(source)]->store;
-              const auto id = std::find_if(whole.specs().begin(), whole.specs().end(), [&](const ParamSpec& s) { return s.name == spec.name; });
+              const auto id = std::find_if(whole.specs().begin(), whole.specs().end(),
+                                           [&](const ParamSpec& s) { return s.name == spec.name; });
               // The experts of a rank lie behind each other in the store of all, too.
               Tensor expected = mine.store.joined_grad(static_cast<ParamStore::Id>(i), source);
               const Tensor found = expected;
@@ -269,6 +270,14 @@ TEST_CASE("Experts that ranks cannot share are refused by name", "[moe][ranks]")
     ParamStore store;
     const std::string message = test::message_of([&] { Moe(Case().model(), store, "mlp", 0, &comm); });
     if (message != "parallel.expert = 3 does not divide model.moe.num_experts = 8") throw std::runtime_error(message);
+  });
+  run_thread_ranks(2, [](Communicator& comm) {
+    ParamStore store;
+    const Moe moe(Case().model(), store, "mlp", 0, &comm);
+    Arena gpu("activations", 0, Device::cuda);
+    const std::string message = test::message_of([&] { moe.make_saved(gpu, "moe", 8, DType::f32, true); });
+    if (message != "parallel.expert = 2: ranks share experts on CPUs in this version; use train.device=cpu")
+      throw std::runtime_error(message);
   });
   // Rank 1 has fewer tokens.
   CHECK_THROWS_WITH(run_thread_ranks(2,
