@@ -192,7 +192,8 @@ class World:
         return self.random.choice(self.layouts)
 
     def ranks(self, largest=4):
-        return self.random.choice([n for n in (2, 3, 4) if n <= largest])
+        allowed = [int(n) for n in self.options.ranks.split(",")]
+        return self.random.choice([n for n in allowed if n <= largest] or allowed)
 
     def run_folder(self, name):
         path = os.path.join(self.folder, name)
