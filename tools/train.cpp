@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "comm/mpi.h"
@@ -37,14 +38,15 @@ void add_train_command(CLI::App& app, int& exit_code) {
     options->command_line = app.get_name() + " train " + options->config_path;
     for (const std::string& text : options->overrides) options->command_line += " '" + text + "'";
     for (const std::string& key : options->allow_change) options->command_line += " --allow-change " + key;
-    const StopSignals signals;  // before the ranks find each other, which takes a while
-    options->signals = &signals;
+    std::optional<StopSignals> signals(std::in_place);  // before the ranks find each other, which takes a while
+    options->signals = &*signals;
     const std::unique_ptr<Communicator> world = make_world();
     options->ranks = world.get();
     try {
       exit_code = static_cast<int>(run_training(*options));
     } catch (const Error& error) {
       if (world->size() == 1) throw;
+      signals.reset();  // what ends us now need not be polite
       // What all find together rank 0 says, and takes the others with it; what one finds alone, it says when nobody has ended it.
       if (world->rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(4));
       spdlog::error("rank {}: {}", world->rank(), error.what());

@@ -8,10 +8,12 @@
 #include <optional>
 
 #include "comm/reduce.h"
+#include "config/fields.h"
 #include "core/cpu_features.h"
 #include "core/faults.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
+#include "train/banner.h"
 #include "train/bits.h"
 #include "train/console.h"
 #include "train/evaluate.h"
@@ -39,20 +41,6 @@ std::string list(const std::vector<std::string>& items) {
   return fmt::format("{}", fmt::join(items, "\n  "));
 }
 
-/// "cpu", or "cuda: NVIDIA H100, 79.6 GiB, compute capability 9.0".
-std::string device_text(Device device) {
-  if (device == Device::cpu) return "cpu";
-  const DeviceInfo info = cuda_devices().at(0);
-  return fmt::format("cuda: {}, {:.1f} GiB, compute capability {}.{}", info.name,
-                     static_cast<double>(info.memory_bytes) / (1 << 30), info.compute_capability / 10,
-                     info.compute_capability % 10);
-}
-
-template <class E>
-std::string_view word(E e) {
-  return EnumNames<E>::names[static_cast<size_t>(e)];
-}
-
 class Run {
  public:
   explicit Run(const RunOptions& options);
@@ -65,9 +53,6 @@ class Run {
   void open_files();
   ExitCode go();
   void start_files();
-  void banner(const CheckpointContent& content);
-  int64_t layers_with_experts() const;
-  std::string experts_text() const;
   bool finish_or_stop();
   void step();
   void log_bits();
@@ -118,6 +103,7 @@ class Run {
   std::unique_ptr<Watchdog> watchdog_;  // with several ranks
   StepTimes times_;
   Stragglers stragglers_;
+  bool told_rounds_ = false;  // that experts took extra rounds
   double own_seconds_ = 0;  // of the last step, without waiting for other ranks
   StepMetrics last_;
   std::unique_ptr<RouterMonitor> monitor_;  // with experts
@@ -205,12 +191,12 @@ void Run::start_files() {
                                       {"name", config_.name},
                                       {"version", SLUICE_VERSION},
                                       {"parameters", plan_.total},
-                                      {"parameters_active", trainer_->store().total_active()},
+                                      {"parameters_active", plan_.active},
                                       {"parameters_non_embedding", plan_.non_embedding},
                                       {"config_hash", config_hash(config_)},
                                       {"max_steps", trainer_->max_steps()},
                                       {"tokens_per_step", tokens_per_step(config_)},
-                                      {"precision", word(config_.train.precision)},
+                                      {"precision", enum_name(config_.train.precision)},
                                       {"ranks", ranks_->size()},
                                       {"threads", num_threads()},
                                       {"instruction_set", isa_name(cpu_isa())},
@@ -220,86 +206,6 @@ void Run::start_files() {
                                       {"started", utc_now()},
                                       {"resumed_from_step", trainer_->next_step()}};
   folder_->write("run.json", run.dump(2) + "\n");
-}
-
-void Run::banner(const CheckpointContent& content) {
-  const ModelConfig& m = config_.model;
-  const auto total = static_cast<double>(plan_.total);
-  std::string attention(word(m.attention.kind));
-  for (const GateConfig& gate : m.attention.gates)
-    attention += fmt::format(" + {} {} gate at {}", word(gate.granularity), word(gate.activation),
-                             word(gate.position));
-  console_->line(fmt::format("sluice {}  run {}  ->  {}", SLUICE_VERSION, config_.name, folder_->path()));
-  console_->line(
-      fmt::format("model    {} parameters ({} without embeddings)  layers {}  hidden {}  heads {}/{} x {}  "
-                  "{}vocabulary {}",
-                  format_count(total), format_count(static_cast<double>(plan_.non_embedding)),
-                  m.num_hidden_layers, m.hidden_size, m.num_attention_heads, m.num_key_value_heads,
-                  m.head_dim,
-                  layers_with_experts() < m.num_hidden_layers ? fmt::format("FFN {}  ", m.intermediate_size) : "",
-                  m.vocab_size));
-  console_->line("attn     " + attention);
-  if (m.moe.num_experts > 0) console_->line(experts_text());
-  for (const Blend::SourceInfo& source : data_->sources())
-    console_->line(fmt::format("data     {}  {} tokens in {} file{}  {:.0f}% of the samples", source.name,
-                               format_count(static_cast<double>(source.tokens)), source.files,
-                               source.files == 1 ? "" : "s", 100 * source.weight));
-  for (const auto& blend : evaluator_->blends())
-    for (const Blend::SourceInfo& source : blend->sources())
-      console_->line(fmt::format("held out {}  {} tokens", source.name,
-                                 format_count(static_cast<double>(source.tokens))));
-  const double tokens =
-      static_cast<double>(trainer_->max_steps()) * static_cast<double>(tokens_per_step(config_));
-  console_->line("device   " + device_text(trainer_->context().device));
-  if (ranks_->size() > 1)
-    console_->line(fmt::format("ranks    {} ({})  each {} micro-batches of {} a step  gradients {}", ranks_->size(), ranks_->name(),
-                               config_.train.global_batch_size / config_.train.micro_batch_size / ranks_->size(),
-                               config_.train.micro_batch_size,
-                               config_.parallel.determinism == Determinism::exact
-                                   ? fmt::format("exact, {}", word(config_.parallel.exact_sum))
-                                   : "same bits on the same layout"));
-  console_->line(fmt::format(
-      "train    {} tokens = {} steps x {}  {:.2g} tokens per parameter  {} FLOPs  {}, {} thread{}, {}",
-      format_count(tokens), trainer_->max_steps(), tokens_per_step(config_), tokens / total,
-      format_exponent(plan_.flops_per_token * tokens), word(config_.train.precision), num_threads(),
-      num_threads() == 1 ? "" : "s", isa_name(cpu_isa())));
-  const MemoryPlan& memory = trainer_->memory();
-  int64_t snapshot = 0;
-  if (config_.checkpoint.async) {
-    for (const auto* tensors : {&content.weights, &content.optimizer})
-      for (const NamedTensor& t : *tensors) snapshot += t.tensor.bytes();
-  }
-  console_->line("memory   MiB");
-  for (const auto& [name, bytes] :
-       std::initializer_list<std::pair<const char*, int64_t>>{{"parameters", memory.parameters},
-                                                              {"gradients", memory.gradients},
-                                                              {"optimizer", memory.optimizer},
-                                                              {"activations", memory.activations},
-                                                              {"scratch", memory.scratch},
-                                                              {"batch", memory.batch},
-                                                              {"checkpoint copy", snapshot},
-                                                              {"total", memory.total() + snapshot}})
-    console_->line(fmt::format("  {:<16}{:>10}", name, format_mib(bytes)));
-  if (!resumed_.path.empty())
-    console_->line(fmt::format("resume   from {} (step {})", resumed_.path, trainer_->next_step()));
-}
-
-int64_t Run::layers_with_experts() const {
-  int64_t layers = 0;
-  for (int64_t i = 0; i < config_.model.num_hidden_layers; ++i) layers += config_.model.moe.in_layer(i);
-  return layers;
-}
-
-/// "experts  8 of 64 x 128 in 6 of 6 layers  11.2M parameters active  balance 0.01 over the global batch  z 0.001".
-std::string Run::experts_text() const {
-  const MoeConfig& moe = config_.model.moe;
-  return fmt::format("experts  {} of {} x {}{}  in {} of {} layers  {} parameters active  balance {} ({})  z {}",
-                     moe.num_experts_per_tok, moe.num_experts, moe.moe_intermediate_size,
-                     moe.shared_expert_intermediate_size > 0 ? fmt::format(" + {} shared", moe.shared_expert_intermediate_size)
-                                                             : "",
-                     layers_with_experts(), config_.model.num_hidden_layers,
-                     format_count(static_cast<double>(trainer_->store().total_active())), moe.load_balance.coefficient,
-                     word(moe.load_balance.scope), moe.router_z_loss_coefficient);
 }
 
 // ---- the loop
@@ -342,7 +248,13 @@ ExitCode Run::train() {
   const CheckpointContent content = trainer_->content();
   checkpoints_ = std::make_unique<CheckpointStore>(config_.run_dir + "/ckpt", config_.checkpoint, content, &trainer_->context(), ranks_);
   if (leads()) {
-    banner(content);
+    int64_t snapshot = 0;
+    if (config_.checkpoint.async)
+      for (const auto* tensors : {&content.weights, &content.optimizer})
+        for (const NamedTensor& t : *tensors) snapshot += t.tensor.bytes();
+    for (const std::string& line : banner(config_, plan_, *trainer_, *data_, *evaluator_, snapshot)) console_->line(line);
+    if (!resumed_.path.empty())
+      console_->line(fmt::format("resume   from {} (step {})", resumed_.path, trainer_->next_step()));
     folder_->write_status(status("running"));
   }
   return go();
@@ -466,6 +378,10 @@ void Run::step() {
   if (config_.log.bits > 0) log_bits();
   if (!leads()) return;
   if (last_.skipped) spdlog::warn("{}; skipped", trainer_->problem());
+  if (trainer_->extra_rounds() > 0 && !told_rounds_)
+    spdlog::warn("step {}: rows took {} extra rounds to their experts (said once); fewer with a larger parallel.expert_capacity",
+                 trainer_->next_step(), trainer_->extra_rounds());
+  told_rounds_ = trainer_->extra_rounds() > 0;
   router_ = summarize_router(config_.model, trainer_->router_totals());
   if (monitor_ && router_)
     for (const std::string& warning : monitor_->add(trainer_->next_step(), *router_)) spdlog::warn("{}", warning);

@@ -39,6 +39,10 @@ sluice_emulated_test(cuda_asan test_cuda_asan ARGUMENTS ${SLUICE_SANITIZED_CASES
 sluice_emulated_test(cuda_tsan test_cuda_tsan COMMAND_PREFIX ${SLUICE_NO_RANDOMISATION}
                      ARGUMENTS ${SLUICE_SANITIZED_CASES} ENVIRONMENT ${SLUICE_TSAN_OPTIONS})
 
+# The longest first, so that two at a time end together.
+set_tests_properties(cuda_tsan PROPERTIES COST 220)
+set_tests_properties(cuda_asan PROPERTIES COST 130)
+
 # The emulator's own tests, and one program per variant for the planted bugs.
 set_source_files_properties(emulation/planted_bugs.cu PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
 set(SLUICE_PLANTED_DEFINITIONS)

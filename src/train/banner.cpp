@@ -1,0 +1,99 @@
+#include "train/banner.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "config/fields.h"
+#include "core/cpu_features.h"
+#include "core/parallel_for.h"
+#include "train/console.h"
+
+namespace sluice {
+namespace {
+
+int64_t layers_with_experts(const ModelConfig& model) {
+  int64_t layers = 0;
+  for (int64_t i = 0; i < model.num_hidden_layers; ++i) layers += model.moe.in_layer(i);
+  return layers;
+}
+
+/// "experts  8 of 64 x 128 in 6 of 6 layers  11.2M parameters active  balance 0.01 over the global batch  z 0.001".
+std::string experts_text(const ModelConfig& model, const Plan& plan) {
+  const MoeConfig& moe = model.moe;
+  return fmt::format("experts  {} of {} x {}{}  in {} of {} layers  {} parameters active  balance {} ({})  z {}",
+                     moe.num_experts_per_tok, moe.num_experts, moe.moe_intermediate_size,
+                     moe.shared_expert_intermediate_size > 0 ? fmt::format(" + {} shared", moe.shared_expert_intermediate_size)
+                                                             : "",
+                     layers_with_experts(model), model.num_hidden_layers,
+                     format_count(static_cast<double>(plan.active)), moe.load_balance.coefficient,
+                     enum_name(moe.load_balance.scope), moe.router_z_loss_coefficient);
+}
+
+}  // namespace
+
+std::string device_text(Device device) {
+  if (device == Device::cpu) return "cpu";
+  const DeviceInfo info = cuda_devices().at(0);
+  return fmt::format("cuda: {}, {:.1f} GiB, compute capability {}.{}", info.name,
+                     static_cast<double>(info.memory_bytes) / (1 << 30), info.compute_capability / 10,
+                     info.compute_capability % 10);
+}
+
+std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer& trainer, const Blend& data,
+                                const Evaluator& evaluator, int64_t snapshot) {
+  std::vector<std::string> lines;
+  const ModelConfig& m = config.model;
+  const auto total = static_cast<double>(plan.total);
+  std::string attention(enum_name(m.attention.kind));
+  for (const GateConfig& gate : m.attention.gates)
+    attention += fmt::format(" + {} {} gate at {}", enum_name(gate.granularity), enum_name(gate.activation),
+                             enum_name(gate.position));
+  lines.push_back(fmt::format("sluice {}  run {}  ->  {}", SLUICE_VERSION, config.name, config.run_dir));
+  lines.push_back(
+      fmt::format("model    {} parameters ({} without embeddings)  layers {}  hidden {}  heads {}/{} x {}  "
+                  "{}vocabulary {}",
+                  format_count(total), format_count(static_cast<double>(plan.non_embedding)),
+                  m.num_hidden_layers, m.hidden_size, m.num_attention_heads, m.num_key_value_heads,
+                  m.head_dim,
+                  layers_with_experts(config.model) < m.num_hidden_layers ? fmt::format("FFN {}  ", m.intermediate_size) : "",
+                  m.vocab_size));
+  lines.push_back("attn     " + attention);
+  if (m.moe.num_experts > 0) lines.push_back(experts_text(config.model, plan));
+  for (const Blend::SourceInfo& source : data.sources())
+    lines.push_back(fmt::format("data     {}  {} tokens in {} file{}  {:.0f}% of the samples", source.name,
+                               format_count(static_cast<double>(source.tokens)), source.files,
+                               source.files == 1 ? "" : "s", 100 * source.weight));
+  for (const auto& blend : evaluator.blends())
+    for (const Blend::SourceInfo& source : blend->sources())
+      lines.push_back(fmt::format("held out {}  {} tokens", source.name,
+                                 format_count(static_cast<double>(source.tokens))));
+  const double tokens =
+      static_cast<double>(trainer.max_steps()) * static_cast<double>(tokens_per_step(config));
+  lines.push_back("device   " + device_text(trainer.context().device));
+  if (trainer.ranks().size() > 1)
+    lines.push_back(fmt::format("ranks    {} ({})  each {} micro-batches of {} a step  gradients {}", trainer.ranks().size(), trainer.ranks().name(),
+                               config.train.global_batch_size / config.train.micro_batch_size / trainer.ranks().size(),
+                               config.train.micro_batch_size,
+                               config.parallel.determinism == Determinism::exact
+                                   ? fmt::format("exact, {}", enum_name(config.parallel.exact_sum))
+                                   : "same bits on the same layout"));
+  lines.push_back(fmt::format(
+      "train    {} tokens = {} steps x {}  {:.2g} tokens per parameter  {} FLOPs  {}, {} thread{}, {}",
+      format_count(tokens), trainer.max_steps(), tokens_per_step(config), tokens / total,
+      format_exponent(plan.flops_per_token * tokens), enum_name(config.train.precision), num_threads(),
+      num_threads() == 1 ? "" : "s", isa_name(cpu_isa())));
+  const MemoryPlan& memory = trainer.memory();
+  lines.push_back("memory   MiB");
+  for (const auto& [name, bytes] :
+       std::initializer_list<std::pair<const char*, int64_t>>{{"parameters", memory.parameters},
+                                                              {"gradients", memory.gradients},
+                                                              {"optimizer", memory.optimizer},
+                                                              {"activations", memory.activations},
+                                                              {"scratch", memory.scratch},
+                                                              {"batch", memory.batch},
+                                                              {"checkpoint copy", snapshot},
+                                                              {"total", memory.total() + snapshot}})
+    lines.push_back(fmt::format("  {:<16}{:>10}", name, format_mib(bytes)));
+  return lines;
+}
+
+}  // namespace sluice
