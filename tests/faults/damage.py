@@ -114,6 +114,6 @@ def trial(world, tally, run, kind, reach, ranks):
 def check(world, tally, count):
     run = base(world)
     for i in range(count):
-        kind, reach = KINDS[i % len(KINDS)], i // len(KINDS) % len(STEPS) + 1
+        kind, reach = KINDS[i % len(KINDS)], i % len(STEPS) + 1
         ranks = 2 if i % 10 == 9 else 0
         tally.trial(f"{kind}, {reach} damaged, {ranks or 1} ranks", lambda: trial(world, tally, run, kind, reach, ranks))

@@ -135,6 +135,7 @@ TEST_CASE("20 steps are 10 steps, a checkpoint and 10 more, bit for bit", "[trai
   CHECK(losses_of(resumed, 10) == expected);
   CHECK(all_bits(resumed) == all_bits(straight));
   CHECK(resumed.content().state == straight.content().state);
+  CHECK(resumed.policy().state() == straight.policy().state());  // its windows hold twenty values, not ten
 }
 
 TEST_CASE("the loss falls, in every precision", "[trainer]") {
