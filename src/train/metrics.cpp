@@ -80,11 +80,11 @@ JsonLines::JsonLines(std::string path, int64_t last_step) : path_(std::move(path
 }
 
 void JsonLines::append(const nlohmann::ordered_json& line) {
+  last_step_ = std::max(last_step_, line.at("step").get<int64_t>());
   try {
     // After a failure the last line may be torn; a newline ends it.
     file_->write((failing_ ? "\n" : "") + line.dump() + "\n");
     failing_ = false;
-    last_step_ = std::max(last_step_, line.at("step").get<int64_t>());
   } catch (const io::IoError& error) {
     if (!failing_) spdlog::warn("{}; training goes on, lines are missing", error.what());
     failing_ = true;

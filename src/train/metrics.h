@@ -33,7 +33,7 @@ class JsonLines {
   /// Cuts lines past `last_step`, and a torn last line, by rewriting the file atomically.
   JsonLines(std::string path, int64_t last_step);
   void append(const nlohmann::ordered_json& line);
-  /// The largest step in the file; -1 when there is none.
+  /// The largest step in the file, or whose line could not be written; -1 when there is none.
   int64_t last_step() const { return last_step_; }
 
  private:

@@ -23,6 +23,8 @@ def trial(world, tally, kind, ranks, victim):
         if not wait_until(lambda: last_step(run) >= step or start.over(), 60) or start.over():
             start.destroy()
             raise Failure(f"never came to step {step}\n{start.tail()}")
+        if kind == "mpirun":  # a rank that cannot notice by itself
+            kill(start.ranks()[victim], signal.SIGSTOP)
         pid = start.process.pid if kind == "mpirun" else start.ranks()[victim]
         kill(pid, signal.SIGKILL if kind == "mpirun" else getattr(signal, kind))
     begin = time.monotonic()
