@@ -102,6 +102,8 @@ std::vector<DeviceInfo> devices() {
   return result;
 }
 
+void choose(int index) { check(cudaSetDevice(index), "cudaSetDevice"); }
+
 void* allocate(int64_t bytes) {
   void* p = nullptr;
   const cudaError_t error = cudaMalloc(&p, static_cast<size_t>(bytes));

@@ -109,11 +109,11 @@ __global__ void __launch_bounds__(kSquareThreads) square_bins_kernel(double* par
       const double v = to_float(x[first + i]);
       s += v * v;
     }
-    if (!(s < 0x1p63)) s = __longlong_as_double(0x7ff0000000000000ll);
+    if (!(s < 0x1p63)) s = static_cast<double>(INFINITY);
     double magic = 0x1.8p92;
 #pragma unroll
     for (int k = 0; k < kSquareBins; ++k, magic *= 0x1p-23) {
-      const double part = __dadd_rn(__dadd_rn(s, magic), -magic);
+      const double part = (s + magic) - magic;  // no product that could be fused with it
       bins[k] += part;
       s -= part;
     }

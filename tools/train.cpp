@@ -8,6 +8,7 @@
 
 #include "comm/mpi.h"
 #include "commands.h"
+#include "core/device.h"
 #include "train/run.h"
 
 namespace sluice {
@@ -42,6 +43,7 @@ void add_train_command(CLI::App& app, int& exit_code) {
     options->signals = &*signals;
     const std::unique_ptr<Communicator> world = make_world();
     options->ranks = world.get();
+    choose_cuda_device(launcher_size().local_rank);
     try {
       exit_code = static_cast<int>(run_training(*options));
     } catch (const Error& error) {

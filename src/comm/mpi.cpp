@@ -28,7 +28,13 @@ LauncherSize launcher_size() {
       const char* place = std::getenv(rank);
       // Inside an allocation, but not under srun, SLURM_NTASKS is there without a rank.
       if (!place && std::strcmp(variable, "SLURM_NTASKS") == 0) continue;
-      if (const int size = std::atoi(text); size > 0) return {size, variable, place ? std::atoi(place) : 0};
+      int local_rank = 0;
+      for (const char* local : {"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"})
+        if (const char* value = std::getenv(local)) {
+          local_rank = std::atoi(value);
+          break;
+        }
+      if (const int size = std::atoi(text); size > 0) return {size, variable, place ? std::atoi(place) : 0, local_rank};
     }
   return {};
 }

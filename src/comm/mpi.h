@@ -18,7 +18,7 @@ std::unique_ptr<Communicator> make_world();
 struct LauncherSize {
   int size = 0;
   const char* variable = "";
-  int rank = 0;
+  int rank = 0, local_rank = 0;  // local: among those of this machine
 };
 LauncherSize launcher_size();
 

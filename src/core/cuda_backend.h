@@ -12,6 +12,8 @@ namespace sluice::cuda {
 /// Empty without a driver or a card.
 std::vector<DeviceInfo> devices();
 
+void choose(int index);
+
 /// Zeroed memory on the current device; nullptr when there is not enough.
 void* allocate(int64_t bytes);
 void release(void* p) noexcept;

@@ -21,6 +21,21 @@ std::vector<DeviceInfo> cuda_devices() { return {}; }
 void synchronize(Context&) {}
 #endif
 
+namespace {
+int chosen_device = 0;  // of the process: one rank each
+}  // namespace
+
+void choose_cuda_device(int index) {
+  const auto count = static_cast<int>(cuda_devices().size());
+  if (count == 0) return;
+  chosen_device = index % count;
+#if defined(SLUICE_HAS_CUDA)
+  cuda::choose(chosen_device);
+#endif
+}
+
+int chosen_cuda_device() { return chosen_device; }
+
 void copy(Context& ctx, const Tensor& dst, const Tensor& src) {
   SLUICE_CHECK(dst.dtype == src.dtype && dst.numel() == src.numel(), "copy: {} from {}", dst.describe(),
                src.describe());

@@ -25,6 +25,12 @@ bool built_with_cuda();
 /// The GPUs this process sees; empty in a CPU build, without a driver or without a card.
 std::vector<DeviceInfo> cuda_devices();
 
+/// This thread, and what it begins, computes on the index-th of them, modulo their number: several ranks of one machine share
+/// them. Before anything is allocated; nothing without one.
+void choose_cuda_device(int index);
+/// The one that was chosen; the first otherwise.
+int chosen_cuda_device();
+
 struct Context;
 struct Tensor;
 

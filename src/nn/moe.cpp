@@ -57,9 +57,13 @@ void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
 /// The balance loss of the global batch sees what every rank has counted.
 void Moe::count_with_ranks(Context& ctx, const RouterLoad& load) const {
   if (!load.counts || ctx.dry_run || config_.load_balance.scope != BalanceScope::global_batch) return;
-  const Tensor counts = load.layer_counts(layer_, config_.num_experts);
-  std::copy_n(load.layer(layer_).as<double>(), config_.num_experts, counts.as<double>());
-  all_reduce(*load.ranks, counts.as<double>(), config_.num_experts);
+  const int64_t experts = config_.num_experts;
+  const Tensor mine = load.layer(layer_).rows(0, experts), counts = load.layer_counts(layer_, experts);
+  const Tensor host = ctx.device == Device::cpu ? counts : load.host_counts;
+  copy(ctx, host, mine);
+  synchronize(ctx);
+  all_reduce(*load.ranks, host.as<double>(), experts);
+  copy(ctx, counts, host);
 }
 
 void Moe::inner_forward(Context& ctx, const Rows& r) const {

@@ -17,10 +17,10 @@ namespace sluice {
 struct RouterLoad {
   Tensor totals = {};  // (layers, router_totals_size(E)) f64, ops/router.h; rows of dense layers stay 0. Empty: nothing is added
   double share = 1;  // of the global batch's tokens, in this micro-batch
-  /// Others that compute micro-batches of the same step at the same time; host memory then. And (layers, E) f64: the counts of
-  /// all of them so far.
+  /// Others that compute micro-batches of the same step at the same time. And (layers, E) f64: the counts of all of them so far;
+  /// on a GPU, (E) f64 of host memory where they pass.
   Communicator* ranks = nullptr;
-  Tensor counts = {};
+  Tensor counts = {}, host_counts = {};
   /// Where experts are shared by ranks: += the rounds beyond the first that the rows took on their way to them. Equal on all of
   /// these ranks.
   int64_t* extra_rounds = nullptr;

@@ -52,7 +52,7 @@ void GradSync::with_type(F&& f) {
   else f(float{});
 }
 
-void GradSync::allocate(Arena& arena, int64_t micro_batches) {
+void GradSync::allocate(Arena& arena, Arena& pinned, int64_t micro_batches) {
   micro_batches_ = micro_batches;
   pieces_ = store_.pieces(mesh_.data().rank(), mesh_.expert_data().rank());
   const DType wide = accumulate_dtype(store_.dtype());
@@ -76,6 +76,14 @@ void GradSync::allocate(Arena& arena, int64_t micro_batches) {
   fixed_ = fixed() ? arena.alloc("fixed-point gradients", DType::i32, {fixed_at, 2}) : Tensor();
   shards_ = sharded() ? arena.alloc("gradient shards", wide, {ParamStore::size_of(pieces_)}) : Tensor();
   received_ = Tensor();
+  staged_ = Tensor();
+  if (arena.device() != Device::cpu) {
+    SLUICE_CHECK(in_place() && config_.zero_stage == 0, "GradSync: zero_stage {} on a GPU", config_.zero_stage);
+    if (alone()) return;
+    staged_ = pinned.alloc("gradients on their way", wide, {store_.flat_size()});
+    received_ = pinned.alloc("gradients of other ranks", wide, {largest});
+    return;
+  }
   if (!alone() || sharded())
     received_ = fixed() && !sharded() ? arena.alloc("gradients of other ranks", DType::i32, {largest, 2})
                                       : arena.alloc("gradients of other ranks", wide, {largest});
@@ -114,7 +122,7 @@ void GradSync::begin(Context& ctx, int unit, Pass pass) {
 }
 
 void GradSync::end(Context& ctx, int unit, Pass pass) {
-  if (pass == Pass::forward || ctx.dry_run) return;
+  if (pass == Pass::forward || ctx.dry_run || staged_) return;
   if (in_place() && (alone() || !last())) return;
   sum_unit(unit);
 }
@@ -243,8 +251,28 @@ Tensor GradSync::grads(size_t i) const {
   return sharded() ? shards_.rows(p.at, p.count) : store_.bucket_grads(p.of).rows(p.begin - p.of.begin, p.count);
 }
 
+/// Bucket by bucket to the host, where it is summed while the next one comes, and back.
+void GradSync::sum_staged(Context& ctx) {
+  std::vector<CommQueue::Ticket> summed;
+  const auto host = [&](const Bucket& b) { return staged_.rows(b.begin, b.end - b.begin); };
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const Bucket& b = pieces_[i].of;
+    copy(ctx, host(b), store_.bucket_grads(b));
+    synchronize(ctx);
+    with_type([&](auto tag) {
+      using T = decltype(tag);
+      summed.push_back(queue_->post([this, i, whole = host(b).template as<T>()] { sum_with_ranks<T>(i, whole); }));
+    });
+  }
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    queue_->wait(summed[i]);
+    copy(ctx, store_.bucket_grads(pieces_[i].of), host(pieces_[i].of));
+  }
+}
+
 void GradSync::finish(Context& ctx) {
   if (ctx.dry_run) return;
+  if (staged_) return sum_staged(ctx);
   if (queue_) queue_->wait_all();
   if (bad_ == kNoneBad) return;
   // Whoever found it makes the sum of squares NaN for all: in the parameter itself, where that is here.

@@ -29,8 +29,9 @@ class GradSync : public UnitUser {
   /// queue: nullptr for one rank.
   GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, CommQueue* queue);
 
-  /// Work memory for `micro_batches` of this rank's. After the store's.
-  void allocate(Arena& arena, int64_t micro_batches);
+  /// Work memory for `micro_batches` of this rank's. After the store's. pinned: host memory where gradients on a GPU pass on
+  /// their way to other ranks, after the last backward pass; that takes zero_stage 0 and same_layout.
+  void allocate(Arena& arena, Arena& pinned, int64_t micro_batches);
 
   void begin_step(Context& ctx);
   void begin_micro_batch(Context& ctx, int64_t i);
@@ -65,6 +66,7 @@ class GradSync : public UnitUser {
   int sources_of(const Bucket& b) const { return b.of_expert ? store_.grad_sources() : 1; }
   void zero(Context& ctx, int unit);
   void sum_unit(int unit);
+  void sum_staged(Context& ctx);
   template <class T>
   void sum_here(size_t i, T* whole);
   template <class T>
@@ -88,6 +90,7 @@ class GradSync : public UnitUser {
   Tensor fixed_;                // (elements, 2) i32: int64 each
   Tensor received_;             // of the other ranks; the queue's
   Tensor shards_;               // sums of the pieces, with zero_stage 2 and 3
+  Tensor staged_;               // all gradients, in host memory, where they are computed on a GPU
   Tensor bins_;                 // (kSquareBins) f64
   static constexpr int64_t kNoneBad = std::numeric_limits<int64_t>::max();
   int64_t micro_batches_ = 1, micro_batch_ = 0;

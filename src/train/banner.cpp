@@ -32,7 +32,7 @@ std::string experts_text(const ModelConfig& model, const Plan& plan) {
 
 std::string device_text(Device device) {
   if (device == Device::cpu) return "cpu";
-  const DeviceInfo info = cuda_devices().at(0);
+  const DeviceInfo info = cuda_devices().at(static_cast<size_t>(chosen_cuda_device()));
   return fmt::format("cuda: {}, {:.1f} GiB, compute capability {}.{}", info.name,
                      static_cast<double>(info.memory_bytes) / (1 << 30), info.compute_capability / 10,
                      info.compute_capability % 10);

@@ -47,13 +47,16 @@ namespace {
 
 /// How many micro-batches of a step a rank computes.
 int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks, Device device) {
-  if (device == Device::cuda && config.parallel.zero_stage > 0)
-    fail(ExitCode::usage, "parallel.zero_stage = {} is computed on CPUs in this version; use train.device=cpu", config.parallel.zero_stage);
+  if (device == Device::cuda && (config.parallel.zero_stage > 0 || config.parallel.expert > 1))
+    fail(ExitCode::usage,
+         "parallel.zero_stage = {} and parallel.expert = {}: several GPUs share the batch alone in this version (0 and 1); use "
+         "train.device=cpu",
+         config.parallel.zero_stage, config.parallel.expert);
   const TrainConfig& t = config.train;
   const ParallelConfig& p = config.parallel;
   const bool exact = p.determinism == Determinism::exact;
-  if (device == Device::cuda && (ranks.size() > 1 || exact))
-    fail(ExitCode::usage, "several ranks, and parallel.determinism: exact, are computed on CPUs in this version; use train.device=cpu");
+  if (device == Device::cuda && exact)
+    fail(ExitCode::usage, "parallel.determinism: exact is computed on CPUs in this version; use train.device=cpu");
   // Squares are summed in blocks of 32 elements, which must lie in one expert wherever it is.
   if (const MoeConfig& moe = config.model.moe; exact && p.expert > 1 && config.model.hidden_size * moe.moe_intermediate_size % 32 != 0)
     fail(ExitCode::usage,
@@ -128,9 +131,10 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
   const DType dtype = storage_dtype(config.train.precision);
   const int64_t seq_len = config.data.seq_len, tokens = config.train.micro_batch_size * seq_len;
   store_.allocate(ctx_, dtype, tokens, parameters_, &gradients_, layout());
-  grad_sync_.allocate(gradients_, micro_batches_);
+  grad_sync_.allocate(gradients_, pinned_, micro_batches_);
   weight_sync_.allocate(parameters_);
-  if (several() || exact() || config.parallel.zero_stage > 0) {
+  // On a GPU a micro-batch is recorded and replayed, without a word to anybody else.
+  if (!on_gpu() && (several() || exact() || config.parallel.zero_stage > 0)) {
     store_.add_user(&weight_sync_);
     store_.add_user(&grad_sync_);
   }
@@ -158,12 +162,14 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
   }
   host_control_ = on_gpu() ? pinned_.alloc("control", DType::f64, {kUpdateControl}) : optimizer_.control();
   router_load_.totals = model_.make_router_totals(batch_memory_);
-  if (several() || exact()) micro_losses_ = batch_memory_.alloc("losses of micro-batches", DType::f64, {ranks_->size() * micro_batches});
+  if (several() || exact())
+    micro_losses_ = (on_gpu() ? pinned_ : batch_memory_).alloc("losses of micro-batches", DType::f64, {ranks_->size() * losses_here()});
   router_load_.share = 1.0 / static_cast<double>(ranks_->size() * micro_batches);
   if (router_load_.totals && several()) {
     router_load_.ranks = &mesh_.data();
     if (shared_experts()) router_load_.extra_rounds = &extra_rounds_;
     router_load_.counts = batch_memory_.alloc("router.counts", DType::f64, {config.model.num_hidden_layers, config.model.moe.num_experts});
+    if (on_gpu()) router_load_.host_counts = pinned_.alloc("router.counts", DType::f64, {config.model.moe.num_experts});
   }
   host_router_totals_ = on_gpu() ? model_.make_router_totals(pinned_) : router_load_.totals;
   micro_batch_.allocate_batch(batch_memory_, pinned_, tokens);
@@ -202,10 +208,10 @@ StepMetrics Trainer::step() {
 
   copy(ctx_, host_control_, optimizer_.control());
   if (router_load_.totals) copy(ctx_, host_router_totals_, router_load_.totals);
-  if (router_load_.totals && several() && !measuring()) all_reduce(*ranks_, host_router_totals_.as<double>(), host_router_totals_.numel());
   if (on_gpu() && step_ + 1 < max_steps_) load(step_ + 1);  // while the device computes
   synchronize(ctx_);
   if (measuring()) return m;
+  if (router_load_.totals && several()) all_reduce(*ranks_, host_router_totals_.as<double>(), host_router_totals_.numel());
   warm_ = true;
 
   const UpdateControl& control = *reinterpret_cast<const UpdateControl*>(host_control_.as<double>());
@@ -267,7 +273,9 @@ void Trainer::tell_device(double lr) {
 
 /// Runs the ops; on a GPU, from the second step on, as a graph recorded once. A profile needs them one by one.
 void Trainer::once_recorded(Graph& graph, void (Trainer::*ops)()) {
-  if (!on_gpu() || measuring() || !warm_ || ctx_.profile) return (this->*ops)();
+  // Counts that ranks add up on their way cannot be recorded.
+  const bool asks_ranks = &graph == &micro_graph_ && router_load_.counts;
+  if (!on_gpu() || measuring() || !warm_ || ctx_.profile || asks_ranks) return (this->*ops)();
   if (!graph.recorded()) graph.record(ctx_, [&] { (this->*ops)(); });
   graph.launch(ctx_);
 }
@@ -285,7 +293,7 @@ void Trainer::forward_backward() {
 
 /// Keeps the sum of one micro-batch's losses apart, where other ranks have some too, or where their order must not matter.
 void Trainer::collect_losses(int64_t micro_batch) {
-  if (!micro_losses_ || measuring()) return;
+  if (!micro_losses_ || measuring() || on_gpu()) return;
   double& loss = *update_field(optimizer_.control(), &UpdateControl::loss).as<double>();
   micro_losses_.as<double>()[ranks_->rank() * micro_batches_ + micro_batch] = loss;
   loss = 0;
@@ -294,10 +302,13 @@ void Trainer::collect_losses(int64_t micro_batch) {
 /// The sum over all micro-batches of the step, one after the other, on every rank.
 void Trainer::agree_on_losses() {
   if (!micro_losses_ || measuring()) return;
-  double* losses = micro_losses_.as<double>();
-  ranks_->all_gather(losses, losses + ranks_->rank() * micro_batches_, micro_batches_ * static_cast<int64_t>(sizeof(double)));
-  double& loss = *update_field(optimizer_.control(), &UpdateControl::loss).as<double>();
-  for (int64_t i = 0; i < micro_losses_.dim(0); ++i) loss += losses[i];
+  const Tensor total = update_field(optimizer_.control(), &UpdateControl::loss);
+  double *losses = micro_losses_.as<double>(), *mine = losses + ranks_->rank() * losses_here();
+  if (on_gpu()) *mine = read_scalar(ctx_, total);
+  ranks_->all_gather(losses, mine, losses_here() * static_cast<int64_t>(sizeof(double)));
+  double sum_of_all = 0;
+  for (int64_t i = 0; i < micro_losses_.dim(0); ++i) sum_of_all += losses[i];
+  write_tensor(ctx_, total, &sum_of_all);
 }
 
 void Trainer::update() {

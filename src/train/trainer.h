@@ -117,6 +117,8 @@ class Trainer {
     return measuring() ? 1 : micro_batches_;
   }
   bool several() const { return mesh_.data().size() > 1; }
+  /// Losses of a step that this rank tells the others: of each micro-batch; a GPU adds them up by itself.
+  int64_t losses_here() const { return on_gpu() ? 1 : micro_batches_; }
   bool shared_experts() const { return mesh_.expert().size() > 1; }
   StoreLayout layout() const;
   bool exact() const { return config_.parallel.determinism == Determinism::exact; }
@@ -166,7 +168,7 @@ class Trainer {
   Samples& samples(int64_t step) { return samples_[on_gpu() ? static_cast<size_t>(step % 2) : 0]; }
   ForwardBuffers micro_batch_;
   ForwardBuffers analysed_;
-  Tensor micro_losses_;            // (micro-batches of the step) f64, host: their sums; only where they are needed apart
+  Tensor micro_losses_;            // f64, host: their sums, of all ranks; only where they are needed apart
   Tensor dhidden_;                 // (T, C)
   RouterLoad router_load_;
   int64_t extra_rounds_ = 0;

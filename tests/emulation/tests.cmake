@@ -68,7 +68,7 @@ add_dependencies(test_emulation planted_bugs_plain planted_bugs_asan planted_bug
 sluice_emulated_test(emulation test_emulation)
 
 # scripts/gpu_check with an emulated GPU, and the benchmarks at tiny sizes.
-sluice_emulated_test(gpu_check test_tools ARGUMENTS "[gpu_check],[bench]"
+sluice_emulated_test(gpu_check test_tools ARGUMENTS "[gpu_check],[bench],[gpu_ranks]"
                      ENVIRONMENT SLUICE_BINARY=$<TARGET_FILE:sluice>)
 
 # Everything `ctest -L emulation` needs.

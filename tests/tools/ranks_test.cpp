@@ -1,5 +1,8 @@
 // Ranks under mpirun: the program's own training, stopped, killed and continued by another number of them.
+#include <sstream>
+
 #include "comm/mpi.h"
+#include "core/device.h"
 #include "tools/tiny_run.h"
 
 namespace sluice {
@@ -168,6 +171,35 @@ TEST_CASE("what ranks cannot do is said once, before anything is written", "[ran
   CHECK_THAT(outcome.err, Contains("which 3 ranks cannot share evenly"));
   const size_t first = outcome.err.find("cannot share evenly");
   CHECK(outcome.err.find("cannot share evenly", first + 1) == std::string::npos);
+}
+
+TEST_CASE("ranks on GPUs share the batch, and agree with a CPU", "[gpu_ranks]") {
+  if (no_mpi()) return;
+  if (cuda_devices().empty()) {
+    WARN("skipped: no GPU");
+    return;
+  }
+  const TinyRun t;
+  const std::vector<std::string> more = {"parallel.determinism=same_layout",
+                                         "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}",
+                                         "train.max_steps=4"};
+  const auto losses = [&](const std::string& run, int ranks, const char* device) {
+    std::vector<std::string> all = more;
+    all.push_back(fmt::format("train.device={}", device));
+    const Outcome outcome = train(t, ranks, run, all);
+    INFO(ranks << " ranks on " << device << "\n" << outcome.out << outcome.err);
+    REQUIRE(outcome.code == 0);
+    std::vector<double> found;
+    std::istringstream lines(io::read_file(run + "/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) found.push_back(nlohmann::json::parse(line).at("loss"));
+    return found;
+  };
+  const auto cpu = losses(t.folder / "cpu", 2, "cpu"), gpu = losses(t.folder / "gpu", 2, "cuda"), again = losses(t.folder / "again", 2, "cuda");
+  REQUIRE(cpu.size() == 4);
+  REQUIRE(gpu.size() == 4);
+  CHECK(gpu == again);
+  for (size_t i = 0; i < cpu.size(); ++i) CHECK(gpu[i] == Approx(cpu[i]).epsilon(1e-4));
+  check_same(t, t.folder / "gpu", t.folder / "again", 4);
 }
 
 }  // namespace sluice

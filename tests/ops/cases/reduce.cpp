@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "ops/cases.h"
+#include "ops/elementwise.h"
 
 namespace sluice::test {
 namespace {
