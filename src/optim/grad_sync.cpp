@@ -37,8 +37,6 @@ void copy_elements(T* to, const T* from, int64_t n) {
   parallel_for(n, 16384, [=](int64_t begin, int64_t end) { std::copy(from + begin, from + end, to + begin); });
 }
 
-int slot_of(int unit) { return unit == 0 ? 2 : unit % 2; }
-
 }  // namespace
 
 GradSync::GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, CommQueue* queue)
@@ -114,9 +112,8 @@ void GradSync::begin_micro_batch(Context& ctx, int64_t i) {
 void GradSync::begin(Context& ctx, int unit, Pass pass) {
   if (pass == Pass::forward || in_place()) return;
   if (sharded()) {
-    const int slot = slot_of(unit);
-    if (queue_) queue_->wait(slot_busy_[static_cast<size_t>(slot)]);  // what was there is with its owners
-    store_.place_grads(unit, slot);
+    if (queue_) queue_->wait(busy(unit));  // what was there is with its owners
+    store_.place_grads(unit);
   }
   zero(ctx, unit);
 }
@@ -140,7 +137,7 @@ void GradSync::sum_unit(int unit) {
         std::vector<Tensor> sources;
         for (int s = 0; s < sources_of(b); ++s) sources.push_back(store_.bucket_grads(b, s));
         const auto work = [this, i, sources, m = micro_batch_] { send_shards<T>(i, sources, m); };
-        if (queue_) slot_busy_[static_cast<size_t>(slot_of(unit))] = queue_->post(work);
+        if (queue_) busy(unit) = queue_->post(work);
         else work();
         continue;
       }

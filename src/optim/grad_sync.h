@@ -64,6 +64,7 @@ class GradSync : public UnitUser {
   bool in_place() const { return !sharded() && (!exact() || (tree() && micro_batches_ == 1 && store_.grad_sources() == 1)); }
   Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? mesh_.expert_data() : mesh_.data(); }
   int sources_of(const Bucket& b) const { return b.of_expert ? store_.grad_sources() : 1; }
+  CommQueue::Ticket& busy(int unit) { return slot_busy_[static_cast<size_t>(ParamStore::slot_of(unit))]; }
   void zero(Context& ctx, int unit);
   void sum_unit(int unit);
   void sum_staged(Context& ctx);

@@ -1,14 +1,6 @@
 #include "optim/weight_sync.h"
 
-#include <cstring>
-
 namespace sluice {
-namespace {
-
-size_t slot_of(int unit) { return unit == 0 ? 2 : static_cast<size_t>(unit % 2); }
-
-}  // namespace
-
 WeightSync::WeightSync(int64_t zero_stage, ParamStore& store, const Mesh& mesh, CommQueue* queue)
     : zero_stage_(zero_stage), store_(store), mesh_(mesh), queue_(queue) {
   SLUICE_CHECK(queue || mesh.data().size() == 1, "WeightSync: several ranks need a queue");
@@ -25,15 +17,16 @@ Tensor WeightSync::values(size_t i) const {
   return sharded() ? shards_.rows(p.at, p.count) : store_.bucket_values(p.of).rows(p.begin - p.of.begin, p.count);
 }
 
-/// Every bucket of the unit, from all its owners, to its place in `place`, which is as flat as the unit.
-CommQueue::Ticket WeightSync::gather(int unit, Tensor place) {
+/// Every bucket of the unit, from all its owners.
+CommQueue::Ticket WeightSync::gather(int unit) {
+  const Tensor place = store_.unit_values(unit);
   CommQueue::Ticket ticket = 0;
-  int64_t unit_begin = -1;
+  int64_t at = 0;
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const ParamStore::Piece& p = pieces_[i];
     if (p.of.unit != unit) continue;
-    if (unit_begin < 0) unit_begin = p.of.begin;
-    const Tensor mine = values(i), all = place.rows(p.of.begin - unit_begin, p.of.end - p.of.begin);
+    const Tensor mine = values(i), all = place.rows(at, p.of.end - p.of.begin);
+    at += p.of.end - p.of.begin;
     const auto work = [&ranks = ranks_of(p.of), to = all.data, from = mine.data, bytes = mine.bytes()] {
       ranks.all_gather(to, from, bytes);
     };
@@ -46,21 +39,11 @@ CommQueue::Ticket WeightSync::gather(int unit, Tensor place) {
 void WeightSync::changed(Context& ctx) {
   if (ctx.dry_run) return;
   if (sharded()) {
-    for (Slot& slot : slots_) slot.unit = -1;
+    for (Slot& s : slots_) s.unit = -1;
     return;
   }
   if (zero_stage_ == 0 || !queue_) return store_.pack(ctx);
-  for (int unit = 0; unit < store_.num_units(); ++unit)
-    for (const Bucket& b : store_.buckets())
-      if (b.unit == unit) {
-        Tensor whole = store_.bucket_values(b);
-        int64_t unit_size = 0;
-        for (const Bucket& other : store_.buckets())
-          if (other.unit == unit) unit_size += other.end - other.begin;
-        whole.shape[0] = unit_size;
-        pending_[static_cast<size_t>(unit)] = gather(unit, whole);
-        break;
-      }
+  for (int unit = 0; unit < store_.num_units(); ++unit) pending_[static_cast<size_t>(unit)] = gather(unit);
 }
 
 void WeightSync::settle(Context& ctx) {
@@ -78,9 +61,8 @@ void WeightSync::bring(Context& ctx, int unit) {
 }
 
 void WeightSync::request(int unit) {
-  Slot& slot = slots_[slot_of(unit)];
-  if (slot.unit == unit) return;
-  slot = {unit, gather(unit, store_.value_slot(static_cast<int>(slot_of(unit)), unit)), false};
+  Slot& s = slot(unit);
+  if (s.unit != unit) s = {unit, gather(unit), false};
 }
 
 void WeightSync::begin(Context& ctx, int unit, Pass pass) {
@@ -89,13 +71,13 @@ void WeightSync::begin(Context& ctx, int unit, Pass pass) {
   request(unit);
   // One ahead, while this one computes.
   const int next = pass == Pass::forward ? unit + 1 : unit - 1;
-  Slot& slot = slots_[slot_of(unit)];
-  if (queue_) queue_->wait(slot.ticket);
+  Slot& s = slot(unit);
+  if (queue_) queue_->wait(s.ticket);
   if (next > 0 && next < store_.num_units()) request(next);
-  if (slot.packed) return;
-  store_.place_values(unit, static_cast<int>(slot_of(unit)));
+  if (s.packed) return;
+  store_.place_values(unit);
   store_.pack(ctx, unit);
-  slot.packed = true;
+  s.packed = true;
 }
 
 }  // namespace sluice

@@ -35,7 +35,7 @@ class WeightSync : public UnitUser {
  private:
   bool sharded() const { return zero_stage_ >= 3; }
   Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? mesh_.expert_data() : mesh_.data(); }
-  CommQueue::Ticket gather(int unit, Tensor place);
+  CommQueue::Ticket gather(int unit);
   void request(int unit);
   void bring(Context& ctx, int unit);
 
@@ -52,6 +52,7 @@ class WeightSync : public UnitUser {
     bool packed = false;
   };
   std::array<Slot, 3> slots_;
+  Slot& slot(int unit) { return slots_[static_cast<size_t>(ParamStore::slot_of(unit))]; }
 };
 
 }  // namespace sluice

@@ -231,9 +231,8 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
       source_at += more * (unit.end - unit.expert_begin);
       set_grad_views(unit);
     }
-    const int first = u == 0 ? 2 : static_cast<int>(u) % 2;
-    if (!layout.whole_values) place_values(static_cast<int>(u), first);
-    if (gradients && !layout.whole_grads) place_grads(static_cast<int>(u), first);
+    if (!layout.whole_values) place_values(static_cast<int>(u));
+    if (gradients && !layout.whole_grads) place_grads(static_cast<int>(u));
   }
 }
 
@@ -255,19 +254,15 @@ void ParamStore::set_grad_views(const Unit& unit) {
   }
 }
 
-Tensor ParamStore::value_slot(int slot, int unit) const {
+Tensor ParamStore::unit_values(int unit) const {
   const Unit& u = units_[static_cast<size_t>(unit)];
-  return slots_[static_cast<size_t>(slot)].values.rows(0, u.end - u.begin);
+  const int64_t n = u.end - u.begin;
+  return layout_.whole_values ? flat_values_.rows(u.begin, n) : slots_[static_cast<size_t>(slot_of(unit))].values.rows(0, n);
 }
 
-Tensor ParamStore::grad_slot(int slot, int unit) const {
-  const Unit& u = units_[static_cast<size_t>(unit)];
-  return slots_[static_cast<size_t>(slot)].grads.rows(0, u.end - u.begin);
-}
-
-void ParamStore::place_values(int unit, int slot) {
+void ParamStore::place_values(int unit) {
   Unit& u = units_[static_cast<size_t>(unit)];
-  const Slot& s = slots_[static_cast<size_t>(slot)];
+  const Slot& s = slots_[static_cast<size_t>(slot_of(unit))];
   u.values = static_cast<char*>(s.values.data);
   for (const Id id : u.ids) {
     const auto i = static_cast<size_t>(id);
@@ -279,10 +274,11 @@ void ParamStore::place_values(int unit, int slot) {
   set_value_views(u);
 }
 
-void ParamStore::place_grads(int unit, int slot) {
+void ParamStore::place_grads(int unit) {
   Unit& u = units_[static_cast<size_t>(unit)];
-  u.grads = static_cast<char*>(slots_[static_cast<size_t>(slot)].grads.data);
-  u.source_grads = static_cast<char*>(slots_[static_cast<size_t>(slot)].source_grads.data);
+  const Slot& s = slots_[static_cast<size_t>(slot_of(unit))];
+  u.grads = static_cast<char*>(s.grads.data);
+  u.source_grads = static_cast<char*>(s.source_grads.data);
   set_grad_views(u);
 }
 

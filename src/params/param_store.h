@@ -98,12 +98,14 @@ class ParamStore {
   static int64_t size_of(const std::vector<Piece>& pieces) { return pieces.empty() ? 0 : pieces.back().at + pieces.back().count; }
   std::vector<Slice> slices(const Piece& piece) const;
 
-  /// Of units whose values (gradients) are not kept: the two places for blocks' (slot 0 and 1; unit 0 has its own, slot 2), as
-  /// flat as the unit is; and what makes the unit's views point there.
-  Tensor value_slot(int slot, int unit) const;
-  Tensor grad_slot(int slot, int unit) const;
-  void place_values(int unit, int slot);
-  void place_grads(int unit, int slot);
+  /// Where a unit whose values (gradients) are not kept is placed when it is used: blocks in turn at 0 and 1, what lies around
+  /// them at 2.
+  static int slot_of(int unit) { return unit == 0 ? 2 : unit % 2; }
+  /// All of a unit's values, flat: where they are kept, or at its slot.
+  Tensor unit_values(int unit) const;
+  /// The unit's views are of its slot from now on.
+  void place_values(int unit);
+  void place_grads(int unit);
   /// A bucket's values, or gradients of one source, where its unit is placed now.
   Tensor bucket_values(const Bucket& bucket) const;
   Tensor bucket_grads(const Bucket& bucket, int source = 0) const;
