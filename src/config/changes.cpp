@@ -38,6 +38,7 @@ constexpr struct {
     {"model.attention.kernel", ChangeClass::operational},
     {"train.deterministic", ChangeClass::operational},
     {"model.moe.load_balance", ChangeClass::trajectory},
+    {"model.attention.head_balance", ChangeClass::trajectory},
     {"model.moe.router_z_loss_coefficient", ChangeClass::trajectory},
     {"train.threads", ChangeClass::operational},
     {"parallel.", ChangeClass::operational},

@@ -35,7 +35,13 @@ enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
 enum class Precision : uint8_t { f32, bf16, f64 };
 enum class Recompute : uint8_t { none, mlp, block };
 enum class BadStepPolicy : uint8_t { stop, skip, count };
-enum class OptimizerType : uint8_t { adamw };
+enum class HiddenAct : uint8_t { silu, relu2 };
+enum class QkNormOrder : uint8_t { before_rope, after_rope };
+enum class Initializer : uint8_t { normal, fan_in };
+enum class HeadBalanceScope : uint8_t { micro_batch, data_parallel, global_batch, previous_step };
+enum class SharedHeads : uint8_t { calibration, online };
+enum class SwitchProjections : uint8_t { value, key_value };
+enum class OptimizerType : uint8_t { adamw, muon };
 enum class BalanceScope : uint8_t { global_batch, micro_batch };
 enum class Determinism : uint8_t { same_layout, exact };
 enum class ExactSum : uint8_t { tree, fixed64 };
@@ -59,7 +65,13 @@ SLUICE_ENUM_NAMES(DeviceChoice, "auto", "cpu", "cuda");
 SLUICE_ENUM_NAMES(Precision, "f32", "bf16", "f64");
 SLUICE_ENUM_NAMES(Recompute, "none", "mlp", "block");
 SLUICE_ENUM_NAMES(BadStepPolicy, "stop", "skip", "count");
-SLUICE_ENUM_NAMES(OptimizerType, "adamw");
+SLUICE_ENUM_NAMES(HiddenAct, "silu", "relu2");
+SLUICE_ENUM_NAMES(QkNormOrder, "before_rope", "after_rope");
+SLUICE_ENUM_NAMES(Initializer, "normal", "fan_in");
+SLUICE_ENUM_NAMES(HeadBalanceScope, "micro_batch", "data_parallel", "global_batch", "previous_step");
+SLUICE_ENUM_NAMES(SharedHeads, "calibration", "online");
+SLUICE_ENUM_NAMES(SwitchProjections, "value", "key_value");
+SLUICE_ENUM_NAMES(OptimizerType, "adamw", "muon");
 SLUICE_ENUM_NAMES(BalanceScope, "global_batch", "micro_batch");
 SLUICE_ENUM_NAMES(Determinism, "same_layout", "exact");
 SLUICE_ENUM_NAMES(ExactSum, "tree", "fixed64");
@@ -113,11 +125,51 @@ struct GateConfig {
   }
 };
 
+/// Attention heads in balance: the auxiliary loss of the sink-aware paper, equations 7 and 8 (SPEC 4.3).
+struct HeadBalanceConfig {
+  double coefficient = 0.0;
+  HeadBalanceScope scope = HeadBalanceScope::micro_batch;
+  int64_t shared_heads = 0;
+  SharedHeads shared_from = SharedHeads::calibration;
+  int64_t calibration_samples = 500;
+  int64_t ddof = 1;
+  bool skip_first = true;
+
+  template <class V>
+  void fields(V& f) {
+    f("coefficient", coefficient, "of the loss that evens out how much each head is open; 0: none (1e-4 from scratch, 1e-2 in fine-tuning)");
+    f("scope", scope, "tokens that a head's importance is the mean over; previous_step: the gradient sees the step before, of all ranks");
+    f("shared_heads", shared_heads, "heads of a layer that are most important and left out of the loss (equation 8)");
+    f("shared_from", shared_from, "which those are: told once by the first samples, or by every scope anew");
+    f("calibration_samples", calibration_samples, "");
+    f("ddof", ddof, "of the deviation over heads: 1 divides by heads - 1, 0 by heads");
+    f("skip_first", skip_first, "softmax attention: a sequence's first token, which can only see itself, does not count");
+  }
+};
+
+/// Switch heads (the Gated Attention paper, appendix A.1): each key/value head has experts of its own.
+struct SwitchHeadsConfig {
+  int64_t num_experts = 0;
+  int64_t num_experts_per_tok = 1;
+  SwitchProjections projections = SwitchProjections::value;
+  int64_t expert_width = 0;
+
+  template <class V>
+  void fields(V& f) {
+    f("num_experts", num_experts, "value projections of each key/value head; 0: one, without a router");
+    f("num_experts_per_tok", num_experts_per_tok, "those of largest sigmoid score, whose outputs are added, times their scores");
+    f("projections", projections, "what has experts: values, or keys too, with a router of their own");
+    f("expert_width", expert_width, "channels that an expert writes: expert e those from e * width on, modulo head_dim; 0: head_dim");
+  }
+};
+
 struct AttentionConfig {
   AttentionKind kind = AttentionKind::softmax;
   std::vector<GateConfig> gates;
   OutputNorm output_norm = OutputNorm::none;
   OutputActivation output_activation = OutputActivation::none;
+  SwitchHeadsConfig switch_heads;
+  HeadBalanceConfig head_balance;
   AttentionKernel kernel = AttentionKernel::automatic;
 
   template <class V>
@@ -126,6 +178,8 @@ struct AttentionConfig {
     f("gates", gates, "any number of gates; several positions at once are allowed");
     f("output_norm", output_norm, "RMSNorm per head before o_proj; rmsnorm_shared shares its weight between heads");
     f("output_activation", output_activation, "activation on the attention output before o_proj");
+    f("switch_heads", switch_heads, "");
+    f("head_balance", head_balance, "");
     f("kernel", kernel, "on a GPU: auto takes the fastest of the house's own, cudnn is there to race against");
   }
 };
@@ -185,9 +239,15 @@ struct ModelConfig {
   int64_t intermediate_size = 768;
   bool tie_word_embeddings = true;
   double rms_norm_eps = 1e-6;
+  HiddenAct hidden_act = HiddenAct::silu;
+  bool norm_weights = true;
+  Initializer initializer = Initializer::normal;
   double initializer_range = 0.02;
   bool scaled_residual_init = false;
   bool qk_norm = true;
+  QkNormOrder qk_norm_order = QkNormOrder::before_rope;
+  bool embedding_norm = false;
+  std::optional<double> final_logit_softcapping;
   NormPlacement norm_placement = NormPlacement::pre;
   std::optional<double> branch_clip;
   std::optional<int64_t> max_position_embeddings;
@@ -208,9 +268,15 @@ struct ModelConfig {
     f("intermediate_size", intermediate_size, "width of the SwiGLU feed-forward network of layers without experts");
     f("tie_word_embeddings", tie_word_embeddings, "the head is the embedding");
     f("rms_norm_eps", rms_norm_eps, "");
+    f("hidden_act", hidden_act, "silu: SwiGLU; relu2: down(relu(up x)^2), without a gate");
+    f("norm_weights", norm_weights, "false: RMSNorm without weights, everywhere");
+    f("initializer", initializer, "fan_in: matrices by their shape, embedding 1, head and branches' outputs 0 (nanochat)");
     f("initializer_range", initializer_range, "standard deviation of every matrix at step 0, gates included");
     f("scaled_residual_init", scaled_residual_init, "o_proj and down_proj start at initializer_range / sqrt(2 layers)");
-    f("qk_norm", qk_norm, "RMSNorm of queries and keys per head, before RoPE");
+    f("qk_norm", qk_norm, "RMSNorm of queries and keys per head");
+    f("qk_norm_order", qk_norm_order, "where it stands");
+    f("embedding_norm", embedding_norm, "RMSNorm of the embedded tokens, before the first block");
+    f("final_logit_softcapping", final_logit_softcapping, "c: logits become c tanh(logits / c)");
     f("norm_placement", norm_placement, "sandwich also normalises each branch's output before the residual addition");
     f("branch_clip", branch_clip, "clamp attention and feed-forward outputs to [-c, c] before the residual addition");
     f("max_position_embeddings", max_position_embeddings, "length of the rotary table; null: data.seq_len");
@@ -220,6 +286,20 @@ struct ModelConfig {
     f("match_parameters_of", match_parameters_of,
       "a configuration whose parameter count this model matches by narrowing intermediate_size (with experts: theirs)");
     f("match_multiple", match_multiple, "the matched width becomes a multiple of this (rounded down)");
+  }
+};
+
+/// Low-rank adapters (Hu et al. 2021): W + (alpha / rank) B A with W fixed.
+struct LoraConfig {
+  int64_t rank = 0;
+  double alpha = 32.0;
+  std::vector<std::string> targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+
+  template <class V>
+  void fields(V& f) {
+    f("rank", rank, "of the adapters that are trained, everything else being fixed; 0: the model itself is trained");
+    f("alpha", alpha, "their output is scaled by alpha / rank");
+    f("targets", targets, "matrices that get one, by the last part of their name");
   }
 };
 
@@ -312,6 +392,28 @@ struct ParameterRule {
   }
 };
 
+/// Momentum, orthogonalised (Jordan et al. 2024): for the blocks' matrices; the rest, and embedding and head, go to AdamW.
+struct MuonConfig {
+  double lr = 0.02;
+  double momentum = 0.95;
+  double initial_momentum = 0.85;
+  int64_t momentum_warmup_steps = 300;
+  bool nesterov = true;
+  int64_t newton_schulz_steps = 5;
+  double weight_decay = 0.0;
+
+  template <class V>
+  void fields(V& f) {
+    f("lr", lr, "its own peak, in the schedule's shape");
+    f("momentum", momentum, "");
+    f("initial_momentum", initial_momentum, "at step 0, then linearly to momentum");
+    f("momentum_warmup_steps", momentum_warmup_steps, "");
+    f("nesterov", nesterov, "");
+    f("newton_schulz_steps", newton_schulz_steps, "iterations of the quintic that orthogonalises");
+    f("weight_decay", weight_decay, "decoupled");
+  }
+};
+
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::adamw;
   double lr = 1e-3;
@@ -323,12 +425,13 @@ struct OptimizerConfig {
   Schedule schedule = Schedule::cosine;
   int64_t warmup_steps = 0;
   int64_t decay_steps = 0;
+  MuonConfig muon;
   std::vector<ParameterRule> rules;
 
   template <class V>
   void fields(V& f) {
-    f("type", type, "");
-    f("lr", lr, "peak learning rate");
+    f("type", type, "muon: for the blocks' matrices, with AdamW for the rest");
+    f("lr", lr, "AdamW's peak learning rate");
     f("min_lr", min_lr, "where cosine, linear and wsd end");
     f("beta1", beta1, "");
     f("beta2", beta2, "");
@@ -337,6 +440,7 @@ struct OptimizerConfig {
     f("schedule", schedule, "shape after the warm-up; wsd holds lr, then falls linearly over decay_steps");
     f("warmup_steps", warmup_steps, "linear from 0");
     f("decay_steps", decay_steps, "wsd: length of the final fall; 0: a fifth of the run");
+    f("muon", muon, "");
     f("rules", rules, "learning-rate multipliers and decay masks by parameter name");
   }
 };
@@ -417,6 +521,7 @@ struct Config {
   std::string name;
   std::string run_dir;
   ModelConfig model;
+  LoraConfig lora;
   DataConfig data;
   TrainConfig train;
   OptimizerConfig optimizer;
@@ -430,6 +535,7 @@ struct Config {
     f("name", name, "of the run; empty: the configuration file's name");
     f("run_dir", run_dir, "where the run is kept, relative to the working folder; empty: runs/NAME");
     f("model", model, "");
+    f("lora", lora, "");
     f("data", data, "");
     f("train", train, "");
     f("optimizer", optimizer, "");

@@ -8,7 +8,9 @@ namespace sluice {
 namespace {
 
 /// Sections that a later version brings: told apart from misspelt ones.
-constexpr std::string_view kLater[] = {"model.attention.head_balance", "model.attention.sparse"};
+constexpr std::string_view kLater[] = {"model.attention.sparse"};
+
+auto depth(const std::string& key) { return std::count(key.begin(), key.end(), '.'); }
 
 std::string wrapped(const std::vector<std::string>& names) {
   std::string out;
@@ -38,7 +40,9 @@ void Reader::unknown_key(const yaml::Key& key) {
   for (const KeyInfo& k : config_keys()) {
     const size_t dot = k.key.rfind('.');
     if (k.key == path) hint = fmt::format("; write it as nested sections (dots work on the command line only)");
-    if (elsewhere.empty() && dot != std::string::npos && k.key.substr(dot + 1) == key.text) elsewhere = k.key;
+    // The least nested of that name is the likeliest to be meant.
+    if (dot != std::string::npos && k.key.substr(dot + 1) == key.text && (elsewhere.empty() || depth(k.key) < depth(elsewhere)))
+      elsewhere = k.key;
   }
   if (hint.empty()) {
     std::string near = yaml::nearest(key.text, known_);

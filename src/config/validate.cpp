@@ -277,6 +277,28 @@ int64_t training_steps(const Config& config) {
   return config.train.max_tokens / per_step + (config.train.max_tokens % per_step != 0);
 }
 
+namespace {
+
+/// Keys that have their names and meaning, and whose parts are still to come.
+void check_to_come(const Config& c, Checks& check) {
+  const auto refuse = [&](const char* key, bool used) {
+    check.require(!used, {key}, std::string(key) + " is not available in this version");
+  };
+  const ModelConfig& m = c.model;
+  refuse("model.hidden_act", m.hidden_act != HiddenAct::silu);
+  refuse("model.norm_weights", !m.norm_weights);
+  refuse("model.initializer", m.initializer != Initializer::normal);
+  refuse("model.qk_norm_order", m.qk_norm_order != QkNormOrder::before_rope);
+  refuse("model.embedding_norm", m.embedding_norm);
+  refuse("model.final_logit_softcapping", m.final_logit_softcapping.has_value());
+  refuse("optimizer.type", c.optimizer.type == OptimizerType::muon);
+  refuse("model.attention.switch_heads.num_experts", m.attention.switch_heads.num_experts != 0);
+  refuse("lora.rank", c.lora.rank != 0);
+  refuse("model.attention.head_balance.coefficient", m.attention.head_balance.coefficient != 0);
+}
+
+}  // namespace
+
 void check_combinations(const Config& config, ProblemSink& problem) {
   Checks check(problem);
   check_rest(config, check);
@@ -288,6 +310,7 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   check_schedule(config, check);
   check_expert_ranks(config, check);
   check_parallel(config.parallel, check);
+  check_to_come(config, check);
 }
 
 void check_training(const Config& config, ProblemSink& problem) {

@@ -64,8 +64,8 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
       {"parallel: {expert_capacity: 0}\n",
        "a.yaml:1:12: parallel.expert_capacity must be greater than 0 and finite, got 0"},
       {"parallel: {zero_stage: 4}\n", "a.yaml:1:12: parallel.zero_stage must be 0, 1, 2 or 3, got 4"},
-      {"model: {attention: {head_balance: {coefficient: 1}}}\n",
-       "a.yaml:1:21: model.attention.head_balance is not available in this version"},
+      {"model: {attention: {sparse: {top_k: 1}}}\n",
+       "a.yaml:1:21: model.attention.sparse is not available in this version"},
       {"optimizer:\n  lr: 1e-3\n  eps: 1e-8\n  lr: 2e-3\n",
        "a.yaml:4:3: duplicate key optimizer.lr; it is also given at a.yaml:2:3. Remove one."},
       {"train: {seed: 1}\nmodel: {qk_norm: true}\ntrain: {seed: 2}\n",
@@ -200,9 +200,10 @@ TEST_CASE("All problems are told at once, by file and line, with source and care
         "     4 |   hiden_size: 3\n"
         "       |   ^\n"
         "         known in model: vocab_size, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads,\n"
-        "           head_dim, intermediate_size, tie_word_embeddings, rms_norm_eps, initializer_range,\n"
-        "           scaled_residual_init, qk_norm, norm_placement, branch_clip, max_position_embeddings,\n"
-        "           rope, attention, moe, match_parameters_of, match_multiple\n"
+        "           head_dim, intermediate_size, tie_word_embeddings, rms_norm_eps, hidden_act, norm_weights,\n"
+        "           initializer, initializer_range, scaled_residual_init, qk_norm, qk_norm_order,\n"
+        "           embedding_norm, final_logit_softcapping, norm_placement, branch_clip,\n"
+        "           max_position_embeddings, rope, attention, moe, match_parameters_of, match_multiple\n"
         "base.yaml:2:7: optimizer.lr must be a number, got big\n"
         "     2 |   lr: big\n"
         "       |       ^\n"
