@@ -209,33 +209,33 @@ void run(BenchOptions options) {
 
 }  // namespace
 
-void add_bench_command(CLI::App& app, int&) {
-  CLI::App* command =
+void add_bench_command(Command& app, int&) {
+  Command* command =
       app.add_subcommand("bench", "speed of this machine, of single operations and of whole training steps");
   auto options = std::make_shared<BenchOptions>();
   command
       ->add_option("part,--part", options->parts,
                    "of a CPU: peak, ops, moe, step, and, when named, ranks; of a GPU: kernels, matmul, attention, moe, step; all by default")
       ->delimiter(',')
-      ->check(CLI::IsMember({"peak", "ops", "kernels", "matmul", "attention", "moe", "ranks", "step"}));
+      ->one_of({"peak", "ops", "kernels", "matmul", "attention", "moe", "ranks", "step"});
   command->add_option("--device", options->device, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+      ->one_of({"auto", "cpu", "cuda"});
   command
       ->add_option("--size", options->size,
                    "of kernels, matmul, attention and moe: full, as in a model of that device, or tiny")
-      ->check(CLI::IsMember({"full", "tiny"}));
+      ->one_of({"full", "tiny"});
   command->add_option("--model", options->models, "models to train a few steps of")
       ->delimiter(',')
-      ->check(CLI::IsMember(bench::model_names()));
+      ->one_of(bench::model_names());
   command->add_option("--precision", options->precisions, "f32, bf16; both by default, on a GPU bf16")
       ->delimiter(',')
-      ->check(CLI::IsMember({"f32", "bf16"}));
+      ->one_of({"f32", "bf16"});
   command->add_option("--threads", options->threads, "threads; 0: as OMP_NUM_THREADS says")
-      ->check(CLI::NonNegativeNumber);
+      ->not_negative();
   command
       ->add_option("--seconds", options->seconds,
                    "time for each measurement; 0: 0.1 per op, 5 per model; on a GPU 2 to warm up")
-      ->check(CLI::NonNegativeNumber);
+      ->not_negative();
   command->add_flag("--profile", options->profile, "where a step's time goes, op by op");
   command->add_option("--json", options->json_file, "also write every number to this file")
       ->type_name("FILE");

@@ -157,12 +157,12 @@ void export_weights(const CheckpointOptions& options) {
 
 }  // namespace
 
-void add_checkpoint_command(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("checkpoint", "list, verify, compare, prune and export checkpoints");
+void add_checkpoint_command(Command& app, int& exit_code) {
+  Command* command = app.add_subcommand("checkpoint", "list, verify, compare, prune and export checkpoints");
   command->require_subcommand(1);
   const auto options = std::make_shared<CheckpointOptions>();
 
-  CLI::App* sub = command->add_subcommand("list", "the checkpoints of a run, newest first");
+  Command* sub = command->add_subcommand("list", "the checkpoints of a run, newest first");
   sub->add_option("run", options->path, "run folder")->required()->type_name("RUN");
   sub->callback([options] { list(*options); });
 
@@ -192,10 +192,10 @@ void add_checkpoint_command(CLI::App& app, int& exit_code) {
   sub->add_option("run", options->path, "run folder")->required()->type_name("RUN");
   sub->add_option("--keep-last", options->keep_last, "valid ones to keep")
       ->required()
-      ->check(CLI::Range(1, 1'000'000))
+      ->between(1, 1'000'000)
       ->type_name("K");
   sub->add_option("--keep-every", options->keep_every, "keep those at multiples of N steps, too")
-      ->check(CLI::NonNegativeNumber)
+      ->not_negative()
       ->type_name("N");
   sub->callback([options] { prune(*options); });
 

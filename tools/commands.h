@@ -1,22 +1,22 @@
 #pragma once
 // The sub-commands of `sluice`, one thin file each. A command registers itself and, when chosen, does its
 // work in a callback; what goes wrong is thrown (core/error.h) and caught once, in main.
-#include <CLI/CLI.hpp>
+#include "command.h"
 
 namespace sluice {
 
 /// exit_code is what main returns when nothing was thrown; a command sets it only to say something else than
 /// 0.
-void add_train_command(CLI::App& app, int& exit_code);
-void add_plan_command(CLI::App& app, int& exit_code);
-void add_config_command(CLI::App& app, int& exit_code);
-void add_eval_command(CLI::App& app, int& exit_code);
-void add_generate_command(CLI::App& app, int& exit_code);
-void add_tokenize_command(CLI::App& app, int& exit_code);
-void add_checkpoint_command(CLI::App& app, int& exit_code);
+void add_train_command(Command& app, int& exit_code);
+void add_plan_command(Command& app, int& exit_code);
+void add_config_command(Command& app, int& exit_code);
+void add_eval_command(Command& app, int& exit_code);
+void add_generate_command(Command& app, int& exit_code);
+void add_tokenize_command(Command& app, int& exit_code);
+void add_checkpoint_command(Command& app, int& exit_code);
 /// A sub-command of `checkpoint`.
-void add_diff_bits_command(CLI::App& checkpoint, int& exit_code);
-void add_bench_command(CLI::App& app, int& exit_code);
-void add_doctor_command(CLI::App& app, int& exit_code);
+void add_diff_bits_command(Command& checkpoint, int& exit_code);
+void add_bench_command(Command& app, int& exit_code);
+void add_doctor_command(Command& app, int& exit_code);
 
 }  // namespace sluice

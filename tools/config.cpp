@@ -38,13 +38,13 @@ void diff(const Config& a, const Config& b) {
 
 }  // namespace
 
-void add_config_command(CLI::App& app, int& exit_code) {
+void add_config_command(Command& app, int& exit_code) {
   struct Options {
     std::string file, other, prefix;
     std::vector<std::string> files, overrides;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App* config = app.add_subcommand("config", "Keys and files of configuration");
+  Command* config = app.add_subcommand("config", "Keys and files of configuration");
   config->require_subcommand(1);
   config->footer("Examples:\n  sluice config show configs/quickstart/gated.yaml optimizer.lr=1e-3\n"
                  "  sluice config explain model.attention");
@@ -53,7 +53,7 @@ void add_config_command(CLI::App& app, int& exit_code) {
     fmt::print("{}", reference_yaml());
   });
 
-  CLI::App* show = config->add_subcommand("show", "The resolved configuration, every key");
+  Command* show = config->add_subcommand("show", "The resolved configuration, every key");
   show->add_option("FILE", options->file, "configuration")->required();
   show->add_option("key=value", options->overrides, "overrides");
   show->callback([options] {
@@ -61,7 +61,7 @@ void add_config_command(CLI::App& app, int& exit_code) {
     fmt::print("# hash {}\n{}", config_hash(resolved), to_yaml(resolved));
   });
 
-  CLI::App* check = config->add_subcommand("check", "Read files and report every problem");
+  Command* check = config->add_subcommand("check", "Read files and report every problem");
   check->add_option("FILE", options->files, "configurations")->required();
   check->callback([options, &exit_code] {
     for (const std::string& file : options->files) {
@@ -76,11 +76,11 @@ void add_config_command(CLI::App& app, int& exit_code) {
     }
   });
 
-  CLI::App* explain_command = config->add_subcommand("explain", "What the keys below PREFIX mean");
+  Command* explain_command = config->add_subcommand("explain", "What the keys below PREFIX mean");
   explain_command->add_option("PREFIX", options->prefix, "a key or the beginning of one");
   explain_command->callback([options] { explain(options->prefix); });
 
-  CLI::App* diff_command = config->add_subcommand("diff", "Keys whose values differ, and how much it matters on resuming");
+  Command* diff_command = config->add_subcommand("diff", "Keys whose values differ, and how much it matters on resuming");
   diff_command->add_option("A", options->file, "configuration")->required();
   diff_command->add_option("B", options->other, "configuration")->required();
   diff_command->callback([options] { diff(load_config(options->file), load_config(options->other)); });

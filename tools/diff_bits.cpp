@@ -31,9 +31,9 @@ int diff_bits(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-void add_diff_bits_command(CLI::App& checkpoint, int& exit_code) {
+void add_diff_bits_command(Command& checkpoint, int& exit_code) {
   const auto paths = std::make_shared<std::pair<std::string, std::string>>();
-  CLI::App* sub = checkpoint.add_subcommand(
+  Command* sub = checkpoint.add_subcommand(
       "diff-bits", "first step at which two trainings with log.bits differ, and in what; exit code 1 when they do");
   sub->add_option("a", paths->first, "run folder, or its bits.log")->required()->type_name("RUN");
   sub->add_option("b", paths->second, "another")->required()->type_name("RUN");

@@ -108,7 +108,7 @@ void doctor() {
   row("xxHash", fmt::format("{}.{}.{}", XXH_VERSION_MAJOR, XXH_VERSION_MINOR, XXH_VERSION_RELEASE));
   row("nlohmann json", fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
                                    NLOHMANN_JSON_VERSION_PATCH));
-  row("CLI11", CLI11_VERSION);
+  row("CLI11", cli11_version());
   row("fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100));
 
   gpus();
@@ -146,8 +146,8 @@ void doctor() {
 
 }  // namespace
 
-void add_doctor_command(CLI::App& app, int& exit_code) {
-  CLI::App* command =
+void add_doctor_command(Command& app, int& exit_code) {
+  Command* command =
       app.add_subcommand("doctor", "what was built in, what this machine offers, what is disabled; under mpirun or srun, what ranks see");
   const auto folder = std::make_shared<std::string>(".");
   command->add_option("--run-dir", *folder, "with several ranks: do all of them see this folder (.)")->type_name("FOLDER");

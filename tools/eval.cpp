@@ -96,8 +96,8 @@ void evaluate(const EvalOptions& options) {
 
 }  // namespace
 
-void add_eval_command(CLI::App& app, int&) {
-  CLI::App* command = app.add_subcommand(
+void add_eval_command(Command& app, int&) {
+  Command* command = app.add_subcommand(
       "eval", "loss, perplexity, bits per byte of the validation sets; what the attention does");
   auto options = std::make_shared<EvalOptions>();
   command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
@@ -110,7 +110,7 @@ void add_eval_command(CLI::App& app, int&) {
       ->type_name("NAME=PREFIX")
       ->allow_extra_args(false);
   command->add_option("--max-tokens", options->max_tokens, "per set; 0: all of it")
-      ->check(CLI::NonNegativeNumber);
+      ->not_negative();
   command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
       ->type_name("DEVICE");
   command->add_flag("--json", options->json, "one line of JSON, as in eval.jsonl");

@@ -69,8 +69,8 @@ void generate(const GenerateOptions& options) {
 
 }  // namespace
 
-void add_generate_command(CLI::App& app, int&) {
-  CLI::App* command = app.add_subcommand("generate", "continue a text");
+void add_generate_command(Command& app, int&) {
+  Command* command = app.add_subcommand("generate", "continue a text");
   auto options = std::make_shared<GenerateOptions>();
   command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
       ->required()
@@ -78,15 +78,15 @@ void add_generate_command(CLI::App& app, int&) {
   command->add_option("-p,--prompt", options->prompt, "text to continue; without, a document is begun")
       ->type_name("TEXT");
   command->add_option("-n,--tokens", options->new_tokens, "at most this many new tokens (200)")
-      ->check(CLI::NonNegativeNumber);
+      ->not_negative();
   command->add_option("--temperature", options->sampling.temperature, "0: always the most probable token (1)")
-      ->check(CLI::NonNegativeNumber);
+      ->not_negative();
   command->add_option("--top-k", options->sampling.top_k, "only the k most probable tokens; 0: all (0)")
-      ->check(CLI::NonNegativeNumber);
+      ->not_negative();
   command
       ->add_option("--top-p", options->sampling.top_p,
                    "only the most probable tokens that hold this share (1)")
-      ->check(CLI::Range(1e-9, 1.0));
+      ->between(1e-9, 1.0);
   command->add_option("--seed", options->sampling.seed, "the same seed gives the same text (0)");
   command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
       ->type_name("DEVICE");

@@ -1,4 +1,5 @@
 // The one program. Every failure ends here: one message, once, and a documented exit code (core/error.h).
+#include <CLI/CLI.hpp>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -79,15 +80,16 @@ int main(int argc, char** argv) {
   app.add_flag("-h,--help", help);
   app.add_flag("--version", version);
   app.require_subcommand(0, 1);
-  sluice::add_train_command(app, exit_code);
-  sluice::add_plan_command(app, exit_code);
-  sluice::add_config_command(app, exit_code);
-  sluice::add_eval_command(app, exit_code);
-  sluice::add_generate_command(app, exit_code);
-  sluice::add_tokenize_command(app, exit_code);
-  sluice::add_checkpoint_command(app, exit_code);
-  sluice::add_bench_command(app, exit_code);
-  sluice::add_doctor_command(app, exit_code);
+  sluice::Command program(app);
+  sluice::add_train_command(program, exit_code);
+  sluice::add_plan_command(program, exit_code);
+  sluice::add_config_command(program, exit_code);
+  sluice::add_eval_command(program, exit_code);
+  sluice::add_generate_command(program, exit_code);
+  sluice::add_tokenize_command(program, exit_code);
+  sluice::add_checkpoint_command(program, exit_code);
+  sluice::add_bench_command(program, exit_code);
+  sluice::add_doctor_command(program, exit_code);
   add_help(app);
 
   try {

@@ -41,7 +41,7 @@ std::vector<ScaleRow> scale_rows(const ScaleModel& model, Options& o) {
   return rows;
 }
 
-void add_scale_options(CLI::App& plan, Options& o) {
+void add_scale_options(Command& plan, Options& o) {
   const std::string group = "On many GPUs (expected, not measured)";
   const auto option = [&](const char* name, auto& value, const char* help) {
     return plan.add_option(name, value, help)->group(group);
@@ -49,7 +49,7 @@ void add_scale_options(CLI::App& plan, Options& o) {
   option("--gpus", o.gpus, "numbers of GPUs to expect a step's cost on: 64,128,256")->delimiter(',')->allow_extra_args(false);
   option("--expert-parallel", o.expert, "GPUs that share the experts (8,16,32; without experts 1)")->delimiter(',')->allow_extra_args(false);
   option("--zero", o.zero, "ZeRO stages, 0 to 3 (1)")->delimiter(',')->allow_extra_args(false);
-  option("--gradient-dtype", o.gradient_dtype, "how gradients travel: bf16 (the default) or f32")->check(CLI::IsMember({"bf16", "f32"}));
+  option("--gradient-dtype", o.gradient_dtype, "how gradients travel: bf16 (the default) or f32")->one_of({"bf16", "f32"});
   ScaleAssumptions& a = o.assumed;
   option("--peak-tflops", a.peak_tflops, "of a GPU (989: H100, bf16)");
   option("--gpu-mfu", a.gpu_mfu, "share of it that a GPU reaches alone (0.42)");
@@ -65,9 +65,9 @@ void add_scale_options(CLI::App& plan, Options& o) {
 
 }  // namespace
 
-void add_plan_command(CLI::App& app, int&) {
+void add_plan_command(Command& app, int&) {
   const auto options = std::make_shared<Options>();
-  CLI::App* plan = app.add_subcommand("plan", "Parameters, FLOPs, memory and steps; nothing is trained");
+  Command* plan = app.add_subcommand("plan", "Parameters, FLOPs, memory and steps; nothing is trained");
   plan->add_option("CONFIG", options->file, "configuration")->required();
   plan->add_option("key=value", options->overrides, "overrides");
   plan->add_option("--ranks", options->ranks, "memory of each of so many ranks (mpirun -n); none has to be there");

@@ -279,8 +279,8 @@ void tokenize(const TokenizeOptions& options) {
 
 }  // namespace
 
-void add_tokenize_command(CLI::App& app, int&) {
-  CLI::App* command = app.add_subcommand("tokenize", "text to token files (Megatron .bin/.idx)");
+void add_tokenize_command(Command& app, int&) {
+  Command* command = app.add_subcommand("tokenize", "text to token files (Megatron .bin/.idx)");
   auto options = std::make_shared<TokenizeOptions>();
   command->add_option("input", options->inputs, "text or JSONL files, also gzipped; - is standard input")
       ->required()

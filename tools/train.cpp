@@ -13,8 +13,8 @@
 
 namespace sluice {
 
-void add_train_command(CLI::App& app, int& exit_code) {
-  CLI::App* command =
+void add_train_command(Command& app, int& exit_code) {
+  Command* command =
       app.add_subcommand("train", "train, or resume from the run folder's newest valid checkpoint");
   auto options = std::make_shared<RunOptions>();
   auto run_dir = std::make_shared<std::string>();
@@ -36,7 +36,7 @@ void add_train_command(CLI::App& app, int& exit_code) {
       "  sluice train configs/quickstart/gated.yaml optimizer.lr=2e-3 run_dir=runs/lr2e-3\n");
   command->callback([options, run_dir, &app, &exit_code] {
     if (!run_dir->empty()) options->overrides.push_back("run_dir=" + *run_dir);
-    options->command_line = app.get_name() + " train " + options->config_path;
+    options->command_line = app.program() + " train " + options->config_path;
     for (const std::string& text : options->overrides) options->command_line += " '" + text + "'";
     for (const std::string& key : options->allow_change) options->command_line += " --allow-change " + key;
     std::optional<StopSignals> signals(std::in_place);  // before the ranks find each other, which takes a while

@@ -1,0 +1,72 @@
+#include "command.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+
+namespace sluice {
+
+Option* Option::required() { return option_->required(), this; }
+Option* Option::type_name(const std::string& name) { return option_->type_name(name), this; }
+Option* Option::group(const std::string& title) { return option_->group(title), this; }
+Option* Option::delimiter(char between) { return option_->delimiter(between), this; }
+Option* Option::allow_extra_args(bool allowed) { return option_->allow_extra_args(allowed), this; }
+/// CLI11's own checks tell the largest double in full.
+Option* Option::not_negative() {
+  const auto check = [](const std::string& text) {
+    return std::strtod(text.c_str(), nullptr) < 0 ? "must not be negative, got " + text : std::string();
+  };
+  return option_->check(check), this;
+}
+
+Option* Option::between(double low, double high) {
+  const auto check = [low, high](const std::string& text) {
+    const double value = std::strtod(text.c_str(), nullptr);
+    return value < low || value > high ? fmt::format("must be from {} to {}, got {}", low, high, text) : std::string();
+  };
+  return option_->check(check), this;
+}
+
+Option* Option::one_of(const std::vector<std::string>& words) { return option_->check(CLI::IsMember(words)), this; }
+
+Command::Command(CLI::App& app) : app_(app) {}
+Command::~Command() = default;
+
+Command* Command::add_subcommand(const std::string& name, const std::string& help) {
+  commands_.push_back(std::make_unique<Command>(*app_.add_subcommand(name, help)));
+  return commands_.back().get();
+}
+
+template <class T>
+Option* Command::add_option(const std::string& names, T& target, const std::string& help) {
+  options_.push_back(std::make_unique<Option>(app_.add_option(names, target, help)));
+  return options_.back().get();
+}
+template Option* Command::add_option(const std::string&, std::string&, const std::string&);
+template Option* Command::add_option(const std::string&, int&, const std::string&);
+template Option* Command::add_option(const std::string&, int64_t&, const std::string&);
+template Option* Command::add_option(const std::string&, uint64_t&, const std::string&);
+template Option* Command::add_option(const std::string&, double&, const std::string&);
+template Option* Command::add_option(const std::string&, std::vector<std::string>&, const std::string&);
+template Option* Command::add_option(const std::string&, std::vector<int64_t>&, const std::string&);
+template Option* Command::add_option(const std::string&, std::vector<int>&, const std::string&);
+
+Option* Command::add_flag(const std::string& names, bool& target, const std::string& help) {
+  options_.push_back(std::make_unique<Option>(app_.add_flag(names, target, help)));
+  return options_.back().get();
+}
+
+Command* Command::footer(const std::string& text) { return app_.footer(text), this; }
+Command* Command::callback(std::function<void()> work) { return app_.callback(std::move(work)), this; }
+Command* Command::require_subcommand(int count) { return app_.require_subcommand(count), this; }
+
+std::string Command::program() const {
+  const CLI::App* top = &app_;
+  while (top->get_parent()) top = top->get_parent();
+  return top->get_name();
+}
+
+std::string cli11_version() { return CLI11_VERSION; }
+
+}  // namespace sluice
