@@ -45,6 +45,7 @@ enum class OptimizerType : uint8_t { adamw, muon };
 enum class BalanceScope : uint8_t { global_batch, micro_batch };
 enum class Determinism : uint8_t { same_layout, exact };
 enum class ExactSum : uint8_t { tree, fixed64 };
+enum class GradientDtype : uint8_t { f32, bf16 };
 enum class Schedule : uint8_t { constant, cosine, linear, wsd };
 enum class ConsoleMode : uint8_t { automatic, bar, lines, none };
 
@@ -75,6 +76,7 @@ SLUICE_ENUM_NAMES(OptimizerType, "adamw", "muon");
 SLUICE_ENUM_NAMES(BalanceScope, "global_batch", "micro_batch");
 SLUICE_ENUM_NAMES(Determinism, "same_layout", "exact");
 SLUICE_ENUM_NAMES(ExactSum, "tree", "fixed64");
+SLUICE_ENUM_NAMES(GradientDtype, "f32", "bf16");
 SLUICE_ENUM_NAMES(Schedule, "constant", "cosine", "linear", "wsd");
 SLUICE_ENUM_NAMES(ConsoleMode, "auto", "bar", "lines", "none");
 
@@ -463,6 +465,7 @@ struct ParallelConfig {
   double expert_capacity = 2;
   int64_t pipeline = 1;
   int64_t zero_stage = 0;
+  GradientDtype gradient_dtype = GradientDtype::f32;
   Determinism determinism = Determinism::same_layout;
   ExactSum exact_sum = ExactSum::tree;
   double timeout_seconds = 300;
@@ -475,6 +478,7 @@ struct ParallelConfig {
     f("expert_capacity", expert_capacity, "rows that a rank takes in for its experts at once, times its own; more come in extra rounds");
     f("pipeline", pipeline, "ranks that share the layers; 1 in this version");
     f("zero_stage", zero_stage, "what ranks share rather than repeat (ZeRO): 0 nothing, 1 moments, 2 gradients too, 3 weights too");
+    f("gradient_dtype", gradient_dtype, "how gradients travel between ranks; bf16: rounded up or down at random, summed in f32 all the same");
     f("determinism", determinism, "same_layout: the same bits again on as many ranks; exact: on any number of them");
     f("exact_sum", exact_sum, "of gradients, when exact: a tree over micro-batches (each rank takes a power of two), or 64-bit fixed point");
     f("timeout_seconds", timeout_seconds, "ranks without progress for so long end, and the one to blame is named; 0: never");

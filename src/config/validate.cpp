@@ -143,6 +143,11 @@ void check_moe(const ModelConfig& m, Checks& check) {
 }
 
 /// Experts lie on ranks in equal parts.
+void check_gradient_dtype(const Config& c, Checks& check) {
+  check.require(c.parallel.gradient_dtype == GradientDtype::f32 || c.train.precision != Precision::f64, {"parallel.gradient_dtype", "train.precision"},
+                "parallel.gradient_dtype: bf16 is for gradients in f32; with precision f64 use f32");
+}
+
 void check_expert_ranks(const Config& c, Checks& check) {
   const int64_t ranks = c.parallel.expert, experts = c.model.moe.num_experts;
   if (ranks <= 1) return;
@@ -248,6 +253,8 @@ void check_parallel(const ParallelConfig& p, Checks& check) {
   check.require(p.expert_capacity > 0 && p.expert_capacity <= static_cast<double>(kMaxSize), {"parallel.expert_capacity"},
                 fmt::format("parallel.expert_capacity must be greater than 0 and finite, got {}", p.expert_capacity));
   check.not_negative("parallel.timeout_seconds", p.timeout_seconds);
+  check.require(p.gradient_dtype == GradientDtype::f32 || p.determinism == Determinism::same_layout, {"parallel.gradient_dtype", "parallel.determinism"},
+                "parallel.gradient_dtype: bf16 rounds by who sends what; with determinism exact use f32");
   check.require(p.zero_stage >= 0 && p.zero_stage <= 3, {"parallel.zero_stage"},
                 fmt::format("parallel.zero_stage must be 0, 1, 2 or 3, got {}", p.zero_stage));
 }
@@ -310,6 +317,7 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   check_schedule(config, check);
   check_expert_ranks(config, check);
   check_parallel(config.parallel, check);
+  check_gradient_dtype(config, check);
   check_to_come(config, check);
 }
 

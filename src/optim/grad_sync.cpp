@@ -80,16 +80,19 @@ void GradSync::allocate(Arena& arena, Arena& pinned, int64_t micro_batches) {
     if (alone()) return;
     staged_ = pinned.alloc("gradients on their way", wide, {store_.flat_size()});
     received_ = pinned.alloc("gradients of other ranks", wide, {largest});
+    if (config_.gradient_dtype == GradientDtype::bf16) wire_.allocate(pinned, largest);
     return;
   }
   if (!alone() || sharded())
     received_ = fixed() && !sharded() ? arena.alloc("gradients of other ranks", DType::i32, {largest, 2})
                                       : arena.alloc("gradients of other ranks", wide, {largest});
+  if (!alone() && config_.gradient_dtype == GradientDtype::bf16) wire_.allocate(arena, largest);
   bins_ = arena.alloc("square bins", DType::f64, {kSquareBins});
 }
 
-void GradSync::begin_step(Context& ctx) {
+void GradSync::begin_step(Context& ctx, int64_t step) {
   bad_ = kNoneBad;
+  step_ = step;
   if (in_place()) store_.zero_grads(ctx);
   if (ctx.dry_run) return;
   if (fixed()) std::fill_n(static_cast<int64_t*>(fixed_.data), fixed_.dim(0), 0);
@@ -209,9 +212,35 @@ void GradSync::sum_with_ranks(size_t i, T* whole) {
     reduce_scatter(ranks, my_sums, sums, p.count, static_cast<int64_t*>(received_.data));
     from_fixed(mine, my_sums, p.count);
   } else if (ranks.size() > 1) {
-    reduce_scatter(ranks, mine, whole, p.count, received_.as<T>());
+    exchange(p, received_.as<T>(), whole, micro_batches_ - 1);
+    std::vector<T*> rows;
+    for (int r = 0; r < ranks.size(); ++r) rows.push_back(received_.as<T>() + r * p.count);
+    tree_sum(rows.data(), ranks.size(), p.count);
+    copy_elements(mine, rows[0], p.count);
   }
-  if (config_.zero_stage == 0) ranks.all_gather(whole, mine, p.count * static_cast<int64_t>(sizeof(T)));
+  if (config_.zero_stage == 0) gather(p, whole, mine);
+}
+
+Bf16Wire::Place GradSync::place(const Bucket& b, int64_t micro_batch) const {
+  return {.step = step_, .micro_batch = micro_batch, .bucket_begin = b.begin, .rank = mesh_.data().rank()};
+}
+
+/// received (ranks, count) = this rank's piece of everyone's bucket `all`.
+template <class T>
+void GradSync::exchange(const ParamStore::Piece& p, T* received, const T* all, int64_t micro_batch) {
+  Communicator& ranks = ranks_of(p.of);
+  if constexpr (std::is_same_v<T, float>)
+    if (wire_.allocated() && ranks.size() > 1) return wire_.all_to_all(ranks, received, all, p.count, place(p.of, micro_batch));
+  ranks.all_to_all(received, all, p.count * static_cast<int64_t>(sizeof(T)));
+}
+
+/// whole = everyone's pieces of the bucket's sum.
+template <class T>
+void GradSync::gather(const ParamStore::Piece& p, T* whole, const T* mine) {
+  Communicator& ranks = ranks_of(p.of);
+  if constexpr (std::is_same_v<T, float>)
+    if (wire_.allocated() && ranks.size() > 1) return wire_.all_gather(ranks, whole, mine, p.count, place(p.of, micro_batches_ - 1));
+  ranks.all_gather(whole, mine, p.count * static_cast<int64_t>(sizeof(T)));
 }
 
 /// One micro-batch of a bucket goes to the owners of its pieces, who add what they get.
@@ -224,7 +253,7 @@ void GradSync::send_shards(size_t i, const std::vector<Tensor>& sources, int64_t
   std::vector<T*> rows(static_cast<size_t>(num_ranks * num_sources));
   for (int s = 0; s < num_sources; ++s) {
     T* received = received_.as<T>() + s * num_ranks * p.count;
-    ranks.all_to_all(received, sources[static_cast<size_t>(s)].data, p.count * static_cast<int64_t>(sizeof(T)));
+    exchange(p, received, sources[static_cast<size_t>(s)].as<T>(), micro_batch);
     for (int r = 0; r < num_ranks; ++r) rows[static_cast<size_t>(r * num_sources + s)] = received + r * p.count;
   }
   T* sum = shards_.as<T>() + p.at;

@@ -9,6 +9,7 @@
 #include "config/config.h"
 #include "core/arena.h"
 #include "core/context.h"
+#include "optim/bf16_wire.h"
 #include "params/param_store.h"
 
 namespace sluice {
@@ -16,6 +17,8 @@ namespace sluice {
 /// Sums of gradients over the micro-batches of a step and the ranks that compute them, bucket by bucket as backward finishes
 /// units. Each rank ends with the sum of its pieces (ParamStore::pieces); with zero_stage 0 with all of it. With zero_stage 2
 /// and 3 the gradients of two blocks at a time are all that is kept beside the pieces, and every micro-batch is sent.
+///
+/// gradient_dtype bf16: what travels is rounded (optim/bf16_wire.h), what is summed is not.
 ///
 /// With determinism same_layout, micro-batches add up where the layers write, and ranks by the tree of comm/reduce.h: bits
 /// depend on the number of ranks and the stage. With exact they do not: every micro-batch's gradient is computed from zero, and
@@ -33,7 +36,8 @@ class GradSync : public UnitUser {
   /// their way to other ranks, after the last backward pass; that takes zero_stage 0 and same_layout.
   void allocate(Arena& arena, Arena& pinned, int64_t micro_batches);
 
-  void begin_step(Context& ctx);
+  /// step: by which gradients that travel in bf16 are rounded.
+  void begin_step(Context& ctx, int64_t step);
   void begin_micro_batch(Context& ctx, int64_t i);
   void begin(Context& ctx, int unit, Pass pass) override;
   void end(Context& ctx, int unit, Pass pass) override;
@@ -73,6 +77,11 @@ class GradSync : public UnitUser {
   template <class T>
   void sum_with_ranks(size_t i, T* whole);
   template <class T>
+  void exchange(const ParamStore::Piece& p, T* received, const T* all, int64_t micro_batch);
+  template <class T>
+  void gather(const ParamStore::Piece& p, T* whole, const T* mine);
+  Bf16Wire::Place place(const Bucket& b, int64_t micro_batch) const;
+  template <class T>
   void send_shards(size_t i, const std::vector<Tensor>& sources, int64_t micro_batch);
   template <class T>
   void merge(const Kept& kept, int row, T* sum, int64_t micro_batch);
@@ -90,11 +99,12 @@ class GradSync : public UnitUser {
   std::vector<Tensor> levels_;  // tree: level k holds sums of 2^k micro-batches where bit k of their number is set
   Tensor fixed_;                // (elements, 2) i32: int64 each
   Tensor received_;             // of the other ranks; the queue's
+  Bf16Wire wire_;               // with gradient_dtype bf16
   Tensor shards_;               // sums of the pieces, with zero_stage 2 and 3
   Tensor staged_;               // all gradients, in host memory, where they are computed on a GPU
   Tensor bins_;                 // (kSquareBins) f64
   static constexpr int64_t kNoneBad = std::numeric_limits<int64_t>::max();
-  int64_t micro_batches_ = 1, micro_batch_ = 0;
+  int64_t micro_batches_ = 1, micro_batch_ = 0, step_ = 0;
   int64_t bad_ = kNoneBad;  // first flat position that fixed-point numbers cannot hold
   std::array<CommQueue::Ticket, 3> slot_busy_{};
 };

@@ -192,7 +192,7 @@ StepMetrics Trainer::step() {
   m.lr = learning_rate(config_.optimizer, step_, max_steps_);
   load(step_);
   tell_device(m.lr);
-  grad_sync_.begin_step(ctx_);
+  grad_sync_.begin_step(ctx_, step_);
   if (router_load_.totals) fill(ctx_, router_load_.totals, 0.0);
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));

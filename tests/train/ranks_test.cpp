@@ -168,6 +168,19 @@ TEST_CASE("the default grade agrees to rounding in every stage and with shared e
   }
 }
 
+TEST_CASE("gradients that travel in bf16 train as well, and repeat", "[ranks][zero]") {
+  Training t(Precision::f32, false);
+  const Outcome whole = train(t, 2, 8);
+  t.config.parallel.gradient_dtype = GradientDtype::bf16;
+  for (const Layout& layout : {Layout{2, 0}, Layout{4, 0}, Layout{2, 1}, Layout{4, 2}, Layout{2, 3}}) {
+    INFO(layout.ranks << " ranks, stage " << layout.zero_stage);
+    const Outcome rounded = train(t, layout, 8), again = train(t, layout, 8);
+    CHECK((rounded.bits == again.bits));
+    CHECK((rounded.bits != whole.bits));
+    for (size_t i = 0; i < whole.losses.size(); ++i) CHECK(rounded.losses[i] == Approx(whole.losses[i]).epsilon(3e-3));
+  }
+}
+
 TEST_CASE("fixed-point sums do for any number of ranks", "[ranks]") {
   Training t(Precision::f32, false);
   t.config.train.global_batch_size = 12;

@@ -1,0 +1,74 @@
+// Gradients in two bytes: right in the mean, the same again, and told apart by step, bucket and rank.
+#include "optim/bf16_wire.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "comm/threads.h"
+#include "core/parallel_for.h"
+
+using namespace sluice;
+
+TEST_CASE("Rounding is to a neighbour, by chance, and right in the mean", "[bf16_wire]") {
+  for (const float x : {1.00390625f * 0.75f + 0.25f * 1.0f, -3.1415927f, 1.2345e-20f, 6.02e23f}) {
+    constexpr int64_t kTimes = 400000;
+    const std::vector<float> many(kTimes, x);
+    std::vector<bf16> rounded(kTimes);
+    round_stochastically(rounded.data(), many.data(), kTimes, 17);
+    const float down = std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0xffff0000u);
+    const float up = std::bit_cast<float>((std::bit_cast<uint32_t>(x) & 0xffff0000u) + 0x10000u);
+    double sum = 0;
+    for (const bf16 r : rounded) {
+      REQUIRE((static_cast<float>(r) == down || static_cast<float>(r) == up));
+      sum += static_cast<double>(static_cast<float>(r));
+    }
+    // Five deviations of the mean of so many.
+    const double gap = std::abs(static_cast<double>(up) - static_cast<double>(down));
+    CHECK(std::abs(sum / kTimes - static_cast<double>(x)) < 5 * 0.5 * gap / std::sqrt(static_cast<double>(kTimes)));
+  }
+}
+
+TEST_CASE("What is a bf16, is not finite or is the largest stays what it is", "[bf16_wire]") {
+  const float infinite = std::numeric_limits<float>::infinity(), largest = std::numeric_limits<float>::max();
+  std::vector<float> x;
+  for (int i = 0; i < 64; ++i)
+    for (const float v : {0.0f, -0.0f, 1.5f, -0.0078125f, infinite, -infinite, largest, -largest, std::nanf("")}) x.push_back(v);
+  x.push_back(std::bit_cast<float>(0x7f800001u));  // a NaN whose bits lie below the cut
+  std::vector<bf16> r(x.size());
+  round_stochastically(r.data(), x.data(), std::ssize(x), 3);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float y = static_cast<float>(r[i]);
+    INFO(x[i]);
+    if (std::isnan(x[i])) CHECK(std::isnan(y));
+    else if (std::abs(x[i]) == largest) CHECK((std::isfinite(y) && std::signbit(y) == std::signbit(x[i])));
+    else CHECK(std::bit_cast<uint32_t>(y) == std::bit_cast<uint32_t>(x[i]));
+  }
+}
+
+TEST_CASE("Each rank, step, micro-batch and bucket rounds by numbers of its own; threads change nothing", "[bf16_wire]") {
+  constexpr int64_t kCount = 40000;
+  const auto travel = [&](int threads, const Bf16Wire::Place& place) {
+    std::vector<float> arrived(3 * kCount);
+    run_thread_ranks(3, [&](Communicator& ranks) {
+      set_num_threads(threads);
+      Arena arena("wire", 1 << 22);
+      Bf16Wire wire;
+      wire.allocate(arena, 3 * kCount);
+      std::vector<float> mine(3 * kCount, 0.1f), received(3 * kCount), gathered(3 * kCount);
+      Bf16Wire::Place here = place;
+      here.rank = ranks.rank();
+      wire.all_to_all(ranks, received.data(), mine.data(), kCount, here);
+      wire.all_gather(ranks, gathered.data(), received.data(), kCount, here);
+      if (ranks.rank() == 1) arrived = received;
+    });
+    return arrived;
+  };
+  const auto first = travel(1, {.step = 5}), again = travel(2, {.step = 5});
+  CHECK((first == again));
+  for (const Bf16Wire::Place& other : {Bf16Wire::Place{.step = 6}, {.step = 5, .micro_batch = 1}, {.step = 5, .bucket_begin = 64}})
+    CHECK((travel(1, other) != first));
+  // The three ranks sent the same numbers and rounded them apart.
+  CHECK((std::vector<float>(first.begin(), first.begin() + kCount) != std::vector<float>(first.begin() + kCount, first.begin() + 2 * kCount)));
+}
