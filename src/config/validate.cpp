@@ -105,6 +105,39 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
   }
 }
 
+void check_switch_heads(const ModelConfig& m, Checks& check) {
+  const SwitchHeadsConfig& s = m.attention.switch_heads;
+  const std::string keys = "model.attention.switch_heads";
+  const std::string experts = keys + ".num_experts", chosen = keys + ".num_experts_per_tok", width = keys + ".expert_width";
+  check.size(experts, s.num_experts, 0);
+  check.size(chosen, s.num_experts_per_tok);
+  check.size(width, s.expert_width, 0);
+  if (s.num_experts < 0 || s.num_experts_per_tok < 1 || s.expert_width < 0 || m.head_dim < 1) return;
+  if (s.num_experts == 0) {
+    const SwitchHeadsConfig none;
+    const auto no_effect = [&](const std::string& key, bool given) {
+      check.require(!given, {key, experts}, key + " has no effect while num_experts is 0");
+    };
+    no_effect(chosen, s.num_experts_per_tok != none.num_experts_per_tok);
+    no_effect(width, s.expert_width != none.expert_width);
+    no_effect(keys + ".projections", s.projections != none.projections);
+    return;
+  }
+  check.require(s.num_experts <= kMaxExperts, {experts},
+                fmt::format("{} = {} is above the {} that routers are built for", experts, s.num_experts, kMaxExperts));
+  check.require(s.num_experts_per_tok <= s.num_experts, {chosen, experts},
+                fmt::format("{} = {} is more than num_experts = {}", chosen, s.num_experts_per_tok, s.num_experts));
+  check.require(s.num_experts_per_tok <= kMaxExpertsPerToken, {chosen},
+                fmt::format("{} = {} is above the {} that routers are built for", chosen, s.num_experts_per_tok,
+                            kMaxExpertsPerToken));
+  if (s.expert_width == 0) return;
+  check.require(m.head_dim % s.expert_width == 0, {width, "model.head_dim"},
+                fmt::format("{} = {} does not divide model.head_dim = {}", width, s.expert_width, m.head_dim));
+  check.require(s.num_experts * s.expert_width >= m.head_dim, {width, experts},
+                fmt::format("{} = {}: {} experts never write the last {} of a head's {} channels", width, s.expert_width,
+                            s.num_experts, m.head_dim - s.num_experts * s.expert_width, m.head_dim));
+}
+
 void check_moe(const ModelConfig& m, Checks& check) {
   const MoeConfig& e = m.moe;
   check.size("model.moe.num_experts", e.num_experts, 0);
@@ -299,7 +332,6 @@ void check_to_come(const Config& c, Checks& check) {
   refuse("model.embedding_norm", m.embedding_norm);
   refuse("model.final_logit_softcapping", m.final_logit_softcapping.has_value());
   refuse("optimizer.type", c.optimizer.type == OptimizerType::muon);
-  refuse("model.attention.switch_heads.num_experts", m.attention.switch_heads.num_experts != 0);
   refuse("lora.rank", c.lora.rank != 0);
   refuse("model.attention.head_balance.coefficient", m.attention.head_balance.coefficient != 0);
 }
@@ -310,6 +342,7 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   Checks check(problem);
   check_rest(config, check);
   check_model(config.model, config.data, check);
+  check_switch_heads(config.model, check);
   check_moe(config.model, check);
   check_data(config.data, check);
   check_train(config.train, check);

@@ -49,9 +49,15 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
   };
   const Init init = Init::normal(config.initializer_range);
   q_proj_ = projection("q_proj", H * D, C, init);
-  k_proj_ = projection("k_proj", Hkv * D, C, init);
-  v_proj_ = projection("v_proj", Hkv * D, C, init);
+  const SwitchHeadsConfig& experts = attention.switch_heads;
+  const bool switch_values = experts.num_experts > 0,
+             switch_keys = switch_values && experts.projections == SwitchProjections::key_value;
+  k_proj_ = projection("k_proj", switch_keys ? SwitchHeads::rows(config) : Hkv * D, C, init);
+  v_proj_ = projection("v_proj", switch_values ? SwitchHeads::rows(config) : Hkv * D, C, init);
   o_proj_ = projection("o_proj", C, H * D, residual_init(config));
+  // In the place of the gates that they are with one expert.
+  if (switch_keys) k_switch_.emplace(config, store, prefix + ".k_switch.weight");
+  if (switch_values) v_switch_.emplace(config, store, prefix + ".v_switch.weight");
 
   gates_.reserve(attention.gates.size());
   for (size_t i = 0; i < attention.gates.size(); ++i) {
@@ -89,6 +95,8 @@ Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, in
   s.q = per_head("q", H);
   s.k = per_head("k", Hkv);
   s.v = per_head("v", Hkv);
+  if (k_switch_) s.k_switch = k_switch_->make_saved(arena, name + ".k_switch", T, dtype);
+  if (v_switch_) s.v_switch = v_switch_->make_saved(arena, name + ".v_switch", T, dtype);
   for (size_t i = 0; i < gates_.size(); ++i)
     s.gates.push_back(
         gates_[i].make_saved(arena, name + "." + gate_name(config_.attention.gates, i), T, dtype));
@@ -121,8 +129,10 @@ Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, in
 
 void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const {
   linear_forward(ctx, matrix(s.q), x, store_.linear(q_proj_));
-  linear_forward(ctx, matrix(s.k), x, store_.linear(k_proj_));
-  linear_forward(ctx, matrix(s.v), x, store_.linear(v_proj_));
+  linear_forward(ctx, matrix(k_switch_ ? s.k_switch.projected : s.k), x, store_.linear(k_proj_));
+  linear_forward(ctx, matrix(v_switch_ ? s.v_switch.projected : s.v), x, store_.linear(v_proj_));
+  if (k_switch_) k_switch_->forward(ctx, s.k, x, s.k_switch);
+  if (v_switch_) v_switch_->forward(ctx, s.v, x, s.v_switch);
 
   const Tensor q = gates_forward(ctx, GatePosition::query, s.q, x, s);
   const Tensor k = gates_forward(ctx, GatePosition::key, s.k, x, s);
@@ -212,11 +222,15 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   }
   gates_backward(ctx, GatePosition::query, dq, s.q, x, s, dx, into);
   gates_backward(ctx, GatePosition::key, dk, s.k, x, s, dx, into);
+  const Tensor dk_proj = k_switch_ ? t.like("attention.dk_experts", s.k_switch.projected) : dk;
+  if (k_switch_) k_switch_->backward(ctx, dk_proj, dk, x, s.k_switch, dx, into);
   gates_backward(ctx, GatePosition::value, dv, s.v, x, s, dx, into);
+  const Tensor dv_proj = v_switch_ ? t.like("attention.dv_experts", s.v_switch.projected) : dv;
+  if (v_switch_) v_switch_->backward(ctx, dv_proj, dv, x, s.v_switch, dx, into);
 
   project_backward(dq, q_proj_);
-  project_backward(dk, k_proj_);
-  project_backward(dv, v_proj_);
+  project_backward(dk_proj, k_proj_);
+  project_backward(dv_proj, v_proj_);
 }
 
 /// One gate at sdpa_output, of the input, with nothing between it and attention.

@@ -6,6 +6,7 @@
 #include "nn/gate.h"
 #include "nn/layer.h"
 #include "nn/rmsnorm.h"
+#include "nn/switch_heads.h"
 #include "ops/attention.h"
 
 namespace sluice {
@@ -29,13 +30,15 @@ struct Sequence {
 ///   q,k,v projections -> [query, key, value gates] -> qk_norm -> rope -> attention -> [sink] -> [norm]
 ///   -> [SiLU] -> [sdpa_output gates] -> o_proj -> [dense_output gates]
 /// Gates of one position apply in the order of the list. Logits come from the layer's input (the
-/// pre-normalised hidden state), each through a projection of its own.
+/// pre-normalised hidden state), each through a projection of its own. With switch heads values (and keys) are projections of
+/// a few experts of their head (nn/switch_heads.h).
 class Attention {
  public:
   /// What backward and analysis read. T tokens, H/Hkv heads, D head_dim, C hidden. Where an option is absent
   /// its tensor is the one before it, so that code below never asks.
   struct Saved {
-    Tensor q, k, v;                  // (T, H, D), (T, Hkv, D) x 2: projections
+    Tensor q, k, v;                  // (T, H, D), (T, Hkv, D) x 2: projections, or what switch heads make of them
+    SwitchHeads::Saved k_switch, v_switch;
     std::vector<Gate::Saved> gates;  // as in the configuration: logits and gated values
     RmsNorm::Saved q_norm, k_norm;   // y is rotated
     Tensor q_rot, k_rot;             // (T, H, D), (T, Hkv, D): what the scores see
@@ -59,6 +62,9 @@ class Attention {
                 const Saved& s) const;
 
   const std::vector<Gate>& gates() const { return gates_; }
+  /// Whose scores are in Saved::v_switch and k_switch; empty without.
+  const std::optional<SwitchHeads>& v_switch() const { return v_switch_; }
+  const std::optional<SwitchHeads>& k_switch() const { return k_switch_; }
   /// (H): the learned sink logits; empty without.
   Tensor sinks() const { return sinks_ ? store_.value(*sinks_) : Tensor(); }
   double scale() const { return scale_; }
@@ -81,6 +87,7 @@ class Attention {
   int64_t layer_;
   double scale_;
   ParamStore::Id q_proj_ = 0, k_proj_ = 0, v_proj_ = 0, o_proj_ = 0;
+  std::optional<SwitchHeads> k_switch_, v_switch_;
   std::vector<Gate> gates_;
   std::optional<RmsNorm> q_norm_, k_norm_, output_norm_;
   std::optional<ParamStore::Id> sinks_;

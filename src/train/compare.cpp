@@ -56,7 +56,7 @@ void compare_values(StoredTensors& stored_a, const StoredTensor& a, StoredTensor
 int order_of(std::string_view word) {
   constexpr std::string_view words[] = {
       "embed_tokens", "layers",    "input_layernorm", "self_attn",    "mlp_norm", "post_attention_layernorm",
-      "pre_feedforward_layernorm", "mlp",             "q_proj",       "k_proj",   "v_proj", "q_norm", "k_norm",
+      "pre_feedforward_layernorm", "mlp",             "q_proj",       "k_proj",   "v_proj", "k_switch", "v_switch", "q_norm", "k_norm",
       "gate",         "gate_proj", "shared_expert_gate", "shared_expert", "experts", "up_proj", "o_proj", "down_proj",
       "norm",         "lm_head"};
   const auto found = std::find(std::begin(words), std::end(words), word);

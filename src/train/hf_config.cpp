@@ -28,7 +28,7 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
   const bool experts = m.moe.num_experts > 0;
   // Llama has no experts, and Qwen3-MoE no shared one.
   const bool plain = a.kind == AttentionKind::softmax && a.gates.empty() &&
-                     a.output_norm == OutputNorm::none && a.output_activation == OutputActivation::none &&
+                     a.switch_heads.num_experts == 0 && a.output_norm == OutputNorm::none && a.output_activation == OutputActivation::none &&
                      m.norm_placement == NormPlacement::pre && !m.branch_clip &&
                      (!experts || (m.qk_norm && m.moe.shared_expert_intermediate_size == 0));
   const int64_t positions = m.max_position_embeddings.value_or(config.data.seq_len);
@@ -88,6 +88,11 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
                     {"gates", gates},
                     {"output_norm", word(a.output_norm)},
                     {"output_activation", word(a.output_activation)}};
+  if (a.switch_heads.num_experts > 0)
+    j["attention"]["switch_heads"] = {{"num_experts", a.switch_heads.num_experts},
+                                      {"num_experts_per_tok", a.switch_heads.num_experts_per_tok},
+                                      {"projections", word(a.switch_heads.projections)},
+                                      {"expert_width", a.switch_heads.expert_width}};
   if (experts) {
     j["shared_expert_intermediate_size"] = m.moe.shared_expert_intermediate_size;
     j["shared_expert_gate"] = m.moe.shared_expert_gate;

@@ -265,6 +265,9 @@ Plan make_plan(Config config, int64_t ranks) {
   ModelConfig plain = model;
   plain.attention.gates.clear();
   plan.gate_parameters = plan.total - count_parameters(plain);
+  plain = model;
+  plain.attention.switch_heads = {};
+  plan.switch_parameters = plan.total - count_parameters(plain);
   plan.flops_per_token =
       6.0 * static_cast<double>(plan.matmul_parameters) +
       6.0 * static_cast<double>(model.num_hidden_layers) * static_cast<double>(config.data.seq_len) *
@@ -302,6 +305,10 @@ std::string plan_text(const Plan& plan) {
            ? ""
            : fmt::format("{:.2f} % of the rest", 100.0 * static_cast<double>(plan.gate_parameters) /
                                                      static_cast<double>(plan.total - plan.gate_parameters)));
+  if (plan.switch_parameters != 0)
+    line("added by switch heads", grouped(plan.switch_parameters),
+         fmt::format("{:.2f} % of the rest", 100.0 * static_cast<double>(plan.switch_parameters) /
+                                                 static_cast<double>(plan.total - plan.switch_parameters)));
   if (plan.match) {
     out += fmt::format("\nmatched to {}\n", plan.match->path);
     line("its parameters", grouped(plan.match->target));
@@ -375,6 +382,7 @@ nlohmann::json plan_json(const Plan& plan) {
                         {"active_parameters", plan.active},
                         {"non_embedding_parameters", plan.non_embedding},
                         {"gate_parameters", plan.gate_parameters},
+                        {"switch_parameters", plan.switch_parameters},
                         {"matmul_parameters", plan.matmul_parameters},
                         {"flops_per_token", plan.flops_per_token},
                         {"steps", plan.steps},

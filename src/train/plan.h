@@ -62,6 +62,7 @@ struct Plan {
   int64_t active = 0;           // those that one token takes part in: of the experts, those it goes to
   int64_t non_embedding = 0;    // without the token embedding, and without an untied head
   int64_t gate_parameters = 0;  // added by attention.gates
+  int64_t switch_parameters = 0;  // added by attention.switch_heads: routers, and what experts hold beyond one projection
   int64_t matmul_parameters =
       0;  // active ones in matrix products: the head counts, the embedding look-up does not
   double flops_per_token =

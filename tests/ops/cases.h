@@ -138,5 +138,6 @@ OpFamily reduce_cases();
 OpFamily rmsnorm_cases();
 OpFamily rope_cases();
 OpFamily router_cases();
+OpFamily switch_heads_cases();
 
 }  // namespace sluice::test

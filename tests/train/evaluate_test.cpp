@@ -214,6 +214,13 @@ TEST_CASE("config.json names a plain model as the field knows it, and anything e
   CHECK(gated["model_type"] == "sluice");
   CHECK(gated["attention"]["gates"][0]["position"] == "sdpa_output");
   CHECK_FALSE(gated.contains("num_experts"));
+  CHECK_FALSE(gated["attention"].contains("switch_heads"));
+  config.model.attention.gates.clear();
+  config.model.attention.switch_heads.num_experts = 8;
+  const auto switched = hf_config(config, 256);
+  CHECK(switched["model_type"] == "sluice");
+  CHECK(switched["attention"]["switch_heads"]["num_experts"] == 8);
+  CHECK(switched["attention"]["switch_heads"]["projections"] == "value");
 }
 
 TEST_CASE("config.json names a mixture of experts as the field knows it where the field has one", "[hf_config]") {

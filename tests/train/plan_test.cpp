@@ -103,6 +103,28 @@ TEST_CASE("The rows of tables 1, 3 and 4 add what the paper says they add", "[pl
   CHECK(make_plan(config).gate_parameters == 100'663'296 / 12);
 }
 
+TEST_CASE("Switch heads add routers, and experts of full width", "[plan][switch_heads]") {
+  Config config = load_config(shipped("gated_attention/table1_01_baseline.yaml"));
+  config.model.num_hidden_layers = 2;
+  const Plan plain = make_plan(config);
+  const auto added = [&](const SwitchHeadsConfig& heads) {
+    config.model.attention.switch_heads = heads;
+    const Plan plan = make_plan(config);
+    CHECK(plan.switch_parameters == plan.total - plain.total);
+    CHECK(plan.gate_parameters == plain.gate_parameters);
+    // All that is added is computed for every token.
+    CHECK(plan.matmul_parameters - plain.matmul_parameters == plan.switch_parameters);
+    CHECK(plan.active - plain.active == plan.switch_parameters);
+    return plan.switch_parameters;
+  };
+  const int64_t projection = 2 * 4 * 128 * 2048, router = 2 * 4 * 2048;  // of two layers; a router's for each expert
+  CHECK(added({.num_experts = 1}) == router);
+  CHECK(added({.num_experts = 4, .num_experts_per_tok = 4, .expert_width = 32}) == 4 * router);
+  CHECK(added({.num_experts = 8, .num_experts_per_tok = 2}) == 7 * projection + 8 * router);
+  CHECK(added({.num_experts = 8, .num_experts_per_tok = 8, .projections = SwitchProjections::key_value, .expert_width = 32}) ==
+        2 * (projection + 8 * router));
+}
+
 TEST_CASE("Mixtures of experts have the parameters of the paper's two readings, total and active",
           "[plan][moe]") {
   struct Expected {
