@@ -1,0 +1,168 @@
+// Bound by exp: one for each token and head (and channel, of an elementwise gate), beside attention's one for each pair of
+// tokens. Tokens are cut into chunks by shape alone, whose sums are added in order.
+#include "ops/head_importance.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "core/parallel_for.h"
+#include "ops/cpu/isa_begin.h"
+#include "ops/cpu/vector_math.h"
+
+namespace {
+
+constexpr int64_t kTokens = 256;  // of a chunk
+
+/// Sums of G over tokens [begin, end) of (H, T) statistics. Returns how many tokens count.
+template <class A>
+int64_t softmax_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
+  const int64_t heads = g.lse.dim(0), tokens = g.lse.dim(1);
+  const int32_t* first = g.first_key.as<int32_t>();
+  int64_t counted = 0;
+  for (int64_t t = begin; t < end; ++t) counted += !(g.skip_first && first[t] == t);
+  for (int64_t h = 0; h < heads; ++h) {
+    const A *lse = g.lse.as<A>() + h * tokens, *z0 = g.z0.as<A>() + h * tokens;
+    double sum = 0;
+    // With one key visible lse is z0 up to rounding: G is 0 whether it counts or not.
+    for (int64_t t = begin; t < end; ++t)
+      if (first[t] != t) sum += static_cast<double>(-std::expm1(std::min(z0[t] - lse[t], A(0))));
+    sums[h] = sum;
+  }
+  return counted;
+}
+
+template <class T>
+void sink_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
+  using A = accumulate_t<T>;
+  const int64_t heads = g.lse.dim(0), tokens = g.lse.dim(1);
+  for (int64_t h = 0; h < heads; ++h) {
+    const A* lse = g.lse.as<A>() + h * tokens;
+    const A sink = load(g.sink.as<T>() + h);
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t t = begin; t < end; ++t) sum += static_cast<double>(sigmoid(lse[t] - sink));
+    sums[h] = sum;
+  }
+}
+
+template <class T>
+void gate_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
+  using A = accumulate_t<T>;
+  const int64_t heads = g.logits.dim(1), width = g.logits.rank == 3 ? g.logits.dim(2) : 1;
+  const A low = g.kind.activation == GateActivation::ns_sigmoid ? A(0.5) : A(0), range = A(1) - low;
+  std::fill_n(sums, heads, 0.0);
+  for (int64_t t = begin; t < end; ++t) {
+    const T* z = g.logits.as<T>() + t * heads * width;
+    for (int64_t h = 0; h < heads; ++h, z += width) {
+      A sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t c = 0; c < width; ++c) sum += sigmoid(load(z + c));
+      sums[h] += static_cast<double>(low + range * sum / static_cast<A>(width));
+    }
+  }
+}
+
+}  // namespace
+
+void head_importance(Context& ctx, Tensor batch, Tensor totals, const HeadGate& g, int64_t tokens) {
+  const int64_t heads = g.logits ? g.logits.dim(1) : g.lse.dim(0), rows = g.logits ? g.logits.dim(0) : tokens;
+  const int64_t chunks = std::max<int64_t>((rows + kTokens - 1) / kTokens, 1);
+  ScratchScope scratch(ctx.scratch);
+  const Tensor partials = scratch.alloc("head importance", DType::f64, {chunks + 1, heads + 1});
+  if (ctx.dry_run) return;
+  double* const all = partials.as<double>();
+  parallel_for(chunks, 1, [&](int64_t first, int64_t last) {
+    for (int64_t c = first; c < last; ++c) {
+      const int64_t begin = c * kTokens, end = std::min(begin + kTokens, rows);
+      double* const sums = all + (c + 1) * (heads + 1);
+      sums[heads] = static_cast<double>(end - begin);
+      if (g.logits) {
+        with_storage_type(g.logits.dtype, [&](auto tag) { gate_chunk<decltype(tag)>(sums, g, begin, end); });
+      } else if (g.sink) {
+        with_storage_type(g.sink.dtype, [&](auto tag) { sink_chunk<decltype(tag)>(sums, g, begin, end); });
+      } else {
+        sums[heads] = static_cast<double>(g.lse.dtype == DType::f64 ? softmax_chunk<double>(sums, g, begin, end)
+                                                                    : softmax_chunk<float>(sums, g, begin, end));
+      }
+    }
+  });
+  double* const sum = all;  // (H + 1)
+  const double repeat = g.logits && rows == 1 ? static_cast<double>(tokens) : 1;  // a learned constant: every token's
+  for (int64_t i = 0; i <= heads; ++i) {
+    sum[i] = 0;
+    for (int64_t c = 1; c <= chunks; ++c) sum[i] += all[c * (heads + 1) + i];
+    sum[i] *= repeat;
+    if (batch) batch.as<double>()[i] = sum[i];
+    if (totals) totals.as<double>()[i] += sum[i];
+  }
+  if (batch) batch.as<double>()[heads + 1] = 1, batch.as<double>()[heads + 2] = 0;
+  if (totals) totals.as<double>()[heads + 1] += 1;
+}
+
+void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor dsink, const Tensor& u, const HeadGate& g) {
+  if (ctx.dry_run) return;
+  const int64_t heads = g.lse.dim(0), tokens = g.lse.dim(1);
+  const auto of_type = [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    parallel_for(heads, std::max<int64_t>(2048 / std::max<int64_t>(tokens, 1), 1), [&](int64_t begin, int64_t end) {
+      for (int64_t h = begin; h < end; ++h) {
+        const A uh = static_cast<A>(u.as<double>()[h]);
+        const A* lse = g.lse.as<A>() + h * tokens;
+        A* d = dlse.as<A>() + h * tokens;
+        if (g.sink) {
+          const A sink = load(g.sink.as<T>() + h);
+          double sum = 0;
+          for (int64_t t = 0; t < tokens; ++t) {
+            d[t] = uh * sigmoid(lse[t] - sink) * sigmoid(sink - lse[t]);
+            sum += static_cast<double>(d[t]);
+          }
+          dsink.as<A>()[h] -= static_cast<A>(sum);
+          continue;
+        }
+        const A* z0 = g.z0.as<A>() + h * tokens;
+        A* c = coef0.as<A>() + h * tokens;
+        const int32_t* first = g.first_key.as<int32_t>();
+#pragma omp simd
+        for (int64_t t = 0; t < tokens; ++t) {
+          const A a = first[t] == t ? A(0) : exp_fast(std::min(z0[t] - lse[t], A(0)));
+          d[t] = uh * a;
+          c[t] = -d[t];
+        }
+      }
+    });
+  };
+  if (g.sink) with_storage_type(g.sink.dtype, of_type);
+  else with_storage_type(g.lse.dtype, of_type);
+}
+
+void head_balance(Context& ctx, Tensor u, Tensor batch, Tensor totals, const Tensor& seen, const Tensor& shared,
+                  const HeadBalance& b) {
+  if (ctx.dry_run) return;
+  const int64_t layers = u.dim(0), heads = u.dim(1), size = head_row_size(heads);
+  for (int64_t l = 0; l < layers; ++l) {
+    const double *row = seen.as<double>() + l * size, tokens = row[heads];
+    double* const out = u.as<double>() + l * heads;
+    // out: importance, then the gradient; below 0 for a head that is left out.
+    for (int64_t h = 0; h < heads; ++h)
+      out[h] = tokens > 0 && !(shared && shared.as<double>()[l * heads + h] != 0) ? row[h] / tokens : -1;
+    for (int64_t m = 0; m < (shared ? 0 : b.shared_heads); ++m) *std::max_element(out, out + heads) = -1;
+    double n = 0, mean = 0, squares = 0;
+    for (int64_t h = 0; h < heads; ++h)
+      if (out[h] >= 0) n += 1, mean += out[h];
+    mean /= std::max(n, 1.0);
+    for (int64_t h = 0; h < heads; ++h)
+      if (out[h] >= 0) squares += (out[h] - mean) * (out[h] - mean);
+    const bool counts = n >= 2 && mean >= kLeastImportance;
+    const double c = counts ? n / (n - static_cast<double>(b.ddof)) : 0;
+    const double scale = counts ? b.coefficient * b.share * row[heads + 1] / tokens * c * 2 / (mean * mean) : 0;
+    for (int64_t h = 0; h < heads; ++h) out[h] = counts && out[h] >= 0 ? scale * (out[h] - mean - squares / (n * mean)) : 0;
+    const double loss = counts ? c * squares / (mean * mean) : 0;
+    batch.as<double>()[l * size + heads + 2] = loss;
+    if (totals) totals.as<double>()[l * size + heads + 2] += loss;
+  }
+}
+
+#include "ops/cpu/isa_end.h"
