@@ -25,9 +25,10 @@ TEST_CASE("every row of the paper's tables trains", "[rows]") {
          "model.moe.moe_intermediate_size=32",  // most of the time would be the initial weights
          "train.micro_batch_size=2", "train.global_batch_size=4", "train.max_steps=3",
          "optimizer.warmup_steps=1", rows % 2 ? "train.recompute=block" : "train.recompute=none"});
-    // All of the paper's models but those of table 2 are mixtures of experts.
+    // All of the paper's models but those of table 2, and of appendix A.5, are mixtures of experts.
     const bool experts = config.model.moe.num_experts > 0;
-    CHECK(experts == (entry.path().filename().string().compare(0, 6, "table2") != 0));
+    const std::string name = entry.path().filename().string();
+    CHECK(experts == (name.compare(0, 6, "table2") != 0 && name.compare(0, 3, "a5_") != 0));
     with_experts += experts;
     resolve_parameter_match(config);
     if (config.model.vocab_size == 0) config.model.vocab_size = 257;
@@ -45,6 +46,6 @@ TEST_CASE("every row of the paper's tables trains", "[rows]") {
     CHECK_FALSE(last.skipped);
     ++rows;
   }
-  CHECK(rows == 44);  // 16 + 14 + 7 + 7: tables 1 (its row 4 in both readings), 2, 3 and 4
-  CHECK(with_experts == 30);
+  CHECK(rows == 52);  // 16 + 14 + 7 + 7 + 6 + 2: tables 1 (its row 4 in both readings), 2, 3, 4 and 6, appendix A.5
+  CHECK(with_experts == 36);
 }
