@@ -1,6 +1,6 @@
 #pragma once
 // One exception type, caught in main: one message, printed once, a documented exit code.
-#include <spdlog/fmt/fmt.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>
