@@ -1,0 +1,125 @@
+"""Runs that differ in the seed alone are one group: means, spread, and differences to another group."""
+import os
+
+from . import paper as papers
+from .values import deviation, mean, number
+
+
+class Group:
+    def __init__(self, runs):
+        self.runs = runs
+        self.rows = []       # ids of the papers' rows
+        self.variant = papers.variant(runs[0].config) if runs[0].config else runs[0].name
+        self.label = runs[0].name
+        self.endings = [run.outcome for run in runs]
+
+    @property
+    def first(self):
+        return self.runs[0]
+
+    def sound(self):
+        """Runs whose numbers mean something."""
+        return [run for run, (state, _) in zip(self.runs, self.endings) if state not in ("diverged", "not begun")]
+
+    def finished(self):
+        return bool(self.runs) and all(state in ("done", "diverged") for state, _ in self.endings)
+
+    def diverged(self):
+        return all(state == "diverged" for state, _ in self.endings)
+
+    def value(self, key):
+        return mean([run.measures[key] for run in self.sound()])
+
+    def spread(self, key):
+        return deviation([run.measures[key] for run in self.sound()])
+
+    def count(self):
+        return len(self.runs)
+
+    def state(self):
+        """For the table: done (n=3), or what happened."""
+        words = []
+        for word in ("diverged", "stopped", "running", "not begun"):
+            hits = [text for state, text in self.endings if state == word]
+            if len(hits) == 1 and self.count() == 1:
+                words.append(hits[0])
+            elif hits:
+                words.append(f"{len(hits)} of {self.count()} {word}")
+        return "; ".join(words) or f"done, n={self.count()}"
+
+
+def last_tokens(run):
+    return run.last.get("tokens")
+
+
+def difference(group, base, key):
+    """Mean over seeds that both have, else difference of means; only between evaluations after as many tokens."""
+    if group is None or base is None or group is base:
+        return None
+    if len({last_tokens(r) for r in group.sound() + base.sound()}) != 1 and key != "parameters":
+        return None
+    mine = {run.seed(): run for run in group.sound()}
+    theirs = {run.seed(): run for run in base.sound()}
+    common = [seed for seed in mine if seed is not None and seed in theirs]
+    if common:
+        pairs = [(mine[s].measures[key], theirs[s].measures[key]) for s in common]
+        return mean([a - b for a, b in pairs if a is not None and b is not None])
+    a, b = group.value(key), base.value(key)
+    return None if a is None or b is None else a - b
+
+
+def group_runs(runs, paper):
+    """Groups in the order of the papers' rows, then of the runs given. Every run learns its group."""
+    by_text, groups = {}, []
+    for run in runs:
+        text = run.without_seed() or os.path.abspath(run.folder)
+        if text not in by_text:
+            by_text[text] = []
+            groups.append(by_text[text])
+        by_text[text].append(run)
+    groups = [Group(sorted(g, key=lambda r: number(r.seed()) or 0)) for g in groups]
+    order = {row["id"]: i for i, row in enumerate(r for t in paper["tables"] for r in t["rows"])}
+    known = [g for g in groups if g.first.config]
+    for group, geometry in zip(known, papers.geometries([g.first for g in known])):
+        group.rows = papers.rows_of(group.first, geometry, paper)
+    groups.sort(key=lambda g: min([order[r] for r in g.rows], default=len(order)))  # stable
+    label_groups(groups, paper)
+    for group in groups:
+        for run in group.runs:
+            run.group = group
+    return groups
+
+
+def label_groups(groups, paper):
+    """A row's name in the paper, and what tells equal ones apart; the run's own name where it is no row."""
+    names = {row["id"]: row["label"] for t in paper["tables"] for row in t["rows"]}
+
+    def label(group, more):
+        text = names[group.rows[0]] if group.rows else (group.variant if group.first.config else group.first.name)
+        extra = []
+        if "depth" in more:
+            extra.append(f"{group.first.get('model.num_hidden_layers')} layers")
+        if "lr" in more:
+            extra.append(f"lr {group.first.get('optimizer.lr'):g}" if group.first.get("optimizer.lr") else "lr -")
+        if "experts" in more:
+            extra.append(f"top {group.first.get('model.moe.num_experts_per_tok')}")
+        return ", ".join([text] + extra)
+
+    if not any(g.rows for g in groups):
+        for group in groups:
+            group.label = group.first.name
+        return
+    by_name = {}
+    for group in groups:
+        by_name.setdefault(label(group, ()), []).append(group)
+    for same in by_name.values():
+        for more in ((), ("lr",), ("depth",), ("depth", "lr"), ("experts",)):
+            labels = [label(g, more) for g in same]
+            if len(set(labels)) == len(labels):
+                break
+        else:
+            labels = [f"{label(g, ())}: {g.first.name}" for g in same]
+            if len(set(labels)) < len(labels):
+                labels = [f"{label(g, ())}: {g.first.folder}" for g in same]
+        for group, text in zip(same, labels):
+            group.label = text

@@ -1,0 +1,49 @@
+"""Names and colours of runs: one colour per group of seeds, at most eight, the rest grey. Standard library alone."""
+
+# Okabe and Ito's palette, told apart by every kind of colour vision; its yellow is too pale for lines.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
+GREY = "#b8b8b8"
+MOST = len(COLOURS)
+
+# Which variants are coloured first when there are more groups than colours.
+FIRST = ["plain", "sdpa_output elementwise", "sdpa_output headwise", "value elementwise", "sdpa_output elementwise shared",
+         "sandwich", "sdpa_output elementwise ns_sigmoid", "sdpa_output elementwise constant", "sink", "plain balanced",
+         "sink balanced", "sdpa_output headwise balanced"]
+
+
+def highlighted(groups):
+    """At most eight groups, one per variant before a second of any, rows of the papers before others."""
+    if len(groups) <= MOST:
+        return list(groups)
+    rank = lambda g: FIRST.index(g.variant) if g.variant in FIRST else len(FIRST)
+    by_need = sorted(groups, key=lambda g: (not g.rows, rank(g)))  # stable
+    once, again = [], []
+    for group in by_need:
+        (again if group.variant in [g.variant for g in once] else once).append(group)
+    chosen = (once + again)[:MOST]
+    return [g for g in groups if g in chosen]
+
+
+def label_runs(runs, groups):
+    """Names where they differ, folder names where those do, else paths. Labels are for legends; '_' is shown in none."""
+    for names in ([r.name for r in runs], [r.base for r in runs], [r.folder for r in runs]):
+        if len(set(names)) == len(names):
+            break
+    for run, name in zip(runs, names):
+        run.name = name
+    chosen = highlighted(groups)
+    told = False
+    for group in groups:
+        if not group.rows:
+            group.label = group.first.name
+        count = f" (n={group.count()})" if group.count() > 1 else ""
+        for i, run in enumerate(group.runs):
+            if group in chosen:
+                at = chosen.index(group)
+                run.colour, run.marker, run.grey = COLOURS[at], MARKERS[at], False
+                run.label = group.label + count if i == 0 else "_seed"
+            else:
+                run.colour, run.marker, run.grey = GREY, ".", True
+                run.label = "_other" if told else f"others ({len(groups) - len(chosen)})"
+                told = True

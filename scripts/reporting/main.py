@@ -1,0 +1,96 @@
+"""Run folders in, tables and figures out."""
+import argparse
+import os
+import sys
+
+from . import page, paper, tables
+from .groups import group_runs
+from .looks import label_runs
+from .paper_tables import paper_tables
+from .runs import Run, find_runs
+
+
+def read_runs(folders):
+    """Runs of the folders given, and of those below a folder that is none."""
+    runs, seen = [], set()
+    for folder in folders:
+        if not os.path.isdir(folder):
+            print(f"report: {folder}: no such run folder", file=sys.stderr)
+            sys.exit(66)
+        found = find_runs(folder)
+        kept = 0
+        for path in found:
+            run = Run(path)
+            if not run.metrics and not run.evals and found == [folder]:
+                print(f"report: {folder}: neither metrics.jsonl nor eval.jsonl holds a record", file=sys.stderr)
+                sys.exit(65)
+            kept += 1
+            if os.path.realpath(path) not in seen:
+                runs.append(run)
+            seen.add(os.path.realpath(path))
+        if not kept:
+            print(f"report: {folder}: neither metrics.jsonl nor eval.jsonl holds a record, nor is there a run below it",
+                  file=sys.stderr)
+            sys.exit(65)
+    return runs
+
+
+def make_sections(runs, groups, papers):
+    sets = tables.sets_table(runs)
+    sections = [("Validation sets", [sets])] if sets else []
+    ours_and_theirs = paper_tables(groups, papers)
+    if ours_and_theirs:
+        sections.append(("The papers' tables, ours beside theirs", ours_and_theirs))
+    more = [t for t in (tables.lr_table(groups), tables.spike_table(runs)) if t]
+    return sections + [("Stability", more)]
+
+
+def save(figures, folder):
+    """Writes the PNGs; [(name, bytes, text)]."""
+    import matplotlib.pyplot as plt
+    pictures = []
+    for name, figure, text in figures:
+        path = os.path.join(folder, name + ".png")
+        figure.savefig(path, bbox_inches="tight", pad_inches=0.12)
+        plt.close(figure)
+        with open(path, "rb") as file:
+            pictures.append((name, file.read(), text))
+    return pictures
+
+
+def main(description):
+    parser = argparse.ArgumentParser(prog="scripts/report", description=description,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or a folder of runs, as a sweep leaves it")
+    parser.add_argument("-o", "--output", required=True, metavar="FOLDER",
+                        help="where report.html, report.md and the PNGs go")
+    parser.add_argument("--title", default="Sluice runs", help="heading of the page")
+    parser.add_argument("--tables-only", action="store_true", help="no pictures; needs no matplotlib")
+    options = parser.parse_args()
+
+    runs = read_runs(options.runs)
+    papers = paper.load()
+    groups = group_runs(runs, papers)
+    label_runs(runs, groups)
+    sections = make_sections(runs, groups, papers)
+    missing = tables.missing_pieces(runs)
+    try:
+        os.makedirs(options.output, exist_ok=True)
+        pictures = []
+        if not options.tables_only:
+            from . import figures
+            for heading, made in figures.all_figures(runs, groups):
+                shown = save(made, options.output)
+                if shown:
+                    pictures.append((heading, shown))
+        html = os.path.join(options.output, "report.html")
+        page.write_html(html, options.title, runs, sections, pictures, missing)
+        page.write_markdown(os.path.join(options.output, "report.md"), options.title, runs, tables.overview(runs), sections,
+                            pictures, missing)
+    except OSError as error:
+        print(f"report: {error}", file=sys.stderr)
+        sys.exit(73)
+    print(page.text_table(runs))
+    print(f"\nplots    {sum(len(shown) for _, shown in pictures)} in {options.output}/*.png")
+    print(f"tables   {sum(len(t) for _, t in sections)}, also in {options.output}/report.md")
+    print(f"report   {html}")

@@ -1,0 +1,137 @@
+"""The page: Markdown beside its pictures, and HTML that holds them."""
+import base64
+import html
+import os
+
+from .tables import COLUMNS
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1180px; margin: 2em auto; padding: 0 1em }
+h1 { font-size: 1.5em } h2 { font-size: 1.2em; margin-top: 2.2em } h3 { font-size: 1em; margin: 1.8em 0 .4em }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .93em }
+th { text-align: right; font-weight: 600; border-bottom: 2px solid #888; vertical-align: bottom }
+td { text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap } th, td { padding: 4px 9px }
+th:first-child, td:first-child, .left { text-align: left; white-space: nowrap }
+.whose { text-align: center; border-bottom: 1px solid #aaa } .theirs { background: #f6f1e7 } .ours { background: #eaf3fa }
+.dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .5em }
+img { max-width: 100%; height: auto } figure { margin: 2.2em 0 } figcaption, .small { color: #555; font-size: .9em }
+"""
+
+
+def best(rows, key, sign):
+    values = [row[key] for row in rows if row[key] is not None]
+    if not sign or len(values) < 2 or len(set(values)) < 2:
+        return None
+    return min(values) if sign < 0 else max(values)
+
+
+def overview_html(runs):
+    rows = [run.row() for run in runs]
+    cells = ["<tr><th>run</th>" + "".join(f"<th>{heading}</th>" for _, heading, _, _ in COLUMNS) + "</tr>"]
+    for run, row in zip(runs, rows):
+        line = f'<tr><td><span class="dot" style="background:{run.colour}"></span>{html.escape(run.name)}</td>'
+        for key, _, write, sign in COLUMNS:
+            value = html.escape(write(row[key]))
+            top = best(rows, key, sign)
+            line += f"<td>{'<b>' + value + '</b>' if top is not None and row[key] == top else value}</td>"
+        cells.append(line + "</tr>")
+    return '<div class="scroll"><table>' + "\n".join(cells) + "</table></div>"
+
+
+def table_html(table):
+    whose = {"ours": "ours", "the paper's": "theirs"}
+    classes = [whose.get(who, "") for who, headings in table.spans for _ in headings]
+    left = table.headings.index("what") if "what" in table.headings else (1 if table.headings[:2] == ["set", "run"] else 0)
+    out = [f"<h3>{html.escape(table.title)}</h3>", '<div class="scroll"><table>']
+    if any(who for who, _ in table.spans):
+        out.append("<tr>" + "".join(f'<th class="{"whose " + whose.get(who, "") if who else ""}" colspan="{len(headings)}">'
+                                    f"{html.escape(who)}</th>" for who, headings in table.spans) + "</tr>")
+    name = lambda i, css: f' class="{(css + " left").strip() if i <= left else css}"' if css or i <= left else ""
+    out.append("<tr>" + "".join(f"<th{name(i, c)}>{html.escape(h)}</th>"
+                                for i, (h, c) in enumerate(zip(table.headings, classes))) + "</tr>")
+    for row in table.rows:
+        cells = []
+        for i, (cell, css) in enumerate(zip(row, classes)):
+            text = html.escape(cell)
+            cells.append(f"<td{name(i, css)}>{'<b>' + text + '</b>' if 'diverged' in cell else text}</td>")
+        out.append("<tr>" + "".join(cells) + "</tr>")
+    out.append("</table></div>")
+    out += [f'<p class="small">{html.escape(note)}</p>' for note in table.notes]
+    return "\n".join(out)
+
+
+def table_markdown(table):
+    prefix = {"ours": "ours: ", "the paper's": "paper: "}
+    headings = [prefix.get(who, who + " " if who else "") + h for who, hs in table.spans for h in hs]
+    clean = lambda text: text.replace("|", "\\|")
+    lines = [f"### {table.title}", ""] if table.title else []
+    lines += ["| " + " | ".join(clean(h) for h in headings) + " |",
+              "|" + "|".join(" :-- " if h in ("run", "what", "set", "variant") else " --: " for h in headings) + "|"]
+    for row in table.rows:
+        lines.append("| " + " | ".join("**diverged**" if c == "diverged" else clean(c) for c in row) + " |")
+    return "\n".join(lines + [""] + [note + "\n" for note in table.notes])
+
+
+def overview_note(runs):
+    several = any(len(r.last.get("sets") or {}) > 1 for r in runs)
+    return ("Values of the last evaluation" + ("; means over the validation sets" if several else "") +
+            ". Speed is the median over the log lines.")
+
+
+def write(path, text):
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(path + ".tmp", path)
+
+
+def write_html(path, title, runs, sections, pictures, missing):
+    """sections: [(heading, [Table])]; pictures: [(heading, [(name, png, text)])]."""
+    body = [f"<h1>{html.escape(title)}</h1>", overview_html(runs),
+            f'<p class="small">{html.escape(overview_note(runs))} Bold: the best of a column.</p>']
+    for heading, tables in sections:
+        body += [f"<h2>{html.escape(heading)}</h2>"] + [table_html(table) for table in tables]
+    for heading, shown in pictures:
+        body.append(f"<h2>{html.escape(heading)}</h2>")
+        for name, png, text in shown:
+            data = base64.b64encode(png).decode()
+            body.append(f'<figure><img alt="{name.replace("_", " ")}" src="data:image/png;base64,{data}">'
+                        f"<figcaption>{html.escape(text)}</figcaption></figure>")
+    if missing:
+        body.append("<h2>Not there</h2><ul class=small>" + "".join(f"<li>{html.escape(m)}</li>" for m in missing) + "</ul>")
+    body.append("<h2>Runs</h2><ul class=small>" + "".join(
+        f"<li>{html.escape(r.name)}: {html.escape(os.path.abspath(r.folder))}, configuration "
+        f"{html.escape(str(r.info.get('config_hash', '-')))}, {html.escape(r.outcome[1])}</li>" for r in runs) + "</ul>")
+    write(path, f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+                f'content="width=device-width"><title>{html.escape(title)}</title><style>{STYLE}</style></head><body>'
+                + "\n".join(body) + "</body></html>\n")
+
+
+def write_markdown(path, title, runs, overview, sections, pictures, missing):
+    lines = [f"# {title}", "", table_markdown(overview), overview_note(runs), ""]
+    for heading, tables in sections:
+        lines += [f"## {heading}", ""] + [table_markdown(table) for table in tables]
+    for heading, shown in pictures:
+        lines += [f"## {heading}", ""]
+        for name, _, text in shown:
+            lines += [f"![{name.replace('_', ' ')}]({name}.png)", "", text, ""]
+    if missing:
+        lines += ["## Not there", ""] + [f"- {m}" for m in missing] + [""]
+    lines += ["## Runs", ""] + [f"- {r.name}: {r.folder}, configuration {r.info.get('config_hash', '-')}, {r.outcome[1]}"
+                                for r in runs]
+    write(path, "\n".join(lines) + "\n")
+
+
+def text_table(runs):
+    """For a terminal: one run per column where they fit, else one per line."""
+    rows = [run.row() for run in runs]
+    lines = [["run"] + [heading for _, heading, _, _ in COLUMNS]]
+    lines += [[run.name] + [w(row[key]) for key, _, w, _ in COLUMNS] for run, row in zip(runs, rows)]
+    if len(runs) > 5:
+        keep = [0] + [1 + i for i, c in enumerate(COLUMNS) if c[0] in ("loss", "perplexity", "bits_per_byte", "spikes")]
+        lines = [[line[i] for i in keep] + [end] for line, end in zip(lines, ["how it ended"] + [r.outcome[1] for r in runs])]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        return "\n".join("  ".join([line[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(line[1:-1], widths[1:])] +
+                                   [line[-1]]) for line in lines)
+    widths = [max(len(c) for c in line) for line in lines]
+    return "\n".join("  ".join([lines[0][i].ljust(widths[0])] + [l[i].rjust(w) for l, w in zip(lines[1:], widths[1:])])
+                     for i in range(len(lines[0])))

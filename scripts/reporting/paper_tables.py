@@ -1,0 +1,131 @@
+"""The papers' tables: a line per row, ours and theirs in cells of their own. Standard library alone."""
+from . import paper as papers
+from .groups import difference
+from .tables import Table, with_spread
+from .values import deviation, fixed, short, spearman
+
+# Keys of Run.measures: heading, writer, writer of differences.
+OURS = {
+    "loss": ("val. loss", fixed(4), fixed(4, "+")),
+    "ppl": ("PPL", fixed(3), fixed(3, "+")),
+    "bpb": ("BPB", fixed(4), fixed(4, "+")),
+    "first_token_attention": ("F-Attn", fixed(3), None),
+    "gate_score": ("gate score", fixed(3), None),
+    "m_act": ("M-Act", short, None),
+    "imbalance": ("head imbalance", fixed(3), None),
+}
+THEIRS = {"ppl": ("PPL", fixed(3)), "bpb": ("BPB", fixed(4)), "average": ("avg. of 10 benchmarks", fixed(2)),
+          "gate_score": ("gate score", fixed(3)), "m_act": ("M-Act", fixed(0)), "first_token_attention": ("F-Attn", fixed(3))}
+EXTRA_OURS = {"sink": ["imbalance"]}
+EXTRA_THEIRS = {"gated_4": ["gate_score", "m_act", "first_token_attention"], "sink_1": ["average"]}
+
+
+def added(value):
+    return "-" if value is None else ("+" if value >= 0 else "-") + short(abs(value))
+
+
+def our_cells(keys, metric, group, base):
+    if group is None:
+        return ["no run"] + ["-"] * (len(keys) + 2 + (1 if metric != "loss" else 0))
+    cells = [group.state(), "baseline" if base is group else added(difference(group, base, "parameters"))]
+    for key in keys:
+        _, write, write_difference = OURS[key]
+        if group.diverged():
+            cells += ["diverged"] if key == keys[0] else ["-"]
+            cells += ["-"] if key in ("loss", metric) else []
+            continue
+        cells.append(with_spread(write, group.value(key), group.spread(key)))
+        if key in ("loss", metric):
+            cells.append(write_difference(difference(group, base, key)))
+    return cells
+
+
+def their_cells(table, row):
+    cells = []
+    if any(r.get("added_millions") is not None for r in table["rows"]):
+        cells.append("-" if row.get("added_millions") is None else f"+{row['added_millions']:g}M")
+    metric = table["metric"]
+    cells.append("diverged" if row.get("diverged") else THEIRS[metric][1](row.get(metric)))
+    cells.append(OURS[metric][2](papers.paper_delta(table, row, metric)))
+    return cells + [THEIRS[key][1](row.get(key)) for key in EXTRA_THEIRS.get(table["id"], [])]
+
+
+def paper_tables(groups, paper):
+    """Tables of the papers that two of the groups, or one that names its row, belong to; one per training protocol."""
+    out = []
+    for table in paper["tables"]:
+        by_protocol = {}
+        ids = {row["id"] for row in table["rows"]}
+        for group in groups:
+            if ids & set(group.rows):
+                by_protocol.setdefault(papers.protocol(group.first, table["family"]), []).append(group)
+        for mine in sorted(by_protocol.values(), key=len, reverse=True):
+            lonely = len(mine) == 1 and (len(by_protocol) > 1 or not papers.NAMED_ROW.search(mine[0].first.origin)
+                                         and not papers.NAMED_SIZE.search(mine[0].first.origin))
+            if not lonely:
+                out.append(paper_table(table, mine, paper))
+    return out
+
+
+def row_key(lines, row_id):
+    return next((g for row, g in lines if row["id"] == row_id and g is not None), None)
+
+
+def paper_table(table, groups, paper):
+    metric = table["metric"]
+    keys = ["loss", metric] if metric != "loss" else ["loss"]
+    keys += ["first_token_attention", "gate_score", "m_act"] + EXTRA_OURS.get(table["family"], [])
+    lines = []
+    for row in table["rows"]:
+        mine = [g for g in groups if row["id"] in g.rows]
+        lines += [(row, g) for g in mine] or [(row, None)]
+    cells, our_deltas = [], []
+    for row, group in lines:
+        base = row_key(lines, row["baseline"]) if row.get("baseline") else group
+        name = row["label"]
+        if sum(r is row for r, _ in lines) > 1:
+            name = group.label
+        if table["family"] == "dense":
+            name += f", {row['family'][:-1]} layers, " + (f"{row['tokens']}, " if "tokens" in row else "") + f"lr {row['lr']:g}"
+        cells.append([str(row["row"]), name] + our_cells(keys, metric, group, base) + their_cells(table, row))
+        finished = group is not None and group.finished() and not group.diverged() and base is not None and base.finished()
+        our_deltas.append(difference(group, base, metric) if finished and row.get("baseline") else None)
+    ours = ["state", "added parameters"]
+    for key in keys:
+        ours += [OURS[key][0]] + (["Δ " + OURS[key][0]] if key in ("loss", metric) else [])
+    theirs = ["added parameters"] if any(r.get("added_millions") is not None for r in table["rows"]) else []
+    theirs += [THEIRS[metric][0], "Δ " + THEIRS[metric][0]] + [THEIRS[k][0] for k in EXTRA_THEIRS.get(table["id"], [])]
+    notes = [f"Ours: {papers.describe_protocol([r for g in groups for r in g.runs])}."]
+    notes.append(correlation_note(table, lines, our_deltas))
+    if table["id"] == "gated_4":
+        for key in ("gate_score", "m_act", "first_token_attention"):
+            rho, n = spearman([(g.value(key), row.get(key)) for row, g in lines if g and g.finished() and not g.diverged()])
+            notes.append(f"Rank correlation (Spearman) of our {THEIRS[key][0]} with the paper's: {told(rho, n)}.")
+    notes += spread_notes(lines, metric)
+    source = paper["papers"][table["paper"]]
+    title = f"Table {table['table']}" if not table["table"].startswith("A") else f"Appendix {table['table']}"
+    return Table(f"{title}, {source['title']} ({source['source']}): {table['title']}",
+                 [("", ["row", "what"]), ("ours", ours), ("the paper's", theirs)], cells, [n for n in notes if n])
+
+
+def told(rho, n):
+    return f"{rho:+.2f}, n = {n} rows" if rho is not None else f"not computed, n = {n} rows (it takes three that differ)"
+
+
+def correlation_note(table, lines, our_deltas):
+    metric = table["metric"]
+    pairs = [(ours, papers.paper_delta(table, row, metric)) for (row, _), ours in zip(lines, our_deltas)]
+    rho, n = spearman(pairs)
+    return (f"Rank correlation (Spearman) of our Δ {THEIRS[metric][0]} with the paper's, over finished rows that both have, "
+            f"baselines left out: {told(rho, n)}.")
+
+
+def spread_notes(lines, metric):
+    """What chance alone does: the seeds of rows without a baseline of their own."""
+    out = []
+    for row, group in lines:
+        if group is not None and not row.get("baseline") and len(group.sound()) > 1:
+            values = [run.measures[metric] for run in group.sound()]
+            out.append(f"Seeds of row {row['row']} ({row['label']}): {THEIRS[metric][0]} from {min(values):.4g} to "
+                       f"{max(values):.4g}, standard deviation {deviation(values):.2g}, n = {len(values)}.")
+    return out

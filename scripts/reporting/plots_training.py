@@ -1,0 +1,216 @@
+"""What the runs themselves tell: losses, speed, residuals, sinks, gates and routers over training. Needs matplotlib."""
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from .style import DASHES, layers_axis, legend, log_if_wide, markers_for, new_figure, tokens_axis
+from .values import quantile, short, smooth
+
+
+def plot_metric(runs, key, title, label, raw=True, log=False):
+    """One key of metrics.jsonl over training: the values pale, their running average on top."""
+    figure, (axis,) = new_figure()
+    lines, extra = [], []
+    for i, run in enumerate(runs):
+        x, y = run.series(key)
+        if not x:
+            continue
+        # Equal curves stay visible: the first one is the widest.
+        width = 1.8 if raw else 1.6 + 2.2 * (len(runs) - 1 - i) / max(1, len(runs) - 1)
+        if raw:
+            axis.plot(x, y, color=run.colour, alpha=0.22, linewidth=0.8)
+        lines.append((run, x, smooth(y) if raw else y))
+        axis.plot(*lines[-1][1:], color=run.colour, linestyle=run.dash, linewidth=width, label=run.label)
+    if not lines:
+        plt.close(figure)
+        return None
+    values = [v for run, _, _ in lines for v in run.series(key)[1]]
+    smoothed = [v for _, _, y in lines for v in y]
+    if log:
+        log_if_wide(axis, values)
+    if axis.get_yscale() == "linear" and raw:
+        # Single outliers of the raw values may leave the picture; the averages never do.
+        low, high = min(min(smoothed), quantile(values, 0.005)), max(max(smoothed), quantile(values, 0.99))
+        margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+        axis.set_ylim(low - margin if low > margin else 0.0, high + margin)
+    elif raw:
+        axis.set_ylim(bottom=0.8 * min(min(smoothed), quantile(values, 0.005)))
+    if key in ("loss", "grad_norm"):
+        top = axis.get_ylim()[1]
+        for event, marker, name in (("spikes", "v", "spike"), ("skipped", "X", "skipped step")):
+            style = {"marker": marker, "linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.8}
+            for run, x, _ in lines:
+                raw_values = dict(zip(*run.series(key)))
+                places = [p for p in run.events(event) if p in raw_values]
+                if not places:
+                    continue
+                axis.plot(places, [min(raw_values[p], top) for p in places], color=run.colour, markersize=7, zorder=5,
+                          clip_on=False, **style)
+                if name not in [n for _, n in extra]:
+                    extra.append((plt.Line2D([], [], color="#bbbbbb", markersize=7, **style), name))
+    axis.set_title(title)
+    axis.set_ylabel(label)
+    if key == "tokens_per_second":
+        axis.set_ylim(0, 1.15 * max(smoothed))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: short(v) if v else "0"))
+    if key == "lr":
+        axis.set_ylim(0, 1.05 * max(values) or 1.0)
+        axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2))
+    tokens_axis(axis)
+    legend(figure, [axis], extra)
+    return figure
+
+
+def plot_validation(runs, key, title, label):
+    """One panel per validation set."""
+    sets = []
+    for run in runs:
+        sets += [s for s in run.sets() if s not in sets]
+    if not sets:
+        return None
+    figure, axes = new_figure(len(sets), 3.4)
+    for axis, name in zip(axes, sets):
+        for run in runs:
+            x, y = run.eval_series(lambda e, n=name: ((e.get("sets") or {}).get(n) or {}).get(key))
+            if x:
+                axis.plot(x, y, color=run.colour, marker=run.marker, label=run.label, **markers_for(len(x)))
+        axis.set_title(name if len(sets) > 1 else f"{title}: {name}")
+        axis.set_ylabel(label)
+        tokens_axis(axis)
+        # The first evaluations, near chance, would flatten the rest.
+        curves = [list(line.get_ydata()) for line in axis.lines]
+        tails = [v for y in curves for v in y[len(y) // 5:]]
+        if tails:
+            low, high = min(min(y) for y in curves), max(tails)
+            margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
+            axis.set_ylim(low - margin, high + margin)
+        told = [line for line in axis.lines if not line.get_label().startswith(("_", "others"))]
+        for i, line in enumerate(sorted(told, key=lambda l: l.get_ydata()[-1])):
+            axis.text(0.98, 0.96 - 0.085 * i, f"{line.get_ydata()[-1]:.3f}", color=line.get_color(), ha="right", va="top",
+                      transform=axis.transAxes, fontweight="bold", fontsize=9,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8})
+    if len(sets) > 1:
+        figure.suptitle(title, fontweight="bold")
+    legend(figure, axes)
+    return figure
+
+
+def plot_over_layers(runs, title, label, over_time, per_layer, log=False, unit=False):
+    """Left: over training. Right: layer by layer at the last evaluation. per_layer: [(name, pick)]."""
+    figure, (left, right) = new_figure(2)
+    left_values, right_values = [], []
+    for run in runs:
+        x, y = run.eval_series(over_time)
+        if x:
+            left.plot(x, y, color=run.colour, marker=run.marker, label=run.label, **markers_for(len(x)))
+            left_values += y
+        for i, (_, pick) in enumerate(per_layer):
+            x, y = run.layers(pick)
+            if x:
+                right.plot(x, y, color=run.colour, marker=run.marker, linestyle=DASHES[i % len(DASHES)], label=run.label,
+                           **markers_for(len(x)))
+                right_values += y
+    if not right_values:
+        plt.close(figure)
+        return None
+    left.set_title("over training")
+    right.set_title("per layer, last evaluation")
+    for axis, values in ((left, left_values), (right, right_values)):
+        axis.set_ylabel(label)
+        wide = log and log_if_wide(axis, values)
+        if unit:
+            axis.set_ylim(0, min(1.02, 1.15 * max(values + [0.01])))
+        elif not wide:
+            axis.set_ylim(min(0.0, 1.1 * min(values, default=0)), 1.1 * max(values, default=1) or 1.0)
+    tokens_axis(left)
+    layers_axis(right, runs)
+    extra = []
+    if len(per_layer) > 1:
+        extra = [(plt.Line2D([], [], color="#555555", linestyle=DASHES[i % len(DASHES)]), name)
+                 for i, (name, _) in enumerate(per_layer)]
+    figure.suptitle(title, fontweight="bold")
+    legend(figure, [left, right], extra)
+    return figure
+
+
+def plot_routers(runs):
+    """Experts' loads and the routers' losses over training, and the loads layer by layer at the end."""
+    runs = [r for r in runs if r.routers(lambda m: m.get("max_over_mean"))[0]]
+    if not runs:
+        return None
+    panels = [("busiest expert, worst layer", "tokens over the mean", lambda m: m.get("max_over_mean"), 1.0),
+              ("balance loss, mean over layers", "loss (1: balanced)", lambda m: m.get("balance_loss"), 1.0),
+              ("z loss, mean over layers", "mean squared log-sum-exp", lambda m: m.get("z_loss"), 0.0),
+              ("experts without a token", "experts, all layers", lambda m: m.get("idle"), 0.0)]
+    figure, axes = new_figure(6, 3.2)
+    for axis, (title, label, pick, floor) in zip(axes, panels):
+        curves = []
+        for run in runs:
+            x, y = run.routers(pick)
+            axis.plot(x, y, color=run.colour, alpha=0.22, linewidth=0.8)
+            axis.plot(x, smooth(y), color=run.colour, linestyle=run.dash, label=run.label)
+            curves += y
+        axis.set_title(title)
+        axis.set_ylabel(label)
+        high = max(quantile(curves, 0.995), floor)
+        axis.set_ylim(floor, high + 0.08 * (high - floor) + 1e-3)
+        tokens_axis(axis)
+    last = [("busiest expert, per layer", "tokens over the mean", "max_over_mean"),
+            ("evenness, per layer", "entropy of the loads / log experts", "entropy")]
+    for axis, (title, label, key) in zip(axes[4:], last):
+        for run in runs:
+            layers = [r["router"] for r in run.metrics if isinstance(r.get("router"), dict)][-1].get("layers") or []
+            axis.plot([l.get("layer") for l in layers], [l.get(key) for l in layers], color=run.colour, marker=run.marker,
+                      linestyle="none" if len(layers) == 1 else run.dash, label=run.label)
+        axis.set_title(title + ", last step")
+        axis.set_ylabel(label)
+        axis.set_xlabel("layer")
+        axis.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axis.set_ylim(0, 1.03 if key == "entropy" else None)
+    figure.suptitle("Routers", fontweight="bold")
+    legend(figure, axes)
+    return figure
+
+
+def gate_picks(runs):
+    count = max([r.gates() for r in runs], default=0)
+
+    def pick(i):
+        return lambda layer: (layer.get("gate_scores") or [])[i] if i < len(layer.get("gate_scores") or []) else None
+
+    return [(f"gate {i + 1}", pick(i)) for i in range(count)]
+
+
+def figures(runs):
+    """(file name, figure, one sentence of explanation) of every plot there is data for."""
+    gated = [r for r in runs if r.gates()]
+    made = [
+        ("train_loss", plot_metric(runs, "loss", "Training loss", "loss (nats per token)"),
+         "Pale: every logged step. Strong: median and mean over 4 % of the run around it."),
+        ("validation_loss", plot_validation(runs, "loss", "Validation loss", "loss (nats per token)"),
+         "Held-out text, in file order. Numbers: the last evaluation, best first (of several seeds, the first)."),
+        ("validation_bits_per_byte", plot_validation(runs, "bits_per_byte", "Validation bits per byte", "bits per byte"),
+         "Comparable between tokenizers, and with the size of a compressed file."),
+        ("largest_residual",
+         plot_over_layers(runs, "Largest residual activation", "max |activation|",
+                          lambda e: (e.get("analysis") or {}).get("largest_residual"),
+                          [("after attention", lambda l: l.get("attention_residual_max")),
+                           ("after feed-forward", lambda l: l.get("ffn_residual_max"))], log=True),
+         "Massive activations: the largest absolute value in the residual stream after either branch."),
+        ("first_token_attention",
+         plot_over_layers(runs, "Attention on the first token", "share of attention",
+                          lambda e: (e.get("analysis") or {}).get("first_token_attention"),
+                          [("", lambda l: l.get("first_token_attention"))], unit=True),
+         "The attention sink: mean attention, over queries and heads, on the first visible key."),
+        ("gate_score",
+         plot_over_layers(gated, "Mean gate score", "mean score",
+                          lambda e: (e.get("analysis") or {}).get("mean_gate_score"), gate_picks(gated)) if gated else None,
+         "Below one half, a sigmoid gate closes more than it opens. Runs without gates have no line."),
+        ("routers", plot_routers(runs),
+         "Load of the experts in each logged step. The losses are before their coefficients. Runs without experts have no line."),
+        ("gradient_norm", plot_metric(runs, "grad_norm", "Gradient norm before clipping", "global L2 norm", log=True),
+         "Pale: every logged step. Strong: median and mean around it."),
+        ("learning_rate", plot_metric(runs, "lr", "Learning rate", "learning rate", raw=False), ""),
+        ("tokens_per_second", plot_metric(runs, "tokens_per_second", "Speed", "tokens per second"),
+         "Between log lines, without evaluation and saving."),
+    ]
+    return [(name, figure, text) for name, figure, text in made if figure]

@@ -1,0 +1,268 @@
+"""Run folders, read: run.json, config.yaml, status.json, metrics.jsonl, eval.jsonl and what `sluice analyze` left."""
+import functools
+import json
+import math
+import os
+import re
+import statistics
+import sys
+
+from . import plain_yaml
+from .values import ema, mean, number
+
+
+def read_lines(path):
+    """Objects of a JSON-lines file; the last line may be torn when the run is going on or was killed."""
+    records = []
+    if not os.path.exists(path):
+        return records
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for i, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                print(f"report: {path}:{i}: not a whole JSON object, passed over", file=sys.stderr)
+                continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
+    return records
+
+
+def read_object(path, must=False):
+    """A JSON object; {} where there is none, told when there must be."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+        return value if isinstance(value, dict) else {}
+    except (OSError, ValueError) as error:
+        if must or not isinstance(error, FileNotFoundError):
+            print(f"report: {error}", file=sys.stderr)
+        return {}
+
+
+def read_text(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def is_run(folder):
+    return any(os.path.exists(os.path.join(folder, name)) for name in ("run.json", "metrics.jsonl", "eval.jsonl"))
+
+
+def find_runs(folder, depth=4):
+    """The folder itself when it is a run, else the runs below it (a sweep's output), by name."""
+    if is_run(folder) or depth == 0 or not os.path.isdir(folder):
+        return [folder] if is_run(folder) else []
+    found = []
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            found += find_runs(path, depth - 1)
+    return found
+
+
+class Analysis:
+    """analysis.json of one checkpoint, and its arrays."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.data = read_object(os.path.join(folder, "analysis.json"))
+        self.layers = [layer for layer in self.data.get("layers") or [] if isinstance(layer, dict)]
+        self.total = self.data.get("total") or {}
+
+    def __bool__(self):
+        return bool(self.layers)
+
+    def array(self, name):
+        """A NumPy array, or None where it was not written."""
+        file = (self.data.get("arrays") or {}).get(name)
+        if not file:
+            return None
+        import numpy  # only plots ask
+        try:
+            return numpy.load(os.path.join(self.folder, file), allow_pickle=False)
+        except (OSError, ValueError) as error:
+            print(f"report: {self.folder}/{file}: {error}", file=sys.stderr)
+            return None
+
+
+class Run:
+    def __init__(self, folder):
+        self.folder = folder
+        if not os.path.isdir(folder):
+            print(f"report: {folder}: no such run folder", file=sys.stderr)
+            sys.exit(66)
+        self.metrics = read_lines(os.path.join(folder, "metrics.jsonl"))
+        self.evals = read_lines(os.path.join(folder, "eval.jsonl"))
+        self.info = read_object(os.path.join(folder, "run.json"), must=True)
+        self.status = read_object(os.path.join(folder, "status.json"))
+        self.config = {}
+        try:
+            config = plain_yaml.read(read_text(os.path.join(folder, "config.yaml")))
+            self.config = config if isinstance(config, dict) else {}
+        except plain_yaml.PlainYamlError as error:
+            print(f"report: {folder}/config.yaml: {error}", file=sys.stderr)
+        self.base = os.path.basename(os.path.abspath(folder))
+        self.name = str(self.info.get("name") or self.base)
+        self.origin = " ".join([self.base, self.name, read_text(os.path.join(folder, "config.input.yaml")),
+                                read_text(os.path.join(folder, "cmdline.txt"))])
+        self.last = self.evals[-1] if self.evals else {}
+        self.analysis = self.last.get("analysis") or {}
+        self.deep = Analysis(os.path.join(folder, "analysis"))
+        # How plots show it; label_runs says.
+        self.label, self.colour, self.marker, self.dash, self.grey = self.name, "#0072B2", "o", "-", False
+        self.group = None
+
+    def get(self, path, default=None):
+        return plain_yaml.get(self.config, path, default)
+
+    # ---- series
+
+    def _pairs(self, records, pick):
+        pairs = [(r.get("tokens"), number(pick(r))) for r in records]
+        pairs = [(x, y) for x, y in pairs if x is not None and y is not None]
+        return [x for x, _ in pairs], [y for _, y in pairs]
+
+    def series(self, key):
+        """(tokens, values) of one key of the metrics, where it is a finite number."""
+        return self._pairs(self.metrics, lambda r: r.get(key))
+
+    def routers(self, pick):
+        """(tokens, values) of what the routers of the logged steps did."""
+        return self._pairs([r for r in self.metrics if isinstance(r.get("router"), dict)], lambda r: pick(r["router"]))
+
+    def heads(self, key):
+        """(tokens, values) of how evenly attention heads were open."""
+        return self._pairs([r for r in self.metrics if isinstance(r.get("heads"), dict)], lambda r: r["heads"].get(key))
+
+    def eval_series(self, pick):
+        return self._pairs(self.evals, pick)
+
+    def sets(self):
+        names = []
+        for record in self.evals:
+            names += [n for n in record.get("sets") or {} if n not in names]
+        return names
+
+    def layers(self, pick):
+        """(layer, value) of the last evaluation."""
+        pairs = [(i, number(pick(layer))) for i, layer in enumerate(self.analysis.get("layers") or [])]
+        pairs = [(x, y) for x, y in pairs if y is not None]
+        return [x for x, _ in pairs], [y for _, y in pairs]
+
+    def gates(self):
+        return max([len(layer.get("gate_scores") or []) for layer in self.analysis.get("layers") or []], default=0)
+
+    def events(self, key):
+        """Tokens at which a counter (spikes, skipped) went up."""
+        places, before = [], 0
+        for record in self.metrics:
+            count = record.get(key) or 0
+            if count > before:
+                places.append(record.get("tokens"))
+            before = count
+        return places
+
+    # ---- single values
+
+    def set_mean(self, key):
+        return mean([number(s.get(key)) for s in (self.last.get("sets") or {}).values()])
+
+    def perplexities(self):
+        """Perplexity per validation set at the last evaluation: exp of its loss."""
+        out = {}
+        for name, values in (self.last.get("sets") or {}).items():
+            loss = number(values.get("loss"))
+            out[name] = math.exp(loss) if loss is not None and loss < 700 else None
+        return out
+
+    def row(self):
+        loss = self.set_mean("loss")
+        speeds = self.series("tokens_per_second")[1]
+        return {
+            "parameters": self.info.get("parameters"),
+            "active": self.info.get("parameters_active") or self.info.get("parameters"),
+            "tokens": self.metrics[-1].get("tokens") if self.metrics else self.last.get("tokens"),
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss is not None and loss < 700 else None,
+            "bits_per_byte": self.set_mean("bits_per_byte"),
+            "largest_residual": number(self.analysis.get("largest_residual")),
+            "first_token_attention": number(self.analysis.get("first_token_attention")),
+            "mean_gate_score": number(self.analysis.get("mean_gate_score")),
+            "spikes": self.metrics[-1].get("spikes") if self.metrics else None,
+            "speed": statistics.median(speeds) if speeds else None,
+        }
+
+    @functools.cached_property
+    def measures(self):
+        """What the papers' tables print, by the papers' names; an analysis of the last checkpoint goes before the last
+        evaluation. M-Act: the mean over layers of the largest |residual| after the layer."""
+        ppl = self.perplexities()
+        layers = self.analysis.get("layers") or []
+        total = self.deep.total
+        heads = [v for v in self.heads("imbalance")[1]]
+
+        def either(*values):
+            return next((v for v in map(number, values) if v is not None), None)
+
+        return {
+            "parameters": number(self.info.get("parameters")),
+            "loss": self.set_mean("loss"),
+            "ppl": mean(ppl.values()),
+            "bpb": self.set_mean("bits_per_byte"),
+            "first_token_attention": either(total.get("first_token_attention"),
+                                            self.analysis.get("first_token_attention")),
+            "gate_score": either(total.get("mean_gate_score"), self.analysis.get("mean_gate_score")),
+            "m_act": either(total.get("m_act_mean"), mean([number(l.get("ffn_residual_max")) for l in layers])),
+            "imbalance": either(total.get("imbalance"), self.analysis.get("imbalance"),
+                                statistics.fmean(ema(heads)[-1:]) if heads else None),
+        }
+
+    # ---- how it ended
+
+    @functools.cached_property
+    def outcome(self):
+        """done | diverged | stopped | running | not begun, and a detail for readers. Diverged: the last logged loss is not
+        finite, or the median of the last twentieth of the losses lies more than 0.5 nats above the best such median."""
+        losses = [number(r.get("loss")) for r in self.metrics]
+        step = self.status.get("step") or (self.metrics[-1]["step"] if self.metrics else self.last.get("step") or 0)
+        most = self.status.get("max_steps") or self.info.get("max_steps")
+        at = f"step {step:,} of {most:,}" if most else f"step {step:,}"
+        state = self.status.get("state")
+        if losses and losses[-1] is None:
+            return "diverged", f"diverged: loss not finite, {at}"
+        finite = [v for v in losses if v is not None]
+        width = max(3, len(finite) // 20)
+        if len(finite) >= 4 * width:
+            medians = [statistics.median(finite[i:i + width]) for i in range(0, len(finite) - width + 1)]
+            if medians[-1] > min(medians) + 0.5:
+                return "diverged", f"diverged: loss {medians[-1]:.2f} after {min(medians):.2f}, {at}"
+        if state == "done" or (most and step >= most):
+            return "done", f"done, {step:,} steps"
+        if not self.metrics and not self.evals:
+            return "not begun", "no step logged"
+        if state in ("failed", "preempted"):
+            error = str(self.status.get("error") or "")[:80]
+            return "stopped", f"stopped at {at}" + (f" ({error})" if error else "")
+        return "running", f"at {at}"
+
+    def seed(self):
+        return self.get("train.seed")
+
+    def without_seed(self):
+        """The text of everything in the configuration that bears on results, except the seed; None without one."""
+        if not self.config:
+            return None
+        tree = {k: v for k, v in self.config.items() if k not in ("name", "run_dir", "log", "checkpoint", "parallel")}
+        tree["train"] = {k: v for k, v in (tree.get("train") or {}).items()
+                         if k not in ("seed", "threads", "device", "deterministic", "micro_batch_size", "recompute")}
+        return json.dumps(tree, sort_keys=True)
+
+
+def natural(text):
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]

@@ -1,0 +1,77 @@
+"""How every plot looks, and the axes and legends they share. Needs matplotlib."""
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from .looks import COLOURS, MARKERS
+from .values import short
+
+DASHES = ["-", "--", ":", "-."]
+
+plt.rcParams.update({
+    "figure.dpi": 130, "font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.grid": True,
+    "grid.color": "#dddddd", "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.edgecolor": "#888888", "legend.frameon": False, "lines.linewidth": 1.8,
+    "savefig.facecolor": "white",
+})
+
+
+def new_figure(panels=1, height=3.6, shared=False):
+    """One wide panel, or up to three in a row."""
+    columns = min(panels, 3)
+    rows = (panels + columns - 1) // columns
+    width = 7.6 if panels == 1 else (4.6 if panels == 2 else 3.7) * columns
+    figure, axes = plt.subplots(rows, columns, figsize=(width, height * rows), squeeze=False, sharey=shared)
+    flat = [axis for row in axes for axis in row]
+    for axis in flat[panels:]:
+        axis.set_visible(False)
+    return figure, flat[:panels]
+
+
+def tokens_axis(axis):
+    axis.set_xlabel("training tokens")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x) if x else "0"))
+    axis.xaxis.set_major_locator(MaxNLocator(5))
+    axis.set_xlim(left=0)
+
+
+def layers_axis(axis, runs):
+    count = max([len(r.analysis.get("layers") or []) for r in runs], default=1)
+    axis.set_xlabel("layer")
+    axis.xaxis.set_major_locator(MaxNLocator(min(count, 10), integer=True))
+    axis.set_xlim(-0.3, max(count - 0.7, 0.3))
+
+
+def log_if_wide(axis, values, factor=20):
+    positive = [v for v in values if v > 0]
+    if positive and len(positive) == len(values) and max(positive) > factor * min(positive):
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if max(positive) < 100 * min(positive) else (1.0,)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: short(v)))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        return True
+    return False
+
+
+def legend(figure, axes, extra=()):
+    """One legend below all panels, so that it never covers a line."""
+    handles, labels = [], []
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels()):
+            if label not in labels:
+                handles.append(handle)
+                labels.append(label)
+    for handle, label in extra:
+        handles.append(handle)
+        labels.append(label)
+    figure.tight_layout()
+    if handles:
+        columns = min(len(handles), 4)
+        # Below the x label by a fixed distance in inches, whatever the figure's height.
+        figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=columns)
+
+
+def markers_for(count):
+    return {"markevery": max(1, count // 12), "markersize": 4.5}
