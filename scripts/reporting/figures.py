@@ -1,8 +1,11 @@
-"""Which pictures are made: (heading, [(file name, figure, one sentence of explanation)]). Needs matplotlib."""
-from . import plots_training
+"""Which pictures are made: (heading, [(file name, what draws it or returns None, one sentence of explanation)]). Needs matplotlib."""
+from . import plots_grid, plots_heads, plots_layers, plots_paper, plots_training
 
 
 def all_figures(runs, groups):
     # Grey lines lie below coloured ones.
     shown = [r for r in runs if r.grey] + [r for r in runs if not r.grey]
-    return [("Training", plots_training.figures(shown))]
+    return [("The Gated Attention paper's figures", plots_paper.figures(groups, shown) + plots_layers.figures(groups)),
+            ("Heads, values, queries and keys", plots_heads.figures(groups)),
+            ("Across runs", plots_grid.figures(groups)),
+            ("Training", plots_training.figures(shown))]

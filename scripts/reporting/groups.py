@@ -10,7 +10,7 @@ class Group:
         self.runs = runs
         self.rows = []       # ids of the papers' rows
         self.variant = papers.variant(runs[0].config) if runs[0].config else runs[0].name
-        self.label = runs[0].name
+        self.label = self.short = runs[0].name
         self.endings = [run.outcome for run in runs]
 
     @property
@@ -91,29 +91,35 @@ def group_runs(runs, paper):
 
 
 def label_groups(groups, paper):
-    """A row's name in the paper, and what tells equal ones apart; the run's own name where it is no row."""
-    names = {row["id"]: row["label"] for t in paper["tables"] for row in t["rows"]}
+    """A row's name in the paper, with depth and learning rate where the paper's rows differ in them, and what tells equal
+    ones apart; the run's own name where it is no row."""
+    rows = {row["id"]: row for t in paper["tables"] for row in t["rows"]}
+    by_variant = {}
+    for row in rows.values():
+        if row["family"] not in ("0.6B", "1B", "2B"):
+            by_variant.setdefault(row["variant"], row["label"])
+    for group in groups:
+        group.short = by_variant.get(group.variant, group.variant)
 
     def label(group, more):
-        text = names[group.rows[0]] if group.rows else (group.variant if group.first.config else group.first.name)
-        extra = []
-        if "depth" in more:
+        row = rows[group.rows[0]]
+        text = row["label"]
+        extra = [f"{row['family'][:-1]}L"] if row.get("family") in ("28l", "48l") else []
+        if "depth" in more and not extra:
             extra.append(f"{group.first.get('model.num_hidden_layers')} layers")
-        if "lr" in more:
+        if "lr" in more or row.get("lr"):
             extra.append(f"lr {group.first.get('optimizer.lr'):g}" if group.first.get("optimizer.lr") else "lr -")
+        if "steps" in more:
+            extra.append(f"{group.first.info.get('max_steps') or 0:,} steps")
         if "experts" in more:
             extra.append(f"top {group.first.get('model.moe.num_experts_per_tok')}")
         return ", ".join([text] + extra)
 
-    if not any(g.rows for g in groups):
-        for group in groups:
-            group.label = group.first.name
-        return
     by_name = {}
-    for group in groups:
+    for group in [g for g in groups if g.rows]:  # others keep their runs' names
         by_name.setdefault(label(group, ()), []).append(group)
     for same in by_name.values():
-        for more in ((), ("lr",), ("depth",), ("depth", "lr"), ("experts",)):
+        for more in ((), ("lr",), ("depth",), ("depth", "lr"), ("experts",), ("steps",), ("lr", "steps")):
             labels = [label(g, more) for g in same]
             if len(set(labels)) == len(labels):
                 break
@@ -123,3 +129,18 @@ def label_groups(groups, paper):
                 labels = [f"{label(g, ())}: {g.first.folder}" for g in same]
         for group, text in zip(same, labels):
             group.label = text
+
+
+def size(group):
+    """Groups of one size may be compared."""
+    get = group.first.get
+    return (get("model.hidden_size"), get("model.num_hidden_layers"), get("model.head_dim"),
+            bool(get("model.moe.num_experts", 0)))
+
+
+def by_size(groups):
+    """Lists of groups of one size, the longest first."""
+    out = {}
+    for group in groups:
+        out.setdefault(size(group), []).append(group)
+    return sorted(out.values(), key=len, reverse=True)

@@ -1,5 +1,7 @@
 """Names and colours of runs: one colour per group of seeds, at most eight, the rest grey. Standard library alone."""
 
+from .groups import by_size, size
+
 # Okabe and Ito's palette, told apart by every kind of colour vision; its yellow is too pale for lines.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
@@ -13,14 +15,15 @@ FIRST = ["plain", "sdpa_output elementwise", "sdpa_output headwise", "value elem
 
 
 def highlighted(groups):
-    """At most eight groups, one per variant before a second of any, rows of the papers before others."""
+    """At most eight groups: rows of the papers first, then those of the commonest size, one per variant before a second."""
     if len(groups) <= MOST:
         return list(groups)
     rank = lambda g: FIRST.index(g.variant) if g.variant in FIRST else len(FIRST)
-    by_need = sorted(groups, key=lambda g: (not g.rows, rank(g)))  # stable
+    main = size((by_size([g for g in groups if g.rows]) or [groups])[0][0])
+    by_need = sorted(groups, key=lambda g: (not g.rows, size(g) != main, rank(g)))  # stable
     once, again = [], []
     for group in by_need:
-        (again if group.variant in [g.variant for g in once] else once).append(group)
+        (again if group.variant in [g.variant for g in once] or size(group) != main else once).append(group)
     chosen = (once + again)[:MOST]
     return [g for g in groups if g in chosen]
 

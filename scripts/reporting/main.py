@@ -4,10 +4,11 @@ import os
 import sys
 
 from . import page, paper, tables
+from .files import find_runs
 from .groups import group_runs
 from .looks import label_runs
-from .paper_tables import paper_tables
-from .runs import Run, find_runs
+from .paper_tables import GLOSSARY, paper_tables
+from .runs import Run
 
 
 def read_runs(folders):
@@ -36,20 +37,24 @@ def read_runs(folders):
 
 
 def make_sections(runs, groups, papers):
+    """[(heading, tables, what to know about them)]"""
     sets = tables.sets_table(runs)
-    sections = [("Validation sets", [sets])] if sets else []
+    sections = [("Validation sets", [sets], "")] if sets else []
     ours_and_theirs = paper_tables(groups, papers)
     if ours_and_theirs:
-        sections.append(("The papers' tables, ours beside theirs", ours_and_theirs))
+        sections.append(("The papers' tables, ours beside theirs", ours_and_theirs, GLOSSARY))
     more = [t for t in (tables.lr_table(groups), tables.spike_table(runs)) if t]
-    return sections + [("Stability", more)]
+    return sections + [("Stability", more, "")]
 
 
 def save(figures, folder):
     """Writes the PNGs; [(name, bytes, text)]."""
     import matplotlib.pyplot as plt
     pictures = []
-    for name, figure, text in figures:
+    for name, draw, text in figures:
+        figure = draw()
+        if figure is None:
+            continue
         path = os.path.join(folder, name + ".png")
         figure.savefig(path, bbox_inches="tight", pad_inches=0.12)
         plt.close(figure)
@@ -92,5 +97,5 @@ def main(description):
         sys.exit(73)
     print(page.text_table(runs))
     print(f"\nplots    {sum(len(shown) for _, shown in pictures)} in {options.output}/*.png")
-    print(f"tables   {sum(len(t) for _, t in sections)}, also in {options.output}/report.md")
+    print(f"tables   {sum(len(made) for _, made, _ in sections)}, also in {options.output}/report.md")
     print(f"report   {html}")

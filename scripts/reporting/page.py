@@ -85,11 +85,12 @@ def write(path, text):
 
 
 def write_html(path, title, runs, sections, pictures, missing):
-    """sections: [(heading, [Table])]; pictures: [(heading, [(name, png, text)])]."""
+    """sections: [(heading, [Table], text)]; pictures: [(heading, [(name, png, text)])]."""
     body = [f"<h1>{html.escape(title)}</h1>", overview_html(runs),
             f'<p class="small">{html.escape(overview_note(runs))} Bold: the best of a column.</p>']
-    for heading, tables in sections:
-        body += [f"<h2>{html.escape(heading)}</h2>"] + [table_html(table) for table in tables]
+    for heading, tables, text in sections:
+        body += [f"<h2>{html.escape(heading)}</h2>"] + ([f'<p class="small">{html.escape(text)}</p>'] if text else [])
+        body += [table_html(table) for table in tables]
     for heading, shown in pictures:
         body.append(f"<h2>{html.escape(heading)}</h2>")
         for name, png, text in shown:
@@ -97,7 +98,7 @@ def write_html(path, title, runs, sections, pictures, missing):
             body.append(f'<figure><img alt="{name.replace("_", " ")}" src="data:image/png;base64,{data}">'
                         f"<figcaption>{html.escape(text)}</figcaption></figure>")
     if missing:
-        body.append("<h2>Not there</h2><ul class=small>" + "".join(f"<li>{html.escape(m)}</li>" for m in missing) + "</ul>")
+        body.append("<h2>Not there, or of another step</h2><ul class=small>" + "".join(f"<li>{html.escape(m)}</li>" for m in missing) + "</ul>")
     body.append("<h2>Runs</h2><ul class=small>" + "".join(
         f"<li>{html.escape(r.name)}: {html.escape(os.path.abspath(r.folder))}, configuration "
         f"{html.escape(str(r.info.get('config_hash', '-')))}, {html.escape(r.outcome[1])}</li>" for r in runs) + "</ul>")
@@ -108,14 +109,14 @@ def write_html(path, title, runs, sections, pictures, missing):
 
 def write_markdown(path, title, runs, overview, sections, pictures, missing):
     lines = [f"# {title}", "", table_markdown(overview), overview_note(runs), ""]
-    for heading, tables in sections:
-        lines += [f"## {heading}", ""] + [table_markdown(table) for table in tables]
+    for heading, tables, text in sections:
+        lines += [f"## {heading}", ""] + ([text, ""] if text else []) + [table_markdown(table) for table in tables]
     for heading, shown in pictures:
         lines += [f"## {heading}", ""]
         for name, _, text in shown:
             lines += [f"![{name.replace('_', ' ')}]({name}.png)", "", text, ""]
     if missing:
-        lines += ["## Not there", ""] + [f"- {m}" for m in missing] + [""]
+        lines += ["## Not there, or of another step", ""] + [f"- {m}" for m in missing] + [""]
     lines += ["## Runs", ""] + [f"- {r.name}: {r.folder}, configuration {r.info.get('config_hash', '-')}, {r.outcome[1]}"
                                 for r in runs]
     write(path, "\n".join(lines) + "\n")

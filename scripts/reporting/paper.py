@@ -71,7 +71,7 @@ def named_geometry(run):
 def geometries(runs):
     """Per run: base, kv_heads, query_heads, experts or other. The base is the commonest shape of the same width and depth."""
     votes = {}
-    size = lambda run: (run.get("model.hidden_size"), run.get("model.num_hidden_layers"))
+    size = lambda run: (run.get("model.hidden_size"), run.get("model.num_hidden_layers"), run.get("model.head_dim"))
     for run in runs:
         if not named_geometry(run):
             votes.setdefault(size(run), Counter())[shape(run)] += 1

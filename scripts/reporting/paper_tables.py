@@ -20,6 +20,15 @@ EXTRA_OURS = {"sink": ["imbalance"]}
 EXTRA_THEIRS = {"gated_4": ["gate_score", "m_act", "first_token_attention"], "sink_1": ["average"]}
 
 
+GLOSSARY = (
+    "Ours and the paper's stand in columns of their own: models, data and lengths differ, so only signs and orders may be compared. "
+    "PPL: mean over the validation sets of exp(loss). BPB: bits per byte, mean over the sets. Δ: less the row's baseline, over the "
+    "seeds that both have; only between evaluations after as many tokens. ±: standard deviation over n seeds. F-Attn: attention on "
+    "the first token, mean over queries, heads and layers. M-Act: mean over layers of the largest |residual| after the layer. "
+    "Diverged: the last logged loss is not finite, or the median of the last twentieth of the losses is more than 0.5 nats above the "
+    "best such median of the run; such runs are in no mean.")
+
+
 def added(value):
     return "-" if value is None else ("+" if value >= 0 else "-") + short(abs(value))
 
@@ -51,7 +60,8 @@ def their_cells(table, row):
 
 
 def paper_tables(groups, paper):
-    """Tables of the papers that two of the groups, or one that names its row, belong to; one per training protocol."""
+    """Tables of the papers of which more than the baseline was trained, or whose row a configuration names; one per training
+    protocol, and none for a single run of a protocol of its own."""
     out = []
     for table in paper["tables"]:
         by_protocol = {}
@@ -62,9 +72,18 @@ def paper_tables(groups, paper):
         for mine in sorted(by_protocol.values(), key=len, reverse=True):
             lonely = len(mine) == 1 and (len(by_protocol) > 1 or not papers.NAMED_ROW.search(mine[0].first.origin)
                                          and not papers.NAMED_SIZE.search(mine[0].first.origin))
-            if not lonely:
+            plain = all(r in baselines(table) for g in mine for r in g.rows if r in ids)
+            if not lonely and not (plain and not names_table(mine, table)):
                 out.append(paper_table(table, mine, paper))
     return out
+
+
+def baselines(table):
+    return {row["id"] for row in table["rows"] if not row.get("baseline")}
+
+
+def names_table(groups, table):
+    return any(number == table["table"] for g in groups for number, _, _ in papers.NAMED_ROW.findall(g.first.origin))
 
 
 def row_key(lines, row_id):
@@ -77,7 +96,9 @@ def paper_table(table, groups, paper):
     keys += ["first_token_attention", "gate_score", "m_act"] + EXTRA_OURS.get(table["family"], [])
     lines = []
     for row in table["rows"]:
-        mine = [g for g in groups if row["id"] in g.rows]
+        # Of two readings of a row (4 more experts) the one that grows with the paper's words comes first.
+        mine = sorted([g for g in groups if row["id"] in g.rows],
+                      key=lambda g: -(g.first.get("model.moe.num_experts_per_tok", 0) or 0))
         lines += [(row, g) for g in mine] or [(row, None)]
     cells, our_deltas = [], []
     for row, group in lines:
@@ -114,7 +135,8 @@ def told(rho, n):
 
 def correlation_note(table, lines, our_deltas):
     metric = table["metric"]
-    pairs = [(ours, papers.paper_delta(table, row, metric)) for (row, _), ours in zip(lines, our_deltas)]
+    first = {row["id"]: ours for (row, _), ours in reversed(list(zip(lines, our_deltas)))}
+    pairs = [(first[row["id"]], papers.paper_delta(table, row, metric)) for row in table["rows"]]
     rho, n = spearman(pairs)
     return (f"Rank correlation (Spearman) of our Δ {THEIRS[metric][0]} with the paper's, over finished rows that both have, "
             f"baselines left out: {told(rho, n)}.")

@@ -2,6 +2,7 @@
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from .looks import GREY
 from .style import DASHES, layers_axis, legend, log_if_wide, markers_for, new_figure, tokens_axis
 from .values import quantile, short, smooth
 
@@ -23,8 +24,10 @@ def plot_metric(runs, key, title, label, raw=True, log=False):
     if not lines:
         plt.close(figure)
         return None
-    values = [v for run, _, _ in lines for v in run.series(key)[1]]
-    smoothed = [v for _, _, y in lines for v in y]
+    # Grey runs may leave the picture: one that diverged would flatten the rest.
+    told = [line for line in lines if not line[0].grey] or lines
+    values = [v for run, _, _ in told for v in run.series(key)[1]]
+    smoothed = [v for _, _, y in told for v in y]
     if log:
         log_if_wide(axis, values)
     if axis.get_yscale() == "linear" and raw:
@@ -38,7 +41,7 @@ def plot_metric(runs, key, title, label, raw=True, log=False):
         top = axis.get_ylim()[1]
         for event, marker, name in (("spikes", "v", "spike"), ("skipped", "X", "skipped step")):
             style = {"marker": marker, "linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.8}
-            for run, x, _ in lines:
+            for run, x, _ in told:
                 raw_values = dict(zip(*run.series(key)))
                 places = [p for p in run.events(event) if p in raw_values]
                 if not places:
@@ -77,13 +80,14 @@ def plot_validation(runs, key, title, label):
         axis.set_ylabel(label)
         tokens_axis(axis)
         # The first evaluations, near chance, would flatten the rest.
-        curves = [list(line.get_ydata()) for line in axis.lines]
+        told = [line for line in axis.lines if line.get_color() != GREY]
+        curves = [list(line.get_ydata()) for line in told or axis.lines]
         tails = [v for y in curves for v in y[len(y) // 5:]]
         if tails:
             low, high = min(min(y) for y in curves), max(tails)
             margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
             axis.set_ylim(low - margin, high + margin)
-        told = [line for line in axis.lines if not line.get_label().startswith(("_", "others"))]
+        told = [line for line in told if not line.get_label().startswith("_")]
         for i, line in enumerate(sorted(told, key=lambda l: l.get_ydata()[-1])):
             axis.text(0.98, 0.96 - 0.085 * i, f"{line.get_ydata()[-1]:.3f}", color=line.get_color(), ha="right", va="top",
                       transform=axis.transAxes, fontweight="bold", fontsize=9,
@@ -184,33 +188,33 @@ def figures(runs):
     """(file name, figure, one sentence of explanation) of every plot there is data for."""
     gated = [r for r in runs if r.gates()]
     made = [
-        ("train_loss", plot_metric(runs, "loss", "Training loss", "loss (nats per token)"),
+        ("train_loss", lambda: plot_metric(runs, "loss", "Training loss", "loss (nats per token)"),
          "Pale: every logged step. Strong: median and mean over 4 % of the run around it."),
-        ("validation_loss", plot_validation(runs, "loss", "Validation loss", "loss (nats per token)"),
+        ("validation_loss", lambda: plot_validation(runs, "loss", "Validation loss", "loss (nats per token)"),
          "Held-out text, in file order. Numbers: the last evaluation, best first (of several seeds, the first)."),
-        ("validation_bits_per_byte", plot_validation(runs, "bits_per_byte", "Validation bits per byte", "bits per byte"),
+        ("validation_bits_per_byte", lambda: plot_validation(runs, "bits_per_byte", "Validation bits per byte", "bits per byte"),
          "Comparable between tokenizers, and with the size of a compressed file."),
         ("largest_residual",
-         plot_over_layers(runs, "Largest residual activation", "max |activation|",
+         lambda: plot_over_layers(runs, "Largest residual activation", "max |activation|",
                           lambda e: (e.get("analysis") or {}).get("largest_residual"),
                           [("after attention", lambda l: l.get("attention_residual_max")),
                            ("after feed-forward", lambda l: l.get("ffn_residual_max"))], log=True),
          "Massive activations: the largest absolute value in the residual stream after either branch."),
         ("first_token_attention",
-         plot_over_layers(runs, "Attention on the first token", "share of attention",
+         lambda: plot_over_layers(runs, "Attention on the first token", "share of attention",
                           lambda e: (e.get("analysis") or {}).get("first_token_attention"),
                           [("", lambda l: l.get("first_token_attention"))], unit=True),
          "The attention sink: mean attention, over queries and heads, on the first visible key."),
         ("gate_score",
-         plot_over_layers(gated, "Mean gate score", "mean score",
+         lambda: plot_over_layers(gated, "Mean gate score", "mean score",
                           lambda e: (e.get("analysis") or {}).get("mean_gate_score"), gate_picks(gated)) if gated else None,
          "Below one half, a sigmoid gate closes more than it opens. Runs without gates have no line."),
-        ("routers", plot_routers(runs),
+        ("routers", lambda: plot_routers(runs),
          "Load of the experts in each logged step. The losses are before their coefficients. Runs without experts have no line."),
-        ("gradient_norm", plot_metric(runs, "grad_norm", "Gradient norm before clipping", "global L2 norm", log=True),
+        ("gradient_norm", lambda: plot_metric(runs, "grad_norm", "Gradient norm before clipping", "global L2 norm", log=True),
          "Pale: every logged step. Strong: median and mean around it."),
-        ("learning_rate", plot_metric(runs, "lr", "Learning rate", "learning rate", raw=False), ""),
-        ("tokens_per_second", plot_metric(runs, "tokens_per_second", "Speed", "tokens per second"),
+        ("learning_rate", lambda: plot_metric(runs, "lr", "Learning rate", "learning rate", raw=False), ""),
+        ("tokens_per_second", lambda: plot_metric(runs, "tokens_per_second", "Speed", "tokens per second"),
          "Between log lines, without evaluation and saving."),
     ]
-    return [(name, figure, text) for name, figure, text in made if figure]
+    return made

@@ -20,7 +20,7 @@ plt.rcParams.update({
 
 def new_figure(panels=1, height=3.6, shared=False):
     """One wide panel, or up to three in a row."""
-    columns = min(panels, 3)
+    columns = 2 if panels == 4 else min(panels, 3)
     rows = (panels + columns - 1) // columns
     width = 7.6 if panels == 1 else (4.6 if panels == 2 else 3.7) * columns
     figure, axes = plt.subplots(rows, columns, figsize=(width, height * rows), squeeze=False, sharey=shared)
@@ -38,9 +38,12 @@ def tokens_axis(axis):
 
 
 def layers_axis(axis, runs):
-    count = max([len(r.analysis.get("layers") or []) for r in runs], default=1)
+    layer_ticks(axis, max([len(r.analysis.get("layers") or []) for r in runs], default=1))
+
+
+def layer_ticks(axis, count):
     axis.set_xlabel("layer")
-    axis.xaxis.set_major_locator(MaxNLocator(min(count, 10), integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(min(max(count, 2), 10), integer=True))
     axis.set_xlim(-0.3, max(count - 0.7, 0.3))
 
 
@@ -55,7 +58,7 @@ def log_if_wide(axis, values, factor=20):
     return False
 
 
-def legend(figure, axes, extra=()):
+def legend(figure, axes, extra=(), width=4):
     """One legend below all panels, so that it never covers a line."""
     handles, labels = [], []
     for axis in axes:
@@ -67,8 +70,12 @@ def legend(figure, axes, extra=()):
         handles.append(handle)
         labels.append(label)
     figure.tight_layout()
+    last = [i for i, label in enumerate(labels) if label.startswith("others (")]
+    order = [i for i in range(len(labels)) if i not in last] + last
+    handles, labels = [handles[i] for i in order], [labels[i] for i in order]
     if handles:
-        columns = min(len(handles), 4)
+        width = min(width, 3) if max(len(label) for label in labels) > 26 else width
+        columns = min(len(handles), width)
         # Below the x label by a fixed distance in inches, whatever the figure's height.
         figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=columns)
 

@@ -103,8 +103,7 @@ def lr_points(groups):
     for key, points in ladders.items():
         if len({lr for lr, _ in points}) < 2:
             continue
-        variant = {"plain": "baseline"}.get(key[0], key[0])
-        out.append((variant, key[1], sorted(((lr, g) for lr, g in points), key=lambda p: p[0])))
+        out.append((points[0][1].short, key[1], sorted(((lr, g) for lr, g in points), key=lambda p: p[0])))
     depths = {depth for _, depth, _ in out}
     return [(name if len(depths) == 1 else f"{name}, {depth} layers", points) for name, depth, points in out]
 
@@ -126,7 +125,11 @@ def missing_pieces(runs):
     out = []
     for run in runs:
         if not run.deep:
-            out.append(f"{run.name}: no analysis; sluice analyze {run.folder} -o {run.folder}/analysis")
+            out.append(f"{run.name}: no analysis of this run, so it is in no figure of layers and heads; "
+                       f"sluice analyze {run.folder} -o {run.folder}/analysis")
+        elif not run.deep_is_current():
+            out.append(f"{run.name}: the analysis is of step {run.deep.data.get('step')}, the last evaluation of step "
+                       f"{run.last.get('step')}: figures of layers and heads show the former, tables the latter")
         if not run.evals:
             out.append(f"{run.name}: no evaluation yet (eval.jsonl)")
         if not run.config:

@@ -1,0 +1,141 @@
+"""Many runs at once: perplexity per domain, learning-rate tolerance, spikes. Needs matplotlib."""
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+import matplotlib.pyplot as plt
+
+from .groups import by_size, size
+from .style import COLOURS, MARKERS, legend, new_figure
+from .tables import THRESHOLDS, lr_points, spikes_of
+from .values import mean
+
+MOST = 24
+
+
+def plot_domains(groups):
+    """A panel per domain, a line per group, a dot per seed; the dashed line is the first group, the baseline."""
+    groups = [g for g in groups if g.sound() and any(g.first.perplexities().values())]
+    names = []
+    for group in groups:
+        names += [n for n in group.first.perplexities() if n not in names]
+    if len(names) < 2 or not groups:
+        return None
+    left_out = max(0, len(groups) - MOST)
+    groups = groups[:MOST]
+    columns = min(len(names) + 1, 4)
+    panels = names + ["mean over domains"]
+    rows = (len(panels) + columns - 1) // columns
+    figure, axes = plt.subplots(rows, columns, squeeze=False, sharey=True, layout="constrained",
+                                figsize=(2.5 * columns + 1.6, max(0.21 * len(groups) + 1.0, 1.9) * rows))
+    flat = [axis for row in axes for axis in row]
+    for axis in flat[len(panels):]:
+        axis.set_visible(False)
+    for axis, name in zip(flat, panels):
+        for y, group in enumerate(groups):
+            values = []
+            for run in group.sound():
+                ppl = run.perplexities()
+                values.append(mean(ppl.values()) if name == panels[-1] else ppl.get(name))
+            values = [v for v in values if v is not None]
+            if not values:
+                continue
+            axis.plot(values, [y] * len(values), linestyle="none", marker="o", markersize=3.5, color=group.first.colour, alpha=0.55)
+            axis.plot([mean(values)], [y], marker="|", markersize=10, markeredgewidth=2.2, color=group.first.colour)
+            if y == 0:
+                axis.axvline(mean(values), color="#777777", linestyle="--", linewidth=1)
+        axis.set_title(name, fontsize=10)
+        axis.xaxis.set_major_locator(MaxNLocator(4))
+        axis.tick_params(axis="x", labelsize=8.5)
+        axis.set_yticks(range(len(groups)), [g.label for g in groups], fontsize=8.5)
+        axis.set_ylim(len(groups) - 0.4, -0.6)
+    figure.supxlabel("perplexity" + (f" ({left_out} more are in the table)" if left_out else ""), fontsize=10)
+    return figure
+
+
+def plot_lr(groups):
+    ladders = lr_points(groups)[:8]
+    if not ladders:
+        return None
+    figure, (axis,) = new_figure(1, 4.0)
+    rates = sorted({lr for _, points in ladders for lr, _ in points})
+    losses = [run.measures["loss"] for _, points in ladders for _, g in points for run in g.sound()]
+    losses = [v for v in losses if v is not None]
+    if not losses:
+        plt.close(figure)
+        return None
+    low, high = min(losses), max(losses)
+    margin = 0.08 * (high - low) or 0.05
+    top = high + 3 * margin
+    failed = False
+    for i, (name, points) in enumerate(ladders):
+        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        means = []
+        # Variants stand side by side at a rate, so that equal ones are seen.
+        shift = 1 + 0.02 * (i - (len(ladders) - 1) / 2)
+        for lr, group in points:
+            values = [v for v in (run.measures["loss"] for run in group.sound()) if v is not None]
+            axis.plot([lr * shift] * len(values), values, linestyle="none", marker=marker, markersize=4, color=colour, alpha=0.45)
+            if values:
+                means.append((lr * shift, mean(values)))
+            bad = sum(state == "diverged" for state, _ in group.endings)
+            if bad:
+                failed = True
+                axis.plot([lr * shift], [top - 0.9 * margin * (i % 3)], marker="X", markersize=9, color=colour,
+                          markeredgecolor="black", markeredgewidth=0.6, linestyle="none")
+                axis.text(lr * shift * 1.04, top - 0.9 * margin * (i % 3), f"{bad}/{group.count()}", fontsize=8.5, va="center")
+        axis.plot([x for x, _ in means], [y for _, y in means], color=colour, marker=marker, markersize=6, label=name)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(FixedLocator(rates))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    axis.set_xlim(rates[0] / 1.15, rates[-1] * 1.2)
+    axis.set_ylim(low - margin, top + margin)
+    if failed:
+        axis.axhline(high + 0.7 * margin, color="#999999", linewidth=0.8)
+    axis.set_title("Learning-rate tolerance")
+    axis.set_xlabel("peak learning rate")
+    axis.set_ylabel("validation loss (nats per token)")
+    cross = plt.Line2D([], [], marker="X", markersize=9, linestyle="none", color="#bbbbbb", markeredgecolor="black")
+    legend(figure, [axis], [(cross, "diverged, of how many seeds")] if failed else [])
+    return figure
+
+
+def plot_spikes(groups):
+    groups = [g for g in groups if g.sound() or g.diverged()][:MOST]
+    if not any(g.rows for g in groups):
+        return None
+    counts = [[[spikes_of(run)[0][t] for run in g.runs] for t in range(len(THRESHOLDS))] for g in groups]
+    figure, axes = plt.subplots(1, len(THRESHOLDS), squeeze=False, sharey=True, layout="constrained",
+                                figsize=(10.5, 0.21 * len(groups) + 1.4))
+    for t, axis in enumerate(axes[0]):
+        for y, (group, of_runs) in enumerate(zip(groups, counts)):
+            average = sum(of_runs[t]) / len(of_runs[t])
+            axis.barh(y, average, color=group.first.colour, height=0.65, alpha=0.75)
+            axis.text(average, y, f" {average:.3g}" + (" (diverged)" if group.diverged() else ""), va="center", fontsize=8)
+        axis.set_title(f"> median + {THRESHOLDS[t]:g}", fontsize=10)
+        axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axis.set_xlim(0, 1.25 * max(sum(c[t]) / len(c[t]) for c in counts) or 1.0)
+        axis.grid(False, axis="y")
+        axis.set_yticks(range(len(groups)), [g.label for g in groups], fontsize=8.5)
+        axis.set_ylim(len(groups) - 0.4, -0.6)
+    figure.supxlabel("logged losses per run, mean over seeds", fontsize=10)
+    return figure
+
+
+def figures(groups):
+    sizes = [same for same in by_size(groups) if len(same) > 1 or len(groups) == 1][:4]
+    made = []
+    for i, same in enumerate(sizes):
+        made.append(("perplexity_domains" + (f"_{i + 1}" if i else ""), lambda same=same: plot_domains(same),
+                     f"Runs of one size ({size_text(same[0])}). At the last evaluation. Dots: seeds; strokes: their means; dashed: the first line's mean. "
+                     "Runs that diverged are left out."))
+    made.append(("lr_tolerance", lambda: plot_lr(groups), "Small marks: seeds; lines: means of the runs that did not diverge."))
+    for i, same in enumerate(sizes):
+        made.append(("spikes" + (f"_{i + 1}" if i else ""), lambda same=same: plot_spikes(same),
+                     f"Runs of one size ({size_text(same[0])}). How often the logged training loss stood above the median of its "
+                     "surroundings, after twice the warm-up."))
+    return made
+
+
+def size_text(group):
+    hidden, layers, head_dim, experts = size(group)
+    return f"hidden {hidden}, {layers} layers, heads of {head_dim}" + (", experts" if experts else "") if hidden else "unknown"

@@ -1,0 +1,179 @@
+"""Figures 1 and 2 of the Gated Attention paper, of our runs: losses and attention on the first token; and which runs its figures
+show. Figure 2 reads RUN/analysis. Needs matplotlib."""
+import matplotlib.pyplot as plt
+from matplotlib.colors import PowerNorm
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from . import paper as papers
+from .groups import size
+from .style import COLOURS, MARKERS, layer_ticks, legend, new_figure, tokens_axis
+from .values import ema, number, quantile
+
+ELEMENTWISE = "sdpa_output elementwise"
+SHARED = ELEMENTWISE + " shared"
+
+
+class Pick:
+    """One run's analysis, with its name and colour in this figure."""
+
+    def __init__(self, group, i):
+        self.run = next((r for r in group.runs if r.deep), group.first)
+        self.name, self.deep = group.label, self.run.deep
+        self.colour, self.marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        self.layers = self.deep.layers
+
+    def values(self, *path):
+        """(layer, value) where there is one."""
+        out = []
+        for i, layer in enumerate(self.layers):
+            for key in path:
+                layer = layer.get(key) if isinstance(layer, dict) else None
+            if number(layer) is not None:
+                out.append((i, number(layer)))
+        return [i for i, _ in out], [v for _, v in out]
+
+
+def choose(groups, variants, limit=6, able=lambda g: any(r.deep for r in g.runs)):
+    """Groups that a figure of the paper shows, of one model size; without any of its rows, the first few groups."""
+    fit = [g for g in groups if able(g)]
+    out = []
+    for variant in variants:
+        hit = next((g for g in fit if g.rows and g.variant == variant and (not out or size(g) == size(out[0]))), None)
+        out += [hit] if hit else []
+    return out or fit[:limit]
+
+
+def picks(groups, variants, limit=6):
+    return [Pick(g, i) for i, g in enumerate(choose(groups, variants, limit))]
+
+
+def gates_of(pick):
+    """[(name, [gate of layer 0, ...])], one per gate position."""
+    count = max([len(layer.get("gates") or []) for layer in pick.layers], default=0)
+    out = []
+    for i in range(count):
+        gates = [(layer.get("gates") or [])[i] for layer in pick.layers if i < len(layer.get("gates") or [])]
+        out.append((pick.name + (f", {gates[0].get('position')}" if count > 1 else ""), gates))
+    return out
+
+
+# ---- figure 1
+
+def plot_losses(groups, runs):
+    """Left: EMA .9 of the training loss; right: less the baseline's, at the same step."""
+    groups = [g for g in groups if not g.first.grey and len(g.first.series("loss")[0]) > 20]
+    if not any(g.rows for g in groups):
+        return None
+    base = next((g for g in groups if g.variant == "plain" and g.rows), None)
+    figure, axes = new_figure(2 if base and len(groups) > 1 else 1, 4.0)
+    curves = []
+    for run in [r for r in runs if r.grey]:
+        x, y = run.series("loss")
+        axes[0].plot(x, ema(y), color=run.colour, linewidth=0.7, label=run.label, zorder=1)
+    for group in groups:
+        x, y = group.first.series("loss")
+        line = ema(y)
+        curves.append(line)
+        axes[0].plot(x, line, color=group.first.colour, linewidth=1.2, label=group.first.label)
+    tails = [v for line in curves for v in line[len(line) // 10:]]
+    low = min(min(line) for line in curves)
+    high = min(quantile(tails, 0.98), low + 2.0)
+    axes[0].set_ylim(low - 0.06 * (high - low), high + 0.1 * (high - low))
+    axes[0].set_title("EMA (0.9) of the logged losses")
+    axes[0].set_ylabel("training loss (nats per token)")
+    if len(axes) > 1:
+        reference = dict(zip(*base.first.series("loss")))
+        ends = []
+        for group in groups:
+            if group is base or papers.protocol(group.first, "moe") != papers.protocol(base.first, "moe"):
+                continue
+            x, y = group.first.series("loss")
+            pairs = [(a, b - reference[a]) for a, b in zip(x, y) if a in reference]
+            if not pairs:
+                continue
+            line = ema([d for _, d in pairs], 0.98)
+            axes[1].plot([a for a, _ in pairs], line, color=group.first.colour, linewidth=1.4, label=group.first.label)
+            ends += line[len(line) // 3:]
+        axes[1].axhline(0, color=base.first.colour, linewidth=1.2)
+        if ends:
+            reach = max(0.02, 1.15 * max(abs(v) for v in ends))
+            axes[1].set_ylim(-reach, reach)
+        axes[1].set_title(f"less the loss of: {base.label}")
+        axes[1].set_ylabel("difference, EMA (0.98)")
+    for axis in axes:
+        tokens_axis(axis)
+    legend(figure, axes, width=3)
+    return figure
+
+
+# ---- figure 2
+
+def plot_first_token(groups):
+    chosen = picks(groups, ["plain", ELEMENTWISE, "sdpa_output headwise", "value elementwise", SHARED])
+    if not any(p.values("first_token_attention")[1] for p in chosen):
+        return None
+    figure, (axis,) = new_figure()
+    ends = []
+    for p in chosen:
+        x, y = p.values("first_token_attention")
+        mean = number(p.deep.total.get("first_token_attention"))
+        name = p.name + (f": mean {100 * mean:.1f} %" if mean is not None else "")
+        axis.plot(x, y, color=p.colour, marker=p.marker, markersize=5, label=name)
+        ends += y
+    axis.set_ylim(0, min(1.02, 1.15 * max(ends + [0.01])))
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if max(ends + [0.01]) > 0.05 else 1))
+    axis.set_title("Attention on the first token, per layer")
+    axis.set_ylabel("share, mean over queries and heads")
+    layer_ticks(axis, max(len(p.layers) for p in chosen))
+    legend(figure, [axis], width=2)
+    return figure
+
+
+def spread_layers(first_token, count):
+    """First, the one that looks most at the first token, one between, last."""
+    if count <= 4:
+        return list(range(count))
+    most = max(range(count), key=lambda i: first_token[i] if i < len(first_token) else 0)
+    chosen = {0, count - 1, most}
+    for i in (count // 2, count // 3, 2 * count // 3):
+        if len(chosen) < 4:
+            chosen.add(i)
+    return sorted(chosen)
+
+
+def plot_maps(groups):
+    """Attention averaged over heads and sequences: a row of panels per run."""
+    chosen = [(p, p.deep.array("attention_mean")) for p in picks(groups, ["plain", ELEMENTWISE], 2)]
+    chosen = [(p, maps) for p, maps in chosen if maps is not None and maps.ndim == 3][:3]
+    if not chosen:
+        return None
+    first = chosen[0][0]
+    layers = spread_layers(first.values("first_token_attention")[1], min(len(m) for _, m in chosen))
+    figure, axes = plt.subplots(len(chosen), len(layers), squeeze=False, layout="constrained",
+                                figsize=(2.7 * len(layers) + 0.9, 2.75 * len(chosen) + 0.5))
+    for row, (p, maps) in zip(axes, chosen):
+        for axis, layer in zip(row, layers):
+            image = axis.imshow(maps[layer], cmap="viridis", norm=PowerNorm(0.4, 0, 1), interpolation="nearest")
+            share = number(p.layers[layer].get("first_token_attention")) if layer < len(p.layers) else None
+            axis.set_title(f"layer {layer}" + (f": {100 * share:.0f} % on token 0" if share is not None else ""), fontsize=9.5)
+            axis.grid(False)
+            axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+            axis.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        row[0].set_ylabel(f"{p.name}\nquery")
+    for axis in axes[-1]:
+        axis.set_xlabel("key")
+    figure.colorbar(image, ax=axes, shrink=0.8, label="attention (colour: value to the power 0.4)")
+    return figure
+
+
+def figures(groups, runs):
+    made = [
+        ("figure1_loss", lambda: plot_losses(groups, runs),
+         "Figure 1, right, of the paper: training loss, smoothed as there; beside it the difference, at the same step, to the "
+         "baseline of the same size. Of several seeds the first is drawn. Grey: the other runs."),
+        ("figure2_first_token", lambda: plot_first_token(groups),
+         "Figure 2, left: how much of the attention goes to the first token, before any gate."),
+        ("figure2_maps", lambda: plot_maps(groups),
+         "Figure 2, right: attention of the first positions, averaged over heads."),
+    ]
+    return made
