@@ -5,9 +5,18 @@ from . import paper as papers
 from .values import deviation, mean, number
 
 
+def how_far(run):
+    return run.status.get("step") or (run.metrics[-1]["step"] if run.metrics else 0)
+
+
 class Group:
     def __init__(self, runs):
-        self.runs = runs
+        # The same seed trained twice is one sample: the run that came furthest stands for it.
+        self.runs, self.twins = [], []
+        for run in sorted(runs, key=lambda r: (number(r.seed()) or 0, -how_far(r))):
+            twin = run.seed() is not None and any(run.seed() == r.seed() for r in self.runs)
+            (self.twins if twin else self.runs).append(run)
+        runs = self.runs
         self.rows = []       # ids of the papers' rows
         self.variant = papers.variant(runs[0].config) if runs[0].config else runs[0].name
         self.label = self.short = runs[0].name
@@ -77,15 +86,16 @@ def group_runs(runs, paper):
             by_text[text] = []
             groups.append(by_text[text])
         by_text[text].append(run)
-    groups = [Group(sorted(g, key=lambda r: number(r.seed()) or 0)) for g in groups]
+    groups = [Group(g) for g in groups]
     order = {row["id"]: i for i, row in enumerate(r for t in paper["tables"] for r in t["rows"])}
     known = [g for g in groups if g.first.config]
     for group, geometry in zip(known, papers.geometries([g.first for g in known])):
-        group.rows = papers.rows_of(group.first, geometry, paper)
+        for run in group.runs + group.twins:
+            group.rows = sorted({*group.rows, *papers.rows_of(run, geometry, paper)}, key=order.get)
     groups.sort(key=lambda g: min([order[r] for r in g.rows], default=len(order)))  # stable
     label_groups(groups, paper)
     for group in groups:
-        for run in group.runs:
+        for run in group.runs + group.twins:
             run.group = group
     return groups
 

@@ -41,7 +41,7 @@ def label_runs(runs, groups):
         if not group.rows:
             group.label = group.first.name
         count = f" (n={group.count()})" if group.count() > 1 else ""
-        for i, run in enumerate(group.runs):
+        for i, run in enumerate(group.runs + group.twins):
             if group in chosen:
                 at = chosen.index(group)
                 run.colour, run.marker, run.grey = COLOURS[at], MARKERS[at], False

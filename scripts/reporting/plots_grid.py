@@ -3,7 +3,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullForm
 import matplotlib.pyplot as plt
 
 from .groups import by_size, size
-from .style import COLOURS, MARKERS, legend, new_figure
+from .looks import COLOURS, MARKERS
+from .style import legend, new_figure
 from .tables import THRESHOLDS, lr_points, spikes_of
 from .values import mean
 

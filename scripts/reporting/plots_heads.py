@@ -3,9 +3,9 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
 from .groups import size
-from .looks import GREY
+from .looks import COLOURS, GREY
 from .plots_paper import picks
-from .style import COLOURS, DASHES, legend, new_figure, tokens_axis
+from .style import DASHES, legend, new_figure, tokens_axis
 from .values import ema, number
 
 PAIRS = ["plain", "plain balanced", "sink", "sink balanced", "sdpa_output headwise", "sdpa_output headwise balanced"]

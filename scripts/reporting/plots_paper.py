@@ -6,7 +6,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from . import paper as papers
 from .groups import size
-from .style import COLOURS, MARKERS, layer_ticks, legend, new_figure, tokens_axis
+from .looks import COLOURS, MARKERS
+from .style import layer_ticks, legend, new_figure, tokens_axis
 from .values import ema, number, quantile
 
 ELEMENTWISE = "sdpa_output elementwise"

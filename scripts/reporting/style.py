@@ -5,7 +5,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from .looks import COLOURS, MARKERS
 from .values import short
 
 DASHES = ["-", "--", ":", "-."]

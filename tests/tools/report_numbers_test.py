@@ -1,0 +1,337 @@
+#!/usr/bin/env python3
+"""The numbers of scripts/report on made-up runs whose right answers are known. Standard library alone.
+
+  tests/tools/report_numbers_test.py            # SLUICE_BINARY=build/sluice also checks every proxy configuration's row
+"""
+import contextlib
+import importlib.util
+import io
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+from reporting import files, groups, looks, paper, paper_tables, plain_yaml, tables, values
+from reporting.main import main, read_runs
+
+CONFIG = """# hash 0
+name: {name}
+run_dir: /r/{name}
+
+model:
+  hidden_size: 192
+  num_hidden_layers: 4
+  num_attention_heads: {heads}
+  num_key_value_heads: 2
+  head_dim: 24
+  norm_placement: {norm}
+  branch_clip: null
+  attention:
+    kind: {kind}
+    gates: {gates}
+    output_norm: none
+  moe:
+    num_experts: {experts}
+    num_experts_per_tok: 4
+
+data:
+  seq_len: 256
+  train:
+    - {{name: one, path: "/d/one, two", weight: 1}}
+  validation:
+    - {{name: one, path: /d/one-heldout, weight: 1}}
+
+train:
+  global_batch_size: 8
+  max_steps: 1000
+  seed: {seed}
+
+optimizer:
+  lr: {lr}
+  warmup_steps: 10
+  rules: []
+"""
+GATE = ("\n      - {{position: {0}, granularity: {1}, heads: {2}, combine: multiply, activation: {3}, input: {4}}}")
+
+
+def gate(position="sdpa_output", granularity="elementwise", heads="specific", activation="sigmoid", source="hidden"):
+    return GATE.format(position, granularity, heads, activation, source)
+
+
+def write_text(folder, name, text):
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.root = self.temporary.name
+
+    def tearDown(self):
+        self.temporary.cleanup()
+
+    def run_of(self, name, ppl, gates="[]", seed=1, lr=0.004, losses=None, state="done", step=1000, parameters=1000, origin="",
+               kind="softmax", experts=16, heads=8, norm="pre"):
+        """A run whose two sets have perplexities ppl - 1 and ppl + 1."""
+        folder = os.path.join(self.root, f"{name}-{seed}")
+        os.makedirs(folder)
+        write = lambda file, text: write_text(folder, file, text)
+        write("config.yaml", CONFIG.format(**locals()))
+        write("config.input.yaml", origin)
+        write("run.json", json.dumps({"name": name, "parameters": parameters, "max_steps": 1000}))
+        write("status.json", json.dumps({"state": state, "step": step, "max_steps": 1000}))
+        losses = losses or [3.0 + 2.0 / (i + 1) for i in range(100)]
+        write("metrics.jsonl", "".join(json.dumps({"step": 10 * i + 10, "tokens": 2048 * (10 * i + 10), "loss": v, "skipped": 0}) + "\n"
+                                       for i, v in enumerate(losses)))
+        sets = {n: {"loss": math.log(p), "bits_per_byte": 1.0} for n, p in (("x", ppl - 1), ("y", ppl + 1))}
+        write("eval.jsonl", json.dumps({"step": step, "tokens": 2048 * step, "sets": sets, "analysis": {
+            "first_token_attention": 0.25, "mean_gate_score": None, "layers": [{"ffn_residual_max": 3}, {"ffn_residual_max": 5}]}}) + "\n")
+        return folder
+
+    def grouped(self):
+        runs = read_runs([self.root])
+        return runs, groups.group_runs(runs, paper.load())
+
+
+class Numbers(unittest.TestCase):
+    def test_rank_correlation(self):
+        self.assertEqual(values.ranks([3, 1, 3, 2]), [3.5, 1, 3.5, 2])
+        self.assertEqual(values.spearman([(i, -i * i) for i in range(1, 6)]), (-1.0, 5))
+        rho, n = values.spearman([(1, 1), (2, 2), (2, 3), (3, 4), (None, 5)])
+        self.assertAlmostEqual(rho, 4.5 / math.sqrt(4.5 * 5))  # by hand, with a tie
+        self.assertEqual(n, 4)
+        self.assertEqual(values.spearman([(1, 2), (2, 1)]), (None, 2))
+        self.assertEqual(values.spearman([(1, 2), (1, 3), (1, 4)]), (None, 3))
+
+    def test_spikes_are_counted_against_the_local_median(self):
+        data = [random.Random(1).random() for _ in range(257)]
+        for reach in (1, 3, 100):
+            brute = [statistics.median(data[max(0, i - reach):i + reach + 1]) for i in range(len(data))]
+            for a, b in zip(values.local_medians(data, reach), brute):
+                self.assertAlmostEqual(a, b)
+        flat = [2.0] * 400
+        flat[5], flat[200], flat[250], flat[300] = 9.0, 2.15, 2.3, 2.6
+        self.assertEqual(values.count_spikes(flat, (0.1, 0.2, 0.5)), [4, 3, 2])
+        self.assertEqual(values.count_spikes(flat, (0.1, 0.2, 0.5), skip=10), [3, 2, 1])
+        self.assertEqual(values.count_spikes([2.0] * 300 + [3.0] * 300, (0.5,)), [0])  # a level that shifts is no spike
+
+    def test_smoothing(self):
+        self.assertEqual([round(v, 6) for v in values.ema([1.0, 2.0, 0.0])], [1.0, 1.1, 0.99])
+
+    def test_a_runs_configuration_is_read(self):
+        text = CONFIG.format(name="n", heads=8, norm="pre", kind="sink", gates=gate(), experts=0, seed=7, lr="3e-4")
+        tree = plain_yaml.read(text)
+        self.assertEqual(plain_yaml.get(tree, "optimizer.lr"), 3e-4)
+        self.assertEqual(plain_yaml.get(tree, "data.train")[0], {"name": "one", "path": "/d/one, two", "weight": 1})
+        self.assertEqual(plain_yaml.get(tree, "optimizer.rules"), [])
+        self.assertEqual(plain_yaml.get(tree, "model.branch_clip", 5), 5)
+        self.assertEqual(paper.variant(tree), "sink + sdpa_output elementwise")
+        for bad in ("a: [1", "a: {b 1}", "a:\n    b: 1\n  c: 2", "word"):
+            with self.assertRaises(plain_yaml.PlainYamlError):
+                plain_yaml.read(bad)
+
+    def test_the_papers_rows_are_whole(self):
+        tables_ = {t["id"]: t for t in paper.load()["tables"]}
+        self.assertEqual({k: len(t["rows"]) for k, t in tables_.items()},
+                         {"gated_1": 15, "gated_2": 14, "gated_3": 7, "gated_4": 7, "gated_6": 6, "gated_clip": 2, "sink_1": 18})
+        first = tables_["gated_1"]
+        self.assertAlmostEqual(paper.paper_delta(first, first["rows"][4], "ppl"), 5.761 - 6.026)
+        self.assertIsNone(paper.paper_delta(tables_["gated_2"], tables_["gated_2"]["rows"][13], "ppl"))  # its baseline diverged
+        for table in tables_.values():
+            self.assertEqual([r["row"] for r in table["rows"]], list(range(1, len(table["rows"]) + 1)))
+            self.assertTrue({r["baseline"] for r in table["rows"] if r.get("baseline")} <= {r["id"] for r in table["rows"]})
+
+
+class Rows(Folder):
+    def grid(self):
+        for seed, base, gated in ((1, 6.0, 5.7), (2, 6.2, 5.8)):
+            self.run_of("base", base, seed=seed)
+            self.run_of("elementwise", gated, gate(), seed=seed, parameters=1500)
+        self.run_of("headwise", 5.8, gate(granularity="headwise"))
+        self.run_of("value", 5.9, gate("value"))
+        self.run_of("query", 6.1, gate("query"))
+        self.run_of("key", 5.0, gate("key"), state="failed", step=600)
+        self.run_of("silu", 7.0, gate(activation="silu"), losses=[5.0 - 0.04 * i for i in range(80)] + [4.5] * 20)
+
+    def cells(self, made, row):
+        line = next(r for r in made.rows if r[0] == str(row))
+        out = {}
+        for heading, cell in zip([(who, h) for who, hs in made.spans for h in hs], line):
+            out[(heading[0] + ": " if heading[0] else "") + heading[1]] = cell
+        return out
+
+    def test_seeds_are_one_group_and_rows_stand_beside_the_papers(self):
+        self.grid()
+        runs, made = self.grouped()
+        self.assertEqual([(g.count(), g.rows[0]) for g in made],
+                         [(2, "T1-01"), (2, "T1-05"), (1, "T1-06"), (1, "T1-07"), (1, "T1-08"), (1, "T1-10"), (1, "T1-15")])
+        by_id = paper_tables.paper_tables(made, paper.load())
+        self.assertEqual([t.title.split(",")[0] for t in by_id], ["Table 1", "Table 3", "Table 4"])
+        first = by_id[0]
+        self.assertEqual(len(first.rows), 15)
+        base, gated = self.cells(first, 1), self.cells(first, 5)
+        self.assertEqual(base["ours: PPL"], "6.100 ± 0.141")
+        self.assertEqual(base["ours: state"], "done, n=2")
+        self.assertEqual(gated["ours: Δ PPL"], "-0.350")     # mean of 5.7 - 6.0 and 5.8 - 6.2
+        self.assertEqual(gated["ours: added parameters"], "+500")
+        self.assertEqual((gated["the paper's: PPL"], gated["the paper's: Δ PPL"]), ("5.761", "-0.265"))
+        self.assertEqual(gated["ours: M-Act"].split()[0], "4")
+        self.assertEqual(self.cells(first, 10)["ours: Δ PPL"], "-0.200")  # against the seed that both have
+        self.assertEqual(self.cells(first, 2)["ours: state"], "no run")
+        self.assertIn("stopped at step 600 of 1,000", self.cells(first, 7)["ours: state"])
+        self.assertEqual(self.cells(first, 7)["ours: Δ PPL"], "-")         # after fewer tokens
+        diverged = self.cells(first, 15)
+        self.assertTrue(diverged["ours: state"].startswith("diverged: loss 4.50 after 1.9"), diverged)
+        self.assertEqual(diverged["ours: val. loss"], "diverged")
+        self.assertEqual(diverged["ours: PPL"], "-")
+        # Ours: -.35 -.1 +.1 -.2 of rows 5 6 8 10; theirs: -.265 -.206 -.045 -.234. Neither the stopped row nor the diverged.
+        self.assertIn("left out: +1.00, n = 4 rows", first.notes[1])
+        self.assertIn("PPL from 6 to 6.2", first.notes[2])
+        self.assertIn("not computed, n = 2 rows", by_id[1].notes[1])
+
+    def test_the_same_seed_twice_is_one_sample(self):
+        self.run_of("again", 6.5, state="preempted", step=500)
+        self.run_of("base", 6.0)
+        runs, made = self.grouped()
+        self.assertEqual([(g.count(), g.first.name, len(g.twins)) for g in made], [(1, "base", 1)])
+        self.assertEqual({r.group for r in runs}, set(made))
+
+    def test_half_of_the_seeds_diverged(self):
+        self.run_of("base", 6.0, seed=1)
+        self.run_of("base", 9.0, seed=2, losses=[3.0] * 40 + [None])
+        self.run_of("gate", 5.5, gate(), seed=1)
+        _, made = self.grouped()
+        self.assertEqual(made[0].state(), "1 of 2 diverged")
+        self.assertAlmostEqual(made[0].value("ppl"), 6.0)
+        self.assertAlmostEqual(groups.difference(made[1], made[0], "ppl"), -0.5)
+
+    def test_learning_rates(self):
+        bad = [3.0] * 50 + [8.0] * 50
+        for lr, base, sandwich in ((0.001, 6.0, 6.1), (0.004, 5.9, 5.8), (0.008, None, 5.7)):
+            self.run_of(f"b{lr}", base or 9, lr=lr, experts=0, losses=None if base else bad, origin="extends: table2_05_48l_baseline.yaml")
+            self.run_of(f"s{lr}", sandwich, lr=lr, experts=0, norm="sandwich", origin="extends: table2_05_48l_baseline.yaml")
+        self.run_of("alone", 5.0, gate(), experts=0)
+        _, made = self.grouped()
+        rows = tables.lr_table(made).rows
+        self.assertEqual([r[:2] for r in rows], [[v, lr] for v in ("baseline", "baseline, sandwich norm") for lr in ("0.001", "0.004", "0.008")])
+        self.assertEqual([r[3] == "diverged" for r in rows], [False, False, True, False, False, False])
+        self.assertEqual(sorted(r for g in made for r in g.rows), ["T2-05", "T2-06", "T2-07"])  # not the rows of 1T tokens
+        second = next(t for t in paper_tables.paper_tables(made, paper.load()) if t.title.startswith("Table 2"))
+        self.assertEqual(self.cells(second, 6)["ours: val. loss"], "diverged")
+        self.assertEqual(self.cells(second, 7)["ours: Δ PPL"], "-")         # its baseline diverged
+        self.assertEqual(self.cells(second, 12)["the paper's: PPL"], "diverged")
+
+    def test_many_groups_have_eight_colours(self):
+        for i in range(11):
+            self.run_of(f"r{i}", 6.0, lr=0.001 + 0.001 * i)
+        runs, made = self.grouped()
+        looks.label_runs(runs, made)
+        self.assertEqual(sum(not r.grey for r in runs), 8)
+        self.assertEqual(len({r.colour for r in runs}), 9)
+        self.assertEqual(sorted(r.label for r in runs if r.grey), ["_other", "_other", "others (3)"])
+
+    def test_a_page_without_pictures_says_what_is_not_there(self):
+        self.grid()
+        out = os.path.join(self.root, "page")
+        sys.argv = ["report", self.root, "-o", out, "--tables-only"]
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            main("")
+        self.assertIn("diverged", said.getvalue())
+        self.assertEqual(sorted(os.listdir(out)), ["report.html", "report.md"])
+        text = files.read_text(os.path.join(out, "report.md"))
+        self.assertIn("no analysis of this run, so it is in no figure of layers and heads; sluice analyze", text)
+        self.assertIn("| 15 | SDPA elementwise SiLU | diverged: loss 4.50", text)
+        self.assertIn("ours: Δ PPL | ", text)
+        widths = [line.count("|") for line in text.splitlines() if line.startswith("|")]
+        self.assertTrue(all(w > 2 for w in widths))
+        html = files.read_text(os.path.join(out, "report.html"))
+        self.assertIn("<b>diverged</b>", html)
+        self.assertNotIn("src=\"http", html)
+
+
+class Configurations(Folder):
+    def test_every_proxy_configuration_is_the_row_that_it_is_named_after(self):
+        sluice = os.environ.get("SLUICE_BINARY")
+        if not sluice:
+            self.skipTest("SLUICE_BINARY is not set")
+        folder, wrong, seen = os.path.join(ROOT, "configs/gated_attention/proxy"), [], set()
+        for file in sorted(f for f in os.listdir(folder) if paper.NAMED_ROW.match(f)):
+            table, row, _ = paper.NAMED_ROW.match(file).groups()
+            shown = subprocess.run([sluice, "config", "show", os.path.join(folder, file)], capture_output=True, text=True)
+            self.assertEqual(shown.returncode, 0, shown.stderr)
+            run = os.path.join(self.root, file.removesuffix(".yaml"))
+            os.makedirs(run)
+            for name, text in (("config.yaml", shown.stdout), ("config.input.yaml", f"# {file}\n"), ("run.json", "{}")):
+                write_text(run, name, text)
+        runs, made = self.grouped()
+        for run in runs:
+            table, row, _ = paper.NAMED_ROW.match(run.base).groups()
+            seen.add(f"T{table}-{row}")
+            if f"T{table}-{row}" not in run.group.rows:
+                wrong.append(f"{run.base}: {run.group.rows}, {run.group.variant}")
+        self.assertEqual(wrong, [])
+        self.assertGreaterEqual(len(seen), 43)
+
+
+@unittest.skipIf(importlib.util.find_spec("matplotlib") is None or importlib.util.find_spec("numpy") is None, "no matplotlib")
+class Pictures(Folder):
+    def analyse(self, folder, gated):
+        import numpy
+        layers, heads, tokens, maps = 2, 4, 12, 8
+        os.makedirs(os.path.join(folder, "analysis"))
+        gates = [{"position": "sdpa_output", "mean": 0.2, "std": 0.1, "min": 0.0, "max": 0.9, "edges_min": 0.0, "edges_max": 1.0,
+                  "histogram_50": [0.02] * 50}] if gated else []
+        output = {f"below_{t}_{k}": None if "times" in k and not gated else 0.1 for t in ("1e-2", "1e-3")
+                  for k in ("before", "after", "before_times_mean_gate")} | {"mean_abs_before": 0.7, "mean_abs_after": 0.2}
+        layer = {"first_token_attention": 0.3, "heads": {"first_token_attention": [0.3] * heads, "importance": [0.5] * heads},
+                 "gates": gates, "attention_output": output, "imbalance": 0.1,
+                 "max": {"attention_output": 2, "attention_residual": 3, "ffn_output": 40, "ffn_residual": 50}}
+        arrays = {"attention_mean": (layers, maps, maps), "value_norms": (layers, 2, tokens), "query_pca": (layers, heads, 2 * maps, 2),
+                  "key_pca": (layers, 2, 2 * maps, 2)}
+        for name, shape in arrays.items():
+            numpy.save(os.path.join(folder, "analysis", name + ".npy"), numpy.full(shape, 0.5, numpy.float32))
+        write_text(os.path.join(folder, "analysis"), "analysis.json", json.dumps(
+            {"step": 1000, "layers": [layer] * layers, "maps": {"tokens": maps}, "arrays": {n: n + ".npy" for n in arrays},
+             "sets": [{"name": n, "importance": [[0.5] * heads] * layers} for n in "xy"],
+             "total": {"first_token_attention": 0.125, "mean_gate_score": 0.2, "m_act_mean": 77.0, "imbalance": 0.1}}))
+
+    def test_every_picture_is_drawn(self):
+        import matplotlib.pyplot as plt
+        from reporting import figures
+        for lr in (0.004, 0.008):
+            folder = self.run_of(f"base{lr}", 6.0, lr=lr)
+            self.analyse(folder, False)
+            self.run_of(f"gate{lr}", 5.9, gate(), lr=lr, losses=[3.0] * 60 + [9.0] * 40 if lr > 0.004 else None)
+        self.analyse(self.run_of("gate", 5.8, gate(), seed=2), True)
+        runs, made = self.grouped()
+        looks.label_runs(runs, made)
+        self.assertEqual(made[0].value("first_token_attention"), 0.125)  # the analysis is of the last evaluation's step
+        names = []
+        for _, shown in figures.all_figures(runs, made)[:-1]:  # the last are of training: tests/tools/report_test.cpp
+            for name, draw, _ in shown:
+                figure = draw()
+                if figure is None:
+                    continue
+                if name in ("figure2_maps", "perplexity_domains"):  # writing takes longer than drawing: two must do
+                    picture = io.BytesIO()
+                    figure.savefig(picture, dpi=20)
+                    self.assertEqual(picture.getvalue()[:8], b"\x89PNG\r\n\x1a\n")
+                plt.close(figure)
+                names.append(name)
+        expected = ["figure1_loss", "figure2_first_token", "figure2_maps", "figure3_gate_scores", "figure4_mean_abs", "figure5_shares",
+                    "figure6_maxima", "figure7_gate_layers", "heads_importance", "heads_importance_by_set", "value_norms",
+                    "query_key_pca", "perplexity_domains", "lr_tolerance", "spikes"]
+        self.assertEqual(names, expected)
+
+
+if __name__ == "__main__":
+    unittest.main()
