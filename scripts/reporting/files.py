@@ -59,6 +59,20 @@ def find_runs(folder, depth=4):
     return found
 
 
+def sweep_verdict(folder):
+    """What the sweep that trained a run wrote of its end: its journal's last line on it, of those that are ends; {} else."""
+    out = {}
+    path = os.path.abspath(folder)
+    for line in read_text(os.path.join(os.path.dirname(path), "sweep.jsonl")).splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # torn by a death
+        if isinstance(record, dict) and record.get("folder") == os.path.basename(path):
+            out = {"retry": {}, "stopped": record, "diverged": record}.get(record.get("event"), out)
+    return out
+
+
 class Analysis:
     """analysis.json of one checkpoint, and its arrays."""
 

@@ -17,6 +17,7 @@ class Group:
             twin = run.seed() is not None and any(run.seed() == r.seed() for r in self.runs)
             (self.twins if twin else self.runs).append(run)
         runs = self.runs
+        self.named = False   # the label is the paper's, not the run's
         self.rows = []       # ids of the papers' rows
         self.variant = papers.variant(runs[0].config) if runs[0].config else runs[0].name
         self.label = self.short = runs[0].name
@@ -92,7 +93,8 @@ def group_runs(runs, paper):
     for group, geometry in zip(known, papers.geometries([g.first for g in known])):
         for run in group.runs + group.twins:
             group.rows = sorted({*group.rows, *papers.rows_of(run, geometry, paper)}, key=order.get)
-    groups.sort(key=lambda g: min([order[r] for r in g.rows], default=len(order)))  # stable
+    groups.sort(key=lambda g: (min([order[r] for r in g.rows], default=len(order)), "" if g.rows else g.variant,
+                               number(g.first.get("optimizer.lr")) or 0))  # stable
     label_groups(groups, paper)
     for group in groups:
         for run in group.runs + group.twins:
@@ -110,11 +112,15 @@ def label_groups(groups, paper):
             by_variant.setdefault(row["variant"], row["label"])
     for group in groups:
         group.short = by_variant.get(group.variant, group.variant)
+    told = [g for g in groups if g.rows]
+    # At another learning rate than any row's, beside runs that are rows: named alike.
+    told += [g for g in groups if not g.rows and g.variant in by_variant and size(g) in {size(t) for t in told}]
 
     def label(group, more):
-        row = rows[group.rows[0]]
+        row = rows[group.rows[0]] if group.rows else {"label": group.short, "lr": 1}
         text = row["label"]
-        extra = [f"{row['family'][:-1]}L"] if row.get("family") in ("28l", "48l") else []
+        depths = ({row["family"]} if group.rows else papers.families(group.first)) & {"28l", "48l"}
+        extra = [f"{depth[:-1]}L" for depth in depths]
         if "depth" in more and not extra:
             extra.append(f"{group.first.get('model.num_hidden_layers')} layers")
         if "lr" in more or row.get("lr"):
@@ -126,7 +132,7 @@ def label_groups(groups, paper):
         return ", ".join([text] + extra)
 
     by_name = {}
-    for group in [g for g in groups if g.rows]:  # others keep their runs' names
+    for group in told:  # others keep their runs' names
         by_name.setdefault(label(group, ()), []).append(group)
     for same in by_name.values():
         for more in ((), ("lr",), ("depth",), ("depth", "lr"), ("experts",), ("steps",), ("lr", "steps")):
@@ -138,7 +144,7 @@ def label_groups(groups, paper):
             if len(set(labels)) < len(labels):
                 labels = [f"{label(g, ())}: {g.first.folder}" for g in same]
         for group, text in zip(same, labels):
-            group.label = text
+            group.label, group.named = text, True
 
 
 def size(group):

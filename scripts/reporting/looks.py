@@ -38,7 +38,7 @@ def label_runs(runs, groups):
     chosen = highlighted(groups)
     told = False
     for group in groups:
-        if not group.rows:
+        if not group.named:
             group.label = group.first.name
         count = f" (n={group.count()})" if group.count() > 1 else ""
         for i, run in enumerate(group.runs + group.twins):

@@ -9,8 +9,8 @@ from . import plain_yaml
 SINK_SIZES = {(20, 1280): "0.6B", (26, 1664): "1B", (32, 2048): "2B"}  # layers, hidden_size
 # Of a run's origin (its configuration's file and what it extends): a row, a depth, a size.
 NAMED_ROW = re.compile(r"table(\d)_(\d\d)_?(\w*)")
-NAMED_DEPTH = re.compile(r"(?<!\d)(28|48)l(?![a-z])")
-NAMED_SIZE = re.compile(r"sink_aware\S*?[/_](0[._]?6b|1b|2b)(?![a-z])", re.IGNORECASE)
+NAMED_DEPTH = re.compile(r"(?<!\d)(28|48)l(?![a-z])|(?<![a-z0-9])a5_\d\d_")  # appendix A.5's have 48
+NAMED_SIZE = re.compile(r"sink_aware\S*?[/_](0[._p]?6b|1b|2b)(?![a-z])", re.IGNORECASE)
 
 
 def load():
@@ -108,7 +108,7 @@ def families(run):
         return {"0.6B" if text.endswith("6B") else text}
     depth = NAMED_DEPTH.search(run.origin)
     if depth or (layers, hidden) in ((28, 2048), (48, 1536)):
-        return {f"{depth.group(1) if depth else layers}l"}
+        return {f"{depth.group(1) or 48 if depth else layers}l"}
     return set()
 
 
@@ -139,6 +139,8 @@ def protocol(run, table_family):
     get = run.get
     sources = lambda key: [[s.get("name"), os.path.basename(str(s.get("path"))), s.get("weight")] for s in get(key, [])]
     optimizer = dict(get("optimizer", {}))
+    if optimizer.get("type", "adamw") != "muon":
+        optimizer.pop("muon", None)
     out = {"seq_len": get("data.seq_len"), "train": sources("data.train"), "validation": sources("data.validation"),
            "eval": get("eval.max_tokens"), "precision": get("train.precision"), "vocab": get("model.vocab_size")}
     if table_family in ("moe", "sink"):

@@ -11,6 +11,12 @@ from .values import mean
 MOST = 24
 
 
+def colours_of(groups):
+    """Of the page; where this figure would be grey altogether, one colour."""
+    grey = all(g.first.grey for g in groups)
+    return lambda group: COLOURS[0] if grey else group.first.colour
+
+
 def plot_domains(groups):
     """A panel per domain, a line per group, a dot per seed; the dashed line is the first group, the baseline."""
     groups = [g for g in groups if g.sound() and any(g.first.perplexities().values())]
@@ -19,6 +25,7 @@ def plot_domains(groups):
         names += [n for n in group.first.perplexities() if n not in names]
     if len(names) < 2 or not groups:
         return None
+    colour = colours_of(groups)
     left_out = max(0, len(groups) - MOST)
     groups = groups[:MOST]
     columns = min(len(names) + 1, 4)
@@ -38,11 +45,12 @@ def plot_domains(groups):
             values = [v for v in values if v is not None]
             if not values:
                 continue
-            axis.plot(values, [y] * len(values), linestyle="none", marker="o", markersize=3.5, color=group.first.colour, alpha=0.55)
-            axis.plot([mean(values)], [y], marker="|", markersize=10, markeredgewidth=2.2, color=group.first.colour)
+            axis.plot(values, [y] * len(values), linestyle="none", marker="o", markersize=3.5, color=colour(group), alpha=0.55)
+            axis.plot([mean(values)], [y], marker="|", markersize=10, markeredgewidth=2.2, color=colour(group))
             if y == 0:
                 axis.axvline(mean(values), color="#777777", linestyle="--", linewidth=1)
         axis.set_title(name, fontsize=10)
+        axis.margins(x=0.08)
         axis.xaxis.set_major_locator(MaxNLocator(4))
         axis.tick_params(axis="x", labelsize=8.5)
         axis.set_yticks(range(len(groups)), [g.label for g in groups], fontsize=8.5)
@@ -104,13 +112,14 @@ def plot_spikes(groups):
     groups = [g for g in groups if g.sound() or g.diverged()][:MOST]
     if not any(g.rows for g in groups):
         return None
+    colour = colours_of(groups)
     counts = [[[spikes_of(run)[0][t] for run in g.runs] for t in range(len(THRESHOLDS))] for g in groups]
     figure, axes = plt.subplots(1, len(THRESHOLDS), squeeze=False, sharey=True, layout="constrained",
                                 figsize=(10.5, 0.21 * len(groups) + 1.4))
     for t, axis in enumerate(axes[0]):
         for y, (group, of_runs) in enumerate(zip(groups, counts)):
             average = sum(of_runs[t]) / len(of_runs[t])
-            axis.barh(y, average, color=group.first.colour, height=0.65, alpha=0.75)
+            axis.barh(y, average, color=colour(group), height=0.65, alpha=0.75)
             axis.text(average, y, f" {average:.3g}" + (" (diverged)" if group.diverged() else ""), va="center", fontsize=8)
         axis.set_title(f"> median + {THRESHOLDS[t]:g}", fontsize=10)
         axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))

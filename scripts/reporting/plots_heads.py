@@ -5,7 +5,7 @@ from matplotlib.ticker import MaxNLocator
 from .groups import size
 from .looks import COLOURS, GREY
 from .plots_paper import picks
-from .style import DASHES, legend, new_figure, tokens_axis
+from .style import DASHES, first_column, legend, new_figure, tokens_axis
 from .values import ema, number
 
 PAIRS = ["plain", "plain balanced", "sink", "sink balanced", "sdpa_output headwise", "sdpa_output headwise balanced"]
@@ -60,7 +60,7 @@ def plot_importance(groups):
     for axis, (p, rows) in zip(axes, made):
         imbalance = number(p.deep.total.get("imbalance"))
         image = heat(axis, rows, p.name + (f"\nimbalance {imbalance:.3f}" if imbalance is not None else ""))
-    for axis in axes[::3]:
+    for axis in first_column(axes):
         axis.set_ylabel("layer")
     figure.colorbar(image, ax=axes, shrink=0.85, label="importance (mean gate)")
     return figure
@@ -84,7 +84,7 @@ def plot_importance_sets(groups):
         axis.set_xlabel("head")
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-    for axis in axes[::3]:
+    for axis in first_column(axes):
         axis.set_ylabel("layer")
     figure.suptitle(p.name, fontweight="bold", fontsize=11)
     figure.colorbar(image, ax=axes, shrink=0.85, label="importance less the mean over sets")
@@ -136,7 +136,7 @@ def plot_value_norms(groups):
         axis.set_title(f"{p.name}: first token\n{2 ** float(ratio[:, 0].mean()):.2f} of the layer's median", fontsize=10)
         axis.set_xlabel("position")
         axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-    for axis in axes[::3]:
+    for axis in first_column(axes):
         axis.set_ylabel("layer")
     figure.colorbar(image, ax=axes, shrink=0.85, label="log2 of |v| over the layer's median")
     return figure

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
 from .plots_paper import ELEMENTWISE, SHARED, gates_of, picks
-from .style import layer_ticks, legend, log_if_wide, new_figure
+from .style import first_column, layer_ticks, legend, log_if_wide, new_figure
 from .values import number
 
 
@@ -44,7 +44,7 @@ def plot_gate_histograms(groups):
                       ha="left" if right else "right", fontsize=9)
         axis.set_title(name)
         axis.set_xlabel("gate score")
-    for axis in axes[::3]:
+    for axis in first_column(axes):
         axis.set_ylabel("share of the scores")
     axes[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     legend(figure, [])
@@ -70,7 +70,7 @@ def plot_gate_layers(groups):
         axis.plot(x, get("max"), color="#444444", linestyle=":", linewidth=1.3)
         axis.set_title(name)
         layer_ticks(axis, len(gates))
-    for axis in axes[::3]:
+    for axis in first_column(axes):
         axis.set_ylabel("gate score")
     grey = plt.Line2D([], [], color="#777777", marker="o", markersize=4.5)
     band = plt.Rectangle((0, 0), 1, 1, color="#777777", alpha=0.25, linewidth=0)

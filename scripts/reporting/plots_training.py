@@ -17,7 +17,9 @@ def plot_metric(runs, key, title, label, raw=True, log=False):
             continue
         # Equal curves stay visible: the first one is the widest.
         width = 1.8 if raw else 1.6 + 2.2 * (len(runs) - 1 - i) / max(1, len(runs) - 1)
-        if raw:
+        if run.grey:
+            width = 1.0
+        elif raw:
             axis.plot(x, y, color=run.colour, alpha=0.22, linewidth=0.8)
         lines.append((run, x, smooth(y) if raw else y))
         axis.plot(*lines[-1][1:], color=run.colour, linestyle=run.dash, linewidth=width, label=run.label)
@@ -25,7 +27,7 @@ def plot_metric(runs, key, title, label, raw=True, log=False):
         plt.close(figure)
         return None
     # Grey runs may leave the picture: one that diverged would flatten the rest.
-    told = [line for line in lines if not line[0].grey] or lines
+    told = [line for line in lines if not line[0].grey or key == "lr"] or lines
     values = [v for run, _, _ in told for v in run.series(key)[1]]
     smoothed = [v for _, _, y in told for v in y]
     if log:

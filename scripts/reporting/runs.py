@@ -7,7 +7,7 @@ import statistics
 import sys
 
 from . import plain_yaml
-from .files import Analysis, read_lines, read_object, read_text
+from .files import Analysis, read_lines, read_object, read_text, sweep_verdict
 from .values import ema, mean, number
 
 
@@ -34,6 +34,7 @@ class Run:
         self.last = self.evals[-1] if self.evals else {}
         self.analysis = self.last.get("analysis") or {}
         self.deep = Analysis(os.path.join(folder, "analysis"))
+        self.verdict = sweep_verdict(folder)
         # How plots show it; label_runs says.
         self.label, self.colour, self.marker, self.dash, self.grey = self.name, "#0072B2", "o", "-", False
         self.group = None
@@ -151,27 +152,32 @@ class Run:
 
     @functools.cached_property
     def outcome(self):
-        """done | diverged | stopped | running | not begun, and a detail for readers. Diverged: the last logged loss is not
-        finite, or the median of the last twentieth of the losses lies more than 0.5 nats above the best such median."""
+        """done | diverged | stopped | running | not begun, and a detail for readers. Diverged: the training or the sweep said
+        so, the last logged loss is not finite, or the median of the last twentieth of the losses lies more than 0.5 nats above
+        the best such median."""
         losses = [number(r.get("loss")) for r in self.metrics]
         step = self.status.get("step") or (self.metrics[-1]["step"] if self.metrics else self.last.get("step") or 0)
         most = self.status.get("max_steps") or self.info.get("max_steps")
         at = f"step {step:,} of {most:,}" if most else f"step {step:,}"
         state = self.status.get("state")
+        verdict, reason = self.verdict.get("event"), str(self.verdict.get("reason") or "")
+        if state != "done" and (verdict == "diverged" or state == "failed" and self.status.get("exit_code") == 78):
+            return "diverged", f"diverged at {at}" + (f" ({reason[:80]})" if reason else "")
         if losses and losses[-1] is None:
             return "diverged", f"diverged: loss not finite, {at}"
         finite = [v for v in losses if v is not None]
         width = max(3, len(finite) // 20)
         if len(finite) >= 4 * width:
-            medians = [statistics.median(finite[i:i + width]) for i in range(0, len(finite) - width + 1)]
+            medians = [statistics.median(finite[i:i + width]) for i in range(0, len(finite) - width, max(1, width // 10))]
+            medians.append(statistics.median(finite[-width:]))
             if medians[-1] > min(medians) + 0.5:
                 return "diverged", f"diverged: loss {medians[-1]:.2f} after {min(medians):.2f}, {at}"
         if state == "done" or (most and step >= most):
             return "done", f"done, {step:,} steps"
         if not self.metrics and not self.evals:
             return "not begun", "no step logged"
-        if state in ("failed", "preempted"):
-            error = str(self.status.get("error") or "")[:80]
+        if state in ("failed", "preempted") or verdict == "stopped":
+            error = (reason if verdict == "stopped" else str(self.status.get("error") or ""))[:80]
             return "stopped", f"stopped at {at}" + (f" ({error})" if error else "")
         return "running", f"at {at}"
 

@@ -29,6 +29,10 @@ def new_figure(panels=1, height=3.6, shared=False):
     return figure, flat[:panels]
 
 
+def first_column(axes):
+    return [axis for axis in axes if axis.get_subplotspec().is_first_col()]
+
+
 def tokens_axis(axis):
     axis.set_xlabel("training tokens")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x) if x else "0"))
