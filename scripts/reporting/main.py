@@ -36,11 +36,10 @@ def read_runs(folders):
     return runs
 
 
-def make_sections(runs, groups, papers):
+def make_sections(runs, groups, ours_and_theirs):
     """[(heading, tables, what to know about them)]"""
     sets = tables.sets_table(runs)
     sections = [("Validation sets", [sets], "")] if sets else []
-    ours_and_theirs = paper_tables(groups, papers)
     if ours_and_theirs:
         sections.append(("The papers' tables, ours beside theirs", ours_and_theirs, GLOSSARY))
     more = [t for t in (tables.lr_table(groups), tables.spike_table(runs)) if t]
@@ -77,14 +76,15 @@ def main(description):
     papers = paper.load()
     groups = group_runs(runs, papers)
     label_runs(runs, groups)
-    sections = make_sections(runs, groups, papers)
+    ours_and_theirs = paper_tables(groups, papers)
+    sections = make_sections(runs, groups, ours_and_theirs)
     missing = tables.missing_pieces(runs)
     try:
         os.makedirs(options.output, exist_ok=True)
         pictures = []
         if not options.tables_only:
             from . import figures
-            for heading, made in figures.all_figures(runs, groups):
+            for heading, made in figures.all_figures(runs, groups, ours_and_theirs):
                 shown = save(made, options.output)
                 if shown:
                     pictures.append((heading, shown))

@@ -125,8 +125,13 @@ def paper_table(table, groups, paper):
     notes += spread_notes(lines, metric)
     source = paper["papers"][table["paper"]]
     title = f"Table {table['table']}" if not table["table"].startswith("A") else f"Appendix {table['table']}"
-    return Table(f"{title}, {source['title']} ({source['source']}): {table['title']}",
+    made = Table(f"{title}, {source['title']} ({source['source']}): {table['title']}",
                  [("", ["row", "what"]), ("ours", ours), ("the paper's", theirs)], cells, [n for n in notes if n])
+    # For a picture: whose row, our difference and theirs, and how far the baselines' seeds lie apart.
+    made.deltas = [(cell[1], ours, papers.paper_delta(table, row, metric)) for cell, (row, _), ours in zip(cells, lines, our_deltas)]
+    made.chance = max([group.spread(metric) or 0.0 for row, group in lines if group and not row.get("baseline")], default=0.0)
+    made.id, made.short, made.metric = table["id"], f"{title}, {source['title']}", THEIRS[metric][0]
+    return made
 
 
 def told(rho, n):

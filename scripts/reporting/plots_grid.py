@@ -59,6 +59,27 @@ def plot_domains(groups):
     return figure
 
 
+def plot_deltas(table):
+    """The paper's differences to the baseline and ours, in panels of their own: their scales have nothing in common."""
+    lines = [(name, ours, theirs) for name, ours, theirs in table.deltas if ours is not None and theirs is not None]
+    if len(lines) < 3:
+        return None
+    figure, axes = plt.subplots(1, 2, sharey=True, layout="constrained", figsize=(9.0, 0.27 * len(lines) + 1.5))
+    for axis, whose, at, colour in zip(axes, ("the paper's", "ours"), (2, 1), ("#8C564B", COLOURS[0])):
+        data = [line[at] for line in lines]
+        axis.hlines(range(len(lines)), 0, data, color=colour, linewidth=1.4, alpha=0.5)
+        axis.plot(data, range(len(lines)), linestyle="none", marker="o", markersize=5.5, color=colour)
+        axis.axvline(0, color="#555555", linewidth=1)
+        if whose == "ours" and table.chance:
+            axis.axvspan(-table.chance, table.chance, color="#999999", alpha=0.25, linewidth=0)
+        axis.set_title(f"{whose}: Δ {table.metric}")
+        axis.margins(x=0.1)
+        axis.xaxis.set_major_locator(MaxNLocator(5))
+        axis.set_yticks(range(len(lines)), [name for name, _, _ in lines], fontsize=9)
+        axis.set_ylim(len(lines) - 0.4, -0.6)
+    return figure
+
+
 def plot_lr(groups):
     ladders = lr_points(groups)[:8]
     if not ladders:
@@ -129,6 +150,12 @@ def plot_spikes(groups):
         axis.set_ylim(len(groups) - 0.4, -0.6)
     figure.supxlabel("logged losses per run, mean over seeds", fontsize=10)
     return figure
+
+
+def deltas(tables):
+    return [(f"deltas_{table.id}" + (f"_{i}" if any(t.id == table.id for t in tables[:i]) else ""), lambda table=table: plot_deltas(table),
+             f"{table.short}: differences to the row's baseline, of finished rows. Below 0 is better. Grey: plus and minus the "
+             "standard deviation of the baseline's seeds, where there are several.") for i, table in enumerate(tables)]
 
 
 def figures(groups):

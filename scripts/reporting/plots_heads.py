@@ -93,7 +93,8 @@ def plot_importance_sets(groups):
 
 def plot_imbalance(groups):
     """Colours are mechanisms; a run with the auxiliary loss has its mechanism's colour, dashed."""
-    groups = [g for g in groups if g.first.heads("imbalance")[0]]
+    evaluated = lambda run: run.eval_series(lambda e: (e.get("analysis") or {}).get("imbalance"))
+    groups = [g for g in groups if g.first.heads("imbalance")[0] or evaluated(g.first)[0]]
     if not groups:
         return None
     known = {}
@@ -106,10 +107,13 @@ def plot_imbalance(groups):
         colour = COLOURS[at] if at < len(COLOURS) else GREY
         balanced = group.variant.endswith(" balanced")
         for i, run in enumerate(group.runs):
+            label = group.label if i == 0 and colour != GREY else "_seed"
             x, y = run.heads("imbalance")
-            axis.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
-            axis.plot(x, ema(y), color=colour, linestyle=DASHES[balanced], linewidth=1.6,
-                      label=group.label if i == 0 and colour != GREY else "_seed")
+            if x:
+                axis.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
+                axis.plot(x, ema(y), color=colour, linestyle=DASHES[balanced], linewidth=1.6, label=label)
+            else:
+                axis.plot(*evaluated(run), color=colour, linestyle=DASHES[balanced], marker="o", markersize=4, linewidth=1.2, label=label)
     axis.set_ylim(bottom=0)
     axis.set_title("Head imbalance over training")
     axis.set_ylabel("mean over layers of deviation / mean")
@@ -189,7 +193,8 @@ def figures(groups):
          "How open each head is on average: its explicit gate, or the implicit one of softmax (1 less the first token's share) or sink attention."),
         ("heads_importance_by_set", lambda: plot_importance_sets(groups), "Whether heads are open for other texts than others."),
         ("heads_imbalance", lambda: plot_imbalance(groups),
-         "Pale: every logged step; strong: EMA (0.9). Dashed: with the auxiliary loss."),
+         "Pale: every logged step; strong: EMA (0.9). Dashed: with the auxiliary loss. Dots: evaluations, of "
+         "runs that do not log it."),
         ("value_norms", lambda: plot_value_norms(groups), "Norms of the values, mean over key/value heads, of the first 64 positions. Blue: smaller."),
         ("query_key_pca", lambda: plot_pca(groups),
          "Two principal components of a head's queries and keys; the head is the one that looks most at the first token. "

@@ -200,6 +200,10 @@ class Rows(Folder):
         # Ours: -.35 -.1 +.1 -.2 of rows 5 6 8 10; theirs: -.265 -.206 -.045 -.234. Neither the stopped row nor the diverged.
         self.assertIn("left out: +1.00, n = 4 rows", first.notes[1])
         self.assertIn("PPL from 6 to 6.2", first.notes[2])
+        self.assertEqual([(name, f"{a:.2f}", f"{b:.3f}") for name, a, b in first.deltas if a is not None],
+                         [("SDPA elementwise", "-0.35", "-0.265"), ("v elementwise", "-0.10", "-0.206"),
+                          ("q elementwise", "0.10", "-0.045"), ("SDPA headwise", "-0.20", "-0.234")])
+        self.assertAlmostEqual(first.chance, 0.2 / math.sqrt(2))
         self.assertIn("not computed, n = 2 rows", by_id[1].notes[1])
 
     def test_the_same_seed_twice_is_one_sample(self):
@@ -337,7 +341,7 @@ class Pictures(Folder):
         looks.label_runs(runs, made)
         self.assertEqual(made[0].value("first_token_attention"), 0.125)  # the analysis is of the last evaluation's step
         names = []
-        for _, shown in figures.all_figures(runs, made)[:-1]:  # the last are of training: tests/tools/report_test.cpp
+        for _, shown in figures.all_figures(runs, made, paper_tables.paper_tables(made, paper.load()))[:-1]:  # the last are of training: tests/tools/report_test.cpp
             for name, draw, _ in shown:
                 figure = draw()
                 if figure is None:
