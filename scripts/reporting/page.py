@@ -42,7 +42,8 @@ def table_html(table):
     whose = {"ours": "ours", "the paper's": "theirs"}
     classes = [whose.get(who, "") for who, headings in table.spans for _ in headings]
     left = table.headings.index("what") if "what" in table.headings else (1 if table.headings[:2] == ["set", "run"] else 0)
-    out = [f"<h3>{html.escape(table.title)}</h3>", '<div class="scroll"><table>']
+    out = [f"<h3>{html.escape(table.title)}</h3>"] if table.title else []
+    out.append('<div class="scroll"><table>')
     if any(who for who, _ in table.spans):
         out.append("<tr>" + "".join(f'<th class="{"whose " + whose.get(who, "") if who else ""}" colspan="{len(headings)}">'
                                     f"{html.escape(who)}</th>" for who, headings in table.spans) + "</tr>")
@@ -74,7 +75,7 @@ def table_markdown(table):
 
 def overview_note(runs):
     several = any(len(r.last.get("sets") or {}) > 1 for r in runs)
-    return ("Values of the last evaluation" + ("; means over the validation sets" if several else "") +
+    return ("Values of the last evaluation" + ("; means over the validation sets, perplexity the exp of the mean loss" if several else "") +
             ". Speed is the median over the log lines.")
 
 

@@ -48,7 +48,7 @@ def sets_table(runs):
         for run in runs:
             ppl = run.perplexities()
             rows.append([run.name] + [fixed(3)(ppl.get(name)) for name in names] + [fixed(3)(mean(ppl.values()))])
-        return Table("Perplexity per domain", [("", ["run"]), ("", names + ["mean"])], rows)
+        return Table("", [("", ["run"]), ("", names + ["mean"])], rows)
     rows = []
     for name in names:
         for run in runs:
@@ -57,7 +57,7 @@ def sets_table(runs):
                 rows.append([name, run.name] + [write(number(values.get(key))) for key, write in
                                                 (("loss", fixed(4)), ("perplexity", fixed(2)),
                                                  ("bits_per_byte", fixed(4)), ("tokens", short))])
-    return Table("Validation sets", [("", ["set", "run"]), ("", ["loss", "perplexity", "bits/byte", "tokens"])], rows)
+    return Table("", [("", ["set", "run"]), ("", ["loss", "perplexity", "bits/byte", "tokens"])], rows)
 
 
 THRESHOLDS = (0.1, 0.2, 0.5)
