@@ -39,7 +39,8 @@ def read_runs(folders):
 def make_sections(runs, groups, ours_and_theirs):
     """[(heading, tables, what to know about them)]"""
     sets = tables.sets_table(runs)
-    sections = [("Validation sets", [sets], "")] if sets else []
+    heading = "Perplexity of the validation sets" if len(runs) > 6 else "Validation sets"
+    sections = [(heading, [sets], "")] if sets else []
     if ours_and_theirs:
         sections.append(("The papers' tables, ours beside theirs", ours_and_theirs, GLOSSARY))
     more = [t for t in (tables.lr_table(groups), tables.spike_table(runs)) if t]
