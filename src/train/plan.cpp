@@ -378,6 +378,7 @@ nlohmann::json plan_json(const Plan& plan) {
   for (const Plan::Parameter& p : plan.parameters)
     parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"count", p.count}, {"active", p.active}});
   nlohmann::json out = {{"name", plan.config.name},
+                        {"config_hash", config_hash(plan.config)},
                         {"parameters", plan.total},
                         {"active_parameters", plan.active},
                         {"non_embedding_parameters", plan.non_embedding},

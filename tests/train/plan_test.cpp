@@ -320,7 +320,7 @@ TEST_CASE("The two quickstart models have as many parameters", "[plan]") {
 TEST_CASE("Every shipped configuration plans, and every row's proxy is ready to train", "[plan]") {
   int plans = 0, proxies = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(shipped(""))) {
-    if (entry.path().extension() != ".yaml") continue;
+    if (entry.path().extension() != ".yaml" || entry.path().parent_path().filename() == "sweeps") continue;
     INFO(entry.path());
     Config config = load_config(entry.path());
     if (entry.path().parent_path().filename() == "proxy") {

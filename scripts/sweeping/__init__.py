@@ -1,0 +1,1 @@
+"""The parts of scripts/sweep, from the sweep file to the results."""

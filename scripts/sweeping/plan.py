@@ -1,0 +1,70 @@
+"""What the program says of every trial before it is run: its hash, its folder, its cost."""
+import concurrent.futures
+import json
+import os
+import subprocess
+
+PREFIX = 12  # letters of the hash in a folder's name
+
+
+class Mistake(Exception):
+    """The user's, or the world's: one message and an exit code."""
+
+    def __init__(self, code, message):
+        super().__init__(message)
+        self.code = code
+
+
+def asked(program, trial, ranks):
+    command = [program, "plan", trial.base, *trial.overrides(), "--ranks", str(ranks), "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise Mistake(66, f"{program}: {error.strerror}; build it, or say where it is: --sluice, or SLUICE in the environment") from None
+    if done.returncode != 0:
+        return done.returncode, done.stderr.strip()
+    return 0, json.loads(done.stdout)
+
+
+def place(trial, message):
+    """Where in the sweep file the mistake stands that the program found: at the key that it names."""
+    for key, node in trial.values.items():
+        if key in message:
+            return node
+    return trial.base_node
+
+
+def add_plans(sweep, program, output):
+    """Asks the program about every trial. Trials that are one and the same training become one; their number is returned."""
+    if not os.path.exists(program):
+        raise Mistake(66, f"no program {program}; build it (scripts/setup), or say where it is: --sluice, or SLUICE in the environment")
+    with concurrent.futures.ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1))) as pool:
+        answers = list(pool.map(lambda trial: asked(program, trial, sweep.resources.procs), sweep.trials))
+    for trial, (code, answer) in zip(sweep.trials, answers):
+        if code != 0:
+            node = place(trial, answer)
+            raise Mistake(code, f"{node.path}:{node.line}:{node.column}: the trial {trial.name} cannot be:\n{answer}")
+        trial.plan, trial.hash = answer, answer["config_hash"]
+        if answer["steps"] <= 0:
+            raise Mistake(64, f"{trial.base_node.path}:{trial.base_node.line}: {trial.name} has no length: set train.max_steps or train.max_tokens")
+    # Folders are found by their hash: names may change with the sweep file.
+    existing = {}
+    for entry in sorted(os.listdir(output)) if os.path.isdir(output) else []:
+        if os.path.isdir(os.path.join(output, entry)) and "-" in entry:
+            existing.setdefault(entry.rsplit("-", 1)[1], []).append(entry)
+    first, merged = {}, []
+    for trial in sweep.trials:
+        found = existing.get(trial.hash[:PREFIX], [])
+        if len(found) > 1:
+            raise Mistake(73, f"{output} holds {' and '.join(found)}, which are one configuration; keep one of them")
+        trial.folder = os.path.join(output, found[0] if found else f"{trial.name}-{trial.hash[:PREFIX]}")
+        if trial.hash in first:
+            merged.append((trial, first[trial.hash]))
+        else:
+            first[trial.hash] = trial
+    sweep.trials = list(first.values())
+    return merged
+
+
+def flops(trial):
+    return trial.plan["flops_per_token"] * trial.plan["tokens"]

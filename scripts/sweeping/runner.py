@@ -1,0 +1,358 @@
+"""Runs trials in slots of this machine: starts, watches, stops, and starts again what was lost."""
+import ctypes
+import fcntl
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+
+from . import state
+from .plan import Mistake
+from .state import DIVERGED, DONE, FAILED, PAUSED, STOPPED, WAITING
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PR_SET_PDEATHSIG = 1
+# 73: another training has the folder. 75: stopped and saved, by somebody else. 76: a rank hung or was lost; besides deaths by signals.
+LOST = {73, 75, 76}
+NUMERIC = 78
+IN_VAIN = 3  # losses without a newer checkpoint after which a trial has failed
+libc = ctypes.CDLL(None)
+
+
+def before_exec(parent, number):
+    """In the new process: a signal comes should the sweep be killed, so that the trial saves and ends."""
+    libc.prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(75)  # it already was
+
+
+def kill_tree(pid):
+    """All descendants, whichever groups they made themselves: launchers do."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    parents[int(entry)] = int(file.read().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                pass
+    doomed, grown = {pid}, True
+    while grown:
+        more = {p for p, parent in parents.items() if parent in doomed} - doomed
+        doomed |= more
+        grown = bool(more)
+    for p in doomed:
+        try:
+            os.kill(p, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def visible_gpus():
+    """What CUDA_VISIBLE_DEVICES may name."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [g for g in given.split(",") if g]
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    except OSError:
+        return []
+    return [str(i) for i, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
+
+
+class Tail:
+    """New records of a JSON-lines file; from its beginning when the program has rewritten it."""
+
+    def __init__(self, path):
+        self.path, self.inode, self.at = path, None, 0
+
+    def new(self):
+        try:
+            stat = os.stat(self.path)
+        except OSError:
+            return []
+        if stat.st_ino != self.inode or stat.st_size < self.at:
+            self.inode, self.at = stat.st_ino, 0
+        if stat.st_size == self.at:
+            return []
+        records, self.at = state.read_lines(self.path, self.at)
+        return [r for r in records if isinstance(r.get("step"), int)]
+
+
+class Running:
+    """A started trial."""
+
+    def __init__(self, look, process, slot):
+        self.look, self.trial, self.process, self.slot = look, look.trial, process, slot
+        self.metrics = Tail(os.path.join(self.trial.folder, "metrics.jsonl"))
+        self.evals = Tail(os.path.join(self.trial.folder, "eval.jsonl"))
+        self.last, self.verdict = {}, None
+
+    def reason_to_stop(self, rules, say):
+        """The first rule that holds in what the run has told since the last look: (rule, record), or None."""
+        found = None
+        metrics, evals = self.metrics.new(), self.evals.new()
+        self.last = metrics[-1] if metrics else self.last
+        for records, wanted in ((metrics, False), ([{**r, "val": r.get("sets")} for r in evals], True)):
+            for rule in rules:
+                if rule.metric.startswith("val.") != wanted:
+                    continue
+                for record in records:
+                    holds = rule.holds(record)
+                    if holds is None:
+                        say(f"{self.trial.name}: its records have no {rule.metric}, which stop_if asks for; they have {', '.join(record)}", once=rule)
+                    elif holds and found is None:
+                        found = (rule, record)
+        return found
+
+    def signal(self, number):
+        try:
+            self.process.send_signal(number)
+        except ProcessLookupError:
+            pass
+
+
+class Runner:
+    def __init__(self, sweep, output, program, launcher, display):
+        self.sweep, self.output, self.program, self.launcher, self.display = sweep, output, program, launcher, display
+        self.journal = state.Journal(output)
+        self.running = {}  # slot: Running
+        self.not_before = {}  # hash: when a lost trial is started again
+        self.signals, self.told_signals = 0, 0
+        self.gpus = self.find_gpus()
+        os.makedirs(os.path.join(output, "logs"), exist_ok=True)
+
+    def find_gpus(self):
+        wanted = self.sweep.resources.gpus
+        if not wanted:
+            return []
+        gpus = visible_gpus()
+        if len(gpus) < wanted:
+            raise Mistake(64, f"resources.gpus is {wanted} for each trial, this machine shows {len(gpus)}")
+        return gpus
+
+    def threads(self):
+        """Of each rank; the machine shared by the slots when nothing is said."""
+        resources = self.sweep.resources
+        return resources.threads or max(1, len(os.sched_getaffinity(0)) // (resources.slots * resources.procs))
+
+    def command(self, trial):
+        ranks = self.sweep.resources.procs
+        program = [self.program, "train", trial.base, *trial.overrides(), f"name={trial.name}", f"run_dir={trial.folder}",
+                   f"train.threads={self.threads()}"]
+        if self.launcher:
+            return [*shlex.split(self.launcher), *program]
+        return program if ranks == 1 else [os.path.join(SOURCE, "scripts", "launch"), "-n", str(ranks), "--restarts", "0", *program]
+
+    def environment(self, slot):
+        environment = dict(os.environ)
+        wanted = self.sweep.resources.gpus
+        if wanted is not None:  # more slots than GPUs share them in turn
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[(slot * wanted + i) % len(self.gpus)] for i in range(wanted))
+        return environment
+
+    def stop_signal(self):
+        """What ends a trial: srun hands SIGUSR1 on, and the ranks save."""
+        return signal.SIGUSR1 if self.launcher and os.path.basename(shlex.split(self.launcher)[0]) == "srun" else signal.SIGTERM
+
+    # ---- one trial
+
+    def look(self, trial):
+        events = self.journal.by_trial().get(trial.hash, [])
+        return state.Look(trial, events, os.path.join(self.output, "logs"))
+
+    def start(self, trial, slot):
+        """Running, or None when there is nothing to start: another has the trial, or has ended it meanwhile."""
+        look = self.look(trial)
+        log = state.locked_file(look.log)
+        if log is None:
+            return None
+        try:
+            look = self.look(trial)  # nobody changes it from here on
+            if look.verdict or look.state == DONE:
+                return None
+            if look.foreign():
+                raise Mistake(73, f"{trial.folder} is another training's: {look.foreign()}")
+            self.journal.add("started", trial, slot=slot, host=state.HOST, saved=state.saved_step(trial.folder))
+            parent, number = os.getpid(), self.stop_signal()
+            # A group of its own: a terminal's Ctrl-C reaches us alone.
+            process = subprocess.Popen(self.command(trial), env=self.environment(slot), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                       start_new_session=True, preexec_fn=lambda: before_exec(parent, number))
+        finally:
+            os.close(log)
+        return Running(look, process, slot)
+
+    def stop(self, running, rule, record):
+        """The verdict is written before the signal is sent: whatever dies in between, it stands."""
+        value = record
+        for part in rule.metric.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        running.verdict = DIVERGED if rule.op == "nonfinite" else STOPPED
+        self.journal.add(running.verdict, running.trial, reason=str(rule), step=record["step"], value=value)
+        self.display.event(running.trial, f"{running.verdict} at step {record['step']}: {rule} ({value})")
+        running.signal(self.stop_signal())
+
+    def ended(self, running):
+        """Writes down how; true when it is to be started again."""
+        trial, code = running.trial, running.process.returncode
+        code = 128 - code if code < 0 else code  # as shells say it
+        if running.verdict:
+            return False
+        look = self.look(trial)
+        if code == 0 and look.run.get("config_hash") == trial.hash:
+            self.journal.add(DONE, trial)
+            self.display.event(trial, "done")
+            return False
+        if self.signals and (code in (75, 128 + signal.SIGTERM) or self.signals > 1):
+            self.journal.add("preempted", trial, saved=state.saved_step(trial.folder))
+            return False
+        if code == NUMERIC:
+            self.journal.add(DIVERGED, trial, reason=self.last_words(look), code=code)
+            self.display.event(trial, f"diverged: {self.last_words(look)}")
+            return False
+        # 1 is mpirun's own word for a rank that went without one.
+        if code in LOST or code > 128 or (code == 1 and self.sweep.resources.procs > 1):
+            self.journal.add("lost", trial, code=code, saved=state.saved_step(trial.folder))
+            if self.look(trial).lost_in_vain() < IN_VAIN:
+                self.display.event(trial, f"lost (exit status {code}); it goes on from step {state.saved_step(trial.folder)}")
+                self.not_before[trial.hash] = time.monotonic() + 0.5
+                return True
+        reason = f"exit status {code}: {self.last_words(look)}" if code else "it ended without being finished"
+        self.journal.add(FAILED, trial, code=code or 70, reason=reason)
+        self.display.event(trial, f"failed: {reason}; its words: {look.log}")
+        return False
+
+    @staticmethod
+    def last_words(look):
+        """The error that the program printed."""
+        try:
+            with open(look.log, "rb") as file:
+                file.seek(max(0, os.path.getsize(look.log) - 8192))
+                lines = file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        errors = [line.strip() for line in lines if "error" in line.lower()]
+        return (errors or [line.strip() for line in lines if line.strip()] or [""])[-1][:300]
+
+    # ---- all of them
+
+    def on_signal(self, _number, _frame):
+        self.signals += 1
+
+    def hand_on_signals(self):
+        while self.told_signals < self.signals:
+            self.told_signals += 1
+            if self.told_signals == 1:
+                self.display.say(f"stopping: {len(self.running)} trials save and end; a second signal kills them")
+            for running in self.running.values():
+                if self.told_signals == 1:
+                    running.signal(self.stop_signal())
+                else:
+                    kill_tree(running.process.pid)
+
+    def reap(self):
+        for slot, running in list(self.running.items()):
+            # Its end first, then its last records: a rule that the end itself broke is not missed, and a finished trial is finished.
+            over = running.process.poll() is not None
+            found = running.reason_to_stop(self.sweep.rules, self.display.say)
+            if found and not over and not running.verdict:
+                self.stop(running, *found)
+            if over:
+                del self.running[slot]
+                self.ended(running)
+
+    def start_more(self):
+        """Fills the slots. False when nothing is left that could be started, now or later."""
+        found = state.looks(self.sweep.trials, self.output)
+        ours = {running.trial.hash for running in self.running.values()}
+        others = [look for look in found.values() if look.locked and look.trial.hash not in ours]
+        busy = set(self.running) | {look.slot() for look in others}
+        free = [slot for slot in range(self.sweep.resources.slots) if slot not in busy]
+        left = False
+        for trial in self.sweep.trials:
+            look = found[trial.hash]
+            if trial.hash in ours or look.state in state.ENDS:
+                continue
+            left = True
+            if free and look.state in (WAITING, PAUSED) and self.not_before.get(trial.hash, 0) <= time.monotonic():
+                running = self.start(trial, free[0])
+                if running:
+                    self.running[free.pop(0)] = running
+                    at = state.saved_step(trial.folder)
+                    self.display.event(trial, f"goes on from step {at}" if at else "begins")
+        # Another's trial is waited for: it may end unfinished.
+        return left or any(look.state == state.RUNNING for look in others)
+
+    def check(self):
+        """Nothing is begun where a folder is another's."""
+        for look in state.looks(self.sweep.trials, self.output).values():
+            if look.foreign():
+                raise Mistake(73, f"{look.trial.folder} is another training's: {look.foreign()}; move it away")
+
+    def own(self):
+        """Takes the sweep's lock; it ends with this process."""
+        path = os.path.join(self.output, "sweep.lock")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        end = time.monotonic() + 2  # a child of a killed sweep may have it for a moment, until it is a program of its own
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > end:
+                    raise Mistake(73, f"{self.output} is in use by another sweep ({os.pread(fd, 200, 0).decode('utf-8', 'replace')})") from None
+                time.sleep(0.05)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"pid {os.getpid()} on {state.HOST}".encode(), 0)
+
+    def run(self):
+        """Exit code: 0 when every trial has its result, 75 when a signal came first, else the worst of the failed ones. Call own() first."""
+        self.check()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self.on_signal)
+        next_look = 0.0
+        while True:
+            before = len(self.running)
+            self.hand_on_signals()
+            self.reap()
+            if self.signals:
+                if not self.running:
+                    return 75
+            elif len(self.running) < before or time.monotonic() >= next_look:
+                next_look = time.monotonic() + 0.5
+                if not self.start_more() and not self.running:
+                    break
+            self.display.refresh(self.running)
+            time.sleep(0.05)
+        failed = [look for look in state.looks(self.sweep.trials, self.output).values() if look.state == FAILED]
+        return max([int(look.verdict.get("code") or 70) for look in failed], default=0)
+
+    def run_one(self, trial):
+        """One trial, once, as a job of a cluster does. 0 when it has its result; what a restart can mend keeps its code."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, self.on_signal)
+        look = self.look(trial)
+        if look.state in state.ENDS:
+            self.display.say(f"{trial.name} is {look.state}" + (f": {look.verdict['reason']}" if look.verdict.get("reason") else ""))
+            return int(look.verdict.get("code") or 70) if look.state == FAILED else 0
+        running = self.start(trial, None)
+        if running is None:
+            raise Mistake(73, f"{trial.folder} is being trained by another")
+        self.running[None] = running
+        while self.running:
+            self.hand_on_signals()
+            self.reap()
+            time.sleep(0.05)
+        look = self.look(trial)
+        if look.state in state.ENDS:
+            return int(look.verdict.get("code") or 70) if look.state == FAILED else 0
+        code = running.process.returncode
+        return 75 if self.signals else 128 - code if code < 0 else code
+
+
+def find_program(given):
+    path = given or os.environ.get("SLUICE") or os.path.join("build", "sluice")
+    found = path if os.sep in path else shutil.which(path) or path
+    return os.path.abspath(found)

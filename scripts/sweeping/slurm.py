@@ -1,0 +1,60 @@
+"""The sweep as one Slurm job array: each task trains one trial, and comes back after a stop or a lost rank."""
+import os
+import shlex
+
+SCRIPT = """#!/bin/bash
+# The sweep {sweep} as a job array, one trial a task. Written by scripts/sweep slurm; submit it with
+#   sbatch {script}
+# from the project's folder, which all nodes must see.
+
+#SBATCH --job-name={name}
+#SBATCH --array=0-{last}%{slots}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks={procs}
+{more}#SBATCH --signal=USR1@180          # to the ranks, 180 s before the time is up: the step ends, all is saved, exit status 75
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output={output}/logs/slurm-%A_%a.log
+
+set -uo pipefail
+cd {source} || exit 66
+trials=({trials})
+restarts=${{SLUICE_RESTARTS:-5}}
+# srun does not pass --cpus-per-task on by itself (Slurm 22.05 and later).
+export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}
+# The task's own shell must outlive the signal that is meant for the ranks.
+trap '' USR1
+
+scripts/sweep trial {sweep} "${{trials[$SLURM_ARRAY_TASK_ID]}}" --output {output} --sluice {program} --threads "${{SLURM_CPUS_PER_TASK:-1}}" \\
+  --launcher "srun --mpi=pmix --kill-on-bad-exit=1"
+status=$?
+
+# 75: stopped and saved. 76, or death by a signal: a rank hung or was lost. Everything else would only fail again.
+if [ "$status" -eq 75 ] || [ "$status" -eq 76 ] || [ "$status" -gt 128 ]; then
+  if [ "${{SLURM_RESTART_COUNT:-0}}" -ge "$restarts" ] && [ "$status" -ne 75 ]; then
+    echo "slurm: exit status $status after ${{SLURM_RESTART_COUNT:-0}} restarts: not again"
+  else
+    echo "slurm: exit status $status: queued again"
+    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
+  fi
+fi
+exit "$status"
+"""
+
+
+def write(sweep, trials, output, program, source, threads):
+    """OUTPUT/array.sbatch over these trials; its path."""
+    resources, path = sweep.resources, os.path.join(output, "array.sbatch")
+    options = [("cpus-per-task", threads), ("gpus-per-task" if resources.procs > 1 else "gpus", resources.gpus or None), ("time", resources.time),
+               ("partition", resources.partition), ("account", resources.account), ("qos", resources.qos), ("constraint", resources.constraint),
+               ("mem", resources.memory)]
+    text = SCRIPT.format(
+        sweep=shlex.quote(os.path.abspath(sweep.path)), script=shlex.quote(path), name=sweep.name, last=len(trials) - 1, slots=resources.slots,
+        nodes=resources.nodes, procs=resources.procs, more="".join(f"#SBATCH --{k}={v}\n" for k, v in options if v is not None),
+        output=shlex.quote(output), source=shlex.quote(source), trials=" ".join(t.hash[:12] for t in trials), program=shlex.quote(program))
+    os.makedirs(os.path.join(output, "logs"), exist_ok=True)
+    temporary = path + ".tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, path)
+    return path

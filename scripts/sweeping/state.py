@@ -1,0 +1,183 @@
+"""What has become of the trials: the journal, the run folders, and locks that end with the processes that hold them."""
+import fcntl
+import json
+import os
+import socket
+import time
+
+# States; the first group can be run, the last has its result.
+WAITING, PAUSED, RUNNING = "waiting", "paused", "running"
+FAILED, STOPPED, DIVERGED, DONE = "failed", "stopped", "diverged", "done"
+ENDS = (FAILED, STOPPED, DIVERGED, DONE)
+HOST = socket.gethostname()
+
+
+def read_json(path):
+    """An object; {} where there is none, or no whole one."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_lines(path, start=0):
+    """(objects of a JSON-lines file from the byte `start` on, where the last whole line ends)."""
+    records = []
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            data = file.read()
+    except OSError:
+        return records, start
+    whole = data.rfind(b"\n") + 1
+    for line in data[:whole].splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # torn by a death, then gone on
+        if isinstance(record, dict):
+            records.append(record)
+    return records, start + whole
+
+
+def last_record(path):
+    """Of a JSON-lines file of any length; {} without one."""
+    try:
+        size = os.path.getsize(path)
+    except OSError:
+        return {}
+    for reach in (1 << 16, size):
+        records = [r for r in read_lines(path, max(0, size - reach))[0] if isinstance(r.get("step"), int)]
+        if records:
+            return records[-1]
+    return {}
+
+
+def locked_file(path):
+    """An open file that this process has locked, or None: another has it. The lock lives as long as any process has this opening
+    of the file: given to a child as its output, it ends with the child and all that the child started."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def is_locked(path):
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+
+
+def saved_step(folder):
+    """Newest complete checkpoint's step; 0 without one."""
+    steps = [0]
+    try:
+        for name in os.listdir(os.path.join(folder, "ckpt")):
+            if name.startswith("step_") and name[5:].isdigit() and os.path.exists(os.path.join(folder, "ckpt", name, "MANIFEST.json")):
+                steps.append(int(name[5:]))
+    except OSError:
+        pass
+    return max(steps)
+
+
+class Journal:
+    """OUTPUT/sweep.jsonl: what was begun and how it ended, a line each, never rewritten. A line torn by a death is passed over."""
+
+    def __init__(self, output):
+        self.path = os.path.join(output, "sweep.jsonl")
+
+    def add(self, event, trial, **more):
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, "trial": trial.hash, "folder": os.path.basename(trial.folder), **more}
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # nodes of a cluster share it
+            size = os.fstat(fd).st_size
+            torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+            os.write(fd, (("\n" if torn else "") + json.dumps(line) + "\n").encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def by_trial(self):
+        """{hash: its events, oldest first}"""
+        events = {}
+        for record in read_lines(self.path)[0]:
+            if isinstance(record.get("trial"), str) and isinstance(record.get("event"), str):
+                events.setdefault(record["trial"], []).append(record)
+        return events
+
+
+class Look:
+    """A trial at one moment."""
+
+    def __init__(self, trial, events, folder_of_logs):
+        self.trial = trial
+        self.run = read_json(os.path.join(trial.folder, "run.json"))
+        self.status = read_json(os.path.join(trial.folder, "status.json"))
+        self.log = os.path.join(folder_of_logs, os.path.basename(trial.folder) + ".log")
+        self.events = events
+        # A retry takes back how it ended.
+        since = max([i + 1 for i, e in enumerate(events) if e["event"] == "retry"], default=0)
+        self.since_retry = events[since:]
+        verdicts = [e for e in self.since_retry if e["event"] in ENDS]
+        self.verdict = verdicts[-1] if verdicts else {}
+        self.locked = is_locked(self.log)
+        self.state = self.judge()
+
+    def foreign(self):
+        """Why the folder is another training's; "" when it is ours or new."""
+        theirs = self.run.get("config_hash")
+        if theirs is not None and theirs != self.trial.hash:
+            return f"its configuration has the hash {theirs}, the trial's is {self.trial.hash}"
+        if theirs is None and os.path.isdir(os.path.join(self.trial.folder, "ckpt")):
+            return "it holds checkpoints and no run.json"
+        return ""
+
+    def judge(self):
+        if self.run and self.status.get("state") == DONE:
+            return DONE
+        if self.verdict and (self.verdict["event"] != DONE or self.run):  # done, but its folder is gone: it is run again
+            return self.verdict["event"]
+        if self.locked:
+            return RUNNING
+        return PAUSED if self.run else WAITING
+
+    def lost_in_vain(self):
+        """How often in a row it was lost without a newer checkpoint."""
+        count, saved = 0, saved_step(self.trial.folder)
+        for event in reversed(self.since_retry):
+            if event["event"] == "lost":
+                if event.get("saved", 0) != saved:
+                    break
+                count += 1
+            elif event["event"] != "started":
+                break
+        return count
+
+    def slot(self):
+        """Which of this machine's slots it occupies, if it runs here without us; else None."""
+        started = [e for e in self.events if e["event"] == "started"]
+        return started[-1].get("slot") if self.locked and started and started[-1].get("host") == HOST else None
+
+    def progress(self):
+        """Newest record of metrics.jsonl, or {}."""
+        return last_record(os.path.join(self.trial.folder, "metrics.jsonl"))
+
+
+def looks(trials, output):
+    """{hash: Look} of every trial."""
+    events = Journal(output).by_trial()
+    return {t.hash: Look(t, events.get(t.hash, []), os.path.join(output, "logs")) for t in trials}

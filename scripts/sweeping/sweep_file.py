@@ -1,0 +1,276 @@
+"""What a sweep file says, checked, and the list of trials it means."""
+import glob
+import itertools
+import math
+import os
+import re
+
+from . import strict_yaml
+from .strict_yaml import Refused  # noqa: F401
+
+KEYS = ("name", "output", "base", "set", "grid", "paired", "seeds", "resources", "stop_if")
+OPERATORS = {">": lambda a, b: a > b, ">=": lambda a, b: a >= b, "<": lambda a, b: a < b, "<=": lambda a, b: a <= b}
+SEED = "train.seed"
+# Sections and keys of a trial that are the sweep's own to say.
+OWN = ("name", "run_dir", "train.threads")
+
+
+class StopRule:
+    """Ends a trial when a record of metrics.jsonl (or val.SET.loss of eval.jsonl) says so."""
+
+    def __init__(self, metric, op, value, after_steps):
+        self.metric, self.op, self.value, self.after_steps = metric, op, value, after_steps
+
+    def __str__(self):
+        text = f"{self.metric} not finite" if self.op == "nonfinite" else f"{self.metric} {self.op} {self.value:g}"
+        return text + (f" after step {self.after_steps}" if self.after_steps else "")
+
+    def holds(self, record):
+        """Whether it holds for {"step": ..., ...}; None where the record has no such metric."""
+        if record["step"] <= self.after_steps:
+            return False
+        value = record
+        for part in self.metric.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return None
+            value = value[part]
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if self.op == "nonfinite":
+            return not number  # writers put null where a value was not finite
+        return number and OPERATORS[self.op](value, self.value)
+
+
+class Resources:
+    """Of one trial; slots: how many trials at once."""
+    NUMBERS = {"slots": 1, "threads": 0, "procs": 1, "gpus": None, "nodes": 1}
+    WORDS = ("time", "partition", "account", "qos", "constraint", "memory")
+
+    def __init__(self):
+        for name, default in self.NUMBERS.items():
+            setattr(self, name, default)
+        for name in self.WORDS:
+            setattr(self, name, None)
+
+
+class Trial:
+    """One configuration and seed. What `sluice plan` says of it is added by plan.py."""
+
+    def __init__(self, base, base_node, values, seed):
+        self.base, self.base_node, self.values, self.seed = base, base_node, values, seed
+        self.name = self.hash = self.folder = ""
+        self.plan = {}
+
+    def overrides(self):
+        """key=value..., in the order in which later ones win."""
+        return [f"{key}={node.flow()}" for key, node in self.values.items()] + ([f"{SEED}={self.seed.text}"] if self.seed else [])
+
+    def configuration(self):
+        """What its seeds have in common."""
+        return (self.base, *(f"{key}={node.flow()}" for key, node in self.values.items()))
+
+
+class SweepFile:
+    def __init__(self, path):
+        self.path = path
+        self.root = root = strict_yaml.read(path)
+        if root.kind != "map":
+            root.refuse("a sweep file is a map: base, grid, seeds, ...")
+        self.check_keys(root, KEYS, "")
+        self.name = self.text(root, "name", os.path.splitext(os.path.basename(path))[0])
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", self.name):
+            self.part("name").refuse("a name has letters, digits, . _ and - only")
+        self.output = self.text(root, "output", os.path.join("runs", "sweeps", self.name))
+        self.bases = self.read_bases()
+        self.common = self.read_overrides(self.part("set"), "set")
+        self.grid = self.read_grid()
+        self.paired = self.read_paired()
+        self.seeds = self.read_seeds()
+        self.resources = self.read_resources()
+        self.rules = self.read_rules()
+        self.trials = self.expand()
+
+    # ---- parts
+
+    def part(self, key, parent=None):
+        node = (parent or self.root).entries.get(key)
+        return None if node is None or node.kind == "null" else node
+
+    def check_keys(self, node, known, where):
+        for key, value in node.entries.items():
+            if key not in known:
+                value.refuse(f"unknown key {where}{key}; there are: {', '.join(known)}")
+
+    def text(self, parent, key, default=None):
+        node = self.part(key, parent)
+        if node is None:
+            return default
+        if node.kind != "scalar" or not node.text:
+            node.refuse(f"{key} is one word or number")
+        return node.text
+
+    def number(self, parent, key, default, least=None, kind=int):
+        node = self.part(key, parent)
+        if node is None:
+            return default
+        try:
+            value = kind(node.text if node.kind == "scalar" and not node.quoted else "")
+        except ValueError:
+            node.refuse(f"{key} is a{' whole' if kind is int else ''} number")
+        if not math.isfinite(value) or (least is not None and value < least):
+            node.refuse(f"{key} is at least {least}, got {node.text}")
+        return value
+
+    def read_bases(self):
+        node = self.part("base")
+        if node is None:
+            self.root.refuse("base is missing: the configuration, or a list of them, that the trials change")
+        bases = []
+        for item in node.items if node.kind == "list" else [node]:
+            if item.kind != "scalar":
+                item.refuse("base is a file, or a list of files; * and ? match several")
+            pattern = os.path.join(os.path.dirname(os.path.abspath(self.path)), item.text)
+            found = sorted(glob.glob(pattern)) if re.search(r"[*?\[]", item.text) else [pattern]
+            found = [os.path.normpath(path) for path in found if os.path.isfile(path)]
+            if not found:
+                item.refuse(f"no such file: {os.path.normpath(pattern)} (relative to the sweep file)")
+            for path in found:
+                if path in [b for b, _ in bases]:
+                    item.refuse(f"{path} is given twice")
+                bases.append((path, item))
+        if not bases:
+            node.refuse("base is an empty list")
+        return bases
+
+    def check_override(self, key, node):
+        if key in OWN:
+            node.refuse(f"{key} is the sweep's to set" + ("; see resources.threads" if key == "train.threads" else ""))
+        if key == SEED:
+            node.refuse(f"{SEED}: give the list `seeds` instead")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.\[\]]*", key):
+            node.refuse(f"{key!r} is no configuration key")
+
+    def read_overrides(self, node, where):
+        if node is None:
+            return {}
+        if node.kind != "map":
+            node.refuse(f"{where} holds `key: value` pairs")
+        for key, value in node.entries.items():
+            self.check_override(key, value)
+        return dict(node.entries)
+
+    def taken(self, key, node, *others):
+        for where, keys in others:
+            if key in keys:
+                node.refuse(f"{key} stands in {where}, too; which one holds?")
+
+    def read_grid(self):
+        node = self.part("grid")
+        grid = self.read_overrides(node, "grid")
+        for key, values in grid.items():
+            if values.kind != "list" or not values.items:
+                values.refuse(f"grid.{key} needs a list of values")
+            flows = [v.flow() for v in values.items]
+            for i, item in enumerate(values.items):
+                if flows[i] in flows[:i]:
+                    item.refuse(f"grid.{key} has {flows[i]} twice")
+            self.taken(key, values, ("set", self.common))
+        return grid
+
+    def read_paired(self):
+        node = self.part("paired")
+        if node is None:
+            return [{}]
+        if node.kind != "list" or not node.items:
+            node.refuse("paired is a list of { key: value, ... }")
+        rows = [self.read_overrides(item, "each item of paired") for item in node.items]
+        for item, row in zip(node.items, rows):
+            if set(row) != set(rows[0]):
+                item.refuse("every item of paired gives the same keys as the first one: " + ", ".join(rows[0]))
+            for key, value in row.items():
+                self.taken(key, value, ("grid", self.grid), ("set", self.common))
+        return rows
+
+    def read_seeds(self):
+        node = self.part("seeds")
+        if node is None:
+            return [None]
+        if node.kind != "list" or not node.items:
+            node.refuse("seeds is a list of numbers")
+        for i, item in enumerate(node.items):
+            if item.kind != "scalar" or not re.fullmatch(r"0|[1-9][0-9]*", item.text):
+                item.refuse("a seed is a whole number from 0")
+            if item.text in [other.text for other in node.items[:i]]:
+                item.refuse(f"the seed {item.text} is given twice")
+        return node.items
+
+    def read_resources(self):
+        resources, node = Resources(), self.part("resources")
+        if node is None:
+            return resources
+        if node.kind != "map":
+            node.refuse("resources holds `key: value` pairs")
+        self.check_keys(node, (*Resources.NUMBERS, *Resources.WORDS), "resources.")
+        for name, default in Resources.NUMBERS.items():
+            setattr(resources, name, self.number(node, name, default, least=0 if name in ("gpus", "threads") else 1))
+        for name in Resources.WORDS:
+            word = self.text(node, name)
+            if word is not None and not re.fullmatch(r"[A-Za-z0-9:._,+&|@*()\[\]-]+", word):
+                node.entries[name].refuse(f"resources.{name} is no word for Slurm")
+            setattr(resources, name, word)
+        if resources.procs % resources.nodes:
+            node.refuse(f"resources.procs ({resources.procs}) is a multiple of resources.nodes ({resources.nodes})")
+        return resources
+
+    def read_rules(self):
+        node, rules = self.part("stop_if"), []
+        for item in [] if node is None else node.items if node.kind == "list" else [node]:
+            if item.kind != "map":
+                item.refuse("stop_if is {metric, op, value, after_steps}, or a list of them")
+            self.check_keys(item, ("metric", "op", "value", "after_steps"), "stop_if.")
+            metric, op = self.text(item, "metric"), self.text(item, "op")
+            if metric is None or op is None:
+                item.refuse("stop_if needs metric and op")
+            if op not in (*OPERATORS, "nonfinite"):
+                item.entries["op"].refuse(f"stop_if.op is one of {' '.join(OPERATORS)} nonfinite")
+            if (self.part("value", item) is None) != (op == "nonfinite"):
+                item.refuse("stop_if.value goes with > >= < <=, and with them only")
+            rules.append(StopRule(metric, op, self.number(item, "value", None, kind=float),
+                                  self.number(item, "after_steps", 0, least=0)))
+        return rules
+
+    # ---- trials
+
+    def expand(self):
+        """Bases x paired x grid, the first seeds of all before the second ones."""
+        trials = []
+        points = [dict(zip(self.grid, values)) for values in itertools.product(*(g.items for g in self.grid.values()))]
+        for seed in self.seeds:
+            for (base, node), row, point in itertools.product(self.bases, self.paired, points):
+                trials.append(Trial(base, node, {**self.common, **row, **point}, seed))
+        labels = {key: self.labels(key, values.items) for key, values in self.grid.items()}
+        for key in self.paired[0]:
+            labels[key] = self.labels(key, [row[key] for row in self.paired])
+        stems = [os.path.splitext(os.path.basename(base))[0] for base, _ in self.bases]
+        if len(set(stems)) < len(stems):  # the same name in several folders
+            stems = [os.path.basename(os.path.dirname(base)) + "-" + stem for (base, _), stem in zip(self.bases, stems)]
+        stem_of = {base: stem for (base, _), stem in zip(self.bases, stems)}
+        for trial in trials:
+            parts = [stem_of[trial.base]] if len(self.bases) > 1 or not any(labels.values()) else []
+            parts += [labels[key][node.flow()] for key, node in trial.values.items() if labels.get(key)]
+            trial.group = "-".join(parts)[:90].rstrip("-.") or stem_of[trial.base]
+            trial.name = trial.group + (f"-s{trial.seed.text}" if trial.seed else "")
+        return trials
+
+    def labels(self, key, nodes):
+        """{value: short text}, file-name safe; {} for a key that has one value only."""
+        flows = list(dict.fromkeys(node.flow() for node in nodes))
+        if len(flows) < 2:
+            return {}
+        keys = [*self.grid, *self.paired[0]]
+        parts = key.split(".")
+        short = parts[-1] if sum(k.split(".")[-1] == parts[-1] for k in keys) == 1 else ".".join(parts[-2:])
+        texts = [re.sub(r"[^A-Za-z0-9.+-]+", "_", flow).strip("_-") for flow in flows]
+        plain = all(node.kind != "list" and node.kind != "map" for node in nodes)
+        if not plain or len(set(texts)) < len(texts) or max(map(len, texts)) > 24 or not all(texts):
+            texts = [str(i + 1) for i in range(len(flows))]  # lists and long values go by their place
+        return {flow: re.sub(r"[^A-Za-z0-9._+-]+", "_", short) + "_" + text for flow, text in zip(flows, texts)}

@@ -1,0 +1,94 @@
+"""Numbers and tables for people."""
+import math
+import shutil
+import sys
+import time
+
+
+def count(value):
+    """1.67M"""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{unit}" if value < 1000 * limit else f"{value / limit:.0f}{unit}"
+    return f"{value:.0f}"
+
+
+def duration(seconds):
+    seconds = int(math.ceil(seconds))
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    if seconds < 100 * 3600:
+        return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+    return f"{seconds / 86400:.0f} days"
+
+
+def finite(value):
+    """A finite number, or None: writers put null where a value was not finite."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def fixed(value, digits=4):
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def table(header, rows, left=1):
+    """Columns as wide as they must be; the first `left` flush left."""
+    lines = [header, *rows]
+    widths = [max(len(str(line[i])) for line in lines) for i in range(len(header))]
+    out = []
+    for line in lines:
+        cells = [str(c).ljust(w) if i < left else str(c).rjust(w) for i, (c, w) in enumerate(zip(line, widths))]
+        out.append("  ".join(cells).rstrip())
+    return "\n".join(out)
+
+
+class Display:
+    """On a terminal a rewritten line for each running trial; elsewhere plain lines, those of progress every `every` seconds."""
+
+    def __init__(self, total, every, stream=sys.stdout):
+        self.total, self.every, self.stream = total, every, stream
+        self.rewrite = stream.isatty()
+        self.lines, self.said, self.last = 0, set(), time.monotonic()
+
+    def say(self, text, once=None):
+        if once is not None and id(once) in self.said:
+            return
+        self.said.add(id(once))
+        self.wipe()
+        print(f"sweep: {text}", file=self.stream, flush=True)
+
+    def event(self, trial, text):
+        self.wipe()
+        print(f"{trial.name}  {text}", file=self.stream, flush=True)
+
+    def wipe(self):
+        if self.lines:
+            self.stream.write(f"\x1b[{self.lines}A\x1b[J")
+            self.lines = 0
+
+    @staticmethod
+    def line(running):
+        record, plan = running.last, running.trial.plan
+        if not record:
+            return f"{running.trial.name}  starting"
+        speed = finite(record.get("tokens_per_second")) or 0
+        left = (plan["tokens"] - record.get("tokens", 0)) / speed if speed else 0
+        return (f"{running.trial.name}  step {record['step']}/{plan['steps']}  loss {fixed(finite(record.get('loss')), 3)}  "
+                f"{count(speed)} tok/s  ETA {duration(left)}")
+
+    def refresh(self, running):
+        now = time.monotonic()
+        if now - self.last < (0.3 if self.rewrite else self.every):
+            return
+        self.last = now
+        self.wipe()
+        lines = [self.line(r) for r in running.values()]
+        if self.rewrite:
+            size = shutil.get_terminal_size()
+            lines = [text[:size.columns - 1] for text in lines[:max(1, size.lines - 2)]]
+            self.lines = len(lines)
+        for text in lines:
+            print(text, file=self.stream)
+        self.stream.flush()
