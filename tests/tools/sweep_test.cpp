@@ -1,0 +1,231 @@
+// scripts/sweep as a user sees it: plan, run, stop, go on, status, results, a Slurm array, and files that are
+// wrong. What kills do to it scripts/faults tries (faults_test.cpp has a sample).
+#include "tools/tiny_run.h"
+
+namespace sluice {
+namespace {
+
+using Catch::Contains;
+
+bool no_python() {
+  if (std::system("command -v python3 >/dev/null") == 0) return false;
+  WARN("skipped: no Python");
+  return true;
+}
+
+/// The tiny training, and sweeps of it.
+struct Sweeps : test::TinyRun {
+  std::string file = folder / "s.yaml", output = folder / "out";
+  const std::string script =
+      "SLUICE=" + std::string(std::getenv("SLUICE_BINARY")) + " " SLUICE_SOURCE_DIR "/scripts/sweep ";
+
+  void write(const std::string& text) const { test::write_bytes(file, text + "output: " + output + "\n"); }
+  /// Exit code, and what was printed.
+  test::Outcome run(const std::string& arguments) const {
+    const int status = std::system((script + arguments + " >" + (folder / "said") + " 2>&1").c_str());
+    return {WEXITSTATUS(status), io::read_file(folder / "said"), "", 0};
+  }
+  test::Outcome sweep(const std::string& command, const std::string& more = "") const {
+    return run(command + " " + file + " " + more);
+  }
+  std::string journal() const { return io::read_file(output + "/sweep.jsonl"); }
+  /// How often a word stands in a text.
+  static int count(const std::string& text, const std::string& word) {
+    int n = 0;
+    for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
+    return n;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a sweep says what it will train, trains it once, and tells what came out", "[sweep]") {
+  if (no_python()) return;
+  const Sweeps s;
+  s.write(
+      "base: tiny.yaml\ngrid: {optimizer.lr: [1e-2, 3e-3]}\nseeds: [1, 2]\nresources: {slots: 2, threads: "
+      "1}\n");
+  const auto plan = s.run(s.file);
+  INFO(plan.out);
+  CHECK(plan.code == 0);
+  CHECK_THAT(plan.out, Contains("lr_1e-2-s1") && Contains("4 trials: 4 waiting"));
+  CHECK(plan.out.find("lr_3e-3-s1") < plan.out.find("lr_1e-2-s2"));  // first seeds first
+  CHECK_FALSE(io::exists(s.output));
+
+  const auto run = s.sweep("run");
+  INFO(run.out);
+  CHECK(run.code == 0);
+  CHECK(Sweeps::count(run.out, "  begins") == 4);
+  CHECK_THAT(run.out, Contains("2/2") && Contains("lowest validation loss"));
+  CHECK(Sweeps::count(s.journal(), "\"done\"") == 4);
+  CHECK(Sweeps::count(io::read_file(s.output + "/sweep.csv"), "\n") == 5);
+
+  // Finished trials are known by their hash, from wherever, and whatever the sweep calls them now.
+  s.write("base: tiny.yaml\ngrid: {optimizer.lr: [3e-3, 1e-2], train.max_steps: [8, 9]}\nseeds: [2]\n");
+  const auto more = s.sweep("run");
+  INFO(more.out);
+  CHECK(more.code == 0);
+  CHECK(Sweeps::count(more.out, "  begins") == 2);
+  CHECK_THAT(s.sweep("status").out, Contains("9/9") && Contains("4 done"));
+
+  // A folder that holds another training is left alone.
+  const std::string folders = s.output;
+  for (const std::string& name : io::list_directory(folders))
+    if (name.find("lr_1e-2") == 0)
+      test::write_bytes(folders + "/" + name + "/run.json", "{\"config_hash\": \"other\"}");
+  s.write("base: tiny.yaml\ngrid: {optimizer.lr: [1e-2, 3e-3]}\nseeds: [1, 2]\n");
+  const auto foreign = s.sweep("run");
+  CHECK(foreign.code == 73);
+  CHECK_THAT(foreign.out, Contains("is another training's: its configuration has the hash other"));
+}
+
+TEST_CASE("a sweep's trials end when a rule holds or they fail, and are not run again unasked", "[sweep]") {
+  if (no_python()) return;
+  const Sweeps s;
+  s.write(
+      "base: tiny.yaml\nset: {train.max_steps: 100000, data.validation: []}\nseeds: [1]\n"
+      "stop_if: [{metric: loss, op: '>', value: 1000}, {metric: loss, op: '<', value: 5.4, after_steps: 3}, "
+      "{metric: mood, op: nonfinite}]\n");
+  const auto run = s.sweep("run");
+  INFO(run.out);
+  CHECK(run.code == 0);
+  CHECK_THAT(run.out, Contains("stopped at step") && Contains("loss < 5.4 after step 3") &&
+                          Contains("no mood, which stop_if asks for"));
+  CHECK(s.sweep("run").out.find("begins") == std::string::npos);
+  CHECK(Sweeps::count(s.journal(), "\"started\"") == 1);
+  CHECK_THAT(s.sweep("run", "--retry stopped").out, Contains("goes on from step"));  // and ends as before
+  CHECK(Sweeps::count(s.journal(), "\"event\": \"stopped\"") == 2);
+
+  s.write(
+      "base: tiny.yaml\npaired: [{data.seq_len: 16, optimizer.lr: 1}, {data.seq_len: 9999, optimizer.lr: "
+      "2}]\n");
+  const auto failing = s.sweep("run");  // the corpus is too short for the second
+  INFO(failing.out);
+  CHECK(failing.code == 65);
+  CHECK_THAT(failing.out, Contains("failed: exit status 65") && Contains("1/1"));
+  const auto again = s.sweep("run");
+  CHECK(again.code == 65);
+  CHECK(again.out.find("begins") == std::string::npos);
+}
+
+TEST_CASE("a sweep that is told to stop lets its trials save, and goes on from there", "[sweep]") {
+  if (no_python()) return;
+  const Sweeps s;
+  s.write(
+      "base: tiny.yaml\nset: {train.max_steps: 400, checkpoint.every_steps: 0}\nseeds: "
+      "[1]\n");
+  setenv("SLUICE", std::getenv("SLUICE_BINARY"), 1);
+  // exec: the signal is the script's, not its shell's.
+  const std::string stop = "run " + s.file + " & job=$!; for i in $(seq 500); do sleep 0.02; cat " +
+                           s.output + "/*-s1-*/metrics.jsonl 2>/dev/null | grep -q . && break; done; ";
+  const int status =
+      std::system(("bash -c 'run() { exec " + s.script.substr(s.script.find(' ') + 1) + "run \"$1\"; }; " +
+                   stop + "kill -TERM $job; wait $job' >" + (s.folder / "said") + " 2>&1")
+                      .c_str());
+  const std::string said = io::read_file(s.folder / "said");
+  INFO(said);
+  CHECK(WEXITSTATUS(status) == 75);
+  CHECK_THAT(said, Contains("stopping: 1 trials save and end"));
+  CHECK_THAT(s.journal(), Contains("preempted"));
+  CHECK_THAT(s.sweep("status").out, Contains("paused"));
+  // Another sweep, or a torn journal, does not matter to what is saved.
+  test::write_bytes(s.output + "/sweep.jsonl", s.journal() + "{\"event\": \"do");
+  const auto on = s.sweep("run");
+  INFO(on.out);
+  CHECK(on.code == 0);
+  CHECK_THAT(on.out, Contains("goes on from step"));
+}
+
+TEST_CASE("a sweep as a Slurm array trains each trial by one task", "[sweep][launch]") {
+  if (no_python()) return;
+  const Sweeps s;
+  s.write(
+      "base: tiny.yaml\ngrid: {optimizer.lr: [1e-2, 3e-3]}\nresources: {slots: 5, threads: 1, time: "
+      "'01:30:00', partition: cpu}\n");
+  const auto made = s.sweep("slurm");
+  INFO(made.out);
+  REQUIRE(made.code == 0);
+  const std::string script = s.output + "/array.sbatch", text = io::read_file(script);
+  CHECK_THAT(text, Contains("#SBATCH --array=0-1%5") && Contains("--time=01:30:00") &&
+                       Contains("--partition=cpu") && Contains("--cpus-per-task=1"));
+  CHECK(std::system(("bash -n " + script).c_str()) == 0);
+  if (std::system("command -v shellcheck >/dev/null") == 0)
+    CHECK(std::system(("shellcheck " + script).c_str()) == 0);
+
+  // A scheduler that only pretends: srun runs what it is given, or ends as asked.
+  for (const char* name : {"srun", "scontrol"}) {
+    test::write_bytes(
+        s.folder / name,
+        "#!/bin/bash\necho " + std::string(name) + " \"$@\" >>" + (s.folder / "asked") +
+            "\n[ -z \"$ENDS_WITH\" ] || exit $ENDS_WITH\nwhile [[ $1 == -* ]]; do shift; done\n" +
+            (std::string(name) == "srun" ? "exec \"$@\"\n" : ""));
+    REQUIRE(std::system(("chmod +x " + (s.folder / name)).c_str()) == 0);
+  }
+  const auto task = [&](int index, const std::string& environment) {
+    const int status =
+        std::system((environment + " PATH=" + s.folder.path +
+                     ":$PATH SLURM_ARRAY_JOB_ID=42 SLURM_ARRAY_TASK_ID=" + std::to_string(index) + " bash " +
+                     script + " >" + (s.folder / "said") + " 2>&1")
+                        .c_str());
+    UNSCOPED_INFO(io::read_file(s.folder / "said"));
+    return WEXITSTATUS(status);
+  };
+  CHECK(task(0, "ENDS_WITH=75") == 75);
+  CHECK_THAT(io::read_file(s.folder / "asked"), Contains("scontrol requeue 42_0"));
+  CHECK(task(0, "") == 0);
+  CHECK(task(0, "") == 0);  // it has its result
+  CHECK_THAT(io::read_file(s.folder / "asked"),
+             Contains("srun --mpi=pmix --kill-on-bad-exit=1") && Contains("train.threads=1"));
+  CHECK(Sweeps::count(io::read_file(s.folder / "asked"), "srun") == 2);
+  CHECK_THAT(s.sweep("status").out, Contains("1 done, 1 waiting"));
+  CHECK_THAT(s.sweep("slurm").out, Contains("1 of 2 trials"));
+}
+
+TEST_CASE("a sweep file that is wrong is refused by line", "[sweep]") {
+  if (no_python()) return;
+  const Sweeps s;
+  const std::string base = "base: tiny.yaml\n";
+  const std::pair<std::string, std::string> wrong[] = {
+      {"grid: {}\n", "s.yaml:1:1: base is missing"},
+      {"base: none.yaml\n", "s.yaml:1:7: no such file"},
+      {base + "grids: {}\n", "s.yaml:2:8: unknown key grids"},
+      {base + "grid: {optimizer.lr: 1}\n", "s.yaml:2:22: grid.optimizer.lr needs a list of values"},
+      {base + "grid:\n  optimizer.lrr: [1]\n", "unknown key optimizer.lrr; did you mean lr?"},
+      {base + "set: {optimizer.lr: 1}\ngrid: {optimizer.lr: [1, 2]}\n",
+       "s.yaml:3:22: optimizer.lr stands in set, too"},
+      {base + "paired: [{optimizer.lr: 1}, {train.max_steps: 2}]\n",
+       "s.yaml:2:29: every item of paired gives the same keys"},
+      {base + "set: {train.seed: 1}\n", "s.yaml:2:19: train.seed: give the list `seeds` instead"},
+      {base + "resources: {slots: 0}\n", "s.yaml:2:20: slots is at least 1, got 0"},
+      {base + "stop_if: {metric: loss, op: '>'}\n", "s.yaml:2:10: stop_if.value goes with"},
+      {base + "seeds: *one\n", "s.yaml:2:8: aliases are not read here"},
+      {base + "base: tiny.yaml\n", "s.yaml:2:1: base is given twice (first in line 1)"},
+      {base + "set: {train.max_steps: 0}\n", "s.yaml:1: tiny has no length"},
+  };
+  for (const auto& [text, message] : wrong) {
+    INFO(text);
+    test::write_bytes(s.file, text);
+    const auto said = s.sweep("plan");
+    INFO(said.out);
+    CHECK(said.code == 64);
+    CHECK_THAT(said.out, Contains(message));
+    CHECK(said.out.find("Traceback") == std::string::npos);
+  }
+  CHECK(s.run("plan " + (s.folder / "none.yaml")).code == 66);
+}
+
+TEST_CASE("every shipped sweep plans", "[sweep]") {
+  if (no_python()) return;
+  const Sweeps s;
+  int files = 0;
+  for (const std::string& name : io::list_directory(SLUICE_SOURCE_DIR "/configs/sweeps")) {
+    if (name.find(".yaml") == std::string::npos) continue;
+    const auto said = s.run("plan " SLUICE_SOURCE_DIR "/configs/sweeps/" + name);
+    INFO(name << "\n" << said.out);
+    CHECK(said.code == 0);
+    ++files;
+  }
+  CHECK(files >= 2);
+}
+
+}  // namespace sluice
