@@ -17,6 +17,7 @@ PR_SET_PDEATHSIG = 1
 # 73: another training has the folder. 75: stopped and saved, by somebody else. 76: a rank hung or was lost; besides deaths by signals.
 LOST = {73, 75, 76}
 NUMERIC = 78
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 IN_VAIN = 3  # losses without a newer checkpoint after which a trial has failed
 libc = ctypes.CDLL(None)
 
@@ -121,7 +122,7 @@ class Runner:
         self.running = {}  # slot: Running
         self.not_before = {}  # hash: when a lost trial is started again
         self.signals, self.told_signals = 0, 0
-        self.gpus = self.find_gpus()
+        self.gpus = []
         os.makedirs(os.path.join(output, "logs"), exist_ok=True)
 
     def find_gpus(self):
@@ -149,7 +150,7 @@ class Runner:
     def environment(self, slot):
         environment = dict(os.environ)
         wanted = self.sweep.resources.gpus
-        if wanted is not None:  # more slots than GPUs share them in turn
+        if wanted is not None and slot is not None:  # more slots than GPUs share them in turn; a cluster's job has its own
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[(slot * wanted + i) % len(self.gpus)] for i in range(wanted))
         return environment
 
@@ -241,11 +242,16 @@ class Runner:
     def on_signal(self, _number, _frame):
         self.signals += 1
 
+    @staticmethod
+    def ignore_signals():
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
     def hand_on_signals(self):
         while self.told_signals < self.signals:
             self.told_signals += 1
             if self.told_signals == 1:
-                self.display.say(f"stopping: {len(self.running)} trials save and end; a second signal kills them")
+                self.display.say(f"stopping: what runs saves and ends (trials: {len(self.running)}); a second signal kills it")
             for running in self.running.values():
                 if self.told_signals == 1:
                     running.signal(self.stop_signal())
@@ -310,7 +316,8 @@ class Runner:
     def run(self):
         """Exit code: 0 when every trial has its result, 75 when a signal came first, else the worst of the failed ones. Call own() first."""
         self.check()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        self.gpus = self.find_gpus()
+        for number in SIGNALS:
             signal.signal(number, self.on_signal)
         next_look = 0.0
         while True:
@@ -331,7 +338,7 @@ class Runner:
 
     def run_one(self, trial):
         """One trial, once, as a job of a cluster does. 0 when it has its result; what a restart can mend keeps its code."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        for number in (*SIGNALS, signal.SIGUSR1):
             signal.signal(number, self.on_signal)
         look = self.look(trial)
         if look.state in state.ENDS:
@@ -353,6 +360,8 @@ class Runner:
 
 
 def find_program(given):
-    path = given or os.environ.get("SLUICE") or os.path.join("build", "sluice")
-    found = path if os.sep in path else shutil.which(path) or path
-    return os.path.abspath(found)
+    """Before the working folder changes: what the user says is relative to his."""
+    path = given or os.environ.get("SLUICE")
+    if not path:
+        return os.path.join(SOURCE, "build", "sluice")
+    return os.path.abspath(path if os.sep in path else shutil.which(path) or path)

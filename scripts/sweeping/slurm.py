@@ -45,7 +45,7 @@ exit "$status"
 def write(sweep, trials, output, program, source, threads):
     """OUTPUT/array.sbatch over these trials; its path."""
     resources, path = sweep.resources, os.path.join(output, "array.sbatch")
-    options = [("cpus-per-task", threads), ("gpus-per-task" if resources.procs > 1 else "gpus", resources.gpus or None), ("time", resources.time),
+    options = [("cpus-per-task", threads), ("gpus", resources.gpus or None), ("time", resources.time),
                ("partition", resources.partition), ("account", resources.account), ("qos", resources.qos), ("constraint", resources.constraint),
                ("mem", resources.memory)]
     text = SCRIPT.format(

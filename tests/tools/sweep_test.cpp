@@ -61,7 +61,9 @@ TEST_CASE("a sweep says what it will train, trains it once, and tells what came 
   CHECK(Sweeps::count(io::read_file(s.output + "/sweep.csv"), "\n") == 5);
 
   // Finished trials are known by their hash, from wherever, and whatever the sweep calls them now.
-  s.write("base: tiny.yaml\ngrid: {optimizer.lr: [3e-3, 1e-2], train.max_steps: [8, 9]}\nseeds: [2]\n");
+  s.write(
+      "base: tiny.yaml\ngrid: {optimizer.lr: [3e-3, 1e-2], train.max_steps: [8, 9]}\nseeds: [2]\nresources: "
+      "{threads: 1}\n");
   const auto more = s.sweep("run");
   INFO(more.out);
   CHECK(more.code == 0);
@@ -83,7 +85,8 @@ TEST_CASE("a sweep's trials end when a rule holds or they fail, and are not run 
   if (no_python()) return;
   const Sweeps s;
   s.write(
-      "base: tiny.yaml\nset: {train.max_steps: 100000, data.validation: []}\nseeds: [1]\n"
+      "base: tiny.yaml\nset: {train.max_steps: 100000, data.validation: []}\nseeds: [1]\nresources: "
+      "{threads: 1}\n"
       "stop_if: [{metric: loss, op: '>', value: 1000}, {metric: loss, op: '<', value: 5.4, after_steps: 3}, "
       "{metric: mood, op: nonfinite}]\n");
   const auto run = s.sweep("run");
@@ -98,7 +101,8 @@ TEST_CASE("a sweep's trials end when a rule holds or they fail, and are not run 
 
   s.write(
       "base: tiny.yaml\npaired: [{data.seq_len: 16, optimizer.lr: 1}, {data.seq_len: 9999, optimizer.lr: "
-      "2}]\n");
+      "2}]\n"
+      "resources: {threads: 1}\n");
   const auto failing = s.sweep("run");  // the corpus is too short for the second
   INFO(failing.out);
   CHECK(failing.code == 65);
@@ -106,14 +110,25 @@ TEST_CASE("a sweep's trials end when a rule holds or they fail, and are not run 
   const auto again = s.sweep("run");
   CHECK(again.code == 65);
   CHECK(again.out.find("begins") == std::string::npos);
+
+  // What dies without getting anywhere is started three times; each slot has its GPU.
+  s.write("base: tiny.yaml\nname: dying\nset: {optimizer.lr: 2e-2}\nresources: {gpus: 1, threads: 1}\n");
+  setenv("CUDA_VISIBLE_DEVICES", "5,7", 1);
+  const auto dying =
+      s.sweep("run", "--launcher \"sh -c 'echo gpu \\$CUDA_VISIBLE_DEVICES; kill -9 \\$\\$'\"");
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  INFO(dying.out);
+  CHECK(dying.code == 137);
+  CHECK(Sweeps::count(dying.out, "lost (exit status 137)") == 2);
+  CHECK_THAT(dying.out, Contains("failed: exit status 137: gpu 5"));
 }
 
 TEST_CASE("a sweep that is told to stop lets its trials save, and goes on from there", "[sweep]") {
   if (no_python()) return;
   const Sweeps s;
   s.write(
-      "base: tiny.yaml\nset: {train.max_steps: 400, checkpoint.every_steps: 0}\nseeds: "
-      "[1]\n");
+      "base: tiny.yaml\nset: {train.max_steps: 400, checkpoint.every_steps: 0}\nseeds: [1]\n"
+      "resources: {threads: 1}\n");
   setenv("SLUICE", std::getenv("SLUICE_BINARY"), 1);
   // exec: the signal is the script's, not its shell's.
   const std::string stop = "run " + s.file + " & job=$!; for i in $(seq 500); do sleep 0.02; cat " +
@@ -125,7 +140,7 @@ TEST_CASE("a sweep that is told to stop lets its trials save, and goes on from t
   const std::string said = io::read_file(s.folder / "said");
   INFO(said);
   CHECK(WEXITSTATUS(status) == 75);
-  CHECK_THAT(said, Contains("stopping: 1 trials save and end"));
+  CHECK_THAT(said, Contains("stopping: what runs saves and ends (trials: 1)"));
   CHECK_THAT(s.journal(), Contains("preempted"));
   CHECK_THAT(s.sweep("status").out, Contains("paused"));
   // Another sweep, or a torn journal, does not matter to what is saved.
@@ -134,6 +149,7 @@ TEST_CASE("a sweep that is told to stop lets its trials save, and goes on from t
   INFO(on.out);
   CHECK(on.code == 0);
   CHECK_THAT(on.out, Contains("goes on from step"));
+  CHECK_THAT(s.journal(), Contains("{\"event\": \"do\n{\"time\""));
 }
 
 TEST_CASE("a sweep as a Slurm array trains each trial by one task", "[sweep][launch]") {
