@@ -172,7 +172,7 @@ class Runner:
             return None
         try:
             look = self.look(trial)  # nobody changes it from here on
-            if look.verdict or look.state == DONE:
+            if look.state in state.ENDS:
                 return None
             if look.foreign():
                 raise Mistake(73, f"{trial.folder} is another training's: {look.foreign()}")

@@ -131,6 +131,7 @@ def one_sweep(world, tally, budget, seeds, steps):
             tally.add("kills")
             tally.add({"sweep": "of the sweep alone", "trial": "of a trial alone", "all": "of all"}[how])
             tally.add("while trials ran", int(bool(trials)))
+            tally.add("orphaned", int(how == "sweep" and bool(trials)))
         try:
             code = sweep.process.wait(120)
         except subprocess.TimeoutExpired:
@@ -144,6 +145,11 @@ def one_sweep(world, tally, budget, seeds, steps):
     if orphans:
         raise Failure(f"left running: {orphans}")
     trained_once(world, output, steps, 4 * seeds)
+    saved = 0  # trials whose sweep was killed are told to save
+    for name in os.listdir(os.path.join(output, "logs")):
+        with open(os.path.join(output, "logs", name), errors="replace") as file:
+            saved += file.read().count("stopped by SIGTERM")
+    tally.add("saved then", saved)
     tally.add("trainings", 4 * seeds)
     tally.add("starts", sum(event is not None and event["event"] == "started" for event in lines_of(os.path.join(output, "sweep.jsonl"))))
     again = Sweep(world, path)
@@ -158,3 +164,6 @@ def check(world, tally, count):
         if tally.figures.get("kills", 0) == done:
             break  # nothing could be killed
         done = tally.figures["kills"]
+    orphaned = tally.figures.get("orphaned", 0)
+    if orphaned >= 4 and not tally.figures.get("saved then"):
+        raise Failure(f"trials were orphaned {orphaned} times, and none saved itself")

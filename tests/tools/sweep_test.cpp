@@ -1,5 +1,7 @@
 // scripts/sweep as a user sees it: plan, run, stop, go on, status, results, a Slurm array, and files that are
 // wrong. What kills do to it scripts/faults tries (faults_test.cpp has a sample).
+#include <filesystem>
+
 #include "tools/tiny_run.h"
 
 namespace sluice {
@@ -70,11 +72,15 @@ TEST_CASE("a sweep says what it will train, trains it once, and tells what came 
   CHECK(Sweeps::count(more.out, "  begins") == 2);
   CHECK_THAT(s.sweep("status").out, Contains("9/9") && Contains("4 done"));
 
+  // A run that was removed is trained anew.
+  for (const std::string& name : io::list_directory(s.output))
+    if (name.find("max_steps_9-s2") != std::string::npos) std::filesystem::remove_all(s.output + "/" + name);
+  CHECK(Sweeps::count(s.sweep("run").out, "  begins") == 2);
+
   // A folder that holds another training is left alone.
-  const std::string folders = s.output;
-  for (const std::string& name : io::list_directory(folders))
+  for (const std::string& name : io::list_directory(s.output))
     if (name.find("lr_1e-2") == 0)
-      test::write_bytes(folders + "/" + name + "/run.json", "{\"config_hash\": \"other\"}");
+      test::write_bytes(s.output + "/" + name + "/run.json", "{\"config_hash\": \"other\"}");
   s.write("base: tiny.yaml\ngrid: {optimizer.lr: [1e-2, 3e-3]}\nseeds: [1, 2]\n");
   const auto foreign = s.sweep("run");
   CHECK(foreign.code == 73);
