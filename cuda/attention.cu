@@ -33,6 +33,7 @@ struct OutputArguments {
   const T* dy;
   T *d_o, *dgate;            // d_o null: not wanted, it is dy
   const float* dlse;         // added to the sink's; null where absent
+  const double* dhead;       // (H): added to the gradient of a head's mean score; null where absent
   float *delta, *dlse_sink;  // either, or both
   float* dsink_partial;      // (chunks, H): minus the sum over a chunk's tokens of the sink's dlse
 };
@@ -97,7 +98,8 @@ __global__ void __launch_bounds__(kThreads) attention_output_backward_kernel(Out
     const bool real = rows.begin + r < a.tokens;
     const int64_t token = real ? rows.begin + r : 0, row = token * a.heads + rows.head, at = row * a.depth;
     const int64_t statistic = rows.head * a.tokens + token;
-    float share = 1, rest = 0, score = 1, slope = 0;
+    float share = 1, rest = 0, score = 1, slope = 0, of_head = 0;
+    if (a.dhead) of_head = static_cast<float>(a.dhead[rows.head]) / static_cast<float>(a.headwise ? 1 : a.depth);
     if (a.sink) {
       const float x = a.lse[statistic] - to_float(a.sink[rows.head]);
       share = sigmoid(x), rest = sigmoid(-x);
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) attention_output_backward_kernel(Out
           } else {
             const float logit = to_float(z.v[e]), s = sigmoid(logit);
             score = activate(a.activation, logit, s);
-            z.v[e] = from_float<T>(slope_of(a.activation, logit, s) * dscore);
+            z.v[e] = from_float<T>(slope_of(a.activation, logit, s) * (dscore + of_head));
           }
           if (multiply) u = g * score;
         }
@@ -135,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) attention_output_backward_kernel(Out
       if (a.gate && !a.headwise) store_vec<kVec>(a.dgate + at + d, z);
     }
     if (a.gate && a.headwise) {
-      sum_dscore = row_sum<kLanes>(sum_dscore);
+      sum_dscore = row_sum<kLanes>(sum_dscore) + of_head;
       if (real && rows.lane == 0) a.dgate[row] = from_float<T>(slope * sum_dscore);
     }
     float of_sink = 0;
@@ -223,7 +225,7 @@ struct OutputGradients {
 
 void output_backward(Context& ctx, const OutputGradients& out, const Tensor& dy, const Tensor& o,
                      const Tensor& lse, const Tensor& sink, const Tensor& gate, const GateKind& kind,
-                     const Tensor& dlse) {
+                     const Tensor& dlse, const Tensor& dhead = {}) {
   const int64_t chunks = chunks_of(o.dim(0));
   ScratchScope temporaries(ctx.scratch);
   const Tensor partial =
@@ -236,6 +238,7 @@ void output_backward(Context& ctx, const OutputGradients& out, const Tensor& dy,
     a.d_o = out.d_o ? device_data<T>(out.d_o) : nullptr;
     a.dgate = gate ? device_data<T>(out.dgate) : nullptr;
     a.dlse = dlse ? device_data<float>(dlse) : nullptr;
+    a.dhead = dhead ? device_data<double>(dhead) : nullptr;
     a.delta = out.delta ? device_data<float>(out.delta) : nullptr;
     a.dlse_sink = out.dlse_sink ? device_data<float>(out.dlse_sink) : nullptr;
     a.dsink_partial = device_data<float>(partial);
@@ -448,12 +451,12 @@ void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Ten
       gated = inner.like("attention.o_sink", o);
       output_forward(ctx, gated, o, lse, output.sink, {}, {});
     }
-    gate_backward(ctx, d, dgate, dy, gated, output.gate, output.kind);
+    gate_backward(ctx, d, dgate, dy, gated, output.gate, output.kind, output.dhead);
     gate = Tensor();
     output_backward(ctx, out, d, o, lse, output.sink, {}, {}, dlse);
   } else {
     out.dgate = dgate;
-    output_backward(ctx, out, dy, o, lse, output.sink, gate, output.kind, dlse);
+    output_backward(ctx, out, dy, o, lse, output.sink, gate, output.kind, dlse, output.dhead);
   }
   core_backward(ctx, "gated_attention_backward", dq, dk, dv, d, q, k, v, lse, out.delta, first_key, scale,
                 coef0, o, dlse || output.sink, kernel);

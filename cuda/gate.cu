@@ -203,6 +203,7 @@ struct Backward {
   int heads;
   GateKind kind;
   float share;  // 1 / heads
+  const double* dhead;  // (H): a further gradient of a head's mean score; null where absent
 };
 
 /// Elementwise and specific: everything of an element is its own.
@@ -212,6 +213,10 @@ struct BackwardElements {
   T *dx, *dz;
   const T *dy, *x, *z;
   GateKind kind;
+  const double* dhead;  // null where absent
+  float part;           // 1 / channels
+  Divider channels, heads;
+  int num_heads;
   template <int N>
   struct In {
     Vec<T, N> dy, x, z;
@@ -228,7 +233,12 @@ struct BackwardElements {
     for (int e = 0; e < N; ++e) {
       const float d = to_float(in.dy.v[e]), v = to_float(in.z.v[e]), s = sigmoid(v);
       out.v[e] = from_float<T>(multiply ? d * activate(kind.activation, v, s) : d);
-      dout.v[e] = from_float<T>((multiply ? d * to_float(in.x.v[e]) : d) * slope_of(kind.activation, v, s));
+      float ds = multiply ? d * to_float(in.x.v[e]) : d;
+      if (dhead) {
+        const int64_t row = channels.quotient(i + e);
+        ds += part * static_cast<float>(dhead[row - heads.quotient(row) * num_heads]);
+      }
+      dout.v[e] = from_float<T>(ds * slope_of(kind.activation, v, s));
     }
     store_vec<N>(dx + i, out);
     store_vec<N>(dz + i, dout);
@@ -259,6 +269,7 @@ __global__ void __launch_bounds__(kBlock) backward_heads_kernel(Backward<T> b) {
     store_vec<kN>(b.dx + at + i, d);
   }
   ds = GroupSum<kBlock, kLanes>()(ds);
+  if (mine && b.dhead) ds += static_cast<float>(b.dhead[row % b.heads]);
   if (mine && lane == 0) b.dz[row] = from_float<T>(ds * slope_of(b.kind.activation, v, sig));
 }
 
@@ -370,7 +381,7 @@ __global__ void __launch_bounds__(kBlock) backward_constant_kernel(BackwardConst
 /// dz += slope * sums, folded over channels (headwise) and heads (shared). A block per score; sums (H, D).
 __global__ void __launch_bounds__(32)
     fold_constant_kernel(float* dz, const float* sums, const float* slopes, int heads, int64_t channels,
-                         bool headwise, bool shared) {
+                         bool headwise, bool shared, const double* dhead, float tokens) {
   const int64_t slot = blockIdx.x, width = headwise ? 1 : channels, head = slot / width,
                 channel = slot - head * width;
   const int first = shared ? 0 : static_cast<int>(head), last = shared ? heads : first + 1;
@@ -383,6 +394,7 @@ __global__ void __launch_bounds__(32)
     }
   }
   sum = warp_sum(sum);
+  if (dhead) sum += tokens * static_cast<float>(dhead[head]) / static_cast<float>(width);
   if (threadIdx.x == 0) dz[slot] += slopes[slot] * sum;
 }
 
@@ -402,7 +414,8 @@ void backward_per_token(Context& ctx, const Backward<T>& b, bool headwise) {
                backward_shared_elements_kernel<T, width()>, b, units, Divider(b.channels / width()));
       });
   } else if (!headwise) {
-    const BackwardElements<T> op = {b.dx, b.dz, b.dy, b.x, b.z, b.kind};
+    const BackwardElements<T> op = {b.dx,    b.dz, b.dy, b.x, b.z, b.kind, b.dhead, 1.f / static_cast<float>(b.channels),
+                                    Divider(b.channels), Divider(b.heads), b.heads};
     map(ctx, name, op, b.tokens * row, aligned(b.dx, b.dz, b.dy, b.x, b.z));
   } else if (b.channels % kN != 0 || !aligned(b.dx, b.dy, b.x)) {
     launch(ctx, name, {.grid = dim3(blocks_for(rows, kBlock / 32)), .block = dim3(kBlock)},
@@ -450,7 +463,7 @@ void gate_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& z, cons
 }
 
 void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const Tensor& x, const Tensor& z,
-                   const GateKind& kind) {
+                   const GateKind& kind, const Tensor& dhead) {
   const GateShape g(x, z);
   const int64_t row = g.row(), slots = g.slots();
   if (g.per_token) {
@@ -460,7 +473,7 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
       backward_per_token<T>(
           ctx,
           {device_data<T>(dx), device_data<T>(dz), device_data<T>(dy), device_data<T>(x), device_data<T>(z),
-           g.tokens, g.channels, g.heads, kind, 1.f / static_cast<float>(g.heads)},
+           g.tokens, g.channels, g.heads, kind, 1.f / static_cast<float>(g.heads), dhead ? device_data<double>(dhead) : nullptr},
           g.headwise);
     });
     return;
@@ -499,7 +512,8 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
                 Into::overwrite);
     launch(ctx, "gate_backward dz", {.grid = dim3(static_cast<unsigned>(slots)), .block = dim3(32)},
            fold_constant_kernel, device_data<float>(dz), device_data<float>(sums), slope, g.heads, g.channels,
-           g.headwise, kind.sharing != GateSharing::specific);
+           g.headwise, kind.sharing != GateSharing::specific, dhead ? static_cast<const double*>(device_data<double>(dhead)) : nullptr,
+           static_cast<float>(g.tokens));
   });
 }
 

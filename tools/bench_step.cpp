@@ -122,7 +122,7 @@ struct Training {
   Batch batch;
   Transformer::Saved saved;
   Tensor losses, dhidden;
-  RouterLoad router_load;
+  StepLoad load;
   int64_t micro_batches;
 
   Training(const Model& model, Device device, DType dtype, const Training* measured)
@@ -143,8 +143,8 @@ struct Training {
     dhidden = activations.alloc("dhidden", dtype, {tokens, model.config.hidden_size});
     for (Tensor* t : {&batch.tokens, &batch.targets, &batch.positions, &batch.first_key})
       *t = activations.alloc("batch", DType::i32, {tokens});
-    router_load.totals = transformer.make_router_totals(activations);
-    router_load.share = 1.0 / static_cast<double>(micro_batches);
+    load.routers.totals = transformer.make_router_totals(activations);
+    load.routers.share = 1.0 / static_cast<double>(micro_batches);
     if (!measured) return;
     const RandomStream random(1, "bench");
     std::vector<int32_t> host(static_cast<size_t>(tokens));
@@ -171,12 +171,12 @@ struct Training {
     const auto counted = static_cast<double>(losses.dim(0) * micro_batches);
     fill(ctx, scale, 1 / counted);
     store.zero_grads(ctx);
-    if (router_load.totals) fill(ctx, router_load.totals, 0.0);
+    if (load.routers.totals) fill(ctx, load.routers.totals, 0.0);
     for (int64_t i = 0; i < micro_batches; ++i) {
-      transformer.forward(ctx, batch, saved, router_load);
+      transformer.forward(ctx, batch, saved, load);
       transformer.loss_forward_backward(ctx, losses, dhidden, batch, saved, scale);
       sum(ctx, loss, losses, i == 0 ? Into::overwrite : Into::add);
-      transformer.backward(ctx, dhidden, batch, saved, router_load);
+      transformer.backward(ctx, dhidden, batch, saved, load);
     }
     optimizer.step(ctx, 1e-4, 1.0);
     store.pack(ctx);

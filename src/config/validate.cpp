@@ -175,6 +175,44 @@ void check_moe(const ModelConfig& m, Checks& check) {
                             e.num_experts));
 }
 
+/// What says how open a head is must be in [0, 1] and a head's own: the first gate at sdpa_output, if there is one.
+void check_head_balance(const Config& c, Checks& check) {
+  const ModelConfig& m = c.model;
+  const HeadBalanceConfig& b = m.attention.head_balance;
+  const std::string at = "model.attention.head_balance.";
+  check.not_negative(at + "coefficient", b.coefficient);
+  check.count(at + "shared_heads", b.shared_heads);
+  check.size(at + "calibration_samples", b.calibration_samples);
+  check.require(b.ddof == 0 || b.ddof == 1, {at + "ddof"}, fmt::format("{}ddof must be 0 or 1, got {}", at, b.ddof));
+  if (!(b.coefficient > 0)) return;
+  check.require(m.num_attention_heads <= 0 || m.num_attention_heads - b.shared_heads >= 2,
+                {at + "shared_heads", "model.num_attention_heads"},
+                fmt::format("{}shared_heads = {} leaves fewer than 2 of {} heads to balance", at, b.shared_heads,
+                            m.num_attention_heads));
+  check.require(m.num_attention_heads <= 1024, {"model.num_attention_heads"},
+                fmt::format("model.num_attention_heads = {} is above the 1024 that {}coefficient is built for",
+                            m.num_attention_heads, at));
+  check.require(c.parallel.determinism != Determinism::exact || b.scope == HeadBalanceScope::micro_batch ||
+                    b.scope == HeadBalanceScope::previous_step,
+                {at + "scope", "parallel.determinism"},
+                at + "scope sees what is computed at the same time or before, which depends on who computes what; with "
+                     "parallel.determinism: exact use micro_batch or previous_step");
+  for (size_t i = 0; i < m.attention.gates.size(); ++i) {
+    const GateConfig& gate = m.attention.gates[i];
+    if (gate.position != GatePosition::sdpa_output) continue;
+    const std::string key = fmt::format("model.attention.gates[{}]", i);
+    const std::string tail = ", which does not say how open a head is; set " + at + "coefficient: 0, or ";
+    check.require(gate.activation == GateActivation::sigmoid || gate.activation == GateActivation::ns_sigmoid,
+                  {key + ".activation", at + "coefficient"},
+                  key + ".activation: scores are not in [0, 1]" + tail + "use sigmoid or ns_sigmoid");
+    check.require(gate.combine == GateCombine::multiply, {key + ".combine", at + "coefficient"},
+                  key + ".combine: scores are added" + tail + "use multiply");
+    check.require(gate.heads == GateSharing::specific, {key + ".heads", at + "coefficient"},
+                  key + ".heads: all heads have the same scores" + tail + "use specific");
+    return;
+  }
+}
+
 /// Experts lie on ranks in equal parts.
 void check_gradient_dtype(const Config& c, Checks& check) {
   check.require(c.parallel.gradient_dtype == GradientDtype::f32 || c.train.precision != Precision::f64, {"parallel.gradient_dtype", "train.precision"},
@@ -333,7 +371,6 @@ void check_to_come(const Config& c, Checks& check) {
   refuse("model.final_logit_softcapping", m.final_logit_softcapping.has_value());
   refuse("optimizer.type", c.optimizer.type == OptimizerType::muon);
   refuse("lora.rank", c.lora.rank != 0);
-  refuse("model.attention.head_balance.coefficient", m.attention.head_balance.coefficient != 0);
 }
 
 }  // namespace
@@ -344,6 +381,7 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   check_model(config.model, config.data, check);
   check_switch_heads(config.model, check);
   check_moe(config.model, check);
+  check_head_balance(config, check);
   check_data(config.data, check);
   check_train(config.train, check);
   check_optimizer(config.optimizer, check);

@@ -167,6 +167,7 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
   if (config_.attention.output_activation == OutputActivation::silu)
     silu_forward(ctx, s.o_act, s.output_norm.y);
   if (!fuses_gate()) gates_forward(ctx, GatePosition::sdpa_output, s.o_act, x, s);
+  if (sequence.heads) count_heads(ctx, sequence, s);
   linear_forward(ctx, s.dense, matrix(s.o_gated), store_.linear(o_proj_));
   gates_forward(ctx, GatePosition::dense_output, s.dense, x, s);
 }
@@ -192,23 +193,30 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   }
   linear_backward_input(ctx, matrix(d_o), ddense, store_.linear(o_proj_), Into::overwrite);
   linear_backward_weight(ctx, store_.grad(o_proj_), ddense, matrix(s.o_gated));
-  if (!fuses_gate()) gates_backward(ctx, GatePosition::sdpa_output, d_o, s.o_act, x, s, dx, into);
+  const Tensor dhead = sequence.heads ? sequence.heads->gradient(layer_) : Tensor();
+  if (!fuses_gate()) gates_backward(ctx, GatePosition::sdpa_output, d_o, s.o_act, x, s, dx, into, dhead);
   if (config_.attention.output_activation == OutputActivation::silu)
     silu_backward(ctx, d_o, d_o, s.output_norm.y);
   if (output_norm_) output_norm_->backward(ctx, d_o, d_o, s.o_sink, s.output_norm);
 
-  const AttentionOutput output = fused_output(s);
+  AttentionOutput output = fused_output(s);
+  if (output.gate) output.dhead = dhead;
+  Tensor dlse, coef0;  // of the balance of heads that no gate says the openness of
+  if (dhead && !has_gate(GatePosition::sdpa_output)) {
+    dlse = t.like("attention.dlse", s.lse);
+    if (!sinks_) coef0 = t.like("attention.coef0", s.lse);
+    head_importance_backward(ctx, dlse, coef0, sinks_ ? store_.grad(*sinks_) : Tensor(), dhead, *head_gate(s, sequence.first_key));
+  }
   const AttentionKernel kernel = config_.attention.kernel;
   const Tensor values = after_gates(GatePosition::value, s.v, s);
   if (output.sink || output.gate) {
     const Tensor dz = output.gate ? t.like("attention.dgate", output.gate) : Tensor();
     gated_attention_backward(ctx, dq, dk, dv, dz, output.sink ? store_.grad(*sinks_) : Tensor(), d_o, s.q_rot,
-                             s.k_rot, values, s.o, s.lse, sequence.first_key, scale_, output, /*dlse=*/Tensor(),
-                             /*coef0=*/Tensor(), kernel);
+                             s.k_rot, values, s.o, s.lse, sequence.first_key, scale_, output, dlse, coef0, kernel);
     if (output.gate) gates_[output_gate()].logits_backward(ctx, dz, x, dx, into);
   } else {
-    attention_backward(ctx, dq, dk, dv, d_o, s.q_rot, s.k_rot, values, s.o, s.lse, sequence.first_key, scale_,
-                       /*dlse=*/Tensor(), /*coef0=*/Tensor(), kernel);
+    attention_backward(ctx, dq, dk, dv, d_o, s.q_rot, s.k_rot, values, s.o, s.lse, sequence.first_key, scale_, dlse, coef0,
+                       kernel);
   }
 
   if (q_norm_) {
@@ -282,15 +290,43 @@ Tensor Attention::gates_forward(Context& ctx, GatePosition position, const Tenso
   return y;
 }
 
-/// In place: d is the gradient of the last gate's output on entry, of x on return.
+std::optional<HeadGate> Attention::head_gate(const Saved& s, const Tensor& first_key) const {
+  HeadGate g;
+  g.skip_first = config_.attention.head_balance.skip_first;
+  if (has_gate(GatePosition::sdpa_output)) {
+    const Gate& gate = gates_[output_gate()];
+    if (!says_openness(gate.config())) return std::nullopt;
+    g.logits = gate.logits(s.gates[output_gate()]);
+    g.kind = gate.kind();
+    return g;
+  }
+  g.lse = s.lse;
+  if (sinks_) {
+    g.sink = sinks();
+  } else {
+    g.z0 = s.z0;
+    g.first_key = first_key;
+  }
+  return g;
+}
+
+void Attention::count_heads(Context& ctx, const Sequence& sequence, const Saved& s) const {
+  const HeadLoad& load = *sequence.heads;
+  const std::optional<HeadGate> gate = head_gate(s, sequence.first_key);
+  SLUICE_CHECK(gate, "attention: the scores of the gate at sdpa_output do not say how open a head is");
+  head_importance(ctx, load.row(load.batch, layer_), load.row(load.totals, layer_), *gate, s.o.dim(0));
+}
+
+/// In place: d is the gradient of the last gate's output on entry, of x on return. dhead: of the first one's scores.
 void Attention::gates_backward(Context& ctx, GatePosition position, Tensor d, const Tensor& x,
-                               const Tensor& hidden, const Saved& s, Tensor dhidden, Into& into) const {
+                               const Tensor& hidden, const Saved& s, Tensor dhidden, Into& into, const Tensor& dhead) const {
   for (size_t i = gates_.size(); i-- > 0;) {
     if (gates_[i].config().position != position) continue;
     Tensor input = x;
+    bool first = true;
     for (size_t j = 0; j < i; ++j)
-      if (gates_[j].config().position == position) input = s.gates[j].y;
-    gates_[i].backward(ctx, d, d, input, hidden, s.gates[i], dhidden, into);
+      if (gates_[j].config().position == position) input = s.gates[j].y, first = false;
+    gates_[i].backward(ctx, d, d, input, hidden, s.gates[i], dhidden, into, first ? dhead : Tensor());
   }
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "nn/gate.h"
+#include "nn/head_balance.h"
 #include "nn/layer.h"
 #include "nn/rmsnorm.h"
 #include "nn/switch_heads.h"
@@ -24,6 +25,7 @@ struct Sequence {
   Tensor first_key;           // (T) i32, see ops/attention.h
   Tensor rope_cos, rope_sin;  // (positions, D/2)
   KeyValueCache* cache = nullptr;
+  const HeadLoad* heads = nullptr;  // where forward counts how open heads are, and backward finds the gradients of that
 };
 
 /// Grouped-query causal attention with gates at any of five positions (SPEC 1, 1.1):
@@ -68,6 +70,9 @@ class Attention {
   /// (H): the learned sink logits; empty without.
   Tensor sinks() const { return sinks_ ? store_.value(*sinks_) : Tensor(); }
   double scale() const { return scale_; }
+  /// What says how open the heads are after a forward: the first gate at sdpa_output, or the sink, or the softmax by itself.
+  /// Nothing where that gate's scores do not say it (says_openness).
+  std::optional<HeadGate> head_gate(const Saved& s, const Tensor& first_key) const;
 
  private:
   /// The sink and the one gate at sdpa_output that the attention op applies by itself; nothing where more, or something
@@ -80,7 +85,8 @@ class Attention {
   Tensor gates_forward(Context& ctx, GatePosition position, const Tensor& x, const Tensor& hidden,
                        Saved& s) const;
   void gates_backward(Context& ctx, GatePosition position, Tensor d, const Tensor& x, const Tensor& hidden,
-                      const Saved& s, Tensor dhidden, Into& into) const;
+                      const Saved& s, Tensor dhidden, Into& into, const Tensor& dhead = {}) const;
+  void count_heads(Context& ctx, const Sequence& sequence, const Saved& s) const;
 
   ModelConfig config_;
   ParamStore& store_;

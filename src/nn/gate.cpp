@@ -61,16 +61,16 @@ void Gate::forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s
 }
 
 void Gate::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
-                    const Saved& s, Tensor dhidden, Into& into) const {
+                    const Saved& s, Tensor dhidden, Into& into, const Tensor& dhead) const {
   const int64_t T = s.y.dim(0);
   const auto view = [&](const Tensor& t) { return t.view({T, heads_, channels_}); };
   if (config_.input == GateInput::none) {
-    gate_backward(ctx, view(dx), as_logits(store_.grad(weight_)), view(dy), view(x), logits(s), kind());
+    gate_backward(ctx, view(dx), as_logits(store_.grad(weight_)), view(dy), view(x), logits(s), kind(), dhead);
     return;
   }
   ScratchScope t(ctx.scratch);
   const Tensor dz = t.like("gate.dz", s.z);
-  gate_backward(ctx, view(dx), dz, view(dy), view(x), s.z, kind());
+  gate_backward(ctx, view(dx), dz, view(dy), view(x), s.z, kind(), dhead);
   logits_backward(ctx, dz, hidden, dhidden, into);
 }
 

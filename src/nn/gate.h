@@ -25,9 +25,9 @@ class Gate {
   /// s.y from x (T, H, D), or any shape of as many elements, and hidden (T, C).
   void forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s) const;
   /// dx overwritten, may alias dy. dhidden (T, C) is written as `into` says, which becomes Into::add; a
-  /// learned constant leaves both alone.
+  /// learned constant leaves both alone. dhead (H), or empty: as in gate_backward.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
-                const Saved& s, Tensor dhidden, Into& into) const;
+                const Saved& s, Tensor dhidden, Into& into, const Tensor& dhead = {}) const;
 
   /// The same in parts, for a gate whose product with x is fused into what computes x: s.z before, and what follows
   /// from dz (the shape of s.z) after. Not for a learned constant.

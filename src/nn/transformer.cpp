@@ -30,7 +30,7 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
                   : store.add({.name = "lm_head.weight", .shape = {V, C}, .init = init, .packed = true});
 }
 
-void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const RouterLoad& load,
+void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load,
                           KeyValueCache* cache) const {
   check_batch("Transformer::forward", batch, s, cache);
   store_.begin_use(ctx, 0, Pass::forward);
@@ -39,7 +39,7 @@ void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const Rout
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const int unit = static_cast<int>(layer) + 1;
     store_.begin_use(ctx, unit, Pass::forward);
-    blocks_[layer].forward(ctx, x, sequence(batch, cache), load, s.blocks[layer]);
+    blocks_[layer].forward(ctx, x, sequence(batch, cache, load.heads), load.routers, s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::forward);
     x = s.blocks[layer].y;
   }
@@ -48,8 +48,9 @@ void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const Rout
 }
 
 void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s,
-                           const RouterLoad& load) const {
+                           const StepLoad& load) const {
   check_batch("Transformer::backward", batch, s, nullptr);
+  balance_heads(ctx, config_.attention.head_balance, load.heads);
   const Tensor d = dhidden;  // becomes the gradient of the residual stream, layer by layer, in place
   const auto input = [&](size_t layer) { return layer == 0 ? s.embedded : s.blocks[layer - 1].y; };
   rmsnorm_backward(ctx, d, store_.grad(norm_), dhidden, input(blocks_.size()), store_.value(norm_),
@@ -59,8 +60,8 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
     store_.begin_use(ctx, unit, Pass::backward);
     // The shared activations are still the last layer's. What is computed again has been counted.
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
-      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr), {}, s.blocks[layer]);
-    blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr), load, s.blocks[layer]);
+      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, {}), {}, s.blocks[layer]);
+    blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr, load.heads), load.routers, s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::backward);
   }
   embedding_backward(ctx, store_.grad(embed_tokens_), d, batch.tokens);
@@ -144,12 +145,13 @@ KeyValueCache Transformer::make_cache(Arena& arena, int64_t max_tokens, DType dt
   return cache;
 }
 
-Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache) const {
+Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache, const HeadLoad& heads) const {
   return {.positions = batch.positions,
           .first_key = batch.first_key,
           .rope_cos = rope_cos_,
           .rope_sin = rope_sin_,
-          .cache = cache};
+          .cache = cache,
+          .heads = heads.totals ? &heads : nullptr};
 }
 
 void Transformer::check_batch(const char* what, const Batch& batch, const Saved& s,

@@ -11,6 +11,12 @@
 
 namespace sluice {
 
+/// What a step's losses beside the text's add up over its micro-batches, and what their gradients need.
+struct StepLoad {
+  RouterLoad routers;
+  HeadLoad heads;
+};
+
 class Transformer {
  public:
   /// What backward, and analysis, need from forward.
@@ -32,8 +38,8 @@ class Transformer {
 
   /// Fills s up to s.hidden. cache: keys and values of earlier tokens of one sequence (generation); batch
   /// holds the next ones, with positions and first_key counted from the sequence's start. nullptr in
-  /// training. load: what the routers of layers with experts add to.
-  void forward(Context& ctx, const Batch& batch, Saved& s, const RouterLoad& load = {},
+  /// training. load: what the routers of layers with experts, and attention's heads, add to.
+  void forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load = {},
                KeyValueCache* cache = nullptr) const;
   /// losses (T), nats, from s.hidden.
   void loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const;
@@ -41,8 +47,8 @@ class Transformer {
   /// gradient_scale (1) f64.
   void loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch, const Saved& s,
                              const Tensor& gradient_scale) const;
-  /// Adds every parameter's gradient, those of the routers' losses included. dhidden is used up.
-  void backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s, const RouterLoad& load = {}) const;
+  /// Adds every parameter's gradient, those of the routers' and heads' losses included. dhidden is used up.
+  void backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s, const StepLoad& load = {}) const;
   /// logits (R, V) f32 (f64) of rows of hidden (R, C).
   void logits(Context& ctx, Tensor logits, const Tensor& hidden) const;
 
@@ -54,7 +60,7 @@ class Transformer {
   const std::vector<Block>& blocks() const { return blocks_; }
 
  private:
-  Sequence sequence(const Batch& batch, KeyValueCache* cache) const;
+  Sequence sequence(const Batch& batch, KeyValueCache* cache, const HeadLoad& heads) const;
   void check_batch(const char* what, const Batch& batch, const Saved& s, const KeyValueCache* cache) const;
 
   ModelConfig config_;

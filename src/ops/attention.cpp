@@ -110,6 +110,10 @@ void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Ten
     check_tensor(op, "dsink", dsink, lse.dtype, {o.dim(1)});
   }
   if (output.gate) check_count(op, "dgate", dgate, dgate.dtype, output.gate.numel());
+  if (output.dhead) {
+    check_tensor(op, "dhead", output.dhead, DType::f64, {o.dim(1)});
+    SLUICE_CHECK(output.gate && output.kind.sharing == GateSharing::specific, "{}: dhead is for a gate's scores, specific to a head", op);
+  }
   SLUICE_DISPATCH_CUDA_ONLY(gated_attention_backward, ctx, dq, dk, dv, dgate, dsink, dy, q, k, v, o, lse, first_key,
                             scale, output, dlse, coef0, kernel);
   ScratchScope t(ctx.scratch);
@@ -121,7 +125,7 @@ void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Ten
       gated = t.like("gated_attention.o_sink", o);
       sink_forward(ctx, gated, o, lse, output.sink);
     }
-    gate_backward(ctx, d, dgate, dy, gated, output.gate, output.kind);
+    gate_backward(ctx, d, dgate, dy, gated, output.gate, output.kind, output.dhead);
   }
   if (output.sink) {
     const Tensor d_o = output.gate ? d : t.like("gated_attention.d_o", o);

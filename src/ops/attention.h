@@ -31,6 +31,7 @@ struct AttentionOutput {
   Tensor sink;  // (H), or empty
   Tensor gate;  // logits z (T, H, D) or (T, H), or empty; of q's dtype
   GateKind kind = {};
+  Tensor dhead;  // (H) f64, or empty: read by backward alone, as gate_backward's; only with a gate
 };
 
 /// As attention_forward; y (Tq, H, D) overwritten, may not alias o. o, lse, z0 are those of the plain attention.

@@ -29,8 +29,12 @@ void gate_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& z, cons
 }
 
 void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const Tensor& x, const Tensor& z,
-                   const GateKind& kind) {
+                   const GateKind& kind, const Tensor& dhead) {
   check_gate("gate_backward", x, z);
+  if (dhead) {
+    check_tensor("gate_backward", "dhead", dhead, DType::f64, {x.dim(1)});
+    SLUICE_CHECK(kind.sharing == GateSharing::specific, "gate_backward: dhead is for scores specific to a head");
+  }
   check_like("gate_backward", "dx", dx, x);
   check_like("gate_backward", "dy", dy, x);
   const bool per_token = z.dim(0) == x.dim(0) && (x.dim(0) > 1 || dz.dtype != accumulate_dtype(z.dtype));
@@ -42,7 +46,7 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
       per_token || x.dim(0) > 1,
       "gate_backward: with one token, z {} may be an activation or a parameter; run at least two tokens",
       z.describe());
-  SLUICE_DISPATCH(gate_backward, ctx, dx, dz, dy, x, z, kind);
+  SLUICE_DISPATCH(gate_backward, ctx, dx, dz, dy, x, z, kind, dhead);
 }
 
 void gate_scores(Context& ctx, Tensor scores, const Tensor& z, const GateKind& kind) {

@@ -23,8 +23,10 @@ void gate_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& z, cons
 /// dx (T, H, D) overwritten, may alias dy. dz has the shape of z: for Z = T it is overwritten and has z's dtype; for
 /// Z = 1 it is the gradient of a parameter: accumulate_dtype, added to.
 /// With T = 1 the two cannot be told apart but by dtype: f32 and f64 are refused.
+/// dhead (H) f64, or empty: a further gradient of every token's mean score over channels of a head; added to ds before it is
+/// rounded (dz += a'(z) dhead_h / channels of z). Only for scores specific to a head.
 void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const Tensor& x, const Tensor& z,
-                   const GateKind& kind);
+                   const GateKind& kind, const Tensor& dhead = {});
 
 /// scores, for analysis: s in the shape of z ((T, H, D), (T, H), or Z = 1), accumulate_dtype(z), after activation and sharing (shared
 /// scores are repeated over heads).

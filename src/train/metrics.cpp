@@ -25,6 +25,13 @@ nlohmann::ordered_json to_json(const RouterSummary& router) {
           {"layers", layers}};
 }
 
+nlohmann::ordered_json to_json(const HeadSummary& heads) {
+  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < heads.layers.size(); ++i)
+    layers.push_back({{"layer", i}, {"imbalance", heads.layers[i].imbalance}, {"importance", heads.layers[i].importance}});
+  return {{"imbalance", heads.imbalance}, {"importance", heads.importance}, {"balance_loss", heads.balance_loss}, {"layers", layers}};
+}
+
 }  // namespace
 
 nlohmann::ordered_json to_json(const TrainRecord& r) {
@@ -35,6 +42,7 @@ nlohmann::ordered_json to_json(const TrainRecord& r) {
                                  {"seconds", r.seconds}, {"spikes", r.spikes},
                                  {"skipped", r.skipped}};
   if (r.router) line["router"] = to_json(*r.router);
+  if (r.heads) line["heads"] = to_json(*r.heads);
   return line;
 }
 

@@ -10,6 +10,7 @@
 #include "analysis/router_load.h"
 #include "core/io.h"
 #include "train/evaluate.h"
+#include "train/head_keeper.h"
 
 namespace sluice {
 
@@ -21,6 +22,7 @@ struct TrainRecord {
   double seconds = 0;                      // of training so far, over all resumptions
   int64_t spikes = 0, skipped = 0;
   std::optional<RouterSummary> router;  // of the last of these steps
+  std::optional<HeadSummary> heads;     // the same
 };
 
 nlohmann::ordered_json to_json(const TrainRecord& record);

@@ -417,6 +417,7 @@ void Run::tell(const StepMetrics& m) {
   record.spikes = policy.spikes();
   record.skipped = policy.skipped();
   record.router = router_;
+  record.heads = trainer_->heads().summary();
   metrics_->append(to_json(record));
   std::vector<std::pair<std::string, double>> values = {{"train/loss", m.loss},
                                                         {"train/grad_norm", m.grad_norm},
@@ -429,6 +430,11 @@ void Run::tell(const StepMetrics& m) {
     values.emplace_back("router/z_loss", router_->z_loss);
     values.emplace_back("router/max_over_mean", router_->max_over_mean);
     values.emplace_back("router/idle_experts", static_cast<double>(router_->idle));
+  }
+  if (record.heads) {
+    values.emplace_back("heads/imbalance", record.heads->imbalance);
+    values.emplace_back("heads/importance", record.heads->importance);
+    values.emplace_back("heads/balance_loss", record.heads->balance_loss);
   }
   scalars(record.step, values);
   console_->progress(progress(m));
@@ -516,6 +522,7 @@ Progress Run::progress(const StepMetrics& m) const {
   p.rough = times_.count() < 20;
   p.skipped = trainer_->policy().skipped();
   p.load_max_over_mean = router_ ? router_->max_over_mean : 0;
+  if (const auto heads = trainer_->heads().summary()) p.head_imbalance = heads->imbalance;
   return p;
 }
 

@@ -126,7 +126,8 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       optimizer_(config.optimizer, store_),
       grad_sync_(config.parallel, store_, mesh_, queue_.get()),
       weight_sync_(config.parallel.zero_stage, store_, mesh_, queue_.get()),
-      policy_(config.train) {
+      policy_(config.train),
+      heads_(config) {
   ctx_.deterministic = config.train.deterministic;
   const DType dtype = storage_dtype(config.train.precision);
   const int64_t seq_len = config.data.seq_len, tokens = config.train.micro_batch_size * seq_len;
@@ -172,6 +173,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
     if (on_gpu()) router_load_.host_counts = pinned_.alloc("router.counts", DType::f64, {config.model.moe.num_experts});
   }
   host_router_totals_ = on_gpu() ? model_.make_router_totals(pinned_) : router_load_.totals;
+  heads_.allocate(batch_memory_, pinned_, mesh_.data(), micro_batches);
   micro_batch_.allocate_batch(batch_memory_, pinned_, tokens);
   micro_batch_.saved = model_.make_saved(activations_, tokens, dtype, config.train.recompute);
   micro_batch_.losses = activations_.alloc("losses", accumulate_dtype(dtype), {tokens});
@@ -194,11 +196,13 @@ StepMetrics Trainer::step() {
   tell_device(m.lr);
   grad_sync_.begin_step(ctx_, step_);
   if (router_load_.totals) fill(ctx_, router_load_.totals, 0.0);
+  heads_.begin_step(ctx_);
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
     grad_sync_.begin_micro_batch(ctx_, i);
     once_recorded(micro_graph_, &Trainer::forward_backward);
     grad_sync_.end_micro_batch(ctx_);
+    heads_.end_micro_batch(ctx_, i);
     collect_losses(i);
   }
   if (!measuring()) faults::at("all_reduce", step_);
@@ -208,10 +212,12 @@ StepMetrics Trainer::step() {
 
   copy(ctx_, host_control_, optimizer_.control());
   if (router_load_.totals) copy(ctx_, host_router_totals_, router_load_.totals);
+  heads_.fetch(ctx_);
   if (on_gpu() && step_ + 1 < max_steps_) load(step_ + 1);  // while the device computes
   synchronize(ctx_);
   if (measuring()) return m;
   if (router_load_.totals && several()) all_reduce(*ranks_, host_router_totals_.as<double>(), host_router_totals_.numel());
+  heads_.collect(*ranks_);
   warm_ = true;
 
   const UpdateControl& control = *reinterpret_cast<const UpdateControl*>(host_control_.as<double>());
@@ -233,6 +239,7 @@ StepMetrics Trainer::step() {
            judgement.budget_exhausted ? "; more than 10 of the last 1000 steps were skipped" : "");
   } else {
     optimizer_.count_applied();
+    heads_.applied(config_.train.global_batch_size);
   }
   ++step_;
   return m;
@@ -274,7 +281,7 @@ void Trainer::tell_device(double lr) {
 /// Runs the ops; on a GPU, from the second step on, as a graph recorded once. A profile needs them one by one.
 void Trainer::once_recorded(Graph& graph, void (Trainer::*ops)()) {
   // Counts that ranks add up on their way cannot be recorded.
-  const bool asks_ranks = &graph == &micro_graph_ && router_load_.counts;
+  const bool asks_ranks = &graph == &micro_graph_ && (router_load_.counts || heads_.load().ranks);
   if (!on_gpu() || measuring() || !warm_ || ctx_.profile || asks_ranks) return (this->*ops)();
   if (!graph.recorded()) graph.record(ctx_, [&] { (this->*ops)(); });
   graph.launch(ctx_);
@@ -284,11 +291,12 @@ void Trainer::once_recorded(Graph& graph, void (Trainer::*ops)()) {
 void Trainer::forward_backward() {
   const Tensor& control = optimizer_.control();
   ForwardBuffers& b = micro_batch_;
-  model_.forward(ctx_, b.batch, b.saved, router_load_);
+  const StepLoad load{router_load_, heads_.load()};
+  model_.forward(ctx_, b.batch, b.saved, load);
   model_.loss_forward_backward(ctx_, b.losses, dhidden_, b.batch, b.saved,
                                update_field(control, &UpdateControl::gradient_scale));
   sum(ctx_, update_field(control, &UpdateControl::loss), b.losses, Into::add);
-  model_.backward(ctx_, dhidden_, b.batch, b.saved, router_load_);
+  model_.backward(ctx_, dhidden_, b.batch, b.saved, load);
 }
 
 /// Keeps the sum of one micro-batch's losses apart, where other ranks have some too, or where their order must not matter.

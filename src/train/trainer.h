@@ -19,6 +19,7 @@
 #include "params/param_store.h"
 #include "train/checkpoint.h"
 #include "train/forward_buffers.h"
+#include "train/head_keeper.h"
 #include "train/spike.h"
 
 namespace sluice {
@@ -99,6 +100,8 @@ class Trainer {
   Optimizer& optimizer() { return optimizer_; }
   /// What the routers of the last step added up, on the host (Transformer::make_router_totals); empty without experts.
   const Tensor& router_totals() const { return host_router_totals_; }
+  /// What the heads of the last step added up; keeps nothing without model.attention.head_balance.
+  const HeadKeeper& heads() const { return heads_; }
   /// Rounds beyond the first that rows took on their way to shared experts, in all steps so far.
   int64_t extra_rounds() const { return extra_rounds_; }
   /// Shared with the step: valid until the next one.
@@ -171,6 +174,7 @@ class Trainer {
   Tensor micro_losses_;            // f64, host: their sums, of all ranks; only where they are needed apart
   Tensor dhidden_;                 // (T, C)
   RouterLoad router_load_;
+  HeadKeeper heads_;
   int64_t extra_rounds_ = 0;
   Tensor host_router_totals_;      // on a CPU, router_load_'s
   Tensor host_control_;            // (kUpdateControl) f64, the host's side of optimizer_.control()

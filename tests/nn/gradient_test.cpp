@@ -184,6 +184,79 @@ TEST_CASE("Head layouts: one key head, as many as query heads, one head, heads w
   }
 }
 
+TEST_CASE("Heads in balance: every mechanism's gradients equal central differences", "[gradient][heads]") {
+  int turn = 0;
+  const auto check = [&](ModelConfig c) {
+    for (const int64_t kv_heads : {1, 2, 4})
+      for (const int64_t shared_heads : {0, 1, 2}) {
+        // One layer and two, both deviations, first tokens counted or not: each beside each of the others in turn.
+        c.num_key_value_heads = kv_heads;
+        c.num_hidden_layers = 1 + turn % 2;
+        c.qk_norm = turn % 3 != 0;
+        HeadBalanceConfig& b = c.attention.head_balance;
+        b.coefficient = 2;
+        b.scope = static_cast<HeadBalanceScope>(turn % 3);  // alone, a micro-batch is all there is; the step before is no gradient
+        b.shared_heads = shared_heads;
+        b.shared_from = SharedHeads::online;
+        b.ddof = turn / 2 % 2;
+        b.skip_first = turn / 4 % 2 == 0;
+        ++turn;
+        INFO(fmt::format("balance: kv heads {}, shared {}, ddof {}, skip_first {}, layers {}", kv_heads, shared_heads, b.ddof,
+                         b.skip_first, c.num_hidden_layers));
+        check_gradients(c, 3);
+      }
+  };
+  for_each_value<AttentionKind>([&](AttentionKind kind) {
+    ModelConfig c = test::tiny_config();
+    c.attention.kind = kind;
+    check(c);
+    c.attention.gates = {GateConfig{.position = GatePosition::value}};
+    c.attention.output_norm = OutputNorm::rmsnorm;
+    c.norm_placement = NormPlacement::sandwich;
+    check(c);
+    for_each_value<GateGranularity>([&](GateGranularity granularity) {
+      for_each_value<GateInput>([&](GateInput input) {
+        ModelConfig gated = test::tiny_config();
+        gated.attention.kind = kind;
+        gated.attention.gates = {GateConfig{.granularity = granularity, .input = input}};
+        gated.attention.gates[0].activation = turn % 2 ? GateActivation::ns_sigmoid : GateActivation::sigmoid;
+        check(gated);
+      });
+    });
+    // The first of two gates counts, behind a norm: nothing of it is fused.
+    ModelConfig two = test::tiny_config();
+    two.attention.kind = kind;
+    two.attention.gates = {GateConfig{.position = GatePosition::query}, GateConfig{},
+                           GateConfig{.activation = GateActivation::silu}};
+    two.attention.output_norm = OutputNorm::rmsnorm;
+    check(two);
+  });
+}
+
+TEST_CASE("Blocks that are computed again count their heads once and give the same bits", "[gradient][heads]") {
+  const test::OneThread one_thread;
+  for_each_value<AttentionKind>([&](AttentionKind kind) {
+    ModelConfig c = test::tiny_config();
+    c.num_hidden_layers = 3;
+    c.attention.kind = kind;
+    c.attention.head_balance.coefficient = 1;
+    std::vector<std::string> bits;
+    for (const Recompute recompute : {Recompute::none, Recompute::block}) {
+      TestModel m(c, test::tiny_batch(), DType::f32, recompute);
+      m.randomize();
+      m.loss_and_gradient();
+      bits.emplace_back();
+      for (size_t i = 0; i < m.store.specs().size(); ++i) {
+        const Tensor g = m.store.grad(static_cast<ParamStore::Id>(i));
+        bits.back().append(static_cast<const char*>(g.data), static_cast<size_t>(g.bytes()));
+      }
+      const Tensor rows = m.load.heads.totals;
+      bits.back().append(static_cast<const char*>(rows.data), static_cast<size_t>(rows.bytes()));
+    }
+    CHECK(bits[0] == bits[1]);
+  });
+}
+
 TEST_CASE("Experts inside the model, beside dense layers, gates and sandwich norms", "[gradient][moe]") {
   for_each_value<NormPlacement>([&](NormPlacement norm_placement) {
     for (const bool shared : {false, true}) {

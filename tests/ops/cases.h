@@ -132,6 +132,7 @@ OpFamily elementwise_cases();
 OpFamily embedding_cases();
 OpFamily gate_cases();
 OpFamily grouped_linear_cases();
+OpFamily head_importance_cases();
 OpFamily linear_cases();
 OpFamily permute_cases();
 OpFamily reduce_cases();

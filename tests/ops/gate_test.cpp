@@ -120,10 +120,15 @@ TEST_CASE("every gate's gradients are those of central differences", "[gate]") {
       const Tensor y = pool.zeros(DType::f64, {T, H, D}), dy = pool.normal(DType::f64, {T, H, D});
       const Tensor dx = pool.normal(DType::f64, {T, H, D}), dz = pool.copy(z, DType::f64);
       if (!c.per_token) set_zero(dz);
-      gate_backward(ctx, dx, dz, dy, x, z, c.kind);
+      // A gradient of heads' mean scores joins in where scores are specific to a head.
+      const Tensor dhead = c.kind.sharing == GateSharing::specific ? pool.normal(DType::f64, {H}) : Tensor();
+      gate_backward(ctx, dx, dz, dy, x, z, c.kind, dhead);
       const auto loss = [&] {
         gate_forward(ctx, y, x, z, c.kind);
-        return dot(dy, y);
+        double total = dot(dy, y);
+        for (int64_t i = 0; dhead && i < x.numel(); ++i)
+          total += Pool::get(dhead, i / D % H) * score(c, z, i / (H * D), i / D % H, i % D) / static_cast<double>(D);
+        return total;
       };
       CHECK(gradient_error(x, dx, loss, 40) <= kGradientTolerance);
       CHECK(gradient_error(z, dz, loss, 40) <= kGradientTolerance);

@@ -7,6 +7,7 @@
 
 #include "core/parallel_for.h"
 #include "nn/transformer.h"
+#include "ops/elementwise.h"
 #include "support/gradcheck.h"
 
 namespace sluice::test {
@@ -112,12 +113,14 @@ class TestModel {
     store.pack(*context);
   }
 
-  /// Mean loss of the counted tokens.
+  /// Mean loss of the counted tokens, and that of heads in balance.
   double loss() {
     store.pack(*context);
     const Batch b = batch.view();
-    model.forward(*context, b, saved);
+    zero_heads(*context);
+    model.forward(*context, b, saved, load);
     model.loss_forward(*context, losses, b, saved);
+    balance_heads(*context, model.config().attention.head_balance, load.heads);
     return mean_loss();
   }
   /// The same, and its gradient in the store.
@@ -164,6 +167,7 @@ class TestModel {
   std::unique_ptr<Context> context;
   Transformer::Saved saved;
   Tensor losses, dhidden;
+  StepLoad load;  // heads, where model.attention.head_balance asks for it
 
  private:
   void build(Context& ctx, Arena& v, Arena& g, Arena& a, DType dtype, Recompute recompute) {
@@ -173,13 +177,18 @@ class TestModel {
     saved = model.make_saved(a, T, dtype, recompute);
     losses = a.alloc("losses", accumulate_dtype(dtype), {T});
     dhidden = a.alloc("dhidden", dtype, {T, model.config().hidden_size});
+    load.heads = make_head_load(model.config(), a, a, nullptr);
+  }
+  void zero_heads(Context& ctx) {
+    if (load.heads.totals) fill(ctx, load.heads.totals, 0.0);
   }
   void run(Context& ctx) {
     const Batch b = batch.view();
-    model.forward(ctx, b, saved);
+    zero_heads(ctx);
+    model.forward(ctx, b, saved, load);
     double scale = 1.0 / static_cast<double>(counted());
     model.loss_forward_backward(ctx, losses, dhidden, b, saved, scalar(scale));
-    model.backward(ctx, dhidden, b, saved);
+    model.backward(ctx, dhidden, b, saved, load);
   }
   int64_t counted() const {
     return std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; });
@@ -187,7 +196,11 @@ class TestModel {
   double mean_loss() const {
     double total = 0;
     for (int64_t i = 0; i < losses.numel(); ++i) total += Pool::get(losses, i);
-    return total / static_cast<double>(counted());
+    total /= static_cast<double>(counted());
+    const Tensor& rows = load.heads.batch;
+    for (int64_t l = 0; rows && l < rows.dim(0); ++l)
+      total += model.config().attention.head_balance.coefficient * Pool::get(rows, (l + 1) * rows.dim(1) - 1);
+    return total;
   }
 };
 

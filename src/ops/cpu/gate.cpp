@@ -218,8 +218,19 @@ void gate_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& z, cons
   });
 }
 
+/// ds (tokens, H, W) += factor dhead_h / W.
+template <class A>
+void add_head_gradient(A* ds, const Tensor& dhead, int64_t tokens, int64_t heads, int64_t width, A factor) {
+  if (!dhead) return;
+  for (int64_t r = 0; r < tokens * heads; ++r) {
+    const A d = factor * static_cast<A>(dhead.as<double>()[r % heads]) / static_cast<A>(width);
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) ds[r * width + i] += d;
+  }
+}
+
 void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const Tensor& x, const Tensor& z,
-                   const GateKind& kind) {
+                   const GateKind& kind, const Tensor& dhead) {
   const GateShape g(x, z);
   const DType accumulate = accumulate_dtype(x.dtype);
   const int64_t chunks = std::max<int64_t>(g.chunks, 1), score_chunks = g.per_token ? chunks : 1;
@@ -245,6 +256,7 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
                        g.channels, g.width);
         if (kind.sharing != GateSharing::specific)
           for (int64_t i = 0; i < count; ++i) share(ds + i * g.n, g.heads, g.width, A(1));
+        add_head_gradient(ds, dhead, count, g.heads, g.width, A(1));
 #pragma omp simd
         for (int64_t i = 0; i < count * g.n; ++i) store(dzp + t * g.n + i, kc[i] * ds[i]);
       });
@@ -268,6 +280,7 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
       for (int64_t i = 0; i < g.n; ++i) sums[i] += sums[c * g.n + i];
     }
     if (kind.sharing != GateSharing::specific) share(sums, g.heads, g.width, A(1));
+    add_head_gradient(sums, dhead, 1, g.heads, g.width, static_cast<A>(g.tokens));
     A* dzp = dz.as<A>();
 #pragma omp simd
     for (int64_t i = 0; i < g.n; ++i) dzp[i] += slope[i] * sums[i];

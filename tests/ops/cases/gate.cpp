@@ -35,8 +35,11 @@ OpCase gate_case(const GateCase& g) {
                          z = scores(r.input("z", {slots}, 2));
             gate_scores(r.ctx, scores(r.output("scores", r.wide, {slots})), z, g.kind);
             const Tensor dz = g.per_token ? r.output("dz", {slots}) : r.inout("dz", r.wide, {slots});
+            // A gradient of heads' mean scores joins in every second shape of scores specific to a head.
+            const bool heads = g.kind.sharing == GateSharing::specific && (T + H + D) % 2 == 0;
+            const Tensor dhead = heads ? r.input("dhead", DType::f64, {H}) : Tensor();
             gate_backward(r.ctx, g.in_place ? r.compared("dx", dy) : r.output("dx", {T, H, D}), scores(dz),
-                          dy, x, z, g.kind);
+                          dy, x, z, g.kind, dhead);
             gate_forward(r.ctx, g.in_place ? r.compared("y", x) : r.output("y", {T, H, D}), x, z, g.kind);
           }};
 }
