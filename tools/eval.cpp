@@ -21,7 +21,18 @@ struct EvalOptions {
   std::vector<std::string> sets, data;
   int64_t max_tokens = 0;
   bool json = false;
+  std::string zeroed = "none";
+  std::optional<double> sink_threshold;
 };
+
+/// Nothing for `none`.
+std::optional<ValueZeroing> value_zeroing(const EvalOptions& options) {
+  if (options.sink_threshold && options.zeroed != "sinks")
+    fail(ExitCode::usage, "--sink-threshold has no effect without --zero-first-value sinks");
+  if (options.zeroed == "none") return std::nullopt;
+  if (options.zeroed == "all") return ValueZeroing{};
+  return ValueZeroing{options.sink_threshold.value_or(0.75)};
+}
 
 /// The sets to evaluate: those of --data NAME=PREFIX, else the configuration's, of which --set chooses.
 std::vector<DataSource> chosen_sets(const EvalOptions& options, const Config& config) {
@@ -50,6 +61,8 @@ std::vector<DataSource> chosen_sets(const EvalOptions& options, const Config& co
 }
 
 void evaluate(const EvalOptions& options) {
+  const std::optional<ValueZeroing> zeroed = value_zeroing(options);
+  const ValueZeroing* const zeroing = zeroed ? &*zeroed : nullptr;
   const CheckpointInfo checkpoint = find_checkpoint(options.path);
   const Config config = checkpoint_config(checkpoint, options.device);
   if (config.train.threads > 0) set_num_threads(static_cast<int>(config.train.threads));
@@ -60,20 +73,26 @@ void evaluate(const EvalOptions& options) {
   Context dry(0, trained.device());
   Arena measure("activations", 0, trained.device()), measure_host("host");
   ForwardBuffers shapes = make_forward_buffers(trained, measure, measure_host, tokens, Recompute::none);
-  trained.model().forward(dry, shapes.batch, shapes.saved);
+  trained.model().forward(dry, shapes.batch, shapes.saved, {}, nullptr, zeroing);
   trained.model().loss_forward(dry, shapes.losses, shapes.batch, shapes.saved);
   SummaryAccumulator(trained.model()).add(dry, shapes.batch, shapes.saved);
   Arena activations("activations", measure.high_water(), trained.device()), host("host", measure_host.high_water());
   Context ctx(std::max<int64_t>(dry.scratch.high_water(), 64), trained.device());
   ForwardBuffers buffers = make_forward_buffers(trained, activations, host, tokens, Recompute::none);
 
-  const auto result = evaluator.run(ctx, trained.model(), buffers, buffers, [] { return false; });
+  const auto result = evaluator.run(ctx, trained.model(), buffers, buffers, [] { return false; }, zeroing);
   const int64_t trained_tokens = checkpoint.step * tokens_per_step(config);
   if (options.json) {
-    fmt::print("{}\n", to_json(checkpoint.step, trained_tokens, *result).dump());
+    nlohmann::ordered_json line = to_json(checkpoint.step, trained_tokens, *result);
+    if (zeroing) line["zero_first_value"] = options.zeroed;
+    if (zeroing && zeroing->sinks_above) line["sink_threshold"] = *zeroing->sinks_above;
+    fmt::print("{}\n", line.dump());
     return;
   }
-  fmt::print("{}  step {}\n\n", checkpoint.path, checkpoint.step);
+  fmt::print("{}  step {}{}\n\n", checkpoint.path, checkpoint.step,
+             !zeroing                ? ""
+             : zeroing->sinks_above ? fmt::format("  without first values of heads above {:.2f}", *zeroing->sinks_above)
+                                    : "  without first values");
   fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}\n", "set", "loss", "perplexity", "bits/byte", "tokens");
   for (const SetResult& set : result->sets)
     fmt::print("{:<24}{:>10.4f}{:>12.3f}{:>12.4f}{:>12}\n", set.name, set.loss, set.perplexity,
@@ -113,6 +132,14 @@ void add_eval_command(Command& app, int&) {
       ->not_negative();
   command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
       ->type_name("DEVICE");
+  command->add_option("--zero-first-value", options->zeroed,
+                      "without the value of every sequence's first token: none, all heads, or sinks: heads of a layer that, over a "
+                      "micro-batch, spend more of their attention on it than --sink-threshold")
+      ->type_name("HEADS")
+      ->check(CLI::IsMember({"none", "all", "sinks"}));
+  command->add_option("--sink-threshold", options->sink_threshold, "0.75 if not given")
+      ->type_name("SHARE")
+      ->check(CLI::Range(0.0, 1.0));
   command->add_flag("--json", options->json, "one line of JSON, as in eval.jsonl");
   command->footer(
       "Examples:\n"

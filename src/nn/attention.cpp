@@ -8,6 +8,7 @@
 #include "ops/elementwise.h"
 #include "ops/linear.h"
 #include "ops/rope.h"
+#include "ops/value_zeroing.h"
 
 namespace sluice {
 namespace {
@@ -155,13 +156,7 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
     values = append(cache->values[static_cast<size_t>(layer_)], values);
   }
   if (fuses_gate()) gates_[output_gate()].logits_forward(ctx, x, s.gates[output_gate()]);
-  const AttentionOutput output = fused_output(s);
-  const AttentionKernel kernel = config_.attention.kernel;
-  if (output.sink || output.gate)
-    gated_attention_forward(ctx, output.gate ? s.o_gated : s.o_sink, s.o, s.lse, s.z0, s.q_rot, keys, values,
-                            sequence.first_key, scale_, output, kernel);
-  else
-    attention_forward(ctx, s.o, s.lse, s.z0, s.q_rot, keys, values, sequence.first_key, scale_, kernel);
+  attend(ctx, keys, values, sequence, s);
 
   if (output_norm_) output_norm_->forward(ctx, s.o_sink, s.output_norm);
   if (config_.attention.output_activation == OutputActivation::silu)
@@ -170,6 +165,29 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
   if (sequence.heads) count_heads(ctx, sequence, s);
   linear_forward(ctx, s.dense, matrix(s.o_gated), store_.linear(o_proj_));
   gates_forward(ctx, GatePosition::dense_output, s.dense, x, s);
+}
+
+void Attention::attend(Context& ctx, const Tensor& keys, const Tensor& values, const Sequence& sequence, Saved& s) const {
+  const AttentionOutput output = fused_output(s);
+  const bool fused = output.sink || output.gate;
+  const auto attention = [&](const Tensor& y, const Tensor& o, const Tensor& v) {
+    const AttentionKernel kernel = config_.attention.kernel;
+    if (fused) gated_attention_forward(ctx, y, o, s.lse, s.z0, s.q_rot, keys, v, sequence.first_key, scale_, output, kernel);
+    else attention_forward(ctx, o, s.lse, s.z0, s.q_rot, keys, v, sequence.first_key, scale_, kernel);
+  };
+  const Tensor y = output.gate ? s.o_gated : s.o_sink;
+  if (!sequence.zeroing) return attention(y, s.o, values);
+
+  SLUICE_CHECK(!sequence.cache, "attention: values of first tokens are zeroed without a cache of keys and values only");
+  ScratchScope t(ctx.scratch);
+  const Tensor zeroed = t.like("attention.zeroed", values);
+  zero_first_values(ctx, zeroed, values, sequence.first_key);
+  if (!sequence.zeroing->sinks_above) return attention(y, s.o, zeroed);
+  const Tensor other = t.like("attention.other_o", s.o), other_y = fused ? t.like("attention.other_y", s.o) : Tensor();
+  attention(other_y, other, zeroed);
+  attention(y, s.o, values);
+  take_sink_heads(ctx, s.o, other, s.lse, s.z0, sinks(), *sequence.zeroing->sinks_above);
+  if (fused) take_sink_heads(ctx, y, other_y, s.lse, s.z0, sinks(), *sequence.zeroing->sinks_above);
 }
 
 void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,

@@ -19,12 +19,19 @@ struct KeyValueCache {
   int64_t length = 0;                // tokens held; Transformer::forward advances it
 };
 
+/// Evaluation without the values of every sequence's first token (ops/value_zeroing.h): for all heads, or for those that spend
+/// more than this share of their attention on it, on average over the tokens of the forward pass.
+struct ValueZeroing {
+  std::optional<double> sinks_above;
+};
+
 /// What attention knows of the tokens besides their hidden states.
 struct Sequence {
   Tensor positions;           // (T) i32
   Tensor first_key;           // (T) i32, see ops/attention.h
   Tensor rope_cos, rope_sin;  // (positions, D/2)
   KeyValueCache* cache = nullptr;
+  const ValueZeroing* zeroing = nullptr;  // forward only, without a cache
   const HeadLoad* heads = nullptr;  // where forward counts how open heads are, and backward finds the gradients of that
 };
 
@@ -78,6 +85,8 @@ class Attention {
   /// The sink and the one gate at sdpa_output that the attention op applies by itself; nothing where more, or something
   /// else, stands between attention and o_proj.
   AttentionOutput fused_output(const Saved& s) const;
+  /// s.o, s.lse, s.z0 and, where something is fused behind attention, y.
+  void attend(Context& ctx, const Tensor& keys, const Tensor& values, const Sequence& sequence, Saved& s) const;
   bool fuses_gate() const;
   size_t output_gate() const;
   bool has_gate(GatePosition position) const;

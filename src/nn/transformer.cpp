@@ -31,15 +31,17 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
 }
 
 void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load,
-                          KeyValueCache* cache) const {
+                          KeyValueCache* cache, const ValueZeroing* zeroing) const {
   check_batch("Transformer::forward", batch, s, cache);
+  Sequence tokens = sequence(batch, cache, load.heads);
+  tokens.zeroing = zeroing;
   store_.begin_use(ctx, 0, Pass::forward);
   embedding_forward(ctx, s.embedded, batch.tokens, store_.value(embed_tokens_));
   Tensor x = s.embedded;
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const int unit = static_cast<int>(layer) + 1;
     store_.begin_use(ctx, unit, Pass::forward);
-    blocks_[layer].forward(ctx, x, sequence(batch, cache, load.heads), load.routers, s.blocks[layer]);
+    blocks_[layer].forward(ctx, x, tokens, load.routers, s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::forward);
     x = s.blocks[layer].y;
   }

@@ -39,8 +39,9 @@ class Transformer {
   /// Fills s up to s.hidden. cache: keys and values of earlier tokens of one sequence (generation); batch
   /// holds the next ones, with positions and first_key counted from the sequence's start. nullptr in
   /// training. load: what the routers of layers with experts, and attention's heads, add to.
+  /// zeroing: what is evaluated is not quite the model; without a cache.
   void forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load = {},
-               KeyValueCache* cache = nullptr) const;
+               KeyValueCache* cache = nullptr, const ValueZeroing* zeroing = nullptr) const;
   /// losses (T), nats, from s.hidden.
   void loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const;
   /// The same, with dhidden (T, C) and the head's gradient; every token's gradient is multiplied by

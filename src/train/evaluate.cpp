@@ -41,7 +41,8 @@ Evaluator::Evaluator(const std::vector<DataSource>& sets, const Config& config, 
 }
 
 std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
-                                         ForwardBuffers& analysed, const std::function<bool()>& stop) const {
+                                         ForwardBuffers& analysed, const std::function<bool()>& stop,
+                                         const ValueZeroing* zeroing) const {
   EvalResult result;
   SummaryAccumulator summary(model);
   const int64_t samples_per_batch = buffers.batch.tokens.numel() / seq_len_;
@@ -54,7 +55,7 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     for (int64_t s = 0; s < samples && s * seq_len_ < kAnalysedTokens; s += analysed_samples) {
       if (stop()) return std::nullopt;
       fill(ctx, set, analysed, s, seq_len_);
-      model.forward(ctx, analysed.batch, analysed.saved);
+      model.forward(ctx, analysed.batch, analysed.saved, {}, nullptr, zeroing);
       summary.add(ctx, analysed.batch, analysed.saved);
     }
 
@@ -64,7 +65,7 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     for (int64_t s = 0; s < samples; s += samples_per_batch) {
       if (stop()) return std::nullopt;
       fill(ctx, set, buffers, s, seq_len_);
-      model.forward(ctx, buffers.batch, buffers.saved);
+      model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
       model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
       const HostView losses(ctx, buffers.losses);
       synchronize(ctx);

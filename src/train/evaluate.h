@@ -40,9 +40,10 @@ class Evaluator {
   const std::vector<std::unique_ptr<Blend>>& blends() const { return sets_; }
 
   /// `buffers` for the losses, `analysed` for the analysis; they may be the same. `stop` is asked between
-  /// batches; when it says yes the evaluation is given up and nothing is returned.
+  /// batches; when it says yes the evaluation is given up and nothing is returned. zeroing: of every forward pass.
   std::optional<EvalResult> run(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
-                                ForwardBuffers& analysed, const std::function<bool()>& stop) const;
+                                ForwardBuffers& analysed, const std::function<bool()>& stop,
+                                const ValueZeroing* zeroing = nullptr) const;
 
  private:
   std::vector<std::string> names_;

@@ -146,6 +146,58 @@ TEST_CASE("lse and z0 tell what each head gives the first token it sees", "[anal
     }
 }
 
+TEST_CASE("Values of first tokens are left out for all heads, or for those that look there most", "[zeroing]") {
+  const test::OneThread one_thread;
+  for (const AttentionKind kind : {AttentionKind::softmax, AttentionKind::sink})
+    for (const bool gated : {false, true})
+      for (const DType dtype : {DType::f64, DType::bf16}) {
+        ModelConfig c = test::tiny_config();
+        c.attention.kind = kind;
+        if (gated) c.attention.gates = {GateConfig{}};
+        TestModel m(c, test::tiny_batch(), dtype);
+        m.randomize();
+        const Batch b = m.batch.view();
+        Context ctx(1 << 20);
+        const int64_t T = b.tokens.dim(0), H = 4, D = 4;
+        const auto forward = [&](const ValueZeroing* zeroing) {
+          m.model.forward(ctx, b, m.saved, {}, nullptr, zeroing);
+          std::vector<double> all;
+          for (const Tensor& t : {m.saved.blocks[0].attention.o, m.saved.blocks[0].attention.o_gated})
+            for (int64_t i = 0; i < t.numel(); ++i) all.push_back(Pool::get(t, i));
+          return all;
+        };
+        const ValueZeroing all_heads, none{1.0};
+        const std::vector<double> plain = forward(nullptr), zeroed = forward(&all_heads);
+        const Attention::Saved& a = m.saved.blocks[0].attention;
+        // O - A_t,first v_first, and what a sink and a gate make of an output they make of this one.
+        std::vector<double> look(H, 0.0);  // of each head, mean attention on the first token
+        const Tensor sinks = m.model.blocks()[0].attention().sinks();
+        double worst = 0, size = 0;
+        for (int64_t t = 0; t < T; ++t)
+          for (int64_t h = 0; h < H; ++h) {
+            const double lse = Pool::get(a.lse, h * T + t), first = std::exp(Pool::get(a.z0, h * T + t) - lse);
+            look[static_cast<size_t>(h)] += first * (sinks ? 1 / (1 + std::exp(Pool::get(sinks, h) - lse)) : 1) / static_cast<double>(T);
+            for (int64_t d = 0; d < D; ++d) {
+              const auto i = static_cast<size_t>((t * H + h) * D + d);
+              const double v = Pool::get(a.v, (b.first_key.as<int32_t>()[t] * 2 + h / 2) * D + d);
+              worst = std::max(worst, std::abs(plain[i] - first * v - zeroed[i]));
+              size = std::max(size, std::abs(plain[i]));
+              const double y = plain[plain.size() / 2 + i] / plain[i], yz = zeroed[zeroed.size() / 2 + i];
+              if (dtype == DType::f64) CHECK(yz == Approx(y * zeroed[i]).margin(1e-12));
+            }
+          }
+        CHECK(size > 0.1);
+        CHECK(worst <= (dtype == DType::f64 ? 1e-12 : 2e-2));
+        CHECK(forward(&none) == plain);
+        std::vector<double> sorted = look;
+        std::sort(sorted.begin(), sorted.end());
+        const ValueZeroing half{(sorted[1] + sorted[2]) / 2};
+        const std::vector<double> some = forward(&half);
+        for (size_t i = 0; i < some.size(); ++i)
+          CHECK(some[i] == (look[i / static_cast<size_t>(D) % static_cast<size_t>(H)] > *half.sinks_above ? zeroed[i] : plain[i]));
+      }
+}
+
 TEST_CASE("Packed documents lose what they lose apart", "[documents]") {
   ModelConfig c = gated();
   c.attention.kind = AttentionKind::sink;

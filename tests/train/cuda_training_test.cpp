@@ -191,6 +191,36 @@ TEST_CASE("a GPU's routers count what the CPU's count", "[cuda_training]") {
   }
 }
 
+TEST_CASE("heads in balance on a GPU train as on the CPU", "[cuda_training][heads]") {
+  if (no_device()) return;
+  for (const std::string variant : {"baseline", "sink", "gated"}) {
+    INFO(variant);
+    std::vector<double> told[2];
+    for (const DeviceChoice device : {DeviceChoice::cpu, DeviceChoice::cuda}) {
+      Variant tiny(variant, variant == "baseline" ? Precision::f32 : Precision::bf16);
+      tiny.config.model.num_attention_heads = 4;
+      HeadBalanceConfig& b = tiny.config.model.attention.head_balance;
+      b.coefficient = 0.3;
+      // Numbers that the host brings along between steps, and the blocks' forward a second time.
+      if (variant == "sink") b.shared_heads = 1, b.calibration_samples = 4;
+      if (variant != "baseline") b.scope = HeadBalanceScope::previous_step;
+      else tiny.config.train.recompute = Recompute::block;
+      tiny.config.train.device = device;
+      const Blend data = tiny.blend();
+      Trainer trainer(tiny.config, data);
+      trainer.initialize();
+      for (int i = 0; i < 4; ++i) trainer.step();  // the last from graphs
+      const HeadSummary s = *trainer.heads().summary();
+      told[device == DeviceChoice::cuda] = {s.imbalance, s.importance, s.balance_loss, s.layers[0].imbalance, s.layers[1].imbalance};
+    }
+    for (size_t i = 0; i < told[0].size(); ++i) {
+      INFO("number " << i << ": CPU " << told[0][i] << ", GPU " << told[1][i]);
+      CHECK(told[0][i] > 0);
+      CHECK(std::abs(told[0][i] - told[1][i]) <= (variant == "baseline" ? 1e-3 : 3e-2) * told[0][i]);
+    }
+  }
+}
+
 TEST_CASE("a step that is not finite is skipped on a GPU, and told where it began", "[cuda_training]") {
   if (no_device()) return;
   OnGpu gpu("baseline", Precision::f32);

@@ -214,6 +214,7 @@ TEST_CASE("after two steps, a step allocates nothing", "[trainer]") {
   t.config.model.attention.gates.push_back(
       {.position = GatePosition::value, .granularity = GateGranularity::headwise});
   t.config.model.norm_placement = NormPlacement::sandwich;
+  t.config.model.attention.head_balance = {.coefficient = 1e-2, .scope = HeadBalanceScope::previous_step};
   const Blend data = t.blend();
   Trainer trainer(t.config, data);
   trainer.initialize();
