@@ -22,16 +22,16 @@ struct EvalOptions {
   int64_t max_tokens = 0;
   bool json = false;
   std::string zeroed = "none";
-  std::optional<double> sink_threshold;
+  double sink_threshold = -1;  // not given
 };
 
 /// Nothing for `none`.
 std::optional<ValueZeroing> value_zeroing(const EvalOptions& options) {
-  if (options.sink_threshold && options.zeroed != "sinks")
+  if (options.sink_threshold >= 0 && options.zeroed != "sinks")
     fail(ExitCode::usage, "--sink-threshold has no effect without --zero-first-value sinks");
   if (options.zeroed == "none") return std::nullopt;
   if (options.zeroed == "all") return ValueZeroing{};
-  return ValueZeroing{options.sink_threshold.value_or(0.75)};
+  return ValueZeroing{options.sink_threshold >= 0 ? options.sink_threshold : 0.75};
 }
 
 /// The sets to evaluate: those of --data NAME=PREFIX, else the configuration's, of which --set chooses.
@@ -136,10 +136,10 @@ void add_eval_command(Command& app, int&) {
                       "without the value of every sequence's first token: none, all heads, or sinks: heads of a layer that, over a "
                       "micro-batch, spend more of their attention on it than --sink-threshold")
       ->type_name("HEADS")
-      ->check(CLI::IsMember({"none", "all", "sinks"}));
+      ->one_of({"none", "all", "sinks"});
   command->add_option("--sink-threshold", options->sink_threshold, "0.75 if not given")
       ->type_name("SHARE")
-      ->check(CLI::Range(0.0, 1.0));
+      ->between(0.0, 1.0);
   command->add_flag("--json", options->json, "one line of JSON, as in eval.jsonl");
   command->footer(
       "Examples:\n"

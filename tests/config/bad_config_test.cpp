@@ -70,14 +70,16 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
       {"parallel: {gradient_dtype: bf16}\ntrain: {precision: f64}\n",
        "a.yaml:1:12: parallel.gradient_dtype: bf16 is for gradients in f32; with precision f64 use f32"},
       {"model: {attention: {head_balance: {coefficient: 1e-4, shared_heads: 3}}}\n",
-       "a.yaml:1:57: model.attention.head_balance.shared_heads = 3 leaves fewer than 2 of 4 heads to balance"},
+       "a.yaml:1:55: model.attention.head_balance.shared_heads = 3 leaves fewer than 2 of 4 heads to balance"},
       {"model: {attention: {gates: [{activation: silu}], head_balance: {coefficient: 1e-4}}}\n",
        "a.yaml:1:30: model.attention.gates[0].activation: scores are not in [0, 1], which does not say how open a head is; set "
        "model.attention.head_balance.coefficient: 0, or use sigmoid or ns_sigmoid"},
       {"model: {attention: {gates: [{combine: add}], head_balance: {coefficient: 1e-4}}}\n",
-       "a.yaml:1:30: model.attention.gates[0].combine: scores are added, which does not say how open a head is"},
+       "a.yaml:1:30: model.attention.gates[0].combine: scores are added, which does not say how open a head is; set "
+       "model.attention.head_balance.coefficient: 0, or use multiply"},
       {"model: {attention: {gates: [{heads: shared}], head_balance: {coefficient: 1e-4}}}\n",
-       "a.yaml:1:30: model.attention.gates[0].heads: all heads have the same scores"},
+       "a.yaml:1:30: model.attention.gates[0].heads: all heads have the same scores, which does not say how open a head is; set "
+       "model.attention.head_balance.coefficient: 0, or use specific"},
       {"model: {attention: {head_balance: {coefficient: 1e-4, scope: global_batch}}}\nparallel: {determinism: exact}\n",
        "a.yaml:1:55: model.attention.head_balance.scope sees what is computed at the same time or before, which depends on who "
        "computes what; with parallel.determinism: exact use micro_batch or previous_step"},
