@@ -86,7 +86,7 @@ TEST_CASE("scopes beyond the micro-batch train the same model however ranks shar
 }
 
 TEST_CASE("exact training in balance has the same bits on one rank and on two, whatever is kept of heads", "[heads][ranks]") {
-  Balanced t("softmax");
+  Balanced t("softmax", GENERATE(Precision::f32, Precision::f64));  // sums of few numbers of f32 are exact in any order
   t.config.parallel.determinism = Determinism::exact;
   t.config.train.global_batch_size = 8;
   t.balance().scope = HeadBalanceScope::previous_step;
@@ -99,10 +99,10 @@ TEST_CASE("exact training in balance has the same bits on one rank and on two, w
 
 TEST_CASE("a training in balance goes on from a checkpoint with the same bits, in the midst of its calibration", "[heads][trainer]") {
   const OneThread one_thread;
-  const auto scope = GENERATE(HeadBalanceScope::micro_batch, HeadBalanceScope::previous_step);
+  const bool calibrates = GENERATE(false, true);
   Balanced t("sink");
-  t.balance().scope = scope;
-  t.balance().shared_heads = 1;
+  t.balance().scope = calibrates ? HeadBalanceScope::micro_batch : HeadBalanceScope::previous_step;
+  t.balance().shared_heads = calibrates ? 1 : 0;
   t.balance().calibration_samples = 12;  // three steps of four
   const Blend data = t.blend();
   Trainer straight(t.config, data);
@@ -112,8 +112,8 @@ TEST_CASE("a training in balance goes on from a checkpoint with the same bits, i
     const auto state = straight.content().state.at("heads");
     double shared = 0;
     for (const double s : state.at("shared")) shared += s;
-    CHECK(shared == (i < 2 ? 8 : 2));  // none counts, then all but one of each of two layers
-    CHECK((straight.heads().summary()->balance_loss > 0) == (i > 2));
+    if (calibrates) CHECK(shared == (i < 2 ? 8 : 2));  // none counts, then all but one of each of two layers
+    CHECK((straight.heads().summary()->balance_loss > 0) == (i > (calibrates ? 2 : 0)));
   }
 
   Trainer half(t.config, data);

@@ -1,9 +1,13 @@
-// How open heads are: every mechanism, tokens in one chunk and in two, documents of one token, heads left out.
+// How open heads are: every mechanism, tokens in one chunk and in two, documents of one token, heads left out. And values of first
+// tokens left out, for all heads or some.
 #include "ops/head_importance.h"
 
 #include <spdlog/fmt/fmt.h>
 
+#include <cmath>
+
 #include "ops/cases.h"
+#include "ops/value_zeroing.h"
 
 namespace sluice::test {
 namespace {
@@ -55,6 +59,22 @@ OpCase balance_case(int64_t layers, int64_t heads, int64_t shared_heads, bool to
   return c;
 }
 
+OpCase zeroing_case(int64_t tokens, int64_t heads, int64_t depth, bool sink, double threshold) {
+  return {fmt::format("value_zeroing T={} H={} D={}{} above {}", tokens, heads, depth, sink ? " sink" : "", threshold), [=](CaseRun& r) {
+            const Tensor v = r.input("v", {tokens, heads, depth}), out = r.output("out", {tokens, heads, depth});
+            const Tensor first = r.input("first_key", DType::i32, {tokens}, [](int64_t t) { return static_cast<double>(t / 7 * 7); });
+            zero_first_values(r.ctx, out, v, first);
+            zero_first_values(r.ctx, r.compared("in place", v), v, first);
+            // Heads look at the first key 0.1, 0.2, ... of the time: far from the threshold.
+            const Tensor lse = r.input("lse", r.wide, {heads, tokens}, [](int64_t i) { return static_cast<double>(i % 5); });
+            const Tensor z0 = r.input("z0", r.wide, {heads, tokens}, [=](int64_t i) {
+              return static_cast<double>(i % 5) + std::log(0.1 * static_cast<double>(1 + i / tokens));
+            });
+            take_sink_heads(r.ctx, r.inout("o", r.dtype, {tokens, heads, depth}), out, lse, z0, sink ? r.input("sink", {heads}) : Tensor(),
+                            threshold);
+          }};
+}
+
 }  // namespace
 
 OpFamily head_importance_cases() {
@@ -66,6 +86,8 @@ OpFamily head_importance_cases() {
     }
   for (const bool told : {false, true})
     for (const int64_t shared_heads : {0, 1, 3, 5}) family.cases.push_back(balance_case(3, 6, shared_heads, told, shared_heads % 2));
+  for (const bool sink : {false, true})
+    for (const double threshold : {0.0, 0.25, 1.0}) family.cases.push_back(zeroing_case(300, 4, sink ? 10 : 64, sink, threshold));
   family.fuzz = [](Random& random) {
     const int64_t heads = uniform(random, 1, 40);
     if (uniform(random, 0, 3) == 0)
