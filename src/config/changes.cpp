@@ -51,6 +51,7 @@ constexpr struct {
     {"train.max_grad_norm", ChangeClass::trajectory},
     {"train.on_nonfinite", ChangeClass::trajectory},
     {"train.on_spike", ChangeClass::trajectory},
+    {"optimizer.type", ChangeClass::identity},  // a checkpoint holds other moments
     {"optimizer.", ChangeClass::trajectory},
 };
 

@@ -71,6 +71,15 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
   check.positive("model.rms_norm_eps", m.rms_norm_eps);
   check.positive("model.initializer_range", m.initializer_range);
   if (m.branch_clip) check.positive("model.branch_clip", *m.branch_clip);
+  if (m.final_logit_softcapping) check.positive("model.final_logit_softcapping", *m.final_logit_softcapping);
+  check.require(m.qk_norm || m.qk_norm_order == QkNormOrder::before_rope, {"model.qk_norm_order", "model.qk_norm"},
+                "model.qk_norm_order: after_rope has no effect while qk_norm is false");
+  const bool fan_in = m.initializer == Initializer::fan_in;
+  check.require(!fan_in || !m.tie_word_embeddings, {"model.initializer", "model.tie_word_embeddings"},
+                "model.initializer: fan_in starts the embedding at 1 and the head at 0, which one matrix cannot; set "
+                "tie_word_embeddings: false");
+  check.require(!fan_in || !m.scaled_residual_init, {"model.scaled_residual_init", "model.initializer"},
+                "model.scaled_residual_init has no effect with initializer: fan_in, which starts o_proj and down_proj at 0");
   if (m.max_position_embeddings) {
     check.size("model.max_position_embeddings", *m.max_position_embeddings);
     check.require(*m.max_position_embeddings <= 0 || data.seq_len <= *m.max_position_embeddings,
@@ -150,6 +159,8 @@ void check_moe(const ModelConfig& m, Checks& check) {
   check.require(e.num_experts != 1, {"model.moe.num_experts"},
                 "model.moe.num_experts = 1 is a dense network; use 0 and intermediate_size, or at least 2 experts");
   if (e.num_experts <= 1 || e.decoder_sparse_step <= 0) return;
+  check.require(m.hidden_act == HiddenAct::silu, {"model.hidden_act", "model.moe.num_experts"},
+                "model.hidden_act: relu2 is for dense networks; experts are SwiGLU in this version: use silu");
   check.require(e.num_experts <= kMaxExperts, {"model.moe.num_experts"},
                 fmt::format("model.moe.num_experts = {} is above the {} that routers are built for", e.num_experts,
                             kMaxExperts));
@@ -292,6 +303,14 @@ void check_optimizer(const OptimizerConfig& o, Checks& check) {
   check.not_negative("optimizer.weight_decay", o.weight_decay);
   check.count("optimizer.warmup_steps", o.warmup_steps);
   check.count("optimizer.decay_steps", o.decay_steps);
+  const MuonConfig& muon = o.muon;
+  check.positive("optimizer.muon.lr", muon.lr);
+  for (const auto& [key, value] : std::initializer_list<std::pair<const char*, double>>{
+           {"optimizer.muon.momentum", muon.momentum}, {"optimizer.muon.initial_momentum", muon.initial_momentum}})
+    check.require(value >= 0 && value < 1, {key}, fmt::format("{} must be in [0, 1), got {}", key, value));
+  check.count("optimizer.muon.momentum_warmup_steps", muon.momentum_warmup_steps);
+  check.size("optimizer.muon.newton_schulz_steps", muon.newton_schulz_steps);
+  check.not_negative("optimizer.muon.weight_decay", muon.weight_decay);
   for (size_t i = 0; i < o.rules.size(); ++i) {
     const std::string key = fmt::format("optimizer.rules[{}]", i);
     check.require(!o.rules[i].match.empty(), {key + ".match", key}, key + " needs match, a part of a parameter's name");
@@ -330,6 +349,13 @@ void check_parallel(const ParallelConfig& p, Checks& check) {
                 fmt::format("parallel.zero_stage must be 0, 1, 2 or 3, got {}", p.zero_stage));
 }
 
+/// Muon needs a matrix whole.
+void check_muon_ranks(const Config& c, Checks& check) {
+  check.require(c.optimizer.type != OptimizerType::muon || c.parallel.zero_stage == 0, {"optimizer.type", "parallel.zero_stage"},
+                fmt::format("optimizer.type: muon orthogonalises whole matrices, which parallel.zero_stage = {} cuts; use 0",
+                            c.parallel.zero_stage));
+}
+
 void check_rest(const Config& c, Checks& check) {
   check.require(!c.name.empty() && c.name.find('/') == std::string::npos && c.name[0] != '.', {"name"},
                 fmt::format("name must be usable as a folder's name, got \"{}\"", c.name));
@@ -363,13 +389,6 @@ void check_to_come(const Config& c, Checks& check) {
     check.require(!used, {key}, std::string(key) + " is not available in this version");
   };
   const ModelConfig& m = c.model;
-  refuse("model.hidden_act", m.hidden_act != HiddenAct::silu);
-  refuse("model.norm_weights", !m.norm_weights);
-  refuse("model.initializer", m.initializer != Initializer::normal);
-  refuse("model.qk_norm_order", m.qk_norm_order != QkNormOrder::before_rope);
-  refuse("model.embedding_norm", m.embedding_norm);
-  refuse("model.final_logit_softcapping", m.final_logit_softcapping.has_value());
-  refuse("optimizer.type", c.optimizer.type == OptimizerType::muon);
   refuse("lora.rank", c.lora.rank != 0);
 }
 
@@ -389,6 +408,7 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   check_expert_ranks(config, check);
   check_parallel(config.parallel, check);
   check_gradient_dtype(config, check);
+  check_muon_ranks(config, check);
   check_to_come(config, check);
 }
 

@@ -29,6 +29,7 @@ struct ParamSpec {
       false;  // lies directly behind the parameter before it, so that both are one matrix (joined())
   int64_t groups = 1;  // of the first of a joined group: as many equal weights behind each other (ops/grouped_linear.h)
   double active = 1;   // share of the tokens that this parameter takes part in
+  bool orthogonal = true;  // of a block's matrix: Muon may update it (optim/optimizer.h)
   bool of_expert = false;  // lies on one rank of the mesh's expert axis: other ranks register other experts'
   int unit = 0;            // set by the store: what is gathered and released together (ParamStore::begin_unit)
 };

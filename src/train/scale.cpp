@@ -33,6 +33,7 @@ ScaleRow::Bytes operator*(double x, const ScaleRow::Bytes& a) { return {x * a.nv
 std::string why_not(const ScaleModel& m, const ScaleAssumptions& a, const ScaleLayout& l) {
   if (l.gpus < 1 || l.expert < 1) return fmt::format("{} GPUs, {} that share the experts: at least 1", l.gpus, l.expert);
   if (l.zero < 0 || l.zero > 3) return fmt::format("ZeRO {}: 0, 1, 2 or 3", l.zero);
+  if (m.whole_matrices && l.zero > 0) return fmt::format("ZeRO {} cuts matrices, which Muon needs whole", l.zero);
   if (l.gpus > a.gpus_per_node && l.gpus % a.gpus_per_node != 0)
     return fmt::format("{} GPUs are not whole nodes of {}", l.gpus, a.gpus_per_node);
   if (l.expert > 1 && m.experts == 0) return fmt::format("a model without experts cannot share them among {}", l.expert);
@@ -83,7 +84,7 @@ void add_memory(ScaleRow& row, const ScaleModel& m, const Replication& r) {
   const double units = std::min(here, 2 * block + static_cast<double>(m.around));
   row.weights = static_cast<double>(m.weight_bytes) * (l.zero == 3 ? share + units : here);
   row.gradients = static_cast<double>(m.gradient_bytes) * (l.zero >= 2 ? share + units : here);
-  row.optimizer = static_cast<double>(m.optimizer_bytes) * (l.zero >= 1 ? share : here);
+  row.optimizer = m.optimizer_bytes * (l.zero >= 1 ? share : here);
   row.activations = static_cast<double>(m.activation_bytes);
   // Tokens' rows that left, and that came.
   if (l.expert > 1)
@@ -181,7 +182,9 @@ ScaleModel scale_model(const Plan& plan) {
   const DType dtype = storage_dtype(c.train.precision);
   m.weight_bytes = dtype_size(dtype);
   m.gradient_bytes = dtype_size(accumulate_dtype(dtype));
-  m.optimizer_bytes = 2 * m.gradient_bytes + (m.weight_bytes < m.gradient_bytes ? m.gradient_bytes : 0);
+  m.optimizer_bytes = static_cast<double>(2 * m.gradient_bytes + (m.weight_bytes < m.gradient_bytes ? m.gradient_bytes : 0));
+  if (m.whole_matrices = c.optimizer.type == OptimizerType::muon; m.whole_matrices)
+    m.optimizer_bytes = static_cast<double>(plan.memory.optimizer) / static_cast<double>(m.dense + m.expert / c.parallel.expert);
   m.activation_bytes = plan.memory.activations + plan.memory.scratch;
   return m;
 }

@@ -35,7 +35,9 @@ struct ScaleModel {
   double again = 0;            // forward FLOPs computed once more in backward, as a share of the forward's
   int64_t passes = 4;          // all-to-alls of a layer and micro-batch: to the experts and back, forward and backward
   int64_t samples = 0, micro_batch = 0, seq_len = 0;  // of a step, of a micro-batch; tokens
-  int64_t weight_bytes = 2, gradient_bytes = 4, optimizer_bytes = 12;  // of an element, as kept
+  int64_t weight_bytes = 2, gradient_bytes = 4;  // of an element, as kept
+  double optimizer_bytes = 12;                   // the same; on average, for Muon keeps fewer moments
+  bool whole_matrices = false;                   // Muon: nothing is cut
   int64_t activation_bytes = 0;                                        // of a micro-batch, work memory included
 };
 /// From a plan: plan.memory's activations are of one rank that holds all experts, which are as large as those of ranks that

@@ -90,7 +90,7 @@ WholeModel Trainer::whole_model() const {
   const DType dtype = store_.dtype(), wide = accumulate_dtype(dtype);
   for (const ParamSpec& spec : all.specs()) {
     whole.weights.push_back({spec.name, spec.shape, dtype});
-    for (const auto& [suffix, flat] : optimizer_.flat_state()) whole.optimizer.push_back({spec.name + suffix, spec.shape, wide});
+    for (const char* suffix : optimizer_.state_names(spec)) whole.optimizer.push_back({spec.name + suffix, spec.shape, wide});
   }
   return whole;
 }
@@ -139,7 +139,7 @@ void Trainer::optimizer_targets(std::vector<NamedTensor>& tensors, bool own) con
     for (const ParamStore::Id id : ids) {
       const std::string& name = store_.specs()[static_cast<size_t>(id)].name;
       tensors.push_back({name + ".m", optimizer_.m(id)});
-      tensors.push_back({name + ".v", optimizer_.v(id)});
+      if (const Tensor v = optimizer_.v(id)) tensors.push_back({name + ".v", v});
       if (const Tensor master = optimizer_.master(id)) tensors.push_back({name + ".master", master});
     }
     return;

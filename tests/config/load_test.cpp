@@ -68,6 +68,7 @@ ChangeClass expected_class(const std::string& key) {
           "train.recompute", "model.attention.kernel",
           "data.validation", "data.tokenizer.path", "data.train[0].path", "data.train[1].path", "model.match_"}))
     return ChangeClass::operational;
+  if (in({"optimizer.type"})) return ChangeClass::identity;
   if (in({"optimizer.", "train.max_", "train.on_", "model.moe.load_balance", "model.moe.router_z",
           "model.attention.head_balance"})) return ChangeClass::trajectory;
   return ChangeClass::identity;

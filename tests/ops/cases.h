@@ -134,6 +134,7 @@ OpFamily gate_cases();
 OpFamily grouped_linear_cases();
 OpFamily head_importance_cases();
 OpFamily linear_cases();
+OpFamily muon_cases();
 OpFamily permute_cases();
 OpFamily reduce_cases();
 OpFamily rmsnorm_cases();

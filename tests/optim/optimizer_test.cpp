@@ -39,6 +39,50 @@ void fill_from_grid(const Tensor& t, const nlohmann::json& j, double grid) {
     Pool::set(t, i, j["grid"][static_cast<size_t>(i)].get<double>() / grid);
 }
 
+/// The largest difference of a parameter from a golden's list, relative to its norm.
+double distance(const Tensor& value, const nlohmann::json& golden) {
+  double error = 0, norm = 0;
+  for (int64_t i = 0; i < value.numel(); ++i) {
+    const double x = golden["data"][static_cast<size_t>(i)];
+    error += (Pool::get(value, i) - x) * (Pool::get(value, i) - x);
+    norm += x * x;
+  }
+  return std::sqrt(error / norm);
+}
+
+OptimizerConfig muon_config() {
+  OptimizerConfig config;
+  config.type = OptimizerType::muon;
+  config.lr = 0.01;
+  config.muon.momentum_warmup_steps = 4;
+  return config;
+}
+
+/// What Muon takes, beside all that it does not.
+ParamStore block_and_rest() {
+  ParamStore store;
+  store.add({.name = "embed", .shape = {9, 6}, .init = Init::normal(1)});
+  store.begin_unit(1);
+  store.add({.name = "norm", .shape = {6}, .init = Init::constant(1), .weight_decay = false});
+  store.add({.name = "wide", .shape = {4, 6}, .init = Init::normal(1)});
+  store.add({.name = "tall", .shape = {10, 6}, .init = Init::normal(1), .joined = true});
+  store.add({.name = "constant", .shape = {2, 3}, .init = Init::normal(1), .weight_decay = false});
+  store.add({.name = "router", .shape = {5, 6}, .init = Init::normal(1), .orthogonal = false});
+  store.add({.name = "expert", .shape = {3, 6}, .init = Init::normal(1), .of_expert = true});
+  store.begin_unit(0);
+  store.add({.name = "head", .shape = {9, 6}, .init = Init::normal(1)});
+  return store;
+}
+
+const std::vector<bool> kOfMuon = {false, false, true, true, false, false, true, false};
+
+void random_gradients(ParamStore& store, Pool& pool) {
+  for (int p = 0; p < static_cast<int>(store.specs().size()); ++p) {
+    const Tensor g = pool.normal(store.grad(p).dtype, {store.numel(p)});
+    std::memcpy(store.grad(p).data, g.data, static_cast<size_t>(g.bytes()));
+  }
+}
+
 }  // namespace
 
 TEST_CASE("Ten steps equal those of torch.optim.AdamW", "[optimizer][golden]") {
@@ -170,6 +214,111 @@ TEST_CASE("Measuring a step counts no update", "[optimizer]") {
   CHECK(moments.entries()[2].name == "master");
   CHECK(moments.entries()[2].tensor.numel() == store.flat_values().numel());
   CHECK(optimizer.master(0).has_shape({5, 3}));
+}
+
+TEST_CASE("Six steps of Muon equal a reading of it in PyTorch", "[optimizer][muon][golden]") {
+  std::ifstream file(std::string(SLUICE_SOURCE_DIR) + "/tests/golden/muon.json");
+  REQUIRE(file.good());
+  const nlohmann::json golden = nlohmann::json::parse(file);
+  for (const auto& [dtype, tolerance] : {std::pair{DType::f64, 1e-8}, std::pair{DType::f32, 1e-5}}) {
+    ParamStore store;
+    store.begin_unit(1);
+    for (const char* name : {"tall", "wide", "square"}) {
+      const auto& shape = golden["start"][store.specs().size()]["shape"];
+      store.add({.name = name, .shape = {shape[0], shape[1]}});
+    }
+    OptimizerConfig config = muon_config();
+    config.muon.lr = golden["lr"];
+    config.muon.momentum = golden["momentum"];
+    config.muon.initial_momentum = golden["initial_momentum"];
+    config.muon.momentum_warmup_steps = golden["momentum_warmup_steps"];
+    config.muon.weight_decay = golden["weight_decay"];
+    config.muon.newton_schulz_steps = golden["newton_schulz_steps"];
+    Run run(store, config, dtype);
+    for (size_t p = 0; p < 3; ++p) fill_from_grid(store.value(static_cast<int>(p)), golden["start"][p], golden["grid"]);
+    for (const auto& step : golden["steps"]) {
+      for (size_t p = 0; p < 3; ++p) fill_from_grid(store.grad(static_cast<int>(p)), step["gradients"][p], golden["grid"]);
+      run.optimizer.step(run.context, config.lr, golden["max_grad_norm"]);
+      for (size_t p = 0; p < 3; ++p) REQUIRE(distance(store.value(static_cast<int>(p)), step["values"][p]) < tolerance);
+    }
+  }
+}
+
+TEST_CASE("Muon takes the matrices of blocks; what is left to AdamW, and its moments, are AdamW's", "[optimizer][muon]") {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    ParamStore store = block_and_rest(), plain = block_and_rest();
+    OptimizerConfig config = muon_config(), adamw = config;
+    adamw.type = OptimizerType::adamw;
+    config.rules = adamw.rules = {{"norm", 3.0, true}};
+    Run muon(store, config, dtype), other(plain, adamw, dtype);
+    for (Run* run : {&muon, &other}) {
+      run->store.initialize(run->context, 5);
+      run->optimizer.sync_master(run->context);
+    }
+    Pool a(3), b(3);
+    for (int step = 0; step < 3; ++step) {
+      random_gradients(store, a);
+      random_gradients(plain, b);
+      muon.optimizer.step(muon.context, 0.01, 1);
+      other.optimizer.step(other.context, 0.01, 1);
+    }
+    for (int p = 0; p < static_cast<int>(kOfMuon.size()); ++p) {
+      const ParamSpec& spec = store.specs()[static_cast<size_t>(p)];
+      INFO(spec.name);
+      const auto same = [](const Tensor& x, const Tensor& y) {
+        return x.numel() == y.numel() && std::memcmp(x.data, y.data, static_cast<size_t>(x.bytes())) == 0;
+      };
+      CHECK(muon.optimizer.v(p).empty() == kOfMuon[static_cast<size_t>(p)]);
+      const int64_t moments = kOfMuon[static_cast<size_t>(p)] ? 1 : 2, masters = dtype == DType::bf16 ? 1 : 0;
+      CHECK(std::ssize(muon.optimizer.state_names(spec)) == moments + masters);
+      CHECK(same(store.value(p), plain.value(p)) != kOfMuon[static_cast<size_t>(p)]);
+      if (kOfMuon[static_cast<size_t>(p)]) continue;
+      CHECK(same(muon.optimizer.m(p), other.optimizer.m(p)));
+      CHECK(same(muon.optimizer.v(p), other.optimizer.v(p)));
+    }
+    // Second moments of the rest alone, each run of them padded to 32 elements: embed, norm, [constant, router], head.
+    CHECK(muon.moments.entries()[1].name == "v");
+    CHECK(muon.moments.entries()[1].tensor.numel() <= 64 + 32 + 96 + 64);
+  }
+}
+
+TEST_CASE("Muon's rate is its own, in the schedule's shape, times the rule's; rules decide over decay", "[optimizer][muon]") {
+  const auto factor = [](const std::vector<ParameterRule>& rules, double lr) {
+    ParamStore store = block_and_rest();
+    OptimizerConfig config = muon_config();
+    config.muon.lr = 0.4;
+    config.muon.weight_decay = 0.5;
+    config.rules = rules;
+    Run run(store, config, DType::f64);
+    for (int64_t i = 0; i < store.numel(2); ++i) Pool::set(store.value(2), i, 1);
+    run.optimizer.step(run.context, lr, 0);  // without gradients decay alone moves a value
+    return Pool::get(store.value(2), 0);
+  };
+  CHECK(factor({}, 0.01) == Approx(1 - 0.4 * 0.5));
+  CHECK(factor({}, 0.005) == Approx(1 - 0.2 * 0.5));  // half the peak
+  CHECK(factor({{"wide", 0.5, std::nullopt}}, 0.01) == Approx(1 - 0.2 * 0.5));
+  CHECK(factor({{"wide", 1.0, false}}, 0.01) == 1.0);
+}
+
+TEST_CASE("A step that is not applied leaves Muon's weights and momentum as they were", "[optimizer][muon]") {
+  ParamStore store = block_and_rest();
+  Run run(store, muon_config(), DType::bf16);
+  store.initialize(run.context, 5);
+  run.optimizer.sync_master(run.context);
+  Pool pool;
+  random_gradients(store, pool);
+  CHECK(run.optimizer.step(run.context, 0.01, 1).apply == 1);
+  const auto bits = [&] {
+    std::string all(static_cast<const char*>(store.flat_values().data), static_cast<size_t>(store.flat_values().bytes()));
+    for (const auto& [name, t] : run.optimizer.flat_state())
+      all.append(static_cast<const char*>(t.data), static_cast<size_t>(t.bytes()));
+    return all;
+  };
+  const std::string before = bits();
+  Pool::set(store.grad(3), 7, NAN);
+  CHECK(run.optimizer.step(run.context, 0.01, 1).apply == 0);
+  CHECK(bits() == before);
+  CHECK(run.optimizer.steps_applied() == 1);
 }
 
 }  // namespace sluice
