@@ -18,6 +18,16 @@ struct SiluBackward {
   }
 };
 
+struct SquaredRelu {
+  DEVICE_INLINE float operator()(float x) const {
+    const float positive = x < 0.f ? 0.f : x;  // NaN is not below zero
+    return positive * positive;
+  }
+};
+struct SquaredReluBackward {
+  DEVICE_INLINE float operator()(float dy, float x) const { return dy * (x < 0.f ? 0.f : x + x); }
+};
+
 /// Element i of (T, F) belongs to gate_up's element i + (i / F) F: rows are twice as long there.
 template <class T>
 struct Swiglu {
@@ -184,6 +194,23 @@ void silu_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x) {
     using T = std::remove_pointer_t<decltype(tag)>;
     map_binary(ctx, "silu_backward", device_data<T>(dx), device_data<T>(dy), device_data<T>(x), x.numel(),
                SiluBackward{});
+  });
+}
+
+void squared_relu_forward(Context& ctx, Tensor y, const Tensor& x) {
+  if (ctx.dry_run) return;
+  dispatch_storage("squared_relu_forward", x, [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+    map_unary(ctx, "squared_relu_forward", device_data<T>(y), device_data<T>(x), x.numel(), SquaredRelu{});
+  });
+}
+
+void squared_relu_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x) {
+  if (ctx.dry_run) return;
+  dispatch_storage("squared_relu_backward", x, [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+    map_binary(ctx, "squared_relu_backward", device_data<T>(dx), device_data<T>(dy), device_data<T>(x), x.numel(),
+               SquaredReluBackward{});
   });
 }
 

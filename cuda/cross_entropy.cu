@@ -8,6 +8,7 @@
 
 #include "common/launch.h"
 #include "common/ptx.cuh"
+#include "common/soft_cap.cuh"
 #include "matmul.h"
 #include "ops/cross_entropy.h"
 
@@ -48,10 +49,10 @@ DEVICE_INLINE MaxSum join_block(MaxSum v) {
 /// rows come first, for they are what the product before left in the cache. A block of 1024 threads has a
 /// multiprocessor to itself, so that the rows at work (132 x 304 KB at 151,936 words) stay within 50 MB of
 /// cache. Not yet run on a GPU.
-template <bool kGradient, int kThreads, class T>
+template <bool kGradient, bool kCapped, int kThreads, class T>
 __global__ void __launch_bounds__(kThreads)
     softmax_rows(float* losses, T* logits, int64_t stride, const int* targets, int64_t rows, int vocabulary,
-                 const double* gradient_scale, KernelStatus* status) {
+                 const double* gradient_scale, float cap, KernelStatus* status) {
   constexpr int kWidth = kVecWidth<T>, kUnroll = 4;
   const int64_t row = rows - 1 - blockIdx.x;
   T* x = logits + row * stride;
@@ -74,7 +75,14 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
 
-  const float at_target = to_float(x[target]);
+  // A logit as it was stored is what the product gave; the cap is of its f32 value, wherever that is read.
+  const float inverse = kCapped ? 1.f / cap : 0.f;
+  const auto value = [&](T stored) {
+    const float v = to_float(stored);
+    if constexpr (kCapped) return soft_cap(v, cap, inverse);
+    else return v;
+  };
+  const float at_target = value(x[target]);
   MaxSum mine = {-FLT_MAX, 0};
   for (int i = thread; i < vectors; i += kUnroll * kThreads) {
     Vec16<T> v[kUnroll];
@@ -86,25 +94,26 @@ __global__ void __launch_bounds__(kThreads)
       if (i + u * kThreads >= vectors) break;
       float m = mine.max;
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) m = fmaxf(m, to_float(v[u].v[j]));
+      for (int j = 0; j < kWidth; ++j) m = fmaxf(m, value(v[u].v[j]));
       float s = mine.sum * ex2((mine.max - m) * kLog2e);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) s += ex2((to_float(v[u].v[j]) - m) * kLog2e);
+      for (int j = 0; j < kWidth; ++j) s += ex2((value(v[u].v[j]) - m) * kLog2e);
       mine = {m, s};
     }
   }
-  for (int i = tail + thread; i < vocabulary; i += kThreads) mine = join(mine, {to_float(x[i]), 1});
+  for (int i = tail + thread; i < vocabulary; i += kThreads) mine = join(mine, {value(x[i]), 1});
   const MaxSum all = join_block<kThreads>(mine);
   if (thread == 0) losses[row] = lg2(all.sum) * kLn2 - (at_target - all.max);
 
   if constexpr (kGradient) {
     const float scale = static_cast<float>(*gradient_scale), factor = scale / all.sum;
-    const auto gradient = [&](float value, int index) {
-      const float p = ex2((value - all.max) * kLog2e) * factor;
-      return index == target ? p - scale : p;
+    const auto gradient = [&](float y, int index) {
+      const float p = ex2((y - all.max) * kLog2e) * factor, d = index == target ? p - scale : p;
+      if constexpr (kCapped) return d * (1.f - y * inverse * (y * inverse));
+      else return d;
     };
     for (int i = tail + thread; i < vocabulary; i += kThreads)
-      x[i] = from_float<T>(gradient(to_float(x[i]), i));
+      x[i] = from_float<T>(gradient(value(x[i]), i));
     for (int i = vectors - 1 - thread; i >= 0; i -= kUnroll * kThreads) {
       Vec16<T> v[kUnroll];
 #pragma unroll
@@ -115,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
         if (i < u * kThreads) break;
         const int first = (i - u * kThreads) * kWidth;
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) v[u].v[j] = from_float<T>(gradient(to_float(v[u].v[j]), first + j));
+        for (int j = 0; j < kWidth; ++j) v[u].v[j] = from_float<T>(gradient(value(v[u].v[j]), first + j));
         store_vec(x + first, v[u]);
       }
     }
@@ -135,23 +144,26 @@ int64_t chunk_rows(int64_t rows, int64_t row_bytes) {
 
 template <bool kGradient>
 void softmax(Context& ctx, const char* op, const Tensor& losses, const Tensor& logits, int64_t stride,
-             const Tensor& targets, int64_t vocabulary, const Tensor& gradient_scale) {
+             const Tensor& targets, int64_t vocabulary, const Tensor& gradient_scale, double soft_cap) {
   const int64_t rows = losses.dim(0);
   dispatch_storage(op, logits, [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
     constexpr int kFew = 256, kMany = 1024;
     const bool many = vocabulary > 8 * kFew * kVecWidth<T>;
     const LaunchConfig config{dim3(static_cast<unsigned>(rows)), dim3(many ? kMany : kFew)};
-    launch(ctx, op, config, many ? softmax_rows<kGradient, kMany, T> : softmax_rows<kGradient, kFew, T>,
-           device_data<float>(losses), device_data<T>(logits), stride, device_data<int>(targets), rows,
-           static_cast<int>(vocabulary), device_data<double>(gradient_scale), kernel_status(ctx));
+    const bool capped = soft_cap > 0;
+    const auto kernel = many ? (capped ? softmax_rows<kGradient, true, kMany, T> : softmax_rows<kGradient, false, kMany, T>)
+                             : (capped ? softmax_rows<kGradient, true, kFew, T> : softmax_rows<kGradient, false, kFew, T>);
+    launch(ctx, op, config, kernel, device_data<float>(losses), device_data<T>(logits), stride, device_data<int>(targets),
+           rows, static_cast<int>(vocabulary), device_data<double>(gradient_scale), static_cast<float>(soft_cap),
+           kernel_status(ctx));
   });
 }
 
 template <bool kGradient>
 void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
          const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
-         const Tensor& gradient_scale) {
+         const Tensor& gradient_scale, double soft_cap) {
   check_storage(op, hidden);
   const DType type = hidden.dtype;
   const int64_t rows = hidden.dim(0), width = hidden.dim(1), vocabulary = head.value.dim(0);
@@ -171,7 +183,7 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
     multiply(ctx, forward, x.data, head.value.data, logits.data);
     if (!ctx.dry_run)
       softmax<kGradient>(ctx, op, losses.rows(row, count), logits, stride, targets.rows(row, count),
-                         vocabulary, gradient_scale);
+                         vocabulary, gradient_scale, soft_cap);
     if constexpr (kGradient) {
       Product input;
       input.in = input.out = type;
@@ -190,15 +202,15 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
 }  // namespace
 
 void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, const LinearWeight& head,
-                           const Tensor& targets) {
-  run<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, {});
+                           const Tensor& targets, double soft_cap) {
+  run<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, {}, soft_cap);
 }
 
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
                                     const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
-                                    const Tensor& gradient_scale) {
+                                    const Tensor& gradient_scale, double soft_cap) {
   run<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets,
-            gradient_scale);
+            gradient_scale, soft_cap);
 }
 
 }  // namespace sluice::cuda

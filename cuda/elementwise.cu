@@ -1,5 +1,6 @@
 // Bound by memory: one vectorised pass each (common/map.cuh). Not yet run on a GPU.
 #include "common/map.cuh"
+#include "common/soft_cap.cuh"
 #include "ops/elementwise.h"
 
 namespace sluice::cuda {
@@ -16,6 +17,10 @@ struct Clip {
 struct ClipBackward {
   float limit;
   DEVICE_INLINE float operator()(float dy, float x) const { return x > -limit && x < limit ? dy : 0.f; }
+};
+struct SoftCap {
+  float cap, inverse;
+  DEVICE_INLINE float operator()(float x) const { return soft_cap(x, cap, inverse); }
 };
 struct Same {
   DEVICE_INLINE float operator()(float x) const { return x; }
@@ -76,6 +81,15 @@ void clip_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, d
     using T = std::remove_pointer_t<decltype(tag)>;
     map_binary(ctx, "clip_backward", device_data<T>(dx), device_data<T>(dy), device_data<T>(x), dx.numel(),
                ClipBackward{static_cast<float>(limit)});
+  });
+}
+
+void soft_cap_forward(Context& ctx, Tensor y, const Tensor& x, double cap) {
+  if (ctx.dry_run) return;
+  dispatch_storage("soft_cap_forward", y, [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+    map_unary(ctx, "soft_cap_forward", device_data<T>(y), device_data<T>(x), y.numel(),
+              SoftCap{static_cast<float>(cap), static_cast<float>(1 / cap)});
   });
 }
 

@@ -12,7 +12,7 @@ constexpr int kBlock = 128;  // of backward; three on a multiprocessor
 template <class T>
 struct Backward {
   T* dx;            // may be dy
-  float* partials;  // (chunks, weight rows, D)
+  float* partials;  // (chunks, weight rows, D); null, as weight: ones
   const T *dy, *x, *weight;
   const float* rstd;
   RopeTable table;
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kBlock, 3) norm_rope_backward_kernel(Backward<
   constexpr int kN = kVecWidth<T>, kUnits = kBlock / kLanes;
   const int half = p.table.half, i = static_cast<int>(threadIdx.x) % kLanes * kN;
   const int group = static_cast<int>(blockIdx.x) % p.groups, chunk = static_cast<int>(blockIdx.x) / p.groups;
-  const T* const weight = p.weight + group * 2 * half + i;
+  const int64_t weight_at = group * 2 * half + i;
   GroupSum<kBlock, kLanes> group_sum;
   float dw[2][kN] = {};
   for (int64_t base = static_cast<int64_t>(chunk) * kUnits; base < p.units; base += p.chunks * kUnits) {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kBlock, 3) norm_rope_backward_kernel(Backward<
       Vec<T, kN> wa, wb;
       float gx = 0;
       if (h < heads) {
-        wa = load_vec<kN>(weight), wb = load_vec<kN>(weight + half);
+        wa = load_weight<kN>(p.weight, weight_at), wb = load_weight<kN>(p.weight, weight_at + half);
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
           da[e] = to_float(dy[h][0].v[e]), db[e] = to_float(dy[h][1].v[e]);
@@ -82,7 +82,8 @@ __global__ void __launch_bounds__(kBlock, 3) norm_rope_backward_kernel(Backward<
       }
     }
   }
-  store_columns<kBlock, kLanes>(p.partials + static_cast<int64_t>(blockIdx.x) * 2 * half, dw, half, 2 * half);
+  if (p.partials)  // of the whole launch, or none of it
+    store_columns<kBlock, kLanes>(p.partials + static_cast<int64_t>(blockIdx.x) * 2 * half, dw, half, 2 * half);
 }
 
 /// Any head size: a block of one warp goes over its rows one by one, and keeps dw in the partials themselves.
@@ -90,9 +91,9 @@ template <class T>
 __global__ void __launch_bounds__(32) norm_rope_backward_any_kernel(Backward<T> p) {
   const int half = p.table.half, lane = static_cast<int>(threadIdx.x);
   const int group = static_cast<int>(blockIdx.x) % p.groups, chunk = static_cast<int>(blockIdx.x) / p.groups;
-  const T* const weight = p.weight + group * 2 * half;
-  float* const dw = p.partials + static_cast<int64_t>(blockIdx.x) * 2 * half;
-  for (int i = lane; i < half; i += 32) dw[i] = dw[half + i] = 0;
+  const auto weight = [&](int i) { return to_float(load_weight<1>(p.weight, group * 2 * half + i).v[0]); };
+  float* const dw = p.partials ? p.partials + static_cast<int64_t>(blockIdx.x) * 2 * half : nullptr;
+  for (int i = lane; dw && i < half; i += 32) dw[i] = dw[half + i] = 0;
   for (int64_t unit = chunk; unit < p.units; unit += p.chunks) {
     const int64_t row = p.groups > 1 ? unit * p.heads + group : unit, t = row / p.heads;
     const T *const x = p.x + row * 2 * half, *const dy = p.dy + row * 2 * half;
@@ -105,7 +106,8 @@ __global__ void __launch_bounds__(32) norm_rope_backward_any_kernel(Backward<T> 
       p.table.load(angles, i, c, s);
       rotate(a, b, c[0], s[0]);
       const float xa = to_float(x[i]), xb = to_float(x[half + i]);
-      gx += a * xa * to_float(weight[i]) + b * xb * to_float(weight[half + i]);
+      gx += a * xa * weight(i) + b * xb * weight(half + i);
+      if (!dw) continue;
       dw[i] += a * xa * r;
       dw[half + i] += b * xb * r;
     }
@@ -114,8 +116,8 @@ __global__ void __launch_bounds__(32) norm_rope_backward_any_kernel(Backward<T> 
       float a = to_float(dy[i]), b = to_float(dy[half + i]);
       p.table.load(angles, i, c, s);
       rotate(a, b, c[0], s[0]);
-      dx[i] = from_float<T>(r * (a * to_float(weight[i]) - to_float(x[i]) * k));
-      dx[half + i] = from_float<T>(r * (b * to_float(weight[half + i]) - to_float(x[half + i]) * k));
+      dx[i] = from_float<T>(r * (a * weight(i) - to_float(x[i]) * k));
+      dx[half + i] = from_float<T>(r * (b * weight(half + i) - to_float(x[half + i]) * k));
     }
   }
 }
@@ -127,7 +129,7 @@ void norm_rope_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, con
   if (ctx.dry_run) return;
   dispatch_storage("norm_rope_forward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    const int stride = weight.numel() == x.dim(2) ? 0 : static_cast<int>(x.dim(2));
+    const int stride = !weight || weight.numel() == x.dim(2) ? 0 : static_cast<int>(x.dim(2));
     launch_rope<true, T>(ctx, "norm_rope_forward",
                          {device_data<T>(y), device_data<T>(x), rope_angles(ctx, positions, cos, sin, 1.f),
                           x.dim(0), static_cast<int>(x.dim(1)), 1, Divider(1), device_data<float>(rstd),
@@ -139,14 +141,14 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
                         const Tensor& weight, const Tensor& rstd, const Tensor& positions, const Tensor& cos,
                         const Tensor& sin) {
   constexpr int kHeads = 2;
-  const int64_t tokens = x.dim(0), heads = x.dim(1), width = x.dim(2), groups = weight.numel() / width;
+  const int64_t tokens = x.dim(0), heads = x.dim(1), width = x.dim(2), groups = weight ? weight.numel() / width : 1;
   const int64_t slices = groups > 1 ? 1 : (heads + kHeads - 1) / kHeads;
   // Three blocks for each of 132 multiprocessors, at least two rounds each; by shapes alone, as
   // rmsnorm_backward.
   const int64_t at_once = 2 * kBlock / 8, wanted = (tokens * slices + at_once - 1) / at_once;
   const int64_t chunks = std::max<int64_t>(std::min<int64_t>(wanted, 396 / groups), 1);
   ScratchScope scratch(ctx.scratch);
-  const Tensor partials = scratch.alloc("norm_rope_dweight", DType::f32, {chunks, groups * width});
+  const Tensor partials = weight ? scratch.alloc("norm_rope_dweight", DType::f32, {chunks, groups * width}) : Tensor();
   if (ctx.dry_run || tokens * heads * width == 0) return;
   dispatch_storage("norm_rope_backward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
@@ -177,8 +179,9 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
       launch(ctx, "norm_rope_backward", {.grid = grid, .block = dim3(32)}, norm_rope_backward_any_kernel<T>,
              p);
     }
-    column_sums(ctx, "norm_rope_backward dweight", device_data<float>(dweight), p.partials, chunks,
-                groups * width, Into::add);
+    if (weight)
+      column_sums(ctx, "norm_rope_backward dweight", device_data<float>(dweight), p.partials, chunks,
+                  groups * width, Into::add);
   });
 }
 

@@ -52,12 +52,12 @@ __global__ void __launch_bounds__(kBlock) rmsnorm_kernel(Forward<T> f) {
   GroupSum<kBlock, kLanes> group_sum;
   const float r = rsqrtf(group_sum(squares) / static_cast<float>(f.width) + f.eps);
   if (mine > 0 && lane == 0) f.rstd[row] = r;
-  const T* const weight = f.weight + row % f.groups * f.width;
+  const int64_t weight_at = row % f.groups * f.width;
 #pragma unroll
   for (int v = 0; v < kV; ++v) {
     const int i = v * kLanes + lane;
     if (i < mine) {
-      const Vec<T, kN> w = load_vec<kN>(weight + i * kN);
+      const Vec<T, kN> w = load_weight<kN>(f.weight, weight_at + i * kN);
 #pragma unroll
       for (int e = 0; e < kN; ++e) x[v].v[e] = from_float<T>(to_float(w.v[e]) * (to_float(x[v].v[e]) * r));
       store_vec<kN>(f.y + at + i * kN, x[v]);
@@ -77,10 +77,13 @@ __global__ void __launch_bounds__(kBlock) rmsnorm_any_kernel(Forward<T> f) {
   }
   const float r = rsqrtf(block_sum<kBlock>(squares) / static_cast<float>(f.width) + f.eps);
   if (threadIdx.x == 0) f.rstd[row] = r;
-  const T* const weight = f.weight + row % f.groups * f.width;
+  const int64_t weight_at = row % f.groups * f.width;
   for (int64_t i = threadIdx.x; i < f.width; i += kBlock)
-    f.y[at + i] = from_float<T>(to_float(weight[i]) * (to_float(x[at + i]) * r));
+    f.y[at + i] = from_float<T>(to_float(load_weight<1>(f.weight, weight_at + i).v[0]) * (to_float(x[at + i]) * r));
 }
+
+/// Rows of a weight; one, where there is none.
+int64_t weight_rows(const Tensor& weight, int64_t width) { return weight ? weight.numel() / width : 1; }
 
 /// How a row of `vectors` vectors of 16 bytes is taken: lanes, and vectors of a lane.
 struct RowShape {
@@ -130,7 +133,7 @@ void forward(Context& ctx, const char* name, const Forward<T>& f) {
 template <class T>
 struct Backward {
   T* dx;
-  float* partials;  // (chunks, groups, width)
+  float* partials;  // (chunks, groups, width); null, as weight: ones
   const T *dy, *x, *weight;
   const float* rstd;
   int64_t width;
@@ -150,7 +153,7 @@ __global__ void __launch_bounds__(kBlock, kV == 1   ? 4
   const int lane = static_cast<int>(threadIdx.x) % kLanes, column = lane * kN,
             width = static_cast<int>(b.width);
   const int group = static_cast<int>(blockIdx.x) % b.groups, chunk = static_cast<int>(blockIdx.x) / b.groups;
-  const T* const weight = b.weight + group * b.width + column;
+  const int64_t weight_at = group * b.width + column;
   GroupSum<kBlock, kLanes> group_sum;
   float dw[kV][kN] = {};
   for (int64_t first = static_cast<int64_t>(chunk) * kRows; first < b.tokens; first += b.chunks * kRows) {
@@ -170,7 +173,7 @@ __global__ void __launch_bounds__(kBlock, kV == 1   ? 4
 #pragma unroll
     for (int v = 0; v < kV; ++v) {
       if (column + v * kStep < mine) {
-        const Vec<T, kN> w = load_vec<kN>(weight + v * kStep);
+        const Vec<T, kN> w = load_weight<kN>(b.weight, weight_at + v * kStep);
 #pragma unroll
         for (int e = 0; e < kN; ++e) gx += to_float(dy[v].v[e]) * to_float(x[v].v[e]) * to_float(w.v[e]);
       }
@@ -179,7 +182,7 @@ __global__ void __launch_bounds__(kBlock, kV == 1   ? 4
 #pragma unroll
     for (int v = 0; v < kV; ++v) {
       if (column + v * kStep < mine) {
-        const Vec<T, kN> w = load_vec<kN>(weight + v * kStep);
+        const Vec<T, kN> w = load_weight<kN>(b.weight, weight_at + v * kStep);
         T* const out = b.dx + at + v * kStep;
         Vec<T, kN> old;
         if (b.add) old = load_vec<kN>(out);
@@ -194,28 +197,29 @@ __global__ void __launch_bounds__(kBlock, kV == 1   ? 4
       }
     }
   }
-  store_columns<kBlock, kLanes>(b.partials + blockIdx.x * b.width, dw, kStep, width);
+  if (b.partials)  // of the whole launch, or none of it
+    store_columns<kBlock, kLanes>(b.partials + blockIdx.x * b.width, dw, kStep, width);
 }
 
 /// Any row: a block goes over its rows one by one, and keeps dw in the partials themselves.
 template <class T>
 __global__ void __launch_bounds__(kBlock) rmsnorm_backward_any_kernel(Backward<T> b) {
   const int group = static_cast<int>(blockIdx.x) % b.groups, chunk = static_cast<int>(blockIdx.x) / b.groups;
-  const T* const weight = b.weight + group * b.width;
-  float* const dw = b.partials + blockIdx.x * b.width;
-  for (int64_t i = threadIdx.x; i < b.width; i += kBlock) dw[i] = 0;
+  const auto weight = [&](int64_t i) { return to_float(load_weight<1>(b.weight, group * b.width + i).v[0]); };
+  float* const dw = b.partials ? b.partials + blockIdx.x * b.width : nullptr;
+  for (int64_t i = threadIdx.x; dw && i < b.width; i += kBlock) dw[i] = 0;
   for (int64_t t = chunk; t < b.tokens; t += b.chunks) {
     const int64_t row = t * b.groups + group, at = row * b.width;
     const float r = b.rstd[row];
     float gx = 0;
     for (int64_t i = threadIdx.x; i < b.width; i += kBlock) {
       const float dyx = to_float(b.dy[at + i]) * to_float(b.x[at + i]);
-      gx += dyx * to_float(weight[i]);
-      dw[i] += dyx * r;
+      gx += dyx * weight(i);
+      if (dw) dw[i] += dyx * r;
     }
     const float c = r * r * (block_sum<kBlock>(gx) / static_cast<float>(b.width));
     for (int64_t i = threadIdx.x; i < b.width; i += kBlock) {
-      const float d = r * (to_float(b.dy[at + i]) * to_float(weight[i]) - to_float(b.x[at + i]) * c);
+      const float d = r * (to_float(b.dy[at + i]) * weight(i) - to_float(b.x[at + i]) * c);
       b.dx[at + i] = from_float<T>(b.add ? to_float(b.dx[at + i]) + d : d);
     }
   }
@@ -241,7 +245,7 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const
     forward<T>(
         ctx, "rmsnorm_forward",
         {device_data<T>(y), nullptr, device_data<float>(rstd), device_data<T>(x), nullptr,
-         device_data<T>(weight), x.numel() / width, width, weight.numel() / width, static_cast<float>(eps)});
+         device_data<T>(weight), x.numel() / width, width, weight_rows(weight, width), static_cast<float>(eps)});
   });
 }
 
@@ -253,19 +257,19 @@ void add_rmsnorm_forward(Context& ctx, Tensor sum, Tensor y, Tensor rstd, const 
     const int64_t width = a.dim(-1);
     forward<T>(ctx, "add_rmsnorm_forward",
                {device_data<T>(y), device_data<T>(sum), device_data<float>(rstd), device_data<T>(a),
-                device_data<T>(b), device_data<T>(weight), a.numel() / width, width, weight.numel() / width,
+                device_data<T>(b), device_data<T>(weight), a.numel() / width, width, weight_rows(weight, width),
                 static_cast<float>(eps)});
   });
 }
 
 void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
                       const Tensor& weight, const Tensor& rstd, Into into) {
-  const int64_t width = x.dim(-1), groups = weight.numel() / width, tokens = x.numel() / width / groups;
+  const int64_t width = x.dim(-1), groups = weight_rows(weight, width), tokens = x.numel() / width / groups;
   const int64_t per_vector = 16 / dtype_size(x.dtype), vectors = (width + per_vector - 1) / per_vector;
   const int shape = row_shape_index(vectors);
   const int64_t chunks = chunks_of(tokens, groups, kRowShapes[shape]);
   ScratchScope scratch(ctx.scratch);
-  const Tensor partials = scratch.alloc("rmsnorm_dweight", DType::f32, {chunks, groups * width});
+  const Tensor partials = weight ? scratch.alloc("rmsnorm_dweight", DType::f32, {chunks, groups * width}) : Tensor();
   if (ctx.dry_run || tokens == 0) return;
   dispatch_storage("rmsnorm_backward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
@@ -288,8 +292,9 @@ void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy,
         launch(ctx, "rmsnorm_backward", config, rmsnorm_backward_kernel<T, lanes(), per_lane()>, b);
       });
     }
-    column_sums(ctx, "rmsnorm_backward dweight", device_data<float>(dweight), b.partials, chunks,
-                groups * width, Into::add);
+    if (weight)
+      column_sums(ctx, "rmsnorm_backward dweight", device_data<float>(dweight), b.partials, chunks,
+                  groups * width, Into::add);
   });
 }
 

@@ -55,7 +55,7 @@ struct RopeRows {
   Divider per_token;  // by slices
   // norm_rope_forward alone
   float* rstd;
-  const T* weight;
+  const T* weight;    // null: ones
   int weight_stride;  // 0, or D for a weight per head
   float eps;
 };
@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(kRopeBlock) rope_kernel(RopeRows<T> p) {
       const float r = rsqrtf(group_sum(squares) / static_cast<float>(2 * half) + p.eps);
       if (h < heads) {
         if (i == 0) p.rstd[row + h] = r;
-        const T* const weight = p.weight + (first + h) * p.weight_stride + i;
-        const Vec<T, kN> wa = load_vec<kN>(weight), wb = load_vec<kN>(weight + half);
+        const int64_t weight_at = (first + h) * p.weight_stride + i;
+        const Vec<T, kN> wa = load_weight<kN>(p.weight, weight_at), wb = load_weight<kN>(p.weight, weight_at + half);
 #pragma unroll
         for (int e = 0; e < kN; ++e)
           a[e] = to_float(wa.v[e]) * (a[e] * r), b[e] = to_float(wb.v[e]) * (b[e] * r);
@@ -140,8 +140,9 @@ __global__ void __launch_bounds__(kRopeBlock) rope_any_kernel(RopeRows<T> p) {
     float a = to_float(x[i]), b = to_float(x[half + i]), c[1], s[1];
     p.table.load(angles, i, c, s);
     if constexpr (kNorm) {
-      const T* const weight = p.weight + head * p.weight_stride;
-      a = to_float(weight[i]) * (a * r), b = to_float(weight[half + i]) * (b * r);
+      const int64_t weight_at = static_cast<int64_t>(head) * p.weight_stride + i;
+      a = to_float(load_weight<1>(p.weight, weight_at).v[0]) * (a * r);
+      b = to_float(load_weight<1>(p.weight, weight_at + half).v[0]) * (b * r);
     }
     rotate(a, b, c[0], s[0]);
     y[i] = from_float<T>(a), y[half + i] = from_float<T>(b);

@@ -7,6 +7,16 @@
 
 namespace sluice::cuda {
 
+/// Elements [i, i + N) of a weight, or ones where there is none.
+template <int N, class T>
+DEVICE_INLINE Vec<T, N> load_weight(const T* weight, int64_t i) {
+  if (weight) return load_vec<N>(weight + i);
+  Vec<T, N> ones;
+#pragma unroll
+  for (int e = 0; e < N; ++e) ones.v[e] = from_float<T>(1.f);
+  return ones;
+}
+
 /// Sums over groups of kLanes threads (a power of two) in a block of kThreads; every thread of a group gets
 /// its own. Every thread of the block calls it, in step. Groups that span warps meet at one barrier: a second
 /// call writes elsewhere.

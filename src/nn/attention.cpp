@@ -48,13 +48,15 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
     return store.add(
         {.name = prefix + "." + name + ".weight", .shape = {out, in}, .init = init, .packed = true});
   };
-  const Init init = Init::normal(config.initializer_range);
-  q_proj_ = projection("q_proj", H * D, C, init);
+  const auto matrix_projection = [&](const std::string& name, int64_t out) {
+    return projection(name, out, C, matrix_init(config, out, C));
+  };
+  q_proj_ = matrix_projection("q_proj", H * D);
   const SwitchHeadsConfig& experts = attention.switch_heads;
   const bool switch_values = experts.num_experts > 0,
              switch_keys = switch_values && experts.projections == SwitchProjections::key_value;
-  k_proj_ = projection("k_proj", switch_keys ? SwitchHeads::rows(config) : Hkv * D, C, init);
-  v_proj_ = projection("v_proj", switch_values ? SwitchHeads::rows(config) : Hkv * D, C, init);
+  k_proj_ = matrix_projection("k_proj", switch_keys ? SwitchHeads::rows(config) : Hkv * D);
+  v_proj_ = matrix_projection("v_proj", switch_values ? SwitchHeads::rows(config) : Hkv * D);
   o_proj_ = projection("o_proj", C, H * D, residual_init(config));
   // In the place of the gates that they are with one expert.
   if (switch_keys) k_switch_.emplace(config, store, prefix + ".k_switch.weight");
@@ -72,16 +74,16 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
                         dense ? 1 : heads, dense ? C : D);
   }
   if (config.qk_norm) {
-    q_norm_.emplace(store, prefix + ".q_norm.weight", std::vector<int64_t>{D}, config.rms_norm_eps);
-    k_norm_.emplace(store, prefix + ".k_norm.weight", std::vector<int64_t>{D}, config.rms_norm_eps);
+    q_norm_.emplace(config, store, prefix + ".q_norm.weight", std::vector<int64_t>{D});
+    k_norm_.emplace(config, store, prefix + ".k_norm.weight", std::vector<int64_t>{D});
   }
   if (attention.kind == AttentionKind::sink)
     sinks_ = store.add(
         {.name = prefix + ".sinks", .shape = {H}, .init = Init::normal(0.02), .weight_decay = false});
   if (attention.output_norm != OutputNorm::none) {
     const bool shared = attention.output_norm == OutputNorm::rmsnorm_shared;
-    output_norm_.emplace(store, prefix + ".o_norm.weight",
-                         shared ? std::vector<int64_t>{D} : std::vector<int64_t>{H, D}, config.rms_norm_eps);
+    output_norm_.emplace(config, store, prefix + ".o_norm.weight",
+                         shared ? std::vector<int64_t>{D} : std::vector<int64_t>{H, D});
   }
 }
 
@@ -138,9 +140,14 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
   const Tensor q = gates_forward(ctx, GatePosition::query, s.q, x, s);
   const Tensor k = gates_forward(ctx, GatePosition::key, s.k, x, s);
   Tensor values = gates_forward(ctx, GatePosition::value, s.v, x, s);
-  if (q_norm_) {
+  if (q_norm_ && !norm_after_rope()) {
     q_norm_->forward_rope(ctx, q, sequence.positions, sequence.rope_cos, sequence.rope_sin, s.q_norm);
     k_norm_->forward_rope(ctx, k, sequence.positions, sequence.rope_cos, sequence.rope_sin, s.k_norm);
+  } else if (q_norm_) {  // rotated in place, as without a norm: what the norms read stays
+    rope_forward(ctx, q, q, sequence.positions, sequence.rope_cos, sequence.rope_sin);
+    rope_forward(ctx, k, k, sequence.positions, sequence.rope_cos, sequence.rope_sin);
+    q_norm_->forward(ctx, q, s.q_norm);
+    k_norm_->forward(ctx, k, s.k_norm);
   } else {
     rope_forward(ctx, s.q_rot, s.q_rot, sequence.positions, sequence.rope_cos, sequence.rope_sin);
     rope_forward(ctx, s.k_rot, s.k_rot, sequence.positions, sequence.rope_cos, sequence.rope_sin);
@@ -237,12 +244,16 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
                        kernel);
   }
 
-  if (q_norm_) {
+  if (q_norm_ && !norm_after_rope()) {
     q_norm_->backward_rope(ctx, dq, dq, after_gates(GatePosition::query, s.q, s), sequence.positions,
                            sequence.rope_cos, sequence.rope_sin, s.q_norm);
     k_norm_->backward_rope(ctx, dk, dk, after_gates(GatePosition::key, s.k, s), sequence.positions,
                            sequence.rope_cos, sequence.rope_sin, s.k_norm);
   } else {
+    if (q_norm_) {
+      q_norm_->backward(ctx, dq, dq, after_gates(GatePosition::query, s.q, s), s.q_norm);
+      k_norm_->backward(ctx, dk, dk, after_gates(GatePosition::key, s.k, s), s.k_norm);
+    }
     rope_backward(ctx, dq, dq, sequence.positions, sequence.rope_cos, sequence.rope_sin);
     rope_backward(ctx, dk, dk, sequence.positions, sequence.rope_cos, sequence.rope_sin);
   }

@@ -36,7 +36,7 @@ struct Sequence {
 };
 
 /// Grouped-query causal attention with gates at any of five positions (SPEC 1, 1.1):
-///   q,k,v projections -> [query, key, value gates] -> qk_norm -> rope -> attention -> [sink] -> [norm]
+///   q,k,v projections -> [query, key, value gates] -> qk_norm -> rope (or rope, then qk_norm) -> attention -> [sink] -> [norm]
 ///   -> [SiLU] -> [sdpa_output gates] -> o_proj -> [dense_output gates]
 /// Gates of one position apply in the order of the list. Logits come from the layer's input (the
 /// pre-normalised hidden state), each through a projection of its own. With switch heads values (and keys) are projections of
@@ -90,6 +90,7 @@ class Attention {
   bool fuses_gate() const;
   size_t output_gate() const;
   bool has_gate(GatePosition position) const;
+  bool norm_after_rope() const { return config_.qk_norm_order == QkNormOrder::after_rope; }
   Tensor after_gates(GatePosition position, const Tensor& x, const Saved& s) const;
   Tensor gates_forward(Context& ctx, GatePosition position, const Tensor& x, const Tensor& hidden,
                        Saved& s) const;

@@ -35,10 +35,10 @@ Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const 
     : Block(config, store, layer, experts, "model.layers." + std::to_string(layer)) {}
 
 Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts, const std::string& name)
-    : attention_norm_(store, name + ".input_layernorm.weight", {config.hidden_size}, config.rms_norm_eps),
+    : attention_norm_(config, store, name + ".input_layernorm.weight", {config.hidden_size}),
       attention_(config, store, name + ".self_attn", layer),
       attention_out_(config, store, name + ".post_attention_branch_layernorm.weight"),
-      ffn_norm_(store, name + ".post_attention_layernorm.weight", {config.hidden_size}, config.rms_norm_eps),
+      ffn_norm_(config, store, name + ".post_attention_layernorm.weight", {config.hidden_size}),
       ffn_(config, store, name + ".mlp", layer, experts),
       ffn_out_(config, store, name + ".post_mlp_branch_layernorm.weight") {}
 
@@ -66,7 +66,7 @@ Block::Saved Block::share_saved(Arena& arena, const std::string& name, const Sav
 BranchOutput::BranchOutput(const ModelConfig& config, ParamStore& store, const std::string& norm_name)
     : clip_(config.branch_clip) {
   if (config.norm_placement == NormPlacement::sandwich)
-    norm_.emplace(store, norm_name, std::vector<int64_t>{config.hidden_size}, config.rms_norm_eps);
+    norm_.emplace(config, store, norm_name, std::vector<int64_t>{config.hidden_size});
 }
 
 BranchOutput::Saved BranchOutput::make_saved(Arena& arena, const std::string& name, const Tensor& x) const {

@@ -1,5 +1,6 @@
 #include "nn/gate.h"
 
+#include "nn/init.h"
 #include "ops/linear.h"
 
 namespace sluice {
@@ -9,9 +10,10 @@ Gate::Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store
     : config_(config), store_(store), heads_(heads), channels_(channels) {
   const bool headwise = config.granularity == GateGranularity::headwise;
   if (config.input == GateInput::hidden) {
+    const int64_t rows = headwise ? heads : heads * channels;
     weight_ = store.add({.name = name,
-                         .shape = {headwise ? heads : heads * channels, model.hidden_size},
-                         .init = Init::normal(model.initializer_range),
+                         .shape = {rows, model.hidden_size},
+                         .init = matrix_init(model, rows, model.hidden_size),
                          .packed = true});
   } else {
     // Zero: every sigmoid score starts at 1/2 (SPEC 1.1). A rank-1 parameter where there is one head or one

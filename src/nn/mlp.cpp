@@ -7,13 +7,16 @@
 namespace sluice {
 
 Mlp::Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t intermediate_size)
-    : store_(store), hidden_size_(config.hidden_size), intermediate_size_(intermediate_size) {
+    : store_(store),
+      hidden_size_(config.hidden_size),
+      intermediate_size_(intermediate_size),
+      gated_(config.hidden_act == HiddenAct::silu) {
   const int64_t C = hidden_size_, F = intermediate_size_;
-  const Init init = Init::normal(config.initializer_range);
-  gate_up_proj_ =
-      store.add({.name = prefix + ".gate_proj.weight", .shape = {F, C}, .init = init, .packed = true});
-  store.add(
-      {.name = prefix + ".up_proj.weight", .shape = {F, C}, .init = init, .packed = true, .joined = true});
+  const Init init = matrix_init(config, F, C);
+  if (gated_) gate_up_proj_ = store.add({.name = prefix + ".gate_proj.weight", .shape = {F, C}, .init = init, .packed = true});
+  const ParamStore::Id up_proj =
+      store.add({.name = prefix + ".up_proj.weight", .shape = {F, C}, .init = init, .packed = true, .joined = gated_});
+  if (!gated_) gate_up_proj_ = up_proj;
   down_proj_ = store.add(
       {.name = prefix + ".down_proj.weight", .shape = {C, F}, .init = residual_init(config), .packed = true});
 }
@@ -22,7 +25,7 @@ Mlp::Saved Mlp::make_saved(Arena& arena, const std::string& name, int64_t num_to
                            bool keep_inner) const {
   Saved s;
   if (keep_inner) {
-    s.gate_up = arena.alloc(name + ".gate_up", dtype, {num_tokens, 2 * intermediate_size_});
+    s.gate_up = arena.alloc(name + ".gate_up", dtype, {num_tokens, up_width()});
     s.inner = arena.alloc(name + ".inner", dtype, {num_tokens, intermediate_size_});
   }
   s.y = arena.alloc(name + ".y", dtype, {num_tokens, hidden_size_});
@@ -31,14 +34,15 @@ Mlp::Saved Mlp::make_saved(Arena& arena, const std::string& name, int64_t num_to
 
 Mlp::Saved Mlp::kept_or_temporary(ScratchScope& t, const Saved& s, const Tensor& x) const {
   if (s.gate_up) return s;
-  return {.gate_up = t.alloc("mlp.gate_up", x.dtype, {x.dim(0), 2 * intermediate_size_}),
+  return {.gate_up = t.alloc("mlp.gate_up", x.dtype, {x.dim(0), up_width()}),
           .inner = t.alloc("mlp.inner", x.dtype, {x.dim(0), intermediate_size_}),
           .y = s.y};
 }
 
 void Mlp::inner_forward(Context& ctx, const Saved& s, const Tensor& x) const {
   linear_forward(ctx, s.gate_up, x, store_.joined(gate_up_proj_));
-  swiglu_forward(ctx, s.inner, s.gate_up);
+  if (gated_) swiglu_forward(ctx, s.inner, s.gate_up);
+  else squared_relu_forward(ctx, s.inner, s.gate_up);
 }
 
 void Mlp::forward(Context& ctx, const Tensor& x, Saved& kept) const {
@@ -56,7 +60,8 @@ void Mlp::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
 
   linear_backward_input(ctx, dinner, dy, store_.linear(down_proj_), Into::overwrite);
   linear_backward_weight(ctx, store_.grad(down_proj_), dy, s.inner);
-  swiglu_backward(ctx, dgate_up, dinner, s.gate_up);
+  if (gated_) swiglu_backward(ctx, dgate_up, dinner, s.gate_up);
+  else squared_relu_backward(ctx, dgate_up, dinner, s.gate_up);
   linear_backward_input(ctx, dx, dgate_up, store_.joined(gate_up_proj_), Into::overwrite);
   linear_backward_weight(ctx, store_.joined_grad(gate_up_proj_), dgate_up, x);
 }

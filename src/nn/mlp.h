@@ -8,13 +8,14 @@
 namespace sluice {
 
 /// SwiGLU feed-forward network (Shazeer 2020): y = (silu(x Wgate^T) * (x Wup^T)) Wdown^T. gate_proj and
-/// up_proj lie behind each other, so that one product gives both.
+/// up_proj lie behind each other, so that one product gives both. With hidden_act: relu2 (So et al. 2021) there is no gate:
+/// y = max(x Wup^T, 0)^2 Wdown^T.
 class Mlp {
  public:
   /// T tokens, F = intermediate_size, C = hidden_size.
   struct Saved {
-    Tensor gate_up;  // (T, 2F): [gate | up]; empty when backward is to compute it again
-    Tensor inner;    // (T, F): silu(gate) * up; the same
+    Tensor gate_up;  // (T, 2F): [gate | up], relu2: (T, F): up; empty when backward is to compute it again
+    Tensor inner;    // (T, F): silu(gate) * up, or max(up, 0)^2; the same
     Tensor y;        // (T, C)
   };
 
@@ -29,13 +30,16 @@ class Mlp {
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s) const;
 
  private:
+  /// Columns of gate_up.
+  int64_t up_width() const { return gated_ ? 2 * intermediate_size_ : intermediate_size_; }
   void inner_forward(Context& ctx, const Saved& s, const Tensor& x) const;
   /// s, or temporaries in its place where it keeps nothing.
   Saved kept_or_temporary(ScratchScope& t, const Saved& s, const Tensor& x) const;
 
   ParamStore& store_;
-  ParamStore::Id gate_up_proj_, down_proj_;
+  ParamStore::Id gate_up_proj_ = 0, down_proj_ = 0;
   int64_t hidden_size_, intermediate_size_;
+  bool gated_;
 };
 static_assert(Layer<Mlp>);
 

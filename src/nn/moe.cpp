@@ -202,8 +202,13 @@ Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix
   if (E % ranks_.size() != 0)
     fail(ExitCode::usage, "parallel.expert = {} does not divide model.moe.num_experts = {}", ranks_.size(), E);
   const int64_t here = E / ranks_.size(), first = ranks_.rank() * here;
-  const Init init = Init::normal(config.initializer_range);
-  router_ = store.add({.name = prefix + ".gate.weight", .shape = {E, C}, .init = init, .packed = true});
+  const Init init = matrix_init(config, F, C);
+  // Its rows are as a head's, one per class: not a matrix for Muon.
+  router_ = store.add({.name = prefix + ".gate.weight",
+                       .shape = {E, C},
+                       .init = matrix_init(config, E, C),
+                       .packed = true,
+                       .orthogonal = false});
   // One expert alone is not a group, and what a matrix is packed to is no use to grouped products.
   ParamSpec spec{.name = "", .shape = {}, .packed = here > 1, .groups = here};
   spec.of_expert = true;

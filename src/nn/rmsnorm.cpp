@@ -5,11 +5,11 @@
 
 namespace sluice {
 
-RmsNorm::RmsNorm(ParamStore& store, const std::string& name, std::vector<int64_t> shape, double eps)
-    : store_(store),
-      weight_(store.add(
-          {.name = name, .shape = std::move(shape), .init = Init::constant(1), .weight_decay = false})),
-      eps_(eps) {}
+RmsNorm::RmsNorm(const ModelConfig& config, ParamStore& store, const std::string& name, std::vector<int64_t> shape)
+    : store_(store), eps_(config.rms_norm_eps) {
+  if (config.norm_weights)
+    weight_ = store.add({.name = name, .shape = std::move(shape), .init = Init::constant(1), .weight_decay = false});
+}
 
 RmsNorm::Saved RmsNorm::make_saved(Arena& arena, const std::string& name, DType dtype,
                                    std::initializer_list<int64_t> dims) const {
@@ -18,26 +18,26 @@ RmsNorm::Saved RmsNorm::make_saved(Arena& arena, const std::string& name, DType 
 }
 
 void RmsNorm::forward(Context& ctx, const Tensor& x, Saved& s) const {
-  rmsnorm_forward(ctx, s.y, s.rstd, x, store_.value(weight_), eps_);
+  rmsnorm_forward(ctx, s.y, s.rstd, x, weight(), eps_);
 }
 
 void RmsNorm::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s,
                        Into into) const {
-  rmsnorm_backward(ctx, dx, store_.grad(weight_), dy, x, store_.value(weight_), s.rstd, into);
+  rmsnorm_backward(ctx, dx, dweight(), dy, x, weight(), s.rstd, into);
 }
 
 void RmsNorm::forward_sum(Context& ctx, Tensor sum, const Tensor& a, const Tensor& b, Saved& s) const {
-  add_rmsnorm_forward(ctx, sum, s.y, s.rstd, a, b, store_.value(weight_), eps_);
+  add_rmsnorm_forward(ctx, sum, s.y, s.rstd, a, b, weight(), eps_);
 }
 
 void RmsNorm::forward_rope(Context& ctx, const Tensor& x, const Tensor& positions, const Tensor& cos,
                            const Tensor& sin, Saved& s) const {
-  norm_rope_forward(ctx, s.y, s.rstd, x, store_.value(weight_), eps_, positions, cos, sin);
+  norm_rope_forward(ctx, s.y, s.rstd, x, weight(), eps_, positions, cos, sin);
 }
 
 void RmsNorm::backward_rope(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& positions,
                             const Tensor& cos, const Tensor& sin, const Saved& s) const {
-  norm_rope_backward(ctx, dx, store_.grad(weight_), dy, x, store_.value(weight_), s.rstd, positions, cos, sin);
+  norm_rope_backward(ctx, dx, dweight(), dy, x, weight(), s.rstd, positions, cos, sin);
 }
 
 }  // namespace sluice

@@ -1,12 +1,15 @@
 #pragma once
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "config/config.h"
 #include "nn/layer.h"
 #include "params/param_store.h"
 
 namespace sluice {
 
-/// RMSNorm over the last axis (ops/rmsnorm.h). The weight starts at 1 and does not decay.
+/// RMSNorm over the last axis (ops/rmsnorm.h). The weight starts at 1 and does not decay; model.norm_weights: false has none.
 class RmsNorm {
  public:
   struct Saved {
@@ -15,7 +18,7 @@ class RmsNorm {
   };
 
   /// shape: {D}, or {G, D} for a weight per head.
-  RmsNorm(ParamStore& store, const std::string& name, std::vector<int64_t> shape, double eps);
+  RmsNorm(const ModelConfig& config, ParamStore& store, const std::string& name, std::vector<int64_t> shape);
   /// dims: the shape of x; the last axis is normalised.
   Saved make_saved(Arena& arena, const std::string& name, DType dtype,
                    std::initializer_list<int64_t> dims) const;
@@ -35,8 +38,12 @@ class RmsNorm {
                      const Tensor& cos, const Tensor& sin, const Saved& s) const;
 
  private:
+  /// Empty without weights.
+  Tensor weight() const { return weight_ ? store_.value(*weight_) : Tensor(); }
+  Tensor dweight() const { return weight_ ? store_.grad(*weight_) : Tensor(); }
+
   ParamStore& store_;
-  ParamStore::Id weight_;
+  std::optional<ParamStore::Id> weight_;
   double eps_;
 };
 static_assert(Layer<RmsNorm>);

@@ -1,5 +1,6 @@
 #include "nn/switch_heads.h"
 
+#include "nn/init.h"
 #include "ops/linear.h"
 #include "ops/switch_heads.h"
 
@@ -23,8 +24,10 @@ SwitchHeads::SwitchHeads(const ModelConfig& config, ParamStore& store, const std
     : store_(store),
       router_(store.add({.name = name,
                          .shape = {config.num_key_value_heads * config.attention.switch_heads.num_experts, config.hidden_size},
-                         .init = Init::normal(config.initializer_range),
-                         .packed = true})),
+                         .init = matrix_init(config, config.num_key_value_heads * config.attention.switch_heads.num_experts,
+                                             config.hidden_size),
+                         .packed = true,
+                         .orthogonal = config.attention.switch_heads.num_experts == 1})),  // a router's rows are no matrix
       heads_(config.num_key_value_heads),
       experts_(config.attention.switch_heads.num_experts),
       chosen_(config.attention.switch_heads.num_experts_per_tok),

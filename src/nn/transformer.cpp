@@ -1,11 +1,11 @@
 #include "nn/transformer.h"
 
 #include "core/host_view.h"
+#include "nn/init.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
-#include "ops/rmsnorm.h"
 #include "ops/rope.h"
 
 namespace sluice {
@@ -14,20 +14,19 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
     : config_(config), store_(store) {
   const int64_t V = config.vocab_size, C = config.hidden_size;
   SLUICE_CHECK(V > 0, "Transformer: vocab_size must be known, got {}", V);
-  const Init init = Init::normal(config.initializer_range);
   const bool tied = config.tie_word_embeddings;
   embed_tokens_ =
-      store.add({.name = "model.embed_tokens.weight", .shape = {V, C}, .init = init, .packed = tied});
+      store.add({.name = "model.embed_tokens.weight", .shape = {V, C}, .init = embedding_init(config), .packed = tied});
+  if (config.embedding_norm) embedding_norm_.emplace(config, store, "model.embed_norm.weight", std::vector<int64_t>{C});
   blocks_.reserve(static_cast<size_t>(config.num_hidden_layers));
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     store.begin_unit(static_cast<int>(layer) + 1);
     blocks_.emplace_back(config, store, layer, experts);
   }
   store.begin_unit(0);
-  norm_ = store.add(
-      {.name = "model.norm.weight", .shape = {C}, .init = Init::constant(1), .weight_decay = false});
+  norm_.emplace(config, store, "model.norm.weight", std::vector<int64_t>{C});
   lm_head_ = tied ? embed_tokens_
-                  : store.add({.name = "lm_head.weight", .shape = {V, C}, .init = init, .packed = true});
+                  : store.add({.name = "lm_head.weight", .shape = {V, C}, .init = head_init(config), .packed = true});
 }
 
 void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load,
@@ -36,7 +35,8 @@ void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const Step
   Sequence tokens = sequence(batch, cache, load.heads);
   tokens.zeroing = zeroing;
   store_.begin_use(ctx, 0, Pass::forward);
-  embedding_forward(ctx, s.embedded, batch.tokens, store_.value(embed_tokens_));
+  embedding_forward(ctx, s.tokens, batch.tokens, store_.value(embed_tokens_));
+  if (embedding_norm_) embedding_norm_->forward(ctx, s.tokens, s.embedding_norm);
   Tensor x = s.embedded;
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const int unit = static_cast<int>(layer) + 1;
@@ -45,7 +45,7 @@ void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const Step
     store_.end_use(ctx, unit, Pass::forward);
     x = s.blocks[layer].y;
   }
-  rmsnorm_forward(ctx, s.hidden, s.final_rstd, x, store_.value(norm_), config_.rms_norm_eps);
+  norm_->forward(ctx, x, s.final_norm);
   if (cache) cache->length += batch.tokens.dim(0);
 }
 
@@ -55,8 +55,7 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
   balance_heads(ctx, config_.attention.head_balance, load.heads);
   const Tensor d = dhidden;  // becomes the gradient of the residual stream, layer by layer, in place
   const auto input = [&](size_t layer) { return layer == 0 ? s.embedded : s.blocks[layer - 1].y; };
-  rmsnorm_backward(ctx, d, store_.grad(norm_), dhidden, input(blocks_.size()), store_.value(norm_),
-                   s.final_rstd, Into::overwrite);
+  norm_->backward(ctx, d, dhidden, input(blocks_.size()), s.final_norm);
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     const int unit = static_cast<int>(layer) + 1;
     store_.begin_use(ctx, unit, Pass::backward);
@@ -66,28 +65,30 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
     blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr, load.heads), load.routers, s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::backward);
   }
+  if (embedding_norm_) embedding_norm_->backward(ctx, d, d, s.tokens, s.embedding_norm);
   embedding_backward(ctx, store_.grad(embed_tokens_), d, batch.tokens);
 }
 
 void Transformer::loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const {
-  cross_entropy_forward(ctx, losses, s.hidden, store_.linear(lm_head_), batch.targets);
+  cross_entropy_forward(ctx, losses, s.hidden, store_.linear(lm_head_), batch.targets, soft_cap());
 }
 
 void Transformer::loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch,
                                         const Saved& s, const Tensor& gradient_scale) const {
   cross_entropy_forward_backward(ctx, losses, dhidden, store_.grad(lm_head_), s.hidden,
-                                 store_.linear(lm_head_), batch.targets, gradient_scale);
+                                 store_.linear(lm_head_), batch.targets, gradient_scale, soft_cap());
 }
 
 void Transformer::logits(Context& ctx, Tensor logits, const Tensor& hidden) const {
   if (logits.dtype == hidden.dtype) {
     linear_forward(ctx, logits, hidden, store_.linear(lm_head_));
-    return;
+  } else {
+    ScratchScope t(ctx.scratch);
+    const Tensor narrow = t.alloc("logits", hidden.dtype, {logits.dim(0), logits.dim(1)});
+    linear_forward(ctx, narrow, hidden, store_.linear(lm_head_));
+    cast(ctx, logits, narrow);
   }
-  ScratchScope t(ctx.scratch);
-  const Tensor narrow = t.alloc("logits", hidden.dtype, {logits.dim(0), logits.dim(1)});
-  linear_forward(ctx, narrow, hidden, store_.linear(lm_head_));
-  cast(ctx, logits, narrow);
+  if (soft_cap() > 0) soft_cap_forward(ctx, logits, logits, soft_cap());
 }
 
 void Transformer::allocate_tables(Context& ctx, Arena& arena, DType dtype, int64_t max_positions) {
@@ -112,7 +113,13 @@ Transformer::Saved Transformer::make_saved(Arena& arena, int64_t num_tokens, DTy
                                            Recompute recompute) const {
   Saved s;
   s.recompute = recompute;
-  s.embedded = arena.alloc("embedded", dtype, {num_tokens, config_.hidden_size});
+  if (embedding_norm_) {
+    s.tokens = arena.alloc("tokens", dtype, {num_tokens, config_.hidden_size});
+    s.embedding_norm = embedding_norm_->make_saved(arena, "embedded", dtype, {num_tokens, config_.hidden_size});
+    s.embedded = s.embedding_norm.y;
+  } else {
+    s.tokens = s.embedded = arena.alloc("embedded", dtype, {num_tokens, config_.hidden_size});
+  }
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const std::string name = "layers." + std::to_string(layer);
     // Layers alike share one set.
@@ -123,8 +130,8 @@ Transformer::Saved Transformer::make_saved(Arena& arena, int64_t num_tokens, DTy
             ? blocks_[layer].share_saved(arena, name, s.blocks[alike])
             : blocks_[layer].make_saved(arena, name, num_tokens, dtype, recompute != Recompute::mlp));
   }
-  s.final_rstd = arena.alloc("final_norm.rstd", accumulate_dtype(dtype), {num_tokens});
-  s.hidden = arena.alloc("hidden", dtype, {num_tokens, config_.hidden_size});
+  s.final_norm = norm_->make_saved(arena, "hidden", dtype, {num_tokens, config_.hidden_size});
+  s.hidden = s.final_norm.y;
   return s;
 }
 

@@ -2,11 +2,13 @@
 // The decoder-only transformer: embedding, blocks, final norm, head. Hugging Face names (Qwen3 layout plus
 // gate_proj, sinks, o_norm and the sandwich norms).
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "config/config.h"
 #include "nn/batch.h"
 #include "nn/block.h"
+#include "nn/rmsnorm.h"
 #include "params/param_store.h"
 
 namespace sluice {
@@ -22,11 +24,13 @@ class Transformer {
   /// What backward, and analysis, need from forward.
   struct Saved {
     Recompute recompute = Recompute::none;
+    Tensor tokens;    // (T, C): the embedding's rows, before its norm; without one, embedded
+    RmsNorm::Saved embedding_norm;
     Tensor embedded;  // (T, C), input of block 0
     std::vector<Block::Saved>
         blocks;         // one per layer; with recompute=block those alike share one set of activations but `y`
-    Tensor final_rstd;  // (T)
-    Tensor hidden;      // (T, C): final norm's output, input of the head
+    RmsNorm::Saved final_norm;
+    Tensor hidden;  // (T, C): the final norm's output, input of the head
   };
 
   /// experts: the ranks that share the experts, or none: all are here.
@@ -64,9 +68,12 @@ class Transformer {
   Sequence sequence(const Batch& batch, KeyValueCache* cache, const HeadLoad& heads) const;
   void check_batch(const char* what, const Batch& batch, const Saved& s, const KeyValueCache* cache) const;
 
+  double soft_cap() const { return config_.final_logit_softcapping.value_or(0); }
+
   ModelConfig config_;
   ParamStore& store_;
-  ParamStore::Id embed_tokens_ = 0, norm_ = 0, lm_head_ = 0;
+  ParamStore::Id embed_tokens_ = 0, lm_head_ = 0;
+  std::optional<RmsNorm> embedding_norm_, norm_;
   Tensor rope_cos_, rope_sin_;
   std::vector<Block> blocks_;
 };

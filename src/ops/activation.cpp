@@ -5,6 +5,8 @@
 
 SLUICE_DECLARE_BACKENDS(silu_forward)
 SLUICE_DECLARE_BACKENDS(silu_backward)
+SLUICE_DECLARE_BACKENDS(squared_relu_forward)
+SLUICE_DECLARE_BACKENDS(squared_relu_backward)
 SLUICE_DECLARE_BACKENDS(swiglu_forward)
 SLUICE_DECLARE_BACKENDS(swiglu_backward)
 SLUICE_DECLARE_BACKENDS(weighted_swiglu_forward)
@@ -32,6 +34,19 @@ void silu_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x) {
   check_like("silu_backward", "dy", dy, x);
   check_like("silu_backward", "dx", dx, x);
   SLUICE_DISPATCH(silu_backward, ctx, dx, dy, x);
+}
+
+void squared_relu_forward(Context& ctx, Tensor y, const Tensor& x) {
+  check_floating("squared_relu_forward", "x", x);
+  check_like("squared_relu_forward", "y", y, x);
+  SLUICE_DISPATCH(squared_relu_forward, ctx, y, x);
+}
+
+void squared_relu_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x) {
+  check_floating("squared_relu_backward", "x", x);
+  check_like("squared_relu_backward", "dy", dy, x);
+  check_like("squared_relu_backward", "dx", dx, x);
+  SLUICE_DISPATCH(squared_relu_backward, ctx, dx, dy, x);
 }
 
 void swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up) {

@@ -1,5 +1,5 @@
 #pragma once
-// SiLU (x sigmoid(x)) and SwiGLU (Shazeer 2020): y = silu(gate) * up.
+// SiLU (x sigmoid(x)), SwiGLU (Shazeer 2020): y = silu(gate) * up, and the squared ReLU (So et al. 2021, Primer): max(x, 0)^2.
 #include "core/context.h"
 
 namespace sluice {
@@ -8,6 +8,11 @@ namespace sluice {
 void silu_forward(Context& ctx, Tensor y, const Tensor& x);
 /// dx = dy sigma(x) (1 + x (1 - sigma(x))); overwritten, may alias dy.
 void silu_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x);
+
+/// y = max(x, 0)^2, same shape; y may alias x.
+void squared_relu_forward(Context& ctx, Tensor y, const Tensor& x);
+/// dx = dy 2 max(x, 0); overwritten, may alias dy.
+void squared_relu_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x);
 
 /// y (T, F) = silu(gate) * up with gate_up (T, 2F) = [gate | up] in each row.
 void swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up);

@@ -6,6 +6,7 @@
 SLUICE_DECLARE_BACKENDS(add_forward)
 SLUICE_DECLARE_BACKENDS(clip_forward)
 SLUICE_DECLARE_BACKENDS(clip_backward)
+SLUICE_DECLARE_BACKENDS(soft_cap_forward)
 SLUICE_DECLARE_BACKENDS(cast)
 SLUICE_DECLARE_BACKENDS(fill)
 SLUICE_DECLARE_BACKENDS(scale)
@@ -32,6 +33,13 @@ void clip_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, d
   check_like("clip_backward", "dx", dx, x);
   SLUICE_CHECK(limit > 0, "clip_backward: limit must be above 0, got {}", limit);
   SLUICE_DISPATCH(clip_backward, ctx, dx, dy, x, limit);
+}
+
+void soft_cap_forward(Context& ctx, Tensor y, const Tensor& x, double cap) {
+  check_floating("soft_cap_forward", "x", x);
+  check_like("soft_cap_forward", "y", y, x);
+  SLUICE_CHECK(cap > 0, "soft_cap_forward: cap must be above 0, got {}", cap);
+  SLUICE_DISPATCH(soft_cap_forward, ctx, y, x, cap);
 }
 
 void cast(Context& ctx, Tensor y, const Tensor& x) {

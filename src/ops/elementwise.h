@@ -12,6 +12,9 @@ void clip_forward(Context& ctx, Tensor y, const Tensor& x, double limit);
 /// dx = dy where |x| < limit, else 0; overwritten, may alias dy.
 void clip_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, double limit);
 
+/// y = c tanh(x / c): the soft cap of Gemma 2 (2024); y may alias x. Its backward is cross_entropy's (ops/cross_entropy.h).
+void soft_cap_forward(Context& ctx, Tensor y, const Tensor& x, double cap);
+
 /// y = x, converting between f32, bf16 and f64 (round to nearest even).
 void cast(Context& ctx, Tensor y, const Tensor& x);
 void fill(Context& ctx, Tensor y, double value);

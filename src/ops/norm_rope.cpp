@@ -20,7 +20,7 @@ void check_norm_rope(const char* op, const Tensor& out, const Tensor& rstd, cons
   check_like(op, "the output", out, x);
   check_tensor(op, "rstd", rstd, wide, {T * H});
   if (weight.rank == 1) check_tensor(op, "weight", weight, x.dtype, {D});
-  else check_tensor(op, "weight", weight, x.dtype, {H, D});
+  else if (weight) check_tensor(op, "weight", weight, x.dtype, {H, D});
   check_tensor(op, "positions", positions, DType::i32, {T});
   SLUICE_CHECK(cos.rank == 2, "{}: cos must be (positions, D/2), got {}", op, cos.describe());
   check_tensor(op, "cos", cos, wide, {cos.dim(0), D / 2});
@@ -42,7 +42,8 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
                         const Tensor& sin) {
   check_norm_rope("norm_rope_backward", dx, rstd, x, weight, positions, cos, sin);
   check_like("norm_rope_backward", "dy", dy, x);
-  check_count("norm_rope_backward", "dweight", dweight, accumulate_dtype(x.dtype), weight.numel());
+  if (weight) check_count("norm_rope_backward", "dweight", dweight, accumulate_dtype(x.dtype), weight.numel());
+  else SLUICE_CHECK(dweight.empty(), "norm_rope_backward: dweight without a weight, got {}", dweight.describe());
   SLUICE_DISPATCH_CUDA_ONLY(norm_rope_backward, ctx, dx, dweight, dy, x, weight, rstd, positions, cos, sin);
   rope_backward(ctx, dx, dy, positions, cos, sin);
   rmsnorm_backward(ctx, dx, dweight, dx, x, weight, rstd, Into::overwrite);

@@ -15,14 +15,15 @@ namespace {
 void check_rows(const char* op, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
   check_floating(op, "x", x);
   const int64_t width = x.dim(-1), rows = width ? x.numel() / width : 0;
-  SLUICE_CHECK(weight.dtype == x.dtype && (weight.rank == 1 || weight.rank == 2) && weight.dim(-1) == width &&
-                   width > 0,
+  check_count(op, "rstd", rstd, accumulate_dtype(x.dtype), rows);
+  SLUICE_CHECK(width > 0, "{}: x must have elements in a row, got {}", op, x.describe());
+  if (!weight) return;
+  SLUICE_CHECK(weight.dtype == x.dtype && (weight.rank == 1 || weight.rank == 2) && weight.dim(-1) == width,
                "{}: weight must be ({}) or (G, {}) {}, got {}", op, width, width, dtype_name(x.dtype),
                weight.describe());
   const int64_t groups = weight.numel() / width;
   SLUICE_CHECK(groups > 0 && rows % groups == 0, "{}: {} rows of x cannot share {} rows of weight", op, rows,
                groups);
-  check_count(op, "rstd", rstd, accumulate_dtype(x.dtype), rows);
 }
 
 }  // namespace
@@ -51,8 +52,8 @@ void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy,
   check_rows("rmsnorm_backward", x, weight, rstd);
   check_like("rmsnorm_backward", "dy", dy, x);
   check_like("rmsnorm_backward", "dx", dx, x);
-  SLUICE_CHECK(dweight.dtype == accumulate_dtype(x.dtype) && dweight.rank == weight.rank &&
-                   dweight.shape == weight.shape,
+  SLUICE_CHECK(dweight.rank == weight.rank && dweight.shape == weight.shape &&
+                   (!weight || dweight.dtype == accumulate_dtype(x.dtype)),
                "rmsnorm_backward: dweight must have the shape of weight, {}, and be {}, got {}",
                weight.describe(), dtype_name(accumulate_dtype(x.dtype)), dweight.describe());
   SLUICE_DISPATCH(rmsnorm_backward, ctx, dx, dweight, dy, x, weight, rstd, into);

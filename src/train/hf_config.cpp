@@ -26,10 +26,13 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
   const ModelConfig& m = config.model;
   const AttentionConfig& a = m.attention;
   const bool experts = m.moe.num_experts > 0;
+  // What neither Llama nor Qwen3 has.
+  const bool nanochat = m.hidden_act != HiddenAct::silu || !m.norm_weights || m.embedding_norm || m.final_logit_softcapping ||
+                        (m.qk_norm && m.qk_norm_order != QkNormOrder::before_rope);
   // Llama has no experts, and Qwen3-MoE no shared one.
   const bool plain = a.kind == AttentionKind::softmax && a.gates.empty() &&
                      a.switch_heads.num_experts == 0 && a.output_norm == OutputNorm::none && a.output_activation == OutputActivation::none &&
-                     m.norm_placement == NormPlacement::pre && !m.branch_clip &&
+                     m.norm_placement == NormPlacement::pre && !m.branch_clip && !nanochat &&
                      (!experts || (m.qk_norm && m.moe.shared_expert_intermediate_size == 0));
   const int64_t positions = m.max_position_embeddings.value_or(config.data.seq_len);
   // The names before transformers 5 (rope_theta, torch_dtype): later versions still read them.
@@ -49,7 +52,7 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
                       {"num_attention_heads", m.num_attention_heads},
                       {"num_key_value_heads", m.num_key_value_heads},
                       {"head_dim", m.head_dim},
-                      {"hidden_act", "silu"},
+                      {"hidden_act", word(m.hidden_act)},
                       {"rms_norm_eps", m.rms_norm_eps},
                       {"max_position_embeddings", positions},
                       {"rope_theta", m.rope.theta},
@@ -84,6 +87,10 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
   j["qk_norm"] = m.qk_norm;
   j["norm_placement"] = word(m.norm_placement);
   j["branch_clip"] = m.branch_clip ? nlohmann::json(*m.branch_clip) : nlohmann::json(nullptr);
+  j["norm_weights"] = m.norm_weights;
+  j["qk_norm_order"] = word(m.qk_norm_order);
+  j["embedding_norm"] = m.embedding_norm;
+  j["final_logit_softcapping"] = m.final_logit_softcapping ? nlohmann::json(*m.final_logit_softcapping) : nlohmann::json(nullptr);
   j["attention"] = {{"kind", word(a.kind)},
                     {"gates", gates},
                     {"output_norm", word(a.output_norm)},

@@ -1,6 +1,7 @@
 // Every gradient of every option against central differences, by walking the names of the enums: a new option
 // of an existing enum is tested unasked.
 #include <catch2/catch.hpp>
+#include <functional>
 #include <set>
 
 #include "support/model.h"
@@ -165,6 +166,33 @@ TEST_CASE("A branch clip that holds some values back has the right gradients", "
     REQUIRE(best_distance > 1e-3);
     c.branch_clip = best;
     check_gradients(c, 4, 1e-6);
+  });
+}
+
+TEST_CASE("nanochat's choices, each alone and all together", "[gradient][nanochat]") {
+  const auto check = [](const std::function<void(ModelConfig&)>& change) {
+    for_each_value<NormPlacement>([&](NormPlacement norm_placement) {
+      ModelConfig c = test::tiny_config();
+      c.norm_placement = norm_placement;
+      c.attention.output_norm = norm_placement == NormPlacement::pre ? OutputNorm::none : OutputNorm::rmsnorm;
+      c.attention.gates = {GateConfig{.position = GatePosition::query}, GateConfig{}};
+      c.tie_word_embeddings = false;
+      change(c);
+      // The second derivative of relu2 jumps: smaller steps, of which few cross it.
+      check_gradients(c, 3, c.hidden_act == HiddenAct::relu2 ? 1e-6 : 1e-5);
+    });
+  };
+  for_each_value<HiddenAct>([&](HiddenAct x) { check([&](ModelConfig& c) { c.hidden_act = x; }); });
+  for_each_value<QkNormOrder>([&](QkNormOrder x) { check([&](ModelConfig& c) { c.qk_norm_order = x; }); });
+  for_each_value<QkNormOrder>([&](QkNormOrder x) { check([&](ModelConfig& c) { c.qk_norm_order = x, c.norm_weights = false; }); });
+  for (const bool weights : {false, true}) check([&](ModelConfig& c) { c.embedding_norm = true, c.norm_weights = weights; });
+  check([](ModelConfig& c) { c.final_logit_softcapping = 1.5; });
+  check([](ModelConfig& c) {
+    c.hidden_act = HiddenAct::relu2;
+    c.qk_norm_order = QkNormOrder::after_rope;
+    c.norm_weights = false;
+    c.embedding_norm = true;
+    c.final_logit_softcapping = 1.5;
   });
 }
 

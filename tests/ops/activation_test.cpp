@@ -24,7 +24,10 @@ TEST_CASE("silu and swiglu agree over types and threads, at odd sizes", "[activa
       silu_backward(ctx, dx, dy, x);
       swiglu_forward(ctx, z, gate_up);
       swiglu_backward(ctx, dgate_up, dy, gate_up);
-      return std::vector{y, dx, z, dgate_up};
+      const Tensor squared = pool.zeros(type, {T, F}), dsquared = pool.copy(dy, type);
+      squared_relu_forward(ctx, squared, x);
+      squared_relu_backward(ctx, dsquared, dsquared, x);  // in place
+      return std::vector{y, dx, z, dgate_up, squared, dsquared};
     });
   }
 }
@@ -53,6 +56,14 @@ TEST_CASE("silu and swiglu gradients are those of central differences", "[activa
   const Tensor dx = pool.normal(DType::f64, {T, F}), dgate_up = pool.normal(DType::f64, {T, 2 * F});
   silu_backward(ctx, dx, dy, x);
   CHECK(gradient_error(x, dx, [&] { return silu_forward(ctx, y, x), dot(dy, y); }) <= kGradientTolerance);
+  squared_relu_backward(ctx, dx, dy, x);
+  const auto squared = [&] { return squared_relu_forward(ctx, y, x), dot(dy, y); };
+  CHECK(gradient_error(x, dx, squared, 200, 1e-6) <= kGradientTolerance);  // its second derivative jumps at 0
+  Pool::set(x, 0, -2), Pool::set(x, 1, 3), Pool::set(x, 2, NAN);
+  squared();
+  CHECK(Pool::get(y, 0) == 0);
+  CHECK(Pool::get(y, 1) == 9);
+  CHECK(std::isnan(Pool::get(y, 2)));
   swiglu_backward(ctx, dgate_up, dy, gate_up);
   CHECK(gradient_error(gate_up, dgate_up, [&] { return swiglu_forward(ctx, y, gate_up), dot(dy, y); }) <=
         kGradientTolerance);

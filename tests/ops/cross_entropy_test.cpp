@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "ops/elementwise.h"
 #include "support/gradcheck.h"
 
 using namespace sluice;
@@ -100,7 +101,39 @@ TEST_CASE("cross-entropy equals the definition, with and without packed copies",
       }
 }
 
+TEST_CASE("cross-entropy under a soft cap is that of capped logits, in every precision", "[cross_entropy]") {
+  Context ctx(kScratch);
+  const int64_t rows = 9, width = 24, vocabulary = 1003;
+  for (const DType type : kTypes) {
+    CAPTURE(dtype_name(type));
+    Pool pool, pool64;
+    Problem p = make_problem(pool, type, rows, width, vocabulary);
+    const double cap = 3;
+    const Tensor logits = pool.zeros(DType::f64, {rows, vocabulary});
+    LinearWeight wide;
+    wide.value = pool.copy(p.head.value, DType::f64);
+    linear_forward(ctx, logits, pool.copy(p.hidden, DType::f64), wide);
+    soft_cap_forward(ctx, logits, logits, cap);
+    const Tensor expected = pool.zeros(DType::f64, {rows});
+    for (int64_t t = 0; t < rows; ++t) {
+      const int32_t target = p.targets.as<int32_t>()[t];
+      double sum = 0;
+      for (int64_t v = 0; v < vocabulary; ++v) {
+        CHECK(std::abs(Pool::get(logits, t * vocabulary + v)) <= cap);
+        sum += std::exp(Pool::get(logits, t * vocabulary + v));
+      }
+      if (target >= 0) Pool::set(expected, t, std::log(sum) - Pool::get(logits, t * vocabulary + target));
+    }
+    cross_entropy_forward(ctx, p.losses, p.hidden, p.head, p.targets, cap);
+    CHECK(relative_error(p.losses, expected) < (type == DType::f64 ? 1e-13 : 2e-6));
+    const Tensor again = pool.zeros(p.losses.dtype, {rows});
+    cross_entropy_forward_backward(ctx, again, p.dhidden, p.dweight, p.hidden, p.head, p.targets, scalar(quarter), cap);
+    CHECK(relative_error(again, p.losses) < (type == DType::f64 ? 1e-13 : 1e-6));
+  }
+}
+
 TEST_CASE("cross-entropy gradients agree with central differences in f64", "[cross_entropy]") {
+  const double cap = GENERATE(0.0, 1.5);
   Context ctx(kScratch);
   Pool pool;
   Problem p = make_problem(pool, DType::f64, 11, 6, 13);
@@ -108,12 +141,12 @@ TEST_CASE("cross-entropy gradients agree with central differences in f64", "[cro
   p.dweight = pool.zeros(DType::f64, {13, 6});
   const Tensor losses = pool.zeros(DType::f64, {11});
   const auto loss = [&] {
-    cross_entropy_forward(ctx, losses, p.hidden, p.head, p.targets);
+    cross_entropy_forward(ctx, losses, p.hidden, p.head, p.targets, cap);
     double s = 0;
     for (int64_t t = 0; t < 11; ++t) s += scale * Pool::get(losses, t);
     return s;
   };
-  cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, scalar(scale));
+  cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, scalar(scale), cap);
   CHECK(gradient_error(p.hidden, p.dhidden, loss) < 1e-7);
   CHECK(gradient_error(p.head.value, p.dweight, loss) < 1e-7);
 }

@@ -132,3 +132,28 @@ TEST_CASE("rmsnorm refuses wrong arguments by name", "[rmsnorm]") {
   CHECK(error_of([&] { rmsnorm_backward(ctx, x, dweight, wrong, x, weight, rstd, Into::add); }) ==
         "rmsnorm_backward: dy must be (4, 6) bf16, got (5) bf16");
 }
+
+TEST_CASE("rmsnorm without a weight has the bits of one of ones, forward and backward", "[rmsnorm]") {
+  Context ctx(kTestScratch);
+  for (const DType type : kFloatingTypes)
+    for (const int64_t width : {7, 64}) {
+      CAPTURE(dtype_name(type), width);
+      Pool pool;
+      const int64_t rows = 300;
+      const DType wide = accumulate_dtype(type);
+      const Tensor x = pool.normal(type, {rows, width}), dy = pool.normal(type, {rows, width}), ones = pool.zeros(type, {width});
+      for (int64_t i = 0; i < width; ++i) Pool::set(ones, i, 1);
+      Tensor results[2][3];
+      for (const bool weight : {false, true}) {
+        Tensor* out = results[weight];
+        out[0] = pool.zeros(type, {rows, width}), out[1] = pool.zeros(wide, {rows}), out[2] = pool.copy(dy, type);
+        const Tensor w = weight ? ones : Tensor(), dw = weight ? pool.zeros(wide, {width}) : Tensor();
+        rmsnorm_forward(ctx, out[0], out[1], x, w, 1e-5);
+        rmsnorm_backward(ctx, out[2], dw, dy, x, w, out[1], Into::overwrite);
+        rmsnorm_backward(ctx, out[2], dw, dy, x, w, out[1], Into::add);
+      }
+      CHECK(same_bits(results[0][0], results[1][0]));
+      CHECK(same_bits(results[0][1], results[1][1]));
+      CHECK(relative_error(results[0][2], results[1][2]) <= (type == DType::bf16 ? 1e-2 : 1e-6));
+    }
+}

@@ -32,6 +32,7 @@ struct Variant : TinyTraining {
     m.attention.gates.clear();
     if (name == "gated") m.attention.gates = {GateConfig{}};
     if (name == "sink") m.attention.kind = AttentionKind::sink;
+    if (name == "nanochat") make_nanochat();
     if (name == "experts") {  // a dense layer, and one of experts with a shared one
       m.moe.num_experts = 6;
       m.moe.num_experts_per_tok = 2;
@@ -64,7 +65,7 @@ struct OnGpu {
 TEST_CASE("ten steps on a GPU lose what they lose on the CPU", "[cuda_training]") {
   if (no_device()) return;
   for (const Precision precision : {Precision::f32, Precision::bf16})
-    for (const std::string variant : {"baseline", "gated", "sink", "experts"}) {
+    for (const std::string variant : {"baseline", "gated", "sink", "experts", "nanochat"}) {
       INFO(variant << (precision == Precision::f32 ? ", f32" : ", bf16"));
       Variant tiny(variant, precision);
       const std::vector<double> cpu = losses(tiny, DeviceChoice::cpu, 10);

@@ -1,6 +1,7 @@
 #include "train/evaluate.h"
 
 #include <catch2/catch.hpp>
+#include <functional>
 #include <fstream>
 
 #include "config/load.h"
@@ -221,6 +222,25 @@ TEST_CASE("config.json names a plain model as the field knows it, and anything e
   CHECK(switched["model_type"] == "sluice");
   CHECK(switched["attention"]["switch_heads"]["num_experts"] == 8);
   CHECK(switched["attention"]["switch_heads"]["projections"] == "value");
+
+  // Nor has the field a reader of each of these.
+  const std::vector<std::function<void(ModelConfig&)>> changes = {
+      [](ModelConfig& m) { m.hidden_act = HiddenAct::relu2; }, [](ModelConfig& m) { m.norm_weights = false; },
+      [](ModelConfig& m) { m.qk_norm_order = QkNormOrder::after_rope; }, [](ModelConfig& m) { m.embedding_norm = true; },
+      [](ModelConfig& m) { m.final_logit_softcapping = 15; }};
+  for (size_t i = 0; i < changes.size(); ++i) {
+    INFO("change " << i);
+    Config changed;
+    changed.model.vocab_size = 257;
+    changes[i](changed.model);
+    const auto j = hf_config(changed, 256);
+    CHECK(j["model_type"] == "sluice");
+    CHECK(j["hidden_act"] == (i == 0 ? "relu2" : "silu"));
+    CHECK(j["norm_weights"] == (i != 1));
+    CHECK(j["qk_norm_order"] == (i == 2 ? "after_rope" : "before_rope"));
+    CHECK(j["embedding_norm"] == (i == 3));
+    CHECK(j["final_logit_softcapping"] == (i == 4 ? nlohmann::json(15.0) : nlohmann::json(nullptr)));
+  }
 }
 
 TEST_CASE("config.json names a mixture of experts as the field knows it where the field has one", "[hf_config]") {

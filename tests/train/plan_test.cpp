@@ -51,6 +51,41 @@ TEST_CASE("The 28-layer model has the released checkpoints' parameters", "[plan]
   CHECK(seconds.count() < 2);
 }
 
+TEST_CASE("nanochat's 20-layer model has its parameters, and Muon keeps no second moments of its matrices", "[plan][muon]") {
+  Config config;
+  config.name = "d20";
+  ModelConfig& m = config.model;
+  m.vocab_size = 65536;
+  m.hidden_size = 1280;
+  m.num_hidden_layers = 20;
+  m.num_attention_heads = m.num_key_value_heads = 10;
+  m.head_dim = 128;
+  m.intermediate_size = 5120;
+  m.tie_word_embeddings = false;
+  m.hidden_act = HiddenAct::relu2;
+  m.norm_weights = false;
+  m.embedding_norm = true;
+  config.train.precision = Precision::bf16;
+  config.optimizer.type = OptimizerType::muon;
+  const int64_t around = 2 * int64_t{65536} * 1280, blocks = 20 * (4 * int64_t{1280} * 1280 + 2 * int64_t{1280} * 5120);
+  const Plan plan = make_plan(config);
+  CHECK(plan.total == 560'988'160);
+  CHECK(plan.total == around + blocks);
+  CHECK(plan.matmul_parameters == blocks + around / 2);
+  // f32: momentum and master weights of everything, second moments of embedding and head.
+  const int64_t bytes = 8 * plan.total + 4 * around;
+  CHECK(plan.memory.optimizer >= bytes);
+  CHECK(plan.memory.optimizer < bytes + (1 << 16));
+  // The widest matrix twice and its squares, and what updates them.
+  CHECK(plan.memory.scratch >= 4 * (2 * 5120 * 1280 + 2 * 1280 * 1280));
+
+  // A gate costs width, of two matrices instead of three.
+  const int64_t plain = count_parameters(m);
+  m.attention.gates = {GateConfig{}};
+  m.intermediate_size -= 128 * 10 / 2;
+  CHECK(count_parameters(m) == plain);
+}
+
 TEST_CASE("The rows of tables 1, 3, 4 and 6 add what the paper says they add", "[plan]") {
   const std::map<std::string, int64_t> added = {
       {"table1_01_baseline", 0},

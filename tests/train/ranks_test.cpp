@@ -117,6 +117,22 @@ TEST_CASE("exact training has the same bits on one, two, four and eight ranks", 
   }
 }
 
+TEST_CASE("exact training with Muon has the same bits on one rank and two", "[ranks][muon]") {
+  const auto precision = GENERATE(Precision::f32, Precision::bf16);
+  const bool experts = GENERATE(false, true);
+  Training t(precision, experts);
+  if (experts) t.config.optimizer.type = OptimizerType::muon;
+  else t.make_nanochat();
+  t.config.parallel.determinism = Determinism::exact;
+  const Outcome one = train(t, 1, 4);
+  CHECK(one.losses.back() < one.losses.front());
+  for (const Layout& layout : {Layout{2, 0, 1}, Layout{2, 0, experts ? 2 : 1}}) {
+    const Outcome two = train(t, layout, 4);
+    CHECK((two.bits == one.bits));
+    CHECK(two.losses == one.losses);
+  }
+}
+
 TEST_CASE("exact training has the same bits in every stage of ZeRO", "[ranks][zero]") {
   const auto precision = GENERATE(Precision::f32, Precision::bf16);
   const bool experts = GENERATE(false, true);

@@ -70,6 +70,30 @@ struct TinyTraining {
     moe.shared_expert_gate = true;
     moe.mlp_only_layers = {0};
   }
+  /// nanochat's model and optimizer, tiny; rates for a model this small.
+  void make_nanochat() {
+    ModelConfig& m = config.model;
+    m.num_key_value_heads = m.num_attention_heads;
+    m.intermediate_size = 4 * m.hidden_size;
+    m.attention.gates.clear();
+    m.tie_word_embeddings = false;
+    m.hidden_act = HiddenAct::relu2;
+    m.norm_weights = false;
+    m.initializer = Initializer::fan_in;
+    m.qk_norm_order = QkNormOrder::after_rope;
+    m.embedding_norm = true;
+    m.final_logit_softcapping = 15;
+    OptimizerConfig& o = config.optimizer;
+    o.type = OptimizerType::muon;
+    o.lr = 0.05;
+    o.beta1 = 0.8;
+    o.eps = 1e-10;
+    o.weight_decay = 0;
+    o.schedule = Schedule::wsd;
+    o.warmup_steps = 0;
+    o.rules = {{"lm_head", 0.2, std::nullopt}};
+    o.muon.momentum_warmup_steps = 8;
+  }
   Blend blend() const {
     return Blend(config.data.train, config.data.seq_len, config.model.vocab_size, config.data.document_mask,
                  config.train.seed);

@@ -105,11 +105,12 @@ void set_first(const Tensor& t, double x) { test::Pool::set(t, 0, x); }
 TEST_CASE("20 steps are 10 steps, a checkpoint and 10 more, bit for bit", "[trainer]") {
   const auto precision = GENERATE(Precision::f32, Precision::bf16);
   const int threads = GENERATE(1, 2);
-  const bool experts = GENERATE(false, true);
-  INFO("precision " << static_cast<int>(precision) << ", threads " << threads << ", experts " << experts);
+  const std::string variant = GENERATE("dense", "experts", "nanochat");
+  INFO("precision " << static_cast<int>(precision) << ", threads " << threads << ", " << variant);
   const Threads use(threads);
   TinyTraining t(precision);
-  if (experts) t.add_experts();
+  if (variant == "experts") t.add_experts();
+  if (variant == "nanochat") t.make_nanochat();
   const Blend data = t.blend();
 
   Trainer straight(t.config, data);
@@ -147,6 +148,30 @@ TEST_CASE("the loss falls, in every precision", "[trainer]") {
   const auto losses = fresh_losses(t, 60);
   CHECK(losses[0] == Approx(std::log(32)).margin(0.2));
   CHECK(losses[losses.size() - 2] < 0.75 * losses[0]);
+}
+
+TEST_CASE("nanochat's model learns with Muon, from a loss of ln V on", "[trainer][muon]") {
+  const auto precision = GENERATE(Precision::f32, Precision::bf16);
+  TinyTraining t(precision);
+  t.make_nanochat();
+  const auto losses = fresh_losses(t, 10);
+  CHECK(losses[0] == Approx(std::log(32)).epsilon(1e-6));  // a head of zeros
+  CHECK(losses[18] < 0.75 * losses[0]);
+}
+
+TEST_CASE("Muon updates experts one by one, and leaves routers to AdamW", "[trainer][muon]") {
+  TinyTraining t;
+  t.add_experts();
+  t.config.optimizer.type = OptimizerType::muon;
+  const Blend data = t.blend();
+  Trainer trainer(t.config, data);
+  trainer.initialize();
+  CHECK(losses_of(trainer, 10)[18] < 3.2);
+  const auto second = [&](const char* name) { return trainer.optimizer().v(id_of(trainer.store(), name)); };
+  CHECK(second("model.layers.1.mlp.experts.3.up_proj.weight").empty());
+  CHECK(second("model.layers.0.self_attn.gate_proj.weight").empty());
+  CHECK(!second("model.layers.1.mlp.gate.weight").empty());
+  CHECK(!second("model.embed_tokens.weight").empty());
 }
 
 TEST_CASE("one batch is overfitted below 0.01 nats", "[trainer]") {
@@ -190,9 +215,10 @@ TEST_CASE("micro-batches add up to the global batch", "[trainer]") {
 }
 
 TEST_CASE("losses do not depend on the number of threads", "[trainer]") {
-  const bool experts = GENERATE(false, true);
+  const std::string variant = GENERATE("dense", "experts", "nanochat");
   TinyTraining t(Precision::f64);
-  if (experts) t.add_experts();
+  if (variant == "experts") t.add_experts();
+  if (variant == "nanochat") t.make_nanochat();
   std::vector<double> one, two;
   {
     const Threads use(1);
@@ -210,7 +236,8 @@ TEST_CASE("after two steps, a step allocates nothing", "[trainer]") {
   INFO("precision " << static_cast<int>(precision) << ", recompute " << static_cast<int>(recompute));
   TinyTraining t(precision);
   t.config.train.recompute = recompute;
-  t.add_experts();
+  if (recompute == Recompute::mlp) t.make_nanochat();
+  else t.add_experts();
   t.config.model.attention.gates.push_back(
       {.position = GatePosition::value, .granularity = GateGranularity::headwise});
   t.config.model.norm_placement = NormPlacement::sandwich;

@@ -47,6 +47,42 @@ void silu_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x) {
   });
 }
 
+/// NaN stays NaN: it is not below zero.
+void squared_relu_forward(Context& ctx, Tensor y, const Tensor& x) {
+  if (ctx.dry_run) return;
+  with_storage_type(x.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    const T* xp = x.as<T>();
+    T* yp = y.as<T>();
+    parallel_for(x.numel(), 8192, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) {
+        const A v = load(xp + i), positive = v < A(0) ? A(0) : v;
+        store(yp + i, positive * positive);
+      }
+    });
+  });
+}
+
+void squared_relu_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x) {
+  if (ctx.dry_run) return;
+  with_storage_type(x.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    const T* xp = x.as<T>();
+    const T* dyp = dy.as<T>();
+    T* dxp = dx.as<T>();
+    parallel_for(x.numel(), 8192, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) {
+        const A v = load(xp + i), positive = v < A(0) ? A(0) : v;
+        store(dxp + i, load(dyp + i) * (positive + positive));
+      }
+    });
+  });
+}
+
 void swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up) {
   if (ctx.dry_run) return;
   with_storage_type(y.dtype, [&](auto tag) {

@@ -14,6 +14,7 @@
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 #include "ops/cpu/convert.h"
+#include "ops/cpu/soft_cap.h"
 
 namespace {
 
@@ -71,10 +72,26 @@ A exp_sum(A* x, int64_t n, A m) {
   return s;
 }
 
+/// The loss of a row of logits under a soft cap. The cap's slope needs the capped logits, so exp is taken twice.
+template <bool kGradient, class A, class S>
+A capped_row(S* d, A* x, int64_t target, int64_t n, A scale, A cap) {
+  const A inverse = A(1) / cap;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] = soft_cap(x[i], cap, inverse);
+  const A m = row_max(x, n), x_target = x[target], sum = exp_sum<false>(x, n, m);
+  if constexpr (kGradient) {
+    const auto slope = [=](A y) { return A(1) - y * inverse * (y * inverse); };
+    const A factor = scale / sum, at_target = (exp_fast(x_target - m) * factor - scale) * slope(x_target);
+    for (int64_t i = 0; i < n; ++i) store(d + i, exp_fast(x[i] - m) * factor * slope(x[i]));
+    store(d + target, at_target);
+  }
+  return std::log(sum) - (x_target - m);
+}
+
 /// Losses of a chunk; with kGradient the logits become scale (softmax - onehot), stored as S in dlogits, which may be
 /// the logits themselves.
 template <bool kGradient, class A, class S>
-void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int64_t rows, int64_t vocabulary, A scale) {
+void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int64_t rows, int64_t vocabulary, A scale, A cap) {
   parallel_for(rows, 1, [=](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       A* x = logits + row * vocabulary;
@@ -83,6 +100,10 @@ void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int6
       if (target < 0) {
         losses[row] = 0;
         if constexpr (kGradient) std::fill_n(d, vocabulary, S(0));
+        continue;
+      }
+      if (cap > 0) {
+        losses[row] = capped_row<kGradient>(d, x, target, vocabulary, scale, cap);
         continue;
       }
       const A m = row_max(x, vocabulary), x_target = x[target];
@@ -100,7 +121,7 @@ void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int6
 /// S: storage of hidden and head. Products run in P = product_dtype(S); logits are A.
 template <bool kGradient, class S, class P>
 void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
-         const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale) {
+         const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale, double cap) {
   using A = accumulate_t<S>;
   constexpr bool kWidens = !std::is_same_v<S, P>, kNarrowLogits = !std::is_same_v<P, A>;
   constexpr DType kProduct = dtype_of<P>::value, kAccumulate = dtype_of<A>::value;
@@ -135,7 +156,7 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
     if (!ctx.dry_run)
       softmax_rows<kGradient>(losses.as<A>() + row, dlogits.as<std::conditional_t<kNarrowLogits && kGradient, P, A>>(),
                               logits.as<A>(), targets.as<int32_t>() + row, count, vocabulary,
-                              static_cast<A>(gradient_scale));
+                              static_cast<A>(gradient_scale), static_cast<A>(cap));
     if constexpr (kGradient) {
       void* dx = kWidens ? wide_dhidden.data : dhidden.rows(row, count).data;
       multiply(ctx, {kProduct, kProduct, count, width, vocabulary, false,
@@ -152,25 +173,26 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
 
 template <bool kGradient>
 void run_any(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
-             const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale) {
+             const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale, double cap) {
   const auto go = hidden.dtype == DType::f64   ? run<kGradient, double, double>
                   : hidden.dtype == DType::f32 ? run<kGradient, float, float>
                   : product_dtype(DType::bf16) == DType::bf16 ? run<kGradient, bf16, bf16>
                                                               : run<kGradient, bf16, float>;
-  go(ctx, op, losses, dhidden, dweight, hidden, head, targets, gradient_scale);
+  go(ctx, op, losses, dhidden, dweight, hidden, head, targets, gradient_scale, cap);
 }
 
 }  // namespace
 
 void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, const LinearWeight& head,
-                           const Tensor& targets) {
-  run_any<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, 0);
+                           const Tensor& targets, double soft_cap) {
+  run_any<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, 0, soft_cap);
 }
 
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight, const Tensor& hidden,
-                                    const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale) {
+                                    const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale,
+                                    double soft_cap) {
   run_any<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets,
-                ctx.dry_run ? 0 : *gradient_scale.as<double>());
+                ctx.dry_run ? 0 : *gradient_scale.as<double>(), soft_cap);
 }
 
 #include "ops/cpu/isa_end.h"

@@ -9,6 +9,7 @@
 #include "core/parallel_for.h"
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
+#include "ops/cpu/soft_cap.h"
 
 constexpr int64_t kGrain = 16384;
 
@@ -57,6 +58,21 @@ void clip_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, d
         const A v = load(xp + i), d = load(dyp + i);
         store(dxp + i, v > -c && v < c ? d : A(0));
       }
+    });
+  });
+}
+
+void soft_cap_forward(Context& ctx, Tensor y, const Tensor& x, double cap) {
+  if (ctx.dry_run) return;
+  with_storage_type(y.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    using A = accumulate_t<T>;
+    const T* xp = x.as<T>();
+    T* yp = y.as<T>();
+    const A c = static_cast<A>(cap), inverse = static_cast<A>(1 / cap);
+    parallel_for(y.numel(), kGrain, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) store(yp + i, soft_cap<A>(load(xp + i), c, inverse));
     });
   });
 }

@@ -29,9 +29,15 @@ void forward_rows(T* y, A* rstd, const T* x, const T* weight, int64_t begin, int
     for (int64_t i = first; i < last; ++i)
       rstd[i] = A(1) / std::sqrt(rstd[i] / static_cast<A>(width) + static_cast<A>(eps));
     for (int64_t i = first; i < last; ++i) {
-      const T *row = x + i * width, *w = weight + i % groups * width;
+      const T* row = x + i * width;
       T* out = y + i * width;
       const A r = rstd[i];
+      if (!weight) {
+#pragma omp simd
+        for (int64_t c = 0; c < width; ++c) store(out + c, load(row + c) * r);
+        continue;
+      }
+      const T* w = weight + i % groups * width;
 #pragma omp simd
       for (int64_t c = 0; c < width; ++c) store(out + c, load(w + c) * (load(row + c) * r));
     }
@@ -43,9 +49,9 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const
   with_storage_type(x.dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    const int64_t width = x.dim(-1), rows = x.numel() / width, groups = weight.numel() / width;
+    const int64_t width = x.dim(-1), rows = x.numel() / width, groups = weight ? weight.numel() / width : 1;
     parallel_for(rows, 16384 / width, [&](int64_t begin, int64_t end) {
-      forward_rows(y.as<T>(), rstd.as<A>(), x.as<T>(), weight.as<T>(), begin, end, width, groups, eps);
+      forward_rows(y.as<T>(), rstd.as<A>(), x.as<T>(), weight ? weight.as<T>() : nullptr, begin, end, width, groups, eps);
     });
   });
 }
@@ -74,8 +80,41 @@ void backward_row(T* dx, accumulate_t<T>* dw, const T* dy, const T* x, const T* 
   }
 }
 
+/// The same without a weight.
+template <class T>
+void backward_plain_row(T* dx, const T* dy, const T* x, accumulate_t<T> r, int64_t width, Into into) {
+  using A = accumulate_t<T>;
+  A gx = 0;
+#pragma omp simd reduction(+ : gx)
+  for (int64_t i = 0; i < width; ++i) gx += load(dy + i) * load(x + i);
+  const A c = r * r * (gx / static_cast<A>(width));
+  if (into == Into::overwrite) {
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) store(dx + i, r * (load(dy + i) - load(x + i) * c));
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) store(dx + i, load(dx + i) + r * (load(dy + i) - load(x + i) * c));
+  }
+}
+
+void backward_plain(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& rstd, Into into) {
+  with_storage_type(x.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const int64_t width = x.dim(-1);
+    parallel_for(x.numel() / width, 16384 / width, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        backward_plain_row(dx.as<T>() + i * width, dy.as<T>() + i * width, x.as<T>() + i * width,
+                           rstd.as<accumulate_t<T>>()[i], width, into);
+    });
+  });
+}
+
 void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
                       const Tensor& weight, const Tensor& rstd, Into into) {
+  if (!weight) {
+    if (!ctx.dry_run) backward_plain(dx, dy, x, rstd, into);
+    return;
+  }
   const int64_t width = x.dim(-1), rows = x.numel() / width, weights = weight.numel(),
                 groups = weights / width;
   // At most 64 chunks, of at least 16 Ki elements and several times the weight.

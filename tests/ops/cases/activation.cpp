@@ -1,4 +1,4 @@
-// SiLU and SwiGLU: on and off the vector width, in place, several tiles.
+// SiLU, squared ReLU and SwiGLU: on and off the vector width, in place, several tiles.
 #include "ops/activation.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -18,6 +18,14 @@ OpCase silu_case(int64_t n, bool in_place) {
               silu_forward(r.ctx, r.output("y", {n}), x);
               silu_backward(r.ctx, r.output("dx", {n}), dy, x);
             }
+          }};
+}
+
+OpCase squared_relu_case(int64_t n, bool in_place) {
+  return {fmt::format("squared relu ({}){}", n, in_place ? " in place" : ""), [=](CaseRun& r) {
+            const Tensor x = r.input("x", {n}, 3), dy = r.input("dy", {n});
+            squared_relu_backward(r.ctx, in_place ? r.compared("dx", dy) : r.output("dx", {n}), dy, x);
+            squared_relu_forward(r.ctx, in_place ? r.compared("y", x) : r.output("y", {n}), x);
           }};
 }
 
@@ -68,6 +76,7 @@ OpFamily activation_cases() {
   OpFamily family{"activation", {large_case()}, {}};
   for (const bool in_place : {false, true}) {
     for (const int64_t n : {1, 7, 64, 1000, 8192 + 3}) family.cases.push_back(silu_case(n, in_place));
+    for (const int64_t n : {1, 7, 1000}) family.cases.push_back(squared_relu_case(n, in_place));
     for (const int64_t width : {1, 5, 8, 60, 256}) family.cases.push_back(swiglu_case(3, width, in_place));
     family.cases.push_back(swiglu_case(40, 200, in_place));
   }

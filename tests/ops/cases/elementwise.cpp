@@ -41,6 +41,13 @@ OpCase clip_case(int64_t n, double limit, bool in_place) {
           }};
 }
 
+OpCase soft_cap_case(int64_t n, double spread, bool in_place) {
+  return {fmt::format("soft cap ({}) of {}{}", n, spread, in_place ? " in place" : ""), [=](CaseRun& r) {
+            const Tensor x = r.input("x", {n}, spread);
+            soft_cap_forward(r.ctx, in_place ? r.compared("y", x) : r.output("y", {n}), x, 15);
+          }};
+}
+
 OpCase cast_case(int64_t n, DType from, DType to) {
   return {fmt::format("cast ({}) {} to {}", n, dtype_name(from), dtype_name(to)), [=](CaseRun& r) {
             // Thirds have more digits than bf16.
@@ -71,6 +78,7 @@ OpFamily elementwise_cases() {
     family.cases.push_back(clip_case(n, 0.5, false));
     family.cases.push_back(clip_case(n, 1e9, true));
     family.cases.push_back(fill_case(n));
+    family.cases.push_back(soft_cap_case(n, 20, n == 64));
     for (const DType from : {DType::f32, DType::bf16})
       for (const DType to : {DType::f32, DType::bf16}) family.cases.push_back(cast_case(n, from, to));
   }

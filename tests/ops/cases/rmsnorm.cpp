@@ -11,18 +11,23 @@ namespace {
 
 constexpr double kEps = 1e-5;
 
+/// G 0: none.
+Tensor weight_of(CaseRun& r, int64_t groups, int64_t width) {
+  return groups == 0 ? Tensor() : r.input("weight", {groups, width});
+}
+
 OpCase forward_case(int64_t rows, int64_t width, int64_t groups, bool in_place) {
   return {fmt::format("rmsnorm_forward R={} D={} G={}{}", rows, width, groups, in_place ? " in place" : ""),
           [=](CaseRun& r) {
-            const Tensor x = r.input("x", {rows, width}), w = r.input("weight", {groups, width});
+            const Tensor x = r.input("x", {rows, width}), w = weight_of(r, groups, width);
             const Tensor y = in_place ? r.compared("y", x) : r.output("y", {rows, width});
             rmsnorm_forward(r.ctx, y, r.output("rstd", r.wide, {rows}), x, groups == 1 ? w.view({width}) : w,
                             kEps);
           }};
 }
 
-OpCase add_case(int64_t rows, int64_t width, int alias) {
-  return {fmt::format("add_rmsnorm_forward R={} D={} {}", rows, width,
+OpCase add_case(int64_t rows, int64_t width, int alias, int64_t groups = 1) {
+  return {fmt::format("add_rmsnorm_forward R={} D={} G={} {}", rows, width, groups,
                       alias == 0   ? "apart"
                       : alias == 1 ? "onto a"
                                    : "onto b"),
@@ -31,7 +36,7 @@ OpCase add_case(int64_t rows, int64_t width, int alias) {
             const Tensor sum =
                 alias == 0 ? r.output("sum", {rows, width}) : r.compared("sum", alias == 1 ? a : b);
             add_rmsnorm_forward(r.ctx, sum, r.output("y", {rows, width}), r.output("rstd", r.wide, {rows}), a,
-                                b, r.input("weight", {width}), kEps);
+                                b, groups == 0 ? Tensor() : r.input("weight", {width}), kEps);
           }};
 }
 
@@ -46,9 +51,9 @@ OpCase backward_case(int64_t rows, int64_t width, int64_t groups, bool in_place,
           return r.input(name, {rows * width + 1}).rows(1, rows * width).view({rows, width});
         };
         const Tensor x = tensor("x"), dy = tensor("dy");
-        const Tensor w = r.input("weight", {groups, width}), rstd = r.input("rstd", r.wide, {rows});
+        const Tensor w = weight_of(r, groups, width), rstd = r.input("rstd", r.wide, {rows});
         const Tensor dx = in_place ? r.compared("dx", dy) : r.inout("dx", r.dtype, {rows, width});
-        rmsnorm_backward(r.ctx, dx, r.inout("dweight", r.wide, {groups, width}), dy, x, w, rstd, into);
+        rmsnorm_backward(r.ctx, dx, groups == 0 ? Tensor() : r.inout("dweight", r.wide, {groups, width}), dy, x, w, rstd, into);
       }};
 }
 
@@ -72,6 +77,12 @@ OpFamily rmsnorm_cases() {
       cases.push_back(backward_case(24, width, 3, false, into));
     cases.push_back(backward_case(75, width, 1, true, Into::overwrite));
     cases.push_back(backward_case(40, width, 1, false, Into::overwrite, true));
+  }
+  for (const int64_t width : {6, 128, 1024}) {  // without a weight
+    cases.push_back(forward_case(11, width, 0, width == 128));
+    cases.push_back(add_case(11, width, 0, 0));
+    for (const Into into : {Into::overwrite, Into::add}) cases.push_back(backward_case(11, width, 0, false, into, width == 1024));
+    cases.push_back(backward_case(11, width, 0, true, Into::overwrite));
   }
   cases.push_back(backward_case(1000, 64, 1, false, Into::overwrite));  // many blocks, several rounds
   cases.push_back(backward_case(1024, 16, 4, false, Into::overwrite));
