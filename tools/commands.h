@@ -11,6 +11,7 @@ void add_train_command(Command& app, int& exit_code);
 void add_plan_command(Command& app, int& exit_code);
 void add_config_command(Command& app, int& exit_code);
 void add_eval_command(Command& app, int& exit_code);
+void add_analyze_command(Command& app, int& exit_code);
 void add_generate_command(Command& app, int& exit_code);
 void add_tokenize_command(Command& app, int& exit_code);
 void add_checkpoint_command(Command& app, int& exit_code);

@@ -12,6 +12,7 @@
 #include "train/inference.h"
 #include "train/metrics.h"
 #include "train/trainer.h"
+#include "validation_sets.h"
 
 namespace sluice {
 namespace {
@@ -34,32 +35,6 @@ std::optional<ValueZeroing> value_zeroing(const EvalOptions& options) {
   return ValueZeroing{options.sink_threshold >= 0 ? options.sink_threshold : 0.75};
 }
 
-/// The sets to evaluate: those of --data NAME=PREFIX, else the configuration's, of which --set chooses.
-std::vector<DataSource> chosen_sets(const EvalOptions& options, const Config& config) {
-  std::vector<DataSource> sets;
-  for (const std::string& text : options.data) {
-    const size_t equals = text.find('=');
-    if (equals == std::string::npos || equals == 0)
-      fail(ExitCode::usage, "--data {}: must be NAME=PREFIX of token files", text);
-    sets.push_back({text.substr(0, equals), text.substr(equals + 1), 1.0});
-  }
-  if (sets.empty()) sets = config.data.validation;
-  std::vector<std::string> names;
-  for (const DataSource& set : sets) names.push_back(set.name);
-  for (const std::string& name : options.sets)
-    if (std::find(names.begin(), names.end(), name) == names.end())
-      fail(ExitCode::usage, "--set {}: no such validation set; there {}: {}", name,
-           names.size() == 1 ? "is" : "are",
-           names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));
-  if (!options.sets.empty())
-    std::erase_if(sets, [&](const DataSource& set) {
-      return std::find(options.sets.begin(), options.sets.end(), set.name) == options.sets.end();
-    });
-  if (sets.empty())
-    fail(ExitCode::usage, "the configuration names no validation set; give one with --data NAME=PREFIX");
-  return sets;
-}
-
 void evaluate(const EvalOptions& options) {
   const std::optional<ValueZeroing> zeroed = value_zeroing(options);
   const ValueZeroing* const zeroing = zeroed ? &*zeroed : nullptr;
@@ -68,7 +43,7 @@ void evaluate(const EvalOptions& options) {
   if (config.train.threads > 0) set_num_threads(static_cast<int>(config.train.threads));
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
   const TrainedModel trained(checkpoint, tokens, options.device);
-  const Evaluator evaluator(chosen_sets(options, config), config, trained.tokenizer(), options.max_tokens);
+  const Evaluator evaluator(chosen_sets(options.data, options.sets, config), config, trained.tokenizer(), options.max_tokens);
 
   Context dry(0, trained.device());
   Arena measure("activations", 0, trained.device()), measure_host("host");

@@ -24,6 +24,7 @@ constexpr const char* kHelp =
     "  sluice plan CONFIG [key=value...]     parameters, FLOPs, memory\n"
     "  sluice config SUBCOMMAND              reference, show, diff\n"
     "  sluice eval RUN|CKPT                  loss, perplexity, bits per byte, what the attention does\n"
+    "  sluice analyze RUN|CKPT -o FOLDER     attention, gates, heads, activations: JSON and NumPy arrays\n"
     "  sluice generate RUN|CKPT -p TEXT      continue a text\n"
     "  sluice tokenize INPUT... -o PREFIX    text to token files\n"
     "  sluice checkpoint SUBCOMMAND          list, verify, compare checkpoints\n"
@@ -85,6 +86,7 @@ int main(int argc, char** argv) {
   sluice::add_plan_command(program, exit_code);
   sluice::add_config_command(program, exit_code);
   sluice::add_eval_command(program, exit_code);
+  sluice::add_analyze_command(program, exit_code);
   sluice::add_generate_command(program, exit_code);
   sluice::add_tokenize_command(program, exit_code);
   sluice::add_checkpoint_command(program, exit_code);

@@ -1,14 +1,9 @@
 // sluice train: train, or resume.
-#include <spdlog/spdlog.h>
-
-#include <chrono>
 #include <memory>
 #include <optional>
-#include <thread>
 
-#include "comm/mpi.h"
 #include "commands.h"
-#include "core/device.h"
+#include "ranks.h"
 #include "train/run.h"
 
 namespace sluice {
@@ -41,19 +36,12 @@ void add_train_command(Command& app, int& exit_code) {
     for (const std::string& key : options->allow_change) options->command_line += " --allow-change " + key;
     std::optional<StopSignals> signals(std::in_place);  // before the ranks find each other, which takes a while
     options->signals = &*signals;
-    const std::unique_ptr<Communicator> world = make_world();
-    options->ranks = world.get();
-    choose_cuda_device(launcher_size().local_rank);
-    try {
-      exit_code = static_cast<int>(run_training(*options));
-    } catch (const Error& error) {
-      if (world->size() == 1) throw;
-      signals.reset();  // what ends us now need not be polite
-      // What all find together rank 0 says, and takes the others with it; what one finds alone, it says when nobody has ended it.
-      if (world->rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(4));
-      spdlog::error("rank {}: {}", world->rank(), error.what());
-      world->abort(error.code());
-    }
+    run_as_rank(
+        [&](Communicator& world) {
+          options->ranks = &world;
+          exit_code = static_cast<int>(run_training(*options));
+        },
+        /*before_abort=*/[&] { signals.reset(); });  // what ends us now need not be polite
   });
 }
 

@@ -19,6 +19,10 @@ struct LayerSummary {
   double attention_residual_max = 0;  // the residual stream after it,
   double ffn_output_max = 0;          // and the same of the feed-forward network
   double ffn_residual_max = 0;
+  /// Per head, how much of it its gate, its sink or its first key lets through (head_gate_of; SPEC 4.2), and their standard
+  /// deviation over their mean (ddof 1). NaN and none where no gate says it; none with one head.
+  std::vector<double> importance;
+  std::optional<double> imbalance;
 };
 
 struct ModelSummary {
@@ -26,6 +30,7 @@ struct ModelSummary {
   double first_token_attention = 0;       // mean over layers
   std::optional<double> mean_gate_score;  // mean over layers and gates; none without gates
   double largest_residual = 0;            // max over layers, after either branch
+  std::optional<double> imbalance;        // mean over layers
 };
 
 /// Averages over the batches given to add(), weighted by their tokens; maxima over all of them.
@@ -38,7 +43,8 @@ class SummaryAccumulator {
 
  private:
   const Transformer& model_;
-  std::vector<LayerSummary> sums_;  // first_token_attention and gate_scores are sums over tokens
+  std::vector<LayerSummary> sums_;  // first_token_attention, gate_scores and importance are sums over tokens
+  std::vector<double> counted_;     // per layer, the tokens that count for importance
   double tokens_ = 0;
 };
 

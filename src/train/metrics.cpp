@@ -54,18 +54,23 @@ nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& r
                       {"bits_per_byte", set.bits_per_byte},
                       {"tokens", set.tokens}};
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+  const auto number = [](const std::optional<double>& x) {
+    return x ? nlohmann::ordered_json(*x) : nlohmann::ordered_json(nullptr);
+  };
   for (const LayerSummary& layer : result.analysis.layers)
     layers.push_back({{"first_token_attention", layer.first_token_attention},
                       {"gate_scores", layer.gate_scores},
                       {"attention_output_max", layer.attention_output_max},
                       {"attention_residual_max", layer.attention_residual_max},
                       {"ffn_output_max", layer.ffn_output_max},
-                      {"ffn_residual_max", layer.ffn_residual_max}});
-  nlohmann::ordered_json analysis = {{"layers", layers},
+                      {"ffn_residual_max", layer.ffn_residual_max},
+                      {"importance", layer.importance},
+                      {"imbalance", number(layer.imbalance)}});
+  const nlohmann::ordered_json analysis = {{"layers", layers},
                                      {"first_token_attention", result.analysis.first_token_attention},
-                                     {"mean_gate_score", nullptr},
+                                     {"mean_gate_score", number(result.analysis.mean_gate_score)},
+                                     {"imbalance", number(result.analysis.imbalance)},
                                      {"largest_residual", result.analysis.largest_residual}};
-  if (result.analysis.mean_gate_score) analysis["mean_gate_score"] = *result.analysis.mean_gate_score;
   return {{"schema", 1}, {"step", step}, {"tokens", tokens}, {"sets", sets}, {"analysis", analysis}};
 }
 

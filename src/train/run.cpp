@@ -456,6 +456,7 @@ bool Run::evaluate() {
   const ModelSummary& a = result->analysis;
   values.emplace_back("analysis/first_token_attention", a.first_token_attention);
   if (a.mean_gate_score) values.emplace_back("analysis/mean_gate_score", *a.mean_gate_score);
+  if (a.imbalance) values.emplace_back("analysis/imbalance", *a.imbalance);
   values.emplace_back("analysis/largest_residual", a.largest_residual);
   scalars(step, values);
   for (const std::string& text : describe(*result)) console_->line(text);

@@ -68,18 +68,20 @@ TEST_CASE("metrics have the schema that reports read", "[metrics]") {
         R"({"imbalance":0.5,"importance":0.75,"balance_loss":1.5,"layers":[{"layer":0,"imbalance":0.5,"importance":0.75}]})");
   EvalResult result;
   result.sets = {{"kjv", 1.5, 4.5, 2.0, 99}};
-  result.analysis.layers = {{0.25, {0.5}, 1, 2, 3, 4}};
+  result.analysis.layers = {{0.25, {0.5}, 1, 2, 3, 4, {0.75, 0.5}, {}}};
   result.analysis.first_token_attention = 0.25;
   result.analysis.largest_residual = 4;
   const auto without = to_json(100, 25600, result);
   CHECK(without["analysis"]["mean_gate_score"].is_null());
+  CHECK(without["analysis"]["imbalance"].is_null());
   result.analysis.mean_gate_score = 0.5;
+  result.analysis.layers[0].imbalance = result.analysis.imbalance = 0.125;
   CHECK(
       to_json(100, 25600, result).dump() ==
       R"({"schema":1,"step":100,"tokens":25600,"sets":{"kjv":{"loss":1.5,"perplexity":4.5,"bits_per_byte":2.0,"tokens":99}},)"
       R"("analysis":{"layers":[{"first_token_attention":0.25,"gate_scores":[0.5],"attention_output_max":1.0,)"
-      R"("attention_residual_max":2.0,"ffn_output_max":3.0,"ffn_residual_max":4.0}],"first_token_attention":0.25,)"
-      R"("mean_gate_score":0.5,"largest_residual":4.0}})");
+      R"("attention_residual_max":2.0,"ffn_output_max":3.0,"ffn_residual_max":4.0,"importance":[0.75,0.5],"imbalance":0.125}],)"
+      R"("first_token_attention":0.25,"mean_gate_score":0.5,"imbalance":0.125,"largest_residual":4.0}})");
 }
 
 }  // namespace sluice

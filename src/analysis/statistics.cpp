@@ -1,0 +1,235 @@
+#include "analysis/statistics.h"
+
+#include <cmath>
+
+#include "analysis/reading.h"
+
+namespace sluice {
+namespace {
+
+/// The fine bin of x; the last one holds its upper edge, too.
+size_t bin_of(double x, double low, double high) {
+  const double place = high > low ? (x - low) / (high - low) * static_cast<double>(kFineBins) : 0;
+  return static_cast<size_t>(std::clamp<int64_t>(static_cast<int64_t>(place), 0, kFineBins - 1));
+}
+
+/// The scores of all tokens, T rows in turn; a learned constant's one row stands for every token.
+template <class Row>
+void for_each_score_row(Context& ctx, const Gate& gate, const Gate::Saved& s, int64_t T, const Row& row) {
+  ScratchScope scratch(ctx.scratch);
+  const Tensor scores = scores_of(ctx, scratch, gate, s);
+  const std::vector<double> values = read_values(ctx, scores);
+  if (ctx.dry_run) return;
+  const int64_t width = scores.numel() / scores.dim(0);
+  for (int64_t t = 0; t < T; ++t) row(t, values.data() + (scores.dim(0) == 1 ? 0 : t * width), width);
+}
+
+void add_gate(Context& ctx, GateSums& sums, const Gate& gate, const Gate::Saved& s, const std::vector<bool>& starts) {
+  for_each_score_row(ctx, gate, s, static_cast<int64_t>(starts.size()), [&](int64_t t, const double* scores, int64_t width) {
+    double sum = 0;
+    for (int64_t i = 0; i < width; ++i) {
+      const double x = scores[i];
+      sum += x;
+      sums.squares += x * x;
+      sums.least = std::min(sums.least, x);
+      sums.largest = std::max(sums.largest, x);
+      if (!sums.bins.empty()) ++sums.bins[bin_of(x, 0, 1)];
+    }
+    sums.count += static_cast<double>(width);
+    sums.sum += sum;
+    if (!starts[static_cast<size_t>(t)]) return;
+    sums.first_count += static_cast<double>(width);
+    sums.first_sum += sum;
+  });
+}
+
+double count_below(const std::vector<double>& values, double factor, double threshold) {
+  double count = 0;
+  for (const double x : values) count += std::abs(x) * factor < threshold;
+  return count;
+}
+
+double sum_of_magnitudes(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double x : values) sum += std::abs(x);
+  return sum;
+}
+
+void add_outputs(Context& ctx, LayerSums& sums, const Attention::Saved& s, const FirstKey& first_key) {
+  const std::vector<double> before = output_before_gates(ctx, s, first_key), after = read_values(ctx, s.o_gated);
+  if (ctx.dry_run) return;
+  sums.outputs += static_cast<double>(before.size());
+  sums.before += sum_of_magnitudes(before);
+  sums.after += sum_of_magnitudes(after);
+  for (size_t i = 0; i < kThresholds.size(); ++i) {
+    sums.small_before[i] += count_below(before, 1, kThresholds[i]);
+    sums.small_after[i] += count_below(after, 1, kThresholds[i]);
+  }
+}
+
+void add_first_token(LayerSums& sums, const FirstKey& first_key, const std::vector<bool>& starts) {
+  for (int64_t h = 0; h < first_key.heads(); ++h)
+    for (int64_t t = 0; t < first_key.tokens(); ++t) {
+      const double attention = first_key.attention(h, t);
+      sums.first_token[static_cast<size_t>(h)] += attention;
+      if (!starts[static_cast<size_t>(t)]) sums.later_first_token[static_cast<size_t>(h)] += attention;
+    }
+}
+
+void add_value_norms(Context& ctx, LayerSums& sums, const Tensor& values, const std::vector<bool>& starts) {
+  const std::vector<double> v = read_values(ctx, values);
+  const int64_t T = values.dim(0), heads = values.dim(1), D = values.dim(2);
+  for (int64_t t = 0; t < T; ++t)
+    for (int64_t h = 0; h < heads; ++h) {
+      double squares = 0;
+      for (int64_t d = 0; d < D; ++d) {
+        const double x = v[static_cast<size_t>((t * heads + h) * D + d)];
+        squares += x * x;
+      }
+      sums.value_norms[static_cast<size_t>(h * T + t)] += std::sqrt(squares);
+      if (starts[static_cast<size_t>(t)]) sums.first_value_norms += std::sqrt(squares);
+    }
+}
+
+}  // namespace
+
+bool is_bounded(GateActivation activation) {
+  return activation == GateActivation::sigmoid || activation == GateActivation::ns_sigmoid;
+}
+
+Statistics::Statistics(const Transformer& model, int64_t seq_len)
+    : layers(model.blocks().size()), model_(&model), seq_len_(seq_len) {
+  const auto heads = static_cast<size_t>(model.config().num_attention_heads),
+             kv_heads = static_cast<size_t>(model.config().num_key_value_heads);
+  for (size_t l = 0; l < layers.size(); ++l) {
+    layers[l].first_token.assign(heads, 0);
+    layers[l].later_first_token.assign(heads, 0);
+    layers[l].importance.assign(heads, 0);
+    layers[l].value_norms.assign(kv_heads * static_cast<size_t>(seq_len), 0);
+    for (const Gate& gate : model.blocks()[l].attention().gates()) {
+      layers[l].gates.emplace_back();
+      if (is_bounded(gate.config().activation)) layers[l].gates.back().bins.assign(kFineBins, 0);
+    }
+  }
+}
+
+void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
+  SLUICE_CHECK(saved.recompute != Recompute::block, "Statistics: the layers' activations share memory");
+  SLUICE_CHECK(batch.tokens.numel() == seq_len_, "Statistics: a sequence of {} tokens, expected {}", batch.tokens.numel(),
+               seq_len_);
+  const HostView first_keys(ctx, batch.first_key);
+  std::vector<bool> starts(static_cast<size_t>(seq_len_));
+  for (size_t t = 0; t < starts.size() && !ctx.dry_run; ++t)
+    starts[t] = first_keys.tensor().as<int32_t>()[t] == static_cast<int32_t>(t);
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const Attention& attention = model_->blocks()[l].attention();
+    const Block::Saved& s = saved.blocks[l];
+    LayerSums& sums = layers[l];
+    const FirstKey first_key(ctx, attention, s.attention);
+    if (!ctx.dry_run) add_first_token(sums, first_key, starts);
+    for (size_t g = 0; g < sums.gates.size(); ++g)
+      add_gate(ctx, sums.gates[g], attention.gates()[g], s.attention.gates[g], starts);
+    sums.importance_tokens +=
+        add_importance(ctx, sums.importance, head_gate_of(attention, s.attention, batch.first_key), seq_len_);
+    add_outputs(ctx, sums, s.attention, first_key);
+    if (!ctx.dry_run) add_value_norms(ctx, sums, attended_values(attention, s.attention), starts);
+    const auto raise = [&](double& x, const Tensor& t) {
+      const double largest = largest_magnitude(ctx, t);
+      if (std::isnan(largest) || largest > x) x = largest;
+    };
+    raise(sums.attention_output, s.attention_out.y);
+    raise(sums.attention_residual, s.x1);
+    raise(sums.ffn_output, s.ffn_out.y);
+    raise(sums.ffn_residual, s.y);
+  }
+  if (ctx.dry_run) return;
+  ++sequences;
+  tokens += static_cast<double>(starts.size());
+  first_tokens += static_cast<double>(std::count(starts.begin(), starts.end(), true));
+}
+
+Parts Statistics::parts() {
+  Parts parts;
+  for (double* x : {&sequences, &tokens, &first_tokens}) add_part(parts, Merge::sum, *x);
+  for (LayerSums& l : layers) {
+    for (auto* x : {&l.first_token, &l.later_first_token, &l.importance, &l.value_norms}) add_part(parts, Merge::sum, *x);
+    for (double* x : {&l.importance_tokens, &l.outputs, &l.before, &l.after, &l.first_value_norms}) add_part(parts, Merge::sum, *x);
+    for (auto* x : {&l.small_before, &l.small_after}) parts.push_back({Merge::sum, x->data(), std::ssize(*x)});
+    for (double* x : {&l.attention_output, &l.attention_residual, &l.ffn_output, &l.ffn_residual})
+      add_part(parts, Merge::largest, *x);
+    for (GateSums& g : l.gates) {
+      for (double* x : {&g.count, &g.sum, &g.squares, &g.first_count, &g.first_sum}) add_part(parts, Merge::sum, *x);
+      add_part(parts, Merge::sum, g.bins);
+      add_part(parts, Merge::smallest, g.least);
+      add_part(parts, Merge::largest, g.largest);
+    }
+  }
+  return parts;
+}
+
+void Statistics::merge(Statistics& other) {
+  const Parts from = other.parts();
+  std::vector<double> packed(static_cast<size_t>(packed_size(from)));
+  pack(packed.data(), from);
+  merge_packed(parts(), packed.data());
+}
+
+SecondPass::SecondPass(const Statistics& first) : layers(first.layers.size()), model_(&first.model()) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  double sum = 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const std::vector<Gate>& gates = model_->blocks()[l].attention().gates();
+    edges_.resize(gates.size(), {infinity, -infinity});
+    layers[l].bins.resize(gates.size());
+    std::optional<double> mean;
+    for (size_t g = 0; g < gates.size(); ++g) {
+      const GateSums& sums = first.layers[l].gates[g];
+      edges_[g] = {std::min(edges_[g].first, sums.least), std::max(edges_[g].second, sums.largest)};
+      if (!is_bounded(gates[g].config().activation)) {
+        needed_ = true;
+        layers[l].bins[g].assign(kFineBins, 0);
+      }
+      const GateConfig& config = gates[g].config();
+      if (config.position == GatePosition::sdpa_output && config.combine == GateCombine::multiply)
+        mean = mean.value_or(1) * sums.sum / std::max(sums.count, 1.0);
+    }
+    mean_gate_.push_back(mean);
+    if (!mean) continue;
+    needed_ = true;
+    sum += *mean;
+    mean_gate_of_all_ = sum / static_cast<double>(layers.size());
+  }
+}
+
+void SecondPass::add(Context& ctx, const Transformer::Saved& saved) {
+  SLUICE_CHECK(saved.recompute != Recompute::block, "SecondPass: the layers' activations share memory");
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const Attention& attention = model_->blocks()[l].attention();
+    const Attention::Saved& s = saved.blocks[l].attention;
+    for (size_t g = 0; g < layers[l].bins.size(); ++g) {
+      std::vector<double>& bins = layers[l].bins[g];
+      if (bins.empty()) continue;
+      for_each_score_row(ctx, attention.gates()[g], s.gates[g], s.o.dim(0), [&](int64_t, const double* scores, int64_t width) {
+        for (int64_t i = 0; i < width; ++i) ++bins[bin_of(scores[i], edges_[g].first, edges_[g].second)];
+      });
+    }
+    if (!mean_gate_[l]) continue;
+    const std::vector<double> before = output_before_gates(ctx, s, FirstKey(ctx, attention, s));
+    if (ctx.dry_run) continue;
+    for (size_t i = 0; i < kThresholds.size(); ++i) {
+      layers[l].small_scaled[i] += count_below(before, std::abs(*mean_gate_[l]), kThresholds[i]);
+      layers[l].small_scaled_by_all[i] += count_below(before, std::abs(*mean_gate_of_all_), kThresholds[i]);
+    }
+  }
+}
+
+Parts SecondPass::parts() {
+  Parts parts;
+  for (Layer& layer : layers) {
+    for (std::vector<double>& bins : layer.bins) add_part(parts, Merge::sum, bins);
+    for (auto* x : {&layer.small_scaled, &layer.small_scaled_by_all}) parts.push_back({Merge::sum, x->data(), std::ssize(*x)});
+  }
+  return parts;
+}
+
+}  // namespace sluice

@@ -1,0 +1,104 @@
+#pragma once
+// What the papers measure in a trained model, over many sequences (Gated Attention, Qiu et al. 2025, figures 2 to 7; the
+// sink-aware paper's importance and value norms; SPEC 2.8, 4.2, 4.8). Sums in f64, one sequence at a time: the results
+// depend on neither micro-batches, nor threads, nor how many ranks merged them, if they merge in the order of the sequences.
+//
+// "The first token" is the first key that a query sees: the sample's first token, or, with a document mask, its document's.
+#include <array>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "analysis/sums.h"
+#include "core/context.h"
+#include "nn/transformer.h"
+
+namespace sluice {
+
+/// Histograms are kept this fine, and told in 50 and in 100 bins; quantiles are interpolated within a bin.
+constexpr int64_t kFineBins = 2000;
+/// "Near zero" of figure 5.
+constexpr std::array<double, 2> kThresholds = {1e-2, 1e-3};
+
+/// Whether the scores lie in [0, 1].
+bool is_bounded(GateActivation activation);
+
+/// Of one gate, over tokens, heads and channels; scores that heads share count once per head.
+struct GateSums {
+  double count = 0, sum = 0, squares = 0;
+  double least = std::numeric_limits<double>::infinity(), largest = -std::numeric_limits<double>::infinity();
+  double first_count = 0, first_sum = 0;  // of first tokens
+  std::vector<double> bins;               // (kFineBins) of [0, 1], where the activation is bounded
+};
+
+struct LayerSums {
+  std::vector<double> first_token;        // (H): attention on the first token, over all queries
+  std::vector<double> later_first_token;  // (H): over queries that are not the first token themselves
+  std::vector<double> importance;         // (H): see head_gate_of and ops/head_importance.h
+  double importance_tokens = 0;           // that count for it
+  std::vector<GateSums> gates;            // as in the configuration
+  double outputs = 0;                     // elements of the attention's output
+  double before = 0, after = 0;           // |.| of it, before and after the gates at sdpa_output
+  std::array<double, 2> small_before{}, small_after{};  // how many are below kThresholds
+  /// max |.| of the branch that is added to the residual stream and of the stream after it, of attention and of the FFN.
+  double attention_output = 0, attention_residual = 0, ffn_output = 0, ffn_residual = 0;
+  std::vector<double> value_norms;        // (Hkv, seq_len): ||v_t||_2 by place in the sequence
+  double first_value_norms = 0;           // over first tokens and kv heads
+};
+
+class Statistics {
+ public:
+  Statistics(const Transformer& model, int64_t seq_len);
+
+  /// Adds one sequence of seq_len tokens that forward has just been through, as `saved` keeps it (not Recompute::block). Tokens
+  /// whose first_key is themselves are first tokens.
+  void add(Context& ctx, const Batch& batch, const Transformer::Saved& saved);
+  void merge(Statistics& other);
+
+  /// For ranks: see analysis/sums.h.
+  Parts parts();
+
+  double sequences = 0, tokens = 0, first_tokens = 0;
+  std::vector<LayerSums> layers;
+
+  const Transformer& model() const { return *model_; }
+  int64_t seq_len() const { return seq_len_; }
+
+ private:
+  const Transformer* model_;
+  int64_t seq_len_;
+};
+
+/// What can be counted only when means and extremes are known: a second pass over the same sequences.
+class SecondPass {
+ public:
+  struct Layer {
+    std::vector<std::vector<double>> bins;  // (kFineBins) of [edges], per gate; empty where the activation is bounded
+    /// Elements of the attention's output that are below kThresholds when multiplied by the mean score of the gates at
+    /// sdpa_output: of this layer, or of all layers.
+    std::array<double, 2> small_scaled{}, small_scaled_by_all{};
+  };
+
+  explicit SecondPass(const Statistics& first);
+  /// Whether there is anything to count.
+  bool needed() const { return needed_; }
+  void add(Context& ctx, const Transformer::Saved& saved);
+  Parts parts();
+
+  /// Edges of an unbounded gate's bins: its extremes over all layers.
+  std::pair<double, double> edges(size_t gate) const { return edges_[gate]; }
+  /// The factor of small_scaled; none where no gate multiplies at sdpa_output.
+  const std::vector<std::optional<double>>& mean_gate() const { return mean_gate_; }
+  std::optional<double> mean_gate_of_all() const { return mean_gate_of_all_; }
+
+  std::vector<Layer> layers;
+
+ private:
+  const Transformer* model_;
+  bool needed_ = false;
+  std::vector<std::pair<double, double>> edges_;
+  std::vector<std::optional<double>> mean_gate_;
+  std::optional<double> mean_gate_of_all_;
+};
+
+}  // namespace sluice

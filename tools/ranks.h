@@ -1,0 +1,13 @@
+#pragma once
+// A command as one of the processes that a launcher started.
+#include <functional>
+
+#include "comm/communicator.h"
+
+namespace sluice {
+
+/// Finds the others, takes this rank's GPU, and runs body. What it throws main tells, where there is one rank; with several,
+/// the one who found it tells, and ends all of them with its exit code. before_abort: called before that.
+void run_as_rank(const std::function<void(Communicator& world)>& body, const std::function<void()>& before_abort = [] {});
+
+}  // namespace sluice

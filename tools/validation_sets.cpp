@@ -1,0 +1,34 @@
+#include "validation_sets.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace sluice {
+
+std::vector<DataSource> chosen_sets(const std::vector<std::string>& data, const std::vector<std::string>& names,
+                                    const Config& config) {
+  std::vector<DataSource> sets;
+  for (const std::string& text : data) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0)
+      fail(ExitCode::usage, "--data {}: must be NAME=PREFIX of token files", text);
+    sets.push_back({text.substr(0, equals), text.substr(equals + 1), 1.0});
+  }
+  if (sets.empty()) sets = config.data.validation;
+  std::vector<std::string> known;
+  for (const DataSource& set : sets) known.push_back(set.name);
+  for (const std::string& name : names)
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      fail(ExitCode::usage, "--set {}: no such validation set; there {}: {}", name, known.size() == 1 ? "is" : "are",
+           known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
+  if (!names.empty())
+    std::erase_if(sets, [&](const DataSource& set) { return std::find(names.begin(), names.end(), set.name) == names.end(); });
+  if (sets.empty())
+    fail(ExitCode::usage, "the configuration names no validation set; give one with --data NAME=PREFIX");
+  return sets;
+}
+
+}  // namespace sluice

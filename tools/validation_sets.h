@@ -1,0 +1,15 @@
+#pragma once
+// The validation sets that a command reads.
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+
+namespace sluice {
+
+/// Those of `data`, "NAME=PREFIX" each, else the configuration's; of these the ones whose name is in `names`, else all.
+/// Error(usage) for a malformed one, an unknown name, or none left.
+std::vector<DataSource> chosen_sets(const std::vector<std::string>& data, const std::vector<std::string>& names,
+                                    const Config& config);
+
+}  // namespace sluice
