@@ -37,8 +37,6 @@ void prepare_folder(const Options& options) {
   io::make_directories(options.folder);
   if (!options.force && !io::list_directory(options.folder).empty())
     fail(ExitCode::cannot_create, "-o {}: is not empty; --force writes into it all the same", options.folder);
-  // An older one would vouch for arrays that are not its own.
-  if (io::exists(options.folder + "/analysis.json")) io::remove_file(options.folder + "/analysis.json");
 }
 
 /// `value` as a cell of `width` characters; "-" for what does not exist.

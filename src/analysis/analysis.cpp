@@ -252,6 +252,8 @@ nlohmann::ordered_json to_json(const Analysis& a) {
 }
 
 void write_analysis(const std::string& folder, const Analysis& a) {
+  // An older one would vouch for arrays that are not its own.
+  if (io::exists(folder + "/analysis.json")) io::remove_file(folder + "/analysis.json");
   const ModelConfig& model = a.total.model().config();
   const int64_t L = model.num_hidden_layers, H = model.num_attention_heads, Hkv = model.num_key_value_heads,
                 M = a.maps.tokens(), S = a.maps.sequences(), T = a.total.seq_len();

@@ -48,7 +48,7 @@ void check_same(const TinyRun& t, const std::string& a, const std::string& b, in
 
 }  // namespace
 
-TEST_CASE("one, two and four ranks train the same model, bit for bit", "[ranks]") {
+TEST_CASE("one, two and four ranks train the same model, bit for bit, and one and two measure the same in it", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
   for (const int ranks : {1, 2, 4}) {
@@ -61,6 +61,13 @@ TEST_CASE("one, two and four ranks train the same model, bit for bit", "[ranks]"
     check_same(t, t.folder / std::to_string(ranks), t.folder / "1", 8);
     CHECK(t.curve(t.folder / std::to_string(ranks)) == t.curve(t.folder / "1"));
   }
+  for (const int ranks : {0, 2}) {
+    const Outcome outcome = Program(t.folder.path, {"analyze", t.folder / "2", "-o", t.folder / fmt::format("a{}", ranks)}, {}, ranks).wait();
+    INFO(ranks << " ranks\n" << outcome.out << outcome.err);
+    REQUIRE(outcome.code == 0);
+  }
+  for (const char* file : {"analysis.json", "value_norms.npy", "attention_mean.npy", "query_pca.npy"})
+    CHECK(io::read_file(t.folder / "a0/" + file) == io::read_file(t.folder / "a2/" + file));
 }
 
 TEST_CASE("ZeRO and shared experts under mpirun: the same bits, and any layout goes on with another's checkpoint", "[ranks]") {

@@ -261,7 +261,7 @@ TEST_CASE("a training does not depend on anybody reading what it prints", "[trai
   CHECK(t.bits(t.run, 8) == t.bits(t.folder / "piped", 8));
 }
 
-TEST_CASE("eval and generate read a run", "[train]") {
+TEST_CASE("eval, analyze and generate read a run", "[train]") {
   const TinyRun t;
   REQUIRE(t.train().code == 0);
   const Outcome eval = t.sluice({"eval", t.run, "--json"});
@@ -274,6 +274,27 @@ TEST_CASE("eval and generate read a run", "[train]") {
   const Outcome table = t.sluice({"eval", t.run + "/ckpt/step_00000004", "--set", "held_out"});
   CHECK(table.code == 0);
   CHECK_THAT(table.out, Contains("bits/byte") && Contains("held_out") && Contains("first token"));
+
+  const std::string folder = t.folder / "analysis";
+  const std::vector<std::string> analyze = {"analyze", t.run, "-o", folder, "--map-tokens", "8", "data.seq_len=12"};
+  const Outcome analysis = t.sluice(analyze);
+  INFO(analysis.err);
+  REQUIRE(analysis.code == 0);
+  CHECK_THAT(analysis.out, Contains("imbalance") && Contains("all ") && Contains(folder));
+  const auto measured = nlohmann::json::parse(io::read_file(folder + "/analysis.json"));
+  CHECK(measured["step"] == 8);
+  CHECK(measured["layers"][0]["gates"][0]["histogram_50"].size() == 50);
+  for (const auto& [name, file] : measured["arrays"].items())
+    CHECK(io::read_file(folder + "/" + file.get<std::string>()).substr(1, 5) == "NUMPY");
+  CHECK(t.sluice(analyze).code == 73);
+  std::vector<std::string> again = analyze;
+  again.insert(again.end(), {"--force", "--quiet"});
+  CHECK((t.sluice(again).code == 0 && t.sluice(again).out.empty()));
+  again.back() = "optimizer.lr=1";
+  CHECK(t.sluice(again).code == 64);
+  again.back() = "data.seq_len=17";
+  CHECK_THAT(t.sluice(again).err, Contains("data.seq_len is 17") && Contains("16 positions"));
+  CHECK(nlohmann::json::parse(io::read_file(folder + "/analysis.json")) == measured);  // nothing was begun
 
   const std::vector<std::string> generate = {"generate", t.run,    "-p", "abc",         "-n",
                                              "20",       "--seed", "3",  "--ignore-end"};
@@ -290,7 +311,7 @@ TEST_CASE("help is short, and every command has its own with examples", "[train]
   CHECK(help.code == 0);
   CHECK(std::count(help.out.begin(), help.out.end(), '\n') <= 25);
   for (const char* command :
-       {"train", "plan", "config", "eval", "generate", "tokenize", "checkpoint", "bench", "doctor"}) {
+       {"train", "plan", "config", "eval", "analyze", "generate", "tokenize", "checkpoint", "bench", "doctor"}) {
     CHECK_THAT(help.out, Contains(std::string("sluice ") + command));
     const Outcome own = t.sluice({command, "--help"});
     INFO(command << own.err);

@@ -4,7 +4,10 @@
 #include <functional>
 #include <fstream>
 
+#include "comm/threads.h"
 #include "config/load.h"
+#include "support/model.h"
+#include "train/analyze.h"
 #include "train/generate.h"
 #include "train/hf_config.h"
 #include "train/inference.h"
@@ -114,6 +117,68 @@ TEST_CASE("evaluation can be limited and interrupted, and leaves the training as
                             evaluated.analysed(), [&] { return ++asked > 3; }));
   CHECK(evaluated.step().loss == untouched.step().loss);
   CHECK(test::all_bits(evaluated) == test::all_bits(untouched));
+}
+
+TEST_CASE("an analysis is the same, bit for bit, on one rank, two and three, and on any number of threads", "[analyze]") {
+  const test::OneThread one_thread;
+  test::TinyTraining t;
+  t.add_experts();
+  t.config.model.attention.gates.push_back({.position = GatePosition::value, .activation = GateActivation::silu});
+  const CheckpointInfo checkpoint = find_checkpoint(trained_checkpoint(t, 3));
+  // Sets of unlike length: rounds that not all ranks have a sample for.
+  const std::vector<DataSource> sets = {{"held_out", t.folder / "held_out", 1.0}, {"train", t.folder / "train", 1.0}};
+  const AnalyzeOptions options{.tokens = 7 * t.config.data.seq_len, .map_sequences = 3, .map_tokens = 10};
+  std::vector<std::string> results;
+  for (const int ranks : {1, 2, 3})
+    run_thread_ranks(ranks, [&](Communicator& comm) {
+      set_num_threads(ranks == 1 ? 3 : 1);
+      const TrainedModel trained(checkpoint, t.config.data.seq_len);
+      const Analysis a = analyze(trained, sets, t.config.data, options, comm);
+      if (comm.rank() != 0) return;
+      CHECK(a.maps.sequences() == 3);
+      CHECK(a.map_sets == std::vector<std::string>{"held_out", "train", "held_out"});
+      CHECK(a.map_tokens.size() == 30);
+      results.push_back(to_json(a).dump());
+      for (const float x : a.maps.mean()) results.back() += fmt::format(" {}", x);
+    });
+  REQUIRE(results.size() == 3);
+  CHECK(results[1] == results[0]);
+  CHECK(results[2] == results[0]);
+
+  // Evaluation measures the same of the same samples.
+  const auto json = nlohmann::json::parse(results[0].substr(0, results[0].find("} ") + 1));
+  CHECK(json["sequences"] == 14);
+  CHECK(json["tokens"] == 14 * t.config.data.seq_len);
+  const TrainedModel trained(checkpoint, t.config.data.seq_len);
+  Arena memory("activations", 1 << 22), host("host");
+  Context ctx(1 << 22);
+  ForwardBuffers buffers = make_forward_buffers(trained, memory, host, t.config.data.seq_len, Recompute::none);
+  const ModelSummary summary =
+      Evaluator(sets, t.config, trained.tokenizer(), options.tokens).run(ctx, trained.model(), buffers, buffers, kNever)->analysis;
+  CHECK(json["total"]["first_token_attention"] == Approx(summary.first_token_attention).epsilon(1e-9));
+  CHECK(json["total"]["mean_gate_score"] == Approx(*summary.mean_gate_score).epsilon(1e-9));
+  CHECK(json["total"]["imbalance"] == Approx(*summary.imbalance).epsilon(1e-9));
+  CHECK(json["total"]["max"]["ffn_output"] ==
+        std::max(summary.layers[0].ffn_output_max, summary.layers[1].ffn_output_max));
+}
+
+TEST_CASE("an analysis leaves out what is no whole sample, and refuses positions that the model does not know", "[analyze]") {
+  const test::OneThread one_thread;
+  test::TinyTraining t;
+  const CheckpointInfo checkpoint = find_checkpoint(trained_checkpoint(t, 1));
+  const TrainedModel trained(checkpoint, t.config.data.seq_len);
+  const auto alone = make_local_communicator();
+  DataConfig data = t.config.data;
+  const auto sequences = [&](int64_t tokens) {
+    return analyze(trained, data.validation, data, {.tokens = tokens, .map_sequences = 1}, *alone).total.sequences;
+  };
+  const auto whole = static_cast<double>((TokenFile(t.folder / "held_out").num_tokens() - 1) / data.seq_len);
+  CHECK(sequences(0) == whole);
+  CHECK(sequences(100) == 4);
+  data.seq_len = 16;
+  CHECK(sequences(100) == 7);
+  data.seq_len = 33;
+  CHECK_THROWS_WITH(sequences(0), Catch::Contains("33") && Catch::Contains("32 positions"));
 }
 
 TEST_CASE("sampling keeps to temperature, top_k and top_p", "[generate]") {
