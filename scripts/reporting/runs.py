@@ -23,10 +23,10 @@ class Run:
         self.status = read_object(os.path.join(folder, "status.json"))
         self.config = {}
         try:
-            config = plain_yaml.read(read_text(os.path.join(folder, "config.yaml")))
+            config = plain_yaml.read(read_text(os.path.join(folder, "config.yaml")), os.path.join(folder, "config.yaml"))
             self.config = config if isinstance(config, dict) else {}
         except plain_yaml.PlainYamlError as error:
-            print(f"report: {folder}/config.yaml: {error}", file=sys.stderr)
+            print(f"report: {error}", file=sys.stderr)
         self.base = os.path.basename(os.path.abspath(folder))
         self.name = str(self.info.get("name") or self.base)
         self.origin = " ".join([self.base, self.name, read_text(os.path.join(folder, "config.input.yaml")),

@@ -5,8 +5,8 @@ import math
 import os
 import re
 
-from . import strict_yaml
-from .strict_yaml import Refused  # noqa: F401
+import strict_yaml
+from strict_yaml import Refused  # noqa: F401
 
 KEYS = ("name", "output", "base", "set", "grid", "paired", "seeds", "resources", "stop_if")
 OPERATORS = {">": lambda a, b: a > b, ">=": lambda a, b: a >= b, "<": lambda a, b: a < b, "<=": lambda a, b: a <= b}
