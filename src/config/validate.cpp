@@ -388,7 +388,6 @@ void check_to_come(const Config& c, Checks& check) {
   const auto refuse = [&](const char* key, bool used) {
     check.require(!used, {key}, std::string(key) + " is not available in this version");
   };
-  const ModelConfig& m = c.model;
   refuse("lora.rank", c.lora.rank != 0);
 }
 
