@@ -1,4 +1,6 @@
 // From files into the memory of a training, whoever wrote the files, and whatever part of them this rank holds.
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <cstring>
 #include <set>

@@ -1,5 +1,7 @@
 #include "train/safetensors.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
