@@ -100,7 +100,8 @@ class Journal:
         self.path = os.path.join(output, "sweep.jsonl")
 
     def add(self, event, trial, **more):
-        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, "trial": trial.hash, "folder": os.path.basename(trial.folder), **more}
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        line = {"time": now, "event": event, "trial": trial.hash, "folder": os.path.basename(trial.folder), **more}
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)  # nodes of a cluster share it

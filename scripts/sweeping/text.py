@@ -47,8 +47,8 @@ def table(header, rows, left=1):
 class Display:
     """On a terminal a rewritten line for each running trial; elsewhere plain lines, those of progress every `every` seconds."""
 
-    def __init__(self, total, every, stream=sys.stdout):
-        self.total, self.every, self.stream = total, every, stream
+    def __init__(self, every, stream=sys.stdout):
+        self.every, self.stream = every, stream
         self.rewrite = stream.isatty()
         self.lines, self.said, self.last = 0, set(), time.monotonic()
 
