@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <set>
 
 #include "config/fields.h"
 #include "config/load.h"
@@ -68,8 +69,12 @@ ChangeClass class_of(std::string_view key) {
 }  // namespace
 
 std::string config_hash(const Config& config) {
+  std::set<std::string> defaults;
+  for (const Leaf& leaf : leaves(Config{})) defaults.insert(leaf.key + "=" + leaf.value);
   std::string text;
   for (const Leaf& leaf : leaves(config)) {
+    // Keys that a later version brings leave a run what it was.
+    if (defaults.count(leaf.key + "=" + leaf.value)) continue;
     bool counts = leaf.key != "name" && leaf.key != "run_dir" && leaf.key != "train.threads";
     for (const std::string_view section : {"log.", "checkpoint.", "eval."})
       counts = counts && leaf.key.compare(0, section.size(), section) != 0;

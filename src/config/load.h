@@ -37,7 +37,8 @@ struct KeyInfo {
 /// Every key, in the order of the reference.
 std::vector<KeyInfo> config_keys();
 
-/// Hash (XXH3-128, hex) of the keys that determine the result: all but name, run_dir, log, checkpoint, eval, threads.
+/// Hash (XXH3-128, hex) of the keys that determine the result and differ from their defaults: all but name, run_dir, log,
+/// checkpoint, eval, threads. A key that a later version adds does not change it.
 std::string config_hash(const Config& config);
 
 /// How a key may change between a checkpoint and the run that resumes it (RELIABILITY 10).
