@@ -1,4 +1,5 @@
-"""Which pictures are made: (heading, [(file name, what draws it or returns None, one sentence of explanation)]). Needs matplotlib."""
+"""Which pictures are made: (heading, [(file name, what draws it or returns None, one sentence of explanation)]). Needs
+matplotlib."""
 from . import plots_grid, plots_heads, plots_layers, plots_paper, plots_training
 
 

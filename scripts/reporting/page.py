@@ -75,8 +75,8 @@ def table_markdown(table):
 
 def overview_note(runs):
     several = any(len(r.last.get("sets") or {}) > 1 for r in runs)
-    return ("Values of the last evaluation" + ("; means over the validation sets, perplexity the exp of the mean loss" if several else "") +
-            ". Speed is the median over the log lines.")
+    means = "; means over the validation sets, perplexity the exp of the mean loss" if several else ""
+    return ("Values of the last evaluation" + means + ". Speed is the median over the log lines.")
 
 
 def write(path, text):
@@ -99,7 +99,8 @@ def write_html(path, title, runs, sections, pictures, missing):
             body.append(f'<figure><img alt="{name.replace("_", " ")}" src="data:image/png;base64,{data}">'
                         f"<figcaption>{html.escape(text)}</figcaption></figure>")
     if missing:
-        body.append("<h2>Not there, or of another step</h2><ul class=small>" + "".join(f"<li>{html.escape(m)}</li>" for m in missing) + "</ul>")
+        body.append("<h2>Not there, or of another step</h2><ul class=small>" +
+                    "".join(f"<li>{html.escape(m)}</li>" for m in missing) + "</ul>")
     body.append("<h2>Runs</h2><ul class=small>" + "".join(
         f"<li>{html.escape(r.name)}: {html.escape(os.path.abspath(r.folder))}, configuration "
         f"{html.escape(str(r.info.get('config_hash', '-')))}, {html.escape(r.outcome[1])}</li>" for r in runs) + "</ul>")

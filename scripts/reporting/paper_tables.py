@@ -21,12 +21,12 @@ EXTRA_THEIRS = {"gated_4": ["gate_score", "m_act", "first_token_attention"], "si
 
 
 GLOSSARY = (
-    "Ours and the paper's stand in columns of their own: models, data and lengths differ, so only signs and orders may be compared. "
-    "PPL: mean over the validation sets of exp(loss). BPB: bits per byte, mean over the sets. Δ: less the row's baseline, over the "
-    "seeds that both have; only between evaluations after as many tokens. ±: standard deviation over n seeds. F-Attn: attention on "
-    "the first token, mean over queries, heads and layers. M-Act: mean over layers of the largest |residual| after the layer. "
-    "Diverged: the last logged loss is not finite, or the median of the last twentieth of the losses is more than 0.5 nats above the "
-    "best such median of the run; such runs are in no mean.")
+    "Ours and the paper's stand in columns of their own: models, data and lengths differ, so only signs and orders may be "
+    "compared. PPL: mean over the validation sets of exp(loss). BPB: bits per byte, mean over the sets. Δ: less the row's "
+    "baseline, over the seeds that both have; only between evaluations after as many tokens. ±: standard deviation over n "
+    "seeds. F-Attn: attention on the first token, mean over queries, heads and layers. M-Act: mean over layers of the "
+    "largest |residual| after the layer. Diverged: the last logged loss is not finite, or the median of the last twentieth "
+    "of the losses is more than 0.5 nats above the best such median of the run; such runs are in no mean.")
 
 
 def added(value):
@@ -128,7 +128,8 @@ def paper_table(table, groups, paper):
     made = Table(f"{title}, {source['title']} ({source['source']}): {table['title']}",
                  [("", ["row", "what"]), ("ours", ours), ("the paper's", theirs)], cells, [n for n in notes if n])
     # For a picture: whose row, our difference and theirs, and how far the baselines' seeds lie apart.
-    made.deltas = [(cell[1], ours, papers.paper_delta(table, row, metric)) for cell, (row, _), ours in zip(cells, lines, our_deltas)]
+    made.deltas = [(cell[1], delta, papers.paper_delta(table, row, metric))
+                   for cell, (row, _), delta in zip(cells, lines, our_deltas)]
     made.chance = max([group.spread(metric) or 0.0 for row, group in lines if group and not row.get("baseline")], default=0.0)
     made.id, made.short, made.metric = table["id"], f"{title}, {source['title']}", THEIRS[metric][0]
     return made

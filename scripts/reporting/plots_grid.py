@@ -153,7 +153,8 @@ def plot_spikes(groups):
 
 
 def deltas(tables):
-    return [(f"deltas_{table.id}" + (f"_{i}" if any(t.id == table.id for t in tables[:i]) else ""), lambda table=table: plot_deltas(table),
+    again = lambda i, table: f"_{i}" if any(t.id == table.id for t in tables[:i]) else ""
+    return [(f"deltas_{table.id}{again(i, table)}", lambda table=table: plot_deltas(table),
              f"{table.short}: differences to the row's baseline, of finished rows. Below 0 is better. Grey: plus and minus the "
              "standard deviation of the baseline's seeds, where there are several.") for i, table in enumerate(tables)]
 
@@ -163,8 +164,8 @@ def figures(groups):
     made = []
     for i, same in enumerate(sizes):
         made.append(("perplexity_domains" + (f"_{i + 1}" if i else ""), lambda same=same: plot_domains(same),
-                     f"Runs of one size ({size_text(same[0])}). At the last evaluation. Dots: seeds; strokes: their means; dashed: the first line's mean. "
-                     "Runs that diverged are left out."))
+                     f"Runs of one size ({size_text(same[0])}). At the last evaluation. Dots: seeds; strokes: their means; "
+                     "dashed: the first line's mean. Runs that diverged are left out."))
     made.append(("lr_tolerance", lambda: plot_lr(groups), "Small marks: seeds; lines: means of the runs that did not diverge."))
     for i, same in enumerate(sizes):
         made.append(("spikes" + (f"_{i + 1}" if i else ""), lambda same=same: plot_spikes(same),

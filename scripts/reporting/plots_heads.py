@@ -1,4 +1,5 @@
-"""The sink-aware paper's figures, of our runs: importance of heads, imbalance, value norms, queries and keys. Needs matplotlib."""
+"""The sink-aware paper's figures, of our runs: importance of heads, imbalance, value norms, queries and keys. Needs
+matplotlib."""
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
@@ -113,7 +114,8 @@ def plot_imbalance(groups):
                 axis.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
                 axis.plot(x, ema(y), color=colour, linestyle=DASHES[balanced], linewidth=1.6, label=label)
             else:
-                axis.plot(*evaluated(run), color=colour, linestyle=DASHES[balanced], marker="o", markersize=4, linewidth=1.2, label=label)
+                axis.plot(*evaluated(run), color=colour, linestyle=DASHES[balanced], marker="o", markersize=4, linewidth=1.2,
+                          label=label)
     axis.set_ylim(bottom=0)
     axis.set_title("Head imbalance over training")
     axis.set_ylabel("mean over layers of deviation / mean")
@@ -190,12 +192,14 @@ def plot_pca(groups):
 def figures(groups):
     made = [
         ("heads_importance", lambda: plot_importance(groups),
-         "How open each head is on average: its explicit gate, or the implicit one of softmax (1 less the first token's share) or sink attention."),
+         "How open each head is on average: its explicit gate, or the implicit one of softmax (1 less the first token's share) "
+         "or sink attention."),
         ("heads_importance_by_set", lambda: plot_importance_sets(groups), "Whether heads are open for other texts than others."),
         ("heads_imbalance", lambda: plot_imbalance(groups),
          "Pale: every logged step; strong: EMA (0.9). Dashed: with the auxiliary loss. Dots: evaluations, of "
          "runs that do not log it."),
-        ("value_norms", lambda: plot_value_norms(groups), "Norms of the values, mean over key/value heads, of the first 64 positions. Blue: smaller."),
+        ("value_norms", lambda: plot_value_norms(groups),
+         "Norms of the values, mean over key/value heads, of the first 64 positions. Blue: smaller."),
         ("query_key_pca", lambda: plot_pca(groups),
          "Two principal components of a head's queries and keys; the head is the one that looks most at the first token. "
          "In brackets: the share of the variance."),

@@ -164,10 +164,13 @@ def figures(groups):
     made = [
         ("figure3_gate_scores", lambda: plot_gate_histograms(groups),
          "Figure 3: scores over all layers, 50 bins. Sparse gates stand far left."),
-        ("figure4_mean_abs", lambda: plot_mean_abs(groups), "Figure 4: mean absolute value of attention's output before and after the gate."),
+        ("figure4_mean_abs", lambda: plot_mean_abs(groups),
+         "Figure 4: mean absolute value of attention's output before and after the gate."),
         ("figure5_shares", lambda: plot_shares(groups),
-         "Figure 5: how many values of attention's output are next to nothing. Dotted: what scaling by the mean score alone would do."),
-        ("figure6_maxima", lambda: plot_maxima(groups), "Figure 6: the largest absolute values in a layer, and attention on the first token."),
+         "Figure 5: how many values of attention's output are next to nothing. Dotted: what scaling by the mean score "
+         "alone would do."),
+        ("figure6_maxima", lambda: plot_maxima(groups),
+         "Figure 6: the largest absolute values in a layer, and attention on the first token."),
         ("figure7_gate_layers", lambda: plot_gate_layers(groups), "Figure 7: gate scores layer by layer."),
     ]
     return made

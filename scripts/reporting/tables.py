@@ -83,7 +83,8 @@ def spike_table(runs):
                                                              run.outcome[1]])
     return Table("Spikes in the training loss",
                  [("", ["run"]), ("above the local median by more than", ["0.1", "0.2", "0.5"]),
-                  ("", ["losses looked at", "losses not finite", "spikes while training", "steps skipped", "how it ended"])], rows,
+                  ("", ["losses looked at", "losses not finite", "spikes while training", "steps skipped", "how it ended"])],
+                 rows,
                  ["Logged losses after twice the warm-up; the local median is that of 100 logged losses to either side. Spikes "
                   "while training: steps whose loss or gradient norm was 6 deviations above the last 128."])
 

@@ -17,8 +17,9 @@ import sys
 import tempfile
 import unittest
 
-if importlib.util.find_spec("matplotlib") is None and sys.executable != "/usr/bin/python3" and os.access("/usr/bin/python3", os.X_OK):
-    os.execv("/usr/bin/python3", ["/usr/bin/python3"] + sys.argv)  # Debian's has matplotlib, a Python of the user's own may not
+SYSTEM_PYTHON = "/usr/bin/python3"  # Debian's has matplotlib, a Python of the user's own may not
+if importlib.util.find_spec("matplotlib") is None and sys.executable != SYSTEM_PYTHON and os.access(SYSTEM_PYTHON, os.X_OK):
+    os.execv(SYSTEM_PYTHON, [SYSTEM_PYTHON] + sys.argv)
 
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -94,11 +95,12 @@ class Folder(unittest.TestCase):
         write("run.json", json.dumps({"name": name, "parameters": parameters, "max_steps": 1000}))
         write("status.json", json.dumps({"state": state, "step": step, "max_steps": 1000}))
         losses = losses or [3.0 + 2.0 / (i + 1) for i in range(100)]
-        write("metrics.jsonl", "".join(json.dumps({"step": 10 * i + 10, "tokens": 2048 * (10 * i + 10), "loss": v, "skipped": 0}) + "\n"
-                                       for i, v in enumerate(losses)))
+        records = [{"step": 10 * i + 10, "tokens": 2048 * (10 * i + 10), "loss": v, "skipped": 0} for i, v in enumerate(losses)]
+        write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
         sets = {n: {"loss": math.log(p), "bits_per_byte": 1.0} for n, p in (("x", ppl - 1), ("y", ppl + 1))}
-        write("eval.jsonl", json.dumps({"step": step, "tokens": 2048 * step, "sets": sets, "analysis": {
-            "first_token_attention": 0.25, "mean_gate_score": None, "layers": [{"ffn_residual_max": 3}, {"ffn_residual_max": 5}]}}) + "\n")
+        summary = {"first_token_attention": 0.25, "mean_gate_score": None,
+                   "layers": [{"ffn_residual_max": 3}, {"ffn_residual_max": 5}]}
+        write("eval.jsonl", json.dumps({"step": step, "tokens": 2048 * step, "sets": sets, "analysis": summary}) + "\n")
         return folder
 
     def grouped(self):
@@ -216,7 +218,8 @@ class Rows(Folder):
     def test_a_sweep_tells_how_its_trials_ended(self):
         names = [os.path.basename(self.run_of(n, 6.0, state="preempted", step=400, lr=lr)) for n, lr in
                  (("a", 0.001), ("b", 0.002), ("c", 0.003))]
-        lines = [(0, "started", ""), (0, "stopped", "loss > 6 after step 100"), (1, "diverged", "not finite"), (2, "diverged", ""), (2, "retry", "")]
+        lines = [(0, "started", ""), (0, "stopped", "loss > 6 after step 100"), (1, "diverged", "not finite"),
+                 (2, "diverged", ""), (2, "retry", "")]
         write_text(self.root, "sweep.jsonl", "".join(json.dumps({"folder": names[i], "event": e, "reason": r}) + "\n"
                                                     for i, e, r in lines) + '{"fol')
         runs, _ = self.grouped()
@@ -236,12 +239,14 @@ class Rows(Folder):
     def test_learning_rates(self):
         bad = [3.0] * 50 + [8.0] * 50
         for lr, base, sandwich in ((0.001, 6.0, 6.1), (0.004, 5.9, 5.8), (0.008, None, 5.7)):
-            self.run_of(f"b{lr}", base or 9, lr=lr, experts=0, losses=None if base else bad, origin="extends: table2_05_48l_baseline.yaml")
-            self.run_of(f"s{lr}", sandwich, lr=lr, experts=0, norm="sandwich", origin="extends: table2_05_48l_baseline.yaml")
+            origin = "extends: table2_05_48l_baseline.yaml"
+            self.run_of(f"b{lr}", base or 9, lr=lr, experts=0, losses=None if base else bad, origin=origin)
+            self.run_of(f"s{lr}", sandwich, lr=lr, experts=0, norm="sandwich", origin=origin)
         self.run_of("alone", 5.0, gate(), experts=0)
         _, made = self.grouped()
         rows = tables.lr_table(made).rows
-        self.assertEqual([r[:2] for r in rows], [[v, lr] for v in ("baseline", "baseline, sandwich norm") for lr in ("0.001", "0.004", "0.008")])
+        self.assertEqual([r[:2] for r in rows], [[v, lr] for v in ("baseline", "baseline, sandwich norm")
+                                                 for lr in ("0.001", "0.004", "0.008")])
         self.assertEqual([r[3] == "diverged" for r in rows], [False, False, True, False, False, False])
         self.assertEqual(sorted(r for g in made for r in g.rows), ["T2-05", "T2-06", "T2-07"])  # not the rows of 1T tokens
         second = next(t for t in paper_tables.paper_tables(made, paper.load()) if t.title.startswith("Table 2"))
@@ -320,8 +325,8 @@ class Pictures(Folder):
         layer = {"first_token_attention": 0.3, "heads": {"first_token_attention": [0.3] * heads, "importance": [0.5] * heads},
                  "gates": gates, "attention_output": output, "imbalance": 0.1,
                  "max": {"attention_output": 2, "attention_residual": 3, "ffn_output": 40, "ffn_residual": 50}}
-        arrays = {"attention_mean": (layers, maps, maps), "value_norms": (layers, 2, tokens), "query_pca": (layers, heads, 2 * maps, 2),
-                  "key_pca": (layers, 2, 2 * maps, 2)}
+        arrays = {"attention_mean": (layers, maps, maps), "value_norms": (layers, 2, tokens),
+                  "query_pca": (layers, heads, 2 * maps, 2), "key_pca": (layers, 2, 2 * maps, 2)}
         for name, shape in arrays.items():
             numpy.save(os.path.join(folder, "analysis", name + ".npy"), numpy.full(shape, 0.5, numpy.float32))
         write_text(os.path.join(folder, "analysis"), "analysis.json", json.dumps(
@@ -341,7 +346,8 @@ class Pictures(Folder):
         looks.label_runs(runs, made)
         self.assertEqual(made[0].value("first_token_attention"), 0.125)  # the analysis is of the last evaluation's step
         names = []
-        for _, shown in figures.all_figures(runs, made, paper_tables.paper_tables(made, paper.load()))[:-1]:  # the last are of training: tests/tools/report_test.cpp
+        # The last are of training: tests/tools/report_test.cpp draws those.
+        for _, shown in figures.all_figures(runs, made, paper_tables.paper_tables(made, paper.load()))[:-1]:
             for name, draw, _ in shown:
                 figure = draw()
                 if figure is None:
@@ -352,7 +358,8 @@ class Pictures(Folder):
                     self.assertEqual(picture.getvalue()[:8], b"\x89PNG\r\n\x1a\n")
                 plt.close(figure)
                 names.append(name)
-        expected = ["figure1_loss", "figure2_first_token", "figure2_maps", "figure3_gate_scores", "figure4_mean_abs", "figure5_shares",
+        expected = ["figure1_loss", "figure2_first_token", "figure2_maps", "figure3_gate_scores", "figure4_mean_abs",
+                    "figure5_shares",
                     "figure6_maxima", "figure7_gate_layers", "heads_importance", "heads_importance_by_set", "value_norms",
                     "query_key_pca", "perplexity_domains", "lr_tolerance", "spikes"]
         self.assertEqual(names, expected)
