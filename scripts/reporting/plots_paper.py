@@ -17,10 +17,10 @@ SHARED = ELEMENTWISE + " shared"
 class Pick:
     """One run's analysis, with its name and colour in this figure."""
 
-    def __init__(self, group, i):
+    def __init__(self, group, at):
         self.run = next((r for r in group.runs if r.deep), group.first)
         self.name, self.deep = group.label, self.run.deep
-        self.colour, self.marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        self.colour, self.marker = COLOURS[at], MARKERS[at]
         self.layers = self.deep.layers
 
     def values(self, *path):
@@ -45,7 +45,10 @@ def choose(groups, variants, limit=6, able=lambda g: any(r.deep for r in g.runs)
 
 
 def picks(groups, variants, limit=6):
-    return [Pick(g, i) for i, g in enumerate(choose(groups, variants, limit))]
+    """With the page's colours; what is grey there gets one that is free here."""
+    chosen = choose(groups, variants, limit)[:len(COLOURS)]
+    free = [c for c in COLOURS if c not in [g.first.colour for g in chosen]]
+    return [Pick(g, COLOURS.index(free.pop(0) if g.first.grey else g.first.colour)) for g in chosen]
 
 
 def gates_of(pick):
