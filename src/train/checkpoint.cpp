@@ -1,5 +1,6 @@
 #include "train/checkpoint.h"
 
+#include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 

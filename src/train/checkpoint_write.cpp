@@ -1,5 +1,6 @@
 #include "train/checkpoint_write.h"
 
+#include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
 #include "train/run.h"
 
+#include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>

@@ -1,5 +1,7 @@
 #include "train/stored_tensors.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
