@@ -22,12 +22,14 @@ void HeadKeeper::allocate(Arena& memory, Arena& host_memory, Communicator& ranks
   if (previous()) host_previous_ = on_gpu ? load_.host_seen : load_.seen;
   if (exact_)
     host_rows_ = memory.alloc("heads of micro-batches", DType::f64, {ranks.size(), micro_batches, load_.totals.numel()});
-  if (!load_.shared) return;
-  host_shared_ = on_host(load_.shared);
-  calibration_.assign(static_cast<size_t>(load_.totals.numel()), 0.0);
+  if (load_.shared) {
+    host_shared_ = on_host(load_.shared);
+    calibration_.assign(static_cast<size_t>(load_.totals.numel()), 0.0);
+  }
   if (memory.measuring()) return;
-  // Until it is known which heads are shared, none counts.
-  std::fill_n(host_shared_.as<double>(), host_shared_.numel(), 1.0);
+  // Before the first step there is none; and until it is known which heads are shared, none counts.
+  if (host_previous_) std::fill_n(host_previous_.as<double>(), host_previous_.numel(), 0.0);
+  if (host_shared_) std::fill_n(host_shared_.as<double>(), host_shared_.numel(), 1.0);
 }
 
 void HeadKeeper::begin_step(Context& ctx) {

@@ -55,6 +55,11 @@ void gate_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
   std::fill_n(sums, heads, 0.0);
   for (int64_t t = begin; t < end; ++t) {
     const T* z = g.logits.as<T>() + t * heads * width;
+    if (width == 1) {
+#pragma omp simd
+      for (int64_t h = 0; h < heads; ++h) sums[h] += static_cast<double>(low + range * sigmoid(load(z + h)));
+      continue;
+    }
     for (int64_t h = 0; h < heads; ++h, z += width) {
       A sum = 0;
 #pragma omp simd reduction(+ : sum)
