@@ -24,6 +24,18 @@ void fill_with(const Tensor& t, double value) {
   for (int64_t i = 0; i < t.numel(); ++i) Pool::set(t, i, value);
 }
 
+constexpr double kSoftCap = 1.5;
+
+/// nanochat's choices, all together.
+void make_nanochat(ModelConfig& c) {
+  c.hidden_act = HiddenAct::relu2;
+  c.norm_weights = false;
+  c.qk_norm_order = QkNormOrder::after_rope;
+  c.embedding_norm = true;
+  c.tie_word_embeddings = false;
+  c.final_logit_softcapping = kSoftCap;
+}
+
 ModelConfig gated(GateGranularity granularity = GateGranularity::elementwise) {
   ModelConfig c = test::tiny_config();
   c.num_hidden_layers = 2;
@@ -37,6 +49,7 @@ ModelConfig gated(GateGranularity granularity = GateGranularity::elementwise) {
 
 TEST_CASE("Recomputing activations changes no bit of any gradient", "[recompute]") {
   ModelConfig c = gated();
+  if (GENERATE(false, true)) make_nanochat(c);
   c.num_hidden_layers = 3;
   c.attention.kind = AttentionKind::sink;
   c.norm_placement = NormPlacement::sandwich;
@@ -229,6 +242,8 @@ TEST_CASE("Packed documents lose what they lose apart", "[documents]") {
 
 TEST_CASE("Generation with a cache gives the logits of the full forward pass", "[cache]") {
   ModelConfig c = gated();
+  const bool nanochat = GENERATE(false, true);
+  if (nanochat) make_nanochat(c);
   c.attention.kind = AttentionKind::sink;
   for (const GatePosition position : {GatePosition::query, GatePosition::key, GatePosition::value}) {
     GateConfig g;
@@ -241,6 +256,9 @@ TEST_CASE("Generation with a cache gives the logits of the full forward pass", "
     TestModel m(c, all, dtype);
     m.randomize();
     const std::vector<double> expected = m.logits();
+    const double largest = largest_difference(expected, std::vector<double>(expected.size()));
+    CHECK((largest <= kSoftCap) == nanochat);
+    CHECK(largest > 0.8 * kSoftCap);  // where the cap bends
 
     Arena memory("generation", 1 << 20);
     KeyValueCache cache = m.model.make_cache(memory, 12, dtype);
