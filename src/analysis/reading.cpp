@@ -69,19 +69,6 @@ std::vector<double> output_before_gates(Context& ctx, const Attention::Saved& s,
   return values;
 }
 
-std::optional<HeadGate> head_gate_of(const Attention& attention, const Attention::Saved& s, const Tensor& first_key) {
-  for (size_t g = 0; g < attention.gates().size(); ++g) {
-    const Gate& gate = attention.gates()[g];
-    if (gate.config().position != GatePosition::sdpa_output) continue;
-    const GateKind kind = gate.kind();
-    const bool in_unit = kind.activation == GateActivation::sigmoid || kind.activation == GateActivation::ns_sigmoid;
-    if (!in_unit || kind.sharing != GateSharing::specific || kind.combine != GateCombine::multiply) return std::nullopt;
-    return HeadGate{.logits = gate.logits(s.gates[g]), .kind = kind};
-  }
-  if (attention.sinks()) return HeadGate{.lse = s.lse, .sink = attention.sinks()};
-  return HeadGate{.lse = s.lse, .z0 = s.z0, .first_key = first_key};
-}
-
 double add_importance(Context& ctx, std::vector<double>& sums, const std::optional<HeadGate>& gate, int64_t tokens) {
   if (!gate) return 0;
   ScratchScope scratch(ctx.scratch);

@@ -44,12 +44,8 @@ Tensor scores_of(Context& ctx, ScratchScope& scratch, const Gate& gate, const Ga
 /// fused all that, from what it left.
 std::vector<double> output_before_gates(Context& ctx, const Attention::Saved& s, const FirstKey& first_key);
 
-/// What says how open the heads are: the first gate at sdpa_output; else the sink; else the softmax, by what its first key
-/// leaves. Nothing where that gate's scores are not in [0, 1], shared between heads, or added. first_key (T): the batch's.
-std::optional<HeadGate> head_gate_of(const Attention& attention, const Attention::Saved& s, const Tensor& first_key);
-
-/// sums (H) += how open each head is, over a batch's tokens. Returns how many of them count (ops/head_importance.h);
-/// 0 without a gate.
+/// sums (H) += how open each head is, over a batch's tokens. Returns how many of them count (ops/head_importance.h); 0 without
+/// a gate, which is what Attention::head_gate says.
 double add_importance(Context& ctx, std::vector<double>& sums, const std::optional<HeadGate>& gate, int64_t tokens);
 
 /// Standard deviation over mean of the heads' importance (SPEC 4.2), with ddof 1 or 0; none where that is no number: too few

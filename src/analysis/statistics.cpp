@@ -130,7 +130,7 @@ void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved&
     for (size_t g = 0; g < sums.gates.size(); ++g)
       add_gate(ctx, sums.gates[g], attention.gates()[g], s.attention.gates[g], starts);
     sums.importance_tokens +=
-        add_importance(ctx, sums.importance, head_gate_of(attention, s.attention, batch.first_key), seq_len_);
+        add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key), seq_len_);
     add_outputs(ctx, sums, s.attention, first_key);
     if (!ctx.dry_run) add_value_norms(ctx, sums, attended_values(attention, s.attention), starts);
     const auto raise = [&](double& x, const Tensor& t) {

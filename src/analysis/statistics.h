@@ -34,7 +34,7 @@ struct GateSums {
 struct LayerSums {
   std::vector<double> first_token;        // (H): attention on the first token, over all queries
   std::vector<double> later_first_token;  // (H): over queries that are not the first token themselves
-  std::vector<double> importance;         // (H): see head_gate_of and ops/head_importance.h
+  std::vector<double> importance;         // (H): see Attention::head_gate and ops/head_importance.h
   double importance_tokens = 0;           // that count for it
   std::vector<GateSums> gates;            // as in the configuration
   double outputs = 0;                     // elements of the attention's output

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "analysis/statistics.h"
 #include "core/device.h"
 #include "train/tiny_training.h"
 
@@ -110,6 +111,45 @@ TEST_CASE("a training on a GPU gives the same bits again, and goes on from a che
   Trainer elsewhere(tiny.config, data);
   elsewhere.restore(newest_valid_checkpoint(folder));
   CHECK(std::isfinite(elsewhere.step().loss));
+}
+
+TEST_CASE("what is measured of a model on a GPU is what is measured on the CPU", "[cuda_training]") {
+  if (no_device()) return;
+  for (const std::string variant : {"baseline", "gated", "sink"}) {
+    INFO(variant);
+    std::vector<std::vector<double>> measured;
+    for (const DeviceChoice device : {DeviceChoice::cpu, DeviceChoice::cuda}) {
+      Variant tiny(variant, Precision::f32);
+      tiny.config.train.device = device;
+      const Blend data = tiny.blend();
+      Trainer trainer(tiny.config, data);
+      trainer.initialize();
+      const ForwardBuffers& b = trainer.analysed();
+      data.fill_sequential(0, b.host.tokens.numel() / tiny.config.data.seq_len, b.host.tokens.as<int32_t>(),
+                           b.host.targets.as<int32_t>(), b.host.positions.as<int32_t>(), b.host.first_key.as<int32_t>());
+      b.upload(trainer.context());
+      trainer.model().forward(trainer.context(), b.batch, trainer.analysed().saved);
+      synchronize(trainer.context());
+      Context ctx(1 << 22, resolve_device(device));
+      Statistics sums(trainer.model(), b.batch.tokens.numel());
+      sums.add(ctx, b.batch, b.saved);
+      SecondPass second(sums);
+      second.add(ctx, b.saved);
+      CHECK(second.needed() == (variant == "gated"));
+      measured.emplace_back();
+      for (const LayerSums& l : sums.layers) {
+        for (const auto* x : {&l.first_token, &l.later_first_token, &l.importance, &l.value_norms})
+          measured.back().insert(measured.back().end(), x->begin(), x->end());
+        for (const GateSums& g : l.gates)
+          for (const double x : {g.count, g.sum, g.squares, g.least, g.largest, g.first_sum}) measured.back().push_back(x);
+        for (const double x : {l.importance_tokens, l.outputs, l.before, l.after, l.first_value_norms, l.attention_output,
+                               l.attention_residual, l.ffn_output, l.ffn_residual})
+          measured.back().push_back(x);
+      }
+    }
+    REQUIRE(measured[0].size() == measured[1].size());
+    for (size_t i = 0; i < measured[0].size(); ++i) CHECK(measured[1][i] == Approx(measured[0][i]).epsilon(1e-3).margin(1e-6));
+  }
 }
 
 TEST_CASE("slices of tensors on a GPU are saved, and filled from slices in another cut", "[cuda_training]") {
