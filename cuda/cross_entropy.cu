@@ -190,6 +190,7 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
       input.m = count, input.n = width, input.k = vocabulary;
       input.a_stride = stride;
       multiply(ctx, input, logits.data, head.value.data, dhidden.rows(row, count).data);
+      if (!dweight) continue;
       Product weight;
       weight.in = type, weight.out = DType::f32;
       weight.m = vocabulary, weight.n = width, weight.k = count;

@@ -11,6 +11,7 @@
 #include "train/compare.h"
 #include "train/inference.h"
 #include "train/manifest.h"
+#include "train/merge.h"
 #include "train/rotation.h"
 #include "train/stored_tensors.h"
 
@@ -155,6 +156,12 @@ void export_weights(const CheckpointOptions& options) {
   fmt::print("step {} -> {}/{}\n", checkpoint.step, options.output, fmt::join(names, ", "));
 }
 
+void merge(const CheckpointOptions& options) {
+  const CheckpointInfo checkpoint = find_checkpoint(options.path);
+  const int64_t matrices = merge_adapters(checkpoint, options.output);
+  fmt::print("step {} -> {}: adapters of {} matrices merged\n", checkpoint.step, options.output, matrices);
+}
+
 }  // namespace
 
 void add_checkpoint_command(Command& app, int& exit_code) {
@@ -207,6 +214,15 @@ void add_checkpoint_command(Command& app, int& exit_code) {
       ->required()
       ->type_name("DIR");
   sub->callback([options] { export_weights(*options); });
+
+  sub = command->add_subcommand("merge", "weights with their adapters (lora) merged, and config.json, for other programs");
+  sub->add_option("checkpoint", options->path, "checkpoint, or run folder: its newest valid one")
+      ->required()
+      ->type_name("CKPT");
+  sub->add_option("-o,--output", options->output, "folder; existing files are not replaced")
+      ->required()
+      ->type_name("DIR");
+  sub->callback([options] { merge(*options); });
 
   add_diff_bits_command(*command, exit_code);
   command->footer(

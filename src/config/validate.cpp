@@ -332,6 +332,21 @@ void check_schedule(const Config& c, Checks& check) {
                             o.decay_steps, o.warmup_steps, steps));
 }
 
+void check_lora(const Config& c, Checks& check) {
+  check.size("lora.rank", c.lora.rank, 0);
+  if (c.lora.rank <= 0) return;
+  check.positive("lora.alpha", c.lora.alpha);
+  check.require(!c.train.init_from.empty(), {"lora.rank", "train.init_from"},
+                fmt::format("lora.rank = {} trains adapters of a model that is there; give train.init_from", c.lora.rank));
+  check.require(!c.lora.targets.empty(), {"lora.targets", "lora.rank"}, "lora.targets must name at least one matrix");
+  check.require(c.optimizer.type == OptimizerType::adamw, {"optimizer.type", "lora.rank"},
+                "optimizer.type: muon is for whole matrices; adapters (lora.rank) are trained with adamw");
+  std::set<std::string> names;
+  for (const std::string& target : c.lora.targets)
+    check.require(!target.empty() && names.insert(target).second, {"lora.targets"},
+                  target.empty() ? "lora.targets: an empty name" : fmt::format("lora.targets names {} twice", target));
+}
+
 void check_parallel(const ParallelConfig& p, Checks& check) {
   for (const auto& [key, ranks] : std::initializer_list<std::pair<const char*, int64_t>>{{"parallel.tensor", p.tensor},
                                                                                         {"parallel.context", p.context},
@@ -388,7 +403,6 @@ void check_to_come(const Config& c, Checks& check) {
   const auto refuse = [&](const char* key, bool used) {
     check.require(!used, {key}, std::string(key) + " is not available in this version");
   };
-  refuse("lora.rank", c.lora.rank != 0);
 }
 
 }  // namespace
@@ -408,6 +422,7 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   check_parallel(config.parallel, check);
   check_gradient_dtype(config, check);
   check_muon_ranks(config, check);
+  check_lora(config, check);
   check_to_come(config, check);
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "nn/weight_gradient.h"
 #include "ops/activation.h"
 #include "ops/attention.h"
 #include "ops/elementwise.h"
@@ -46,7 +47,7 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
 
   const auto projection = [&](const std::string& name, int64_t out, int64_t in, Init init) {
     return store.add(
-        {.name = prefix + "." + name + ".weight", .shape = {out, in}, .init = init, .packed = true});
+        {.name = prefix + "." + name + ".weight", .shape = {out, in}, .init = init, .packed = true, .when_frozen = WhenFrozen::adapted});
   };
   const auto matrix_projection = [&](const std::string& name, int64_t out) {
     return projection(name, out, C, matrix_init(config, out, C));
@@ -206,7 +207,7 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   Into into = Into::overwrite;  // x has several readers: the first writes dx, the others add
   const auto project_backward = [&](const Tensor& d, ParamStore::Id weight) {
     linear_backward_input(ctx, dx, matrix(d), store_.linear(weight), into);
-    linear_backward_weight(ctx, store_.grad(weight), matrix(d), x);
+    weight_backward(ctx, store_, weight, matrix(d), x);
     into = Into::add;
   };
 
@@ -217,7 +218,7 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
     gates_backward(ctx, GatePosition::dense_output, ddense, s.dense, x, s, dx, into);
   }
   linear_backward_input(ctx, matrix(d_o), ddense, store_.linear(o_proj_), Into::overwrite);
-  linear_backward_weight(ctx, store_.grad(o_proj_), ddense, matrix(s.o_gated));
+  weight_backward(ctx, store_, o_proj_, ddense, matrix(s.o_gated));
   const Tensor dhead = sequence.heads ? sequence.heads->gradient(layer_) : Tensor();
   if (!fuses_gate()) gates_backward(ctx, GatePosition::sdpa_output, d_o, s.o_act, x, s, dx, into, dhead);
   if (config_.attention.output_activation == OutputActivation::silu)

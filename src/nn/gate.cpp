@@ -1,7 +1,7 @@
 #include "nn/gate.h"
 
 #include "nn/init.h"
-#include "ops/linear.h"
+#include "nn/weight_gradient.h"
 
 namespace sluice {
 
@@ -14,7 +14,8 @@ Gate::Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store
     weight_ = store.add({.name = name,
                          .shape = {rows, model.hidden_size},
                          .init = matrix_init(model, rows, model.hidden_size),
-                         .packed = true});
+                         .packed = true,
+                         .when_frozen = WhenFrozen::adapted});
   } else {
     // Zero: every sigmoid score starts at 1/2 (SPEC 1.1). A rank-1 parameter where there is one head or one
     // channel.
@@ -53,7 +54,7 @@ void Gate::logits_forward(Context& ctx, const Tensor& hidden, Saved& s) const {
 void Gate::logits_backward(Context& ctx, const Tensor& dz, const Tensor& hidden, Tensor dhidden, Into& into) const {
   const Tensor rows = dz.view({dz.dim(0), dz.numel() / dz.dim(0)});
   linear_backward_input(ctx, dhidden, rows, store_.linear(weight_), into);
-  linear_backward_weight(ctx, store_.grad(weight_), rows, hidden);
+  weight_backward(ctx, store_, weight_, rows, hidden);
   into = Into::add;
 }
 

@@ -1,8 +1,8 @@
 #include "nn/mlp.h"
 
 #include "nn/init.h"
+#include "nn/weight_gradient.h"
 #include "ops/activation.h"
-#include "ops/linear.h"
 
 namespace sluice {
 
@@ -12,13 +12,18 @@ Mlp::Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix
       intermediate_size_(intermediate_size),
       gated_(config.hidden_act == HiddenAct::silu) {
   const int64_t C = hidden_size_, F = intermediate_size_;
-  const Init init = matrix_init(config, F, C);
-  if (gated_) gate_up_proj_ = store.add({.name = prefix + ".gate_proj.weight", .shape = {F, C}, .init = init, .packed = true});
-  const ParamStore::Id up_proj =
-      store.add({.name = prefix + ".up_proj.weight", .shape = {F, C}, .init = init, .packed = true, .joined = gated_});
+  ParamSpec spec{.name = prefix + ".gate_proj.weight", .shape = {F, C}, .init = matrix_init(config, F, C), .packed = true};
+  spec.when_frozen = WhenFrozen::adapted;
+  if (gated_) gate_up_proj_ = store.add(spec);
+  spec.name = prefix + ".up_proj.weight";
+  spec.joined = gated_;
+  const ParamStore::Id up_proj = store.add(spec);
   if (!gated_) gate_up_proj_ = up_proj;
-  down_proj_ = store.add(
-      {.name = prefix + ".down_proj.weight", .shape = {C, F}, .init = residual_init(config), .packed = true});
+  spec.name = prefix + ".down_proj.weight";
+  spec.shape = {C, F};
+  spec.init = residual_init(config);
+  spec.joined = false;
+  down_proj_ = store.add(spec);
 }
 
 Mlp::Saved Mlp::make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
@@ -59,11 +64,11 @@ void Mlp::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
   const Tensor dinner = t.like("mlp.dinner", s.inner), dgate_up = t.like("mlp.dgate_up", s.gate_up);
 
   linear_backward_input(ctx, dinner, dy, store_.linear(down_proj_), Into::overwrite);
-  linear_backward_weight(ctx, store_.grad(down_proj_), dy, s.inner);
+  weight_backward(ctx, store_, down_proj_, dy, s.inner);
   if (gated_) swiglu_backward(ctx, dgate_up, dinner, s.gate_up);
   else squared_relu_backward(ctx, dgate_up, dinner, s.gate_up);
   linear_backward_input(ctx, dx, dgate_up, store_.joined(gate_up_proj_), Into::overwrite);
-  linear_backward_weight(ctx, store_.joined_grad(gate_up_proj_), dgate_up, x);
+  weight_backward(ctx, store_, gate_up_proj_, dgate_up, x);
 }
 
 }  // namespace sluice

@@ -76,12 +76,14 @@ void Moe::rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_u
   ScratchScope t(ctx.scratch);
   const Tensor dinner = t.like("moe.dinner", r.inner);
   const int source = store_.grad_sources() > 1 ? r.source : 0;
-  const auto gradient = [&](ParamStore::Id id) { return store_.joined_grad(id, source); };
+  const auto add_gradient = [&](ParamStore::Id id, const Tensor& d, const Tensor& x, const Tensor& d_index, const Tensor& x_index) {
+    if (store_.trains(id)) grouped_linear_backward_weight(ctx, store_.joined_grad(id, source), d, x, r.offsets, d_index, x_index);
+  };
   grouped_linear_backward_input(ctx, dinner, dy, store_.joined(down_proj_), r.offsets, dy_index);
-  grouped_linear_backward_weight(ctx, gradient(down_proj_), dy, r.inner, r.offsets, dy_index, Tensor());
+  add_gradient(down_proj_, dy, r.inner, dy_index, Tensor());
   weighted_swiglu_backward(ctx, dgate_up, dweights, dinner, r.gate_up, r.weights, r.slots);
   grouped_linear_backward_input(ctx, dx, dgate_up, store_.joined(gate_up_proj_), r.offsets, Tensor());
-  grouped_linear_backward_weight(ctx, gradient(gate_up_proj_), dgate_up, r.x, r.offsets, Tensor(), r.tokens);
+  add_gradient(gate_up_proj_, dgate_up, r.x, Tensor(), r.tokens);
 }
 
 void Moe::ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterLoad& load, const Saved& kept) const {
@@ -212,6 +214,7 @@ Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix
   // One expert alone is not a group, and what a matrix is packed to is no use to grouped products.
   ParamSpec spec{.name = "", .shape = {}, .packed = here > 1, .groups = here};
   spec.of_expert = true;
+  spec.when_frozen = WhenFrozen::skipped;
   spec.active = static_cast<double>(config_.num_experts_per_tok) / static_cast<double>(E);
   const auto add = [&](int64_t expert, const char* what, std::vector<int64_t> shape, Init expert_init) {
     spec.name = prefix + ".experts." + std::to_string(expert) + what;

@@ -1,7 +1,7 @@
 #include "nn/switch_heads.h"
 
 #include "nn/init.h"
-#include "ops/linear.h"
+#include "nn/weight_gradient.h"
 #include "ops/switch_heads.h"
 
 namespace sluice {
@@ -27,7 +27,8 @@ SwitchHeads::SwitchHeads(const ModelConfig& config, ParamStore& store, const std
                          .init = matrix_init(config, config.num_key_value_heads * config.attention.switch_heads.num_experts,
                                              config.hidden_size),
                          .packed = true,
-                         .orthogonal = config.attention.switch_heads.num_experts == 1})),  // a router's rows are no matrix
+                         .orthogonal = config.attention.switch_heads.num_experts == 1,  // a router's rows are no matrix
+                         .when_frozen = WhenFrozen::adapted})),
       heads_(config.num_key_value_heads),
       experts_(config.attention.switch_heads.num_experts),
       chosen_(config.attention.switch_heads.num_experts_per_tok),
@@ -50,7 +51,7 @@ void SwitchHeads::backward(Context& ctx, Tensor dprojected, const Tensor& dy, co
   const Tensor dlogits = t.like("switch.dlogits", s.logits);
   switch_heads_backward(ctx, dlogits, dprojected, dy, s.logits, s.projected, s.chosen);
   linear_backward_input(ctx, dhidden, matrix(dlogits), store_.linear(router_), into);
-  linear_backward_weight(ctx, store_.grad(router_), matrix(dlogits), hidden);
+  weight_backward(ctx, store_, router_, matrix(dlogits), hidden);
   into = Into::add;
 }
 

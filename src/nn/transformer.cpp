@@ -15,8 +15,9 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
   const int64_t V = config.vocab_size, C = config.hidden_size;
   SLUICE_CHECK(V > 0, "Transformer: vocab_size must be known, got {}", V);
   const bool tied = config.tie_word_embeddings;
-  embed_tokens_ =
-      store.add({.name = "model.embed_tokens.weight", .shape = {V, C}, .init = embedding_init(config), .packed = tied});
+  ParamSpec words{.name = "model.embed_tokens.weight", .shape = {V, C}, .init = embedding_init(config), .packed = tied};
+  words.when_frozen = WhenFrozen::skipped;
+  embed_tokens_ = store.add(words);
   if (config.embedding_norm) embedding_norm_.emplace(config, store, "model.embed_norm.weight", std::vector<int64_t>{C});
   blocks_.reserve(static_cast<size_t>(config.num_hidden_layers));
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
@@ -25,8 +26,10 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
   }
   store.begin_unit(0);
   norm_.emplace(config, store, "model.norm.weight", std::vector<int64_t>{C});
-  lm_head_ = tied ? embed_tokens_
-                  : store.add({.name = "lm_head.weight", .shape = {V, C}, .init = head_init(config), .packed = true});
+  words.name = "lm_head.weight";
+  words.init = head_init(config);
+  words.packed = true;
+  lm_head_ = tied ? embed_tokens_ : store.add(words);
 }
 
 void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load,
@@ -66,7 +69,7 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
     store_.end_use(ctx, unit, Pass::backward);
   }
   if (embedding_norm_) embedding_norm_->backward(ctx, d, d, s.tokens, s.embedding_norm);
-  embedding_backward(ctx, store_.grad(embed_tokens_), d, batch.tokens);
+  if (store_.trains(embed_tokens_)) embedding_backward(ctx, store_.grad(embed_tokens_), d, batch.tokens);
 }
 
 void Transformer::loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const {

@@ -34,7 +34,7 @@ void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden,
   const char* op = "cross_entropy_forward_backward";
   check(op, losses, hidden, head, targets, soft_cap);
   check_tensor(op, "dhidden", dhidden, hidden.dtype, {hidden.dim(0), hidden.dim(1)});
-  check_tensor(op, "dweight", dweight, accumulate_dtype(hidden.dtype), {head.value.dim(0), hidden.dim(1)});
+  if (dweight) check_tensor(op, "dweight", dweight, accumulate_dtype(hidden.dtype), {head.value.dim(0), hidden.dim(1)});
   check_tensor(op, "gradient_scale", gradient_scale, DType::f64, {1});
   SLUICE_DISPATCH(cross_entropy_forward_backward, ctx, losses, dhidden, dweight, hidden, head, targets, gradient_scale,
                   soft_cap);

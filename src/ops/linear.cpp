@@ -1,6 +1,7 @@
 #include "ops/linear.h"
 
 #include "ops/dispatch.h"
+#include "ops/low_rank.h"
 
 SLUICE_DECLARE_BACKENDS(linear_packed_bytes)
 SLUICE_DECLARE_BACKENDS(linear_pack)
@@ -23,6 +24,14 @@ void check_packed(Context& ctx, const char* op, const LinearWeight& w) {
   const LinearPackedBytes bytes = linear_packed_bytes(ctx, w.value.dtype, w.value.dim(0), w.value.dim(1), 0);
   if (w.packed) check_tensor(op, "packed weight", w.packed, DType::u8, {bytes.forward});
   if (w.packed_transposed) check_tensor(op, "packed transposed weight", w.packed_transposed, DType::u8, {bytes.transposed});
+}
+
+/// The weight's own products, without adapters.
+void product_forward(Context& ctx, const Tensor& y, const Tensor& x, const LinearWeight& w) {
+  SLUICE_DISPATCH(linear_forward, ctx, y, x, w);
+}
+void product_backward_input(Context& ctx, const Tensor& dx, const Tensor& dy, const LinearWeight& w, Into into) {
+  SLUICE_DISPATCH(linear_backward_input, ctx, dx, dy, w, into);
 }
 
 }  // namespace
@@ -48,7 +57,8 @@ void linear_forward(Context& ctx, Tensor y, const Tensor& x, const LinearWeight&
   check_tensor("linear_forward", "weight", w.value, x.dtype, {w.value.dim(0), x.dim(1)});
   check_tensor("linear_forward", "y", y, x.dtype, {x.dim(0), w.value.dim(0)});
   check_packed(ctx, "linear_forward", w);
-  SLUICE_DISPATCH(linear_forward, ctx, y, x, w);
+  product_forward(ctx, y, x, w);
+  for (const LowRank& adapter : w.low_rank) low_rank_forward(ctx, y, x, adapter);
 }
 
 void linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const LinearWeight& w, Into into) {
@@ -58,7 +68,8 @@ void linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const Line
   check_tensor("linear_backward_input", "weight", w.value, dy.dtype, {dy.dim(1), w.value.dim(1)});
   check_tensor("linear_backward_input", "dx", dx, dy.dtype, {dy.dim(0), w.value.dim(1)});
   check_packed(ctx, "linear_backward_input", w);
-  SLUICE_DISPATCH(linear_backward_input, ctx, dx, dy, w, into);
+  product_backward_input(ctx, dx, dy, w, into);
+  for (const LowRank& adapter : w.low_rank) low_rank_backward_input(ctx, dx, dy, adapter);
 }
 
 void linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x) {

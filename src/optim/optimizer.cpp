@@ -11,6 +11,11 @@ namespace sluice {
 Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_(config), store_(store), muon_(config.muon) {
   std::vector<bool> used(config.rules.size(), false);
   for (const ParamSpec& spec : store.specs()) {
+    if (!spec.trainable) {
+      lr_multiplier_.push_back(0);
+      weight_decay_.push_back(0);
+      continue;
+    }
     double multiplier = 1.0;
     bool decays = spec.weight_decay;
     for (size_t r = 0; r < config.rules.size(); ++r) {
@@ -29,7 +34,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
   // A rule that touches nothing is a misspelt name, and a run with it would not be the run that was meant.
   for (size_t r = 0; r < used.size(); ++r)
     if (!used[r])
-      fail(ExitCode::usage, "optimizer.rules[{}]: no parameter's name contains '{}'", r,
+      fail(ExitCode::usage, "optimizer.rules[{}]: no{} parameter's name contains '{}'", r, store.total_trained() < store.total() ? " trained" : "",
            config.rules[r].match);
 }
 
@@ -37,7 +42,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
 std::vector<std::vector<ParamStore::Slice>> Optimizer::runs() const {
   std::vector<ParamStore::Slice> all;
   for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store_.specs().size()); ++id)
-    all.push_back({.id = id, .count = store_.numel(id), .at = store_.offset(id)});
+    if (store_.trains(id)) all.push_back({.id = id, .count = store_.numel(id), .at = store_.offset(id)});
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.at < b.at; });
   std::vector<std::vector<ParamStore::Slice>> runs;
   bool open = false;

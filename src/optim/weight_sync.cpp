@@ -42,7 +42,7 @@ void WeightSync::changed(Context& ctx) {
     for (Slot& s : slots_) s.unit = -1;
     return;
   }
-  if (zero_stage_ == 0 || !queue_) return store_.pack(ctx);
+  if (zero_stage_ == 0 || !queue_) return store_.pack_trained(ctx);
   for (int unit = 0; unit < store_.num_units(); ++unit) pending_[static_cast<size_t>(unit)] = gather(unit);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/host_view.h"
 #include "core/parallel_for.h"
@@ -49,6 +50,63 @@ void fill_initial(T* values, int64_t first, int64_t n, const Init& init, const R
 }  // namespace
 
 ParamStore::Id ParamStore::add(ParamSpec spec) {
+  if (!spec.joined) add_adapters();
+  const Id id = push(std::move(spec));
+  if (lora_.rank == 0) return id;
+  ParamSpec& added = specs_.back();
+  added.trainable = false;
+  if (!targeted(added.name)) return id;
+  if (added.when_frozen != WhenFrozen::adapted)
+    fail(ExitCode::usage,
+         "lora.targets: {} is named, but gets no adapter in this version (nor do experts, their routers, norms, embedding and "
+         "head); name matrices by more of their names, as self_attn.gate_proj",
+         added.name);
+  to_adapt_.push_back(id);
+  return id;
+}
+
+/// Whether a target is the end of the module's name, from a point on.
+bool ParamStore::targeted(const std::string& name) {
+  constexpr std::string_view kWeight = ".weight";
+  if (!name.ends_with(kWeight)) return false;
+  const std::string_view module(name.data(), name.size() - kWeight.size());
+  bool found = false;
+  for (size_t i = 0; i < lora_.targets.size(); ++i) {
+    const std::string& target = lora_.targets[i];
+    const bool hit = module == target || module.ends_with("." + target);
+    if (hit) target_used_[i] = true;
+    found |= hit;
+  }
+  return found;
+}
+
+void ParamStore::check_targets() const {
+  for (size_t i = 0; lora_.rank > 0 && i < target_used_.size(); ++i)
+    if (!target_used_[i]) fail(ExitCode::usage, "lora.targets: no matrix of this model is called {}", lora_.targets[i]);
+}
+
+void ParamStore::add_adapters() {
+  const int unit = unit_;
+  for (const Id id : std::exchange(to_adapt_, {})) {
+    const ParamSpec base = specs_[static_cast<size_t>(id)];
+    Adapter adapter{.matrix = id, .a = 0, .b = 0, .begin = 0};
+    Id first = id;
+    for (; specs_[static_cast<size_t>(first)].joined; --first) adapter.begin += specs_[static_cast<size_t>(first) - 1].shape[0];
+    const std::string module = base.name.substr(0, base.name.rfind('.'));
+    const int64_t out_features = base.shape[0], in_features = base.shape[1];
+    unit_ = base.unit;
+    adapter.a = push({.name = module + ".lora_A.weight",
+                      .shape = {lora_.rank, in_features},
+                      .init = Init::normal(1 / std::sqrt(3.0 * static_cast<double>(in_features))),
+                      .packed = true});
+    adapter.b = push(
+        {.name = module + ".lora_B.weight", .shape = {out_features, lora_.rank}, .init = Init::constant(0), .packed = true});
+    adapters_[static_cast<size_t>(first)].push_back(adapter);
+  }
+  unit_ = unit;
+}
+
+ParamStore::Id ParamStore::push(ParamSpec spec) {
   SLUICE_CHECK(!spec.name.empty() && (spec.shape.size() == 1 || spec.shape.size() == 2),
                "parameter '{}': needs a name and rank 1 or 2, got rank {}", spec.name, spec.shape.size());
   SLUICE_CHECK(std::all_of(spec.shape.begin(), spec.shape.end(), [](int64_t d) { return d > 0; }),
@@ -62,6 +120,7 @@ ParamStore::Id ParamStore::add(ParamSpec spec) {
   }
   spec.unit = unit_;
   specs_.push_back(std::move(spec));
+  adapters_.emplace_back();
   return static_cast<Id>(specs_.size()) - 1;
 }
 
@@ -70,6 +129,12 @@ int64_t ParamStore::numel(Id id) const { return count_elements(specs_[static_cas
 int64_t ParamStore::total() const {
   int64_t n = 0;
   for (const ParamSpec& spec : specs_) n += count_elements(spec);
+  return n;
+}
+
+int64_t ParamStore::total_trained() const {
+  int64_t n = 0;
+  for (const ParamSpec& spec : specs_) n += spec.trainable ? count_elements(spec) : 0;
   return n;
 }
 
@@ -87,7 +152,15 @@ void ParamStore::lay_out() {
   units_.clear();
   for (const ParamSpec& spec : specs_)
     if (static_cast<size_t>(spec.unit) >= units_.size()) units_.resize(static_cast<size_t>(spec.unit) + 1);
-  for (size_t i = 0; i < specs_.size(); ++i) units_[static_cast<size_t>(specs_[i].unit)].ids.push_back(static_cast<Id>(i));
+  frozen_ = {};
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    Unit& unit = specs_[i].trainable ? units_[static_cast<size_t>(specs_[i].unit)] : frozen_;
+    unit.ids.push_back(static_cast<Id>(i));
+    if (specs_[i].trainable) continue;
+    if (!specs_[i].joined) frozen_.end = aligned(frozen_.end, kAlignElements);
+    offsets_[i] = frozen_.end;
+    frozen_.end += count_elements(specs_[i]);
+  }
   int64_t end = 0;
   for (size_t u = 0; u < units_.size(); ++u) {
     Unit& unit = units_[u];
@@ -144,7 +217,7 @@ void ParamStore::measure_packed(Context& ctx, int64_t rows, Arena& values, bool 
                                         : linear_packed_bytes(ctx, dtype_, out_features, in_features, rows);
     const auto take = [&](int64_t size, Tensor& packed, int64_t& offset, const char* suffix) {
       if (size == 0) return;
-      if (layout_.whole_values) {
+      if (layout_.whole_values || !specs_[i].trainable) {
         packed = values.alloc(specs_[i].name + suffix, DType::u8, {size});
         return;
       }
@@ -159,6 +232,8 @@ void ParamStore::measure_packed(Context& ctx, int64_t rows, Arena& values, bool 
 }
 
 void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients, const StoreLayout& layout) {
+  add_adapters();
+  check_targets();
   layout_ = layout;
   dtype_ = dtype;
   device_ = values.device();
@@ -168,6 +243,7 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
   flat_values_ = layout.whole_values ? values.alloc("values", dtype, {flat_size()}) : Tensor();
   flat_grads_ = gradients && layout.whole_grads ? gradients->alloc("gradients", wide, {flat_size()}) : Tensor();
 
+  if (!frozen_.ids.empty()) frozen_.values = static_cast<char*>(values.alloc("frozen values", dtype, {frozen_.end}).data);
   values_.assign(specs_.size(), {});
   joined_.assign(specs_.size(), {});
   grads_.assign(specs_.size(), {});
@@ -181,12 +257,20 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
     for (size_t next = i + 1; !spec.joined && next < specs_.size() && specs_[next].joined; ++next) out_features += specs_[next].shape[0];
     if (out_features > spec.shape[0])
       joined_[i].value = Tensor(nullptr, dtype, {out_features, spec.shape[1]}, spec.name.c_str(), device_);
-    if (!gradients) continue;
+    if (!gradients || (!spec.trainable && spec.when_frozen != WhenFrozen::discarded)) continue;
     grads_[i] = values_[i].value;
     joined_grads_[i] = joined_[i].value;
     grads_[i].dtype = joined_grads_[i].dtype = wide;
   }
   measure_packed(ctx, rows, values, gradients != nullptr);
+  for (size_t i = 0; i < specs_.size(); ++i)
+    for (const Adapter& adapter : adapters_[i])
+      joined_[i].low_rank.push_back({.a = &linear(adapter.a),
+                                     .b = &linear(adapter.b),
+                                     .scale = lora_.alpha / static_cast<double>(lora_.rank),
+                                     .begin = adapter.begin});
+  set_value_views(frozen_);
+  if (gradients) place_discarded(*gradients);
 
   // Places for what is not kept whole.
   int64_t block = 0, block_packed = 0, block_experts = 0, experts = 0;
@@ -234,6 +318,19 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
     if (!layout.whole_values) place_values(static_cast<int>(u));
     if (gradients && !layout.whole_grads) place_grads(static_cast<int>(u));
   }
+}
+
+/// Gradients that nobody reads.
+void ParamStore::place_discarded(Arena& gradients) {
+  const auto discarded = [&](Id id) { return specs_[static_cast<size_t>(id)].when_frozen == WhenFrozen::discarded; };
+  int64_t most = 0;
+  for (const Id id : frozen_.ids)
+    if (discarded(id)) most = std::max(most, numel(id));
+  discarded_ = {};
+  if (most == 0) return;
+  discarded_ = gradients.alloc("gradients of what is frozen", accumulate_dtype(dtype_), {most});
+  for (const Id id : frozen_.ids)
+    if (discarded(id)) grads_[static_cast<size_t>(id)].data = joined_grads_[static_cast<size_t>(id)].data = discarded_.data;
 }
 
 void ParamStore::set_value_views(const Unit& unit) {
@@ -313,8 +410,9 @@ Tensor ParamStore::part(const Tensor& flat, Id id) const {
   return piece(flat, offset(id), specs_[static_cast<size_t>(id)]);
 }
 
-void ParamStore::initialize(Context& ctx, uint64_t seed) {
+void ParamStore::initialize(Context& ctx, uint64_t seed, bool frozen_too) {
   for (size_t i = 0; i < specs_.size(); ++i) {
+    if (!frozen_too && !specs_[i].trainable) continue;
     SLUICE_CHECK(values_[i].value.data, "initialize: parameter {} has no memory", specs_[i].name);
     HostView view(ctx, values_[i].value, HostView::Content::uninitialized);
     const Tensor& value = view.tensor();
@@ -343,13 +441,20 @@ void ParamStore::pack(Context& ctx) {
     if (w.packed || w.packed_transposed) w.groups > 1 ? grouped_linear_pack(ctx, w) : linear_pack(ctx, w);
 }
 
-void ParamStore::pack(Context& ctx, int unit) {
-  for (const Id id : units_[static_cast<size_t>(unit)].ids) {
+void ParamStore::pack_trained(Context& ctx) {
+  for (const Unit& unit : units_) pack(ctx, unit);
+}
+
+void ParamStore::pack(Context& ctx, const Unit& unit) {
+  for (const Id id : unit.ids) {
     const LinearWeight& w = joined_[static_cast<size_t>(id)];
     if (w.packed || w.packed_transposed) w.groups > 1 ? grouped_linear_pack(ctx, w) : linear_pack(ctx, w);
   }
 }
 
-void ParamStore::zero_grads(Context& ctx) { fill(ctx, flat_grads_, 0.0); }
+void ParamStore::zero_grads(Context& ctx) {
+  fill(ctx, flat_grads_, 0.0);
+  if (discarded_) fill(ctx, discarded_, 0.0);
+}
 
 }  // namespace sluice

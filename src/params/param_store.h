@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "config/config.h"
 #include "core/arena.h"
 #include "core/context.h"
 #include "ops/linear.h"
@@ -17,6 +18,13 @@ struct Init {
   double value = 0.02;  // standard deviation, or the constant
   static Init normal(double std_dev) { return {Kind::normal, std_dev}; }
   static Init constant(double v) { return {Kind::constant, v}; }
+};
+
+/// What a layer does about the gradient of a parameter that is frozen (ParamStore's LoRA).
+enum class WhenFrozen : uint8_t {
+  discarded,  // writes it as ever: into memory that all such share and nobody reads
+  skipped,    // asks ParamStore::trains, and computes none
+  adapted     // the same, of a matrix of linear_* alone: it may have a low-rank adapter
 };
 
 struct ParamSpec {
@@ -31,6 +39,8 @@ struct ParamSpec {
   double active = 1;   // share of the tokens that this parameter takes part in
   bool orthogonal = true;  // of a block's matrix: Muon may update it (optim/optimizer.h)
   bool of_expert = false;  // lies on one rank of the mesh's expert axis: other ranks register other experts'
+  WhenFrozen when_frozen = WhenFrozen::discarded;
+  bool trainable = true;   // set by the store: not frozen
   int unit = 0;            // set by the store: what is gathered and released together (ParamStore::begin_unit)
 };
 
@@ -60,9 +70,21 @@ class UnitUser {
   virtual void end(Context& ctx, int unit, Pass pass) = 0;
 };
 
+/// With lora.rank > 0 every parameter that layers add is frozen, and each matrix that lora.targets names gets an adapter beside it
+/// (LoRA, Hu et al. 2021; ops/low_rank.h), named as PEFT names them: MODULE.lora_A.weight [r, in], normal with the variance
+/// 1 / (3 in) of that library's uniform one, and MODULE.lora_B.weight [out, r], zero. A target is the end of a module's name, from
+/// a point on: gate_proj (the attention gate's and the feed-forward network's), or self_attn.gate_proj. Frozen parameters lie apart
+/// from the flat buffers, which hold what is trained alone: buckets, gradients and moments are of that.
 class ParamStore {
  public:
   using Id = int;
+  explicit ParamStore(const LoraConfig& lora = {}) : lora_(lora), target_used_(lora.targets.size(), false) {}
+
+  /// The adapter of a matrix, or of one of a joined group.
+  struct Adapter {
+    Id matrix, a, b;
+    int64_t begin;  // its first row in the group
+  };
   /// This rank's part of a bucket, and where it lies in a buffer of all its parts.
   struct Piece {
     Bucket of;
@@ -75,18 +97,27 @@ class ParamStore {
     int64_t at = 0;                // in the piece
   };
 
-  /// Called by layer constructors. Names are unique.
+  /// Called by layer constructors. Names are unique. Adapters come behind the parameter, or joined group, they belong to.
+  /// Error(usage) where a target names what can have none.
   Id add(ParamSpec spec);
   /// Parameters added from now on belong to this unit: 0 what lies around the blocks, i + 1 block i.
-  void begin_unit(int unit) { unit_ = unit; }
+  void begin_unit(int unit) {
+    add_adapters();
+    unit_ = unit;
+  }
+  bool trains(Id id) const { return specs_[static_cast<size_t>(id)].trainable; }
+  /// Of a matrix, or of all of a joined group by its first; in the order of LinearWeight::low_rank.
+  const std::vector<Adapter>& adapters(Id first) const { return adapters_[static_cast<size_t>(first)]; }
 
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t numel(Id id) const;
   int64_t total() const;         // number of parameters
+  int64_t total_trained() const;
   int64_t total_active() const;  // those that one token takes part in
 
   /// Allocates values (dtype), gradients (accumulate_dtype(dtype)) and packed copies for products of about
-  /// `rows` rows. gradients == nullptr: none (evaluation). Arenas may measure.
+  /// `rows` rows. gradients == nullptr: none (evaluation). Arenas may measure. Error(usage) where a target of adapters has named
+  /// no matrix.
   void allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients, const StoreLayout& layout = {});
   const StoreLayout& layout() const { return layout_; }
 
@@ -122,6 +153,7 @@ class ParamStore {
 
   DType dtype() const { return dtype_; }
   Tensor value(Id id) const { return values_[static_cast<size_t>(id)].value; }
+  /// Of a frozen parameter: as its WhenFrozen says, memory that nobody reads, or empty.
   Tensor grad(Id id) const { return grads_[static_cast<size_t>(id)]; }
   const LinearWeight& linear(Id id) const { return values_[static_cast<size_t>(id)]; }
   /// `count` parameters from `first` on as one matrix of stacked rows (specs[first + 1..] are `joined`), with
@@ -132,20 +164,22 @@ class ParamStore {
   /// (so that sums have the order they would have without that axis): source < grad_sources(); source 0 is joined_grad(first).
   int grad_sources() const { return layout_.grad_sources; }
   Tensor joined_grad(Id first, int source) const;
-  /// All values / gradients in one flat view, padding (always zero) included; empty where they are not kept.
+  /// All values / gradients of what is trained in one flat view, padding (always zero) included; empty where they are not kept.
   Tensor flat_values() const { return flat_values_; }
   Tensor flat_grads() const { return flat_grads_; }
-  /// Where a parameter begins in them, in elements; and its part of any buffer laid out like them.
+  /// Where a trained parameter begins in them, in elements; and its part of any buffer laid out like them.
   int64_t offset(Id id) const { return offsets_[static_cast<size_t>(id)]; }
   Tensor part(const Tensor& flat, Id id) const;
 
   /// Philox, key (seed, parameter's name): the same initial value whatever else the model holds.
-  void initialize(Context& ctx, uint64_t seed);
+  void initialize(Context& ctx, uint64_t seed, bool frozen_too = true);
   /// The same for `slice` of a parameter, into part (count), on a CPU.
   void initialize_slice(const Slice& slice, const Tensor& part, uint64_t seed) const;
-  /// Refreshes the packed copies after values changed: all, or a unit's.
+  /// Refreshes the packed copies after values changed: all; those of a unit, of all units, which are trained; the frozen ones.
   void pack(Context& ctx);
-  void pack(Context& ctx, int unit);
+  void pack(Context& ctx, int unit) { pack(ctx, units_[static_cast<size_t>(unit)]); }
+  void pack_trained(Context& ctx);
+  void pack_frozen(Context& ctx) { pack(ctx, frozen_); }
   void zero_grads(Context& ctx);
 
  private:
@@ -160,18 +194,29 @@ class ParamStore {
     Tensor values, grads, source_grads, packed;
   };
 
+  Id push(ParamSpec spec);
+  bool targeted(const std::string& name);
+  void add_adapters();
+  void check_targets() const;
   void lay_out();
+  void place_discarded(Arena& gradients);
+  void pack(Context& ctx, const Unit& unit);
   void measure_packed(Context& ctx, int64_t rows, Arena& values, bool transposed);
   void set_value_views(const Unit& unit);
   void set_grad_views(const Unit& unit);
 
+  LoraConfig lora_;
+  std::vector<bool> target_used_;
+  std::vector<Id> to_adapt_;                    // matrices whose adapters are still to be added
+  std::vector<std::vector<Adapter>> adapters_;  // by parameter
   std::vector<ParamSpec> specs_;
   std::unordered_set<std::string> names_;
   int unit_ = 0;
   StoreLayout layout_;
   Device device_ = Device::cpu;
   std::vector<Bucket> buckets_;
-  std::vector<Unit> units_;
+  std::vector<Unit> units_;  // what is trained of them
+  Unit frozen_;              // whatever unit it is used in; offsets are its own
   std::array<Slot, 3> slots_;  // two for blocks, one for unit 0
   std::vector<int64_t> packed_offsets_, packed_transposed_offsets_;  // of a group's first, in its unit's packed copies; -1
   std::vector<UnitUser*> users_;
@@ -179,7 +224,7 @@ class ParamStore {
   DType dtype_ = DType::f32;
   std::vector<LinearWeight> values_, joined_;
   std::vector<Tensor> grads_, joined_grads_;
-  Tensor flat_values_, flat_grads_;
+  Tensor flat_values_, flat_grads_, discarded_;
 };
 
 }  // namespace sluice

@@ -56,7 +56,14 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
                   m.head_dim,
                   layers_with_experts(config.model) < m.num_hidden_layers ? fmt::format("FFN {}  ", m.intermediate_size) : "",
                   m.vocab_size));
+  if (const SwitchHeadsConfig& s = m.attention.switch_heads; s.num_experts > 0)
+    attention += fmt::format(" + {} of {} experts of each {} head", s.num_experts_per_tok, s.num_experts,
+                             s.projections == SwitchProjections::value ? "value" : "key and value");
   lines.push_back("attn     " + attention);
+  if (config.lora.rank > 0)
+    lines.push_back(fmt::format("lora     {} parameters of rank {} trained, alpha {}, of {}  from {}",
+                                format_count(static_cast<double>(plan.trained)), config.lora.rank, config.lora.alpha,
+                                fmt::join(config.lora.targets, " "), config.train.init_from));
   if (m.moe.num_experts > 0) lines.push_back(experts_text(config.model, plan));
   for (const Blend::SourceInfo& source : data.sources())
     lines.push_back(fmt::format("data     {}  {} tokens in {} file{}  {:.0f}% of the samples", source.name,

@@ -25,7 +25,8 @@ Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& de
 TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device)
     : config_(checkpoint_config(checkpoint, device)),
       device_(resolve_device(config_.train.device)),
-      tokenizer_(make_tokenizer(config_.data.tokenizer)) {
+      tokenizer_(make_tokenizer(config_.data.tokenizer)),
+      store_(config_.lora) {
   model_ = std::make_unique<Transformer>(config_.model, store_);
   const DType dtype = storage_dtype(config_.train.precision);
   const auto allocate = [&](Context& ctx, Arena& arena) {

@@ -249,27 +249,32 @@ Plan make_plan(Config config, int64_t ranks) {
   plan.match = resolve_parameter_match(config);
   const ModelConfig& model = config.model;
 
-  ParamStore store;
+  ParamStore store(config.lora);
   const Transformer transformer(model, store);
   plan.total = store.total();
+  plan.trained = store.total_trained();
   plan.active = store.total_active();
   plan.non_embedding = plan.total;
-  double matmul_parameters = 0;
+  double matmul_parameters = 0, frozen_in_products = 0;
   for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store.specs().size()); ++id) {
     const ParamSpec& spec = store.specs()[static_cast<size_t>(id)];
     plan.parameters.push_back({spec.name, spec.shape, store.numel(id), spec.active, spec.of_expert, spec.packed, spec.unit});
-    if (spec.packed) matmul_parameters += static_cast<double>(store.numel(id)) * spec.active;
+    const double in_products = spec.packed ? static_cast<double>(store.numel(id)) * spec.active : 0;
+    matmul_parameters += in_products;
+    if (!spec.trainable) frozen_in_products += in_products;
     if (spec.shape[0] == model.vocab_size && layer_of(spec.name) < 0) plan.non_embedding -= store.numel(id);
   }
   plan.matmul_parameters = std::llround(matmul_parameters);
+  const int64_t without_adapters = config.lora.rank > 0 ? count_parameters(model) : plan.total;
   ModelConfig plain = model;
   plain.attention.gates.clear();
-  plan.gate_parameters = plan.total - count_parameters(plain);
+  plan.gate_parameters = without_adapters - count_parameters(plain);
   plain = model;
   plain.attention.switch_heads = {};
-  plan.switch_parameters = plan.total - count_parameters(plain);
+  plan.switch_parameters = without_adapters - count_parameters(plain);
+  // What is frozen has no gradient: two products, not three.
   plan.flops_per_token =
-      6.0 * static_cast<double>(plan.matmul_parameters) +
+      6.0 * static_cast<double>(plan.matmul_parameters) - 2.0 * frozen_in_products +
       6.0 * static_cast<double>(model.num_hidden_layers) * static_cast<double>(config.data.seq_len) *
           static_cast<double>(model.num_attention_heads) * static_cast<double>(model.head_dim);
 
@@ -295,6 +300,10 @@ std::string plan_text(const Plan& plan) {
   };
   out += "\n";
   line("total", grouped(plan.total), scaled(static_cast<double>(plan.total)));
+  if (plan.trained != plan.total)
+    line("trained", grouped(plan.trained),
+         fmt::format("{:.2f} %: adapters of rank {}", 100.0 * static_cast<double>(plan.trained) / static_cast<double>(plan.total),
+                     c.lora.rank));
   if (plan.active != plan.total)
     line("active for a token", grouped(plan.active),
          fmt::format("{}, {:.1f} %", scaled(static_cast<double>(plan.active)),
@@ -320,8 +329,8 @@ std::string plan_text(const Plan& plan) {
 
   out += "\ncompute\n";
   line("FLOPs per token", fmt::format("{:.4g}", plan.flops_per_token),
-       fmt::format("6 x {}{} in matrix products + attention", grouped(plan.matmul_parameters),
-                   plan.dispatch ? " active" : ""));
+       fmt::format("6 x {}{} in matrix products{} + attention", grouped(plan.matmul_parameters),
+                   plan.dispatch ? " active" : "", plan.trained != plan.total ? " (4 x what is frozen)" : ""));
   line("micro-batches per step", std::to_string(plan.accumulation_steps),
        fmt::format("{} of {} samples x {} tokens{}", c.train.global_batch_size, c.train.micro_batch_size, c.data.seq_len,
                    plan.ranks > 1 ? fmt::format(", {} on each of {} ranks", plan.accumulation_steps / plan.ranks, plan.ranks)
@@ -381,6 +390,7 @@ nlohmann::json plan_json(const Plan& plan) {
                         {"config_hash", config_hash(plan.config)},
                         {"parameters", plan.total},
                         {"active_parameters", plan.active},
+                        {"trained_parameters", plan.trained},
                         {"non_embedding_parameters", plan.non_embedding},
                         {"gate_parameters", plan.gate_parameters},
                         {"switch_parameters", plan.switch_parameters},

@@ -60,13 +60,14 @@ struct Plan {
   std::vector<Parameter> parameters;  // in the order of the store
   int64_t total = 0;
   int64_t active = 0;           // those that one token takes part in: of the experts, those it goes to
+  int64_t trained = 0;          // all, or the adapters of lora
   int64_t non_embedding = 0;    // without the token embedding, and without an untied head
   int64_t gate_parameters = 0;  // added by attention.gates
   int64_t switch_parameters = 0;  // added by attention.switch_heads: routers, and what experts hold beyond one projection
   int64_t matmul_parameters =
       0;  // active ones in matrix products: the head counts, the embedding look-up does not
   double flops_per_token =
-      0;  // 6 matmul_parameters + 6 L S H D: forward and backward, causal half (PERFORMANCE)
+      0;  // 6 matmul_parameters (4 of what is frozen) + 6 L S H D: forward and backward, causal half (PERFORMANCE)
   std::optional<DispatchPlan> dispatch;  // of a mixture of experts
   int64_t ranks = 1;  // that share the training
   MemoryPlan memory;  // of each

@@ -145,6 +145,7 @@ std::string bound(const ScaleRow& row, const ScaleAssumptions& a, bool link_is_f
 
 ScaleModel scale_model(const Plan& plan) {
   const Config& c = plan.config;
+  if (c.lora.rank > 0) fail(ExitCode::usage, "lora.rank = {}: adapters have no row in this table; use 0", c.lora.rank);
   ScaleModel m;
   std::map<int, std::pair<int64_t, int64_t>> blocks;
   double again = 0, forward = 0;

@@ -121,6 +121,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       batch_memory_("batch", memory.batch, device),
       pinned_(Arena::pinned("pinned", memory.pinned)),
       ctx_(data ? std::max<int64_t>(memory.scratch, 64) : 0, device),
+      store_(config.lora),
       model_(config.model, store_,
              shared_experts() ? ExpertRanks{&mesh_.expert(), config.parallel.expert_capacity} : ExpertRanks{}),
       optimizer_(config.optimizer, store_),
@@ -151,7 +152,8 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
   }
   if (config.parallel.zero_stage >= 3) {
     int64_t mine = 0;
-    for (const ParamStore::Id id : saved_here()) mine += store_.numel(id);
+    for (const ParamStore::Id id : saved_here())
+      if (store_.trains(id)) mine += store_.numel(id);
     whole_weights_ = parameters_.alloc("weights to save", dtype, {mine});
   }
 
@@ -322,7 +324,7 @@ void Trainer::agree_on_losses() {
 void Trainer::update() {
   if (on_gpu()) {
     optimizer_.update(ctx_);
-    return store_.pack(ctx_);
+    return store_.pack_trained(ctx_);
   }
   const Tensor& control = optimizer_.control();
   grad_sync_.sum_squares(ctx_, update_field(control, &UpdateControl::squares));

@@ -67,7 +67,7 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Weights from train.seed, or from train.init_from.
+  /// Weights from train.seed, or from train.init_from; adapters (lora) from train.seed.
   void initialize();
   /// Continues from a verified checkpoint.
   void restore(const CheckpointInfo& checkpoint);
@@ -127,9 +127,9 @@ class Trainer {
   bool exact() const { return config_.parallel.determinism == Determinism::exact; }
   void load(int64_t step);
   std::vector<ParamStore::Id> saved_here() const;
-  WholeModel whole_model() const;
+  WholeModel whole_model(bool frozen_only = false) const;
   void collect_whole_weights(CheckpointContent& content);
-  void weight_targets(std::vector<NamedTensor>& weights);
+  void weight_targets(std::vector<NamedTensor>& weights, bool frozen_only = false);
   void optimizer_targets(std::vector<NamedTensor>& tensors, bool own) const;
   void forward_backward();
   void update();

@@ -29,20 +29,23 @@ StoreLayout Trainer::layout() const {
 
 void Trainer::initialize() {
   const bool sharded = config_.parallel.zero_stage >= 3;
-  if (!config_.train.init_from.empty()) {
+  const bool adapts = config_.lora.rank > 0, loads = !config_.train.init_from.empty();
+  if (loads) {
     std::vector<NamedTensor> weights;
-    weight_targets(weights);
-    const WholeModel whole = whole_model();
+    weight_targets(weights, /*frozen_only=*/adapts);
+    const WholeModel whole = whole_model(/*frozen_only=*/adapts);
     load_weights(config_.train.init_from, weights, &ctx_, &whole.weights);
+  }
+  if (loads && !adapts) {  // nothing is left to chance
   } else if (!sharded) {
-    store_.initialize(ctx_, config_.train.seed);
+    store_.initialize(ctx_, config_.train.seed, /*frozen_too=*/!loads);
   } else {
     for (size_t i = 0; i < weight_sync_.pieces().size(); ++i)
       for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
         store_.initialize_slice(slice, weight_sync_.values(i).rows(slice.at, slice.count), config_.train.seed);
   }
   optimizer_.sync_master(ctx_, piece_values_);
-  if (sharded) weight_sync_.changed(ctx_);
+  if (sharded) weight_sync_.changed(ctx_), store_.pack_frozen(ctx_);
   else store_.pack(ctx_);
 }
 
@@ -72,6 +75,10 @@ void Trainer::collect_whole_weights(CheckpointContent& content) {
       const ParamSpec& spec = store_.specs()[static_cast<size_t>(id)];
       if (spec.unit != unit) continue;
       const Tensor from = store_.value(id);
+      if (!spec.trainable) {  // kept whole
+        content.weights.push_back({spec.name, from});
+        continue;
+      }
       Tensor to = from;
       to.data = whole_weights_.rows(at, from.numel()).data;
       std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
@@ -83,13 +90,15 @@ void Trainer::collect_whole_weights(CheckpointContent& content) {
 }
 
 /// Everything that all ranks hold together: what one rank alone would register.
-WholeModel Trainer::whole_model() const {
-  ParamStore all;
+WholeModel Trainer::whole_model(bool frozen_only) const {
+  ParamStore all(config_.lora);
   const Transformer model(config_.model, all);
   WholeModel whole;
   const DType dtype = store_.dtype(), wide = accumulate_dtype(dtype);
   for (const ParamSpec& spec : all.specs()) {
+    if (frozen_only && spec.trainable) continue;
     whole.weights.push_back({spec.name, spec.shape, dtype});
+    if (!spec.trainable) continue;
     for (const char* suffix : optimizer_.state_names(spec)) whole.optimizer.push_back({spec.name + suffix, spec.shape, wide});
   }
   return whole;
@@ -116,12 +125,12 @@ CheckpointContent Trainer::content() {
 }
 
 /// Where weights are filled in: whole, or the pieces'.
-void Trainer::weight_targets(std::vector<NamedTensor>& weights) {
-  if (config_.parallel.zero_stage < 3) {
-    for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
+void Trainer::weight_targets(std::vector<NamedTensor>& weights, bool frozen_only) {
+  const bool all_whole = config_.parallel.zero_stage < 3;
+  for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
+    if (store_.trains(id) ? all_whole && !frozen_only : true)
       weights.push_back({store_.specs()[static_cast<size_t>(id)].name, store_.value(id)});
-    return;
-  }
+  if (all_whole || frozen_only) return;
   for (size_t i = 0; i < weight_sync_.pieces().size(); ++i)
     for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
       weights.push_back(slice_of(store_.specs()[static_cast<size_t>(slice.id)], "",
@@ -137,6 +146,7 @@ void Trainer::optimizer_targets(std::vector<NamedTensor>& tensors, bool own) con
       std::iota(ids.begin(), ids.end(), 0);
     }
     for (const ParamStore::Id id : ids) {
+      if (!store_.trains(id)) continue;
       const std::string& name = store_.specs()[static_cast<size_t>(id)].name;
       tensors.push_back({name + ".m", optimizer_.m(id)});
       if (const Tensor v = optimizer_.v(id)) tensors.push_back({name + ".v", v});
@@ -166,7 +176,7 @@ void Trainer::restore(const CheckpointInfo& checkpoint) {
   } catch (const nlohmann::json::exception& error) {
     fail(ExitCode::data, "{}/state.json is not a training state: {}", checkpoint.path, error.what());
   }
-  if (config_.parallel.zero_stage >= 3) weight_sync_.changed(ctx_);
+  if (config_.parallel.zero_stage >= 3) weight_sync_.changed(ctx_), store_.pack_frozen(ctx_);
   else store_.pack(ctx_);
 }
 
@@ -176,7 +186,7 @@ std::vector<NamedTensor> Trainer::held(bool gradients) const {
   const auto& specs = store_.specs();
   if (config_.parallel.zero_stage < (gradients ? 2 : 3)) {
     for (int id = 0; id < static_cast<int>(specs.size()); ++id)
-      held.push_back({specs[static_cast<size_t>(id)].name, gradients ? store_.grad(id) : store_.value(id)});
+      if (!gradients || store_.trains(id)) held.push_back({specs[static_cast<size_t>(id)].name, gradients ? store_.grad(id) : store_.value(id)});
     return held;
   }
   for (size_t i = 0; i < grad_sync_.pieces().size(); ++i)

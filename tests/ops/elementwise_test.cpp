@@ -1,5 +1,6 @@
 #include "ops/elementwise.h"
 
+#include "ops/columns.h"
 #include "ops/op_support.h"
 
 using namespace sluice;
@@ -38,6 +39,23 @@ TEST_CASE("add, clip and scale are the formulas", "[elementwise]") {
   for (int64_t i = 0; i < n; ++i) CHECK(Pool::get(c, i) == -2.5 * Pool::get(a, i));
   fill(ctx, c, 1.25);
   for (int64_t i = 0; i < n; ++i) CHECK(Pool::get(c, i) == 1.25);
+}
+
+TEST_CASE("Columns are taken from and added to their place, over types and threads", "[elementwise]") {
+  check_op([](Pool& pool, Context& ctx, DType type) {
+    const Tensor x = exact_normal(pool, type, {300, 90}), part = pool.zeros(type, {300, 70}), y = pool.zeros(type, {300, 90});
+    take_columns(ctx, part, x, 13);
+    add_columns(ctx, y, part, 20);
+    for (int64_t i = 0; !ctx.dry_run && i < y.numel(); ++i) {
+      const bool inside = i % 90 >= 20;
+      REQUIRE(Pool::get(y, i) == (inside ? Pool::get(x, i - 7) : 0));
+    }
+    return std::vector{part, y};
+  });
+  Pool pool;
+  Context ctx(kTestScratch);
+  const Tensor wide = pool.zeros(DType::f32, {2, 4}), narrow = pool.zeros(DType::f32, {2, 3});
+  CHECK(error_of([&] { add_columns(ctx, wide, narrow, 2); }) == "add_columns: (2, 3) f32 from column 2 on is no part of (2, 4) f32");
 }
 
 TEST_CASE("clip's gradient passes below the limit, and is zero at and beyond it", "[elementwise]") {

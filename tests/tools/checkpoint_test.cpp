@@ -62,4 +62,28 @@ TEST_CASE("checkpoint lists, verifies, compares, exports and prunes", "[checkpoi
   CHECK(checkpoint({}).code == 64);
 }
 
+TEST_CASE("adapters are trained from a run, evaluated, merged, and refused where nothing is to be adapted", "[checkpoint][lora]") {
+  const TinyRun t;
+  CHECK_THAT(t.train({"lora.rank=4"}).err, Contains("give train.init_from"));
+  REQUIRE(t.train().code == 0);
+  const std::string adapted = t.folder / "adapted", from = "train.init_from=" + t.run;
+  Outcome o = t.train({"lora.rank=4", from, "run_dir=" + adapted});
+  INFO(o.out << o.err);
+  REQUIRE(o.code == 0);
+  CHECK_THAT(o.out, Contains("lora     ") && Contains("rank 4"));
+  CHECK(t.sluice({"eval", adapted}).code == 0);
+  CHECK(t.sluice({"generate", adapted, "--prompt", "ab", "--tokens", "3"}).code == 0);
+  CHECK(t.train({"lora.rank=8", from, "run_dir=" + adapted, "train.max_steps=9", "--allow-change", "train.max_steps"}).code == 64);
+
+  o = t.sluice({"checkpoint", "merge", adapted, "-o", t.folder / "merged"});
+  CHECK(o.code == 0);
+  CHECK_THAT(o.out, Contains("adapters of 8 matrices merged"));
+  // The merged weights are the base's, and not equal to them.
+  o = t.sluice({"checkpoint", "diff", t.run, t.folder / "merged"});
+  CHECK(o.code == 1);
+  CHECK_THAT(o.out, Contains("8 tensors differ of"));
+  CHECK(t.train({"train.init_from=" + (t.folder / "merged"), "run_dir=" + (t.folder / "on")}).code == 0);
+  CHECK(t.sluice({"checkpoint", "merge", t.run, "-o", t.folder / "none"}).code == 64);
+}
+
 }  // namespace sluice

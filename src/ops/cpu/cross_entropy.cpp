@@ -165,8 +165,9 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
       if constexpr (kWidens)
         if (!ctx.dry_run)
           narrow(dhidden.as<bf16>() + row * width, wide_dhidden.as<float>(), count * width, Into::overwrite);
-      multiply(ctx, {kProduct, kAccumulate, vocabulary, width, count, true, Layout::plain, true}, dlogits.data, x,
-               dweight.data);
+      if (dweight)
+        multiply(ctx, {kProduct, kAccumulate, vocabulary, width, count, true, Layout::plain, true}, dlogits.data, x,
+                 dweight.data);
     }
   }
 }

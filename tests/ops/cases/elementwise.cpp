@@ -1,5 +1,6 @@
 // Residual additions, clipping, copies: on and off the vector width, in place, at addresses no vector is
 // aligned to.
+#include "ops/columns.h"
 #include "ops/elementwise.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -57,6 +58,13 @@ OpCase cast_case(int64_t n, DType from, DType to) {
           }};
 }
 
+OpCase columns_case(int64_t rows, int64_t width, int64_t begin, int64_t n) {
+  return {fmt::format("columns ({}, {}) of {} from {} on", rows, n, width, begin), [=](CaseRun& r) {
+            take_columns(r.ctx, r.output("part", {rows, n}), r.input("x", {rows, width}), begin);
+            add_columns(r.ctx, r.inout("y", r.dtype, {rows, width}), r.input("added", {rows, n}), begin);
+          }};
+}
+
 OpCase fill_case(int64_t n) {
   return {fmt::format("fill and scale ({})", n), [=](CaseRun& r) {
             fill(r.ctx, r.output("y", {n}), 1.0 / 3);
@@ -82,6 +90,10 @@ OpFamily elementwise_cases() {
     for (const DType from : {DType::f32, DType::bf16})
       for (const DType to : {DType::f32, DType::bf16}) family.cases.push_back(cast_case(n, from, to));
   }
+  family.cases.push_back(columns_case(5, 48, 16, 32));
+  family.cases.push_back(columns_case(7, 9, 3, 5));
+  family.cases.push_back(columns_case(4, 24, 4, 16));  // vectors of the part, not of its place
+  family.cases.push_back(columns_case(0, 8, 0, 8));
   family.fuzz = [](Random& random) {
     const int64_t n = uniform(random, 1, 9000);
     switch (uniform(random, 0, 3)) {

@@ -1,0 +1,13 @@
+#pragma once
+#include <string>
+
+#include "train/checkpoint.h"
+
+namespace sluice {
+
+/// Writes the model of a checkpoint as a Hugging Face folder (model.safetensors, config.json), its adapters (lora) merged into what
+/// they stand beside: W + (alpha / rank) B A, computed in f64 and rounded once. What has no adapter keeps its bits. Returns how
+/// many matrices were merged. Error(usage) where the checkpoint has no adapters; Error(cannot_create) where either file exists.
+int64_t merge_adapters(const CheckpointInfo& checkpoint, const std::string& folder);
+
+}  // namespace sluice

@@ -1,0 +1,200 @@
+// Training adapters: from a checkpoint, on one rank and several, through saves, and merged.
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <mutex>
+
+#include "comm/threads.h"
+#include "config/load.h"
+#include "core/io.h"
+#include "core/parallel_for.h"
+#include "support/model.h"
+#include "train/hf_config.h"
+#include "train/inference.h"
+#include "train/merge.h"
+#include "train/plan.h"
+#include "train/tiny_training.h"
+
+using namespace sluice;
+using namespace sluice::test;
+
+namespace {
+
+/// Saves what a trainer, or each of several, holds.
+std::string save(const std::string& folder, Trainer& trainer, const Config& config, Communicator* ranks = nullptr) {
+  CheckpointContent content = trainer.content();
+  content.config_yaml = to_yaml(config);
+  content.hf_config = hf_config(config, 31);
+  CheckpointStore store(folder, config.checkpoint, content, &trainer.context(), ranks);
+  store.save(content);
+  if (!store.wait()) throw std::runtime_error(store.last_error());
+  return list_checkpoints(folder).front();
+}
+
+std::string bits_of(const std::vector<NamedTensor>& tensors, bool adapters) {
+  std::string bits;
+  for (const NamedTensor& t : tensors)
+    if ((t.name.find(".lora_") != std::string::npos) == adapters)
+      bits.append(static_cast<const char*>(t.tensor.data), static_cast<size_t>(t.tensor.bytes()));
+  return bits;
+}
+
+/// A model trained for some steps, and the configuration that adapts it.
+struct Adapting : TinyTraining {
+  std::string base, base_bits;
+  explicit Adapting(Precision precision = Precision::f32) : TinyTraining(precision) {
+    config.model.vocab_size = 257;  // of the tokenizer that a checkpoint's configuration names
+    const Blend data = blend();
+    Trainer trainer(config, data);
+    trainer.initialize();
+    for (int i = 0; i < 3; ++i) trainer.step();
+    base_bits = bits_of(trainer.content().weights, false);
+    base = save(folder / "base", trainer, config);
+    config.train.init_from = base;
+    config.lora = {.rank = 4, .alpha = 8};
+    config.train.seed = 99;
+    config.parallel.timeout_seconds = 60;
+  }
+};
+
+std::vector<double> logits_of(const TrainedModel& trained, const Blend& data) {
+  const int64_t T = 32;
+  Arena none("buffers"), host("host");
+  make_forward_buffers(trained, none, host, T, Recompute::none);
+  Arena arena("buffers", none.high_water()), host_memory("host", std::max<int64_t>(host.high_water(), 64));
+  ForwardBuffers b = make_forward_buffers(trained, arena, host_memory, T, Recompute::none);
+  data.fill(0, 1, b.batch.tokens.as<int32_t>(), b.batch.targets.as<int32_t>(), b.batch.positions.as<int32_t>(),
+            b.batch.first_key.as<int32_t>());
+  Context ctx(1 << 22);
+  trained.model().forward(ctx, b.batch, b.saved);
+  Pool pool;
+  const Tensor out = pool.zeros(accumulate_dtype(trained.dtype()), {T, trained.config().model.vocab_size});
+  trained.model().logits(ctx, out, b.saved.hidden);
+  std::vector<double> all;
+  for (int64_t i = 0; i < out.numel(); ++i) all.push_back(Pool::get(out, i));
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("Adapters learn, what is frozen keeps every bit, and a resumed run is the same", "[lora]") {
+  const OneThread one_thread;
+  for (const Precision precision : {Precision::f32, Precision::bf16, Precision::f64}) {
+    Adapting t(precision);
+    const Blend data = t.blend();
+    Trainer trainer(t.config, data);
+    trainer.initialize();
+    const std::string frozen = bits_of(trainer.content().weights, false), first = bits_of(trainer.content().weights, true);
+    CHECK(frozen == t.base_bits);
+    double begin = 0, end = 0;
+    std::string saved;
+    for (int i = 0; i < 8; ++i) {
+      const double loss = trainer.step().loss;
+      if (i == 0) begin = loss;
+      end = loss;
+      if (i == 4) saved = save(t.config.run_dir + "/ckpt", trainer, t.config);
+    }
+    CHECK(end < begin);
+    CHECK(bits_of(trainer.content().weights, false) == frozen);
+    CHECK(bits_of(trainer.content().weights, true) != first);
+    for (const NamedTensor& m : trainer.content().optimizer) CHECK(m.name.find(".lora_") != std::string::npos);
+
+    Trainer resumed(t.config, data);
+    resumed.restore(verify_checkpoint(saved));
+    for (int i = 0; i < 3; ++i) resumed.step();
+    CHECK(all_bits(resumed) == all_bits(trainer));
+  }
+}
+
+TEST_CASE("Adapters: a plan holds no gradients and moments of what is frozen", "[lora][plan]") {
+  Adapting t(Precision::bf16);
+  const Plan plan = make_plan(t.config);
+  // q, k, v, o, gate of attention; gate, up, down: rank x (in + out) each, of two layers.
+  const int64_t expected = 2 * 4 * ((32 + 32) + 2 * (32 + 16) + (32 + 32) + (32 + 32) + 2 * (32 + 48) + (48 + 32));
+  CHECK(plan.trained == expected);
+  CHECK(plan.total == count_parameters(t.config.model) + expected);
+  CHECK(plan.memory.gradients < 4 * expected + 4096);
+  CHECK(plan.memory.optimizer < 12 * expected + 16384);
+  t.config.lora = {};
+  const Plan whole = make_plan(t.config);
+  CHECK(whole.trained == whole.total);
+  CHECK(plan.flops_per_token < whole.flops_per_token);
+}
+
+TEST_CASE("Adapters on several ranks, whatever of them ZeRO shares: one rank's numbers and bits of what is frozen", "[lora][ranks]") {
+  Adapting t;
+  const auto train = [&](int ranks, int64_t stage, Determinism determinism) {
+    struct {
+      std::string frozen, saved;
+      double loss = 0, norm = 0;
+    } out;
+    Config config = t.config;
+    config.parallel.zero_stage = stage;
+    config.parallel.determinism = determinism;
+    config.run_dir = t.folder / fmt::format("ranks{}_{}_{}", ranks, stage, static_cast<int>(determinism));
+    std::mutex mutex;
+    run_thread_ranks(ranks, [&](Communicator& c) {
+      set_num_threads(1);
+      const Blend data = t.blend();
+      Trainer trainer(config, data, &c);
+      trainer.initialize();
+      StepMetrics m;
+      for (int i = 0; i < 3; ++i) m = trainer.step();
+      const std::string path = save(config.run_dir + "/ckpt", trainer, config, &trainer.ranks());
+      const std::scoped_lock lock(mutex);
+      out.loss = m.loss, out.norm = m.grad_norm, out.saved = path;
+    });
+    return out;
+  };
+  const auto one = train(1, 0, Determinism::exact);
+  const std::vector<double> expected = logits_of(TrainedModel(verify_checkpoint(one.saved), 32), t.blend());
+  for (const int64_t stage : {0, 1, 2, 3}) {
+    INFO("zero_stage " << stage);
+    const auto two = train(2, stage, Determinism::exact);
+    CHECK(two.loss == one.loss);
+    CHECK(two.norm == one.norm);
+    CHECK(logits_of(TrainedModel(verify_checkpoint(two.saved), 32), t.blend()) == expected);
+    // And one rank goes on from what two have written.
+    Config config = t.config;
+    config.parallel.zero_stage = 0;
+    const Blend data = t.blend();
+    Trainer trainer(config, data);
+    trainer.restore(verify_checkpoint(two.saved));
+    CHECK(std::isfinite(trainer.step().loss));
+  }
+  CHECK(train(2, 0, Determinism::same_layout).loss == Approx(one.loss).epsilon(1e-5));
+}
+
+TEST_CASE("Adapters merged into their matrices give their logits, in a folder without them", "[lora]") {
+  const OneThread one_thread;
+  for (const auto& [precision, tolerance] : {std::pair{Precision::f32, 2e-5}, {Precision::f64, 1e-12}, {Precision::bf16, 6e-2}}) {
+    Adapting t(precision);
+    const Blend data = t.blend();
+    Trainer trainer(t.config, data);
+    trainer.initialize();
+    for (int i = 0; i < 6; ++i) trainer.step();
+    const CheckpointInfo saved = verify_checkpoint(save(t.config.run_dir + "/ckpt", trainer, t.config));
+    CHECK(nlohmann::json::parse(io::read_file(saved.path + "/config.json"))["lora"]["rank"] == 4);
+    const std::string folder = t.folder / "merged";
+    CHECK(merge_adapters(saved, folder) == 2 * 8);
+    CHECK_THROWS_WITH(merge_adapters(saved, folder), Catch::Contains("exists; nothing was written"));
+    CHECK_FALSE(nlohmann::json::parse(io::read_file(folder + "/config.json")).contains("lora"));
+
+    // What another training starts from: the merged folder, with no adapter anywhere.
+    Config plain = t.config;
+    plain.lora = {};
+    plain.train.init_from = folder;
+    Trainer merged(plain, data);
+    merged.initialize();
+    const CheckpointInfo from_merged = verify_checkpoint(save(t.folder / "again", merged, plain));
+    const std::vector<double> a = logits_of(TrainedModel(saved, 32), data), b = logits_of(TrainedModel(from_merged, 32), data);
+    double worst = 0, largest = 0;
+    for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i])), largest = std::max(largest, std::abs(a[i]));
+    INFO("worst " << worst << " of " << largest);
+    CHECK(worst < tolerance * largest);
+    CHECK_THROWS_WITH(merge_adapters(from_merged, t.folder / "twice"), Catch::Contains("has no adapters"));
+    // Without merging they do not fit a model without adapters.
+    plain.train.init_from = saved.path;
+    Trainer unmerged(plain, data);
+    CHECK_THROWS_WITH(unmerged.initialize(), Catch::Contains("unexpected: model.layers.0.self_attn.q_proj.lora_A.weight"));
+  }
+}
