@@ -106,6 +106,7 @@ TEST_CASE("Adapters learn, what is frozen keeps every bit, and a resumed run is 
 }
 
 TEST_CASE("Adapters: a plan holds no gradients and moments of what is frozen", "[lora][plan]") {
+  const OneThread one_thread;
   Adapting t(Precision::bf16);
   const Plan plan = make_plan(t.config);
   // q, k, v, o, gate of attention; gate, up, down: rank x (in + out) each, of two layers.
@@ -121,6 +122,7 @@ TEST_CASE("Adapters: a plan holds no gradients and moments of what is frozen", "
 }
 
 TEST_CASE("Adapters on several ranks, whatever of them ZeRO shares: one rank's numbers and bits of what is frozen", "[lora][ranks]") {
+  const OneThread one_thread;
   Adapting t;
   const auto train = [&](int ranks, int64_t stage, Determinism determinism) {
     struct {
@@ -166,7 +168,7 @@ TEST_CASE("Adapters on several ranks, whatever of them ZeRO shares: one rank's n
 
 TEST_CASE("Adapters merged into their matrices give their logits, in a folder without them", "[lora]") {
   const OneThread one_thread;
-  for (const auto& [precision, tolerance] : {std::pair{Precision::f32, 2e-5}, {Precision::f64, 1e-12}, {Precision::bf16, 6e-2}}) {
+  for (const auto& [precision, tolerance] : {std::pair{Precision::f32, 2e-6}, {Precision::f64, 1e-13}, {Precision::bf16, 2e-2}}) {
     Adapting t(precision);
     const Blend data = t.blend();
     Trainer trainer(t.config, data);
