@@ -396,17 +396,6 @@ int64_t training_steps(const Config& config) {
   return config.train.max_tokens / per_step + (config.train.max_tokens % per_step != 0);
 }
 
-namespace {
-
-/// Keys that have their names and meaning, and whose parts are still to come.
-void check_to_come(const Config& c, Checks& check) {
-  const auto refuse = [&](const char* key, bool used) {
-    check.require(!used, {key}, std::string(key) + " is not available in this version");
-  };
-}
-
-}  // namespace
-
 void check_combinations(const Config& config, ProblemSink& problem) {
   Checks check(problem);
   check_rest(config, check);
@@ -423,7 +412,6 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   check_gradient_dtype(config, check);
   check_muon_ranks(config, check);
   check_lora(config, check);
-  check_to_come(config, check);
 }
 
 void check_training(const Config& config, ProblemSink& problem) {
