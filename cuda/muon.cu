@@ -11,12 +11,12 @@ constexpr float kA = 3.4445f, kB = -4.7750f, kC = 2.0315f;
 
 template <class T>
 struct Momentum {
-  static constexpr int kWidth = 4, kUnroll = 2;
+  static constexpr int kWidth = 4, kUnroll = 1;  // more would not fit the registers
   T* update;
   float* m;
   const float* gradient;
   const UpdateControl* control;
-  double momentum, initial_momentum, warmup_steps;
+  double momentum, initial_momentum, warmup_steps, per_step;  // of momentum, while it warms up
   bool nesterov;
   template <int N>
   struct In {
@@ -37,9 +37,7 @@ struct Momentum {
       return;
     }
     // As MuonSettings::momentum_at.
-    const double now = c.step > warmup_steps
-                           ? momentum
-                           : initial_momentum + (momentum - initial_momentum) * ((c.step - 1) / warmup_steps);
+    const double now = c.step > warmup_steps ? momentum : initial_momentum + per_step * (c.step - 1);
     const float mu = static_cast<float>(now), fresh = static_cast<float>(1 - now), clip = static_cast<float>(c.clip);
 #pragma unroll
     for (int e = 0; e < N; ++e) {
@@ -61,7 +59,7 @@ struct Normalise {
 /// p = a I + b A + c A^2, (size, size).
 template <class T>
 struct Polynomial {
-  static constexpr int kWidth = 4, kUnroll = 2;
+  static constexpr int kWidth = 4, kUnroll = 1;  // more would not fit the registers
   T* p;
   const T* a;
   const float* a_squared;
@@ -91,12 +89,12 @@ struct Polynomial {
 
 template <class T, class U>
 struct Apply {
-  static constexpr int kWidth = 4, kUnroll = 2;
+  static constexpr int kWidth = 4, kUnroll = 1;  // more would not fit the registers
   T* value;
   float* master;  // null: value is its own
   const U* update;
   const UpdateControl* control;
-  double lr_multiplier, weight_decay, shape;
+  double rate_per_lr, decay_per_lr;
   template <int N>
   struct In {
     Vec<float, N> w;
@@ -116,8 +114,7 @@ struct Apply {
   DEVICE_INLINE void apply(int64_t i, In<N> in) const {
     const UpdateControl& c = *control;
     if (c.apply == 0) return;
-    const double lr = c.lr * lr_multiplier;
-    const float keep = static_cast<float>(1 - lr * weight_decay), rate = static_cast<float>(lr * shape);
+    const float keep = static_cast<float>(1 - c.lr * decay_per_lr), rate = static_cast<float>(c.lr * rate_per_lr);
     Vec<T, N> out;
 #pragma unroll
     for (int e = 0; e < N; ++e) {
@@ -134,6 +131,7 @@ struct Apply {
 void muon_momentum(Context& ctx, Tensor update, Tensor m, const Tensor& gradient, const Tensor& control,
                    const MuonSettings& settings) {
   if (ctx.dry_run) return;
+  const double steps = static_cast<double>(settings.momentum_warmup_steps);
   dispatch_storage("muon_momentum", update, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     const Momentum<T> op = {device_data<T>(update),
@@ -142,7 +140,8 @@ void muon_momentum(Context& ctx, Tensor update, Tensor m, const Tensor& gradient
                             device_data<UpdateControl>(control),
                             settings.momentum,
                             settings.initial_momentum,
-                            static_cast<double>(settings.momentum_warmup_steps),
+                            steps,
+                            steps > 0 ? (settings.momentum - settings.initial_momentum) / steps : 0,
                             settings.nesterov};
     map(ctx, "muon_momentum", op, m.numel(), aligned(op.update, op.m, op.gradient));
   });
@@ -188,9 +187,12 @@ void muon_apply(Context& ctx, Tensor value, Tensor master, const Tensor& update,
     dispatch_storage("muon_apply", update, [&](auto* update_tag) {
       using T = std::remove_pointer_t<decltype(value_tag)>;
       using U = std::remove_pointer_t<decltype(update_tag)>;
-      const Apply<T, U> op = {device_data<T>(value),     device_data<float>(master), device_data<U>(update),
-                              device_data<UpdateControl>(control), lr_multiplier,    weight_decay,
-                              shape};
+      const Apply<T, U> op = {device_data<T>(value),
+                              device_data<float>(master),
+                              device_data<U>(update),
+                              device_data<UpdateControl>(control),
+                              lr_multiplier * shape,
+                              lr_multiplier * weight_decay};
       map(ctx, "muon_apply", op, value.numel(), aligned(op.value, op.master, op.update));
     });
   });
