@@ -29,7 +29,8 @@ template <class T>
 __global__ void __launch_bounds__(kBlock) importance_kernel(Importance<T> a) {
   const int h = static_cast<int>(blockIdx.x);
   const int64_t begin = blockIdx.y * kTokens, end = begin + kTokens < a.rows ? begin + kTokens : a.rows;
-  double sum = 0, counted = 0;
+  double sum = 0;
+  int counted = 0;
   if (a.logits && a.width > 1) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const float share = 1.f / static_cast<float>(a.width);
@@ -60,11 +61,11 @@ __global__ void __launch_bounds__(kBlock) importance_kernel(Importance<T> a) {
   }
   sum = block_sum<kBlock>(sum);
   __syncthreads();
-  counted = block_sum<kBlock>(counted);
+  const double all_counted = block_sum<kBlock>(static_cast<double>(counted));
   if (threadIdx.x != 0) return;
   double* const out = a.partials + blockIdx.y * static_cast<int64_t>(a.heads + 1);
   out[h] = sum;
-  if (h == 0) out[a.heads] = counted;
+  if (h == 0) out[a.heads] = all_counted;
 }
 
 /// One block: a thread takes columns of the row.
