@@ -106,12 +106,7 @@ void add_analyze_command(Command& app, int&) {
       ->type_name("FOLDER");
   command->add_option("overrides", options->overrides, "data.seq_len, data.validation, data.document_mask or train.threads")
       ->type_name("key=value");
-  command->add_option("--set", options->sets, "only this validation set; repeatable")
-      ->type_name("NAME")
-      ->allow_extra_args(false);
-  command->add_option("--data", options->data, "other token files than the configuration's; repeatable")
-      ->type_name("NAME=PREFIX")
-      ->allow_extra_args(false);
+  add_set_options(*command, options->sets, options->data);
   command->add_option("--tokens", options->analyze.tokens, "of each set, rounded up to whole samples (16384); 0: all of it")
       ->not_negative();
   command->add_option("--sequences", options->analyze.map_sequences, "that attention maps and planes show (8)")

@@ -97,12 +97,7 @@ void add_eval_command(Command& app, int&) {
   command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
       ->required()
       ->type_name("RUN|CKPT");
-  command->add_option("--set", options->sets, "only this validation set; repeatable")
-      ->type_name("NAME")
-      ->allow_extra_args(false);
-  command->add_option("--data", options->data, "other token files than the configuration's; repeatable")
-      ->type_name("NAME=PREFIX")
-      ->allow_extra_args(false);
+  add_set_options(*command, options->sets, options->data);
   command->add_option("--max-tokens", options->max_tokens, "per set; 0: all of it")
       ->not_negative();
   command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")

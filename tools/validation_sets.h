@@ -3,9 +3,13 @@
 #include <string>
 #include <vector>
 
+#include "command.h"
 #include "config/config.h"
 
 namespace sluice {
+
+/// --set, into names, and --data.
+void add_set_options(Command& command, std::vector<std::string>& names, std::vector<std::string>& data);
 
 /// Those of `data`, "NAME=PREFIX" each, else the configuration's; of these the ones whose name is in `names`, else all.
 /// Error(usage) for a malformed one, an unknown name, or none left.

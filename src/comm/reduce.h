@@ -15,15 +15,20 @@ void tree_sum(float* const* rows, int count, int64_t n);
 void tree_sum(double* const* rows, int count, int64_t n);
 void tree_sum(int64_t* const* rows, int count, int64_t n);
 
-/// mine (n) = sum over ranks of their part `rank()` of all (size x n). received: (size x n) of work memory.
+/// mine (n) = the sum of the `size` parts of received (size x n), which is used up.
 template <class T>
-void reduce_scatter(Communicator& comm, T* mine, const T* all, int64_t n, T* received) {
-  const int size = comm.size();
-  comm.all_to_all(received, all, n * static_cast<int64_t>(sizeof(T)));
+void sum_parts(T* mine, T* received, int size, int64_t n) {
   std::vector<T*> rows;
   for (int r = 0; r < size; ++r) rows.push_back(received + r * n);
   tree_sum(rows.data(), size, n);
   for (int64_t i = 0; i < n; ++i) mine[i] = received[i];
+}
+
+/// mine (n) = sum over ranks of their part `rank()` of all (size x n). received: (size x n) of work memory.
+template <class T>
+void reduce_scatter(Communicator& comm, T* mine, const T* all, int64_t n, T* received) {
+  comm.all_to_all(received, all, n * static_cast<int64_t>(sizeof(T)));
+  sum_parts(mine, received, comm.size(), n);
 }
 
 /// data (n) = its sum over ranks; a few numbers: all are gathered by everyone.
@@ -32,10 +37,7 @@ void all_reduce(Communicator& comm, T* data, int64_t n) {
   if (comm.size() == 1) return;
   std::vector<T> all(static_cast<size_t>(comm.size() * n));
   comm.all_gather(all.data(), data, n * static_cast<int64_t>(sizeof(T)));
-  std::vector<T*> rows;
-  for (int r = 0; r < comm.size(); ++r) rows.push_back(all.data() + r * n);
-  tree_sum(rows.data(), comm.size(), n);
-  for (int64_t i = 0; i < n; ++i) data[i] = all[static_cast<size_t>(i)];
+  sum_parts(data, all.data(), comm.size(), n);
 }
 
 }  // namespace sluice

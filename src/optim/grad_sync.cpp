@@ -213,10 +213,7 @@ void GradSync::sum_with_ranks(size_t i, T* whole) {
     from_fixed(mine, my_sums, p.count);
   } else if (ranks.size() > 1) {
     exchange(p, received_.as<T>(), whole, micro_batches_ - 1);
-    std::vector<T*> rows;
-    for (int r = 0; r < ranks.size(); ++r) rows.push_back(received_.as<T>() + r * p.count);
-    tree_sum(rows.data(), ranks.size(), p.count);
-    copy_elements(mine, rows[0], p.count);
+    sum_parts(mine, received_.as<T>(), ranks.size(), p.count);
   }
   if (config_.zero_stage == 0) gather(p, whole, mine);
 }

@@ -129,6 +129,7 @@ class Trainer {
   std::vector<ParamStore::Id> saved_here() const;
   WholeModel whole_model(bool frozen_only = false) const;
   void collect_whole_weights(CheckpointContent& content);
+  void weights_changed();
   void weight_targets(std::vector<NamedTensor>& weights, bool frozen_only = false);
   void optimizer_targets(std::vector<NamedTensor>& tensors, bool own) const;
   void forward_backward();

@@ -45,8 +45,14 @@ void Trainer::initialize() {
         store_.initialize_slice(slice, weight_sync_.values(i).rows(slice.at, slice.count), config_.train.seed);
   }
   optimizer_.sync_master(ctx_, piece_values_);
-  if (sharded) weight_sync_.changed(ctx_), store_.pack_frozen(ctx_);
-  else store_.pack(ctx_);
+  weights_changed();
+}
+
+/// All of them, from outside.
+void Trainer::weights_changed() {
+  if (config_.parallel.zero_stage < 3) return store_.pack(ctx_);
+  weight_sync_.changed(ctx_);
+  store_.pack_frozen(ctx_);
 }
 
 /// The parameters whose weights this rank writes: those that hold them share them by size.
@@ -176,8 +182,7 @@ void Trainer::restore(const CheckpointInfo& checkpoint) {
   } catch (const nlohmann::json::exception& error) {
     fail(ExitCode::data, "{}/state.json is not a training state: {}", checkpoint.path, error.what());
   }
-  if (config_.parallel.zero_stage >= 3) weight_sync_.changed(ctx_), store_.pack_frozen(ctx_);
-  else store_.pack(ctx_);
+  weights_changed();
 }
 
 /// What is here of the weights, or of the summed gradients, in the order of the model.
