@@ -200,6 +200,14 @@ void await_prefetch(Context& ctx) {
 
 namespace {
 
+struct EventMark : Mark::Impl {
+  cudaEvent_t event = nullptr;
+  EventMark() { check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
+  ~EventMark() override { cudaEventDestroy(event); }
+  void set(Context& ctx) override { check(cudaEventRecord(event, stream(ctx)), "cudaEventRecord"); }
+  void await(Context& ctx) override { check(cudaStreamWaitEvent(stream(ctx), event, 0), "cudaStreamWaitEvent"); }
+};
+
 struct CapturedGraph : Graph::Impl {
   cudaGraphExec_t exec = nullptr;
   ~CapturedGraph() override {
@@ -209,6 +217,8 @@ struct CapturedGraph : Graph::Impl {
 };
 
 }  // namespace
+
+std::unique_ptr<Mark::Impl> make_mark() { return std::make_unique<EventMark>(); }
 
 std::unique_ptr<Graph::Impl> record(Context& ctx, const std::function<void()>& ops) {
   auto captured = std::make_unique<CapturedGraph>();

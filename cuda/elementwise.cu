@@ -2,6 +2,7 @@
 #include "common/map.cuh"
 #include "common/soft_cap.cuh"
 #include "ops/elementwise.h"
+#include "ops/stochastic_bits.h"
 
 namespace sluice::cuda {
 namespace {
@@ -46,6 +47,27 @@ struct Fill {
     Vec<T, N> out;
 #pragma unroll
     for (int e = 0; e < N; ++e) out.v[e] = value;
+    store_vec<N>(y + i, out);
+  }
+};
+
+struct RoundStochastically {
+  static constexpr int kWidth = kVecWidth<nv_bf16>, kUnroll = 2;
+  nv_bf16* y;
+  const float* x;
+  uint32_t key;
+  template <int N>
+  using In = Vec<float, N>;
+  template <int N>
+  DEVICE_INLINE In<N> load(int64_t i) const {
+    return load_vec<N>(x + i);
+  }
+  template <int N>
+  DEVICE_INLINE void apply(int64_t i, const In<N>& in) const {
+    Vec<nv_bf16, N> out;
+#pragma unroll
+    for (int e = 0; e < N; ++e)
+      out.v[e] = __ushort_as_bfloat16(stochastic_bf16(__float_as_uint(in.v[e]), static_cast<uint32_t>(i + e), key));
     store_vec<N>(y + i, out);
   }
 };
@@ -104,6 +126,13 @@ void cast(Context& ctx, Tensor y, const Tensor& x) {
       map(ctx, "cast", UnaryMap<Same, To, From>{yp, xp, {}}, y.numel(), aligned(yp, xp));
     });
   });
+}
+
+void round_stochastically(Context& ctx, Tensor y, const Tensor& x, uint32_t key) {
+  if (ctx.dry_run) return;
+  nv_bf16* const to = device_data<nv_bf16>(y);
+  const float* const from = device_data<float>(x);
+  map(ctx, "round_stochastically", RoundStochastically{to, from, key}, y.numel(), aligned(to, from));
 }
 
 void fill(Context& ctx, Tensor y, double value) {

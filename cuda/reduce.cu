@@ -133,7 +133,57 @@ __global__ void __launch_bounds__(32) add_bins_kernel(double* bins, const double
   bins[threadIdx.x] = total;
 }
 
+constexpr int kRowsAtOnce = 8, kRowThreads = 256;
+
+/// Sums of kRowsAtOnce rows that follow each other `stride` apart, by the tree over their numbers; a group is a perfect subtree,
+/// or the rest. y (n) with one group; with several, each group's first row. Bound by memory: every row is read once.
+template <int kN>
+__global__ void __launch_bounds__(kRowThreads)
+    sum_rows_kernel(float* y, float* rows, int count, int64_t stride, int64_t n, bool add) {
+  const int first = static_cast<int>(blockIdx.y) * kRowsAtOnce, here = min(count - first, kRowsAtOnce);
+  float* const group = rows + first * stride;
+  float* const out = gridDim.y == 1 ? y : group;
+  const int64_t vectors = n / kN, step = int64_t{gridDim.x} * kRowThreads;
+  for (int64_t i = blockIdx.x * int64_t{kRowThreads} + threadIdx.x; i < vectors; i += step) {
+    Vec<float, kN> v[kRowsAtOnce];
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r)
+      if (r < here) v[r] = load_vec<kN>(group + r * stride + i * kN);
+#pragma unroll
+    for (int half = 1; half < kRowsAtOnce; half *= 2)
+#pragma unroll
+      for (int r = 0; r + half < kRowsAtOnce; r += 2 * half)
+        if (r + half < here)
+#pragma unroll
+          for (int e = 0; e < kN; ++e) v[r].v[e] += v[r + half].v[e];
+    if (add) {
+      const Vec<float, kN> before = load_vec<kN>(out + i * kN);
+#pragma unroll
+      for (int e = 0; e < kN; ++e) v[0].v[e] += before.v[e];
+    }
+    store_vec<kN>(out + i * kN, v[0]);
+  }
+}
+
 }  // namespace
+
+void sum_rows(Context& ctx, Tensor y, const Tensor& rows, Into into) {
+  check_storage("sum_rows", y);
+  if (ctx.dry_run || y.numel() == 0) return;
+  float *const out = device_data<float>(y), *const all = device_data<float>(rows);
+  const int64_t n = y.numel();
+  const bool vectors = n % 4 == 0 && aligned(out, all);
+  const int64_t tile = int64_t{kRowThreads} * (vectors ? 4 : 1);
+  // Groups of eight become one row each, until one group is left.
+  for (int64_t count = rows.dim(0), stride = n; count > 0; stride *= kRowsAtOnce) {
+    const int64_t groups = (count + kRowsAtOnce - 1) / kRowsAtOnce;
+    const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(std::min<int64_t>((n + tile - 1) / tile, 2048)), static_cast<unsigned>(groups)),
+                                 .block = dim3(kRowThreads)};
+    launch(ctx, "sum_rows", config, vectors ? sum_rows_kernel<4> : sum_rows_kernel<1>, out, all, static_cast<int>(count), stride, n,
+           groups == 1 && into == Into::add);
+    count = groups == 1 ? 0 : groups;
+  }
+}
 
 void add_squares(Context& ctx, Tensor bins, const Tensor& x) {
   const int64_t n = x.numel(), blocks = (n + kSquareBlock - 1) / kSquareBlock;

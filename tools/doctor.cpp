@@ -16,6 +16,7 @@
 
 #include "commands.h"
 #include "doctor_ranks.h"
+#include "comm/device.h"
 #include "comm/mpi.h"
 #include "core/arena.h"
 #include "core/cpu_features.h"
@@ -98,6 +99,8 @@ void doctor() {
   fmt::print("sluice {}\n", SLUICE_VERSION);
   row("compiler", __VERSION__);
   row("CUDA", built_with_cuda() ? "in this build" : "not in this build: train.device=cuda is refused");
+  if (built_with_cuda())
+    row("NCCL", nccl_version().empty() ? "not in this build: ranks on GPUs pass through host memory" : nccl_version() + ": between ranks with a GPU each");
   row("MPI", built_with_mpi() ? mpi_version() + ": ranks under mpirun or srun" : "not in this build: one process");
   if (const std::string launcher = launcher_text(); !launcher.empty()) row("launcher", launcher);
   row("oneDNN", [] {

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/device.h"
 #include "comm/mpi.h"
 #include "core/cpu_features.h"
 #include "core/io.h"
@@ -140,7 +141,7 @@ struct Times {
   double best, median;
 };
 
-/// Seconds of an operation of all ranks, of as many as fit into about a tenth of a second, by this rank's clock.
+/// Seconds of an operation of all ranks, of as many as fit into about a tenth of a second, by this rank's clock. ranks: the host's.
 template <class F>
 Times time_of(Communicator& ranks, F&& operation) {
   operation();
@@ -160,33 +161,59 @@ Times time_of(Communicator& ranks, F&& operation) {
   return {times[0], times[times.size() / 2]};
 }
 
-void measure_speed(Communicator& ranks) {
-  const int size = ranks.size();
-  const auto tell = [&](const char* name, int64_t bytes, const Times& t) {
-    if (ranks.rank() != 0) return;
-    // What leaves one rank, and reaches it.
-    const double rate = static_cast<double>(bytes) * (size - 1) / t.best / 1e9;
-    const std::string text = bytes >= 1 << 20  ? fmt::format("{} MiB", bytes >> 20)
-                             : bytes >= 1 << 10 ? fmt::format("{} KiB", bytes >> 10)
-                             : bytes > 0        ? fmt::format("{} B", bytes)
-                                                : "";
-    row(name, fmt::format("{:>8} {:>12.1f} {:>12.1f}{}", text, 1e6 * t.best, 1e6 * t.median,
-                          bytes >= 1 << 10 ? fmt::format(" {:>10.3f}", rate) : ""));
-  };
-  if (ranks.rank() == 0) row("", fmt::format("{:>8} {:>12} {:>12} {:>10}", "to each", "us, best", "us, median", "GB/s, best"));
-  const int64_t most = std::clamp<int64_t>((int64_t{64} << 20) / size, 1 << 16, 4 << 20);
-  std::vector<char> sent(static_cast<size_t>(most * size), 1), received(sent.size());
-  tell("barrier", 0, time_of(ranks, [&] { ranks.barrier(); }));
+/// One line of measure_speed: bytes that each rank sends to each other one.
+void tell_times(const Communicator& ranks, const char* name, int64_t bytes, const Times& t) {
+  if (ranks.rank() != 0) return;
+  // What leaves one rank, and reaches it.
+  const double rate = static_cast<double>(bytes) * (ranks.size() - 1) / t.best / 1e9;
+  const std::string text = bytes >= 1 << 20  ? fmt::format("{} MiB", bytes >> 20)
+                           : bytes >= 1 << 10 ? fmt::format("{} KiB", bytes >> 10)
+                           : bytes > 0        ? fmt::format("{} B", bytes)
+                                              : "";
+  row(name, fmt::format("{:>8} {:>12.1f} {:>12.1f}{}", text, 1e6 * t.best, 1e6 * t.median,
+                        bytes >= 1 << 10 ? fmt::format(" {:>10.3f}", rate) : ""));
+}
+
+/// sent, received: size x most bytes, where `ranks` has its memory; host: the same ranks.
+void measure_moves(Communicator& host, Communicator& ranks, void* received, const void* sent, int64_t most) {
   const char* name = "all_gather";
   for (const int64_t bytes : {int64_t{8}, int64_t{64} << 10, most}) {
-    tell(name, bytes, time_of(ranks, [&] { ranks.all_gather(received.data(), sent.data(), bytes); }));
+    tell_times(ranks, name, bytes, time_of(host, [&] { ranks.all_gather(received, sent, bytes); }));
     name = "";
   }
   name = "all_to_all";
   for (const int64_t bytes : {int64_t{8}, int64_t{64} << 10, most}) {
-    tell(name, bytes, time_of(ranks, [&] { ranks.all_to_all(received.data(), sent.data(), bytes); }));
+    tell_times(ranks, name, bytes, time_of(host, [&] { ranks.all_to_all(received, sent, bytes); }));
     name = "";
   }
+}
+
+void measure_speed(Communicator& ranks) {
+  if (ranks.rank() == 0) row("", fmt::format("{:>8} {:>12} {:>12} {:>10}", "to each", "us, best", "us, median", "GB/s, best"));
+  const int64_t most = std::clamp<int64_t>((int64_t{64} << 20) / ranks.size(), 1 << 16, 4 << 20);
+  std::vector<char> sent(static_cast<size_t>(most * ranks.size()), 1), received(sent.size());
+  tell_times(ranks, "barrier", 0, time_of(ranks, [&] { ranks.barrier(); }));
+  measure_moves(ranks, ranks, received.data(), sent.data(), most);
+}
+
+/// The same from GPU to GPU, as training would go.
+void measure_gpus(Communicator& ranks) {
+  int64_t here = cuda_devices().empty() ? 0 : 1;
+  std::vector<int64_t> all(static_cast<size_t>(ranks.size()));
+  ranks.all_gather(all.data(), &here, sizeof here);
+  if (std::count(all.begin(), all.end(), int64_t{1}) == 0) return;
+  if (ranks.rank() == 0) fmt::print("\nfrom GPU to GPU\n");
+  if (std::count(all.begin(), all.end(), int64_t{1}) != ranks.size()) {
+    if (ranks.rank() == 0) row("", "warning: some ranks see no GPU");
+    return;
+  }
+  Context ctx(64, Device::cuda);
+  const auto gpus = make_device_communicator(ranks, ctx, {});
+  if (ranks.rank() == 0) row("transport", gpus->name() == "nccl" ? "NCCL " + nccl_version() : "host: some ranks share a GPU, or this build has no NCCL");
+  const int64_t most = 4 << 20, size = ranks.size();
+  Arena memory("doctor", 2 * size * most, Device::cuda);
+  const Tensor sent = memory.alloc("sent", DType::u8, {size * most}), received = memory.alloc("received", DType::u8, {size * most});
+  measure_moves(ranks, *gpus, received.data, sent.data, most);
 }
 
 void tell_hosts(const std::vector<Rank>& all) {
@@ -271,6 +298,7 @@ void doctor_ranks(Communicator& ranks, const std::string& folder) {
     tell_folder(all, folder);
   }
   measure_speed(ranks);
+  measure_gpus(ranks);
 }
 
 }  // namespace sluice

@@ -20,7 +20,7 @@ struct CommProgress {
 };
 
 /// The one virtual interface. Every rank calls the same operations in the same order, from one thread at a time; each
-/// returns when this rank's buffers may be used again. Memory is the host's. Sizes are bytes, up to 2^63.
+/// returns when this rank's buffers may be used again. Memory is the host's, but with comm/device.h a GPU's. Sizes are bytes, up to 2^63.
 /// A peer that dies or calls something else is Error(hang) where it can be known, and a watchdog's business where it cannot.
 class Communicator {
  public:
@@ -31,7 +31,7 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual std::string name() const = 0;  // "local", "threads", "mpi"
+  virtual std::string name() const = 0;  // "local", "threads", "mpi", "nccl"
 
   void barrier();
   /// data of root to all.
@@ -56,6 +56,9 @@ class Communicator {
   const CommProgress& progress() const { return progress_; }
 
  protected:
+  /// What this one does shows in the progress of another, too, from which it was made.
+  void part_of(Communicator* parent) { parent_ = parent; }
+
   virtual void do_barrier() = 0;
   virtual void do_broadcast(void* data, int64_t bytes, int root) = 0;
   virtual void do_all_gather(void* all, const void* mine, int64_t bytes) = 0;

@@ -65,15 +65,15 @@ class Queued : public Communicator {
 
 }  // namespace
 
-CommQueue::CommQueue() : thread_([this] { serve(); }) {}
+CommQueue::CommQueue(Device device) : ctx_(64, device), thread_([this] { serve(); }) {}
 
-CommQueue::~CommQueue() {
+void CommQueue::finish() {
   {
     const std::scoped_lock lock(mutex_);
     over_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 CommQueue::Ticket CommQueue::post(std::function<void()> work) {
@@ -99,6 +99,7 @@ void CommQueue::wait(Ticket ticket) {
 
 void CommQueue::serve() {
   set_num_threads(1);  // the cores are the computation's
+  if (ctx_.device == Device::cuda) use_chosen_cuda_device();
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return over_ || !work_.empty(); });

@@ -7,8 +7,10 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "comm/communicator.h"
+#include "core/context.h"
 
 namespace sluice {
 
@@ -18,9 +20,11 @@ class CommQueue {
  public:
   using Ticket = int64_t;
 
-  CommQueue();
-  /// Finishes what was posted (an operation that failed ends the rest).
-  ~CommQueue();
+  /// device: where the memory is that its work is about.
+  explicit CommQueue(Device device = Device::cpu);
+  ~CommQueue() { finish(); }
+  /// Does what was posted (an operation that failed ends the rest), and nothing more: for an owner whose memory the work is about.
+  void finish();
   CommQueue(const CommQueue&) = delete;
   CommQueue& operator=(const CommQueue&) = delete;
 
@@ -29,6 +33,10 @@ class CommQueue {
   /// done and every wait throws.
   void wait(Ticket ticket);
   void wait_all() { wait(last_posted_); }
+  /// Now, in the queue's thread.
+  void run(std::function<void()> work) { wait(post(std::move(work))); }
+  /// For the work's ops: on a GPU, a stream of its own.
+  Context& context() { return ctx_; }
 
   /// Nanoseconds that callers of wait() have waited.
   int64_t waited_ns() const { return waited_ns_; }
@@ -41,6 +49,7 @@ class CommQueue {
  private:
   void serve();
 
+  Context ctx_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> work_;

@@ -46,6 +46,7 @@ enum class BalanceScope : uint8_t { global_batch, micro_batch };
 enum class Determinism : uint8_t { same_layout, exact };
 enum class ExactSum : uint8_t { tree, fixed64 };
 enum class GradientDtype : uint8_t { f32, bf16 };
+enum class Transport : uint8_t { automatic, nccl, host };
 enum class Schedule : uint8_t { constant, cosine, linear, wsd };
 enum class ConsoleMode : uint8_t { automatic, bar, lines, none };
 
@@ -77,6 +78,7 @@ SLUICE_ENUM_NAMES(BalanceScope, "global_batch", "micro_batch");
 SLUICE_ENUM_NAMES(Determinism, "same_layout", "exact");
 SLUICE_ENUM_NAMES(ExactSum, "tree", "fixed64");
 SLUICE_ENUM_NAMES(GradientDtype, "f32", "bf16");
+SLUICE_ENUM_NAMES(Transport, "auto", "nccl", "host");
 SLUICE_ENUM_NAMES(Schedule, "constant", "cosine", "linear", "wsd");
 SLUICE_ENUM_NAMES(ConsoleMode, "auto", "bar", "lines", "none");
 
@@ -468,6 +470,7 @@ struct ParallelConfig {
   GradientDtype gradient_dtype = GradientDtype::f32;
   Determinism determinism = Determinism::same_layout;
   ExactSum exact_sum = ExactSum::tree;
+  Transport transport = Transport::automatic;
   double timeout_seconds = 300;
 
   template <class V>
@@ -481,6 +484,7 @@ struct ParallelConfig {
     f("gradient_dtype", gradient_dtype, "how gradients travel between ranks; bf16: rounded up or down at random, summed in f32 all the same");
     f("determinism", determinism, "same_layout: the same bits again on as many ranks; exact: on any number of them");
     f("exact_sum", exact_sum, "of gradients, when exact: a tree over micro-batches (each rank takes a power of two), or 64-bit fixed point");
+    f("transport", transport, "between GPUs; auto: nccl where every rank has one of its own; host: through pinned memory and MPI");
     f("timeout_seconds", timeout_seconds, "ranks without progress for so long end, and the one to blame is named; 0: never");
   }
 };

@@ -30,6 +30,7 @@ void write(Context& ctx, void* device, const void* host, int64_t bytes);
 /// On the copy stream; src is pinned.
 void prefetch(Context& ctx, void* dst, const void* src, int64_t bytes);
 void await_prefetch(Context& ctx);
+std::unique_ptr<Mark::Impl> make_mark();
 std::unique_ptr<Graph::Impl> record(Context& ctx, const std::function<void()>& ops);
 /// Waits for everything enqueued on ctx, then throws what kernels reported: Error(data) for tokens, targets and
 /// positions outside their tables, Error(internal) with the CUDA error's name for the rest.

@@ -34,6 +34,12 @@ void choose_cuda_device(int index) {
 #endif
 }
 
+void use_chosen_cuda_device() {
+#if defined(SLUICE_HAS_CUDA)
+  if (!cuda_devices().empty()) cuda::choose(chosen_device);
+#endif
+}
+
 int chosen_cuda_device() { return chosen_device; }
 
 void copy(Context& ctx, const Tensor& dst, const Tensor& src) {
@@ -79,6 +85,25 @@ void await_prefetch(Context& ctx) {
 #else
   (void)ctx;
 #endif
+}
+
+Mark::Mark() = default;
+Mark::~Mark() = default;
+Mark::Mark(Mark&& other) noexcept = default;
+Mark& Mark::operator=(Mark&& other) noexcept = default;
+
+void Mark::set(Context& ctx) {
+#if defined(SLUICE_HAS_CUDA)
+  if (ctx.device != Device::cuda || ctx.dry_run) return;
+  if (!impl_) impl_ = cuda::make_mark();
+  impl_->set(ctx);
+#else
+  (void)ctx;
+#endif
+}
+
+void Mark::await(Context& ctx) const {
+  if (impl_) impl_->await(ctx);
 }
 
 Graph::Graph() = default;

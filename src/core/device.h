@@ -28,6 +28,8 @@ std::vector<DeviceInfo> cuda_devices();
 /// This thread, and what it begins, computes on the index-th of them, modulo their number: several ranks of one machine share
 /// them. Before anything is allocated; nothing without one.
 void choose_cuda_device(int index);
+/// The same for a thread that begins later: what was chosen is the process's, but CUDA asks every thread.
+void use_chosen_cuda_device();
 /// The one that was chosen; the first otherwise.
 int chosen_cuda_device();
 
@@ -51,6 +53,30 @@ void write_tensor(Context& ctx, const Tensor& t, const void* host);
 /// ctx wait for all of them.
 void prefetch(Context& ctx, const Tensor& dst, const Tensor& src);
 void await_prefetch(Context& ctx);
+
+/// A point in the ops of one context for which those of another wait: of two streams of a GPU. On a CPU an op is done when it
+/// returns, and nothing waits.
+class Mark {
+ public:
+  Mark();
+  ~Mark();
+  Mark(Mark&& other) noexcept;
+  Mark& operator=(Mark&& other) noexcept;
+
+  /// Here: after everything that ctx has begun. Moves a mark that was set before.
+  void set(Context& ctx);
+  /// Later ops of ctx begin when what was before the mark is done; at once if it was never set.
+  void await(Context& ctx) const;
+
+  struct Impl {
+    virtual ~Impl() = default;
+    virtual void set(Context& ctx) = 0;
+    virtual void await(Context& ctx) = 0;
+  };
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
 
 /// A sequence of ops recorded once and replayed with one call (a CUDA graph). Only on a GPU.
 class Graph {

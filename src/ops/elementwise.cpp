@@ -8,6 +8,7 @@ SLUICE_DECLARE_BACKENDS(clip_forward)
 SLUICE_DECLARE_BACKENDS(clip_backward)
 SLUICE_DECLARE_BACKENDS(soft_cap_forward)
 SLUICE_DECLARE_BACKENDS(cast)
+SLUICE_DECLARE_BACKENDS(round_stochastically)
 SLUICE_DECLARE_BACKENDS(fill)
 SLUICE_DECLARE_BACKENDS(scale)
 
@@ -48,6 +49,12 @@ void cast(Context& ctx, Tensor y, const Tensor& x) {
   SLUICE_CHECK(y.rank == x.rank && y.shape == x.shape, "cast: y must have the shape of x, {}, got {}",
                x.describe(), y.describe());
   SLUICE_DISPATCH(cast, ctx, y, x);
+}
+
+void round_stochastically(Context& ctx, Tensor y, const Tensor& x, uint32_t key) {
+  check_count("round_stochastically", "x", x, DType::f32, x.numel());
+  check_count("round_stochastically", "y", y, DType::bf16, x.numel());
+  SLUICE_DISPATCH(round_stochastically, ctx, y, x, key);
 }
 
 void fill(Context& ctx, Tensor y, double value) {

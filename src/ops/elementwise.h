@@ -17,6 +17,10 @@ void soft_cap_forward(Context& ctx, Tensor y, const Tensor& x, double cap);
 
 /// y = x, converting between f32, bf16 and f64 (round to nearest even).
 void cast(Context& ctx, Tensor y, const Tensor& x);
+/// y (bf16) = x (f32), each element rounded to a neighbouring bf16: to the upper one with the probability of its distance from the
+/// lower one over theirs from each other (stochastic rounding). What is a bf16 stays, infinities and NaN stay what they are; a
+/// finite number stays finite. The random bits are a function of (key, index): the same on every backend.
+void round_stochastically(Context& ctx, Tensor y, const Tensor& x, uint32_t key);
 void fill(Context& ctx, Tensor y, double value);
 /// y *= factor.
 void scale(Context& ctx, Tensor y, double factor);

@@ -6,6 +6,7 @@
 SLUICE_DECLARE_BACKENDS(sum_of_squares)
 SLUICE_DECLARE_BACKENDS(add_squares)
 SLUICE_DECLARE_BACKENDS(sum)
+SLUICE_DECLARE_BACKENDS(sum_rows)
 SLUICE_DECLARE_BACKENDS(max_abs)
 
 namespace sluice {
@@ -32,6 +33,12 @@ void sum(Context& ctx, Tensor result, const Tensor& x, Into into) {
   check_floating("sum", "x", x);
   check_tensor("sum", "result", result, DType::f64, {1});
   SLUICE_DISPATCH(sum, ctx, result, x, into);
+}
+
+void sum_rows(Context& ctx, Tensor y, const Tensor& rows, Into into) {
+  SLUICE_CHECK(y.dtype == DType::f32 || y.dtype == DType::f64, "sum_rows: y must be f32 or f64, got {}", y.describe());
+  check_tensor("sum_rows", "rows", rows, y.dtype, {rows.dim(0), y.numel()});
+  SLUICE_DISPATCH(sum_rows, ctx, y, rows, into);
 }
 
 void max_abs(Context& ctx, Tensor result, const Tensor& x) {

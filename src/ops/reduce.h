@@ -1,5 +1,5 @@
 #pragma once
-// Reductions to one number, result (1) f64 on the context's device. Fixed chunks of 64 Ki elements, summed in order in
+// Reductions, most to one number, result (1) f64 on the context's device. Fixed chunks of 64 Ki elements, summed in order in
 // double: on a CPU the result does not depend on the number of threads.
 #include "core/context.h"
 
@@ -19,6 +19,9 @@ double squares_of_bins(const double* bins);
 
 /// result = sum of x, or += with Into::add.
 void sum(Context& ctx, Tensor result, const Tensor& x, Into into);
+/// y (n) = the sum of rows (R, n), by the tree of core/tree_sum.h; += with Into::add. rows is used up; y is none of them. The same
+/// bits on every backend.
+void sum_rows(Context& ctx, Tensor y, const Tensor& rows, Into into);
 /// result = max |x|, NaN if any element is NaN.
 void max_abs(Context& ctx, Tensor result, const Tensor& x);
 

@@ -1,6 +1,7 @@
 #include "optim/grad_sync.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <utility>
@@ -39,8 +40,8 @@ void copy_elements(T* to, const T* from, int64_t n) {
 
 }  // namespace
 
-GradSync::GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, CommQueue* queue)
-    : config_(config), store_(store), mesh_(mesh), queue_(queue) {
+GradSync::GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, const Mesh& moves, CommQueue* queue)
+    : config_(config), store_(store), mesh_(mesh), moves_(moves), queue_(queue) {
   SLUICE_CHECK(queue || mesh.data().size() == 1, "GradSync: several ranks need a queue");
 }
 
@@ -50,7 +51,8 @@ void GradSync::with_type(F&& f) {
   else f(float{});
 }
 
-void GradSync::allocate(Arena& arena, Arena& pinned, int64_t micro_batches) {
+void GradSync::allocate(Arena& arena, int64_t micro_batches) {
+  SLUICE_CHECK(arena.device() == Device::cpu || !exact(), "GradSync: exact on a GPU");
   micro_batches_ = micro_batches;
   pieces_ = store_.pieces(mesh_.data().rank(), mesh_.expert_data().rank());
   const DType wide = accumulate_dtype(store_.dtype());
@@ -60,7 +62,7 @@ void GradSync::allocate(Arena& arena, Arena& pinned, int64_t micro_batches) {
     const int64_t length = p.of.end - p.of.begin;
     Kept kept{.rows = sources_of(p.of), .length = length, .at = at, .fixed_at = fixed_at};
     if (sharded()) {
-      kept.rows *= ranks_of(p.of).size();
+      kept.rows *= ranks_sharing(p.of);
       kept.length = p.count;
     }
     at += kept.rows * kept.length;
@@ -68,21 +70,14 @@ void GradSync::allocate(Arena& arena, Arena& pinned, int64_t micro_batches) {
     largest = std::max(largest, length * (sharded() ? sources_of(p.of) : 1));
     kept_.push_back(kept);
   }
+  computed_.clear();
+  computed_.resize(pieces_.size());
   levels_.clear();
   if (tree() && !in_place())
     for (int64_t m = 1; m < micro_batches; m *= 2) levels_.push_back(arena.alloc("gradient tree", wide, {at}));
   fixed_ = fixed() ? arena.alloc("fixed-point gradients", DType::i32, {fixed_at, 2}) : Tensor();
   shards_ = sharded() ? arena.alloc("gradient shards", wide, {ParamStore::size_of(pieces_)}) : Tensor();
   received_ = Tensor();
-  staged_ = Tensor();
-  if (arena.device() != Device::cpu) {
-    SLUICE_CHECK(in_place() && config_.zero_stage == 0, "GradSync: zero_stage {} on a GPU", config_.zero_stage);
-    if (alone()) return;
-    staged_ = pinned.alloc("gradients on their way", wide, {store_.flat_size()});
-    received_ = pinned.alloc("gradients of other ranks", wide, {largest});
-    if (config_.gradient_dtype == GradientDtype::bf16) wire_.allocate(pinned, largest);
-    return;
-  }
   if (!alone() || sharded())
     received_ = fixed() && !sharded() ? arena.alloc("gradients of other ranks", DType::i32, {largest, 2})
                                       : arena.alloc("gradients of other ranks", wide, {largest});
@@ -122,15 +117,25 @@ void GradSync::begin(Context& ctx, int unit, Pass pass) {
 }
 
 void GradSync::end(Context& ctx, int unit, Pass pass) {
-  if (pass == Pass::forward || ctx.dry_run || staged_) return;
+  if (pass == Pass::forward || ctx.dry_run) return;
   if (in_place() && (alone() || !last())) return;
-  sum_unit(unit);
+  sum_unit(ctx, unit);
 }
 
 void GradSync::end_micro_batch(Context& ctx) { end(ctx, 0, Pass::backward); }
 
 /// What is to be summed of a unit after this micro-batch.
-void GradSync::sum_unit(int unit) {
+void GradSync::sum_unit(Context& ctx, int unit) {
+  // The queue's work begins when the gradients are computed, and is done when its sums are.
+  const auto post = [&](size_t i, auto work) {
+    computed_[i].set(ctx);
+    return queue_->post([this, i, work] {
+      Context& its = queue_->context();
+      computed_[i].await(its);
+      work(its);
+      synchronize(its);
+    });
+  };
   with_type([&](auto tag) {
     using T = decltype(tag);
     for (size_t i = 0; i < pieces_.size(); ++i) {
@@ -139,19 +144,19 @@ void GradSync::sum_unit(int unit) {
       if (sharded()) {
         std::vector<Tensor> sources;
         for (int s = 0; s < sources_of(b); ++s) sources.push_back(store_.bucket_grads(b, s));
-        const auto work = [this, i, sources, m = micro_batch_] { send_shards<T>(i, sources, m); };
-        if (queue_) busy(unit) = queue_->post(work);
-        else work();
+        const auto work = [this, i, sources, m = micro_batch_](Context& its) { send_shards<T>(its, i, sources, m); };
+        if (queue_) busy(unit) = post(i, work);
+        else work(ctx);
         continue;
       }
-      T* whole = store_.bucket_grads(b).as<T>();
-      if (!in_place()) sum_here(i, whole);
+      const Tensor whole = store_.bucket_grads(b);
+      if (!in_place()) sum_here(i, whole.as<T>());
       if (!last()) continue;
       if (alone()) {
-        if (fixed()) from_fixed(whole, static_cast<int64_t*>(fixed_.data) + kept_[i].fixed_at, b.end - b.begin);
+        if (fixed()) from_fixed(whole.as<T>(), static_cast<int64_t*>(fixed_.data) + kept_[i].fixed_at, b.end - b.begin);
         continue;
       }
-      queue_->post([this, i, whole] { sum_with_ranks<T>(i, whole); });
+      post(i, [this, i, whole](Context& its) { sum_with_ranks<T>(its, i, whole); });
     }
   });
 }
@@ -202,20 +207,21 @@ void GradSync::sum_here(size_t i, T* whole) {
 
 /// The ranks' sums of a bucket become one, this rank's piece of it in its place; with zero_stage 0 all of it.
 template <class T>
-void GradSync::sum_with_ranks(size_t i, T* whole) {
+void GradSync::sum_with_ranks(Context& ctx, size_t i, const Tensor& whole) {
   const ParamStore::Piece& p = pieces_[i];
-  Communicator& ranks = ranks_of(p.of);
-  T* mine = whole + (p.begin - p.of.begin);
+  const int64_t ranks = ranks_sharing(p.of);
+  const Tensor mine = whole.rows(p.begin - p.of.begin, p.count);
   if (fixed()) {
     int64_t* sums = static_cast<int64_t*>(fixed_.data) + kept_[i].fixed_at;
     int64_t* my_sums = sums + (p.begin - p.of.begin);
-    reduce_scatter(ranks, my_sums, sums, p.count, static_cast<int64_t*>(received_.data));
-    from_fixed(mine, my_sums, p.count);
-  } else if (ranks.size() > 1) {
-    exchange(p, received_.as<T>(), whole, micro_batches_ - 1);
-    sum_parts(mine, received_.as<T>(), ranks.size(), p.count);
+    reduce_scatter(ranks_of(p.of), my_sums, sums, p.count, static_cast<int64_t*>(received_.data));
+    from_fixed(mine.as<T>(), my_sums, p.count);
+  } else if (ranks > 1) {
+    const Tensor received = received_.rows(0, ranks * p.count).view({ranks, p.count});
+    exchange(ctx, p, received, whole, micro_batches_ - 1);
+    sum_rows(ctx, mine, received, Into::overwrite);
   }
-  if (config_.zero_stage == 0) gather(p, whole, mine);
+  if (config_.zero_stage == 0) gather(ctx, p, whole, mine);
 }
 
 Bf16Wire::Place GradSync::place(const Bucket& b, int64_t micro_batch) const {
@@ -223,36 +229,33 @@ Bf16Wire::Place GradSync::place(const Bucket& b, int64_t micro_batch) const {
 }
 
 /// received (ranks, count) = this rank's piece of everyone's bucket `all`.
-template <class T>
-void GradSync::exchange(const ParamStore::Piece& p, T* received, const T* all, int64_t micro_batch) {
+void GradSync::exchange(Context& ctx, const ParamStore::Piece& p, const Tensor& received, const Tensor& all, int64_t micro_batch) {
   Communicator& ranks = ranks_of(p.of);
-  if constexpr (std::is_same_v<T, float>)
-    if (wire_.allocated() && ranks.size() > 1) return wire_.all_to_all(ranks, received, all, p.count, place(p.of, micro_batch));
-  ranks.all_to_all(received, all, p.count * static_cast<int64_t>(sizeof(T)));
+  if (wire_.allocated() && ranks.size() > 1) return wire_.all_to_all(ctx, ranks, received, all, place(p.of, micro_batch));
+  ranks.all_to_all(received.data, all.data, p.count * dtype_size(all.dtype));
 }
 
 /// whole = everyone's pieces of the bucket's sum.
-template <class T>
-void GradSync::gather(const ParamStore::Piece& p, T* whole, const T* mine) {
+void GradSync::gather(Context& ctx, const ParamStore::Piece& p, const Tensor& whole, const Tensor& mine) {
   Communicator& ranks = ranks_of(p.of);
-  if constexpr (std::is_same_v<T, float>)
-    if (wire_.allocated() && ranks.size() > 1) return wire_.all_gather(ranks, whole, mine, p.count, place(p.of, micro_batches_ - 1));
-  ranks.all_gather(whole, mine, p.count * static_cast<int64_t>(sizeof(T)));
+  if (wire_.allocated() && ranks.size() > 1) return wire_.all_gather(ctx, ranks, whole, mine, place(p.of, micro_batches_ - 1));
+  ranks.all_gather(whole.data, mine.data, mine.bytes());
 }
 
 /// One micro-batch of a bucket goes to the owners of its pieces, who add what they get.
 template <class T>
-void GradSync::send_shards(size_t i, const std::vector<Tensor>& sources, int64_t micro_batch) {
+void GradSync::send_shards(Context& ctx, size_t i, const std::vector<Tensor>& sources, int64_t micro_batch) {
   const ParamStore::Piece& p = pieces_[i];
-  Communicator& ranks = ranks_of(p.of);
-  const int num_ranks = ranks.size(), num_sources = static_cast<int>(sources.size());
+  const int num_ranks = ranks_sharing(p.of), num_sources = static_cast<int>(sources.size());
   // Row r num_sources + s: of source s of rank r, the order of the data axis.
   std::vector<T*> rows(static_cast<size_t>(num_ranks * num_sources));
   for (int s = 0; s < num_sources; ++s) {
-    T* received = received_.as<T>() + s * num_ranks * p.count;
-    exchange(p, received, sources[static_cast<size_t>(s)].as<T>(), micro_batch);
-    for (int r = 0; r < num_ranks; ++r) rows[static_cast<size_t>(r * num_sources + s)] = received + r * p.count;
+    const Tensor received = received_.rows(s * num_ranks * p.count, num_ranks * p.count);
+    exchange(ctx, p, received, sources[static_cast<size_t>(s)], micro_batch);
+    for (int r = 0; r < num_ranks; ++r) rows[static_cast<size_t>(r * num_sources + s)] = received.as<T>() + r * p.count;
   }
+  if (!exact())
+    return sum_rows(ctx, shards_.rows(p.at, p.count), received_.rows(0, num_ranks * p.count).view({num_ranks, p.count}), Into::add);
   T* sum = shards_.as<T>() + p.at;
   const bool is_last = micro_batch + 1 == micro_batches_;
   if (fixed()) {
@@ -261,12 +264,10 @@ void GradSync::send_shards(size_t i, const std::vector<Tensor>& sources, int64_t
     if (is_last) from_fixed(sum, sums, p.count);
     return;
   }
-  if (tree())
-    for (size_t row = 0; row < rows.size(); ++row) merge(kept_[i], static_cast<int>(row), rows[row], micro_batch);
-  if (tree() && !is_last) return;
+  for (size_t row = 0; row < rows.size(); ++row) merge(kept_[i], static_cast<int>(row), rows[row], micro_batch);
+  if (!is_last) return;
   tree_sum(rows.data(), static_cast<int>(rows.size()), p.count);
-  if (tree()) copy_elements(sum, rows[0], p.count);
-  else add_pair(sum, sum, rows[0], p.count);
+  copy_elements(sum, rows[0], p.count);
 }
 
 Tensor GradSync::grads(size_t i) const {
@@ -274,28 +275,8 @@ Tensor GradSync::grads(size_t i) const {
   return sharded() ? shards_.rows(p.at, p.count) : store_.bucket_grads(p.of).rows(p.begin - p.of.begin, p.count);
 }
 
-/// Bucket by bucket to the host, where it is summed while the next one comes, and back.
-void GradSync::sum_staged(Context& ctx) {
-  std::vector<CommQueue::Ticket> summed;
-  const auto host = [&](const Bucket& b) { return staged_.rows(b.begin, b.end - b.begin); };
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    const Bucket& b = pieces_[i].of;
-    copy(ctx, host(b), store_.bucket_grads(b));
-    synchronize(ctx);
-    with_type([&](auto tag) {
-      using T = decltype(tag);
-      summed.push_back(queue_->post([this, i, whole = host(b).template as<T>()] { sum_with_ranks<T>(i, whole); }));
-    });
-  }
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    queue_->wait(summed[i]);
-    copy(ctx, store_.bucket_grads(pieces_[i].of), host(pieces_[i].of));
-  }
-}
-
 void GradSync::finish(Context& ctx) {
   if (ctx.dry_run) return;
-  if (staged_) return sum_staged(ctx);
   if (queue_) queue_->wait_all();
   if (bad_ == kNoneBad) return;
   // Whoever found it makes the sum of squares NaN for all: in the parameter itself, where that is here.
@@ -316,9 +297,11 @@ void GradSync::sum_squares(Context& ctx, Tensor squares) const {
   if (ctx.dry_run) return;
   fill(ctx, bins_, 0.0);
   for (size_t i = 0; i < pieces_.size(); ++i) add_squares(ctx, bins_, grads(i));
-  double* bins = bins_.as<double>();
-  all_reduce(mesh_.data(), bins, kSquareBins);
-  *squares.as<double>() = squares_of_bins(bins);
+  std::array<double, kSquareBins> bins;
+  read_tensor(ctx, bins.data(), bins_);
+  all_reduce(mesh_.data(), bins.data(), kSquareBins);
+  const double total = squares_of_bins(bins.data());
+  write_tensor(ctx, squares, &total);
 }
 
 }  // namespace sluice

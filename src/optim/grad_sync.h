@@ -20,7 +20,7 @@ namespace sluice {
 ///
 /// gradient_dtype bf16: what travels is rounded (optim/bf16_wire.h), what is summed is not.
 ///
-/// With determinism same_layout, micro-batches add up where the layers write, and ranks by the tree of comm/reduce.h: bits
+/// With determinism same_layout, micro-batches add up where the layers write, and ranks by the tree of core/tree_sum.h: bits
 /// depend on the number of ranks and the stage. With exact they do not: every micro-batch's gradient is computed from zero, and
 /// all of a step's are one sum,
 ///   tree     of the perfect binary tree over their numbers; bits agree for every number of ranks of which each has a power of
@@ -29,12 +29,12 @@ namespace sluice {
 ///            micro-batch's gradient that is not below 2^12 / (micro-batches of the step) makes the sum NaN.
 class GradSync : public UnitUser {
  public:
-  /// queue: nullptr for one rank.
-  GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, CommQueue* queue);
+  /// queue: nullptr for one rank on a CPU. moves: the same mesh, for memory where the store has it (comm/device.h); on a CPU, mesh
+  /// itself. On a GPU determinism is same_layout.
+  GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, const Mesh& moves, CommQueue* queue);
 
-  /// Work memory for `micro_batches` of this rank's. After the store's. pinned: host memory where gradients on a GPU pass on
-  /// their way to other ranks, after the last backward pass; that takes zero_stage 0 and same_layout.
-  void allocate(Arena& arena, Arena& pinned, int64_t micro_batches);
+  /// Work memory for `micro_batches` of this rank's. After the store's.
+  void allocate(Arena& arena, int64_t micro_batches);
 
   /// step: by which gradients that travel in bf16 are rounded.
   void begin_step(Context& ctx, int64_t step);
@@ -48,7 +48,7 @@ class GradSync : public UnitUser {
   const std::vector<ParamStore::Piece>& pieces() const { return pieces_; }
   /// The summed gradient of pieces()[i].
   Tensor grads(size_t i) const;
-  /// squares (1) f64 on a CPU = the sum of the squares of the whole gradient: the same bits on every rank of every layout.
+  /// squares (1) f64 = the sum of the squares of the whole gradient: the same bits on every rank of every layout.
   void sum_squares(Context& ctx, Tensor squares) const;
 
  private:
@@ -66,23 +66,21 @@ class GradSync : public UnitUser {
   bool last() const { return micro_batch_ + 1 == micro_batches_; }
   /// Micro-batches add up where the layers write, and stay there.
   bool in_place() const { return !sharded() && (!exact() || (tree() && micro_batches_ == 1 && store_.grad_sources() == 1)); }
-  Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? mesh_.expert_data() : mesh_.data(); }
+  Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? moves_.expert_data() : moves_.data(); }
+  int ranks_sharing(const Bucket& b) const { return (b.of_expert ? mesh_.expert_data() : mesh_.data()).size(); }
   int sources_of(const Bucket& b) const { return b.of_expert ? store_.grad_sources() : 1; }
   CommQueue::Ticket& busy(int unit) { return slot_busy_[static_cast<size_t>(ParamStore::slot_of(unit))]; }
   void zero(Context& ctx, int unit);
-  void sum_unit(int unit);
-  void sum_staged(Context& ctx);
+  void sum_unit(Context& ctx, int unit);
   template <class T>
   void sum_here(size_t i, T* whole);
   template <class T>
-  void sum_with_ranks(size_t i, T* whole);
-  template <class T>
-  void exchange(const ParamStore::Piece& p, T* received, const T* all, int64_t micro_batch);
-  template <class T>
-  void gather(const ParamStore::Piece& p, T* whole, const T* mine);
+  void sum_with_ranks(Context& ctx, size_t i, const Tensor& whole);
+  void exchange(Context& ctx, const ParamStore::Piece& p, const Tensor& received, const Tensor& all, int64_t micro_batch);
+  void gather(Context& ctx, const ParamStore::Piece& p, const Tensor& whole, const Tensor& mine);
   Bf16Wire::Place place(const Bucket& b, int64_t micro_batch) const;
   template <class T>
-  void send_shards(size_t i, const std::vector<Tensor>& sources, int64_t micro_batch);
+  void send_shards(Context& ctx, size_t i, const std::vector<Tensor>& sources, int64_t micro_batch);
   template <class T>
   void merge(const Kept& kept, int row, T* sum, int64_t micro_batch);
   template <class T>
@@ -92,16 +90,16 @@ class GradSync : public UnitUser {
 
   ParallelConfig config_;
   ParamStore& store_;
-  const Mesh& mesh_;
+  const Mesh &mesh_, &moves_;
   CommQueue* queue_;
   std::vector<ParamStore::Piece> pieces_;
   std::vector<Kept> kept_;      // per bucket
+  std::vector<Mark> computed_;  // per bucket: its gradients are there
   std::vector<Tensor> levels_;  // tree: level k holds sums of 2^k micro-batches where bit k of their number is set
   Tensor fixed_;                // (elements, 2) i32: int64 each
   Tensor received_;             // of the other ranks; the queue's
   Bf16Wire wire_;               // with gradient_dtype bf16
   Tensor shards_;               // sums of the pieces, with zero_stage 2 and 3
-  Tensor staged_;               // all gradients, in host memory, where they are computed on a GPU
   Tensor bins_;                 // (kSquareBins) f64
   static constexpr int64_t kNoneBad = std::numeric_limits<int64_t>::max();
   int64_t micro_batches_ = 1, micro_batch_ = 0, step_ = 0;

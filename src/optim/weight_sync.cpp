@@ -1,14 +1,16 @@
 #include "optim/weight_sync.h"
 
 namespace sluice {
-WeightSync::WeightSync(int64_t zero_stage, ParamStore& store, const Mesh& mesh, CommQueue* queue)
-    : zero_stage_(zero_stage), store_(store), mesh_(mesh), queue_(queue) {
+WeightSync::WeightSync(int64_t zero_stage, ParamStore& store, const Mesh& mesh, const Mesh& moves, CommQueue* queue)
+    : zero_stage_(zero_stage), store_(store), mesh_(mesh), moves_(moves), queue_(queue) {
   SLUICE_CHECK(queue || mesh.data().size() == 1, "WeightSync: several ranks need a queue");
 }
 
 void WeightSync::allocate(Arena& arena) {
   pieces_ = store_.pieces(mesh_.data().rank(), mesh_.expert_data().rank());
   shards_ = sharded() ? arena.alloc("weight shards", store_.dtype(), {ParamStore::size_of(pieces_)}) : Tensor();
+  free_.clear();
+  free_.resize(static_cast<size_t>(store_.num_units()));
   pending_.assign(static_cast<size_t>(store_.num_units()), 0);
 }
 
@@ -18,7 +20,9 @@ Tensor WeightSync::values(size_t i) const {
 }
 
 /// Every bucket of the unit, from all its owners.
-CommQueue::Ticket WeightSync::gather(int unit) {
+CommQueue::Ticket WeightSync::gather(Context& ctx, int unit) {
+  Mark& free = free_[static_cast<size_t>(unit)];
+  free.set(ctx);
   const Tensor place = store_.unit_values(unit);
   CommQueue::Ticket ticket = 0;
   int64_t at = 0;
@@ -27,7 +31,8 @@ CommQueue::Ticket WeightSync::gather(int unit) {
     if (p.of.unit != unit) continue;
     const Tensor mine = values(i), all = place.rows(at, p.of.end - p.of.begin);
     at += p.of.end - p.of.begin;
-    const auto work = [&ranks = ranks_of(p.of), to = all.data, from = mine.data, bytes = mine.bytes()] {
+    const auto work = [this, &free, &ranks = ranks_of(p.of), to = all.data, from = mine.data, bytes = mine.bytes()] {
+      if (queue_) free.await(queue_->context());
       ranks.all_gather(to, from, bytes);
     };
     if (queue_) ticket = queue_->post(work);
@@ -43,7 +48,7 @@ void WeightSync::changed(Context& ctx) {
     return;
   }
   if (zero_stage_ == 0 || !queue_) return store_.pack_trained(ctx);
-  for (int unit = 0; unit < store_.num_units(); ++unit) pending_[static_cast<size_t>(unit)] = gather(unit);
+  for (int unit = 0; unit < store_.num_units(); ++unit) pending_[static_cast<size_t>(unit)] = gather(ctx, unit);
 }
 
 void WeightSync::settle(Context& ctx) {
@@ -60,20 +65,20 @@ void WeightSync::bring(Context& ctx, int unit) {
   store_.pack(ctx, unit);
 }
 
-void WeightSync::request(int unit) {
+void WeightSync::request(Context& ctx, int unit) {
   Slot& s = slot(unit);
-  if (s.unit != unit) s = {unit, gather(unit), false};
+  if (s.unit != unit) s = {unit, gather(ctx, unit), false};
 }
 
 void WeightSync::begin(Context& ctx, int unit, Pass pass) {
   if (ctx.dry_run) return;
   if (!sharded()) return bring(ctx, unit);
-  request(unit);
+  request(ctx, unit);
   // One ahead, while this one computes.
   const int next = pass == Pass::forward ? unit + 1 : unit - 1;
   Slot& s = slot(unit);
   if (queue_) queue_->wait(s.ticket);
-  if (next > 0 && next < store_.num_units()) request(next);
+  if (next > 0 && next < store_.num_units()) request(ctx, next);
   if (s.packed) return;
   store_.place_values(unit);
   store_.pack(ctx, unit);

@@ -16,8 +16,8 @@ namespace sluice {
 /// before it computes, forward and backward, and gone two blocks later.
 class WeightSync : public UnitUser {
  public:
-  /// queue: nullptr for one rank.
-  WeightSync(int64_t zero_stage, ParamStore& store, const Mesh& mesh, CommQueue* queue);
+  /// queue, moves: as GradSync's.
+  WeightSync(int64_t zero_stage, ParamStore& store, const Mesh& mesh, const Mesh& moves, CommQueue* queue);
 
   /// After the store's.
   void allocate(Arena& arena);
@@ -34,17 +34,18 @@ class WeightSync : public UnitUser {
 
  private:
   bool sharded() const { return zero_stage_ >= 3; }
-  Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? mesh_.expert_data() : mesh_.data(); }
-  CommQueue::Ticket gather(int unit);
-  void request(int unit);
+  Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? moves_.expert_data() : moves_.data(); }
+  CommQueue::Ticket gather(Context& ctx, int unit);
+  void request(Context& ctx, int unit);
   void bring(Context& ctx, int unit);
 
   int64_t zero_stage_;
   ParamStore& store_;
-  const Mesh& mesh_;
+  const Mesh &mesh_, &moves_;
   CommQueue* queue_;
   std::vector<ParamStore::Piece> pieces_;
   Tensor shards_;                           // of the pieces, with zero_stage 3
+  std::vector<Mark> free_;                  // per unit: its weights are updated, and nobody uses its place
   std::vector<CommQueue::Ticket> pending_;  // per unit, with 1 and 2; 0: is there
   struct Slot {
     int unit = -1;  // whose weights are there, or on their way

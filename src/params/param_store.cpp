@@ -414,26 +414,29 @@ void ParamStore::initialize(Context& ctx, uint64_t seed, bool frozen_too) {
   for (size_t i = 0; i < specs_.size(); ++i) {
     if (!frozen_too && !specs_[i].trainable) continue;
     SLUICE_CHECK(values_[i].value.data, "initialize: parameter {} has no memory", specs_[i].name);
-    HostView view(ctx, values_[i].value, HostView::Content::uninitialized);
-    const Tensor& value = view.tensor();
-    initialize_slice({.id = static_cast<Id>(i), .count = value.numel()}, value, seed);
-    view.write_back();
+    initialize_slice(ctx, {.id = static_cast<Id>(i), .count = values_[i].value.numel()}, values_[i].value, seed);
   }
 }
 
-void ParamStore::initialize_slice(const Slice& slice, const Tensor& part, uint64_t seed) const {
+void ParamStore::initialize_slice(Context& ctx, const Slice& slice, const Tensor& target, uint64_t seed) const {
   const ParamSpec& spec = specs_[static_cast<size_t>(slice.id)];
   const RandomStream random(seed, spec.name);
+  HostView view(ctx, target, HostView::Content::uninitialized);
+  const Tensor& part = view.tensor();
   switch (part.dtype) {
     case DType::f32:
-      return fill_initial(part.as<float>(), slice.begin, slice.count, spec.init, random);
+      fill_initial(part.as<float>(), slice.begin, slice.count, spec.init, random);
+      break;
     case DType::bf16:
-      return fill_initial(part.as<bf16>(), slice.begin, slice.count, spec.init, random);
+      fill_initial(part.as<bf16>(), slice.begin, slice.count, spec.init, random);
+      break;
     case DType::f64:
-      return fill_initial(part.as<double>(), slice.begin, slice.count, spec.init, random);
+      fill_initial(part.as<double>(), slice.begin, slice.count, spec.init, random);
+      break;
     default:
       fail(ExitCode::internal, "initialize: parameters cannot be {}", dtype_name(part.dtype));
   }
+  view.write_back();
 }
 
 void ParamStore::pack(Context& ctx) {

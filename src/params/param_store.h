@@ -173,8 +173,8 @@ class ParamStore {
 
   /// Philox, key (seed, parameter's name): the same initial value whatever else the model holds.
   void initialize(Context& ctx, uint64_t seed, bool frozen_too = true);
-  /// The same for `slice` of a parameter, into part (count), on a CPU.
-  void initialize_slice(const Slice& slice, const Tensor& part, uint64_t seed) const;
+  /// The same for `slice` of a parameter, into part (count).
+  void initialize_slice(Context& ctx, const Slice& slice, const Tensor& part, uint64_t seed) const;
   /// Refreshes the packed copies after values changed: all; those of a unit, of all units, which are trained; the frozen ones.
   void pack(Context& ctx);
   void pack(Context& ctx, int unit) { pack(ctx, units_[static_cast<size_t>(unit)]); }

@@ -77,7 +77,8 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
       static_cast<double>(trainer.max_steps()) * static_cast<double>(tokens_per_step(config));
   lines.push_back("device   " + device_text(trainer.context().device));
   if (trainer.ranks().size() > 1)
-    lines.push_back(fmt::format("ranks    {} ({})  each {} micro-batches of {} a step  gradients {}", trainer.ranks().size(), trainer.ranks().name(),
+    lines.push_back(fmt::format("ranks    {} ({}{}{})  each {} micro-batches of {} a step  gradients {}", trainer.ranks().size(), trainer.ranks().name(),
+                               trainer.transport().empty() ? "" : "; GPUs: ", trainer.transport(),
                                config.train.global_batch_size / config.train.micro_batch_size / trainer.ranks().size(),
                                config.train.micro_batch_size,
                                config.parallel.determinism == Determinism::exact

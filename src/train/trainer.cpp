@@ -47,11 +47,8 @@ namespace {
 
 /// How many micro-batches of a step a rank computes.
 int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks, Device device) {
-  if (device == Device::cuda && (config.parallel.zero_stage > 0 || config.parallel.expert > 1))
-    fail(ExitCode::usage,
-         "parallel.zero_stage = {} and parallel.expert = {}: several GPUs share the batch alone in this version (0 and 1); use "
-         "train.device=cpu",
-         config.parallel.zero_stage, config.parallel.expert);
+  if (device == Device::cuda && config.parallel.expert > 1)
+    fail(ExitCode::usage, "parallel.expert = {}: GPUs do not share experts in this version (1); use train.device=cpu", config.parallel.expert);
   const TrainConfig& t = config.train;
   const ParallelConfig& p = config.parallel;
   const bool exact = p.determinism == Determinism::exact;
@@ -82,7 +79,38 @@ int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks, 
   return mine;
 }
 
+MeshShape mesh_shape(const ParallelConfig& p) {
+  return {.tensor = static_cast<int>(p.tensor),
+          .context = static_cast<int>(p.context),
+          .expert = static_cast<int>(p.expert),
+          .pipeline = static_cast<int>(p.pipeline)};
+}
+
+DeviceTransport transport_of(Transport transport) {
+  switch (transport) {
+    case Transport::automatic: return DeviceTransport::automatic;
+    case Transport::nccl: return DeviceTransport::nccl;
+    case Transport::host: return DeviceTransport::host;
+  }
+  fail(ExitCode::internal, "unknown transport");
+}
+
+/// Whether gradients or weights pass between ranks, or into pieces, beside the computation.
+bool needs_queue(const Config& config, const Communicator* ranks, Device device) {
+  return (ranks && ranks->size() > 1) || (device == Device::cuda && config.parallel.zero_stage > 0);
+}
+
 }  // namespace
+
+Trainer::DeviceRanks::DeviceRanks(Communicator& host, CommQueue& queue, const ParallelConfig& config) {
+  queue.run([&] {
+    // Evaluation and saving may keep others waiting for long: the watchdog knows of them.
+    constexpr double kBackstop = 20;
+    world = make_device_communicator(host, queue.context(),
+                                     {.transport = transport_of(config.transport), .timeout_seconds = kBackstop * config.timeout_seconds});
+    mesh = std::make_unique<Mesh>(*world, mesh_shape(config));
+  });
+}
 
 MemoryPlan Trainer::measure(const Config& config, Communicator* ranks) {
   Trainer dry(config, nullptr, ranks, MemoryPlan{});
@@ -105,12 +133,11 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
 Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory, Device device)
     : config_(config),
       data_(data),
-      queue_(ranks && ranks->size() > 1 ? std::make_unique<CommQueue>() : nullptr),
-      ranks_(queue_ ? queue_->queued(*ranks) : make_local_communicator()),
-      mesh_(*ranks_, {.tensor = static_cast<int>(config.parallel.tensor),
-                      .context = static_cast<int>(config.parallel.context),
-                      .expert = static_cast<int>(config.parallel.expert),
-                      .pipeline = static_cast<int>(config.parallel.pipeline)}),
+      queue_(needs_queue(config, ranks, device) ? std::make_unique<CommQueue>(device) : nullptr),
+      ranks_(ranks && ranks->size() > 1 ? queue_->queued(*ranks) : make_local_communicator()),
+      mesh_(*ranks_, mesh_shape(config.parallel)),
+      device_ranks_(queue_ && device == Device::cuda && data ? std::make_unique<DeviceRanks>(several() ? *ranks : *ranks_, *queue_, config.parallel)
+                                                             : nullptr),
       micro_batches_(micro_batches_per_rank(config, *ranks_, device)),
       memory_(memory),
       max_steps_(training_steps(config)),
@@ -125,18 +152,17 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       model_(config.model, store_,
              shared_experts() ? ExpertRanks{&mesh_.expert(), config.parallel.expert_capacity} : ExpertRanks{}),
       optimizer_(config.optimizer, store_),
-      grad_sync_(config.parallel, store_, mesh_, queue_.get()),
-      weight_sync_(config.parallel.zero_stage, store_, mesh_, queue_.get()),
+      grad_sync_(config.parallel, store_, mesh_, moves(), queue_.get()),
+      weight_sync_(config.parallel.zero_stage, store_, mesh_, moves(), queue_.get()),
       policy_(config.train),
       heads_(config) {
   ctx_.deterministic = config.train.deterministic;
   const DType dtype = storage_dtype(config.train.precision);
   const int64_t seq_len = config.data.seq_len, tokens = config.train.micro_batch_size * seq_len;
   store_.allocate(ctx_, dtype, tokens, parameters_, &gradients_, layout());
-  grad_sync_.allocate(gradients_, pinned_, micro_batches_);
+  grad_sync_.allocate(gradients_, micro_batches_);
   weight_sync_.allocate(parameters_);
-  // On a GPU a micro-batch is recorded and replayed, without a word to anybody else.
-  if (!on_gpu() && (several() || exact() || config.parallel.zero_stage > 0)) {
+  if ((several() || exact() || config.parallel.zero_stage > 0)) {
     store_.add_user(&weight_sync_);
     store_.add_user(&grad_sync_);
   }
@@ -189,6 +215,10 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
   analysed_.losses = micro_batch_.losses.rows(0, seq_len);
 }
 
+Trainer::~Trainer() {
+  if (queue_) queue_->finish();
+}
+
 // ---- the step
 
 StepMetrics Trainer::step() {
@@ -202,7 +232,8 @@ StepMetrics Trainer::step() {
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
     grad_sync_.begin_micro_batch(ctx_, i);
-    once_recorded(micro_graph_, &Trainer::forward_backward);
+    if (asks_ranks(i)) forward_backward();
+    else once_recorded(micro_graph_, &Trainer::forward_backward);
     grad_sync_.end_micro_batch(ctx_);
     heads_.end_micro_batch(ctx_, i);
     collect_losses(i);
@@ -210,7 +241,8 @@ StepMetrics Trainer::step() {
   if (!measuring()) faults::at("all_reduce", step_);
   agree_on_losses();
   grad_sync_.finish(ctx_);
-  once_recorded(update_graph_, &Trainer::update);
+  if (config_.parallel.zero_stage > 0) update();
+  else once_recorded(update_graph_, &Trainer::update);
 
   copy(ctx_, host_control_, optimizer_.control());
   if (router_load_.totals) copy(ctx_, host_router_totals_, router_load_.totals);
@@ -280,11 +312,18 @@ void Trainer::tell_device(double lr) {
   copy(ctx_, optimizer_.control(), host_control_);
 }
 
+/// Whether ranks hear of each other while a micro-batch is computed: no recording can tell them.
+bool Trainer::asks_ranks(int64_t micro_batch) const {
+  if (router_load_.counts || heads_.load().ranks) return true;
+  const int64_t stage = config_.parallel.zero_stage;
+  const bool gradients_leave = stage >= 2 || (several() && micro_batch + 1 == micro_batches_);
+  const bool weights_come = stage >= 3 || (stage >= 1 && micro_batch == 0);
+  return gradients_leave || weights_come;
+}
+
 /// Runs the ops; on a GPU, from the second step on, as a graph recorded once. A profile needs them one by one.
 void Trainer::once_recorded(Graph& graph, void (Trainer::*ops)()) {
-  // Counts that ranks add up on their way cannot be recorded.
-  const bool asks_ranks = &graph == &micro_graph_ && (router_load_.counts || heads_.load().ranks);
-  if (!on_gpu() || measuring() || !warm_ || ctx_.profile || asks_ranks) return (this->*ops)();
+  if (!on_gpu() || measuring() || !warm_ || ctx_.profile) return (this->*ops)();
   if (!graph.recorded()) graph.record(ctx_, [&] { (this->*ops)(); });
   graph.launch(ctx_);
 }
@@ -322,14 +361,15 @@ void Trainer::agree_on_losses() {
 }
 
 void Trainer::update() {
-  if (on_gpu()) {
+  if (on_gpu() && config_.parallel.zero_stage == 0) {
     optimizer_.update(ctx_);
     return store_.pack_trained(ctx_);
   }
   const Tensor& control = optimizer_.control();
   grad_sync_.sum_squares(ctx_, update_field(control, &UpdateControl::squares));
   optimizer_.judge_and_update(ctx_, piece_values_, piece_grads_);
-  if (measuring() || update_field(control, &UpdateControl::apply).as<double>()[0] != 0) weight_sync_.changed(ctx_);
+  // A GPU alone knows whether it has applied the update: the same weights are gathered again where it has not.
+  if (measuring() || on_gpu() || update_field(control, &UpdateControl::apply).as<double>()[0] != 0) weight_sync_.changed(ctx_);
 }
 
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/mesh.h"
+#include "comm/device.h"
 #include "comm/queue.h"
 #include "config/config.h"
 #include "core/context.h"
@@ -64,6 +65,8 @@ class Trainer {
   /// batch (data parallelism), each taking its micro-batches that follow each other, and step together. Error(usage) where
   /// train.global_batch_size cannot be cut so.
   Trainer(const Config& config, const Blend& data, Communicator* ranks = nullptr);
+  /// Weights that are still on their way arrive first.
+  ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
@@ -93,6 +96,8 @@ class Trainer {
   /// Nanoseconds spent waiting for other ranks.
   int64_t waited_ns() const { return queue_ ? queue_->waited_ns() : 0; }
   /// Whether a forward pass needs all ranks.
+  /// How gradients and weights travel between GPUs; empty where there are none.
+  std::string transport() const { return device_ranks_ && several() ? device_ranks_->world->name() : ""; }
   bool forward_needs_all() const { return shared_experts() || config_.parallel.zero_stage >= 3; }
   Context& context() { return ctx_; }
   ParamStore& store() { return store_; }
@@ -136,17 +141,27 @@ class Trainer {
   void update();
   void collect_losses(int64_t micro_batch);
   void agree_on_losses();
+  bool asks_ranks(int64_t micro_batch) const;
+  const Mesh& moves() const { return device_ranks_ ? *device_ranks_->mesh : mesh_; }
   void once_recorded(Graph& graph, void (Trainer::*ops)());
   void tell_device(double lr);
   std::vector<NamedTensor> held(bool gradients) const;
   std::string first_nonfinite(bool loss_is_finite);
   std::string first_of_ranks(const std::string& mine, const char* otherwise);
 
+  /// The ranks once more, for memory of their GPUs; the queue's.
+  struct DeviceRanks {
+    DeviceRanks(Communicator& host, CommQueue& queue, const ParallelConfig& config);
+    std::unique_ptr<Communicator> world;
+    std::unique_ptr<Mesh> mesh;
+  };
+
   Config config_;
   const Blend* data_;
-  std::unique_ptr<CommQueue> queue_;  // with several ranks
+  std::unique_ptr<CommQueue> queue_;  // with several ranks, and with pieces on a GPU
   std::unique_ptr<Communicator> ranks_;
   Mesh mesh_;
+  std::unique_ptr<DeviceRanks> device_ranks_;
   int64_t micro_batches_;  // of this rank, per step
   MemoryPlan memory_;
   int64_t max_steps_, step_ = 0;

@@ -42,7 +42,7 @@ void Trainer::initialize() {
   } else {
     for (size_t i = 0; i < weight_sync_.pieces().size(); ++i)
       for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
-        store_.initialize_slice(slice, weight_sync_.values(i).rows(slice.at, slice.count), config_.train.seed);
+        store_.initialize_slice(ctx_, slice, weight_sync_.values(i).rows(slice.at, slice.count), config_.train.seed);
   }
   optimizer_.sync_master(ctx_, piece_values_);
   weights_changed();
@@ -87,12 +87,13 @@ void Trainer::collect_whole_weights(CheckpointContent& content) {
       }
       Tensor to = from;
       to.data = whole_weights_.rows(at, from.numel()).data;
-      std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
+      copy(ctx_, to, from);
       at += from.numel();
       content.weights.push_back({spec.name, to});
     }
     store_.end_use(ctx_, unit, Pass::forward);
   }
+  synchronize(ctx_);
 }
 
 /// Everything that all ranks hold together: what one rank alone would register.

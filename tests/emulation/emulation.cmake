@@ -4,6 +4,8 @@
 #   tsan   ThreadSanitizer, with every CUDA thread shown to it as a fiber: races
 # For each: sluice_cuda_emulated_V (the sources) and sluice_emulator_V (the runtime, fake CUDA libraries included).
 find_path(SLUICE_CUDA_INCLUDE_DIR cuda_bf16.h REQUIRED PATHS /usr/local/cuda/include $ENV{CUDA_HOME}/include)
+# Of NCCL the header alone: what it says is done by fake_nccl.cpp, for ranks that are threads of one process.
+find_path(SLUICE_NCCL_INCLUDE_DIR nccl.h HINTS ${SLUICE_CUDA_INCLUDE_DIR})
 set(SLUICE_EMULATOR ${PROJECT_SOURCE_DIR}/tests/emulation)
 file(GLOB SLUICE_EMULATOR_SOURCES CONFIGURE_DEPENDS ${SLUICE_EMULATOR}/*.cpp)
 list(FILTER SLUICE_EMULATOR_SOURCES EXCLUDE REGEX "_test.cpp$|_main.cpp$")
@@ -24,7 +26,7 @@ set(SLUICE_VARIANT_LINK_tsan -fsanitize=thread)
 
 # What a .cu file needs to be compiled for the emulator, in one variant.
 function(sluice_emulated_flags target variant)
-  target_compile_definitions(${target} PRIVATE SLUICE_HAS_CUDA SLUICE_EMULATION)
+  target_compile_definitions(${target} PRIVATE SLUICE_HAS_CUDA SLUICE_EMULATION $<$<BOOL:${SLUICE_NCCL_INCLUDE_DIR}>:SLUICE_HAS_NCCL>)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/cuda ${SLUICE_EMULATOR})
   target_include_directories(${target} SYSTEM PRIVATE ${SLUICE_CUDA_INCLUDE_DIR})
   # Contraction into fused multiply-adds is what nvcc does too.

@@ -1,7 +1,9 @@
 #pragma once
 // Inside the fake CUDA runtime: one device, whose memory is the host's; streams that finish everything at once, in the
 // order of the calls; captures that record instead (graph.cpp). What a real driver refuses is refused.
+#include <deque>
 #include <functional>
+#include <mutex>
 #include <vector>
 
 #include "capture.h"
@@ -26,6 +28,12 @@ struct Capture {
 };
 /// Does the work now, or records it where the stream is being captured.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
+/// Work that is not done when its call returns, but later, when others come to it (fake_nccl.cpp): `advance` does what it can
+/// and says whether all is done. What comes after it on the stream waits for it.
+void enqueue_pending(cudaStream_t stream, std::function<bool()> advance);
+/// Whether everything pending on the stream is done; tries once, or until it is.
+bool finished(cudaStream_t stream);
+void finish(cudaStream_t stream);
 /// The capture this stream belongs to, or null.
 Capture* capture_of(cudaStream_t stream);
 /// What waits for the device, or allocates, is not allowed while this thread captures: the capture becomes invalid.
@@ -36,6 +44,8 @@ bool forbidden_in_capture();
 /// NVIDIA leaves these to us.
 struct CUstream_st {
   emu::Capture* capture = nullptr;
+  std::mutex mutex;
+  std::deque<std::function<bool()>> pending;
   unsigned long long work = 0, joined = 0;  // of a stream that was drawn into a capture: recorded, and joined back
 };
 struct CUevent_st {

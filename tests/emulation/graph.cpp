@@ -48,6 +48,7 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
       recording().capture->invalid = true;
       return cudaErrorStreamCaptureImplicit;
     }
+    finish(stream);
     work();
     return cudaSuccess;
   }
@@ -131,7 +132,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     of_stream->invalid = true;
     return result(cudaErrorStreamCaptureIsolation);
   }
-  if (!of_event) return result(cudaSuccess);
+  if (!of_event) {
+    if (event->stream) emu::finish(event->stream);
+    return result(cudaSuccess);
+  }
   if (!of_stream) {
     stream->capture = of_event;
     stream->work = stream->joined = 0;

@@ -37,13 +37,44 @@ void add_stats(Stats& from) {
   from = Stats{};
 }
 
+/// The group of an OS thread, with the stacks of its CUDA threads. When the thread ends, the next one takes them over.
+class GroupOfThread {
+ public:
+  ~GroupOfThread() {
+    if (!group_) return;
+    const std::lock_guard lock(mutex());
+    free_groups().push_back(group_);
+  }
+  Group* get() {
+    if (group_) return group_;
+    {
+      const std::lock_guard lock(mutex());
+      if (!free_groups().empty()) {
+        group_ = free_groups().back();
+        free_groups().pop_back();
+      }
+    }
+    if (!group_) group_ = new Group;
+    adopt_os_thread(group_->main);
+    return group_;
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static auto* m = new std::mutex;
+    return *m;
+  }
+  static std::vector<Group*>& free_groups() {
+    static auto* groups = new std::vector<Group*>;
+    return *groups;
+  }
+  Group* group_ = nullptr;
+};
+
 /// Groups in ascending order, until there are none: a block's predecessors have all been started.
 void run_groups(Launch& launch) {
-  static thread_local Group* group = nullptr;  // its stacks live as long as the OS thread
-  if (!group) {
-    group = new Group;
-    adopt_os_thread(group->main);
-  }
+  static thread_local GroupOfThread mine;
+  Group* const group = mine.get();
   group->launch = &launch;
   for (;;) {
     if (launch.stopped) break;

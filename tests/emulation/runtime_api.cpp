@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
+#include <utility>
 
 #include "fake_runtime.h"
 
@@ -33,6 +35,22 @@ double now() {
 cudaError_t result(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
   return error;
+}
+
+void enqueue_pending(cudaStream_t stream, std::function<bool()> advance) {
+  const std::lock_guard lock(stream->mutex);
+  stream->pending.push_back(std::move(advance));
+}
+
+bool finished(cudaStream_t stream) {
+  if (!stream) return true;
+  const std::lock_guard lock(stream->mutex);
+  while (!stream->pending.empty() && stream->pending.front()()) stream->pending.pop_front();
+  return stream->pending.empty();
+}
+
+void finish(cudaStream_t stream) {
+  while (!finished(stream)) std::this_thread::yield();
 }
 
 }  // namespace emu
@@ -167,6 +185,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (!stream) return result(cudaErrorInvalidResourceHandle);
+  emu::finish(stream);
   delete stream;
   return result(cudaSuccess);
 }
@@ -175,9 +194,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     capture->invalid = true;
     return result(cudaErrorStreamCaptureUnsupported);
   }
+  emu::finish(stream);
   return result(cudaSuccess);
 }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return !emu::capture_of(stream) && !emu::finished(stream) ? result(cudaErrorNotReady) : cudaStreamSynchronize(stream);
+}
 
 // ---- events
 
@@ -205,9 +227,14 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (!event) return result(cudaErrorInvalidResourceHandle);
+  if (!event->capture && event->recorded) emu::finish(event->stream);
   return result(event->capture ? cudaErrorCapturedEvent : cudaSuccess);
 }
-cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
+// An event is done when its stream is: nothing here overtakes.
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (event && !event->capture && event->recorded && !emu::finished(event->stream)) return result(cudaErrorNotReady);
+  return cudaEventSynchronize(event);
+}
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   if (!milliseconds || !begin || !end) return result(cudaErrorInvalidResourceHandle);
   if (begin->capture || end->capture) return result(cudaErrorCapturedEvent);

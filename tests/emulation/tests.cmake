@@ -39,18 +39,23 @@ foreach(seed 0 1 2 3)
   if(SLUICE_ARCH_OF_SEED_${seed})
     list(APPEND environment SLUICE_EMULATED_ARCH=${SLUICE_ARCH_OF_SEED_${seed}})
   endif()
-  sluice_emulated_test(cuda_seed_${seed} test_cuda ENVIRONMENT "${environment}")
+  # Ranks on GPUs run the same kernels whatever the schedule: once.
+  set(arguments)
+  if(seed GREATER 0)
+    set(arguments ~[device_ranks])
+  endif()
+  sluice_emulated_test(cuda_seed_${seed} test_cuda ARGUMENTS ${arguments} ENVIRONMENT "${environment}")
 endforeach()
 # Under a sanitizer the long trainings take minutes and run no kernel that the other cases do not.
 set(SLUICE_SANITIZED_CASES "~\"ten steps*\"~\"a training*\"~\"recomputing*\"")
-sluice_emulated_test(cuda_asan test_cuda_asan ARGUMENTS ${SLUICE_SANITIZED_CASES}
+sluice_emulated_test(cuda_asan test_cuda_asan ARGUMENTS ${SLUICE_SANITIZED_CASES}~[device_ranks]
                      ENVIRONMENT ${SLUICE_ASAN_OPTIONS} SLUICE_CASE_STRIDE=3 SLUICE_CASE_FIRST=0)
-sluice_emulated_test(cuda_tsan test_cuda_tsan COMMAND_PREFIX ${SLUICE_NO_RANDOMISATION} ARGUMENTS ${SLUICE_SANITIZED_CASES}
+sluice_emulated_test(cuda_tsan test_cuda_tsan COMMAND_PREFIX ${SLUICE_NO_RANDOMISATION} ARGUMENTS ${SLUICE_SANITIZED_CASES}~[device_ranks]
                      ENVIRONMENT ${SLUICE_TSAN_OPTIONS} SLUICE_CASE_STRIDE=3 SLUICE_CASE_FIRST=1)
 sluice_emulated_test(cuda_asan_in_full test_cuda_asan LABEL sanitized_in_full ARGUMENTS ${SLUICE_SANITIZED_CASES}
                      ENVIRONMENT ${SLUICE_ASAN_OPTIONS})
 sluice_emulated_test(cuda_tsan_in_full test_cuda_tsan LABEL sanitized_in_full COMMAND_PREFIX ${SLUICE_NO_RANDOMISATION}
-                     ARGUMENTS ${SLUICE_SANITIZED_CASES} ENVIRONMENT ${SLUICE_TSAN_OPTIONS})
+                     ARGUMENTS ${SLUICE_SANITIZED_CASES}~[device_ranks] ENVIRONMENT ${SLUICE_TSAN_OPTIONS})
 
 # The longest first, so that two at a time end together.
 set_tests_properties(cuda_tsan PROPERTIES COST 220)
@@ -81,7 +86,7 @@ add_dependencies(test_emulation planted_bugs_plain planted_bugs_asan planted_bug
 sluice_emulated_test(emulation test_emulation)
 
 # scripts/gpu_check with an emulated GPU, and the benchmarks at tiny sizes.
-sluice_emulated_test(gpu_check test_tools ARGUMENTS "[gpu_check],[bench],[gpu_ranks]"
+sluice_emulated_test(gpu_check test_tools ARGUMENTS "[gpu_check],[bench],[gpu_ranks],[doctor]"
                      ENVIRONMENT SLUICE_BINARY=$<TARGET_FILE:sluice>)
 
 # Everything `ctest -L emulation` needs.

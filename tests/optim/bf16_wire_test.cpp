@@ -8,15 +8,27 @@
 
 #include "comm/threads.h"
 #include "core/parallel_for.h"
+#include "ops/elementwise.h"
 
 using namespace sluice;
+
+namespace {
+
+Tensor view(std::vector<float>& x) { return Tensor(x.data(), DType::f32, {std::ssize(x)}); }
+
+void round(std::vector<bf16>& to, std::vector<float> x, uint32_t key) {
+  Context ctx(64);
+  round_stochastically(ctx, Tensor(to.data(), DType::bf16, {std::ssize(to)}), view(x), key);
+}
+
+}  // namespace
 
 TEST_CASE("Rounding is to a neighbour, by chance, and right in the mean", "[bf16_wire]") {
   for (const float x : {1.00390625f * 0.75f + 0.25f * 1.0f, -3.1415927f, 1.2345e-20f, 6.02e23f}) {
     constexpr int64_t kTimes = 400000;
     const std::vector<float> many(kTimes, x);
     std::vector<bf16> rounded(kTimes);
-    round_stochastically(rounded.data(), many.data(), kTimes, 17);
+    round(rounded, many, 17);
     const float down = std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0xffff0000u);
     const float up = std::bit_cast<float>((std::bit_cast<uint32_t>(x) & 0xffff0000u) + 0x10000u);
     double sum = 0;
@@ -37,7 +49,7 @@ TEST_CASE("What is a bf16, is not finite or is the largest stays what it is", "[
     for (const float v : {0.0f, -0.0f, 1.5f, -0.0078125f, infinite, -infinite, largest, -largest, std::nanf("")}) x.push_back(v);
   x.push_back(std::bit_cast<float>(0x7f800001u));  // a NaN whose bits lie below the cut
   std::vector<bf16> r(x.size());
-  round_stochastically(r.data(), x.data(), std::ssize(x), 3);
+  round(r, x, 3);
   for (size_t i = 0; i < x.size(); ++i) {
     const float y = static_cast<float>(r[i]);
     INFO(x[i]);
@@ -59,8 +71,9 @@ TEST_CASE("Each rank, step, micro-batch and bucket rounds by numbers of its own;
       std::vector<float> mine(3 * kCount, 0.1f), received(3 * kCount), gathered(3 * kCount);
       Bf16Wire::Place here = place;
       here.rank = ranks.rank();
-      wire.all_to_all(ranks, received.data(), mine.data(), kCount, here);
-      wire.all_gather(ranks, gathered.data(), received.data(), kCount, here);
+      Context ctx(64);
+      wire.all_to_all(ctx, ranks, view(received), view(mine), here);
+      wire.all_gather(ctx, ranks, view(gathered), view(received).rows(0, kCount), here);
       if (ranks.rank() == 1) arrived = received;
     });
     return arrived;

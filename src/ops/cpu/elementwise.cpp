@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/parallel_for.h"
+#include "ops/stochastic_bits.h"
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 #include "ops/cpu/soft_cap.h"
@@ -109,6 +110,15 @@ void cast(Context& ctx, Tensor y, const Tensor& x) {
         for (int64_t i = begin; i < end; ++i) convert(yp + i, load(xp + i));
       });
     });
+  });
+}
+
+void round_stochastically(Context& ctx, Tensor y, const Tensor& x, uint32_t key) {
+  if (ctx.dry_run) return;
+  bf16* to = y.as<bf16>();
+  const float* from = x.as<float>();
+  parallel_for(y.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) to[i].bits = stochastic_bf16(std::bit_cast<uint32_t>(from[i]), static_cast<uint32_t>(i), key);
   });
 }
 

@@ -5,8 +5,10 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <vector>
 
 #include "core/parallel_for.h"
+#include "core/tree_sum.h"
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
@@ -97,6 +99,28 @@ void sum(Context& ctx, Tensor result, const Tensor& x, Into into) {
         return s;
       },
       [](double a, double b) { return a + b; });
+}
+
+template <class T>
+void sum_rows_of(const Tensor& y, const Tensor& rows, Into into) {
+  std::vector<T*> each;
+  for (int64_t r = 0; r < rows.dim(0); ++r) each.push_back(rows.as<T>() + r * rows.dim(1));
+  tree_sum(each.data(), static_cast<int>(each.size()), rows.dim(1));
+  T* out = y.as<T>();
+  const T* total = rows.as<T>();
+  parallel_for(y.numel(), 16384, [&](int64_t begin, int64_t end) {
+    if (into == Into::overwrite) {
+      std::copy(total + begin, total + end, out + begin);
+      return;
+    }
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) out[i] += total[i];
+  });
+}
+
+void sum_rows(Context& ctx, Tensor y, const Tensor& rows, Into into) {
+  if (ctx.dry_run) return;
+  y.dtype == DType::f64 ? sum_rows_of<double>(y, rows, into) : sum_rows_of<float>(y, rows, into);
 }
 
 /// |x| as an integer: the order of non-negative floats is that of their bits, with NaN above infinity.

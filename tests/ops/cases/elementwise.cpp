@@ -58,6 +58,20 @@ OpCase cast_case(int64_t n, DType from, DType to) {
           }};
 }
 
+/// The same bits on every backend; infinities, NaN and the largest among them.
+OpCase rounding_case(int64_t n, bool shifted) {
+  OpCase c{fmt::format("round_stochastically ({}){}", n, shifted ? " one element on" : ""), [=](CaseRun& r) {
+             const Tensor all = r.input("x", DType::f32, {n + 1}, [](int64_t i) {
+               return i % 97 == 5 ? INFINITY : i % 89 == 7 ? static_cast<double>(NAN) : i % 83 == 3 ? 3.4e38 : std::sin(static_cast<double>(i)) / 3;
+             });
+             const Tensor y = r.compared_exactly("y", r.input("y", DType::bf16, {n + 1}));
+             const int64_t at = shifted ? 1 : 0;
+             round_stochastically(r.ctx, y.rows(at, n), all.rows(at, n), 12345);
+           }};
+  c.bf16 = false;
+  return c;
+}
+
 OpCase columns_case(int64_t rows, int64_t width, int64_t begin, int64_t n) {
   return {fmt::format("columns ({}, {}) of {} from {} on", rows, n, width, begin), [=](CaseRun& r) {
             take_columns(r.ctx, r.output("part", {rows, n}), r.input("x", {rows, width}), begin);
@@ -86,6 +100,7 @@ OpFamily elementwise_cases() {
     family.cases.push_back(clip_case(n, 0.5, false));
     family.cases.push_back(clip_case(n, 1e9, true));
     family.cases.push_back(fill_case(n));
+    family.cases.push_back(rounding_case(n, n == 64));
     family.cases.push_back(soft_cap_case(n, 20, n == 64));
     for (const DType from : {DType::f32, DType::bf16})
       for (const DType to : {DType::f32, DType::bf16}) family.cases.push_back(cast_case(n, from, to));

@@ -46,6 +46,21 @@ OpCase special_case(int64_t n, int64_t at, double value) {
           }};
 }
 
+/// Terms that cancel, so that another order shows.
+OpCase rows_case(int64_t count, int64_t n, bool shifted) {
+  OpCase c{fmt::format("sum_rows ({}, {}){}", count, n, shifted ? " one element on" : ""), [=](CaseRun& r) {
+             for (const Into into : {Into::overwrite, Into::add}) {
+               const Tensor all = r.input("rows", DType::f32, {count * n + 1}, [](int64_t i) {
+                 return std::sin(static_cast<double>(i) * 12.9898) * (i % 3 == 0 ? 4e4 : 1);
+               });
+               const Tensor rows = all.rows(shifted ? 1 : 0, count * n).view({count, n});
+               sum_rows(r.ctx, r.compared_exactly("y", r.input("y", DType::f32, {n})), rows, into);
+             }
+           }};
+  c.bf16 = false;
+  return c;
+}
+
 }  // namespace
 
 OpFamily reduce_cases() {
@@ -55,6 +70,8 @@ OpFamily reduce_cases() {
   for (const double value : {static_cast<double>(NAN), static_cast<double>(INFINITY)})
     for (const int64_t at : {1, 299, 65536 + 5, 65536 + 298})
       family.cases.push_back(special_case(65536 + 299, at, value));
+  for (const int64_t count : {1, 2, 3, 5, 8, 9, 17, 70})
+    for (const int64_t n : {1, 32, 4100}) family.cases.push_back(rows_case(count, n, n == 32));
   family.fuzz = [](Random& random) {
     return reduce_case(uniform(random, 1, 100000), uniform(random, 0, 1) == 1);
   };

@@ -1,6 +1,7 @@
-#include "comm/reduce.h"
+#include "core/tree_sum.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "core/parallel_for.h"
 

@@ -1,0 +1,175 @@
+// Several ranks train on GPUs as they do on CPUs: every ZeRO stage, through pinned memory and over NCCL. The ranks are threads
+// that share one card; of NCCL there is the emulator's.
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <mutex>
+
+#include "comm/device.h"
+#include "comm/threads.h"
+#include "core/parallel_for.h"
+#include "train/bits.h"
+#include "train/checkpoint.h"
+#include "train/tiny_training.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr bool kEmulated =
+#if defined(SLUICE_EMULATION)
+    true;
+#else
+    false;
+#endif
+
+bool no_device() {
+  if (!cuda_devices().empty()) return false;
+  WARN("skipped: no GPU");
+  return true;
+}
+
+std::vector<Transport> transports() {
+  if (kEmulated && !nccl_version().empty()) return {Transport::host, Transport::nccl};
+  return {Transport::host};
+}
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  uint64_t bits = 0;
+  std::string transport;
+};
+
+struct Shape {
+  int ranks = 2;
+  int64_t zero_stage = 0;
+  DeviceChoice device = DeviceChoice::cuda;
+  Transport transport = Transport::host;
+};
+
+/// Trains, and saves into `folder` where one is named.
+Outcome train(const TinyTraining& t, const Shape& shape, int64_t steps, const std::string& folder = "") {
+  Outcome outcome;
+  std::mutex mutex;
+  Config config = t.config;
+  config.train.device = shape.device;
+  config.parallel.zero_stage = shape.zero_stage;
+  config.parallel.transport = shape.transport;
+  run_thread_ranks(shape.ranks, [&](Communicator& c) {
+    set_num_threads(1);
+    const Blend data = t.blend();
+    Trainer trainer(config, data, &c);
+    trainer.initialize();
+    Outcome mine;
+    for (int64_t i = 0; i < steps; ++i) {
+      const StepMetrics m = trainer.step();
+      mine.losses.push_back(m.loss);
+      mine.norms.push_back(m.grad_norm);
+    }
+    mine.bits = state_hash(trainer.context(), trainer.content(), trainer.ranks());
+    mine.transport = trainer.transport();
+    if (!folder.empty()) {
+      CheckpointStore store(folder, config.checkpoint, trainer.content(), &trainer.context(), &trainer.ranks());
+      store.save(trainer.content());
+      if (!store.wait()) throw std::runtime_error("not saved");
+    }
+    const std::scoped_lock lock(mutex);
+    outcome.bits += mine.bits;  // rank 0 has them, the others nothing
+    mine.bits = outcome.bits;
+    if (outcome.losses.empty()) outcome = mine;
+    if (outcome.losses != mine.losses || outcome.norms != mine.norms) throw std::runtime_error("ranks disagree");
+  });
+  return outcome;
+}
+
+struct Training : TinyTraining {
+  explicit Training(Precision precision = Precision::f32) : TinyTraining(precision) {
+    config.train.micro_batch_size = 1;
+    config.train.global_batch_size = 6;
+    config.data.validation.clear();
+    if (precision == Precision::bf16) config.model.head_dim = 64;
+  }
+};
+
+void check_close(const Outcome& gpu, const Outcome& cpu, double tolerance) {
+  REQUIRE(gpu.losses.size() == cpu.losses.size());
+  for (size_t i = 0; i < cpu.losses.size(); ++i) {
+    INFO("step " << i << ": CPU " << cpu.losses[i] << ", GPU " << gpu.losses[i]);
+    CHECK(std::abs(gpu.losses[i] - cpu.losses[i]) <= tolerance);
+    CHECK(gpu.norms[i] == Approx(cpu.norms[i]).epsilon(20 * tolerance));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("two and three ranks on GPUs, at every ZeRO stage, train as on CPUs; every transport to the same bits", "[device_ranks]") {
+  if (no_device()) return;
+  const Training t;
+  for (const int ranks : {2, 3})
+    for (const int64_t stage : {0, 1, 2, 3}) {
+      if (ranks == 3 && stage == 1) continue;
+      INFO(ranks << " ranks, ZeRO " << stage);
+      const Outcome cpu = train(t, {.ranks = ranks, .zero_stage = stage, .device = DeviceChoice::cpu}, 4);
+      uint64_t bits = 0;
+      for (const Transport transport : transports()) {
+        const Shape shape{.ranks = ranks, .zero_stage = stage, .transport = transport};
+        const Outcome gpu = train(t, shape, 4);
+        INFO(gpu.transport);
+        CHECK(gpu.transport == (transport == Transport::nccl ? "nccl" : "host threads"));
+        check_close(gpu, cpu, 1e-4);
+        CHECK((bits == 0 || bits == gpu.bits));
+        bits = gpu.bits;
+      }
+      CHECK(train(t, {.ranks = ranks, .zero_stage = stage}, 4).bits == bits);
+    }
+}
+
+TEST_CASE("ranks on GPUs: bf16, gradients in two bytes, experts balanced over the global batch, recomputed blocks", "[device_ranks]") {
+  if (no_device()) return;
+  Training t(Precision::bf16);
+  t.add_experts();
+  t.config.model.moe.moe_intermediate_size = 24;
+  t.config.train.recompute = Recompute::block;
+  t.config.parallel.gradient_dtype = GradientDtype::bf16;
+  for (const int64_t stage : {0, 2, 3}) {
+    INFO("ZeRO " << stage);
+    const Outcome cpu = train(t, {.zero_stage = stage, .device = DeviceChoice::cpu}, 3);
+    const Outcome gpu = train(t, {.zero_stage = stage}, 3);
+    check_close(gpu, cpu, 3e-2);
+    CHECK(train(t, {.zero_stage = stage}, 3).bits == gpu.bits);
+  }
+}
+
+TEST_CASE("a GPU alone with pieces trains as one without", "[device_ranks]") {
+  if (no_device()) return;
+  const Training t;
+  const Outcome whole = train(t, {.ranks = 1, .zero_stage = 0}, 3);
+  for (const int64_t stage : {1, 2, 3}) check_close(train(t, {.ranks = 1, .zero_stage = stage}, 3), whole, 1e-5);
+}
+
+TEST_CASE("what ranks on GPUs save in pieces goes on on one CPU, and the other way round", "[device_ranks]") {
+  if (no_device()) return;
+  Training t;
+  const std::string folder = t.folder / "ckpt";
+  const auto next_loss = [&](const Shape& shape) {
+    double loss = 0;
+    Config config = t.config;
+    config.train.device = shape.device;
+    config.parallel.zero_stage = shape.zero_stage;
+    run_thread_ranks(shape.ranks, [&](Communicator& c) {
+      set_num_threads(1);
+      const Blend data = t.blend();
+      Trainer trainer(config, data, &c);
+      trainer.restore(newest_valid_checkpoint(folder));
+      if (trainer.next_step() != 3) throw std::runtime_error("not the step that was saved");
+      const double mine = trainer.step().loss;
+      if (c.rank() == 0) loss = mine;
+    });
+    return loss;
+  };
+  train(t, {.ranks = 2, .zero_stage = 3}, 3, folder);
+  const double cpu = next_loss({.ranks = 1, .device = DeviceChoice::cpu});
+  CHECK(next_loss({.ranks = 2, .zero_stage = 2}) == Approx(cpu).epsilon(1e-5));
+  CHECK(next_loss({.ranks = 3, .zero_stage = 3}) == Approx(cpu).epsilon(1e-5));
+  CHECK(next_loss({.ranks = 1, .zero_stage = 1}) == Approx(cpu).epsilon(1e-5));
+}
+
+}  // namespace sluice::test
