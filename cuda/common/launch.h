@@ -43,7 +43,7 @@ void launch(Context& ctx, const char* name, const LaunchConfig& config, void (*k
   params.grid = config.grid, params.block = config.block, params.cluster = config.cluster;
   params.dyn_smem = config.smem;
   params.name = name;
-  (void)ctx;
+  params.stream = stream(ctx);
   ::emu::launch(params, kernel, static_cast<P>(args)...);
 #else
   if (config.smem > 48 * 1024)

@@ -6,7 +6,7 @@ namespace emu {
 
 /// Runs a launch now.
 void run_launch(const LaunchParams& params, const KernelCall& call);
-/// True where the launch's stream is being captured: it was recorded and must not run.
+/// True where the launch was kept for later and must not run now: its stream is being captured, or does everything late.
 bool record_launch(const LaunchParams& params, const KernelCall& call);
 
 }  // namespace emu

@@ -86,6 +86,7 @@ cudaError_t allocate(void** p, size_t bytes, Memory memory) {
 cudaError_t release(void* p, Memory memory) {
   if (!p) return result(cudaSuccess);
   if (forbidden_in_capture()) return result(cudaErrorStreamCaptureUnsupported);
+  finish_own_streams();
   Heap& h = heap();
   const std::lock_guard lock(h.mutex);
   const auto found = h.allocations.find(static_cast<char*>(p));
@@ -159,6 +160,11 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpy
   if (pageable && emu::capture_of(stream)) {
     emu::capture_of(stream)->invalid = true;
     return result(cudaErrorStreamCaptureUnsupported);
+  }
+  if (pageable) {  // the call returns when it is done
+    emu::finish(stream, emu::enqueued(stream));
+    std::memmove(dst, src, bytes);
+    return result(cudaSuccess);
   }
   return result(emu::enqueue(stream, [=] { std::memmove(dst, src, bytes); }));
 }

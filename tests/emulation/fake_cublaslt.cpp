@@ -267,7 +267,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                               cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
                               cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
                               const cublasLtMatmulAlgo_t* algorithm, void* workspace, size_t workspace_bytes,
-                              cudaStream_t) {
+                              cudaStream_t stream) {
   REQUIRE(handle && handle->alive == 0xc0b1a5, "not a handle");
   REQUIRE(alpha && beta && a && b && c && d && algorithm, "a null pointer");
   Problem problem;
@@ -288,6 +288,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
   emu::LaunchParams params;
   params.grid = params.block = dim3(1);
   params.name = "cublasLtMatmul";
+  params.stream = stream;
   emu::launch(params, compute, problem, one, a, b, factor, c, d, workspace, chosen.workspace);
   return CUBLAS_STATUS_SUCCESS;
 }

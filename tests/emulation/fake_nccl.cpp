@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -48,6 +49,8 @@ struct Receive {
 struct Work {
   std::vector<std::pair<int, std::shared_ptr<Message>>> sends;
   std::vector<Receive> receives;
+  std::vector<std::function<void()>> here;  // copies within the rank
+  bool begun = false;
 };
 
 }  // namespace
@@ -76,16 +79,17 @@ bool is_device(const void* p, size_t bytes) {
   return emu::find_memory(p, bytes, memory) && memory != emu::Memory::pageable;
 }
 
-/// Posts the sends, and receives what has come whenever it is asked.
+/// When its stream comes to it, posts the sends, and receives what has come whenever it is asked.
 ncclResult_t start(ncclComm* comm, cudaStream_t stream, Work work) {
-  {
-    const std::lock_guard lock(comm->clique->mutex);
-    for (auto& [to, message] : work.sends) comm->clique->messages[{comm->rank, to}].push_back(message);
-  }
   const auto shared = std::make_shared<Work>(std::move(work));
   emu::enqueue_pending(stream, [comm, clique = comm->clique, shared] {
     if (comm->aborted) return true;
     const std::lock_guard lock(clique->mutex);
+    if (!shared->begun) {
+      shared->begun = true;
+      for (const auto& copy : shared->here) copy();
+      for (const auto& [to, message] : shared->sends) clique->messages[{comm->rank, to}].push_back(message);
+    }
     for (Receive& r : shared->receives) {
       if (!r.data) continue;
       auto& box = clique->messages[{r.from, comm->rank}];
@@ -128,6 +132,7 @@ ncclResult_t add(ncclComm* comm, cudaStream_t stream, Work work) {
   group.stream = stream;
   for (auto& s : work.sends) group.work.sends.push_back(std::move(s));
   for (auto& r : work.receives) group.work.receives.push_back(r);
+  for (auto& copy : work.here) group.work.here.push_back(std::move(copy));
   return ncclSuccess;
 }
 
@@ -219,11 +224,11 @@ ncclResult_t ncclGroupEnd() {
 
 ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t, int peer, ncclComm_t comm, cudaStream_t stream) {
   if (const ncclResult_t bad = check(comm, data, count, peer); bad != ncclSuccess) return bad;
-  return add(comm, stream, {{message(peer, data, count)}, {}});
+  return add(comm, stream, {{message(peer, data, count)}, {}, {}});
 }
 ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t, int peer, ncclComm_t comm, cudaStream_t stream) {
   if (const ncclResult_t bad = check(comm, data, count, peer); bad != ncclSuccess) return bad;
-  return add(comm, stream, {{}, {{data, count, peer}}});
+  return add(comm, stream, {{}, {{data, count, peer}}, {}});
 }
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t, int root, ncclComm_t comm, cudaStream_t stream) {
   if (const ncclResult_t bad = check(comm, to, count, root); bad != ncclSuccess) return bad;
@@ -232,7 +237,7 @@ ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataTyp
   else
     for (int r = 0; r < comm->clique->size; ++r)
       if (r != root) work.sends.push_back(message(r, from, count));
-  if (comm->rank == root && from != to) std::memcpy(to, from, count);
+  if (comm->rank == root && from != to) work.here.push_back([=] { std::memcpy(to, from, count); });
   return add(comm, stream, std::move(work));
 }
 ncclResult_t ncclAllGather(const void* mine, void* all, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
@@ -242,8 +247,9 @@ ncclResult_t ncclAllGather(const void* mine, void* all, size_t count, ncclDataTy
   Work work;
   char* place = static_cast<char*>(all);
   for (int r = 0; r < comm->clique->size; ++r, place += count)
-    if (r == comm->rank) std::memmove(place, mine, count);
-    else {
+    if (r == comm->rank) {
+      work.here.push_back([=] { std::memmove(place, mine, count); });
+    } else {
       work.sends.push_back(message(r, mine, count));
       work.receives.push_back({place, count, r});
     }

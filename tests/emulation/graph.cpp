@@ -48,7 +48,14 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
       recording().capture->invalid = true;
       return cudaErrorStreamCaptureImplicit;
     }
-    finish(stream);
+    if (late() && stream) {
+      enqueue_pending(stream, [work = std::move(work)] {
+        work();
+        return true;
+      });
+      return cudaSuccess;
+    }
+    finish(stream, enqueued(stream));
     work();
     return cudaSuccess;
   }
@@ -60,7 +67,10 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> work) {
 
 bool record_launch(const LaunchParams& params, const KernelCall& call) {
   CUstream_st* stream = params.stream ? params.stream : recording().origin;
-  if (!capture_of(stream)) return false;
+  if (!capture_of(stream) && !(late() && stream)) {
+    finish(stream, enqueued(stream));
+    return false;
+  }
   const std::shared_ptr<KernelCall> kept = call.clone();
   const std::string name = params.name;
   const cudaError_t error = enqueue(stream, [params, kept, name] {
@@ -133,7 +143,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return result(cudaErrorStreamCaptureIsolation);
   }
   if (!of_event) {
-    if (event->stream) emu::finish(event->stream);
+    if (!event->recorded) return result(cudaSuccess);
+    if (emu::late() && stream)
+      emu::enqueue_pending(stream, [other = event->stream, at = event->at] { return emu::advance(other, at); });
+    else
+      emu::finish(event->stream, event->at);
     return result(cudaSuccess);
   }
   if (!of_stream) {
@@ -154,12 +168,9 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   if (!exec) return result(cudaErrorInvalidValue);
-  if (emu::capture_of(stream))
-    return result(emu::enqueue(stream, [nodes = exec->nodes] {
-      for (const auto& node : nodes) node();
-    }));
-  for (const auto& node : exec->nodes) node();
-  return result(cudaSuccess);
+  return result(emu::enqueue(stream, [nodes = exec->nodes] {
+    for (const auto& node : nodes) node();
+  }));
 }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {

@@ -4,8 +4,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
-#include <utility>
 
 #include "fake_runtime.h"
 
@@ -35,22 +33,6 @@ double now() {
 cudaError_t result(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
   return error;
-}
-
-void enqueue_pending(cudaStream_t stream, std::function<bool()> advance) {
-  const std::lock_guard lock(stream->mutex);
-  stream->pending.push_back(std::move(advance));
-}
-
-bool finished(cudaStream_t stream) {
-  if (!stream) return true;
-  const std::lock_guard lock(stream->mutex);
-  while (!stream->pending.empty() && stream->pending.front()()) stream->pending.pop_front();
-  return stream->pending.empty();
-}
-
-void finish(cudaStream_t stream) {
-  while (!finished(stream)) std::this_thread::yield();
 }
 
 }  // namespace emu
@@ -128,7 +110,9 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
   return result(cudaSuccess);
 }
 cudaError_t cudaDeviceSynchronize() {
-  return result(emu::forbidden_in_capture() ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+  if (emu::forbidden_in_capture()) return result(cudaErrorStreamCaptureUnsupported);
+  emu::finish_own_streams();
+  return result(cudaSuccess);
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
@@ -172,7 +156,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 // ---- streams
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = new CUstream_st;
+  *stream = emu::new_stream();
   return result(cudaSuccess);
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }
@@ -185,8 +169,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   if (!stream) return result(cudaErrorInvalidResourceHandle);
-  emu::finish(stream);
-  delete stream;
+  emu::end_stream(stream);
   return result(cudaSuccess);
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -194,11 +177,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     capture->invalid = true;
     return result(cudaErrorStreamCaptureUnsupported);
   }
-  emu::finish(stream);
+  emu::finish(stream, emu::enqueued(stream));
   return result(cudaSuccess);
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return !emu::capture_of(stream) && !emu::finished(stream) ? result(cudaErrorNotReady) : cudaStreamSynchronize(stream);
+  return !emu::capture_of(stream) && !emu::advance(stream, emu::enqueued(stream)) ? result(cudaErrorNotReady) : cudaStreamSynchronize(stream);
 }
 
 // ---- events
@@ -218,6 +201,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->capture = emu::capture_of(stream);
   event->stream = stream;
   event->recorded = true;
+  event->at = emu::enqueued(stream);
   if (event->capture) event->work = stream->work;
   else event->seconds = emu::now();
   return result(cudaSuccess);
@@ -227,12 +211,11 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (!event) return result(cudaErrorInvalidResourceHandle);
-  if (!event->capture && event->recorded) emu::finish(event->stream);
+  if (!event->capture && event->recorded) emu::finish(event->stream, event->at);
   return result(event->capture ? cudaErrorCapturedEvent : cudaSuccess);
 }
-// An event is done when its stream is: nothing here overtakes.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  if (event && !event->capture && event->recorded && !emu::finished(event->stream)) return result(cudaErrorNotReady);
+  if (event && !event->capture && event->recorded && !emu::advance(event->stream, event->at)) return result(cudaErrorNotReady);
   return cudaEventSynchronize(event);
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {

@@ -40,7 +40,7 @@ struct LaunchParams {
   size_t dyn_smem = 0;
   bool cooperative = false;  // all blocks at once, as one group
   const char* name = "kernel";
-  cudaStream_t stream = nullptr;  // matters to captures only; null: the stream that is being captured, if any
+  cudaStream_t stream = nullptr;  // null: the stream that is being captured, if any
 };
 
 /// A kernel with its arguments, by value.

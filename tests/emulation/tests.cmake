@@ -39,13 +39,11 @@ foreach(seed 0 1 2 3)
   if(SLUICE_ARCH_OF_SEED_${seed})
     list(APPEND environment SLUICE_EMULATED_ARCH=${SLUICE_ARCH_OF_SEED_${seed}})
   endif()
-  # Ranks on GPUs run the same kernels whatever the schedule: once.
-  set(arguments)
-  if(seed GREATER 0)
-    set(arguments ~[device_ranks])
-  endif()
-  sluice_emulated_test(cuda_seed_${seed} test_cuda ARGUMENTS ${arguments} ENVIRONMENT "${environment}")
+  sluice_emulated_test(cuda_seed_${seed} test_cuda ARGUMENTS ~[device_ranks] ENVIRONMENT "${environment}")
 endforeach()
+# Trainings, of ranks too, with nothing done on a stream before somebody waits for it: what does not wait does not find it.
+sluice_emulated_test(cuda_late_streams test_cuda ARGUMENTS [device_ranks],[cuda_training]
+                     ENVIRONMENT SLUICE_EMULATION_STREAMS=late)
 # Under a sanitizer the long trainings take minutes and run no kernel that the other cases do not.
 set(SLUICE_SANITIZED_CASES "~\"ten steps*\"~\"a training*\"~\"recomputing*\"")
 sluice_emulated_test(cuda_asan test_cuda_asan ARGUMENTS ${SLUICE_SANITIZED_CASES}~[device_ranks]
