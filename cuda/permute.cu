@@ -239,4 +239,94 @@ void unpermute(Context& ctx, Tensor y, const Tensor& x, const Tensor& rows, Into
   });
 }
 
+namespace {
+
+/// A unit of copying, of a row `width` units long. kPut: y[index[r]] = x[r], otherwise y[r] = x[index[r]].
+template <class Unit, bool kPut>
+struct MoveRows {
+  static constexpr int kWidth = 1, kUnroll = 4;
+  Unit* y;
+  const Unit* x;
+  const int* index;
+  Divider row;
+  int64_t width;
+  template <int N>
+  using In = Unit;
+  DEVICE_INLINE int64_t indexed(int64_t i) const {
+    const int64_t r = row.quotient(i);
+    return index[r] * width + (i - r * width);
+  }
+  template <int N>
+  DEVICE_INLINE Unit load(int64_t i) const {
+    return x[kPut ? i : indexed(i)];
+  }
+  template <int N>
+  DEVICE_INLINE void apply(int64_t i, const Unit& unit) const {
+    y[kPut ? indexed(i) : i] = unit;
+  }
+};
+
+template <class Unit, bool kPut>
+void move_units(Context& ctx, const char* name, const Tensor& y, const Tensor& x, const Tensor& index) {
+  const int64_t width = x.dim(1) * dtype_size(x.dtype) / static_cast<int64_t>(sizeof(Unit));
+  map(ctx, name, MoveRows<Unit, kPut>{device_data<Unit>(y), device_data<Unit>(x), device_data<int>(index), Divider(width), width},
+      index.dim(0) * width, /*vectors=*/false);
+}
+
+template <bool kPut>
+void move_rows(Context& ctx, const char* name, const Tensor& y, const Tensor& x, const Tensor& index) {
+  if (ctx.dry_run || index.dim(0) == 0) return;
+  const int64_t bytes = x.dim(1) * dtype_size(x.dtype);
+  if (bytes % 16 == 0 && aligned(device_data<char>(y), device_data<char>(x))) move_units<uint4, kPut>(ctx, name, y, x, index);
+  else if (bytes % 4 == 0 && dtype_size(x.dtype) >= 4) move_units<unsigned, kPut>(ctx, name, y, x, index);
+  else move_units<unsigned short, kPut>(ctx, name, y, x, index);
+}
+
+struct MoveLast {
+  static constexpr int kWidth = 1, kUnroll = 4;
+  int* rows;
+  int begin, count, behind;
+  template <int N>
+  using In = int;
+  template <int N>
+  DEVICE_INLINE int load(int64_t i) const {
+    return rows[i];
+  }
+  template <int N>
+  DEVICE_INLINE void apply(int64_t i, const int& row) const {
+    rows[i] = row >= begin + count ? row - count : row >= begin ? row + behind : row;
+  }
+};
+
+struct Number {
+  static constexpr int kWidth = 1, kUnroll = 4;
+  int* index;
+  template <int N>
+  struct In {};
+  template <int N>
+  DEVICE_INLINE In<N> load(int64_t) const {
+    return {};
+  }
+  template <int N>
+  DEVICE_INLINE void apply(int64_t i, const In<N>&) const {
+    index[i] = static_cast<int>(i);
+  }
+};
+
+}  // namespace
+
+void take_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) { move_rows<false>(ctx, "take_rows", y, x, index); }
+void put_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) { move_rows<true>(ctx, "put_rows", y, x, index); }
+
+void move_rows_last(Context& ctx, Tensor rows, int64_t begin, int64_t count, int64_t end) {
+  if (ctx.dry_run || count == 0) return;
+  map(ctx, "move_rows_last",
+      MoveLast{device_data<int>(rows), static_cast<int>(begin), static_cast<int>(count), static_cast<int>(end - begin - count)}, rows.numel(),
+      /*vectors=*/false);
+}
+
+void number_rows(Context& ctx, Tensor index) {
+  if (!ctx.dry_run) map(ctx, "number_rows", Number{device_data<int>(index)}, index.numel(), /*vectors=*/false);
+}
+
 }  // namespace sluice::cuda

@@ -11,8 +11,9 @@ namespace {
 
 class Queued : public Communicator {
  public:
-  Queued(CommQueue& queue, Communicator& inner) : queue_(queue), inner_(inner) {}
-  Queued(CommQueue& queue, std::unique_ptr<Communicator> inner) : queue_(queue), owned_(std::move(inner)), inner_(*owned_) {}
+  Queued(CommQueue& queue, Communicator& inner, Context* ops) : queue_(queue), inner_(inner), ops_(ops) {}
+  Queued(CommQueue& queue, std::unique_ptr<Communicator> inner, Context* ops)
+      : queue_(queue), owned_(std::move(inner)), inner_(*owned_), ops_(ops) {}
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   std::string name() const override { return inner_.name(); }
@@ -43,24 +44,31 @@ class Queued : public Communicator {
   std::unique_ptr<Communicator> do_split(int colour, int key) override {
     std::unique_ptr<Communicator> part;
     run([&, this] { part = inner_.split(colour, key); });
-    return std::make_unique<Queued>(queue_, std::move(part));
+    return std::make_unique<Queued>(queue_, std::move(part), ops_);
   }
   std::unique_ptr<Communicator> do_axis(int stride, int size) override {
     std::unique_ptr<Communicator> part;
     run([&, this] { part = inner_.axis(stride, size); });
-    return std::make_unique<Queued>(queue_, std::move(part));
+    return std::make_unique<Queued>(queue_, std::move(part), ops_);
   }
 
  private:
   template <class Work>
   void run(Work&& work) {
     if (queue_.serving()) return work();  // asked for by work of the queue itself
-    queue_.wait(queue_.post(std::forward<Work>(work)));
+    if (!ops_) return queue_.run(std::forward<Work>(work));
+    begun_.set(*ops_);
+    queue_.run([&] {
+      begun_.await(queue_.context());
+      work();
+    });
   }
 
   CommQueue& queue_;
   std::unique_ptr<Communicator> owned_;
   Communicator& inner_;
+  Context* ops_;
+  Mark begun_;
 };
 
 }  // namespace
@@ -122,6 +130,6 @@ void CommQueue::serve() {
   }
 }
 
-std::unique_ptr<Communicator> CommQueue::queued(Communicator& inner) { return std::make_unique<Queued>(*this, inner); }
+std::unique_ptr<Communicator> CommQueue::queued(Communicator& inner, Context* ops) { return std::make_unique<Queued>(*this, inner, ops); }
 
 }  // namespace sluice

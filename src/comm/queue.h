@@ -43,8 +43,9 @@ class CommQueue {
 
   /// Whether this is the queue's own thread.
   bool serving() const { return std::this_thread::get_id() == thread_.get_id(); }
-  /// The same ranks, each operation done by the queue and waited for. inner and the queue outlive it.
-  std::unique_ptr<Communicator> queued(Communicator& inner);
+  /// The same ranks, each operation done by the queue and waited for. inner and the queue outlive it. ops: what it has begun is
+  /// done before an operation begins (inner's memory is a GPU's).
+  std::unique_ptr<Communicator> queued(Communicator& inner, Context* ops = nullptr);
 
  private:
   void serve();

@@ -7,6 +7,7 @@
 // come in the order of the sources: what is summed over rows, the experts' gradients, is the same in any number of rounds.
 // Rows whose expert is where their token is take part in rounds, but nobody copies them.
 #include <span>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "config/config.h"
@@ -17,11 +18,12 @@ namespace sluice {
 
 /// The ranks that share the experts of a model, and how much each takes in at once.
 struct ExpertRanks {
-  ExpertRanks(Communicator* ranks_ = nullptr, double capacity_ = ParallelConfig().expert_capacity)
-      : ranks(ranks_), capacity(capacity_) {}
+  ExpertRanks(Communicator* ranks_ = nullptr, double capacity_ = ParallelConfig().expert_capacity, Communicator* moves_ = nullptr)
+      : ranks(ranks_), capacity(capacity_), moves(moves_ ? moves_ : ranks_) {}
 
   Communicator* ranks;  // Mesh::expert; none: all experts are here
   double capacity;      // parallel.expert_capacity
+  Communicator* moves;  // the same ranks, for memory where the rows are; its operations begin after the ops of the step
 
   int size() const { return ranks ? ranks->size() : 1; }
   int rank() const { return ranks ? ranks->rank() : 0; }
@@ -30,7 +32,7 @@ struct ExpertRanks {
   int64_t most_rows(int64_t tokens, int64_t experts_per_token, int64_t experts) const;
 };
 
-/// One way to the experts and back, round by round; host memory. Every rank of ExpertRanks goes through the same calls.
+/// One way to the experts and back, round by round. The plan is made by the host: on a GPU, it waits for it. Every rank of ExpertRanks goes through the same calls.
 /// In a dry run nobody is asked: there are two rounds, as full as can be.
 class Dispatch {
  public:
@@ -70,6 +72,7 @@ class Dispatch {
   void from_experts(Tensor all, const Tensor& computed, const Tensor& index);
 
  private:
+  void read_counts(const Tensor& counts, const Tensor& offsets);
   void exchange(void* received, std::span<const int64_t> rows_received, const void* sent, std::span<const int64_t> rows_sent,
                 int64_t row_bytes);
   int64_t count(int64_t source, int64_t expert) const;
@@ -77,7 +80,12 @@ class Dispatch {
 
   Context& ctx_;
   ExpertRanks ranks_;
-  Tensor counts_, offsets_, row_numbers_;
+  Tensor offsets_, row_numbers_;
+  // Where the host reads and writes: the tensors' own memory, or, of a GPU's, copies.
+  const int32_t *counts_ = nullptr, *row_offsets_ = nullptr;  // (ranks, E), (E + 1)
+  int32_t* round_offsets_ = nullptr;                          // (ranks, experts here + 1)
+  std::vector<int32_t> copies_;
+  std::vector<int64_t> host_numbers_;
   int64_t rows_, most_, experts_, experts_here_, own_rows_ = 0, round_ = -1;
   int64_t own_first_ = 0, own_count_ = 0;  // of own_rows_, in this round
   // (ranks) each: the first run of a destination that has not travelled; this rank's first row to it in this round, how many

@@ -243,9 +243,6 @@ Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix
 
 Moe::Saved Moe::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype, bool keep_inner) const {
   const int64_t E = config_.num_experts, K = config_.num_experts_per_tok, R = rows_here(T), F = config_.moe_intermediate_size;
-  if (with_ranks() && arena.device() != Device::cpu)
-    fail(ExitCode::usage, "parallel.expert = {}: ranks share experts on CPUs in this version; use train.device=cpu",
-         ranks_.size());
   const DType wide = accumulate_dtype(dtype);
   Saved s;
   s.probabilities = arena.alloc(name + ".probabilities", wide, {T, E});

@@ -63,7 +63,6 @@ class Moe {
   /// experts: the ranks that share them; this one has experts [rank E / size, (rank + 1) E / size) and registers no others.
   /// Error(usage) where they cannot be shared so.
   Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer, const ExpertRanks& experts = {});
-  /// Error(usage) where experts are shared and the arena is a GPU's.
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool keep_inner) const;
 
   /// s.y from x (T, C).

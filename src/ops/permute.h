@@ -21,4 +21,13 @@ void permute_plan(Context& ctx, const Permutation& permutation, const Tensor& ex
 /// backward pass is the gathering of dy by Permutation::tokens.
 void unpermute(Context& ctx, Tensor y, const Tensor& x, const Tensor& rows, Into into);
 
+/// Row i of y (R, C) = row index[i] of x (any, C), index (R) i32. Any dtype, the same of both; no bit changes.
+void take_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index);
+/// Row index[i] of y (any, C) = row i of x (R, C); no index stands twice.
+void put_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index);
+/// Of row numbers in [0, end): those in [begin, begin + count) come behind all others, whose order stays. rows i32, in place.
+void move_rows_last(Context& ctx, Tensor rows, int64_t begin, int64_t count, int64_t end);
+/// index (R) i32 = 0, 1, 2, ...
+void number_rows(Context& ctx, Tensor index);
+
 }  // namespace sluice

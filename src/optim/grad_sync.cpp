@@ -294,9 +294,9 @@ void GradSync::finish(Context& ctx) {
 }
 
 void GradSync::sum_squares(Context& ctx, Tensor squares) const {
-  if (ctx.dry_run) return;
   fill(ctx, bins_, 0.0);
   for (size_t i = 0; i < pieces_.size(); ++i) add_squares(ctx, bins_, grads(i));
+  if (ctx.dry_run) return;
   std::array<double, kSquareBins> bins;
   read_tensor(ctx, bins.data(), bins_);
   all_reduce(mesh_.data(), bins.data(), kSquareBins);

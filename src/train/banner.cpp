@@ -39,7 +39,7 @@ std::string device_text(Device device) {
 }
 
 std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer& trainer, const Blend& data,
-                                const Evaluator& evaluator, int64_t snapshot) {
+                                const Evaluator& evaluator) {
   std::vector<std::string> lines;
   const ModelConfig& m = config.model;
   const auto total = static_cast<double>(plan.total);
@@ -98,8 +98,8 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
                                                               {"activations", memory.activations},
                                                               {"scratch", memory.scratch},
                                                               {"batch", memory.batch},
-                                                              {"checkpoint copy", snapshot},
-                                                              {"total", memory.total() + snapshot}})
+                                                              {memory.on_gpu ? "copy (host)" : "checkpoint copy", memory.snapshot},
+                                                              {"total", memory.total()}})
     lines.push_back(fmt::format("  {:<16}{:>10}", name, format_mib(bytes)));
   return lines;
 }

@@ -14,9 +14,8 @@ namespace sluice {
 /// "cpu", or "cuda: NVIDIA H100, 79.6 GiB, compute capability 9.0".
 std::string device_text(Device device);
 
-/// The lines on model, data, device, ranks, length and memory (of this rank; snapshot: bytes of the copy that checkpoints are
-/// written from).
+/// The lines on model, data, device, ranks, length and memory (of this rank).
 std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer& trainer, const Blend& data,
-                                const Evaluator& evaluator, int64_t snapshot);
+                                const Evaluator& evaluator);
 
 }  // namespace sluice

@@ -198,8 +198,8 @@ std::string parameters_text(const std::vector<Plan::Parameter>& parameters) {
   return before + after;
 }
 
-/// Measured on one layer, as the trainer would run it.
-std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transformer& transformer) {
+/// Measured on one layer, as the trainer would run it on one of these ranks.
+std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transformer& transformer, const ExpertRanks& ranks) {
   const ModelConfig& model = config.model;
   DispatchPlan d;
   int64_t first = -1;
@@ -216,7 +216,7 @@ std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transforme
 
   Context dry(0, device);
   ParamStore store;
-  const Moe moe(model, store, "mlp", first);
+  const Moe moe(model, store, "mlp", first, ranks);
   Arena values("values", 0, device), gradients("gradients", 0, device), temporary("one layer", 0, device);
   store.allocate(dry, dtype, tokens, values, &gradients);
   const Tensor x = temporary.alloc("x", dtype, {tokens, model.hidden_size});
@@ -228,9 +228,10 @@ std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transforme
   d.rows = p.slots.numel();
   d.most_of_one = tokens;
   for (const Tensor& t :
-       {s.probabilities, s.lse, s.weights, s.experts, s.counts, p.offsets, p.slots, p.tokens, p.rows})
+       {s.probabilities, s.lse, s.weights, s.experts, s.counts, p.offsets, p.slots, p.tokens, p.rows, s.rank_counts})
     d.routing_bytes += t.bytes();
-  if (s.gate_up) d.kept_bytes = s.gate_up.bytes() + s.inner.bytes();
+  for (const Tensor& t : {s.gate_up, s.inner, s.received_x, s.received_weights}) d.kept_bytes += t.bytes();
+  if (ranks.size() > 1) d.received = ranks.most_rows(tokens, model.moe.num_experts_per_tok, model.moe.num_experts);
   return d;
 }
 
@@ -278,12 +279,13 @@ Plan make_plan(Config config, int64_t ranks) {
       6.0 * static_cast<double>(model.num_hidden_layers) * static_cast<double>(config.data.seq_len) *
           static_cast<double>(model.num_attention_heads) * static_cast<double>(model.head_dim);
 
-  plan.dispatch = plan_dispatch(config, transformer);
   if (ranks < 1 || ranks > std::numeric_limits<int>::max()) fail(ExitCode::usage, "{} ranks: at least 1", ranks);
   plan.ranks = ranks;
   // They are alike: the first is measured, in a world that is not there.
   const auto world = ranks > 1 ? make_dry_communicator(0, static_cast<int>(ranks)) : nullptr;
   plan.memory = Trainer::measure(config, world.get());
+  const auto sharing = world && config.parallel.expert > 1 ? world->axis(1, static_cast<int>(config.parallel.expert)) : nullptr;
+  plan.dispatch = plan_dispatch(config, transformer, {sharing.get(), config.parallel.expert_capacity});
   plan.steps = training_steps(config);
   plan.tokens_per_step = tokens_per_step(config);
   plan.tokens = plan.steps * plan.tokens_per_step;
@@ -362,6 +364,9 @@ std::string plan_text(const Plan& plan) {
                      moe.num_experts_per_tok));
     line("rows of one expert", grouped(d.rows / moe.num_experts),
          fmt::format("on average; at most {}, in the same memory", grouped(d.most_of_one)));
+    if (d.received > 0)
+      line("rows at once", grouped(d.received), fmt::format("{:g} times its own, of all {} ranks that share experts; more in extra rounds",
+                                                            c.parallel.expert_capacity, c.parallel.expert));
     line("routing", bytes_text(d.routing_bytes), sets);
     line("experts' activations", bytes_text(d.kept_bytes),
          d.kept_bytes > 0 ? sets : std::string("computed again in backward"));
@@ -377,7 +382,9 @@ std::string plan_text(const Plan& plan) {
        fmt::format("recompute {}", enum_name(c.train.recompute)));
   line("batch", bytes_text(plan.memory.batch));
   line("scratch", bytes_text(plan.memory.scratch));
+  if (!plan.memory.on_gpu && plan.memory.snapshot > 0) line("checkpoint copy", bytes_text(plan.memory.snapshot), "written while training goes on");
   line("total", bytes_text(plan.memory.total()));
+  if (plan.memory.on_gpu) line("beside it, copy", bytes_text(plan.memory.snapshot), "host memory that checkpoints are written from");
   if (plan.memory.pinned > 0) line("beside it, pinned", bytes_text(plan.memory.pinned), "host memory");
   return out;
 }
@@ -409,6 +416,7 @@ nlohmann::json plan_json(const Plan& plan) {
                           {"activations", plan.memory.activations},
                           {"batch", plan.memory.batch},
                           {"scratch", plan.memory.scratch},
+                          {"checkpoint_copy", plan.memory.snapshot},
                           {"pinned", plan.memory.pinned},
                           {"total", plan.memory.total()}}},
                         {"tensors", parameters}};
@@ -422,6 +430,7 @@ nlohmann::json plan_json(const Plan& plan) {
                       {"shared_expert_intermediate_size", moe.shared_expert_intermediate_size},
                       {"rows", d.rows},
                       {"most_rows_of_one_expert", d.most_of_one},
+                      {"rows_at_once", d.received},
                       {"routing_bytes", d.routing_bytes},
                       {"kept_bytes", d.kept_bytes},
                       {"sets", d.sets},

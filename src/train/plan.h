@@ -40,6 +40,7 @@ struct DispatchPlan {
   int64_t layers = 0;         // with experts
   int64_t rows = 0;           // T K
   int64_t most_of_one = 0;    // rows that one expert can get: T, all of the tokens
+  int64_t received = 0;       // rows of other ranks' tokens at once, at most; 0 where ranks share no experts
   int64_t routing_bytes = 0;  // probabilities, weights, ids, permutation
   int64_t kept_bytes = 0;     // what experts compute of every row and backward reads
   int64_t sets = 0;           // of both in memory: layers, or 1 where they share

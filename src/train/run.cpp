@@ -249,11 +249,7 @@ ExitCode Run::train() {
   const CheckpointContent content = trainer_->content();
   checkpoints_ = std::make_unique<CheckpointStore>(config_.run_dir + "/ckpt", config_.checkpoint, content, &trainer_->context(), ranks_);
   if (leads()) {
-    int64_t snapshot = 0;
-    if (config_.checkpoint.async)
-      for (const auto* tensors : {&content.weights, &content.optimizer})
-        for (const NamedTensor& t : *tensors) snapshot += t.tensor.bytes();
-    for (const std::string& line : banner(config_, plan_, *trainer_, *data_, *evaluator_, snapshot)) console_->line(line);
+    for (const std::string& line : banner(config_, plan_, *trainer_, *data_, *evaluator_)) console_->line(line);
     if (!resumed_.path.empty())
       console_->line(fmt::format("resume   from {} (step {})", resumed_.path, trainer_->next_step()));
     folder_->write_status(status("running"));

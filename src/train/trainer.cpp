@@ -11,6 +11,7 @@
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "optim/schedule.h"
+#include "train/checkpoint_write.h"
 
 namespace sluice {
 
@@ -47,8 +48,6 @@ namespace {
 
 /// How many micro-batches of a step a rank computes.
 int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks, Device device) {
-  if (device == Device::cuda && config.parallel.expert > 1)
-    fail(ExitCode::usage, "parallel.expert = {}: GPUs do not share experts in this version (1); use train.device=cpu", config.parallel.expert);
   const TrainConfig& t = config.train;
   const ParallelConfig& p = config.parallel;
   const bool exact = p.determinism == Determinism::exact;
@@ -119,9 +118,16 @@ MemoryPlan Trainer::measure(const Config& config, Communicator* ranks) {
     dry.model_.forward(dry.ctx_, dry.analysed_.batch, dry.analysed_.saved);
     SummaryAccumulator(dry.model_).add(dry.ctx_, dry.analysed_.batch, dry.analysed_.saved);
   }
-  return {dry.parameters_.high_water(),  dry.gradients_.high_water(),    dry.optimizer_state_.high_water(),
-          dry.activations_.high_water(), dry.batch_memory_.high_water(), dry.ctx_.scratch.high_water(),
-          dry.pinned_.high_water()};
+  MemoryPlan memory{.parameters = dry.parameters_.high_water(),
+                    .gradients = dry.gradients_.high_water(),
+                    .optimizer = dry.optimizer_state_.high_water(),
+                    .activations = dry.activations_.high_water(),
+                    .batch = dry.batch_memory_.high_water(),
+                    .scratch = dry.ctx_.scratch.high_water(),
+                    .pinned = dry.pinned_.high_water(),
+                    .on_gpu = dry.on_gpu()};
+  if (config.checkpoint.async || memory.on_gpu) memory.snapshot = snapshot_bytes(dry.content());
+  return memory;
 }
 
 Trainer::Trainer(const Config& config, const Blend& data, Communicator* ranks)
@@ -149,8 +155,9 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       pinned_(Arena::pinned("pinned", memory.pinned)),
       ctx_(data ? std::max<int64_t>(memory.scratch, 64) : 0, device),
       store_(config.lora),
+      expert_moves_(device_ranks_ && shared_experts() ? queue_->queued(device_ranks_->mesh->expert(), &ctx_) : nullptr),
       model_(config.model, store_,
-             shared_experts() ? ExpertRanks{&mesh_.expert(), config.parallel.expert_capacity} : ExpertRanks{}),
+             shared_experts() ? ExpertRanks{&mesh_.expert(), config.parallel.expert_capacity, expert_moves_.get()} : ExpertRanks{}),
       optimizer_(config.optimizer, store_),
       grad_sync_(config.parallel, store_, mesh_, moves(), queue_.get()),
       weight_sync_(config.parallel.zero_stage, store_, mesh_, moves(), queue_.get()),
@@ -241,7 +248,7 @@ StepMetrics Trainer::step() {
   if (!measuring()) faults::at("all_reduce", step_);
   agree_on_losses();
   grad_sync_.finish(ctx_);
-  if (config_.parallel.zero_stage > 0) update();
+  if (norm_needs_ranks()) update();
   else once_recorded(update_graph_, &Trainer::update);
 
   copy(ctx_, host_control_, optimizer_.control());
@@ -314,7 +321,7 @@ void Trainer::tell_device(double lr) {
 
 /// Whether ranks hear of each other while a micro-batch is computed: no recording can tell them.
 bool Trainer::asks_ranks(int64_t micro_batch) const {
-  if (router_load_.counts || heads_.load().ranks) return true;
+  if (router_load_.counts || heads_.load().ranks || shared_experts()) return true;
   const int64_t stage = config_.parallel.zero_stage;
   const bool gradients_leave = stage >= 2 || (several() && micro_batch + 1 == micro_batches_);
   const bool weights_come = stage >= 3 || (stage >= 1 && micro_batch == 0);
@@ -361,7 +368,7 @@ void Trainer::agree_on_losses() {
 }
 
 void Trainer::update() {
-  if (on_gpu() && config_.parallel.zero_stage == 0) {
+  if (on_gpu() && !norm_needs_ranks()) {
     optimizer_.update(ctx_);
     return store_.pack_trained(ctx_);
   }

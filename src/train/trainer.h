@@ -52,8 +52,10 @@ struct StepMetrics {
 /// Bytes of each arena.
 struct MemoryPlan {
   int64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0, batch = 0, scratch = 0;
-  int64_t pinned = 0;  // host memory beside a GPU; not in the total, which is the device's
-  int64_t total() const { return parameters + gradients + optimizer + activations + batch + scratch; }
+  int64_t snapshot = 0;  // the copy that checkpoints are written from
+  int64_t pinned = 0;    // host memory beside a GPU
+  bool on_gpu = false;   // then the total is the device's: the snapshot is the host's
+  int64_t total() const { return parameters + gradients + optimizer + activations + batch + scratch + (on_gpu ? 0 : snapshot); }
 };
 
 class Trainer {
@@ -129,6 +131,8 @@ class Trainer {
   int64_t losses_here() const { return on_gpu() ? 1 : micro_batches_; }
   bool shared_experts() const { return mesh_.expert().size() > 1; }
   StoreLayout layout() const;
+  /// No rank alone has all of the summed gradient.
+  bool norm_needs_ranks() const { return config_.parallel.zero_stage > 0 || shared_experts(); }
   bool exact() const { return config_.parallel.determinism == Determinism::exact; }
   void load(int64_t step);
   std::vector<ParamStore::Id> saved_here() const;
@@ -168,6 +172,7 @@ class Trainer {
   Arena parameters_, gradients_, optimizer_state_, activations_, batch_memory_, pinned_;
   Context ctx_;
   ParamStore store_;
+  std::unique_ptr<Communicator> expert_moves_;  // of rows between GPUs that share experts
   Transformer model_;
   Optimizer optimizer_;
   GradSync grad_sync_;

@@ -104,6 +104,7 @@ class ThroughDevice : public Communicator {
   Context& ctx_;
 };
 
+#if defined(SLUICE_EMULATION)
 /// Each rank of so many, with its context.
 void with_device_ranks(int size, const DeviceRanksOptions& options, const std::function<void(Communicator&, Context&)>& body) {
   run_thread_ranks(size, [&](Communicator& host) {
@@ -112,6 +113,7 @@ void with_device_ranks(int size, const DeviceRanksOptions& options, const std::f
     body(*device, ctx);
   });
 }
+#endif
 
 }  // namespace
 

@@ -5,7 +5,7 @@ if(SLUICE_SETARCH)
   set(SLUICE_NO_RANDOMISATION ${SLUICE_SETARCH} ${CMAKE_HOST_SYSTEM_PROCESSOR} -R)
 endif()
 # One random shape per family under ASan and none under TSan: the list by hand goes to the edges, and these runs take longest.
-# Every third case of it, others under each; all of them under both with scripts/test --sanitize (label sanitized_in_full).
+# Every fourth case of it, others under each; all of them under both with scripts/test --sanitize (label sanitized_in_full).
 set(SLUICE_ASAN_OPTIONS "ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0" "SLUICE_FUZZ_CASES=1")
 # OpenMP's own synchronisation is invisible to ThreadSanitizer; with one thread the CPU backend needs none.
 set(SLUICE_TSAN_OPTIONS "TSAN_OPTIONS=halt_on_error=1:history_size=4" "OMP_NUM_THREADS=1" "SLUICE_EMULATION_THREADS=1"
@@ -32,9 +32,9 @@ set(SLUICE_ARCH_OF_SEED_1 80)
 set(SLUICE_ARCH_OF_SEED_2 86)
 foreach(seed 0 1 2 3)
   set(environment SLUICE_EMULATION_SEED=${seed} SLUICE_FUZZ_SEED=${seed})
-  # Two seeds run every case, two every second one, in turn.
+  # Two seeds run every case, two every third one, in turn.
   if(seed GREATER 1)
-    list(APPEND environment SLUICE_CASE_STRIDE=2 SLUICE_CASE_FIRST=${seed})
+    list(APPEND environment SLUICE_CASE_STRIDE=3 SLUICE_CASE_FIRST=${seed})
   endif()
   if(SLUICE_ARCH_OF_SEED_${seed})
     list(APPEND environment SLUICE_EMULATED_ARCH=${SLUICE_ARCH_OF_SEED_${seed}})
@@ -47,9 +47,9 @@ sluice_emulated_test(cuda_late_streams test_cuda ARGUMENTS [device_ranks],[cuda_
 # Under a sanitizer the long trainings take minutes and run no kernel that the other cases do not.
 set(SLUICE_SANITIZED_CASES "~\"ten steps*\"~\"a training*\"~\"recomputing*\"")
 sluice_emulated_test(cuda_asan test_cuda_asan ARGUMENTS ${SLUICE_SANITIZED_CASES}~[device_ranks]
-                     ENVIRONMENT ${SLUICE_ASAN_OPTIONS} SLUICE_CASE_STRIDE=3 SLUICE_CASE_FIRST=0)
+                     ENVIRONMENT ${SLUICE_ASAN_OPTIONS} SLUICE_CASE_STRIDE=4 SLUICE_CASE_FIRST=0)
 sluice_emulated_test(cuda_tsan test_cuda_tsan COMMAND_PREFIX ${SLUICE_NO_RANDOMISATION} ARGUMENTS ${SLUICE_SANITIZED_CASES}~[device_ranks]
-                     ENVIRONMENT ${SLUICE_TSAN_OPTIONS} SLUICE_CASE_STRIDE=3 SLUICE_CASE_FIRST=1)
+                     ENVIRONMENT ${SLUICE_TSAN_OPTIONS} SLUICE_CASE_STRIDE=4 SLUICE_CASE_FIRST=2)
 sluice_emulated_test(cuda_asan_in_full test_cuda_asan LABEL sanitized_in_full ARGUMENTS ${SLUICE_SANITIZED_CASES}
                      ENVIRONMENT ${SLUICE_ASAN_OPTIONS})
 sluice_emulated_test(cuda_tsan_in_full test_cuda_tsan LABEL sanitized_in_full COMMAND_PREFIX ${SLUICE_NO_RANDOMISATION}

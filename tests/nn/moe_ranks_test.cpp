@@ -271,14 +271,6 @@ TEST_CASE("Experts that ranks cannot share are refused by name", "[moe][ranks]")
     const std::string message = test::message_of([&] { Moe(Case().model(), store, "mlp", 0, &comm); });
     if (message != "parallel.expert = 3 does not divide model.moe.num_experts = 8") throw std::runtime_error(message);
   });
-  run_thread_ranks(2, [](Communicator& comm) {
-    ParamStore store;
-    const Moe moe(Case().model(), store, "mlp", 0, &comm);
-    Arena gpu("activations", 0, Device::cuda);
-    const std::string message = test::message_of([&] { moe.make_saved(gpu, "moe", 8, DType::f32, true); });
-    if (message != "parallel.expert = 2: ranks share experts on CPUs in this version; use train.device=cpu")
-      throw std::runtime_error(message);
-  });
   // Rank 1 has fewer tokens.
   CHECK_THROWS_WITH(run_thread_ranks(2,
                                      [](Communicator& comm) {

@@ -40,7 +40,7 @@ struct Outcome {
 
 struct Shape {
   int ranks = 2;
-  int64_t zero_stage = 0;
+  int64_t zero_stage = 0, expert = 1;
   DeviceChoice device = DeviceChoice::cuda;
   Transport transport = Transport::host;
 };
@@ -52,6 +52,7 @@ Outcome train(const TinyTraining& t, const Shape& shape, int64_t steps, const st
   Config config = t.config;
   config.train.device = shape.device;
   config.parallel.zero_stage = shape.zero_stage;
+  config.parallel.expert = shape.expert;
   config.parallel.transport = shape.transport;
   run_thread_ranks(shape.ranks, [&](Communicator& c) {
     set_num_threads(1);
@@ -135,6 +136,34 @@ TEST_CASE("ranks on GPUs: bf16, gradients in two bytes, experts balanced over th
     const Outcome gpu = train(t, {.zero_stage = stage}, 3);
     check_close(gpu, cpu, 3e-2);
     CHECK(train(t, {.zero_stage = stage}, 3).bits == gpu.bits);
+  }
+}
+
+TEST_CASE("GPUs share experts as CPUs do, in one round and in several, at every ZeRO stage", "[device_ranks]") {
+  if (no_device()) return;
+  struct Variant {
+    Precision precision;
+    double capacity;
+    int ranks;
+    int64_t stage;
+  };
+  for (const Variant& v : {Variant{Precision::f32, 2.0, 4, 3}, {Precision::f32, 0.3, 2, 0}, {Precision::bf16, 0.3, 2, 2}}) {
+    INFO(v.ranks << " ranks, capacity " << v.capacity << ", ZeRO " << v.stage);
+    Training t(v.precision);
+    t.add_experts();
+    t.config.train.global_batch_size = 2 * v.ranks;
+    t.config.model.moe.moe_intermediate_size = 24;
+    t.config.parallel.expert_capacity = v.capacity;
+    if (v.stage == 0) t.config.train.recompute = Recompute::block;
+    const double tolerance = v.precision == Precision::f32 ? 1e-4 : 3e-2;
+    const Outcome cpu = train(t, {.ranks = v.ranks, .zero_stage = v.stage, .expert = 2, .device = DeviceChoice::cpu}, 3);
+    uint64_t bits = 0;
+    for (const Transport transport : transports()) {
+      const Outcome gpu = train(t, {.ranks = v.ranks, .zero_stage = v.stage, .expert = 2, .transport = transport}, 3);
+      check_close(gpu, cpu, tolerance);
+      CHECK((bits == 0 || bits == gpu.bits));
+      bits = gpu.bits;
+    }
   }
 }
 

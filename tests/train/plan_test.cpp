@@ -376,6 +376,23 @@ TEST_CASE("The two quickstart models have as many parameters", "[plan]") {
   CHECK(json["memory"]["total"] == gated.memory.total());
 }
 
+TEST_CASE("A plan of ranks that share experts counts the rows a rank takes in at once, and the copy of checkpoints", "[plan]") {
+  Config config = load_config(shipped("gated_attention/proxy/table1_01_baseline.yaml"), {"parallel.expert_capacity=1.5", "train.global_batch_size=32"});
+  const Plan one = make_plan(config);
+  config.parallel.expert = 2;
+  const Plan two = make_plan(config, 2);
+  const int64_t rows = one.dispatch->rows;
+  CHECK(one.dispatch->received == 0);
+  CHECK(two.dispatch->received == rows * 3 / 2);
+  CHECK(two.dispatch->kept_bytes > one.dispatch->kept_bytes * 3 / 2);  // what came is kept, too
+  CHECK(plan_text(two).find("rows at once") != std::string::npos);
+  CHECK(one.memory.snapshot >= 3 * 4 * one.total);  // weights and two moments
+  CHECK(one.memory.snapshot < one.memory.total());
+  CHECK(two.memory.snapshot < one.memory.snapshot * 2 / 3);
+  config.checkpoint.async = false;
+  CHECK(make_plan(config, 2).memory.snapshot == 0);
+}
+
 TEST_CASE("Every shipped configuration plans, and every row's proxy is ready to train", "[plan]") {
   int plans = 0, proxies = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(shipped(""))) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/parallel_for.h"
@@ -68,6 +69,48 @@ void unpermute(Context& ctx, Tensor y, const Tensor& x, const Tensor& rows, Into
       }
     });
   });
+}
+
+/// body(i) for rows of so many bytes that are copied.
+template <class Body>
+void for_each_row(int64_t rows, int64_t row_bytes, Body&& body) {
+  parallel_for(rows, std::max<int64_t>(1, (64 << 10) / std::max<int64_t>(row_bytes, 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) body(i);
+  });
+}
+
+void take_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) {
+  if (ctx.dry_run) return;
+  const int64_t bytes = x.dim(1) * dtype_size(x.dtype);
+  auto* to = static_cast<char*>(y.data);
+  const auto* from = static_cast<const char*>(x.data);
+  const int32_t* rows = index.as<int32_t>();
+  for_each_row(y.dim(0), bytes, [&](int64_t i) { std::memcpy(to + i * bytes, from + rows[i] * bytes, static_cast<size_t>(bytes)); });
+}
+
+void put_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) {
+  if (ctx.dry_run) return;
+  const int64_t bytes = x.dim(1) * dtype_size(x.dtype);
+  auto* to = static_cast<char*>(y.data);
+  const auto* from = static_cast<const char*>(x.data);
+  const int32_t* rows = index.as<int32_t>();
+  for_each_row(x.dim(0), bytes, [&](int64_t i) { std::memcpy(to + rows[i] * bytes, from + i * bytes, static_cast<size_t>(bytes)); });
+}
+
+void move_rows_last(Context& ctx, Tensor rows, int64_t begin, int64_t count, int64_t end) {
+  if (ctx.dry_run) return;
+  int32_t* row = rows.as<int32_t>();
+  parallel_for(rows.numel(), 16384, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i)
+      if (row[i] >= begin + count) row[i] -= static_cast<int32_t>(count);
+      else if (row[i] >= begin) row[i] += static_cast<int32_t>(end - begin - count);
+  });
+}
+
+void number_rows(Context& ctx, Tensor index) {
+  if (ctx.dry_run) return;
+  int32_t* row = index.as<int32_t>();
+  for (int64_t i = 0; i < index.numel(); ++i) row[i] = static_cast<int32_t>(i);
 }
 
 #include "ops/cpu/isa_end.h"

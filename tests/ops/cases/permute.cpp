@@ -65,6 +65,26 @@ OpCase unpermute_case(int64_t tokens, int64_t width, int64_t chosen, Into into, 
       }};
 }
 
+/// Rows out of order, there and back, bit by bit; and numbers of rows.
+OpCase move_case(int64_t rows, int64_t width, DType dtype, bool shifted = false) {
+  OpCase c{fmt::format("take_rows, put_rows ({}, {}) {}{}", rows, width, dtype_name(dtype), shifted ? " shifted" : ""), [=](CaseRun& r) {
+             const int64_t all = 2 * rows + 3, first = shifted ? 1 : 0;
+             const auto matrix = [&](const char* name, int64_t count, bool output) {
+               const Tensor flat = r.input(name, dtype, {count * width + first});
+               if (output) r.compared_exactly(name, flat);
+               return flat.rows(first, count * width).view({count, width});
+             };
+             const Tensor index = r.input("index", DType::i32, {rows}, [&](int64_t i) { return static_cast<double>((i * 2 + 5) % (2 * rows + 1)); });
+             take_rows(r.ctx, matrix("taken", rows, true), matrix("x", all, false), index);
+             put_rows(r.ctx, matrix("y", all, true), matrix("z", rows, false), index);
+             const Tensor places = r.inout("places", DType::i32, {rows});
+             number_rows(r.ctx, places);
+             move_rows_last(r.ctx, places, rows / 3, rows / 2, rows);
+           }};
+  c.bf16 = false;
+  return c;
+}
+
 }  // namespace
 
 OpFamily permute_cases() {
@@ -88,6 +108,9 @@ OpFamily permute_cases() {
     cases.push_back(unpermute_case(7, 32, 4, into, true));
     cases.push_back(unpermute_case(0, 32, 4, into));
   }
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const int64_t width : {1, 3, 8, 24, 100}) cases.push_back(move_case(37, width, dtype, width == 24));
+  cases.push_back(move_case(5000, 64, DType::bf16));
   family.fuzz = [](Random& random) {
     const int64_t chosen = uniform(random, 1, 12);
     if (uniform(random, 0, 1) == 0)
