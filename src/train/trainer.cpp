@@ -126,7 +126,11 @@ MemoryPlan Trainer::measure(const Config& config, Communicator* ranks) {
                     .scratch = dry.ctx_.scratch.high_water(),
                     .pinned = dry.pinned_.high_water(),
                     .on_gpu = dry.on_gpu()};
-  if (config.checkpoint.async || memory.on_gpu) memory.snapshot = snapshot_bytes(dry.content());
+  if (config.checkpoint.async || memory.on_gpu) {
+    CheckpointContent tensors;
+    dry.collect_tensors(tensors);
+    memory.snapshot = snapshot_bytes(tensors);
+  }
   return memory;
 }
 

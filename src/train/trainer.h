@@ -137,6 +137,7 @@ class Trainer {
   void load(int64_t step);
   std::vector<ParamStore::Id> saved_here() const;
   WholeModel whole_model(bool frozen_only = false) const;
+  void collect_tensors(CheckpointContent& content);
   void collect_whole_weights(CheckpointContent& content);
   void weights_changed();
   void weight_targets(std::vector<NamedTensor>& weights, bool frozen_only = false);

@@ -111,9 +111,8 @@ WholeModel Trainer::whole_model(bool frozen_only) const {
   return whole;
 }
 
-CheckpointContent Trainer::content() {
-  CheckpointContent content;
-  content.step = step_;
+/// The tensors of a checkpoint that this rank writes.
+void Trainer::collect_tensors(CheckpointContent& content) {
   weight_sync_.settle(ctx_);
   if (config_.parallel.zero_stage >= 3) {
     collect_whole_weights(content);
@@ -122,6 +121,12 @@ CheckpointContent Trainer::content() {
       content.weights.push_back({store_.specs()[static_cast<size_t>(id)].name, store_.value(id)});
   }
   optimizer_targets(content.optimizer, /*own=*/true);
+}
+
+CheckpointContent Trainer::content() {
+  CheckpointContent content;
+  content.step = step_;
+  collect_tensors(content);
   content.state = {{"step", step_},
                    {"samples", step_ * config_.train.global_batch_size},
                    {"tokens", step_ * tokens_per_step(config_)},

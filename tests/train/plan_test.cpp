@@ -391,6 +391,10 @@ TEST_CASE("A plan of ranks that share experts counts the rows a rank takes in at
   CHECK(two.memory.snapshot < one.memory.snapshot * 2 / 3);
   config.checkpoint.async = false;
   CHECK(make_plan(config, 2).memory.snapshot == 0);
+  // What a checkpoint says beside its tensors does not exist yet.
+  config.checkpoint.async = true;
+  config.model.attention.head_balance = {.coefficient = 0.1, .scope = HeadBalanceScope::previous_step, .shared_heads = 1, .calibration_samples = 4};
+  CHECK(make_plan(config, 2).memory.snapshot > 0);
 }
 
 TEST_CASE("Every shipped configuration plans, and every row's proxy is ready to train", "[plan]") {
