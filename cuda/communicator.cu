@@ -27,21 +27,13 @@ struct Buffers {
 };
 
 /// Parts of every rank lie behind each other in a buffer: what is moved at once of each is a buffer over the number of ranks.
-class Staged : public Communicator {
+class Staged : public OverHost {
  public:
-  Staged(Communicator& inner, Context& ctx) : ctx_(ctx), inner_(inner), buffers_(std::make_shared<Buffers>()) {}
-  Staged(std::unique_ptr<Communicator> inner, const Staged& whole)
-      : ctx_(whole.ctx_), owned_(std::move(inner)), inner_(*owned_), buffers_(whole.buffers_) {}
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
+  Staged(Communicator& inner, Context& ctx) : OverHost(inner, ctx), buffers_(std::make_shared<Buffers>()) {}
+  Staged(std::unique_ptr<Communicator> inner, const Staged& whole) : OverHost(std::move(inner), whole.ctx_), buffers_(whole.buffers_) {}
   std::string name() const override { return "host " + inner_.name(); }
-  [[noreturn]] void abort(ExitCode code) override {
-    inner_.abort(code);
-    std::abort();
-  }
 
  protected:
-  void do_barrier() override { inner_.barrier(); }
   void do_broadcast(void* data, int64_t bytes, int root) override {
     for_each_piece(bytes, kBufferBytes, [&](int64_t at, int64_t n) {
       if (rank() == root) fetch(leaving(), static_cast<char*>(data) + at, n);
@@ -50,7 +42,7 @@ class Staged : public Communicator {
     });
   }
   void do_all_gather(void* all, const void* mine, int64_t bytes) override {
-    if (size() == 1) return stay(all, mine, bytes);
+    if (alone()) return copy_here(all, mine, bytes);
     for_each_piece(bytes, piece(), [&](int64_t at, int64_t n) {
       fetch(leaving(), static_cast<const char*>(mine) + at, n);
       inner_.all_gather(came(), leaving(), n);
@@ -60,7 +52,7 @@ class Staged : public Communicator {
   }
   void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent, const int64_t* sent_bytes) override {
     const auto ranks = static_cast<size_t>(size());
-    if (ranks == 1) return stay(received, sent, sent_bytes[0]);
+    if (alone()) return copy_here(received, sent, sent_bytes[0]);
     // All ranks take as many rounds as the largest part of any needs.
     int64_t largest = 0;
     for (size_t r = 0; r < ranks; ++r) largest = std::max({largest, sent_bytes[r], received_bytes[r]});
@@ -80,11 +72,10 @@ class Staged : public Communicator {
       each(out, sent_bytes, [&](int64_t from, int64_t to, int64_t count) { lift(leaving() + to, static_cast<const char*>(sent) + from, count); });
       settle();
       // Sizes that do not agree are found by inner.
-      int64_t total = 0;
-      each(in, received_bytes, [&](int64_t, int64_t, int64_t count) { total += count; });
+      each(in, received_bytes, [](int64_t, int64_t, int64_t) {});
       inner_.all_to_all_v(came(), in.data(), leaving(), out.data());
       each(in, received_bytes, [&](int64_t to, int64_t from, int64_t count) { send_down(static_cast<char*>(received) + to, came() + from, count); });
-      if (total > 0) settle();
+      settle();
     });
   }
   void do_send(const void* data, int64_t bytes, int to) override {
@@ -118,10 +109,6 @@ class Staged : public Communicator {
     for (int64_t at = 0; at < bytes || at == 0; at += most) body(at, std::min(most, bytes - at));
   }
 
-  void stay(void* to, const void* from, int64_t bytes) {
-    copy_on_device(ctx_, to, from, bytes);
-    settle();
-  }
   void lift(char* to, const char* from, int64_t n) { move(to, from, n, cudaMemcpyDeviceToHost); }
   void send_down(char* to, const char* from, int64_t n) { move(to, from, n, cudaMemcpyHostToDevice); }
   void fetch(char* to, const char* from, int64_t n) {
@@ -137,9 +124,6 @@ class Staged : public Communicator {
   }
   void settle() { check(cudaStreamSynchronize(stream(ctx_)), "cudaStreamSynchronize", "ranks"); }
 
-  Context& ctx_;
-  std::unique_ptr<Communicator> owned_;
-  Communicator& inner_;
   std::shared_ptr<Buffers> buffers_;
 };
 
@@ -163,6 +147,11 @@ bool cards_apart(Communicator& ranks) {
 void copy_on_device(Context& ctx, void* to, const void* from, int64_t bytes) {
   if (to == from || bytes == 0) return;
   check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream(ctx)), "cudaMemcpyAsync", "ranks");
+}
+
+void OverHost::copy_here(void* to, const void* from, int64_t bytes) {
+  copy_on_device(ctx_, to, from, bytes);
+  check(cudaStreamSynchronize(stream(ctx_)), "cudaStreamSynchronize", "ranks");
 }
 
 std::unique_ptr<Communicator> make_device_communicator(Communicator& inner, Context& ctx, const DeviceRanksOptions& options) {

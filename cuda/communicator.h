@@ -1,11 +1,36 @@
 #pragma once
 // What the communicators of GPU memory share.
+#include <cstdlib>
 #include <memory>
+#include <utility>
 
 #include "comm/device.h"
 #include "common/state.h"
 
 namespace sluice::cuda {
+
+/// A communicator of GPU memory over one of the host's, which knows who the ranks are; owned where it is a part.
+class OverHost : public Communicator {
+ public:
+  OverHost(Communicator& inner, Context& ctx) : ctx_(ctx), inner_(inner) {}
+  OverHost(std::unique_ptr<Communicator> inner, Context& ctx) : ctx_(ctx), owned_(std::move(inner)), inner_(*owned_) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  [[noreturn]] void abort(ExitCode code) override {
+    inner_.abort(code);
+    std::abort();
+  }
+
+ protected:
+  void do_barrier() override { inner_.barrier(); }
+  bool alone() const { return inner_.size() == 1; }
+  /// What a rank alone does: a copy within its device, waited for.
+  void copy_here(void* to, const void* from, int64_t bytes);
+
+  Context& ctx_;
+  std::unique_ptr<Communicator> owned_;
+  Communicator& inner_;
+};
 
 /// True where cuda/nccl.cu was compiled with NCCL.
 bool built_with_nccl();

@@ -18,15 +18,15 @@ namespace sluice::cuda {
 #if defined(SLUICE_HAS_NCCL)
 namespace {
 
-class Nccl : public Communicator {
+class Nccl : public OverHost {
  public:
-  Nccl(Communicator& inner, Context& ctx, double timeout_seconds) : ctx_(ctx), inner_(inner), timeout_(timeout_seconds) {
+  Nccl(Communicator& inner, Context& ctx, double timeout_seconds) : OverHost(inner, ctx), timeout_(timeout_seconds) {
     part_of(&inner);
     connect();
   }
   /// A part of another one, with the host's part.
   Nccl(std::unique_ptr<Communicator> inner, Context& ctx, double timeout_seconds)
-      : ctx_(ctx), owned_(std::move(inner)), inner_(*owned_), timeout_(timeout_seconds) {
+      : OverHost(std::move(inner), ctx), timeout_(timeout_seconds) {
     connect();
   }
   ~Nccl() override {
@@ -36,16 +36,9 @@ class Nccl : public Communicator {
     if (failed_ || std::uncaught_exceptions() > 0) ncclCommAbort(comm_);
     else ncclCommDestroy(comm_);
   }
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
   std::string name() const override { return "nccl"; }
-  [[noreturn]] void abort(ExitCode code) override {
-    inner_.abort(code);
-    std::abort();
-  }
 
  protected:
-  void do_barrier() override { inner_.barrier(); }
   void do_broadcast(void* data, int64_t bytes, int root) override {
     if (alone() || bytes == 0) return;
     run("broadcast", [&] { return ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclInt8, root, comm_, stream(ctx_)); });
@@ -91,8 +84,6 @@ class Nccl : public Communicator {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool alone() const { return inner_.size() == 1; }
-
   void connect() {
     if (alone()) return;
     check(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
@@ -105,11 +96,6 @@ class Nccl : public Communicator {
     config.blocking = 0;
     begin();
     settle("ncclCommInitRankConfig", ncclCommInitRankConfig(&comm_, size(), id, rank(), &config));
-  }
-
-  void copy_here(void* to, const void* from, int64_t bytes) {
-    copy_on_device(ctx_, to, from, bytes);
-    check(cudaStreamSynchronize(stream(ctx_)), "cudaStreamSynchronize", "ranks");
   }
 
   static void keep_first(ncclResult_t& result, ncclResult_t next) {
@@ -165,9 +151,6 @@ class Nccl : public Communicator {
     fail(ExitCode::hang, "{}", why);
   }
 
-  Context& ctx_;
-  std::unique_ptr<Communicator> owned_;
-  Communicator& inner_;
   double timeout_;
   ncclComm_t comm_ = nullptr;
   cudaEvent_t done_ = nullptr;

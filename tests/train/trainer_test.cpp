@@ -248,15 +248,20 @@ TEST_CASE("after two steps, a step allocates nothing", "[trainer]") {
   trainer.step();
   trainer.step();
   allocations = 0;
-  const auto before = mallinfo2();
-  counting = true;
-  trainer.step();
-  trainer.step();
-  counting = false;
-  const auto after = mallinfo2();
+  // What a C library takes and gives back stays in malloc's cache of the thread the first time, and counts; what a step keeps,
+  // or takes anew, is never even.
+  bool even = false;
+  for (int pair = 0; pair < 3 && !even; ++pair) {
+    const auto before = mallinfo2();
+    counting = true;
+    trainer.step();
+    trainer.step();
+    counting = false;
+    const auto after = mallinfo2();
+    even = after.uordblks + after.hblkhd == before.uordblks + before.hblkhd;
+  }
   CHECK(allocations.load() == 0);
-  // C libraries may take a few bytes and give them back: those stay in malloc's cache of the thread, and count.
-  CHECK(after.uordblks + after.hblkhd <= before.uordblks + before.hblkhd + 1024);
+  CHECK(even);
 }
 #endif
 
