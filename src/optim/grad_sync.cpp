@@ -1,41 +1,24 @@
 #include "optim/grad_sync.h"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <cmath>
-#include <utility>
+#include <limits>
 
 #include "comm/reduce.h"
-#include "core/parallel_for.h"
 #include "ops/elementwise.h"
+#include "ops/fixed_sum.h"
 #include "ops/reduce.h"
 
 namespace sluice {
 namespace {
 
-constexpr double kFixedOne = 1125899906842624.0;  // 2^50: the last bit of a fixed-point gradient is 2^-50
-constexpr double kFixedLimit = 4096.0;            // what the sum of a step stays below
-
-template <class T>
-void from_fixed(T* x, const int64_t* sum, int64_t n) {
-  parallel_for(n, 16384, [=](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) x[i] = static_cast<T>(static_cast<double>(sum[i]) / kFixedOne);
-  });
-}
-
-/// a = left + right.
-template <class T>
-void add_pair(T* a, const T* left, const T* right, int64_t n) {
-  parallel_for(n, 16384, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-    for (int64_t i = begin; i < end; ++i) a[i] = left[i] + right[i];
-  });
-}
-
-template <class T>
-void copy_elements(T* to, const T* from, int64_t n) {
-  parallel_for(n, 16384, [=](int64_t begin, int64_t end) { std::copy(from + begin, from + end, to + begin); });
+/// rows[0] += the others, as tree(0, count) of core/tree_sum.h; they are used up.
+void add_tree(Context& ctx, const Tensor* rows, size_t count) {
+  if (count < 2) return;
+  size_t half = 1;
+  while (2 * half < count) half *= 2;
+  add_tree(ctx, rows, half);
+  add_tree(ctx, rows + half, count - half);
+  add_forward(ctx, rows[0], rows[0], rows[half]);
 }
 
 }  // namespace
@@ -45,14 +28,7 @@ GradSync::GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& 
   SLUICE_CHECK(queue || mesh.data().size() == 1, "GradSync: several ranks need a queue");
 }
 
-template <class F>
-void GradSync::with_type(F&& f) {
-  if (accumulate_dtype(store_.dtype()) == DType::f64) f(double{});
-  else f(float{});
-}
-
 void GradSync::allocate(Arena& arena, int64_t micro_batches) {
-  SLUICE_CHECK(arena.device() == Device::cpu || !exact(), "GradSync: exact on a GPU");
   micro_batches_ = micro_batches;
   pieces_ = store_.pieces(mesh_.data().rank(), mesh_.expert_data().rank());
   const DType wide = accumulate_dtype(store_.dtype());
@@ -76,6 +52,7 @@ void GradSync::allocate(Arena& arena, int64_t micro_batches) {
   if (tree() && !in_place())
     for (int64_t m = 1; m < micro_batches; m *= 2) levels_.push_back(arena.alloc("gradient tree", wide, {at}));
   fixed_ = fixed() ? arena.alloc("fixed-point gradients", DType::i32, {fixed_at, 2}) : Tensor();
+  bad_ = fixed() ? arena.alloc("bad gradient", DType::i32, {1, 2}) : Tensor();
   shards_ = sharded() ? arena.alloc("gradient shards", wide, {ParamStore::size_of(pieces_)}) : Tensor();
   received_ = Tensor();
   if (!alone() || sharded())
@@ -86,11 +63,10 @@ void GradSync::allocate(Arena& arena, int64_t micro_batches) {
 }
 
 void GradSync::begin_step(Context& ctx, int64_t step) {
-  bad_ = kNoneBad;
   step_ = step;
   if (in_place()) store_.zero_grads(ctx);
   if (ctx.dry_run) return;
-  if (fixed()) std::fill_n(static_cast<int64_t*>(fixed_.data), fixed_.dim(0), 0);
+  if (fixed()) write_tensor(ctx, bad_, &kNoneBad);
   if (sharded()) fill(ctx, shards_, 0.0);
 }
 
@@ -136,86 +112,66 @@ void GradSync::sum_unit(Context& ctx, int unit) {
       synchronize(its);
     });
   };
-  with_type([&](auto tag) {
-    using T = decltype(tag);
-    for (size_t i = 0; i < pieces_.size(); ++i) {
-      const Bucket& b = pieces_[i].of;
-      if (b.unit != unit) continue;
-      if (sharded()) {
-        std::vector<Tensor> sources;
-        for (int s = 0; s < sources_of(b); ++s) sources.push_back(store_.bucket_grads(b, s));
-        const auto work = [this, i, sources, m = micro_batch_](Context& its) { send_shards<T>(its, i, sources, m); };
-        if (queue_) busy(unit) = post(i, work);
-        else work(ctx);
-        continue;
-      }
-      const Tensor whole = store_.bucket_grads(b);
-      if (!in_place()) sum_here(i, whole.as<T>());
-      if (!last()) continue;
-      if (alone()) {
-        if (fixed()) from_fixed(whole.as<T>(), static_cast<int64_t*>(fixed_.data) + kept_[i].fixed_at, b.end - b.begin);
-        continue;
-      }
-      post(i, [this, i, whole](Context& its) { sum_with_ranks<T>(its, i, whole); });
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const Bucket& b = pieces_[i].of;
+    if (b.unit != unit) continue;
+    std::vector<Tensor> sources;
+    for (int s = 0; s < sources_of(b); ++s) sources.push_back(store_.bucket_grads(b, s));
+    if (sharded()) {
+      const auto work = [this, i, sources, m = micro_batch_](Context& its) { send_shards(its, i, sources, m); };
+      if (queue_) busy(unit) = post(i, work);
+      else work(ctx);
+      continue;
     }
-  });
+    const Tensor& whole = sources[0];
+    if (!in_place()) sum_here(ctx, i, sources);
+    if (!last()) continue;
+    if (!alone()) post(i, [this, i, whole](Context& its) { sum_with_ranks(its, i, whole); });
+    else if (fixed()) from_fixed(ctx, whole, fixed_sums(i));
+  }
 }
 
 /// sum = that of this micro-batch and of those before it that make a whole subtree with it; kept for later if more come.
-template <class T>
-void GradSync::merge(const Kept& kept, int row, T* sum, int64_t micro_batch) {
+void GradSync::merge(Context& ctx, const Kept& kept, int row, const Tensor& sum, int64_t micro_batch) {
   const int64_t at = kept.at + row * kept.length;
   size_t level = 0;
   for (int64_t before = micro_batch; before & 1; before >>= 1, ++level)
-    add_pair(sum, levels_[level].as<T>() + at, sum, kept.length);
-  if (micro_batch + 1 < micro_batches_) copy_elements(levels_[level].as<T>() + at, sum, kept.length);
+    add_forward(ctx, sum, levels_[level].rows(at, kept.length), sum);
+  if (micro_batch + 1 < micro_batches_) copy(ctx, levels_[level].rows(at, kept.length), sum);
 }
 
-/// sum += x, whose first element is `first` of the bucket; an element that is not below the limit, or not finite, is left out
-/// and remembered.
-template <class T>
-void GradSync::add_fixed(const Bucket& b, int64_t* sum, const T* x, int64_t n, int64_t first) {
+/// The fixed-point sums of what is kept of a bucket.
+Tensor GradSync::fixed_sums(size_t i) const { return fixed_.rows(kept_[i].fixed_at, kept_[i].length); }
+
+/// x, whose first element is `first` of the bucket, joins its fixed-point sums. An element that is not below the limit, or not
+/// finite, is remembered.
+void GradSync::add_to_fixed(Context& ctx, size_t i, const Tensor& x, int64_t first, Into into) {
   const double limit = kFixedLimit / static_cast<double>(micro_batches_ * mesh_.data().size());
-  std::atomic<int64_t> bad{bad_};
-  parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
-    int64_t mine = kNoneBad;
-    for (int64_t i = begin; i < end; ++i) {
-      const double v = static_cast<double>(x[i]);
-      if (std::abs(v) < limit) sum[i] += static_cast<int64_t>(std::llrint(v * kFixedOne));
-      else mine = std::min(mine, b.begin + first + i);
-    }
-    for (int64_t now = bad; mine < now && !bad.compare_exchange_weak(now, mine);) {
-    }
-  });
-  bad_ = bad;
+  add_fixed(ctx, fixed_sums(i), bad_, x, limit, pieces_[i].of.begin + first, into);
 }
 
-/// Adds this micro-batch of a bucket to those before it; after the last, their sum is in `whole` (fixed: in fixed_).
-template <class T>
-void GradSync::sum_here(size_t i, T* whole) {
-  const Bucket& b = pieces_[i].of;
-  const int64_t n = b.end - b.begin;
-  std::vector<T*> rows;
-  for (int s = 0; s < sources_of(b); ++s) {
-    T* row = s == 0 ? whole : store_.bucket_grads(b, s).template as<T>();
-    if (fixed()) add_fixed(b, static_cast<int64_t*>(fixed_.data) + kept_[i].fixed_at, row, n, 0);
-    else merge(kept_[i], s, row, micro_batch_);
-    rows.push_back(row);
+/// Adds this micro-batch of a bucket to those before it; after the last, their sum is in sources[0] (fixed: in fixed_).
+void GradSync::sum_here(Context& ctx, size_t i, const std::vector<Tensor>& sources) {
+  for (size_t s = 0; s < sources.size(); ++s) {
+    if (fixed()) add_to_fixed(ctx, i, sources[s], 0, micro_batch_ == 0 && s == 0 ? Into::overwrite : Into::add);
+    else merge(ctx, kept_[i], static_cast<int>(s), sources[s], micro_batch_);
   }
-  if (tree() && last()) tree_sum(rows.data(), static_cast<int>(rows.size()), n);
+  if (tree() && last()) add_tree(ctx, sources.data(), sources.size());
 }
 
 /// The ranks' sums of a bucket become one, this rank's piece of it in its place; with zero_stage 0 all of it.
-template <class T>
 void GradSync::sum_with_ranks(Context& ctx, size_t i, const Tensor& whole) {
   const ParamStore::Piece& p = pieces_[i];
   const int64_t ranks = ranks_sharing(p.of);
   const Tensor mine = whole.rows(p.begin - p.of.begin, p.count);
   if (fixed()) {
-    int64_t* sums = static_cast<int64_t*>(fixed_.data) + kept_[i].fixed_at;
-    int64_t* my_sums = sums + (p.begin - p.of.begin);
-    reduce_scatter(ranks_of(p.of), my_sums, sums, p.count, static_cast<int64_t*>(received_.data));
-    from_fixed(mine.as<T>(), my_sums, p.count);
+    const Tensor sums = fixed_sums(i), received = received_.rows(0, ranks * p.count).view({ranks, p.count, 2});
+    const Tensor my_sums = sums.rows(p.begin - p.of.begin, p.count);
+    if (ranks > 1) {
+      ranks_of(p.of).all_to_all(received.data, sums.data, my_sums.bytes());
+      sum_fixed_rows(ctx, my_sums, received);
+    }
+    from_fixed(ctx, mine, my_sums);
   } else if (ranks > 1) {
     const Tensor received = received_.rows(0, ranks * p.count).view({ranks, p.count});
     exchange(ctx, p, received, whole, micro_batches_ - 1);
@@ -243,31 +199,31 @@ void GradSync::gather(Context& ctx, const ParamStore::Piece& p, const Tensor& wh
 }
 
 /// One micro-batch of a bucket goes to the owners of its pieces, who add what they get.
-template <class T>
 void GradSync::send_shards(Context& ctx, size_t i, const std::vector<Tensor>& sources, int64_t micro_batch) {
   const ParamStore::Piece& p = pieces_[i];
-  const int num_ranks = ranks_sharing(p.of), num_sources = static_cast<int>(sources.size());
+  const int64_t num_ranks = ranks_sharing(p.of), num_sources = static_cast<int64_t>(sources.size());
   // Row r num_sources + s: of source s of rank r, the order of the data axis.
-  std::vector<T*> rows(static_cast<size_t>(num_ranks * num_sources));
-  for (int s = 0; s < num_sources; ++s) {
+  std::vector<Tensor> rows(static_cast<size_t>(num_ranks * num_sources));
+  for (int64_t s = 0; s < num_sources; ++s) {
     const Tensor received = received_.rows(s * num_ranks * p.count, num_ranks * p.count);
     exchange(ctx, p, received, sources[static_cast<size_t>(s)], micro_batch);
-    for (int r = 0; r < num_ranks; ++r) rows[static_cast<size_t>(r * num_sources + s)] = received.as<T>() + r * p.count;
+    for (int64_t r = 0; r < num_ranks; ++r) rows[static_cast<size_t>(r * num_sources + s)] = received.rows(r * p.count, p.count);
   }
-  if (!exact())
-    return sum_rows(ctx, shards_.rows(p.at, p.count), received_.rows(0, num_ranks * p.count).view({num_ranks, p.count}), Into::add);
-  T* sum = shards_.as<T>() + p.at;
+  const Tensor sum = shards_.rows(p.at, p.count);
   const bool is_last = micro_batch + 1 == micro_batches_;
   if (fixed()) {
-    int64_t* sums = static_cast<int64_t*>(fixed_.data) + kept_[i].fixed_at;
-    for (const T* row : rows) add_fixed(p.of, sums, row, p.count, p.begin - p.of.begin);
-    if (is_last) from_fixed(sum, sums, p.count);
+    for (size_t row = 0; row < rows.size(); ++row)
+      add_to_fixed(ctx, i, rows[row], p.begin - p.of.begin, micro_batch == 0 && row == 0 ? Into::overwrite : Into::add);
+    if (is_last) from_fixed(ctx, sum, fixed_sums(i));
     return;
   }
-  for (size_t row = 0; row < rows.size(); ++row) merge(kept_[i], static_cast<int>(row), rows[row], micro_batch);
-  if (!is_last) return;
-  tree_sum(rows.data(), static_cast<int>(rows.size()), p.count);
-  copy_elements(sum, rows[0], p.count);
+  if (tree())
+    for (size_t row = 0; row < rows.size(); ++row) merge(ctx, kept_[i], static_cast<int>(row), rows[row], micro_batch);
+  if (tree() && !is_last) return;
+  if (num_sources == 1)
+    return sum_rows(ctx, sum, received_.rows(0, num_ranks * p.count).view({num_ranks, p.count}), tree() ? Into::overwrite : Into::add);
+  add_tree(ctx, rows.data(), rows.size());
+  copy(ctx, sum, rows[0]);
 }
 
 Tensor GradSync::grads(size_t i) const {
@@ -278,19 +234,19 @@ Tensor GradSync::grads(size_t i) const {
 void GradSync::finish(Context& ctx) {
   if (ctx.dry_run) return;
   if (queue_) queue_->wait_all();
-  if (bad_ == kNoneBad) return;
+  if (!fixed()) return;
+  int64_t bad = kNoneBad;
+  read_tensor(ctx, &bad, bad_);
+  if (bad == kNoneBad) return;
   // Whoever found it makes the sum of squares NaN for all: in the parameter itself, where that is here.
   size_t i = 0;
   int64_t at = 0;
   for (size_t k = 0; k < pieces_.size(); ++k)
-    if (pieces_[k].begin <= bad_ && bad_ < pieces_[k].begin + pieces_[k].count) {
+    if (pieces_[k].begin <= bad && bad < pieces_[k].begin + pieces_[k].count) {
       i = k;
-      at = bad_ - pieces_[k].begin;
+      at = bad - pieces_[k].begin;
     }
-  with_type([&](auto tag) {
-    using T = decltype(tag);
-    grads(i).template as<T>()[at] = std::numeric_limits<T>::quiet_NaN();
-  });
+  fill(ctx, grads(i).rows(at, 1), std::numeric_limits<double>::quiet_NaN());
 }
 
 void GradSync::sum_squares(Context& ctx, Tensor squares) const {

@@ -1,7 +1,7 @@
 #pragma once
 // The gradient of a step: of its micro-batches, and of its ranks, in one sum of known order (RELIABILITY 5), taken while
 // backward goes on.
-#include <limits>
+#include <array>
 #include <vector>
 
 #include "comm/mesh.h"
@@ -30,7 +30,7 @@ namespace sluice {
 class GradSync : public UnitUser {
  public:
   /// queue: nullptr for one rank on a CPU. moves: the same mesh, for memory where the store has it (comm/device.h); on a CPU, mesh
-  /// itself. On a GPU determinism is same_layout.
+  /// itself.
   GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, const Mesh& moves, CommQueue* queue);
 
   /// Work memory for `micro_batches` of this rank's. After the store's.
@@ -72,21 +72,15 @@ class GradSync : public UnitUser {
   CommQueue::Ticket& busy(int unit) { return slot_busy_[static_cast<size_t>(ParamStore::slot_of(unit))]; }
   void zero(Context& ctx, int unit);
   void sum_unit(Context& ctx, int unit);
-  template <class T>
-  void sum_here(size_t i, T* whole);
-  template <class T>
+  void sum_here(Context& ctx, size_t i, const std::vector<Tensor>& sources);
   void sum_with_ranks(Context& ctx, size_t i, const Tensor& whole);
   void exchange(Context& ctx, const ParamStore::Piece& p, const Tensor& received, const Tensor& all, int64_t micro_batch);
   void gather(Context& ctx, const ParamStore::Piece& p, const Tensor& whole, const Tensor& mine);
   Bf16Wire::Place place(const Bucket& b, int64_t micro_batch) const;
-  template <class T>
   void send_shards(Context& ctx, size_t i, const std::vector<Tensor>& sources, int64_t micro_batch);
-  template <class T>
-  void merge(const Kept& kept, int row, T* sum, int64_t micro_batch);
-  template <class T>
-  void add_fixed(const Bucket& b, int64_t* sum, const T* x, int64_t n, int64_t first);
-  template <class F>
-  void with_type(F&& f);
+  void merge(Context& ctx, const Kept& kept, int row, const Tensor& sum, int64_t micro_batch);
+  Tensor fixed_sums(size_t i) const;
+  void add_to_fixed(Context& ctx, size_t i, const Tensor& x, int64_t first, Into into);
 
   ParallelConfig config_;
   ParamStore& store_;
@@ -96,14 +90,13 @@ class GradSync : public UnitUser {
   std::vector<Kept> kept_;      // per bucket
   std::vector<Mark> computed_;  // per bucket: its gradients are there
   std::vector<Tensor> levels_;  // tree: level k holds sums of 2^k micro-batches where bit k of their number is set
-  Tensor fixed_;                // (elements, 2) i32: int64 each
+  Tensor fixed_;                // (elements, 2) i32: ops/fixed_sum.h
+  Tensor bad_;                  // (1, 2) i32: first flat position that fixed-point numbers cannot hold
   Tensor received_;             // of the other ranks; the queue's
   Bf16Wire wire_;               // with gradient_dtype bf16
   Tensor shards_;               // sums of the pieces, with zero_stage 2 and 3
   Tensor bins_;                 // (kSquareBins) f64
-  static constexpr int64_t kNoneBad = std::numeric_limits<int64_t>::max();
   int64_t micro_batches_ = 1, micro_batch_ = 0, step_ = 0;
-  int64_t bad_ = kNoneBad;  // first flat position that fixed-point numbers cannot hold
   std::array<CommQueue::Ticket, 3> slot_busy_{};
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
 #include "comm/reduce.h"
@@ -21,7 +20,7 @@ void HeadKeeper::allocate(Arena& memory, Arena& host_memory, Communicator& ranks
   host_totals_ = on_host(load_.totals);
   if (previous()) host_previous_ = on_gpu ? load_.host_seen : load_.seen;
   if (exact_)
-    host_rows_ = memory.alloc("heads of micro-batches", DType::f64, {ranks.size(), micro_batches, load_.totals.numel()});
+    host_rows_ = (on_gpu ? host_memory : memory).alloc("heads of micro-batches", DType::f64, {ranks.size(), micro_batches, load_.totals.numel()});
   if (load_.shared) {
     host_shared_ = on_host(load_.shared);
     calibration_.assign(static_cast<size_t>(load_.totals.numel()), 0.0);
@@ -41,9 +40,9 @@ void HeadKeeper::begin_step(Context& ctx) {
 }
 
 void HeadKeeper::end_micro_batch(Context& ctx, int64_t micro_batch) {
-  if (!host_rows_ || ctx.dry_run) return;
-  double* const mine = host_rows_.as<double>() + rank_ * micro_batches_ * load_.batch.numel();
-  std::memcpy(mine + micro_batch * load_.batch.numel(), load_.batch.data, static_cast<size_t>(load_.batch.bytes()));
+  if (!host_rows_) return;
+  const Tensor rows = host_rows_.view({host_rows_.dim(0) * micro_batches_, load_.batch.numel()});
+  copy(ctx, rows.rows(rank_ * micro_batches_ + micro_batch, 1).view({load_.batch.numel()}), load_.batch);
 }
 
 void HeadKeeper::fetch(Context& ctx) {

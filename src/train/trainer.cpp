@@ -47,12 +47,10 @@ Device resolve_device(DeviceChoice choice) {
 namespace {
 
 /// How many micro-batches of a step a rank computes.
-int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks, Device device) {
+int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks) {
   const TrainConfig& t = config.train;
   const ParallelConfig& p = config.parallel;
   const bool exact = p.determinism == Determinism::exact;
-  if (device == Device::cuda && exact)
-    fail(ExitCode::usage, "parallel.determinism: exact is computed on CPUs in this version; use train.device=cpu");
   // Squares are summed in blocks of 32 elements, which must lie in one expert wherever it is.
   if (const MoeConfig& moe = config.model.moe; exact && p.expert > 1 && config.model.hidden_size * moe.moe_intermediate_size % 32 != 0)
     fail(ExitCode::usage,
@@ -148,7 +146,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       mesh_(*ranks_, mesh_shape(config.parallel)),
       device_ranks_(queue_ && device == Device::cuda && data ? std::make_unique<DeviceRanks>(several() ? *ranks : *ranks_, *queue_, config.parallel)
                                                              : nullptr),
-      micro_batches_(micro_batches_per_rank(config, *ranks_, device)),
+      micro_batches_(micro_batches_per_rank(config, *ranks_)),
       memory_(memory),
       max_steps_(training_steps(config)),
       parameters_("parameters", memory.parameters, device),
@@ -167,7 +165,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       weight_sync_(config.parallel.zero_stage, store_, mesh_, moves(), queue_.get()),
       policy_(config.train),
       heads_(config) {
-  ctx_.deterministic = config.train.deterministic;
+  ctx_.deterministic = config.train.deterministic || exact();
   const DType dtype = storage_dtype(config.train.precision);
   const int64_t seq_len = config.data.seq_len, tokens = config.train.micro_batch_size * seq_len;
   store_.allocate(ctx_, dtype, tokens, parameters_, &gradients_, layout());
@@ -243,7 +241,7 @@ StepMetrics Trainer::step() {
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
     grad_sync_.begin_micro_batch(ctx_, i);
-    if (asks_ranks(i)) forward_backward();
+    if (goes_unrecorded(i)) forward_backward();
     else once_recorded(micro_graph_, &Trainer::forward_backward);
     grad_sync_.end_micro_batch(ctx_);
     heads_.end_micro_batch(ctx_, i);
@@ -323,9 +321,10 @@ void Trainer::tell_device(double lr) {
   copy(ctx_, optimizer_.control(), host_control_);
 }
 
-/// Whether ranks hear of each other while a micro-batch is computed: no recording can tell them.
-bool Trainer::asks_ranks(int64_t micro_batch) const {
-  if (router_load_.counts || heads_.load().ranks || shared_experts()) return true;
+/// Whether computing a micro-batch is more than ops that are the same for each: ranks hear of each other, or its gradients have
+/// their own place in the exact sum.
+bool Trainer::goes_unrecorded(int64_t micro_batch) const {
+  if (router_load_.counts || heads_.load().ranks || shared_experts() || exact()) return true;
   const int64_t stage = config_.parallel.zero_stage;
   const bool gradients_leave = stage >= 2 || (several() && micro_batch + 1 == micro_batches_);
   const bool weights_come = stage >= 3 || (stage >= 1 && micro_batch == 0);
@@ -353,10 +352,10 @@ void Trainer::forward_backward() {
 
 /// Keeps the sum of one micro-batch's losses apart, where other ranks have some too, or where their order must not matter.
 void Trainer::collect_losses(int64_t micro_batch) {
-  if (!micro_losses_ || measuring() || on_gpu()) return;
-  double& loss = *update_field(optimizer_.control(), &UpdateControl::loss).as<double>();
-  micro_losses_.as<double>()[ranks_->rank() * micro_batches_ + micro_batch] = loss;
-  loss = 0;
+  if (!micro_losses_ || measuring() || losses_here() != micro_batches_) return;
+  const Tensor loss = update_field(optimizer_.control(), &UpdateControl::loss);
+  copy(ctx_, micro_losses_.rows(ranks_->rank() * micro_batches_ + micro_batch, 1), loss);
+  fill(ctx_, loss, 0.0);
 }
 
 /// The sum over all micro-batches of the step, one after the other, on every rank.
@@ -364,7 +363,8 @@ void Trainer::agree_on_losses() {
   if (!micro_losses_ || measuring()) return;
   const Tensor total = update_field(optimizer_.control(), &UpdateControl::loss);
   double *losses = micro_losses_.as<double>(), *mine = losses + ranks_->rank() * losses_here();
-  if (on_gpu()) *mine = read_scalar(ctx_, total);
+  if (losses_here() != micro_batches_) *mine = read_scalar(ctx_, total);
+  synchronize(ctx_);
   ranks_->all_gather(losses, mine, losses_here() * static_cast<int64_t>(sizeof(double)));
   double sum_of_all = 0;
   for (int64_t i = 0; i < micro_losses_.dim(0); ++i) sum_of_all += losses[i];

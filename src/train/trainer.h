@@ -128,11 +128,11 @@ class Trainer {
   }
   bool several() const { return mesh_.data().size() > 1; }
   /// Losses of a step that this rank tells the others: of each micro-batch; a GPU adds them up by itself.
-  int64_t losses_here() const { return on_gpu() ? 1 : micro_batches_; }
+  int64_t losses_here() const { return on_gpu() && !exact() ? 1 : micro_batches_; }
   bool shared_experts() const { return mesh_.expert().size() > 1; }
   StoreLayout layout() const;
-  /// No rank alone has all of the summed gradient.
-  bool norm_needs_ranks() const { return config_.parallel.zero_stage > 0 || shared_experts(); }
+  /// No rank alone has all of the summed gradient, or its norm must not tell how it was shared.
+  bool norm_needs_ranks() const { return config_.parallel.zero_stage > 0 || shared_experts() || exact(); }
   bool exact() const { return config_.parallel.determinism == Determinism::exact; }
   void load(int64_t step);
   std::vector<ParamStore::Id> saved_here() const;
@@ -146,7 +146,7 @@ class Trainer {
   void update();
   void collect_losses(int64_t micro_batch);
   void agree_on_losses();
-  bool asks_ranks(int64_t micro_batch) const;
+  bool goes_unrecorded(int64_t micro_batch) const;
   const Mesh& moves() const { return device_ranks_ ? *device_ranks_->mesh : mesh_; }
   void once_recorded(Graph& graph, void (Trainer::*ops)());
   void tell_device(double lr);

@@ -136,6 +136,7 @@ OpFamily attention_hopper_cases();
 OpFamily cross_entropy_cases();
 OpFamily elementwise_cases();
 OpFamily embedding_cases();
+OpFamily fixed_sum_cases();
 OpFamily gate_cases();
 OpFamily grouped_linear_cases();
 OpFamily head_importance_cases();

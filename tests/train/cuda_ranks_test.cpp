@@ -41,6 +41,7 @@ struct Outcome {
 struct Shape {
   int ranks = 2;
   int64_t zero_stage = 0, expert = 1;
+  Determinism determinism = Determinism::same_layout;
   DeviceChoice device = DeviceChoice::cuda;
   Transport transport = Transport::host;
 };
@@ -53,6 +54,7 @@ Outcome train(const TinyTraining& t, const Shape& shape, int64_t steps, const st
   config.train.device = shape.device;
   config.parallel.zero_stage = shape.zero_stage;
   config.parallel.expert = shape.expert;
+  config.parallel.determinism = shape.determinism;
   config.parallel.transport = shape.transport;
   run_thread_ranks(shape.ranks, [&](Communicator& c) {
     set_num_threads(1);
@@ -164,6 +166,47 @@ TEST_CASE("GPUs share experts as CPUs do, in one round and in several, at every 
       CHECK((bits == 0 || bits == gpu.bits));
       bits = gpu.bits;
     }
+  }
+}
+
+TEST_CASE("exact training on GPUs has the same bits whoever computes what, through host memory and over NCCL", "[device_ranks]") {
+  if (no_device()) return;
+  struct Variant {
+    Precision precision;
+    bool experts;
+    ExactSum sum;
+    std::vector<Shape> shapes;
+  };
+  const auto exact = [](int ranks, int64_t stage, int64_t expert = 1, Transport transport = Transport::host) {
+    return Shape{.ranks = ranks, .zero_stage = stage, .expert = expert, .determinism = Determinism::exact, .transport = transport};
+  };
+  const Transport other = transports().back();
+  for (const Variant& v : {Variant{Precision::f32, false, ExactSum::tree, {exact(2, 0), exact(1, 2), exact(4, 3, 1, other)}},
+                           Variant{Precision::f32, true, ExactSum::fixed64, {exact(2, 0), exact(2, 2, 2, other), exact(4, 3, 2)}},
+                           Variant{Precision::bf16, true, ExactSum::tree, {exact(2, 1, 2), exact(4, 0, 2), exact(2, 3)}}}) {
+    INFO("precision " << static_cast<int>(v.precision) << ", experts " << v.experts << ", sum " << static_cast<int>(v.sum));
+    Training t(v.precision);
+    t.config.train.global_batch_size = 4;
+    t.config.parallel.exact_sum = v.sum;
+    if (v.experts) {
+      t.add_experts();
+      t.config.model.moe.moe_intermediate_size = 32;
+      t.config.model.moe.load_balance.scope = BalanceScope::micro_batch;
+    } else {
+      t.config.model.attention.head_balance = {.coefficient = 1e-2, .scope = HeadBalanceScope::previous_step};
+    }
+    const Outcome one = train(t, exact(1, 0), 3);
+    check_close(one, train(t, {.ranks = 1, .determinism = Determinism::exact, .device = DeviceChoice::cpu}, 3),
+                v.precision == Precision::f32 ? 1e-4 : 3e-2);
+    for (const Shape& shape : v.shapes) {
+      INFO(shape.ranks << " ranks, ZeRO " << shape.zero_stage << ", experts on " << shape.expert);
+      const Outcome several = train(t, shape, 3);
+      CHECK(several.losses == one.losses);
+      CHECK(several.norms == one.norms);
+      CHECK((several.bits == one.bits));
+    }
+    // Or the comparison proves nothing.
+    if (v.precision == Precision::f32) CHECK((train(t, {.ranks = 2}, 3).bits != one.bits));
   }
 }
 
