@@ -28,7 +28,7 @@ LayerLoad load_of(const double* totals, int64_t experts, BalanceScope scope) {
   }
   load.max_over_mean = largest / mean;
   load.variation = std::sqrt(std::max(squares / n - mean * mean, 0.0)) / mean;
-  load.balance_loss = scope == BalanceScope::global_batch ? global : totals[2 * experts] / tokens;
+  load.balance_loss = scope != BalanceScope::micro_batch ? global : totals[2 * experts] / tokens;
   load.z_loss = totals[2 * experts + 1] / tokens;
   return load;
 }

@@ -27,7 +27,7 @@ struct RouterSummary {
 };
 
 /// totals: Transformer::make_router_totals, on the host, after a step. Empty for a dense model or when nothing was counted.
-/// balance_loss is that of the whole step's counts and probabilities (scope global_batch), or the mean over the micro-batches.
+/// balance_loss is that of the whole step's counts and probabilities (scopes global_batch and previous_step), or the mean over the micro-batches.
 std::optional<RouterSummary> summarize_router(const ModelConfig& model, const Tensor& totals);
 
 }  // namespace sluice

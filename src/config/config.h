@@ -42,7 +42,7 @@ enum class HeadBalanceScope : uint8_t { micro_batch, data_parallel, global_batch
 enum class SharedHeads : uint8_t { calibration, online };
 enum class SwitchProjections : uint8_t { value, key_value };
 enum class OptimizerType : uint8_t { adamw, muon };
-enum class BalanceScope : uint8_t { global_batch, micro_batch };
+enum class BalanceScope : uint8_t { global_batch, micro_batch, previous_step };
 enum class Determinism : uint8_t { same_layout, exact };
 enum class ExactSum : uint8_t { tree, fixed64 };
 enum class GradientDtype : uint8_t { f32, bf16 };
@@ -74,7 +74,7 @@ SLUICE_ENUM_NAMES(HeadBalanceScope, "micro_batch", "data_parallel", "global_batc
 SLUICE_ENUM_NAMES(SharedHeads, "calibration", "online");
 SLUICE_ENUM_NAMES(SwitchProjections, "value", "key_value");
 SLUICE_ENUM_NAMES(OptimizerType, "adamw", "muon");
-SLUICE_ENUM_NAMES(BalanceScope, "global_batch", "micro_batch");
+SLUICE_ENUM_NAMES(BalanceScope, "global_batch", "micro_batch", "previous_step");
 SLUICE_ENUM_NAMES(Determinism, "same_layout", "exact");
 SLUICE_ENUM_NAMES(ExactSum, "tree", "fixed64");
 SLUICE_ENUM_NAMES(GradientDtype, "f32", "bf16");
@@ -195,7 +195,7 @@ struct LoadBalanceConfig {
   template <class V>
   void fields(V& f) {
     f("coefficient", coefficient, "of the load-balancing loss, which is 1 at perfect balance; 0: none");
-    f("scope", scope, "over which tokens experts' shares are counted: the optimizer step's so far, or the micro-batch's");
+    f("scope", scope, "over which tokens experts' shares are counted: the optimizer step's so far, the micro-batch's, or all of the step before");
   }
 };
 

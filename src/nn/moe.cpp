@@ -46,17 +46,27 @@ void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
   shared_backward(ctx, dx, dy, x, s);
   unpermute(ctx, dx, drows, p.rows, shared_ ? Into::add : Into::overwrite);
 
-  const bool global = config_.load_balance.scope == BalanceScope::global_batch && load.totals;
-  const Tensor counts = global ? load.layer_counts(layer_, config_.num_experts) : s.counts;
+  const Tensor counts = balance_counts(load, s);
   const double token = load.share / static_cast<double>(std::max<int64_t>(x.dim(0), 1));
   route_backward(ctx, dlogits, dweights, s.probabilities, s.lse, s.weights, s.experts, counts, config_.norm_topk_prob,
                  {.balance = config_.load_balance.coefficient * token, .z = config_.router_z_loss_coefficient * token});
   router_logits_backward(ctx, dx, store_.grad(router_), dlogits, x, store_.linear(router_), Into::add);
 }
 
+/// (E): what the balance loss takes the experts' shares from.
+Tensor Moe::balance_counts(const RouterLoad& load, const Saved& s) const {
+  if (!load.totals) return s.counts;
+  switch (config_.load_balance.scope) {
+    case BalanceScope::global_batch: return load.layer_counts(layer_, config_.num_experts);
+    case BalanceScope::previous_step: return load.previous.rows(layer_, 1).view({config_.num_experts});
+    case BalanceScope::micro_batch: return s.counts;
+  }
+  fail(ExitCode::internal, "unknown scope");
+}
+
 /// The balance loss of the global batch sees what every rank has counted.
 void Moe::count_with_ranks(Context& ctx, const RouterLoad& load) const {
-  if (!load.counts || ctx.dry_run || config_.load_balance.scope != BalanceScope::global_batch) return;
+  if (!load.counts || ctx.dry_run) return;
   const int64_t experts = config_.num_experts;
   const Tensor mine = load.layer(layer_).rows(0, experts), counts = load.layer_counts(layer_, experts);
   const Tensor host = ctx.device == Device::cpu ? counts : load.host_counts;

@@ -21,6 +21,7 @@ struct RouterLoad {
   /// on a GPU, (E) f64 of host memory where they pass.
   Communicator* ranks = nullptr;
   Tensor counts = {}, host_counts = {};
+  Tensor previous = {};  // with scope previous_step: (layers, E) f64, the counts of the step before, of all ranks
   /// Where experts are shared by ranks: += the rounds beyond the first that the rows took on their way to them. Equal on all of
   /// these ranks.
   int64_t* extra_rounds = nullptr;
@@ -81,6 +82,7 @@ class Moe {
     int source = 0;          // rank whose tokens they are of
   };
 
+  Tensor balance_counts(const RouterLoad& load, const Saved& s) const;
   void count_with_ranks(Context& ctx, const RouterLoad& load) const;
   bool with_ranks() const { return ranks_.size() > 1; }
 

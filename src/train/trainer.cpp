@@ -72,7 +72,7 @@ int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks) 
       config.model.moe.load_balance.coefficient > 0 && exact)
     fail(ExitCode::usage,
          "model.moe.load_balance.scope: global_batch counts the step so far, which depends on who computes what; with "
-         "parallel.determinism: exact use micro_batch");
+         "parallel.determinism: exact use previous_step or micro_batch");
   return mine;
 }
 
@@ -164,6 +164,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       grad_sync_(config.parallel, store_, mesh_, moves(), queue_.get()),
       weight_sync_(config.parallel.zero_stage, store_, mesh_, moves(), queue_.get()),
       policy_(config.train),
+      routers_(config.model),
       heads_(config) {
   ctx_.deterministic = config.train.deterministic || exact();
   const DType dtype = storage_dtype(config.train.precision);
@@ -199,17 +200,9 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
     slot->host = on_gpu() ? pinned_.alloc("samples", DType::i32, {micro_batches, 4, tokens}) : slot->device;
   }
   host_control_ = on_gpu() ? pinned_.alloc("control", DType::f64, {kUpdateControl}) : optimizer_.control();
-  router_load_.totals = model_.make_router_totals(batch_memory_);
   if (several() || exact())
     micro_losses_ = (on_gpu() ? pinned_ : batch_memory_).alloc("losses of micro-batches", DType::f64, {ranks_->size() * losses_here()});
-  router_load_.share = 1.0 / static_cast<double>(ranks_->size() * micro_batches);
-  if (router_load_.totals && several()) {
-    router_load_.ranks = &mesh_.data();
-    if (shared_experts()) router_load_.extra_rounds = &extra_rounds_;
-    router_load_.counts = batch_memory_.alloc("router.counts", DType::f64, {config.model.num_hidden_layers, config.model.moe.num_experts});
-    if (on_gpu()) router_load_.host_counts = pinned_.alloc("router.counts", DType::f64, {config.model.moe.num_experts});
-  }
-  host_router_totals_ = on_gpu() ? model_.make_router_totals(pinned_) : router_load_.totals;
+  routers_.allocate(model_, batch_memory_, pinned_, mesh_.data(), micro_batches, shared_experts());
   heads_.allocate(batch_memory_, pinned_, mesh_.data(), micro_batches);
   micro_batch_.allocate_batch(batch_memory_, pinned_, tokens);
   micro_batch_.saved = model_.make_saved(activations_, tokens, dtype, config.train.recompute);
@@ -236,7 +229,7 @@ StepMetrics Trainer::step() {
   load(step_);
   tell_device(m.lr);
   grad_sync_.begin_step(ctx_, step_);
-  if (router_load_.totals) fill(ctx_, router_load_.totals, 0.0);
+  routers_.begin_step(ctx_);
   heads_.begin_step(ctx_);
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
@@ -254,12 +247,12 @@ StepMetrics Trainer::step() {
   else once_recorded(update_graph_, &Trainer::update);
 
   copy(ctx_, host_control_, optimizer_.control());
-  if (router_load_.totals) copy(ctx_, host_router_totals_, router_load_.totals);
+  routers_.fetch(ctx_);
   heads_.fetch(ctx_);
   if (on_gpu() && step_ + 1 < max_steps_) load(step_ + 1);  // while the device computes
   synchronize(ctx_);
   if (measuring()) return m;
-  if (router_load_.totals && several()) all_reduce(*ranks_, host_router_totals_.as<double>(), host_router_totals_.numel());
+  routers_.collect(*ranks_);
   heads_.collect(*ranks_);
   warm_ = true;
 
@@ -282,6 +275,7 @@ StepMetrics Trainer::step() {
            judgement.budget_exhausted ? "; more than 10 of the last 1000 steps were skipped" : "");
   } else {
     optimizer_.count_applied();
+    routers_.applied();
     heads_.applied(config_.train.global_batch_size);
   }
   ++step_;
@@ -324,7 +318,7 @@ void Trainer::tell_device(double lr) {
 /// Whether computing a micro-batch is more than ops that are the same for each: ranks hear of each other, or its gradients have
 /// their own place in the exact sum.
 bool Trainer::goes_unrecorded(int64_t micro_batch) const {
-  if (router_load_.counts || heads_.load().ranks || shared_experts() || exact()) return true;
+  if (routers_.asks_ranks() || heads_.load().ranks || shared_experts() || exact()) return true;
   const int64_t stage = config_.parallel.zero_stage;
   const bool gradients_leave = stage >= 2 || (several() && micro_batch + 1 == micro_batches_);
   const bool weights_come = stage >= 3 || (stage >= 1 && micro_batch == 0);
@@ -342,7 +336,7 @@ void Trainer::once_recorded(Graph& graph, void (Trainer::*ops)()) {
 void Trainer::forward_backward() {
   const Tensor& control = optimizer_.control();
   ForwardBuffers& b = micro_batch_;
-  const StepLoad load{router_load_, heads_.load()};
+  const StepLoad load{routers_.load(), heads_.load()};
   model_.forward(ctx_, b.batch, b.saved, load);
   model_.loss_forward_backward(ctx_, b.losses, dhidden_, b.batch, b.saved,
                                update_field(control, &UpdateControl::gradient_scale));

@@ -21,6 +21,7 @@
 #include "train/checkpoint.h"
 #include "train/forward_buffers.h"
 #include "train/head_keeper.h"
+#include "train/router_keeper.h"
 #include "train/spike.h"
 
 namespace sluice {
@@ -106,11 +107,11 @@ class Trainer {
   const Transformer& model() const { return model_; }
   Optimizer& optimizer() { return optimizer_; }
   /// What the routers of the last step added up, on the host (Transformer::make_router_totals); empty without experts.
-  const Tensor& router_totals() const { return host_router_totals_; }
+  const Tensor& router_totals() const { return routers_.totals(); }
   /// What the heads of the last step added up; keeps nothing without model.attention.head_balance.
   const HeadKeeper& heads() const { return heads_; }
   /// Rounds beyond the first that rows took on their way to shared experts, in all steps so far.
-  int64_t extra_rounds() const { return extra_rounds_; }
+  int64_t extra_rounds() const { return routers_.extra_rounds(); }
   /// Shared with the step: valid until the next one.
   ForwardBuffers& micro_batch() { return micro_batch_; }
   /// For analysis, which reads every layer: the micro-batch, or, where training recomputes whole blocks, one
@@ -195,10 +196,8 @@ class Trainer {
   ForwardBuffers analysed_;
   Tensor micro_losses_;            // f64, host: their sums, of all ranks; only where they are needed apart
   Tensor dhidden_;                 // (T, C)
-  RouterLoad router_load_;
+  RouterKeeper routers_;
   HeadKeeper heads_;
-  int64_t extra_rounds_ = 0;
-  Tensor host_router_totals_;      // on a CPU, router_load_'s
   Tensor host_control_;            // (kUpdateControl) f64, the host's side of optimizer_.control()
   Graph micro_graph_, update_graph_;
   bool warm_ = false;  // one step was computed: the backend has its plans, and graphs can be recorded

@@ -132,6 +132,7 @@ CheckpointContent Trainer::content() {
                    {"tokens", step_ * tokens_per_step(config_)},
                    {"adam_steps", optimizer_.steps_applied()},
                    {"policy", policy_.state()}};
+  if (const nlohmann::json routers = routers_.state(); !routers.is_null()) content.state["routers"] = routers;
   if (heads_.active()) content.state["heads"] = heads_.state();
   return content;
 }
@@ -184,6 +185,7 @@ void Trainer::restore(const CheckpointInfo& checkpoint) {
     step_ = checkpoint.state.at("step").get<int64_t>();
     optimizer_.set_steps_applied(checkpoint.state.at("adam_steps").get<int64_t>());
     policy_.restore(checkpoint.state.at("policy"));
+    routers_.restore(checkpoint.state.value("routers", nlohmann::json()));
     heads_.restore(checkpoint.state.value("heads", nlohmann::json()));
   } catch (const nlohmann::json::exception& error) {
     fail(ExitCode::data, "{}/state.json is not a training state: {}", checkpoint.path, error.what());

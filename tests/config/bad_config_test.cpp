@@ -67,7 +67,7 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
       {"model: {moe: {mlp_only_layers: [1, x]}}\n",
        "a.yaml:1:36: model.moe.mlp_only_layers[1] must be an integer, got x"},
       {"model: {moe: {load_balance: {scope: batch}}}\n",
-       "a.yaml:1:37: model.moe.load_balance.scope must be one of global_batch, micro_batch; got batch"},
+       "a.yaml:1:37: model.moe.load_balance.scope must be one of global_batch, micro_batch, previous_step; got batch"},
       {"parallel: {gradient_dtype: bf16, determinism: exact}\n",
        "a.yaml:1:12: parallel.gradient_dtype: bf16 rounds by who sends what; with determinism exact use f32"},
       {"parallel: {gradient_dtype: bf16}\ntrain: {precision: f64}\n",

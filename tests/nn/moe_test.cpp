@@ -280,3 +280,28 @@ TEST_CASE("The balance loss pulls by the counts of its scope", "[moe][loss]") {
   CHECK(router_gradient(BalanceScope::global_batch, 0) != router_gradient(BalanceScope::global_batch, 500));
   CHECK(router_gradient(BalanceScope::micro_batch, 0) == router_gradient(BalanceScope::global_batch, 0));
 }
+
+TEST_CASE("The balance loss by the step before pulls by its counts, and not at all before there are any", "[moe][loss]") {
+  const OneThread one_thread;
+  ModelConfig c = moe_config(5, 2);
+  c.moe.router_z_loss_coefficient = 0;
+  std::vector<double> counted;
+  const auto router_gradient = [&](BalanceScope scope, std::vector<double> previous) {
+    c.moe.load_balance.scope = scope;
+    OneMoe m(c, 6);
+    for (int64_t i = 0; i < m.dy.numel(); ++i) Pool::set(m.dy, i, 0);
+    fill(*m.ctx, m.totals, 0);
+    m.backward({.totals = m.totals, .previous = Tensor(previous.data(), DType::f64, {1, 5})});
+    counted.clear();
+    for (int64_t e = 0; e < 5; ++e) counted.push_back(Pool::get(m.totals, e));
+    std::vector<double> g;
+    for (int64_t i = 0; i < m.store.grad(0).numel(); ++i) g.push_back(Pool::get(m.store.grad(0), i));
+    return g;
+  };
+  const auto micro = router_gradient(BalanceScope::micro_batch, {9, 9, 9, 9, 9});
+  CHECK(router_gradient(BalanceScope::previous_step, counted) == micro);
+  const auto skewed = router_gradient(BalanceScope::previous_step, {0, 40, 1, 0, 0});
+  CHECK(skewed != micro);
+  CHECK(skewed == router_gradient(BalanceScope::previous_step, {0, 80, 2, 0, 0}));
+  for (const double g : router_gradient(BalanceScope::previous_step, {0, 0, 0, 0, 0})) CHECK(g == 0);
+}

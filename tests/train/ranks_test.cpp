@@ -171,6 +171,39 @@ TEST_CASE("exact training has the same bits wherever experts lie", "[ranks][zero
   }
 }
 
+TEST_CASE("exact training balances experts by the step before: the same bits on every layout, and over a restart on another",
+          "[ranks][zero][moe]") {
+  Training t(Precision::f32, true);
+  t.config.model.moe.num_experts = 8;
+  t.config.model.moe.load_balance = {.coefficient = 0.1, .scope = BalanceScope::previous_step};
+  t.config.parallel.determinism = Determinism::exact;
+  const Outcome one = train(t, 1, 6);
+  for (const Layout& layout : {Layout{4, 0, 1}, Layout{2, 2, 2}, Layout{8, 3, 4}}) CHECK((train(t, layout, 6).bits == one.bits));
+
+  const std::string folder = t.folder / "ckpt";
+  WholeState state;
+  for (const int ranks : {2, 4}) {
+    Config config = t.config;
+    config.parallel.zero_stage = ranks / 2;
+    run_thread_ranks(ranks, [&](Communicator& c) {
+      set_num_threads(1);
+      const Blend data = t.blend();
+      Trainer trainer(config, data, &c);
+      if (ranks == 2) trainer.initialize();
+      else trainer.restore(newest_valid_checkpoint(folder));
+      for (int i = 0; i < 3; ++i) trainer.step();
+      if (ranks == 4) return state.add(trainer.content());
+      CheckpointStore store(folder, config.checkpoint, trainer.content(), &trainer.context(), &trainer.ranks());
+      store.save(trainer.content());
+      if (!store.wait()) throw std::runtime_error("not saved");
+    });
+  }
+  CHECK((state.bits() == one.bits));
+
+  t.config.model.moe.load_balance.scope = BalanceScope::micro_batch;
+  CHECK((train(t, 1, 6).bits != one.bits));  // or it did nothing
+}
+
 TEST_CASE("the default grade agrees to rounding in every stage and with shared experts", "[ranks][zero][moe]") {
   Training t(Precision::f32, true);
   t.config.model.moe.num_experts = 8;
