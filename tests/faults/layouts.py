@@ -10,7 +10,8 @@ STEPS = 200
 MODELS = {  # keys beside the harness's configuration, whose attention is gated
     "dense": ["model.attention.gates=[]"],
     "gated": ["model.attention.head_balance.coefficient=1e-2", "model.attention.head_balance.scope=previous_step"],
-    "moe": ["model.num_hidden_layers=2", "model.moe=" + MOE.split("moe:")[1].strip().replace("moe_intermediate_size: 8", "moe_intermediate_size: 32")],
+    "moe": ["model.num_hidden_layers=2", "model.moe=" + MOE.split("moe:")[1].strip().replace("moe_intermediate_size: 8", "moe_intermediate_size: 32"),
+            "model.moe.load_balance.scope=previous_step"],
 }
 SUMS = ("tree", "fixed64")
 

@@ -40,12 +40,30 @@ def check_command(check, folder, build):
     return [os.path.join(build, "tests", words[0]), *words[1:]]
 
 
+def stale(chosen):
+    """Tells which bugs can no longer be planted; builds nothing."""
+    bad = 0
+    for name, file, old, *_ in chosen:
+        path = os.path.join(SOURCE, file)
+        count = 0
+        if os.path.exists(path):
+            with open(path) as source:
+                count = source.read().count(old)
+        if count != 1:
+            bad += 1
+            print(f"STALE {name}: {count} times the old text in {file}")
+    print(f"{len(chosen) - bad} of {len(chosen)} can be planted")
+    return 1 if bad else 0
+
+
 def main(options):
     chosen = [m for m in MUTANTS if not options.only or m[0] in options.only]
     unknown = set(options.only) - {m[0] for m in MUTANTS}
     if unknown:
         print(f"no such mutant: {', '.join(sorted(unknown))}; there are: {', '.join(m[0] for m in MUTANTS)}", file=sys.stderr)
         return 64
+    if options.quick:
+        return stale(chosen)
     scratch = os.path.abspath(options.folder) if options.folder else tempfile.mkdtemp(prefix="sluice-mutants-")
     build = os.path.join(scratch, "build-mutants")
     log = os.path.join(scratch, "mutants.log")

@@ -1,4 +1,5 @@
-// A sample of what scripts/faults does by night: kills, full disks, damage, signals, deaths, hangs, healing.
+// A sample of what scripts/faults does by night: kills, full disks, damage, signals, deaths, hangs, healing, layouts. And whether its
+// planted bugs still fit the sources.
 #include <sys/wait.h>
 
 #include "comm/mpi.h"
@@ -14,7 +15,9 @@ TEST_CASE("faults of every kind cost a training of several ranks nothing but tim
   const test::TemporaryFolder folder;
   const std::string log = folder / "log";
   // Limits of time are for a machine of one's own; here others build beside us.
-  const int status = std::system((SLUICE_SOURCE_DIR "/scripts/faults --quick --slack 10 >" + log + " 2>&1").c_str());
+  const int status = std::system(
+      (SLUICE_SOURCE_DIR "/scripts/faults mutants --quick >" + log + " 2>&1 && " SLUICE_SOURCE_DIR "/scripts/faults --quick --slack 10 >>" + log + " 2>&1")
+          .c_str());
   INFO(io::read_file(log));
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
