@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <thread>
 
@@ -10,9 +11,23 @@
 #include "core/device.h"
 
 namespace sluice {
+namespace {
+
+/// make_world; where it cannot be made all find the same, and cannot speak to each other: the first says it.
+std::unique_ptr<Communicator> world_or_exit() {
+  try {
+    return make_world();
+  } catch (const Error& error) {
+    if (launcher_size().rank == 0) throw;
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // who ends first may end the others
+    std::exit(static_cast<int>(error.code()));
+  }
+}
+
+}  // namespace
 
 void run_as_rank(const std::function<void(Communicator& world)>& body, const std::function<void()>& before_abort) {
-  const std::unique_ptr<Communicator> world = make_world();
+  const std::unique_ptr<Communicator> world = world_or_exit();
   choose_cuda_device(launcher_size().local_rank);
   try {
     body(*world);

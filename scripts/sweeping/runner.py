@@ -217,7 +217,8 @@ class Runner:
         if code in LOST or code > 128 or (code == 1 and self.sweep.resources.procs > 1):
             self.journal.add("lost", trial, code=code, saved=state.saved_step(trial.folder))
             if self.look(trial).lost_in_vain() < IN_VAIN:
-                self.display.event(trial, f"lost (exit status {code}); it goes on from step {state.saved_step(trial.folder)}")
+                what = "was told to stop, and saved" if code == 75 else f"lost (exit status {code})"
+                self.display.event(trial, f"{what}; it goes on from step {state.saved_step(trial.folder)}")
                 self.not_before[trial.hash] = time.monotonic() + 0.5
                 return True
         reason = f"exit status {code}: {self.last_words(look)}" if code else "it ended without being finished"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -26,8 +27,8 @@ LauncherSize launcher_size() {
                                        Names{"SLURM_NTASKS", "SLURM_PROCID"}})
     if (const char* text = std::getenv(variable)) {
       const char* place = std::getenv(rank);
-      // Inside an allocation, but not under srun, SLURM_NTASKS is there without a rank.
-      if (!place && std::strcmp(variable, "SLURM_NTASKS") == 0) continue;
+      // In a batch script, outside of srun, Slurm's variables are there too, rank 0 among them; but no step.
+      if (std::strcmp(variable, "SLURM_NTASKS") == 0 && (!place || !std::getenv("SLURM_STEP_ID"))) continue;
       int local_rank = 0;
       for (const char* local : {"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "PMI_LOCAL_RANK"})
         if (const char* value = std::getenv(local)) {
@@ -51,6 +52,10 @@ int64_t max_count() {
   }();
   return count;
 }
+
+constexpr const char* kAskForPmix =
+    "Under srun, ask for PMIx (srun --mpi=pmix; `srun --mpi=list` shows what there is), or start with mpirun inside sbatch\n"
+    "(configs/launch/slurm_mpirun.sbatch)";
 
 void check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -180,16 +185,22 @@ std::unique_ptr<Communicator> make_world() {
 #if defined(__linux__)
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // no orphans when the launcher dies
 #endif
+  // Open MPI would end the process with a text of its own.
+  if (launcher.variable == std::string("SLURM_NTASKS") && !std::getenv("PMIX_RANK") && mpi_version().starts_with("Open MPI"))
+    fail(ExitCode::usage, "srun started {} processes and offered them no PMIx, without which {} cannot connect them\n{}", launcher.size,
+         mpi_version(), kAskForPmix);
+  // With another PMI it may work, where it was built for it; where not, it ends here.
+  if (launcher.variable == std::string("PMI_SIZE") && launcher.rank == 0 && std::getenv("SLURM_STEP_ID") && !std::getenv("PMIX_RANK") &&
+      mpi_version().starts_with("Open MPI"))
+    std::fprintf(stderr, "note: srun offers PMI2, which few builds of Open MPI can use. Should this fail:\n%s\n", kAskForPmix);
   int provided = 0;
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
     fail(ExitCode::internal, "MPI_Init_thread failed");
   auto world = std::make_unique<Mpi>(MPI_COMM_WORLD, true);
   if (world->size() == launcher.size) return world;
   fail(ExitCode::usage,
-       "{} says that {} processes were started, but MPI sees {}: each would train alone.\n"
-       "Under srun, ask for PMIx (srun --mpi=pmix; `srun --mpi=list` shows what there is), or start with mpirun inside sbatch\n"
-       "(configs/launch/slurm_mpirun.sbatch); under mpirun, use the one of {}",
-       launcher.variable, launcher.size, world->size(), mpi_version());
+       "{} says that {} processes were started, but MPI sees {}: each would train alone.\n{}; under mpirun, use the one of {}",
+       launcher.variable, launcher.size, world->size(), kAskForPmix, mpi_version());
 }
 
 #else

@@ -65,15 +65,18 @@ TEST_CASE("doctor in a process that Slurm started without PMIx says what to do, 
   if (!built_with_mpi()) return;
   const test::TemporaryFolder folder;
   const auto process = [&](const char* number) {
-    return Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", number}}).wait();
+    return Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", number}, {"SLURM_STEP_ID", "0"}}).wait();
   };
   const Outcome first = process("0"), second = process("1");
   CHECK(first.code == 64);
   CHECK_THAT(first.out, Contains("srun (SLURM_NTASKS=4)") && Contains("SLURM_PROCID=0") && Contains("processor"));
-  CHECK_THAT(first.err, Contains("SLURM_NTASKS says that 4 processes were started, but MPI sees 1") && Contains("srun --mpi=pmix") &&
-                            Contains("mpirun inside sbatch"));
+  CHECK_THAT(first.err, Contains("srun started 4 processes and offered them no PMIx") && Contains("srun --mpi=pmix") && Contains("mpirun inside sbatch"));
   CHECK(second.code == 64);
   CHECK(second.out + second.err == "");
+  // A batch script's own process has Slurm's variables too, and is alone.
+  const Outcome batch = Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).wait();
+  CHECK(batch.code == 0);
+  CHECK_THAT(batch.out, !Contains("srun (SLURM"));
 }
 
 }  // namespace sluice
