@@ -6,7 +6,8 @@ import os
 from .tables import COLUMNS
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1180px; margin: 2em auto; padding: 0 1em }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1760px; margin: 2em auto; padding: 0 1em }
+p, figure { max-width: 1180px }
 h1 { font-size: 1.5em } h2 { font-size: 1.2em; margin-top: 2.2em } h3 { font-size: 1em; margin: 1.8em 0 .4em }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .93em }
 th { text-align: right; font-weight: 600; border-bottom: 2px solid #888; vertical-align: bottom }
