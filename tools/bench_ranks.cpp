@@ -20,6 +20,7 @@ struct Layout {
   int64_t zero_stage = 0;
   bool exact = false;
   double seconds_per_byte = 0;
+  GradientDtype wire = GradientDtype::f32;
 };
 
 struct Times {
@@ -64,6 +65,7 @@ void write_data(const std::string& prefix, const Config& c) {
 Times measure(Config config, const Layout& layout, int steps) {
   config.parallel.zero_stage = layout.zero_stage;
   config.parallel.determinism = layout.exact ? Determinism::exact : Determinism::same_layout;
+  config.parallel.gradient_dtype = layout.wire;
   Times best{1e30, 0};
   run_thread_ranks(
       layout.ranks,
@@ -136,6 +138,11 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
     row["what"] = fmt::format("share of a slow exchange that is hidden, ZeRO {}, 2 ranks", stage);
     row["first_ms"] = exchange_ms, row["second_ms"] = slow_ms;
     rows.push_back(row);
+    if (stage != 0) continue;
+    // Five times as slow: what is waited for is the link.
+    Layout wide{2, 1, stage, false, 5 * per_byte}, narrow = wide;
+    narrow.wire = GradientDtype::bf16;
+    compare("gradients in f32 / in bf16 over a link as slow as a step", wide, narrow);
   }
   return rows;
 }

@@ -8,6 +8,7 @@
 #include "comm/device.h"
 #include "comm/threads.h"
 #include "core/context.h"
+#include "support/gpu.h"
 #if defined(SLUICE_EMULATION)
 #include "fake_nccl.h"
 #endif
@@ -15,22 +16,8 @@
 namespace sluice::test {
 namespace {
 
-constexpr bool kEmulated =
-#if defined(SLUICE_EMULATION)
-    true;
-#else
-    false;
-#endif
-
-bool no_device() {
-  if (!cuda_devices().empty()) return false;
-  WARN("skipped: no GPU");
-  return true;
-}
-
 std::vector<DeviceTransport> transports() {
-  // Ranks of a test are threads, and share a card; only the emulator's NCCL bears that.
-  if (kEmulated && !nccl_version().empty()) return {DeviceTransport::host, DeviceTransport::nccl};
+  if (threads_have_nccl()) return {DeviceTransport::host, DeviceTransport::nccl};
   return {DeviceTransport::host};
 }
 

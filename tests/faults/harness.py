@@ -130,6 +130,20 @@ class Start:
             time.sleep(0.01)
         return None
 
+    def who_lives(self):
+        """A line for each: what it is, its state, what the kernel does for it."""
+        lines = []
+        for pid, (rank, state) in sorted(processes(self.tag).items()):
+            try:
+                with open(f"/proc/{pid}/comm") as file:
+                    name = file.read().strip()
+                with open(f"/proc/{pid}/wchan") as file:
+                    waits = file.read().strip()
+            except OSError:
+                name = waits = "?"
+            lines.append(f"    {pid} {name} {'' if rank is None else f'rank {rank} '}state {state} in {waits}")
+        return "\n".join(lines)
+
     def destroy(self):
         for pid in processes(self.tag):
             kill(pid, signal.SIGKILL)

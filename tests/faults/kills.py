@@ -47,10 +47,11 @@ def one_run(world, tally, budget, steps, stride):
             for pid in victims:
                 kill(pid, signal.SIGKILL)
             gone = start.until_gone(20)
-            start.process.wait(10)
             if gone is None:
+                alive = start.who_lives()
                 start.destroy()
-                raise Failure(f"{how} killed: somebody lived on\n{start.tail()}")
+                raise Failure(f"{how} killed: somebody lived on\n{alive}\n{start.tail()}")
+            start.process.wait(10)
             killed += 1
             tally.add("kills")
             tally.add("inside a save", int(saving or save_under_way(run)))

@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "ops/cases.h"
+#include "support/gpu.h"
 
 namespace sluice::test {
 namespace {
@@ -70,12 +71,6 @@ void check_case(const OpCase& c, DType dtype) {
 void check_both(const OpCase& c) {
   if (c.f32) check_case(c, DType::f32);
   if (c.bf16) check_case(c, DType::bf16);
-}
-
-bool no_device() {
-  if (!cuda_devices().empty()) return false;
-  WARN("skipped: no GPU");
-  return true;
 }
 
 int64_t from_environment(const char* name, int64_t otherwise) {

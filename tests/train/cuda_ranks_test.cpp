@@ -7,6 +7,7 @@
 #include "comm/device.h"
 #include "comm/threads.h"
 #include "core/parallel_for.h"
+#include "support/gpu.h"
 #include "train/bits.h"
 #include "train/checkpoint.h"
 #include "train/tiny_training.h"
@@ -14,21 +15,8 @@
 namespace sluice::test {
 namespace {
 
-constexpr bool kEmulated =
-#if defined(SLUICE_EMULATION)
-    true;
-#else
-    false;
-#endif
-
-bool no_device() {
-  if (!cuda_devices().empty()) return false;
-  WARN("skipped: no GPU");
-  return true;
-}
-
 std::vector<Transport> transports() {
-  if (kEmulated && !nccl_version().empty()) return {Transport::host, Transport::nccl};
+  if (threads_have_nccl()) return {Transport::host, Transport::nccl};
   return {Transport::host};
 }
 
@@ -191,7 +179,7 @@ TEST_CASE("exact training on GPUs has the same bits whoever computes what, throu
     if (v.experts) {
       t.add_experts();
       t.config.model.moe.moe_intermediate_size = 32;
-      t.config.model.moe.load_balance.scope = BalanceScope::micro_batch;
+      t.config.model.moe.load_balance = {.coefficient = 0.1, .scope = v.sum == ExactSum::tree ? BalanceScope::micro_batch : BalanceScope::previous_step};
     } else {
       t.config.model.attention.head_balance = {.coefficient = 1e-2, .scope = HeadBalanceScope::previous_step};
     }

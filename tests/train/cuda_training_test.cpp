@@ -5,16 +5,11 @@
 
 #include "analysis/statistics.h"
 #include "core/device.h"
+#include "support/gpu.h"
 #include "train/tiny_training.h"
 
 namespace sluice::test {
 namespace {
-
-bool no_device() {
-  if (!cuda_devices().empty()) return false;
-  WARN("skipped: no GPU");
-  return true;
-}
 
 std::vector<double> losses(TinyTraining& tiny, DeviceChoice device, int64_t steps) {
   tiny.config.train.device = device;

@@ -9,6 +9,7 @@
 
 #include "core/device.h"
 #include "ops/cases.h"
+#include "support/gpu.h"
 #ifdef SLUICE_EMULATION
 #include "seam.h"
 #endif
@@ -274,12 +275,6 @@ std::map<std::string, std::vector<double>> run_on_gpu(const OpCase& c, DType dty
     for (int64_t i = 0; i < o.host.numel(); ++i) values.push_back(Pool::get(o.host, i));
   }
   return result;
-}
-
-bool no_device() {
-  if (!cuda_devices().empty()) return false;
-  WARN("skipped: no GPU");
-  return true;
 }
 
 }  // namespace

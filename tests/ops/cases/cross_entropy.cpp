@@ -7,6 +7,7 @@
 #include <catch2/catch.hpp>
 
 #include "ops/cases.h"
+#include "support/gpu.h"
 
 namespace sluice::test {
 namespace {
@@ -64,10 +65,7 @@ OpFamily cross_entropy_cases() {
 }
 
 TEST_CASE("a target outside the vocabulary is told at the next wait, and costs nothing", "[cross_entropy]") {
-  if (cuda_devices().empty()) {
-    WARN("skipped: no GPU");
-    return;
-  }
+  if (no_device()) return;
   Context ctx(int64_t{64} << 20, Device::cuda);
   Arena memory("case", 1 << 20, Device::cuda);
   CaseRun r(ctx, DType::f32, memory);
