@@ -128,7 +128,7 @@ class Trainer {
     return measuring() ? 1 : micro_batches_;
   }
   bool several() const { return mesh_.data().size() > 1; }
-  /// Losses of a step that this rank tells the others: of each micro-batch; a GPU adds them up by itself.
+  /// Losses of a step that this rank tells the others: of each micro-batch; a GPU adds them up by itself where their order is free.
   int64_t losses_here() const { return on_gpu() && !exact() ? 1 : micro_batches_; }
   bool shared_experts() const { return mesh_.expert().size() > 1; }
   StoreLayout layout() const;
