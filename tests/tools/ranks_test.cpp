@@ -170,6 +170,22 @@ TEST_CASE("scripts/launch starts a run again when a rank was lost, and hands on 
   CHECK(io::exists(run + "/ckpt/step_00000300/MANIFEST.json"));
 }
 
+TEST_CASE("scripts/launch does not wait for a launcher that has lost its ranks", "[ranks]") {
+  if (no_mpi() || std::system("command -v python3 >/dev/null") != 0) return;
+  const TinyRun t;
+  const std::string stuck = t.folder / "stuck", log = t.folder / "launch.txt";
+  // Its only child ends; it does not.
+  io::write_file_atomic(stuck, "sleep 3 & wait; exec tail -f /dev/null\n");
+  std::string command = SLUICE_SOURCE_DIR "/scripts/launch -n 2 --restarts 0 --patience 1 --mpirun 'bash " + stuck + "' ";
+  command += std::getenv("SLUICE_BINARY");
+  for (const std::string& a : arguments(t, t.folder / "never", {})) command += " '" + a + "'";
+  const int code = std::system(("timeout 60 " + command + " >" + log + " 2>&1").c_str());
+  INFO(io::read_file(log));
+  CHECK(WIFEXITED(code));
+  CHECK(WEXITSTATUS(code) == 137);
+  CHECK_THAT(io::read_file(log), Contains("has had no ranks for 1 s and does not end: killing it"));
+}
+
 TEST_CASE("what ranks cannot do is said once, before anything is written", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
