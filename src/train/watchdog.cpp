@@ -65,6 +65,14 @@ std::string odd_operation(const std::vector<Heartbeat>& ranks) {
                      ranks[0].sequence, ranks[0].idle);
 }
 
+/// Somebody whose last line is older than `seconds`: "" where there is none.
+std::string who_is_silent(const std::vector<Heartbeat>& ranks, double now, double seconds) {
+  for (const Heartbeat& h : ranks)
+    if (h.rank >= 0 && now - h.written > seconds)
+      return fmt::format("rank {} has not been heard of for {:.0f} s (stopped or dead); last at {}", h.rank, now - h.written, where(h));
+  return "";
+}
+
 }  // namespace
 
 std::string Heartbeat::line() const {
@@ -84,10 +92,10 @@ Heartbeat Heartbeat::parse(const std::string& line) {
   return h;
 }
 
-std::string who_hangs(const std::vector<Heartbeat>& ranks, int mine, double now) {
+std::string who_hangs(const std::vector<Heartbeat>& ranks, int mine, double now, double usual_limit) {
   for (const Heartbeat& h : ranks)
-    if (h.rank >= 0 && now - h.written > kStale)
-      return fmt::format("rank {} has not been heard of for {:.0f} s (stopped or dead); last at {}", h.rank, now - h.written, where(h));
+    if (h.rank == mine && h.idle <= h.limit) return who_is_silent(ranks, now, std::max(kStale, usual_limit));
+  if (const std::string silent = who_is_silent(ranks, now, kStale); !silent.empty()) return silent;
   int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
   for (const Heartbeat& h : ranks) {
     if (h.rank < 0) continue;
@@ -188,10 +196,10 @@ void Watchdog::watch() {
     const Heartbeat me = mine();
     if ((me.written - told >= kQuiet || me.idle > kQuiet) && tell(me)) told = me.written;
     if (const std::string why = who_died(me); !why.empty()) end(why, {});
-    if (me.idle <= me.limit) continue;
+    if (me.idle <= seconds_) continue;
     std::vector<Heartbeat> all;
     for (int r = 0; r < ranks_.size(); ++r) all.push_back(r == me.rank ? me : of(r));
-    if (const std::string why = who_hangs(all, me.rank, me.written); !why.empty())
+    if (const std::string why = who_hangs(all, me.rank, me.written, seconds_); !why.empty())
       end(fmt::format("no progress for {:.0f} s: {}", me.idle, why), all);
   }
 }

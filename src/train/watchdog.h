@@ -31,8 +31,10 @@ struct Heartbeat {
 };
 
 /// What keeps `mine` waiting, from all ranks' lines at `now`: "" where somebody is still within its limit and alive, so that
-/// waiting is right. Otherwise "rank 2 has not been heard of for 8 s (stopped or dead), last at step 40 in ..." and the like.
-std::string who_hangs(const std::vector<Heartbeat>& ranks, int mine, double now);
+/// waiting is right. Otherwise "rank 2 has not been heard of for 8 s (stopped or dead), last at step 40 in ..." and the like. In a
+/// phase that may take longer than `usual_limit` seconds, a rank that was not heard of for as long is stopped all the same: lines
+/// come whatever a rank does.
+std::string who_hangs(const std::vector<Heartbeat>& ranks, int mine, double now, double usual_limit);
 
 class Watchdog {
  public:

@@ -10,8 +10,8 @@ TIMEOUT = 4.0
 SLACK = 1.0  # seconds after the timeout until nobody is left
 KEYS = ["train.max_steps=1000000", "checkpoint.every_steps=0", f"parallel.timeout_seconds={TIMEOUT:g}", "log.every_steps=1000",
         "log.bits=1000000"]
-KINDS = ("stopped", "endless", "mismatched")
-NAMED = {"stopped": r"rank {} has not been heard of", "endless": r"rank {} computes without end",
+KINDS = ("stopped", "endless", "mismatched", "stopped while saving")
+NAMED = {"stopped": r"rank {} has not been heard of", "stopped while saving": r"rank {} has not been heard of", "endless": r"rank {} computes without end",
          "mismatched": r"rank {} (calls another operation|is behind)|different operations:.*rank {} in barrier"}
 
 
@@ -19,11 +19,17 @@ def trial(world, tally, kind, ranks, victim):
     run = world.run_folder("hung")
     step = world.random.randint(30, 100)
     switch = {"endless": "SLUICE_HANG", "mismatched": "SLUICE_MISMATCH"}.get(kind)
-    start = world.start(run, ranks, KEYS, environment={switch: f"{victim}:{step}"} if switch else {})
+    environment, keys, pause = {switch: f"{victim}:{step}"} if switch else {}, KEYS, os.path.join(world.folder, f"pause-{step}")
+    if kind == "stopped while saving":
+        environment, keys = {"SLUICE_PAUSE": f"{victim}:save:{step}:{pause}"}, [*KEYS, f"checkpoint.every_steps={step}"]
+    start = world.start(run, ranks, keys, environment=environment)
     if not wait_until(lambda: last_step(run) >= step or start.over(), 60) or start.over():
         start.destroy()
         raise Failure(f"never came to step {step}\n{start.tail()}")
-    if kind == "stopped":
+    if kind == "stopped while saving" and not wait_until(lambda: os.path.exists(f"{pause}.{victim}"), 30):
+        start.destroy()
+        raise Failure(f"never came to save\n{start.tail()}")
+    if kind.startswith("stopped"):
         kill(start.ranks()[victim], signal.SIGSTOP)
     begin = time.monotonic()
     gone = start.until_gone(TIMEOUT + 30, ranks_only=True)

@@ -29,8 +29,9 @@ def trial(world, tally, count, steps):
         tally.add("faults")
         before = set(alive.values())
         if not wait_until(lambda: not before & set(start.ranks().values()), 30):
+            alive, stopped = start.who_lives(), alive[victim]
             start.destroy()
-            raise Failure(f"{kind}: somebody lived on\n{start.tail()}")
+            raise Failure(f"{kind} of {stopped}: somebody lived on\n{alive}\n{start.tail()}")
     code = start.wait(300)
     tally.figures["seconds a fault"] = (time.monotonic() - began) / max(1, injected)
     if code != 0:
