@@ -103,12 +103,15 @@ def plot_imbalance(groups):
     figure, (axis,) = new_figure(1, 3.8)
     for group in groups:
         known.setdefault(kind(group), len(known))
-    for group in sorted(groups, key=lambda g: known[kind(g)] < len(COLOURS)):
+    colours = [*COLOURS, "#8A8A00"]  # the paper's three mechanisms at three sizes
+    told = False
+    for group in sorted(groups, key=lambda g: known[kind(g)] < len(colours)):
         at = known[kind(group)]
-        colour = COLOURS[at] if at < len(COLOURS) else GREY
+        colour = colours[at] if at < len(colours) else GREY
         balanced = group.variant.endswith(" balanced")
         for i, run in enumerate(group.runs):
-            label = group.label if i == 0 and colour != GREY else "_seed"
+            label = group.label if i == 0 and colour != GREY else "_seed" if told or i else "others"
+            told = told or colour == GREY
             x, y = run.heads("imbalance")
             if x:
                 axis.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
