@@ -19,13 +19,6 @@ void sum_parts(T* mine, T* received, int size, int64_t n) {
   for (int64_t i = 0; i < n; ++i) mine[i] = received[i];
 }
 
-/// mine (n) = sum over ranks of their part `rank()` of all (size x n). received: (size x n) of work memory.
-template <class T>
-void reduce_scatter(Communicator& comm, T* mine, const T* all, int64_t n, T* received) {
-  comm.all_to_all(received, all, n * static_cast<int64_t>(sizeof(T)));
-  sum_parts(mine, received, comm.size(), n);
-}
-
 /// data (n) = its sum over ranks; a few numbers: all are gathered by everyone.
 template <class T>
 void all_reduce(Communicator& comm, T* data, int64_t n) {

@@ -230,13 +230,19 @@ class World:
 
     def require_equal(self, run, keys=(), lines_may_miss=False):
         """The run ended where the uninterrupted one did: state, and the way there, of which a full disk may cost lines."""
-        reference = self.reference(keys)
+        difference = self.difference(self.reference(keys), run, lines_may_miss)
+        if difference:
+            raise Failure(difference)
+
+    def difference(self, reference, run, lines_may_miss=False):
+        """What differs in the states where they ended or in the bits of a step; "" if nothing does."""
         for command in ("diff", "diff-bits"):
             done = self.sluice("checkpoint", command, reference, run, check=False)
             if command == "diff-bits" and lines_may_miss and "missing from" in done.stdout:
                 continue
             if done.returncode != 0 or "ends at step" in done.stdout:
-                raise Failure(f"checkpoint {command} {reference} {run}: {done.stdout}{done.stderr}")
+                return f"checkpoint {command} {reference} {run}: {done.stdout}{done.stderr}"
+        return ""
 
     def require_tidy(self, run):
         litter = self.litter(run)
