@@ -41,7 +41,12 @@ std::string bits_of(const std::vector<NamedTensor>& tensors, bool adapters) {
 /// A model trained for some steps, and the configuration that adapts it.
 struct Adapting : TinyTraining {
   std::string base, base_bits;
-  explicit Adapting(Precision precision = Precision::f32) : TinyTraining(precision) {
+  explicit Adapting(Precision precision = Precision::f32, int heads = 2) : TinyTraining(precision) {
+    if (heads > 2) {
+      config.model.num_attention_heads = heads;
+      config.model.head_dim = 8;
+      config.model.attention.gates = {GateConfig{.granularity = GateGranularity::headwise}};
+    }
     config.model.vocab_size = 257;  // of the tokenizer that a checkpoint's configuration names
     const Blend data = blend();
     Trainer trainer(config, data);
@@ -75,6 +80,37 @@ std::vector<double> logits_of(const TrainedModel& trained, const Blend& data) {
 }
 
 }  // namespace
+
+TEST_CASE("Adapters even out the heads of a trained model, but for those that calibration finds to be shared", "[lora][heads]") {
+  const OneThread one_thread;
+  Adapting t(Precision::f32, 4);
+  t.config.lora.targets = {"q_proj", "self_attn.gate_proj"};
+  t.config.train.max_steps = 60;
+  HeadBalanceConfig& balance = t.config.model.attention.head_balance;
+  balance.calibration_samples = 8;
+  const auto imbalance = [&](double coefficient, int64_t shared_heads) {
+    balance.coefficient = coefficient;
+    balance.shared_heads = shared_heads;
+    const Blend data = t.blend();
+    Trainer trainer(t.config, data);
+    trainer.initialize();
+    for (int i = 0; i < 40; ++i) trainer.step();
+    const bool kept = bits_of(trainer.content().weights, false) == t.base_bits;
+    CHECK(kept);
+    if (shared_heads > 0) {
+      const auto shared = trainer.content().state.at("heads").at("shared").get<std::vector<double>>();
+      REQUIRE(shared.size() == 8);
+      for (size_t layer = 0; layer < 2; ++layer)
+        CHECK(shared[4 * layer] + shared[4 * layer + 1] + shared[4 * layer + 2] + shared[4 * layer + 3] == shared_heads);
+    }
+    return trainer.heads().summary()->imbalance;
+  };
+  const double without = imbalance(1e-12, 0), even = imbalance(0.3, 0), but_one = imbalance(0.3, 1);
+  INFO("imbalance " << without << " without, " << even << " with the loss, " << but_one << " with one head shared");
+  CHECK(even < 0.6 * without);
+  CHECK(but_one < without);
+  CHECK(but_one > even);
+}
 
 TEST_CASE("Adapters learn, what is frozen keeps every bit, and a resumed run is the same", "[lora]") {
   const OneThread one_thread;
