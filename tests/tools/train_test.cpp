@@ -275,6 +275,25 @@ TEST_CASE("eval, analyze and generate read a run", "[train]") {
   CHECK(table.code == 0);
   CHECK_THAT(table.out, Contains("bits/byte") && Contains("held_out") && Contains("first token"));
 
+  const auto zeroed = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", t.run, "--json", "--zero-first-value"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = t.sluice(arguments);
+    INFO(outcome.err);
+    REQUIRE(outcome.code == 0);
+    return nlohmann::json::parse(outcome.out);
+  };
+  CHECK(zeroed({"none"}) == result);
+  const auto all = zeroed({"all"}), every = zeroed({"sinks", "--sink-threshold", "0"}), no = zeroed({"sinks"});
+  CHECK(all["zero_first_value"] == "all");
+  CHECK(all["sets"]["held_out"]["loss"] != result["sets"]["held_out"]["loss"]);
+  CHECK(every["sets"] == all["sets"]);  // every head spends more than nothing
+  CHECK(no["sink_threshold"] == 0.75);
+  CHECK(no["sets"] == result["sets"]);  // eight steps make no sink
+  const Outcome vain = t.sluice({"eval", t.run, "--zero-first-value", "all", "--sink-threshold", "0.5"});
+  CHECK(vain.code == 64);
+  CHECK_THAT(vain.err, Contains("--sink-threshold has no effect without --zero-first-value sinks"));
+
   const std::string folder = t.folder / "analysis";
   const std::vector<std::string> analyze = {"analyze", t.run, "-o", folder, "--map-tokens", "8", "data.seq_len=12"};
   const Outcome analysis = t.sluice(analyze);
