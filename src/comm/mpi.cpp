@@ -186,9 +186,11 @@ std::unique_ptr<Communicator> make_world() {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // no orphans when the launcher dies
 #endif
   // Open MPI would end the process with a text of its own.
-  if (launcher.variable == std::string("SLURM_NTASKS") && !std::getenv("PMIX_RANK") && mpi_version().starts_with("Open MPI"))
+  if (launcher.variable == std::string("SLURM_NTASKS") && !std::getenv("PMIX_RANK") && mpi_version().starts_with("Open MPI")) {
+    if (launcher.size == 1) return make_local_communicator();
     fail(ExitCode::usage, "srun started {} processes and offered them no PMIx, without which {} cannot connect them\n{}", launcher.size,
          mpi_version(), kAskForPmix);
+  }
   // With another PMI it may work, where it was built for it; where not, it ends here.
   if (launcher.variable == std::string("PMI_SIZE") && launcher.rank == 0 && std::getenv("SLURM_STEP_ID") && !std::getenv("PMIX_RANK") &&
       mpi_version().starts_with("Open MPI"))

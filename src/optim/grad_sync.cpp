@@ -67,7 +67,7 @@ void GradSync::begin_step(Context& ctx, int64_t step) {
   if (in_place()) store_.zero_grads(ctx);
   if (ctx.dry_run) return;
   if (fixed()) write_tensor(ctx, bad_, &kNoneBad);
-  if (sharded()) fill(ctx, shards_, 0.0);
+  if (sharded() && !exact()) fill(ctx, shards_, 0.0);  // exact sums are written whole, after the last micro-batch
 }
 
 /// The unit's gradients, of all sources, are zero.

@@ -358,7 +358,7 @@ void Trainer::agree_on_losses() {
   const Tensor total = update_field(optimizer_.control(), &UpdateControl::loss);
   double *losses = micro_losses_.as<double>(), *mine = losses + ranks_->rank() * losses_here();
   if (losses_here() != micro_batches_) *mine = read_scalar(ctx_, total);
-  synchronize(ctx_);
+  else synchronize(ctx_);
   ranks_->all_gather(losses, mine, losses_here() * static_cast<int64_t>(sizeof(double)));
   double sum_of_all = 0;
   for (int64_t i = 0; i < micro_losses_.dim(0); ++i) sum_of_all += losses[i];

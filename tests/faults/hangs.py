@@ -19,7 +19,7 @@ def trial(world, tally, kind, ranks, victim):
     run = world.run_folder("hung")
     step = world.random.randint(30, 100)
     switch = {"endless": "SLUICE_HANG", "mismatched": "SLUICE_MISMATCH"}.get(kind)
-    environment, keys, pause = {switch: f"{victim}:{step}"} if switch else {}, KEYS, os.path.join(world.folder, f"pause-{step}")
+    environment, keys, pause = {switch: f"{victim}:{step}"} if switch else {}, KEYS, os.path.join(world.folder, f"pause-{tally.trials}")
     if kind == "stopped while saving":
         environment, keys = {"SLUICE_PAUSE": f"{victim}:save:{step}:{pause}"}, [*KEYS, f"checkpoint.every_steps={step}"]
     start = world.start(run, ranks, keys, environment=environment)

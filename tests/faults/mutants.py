@@ -40,18 +40,23 @@ def check_command(check, folder, build):
     return [os.path.join(build, "tests", words[0]), *words[1:]]
 
 
+def misfit(path, file, old):
+    """Why a bug cannot be planted; "" when its place is there, once."""
+    count = 0
+    if os.path.exists(path):
+        with open(path) as source:
+            count = source.read().count(old)
+    return "" if count == 1 else f"STALE: {count} times the old text in {file}"
+
+
 def stale(chosen):
     """Tells which bugs can no longer be planted; builds nothing."""
     bad = 0
     for name, file, old, *_ in chosen:
-        path = os.path.join(SOURCE, file)
-        count = 0
-        if os.path.exists(path):
-            with open(path) as source:
-                count = source.read().count(old)
-        if count != 1:
+        problem = misfit(os.path.join(SOURCE, file), file, old)
+        if problem:
             bad += 1
-            print(f"STALE {name}: {count} times the old text in {file}")
+            print(f"{name}: {problem}")
     print(f"{len(chosen) - bad} of {len(chosen)} can be planted")
     return 1 if bad else 0
 
@@ -82,11 +87,10 @@ def main(options):
     for name, file, old, new, target, check in chosen:
         began = time.monotonic()
         path = os.path.join(scratch, file)
-        with open(path) as source:
-            text = source.read()
-        if text.count(old) != 1:
-            outcome = f"STALE: {text.count(old)} times the old text in {file}"
-        else:
+        outcome = misfit(path, file, old)
+        if not outcome:
+            with open(path) as source:
+                text = source.read()
             if check not in sound:
                 sound[check] = run(check_command(check, scratch, build), scratch, log, environment) == 0
             if not sound[check]:

@@ -77,6 +77,8 @@ TEST_CASE("doctor in a process that Slurm started without PMIx says what to do, 
   const Outcome batch = Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).wait();
   CHECK(batch.code == 0);
   CHECK_THAT(batch.out, !Contains("srun (SLURM"));
+  // Who is alone needs nobody's help to find the others.
+  CHECK(Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}}).wait().code == 0);
 }
 
 }  // namespace sluice
