@@ -141,6 +141,11 @@ def protocol(run, table_family):
     optimizer = dict(get("optimizer", {}))
     if optimizer.get("type", "adamw") != "muon":
         optimizer.pop("muon", None)
+    elif table_family == "sink" and optimizer.get("lr"):
+        # nanochat's preset: the embedding's rate falls as 1 / sqrt(width), so sizes have one rate times sqrt(width).
+        optimizer["lr"] = f"{optimizer['lr'] * get('model.hidden_size', 0) ** 0.5:.3g} / sqrt(hidden_size)"
+    # A rule for what only some rows have, the sinks, is a part of the row.
+    optimizer["rules"] = [rule for rule in optimizer.get("rules", []) if rule.get("match") != "sinks"]
     out = {"seq_len": get("data.seq_len"), "train": sources("data.train"), "validation": sources("data.validation"),
            "eval": get("eval.max_tokens"), "precision": get("train.precision"), "vocab": get("model.vocab_size")}
     if table_family in ("moe", "sink"):

@@ -289,19 +289,21 @@ def row_named(file):
     return f"T{name.group(1)}-{name.group(2)}" if name else (f"A5-{clip.group(1)}" if clip else None)
 
 
+@unittest.skipIf("SLUICE_BINARY" not in os.environ, "SLUICE_BINARY is not set")
 class Configurations(Folder):
+    def shown(self, path, name, origin):
+        """A run that has not begun, of the configuration at path."""
+        shown = subprocess.run([os.environ["SLUICE_BINARY"], "config", "show", path], capture_output=True, text=True)
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        run = os.path.join(self.root, name.removesuffix(".yaml"))
+        os.makedirs(run)
+        for file, text in (("config.yaml", shown.stdout), ("config.input.yaml", origin), ("run.json", "{}")):
+            write_text(run, file, text)
+
     def test_every_proxy_configuration_is_the_row_that_it_is_named_after(self):
-        sluice = os.environ.get("SLUICE_BINARY")
-        if not sluice:
-            self.skipTest("SLUICE_BINARY is not set")
         folder, wrong, seen = os.path.join(ROOT, "configs/gated_attention/proxy"), [], set()
         for file in sorted(f for f in os.listdir(folder) if row_named(f)):
-            shown = subprocess.run([sluice, "config", "show", os.path.join(folder, file)], capture_output=True, text=True)
-            self.assertEqual(shown.returncode, 0, shown.stderr)
-            run = os.path.join(self.root, file.removesuffix(".yaml"))
-            os.makedirs(run)
-            for name, text in (("config.yaml", shown.stdout), ("config.input.yaml", f"# {file}\n"), ("run.json", "{}")):
-                write_text(run, name, text)
+            self.shown(os.path.join(folder, file), file, f"# {file}\n")
         runs, made = self.grouped()
         for run in runs:
             seen.add(row_named(run.base))
@@ -310,6 +312,18 @@ class Configurations(Folder):
         self.assertEqual(wrong, [])
         rows = {r["id"] for t in paper.load()["tables"] if t["paper"] == "gated_attention" for r in t["rows"]}
         self.assertEqual(rows - seen, set())
+
+    def test_a_preset_of_the_sink_aware_rows_is_one_table(self):
+        """Its sizes have learning rates of their own, and the sinks a rule; the two presets are not mixed."""
+        for preset in ("adamw", "nanochat"):
+            folder = os.path.join(ROOT, "configs/sink_aware/proxy", preset)
+            for file in sorted(os.listdir(folder)):
+                self.shown(os.path.join(folder, file), f"{preset}-{file}", f"# configs/sink_aware/proxy/{preset}/{file}\n")
+        _, made = self.grouped()
+        made = [t for t in paper_tables.paper_tables(made, paper.load()) if t.id == "sink_1"]
+        self.assertEqual([len(t.rows) for t in made], [18, 18])
+        self.assertEqual([row for t in made for row in t.rows if row[2] == "no run"], [])
+        self.assertEqual(sorted("muon" in t.notes[0] for t in made), [False, True])
 
 
 @unittest.skipIf(importlib.util.find_spec("matplotlib") is None or importlib.util.find_spec("numpy") is None, "no matplotlib")
