@@ -178,8 +178,11 @@ class ThreadRank : public Communicator {
 
   void move(void* to, const void* from, int64_t bytes) const {
     if (bytes == 0) return;
-    if (const double slow = group_->run.options.seconds_per_byte * static_cast<double>(bytes); slow > 0)
-      std::this_thread::sleep_for(std::chrono::duration<double>(slow));
+    if (SlowLink* link = group_->run.options.link; link && link->seconds_per_byte > 0) {
+      const auto start = std::chrono::steady_clock::now();
+      std::this_thread::sleep_for(std::chrono::duration<double>(link->seconds_per_byte * static_cast<double>(bytes)));
+      link->taken_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+    }
     std::memmove(to, from, static_cast<size_t>(bytes));
   }
 

@@ -1,6 +1,14 @@
 #include "optim/weight_sync.h"
 
+#include <algorithm>
+
 namespace sluice {
+namespace {
+// Units on their way beside the one that is waited for, with stages 1 and 2: the link is never idle, and what experts' ranks send
+// each other within a block waits behind no more than these.
+constexpr int kUnitsAhead = 2;
+}  // namespace
+
 WeightSync::WeightSync(int64_t zero_stage, ParamStore& store, const Mesh& mesh, const Mesh& moves, CommQueue* queue)
     : zero_stage_(zero_stage), store_(store), mesh_(mesh), moves_(moves), queue_(queue) {
   SLUICE_CHECK(queue || mesh.data().size() == 1, "WeightSync: several ranks need a queue");
@@ -11,7 +19,7 @@ void WeightSync::allocate(Arena& arena) {
   shards_ = sharded() ? arena.alloc("weight shards", store_.dtype(), {ParamStore::size_of(pieces_)}) : Tensor();
   free_.clear();
   free_.resize(static_cast<size_t>(store_.num_units()));
-  pending_.assign(static_cast<size_t>(store_.num_units()), 0);
+  pending_.assign(static_cast<size_t>(store_.num_units()), kThere);
 }
 
 Tensor WeightSync::values(size_t i) const {
@@ -19,10 +27,9 @@ Tensor WeightSync::values(size_t i) const {
   return sharded() ? shards_.rows(p.at, p.count) : store_.bucket_values(p.of).rows(p.begin - p.of.begin, p.count);
 }
 
-/// Every bucket of the unit, from all its owners.
-CommQueue::Ticket WeightSync::gather(Context& ctx, int unit) {
+/// Every bucket of the unit, from all its owners, once free_ is reached.
+CommQueue::Ticket WeightSync::gather(int unit) {
   Mark& free = free_[static_cast<size_t>(unit)];
-  free.set(ctx);
   const Tensor place = store_.unit_values(unit);
   CommQueue::Ticket ticket = 0;
   int64_t at = 0;
@@ -48,7 +55,8 @@ void WeightSync::changed(Context& ctx) {
     return;
   }
   if (zero_stage_ == 0 || !queue_) return store_.pack_trained(ctx);
-  for (int unit = 0; unit < store_.num_units(); ++unit) pending_[static_cast<size_t>(unit)] = gather(ctx, unit);
+  for (Mark& free : free_) free.set(ctx);
+  std::fill(pending_.begin(), pending_.end(), kStale);
 }
 
 void WeightSync::settle(Context& ctx) {
@@ -56,18 +64,27 @@ void WeightSync::settle(Context& ctx) {
   for (int unit = 0; unit < store_.num_units(); ++unit) bring(ctx, unit);
 }
 
-/// Waits for a unit that is kept whole.
+/// Of a unit that is kept whole.
+void WeightSync::ask(int unit) {
+  CommQueue::Ticket& ticket = pending_[static_cast<size_t>(unit)];
+  if (ticket == kStale) ticket = gather(unit);
+}
+
+/// Waits for a unit that is kept whole, with the next ones on their way.
 void WeightSync::bring(Context& ctx, int unit) {
   CommQueue::Ticket& ticket = pending_[static_cast<size_t>(unit)];
-  if (ticket == 0) return;
+  if (ticket == kThere) return;
+  for (int next = unit; next <= std::min(unit + kUnitsAhead, store_.num_units() - 1); ++next) ask(next);
   queue_->wait(ticket);
-  ticket = 0;
+  ticket = kThere;
   store_.pack(ctx, unit);
 }
 
 void WeightSync::request(Context& ctx, int unit) {
   Slot& s = slot(unit);
-  if (s.unit != unit) s = {unit, gather(ctx, unit), false};
+  if (s.unit == unit) return;
+  free_[static_cast<size_t>(unit)].set(ctx);
+  s = {unit, gather(unit), false};
 }
 
 void WeightSync::begin(Context& ctx, int unit, Pass pass) {

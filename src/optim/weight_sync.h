@@ -11,8 +11,8 @@
 
 namespace sluice {
 
-/// With zero_stage 0 there is nothing to do. With 1 and 2 each rank updates its pieces, and the next forward finds each unit
-/// gathered, while earlier ones compute. With 3 the pieces are all that is kept: a block's weights are gathered while the block
+/// With zero_stage 0 there is nothing to do. With 1 and 2 each rank updates its pieces, and the next forward gathers each unit
+/// while earlier ones compute: not before, since the small messages between two steps would wait behind all of it. With 3 the pieces are all that is kept: a block's weights are gathered while the block
 /// before it computes, forward and backward, and gone two blocks later.
 class WeightSync : public UnitUser {
  public:
@@ -27,7 +27,8 @@ class WeightSync : public UnitUser {
 
   /// The pieces hold new weights.
   void changed(Context& ctx);
-  /// Every unit that is kept whole is gathered and packed.
+  /// Collective. Every unit that is kept whole is gathered and packed: for whoever looks at weights, or computes a forward that
+  /// other ranks do not, between two steps.
   void settle(Context& ctx);
   void begin(Context& ctx, int unit, Pass pass) override;
   void end(Context&, int, Pass) override {}
@@ -35,8 +36,9 @@ class WeightSync : public UnitUser {
  private:
   bool sharded() const { return zero_stage_ >= 3; }
   Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? moves_.expert_data() : moves_.data(); }
-  CommQueue::Ticket gather(Context& ctx, int unit);
+  CommQueue::Ticket gather(int unit);
   void request(Context& ctx, int unit);
+  void ask(int unit);
   void bring(Context& ctx, int unit);
 
   int64_t zero_stage_;
@@ -46,7 +48,9 @@ class WeightSync : public UnitUser {
   std::vector<ParamStore::Piece> pieces_;
   Tensor shards_;                           // of the pieces, with zero_stage 3
   std::vector<Mark> free_;                  // per unit: its weights are updated, and nobody uses its place
-  std::vector<CommQueue::Ticket> pending_;  // per unit, with 1 and 2; 0: is there
+  /// Per unit, with 1 and 2: on its way, or one of these.
+  static constexpr CommQueue::Ticket kThere = 0, kStale = -1;
+  std::vector<CommQueue::Ticket> pending_;
   struct Slot {
     int unit = -1;  // whose weights are there, or on their way
     CommQueue::Ticket ticket = 0;

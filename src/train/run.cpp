@@ -341,6 +341,7 @@ Run::Between Run::between_steps() {
 /// Between steps: evaluation, checkpoint, signals. True when the loop is over.
 bool Run::finish_or_stop() {
   const Between now_due = between_steps();
+  if (now_due.evaluate) trainer_->settle_weights();
   if (now_due.evaluate && (leads() || trainer_->forward_needs_all())) evaluate();
   if (now_due.stop || last_step_done()) return true;
   if (now_due.save) save();

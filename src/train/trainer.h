@@ -98,9 +98,11 @@ class Trainer {
   Communicator& ranks() { return *ranks_; }
   /// Nanoseconds spent waiting for other ranks.
   int64_t waited_ns() const { return queue_ ? queue_->waited_ns() : 0; }
-  /// Whether a forward pass needs all ranks.
   /// How gradients and weights travel between GPUs; empty where there are none.
   std::string transport() const { return device_ranks_ && several() ? device_ranks_->world->name() : ""; }
+  /// Collective. Before a forward pass between two steps that not all ranks compute, or weights are looked at.
+  void settle_weights() { weight_sync_.settle(ctx_); }
+  /// Whether a forward pass needs all ranks.
   bool forward_needs_all() const { return shared_experts() || config_.parallel.zero_stage >= 3; }
   Context& context() { return ctx_; }
   ParamStore& store() { return store_; }

@@ -113,7 +113,7 @@ WholeModel Trainer::whole_model(bool frozen_only) const {
 
 /// The tensors of a checkpoint that this rank writes.
 void Trainer::collect_tensors(CheckpointContent& content) {
-  weight_sync_.settle(ctx_);
+  settle_weights();
   if (config_.parallel.zero_stage >= 3) {
     collect_whole_weights(content);
   } else {
@@ -213,6 +213,7 @@ std::vector<NamedTensor> Trainer::held(bool gradients) const {
 /// first, then activations in the order they are computed, or gradients in theirs. Every rank computes all of it, for a forward
 /// pass may need them all; the first that found something is believed.
 std::string Trainer::first_nonfinite(bool loss_is_finite) {
+  settle_weights();
   std::string found;
   const auto look = [&](const char* what, const std::string& name, const Tensor& t) {
     if (!found.empty() || (t.dtype != DType::f32 && t.dtype != DType::bf16 && t.dtype != DType::f64)) return;

@@ -88,6 +88,24 @@ TEST_CASE("ZeRO and shared experts under mpirun: the same bits, and any layout g
   CHECK(t.curve(run) == t.curve(t.folder / "one"));
 }
 
+TEST_CASE("rank 0 evaluates between two steps the weights that all have updated", "[ranks]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  const auto evaluations = [&](int ranks, const char* stage) {
+    const std::string run = t.folder / stage;
+    const Outcome outcome = train(t, ranks, run, {"eval.every_steps=1", "checkpoint.every_steps=0", std::string("parallel.zero_stage=") + stage});
+    INFO(outcome.out << outcome.err);
+    REQUIRE(outcome.code == 0);
+    std::istringstream lines(io::read_file(run + "/eval.jsonl"));
+    std::vector<std::string> sets;
+    for (std::string line; std::getline(lines, line);) sets.push_back(nlohmann::json::parse(line)["sets"].dump());
+    return sets;
+  };
+  const auto expected = evaluations(1, "0");
+  CHECK(expected.size() == 8);
+  for (const char* stage : {"1", "2", "3"}) CHECK(evaluations(2, stage) == expected);
+}
+
 TEST_CASE("ranks stopped by a signal save, and another number of them goes on", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;

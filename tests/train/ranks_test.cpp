@@ -217,6 +217,45 @@ TEST_CASE("the default grade agrees to rounding in every stage and with shared e
   }
 }
 
+TEST_CASE("updated weights travel in the next forward, or when somebody asks, and never before a message between two steps",
+          "[ranks][zero]") {
+  const TinyTraining t;
+  for (const int64_t stage : {1, 2}) {
+    CAPTURE(stage);
+    Config config = t.config;
+    config.parallel.zero_stage = stage;
+    SlowLink link{1e-12};  // it counts
+    run_thread_ranks(
+        2,
+        [&](Communicator& c) {
+          const Blend data = t.blend();
+          Trainer trainer(config, data, &c);
+          trainer.initialize();
+          // What the link has taken since `before`, the same on both ranks.
+          const auto taken = [&](int64_t before) {
+            trainer.ranks().barrier();
+            const int64_t now = link.taken_ns - before;
+            trainer.ranks().barrier();
+            return now;
+          };
+          const auto must = [&](bool good, const char* what) {
+            if (!good) throw std::runtime_error(what);
+          };
+          trainer.step();
+          const int64_t step = taken(0);
+          trainer.ranks().barrier();
+          must(taken(step) == 0, "weights travel before they are asked for");
+          trainer.settle_weights();
+          const int64_t settled = taken(0);
+          must(settled > step, "weights do not travel when they are asked for");
+          trainer.settle_weights();
+          must(taken(settled) == 0, "weights travel twice");
+          trainer.step();
+        },
+        {.link = &link});
+  }
+}
+
 TEST_CASE("gradients that travel in bf16 train as well, and repeat", "[ranks][zero]") {
   Training t(Precision::f32, false);
   const Outcome whole = train(t, 2, 8);
