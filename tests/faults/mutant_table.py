@@ -49,6 +49,8 @@ MUTANTS = [
     ("each rank judges its own loss", "src/train/trainer.cpp",
      "  ranks_->all_gather(losses, mine, losses_here() * static_cast<int64_t>(sizeof(double)));",
      "", "test_train", RANKS),
+    ("rank 0 evaluates without the others' weights", "src/train/run.cpp", "  if (now_due.evaluate) trainer_->settle_weights();\n", "",
+     "test_tools", 'test_tools "rank 0 evaluates*"'),
     ("values that are not finite enter the window", "src/train/spike.cpp", "  if (j.finite) {", "  if (true) {", "test_train",
      'test_train "[spike],[trainer]"'),
     ("values that are not finite are saved", "src/train/checkpoint_write.cpp", "    if (item.nonfinite >= 0)", "    if (item.nonfinite > 1 << 30)",
