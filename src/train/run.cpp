@@ -49,6 +49,7 @@ class Run {
 
  private:
   void check_resume();
+  void say_done() const;
   void watch();
   void at(const char* phase);
   void open_files();
@@ -211,6 +212,18 @@ void Run::start_files() {
 
 // ---- the loop
 
+/// A training that was killed behind its last evaluation has a status of before.
+void Run::say_done() const {
+  const std::string path = folder_->file("status.json");
+  auto done = nlohmann::ordered_json::parse(io::exists(path) ? io::read_file(path) : "", nullptr, false);
+  if (!done.is_object()) done = nlohmann::ordered_json::object();
+  if (done.value("state", "") == "done") return;
+  done.erase("loss");
+  done.update({{"state", "done"}, {"step", resumed_.step}, {"max_steps", training_steps(config_)},
+               {"tokens", resumed_.step * tokens_per_step(config_)}, {"seconds_left", 0.0}, {"saved_step", resumed_.step}});
+  folder_->write_status(done);
+}
+
 ExitCode Run::train() {
   if (leads()) {
     console_ = std::make_unique<Console>(config_.log.console, Terminal::detect(config_.log.console));
@@ -222,11 +235,13 @@ ExitCode Run::train() {
   const bool evaluated = leads() && (evaluator_->empty() || JsonLines(folder_->file("eval.jsonl"), resumed_.step).last_step() >=
                                                                 resumed_.step);
   if (agree(!resumed_.path.empty() && resumed_.step >= training_steps(config_) && evaluated)) {
-    if (leads())
+    if (leads()) {
+      say_done();
       console_->line(fmt::format(
           "{} is finished: step {} of {}, {}. More: train.max_steps=N --allow-change train.max_steps, "
           "or another run_dir.",
           folder_->path(), resumed_.step, training_steps(config_), resumed_.path));
+    }
     return ExitCode::ok;
   }
   trainer_ = std::make_unique<Trainer>(config_, *data_, ranks_);

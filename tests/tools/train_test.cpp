@@ -111,6 +111,15 @@ TEST_CASE("a finished run says so and changes nothing", "[train]") {
   CHECK_THAT(outcome.out, Contains("is finished: step 8 of 8"));
   CHECK(files_below(t.run) == files);
   CHECK(io::read_file(t.run + "/metrics.jsonl") == metrics);
+  // As one that was killed between its last evaluation and its last status leaves it.
+  test::write_bytes(t.run + "/status.json", R"({"state": "running", "step": 7, "loss": 3.5})");
+  test::write_bytes(t.run + "/status.json.tmp", "{");
+  CHECK(t.train().code == 0);
+  const auto status = nlohmann::json::parse(io::read_file(t.run + "/status.json"));
+  CHECK(status["state"] == "done");
+  CHECK(status["step"] == 8);
+  CHECK_FALSE(status.contains("loss"));
+  CHECK_FALSE(io::exists(t.run + "/status.json.tmp"));
   // Consent makes it longer.
   const Outcome longer = t.train({"train.max_steps=10", "--allow-change", "train.max_steps"});
   INFO(longer.err);
