@@ -92,7 +92,7 @@ void print_race(const char* part, const json& rows) {
 }
 
 void print_ranks(const json& rows) {
-  fmt::print("ranks\n");
+  fmt::print("ranks: median (least to most), milliseconds: of the first and the second, of the link and a step, of the stall and a step\n");
   for (const json& row : rows)
     fmt::print("  {:<56}{:>7.3f}  ({:.3f} to {:.3f}){:>10.1f} ms{:>10.1f} ms\n", row["what"].get<std::string>(),
                row["median"].get<double>(), row["least"].get<double>(), row["most"].get<double>(), row["first_ms"].get<double>(),

@@ -263,7 +263,7 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
         shares.push_back(stall / (50 * median(quiet))), stalls.push_back(stall), usual.push_back(median(quiet));
       }
     });
-    add(fmt::format("{} save every 50 steps: share of the time, 2 ranks", async ? "asynchronous" : "synchronous"), shares, median(stalls),
+    add(fmt::format("{} save every 50 steps, its share of time", async ? "asynchronous" : "synchronous"), shares, median(stalls),
         median(usual));
   }
   return rows;
