@@ -175,8 +175,6 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
   compare("default / exact, 2 ranks", two, exact);
   for (const int64_t stage : {1, 2, 3}) compare(fmt::format("ZeRO 0 / ZeRO {}, 2 ranks", stage), two, {2, 1, stage});
 
-  ParamStore store;
-  const Transformer model(config.model, store);
   const auto add = [&](const std::string& what, const std::vector<double>& shares, double first, double second) {
     nlohmann::json row = spread(shares);
     row["what"] = what, row["first_ms"] = 1e3 * first, row["second_ms"] = 1e3 * second;

@@ -12,8 +12,9 @@
 namespace sluice {
 
 /// With zero_stage 0 there is nothing to do. With 1 and 2 each rank updates its pieces, and the next forward gathers each unit
-/// while earlier ones compute: not before, since the small messages between two steps would wait behind all of it. With 3 the pieces are all that is kept: a block's weights are gathered while the block
-/// before it computes, forward and backward, and gone two blocks later.
+/// while earlier ones compute: not before, since the small messages between two steps would wait behind all of it. With 3 the
+/// pieces are all that is kept: a block's weights are gathered while the block before it computes, forward and backward, and gone
+/// two blocks later.
 class WeightSync : public UnitUser {
  public:
   /// queue, moves: as GradSync's.
@@ -46,8 +47,8 @@ class WeightSync : public UnitUser {
   const Mesh &mesh_, &moves_;
   CommQueue* queue_;
   std::vector<ParamStore::Piece> pieces_;
-  Tensor shards_;                           // of the pieces, with zero_stage 3
-  std::vector<Mark> free_;                  // per unit: its weights are updated, and nobody uses its place
+  Tensor shards_;           // of the pieces, with zero_stage 3
+  std::vector<Mark> free_;  // per unit: its weights are updated, and nobody uses its place
   /// Per unit, with 1 and 2: on its way, or one of these.
   static constexpr CommQueue::Ticket kThere = 0, kStale = -1;
   std::vector<CommQueue::Ticket> pending_;
