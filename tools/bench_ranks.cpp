@@ -158,6 +158,11 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
   write_data(folder.path + "/tokens", config);
   const int rounds = tiny ? 1 : 5, steps = tiny ? 2 : 8, pairs = 2 * steps;
   nlohmann::json rows = nlohmann::json::array();
+  const auto add = [&](const std::string& what, const std::vector<double>& shares, double first, double second) {
+    nlohmann::json row = spread(shares);
+    row["what"] = what, row["first_ms"] = 1e3 * first, row["second_ms"] = 1e3 * second;
+    rows.push_back(row);
+  };
   const auto compare = [&](const std::string& what, const Layout& a, const Layout& b) {
     std::vector<double> ratios, first, second;
     for (int i = 0; i < rounds; ++i) {
@@ -165,21 +170,12 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
       second.push_back(measure(config, b, steps));
       ratios.push_back(first.back() / second.back());
     }
-    nlohmann::json row = spread(ratios);
-    row["what"] = what, row["first_ms"] = 1e3 * spread(first)["median"].get<double>(),
-    row["second_ms"] = 1e3 * spread(second)["median"].get<double>();
-    rows.push_back(row);
+    add(what, ratios, median(first), median(second));
   };
   const Layout alone{1, 2}, two{2, 1}, exact{2, 1, 0, true};
   compare("1 rank x 2 threads / 2 ranks x 1 thread", alone, two);
   compare("default / exact, 2 ranks", two, exact);
   for (const int64_t stage : {1, 2, 3}) compare(fmt::format("ZeRO 0 / ZeRO {}, 2 ranks", stage), two, {2, 1, stage});
-
-  const auto add = [&](const std::string& what, const std::vector<double>& shares, double first, double second) {
-    nlohmann::json row = spread(shares);
-    row["what"] = what, row["first_ms"] = 1e3 * first, row["second_ms"] = 1e3 * second;
-    rows.push_back(row);
-  };
 
   // One micro-batch a rank, and a link that takes three tenths of the step for its gradients, where the backward pass, beside which
   // they travel, is two thirds.
@@ -192,22 +188,22 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
     train(
         short_steps, {2, 1, stage},
         [&](const Training& t) {
+          const auto on_link = [&](double rate) {
+            return alternate(t, pairs, [&](bool on) {
+              t.barrier();
+              link.seconds_per_byte = on ? rate : 0;
+            });
+          };
           if (stage == 0) {
             const double probe = 1e-9;
-            const Pairs p = alternate(t, pairs, [&](bool on) {
-              t.barrier();
-              link.seconds_per_byte = on ? probe : 0;
-            });
+            const Pairs p = on_link(probe);
             t.barrier();
             if (t.leads()) per_byte = probe * 0.3 * p.off / (0.5e-9 * static_cast<double>(link.taken_ns) / pairs);
           }
           for (int i = 0; i < rounds; ++i) {
             t.barrier();
             link.taken_ns = 0;
-            const Pairs p = alternate(t, pairs, [&](bool on) {
-              t.barrier();
-              link.seconds_per_byte = on ? per_byte : 0;
-            });
+            const Pairs p = on_link(per_byte);
             if (!t.leads()) continue;
             const double travel = 1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs);  // of each of two ranks, in a step
             shares.push_back(1 - p.more / travel), travels.push_back(travel), seconds.push_back(p.off + p.more);
@@ -240,7 +236,7 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
     add("without / with a watchdog, 2 ranks", ratios, median(off), median(on));
   }
 
-  // What a save takes away from the steps beside it, until it is durable, over the fifty steps from one save to the next.
+  // What a save takes, and takes away from the next steps, over the fifty steps from one save to the next.
   for (const bool async : {true, false}) {
     std::vector<double> shares, stalls, usual;
     train(config, two, [&](const Training& t) {

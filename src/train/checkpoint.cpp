@@ -272,7 +272,7 @@ struct CheckpointStore::Impl {
   bool conclude() {
     if (!begun) return true;
     const double start = now();
-    int failed_first = 0;  // of the others: those that fail behind it may do so because rank 0 has cleared up
+    int failed_first = -1;  // of the others: those that fail behind it may do so because rank 0 has cleared up
     for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
       struct Look {
         State state;
@@ -283,9 +283,8 @@ struct CheckpointStore::Impl {
       ranks->all_gather(all.data(), &mine, sizeof(mine));
       const auto any = [&](State s) { return std::any_of(all.begin(), all.end(), [&](const Look& l) { return l.state == s; }); };
       if (any(State::failed)) patience.ended = true;
-      if (failed_first == 0)
-        for (int r = ranks->size() - 1; r > 0; --r)
-          if (all[static_cast<size_t>(r)].state == State::failed) failed_first = r;
+      for (int r = 1; r < ranks->size() && failed_first < 0; ++r)
+        if (all[static_cast<size_t>(r)].state == State::failed) failed_first = r;
       if (!any(State::writing)) break;
       if (all[0].late) {
         hangs = patience.ended = true;
@@ -296,7 +295,7 @@ struct CheckpointStore::Impl {
     if (writer.joinable()) writer.join();
     begun = hangs = false;
     if (!several()) return true;
-    const std::string problem = first_problem(*ranks, failed_first > 0 && ranks->rank() == failed_first ? last_error() : "");
+    const std::string problem = first_problem(*ranks, ranks->rank() == failed_first ? last_error() : "");
     std::string verdict = last_error();
     // A follower that could not even leave its reason in the folder gives it here.
     if (leads() && get_state() == State::failed && !problem.empty() && verdict.find(problem) == std::string::npos) {
