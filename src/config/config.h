@@ -337,6 +337,7 @@ struct DataConfig {
   std::vector<DataSource> train;
   std::vector<DataSource> validation;
   bool document_mask = false;
+  bool allow_overlap = false;
 
   template <class V>
   void fields(V& f) {
@@ -345,6 +346,7 @@ struct DataConfig {
     f("train", train, "weighted blend of token files");
     f("validation", validation, "each is evaluated and reported under its name");
     f("document_mask", document_mask, "tokens see only their own document");
+    f("allow_overlap", allow_overlap, "accept a validation set that shares a file or its contents with the training data");
   }
 };
 
@@ -362,7 +364,10 @@ struct TrainConfig {
   double max_grad_norm = 1.0;
   BadStepPolicy on_nonfinite = BadStepPolicy::skip;
   BadStepPolicy on_spike = BadStepPolicy::count;
+  double divergence_factor = 1.5;
   std::string init_from;
+  std::vector<std::string> init_ignore;
+  bool check_limits = true;
 
   template <class V>
   void fields(V& f) {
@@ -379,7 +384,10 @@ struct TrainConfig {
     f("max_grad_norm", max_grad_norm, "clip the global gradient norm to this; 0: no clipping");
     f("on_nonfinite", on_nonfinite, "a step whose loss or gradient norm is not finite: stop, or skip its update");
     f("on_spike", on_spike, "a step whose loss or gradient norm is 6 deviations above the last 128: count, skip or stop");
+    f("divergence_factor", divergence_factor, "warn when the smoothed loss exceeds its lowest value by this factor; 0: never");
     f("init_from", init_from, "checkpoint or Hugging Face folder to take the first weights from");
+    f("init_ignore", init_ignore, "model keys whose values may differ from those of init_from, e.g. [model.rope.theta]");
+    f("check_limits", check_limits, "refuse to start where the planned memory or disk space exceeds what this process may use");
   }
 };
 
@@ -472,6 +480,7 @@ struct ParallelConfig {
   ExactSum exact_sum = ExactSum::tree;
   Transport transport = Transport::automatic;
   double timeout_seconds = 300;
+  int64_t verify_every_steps = 50;
 
   template <class V>
   void fields(V& f) {
@@ -486,6 +495,7 @@ struct ParallelConfig {
     f("exact_sum", exact_sum, "of gradients, when exact: a tree over micro-batches (each rank takes a power of two), or 64-bit fixed point");
     f("transport", transport, "between GPUs; auto: nccl where every rank has one of its own; host: through pinned memory and MPI");
     f("timeout_seconds", timeout_seconds, "ranks without progress for so long end, and the one to blame is named; 0: never");
+    f("verify_every_steps", verify_every_steps, "compare a hash of the weights and moments that ranks hold replicas of this often; 0: never");
   }
 };
 

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <set>
 
@@ -286,6 +287,9 @@ void check_train(const TrainConfig& t, Checks& check) {
   check.count("train.max_steps", t.max_steps);
   check.count("train.max_tokens", t.max_tokens);
   check.not_negative("train.max_grad_norm", t.max_grad_norm);
+  check.require(t.divergence_factor == 0 || (t.divergence_factor > 1 && std::isfinite(t.divergence_factor)),
+                {"train.divergence_factor"},
+                fmt::format("train.divergence_factor must be 0 or greater than 1, got {}", t.divergence_factor));
   check.require(t.on_nonfinite != BadStepPolicy::count, {"train.on_nonfinite"},
                 "train.on_nonfinite: count would apply an update that is not finite; use skip or stop");
 }
@@ -358,6 +362,7 @@ void check_parallel(const ParallelConfig& p, Checks& check) {
   check.require(p.expert_capacity > 0 && p.expert_capacity <= static_cast<double>(kMaxSize), {"parallel.expert_capacity"},
                 fmt::format("parallel.expert_capacity must be greater than 0 and finite, got {}", p.expert_capacity));
   check.not_negative("parallel.timeout_seconds", p.timeout_seconds);
+  check.count("parallel.verify_every_steps", p.verify_every_steps);
   check.require(p.gradient_dtype == GradientDtype::f32 || p.determinism == Determinism::same_layout, {"parallel.gradient_dtype", "parallel.determinism"},
                 "parallel.gradient_dtype: bf16 rounds by who sends what; with determinism exact use f32");
   check.require(p.zero_stage >= 0 && p.zero_stage <= 3, {"parallel.zero_stage"},
