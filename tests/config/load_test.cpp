@@ -65,7 +65,7 @@ ChangeClass expected_class(const std::string& key) {
     return false;
   };
   if (in({"name", "run_dir", "eval.", "checkpoint.", "log.", "parallel.", "train.threads", "train.device", "train.deterministic",
-          "train.recompute", "model.attention.kernel",
+          "train.recompute", "train.divergence_factor", "train.init_ignore", "train.check_limits", "model.attention.kernel", "data.allow_overlap",
           "data.validation", "data.tokenizer.path", "data.train[0].path", "data.train[1].path", "model.match_"}))
     return ChangeClass::operational;
   if (in({"optimizer.type"})) return ChangeClass::identity;
