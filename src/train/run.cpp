@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <optional>
 
 #include "comm/reduce.h"
@@ -19,15 +18,12 @@
 #include "train/console.h"
 #include "train/evaluate.h"
 #include "train/hf_config.h"
-#include "train/metrics.h"
 #include "train/plan.h"
 #include "train/rotation.h"
 #include "train/router_monitor.h"
 #include "train/run_folder.h"
-#include "train/step_times.h"
+#include "train/run_log.h"
 #include "train/stragglers.h"
-#include "train/tensorboard.h"
-#include "train/trace.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
 
@@ -55,10 +51,12 @@ class Run {
   void open_files();
   ExitCode go();
   void start_files();
+  void write_status(const char* state, const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const {
+    log_->status(state, checkpoints_ ? checkpoints_->saved_step() : -1, more);
+  }
   bool finish_or_stop();
   void step();
   void log_bits();
-  void tell(const StepMetrics& m);
   bool evaluate();
   void save();
   void report_saved();
@@ -73,12 +71,8 @@ class Run {
   bool last_step_done() const { return trainer_->next_step() >= trainer_->max_steps(); }
   /// All steps done and evaluated; rank 0 knows.
   bool complete() const {
-    return last_step_done() && (evaluator_->empty() || evals_->last_step() >= trainer_->next_step());
+    return last_step_done() && (evaluator_->empty() || log_->last_evaluation() >= trainer_->next_step());
   }
-  int64_t tokens() const { return trainer_->next_step() * tokens_per_step(config_); }
-  Progress progress(const StepMetrics& m) const;
-  nlohmann::ordered_json status(const char* state) const;
-  void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values);
 
   RunOptions options_;
   std::unique_ptr<Communicator> alone_;
@@ -99,11 +93,9 @@ class Run {
   std::unique_ptr<ConsoleWarnings> warnings_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<CheckpointStore> checkpoints_;
-  std::unique_ptr<JsonLines> metrics_, evals_, bits_;
-  std::unique_ptr<EventWriter> events_;
+  std::unique_ptr<RunLog> log_;  // rank 0's
 
   std::unique_ptr<Watchdog> watchdog_;  // with several ranks
-  StepTimes times_;
   Stragglers stragglers_;
   bool told_rounds_ = false;  // that experts took extra rounds
   double own_seconds_ = 0;  // of the last step, without waiting for other ranks
@@ -111,8 +103,6 @@ class Run {
   std::unique_ptr<RouterMonitor> monitor_;  // with experts
   std::optional<RouterSummary> router_;     // of the last step
   double seconds_ = 0;  // of training, over all resumptions
-  double seconds_since_told_ = 0, tokens_per_second_ = 0;
-  int64_t steps_since_told_ = 0;
   int64_t saved_step_ = -1, reported_step_ = -1;
   double saved_at_ = now(), heartbeat_at_ = 0;
 };
@@ -267,7 +257,7 @@ ExitCode Run::train() {
     for (const std::string& line : banner(config_, plan_, *trainer_, *data_, *evaluator_)) console_->line(line);
     if (!resumed_.path.empty())
       console_->line(fmt::format("resume   from {} (step {})", resumed_.path, trainer_->next_step()));
-    folder_->write_status(status("running"));
+    write_status("running");
   }
   return go();
 }
@@ -284,11 +274,7 @@ void Run::at(const char* phase) {
 void Run::open_files() {
   console_->log_to(folder_->file("console.log"));
   start_files();
-  metrics_ = std::make_unique<JsonLines>(folder_->file("metrics.jsonl"), trainer_->next_step());
-  evals_ = std::make_unique<JsonLines>(folder_->file("eval.jsonl"), trainer_->next_step());
-  if (config_.log.bits > 0) bits_ = std::make_unique<JsonLines>(folder_->file("bits.log"), trainer_->next_step());
-  if (config_.log.tensorboard)
-    events_ = std::make_unique<EventWriter>(folder_->file("tb"), trainer_->next_step());
+  log_ = std::make_unique<RunLog>(config_, *trainer_, *folder_, *console_);
 }
 
 ExitCode Run::go() {
@@ -302,21 +288,18 @@ ExitCode Run::go() {
     const bool completed = agree(leads() && complete());
     if (!leads()) return completed ? ExitCode::ok : ExitCode::preempted;
     if (!completed) {
-      folder_->write_status(status("preempted"));
+      write_status("preempted");
       console_->line(fmt::format("stopped by {} at step {}, saved; run the same command to go on",
                                  *signals_.name() ? signals_.name() : "a signal to another rank", trainer_->next_step()));
       return ExitCode::preempted;
     }
-    folder_->write_status(status("done"));
+    write_status("done");
     console_->line(fmt::format("done     {} steps in {}  loss {:.3f}  {}", trainer_->next_step(),
                                format_duration(now() - start), last_.loss, folder_->path()));
     return ExitCode::ok;
   } catch (const Error& error) {
     if (leads()) {
-      nlohmann::ordered_json failed = status("failed");
-      failed["error"] = error.what();
-      failed["exit_code"] = static_cast<int>(error.code());
-      folder_->write_status(failed);
+      write_status("failed", {{"error", error.what()}, {"exit_code", static_cast<int>(error.code())}});
     }
     throw;
   }
@@ -333,7 +316,7 @@ bool Run::agree(bool mine) const {
 /// rank 0, which has the clock and the files, finds due.
 Run::Between Run::between_steps() {
   const int64_t step = trainer_->next_step();
-  const bool evaluation = leads() && !evaluator_->empty() && evals_->last_step() < step &&
+  const bool evaluation = leads() && !evaluator_->empty() && log_->last_evaluation() < step &&
                           (last_step_done() || (config_.eval.every_steps > 0 && step > 0 && step % config_.eval.every_steps == 0));
   const bool checkpoint = leads() && !last_step_done() && checkpoint_due();
   struct Message {
@@ -363,7 +346,7 @@ bool Run::finish_or_stop() {
   report_saved();
   if (leads() && now() - heartbeat_at_ > 15) {
     heartbeat_at_ = now();
-    folder_->write_status(status("running"));
+    write_status("running");
   }
   return false;
 }
@@ -381,13 +364,10 @@ void Run::step() {
   const int64_t waited = trainer_->waited_ns();
   last_ = trainer_->step();
   trainer_->context().profile = nullptr;
-  if (traced) folder_->write("trace.json", chrome_trace(profile, device_name(trainer_->context().device)));
+  if (traced && leads()) log_->trace(profile);
   const double seconds = now() - start;
   own_seconds_ = seconds - 1e-9 * static_cast<double>(trainer_->waited_ns() - waited);
   seconds_ += seconds;
-  seconds_since_told_ += seconds;
-  ++steps_since_told_;
-  times_.add(seconds);
   if (config_.log.bits > 0) log_bits();
   if (!leads()) return;
   if (last_.skipped) spdlog::warn("{}; skipped", trainer_->problem());
@@ -398,59 +378,14 @@ void Run::step() {
   router_ = summarize_router(config_.model, trainer_->router_totals());
   if (monitor_ && router_)
     for (const std::string& warning : monitor_->add(trainer_->next_step(), *router_)) spdlog::warn("{}", warning);
-  if (trainer_->next_step() % std::max<int64_t>(config_.log.every_steps, 1) == 0 || last_step_done() ||
-      last_.skipped)
-    tell(last_);
-  else
-    console_->tick(progress(last_));
+  log_->step(last_, seconds, seconds_, router_);
 }
 
 void Run::log_bits() {
   nlohmann::ordered_json line = bits_line(trainer_->next_step(), last_.loss, last_.grad_norm);
   if (trainer_->next_step() % config_.log.bits == 0)
     line["state"] = fmt::format("{:016x}", state_hash(trainer_->context(), trainer_->content(), *ranks_));
-  if (bits_) bits_->append(line);
-}
-
-void Run::tell(const StepMetrics& m) {
-  tokens_per_second_ =
-      static_cast<double>(steps_since_told_ * tokens_per_step(config_)) / std::max(seconds_since_told_, 1e-9);
-  steps_since_told_ = 0;
-  seconds_since_told_ = 0;
-  const StepPolicy& policy = trainer_->policy();
-  TrainRecord record;
-  record.step = trainer_->next_step();
-  record.samples = record.step * config_.train.global_batch_size;
-  record.tokens = tokens();
-  record.loss = m.loss;
-  record.grad_norm = m.grad_norm;
-  record.lr = m.lr;
-  record.tokens_per_second = tokens_per_second_;
-  record.seconds = seconds_;
-  record.spikes = policy.spikes();
-  record.skipped = policy.skipped();
-  record.router = router_;
-  record.heads = trainer_->heads().summary();
-  metrics_->append(to_json(record));
-  std::vector<std::pair<std::string, double>> values = {{"train/loss", m.loss},
-                                                        {"train/grad_norm", m.grad_norm},
-                                                        {"train/lr", m.lr},
-                                                        {"train/tokens_per_second", tokens_per_second_},
-                                                        {"train/spikes", static_cast<double>(policy.spikes())},
-                                                        {"train/skipped", static_cast<double>(policy.skipped())}};
-  if (router_) {
-    values.emplace_back("router/balance_loss", router_->balance_loss);
-    values.emplace_back("router/z_loss", router_->z_loss);
-    values.emplace_back("router/max_over_mean", router_->max_over_mean);
-    values.emplace_back("router/idle_experts", static_cast<double>(router_->idle));
-  }
-  if (record.heads) {
-    values.emplace_back("heads/imbalance", record.heads->imbalance);
-    values.emplace_back("heads/importance", record.heads->importance);
-    values.emplace_back("heads/balance_loss", record.heads->balance_loss);
-  }
-  scalars(record.step, values);
-  console_->progress(progress(m));
+  if (leads()) log_->bits(line);
 }
 
 bool Run::evaluate() {
@@ -459,31 +394,8 @@ bool Run::evaluate() {
   const auto result = evaluator_->run(trainer_->context(), trainer_->model(), trainer_->micro_batch(), trainer_->analysed(),
                                       [this] { return !trainer_->forward_needs_all() && signals_.requested(); });
   if (!result || !leads()) return false;
-  const int64_t step = trainer_->next_step();
-  evals_->append(to_json(step, tokens(), *result));
-  std::vector<std::pair<std::string, double>> values;
-  for (const SetResult& set : result->sets) {
-    values.emplace_back("val/" + set.name + "/loss", set.loss);
-    values.emplace_back("val/" + set.name + "/bits_per_byte", set.bits_per_byte);
-  }
-  const ModelSummary& a = result->analysis;
-  values.emplace_back("analysis/first_token_attention", a.first_token_attention);
-  if (a.mean_gate_score) values.emplace_back("analysis/mean_gate_score", *a.mean_gate_score);
-  if (a.imbalance) values.emplace_back("analysis/imbalance", *a.imbalance);
-  values.emplace_back("analysis/largest_residual", a.largest_residual);
-  scalars(step, values);
-  for (const std::string& text : describe(*result)) console_->line(text);
+  log_->evaluation(*result);
   return true;
-}
-
-void Run::scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values) {
-  if (!events_) return;
-  try {
-    events_->add(step, values);
-  } catch (const io::IoError& error) {
-    spdlog::warn("{}; no more TensorBoard events", error.what());
-    events_.reset();
-  }
 }
 
 // ---- checkpoints
@@ -518,37 +430,6 @@ void Run::report_saved() {
   if (durable <= reported_step_ || !leads()) return;
   reported_step_ = durable;
   console_->line(fmt::format("  saved step {}", durable));
-}
-
-// ---- telling
-
-Progress Run::progress(const StepMetrics& m) const {
-  Progress p;
-  p.step = trainer_->next_step();
-  p.max_steps = trainer_->max_steps();
-  p.loss = m.loss;
-  p.grad_norm = m.grad_norm;
-  p.lr = m.lr;
-  p.tokens_per_second = tokens_per_second_ > 0
-                            ? tokens_per_second_
-                            : static_cast<double>(tokens_per_step(config_)) / std::max(times_.median(), 1e-9);
-  p.seconds_left = times_.median() * static_cast<double>(p.max_steps - p.step);
-  p.rough = times_.count() < 20;
-  p.skipped = trainer_->policy().skipped();
-  p.load_max_over_mean = router_ ? router_->max_over_mean : 0;
-  if (const auto heads = trainer_->heads().summary()) p.head_imbalance = heads->imbalance;
-  return p;
-}
-
-nlohmann::ordered_json Run::status(const char* state) const {
-  return {
-      {"state", state},
-      {"step", trainer_->next_step()},
-      {"max_steps", trainer_->max_steps()},
-      {"tokens", tokens()},
-      {"loss", last_.loss},
-      {"seconds_left", times_.median() * static_cast<double>(trainer_->max_steps() - trainer_->next_step())},
-      {"saved_step", checkpoints_ ? checkpoints_->saved_step() : -1}};
 }
 
 }  // namespace

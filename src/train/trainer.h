@@ -105,6 +105,7 @@ class Trainer {
   /// Whether a forward pass needs all ranks.
   bool forward_needs_all() const { return shared_experts() || config_.parallel.zero_stage >= 3; }
   Context& context() { return ctx_; }
+  const Context& context() const { return ctx_; }
   ParamStore& store() { return store_; }
   const Transformer& model() const { return model_; }
   Optimizer& optimizer() { return optimizer_; }
