@@ -1,8 +1,12 @@
 """The part of YAML that sweep files need, read strictly: maps, lists, scalars, in blocks or in brackets, and comments.
 
 What means something else to other readers, or is none of this, is refused by file, line and column: anchors, aliases, tags,
-block scalars, documents, tabs, scalars over several lines, keys given twice. Scalars stay text: the program reads them.
+block scalars, documents, tabs and other control characters, scalars over several lines, keys given twice. Scalars stay text:
+the program reads them.
 """
+import unicodedata
+
+DEEPEST = 64  # levels of maps and lists inside each other; the deepest key of a configuration has 6
 
 
 class Refused(Exception):
@@ -37,15 +41,28 @@ class Reader:
     def __init__(self, path, text):
         self.path, self.lines = path, text.split("\n")
         for number, line in enumerate(self.lines):
-            if "\t" in line:
-                self.refuse(number, line.index("\t"), "a tab; indent with spaces")
+            if not line.isprintable():
+                self.check_letters(number, line)
         # Lines that say something: [number, indentation].
         self.rows = [[n, len(line) - len(line.lstrip())] for n, line in enumerate(self.lines)
                      if line.strip() and not line.lstrip().startswith("#")]
-        self.row = 0
+        self.row = self.depth = 0
 
     def refuse(self, line, column, message):
         raise Refused(self.path, line + 1, column + 1, message)
+
+    def check_letters(self, number, line):
+        for column, letter in enumerate(line):
+            if letter == "\t":
+                self.refuse(number, column, "a tab; indent with spaces")
+            if unicodedata.category(letter) == "Cc":
+                self.refuse(number, column, f"a control character (U+{ord(letter):04X})")
+
+    def deeper(self, line, column):
+        """Counts the level that begins here."""
+        self.depth += 1
+        if self.depth > DEEPEST:
+            self.refuse(line, column, f"maps and lists more than {DEEPEST} levels deep")
 
     def node(self, kind, line, column, **more):
         return Node(kind, self.path, line + 1, column + 1, **more)
@@ -66,6 +83,7 @@ class Reader:
 
     def block(self, indent):
         line, column = self.rows[self.row]
+        self.deeper(line, column)
         block = self.node("list" if self.is_item(line, column) else "map", line, column)
         while self.row < len(self.rows) and self.rows[self.row][1] == indent:
             line, column = self.rows[self.row]
@@ -79,6 +97,7 @@ class Reader:
                 self.entry(block, line, column)
         if self.row < len(self.rows) and self.rows[self.row][1] > indent:
             self.refuse(*self.rows[self.row], "indented deeper than what it belongs to; a value stands on one line")
+        self.depth -= 1
         return block
 
     def item(self, line, column):
@@ -204,6 +223,7 @@ class Reader:
 
     def brackets(self, line, column):
         opened = (line, column)
+        self.deeper(line, column)
         is_map = self.lines[line][column] == "{"
         closer = "}" if is_map else "]"
         node = self.node("map" if is_map else "list", line, column)
@@ -227,6 +247,7 @@ class Reader:
                 line, column = self.skip(line, column + 1, opened)
             elif self.lines[line][column] != closer:
                 self.refuse(line, column, f"expected , or {closer}")
+        self.depth -= 1
         return node, line, column + 1
 
 

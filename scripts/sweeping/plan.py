@@ -1,5 +1,6 @@
 """What the program says of every trial before it is run: its hash, its folder, its cost."""
 import concurrent.futures
+import errno
 import json
 import os
 import subprocess
@@ -20,6 +21,8 @@ def asked(program, trial, ranks):
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except OSError as error:
+        if error.errno == errno.E2BIG:
+            raise Mistake(64, f"{trial.base_node.path}: the values of {trial.name} are too long for a command line") from None
         raise Mistake(66, f"{program}: {error.strerror}; build it, or say where it is: --sluice, or SLUICE in the environment") from None
     if done.returncode != 0:
         return done.returncode, done.stderr.strip()

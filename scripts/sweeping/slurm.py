@@ -2,6 +2,9 @@
 import os
 import shlex
 
+from .plan import Mistake
+from .text import unprintable
+
 SCRIPT = """#!/bin/bash
 # The sweep {sweep} as a job array, one trial a task. Written by scripts/sweep slurm; submit it with
 #   sbatch {script}
@@ -14,7 +17,7 @@ SCRIPT = """#!/bin/bash
 {more}#SBATCH --signal=USR1@180          # to the ranks, 180 s before the time is up: the step ends, all is saved, exit status 75
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output={output}/logs/slurm-%A_%a.log
+#SBATCH --output={log}
 
 set -uo pipefail
 cd {source} || exit 66
@@ -42,8 +45,16 @@ exit "$status"
 """
 
 
+def refuse_control_characters(**paths):
+    """A newline in a comment or a #SBATCH line would end it, and what follows it would be run."""
+    for what, path in paths.items():
+        if unprintable(path):
+            raise Mistake(64, f"{what} {path!r} has a control character or is not UTF-8: not written into a script; rename it")
+
+
 def write(sweep, trials, output, program, source, threads):
     """OUTPUT/array.sbatch over these trials; its path."""
+    refuse_control_characters(sweep=sweep.path, output=output, program=program, folder=source)
     resources, path = sweep.resources, os.path.join(output, "array.sbatch")
     options = [("cpus-per-task", threads), ("gpus", resources.gpus or None), ("time", resources.time),
                ("partition", resources.partition), ("account", resources.account), ("qos", resources.qos), ("constraint", resources.constraint),
@@ -51,7 +62,7 @@ def write(sweep, trials, output, program, source, threads):
     text = SCRIPT.format(
         sweep=shlex.quote(os.path.abspath(sweep.path)), script=shlex.quote(path), name=sweep.name, last=len(trials) - 1, slots=resources.slots,
         nodes=resources.nodes, procs=resources.procs, more="".join(f"#SBATCH --{k}={v}\n" for k, v in options if v is not None),
-        output=shlex.quote(output), source=shlex.quote(source), trials=" ".join(t.hash[:12] for t in trials), program=shlex.quote(program))
+        output=shlex.quote(output), log=shlex.quote(output.replace("%", "%%") + "/logs/slurm-%A_%a.log"), source=shlex.quote(source), trials=" ".join(t.hash[:12] for t in trials), program=shlex.quote(program))
     os.makedirs(os.path.join(output, "logs"), exist_ok=True)
     temporary = path + ".tmp"
     with open(temporary, "w", encoding="utf-8") as file:

@@ -8,11 +8,14 @@ import re
 import strict_yaml
 from strict_yaml import Refused  # noqa: F401
 
+from .text import unprintable
+
 KEYS = ("name", "output", "base", "set", "grid", "paired", "seeds", "resources", "stop_if")
 OPERATORS = {">": lambda a, b: a > b, ">=": lambda a, b: a >= b, "<": lambda a, b: a < b, "<=": lambda a, b: a <= b}
 SEED = "train.seed"
 # Sections and keys of a trial that are the sweep's own to say.
 OWN = ("name", "run_dir", "train.threads")
+MOST_TRIALS = 10_000  # planning them takes about 8 ms each
 
 
 class StopRule:
@@ -76,9 +79,14 @@ class SweepFile:
         if root.kind != "map":
             root.refuse("a sweep file is a map: base, grid, seeds, ...")
         self.check_keys(root, KEYS, "")
+        if unprintable(path):
+            root.refuse("the sweep file's own name or folder has a control character or is not UTF-8; rename it")
+        self.check_letters(root)
         self.name = self.text(root, "name", os.path.splitext(os.path.basename(path))[0])
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", self.name):
-            self.part("name").refuse("a name has letters, digits, . _ and - only")
+        # A folder of this name is made in runs/sweeps/.
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", self.name) or not self.name.strip("."):
+            (self.part("name") or root).refuse(f"the name {self.name!r}: a name has 1 to 100 letters, digits, . _ and - only, and not "
+                                               "dots alone; set name")
         self.output = self.text(root, "output", os.path.join("runs", "sweeps", self.name))
         self.bases = self.read_bases()
         self.common = self.read_overrides(self.part("set"), "set")
@@ -100,6 +108,17 @@ class SweepFile:
             if key not in known:
                 value.refuse(f"unknown key {where}{key}; there are: {', '.join(known)}")
 
+    def check_letters(self, node):
+        """Values become folders, arguments and lines of a script: none may hold a line's end or another control character."""
+        for key, value in node.entries.items():
+            if unprintable(key):
+                value.refuse("the key has a control character")
+            self.check_letters(value)
+        for item in node.items:
+            self.check_letters(item)
+        if unprintable(node.text):
+            node.refuse(f"the value {node.text[:50]!r} has a control character")
+
     def text(self, parent, key, default=None):
         node = self.part(key, parent)
         if node is None:
@@ -113,10 +132,12 @@ class SweepFile:
         if node is None:
             return default
         try:
-            value = kind(node.text if node.kind == "scalar" and not node.quoted else "")
+            value = kind(node.text if node.kind == "scalar" and not node.quoted and len(node.text) < 19 else "")
         except ValueError:
-            node.refuse(f"{key} is a{' whole' if kind is int else ''} number")
-        if not math.isfinite(value) or (least is not None and value < least):
+            node.refuse(f"{key} is a{' whole' if kind is int else ''} number of at most 18 digits")
+        if not math.isfinite(value):
+            node.refuse(f"{key} is a finite number")
+        if least is not None and value < least:
             node.refuse(f"{key} is at least {least}, got {node.text}")
         return value
 
@@ -169,10 +190,11 @@ class SweepFile:
         for key, values in grid.items():
             if values.kind != "list" or not values.items:
                 values.refuse(f"grid.{key} needs a list of values")
-            flows = [v.flow() for v in values.items]
-            for i, item in enumerate(values.items):
-                if flows[i] in flows[:i]:
-                    item.refuse(f"grid.{key} has {flows[i]} twice")
+            flows = set()
+            for item in values.items:
+                if item.flow() in flows:
+                    item.refuse(f"grid.{key} has {item.flow()} twice")
+                flows.add(item.flow())
             self.taken(key, values, ("set", self.common))
         return grid
 
@@ -196,11 +218,13 @@ class SweepFile:
             return [None]
         if node.kind != "list" or not node.items:
             node.refuse("seeds is a list of numbers")
-        for i, item in enumerate(node.items):
-            if item.kind != "scalar" or not re.fullmatch(r"0|[1-9][0-9]*", item.text):
+        seen = set()
+        for item in node.items:
+            if item.kind != "scalar" or not re.fullmatch(r"0|[1-9][0-9]{0,18}", item.text):
                 item.refuse("a seed is a whole number from 0")
-            if item.text in [other.text for other in node.items[:i]]:
+            if item.text in seen:
                 item.refuse(f"the seed {item.text} is given twice")
+            seen.add(item.text)
         return node.items
 
     def read_resources(self):
@@ -242,6 +266,9 @@ class SweepFile:
 
     def expand(self):
         """Bases x paired x grid, the first seeds of all before the second ones."""
+        number = math.prod([len(self.seeds), len(self.bases), len(self.paired), *(len(g.items) for g in self.grid.values())])
+        if number > MOST_TRIALS:
+            (self.part("grid") or self.root).refuse(f"{number:,} trials; a sweep has at most {MOST_TRIALS:,}: split it")
         trials = []
         points = [dict(zip(self.grid, values)) for values in itertools.product(*(g.items for g in self.grid.values()))]
         for seed in self.seeds:

@@ -3,6 +3,7 @@ import math
 import shutil
 import sys
 import time
+import unicodedata
 
 
 def count(value):
@@ -22,6 +23,11 @@ def duration(seconds):
     if seconds < 100 * 3600:
         return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
     return f"{seconds / 86400:.0f} days"
+
+
+def unprintable(text):
+    """Whether a text has a control character, a separator of lines or paragraphs, or what is no UTF-8."""
+    return any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text)
 
 
 def finite(value):
