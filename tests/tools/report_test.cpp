@@ -82,14 +82,4 @@ TEST_CASE("a report of two runs has the table, the plots and one page", "[report
   CHECK(report(folder, fmt::format("{} -o {}", folder / "none", folder / "page")) == 66);
 }
 
-// Spread over seeds, differences, rank correlation, spikes, rows: see the Python file.
-TEST_CASE("the numbers of a report are right on made-up runs", "[report]") {
-  TemporaryFolder folder;
-  const std::string command = fmt::format("python3 {}/tests/tools/report_numbers_test.py > {} 2>&1",
-                                          SLUICE_SOURCE_DIR, folder / "out");
-  const int code = WEXITSTATUS(std::system(command.c_str()));
-  INFO(io::read_file(folder / "out"));
-  CHECK(code == 0);
-}
-
 }  // namespace sluice

@@ -1,0 +1,30 @@
+// The Python tests that lie beside this file, each as one case.
+#include <cstdlib>
+
+#include "core/io.h"
+#include "data/temporary.h"
+
+namespace sluice {
+namespace {
+
+void run_python_test(const std::string& name) {
+  if (std::system("command -v python3 >/dev/null") != 0) {
+    WARN("skipped: no Python");
+    return;
+  }
+  test::TemporaryFolder folder;
+  const std::string command = fmt::format("python3 {}/tests/tools/{} > {} 2>&1", SLUICE_SOURCE_DIR, name, folder / "out");
+  const int code = WEXITSTATUS(std::system(command.c_str()));
+  INFO(io::read_file(folder / "out"));
+  CHECK(code == 0);
+}
+
+}  // namespace
+
+// Spread over seeds, differences, rank correlation, spikes, rows of the papers.
+TEST_CASE("the numbers of a report are right on made-up runs", "[report]") { run_python_test("report_numbers_test.py"); }
+
+// Texts of equal names, options that take values, sweep files that would write commands.
+TEST_CASE("scripts hold against hostile and unusual input", "[scripts]") { run_python_test("scripts_test.py"); }
+
+}  // namespace sluice

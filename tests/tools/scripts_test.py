@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""scripts/quickstart, scripts/split_text, scripts/launch and scripts/sweep given what is hostile or unusual: texts of equal names,
+names with spaces and newlines, options that take values, sweep files that would write commands into a script. Standard library
+alone; the program and MPI are played by small shell scripts.
+"""
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SCRIPTS = os.path.join(ROOT, "scripts")
+sys.path.insert(0, SCRIPTS)
+from sweeping import slurm, sweep_file
+from sweeping.plan import Mistake
+
+# Stands in for the program. tokenize copies the text; train keeps a file of the run folder; config show prints run_dir.
+PROGRAM = r"""#!/bin/bash
+for a; do case $a in run_dir=*) run=${a#*=} ;; data.train=*) text=$a ;; esac; done
+case $1 in
+  tokenize) cp "$2" "$4.bin"; echo >"$4.idx" ;;
+  train) mkdir -p "$run"; echo "$text" >"$run/text" ;;
+  config) shift 2
+    for a in "${@:2}"; do [[ $a == *=* ]] || { echo "$a is not key=value" >&2; exit 64; }; done
+    echo "run_dir: ${run:-runs/default}" ;;
+esac
+"""
+
+
+def load(name):
+    """A script without a suffix, as a module."""
+    loader = importlib.machinery.SourceFileLoader(name, os.path.join(SCRIPTS, name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.root = self.temporary.name
+
+    def tearDown(self):
+        self.temporary.cleanup()
+
+    def path(self, *parts):
+        return os.path.join(self.root, *parts)
+
+    def write(self, name, text, executable=False):
+        path = self.path(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(text if isinstance(text, bytes) else text.encode())
+        if executable:
+            os.chmod(path, 0o755)
+        return path
+
+    def read(self, *parts):
+        with open(self.path(*parts), "rb") as file:
+            return file.read()
+
+
+class Texts(Folder):
+    def test_a_name_is_readable_safe_and_of_the_contents(self):
+        split = load("split_text")
+        names = ["a/book.txt", "dir.d/README", "odd na\nme;$(id).txt", "Библия.txt", "-x.txt", "x" * 200 + ".txt", "..."]
+        found = [split.name_of(self.write(name, "same text")) for name in names]
+        stems = [name[:-13] for name in found]
+        self.assertEqual(stems, ["book", "README", "odd_na_me_id", "text", "x", "x" * 40, "text"])
+        self.assertEqual(len({name[-12:] for name in found}), 1)
+        self.assertNotEqual(split.name_of(self.write("b/book.txt", "another text")), found[0])
+
+    def test_no_byte_is_in_both_parts(self):
+        split = load("split_text")
+        texts = {"lines": b"".join(b"line %d of the text\n" % i for i in range(5000)), "one line": b"word " * 9000,
+                 "no space": "Ж".encode() * 15000, "bytes": bytes(range(128, 256)) * 400,
+                 "a short line, then a long one": b"x\n" + b"y" * 30000, "least": b"z" * split.LEAST}
+        for name, text in texts.items():
+            with self.subTest(name):
+                split.split(self.write("text", text), self.path("out"))
+                train, held_out = self.read("out", "train.txt"), self.read("out", "validation.txt")
+                self.assertEqual(sorted(train + held_out), sorted(text))
+                self.assertGreater(len(held_out), 257)
+                self.assertLess(len(held_out), len(text) / 8)
+                if name == "lines":
+                    self.assertFalse(set(train.splitlines()) & set(held_out.splitlines()))
+                if name == "no space":
+                    self.assertEqual(len(train.decode() + held_out.decode()), 15000)
+
+    def test_a_short_text_is_refused_with_the_size_needed(self):
+        said = subprocess.run([os.path.join(SCRIPTS, "split_text"), self.write("short.txt", "one line\n"), self.path("out")],
+                              capture_output=True, text=True)
+        self.assertEqual(said.returncode, 65)
+        self.assertIn("short.txt has 9 bytes, and at least 20,000 are needed", said.stderr)
+        self.assertFalse(os.path.exists(self.path("out")))
+
+
+class Quickstart(Folder):
+    def setUp(self):
+        super().setUp()
+        for script in ("quickstart", "split_text"):
+            os.makedirs(self.path("scripts"), exist_ok=True)
+            shutil.copy(os.path.join(SCRIPTS, script), self.path("scripts", script))
+        for name in ("setup", "report"):
+            self.write(f"scripts/{name}", "#!/bin/sh\n", executable=True)
+        self.write("scripts/fetch_text", '#!/bin/sh\necho verses >"$1/train.txt"\necho verse >"$1/validation.txt"\n', executable=True)
+        self.write("build/sluice", PROGRAM, executable=True)
+
+    def quickstart(self, *arguments):
+        done = subprocess.run([self.path("scripts", "quickstart"), *arguments], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return next(line.split("data/")[1] for line in done.stdout.splitlines() if "Text: data/" in line)
+
+    def text_of(self, name, model="gated"):
+        """The training text of a run, by what the run was given."""
+        given = self.read("runs", f"quickstart-{name}", model, "text").decode()
+        return self.read(given.split("path: ")[1].split("}")[0] + ".txt")
+
+    def test_results_are_those_of_the_text_given(self):
+        a, b = self.write("a/book.txt", "one text here\n" * 2000), self.write("b/book.txt", "another text\n" * 2000)
+        first, second = self.quickstart(a), self.quickstart(b)
+        self.assertNotEqual(first, second)
+        self.assertIn(b"one text", self.text_of(first))
+        self.assertIn(b"another text", self.text_of(second))
+        self.write("a/book.txt", "an edited text\n" * 2000)
+        edited = self.quickstart(a)
+        self.assertIn(b"edited", self.text_of(edited))
+        self.assertIn(b"one text", self.text_of(first))
+
+    def test_a_text_called_kjv_is_not_the_default_text(self):
+        self.quickstart(self.write("kjv.txt", "zebra quagga\n" * 2000))
+        self.assertEqual(self.quickstart(), "kjv")
+        self.assertEqual(self.text_of("kjv"), b"verses\n")
+
+    def test_odd_names(self):
+        for name in ("odd na\nme'\";touch PWNED.txt", "Библия.txt", "dir.d/README", "ends in newline\n"):
+            with self.subTest(name):
+                made = self.quickstart(self.write(name, name + "\n" + "words of it\n" * 2000))
+                self.assertRegex(made, r"^[A-Za-z0-9._-]+$")
+                self.assertTrue(os.path.isfile(self.path("data", made, "train.idx")))
+        self.assertFalse(os.path.exists(self.path("PWNED")))
+
+    def test_what_was_begun_is_not_taken_for_the_whole(self):
+        text = self.write("a.txt", "some words\n" * 3000)
+        self.write("build/sluice", PROGRAM.replace("tokenize)", 'tokenize) [[ $2 == *validation* ]] || exit 74;'), executable=True)
+        failed = subprocess.run([self.path("scripts", "quickstart"), text], capture_output=True)
+        self.assertEqual(failed.returncode, 74)
+        self.write("build/sluice", PROGRAM, executable=True)
+        made = self.quickstart(text)
+        self.assertEqual(sorted(os.listdir(self.path("data", made))), ["train.bin", "train.idx", "train.txt", "validation.bin",
+                                                                      "validation.idx", "validation.txt"])
+
+
+class Launch(Folder):
+    def test_options_that_take_a_value_are_not_overrides(self):
+        launch = load("launch")
+        for arguments, folder in (
+                (["x.yaml", "--allow-change", "train.max_steps", "run_dir=a"], "run_dir=a"),
+                (["--allow-change", "train.max_steps", "--fresh", "x.yaml", "run_dir=a"], "run_dir=a"),
+                (["x.yaml", "--allow-change=train.max_steps", "run_dir=a"], "run_dir=a"),
+                (["x.yaml", "run_dir=a", "--run-dir=b"], "run_dir=b"), (["x.yaml", "--run-dir", "b", "run_dir=a"], "run_dir=b")):
+            configuration, overrides = launch.overrides_of(arguments)
+            self.assertEqual(configuration, ["x.yaml"])
+            self.assertEqual(overrides[-1], folder)
+            self.assertNotIn("train.max_steps", overrides)
+
+    def test_the_run_folder_of_an_option_is_the_one_that_is_watched(self):
+        program = self.write("sluice", PROGRAM, executable=True)
+        # Dies at once, as a lost rank does, and has saved step 7 in the folder that the option names.
+        mpirun = self.write("mpirun", "#!/bin/sh\nexit 76\n", executable=True)
+        self.write("b/ckpt/step_00000007/MANIFEST.json", "{}")
+        for option in (["--run-dir=" + self.path("b")], ["--run-dir", self.path("b"), "--allow-change", "train.max_steps"]):
+            done = subprocess.run([os.path.join(SCRIPTS, "launch"), "-n", "1", "--restarts", "0", "--mpirun", mpirun, program, "train",
+                                   "x.yaml", *option], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 76, done.stderr)
+        launch = load("launch")
+        self.assertEqual(launch.run_folder([program, "train", "x.yaml", "--run-dir=" + self.path("b")]), self.path("b"))
+        self.assertEqual(launch.last_step(self.path("b")), 7)
+
+
+    def test_what_is_not_there_is_told_in_one_line(self):
+        program = self.write("sluice", PROGRAM, executable=True)
+        for mpirun, command, missing in (("mpirun", self.path("none"), self.path("none")), (self.path("no_mpirun"), program, "no_mpirun"),
+                                         ("", program, "name another launcher")):
+            done = subprocess.run([os.path.join(SCRIPTS, "launch"), "-n", "1", "--mpirun", mpirun, command, "train", "x.yaml"],
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(missing, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1)
+
+
+class Trial:
+    hash = "0123456789abcdef"
+
+
+class Sweeps(Folder):
+    def sweep(self, text, name="s.yaml"):
+        self.write("x.yaml", "model: {}\n")
+        return sweep_file.SweepFile(self.write(name, text))
+
+    def test_hostile_files_are_refused_by_line(self):
+        base = "base: x.yaml\n"
+        wrong = {
+            "a newline in output": (base + r'output: "out\ntouch PWNED\n#"' + "\n", ":2:9: the value"),
+            "a newline in set": (base + r'set: {run.x: "a\nb"}' + "\n", ":2:14: the value"),
+            "NUL in a value": (base + "output: a\0b\n", ":2:10: a control character (U+0000)"),
+            "an escape": (base + "output: a\x1b[2J\n", ":2:10: a control character (U+001B)"),
+            "the parent folder": (base + "name: ..\n", ":2:7: the name '..'"),
+            "this folder": (base + "name: .\n", ":2:7: the name '.'"),
+            "5,000 brackets": (base + "set: " + "[" * 5000 + "\n", ":2:69: maps and lists more than 64 levels deep"),
+            "3,000 levels": ("".join("  " * i + "k:\n" for i in range(3000)), ":65:129: maps and lists more than 64"),
+            "10^8 trials": (base + "grid:\n" + "".join(f"  a.b{i}: [{', '.join(map(str, range(100)))}]\n" for i in range(4)),
+                            ":3:3: 100,000,000 trials; a sweep has at most 10,000"),
+            "a number of 5,000 digits": (base + "resources: {slots: " + "9" * 5000 + "}\n", "at most 18 digits"),
+            "a seed of 5,000 digits": (base + "seeds: [" + "9" * 5000 + "]\n", "a seed is a whole number"),
+        }
+        for what, (text, message) in wrong.items():
+            with self.subTest(what):
+                began = time.monotonic()
+                with self.assertRaises(sweep_file.Refused) as refused:
+                    self.sweep(text)
+                self.assertIn(message, str(refused.exception))
+                self.assertLess(time.monotonic() - began, 5)
+        for name in ("a\ntouch PWNED\n#.yaml", "two words.yaml"):
+            with self.subTest(name):
+                self.assertRaises(sweep_file.Refused, self.sweep, base, name)
+        self.assertEqual(self.sweep(base + "name: ok\n", "two words.yaml").name, "ok")
+
+    def test_no_path_becomes_a_command_of_the_job_array(self):
+        sweep = self.sweep("base: x.yaml\n")
+        evil = self.path("out' $(touch PWNED) `touch PWNED` 5%")
+        script = slurm.write(sweep, [Trial], evil, "/bin/true", self.root, 1)
+        os.makedirs(self.path("scripts"))
+        self.write("scripts/sweep", '#!/bin/sh\nprintf "%s\\n" "$@" >arguments\n', executable=True)
+        done = subprocess.run(["bash", script], cwd=self.root, env={**os.environ, "SLURM_ARRAY_TASK_ID": "0"}, capture_output=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(evil.encode() + b"\n", self.read("arguments"))
+        self.assertFalse(os.path.exists(self.path("PWNED")))
+        with open(script, encoding="utf-8") as file:
+            directives = [line for line in file if line.startswith("#SBATCH --output=")]
+        self.assertIn("5%%", directives[0])  # a percent sign alone begins one of Slurm's own words
+        for bad in ("out\ntouch PWNED\n#", "out\udcff"):
+            with self.assertRaises(Mistake):
+                slurm.write(sweep, [Trial], self.path(bad), "/bin/true", self.root, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
