@@ -1,12 +1,24 @@
 """Runs that differ in the seed alone are one group: means, spread, and differences to another group."""
 import os
+import re
 
 from . import paper as papers
+from .comparing import Difference, paired
 from .values import deviation, mean, number
 
 
 def how_far(run):
     return run.status.get("step") or (run.metrics[-1]["step"] if run.metrics else 0)
+
+
+def common_name(runs):
+    """What the names of several seeds' runs share: lr_1e-2 of lr_1e-2-s1 and lr_1e-2-s2; the first name where they share nothing."""
+    for names in ([r.title for r in runs], [r.base for r in runs]):
+        stems = {re.sub(rf"[-_. ]*(seed|s)?[-_. ]*{re.escape(str(run.seed()))}(-[0-9a-f]{{12}})?$", "", name) or name
+                 for run, name in zip(runs, names)}
+        if len(stems) == 1:
+            return stems.pop()
+    return runs[0].name
 
 
 class Group:
@@ -20,7 +32,7 @@ class Group:
         self.named = False   # the label is the paper's, not the run's
         self.rows = []       # ids of the papers' rows
         self.variant = papers.variant(runs[0].config) if runs[0].config else runs[0].name
-        self.label = self.short = runs[0].name
+        self.label = self.short = common_name(runs)
         self.endings = [run.outcome for run in runs]
 
     @property
@@ -28,8 +40,9 @@ class Group:
         return self.runs[0]
 
     def sound(self):
-        """Runs whose numbers mean something."""
-        return [run for run, (state, _) in zip(self.runs, self.endings) if state not in ("diverged", "not begun")]
+        """Runs whose numbers count: the finished ones; where none is, those that have begun. None that diverged."""
+        done = [run for run, (state, _) in zip(self.runs, self.endings) if state == "done"]
+        return done or [run for run, (state, _) in zip(self.runs, self.endings) if state not in ("diverged", "not begun")]
 
     def finished(self):
         return bool(self.runs) and all(state in ("done", "diverged") for state, _ in self.endings)
@@ -42,6 +55,10 @@ class Group:
 
     def spread(self, key):
         return deviation([run.measures[key] for run in self.sound()])
+
+    def by_seed(self, key):
+        """{seed: value} of the runs that count."""
+        return {run.seed(): run.measures[key] for run in self.sound()}
 
     def count(self):
         return len(self.runs)
@@ -58,24 +75,14 @@ class Group:
         return "; ".join(words) or f"done, n={self.count()}"
 
 
-def last_tokens(run):
-    return run.last.get("tokens")
-
-
-def difference(group, base, key):
-    """Mean over seeds that both have, else difference of means; only between evaluations after as many tokens."""
+def difference(group, base, key) -> Difference | None:
+    """Less the baseline, over the seeds that both have; only between evaluations after as many tokens, on the same sets."""
     if group is None or base is None or group is base:
         return None
-    if len({last_tokens(r) for r in group.sound() + base.sound()}) != 1 and key != "parameters":
+    compared = group.sound() + base.sound()
+    if len({(run.last.get("tokens"), tuple(sorted(run.last.get("sets") or {}))) for run in compared}) != 1:
         return None
-    mine = {run.seed(): run for run in group.sound()}
-    theirs = {run.seed(): run for run in base.sound()}
-    common = [seed for seed in mine if seed is not None and seed in theirs]
-    if common:
-        pairs = [(mine[s].measures[key], theirs[s].measures[key]) for s in common]
-        return mean([a - b for a, b in pairs if a is not None and b is not None])
-    a, b = group.value(key), base.value(key)
-    return None if a is None or b is None else a - b
+    return paired(group.by_seed(key), base.by_seed(key))
 
 
 def group_runs(runs, paper):

@@ -1,6 +1,6 @@
 """Names and colours of runs: one colour per group of seeds, at most eight, the rest grey. Standard library alone."""
 
-from .groups import by_size, size
+from .groups import by_size, common_name, size
 
 # Okabe and Ito's palette, told apart by every kind of colour vision; its yellow is too pale for lines.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B"]
@@ -28,6 +28,15 @@ def highlighted(groups):
     return [g for g in groups if g in chosen]
 
 
+def label_groups(groups):
+    """Those that no paper names keep what their runs' names share, unless two of them share it: then the first run's name."""
+    for group in [g for g in groups if not g.named]:
+        group.label = common_name(group.runs)
+    for group in [g for g in groups if not g.named]:
+        if group.count() == 1 or sum(g.label == group.label for g in groups) > 1:
+            group.label = group.first.name
+
+
 def label_runs(runs, groups):
     """Names where they differ, folder names where those do, else paths. Labels are for legends; '_' is shown in none."""
     for names in ([r.name for r in runs], [r.base for r in runs], [r.folder for r in runs]):
@@ -35,11 +44,10 @@ def label_runs(runs, groups):
             break
     for run, name in zip(runs, names):
         run.name = name
+    label_groups(groups)
     chosen = highlighted(groups)
     told = False
     for group in groups:
-        if not group.named:
-            group.label = group.first.name
         count = f" (n={group.count()})" if group.count() > 1 else ""
         for i, run in enumerate(group.runs + group.twins):
             if group in chosen:

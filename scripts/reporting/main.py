@@ -3,7 +3,8 @@ import argparse
 import os
 import sys
 
-from . import page, paper, tables
+from . import page, paper, tables, tensorboard
+from .comparing import NoBaseline, choose_baselines
 from .files import find_runs
 from .groups import group_runs
 from .looks import label_runs
@@ -36,15 +37,16 @@ def read_runs(folders):
     return runs
 
 
-def make_sections(runs, groups, ours_and_theirs):
+def make_sections(groups, baselines, ours_and_theirs):
     """[(heading, tables, what to know about them)]"""
-    sets = tables.sets_table(runs)
-    heading = "Perplexity of the validation sets" if len(runs) > 6 else "Validation sets"
-    sections = [(heading, [sets], "")] if sets else []
+    sections = [("Variants and seeds", [t for t in (tables.difference_table(groups, baselines), tables.seeds_table(groups)) if t], "")]
+    sets = tables.sets_table(groups)
+    heading = "Perplexity of the validation sets" if len(groups) > 6 else "Validation sets"
+    sections.append((heading, [sets] if sets else [], "Means over seeds, ± their standard deviation."))
     if ours_and_theirs:
         sections.append(("The papers' tables, ours beside theirs", ours_and_theirs, GLOSSARY))
-    more = [t for t in (tables.lr_table(groups), tables.spike_table(runs)) if t]
-    return sections + [("Stability", more, "")]
+    sections.append(("Stability", [t for t in (tables.lr_table(groups), tables.spike_table(groups)) if t], ""))
+    return [section for section in sections if section[1]]
 
 
 def save(figures, folder):
@@ -69,6 +71,8 @@ def main(description):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or a folder of runs, as a sweep leaves it")
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER",
                         help="where report.html, report.md and the PNGs go")
+    parser.add_argument("--baseline", metavar="NAME", help="variant or run that all are compared with (default: of each model size "
+                                                           "the plain transformer)")
     parser.add_argument("--title", default="Sluice runs", help="heading of the page")
     parser.add_argument("--tables-only", action="store_true", help="no pictures; needs no matplotlib")
     options = parser.parse_args()
@@ -78,7 +82,13 @@ def main(description):
     groups = group_runs(runs, papers)
     label_runs(runs, groups)
     ours_and_theirs = paper_tables(groups, papers)
-    sections = make_sections(runs, groups, ours_and_theirs)
+    try:
+        baselines = choose_baselines(groups, options.baseline)
+    except NoBaseline as error:
+        print(f"report: {error}", file=sys.stderr)
+        sys.exit(64)
+    overview = tables.overview(groups, baselines)
+    sections = make_sections(groups, baselines, ours_and_theirs)
     missing = tables.missing_pieces(runs)
     try:
         os.makedirs(options.output, exist_ok=True)
@@ -89,14 +99,17 @@ def main(description):
                 shown = save(made, options.output)
                 if shown:
                     pictures.append((heading, shown))
+        linked = tensorboard.link_runs(groups, options.output)
         html = os.path.join(options.output, "report.html")
-        page.write_html(html, options.title, runs, sections, pictures, missing)
-        page.write_markdown(os.path.join(options.output, "report.md"), options.title, runs, tables.overview(runs), sections,
-                            pictures, missing)
+        page.write_html(html, options.title, runs, overview, sections, pictures, missing)
+        page.write_markdown(os.path.join(options.output, "report.md"), options.title, runs, overview, sections, pictures,
+                            missing)
     except OSError as error:
         print(f"report: {error}", file=sys.stderr)
         sys.exit(73)
-    print(page.text_table(runs))
+    print(page.text_table(overview, [group.state() for group in groups]))
     print(f"\nplots    {sum(len(shown) for _, shown in pictures)} in {options.output}/*.png")
     print(f"tables   {sum(len(made) for _, made, _ in sections)}, also in {options.output}/report.md")
+    if linked:
+        print(f"events   of {linked} runs by variant and seed: tensorboard --logdir {options.output}/tensorboard")
     print(f"report   {html}")

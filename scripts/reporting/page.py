@@ -3,8 +3,6 @@ import base64
 import html
 import os
 
-from .tables import COLUMNS
-
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1760px; margin: 2em auto; padding: 0 1em }
 p, figure { max-width: 1180px }
@@ -19,30 +17,14 @@ img { max-width: 100%; height: auto } figure { margin: 2.2em 0 } figcaption, .sm
 """
 
 
-def best(rows, key, sign):
-    values = [row[key] for row in rows if row[key] is not None]
-    if not sign or len(values) < 2 or len(set(values)) < 2:
-        return None
-    return min(values) if sign < 0 else max(values)
-
-
-def overview_html(runs):
-    rows = [run.row() for run in runs]
-    cells = ["<tr><th>run</th>" + "".join(f"<th>{heading}</th>" for _, heading, _, _ in COLUMNS) + "</tr>"]
-    for run, row in zip(runs, rows):
-        line = f'<tr><td><span class="dot" style="background:{run.colour}"></span>{html.escape(run.name)}</td>'
-        for key, _, write, sign in COLUMNS:
-            value = html.escape(write(row[key]))
-            top = best(rows, key, sign)
-            line += f"<td>{'<b>' + value + '</b>' if top is not None and row[key] == top else value}</td>"
-        cells.append(line + "</tr>")
-    return '<div class="scroll"><table>' + "\n".join(cells) + "</table></div>"
+# Headings of columns of names, flush left.
+NAMES = ("run", "what", "set", "variant", "less")
 
 
 def table_html(table):
     whose = {"ours": "ours", "the paper's": "theirs"}
     classes = [whose.get(who, "") for who, headings in table.spans for _ in headings]
-    left = table.headings.index("what") if "what" in table.headings else (1 if table.headings[:2] == ["set", "run"] else 0)
+    left = max([0] + [i for i, heading in enumerate(table.headings) if heading in NAMES])
     out = [f"<h3>{html.escape(table.title)}</h3>"] if table.title else []
     out.append('<div class="scroll"><table>')
     if any(who for who, _ in table.spans):
@@ -51,11 +33,14 @@ def table_html(table):
     name = lambda i, css: f' class="{(css + " left").strip() if i <= left else css}"' if css or i <= left else ""
     out.append("<tr>" + "".join(f"<th{name(i, c)}>{html.escape(h)}</th>"
                                 for i, (h, c) in enumerate(zip(table.headings, classes))) + "</tr>")
-    for row in table.rows:
+    for y, row in enumerate(table.rows):
         cells = []
         for i, (cell, css) in enumerate(zip(row, classes)):
             text = html.escape(cell)
-            cells.append(f"<td{name(i, css)}>{'<b>' + text + '</b>' if 'diverged' in cell else text}</td>")
+            text = f"<b>{text}</b>" if "diverged" in cell or (y, i) in table.bold else text
+            if i == 0 and table.colours:
+                text = f'<span class="dot" style="background:{table.colours[y]}"></span>' + text
+            cells.append(f"<td{name(i, css)}>{text}</td>")
         out.append("<tr>" + "".join(cells) + "</tr>")
     out.append("</table></div>")
     out += [f'<p class="small">{html.escape(note)}</p>' for note in table.notes]
@@ -68,16 +53,18 @@ def table_markdown(table):
     clean = lambda text: text.replace("|", "\\|")
     lines = [f"### {table.title}", ""] if table.title else []
     lines += ["| " + " | ".join(clean(h) for h in headings) + " |",
-              "|" + "|".join(" :-- " if h in ("run", "what", "set", "variant") else " --: " for h in headings) + "|"]
-    for row in table.rows:
-        lines.append("| " + " | ".join("**diverged**" if c == "diverged" else clean(c) for c in row) + " |")
+              "|" + "|".join(" :-- " if h in NAMES else " --: " for h in headings) + "|"]
+    for y, row in enumerate(table.rows):
+        lines.append("| " + " | ".join(f"**{clean(c)}**" if c == "diverged" or (y, i) in table.bold else clean(c)
+                                       for i, c in enumerate(row)) + " |")
     return "\n".join(lines + [""] + [note + "\n" for note in table.notes])
 
 
 def overview_note(runs):
     several = any(len(r.last.get("sets") or {}) > 1 for r in runs)
-    means = "; means over the validation sets, perplexity the exp of the mean loss" if several else ""
-    return ("Values of the last evaluation" + means + ". Speed is the median over the log lines.")
+    return ("Values of the last evaluation" + ("; means over the validation sets" if several else "") +
+            ". Of n seeds that finished (of those under way where none has): the mean, ± the standard deviation. Speed is the median over "
+            "the log lines. Bold: better than the baseline beyond what the seeds differ by (see the differences).")
 
 
 def write(path, text):
@@ -86,10 +73,9 @@ def write(path, text):
     os.replace(path + ".tmp", path)
 
 
-def write_html(path, title, runs, sections, pictures, missing):
+def write_html(path, title, runs, overview, sections, pictures, missing):
     """sections: [(heading, [Table], text)]; pictures: [(heading, [(name, png, text)])]."""
-    body = [f"<h1>{html.escape(title)}</h1>", overview_html(runs),
-            f'<p class="small">{html.escape(overview_note(runs))} Bold: the best of a column.</p>']
+    body = [f"<h1>{html.escape(title)}</h1>", table_html(overview), f'<p class="small">{html.escape(overview_note(runs))}</p>']
     for heading, tables, text in sections:
         body += [f"<h2>{html.escape(heading)}</h2>"] + ([f'<p class="small">{html.escape(text)}</p>'] if text else [])
         body += [table_html(table) for table in tables]
@@ -125,14 +111,12 @@ def write_markdown(path, title, runs, overview, sections, pictures, missing):
     write(path, "\n".join(lines) + "\n")
 
 
-def text_table(runs):
-    """For a terminal: one run per column where they fit, else one per line."""
-    rows = [run.row() for run in runs]
-    lines = [["run"] + [heading for _, heading, _, _ in COLUMNS]]
-    lines += [[run.name] + [w(row[key]) for key, _, w, _ in COLUMNS] for run, row in zip(runs, rows)]
-    if len(runs) > 5:
-        keep = [0] + [1 + i for i, c in enumerate(COLUMNS) if c[0] in ("loss", "perplexity", "bits_per_byte", "spikes")]
-        lines = [[line[i] for i in keep] + [end] for line, end in zip(lines, ["how it ended"] + [r.outcome[1] for r in runs])]
+def text_table(overview, endings):
+    """For a terminal: one variant per column where they fit, else one per line with the main figures and how it ended."""
+    lines = [overview.headings] + overview.rows
+    if len(overview.rows) > 5:
+        keep = [i for i, h in enumerate(overview.headings) if h in ("variant", "n", "validation loss", "perplexity", "bits/byte", "loss spikes")]
+        lines = [[line[i] for i in keep] + [end] for line, end in zip(lines, ["how it ended"] + endings)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         return "\n".join("  ".join([line[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(line[1:-1], widths[1:])] +
                                    [line[-1]]) for line in lines)

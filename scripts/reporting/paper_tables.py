@@ -22,21 +22,24 @@ EXTRA_THEIRS = {"gated_4": ["gate_score", "m_act", "first_token_attention"], "si
 
 GLOSSARY = (
     "Ours and the paper's stand in columns of their own: models, data and lengths differ, so only signs and orders may be "
-    "compared. PPL: mean over the validation sets of exp(loss). BPB: bits per byte, mean over the sets. Δ: less the row's "
-    "baseline, over the seeds that both have; only between evaluations after as many tokens. ±: standard deviation over n "
-    "seeds. F-Attn: attention on the first token, mean over queries, heads and layers. M-Act: mean over layers of the "
+    "compared. PPL: mean over the validation sets of exp(loss). BPB: bits per byte, mean over the sets. Δ: less the paper's "
+    "baseline of the row, paired and in bold as above. ±: standard deviation over n seeds. F-Attn: attention on the first token, mean over queries, heads and layers. M-Act: mean over layers of the "
     "largest |residual| after the layer. Diverged: the last logged loss is not finite, or the median of the last twentieth "
     "of the losses is more than 0.5 nats above the best such median of the run; such runs are in no mean.")
 
 
-def added(value):
+def added(group, base):
+    """Parameters beyond the baseline's."""
+    mine, theirs = group.value("parameters"), base.value("parameters") if base else None
+    value = None if mine is None or theirs is None else mine - theirs
     return "-" if value is None else ("+" if value >= 0 else "-") + short(abs(value))
 
 
 def our_cells(keys, metric, group, base):
+    """The cells, and the places of those in bold."""
     if group is None:
-        return ["no run"] + ["-"] * (len(keys) + 2 + (1 if metric != "loss" else 0))
-    cells = [group.state(), "baseline" if base is group else added(difference(group, base, "parameters"))]
+        return ["no run"] + ["-"] * (len(keys) + 2 + (1 if metric != "loss" else 0)), set()
+    cells, bold = [group.state(), "baseline" if base is group else added(group, base)], set()
     for key in keys:
         _, write, write_difference = OURS[key]
         if group.diverged():
@@ -45,8 +48,11 @@ def our_cells(keys, metric, group, base):
             continue
         cells.append(with_spread(write, group.value(key), group.spread(key)))
         if key in ("loss", metric):
-            cells.append(write_difference(difference(group, base, key)))
-    return cells
+            delta = difference(group, base, key)
+            if delta and delta.better(-1):
+                bold.add(len(cells))
+            cells.append(delta.text(write_difference) if delta else "-")
+    return cells, bold
 
 
 def their_cells(table, row):
@@ -100,7 +106,7 @@ def paper_table(table, groups, paper):
         mine = sorted([g for g in groups if row["id"] in g.rows],
                       key=lambda g: -(g.first.get("model.moe.num_experts_per_tok", 0) or 0))
         lines += [(row, g) for g in mine] or [(row, None)]
-    cells, our_deltas = [], []
+    cells, our_deltas, bold = [], [], set()
     for row, group in lines:
         base = row_key(lines, row["baseline"]) if row.get("baseline") else group
         name = row["label"]
@@ -108,9 +114,12 @@ def paper_table(table, groups, paper):
             name = group.label
         if table["family"] == "dense":
             name += f", {row['family'][:-1]} layers, " + (f"{row['tokens']}, " if "tokens" in row else "") + f"lr {row['lr']:g}"
-        cells.append([str(row["row"]), name] + our_cells(keys, metric, group, base) + their_cells(table, row))
+        ours, places = our_cells(keys, metric, group, base)
+        bold |= {(len(cells), 2 + place) for place in places}
+        cells.append([str(row["row"]), name] + ours + their_cells(table, row))
         finished = group is not None and group.finished() and not group.diverged() and base is not None and base.finished()
-        our_deltas.append(difference(group, base, metric) if finished and row.get("baseline") else None)
+        delta = difference(group, base, metric) if finished and row.get("baseline") else None
+        our_deltas.append(delta.mean if delta else None)
     ours = ["state", "added parameters"]
     for key in keys:
         ours += [OURS[key][0]] + (["Δ " + OURS[key][0]] if key in ("loss", metric) else [])
@@ -126,7 +135,7 @@ def paper_table(table, groups, paper):
     source = paper["papers"][table["paper"]]
     title = f"Table {table['table']}" if not table["table"].startswith("A") else f"Appendix {table['table']}"
     made = Table(f"{title}, {source['title']} ({source['source']}): {table['title']}",
-                 [("", ["row", "what"]), ("ours", ours), ("the paper's", theirs)], cells, [n for n in notes if n])
+                 [("", ["row", "what"]), ("ours", ours), ("the paper's", theirs)], cells, [n for n in notes if n], bold=bold)
     # For a picture: whose row, our difference and theirs, and how far the baselines' seeds lie apart.
     made.deltas = [(cell[1], delta, papers.paper_delta(table, row, metric))
                    for cell, (row, _), delta in zip(cells, lines, our_deltas)]

@@ -5,8 +5,9 @@ import matplotlib.pyplot as plt
 from .groups import by_size, size
 from .looks import COLOURS, MARKERS
 from .style import legend, new_figure
-from .tables import THRESHOLDS, lr_points, spikes_of
-from .values import mean
+from .runs import THRESHOLDS
+from .tables import lr_points
+from .values import deviation, mean
 
 MOST = 24
 
@@ -130,25 +131,32 @@ def plot_lr(groups):
 
 
 def plot_spikes(groups):
-    groups = [g for g in groups if g.sound() or g.diverged()][:MOST]
-    if not any(g.rows for g in groups):
+    """Mean counts over the seeds that have losses enough; the stroke is their standard deviation."""
+    counts = [(g, [run.spikes[0] for run in g.runs if run.spikes[0][0] is not None]) for g in groups]
+    counts = [(g, of_runs) for g, of_runs in counts if of_runs][:MOST]
+    if not any(g.rows or g.count() > 1 for g, _ in counts):
         return None
-    colour = colours_of(groups)
-    counts = [[[spikes_of(run)[0][t] for run in g.runs] for t in range(len(THRESHOLDS))] for g in groups]
+    colour = colours_of([g for g, _ in counts])
     figure, axes = plt.subplots(1, len(THRESHOLDS), squeeze=False, sharey=True, layout="constrained",
-                                figsize=(10.5, 0.21 * len(groups) + 1.4))
+                                figsize=(10.5, 0.21 * len(counts) + 1.4))
     for t, axis in enumerate(axes[0]):
-        for y, (group, of_runs) in enumerate(zip(groups, counts)):
-            average = sum(of_runs[t]) / len(of_runs[t])
+        ends = []
+        for y, (group, of_runs) in enumerate(counts):
+            values = [c[t] for c in of_runs]
+            average, spread = mean(values), deviation(values) or 0.0
             axis.barh(y, average, color=colour(group), height=0.65, alpha=0.75)
-            axis.text(average, y, f" {average:.3g}" + (" (diverged)" if group.diverged() else ""), va="center", fontsize=8)
-        axis.set_title(f"> median + {THRESHOLDS[t]:g}", fontsize=10)
+            if spread:
+                axis.plot([max(0.0, average - spread), average + spread], [y, y], color="#444444", linewidth=1.1)
+            axis.text(average + spread, y, f" {average:.3g}" + (" (diverged)" if group.diverged() else ""), va="center", fontsize=8)
+            ends.append(average + spread)
+        axis.set_title(f"> trailing line + {THRESHOLDS[t]:g}", fontsize=10)
         axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axis.set_xlim(0, 1.25 * max(sum(c[t]) / len(c[t]) for c in counts) or 1.0)
+        axis.set_xlim(0, 1.25 * max(ends) or 1.0)
         axis.grid(False, axis="y")
-        axis.set_yticks(range(len(groups)), [g.label for g in groups], fontsize=8.5)
-        axis.set_ylim(len(groups) - 0.4, -0.6)
-    figure.supxlabel("logged losses per run, mean over seeds", fontsize=10)
+        names = [g.label + (f" (n={len(of_runs)})" if len(of_runs) > 1 else "") for g, of_runs in counts]
+        axis.set_yticks(range(len(counts)), names, fontsize=8.5)
+        axis.set_ylim(len(counts) - 0.4, -0.6)
+    figure.supxlabel("spikes in the logged losses per run, mean over seeds", fontsize=10)
     return figure
 
 
@@ -169,8 +177,8 @@ def figures(groups):
     made.append(("lr_tolerance", lambda: plot_lr(groups), "Small marks: seeds; lines: means of the runs that did not diverge."))
     for i, same in enumerate(sizes):
         made.append(("spikes" + (f"_{i + 1}" if i else ""), lambda same=same: plot_spikes(same),
-                     f"Runs of one size ({size_text(same[0])}). How often the logged training loss stood above the median of its "
-                     "surroundings, after twice the warm-up."))
+                     f"Runs of one size ({size_text(same[0])}). How often the logged training loss stood above what the losses before it "
+                     "lead to, after twice the warm-up; strokes: standard deviation over seeds. Runs with too few losses are left out."))
     return made
 
 

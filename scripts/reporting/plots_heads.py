@@ -52,14 +52,14 @@ def heat(axis, rows, title):
 
 
 def plot_importance(groups):
-    made = [(p, importance(p.layers)) for p in chosen_picks(groups)]
+    made = [(p, importance(p.first.layers)) for p in chosen_picks(groups)]
     made = [(p, rows) for p, rows in made if rows][:6]
     if not made:
         return None
     layers, heads = len(made[0][1]), len(made[0][1][0])
     figure, axes = grid(len(made), max(3.2, min(4.4, 0.4 * heads)), max(2.2, min(4.0, 0.3 * layers + 0.9)))
     for axis, (p, rows) in zip(axes, made):
-        imbalance = number(p.deep.total.get("imbalance"))
+        imbalance = number(p.first.total.get("imbalance"))
         image = heat(axis, rows, p.name + (f"\nimbalance {imbalance:.3f}" if imbalance is not None else ""))
     for axis in first_column(axes):
         axis.set_ylabel("layer")
@@ -70,7 +70,7 @@ def plot_importance(groups):
 def plot_importance_sets(groups):
     """Of one run, how far each set's importance is from the mean over sets."""
     for p in chosen_picks(groups):
-        sets = [(s.get("name"), s.get("importance")) for s in p.deep.data.get("sets") or [] if s.get("importance")]
+        sets = [(s.get("name"), s.get("importance")) for s in p.first.data.get("sets") or [] if s.get("importance")]
         if len(sets) > 1:
             break
     else:
@@ -129,7 +129,7 @@ def plot_imbalance(groups):
 
 def plot_value_norms(groups):
     import numpy
-    made = [(p, p.deep.array("value_norms")) for p in chosen_picks(groups)]
+    made = [(p, p.seeds.array("value_norms")) for p in chosen_picks(groups)]
     made = [(p, norms) for p, norms in made if norms is not None and norms.ndim == 3][:6]
     if not made:
         return None
@@ -155,15 +155,15 @@ def plot_pca(groups):
     """Queries and keys of one head of each run: the one that looks most at the first token."""
     made = []
     # One per mechanism before its balanced twin.
-    for p in sorted(chosen_picks(groups), key=lambda p: p.run.group.variant.endswith(" balanced")):
-        queries, keys = p.deep.array("query_pca"), p.deep.array("key_pca")
+    for p in sorted(chosen_picks(groups), key=lambda p: p.group.variant.endswith(" balanced")):
+        queries, keys = p.first.array("query_pca"), p.first.array("key_pca")
         if queries is None or keys is None or queries.ndim != 4:
             continue
-        shares = [(number(v) or 0.0, l, h) for l, layer in enumerate(p.layers)
+        shares = [(number(v) or 0.0, l, h) for l, layer in enumerate(p.first.layers)
                   for h, v in enumerate((layer.get("heads") or {}).get("first_token_attention") or [])]
         _, layer, head = max(shares, default=(0.0, 0, 0))
         kv = head * keys.shape[1] // queries.shape[1]
-        explained = [(p.deep.array(name), at) for name, at in (("query_explained_variance", head),
+        explained = [(p.first.array(name), at) for name, at in (("query_explained_variance", head),
                                                                ("key_explained_variance", kv))]
         made.append((p, layer, head, (queries[layer, head], keys[layer, kv]),
                      [None if a is None else a[layer, at] for a, at in explained]))
@@ -172,7 +172,7 @@ def plot_pca(groups):
         return None
     figure, axes = plt.subplots(2, len(made), squeeze=False, layout="constrained", figsize=(3.1 * len(made) + 0.8, 6.2))
     for column, (p, layer, head, both, explained) in enumerate(made):
-        tokens = (p.deep.data.get("maps") or {}).get("tokens") or 0
+        tokens = (p.first.data.get("maps") or {}).get("tokens") or 0
         for row, (name, points, share) in enumerate(zip(("queries", "keys"), both, explained)):
             axis = axes[row][column]
             # Several sequences one after the other: each has a first token.
@@ -196,15 +196,15 @@ def figures(groups):
     made = [
         ("heads_importance", lambda: plot_importance(groups),
          "How open each head is on average: its explicit gate, or the implicit one of softmax (1 less the first token's share) "
-         "or sink attention."),
-        ("heads_importance_by_set", lambda: plot_importance_sets(groups), "Whether heads are open for other texts than others."),
+         "or sink attention. Heads of different seeds have nothing in common: of several seeds the first."),
+        ("heads_importance_by_set", lambda: plot_importance_sets(groups), "Whether heads are open for other texts than others; of the first seed."),
         ("heads_imbalance", lambda: plot_imbalance(groups),
          "Pale: every logged step; strong: EMA (0.9). Dashed: with the auxiliary loss. Dots: evaluations, of "
          "runs that do not log it."),
         ("value_norms", lambda: plot_value_norms(groups),
-         "Norms of the values, mean over key/value heads, of the first 64 positions. Blue: smaller."),
+         "Norms of the values, mean over key/value heads, of the first 64 positions, mean over seeds. Blue: smaller."),
         ("query_key_pca", lambda: plot_pca(groups),
          "Two principal components of a head's queries and keys; the head is the one that looks most at the first token. "
-         "In brackets: the share of the variance."),
+         "In brackets: the share of the variance. Of several seeds the first."),
     ]
     return made

@@ -3,9 +3,9 @@ read RUN/analysis. Needs matplotlib."""
 import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
-from .plots_paper import ELEMENTWISE, SHARED, gates_of, picks
+from .plots_paper import BANDS, ELEMENTWISE, SHARED, gates_at, gates_of, picks
 from .style import first_column, layer_ticks, legend, log_if_wide, new_figure
-from .values import number
+from .values import deviation, number
 
 
 # ---- figures 3 and 7
@@ -51,23 +51,34 @@ def plot_gate_histograms(groups):
     return figure
 
 
+def extremes(gates, key, choose):
+    """Per layer the least or greatest score of any seed; not a number where there is none."""
+    rows = [[number(gate.get(key)) for gate in of_layer] for of_layer in zip(*gates)]
+    return [choose([v for v in row if v is not None], default=float("nan")) for row in rows]
+
+
 def plot_gate_layers(groups):
     made = []
     for p in picks(groups, [ELEMENTWISE, "sdpa_output headwise", SHARED, ELEMENTWISE + " ns_sigmoid"]):
-        made += [(p, name, gates) for name, gates in gates_of(p)]
+        for i, (name, gates) in enumerate(gates_of(p)):
+            made.append((p, name, gates, [gates_at(layers, i) for layers in p.seeds.each]))
     if not made:
         return None
     figure, axes = new_figure(min(len(made), 6), 3.0, shared=True)
-    for axis, (p, name, gates) in zip(axes, made):
+    for axis, (p, name, gates, of_seeds) in zip(axes, made):
         x = list(range(len(gates)))
         get = lambda key: [number(g.get(key)) if number(g.get(key)) is not None else float("nan") for g in gates]
         mean, std = get("mean"), get("std")
-        low = [max(m - s, least) for m, s, least in zip(mean, std, get("min"))]
-        high = [min(m + s, most) for m, s, most in zip(mean, std, get("max"))]
-        axis.fill_between(x, low, high, color=p.colour, alpha=0.2, linewidth=0)
+        least, most = extremes(of_seeds, "min", min), extremes(of_seeds, "max", max)
+        x, mean, std = x[:len(least)], mean[:len(least)], std[:len(least)]
+        axis.fill_between(x, [max(m - s, low) for m, s, low in zip(mean, std, least)],
+                          [min(m + s, high) for m, s, high in zip(mean, std, most)], color=p.colour, alpha=0.2, linewidth=0)
         axis.plot(x, mean, color=p.colour, marker="o", markersize=4.5)
-        axis.plot(x, get("min"), color="#444444", linestyle=":", linewidth=1.3)
-        axis.plot(x, get("max"), color="#444444", linestyle=":", linewidth=1.3)
+        if p.seeds.count() > 1:
+            spread = [deviation([number(g.get("mean")) for g in of_layer]) or 0.0 for of_layer in zip(*of_seeds)]
+            axis.errorbar(x, mean, spread, linestyle="none", ecolor=p.colour, capsize=3, elinewidth=1.2)
+        axis.plot(x, least, color="#444444", linestyle=":", linewidth=1.3)
+        axis.plot(x, most, color="#444444", linestyle=":", linewidth=1.3)
         axis.set_title(name)
         layer_ticks(axis, len(gates))
     for axis in first_column(axes):
@@ -75,29 +86,29 @@ def plot_gate_layers(groups):
     grey = plt.Line2D([], [], color="#777777", marker="o", markersize=4.5)
     band = plt.Rectangle((0, 0), 1, 1, color="#777777", alpha=0.25, linewidth=0)
     dots = plt.Line2D([], [], color="#444444", linestyle=":", linewidth=1.3)
-    legend(figure, [], [(grey, "mean"), (band, "mean ± deviation, within the extremes"), (dots, "least and greatest")])
+    legend(figure, [], [(grey, "mean"), (band, "mean ± deviation of the scores, within the extremes"), (dots, "least and greatest")])
     return figure
 
 
 # ---- figures 4, 5 and 6
 
+DASH = {"before": "-", "after": "--", "before_times_mean_gate": ":"}
+
+
 def plot_mean_abs(groups):
-    chosen = [p for p in picks(groups, ["plain", ELEMENTWISE]) if p.values("attention_output", "mean_abs_before")[1]]
+    chosen = [p for p in picks(groups, ["plain", ELEMENTWISE, "value elementwise"]) if p.values("attention_output", "mean_abs_before")[1]]
     if not chosen:
         return None
     figure, (axis,) = new_figure()
     seen = []
     for p in chosen:
-        gated = any(layer.get("gates") for layer in p.layers)
-        for key, name, dash in (("mean_abs_before", "before the gate" if gated else "no gate", "-"),
-                                ("mean_abs_after", "after the gate", "--")):
-            x, y = p.values("attention_output", key)
-            if y and (gated or key == "mean_abs_before"):
-                axis.plot(x, y, color=p.colour, linestyle=dash, marker=p.marker, markersize=5,
-                          label=f"{p.name}, {name} (mean {sum(y) / len(y):.2g})")
-                seen += y
+        for key, name in p.output_names().items():
+            path = ("attention_output", "mean_abs_" + key)
+            y = p.values(*path)[1]
+            if y:
+                seen += p.line(axis, path, linestyle=DASH[key], markersize=5, label=f"{p.name}, {name} (mean {sum(y) / len(y):.2g})")
     if not log_if_wide(axis, seen):
-        axis.set_ylim(0, 1.1 * max(seen))
+        axis.set_ylim(0, 1.1 * max(seen) or 1.0)
     axis.set_title("Mean |attention output| per layer")
     axis.set_ylabel("mean absolute value")
     layer_ticks(axis, max(len(p.layers) for p in chosen))
@@ -106,20 +117,16 @@ def plot_mean_abs(groups):
 
 
 def plot_shares(groups):
-    chosen = [p for p in picks(groups, ["plain", ELEMENTWISE]) if p.values("attention_output", "below_1e-2_before")[1]]
+    chosen = [p for p in picks(groups, ["plain", ELEMENTWISE, "value elementwise"]) if p.values("attention_output", "below_1e-2_before")[1]]
     if not chosen:
         return None
     figure, axes = new_figure(2, 3.6)
     for axis, threshold in zip(axes, ("1e-2", "1e-3")):
         top = 0.01
         for p in chosen:
-            gated = any(layer.get("gates") for layer in p.layers)
-            for key, name, dash in (("before", "before the gate" if gated else "no gate", "-"), ("after", "after the gate", "--"),
-                                    ("before_times_mean_gate", "before, times the mean gate score", ":")):
-                x, y = p.values("attention_output", f"below_{threshold}_{key}")
-                if y and (gated or key == "before"):
-                    axis.plot(x, y, color=p.colour, linestyle=dash, marker=p.marker, markersize=4.5, label=f"{p.name}, {name}")
-                    top = max([top] + y)
+            for key, name in p.output_names().items():
+                y = p.line(axis, ("attention_output", f"below_{threshold}_{key}"), linestyle=DASH[key], label=f"{p.name}, {name}")
+                top = max([top] + y)
         axis.set_ylim(0, 1.1 * top)
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if top > 0.05 else 1))
         axis.set_title(f"|attention output| < {threshold}")
@@ -143,9 +150,7 @@ def plot_maxima(groups):
     for axis, (title, path) in zip(axes, panels):
         seen = []
         for p in chosen:
-            x, y = p.values(*path)
-            axis.plot(x, y, color=p.colour, marker=p.marker, markersize=4.5, linewidth=1.5, label=p.name)
-            seen += y
+            seen += p.line(axis, path, linewidth=1.5, label=p.name)
         axis.set_title(title)
         if path[0] == "max":
             axis.set_ylabel("largest |value|")
@@ -163,14 +168,15 @@ def plot_maxima(groups):
 def figures(groups):
     made = [
         ("figure3_gate_scores", lambda: plot_gate_histograms(groups),
-         "Figure 3: scores over all layers, 50 bins. Sparse gates stand far left."),
+         "Figure 3: scores over all layers, 50 bins. Sparse gates stand far left. Of several seeds the mean."),
         ("figure4_mean_abs", lambda: plot_mean_abs(groups),
-         "Figure 4: mean absolute value of attention's output before and after the gate."),
+         "Figure 4: mean absolute value of attention's output, before and after the gate where one lies on it. " + BANDS),
         ("figure5_shares", lambda: plot_shares(groups),
          "Figure 5: how many values of attention's output are next to nothing. Dotted: what scaling by the mean score "
-         "alone would do."),
+         "alone would do. " + BANDS),
         ("figure6_maxima", lambda: plot_maxima(groups),
-         "Figure 6: the largest absolute values in a layer, and attention on the first token."),
-        ("figure7_gate_layers", lambda: plot_gate_layers(groups), "Figure 7: gate scores layer by layer."),
+         "Figure 6: the largest absolute values in a layer, and attention on the first token. " + BANDS),
+        ("figure7_gate_layers", lambda: plot_gate_layers(groups), "Figure 7: gate scores layer by layer. Means "
+         "over seeds, with bars of their standard deviation; the extremes are those of all seeds."),
     ]
     return made

@@ -7,31 +7,69 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from . import paper as papers
 from .groups import size
 from .looks import COLOURS, MARKERS
+from .seeds import SeedMean
 from .style import layer_ticks, legend, new_figure, tokens_axis
-from .values import ema, number, quantile
+from .values import deviation, ema, mean, number, quantile
 
+BANDS = "Means over seeds; bands: their standard deviation."
 ELEMENTWISE = "sdpa_output elementwise"
 SHARED = ELEMENTWISE + " shared"
 
 
 class Pick:
-    """One run's analysis, with its name and colour in this figure."""
+    """A group's analyses, means over its seeds, with its name and colour in this figure."""
 
     def __init__(self, group, at):
-        self.run = next((r for r in group.runs if r.deep), group.first)
-        self.name, self.deep = group.label, self.run.deep
+        self.group, self.seeds = group, SeedMean([r for r in group.sound() if r.deep] or group.runs)
+        self.name = group.label + (f" (n={self.seeds.count()})" if self.seeds.count() > 1 else "")
         self.colour, self.marker = COLOURS[at], MARKERS[at]
-        self.layers = self.deep.layers
+        self.layers, self.total = self.seeds.layers, self.seeds.total
+        self.first = self.seeds.deep  # of the first seed, for what cannot be averaged
 
     def values(self, *path):
-        """(layer, value) where there is one."""
-        out = []
-        for i, layer in enumerate(self.layers):
-            for key in path:
-                layer = layer.get(key) if isinstance(layer, dict) else None
-            if number(layer) is not None:
-                out.append((i, number(layer)))
-        return [i for i, _ in out], [v for _, v in out]
+        """(layer, mean over seeds) where there is one."""
+        return along(self.layers, path)
+
+    def band(self, axis, *path):
+        """A pale band of one standard deviation to either side of the means, none for one seed; its upper edge."""
+        spread = dict(zip(*along(self.seeds.spreads, path)))
+        points = [(i, v, spread[i]) for i, v in zip(*self.values(*path)) if i in spread]
+        if points:
+            axis.fill_between([i for i, _, _ in points], [v - s for _, v, s in points], [v + s for _, v, s in points],
+                              color=self.colour, alpha=0.18, linewidth=0)
+        return [v + s for _, v, s in points]
+
+    def line(self, axis, path, **options):
+        """Draws means and their band; what the axis must hold."""
+        x, y = self.values(*path)
+        if not y:
+            return []
+        axis.plot(x, y, color=self.colour, **{"marker": self.marker, "markersize": 4.5, **options})
+        return y + self.band(axis, *path)
+
+    def gates_output(self):
+        """Whether a gate lies on attention's output: only then does the output have a before and an after."""
+        return any(isinstance(gate, dict) and gate.get("position") == "sdpa_output"
+                   for layer in self.layers for gate in layer.get("gates") or [])
+
+    def output_names(self):
+        """Of the lines of attention's output: {"before": name, ...}; one line where no gate lies on it."""
+        if self.gates_output():
+            return {"before": "before the gate", "after": "after the gate", "before_times_mean_gate": "before, times the mean gate score"}
+        others = sorted({str(gate.get("position")) for layer in self.layers for gate in layer.get("gates") or []
+                         if isinstance(gate, dict)})
+        return {"before": f"gate on {', '.join(others)} only" if others else "no gate"}
+
+
+def along(layers, path):
+    """(layer, number) where there is one."""
+    out = []
+    for i, layer in enumerate(layers):
+        for key in path:
+            layer = layer.get(key) if isinstance(layer, dict) else None
+        if number(layer) is not None:
+            out.append((i, number(layer)))
+    return [i for i, _ in out], [v for _, v in out]
 
 
 def choose(groups, variants, limit=6, able=lambda g: any(r.deep for r in g.runs)):
@@ -51,20 +89,54 @@ def picks(groups, variants, limit=6):
     return [Pick(g, COLOURS.index(free.pop(0) if g.first.grey else g.first.colour)) for g in chosen]
 
 
+def gates_at(layers, i):
+    """The i-th gate of each layer that has so many."""
+    return [gates[i] for gates in (layer.get("gates") or [] for layer in layers) if i < len(gates)]
+
+
 def gates_of(pick):
-    """[(name, [gate of layer 0, ...])], one per gate position."""
+    """[(name, [gate of layer 0, ...])], one per gate position; means over seeds."""
     count = max([len(layer.get("gates") or []) for layer in pick.layers], default=0)
     out = []
     for i in range(count):
-        gates = [(layer.get("gates") or [])[i] for layer in pick.layers if i < len(layer.get("gates") or [])]
+        gates = gates_at(pick.layers, i)
         out.append((pick.name + (f", {gates[0].get('position')}" if count > 1 else ""), gates))
     return out
 
 
 # ---- figure 1
 
+def over_seeds(curves):
+    """(tokens, means, standard deviations or None) of [(tokens, values)], where every curve has a value."""
+    tables = [dict(zip(x, y)) for x, y in curves]
+    common = [x for x in curves[0][0] if all(x in table for table in tables)]
+    rows = [[table[x] for table in tables] for x in common]
+    return common, [mean(row) for row in rows], [deviation(row) for row in rows] if len(curves) > 1 else None
+
+
+def draw_band(axis, x, y, spread, colour):
+    if spread:
+        axis.fill_between(x, [v - s for v, s in zip(y, spread)], [v + s for v, s in zip(y, spread)], color=colour, alpha=0.18,
+                          linewidth=0)
+
+
+def smoothed(run, less=None, keep=0.9):
+    """(tokens, EMA of the losses), or of their differences to those of another run at the same step."""
+    x, y = run.series("loss")
+    reference = dict(zip(*less.series("loss"))) if less else dict.fromkeys(x, 0.0)
+    pairs = [(a, b - reference[a]) for a, b in zip(x, y) if a in reference]
+    return [a for a, _ in pairs], ema([d for _, d in pairs], keep)
+
+
+def loss_differences(group, base):
+    """Smoothed curves of the seeds that both have."""
+    theirs = {run.seed(): run for run in base.sound()}
+    made = [smoothed(run, theirs[run.seed()], 0.98) for run in group.sound() if run.seed() in theirs]
+    return [curve for curve in made if curve[0]]
+
+
 def plot_losses(groups, runs):
-    """Left: EMA .9 of the training loss; right: less the baseline's, at the same step."""
+    """Left: EMA .9 of the training loss; right: less the baseline's, at the same step and seed. Means over seeds."""
     groups = [g for g in groups if not g.first.grey and len(g.first.series("loss")[0]) > 20]
     if not any(g.rows for g in groups):
         return None
@@ -75,28 +147,30 @@ def plot_losses(groups, runs):
         x, y = run.series("loss")
         axes[0].plot(x, ema(y), color=run.colour, linewidth=0.7, label=run.label, zorder=1)
     for group in groups:
-        x, y = group.first.series("loss")
-        line = ema(y)
+        x, line, spread = over_seeds([smoothed(run) for run in group.sound() or group.runs])
+        if not line:
+            continue
         curves.append(line)
         axes[0].plot(x, line, color=group.first.colour, linewidth=1.2, label=group.first.label)
+        draw_band(axes[0], x, line, spread, group.first.colour)
     tails = [v for line in curves for v in line[len(line) // 10:]]
-    low = min(min(line) for line in curves)
-    high = min(quantile(tails, 0.98), low + 2.0)
-    axes[0].set_ylim(low - 0.06 * (high - low), high + 0.1 * (high - low))
+    if tails:
+        low = min(min(line) for line in curves)
+        high = min(quantile(tails, 0.98), low + 2.0)
+        axes[0].set_ylim(low - 0.06 * (high - low), high + 0.1 * (high - low))
     axes[0].set_title("EMA (0.9) of the logged losses")
     axes[0].set_ylabel("training loss (nats per token)")
     if len(axes) > 1:
-        reference = dict(zip(*base.first.series("loss")))
         ends = []
         for group in groups:
             if group is base or papers.protocol(group.first, "moe") != papers.protocol(base.first, "moe"):
                 continue
-            x, y = group.first.series("loss")
-            pairs = [(a, b - reference[a]) for a, b in zip(x, y) if a in reference]
-            if not pairs:
+            made = loss_differences(group, base)
+            if not made:
                 continue
-            line = ema([d for _, d in pairs], 0.98)
-            axes[1].plot([a for a, _ in pairs], line, color=group.first.colour, linewidth=1.4, label=group.first.label)
+            x, line, spread = over_seeds(made)
+            axes[1].plot(x, line, color=group.first.colour, linewidth=1.4, label=group.first.label)
+            draw_band(axes[1], x, line, spread, group.first.colour)
             ends += line[len(line) // 3:]
         axes[1].axhline(0, color=base.first.colour, linewidth=1.2)
         if ends:
@@ -119,11 +193,9 @@ def plot_first_token(groups):
     figure, (axis,) = new_figure()
     ends = []
     for p in chosen:
-        x, y = p.values("first_token_attention")
-        mean = number(p.deep.total.get("first_token_attention"))
-        name = p.name + (f": mean {100 * mean:.1f} %" if mean is not None else "")
-        axis.plot(x, y, color=p.colour, marker=p.marker, markersize=5, label=name)
-        ends += y
+        share = number(p.total.get("first_token_attention"))
+        name = p.name + (f": mean {100 * share:.1f} %" if share is not None else "")
+        ends += p.line(axis, ("first_token_attention",), markersize=5, label=name)
     axis.set_ylim(0, min(1.02, 1.15 * max(ends + [0.01])))
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if max(ends + [0.01]) > 0.05 else 1))
     axis.set_title("Attention on the first token, per layer")
@@ -147,7 +219,7 @@ def spread_layers(first_token, count):
 
 def plot_maps(groups):
     """Attention averaged over heads and sequences: a row of panels per run."""
-    chosen = [(p, p.deep.array("attention_mean")) for p in picks(groups, ["plain", ELEMENTWISE], 2)]
+    chosen = [(p, p.seeds.array("attention_mean")) for p in picks(groups, ["plain", ELEMENTWISE], 2)]
     chosen = [(p, maps) for p, maps in chosen if maps is not None and maps.ndim == 3][:3]
     if not chosen:
         return None
@@ -174,10 +246,10 @@ def figures(groups, runs):
     made = [
         ("figure1_loss", lambda: plot_losses(groups, runs),
          "Figure 1, right, of the paper: training loss, smoothed as there; beside it the difference, at the same step, to the "
-         "baseline of the same size. Of several seeds the first is drawn. Grey: the other runs."),
+         "baseline of the same size and seed. Lines: means over seeds; bands: their standard deviation. Grey: the other runs."),
         ("figure2_first_token", lambda: plot_first_token(groups),
-         "Figure 2, left: how much of the attention goes to the first token, before any gate."),
+         "Figure 2, left: how much of the attention goes to the first token, before any gate. " + BANDS),
         ("figure2_maps", lambda: plot_maps(groups),
-         "Figure 2, right: attention of the first positions, averaged over heads."),
+         "Figure 2, right: attention of the first positions, averaged over heads, sequences and seeds."),
     ]
     return made

@@ -4,7 +4,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from .looks import GREY
 from .style import DASHES, layers_axis, legend, log_if_wide, markers_for, new_figure, tokens_axis
-from .values import quantile, short, smooth
+from .tables import with_spread
+from .values import deviation, fixed, mean, number, quantile, short, smooth
 
 
 def plot_metric(runs, key, title, label, raw=True, log=False):
@@ -65,6 +66,17 @@ def plot_metric(runs, key, title, label, raw=True, log=False):
     return figure
 
 
+def last_values(runs, name, key):
+    """[(mean, standard deviation, colour)] of the coloured groups' last evaluations on a set, the least first."""
+    groups = list(dict.fromkeys(run.group for run in runs if not run.grey)) or list(dict.fromkeys(run.group for run in runs))
+    out = []
+    for group in groups:
+        values = [number(((run.last.get("sets") or {}).get(name) or {}).get(key)) for run in group.sound()]
+        if mean(values) is not None:
+            out.append((mean(values), deviation(values), group.first.colour))
+    return sorted(out, key=lambda item: item[0])[:8]
+
+
 def plot_validation(runs, key, title, label):
     """One panel per validation set."""
     sets = []
@@ -89,9 +101,8 @@ def plot_validation(runs, key, title, label):
             low, high = min(min(y) for y in curves), max(tails)
             margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
             axis.set_ylim(low - margin, high + margin)
-        told = [line for line in told if not line.get_label().startswith("_")]
-        for i, line in enumerate(sorted(told, key=lambda l: l.get_ydata()[-1])):
-            axis.text(0.98, 0.96 - 0.085 * i, f"{line.get_ydata()[-1]:.3f}", color=line.get_color(), ha="right", va="top",
+        for i, (value, spread, colour) in enumerate(last_values(runs, name, key)):
+            axis.text(0.98, 0.96 - 0.085 * i, with_spread(fixed(4), value, spread), color=colour, ha="right", va="top",
                       transform=axis.transAxes, fontweight="bold", fontsize=9,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8})
     if len(sets) > 1:
@@ -193,7 +204,7 @@ def figures(runs):
         ("train_loss", lambda: plot_metric(runs, "loss", "Training loss", "loss (nats per token)"),
          "Pale: every logged step. Strong: median and mean over 4 % of the run around it."),
         ("validation_loss", lambda: plot_validation(runs, "loss", "Validation loss", "loss (nats per token)"),
-         "Held-out text, in file order. Numbers: the last evaluation, best first (of several seeds, the first)."),
+         "Held-out text, in file order. Numbers: the last evaluation, best first (of several seeds, the mean ± standard deviation)."),
         ("validation_bits_per_byte", lambda: plot_validation(runs, "bits_per_byte", "Validation bits per byte", "bits per byte"),
          "Comparable between tokenizers, and with the size of a compressed file."),
         ("largest_residual",

@@ -8,7 +8,9 @@ import sys
 
 from . import plain_yaml
 from .files import Analysis, read_lines, read_object, read_text, sweep_verdict
-from .values import ema, mean, number
+from .values import count_spikes, ema, mean, mean_of_all, number
+
+THRESHOLDS = (0.1, 0.2, 0.5)  # nats above the trailing line from which a loss is a spike
 
 
 class Run:
@@ -28,7 +30,7 @@ class Run:
         except plain_yaml.PlainYamlError as error:
             print(f"report: {error}", file=sys.stderr)
         self.base = os.path.basename(os.path.abspath(folder))
-        self.name = str(self.info.get("name") or self.base)
+        self.title = self.name = str(self.info.get("name") or self.base)  # name: label_runs makes it unambiguous
         self.origin = " ".join([self.base, self.name, read_text(os.path.join(folder, "config.input.yaml")),
                                 read_text(os.path.join(folder, "cmdline.txt"))])
         self.last = self.evals[-1] if self.evals else {}
@@ -92,7 +94,7 @@ class Run:
     # ---- single values
 
     def set_mean(self, key):
-        return mean([number(s.get(key)) for s in (self.last.get("sets") or {}).values()])
+        return mean_of_all(number(s.get(key)) for s in (self.last.get("sets") or {}).values())
 
     def perplexities(self):
         """Perplexity per validation set at the last evaluation: exp of its loss."""
@@ -102,42 +104,38 @@ class Run:
             out[name] = math.exp(loss) if loss is not None and loss < 700 else None
         return out
 
-    def row(self):
-        loss = self.set_mean("loss")
-        speeds = self.series("tokens_per_second")[1]
-        return {
-            "parameters": self.info.get("parameters"),
-            "active": self.info.get("parameters_active") or self.info.get("parameters"),
-            "tokens": self.metrics[-1].get("tokens") if self.metrics else self.last.get("tokens"),
-            "loss": loss,
-            "perplexity": math.exp(loss) if loss is not None and loss < 700 else None,
-            "bits_per_byte": self.set_mean("bits_per_byte"),
-            "largest_residual": number(self.analysis.get("largest_residual")),
-            "first_token_attention": number(self.analysis.get("first_token_attention")),
-            "mean_gate_score": number(self.analysis.get("mean_gate_score")),
-            "spikes": self.metrics[-1].get("spikes") if self.metrics else None,
-            "speed": statistics.median(speeds) if speeds else None,
-        }
+    @functools.cached_property
+    def spikes(self):
+        """(counts per threshold, logged losses looked at), after twice the warm-up (the paper's curves: after step 2,000)."""
+        after = 2 * (number(self.get("optimizer.warmup_steps")) or 0)
+        kept = [(r["step"], number(r.get("loss"))) for r in self.metrics]
+        kept = [(step, loss) for step, loss in kept if loss is not None]
+        return count_spikes([loss for _, loss in kept], THRESHOLDS, sum(step <= after for step, _ in kept))
 
     def deep_is_current(self):
         return bool(self.deep) and (not self.evals or self.deep.data.get("step") == self.last.get("step"))
 
     @functools.cached_property
     def measures(self):
-        """What the papers' tables print, by the papers' names; an analysis after as many steps as the last evaluation goes
+        """The figures of all tables, those of the papers by the papers' names; an analysis after as many steps as the last evaluation goes
         before what that evaluation told. M-Act: the mean over layers of the largest |residual| after the layer."""
         ppl = self.perplexities()
         layers = self.analysis.get("layers") or []
         total = self.deep.total if self.deep_is_current() else {}
-        heads = [v for v in self.heads("imbalance")[1]]
+        heads, speeds = self.heads("imbalance")[1], self.series("tokens_per_second")[1]
 
         def either(*values):
             return next((v for v in map(number, values) if v is not None), None)
 
         return {
             "parameters": number(self.info.get("parameters")),
+            "active": either(self.info.get("parameters_active"), self.info.get("parameters")),
+            "tokens": number(self.metrics[-1].get("tokens") if self.metrics else self.last.get("tokens")),
+            "spikes": number(self.spikes[0][0]),
+            "speed": statistics.median(speeds) if speeds else None,
+            "largest_residual": number(self.analysis.get("largest_residual")),
             "loss": self.set_mean("loss"),
-            "ppl": mean(ppl.values()),
+            "ppl": mean_of_all(ppl.values()),
             "bpb": self.set_mean("bits_per_byte"),
             "first_token_attention": either(total.get("first_token_attention"),
                                             self.analysis.get("first_token_attention")),

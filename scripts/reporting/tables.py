@@ -1,92 +1,140 @@
 """Tables as text: cells are strings, so that Markdown, HTML and a terminal show the same. Standard library alone."""
 from . import paper as papers
-from .values import count_spikes, fixed, mean, number, short
+from .comparing import RULE
+from .groups import difference
+from .runs import THRESHOLDS
+from .values import DEVIATIONS, WINDOW, deviation, fixed, mean, number, short
 
 
 class Table:
-    def __init__(self, title, spans, rows, notes=(), text=""):
+    def __init__(self, title, spans, rows, notes=(), text="", bold=(), colours=()):
         self.title, self.rows, self.notes, self.text = title, rows, list(notes), text
         self.spans = spans                                     # [(whose, [heading, ...])]
         self.headings = [h for _, hs in spans for h in hs]
+        self.bold = set(bold)                                  # {(row, column)}
+        self.colours = list(colours)                           # of the dot before each row's first cell
 
 
-# Key, heading, how a value is written, and whether the least (-1) or the greatest (+1) is set in bold.
+def count_or_few(value):
+    return "too few losses" if value is None else short(value)
+
+
+# Key of Run.measures, heading, how a value is written, whether less (-1) or more (+1) is better, and the letters of a difference.
 COLUMNS = [
-    ("parameters", "parameters", short, 0),
-    ("active", "active per token", short, 0),
-    ("tokens", "tokens seen", short, 0),
-    ("loss", "validation loss", fixed(4), -1),
-    ("perplexity", "perplexity", fixed(2), -1),
-    ("bits_per_byte", "bits/byte", fixed(4), -1),
-    ("largest_residual", "largest residual", short, -1),
-    ("first_token_attention", "first-token attention", fixed(3), 0),
-    ("mean_gate_score", "mean gate score", fixed(3), 0),
-    ("spikes", "spikes", short, 0),
-    ("speed", "tokens/s", short, 1),
+    ("parameters", "parameters", short, 0, None),
+    ("active", "active per token", short, 0, None),
+    ("tokens", "tokens seen", short, 0, None),
+    ("loss", "validation loss", fixed(4), -1, fixed(4, "+")),
+    ("ppl", "perplexity", fixed(3), -1, fixed(3, "+")),
+    ("bpb", "bits/byte", fixed(4), -1, fixed(4, "+")),
+    ("largest_residual", "largest residual", short, -1, fixed(2, "+")),
+    ("first_token_attention", "first-token attention", fixed(3), 0, None),
+    ("gate_score", "mean gate score", fixed(3), 0, None),
+    ("spikes", "loss spikes", count_or_few, 0, None),
+    ("speed", "tokens/s", short, 0, None),
 ]
+COUNTS = ("parameters", "active", "tokens")  # the same for every seed, as a rule: told once
+COMPARED = [(key, heading, sign, write) for key, heading, _, sign, write in COLUMNS if sign]
 
 
 def with_spread(write, value, spread):
     return write(value) + (f" ± {write(spread)}" if spread is not None else "")
 
 
-def overview(runs):
-    rows = [run.row() for run in runs]
-    return Table("", [("", ["run"]), ("", [heading for _, heading, _, _ in COLUMNS])],
-                 [[run.name] + [write(row[key]) for key, _, write, _ in COLUMNS] for run, row in zip(runs, rows)])
+def overview(groups, baselines):
+    """A row per group: means over its seeds, and their standard deviations."""
+    rows, bold = [], set()
+    for y, group in enumerate(groups):
+        cells = [group.label, str(len(group.sound()) or group.count())]
+        for key, _, write, sign, _ in COLUMNS:
+            delta = difference(group, baselines[group], key) if sign else None
+            if delta and delta.better(sign):
+                bold.add((y, len(cells)))
+            cells.append(with_spread(write, group.value(key), group.spread(key) or None if key in COUNTS else group.spread(key)))
+        rows.append(cells)
+    return Table("", [("", ["variant", "n"]), ("", [heading for _, heading, *_ in COLUMNS])], rows,
+                 bold=bold, colours=[g.first.colour for g in groups])
 
 
-def sets_table(runs):
+def difference_table(groups, baselines):
+    """Every group less its baseline; None where there is nothing to compare."""
+    rows, bold = [], set()
+    for group in groups:
+        base = baselines[group]
+        if base is group:
+            continue
+        cells = [group.label, base.label]
+        for key, _, sign, write in COMPARED:
+            delta = difference(group, base, key)
+            if delta and delta.better(sign):
+                bold.add((len(rows), len(cells)))
+            cells.append(delta.text(write) if delta else "-")
+        rows.append(cells)
+    if not rows:
+        return None
+    return Table("Differences to the baseline", [("", ["variant", "less"]), ("", ["Δ " + heading for _, heading, _, _ in COMPARED])],
+                 rows, [RULE + " No difference (-): no seed that both have, other sets, or evaluations after other numbers of tokens."],
+                 bold=bold)
+
+
+def seeds_table(groups):
+    """Every run by itself, where there are several of a group; those of the same seed that are not counted come last."""
+    if all(g.count() + len(g.twins) == 1 for g in groups):
+        return None
+    rows = [[run.name, group.label, "-" if run.seed() is None else str(run.seed())] +
+            [write(run.measures[key]) for key, _, write, _, _ in COLUMNS] + [run.outcome[1]]
+            for group in groups for run in group.runs + group.twins]
+    return Table("Every run", [("", ["run", "variant", "seed"]), ("", [h for _, h, *_ in COLUMNS] + ["how it ended"])], rows)
+
+
+def of_groups(groups, pick):
+    """[(mean, standard deviation)] of what `pick` tells of each run that counts."""
+    values = [[pick(run) for run in group.sound()] for group in groups]
+    return [(mean(v), deviation(v)) for v in values]
+
+
+def sets_table(groups):
     """Loss, perplexity and bits per byte of every set, when there are several."""
     names = []
-    for run in runs:
+    for run in [run for group in groups for run in group.sound()]:
         names += [s for s in run.last.get("sets") or {} if s not in names]
     if len(names) < 2:
         return None
-    if len(runs) > 6:   # one line per run, perplexities alone
-        rows = []
-        for run in runs:
-            ppl = run.perplexities()
-            rows.append([run.name] + [fixed(3)(ppl.get(name)) for name in names] + [fixed(3)(mean(ppl.values()))])
-        return Table("", [("", ["run"]), ("", names + ["mean"])], rows)
+    told = lambda pick, write: [with_spread(write, *pair) for pair in of_groups(groups, pick)]
+    if len(groups) > 6:   # one line per group, perplexities alone
+        columns = [told(lambda run, n=name: run.perplexities().get(n), fixed(3)) for name in names]
+        columns.append(told(lambda run: run.measures["ppl"], fixed(3)))
+        rows = [[group.label, *cells] for group, cells in zip(groups, zip(*columns))]
+        return Table("", [("", ["variant"]), ("", names + ["mean"])], rows)
     rows = []
     for name in names:
-        for run in runs:
-            values = (run.last.get("sets") or {}).get(name)
-            if values is not None:
-                rows.append([name, run.name] + [write(number(values.get(key))) for key, write in
-                                                (("loss", fixed(4)), ("perplexity", fixed(2)),
-                                                 ("bits_per_byte", fixed(4)), ("tokens", short))])
-    return Table("", [("", ["set", "run"]), ("", ["loss", "perplexity", "bits/byte", "tokens"])], rows)
+        value = lambda key: lambda run: number(((run.last.get("sets") or {}).get(name) or {}).get(key))
+        columns = [told(value("loss"), fixed(4)), told(lambda run: run.perplexities().get(name), fixed(3)),
+                   told(value("bits_per_byte"), fixed(4)), told(value("tokens"), short)]
+        rows += [[name, group.label, *cells] for group, cells in zip(groups, zip(*columns)) if any(c != "-" for c in cells)]
+    return Table("", [("", ["set", "variant"]), ("", ["loss", "perplexity", "bits/byte", "tokens"])], rows)
 
 
-THRESHOLDS = (0.1, 0.2, 0.5)
-
-
-def spikes_of(run):
-    """(counts per threshold, logged losses looked at), after twice the warm-up (the paper's curves: after step 2,000)."""
-    after = 2 * (run.get("optimizer.warmup_steps", 0) or 0)
-    kept = [(r["step"], number(r.get("loss"))) for r in run.metrics]
-    kept = [(step, loss) for step, loss in kept if loss is not None]
-    skip = sum(step <= after for step, _ in kept)
-    return count_spikes([loss for _, loss in kept], THRESHOLDS, skip), len(kept) - skip
-
-
-def spike_table(runs):
+def spike_table(groups):
     rows = []
-    for run in runs:
-        counts, looked = spikes_of(run)
-        bad = sum(number(r.get("loss")) is None for r in run.metrics)
-        counter = run.metrics[-1].get("spikes") if run.metrics else None
-        skipped = run.metrics[-1].get("skipped") if run.metrics else None
-        rows.append([run.name] + [str(c) for c in counts] + [f"{looked:,}", str(bad), short(counter), short(skipped),
-                                                             run.outcome[1]])
+    for group in groups:
+        runs = group.runs
+        told = lambda pick, none="-": with_spread(lambda v: none if v is None else short(v),
+                                                  mean([pick(r) for r in runs]), deviation([pick(r) for r in runs]))
+        last = lambda key: told(lambda r: number(r.metrics[-1].get(key)) if r.metrics else None)
+        rows.append([group.label, str(group.count())] +
+                    [told(lambda r, i=i: number(r.spikes[0][i]), "too few losses") for i in range(len(THRESHOLDS))] +
+                    [told(lambda r: number(r.spikes[1])), told(lambda r: float(sum(number(m.get("loss")) is None for m in r.metrics))),
+                     last("spikes"), last("skipped"), group.state()])
     return Table("Spikes in the training loss",
-                 [("", ["run"]), ("above the local median by more than", ["0.1", "0.2", "0.5"]),
+                 [("", ["variant", "n"]), ("above the trailing line by more than", [f"{t:g}" for t in THRESHOLDS]),
                   ("", ["losses looked at", "losses not finite", "spikes while training", "steps skipped", "how it ended"])],
                  rows,
-                 ["Logged losses after twice the warm-up; the local median is that of 100 logged losses to either side. Spikes "
-                  "while training: steps whose loss or gradient norm was 6 deviations above the last 128."])
+                 [f"Means over all seeds, ± their standard deviation. Looked at are logged losses after twice the warm-up that have {WINDOW} "
+                  "before them; a line through those, which single outliers do not move (medians of the first and the last third, height: "
+                  f"median), gives the loss expected. A spike lies above it by more than the threshold and by more than {DEVIATIONS} "
+                  f"deviations (1.4826 times the median distance from the line). With fewer than {WINDOW} losses to look at: too few losses. "
+                  "Spikes while training: steps whose loss or gradient norm was 6 deviations above the last 128."])
 
 
 def lr_points(groups):

@@ -1,5 +1,4 @@
 """Numbers: how they are read, written, smoothed, counted and compared. Standard library alone."""
-import bisect
 import math
 import statistics
 
@@ -29,6 +28,12 @@ def mean(values):
     """Of those that are there; None if none is."""
     values = [v for v in values if v is not None]
     return statistics.fmean(values) if values else None
+
+
+def mean_of_all(values):
+    """None if one is missing: a mean over the others would be of something else."""
+    values = list(values)
+    return statistics.fmean(values) if values and None not in values else None
 
 
 def deviation(values):
@@ -61,23 +66,31 @@ def quantile(values, q):
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-def local_medians(values, reach=100):
-    """Median of up to `reach` neighbours to either side, the value itself included."""
-    window, out = sorted(values[:reach]), []
-    for i in range(len(values)):
-        if i + reach < len(values):
-            bisect.insort(window, values[i + reach])
-        if i > reach:
-            del window[bisect.bisect_left(window, values[i - reach - 1])]
-        half = len(window) // 2
-        out.append(window[half] if len(window) % 2 else (window[half - 1] + window[half]) / 2)
-    return out
+WINDOW = 40      # logged losses that a loss is held against
+DEVIATIONS = 5   # of those around their line
 
 
-def count_spikes(values, thresholds=(0.1, 0.2, 0.5), skip=0, reach=100):
-    """How many values, after the first `skip`, lie above the local median by more than each threshold."""
-    above = [v - m for v, m in zip(values, local_medians(values, reach))][skip:]
-    return [sum(a > t for a in above) for t in thresholds]
+def expectation(window):
+    """(the next value, deviation) by a line that single outliers do not move: its slope joins the medians of the first and the last
+    third, its height is the median; the deviation is 1.4826 times the median of the distances from it."""
+    third = len(window) // 3
+    slope = (statistics.median(window[-third:]) - statistics.median(window[:third])) / (len(window) - third)
+    flat = [value - slope * i for i, value in enumerate(window)]
+    height = statistics.median(flat)
+    return height + slope * len(window), 1.4826 * statistics.median(abs(v - height) for v in flat)
+
+
+def count_spikes(values, thresholds=(0.1, 0.2, 0.5), skip=0):
+    """(counts, values looked at): how many, after the first `skip`, lie above what the WINDOW values before them lead to by more
+    than each threshold and by more than DEVIATIONS deviations. Counts are None where fewer than WINDOW can be looked at."""
+    places = range(max(skip, WINDOW), len(values))
+    if len(places) < WINDOW:
+        return [None] * len(thresholds), len(places)
+    above = []
+    for i in places:
+        expected, deviation = expectation(values[i - WINDOW:i])
+        above.append(values[i] - expected if values[i] - expected > DEVIATIONS * deviation else 0.0)
+    return [sum(a > t for a in above) for t in thresholds], len(places)
 
 
 def ranks(values):

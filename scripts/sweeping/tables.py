@@ -3,6 +3,14 @@ import csv
 import io
 import os
 import statistics
+import textwrap
+
+from reporting.comparing import RULE, choose_baselines
+from reporting.files import is_run
+from reporting.groups import Group, difference
+from reporting.runs import Run
+from reporting.tables import count_or_few, with_spread
+from reporting.values import deviation, fixed as shared_fixed, mean, short
 
 from . import state
 from .plan import flops
@@ -94,32 +102,28 @@ def status_text(sweep, found):
 
 
 class Result:
-    """Figures of one trial: of its last evaluation, and of its training."""
+    """Figures of one trial, as scripts/report reads them: of its last evaluation, and of its training."""
 
     def __init__(self, look):
-        self.look, trial = look, look.trial
-        folder = trial.folder
-        evaluation, record = state.last_record(os.path.join(folder, "eval.jsonl")), look.progress()
-        sets = evaluation.get("sets") if isinstance(evaluation.get("sets"), dict) else {}
-        analysis = evaluation.get("analysis") if isinstance(evaluation.get("analysis"), dict) else {}
-        self.loss = {name: finite(s.get("loss")) for name, s in sets.items()}
-        self.perplexity = {name: finite(s.get("perplexity")) for name, s in sets.items()}
-        self.bits = {name: finite(s.get("bits_per_byte")) for name, s in sets.items()}
-        self.step, self.record = record.get("step", 0), record
-        self.first_token = finite(analysis.get("first_token_attention"))
-        self.gate = finite(analysis.get("mean_gate_score"))
-        self.residual = finite(analysis.get("largest_residual"))
+        self.look, folder = look, look.trial.folder
+        self.run = Run(folder) if is_run(folder) else None
+        self.record = look.progress()
 
-    @staticmethod
-    def mean(values):
-        """Over sets; None when one is missing."""
-        values = list(values)
-        return statistics.fmean(values) if values and None not in values else None
+    def value(self, key):
+        return self.run.measures[key] if self.run else None
+
+    def of_set(self, name, key):
+        """loss, perplexity or bits_per_byte of one set."""
+        values = (self.run.last.get("sets") or {}).get(name) if self.run else None
+        return finite((values or {}).get(key))
+
+    def configuration(self):
+        return self.look.trial.configuration()
 
 
 def csv_text(sweep, results):
     keys = list(dict.fromkeys(key for trial in sweep.trials for key in trial.values))
-    sets = list(dict.fromkeys(name for r in results for name in r.loss))
+    sets = set_names(results)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["trial", "group", "base", *keys, "seed", "hash", "folder", "state", "reason", "step", "steps", "tokens", "parameters", "flops",
@@ -131,52 +135,73 @@ def csv_text(sweep, results):
         writer.writerow(["" if cell is None else cell for cell in [
             trial.name, trial.group, trial.base, *(trial.values[k].flow() if k in trial.values else "" for k in keys),
             trial.seed.text if trial.seed else "", trial.hash, os.path.basename(trial.folder), look.state,
-            look.verdict.get("reason", "") if look.state == look.verdict.get("event") else "", r.step, trial.plan["steps"],
+            look.verdict.get("reason", "") if look.state == look.verdict.get("event") else "", record.get("step", 0), trial.plan["steps"],
             record.get("tokens"), trial.plan["parameters"], flops(trial), finite(record.get("loss")), finite(record.get("grad_norm")),
             record.get("spikes"), record.get("skipped"), finite(record.get("seconds")), finite(record.get("tokens_per_second")),
-            Result.mean(r.loss.values()), Result.mean(r.perplexity.values()), *(r.loss.get(s) for s in sets),
-            *(r.perplexity.get(s) for s in sets), *(r.bits.get(s) for s in sets), r.first_token, r.gate, r.residual]])
+            r.value("loss"), r.value("ppl"),
+            *(r.of_set(s, key) for key in ("loss", "perplexity", "bits_per_byte") for s in sets),
+            r.value("first_token_attention"), r.value("gate_score"), r.value("largest_residual")]])
     return out.getvalue()
 
 
-def spread(values, digits):
-    """Mean and, of several, the sample's standard deviation."""
-    values = [v for v in values if v is not None]
-    if not values:
-        return "-"
-    return fixed(statistics.fmean(values), digits) + (f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
+def set_names(results):
+    return list(dict.fromkeys(name for r in results if r.run for name in r.run.sets()))
 
 
-def results_text(sweep, results):
-    """Seeds together; figures are those of finished trials, and how many there are is said."""
-    sets = list(dict.fromkeys(name for r in results for name in r.loss))
-    groups = {}
-    for r in results:
-        groups.setdefault(r.look.trial.configuration(), []).append(r)
-    rows, figures = [], {}
-    for members in groups.values():
+def groups_of(results):
+    """[(Group of scripts/report or None, [Result])]: seeds together, in the order of the file."""
+    by_configuration = {}
+    for result in results:
+        by_configuration.setdefault(result.configuration(), []).append(result)
+    out = []
+    for members in by_configuration.values():
+        runs = [m.run for m in members if m.run]
+        group = Group(runs) if runs else None
+        if group:
+            group.label = group.short = members[0].look.trial.group
+        out.append((group, members))
+    return out
+
+
+def lowest(groups, name, pick):
+    """A line on the best variant of those that finished."""
+    found = [(mean([pick(run) for run in g.sound()]), g) for g in groups if g.finished() and not g.diverged()]
+    found = [(value, g) for value, g in found if value is not None]
+    if not found:
+        return ""
+    value, best = min(found, key=lambda item: item[0])
+    return f"lowest {name}: {value:.4f}  {best.label} ({len(best.sound())} seed{'s' if len(best.sound()) > 1 else ''})\n"
+
+
+def results_text(sweep, results, baseline=None):
+    """Seeds together: means, deviations and differences to the baseline, computed as scripts/report does."""
+    sets, made = set_names(results), groups_of(results)
+    several = sets if len(sets) > 1 else []
+    groups = [group for group, _ in made if group]
+    bases = choose_baselines(groups, baseline) if groups else {}
+    rows = []
+    for group, members in made:
         name = members[0].look.trial.group
-        done = [m for m in members if m.look.state == DONE]
-        losses = [Result.mean(m.loss.values()) for m in done]
-        perplexities = [Result.mean(m.perplexity.values()) for m in done]
-        others = {}
-        for m in members:
-            if m.look.state != DONE:
-                others[m.look.state] = others.get(m.look.state, 0) + 1
-        note = ", ".join(f"{n} {s}" for s, n in others.items())
-        for metric, values in [("validation loss", losses), *((f"loss on {s}", [m.loss.get(s) for m in done]) for s in sets if len(sets) > 1)]:
-            values = [v for v in values if v is not None]
-            if values:
-                figures.setdefault(metric, []).append((statistics.fmean(values), name, len(values)))
-        rows.append((name, f"{len(done)}/{len(members)}", spread(losses, 4), spread(perplexities, 3),
-                     *(spread([m.perplexity.get(s) for m in done], 3) for s in sets if len(sets) > 1),
-                     spread([finite(m.record.get("spikes")) for m in done], 1), spread([m.first_token for m in done], 3),
-                     spread([m.residual for m in done], 1), note))
-    header = ("configuration", "seeds", "val loss", "perplexity", *(f"ppl {s}" for s in sets if len(sets) > 1), "spikes", "first token",
-              "residual max", "")
+        done = sum(m.look.state == DONE for m in members)
+        others = [m.look.state for m in members if m.look.state != DONE]
+        note = ", ".join(f"{others.count(state)} {state}" for state in dict.fromkeys(others))
+        if not group:
+            rows.append((name, f"0/{len(members)}", *["-"] * (7 + len(several)), note))
+            continue
+        delta, ppl = difference(group, bases[group], "loss"), lambda s: [run.perplexities().get(s) for run in group.sound()]
+        told = lambda key, digits: with_spread(digits, group.value(key), group.spread(key))
+        rows.append((name, f"{done}/{len(members)}", told("loss", shared_fixed(4)),
+                     "baseline" if bases[group] is group else delta.text(shared_fixed(4, "+")) if delta else "-",
+                     "*" if delta and delta.better(-1) else "", told("ppl", shared_fixed(3)),
+                     *(with_spread(shared_fixed(3), mean(ppl(s)), deviation(ppl(s))) for s in several),
+                     told("spikes", count_or_few), told("first_token_attention", shared_fixed(3)), told("largest_residual", short), note))
+    header = ("configuration", "seeds", "val loss", "less the baseline", "", "perplexity", *(f"ppl {s}" for s in several), "spikes",
+              "first token", "residual max", "")
     out = table(header, rows) + "\n"
-    out += "\nMeans of the finished seeds, ± their standard deviation; over sets, means of their losses and of their perplexities.\n"
-    for metric, values in figures.items():
-        value, name, seeds = min(values)
-        out += f"lowest {metric}: {value:.4f}  {name} ({seeds} seed{'s' if seeds > 1 else ''})\n"
+    out += "\n" + textwrap.fill("Means of the finished seeds (of those under way where none has finished), ± their standard deviation; over sets, "
+                                "means of their losses and of their perplexities. *: the bold of scripts/report. " + RULE, 130) + "\n"
+    out += "".join(f"baseline: {name}\n" for name in dict.fromkeys(base.label for base in bases.values()))
+    out += lowest(groups, "validation loss", lambda run: run.measures["loss"])
+    for name in several:
+        out += lowest(groups, f"loss on {name}", lambda run: finite(((run.last.get("sets") or {}).get(name) or {}).get("loss")))
     return out

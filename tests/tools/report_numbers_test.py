@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
 SYSTEM_PYTHON = "/usr/bin/python3"  # Debian's has matplotlib, a Python of the user's own may not
@@ -24,8 +25,9 @@ if importlib.util.find_spec("matplotlib") is None and sys.executable != SYSTEM_P
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
-from reporting import files, groups, looks, paper, paper_tables, plain_yaml, tables, values
+from reporting import comparing, files, groups, looks, paper, paper_tables, plain_yaml, tables, tensorboard, values
 from reporting.main import main, read_runs
+from sweeping import tables as sweep_tables
 
 CONFIG = """# hash 0
 name: {name}
@@ -118,17 +120,36 @@ class Numbers(unittest.TestCase):
         self.assertEqual(values.spearman([(1, 2), (2, 1)]), (None, 2))
         self.assertEqual(values.spearman([(1, 2), (1, 3), (1, 4)]), (None, 3))
 
-    def test_spikes_are_counted_against_the_local_median(self):
-        data = [random.Random(1).random() for _ in range(257)]
-        for reach in (1, 3, 100):
-            brute = [statistics.median(data[max(0, i - reach):i + reach + 1]) for i in range(len(data))]
-            for a, b in zip(values.local_medians(data, reach), brute):
-                self.assertAlmostEqual(a, b)
-        flat = [2.0] * 400
-        flat[5], flat[200], flat[250], flat[300] = 9.0, 2.15, 2.3, 2.6
-        self.assertEqual(values.count_spikes(flat, (0.1, 0.2, 0.5)), [4, 3, 2])
-        self.assertEqual(values.count_spikes(flat, (0.1, 0.2, 0.5), skip=10), [3, 2, 1])
-        self.assertEqual(values.count_spikes([2.0] * 300 + [3.0] * 300, (0.5,)), [0])  # a level that shifts is no spike
+    def test_spikes_are_counted_against_the_losses_before(self):
+        noise = random.Random(1)
+        falling = [2.0 + 3.0 * math.exp(-i / 100) + 0.005 * noise.gauss(0, 1) for i in range(400)]
+        falling[5] += 9.0          # too early to look at
+        falling[200], falling[250], falling[300] = falling[200] + 0.15, falling[250] + 0.3, falling[300] + 0.6
+        self.assertEqual(values.count_spikes(falling), ([3, 2, 1], 360))
+        self.assertEqual(values.count_spikes(falling, skip=220), ([2, 2, 1], 180))
+        # A level that shifts is a spike only until the line follows; noise of one tenth is none.
+        self.assertLess(values.count_spikes([2.0] * 300 + [3.0] * 300, (0.5,))[0][0], values.WINDOW)
+        self.assertEqual(values.count_spikes([3.0 + 0.1 * noise.gauss(0, 1) for _ in range(600)])[0][1:], [0, 0])
+        self.assertEqual(values.count_spikes(falling[:79]), ([None] * 3, 39))
+        # By hand: 0 1 ... 39 leads to 40, whatever one outlier does.
+        line = [float(i) for i in range(40)]
+        self.assertEqual(values.expectation(line), (40.0, 0.0))
+        line[17] = 500.0
+        self.assertAlmostEqual(values.expectation(line)[0], 40.0)
+
+    def test_intervals_are_students(self):
+        # From the tables of the t distribution, 95 % two-sided.
+        for freedom, quantile in {1: 12.7062, 2: 4.30265, 3: 3.18245, 4: 2.77645, 5: 2.57058, 9: 2.26216, 30: 2.04227, 99: 1.98422}.items():
+            self.assertAlmostEqual(comparing.t_quantile(freedom), quantile, places=4)
+        delta = comparing.paired({1: 1.0, 2: 2.0, 3: 3.0, 9: 7.0}, {1: 1.5, 2: 2.6, 3: 3.7, 4: 0.0})
+        self.assertEqual(delta.n, 3)
+        self.assertAlmostEqual(delta.mean, -0.6)
+        self.assertAlmostEqual(delta.high, -0.6 + 4.30265 * 0.1 / math.sqrt(3), places=5)
+        self.assertTrue(delta.better(-1))
+        self.assertFalse(delta.better(+1) or delta.better(0))
+        one = comparing.paired({1: 1.0}, {1: 2.0, 2: 2.0})
+        self.assertEqual((one.low, one.better(-1), one.text("{:+.1f}".format)), (None, False, "-1.0 (one seed: a hint)"))
+        self.assertIsNone(comparing.paired({1: 1.0, None: 2.0}, {2: 1.0, None: 2.0}))
 
     def test_smoothing(self):
         self.assertEqual([round(v, 6) for v in values.ema([1.0, 2.0, 0.0])], [1.0, 1.1, 0.99])
@@ -187,11 +208,11 @@ class Rows(Folder):
         base, gated = self.cells(first, 1), self.cells(first, 5)
         self.assertEqual(base["ours: PPL"], "6.100 ± 0.141")
         self.assertEqual(base["ours: state"], "done, n=2")
-        self.assertEqual(gated["ours: Δ PPL"], "-0.350")     # mean of 5.7 - 6.0 and 5.8 - 6.2
+        self.assertEqual(gated["ours: Δ PPL"], "-0.350 [-0.985, +0.285] n=2")     # 5.7 - 6.0 and 5.8 - 6.2: .35 ± 12.7 x .05
         self.assertEqual(gated["ours: added parameters"], "+500")
         self.assertEqual((gated["the paper's: PPL"], gated["the paper's: Δ PPL"]), ("5.761", "-0.265"))
         self.assertEqual(gated["ours: M-Act"].split()[0], "4")
-        self.assertEqual(self.cells(first, 10)["ours: Δ PPL"], "-0.200")  # against the seed that both have
+        self.assertEqual(self.cells(first, 10)["ours: Δ PPL"], "-0.200 (one seed: a hint)")  # that both have
         self.assertEqual(self.cells(first, 2)["ours: state"], "no run")
         self.assertIn("stopped at step 600 of 1,000", self.cells(first, 7)["ours: state"])
         self.assertEqual(self.cells(first, 7)["ours: Δ PPL"], "-")         # after fewer tokens
@@ -227,6 +248,82 @@ class Rows(Folder):
             ("stopped", "stopped at step 400 of 1,000 (loss > 6 after step 100)"),
             ("diverged", "diverged at step 400 of 1,000 (not finite)"), ("stopped", "stopped at step 400 of 1,000")])
 
+    def three_seeds(self):
+        """A gate that is better beyond the spread of the seeds, and one that is not."""
+        for seed, base, better, same in ((1, 6.0, 5.7, 6.3), (2, 6.2, 5.88, 5.9), (3, 6.1, 5.79, 6.05)):
+            self.run_of("base", base, seed=seed)
+            self.run_of("better", better, gate(), seed=seed)
+            self.run_of("same", same, gate("value"), seed=seed)
+
+    def test_bold_is_what_lies_beyond_the_spread_of_the_seeds(self):
+        self.three_seeds()
+        self.run_of("lucky", 3.0, gate("query"))
+        _, made = self.grouped()
+        base = comparing.choose_baselines(made)
+        self.assertEqual({g.variant for g in base.values()}, {"plain"})
+        table = tables.difference_table(made, base)
+        bold = {(table.rows[y][0], table.headings[x]) for y, x in table.bold}
+        better, column = next(g for g in made if g.variant == "sdpa_output elementwise"), "Δ perplexity"
+        self.assertIn((better.label, column), bold)
+        self.assertEqual({row for row, heading in bold if heading == column}, {better.label})  # not the one lucky seed
+        self.assertEqual({row[0]: row[table.headings.index(column)] for row in table.rows}[better.label], "-0.310 [-0.335, -0.285] n=3")
+        overview = tables.overview(made, base)
+        self.assertEqual({overview.rows[y][0] for y, x in overview.bold}, {better.label})
+        # Compared with another baseline, named.
+        named = comparing.choose_baselines(made, better.label)
+        self.assertEqual(tables.difference_table(made, named).bold & {(i, 3) for i in range(9)}, set())
+        self.assertRaises(comparing.NoBaseline, comparing.choose_baselines, made, "none")
+
+    def test_a_sweeps_table_has_the_figures_of_the_report(self):
+        self.three_seeds()
+        runs, made = self.grouped()
+        results = []
+        for run in runs:
+            trial = types.SimpleNamespace(folder=run.folder, group=run.title, configuration=lambda run=run: (run.title,))
+            look = types.SimpleNamespace(trial=trial, state="done", progress=lambda: {})
+            results.append(sweep_tables.Result(look))
+        looks.label_runs(runs, made)
+        name = next(g.label for g in made if g.variant == "plain")
+        text = sweep_tables.results_text(None, results, "base")
+        base = comparing.choose_baselines(made, name)
+        overview, deltas = tables.overview(made, base), tables.difference_table(made, base)
+        for group, title in ((g, g.first.title) for g in made):
+            line = next(l for l in text.splitlines() if l.startswith(title + " "))
+            shown = next(r for r in overview.rows if r[0] == group.label)
+            for heading in ("validation loss", "perplexity", "first-token attention", "loss spikes"):
+                self.assertIn(shown[overview.headings.index(heading)], line)
+            if group is not base[group]:
+                row = next(r for r in deltas.rows if r[0] == group.label)
+                self.assertIn(row[deltas.headings.index("Δ validation loss")], line)
+                place = (deltas.rows.index(row), deltas.headings.index("Δ validation loss"))
+                self.assertEqual("*" in line, place in deltas.bold)
+
+    def test_seeds_share_a_name_and_a_folder_for_tensorboard(self):
+        for seed in (1, 2):
+            for name, gates in (("base", "[]"), ("gated", gate("query", activation="silu"))):
+                os.makedirs(os.path.join(self.run_of(f"{name}-s{seed}", 6.0, gates, seed=seed), "tb"))
+        runs, made = self.grouped()
+        looks.label_runs(runs, made)
+        self.assertIn("gated", [g.label for g in made])
+        out = os.path.join(self.root, "out")
+        self.assertEqual([tensorboard.link_runs(made, out) for _ in range(2)], [4, 4])
+        folder = os.path.join(out, "tensorboard", "gated")
+        self.assertEqual(sorted(os.listdir(folder)), ["seed_1", "seed_2"])
+        self.assertEqual(os.path.realpath(os.path.join(folder, "seed_2")), os.path.join(os.path.realpath(self.root), "gated-s2-2", "tb"))
+
+    def test_finished_seeds_count_where_there_are_some(self):
+        self.run_of("base", 6.0, seed=1)
+        self.run_of("base", 8.0, seed=2, state="running", step=500)
+        _, made = self.grouped()
+        self.assertAlmostEqual(made[0].value("ppl"), 6.0)
+        self.assertEqual(made[0].state(), "1 of 2 running")
+
+    def test_few_losses_are_said_to_be_few(self):
+        self.run_of("base", 6.0, losses=[3.0] * 70)
+        _, made = self.grouped()
+        row = tables.spike_table(made).rows[0]
+        self.assertEqual(row[2:6], ["too few losses"] * 3 + ["30"])
+
     def test_half_of_the_seeds_diverged(self):
         self.run_of("base", 6.0, seed=1)
         self.run_of("base", 9.0, seed=2, losses=[3.0] * 40 + [None])
@@ -234,7 +331,7 @@ class Rows(Folder):
         _, made = self.grouped()
         self.assertEqual(made[0].state(), "1 of 2 diverged")
         self.assertAlmostEqual(made[0].value("ppl"), 6.0)
-        self.assertAlmostEqual(groups.difference(made[1], made[0], "ppl"), -0.5)
+        self.assertAlmostEqual(groups.difference(made[1], made[0], "ppl").mean, -0.5)
 
     def test_learning_rates(self):
         bad = [3.0] * 50 + [8.0] * 50
@@ -328,15 +425,15 @@ class Configurations(Folder):
 
 @unittest.skipIf(importlib.util.find_spec("matplotlib") is None or importlib.util.find_spec("numpy") is None, "no matplotlib")
 class Pictures(Folder):
-    def analyse(self, folder, gated):
+    def analyse(self, folder, gated, more=0.0):
         import numpy
         layers, heads, tokens, maps = 2, 4, 12, 8
         os.makedirs(os.path.join(folder, "analysis"))
-        gates = [{"position": "sdpa_output", "mean": 0.2, "std": 0.1, "min": 0.0, "max": 0.9, "edges_min": 0.0, "edges_max": 1.0,
+        gates = [{"position": gated if isinstance(gated, str) else "sdpa_output", "mean": 0.2 + more, "std": 0.1, "min": 0.0, "max": 0.9, "edges_min": 0.0, "edges_max": 1.0,
                   "histogram_50": [0.02] * 50}] if gated else []
         output = {f"below_{t}_{k}": None if "times" in k and not gated else 0.1 for t in ("1e-2", "1e-3")
                   for k in ("before", "after", "before_times_mean_gate")} | {"mean_abs_before": 0.7, "mean_abs_after": 0.2}
-        layer = {"first_token_attention": 0.3, "heads": {"first_token_attention": [0.3] * heads, "importance": [0.5] * heads},
+        layer = {"first_token_attention": 0.3 + more, "heads": {"first_token_attention": [0.3] * heads, "importance": [0.5] * heads},
                  "gates": gates, "attention_output": output, "imbalance": 0.1,
                  "max": {"attention_output": 2, "attention_residual": 3, "ffn_output": 40, "ffn_residual": 50}}
         arrays = {"attention_mean": (layers, maps, maps), "value_norms": (layers, 2, tokens),
@@ -347,6 +444,29 @@ class Pictures(Folder):
             {"step": 1000, "layers": [layer] * layers, "maps": {"tokens": maps}, "arrays": {n: n + ".npy" for n in arrays},
              "sets": [{"name": n, "importance": [[0.5] * heads] * layers} for n in "xy"],
              "total": {"first_token_attention": 0.125, "mean_gate_score": 0.2, "m_act_mean": 77.0, "imbalance": 0.1}}))
+
+    def test_figures_show_means_over_seeds(self):
+        import matplotlib.pyplot as plt
+        from reporting import plots_layers, plots_paper
+        for seed, more in ((1, 0.0), (2, 0.1), (3, 0.2)):
+            self.analyse(self.run_of("value", 6.0, gate("value"), seed=seed), "value", more)
+        _, made = self.grouped()
+        looks.label_runs([r for g in made for r in g.runs], made)
+        pick = plots_paper.picks(made, ["value elementwise"])[0]
+        self.assertEqual([round(v, 9) for v in pick.values("first_token_attention")[1]], [0.4, 0.4])
+        self.assertAlmostEqual(pick.seeds.spreads[0]["first_token_attention"], 0.1)
+        self.assertAlmostEqual(pick.layers[1]["gates"][0]["mean"], 0.3)
+        self.assertTrue(pick.name.endswith("(n=3)"))
+        figure = plots_paper.plot_first_token(made)
+        self.assertEqual(len(figure.axes[0].collections), 1)  # the band
+        plt.close(figure)
+        # A gate on the values: attention's output has no before and no after.
+        for draw in (plots_layers.plot_mean_abs, plots_layers.plot_shares):
+            figure = draw(made)
+            for axis in figure.axes:
+                self.assertEqual(len(axis.lines), 1)
+                self.assertIn("gate on value only", axis.lines[0].get_label())
+            plt.close(figure)
 
     def test_every_picture_is_drawn(self):
         import matplotlib.pyplot as plt
