@@ -241,15 +241,16 @@ std::unique_ptr<Graph::Impl> record(Context& ctx, const std::function<void()>& o
 namespace {
 
 std::string reported(const KernelStatus& s) {
-  switch (s.code) {
+  switch (static_cast<KernelStatus::Code>(s.code)) {
     case KernelStatus::token_outside_vocabulary: return fmt::format("token {} is outside the vocabulary", s.value);
     case KernelStatus::position_outside_table:
       return fmt::format("position {} is outside the rotary table", s.value);
     case KernelStatus::target_outside_vocabulary: return fmt::format("target {} is outside the vocabulary", s.value);
     case KernelStatus::documents_in_cudnn:
       return fmt::format("attention.kernel cudnn takes no documents (a first key of {}); use another kernel", s.value);
-    default: return fmt::format("a kernel reported the unknown code {}", s.code);
+    case KernelStatus::ok: break;
   }
+  return fmt::format("a kernel reported the unknown code {}", s.code);
 }
 
 /// The ops since the last synchronize, each between two events; only while a Profile asks. Errors of the timing calls are

@@ -9,30 +9,32 @@ namespace sluice::cuda {
 DEVICE_INLINE float sigmoid(float x) { return __fdividef(1.f, 1.f + ex2(-1.4426950408889634f * x)); }
 
 /// a(z) and a'(z) of a gate from z and s = sigmoid(z) (ops/gate.h). The activation is the same for a whole
-/// launch.
-DEVICE_INLINE float activate(GateActivation a, float z, float s) {
+/// launch. Host functions too: the host's compiler finds a case that is missing, nvcc's own does not.
+__host__ DEVICE_INLINE float activate(GateActivation a, float z, float s) {
   switch (a) {
+    case GateActivation::sigmoid:
+      return s;
     case GateActivation::silu:
       return z * s;
     case GateActivation::identity:
       return z;
     case GateActivation::ns_sigmoid:
       return 0.5f + 0.5f * s;
-    default:
-      return s;
   }
+  __builtin_unreachable();
 }
-DEVICE_INLINE float slope_of(GateActivation a, float z, float s) {
+__host__ DEVICE_INLINE float slope_of(GateActivation a, float z, float s) {
   switch (a) {
+    case GateActivation::sigmoid:
+      return s * (1.f - s);
     case GateActivation::silu:
       return s * (1.f + z * (1.f - s));
     case GateActivation::identity:
       return 1.f;
     case GateActivation::ns_sigmoid:
       return 0.5f * s * (1.f - s);
-    default:
-      return s * (1.f - s);
   }
+  __builtin_unreachable();
 }
 
 }  // namespace sluice::cuda

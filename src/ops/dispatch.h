@@ -13,7 +13,7 @@
   switch (::sluice::cpu_isa()) {                                       \
     case ::sluice::Isa::avx512: return ::sluice::cpu::avx512::op(__VA_ARGS__); \
     case ::sluice::Isa::avx2: return ::sluice::cpu::avx2::op(__VA_ARGS__);     \
-    default: return ::sluice::cpu::baseline::op(__VA_ARGS__);          \
+    case ::sluice::Isa::baseline: return ::sluice::cpu::baseline::op(__VA_ARGS__); \
   }
 #else
 #define SLUICE_DECLARE_CPU(op) \

@@ -433,7 +433,8 @@ void ParamStore::initialize_slice(Context& ctx, const Slice& slice, const Tensor
     case DType::f64:
       fill_initial(part.as<double>(), slice.begin, slice.count, spec.init, random);
       break;
-    default:
+    case DType::i32:
+    case DType::u8:
       fail(ExitCode::internal, "initialize: parameters cannot be {}", dtype_name(part.dtype));
   }
   view.write_back();

@@ -46,9 +46,11 @@ int64_t first_nonfinite(const SaveItem& item) {
       return first_nonfinite<uint16_t>(item.data(), count, 0x7f80u);
     case DType::f64:
       return first_nonfinite<uint64_t>(item.data(), count, 0x7ff0000000000000u);
-    default:
-      return -1;
+    case DType::i32:
+    case DType::u8:
+      return -1;  // every value is finite
   }
+  fail(ExitCode::internal, "a tensor of unknown type");
 }
 
 int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }

@@ -344,9 +344,13 @@ void convert_values(const unsigned char* from, const SafetensorsEntry& entry, co
       return convert_to<float>(from, entry.dtype, tensor);
     case DType::bf16:
       return convert_to<bf16>(from, entry.dtype, tensor);
-    default:
+    case DType::f64:
       return convert_to<double>(from, entry.dtype, tensor);
+    case DType::i32:
+    case DType::u8:
+      break;
   }
+  fail(ExitCode::internal, "{} into {}: only floating-point types are converted", describe(entry), tensor.describe());
 }
 
 std::string describe(const SafetensorsEntry& entry) {

@@ -104,8 +104,9 @@ bool fits_kind(cudaMemcpyKind kind, Memory dst, Memory src) {
     case cudaMemcpyHostToDevice: return to_device && !from_device;
     case cudaMemcpyDeviceToHost: return !to_device && from_device;
     case cudaMemcpyDeviceToDevice: return to_device && from_device;
-    default: return kind == cudaMemcpyDefault;
+    case cudaMemcpyDefault: return true;
   }
+  return false;
 }
 
 cudaError_t check_copy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, bool& pageable) {

@@ -153,7 +153,7 @@ void compute(Problem p, float alpha, const void* a, const void* b, float beta, c
 extern "C" {
 
 const char* cublasLtGetStatusName(cublasStatus_t status) {
-  switch (status) {
+  switch (static_cast<int>(status)) {  // the library's enum: only these are ever returned
     case CUBLAS_STATUS_SUCCESS:
       return "CUBLAS_STATUS_SUCCESS";
     case CUBLAS_STATUS_INVALID_VALUE:

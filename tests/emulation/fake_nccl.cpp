@@ -153,7 +153,7 @@ ncclResult_t ncclGetVersion(int* version) {
   return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {
-  switch (result) {
+  switch (static_cast<int>(result)) {  // the library's enum: only these are ever returned
     case ncclSuccess: return "no error";
     case ncclInProgress: return "NCCL operation in progress";
     case ncclInvalidArgument: return "invalid argument";

@@ -53,7 +53,7 @@ cudaError_t cudaPeekAtLastError() { return emu::last_error; }
 const char* cudaGetErrorName(cudaError_t error) {
 #define EMU_NAME(e) \
   case e: return #e
-  switch (error) {
+  switch (static_cast<int>(error)) {
     EMU_NAME(cudaSuccess);
     EMU_NAME(cudaErrorInvalidValue);
     EMU_NAME(cudaErrorMemoryAllocation);
@@ -77,7 +77,7 @@ const char* cudaGetErrorName(cudaError_t error) {
 #undef EMU_NAME
 }
 const char* cudaGetErrorString(cudaError_t error) {
-  switch (error) {
+  switch (static_cast<int>(error)) {
     case cudaSuccess: return "no error";
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorIllegalAddress: return "memory after the end of an allocation was written";
@@ -118,7 +118,7 @@ cudaError_t cudaDeviceSynchronize() {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (!value) return result(cudaErrorInvalidValue);
   if (device != 0) return result(cudaErrorInvalidDevice);
-  switch (attribute) {
+  switch (static_cast<int>(attribute)) {
     case cudaDevAttrComputeCapabilityMajor: *value = emu::architecture() / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = emu::architecture() % 10; break;
     case cudaDevAttrMultiProcessorCount: *value = emu::kMultiprocessors; break;

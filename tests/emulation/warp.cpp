@@ -1,6 +1,7 @@
 // Warp collectives: the lanes of a mask meet, and the last to arrive computes for all. Lanes that have returned from the
 // kernel count as arrived. A rendezvous is known by its mask, so halves of a warp may go different ways.
 #include <algorithm>
+#include <cstdlib>
 
 #include "machine.h"
 
@@ -68,7 +69,7 @@ void match(Thread* threads, uint32_t lanes, int) {
 }
 
 uint32_t combine(uint32_t x, uint32_t y, int op) {
-  switch (op) {
+  switch (static_cast<ReduceOp>(op)) {
     case kReduceAdd: return x + y;
     case kReduceMin: return std::min(x, y);
     case kReduceMax: return std::max(x, y);
@@ -76,8 +77,9 @@ uint32_t combine(uint32_t x, uint32_t y, int op) {
     case kReduceOr: return x | y;
     case kReduceXor: return x ^ y;
     case kReduceSignedMin: return static_cast<uint32_t>(std::min(static_cast<int>(x), static_cast<int>(y)));
-    default: return static_cast<uint32_t>(std::max(static_cast<int>(x), static_cast<int>(y)));
+    case kReduceSignedMax: return static_cast<uint32_t>(std::max(static_cast<int>(x), static_cast<int>(y)));
   }
+  std::abort();
 }
 
 void fold(Thread* threads, uint32_t lanes, int op) {
@@ -132,11 +134,11 @@ uint64_t shfl(uint32_t mask, uint64_t value, int mode, int argument, int width, 
   Warp& w = warp_of(t);
   const int lane = static_cast<int>(t.lane), first = lane & ~(width - 1), last = first + width - 1;
   int source = lane;
-  switch (mode) {
+  switch (static_cast<ShuffleMode>(mode)) {
     case kShuffleIndex: source = first | (argument & (width - 1)); break;
     case kShuffleUp: source = lane - argument < first ? lane : lane - argument; break;
     case kShuffleDown: source = lane + argument > last ? lane : lane + argument; break;
-    default: source = (lane ^ argument) > last ? lane : lane ^ argument;
+    case kShuffleXor: source = (lane ^ argument) > last ? lane : lane ^ argument; break;
   }
   w.input[t.lane] = value;
   w.source[t.lane] = source & 31;

@@ -17,17 +17,29 @@
 /// a(z) and a'(z) from z and sigmoid(z), SPEC 1.1.
 template <GateActivation kActivation, class A>
 inline A activate(A z, A s) {
-  if constexpr (kActivation == GateActivation::identity) return z;
-  if constexpr (kActivation == GateActivation::silu) return z * s;
-  if constexpr (kActivation == GateActivation::ns_sigmoid) return A(0.5) + A(0.5) * s;
-  return s;
+  if constexpr (kActivation == GateActivation::identity) {
+    return z;
+  } else if constexpr (kActivation == GateActivation::silu) {
+    return z * s;
+  } else if constexpr (kActivation == GateActivation::ns_sigmoid) {
+    return A(0.5) + A(0.5) * s;
+  } else {
+    static_assert(kActivation == GateActivation::sigmoid);
+    return s;
+  }
 }
 template <GateActivation kActivation, class A>
 inline A slope_of(A z, A s) {
-  if constexpr (kActivation == GateActivation::identity) return A(1);
-  if constexpr (kActivation == GateActivation::silu) return s * (A(1) + z * (A(1) - s));
-  if constexpr (kActivation == GateActivation::ns_sigmoid) return A(0.5) * s * (A(1) - s);
-  return s * (A(1) - s);
+  if constexpr (kActivation == GateActivation::identity) {
+    return A(1);
+  } else if constexpr (kActivation == GateActivation::silu) {
+    return s * (A(1) + z * (A(1) - s));
+  } else if constexpr (kActivation == GateActivation::ns_sigmoid) {
+    return A(0.5) * s * (A(1) - s);
+  } else {
+    static_assert(kActivation == GateActivation::sigmoid);
+    return s * (A(1) - s);
+  }
 }
 
 /// s = a(z) and, unless null, slope = factor a'(z), element by element; s may be the memory of z.

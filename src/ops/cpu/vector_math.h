@@ -66,7 +66,11 @@ inline void with_storage_type(DType dtype, F&& f) {
       return f(float{});
     case DType::bf16:
       return f(bf16{});
-    default:
+    case DType::f64:
       return f(double{});
+    case DType::i32:
+    case DType::u8:
+      break;
   }
+  __builtin_trap();
 }

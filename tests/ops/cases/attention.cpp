@@ -40,9 +40,10 @@ int64_t first_of(const Shape& s, int64_t t) {
       return t;
     case Documents::window:
       return std::max<int64_t>(0, t - 40);
-    default:
-      return 0;
+    case Documents::one:
+      break;
   }
+  return 0;
 }
 
 struct Inputs {

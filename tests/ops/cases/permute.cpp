@@ -25,9 +25,10 @@ int64_t expert_of(LoadKind load, int64_t slot, int64_t experts) {
       return experts / 2;
     case LoadKind::sparse:
       return any - any % 5;
-    default:
+    case LoadKind::frequent:
       return slot % 7 < 5 ? experts - 1 : any;
   }
+  return -1;
 }
 
 struct PlanOutputs {
