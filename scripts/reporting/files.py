@@ -1,43 +1,73 @@
 """Files of run folders and of analyses. Standard library alone, but for arrays, which only plots ask for."""
 import json
 import os
-import sys
+
+from . import shapes
+from .shapes import Misfits, fit, warn
 
 
-def read_lines(path):
-    """Objects of a JSON-lines file; the last line may be torn when the run is going on or was killed."""
-    records = []
-    if not os.path.exists(path):
-        return records
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for i, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError:
-                print(f"report: {path}:{i}: not a whole JSON object, passed over", file=sys.stderr)
-                continue
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
-                records.append(record)
+def parse(text):
+    """JSON, or a ValueError whatever is wrong with it."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def open_file(path):
+    """As text; OSError for all that is no file, which might never end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(None, "not a regular file", path)
+    return open(path, encoding="utf-8", errors="replace")
+
+
+def read_lines(path, shape=shapes.METRICS):
+    """Objects of a JSON-lines file that have a step; the last line may be torn when the run is going on or was killed."""
+    records, misfits = [], Misfits(path)
+    try:
+        with open_file(path) as file:
+            for i, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    record = parse(line)
+                except ValueError:
+                    misfits.add(f"{i}: not a whole JSON object, passed over")
+                    continue
+                record = fit(record, shape, misfits.at(i)) if isinstance(record, dict) else {}
+                if record.get("step") is not None:
+                    records.append(record)
+                else:
+                    misfits.add(f"{i}: no record of a step, passed over")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        warn(f"{path}: {error.strerror}")
     return records
 
 
-def read_object(path, must=False):
+def read_object(path, shape, must=False):
     """A JSON object; {} where there is none, told when there must be."""
     try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
-        return value if isinstance(value, dict) else {}
-    except (OSError, ValueError) as error:
+        with open_file(path) as file:
+            text = file.read()
+        value = parse(text)
+        if not isinstance(value, dict):
+            warn(f"{path}:1: a JSON object is expected")
+        return fit(value, shape, Misfits(path).of_text(text)) if isinstance(value, dict) else {}
+    except json.JSONDecodeError as error:
+        warn(f"{path}:{error.lineno}:{error.colno}: {error.msg}")
+    except ValueError as error:
+        warn(f"{path}:1: {error}")
+    except OSError as error:
         if must or not isinstance(error, FileNotFoundError):
-            print(f"report: {error}", file=sys.stderr)
-        return {}
+            warn(f"{path}: {error.strerror}")
+    return {}
 
 
 def read_text(path):
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open_file(path) as file:
             return file.read()
     except OSError:
         return ""
@@ -63,12 +93,15 @@ def sweep_verdict(folder):
     """What the sweep that trained a run wrote of its end: its journal's last line on it, of those that are ends; {} else."""
     out = {}
     path = os.path.abspath(folder)
-    for line in read_text(os.path.join(os.path.dirname(path), "sweep.jsonl")).splitlines():
+    journal = os.path.join(os.path.dirname(path), "sweep.jsonl")
+    misfits = Misfits(journal)
+    for i, line in enumerate(read_text(journal).splitlines(), 1):
         try:
-            record = json.loads(line)
+            record = parse(line)
         except ValueError:
             continue  # torn by a death
-        if isinstance(record, dict) and record.get("folder") == os.path.basename(path):
+        record = fit(record, shapes.JOURNAL, misfits.at(i)) if isinstance(record, dict) else {}
+        if record.get("folder") == os.path.basename(path):
             out = {"retry": {}, "stopped": record, "diverged": record}.get(record.get("event"), out)
     return out
 
@@ -78,21 +111,25 @@ class Analysis:
 
     def __init__(self, folder):
         self.folder = folder
-        self.data = read_object(os.path.join(folder, "analysis.json"))
-        self.layers = [layer for layer in self.data.get("layers") or [] if isinstance(layer, dict)]
+        self.data = read_object(os.path.join(folder, "analysis.json"), shapes.ANALYSIS)
+        self.layers = self.data.get("layers") or []
         self.total = self.data.get("total") or {}
 
     def __bool__(self):
         return bool(self.layers)
 
     def array(self, name):
-        """A NumPy array, or None where it was not written."""
+        """A NumPy array of finite numbers, or None where it was not written."""
         file = (self.data.get("arrays") or {}).get(name)
         if not file:
             return None
         import numpy  # only plots ask
+        path = os.path.join(self.folder, os.path.basename(file))
         try:
-            return numpy.load(os.path.join(self.folder, file), allow_pickle=False)
-        except (OSError, ValueError) as error:
-            print(f"report: {self.folder}/{file}: {error}", file=sys.stderr)
+            array = numpy.load(path, mmap_mode="r", allow_pickle=False)
+            if getattr(array, "dtype", None) is None or array.dtype.kind not in "fiu":
+                raise ValueError("no array of numbers")
+            return numpy.nan_to_num(numpy.array(array), posinf=0.0, neginf=0.0)
+        except Exception as error:  # what NumPy raises for a damaged header is of many kinds
+            warn(f"{path}: {error}; passed over")
             return None

@@ -10,6 +10,7 @@ from .groups import group_runs
 from .looks import label_runs
 from .paper_tables import GLOSSARY, paper_tables
 from .runs import Run
+from .shapes import warn
 
 
 def read_runs(folders):
@@ -49,20 +50,39 @@ def make_sections(groups, baselines, ours_and_theirs):
     return [section for section in sections if section[1]]
 
 
-def save(figures, folder):
-    """Writes the PNGs; [(name, bytes, text)]."""
+def save(figures, folder, missing):
+    """Writes the PNGs; [(name, bytes, text)]. What cannot be drawn is told of and added to `missing`: damaged runs may hold
+    numbers that no axis takes."""
     import matplotlib.pyplot as plt
     pictures = []
     for name, draw, text in figures:
-        figure = draw()
-        if figure is None:
-            continue
         path = os.path.join(folder, name + ".png")
-        figure.savefig(path, bbox_inches="tight", pad_inches=0.12)
-        plt.close(figure)
+        try:
+            figure = draw()
+            if figure is None:
+                continue
+            figure.savefig(path, bbox_inches="tight", pad_inches=0.12)
+        except OSError:
+            raise
+        except Exception as error:
+            missing.append(f"{name}: cannot be drawn from these runs ({type(error).__name__}: {error})")
+            warn(missing[-1])
+            continue
+        finally:
+            plt.close("all")
         with open(path, "rb") as file:
             pictures.append((name, file.read(), text))
     return pictures
+
+
+def load_figures():
+    try:
+        from . import figures
+        return figures
+    except ImportError as error:
+        print(f"report: matplotlib cannot be loaded: {error}; on Debian: apt-get install python3-matplotlib (or --tables-only)",
+              file=sys.stderr)
+        sys.exit(69)
 
 
 def main(description):
@@ -94,9 +114,8 @@ def main(description):
         os.makedirs(options.output, exist_ok=True)
         pictures = []
         if not options.tables_only:
-            from . import figures
-            for heading, made in figures.all_figures(runs, groups, ours_and_theirs):
-                shown = save(made, options.output)
+            for heading, made in load_figures().all_figures(runs, groups, ours_and_theirs):
+                shown = save(made, options.output, missing)
                 if shown:
                     pictures.append((heading, shown))
         linked = tensorboard.link_runs(groups, options.output)

@@ -3,6 +3,8 @@ import base64
 import html
 import os
 
+from .shapes import clean
+
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1760px; margin: 2em auto; padding: 0 1em }
 p, figure { max-width: 1180px }
@@ -47,17 +49,21 @@ def table_html(table):
     return "\n".join(out)
 
 
+def markdown(text):
+    """Text as text: no HTML, no links, no columns of a table."""
+    return html.escape(text, quote=False).replace("|", "\\|").replace("](", "]\\(").replace("`", "\\`")
+
+
 def table_markdown(table):
     prefix = {"ours": "ours: ", "the paper's": "paper: "}
     headings = [prefix.get(who, who + " " if who else "") + h for who, hs in table.spans for h in hs]
-    clean = lambda text: text.replace("|", "\\|")
-    lines = [f"### {table.title}", ""] if table.title else []
-    lines += ["| " + " | ".join(clean(h) for h in headings) + " |",
+    lines = [f"### {markdown(table.title)}", ""] if table.title else []
+    lines += ["| " + " | ".join(markdown(h) for h in headings) + " |",
               "|" + "|".join(" :-- " if h in NAMES else " --: " for h in headings) + "|"]
     for y, row in enumerate(table.rows):
-        lines.append("| " + " | ".join(f"**{clean(c)}**" if c == "diverged" or (y, i) in table.bold else clean(c)
+        lines.append("| " + " | ".join(f"**{markdown(c)}**" if c == "diverged" or (y, i) in table.bold else markdown(c)
                                        for i, c in enumerate(row)) + " |")
-    return "\n".join(lines + [""] + [note + "\n" for note in table.notes])
+    return "\n".join(lines + [""] + [markdown(note) + "\n" for note in table.notes])
 
 
 def overview_note(runs):
@@ -68,7 +74,7 @@ def overview_note(runs):
 
 
 def write(path, text):
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
+    with open(path + ".tmp", "w", encoding="utf-8", errors="replace") as file:  # a folder's name may be no text
         file.write(text)
     os.replace(path + ".tmp", path)
 
@@ -97,7 +103,7 @@ def write_html(path, title, runs, overview, sections, pictures, missing):
 
 
 def write_markdown(path, title, runs, overview, sections, pictures, missing):
-    lines = [f"# {title}", "", table_markdown(overview), overview_note(runs), ""]
+    lines = [f"# {markdown(title)}", "", table_markdown(overview), overview_note(runs), ""]
     for heading, tables, text in sections:
         lines += [f"## {heading}", ""] + ([text, ""] if text else []) + [table_markdown(table) for table in tables]
     for heading, shown in pictures:
@@ -105,8 +111,8 @@ def write_markdown(path, title, runs, overview, sections, pictures, missing):
         for name, _, text in shown:
             lines += [f"![{name.replace('_', ' ')}]({name}.png)", "", text, ""]
     if missing:
-        lines += ["## Not there, or of another step", ""] + [f"- {m}" for m in missing] + [""]
-    lines += ["## Runs", ""] + [f"- {r.name}: {r.folder}, configuration {r.info.get('config_hash', '-')}, {r.outcome[1]}"
+        lines += ["## Not there, or of another step", ""] + [f"- {markdown(m)}" for m in missing] + [""]
+    lines += ["## Runs", ""] + ["- " + markdown(f"{r.name}: {clean(r.folder, 4096)}, configuration {r.info.get('config_hash', '-')}, {r.outcome[1]}")
                                 for r in runs]
     write(path, "\n".join(lines) + "\n")
 

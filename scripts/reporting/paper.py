@@ -37,9 +37,9 @@ def variant(config):
     parts = ["sink"] if get("attention.kind") == "sink" else []
     for gate in get("attention.gates", []):
         words = [gate.get("position") or "sdpa_output", gate.get("granularity") or "elementwise"]
-        words += [gate["heads"]] if gate.get("heads", "specific") != "specific" else []
+        words += [gate["heads"]] if (gate.get("heads") or "specific") != "specific" else []
         words += ["add"] if gate.get("combine") == "add" else []
-        words += [gate["activation"]] if gate.get("activation", "sigmoid") != "sigmoid" else []
+        words += [gate["activation"]] if (gate.get("activation") or "sigmoid") != "sigmoid" else []
         words += ["constant"] if gate.get("input") in ("none", None) and "input" in gate else []
         parts.append(" ".join(words))
     if get("attention.output_norm", "none") != "none":

@@ -168,7 +168,7 @@ def plot_routers(runs):
             curves += y
         axis.set_title(title)
         axis.set_ylabel(label)
-        high = max(quantile(curves, 0.995), floor)
+        high = max(quantile(curves, 0.995) if curves else floor, floor)
         axis.set_ylim(floor, high + 0.08 * (high - floor) + 1e-3)
         tokens_axis(axis)
     last = [("busiest expert, per layer", "tokens over the mean", "max_over_mean"),

@@ -6,7 +6,7 @@ import os
 import statistics
 import sys
 
-from . import plain_yaml
+from . import plain_yaml, shapes
 from .files import Analysis, read_lines, read_object, read_text, sweep_verdict
 from .values import count_spikes, ema, mean, mean_of_all, number
 
@@ -19,18 +19,20 @@ class Run:
         if not os.path.isdir(folder):
             print(f"report: {folder}: no such run folder", file=sys.stderr)
             sys.exit(66)
-        self.metrics = read_lines(os.path.join(folder, "metrics.jsonl"))
-        self.evals = read_lines(os.path.join(folder, "eval.jsonl"))
-        self.info = read_object(os.path.join(folder, "run.json"), must=True)
-        self.status = read_object(os.path.join(folder, "status.json"))
+        self.metrics = read_lines(os.path.join(folder, "metrics.jsonl"), shapes.METRICS)
+        self.evals = read_lines(os.path.join(folder, "eval.jsonl"), shapes.EVALUATION)
+        self.info = read_object(os.path.join(folder, "run.json"), shapes.RUN, must=True)
+        self.status = read_object(os.path.join(folder, "status.json"), shapes.STATUS)
         self.config = {}
+        path = os.path.join(folder, "config.yaml")
         try:
-            config = plain_yaml.read(read_text(os.path.join(folder, "config.yaml")), os.path.join(folder, "config.yaml"))
-            self.config = config if isinstance(config, dict) else {}
+            text = read_text(path)
+            config = plain_yaml.read(text, path)
+            self.config = shapes.fit(config, shapes.CONFIGURATION, shapes.Misfits(path).of_text(text)) if isinstance(config, dict) else {}
         except plain_yaml.PlainYamlError as error:
-            print(f"report: {error}", file=sys.stderr)
-        self.base = os.path.basename(os.path.abspath(folder))
-        self.title = self.name = str(self.info.get("name") or self.base)  # name: label_runs makes it unambiguous
+            shapes.warn(str(error))
+        self.base = shapes.clean(os.path.basename(os.path.abspath(folder)))
+        self.title = self.name = shapes.clean(self.info.get("name") or self.base)  # name: label_runs makes it unambiguous
         self.origin = " ".join([self.base, self.name, read_text(os.path.join(folder, "config.input.yaml")),
                                 read_text(os.path.join(folder, "cmdline.txt"))])
         self.last = self.evals[-1] if self.evals else {}

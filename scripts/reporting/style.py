@@ -17,6 +17,10 @@ plt.rcParams.update({
 })
 
 
+if "text.parse_math" in plt.rcParams:  # names of runs may hold dollar signs
+    plt.rcParams["text.parse_math"] = False
+
+
 def new_figure(panels=1, height=3.6, shared=False):
     """One wide panel, or up to three in a row."""
     columns = 2 if panels == 4 else min(panels, 3)

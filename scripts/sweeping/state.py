@@ -5,6 +5,9 @@ import os
 import socket
 import time
 
+from reporting import shapes
+from reporting.files import parse, read_object
+
 # States; the first group can be run, the last has its result.
 WAITING, PAUSED, RUNNING = "waiting", "paused", "running"
 FAILED, STOPPED, DIVERGED, DONE = "failed", "stopped", "diverged", "done"
@@ -12,19 +15,14 @@ ENDS = (FAILED, STOPPED, DIVERGED, DONE)
 HOST = socket.gethostname()
 
 
-def read_json(path):
+def read_json(path, shape):
     """An object; {} where there is none, or no whole one."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return read_object(path, shape)
 
 
-def read_lines(path, start=0):
+def read_lines(path, start=0, shape=shapes.METRICS):
     """(objects of a JSON-lines file from the byte `start` on, where the last whole line ends)."""
-    records = []
+    records, misfits = [], shapes.Misfits(path)
     try:
         with open(path, "rb") as file:
             file.seek(start)
@@ -32,13 +30,14 @@ def read_lines(path, start=0):
     except OSError:
         return records, start
     whole = data.rfind(b"\n") + 1
-    for line in data[:whole].splitlines():
+    for i, line in enumerate(data[:whole].splitlines(), 1):
         try:
-            record = json.loads(line)
+            record = parse(line.decode("utf-8", "replace"))
         except ValueError:
             continue  # torn by a death, then gone on
         if isinstance(record, dict):
-            records.append(record)
+            # From the middle of a file lines cannot be counted.
+            records.append(shapes.fit(record, shape, misfits.at(i) if start == 0 else lambda *_: None))
     return records, start + whole
 
 
@@ -115,7 +114,7 @@ class Journal:
     def by_trial(self):
         """{hash: its events, oldest first}"""
         events = {}
-        for record in read_lines(self.path)[0]:
+        for record in read_lines(self.path, shape=shapes.JOURNAL)[0]:
             if isinstance(record.get("trial"), str) and isinstance(record.get("event"), str):
                 events.setdefault(record["trial"], []).append(record)
         return events
@@ -126,8 +125,8 @@ class Look:
 
     def __init__(self, trial, events, folder_of_logs):
         self.trial = trial
-        self.run = read_json(os.path.join(trial.folder, "run.json"))
-        self.status = read_json(os.path.join(trial.folder, "status.json"))
+        self.run = read_json(os.path.join(trial.folder, "run.json"), shapes.RUN)
+        self.status = read_json(os.path.join(trial.folder, "status.json"), shapes.STATUS)
         self.log = os.path.join(folder_of_logs, os.path.basename(trial.folder) + ".log")
         self.events = events
         # A retry takes back how it ended.

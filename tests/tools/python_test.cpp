@@ -27,4 +27,7 @@ TEST_CASE("the numbers of a report are right on made-up runs", "[report]") { run
 // Texts of equal names, options that take values, sweep files that would write commands.
 TEST_CASE("scripts hold against hostile and unusual input", "[scripts]") { run_python_test("scripts_test.py"); }
 
+// Mutations of every file that a report and a sweep read.
+TEST_CASE("scripts tell of damaged files by file and line", "[scripts]") { run_python_test("damage_test.py"); }
+
 }  // namespace sluice
