@@ -195,6 +195,22 @@ class Launch(Folder):
             self.assertEqual(done.stderr.count("\n"), 1)
 
 
+class MissingPackages(Folder):
+    def test_a_package_that_cannot_be_loaded_is_told_in_one_line(self):
+        for package in ("matplotlib", "torch"):
+            self.write(f"packages/{package}/__init__.py", 'raise ImportError("it is broken here")\n')
+        self.write("run/metrics.jsonl", '{"step": 1, "tokens": 5, "loss": 2.5}\n')
+        self.write("run/run.json", "{}")
+        environment = {**os.environ, "PYTHONPATH": self.path("packages")}
+        for script, arguments, package in (("report", [self.path("run"), "-o", self.path("page")], "python3-matplotlib"),
+                                           ("make_goldens", [], "broken"), ("make_goldens_qwen3", [], "broken"),
+                                           ("make_goldens_qwen3_moe", [], "broken")):
+            done = subprocess.run([sys.executable, os.path.join(SCRIPTS, script), *arguments], env=environment, capture_output=True, text=True)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(package, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
+
 class Trial:
     hash = "0123456789abcdef"
 
