@@ -14,9 +14,9 @@ def how_far(run):
 def common_name(runs):
     """What the names of several seeds' runs share: lr_1e-2 of lr_1e-2-s1 and lr_1e-2-s2; the first name where they share nothing."""
     for names in ([r.title for r in runs], [r.base for r in runs]):
-        stems = {re.sub(rf"[-_. ]*(seed|s)?[-_. ]*{re.escape(str(run.seed()))}(-[0-9a-f]{{12}})?$", "", name) or name
+        stems = {re.sub(rf"([-_. ]+s?|[-_. ]*seed[-_. ]*){re.escape(str(run.seed()))}(-[0-9a-f]{{12}})?$", "", name) or name
                  for run, name in zip(runs, names)}
-        if len(stems) == 1:
+        if len(stems) == 1 and len(runs) > 1:
             return stems.pop()
     return runs[0].name
 

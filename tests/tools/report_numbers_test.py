@@ -311,6 +311,12 @@ class Rows(Folder):
         self.assertEqual(sorted(os.listdir(folder)), ["seed_1", "seed_2"])
         self.assertEqual(os.path.realpath(os.path.join(folder, "seed_2")), os.path.join(os.path.realpath(self.root), "gated-s2-2", "tb"))
 
+    def test_a_seed_in_a_name_is_one_with_a_separator(self):
+        named = lambda *names: groups.common_name([types.SimpleNamespace(title=n, base=n, name=n, seed=lambda s=s: s) for s, n in
+                                                   enumerate(names, 1)])
+        self.assertEqual([named("a-s1", "a-s2"), named("a_seed_1", "a_seed_2"), named("a-1-0123456789ab", "a-2-ba9876543210"),
+                          named("same", "same"), named("lr11", "lr12"), named("a-1")], ["a", "a", "a", "same", "lr11", "a-1"])
+
     def test_finished_seeds_count_where_there_are_some(self):
         self.run_of("base", 6.0, seed=1)
         self.run_of("base", 8.0, seed=2, state="running", step=500)
