@@ -54,6 +54,7 @@ struct Blend::Source {
   std::string name;
   double weight = 0;  // as configured
   int64_t tokens = 0;
+  int64_t predicted = 0;  // tokens behind another one of their document
   int64_t per_cycle = 0;  // samples in one cycle of the schedule
   std::vector<TokenFile> files;
   std::vector<int64_t> samples{0}, sequential{0};  // prefix sums over files
@@ -75,6 +76,7 @@ Blend::Blend(const std::vector<DataSource>& sources, int64_t seq_len, int64_t vo
     for (const std::string& path : expand(config)) {
       const TokenFile& file = source->files.emplace_back(path);
       source->tokens += file.num_tokens();
+      source->predicted += file.num_tokens() - file.num_filled_documents();
       source->samples.push_back(source->samples.back() + (file.num_tokens() - 1) / seq_len);
       source->sequential.push_back(source->sequential.back() +
                                    (file.num_tokens() - 1 + seq_len - 1) / seq_len);
@@ -85,6 +87,12 @@ Blend::Blend(const std::vector<DataSource>& sources, int64_t seq_len, int64_t vo
            "1)",
            source->name, config.path, source->tokens, source->files.size(),
            source->files.size() == 1 ? "" : "s", seq_len + 1);
+    }
+    if (document_mask && source->predicted == 0) {
+      fail(ExitCode::data,
+           "data source {} ({}): its {} documents are one token each, so with data.document_mask nothing is left to predict: set "
+           "data.document_mask=false, or tokenize text with longer documents",
+           source->name, config.path, source->tokens);
     }
     sources_.push_back(std::move(source));
   }
@@ -266,14 +274,46 @@ std::vector<Blend::SourceInfo> Blend::sources() const {
   return infos;
 }
 
+const std::vector<TokenFile>& Blend::files(size_t source) const { return sources_.at(source)->files; }
+
+std::vector<std::pair<std::string, double>> Blend::epochs(int64_t samples) const {
+  std::vector<int64_t> taken(sources_.size(), 0);
+  for (int64_t i = 0; i < samples % kCycle; ++i) ++taken[schedule_[static_cast<size_t>(i)]];
+  std::vector<std::pair<std::string, double>> epochs;
+  for (size_t s = 0; s < sources_.size(); ++s)
+    epochs.emplace_back(sources_[s]->name, static_cast<double>(samples / kCycle * sources_[s]->per_cycle + taken[s]) /
+                                               static_cast<double>(sources_[s]->num_samples()));
+  return epochs;
+}
+
+int64_t Blend::num_bytes() const {
+  int64_t sum = 0;
+  for (const auto& source : sources_)
+    for (const TokenFile& file : source->files) sum += file.bytes();
+  return sum;
+}
+
+int64_t Blend::modified() const {
+  int64_t newest = 0;
+  for (const auto& source : sources_)
+    for (const TokenFile& file : source->files) newest = std::max<int64_t>(newest, file.identity().modified);
+  return newest;
+}
+
 std::string Blend::fingerprint() const {
+  return hashed_whole() ? "xxh3-whole:" + hash_of_files(&TokenFile::fingerprint) : sampled_fingerprint();
+}
+
+std::string Blend::sampled_fingerprint() const { return "xxh3:" + hash_of_files(&TokenFile::sampled_fingerprint); }
+
+std::string Blend::hash_of_files(std::string (TokenFile::*of_file)() const) const {
   std::string all;
   for (const auto& source : sources_) {
-    for (const TokenFile& file : source->files) all += file.fingerprint() + "\n";
+    for (const TokenFile& file : source->files) all += (file.*of_file)() + "\n";
     all += "\n";
   }
   const auto hash = XXH3_128bits(all.data(), all.size());
-  return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
 }  // namespace sluice

@@ -4,6 +4,7 @@
 // order, anew for every epoch (Feistel permutation, core/random.h).
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/config.h"
@@ -25,8 +26,8 @@ class Blend {
  public:
   /// Opens every source (globs expanded, sorted). Error(no_input): no such files. Error(data): a damaged
   /// file, or a source shorter than one sample. Error(usage): weights that are negative, all zero, or a
-  /// positive one below 1/131,072 of the total. Tokens outside [0, vocab_size) are found on reading:
-  /// Error(data) with file, token index and value.
+  /// positive one below 1/131,072 of the total; document_mask over documents of one token each, of which none would be
+  /// predicted. Tokens outside [0, vocab_size) are found on reading: Error(data) with file, token index and value.
   Blend(const std::vector<DataSource>& sources, int64_t seq_len, int64_t vocab_size, bool document_mask,
         uint64_t seed);
 
@@ -50,8 +51,18 @@ class Blend {
     double weight;
   };
   std::vector<SourceInfo> sources() const;
-  /// Of the tokens of all sources, in order; names, paths and weights are not part of it.
+  const std::vector<TokenFile>& files(size_t source) const;
+  /// Passes over each source, by name, that the first `samples` samples of the shuffled stream make.
+  std::vector<std::pair<std::string, double>> epochs(int64_t samples) const;
+  /// Of the tokens of all sources, in order; names, paths and weights are not part of it. Up to kHashedBytes in all files
+  /// everything is read, and every change of the data shows; beyond that, sizes, indexes and 64 pages of each file.
   std::string fingerprint() const;
+  static constexpr int64_t kHashedBytes = int64_t{1} << 30;
+  bool hashed_whole() const { return num_bytes() <= kHashedBytes; }
+  /// The second form for any size: that of all checkpoints before there was the first.
+  std::string sampled_fingerprint() const;
+  /// When the newest of the files was last written to, in seconds since 1970.
+  int64_t modified() const;
   /// Where a sample of the shuffled stream comes from (tests, debugging).
   struct Origin {
     int source;
@@ -63,6 +74,8 @@ class Blend {
  private:
   struct Source;
   void make_schedule();
+  int64_t num_bytes() const;
+  std::string hash_of_files(std::string (TokenFile::*of_file)() const) const;
   void fill_row(const TokenFile& file, int64_t begin, int64_t row, int32_t* tokens, int32_t* targets,
                 int32_t* positions, int32_t* first_key) const;
 

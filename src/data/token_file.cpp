@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
+#include <vector>
+
+#include "core/parallel_for.h"
 
 namespace sluice {
 
@@ -33,6 +35,47 @@ void widen(const unsigned char* in, int64_t count, int32_t* out) {
     for (int64_t j = 0; j < kBlock; ++j) out[i + j] = static_cast<int32_t>(block[j]);
   }
   for (; i < count; ++i) out[i] = static_cast<int32_t>(load<T>(in + i * static_cast<int64_t>(sizeof(T))));
+}
+
+/// Whether one of them is 0.
+bool holds_zero(const int32_t* tokens, int64_t count) {
+  constexpr int64_t kBlock = 16;
+  int64_t i = 0;
+  int32_t zero = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    for (int64_t j = 0; j < kBlock; ++j) zero |= static_cast<int32_t>(tokens[i + j] == 0);
+  }
+  for (; i < count; ++i) zero |= static_cast<int32_t>(tokens[i] == 0);
+  return zero != 0;
+}
+
+template <class T>  // unsigned
+uint32_t largest(const unsigned char* in, int64_t count) {
+  constexpr int64_t kBlock = 64 / sizeof(T);
+  T best[kBlock] = {}, block[kBlock];
+  int64_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    std::memcpy(block, in + i * static_cast<int64_t>(sizeof(T)), sizeof(block));
+    for (int64_t j = 0; j < kBlock; ++j) best[j] = std::max(best[j], block[j]);
+  }
+  for (; i < count; ++i) best[0] = std::max(best[0], load<T>(in + i * static_cast<int64_t>(sizeof(T))));
+  return *std::max_element(best, best + kBlock);
+}
+
+std::string hash_text(const void* data, int64_t bytes) {
+  const auto hash = XXH3_128bits(data, static_cast<size_t>(bytes));
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+/// Parts of a file that threads share; fixed, so that a hash of their hashes is the same for any number of threads.
+constexpr int64_t kPart = int64_t{8} << 20;
+
+/// Calls body(part, begin, bytes) for every part of a file, on all threads.
+template <class Body>
+void for_parts(int64_t size, Body&& body) {
+  parallel_for((size + kPart - 1) / kPart, 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) body(i, i * kPart, std::min(kPart, size - i * kPart));
+  });
 }
 
 std::string strip_extension(const std::string& path) {
@@ -127,6 +170,7 @@ void TokenFile::check_index() {
     if (i == 0 && bound != 0) {
       fail(ExitCode::data, "{}: document index entry 0 at offset {}: {} instead of 0", path, at, bound);
     }
+    filled_documents_ += bound > last;
     if (bound < last || bound > sequences_) {
       fail(ExitCode::data, "{}: document index entry {} at offset {}: {} is not in {}..{}", path, i, at,
            bound, last, sequences_);
@@ -138,6 +182,7 @@ void TokenFile::check_index() {
          "{}: document index entry {} at offset {}: the last document ends at sequence {} of {}", path,
          document_bounds_ - 1, kArraysAt + 12 * sequences_ + 8 * (document_bounds_ - 1), last, sequences_);
   }
+  idx_.check(true);
 }
 
 int64_t TokenFile::num_tokens() const { return tokens_; }
@@ -148,11 +193,15 @@ int64_t TokenFile::sequence_begin(int64_t sequence) const {
   SLUICE_CHECK(sequence >= 0 && sequence <= sequences_, "{}: sequence {} of {}", prefix_, sequence,
                sequences_);
   if (sequence == sequences_) return tokens_;
-  return load<int64_t>(idx_.data() + kArraysAt + 4 * sequences_ + 8 * sequence) / item_size_;
+  const auto begin = load<int64_t>(idx_.data() + kArraysAt + 4 * sequences_ + 8 * sequence);
+  idx_.check(begin == 0 && sequence > 0);
+  return begin / item_size_;
 }
 
 int64_t TokenFile::document_bound(int64_t i) const {
-  return load<int64_t>(idx_.data() + kArraysAt + 12 * sequences_ + 8 * i);
+  const auto bound = load<int64_t>(idx_.data() + kArraysAt + 12 * sequences_ + 8 * i);
+  idx_.check(bound == 0 && i > 0);
+  return bound;
 }
 
 int64_t TokenFile::document_of(int64_t token) const {
@@ -189,13 +238,25 @@ void TokenFile::read(int64_t begin, int64_t count, int32_t* out) const {
   } else {
     widen<uint8_t>(in, count, out);
   }
+  bin_.check(holds_zero(out, count));
 }
 
 std::string TokenFile::fingerprint() const {
+  std::string hashes = fmt::format("{} {} {}\n", bin_.size(), idx_.size(), hash_text(idx_.data(), idx_.size()));
+  const auto begin = static_cast<int64_t>(hashes.size());
+  constexpr int64_t kHash = 32;
+  hashes.resize(static_cast<size_t>(begin + (bin_.size() + kPart - 1) / kPart * kHash));
+  for_parts(bin_.size(), [&](int64_t part, int64_t at, int64_t bytes) {
+    hash_text(bin_.data() + at, bytes).copy(hashes.data() + begin + part * kHash, kHash);
+  });
+  bin_.check(true);
+  idx_.check(true);
+  return "xxh3-whole:" + hash_text(hashes.data(), std::ssize(hashes));
+}
+
+std::string TokenFile::sampled_fingerprint() const {
   constexpr int64_t kPage = 4096, kPages = 64;  // at even distances, the first and the last among them
-  const auto index_hash = XXH3_128bits(idx_.data(), static_cast<size_t>(idx_.size()));
-  std::string sample =
-      fmt::format("{} {} {:016x}{:016x}\n", bin_.size(), idx_.size(), index_hash.high64, index_hash.low64);
+  std::string sample = fmt::format("{} {} {}\n", bin_.size(), idx_.size(), hash_text(idx_.data(), idx_.size()));
   const auto add = [&](int64_t begin, int64_t bytes) {
     sample.append(reinterpret_cast<const char*>(bin_.data()) + begin, static_cast<size_t>(bytes));
   };
@@ -205,20 +266,34 @@ std::string TokenFile::fingerprint() const {
     for (int64_t i = 0; i < kPages - 1; ++i) add((bin_.size() - kPage) / (kPages - 1) * i, kPage);
     add(bin_.size() - kPage, kPage);
   }
-  const auto hash = XXH3_128bits(sample.data(), sample.size());
-  return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
+  bin_.check(true);
+  idx_.check(true);
+  return "xxh3:" + hash_text(sample.data(), std::ssize(sample));
 }
 
 int32_t TokenFile::max_token() const {
+  std::vector<uint32_t> found(static_cast<size_t>((bin_.size() + kPart - 1) / kPart));
+  for_parts(bin_.size(), [&](int64_t part, int64_t at, int64_t bytes) {
+    const unsigned char* in = bin_.data() + at;
+    found[static_cast<size_t>(part)] = item_size_ == 2   ? largest<uint16_t>(in, bytes / 2)
+                                       : item_size_ == 4 ? largest<uint32_t>(in, bytes / 4)
+                                                         : largest<uint8_t>(in, bytes);
+  });
+  bin_.check(true);
+  return static_cast<int32_t>(*std::max_element(found.begin(), found.end()));
+}
+
+int64_t TokenFile::find_outside(int64_t vocab_size) const {
   constexpr int64_t kBlock = 4096;
   int32_t block[kBlock];
-  int32_t largest = std::numeric_limits<int32_t>::min();
   for (int64_t begin = 0; begin < tokens_; begin += kBlock) {
     const int64_t count = std::min(kBlock, tokens_ - begin);
     read(begin, count, block);
-    largest = std::max(largest, *std::max_element(block, block + count));
+    const int32_t* end = block + count;
+    const int32_t* at = std::find_if(static_cast<const int32_t*>(block), end, [&](int32_t t) { return t < 0 || t >= vocab_size; });
+    if (at != end) return begin + (at - block);
   }
-  return largest;
+  return -1;
 }
 
 }  // namespace sluice

@@ -4,14 +4,14 @@
 #include <optional>
 #include <string>
 
-#include "core/io.h"
+#include "core/guarded_file.h"
 
 namespace sluice {
 
 /// One dataset, memory-mapped. Every count and offset is 64-bit; .idx arrays are unaligned and read by
 /// memcpy; all are checked against each other and the file sizes on opening, in one pass over the .idx
 /// (Error(data) names file, field and offset; Error(no_input) when absent). Reads u8, u16 and i32 tokens.
-/// Safe to share between threads.
+/// A file that is cut short while it is read is Error(data), too. Safe to share between threads.
 class TokenFile {
  public:
   /// prefix without .bin/.idx (a path ending in .bin is accepted).
@@ -21,6 +21,8 @@ class TokenFile {
   int64_t num_tokens() const;
   int64_t num_sequences() const;
   int64_t num_documents() const;
+  /// Documents that hold a token: the first token of each is not predicted from within the document.
+  int64_t num_filled_documents() const { return filled_documents_; }
   /// First token of a sequence; begin(num_sequences()) == num_tokens().
   int64_t sequence_begin(int64_t sequence) const;
   /// The start (token index) of the document that holds token i.
@@ -30,10 +32,16 @@ class TokenFile {
   int32_t token(int64_t i) const;
   /// Copies tokens [begin, begin + count).
   void read(int64_t begin, int64_t count, int32_t* out) const;
-  /// Sizes + XXH3 of .idx and of sampled pages of .bin: changes when the data does (RELIABILITY 10).
+  /// XXH3 of both files, whole: changes with every bit of the data. Reads all of it, on all threads.
   std::string fingerprint() const;
-  /// Largest token id, by a full scan (tokenize and `sluice doctor`-like checks).
+  /// The same of the sizes, of .idx and of 64 pages of .bin: quick for any size, and blind to what lies between them.
+  std::string sampled_fingerprint() const;
+  /// Largest token id by a full scan, on all threads. A negative one, which no vocabulary has, counts as larger than any.
   int32_t max_token() const;
+  /// Index of the first token that is outside [0, vocab_size); -1 when there is none.
+  int64_t find_outside(int64_t vocab_size) const;
+  int64_t bytes() const { return bin_.size(); }
+  const io::FileIdentity& identity() const { return bin_.identity(); }
 
  private:
   void check_index();
@@ -41,9 +49,9 @@ class TokenFile {
   int64_t document_of(int64_t token) const;  // by binary search
 
   std::string prefix_;
-  io::MappedFile bin_, idx_;
+  io::GuardedFile bin_, idx_;
   int item_size_ = 2;
-  int64_t sequences_ = 0, document_bounds_ = 0, tokens_ = 0;
+  int64_t sequences_ = 0, document_bounds_ = 0, filled_documents_ = 0, tokens_ = 0;
 };
 
 /// Writes PREFIX.bin/.idx: documents one by one, u16 when vocab_size < 65,500, else i32. Files appear under
@@ -69,6 +77,7 @@ struct TokenFileInfo {
   std::string tokenizer;  // Tokenizer::fingerprint()
   int64_t vocab_size = 0, end_of_document = 0;
   int64_t documents = 0, tokens = 0, text_bytes = 0, largest_token = 0;
+  std::string tokenizer_name;  // for messages: "byte", "sentencepiece english.model"; empty where an older program wrote the file
 };
 void write_token_file_info(const std::string& prefix, const TokenFileInfo& info);
 /// Nothing when the file is absent; Error(data) when it is not what write_token_file_info writes.

@@ -134,8 +134,9 @@ void TokenFileWriter::finish() {
     (*file)->fsync();
     (*file)->close();
   }
-  // The old index goes first: an interruption never leaves an index beside another file's tokens.
-  if (io::exists(w.prefix + ".idx")) io::remove_file(w.prefix + ".idx");
+  // The old index and note go first: an interruption never leaves them beside another file's tokens.
+  for (const char* old : {".idx", ".json"})
+    if (io::exists(w.prefix + old)) io::remove_file(w.prefix + old);
   io::rename(w.staged(".bin"), w.prefix + ".bin");
   io::rename(w.staged(".idx"), w.prefix + ".idx");
   w.finished = true;
@@ -149,6 +150,7 @@ int64_t TokenFileWriter::num_documents() const { return static_cast<int64_t>(imp
 void write_token_file_info(const std::string& prefix, const TokenFileInfo& info) {
   const nlohmann::ordered_json j = {{"schema", 1},
                                     {"tokenizer", info.tokenizer},
+                                    {"tokenizer_name", info.tokenizer_name},
                                     {"vocab_size", info.vocab_size},
                                     {"end_of_document", info.end_of_document},
                                     {"documents", info.documents},
@@ -174,6 +176,7 @@ std::optional<TokenFileInfo> read_token_file_info(const std::string& prefix) {
     j.at("tokens").get_to(info.tokens);
     j.at("text_bytes").get_to(info.text_bytes);
     j.at("largest_token").get_to(info.largest_token);
+    info.tokenizer_name = j.value("tokenizer_name", "");
     return info;
   } catch (const nlohmann::json::exception& e) {
     fail(ExitCode::data, "{}: {}", path, e.what());

@@ -155,11 +155,18 @@ void Run::check_resume() {
       consent.push_back(text);
   }
   // A change of the data's path is told above; here the same path holds other tokens.
-  if (resumed_.state.value("data_fingerprint", data_fingerprint_) != data_fingerprint_)
+  const std::string data_before = resumed_.state.value("data_fingerprint", data_fingerprint_);
+  if (data_before != data_fingerprint_ && data_before != data_->sampled_fingerprint())
     impossible.push_back("the training data is not what this run was started with (its fingerprint differs)");
   if (resumed_.state.value("tokenizer_fingerprint", tokenizer_->fingerprint()) != tokenizer_->fingerprint())
     impossible.push_back("the tokenizer is not the one this run was started with (its fingerprint differs)");
-  if (impossible.empty() && consent.empty()) return;
+  if (impossible.empty() && consent.empty()) {
+    if (leads() && !data_->hashed_whole() && resumed_.state.value("data_modified", data_->modified()) != data_->modified())
+      spdlog::warn("the training data was copied or written to since {} was saved; beyond {} GiB a change inside the files is not "
+                   "always noticed",
+                   resumed_.path, Blend::kHashedBytes >> 30);
+    return;
+  }
 
   std::string message = fmt::format("cannot resume {} with this configuration", resumed_.path);
   if (!impossible.empty()) message += "\n impossible:\n  " + list(impossible);
@@ -413,6 +420,7 @@ void Run::save() {
   at("save");
   CheckpointContent content = trainer_->content();
   content.state["data_fingerprint"] = data_fingerprint_;
+  if (!data_->hashed_whole()) content.state["data_modified"] = data_->modified();
   content.state["tokenizer_fingerprint"] = tokenizer_->fingerprint();
   content.state["seconds"] = seconds_;
   if (monitor_) content.state["router"] = monitor_->state();

@@ -333,6 +333,34 @@ TEST_CASE("bad sources are refused by name", "[loader]") {
   CHECK_NOTHROW(open({{"x", folder / "b[1]", 1}, {"y", folder / "b[1].bin", 1}}));
 }
 
+TEST_CASE("epochs are counted per source, exactly", "[loader]") {
+  TemporaryFolder folder;
+  write_tokens(folder / "a", {range(0, 41)}, kVocab);  // 10 samples
+  write_tokens(folder / "b", {range(0, 29)}, kVocab);  // 7
+  const Blend blend({{"a", folder / "a", 3}, {"b", folder / "b", 1}}, 4, kVocab, false, 1);
+  for (const int64_t samples : {0, 1, 1000, 65536, 200001}) {
+    std::vector<int64_t> taken(2, 0);
+    for (int64_t i = 0; i < samples; ++i) ++taken[static_cast<size_t>(blend.origin(i).source)];
+    const auto epochs = blend.epochs(samples);
+    CHECK(epochs[0].first == "a");
+    CHECK(epochs[0].second == Approx(static_cast<double>(taken[0]) / 10));
+    CHECK(epochs[1].second == Approx(static_cast<double>(taken[1]) / 7));
+  }
+}
+
+TEST_CASE("documents of one token with a document mask leave nothing to predict: an error", "[loader]") {
+  TemporaryFolder folder;
+  write_tokens(folder / "ones", std::vector<std::vector<int32_t>>(50, {5}), kVocab);
+  std::vector<std::vector<int32_t>> documents(50, {5});
+  documents.push_back({6, 7});
+  write_tokens(folder / "one pair", documents, kVocab);
+  const auto open = [&](const std::string& name, bool mask) { return Blend({{"s", folder / name, 1}}, 4, kVocab, mask, 1); };
+  expect_error(ExitCode::data, {"data source s", "50 documents are one token each", "data.document_mask=false"},
+               [&] { open("ones", true); });
+  CHECK_NOTHROW(open("ones", false));
+  CHECK_NOTHROW(open("one pair", true));
+}
+
 TEST_CASE("the fingerprint of a blend is of its tokens and their order", "[loader]") {
   TemporaryFolder folder;
   write_tokens(folder / "a", {range(0, 80)}, kVocab);

@@ -136,7 +136,7 @@ TEST_CASE("token files beyond 2^32 tokens open at once and are read at the right
   CHECK(file.document_begin(int64_t{1} << 31) == 2000000000);
   CHECK(file.document_begin(int64_t{1} << 32) == 3000000000);
   CHECK(file.document_end(int64_t{1} << 32) == 4500000000);
-  CHECK(!file.fingerprint().empty());  // samples pages, so it is quick, too
+  CHECK(!file.sampled_fingerprint().empty());  // quick, too
 }
 
 TEST_CASE("the fingerprint follows the content, not the name", "[token_file]") {
@@ -154,6 +154,52 @@ TEST_CASE("the fingerprint follows the content, not the name", "[token_file]") {
   write_tokens(folder / "b", {{tokens.begin(), tokens.begin() + 5}, {tokens.begin() + 5, tokens.end()}},
                1000);
   CHECK(first != TokenFile(folder / "b").fingerprint());
+}
+
+TEST_CASE("every changed token shows in the whole fingerprint, and the sampled one is what it always was", "[token_file]") {
+  TemporaryFolder folder;
+  std::vector<int32_t> tokens(9'000'000);  // three parts of the hash
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 2654435761u >> 16 & 0x3fff);
+  write_tokens(folder / "a", {tokens}, 20000);
+  const std::string whole = TokenFile(folder / "a").fingerprint(), sampled = TokenFile(folder / "a").sampled_fingerprint();
+  CHECK(sampled == "xxh3:f980ac763288fcbc0b4548bc410ee9af");
+  for (const size_t at : {size_t{5000}, size_t{4'500'000}, tokens.size() - 5000}) {
+    std::vector<int32_t> changed = tokens;
+    changed[at] ^= 1;
+    write_tokens(folder / "b", {changed}, 20000);
+    const TokenFile file(folder / "b");
+    CHECK(file.fingerprint() != whole);
+    CHECK(file.sampled_fingerprint() == sampled);  // between the pages it looks at
+  }
+}
+
+TEST_CASE("the largest token is found wherever it is, and a negative one is worse than any", "[token_file]") {
+  TemporaryFolder folder;
+  const int code = GENERATE(1, 4, 8);
+  const size_t size = code == 1 ? 1 : code == 4 ? 4 : 2;
+  const auto with = [&](int64_t count, int64_t at, int32_t value) {
+    std::string bytes;
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t token = i == at ? value : static_cast<int32_t>(i % 100);
+      bytes.append(reinterpret_cast<const char*>(&token), size);
+    }
+    write_bytes(folder / "x.bin", bytes);
+    write_bytes(folder / "x.idx", index_bytes(code, static_cast<int>(size), {static_cast<int32_t>(count)}, {0, 1}));
+    return TokenFile(folder / "x");
+  };
+  for (const int64_t count : {1, 17, 1000, 5000})
+    for (const int64_t at : {int64_t{0}, count / 2, count - 1}) {
+      const TokenFile file = with(count, at, 201);
+      CHECK(file.max_token() == 201);
+      CHECK(file.find_outside(201) == at);
+      CHECK(file.find_outside(202) == -1);
+    }
+  if (code != 4) return;
+  const TokenFile negative = with(1000, 700, -3);
+  CHECK(negative.max_token() == -3);
+  CHECK(negative.find_outside(1 << 30) == 700);
+  const TokenFile large = with(6'000'000, 5'999'999, 2'000'000'000);  // several parts
+  CHECK(large.max_token() == 2'000'000'000);
 }
 
 TEST_CASE("damaged indexes are refused by file, field and offset", "[token_file]") {
@@ -323,13 +369,14 @@ TEST_CASE("a long file written in pieces is whole", "[token_file]") {
 TEST_CASE("the note beside a token file is read back, and may be absent", "[token_file]") {
   TemporaryFolder folder;
   CHECK(!read_token_file_info(folder / "x"));
-  write_token_file_info(folder / "x", {"byte:257", 257, 256, 3, int64_t{1} << 40, 5000, 256});
+  write_token_file_info(folder / "x", {"byte:257", 257, 256, 3, int64_t{1} << 40, 5000, 256, "byte"});
   const auto info = read_token_file_info(folder / "x");
   REQUIRE(info);
   CHECK(info->tokenizer == "byte:257");
   CHECK(info->vocab_size == 257);
   CHECK(info->tokens == int64_t{1} << 40);
   CHECK(info->largest_token == 256);
+  CHECK(info->tokenizer_name == "byte");
   for (const char* bad : {"", "[]", "{}", "{\"schema\":2}", "{\"schema\":1,\"tokenizer\":3}"}) {
     write_bytes(folder / "x.json", bad);
     expect_error(ExitCode::data, {folder / "x.json"}, [&] { read_token_file_info(folder / "x"); });
