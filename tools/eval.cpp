@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "config/load.h"
 #include "core/parallel_for.h"
+#include "data/token_check.h"
 #include "train/evaluate.h"
 #include "train/inference.h"
 #include "train/metrics.h"
@@ -44,6 +45,7 @@ void evaluate(const EvalOptions& options) {
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
   const TrainedModel trained(checkpoint, tokens, options.device);
   const Evaluator evaluator(chosen_sets(options.data, options.sets, config), config, trained.tokenizer(), options.max_tokens);
+  for (const auto& set : evaluator.blends()) check_tokens(*set, trained.tokenizer(), config);
 
   Context dry(0, trained.device());
   Arena measure("activations", 0, trained.device()), measure_host("host");

@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "config/load.h"
 #include "core/parallel_for.h"
+#include "train/data_plan.h"
 #include "train/scale.h"
 
 namespace sluice {
@@ -84,6 +85,11 @@ void add_plan_command(Command& app, int&) {
     const Plan result = make_plan(config, options->ranks);
     nlohmann::json json = options->json ? plan_json(result) : nlohmann::json();
     std::string text = options->json ? "" : plan_text(result);
+    if (result.steps > 0 && !config.data.train.empty()) {
+      const DataPlan data = plan_data(result.config, result.steps);
+      if (options->json) json["data"] = data_plan_json(data);
+      else text += data_plan_text(data);
+    }
     if (!options->gpus.empty()) {
       const ScaleModel model = scale_model(result);
       const std::vector<ScaleRow> rows = scale_rows(model, *options);

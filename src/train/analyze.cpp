@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "data/loader.h"
+#include "data/token_check.h"
 #include "train/trainer.h"
 
 namespace sluice {
@@ -101,6 +102,8 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
   for (const DataSource& source : sources)
     blends.push_back(std::make_unique<Blend>(std::vector<DataSource>{source}, seq_len, trained.config().model.vocab_size,
                                              data.document_mask, trained.config().train.seed));
+  if (ranks.rank() == 0)
+    for (const auto& blend : blends) check_tokens(*blend, trained.tokenizer(), trained.config());
   const auto samples_of = [&](const Blend& blend) {
     const int64_t all = blend.num_sequential_samples();
     return options.tokens > 0 ? std::min(all, (options.tokens + seq_len - 1) / seq_len) : all;

@@ -5,6 +5,7 @@
 #include "config/fields.h"
 #include "core/cpu_features.h"
 #include "core/parallel_for.h"
+#include "data/token_check.h"
 #include "train/console.h"
 
 namespace sluice {
@@ -14,6 +15,10 @@ int64_t layers_with_experts(const ModelConfig& model) {
   int64_t layers = 0;
   for (int64_t i = 0; i < model.num_hidden_layers; ++i) layers += model.moe.in_layer(i);
   return layers;
+}
+
+std::string tokenizer_note(const Blend& data, size_t source) {
+  return tokenizer_known(data, source) ? "" : "  tokenizer unknown: no .json beside the files";
 }
 
 /// "experts  8 of 64 x 128 in 6 of 6 layers  11.2M parameters active  balance 0.01 over the global batch  z 0.001".
@@ -65,14 +70,16 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
                                 format_count(static_cast<double>(plan.trained)), config.lora.rank, config.lora.alpha,
                                 fmt::join(config.lora.targets, " "), config.train.init_from));
   if (m.moe.num_experts > 0) lines.push_back(experts_text(config.model, plan));
-  for (const Blend::SourceInfo& source : data.sources())
-    lines.push_back(fmt::format("data     {}  {} tokens in {} file{}  {:.0f}% of the samples", source.name,
-                               format_count(static_cast<double>(source.tokens)), source.files,
-                               source.files == 1 ? "" : "s", 100 * source.weight));
+  const auto sources = data.sources();
+  const auto epochs = data.epochs(trainer.max_steps() * config.train.global_batch_size);
+  for (size_t s = 0; s < sources.size(); ++s)
+    lines.push_back(fmt::format("data     {}  {} tokens in {} file{}  {:.0f}% of the samples  {:.2f} epochs{}", sources[s].name,
+                               format_count(static_cast<double>(sources[s].tokens)), sources[s].files,
+                               sources[s].files == 1 ? "" : "s", 100 * sources[s].weight, epochs[s].second, tokenizer_note(data, s)));
   for (const auto& blend : evaluator.blends())
     for (const Blend::SourceInfo& source : blend->sources())
-      lines.push_back(fmt::format("held out {}  {} tokens", source.name,
-                                 format_count(static_cast<double>(source.tokens))));
+      lines.push_back(fmt::format("held out {}  {} tokens{}", source.name,
+                                 format_count(static_cast<double>(source.tokens)), tokenizer_note(*blend, 0)));
   const double tokens =
       static_cast<double>(trainer.max_steps()) * static_cast<double>(tokens_per_step(config));
   lines.push_back("device   " + device_text(trainer.context().device));

@@ -41,6 +41,7 @@ nlohmann::ordered_json to_json(const TrainRecord& r) {
                                  {"lr", r.lr},           {"tokens_per_second", r.tokens_per_second},
                                  {"seconds", r.seconds}, {"spikes", r.spikes},
                                  {"skipped", r.skipped}};
+  for (const auto& [source, epochs] : r.epochs) line["epochs"][source] = epochs;
   if (r.router) line["router"] = to_json(*r.router);
   if (r.heads) line["heads"] = to_json(*r.heads);
   return line;

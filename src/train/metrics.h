@@ -21,6 +21,7 @@ struct TrainRecord {
   double tokens_per_second = 0;            // since the last record, without evaluation and saving
   double seconds = 0;                      // of training so far, over all resumptions
   int64_t spikes = 0, skipped = 0;
+  std::vector<std::pair<std::string, double>> epochs;  // passes over each source so far
   std::optional<RouterSummary> router;  // of the last of these steps
   std::optional<HeadSummary> heads;     // the same
 };

@@ -13,9 +13,11 @@
 #include "core/faults.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
+#include "data/token_check.h"
 #include "train/banner.h"
 #include "train/bits.h"
 #include "train/console.h"
+#include "train/data_plan.h"
 #include "train/evaluate.h"
 #include "train/hf_config.h"
 #include "train/plan.h"
@@ -126,6 +128,7 @@ Run::Run(const RunOptions& options)
                                   config_.data.document_mask, config_.train.seed);
   evaluator_ =
       std::make_unique<Evaluator>(config_.data.validation, config_, *tokenizer_, config_.eval.max_tokens);
+  if (leads()) check_data(*data_, evaluator_->blends(), *tokenizer_, config_);
   data_fingerprint_ = data_->fingerprint();
   config_yaml_ = to_yaml(config_);
 
@@ -264,6 +267,8 @@ ExitCode Run::train() {
     for (const std::string& line : banner(config_, plan_, *trainer_, *data_, *evaluator_)) console_->line(line);
     if (!resumed_.path.empty())
       console_->line(fmt::format("resume   from {} (step {})", resumed_.path, trainer_->next_step()));
+    for (const std::string& text : repetition_warnings(*data_, trainer_->max_steps() * config_.train.global_batch_size))
+      spdlog::warn("{}", text);
     write_status("running");
   }
   return go();

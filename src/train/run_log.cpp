@@ -49,6 +49,7 @@ void RunLog::record(const StepMetrics& m, double all_seconds, const std::optiona
   record.seconds = all_seconds;
   record.spikes = policy.spikes();
   record.skipped = policy.skipped();
+  record.epochs = trainer_.data().epochs(record.samples);
   record.router = router;
   record.heads = trainer_.heads().summary();
   metrics_.append(to_json(record));

@@ -88,6 +88,7 @@ class Trainer {
 
   int64_t next_step() const { return step_; }  // = steps done
   int64_t max_steps() const { return max_steps_; }
+  const Blend& data() const { return *data_; }
   const StepPolicy& policy() const { return policy_; }
   /// After a step that was skipped, or threw: what was wrong with it and, where values were not finite, where
   /// first.

@@ -63,6 +63,8 @@ TEST_CASE("metrics have the schema that reports read", "[metrics]") {
       to_json(record).dump() ==
       R"({"schema":1,"step":10,"samples":0,"tokens":0,"loss":5.1,"grad_norm":0.0,"lr":0.0,"tokens_per_second":0.0,)"
       R"("seconds":0.0,"spikes":0,"skipped":0})");
+  record.epochs = {{"kjv", 0.5}, {"news", 2.0}};
+  CHECK(to_json(record)["epochs"].dump() == R"({"kjv":0.5,"news":2.0})");
   record.heads = HeadSummary{{{0.5, 0.75}}, 0.5, 0.75, 1.5};
   CHECK(to_json(record)["heads"].dump() ==
         R"({"imbalance":0.5,"importance":0.75,"balance_loss":1.5,"layers":[{"layer":0,"imbalance":0.5,"importance":0.75}]})");
