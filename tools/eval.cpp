@@ -72,8 +72,8 @@ void evaluate(const EvalOptions& options) {
                                     : "  without first values");
   fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}\n", "set", "loss", "perplexity", "bits/byte", "tokens");
   for (const SetResult& set : result->sets)
-    fmt::print("{:<24}{:>10.4f}{:>12.3f}{:>12.4f}{:>12}\n", set.name, set.loss, set.perplexity,
-               set.bits_per_byte, set.tokens);
+    fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}\n", set.name, figure(set.loss, 4), figure(set.perplexity, 3),
+               figure(set.bits_per_byte, 4), set.tokens);
   const ModelSummary& a = result->analysis;
   fmt::print("\n{:<8}{:>14}{:>14}{:>34}{:>34}\n", "layer", "first token", "gate score",
              "attention max: output, residual", "FFN max: output, residual");

@@ -83,22 +83,27 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
         bytes += static_cast<double>(token_bytes);
       }
     }
-    r.loss = r.tokens > 0 ? nats / static_cast<double>(r.tokens) : 0;
+    // 0 / 0 is what it should be, not a number: nothing was measured.
+    r.loss = nats / static_cast<double>(r.tokens);
     r.perplexity = std::exp(r.loss);
-    r.bits_per_byte = bytes > 0 ? nats_of_text / (std::log(2.0) * bytes) : 0;
+    r.bits_per_byte = nats_of_text / (std::log(2.0) * bytes);
     result.sets.push_back(r);
   }
   result.analysis = summary.result();
   return result;
 }
 
+std::string figure(double value, int digits) { return std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits); }
+
 std::vector<std::string> describe(const EvalResult& result) {
   std::vector<std::string> lines;
   size_t width = 0;
   for (const SetResult& set : result.sets) width = std::max(width, set.name.size());
   for (const SetResult& set : result.sets)
-    lines.push_back(fmt::format("  val {:<{}}  loss {:.4f}  ppl {:.3f}  {:.4f} bits/byte  ({} tokens)",
-                                set.name, width, set.loss, set.perplexity, set.bits_per_byte, set.tokens));
+    lines.push_back(set.tokens == 0
+                        ? fmt::format("  val {:<{}}  no token was predicted: no loss", set.name, width)
+                        : fmt::format("  val {:<{}}  loss {:.4f}  ppl {:.3f}  {} bits/byte  ({} tokens)", set.name, width, set.loss,
+                                      set.perplexity, figure(set.bits_per_byte, 4), set.tokens));
   const ModelSummary& a = result.analysis;
   lines.push_back(fmt::format(
       "  attention on the first token {:.1f}%{}  largest residual {:.1f}", 100 * a.first_token_attention,

@@ -14,6 +14,7 @@
 
 namespace sluice {
 
+/// Figures of no tokens are not numbers: null in JSON.
 struct SetResult {
   std::string name;
   double loss = 0;           // mean over targets, nats
@@ -26,6 +27,9 @@ struct EvalResult {
   std::vector<SetResult> sets;
   ModelSummary analysis;  // over the first batches of every set
 };
+
+/// A figure in a table: "-" where it is not a number.
+std::string figure(double value, int digits);
 
 /// "val kjv  loss 1.234  ppl 3.43  1.71 bits/byte  (123k tokens)" per set, then the analysis.
 std::vector<std::string> describe(const EvalResult& result);

@@ -21,6 +21,7 @@ RunLog::RunLog(const Config& config, const Trainer& trainer, const RunFolder& fo
 }
 
 void RunLog::step(const StepMetrics& m, double seconds, double all_seconds, const std::optional<RouterSummary>& router) {
+  if (m.counted_tokens == 0) return;  // it has no loss
   loss_ = m.loss;
   seconds_since_record_ += seconds;
   ++steps_since_record_;
@@ -79,6 +80,7 @@ void RunLog::evaluation(const EvalResult& result) {
   evals_.append(to_json(step, tokens(), result));
   std::vector<std::pair<std::string, double>> values;
   for (const SetResult& set : result.sets) {
+    if (set.tokens == 0) continue;
     values.emplace_back("val/" + set.name + "/loss", set.loss);
     values.emplace_back("val/" + set.name + "/bits_per_byte", set.bits_per_byte);
   }

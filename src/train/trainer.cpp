@@ -259,6 +259,14 @@ StepMetrics Trainer::step() {
   const UpdateControl& control = *reinterpret_cast<const UpdateControl*>(host_control_.as<double>());
   m.loss = control.loss;
   m.grad_norm = control.grad_norm;
+  m.counted_tokens = samples(step_).counted_tokens;
+  if (m.counted_tokens == 0) {
+    m.loss = m.grad_norm = std::numeric_limits<double>::quiet_NaN();
+    m.skipped = true;
+    problem_ = fmt::format("step {}: none of its tokens is predicted (all are the first of their document, data.document_mask)", step_);
+    ++step_;
+    return m;
+  }
   const StepPolicy::Judgement judgement = policy_.judge(step_, m.loss, m.grad_norm);
   m.spike = judgement.spike;
   m.skipped = judgement.verdict != StepPolicy::Verdict::apply;
@@ -310,7 +318,7 @@ void Trainer::tell_device(double lr) {
              .step = static_cast<double>(optimizer_.steps_applied() + 1),
              .gradient_scale = 1.0 / static_cast<double>(std::max<int64_t>(samples(step_).counted_tokens, 1)),
              .max_grad_norm = config_.train.max_grad_norm,
-             .loss_limit = policy_.loss_limit(),
+             .loss_limit = samples(step_).counted_tokens > 0 ? policy_.loss_limit() : -1,  // of no tokens: applies nothing
              .grad_norm_limit = policy_.grad_norm_limit()};
   copy(ctx_, optimizer_.control(), host_control_);
 }

@@ -43,9 +43,10 @@ inline int64_t max_positions(const Config& config) {
 }
 
 struct StepMetrics {
-  double loss = 0;       // mean over the counted tokens of the global batch, nats
+  double loss = 0;       // mean over the counted tokens of the global batch, nats; not a number where there is none
   double grad_norm = 0;  // before clipping
   double lr = 0;
+  int64_t counted_tokens = 0;  // targets of all ranks; none: nothing was applied
   bool skipped = false;  // the update was not applied
   bool spike = false;
 };

@@ -229,6 +229,18 @@ class Rows(Folder):
         self.assertAlmostEqual(first.chance, 0.2 / math.sqrt(2))
         self.assertIn("not computed, n = 2 rows", by_id[1].notes[1])
 
+    def test_a_set_without_tokens_is_no_perfect_result(self):
+        whole, empty = self.run_of("whole", 6.5), self.run_of("empty", 6.5)
+        path = os.path.join(empty, "eval.jsonl")
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+        record["sets"]["x"] = {"loss": None, "perplexity": None, "bits_per_byte": None, "tokens": 0}
+        write_text(empty, "eval.jsonl", json.dumps(record) + "\n")
+        by_name = {run.name: run for run in read_runs([whole, empty])}
+        self.assertAlmostEqual(by_name["whole"].measures["ppl"], 6.5)
+        for key in ("loss", "ppl", "bpb"):
+            self.assertIsNone(by_name["empty"].measures[key], key)  # not the mean of the other set, and not 0
+
     def test_the_same_seed_twice_is_one_sample(self):
         self.run_of("again", 6.5, state="preempted", step=500)
         self.run_of("base", 6.0)
