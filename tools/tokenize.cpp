@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "commands.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
+#include "data/token_check.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
 
@@ -26,6 +28,7 @@ struct TokenizeOptions {
   std::string output, tokenizer = "byte", key = "text", validation_output;
   std::string format = "auto";
   int64_t validation_every = 0;
+  bool force = false;
 };
 
 constexpr std::string_view kSeparator = "<|endoftext|>";
@@ -98,8 +101,8 @@ struct Document {
 
 class Run {
  public:
-  Run(const TokenizeOptions& options, const Tokenizer& tokenizer)
-      : options_(options), tokenizer_(tokenizer), train_(options.output, tokenizer.vocab_size()) {
+  Run(const TokenizeOptions& options, const Tokenizer& tokenizer, const std::string& name)
+      : options_(options), tokenizer_(tokenizer), tokenizer_name_(name), train_(options.output, tokenizer.vocab_size()) {
     if (options.validation_every > 0) validation_.emplace(options.validation_output, tokenizer.vocab_size());
   }
 
@@ -132,8 +135,8 @@ class Run {
       fail(ExitCode::data, "{} documents are too few to hold out one in {}", train_.info.documents,
            options_.validation_every);
     }
-    train_.finish(tokenizer_);
-    if (validation_) validation_->finish(tokenizer_);
+    train_.finish(tokenizer_, tokenizer_name_);
+    if (validation_) validation_->finish(tokenizer_, tokenizer_name_);
     progress(true);
     for (const Output* output : {&train_, validation_ ? &*validation_ : nullptr}) {
       if (!output) continue;
@@ -150,8 +153,9 @@ class Run {
  private:
   struct Output {
     Output(const std::string& prefix_, int64_t vocab_size) : prefix(prefix_), writer(prefix_, vocab_size) {}
-    void finish(const Tokenizer& tokenizer) {
+    void finish(const Tokenizer& tokenizer, const std::string& tokenizer_name) {
       info.tokenizer = tokenizer.fingerprint();
+      info.tokenizer_name = tokenizer_name;
       info.vocab_size = tokenizer.vocab_size();
       info.end_of_document = tokenizer.end_of_document();
       writer.finish();
@@ -254,12 +258,27 @@ class Run {
 
   const TokenizeOptions& options_;
   const Tokenizer& tokenizer_;
+  const std::string tokenizer_name_;
   Output train_;
   std::optional<Output> validation_;
   std::vector<Document> pending_;
   int64_t pending_bytes_ = 0, documents_ = 0;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
+
+/// Token files are not replaced unasked: a second call with other options would put other documents into a training's data, or
+/// held-out documents back into it.
+void check_outputs(const TokenizeOptions& options) {
+  const auto normal = [](const std::string& prefix) { return std::filesystem::weakly_canonical(prefix); };
+  if (!options.validation_output.empty() && normal(options.output) == normal(options.validation_output))
+    fail(ExitCode::usage, "-o and --validation-prefix are both {}: held-out documents need files of their own", options.output);
+  if (options.force) return;
+  for (const std::string& prefix : {options.output, options.validation_output})
+    for (const char* extension : {".bin", ".idx", ".json"})
+      if (!prefix.empty() && io::exists(prefix + extension))
+        fail(ExitCode::cannot_create, "{}{}: exists; choose another prefix, or --force to replace the token files {}", prefix, extension,
+             prefix);
+}
 
 void tokenize(const TokenizeOptions& options) {
   if (options.validation_output.empty() != (options.validation_every == 0) || options.validation_every == 1 ||
@@ -272,7 +291,8 @@ void tokenize(const TokenizeOptions& options) {
   TokenizerConfig config;
   if (options.tokenizer != "byte") config = {TokenizerType::sentencepiece, options.tokenizer};
   const auto tokenizer = make_tokenizer(config);
-  Run run(options, *tokenizer);
+  check_outputs(options);
+  Run run(options, *tokenizer, tokenizer_name(config));
   for (const std::string& input : options.inputs) run.read(input);
   run.finish();
 }
@@ -299,6 +319,7 @@ void add_tokenize_command(Command& app, int&) {
       ->add_option("--validation-prefix", options->validation_output, "where every Nth document goes instead")
       ->type_name("PREFIX");
   command->add_option("--validation-every", options->validation_every, "N (2 or more)")->type_name("N");
+  command->add_flag("--force", options->force, "replace token files that exist");
   command->footer(
       "A text file is one document, or several separated by lines that hold <|endoftext|>. An "
       "end-of-document token\n"

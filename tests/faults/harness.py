@@ -192,7 +192,7 @@ class World:
             source = os.path.join(self.folder, name + ".txt")
             with open(source, "w") as file:
                 file.write("\n\n".join(" ".join(text.choice(words) for _ in range(40)) for _ in range(documents)))
-            self.sluice("tokenize", source, "-o", os.path.join(self.folder, name))
+            self.sluice("tokenize", source, "-o", os.path.join(self.folder, name), "--force")  # a kept folder has them already
         with open(self.config, "w") as file:
             file.write(CONFIG.format(layers=2 if options.model == "moe" else 1, moe=MOE if options.model == "moe" else ""))
 

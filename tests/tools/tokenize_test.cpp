@@ -68,6 +68,29 @@ TEST_CASE("JSONL, gzip and held-out documents", "[tokenize]") {
   CHECK(text_of(folder / "v") == held);
 }
 
+TEST_CASE("token files are not replaced unasked", "[tokenize]") {
+  TemporaryFolder folder;
+  write_bytes(folder / "a.txt", "one\n<|endoftext|>\ntwo\n");
+  write_bytes(folder / "b.txt", "other");
+  REQUIRE(tokenize(folder, {folder / "a.txt", "-o", folder / "x"}).code == 0);
+  const auto refused = [&](int code, const std::string& part, const std::vector<std::string>& arguments) {
+    const Outcome outcome = tokenize(folder, arguments);
+    CHECK(outcome.code == code);
+    CHECK_THAT(outcome.err, Catch::Contains(part));
+    CHECK(text_of(folder / "x") == "one\n|two\n|");
+    CHECK(read_token_file_info(folder / "x")->documents == 2);
+  };
+  refused(73, folder / "x.bin: exists; choose another prefix, or --force", {folder / "b.txt", "-o", folder / "x"});
+  refused(73, folder / "x.bin: exists",
+          {folder / "a.txt", "-o", folder / "new", "--validation-prefix", folder / "x", "--validation-every", "2"});
+  refused(64, "-o and --validation-prefix are both",
+          {folder / "a.txt", "-o", folder / "new", "--validation-prefix", folder / "./new", "--validation-every", "2", "--force"});
+  CHECK_FALSE(io::exists(folder / "new.bin"));
+  CHECK(tokenize(folder, {folder / "b.txt", "-o", folder / "x", "--force"}).code == 0);
+  CHECK(text_of(folder / "x") == "other|");
+  CHECK(read_token_file_info(folder / "x")->tokenizer_name == "byte");
+}
+
 TEST_CASE("what cannot be tokenized is refused by place, and nothing is left", "[tokenize]") {
   TemporaryFolder folder;
   const auto refused = [&](int code, const std::string& part, std::vector<std::string> arguments) {
