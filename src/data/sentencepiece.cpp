@@ -3,7 +3,10 @@
 #include <sentencepiece_processor.h>
 #include <xxhash.h>
 
+#include <array>
+
 #include "core/io.h"
+#include "data/sentencepiece_check.h"
 
 namespace sluice {
 
@@ -17,12 +20,11 @@ class SentencePieceTokenizer final : public Tokenizer {
   explicit SentencePieceTokenizer(const std::string& path) : path_(path) {
     if (path.empty())
       fail(ExitCode::usage, "data.tokenizer.path: a sentencepiece tokenizer needs its .model file");
-    const std::string model = io::read_file(path);
-    if (const auto status = processor_.LoadFromSerializedProto(model); !status.ok()) {
-      fail(ExitCode::data, "{}: not a SentencePiece model: {}", path, status.ToString());
-    }
-    const auto hash = XXH3_128bits(model.data(), model.size());
-    fingerprint_ = fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
+    model_ = io::read_file(path);
+    spec_ = check_sentencepiece_model(model_, path);
+    load();
+    const auto hash = XXH3_128bits(model_.data(), model_.size());
+    fingerprint_ = fmt::format("{}{:016x}{:016x}", kModelFingerprint, hash.high64, hash.low64);
 
     end_ = processor_.eos_id();
     if (const int named = processor_.PieceToId("<|endoftext|>"); end_ < 0 && !processor_.IsUnknown(named))
@@ -31,13 +33,33 @@ class SentencePieceTokenizer final : public Tokenizer {
       fail(ExitCode::data,
            "{}: has no end-of-sentence piece and none called <|endoftext|> to end documents with", path);
     }
-    bytes_.reserve(static_cast<size_t>(processor_.GetPieceSize()));
-    for (int id = 0; id < processor_.GetPieceSize(); ++id) bytes_.push_back(id == end_ ? 0 : count_bytes(id));
+    surface_.reserve(static_cast<size_t>(processor_.GetPieceSize()));
+    for (int id = 0; id < processor_.GetPieceSize(); ++id) surface_.push_back(id == end_ ? "" : surface(id));
   }
 
   int64_t vocab_size() const override { return processor_.GetPieceSize(); }
   int32_t end_of_document() const override { return end_; }
   std::string fingerprint() const override { return fingerprint_; }
+  std::string name() const override { return path_; }
+  const std::string& model() const override { return model_; }
+  bool encodes_in_parts() const override { return false; }  // a normaliser and scores look at the whole
+
+  int64_t lost_bytes(std::string_view text, const std::vector<int32_t>& tokens) const override {
+    // As a count of each byte value: what stands elsewhere is not lost.
+    std::array<int64_t, 256> balance{};
+    for (const char c : text) ++balance[static_cast<unsigned char>(c)];
+    for (const int32_t token : tokens)
+      for (const char c : surface_[static_cast<size_t>(token)]) --balance[static_cast<unsigned char>(c)];
+    if (spec_.adds_space && !tokens.empty()) ++balance[' '];
+    int64_t lost = 0;
+    for (const int64_t count : balance) lost += std::max<int64_t>(count, 0);
+    return lost;
+  }
+
+  std::string normalization() const override {
+    return fmt::format("the normaliser {}{}", spec_.normalizer.empty() ? "without a name" : spec_.normalizer,
+                       spec_.removes_extra_whitespace ? ", which removes extra whitespace" : "");
+  }
 
   std::vector<int32_t> encode(std::string_view text) const override {
     std::vector<int> ids;
@@ -60,27 +82,35 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (token < 0 || token >= vocab_size()) {
       fail(ExitCode::data, "{}: token {} is outside the vocabulary of {}", path_, token, vocab_size());
     }
-    return bytes_[static_cast<size_t>(token)];
+    return std::ssize(surface_[static_cast<size_t>(token)]);
   }
 
  private:
-  int64_t count_bytes(int id) const {
-    if (processor_.IsControl(id) || processor_.IsUnknown(id) || processor_.IsUnused(id)) return 0;
-    if (processor_.IsByte(id)) return 1;
-    constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581 stands for a space
-    const std::string& piece = processor_.IdToPiece(id);
-    auto bytes = static_cast<int64_t>(piece.size());
-    for (size_t at = piece.find(kSpace); at != std::string::npos;
-         at = piece.find(kSpace, at + kSpace.size())) {
-      bytes -= static_cast<int64_t>(kSpace.size()) - 1;
+  void load() {
+    std::string problem;
+    try {
+      if (const auto status = processor_.LoadFromSerializedProto(model_); !status.ok()) problem = status.ToString();
+    } catch (const std::exception& error) {  // of the trie that the library builds of the pieces
+      problem = error.what();
     }
-    return bytes;
+    if (!problem.empty()) fail(ExitCode::data, "{}: not a SentencePiece model: {}", path_, problem);
   }
 
-  std::string path_, fingerprint_;
+  /// The text that a piece stands for.
+  std::string surface(int id) const {
+    if (processor_.IsControl(id) || processor_.IsUnknown(id) || processor_.IsUnused(id)) return "";
+    std::string text = processor_.IdToPiece(id);
+    if (processor_.IsByte(id)) return std::string(1, static_cast<char>(std::stoi(text.substr(3, 2), nullptr, 16)));  // <0x0A>
+    constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581 stands for a space
+    for (size_t at = 0; (at = text.find(kSpace, at)) != std::string::npos; ++at) text.replace(at, kSpace.size(), " ");
+    return text;
+  }
+
+  std::string path_, model_, fingerprint_;
+  SentencePieceSpec spec_;
   sentencepiece::SentencePieceProcessor processor_;
   int32_t end_ = -1;
-  std::vector<int64_t> bytes_;
+  std::vector<std::string> surface_;  // of each token
 };
 
 }  // namespace

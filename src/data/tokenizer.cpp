@@ -14,6 +14,11 @@ class ByteTokenizer final : public Tokenizer {
   int64_t vocab_size() const override { return 257; }
   int32_t end_of_document() const override { return kEndOfDocument; }
   std::string fingerprint() const override { return "byte:257"; }
+  std::string name() const override { return "byte"; }
+  const std::string& model() const override { return model_; }
+  bool encodes_in_parts() const override { return true; }
+  int64_t lost_bytes(std::string_view, const std::vector<int32_t>&) const override { return 0; }
+  std::string normalization() const override { return "no normaliser"; }
 
   std::vector<int32_t> encode(std::string_view text) const override {
     std::vector<int32_t> tokens(text.size());
@@ -36,6 +41,9 @@ class ByteTokenizer final : public Tokenizer {
     }
     return token < kEndOfDocument ? 1 : 0;
   }
+
+ private:
+  std::string model_;  // always empty
 };
 
 }  // namespace
@@ -48,6 +56,11 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config) {
       return make_sentencepiece_tokenizer(config.path);
   }
   fail(ExitCode::internal, "make_tokenizer: unknown type");
+}
+
+TokenizerConfig tokenizer_config(const std::string& byte_or_path) {
+  if (byte_or_path == "byte") return {TokenizerType::byte, ""};
+  return {TokenizerType::sentencepiece, byte_or_path};
 }
 
 }  // namespace sluice

@@ -19,10 +19,26 @@ class Tokenizer {
   virtual int64_t token_bytes(int32_t token) const = 0;
   /// Identity of the vocabulary, kept beside token files and in checkpoints.
   virtual std::string fingerprint() const = 0;
+  /// For messages: "byte", or the path of the model file.
+  virtual std::string name() const = 0;
+  /// The content of the model file, from which the tokenizer can be made again; empty for a built-in one.
+  virtual const std::string& model() const = 0;
+  /// encode(a + b) is encode(a) followed by encode(b), so that a long text can be encoded in parts.
+  virtual bool encodes_in_parts() const = 0;
+  /// How many bytes of a text its tokens do not give back: taken out or replaced by the normaliser, or unknown characters.
+  virtual int64_t lost_bytes(std::string_view text, const std::vector<int32_t>& tokens) const = 0;
+  /// "the normaliser nmt_nfkc, which removes extra whitespace": how text is changed before it is cut into tokens.
+  virtual std::string normalization() const = 0;
 };
+
+/// How the fingerprint of a model file begins; its XXH3-128 in hex follows.
+constexpr std::string_view kModelFingerprint = "xxh3:";
 
 /// byte: built in, 257 tokens (256 = <|endoftext|>). sentencepiece: a .model file. Error(no_input) /
 /// Error(data).
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config);
+
+/// What `--tokenizer byte|PATH` stands for.
+TokenizerConfig tokenizer_config(const std::string& byte_or_path);
 
 }  // namespace sluice

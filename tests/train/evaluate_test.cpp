@@ -25,6 +25,14 @@ class CountingTokenizer : public Tokenizer {
   int32_t end_of_document() const override { return 31; }
   int64_t token_bytes(int32_t token) const override { return token == 31 ? 0 : token % 3 + 1; }
   std::string fingerprint() const override { return "counting"; }
+  std::string name() const override { return "counting"; }
+  const std::string& model() const override { return model_; }
+  bool encodes_in_parts() const override { return true; }
+  int64_t lost_bytes(std::string_view, const std::vector<int32_t>&) const override { return 0; }
+  std::string normalization() const override { return "no normaliser"; }
+
+ private:
+  std::string model_;
 };
 
 const auto kNever = [] { return false; };
