@@ -23,6 +23,8 @@ constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
 
 class Loader {
  public:
+  explicit Loader(bool resolved = false) : resolved_(resolved) {}
+
   /// The merged tree of `path` and what it extends. The file itself must exist; missing bases are problems.
   Node load_file(const std::string& path) {
     const int index = static_cast<int>(sources_.size());
@@ -35,6 +37,11 @@ class Loader {
 
     Node merged{Node::Kind::map, tree.place, "", false, {}, {}};
     for (const Node& base : take_extends(tree)) {
+      if (resolved_) {
+        problems_.add(base.place, "extends: the configuration of a run or a checkpoint states every key itself, and extends no "
+                                  "other file");
+        continue;
+      }
       if (base.kind != Node::Kind::scalar || base.text.empty()) {
         problems_.add(base.place, fmt::format("extends must be a file name or a list of them, got {}", base.describe()));
         continue;
@@ -151,18 +158,26 @@ class Loader {
     path = relative.empty() || *relative.begin() == ".." ? absolute.string() : relative.string();
   }
 
+  bool resolved_;  // extends no file
   std::deque<yaml::Source> sources_;
   std::vector<fs::path> chain_;
   yaml::Problems problems_;
 };
 
-}  // namespace
-
-Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
-  Loader loader;
+Config load(Loader loader, const std::string& path, const std::vector<std::string>& overrides) {
   Node root = loader.load_file(path);
   for (const std::string& text : overrides) loader.apply_override(root, text);
   return loader.finish(root, path);
+}
+
+}  // namespace
+
+Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
+  return load(Loader(), path, overrides);
+}
+
+Config load_resolved_config(const std::string& path, const std::vector<std::string>& overrides) {
+  return load(Loader(/*resolved=*/true), path, overrides);
 }
 
 }  // namespace sluice

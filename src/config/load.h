@@ -13,6 +13,10 @@ namespace sluice {
 /// suggestion. Does not touch data files.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {});
 
+/// The same of a resolved configuration, as runs and checkpoints keep one, which may come from elsewhere: it states every
+/// key itself, so `extends`, which would have other files read and quoted, is refused.
+Config load_resolved_config(const std::string& path, const std::vector<std::string>& overrides = {});
+
 /// What training needs beyond a valid model: data.train, and one of max_steps and max_tokens; a schedule that fits into
 /// the run. Throws Error(usage) that lists every problem.
 void validate_for_training(const Config& config);
