@@ -1,11 +1,8 @@
 // sluice tokenize: text to token files.
 #include <spdlog/spdlog.h>
 #include <unistd.h>
-#include <zlib.h>
 
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -15,9 +12,11 @@
 #include "commands.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
+#include "data/text_loss.h"
 #include "data/token_check.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
+#include "line_reader.h"
 
 namespace sluice {
 
@@ -27,74 +26,20 @@ struct TokenizeOptions {
   std::vector<std::string> inputs;
   std::string output, tokenizer = "byte", key = "text", validation_output;
   std::string format = "auto";
-  int64_t validation_every = 0;
+  int64_t validation_every = 0, max_document_mb = 0;
   bool force = false;
 };
 
 constexpr std::string_view kSeparator = "<|endoftext|>";
 
-/// Lines of a file or of standard input, gzipped or not (zlib passes plain text through).
-class LineReader {
- public:
-  explicit LineReader(const std::string& path) : path_(path == "-" ? "standard input" : path) {
-    if (path != "-") {
-      if (!io::exists(path)) fail(ExitCode::no_input, "{}: no such file", path);
-      if (io::is_directory(path)) fail(ExitCode::no_input, "{}: is a folder; name its files", path);
-    }
-    file_ = path == "-" ? gzdopen(::dup(STDIN_FILENO), "rb") : gzopen(path.c_str(), "rb");
-    if (!file_) fail(ExitCode::no_input, "{}: cannot open: {}", path_, std::strerror(errno));
-    gzbuffer(file_, 1 << 18);
-    buffer_.resize(size_t{1} << 20);
-  }
-  ~LineReader() { gzclose(file_); }
-  LineReader(const LineReader&) = delete;
-  LineReader& operator=(const LineReader&) = delete;
-
-  const std::string& path() const { return path_; }
-  int64_t line_number() const { return line_number_; }
-
-  /// The next line with its end, or false at the end of the file.
-  bool next(std::string& line) {
-    line.clear();
-    while (true) {
-      const void* newline = std::memchr(buffer_.data() + at_, '\n', filled_ - at_);
-      const size_t end =
-          newline ? static_cast<size_t>(static_cast<const char*>(newline) - buffer_.data()) + 1 : filled_;
-      line.append(buffer_, at_, end - at_);
-      at_ = end;
-      if (newline || !refill()) break;
-    }
-    if (!line.empty()) ++line_number_;
-    return !line.empty();
-  }
-
- private:
-  bool refill() {
-    const int got = gzread(file_, buffer_.data(), static_cast<unsigned>(buffer_.size()));
-    int code = Z_OK;
-    const char* message = gzerror(file_, &code);
-    if (got < 0 || (got == 0 && code == Z_BUF_ERROR)) {
-      fail(ExitCode::data, "{}: cannot read: {}", path_,
-           code == Z_ERRNO       ? std::strerror(errno)
-           : code == Z_BUF_ERROR ? "the gzip data ends too early; is it a truncated copy?"
-                                 : message);
-    }
-    at_ = 0;
-    filled_ = static_cast<size_t>(got);
-    return got > 0;
-  }
-
-  std::string path_, buffer_;
-  gzFile file_ = nullptr;
-  size_t at_ = 0, filled_ = 0;
-  int64_t line_number_ = 0;
-};
+// Of text whose tokens need nothing around them, and of a line of text: so much at a time.
+constexpr size_t kPart = size_t{1} << 20;
 
 /// A document on its way: as read, then its text, then its tokens.
 struct Document {
-  std::string raw;
+  std::string text;   // stays where it is encoded in parts, when it is written
   std::string where;  // file:line, for JSONL
-  int64_t text_bytes = 0;
+  int64_t text_bytes = 0, lost_bytes = 0;
   std::vector<int32_t> tokens;
   std::exception_ptr error;
 };
@@ -108,21 +53,11 @@ class Run {
 
   void read(const std::string& input) {
     LineReader reader(input);
-    const bool jsonl = is_jsonl(input);
-    std::string line, text;
-    while (reader.next(line)) {
-      if (jsonl) {
-        if (line.find_first_not_of(" \t\r\n") == std::string::npos) continue;
-        add({std::move(line), fmt::format("{}:{}", reader.path(), reader.line_number()), 0, {}, {}});
-        line = {};
-      } else if (is_separator(line)) {
-        add({std::move(text), {}, 0, {}, {}});
-        text = {};
-      } else {
-        text += line;
-      }
+    if (is_jsonl(input)) {
+      read_lines(reader);
+    } else {
+      read_text(reader);
     }
-    if (!text.empty()) add({std::move(text), {}, 0, {}, {}});
   }
 
   void finish() {
@@ -145,6 +80,7 @@ class Run {
                  info.documents, info.tokens,
                  static_cast<double>(info.text_bytes) / static_cast<double>(info.tokens), info.largest_token,
                  info.vocab_size);
+      warn_of_loss(*output);
     }
     fmt::print("{:.1f} MB of text in {:.2f} s: {:.1f} MB/s\n", megabytes(), seconds,
                megabytes() / std::max(seconds, 1e-9));
@@ -153,6 +89,14 @@ class Run {
  private:
   struct Output {
     Output(const std::string& prefix_, int64_t vocab_size) : prefix(prefix_), writer(prefix_, vocab_size) {}
+    void add_part(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens) {
+      writer.add_part(tokens.data(), std::ssize(tokens));
+      info.tokens += std::ssize(tokens);
+      for (const int32_t token : tokens) {
+        info.largest_token = std::max<int64_t>(info.largest_token, token);
+        info.token_bytes += tokenizer.token_bytes(token);
+      }
+    }
     void finish(const Tokenizer& tokenizer, const std::string& tokenizer_name) {
       info.tokenizer = tokenizer.fingerprint();
       info.tokenizer_name = tokenizer_name;
@@ -165,6 +109,65 @@ class Run {
     TokenFileWriter writer;
     TokenFileInfo info;
   };
+
+  void read_lines(LineReader& reader) {
+    for (std::string line; reader.next(line, most_bytes() + 1); line = {}) {
+      const std::string where = fmt::format("{}:{}", reader.path(), reader.line_number());
+      if (line.size() > most_bytes()) refuse_size(where, "line", "");
+      if (line.find_first_not_of(" \t\r\n") == std::string::npos) continue;
+      add({std::move(line), where, 0, 0, {}, {}});
+    }
+  }
+
+  /// Where tokens need nothing around them, a long document is written while it is read.
+  void read_text(LineReader& reader) {
+    std::string line, text;
+    int64_t begin = 1;
+    Output* open = nullptr;
+    const auto end = [&] {
+      if (open) {
+        write_part(*open, text);
+        end_document(*open);
+      } else if (!text.empty()) {
+        add({std::move(text), {}, 0, 0, {}, {}});
+      }
+      text = {};
+      open = nullptr;
+    };
+    for (bool continued = false; reader.next(line, kPart); continued = reader.within_line()) {
+      if (!continued && is_separator(line)) {
+        end();
+        begin = reader.line_number() + 1;
+        continue;
+      }
+      text += line;
+      if (tokenizer_.encodes_in_parts() && text.size() >= kPart) {
+        if (!open) {
+          flush();
+          open = &next_output();
+        }
+        write_part(*open, text);
+        text.clear();
+      } else if (text.size() > most_bytes()) {
+        refuse_size(fmt::format("{}:{}", reader.path(), begin), "document that begins here",
+                    "; lines that hold <|endoftext|> separate the documents of a text file");
+      }
+    }
+    end();
+  }
+
+  /// Of a document that is held in memory as a whole. SentencePiece's encoders take up to 200 bytes for each byte of text.
+  int64_t most_mb() const {
+    if (options_.max_document_mb > 0) return options_.max_document_mb;
+    return tokenizer_.encodes_in_parts() ? 64 : 8;
+  }
+  size_t most_bytes() const { return static_cast<size_t>(most_mb()) << 20; }
+
+  [[noreturn]] void refuse_size(const std::string& where, const char* what, const char* remedy) const {
+    fail(ExitCode::data,
+         "{}: the {} has more than {} MiB, and is held in memory as a whole{}; --max-document-mb raises the limit", where, what,
+         most_mb(), remedy);
+  }
 
   bool is_jsonl(std::string name) const {
     if (name.ends_with(".zst")) {
@@ -184,29 +187,30 @@ class Run {
   }
 
   void add(Document document) {
-    pending_bytes_ += static_cast<int64_t>(document.raw.size());
+    pending_bytes_ += std::ssize(document.text);
     pending_.push_back(std::move(document));
-    if (pending_bytes_ >= int64_t{16} << 20) flush();
+    if (pending_bytes_ >= int64_t{8} << 20) flush();
   }
 
   void encode(Document& document) const {
-    if (!document.where.empty()) document.raw = text_of(document);
-    document.text_bytes = static_cast<int64_t>(document.raw.size());
-    if (document.raw.empty()) return;
-    document.tokens = tokenizer_.encode(document.raw);
+    if (!document.where.empty()) document.text = text_of(document);
+    if (document.text.empty() || (tokenizer_.encodes_in_parts() && document.text.size() > kPart)) return;
+    document.text_bytes = std::ssize(document.text);
+    document.tokens = tokenizer_.encode(document.text);
+    document.lost_bytes = tokenizer_.lost_bytes(document.text, document.tokens);
     document.tokens.push_back(tokenizer_.end_of_document());
-    document.raw = {};
+    document.text = {};
   }
 
   std::string text_of(const Document& document) const {
-    const auto object = nlohmann::json::parse(document.raw, nullptr, false);
+    auto object = nlohmann::json::parse(document.text, nullptr, false);
     if (!object.is_object()) fail(ExitCode::data, "{}: not a JSON object in UTF-8", document.where);
     const auto found = object.find(options_.key);
     if (found == object.end() || !found->is_string()) {
       fail(ExitCode::data, "{}: has no text under the key \"{}\" (--key names another)", document.where,
            options_.key);
     }
-    return found->get<std::string>();
+    return std::move(found->get_ref<std::string&>());
   }
 
   /// Encodes what is pending on all threads, and writes it in order.
@@ -223,20 +227,51 @@ class Run {
     });
     for (Document& document : pending_) {
       if (document.error) std::rethrow_exception(document.error);
-      if (document.tokens.empty()) continue;
-      ++documents_;
-      Output& output = validation_ && documents_ % options_.validation_every == 0 ? *validation_ : train_;
-      output.writer.add_document(document.tokens.data(), static_cast<int64_t>(document.tokens.size()));
-      output.info.documents += 1;
-      output.info.tokens += static_cast<int64_t>(document.tokens.size());
-      output.info.text_bytes += document.text_bytes;
-      for (const int32_t token : document.tokens) {
-        output.info.largest_token = std::max<int64_t>(output.info.largest_token, token);
+      if (document.tokens.empty() && document.text.empty()) continue;
+      Output& output = next_output();
+      if (document.tokens.empty()) {
+        for (size_t at = 0; at < document.text.size(); at += kPart) write_part(output, document.text.substr(at, kPart));
+        end_document(output);
+      } else {
+        output.add_part(tokenizer_, document.tokens);
+        output.writer.end_document();
+        output.info.text_bytes += document.text_bytes;
+        output.info.lost_bytes += document.lost_bytes;
       }
     }
     pending_.clear();
     pending_bytes_ = 0;
     progress(false);
+  }
+
+  /// Where the next document goes.
+  Output& next_output() {
+    ++documents_;
+    Output& output = validation_ && documents_ % options_.validation_every == 0 ? *validation_ : train_;
+    ++output.info.documents;
+    return output;
+  }
+
+  void write_part(Output& output, const std::string& text) {
+    output.add_part(tokenizer_, tokenizer_.encode(text));
+    output.info.text_bytes += std::ssize(text);
+    progress(false);
+  }
+
+  void end_document(Output& output) {
+    output.add_part(tokenizer_, {tokenizer_.end_of_document()});
+    output.writer.end_document();
+  }
+
+  void warn_of_loss(const Output& output) const {
+    TextLoss loss;
+    loss.add(output.info);
+    if (loss.lost_bytes == 0) return;
+    spdlog::warn(
+        "{}: {} ({} of {}): {} has {}. No model trained on these tokens can give them back; bits per byte are counted over all "
+        "that was read. Line breaks, indentation and every character are kept by a SentencePiece model trained with "
+        "--normalization_rule_name=identity --remove_extra_whitespaces=false --byte_fallback=true.",
+        output.prefix, loss.describe(), loss.lost_bytes, loss.text_bytes, tokenizer_.name(), tokenizer_.normalization());
   }
 
   void progress(bool last) const {
@@ -288,8 +323,7 @@ void tokenize(const TokenizeOptions& options) {
   if (options.format != "auto" && options.format != "text" && options.format != "jsonl") {
     fail(ExitCode::usage, "--format {}: known are auto, text and jsonl", options.format);
   }
-  TokenizerConfig config;
-  if (options.tokenizer != "byte") config = {TokenizerType::sentencepiece, options.tokenizer};
+  const TokenizerConfig config = tokenizer_config(options.tokenizer);
   const auto tokenizer = make_tokenizer(config);
   check_outputs(options);
   Run run(options, *tokenizer, tokenizer_name(config));
@@ -320,6 +354,12 @@ void add_tokenize_command(Command& app, int&) {
       ->type_name("PREFIX");
   command->add_option("--validation-every", options->validation_every, "N (2 or more)")->type_name("N");
   command->add_flag("--force", options->force, "replace token files that exist");
+  command
+      ->add_option("--max-document-mb", options->max_document_mb,
+                   "most MiB of a document that is held in memory as a whole: a line of JSONL (64), any with a SentencePiece model, whose "
+                   "encoder takes up to 200 times as much (8)")
+      ->between(1, 1e6)
+      ->type_name("MIB");
   command->footer(
       "A text file is one document, or several separated by lines that hold <|endoftext|>. An "
       "end-of-document token\n"

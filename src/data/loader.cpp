@@ -268,8 +268,10 @@ int64_t Blend::num_tokens() const {
 std::vector<Blend::SourceInfo> Blend::sources() const {
   std::vector<SourceInfo> infos;
   for (const auto& source : sources_) {
+    std::vector<std::string> prefixes;
+    for (const TokenFile& file : source->files) prefixes.push_back(file.prefix());
     infos.push_back({source->name, static_cast<int64_t>(source->files.size()), source->tokens,
-                     source->num_samples(), static_cast<double>(source->per_cycle) / kCycle});
+                     source->num_samples(), static_cast<double>(source->per_cycle) / kCycle, text_loss(prefixes)});
   }
   return infos;
 }

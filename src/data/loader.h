@@ -9,6 +9,7 @@
 
 #include "config/config.h"
 #include "core/tensor.h"
+#include "data/text_loss.h"
 #include "data/token_file.h"
 
 namespace sluice {
@@ -49,6 +50,7 @@ class Blend {
     std::string name;
     int64_t files, tokens, samples;
     double weight;
+    TextLoss loss;  // what its tokenizer drops of the text
   };
   std::vector<SourceInfo> sources() const;
   const std::vector<TokenFile>& files(size_t source) const;

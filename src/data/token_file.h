@@ -60,8 +60,12 @@ class TokenFileWriter {
  public:
   TokenFileWriter(const std::string& prefix, int64_t vocab_size);
   ~TokenFileWriter();
-  /// One document = one sequence; an empty one is passed over. Error(data): a token outside [0, vocab_size).
+  /// One document = one sequence; an empty one is passed over. Error(data): a token outside [0, vocab_size), or more of them
+  /// than a sequence may have.
   void add_document(const int32_t* tokens, int64_t count);
+  /// The same of a document that comes in parts: all of them, then its end.
+  void add_part(const int32_t* tokens, int64_t count);
+  void end_document();
   /// Error(data) when nothing was added.
   void finish();
   int64_t num_tokens() const;
@@ -76,8 +80,10 @@ class TokenFileWriter {
 struct TokenFileInfo {
   std::string tokenizer;  // Tokenizer::fingerprint()
   int64_t vocab_size = 0, end_of_document = 0;
-  int64_t documents = 0, tokens = 0, text_bytes = 0, largest_token = 0;
+  int64_t documents = 0, tokens = 0, text_bytes = 0, largest_token = 0;  // text_bytes: of the text read
   std::string tokenizer_name;  // for messages: "byte", "sentencepiece english.model"; empty where an older program wrote the file
+  int64_t token_bytes = 0;     // that the tokens stand for; 0: not counted (written by an earlier version)
+  int64_t lost_bytes = 0;      // of the text read, that the tokens do not give back
 };
 void write_token_file_info(const std::string& prefix, const TokenFileInfo& info);
 /// Nothing when the file is absent; Error(data) when it is not what write_token_file_info writes.

@@ -32,6 +32,7 @@ struct TokenFileWriter::Impl {
   std::string buffer;
   std::vector<int32_t> lengths;
   int64_t tokens = 0;
+  int64_t open = 0;  // tokens of the document that has not ended
   bool finished = false;
 
   std::string staged(const char* extension) const { return prefix + extension + ".tmp"; }
@@ -100,18 +101,21 @@ TokenFileWriter::~TokenFileWriter() {
 }
 
 void TokenFileWriter::add_document(const int32_t* tokens, int64_t count) {
+  add_part(tokens, count);
+  end_document();
+}
+
+void TokenFileWriter::add_part(const int32_t* tokens, int64_t count) {
   Impl& w = *impl_;
-  SLUICE_CHECK(!w.finished && count >= 0,
-               "TokenFileWriter: add_document({}) after finish or of negative length", count);
-  if (count == 0) return;
-  if (count > std::numeric_limits<int32_t>::max()) {
-    fail(ExitCode::data, "{}: document {} has {} tokens; the format holds up to 2^31 - 1 per sequence",
-         w.prefix, num_documents(), count);
+  SLUICE_CHECK(!w.finished && count >= 0, "TokenFileWriter: {} tokens after finish or of negative length", count);
+  if (count > std::numeric_limits<int32_t>::max() - w.open) {
+    fail(ExitCode::data, "{}: document {} has {} tokens or more; the format holds up to 2^31 - 1 per sequence",
+         w.prefix, num_documents(), w.open + count);
   }
   for (int64_t i = 0; i < count; ++i) {
     if (tokens[i] < 0 || tokens[i] >= w.vocab_size) {
       fail(ExitCode::data, "{}: document {}, token {}: {} is outside the vocabulary of {}", w.prefix,
-           num_documents(), i, tokens[i], w.vocab_size);
+           num_documents(), w.open + i, tokens[i], w.vocab_size);
     }
     if (w.wide) {
       append<int32_t>(w.buffer, tokens[i]);
@@ -120,13 +124,20 @@ void TokenFileWriter::add_document(const int32_t* tokens, int64_t count) {
     }
     if (w.buffer.size() >= Impl::kFlushBytes) w.flush(*w.bin);
   }
-  w.lengths.push_back(static_cast<int32_t>(count));
-  w.tokens += count;
+  w.open += count;
+}
+
+void TokenFileWriter::end_document() {
+  Impl& w = *impl_;
+  if (w.open == 0) return;
+  w.lengths.push_back(static_cast<int32_t>(w.open));
+  w.tokens += w.open;
+  w.open = 0;
 }
 
 void TokenFileWriter::finish() {
   Impl& w = *impl_;
-  SLUICE_CHECK(!w.finished, "TokenFileWriter: finish() twice");
+  SLUICE_CHECK(!w.finished && w.open == 0, "TokenFileWriter: finish() twice or within a document");
   if (w.lengths.empty()) fail(ExitCode::data, "{}: there is no document to write", w.prefix);
   w.flush(*w.bin);
   w.write_index();
@@ -156,7 +167,9 @@ void write_token_file_info(const std::string& prefix, const TokenFileInfo& info)
                                     {"documents", info.documents},
                                     {"tokens", info.tokens},
                                     {"text_bytes", info.text_bytes},
-                                    {"largest_token", info.largest_token}};
+                                    {"largest_token", info.largest_token},
+                                    {"token_bytes", info.token_bytes},
+                                    {"lost_bytes", info.lost_bytes}};
   make_parent(prefix);
   io::write_file_atomic(prefix + ".json", j.dump(2) + "\n");
 }
@@ -177,6 +190,11 @@ std::optional<TokenFileInfo> read_token_file_info(const std::string& prefix) {
     j.at("text_bytes").get_to(info.text_bytes);
     j.at("largest_token").get_to(info.largest_token);
     info.tokenizer_name = j.value("tokenizer_name", "");
+    info.token_bytes = j.value("token_bytes", int64_t{0});
+    info.lost_bytes = j.value("lost_bytes", int64_t{0});
+    if (info.token_bytes < 0 || info.lost_bytes < 0 || info.lost_bytes > info.text_bytes)
+      fail(ExitCode::data, "{}: {} of {} bytes lost, {} in tokens: not a count of bytes", path, info.lost_bytes, info.text_bytes,
+           info.token_bytes);
     return info;
   } catch (const nlohmann::json::exception& e) {
     fail(ExitCode::data, "{}: {}", path, e.what());

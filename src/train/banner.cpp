@@ -73,13 +73,14 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
   const auto sources = data.sources();
   const auto epochs = data.epochs(trainer.max_steps() * config.train.global_batch_size);
   for (size_t s = 0; s < sources.size(); ++s)
-    lines.push_back(fmt::format("data     {}  {} tokens in {} file{}  {:.0f}% of the samples  {:.2f} epochs{}", sources[s].name,
+    lines.push_back(fmt::format("data     {}  {} tokens in {} file{}  {:.0f}% of the samples  {:.2f} epochs{}{}", sources[s].name,
                                format_count(static_cast<double>(sources[s].tokens)), sources[s].files,
-                               sources[s].files == 1 ? "" : "s", 100 * sources[s].weight, epochs[s].second, tokenizer_note(data, s)));
+                               sources[s].files == 1 ? "" : "s", 100 * sources[s].weight, epochs[s].second,
+                               tokenizer_note(data, s), sources[s].loss.describe("  ")));
   for (const auto& blend : evaluator.blends())
     for (const Blend::SourceInfo& source : blend->sources())
-      lines.push_back(fmt::format("held out {}  {} tokens{}", source.name,
-                                 format_count(static_cast<double>(source.tokens)), tokenizer_note(*blend, 0)));
+      lines.push_back(fmt::format("held out {}  {} tokens{}{}", source.name, format_count(static_cast<double>(source.tokens)),
+                                 tokenizer_note(*blend, 0), source.loss.describe("  ")));
   const double tokens =
       static_cast<double>(trainer.max_steps()) * static_cast<double>(tokens_per_step(config));
   lines.push_back("device   " + device_text(trainer.context().device));

@@ -33,6 +33,7 @@ Evaluator::Evaluator(const std::vector<DataSource>& sets, const Config& config, 
     names_.push_back(set.name);
     sets_.push_back(std::make_unique<Blend>(std::vector<DataSource>{set}, seq_len_, config.model.vocab_size,
                                             config.data.document_mask, config.train.seed));
+    text_loss_.push_back(sets_.back()->sources().front().loss);
   }
   // A model may have more ids than its tokenizer; those stand for nothing.
   token_bytes_.assign(static_cast<size_t>(std::max(config.model.vocab_size, tokenizer.vocab_size())), 0);
@@ -86,6 +87,8 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     // 0 / 0 is what it should be, not a number: nothing was measured.
     r.loss = nats / static_cast<double>(r.tokens);
     r.perplexity = std::exp(r.loss);
+    r.loss_of_text = text_loss_[i];
+    bytes *= text_loss_[i].bytes_per_token_byte();  // exactly 1 where nothing is lost
     r.bits_per_byte = nats_of_text / (std::log(2.0) * bytes);
     result.sets.push_back(r);
   }
@@ -102,8 +105,9 @@ std::vector<std::string> describe(const EvalResult& result) {
   for (const SetResult& set : result.sets)
     lines.push_back(set.tokens == 0
                         ? fmt::format("  val {:<{}}  no token was predicted: no loss", set.name, width)
-                        : fmt::format("  val {:<{}}  loss {:.4f}  ppl {:.3f}  {} bits/byte  ({} tokens)", set.name, width, set.loss,
-                                      set.perplexity, figure(set.bits_per_byte, 4), set.tokens));
+                        : fmt::format("  val {:<{}}  loss {:.4f}  ppl {:.3f}  {} bits/byte  ({} tokens{})", set.name, width,
+                                      set.loss, set.perplexity, figure(set.bits_per_byte, 4), set.tokens,
+                                      set.loss_of_text.describe("; ")));
   const ModelSummary& a = result.analysis;
   lines.push_back(fmt::format(
       "  attention on the first token {:.1f}%{}  largest residual {:.1f}", 100 * a.first_token_attention,

@@ -19,8 +19,9 @@ struct SetResult {
   std::string name;
   double loss = 0;           // mean over targets, nats
   double perplexity = 0;     // exp(loss)
-  double bits_per_byte = 0;  // nats of tokens that stand for text / (ln 2 * their bytes) (SPEC 4.8)
+  double bits_per_byte = 0;  // nats of tokens that stand for text / (ln 2 * the bytes of text read for them)
   int64_t tokens = 0;        // targets
+  TextLoss loss_of_text = {};  // where the tokenizer drops text, it has been read all the same, and is counted
 };
 
 struct EvalResult {
@@ -52,6 +53,7 @@ class Evaluator {
  private:
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<Blend>> sets_;
+  std::vector<TextLoss> text_loss_;   // per set
   std::vector<int64_t> token_bytes_;  // per token id
   int64_t seq_len_, max_tokens_;
 };

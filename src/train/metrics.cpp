@@ -49,11 +49,13 @@ nlohmann::ordered_json to_json(const TrainRecord& r) {
 
 nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& result) {
   nlohmann::ordered_json sets = nlohmann::ordered_json::object();
-  for (const SetResult& set : result.sets)
+  for (const SetResult& set : result.sets) {
     sets[set.name] = {{"loss", set.loss},
                       {"perplexity", set.perplexity},
                       {"bits_per_byte", set.bits_per_byte},
                       {"tokens", set.tokens}};
+    if (set.loss_of_text.lost_bytes > 0) sets[set.name]["text_dropped"] = set.loss_of_text.share();
+  }
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
   const auto number = [](const std::optional<double>& x) {
     return x ? nlohmann::ordered_json(*x) : nlohmann::ordered_json(nullptr);

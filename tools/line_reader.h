@@ -1,0 +1,35 @@
+#pragma once
+// Lines of a file or of standard input, gzipped or not, in bounded memory.
+#include <zlib.h>
+
+#include <string>
+
+namespace sluice {
+
+class LineReader {
+ public:
+  /// "-" is standard input. Error(no_input): there is no such file.
+  explicit LineReader(const std::string& path);
+  ~LineReader();
+  LineReader(const LineReader&) = delete;
+  LineReader& operator=(const LineReader&) = delete;
+
+  /// The next line with its end, or, of one longer than `limit` bytes, the next part of so many; false at the end of the file.
+  bool next(std::string& line, size_t limit);
+  /// The line that the last part belongs to goes on.
+  bool within_line() const { return within_line_; }
+  const std::string& path() const { return path_; }
+  /// Of the last line, or the one that the last part belongs to; from 1.
+  int64_t line_number() const { return line_number_; }
+
+ private:
+  bool refill();
+
+  std::string path_, buffer_;
+  gzFile file_ = nullptr;  // zlib passes plain text through
+  size_t at_ = 0, filled_ = 0;
+  int64_t line_number_ = 0;
+  bool within_line_ = false;
+};
+
+}  // namespace sluice
