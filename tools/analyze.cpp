@@ -17,7 +17,7 @@ namespace sluice {
 namespace {
 
 struct Options {
-  std::string path, folder, device;
+  std::string path, folder, device, tokenizer;
   std::vector<std::string> overrides, sets, data;
   AnalyzeOptions analyze;
   bool force = false, quiet = false;
@@ -75,12 +75,12 @@ void run(const Options& options, Communicator& ranks) {
   const CheckpointInfo checkpoint = find_checkpoint(options.path);
   std::vector<std::string> overrides = options.overrides;
   if (!options.device.empty()) overrides.push_back("train.device=" + options.device);
-  const Config config = load_config(checkpoint.path + "/config.yaml", overrides);
+  const Config config = load_resolved_config(checkpoint.path + "/config.yaml", overrides);
   const std::vector<DataSource> sets = chosen_sets(options.data, options.sets, config);
   if (config.train.threads > 0) set_num_threads(static_cast<int>(config.train.threads));
   if (leads) prepare_folder(options);
 
-  const TrainedModel trained(checkpoint, config.data.seq_len, options.device);
+  const TrainedModel trained(checkpoint, config.data.seq_len, options.device, options.tokenizer);
   Analysis analysis = analyze(trained, sets, config.data, options.analyze, ranks);
   if (!leads) return;
   analysis.checkpoint = checkpoint.path;
@@ -115,6 +115,7 @@ void add_analyze_command(Command& app, int&) {
       ->between(1, 4096);
   command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
       ->type_name("DEVICE");
+  add_tokenizer_option(*command, options->tokenizer);
   command->add_flag("--force", options->force, "write into a folder that is not empty");
   command->add_flag("--quiet", options->quiet, "no table");
   command->footer(

@@ -2,6 +2,7 @@
 #include "train/checkpoint.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
 
 #include <cstdio>
 #include <memory>
@@ -12,14 +13,16 @@
 #include "train/inference.h"
 #include "train/manifest.h"
 #include "train/merge.h"
+#include "train/portable.h"
 #include "train/rotation.h"
 #include "train/stored_tensors.h"
+#include "validation_sets.h"
 
 namespace sluice {
 namespace {
 
 struct CheckpointOptions {
-  std::string path, other, output;
+  std::string path, other, output, tokenizer;
   int64_t keep_last = 0, keep_every = 0;
   bool all = false;
 };
@@ -134,18 +137,39 @@ void prune(const CheckpointOptions& options) {
   if (removed.empty()) fmt::print("nothing to remove\n");
 }
 
-/// Weights and config.json alone, as Hugging Face lays a model out.
+/// The tokenizer of a checkpoint that has no copy of it; nothing where its file is not here, which is a warning.
+std::unique_ptr<Tokenizer> tokenizer_from_elsewhere(const CheckpointInfo& checkpoint, const std::string& chosen) {
+  const TokenizerConfig configured = checkpoint_config(checkpoint, "auto").data.tokenizer;
+  try {
+    return checkpoint_tokenizer(checkpoint, configured, chosen);
+  } catch (const Error& error) {
+    if (!chosen.empty() || error.code() != ExitCode::no_input) throw;
+    spdlog::warn("exported without a tokenizer: {}", error.what());
+    return nullptr;
+  }
+}
+
+/// Weights, config.json and the tokenizer, as Hugging Face lays a model out.
 void export_weights(const CheckpointOptions& options) {
   const CheckpointInfo checkpoint = find_checkpoint(options.path);
   const Manifest manifest = read_manifest(checkpoint.path);
   io::make_directories(options.output);
   std::vector<std::string> names;
   for (const FileRecord& f : manifest.files)
-    if (is_shard_of(f.name, kWeightsKind) || f.name == kWeightsIndex || f.name == "config.json") names.push_back(f.name);
+    if (is_shard_of(f.name, kWeightsKind) || f.name == kWeightsIndex || f.name == "config.json" || f.name == kTokenizerFile)
+      names.push_back(f.name);
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (checkpoint.tokenizer_model.empty() || !options.tokenizer.empty())
+    tokenizer = tokenizer_from_elsewhere(checkpoint, options.tokenizer);
+  if (tokenizer && !tokenizer->model().empty() && checkpoint.tokenizer_model.empty()) names.push_back(kTokenizerFile);
   for (const std::string& name : names)
     if (io::exists(options.output + "/" + name))
       fail(ExitCode::cannot_create, "{}/{} exists; nothing was written", options.output, name);
   for (const std::string& name : names) {
+    if (!manifest.file(name)) {
+      write_tokenizer(options.output, *tokenizer);
+      continue;
+    }
     const io::MappedFile source = open_verified(checkpoint.path, manifest, *manifest.file(name));
     io::OutputFile file(options.output + "/" + name, io::OutputFile::Mode::create_new);
     file.write(source.data(), source.size());
@@ -158,7 +182,7 @@ void export_weights(const CheckpointOptions& options) {
 
 void merge(const CheckpointOptions& options) {
   const CheckpointInfo checkpoint = find_checkpoint(options.path);
-  const int64_t matrices = merge_adapters(checkpoint, options.output);
+  const int64_t matrices = merge_adapters(checkpoint, options.output, options.tokenizer);
   fmt::print("step {} -> {}: adapters of {} matrices merged\n", checkpoint.step, options.output, matrices);
 }
 
@@ -206,22 +230,24 @@ void add_checkpoint_command(Command& app, int& exit_code) {
       ->type_name("N");
   sub->callback([options] { prune(*options); });
 
-  sub = command->add_subcommand("export", "weights and config.json alone, for other programs");
+  sub = command->add_subcommand("export", "weights, config.json and tokenizer.model alone, for other programs");
   sub->add_option("checkpoint", options->path, "checkpoint, or run folder: its newest valid one")
       ->required()
       ->type_name("CKPT");
   sub->add_option("-o,--output", options->output, "folder; existing files are not replaced")
       ->required()
       ->type_name("DIR");
+  add_tokenizer_option(*sub, options->tokenizer);
   sub->callback([options] { export_weights(*options); });
 
-  sub = command->add_subcommand("merge", "weights with their adapters (lora) merged, and config.json, for other programs");
+  sub = command->add_subcommand("merge", "weights with their adapters (lora) merged, config.json and tokenizer.model, for other programs");
   sub->add_option("checkpoint", options->path, "checkpoint, or run folder: its newest valid one")
       ->required()
       ->type_name("CKPT");
   sub->add_option("-o,--output", options->output, "folder; existing files are not replaced")
       ->required()
       ->type_name("DIR");
+  add_tokenizer_option(*sub, options->tokenizer);
   sub->callback([options] { merge(*options); });
 
   add_diff_bits_command(*command, exit_code);

@@ -19,7 +19,7 @@ namespace sluice {
 namespace {
 
 struct EvalOptions {
-  std::string path, device;
+  std::string path, device, tokenizer;
   std::vector<std::string> sets, data;
   int64_t max_tokens = 0;
   bool json = false;
@@ -43,7 +43,7 @@ void evaluate(const EvalOptions& options) {
   const Config config = checkpoint_config(checkpoint, options.device);
   if (config.train.threads > 0) set_num_threads(static_cast<int>(config.train.threads));
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
-  const TrainedModel trained(checkpoint, tokens, options.device);
+  const TrainedModel trained(checkpoint, tokens, options.device, options.tokenizer);
   const Evaluator evaluator(chosen_sets(options.data, options.sets, config), config, trained.tokenizer(), options.max_tokens);
   for (const auto& set : evaluator.blends()) check_tokens(*set, trained.tokenizer(), config);
 
@@ -72,8 +72,8 @@ void evaluate(const EvalOptions& options) {
                                     : "  without first values");
   fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}\n", "set", "loss", "perplexity", "bits/byte", "tokens");
   for (const SetResult& set : result->sets)
-    fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}\n", set.name, figure(set.loss, 4), figure(set.perplexity, 3),
-               figure(set.bits_per_byte, 4), set.tokens);
+    fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}{}\n", set.name, figure(set.loss, 4), figure(set.perplexity, 3),
+               figure(set.bits_per_byte, 4), set.tokens, set.loss_of_text.describe("  "));
   const ModelSummary& a = result->analysis;
   fmt::print("\n{:<8}{:>14}{:>14}{:>34}{:>34}\n", "layer", "first token", "gate score",
              "attention max: output, residual", "FFN max: output, residual");
@@ -104,6 +104,7 @@ void add_eval_command(Command& app, int&) {
       ->not_negative();
   command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
       ->type_name("DEVICE");
+  add_tokenizer_option(*command, options->tokenizer);
   command->add_option("--zero-first-value", options->zeroed,
                       "without the value of every sequence's first token: none, all heads, or sinks: heads of a layer that, over a "
                       "micro-batch, spend more of their attention on it than --sink-threshold")

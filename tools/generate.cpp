@@ -9,12 +9,13 @@
 #include "commands.h"
 #include "core/parallel_for.h"
 #include "train/inference.h"
+#include "validation_sets.h"
 
 namespace sluice {
 namespace {
 
 struct GenerateOptions {
-  std::string path, prompt, device;
+  std::string path, prompt, device, tokenizer;
   int64_t new_tokens = 200;
   Sampling sampling;
   bool ignore_end = false;
@@ -50,7 +51,7 @@ class Stream {
 };
 
 void generate(const GenerateOptions& options) {
-  const TrainedModel trained(find_checkpoint(options.path), 1, options.device);
+  const TrainedModel trained(find_checkpoint(options.path), 1, options.device, options.tokenizer);
   if (trained.config().train.threads > 0) set_num_threads(static_cast<int>(trained.config().train.threads));
   const Tokenizer& tokenizer = trained.tokenizer();
   // Documents end with this token, so a new one begins after it.
@@ -90,6 +91,7 @@ void add_generate_command(Command& app, int&) {
   command->add_option("--seed", options->sampling.seed, "the same seed gives the same text (0)");
   command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
       ->type_name("DEVICE");
+  add_tokenizer_option(*command, options->tokenizer);
   command->add_flag("--ignore-end", options->ignore_end, "go on behind the end of a document");
   command->footer(
       "Examples:\n"

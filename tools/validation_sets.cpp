@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "train/portable.h"
 
 namespace sluice {
 
@@ -13,6 +14,13 @@ void add_set_options(Command& command, std::vector<std::string>& names, std::vec
   command.add_option("--data", data, "other token files than the configuration's; repeatable")
       ->type_name("NAME=PREFIX")
       ->allow_extra_args(false);
+}
+
+void add_tokenizer_option(Command& command, std::string& tokenizer) {
+  command
+      .add_option("--tokenizer", tokenizer,
+                  "byte, or the SentencePiece .model file that the model was trained with; default: the checkpoint's own copy")
+      ->type_name("byte|PATH");
 }
 
 std::vector<DataSource> chosen_sets(const std::vector<std::string>& data, const std::vector<std::string>& names,
@@ -35,6 +43,7 @@ std::vector<DataSource> chosen_sets(const std::vector<std::string>& data, const 
     std::erase_if(sets, [&](const DataSource& set) { return std::find(names.begin(), names.end(), set.name) == names.end(); });
   if (sets.empty())
     fail(ExitCode::usage, "the configuration names no validation set; give one with --data NAME=PREFIX");
+  if (data.empty()) require_validation_data(sets);
   return sets;
 }
 

@@ -16,4 +16,7 @@ void add_set_options(Command& command, std::vector<std::string>& names, std::vec
 std::vector<DataSource> chosen_sets(const std::vector<std::string>& data, const std::vector<std::string>& names,
                                     const Config& config);
 
+/// --tokenizer, for a checkpoint whose own copy or configured file is not to be used.
+void add_tokenizer_option(Command& command, std::string& tokenizer);
+
 }  // namespace sluice

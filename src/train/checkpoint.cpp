@@ -230,6 +230,7 @@ struct CheckpointStore::Impl {
         job.state = content.state.dump(1) + "\n";
         job.config_yaml = content.config_yaml;
         job.hf_config = content.hf_config.dump(2) + "\n";
+        job.tokenizer_model = content.tokenizer_model;
       }
     } catch (const std::exception& error_here) {
       problem = error_here.what();
@@ -239,7 +240,7 @@ struct CheckpointStore::Impl {
       failed(content.step, problem);
       return {};
     }
-    Offer mine{content.step, 0, !job.weights.empty(), !job.optimizer.empty(), nonce()};
+    Offer mine{content.step, std::ssize(job.tokenizer_model), !job.weights.empty(), !job.optimizer.empty(), nonce()};
     for (const auto* items : {&job.weights, &job.optimizer})
       for (const SaveItem& item : *items) mine.bytes += item.bytes();
     std::vector<Offer> offers(static_cast<size_t>(ranks->size()));

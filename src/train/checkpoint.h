@@ -1,6 +1,6 @@
 #pragma once
 // Checkpoints: RUN/ckpt/step_00001200/{MANIFEST.json, model.safetensors, config.json, optim.safetensors,
-// state.json, config.yaml}. Weights under Hugging Face names, so that a plain Qwen3 layout loads as such.
+// state.json, config.yaml, and tokenizer.model where the tokenizer is a file}. Weights under Hugging Face names, so that a plain Qwen3 layout loads as such.
 // Several ranks write several files: model-00001-of-00004.safetensors with model.safetensors.index.json, and
 // optim-00001-of-00004.safetensors, in which a tensor may lie in slices. The manifest tells tensors by name and shape of the
 // whole, so that any number of ranks reads what any other has written.
@@ -41,6 +41,7 @@ struct CheckpointContent {
   nlohmann::json state;                // state.json: counters, spike window, skip list, data fingerprint
   std::string config_yaml;             // the resolved configuration
   nlohmann::json hf_config;            // config.json
+  std::string tokenizer_model = {};    // tokenizer.model; empty: the tokenizer is built in
 };
 
 /// A checkpoint on disk whose manifest and checksums hold.
@@ -49,6 +50,7 @@ struct CheckpointInfo {
   int64_t step = 0;
   nlohmann::json state;
   std::string config_yaml;
+  std::string tokenizer_model = {};  // path of its copy; empty: built in, or written before checkpoints held one
 };
 
 class CheckpointStore {

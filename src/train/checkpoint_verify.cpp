@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/io.h"
+#include "data/tokenizer.h"
 #include "train/agree.h"
 #include "train/checkpoint.h"
 #include "train/manifest.h"
@@ -68,6 +69,16 @@ std::vector<int> share_files(const std::vector<FileRecord>& files, int ranks) {
   return owner;
 }
 
+/// The copy of the tokenizer must be the one that the training state names.
+void compare_tokenizer(const std::string& path, const FileRecord& copy, const nlohmann::json& state) {
+  const auto named = state.is_object() ? state.find("tokenizer_fingerprint") : state.end();
+  const std::string trained = named != state.end() && named->is_string() ? named->get<std::string>() : "(none)";
+  const std::string here = std::string(kModelFingerprint) + copy.xxh3_128;
+  if (trained != here)
+    fail(ExitCode::data, "{}/{}: its fingerprint is {}, but state.json names the tokenizer {}", path, copy.name, here,
+         printable(trained));
+}
+
 /// Reads what every rank needs, and checks this rank's share of the files.
 CheckpointInfo verify_share(const std::string& path, int rank, int ranks) {
   if (!io::is_directory(path))
@@ -82,7 +93,7 @@ CheckpointInfo verify_share(const std::string& path, int rank, int ranks) {
       fail(ExitCode::data, "{}: {}", path, problem);
   for (const char* needed : {"state.json", "config.yaml", "config.json"})
     if (!manifest.file(needed)) fail(ExitCode::data, "{}: its manifest names no {}", path, needed);
-  CheckpointInfo info{path, manifest.step, {}, {}};
+  CheckpointInfo info{path, manifest.step, {}, {}, {}};
   const std::vector<int> owner = share_files(manifest.files, ranks);
   for (size_t i = 0; i < manifest.files.size(); ++i) {
     const FileRecord& record = manifest.files[i];
@@ -95,6 +106,10 @@ CheckpointInfo verify_share(const std::string& path, int rank, int ranks) {
     if (record.name == kWeightsIndex) compare_index(file, manifest);
     if (record.name == "state.json") info.state = parse_strict_json(text_of(file), file.path());
     if (record.name == "config.yaml") info.config_yaml = text_of(file);
+  }
+  if (const FileRecord* copy = manifest.file(kTokenizerFile)) {
+    compare_tokenizer(path, *copy, info.state);
+    info.tokenizer_model = path + "/" + kTokenizerFile;
   }
   if (const auto problems = coverage_problems(manifest); !problems.empty())
     fail(ExitCode::data, "{}/{}: {}{}", path, kManifestName, problems[0],

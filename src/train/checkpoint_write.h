@@ -31,7 +31,7 @@ struct SaveJob {
   int64_t all_bytes = 0;        // of all ranks
   std::string weights_file, optimizer_file;  // empty: this rank has none
   std::vector<SaveItem> weights, optimizer;
-  std::string state, config_yaml, hf_config;  // rank 0's
+  std::string state, config_yaml, hf_config, tokenizer_model;  // rank 0's
 };
 
 /// Memory that a snapshot takes.

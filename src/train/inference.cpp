@@ -2,6 +2,7 @@
 
 #include "config/load.h"
 #include "core/io.h"
+#include "train/portable.h"
 #include "train/trainer.h"
 
 namespace sluice {
@@ -19,13 +20,14 @@ CheckpointInfo find_checkpoint(const std::string& path) {
 Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device) {
   std::vector<std::string> overrides;
   if (!device.empty()) overrides.push_back("train.device=" + device);
-  return load_config(checkpoint.path + "/config.yaml", overrides);
+  return load_resolved_config(checkpoint.path + "/config.yaml", overrides);
 }
 
-TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device)
+TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device,
+                           const std::string& tokenizer)
     : config_(checkpoint_config(checkpoint, device)),
       device_(resolve_device(config_.train.device)),
-      tokenizer_(make_tokenizer(config_.data.tokenizer)),
+      tokenizer_(checkpoint_tokenizer(checkpoint, config_.data.tokenizer, tokenizer)),
       store_(config_.lora) {
   model_ = std::make_unique<Transformer>(config_.model, store_);
   const DType dtype = storage_dtype(config_.train.precision);

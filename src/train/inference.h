@@ -24,8 +24,9 @@ Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& de
 class TrainedModel {
  public:
   /// Loads the weights. tokens_at_once: the usual size of a forward pass. device: as in
-  /// checkpoint_config.
-  TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device = "");
+  /// checkpoint_config. tokenizer: as in checkpoint_tokenizer.
+  TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device = "",
+               const std::string& tokenizer = "");
   TrainedModel(const TrainedModel&) = delete;
   TrainedModel& operator=(const TrainedModel&) = delete;
 

@@ -76,6 +76,7 @@ bool is_plain_name(std::string_view name);
 std::string shard_name(const char* kind, int i, int count);
 constexpr const char* kWeightsKind = "model";
 constexpr const char* kOptimizerKind = "optim";
+constexpr const char* kTokenizerFile = "tokenizer.model";  // as Hugging Face names a SentencePiece model
 constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 /// Whether a file is one of that kind.
 bool is_shard_of(std::string_view file, std::string_view kind);

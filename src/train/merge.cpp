@@ -4,10 +4,10 @@
 
 #include "core/io.h"
 #include "core/parallel_for.h"
-#include "data/tokenizer.h"
 #include "train/hf_config.h"
 #include "train/inference.h"
 #include "train/manifest.h"
+#include "train/portable.h"
 #include "train/stored_tensors.h"
 
 namespace sluice {
@@ -52,14 +52,16 @@ std::vector<unsigned char> merged(StoredTensors& stored, const StoredTensor& w, 
 
 }  // namespace
 
-int64_t merge_adapters(const CheckpointInfo& checkpoint, const std::string& folder) {
+int64_t merge_adapters(const CheckpointInfo& checkpoint, const std::string& folder,
+                       const std::string& chosen_tokenizer) {
   Config config = checkpoint_config(checkpoint, "auto");
   if (config.lora.rank == 0) fail(ExitCode::usage, "{} has no adapters (lora.rank = 0); sluice checkpoint export writes its weights", checkpoint.path);
   const double scale = config.lora.alpha / static_cast<double>(config.lora.rank);
   const Manifest manifest = read_manifest(checkpoint.path);
   StoredTensors stored(checkpoint.path, manifest, kWeightsKind, StoredTensors::Check::checksum);
   const std::string weights = folder + "/" + shard_name(kWeightsKind, 0, 1), description = folder + "/config.json";
-  for (const std::string& path : {weights, description})
+  const auto tokenizer = checkpoint_tokenizer(checkpoint, config.data.tokenizer, chosen_tokenizer);
+  for (const std::string& path : {weights, description, folder + "/" + kTokenizerFile})
     if (io::exists(path)) fail(ExitCode::cannot_create, "{} exists; nothing was written", path);
 
   std::vector<SafetensorsEntry> entries;
@@ -86,7 +88,8 @@ int64_t merge_adapters(const CheckpointInfo& checkpoint, const std::string& fold
   file.fsync();
   file.close();
   config.lora = {};
-  io::write_file_atomic(description, hf_config(config, make_tokenizer(config.data.tokenizer)->end_of_document()).dump(2) + "\n");
+  io::write_file_atomic(description, hf_config(config, tokenizer->end_of_document()).dump(2) + "\n");
+  write_tokenizer(folder, *tokenizer);
   io::fsync_directory(folder);
   return count;
 }

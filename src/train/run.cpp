@@ -20,7 +20,9 @@
 #include "train/data_plan.h"
 #include "train/evaluate.h"
 #include "train/hf_config.h"
+#include "train/manifest.h"
 #include "train/plan.h"
+#include "train/portable.h"
 #include "train/rotation.h"
 #include "train/router_monitor.h"
 #include "train/run_folder.h"
@@ -121,9 +123,10 @@ Run::Run(const RunOptions& options)
   config_ = load_config(options.config_path, options.overrides);
   validate_for_training(config_);
   if (config_.train.threads > 0) set_num_threads(static_cast<int>(config_.train.threads));
-  tokenizer_ = make_tokenizer(config_.data.tokenizer);
+  tokenizer_ = training_tokenizer(config_);
   resolve_model(config_, *tokenizer_);
   plan_ = make_plan(config_, ranks_->size());
+  require_training_data(config_);
   data_ = std::make_unique<Blend>(config_.data.train, config_.data.seq_len, config_.model.vocab_size,
                                   config_.data.document_mask, config_.train.seed);
   evaluator_ =
@@ -148,7 +151,7 @@ Run::Run(const RunOptions& options)
 void Run::check_resume() {
   std::vector<std::string> impossible, consent;
   // Where it was computed may not exist here, and does not matter.
-  const Config before = load_config(resumed_.path + "/config.yaml", {"train.device=auto"});
+  const Config before = load_resolved_config(resumed_.path + "/config.yaml", {"train.device=auto"});
   for (const ConfigChange& change : config_changes(before, config_)) {
     const std::string text = fmt::format("{}: {} -> {}", change.key, change.before, change.after);
     if (change.kind == ChangeClass::identity) impossible.push_back(text);
@@ -185,6 +188,7 @@ void Run::start_files() {
   for (const std::string& text : options_.overrides)
     input += fmt::format("# on the command line: {}\n", text);
   folder_->write("config.input.yaml", input);
+  if (!tokenizer_->model().empty()) folder_->write(kTokenizerFile, tokenizer_->model());
   const std::string past =
       io::exists(folder_->file("cmdline.txt")) ? io::read_file(folder_->file("cmdline.txt")) : "";
   folder_->write("cmdline.txt", past + options_.command_line + "\n");
@@ -432,6 +436,7 @@ void Run::save() {
   content.state["allowed_changes"] = options_.allow_change;
   content.config_yaml = config_yaml_;
   content.hf_config = hf_config(config_, tokenizer_->end_of_document());
+  if (leads()) content.tokenizer_model = tokenizer_->model();
   checkpoints_->save(content);
   saved_step_ = trainer_->next_step();
   saved_at_ = now();

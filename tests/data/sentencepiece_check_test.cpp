@@ -68,7 +68,7 @@ std::string map_of(const std::vector<uint32_t>& units, const std::string& texts)
 
 /// Rules for "a", "aa", "aaa"...: one block of 256 units each, and the value of each at the base of the next.
 std::vector<uint32_t> chain(uint32_t rules, uint32_t value = 0) {
-  std::vector<uint32_t> units(256 * (rules + 2));
+  std::vector<uint32_t> units(256 * (rules + 2), 0x80000000u);  // what bears no label
   units[0] = 256 << 10;
   for (uint32_t i = 1; i <= rules; ++i) {
     const uint32_t unit = 256 * i + 'a', base = 256 * (i + 1);
