@@ -88,7 +88,7 @@ class Loader {
     if (!yaml::assign(root, key, value, message)) problems_.add(start, message);
   }
 
-  Config finish(const Node& root, const std::string& path) {
+  Config finish(const Node& root, const std::string& path, KeyPlaces* places) {
     Config config;
     Reader reader(problems_);
     reader.read(config, root);
@@ -104,6 +104,8 @@ class Loader {
       if (problems_.size() > 1) message += fmt::format("\n{} problems", problems_.size());
       throw Error(ExitCode::usage, message);
     }
+    if (places)
+      for (const auto& [key, place] : reader.places()) (*places)[key] = yaml::describe(sources_, place);
     return config;
   }
 
@@ -164,20 +166,20 @@ class Loader {
   yaml::Problems problems_;
 };
 
-Config load(Loader loader, const std::string& path, const std::vector<std::string>& overrides) {
+Config load(Loader loader, const std::string& path, const std::vector<std::string>& overrides, KeyPlaces* places) {
   Node root = loader.load_file(path);
   for (const std::string& text : overrides) loader.apply_override(root, text);
-  return loader.finish(root, path);
+  return loader.finish(root, path, places);
 }
 
 }  // namespace
 
-Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
-  return load(Loader(), path, overrides);
+Config load_config(const std::string& path, const std::vector<std::string>& overrides, KeyPlaces* places) {
+  return load(Loader(), path, overrides, places);
 }
 
 Config load_resolved_config(const std::string& path, const std::vector<std::string>& overrides) {
-  return load(Loader(/*resolved=*/true), path, overrides);
+  return load(Loader(/*resolved=*/true), path, overrides, nullptr);
 }
 
 }  // namespace sluice

@@ -1,5 +1,6 @@
 #pragma once
 // Reading a configuration: defaults < extends chain < file < key=value overrides; strict; every problem at once.
+#include <map>
 #include <string>
 #include <vector>
 
@@ -7,11 +8,15 @@
 
 namespace sluice {
 
+/// Where keys are given, by key ("model.attention.gates[0].position"): "file:line:column" or "command line". A key that is not
+/// there has its default.
+using KeyPlaces = std::map<std::string, std::string>;
+
 /// Loads `path`, follows `extends`, applies `overrides` ("optimizer.lr=3e-4"), checks types and combinations, resolves
 /// relative paths (data, tokenizer, init_from, match_parameters_of) against the file that states them, fills name and
 /// run_dir. Throws Error(usage) whose message lists every problem with file:line:column, the known names and a
-/// suggestion. Does not touch data files.
-Config load_config(const std::string& path, const std::vector<std::string>& overrides = {});
+/// suggestion. Does not touch data files. `places`, where given, is filled.
+Config load_config(const std::string& path, const std::vector<std::string>& overrides = {}, KeyPlaces* places = nullptr);
 
 /// The same of a resolved configuration, as runs and checkpoints keep one, which may come from elsewhere: it states every
 /// key itself, so `extends`, which would have other files read and quoted, is refused.

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "config/load.h"
+#include "config/model_function.h"
 #include "core/device.h"
 #include "core/error.h"
 
@@ -90,7 +91,8 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
   }
   check.size("model.match_multiple", m.match_multiple);
 
-  check.positive("model.rope.theta", m.rope.theta);
+  check.require(m.rope.theta > 1, {"model.rope.theta"},
+                fmt::format("model.rope.theta must be greater than 1, got {}", m.rope.theta));
   const RopeScalingConfig& scaling = m.rope.scaling;
   check.require(scaling.factor >= 1, {"model.rope.scaling.factor"},
                 fmt::format("model.rope.scaling.factor must be at least 1, got {}", scaling.factor));
@@ -290,6 +292,8 @@ void check_train(const TrainConfig& t, Checks& check) {
   check.require(t.divergence_factor == 0 || (t.divergence_factor > 1 && std::isfinite(t.divergence_factor)),
                 {"train.divergence_factor"},
                 fmt::format("train.divergence_factor must be 0 or greater than 1, got {}", t.divergence_factor));
+  for (const std::string& name : t.init_ignore)
+    if (const std::string problem = init_ignore_problem(name); !problem.empty()) check.require(false, {"train.init_ignore"}, problem);
   check.require(t.on_nonfinite != BadStepPolicy::count, {"train.on_nonfinite"},
                 "train.on_nonfinite: count would apply an update that is not finite; use skip or stop");
 }
