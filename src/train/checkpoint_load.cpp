@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <set>
 
 #include "core/context.h"
@@ -11,6 +12,7 @@
 #include "train/manifest.h"
 #include "train/stored_tensors.h"
 #include "train/strict_json.h"
+#include "train/tensor_problems.h"
 
 namespace sluice {
 namespace {
@@ -75,35 +77,44 @@ bool is_tied_copy(StoredTensors& stored, const StoredTensor& head) {
 }
 
 /// Every difference between what is wanted and what is there; the same on all ranks that name the whole model.
-void compare_names(const Wish& wish, bool exact, std::vector<std::string>& problems) {
+void compare_names(const Wish& wish, bool exact, TensorProblems& problems) {
   std::set<std::string, std::less<>> names;
   for (const TensorShape& w : wholes(wish)) {
     names.insert(w.name);
     const StoredTensor* found = wish.stored.find(w.name);
     if (!found)
-      problems.push_back(fmt::format("missing: {} {}", w.name, shape_text(w.shape)));
+      problems.missing(w);
     else if (found->shape != w.shape)
-      problems.push_back(
-          fmt::format("shape: {} is {}, the model wants {}", w.name, found->describe(), shape_text(w.shape)));
+      problems.shape(*found, w);
     else if (exact ? found->dtype != safetensors_dtype(w.dtype) : !can_convert(*found, w.dtype))
-      problems.push_back(fmt::format("type: {} is {}, the model wants {}", w.name, printable(found->dtype),
-                                     dtype_name(w.dtype)));
+      problems.other(fmt::format("type: {} is {}, the model wants {}", w.name, printable(found->dtype),
+                                 dtype_name(w.dtype)));
     else if (!found->problem.empty())
-      problems.push_back(fmt::format("incomplete: {}: {}", w.name, found->problem));
+      problems.other(fmt::format("incomplete: {}: {}", w.name, found->problem));
   }
   for (const auto& [name, stored] : wish.stored.tensors())
     if (!names.count(name) && !is_tied_copy(wish.stored, stored))
-      problems.push_back(fmt::format("unexpected: {} {}", printable(name), stored.describe()));
+      problems.unexpected(stored);
+}
+
+/// What a config.json beside the weights calls their model; empty where there is none that can be read.
+std::string stored_model_type(const std::string& path) {
+  const std::filesystem::path folder = io::is_directory(path) ? std::filesystem::path(path) : std::filesystem::path(path).parent_path();
+  const std::string file = folder / "config.json";
+  if (!io::exists(file)) return "";
+  try {
+    const nlohmann::json config = parse_strict_json(io::read_file(file), file);
+    return fmt::format("model_type {}, ", printable(config.at("model_type").get<std::string>()));
+  } catch (const std::exception&) {
+    return "";  // what it is damaged by is told where it is needed
+  }
 }
 
 /// Throws one Error(data) with all of them.
-void refuse(const std::string& path, const std::vector<std::string>& problems) {
+void refuse(const std::string& path, const TensorProblems& problems) {
   if (problems.empty()) return;
-  constexpr size_t kShown = 400;
-  std::string text;
-  for (size_t i = 0; i < std::min(problems.size(), kShown); ++i) text += "\n  " + problems[i];
-  if (problems.size() > kShown) text += fmt::format("\n  and {} more", problems.size() - kShown);
-  fail(ExitCode::data, "{} does not fit the model ({} tensors):{}", path, problems.size(), text);
+  fail(ExitCode::data, "{} does not fit the model ({}{} tensor{}):\n  {}", path, stored_model_type(path), problems.count(),
+       problems.count() == 1 ? "" : "s", fmt::join(problems.lines(io::is_directory(path) ? "folder" : "file"), "\n  "));
 }
 
 /// Elements [begin, begin + count) of a target, as rank 1.
@@ -169,7 +180,7 @@ void load_checkpoint(const std::string& path, const std::vector<NamedTensor>& we
   StoredTensors optim(path, manifest, kOptimizerKind, StoredTensors::Check::size);
   const Wish wishes[] = {{model, weights, whole ? &whole->weights : nullptr},
                          {optim, optimizer, whole ? &whole->optimizer : nullptr}};
-  std::vector<std::string> problems;
+  TensorProblems problems;
   for (const Wish& wish : wishes) compare_names(wish, true, problems);
   refuse(path, problems);
   for (const Wish& wish : wishes) fill(wish, ctx, true);
@@ -179,7 +190,7 @@ void load_weights(const std::string& path, const std::vector<NamedTensor>& weigh
                   const std::vector<TensorShape>* whole) {
   const auto take = [&](StoredTensors stored) {
     const Wish wish{stored, weights, whole};
-    std::vector<std::string> problems;
+    TensorProblems problems;
     compare_names(wish, false, problems);
     refuse(path, problems);
     fill(wish, ctx, false);

@@ -125,12 +125,44 @@ TEST_CASE("every difference between file and model is listed at once", "[load_we
   } catch (const Error& error) {
     CHECK(error.code() == ExitCode::data);
     CHECK_THAT(error.what(),
-               Contains("qwen3_tiny does not fit the model (4 tensors)") &&
-                   Contains("missing: model.layers.0.self_attn.gate_proj.weight (32, 16)") &&
-                   Contains("missing: model.layers.1.self_attn.gate_proj.weight") &&
+               Contains("qwen3_tiny does not fit the model (model_type qwen3, 4 tensors)") &&
+                   Contains("missing: self_attn.gate_proj.weight in 2 layers, (32, 16) (the configuration has a gate: model.attention.gates)") &&
                    Contains("unexpected: model.layers.0.self_attn.k_proj.weight (16, 16) F32") &&
-                   Contains("shape: model.embed_tokens.weight is (32, 16) F32, the model wants (33, 16)"));
+                   Contains("vocab_size: folder 32, configuration 33 (in 1 tensor)"));
   }
+}
+
+TEST_CASE("a model of another size is told by its sizes, not tensor by tensor", "[load_weights]") {
+  const auto refusal = [](const Model& m) {
+    try {
+      load_weights(kGolden, m.tensors);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  Model wide = tiny_qwen3(DType::f32);
+  for (NamedTensor& t : wide.tensors)
+    for (int i = 0; i < t.tensor.rank; ++i)
+      if (t.tensor.shape[static_cast<size_t>(i)] == 16 && t.name.find("k_proj") == std::string::npos && t.name.find("v_proj") == std::string::npos)
+        t.tensor.shape[static_cast<size_t>(i)] = 48;
+  const std::string text = refusal(wide);
+  INFO(text);
+  CHECK(std::count(text.begin(), text.end(), '\n') == 1);
+  CHECK_THAT(text, Contains("\n  hidden_size: folder 16, configuration 48 (in "));
+
+  Model deep = tiny_qwen3(DType::f32);
+  const size_t layer = 11;
+  for (int more = 2; more < 4; ++more)
+    for (size_t i = 0; i < layer; ++i) {
+      NamedTensor t = deep.tensors[1 + layer + i];
+      t.name.replace(t.name.find(".1."), 3, fmt::format(".{}.", more));
+      deep.tensors.push_back(t);
+    }
+  CHECK_THAT(refusal(deep), Contains("22 tensors") && Contains("\n  num_hidden_layers: folder 2, configuration 4") && !Contains("missing"));
+  Model shallow = tiny_qwen3(DType::f32);
+  shallow.tensors.erase(shallow.tensors.begin() + 1 + static_cast<int64_t>(layer), shallow.tensors.begin() + 1 + 2 * static_cast<int64_t>(layer));
+  CHECK_THAT(refusal(shallow), Contains("\n  num_hidden_layers: folder 2, configuration 1") && !Contains("unexpected"));
 }
 
 TEST_CASE("shards are found through their index", "[load_weights]") {
