@@ -20,6 +20,7 @@
 #include "train/data_plan.h"
 #include "train/evaluate.h"
 #include "train/hf_config.h"
+#include "train/init_source.h"
 #include "train/manifest.h"
 #include "train/plan.h"
 #include "train/portable.h"
@@ -55,6 +56,7 @@ class Run {
   void open_files();
   ExitCode go();
   void start_files();
+  nlohmann::ordered_json first_weights() const;
   void write_status(const char* state, const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const {
     log_->status(state, checkpoints_ ? checkpoints_->saved_step() : -1, more);
   }
@@ -91,6 +93,7 @@ class Run {
   std::string data_fingerprint_;
   std::unique_ptr<RunFolder> folder_;
   CheckpointInfo resumed_;  // path empty: a fresh start
+  InitSource init_;         // of a fresh start
   std::string config_yaml_;
 
   std::unique_ptr<Console> console_;
@@ -120,7 +123,8 @@ Run::Run(const RunOptions& options)
       own_signals_(options.signals ? nullptr : std::make_unique<StopSignals>()),
       signals_(options.signals ? *options.signals : *own_signals_),
       stragglers_(ranks_->size()) {
-  config_ = load_config(options.config_path, options.overrides);
+  KeyPlaces places;
+  config_ = load_config(options.config_path, options.overrides, &places);
   validate_for_training(config_);
   if (config_.train.threads > 0) set_num_threads(static_cast<int>(config_.train.threads));
   tokenizer_ = training_tokenizer(config_);
@@ -134,11 +138,13 @@ Run::Run(const RunOptions& options)
   if (leads()) check_data(*data_, evaluator_->blends(), *tokenizer_, config_);
   data_fingerprint_ = data_->fingerprint();
   config_yaml_ = to_yaml(config_);
+  const std::string checkpoints = config_.run_dir + "/ckpt";
+  if (agree(leads() && list_checkpoints(checkpoints).empty()))  // a run that goes on has weights of its own
+    init_ = find_init_source(config_, places, *tokenizer_, ranks_);
 
   if (leads()) folder_ = std::make_unique<RunFolder>(config_.run_dir);
   faults::at("init", 0);
   ranks_->barrier();  // nobody looks before the folder is ours
-  const std::string checkpoints = config_.run_dir + "/ckpt";
   if (leads() && io::is_directory(checkpoints)) remove_litter(checkpoints);  // also of a training that is finished
   if (options.fresh && !list_checkpoints(checkpoints).empty())
     fail(ExitCode::usage,
@@ -182,6 +188,15 @@ void Run::check_resume() {
   fail(ExitCode::usage, "{}", message);
 }
 
+/// Where the weights of step 0 were from, which a resumed run keeps from its first start; null for train.seed.
+nlohmann::ordered_json Run::first_weights() const {
+  if (!init_.path.empty()) return init_.json();
+  const std::string path = folder_->file("run.json");
+  if (resumed_.path.empty() || !io::exists(path)) return nullptr;
+  const auto first = nlohmann::ordered_json::parse(io::read_file(path), nullptr, false);
+  return first.is_object() ? first.value("init_from", nlohmann::ordered_json()) : nullptr;
+}
+
 void Run::start_files() {
   folder_->write("config.yaml", fmt::format("# hash {}\n{}", config_hash(config_), config_yaml_));
   std::string input = fmt::format("# {}\n{}", options_.config_path, io::read_file(options_.config_path));
@@ -210,6 +225,7 @@ void Run::start_files() {
                                       {"data_fingerprint", data_fingerprint_},
                                       {"tokenizer_fingerprint", tokenizer_->fingerprint()},
                                       {"started", utc_now()},
+                                      {"init_from", first_weights()},
                                       {"resumed_from_step", trainer_->next_step()}};
   folder_->write("run.json", run.dump(2) + "\n");
 }
@@ -252,7 +268,7 @@ ExitCode Run::train() {
   ranks_ = &trainer_->ranks();  // in one line with what a step leaves under way
   if (config_.model.moe.num_experts > 0) monitor_ = std::make_unique<RouterMonitor>(config_.model);
   if (resumed_.path.empty()) {
-    trainer_->initialize();
+    trainer_->initialize(init_.path);
   } else {
     trainer_->restore(resumed_);
     seconds_ = resumed_.state.value("seconds", 0.0);
@@ -269,6 +285,7 @@ ExitCode Run::train() {
   checkpoints_ = std::make_unique<CheckpointStore>(config_.run_dir + "/ckpt", config_.checkpoint, content, &trainer_->context(), ranks_);
   if (leads()) {
     for (const std::string& line : banner(config_, plan_, *trainer_, *data_, *evaluator_)) console_->line(line);
+    if (!init_.path.empty()) console_->line("weights  from " + init_.text());
     if (!resumed_.path.empty())
       console_->line(fmt::format("resume   from {} (step {})", resumed_.path, trainer_->next_step()));
     for (const std::string& text : repetition_warnings(*data_, trainer_->max_steps() * config_.train.global_batch_size))

@@ -74,8 +74,9 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Weights from train.seed, or from train.init_from; adapters (lora) from train.seed.
-  void initialize();
+  /// Weights from train.seed, or from train.init_from, which `weights` is the resolved path of where given (train/init_source.h);
+  /// adapters (lora) from train.seed.
+  void initialize(const std::string& weights = "");
   /// Continues from a verified checkpoint.
   void restore(const CheckpointInfo& checkpoint);
   /// What this rank writes of weights, moments and state at this step boundary: with several ranks, all of them call, and

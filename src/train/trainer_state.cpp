@@ -27,14 +27,14 @@ StoreLayout Trainer::layout() const {
           .whole_grads = stage < 2};
 }
 
-void Trainer::initialize() {
+void Trainer::initialize(const std::string& weights_path) {
   const bool sharded = config_.parallel.zero_stage >= 3;
   const bool adapts = config_.lora.rank > 0, loads = !config_.train.init_from.empty();
   if (loads) {
     std::vector<NamedTensor> weights;
     weight_targets(weights, /*frozen_only=*/adapts);
     const WholeModel whole = whole_model(/*frozen_only=*/adapts);
-    load_weights(config_.train.init_from, weights, &ctx_, &whole.weights);
+    load_weights(weights_path.empty() ? config_.train.init_from : weights_path, weights, &ctx_, &whole.weights);
   }
   if (loads && !adapts) {  // nothing is left to chance
   } else if (!sharded) {
