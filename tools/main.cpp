@@ -8,12 +8,11 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
-#include <new>
 #include <string>
 #include <system_error>
 
 #include "commands.h"
-#include "core/error.h"
+#include "core/caught.h"
 
 namespace {
 
@@ -108,15 +107,11 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const CLI::ParseError& error) {
     return report(usage_message(app, error), sluice::ExitCode::usage);
-  } catch (const sluice::Error& error) {
-    return report(error.what(), error.code());
-  } catch (const std::bad_alloc&) {
-    return report("out of memory", sluice::ExitCode::out_of_memory);
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& exception) {
     // fmt::print's, when the reader of a pipe has seen enough.
-    if (error.code().value() == EPIPE) return 0;
-    return report(error.what(), sluice::ExitCode::internal);
-  } catch (const std::exception& error) {
-    return report(fmt::format("{} (this is a bug of sluice)", error.what()), sluice::ExitCode::internal);
+    const auto* system = dynamic_cast<const std::system_error*>(&exception);
+    if (system && system->code().value() == EPIPE) return 0;
+    const sluice::Error error = sluice::caught_error();
+    return report(error.what(), error.code());
   }
 }

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "comm/mpi.h"
+#include "core/caught.h"
 #include "core/device.h"
 
 namespace sluice {
@@ -31,8 +32,9 @@ void run_as_rank(const std::function<void(Communicator& world)>& body, const std
   choose_cuda_device(launcher_size().local_rank);
   try {
     body(*world);
-  } catch (const Error& error) {
+  } catch (const std::exception&) {
     if (world->size() == 1) throw;
+    const Error error = caught_error();
     before_abort();
     // What all find together rank 0 says, and takes the others with it; what one finds alone, it says when nobody has ended it.
     if (world->rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(4));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/parallel_for.h"
+#include "core/start_thread.h"
 
 namespace sluice {
 namespace {
@@ -73,7 +74,9 @@ class Queued : public Communicator {
 
 }  // namespace
 
-CommQueue::CommQueue(Device device) : ctx_(64, device), thread_([this] { serve(); }) {}
+CommQueue::CommQueue(Device device) : ctx_(64, device) {
+  start_thread(thread_, [this] { serve(); }, problem_);
+}
 
 void CommQueue::finish() {
   {
@@ -85,6 +88,10 @@ void CommQueue::finish() {
 }
 
 CommQueue::Ticket CommQueue::post(std::function<void()> work) {
+  if (!problem_.empty()) {
+    serve_here(work);
+    return last_posted_;
+  }
   Ticket ticket = 0;
   {
     const std::scoped_lock lock(mutex_);
@@ -93,6 +100,20 @@ CommQueue::Ticket CommQueue::post(std::function<void()> work) {
   }
   changed_.notify_all();
   return ticket;
+}
+
+/// What the thread would do. Work that posts more has it done at once, which is the order that it was asked for in.
+void CommQueue::serve_here(const std::function<void()>& work) {
+  ++last_posted_;
+  const bool outer = serving_;
+  serving_ = true;
+  try {
+    if (!failure_) work();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+  serving_ = outer;
+  last_done_ = last_posted_;
 }
 
 void CommQueue::wait(Ticket ticket) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -20,8 +21,10 @@ class CommQueue {
  public:
   using Ticket = int64_t;
 
-  /// device: where the memory is that its work is about.
+  /// device: where the memory is that its work is about. Where the system makes no thread, the caller of post() does the work
+  /// itself: the same results, nothing beside the computation; problem() then says why.
   explicit CommQueue(Device device = Device::cpu);
+  const std::string& problem() const { return problem_; }
   ~CommQueue() { finish(); }
   /// Does what was posted (an operation that failed ends the rest), and nothing more: for an owner whose memory the work is about.
   void finish();
@@ -42,13 +45,14 @@ class CommQueue {
   int64_t waited_ns() const { return waited_ns_; }
 
   /// Whether this is the queue's own thread.
-  bool serving() const { return std::this_thread::get_id() == thread_.get_id(); }
+  bool serving() const { return problem_.empty() ? std::this_thread::get_id() == thread_.get_id() : serving_; }
   /// The same ranks, each operation done by the queue and waited for. inner and the queue outlive it. ops: what it has begun is
   /// done before an operation begins (inner's memory is a GPU's).
   std::unique_ptr<Communicator> queued(Communicator& inner, Context* ops = nullptr);
 
  private:
   void serve();
+  void serve_here(const std::function<void()>& work);
 
   Context ctx_;
   std::mutex mutex_;
@@ -58,6 +62,8 @@ class CommQueue {
   int64_t waited_ns_ = 0;
   bool over_ = false;
   std::exception_ptr failure_;
+  bool serving_ = false;  // without a thread: work is being done
+  std::string problem_;
   std::thread thread_;
 };
 

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -67,7 +68,9 @@ struct Plan {
   int error = 0;
 };
 
-Plan parse_plan(const char* variable, const std::string& text, bool wants_error) {
+enum class PlanKind { crash, io_failure, thread_failure };
+
+Plan parse_plan(const char* variable, const std::string& text, PlanKind kind) {
   Plan plan;
   plan.text = text;
   if (text.empty()) return plan;
@@ -80,18 +83,32 @@ Plan parse_plan(const char* variable, const std::string& text, bool wants_error)
   plan.at = is_number(words[0]) ? number(words[0]) : -1;
   words.erase(words.begin());
   bool ok = plan.at >= 1;
-  if (wants_error) {
-    plan.error = words.empty() ? 0 : errno_of(words[0]);
-    plan.sticky = words.size() == 2 && words[1] == "sticky";
-    ok = ok && plan.error && (words.size() == 1 || plan.sticky);
-  } else {
-    plan.torn = words.size() == 1 && words[0] == "torn";
-    ok = ok && (words.empty() || plan.torn);
+  const char* form = "";
+  switch (kind) {
+    case PlanKind::io_failure:
+      form = "[RANK:]n:ERRNO[:sticky]";
+      plan.error = words.empty() ? 0 : errno_of(words[0]);
+      plan.sticky = words.size() == 2 && words[1] == "sticky";
+      ok = ok && plan.error && (words.size() == 1 || plan.sticky);
+      break;
+    case PlanKind::crash:
+      form = "[RANK:]n[:torn]";
+      plan.torn = words.size() == 1 && words[0] == "torn";
+      ok = ok && (words.empty() || plan.torn);
+      break;
+    case PlanKind::thread_failure:
+      form = "[RANK:]n[:sticky]";
+      plan.sticky = words.size() == 1 && words[0] == "sticky";
+      ok = ok && (words.empty() || plan.sticky);
+      break;
   }
-  if (!ok) refuse(variable, text, wants_error ? "[RANK:]n:ERRNO[:sticky]" : "[RANK:]n[:torn]");
+  if (!ok) refuse(variable, text, form);
   if (!mine) plan.at = 0;
   return plan;
 }
+
+/// Whether the count-th operation is one that goes wrong.
+bool meant(const Plan& plan, int64_t count) { return plan.at && (plan.sticky ? count >= plan.at : count == plan.at); }
 
 /// SLUICE_PAUSE, where it is this rank's; phase empty otherwise.
 struct Pause {
@@ -152,8 +169,8 @@ class Operations {
  public:
   Io next(const std::string& action, const std::string& path, int& error) {
     const std::lock_guard lock(mutex_);
-    refresh("SLUICE_CRASH", crash_, false);
-    refresh("SLUICE_IOFAIL", fail_, true);
+    refresh("SLUICE_CRASH", crash_, PlanKind::crash);
+    refresh("SLUICE_IOFAIL", fail_, PlanKind::io_failure);
     ++count_;
     if (const char* trace = std::getenv("SLUICE_IOTRACE")) note(trace, action, path);
     if (pause_plan().phase == "io" && count_ == pause_plan().step) pause(pause_plan());
@@ -161,7 +178,7 @@ class Operations {
       if (crash_.torn && action == "write") return Io::torn;
       ::kill(::getpid(), SIGKILL);
     }
-    if (fail_.at && (fail_.sticky ? count_ >= fail_.at : count_ == fail_.at)) {
+    if (meant(fail_, count_)) {
       error = fail_.error;
       return Io::fail;
     }
@@ -169,10 +186,10 @@ class Operations {
   }
 
  private:
-  void refresh(const char* variable, Plan& plan, bool wants_error) {
-    const char* value = std::getenv(variable);
-    if (plan.text == (value ? value : "")) return;
-    plan = parse_plan(variable, value ? value : "", wants_error);
+  void refresh(const char* variable, Plan& plan, PlanKind kind) {
+    const std::string text = text_of(variable);
+    if (plan.text == text) return;
+    plan = parse_plan(variable, text, kind);
     count_ = 0;
   }
   void note(const char* trace, const std::string& action, const std::string& path) const {
@@ -207,12 +224,25 @@ Io before_operation(const std::string& action, const std::string& path, int& err
 void at(const char* phase, int64_t step) {
   if (const Pause& p = pause_plan(); !p.phase.empty() && p.phase == phase && (p.step == step || p.phase == "init")) pause(p);
   static const Point quit = parse_point("SLUICE_EXIT", true), hang = parse_point("SLUICE_HANG", false),
-                     slow = parse_point("SLUICE_SLOW", false);
+                     slow = parse_point("SLUICE_SLOW", false), no_memory = parse_point("SLUICE_NOMEMORY", false);
   if (slow.step > 0 && std::strcmp(phase, "data") == 0) std::this_thread::sleep_for(std::chrono::milliseconds(slow.step));
   if (std::strcmp(phase, "step") != 0) return;
+  if (no_memory.step == step) throw std::bad_alloc();
   if (quit.step == step) ::_exit(static_cast<int>(quit.code));
   if (hang.step == step)
     for (std::atomic<int64_t> turns{0};;) ++turns;
+}
+
+bool thread_fails() {
+  static std::mutex mutex;
+  static Plan plan;
+  static int64_t count = 0;
+  const std::lock_guard lock(mutex);
+  if (const std::string text = text_of("SLUICE_THREADFAIL"); text != plan.text) {
+    plan = parse_plan("SLUICE_THREADFAIL", text, PlanKind::thread_failure);
+    count = 0;
+  }
+  return meant(plan, ++count);
 }
 
 bool mismatched(int64_t step) {

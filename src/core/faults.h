@@ -16,6 +16,11 @@
 //   SLUICE_EXIT=RANK:step:code                   _exit(code)
 //   SLUICE_HANG=RANK:step                        computes without end
 //   SLUICE_MISMATCH=RANK:step                    one collective more than the others call
+//   SLUICE_NOMEMORY=RANK:step                    throws std::bad_alloc
+//
+// At the n-th thread that a process starts for saving, communication or the watchdog, counted from 1 as above:
+//   SLUICE_THREADFAIL=[RANK:]n[:sticky]          it cannot be made (EAGAIN); sticky: nor can any after it
+//
 // At every step:
 //   SLUICE_SLOW=RANK:milliseconds                takes so much longer
 #include <cstdint>
@@ -32,6 +37,8 @@ Io before_operation(const std::string& action, const std::string& path, int& err
 
 /// Called when a training is at `phase` (a literal) of a step.
 void at(const char* phase, int64_t step);
+/// Called before a thread is made: whether that is to fail.
+bool thread_fails();
 /// Whether this rank is to call what the others do not call.
 bool mismatched(int64_t step);
 
