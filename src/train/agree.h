@@ -6,6 +6,12 @@
 
 namespace sluice {
 
+/// Thrown by all ranks at the same place, so that they can still do something together, such as saving.
+class SharedError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Collective. The text of root, on every rank.
 void broadcast_text(Communicator& ranks, std::string& text, int root);
 /// Collective. Empty where no rank has a problem; else that of the lowest rank that has one, on every rank, behind "rank 3: "

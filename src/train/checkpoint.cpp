@@ -5,15 +5,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
 
+#include "core/caught.h"
 #include "core/io.h"
+#include "core/start_thread.h"
 #include "train/agree.h"
 #include "train/checkpoint_write.h"
+#include "train/repeated_warning.h"
 #include "train/rotation.h"
 
 namespace sluice {
@@ -79,7 +83,11 @@ struct CheckpointStore::Impl {
   Communicator* ranks = nullptr;
   std::optional<Arena> memory;        // of the snapshot; absent where live host memory is written
   std::map<std::string, bool> valid;  // what rotation knows; used by one save at a time
+  std::function<void()> guard = [] {};
   std::thread writer;
+  std::optional<SaveJob> current;  // the writer's
+  RepeatedWarning failures;
+  bool told_of_threads = false;  // that there are none
   Patience patience;
   bool begun = false, hangs = false;  // a save: is to be concluded; was given up once, with a writer that did not end
 
@@ -142,74 +150,100 @@ struct CheckpointStore::Impl {
   /// What went wrong with a save; rank 0 says it.
   void failed(int64_t step, const std::string& problem) {
     set_error(fmt::format("checkpoint of step {}: {}", step, problem));
-    if (leads())
-      spdlog::warn("{}; earlier checkpoints are untouched; the next save tries again", last_error());
+    if (leads()) failures.warn(fmt::format("{}; earlier checkpoints are untouched{}; the next save tries again", last_error(), newest()));
+  }
+
+  /// ", the newest is PATH", or nothing.
+  std::string newest() const {
+    try {
+      const std::vector<std::string> all = list_checkpoints(folder);
+      return all.empty() ? "" : ", the newest is " + all.front();
+    } catch (const Error&) {
+      return "";
+    }
   }
 
   /// This rank's share of a save; whatever goes wrong becomes a warning.
-  void run(SaveJob& job) {
+  void run() {
     try {
       if (leads()) {
-        lead(job);
+        lead();
       } else {
         try {
-          write_part(job, write_files(job));
-        } catch (const std::exception& problem) {
-          write_failure(job, problem.what());
+          write_part(*current, write_files(*current));
+        } catch (const std::exception&) {
+          write_failure(*current, caught_error().what());
           throw;
         }
       }
       set_state(State::done);
-    } catch (const std::exception& problem) {
+    } catch (const std::exception&) {
+      const std::string problem = caught_error().what();
       // Rank 0 tells how the save went; a follower's own problem is heard where rank 0 did not hear of it.
       if (leads())
-        failed(job.step, problem.what());
+        failed(current->step, problem);
       else
-        set_error(problem.what());
+        set_error(problem);
       set_state(State::failed);
     }
   }
 
-  void lead(SaveJob& job) {
-    const std::string final_path = folder + "/" + step_folder_name(job.step);
-    remove_litter(folder, job.staging.substr(folder.size() + 1));  // of a save that failed; other ranks may have begun
-    check_space(job);
+  void lead() {
+    guard();
+    const std::string final_path = folder + "/" + step_folder_name(current->step);
+    io::make_directories(folder);  // it may have been removed meanwhile
+    remove_litter(folder, current->staging.substr(folder.size() + 1));  // of a save that failed; other ranks may have begun
+    check_space();
     try {
-      Manifest manifest = collect_parts(job, write_files(job), patience);
-      finish_staging(job, manifest);
-      publish(job, final_path);
-    } catch (const std::exception&) {
-      try {
-        io::remove_tree(job.staging);
-      } catch (const Error& leftover) {
-        // Where other ranks are still writing into it, the next save removes it.
-        if (!several()) spdlog::warn("left by a failed save: {}", leftover.what());
-      }
+      Manifest manifest = collect_parts(*current, write_files(*current), patience);
+      finish_staging(*current, manifest);
+      guard();
+      publish(*current, final_path);
+    } catch (const std::exception& problem) {
+      const auto* file = dynamic_cast<const io::IoError*>(&problem);
+      const bool full = file && (file->error_number() == ENOSPC || file->error_number() == EDQUOT);
+      const int64_t available = full && io::exists(folder) ? io::free_bytes(folder) : 0;  // before there is more again
+      remove_staging();
+      if (full) fail(file->code(), "{}; {}", file->what(), space_text(current->all_bytes, available));
       throw;
     }
     {
       const std::lock_guard lock(mutex);
-      saved_step = job.step;
+      saved_step = current->step;
     }
+    failures.over();
     valid[final_path] = true;
     tidy(final_path);
   }
 
-  void check_space(const SaveJob& job) const {
-    int64_t need = (int64_t{1} << 20) + job.all_bytes;
-    if (several()) need -= bytes_in(job.staging);  // what other ranks have written is neither needed any more, nor free
+  void remove_staging() const {
+    try {
+      io::remove_tree(current->staging);
+    } catch (const Error& leftover) {
+      // Where other ranks are still writing into it, the next save removes it.
+      if (!several()) spdlog::warn("left by a failed save: {}", leftover.what());
+    }
+  }
+
+  static std::string space_text(int64_t need, int64_t available) {
+    return fmt::format("{:.1f} MiB needed, {:.1f} MiB free", static_cast<double>(need) / (1 << 20),
+                       static_cast<double>(available) / (1 << 20));
+  }
+
+  void check_space() const {
+    int64_t need = (int64_t{1} << 20) + current->all_bytes;
+    if (several()) need -= bytes_in(current->staging);  // what other ranks have written is neither needed any more, nor free
     const int64_t available = io::free_bytes(folder);
-    if (available < need)
-      fail(ExitCode::cannot_create, "not enough space in {}: {:.1f} MiB needed, {:.1f} MiB free", folder,
-           static_cast<double>(need) / (1 << 20), static_cast<double>(available) / (1 << 20));
+    if (available < need) fail(ExitCode::cannot_create, "not enough space in {}: {}", folder, space_text(need, available));
   }
 
   /// After the checkpoint is durable: the hint for people, and the old ones. A failure here costs nothing but
   /// space.
   void tidy(const std::string& newest) {
     try {
+      guard();
       io::write_file_atomic(folder + "/LATEST", newest.substr(newest.rfind('/') + 1) + "\n");
-      rotate_checkpoints(folder, config.keep_last, config.keep_every_steps, newest, valid);
+      if (!current->keep_all) rotate_checkpoints(folder, config.keep_last, config.keep_every_steps, newest, valid);
       remove_litter(folder);
     } catch (const std::exception& problem) {
       spdlog::warn("after the checkpoint {} was saved: {}", newest, problem.what());
@@ -217,11 +251,12 @@ struct CheckpointStore::Impl {
   }
 
   /// Collective. Agrees on one job, or on why there is none.
-  std::optional<SaveJob> agree_on_job(const CheckpointContent& content) {
+  std::optional<SaveJob> agree_on_job(const CheckpointContent& content, bool keep_all) {
     SaveJob job;
     std::string problem;
     try {
       job.step = content.step;
+      job.keep_all = keep_all;
       Arena* to = memory ? &*memory : nullptr;
       if (to) to->rewind(0);
       job.weights = take_items(content.weights, false, to, ctx);
@@ -232,8 +267,8 @@ struct CheckpointStore::Impl {
         job.hf_config = content.hf_config.dump(2) + "\n";
         job.tokenizer_model = content.tokenizer_model;
       }
-    } catch (const std::exception& error_here) {
-      problem = error_here.what();
+    } catch (const std::exception&) {
+      problem = caught_error().what();
     }
     problem = first_problem(*ranks, problem);
     if (!problem.empty()) {
@@ -317,14 +352,20 @@ struct CheckpointStore::Impl {
     return saved_step;
   }
 
-  void begin(SaveJob job) {
+  void begin(SaveJob agreed) {
+    current = std::move(agreed);
     begun = true;
     patience.ended = false;
     patience.seconds = config.timeout_seconds;
     set_state(State::writing);
-    if (!config.async && !several()) return run(job);
+    if (!config.async && !several()) return run();
     // With several ranks in a thread even when training waits for it: the ranks have to talk meanwhile.
-    writer = std::thread([this, moved = std::move(job)]() mutable { run(moved); });
+    std::string problem;
+    if (start_thread(writer, [this] { run(); }, problem)) return;
+    if (!told_of_threads) spdlog::warn("checkpoints: {}; training waits while they are written (said once)", problem);
+    told_of_threads = true;
+    // No rank waits for another's answer in here: rank 0 waits for files, the others for nothing.
+    run();
   }
 };
 
@@ -352,13 +393,20 @@ CheckpointStore::~CheckpointStore() {
   if (impl_->writer.joinable()) impl_->writer.join();
 }
 
-void CheckpointStore::save(const CheckpointContent& content) {
+void CheckpointStore::set_guard(std::function<void()> check) { impl_->guard = std::move(check); }
+
+void CheckpointStore::move(const std::string& folder) {
+  impl_->folder = folder;
+  impl_->valid.clear();
+}
+
+void CheckpointStore::save(const CheckpointContent& content, bool keep_all) {
   if (!impl_->conclude()) {
     impl_->failed(content.step, "the save before it has not ended: a rank's files are still being written");
     return;
   }
   impl_->set_error("");
-  std::optional<SaveJob> job = impl_->agree_on_job(content);
+  std::optional<SaveJob> job = impl_->agree_on_job(content, keep_all);
   if (!job) return;
   impl_->begin(std::move(*job));
   if (!impl_->config.async) wait();
@@ -370,6 +418,8 @@ bool CheckpointStore::wait() {
 }
 
 int64_t CheckpointStore::saved_step() const { return impl_->saved(); }
+
+std::string CheckpointStore::path_of(int64_t step) const { return impl_->folder + "/" + step_folder_name(step); }
 
 std::string CheckpointStore::last_error() const { return impl_->last_error(); }
 

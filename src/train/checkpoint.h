@@ -69,12 +69,20 @@ class CheckpointStore {
   /// staging folder; rank 0 waits there for all parts, at most config.timeout_seconds after the last one that came, and
   /// publishes. One save is under way at most: a second call waits (as long), and is refused where a writer still hangs then.
   /// A failed save warns (rank 0), leaves older checkpoints alone and returns; last_error() tells. Durable when saved_step()
-  /// says so.
-  void save(const CheckpointContent& content);
+  /// says so. keep_all: older checkpoints stay, however many there are. A thread that cannot be made for the background is a
+  /// warning, and training waits for the save.
+  void save(const CheckpointContent& content, bool keep_all = false);
   /// Collective. Waits for the save under way. False if the last save failed; the same on all ranks.
   bool wait();
+  /// `check` throws where the folder must not be changed any more. Rank 0 calls it, also in its writer's thread, before a save
+  /// begins, is published, and removes what is old.
+  void set_guard(std::function<void()> check);
+  /// Saves go to this folder from here on; none is under way.
+  void move(const std::string& folder);
   /// Newest durable step of this run, or -1. Rank 0 knows at once, the others after wait() or the next save().
   int64_t saved_step() const;
+  /// Where the checkpoint of a step is.
+  std::string path_of(int64_t step) const;
   /// Of the last save, empty where it went well; as saved_step(), and then the same on all ranks.
   std::string last_error() const;
 

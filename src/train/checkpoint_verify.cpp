@@ -12,6 +12,7 @@
 #include "train/manifest.h"
 #include "train/rotation.h"
 #include "train/safetensors.h"
+#include "train/state_reader.h"
 #include "train/stored_tensors.h"
 #include "train/strict_json.h"
 
@@ -104,7 +105,12 @@ CheckpointInfo verify_share(const std::string& path, int rank, int ranks) {
       compare_tensors(file.path(), parse_safetensors(file.data(), file.size(), file.path()), manifest,
                       record.name);
     if (record.name == kWeightsIndex) compare_index(file, manifest);
-    if (record.name == "state.json") info.state = parse_strict_json(text_of(file), file.path());
+    if (record.name == "state.json") {
+      info.state = parse_strict_json(text_of(file), file.path());
+      const StateReader state(info.state, file.path());
+      if (state.has("step") && state.integer("step", 0) != manifest.step)
+        fail(ExitCode::data, "{}: step is {}, the manifest's is {}", file.path(), state.integer("step", 0), manifest.step);
+    }
     if (record.name == "config.yaml") info.config_yaml = text_of(file);
   }
   if (const FileRecord* copy = manifest.file(kTokenizerFile)) {

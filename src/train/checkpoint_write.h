@@ -27,6 +27,7 @@ struct SaveItem {
 struct SaveJob {
   int64_t step = 0;
   int rank = 0, ranks = 1;
+  bool keep_all = false;  // older checkpoints stay
   std::string folder, staging;  // RUN/ckpt, and the folder in it that all ranks write into
   int64_t all_bytes = 0;        // of all ranks
   std::string weights_file, optimizer_file;  // empty: this rank has none

@@ -119,20 +119,18 @@ nlohmann::json HeadKeeper::state() const {
           {"shared", numbers(host_shared_)}};
 }
 
-void HeadKeeper::restore(const nlohmann::json& state) {
-  if (!active() || !state.is_object()) return;
-  try {
-    const auto previous_step = state.at("previous").get<std::vector<double>>(), calibration = state.at("calibration").get<std::vector<double>>(),
-               shared = state.at("shared").get<std::vector<double>>();
-    const auto samples = state.at("calibrated_samples").get<int64_t>();
-    if (host_previous_ && static_cast<int64_t>(previous_step.size()) == host_previous_.numel())
-      std::copy(previous_step.begin(), previous_step.end(), host_previous_.as<double>());
-    if (!host_shared_ || calibration.size() != calibration_.size() || static_cast<int64_t>(shared.size()) != host_shared_.numel()) return;
-    calibration_ = calibration;
-    calibrated_samples_ = samples;
-    std::copy(shared.begin(), shared.end(), host_shared_.as<double>());
-  } catch (const nlohmann::json::exception&) {
-  }
+void HeadKeeper::restore(const StateReader& state) {
+  const auto previous_step = state.numbers("previous", StateReader::kAnyCount), calibration = state.numbers("calibration", StateReader::kAnyCount),
+             shared = state.numbers("shared", StateReader::kAnyCount, 0);
+  const int64_t samples = state.integer("calibrated_samples", 0);
+  if (!active()) return;
+  // Head balance may have been changed with consent: what it does not count then, or counts otherwise, begins anew.
+  if (host_previous_ && std::ssize(previous_step) == host_previous_.numel())
+    std::copy(previous_step.begin(), previous_step.end(), host_previous_.as<double>());
+  if (!host_shared_ || calibration.size() != calibration_.size() || std::ssize(shared) != host_shared_.numel()) return;
+  calibration_ = calibration;
+  calibrated_samples_ = samples;
+  std::copy(shared.begin(), shared.end(), host_shared_.as<double>());
 }
 
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include "config/config.h"
 #include "core/context.h"
 #include "nn/head_balance.h"
+#include "train/state_reader.h"
 
 namespace sluice {
 
@@ -49,7 +50,7 @@ class HeadKeeper {
   /// For the checkpoint: the same for any number of ranks; null where nothing is kept.
   nlohmann::json state() const;
   /// Of a state without it, or of another shape: starts anew.
-  void restore(const nlohmann::json& state);
+  void restore(const StateReader& state);
 
  private:
   bool previous() const { return config_.attention.head_balance.scope == HeadBalanceScope::previous_step; }

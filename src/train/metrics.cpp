@@ -1,6 +1,6 @@
 #include "train/metrics.h"
 
-#include <spdlog/spdlog.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 
@@ -42,6 +42,7 @@ nlohmann::ordered_json to_json(const TrainRecord& r) {
                                  {"seconds", r.seconds}, {"spikes", r.spikes},
                                  {"skipped", r.skipped}};
   for (const auto& [source, epochs] : r.epochs) line["epochs"][source] = epochs;
+  if (r.diverged_since) line["diverged_since"] = *r.diverged_since;
   if (r.router) line["router"] = to_json(*r.router);
   if (r.heads) line["heads"] = to_json(*r.heads);
   return line;
@@ -101,8 +102,9 @@ void JsonLines::append(const nlohmann::ordered_json& line) {
     // After a failure the last line may be torn; a newline ends it.
     file_->write((failing_ ? "\n" : "") + line.dump() + "\n");
     failing_ = false;
-  } catch (const io::IoError& error) {
-    if (!failing_) spdlog::warn("{}; training goes on, lines are missing", error.what());
+    warning_.over();
+  } catch (const std::exception& error) {  // of files, or of text that JSON cannot hold
+    warning_.warn(fmt::format("{}: {}; training goes on, lines are missing", path_, error.what()));
     failing_ = true;
   }
 }

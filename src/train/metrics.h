@@ -11,6 +11,7 @@
 #include "core/io.h"
 #include "train/evaluate.h"
 #include "train/head_keeper.h"
+#include "train/repeated_warning.h"
 
 namespace sluice {
 
@@ -22,6 +23,7 @@ struct TrainRecord {
   double seconds = 0;                      // of training so far, over all resumptions
   int64_t spikes = 0, skipped = 0;
   std::vector<std::pair<std::string, double>> epochs;  // passes over each source so far
+  std::optional<int64_t> diverged_since;  // the step since which the loss has diverged
   std::optional<RouterSummary> router;  // of the last of these steps
   std::optional<HeadSummary> heads;     // the same
 };
@@ -29,8 +31,7 @@ struct TrainRecord {
 nlohmann::ordered_json to_json(const TrainRecord& record);
 nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& result);
 
-/// A file of JSON lines, each with a "step". A failing write is warned about once and does not end the
-/// training.
+/// A file of JSON lines, each with a "step". A failing write is a warning and does not end the training.
 class JsonLines {
  public:
   /// Cuts lines past `last_step`, and a torn last line, by rewriting the file atomically.
@@ -44,6 +45,7 @@ class JsonLines {
   std::unique_ptr<io::OutputFile> file_;
   int64_t last_step_ = -1;
   bool failing_ = false;
+  RepeatedWarning warning_;
 };
 
 }  // namespace sluice

@@ -62,13 +62,9 @@ nlohmann::json RouterKeeper::state() const {
   return {{"previous", std::vector<double>(counts, counts + host_previous_.numel())}};
 }
 
-void RouterKeeper::restore(const nlohmann::json& state) {
-  if (!host_previous_ || !state.is_object()) return;
-  try {
-    const auto counts = state.at("previous").get<std::vector<double>>();
-    if (static_cast<int64_t>(counts.size()) == host_previous_.numel()) std::copy(counts.begin(), counts.end(), host_previous_.as<double>());
-  } catch (const nlohmann::json::exception&) {
-  }
+void RouterKeeper::restore(const StateReader& state) {
+  const auto counts = state.numbers("previous", host_previous_ ? host_previous_.numel() : StateReader::kAnyCount, 0);
+  if (host_previous_) std::copy(counts.begin(), counts.end(), host_previous_.as<double>());
 }
 
 }  // namespace sluice

@@ -6,6 +6,7 @@
 #include "config/config.h"
 #include "core/context.h"
 #include "nn/transformer.h"
+#include "train/state_reader.h"
 
 namespace sluice {
 
@@ -37,7 +38,7 @@ class RouterKeeper {
   /// For the checkpoint: the same for any number of ranks; null where nothing is kept.
   nlohmann::json state() const;
   /// Of a state without it, or of another shape: starts anew.
-  void restore(const nlohmann::json& state);
+  void restore(const StateReader& state);
 
  private:
   ModelConfig config_;

@@ -60,27 +60,20 @@ nlohmann::json RouterMonitor::state() const {
   return layers;
 }
 
-void RouterMonitor::restore(const nlohmann::json& state) {
-  if (!state.is_array() || state.size() != layers_.size()) return;
+void RouterMonitor::restore(const std::vector<StateReader>& layers) {
   std::vector<Layer> restored;
-  try {
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      const nlohmann::json& s = state[i];
-      Layer l;
-      l.layer = s.at("layer").get<int64_t>();
-      l.counts = s.at("counts").get<std::vector<int64_t>>();
-      l.idle_steps = s.at("idle_steps").get<std::vector<int64_t>>();
-      l.skewed_steps = s.at("skewed_steps").get<int64_t>();
-      l.told_at = s.at("told_at").get<int64_t>();
-      if (l.layer != layers_[i].layer || l.counts.size() != layers_[i].counts.size() ||
-          l.idle_steps.size() != l.counts.size())
-        return;
-      restored.push_back(std::move(l));
-    }
-  } catch (const nlohmann::json::exception&) {
-    return;
+  for (const StateReader& s : layers) {
+    Layer& l = restored.emplace_back();
+    l.layer = s.integer("layer", 0);
+    l.counts = s.integers("counts", StateReader::kAnyCount, 0);
+    l.idle_steps = s.integers("idle_steps", std::ssize(l.counts), 0, kMostSteps);
+    l.skewed_steps = s.integer("skewed_steps", 0, kMostSteps);
+    l.told_at = s.integer("told_at", -kSilence, kMostSteps);
   }
-  layers_ = std::move(restored);
+  const bool same = std::equal(restored.begin(), restored.end(), layers_.begin(), layers_.end(), [](const Layer& a, const Layer& b) {
+    return a.layer == b.layer && a.counts.size() == b.counts.size();
+  });
+  if (same) layers_ = std::move(restored);
 }
 
 }  // namespace sluice

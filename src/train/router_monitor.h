@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "analysis/router_load.h"
+#include "train/state_reader.h"
 
 namespace sluice {
 
@@ -22,9 +23,10 @@ class RouterMonitor {
   /// For the checkpoint: what is being counted, and the last step's tokens of every expert.
   nlohmann::json state() const;
   /// Of a state without it, or of another shape: starts anew.
-  void restore(const nlohmann::json& state);
+  void restore(const std::vector<StateReader>& layers);
 
  private:
+  static constexpr int64_t kMostSteps = int64_t{1} << 53;
   struct Layer {
     int64_t layer = 0;
     std::vector<int64_t> idle_steps, counts;  // per expert

@@ -9,15 +9,18 @@
 
 #include "comm/reduce.h"
 #include "config/fields.h"
+#include "core/caught.h"
 #include "core/cpu_features.h"
 #include "core/faults.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
 #include "data/token_check.h"
+#include "train/agree.h"
 #include "train/banner.h"
 #include "train/bits.h"
 #include "train/console.h"
 #include "train/data_plan.h"
+#include "train/divergence.h"
 #include "train/evaluate.h"
 #include "train/hf_config.h"
 #include "train/init_source.h"
@@ -28,6 +31,7 @@
 #include "train/router_monitor.h"
 #include "train/run_folder.h"
 #include "train/run_log.h"
+#include "train/state_reader.h"
 #include "train/stragglers.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
@@ -58,22 +62,29 @@ class Run {
   void start_files();
   nlohmann::ordered_json first_weights() const;
   void write_status(const char* state, const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const {
-    log_->status(state, checkpoints_ ? checkpoints_->saved_step() : -1, more);
+    nlohmann::ordered_json all = more;
+    if (const auto since = divergence_.since()) all["diverged"] = {{"since_step", *since}, {"text", divergence_.describe()}};
+    log_->status(state, checkpoints_ ? checkpoints_->saved_step() : -1, all);
   }
-  bool finish_or_stop();
+  ExitCode finish(double seconds);
+  bool between_steps();
   void step();
+  void watch_loss();
   void log_bits();
   bool evaluate();
-  void save();
+  void save(bool keep_all = false);
+  void require_folder();
   void report_saved();
+  std::string keep_trained_steps(ExitCode code, bool shared);
+  std::string what_is_saved() const;
   bool checkpoint_due() const;
-  /// Rank 0 tells, and evaluates where that does not take all; the others compute and save.
+  /// Rank 0 reports, and evaluates where that does not take all; the others compute and save.
   bool leads() const { return ranks_->rank() == 0; }
   bool agree(bool mine) const;
-  struct Between {
+  struct Due {
     bool stop, evaluate, save;
   };
-  Between between_steps();
+  Due agree_on_due();
   bool last_step_done() const { return trainer_->next_step() >= trainer_->max_steps(); }
   /// All steps done and evaluated; rank 0 knows.
   bool complete() const {
@@ -107,6 +118,7 @@ class Run {
   bool told_rounds_ = false;  // that experts took extra rounds
   double own_seconds_ = 0;  // of the last step, without waiting for other ranks
   StepMetrics last_;
+  Divergence divergence_{0, 0, 0};          // rank 0's
   std::unique_ptr<RouterMonitor> monitor_;  // with experts
   std::optional<RouterSummary> router_;     // of the last step
   double seconds_ = 0;  // of training, over all resumptions
@@ -166,14 +178,17 @@ void Run::check_resume() {
         std::find(allowed.begin(), allowed.end(), change.key) == allowed.end())
       consent.push_back(text);
   }
+  const StateReader state(resumed_.state, resumed_.path + "/state.json");
+  const auto differs = [&](const char* key, const std::string& now) { return state.has(key) && state.text(key) != now; };
   // A change of the data's path is told above; here the same path holds other tokens.
-  const std::string data_before = resumed_.state.value("data_fingerprint", data_fingerprint_);
+  const std::string data_before = state.has("data_fingerprint") ? state.text("data_fingerprint") : data_fingerprint_;
   if (data_before != data_fingerprint_ && data_before != data_->sampled_fingerprint())
     impossible.push_back("the training data is not what this run was started with (its fingerprint differs)");
-  if (resumed_.state.value("tokenizer_fingerprint", tokenizer_->fingerprint()) != tokenizer_->fingerprint())
+  if (differs("tokenizer_fingerprint", tokenizer_->fingerprint()))
     impossible.push_back("the tokenizer is not the one this run was started with (its fingerprint differs)");
   if (impossible.empty() && consent.empty()) {
-    if (leads() && !data_->hashed_whole() && resumed_.state.value("data_modified", data_->modified()) != data_->modified())
+    if (leads() && !data_->hashed_whole() && state.has("data_modified") &&
+        state.integer("data_modified", std::numeric_limits<int64_t>::lowest()) != data_->modified())
       spdlog::warn("the training data was copied or written to since {} was saved; beyond {} GiB a change inside the files is not "
                    "always noticed",
                    resumed_.path, Blend::kHashedBytes >> 30);
@@ -265,14 +280,17 @@ ExitCode Run::train() {
     return ExitCode::ok;
   }
   trainer_ = std::make_unique<Trainer>(config_, *data_, ranks_);
+  divergence_ = Divergence(config_.train.divergence_factor, chance_loss(config_.model), config_.optimizer.warmup_steps);
   ranks_ = &trainer_->ranks();  // in one line with what a step leaves under way
   if (config_.model.moe.num_experts > 0) monitor_ = std::make_unique<RouterMonitor>(config_.model);
   if (resumed_.path.empty()) {
     trainer_->initialize(init_.path);
   } else {
     trainer_->restore(resumed_);
-    seconds_ = resumed_.state.value("seconds", 0.0);
-    if (monitor_) monitor_->restore(resumed_.state.value("router", nlohmann::json()));
+    const StateReader state(resumed_.state, resumed_.path + "/state.json");
+    if (state.has("seconds")) seconds_ = state.number("seconds", 0);
+    if (monitor_ && state.has("router")) monitor_->restore(state.objects("router"));
+    if (state.has("divergence")) divergence_.restore(state.object("divergence"));
     saved_step_ = reported_step_ = trainer_->next_step();
   }
   if (ranks_->size() > 1 && config_.parallel.timeout_seconds > 0) {
@@ -283,6 +301,9 @@ ExitCode Run::train() {
   if (leads()) open_files();
   const CheckpointContent content = trainer_->content();
   checkpoints_ = std::make_unique<CheckpointStore>(config_.run_dir + "/ckpt", config_.checkpoint, content, &trainer_->context(), ranks_);
+  if (leads()) checkpoints_->set_guard([this] { folder_->require_ours(); });
+  for (const std::string& problem : {trainer_->queue_problem(), watchdog_ ? watchdog_->problem() : std::string()})
+    if (const std::string text = first_problem(*ranks_, problem); !text.empty() && leads()) spdlog::warn("{}", text);
   if (leads()) {
     for (const std::string& line : banner(config_, plan_, *trainer_, *data_, *evaluator_)) console_->line(line);
     if (!init_.path.empty()) console_->line("weights  from " + init_.text());
@@ -313,29 +334,75 @@ void Run::open_files() {
 ExitCode Run::go() {
   try {
     const double start = now();
-    while (!finish_or_stop()) step();
-    if (saved_step_ != trainer_->next_step() && trainer_->next_step() > 0) save();
-    if (!checkpoints_->wait())
-      fail(ExitCode::save_failed, "the final checkpoint could not be written: {}", checkpoints_->last_error());
-    report_saved();
-    const bool completed = agree(leads() && complete());
-    if (!leads()) return completed ? ExitCode::ok : ExitCode::preempted;
-    if (!completed) {
-      write_status("preempted");
-      console_->line(fmt::format("stopped by {} at step {}, saved; run the same command to go on",
-                                 *signals_.name() ? signals_.name() : "a signal to another rank", trainer_->next_step()));
-      return ExitCode::preempted;
-    }
-    write_status("done");
-    console_->line(fmt::format("done     {} steps in {}  loss {:.3f}  {}", trainer_->next_step(),
-                               format_duration(now() - start), last_.loss, folder_->path()));
-    return ExitCode::ok;
-  } catch (const Error& error) {
-    if (leads()) {
-      write_status("failed", {{"error", error.what()}, {"exit_code", static_cast<int>(error.code())}});
-    }
-    throw;
+    while (!between_steps()) step();
+    return finish(now() - start);
+  } catch (const std::exception& exception) {
+    const Error error = caught_error();
+    const bool shared = ranks_->size() == 1 || dynamic_cast<const SharedError*>(&exception) != nullptr;
+    const std::string text = error.what() + keep_trained_steps(error.code(), shared);
+    if (leads()) write_status("failed", {{"error", text}, {"exit_code", static_cast<int>(error.code())}});
+    throw Error(error.code(), text);
   }
+}
+
+/// All steps are done, or a signal came.
+ExitCode Run::finish(double seconds) {
+  const int64_t step = trainer_->next_step();
+  if (saved_step_ != step && step > 0) save();
+  if (!checkpoints_->wait())
+    throw SharedError(ExitCode::save_failed, fmt::format("the final checkpoint could not be written: {}", checkpoints_->last_error()));
+  report_saved();
+  const bool completed = agree(leads() && complete());
+  if (!leads()) return completed ? ExitCode::ok : ExitCode::preempted;
+  write_status(completed ? "done" : "preempted");
+  if (!completed) {
+    const char* signal = *signals_.name() ? signals_.name() : "a signal to another rank";
+    console_->line(step > 0 ? fmt::format("stopped by {} at step {}, saved; run the same command to go on", signal, step)
+                            : fmt::format("stopped by {} before the first step: there was nothing to save; run the same command to "
+                                          "start again",
+                                          signal));
+    return ExitCode::preempted;
+  }
+  console_->line(fmt::format("{} {} steps in {}  loss {:.3f}  {}",
+                             divergence_.since() ? fmt::format("done, but the loss diverged ({}):", divergence_.describe()) : "done    ", step,
+                             format_duration(seconds), last_.loss, folder_->path()));
+  return ExitCode::ok;
+}
+
+/// After an error: saves the steps that were trained since the last checkpoint, where the state is sound and the ranks can still
+/// act together. Returns what is saved, for the message.
+std::string Run::keep_trained_steps(ExitCode code, bool shared) {
+  // What makes a save pointless: it has just failed; a rank is lost; the bits are not to be trusted. And where step after step
+  // was skipped, the weights themselves may be what is wrong.
+  const bool pointless = code == ExitCode::save_failed || code == ExitCode::hang || code == ExitCode::corruption ||
+                         (code == ExitCode::numeric && last_.skipped);
+  try {
+    const int64_t step = trainer_->next_step();
+    if (shared && !pointless && trainer_->sound() && step > 0 && saved_step_ != step) {
+      if (agree(leads() && folder_->follow())) {
+        std::string folder = leads() ? folder_->path() + "/ckpt" : "";
+        broadcast_text(*ranks_, folder, 0);
+        checkpoints_->wait();
+        checkpoints_->move(folder);
+      }
+      save(/*keep_all=*/code == ExitCode::numeric);
+    }
+    if (shared) {
+      checkpoints_->wait();
+      report_saved();
+    }
+    return what_is_saved();
+  } catch (const std::exception& second) {
+    return fmt::format("; saving what was trained failed, too: {}{}", second.what(), what_is_saved());
+  }
+}
+
+std::string Run::what_is_saved() const {
+  const int64_t step = trainer_->next_step(), saved = std::max(checkpoints_->saved_step(), resumed_.path.empty() ? -1 : resumed_.step);
+  if (step == 0) return "";
+  if (saved < 0) return fmt::format("; of the {} steps that were trained nothing is saved", step);
+  return fmt::format("; trained up to step {}, saved up to step {} in {}", step, saved,
+                     checkpoints_->saved_step() == saved ? checkpoints_->path_of(saved) : resumed_.path);
 }
 
 /// Whether any rank says so.
@@ -345,13 +412,13 @@ bool Run::agree(bool mine) const {
   return count > 0;
 }
 
-/// The one small message of all ranks between two steps: whether any was told to stop, how long each has computed, and what
+/// The one small message of all ranks between two steps: whether any was asked to stop, how long each has computed, and what
 /// rank 0, which has the clock and the files, finds due.
-Run::Between Run::between_steps() {
+Run::Due Run::agree_on_due() {
   const int64_t step = trainer_->next_step();
   const bool evaluation = leads() && !evaluator_->empty() && log_->last_evaluation() < step &&
                           (last_step_done() || (config_.eval.every_steps > 0 && step > 0 && step % config_.eval.every_steps == 0));
-  const bool checkpoint = leads() && !last_step_done() && checkpoint_due();
+  const bool checkpoint = leads() && (last_step_done() ? step > 0 && saved_step_ != step : checkpoint_due());
   struct Message {
     double stop, seconds, evaluate, save;
   };
@@ -369,13 +436,11 @@ Run::Between Run::between_steps() {
   return {.stop = stop, .evaluate = all[0].evaluate > 0 && !stop, .save = all[0].save > 0 && !stop};
 }
 
-/// Between steps: evaluation, checkpoint, signals. True when the loop is over.
-bool Run::finish_or_stop() {
-  const Between now_due = between_steps();
-  if (now_due.evaluate) trainer_->settle_weights();
-  if (now_due.evaluate && (leads() || trainer_->forward_needs_all())) evaluate();
-  if (now_due.stop || last_step_done()) return true;
-  if (now_due.save) save();
+/// Between steps: checkpoint, evaluation, signals. True when the loop is over.
+bool Run::between_steps() {
+  const Due due = agree_on_due();
+  if (due.save) save();  // first: an evaluation that fails, or is cut short, costs no step then
+  if (due.stop || (due.evaluate && !evaluate()) || last_step_done()) return true;
   report_saved();
   if (leads() && now() - heartbeat_at_ > 15) {
     heartbeat_at_ = now();
@@ -411,7 +476,18 @@ void Run::step() {
   router_ = summarize_router(config_.model, trainer_->router_totals());
   if (monitor_ && router_)
     for (const std::string& warning : monitor_->add(trainer_->next_step(), *router_)) spdlog::warn("{}", warning);
-  log_->step(last_, seconds, seconds_, router_);
+  watch_loss();
+  log_->step(last_, seconds, seconds_, router_, divergence_.since());
+}
+
+void Run::watch_loss() {
+  const bool before = divergence_.since().has_value();
+  const std::string message = divergence_.add(trainer_->next_step(), last_.loss);
+  if (message.empty()) return;
+  if (before)
+    console_->line(message);
+  else
+    spdlog::warn("{}", message);
 }
 
 void Run::log_bits() {
@@ -421,14 +497,37 @@ void Run::log_bits() {
   if (leads()) log_->bits(line);
 }
 
+/// Collective. False where a signal cut it short: the next start makes it up, with the same weights. An error is one of all ranks.
 bool Run::evaluate() {
-  at("evaluate");
-  // Where all ranks compute it together, none stops alone.
-  const auto result = evaluator_->run(trainer_->context(), trainer_->model(), trainer_->micro_batch(), trainer_->analysed(),
-                                      [this] { return !trainer_->forward_needs_all() && signals_.requested(); });
-  if (!result || !leads()) return false;
-  log_->evaluation(*result);
-  return true;
+  const bool together = trainer_->forward_needs_all(), alone = !together || ranks_->size() == 1;
+  trainer_->settle_weights();
+  std::optional<EvalResult> result;
+  std::string problem;
+  struct Outcome {
+    int64_t interrupted, code;
+  } mine{0, 0};
+  if (leads() || together) {
+    at("evaluate");
+    try {
+      result = evaluator_->run(trainer_->context(), trainer_->model(), trainer_->micro_batch(), trainer_->analysed(),
+                               [&] { return alone ? signals_.requested() : agree(signals_.requested()); });
+      mine.interrupted = !result;
+      if (leads() && result) log_->evaluation(*result);
+    } catch (const std::exception&) {
+      const Error error = caught_error();
+      // Where all compute it together, bad data is found by all; anything else leaves the others in the middle of it.
+      if (!alone && error.code() != ExitCode::data) throw;
+      mine.code = static_cast<int64_t>(error.code());
+      problem = error.what();
+    }
+  }
+  std::vector<Outcome> all(static_cast<size_t>(ranks_->size()));
+  ranks_->all_gather(all.data(), &mine, sizeof mine);
+  for (const Outcome& outcome : all)
+    if (outcome.code != 0)
+      throw SharedError(static_cast<ExitCode>(outcome.code),
+                        fmt::format("evaluation at step {}: {}", trainer_->next_step(), first_problem(*ranks_, problem)));
+  return std::none_of(all.begin(), all.end(), [](const Outcome& outcome) { return outcome.interrupted != 0; });
 }
 
 // ---- checkpoints
@@ -442,19 +541,35 @@ bool Run::checkpoint_due() const {
          (c.every_minutes > 0 && now() - saved_at_ >= 60 * c.every_minutes);
 }
 
-void Run::save() {
+/// Collective. The checkpoint goes by the folder's name, the lock holds on to the folder: they must be the same.
+void Run::require_folder() {
+  std::string problem;
+  try {
+    if (leads() && folder_->make_again())
+      spdlog::warn("{} was removed while it was trained in, and has been made again; what it held is lost", folder_->path());
+    if (leads()) folder_->require_ours();
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  broadcast_text(*ranks_, problem, 0);
+  if (!problem.empty()) throw SharedError(ExitCode::cannot_create, problem);
+}
+
+void Run::save(bool keep_all) {
   at("save");
+  require_folder();
   CheckpointContent content = trainer_->content();
   content.state["data_fingerprint"] = data_fingerprint_;
   if (!data_->hashed_whole()) content.state["data_modified"] = data_->modified();
   content.state["tokenizer_fingerprint"] = tokenizer_->fingerprint();
   content.state["seconds"] = seconds_;
+  content.state["divergence"] = divergence_.state();
   if (monitor_) content.state["router"] = monitor_->state();
   content.state["allowed_changes"] = options_.allow_change;
   content.config_yaml = config_yaml_;
   content.hf_config = hf_config(config_, tokenizer_->end_of_document());
   if (leads()) content.tokenizer_model = tokenizer_->model();
-  checkpoints_->save(content);
+  checkpoints_->save(content, keep_all);
   saved_step_ = trainer_->next_step();
   saved_at_ = now();
 }

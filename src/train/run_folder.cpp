@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
@@ -46,9 +48,13 @@ RunFolder::RunFolder(std::string path) : path_(std::move(path)) {
          "{} is in use by another training ({}); wait for it, stop it, or choose another run_dir", path_,
          n > 0 ? std::string(owner, static_cast<size_t>(n)) : "owner unknown");
   }
-  const std::string owner = fmt::format("pid {} on {} since {}", getpid(), host_name(), utc_now());
-  if (ftruncate(lock_, 0) != 0 || pwrite(lock_, owner.data(), owner.size(), 0) < 0)
-    spdlog::warn("cannot write {}: {}", name, std::strerror(errno));
+  owner_ = fmt::format("pid {} on {} since {}", getpid(), host_name(), utc_now());
+  write_owner();
+}
+
+void RunFolder::write_owner() {
+  if (ftruncate(lock_, 0) != 0 || pwrite(lock_, owner_.data(), owner_.size(), 0) < 0)
+    spdlog::warn("cannot write {}: {}", file("lock"), std::strerror(errno));
 }
 
 RunFolder::~RunFolder() {
@@ -56,6 +62,7 @@ RunFolder::~RunFolder() {
 }
 
 void RunFolder::write(const std::string& name, const std::string& content) const {
+  require_ours();
   io::write_file_atomic(file(name), content);
 }
 
@@ -65,9 +72,64 @@ void RunFolder::write_status(nlohmann::ordered_json status) const {
   status["heartbeat"] = utc_now();
   try {
     write("status.json", status.dump(2) + "\n");
-  } catch (const io::IoError& error) {
-    spdlog::warn("{}", error.what());
+    status_warning_.over();
+  } catch (const std::exception& error) {
+    status_warning_.warn(fmt::format("status.json: {}", error.what()));
   }
+}
+
+/// File systems without stable numbers of files exist: there the text in the lock decides, which another training replaces.
+bool RunFolder::ours() const {
+  struct stat held, there;
+  if (fstat(lock_, &held) != 0) return true;
+  if (stat(file("lock").c_str(), &there) != 0) return false;
+  if (held.st_ino == there.st_ino && held.st_dev == there.st_dev) return true;
+  try {
+    return io::read_file(file("lock"), 4096) == owner_;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Where the lock is now, as the kernel knows it; "" where it was removed.
+std::string RunFolder::renamed_to() const {
+  char text[4096];
+  const ssize_t n = readlink(fmt::format("/proc/self/fd/{}", lock_).c_str(), text, sizeof text - 1);
+  const std::string now(text, static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  struct stat held, there;
+  if (now.empty() || fstat(lock_, &held) != 0 || stat(now.c_str(), &there) != 0 || held.st_ino != there.st_ino) return "";
+  return now.substr(0, now.rfind('/'));
+}
+
+void RunFolder::require_ours() const {
+  if (ours()) return;
+  const std::string now = renamed_to();
+  fail(ExitCode::cannot_create, "{} is no longer the folder of this training, which {}{}; nothing more is written there", path_,
+       now.empty() ? "was removed" : "was renamed to " + now,
+       io::exists(file("lock")) ? ", and another training has taken its place" : "");
+}
+
+bool RunFolder::make_again() {
+  if (ours() || !renamed_to().empty() || io::exists(file("lock"))) return false;
+  io::make_directories(path_);
+  const int lock = open(file("lock").c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+  if (lock < 0) return false;
+  if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
+    close(lock);
+    return false;
+  }
+  close(lock_);
+  lock_ = lock;
+  write_owner();
+  return true;
+}
+
+bool RunFolder::follow() {
+  if (ours()) return false;
+  const std::string now = renamed_to();
+  if (now.empty()) return false;
+  path_ = now;
+  return true;
 }
 
 }  // namespace sluice

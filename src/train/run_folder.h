@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "train/repeated_warning.h"
+
 namespace sluice {
 
 class RunFolder {
@@ -17,14 +19,28 @@ class RunFolder {
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
 
-  /// Replaces a file as a whole.
+  /// Replaces a file as a whole. Error(cannot_create) where the folder is no longer this training's.
   void write(const std::string& name, const std::string& content) const;
   /// status.json: {state, step, tokens, ...} plus pid, host and heartbeat. A failure is a warning.
   void write_status(nlohmann::ordered_json status) const;
 
+  /// The lock holds on to a folder, the path may meanwhile lead elsewhere: the folder was renamed or removed, and another
+  /// training may have been started under its name. Error(cannot_create) says which, and where this training's folder is now. Any
+  /// thread may call.
+  void require_ours() const;
+  /// For a folder that was removed: makes it again and locks it, and returns true. False where path() exists.
+  bool make_again();
+  /// For a folder that was renamed: works in it under its new name from here on, and returns true.
+  bool follow();
+
  private:
-  std::string path_;
+  bool ours() const;
+  std::string renamed_to() const;
+  void write_owner();
+
+  std::string path_, owner_;  // owner: what the lock says of this process
   int lock_ = -1;
+  mutable RepeatedWarning status_warning_;
 };
 
 std::string host_name();

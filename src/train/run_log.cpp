@@ -20,7 +20,8 @@ RunLog::RunLog(const Config& config, const Trainer& trainer, const RunFolder& fo
   if (config.log.tensorboard) events_ = std::make_unique<EventWriter>(folder.file("tb"), trainer.next_step());
 }
 
-void RunLog::step(const StepMetrics& m, double seconds, double all_seconds, const std::optional<RouterSummary>& router) {
+void RunLog::step(const StepMetrics& m, double seconds, double all_seconds, const std::optional<RouterSummary>& router,
+                  std::optional<int64_t> diverged_since) {
   if (m.counted_tokens == 0) return;  // it has no loss
   loss_ = m.loss;
   seconds_since_record_ += seconds;
@@ -28,12 +29,13 @@ void RunLog::step(const StepMetrics& m, double seconds, double all_seconds, cons
   times_.add(seconds);
   const int64_t step = trainer_.next_step();
   if (step % std::max<int64_t>(config_.log.every_steps, 1) == 0 || step >= trainer_.max_steps() || m.skipped)
-    record(m, all_seconds, router);
+    record(m, all_seconds, router, diverged_since);
   else
     console_.tick(progress(m, router));
 }
 
-void RunLog::record(const StepMetrics& m, double all_seconds, const std::optional<RouterSummary>& router) {
+void RunLog::record(const StepMetrics& m, double all_seconds, const std::optional<RouterSummary>& router,
+                    std::optional<int64_t> diverged_since) {
   tokens_per_second_ =
       static_cast<double>(steps_since_record_ * tokens_per_step(config_)) / std::max(seconds_since_record_, 1e-9);
   steps_since_record_ = 0;
@@ -51,6 +53,7 @@ void RunLog::record(const StepMetrics& m, double all_seconds, const std::optiona
   record.spikes = policy.spikes();
   record.skipped = policy.skipped();
   record.epochs = trainer_.data().epochs(record.samples);
+  record.diverged_since = diverged_since;
   record.router = router;
   record.heads = trainer_.heads().summary();
   metrics_.append(to_json(record));
@@ -59,7 +62,8 @@ void RunLog::record(const StepMetrics& m, double all_seconds, const std::optiona
                                                         {"train/lr", m.lr},
                                                         {"train/tokens_per_second", tokens_per_second_},
                                                         {"train/spikes", static_cast<double>(policy.spikes())},
-                                                        {"train/skipped", static_cast<double>(policy.skipped())}};
+                                                        {"train/skipped", static_cast<double>(policy.skipped())},
+                                                        {"train/diverged", diverged_since ? 1.0 : 0.0}};
   if (router) {
     values.emplace_back("router/balance_loss", router->balance_loss);
     values.emplace_back("router/z_loss", router->z_loss);
@@ -94,7 +98,11 @@ void RunLog::evaluation(const EvalResult& result) {
 }
 
 void RunLog::trace(const Profile& profile) const {
-  folder_.write("trace.json", chrome_trace(profile, device_name(trainer_.context().device)));
+  try {
+    folder_.write("trace.json", chrome_trace(profile, device_name(trainer_.context().device)));
+  } catch (const std::exception& error) {
+    spdlog::warn("{}; training goes on without a trace of step {}", error.what(), trainer_.next_step());
+  }
 }
 
 void RunLog::status(const char* state, int64_t saved_step, const nlohmann::ordered_json& more) const {
@@ -114,7 +122,7 @@ void RunLog::scalars(int64_t step, const std::vector<std::pair<std::string, doub
   if (!events_) return;
   try {
     events_->add(step, values);
-  } catch (const io::IoError& error) {
+  } catch (const std::exception& error) {
     spdlog::warn("{}; no more TensorBoard events", error.what());
     events_.reset();
   }

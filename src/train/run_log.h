@@ -29,8 +29,9 @@ class RunLog {
   /// The step of the last evaluation; -1 where there is none.
   int64_t last_evaluation() const { return evals_.last_step(); }
 
-  /// A step was done in `seconds`; `all_seconds`: of training so far, over all resumptions.
-  void step(const StepMetrics& m, double seconds, double all_seconds, const std::optional<RouterSummary>& router);
+  /// A step was done in `seconds`; `all_seconds`: of training so far, over all resumptions; diverged_since: Divergence::since().
+  void step(const StepMetrics& m, double seconds, double all_seconds, const std::optional<RouterSummary>& router,
+            std::optional<int64_t> diverged_since);
   void evaluation(const EvalResult& result);
   void bits(const nlohmann::ordered_json& line) { bits_->append(line); }
   void trace(const Profile& profile) const;
@@ -38,7 +39,7 @@ class RunLog {
   void status(const char* state, int64_t saved_step, const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const;
 
  private:
-  void record(const StepMetrics& m, double all_seconds, const std::optional<RouterSummary>& router);
+  void record(const StepMetrics& m, double all_seconds, const std::optional<RouterSummary>& router, std::optional<int64_t> diverged_since);
   Progress progress(const StepMetrics& m, const std::optional<RouterSummary>& router) const;
   void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values);
   int64_t tokens() const { return trainer_.next_step() * tokens_per_step(config_); }

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/error.h"
+
 namespace sluice {
 
 double SpikeWindow::limit() const {
   const int64_t n = size();
-  if (n < kWarmUp) return std::numeric_limits<double>::infinity();
+  if (n == 0) return std::numeric_limits<double>::infinity();
   // Oldest to newest, so that a restored window gives the same bits.
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += at(i);
@@ -15,7 +17,11 @@ double SpikeWindow::limit() const {
   double squares = 0;
   for (int64_t i = 0; i < n; ++i) squares += (at(i) - mean) * (at(i) - mean);
   const double sigma = std::sqrt(squares / static_cast<double>(n));
-  return std::max(mean + 6 * sigma, mean * 1.02);
+  if (n >= kWarmUp) return std::max(mean + 6 * sigma, mean * 1.02);
+  double largest = usual_;
+  for (int64_t i = 0; i < n; ++i) largest = std::max(largest, at(i));
+  if (largest <= 0) return std::numeric_limits<double>::infinity();
+  return std::max(mean + 6 * sigma * std::sqrt(static_cast<double>(kWarmUp) / static_cast<double>(n)), early_factor_ * largest);
 }
 
 void SpikeWindow::accept(double x) {
@@ -80,17 +86,20 @@ nlohmann::json StepPolicy::state() const {
           {"grad_norms", grad_norms_.values()}};
 }
 
-void StepPolicy::restore(const nlohmann::json& state) {
-  spikes_ = state.at("spikes").get<int64_t>();
-  skipped_ = state.at("skipped").get<int64_t>();
-  const auto recent = state.at("recently_skipped_steps").get<std::vector<int64_t>>();
+void StepPolicy::restore(const StateReader& state, int64_t steps_done) {
+  spikes_ = state.integer("spikes", 0, steps_done);
+  skipped_ = state.integer("skipped", 0, steps_done);
   const auto n = static_cast<int64_t>(skipped_steps_.size());
+  const auto recent = state.integers("recently_skipped_steps", std::min(skipped_, n), 0, steps_done - 1);
   for (size_t i = 0; i < recent.size(); ++i) {
     const int64_t index = skipped_ - static_cast<int64_t>(recent.size()) + static_cast<int64_t>(i);
-    skipped_steps_[static_cast<size_t>((index % n + n) % n)] = recent[i];
+    skipped_steps_[static_cast<size_t>(index % n)] = recent[i];
   }
-  losses_.restore(state.at("losses").get<std::vector<double>>());
-  grad_norms_.restore(state.at("grad_norms").get<std::vector<double>>());
+  const auto losses = state.numbers("losses", StateReader::kAnyCount);
+  if (std::ssize(losses) > std::min(steps_done, SpikeWindow::kLength))
+    state.refuse("losses", fmt::format("a list of at most {}", std::min(steps_done, SpikeWindow::kLength)));
+  losses_.restore(losses);
+  grad_norms_.restore(state.numbers("grad_norms", std::ssize(losses), 0));
 }
 
 }  // namespace sluice

@@ -11,6 +11,7 @@
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "optim/schedule.h"
+#include "train/agree.h"
 #include "train/checkpoint_write.h"
 
 namespace sluice {
@@ -163,7 +164,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       optimizer_(config.optimizer, store_),
       grad_sync_(config.parallel, store_, mesh_, moves(), queue_.get()),
       weight_sync_(config.parallel.zero_stage, store_, mesh_, moves(), queue_.get()),
-      policy_(config.train),
+      policy_(config.train, chance_loss(config.model)),
       routers_(config.model),
       heads_(config) {
   ctx_.deterministic = config.train.deterministic || exact();
@@ -241,6 +242,7 @@ StepMetrics Trainer::step() {
     collect_losses(i);
   }
   if (!measuring()) faults::at("all_reduce", step_);
+  sound_ = measuring();
   agree_on_losses();
   grad_sync_.finish(ctx_);
   if (norm_needs_ranks()) update();
@@ -249,7 +251,7 @@ StepMetrics Trainer::step() {
   copy(ctx_, host_control_, optimizer_.control());
   routers_.fetch(ctx_);
   heads_.fetch(ctx_);
-  if (on_gpu() && step_ + 1 < max_steps_) load(step_ + 1);  // while the device computes
+  if (on_gpu() && step_ + 1 < max_steps_) load_ahead();
   synchronize(ctx_);
   if (measuring()) return m;
   routers_.collect(*ranks_);
@@ -267,6 +269,7 @@ StepMetrics Trainer::step() {
     ++step_;
     return m;
   }
+  const StepPolicy before = policy_;
   const StepPolicy::Judgement judgement = policy_.judge(step_, m.loss, m.grad_norm);
   m.spike = judgement.spike;
   m.skipped = judgement.verdict != StepPolicy::Verdict::apply;
@@ -278,23 +281,53 @@ StepMetrics Trainer::step() {
                    : fmt::format("step {}: {} is not finite; first in {}", step_,
                                  std::isfinite(m.loss) ? "gradient norm" : "loss",
                                  first_nonfinite(std::isfinite(m.loss)));
-    if (judgement.verdict == StepPolicy::Verdict::stop)
-      fail(ExitCode::numeric, "{}{}", problem_,
-           judgement.budget_exhausted ? "; more than 10 of the last 1000 steps were skipped" : "");
+    if (judgement.verdict == StepPolicy::Verdict::stop) {
+      policy_ = before;
+      sound_ = true;
+      throw SharedError(ExitCode::numeric, fmt::format("{}{}", problem_, judgement.budget_exhausted ? "; more than 10 of the last 1000 steps were skipped" : ""));
+    }
   } else {
     optimizer_.count_applied();
     routers_.applied();
     heads_.applied(config_.train.global_batch_size);
   }
   ++step_;
+  sound_ = true;
   return m;
 }
 
-/// Loads the samples of a step, a pure function of its number, and sends them to the device.
+/// The next step's, while the device computes this one. What is wrong with them is found again by the next step, which has
+/// changed nothing then.
+void Trainer::load_ahead() {
+  try {
+    load(step_ + 1);
+  } catch (const SharedError&) {
+  }
+}
+
+/// Loads the samples of a step, a pure function of its number, and sends them to the device. What is wrong with one rank's is an
+/// error on all.
 void Trainer::load(int64_t step) {
   Samples& slot = samples(step);
   if (measuring() || slot.step == step) return;
   faults::at("data", step);
+  slot.step = -1;
+  std::string problem;
+  try {
+    read_samples(slot, step);
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  int64_t sums[2] = {slot.counted_tokens, problem.empty() ? 0 : 1};
+  all_reduce(*ranks_, sums, 2);
+  if (sums[1] > 0) throw SharedError(ExitCode::data, first_problem(*ranks_, problem));
+  slot.counted_tokens = sums[0];
+  prefetch(ctx_, slot.device, slot.host);
+  slot.step = step;
+}
+
+/// This rank's samples, on the host.
+void Trainer::read_samples(Samples& slot, int64_t step) const {
   slot.counted_tokens = 0;
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     // One at a time: first_key is an index into the micro-batch.
@@ -304,9 +337,6 @@ void Trainer::load(int64_t step) {
                 rows.tokens.as<int32_t>(), targets, rows.positions.as<int32_t>(), rows.first_key.as<int32_t>());
     slot.counted_tokens += rows.targets.numel() - std::count(targets, targets + rows.targets.numel(), -1);
   }
-  all_reduce(*ranks_, &slot.counted_tokens, 1);
-  prefetch(ctx_, slot.device, slot.host);
-  slot.step = step;
 }
 
 /// What the device needs to know of this step, in one small copy.

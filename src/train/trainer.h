@@ -84,9 +84,12 @@ class Trainer {
   /// config_yaml and hf_config.
   CheckpointContent content();
 
-  /// One optimizer step. Throws Error(numeric) when the policy says stop; weights and moments are as before
-  /// the step.
+  /// One optimizer step. Throws Error(numeric) when the policy says stop, and Error(data) when the samples of any rank are bad:
+  /// SharedError, by all ranks; weights, moments and policy are as before the step.
   StepMetrics step();
+  /// Whether weights, moments and counters belong together: between two steps, and after an error of a step that had changed
+  /// nothing yet. Then content() is what it was before that step.
+  bool sound() const { return sound_; }
 
   int64_t next_step() const { return step_; }  // = steps done
   int64_t max_steps() const { return max_steps_; }
@@ -99,6 +102,10 @@ class Trainer {
 
   /// All ranks, for use between steps.
   Communicator& ranks() { return *ranks_; }
+  /// Why communication has no thread of its own; empty where it has one, or needs none.
+  std::string queue_problem() const {
+    return queue_ && !queue_->problem().empty() ? fmt::format("communication: {}; it goes on in turn with the computation", queue_->problem()) : "";
+  }
   /// Nanoseconds spent waiting for other ranks.
   int64_t waited_ns() const { return queue_ ? queue_->waited_ns() : 0; }
   /// How gradients and weights travel between GPUs; empty where there are none.
@@ -141,7 +148,10 @@ class Trainer {
   /// No rank alone has all of the summed gradient, or its norm must not tell how it was shared.
   bool norm_needs_ranks() const { return config_.parallel.zero_stage > 0 || shared_experts() || exact(); }
   bool exact() const { return config_.parallel.determinism == Determinism::exact; }
+  struct Samples;
   void load(int64_t step);
+  void load_ahead();
+  void read_samples(Samples& slot, int64_t step) const;
   std::vector<ParamStore::Id> saved_here() const;
   WholeModel whole_model(bool frozen_only = false) const;
   void collect_tensors(CheckpointContent& content);
@@ -177,6 +187,7 @@ class Trainer {
   int64_t micro_batches_;  // of this rank, per step
   MemoryPlan memory_;
   int64_t max_steps_, step_ = 0;
+  bool sound_ = true;
   Arena parameters_, gradients_, optimizer_state_, activations_, batch_memory_, pinned_;
   Context ctx_;
   ParamStore store_;

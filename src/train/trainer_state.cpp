@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "core/device.h"
@@ -181,15 +182,17 @@ void Trainer::restore(const CheckpointInfo& checkpoint) {
   const WholeModel whole = whole_model();
   load_checkpoint(checkpoint.path, weights, optimizer, &ctx_, &whole);
   for (Samples& slot : samples_) slot.step = -1;
-  try {
-    step_ = checkpoint.state.at("step").get<int64_t>();
-    optimizer_.set_steps_applied(checkpoint.state.at("adam_steps").get<int64_t>());
-    policy_.restore(checkpoint.state.at("policy"));
-    routers_.restore(checkpoint.state.value("routers", nlohmann::json()));
-    heads_.restore(checkpoint.state.value("heads", nlohmann::json()));
-  } catch (const nlohmann::json::exception& error) {
-    fail(ExitCode::data, "{}/state.json is not a training state: {}", checkpoint.path, error.what());
-  }
+  const StateReader state(checkpoint.state, checkpoint.path + "/state.json");
+  // Samples and tokens are products of it.
+  const int64_t most = std::numeric_limits<int64_t>::max() / (tokens_per_step(config_) + 1);
+  step_ = state.integer("step", 0, most);
+  if (state.has("samples")) state.integer("samples", 0);
+  if (state.has("tokens")) state.integer("tokens", 0);
+  optimizer_.set_steps_applied(state.integer("adam_steps", 0, step_));
+  policy_.restore(state.object("policy"), step_);
+  if (state.has("routers")) routers_.restore(state.object("routers"));
+  if (state.has("heads")) heads_.restore(state.object("heads"));
+  sound_ = true;
   weights_changed();
 }
 

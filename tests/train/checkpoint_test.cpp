@@ -433,6 +433,24 @@ TEST_CASE("a manifest with a true checksum and false content is refused", "[chec
   CHECK_NOTHROW(verify_checkpoint(folder));
 }
 
+TEST_CASE("a save may keep all that is there, and a guarded folder is not touched", "[checkpoint]") {
+  Trials trials;
+  const std::string folder = trials.fresh();
+  Toy third(30), fourth(40);
+  CheckpointStore store(folder, config_of(false, 1), third.content());
+  store.save(third.content(), /*keep_all=*/true);
+  CHECK(steps_in(folder) == std::vector<int64_t>{30, 20, 10});
+  store.set_guard([] { fail(ExitCode::cannot_create, "not ours"); });
+  io::make_directories(folder + "/.staging-of-another");
+  store.save(fourth.content());
+  CHECK_THAT(store.last_error(), Contains("not ours"));
+  CHECK(io::exists(folder + "/.staging-of-another"));
+  CHECK(steps_in(folder) == std::vector<int64_t>{30, 20, 10});
+  store.set_guard([] {});
+  store.save(fourth.content());
+  CHECK(steps_in(folder) == std::vector<int64_t>{40});
+}
+
 TEST_CASE("values that are not finite are not saved", "[checkpoint]") {
   Trials trials;
   const std::string folder = trials.fresh();

@@ -147,7 +147,11 @@ TEST_CASE("idle experts are told of after 100 steps, across a resumption", "[moe
   RouterMonitor monitor(model);
   for (int64_t step = 1; step <= 60; ++step) CHECK(monitor.add(step, summary).empty());
   RouterMonitor resumed(model);
-  resumed.restore(nlohmann::json::parse(monitor.state().dump()));
+  const auto restore = [](RouterMonitor& to, const RouterMonitor& from) {
+    const nlohmann::json state = nlohmann::json::parse(nlohmann::json{{"router", from.state()}}.dump());
+    to.restore(StateReader(state, "state.json").objects("router"));
+  };
+  restore(resumed, monitor);
   for (int64_t step = 61; step < 100; ++step) CHECK(resumed.add(step, summary).empty());
   const auto warnings = resumed.add(100, summary);
   REQUIRE(warnings.size() == 1);
@@ -161,6 +165,6 @@ TEST_CASE("idle experts are told of after 100 steps, across a resumption", "[moe
   CHECK(resumed.add(2200, summary).empty());
   model.moe.num_experts = 32;
   RouterMonitor other(model);
-  other.restore(resumed.state());
+  restore(other, resumed);
   CHECK(other.state()[0]["counts"].size() == 32);
 }
