@@ -19,6 +19,7 @@
 #include "core/cpu_features.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
+#include "train/agree.h"
 
 namespace sluice {
 namespace {
@@ -59,19 +60,6 @@ Rank mine() {
   return r;
 }
 
-/// 0-3, 8: of ranks in order.
-std::string ranges(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    text += (text.empty() ? "" : ", ") + std::to_string(ranks[i]);
-    if (last > i) text += "-" + std::to_string(ranks[last]);
-    i = last + 1;
-  }
-  return text;
-}
-
 /// Ranks by what they say; one line for what all say, or a line for each.
 std::map<std::string, std::vector<int>> by(const std::vector<Rank>& all, std::array<char, 64> Rank::* field) {
   std::map<std::string, std::vector<int>> groups;
@@ -83,7 +71,7 @@ void tell_same(const char* name, const std::vector<Rank>& all, std::array<char, 
   const auto groups = by(all, field);
   if (groups.size() == 1) return row(name, groups.begin()->first + " on all");
   row(name, fmt::format("warning: {}", warning));
-  for (const auto& [text, ranks] : groups) row("", fmt::format("{}: ranks {}", text, ranges(ranks)));
+  for (const auto& [text, ranks] : groups) row("", fmt::format("{}: ranks {}", text, rank_ranges(ranks)));
 }
 
 /// The clock of each rank against rank 0's: of some round trips the quickest, in whose middle rank 0 read its clock.
@@ -229,7 +217,7 @@ void tell_hosts(const std::vector<Rank>& all) {
       if (rank.core >= 0) cores = std::max<int64_t>(cores, ++single[rank.core] ? static_cast<int64_t>(single.size()) : 0);
     }
     const bool shared = std::any_of(single.begin(), single.end(), [](const auto& s) { return s.second > 1; });
-    std::string text = fmt::format("ranks {}, {} threads, {} cores", ranges(ranks), threads, cores);
+    std::string text = fmt::format("ranks {}, {} threads, {} cores", rank_ranges(ranks), threads, cores);
     if (shared) text += "; warning: ranks are bound to the same core (mpirun --bind-to none)";
     else if (threads > cores) text += "; warning: more threads than cores (train.threads, OMP_NUM_THREADS, or fewer ranks)";
     row("  " + host, text);
@@ -255,7 +243,7 @@ void tell_folder(const std::vector<Rank>& all, const std::string& folder) {
     if (blind.size() == all.size()) return "warning: rank 0 cannot write there";
     return fmt::format("warning: ranks {} do not see what rank 0 writes; checkpoints and the watchdog need a run_dir on a file system "
                        "that all share",
-                       ranges(blind));
+                       rank_ranges(blind));
   };
   row("folder", folder + ": " + why());
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "comm/mpi.h"
@@ -15,9 +16,9 @@ namespace sluice {
 namespace {
 
 /// make_world; where it cannot be made all find the same, and cannot speak to each other: the first says it.
-std::unique_ptr<Communicator> world_or_exit() {
+std::unique_ptr<Communicator> world_or_exit(double limit_seconds) {
   try {
-    return make_world();
+    return make_world(limit_seconds);
   } catch (const Error& error) {
     if (launcher_size().rank == 0) throw;
     std::this_thread::sleep_for(std::chrono::seconds(1));  // who ends first may end the others
@@ -27,8 +28,9 @@ std::unique_ptr<Communicator> world_or_exit() {
 
 }  // namespace
 
-void run_as_rank(const std::function<void(Communicator& world)>& body, const std::function<void()>& before_abort) {
-  const std::unique_ptr<Communicator> world = world_or_exit();
+void run_as_rank(const std::function<void(Communicator& world)>& body, double limit_seconds,
+                 const std::function<void()>& before_abort) {
+  const std::unique_ptr<Communicator> world = world_or_exit(limit_seconds);
   choose_cuda_device(launcher_size().local_rank);
   try {
     body(*world);
@@ -38,7 +40,8 @@ void run_as_rank(const std::function<void(Communicator& world)>& body, const std
     before_abort();
     // What all find together rank 0 says, and takes the others with it; what one finds alone, it says when nobody has ended it.
     if (world->rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(4));
-    spdlog::error("rank {}: {}", world->rank(), error.what());
+    const std::string text = error.what();
+    spdlog::error("{}{}", text.starts_with("rank") ? "" : fmt::format("rank {}: ", world->rank()), text);  // some name ranks themselves
     world->abort(error.code());
   }
 }

@@ -7,6 +7,18 @@
 #include "train/run.h"
 
 namespace sluice {
+namespace {
+
+/// How long ranks wait for each other before training has begun. What is wrong with a configuration is said when they have met.
+double start_limit(const RunOptions& options) {
+  try {
+    return load_config(options.config_path, options.overrides).parallel.timeout_seconds;
+  } catch (const Error&) {
+    return ParallelConfig().timeout_seconds;
+  }
+}
+
+}  // namespace
 
 void add_train_command(Command& app, int& exit_code) {
   Command* command =
@@ -41,7 +53,7 @@ void add_train_command(Command& app, int& exit_code) {
           options->ranks = &world;
           exit_code = static_cast<int>(run_training(*options));
         },
-        /*before_abort=*/[&] { signals.reset(); });  // what ends us now need not be polite
+        start_limit(*options), /*before_abort=*/[&] { signals.reset(); });  // what ends us now need not be polite
   });
 }
 

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/start_limit.h"
+
 #if defined(SLUICE_HAS_MPI)
 #define OMPI_SKIP_MPICXX 1  // not the C++ bindings, which nobody compiles without warnings
 #define MPICH_SKIP_MPICXX 1
@@ -179,7 +181,7 @@ std::string mpi_version() {
   return all.substr(0, all.find_first_of(",\n"));
 }
 
-std::unique_ptr<Communicator> make_world() {
+std::unique_ptr<Communicator> make_world(double limit_seconds) {
   const LauncherSize launcher = launcher_size();
   if (launcher.size == 0) return make_local_communicator();
 #if defined(__linux__)
@@ -196,6 +198,10 @@ std::unique_ptr<Communicator> make_world() {
       mpi_version().starts_with("Open MPI"))
     std::fprintf(stderr, "note: srun offers PMI2, which few builds of Open MPI can use. Should this fail:\n%s\n", kAskForPmix);
   int provided = 0;
+  const StartLimit limit(launcher.rank, limit_seconds,
+                         fmt::format("MPI_Init has not come back for {} s: of the {} processes that the launcher started, some have not "
+                                     "called it (is each of them this program with the same command?)",
+                                     limit_seconds, launcher.size));
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
     fail(ExitCode::internal, "MPI_Init_thread failed");
   auto world = std::make_unique<Mpi>(MPI_COMM_WORLD, true);
@@ -210,7 +216,7 @@ std::unique_ptr<Communicator> make_world() {
 bool built_with_mpi() { return false; }
 std::string mpi_version() { return ""; }
 
-std::unique_ptr<Communicator> make_world() {
+std::unique_ptr<Communicator> make_world(double) {
   const LauncherSize launcher = launcher_size();
   if (launcher.size > 1)
     fail(ExitCode::usage, "{} says that {} processes were started, but this program was built without MPI: each would train alone",

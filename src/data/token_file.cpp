@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/parallel_for.h"
+#include "data/sample_pages.h"
 
 namespace sluice {
 
@@ -255,17 +256,8 @@ std::string TokenFile::fingerprint() const {
 }
 
 std::string TokenFile::sampled_fingerprint() const {
-  constexpr int64_t kPage = 4096, kPages = 64;  // at even distances, the first and the last among them
-  std::string sample = fmt::format("{} {} {}\n", bin_.size(), idx_.size(), hash_text(idx_.data(), idx_.size()));
-  const auto add = [&](int64_t begin, int64_t bytes) {
-    sample.append(reinterpret_cast<const char*>(bin_.data()) + begin, static_cast<size_t>(bytes));
-  };
-  if (bin_.size() <= kPage * kPages) {
-    add(0, bin_.size());
-  } else {
-    for (int64_t i = 0; i < kPages - 1; ++i) add((bin_.size() - kPage) / (kPages - 1) * i, kPage);
-    add(bin_.size() - kPage, kPage);
-  }
+  const std::string sample = fmt::format("{} {} {}\n", bin_.size(), idx_.size(), hash_text(idx_.data(), idx_.size())) +
+                             sample_pages(bin_.data(), bin_.size());
   bin_.check(true);
   idx_.check(true);
   return "xxh3:" + hash_text(sample.data(), std::ssize(sample));

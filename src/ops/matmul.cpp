@@ -5,6 +5,7 @@
 #include <dnnl.hpp>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "core/cpu_features.h"
 #include "core/parallel_for.h"
@@ -220,6 +221,24 @@ void pack(Context& ctx, DType storage, int64_t k, int64_t n, bool b_transposed, 
     MatmulState& state = MatmulState::of(ctx);
     state.packing(storage, k, n, b_transposed).run(ctx, state.stream(), {b, packed});
   });
+}
+
+std::string library_kernels() {
+  using dnnl::cpu_isa;
+  constexpr std::pair<cpu_isa, const char*> kNames[] = {
+      {cpu_isa::sse41, "sse41"},
+      {cpu_isa::avx, "avx"},
+      {cpu_isa::avx2, "avx2"},
+      {cpu_isa::avx512_core, "avx512_core"},
+      {cpu_isa::avx512_core_vnni, "avx512_core_vnni"},
+      {cpu_isa::avx512_core_bf16, "avx512_core_bf16"},
+      {cpu_isa::avx512_core_amx, "avx512_core_amx"},
+  };
+  const cpu_isa chosen = dnnl::get_effective_cpu_isa();
+  std::string name = fmt::format("{:#x}", static_cast<int>(chosen));
+  for (const auto& [isa, text] : kNames)
+    if (isa == chosen) name = text;
+  return fmt::format("oneDNN {}, OpenBLAS {}", name, openblas_get_corename());
 }
 
 }  // namespace sluice::cpu

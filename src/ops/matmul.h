@@ -3,6 +3,8 @@
 // Primitives are built on first use and kept in Context::backend; their work memory comes from Context::scratch.
 // For a fixed number of threads results repeat bit for bit. With another number the sums of a product may be cut
 // differently (oneDNN may split k between threads when m and n are small), so f32 and bf16 bits may then differ.
+#include <string>
+
 #include "core/context.h"
 
 namespace sluice::cpu {
@@ -33,5 +35,8 @@ int64_t packed_bytes(Context& ctx, DType storage, int64_t k, int64_t n);
 
 /// Writes the packed form of b (k, n); `b_transposed`: it is stored as (n, k).
 void pack(Context& ctx, DType storage, int64_t k, int64_t n, bool b_transposed, const void* b, void* packed);
+
+/// Which kernels the libraries have chosen for this processor and environment: "oneDNN avx512_core, OpenBLAS SkylakeX".
+std::string library_kernels();
 
 }  // namespace sluice::cpu

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <optional>
 
 #include "comm/reduce.h"
@@ -31,6 +32,7 @@
 #include "train/router_monitor.h"
 #include "train/run_folder.h"
 #include "train/run_log.h"
+#include "train/start_facts.h"
 #include "train/state_reader.h"
 #include "train/stragglers.h"
 #include "train/trainer.h"
@@ -53,6 +55,7 @@ class Run {
   ExitCode train();
 
  private:
+  void prepare(StartFacts& facts, KeyPlaces& places);
   void check_resume();
   void say_done() const;
   void watch();
@@ -136,11 +139,37 @@ Run::Run(const RunOptions& options)
       signals_(options.signals ? *options.signals : *own_signals_),
       stragglers_(ranks_->size()) {
   KeyPlaces places;
-  config_ = load_config(options.config_path, options.overrides, &places);
+  agree_on_start(*ranks_, [&](StartFacts& facts) { prepare(facts, places); });
+  const std::string checkpoints = config_.run_dir + "/ckpt";
+  if (agree(leads() && list_checkpoints(checkpoints).empty()))  // a run that goes on has weights of its own
+    init_ = find_init_source(config_, places, *tokenizer_, ranks_);
+  if (leads()) folder_ = std::make_unique<RunFolder>(config_.run_dir);
+  faults::at("init", 0);
+  ranks_->barrier();  // nobody looks before the folder is ours
+  if (leads() && io::is_directory(checkpoints)) remove_litter(checkpoints);  // also of a training that is finished
+  agree_on_checkpoint(*ranks_, checkpoints, config_.parallel.timeout_seconds);
+  if (options.fresh && !list_checkpoints(checkpoints).empty())
+    fail(ExitCode::usage,
+         "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",
+         config_.run_dir, list_checkpoints(checkpoints).front());
+  resumed_ = newest_valid_checkpoint(checkpoints, ranks_);
+  if (!resumed_.path.empty()) check_resume();
+}
+
+/// What can be found out, and found wrong, before ranks do anything together.
+void Run::prepare(StartFacts& facts, KeyPlaces& places) {
+  state_program(facts);
+  config_ = load_config(options_.config_path, options_.overrides, &places);
+  state_configuration(facts, config_);
+  facts.set("--fresh", options_.fresh ? "given" : "not given");
+  facts.set("--allow-change", fmt::format("{}", fmt::join(options_.allow_change, " ")));
   validate_for_training(config_);
   if (config_.train.threads > 0) set_num_threads(static_cast<int>(config_.train.threads));
+  state_device(facts, config_);
   tokenizer_ = training_tokenizer(config_);
+  facts.set("the tokenizer", tokenizer_->fingerprint(), ExitCode::data);
   resolve_model(config_, *tokenizer_);
+  state_configuration(facts, config_);
   plan_ = make_plan(config_, ranks_->size());
   require_training_data(config_);
   data_ = std::make_unique<Blend>(config_.data.train, config_.data.seq_len, config_.model.vocab_size,
@@ -148,22 +177,9 @@ Run::Run(const RunOptions& options)
   evaluator_ =
       std::make_unique<Evaluator>(config_.data.validation, config_, *tokenizer_, config_.eval.max_tokens);
   if (leads()) check_data(*data_, evaluator_->blends(), *tokenizer_, config_);
+  if (ranks_->size() > 1) state_data(facts, config_, *data_, *evaluator_);
   data_fingerprint_ = data_->fingerprint();
   config_yaml_ = to_yaml(config_);
-  const std::string checkpoints = config_.run_dir + "/ckpt";
-  if (agree(leads() && list_checkpoints(checkpoints).empty()))  // a run that goes on has weights of its own
-    init_ = find_init_source(config_, places, *tokenizer_, ranks_);
-
-  if (leads()) folder_ = std::make_unique<RunFolder>(config_.run_dir);
-  faults::at("init", 0);
-  ranks_->barrier();  // nobody looks before the folder is ours
-  if (leads() && io::is_directory(checkpoints)) remove_litter(checkpoints);  // also of a training that is finished
-  if (options.fresh && !list_checkpoints(checkpoints).empty())
-    fail(ExitCode::usage,
-         "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",
-         config_.run_dir, list_checkpoints(checkpoints).front());
-  resumed_ = newest_valid_checkpoint(checkpoints, ranks_);
-  if (!resumed_.path.empty()) check_resume();
 }
 
 void Run::check_resume() {

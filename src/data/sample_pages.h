@@ -1,0 +1,18 @@
+#pragma once
+// A part of a large file that stands for all of it in a fingerprint.
+#include <cstdint>
+#include <string>
+
+namespace sluice {
+
+/// All of it where it is small; otherwise 64 pages at even distances, the first and the last among them.
+inline std::string sample_pages(const void* data, int64_t bytes) {
+  constexpr int64_t kPage = 4096, kPages = 64;
+  const char* begin = static_cast<const char*>(data);
+  if (bytes <= kPage * kPages) return std::string(begin, static_cast<size_t>(bytes));
+  std::string sample;
+  for (int64_t i = 0; i < kPages - 1; ++i) sample.append(begin + (bytes - kPage) / (kPages - 1) * i, kPage);
+  return sample.append(begin + bytes - kPage, kPage);
+}
+
+}  // namespace sluice
