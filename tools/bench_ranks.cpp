@@ -236,6 +236,26 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
     add("without / with a watchdog, 2 ranks", ratios, median(off), median(on));
   }
 
+  {
+    std::vector<double> shares, comparisons, usual;
+    train(config, two, [&](const Training& t) {
+      for (int i = 0; i < rounds; ++i) {
+        std::vector<double> quiet, comparing;
+        for (int k = 0; k < steps; ++k) {
+          quiet.push_back(timed_step(t));
+          const double start = now();
+          t.trainer.verify_replicas();
+          t.barrier();
+          comparing.push_back(now() - start);
+        }
+        if (!t.leads()) continue;
+        comparisons.push_back(median(comparing)), usual.push_back(median(quiet));
+        shares.push_back(comparisons.back() / (50 * usual.back()));
+      }
+    });
+    add("comparison of replicas every 50 steps, its share of time", shares, median(comparisons), median(usual));
+  }
+
   // What a save takes, and takes away from the next steps, over the fifty steps from one save to the next.
   for (const bool async : {true, false}) {
     std::vector<double> shares, stalls, usual;

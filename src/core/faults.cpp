@@ -250,4 +250,14 @@ bool mismatched(int64_t step) {
   return point.step == step;
 }
 
+Flip flip(int rank, int64_t step) {
+  const std::string text = text_of("SLUICE_FLIP");
+  if (text.empty()) return {};
+  const std::vector<std::string> words = split(text);
+  if (words.size() != 5 || words[2].empty() || !is_number(words[0]) || !is_number(words[1]) || !is_number(words[3]) || !is_number(words[4]))
+    refuse("SLUICE_FLIP", text, "RANK:step:NAME:element:bit");
+  if (number(words[0]) != rank || number(words[1]) != step) return {};
+  return {words[2], number(words[3]), number(words[4])};
+}
+
 }  // namespace sluice::faults

@@ -17,6 +17,8 @@
 //   SLUICE_HANG=RANK:step                        computes without end
 //   SLUICE_MISMATCH=RANK:step                    one collective more than the others call
 //   SLUICE_NOMEMORY=RANK:step                    throws std::bad_alloc
+//   SLUICE_FLIP=RANK:step:NAME:element:bit       flips a bit of a weight or moment that it holds a replica of, before the update: NAME is as
+//                                                in a checkpoint (x.weight, x.weight.m); element and bit modulo their numbers
 //
 // At the n-th thread that a process starts for saving, communication or the watchdog, counted from 1 as above:
 //   SLUICE_THREADFAIL=[RANK:]n[:sticky]          it cannot be made (EAGAIN); sticky: nor can any after it
@@ -41,5 +43,11 @@ void at(const char* phase, int64_t step);
 bool thread_fails();
 /// Whether this rank is to call what the others do not call.
 bool mismatched(int64_t step);
+/// The bit that a rank of a training is to flip at a step; no name: none. Looks at the environment each time.
+struct Flip {
+  std::string name;
+  int64_t element = 0, bit = 0;
+};
+Flip flip(int rank, int64_t step);
 
 }  // namespace sluice::faults

@@ -12,29 +12,10 @@
 
 #include "core/host_view.h"
 #include "core/io.h"
+#include "ops/bit_sum.h"
 
 namespace sluice {
 namespace {
-
-/// A bijection whose every output bit depends on every input bit (splitmix64's end).
-uint64_t mixed(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-template <class Bits>
-uint64_t sum_of_elements(const void* data, int64_t count, int64_t begin, uint64_t seed) {
-  uint64_t sum = 0;
-  const char* bytes = static_cast<const char*>(data);
-#pragma omp parallel for reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) {
-    Bits value;
-    std::memcpy(&value, bytes + i * static_cast<int64_t>(sizeof value), sizeof value);
-    sum += mixed(mixed(seed + static_cast<uint64_t>(begin + i)) ^ value);
-  }
-  return sum;
-}
 
 /// A slice that a rank holds.
 struct Piece {
@@ -46,16 +27,10 @@ Piece piece_of(Context& ctx, const NamedTensor& t) {
   const HostView view(ctx, t.tensor);
   const Tensor& host = view.tensor();
   Piece p{XXH3_64bits(t.name.data(), t.name.size()), 0, t.begin, host.numel()};
-  switch (host.bytes() / std::max<int64_t>(host.numel(), 1)) {
-    case 2:
-      p.hash = sum_of_elements<uint16_t>(host.data, p.count, p.begin, p.name);
-      break;
-    case 8:
-      p.hash = sum_of_elements<uint64_t>(host.data, p.count, p.begin, p.name);
-      break;
-    default:
-      p.hash = sum_of_elements<uint32_t>(host.data, p.count, p.begin, p.name);
-  }
+  Context on_host(64);
+  int32_t sum[2];
+  bit_sum(on_host, Tensor(sum, DType::i32, {2}), host, p.begin, p.name);
+  std::memcpy(&p.hash, sum, sizeof p.hash);
   return p;
 }
 
@@ -119,7 +94,7 @@ uint64_t state_hash(Context& ctx, const CheckpointContent& content, Communicator
     }
     sum += p.hash;
   }
-  return mixed(sum);
+  return mixed_bits(sum);
 }
 
 nlohmann::ordered_json bits_line(int64_t step, double loss, double grad_norm) {

@@ -77,6 +77,7 @@ class Run {
   bool evaluate();
   void save(bool keep_all = false);
   void require_folder();
+  std::string sound_checkpoint() const;
   void report_saved();
   std::string keep_trained_steps(ExitCode code, bool shared);
   std::string what_is_saved() const;
@@ -355,7 +356,8 @@ ExitCode Run::go() {
   } catch (const std::exception& exception) {
     const Error error = caught_error();
     const bool shared = ranks_->size() == 1 || dynamic_cast<const SharedError*>(&exception) != nullptr;
-    const std::string text = error.what() + keep_trained_steps(error.code(), shared);
+    const std::string text =
+        error.what() + (error.code() == ExitCode::corruption ? sound_checkpoint() : keep_trained_steps(error.code(), shared));
     if (leads()) write_status("failed", {{"error", text}, {"exit_code", static_cast<int>(error.code())}});
     throw Error(error.code(), text);
   }
@@ -419,6 +421,14 @@ std::string Run::what_is_saved() const {
   if (saved < 0) return fmt::format("; of the {} steps that were trained nothing is saved", step);
   return fmt::format("; trained up to step {}, saved up to step {} in {}", step, saved,
                      checkpoints_->saved_step() == saved ? checkpoints_->path_of(saved) : resumed_.path);
+}
+
+/// Where to go on from when ranks hold different bits: what was saved while they were known to hold the same.
+std::string Run::sound_checkpoint() const {
+  for (const std::string& path : list_checkpoints(config_.run_dir + "/ckpt"))
+    if (step_of_folder_name(path.substr(path.rfind('/') + 1)) <= trainer_->replicas().equal_step())
+      return fmt::format("\nthe newest checkpoint from before is {}; the same command goes on from it, best without that host", path);
+  return "\nthere is no checkpoint from before";
 }
 
 /// Whether any rank says so.
@@ -574,6 +584,7 @@ void Run::require_folder() {
 void Run::save(bool keep_all) {
   at("save");
   require_folder();
+  trainer_->verify_replicas();  // what differs between ranks is not worth an older checkpoint
   CheckpointContent content = trainer_->content();
   content.state["data_fingerprint"] = data_fingerprint_;
   if (!data_->hashed_whole()) content.state["data_modified"] = data_->modified();

@@ -164,6 +164,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       optimizer_(config.optimizer, store_),
       grad_sync_(config.parallel, store_, mesh_, moves(), queue_.get()),
       weight_sync_(config.parallel.zero_stage, store_, mesh_, moves(), queue_.get()),
+      replicas_(config.parallel.verify_every_steps, mesh_),
       policy_(config.train, chance_loss(config.model)),
       routers_(config.model),
       heads_(config) {
@@ -209,6 +210,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
   micro_batch_.saved = model_.make_saved(activations_, tokens, dtype, config.train.recompute);
   micro_batch_.losses = activations_.alloc("losses", accumulate_dtype(dtype), {tokens});
   dhidden_ = activations_.alloc("dhidden", dtype, {tokens, config.model.hidden_size});
+  replicas_.allocate(held_by_several(), batch_memory_, pinned_, on_gpu());
 
   if (config.data.validation.empty()) return;
   analysed_ = micro_batch_;
@@ -245,6 +247,9 @@ StepMetrics Trainer::step() {
   sound_ = measuring();
   agree_on_losses();
   grad_sync_.finish(ctx_);
+  // Here every rank has gathered all weights that it keeps whole (ZeRO 1 and 2), and uses them for the last time before the update.
+  flip_bit();
+  if (measuring() || replicas_.due(step_)) replicas_.compare(ctx_, *ranks_, step_, common_state());
   if (norm_needs_ranks()) update();
   else once_recorded(update_graph_, &Trainer::update);
 

@@ -21,6 +21,7 @@
 #include "train/checkpoint.h"
 #include "train/forward_buffers.h"
 #include "train/head_keeper.h"
+#include "train/replicas.h"
 #include "train/router_keeper.h"
 #include "train/spike.h"
 
@@ -110,6 +111,10 @@ class Trainer {
   int64_t waited_ns() const { return queue_ ? queue_->waited_ns() : 0; }
   /// How gradients and weights travel between GPUs; empty where there are none.
   std::string transport() const { return device_ranks_ && several() ? device_ranks_->world->name() : ""; }
+  /// Collective, between two steps: compares what several ranks hold replicas of. Error(corruption) where they differ; nothing to do with
+  /// parallel.verify_every_steps = 0, or where this step's were compared.
+  void verify_replicas();
+  const ReplicaCheck& replicas() const { return replicas_; }
   /// Collective. Before a forward pass between two steps that not all ranks compute, or weights are looked at.
   void settle_weights() { weight_sync_.settle(ctx_); }
   /// Whether a forward pass needs all ranks.
@@ -161,6 +166,9 @@ class Trainer {
   void optimizer_targets(std::vector<NamedTensor>& tensors, bool own) const;
   void forward_backward();
   void update();
+  std::vector<Replica> held_by_several() const;
+  std::string common_state() const;
+  void flip_bit();
   void collect_losses(int64_t micro_batch);
   void agree_on_losses();
   bool goes_unrecorded(int64_t micro_batch) const;
@@ -198,6 +206,7 @@ class Trainer {
   WeightSync weight_sync_;
   std::vector<Tensor> piece_values_, piece_grads_;  // what the optimizer updates, with zero_stage 1 and more
   Tensor whole_weights_;                            // with zero_stage 3: those that this rank saves
+  ReplicaCheck replicas_;
   StepPolicy policy_;
 
   /// All micro-batches of a step, (micro-batches, 4, T) i32, as the host fills them and as the device has them.

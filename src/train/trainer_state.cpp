@@ -6,6 +6,8 @@
 #include <numeric>
 
 #include "core/device.h"
+#include "core/faults.h"
+#include "core/host_view.h"
 #include "ops/reduce.h"
 #include "train/trainer.h"
 
@@ -95,6 +97,51 @@ void Trainer::collect_whole_weights(CheckpointContent& content) {
     store_.end_use(ctx_, unit, Pass::forward);
   }
   synchronize(ctx_);
+}
+
+/// Weights, where they are kept whole; moments and master weights, where every rank updates all of them (ZeRO 0).
+std::vector<Replica> Trainer::held_by_several() const {
+  std::vector<Replica> replicas;
+  const int64_t stage = config_.parallel.zero_stage;
+  for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id) {
+    const ParamSpec& spec = store_.specs()[static_cast<size_t>(id)];
+    if ((spec.of_expert ? mesh_.expert_data() : mesh_.data()).size() == 1) continue;
+    if (stage < 3 || !spec.trainable) replicas.push_back({spec.name, store_.value(id), spec.of_expert});
+    if (stage > 0 || !spec.trainable) continue;
+    replicas.push_back({spec.name + ".m", optimizer_.m(id), spec.of_expert});
+    if (const Tensor v = optimizer_.v(id)) replicas.push_back({spec.name + ".v", v, spec.of_expert});
+    if (const Tensor master = optimizer_.master(id)) replicas.push_back({spec.name + ".master", master, spec.of_expert});
+  }
+  return replicas;
+}
+
+/// What all ranks decide alike by.
+std::string Trainer::common_state() const {
+  if (measuring()) return "";
+  return fmt::format("{} {} {} {}", optimizer_.steps_applied(), policy_.state().dump(), routers_.state().dump(), heads_.state().dump());
+}
+
+void Trainer::verify_replicas() {
+  if (!replicas_.active() || replicas_.equal_step() == step_) return;
+  settle_weights();
+  replicas_.compare(ctx_, *ranks_, step_, common_state());
+}
+
+/// A fault on request, of a test.
+void Trainer::flip_bit() {
+  if (measuring()) return;
+  const faults::Flip flip = faults::flip(ranks_->rank(), step_);
+  if (flip.name.empty()) return;
+  for (const Replica& r : held_by_several()) {
+    if (r.name != flip.name) continue;
+    HostView view(ctx_, r.tensor);
+    const int64_t width = 8 * dtype_size(r.tensor.dtype), at = flip.element % r.tensor.numel() * width + flip.bit % width;
+    auto* bytes = static_cast<unsigned char*>(view.tensor().data);
+    bytes[at / 8] = static_cast<unsigned char>(bytes[at / 8] ^ (1 << at % 8));
+    view.write_back();
+    return;
+  }
+  fail(ExitCode::usage, "SLUICE_FLIP: rank {} holds no replica of {}", ranks_->rank(), flip.name);
 }
 
 /// Everything that all ranks hold together: what one rank alone would register.

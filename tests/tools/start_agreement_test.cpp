@@ -1,4 +1,6 @@
 // Ranks that were started with different programs, configurations or data end before they train, with a message that names what differs.
+#include <sys/stat.h>
+
 #include "comm/mpi.h"
 #include "comm/threads.h"
 #include "core/build_id.h"
@@ -22,7 +24,11 @@ std::string started_apart(const TinyRun& t, const Words& other, ExitCode& code, 
   const StopSignals signals;
   try {
     run_thread_ranks(2, [&](Communicator& ranks) {
-      RunOptions options{.config_path = t.config, .overrides = {"train.micro_batch_size=1", "log.console=none"}, .ranks = &ranks, .signals = &signals};
+      RunOptions options;
+      options.config_path = t.config;
+      options.overrides = {"train.micro_batch_size=1", "log.console=none"};
+      options.ranks = &ranks;
+      options.signals = &signals;
       if (ranks.rank() == 1) options.overrides.insert(options.overrides.end(), other.begin(), other.end());
       if (ranks.rank() == 1 && !other_config.empty()) options.config_path = other_config;
       run_training(options);
