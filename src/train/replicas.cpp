@@ -17,7 +17,7 @@ namespace {
 
 uint64_t hash_of(const std::string& text) { return XXH3_64bits(text.data(), text.size()); }
 
-/// What a rank says of all it holds.
+/// One hash of all that a rank holds.
 struct Summary {
   uint64_t dense = 0, experts = 0;
   int64_t expert_rank = 0;  // which experts it holds

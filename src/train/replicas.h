@@ -17,7 +17,7 @@ struct Replica {
   bool of_expert = false;
 };
 
-/// Hashes replicas (ops/bit_sum.h) where they are and compares the hashes of all ranks.
+/// Hashes replicas (ops/bit_sum.h) where they lie, and compares the hashes of all ranks.
 class ReplicaCheck {
  public:
   /// every_steps = 0, or one rank: there is nothing to do.

@@ -45,7 +45,7 @@ std::string get(const std::array<char, N>& field) {
   return printable(std::string_view(field.data(), strnlen(field.data(), N)));
 }
 
-/// What one rank said.
+/// What one rank has sent.
 struct Statement {
   StartFacts facts;
   std::string error;
@@ -118,7 +118,7 @@ std::vector<std::string> hosts_of(const std::vector<Card>& cards) {
   return hosts;
 }
 
-/// Ranks whose builds do not even speak alike.
+/// Refuses ranks of which some exchange messages of another form.
 void require_same_protocol(const std::vector<Card>& cards) {
   ByValue programs;
   bool same = true;

@@ -74,7 +74,7 @@ void state_device(StartFacts& facts, const Config& config) {
   }
   facts.set("the instruction set (SLUICE_ISA)", isa_name(cpu_isa()));
   facts.set("the kernels of libraries", cpu::library_kernels());
-  // Other numbers of threads agree to rounding, which `exact` promises more than.
+  // With another number of threads results agree to rounding only, and `exact` promises the same bits.
   if (config.parallel.determinism == Determinism::exact) facts.set("the number of threads (train.threads)", std::to_string(num_threads()));
 }
 
