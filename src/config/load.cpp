@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "config/paths.h"
 #include "config/reader.h"
@@ -11,6 +12,7 @@
 #include "config/yaml.h"
 #include "core/error.h"
 #include "core/io.h"
+#include "core/utf8.h"
 
 namespace sluice {
 namespace {
@@ -20,6 +22,7 @@ using yaml::Node;
 using yaml::Place;
 
 constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
+constexpr size_t kMaxChain = 64;  // of files that extend each other
 
 class Loader {
  public:
@@ -27,11 +30,13 @@ class Loader {
 
   /// The merged tree of `path` and what it extends. The file itself must exist; missing bases are problems.
   Node load_file(const std::string& path) {
+    const fs::path canonical = fs::weakly_canonical(path);
+    if (const auto known = merged_.find(canonical); known != merged_.end()) return known->second;
     const int index = static_cast<int>(sources_.size());
     sources_.push_back({path, fs::path(path).parent_path().string(), "", false});
     // One byte more, so that the guard of the parser says what is wrong.
     sources_.back().text = io::read_file(path, kMaxFileBytes + 1);
-    chain_.push_back(fs::weakly_canonical(path));
+    chain_.push_back(canonical);
     Node tree = yaml::parse(sources_, index, 0, problems_);
     if (tree.kind == Node::Kind::null) tree.kind = Node::Kind::map;  // an empty file states nothing
 
@@ -50,10 +55,13 @@ class Loader {
       if (!io::exists(name) || io::is_directory(name)) {
         problems_.add(base.place, fmt::format("extends: there is no file {} (names are relative to the file that says so)",
                                               yaml::printable(name, 200)));
-      } else if (const fs::path canonical = fs::weakly_canonical(name);
-                 std::find(chain_.begin(), chain_.end(), canonical) != chain_.end()) {
+      } else if (const fs::path other = fs::weakly_canonical(name);
+                 std::find(chain_.begin(), chain_.end(), other) != chain_.end()) {
         problems_.add(base.place, fmt::format("extends: {} extends itself{}", name,
-                                              chain_.back() == canonical ? "" : ", through the files between"));
+                                              chain_.back() == other ? "" : ", through the files between"));
+      } else if (chain_.size() >= kMaxChain) {
+        problems_.add(base.place, fmt::format("extends: {} is the {}th file of a chain; at most {} may extend each other", name,
+                                              kMaxChain + 1, kMaxChain));
       } else {
         yaml::merge(merged, load_file(name));
       }
@@ -63,6 +71,7 @@ class Loader {
     Reader(problems_).read(scratch, tree);
     if (tree.kind == Node::Kind::map) yaml::merge(merged, tree);
     chain_.pop_back();
+    merged_.emplace(canonical, merged);
     return merged;
   }
 
@@ -95,6 +104,9 @@ class Loader {
 
     for_each_path(config, [&](std::string& value, const std::string& key) { resolve(value, key, reader); });
     if (config.name.empty()) config.name = fs::path(path).stem();
+    if (find_invalid_utf8(config.name) != std::string::npos)
+      problems_.add({0, 0, 0}, fmt::format("the file's name, {}, is not UTF-8 and cannot name the run: give name: in the file, or rename it",
+                                           yaml::printable(config.name)));
     if (config.run_dir.empty()) config.run_dir = "runs/" + config.name;
 
     Combinations combinations(*this, reader);
@@ -116,8 +128,10 @@ class Loader {
     Combinations(Loader& loader, const Reader& reader) : loader_(loader), reader_(reader) {}
     void operator()(const std::vector<std::string>& keys, const std::string& message) override {
       for (const std::string& key : keys)
-        for (const std::string& bad : reader_.bad())
-          if (key == bad || key.compare(0, bad.size() + 1, bad + ".") == 0) return;
+        for (size_t end = key.find('.'); ; end = key.find('.', end + 1)) {
+          if (reader_.bad().count(key.substr(0, end))) return;
+          if (end == std::string::npos) break;
+        }
       for (const std::string& key : keys) {
         const auto place = reader_.places().find(key);
         if (place != reader_.places().end()) return loader_.problems_.add(place->second, message);
@@ -163,12 +177,35 @@ class Loader {
   bool resolved_;  // extends no file
   std::deque<yaml::Source> sources_;
   std::vector<fs::path> chain_;
+  std::map<fs::path, Node> merged_;  // files that were read, with what they extend: several ways may lead to one
   yaml::Problems problems_;
 };
 
+/// Arguments as if no spaces stood around "=": key = value, key= value and key =value are one override each.
+std::vector<std::string> joined(const std::vector<std::string>& arguments) {
+  std::vector<std::string> out;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& text = arguments[i];
+    const bool begins = text.starts_with('='), open = !out.empty() && out.back().ends_with('=') &&
+                                                     out.back().find('=') + 1 == out.back().size();
+    if (!out.empty() && ((begins && out.back().find('=') == std::string::npos) || (open && text.find('=') == std::string::npos)))
+      out.back() += text;
+    else
+      out.push_back(text);
+  }
+  return out;
+}
+
 Config load(Loader loader, const std::string& path, const std::vector<std::string>& overrides, KeyPlaces* places) {
+  std::error_code error;
+  static_cast<void>(fs::current_path(error));
+  if (error)
+    fail(ExitCode::no_input, "the working folder cannot be found ({}); was it removed? Change to one that exists", error.message());
+  if (io::is_directory(path) && io::exists(path + "/config.yaml"))
+    fail(ExitCode::usage, "{} is a run or a checkpoint, and a configuration is expected; the one it was trained with is {}/config.yaml", path,
+         path);
   Node root = loader.load_file(path);
-  for (const std::string& text : overrides) loader.apply_override(root, text);
+  for (const std::string& text : joined(overrides)) loader.apply_override(root, text);
   return loader.finish(root, path, places);
 }
 

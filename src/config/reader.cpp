@@ -30,6 +30,7 @@ void Reader::unknown_key(const yaml::Key& key) {
   const std::string name = yaml::printable(key.text);
   const std::string path = path_.empty() ? name : path_ + "." + name;
   bad_.insert(path);
+  if (problems_.full()) return problems_.add(key.place, "unknown key");
   if (std::find(std::begin(kLater), std::end(kLater), path) != std::end(kLater)) {
     problems_.add(key.place, fmt::format("{} is not available in this version", path));
     return;
@@ -37,7 +38,8 @@ void Reader::unknown_key(const yaml::Key& key) {
   std::string hint;
   // The right word in the wrong place, before a similar word in this one.
   std::string elsewhere;
-  for (const KeyInfo& k : config_keys()) {
+  static const std::vector<KeyInfo> keys = config_keys();
+  for (const KeyInfo& k : keys) {
     const size_t dot = k.key.rfind('.');
     if (k.key == path) hint = fmt::format("; write it as nested sections (dots work on the command line only)");
     // The least nested of that name is the likeliest to be meant.
@@ -66,7 +68,7 @@ std::string Reader::wrong_word(const std::vector<std::string>& words, const yaml
                                const std::string& key) {
   if (key == "model.attention.kind" && node.text == "sparse")
     return "is sparse: not available in this version; use softmax or sink";
-  const std::string near = yaml::nearest(node.text, words);
+  const std::string near = key == "train.device" && node.text == "gpu" ? "cuda" : yaml::nearest(node.text, words);
   return fmt::format("must be one of {}; got {}{}", fmt::join(words, ", "), yaml::printable(node.text),
                      near.empty() ? "" : fmt::format("; did you mean {}?", near));
 }

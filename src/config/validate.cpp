@@ -16,6 +16,7 @@ namespace sluice {
 namespace {
 
 constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxLayers = 10000;
 
 /// Checks of one configuration; each names its keys, the one to point at first.
 class Checks {
@@ -55,6 +56,8 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
                             m.vocab_size));
   check.size("model.hidden_size", m.hidden_size);
   check.size("model.num_hidden_layers", m.num_hidden_layers);
+  check.require(m.num_hidden_layers <= kMaxLayers || m.num_hidden_layers > kMaxSize, {"model.num_hidden_layers"},
+                fmt::format("model.num_hidden_layers = {} is above the {} that this version is built for", m.num_hidden_layers, kMaxLayers));
   check.size("model.num_attention_heads", m.num_attention_heads);
   check.size("model.num_key_value_heads", m.num_key_value_heads);
   check.size("model.head_dim", m.head_dim);
@@ -277,7 +280,7 @@ void check_train(const TrainConfig& t, Checks& check) {
   check.size("train.threads", t.threads, 0);
   check.size("train.micro_batch_size", t.micro_batch_size);
   check.size("train.global_batch_size", t.global_batch_size);
-  if (t.micro_batch_size > 0 && t.global_batch_size > 0) {
+  if (t.micro_batch_size > 0 && t.global_batch_size > 0 && t.micro_batch_size <= kMaxSize && t.global_batch_size <= kMaxSize) {
     const int64_t below = t.global_batch_size / t.micro_batch_size * t.micro_batch_size;
     const int64_t above = below + t.micro_batch_size;
     check.require(t.global_batch_size % t.micro_batch_size == 0,
@@ -330,6 +333,11 @@ void check_optimizer(const OptimizerConfig& o, Checks& check) {
 void check_schedule(const Config& c, Checks& check) {
   const int64_t steps = training_steps(c);
   if (steps <= 0) return;
+  const int64_t samples = c.train.global_batch_size, seq_len = c.data.seq_len;
+  int64_t tokens = 0;
+  if (c.train.max_steps > 0 && samples > 0 && seq_len > 0 && samples <= kMaxSize && seq_len <= kMaxSize)
+    check.require(!__builtin_mul_overflow(samples * seq_len, steps, &tokens), {"train.max_steps", "train.max_tokens"},
+                  fmt::format("{} steps of {} tokens are more tokens than can be counted (9.2e18)", steps, samples * seq_len));
   const OptimizerConfig& o = c.optimizer;
   const std::string length = c.train.max_steps > 0 ? "train.max_steps" : "train.max_tokens";
   check.require(o.warmup_steps <= steps, {"optimizer.warmup_steps", length},

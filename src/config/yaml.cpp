@@ -9,11 +9,14 @@
 #include <optional>
 #include <sstream>
 
+#include "core/utf8.h"
+
 namespace sluice::yaml {
 namespace {
 
 constexpr size_t kMaxBytes = size_t{1} << 20;
 constexpr size_t kMaxDepth = 32;
+constexpr size_t kMaxKeys = 1000;  // of one section; the largest has about 30
 
 /// Stops the parser at the first feature that is refused.
 struct Refused {
@@ -109,6 +112,8 @@ class Builder : public YAML::EventHandler {
   }
   void add_key(Key key) {
     const Frame& top = stack_.back();
+    if (top.node->keys.size() >= kMaxKeys)
+      throw Refused{key.place, fmt::format("more than {} keys in one section: not a configuration", kMaxKeys)};
     for (const Key& earlier : top.node->keys)
       if (earlier.text == key.text) {
         problems_.add(key.place, fmt::format("duplicate key {}; it is also given at {}. Remove one.", path_to(key.text),
@@ -162,10 +167,11 @@ std::string_view line_of(std::string_view text, int line) {
 
 std::string printable(std::string_view text, size_t limit) {
   std::string out;
+  const bool utf8 = find_invalid_utf8(text) == std::string_view::npos;
   for (const char c : text) {
     if (out.size() >= limit) return out + "...";
     const auto u = static_cast<unsigned char>(c);
-    if (u < 0x20 || u == 0x7f) {
+    if (u < 0x20 || u == 0x7f || (u >= 0x80 && !utf8)) {
       out += fmt::format("\\x{:02x}", u);
     } else {
       out += c;
@@ -199,13 +205,17 @@ std::string describe(const std::deque<Source>& sources, Place place) {
 }
 
 void Problems::add(Place place, std::string message, std::string detail) {
+  const bool known_place = !places_.emplace(place.source, place.line, place.column).second;
+  if (full()) {
+    more_ += !known_place;
+    return;
+  }
   for (const Problem& p : problems_)
     if (p.place == place && p.message == message) return;
   problems_.push_back({place, std::move(message), std::move(detail)});
 }
 
 std::string Problems::render(const std::deque<Source>& sources) const {
-  constexpr size_t kMaxShown = 50;
   const auto order = [&](const Problem* p) {
     const bool known = p->place.source >= 0;
     const Source* s = known ? &sources[static_cast<size_t>(p->place.source)] : nullptr;
@@ -217,7 +227,6 @@ std::string Problems::render(const std::deque<Source>& sources) const {
   for (const Problem& p : problems_) sorted.push_back(&p);
   std::stable_sort(sorted.begin(), sorted.end(), [&](auto* a, auto* b) { return order(a) < order(b); });
   std::vector<std::string> shown;
-  size_t left_out = 0;
   for (const Problem* p : sorted) {
     std::string text = fmt::format("{}: {}", describe(sources, p->place), p->message);
     if (p->place.source >= 0 && p->place.line > 0) {
@@ -232,14 +241,10 @@ std::string Problems::render(const std::deque<Source>& sources) const {
     }
     if (!p->detail.empty()) text += "\n         " + p->detail;
     if (std::find(shown.begin(), shown.end(), text) != shown.end()) continue;  // a file reached by two ways
-    if (shown.size() == kMaxShown) {
-      ++left_out;
-    } else {
-      shown.push_back(std::move(text));
-    }
+    shown.push_back(std::move(text));
   }
   std::string out = fmt::format("{}", fmt::join(shown, "\n"));
-  if (left_out > 0) out += fmt::format("\n... and {} more problems", left_out);
+  if (more_ > 0) out += fmt::format("\n... and {} more", more_);
   return out;
 }
 
@@ -254,6 +259,11 @@ Node parse(const std::deque<Source>& sources, int source, size_t begin, Problems
   if (const size_t bad = find_control(text); bad != std::string_view::npos) {
     const auto line = static_cast<int>(std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n')) + 1;
     problems.add({source, line, 1}, fmt::format("control character 0x{:02x}", static_cast<unsigned char>(text[bad])));
+    return empty;
+  }
+  if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos) {
+    const auto line = static_cast<int>(std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n')) + 1;
+    problems.add({source, line, 1}, fmt::format("byte 0x{:02x} is not UTF-8, which configurations are in", static_cast<unsigned char>(text[bad])));
     return empty;
   }
   Builder builder(source, static_cast<int>(begin), sources, problems);

@@ -2,8 +2,10 @@
 // A guarded YAML subset: yaml-cpp finds the tokens, this file keeps marks and refuses what surprises. No anchors,
 // aliases, tags or merge keys; depth <= 32, size <= 1 MiB; duplicate keys are problems.
 #include <deque>
+#include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 namespace sluice::yaml {
@@ -47,7 +49,9 @@ class Problems {
   /// message: one line. detail: further lines, may be empty. The same problem is kept once.
   void add(Place place, std::string message, std::string detail = "");
   bool empty() const { return problems_.empty(); }
-  int64_t size() const { return static_cast<int64_t>(problems_.size()); }
+  int64_t size() const { return static_cast<int64_t>(problems_.size()) + more_; }
+  /// As many are kept as are shown: what comes then is only counted, by its place.
+  bool full() const { return problems_.size() >= 50; }
   /// Sorted by file and line, command line last; compiler-like, with the source line and a caret.
   std::string render(const std::deque<Source>& sources) const;
 
@@ -57,6 +61,8 @@ class Problems {
     std::string message, detail;
   };
   std::vector<Problem> problems_;
+  std::set<std::tuple<int, int, int>> places_;  // of all
+  int64_t more_ = 0;                            // counted alone
 };
 
 /// Parses sources[source].text from character `begin` on into a tree. Syntax errors and refused features go to

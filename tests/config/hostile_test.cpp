@@ -1,0 +1,112 @@
+// Configurations that are made to be slow or deep, numbers without sense, and what people first type.
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <functional>
+
+#include "config/load.h"
+#include "config/scratch.h"
+#include "core/error.h"
+
+using namespace sluice;
+
+namespace {
+
+std::string refusal(const std::string& path, const std::vector<std::string>& overrides = {}) {
+  try {
+    load_config(path, overrides);
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::usage);
+    return error.what();
+  }
+  return "";
+}
+
+double seconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+TEST_CASE("a file that many ways lead to is read once", "[hostile]") {
+  const test::ScratchFolder scratch;
+  constexpr int kFiles = 26;
+  for (int i = 0; i < kFiles; ++i)
+    scratch.write("d" + std::to_string(i) + ".yaml", "extends: [d" + std::to_string(i + 1) + ".yaml, d" + std::to_string(i + 1) + ".yaml]\n");
+  scratch.write("d26.yaml", "train: {seed: 7}\n");
+  Config config;
+  CHECK(seconds([&] { config = load_config("d0.yaml"); }) < 10);  // 2^26 files took days
+  CHECK(config.train.seed == 7);
+  scratch.write("left.yaml", "extends: d26.yaml\noptimizer: {lr: 0.5}\n");
+  scratch.write("right.yaml", "extends: d26.yaml\ntrain: {seed: 8}\n");
+  scratch.write("both.yaml", "extends: [right.yaml, left.yaml]\n");
+  CHECK(load_config("both.yaml").train.seed == 7);
+  CHECK(load_config("both.yaml").optimizer.lr == 0.5);
+}
+
+TEST_CASE("a chain of files has an end", "[hostile]") {
+  const test::ScratchFolder scratch;
+  for (int i = 0; i < 100; ++i)
+    scratch.write("c" + std::to_string(i) + ".yaml", "extends: c" + std::to_string(i + 1) + ".yaml\n");
+  scratch.write("c100.yaml", "train: {seed: 7}\n");
+  CHECK_THAT(refusal("c0.yaml"), Catch::Contains("c63.yaml:1:") && Catch::Contains("65th file of a chain"));
+  CHECK(load_config("c37.yaml").train.seed == 7);
+}
+
+TEST_CASE("thousands of mistakes are counted, fifty are shown", "[hostile]") {
+  const test::ScratchFolder scratch;
+  std::string keys, sources = "data:\n  train: [";
+  for (int i = 0; i < 900; ++i) keys += "key_" + std::to_string(i) + ": 1\n";
+  scratch.write("keys.yaml", keys);
+  std::string message;
+  CHECK(seconds([&] { message = refusal("keys.yaml"); }) < 5);
+  CHECK_THAT(message, Catch::Contains("unknown key key_0") && Catch::Contains("key_49") && Catch::Contains("... and 850 more") &&
+                          Catch::Contains("900 problems"));
+  CHECK_THAT(message, !Catch::Contains("key_50\n"));
+  for (int i = 900; i < 60000; ++i) keys += "key_" + std::to_string(i) + ": 1\n";
+  scratch.write("keys.yaml", keys);
+  CHECK(seconds([&] { message = refusal("keys.yaml"); }) < 5);
+  CHECK_THAT(message, Catch::Contains("keys.yaml:1001:1: more than 1000 keys in one section"));
+
+  for (int i = 0; i < 40000; ++i) sources += "{},";
+  scratch.write("list.yaml", sources + "]\n");
+  CHECK(seconds([&] { message = refusal("list.yaml"); }) < 20);
+  CHECK_THAT(message, Catch::Contains("data.train[0] needs a name"));
+}
+
+TEST_CASE("numbers beyond all sense are told, not computed with", "[hostile]") {
+  const test::ScratchFolder scratch;
+  scratch.write("a.yaml", "train: {micro_batch_size: 2, global_batch_size: 2}\n");
+  CHECK_THAT(refusal("a.yaml", {"train.max_steps=1000000000000000000"}), Catch::Contains("more tokens than can be counted"));
+  CHECK_THAT(refusal("a.yaml", {"train.global_batch_size=9223372036854775807"}), Catch::Contains("global_batch_size is too large"));
+  CHECK_THAT(refusal("a.yaml", {"model.num_hidden_layers=100000"}), Catch::Contains("num_hidden_layers = 100000 is above the 10000"));
+}
+
+TEST_CASE("what people first type is understood, or a word explains it", "[hostile]") {
+  const test::ScratchFolder scratch;
+  scratch.write("a.yaml", "");
+  CHECK(load_config("a.yaml", {"optimizer.lr", "=", "0.5", "train.seed=", "9", "name", "=x"}).optimizer.lr == 0.5);
+  CHECK(load_config("a.yaml", {"optimizer.lr", "=", "0.5", "train.seed=", "9", "name", "=x"}).train.seed == 9);
+  CHECK(load_config("a.yaml", {"optimizer.lr", "=", "0.5", "train.seed=", "9", "name", "=x"}).name == "x");
+  CHECK(load_config("a.yaml", {"run_dir=", "train.seed=9"}).train.seed == 9);  // an empty value
+  CHECK_THAT(refusal("a.yaml", {"optimizer.lr", "0.5"}), Catch::Contains("optimizer.lr is not key=value"));
+  CHECK_THAT(refusal("a.yaml", {"train.device=gpu"}), Catch::Contains("did you mean cuda?"));
+}
+
+TEST_CASE("text that is not UTF-8 is refused where it stands", "[hostile]") {
+  const test::ScratchFolder scratch;
+  scratch.write("a.yaml", "train: {seed: 1}\nname: b\xff\n");
+  CHECK_THAT(refusal("a.yaml"), Catch::Contains("a.yaml:2:1: byte 0xff is not UTF-8"));
+  scratch.write("od\xff" "d.yaml", "train: {seed: 1}\n");
+  CHECK_THAT(refusal("od\xff" "d.yaml"), Catch::Contains("od\\xffd is not UTF-8 and cannot name the run") || Catch::Contains("od\\xffd, is not UTF-8"));
+  CHECK(refusal("od\xff" "d.yaml", {"name=good"}).empty());
+  scratch.write("a.yaml", "");
+  CHECK_THAT(refusal("a.yaml", {"name=b\xff"}), Catch::Contains("command line: byte 0xff is not UTF-8"));
+}
+
+TEST_CASE("a run where a configuration is expected names its configuration", "[hostile]") {
+  const test::ScratchFolder scratch;
+  scratch.write("runs/a/config.yaml", "");
+  CHECK_THAT(refusal("runs/a"), Catch::Contains("runs/a/config.yaml"));
+}
