@@ -10,9 +10,12 @@
 #include <memory>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "commands.h"
+#include "config/yaml.h"
 #include "core/caught.h"
+#include "process.h"
 
 namespace {
 
@@ -30,7 +33,7 @@ constexpr const char* kHelp =
     "  sluice bench                          speed of operations and of whole steps\n"
     "  sluice doctor                         what was built in, what this machine offers\n"
     "\n"
-    "Each has its own help with examples:    sluice train --help\n"
+    "Each has its own help with examples:    sluice train --help (without a command: this text)\n"
     "Every configuration key is explained:   sluice config reference\n"
     "Exit codes: 0 ok, 64 usage or configuration, 65 bad data, 66 missing input, 70 internal, 71 out of "
     "memory,\n"
@@ -45,15 +48,26 @@ int report(const std::string& message, sluice::ExitCode code) {
 }
 
 /// CLI11's own wording, less its class names, plus where help is.
-std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
+/// first: the first argument.
+std::string usage_message(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
   std::string command = "sluice";
   for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
   std::string what = error.what();
   if (what.empty()) what = error.get_name();
-  if (command == "sluice" && dynamic_cast<const CLI::RequiredError*>(&error)) what = "a command is required";
-  if (command == "sluice" && dynamic_cast<const CLI::ExtrasError*>(&error))
-    what = "unknown command" + what.substr(std::min(what.rfind(": ") + 1, what.size()));
+  if (command == "sluice" && dynamic_cast<const CLI::ExtrasError*>(&error)) {
+    what = first.starts_with("-") ? "unknown option" + what.substr(std::min(what.rfind(": ") + 1, what.size())) : "unknown command " + first;
+    std::vector<std::string> names;
+    for (const CLI::App* known : app.get_subcommands({})) names.push_back(known->get_name());
+    if (const std::string near = sluice::yaml::nearest(first, names); !near.empty()) what += "; did you mean " + near + "?";
+  }
   return fmt::format("{} (see {} --help)", what, command);
+}
+
+/// The exit code of a command whose result is what it has printed.
+int finish(int exit_code) {
+  const char* problem = "";
+  if (sluice::flush_standard_output(&problem)) return exit_code;
+  return report(std::string("cannot write to standard output: ") + problem, sluice::ExitCode::cannot_create);
 }
 
 void add_help(CLI::App& app) {
@@ -66,6 +80,8 @@ void add_help(CLI::App& app) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  sluice::open_standard_streams();
+  sluice::settle_threads(argv);
   // A full quota and a closed pipe are errors of a call, not deaths.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
@@ -98,19 +114,20 @@ int main(int argc, char** argv) {
     if (version) {
       fmt::print("sluice {}\n", SLUICE_VERSION);
     } else if (app.get_subcommands().empty()) {
-      if (!help) throw CLI::RequiredError("command");
       fmt::print(kHelp, SLUICE_VERSION);
     }
-    return exit_code;
+    // A training's results are in its folder, whatever becomes of its console.
+    return app.got_subcommand("train") ? exit_code : finish(exit_code);
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
-    return 0;
+    return finish(0);
   } catch (const CLI::ParseError& error) {
-    return report(usage_message(app, error), sluice::ExitCode::usage);
+    return report(usage_message(app, error, argc > 1 ? argv[1] : ""), sluice::ExitCode::usage);
   } catch (const std::exception& exception) {
-    // fmt::print's, when the reader of a pipe has seen enough.
     const auto* system = dynamic_cast<const std::system_error*>(&exception);
+    // fmt::print's, when the reader of a pipe has seen enough.
     if (system && system->code().value() == EPIPE) return 0;
+    if (system && std::ferror(stdout)) return report(std::string("standard output: ") + system->what(), sluice::ExitCode::cannot_create);
     const sluice::Error error = sluice::caught_error();
     return report(error.what(), error.code());
   }

@@ -284,10 +284,15 @@ void write_file_atomic(const std::string& path, std::string_view content) {
 OutputFile::OutputFile(const std::string& path, Mode mode) : path_(path) {
   const bool append = mode == Mode::append;
   const char* action = append ? "append to" : "create";
-  const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | (append ? O_APPEND : O_EXCL);
+  // O_NONBLOCK: opening a pipe that nothing reads must fail, not hang.
+  const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | (append ? O_APPEND : O_EXCL);
   before(action, path_);
   fd_ = retry([&] { return ::open(path_.c_str(), flags, 0666); });
   if (fd_ < 0) fail_write(action, path_, errno);
+  struct stat info;
+  if (::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode)) return;
+  ::close(std::exchange(fd_, -1));
+  fail(ExitCode::cannot_create, "cannot {} {}: it is not a plain file", action, path_);
 }
 
 OutputFile::~OutputFile() {

@@ -86,10 +86,29 @@ std::string strip_extension(const std::string& path) {
   return path;
 }
 
+/// The prefix of a pair of token files. The first mistake of many is to give the text itself.
+std::string checked_prefix(const std::string& path) {
+  const std::string prefix = strip_extension(path);
+  if (io::exists(prefix + ".bin") || io::exists(prefix + ".idx")) return prefix;
+  for (const char* ending : {"", ".txt", ".jsonl", ".json", ".txt.gz", ".jsonl.gz"}) {
+    const std::string text = prefix + ending;
+    if (!io::exists(text) || io::is_directory(text)) continue;
+    std::string output = text;
+    for (const char* known : {".gz", ".txt", ".jsonl", ".json"})
+      if (output.ends_with(known)) output.resize(output.size() - std::string(known).size());
+    if (output == text) output += ".tokens";
+    fail(ExitCode::no_input,
+         "there is no token file {}.bin; {} is text, which is made into token files first:\n  sluice tokenize {} -o {}\nand then named by "
+         "its prefix, path: {}",
+         prefix, text, text, output, output);
+  }
+  return prefix;
+}
+
 }  // namespace
 
 TokenFile::TokenFile(const std::string& prefix)
-    : prefix_(strip_extension(prefix)), bin_(prefix_ + ".bin"), idx_(prefix_ + ".idx") {
+    : prefix_(checked_prefix(prefix)), bin_(prefix_ + ".bin"), idx_(prefix_ + ".idx") {
   check_index();
 }
 

@@ -9,6 +9,17 @@ namespace sluice {
 
 CheckpointInfo find_checkpoint(const std::string& path) {
   if (!io::exists(path)) fail(ExitCode::no_input, "no such run or checkpoint: {}", path);
+  if (!io::is_directory(path)) {
+    std::string hint;
+    if (path.ends_with(".yaml") || path.ends_with(".yml")) {
+      hint = "; it looks like a configuration";
+      try {
+        if (const std::string run = load_config(path).run_dir; io::is_directory(run)) hint += ", whose run is " + run;
+      } catch (const Error&) {
+      }
+    }
+    fail(ExitCode::no_input, "{} is a file, and the folder of a run or of a checkpoint is expected{}", path, hint);
+  }
   if (io::exists(path + "/MANIFEST.json")) return verify_checkpoint(path);
   for (const std::string& folder : {path + "/ckpt", path}) {
     if (!io::is_directory(folder)) continue;

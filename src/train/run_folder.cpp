@@ -30,24 +30,64 @@ std::string utc_now() {
   return text;
 }
 
-RunFolder::RunFolder(std::string path) : path_(std::move(path)) {
+namespace {
+
+/// What a training writes at the top of its folder.
+constexpr const char* kFiles[] = {"lock",      "config.yaml", "config.input.yaml", "cmdline.txt", "run.json", "status.json", "metrics.jsonl",
+                                  "eval.jsonl", "bits.log",    "console.log",       "heartbeat",   "tb",       "ckpt"};
+
+/// The uppermost folder of a path that does not exist; empty where all do.
+std::string uppermost_missing(std::string path) {
+  std::string missing;
+  while (!path.empty() && !io::exists(path)) {
+    missing = path;
+    const size_t slash = path.find_last_not_of('/', path.find_last_of('/'));
+    path = path.find('/') == std::string::npos || slash == std::string::npos ? "" : path.substr(0, slash + 1);
+  }
+  return missing;
+}
+
+bool same_file(int descriptor, const std::string& path) {
+  struct stat held, named;
+  return fstat(descriptor, &held) == 0 && lstat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+}
+
+}  // namespace
+
+RunFolder::RunFolder(std::string path) : path_(std::move(path)), created_(uppermost_missing(path_)) {
   io::make_directories(path_);
+  if (created_.empty()) before_ = io::list_directory(path_);
+  try {
+    take_lock();
+  } catch (const Error&) {
+    if (lock_ >= 0) close(lock_);
+    throw;
+  }
+}
+
+void RunFolder::take_lock() {
   // Advisory, so a plain file: what it says is for people, what it locks is for the kernel.
   const std::string name = file("lock");
-  lock_ = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-  if (lock_ < 0) {
-    const int error = errno;
-    throw io::IoError(ExitCode::cannot_create,
-                      fmt::format("cannot create {}: {}", name, std::strerror(error)), error);
-  }
-  if (flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-    char owner[256] = "";
-    const auto n = pread(lock_, owner, sizeof owner - 1, 0);
-    close(lock_);
-    fail(ExitCode::cannot_create,
-         "{} is in use by another training ({}); wait for it, stop it, or choose another run_dir", path_,
-         n > 0 ? std::string(owner, static_cast<size_t>(n)) : "owner unknown");
-  }
+  do {
+    if (lock_ >= 0) close(lock_);
+    // O_NONBLOCK: a pipe of that name would keep the start waiting.
+    lock_ = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    struct stat info;
+    const bool plain = lock_ >= 0 && fstat(lock_, &info) == 0 && S_ISREG(info.st_mode);
+    if (lock_ >= 0 && !plain)
+      fail(ExitCode::cannot_create, "{} is not a plain file; remove it, or choose another run_dir", name);
+    if (lock_ < 0) {
+      const int error = errno;
+      throw io::IoError(ExitCode::cannot_create, fmt::format("cannot create {}: {}", name, std::strerror(error)), error);
+    }
+    if (flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+      char owner[256] = "";
+      const auto n = pread(lock_, owner, sizeof owner - 1, 0);
+      fail(ExitCode::cannot_create, "{} is in use by another training ({}); wait for it, stop it, or choose another run_dir", path_,
+           n > 0 ? std::string(owner, static_cast<size_t>(n)) : "owner unknown");
+    }
+    // A start that failed may have removed the file between the two calls.
+  } while (!same_file(lock_, name));
   owner_ = fmt::format("pid {} on {} since {}", getpid(), host_name(), utc_now());
   write_owner();
 }
@@ -57,7 +97,18 @@ void RunFolder::write_owner() {
     spdlog::warn("cannot write {}: {}", file("lock"), std::strerror(errno));
 }
 
+void RunFolder::take_back() const {
+  try {
+    if (!created_.empty()) return io::remove_tree(created_);
+    for (const char* name : kFiles)
+      if (std::find(before_.begin(), before_.end(), name) == before_.end()) io::remove_tree(file(name));
+  } catch (const Error& error) {
+    spdlog::warn("left by a start that failed: {}", error.what());
+  }
+}
+
 RunFolder::~RunFolder() {
+  if (!kept_) take_back();
   if (lock_ >= 0) close(lock_);
 }
 

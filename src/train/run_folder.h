@@ -2,6 +2,7 @@
 // RUN/: one training on disk (UX 5). One process at a time owns it.
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "train/repeated_warning.h"
 
@@ -12,9 +13,14 @@ class RunFolder {
   /// Creates the folder if it is missing and takes its lock; Error(cannot_create) names the owner when
   /// another process has it. The lock ends with the process, however that ends.
   explicit RunFolder(std::string path);
+  /// Of a start that failed, which is one without keep(): takes back what it has made. A folder that it has created goes, with the
+  /// folders above that it has created; from a folder that was there go the files of a run that were not.
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
+
+  /// The training begins: what is in the folder stays.
+  void keep() { kept_ = true; }
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
@@ -34,12 +40,17 @@ class RunFolder {
   bool follow();
 
  private:
+  void take_lock();
+  void take_back() const;
   bool ours() const;
   std::string renamed_to() const;
   void write_owner();
 
   std::string path_, owner_;  // owner: what the lock says of this process
   int lock_ = -1;
+  bool kept_ = false;
+  std::string created_;              // the uppermost folder that was made for it; empty: it was there
+  std::vector<std::string> before_;  // what was in it then
   mutable RepeatedWarning status_warning_;
 };
 

@@ -61,6 +61,11 @@ class Program {
   Program& operator=(const Program&) = delete;
 
   void signal(int number) const { kill(pid_, number); }
+  /// Whether it has ended; wait() tells how.
+  bool over() const {
+    siginfo_t info{};
+    return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_;
+  }
   Outcome wait() {
     int status = 0;
     rusage usage{};

@@ -1,0 +1,138 @@
+// First mistakes on the command line, starts that fail, and standard streams that are not there.
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "tools/tiny_run.h"
+
+namespace sluice {
+namespace {
+
+using Catch::Contains;
+using test::Outcome;
+using test::TinyRun;
+
+/// A shell's command line, with the program as $SLUICE.
+int shell(const std::string& command) {
+  const int status = std::system(("SLUICE='" + std::string(std::getenv("SLUICE_BINARY")) + "'; " + command).c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+}  // namespace
+
+TEST_CASE("without a command the program prints its help; a misspelt one is guessed", "[command_line]") {
+  const TinyRun t;
+  const Outcome help = t.sluice({});
+  CHECK(help.code == 0);
+  CHECK_THAT(help.out, Contains("sluice train CONFIG"));
+  const Outcome misspelt = t.sluice({"trian", t.config});
+  CHECK(misspelt.code == 64);
+  CHECK_THAT(misspelt.err, Contains("unknown command") && Contains("did you mean train?"));
+}
+
+TEST_CASE("a start that fails leaves nothing behind", "[command_line]") {
+  const TinyRun t;
+  const std::string weights = "train.init_from=" + t.folder / "no_weights";
+  const Outcome fresh = t.train({weights, "--run-dir", t.folder / "runs/deep/a"});
+  CHECK(fresh.code == 66);
+  CHECK_FALSE(io::exists(t.folder / "runs"));
+
+  // A folder that was there keeps what it had, and gets nothing.
+  io::make_directories(t.run);
+  test::write_bytes(t.run + "/notes.txt", "mine");
+  test::write_bytes(t.run + "/config.yaml", "name: before\n");
+  CHECK(t.train({weights}).code == 66);
+  CHECK(io::list_directory(t.run) == std::vector<std::string>{"config.yaml", "notes.txt"});
+  CHECK(io::read_file(t.run + "/config.yaml") == "name: before\n");
+  CHECK(t.train().code == 0);
+  CHECK(io::exists(t.run + "/lock"));
+  // Of a training that is there, too.
+  CHECK(t.train({"--fresh"}).code == 64);
+  CHECK(io::exists(t.run + "/ckpt/step_00000008/MANIFEST.json"));
+}
+
+TEST_CASE("a text in the place of token files, a configuration in that of a run", "[command_line]") {
+  const TinyRun t;
+  test::write_bytes(t.folder / "book.txt", "once upon a time");
+  for (const char* path : {"book.txt", "book"}) {
+    const Outcome outcome = t.train({"data.train=[{name: book, path: " + t.folder / path + "}]"});
+    INFO(outcome.err);
+    CHECK(outcome.code == 66);
+    CHECK_THAT(outcome.err, Contains("sluice tokenize " + t.folder / "book.txt" + " -o " + t.folder / "book"));
+  }
+  const Outcome eval = t.sluice({"eval", t.config});
+  CHECK(eval.code == 66);
+  CHECK_THAT(eval.err, Contains("tiny.yaml is a file") && Contains("configuration"));
+  REQUIRE(t.train({"optimizer.lr", "=", "1e-3"}).code == 0);
+  CHECK_THAT(t.sluice({"eval", t.config}).err, Contains("whose run is") && Contains("run"));
+  const Outcome train = t.sluice({"train", t.run});
+  CHECK(train.code == 64);
+  CHECK_THAT(train.err, Contains("run/config.yaml"));
+}
+
+TEST_CASE("a pipe in the place of a run's file is refused, not waited for", "[command_line]") {
+  for (const char* name : {"lock", "console.log", "metrics.jsonl"}) {
+    const TinyRun t;
+    io::make_directories(t.run);
+    REQUIRE(::mkfifo((t.run + "/" + name).c_str(), 0666) == 0);
+    test::Program program(t.folder.path, t.train_arguments());
+    if (!test::wait_until([&] { return program.over(); }, 60)) program.signal(SIGKILL);  // it would wait for ever
+    const Outcome outcome = program.wait();
+    INFO(name << outcome.out << outcome.err);
+    CHECK((outcome.code == 73 || outcome.code == 65));
+    CHECK_THAT(outcome.err, Contains(name));
+  }
+}
+
+TEST_CASE("closed streams are /dev/null; what cannot be printed is an error", "[command_line]") {
+  const TinyRun t;
+  std::string command = "cd " + t.folder.path + "; \"$SLUICE\" train tiny.yaml <&- >&- 2>&-";
+  CHECK(shell(command) == 0);
+  CHECK_THAT(io::read_file(t.run + "/lock"), Catch::StartsWith("pid ") && !Contains("step"));
+  CHECK_THAT(io::read_file(t.run + "/console.log"), Contains("8/8"));
+  for (const std::string& what : std::vector<std::string>{"--help", "train --help", "plan " + t.config, "config reference", "checkpoint list " + t.run}) {
+    INFO(what);
+    CHECK(shell("\"$SLUICE\" " + what + " >/dev/full 2>" + t.folder / "err") == 73);
+    CHECK_THAT(io::read_file(t.folder / "err"), Contains("standard output"));
+    CHECK(shell("\"$SLUICE\" " + what + " | head -c 1 >/dev/null") == 0);
+  }
+}
+
+TEST_CASE("names that are not UTF-8, and a working folder that is gone", "[command_line]") {
+  const TinyRun t;
+  const std::string odd = t.folder / "od\xff" "d.yaml";
+  std::filesystem::copy_file(t.config, odd);
+  const Outcome named = t.sluice({"train", odd, "name=b\xff"});
+  CHECK(named.code == 64);
+  CHECK_THAT(named.err, Contains("not UTF-8"));
+  const Outcome plain = t.sluice({"train", odd, "--run-dir", t.folder / "odd"});  // the file names the run
+  INFO(plain.err);
+  CHECK(plain.code == 0);
+  io::make_directories(t.folder / "gone");
+  CHECK(shell("cd " + t.folder / "gone" + " && rmdir ../gone && \"$SLUICE\" train ../tiny.yaml 2>" + t.folder / "err") == 66);
+  CHECK_THAT(io::read_file(t.folder / "err"), Contains("working folder"));
+}
+
+TEST_CASE("threads that wait are told to sleep soon, unless the user has said otherwise", "[command_line]") {
+  const TinyRun t;
+  // What the program was started with, the second time, is in its environment.
+  const auto seen = [&](const std::string& before) {
+    shell(before + " OMP_DISPLAY_ENV=verbose \"$SLUICE\" --version >/dev/null 2>" + t.folder / "env");
+    const std::string text = io::read_file(t.folder / "env");
+    const size_t last = text.rfind("GOMP_SPINCOUNT");
+    return last == std::string::npos ? text : text.substr(last, text.find('\n', last) - last);
+  };
+  CHECK_THAT(seen("env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY"), Contains("'1000'"));
+  CHECK_THAT(seen("GOMP_SPINCOUNT=77"), Contains("'77'"));
+  CHECK_THAT(seen("env -u GOMP_SPINCOUNT OMP_WAIT_POLICY=passive"), Contains("'0'"));
+}
+
+TEST_CASE("more threads than cores are warned of", "[command_line]") {
+  const TinyRun t;
+  const Outcome many = t.train({"train.threads=64", "train.check_limits=false"});
+  INFO(many.out << many.err);
+  CHECK_THAT(many.out + many.err, Contains("64 threads share"));
+  CHECK_THAT(t.train({"--run-dir", t.folder / "one"}).err, !Contains("share"));
+}
+
+}  // namespace sluice
