@@ -7,7 +7,7 @@
 #include "commands.h"
 #include "config/load.h"
 #include "core/io.h"
-#include "core/parallel_for.h"
+#include "core/cores.h"
 #include "ranks.h"
 #include "train/analyze.h"
 #include "train/trainer.h"
@@ -77,7 +77,7 @@ void run(const Options& options, Communicator& ranks) {
   if (!options.device.empty()) overrides.push_back("train.device=" + options.device);
   const Config config = load_resolved_config(checkpoint.path + "/config.yaml", overrides);
   const std::vector<DataSource> sets = chosen_sets(options.data, options.sets, config);
-  if (config.train.threads > 0) set_num_threads(static_cast<int>(config.train.threads));
+  use_threads(config.train.threads);
   if (leads) prepare_folder(options);
 
   const TrainedModel trained(checkpoint, config.data.seq_len, options.device, options.tokenizer);

@@ -7,7 +7,7 @@
 
 #include "commands.h"
 #include "config/load.h"
-#include "core/parallel_for.h"
+#include "core/cores.h"
 #include "data/token_check.h"
 #include "train/evaluate.h"
 #include "train/inference.h"
@@ -41,7 +41,7 @@ void evaluate(const EvalOptions& options) {
   const ValueZeroing* const zeroing = zeroed ? &*zeroed : nullptr;
   const CheckpointInfo checkpoint = find_checkpoint(options.path);
   const Config config = checkpoint_config(checkpoint, options.device);
-  if (config.train.threads > 0) set_num_threads(static_cast<int>(config.train.threads));
+  use_threads(config.train.threads);
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
   const TrainedModel trained(checkpoint, tokens, options.device, options.tokenizer);
   const Evaluator evaluator(chosen_sets(options.data, options.sets, config), config, trained.tokenizer(), options.max_tokens);

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "commands.h"
-#include "core/parallel_for.h"
+#include "core/cores.h"
 #include "train/inference.h"
 #include "validation_sets.h"
 
@@ -52,7 +52,7 @@ class Stream {
 
 void generate(const GenerateOptions& options) {
   const TrainedModel trained(find_checkpoint(options.path), 1, options.device, options.tokenizer);
-  if (trained.config().train.threads > 0) set_num_threads(static_cast<int>(trained.config().train.threads));
+  use_threads(trained.config().train.threads);
   const Tokenizer& tokenizer = trained.tokenizer();
   // Documents end with this token, so a new one begins after it.
   std::vector<int32_t> prompt = tokenizer.encode(options.prompt);

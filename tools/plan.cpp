@@ -7,8 +7,9 @@
 
 #include "commands.h"
 #include "config/load.h"
-#include "core/parallel_for.h"
+#include "core/cores.h"
 #include "train/data_plan.h"
+#include "train/limits_check.h"
 #include "train/scale.h"
 
 namespace sluice {
@@ -81,10 +82,11 @@ void add_plan_command(Command& app, int&) {
       "  sluice plan configs/gated_attention/base_15a2b.yaml --gpus 64,256,512,1024 --expert-parallel 8,16,32");
   plan->callback([options] {
     const Config config = load_config(options->file, options->overrides);
-    if (config.train.threads > 0) set_num_threads(static_cast<int>(config.train.threads));  // work memory depends on them
+    use_threads(config.train.threads);  // work memory depends on them
     const Plan result = make_plan(config, options->ranks);
     nlohmann::json json = options->json ? plan_json(result) : nlohmann::json();
-    std::string text = options->json ? "" : plan_text(result);
+    std::string text = options->json ? "" : plan_text(result) + limits_text(result);
+    if (options->json) json["limits"] = limits_json(result);
     if (result.steps > 0 && !config.data.train.empty()) {
       const DataPlan data = plan_data(result.config, result.steps);
       if (options->json) json["data"] = data_plan_json(data);

@@ -7,6 +7,7 @@
 #include "config/fields.h"
 #include "config/load.h"
 #include "core/error.h"
+#include "core/limits.h"
 #include "data/tokenizer.h"
 #include "nn/transformer.h"
 #include "params/param_store.h"
@@ -73,13 +74,6 @@ std::string scaled(double x) {
     ++unit;
   }
   return unit == 0 ? fmt::format("{:.0f}", x) : fmt::format("{:.2f}{}", x, kUnits[unit]);
-}
-
-std::string bytes_text(int64_t n) {
-  const double x = static_cast<double>(n);
-  if (n >= int64_t{1} << 30) return fmt::format("{:.2f} GiB", x / (1 << 30));
-  if (n >= 1 << 20) return fmt::format("{:.1f} MiB", x / (1 << 20));
-  return fmt::format("{:.1f} KiB", x / 1024);
 }
 
 constexpr std::string_view kLayers = "model.layers.", kExperts = ".experts.";
@@ -288,7 +282,8 @@ Plan make_plan(Config config, int64_t ranks) {
   plan.dispatch = plan_dispatch(config, transformer, {sharing.get(), config.parallel.expert_capacity});
   plan.steps = training_steps(config);
   plan.tokens_per_step = tokens_per_step(config);
-  plan.tokens = plan.steps * plan.tokens_per_step;
+  if (__builtin_mul_overflow(plan.steps, plan.tokens_per_step, &plan.tokens))
+    fail(ExitCode::usage, "train.max_steps = {}: with {} tokens a step more tokens than can be counted", plan.steps, plan.tokens_per_step);
   plan.accumulation_steps = config.train.global_batch_size / config.train.micro_batch_size;
   plan.config = std::move(config);
   return plan;

@@ -25,9 +25,11 @@
 #include "train/evaluate.h"
 #include "train/hf_config.h"
 #include "train/init_source.h"
+#include "train/limits_check.h"
 #include "train/manifest.h"
 #include "train/plan.h"
 #include "train/portable.h"
+#include "train/rank_threads.h"
 #include "train/rotation.h"
 #include "train/router_monitor.h"
 #include "train/run_folder.h"
@@ -141,9 +143,14 @@ Run::Run(const RunOptions& options)
       stragglers_(ranks_->size()) {
   KeyPlaces places;
   agree_on_start(*ranks_, [&](StartFacts& facts) { prepare(facts, places); });
+  use_threads(config_.train.threads, *ranks_);
+  agree_on_threads(*ranks_, config_);
+  plan_ = make_plan(config_, ranks_->size());
   const std::string checkpoints = config_.run_dir + "/ckpt";
   if (agree(leads() && list_checkpoints(checkpoints).empty()))  // a run that goes on has weights of its own
     init_ = find_init_source(config_, places, *tokenizer_, ranks_);
+
+  check_limits(plan_, *ranks_);
   if (leads()) folder_ = std::make_unique<RunFolder>(config_.run_dir);
   faults::at("init", 0);
   ranks_->barrier();  // nobody looks before the folder is ours
@@ -165,13 +172,11 @@ void Run::prepare(StartFacts& facts, KeyPlaces& places) {
   facts.set("--fresh", options_.fresh ? "given" : "not given");
   facts.set("--allow-change", fmt::format("{}", fmt::join(options_.allow_change, " ")));
   validate_for_training(config_);
-  if (config_.train.threads > 0) set_num_threads(static_cast<int>(config_.train.threads));
   state_device(facts, config_);
   tokenizer_ = training_tokenizer(config_);
   facts.set("the tokenizer", tokenizer_->fingerprint(), ExitCode::data);
   resolve_model(config_, *tokenizer_);
   state_configuration(facts, config_);
-  plan_ = make_plan(config_, ranks_->size());
   require_training_data(config_);
   data_ = std::make_unique<Blend>(config_.data.train, config_.data.seq_len, config_.model.vocab_size,
                                   config_.data.document_mask, config_.train.seed);
@@ -288,6 +293,7 @@ ExitCode Run::train() {
                                                                 resumed_.step);
   if (agree(!resumed_.path.empty() && resumed_.step >= training_steps(config_) && evaluated)) {
     if (leads()) {
+      folder_->keep();
       say_done();
       console_->line(fmt::format(
           "{} is finished: step {} of {}, {}. More: train.max_steps=N --allow-change train.max_steps, "
@@ -349,6 +355,7 @@ void Run::open_files() {
 }
 
 ExitCode Run::go() {
+  if (leads()) folder_->keep();
   try {
     const double start = now();
     while (!between_steps()) step();

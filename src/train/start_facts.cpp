@@ -89,6 +89,14 @@ void state_data(StartFacts& facts, const Config& config, const Blend& training, 
     facts.set("the contents of train.init_from", fingerprint_of_weights(config.train.init_from), ExitCode::data);
 }
 
+void agree_on_threads(Communicator& ranks, const Config& config) {
+  if (config.parallel.determinism != Determinism::exact) return;
+  agree_on_start(ranks, [&](StartFacts& facts) {
+    facts.wait_seconds = config.parallel.timeout_seconds;
+    facts.set("the number of threads (train.threads)", std::to_string(num_threads()));
+  });
+}
+
 void agree_on_checkpoint(Communicator& ranks, const std::string& folder, double wait_seconds) {
   const std::vector<std::string> here = list_checkpoints(folder);
   std::string newest = here.empty() ? "" : here.front().substr(folder.size() + 1), first = newest;

@@ -111,6 +111,16 @@ Trainer::DeviceRanks::DeviceRanks(Communicator& host, CommQueue& queue, const Pa
 }
 
 MemoryPlan Trainer::measure(const Config& config, Communicator* ranks) {
+  const auto whole_bytes = [](const WholeModel& whole) {
+    int64_t bytes = 0;
+    for (const auto* tensors : {&whole.weights, &whole.optimizer})
+      for (const TensorShape& t : *tensors) {
+        int64_t size = dtype_size(t.dtype);
+        for (const int64_t dim : t.shape) size *= dim;
+        bytes += size;
+      }
+    return bytes;
+  };
   Trainer dry(config, nullptr, ranks, MemoryPlan{});
   dry.step();
   if (dry.analysed_.batch.tokens) {
@@ -124,6 +134,7 @@ MemoryPlan Trainer::measure(const Config& config, Communicator* ranks) {
                     .batch = dry.batch_memory_.high_water(),
                     .scratch = dry.ctx_.scratch.high_water(),
                     .pinned = dry.pinned_.high_water(),
+                    .checkpoint = whole_bytes(dry.whole_model()),
                     .on_gpu = dry.on_gpu()};
   if (config.checkpoint.async || memory.on_gpu) {
     CheckpointContent tensors;
