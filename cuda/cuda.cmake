@@ -61,7 +61,7 @@ if(SLUICE_HAS_CUDA AND NOT SLUICE_CUDA STREQUAL "emulated")
     # FMT_USE_CONSTEXPR: fmt 9 takes nvcc for a compiler without constexpr.
     target_compile_definitions(${name} PRIVATE SLUICE_HAS_CUDA FMT_USE_CONSTEXPR=1)
     target_compile_options(${name} PRIVATE
-      $<$<COMPILE_LANGUAGE:CUDA>:-O3 -lineinfo --expt-relaxed-constexpr -Xcompiler=-Wall>
+      $<$<COMPILE_LANGUAGE:CUDA>:-O3 -lineinfo --expt-relaxed-constexpr -Xcompiler=-Wall,-Werror=switch,-Werror=switch-enum>
       # A spill, or an array the compiler put into local memory, is a defect of a kernel.
       $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-warn-spills,-warn-lmem-usage>)
     if(SLUICE_WERROR)

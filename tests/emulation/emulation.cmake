@@ -30,7 +30,7 @@ function(sluice_emulated_flags target variant)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/cuda ${SLUICE_EMULATOR})
   target_include_directories(${target} SYSTEM PRIVATE ${SLUICE_CUDA_INCLUDE_DIR})
   # Contraction into fused multiply-adds is what nvcc does too.
-  target_compile_options(${target} PRIVATE -Wall -Wno-unknown-pragmas -march=x86-64-v3 -ffp-contract=fast
+  target_compile_options(${target} PRIVATE ${SLUICE_SWITCH_FLAGS} -Wall -Wno-unknown-pragmas -march=x86-64-v3 -ffp-contract=fast
                          ${SLUICE_VARIANT_FLAGS_${variant}})
   if(SLUICE_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
@@ -45,7 +45,7 @@ function(sluice_emulated_variant variant)
   target_compile_definitions(sluice_emulator_${variant} PRIVATE SLUICE_EMULATION)
   target_include_directories(sluice_emulator_${variant} PRIVATE ${SLUICE_EMULATOR})
   target_include_directories(sluice_emulator_${variant} SYSTEM PRIVATE ${SLUICE_CUDA_INCLUDE_DIR})
-  target_compile_options(sluice_emulator_${variant} PRIVATE -Wall -Wextra -Wshadow -march=x86-64-v3
+  target_compile_options(sluice_emulator_${variant} PRIVATE ${SLUICE_SWITCH_FLAGS} -Wall -Wextra -Wshadow -march=x86-64-v3
                          ${SLUICE_RUNTIME_FLAGS_${variant}})
   target_link_options(sluice_emulator_${variant} INTERFACE ${SLUICE_VARIANT_LINK_${variant}})
   if(SLUICE_WERROR)
