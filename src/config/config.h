@@ -372,7 +372,7 @@ struct TrainConfig {
   template <class V>
   void fields(V& f) {
     f("device", device, "auto takes a GPU where there is one and this build has CUDA");
-    f("threads", threads, "CPU threads; 0: all");
+    f("threads", threads, "CPU threads; 0: the cores that this process may use, shared with the other ranks of its machine");
     f("micro_batch_size", micro_batch_size, "samples computed at once");
     f("global_batch_size", global_batch_size, "samples per optimizer step; a multiple of micro_batch_size");
     f("max_steps", max_steps, "optimizer steps; give this or max_tokens");
@@ -386,7 +386,7 @@ struct TrainConfig {
     f("on_spike", on_spike, "a step whose loss or gradient norm is 6 deviations above the last 128: count, skip or stop");
     f("divergence_factor", divergence_factor, "warn when the smoothed loss exceeds its lowest value by this factor; 0: never");
     f("init_from", init_from, "checkpoint or Hugging Face folder to take the first weights from");
-    f("init_ignore", init_ignore, "model keys whose values may differ from those of init_from, e.g. [model.rope.theta]");
+    f("init_ignore", init_ignore, "keys that may differ from the configuration of init_from, e.g. [model.rope.theta, data.tokenizer]");
     f("check_limits", check_limits, "refuse to start where the planned memory or disk space exceeds what this process may use");
   }
 };

@@ -25,7 +25,7 @@ std::vector<NamedFile> files_of(const Blend& blend) {
   return files;
 }
 
-void check_tokenizer(const NamedFile& named, const TokenFileInfo& info, const Tokenizer& tokenizer, const Config& config) {
+void check_tokenizer(const NamedFile& named, const TokenFileInfo& info, const Tokenizer& tokenizer) {
   if (info.tokenizer == tokenizer.fingerprint()) return;
   fail(ExitCode::data,
        "data source {}: {}.bin was made with another tokenizer.\n"
@@ -34,8 +34,8 @@ void check_tokenizer(const NamedFile& named, const TokenFileInfo& info, const To
        "Tokenize the text again with this run's tokenizer (sluice tokenize TEXT -o {} --tokenizer {}), or set data.tokenizer to "
        "the one that the file was made with.",
        named.source, named.file->prefix(), info.tokenizer_name.empty() ? "unnamed" : info.tokenizer_name, info.vocab_size,
-       info.tokenizer, named.file->prefix(), tokenizer_name(config.data.tokenizer), tokenizer.vocab_size(), tokenizer.fingerprint(),
-       named.file->prefix(), config.data.tokenizer.type == TokenizerType::byte ? "byte" : config.data.tokenizer.path);
+       info.tokenizer, named.file->prefix(), tokenizer.name(), tokenizer.vocab_size(), tokenizer.fingerprint(), named.file->prefix(),
+       tokenizer.name());
 }
 
 [[noreturn]] void fail_info(const NamedFile& named, const std::string& what) {
@@ -103,7 +103,7 @@ void check_tokens(const Blend& blend, const Tokenizer& tokenizer, const Config& 
     const TokenFile& file = *named.file;
     const std::optional<TokenFileInfo> info = read_token_file_info(file.prefix());
     if (info) {
-      check_tokenizer(named, *info, tokenizer, config);
+      check_tokenizer(named, *info, tokenizer);
       check_counts(named, *info);
     }
     const bool scanned = !info || file.bytes() <= kScannedBytes;

@@ -14,7 +14,8 @@
     case ::sluice::Isa::avx512: return ::sluice::cpu::avx512::op(__VA_ARGS__); \
     case ::sluice::Isa::avx2: return ::sluice::cpu::avx2::op(__VA_ARGS__);     \
     case ::sluice::Isa::baseline: return ::sluice::cpu::baseline::op(__VA_ARGS__); \
-  }
+  }                                                                    \
+  ::sluice::fail(::sluice::ExitCode::internal, "{}: unknown instruction set", #op);
 #else
 #define SLUICE_DECLARE_CPU(op) \
   namespace sluice::cpu::baseline { decltype(::sluice::op) op; }

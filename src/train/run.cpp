@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <optional>
 
 #include "comm/reduce.h"
@@ -30,6 +29,7 @@
 #include "train/plan.h"
 #include "train/portable.h"
 #include "train/rank_threads.h"
+#include "train/resume_check.h"
 #include "train/rotation.h"
 #include "train/router_monitor.h"
 #include "train/run_folder.h"
@@ -47,10 +47,6 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::string list(const std::vector<std::string>& items) {
-  return fmt::format("{}", fmt::join(items, "\n  "));
-}
-
 class Run {
  public:
   explicit Run(const RunOptions& options);
@@ -58,7 +54,6 @@ class Run {
 
  private:
   void prepare(StartFacts& facts, KeyPlaces& places);
-  void check_resume();
   void say_done() const;
   void watch();
   void at(const char* phase);
@@ -161,7 +156,7 @@ Run::Run(const RunOptions& options)
          "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",
          config_.run_dir, list_checkpoints(checkpoints).front());
   resumed_ = newest_valid_checkpoint(checkpoints, ranks_);
-  if (!resumed_.path.empty()) check_resume();
+  if (!resumed_.path.empty()) check_resume(resumed_, config_, options.allow_change, *data_, *tokenizer_, leads());
 }
 
 /// What can be found out, and found wrong, before ranks do anything together.
@@ -186,43 +181,6 @@ void Run::prepare(StartFacts& facts, KeyPlaces& places) {
   if (ranks_->size() > 1) state_data(facts, config_, *data_, *evaluator_);
   data_fingerprint_ = data_->fingerprint();
   config_yaml_ = to_yaml(config_);
-}
-
-void Run::check_resume() {
-  std::vector<std::string> impossible, consent;
-  // Where it was computed may not exist here, and does not matter.
-  const Config before = load_resolved_config(resumed_.path + "/config.yaml", {"train.device=auto"});
-  for (const ConfigChange& change : config_changes(before, config_)) {
-    const std::string text = fmt::format("{}: {} -> {}", change.key, change.before, change.after);
-    if (change.kind == ChangeClass::identity) impossible.push_back(text);
-    const auto& allowed = options_.allow_change;
-    if (change.kind == ChangeClass::trajectory &&
-        std::find(allowed.begin(), allowed.end(), change.key) == allowed.end())
-      consent.push_back(text);
-  }
-  const StateReader state(resumed_.state, resumed_.path + "/state.json");
-  const auto differs = [&](const char* key, const std::string& now) { return state.has(key) && state.text(key) != now; };
-  // A change of the data's path is told above; here the same path holds other tokens.
-  const std::string data_before = state.has("data_fingerprint") ? state.text("data_fingerprint") : data_fingerprint_;
-  if (data_before != data_fingerprint_ && data_before != data_->sampled_fingerprint())
-    impossible.push_back("the training data is not what this run was started with (its fingerprint differs)");
-  if (differs("tokenizer_fingerprint", tokenizer_->fingerprint()))
-    impossible.push_back("the tokenizer is not the one this run was started with (its fingerprint differs)");
-  if (impossible.empty() && consent.empty()) {
-    if (leads() && !data_->hashed_whole() && state.has("data_modified") &&
-        state.integer("data_modified", std::numeric_limits<int64_t>::lowest()) != data_->modified())
-      spdlog::warn("the training data was copied or written to since {} was saved; beyond {} GiB a change inside the files is not "
-                   "always noticed",
-                   resumed_.path, Blend::kHashedBytes >> 30);
-    return;
-  }
-
-  std::string message = fmt::format("cannot resume {} with this configuration", resumed_.path);
-  if (!impossible.empty()) message += "\n impossible:\n  " + list(impossible);
-  if (!consent.empty()) message += "\n only with --allow-change KEY for each:\n  " + list(consent);
-  message += fmt::format("\n otherwise: another run_dir, and train.init_from={} to start from its weights",
-                         resumed_.path);
-  fail(ExitCode::usage, "{}", message);
 }
 
 /// Where the weights of step 0 were from, which a resumed run keeps from its first start; null for train.seed.
