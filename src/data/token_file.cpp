@@ -86,10 +86,11 @@ std::string strip_extension(const std::string& path) {
   return path;
 }
 
-/// The prefix of a pair of token files. The first mistake of many is to give the text itself.
-std::string checked_prefix(const std::string& path) {
+}  // namespace
+
+void refuse_text(const std::string& path) {
   const std::string prefix = strip_extension(path);
-  if (io::exists(prefix + ".bin") || io::exists(prefix + ".idx")) return prefix;
+  if (io::exists(prefix + ".bin") || io::exists(prefix + ".idx")) return;
   for (const char* ending : {"", ".txt", ".jsonl", ".json", ".txt.gz", ".jsonl.gz"}) {
     const std::string text = prefix + ending;
     if (!io::exists(text) || io::is_directory(text)) continue;
@@ -102,13 +103,10 @@ std::string checked_prefix(const std::string& path) {
          "its prefix, path: {}",
          prefix, text, text, output, output);
   }
-  return prefix;
 }
 
-}  // namespace
-
 TokenFile::TokenFile(const std::string& prefix)
-    : prefix_(checked_prefix(prefix)), bin_(prefix_ + ".bin"), idx_(prefix_ + ".idx") {
+    : prefix_((refuse_text(prefix), strip_extension(prefix))), bin_(prefix_ + ".bin"), idx_(prefix_ + ".idx") {
   check_index();
 }
 

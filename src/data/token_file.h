@@ -54,6 +54,10 @@ class TokenFile {
   int64_t sequences_ = 0, document_bounds_ = 0, filled_documents_ = 0, tokens_ = 0;
 };
 
+/// The first mistake of many is to give the text itself. Error(no_input) with the command that makes token files of it, where
+/// `path` (a prefix, or a file) leads to no token file but to a text.
+void refuse_text(const std::string& path);
+
 /// Writes PREFIX.bin/.idx: documents one by one, u16 when vocab_size < 65,500, else i32. Files appear under
 /// their names only on finish(); without it, what was written is removed. Folders of the prefix are made.
 class TokenFileWriter {

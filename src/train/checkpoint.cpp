@@ -231,7 +231,7 @@ struct CheckpointStore::Impl {
   }
 
   void check_space() const {
-    int64_t need = (int64_t{1} << 20) + current->all_bytes;
+    int64_t need = kSpareBytes + current->all_bytes;
     if (several()) need -= bytes_in(current->staging);  // what other ranks have written is neither needed any more, nor free
     const int64_t available = io::free_bytes(folder);
     if (available < need) fail(ExitCode::cannot_create, "not enough space in {}: {}", folder, space_text(need, available));

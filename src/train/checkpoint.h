@@ -53,6 +53,9 @@ struct CheckpointInfo {
   std::string tokenizer_model = {};  // path of its copy; empty: built in, or written before checkpoints held one
 };
 
+/// Disk space that a save leaves free for what else a run writes.
+constexpr int64_t kSpareBytes = int64_t{1} << 20;
+
 class CheckpointStore {
  public:
   /// folder = RUN/ckpt. Rank 0 removes the litter of interrupted saves (.staging-*, .trash-*, *.tmp). With async, memory

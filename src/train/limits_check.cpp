@@ -12,6 +12,7 @@
 #include "core/device.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
+#include "train/checkpoint.h"
 #include "train/rotation.h"
 #include "train/run_folder.h"
 
@@ -141,10 +142,10 @@ LimitFit compare_disk(const Plan& plan, int64_t free_bytes) {
   const int64_t one = plan.memory.checkpoint, kept = std::max<int64_t>(plan.config.checkpoint.keep_last, 1);
   const int64_t all = times(one, kept + 1), replaced = std::min(replaceable_bytes(plan.config), all);
   LimitFit c{.what = "disk space",
-               .needed = all - replaced,
+               .needed = all - replaced + kSpareBytes,
                .there = free_bytes,
                .limit = fmt::format("free on the file system of {}", plan.config.run_dir),
-               .parts = {{fmt::format("{} checkpoint{} kept", kept, kept == 1 ? "" : "s"), times(one, kept)}, {"and one being written", one}}};
+               .parts = {{fmt::format("{} checkpoint{} kept", kept, kept == 1 ? "" : "s"), times(one, kept)}, {"and one being written", one}, {"to spare", kSpareBytes}}};
   if (replaced > 0) c.parts.push_back({"less those that are there", replaced});
   return c;
 }

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "core/io.h"
+#include "data/token_file.h"
 #include "train/manifest.h"
 
 namespace sluice {
@@ -22,6 +23,7 @@ bool has_token_files(const std::string& path) {
 
 void require_files(const DataSource& source, const std::string& key, const std::string& remedy) {
   if (has_token_files(source.path)) return;
+  refuse_text(source.path);
   fail(ExitCode::no_input, "{} ({}): there are no token files {} (.bin and .idx); if they were moved, {}", key, source.name,
        source.path, remedy);
 }

@@ -33,7 +33,7 @@ struct PieceRun : TinyRun {
       text_of_config.replace(text_of_config.find(name), std::string(name).size(), with_home);
     }
     const std::string at = "data:\n";
-    text_of_config.replace(text_of_config.find(at), at.size(), at + "  tokenizer: {type: sentencepiece, path: home/words.model}\n");
+    text_of_config.replace(text_of_config.find(at), at.size(), at + "  allow_overlap: true\n  tokenizer: {type: sentencepiece, path: home/words.model}\n");
     test::write_bytes(config, text_of_config);
   }
   std::string newest() const { return run + "/ckpt/step_00000008"; }

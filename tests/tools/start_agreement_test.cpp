@@ -114,7 +114,7 @@ TEST_CASE("ranks compare what their files hold, not where these lie", "[ranks][a
   for (const char* set : {"train", "validation"}) {
     const std::string error = started_apart(t, {fmt::format("data.{}=[{{name: {}, path: {}}}]", set, set == std::string("train") ? "tiny" : "held_out", t.folder / "other")}, code);
     INFO(error);
-    CHECK_THAT(error, Contains(fmt::format("ranks do not agree on the contents of data.{}", set)) && Contains("tokens, xxh3:"));
+    CHECK_THAT(error, Contains(fmt::format("ranks do not agree on the contents of data.{}", set)) && Contains("tokens, xxh3-whole:"));
     CHECK(code == ExitCode::data);
   }
   // The same tokens in another folder, the same configuration under another name, and other threads are no difference.
@@ -202,7 +202,7 @@ TEST_CASE("a rank whose neighbour never comes to MPI does not wait for ever", "[
   const TinyRun t;
   const Outcome outcome = mixed(t, {"train", t.config, "parallel.timeout_seconds=2"}, {"config", "show", t.config});
   INFO(outcome.out << outcome.err);
-  CHECK(outcome.code == 76);
+  CHECK((outcome.code == 76 || outcome.code == 1));  // 1: mpirun has noticed the other process by itself
   CHECK_THAT(outcome.err, Contains("rank 0: MPI_Init has not come back for 2 s") && Contains("all ranks end"));
 }
 

@@ -47,7 +47,7 @@ TEST_CASE("text that a normaliser drops is told, and counted in bits per byte", 
       t.folder, "lossless", "--normalization_rule_name=identity --remove_extra_whitespaces=false");
   const auto tokenize = [&](const std::string& model, const std::string& text, const std::string& prefix) {
     test::write_bytes(t.folder / "text.txt", text);
-    const Outcome o = t.sluice({"tokenize", t.folder / "text.txt", "--tokenizer", model, "-o", t.folder / prefix});
+    const Outcome o = t.sluice({"tokenize", t.folder / "text.txt", "--tokenizer", model, "--force", "-o", t.folder / prefix});
     INFO(o.err);
     REQUIRE(o.code == 0);
     return o;
@@ -75,7 +75,7 @@ TEST_CASE("text that a normaliser drops is told, and counted in bits per byte", 
 
   t.write_config("");
   std::string config = io::read_file(t.config);
-  config.replace(config.find("data:\n"), 6, "data:\n  tokenizer: {type: sentencepiece, path: normalising.model}\n");
+  config.replace(config.find("data:\n"), 6, "data:\n  allow_overlap: true\n  tokenizer: {type: sentencepiece, path: normalising.model}\n");
   test::write_bytes(t.config, config);
   o = t.train();
   INFO(o.out << o.err);
@@ -100,7 +100,7 @@ TEST_CASE("text that a normaliser drops is told, and counted in bits per byte", 
 TEST_CASE("long documents take bounded memory, or are refused by place", "[tokenize]") {
   const TinyRun t;
   const auto peak = [&](const std::string& input, int code, const std::vector<std::string>& more = {}) {
-    std::vector<std::string> arguments = {"tokenize", t.folder / input, "-o", t.folder / "x"};
+    std::vector<std::string> arguments = {"tokenize", t.folder / input, "--force", "-o", t.folder / "x"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const Outcome o = t.sluice(arguments);
     INFO(input << " " << o.err);
