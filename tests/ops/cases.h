@@ -133,6 +133,7 @@ OpFamily activation_cases();
 OpFamily adamw_cases();
 OpFamily attention_cases();
 OpFamily attention_hopper_cases();
+OpFamily bit_sum_cases();
 OpFamily cross_entropy_cases();
 OpFamily elementwise_cases();
 OpFamily embedding_cases();
