@@ -21,7 +21,7 @@ def trial(world, tally, stage, ranks, victim):
     if code != 79:
         raise Failure(f"SLUICE_FLIP={flip}: exit code {code}\n{start.tail()}")
     who = rf"rank {victim} \(host .* holds other bits" if ranks > 2 else r"ranks 0-1 \(host .* hold different bits"
-    found = re.search(rf"{who} of (.*), after (\d+) steps", start.text())
+    found = re.search(rf"{who} of (.*?)(?: than the other ranks that have a replica)?, after (\d+) steps", start.text())
     # A save at that step has already compared what was there before: then the next comparison finds it.
     if not found or name not in found.group(1).split(", ") or not step <= int(found.group(2)) <= step + EVERY:
         raise Failure(f"SLUICE_FLIP={flip}: not named\n{start.tail()}")
