@@ -14,7 +14,9 @@ def trial(world, tally, stage, ranks, victim):
     run = world.run_folder("flipped")
     # Moments are in several memories with ZeRO 0 alone.
     name = world.random.choice(WEIGHTS) + (world.random.choice(["", ".m", ".v"]) if stage == 0 else "")
-    step = EVERY * world.random.randint(1, 10)
+    # A step that ends in a comparison. After a save at that step, which has compared already, the next comparison may come too late:
+    # with ZeRO 1 and 2 whole weights are gathered anew in every step, and low bits of moments round away.
+    step = EVERY * world.random.choice([1, 2, 3, 4, 5, 6, 8, 9, 10])
     flip = f"{victim}:{step}:{name}:{world.random.randrange(1 << 20)}:{world.random.randrange(32)}"
     start = Start(world, run, ranks, [*KEYS, f"parallel.zero_stage={stage}"], environment={"SLUICE_FLIP": flip})
     code = start.wait()
@@ -22,8 +24,7 @@ def trial(world, tally, stage, ranks, victim):
         raise Failure(f"SLUICE_FLIP={flip}: exit code {code}\n{start.tail()}")
     who = rf"rank {victim} \(host .* holds other bits" if ranks > 2 else r"ranks 0-1 \(host .* hold different bits"
     found = re.search(rf"{who} of (.*?)(?: than the other ranks that have a replica)?, after (\d+) steps", start.text())
-    # A save at that step has already compared what was there before: then the next comparison finds it.
-    if not found or name not in found.group(1).split(", ") or not step <= int(found.group(2)) <= step + EVERY:
+    if not found or name not in found.group(1).split(", ") or int(found.group(2)) != step:
         raise Failure(f"SLUICE_FLIP={flip}: not named\n{start.tail()}")
     if saved_step(run) > step:
         raise Failure(f"SLUICE_FLIP={flip}: saved step {saved_step(run)}")
