@@ -51,7 +51,7 @@ def make_sections(groups, baselines, ours_and_theirs):
 
 
 def save(figures, folder, missing):
-    """Writes the PNGs; [(name, bytes, text)]. What cannot be drawn is told of and added to `missing`: damaged runs may hold
+    """Writes the PNGs; [(name, bytes, text)]. What cannot be drawn is reported on standard error and added to `missing`: damaged runs may hold
     numbers that no axis takes."""
     import matplotlib.pyplot as plt
     pictures = []

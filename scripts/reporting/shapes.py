@@ -1,4 +1,4 @@
-"""What the files of a run may hold, and values held to it: damaged ones are told of and left out. Standard library alone.
+"""What the files of a run may hold, and values held to it: damaged ones are reported and left out. Standard library alone.
 
 A shape is NUMBER, WHOLE, TEXT or ANY, a list of one shape, or a map of shapes, in which "*" stands for all other keys.
 """
@@ -58,7 +58,7 @@ def empty(shape: Any) -> Any:
 
 
 def fit(value: Any, shape: Any, tell: Tell, key: str = "") -> Any:
-    """The value, without what does not have its shape: each such part is told of and becomes None, {} or []."""
+    """The value, without what does not have its shape: each such part is reported and becomes None, {} or []."""
     if value is None or shape is ANY:
         return empty(shape) if value is None else value
     if isinstance(shape, dict) and isinstance(value, dict):

@@ -57,7 +57,7 @@ class Listener {
  public:
   /// Fills in `unheard` of a line that was read at `now`.
   void hear(Heartbeat& line, double now);
-  /// Nobody was listened to until now.
+  /// Forgets what was heard, as if listening began now.
   void start_anew() { heard_.clear(); }
 
  private:
