@@ -1,4 +1,4 @@
-// A switch over an enum of the house has no default: the compiler then shows whoever adds a value every place that must know it.
+// A switch over one of our enums has no default, so that adding a value is a compile error at every place that must handle it.
 // The compilers of all builds make a missing value an error; this reads the sources for defaults, of device code too, which
 // nvcc's own front end does not check.
 #include <catch2/catch.hpp>

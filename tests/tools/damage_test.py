@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Files that scripts/report and scripts/sweep read, damaged at random (the seed is fixed): each is told of by file, nothing is a
+"""Files that scripts/report and scripts/sweep read, damaged at random (the seed is fixed): each is reported with its file, nothing is a
 traceback. Standard library alone; with matplotlib some of the damaged runs are also drawn.
 
   tests/tools/damage_test.py [COUNT]      mutations of each file (default: 150)

@@ -161,7 +161,7 @@ TEST_CASE("the configuration of a checkpoint reads no other file", "[moved]") {
   REQUIRE(t.train().code == 0);
   const std::string checkpoint = t.run + "/ckpt/step_00000008", secret = t.folder / "secret.txt";
   test::write_bytes(secret, "root:x:0:0:the secret\n");
-  // Whoever makes the configuration can make the manifest.
+  // An attacker who can write the configuration can write a matching manifest, too.
   const std::string config = "extends: " + secret + "\n" + io::read_file(checkpoint + "/config.yaml");
   std::string manifest = io::read_file(checkpoint + "/MANIFEST.json");
   const std::string old = checksum(io::read_file(checkpoint + "/config.yaml"));
