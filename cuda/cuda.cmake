@@ -26,9 +26,11 @@ elseif(NOT SLUICE_CUDA STREQUAL "off")
   message(FATAL_ERROR "SLUICE_CUDA=${SLUICE_CUDA}: must be auto, on, off or emulated")
 endif()
 
-file(GLOB SLUICE_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/*.cu)
-file(GLOB SLUICE_CUDA_HOPPER_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/hopper/*.cu)
-file(GLOB SLUICE_CUDA_HOST_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/*.cpp)
+file(GLOB_RECURSE SLUICE_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/*.cu)
+# hopper*.cu: compiled for compute capability 9.0a alone.
+set(SLUICE_CUDA_HOPPER_SOURCES ${SLUICE_CUDA_SOURCES})
+list(FILTER SLUICE_CUDA_HOPPER_SOURCES INCLUDE REGEX "/hopper[^/]*$")
+list(FILTER SLUICE_CUDA_SOURCES EXCLUDE REGEX "/hopper[^/]*$")
 
 if(SLUICE_HAS_CUDA AND NOT SLUICE_CUDA STREQUAL "emulated")
   # The architectures are set per target below; this one only satisfies the compiler check.
@@ -68,7 +70,7 @@ if(SLUICE_HAS_CUDA AND NOT SLUICE_CUDA STREQUAL "emulated")
       target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xptxas=-Werror>)
     endif()
   endfunction()
-  sluice_cuda_objects(sluice_cuda "${SLUICE_CUDA_ARCHITECTURES}" ${SLUICE_CUDA_SOURCES} ${SLUICE_CUDA_HOST_SOURCES})
+  sluice_cuda_objects(sluice_cuda "${SLUICE_CUDA_ARCHITECTURES}" ${SLUICE_CUDA_SOURCES})
   if(SLUICE_HAS_NCCL)
     target_include_directories(sluice_cuda SYSTEM PRIVATE ${SLUICE_NCCL_INCLUDE_DIR})
     target_compile_definitions(sluice_cuda PRIVATE SLUICE_HAS_NCCL)

@@ -9,8 +9,8 @@
 #include "core/io.h"
 #include "core/cores.h"
 #include "ranks.h"
-#include "train/analyze.h"
-#include "train/trainer.h"
+#include "eval/analyze.h"
+#include "config/derived.h"
 #include "validation_sets.h"
 
 namespace sluice {

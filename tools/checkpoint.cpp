@@ -1,5 +1,5 @@
 // sluice checkpoint: what is in a run's checkpoints, whether they are whole, and what differs.
-#include "train/checkpoint.h"
+#include "checkpoint/store.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
@@ -9,13 +9,13 @@
 
 #include "commands.h"
 #include "core/io.h"
-#include "train/compare.h"
-#include "train/inference.h"
-#include "train/manifest.h"
-#include "train/merge.h"
-#include "train/portable.h"
-#include "train/rotation.h"
-#include "train/stored_tensors.h"
+#include "checkpoint/compare.h"
+#include "eval/trained_model.h"
+#include "checkpoint/manifest.h"
+#include "hf/merge_adapters.h"
+#include "eval/portable.h"
+#include "checkpoint/rotation.h"
+#include "checkpoint/stored_tensors.h"
 #include "validation_sets.h"
 
 namespace sluice {

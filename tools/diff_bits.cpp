@@ -7,7 +7,7 @@
 #include "commands.h"
 #include "core/error.h"
 #include "core/io.h"
-#include "train/bits.h"
+#include "checkpoint/state_hash.h"
 
 namespace sluice {
 namespace {

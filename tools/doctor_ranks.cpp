@@ -19,7 +19,7 @@
 #include "core/cpu_features.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
-#include "train/agree.h"
+#include "comm/collective_errors.h"
 
 namespace sluice {
 namespace {

@@ -9,10 +9,10 @@
 #include "config/load.h"
 #include "core/cores.h"
 #include "data/token_check.h"
-#include "train/evaluate.h"
-#include "train/inference.h"
-#include "train/metrics.h"
-#include "train/trainer.h"
+#include "eval/evaluate.h"
+#include "eval/trained_model.h"
+#include "run/metrics.h"
+#include "config/derived.h"
 #include "validation_sets.h"
 
 namespace sluice {

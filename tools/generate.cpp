@@ -1,5 +1,5 @@
 // sluice generate: continue a text.
-#include "train/generate.h"
+#include "eval/generate.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -8,7 +8,7 @@
 
 #include "commands.h"
 #include "core/cores.h"
-#include "train/inference.h"
+#include "eval/trained_model.h"
 #include "validation_sets.h"
 
 namespace sluice {

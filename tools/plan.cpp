@@ -1,5 +1,5 @@
 // sluice plan: parameters, FLOPs, memory and length of a training, without training; and what it would cost on many GPUs.
-#include "train/plan.h"
+#include "plan/plan.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -8,9 +8,9 @@
 #include "commands.h"
 #include "config/load.h"
 #include "core/cores.h"
-#include "train/data_plan.h"
-#include "train/limits_check.h"
-#include "train/scale.h"
+#include "run/data_plan.h"
+#include "run/limits_check.h"
+#include "plan/cost_model.h"
 
 namespace sluice {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "commands.h"
 #include "ranks.h"
-#include "train/run.h"
+#include "run/run.h"
 
 namespace sluice {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "train/portable.h"
+#include "eval/portable.h"
 
 namespace sluice {
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "core/fingerprint.h"
 
 namespace sluice {
 
@@ -30,9 +31,6 @@ class Tokenizer {
   /// "the normaliser nmt_nfkc, which removes extra whitespace": how text is changed before it is cut into tokens.
   virtual std::string normalization() const = 0;
 };
-
-/// How the fingerprint of a model file begins; its XXH3-128 in hex follows.
-constexpr std::string_view kModelFingerprint = "xxh3:";
 
 /// byte: built in, 257 tokens (256 = <|endoftext|>). sentencepiece: a .model file. Error(no_input) /
 /// Error(data).

@@ -10,7 +10,7 @@
 
 #include "core/device.h"
 #include "ops/bit_sum.h"
-#include "train/agree.h"
+#include "comm/collective_errors.h"
 
 namespace sluice {
 namespace {

@@ -11,39 +11,10 @@
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "optim/schedule.h"
-#include "train/agree.h"
-#include "train/checkpoint_write.h"
+#include "comm/collective_errors.h"
+#include "checkpoint/write.h"
 
 namespace sluice {
-
-DType storage_dtype(Precision precision) {
-  switch (precision) {
-    case Precision::f32:
-      return DType::f32;
-    case Precision::bf16:
-      return DType::bf16;
-    case Precision::f64:
-      return DType::f64;
-  }
-  fail(ExitCode::internal, "unknown precision");
-}
-
-Device resolve_device(DeviceChoice choice) {
-  switch (choice) {
-    case DeviceChoice::cpu:
-      return Device::cpu;
-    case DeviceChoice::automatic:
-      return automatic_device();
-    case DeviceChoice::cuda:
-      if (!built_with_cuda())
-        fail(ExitCode::usage, "train.device: cuda is not in this build, which is CPU-only; use auto or cpu");
-      if (cuda_devices().empty())
-        fail(ExitCode::usage, "train.device: cuda, but no GPU is visible (no driver, no card, or an empty "
-                              "CUDA_VISIBLE_DEVICES); use auto or cpu");
-      return Device::cuda;
-  }
-  fail(ExitCode::internal, "unknown device");
-}
 
 namespace {
 

@@ -1,6 +1,6 @@
 #pragma once
 // The trainer: all memory of a training, and its step. Telling, saving and evaluating are around it
-// (train/run.h).
+// (run/run.h).
 #include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -11,6 +11,7 @@
 #include "comm/device.h"
 #include "comm/queue.h"
 #include "config/config.h"
+#include "config/derived.h"
 #include "core/context.h"
 #include "data/loader.h"
 #include "nn/transformer.h"
@@ -18,30 +19,14 @@
 #include "optim/optimizer.h"
 #include "optim/weight_sync.h"
 #include "params/param_store.h"
-#include "train/checkpoint.h"
-#include "train/forward_buffers.h"
-#include "train/head_keeper.h"
+#include "checkpoint/store.h"
+#include "nn/forward_buffers.h"
+#include "train/head_balance_state.h"
 #include "train/replicas.h"
-#include "train/router_keeper.h"
-#include "train/spike.h"
+#include "train/router_balance_state.h"
+#include "train/step_policy.h"
 
 namespace sluice {
-
-/// Where train.device computes. Error(usage) for cuda without a backend in the program or without a card.
-Device resolve_device(DeviceChoice choice);
-/// Storage of weights and activations.
-DType storage_dtype(Precision precision);
-inline int64_t tokens_per_step(const Config& config) {
-  return config.train.global_batch_size * config.data.seq_len;
-}
-/// The first sample of a step's micro-batch, counted over all ranks: all there is to the position in the data.
-inline int64_t first_sample(const Config& config, int64_t step, int64_t micro_batch) {
-  return step * config.train.global_batch_size + micro_batch * config.train.micro_batch_size;
-}
-/// Rows of the rotary table.
-inline int64_t max_positions(const Config& config) {
-  return config.model.max_position_embeddings.value_or(config.data.seq_len);
-}
 
 struct StepMetrics {
   double loss = 0;       // mean over the counted tokens of the global batch, nats; not a number where there is none
@@ -76,7 +61,7 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Weights from train.seed, or from train.init_from, which `weights` is the resolved path of where given (train/init_source.h);
+  /// Weights from train.seed, or from train.init_from, which `weights` is the resolved path of where given (run/init_source.h);
   /// adapters (lora) from train.seed.
   void initialize(const std::string& weights = "");
   /// Continues from a verified checkpoint.

@@ -38,8 +38,7 @@ function(sluice_emulated_flags target variant)
 endfunction()
 
 function(sluice_emulated_variant variant)
-  add_library(sluice_cuda_emulated_${variant} OBJECT ${SLUICE_CUDA_SOURCES} ${SLUICE_CUDA_HOPPER_SOURCES}
-              ${SLUICE_CUDA_HOST_SOURCES})
+  add_library(sluice_cuda_emulated_${variant} OBJECT ${SLUICE_CUDA_SOURCES} ${SLUICE_CUDA_HOPPER_SOURCES})
   sluice_emulated_flags(sluice_cuda_emulated_${variant} ${variant})
   add_library(sluice_emulator_${variant} OBJECT ${SLUICE_EMULATOR_SOURCES})
   target_compile_definitions(sluice_emulator_${variant} PRIVATE SLUICE_EMULATION)

@@ -24,7 +24,7 @@ endfunction()
 # The op cases on the CPU and on the emulated GPU: test_cuda, and the same objects with the other variants' kernels.
 foreach(variant asan tsan)
   add_executable(test_cuda_${variant} $<TARGET_OBJECTS:sluice_parity>)
-  target_link_libraries(test_cuda_${variant} PRIVATE sluice_test_main sluice_train sluice_cuda_emulated_${variant}
+  target_link_libraries(test_cuda_${variant} PRIVATE sluice_test_main sluice_run sluice_cuda_emulated_${variant}
                         sluice_emulator_${variant})
 endforeach()
 # Each seed has random shapes of its own, and two of them another card: what is chosen for sm_80 and sm_86 runs too.

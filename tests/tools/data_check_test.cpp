@@ -5,7 +5,7 @@
 
 #include "data/loader.h"
 #include "tools/tiny_run.h"
-#include "train/manifest.h"
+#include "checkpoint/manifest.h"
 
 namespace sluice {
 namespace {

@@ -2,7 +2,7 @@
 #include <filesystem>
 
 #include "tools/tiny_run.h"
-#include "train/manifest.h"
+#include "checkpoint/manifest.h"
 
 using Catch::Matchers::Contains;
 

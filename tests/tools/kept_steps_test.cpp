@@ -6,7 +6,7 @@
 
 #include "comm/mpi.h"
 #include "tools/tiny_run.h"
-#include "train/manifest.h"
+#include "checkpoint/manifest.h"
 
 namespace sluice {
 namespace {

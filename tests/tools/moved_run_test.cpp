@@ -3,7 +3,7 @@
 
 #include "data/small_model.h"
 #include "tools/tiny_run.h"
-#include "train/manifest.h"
+#include "checkpoint/manifest.h"
 
 namespace sluice {
 

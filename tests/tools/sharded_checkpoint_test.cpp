@@ -5,8 +5,8 @@
 #include "comm/threads.h"
 #include "core/parallel_for.h"
 #include "tools/tiny_run.h"
-#include "train/manifest.h"
-#include "train/stored_tensors.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/stored_tensors.h"
 
 namespace sluice {
 

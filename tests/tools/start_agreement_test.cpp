@@ -6,9 +6,9 @@
 #include "core/build_id.h"
 #include "core/cpu_features.h"
 #include "tools/tiny_run.h"
-#include "train/agree.h"
-#include "train/run.h"
-#include "train/start_agreement.h"
+#include "comm/collective_errors.h"
+#include "run/run.h"
+#include "run/start_agreement.h"
 
 namespace sluice {
 namespace {

@@ -8,9 +8,9 @@
 #include "comm/threads.h"
 #include "core/parallel_for.h"
 #include "support/gpu.h"
-#include "train/bits.h"
-#include "train/checkpoint.h"
-#include "train/tiny_training.h"
+#include "checkpoint/state_hash.h"
+#include "checkpoint/store.h"
+#include "support/tiny_training.h"
 
 namespace sluice::test {
 namespace {

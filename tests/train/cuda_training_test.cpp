@@ -6,7 +6,7 @@
 #include "analysis/statistics.h"
 #include "core/device.h"
 #include "support/gpu.h"
-#include "train/tiny_training.h"
+#include "support/tiny_training.h"
 
 namespace sluice::test {
 namespace {

@@ -6,7 +6,7 @@
 #include "comm/threads.h"
 #include "config/load.h"
 #include "support/model.h"
-#include "train/tiny_training.h"
+#include "support/tiny_training.h"
 
 using namespace sluice;
 using namespace sluice::test;

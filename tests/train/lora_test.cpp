@@ -8,11 +8,11 @@
 #include "core/io.h"
 #include "core/parallel_for.h"
 #include "support/model.h"
-#include "train/hf_config.h"
-#include "train/inference.h"
-#include "train/merge.h"
-#include "train/plan.h"
-#include "train/tiny_training.h"
+#include "hf/config.h"
+#include "eval/trained_model.h"
+#include "hf/merge_adapters.h"
+#include "plan/plan.h"
+#include "support/tiny_training.h"
 
 using namespace sluice;
 using namespace sluice::test;

@@ -4,8 +4,8 @@
 
 #include "ops/router.h"
 #include "support/model.h"
-#include "train/router_monitor.h"
-#include "train/tiny_training.h"
+#include "run/router_monitor.h"
+#include "support/tiny_training.h"
 
 using namespace sluice;
 using namespace sluice::test;

@@ -7,7 +7,7 @@
 
 #include "comm/threads.h"
 #include "core/parallel_for.h"
-#include "train/tiny_training.h"
+#include "support/tiny_training.h"
 
 using namespace sluice;
 using namespace sluice::test;

@@ -8,8 +8,8 @@
 #include "comm/threads.h"
 #include "core/parallel_for.h"
 #include "support/temp_folder.h"
-#include "train/run.h"
-#include "train/tiny_training.h"
+#include "run/run.h"
+#include "support/tiny_training.h"
 
 using namespace sluice;
 using namespace sluice::test;

@@ -12,7 +12,7 @@
 #include "config/load.h"
 #include "core/parallel_for.h"
 #include "support/model.h"
-#include "train/tiny_training.h"
+#include "support/tiny_training.h"
 
 // Every way to the heap, counted while asked, unless it comes from inside a library: oneDNN allocates for its
 // own bookkeeping whenever a primitive runs, the OpenMP runtime when a team changes size. What they take they

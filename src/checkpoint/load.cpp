@@ -1,0 +1,216 @@
+// From files into the memory of a training, whoever wrote the files, and whatever part of them this rank holds.
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <set>
+
+#include "core/context.h"
+#include "core/io.h"
+#include "checkpoint/store.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/stored_tensors.h"
+#include "core/strict_json.h"
+#include "checkpoint/tensor_problems.h"
+
+namespace sluice {
+namespace {
+
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
+constexpr int64_t kStaged = int64_t{1} << 20;  // bytes that are converted at a time on their way to a GPU
+
+std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
+
+/// What is wanted of one file or kind of files, and what there is.
+struct Wish {
+  StoredTensors& stored;
+  const std::vector<NamedTensor>& targets;
+  const std::vector<TensorShape>* whole;  // of the whole model, where the targets are a part; else null
+};
+
+/// The tensors the model has: those named, or the wholes of the targets.
+std::vector<TensorShape> wholes(const Wish& wish) {
+  std::vector<TensorShape> all;
+  std::map<std::string_view, size_t> index;
+  if (wish.whole) all = *wish.whole;
+  for (size_t i = 0; i < all.size(); ++i)
+    SLUICE_CHECK(index.emplace(all[i].name, i).second, "tensor '{}' is in the model twice", all[i].name);
+  std::set<std::string_view> seen;
+  for (const NamedTensor& t : wish.targets) {
+    check_slice(t);
+    const bool first = seen.insert(t.name).second;
+    SLUICE_CHECK(first || is_slice(t), "tensor '{}' is asked for twice", t.name);
+    const auto found = index.find(t.name);
+    SLUICE_CHECK(!wish.whole || found != index.end(), "tensor '{}' is no part of the model", t.name);
+    if (found == index.end()) {
+      all.push_back({t.name, whole_shape(t), t.tensor.dtype});
+      index.emplace(t.name, all.size() - 1);  // t.name outlives this
+    } else {
+      const TensorShape& known = all[found->second];
+      SLUICE_CHECK(known.shape == whole_shape(t) && known.dtype == t.tensor.dtype,
+                   "tensor '{}' is {} {}, the model's is {} {}", t.name, shape_text(whole_shape(t)),
+                   dtype_name(t.tensor.dtype), shape_text(known.shape), dtype_name(known.dtype));
+    }
+  }
+  return all;
+}
+
+bool can_convert(const StoredTensor& stored, DType dtype) {
+  return convertible({stored.name, stored.dtype, stored.shape, 0, 0}, dtype);
+}
+
+/// A head that repeats the embedding, as some writers of tied models store it.
+bool is_tied_copy(StoredTensors& stored, const StoredTensor& head) {
+  const StoredTensor* embedding = head.name == kHead ? stored.find(kEmbedding) : nullptr;
+  if (!embedding || embedding->dtype != head.dtype || embedding->shape != head.shape) return false;
+  if (!head.problem.empty() || !embedding->problem.empty()) return false;
+  std::vector<unsigned char> a, b;
+  for (int64_t begin = 0; begin < head.bytes; begin += kStaged) {
+    const int64_t n = std::min(kStaged, head.bytes - begin);
+    if (std::memcmp(stored.read(head, begin, n, a), stored.read(*embedding, begin, n, b), static_cast<size_t>(n)) != 0)
+      return false;
+  }
+  return true;
+}
+
+/// Every difference between what is wanted and what is there; the same on all ranks that name the whole model.
+void compare_names(const Wish& wish, bool exact, TensorProblems& problems) {
+  std::set<std::string, std::less<>> names;
+  for (const TensorShape& w : wholes(wish)) {
+    names.insert(w.name);
+    const StoredTensor* found = wish.stored.find(w.name);
+    if (!found)
+      problems.missing(w);
+    else if (found->shape != w.shape)
+      problems.shape(*found, w);
+    else if (exact ? found->dtype != safetensors_dtype(w.dtype) : !can_convert(*found, w.dtype))
+      problems.other(fmt::format("type: {} is {}, the model wants {}", w.name, printable(found->dtype),
+                                 dtype_name(w.dtype)));
+    else if (!found->problem.empty())
+      problems.other(fmt::format("incomplete: {}: {}", w.name, found->problem));
+  }
+  for (const auto& [name, stored] : wish.stored.tensors())
+    if (!names.count(name) && !is_tied_copy(wish.stored, stored))
+      problems.unexpected(stored);
+}
+
+/// What a config.json beside the weights calls their model; empty where there is none that can be read.
+std::string stored_model_type(const std::string& path) {
+  const std::filesystem::path folder = io::is_directory(path) ? std::filesystem::path(path) : std::filesystem::path(path).parent_path();
+  const std::string file = folder / "config.json";
+  if (!io::exists(file)) return "";
+  try {
+    const nlohmann::json config = parse_strict_json(io::read_file(file), file);
+    return fmt::format("model_type {}, ", printable(config.at("model_type").get<std::string>()));
+  } catch (const std::exception&) {
+    return "";  // what it is damaged by is told where it is needed
+  }
+}
+
+/// Throws one Error(data) with all of them.
+void refuse(const std::string& path, const TensorProblems& problems) {
+  if (problems.empty()) return;
+  fail(ExitCode::data, "{} does not fit the model ({}{} tensor{}):\n  {}", path, stored_model_type(path), problems.count(),
+       problems.count() == 1 ? "" : "s", fmt::join(problems.lines(io::is_directory(path) ? "folder" : "file"), "\n  "));
+}
+
+/// Elements [begin, begin + count) of a target, as rank 1.
+Tensor part_of(const Tensor& t, int64_t begin, int64_t count) {
+  Tensor part = t;
+  part.data = static_cast<char*>(t.data) + begin * dtype_size(t.dtype);
+  part.rank = 1;
+  part.shape = {count};
+  return part;
+}
+
+/// `count` stored values of a type into a target of as many, through at most kStaged bytes.
+void put_values(const unsigned char* from, const std::string& dtype, const Tensor& to, Context* ctx) {
+  const int64_t size = safetensors_bits(dtype) / 8;
+  const auto convert = [&](const unsigned char* values, const Tensor& host) {
+    convert_values(values, {"", dtype, {host.numel()}, 0, host.numel() * size}, host);
+  };
+  if (to.device == Device::cpu) return convert(from, to);
+  if (dtype == safetensors_dtype(to.dtype)) return write_tensor(*ctx, to, from);
+  const int64_t at_once = kStaged / dtype_size(to.dtype), count = to.numel();
+  std::vector<char> staged(static_cast<size_t>(std::min(at_once, count) * dtype_size(to.dtype)));
+  for (int64_t begin = 0; begin < count; begin += at_once) {
+    const Tensor part = part_of(to, begin, std::min(at_once, count - begin));
+    Tensor host = part;
+    host.device = Device::cpu;
+    host.data = staged.data();
+    convert(from + begin * size, host);
+    write_tensor(*ctx, part, staged.data());
+  }
+}
+
+/// Fills the targets from whatever pieces there are. With checksums, that of a piece that is read whole is taken again, from
+/// the memory that was filled (on a GPU, from what it was filled with): what the run starts from is what was saved.
+void fill(const Wish& wish, Context* ctx, bool checksums) {
+  for (const NamedTensor& w : wish.targets) {
+    SLUICE_CHECK(ctx || w.tensor.device == Device::cpu, "{}: a tensor on a GPU needs a context", w.name);
+    const StoredTensor& stored = *wish.stored.find(w.name);
+    // Types below a byte are never converted, and never slices: the checks above leave whole bytes per element.
+    const int64_t size = safetensors_bits(stored.dtype) / 8;
+    const int64_t begin = w.begin * size, end = begin + w.tensor.numel() * size;
+    for (const StoredPiece& piece : stored.pieces) {
+      const int64_t from = std::max(begin, piece.begin), to = std::min(end, piece.end);
+      if (from >= to) continue;
+      const unsigned char* data = wish.stored.data(piece) + (from - piece.begin);
+      const Tensor part = part_of(w.tensor, (from - begin) / size, (to - from) / size);
+      put_values(data, stored.dtype, part, ctx);
+      const bool whole_piece = from == piece.begin && to == piece.end;
+      if (!checksums || !whole_piece) continue;
+      const void* filled = part.device == Device::cpu ? part.data : data;
+      if (checksum(filled, to - from) != piece.xxh3_128)
+        fail(ExitCode::data, "{}: tensor {} was read with another checksum than the manifest's",
+             wish.stored.path(piece), w.name);
+    }
+  }
+}
+
+}  // namespace
+
+void load_checkpoint(const std::string& path, const std::vector<NamedTensor>& weights,
+                     const std::vector<NamedTensor>& optimizer, Context* ctx, const WholeModel* whole) {
+  const Manifest manifest = read_manifest(path);
+  StoredTensors model(path, manifest, kWeightsKind, StoredTensors::Check::size);
+  StoredTensors optim(path, manifest, kOptimizerKind, StoredTensors::Check::size);
+  const Wish wishes[] = {{model, weights, whole ? &whole->weights : nullptr},
+                         {optim, optimizer, whole ? &whole->optimizer : nullptr}};
+  TensorProblems problems;
+  for (const Wish& wish : wishes) compare_names(wish, true, problems);
+  refuse(path, problems);
+  for (const Wish& wish : wishes) fill(wish, ctx, true);
+}
+
+void load_weights(const std::string& path, const std::vector<NamedTensor>& weights, Context* ctx,
+                  const std::vector<TensorShape>* whole) {
+  const auto take = [&](StoredTensors stored) {
+    const Wish wish{stored, weights, whole};
+    TensorProblems problems;
+    compare_names(wish, false, problems);
+    refuse(path, problems);
+    fill(wish, ctx, false);
+  };
+  if (!io::is_directory(path)) return take(StoredTensors(path));
+  if (io::exists(path + "/" + kManifestName)) {
+    const Manifest manifest = read_manifest(path);
+    if (const std::string problem = shards_problem(manifest, kWeightsKind); !problem.empty())
+      fail(ExitCode::data, "{}: {}", path, problem);
+    return take(StoredTensors(path, manifest, kWeightsKind, StoredTensors::Check::checksum));
+  }
+  if (io::exists(path + "/" + kWeights)) return take(StoredTensors(path + "/" + kWeights));
+  if (io::exists(path + "/" + kWeightsIndex)) return take(StoredTensors::from_index(path));
+  // The folder of a run, or of its checkpoints.
+  const std::string folder = io::is_directory(path + "/ckpt") ? path + "/ckpt" : path;
+  const CheckpointInfo newest = newest_valid_checkpoint(folder);
+  if (newest.path.empty())
+    fail(ExitCode::data, "{}: neither a checkpoint nor a model: no {}, {} or {}", path, kManifestName,
+         kWeights, kWeightsIndex);
+  load_weights(newest.path, weights, ctx, whole);
+}
+
+}  // namespace sluice

@@ -1,0 +1,135 @@
+#include "checkpoint/state_hash.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "core/host_view.h"
+#include "core/io.h"
+#include "ops/bit_sum.h"
+
+namespace sluice {
+namespace {
+
+/// A slice that a rank holds.
+struct Piece {
+  uint64_t name, hash;
+  int64_t begin, count;
+};
+
+Piece piece_of(Context& ctx, const NamedTensor& t) {
+  const HostView view(ctx, t.tensor);
+  const Tensor& host = view.tensor();
+  Piece p{XXH3_64bits(t.name.data(), t.name.size()), 0, t.begin, host.numel()};
+  Context on_host(64);
+  int32_t sum[2];
+  bit_sum(on_host, Tensor(sum, DType::i32, {2}), host, p.begin, p.name);
+  std::memcpy(&p.hash, sum, sizeof p.hash);
+  return p;
+}
+
+std::string hex(double value) { return fmt::format("{:016x}", std::bit_cast<uint64_t>(value)); }
+
+using Lines = std::map<int64_t, nlohmann::json>;
+
+Lines read_bits(const std::string& path) {
+  const std::string text = io::read_file(path);
+  Lines lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const nlohmann::json line = nlohmann::json::parse(text.substr(begin, end - begin), nullptr, false);
+    begin = end + 1;
+    if (line.is_object() && line.contains("step") && line["step"].is_number_integer() && line.contains("loss") &&
+        line.contains("grad_norm"))
+      lines[line["step"].get<int64_t>()] = line;  // others are torn: a crash, a full disk
+  }
+  if (lines.empty()) fail(ExitCode::data, "{}: not lines of a bits.log (log.bits)", path);
+  return lines;
+}
+
+double value_of(const std::string& digits) { return std::bit_cast<double>(static_cast<uint64_t>(std::strtoull(digits.c_str(), nullptr, 16))); }
+
+}  // namespace
+
+uint64_t state_hash(Context& ctx, const CheckpointContent& content, Communicator& ranks) {
+  std::vector<Piece> mine;
+  std::map<uint64_t, std::string> names;
+  for (const auto* tensors : {&content.weights, &content.optimizer})
+    for (const NamedTensor& t : *tensors) {
+      if (t.tensor.numel() == 0) continue;
+      mine.push_back(piece_of(ctx, t));
+      names[mine.back().name] = t.name;
+    }
+  // All to all, of which rank 0 wants its part.
+  const auto size = static_cast<size_t>(ranks.size());
+  const int64_t bytes = std::ssize(mine) * static_cast<int64_t>(sizeof(Piece));
+  std::vector<int64_t> all_bytes(size), sent(size, 0), received(size, 0);
+  ranks.all_gather(all_bytes.data(), &bytes, sizeof bytes);
+  sent[0] = bytes;
+  int64_t total = 0;
+  if (ranks.rank() == 0) {
+    received = all_bytes;
+    for (const int64_t b : all_bytes) total += b;
+  }
+  std::vector<Piece> all(static_cast<size_t>(total) / sizeof(Piece));
+  ranks.all_to_all_v(all.data(), received.data(), mine.data(), sent.data());
+  if (ranks.rank() != 0) return 0;
+
+  std::sort(all.begin(), all.end(), [](const Piece& a, const Piece& b) {
+    return std::tie(a.name, a.begin, a.count, a.hash) < std::tie(b.name, b.begin, b.count, b.hash);
+  });
+  uint64_t sum = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Piece& p = all[i];
+    if (i > 0 && all[i - 1].name == p.name && all[i - 1].begin == p.begin && all[i - 1].count == p.count) {
+      if (all[i - 1].hash == p.hash) continue;
+      fail(ExitCode::corruption, "ranks hold different bits of {} (elements {} to {})",
+           names.count(p.name) ? names[p.name] : fmt::format("the tensor of hash {:016x}", p.name), p.begin, p.begin + p.count - 1);
+    }
+    sum += p.hash;
+  }
+  return mixed_bits(sum);
+}
+
+nlohmann::ordered_json bits_line(int64_t step, double loss, double grad_norm) {
+  return {{"step", step}, {"loss", hex(loss)}, {"grad_norm", hex(grad_norm)}};
+}
+
+BitsComparison compare_bits(const std::string& path_a, const std::string& path_b) {
+  const Lines a = read_bits(path_a), b = read_bits(path_b);
+  BitsComparison c;
+  c.last_a = a.rbegin()->first;
+  c.last_b = b.rbegin()->first;
+  const auto differs = [&](int64_t step, const std::string& what) {
+    c.step = step;
+    c.difference = what;
+    return c;
+  };
+  const int64_t end = std::min(c.last_a, c.last_b);
+  for (auto x = a.begin(), y = b.begin(); x != a.end() || y != b.end();) {
+    const int64_t step = std::min(x == a.end() ? INT64_MAX : x->first, y == b.end() ? INT64_MAX : y->first);
+    if (step > end) break;
+    if (x == a.end() || x->first != step) return differs(step, "missing from " + path_a);
+    if (y == b.end() || y->first != step) return differs(step, "missing from " + path_b);
+    for (const char* what : {"loss", "grad_norm"}) {
+      const std::string p = x->second.value(what, ""), q = y->second.value(what, "");
+      if (p != q) return differs(step, fmt::format("{} {:.9g} and {:.9g} ({} and {})", what, value_of(p), value_of(q), p, q));
+    }
+    ++c.steps;
+    if (x->second.contains("state") && y->second.contains("state")) {
+      ++c.states;
+      const std::string p = x->second.value("state", ""), q = y->second.value("state", "");
+      if (p != q) return differs(step, fmt::format("state (hash of weights and moments) {} and {}", p, q));
+    }
+    ++x, ++y;
+  }
+  return c;
+}
+
+}  // namespace sluice

@@ -1,0 +1,46 @@
+#include "core/strict_json.h"
+
+#include <set>
+#include <vector>
+
+#include "core/error.h"
+
+namespace sluice {
+
+std::string printable(std::string_view text, size_t max_bytes) {
+  std::string shown;
+  for (const char c : text.substr(0, max_bytes)) {
+    const auto byte = static_cast<unsigned char>(c);
+    // Non-ASCII bytes too: they may be cut, invalid, or drive a terminal.
+    if (byte < 0x20 || byte >= 0x7f) {
+      shown += fmt::format("\\x{:02x}", byte);
+    } else {
+      shown += c;
+    }
+  }
+  if (text.size() > max_bytes) shown += "...";
+  return shown;
+}
+
+nlohmann::json parse_strict_json(std::string_view text, const std::string& path, int max_depth) {
+  using nlohmann::json;
+  // The parser takes a NUL byte for the end of its input.
+  if (text.find('\0') != std::string_view::npos)
+    fail(ExitCode::data, "{}: not JSON: it holds a NUL byte", path);
+  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth > max_depth) fail(ExitCode::data, "{}: nested deeper than {}", path, max_depth);
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
+      fail(ExitCode::data, "{}: duplicate key '{}'", path, printable(parsed.get<std::string>()));
+    return true;
+  };
+  try {
+    return json::parse(text.begin(), text.end(), watch);
+  } catch (const json::exception& error) {
+    fail(ExitCode::data, "{}: not JSON: {}", path, printable(error.what(), 300));
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,152 @@
+#include "eval/analyze.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+
+#include "data/loader.h"
+#include "data/token_check.h"
+#include "config/derived.h"
+
+namespace sluice {
+namespace {
+
+/// Forward passes over the first tokens of samples, and what is read after each.
+class SamplePass {
+ public:
+  using Read = std::function<void(Context&, const Batch&, const Transformer::Saved&)>;
+
+  /// read: measured by a dry call, for its scratch memory.
+  SamplePass(const TrainedModel& trained, int64_t seq_len, int64_t tokens, const Read& read)
+      : model_(trained.model()) {
+    sample_.fill(std::vector<int32_t>(static_cast<size_t>(seq_len)));
+    Context dry(0, trained.device());
+    Arena measure("activations", 0, trained.device()), measure_host("host");
+    const auto make = [&](Arena& memory, Arena& host) {
+      return make_forward_buffers(trained, memory, host, tokens, Recompute::none);
+    };
+    ForwardBuffers shapes = make(measure, measure_host);
+    model_.forward(dry, shapes.batch, shapes.saved);
+    read(dry, shapes.batch, shapes.saved);
+    memory_ = std::make_unique<Arena>("activations", measure.high_water(), trained.device());
+    host_memory_ = std::make_unique<Arena>("host", measure_host.high_water());
+    ctx_ = std::make_unique<Context>(std::max<int64_t>(dry.scratch.high_water(), 64), trained.device());
+    buffers_ = make(*memory_, *host_memory_);
+  }
+
+  /// False, and nothing is read, for a sample that is not whole.
+  bool run(const Blend& set, int64_t sample, const Read& read) {
+    set.fill_sequential(sample, 1, sample_[0].data(), sample_[1].data(), sample_[2].data(), sample_[3].data());
+    if (sample_[1].back() < 0) return false;
+    const Batch& host = buffers_.host;
+    size_t i = 0;
+    for (const Tensor& t : {host.tokens, host.targets, host.positions, host.first_key})
+      std::copy_n(sample_[i++].data(), t.numel(), t.as<int32_t>());
+    buffers_.upload(*ctx_);
+    model_.forward(*ctx_, buffers_.batch, buffers_.saved);
+    read(*ctx_, buffers_.batch, buffers_.saved);
+    return true;
+  }
+  const Batch& host() const { return buffers_.host; }
+
+ private:
+  const Transformer& model_;
+  std::array<std::vector<int32_t>, 4> sample_;  // tokens, targets, positions, first_key
+  std::unique_ptr<Arena> memory_, host_memory_;
+  std::unique_ptr<Context> ctx_;
+  ForwardBuffers buffers_;
+};
+
+/// Adds samples [0, count) to `sums`, in order: in every round each rank computes one from `blank`, and merges all of them.
+template <class Sums, class Add>
+void share_samples(Sums& sums, const Sums& blank, int64_t count, Communicator& ranks, const Add& add) {
+  const Parts into = sums.parts();
+  const int64_t size = packed_size(into);
+  std::vector<double> mine(static_cast<size_t>(size)), all(static_cast<size_t>(size * ranks.size()));
+  for (int64_t first = 0; first < count; first += ranks.size()) {
+    Sums one = blank;
+    if (first + ranks.rank() < count) add(one, first + ranks.rank());
+    pack(mine.data(), one.parts());
+    ranks.all_gather(all.data(), mine.data(), size * static_cast<int64_t>(sizeof(double)));
+    for (int64_t r = 0; r < std::min<int64_t>(ranks.size(), count - first); ++r) merge_packed(into, all.data() + r * size);
+  }
+}
+
+/// Samples in turn from the sets, until there are enough.
+void draw_maps(Analysis& a, const TrainedModel& trained, const std::vector<std::unique_ptr<Blend>>& sets, int64_t seq_len,
+               int64_t sequences) {
+  const auto read = [&](Context& ctx, const Batch& batch, const Transformer::Saved& saved) { a.maps.add(ctx, batch.first_key, saved); };
+  SamplePass pass(trained, seq_len, a.maps.tokens(), read);
+  bool more = true;
+  for (int64_t sample = 0; more && a.maps.sequences() < sequences; ++sample) {
+    more = false;
+    for (size_t i = 0; i < sets.size() && a.maps.sequences() < sequences; ++i) {
+      if (sample >= sets[i]->num_sequential_samples()) continue;
+      more = true;
+      if (!pass.run(*sets[i], sample, read)) continue;
+      const Tensor& tokens = pass.host().tokens;
+      a.map_tokens.insert(a.map_tokens.end(), tokens.as<int32_t>(), tokens.as<int32_t>() + tokens.numel());
+      a.map_sets.push_back(a.sets[i].name);
+    }
+  }
+}
+
+}  // namespace
+
+Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sources, const DataConfig& data,
+                 const AnalyzeOptions& options, Communicator& ranks) {
+  const int64_t seq_len = data.seq_len;
+  if (seq_len > max_positions(trained.config()))
+    fail(ExitCode::usage, "data.seq_len is {}, but the model knows {} positions", seq_len, max_positions(trained.config()));
+  std::vector<std::unique_ptr<Blend>> blends;
+  for (const DataSource& source : sources)
+    blends.push_back(std::make_unique<Blend>(std::vector<DataSource>{source}, seq_len, trained.config().model.vocab_size,
+                                             data.document_mask, trained.config().train.seed));
+  if (ranks.rank() == 0)
+    for (const auto& blend : blends) check_tokens(*blend, trained.tokenizer(), trained.config());
+  const auto samples_of = [&](const Blend& blend) {
+    const int64_t all = blend.num_sequential_samples();
+    return options.tokens > 0 ? std::min(all, (options.tokens + seq_len - 1) / seq_len) : all;
+  };
+
+  const Statistics blank(trained.model(), seq_len);
+  std::vector<Analysis::Set> sets;
+  Statistics total = blank;
+  {
+    Statistics unused = blank;
+    SamplePass pass(trained, seq_len, seq_len, [&](Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
+      unused.add(ctx, batch, saved);
+    });
+    for (size_t i = 0; i < blends.size(); ++i) {
+      sets.push_back({sources[i].name, blank});
+      share_samples(sets[i].sums, blank, samples_of(*blends[i]), ranks, [&](Statistics& one, int64_t sample) {
+        pass.run(*blends[i], sample, [&](Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
+          one.add(ctx, batch, saved);
+        });
+      });
+      if (sets[i].sums.sequences == 0) fail(ExitCode::data, "{}: no whole sample of {} tokens", sources[i].name, seq_len);
+      total.merge(sets[i].sums);
+    }
+  }
+
+  SecondPass second(total);
+  if (second.needed()) {
+    const SecondPass blank_second = second;
+    SecondPass unused = second;
+    SamplePass pass(trained, seq_len, seq_len,
+                    [&](Context& ctx, const Batch&, const Transformer::Saved& saved) { unused.add(ctx, saved); });
+    for (const auto& blend : blends)
+      share_samples(second, blank_second, samples_of(*blend), ranks, [&](SecondPass& one, int64_t sample) {
+        pass.run(*blend, sample, [&](Context& ctx, const Batch&, const Transformer::Saved& saved) { one.add(ctx, saved); });
+      });
+  }
+
+  Analysis analysis{.sets = std::move(sets),
+                    .total = std::move(total),
+                    .second = std::move(second),
+                    .maps = AttentionMaps(trained.model(), std::min(options.map_tokens, seq_len))};
+  if (ranks.rank() == 0) draw_maps(analysis, trained, blends, seq_len, options.map_sequences);
+  return analysis;
+}
+
+}  // namespace sluice

@@ -1,0 +1,119 @@
+#include "eval/evaluate.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/host_view.h"
+
+namespace sluice {
+namespace {
+
+constexpr int64_t kAnalysedTokens = 8192;  // of every set: means settle, maxima have seen all positions
+
+void fill(Context& ctx, const Blend& set, const ForwardBuffers& buffers, int64_t sample, int64_t seq_len) {
+  const Batch& batch = buffers.host;
+  set.fill_sequential(sample, batch.tokens.numel() / seq_len, batch.tokens.as<int32_t>(),
+                      batch.targets.as<int32_t>(), batch.positions.as<int32_t>(),
+                      batch.first_key.as<int32_t>());
+  buffers.upload(ctx);
+}
+
+double element(const Tensor& t, int64_t i) {
+  return t.dtype == DType::f64 ? static_cast<const double*>(t.data)[i] : static_cast<const float*>(t.data)[i];
+}
+
+}  // namespace
+
+Evaluator::Evaluator(const std::vector<DataSource>& sets, const Config& config, const Tokenizer& tokenizer,
+                     int64_t max_tokens)
+    : seq_len_(config.data.seq_len), max_tokens_(max_tokens) {
+  for (const DataSource& set : sets) {
+    names_.push_back(set.name);
+    sets_.push_back(std::make_unique<Blend>(std::vector<DataSource>{set}, seq_len_, config.model.vocab_size,
+                                            config.data.document_mask, config.train.seed));
+    text_loss_.push_back(sets_.back()->sources().front().loss);
+  }
+  // A model may have more ids than its tokenizer; those stand for nothing.
+  token_bytes_.assign(static_cast<size_t>(std::max(config.model.vocab_size, tokenizer.vocab_size())), 0);
+  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id)
+    token_bytes_[static_cast<size_t>(id)] = tokenizer.token_bytes(static_cast<int32_t>(id));
+}
+
+std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
+                                         ForwardBuffers& analysed, const std::function<bool()>& stop,
+                                         const ValueZeroing* zeroing) const {
+  EvalResult result;
+  SummaryAccumulator summary(model);
+  const int64_t samples_per_batch = buffers.batch.tokens.numel() / seq_len_;
+  for (size_t i = 0; i < sets_.size(); ++i) {
+    const Blend& set = *sets_[i];
+    int64_t samples = set.num_sequential_samples();
+    if (max_tokens_ > 0) samples = std::min(samples, (max_tokens_ + seq_len_ - 1) / seq_len_);
+
+    const int64_t analysed_samples = analysed.batch.tokens.numel() / seq_len_;
+    for (int64_t s = 0; s < samples && s * seq_len_ < kAnalysedTokens; s += analysed_samples) {
+      if (stop()) return std::nullopt;
+      fill(ctx, set, analysed, s, seq_len_);
+      model.forward(ctx, analysed.batch, analysed.saved, {}, nullptr, zeroing);
+      summary.add(ctx, analysed.batch, analysed.saved);
+    }
+
+    SetResult r;
+    r.name = names_[i];
+    double nats = 0, nats_of_text = 0, bytes = 0;
+    for (int64_t s = 0; s < samples; s += samples_per_batch) {
+      if (stop()) return std::nullopt;
+      fill(ctx, set, buffers, s, seq_len_);
+      model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
+      model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
+      const HostView losses(ctx, buffers.losses);
+      synchronize(ctx);
+      const int32_t* targets = buffers.host.targets.as<int32_t>();
+      // The last batch may reach past the samples asked for.
+      const int64_t rows = std::min(samples_per_batch, samples - s) * seq_len_;
+      for (int64_t t = 0; t < rows; ++t) {
+        if (targets[t] < 0) continue;
+        const double loss = element(losses.tensor(), t);
+        const int64_t token_bytes = token_bytes_[static_cast<size_t>(targets[t])];
+        nats += loss;
+        ++r.tokens;
+        if (token_bytes == 0) continue;
+        nats_of_text += loss;
+        bytes += static_cast<double>(token_bytes);
+      }
+    }
+    // 0 / 0 is what it should be, not a number: nothing was measured.
+    r.loss = nats / static_cast<double>(r.tokens);
+    r.perplexity = std::exp(r.loss);
+    r.loss_of_text = text_loss_[i];
+    bytes *= text_loss_[i].bytes_per_token_byte();  // exactly 1 where nothing is lost
+    r.bits_per_byte = nats_of_text / (std::log(2.0) * bytes);
+    result.sets.push_back(r);
+  }
+  result.analysis = summary.result();
+  return result;
+}
+
+std::string figure(double value, int digits) { return std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits); }
+
+std::vector<std::string> describe(const EvalResult& result) {
+  std::vector<std::string> lines;
+  size_t width = 0;
+  for (const SetResult& set : result.sets) width = std::max(width, set.name.size());
+  for (const SetResult& set : result.sets)
+    lines.push_back(set.tokens == 0
+                        ? fmt::format("  val {:<{}}  no token was predicted: no loss", set.name, width)
+                        : fmt::format("  val {:<{}}  loss {:.4f}  ppl {:.3f}  {} bits/byte  ({} tokens{})", set.name, width,
+                                      set.loss, set.perplexity, figure(set.bits_per_byte, 4), set.tokens,
+                                      set.loss_of_text.describe("; ")));
+  const ModelSummary& a = result.analysis;
+  lines.push_back(fmt::format(
+      "  attention on the first token {:.1f}%{}  largest residual {:.1f}", 100 * a.first_token_attention,
+      a.mean_gate_score ? fmt::format("  mean gate score {:.3f}", *a.mean_gate_score) : "",
+      a.largest_residual));
+  return lines;
+}
+
+}  // namespace sluice

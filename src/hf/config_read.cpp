@@ -1,0 +1,463 @@
+// config.json as it is found in the wild: what it says in this program's words, and what it says that has no words here.
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "config/fields.h"
+#include "core/io.h"
+#include "hf/config.h"
+#include "core/strict_json.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
+constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
+constexpr const char* kOwnType = "sluice";
+
+/// A model type that can be read, with transformers' values of the keys that a file leaves out. 0 for heads of keys: as many as
+/// of queries; for head_dim: hidden_size / num_attention_heads.
+struct ModelType {
+  const char *name, *architecture;
+  int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
+  bool qk_norm, experts;
+};
+constexpr ModelType kTypes[] = {
+    {"llama", "LlamaForCausalLM", 32000, 4096, 11008, 32, 32, 0, 0, false, false},
+    {"mistral", "MistralForCausalLM", 32000, 4096, 14336, 32, 32, 8, 0, false, false},
+    {"qwen3", "Qwen3ForCausalLM", 151936, 4096, 22016, 32, 32, 32, 128, true, false},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", 151936, 2048, 6144, 24, 32, 4, 0, true, true},
+    {kOwnType, "SluiceForCausalLM", 0, 256, 768, 4, 4, 2, 64, true, true},
+};
+constexpr int64_t kMistralWindow = 4096;
+
+/// Why other well-known model types are not read: by the beginning of their names.
+constexpr struct {
+  std::string_view prefix, reason;
+} kUnreadable[] = {
+    {"gemma", "its norms multiply by 1 + w and its embeddings are scaled"},
+    {"qwen2", "its queries, keys and values have biases"},
+    {"qwen3_next", "its q_proj holds queries and gates together and its norms multiply by 1 + w"},
+    {"gpt_oss", "its projections have biases and its experts are limited and stored together"},
+    {"gpt2", "it has learned positions, biases and LayerNorm"},
+    {"gpt_neox", "it has LayerNorm, biases and a parallel feed-forward network"},
+    {"mixtral", "its experts are named otherwise"},
+    {"phi", "its projections are stored together"},
+};
+
+/// Keys that change the function wherever they are not null or the value here.
+const struct {
+  const char* key;
+  json neutral;
+  const char* accepted_by;  // as in HfModel::Unsupported
+} kNeutral[] = {
+    {"quantization_config", nullptr, ""},
+    {"attention_bias", false, ""},
+    {"mlp_bias", false, ""},
+    {"qkv_bias", false, ""},
+    {"use_bias", false, ""},
+    {"hidden_activation", nullptr, "model.hidden_act"},
+    {"partial_rotary_factor", 1, "model.rope"},
+    {"no_rope_layers", nullptr, "model.rope"},
+    {"no_rope_layer_interval", nullptr, "model.rope"},
+    {"original_max_position_embeddings", nullptr, "model.rope.scaling"},
+    {"rope_interleaved", false, "model.rope"},
+    {"attention_chunk_size", nullptr, "model.attention"},
+    {"attn_logit_softcapping", nullptr, "model.attention"},
+    {"attn_temperature_tuning", false, "model.attention"},
+    {"attention_multiplier", nullptr, "model.attention"},
+    {"query_pre_attn_scalar", nullptr, "model.attention"},
+    {"clip_qkv", nullptr, "model.attention"},
+    {"embedding_multiplier", 1, "model"},
+    {"residual_multiplier", 1, "model"},
+    {"logits_scaling", 1, "model"},
+    {"logit_scale", 1, "model"},
+    {"scale_emb", 1, "model"},
+    {"scale_depth", nullptr, "model"},
+    {"swiglu_limit", nullptr, "model"},
+    {"use_parallel_residual", false, "model"},
+};
+
+std::string shown(const json& value) { return printable(value.dump(), 80); }
+
+/// One object of the file.
+class Section {
+ public:
+  Section(const json& object, const std::string& path, std::string prefix = "")
+      : object_(object), path_(path), prefix_(std::move(prefix)) {}
+
+  std::string name(const std::string& key) const { return prefix_ + key; }
+  const json& object() const { return object_; }
+  /// nullptr where a key is absent or null.
+  const json* find(const std::string& key) const {
+    const auto found = object_.find(key);
+    return found == object_.end() || found->is_null() ? nullptr : &*found;
+  }
+  [[noreturn]] void refuse(const std::string& key, const std::string& wanted) const {
+    const json* value = find(key);
+    fail(ExitCode::data, "{}: {} must be {}, got {}", path_, name(key), wanted, value ? shown(*value) : "nothing");
+  }
+  int64_t integer(const std::string& key, int64_t otherwise, int64_t low = 1) const {
+    const json* value = find(key);
+    return value ? integer_of(key, *value, low) : otherwise;
+  }
+  double number(const std::string& key, double otherwise) const {
+    const json* value = find(key);
+    if (!value) return otherwise;
+    if (!value->is_number() || !std::isfinite(value->get<double>())) refuse(key, "a finite number");
+    return value->get<double>();
+  }
+  double positive(const std::string& key, double otherwise) const {
+    const double value = number(key, otherwise);
+    if (!(value > 0)) refuse(key, "greater than 0");
+    return value;
+  }
+  bool boolean(const std::string& key, bool otherwise) const {
+    const json* value = find(key);
+    if (!value) return otherwise;
+    if (!value->is_boolean()) refuse(key, "true or false");
+    return value->get<bool>();
+  }
+  std::string text(const std::string& key, const std::string& otherwise) const {
+    const json* value = find(key);
+    if (!value) return otherwise;
+    if (!value->is_string()) refuse(key, "text");
+    return value->get<std::string>();
+  }
+  std::vector<int64_t> integers(const std::string& key) const {
+    std::vector<int64_t> all;
+    for (const json& value : list(key)) all.push_back(integer_of(key, value, 0));
+    return all;
+  }
+  template <class E>
+  E word(const std::string& key, E otherwise) const {
+    if (!find(key)) return otherwise;
+    const auto value = enum_from_name<E>(text(key, ""));
+    if (!value) refuse(key, "one of " + type_text<E>());
+    return *value;
+  }
+  std::optional<double> optional_number(const std::string& key) const {
+    return find(key) ? std::optional(number(key, 0)) : std::nullopt;
+  }
+  /// Empty where there is none.
+  const json& list(const std::string& key) const {
+    static const json none = json::array();
+    const json* value = find(key);
+    if (value && !value->is_array()) refuse(key, "a list");
+    return value ? *value : none;
+  }
+  std::optional<Section> section(const std::string& key) const {
+    const json* value = find(key);
+    if (!value) return std::nullopt;
+    if (!value->is_object()) refuse(key, "an object");
+    return Section(*value, path_, name(key) + ".");
+  }
+  void no_other_keys(std::initializer_list<std::string_view> known) const {
+    for (const auto& [key, value] : object_.items())
+      if (std::find(known.begin(), known.end(), key) == known.end())
+        fail(ExitCode::data, "{}: unknown key {}", path_, printable(name(key)));
+  }
+
+ private:
+  int64_t integer_of(const std::string& key, const json& value, int64_t low) const {
+    const bool fits = value.is_number_integer() && value >= low && value <= kMaxSize;
+    if (!fits)
+      fail(ExitCode::data, "{}: {} must be a whole number from {} to {}, got {}", path_, name(key), low, kMaxSize, shown(value));
+    return value.get<int64_t>();
+  }
+
+  const json& object_;
+  const std::string& path_;
+  std::string prefix_;
+};
+
+/// The rotary keys of one of the two spellings.
+struct Rope {
+  std::string type = "default";
+  std::optional<double> theta;
+  RopeScalingConfig scaling;
+  bool operator==(const Rope& o) const {
+    return type == o.type && (theta == o.theta || !theta || !o.theta) && scaling.factor == o.scaling.factor &&
+           scaling.original_max_position_embeddings == o.scaling.original_max_position_embeddings &&
+           scaling.beta_fast == o.scaling.beta_fast && scaling.beta_slow == o.scaling.beta_slow;
+  }
+};
+
+class Reading {
+ public:
+  Reading(const json& object, const std::string& path) : top_(object, path), path_(path) {}
+
+  HfModel read() {
+    const ModelType& type = find_type();
+    own_ = out_.model_type == kOwnType;
+    read_shape(type);
+    read_rope();
+    if (own_) read_own();
+    if (type.experts) read_experts();
+    refuse_unknown(type);
+    return std::move(out_);
+  }
+
+ private:
+  const ModelType& find_type() {
+    out_.model_type = top_.text("model_type", "");
+    std::string known;
+    for (const ModelType& type : kTypes) {
+      if (out_.model_type == type.name) return type;
+      known += (known.empty() ? "" : ", ") + std::string(type.name);
+    }
+    if (out_.model_type.empty()) fail(ExitCode::data, "{}: no model_type; known are {}", path_, known);
+    std::string reason;
+    for (const auto& other : kUnreadable)
+      if (out_.model_type.starts_with(other.prefix)) reason = fmt::format(" ({})", other.reason);
+    fail(ExitCode::data, "{}: weights of model_type {} are not read by this version{}; known are {}", path_,
+         printable(out_.model_type), reason, known);
+  }
+
+  void spelled(const std::string& model_key, const Section& section, const std::string& key) {
+    out_.spelled[model_key] = {section.name(key), section.find(key) != nullptr};
+  }
+  /// A size under the same name as here; its place in the file is kept.
+  void size(const char* key, int64_t& target, int64_t otherwise) {
+    target = top_.integer(key, otherwise);
+    spelled("model." + std::string(key), top_, key);
+  }
+  void unsupported(const std::string& key, const json& value, const std::string& accepted_by, const std::string& remark = "") {
+    const std::string text = fmt::format("{} = {}", printable(key), shown(value));
+    out_.unsupported.push_back({remark.empty() ? text : fmt::format("{} ({})", text, remark), accepted_by});
+  }
+
+  void read_shape(const ModelType& type) {
+    ModelConfig& m = out_.model;
+    size("vocab_size", m.vocab_size, type.vocab_size);
+    size("hidden_size", m.hidden_size, type.hidden_size);
+    size("intermediate_size", m.intermediate_size, type.intermediate_size);
+    size("num_hidden_layers", m.num_hidden_layers, type.num_hidden_layers);
+    size("num_attention_heads", m.num_attention_heads, type.num_attention_heads);
+    // Null is not the same as absent.
+    const bool heads_alike = type.num_key_value_heads == 0 || top_.object().contains("num_key_value_heads");
+    size("num_key_value_heads", m.num_key_value_heads, heads_alike ? m.num_attention_heads : type.num_key_value_heads);
+    size("head_dim", m.head_dim, type.head_dim ? type.head_dim : m.hidden_size / m.num_attention_heads);
+    m.tie_word_embeddings = top_.boolean("tie_word_embeddings", false);
+    spelled("model.tie_word_embeddings", top_, "tie_word_embeddings");
+    m.rms_norm_eps = top_.number("rms_norm_eps", 1e-6);
+    spelled("model.rms_norm_eps", top_, "rms_norm_eps");
+    if (const std::string act = top_.text("hidden_act", "silu"); act == "relu2" && own_)
+      m.hidden_act = HiddenAct::relu2;
+    else if (act != "silu" && act != "swish")
+      unsupported("hidden_act", act, "model.hidden_act");
+    spelled("model.hidden_act", top_, "hidden_act");
+    if (const int64_t positions = top_.integer("max_position_embeddings", 0)) m.max_position_embeddings = positions;
+    m.qk_norm = type.qk_norm;
+  }
+
+  // ---- positions
+
+  void read_rope() {
+    const std::optional<Section> old = top_.section("rope_scaling"), now = top_.section("rope_parameters");
+    Rope rope;
+    if (old) rope = rope_of(*old);
+    if (now) {
+      const Rope other = rope_of(*now);
+      if (old && !(other == rope)) fail(ExitCode::data, "{}: rope_scaling and rope_parameters are both there and differ", path_);
+      rope = other;
+    }
+    RopeConfig& out = out_.model.rope;
+    const Section& inner = now ? *now : old ? *old : top_;
+    const Section& from = inner.find("rope_theta") ? inner : top_;
+    out.theta = from.positive("rope_theta", out.theta);
+    if (rope.theta && top_.find("rope_theta") && top_.number("rope_theta", 0) != *rope.theta)
+      fail(ExitCode::data, "{}: rope_theta is {} and {} is {}", path_, top_.number("rope_theta", 0), from.name("rope_theta"), *rope.theta);
+    spelled("model.rope.theta", from, "rope_theta");
+    out.scaling = rope.scaling;
+    for (const char* key : {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"})
+      spelled("model.rope.scaling." + std::string(key), inner, key);
+    spelled("model.rope.scaling.type", inner, inner.find("type") ? "type" : "rope_type");
+  }
+
+  Rope rope_of(const Section& s) {
+    Rope rope;
+    if (s.find("rope_theta")) rope.theta = s.positive("rope_theta", 0);
+    const std::string type = s.text("type", "default");
+    rope.type = s.text("rope_type", type);
+    if (s.find("type") && type != rope.type) s.refuse("type", fmt::format("{}, as rope_type is", printable(rope.type)));
+    const bool yarn = rope.type == "yarn";
+    if (!yarn && rope.type != "default") {
+      unsupported(s.name("rope_type"), rope.type, "model.rope.scaling", "known are default and yarn");
+      return rope;
+    }
+    constexpr std::string_view known[] = {"type", "rope_type", "rope_theta", "finetuned"};
+    constexpr std::string_view of_yarn[] = {"factor",        "original_max_position_embeddings", "beta_fast", "beta_slow",
+                                            "attention_factor", "mscale", "mscale_all_dim", "truncate"};
+    for (const auto& [key, value] : s.object().items()) {
+      if (value.is_null() || std::find(std::begin(known), std::end(known), key) != std::end(known)) continue;
+      if (yarn && std::find(std::begin(of_yarn), std::end(of_yarn), key) != std::end(of_yarn)) continue;
+      if (key == "partial_rotary_factor" && value == 1) continue;
+      unsupported(s.name(key), value, key == "partial_rotary_factor" ? "model.rope" : "model.rope.scaling");
+    }
+    if (yarn) rope.scaling = yarn_of(s);
+    return rope;
+  }
+
+  RopeScalingConfig yarn_of(const Section& s) {
+    RopeScalingConfig out;
+    out.type = RopeScalingType::yarn;
+    const std::string original = "original_max_position_embeddings";
+    const int64_t positions = out_.model.max_position_embeddings.value_or(0);
+    if (!s.find(original) && positions == 0) s.refuse(original, "given where max_position_embeddings is not");
+    out.original_max_position_embeddings = s.integer(original, positions);
+    if (!s.find("factor") && positions == 0) s.refuse("factor", "given where max_position_embeddings is not");
+    out.factor = s.number("factor", static_cast<double>(positions) / static_cast<double>(out.original_max_position_embeddings));
+    if (out.factor < 1) s.refuse("factor", "at least 1");
+    out.beta_fast = s.positive("beta_fast", out.beta_fast);
+    out.beta_slow = s.positive("beta_slow", out.beta_slow);
+    // How far cosines and sines are stretched follows from the factor here.
+    const auto stretch = [&](double scale) { return 0.1 * scale * std::log(out.factor) + 1; };
+    const double mscale = s.number("mscale", 0), all = s.number("mscale_all_dim", 0);
+    const double usual = mscale != 0 && all != 0 ? stretch(mscale) / stretch(all) : stretch(1);
+    const double stretched = s.number("attention_factor", usual);
+    if (!(std::abs(stretched - stretch(1)) <= 1e-6 * stretch(1))) {
+      const char* key = s.find("attention_factor") ? "attention_factor" : "mscale";
+      unsupported(s.name(key), *s.find(key), "model.rope.scaling",
+                  fmt::format("cosines and sines are scaled by {:.6g}, here by 0.1 ln(factor) + 1 = {:.6g}", stretched, stretch(1)));
+    }
+    if (!s.boolean("truncate", true)) unsupported(s.name("truncate"), false, "model.rope.scaling");
+    return out;
+  }
+
+  // ---- experts
+
+  void read_experts() {
+    MoeConfig& e = out_.model.moe;
+    const bool qwen = !own_;
+    // transformers 5 writes num_local_experts.
+    const char* name = top_.find("num_experts") ? "num_experts" : "num_local_experts";
+    e.num_experts = top_.integer(name, qwen ? 128 : 0, 0);
+    if (top_.integer("num_local_experts", e.num_experts, 0) != e.num_experts)
+      top_.refuse("num_local_experts", fmt::format("{}, as num_experts is", e.num_experts));
+    spelled("model.moe.num_experts", top_, name);
+    const auto key = [&](const char* k, int64_t& target, int64_t otherwise, int64_t low = 1) {
+      target = top_.integer(k, otherwise, low);
+      spelled("model.moe." + std::string(k), top_, k);
+    };
+    key("num_experts_per_tok", e.num_experts_per_tok, 8);
+    key("moe_intermediate_size", e.moe_intermediate_size, 768);
+    key("decoder_sparse_step", e.decoder_sparse_step, 1);
+    e.norm_topk_prob = top_.boolean("norm_topk_prob", own_);
+    spelled("model.moe.norm_topk_prob", top_, "norm_topk_prob");
+    e.mlp_only_layers = top_.integers("mlp_only_layers");
+    spelled("model.moe.mlp_only_layers", top_, "mlp_only_layers");
+    if (qwen) return;
+    key("shared_expert_intermediate_size", e.shared_expert_intermediate_size, 0, 0);
+    e.shared_expert_gate = top_.boolean("shared_expert_gate", false);
+    spelled("model.moe.shared_expert_gate", top_, "shared_expert_gate");
+  }
+
+  // ---- what this program writes of its own models
+
+  void read_own() {
+    ModelConfig& m = out_.model;
+    const ModelConfig defaults;
+    m.qk_norm = top_.boolean("qk_norm", defaults.qk_norm);
+    m.qk_norm_order = top_.word("qk_norm_order", defaults.qk_norm_order);
+    m.norm_placement = top_.word("norm_placement", defaults.norm_placement);
+    m.norm_weights = top_.boolean("norm_weights", defaults.norm_weights);
+    m.embedding_norm = top_.boolean("embedding_norm", defaults.embedding_norm);
+    m.branch_clip = top_.optional_number("branch_clip");
+    m.final_logit_softcapping = top_.optional_number("final_logit_softcapping");
+    for (const char* key : {"qk_norm", "qk_norm_order", "norm_placement", "norm_weights", "embedding_norm", "branch_clip",
+                            "final_logit_softcapping"})
+      spelled("model." + std::string(key), top_, key);
+    if (const auto lora = top_.section("lora")) out_.lora_rank = lora->integer("rank", 0, 0);
+    const auto attention = top_.section("attention");
+    if (attention) read_attention(*attention);
+  }
+
+  void read_attention(const Section& s) {
+    s.no_other_keys({"kind", "gates", "output_norm", "output_activation", "switch_heads"});
+    AttentionConfig& a = out_.model.attention;
+    a.kind = s.word("kind", a.kind);
+    a.output_norm = s.word("output_norm", a.output_norm);
+    a.output_activation = s.word("output_activation", a.output_activation);
+    for (const char* key : {"kind", "gates", "output_norm", "output_activation"})
+      spelled("model.attention." + std::string(key), s, key);
+    for (const json& gate : s.list("gates")) {
+      if (!gate.is_object()) s.refuse("gates", "a list of objects");
+      const std::string name = fmt::format("gates[{}]", a.gates.size());
+      const Section one(gate, path_, s.name(name) + ".");
+      one.no_other_keys({"position", "granularity", "heads", "combine", "activation", "input"});
+      GateConfig g;
+      g.position = one.word("position", g.position);
+      g.granularity = one.word("granularity", g.granularity);
+      g.heads = one.word("heads", g.heads);
+      g.combine = one.word("combine", g.combine);
+      g.activation = one.word("activation", g.activation);
+      g.input = one.word("input", g.input);
+      a.gates.push_back(g);
+      for (const char* key : {"position", "granularity", "heads", "combine", "activation", "input"})
+        spelled(fmt::format("model.attention.{}.{}", name, key), one, key);
+    }
+    const auto heads = s.section("switch_heads");
+    if (!heads) return;
+    heads->no_other_keys({"num_experts", "num_experts_per_tok", "projections", "expert_width"});
+    SwitchHeadsConfig& w = a.switch_heads;
+    w.num_experts = heads->integer("num_experts", 0, 0);
+    w.num_experts_per_tok = heads->integer("num_experts_per_tok", w.num_experts_per_tok);
+    w.projections = heads->word("projections", w.projections);
+    w.expert_width = heads->integer("expert_width", 0, 0);
+    for (const char* key : {"num_experts", "num_experts_per_tok", "projections", "expert_width"})
+      spelled("model.attention.switch_heads." + std::string(key), *heads, key);
+  }
+
+  // ---- what has no words here
+
+  void refuse_unknown(const ModelType& type) {
+    for (const auto& n : kNeutral)
+      if (const json* value = top_.find(n.key); value && *value != n.neutral) unsupported(n.key, *value, n.accepted_by);
+    refuse_windows(type);
+    if (own_) return;
+    if (const json* value = top_.find("final_logit_softcapping"))
+      unsupported("final_logit_softcapping", *value, "model.final_logit_softcapping");
+    if (const json* value = top_.find("auto_map")) unsupported("auto_map", *value, "model", "the model is in code of its own");
+    const json& architectures = top_.list("architectures");
+    if (!architectures.empty() && std::find(architectures.begin(), architectures.end(), type.architecture) == architectures.end())
+      unsupported("architectures", architectures, "model", fmt::format("model_type {} stands for {}", type.name, type.architecture));
+  }
+
+  void refuse_windows(const ModelType& type) {
+    const std::string_view name = type.name;
+    const json& layers = top_.list("layer_types");
+    for (const json& layer : layers)
+      if (layer != "full_attention") {
+        unsupported("layer_types", layers, "model.attention", "every layer has full attention here");
+        break;
+      }
+    const bool qwen = name == "qwen3" || name == "qwen3_moe";
+    const bool absent = !top_.object().contains("sliding_window");
+    const int64_t window = top_.integer("sliding_window", name == "mistral" && absent ? kMistralWindow : 0, 0);
+    if (window == 0 || !top_.boolean("use_sliding_window", !qwen)) return;
+    if (name == "qwen3" && (!layers.empty() || top_.integer("max_window_layers", 28, 0) >= out_.model.num_hidden_layers)) return;
+    unsupported("sliding_window", window, "model.attention",
+                absent ? fmt::format("the default of {}", name) : std::string("tokens see all earlier ones here"));
+  }
+
+  Section top_;
+  const std::string& path_;
+  HfModel out_;
+  bool own_ = false;
+};
+
+}  // namespace
+
+HfModel read_hf_config(const std::string& path) {
+  const json root = parse_strict_json(io::read_file(path, kMaxFileBytes), path);
+  if (!root.is_object()) fail(ExitCode::data, "{}: not an object of keys and values", path);
+  return Reading(root, path).read();
+}
+
+}  // namespace sluice

@@ -1,0 +1,164 @@
+#include "plan/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "config/fields.h"
+#include "config/load.h"
+#include "core/error.h"
+#include "core/limits.h"
+#include "data/tokenizer.h"
+#include "nn/transformer.h"
+#include "params/param_store.h"
+
+namespace sluice {
+namespace {
+
+void resolve_vocabulary(Config& config) {
+  if (config.model.vocab_size == 0)
+    config.model.vocab_size = make_tokenizer(config.data.tokenizer)->vocab_size();
+}
+
+std::optional<ParameterMatch> resolve(Config& config, std::vector<std::string> chain) {
+  resolve_vocabulary(config);
+  ModelConfig& model = config.model;
+  if (model.match_parameters_of.empty()) return std::nullopt;
+  ParameterMatch match;
+  match.path = model.match_parameters_of;
+  if (std::find(chain.begin(), chain.end(), match.path) != chain.end())
+    fail(ExitCode::usage, "model.match_parameters_of: {} matches itself in a circle", match.path);
+  chain.push_back(match.path);
+  Config other = load_config(match.path);
+  resolve(other, chain);
+  match.target = count_parameters(other.model);
+
+  int64_t& width = model.moe.num_experts > 0 ? model.moe.moe_intermediate_size : model.intermediate_size;
+  match.key = model.moe.num_experts > 0 ? "moe_intermediate_size" : "intermediate_size";
+  // The count is linear in the width.
+  const auto at_width = [&](int64_t w) {
+    width = w;
+    return count_parameters(model);
+  };
+  const int64_t at_one = at_width(1), per_unit = at_width(2) - at_one;
+  if (per_unit == 0)
+    fail(ExitCode::usage, "model.match_parameters_of: no layer of this model has a {} to narrow", match.key);
+  const int64_t room = match.target - (at_one - per_unit);
+  const int64_t step = per_unit * model.match_multiple;
+  match.exact_width = static_cast<double>(room) / static_cast<double>(per_unit);
+  match.width = room < step ? 0 : room / step * model.match_multiple;
+  if (match.width == 0)
+    fail(ExitCode::usage,
+         "model.match_parameters_of: no {} (a multiple of {}) brings this model down to the {} parameters of "
+         "{}; without "
+         "what is of that width it has {}",
+         match.key, model.match_multiple, match.target, match.path, at_one - per_unit);
+  match.parameters = at_width(match.width);
+  model.match_parameters_of.clear();
+  return match;
+}
+
+/// Layer a parameter belongs to, or -1.
+int64_t layer_of(const std::string& name) {
+  constexpr std::string_view kLayers = "model.layers.";
+  return name.starts_with(kLayers) ? std::stoll(name.substr(kLayers.size())) : -1;
+}
+
+/// Measured on one layer, as the trainer would run it on one of these ranks.
+std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transformer& transformer, const ExpertRanks& ranks) {
+  const ModelConfig& model = config.model;
+  DispatchPlan d;
+  int64_t first = -1;
+  for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
+    if (model.moe.in_layer(layer) && d.layers++ == 0) first = layer;
+  if (d.layers == 0) return std::nullopt;
+  const DType dtype = storage_dtype(config.train.precision);
+  const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
+  const Device device = resolve_device(config.train.device);
+
+  Arena activations("activations", 0, device);
+  const Transformer::Saved saved = transformer.make_saved(activations, tokens, dtype, config.train.recompute);
+  for (const Arena::Entry& entry : activations.entries()) d.sets += entry.name.ends_with(".mlp.slots");
+
+  Context dry(0, device);
+  ParamStore store;
+  const Moe moe(model, store, "mlp", first, ranks);
+  Arena values("values", 0, device), gradients("gradients", 0, device), temporary("one layer", 0, device);
+  store.allocate(dry, dtype, tokens, values, &gradients);
+  const Tensor x = temporary.alloc("x", dtype, {tokens, model.hidden_size});
+  Moe::Saved s = moe.make_saved(temporary, "mlp", tokens, dtype, config.train.recompute != Recompute::mlp);
+  moe.forward(dry, x, {}, s);
+  moe.backward(dry, x, x, x, {}, s);
+  d.scratch_bytes = dry.scratch.high_water();
+  const Permutation& p = s.permutation;
+  d.rows = p.slots.numel();
+  d.most_of_one = tokens;
+  for (const Tensor& t :
+       {s.probabilities, s.lse, s.weights, s.experts, s.counts, p.offsets, p.slots, p.tokens, p.rows, s.rank_counts})
+    d.routing_bytes += t.bytes();
+  for (const Tensor& t : {s.gate_up, s.inner, s.received_x, s.received_weights}) d.kept_bytes += t.bytes();
+  if (ranks.size() > 1) d.received = ranks.most_rows(tokens, model.moe.num_experts_per_tok, model.moe.num_experts);
+  return d;
+}
+
+}  // namespace
+
+int64_t count_parameters(const ModelConfig& model) {
+  ParamStore store;
+  const Transformer transformer(model, store);
+  return store.total();
+}
+
+std::optional<ParameterMatch> resolve_parameter_match(Config& config) { return resolve(config, {}); }
+
+Plan make_plan(Config config, int64_t ranks) {
+  Plan plan;
+  plan.match = resolve_parameter_match(config);
+  const ModelConfig& model = config.model;
+
+  ParamStore store(config.lora);
+  const Transformer transformer(model, store);
+  plan.total = store.total();
+  plan.trained = store.total_trained();
+  plan.active = store.total_active();
+  plan.non_embedding = plan.total;
+  double matmul_parameters = 0, frozen_in_products = 0;
+  for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store.specs().size()); ++id) {
+    const ParamSpec& spec = store.specs()[static_cast<size_t>(id)];
+    plan.parameters.push_back({spec.name, spec.shape, store.numel(id), spec.active, spec.of_expert, spec.packed, spec.unit});
+    const double in_products = spec.packed ? static_cast<double>(store.numel(id)) * spec.active : 0;
+    matmul_parameters += in_products;
+    if (!spec.trainable) frozen_in_products += in_products;
+    if (spec.shape[0] == model.vocab_size && layer_of(spec.name) < 0) plan.non_embedding -= store.numel(id);
+  }
+  plan.matmul_parameters = std::llround(matmul_parameters);
+  const int64_t without_adapters = config.lora.rank > 0 ? count_parameters(model) : plan.total;
+  ModelConfig plain = model;
+  plain.attention.gates.clear();
+  plan.gate_parameters = without_adapters - count_parameters(plain);
+  plain = model;
+  plain.attention.switch_heads = {};
+  plan.switch_parameters = without_adapters - count_parameters(plain);
+  // What is frozen has no gradient: two products, not three.
+  plan.flops_per_token =
+      6.0 * static_cast<double>(plan.matmul_parameters) - 2.0 * frozen_in_products +
+      6.0 * static_cast<double>(model.num_hidden_layers) * static_cast<double>(config.data.seq_len) *
+          static_cast<double>(model.num_attention_heads) * static_cast<double>(model.head_dim);
+
+  if (ranks < 1 || ranks > std::numeric_limits<int>::max()) fail(ExitCode::usage, "{} ranks: at least 1", ranks);
+  plan.ranks = ranks;
+  // They are alike: the first is measured, in a world that is not there.
+  const auto world = ranks > 1 ? make_dry_communicator(0, static_cast<int>(ranks)) : nullptr;
+  plan.memory = Trainer::measure(config, world.get());
+  const auto sharing = world && config.parallel.expert > 1 ? world->axis(1, static_cast<int>(config.parallel.expert)) : nullptr;
+  plan.dispatch = plan_dispatch(config, transformer, {sharing.get(), config.parallel.expert_capacity});
+  plan.steps = training_steps(config);
+  plan.tokens_per_step = tokens_per_step(config);
+  if (__builtin_mul_overflow(plan.steps, plan.tokens_per_step, &plan.tokens))
+    fail(ExitCode::usage, "train.max_steps = {}: with {} tokens a step more tokens than can be counted", plan.steps, plan.tokens_per_step);
+  plan.accumulation_steps = config.train.global_batch_size / config.train.micro_batch_size;
+  plan.config = std::move(config);
+  return plan;
+}
+
+}  // namespace sluice

@@ -1,0 +1,298 @@
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include "config/fields.h"
+#include "config/load.h"
+#include "core/error.h"
+#include "plan/plan.h"
+
+namespace sluice {
+namespace {
+
+/// 1234567 as 1,234,567.
+std::string grouped(int64_t n) {
+  std::string digits = std::to_string(n);
+  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3)
+    digits.insert(static_cast<size_t>(i), 1, ',');
+  return digits;
+}
+
+std::string scaled(double x) {
+  constexpr const char* kUnits[] = {"", "k", "M", "B", "T"};
+  int unit = 0;
+  while (x >= 999.95 && unit < 4) {
+    x /= 1000;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{:.0f}", x) : fmt::format("{:.2f}{}", x, kUnits[unit]);
+}
+
+constexpr std::string_view kLayers = "model.layers.", kExperts = ".experts.";
+
+/// Layer a parameter belongs to, or -1.
+int64_t layer_of(const std::string& name) {
+  if (name.compare(0, kLayers.size(), kLayers) != 0) return -1;
+  return std::stoll(name.substr(kLayers.size()));
+}
+
+/// A line of the table: a parameter, or the same one of every expert.
+struct Line {
+  std::string before, after;            // of the expert's number; without one, the name is `before`
+  int64_t experts = 0;                  // 0: not of an expert
+  const Plan::Parameter* of = nullptr;  // the first
+  int64_t count = 0;
+
+  bool same_kind(const Line& other) const {
+    return after == other.after && experts == other.experts && of->shape == other.of->shape;
+  }
+};
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t d : shape) text += (text.empty() ? "" : " x ") + std::to_string(d);
+  return text;
+}
+
+/// Adds a parameter as a line of its own, or to its expert's. Experts are folded within one layer.
+void add_line(std::vector<Line>& lines, const Plan::Parameter& p) {
+  const size_t at = p.name.find(kExperts);
+  if (at == std::string::npos) {
+    lines.push_back({.before = p.name, .after = "", .of = &p, .count = p.count});
+    return;
+  }
+  const size_t number = at + kExperts.size(), end = p.name.find('.', number);
+  Line line{.before = p.name.substr(0, number),
+            .after = p.name.substr(end),
+            .experts = 1,
+            .of = &p,
+            .count = p.count};
+  for (Line& known : lines)
+    if (known.experts > 0 && known.after == line.after && known.of->shape == p.shape) {
+      ++known.experts;
+      known.count += p.count;
+      return;
+    }
+  lines.push_back(line);
+}
+
+std::string line_text(const Line& line) {
+  std::string name = line.before, shape = shape_text(line.of->shape);
+  if (line.experts > 0) {
+    name += fmt::format("0-{}{}", line.experts - 1, line.after);
+    shape = fmt::format("{} x {}", line.experts, shape);
+  }
+  return fmt::format("  {:<52} {:>18} {:>17}\n", name, shape, grouped(line.count));
+}
+
+/// 0, 2-5.
+std::string ranges_text(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t last = i;
+    while (last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(numbers[i]);
+    if (last > i) text += "-" + std::to_string(numbers[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+/// Parameters in the order of the store; of layers alike the first, and how often it is there.
+std::string parameters_text(const std::vector<Plan::Parameter>& parameters) {
+  struct Kind {
+    std::vector<Line> lines;
+    std::vector<int64_t> layers;
+  };
+  std::vector<Kind> kinds;
+  std::string before, after;
+  for (size_t i = 0; i < parameters.size();) {
+    const int64_t layer = layer_of(parameters[i].name);
+    std::vector<Line> lines;
+    for (; i < parameters.size() && layer_of(parameters[i].name) == layer; ++i)
+      add_line(lines, parameters[i]);
+    if (layer < 0) {
+      for (const Line& line : lines) (kinds.empty() ? before : after) += line_text(line);
+      continue;
+    }
+    const std::string prefix = std::string(kLayers) + std::to_string(layer);
+    const auto suffix = [](const Line& line) {
+      return line.before.substr(line.before.find('.', kLayers.size()));
+    };
+    const auto alike = [&](const Kind& kind) {
+      return std::equal(
+          lines.begin(), lines.end(), kind.lines.begin(), kind.lines.end(),
+          [&](const Line& a, const Line& b) { return suffix(a) == suffix(b) && a.same_kind(b); });
+    };
+    const auto known = std::find_if(kinds.begin(), kinds.end(), alike);
+    if (known == kinds.end())
+      kinds.push_back({std::move(lines), {layer}});
+    else
+      known->layers.push_back(layer);
+  }
+  for (const Kind& kind : kinds) {
+    int64_t count = 0;
+    for (const Line& line : kind.lines) {
+      before += line_text(line);
+      count += line.count;
+    }
+    const auto times = static_cast<int64_t>(kind.layers.size());
+    const std::string which = times > 1 ? fmt::format("{} layers: {}", times, ranges_text(kind.layers))
+                                        : fmt::format("layer {}", kind.layers[0]);
+    before += fmt::format("  {:<52} {:>18} {:>17}\n", which, "", grouped(count * times));
+  }
+  return before + after;
+}
+
+}  // namespace
+
+std::string plan_text(const Plan& plan) {
+  const Config& c = plan.config;
+  std::string out = fmt::format("{}\n\nparameters\n{}", c.name, parameters_text(plan.parameters));
+  const auto line = [&](const char* name, const std::string& value, const std::string& note = "") {
+    out += fmt::format("  {:<24} {:>22}{}{}\n", name, value, note.empty() ? "" : "  ", note);
+  };
+  out += "\n";
+  line("total", grouped(plan.total), scaled(static_cast<double>(plan.total)));
+  if (plan.trained != plan.total)
+    line("trained", grouped(plan.trained),
+         fmt::format("{:.2f} %: adapters of rank {}", 100.0 * static_cast<double>(plan.trained) / static_cast<double>(plan.total),
+                     c.lora.rank));
+  if (plan.active != plan.total)
+    line("active for a token", grouped(plan.active),
+         fmt::format("{}, {:.1f} %", scaled(static_cast<double>(plan.active)),
+                     100.0 * static_cast<double>(plan.active) / static_cast<double>(plan.total)));
+  line("non-embedding", grouped(plan.non_embedding));
+  line("added by gates", grouped(plan.gate_parameters),
+       plan.gate_parameters == 0
+           ? ""
+           : fmt::format("{:.2f} % of the rest", 100.0 * static_cast<double>(plan.gate_parameters) /
+                                                     static_cast<double>(plan.total - plan.gate_parameters)));
+  if (plan.switch_parameters != 0)
+    line("added by switch heads", grouped(plan.switch_parameters),
+         fmt::format("{:.2f} % of the rest", 100.0 * static_cast<double>(plan.switch_parameters) /
+                                                 static_cast<double>(plan.total - plan.switch_parameters)));
+  if (plan.match) {
+    out += fmt::format("\nmatched to {}\n", plan.match->path);
+    line("its parameters", grouped(plan.match->target));
+    line("exact width", fmt::format("{:.2f}", plan.match->exact_width));
+    line(plan.match->key.c_str(), std::to_string(plan.match->width),
+         fmt::format("multiple of {}", c.model.match_multiple));
+    line("difference", fmt::format("{:+.4f} %", 100 * plan.match->difference()));
+  }
+
+  out += "\ncompute\n";
+  line("FLOPs per token", fmt::format("{:.4g}", plan.flops_per_token),
+       fmt::format("6 x {}{} in matrix products{} + attention", grouped(plan.matmul_parameters),
+                   plan.dispatch ? " active" : "", plan.trained != plan.total ? " (4 x what is frozen)" : ""));
+  line("micro-batches per step", std::to_string(plan.accumulation_steps),
+       fmt::format("{} of {} samples x {} tokens{}", c.train.global_batch_size, c.train.micro_batch_size, c.data.seq_len,
+                   plan.ranks > 1 ? fmt::format(", {} on each of {} ranks", plan.accumulation_steps / plan.ranks, plan.ranks)
+                                  : ""));
+  line("tokens per step", grouped(plan.tokens_per_step));
+  if (plan.steps > 0) {
+    line("steps", grouped(plan.steps));
+    line("tokens", grouped(plan.tokens),
+         fmt::format("{:.1f} per parameter",
+                     static_cast<double>(plan.tokens) / static_cast<double>(plan.total)));
+    line("FLOPs", fmt::format("{:.4g}", plan.flops_per_token * static_cast<double>(plan.tokens)));
+  } else {
+    line("steps", "not given", "train.max_steps or train.max_tokens");
+  }
+
+  if (plan.dispatch) {
+    const DispatchPlan& d = *plan.dispatch;
+    const MoeConfig& moe = c.model.moe;
+    const std::string sets = d.sets == 1 ? "one set for all layers" : fmt::format("a layer, {} sets", d.sets);
+    out += "\ntokens to experts (of a micro-batch, in one layer)\n";
+    line("experts", fmt::format("{} of {}", moe.num_experts_per_tok, moe.num_experts),
+         fmt::format("of width {}{}, in {} of {} layers", moe.moe_intermediate_size,
+                     moe.shared_expert_intermediate_size > 0
+                         ? fmt::format(", and a shared one of {}", moe.shared_expert_intermediate_size)
+                         : "",
+                     d.layers, c.model.num_hidden_layers));
+    line("rows", grouped(d.rows),
+         fmt::format("{} tokens x {}, wherever they go: none is ever dropped", grouped(d.most_of_one),
+                     moe.num_experts_per_tok));
+    line("rows of one expert", grouped(d.rows / moe.num_experts),
+         fmt::format("on average; at most {}, in the same memory", grouped(d.most_of_one)));
+    if (d.received > 0)
+      line("rows at once", grouped(d.received), fmt::format("{:g} times its own, of all {} ranks that share experts; more in extra rounds",
+                                                            c.parallel.expert_capacity, c.parallel.expert));
+    line("routing", bytes_text(d.routing_bytes), sets);
+    line("experts' activations", bytes_text(d.kept_bytes),
+         d.kept_bytes > 0 ? sets : std::string("computed again in backward"));
+    line("scratch", bytes_text(d.scratch_bytes), "at most, while a layer computes");
+  }
+
+  out += fmt::format("\nmemory{} ({})\n", plan.ranks > 1 ? fmt::format(" of each of {} ranks", plan.ranks) : "",
+                     enum_name(c.train.precision));
+  line("parameters", bytes_text(plan.memory.parameters), "packed copies and tables included");
+  line("gradients", bytes_text(plan.memory.gradients));
+  line("optimizer", bytes_text(plan.memory.optimizer));
+  line("activations", bytes_text(plan.memory.activations),
+       fmt::format("recompute {}", enum_name(c.train.recompute)));
+  line("batch", bytes_text(plan.memory.batch));
+  line("scratch", bytes_text(plan.memory.scratch));
+  if (!plan.memory.on_gpu && plan.memory.snapshot > 0) line("checkpoint copy", bytes_text(plan.memory.snapshot), "written while training goes on");
+  line("total", bytes_text(plan.memory.total()));
+  if (plan.memory.on_gpu) line("beside it, copy", bytes_text(plan.memory.snapshot), "host memory that checkpoints are written from");
+  if (plan.memory.pinned > 0) line("beside it, pinned", bytes_text(plan.memory.pinned), "host memory");
+  return out;
+}
+
+nlohmann::json plan_json(const Plan& plan) {
+  nlohmann::json parameters = nlohmann::json::array();
+  for (const Plan::Parameter& p : plan.parameters)
+    parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"count", p.count}, {"active", p.active}});
+  nlohmann::json out = {{"name", plan.config.name},
+                        {"config_hash", config_hash(plan.config)},
+                        {"parameters", plan.total},
+                        {"active_parameters", plan.active},
+                        {"trained_parameters", plan.trained},
+                        {"non_embedding_parameters", plan.non_embedding},
+                        {"gate_parameters", plan.gate_parameters},
+                        {"switch_parameters", plan.switch_parameters},
+                        {"matmul_parameters", plan.matmul_parameters},
+                        {"flops_per_token", plan.flops_per_token},
+                        {"steps", plan.steps},
+                        {"tokens", plan.tokens},
+                        {"tokens_per_step", plan.tokens_per_step},
+                        {"accumulation_steps", plan.accumulation_steps},
+                        {"ranks", plan.ranks},
+                        {"intermediate_size", plan.config.model.intermediate_size},
+                        {"memory",
+                         {{"parameters", plan.memory.parameters},
+                          {"gradients", plan.memory.gradients},
+                          {"optimizer", plan.memory.optimizer},
+                          {"activations", plan.memory.activations},
+                          {"batch", plan.memory.batch},
+                          {"scratch", plan.memory.scratch},
+                          {"checkpoint_copy", plan.memory.snapshot},
+                          {"pinned", plan.memory.pinned},
+                          {"total", plan.memory.total()}}},
+                        {"tensors", parameters}};
+  if (plan.dispatch) {
+    const DispatchPlan& d = *plan.dispatch;
+    const MoeConfig& moe = plan.config.model.moe;
+    out["experts"] = {{"layers", d.layers},
+                      {"num_experts", moe.num_experts},
+                      {"num_experts_per_tok", moe.num_experts_per_tok},
+                      {"moe_intermediate_size", moe.moe_intermediate_size},
+                      {"shared_expert_intermediate_size", moe.shared_expert_intermediate_size},
+                      {"rows", d.rows},
+                      {"most_rows_of_one_expert", d.most_of_one},
+                      {"rows_at_once", d.received},
+                      {"routing_bytes", d.routing_bytes},
+                      {"kept_bytes", d.kept_bytes},
+                      {"sets", d.sets},
+                      {"scratch_bytes", d.scratch_bytes}};
+  }
+  if (plan.match)
+    out["match"] = {{"path", plan.match->path},     {"key", plan.match->key},
+                    {"target", plan.match->target}, {"exact_width", plan.match->exact_width},
+                    {"width", plan.match->width},   {"difference", plan.match->difference()}};
+  return out;
+}
+
+}  // namespace sluice

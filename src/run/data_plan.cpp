@@ -1,0 +1,54 @@
+#include "run/data_plan.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "core/error.h"
+#include "run/console.h"
+
+namespace sluice {
+
+DataPlan plan_data(const Config& config, int64_t steps) {
+  DataPlan plan;
+  try {
+    const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size, config.data.document_mask, config.train.seed);
+    const auto epochs = data.epochs(steps * config.train.global_batch_size);
+    const auto sources = data.sources();
+    for (size_t s = 0; s < sources.size(); ++s) plan.sources.push_back({sources[s], epochs[s].second});
+  } catch (const Error& error) {
+    plan.problem = error.what();
+  }
+  return plan;
+}
+
+std::string data_plan_text(const DataPlan& plan) {
+  if (!plan.problem.empty()) return fmt::format("\ndata\n  not read: {}\n", plan.problem);
+  std::string out = "\ndata\n";
+  for (const auto& [info, epochs] : plan.sources)
+    out += fmt::format("  {:<24} {:>22}  {:.0f}% of the samples, {:.2f} epochs{}\n", info.name,
+                       format_count(static_cast<double>(info.tokens)) + " tokens", 100 * info.weight, epochs,
+                       epochs > kManyEpochs ? fmt::format(": more than {:g}, repeats it often", kManyEpochs) : "");
+  return out;
+}
+
+nlohmann::json data_plan_json(const DataPlan& plan) {
+  nlohmann::json sources = nlohmann::json::array();
+  for (const auto& [info, epochs] : plan.sources)
+    sources.push_back({{"name", info.name},
+                       {"files", info.files},
+                       {"tokens", info.tokens},
+                       {"share", info.weight},
+                       {"epochs", epochs}});
+  return {{"sources", sources}, {"problem", plan.problem.empty() ? nlohmann::json() : nlohmann::json(plan.problem)}};
+}
+
+std::vector<std::string> repetition_warnings(const Blend& data, int64_t samples) {
+  std::vector<std::string> warnings;
+  for (const auto& [name, epochs] : data.epochs(samples))
+    if (epochs > kManyEpochs)
+      warnings.push_back(fmt::format("data source {} is passed over {:.1f} times; beyond about {:g} epochs repeated text teaches little: "
+                                     "train for fewer steps, give it less weight, or add text",
+                                     name, epochs, kManyEpochs));
+  return warnings;
+}
+
+}  // namespace sluice

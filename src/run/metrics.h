@@ -1,0 +1,51 @@
+#pragma once
+// What a run writes down about itself, one JSON object per line (UX 5): metrics.jsonl per logged step,
+// eval.jsonl per evaluation. Append-only; a resumed run first cuts what lies past the step it resumes from.
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "analysis/router_load.h"
+#include "core/io.h"
+#include "eval/evaluate.h"
+#include "train/head_balance_state.h"
+#include "core/repeated_warning.h"
+
+namespace sluice {
+
+struct TrainRecord {
+  int64_t step = 0;  // steps done
+  int64_t samples = 0, tokens = 0;
+  double loss = 0, grad_norm = 0, lr = 0;  // of the last of these steps
+  double tokens_per_second = 0;            // since the last record, without evaluation and saving
+  double seconds = 0;                      // of training so far, over all resumptions
+  int64_t spikes = 0, skipped = 0;
+  std::vector<std::pair<std::string, double>> epochs;  // passes over each source so far
+  std::optional<int64_t> diverged_since;  // the step since which the loss has diverged
+  std::optional<RouterSummary> router;  // of the last of these steps
+  std::optional<HeadSummary> heads;     // the same
+};
+
+nlohmann::ordered_json to_json(const TrainRecord& record);
+nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& result);
+
+/// A file of JSON lines, each with a "step". A failing write is a warning and does not end the training.
+class JsonLines {
+ public:
+  /// Cuts lines past `last_step`, and a torn last line, by rewriting the file atomically.
+  JsonLines(std::string path, int64_t last_step);
+  void append(const nlohmann::ordered_json& line);
+  /// The largest step in the file, or whose line could not be written; -1 when there is none.
+  int64_t last_step() const { return last_step_; }
+
+ private:
+  std::string path_;
+  std::unique_ptr<io::OutputFile> file_;
+  int64_t last_step_ = -1;
+  bool failing_ = false;
+  RepeatedWarning warning_;
+};
+
+}  // namespace sluice

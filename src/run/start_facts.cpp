@@ -1,0 +1,120 @@
+#include "run/start_facts.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <filesystem>
+#include <set>
+
+#include "config/fields.h"
+#include "config/paths.h"
+#include "core/build_id.h"
+#include "core/cpu_features.h"
+#include "core/device.h"
+#include "core/io.h"
+#include "core/parallel_for.h"
+#include "data/sample_pages.h"
+#include "ops/matmul.h"
+#include "comm/collective_errors.h"
+#include "checkpoint/store.h"
+#include "checkpoint/manifest.h"
+#include "config/derived.h"
+
+namespace sluice {
+namespace {
+
+/// Of a folder of weights, a run folder or a file, as train.init_from takes them.
+std::string fingerprint_of_weights(const std::string& path) {
+  if (!io::is_directory(path)) {
+    const io::MappedFile file(path);
+    return fmt::format("{} bytes, xxh3:{}", file.size(), checksum(sample_pages(file.data(), file.size())));
+  }
+  if (const std::string manifest = path + "/" + kManifestName; io::exists(manifest))
+    return "manifest xxh3:" + checksum(io::read_file(manifest));
+  if (const std::vector<std::string> files = io::glob(path + "/*.safetensors"); !files.empty()) {
+    std::string all;
+    for (const std::string& file : files) all += fingerprint_of_weights(file) + "\n";
+    return fmt::format("{} files, xxh3:{}", files.size(), checksum(all));
+  }
+  const std::vector<std::string> checkpoints = list_checkpoints(io::is_directory(path + "/ckpt") ? path + "/ckpt" : path);
+  return checkpoints.empty() ? "no weights" : fingerprint_of_weights(checkpoints.front());
+}
+
+/// Whether a shared library has a part in what is computed.
+bool computes(const std::string& library) {
+  for (const char* name : {"libdnnl.", "libopenblas", "libm.", "libcublas", "libcudnn", "libnccl"})
+    if (library.starts_with(name)) return true;
+  return false;
+}
+
+}  // namespace
+
+void state_program(StartFacts& facts) {
+  facts.set("the program", fmt::format("sluice {}, build {}", SLUICE_VERSION, program_build_id()));
+  for (const LoadedCode& code : loaded_code())
+    if (computes(code.name)) facts.set("the library " + code.name, "build " + code.build_id);
+}
+
+void state_configuration(StartFacts& facts, const Config& config) {
+  Config copy = config;
+  std::set<std::string> left_out = {"name", "train.threads", "train.device"};
+  for_each_path(copy, [&](const std::string&, const std::string& key) { left_out.insert(key); });
+  copy.run_dir = std::filesystem::absolute(copy.run_dir).lexically_normal().string();
+  for_each_leaf(copy, [&](const std::string& key, auto& value, const char*) {
+    if (left_out.count(key) == 0) facts.set(key, scalar_text(value));
+  });
+  facts.wait_seconds = config.parallel.timeout_seconds;
+}
+
+void state_device(StartFacts& facts, const Config& config) {
+  const Device device = resolve_device(config.train.device);
+  facts.set("train.device", device_name(device));
+  if (device == Device::cuda) {
+    facts.set("the GPU", cuda_devices()[static_cast<size_t>(chosen_cuda_device())].name);
+    return;
+  }
+  facts.set("the instruction set (SLUICE_ISA)", isa_name(cpu_isa()));
+  facts.set("the kernels of libraries", cpu::library_kernels());
+  // With another number of threads results agree to rounding only, and `exact` promises the same bits.
+  if (config.parallel.determinism == Determinism::exact) facts.set("the number of threads (train.threads)", std::to_string(num_threads()));
+}
+
+void state_data(StartFacts& facts, const Config& config, const Blend& training, const Evaluator& evaluator) {
+  const auto state = [&](const std::string& what, const Blend& data) {
+    facts.set(what, fmt::format("{} tokens, {}", data.num_tokens(), data.fingerprint()), ExitCode::data);
+  };
+  state("the contents of data.train", training);
+  for (size_t i = 0; i < evaluator.blends().size(); ++i)
+    state(fmt::format("the contents of data.validation[{}]", i), *evaluator.blends()[i]);
+  if (!config.train.init_from.empty())
+    facts.set("the contents of train.init_from", fingerprint_of_weights(config.train.init_from), ExitCode::data);
+}
+
+void agree_on_threads(Communicator& ranks, const Config& config) {
+  if (config.parallel.determinism != Determinism::exact) return;
+  agree_on_start(ranks, [&](StartFacts& facts) {
+    facts.wait_seconds = config.parallel.timeout_seconds;
+    facts.set("the number of threads (train.threads)", std::to_string(num_threads()));
+  });
+}
+
+void agree_on_checkpoint(Communicator& ranks, const std::string& folder, double wait_seconds) {
+  const std::vector<std::string> here = list_checkpoints(folder);
+  std::string newest = here.empty() ? "" : here.front().substr(folder.size() + 1), first = newest;
+  broadcast_text(ranks, first, 0);  // a network file system may list it late elsewhere, but finds it by name
+  if (!first.empty()) newest = first;
+  agree_on_start(ranks, [&](StartFacts& facts) {
+    std::string text = "none";
+    if (!newest.empty()) {
+      text = newest + ", ";
+      try {
+        text += "manifest xxh3:" + checksum(io::read_file(folder + "/" + newest + "/" + kManifestName));
+      } catch (const io::IoError&) {
+        text += "whose manifest cannot be read";
+      }
+    }
+    facts.wait_seconds = wait_seconds;
+    facts.set("the newest checkpoint in " + folder, text, ExitCode::data);
+  });
+}
+
+}  // namespace sluice

@@ -1,0 +1,367 @@
+#include "eval/evaluate.h"
+
+#include <catch2/catch.hpp>
+#include <functional>
+#include <fstream>
+
+#include "comm/threads.h"
+#include "config/load.h"
+#include "support/model.h"
+#include "eval/analyze.h"
+#include "eval/generate.h"
+#include "hf/config.h"
+#include "eval/trained_model.h"
+#include "support/tiny_training.h"
+
+namespace sluice {
+namespace {
+
+/// Token t < vocab - 1 stands for t % 3 + 1 bytes; the last ends documents.
+class CountingTokenizer : public Tokenizer {
+ public:
+  int64_t vocab_size() const override { return 32; }
+  std::vector<int32_t> encode(std::string_view) const override { return {}; }
+  std::string decode(const std::vector<int32_t>&) const override { return ""; }
+  int32_t end_of_document() const override { return 31; }
+  int64_t token_bytes(int32_t token) const override { return token == 31 ? 0 : token % 3 + 1; }
+  std::string fingerprint() const override { return "counting"; }
+  std::string name() const override { return "counting"; }
+  const std::string& model() const override { return model_; }
+  bool encodes_in_parts() const override { return true; }
+  int64_t lost_bytes(std::string_view, const std::vector<int32_t>&) const override { return 0; }
+  std::string normalization() const override { return "no normaliser"; }
+
+ private:
+  std::string model_;
+};
+
+const auto kNever = [] { return false; };
+
+EvalResult evaluate(const test::TinyTraining& t, Trainer& trainer, int64_t max_tokens = 0) {
+  const Evaluator evaluator(t.config.data.validation, t.config, CountingTokenizer(), max_tokens);
+  return *evaluator.run(trainer.context(), trainer.model(), trainer.micro_batch(), trainer.analysed(),
+                        kNever);
+}
+
+/// A checkpoint of a short training, with the byte tokenizer's vocabulary.
+std::string trained_checkpoint(test::TinyTraining& t, int64_t steps) {
+  t.config.model.vocab_size = 257;
+  const Blend data = t.blend();
+  Trainer trainer(t.config, data);
+  trainer.initialize();
+  for (int64_t i = 0; i < steps; ++i) trainer.step();
+  CheckpointContent content = trainer.content();
+  content.config_yaml = to_yaml(t.config);
+  CheckpointStore store(t.folder / "run/ckpt", t.config.checkpoint, content);
+  store.save(content);
+  REQUIRE(store.wait());
+  return t.folder / "run";
+}
+
+}  // namespace
+
+TEST_CASE("a model that knows nothing has ln V nats, V perplexity and the bytes' share of bits",
+          "[evaluate]") {
+  test::TinyTraining t;
+  const Blend data = t.blend();
+  Trainer trainer(t.config, data);
+  trainer.initialize();
+  const Tensor values = trainer.store().value(0);  // the embedding, which is also the head
+  for (int64_t i = 0; i < values.numel(); ++i) test::Pool::set(values, i, 0);
+  trainer.store().pack(trainer.context());
+
+  const EvalResult result = evaluate(t, trainer);
+  REQUIRE(result.sets.size() == 1);
+  const SetResult& set = result.sets[0];
+  CHECK(set.name == "held_out");
+  CHECK(set.loss == Approx(std::log(32)).epsilon(1e-6));
+  CHECK(set.perplexity == Approx(32).epsilon(1e-5));
+
+  const TokenFile file(t.folder / "held_out");
+  CHECK(set.tokens == file.num_tokens() - 1);  // every token but the first is a target once
+  double text_tokens = 0, bytes = 0;
+  for (int64_t i = 1; i < file.num_tokens(); ++i) {
+    const int64_t n = CountingTokenizer().token_bytes(file.token(i));
+    text_tokens += n > 0;
+    bytes += static_cast<double>(n);
+  }
+  CHECK(set.bits_per_byte == Approx(5 * text_tokens / bytes).epsilon(1e-6));
+}
+
+TEST_CASE("evaluation does not depend on the micro-batch, nor on what training recomputes", "[evaluate]") {
+  test::TinyTraining t(Precision::f64);
+  std::vector<EvalResult> results;
+  for (const auto& [micro, recompute] : {std::pair(2, Recompute::none), std::pair(4, Recompute::none),
+                                         std::pair(2, Recompute::mlp), std::pair(2, Recompute::block)}) {
+    t.config.train.micro_batch_size = micro;
+    t.config.train.recompute = recompute;
+    const Blend data = t.blend();
+    Trainer trainer(t.config, data);
+    trainer.initialize();
+    results.push_back(evaluate(t, trainer));
+    CHECK(results.back().sets[0].loss == Approx(results[0].sets[0].loss).epsilon(1e-12));
+    CHECK(results.back().sets[0].tokens == results[0].sets[0].tokens);
+    CHECK(results.back().analysis.first_token_attention ==
+          Approx(results[0].analysis.first_token_attention).epsilon(micro == 2 ? 1e-9 : 0.05));
+    CHECK(results.back().analysis.largest_residual ==
+          Approx(results[0].analysis.largest_residual).epsilon(1e-9));
+  }
+  REQUIRE(results[0].analysis.mean_gate_score);
+  CHECK(*results[0].analysis.mean_gate_score == Approx(0.5).margin(0.1));
+}
+
+TEST_CASE("evaluation can be limited and interrupted, and leaves the training as it was", "[evaluate]") {
+  test::TinyTraining t;
+  const Blend data = t.blend();
+  Trainer evaluated(t.config, data), untouched(t.config, data);
+  evaluated.initialize();
+  untouched.initialize();
+  evaluated.step();
+  untouched.step();
+  CHECK(evaluate(t, evaluated, 100).sets[0].tokens == 128);  // whole samples
+  const Evaluator evaluator(t.config.data.validation, t.config, CountingTokenizer(), 0);
+  int asked = 0;
+  CHECK_FALSE(evaluator.run(evaluated.context(), evaluated.model(), evaluated.micro_batch(),
+                            evaluated.analysed(), [&] { return ++asked > 3; }));
+  CHECK(evaluated.step().loss == untouched.step().loss);
+  CHECK(test::all_bits(evaluated) == test::all_bits(untouched));
+}
+
+TEST_CASE("an analysis is the same, bit for bit, on one rank, two and three, and on any number of threads", "[analyze]") {
+  const test::OneThread one_thread;
+  test::TinyTraining t;
+  t.add_experts();
+  t.config.model.attention.gates.push_back({.position = GatePosition::value, .activation = GateActivation::silu});
+  const CheckpointInfo checkpoint = find_checkpoint(trained_checkpoint(t, 3));
+  // Sets of unlike length: rounds that not all ranks have a sample for.
+  const std::vector<DataSource> sets = {{"held_out", t.folder / "held_out", 1.0}, {"train", t.folder / "train", 1.0}};
+  const AnalyzeOptions options{.tokens = 7 * t.config.data.seq_len, .map_sequences = 3, .map_tokens = 10};
+  std::vector<std::string> results;
+  for (const int ranks : {1, 2, 3})
+    run_thread_ranks(ranks, [&](Communicator& comm) {
+      set_num_threads(ranks == 1 ? 3 : 1);
+      const TrainedModel trained(checkpoint, t.config.data.seq_len);
+      const Analysis a = analyze(trained, sets, t.config.data, options, comm);
+      if (comm.rank() != 0) return;
+      CHECK(a.maps.sequences() == 3);
+      CHECK(a.map_sets == std::vector<std::string>{"held_out", "train", "held_out"});
+      CHECK(a.map_tokens.size() == 30);
+      results.push_back(to_json(a).dump());
+      for (const float x : a.maps.mean()) results.back() += fmt::format(" {}", x);
+    });
+  REQUIRE(results.size() == 3);
+  CHECK(results[1] == results[0]);
+  CHECK(results[2] == results[0]);
+
+  // Evaluation measures the same of the same samples.
+  const auto json = nlohmann::json::parse(results[0].substr(0, results[0].find("} ") + 1));
+  CHECK(json["sequences"] == 14);
+  CHECK(json["tokens"] == 14 * t.config.data.seq_len);
+  const TrainedModel trained(checkpoint, t.config.data.seq_len);
+  Arena memory("activations", 1 << 22), host("host");
+  Context ctx(1 << 22);
+  ForwardBuffers buffers = make_forward_buffers(trained, memory, host, t.config.data.seq_len, Recompute::none);
+  const ModelSummary summary =
+      Evaluator(sets, t.config, trained.tokenizer(), options.tokens).run(ctx, trained.model(), buffers, buffers, kNever)->analysis;
+  CHECK(json["total"]["first_token_attention"] == Approx(summary.first_token_attention).epsilon(1e-9));
+  CHECK(json["total"]["mean_gate_score"] == Approx(*summary.mean_gate_score).epsilon(1e-9));
+  CHECK(json["total"]["imbalance"] == Approx(*summary.imbalance).epsilon(1e-9));
+  CHECK(json["total"]["max"]["ffn_output"] ==
+        std::max(summary.layers[0].ffn_output_max, summary.layers[1].ffn_output_max));
+}
+
+TEST_CASE("an analysis leaves out what is no whole sample, and refuses positions that the model does not know", "[analyze]") {
+  const test::OneThread one_thread;
+  test::TinyTraining t;
+  const CheckpointInfo checkpoint = find_checkpoint(trained_checkpoint(t, 1));
+  const TrainedModel trained(checkpoint, t.config.data.seq_len);
+  const auto alone = make_local_communicator();
+  DataConfig data = t.config.data;
+  const auto sequences = [&](int64_t tokens) {
+    return analyze(trained, data.validation, data, {.tokens = tokens, .map_sequences = 1}, *alone).total.sequences;
+  };
+  const auto whole = static_cast<double>((TokenFile(t.folder / "held_out").num_tokens() - 1) / data.seq_len);
+  CHECK(sequences(0) == whole);
+  CHECK(sequences(100) == 4);
+  data.seq_len = 16;
+  CHECK(sequences(100) == 7);
+  data.seq_len = 33;
+  CHECK_THROWS_WITH(sequences(0), Catch::Contains("33") && Catch::Contains("32 positions"));
+}
+
+TEST_CASE("sampling keeps to temperature, top_k and top_p", "[generate]") {
+  const std::vector<float> logits = {0, std::log(4.0f), std::log(2.0f), std::log(1.0f), -50};
+  Sampling s;
+  s.temperature = 0;
+  CHECK(sample(logits, s, 0.99) == 1);
+  const auto share = [&](const Sampling& sampling, int32_t token) {
+    int64_t hits = 0;
+    for (int i = 0; i < 8000; ++i) hits += sample(logits, sampling, (i + 0.5) / 8000) == token;
+    return static_cast<double>(hits) / 8000;
+  };
+  s.temperature = 1;
+  CHECK(share(s, 1) == Approx(0.5).margin(1e-3));
+  CHECK(share(s, 0) == Approx(0.125).margin(1e-3));
+  s.temperature = 0.5;  // squares: 16 4 1 1
+  CHECK(share(s, 1) == Approx(16.0 / 22).margin(1e-3));
+  s.temperature = 1;
+  s.top_k = 2;
+  CHECK(share(s, 1) == Approx(2.0 / 3).margin(1e-3));
+  CHECK(share(s, 0) == 0);
+  s.top_k = 0;
+  s.top_p = 0.6;  // 0.5 is not enough, 0.75 is
+  CHECK(share(s, 2) == Approx(1.0 / 3).margin(1e-3));
+  CHECK(share(s, 0) == 0);
+  s.top_p = 1e-9;
+  CHECK(share(s, 1) == 1);
+}
+
+TEST_CASE("generation with a cache gives what computing everything anew gives", "[generate]") {
+  test::TinyTraining t(GENERATE(Precision::f32, Precision::f64));
+  // Large random weights: every position matters to what comes next.
+  t.config.model.initializer_range = 0.5;
+  const TrainedModel trained(find_checkpoint(trained_checkpoint(t, 0)), 1);
+  Sampling greedy;
+  greedy.temperature = 0;
+  const auto generate = [&](const std::vector<int32_t>& prompt, int64_t n) {
+    std::vector<int32_t> tokens;
+    Generator(trained).run(prompt, n, greedy, [&](int32_t token) {
+      tokens.push_back(token);
+      return true;
+    });
+    return tokens;
+  };
+  const std::vector<int32_t> prompt = {3, 18, 0, 3};
+  const auto cached = generate(prompt, 20);
+  REQUIRE(cached.size() == 20);
+  std::vector<int32_t> so_far = prompt;
+  for (const int32_t token : cached) {
+    CHECK(generate(so_far, 1) == std::vector<int32_t>{token});
+    so_far.push_back(token);
+  }
+  // Far beyond the context of 32 tokens, and from a prompt that is longer than it.
+  CHECK(generate(prompt, 100).size() == 100);
+  CHECK(generate(std::vector<int32_t>(50, 3), 3).size() == 3);
+}
+
+TEST_CASE("generation is repeatable and stops when told", "[generate]") {
+  test::TinyTraining t;
+  const TrainedModel trained(find_checkpoint(trained_checkpoint(t, 2)), 1);
+  const auto generate = [&](uint64_t seed) {
+    Sampling s;
+    s.seed = seed;
+    std::vector<int32_t> tokens;
+    Generator(trained).run({1, 2}, 30, s, [&](int32_t token) {
+      tokens.push_back(token);
+      return tokens.size() < 12;
+    });
+    return tokens;
+  };
+  CHECK(generate(1).size() == 12);
+  CHECK(generate(1) == generate(1));
+  CHECK(generate(1) != generate(2));
+}
+
+TEST_CASE("a path stands for its newest checkpoint", "[generate]") {
+  test::TinyTraining t;
+  const std::string run = trained_checkpoint(t, 1);
+  CHECK(find_checkpoint(run).step == 1);
+  CHECK(find_checkpoint(run + "/ckpt").step == 1);
+  CHECK(find_checkpoint(find_checkpoint(run).path).step == 1);
+  test::expect_error(ExitCode::no_input, {"no such run"}, [&] { find_checkpoint(t.folder / "nowhere"); });
+  io::make_directories(t.folder / "empty");
+  test::expect_error(ExitCode::no_input, {"holds no checkpoint"},
+                     [&] { find_checkpoint(t.folder / "empty"); });
+}
+
+TEST_CASE("config.json names a plain model as the field knows it, and anything else honestly",
+          "[hf_config]") {
+  Config config;
+  config.model.vocab_size = 257;
+  CHECK(hf_config(config, 256)["model_type"] == "qwen3");
+  CHECK(hf_config(config, 256)["architectures"][0] == "Qwen3ForCausalLM");
+  CHECK(hf_config(config, 256)["eos_token_id"] == 256);
+  config.model.qk_norm = false;
+  CHECK(hf_config(config, 256)["model_type"] == "llama");
+  config.model.attention.gates = {GateConfig{}};
+  const auto gated = hf_config(config, 256);
+  CHECK(gated["model_type"] == "sluice");
+  CHECK(gated["attention"]["gates"][0]["position"] == "sdpa_output");
+  CHECK_FALSE(gated.contains("num_experts"));
+  CHECK_FALSE(gated["attention"].contains("switch_heads"));
+  config.model.attention.gates.clear();
+  config.model.attention.switch_heads.num_experts = 8;
+  const auto switched = hf_config(config, 256);
+  CHECK(switched["model_type"] == "sluice");
+  CHECK(switched["attention"]["switch_heads"]["num_experts"] == 8);
+  CHECK(switched["attention"]["switch_heads"]["projections"] == "value");
+
+  // Nor has the field a reader of each of these.
+  const std::vector<std::function<void(ModelConfig&)>> changes = {
+      [](ModelConfig& m) { m.hidden_act = HiddenAct::relu2; }, [](ModelConfig& m) { m.norm_weights = false; },
+      [](ModelConfig& m) { m.qk_norm_order = QkNormOrder::after_rope; }, [](ModelConfig& m) { m.embedding_norm = true; },
+      [](ModelConfig& m) { m.final_logit_softcapping = 15; }};
+  for (size_t i = 0; i < changes.size(); ++i) {
+    INFO("change " << i);
+    Config changed;
+    changed.model.vocab_size = 257;
+    changes[i](changed.model);
+    const auto j = hf_config(changed, 256);
+    CHECK(j["model_type"] == "sluice");
+    CHECK(j["hidden_act"] == (i == 0 ? "relu2" : "silu"));
+    CHECK(j["norm_weights"] == (i != 1));
+    CHECK(j["qk_norm_order"] == (i == 2 ? "after_rope" : "before_rope"));
+    CHECK(j["embedding_norm"] == (i == 3));
+    CHECK(j["final_logit_softcapping"] == (i == 4 ? nlohmann::json(15.0) : nlohmann::json(nullptr)));
+  }
+}
+
+TEST_CASE("config.json names a mixture of experts as the field knows it where the field has one", "[hf_config]") {
+  Config config;
+  MoeConfig& moe = config.model.moe;
+  moe.num_experts = 6;
+  moe.num_experts_per_tok = 3;
+  moe.moe_intermediate_size = 40;
+  moe.norm_topk_prob = false;
+  moe.decoder_sparse_step = 2;
+  moe.mlp_only_layers = {1};
+  moe.load_balance.coefficient = 0.25;
+  const nlohmann::json plain = hf_config(config, 256);
+  CHECK(plain["architectures"][0] == "Qwen3MoeForCausalLM");
+  CHECK(plain["model_type"] == "qwen3_moe");
+  const nlohmann::json keys = {{"num_experts", 6},          {"num_experts_per_tok", 3},     {"moe_intermediate_size", 40},
+                               {"norm_topk_prob", false},   {"decoder_sparse_step", 2},     {"mlp_only_layers", {1}},
+                               {"router_aux_loss_coef", .25}, {"output_router_logits", false}};
+  const auto check_keys = [&](const nlohmann::json& j) {
+    for (const auto& [key, value] : keys.items()) {
+      INFO(key);
+      CHECK(j.at(key) == value);
+    }
+  };
+  check_keys(plain);
+
+  // Names that would promise another architecture are not taken.
+  config.model.qk_norm = false;
+  CHECK(hf_config(config, 256)["model_type"] == "sluice");
+  config.model.qk_norm = true;
+  moe.shared_expert_intermediate_size = 24;
+  moe.shared_expert_gate = true;
+  const nlohmann::json shared = hf_config(config, 256);
+  CHECK(shared["model_type"] == "sluice");
+  CHECK(shared["shared_expert_intermediate_size"] == 24);
+  CHECK(shared["shared_expert_gate"] == true);
+  check_keys(shared);
+}
+
+TEST_CASE("a checkpoint made on a GPU opens where there is none, when another device is named", "[evaluate]") {
+  const test::TemporaryFolder folder;
+  std::ofstream(folder / "config.yaml") << "train: {device: cuda}\n";
+  CheckpointInfo checkpoint;
+  checkpoint.path = folder.path;
+  CHECK(checkpoint_config(checkpoint, "cpu").train.device == DeviceChoice::cpu);
+  CHECK(checkpoint_config(checkpoint, "auto").train.device == DeviceChoice::automatic);
+  if (!built_with_cuda()) CHECK_THROWS_AS(checkpoint_config(checkpoint), Error);
+  CHECK_THROWS_AS(checkpoint_config(checkpoint, "tpu"), Error);
+}
+
+}  // namespace sluice

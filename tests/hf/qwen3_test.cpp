@@ -1,0 +1,68 @@
+// A plain Qwen3 folder, written by transformers (scripts/make_goldens_qwen3), loads as such and speaks as it did there.
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "support/model.h"
+#include "checkpoint/store.h"
+
+using namespace sluice;
+using namespace sluice::test;
+
+namespace {
+
+nlohmann::json read(const std::string& name) {
+  std::ifstream file(SLUICE_SOURCE_DIR "/tests/golden/qwen3_tiny/" + name);
+  return nlohmann::json::parse(file);
+}
+
+ModelConfig config_of(const nlohmann::json& hf) {
+  ModelConfig c;
+  c.vocab_size = hf.at("vocab_size");
+  c.hidden_size = hf.at("hidden_size");
+  c.num_hidden_layers = hf.at("num_hidden_layers");
+  c.num_attention_heads = hf.at("num_attention_heads");
+  c.num_key_value_heads = hf.at("num_key_value_heads");
+  c.head_dim = hf.at("head_dim");
+  c.intermediate_size = hf.at("intermediate_size");
+  c.tie_word_embeddings = hf.at("tie_word_embeddings");
+  c.rms_norm_eps = hf.at("rms_norm_eps");
+  c.rope.theta = hf.at("rope_parameters").at("rope_theta");
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("logits of a Qwen3 folder equal those of transformers", "[qwen3]") {
+  const OneThread one_thread;
+  const nlohmann::json golden = read("logits.json");
+  const auto ids = golden.at("input_ids").get<std::vector<int32_t>>();
+  TokenBatch batch;
+  batch.add(ids);
+  // add() takes the last word as a target only; here it is read as well.
+  batch.tokens.push_back(ids.back());
+  batch.targets.push_back(-1);
+  batch.positions.push_back(static_cast<int32_t>(ids.size()) - 1);
+  batch.first_key.push_back(0);
+
+  for (const auto& [dtype, tolerance] : {std::pair{DType::f64, 1e-6}, std::pair{DType::f32, 2e-5}}) {
+    INFO(dtype_name(dtype));
+    TestModel t(config_of(read("config.json")), batch, dtype);
+    std::vector<NamedTensor> weights;
+    for (size_t i = 0; i < t.store.specs().size(); ++i)
+      weights.push_back({t.store.specs()[i].name, t.store.value(static_cast<ParamStore::Id>(i))});
+    load_weights(SLUICE_SOURCE_DIR "/tests/golden/qwen3_tiny", weights);
+
+    const std::vector<double> logits = t.logits();
+    double difference = 0, norm = 0;
+    size_t i = 0;
+    for (const auto& row : golden.at("logits_f64"))
+      for (const double expected : row) {
+        difference += (logits.at(i) - expected) * (logits.at(i) - expected);
+        norm += expected * expected;
+        ++i;
+      }
+    CHECK(i == logits.size());
+    CHECK(std::sqrt(difference / norm) < tolerance);
+  }
+}

@@ -1,0 +1,277 @@
+// The cost of a step on many GPUs: arithmetic by hand, directions, refusals. Nothing here knows what a cluster would measure.
+#include "plan/cost_model.h"
+
+#include <catch2/catch.hpp>
+
+#include "config/load.h"
+#include "core/error.h"
+
+using namespace sluice;
+using Catch::Contains;
+
+namespace {
+
+/// Round numbers: a unit of 10^9 parameters is one second of something.
+ScaleModel small_model() {
+  ScaleModel m;
+  m.dense = 8'000'000'000;
+  m.expert = 16'000'000'000;
+  m.block_dense = 500'000'000;
+  m.block_expert = 1'000'000'000;
+  m.around = 200'000'000;
+  m.experts = 4;
+  m.per_token = 1;
+  m.layers_with_experts = 2;
+  m.hidden = 1000;
+  m.flops_per_token = 3e9;
+  m.samples = 16;
+  m.micro_batch = 1;
+  m.seq_len = 1000;
+  m.activation_bytes = 1'000'000'000;
+  return m;
+}
+
+ScaleAssumptions small_machines() {
+  ScaleAssumptions a;
+  a.peak_tflops = 1;
+  a.gpu_mfu = 0.5;
+  a.nvlink_gb_s = 1;
+  a.nic_gb_s = 0.5;
+  a.gpus_per_node = 4;
+  a.memory_gib = 200;
+  a.hidden_backward = 0.5;
+  a.hidden_forward = 0.25;
+  a.hidden_all_to_all = 0.5;
+  a.hop_us = 1000;
+  a.gradient_bytes = 4;
+  return a;
+}
+
+std::string shipped(const std::string& name) { return std::string(SLUICE_SOURCE_DIR "/configs/") + name; }
+
+/// The paper's mixture of experts at its own batch, without recomputation.
+ScaleModel paper() {
+  return scale_model(make_plan(load_config(shipped("gated_attention/base_15a2b.yaml"), {"train.recompute=none"})));
+}
+
+}  // namespace
+
+TEST_CASE("A step on eight GPUs costs what a pencil says", "[scale]") {
+  // Two nodes of four; two GPUs of a node share the experts. A GPU has 2,000 tokens in two micro-batches.
+  const ScaleRow r = scale(small_model(), small_machines(), {.gpus = 8, .expert = 2, .zero = 1});
+  REQUIRE(r.refused.empty());
+  CHECK(r.micro_batches == 2);
+  CHECK(r.compute == Approx(12));  // 2,000 x 3e9 / (0.5 x 1e12): 2 s forward and 4 s backward a micro-batch
+  // Dense: 32 GB, of which 24 leave for the node's others and half of the remaining 8 for the other node. Experts: 32 GB, 16 and 8.
+  CHECK(r.reduce_bytes.nvlink == Approx(24e9 + 16e9));
+  CHECK(r.reduce_bytes.nic == Approx(4e9 + 8e9));
+  CHECK(r.reduce == Approx(40 + 24));
+  CHECK(r.shown_reduce == Approx(64 - 0.5 * 4));
+  // Weights are half as wide.
+  CHECK(r.gather == Approx(32));
+  CHECK(r.shown_gather == Approx(32 - 0.25 * 2));
+  // 2,000 tokens, four times through two layers; half of them stay. Eight times a hop of 1 ms in each of two micro-batches.
+  CHECK(r.all_to_all_bytes.nvlink == Approx(2000 * 8 * 2000 * 0.5));
+  CHECK(r.all_to_all_bytes.nic == 0);
+  CHECK(r.all_to_all == Approx(0.016 + 0.016));
+  CHECK(r.shown_all_to_all == Approx(0.016));
+  CHECK(r.step == Approx(12 + 62 + 31.5 + 0.016));
+  CHECK(r.step_without_overlap() == Approx(12 + 64 + 32 + 0.032));
+  CHECK(r.efficiency() == Approx(12 / 105.516));
+  CHECK(r.tokens_per_second == Approx(16000 / 105.516));
+  CHECK(r.mfu == Approx(0.5 * 12 / 105.516));
+  CHECK(r.weights == Approx(2 * 16e9));
+  CHECK(r.gradients == Approx(4 * 16e9));
+  CHECK(r.optimizer == Approx(12 * (1e9 + 2e9)));         // an eighth of the dense, an eighth of all experts
+  CHECK(r.activations == Approx(1e9 + 2 * 1000 * 2000));  // rows that leave, rows that come
+  CHECK(r.fits);
+  CHECK(r.bound == "gradients over NVLink");
+}
+
+TEST_CASE("What each stage of ZeRO sends, keeps and hides", "[scale]") {
+  const ScaleModel m = small_model();
+  const ScaleAssumptions a = small_machines();
+  const auto stage = [&](int64_t zero) { return scale(m, a, {.gpus = 8, .expert = 2, .zero = zero}); };
+  // 0: sums come back as gradients, beside the same backward pass.
+  CHECK(stage(0).reduce == Approx(128));
+  CHECK(stage(0).shown_reduce == Approx(126));
+  CHECK(stage(0).gather == 0);
+  CHECK(stage(0).optimizer == Approx(12 * 16e9));
+  // 2: both micro-batches are reduced, each beside its own backward pass. A block (500M + 500M) computes, another
+  // is on its way; 200M lie around them.
+  CHECK(stage(2).reduce == Approx(128));
+  CHECK(stage(2).shown_reduce == Approx(128 - 2 * 2));
+  CHECK(stage(2).gather == Approx(32));
+  CHECK(stage(2).gradients == Approx(4 * (3e9 + 2.2e9)));
+  CHECK(stage(2).weights == Approx(2 * 16e9));
+  // 3: weights come twice a micro-batch; the second time they come before the gradients leave.
+  CHECK(stage(3).gather == Approx(4 * 32));
+  CHECK(stage(3).shown_gather == Approx((64 - 0.25 * 2 * 2) + (64 - 0.5 * 4 * 2)));
+  CHECK(stage(3).shown_reduce == Approx(128));
+  CHECK(stage(3).weights == Approx(2 * (3e9 + 2.2e9)));
+  for (int64_t zero = 1; zero < 4; ++zero) CHECK(stage(zero).memory() < stage(zero - 1).memory());
+}
+
+TEST_CASE("Tokens cross to another node once, however many experts they have there", "[scale]") {
+  ScaleModel m = small_model();
+  ScaleAssumptions a = small_machines();
+  a.hop_us = 0;
+  // All four experts for every token, one on each of four GPUs in two nodes.
+  m.per_token = 4;
+  a.gpus_per_node = 2;
+  const double row = 2000.0 * 8 * 2000;
+  ScaleRow r = scale(m, a, {.gpus = 8, .expert = 4, .zero = 1});
+  CHECK(r.all_to_all_bytes.nic == Approx(row * 1));     // of two nodes, one is another
+  CHECK(r.all_to_all_bytes.nvlink == Approx(row * 2));  // in each of two nodes, one of two GPUs is another
+  CHECK(r.all_to_all == Approx(std::max(2 * row / 1e9, row / 0.5e9)));
+  // Two of four: a node of two holds neither with chance (2 1)/(4 3), a GPU misses them with (3 2)/(4 3).
+  m.per_token = 2;
+  r = scale(m, a, {.gpus = 8, .expert = 4, .zero = 1});
+  CHECK(r.all_to_all_bytes.nic == Approx(row * 2 * (1 - 2.0 / 12) / 2));
+  CHECK(r.all_to_all_bytes.nvlink == Approx(row * 4 * (1 - 6.0 / 12) / 2));
+  a.hop_us = 1000;
+  CHECK(scale(m, a, {.gpus = 8, .expert = 4, .zero = 1}).all_to_all == Approx(r.all_to_all + 8 * 2 * 2 * 1e-3));
+}
+
+TEST_CASE("A link that is always busy is the step, whatever hides", "[scale]") {
+  ScaleAssumptions a = small_machines();
+  a.nvlink_gb_s = 1e9;
+  a.nic_gb_s = 1;
+  a.gpus_per_node = 2;
+  a.memory_gib = 1e6;
+  a.hop_us = 0;
+  a.hidden_backward = a.hidden_forward = a.hidden_all_to_all = 1;
+  ScaleModel m = small_model();
+  m.per_token = 4;
+  m.samples = 8;
+  m.flops_per_token = 16.5e9;  // 11 s forward, 22 s backward
+  const auto row = [&] { return scale(m, a, {.gpus = 8, .expert = 4, .zero = 1}); };
+  // 12 GB of dense gradients and 8 of experts' hide; 6 and 4 of weights too.
+  CHECK(row().reduce_bytes.nic == Approx(12e9 + 8e9));
+  CHECK(row().step == Approx(33));
+  CHECK(row().bound == "compute");
+  m.hidden = 6'250'000;  // 100 GB of rows to the other node
+  CHECK(row().step == Approx(20 + 10 + 100));
+  CHECK(row().bound == "the NIC: always busy");
+}
+
+TEST_CASE("Faster machines, narrower gradients and larger batches never cost more", "[scale]") {
+  const ScaleModel m = paper();
+  const auto check = [&](const ScaleModel& better, const ScaleAssumptions& a, const char* what) {
+    INFO(what);
+    for (const int64_t gpus : {64, 512, 1024})
+      for (const int64_t expert : {1, 4, 8, 16, 32})
+        for (int64_t zero = 0; zero < 4; ++zero) {
+          const ScaleRow before = scale(m, {}, {gpus, expert, zero}), after = scale(better, a, {gpus, expert, zero});
+          CHECK(after.efficiency() >= Approx(before.efficiency()));
+          CHECK(before.step <= Approx(before.step_without_overlap()));
+          CHECK(before.mfu <= 0.42);
+        }
+  };
+  const auto with = [](auto change) {
+    ScaleAssumptions a;
+    change(a);
+    return a;
+  };
+  check(m, with([](auto& a) { a.nic_gb_s *= 2; }), "NIC");
+  check(m, with([](auto& a) { a.nvlink_gb_s *= 2; }), "NVLink");
+  check(m, with([](auto& a) { a.hop_us = 0; }), "hop");
+  check(m, with([](auto& a) { a.hidden_backward = a.hidden_forward = a.hidden_all_to_all = 1; }), "overlap");
+  ScaleModel larger = m;
+  larger.micro_batch *= 2;
+  larger.samples *= 2;
+  check(larger, {}, "batch");
+  ScaleAssumptions wide;
+  wide.gradient_bytes = 4;
+  for (const int64_t gpus : {64, 512, 1024})
+    CHECK(scale(m, wide, {gpus, 8, 1}).step >= scale(m, {}, {gpus, 8, 1}).step);
+  CHECK(scale(m, wide, {1024, 8, 1}).efficiency() < 0.8 * scale(m, {}, {1024, 8, 1}).efficiency());
+  // More GPUs: more tokens a second, less memory of each, a smaller share of the peak.
+  for (const int64_t gpus : {64, 128, 256, 512}) {
+    const ScaleRow few = scale(m, {}, {gpus, 8, 1}), many = scale(m, {}, {2 * gpus, 8, 1});
+    CHECK(many.tokens_per_second > few.tokens_per_second);
+    CHECK(many.memory() < few.memory());
+    CHECK(many.mfu < few.mfu);
+  }
+}
+
+TEST_CASE("Parameters are counted on the real store, and memory agrees with the trainer's", "[scale]") {
+  const Plan plan = make_plan(load_config(shipped("gated_attention/base_15a2b.yaml")));
+  const ScaleModel m = scale_model(plan);
+  CHECK(m.dense + m.expert == plan.total);
+  CHECK(m.expert == int64_t{24} * 128 * 3 * 768 * 2048);
+  CHECK(m.block_expert == int64_t{128} * 3 * 768 * 2048);
+  CHECK(m.around == int64_t{2} * 151936 * 2048 + 2048);
+  CHECK(m.passes == 6);
+  CHECK(m.again > 0.75);  // blocks; the head is not computed again
+  CHECK(m.again < 1 - 311'164'928.0 / static_cast<double>(plan.matmul_parameters) / 2);
+  CHECK(paper().again == 0);
+  CHECK(paper().passes == 4);
+  // One GPU, without sharing anything, has the memory of the one rank that the trainer measures.
+  const ScaleRow one = scale(m, {}, {.gpus = 1, .expert = 1, .zero = 0});
+  CHECK(one.optimizer == Approx(static_cast<double>(plan.memory.optimizer)).epsilon(1e-3));
+  CHECK(one.gradients == Approx(static_cast<double>(plan.memory.gradients)).epsilon(1e-3));
+  CHECK(one.activations == static_cast<double>(plan.memory.activations + plan.memory.scratch));
+  CHECK(one.reduce + one.gather + one.all_to_all == 0);
+  CHECK_FALSE(one.fits);
+  CHECK(one.bound == "memory: does not fit");
+  const ScaleModel dense = scale_model(make_plan(load_config(shipped("gated_attention/base_28l.yaml"))));
+  CHECK(dense.expert == 0);
+  CHECK(scale(dense, {}, {64, 1, 1}).all_to_all == 0);
+}
+
+TEST_CASE("The best layout is the fastest of those that fit", "[scale]") {
+  const ScaleModel m = paper();
+  std::vector<ScaleRow> rows;
+  for (const int64_t expert : {1, 8, 16, 32}) rows.push_back(scale(m, {}, {512, expert, 1}));
+  rows.push_back(scale(m, {}, {504, 3, 1}));  // refused
+  const ScaleRow* best = best_layout(rows);
+  REQUIRE(best);
+  CHECK(best->layout.expert == 16);
+  for (const ScaleRow& row : rows) CHECK((!row.fits || row.tokens_per_second <= best->tokens_per_second));
+  ScaleAssumptions small;
+  small.memory_gib = 8;
+  CHECK(best_layout({scale(m, small, {1024, 16, 0})}) == nullptr);
+  const std::string text = scale_text(m, {}, rows);
+  CHECK_THAT(text, Contains("nothing here is measured") && Contains("assumed") && Contains("989 TFLOP/s"));
+  CHECK_THAT(text, Contains("refused: 3 GPUs cannot share 128 experts evenly"));
+  CHECK_THAT(text, Contains("best of these: 512 GPUs, experts shared by 16, ZeRO 1"));
+  const nlohmann::json json = scale_json(m, {}, rows);
+  CHECK(json["measured"] == false);
+  CHECK(json["best"]["expert_parallel"] == 16);
+  CHECK(json["layouts"].size() == rows.size());
+  CHECK(json["layouts"][2]["seconds"]["step"] == best->step);
+}
+
+TEST_CASE("Layouts that cannot be are refused by name", "[scale]") {
+  const ScaleModel m = paper();
+  const auto why = [&](const ScaleModel& model, const ScaleLayout& l) { return scale(model, {}, l).refused; };
+  CHECK_THAT(why(m, {100, 4, 1}), Contains("100 GPUs are not whole nodes of 8"));
+  CHECK_THAT(why(m, {64, 12, 1}), Contains("12 GPUs cannot share 128 experts evenly"));
+  CHECK_THAT(why(m, {24, 16, 1}), Contains("24 GPUs cannot be cut into groups of 16"));
+  CHECK_THAT(why(m, {2048, 8, 1}), Contains("train.global_batch_size = 1024 is smaller than a micro-batch of 1 on each of 2048 GPUs"));
+  CHECK_THAT(why(m, {384, 8, 1}), Contains("is not a multiple of 384 GPUs x micro-batches of 1; nearest 768 or 1152"));
+  CHECK_THAT(why(m, {64, 8, 4}), Contains("ZeRO 4"));
+  CHECK_THAT(why(m, {0, 1, 1}), Contains("0 GPUs"));
+  ScaleModel dense = small_model();
+  dense.experts = dense.expert = 0;
+  CHECK_THAT(why(dense, {8, 2, 1}), Contains("a model without experts cannot share them among 2"));
+  ScaleModel odd = m;
+  odd.experts = 12;
+  odd.samples = 1536;
+  CHECK_THAT(why(odd, {24, 12, 1}), Contains("12 GPUs that share the experts are neither whole nodes of 8 nor"));
+  const auto refused = [&](auto change) {
+    ScaleAssumptions a;
+    change(a);
+    try {
+      scale(m, a, {64, 8, 1});
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::usage);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK_THAT(refused([](auto& a) { a.nic_gb_s = 0; }), Contains("NIC GB/s must be above 0, got 0"));
+  CHECK_THAT(refused([](auto& a) { a.hidden_backward = 1.5; }), Contains("share of the backward pass must be in [0, 1]"));
+  CHECK_THAT(refused([](auto& a) { a.gradient_bytes = 3; }), Contains("got 3 bytes"));
+}

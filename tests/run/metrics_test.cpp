@@ -1,0 +1,89 @@
+#include "run/metrics.h"
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+
+#include "data/temporary.h"
+
+namespace sluice {
+namespace {
+
+nlohmann::ordered_json line(int64_t step) {
+  return {{"schema", 1}, {"step", step}, {"loss", 0.1 * static_cast<double>(step)}};
+}
+
+}  // namespace
+
+TEST_CASE("metrics are appended, and cut at the step a run resumes from", "[metrics]") {
+  test::TemporaryFolder folder;
+  const std::string path = folder / "metrics.jsonl";
+  {
+    JsonLines lines(path, 0);
+    CHECK(lines.last_step() == -1);
+    for (const int64_t step : {10, 20, 30}) lines.append(line(step));
+    CHECK(lines.last_step() == 30);
+  }
+  const std::string all = io::read_file(path);
+  {
+    JsonLines lines(path, 30);
+    CHECK(io::read_file(path) == all);
+  }
+  JsonLines lines(path, 20);
+  CHECK(lines.last_step() == 20);
+  lines.append(line(25));
+  CHECK(io::read_file(path) == line(10).dump() + "\n" + line(20).dump() + "\n" + line(25).dump() + "\n");
+}
+
+TEST_CASE("a torn last line disappears", "[metrics]") {
+  test::TemporaryFolder folder;
+  const std::string path = folder / "metrics.jsonl";
+  test::write_bytes(path, line(10).dump() + "\n" + line(20).dump().substr(0, 15));
+  JsonLines lines(path, 100);
+  CHECK(io::read_file(path) == line(10).dump() + "\n");
+}
+
+TEST_CASE("a full disk costs lines, not the training, and later lines are whole", "[metrics]") {
+  test::TemporaryFolder folder;
+  const std::string path = folder / "metrics.jsonl";
+  JsonLines lines(path, 0);
+  lines.append(line(1));
+  setenv("SLUICE_IOFAIL", "1:ENOSPC", 1);
+  lines.append(line(2));
+  unsetenv("SLUICE_IOFAIL");
+  lines.append(line(3));
+  const JsonLines again(path, 100);
+  CHECK(io::read_file(path) == line(1).dump() + "\n" + line(3).dump() + "\n");
+}
+
+TEST_CASE("metrics have the schema that reports read", "[metrics]") {
+  TrainRecord record;
+  record.step = 10;
+  record.loss = 5.1;
+  CHECK(
+      to_json(record).dump() ==
+      R"({"schema":1,"step":10,"samples":0,"tokens":0,"loss":5.1,"grad_norm":0.0,"lr":0.0,"tokens_per_second":0.0,)"
+      R"("seconds":0.0,"spikes":0,"skipped":0})");
+  record.epochs = {{"kjv", 0.5}, {"news", 2.0}};
+  CHECK(to_json(record)["epochs"].dump() == R"({"kjv":0.5,"news":2.0})");
+  record.heads = HeadSummary{{{0.5, 0.75}}, 0.5, 0.75, 1.5};
+  CHECK(to_json(record)["heads"].dump() ==
+        R"({"imbalance":0.5,"importance":0.75,"balance_loss":1.5,"layers":[{"layer":0,"imbalance":0.5,"importance":0.75}]})");
+  EvalResult result;
+  result.sets = {{"kjv", 1.5, 4.5, 2.0, 99}};
+  result.analysis.layers = {{0.25, {0.5}, 1, 2, 3, 4, {0.75, 0.5}, {}}};
+  result.analysis.first_token_attention = 0.25;
+  result.analysis.largest_residual = 4;
+  const auto without = to_json(100, 25600, result);
+  CHECK(without["analysis"]["mean_gate_score"].is_null());
+  CHECK(without["analysis"]["imbalance"].is_null());
+  result.analysis.mean_gate_score = 0.5;
+  result.analysis.layers[0].imbalance = result.analysis.imbalance = 0.125;
+  CHECK(
+      to_json(100, 25600, result).dump() ==
+      R"({"schema":1,"step":100,"tokens":25600,"sets":{"kjv":{"loss":1.5,"perplexity":4.5,"bits_per_byte":2.0,"tokens":99}},)"
+      R"("analysis":{"layers":[{"first_token_attention":0.25,"gate_scores":[0.5],"attention_output_max":1.0,)"
+      R"("attention_residual_max":2.0,"ffn_output_max":3.0,"ffn_residual_max":4.0,"importance":[0.75,0.5],"imbalance":0.125}],)"
+      R"("first_token_attention":0.25,"mean_gate_score":0.5,"imbalance":0.125,"largest_residual":4.0}})");
+}
+
+}  // namespace sluice

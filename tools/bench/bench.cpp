@@ -1,0 +1,255 @@
+// sluice bench: speed of the machine, of single ops and of whole training steps, in one run.
+#include "bench/bench.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <sys/resource.h>
+
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include "commands.h"
+#include "core/cpu_features.h"
+#include "core/device.h"
+#include "core/io.h"
+#include "core/parallel_for.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+struct BenchOptions {
+  std::vector<std::string> parts, models, precisions;  // empty: the device's own
+  std::string device = "auto", size = "full";
+  double seconds = 0;
+  int threads = 0;
+  bool profile = false;
+  std::string json_file;
+};
+
+/// Processor time used by everything on this machine, and by this process, in seconds.
+struct Usage {
+  double machine = 0, own = 0;
+  static Usage read() {
+    Usage u;
+    std::ifstream file("/proc/stat");
+    std::string line;
+    std::getline(file, line);
+    std::istringstream fields(line.substr(std::min<size_t>(line.size(), 4)));
+    double user = 0, nice = 0, system = 0;
+    fields >> user >> nice >> system;
+    u.machine = (user + nice + system) / 100;  // USER_HZ
+    rusage own{};
+    getrusage(RUSAGE_SELF, &own);
+    const auto seconds = [](const timeval& t) {
+      return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+    };
+    u.own = seconds(own.ru_utime) + seconds(own.ru_stime);
+    return u;
+  }
+};
+
+std::string number(const json& row, const char* key, const char* format) {
+  return row.contains(key) ? fmt::format(fmt::runtime(format), row[key].get<double>()) : "";
+}
+
+/// A CPU's share is of its FMA peak, measured between the steps; a GPU's of 989 TFLOP/s (H100 and H200, dense
+/// bf16).
+void print_step(const json& row) {
+  fmt::print(
+      "{:<18}{:<6}{:>9.1f} ms{:>10.0f} tokens/s{:>9.1f} GFLOP/s{:>7.1f} % of {}   ({:.1f} M parameters)\n",
+      row["model"].get<std::string>(), row["precision"].get<std::string>(), row["ms"].get<double>(),
+      row["tokens_per_second"].get<double>(), row["gflops"].get<double>(),
+      row["percent_of_peak"].get<double>(), row["peak"].get<std::string>(),
+      row["parameters"].get<double>() * 1e-6);
+  if (!row.contains("profile")) return;
+  for (const json& e : row["profile"])
+    if (e["percent"].get<double>() >= 0.1)
+      fmt::print("    {:<34}{:>9.2f} ms{:>7.1f} %{:>7.0f} calls\n", e["op"].get<std::string>(),
+                 e["ms"].get<double>(), e["percent"].get<double>(), e["calls"].get<double>());
+}
+
+/// Rows of a race: what, median, rate, and how it stands to a plain copy, to cuDNN or to a dense layer.
+void print_race(const char* part, const json& rows) {
+  fmt::print("{}\n", part);
+  for (const json& row : rows) {
+    std::string name = row["name"].get<std::string>();
+    for (const char* key : {"shape", "tokens", "width", "experts", "heads", "gate", "precision", "kernel"})
+      if (row.contains(key))
+        name += " " + (row[key].is_string() ? row[key].get<std::string>() : row[key].dump());
+    if (row.contains("skipped")) {
+      fmt::print("  {:<72} skipped: {}\n", name, row["skipped"].get<std::string>());
+      continue;
+    }
+    fmt::print("  {:<72}{:>11.1f} us{}{}{}{}{}\n", name, row["us"].get<double>(),
+               number(row, "tflops", "{:>9.1f} TFLOP/s"), number(row, "tb_per_second", "{:>8.3f} TB/s"),
+               number(row, "percent_of_copy", "{:>7.1f} % of copy"),
+               number(row, "of_cudnn", "{:>7.2f} x cuDNN"), number(row, "of_dense", "{:>7.3f} x dense"));
+  }
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
+void print_ranks(const json& rows) {
+  fmt::print("ranks: median (least to most), milliseconds: of the first and the second, of the link and a step, of the stall and a step\n");
+  for (const json& row : rows)
+    fmt::print("  {:<56}{:>7.3f}  ({:.3f} to {:.3f}){:>10.1f} ms{:>10.1f} ms\n", row["what"].get<std::string>(),
+               row["median"].get<double>(), row["least"].get<double>(), row["most"].get<double>(), row["first_ms"].get<double>(),
+               row["second_ms"].get<double>());
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
+Device device_of(const std::string& name) {
+  if (name == "cpu") return Device::cpu;
+  if (name == "auto") return automatic_device();
+  if (!built_with_cuda()) fail(ExitCode::usage, "bench: --device cuda: this program has no CUDA backend");
+  if (cuda_devices().empty()) fail(ExitCode::usage, "bench: --device cuda: no GPU");
+  return Device::cuda;
+}
+
+void run(BenchOptions options) {
+  if (options.threads > 0) set_num_threads(options.threads);
+  const Device device = device_of(options.device);
+  const bool gpu = device == Device::cuda, tiny = options.size == "tiny";
+  const auto otherwise = [&](std::vector<std::string>& chosen, std::vector<std::string> cpu,
+                             std::vector<std::string> cuda) {
+    if (chosen.empty()) chosen = gpu ? std::move(cuda) : std::move(cpu);
+  };
+  otherwise(options.parts, {"peak", "ops", "moe", "step"}, {"kernels", "matmul", "attention", "moe", "step"});
+  otherwise(options.models, {"small", "qwen", "qwen-elementwise", "qwen-moe"},
+            {"1.7b", "1.7b-headwise", "1.7b-elementwise", "moe-slice"});
+  otherwise(options.precisions, {"f32", "bf16"}, {"bf16"});
+  const auto wants = [&](const char* part) {
+    return std::find(options.parts.begin(), options.parts.end(), part) != options.parts.end();
+  };
+  if (gpu && (wants("peak") || wants("ops")))
+    fail(ExitCode::usage, "bench: peak and ops measure the CPU; on a GPU: kernels, matmul, attention, moe, step");
+  const Usage before = Usage::read();
+  const double begin = bench::now();
+  json result{{"device", device_name(device)}, {"version", SLUICE_VERSION}};
+  if (gpu) {
+    const DeviceInfo card = cuda_devices()[0];
+    result["card"] = card.name, result["compute_capability"] = card.compute_capability,
+    result["emulated"] = card.emulated;
+    fmt::print("{}\n\n", card.name);
+  } else {
+    result["threads"] = num_threads(), result["isa"] = isa_name(cpu_isa());
+  }
+
+  bench::Peak peak;
+  if (wants("peak")) {
+    peak = bench::measure_peak(0.3);
+    fmt::print("FMA peak ({}, f32)   {:>8.1f} GFLOP/s on 1 thread{:>9.1f} on {}\n", isa_name(cpu_isa()),
+               peak.fma_one_thread, peak.fma, num_threads());
+    fmt::print("memory              {:>8.1f} GB/s copy{:>9.1f} GB/s triad (read + written)\n\n", peak.copy,
+               peak.triad);
+    result["peak"] = {{"fma_one_thread_gflops", peak.fma_one_thread},
+                      {"fma_gflops", peak.fma},
+                      {"copy_gb_per_second", peak.copy},
+                      {"triad_gb_per_second", peak.triad}};
+  }
+  const auto dtype = [](const std::string& name) { return name == "bf16" ? DType::bf16 : DType::f32; };
+  if (wants("ops")) {
+    fmt::print("{:<32}{:<6}{:<26}{:>11}{:>10}{:>8}{:>9}\n", "op", "", "shape", "us", "GFLOP/s", "% peak",
+               "GB/s");
+    for (const std::string& precision : options.precisions) {
+      const double fma = bench::fma_peak(num_threads(), 0.2);
+      const json rows =
+          bench::measure_ops(dtype(precision), fma, options.seconds > 0 ? options.seconds : 0.1);
+      for (const json& row : rows) {
+        fmt::print("{:<32}{:<6}{:<26}{:>11.1f}{:>10}{:>8}{:>9}\n", row["op"].get<std::string>(), precision,
+                   row["shape"].get<std::string>(), row["us"].get<double>(), number(row, "gflops", "{:.1f}"),
+                   number(row, "percent_of_peak", "{:.1f}"), number(row, "gb_per_second", "{:.1f}"));
+        result["ops"].push_back(row);
+      }
+      std::fflush(stdout);
+    }
+    fmt::print("\n");
+  }
+  bench::RaceOptions race{device, tiny, options.seconds > 0 ? options.seconds : 2, 51};
+  if (tiny) race.warm_up = 0, race.samples = 3;
+  const auto measure = [&](const char* part, const auto& f) {
+    if (!wants(part)) return;
+    result[part] = f(race);
+    print_race(part, result[part]);
+  };
+  measure("kernels", bench::measure_kernels);
+  measure("matmul", bench::measure_matmul);
+  measure("attention", bench::measure_attention);
+  std::vector<DType> types;
+  for (const std::string& precision : options.precisions) types.push_back(dtype(precision));
+  measure("moe", [&](const bench::RaceOptions& r) { return bench::measure_moe(r, types); });
+  if (wants("ranks")) print_ranks(result["ranks"] = bench::measure_ranks(race));
+  if (wants("step"))
+    for (const std::string& model : options.models)
+      for (const std::string& precision : options.precisions) {
+        const json row = bench::measure_step(model, device, dtype(precision),
+                                             options.seconds > 0 ? options.seconds
+                                             : tiny              ? 0
+                                                                 : 5,
+                                             options.profile);
+        print_step(row);
+        std::fflush(stdout);
+        result["steps"].push_back(row);
+      }
+
+  const Usage after = Usage::read();
+  const double elapsed = bench::now() - begin;
+  const double others = std::max(0.0, (after.machine - before.machine) - (after.own - before.own)) / elapsed;
+  result["other_processes_cores"] = others;
+  if (others > 0.05 && !gpu)
+    fmt::print(
+        "\nnote: other processes used {:.2f} cores meanwhile; these figures are lower than the machine's "
+        "best\n",
+        others);
+  if (!options.json_file.empty()) io::write_file_atomic(options.json_file, result.dump(2) + "\n");
+}
+
+}  // namespace
+
+void add_bench_command(Command& app, int&) {
+  Command* command =
+      app.add_subcommand("bench", "speed of this machine, of single operations and of whole training steps");
+  auto options = std::make_shared<BenchOptions>();
+  command
+      ->add_option("part,--part", options->parts,
+                   "of a CPU: peak, ops, moe, step, and, when named, ranks; of a GPU: kernels, matmul, attention, moe, step; all by default")
+      ->delimiter(',')
+      ->one_of({"peak", "ops", "kernels", "matmul", "attention", "moe", "ranks", "step"});
+  command->add_option("--device", options->device, "auto, cpu or cuda")
+      ->one_of({"auto", "cpu", "cuda"});
+  command
+      ->add_option("--size", options->size,
+                   "of kernels, matmul, attention and moe: full, as in a model of that device, or tiny")
+      ->one_of({"full", "tiny"});
+  command->add_option("--model", options->models, "models to train a few steps of")
+      ->delimiter(',')
+      ->one_of(bench::model_names());
+  command->add_option("--precision", options->precisions, "f32, bf16; both by default, on a GPU bf16")
+      ->delimiter(',')
+      ->one_of({"f32", "bf16"});
+  command->add_option("--threads", options->threads, "threads; 0: as OMP_NUM_THREADS says")
+      ->not_negative();
+  command
+      ->add_option("--seconds", options->seconds,
+                   "time for each measurement; 0: 0.1 per op, 5 per model; on a GPU 2 to warm up")
+      ->not_negative();
+  command->add_flag("--profile", options->profile, "where a step's time goes, op by op");
+  command->add_option("--json", options->json_file, "also write every number to this file")
+      ->type_name("FILE");
+  command->footer(
+      "Examples:\n  sluice bench\n  sluice bench --part step --model qwen,qwen-headwise --precision f32 "
+      "--profile\n"
+      "  sluice bench kernels,attention --device cuda --json bench.json\n"
+      "FLOPs per token are 6 x matrix parameters + 6 x layers x sequence x heads x head_dim. Steps are "
+      "medians, ops the best;\n"
+      "kernels, matmul and attention: medians of 51 turns, by the device's clock, on buffers that no cache "
+      "holds.\n"
+      "moe: medians of turns taken with the dense network of the same active width. ranks: ratios of step times, of "
+      "ranks that are threads.");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace sluice

@@ -1,0 +1,63 @@
+#pragma once
+// The measurements behind `sluice bench`.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/race.h"
+#include "core/dtype.h"
+
+namespace sluice::bench {
+
+inline double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Seconds per call of f: the least over rounds of `seconds` in all, at least three; one call before them
+/// warms up.
+template <class F>
+double best_time(double seconds, F&& f) {
+  f();
+  double best = 1e30;
+  const double begin = now();
+  for (int round = 0; round < 3 || now() - begin < seconds; ++round) {
+    const double start = now();
+    f();
+    best = std::min(best, now() - start);
+  }
+  return best;
+}
+
+struct Peak {
+  double fma_one_thread = 0, fma = 0;  // f32 GFLOP/s, one and all threads
+  double copy = 0, triad = 0;          // GB/s over all threads, bytes read and written
+};
+/// FLOP/s of independent chains of fused multiply-adds, in the widest vectors the kernels may use.
+double fma_peak(int threads, double seconds);
+Peak measure_peak(double seconds);
+
+/// Every op of a training step at the shapes of models that this kind of machine trains; one JSON object per
+/// row.
+nlohmann::json measure_ops(DType dtype, double fma_peak_gflops, double seconds);
+
+/// At the sizes of a GPU (or tiny); rows of race().
+nlohmann::json measure_kernels(const RaceOptions& options);
+nlohmann::json measure_matmul(const RaceOptions& options);
+nlohmann::json measure_attention(const RaceOptions& options);
+/// A layer of experts against a dense feed-forward network of the same active width, forward and backward; rows of race(),
+/// those of experts with `of_dense`: their time by the dense network's.
+nlohmann::json measure_moe(const RaceOptions& options, const std::vector<DType>& types);
+/// Ranks as threads of this process, of a small dense model: ratios of step times, the hidden share of a slow exchange, and what
+/// a watchdog and saves cost.
+nlohmann::json measure_ranks(const RaceOptions& options);
+
+/// Names for measure_step.
+std::vector<std::string> model_names();
+/// Whole training steps (forward, backward, gradient norm, AdamW, repacking) on random tokens.
+nlohmann::json measure_step(const std::string& model, Device device, DType dtype, double seconds,
+                            bool profile);
+
+}  // namespace sluice::bench

@@ -1,0 +1,122 @@
+// What the machine can do at best: the denominators of every other number.
+#include <cstring>
+
+#include "bench/bench.h"
+#include "core/arena.h"
+#include "core/cpu_features.h"
+#include "core/parallel_for.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace sluice::bench {
+namespace {
+
+constexpr int kChains = 24;  // more than latency x units on every core since 2013; 24 + 2 of 32 registers
+constexpr int64_t kRounds = 100'000;
+
+/// Each runs kRounds x kChains vector FMAs and returns a value that depends on all of them.
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) float chains_avx512() {
+  __m512 a[kChains];
+  for (int i = 0; i < kChains; ++i) a[i] = _mm512_set1_ps(1e-3f * static_cast<float>(i));
+  const __m512 x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(1e-3f);
+  for (int64_t r = 0; r < kRounds; ++r) {
+#pragma GCC unroll 24
+    for (int i = 0; i < kChains; ++i) a[i] = _mm512_fmadd_ps(a[i], x, y);
+  }
+  __m512 s = a[0];
+  for (int i = 1; i < kChains; ++i) s = _mm512_add_ps(s, a[i]);
+  float out[16];
+  _mm512_storeu_ps(out, s);
+  return out[0];
+}
+__attribute__((target("avx2,fma"))) float chains_avx2() {
+  constexpr int kHalf = kChains / 2;  // 16 registers
+  __m256 a[kHalf];
+  for (int i = 0; i < kHalf; ++i) a[i] = _mm256_set1_ps(1e-3f * static_cast<float>(i));
+  const __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(1e-3f);
+  for (int64_t r = 0; r < 2 * kRounds; ++r) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kHalf; ++i) a[i] = _mm256_fmadd_ps(a[i], x, y);
+  }
+  __m256 s = a[0];
+  for (int i = 1; i < kHalf; ++i) s = _mm256_add_ps(s, a[i]);
+  float out[8];
+  _mm256_storeu_ps(out, s);
+  return out[0];
+}
+#endif
+/// Vectors of four, multiply and add: what every target has.
+float chains_baseline() {
+  constexpr int kHalf = kChains / 2;
+  using Vector = float __attribute__((vector_size(16)));
+  Vector a[kHalf];
+  for (int i = 0; i < kHalf; ++i) a[i] = Vector{} + 1e-3f * static_cast<float>(i);
+  const Vector x = Vector{} + 0.999f, y = Vector{} + 1e-3f;
+  for (int64_t r = 0; r < 2 * kRounds; ++r) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kHalf; ++i) a[i] = a[i] * x + y;
+  }
+  Vector s = a[0];
+  for (int i = 1; i < kHalf; ++i) s += a[i];
+  return s[0];
+}
+
+struct Kernel {
+  float (*run)();
+  int lanes;
+};
+Kernel kernel() {
+#if defined(__x86_64__)
+  if (cpu_isa() == Isa::avx512) return {chains_avx512, 16};
+  if (cpu_isa() == Isa::avx2) return {chains_avx2, 8};
+#endif
+  return {chains_baseline, 4};
+}
+
+}  // namespace
+
+double fma_peak(int threads, double seconds) {
+  const Kernel k = kernel();
+  volatile float sink = 0;
+  const double time = best_time(seconds, [&] {
+#pragma omp parallel num_threads(threads)
+    {
+      const float s = k.run();
+#pragma omp critical
+      sink = sink + s;
+    }
+  });
+  return 2.0 * k.lanes * kChains * static_cast<double>(kRounds) * threads / time * 1e-9;
+}
+
+Peak measure_peak(double seconds) {
+  Peak p;
+  p.fma_one_thread = fma_peak(1, seconds);
+  p.fma = fma_peak(num_threads(), seconds);
+
+  constexpr int64_t kFloats = int64_t{64} << 20;  // 256 MiB each: beyond every cache
+  Arena arena("bandwidth", 3 * kFloats * 4);
+  float* a = arena.alloc("a", DType::f32, {kFloats}).as<float>();
+  float* b = arena.alloc("b", DType::f32, {kFloats}).as<float>();
+  float* c = arena.alloc("c", DType::f32, {kFloats}).as<float>();
+  const auto each = [&](auto body) { parallel_for(kFloats, 1 << 16, body); };
+  each([=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) a[i] = 0, b[i] = 1, c[i] = 2;
+  });
+  const double copy = best_time(seconds, [&] {
+    each([=](int64_t begin, int64_t end) { std::memcpy(a + begin, b + begin, static_cast<size_t>(end - begin) * 4); });
+  });
+  const double triad = best_time(seconds, [&] {
+    each([=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) a[i] = b[i] + 0.5f * c[i];
+    });
+  });
+  p.copy = 2.0 * kFloats * 4 / copy * 1e-9;
+  p.triad = 3.0 * kFloats * 4 / triad * 1e-9;
+  return p;
+}
+
+}  // namespace sluice::bench

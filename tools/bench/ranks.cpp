@@ -1,0 +1,286 @@
+// Several ranks against one: what sharing a step costs, what an exact sum, a watchdog and saves cost, and how much of the exchange
+// is hidden behind the computation. Ranks are threads of this process, so that only the work itself is measured.
+#include <spdlog/fmt/fmt.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "bench/bench.h"
+#include "comm/threads.h"
+#include "core/parallel_for.h"
+#include "core/random.h"
+#include "data/token_file.h"
+#include "checkpoint/store.h"
+#include "train/trainer.h"
+#include "run/watchdog.h"
+
+namespace sluice::bench {
+namespace {
+
+struct Layout {
+  int ranks = 1, threads = 1;
+  int64_t zero_stage = 0;
+  bool exact = false;
+  double seconds_per_byte = 0;
+  GradientDtype wire = GradientDtype::f32;
+};
+
+/// A folder that is gone afterwards.
+struct Folder {
+  std::string path = (std::filesystem::temp_directory_path() / fmt::format("sluice_bench_{}", ::getpid())).string();
+  Folder() { std::filesystem::create_directories(path); }
+  ~Folder() { std::filesystem::remove_all(path); }
+};
+
+Config make_config(const std::string& data, bool tiny) {
+  Config c;
+  ModelConfig& m = c.model;
+  m.vocab_size = tiny ? 64 : 1024;
+  m.hidden_size = tiny ? 32 : 256;
+  m.num_hidden_layers = tiny ? 2 : 6;
+  m.num_attention_heads = m.num_key_value_heads = tiny ? 2 : 4;
+  m.head_dim = tiny ? 16 : 64;
+  m.intermediate_size = tiny ? 64 : 1024;
+  m.attention.gates = {GateConfig{}};
+  c.data.seq_len = tiny ? 32 : 256;
+  c.data.train = {{"bench", data, 1.0}};
+  c.train.micro_batch_size = 1;
+  c.train.global_batch_size = 4;
+  c.train.max_steps = 1000000;
+  return c;
+}
+
+void write_data(const std::string& prefix, const Config& c) {
+  const RandomStream random(1, "bench");
+  std::vector<int32_t> tokens(static_cast<size_t>(64 * c.data.seq_len));
+  for (size_t i = 0; i < tokens.size(); ++i)
+    tokens[i] = static_cast<int32_t>(random.bits(i) % static_cast<uint64_t>(c.model.vocab_size));
+  TokenFileWriter writer(prefix, c.model.vocab_size);
+  writer.add_document(tokens.data(), std::ssize(tokens));
+  writer.finish();
+}
+
+Config with(Config config, const Layout& layout) {
+  config.parallel.zero_stage = layout.zero_stage;
+  config.parallel.determinism = layout.exact ? Determinism::exact : Determinism::same_layout;
+  config.parallel.gradient_dtype = layout.wire;
+  return config;
+}
+
+/// One rank's training.
+struct Training {
+  Communicator& ranks;  // what the trainer was given
+  Trainer& trainer;
+  bool leads() const { return ranks.rank() == 0; }
+  void barrier() const { trainer.ranks().barrier(); }
+};
+
+/// A training of two warm steps, and then whatever `body` does with it, on every rank.
+void train(const Config& base, const Layout& layout, const std::function<void(const Training&)>& body,
+           SlowLink* link = nullptr) {
+  const Config config = with(base, layout);
+  run_thread_ranks(
+      layout.ranks,
+      [&](Communicator& ranks) {
+        set_num_threads(layout.threads);
+        const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size, false, 1);
+        Trainer trainer(config, data, &ranks);
+        trainer.initialize();
+        for (int i = 0; i < 2; ++i) trainer.step();
+        body({ranks, trainer});
+      },
+      {.link = link});
+}
+
+/// Seconds from all ranks' beginning to all ranks' end.
+double timed_step(const Training& t) {
+  t.barrier();
+  const double start = now();
+  t.trainer.step();
+  t.barrier();
+  return now() - start;
+}
+
+/// The fastest step.
+double measure(const Config& config, const Layout& layout, int steps) {
+  SlowLink link{layout.seconds_per_byte};
+  double best = 1e30;
+  train(
+      config, layout,
+      [&](const Training& t) {
+        for (int i = 0; i < steps; ++i) {
+          const double seconds = timed_step(t);
+          if (t.leads()) best = std::min(best, seconds);
+        }
+      },
+      &link);
+  return best;
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
+  return values[values.size() / 2];
+}
+
+/// Steps of one training in pairs, without something and with it, so that what else the machine does falls on both.
+struct Pairs {
+  double off = 0, more = 0;  // seconds of a step without, and what it takes more with it: medians
+};
+Pairs alternate(const Training& t, int pairs, const std::function<void(bool on)>& change) {
+  std::vector<double> off, more;
+  for (int i = 0; i < pairs; ++i) {
+    double seconds[2];
+    for (const bool on : {i % 2 == 1, i % 2 == 0}) {
+      change(on);
+      seconds[on] = timed_step(t);
+    }
+    off.push_back(seconds[0]), more.push_back(seconds[1] - seconds[0]);
+  }
+  return {median(off), median(more)};
+}
+
+nlohmann::json spread(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return {{"median", values[values.size() / 2]}, {"least", values.front()}, {"most", values.back()}};
+}
+
+}  // namespace
+
+nlohmann::json measure_ranks(const RaceOptions& options) {
+  const Folder folder;
+  const bool tiny = options.tiny;
+  const Config config = make_config(folder.path + "/tokens", tiny);
+  write_data(folder.path + "/tokens", config);
+  const int rounds = tiny ? 1 : 5, steps = tiny ? 2 : 8, pairs = 2 * steps;
+  nlohmann::json rows = nlohmann::json::array();
+  const auto add = [&](const std::string& what, const std::vector<double>& shares, double first, double second) {
+    nlohmann::json row = spread(shares);
+    row["what"] = what, row["first_ms"] = 1e3 * first, row["second_ms"] = 1e3 * second;
+    rows.push_back(row);
+  };
+  const auto compare = [&](const std::string& what, const Layout& a, const Layout& b) {
+    std::vector<double> ratios, first, second;
+    for (int i = 0; i < rounds; ++i) {
+      first.push_back(measure(config, a, steps));
+      second.push_back(measure(config, b, steps));
+      ratios.push_back(first.back() / second.back());
+    }
+    add(what, ratios, median(first), median(second));
+  };
+  const Layout alone{1, 2}, two{2, 1}, exact{2, 1, 0, true};
+  compare("1 rank x 2 threads / 2 ranks x 1 thread", alone, two);
+  compare("default / exact, 2 ranks", two, exact);
+  for (const int64_t stage : {1, 2, 3}) compare(fmt::format("ZeRO 0 / ZeRO {}, 2 ranks", stage), two, {2, 1, stage});
+
+  // One micro-batch a rank, and a link that takes three tenths of the step for its gradients, where the backward pass, beside which
+  // they travel, is two thirds.
+  Config short_steps = config;
+  short_steps.train.global_batch_size = 2;
+  double per_byte = 0;
+  for (const int64_t stage : {0, 1, 2, 3}) {
+    std::vector<double> shares, travels, seconds;
+    SlowLink link;
+    train(
+        short_steps, {2, 1, stage},
+        [&](const Training& t) {
+          const auto on_link = [&](double rate) {
+            return alternate(t, pairs, [&](bool on) {
+              t.barrier();
+              link.seconds_per_byte = on ? rate : 0;
+            });
+          };
+          if (stage == 0) {
+            const double probe = 1e-9;
+            const Pairs p = on_link(probe);
+            t.barrier();
+            if (t.leads()) per_byte = probe * 0.3 * p.off / (0.5e-9 * static_cast<double>(link.taken_ns) / pairs);
+          }
+          for (int i = 0; i < rounds; ++i) {
+            t.barrier();
+            link.taken_ns = 0;
+            const Pairs p = on_link(per_byte);
+            if (!t.leads()) continue;
+            const double travel = 1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs);  // of each of two ranks, in a step
+            shares.push_back(1 - p.more / travel), travels.push_back(travel), seconds.push_back(p.off + p.more);
+          }
+        },
+        &link);
+    add(fmt::format("share of a slow exchange that is hidden, ZeRO {}, 2 ranks", stage), shares, median(travels), median(seconds));
+  }
+  // What is waited for is the link.
+  Layout wide{2, 1, 0, false, 4 * per_byte}, narrow = wide;
+  narrow.wire = GradientDtype::bf16;
+  compare("gradients in f32 / in bf16 over a link as slow as a step", wide, narrow);
+
+  {
+    std::vector<double> ratios, off, on;
+    train(config, two, [&](const Training& t) {
+      std::unique_ptr<Watchdog> watchdog;
+      for (int i = 0; i < rounds; ++i) {
+        const Pairs p = alternate(t, pairs, [&](bool now_on) {
+          if (now_on == (watchdog != nullptr)) return;
+          const auto start = [&] { watchdog = now_on ? std::make_unique<Watchdog>(t.ranks, folder.path + "/heartbeat", 600) : nullptr; };
+          if (t.leads()) start();
+          t.barrier();  // rank 0 has emptied the file
+          if (!t.leads()) start();
+        });
+        if (!t.leads()) continue;
+        ratios.push_back(p.off / (p.off + p.more)), off.push_back(p.off), on.push_back(p.off + p.more);
+      }
+    });
+    add("without / with a watchdog, 2 ranks", ratios, median(off), median(on));
+  }
+
+  {
+    std::vector<double> shares, comparisons, usual;
+    train(config, two, [&](const Training& t) {
+      for (int i = 0; i < rounds; ++i) {
+        std::vector<double> quiet, comparing;
+        for (int k = 0; k < steps; ++k) {
+          quiet.push_back(timed_step(t));
+          const double start = now();
+          t.trainer.verify_replicas();
+          t.barrier();
+          comparing.push_back(now() - start);
+        }
+        if (!t.leads()) continue;
+        comparisons.push_back(median(comparing)), usual.push_back(median(quiet));
+        shares.push_back(comparisons.back() / (50 * usual.back()));
+      }
+    });
+    add("comparison of replicas every 50 steps, its share of time", shares, median(comparisons), median(usual));
+  }
+
+  // What a save takes, and takes away from the next steps, over the fifty steps from one save to the next.
+  for (const bool async : {true, false}) {
+    std::vector<double> shares, stalls, usual;
+    train(config, two, [&](const Training& t) {
+      CheckpointConfig saving;
+      saving.async = async;
+      CheckpointStore checkpoints(fmt::format("{}/ckpt_{}", folder.path, async), saving, t.trainer.content(), &t.trainer.context(), &t.trainer.ranks());
+      for (int i = 0; i < rounds; ++i) {
+        std::vector<double> quiet;
+        for (int k = 0; k < steps; ++k) quiet.push_back(timed_step(t));
+        t.barrier();
+        const double start = now();
+        checkpoints.save(t.trainer.content());
+        t.barrier();
+        double stall = now() - start;
+        for (int k = 0; k < steps; ++k) stall += timed_step(t) - median(quiet);
+        checkpoints.wait();
+        if (!t.leads()) continue;
+        shares.push_back(stall / (50 * median(quiet))), stalls.push_back(stall), usual.push_back(median(quiet));
+      }
+    });
+    add(fmt::format("{} save every 50 steps, its share of time", async ? "asynchronous" : "synchronous"), shares, median(stalls),
+        median(usual));
+  }
+  return rows;
+}
+
+}  // namespace sluice::bench
