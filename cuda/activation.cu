@@ -209,8 +209,8 @@ void squared_relu_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tens
   if (ctx.dry_run) return;
   dispatch_storage("squared_relu_backward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    map_binary(ctx, "squared_relu_backward", device_data<T>(dx), device_data<T>(dy), device_data<T>(x), x.numel(),
-               SquaredReluBackward{});
+    map_binary(ctx, "squared_relu_backward", device_data<T>(dx), device_data<T>(dy), device_data<T>(x),
+               x.numel(), SquaredReluBackward{});
   });
 }
 

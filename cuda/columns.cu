@@ -54,8 +54,12 @@ void run(Context& ctx, const char* name, const Tensor& whole, const Tensor& part
 
 }  // namespace
 
-void add_columns(Context& ctx, Tensor y, const Tensor& part, int64_t begin) { run<true>(ctx, "add_columns", y, part, begin); }
+void add_columns(Context& ctx, Tensor y, const Tensor& part, int64_t begin) {
+  run<true>(ctx, "add_columns", y, part, begin);
+}
 
-void take_columns(Context& ctx, Tensor part, const Tensor& x, int64_t begin) { run<false>(ctx, "take_columns", x, part, begin); }
+void take_columns(Context& ctx, Tensor part, const Tensor& x, int64_t begin) {
+  run<false>(ctx, "take_columns", x, part, begin);
+}
 
 }  // namespace sluice::cuda

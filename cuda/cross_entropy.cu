@@ -79,8 +79,10 @@ __global__ void __launch_bounds__(kThreads)
   const float inverse = kCapped ? 1.f / cap : 0.f;
   const auto value = [&](T stored) {
     const float v = to_float(stored);
-    if constexpr (kCapped) return soft_cap(v, cap, inverse);
-    else return v;
+    if constexpr (kCapped)
+      return soft_cap(v, cap, inverse);
+    else
+      return v;
   };
   const float at_target = value(x[target]);
   MaxSum mine = {-FLT_MAX, 0};
@@ -109,11 +111,12 @@ __global__ void __launch_bounds__(kThreads)
     const float scale = static_cast<float>(*gradient_scale), factor = scale / all.sum;
     const auto gradient = [&](float y, int index) {
       const float p = ex2((y - all.max) * kLog2e) * factor, d = index == target ? p - scale : p;
-      if constexpr (kCapped) return d * (1.f - y * inverse * (y * inverse));
-      else return d;
+      if constexpr (kCapped)
+        return d * (1.f - y * inverse * (y * inverse));
+      else
+        return d;
     };
-    for (int i = tail + thread; i < vocabulary; i += kThreads)
-      x[i] = from_float<T>(gradient(value(x[i]), i));
+    for (int i = tail + thread; i < vocabulary; i += kThreads) x[i] = from_float<T>(gradient(value(x[i]), i));
     for (int i = vectors - 1 - thread; i >= 0; i -= kUnroll * kThreads) {
       Vec16<T> v[kUnroll];
 #pragma unroll
@@ -152,18 +155,19 @@ void softmax(Context& ctx, const char* op, const Tensor& losses, const Tensor& l
     const bool many = vocabulary > 8 * kFew * kVecWidth<T>;
     const LaunchConfig config{dim3(static_cast<unsigned>(rows)), dim3(many ? kMany : kFew)};
     const bool capped = soft_cap > 0;
-    const auto kernel = many ? (capped ? softmax_rows<kGradient, true, kMany, T> : softmax_rows<kGradient, false, kMany, T>)
-                             : (capped ? softmax_rows<kGradient, true, kFew, T> : softmax_rows<kGradient, false, kFew, T>);
-    launch(ctx, op, config, kernel, device_data<float>(losses), device_data<T>(logits), stride, device_data<int>(targets),
-           rows, static_cast<int>(vocabulary), device_data<double>(gradient_scale), static_cast<float>(soft_cap),
-           kernel_status(ctx));
+    const auto kernel =
+        many ? (capped ? softmax_rows<kGradient, true, kMany, T> : softmax_rows<kGradient, false, kMany, T>)
+             : (capped ? softmax_rows<kGradient, true, kFew, T> : softmax_rows<kGradient, false, kFew, T>);
+    launch(ctx, op, config, kernel, device_data<float>(losses), device_data<T>(logits), stride,
+           device_data<int>(targets), rows, static_cast<int>(vocabulary), device_data<double>(gradient_scale),
+           static_cast<float>(soft_cap), kernel_status(ctx));
   });
 }
 
 template <bool kGradient>
 void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
-         const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
-         const Tensor& gradient_scale, double soft_cap) {
+         const Tensor& hidden, const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale,
+         double soft_cap) {
   check_storage(op, hidden);
   const DType type = hidden.dtype;
   const int64_t rows = hidden.dim(0), width = hidden.dim(1), vocabulary = head.value.dim(0);

@@ -67,7 +67,8 @@ struct RoundStochastically {
     Vec<nv_bf16, N> out;
 #pragma unroll
     for (int e = 0; e < N; ++e)
-      out.v[e] = __ushort_as_bfloat16(stochastic_bf16(__float_as_uint(in.v[e]), static_cast<uint32_t>(i + e), key));
+      out.v[e] =
+          __ushort_as_bfloat16(stochastic_bf16(__float_as_uint(in.v[e]), static_cast<uint32_t>(i + e), key));
     store_vec<N>(y + i, out);
   }
 };

@@ -1,7 +1,6 @@
 // Bound by memory: one vectorised pass each (common/map.cuh). Not yet run on a GPU.
-#include "ops/fixed_sum.h"
-
 #include "common/map.cuh"
+#include "ops/fixed_sum.h"
 
 namespace sluice::cuda {
 namespace {
@@ -92,9 +91,11 @@ float* gradients(const char* op, const Tensor& x) {
 
 }  // namespace
 
-void add_fixed(Context& ctx, Tensor sums, Tensor bad, const Tensor& x, double limit, int64_t first, Into into) {
+void add_fixed(Context& ctx, Tensor sums, Tensor bad, const Tensor& x, double limit, int64_t first,
+               Into into) {
   if (ctx.dry_run) return;
-  const AddFixed op{fixed_data(sums), fixed_data(bad), gradients("add_fixed", x), limit, first, into == Into::add};
+  const AddFixed op{fixed_data(sums), fixed_data(bad), gradients("add_fixed", x), limit, first,
+                    into == Into::add};
   map(ctx, "add_fixed", op, x.numel(), aligned(op.sums, op.x));
 }
 

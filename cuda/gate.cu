@@ -202,7 +202,7 @@ struct Backward {
   int64_t tokens, channels;
   int heads;
   GateKind kind;
-  float share;  // 1 / heads
+  float share;          // 1 / heads
   const double* dhead;  // (H): a further gradient of a head's mean score; null where absent
 };
 
@@ -414,8 +414,17 @@ void backward_per_token(Context& ctx, const Backward<T>& b, bool headwise) {
                backward_shared_elements_kernel<T, width()>, b, units, Divider(b.channels / width()));
       });
   } else if (!headwise) {
-    const BackwardElements<T> op = {b.dx,    b.dz, b.dy, b.x, b.z, b.kind, b.dhead, 1.f / static_cast<float>(b.channels),
-                                    Divider(b.channels), Divider(b.heads), b.heads};
+    const BackwardElements<T> op = {b.dx,
+                                    b.dz,
+                                    b.dy,
+                                    b.x,
+                                    b.z,
+                                    b.kind,
+                                    b.dhead,
+                                    1.f / static_cast<float>(b.channels),
+                                    Divider(b.channels),
+                                    Divider(b.heads),
+                                    b.heads};
     map(ctx, name, op, b.tokens * row, aligned(b.dx, b.dz, b.dy, b.x, b.z));
   } else if (b.channels % kN != 0 || !aligned(b.dx, b.dy, b.x)) {
     launch(ctx, name, {.grid = dim3(blocks_for(rows, kBlock / 32)), .block = dim3(kBlock)},
@@ -470,11 +479,11 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
     if (ctx.dry_run || g.tokens * row == 0) return;
     dispatch_storage("gate_backward", x, [&](auto* tag) {
       using T = std::remove_pointer_t<decltype(tag)>;
-      backward_per_token<T>(
-          ctx,
-          {device_data<T>(dx), device_data<T>(dz), device_data<T>(dy), device_data<T>(x), device_data<T>(z),
-           g.tokens, g.channels, g.heads, kind, 1.f / static_cast<float>(g.heads), dhead ? device_data<double>(dhead) : nullptr},
-          g.headwise);
+      backward_per_token<T>(ctx,
+                            {device_data<T>(dx), device_data<T>(dz), device_data<T>(dy), device_data<T>(x),
+                             device_data<T>(z), g.tokens, g.channels, g.heads, kind,
+                             1.f / static_cast<float>(g.heads), dhead ? device_data<double>(dhead) : nullptr},
+                            g.headwise);
     });
     return;
   }
@@ -512,7 +521,8 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
                 Into::overwrite);
     launch(ctx, "gate_backward dz", {.grid = dim3(static_cast<unsigned>(slots)), .block = dim3(32)},
            fold_constant_kernel, device_data<float>(dz), device_data<float>(sums), slope, g.heads, g.channels,
-           g.headwise, kind.sharing != GateSharing::specific, dhead ? static_cast<const double*>(device_data<double>(dhead)) : nullptr,
+           g.headwise, kind.sharing != GateSharing::specific,
+           dhead ? static_cast<const double*>(device_data<double>(dhead)) : nullptr,
            static_cast<float>(g.tokens));
   });
 }

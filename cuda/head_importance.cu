@@ -1,7 +1,7 @@
-// Small beside attention: one exponential for each token and head. Statistics (H, T) and headwise logits are read by threads
-// that take a token each, elementwise logits by warps that take a row of channels; a block sums a head over a chunk of tokens,
-// one more adds the chunks up in order. The balance of all layers is a block each. Sums are f64 throughout; chunks depend on the
-// shape alone. Not yet run on a GPU.
+// Small beside attention: one exponential for each token and head. Statistics (H, T) and headwise logits are
+// read by threads that take a token each, elementwise logits by warps that take a row of channels; a block
+// sums a head over a chunk of tokens, one more adds the chunks up in order. The balance of all layers is a
+// block each. Sums are f64 throughout; chunks depend on the shape alone. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "common/math.cuh"
 #include "ops/head_importance.h"
@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(kBlock) importance_kernel(Importance<T> a) {
 
 /// One block: a thread takes columns of the row.
 __global__ void __launch_bounds__(kBlock)
-    importance_row_kernel(double* batch, double* totals, const double* partials, int64_t chunks, int heads, double repeat) {
+    importance_row_kernel(double* batch, double* totals, const double* partials, int64_t chunks, int heads,
+                          double repeat) {
   for (int i = static_cast<int>(threadIdx.x); i < heads + 3; i += kBlock) {
     double sum = i == heads + 1 ? 1 : 0;
     if (i <= heads) {
@@ -145,8 +146,10 @@ __global__ void __launch_bounds__(32) balance_kernel(Balance a) {
     if (out[h] >= 0) squares += (out[h] - mean) * (out[h] - mean);
   const bool counts = n >= 2 && mean >= kLeastImportance;
   const double c = counts ? n / (n - static_cast<double>(a.balance.ddof)) : 0;
-  const double scale = counts ? a.balance.coefficient * a.balance.share * row[H + 1] / tokens * c * 2 / (mean * mean) : 0;
-  for (int h = 0; h < H; ++h) out[h] = counts && out[h] >= 0 ? scale * (out[h] - mean - squares / (n * mean)) : 0;
+  const double scale =
+      counts ? a.balance.coefficient * a.balance.share * row[H + 1] / tokens * c * 2 / (mean * mean) : 0;
+  for (int h = 0; h < H; ++h)
+    out[h] = counts && out[h] >= 0 ? scale * (out[h] - mean - squares / (n * mean)) : 0;
   const double loss = counts ? c * squares / (mean * mean) : 0;
   a.batch[layer * size + H + 2] = loss;
   if (a.totals) a.totals[layer * size + H + 2] += loss;
@@ -165,47 +168,63 @@ void head_importance(Context& ctx, Tensor batch, Tensor totals, const HeadGate& 
   ScratchScope scratch(ctx.scratch);
   const Tensor partials = scratch.alloc("head importance", DType::f64, {chunks, heads + 1});
   if (ctx.dry_run) return;
-  dispatch_storage("head_importance", g.logits ? g.logits : g.sink ? g.sink : g.lse, [&](auto* tag) {
-    using T = std::remove_pointer_t<decltype(tag)>;
-    Importance<T> a = {};
-    a.lse = data_or_null<float>(g.lse), a.z0 = data_or_null<float>(g.z0), a.first_key = data_or_null<int>(g.first_key);
-    a.sink = data_or_null<T>(g.sink), a.logits = data_or_null<T>(g.logits);
-    a.rows = rows, a.width = g.logits && g.logits.rank == 3 ? g.logits.dim(2) : 1, a.heads = static_cast<int>(heads);
-    a.low = g.kind.activation == GateActivation::ns_sigmoid ? 0.5f : 0.f, a.range = 1 - a.low;
-    a.skip_first = g.skip_first;
-    a.partials = device_data<double>(partials);
-    launch(ctx, "head_importance",
-           {.grid = dim3(static_cast<unsigned>(heads), static_cast<unsigned>(chunks)), .block = dim3(kBlock)},
-           importance_kernel<T>, a);
-  });
+  dispatch_storage("head_importance",
+                   g.logits ? g.logits
+                   : g.sink ? g.sink
+                            : g.lse,
+                   [&](auto* tag) {
+                     using T = std::remove_pointer_t<decltype(tag)>;
+                     Importance<T> a = {};
+                     a.lse = data_or_null<float>(g.lse), a.z0 = data_or_null<float>(g.z0),
+                     a.first_key = data_or_null<int>(g.first_key);
+                     a.sink = data_or_null<T>(g.sink), a.logits = data_or_null<T>(g.logits);
+                     a.rows = rows, a.width = g.logits && g.logits.rank == 3 ? g.logits.dim(2) : 1,
+                     a.heads = static_cast<int>(heads);
+                     a.low = g.kind.activation == GateActivation::ns_sigmoid ? 0.5f : 0.f,
+                     a.range = 1 - a.low;
+                     a.skip_first = g.skip_first;
+                     a.partials = device_data<double>(partials);
+                     launch(ctx, "head_importance",
+                            {.grid = dim3(static_cast<unsigned>(heads), static_cast<unsigned>(chunks)),
+                             .block = dim3(kBlock)},
+                            importance_kernel<T>, a);
+                   });
   launch(ctx, "head_importance row", {.grid = dim3(1), .block = dim3(kBlock)}, importance_row_kernel,
          batch ? device_data<double>(batch) : nullptr, totals ? device_data<double>(totals) : nullptr,
          static_cast<const double*>(device_data<double>(partials)), chunks, static_cast<int>(heads),
          g.logits && rows == 1 ? static_cast<double>(tokens) : 1.0);
 }
 
-void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor dsink, const Tensor& u, const HeadGate& g) {
+void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor dsink, const Tensor& u,
+                              const HeadGate& g) {
   if (ctx.dry_run) return;
   dispatch_storage("head_importance_backward", g.sink ? g.sink : g.lse, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     ImportanceBackward<T> a = {};
     a.dlse = device_data<float>(dlse);
-    a.coef0 = g.sink ? nullptr : device_data<float>(coef0), a.dsink = g.sink ? device_data<float>(dsink) : nullptr;
+    a.coef0 = g.sink ? nullptr : device_data<float>(coef0),
+    a.dsink = g.sink ? device_data<float>(dsink) : nullptr;
     a.u = device_data<double>(u), a.lse = device_data<float>(g.lse), a.z0 = data_or_null<float>(g.z0);
     a.first_key = data_or_null<int>(g.first_key), a.sink = data_or_null<T>(g.sink);
     a.tokens = g.lse.dim(1);
-    launch(ctx, "head_importance_backward", {.grid = dim3(static_cast<unsigned>(g.lse.dim(0))), .block = dim3(kBlock)},
+    launch(ctx, "head_importance_backward",
+           {.grid = dim3(static_cast<unsigned>(g.lse.dim(0))), .block = dim3(kBlock)},
            importance_backward_kernel<T>, a);
   });
 }
 
-void head_balance(Context& ctx, Tensor u, Tensor batch, Tensor totals, const Tensor& seen, const Tensor& shared,
-                  const HeadBalance& balance) {
+void head_balance(Context& ctx, Tensor u, Tensor batch, Tensor totals, const Tensor& seen,
+                  const Tensor& shared, const HeadBalance& balance) {
   if (ctx.dry_run) return;
-  const Balance a = {device_data<double>(u),           device_data<double>(batch),    totals ? device_data<double>(totals) : nullptr,
-                     device_data<double>(seen),        data_or_null<double>(shared), static_cast<int>(u.dim(1)),
+  const Balance a = {device_data<double>(u),
+                     device_data<double>(batch),
+                     totals ? device_data<double>(totals) : nullptr,
+                     device_data<double>(seen),
+                     data_or_null<double>(shared),
+                     static_cast<int>(u.dim(1)),
                      balance};
-  launch(ctx, "head_balance", {.grid = dim3(static_cast<unsigned>(u.dim(0))), .block = dim3(32)}, balance_kernel, a);
+  launch(ctx, "head_balance", {.grid = dim3(static_cast<unsigned>(u.dim(0))), .block = dim3(32)},
+         balance_kernel, a);
 }
 
 }  // namespace sluice::cuda

@@ -1,5 +1,5 @@
-// The products of Newton-Schulz are cuBLASLt's, 3 a step, and take the time; what is between them is bound by memory
-// (common/map.cuh). Every number of the step is read on the device. Not yet run on a GPU.
+// The products of Newton-Schulz are cuBLASLt's, 3 a step, and take the time; what is between them is bound by
+// memory (common/map.cuh). Every number of the step is read on the device. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "matmul.h"
 #include "ops/muon.h"
@@ -38,7 +38,8 @@ struct Momentum {
     }
     // As MuonSettings::momentum_at.
     const double now = c.step > warmup_steps ? momentum : initial_momentum + per_step * (c.step - 1);
-    const float mu = static_cast<float>(now), fresh = static_cast<float>(1 - now), clip = static_cast<float>(c.clip);
+    const float mu = static_cast<float>(now), fresh = static_cast<float>(1 - now),
+                clip = static_cast<float>(c.clip);
 #pragma unroll
     for (int e = 0; e < N; ++e) {
       const float g = in.g.v[e] * clip;
@@ -53,7 +54,9 @@ struct Momentum {
 /// x / (sqrt(squares) + 1e-7).
 struct Normalise {
   const double* squares;
-  DEVICE_INLINE float operator()(float x) const { return x * static_cast<float>(1 / (sqrt(*squares) + 1e-7)); }
+  DEVICE_INLINE float operator()(float x) const {
+    return x * static_cast<float>(1 / (sqrt(*squares) + 1e-7));
+  }
 };
 
 /// p = a I + b A + c A^2, (size, size).
@@ -114,7 +117,8 @@ struct Apply {
   DEVICE_INLINE void apply(int64_t i, In<N> in) const {
     const UpdateControl& c = *control;
     if (c.apply == 0) return;
-    const float keep = static_cast<float>(1 - c.lr * decay_per_lr), rate = static_cast<float>(c.lr * rate_per_lr);
+    const float keep = static_cast<float>(1 - c.lr * decay_per_lr),
+                rate = static_cast<float>(c.lr * rate_per_lr);
     Vec<T, N> out;
 #pragma unroll
     for (int e = 0; e < N; ++e) {
@@ -152,15 +156,17 @@ void newton_schulz(Context& ctx, Tensor x, const Tensor& squares, int64_t steps)
   const int64_t rows = x.dim(0), columns = x.dim(1), s = std::min(rows, columns);
   const bool tall = rows > columns;
   ScratchScope t(ctx.scratch);
-  const Tensor spare = t.alloc("newton_schulz x", x.dtype, {rows, columns}), a = t.alloc("newton_schulz a", x.dtype, {s, s}),
-               a_squared = t.alloc("newton_schulz a^2", DType::f32, {s, s}), p = t.alloc("newton_schulz p", x.dtype, {s, s});
+  const Tensor spare = t.alloc("newton_schulz x", x.dtype, {rows, columns}),
+               a = t.alloc("newton_schulz a", x.dtype, {s, s}),
+               a_squared = t.alloc("newton_schulz a^2", DType::f32, {s, s}),
+               p = t.alloc("newton_schulz p", x.dtype, {s, s});
   // So that x is what the last step writes.
   Tensor from = steps % 2 == 0 ? x : spare, to = steps % 2 == 0 ? spare : x;
   dispatch_storage("newton_schulz", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     if (!ctx.dry_run)
-      map_unary(ctx, "newton_schulz normalise", device_data<T>(from), static_cast<const T*>(device_data<T>(x)), x.numel(),
-                Normalise{device_data<double>(squares)});
+      map_unary(ctx, "newton_schulz normalise", device_data<T>(from),
+                static_cast<const T*>(device_data<T>(x)), x.numel(), Normalise{device_data<double>(squares)});
     Product gram, square, last;
     gram.in = gram.out = square.in = last.in = last.out = x.dtype;
     gram.m = gram.n = s, gram.k = std::max(rows, columns);
@@ -170,29 +176,30 @@ void newton_schulz(Context& ctx, Tensor x, const Tensor& squares, int64_t steps)
     for (int64_t step = 0; step < steps; ++step) {
       multiply(ctx, gram, from.data, from.data, a.data);
       multiply(ctx, square, a.data, a.data, a_squared.data);
-      const Polynomial<T> op = {device_data<T>(p), device_data<T>(a), device_data<float>(a_squared), Divider(s), s};
+      const Polynomial<T> op = {device_data<T>(p), device_data<T>(a), device_data<float>(a_squared),
+                                Divider(s), s};
       if (!ctx.dry_run) map(ctx, "newton_schulz polynomial", op, s * s, aligned(op.p, op.a, op.a_squared));
-      if (tall) multiply(ctx, last, from.data, p.data, to.data);
-      else multiply(ctx, last, p.data, from.data, to.data);
+      if (tall)
+        multiply(ctx, last, from.data, p.data, to.data);
+      else
+        multiply(ctx, last, p.data, from.data, to.data);
       std::swap(from, to);
     }
   });
 }
 
-void muon_apply(Context& ctx, Tensor value, Tensor master, const Tensor& update, const Tensor& control, double lr_multiplier,
-                double weight_decay) {
+void muon_apply(Context& ctx, Tensor value, Tensor master, const Tensor& update, const Tensor& control,
+                double lr_multiplier, double weight_decay) {
   if (ctx.dry_run) return;
-  const double shape = std::sqrt(std::max(1.0, static_cast<double>(value.dim(0)) / static_cast<double>(value.dim(1))));
+  const double shape =
+      std::sqrt(std::max(1.0, static_cast<double>(value.dim(0)) / static_cast<double>(value.dim(1))));
   dispatch_storage("muon_apply", value, [&](auto* value_tag) {
     dispatch_storage("muon_apply", update, [&](auto* update_tag) {
       using T = std::remove_pointer_t<decltype(value_tag)>;
       using U = std::remove_pointer_t<decltype(update_tag)>;
-      const Apply<T, U> op = {device_data<T>(value),
-                              device_data<float>(master),
-                              device_data<U>(update),
-                              device_data<UpdateControl>(control),
-                              lr_multiplier * shape,
-                              lr_multiplier * weight_decay};
+      const Apply<T, U> op = {device_data<T>(value),  device_data<float>(master),
+                              device_data<U>(update), device_data<UpdateControl>(control),
+                              lr_multiplier * shape,  lr_multiplier * weight_decay};
       map(ctx, "muon_apply", op, value.numel(), aligned(op.value, op.master, op.update));
     });
   });

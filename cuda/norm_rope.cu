@@ -83,7 +83,8 @@ __global__ void __launch_bounds__(kBlock, 3) norm_rope_backward_kernel(Backward<
     }
   }
   if (p.partials)  // of the whole launch, or none of it
-    store_columns<kBlock, kLanes>(p.partials + static_cast<int64_t>(blockIdx.x) * 2 * half, dw, half, 2 * half);
+    store_columns<kBlock, kLanes>(p.partials + static_cast<int64_t>(blockIdx.x) * 2 * half, dw, half,
+                                  2 * half);
 }
 
 /// Any head size: a block of one warp goes over its rows one by one, and keeps dw in the partials themselves.
@@ -141,14 +142,16 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
                         const Tensor& weight, const Tensor& rstd, const Tensor& positions, const Tensor& cos,
                         const Tensor& sin) {
   constexpr int kHeads = 2;
-  const int64_t tokens = x.dim(0), heads = x.dim(1), width = x.dim(2), groups = weight ? weight.numel() / width : 1;
+  const int64_t tokens = x.dim(0), heads = x.dim(1), width = x.dim(2),
+                groups = weight ? weight.numel() / width : 1;
   const int64_t slices = groups > 1 ? 1 : (heads + kHeads - 1) / kHeads;
   // Three blocks for each of 132 multiprocessors, at least two rounds each; by shapes alone, as
   // rmsnorm_backward.
   const int64_t at_once = 2 * kBlock / 8, wanted = (tokens * slices + at_once - 1) / at_once;
   const int64_t chunks = std::max<int64_t>(std::min<int64_t>(wanted, 396 / groups), 1);
   ScratchScope scratch(ctx.scratch);
-  const Tensor partials = weight ? scratch.alloc("norm_rope_dweight", DType::f32, {chunks, groups * width}) : Tensor();
+  const Tensor partials =
+      weight ? scratch.alloc("norm_rope_dweight", DType::f32, {chunks, groups * width}) : Tensor();
   if (ctx.dry_run || tokens * heads * width == 0) return;
   dispatch_storage("norm_rope_backward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;

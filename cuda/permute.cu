@@ -269,7 +269,9 @@ struct MoveRows {
 template <class Unit, bool kPut>
 void move_units(Context& ctx, const char* name, const Tensor& y, const Tensor& x, const Tensor& index) {
   const int64_t width = x.dim(1) * dtype_size(x.dtype) / static_cast<int64_t>(sizeof(Unit));
-  map(ctx, name, MoveRows<Unit, kPut>{device_data<Unit>(y), device_data<Unit>(x), device_data<int>(index), Divider(width), width},
+  map(ctx, name,
+      MoveRows<Unit, kPut>{device_data<Unit>(y), device_data<Unit>(x), device_data<int>(index),
+                           Divider(width), width},
       index.dim(0) * width, /*vectors=*/false);
 }
 
@@ -277,9 +279,12 @@ template <bool kPut>
 void move_rows(Context& ctx, const char* name, const Tensor& y, const Tensor& x, const Tensor& index) {
   if (ctx.dry_run || index.dim(0) == 0) return;
   const int64_t bytes = x.dim(1) * dtype_size(x.dtype);
-  if (bytes % 16 == 0 && aligned(device_data<char>(y), device_data<char>(x))) move_units<uint4, kPut>(ctx, name, y, x, index);
-  else if (bytes % 4 == 0 && dtype_size(x.dtype) >= 4) move_units<unsigned, kPut>(ctx, name, y, x, index);
-  else move_units<unsigned short, kPut>(ctx, name, y, x, index);
+  if (bytes % 16 == 0 && aligned(device_data<char>(y), device_data<char>(x)))
+    move_units<uint4, kPut>(ctx, name, y, x, index);
+  else if (bytes % 4 == 0 && dtype_size(x.dtype) >= 4)
+    move_units<unsigned, kPut>(ctx, name, y, x, index);
+  else
+    move_units<unsigned short, kPut>(ctx, name, y, x, index);
 }
 
 struct MoveLast {
@@ -315,18 +320,25 @@ struct Number {
 
 }  // namespace
 
-void take_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) { move_rows<false>(ctx, "take_rows", y, x, index); }
-void put_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) { move_rows<true>(ctx, "put_rows", y, x, index); }
+void take_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) {
+  move_rows<false>(ctx, "take_rows", y, x, index);
+}
+void put_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) {
+  move_rows<true>(ctx, "put_rows", y, x, index);
+}
 
 void move_rows_last(Context& ctx, Tensor rows, int64_t begin, int64_t count, int64_t end) {
   if (ctx.dry_run || count == 0) return;
   map(ctx, "move_rows_last",
-      MoveLast{device_data<int>(rows), static_cast<int>(begin), static_cast<int>(count), static_cast<int>(end - begin - count)}, rows.numel(),
+      MoveLast{device_data<int>(rows), static_cast<int>(begin), static_cast<int>(count),
+               static_cast<int>(end - begin - count)},
+      rows.numel(),
       /*vectors=*/false);
 }
 
 void number_rows(Context& ctx, Tensor index) {
-  if (!ctx.dry_run) map(ctx, "number_rows", Number{device_data<int>(index)}, index.numel(), /*vectors=*/false);
+  if (!ctx.dry_run)
+    map(ctx, "number_rows", Number{device_data<int>(index)}, index.numel(), /*vectors=*/false);
 }
 
 }  // namespace sluice::cuda

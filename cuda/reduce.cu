@@ -99,7 +99,8 @@ constexpr int kSquareThreads = 128;
 
 /// A thread takes blocks of 32 elements, so that what is cut into bins does not depend on the grid.
 template <class T>
-__global__ void __launch_bounds__(kSquareThreads) square_bins_kernel(double* partials, const T* x, int64_t n) {
+__global__ void __launch_bounds__(kSquareThreads)
+    square_bins_kernel(double* partials, const T* x, int64_t n) {
   double bins[kSquareBins] = {};
   const int64_t blocks = (n + kSquareBlock - 1) / kSquareBlock, stride = int64_t{gridDim.x} * kSquareThreads;
   for (int64_t b = blockIdx.x * int64_t{kSquareThreads} + threadIdx.x; b < blocks; b += stride) {
@@ -135,8 +136,9 @@ __global__ void __launch_bounds__(32) add_bins_kernel(double* bins, const double
 
 constexpr int kRowsAtOnce = 8, kRowThreads = 256;
 
-/// Sums of kRowsAtOnce rows that follow each other `stride` apart, by the tree over their numbers; a group is a perfect subtree,
-/// or the rest. y (n) with one group; with several, each group's first row. Bound by memory: every row is read once.
+/// Sums of kRowsAtOnce rows that follow each other `stride` apart, by the tree over their numbers; a group is
+/// a perfect subtree, or the rest. y (n) with one group; with several, each group's first row. Bound by
+/// memory: every row is read once.
 template <int kN>
 __global__ void __launch_bounds__(kRowThreads)
     sum_rows_kernel(float* y, float* rows, int count, int64_t stride, int64_t n, bool add) {
@@ -177,10 +179,12 @@ void sum_rows(Context& ctx, Tensor y, const Tensor& rows, Into into) {
   // Groups of eight become one row each, until one group is left.
   for (int64_t count = rows.dim(0), stride = n; count > 0; stride *= kRowsAtOnce) {
     const int64_t groups = (count + kRowsAtOnce - 1) / kRowsAtOnce;
-    const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(std::min<int64_t>((n + tile - 1) / tile, 2048)), static_cast<unsigned>(groups)),
-                                 .block = dim3(kRowThreads)};
-    launch(ctx, "sum_rows", config, vectors ? sum_rows_kernel<4> : sum_rows_kernel<1>, out, all, static_cast<int>(count), stride, n,
-           groups == 1 && into == Into::add);
+    const LaunchConfig config = {
+        .grid = dim3(static_cast<unsigned>(std::min<int64_t>((n + tile - 1) / tile, 2048)),
+                     static_cast<unsigned>(groups)),
+        .block = dim3(kRowThreads)};
+    launch(ctx, "sum_rows", config, vectors ? sum_rows_kernel<4> : sum_rows_kernel<1>, out, all,
+           static_cast<int>(count), stride, n, groups == 1 && into == Into::add);
     count = groups == 1 ? 0 : groups;
   }
 }
@@ -193,8 +197,8 @@ void add_squares(Context& ctx, Tensor bins, const Tensor& x) {
   if (ctx.dry_run || grid == 0) return;
   dispatch_storage("add_squares", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    launch(ctx, "add_squares", {.grid = dim3(static_cast<unsigned>(grid)), .block = dim3(kSquareThreads)}, square_bins_kernel<T>,
-           device_data<double>(partials), static_cast<const T*>(device_data<T>(x)), n);
+    launch(ctx, "add_squares", {.grid = dim3(static_cast<unsigned>(grid)), .block = dim3(kSquareThreads)},
+           square_bins_kernel<T>, device_data<double>(partials), static_cast<const T*>(device_data<T>(x)), n);
   });
   launch(ctx, "add_squares", {.grid = dim3(1), .block = dim3(32)}, add_bins_kernel, device_data<double>(bins),
          static_cast<const double*>(device_data<double>(partials)), static_cast<int>(grid));

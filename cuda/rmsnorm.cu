@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kBlock) rmsnorm_any_kernel(Forward<T> f) {
   if (threadIdx.x == 0) f.rstd[row] = r;
   const int64_t weight_at = row % f.groups * f.width;
   for (int64_t i = threadIdx.x; i < f.width; i += kBlock)
-    f.y[at + i] = from_float<T>(to_float(load_weight<1>(f.weight, weight_at + i).v[0]) * (to_float(x[at + i]) * r));
+    f.y[at + i] =
+        from_float<T>(to_float(load_weight<1>(f.weight, weight_at + i).v[0]) * (to_float(x[at + i]) * r));
 }
 
 /// Rows of a weight; one, where there is none.
@@ -242,10 +243,10 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const
   dispatch_storage("rmsnorm_forward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     const int64_t width = x.dim(-1);
-    forward<T>(
-        ctx, "rmsnorm_forward",
-        {device_data<T>(y), nullptr, device_data<float>(rstd), device_data<T>(x), nullptr,
-         device_data<T>(weight), x.numel() / width, width, weight_rows(weight, width), static_cast<float>(eps)});
+    forward<T>(ctx, "rmsnorm_forward",
+               {device_data<T>(y), nullptr, device_data<float>(rstd), device_data<T>(x), nullptr,
+                device_data<T>(weight), x.numel() / width, width, weight_rows(weight, width),
+                static_cast<float>(eps)});
   });
 }
 
@@ -257,8 +258,8 @@ void add_rmsnorm_forward(Context& ctx, Tensor sum, Tensor y, Tensor rstd, const 
     const int64_t width = a.dim(-1);
     forward<T>(ctx, "add_rmsnorm_forward",
                {device_data<T>(y), device_data<T>(sum), device_data<float>(rstd), device_data<T>(a),
-                device_data<T>(b), device_data<T>(weight), a.numel() / width, width, weight_rows(weight, width),
-                static_cast<float>(eps)});
+                device_data<T>(b), device_data<T>(weight), a.numel() / width, width,
+                weight_rows(weight, width), static_cast<float>(eps)});
   });
 }
 
@@ -269,7 +270,8 @@ void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy,
   const int shape = row_shape_index(vectors);
   const int64_t chunks = chunks_of(tokens, groups, kRowShapes[shape]);
   ScratchScope scratch(ctx.scratch);
-  const Tensor partials = weight ? scratch.alloc("rmsnorm_dweight", DType::f32, {chunks, groups * width}) : Tensor();
+  const Tensor partials =
+      weight ? scratch.alloc("rmsnorm_dweight", DType::f32, {chunks, groups * width}) : Tensor();
   if (ctx.dry_run || tokens == 0) return;
   dispatch_storage("rmsnorm_backward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;

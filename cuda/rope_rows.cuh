@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(kRopeBlock) rope_kernel(RopeRows<T> p) {
       if (h < heads) {
         if (i == 0) p.rstd[row + h] = r;
         const int64_t weight_at = (first + h) * p.weight_stride + i;
-        const Vec<T, kN> wa = load_weight<kN>(p.weight, weight_at), wb = load_weight<kN>(p.weight, weight_at + half);
+        const Vec<T, kN> wa = load_weight<kN>(p.weight, weight_at),
+                         wb = load_weight<kN>(p.weight, weight_at + half);
 #pragma unroll
         for (int e = 0; e < kN; ++e)
           a[e] = to_float(wa.v[e]) * (a[e] * r), b[e] = to_float(wb.v[e]) * (b[e] * r);

@@ -1,7 +1,7 @@
-// Bound by memory. Forward: a thread per logit counts those before it, which is its place among the chosen; then a thread takes kN
-// channels of a head and reads them of its chosen experts alone. Backward: kLanes threads take an expert of a head, as those of
-// a headwise gate take a head (cuda/gate.cu), so that one expert gives a gate's bits; of those not chosen they write zeros.
-// Not yet run on a GPU.
+// Bound by memory. Forward: a thread per logit counts those before it, which is its place among the chosen;
+// then a thread takes kN channels of a head and reads them of its chosen experts alone. Backward: kLanes
+// threads take an expert of a head, as those of a headwise gate take a head (cuda/gate.cu), so that one
+// expert gives a gate's bits; of those not chosen they write zeros. Not yet run on a GPU.
 #include "common/math.cuh"
 #include "common/rows.cuh"
 #include "ops/switch_heads.h"
@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(kBlock) choose_kernel(Experts<T> s) {
 
 /// units: groups of kN channels.
 template <class T, int kN>
-__global__ void __launch_bounds__(kBlock) combine_kernel(Experts<T> s, int64_t units, Divider per_row, Divider per_slot) {
+__global__ void __launch_bounds__(kBlock)
+    combine_kernel(Experts<T> s, int64_t units, Divider per_row, Divider per_slot) {
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
   if (unit >= units) return;
   const int64_t row = per_row.quotient(unit), channel = unit * kN - row * s.channels;
@@ -68,7 +69,8 @@ template <class T, int kLanes, int kN>
 __global__ void __launch_bounds__(kBlock) experts_backward_kernel(Experts<T> s) {
   constexpr int kStep = kLanes * kN;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * (kBlock / kLanes) + static_cast<int>(threadIdx.x) / kLanes,
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * (kBlock / kLanes) +
+                    static_cast<int>(threadIdx.x) / kLanes,
                 row = i / s.experts;
   const bool exists = row < s.rows;
   const int expert = static_cast<int>(i - row * s.experts);
@@ -113,27 +115,31 @@ Experts<T> experts_of(const Tensor& v, const Tensor& chosen, const Tensor& logit
 
 }  // namespace
 
-void switch_heads_forward(Context& ctx, Tensor v, Tensor chosen, const Tensor& logits, const Tensor& projected) {
+void switch_heads_forward(Context& ctx, Tensor v, Tensor chosen, const Tensor& logits,
+                          const Tensor& projected) {
   if (ctx.dry_run || v.numel() == 0) return;
   const char* const name = "switch_heads_forward";
   dispatch_storage(name, v, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     Experts<T> s = experts_of<T>(v, chosen, logits, projected);
     s.v = device_data<T>(v);
-    launch(ctx, "switch_heads_forward choose", {.grid = dim3(blocks_for(s.rows * s.experts, kBlock)), .block = dim3(kBlock)},
-           choose_kernel<T>, s);
+    launch(ctx, "switch_heads_forward choose",
+           {.grid = dim3(blocks_for(s.rows * s.experts, kBlock)), .block = dim3(kBlock)}, choose_kernel<T>,
+           s);
     const auto combine = [&](auto width) {
       const int64_t units = s.rows * s.channels / width();
-      launch(ctx, name, {.grid = dim3(blocks_for(units, kBlock)), .block = dim3(kBlock)}, combine_kernel<T, width()>, s, units,
-             Divider(s.channels / width()), Divider(s.width));
+      launch(ctx, name, {.grid = dim3(blocks_for(units, kBlock)), .block = dim3(kBlock)},
+             combine_kernel<T, width()>, s, units, Divider(s.channels / width()), Divider(s.width));
     };
-    if (s.width % kVecWidth<T> == 0 && aligned(s.v, s.projected)) combine(std::integral_constant<int, kVecWidth<T>>());
-    else combine(std::integral_constant<int, 1>());
+    if (s.width % kVecWidth<T> == 0 && aligned(s.v, s.projected))
+      combine(std::integral_constant<int, kVecWidth<T>>());
+    else
+      combine(std::integral_constant<int, 1>());
   });
 }
 
-void switch_heads_backward(Context& ctx, Tensor dlogits, Tensor dprojected, const Tensor& dv, const Tensor& logits,
-                           const Tensor& projected, const Tensor& chosen) {
+void switch_heads_backward(Context& ctx, Tensor dlogits, Tensor dprojected, const Tensor& dv,
+                           const Tensor& logits, const Tensor& projected, const Tensor& chosen) {
   if (ctx.dry_run || dv.numel() == 0) return;
   const char* const name = "switch_heads_backward";
   dispatch_storage(name, dv, [&](auto* tag) {
@@ -144,7 +150,8 @@ void switch_heads_backward(Context& ctx, Tensor dlogits, Tensor dprojected, cons
     s.dprojected = device_data<T>(dprojected);
     s.dv = device_data<T>(dv);
     const auto go = [&](auto lanes, auto width) {
-      launch(ctx, name, {.grid = dim3(blocks_for(s.rows * s.experts, kBlock / lanes())), .block = dim3(kBlock)},
+      launch(ctx, name,
+             {.grid = dim3(blocks_for(s.rows * s.experts, kBlock / lanes())), .block = dim3(kBlock)},
              experts_backward_kernel<T, lanes(), width()>, s);
     };
     if (s.width % kN != 0 || !aligned(s.dv, s.projected, s.dprojected))

@@ -1,16 +1,17 @@
 // sluice analyze: what the attention, the gates and the heads of a trained model do.
+#include "eval/analyze.h"
+
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <memory>
 
 #include "commands.h"
-#include "config/load.h"
-#include "core/io.h"
-#include "core/cores.h"
-#include "ranks.h"
-#include "eval/analyze.h"
 #include "config/derived.h"
+#include "config/load.h"
+#include "core/cores.h"
+#include "core/io.h"
+#include "ranks.h"
 #include "validation_sets.h"
 
 namespace sluice {
@@ -25,10 +26,12 @@ struct Options {
 
 /// Keys that say what the model reads, and how; the rest is the model's, which is as it was trained.
 void check_overrides(const std::vector<std::string>& overrides) {
-  const std::vector<std::string> allowed = {"data.seq_len", "data.validation", "data.document_mask", "train.threads"};
+  const std::vector<std::string> allowed = {"data.seq_len", "data.validation", "data.document_mask",
+                                            "train.threads"};
   for (const std::string& text : overrides)
     if (std::find(allowed.begin(), allowed.end(), text.substr(0, text.find('='))) == allowed.end())
-      fail(ExitCode::usage, "{}: the model is as it was trained; what can differ is {}", text, fmt::join(allowed, ", "));
+      fail(ExitCode::usage, "{}: the model is as it was trained; what can differ is {}", text,
+           fmt::join(allowed, ", "));
 }
 
 void prepare_folder(const Options& options) {
@@ -40,31 +43,38 @@ void prepare_folder(const Options& options) {
 }
 
 /// `value` as a cell of `width` characters; "-" for what does not exist.
-std::string cell(const nlohmann::ordered_json& value, int width, int digits, double scale = 1, const char* unit = "") {
+std::string cell(const nlohmann::ordered_json& value, int width, int digits, double scale = 1,
+                 const char* unit = "") {
   if (!value.is_number()) return fmt::format("{:>{}}", "-", width);
   return fmt::format("{:>{}}", fmt::format("{:.{}f}{}", scale * value.get<double>(), digits, unit), width);
 }
 
 void print_table(const nlohmann::ordered_json& a) {
-  fmt::print("{}  step {}  {} sequences, {} tokens\n\n", a["checkpoint"].get<std::string>(), a["step"].get<int64_t>(),
-             a["sequences"].get<int64_t>(), a["tokens"].get<int64_t>());
-  fmt::print("{:<6}{:>12}{:>12}{:>12}{:>17}{:>21}{:>21}{:>18}\n", "", "attention", "gate", "imbalance", "mean |attention|",
-             "max |attention|", "max |FFN|", "||value||");
-  fmt::print("{:<6}{:>12}{:>12}{:>12}{:>8}{:>9}{:>10}{:>11}{:>10}{:>11}{:>9}{:>9}\n", "layer", "on first", "score", "of heads",
-             "before", "gated", "output", "residual", "output", "residual", "first", "rest");
-  const auto line = [](const std::string& name, const nlohmann::ordered_json& l, const nlohmann::ordered_json& gate) {
+  fmt::print("{}  step {}  {} sequences, {} tokens\n\n", a["checkpoint"].get<std::string>(),
+             a["step"].get<int64_t>(), a["sequences"].get<int64_t>(), a["tokens"].get<int64_t>());
+  fmt::print("{:<6}{:>12}{:>12}{:>12}{:>17}{:>21}{:>21}{:>18}\n", "", "attention", "gate", "imbalance",
+             "mean |attention|", "max |attention|", "max |FFN|", "||value||");
+  fmt::print("{:<6}{:>12}{:>12}{:>12}{:>8}{:>9}{:>10}{:>11}{:>10}{:>11}{:>9}{:>9}\n", "layer", "on first",
+             "score", "of heads", "before", "gated", "output", "residual", "output", "residual", "first",
+             "rest");
+  const auto line = [](const std::string& name, const nlohmann::ordered_json& l,
+                       const nlohmann::ordered_json& gate) {
     const auto &output = l["attention_output"], &max = l["max"];
-    fmt::print("{:<6}{}{}{}{}{}{}{}{}{}{}{}\n", name, cell(l["first_token_attention"], 12, 1, 100, "%"), cell(gate, 12, 3),
-               cell(l["imbalance"], 12, 3), cell(output["mean_abs_before"], 8, 3), cell(output["mean_abs_after"], 9, 3),
-               cell(max["attention_output"], 10, 2), cell(max["attention_residual"], 11, 2), cell(max["ffn_output"], 10, 2),
-               cell(max["ffn_residual"], 11, 2), cell(l["value_norm_first"], 9, 2), cell(l["value_norm_rest"], 9, 2));
+    fmt::print("{:<6}{}{}{}{}{}{}{}{}{}{}{}\n", name, cell(l["first_token_attention"], 12, 1, 100, "%"),
+               cell(gate, 12, 3), cell(l["imbalance"], 12, 3), cell(output["mean_abs_before"], 8, 3),
+               cell(output["mean_abs_after"], 9, 3), cell(max["attention_output"], 10, 2),
+               cell(max["attention_residual"], 11, 2), cell(max["ffn_output"], 10, 2),
+               cell(max["ffn_residual"], 11, 2), cell(l["value_norm_first"], 9, 2),
+               cell(l["value_norm_rest"], 9, 2));
   };
   for (size_t i = 0; i < a["layers"].size(); ++i) {
     const auto& layer = a["layers"][i];
     double scores = 0;
     for (const auto& gate : layer["gates"]) scores += gate["mean"].get<double>();
     line(fmt::format("{}", i), layer,
-         layer["gates"].empty() ? nullptr : nlohmann::ordered_json(scores / static_cast<double>(layer["gates"].size())));
+         layer["gates"].empty()
+             ? nullptr
+             : nlohmann::ordered_json(scores / static_cast<double>(layer["gates"].size())));
   }
   line("all", a["total"], a["total"]["mean_gate_score"]);
 }
@@ -96,7 +106,8 @@ void run(const Options& options, Communicator& ranks) {
 
 void add_analyze_command(Command& app, int&) {
   Command* command = app.add_subcommand(
-      "analyze", "what attention, gates and heads do on the validation sets: tables as JSON, pictures as NumPy arrays");
+      "analyze",
+      "what attention, gates and heads do on the validation sets: tables as JSON, pictures as NumPy arrays");
   auto options = std::make_shared<Options>();
   command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
       ->required()
@@ -104,16 +115,22 @@ void add_analyze_command(Command& app, int&) {
   command->add_option("-o,--output", options->folder, "where analysis.json and the arrays go: new, or empty")
       ->required()
       ->type_name("FOLDER");
-  command->add_option("overrides", options->overrides, "data.seq_len, data.validation, data.document_mask or train.threads")
+  command
+      ->add_option("overrides", options->overrides,
+                   "data.seq_len, data.validation, data.document_mask or train.threads")
       ->type_name("key=value");
   add_set_options(*command, options->sets, options->data);
-  command->add_option("--tokens", options->analyze.tokens, "of each set, rounded up to whole samples (16384); 0: all of it")
+  command
+      ->add_option("--tokens", options->analyze.tokens,
+                   "of each set, rounded up to whole samples (16384); 0: all of it")
       ->not_negative();
-  command->add_option("--sequences", options->analyze.map_sequences, "that attention maps and planes show (8)")
+  command
+      ->add_option("--sequences", options->analyze.map_sequences, "that attention maps and planes show (8)")
       ->between(1, 1e6);
   command->add_option("--map-tokens", options->analyze.map_tokens, "of each of these, from its start (64)")
       ->between(1, 4096);
-  command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
+  command
+      ->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
       ->type_name("DEVICE");
   add_tokenizer_option(*command, options->tokenizer);
   command->add_flag("--force", options->force, "write into a folder that is not empty");

@@ -1,21 +1,20 @@
 // sluice checkpoint: what is in a run's checkpoints, whether they are whole, and what differs.
-#include "checkpoint/store.h"
-
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
 #include <cstdio>
 #include <memory>
 
+#include "checkpoint/compare.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/rotation.h"
+#include "checkpoint/store.h"
+#include "checkpoint/stored_tensors.h"
 #include "commands.h"
 #include "core/io.h"
-#include "checkpoint/compare.h"
-#include "eval/trained_model.h"
-#include "checkpoint/manifest.h"
-#include "hf/merge_adapters.h"
 #include "eval/portable.h"
-#include "checkpoint/rotation.h"
-#include "checkpoint/stored_tensors.h"
+#include "eval/trained_model.h"
+#include "hf/merge_adapters.h"
 #include "validation_sets.h"
 
 namespace sluice {
@@ -137,8 +136,10 @@ void prune(const CheckpointOptions& options) {
   if (removed.empty()) fmt::print("nothing to remove\n");
 }
 
-/// The tokenizer of a checkpoint that has no copy of it; nothing where its file is not here, which is a warning.
-std::unique_ptr<Tokenizer> tokenizer_from_elsewhere(const CheckpointInfo& checkpoint, const std::string& chosen) {
+/// The tokenizer of a checkpoint that has no copy of it; nothing where its file is not here, which is a
+/// warning.
+std::unique_ptr<Tokenizer> tokenizer_from_elsewhere(const CheckpointInfo& checkpoint,
+                                                    const std::string& chosen) {
   const TokenizerConfig configured = checkpoint_config(checkpoint, "auto").data.tokenizer;
   try {
     return checkpoint_tokenizer(checkpoint, configured, chosen);
@@ -156,12 +157,14 @@ void export_weights(const CheckpointOptions& options) {
   io::make_directories(options.output);
   std::vector<std::string> names;
   for (const FileRecord& f : manifest.files)
-    if (is_shard_of(f.name, kWeightsKind) || f.name == kWeightsIndex || f.name == "config.json" || f.name == kTokenizerFile)
+    if (is_shard_of(f.name, kWeightsKind) || f.name == kWeightsIndex || f.name == "config.json" ||
+        f.name == kTokenizerFile)
       names.push_back(f.name);
   std::unique_ptr<Tokenizer> tokenizer;
   if (checkpoint.tokenizer_model.empty() || !options.tokenizer.empty())
     tokenizer = tokenizer_from_elsewhere(checkpoint, options.tokenizer);
-  if (tokenizer && !tokenizer->model().empty() && checkpoint.tokenizer_model.empty()) names.push_back(kTokenizerFile);
+  if (tokenizer && !tokenizer->model().empty() && checkpoint.tokenizer_model.empty())
+    names.push_back(kTokenizerFile);
   for (const std::string& name : names)
     if (io::exists(options.output + "/" + name))
       fail(ExitCode::cannot_create, "{}/{} exists; nothing was written", options.output, name);
@@ -230,7 +233,8 @@ void add_checkpoint_command(Command& app, int& exit_code) {
       ->type_name("N");
   sub->callback([options] { prune(*options); });
 
-  sub = command->add_subcommand("export", "weights, config.json and tokenizer.model alone, for other programs");
+  sub =
+      command->add_subcommand("export", "weights, config.json and tokenizer.model alone, for other programs");
   sub->add_option("checkpoint", options->path, "checkpoint, or run folder: its newest valid one")
       ->required()
       ->type_name("CKPT");
@@ -240,7 +244,9 @@ void add_checkpoint_command(Command& app, int& exit_code) {
   add_tokenizer_option(*sub, options->tokenizer);
   sub->callback([options] { export_weights(*options); });
 
-  sub = command->add_subcommand("merge", "weights with their adapters (lora) merged, config.json and tokenizer.model, for other programs");
+  sub = command->add_subcommand(
+      "merge",
+      "weights with their adapters (lora) merged, config.json and tokenizer.model, for other programs");
   sub->add_option("checkpoint", options->path, "checkpoint, or run folder: its newest valid one")
       ->required()
       ->type_name("CKPT");

@@ -23,12 +23,15 @@ Option* Option::not_negative() {
 Option* Option::between(double low, double high) {
   const auto check = [low, high](const std::string& text) {
     const double value = std::strtod(text.c_str(), nullptr);
-    return value < low || value > high ? fmt::format("must be from {} to {}, got {}", low, high, text) : std::string();
+    return value < low || value > high ? fmt::format("must be from {} to {}, got {}", low, high, text)
+                                       : std::string();
   };
   return option_->check(check), this;
 }
 
-Option* Option::one_of(const std::vector<std::string>& words) { return option_->check(CLI::IsMember(words)), this; }
+Option* Option::one_of(const std::vector<std::string>& words) {
+  return option_->check(CLI::IsMember(words)), this;
+}
 
 Command::Command(CLI::App& app) : app_(app) {}
 Command::~Command() = default;

@@ -27,7 +27,8 @@ void explain(const std::string& prefix) {
   std::string near;
   for (const KeyInfo& k : config_keys())
     if (k.key.find(prefix) != std::string::npos && k.type != "section") near += "\n  " + k.key;
-  fail(ExitCode::usage, "there is no key {}{}", prefix, near.empty() ? "; see sluice config reference" : "; there are:" + near);
+  fail(ExitCode::usage, "there is no key {}{}", prefix,
+       near.empty() ? "; see sluice config reference" : "; there are:" + near);
 }
 
 void diff(const Config& a, const Config& b) {
@@ -46,8 +47,9 @@ void add_config_command(Command& app, int& exit_code) {
   const auto options = std::make_shared<Options>();
   Command* config = app.add_subcommand("config", "Keys and files of configuration");
   config->require_subcommand(1);
-  config->footer("Examples:\n  sluice config show configs/quickstart/gated.yaml optimizer.lr=1e-3\n"
-                 "  sluice config explain model.attention");
+  config->footer(
+      "Examples:\n  sluice config show configs/quickstart/gated.yaml optimizer.lr=1e-3\n"
+      "  sluice config explain model.attention");
 
   config->add_subcommand("reference", "Every key with its default and meaning")->callback([] {
     fmt::print("{}", reference_yaml());
@@ -80,7 +82,8 @@ void add_config_command(Command& app, int& exit_code) {
   explain_command->add_option("PREFIX", options->prefix, "a key or the beginning of one");
   explain_command->callback([options] { explain(options->prefix); });
 
-  Command* diff_command = config->add_subcommand("diff", "Keys whose values differ, and how much it matters on resuming");
+  Command* diff_command =
+      config->add_subcommand("diff", "Keys whose values differ, and how much it matters on resuming");
   diff_command->add_option("A", options->file, "configuration")->required();
   diff_command->add_option("B", options->other, "configuration")->required();
   diff_command->callback([options] { diff(load_config(options->file), load_config(options->other)); });

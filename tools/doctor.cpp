@@ -14,15 +14,15 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "commands.h"
-#include "doctor_ranks.h"
 #include "comm/device.h"
 #include "comm/mpi.h"
+#include "commands.h"
 #include "core/arena.h"
 #include "core/cpu_features.h"
 #include "core/device.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
+#include "doctor_ranks.h"
 
 namespace sluice {
 namespace {
@@ -82,15 +82,17 @@ void gpus() {
   }
   const std::vector<DeviceInfo> devices = cuda_devices();
   if (devices.empty())
-    row("none found", io::exists("/dev/nvidiactl") ? "the driver answers to no call: is it older than the toolkit, or "
-                                                     "CUDA_VISIBLE_DEVICES empty?"
-                                                   : "no NVIDIA driver is loaded");
+    row("none found", io::exists("/dev/nvidiactl")
+                          ? "the driver answers to no call: is it older than the toolkit, or "
+                            "CUDA_VISIBLE_DEVICES empty?"
+                          : "no NVIDIA driver is loaded");
   for (size_t i = 0; i < devices.size(); ++i) {
     const DeviceInfo& d = devices[i];
     row(fmt::format("{}", i).c_str(),
         fmt::format("{}, {:.1f} GiB, compute capability {}.{}, {} multiprocessors{}{}", d.name,
-                    static_cast<double>(d.memory_bytes) / (1 << 30), d.compute_capability / 10, d.compute_capability % 10,
-                    d.multiprocessors, d.compute_capability < 80 ? "; too old: 8.0 is needed" : "",
+                    static_cast<double>(d.memory_bytes) / (1 << 30), d.compute_capability / 10,
+                    d.compute_capability % 10, d.multiprocessors,
+                    d.compute_capability < 80 ? "; too old: 8.0 is needed" : "",
                     d.emulated ? "; exact and slow, only with train.device=cuda" : ""));
   }
 }
@@ -100,8 +102,10 @@ void doctor() {
   row("compiler", __VERSION__);
   row("CUDA", built_with_cuda() ? "in this build" : "not in this build: train.device=cuda is refused");
   if (built_with_cuda())
-    row("NCCL", nccl_version().empty() ? "not in this build: ranks on GPUs pass through host memory" : nccl_version() + ": between ranks with a GPU each");
-  row("MPI", built_with_mpi() ? mpi_version() + ": ranks under mpirun or srun" : "not in this build: one process");
+    row("NCCL", nccl_version().empty() ? "not in this build: ranks on GPUs pass through host memory"
+                                       : nccl_version() + ": between ranks with a GPU each");
+  row("MPI",
+      built_with_mpi() ? mpi_version() + ": ranks under mpirun or srun" : "not in this build: one process");
   if (const std::string launcher = launcher_text(); !launcher.empty()) row("launcher", launcher);
   row("oneDNN", [] {
     const dnnl_version_t* v = dnnl_version();
@@ -123,8 +127,7 @@ void doctor() {
   row("AVX-512 BF16", yes(cpu.avx512_bf16));
   row("AMX BF16", yes(cpu.amx_bf16));
   row("kernels used", fmt::format("{} (SLUICE_ISA=baseline|avx2|avx512 lowers it)", isa_name(cpu_isa())));
-  row("bf16", cpu.amx_bf16 ? "matrix products in hardware"
-                                              : "computed through f32: saves memory, not time");
+  row("bf16", cpu.amx_bf16 ? "matrix products in hardware" : "computed through f32: saves memory, not time");
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   const int cores =
@@ -150,11 +153,15 @@ void doctor() {
 }  // namespace
 
 void add_doctor_command(Command& app, int& exit_code) {
-  Command* command =
-      app.add_subcommand("doctor", "what was built in, what this machine offers, what is disabled; under mpirun or srun, what ranks see");
+  Command* command = app.add_subcommand(
+      "doctor",
+      "what was built in, what this machine offers, what is disabled; under mpirun or srun, what ranks see");
   const auto folder = std::make_shared<std::string>(".");
-  command->add_option("--run-dir", *folder, "with several ranks: do all of them see this folder (.)")->type_name("FOLDER");
-  command->footer("Examples:\n  sluice doctor\n  SLUICE_ISA=avx2 sluice doctor\n  mpirun -n 4 --bind-to none sluice doctor --run-dir runs\n");
+  command->add_option("--run-dir", *folder, "with several ranks: do all of them see this folder (.)")
+      ->type_name("FOLDER");
+  command->footer(
+      "Examples:\n  sluice doctor\n  SLUICE_ISA=avx2 sluice doctor\n  mpirun -n 4 --bind-to none sluice "
+      "doctor --run-dir runs\n");
   command->callback([folder, &exit_code] {
     std::unique_ptr<Communicator> world;
     try {

@@ -14,20 +14,24 @@
 #include <thread>
 #include <vector>
 
+#include "comm/collective_errors.h"
 #include "comm/device.h"
 #include "comm/mpi.h"
 #include "core/cpu_features.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
-#include "comm/collective_errors.h"
 
 namespace sluice {
 namespace {
 
 void row(const std::string& name, const std::string& value) { fmt::print("  {:<20}{}\n", name, value); }
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-double clock_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+double clock_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 /// What a rank knows of itself, as it travels.
 struct Rank {
@@ -61,20 +65,22 @@ Rank mine() {
 }
 
 /// Ranks by what they say; one line for what all say, or a line for each.
-std::map<std::string, std::vector<int>> by(const std::vector<Rank>& all, std::array<char, 64> Rank::* field) {
+std::map<std::string, std::vector<int>> by(const std::vector<Rank>& all, std::array<char, 64> Rank::*field) {
   std::map<std::string, std::vector<int>> groups;
   for (size_t r = 0; r < all.size(); ++r) groups[(all[r].*field).data()].push_back(static_cast<int>(r));
   return groups;
 }
 
-void tell_same(const char* name, const std::vector<Rank>& all, std::array<char, 64> Rank::* field, const char* warning) {
+void tell_same(const char* name, const std::vector<Rank>& all, std::array<char, 64> Rank::*field,
+               const char* warning) {
   const auto groups = by(all, field);
   if (groups.size() == 1) return row(name, groups.begin()->first + " on all");
   row(name, fmt::format("warning: {}", warning));
   for (const auto& [text, ranks] : groups) row("", fmt::format("{}: ranks {}", text, rank_ranges(ranks)));
 }
 
-/// The clock of each rank against rank 0's: of some round trips the quickest, in whose middle rank 0 read its clock.
+/// The clock of each rank against rank 0's: of some round trips the quickest, in whose middle rank 0 read its
+/// clock.
 void compare_clocks(Communicator& ranks, Rank& me) {
   for (int r = 1; r < ranks.size(); ++r) {
     me.round_trip = r == ranks.rank() ? 1e9 : me.round_trip;
@@ -97,7 +103,8 @@ void compare_clocks(Communicator& ranks, Rank& me) {
   }
 }
 
-/// Whether a file that rank 0 writes is seen here: at once, or when a network file system has come round to it.
+/// Whether a file that rank 0 writes is seen here: at once, or when a network file system has come round to
+/// it.
 void look_into(Communicator& ranks, const std::string& folder, Rank& me) {
   std::array<char, 64> name{};
   int64_t written = 0;
@@ -129,7 +136,8 @@ struct Times {
   double best, median;
 };
 
-/// Seconds of an operation of all ranks, of as many as fit into about a tenth of a second, by this rank's clock. ranks: the host's.
+/// Seconds of an operation of all ranks, of as many as fit into about a tenth of a second, by this rank's
+/// clock. ranks: the host's.
 template <class F>
 Times time_of(Communicator& ranks, F&& operation) {
   operation();
@@ -154,7 +162,7 @@ void tell_times(const Communicator& ranks, const char* name, int64_t bytes, cons
   if (ranks.rank() != 0) return;
   // What leaves one rank, and reaches it.
   const double rate = static_cast<double>(bytes) * (ranks.size() - 1) / t.best / 1e9;
-  const std::string text = bytes >= 1 << 20  ? fmt::format("{} MiB", bytes >> 20)
+  const std::string text = bytes >= 1 << 20   ? fmt::format("{} MiB", bytes >> 20)
                            : bytes >= 1 << 10 ? fmt::format("{} KiB", bytes >> 10)
                            : bytes > 0        ? fmt::format("{} B", bytes)
                                               : "";
@@ -177,7 +185,8 @@ void measure_moves(Communicator& host, Communicator& ranks, void* received, cons
 }
 
 void measure_speed(Communicator& ranks) {
-  if (ranks.rank() == 0) row("", fmt::format("{:>8} {:>12} {:>12} {:>10}", "to each", "us, best", "us, median", "GB/s, best"));
+  if (ranks.rank() == 0)
+    row("", fmt::format("{:>8} {:>12} {:>12} {:>10}", "to each", "us, best", "us, median", "GB/s, best"));
   const int64_t most = std::clamp<int64_t>((int64_t{64} << 20) / ranks.size(), 1 << 16, 4 << 20);
   std::vector<char> sent(static_cast<size_t>(most * ranks.size()), 1), received(sent.size());
   tell_times(ranks, "barrier", 0, time_of(ranks, [&] { ranks.barrier(); }));
@@ -197,10 +206,13 @@ void measure_gpus(Communicator& ranks) {
   }
   Context ctx(64, Device::cuda);
   const auto gpus = make_device_communicator(ranks, ctx, {});
-  if (ranks.rank() == 0) row("transport", gpus->name() == "nccl" ? "NCCL " + nccl_version() : "host: some ranks share a GPU, or this build has no NCCL");
+  if (ranks.rank() == 0)
+    row("transport", gpus->name() == "nccl" ? "NCCL " + nccl_version()
+                                            : "host: some ranks share a GPU, or this build has no NCCL");
   const int64_t most = 4 << 20, size = ranks.size();
   Arena memory("doctor", 2 * size * most, Device::cuda);
-  const Tensor sent = memory.alloc("sent", DType::u8, {size * most}), received = memory.alloc("received", DType::u8, {size * most});
+  const Tensor sent = memory.alloc("sent", DType::u8, {size * most}),
+               received = memory.alloc("received", DType::u8, {size * most});
   measure_moves(ranks, *gpus, received.data, sent.data, most);
 }
 
@@ -214,12 +226,15 @@ void tell_hosts(const std::vector<Rank>& all) {
       const Rank& rank = all[static_cast<size_t>(r)];
       threads += rank.threads;
       cores = std::max(cores, rank.cores);
-      if (rank.core >= 0) cores = std::max<int64_t>(cores, ++single[rank.core] ? static_cast<int64_t>(single.size()) : 0);
+      if (rank.core >= 0)
+        cores = std::max<int64_t>(cores, ++single[rank.core] ? static_cast<int64_t>(single.size()) : 0);
     }
     const bool shared = std::any_of(single.begin(), single.end(), [](const auto& s) { return s.second > 1; });
     std::string text = fmt::format("ranks {}, {} threads, {} cores", rank_ranges(ranks), threads, cores);
-    if (shared) text += "; warning: ranks are bound to the same core (mpirun --bind-to none)";
-    else if (threads > cores) text += "; warning: more threads than cores (train.threads, OMP_NUM_THREADS, or fewer ranks)";
+    if (shared)
+      text += "; warning: ranks are bound to the same core (mpirun --bind-to none)";
+    else if (threads > cores)
+      text += "; warning: more threads than cores (train.threads, OMP_NUM_THREADS, or fewer ranks)";
     row("  " + host, text);
   }
 }
@@ -227,11 +242,14 @@ void tell_hosts(const std::vector<Rank>& all) {
 void tell_clocks(const std::vector<Rank>& all) {
   const auto at = [](const Rank& a, const Rank& b) { return std::abs(a.ahead) < std::abs(b.ahead); };
   const auto most = std::max_element(all.begin(), all.end(), at);
-  const auto slowest = std::max_element(all.begin(), all.end(), [](const Rank& a, const Rank& b) { return a.round_trip < b.round_trip; });
-  row("clocks", fmt::format("within {:.3f} ms of rank 0's (rank {}), known to {:.3f} ms{}", 1e3 * std::abs(most->ahead), most - all.begin(),
-                            1e3 * most->round_trip / 2,
-                            std::abs(most->ahead) > 1 ? "; warning: heartbeats compare clocks; set them (NTP)" : ""));
-  row("message and answer", fmt::format("{:.1f} us with rank 0 at most (rank {})", 1e6 * slowest->round_trip, slowest - all.begin()));
+  const auto slowest = std::max_element(
+      all.begin(), all.end(), [](const Rank& a, const Rank& b) { return a.round_trip < b.round_trip; });
+  row("clocks",
+      fmt::format("within {:.3f} ms of rank 0's (rank {}), known to {:.3f} ms{}", 1e3 * std::abs(most->ahead),
+                  most - all.begin(), 1e3 * most->round_trip / 2,
+                  std::abs(most->ahead) > 1 ? "; warning: heartbeats compare clocks; set them (NTP)" : ""));
+  row("message and answer", fmt::format("{:.1f} us with rank 0 at most (rank {})", 1e6 * slowest->round_trip,
+                                        slowest - all.begin()));
 }
 
 void tell_folder(const std::vector<Rank>& all, const std::string& folder) {
@@ -241,9 +259,11 @@ void tell_folder(const std::vector<Rank>& all, const std::string& folder) {
   const auto why = [&]() -> std::string {
     if (blind.empty()) return "shared: all ranks see what rank 0 writes";
     if (blind.size() == all.size()) return "warning: rank 0 cannot write there";
-    return fmt::format("warning: ranks {} do not see what rank 0 writes; checkpoints and the watchdog need a run_dir on a file system "
-                       "that all share",
-                       rank_ranges(blind));
+    return fmt::format(
+        "warning: ranks {} do not see what rank 0 writes; checkpoints and the watchdog need a run_dir on a "
+        "file system "
+        "that all share",
+        rank_ranges(blind));
   };
   row("folder", folder + ": " + why());
 }
@@ -255,7 +275,9 @@ std::string launcher_text() {
   if (size.size == 0) return "";
   const std::string variable = size.variable;
   const char* job = std::getenv("SLURM_JOB_ID");
-  std::string by = variable == "OMPI_COMM_WORLD_SIZE" ? "mpirun of Open MPI" : variable == "SLURM_NTASKS" ? "srun" : "a PMI launcher";
+  std::string by = variable == "OMPI_COMM_WORLD_SIZE" ? "mpirun of Open MPI"
+                   : variable == "SLURM_NTASKS"       ? "srun"
+                                                      : "a PMI launcher";
   if (job && variable != "SLURM_NTASKS") by += fmt::format(" in Slurm job {}", job);
   return fmt::format("{} ({}={})", by, variable, size.size);
 }
@@ -263,9 +285,11 @@ std::string launcher_text() {
 std::string launcher_variables() {
   std::string text;
   for (const char* name :
-       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "SLURM_JOB_ID",
-        "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_CPUS_PER_TASK", "SLURM_RESTART_COUNT", "OMP_NUM_THREADS"})
-    if (const char* value = std::getenv(name)) text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value);
+       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE",
+        "PMIX_RANK", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID",
+        "SLURM_CPUS_PER_TASK", "SLURM_RESTART_COUNT", "OMP_NUM_THREADS"})
+    if (const char* value = std::getenv(name))
+      text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value);
   return text;
 }
 
@@ -281,7 +305,8 @@ void doctor_ranks(Communicator& ranks, const std::string& folder) {
     row("rank 0's variables", launcher_variables());
     tell_hosts(all);
     tell_same("program", all, &Rank::program, "ranks run different programs, or MPI libraries");
-    tell_same("kernels", all, &Rank::kernels, "ranks compute with different instructions: not the same bits as elsewhere (SLUICE_ISA)");
+    tell_same("kernels", all, &Rank::kernels,
+              "ranks compute with different instructions: not the same bits as elsewhere (SLUICE_ISA)");
     tell_clocks(all);
     tell_folder(all, folder);
   }

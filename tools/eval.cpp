@@ -6,13 +6,13 @@
 #include <optional>
 
 #include "commands.h"
+#include "config/derived.h"
 #include "config/load.h"
 #include "core/cores.h"
 #include "data/token_check.h"
 #include "eval/evaluate.h"
 #include "eval/trained_model.h"
 #include "run/metrics.h"
-#include "config/derived.h"
 #include "validation_sets.h"
 
 namespace sluice {
@@ -44,7 +44,8 @@ void evaluate(const EvalOptions& options) {
   use_threads(config.train.threads);
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
   const TrainedModel trained(checkpoint, tokens, options.device, options.tokenizer);
-  const Evaluator evaluator(chosen_sets(options.data, options.sets, config), config, trained.tokenizer(), options.max_tokens);
+  const Evaluator evaluator(chosen_sets(options.data, options.sets, config), config, trained.tokenizer(),
+                            options.max_tokens);
   for (const auto& set : evaluator.blends()) check_tokens(*set, trained.tokenizer(), config);
 
   Context dry(0, trained.device());
@@ -53,11 +54,13 @@ void evaluate(const EvalOptions& options) {
   trained.model().forward(dry, shapes.batch, shapes.saved, {}, nullptr, zeroing);
   trained.model().loss_forward(dry, shapes.losses, shapes.batch, shapes.saved);
   SummaryAccumulator(trained.model()).add(dry, shapes.batch, shapes.saved);
-  Arena activations("activations", measure.high_water(), trained.device()), host("host", measure_host.high_water());
+  Arena activations("activations", measure.high_water(), trained.device()),
+      host("host", measure_host.high_water());
   Context ctx(std::max<int64_t>(dry.scratch.high_water(), 64), trained.device());
   ForwardBuffers buffers = make_forward_buffers(trained, activations, host, tokens, Recompute::none);
 
-  const auto result = evaluator.run(ctx, trained.model(), buffers, buffers, [] { return false; }, zeroing);
+  const auto result = evaluator.run(
+      ctx, trained.model(), buffers, buffers, [] { return false; }, zeroing);
   const int64_t trained_tokens = checkpoint.step * tokens_per_step(config);
   if (options.json) {
     nlohmann::ordered_json line = to_json(checkpoint.step, trained_tokens, *result);
@@ -67,9 +70,10 @@ void evaluate(const EvalOptions& options) {
     return;
   }
   fmt::print("{}  step {}{}\n\n", checkpoint.path, checkpoint.step,
-             !zeroing                ? ""
-             : zeroing->sinks_above ? fmt::format("  without first values of heads above {:.2f}", *zeroing->sinks_above)
-                                    : "  without first values");
+             !zeroing ? ""
+             : zeroing->sinks_above
+                 ? fmt::format("  without first values of heads above {:.2f}", *zeroing->sinks_above)
+                 : "  without first values");
   fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}\n", "set", "loss", "perplexity", "bits/byte", "tokens");
   for (const SetResult& set : result->sets)
     fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}{}\n", set.name, figure(set.loss, 4), figure(set.perplexity, 3),
@@ -100,14 +104,16 @@ void add_eval_command(Command& app, int&) {
       ->required()
       ->type_name("RUN|CKPT");
   add_set_options(*command, options->sets, options->data);
-  command->add_option("--max-tokens", options->max_tokens, "per set; 0: all of it")
-      ->not_negative();
-  command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
+  command->add_option("--max-tokens", options->max_tokens, "per set; 0: all of it")->not_negative();
+  command
+      ->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
       ->type_name("DEVICE");
   add_tokenizer_option(*command, options->tokenizer);
-  command->add_option("--zero-first-value", options->zeroed,
-                      "without the value of every sequence's first token: none, all heads, or sinks: heads of a layer that, over a "
-                      "micro-batch, spend more of their attention on it than --sink-threshold")
+  command
+      ->add_option("--zero-first-value", options->zeroed,
+                   "without the value of every sequence's first token: none, all heads, or sinks: heads of a "
+                   "layer that, over a "
+                   "micro-batch, spend more of their attention on it than --sink-threshold")
       ->type_name("HEADS")
       ->one_of({"none", "all", "sinks"});
   command->add_option("--sink-threshold", options->sink_threshold, "0.75 if not given")

@@ -89,7 +89,8 @@ void add_generate_command(Command& app, int&) {
                    "only the most probable tokens that hold this share (1)")
       ->between(1e-9, 1.0);
   command->add_option("--seed", options->sampling.seed, "the same seed gives the same text (0)");
-  command->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
+  command
+      ->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
       ->type_name("DEVICE");
   add_tokenizer_option(*command, options->tokenizer);
   command->add_flag("--ignore-end", options->ignore_end, "go on behind the end of a document");

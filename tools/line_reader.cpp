@@ -31,7 +31,8 @@ bool LineReader::next(std::string& line, size_t limit) {
   while (true) {
     const size_t room = std::min(filled_ - at_, limit - line.size());
     const void* newline = std::memchr(buffer_.data() + at_, '\n', room);
-    const size_t end = newline ? static_cast<size_t>(static_cast<const char*>(newline) - buffer_.data()) + 1 : at_ + room;
+    const size_t end =
+        newline ? static_cast<size_t>(static_cast<const char*>(newline) - buffer_.data()) + 1 : at_ + room;
     line.append(buffer_, at_, end - at_);
     at_ = end;
     within_line_ = !newline && line.size() == limit;

@@ -14,7 +14,8 @@ class LineReader {
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
 
-  /// The next line with its end, or, of one longer than `limit` bytes, the next part of so many; false at the end of the file.
+  /// The next line with its end, or, of one longer than `limit` bytes, the next part of so many; false at the
+  /// end of the file.
   bool next(std::string& line, size_t limit);
   /// The line that the last part belongs to goes on.
   bool within_line() const { return within_line_; }

@@ -1,8 +1,8 @@
 // The one program. Every failure ends here: one message, once, and a documented exit code (core/error.h).
-#include <CLI/CLI.hpp>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -55,10 +55,13 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error, con
   std::string what = error.what();
   if (what.empty()) what = error.get_name();
   if (command == "sluice" && dynamic_cast<const CLI::ExtrasError*>(&error)) {
-    what = first.starts_with("-") ? "unknown option" + what.substr(std::min(what.rfind(": ") + 1, what.size())) : "unknown command " + first;
+    what = first.starts_with("-")
+               ? "unknown option" + what.substr(std::min(what.rfind(": ") + 1, what.size()))
+               : "unknown command " + first;
     std::vector<std::string> names;
     for (const CLI::App* known : app.get_subcommands({})) names.push_back(known->get_name());
-    if (const std::string near = sluice::yaml::nearest(first, names); !near.empty()) what += "; did you mean " + near + "?";
+    if (const std::string near = sluice::yaml::nearest(first, names); !near.empty())
+      what += "; did you mean " + near + "?";
   }
   return fmt::format("{} (see {} --help)", what, command);
 }
@@ -127,7 +130,8 @@ int main(int argc, char** argv) {
     const auto* system = dynamic_cast<const std::system_error*>(&exception);
     // fmt::print's, when the reader of a pipe has seen enough.
     if (system && system->code().value() == EPIPE) return 0;
-    if (system && std::ferror(stdout)) return report(std::string("standard output: ") + system->what(), sluice::ExitCode::cannot_create);
+    if (system && std::ferror(stdout))
+      return report(std::string("standard output: ") + system->what(), sluice::ExitCode::cannot_create);
     const sluice::Error error = sluice::caught_error();
     return report(error.what(), error.code());
   }

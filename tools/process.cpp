@@ -14,11 +14,13 @@ namespace sluice {
 
 void open_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", O_RDWR) < 0) std::_Exit(70);  // the lowest free number: fd
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", O_RDWR) < 0)
+      std::_Exit(70);  // the lowest free number: fd
 }
 
 void settle_threads(char** argv) {
-  const bool waiting = std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY"), blas = std::getenv("OPENBLAS_NUM_THREADS");
+  const bool waiting = std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY"),
+             blas = std::getenv("OPENBLAS_NUM_THREADS");
   std::array<char, PATH_MAX> path{};
   if ((waiting && blas) || readlink("/proc/self/exe", path.data(), path.size() - 1) <= 0) return;
   if (!waiting) setenv("GOMP_SPINCOUNT", "1000", 1);

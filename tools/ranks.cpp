@@ -38,10 +38,12 @@ void run_as_rank(const std::function<void(Communicator& world)>& body, double li
     if (world->size() == 1) throw;
     const Error error = caught_error();
     before_abort();
-    // What all find together rank 0 says, and takes the others with it; what one finds alone, it says when nobody has ended it.
+    // What all find together rank 0 says, and takes the others with it; what one finds alone, it says when
+    // nobody has ended it.
     if (world->rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(4));
     const std::string text = error.what();
-    spdlog::error("{}{}", text.starts_with("rank") ? "" : fmt::format("rank {}: ", world->rank()), text);  // some name ranks themselves
+    spdlog::error("{}{}", text.starts_with("rank") ? "" : fmt::format("rank {}: ", world->rank()),
+                  text);  // some name ranks themselves
     world->abort(error.code());
   }
 }

@@ -47,7 +47,10 @@ struct Document {
 class Run {
  public:
   Run(const TokenizeOptions& options, const Tokenizer& tokenizer, const std::string& name)
-      : options_(options), tokenizer_(tokenizer), tokenizer_name_(name), train_(options.output, tokenizer.vocab_size()) {
+      : options_(options),
+        tokenizer_(tokenizer),
+        tokenizer_name_(name),
+        train_(options.output, tokenizer.vocab_size()) {
     if (options.validation_every > 0) validation_.emplace(options.validation_output, tokenizer.vocab_size());
   }
 
@@ -156,7 +159,8 @@ class Run {
     end();
   }
 
-  /// Of a document that is held in memory as a whole. SentencePiece's encoders take up to 200 bytes for each byte of text.
+  /// Of a document that is held in memory as a whole. SentencePiece's encoders take up to 200 bytes for each
+  /// byte of text.
   int64_t most_mb() const {
     if (options_.max_document_mb > 0) return options_.max_document_mb;
     return tokenizer_.encodes_in_parts() ? 64 : 8;
@@ -165,8 +169,9 @@ class Run {
 
   [[noreturn]] void refuse_size(const std::string& where, const char* what, const char* remedy) const {
     fail(ExitCode::data,
-         "{}: the {} has more than {} MiB, and is held in memory as a whole{}; --max-document-mb raises the limit", where, what,
-         most_mb(), remedy);
+         "{}: the {} has more than {} MiB, and is held in memory as a whole{}; --max-document-mb raises the "
+         "limit",
+         where, what, most_mb(), remedy);
   }
 
   bool is_jsonl(std::string name) const {
@@ -230,7 +235,8 @@ class Run {
       if (document.tokens.empty() && document.text.empty()) continue;
       Output& output = next_output();
       if (document.tokens.empty()) {
-        for (size_t at = 0; at < document.text.size(); at += kPart) write_part(output, document.text.substr(at, kPart));
+        for (size_t at = 0; at < document.text.size(); at += kPart)
+          write_part(output, document.text.substr(at, kPart));
         end_document(output);
       } else {
         output.add_part(tokenizer_, document.tokens);
@@ -268,10 +274,13 @@ class Run {
     loss.add(output.info);
     if (loss.lost_bytes == 0) return;
     spdlog::warn(
-        "{}: {} ({} of {}): {} has {}. No model trained on these tokens can give them back; bits per byte are counted over all "
-        "that was read. Line breaks, indentation and every character are kept by a SentencePiece model trained with "
+        "{}: {} ({} of {}): {} has {}. No model trained on these tokens can give them back; bits per byte "
+        "are counted over all "
+        "that was read. Line breaks, indentation and every character are kept by a SentencePiece model "
+        "trained with "
         "--normalization_rule_name=identity --remove_extra_whitespaces=false --byte_fallback=true.",
-        output.prefix, loss.describe(), loss.lost_bytes, loss.text_bytes, tokenizer_.name(), tokenizer_.normalization());
+        output.prefix, loss.describe(), loss.lost_bytes, loss.text_bytes, tokenizer_.name(),
+        tokenizer_.normalization());
   }
 
   void progress(bool last) const {
@@ -301,18 +310,21 @@ class Run {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// Token files are not replaced unasked: a second call with other options would put other documents into a training's data, or
-/// held-out documents back into it.
+/// Token files are not replaced unasked: a second call with other options would put other documents into a
+/// training's data, or held-out documents back into it.
 void check_outputs(const TokenizeOptions& options) {
   const auto normal = [](const std::string& prefix) { return std::filesystem::weakly_canonical(prefix); };
   if (!options.validation_output.empty() && normal(options.output) == normal(options.validation_output))
-    fail(ExitCode::usage, "-o and --validation-prefix are both {}: held-out documents need files of their own", options.output);
+    fail(ExitCode::usage,
+         "-o and --validation-prefix are both {}: held-out documents need files of their own",
+         options.output);
   if (options.force) return;
   for (const std::string& prefix : {options.output, options.validation_output})
     for (const char* extension : {".bin", ".idx", ".json"})
       if (!prefix.empty() && io::exists(prefix + extension))
-        fail(ExitCode::cannot_create, "{}{}: exists; choose another prefix, or --force to replace the token files {}", prefix, extension,
-             prefix);
+        fail(ExitCode::cannot_create,
+             "{}{}: exists; choose another prefix, or --force to replace the token files {}", prefix,
+             extension, prefix);
 }
 
 void tokenize(const TokenizeOptions& options) {
@@ -356,7 +368,8 @@ void add_tokenize_command(Command& app, int&) {
   command->add_flag("--force", options->force, "replace token files that exist");
   command
       ->add_option("--max-document-mb", options->max_document_mb,
-                   "most MiB of a document that is held in memory as a whole: a line of JSONL (64), any with a SentencePiece model, whose "
+                   "most MiB of a document that is held in memory as a whole: a line of JSONL (64), any with "
+                   "a SentencePiece model, whose "
                    "encoder takes up to 200 times as much (8)")
       ->between(1, 1e6)
       ->type_name("MIB");

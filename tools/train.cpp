@@ -9,7 +9,8 @@
 namespace sluice {
 namespace {
 
-/// How long ranks wait for each other before training has begun. What is wrong with a configuration is said when they have met.
+/// How long ranks wait for each other before training has begun. What is wrong with a configuration is said
+/// when they have met.
 double start_limit(const RunOptions& options) {
   try {
     return load_config(options.config_path, options.overrides).parallel.timeout_seconds;
@@ -36,7 +37,8 @@ void add_train_command(Command& app, int& exit_code) {
       ->type_name("KEY")
       ->allow_extra_args(false);
   command->footer(
-      "SIGUSR1, SIGUSR2, SIGTERM, SIGHUP, SIGXCPU and Ctrl-C finish the step, save and exit with 75; the same command goes "
+      "SIGUSR1, SIGUSR2, SIGTERM, SIGHUP, SIGXCPU and Ctrl-C finish the step, save and exit with 75; the "
+      "same command goes "
       "on.\n\n"
       "Examples:\n"
       "  sluice train configs/quickstart/gated.yaml\n"
@@ -46,14 +48,16 @@ void add_train_command(Command& app, int& exit_code) {
     options->command_line = app.program() + " train " + options->config_path;
     for (const std::string& text : options->overrides) options->command_line += " '" + text + "'";
     for (const std::string& key : options->allow_change) options->command_line += " --allow-change " + key;
-    std::optional<StopSignals> signals(std::in_place);  // before the ranks find each other, which takes a while
+    std::optional<StopSignals> signals(
+        std::in_place);  // before the ranks find each other, which takes a while
     options->signals = &*signals;
     run_as_rank(
         [&](Communicator& world) {
           options->ranks = &world;
           exit_code = static_cast<int>(run_training(*options));
         },
-        start_limit(*options), /*before_abort=*/[&] { signals.reset(); });  // what ends us now need not be polite
+        start_limit(*options),
+        /*before_abort=*/[&] { signals.reset(); });  // what ends us now need not be polite
   });
 }
 

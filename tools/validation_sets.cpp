@@ -10,7 +10,9 @@
 namespace sluice {
 
 void add_set_options(Command& command, std::vector<std::string>& names, std::vector<std::string>& data) {
-  command.add_option("--set", names, "only this validation set; repeatable")->type_name("NAME")->allow_extra_args(false);
+  command.add_option("--set", names, "only this validation set; repeatable")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
   command.add_option("--data", data, "other token files than the configuration's; repeatable")
       ->type_name("NAME=PREFIX")
       ->allow_extra_args(false);
@@ -19,12 +21,13 @@ void add_set_options(Command& command, std::vector<std::string>& names, std::vec
 void add_tokenizer_option(Command& command, std::string& tokenizer) {
   command
       .add_option("--tokenizer", tokenizer,
-                  "byte, or the SentencePiece .model file that the model was trained with; default: the checkpoint's own copy")
+                  "byte, or the SentencePiece .model file that the model was trained with; default: the "
+                  "checkpoint's own copy")
       ->type_name("byte|PATH");
 }
 
-std::vector<DataSource> chosen_sets(const std::vector<std::string>& data, const std::vector<std::string>& names,
-                                    const Config& config) {
+std::vector<DataSource> chosen_sets(const std::vector<std::string>& data,
+                                    const std::vector<std::string>& names, const Config& config) {
   std::vector<DataSource> sets;
   for (const std::string& text : data) {
     const size_t equals = text.find('=');
@@ -37,10 +40,13 @@ std::vector<DataSource> chosen_sets(const std::vector<std::string>& data, const 
   for (const DataSource& set : sets) known.push_back(set.name);
   for (const std::string& name : names)
     if (std::find(known.begin(), known.end(), name) == known.end())
-      fail(ExitCode::usage, "--set {}: no such validation set; there {}: {}", name, known.size() == 1 ? "is" : "are",
+      fail(ExitCode::usage, "--set {}: no such validation set; there {}: {}", name,
+           known.size() == 1 ? "is" : "are",
            known.empty() ? "none" : fmt::format("{}", fmt::join(known, ", ")));
   if (!names.empty())
-    std::erase_if(sets, [&](const DataSource& set) { return std::find(names.begin(), names.end(), set.name) == names.end(); });
+    std::erase_if(sets, [&](const DataSource& set) {
+      return std::find(names.begin(), names.end(), set.name) == names.end();
+    });
   if (sets.empty())
     fail(ExitCode::usage, "the configuration names no validation set; give one with --data NAME=PREFIX");
   if (data.empty()) require_validation_data(sets);

@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(kThreads) attention_output_backward_kernel(Out
     const int64_t token = real ? rows.begin + r : 0, row = token * a.heads + rows.head, at = row * a.depth;
     const int64_t statistic = rows.head * a.tokens + token;
     float share = 1, rest = 0, score = 1, slope = 0, of_head = 0;
-    if (a.dhead) of_head = static_cast<float>(a.dhead[rows.head]) / static_cast<float>(a.headwise ? 1 : a.depth);
+    if (a.dhead)
+      of_head = static_cast<float>(a.dhead[rows.head]) / static_cast<float>(a.headwise ? 1 : a.depth);
     if (a.sink) {
       const float x = a.lse[statistic] - to_float(a.sink[rows.head]);
       share = sigmoid(x), rest = sigmoid(-x);

@@ -25,8 +25,8 @@ void attention_cudnn_backward(Context&, const AttentionBackward&) { absent(); }
 #include <map>
 #include <memory>
 
-#include "common/state.h"
 #include "attention/cudnn_graph.h"
+#include "common/state.h"
 
 namespace sluice::cuda {
 namespace {

@@ -1,5 +1,6 @@
 #pragma once
-// cuDNN's attention (attention_cudnn.cpp), there to race against: AttentionKernel::cudnn. Its absence is an error by name.
+// cuDNN's attention (attention_cudnn.cpp), there to race against: AttentionKernel::cudnn. Its absence is an
+// error by name.
 #include "attention/kernels.h"
 
 namespace sluice::cuda {

@@ -13,10 +13,10 @@
 // item. Producer warpgroup: warp 0 loads, warp 1 brings the numbers that belong to a query, warp 2 adds dq.
 // Overlap: the next S^T is issued before dq is waited for, dv runs under the elementwise part, dk and dq
 // under what follows. Limits: tensor cores (five products), registers. Not yet run on a GPU.
+#include "attention/hopper_common.cuh"
 #include "attention/kernels.h"
 #include "common/tensor_map.h"
 #include "common/wgmma.cuh"
-#include "attention/hopper_common.cuh"
 
 namespace sluice::cuda {
 namespace {

@@ -9,11 +9,11 @@
 // exponentials run under another's products. Limits: tensor cores, then the exponentials (MUFU) at
 // head_dim 64. The epilogue leaves through shared memory and TMA; gate logits arrive where y leaves. Not yet
 // run on a GPU.
+#include "attention/hopper_common.cuh"
 #include "attention/kernels.h"
 #include "common/math.cuh"
 #include "common/tensor_map.h"
 #include "common/wgmma.cuh"
-#include "attention/hopper_common.cuh"
 
 namespace sluice::cuda {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
-// Between attention.cu, which knows the ops, and the kernels: one for every card since sm_80 (attention_mma.cu), one for
-// Hopper (hopper/). All tensors bf16 unless said; layouts as in ops/attention.h.
+// Between attention.cu, which knows the ops, and the kernels: one for every card since sm_80
+// (attention_mma.cu), one for Hopper (hopper/). All tensors bf16 unless said; layouts as in ops/attention.h.
 #include "common/launch.h"
 #include "ops/gate.h"
 
@@ -27,8 +27,9 @@ struct AttentionBackward {
   const float* lse;    // (H, T)
   const float* delta;  // (H, T): <dO_t, O_t> - dlse_t
   const float* coef0;  // (H, T), or null
-  const nv_bf16* o;    // (T, H, D): the plain output, and whether delta holds more than <dO_t, O_t>. For cuDNN, which
-  bool has_dlse;       // computes delta itself
+  const nv_bf16*
+      o;  // (T, H, D): the plain output, and whether delta holds more than <dO_t, O_t>. For cuDNN, which
+  bool has_dlse;  // computes delta itself
   const int* first_key;
   nv_bf16 *dq, *dk, *dv;
   int64_t tokens;

@@ -3,7 +3,8 @@
 // SLUICE_EMULATION defined, by g++ for the emulator in tests/emulation.
 //
 // What a kernel may use (tests/emulation/README.md says why):
-// - shared memory only through STATIC_SMEM and DYN_SMEM, 32-bit shared addresses only through smem_addr (ptx.cuh);
+// - shared memory only through STATIC_SMEM and DYN_SMEM, 32-bit shared addresses only through smem_addr
+// (ptx.cuh);
 // - launches only through launch(); no inline assembly, no cooperative groups, no CUB;
 // - every thread of a block reaches the same __syncthreads; no return before a barrier;
 // - waiting only through the wrappers of ptx.cuh and spin_until; between blocks only on lower block ids;
@@ -11,8 +12,8 @@
 // - vector access through types with their alignment (float4, Vec<T, N>).
 #ifdef SLUICE_EMULATION
 #include "emulation.h"
-#define STATIC_SMEM(T, name, ...)        \
-  static char name##_tag_;               \
+#define STATIC_SMEM(T, name, ...) \
+  static char name##_tag_;        \
   auto& name = *(T(*) __VA_ARGS__)::emu::static_smem(&name##_tag_, sizeof(T __VA_ARGS__), alignof(T))
 #define DYN_SMEM(T, name, alignment) T* name = (T*)::emu::dyn_smem(alignment)
 #else
@@ -20,7 +21,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #define STATIC_SMEM(T, name, ...) __shared__ T name __VA_ARGS__
-#define DYN_SMEM(T, name, alignment)                         \
+#define DYN_SMEM(T, name, alignment)                           \
   extern __shared__ __align__(1024) unsigned char dyn_smem_[]; \
   T* name = reinterpret_cast<T*>(dyn_smem_)
 #endif
@@ -42,8 +43,10 @@ DEVICE_INLINE float to_float(float x) { return x; }
 DEVICE_INLINE float to_float(nv_bf16 x) { return __bfloat162float(x); }
 template <class T>
 DEVICE_INLINE T from_float(float x) {
-  if constexpr (sizeof(T) == 4) return x;
-  else return __float2bfloat16_rn(x);
+  if constexpr (sizeof(T) == 4)
+    return x;
+  else
+    return __float2bfloat16_rn(x);
 }
 
 /// N elements, loaded and stored as one access where they fill 16 bytes (or 8, or 4).
@@ -84,7 +87,8 @@ DEVICE_INLINE float warp_max(float v) {
   return v;
 }
 
-/// Sum over a block of kThreads, in a fixed order; every thread gets it. Two barriers; may be called again at once.
+/// Sum over a block of kThreads, in a fixed order; every thread gets it. Two barriers; may be called again at
+/// once.
 template <int kThreads, class A>
 DEVICE_INLINE A block_sum(A v) {
   static_assert(kThreads % 32 == 0 && kThreads <= 1024);

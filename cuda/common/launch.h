@@ -10,10 +10,16 @@ namespace sluice::cuda {
 /// What the CUDA backend keeps in a Context. Created on first use, on the current device.
 struct State;
 
-/// What kernels report without stopping: one word in device memory, read at every synchronize. The first report stays.
+/// What kernels report without stopping: one word in device memory, read at every synchronize. The first
+/// report stays.
 struct KernelStatus {
-  enum Code : int { ok = 0, token_outside_vocabulary = 1, position_outside_table = 2, target_outside_vocabulary = 3,
-                    documents_in_cudnn = 4 };
+  enum Code : int {
+    ok = 0,
+    token_outside_vocabulary = 1,
+    position_outside_table = 2,
+    target_outside_vocabulary = 3,
+    documents_in_cudnn = 4
+  };
   int code;
   int value;
 };
@@ -47,11 +53,13 @@ void launch(Context& ctx, const char* name, const LaunchConfig& config, void (*k
   ::emu::launch(params, kernel, static_cast<P>(args)...);
 #else
   if (config.smem > 48 * 1024)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.smem)),
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(config.smem)),
           "cudaFuncSetAttribute", name);
   cudaLaunchConfig_t lc = {};
   cudaLaunchAttribute attribute[1];
-  lc.gridDim = config.grid, lc.blockDim = config.block, lc.dynamicSmemBytes = config.smem, lc.stream = stream(ctx);
+  lc.gridDim = config.grid, lc.blockDim = config.block, lc.dynamicSmemBytes = config.smem,
+  lc.stream = stream(ctx);
   lc.attrs = attribute;
   if (config.cluster.x * config.cluster.y * config.cluster.z > 1) {
     attribute[0].id = cudaLaunchAttributeClusterDimension;
@@ -77,8 +85,10 @@ inline unsigned blocks_for(int64_t n, int64_t per_block) {
 template <class F>
 void dispatch_storage(const char* op, const Tensor& t, F&& f) {
   check_storage(op, t);
-  if (t.dtype == DType::f32) f(static_cast<float*>(nullptr));
-  else f(static_cast<nv_bf16*>(nullptr));
+  if (t.dtype == DType::f32)
+    f(static_cast<float*>(nullptr));
+  else
+    f(static_cast<nv_bf16*>(nullptr));
 }
 
 template <class T>

@@ -1,6 +1,7 @@
 #pragma once
-// Every PTX instruction the kernels use, one wrapper each, with two bodies: inline assembly for a GPU, a call into the
-// emulator (tests/emulation) for the CPU. wgmma has a file of its own, wgmma.cuh. Names follow the PTX ISA 9.0.
+// Every PTX instruction the kernels use, one wrapper each, with two bodies: inline assembly for a GPU, a call
+// into the emulator (tests/emulation) for the CPU. wgmma has a file of its own, wgmma.cuh. Names follow the
+// PTX ISA 9.0.
 #include "common/device.cuh"
 
 namespace sluice::cuda {
@@ -14,11 +15,19 @@ inline float lg2(float x) { return log2f(x); }
 
 // ---- matrices of 8 x 8 16-bit elements between shared memory and the registers of a warp
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t a, EMU_SITE) { ::emu::ldmatrix(r, a, 4, false, site); }
-inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t a, EMU_SITE) { ::emu::ldmatrix(r, a, 4, true, site); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t a, EMU_SITE) {
+  ::emu::ldmatrix(r, a, 4, true, site);
+}
 inline void ldmatrix_x2(uint32_t (&r)[2], uint32_t a, EMU_SITE) { ::emu::ldmatrix(r, a, 2, false, site); }
-inline void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t a, EMU_SITE) { ::emu::ldmatrix(r, a, 2, true, site); }
-inline void stmatrix_x4(uint32_t a, const uint32_t (&r)[4], EMU_SITE) { ::emu::stmatrix(r, a, 4, false, site); }
-inline void stmatrix_x4_trans(uint32_t a, const uint32_t (&r)[4], EMU_SITE) { ::emu::stmatrix(r, a, 4, true, site); }
+inline void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t a, EMU_SITE) {
+  ::emu::ldmatrix(r, a, 2, true, site);
+}
+inline void stmatrix_x4(uint32_t a, const uint32_t (&r)[4], EMU_SITE) {
+  ::emu::stmatrix(r, a, 4, false, site);
+}
+inline void stmatrix_x4_trans(uint32_t a, const uint32_t (&r)[4], EMU_SITE) {
+  ::emu::stmatrix(r, a, 4, true, site);
+}
 
 /// d (16 x 8, f32) += a (16 x 16, bf16, row-major fragments) b (16 x 8, bf16, column-major fragments).
 inline void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, EMU_SITE) {
@@ -32,13 +41,19 @@ inline void cp_async_16(uint32_t dst, const void* src, bool valid, EMU_SITE) {
 }
 inline void cp_async_commit() { ::emu::cp_async_commit(); }
 template <int kPending>
-inline void cp_async_wait() { ::emu::cp_async_wait(kPending); }
+inline void cp_async_wait() {
+  ::emu::cp_async_wait(kPending);
+}
 
 // ---- barriers
 template <int kId>
-inline void named_barrier_sync(int threads, EMU_SITE) { ::emu::bar_sync(kId, threads, site); }
+inline void named_barrier_sync(int threads, EMU_SITE) {
+  ::emu::bar_sync(kId, threads, site);
+}
 template <int kId>
-inline void named_barrier_arrive(int threads, EMU_SITE) { ::emu::bar_arrive(kId, threads, site); }
+inline void named_barrier_arrive(int threads, EMU_SITE) {
+  ::emu::bar_arrive(kId, threads, site);
+}
 inline void mbarrier_init(uint64_t* b, unsigned count, EMU_SITE) { ::emu::mbar_init(b, count, site); }
 inline void mbarrier_arrive(uint64_t* b, EMU_SITE) { ::emu::mbar_arrive(b, 1, site); }
 inline void mbarrier_arrive_expect_tx(uint64_t* b, unsigned bytes, EMU_SITE) {
@@ -71,12 +86,16 @@ inline void tma_store_3d(const TensorMap* map, const void* src, int x, int y, in
 inline void tma_store_commit() { ::emu::bulk_commit(); }
 /// Until at most kPending groups of stores still read shared memory.
 template <int kPending>
-inline void tma_store_wait_read() { ::emu::bulk_wait(kPending); }
+inline void tma_store_wait_read() {
+  ::emu::bulk_wait(kPending);
+}
 /// Until at most kPending groups of stores are not yet visible.
 template <int kPending>
-inline void tma_store_wait() { ::emu::bulk_wait(kPending); }
-/// Contiguous bytes (a multiple of 16) from shared to global memory, in the current group of stores: copied, or added
-/// element by element.
+inline void tma_store_wait() {
+  ::emu::bulk_wait(kPending);
+}
+/// Contiguous bytes (a multiple of 16) from shared to global memory, in the current group of stores: copied,
+/// or added element by element.
 inline void bulk_store(void* dst, const void* src, unsigned bytes, EMU_SITE) {
   ::emu::bulk_store(dst, src, bytes, site);
 }
@@ -86,16 +105,21 @@ inline void bulk_reduce_add(float* dst, const void* src, unsigned bytes, EMU_SIT
 
 inline bool elect_one() { return ::emu::g_cur->lane == 0; }
 template <int kRegisters>
-inline void setmaxnreg_inc(EMU_SITE) { ::emu::setmaxnreg(kRegisters, site); }
+inline void setmaxnreg_inc(EMU_SITE) {
+  ::emu::setmaxnreg(kRegisters, site);
+}
 template <int kRegisters>
-inline void setmaxnreg_dec(EMU_SITE) { ::emu::setmaxnreg(kRegisters, site); }
+inline void setmaxnreg_dec(EMU_SITE) {
+  ::emu::setmaxnreg(kRegisters, site);
+}
 
 /// Polls until f() holds. Between blocks: only for what blocks of lower id do.
 template <class F>
 inline void spin_until(F&& f) {
   while (!f()) ::emu::yield();
 }
-/// Loads and stores between blocks: the value, and everything the writer did before (acquire, release; scope gpu).
+/// Loads and stores between blocks: the value, and everything the writer did before (acquire, release; scope
+/// gpu).
 inline int load_acquire(const int* p) {
   const int v = __atomic_load_n(p, __ATOMIC_ACQUIRE);
   ::emu::thread_fence();
@@ -106,7 +130,8 @@ inline void store_release(int* p, int v) {
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
 
-#else  // ---------------------------------------------------------------------------------------------------------- GPU
+#else  // ----------------------------------------------------------------------------------------------------------
+       // GPU
 using TensorMap = CUtensorMap;
 
 DEVICE_INLINE uint32_t smem_addr(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -123,34 +148,45 @@ DEVICE_INLINE float lg2(float x) {
 
 DEVICE_INLINE void ldmatrix_x4(uint32_t (&r)[4], uint32_t a) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(a)
+               : "memory");
 }
 DEVICE_INLINE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t a) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(a)
+               : "memory");
 }
 DEVICE_INLINE void ldmatrix_x2(uint32_t (&r)[2], uint32_t a) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1]) : "r"(a) : "memory");
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(a)
+               : "memory");
 }
 DEVICE_INLINE void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t a) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1]) : "r"(a) : "memory");
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(a)
+               : "memory");
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 DEVICE_INLINE void stmatrix_x4(uint32_t a, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
-               ::"r"(a), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(a), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 DEVICE_INLINE void stmatrix_x4_trans(uint32_t a, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
-               ::"r"(a), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(a), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 #endif
 
 DEVICE_INLINE void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -195,7 +231,8 @@ DEVICE_INLINE void mbarrier_arrive(uint64_t* b) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_addr(b)) : "memory");
 }
 DEVICE_INLINE void mbarrier_arrive_expect_tx(uint64_t* b, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_addr(b)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_addr(b)), "r"(bytes)
+               : "memory");
 }
 DEVICE_INLINE void mbarrier_wait(uint64_t* b, unsigned parity) {
   asm volatile(
@@ -203,30 +240,40 @@ DEVICE_INLINE void mbarrier_wait(uint64_t* b, unsigned parity) {
       ".reg .pred done;\n"
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra again;\n"
-      "}" ::"r"(smem_addr(b)), "r"(parity) : "memory");
+      "}" ::"r"(smem_addr(b)),
+      "r"(parity)
+      : "memory");
 }
-DEVICE_INLINE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE_INLINE void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 DEVICE_INLINE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 DEVICE_INLINE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 DEVICE_INLINE void tma_load_2d(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4}], [%2];"
-      ::"r"(smem_addr(dst)), "l"(map), "r"(smem_addr(barrier)), "r"(x), "r"(y) : "memory");
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4}], "
+      "[%2];" ::"r"(smem_addr(dst)),
+      "l"(map), "r"(smem_addr(barrier)), "r"(x), "r"(y)
+      : "memory");
 }
 DEVICE_INLINE void tma_load_3d(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y, int z) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5}], [%2];"
-      ::"r"(smem_addr(dst)), "l"(map), "r"(smem_addr(barrier)), "r"(x), "r"(y), "r"(z) : "memory");
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5}], "
+      "[%2];" ::"r"(smem_addr(dst)),
+      "l"(map), "r"(smem_addr(barrier)), "r"(x), "r"(y), "r"(z)
+      : "memory");
 }
 DEVICE_INLINE void tma_store_2d(const TensorMap* map, const void* src, int x, int y) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2,%3}], [%1];"
-               ::"l"(map), "r"(smem_addr(src)), "r"(x), "r"(y) : "memory");
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2,%3}], [%1];" ::"l"(map),
+               "r"(smem_addr(src)), "r"(x), "r"(y)
+               : "memory");
 }
 DEVICE_INLINE void tma_store_3d(const TensorMap* map, const void* src, int x, int y, int z) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2,%3,%4}], [%1];"
-               ::"l"(map), "r"(smem_addr(src)), "r"(x), "r"(y), "r"(z) : "memory");
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2,%3,%4}], [%1];" ::"l"(map),
+               "r"(smem_addr(src)), "r"(x), "r"(y), "r"(z)
+               : "memory");
 }
 DEVICE_INLINE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int kPending>
@@ -238,12 +285,16 @@ DEVICE_INLINE void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 DEVICE_INLINE void bulk_store(void* dst, const void* src, unsigned bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-               ::"l"(__cvta_generic_to_global(dst)), "r"(smem_addr(src)), "r"(bytes) : "memory");
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(dst)),
+      "r"(smem_addr(src)), "r"(bytes)
+      : "memory");
 }
 DEVICE_INLINE void bulk_reduce_add(float* dst, const void* src, unsigned bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
-               ::"l"(__cvta_generic_to_global(dst)), "r"(smem_addr(src)), "r"(bytes) : "memory");
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(dst)),
+               "r"(smem_addr(src)), "r"(bytes)
+               : "memory");
 }
 
 DEVICE_INLINE bool elect_one() {

@@ -22,10 +22,10 @@ struct State : BackendState {
   cudaEvent_t pinned_done[2] = {};
   int compute_capability = 0;  // times ten
   int multiprocessors = 0;
-  KernelStatus* status = nullptr;      // on the device
-  KernelStatus* status_host = nullptr;  // pinned
-  std::unique_ptr<BackendState> matmul;  // cuda/matmul
-  std::unique_ptr<BackendState> cudnn;   // cuda/attention_cudnn
+  KernelStatus* status = nullptr;         // on the device
+  KernelStatus* status_host = nullptr;    // pinned
+  std::unique_ptr<BackendState> matmul;   // cuda/matmul
+  std::unique_ptr<BackendState> cudnn;    // cuda/attention_cudnn
   std::unique_ptr<BackendState> profile;  // cuda/device.cu: events of the ops being profiled
 };
 

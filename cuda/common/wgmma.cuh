@@ -1,25 +1,28 @@
 #pragma once
-// Hopper's matrix products: wgmma.mma_async m64nNk16, bf16 operands, f32 accumulators, by one warpgroup of 128 threads.
-// B (and A, in the ss form) are read from shared memory through descriptors; the products are asynchronous:
+// Hopper's matrix products: wgmma.mma_async m64nNk16, bf16 operands, f32 accumulators, by one warpgroup of
+// 128 threads. B (and A, in the ss form) are read from shared memory through descriptors; the products are
+// asynchronous:
 //   wgmma_fence(); wgmma_ss(acc, a, b, ...); wgmma_commit(); ... wgmma_wait<0>(acc);
 // Fragments, with g = lane / 4, t = lane % 4 and warp the warp in its group:
 //   accumulator d[4 i + 2 r + e]: row 16 warp + g + 8 r, column 8 i + 2 t + e;
-//   A in registers a[2 c + r] = elements 2 t, 2 t + 1 of columns 8 c.. in row 16 warp + g + 8 r: of an accumulator's
-//   sixteen columns, pack_bf16 of (0, 1), (2, 3), (4, 5), (6, 7).
-// Shared operands are tiles of 64-element (128-byte) rows as TMA writes them with the 128-byte swizzle, 1024-byte
-// aligned; wider matrices are several such tiles ("chunks") side by side. (PTX ISA 9.0, 9.7.15.)
+//   A in registers a[2 c + r] = elements 2 t, 2 t + 1 of columns 8 c.. in row 16 warp + g + 8 r: of an
+//   accumulator's sixteen columns, pack_bf16 of (0, 1), (2, 3), (4, 5), (6, 7).
+// Shared operands are tiles of 64-element (128-byte) rows as TMA writes them with the 128-byte swizzle,
+// 1024-byte aligned; wider matrices are several such tiles ("chunks") side by side. (PTX ISA 9.0, 9.7.15.)
 #include "common/ptx.cuh"
 
 namespace sluice::cuda {
 
-/// kMajor::k: the rows of the tile run along K, K = 16 elements of a row per product. kMajor::mn: along M or N.
+/// kMajor::k: the rows of the tile run along K, K = 16 elements of a row per product. kMajor::mn: along M or
+/// N.
 enum class Major : int { k = 0, mn = 1 };
 
 /// Bytes between eight rows of a tile with the 128-byte swizzle.
 constexpr uint32_t kSwizzleAtom = 1024;
 
-/// Descriptor of an operand with the 128-byte swizzle. address: of its first element, in a tile whose rows start at a
-/// multiple of 1024 bytes. chunk_stride: bytes from one 64-element chunk to the next, for Major::mn and M or N above 64.
+/// Descriptor of an operand with the 128-byte swizzle. address: of its first element, in a tile whose rows
+/// start at a multiple of 1024 bytes. chunk_stride: bytes from one 64-element chunk to the next, for
+/// Major::mn and M or N above 64.
 DEVICE_INLINE uint64_t smem_descriptor(uint32_t address, uint32_t chunk_stride = 16) {
   return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(chunk_stride >> 4) << 16 |
          static_cast<uint64_t>(kSwizzleAtom >> 4) << 32 | uint64_t{1} << 62;
@@ -33,10 +36,12 @@ DEVICE_INLINE uint32_t swizzled(int row, int vector) {
 
 inline void wgmma_fence(EMU_SITE) { ::emu::wgmma_fence(site); }
 inline void wgmma_commit(EMU_SITE) { ::emu::wgmma_commit(site); }
-/// Until at most kPending committed groups are under way. The accumulators named are those that may be read from here
-/// on, or registers of A that may be written.
+/// Until at most kPending committed groups are under way. The accumulators named are those that may be read
+/// from here on, or registers of A that may be written.
 template <int kPending>
-inline void wgmma_wait(EMU_SITE) { ::emu::wgmma_wait(kPending, site); }
+inline void wgmma_wait(EMU_SITE) {
+  ::emu::wgmma_wait(kPending, site);
+}
 template <class T, int N>
 inline void hold_registers(T (&)[N]) {}
 template <class T, int M, int N>
@@ -59,8 +64,8 @@ template <int kPending>
 DEVICE_INLINE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-/// The compiler may not move reads and writes of these registers across this line. It sees an accumulator as written
-/// where the product is issued: after a wait, this keeps what reads it from moving up.
+/// The compiler may not move reads and writes of these registers across this line. It sees an accumulator as
+/// written where the product is issued: after a wait, this keeps what reads it from moving up.
 template <int N>
 DEVICE_INLINE void hold_registers(float (&d)[N]) {
 #pragma unroll

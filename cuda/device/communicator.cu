@@ -1,11 +1,11 @@
 // Memory of GPUs over a host's communicator: in pieces through pinned memory. And which way is taken.
-#include "device/communicator.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#include "device/communicator.h"
 
 namespace sluice::cuda {
 namespace {
@@ -16,7 +16,8 @@ constexpr int64_t kBufferBytes = int64_t{8} << 20;
 struct Buffers {
   char *leaving = nullptr, *came = nullptr;
   Buffers() {
-    for (char** p : {&leaving, &came}) check(cudaMallocHost(reinterpret_cast<void**>(p), kBufferBytes), "cudaMallocHost", "ranks");
+    for (char** p : {&leaving, &came})
+      check(cudaMallocHost(reinterpret_cast<void**>(p), kBufferBytes), "cudaMallocHost", "ranks");
   }
   ~Buffers() {
     cudaFreeHost(leaving);
@@ -26,11 +27,13 @@ struct Buffers {
   Buffers& operator=(const Buffers&) = delete;
 };
 
-/// Parts of every rank lie behind each other in a buffer: what is moved at once of each is a buffer over the number of ranks.
+/// Parts of every rank lie behind each other in a buffer: what is moved at once of each is a buffer over the
+/// number of ranks.
 class Staged : public OverHost {
  public:
   Staged(Communicator& inner, Context& ctx) : OverHost(inner, ctx), buffers_(std::make_shared<Buffers>()) {}
-  Staged(std::unique_ptr<Communicator> inner, const Staged& whole) : OverHost(std::move(inner), whole.ctx_), buffers_(whole.buffers_) {}
+  Staged(std::unique_ptr<Communicator> inner, const Staged& whole)
+      : OverHost(std::move(inner), whole.ctx_), buffers_(whole.buffers_) {}
   std::string name() const override { return "host " + inner_.name(); }
 
  protected:
@@ -50,7 +53,8 @@ class Staged : public OverHost {
       settle();
     });
   }
-  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent, const int64_t* sent_bytes) override {
+  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent,
+                       const int64_t* sent_bytes) override {
     const auto ranks = static_cast<size_t>(size());
     if (alone()) return copy_here(received, sent, sent_bytes[0]);
     // All ranks take as many rounds as the largest part of any needs.
@@ -69,12 +73,16 @@ class Staged : public OverHost {
           staged += here[r];
         }
       };
-      each(out, sent_bytes, [&](int64_t from, int64_t to, int64_t count) { lift(leaving() + to, static_cast<const char*>(sent) + from, count); });
+      each(out, sent_bytes, [&](int64_t from, int64_t to, int64_t count) {
+        lift(leaving() + to, static_cast<const char*>(sent) + from, count);
+      });
       settle();
       // Sizes that do not agree are found by inner.
       each(in, received_bytes, [](int64_t, int64_t, int64_t) {});
       inner_.all_to_all_v(came(), in.data(), leaving(), out.data());
-      each(in, received_bytes, [&](int64_t to, int64_t from, int64_t count) { send_down(static_cast<char*>(received) + to, came() + from, count); });
+      each(in, received_bytes, [&](int64_t to, int64_t from, int64_t count) {
+        send_down(static_cast<char*>(received) + to, came() + from, count);
+      });
       settle();
     });
   }
@@ -120,7 +128,9 @@ class Staged : public OverHost {
     settle();
   }
   void move(char* to, const char* from, int64_t n, cudaMemcpyKind kind) {
-    if (n > 0) check(cudaMemcpyAsync(to, from, static_cast<size_t>(n), kind, stream(ctx_)), "cudaMemcpyAsync", "ranks");
+    if (n > 0)
+      check(cudaMemcpyAsync(to, from, static_cast<size_t>(n), kind, stream(ctx_)), "cudaMemcpyAsync",
+            "ranks");
   }
   void settle() { check(cudaStreamSynchronize(stream(ctx_)), "cudaStreamSynchronize", "ranks"); }
 
@@ -146,7 +156,8 @@ bool cards_apart(Communicator& ranks) {
 
 void copy_on_device(Context& ctx, void* to, const void* from, int64_t bytes) {
   if (to == from || bytes == 0) return;
-  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream(ctx)), "cudaMemcpyAsync", "ranks");
+  check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream(ctx)),
+        "cudaMemcpyAsync", "ranks");
 }
 
 void OverHost::copy_here(void* to, const void* from, int64_t bytes) {
@@ -154,14 +165,20 @@ void OverHost::copy_here(void* to, const void* from, int64_t bytes) {
   check(cudaStreamSynchronize(stream(ctx_)), "cudaStreamSynchronize", "ranks");
 }
 
-std::unique_ptr<Communicator> make_device_communicator(Communicator& inner, Context& ctx, const DeviceRanksOptions& options) {
+std::unique_ptr<Communicator> make_device_communicator(Communicator& inner, Context& ctx,
+                                                       const DeviceRanksOptions& options) {
   const bool asked = options.transport == DeviceTransport::nccl;
   if (asked && !built_with_nccl())
-    fail(ExitCode::usage, "parallel.transport: nccl is not in this build (no nccl.h beside the CUDA toolkit); use auto or host");
+    fail(ExitCode::usage,
+         "parallel.transport: nccl is not in this build (no nccl.h beside the CUDA toolkit); use auto or "
+         "host");
   const bool possible = options.transport != DeviceTransport::host && built_with_nccl() && cards_apart(inner);
 #if !defined(SLUICE_EMULATION)
   if (asked && !possible)
-    fail(ExitCode::usage, "parallel.transport: nccl needs a GPU for every rank, and of {} ranks some share one; use auto or host", inner.size());
+    fail(ExitCode::usage,
+         "parallel.transport: nccl needs a GPU for every rank, and of {} ranks some share one; use auto or "
+         "host",
+         inner.size());
 #endif
   if (asked || possible) return make_nccl(inner, ctx, options.timeout_seconds);
   return std::make_unique<Staged>(inner, ctx);

@@ -9,11 +9,13 @@
 
 namespace sluice::cuda {
 
-/// A communicator of GPU memory over one of the host's, which knows who the ranks are; owned where it is a part.
+/// A communicator of GPU memory over one of the host's, which knows who the ranks are; owned where it is a
+/// part.
 class OverHost : public Communicator {
  public:
   OverHost(Communicator& inner, Context& ctx) : ctx_(ctx), inner_(inner) {}
-  OverHost(std::unique_ptr<Communicator> inner, Context& ctx) : ctx_(ctx), owned_(std::move(inner)), inner_(*owned_) {}
+  OverHost(std::unique_ptr<Communicator> inner, Context& ctx)
+      : ctx_(ctx), owned_(std::move(inner)), inner_(*owned_) {}
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   [[noreturn]] void abort(ExitCode code) override {

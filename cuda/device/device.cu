@@ -21,14 +21,14 @@ constexpr bool kEmulated = false;
 void check(cudaError_t error, const char* call, const char* what) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // a sticky error stays; an ordinary one is told once
-  fail(error == cudaErrorMemoryAllocation ? ExitCode::out_of_memory : ExitCode::internal, "{}{}{}{}: {}: {}", call,
-       *what ? "(" : "", what, *what ? ")" : "", cudaGetErrorName(error), cudaGetErrorString(error));
+  fail(error == cudaErrorMemoryAllocation ? ExitCode::out_of_memory : ExitCode::internal, "{}{}{}{}: {}: {}",
+       call, *what ? "(" : "", what, *what ? ")" : "", cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
 void check_storage(const char* op, const Tensor& t) {
   if (t.dtype == DType::f64) fail(ExitCode::usage, "{}: f64 runs on the CPU only", op);
-  SLUICE_CHECK(t.dtype == DType::f32 || t.dtype == DType::bf16, "{}: {} must be f32 or bf16, got {}", op, t.name,
-               t.describe());
+  SLUICE_CHECK(t.dtype == DType::f32 || t.dtype == DType::bf16, "{}: {} must be f32 or bf16, got {}", op,
+               t.name, t.describe());
 }
 
 State::State() {
@@ -37,10 +37,12 @@ State::State() {
   int major = 0, minor = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
-  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
+        "cudaDeviceGetAttribute");
   compute_capability = 10 * major + minor;
   if (compute_capability < 80)
-    fail(ExitCode::usage, "this GPU has compute capability {}.{}; Sluice's kernels need 8.0 or later", major, minor);
+    fail(ExitCode::usage, "this GPU has compute capability {}.{}; Sluice's kernels need 8.0 or later", major,
+         minor);
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   check(cudaStreamCreateWithFlags(&copy_stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   for (cudaEvent_t* event : {&prefetched, &pinned_done[0], &pinned_done[1]})
@@ -134,7 +136,8 @@ void* allocate_pinned(int64_t bytes) {
 void release_pinned(void* p) noexcept { cudaFreeHost(p); }
 
 void copy(Context& ctx, void* dst, const void* src, int64_t bytes) {
-  check(cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), cudaMemcpyDefault, stream(ctx)), "cudaMemcpyAsync");
+  check(cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), cudaMemcpyDefault, stream(ctx)),
+        "cudaMemcpyAsync");
 }
 
 namespace {
@@ -142,7 +145,8 @@ namespace {
 /// The pinned buffers of read and write, on first use.
 void need_pinned(State& s) {
   for (char*& p : s.pinned)
-    if (!p) check(cudaMallocHost(reinterpret_cast<void**>(&p), State::kPinnedBytes), "cudaMallocHost", "copies");
+    if (!p)
+      check(cudaMallocHost(reinterpret_cast<void**>(&p), State::kPinnedBytes), "cudaMallocHost", "copies");
 }
 
 }  // namespace
@@ -159,7 +163,8 @@ void read(Context& ctx, void* host, const void* device, int64_t bytes) {
   // The next piece crosses the bus while this one is copied on.
   for (int64_t i = 0; i <= pieces; ++i) {
     if (i < pieces) {
-      check(cudaMemcpyAsync(s.pinned[i % 2], from + i * State::kPinnedBytes, size(i), cudaMemcpyDeviceToHost, s.stream),
+      check(cudaMemcpyAsync(s.pinned[i % 2], from + i * State::kPinnedBytes, size(i), cudaMemcpyDeviceToHost,
+                            s.stream),
             "cudaMemcpyAsync", "read");
       check(cudaEventRecord(s.pinned_done[i % 2], s.stream), "cudaEventRecord");
     }
@@ -179,8 +184,8 @@ void write(Context& ctx, void* device, const void* host, int64_t bytes) {
     const auto size = static_cast<size_t>(std::min(State::kPinnedBytes, bytes - done));
     if (i >= 2) check(cudaEventSynchronize(s.pinned_done[i % 2]), "cudaEventSynchronize");
     std::memcpy(s.pinned[i % 2], from + done, size);
-    check(cudaMemcpyAsync(to + done, s.pinned[i % 2], size, cudaMemcpyHostToDevice, s.stream), "cudaMemcpyAsync",
-          "write");
+    check(cudaMemcpyAsync(to + done, s.pinned[i % 2], size, cudaMemcpyHostToDevice, s.stream),
+          "cudaMemcpyAsync", "write");
     check(cudaEventRecord(s.pinned_done[i % 2], s.stream), "cudaEventRecord");
   }
   check(cudaStreamSynchronize(s.stream), "cudaStreamSynchronize");
@@ -205,7 +210,9 @@ struct EventMark : Mark::Impl {
   EventMark() { check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }
   ~EventMark() override { cudaEventDestroy(event); }
   void set(Context& ctx) override { check(cudaEventRecord(event, stream(ctx)), "cudaEventRecord"); }
-  void await(Context& ctx) override { check(cudaStreamWaitEvent(stream(ctx), event, 0), "cudaStreamWaitEvent"); }
+  void await(Context& ctx) override {
+    check(cudaStreamWaitEvent(stream(ctx), event, 0), "cudaStreamWaitEvent");
+  }
 };
 
 struct CapturedGraph : Graph::Impl {
@@ -242,19 +249,23 @@ namespace {
 
 std::string reported(const KernelStatus& s) {
   switch (static_cast<KernelStatus::Code>(s.code)) {
-    case KernelStatus::token_outside_vocabulary: return fmt::format("token {} is outside the vocabulary", s.value);
+    case KernelStatus::token_outside_vocabulary:
+      return fmt::format("token {} is outside the vocabulary", s.value);
     case KernelStatus::position_outside_table:
       return fmt::format("position {} is outside the rotary table", s.value);
-    case KernelStatus::target_outside_vocabulary: return fmt::format("target {} is outside the vocabulary", s.value);
+    case KernelStatus::target_outside_vocabulary:
+      return fmt::format("target {} is outside the vocabulary", s.value);
     case KernelStatus::documents_in_cudnn:
-      return fmt::format("attention.kernel cudnn takes no documents (a first key of {}); use another kernel", s.value);
-    case KernelStatus::ok: break;
+      return fmt::format("attention.kernel cudnn takes no documents (a first key of {}); use another kernel",
+                         s.value);
+    case KernelStatus::ok:
+      break;
   }
   return fmt::format("a kernel reported the unknown code {}", s.code);
 }
 
-/// The ops since the last synchronize, each between two events; only while a Profile asks. Errors of the timing calls are
-/// those of the ops around them, which check.
+/// The ops since the last synchronize, each between two events; only while a Profile asks. Errors of the
+/// timing calls are those of the ops around them, which check.
 class OpTimes : public BackendState {
  public:
   explicit OpTimes(cudaStream_t stream) : stream_(stream) {}

@@ -1,5 +1,6 @@
-// Memory of GPUs over NCCL, which moves bytes and adds none. The host's communicator brings the ranks together; every operation
-// is watched from its beginning to its end, and given up where NCCL reports an error or time is over.
+// Memory of GPUs over NCCL, which moves bytes and adds none. The host's communicator brings the ranks
+// together; every operation is watched from its beginning to its end, and given up where NCCL reports an
+// error or time is over.
 #if defined(SLUICE_HAS_NCCL)
 #include <nccl.h>  // before what the emulator gives the names of CUDA's own
 #endif
@@ -20,7 +21,8 @@ namespace {
 
 class Nccl : public OverHost {
  public:
-  Nccl(Communicator& inner, Context& ctx, double timeout_seconds) : OverHost(inner, ctx), timeout_(timeout_seconds) {
+  Nccl(Communicator& inner, Context& ctx, double timeout_seconds)
+      : OverHost(inner, ctx), timeout_(timeout_seconds) {
     part_of(&inner);
     connect();
   }
@@ -33,34 +35,47 @@ class Nccl : public OverHost {
     if (done_) cudaEventDestroy(done_);
     if (!comm_) return;
     // Others may never come to what is going on.
-    if (failed_ || std::uncaught_exceptions() > 0) ncclCommAbort(comm_);
-    else ncclCommDestroy(comm_);
+    if (failed_ || std::uncaught_exceptions() > 0)
+      ncclCommAbort(comm_);
+    else
+      ncclCommDestroy(comm_);
   }
   std::string name() const override { return "nccl"; }
 
  protected:
   void do_broadcast(void* data, int64_t bytes, int root) override {
     if (alone() || bytes == 0) return;
-    run("broadcast", [&] { return ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclInt8, root, comm_, stream(ctx_)); });
+    run("broadcast", [&] {
+      return ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclInt8, root, comm_, stream(ctx_));
+    });
   }
   void do_all_gather(void* all, const void* mine, int64_t bytes) override {
     if (alone()) return copy_here(all, mine, bytes);
     if (bytes > 0)
-      run("all_gather", [&] { return ncclAllGather(mine, all, static_cast<size_t>(bytes), ncclInt8, comm_, stream(ctx_)); });
+      run("all_gather", [&] {
+        return ncclAllGather(mine, all, static_cast<size_t>(bytes), ncclInt8, comm_, stream(ctx_));
+      });
   }
-  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent, const int64_t* sent_bytes) override {
-    SLUICE_CHECK(sent_bytes[rank()] == received_bytes[rank()], "all_to_all_v: rank {} sends {} bytes to itself, expects {}", rank(),
-                 sent_bytes[rank()], received_bytes[rank()]);
+  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent,
+                       const int64_t* sent_bytes) override {
+    SLUICE_CHECK(sent_bytes[rank()] == received_bytes[rank()],
+                 "all_to_all_v: rank {} sends {} bytes to itself, expects {}", rank(), sent_bytes[rank()],
+                 received_bytes[rank()]);
     auto* to = static_cast<char*>(received);
     const auto* from = static_cast<const char*>(sent);
     if (alone()) return copy_here(to, from, sent_bytes[0]);
     run("all_to_all", [&] {
       ncclResult_t result = ncclGroupStart();
       for (int r = 0; r < size(); ++r) {
-        if (r == rank()) copy_on_device(ctx_, to, from, sent_bytes[r]);
-        else keep_first(result, sent_bytes[r] > 0 ? ncclSend(from, static_cast<size_t>(sent_bytes[r]), ncclInt8, r, comm_, stream(ctx_)) : ncclSuccess);
+        if (r == rank())
+          copy_on_device(ctx_, to, from, sent_bytes[r]);
+        else
+          keep_first(result, sent_bytes[r] > 0 ? ncclSend(from, static_cast<size_t>(sent_bytes[r]), ncclInt8,
+                                                          r, comm_, stream(ctx_))
+                                               : ncclSuccess);
         if (r != rank() && received_bytes[r] > 0)
-          keep_first(result, ncclRecv(to, static_cast<size_t>(received_bytes[r]), ncclInt8, r, comm_, stream(ctx_)));
+          keep_first(result,
+                     ncclRecv(to, static_cast<size_t>(received_bytes[r]), ncclInt8, r, comm_, stream(ctx_)));
         from += sent_bytes[r];
         to += received_bytes[r];
       }
@@ -69,10 +84,14 @@ class Nccl : public OverHost {
     });
   }
   void do_send(const void* data, int64_t bytes, int to) override {
-    if (bytes > 0) run("send", [&] { return ncclSend(data, static_cast<size_t>(bytes), ncclInt8, to, comm_, stream(ctx_)); });
+    if (bytes > 0)
+      run("send",
+          [&] { return ncclSend(data, static_cast<size_t>(bytes), ncclInt8, to, comm_, stream(ctx_)); });
   }
   void do_receive(void* data, int64_t bytes, int from) override {
-    if (bytes > 0) run("receive", [&] { return ncclRecv(data, static_cast<size_t>(bytes), ncclInt8, from, comm_, stream(ctx_)); });
+    if (bytes > 0)
+      run("receive",
+          [&] { return ncclRecv(data, static_cast<size_t>(bytes), ncclInt8, from, comm_, stream(ctx_)); });
   }
   std::unique_ptr<Communicator> do_split(int colour, int key) override {
     return std::make_unique<Nccl>(inner_.split(colour, key), ctx_, timeout_);
@@ -135,14 +154,17 @@ class Nccl : public OverHost {
   /// A moment's pause, short at first.
   void rest(const char* operation) {
     const double waited = std::chrono::duration<double>(Clock::now() - began_).count();
-    if (timeout_ > 0 && waited > timeout_) give_up(fmt::format("nccl: {} took more than {} s on rank {} of {}", operation, timeout_, rank(), size()));
+    if (timeout_ > 0 && waited > timeout_)
+      give_up(
+          fmt::format("nccl: {} took more than {} s on rank {} of {}", operation, timeout_, rank(), size()));
     std::this_thread::sleep_for(std::chrono::microseconds(waited < 0.01 ? 5 : 200));
   }
 
   void demand(const char* call, ncclResult_t result) {
     if (result == ncclSuccess) return;
     const std::string_view more = comm_ ? ncclGetLastError(comm_) : "";
-    give_up(fmt::format("nccl: {} on rank {} of {}: {}{}{}", call, rank(), size(), ncclGetErrorString(result), more.empty() ? "" : ": ", more));
+    give_up(fmt::format("nccl: {} on rank {} of {}: {}{}{}", call, rank(), size(), ncclGetErrorString(result),
+                        more.empty() ? "" : ": ", more));
   }
 
   [[noreturn]] void give_up(const std::string& why) {
@@ -175,7 +197,9 @@ std::string nccl_version() {
 #else
 
 bool built_with_nccl() { return false; }
-std::unique_ptr<Communicator> make_nccl(Communicator&, Context&, double) { fail(ExitCode::internal, "make_nccl: not in this build"); }
+std::unique_ptr<Communicator> make_nccl(Communicator&, Context&, double) {
+  fail(ExitCode::internal, "make_nccl: not in this build");
+}
 std::string nccl_version() { return ""; }
 
 #endif

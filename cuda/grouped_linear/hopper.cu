@@ -22,10 +22,10 @@
 //
 // Limits: the tensor cores, then L2, which is read once per 85 operations; were that too much, two blocks of
 // a cluster could share the weights. Tiles and groups: grouped_linear_kernels.cuh.
+#include "attention/hopper_common.cuh"
 #include "common/tensor_map.h"
 #include "common/wgmma.cuh"
 #include "grouped_linear/kernels.cuh"
-#include "attention/hopper_common.cuh"
 
 namespace sluice::cuda {
 namespace {

@@ -16,7 +16,9 @@ using Json = nlohmann::ordered_json;
 
 Json number(const std::optional<double>& x) { return x ? Json(*x) : Json(nullptr); }
 
-double sum_of(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+double sum_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
+}
 
 /// values / count; null where nothing was counted.
 Json ratio(double sum, double count) { return count > 0 ? Json(sum / count) : Json(nullptr); }
@@ -37,14 +39,17 @@ Json histogram(const std::vector<double>& bins, int64_t count) {
   const double whole = sum_of(bins);
   Json shares = Json::array();
   const int64_t width = kFineBins / count;
-  for (auto bin = bins.begin(); bin != bins.end(); bin += width) shares.push_back(ratio(std::accumulate(bin, bin + width, 0.0), whole));
+  for (auto bin = bins.begin(); bin != bins.end(); bin += width)
+    shares.push_back(ratio(std::accumulate(bin, bin + width, 0.0), whole));
   return shares;
 }
 
-Json gate_json(const GateConfig& config, const GateSums& g, const std::vector<double>& bins, std::pair<double, double> edges) {
+Json gate_json(const GateConfig& config, const GateSums& g, const std::vector<double>& bins,
+               std::pair<double, double> edges) {
   const double mean = g.sum / g.count;
   Json quantiles = Json::object();
-  for (const double q : kQuantiles) quantiles[fmt::format("{}", q)] = quantile(bins, edges.first, edges.second, q);
+  for (const double q : kQuantiles)
+    quantiles[fmt::format("{}", q)] = quantile(bins, edges.first, edges.second, q);
   const auto name = [](auto value) { return EnumNames<decltype(value)>::names[static_cast<size_t>(value)]; };
   return {{"position", name(config.position)},
           {"granularity", name(config.granularity)},
@@ -85,7 +90,8 @@ Json gates_json(const Analysis& a, const std::vector<size_t>& layers) {
       const std::vector<double>& from = bounded ? layer.bins : a.second.layers[l].bins[g];
       std::transform(bins.begin(), bins.end(), from.begin(), bins.begin(), std::plus<>());
     }
-    all.push_back(gate_json(gates[g].config(), sums, bins, bounded ? std::pair(0.0, 1.0) : a.second.edges(g)));
+    all.push_back(
+        gate_json(gates[g].config(), sums, bins, bounded ? std::pair(0.0, 1.0) : a.second.edges(g)));
   }
   return all;
 }
@@ -157,8 +163,8 @@ Json value_norm(const Statistics& s, const std::vector<size_t>& layers, bool fir
 Json maxima_json(const Statistics& s, const std::vector<size_t>& layers) {
   LayerSums most;
   for (const size_t l : layers)
-    for (double LayerSums::*x : {&LayerSums::attention_output, &LayerSums::attention_residual, &LayerSums::ffn_output,
-                                 &LayerSums::ffn_residual})
+    for (double LayerSums::*x : {&LayerSums::attention_output, &LayerSums::attention_residual,
+                                 &LayerSums::ffn_output, &LayerSums::ffn_residual})
       if (!(s.layers[l].*x <= most.*x)) most.*x = s.layers[l].*x;
   return {{"attention_output", most.attention_output},
           {"attention_residual", most.attention_residual},
@@ -172,19 +178,20 @@ Json layer_json(const Analysis& a, size_t l) {
   const auto heads = static_cast<double>(layer.first_token.size());
   const double later = s.tokens - s.first_tokens;
   const std::vector<double> importance = importance_of(layer);
-  return {{"first_token_attention", ratio(sum_of(layer.first_token), heads * s.tokens)},
-          {"first_token_attention_without_first_query", ratio(sum_of(layer.later_first_token), heads * later)},
-          {"heads",
-           {{"first_token_attention", ratios(layer.first_token, s.tokens)},
-            {"first_token_attention_without_first_query", ratios(layer.later_first_token, later)},
-            {"importance", importance}}},
-          {"imbalance", number(imbalance_of(importance, 1))},
-          {"imbalance_ddof_0", number(imbalance_of(importance, 0))},
-          {"gates", gates_json(a, {l})},
-          {"attention_output", outputs_json(a, {l})},
-          {"max", maxima_json(s, {l})},
-          {"value_norm_first", value_norm(s, {l}, true)},
-          {"value_norm_rest", value_norm(s, {l}, false)}};
+  return {
+      {"first_token_attention", ratio(sum_of(layer.first_token), heads * s.tokens)},
+      {"first_token_attention_without_first_query", ratio(sum_of(layer.later_first_token), heads * later)},
+      {"heads",
+       {{"first_token_attention", ratios(layer.first_token, s.tokens)},
+        {"first_token_attention_without_first_query", ratios(layer.later_first_token, later)},
+        {"importance", importance}}},
+      {"imbalance", number(imbalance_of(importance, 1))},
+      {"imbalance_ddof_0", number(imbalance_of(importance, 0))},
+      {"gates", gates_json(a, {l})},
+      {"attention_output", outputs_json(a, {l})},
+      {"max", maxima_json(s, {l})},
+      {"value_norm_first", value_norm(s, {l}, true)},
+      {"value_norm_rest", value_norm(s, {l}, false)}};
 }
 
 Json total_json(const Analysis& a) {
@@ -192,7 +199,8 @@ Json total_json(const Analysis& a) {
   std::vector<size_t> layers(s.layers.size());
   std::iota(layers.begin(), layers.end(), size_t{0});
   double residuals = 0;
-  for (const LayerSums& layer : s.layers) residuals += layer.ffn_residual / static_cast<double>(layers.size());
+  for (const LayerSums& layer : s.layers)
+    residuals += layer.ffn_residual / static_cast<double>(layers.size());
   const Json maxima = maxima_json(s, layers);
   return {{"first_token_attention", mean_first_token(s, false)},
           {"first_token_attention_without_first_query", mean_first_token(s, true)},
@@ -235,8 +243,9 @@ nlohmann::ordered_json to_json(const Analysis& a) {
   for (size_t l = 0; l < a.total.layers.size(); ++l) layers.push_back(layer_json(a, l));
   const auto file = [](const char* name) { return std::string(name) + ".npy"; };
   Json arrays = Json::object();
-  for (const char* name : {"attention_mean", "attention_heads", "value_norms", "query_pca", "query_explained_variance", "key_pca",
-                           "key_explained_variance", "importance", "tokens"})
+  for (const char* name :
+       {"attention_mean", "attention_heads", "value_norms", "query_pca", "query_explained_variance",
+        "key_pca", "key_explained_variance", "importance", "tokens"})
     arrays[name] = file(name);
   return {{"schema", 1},
           {"checkpoint", a.checkpoint},

@@ -29,8 +29,8 @@ constexpr std::array<double, 7> kQuantiles = {0.01, 0.05, 0.25, 0.5, 0.75, 0.95,
 /// The `share` quantile of bins over [low, high].
 double quantile(const std::vector<double>& bins, double low, double high, double share);
 
-/// Every number but the arrays; what does not exist (a gate score without gates) is null. Shares are of 1, imbalances with
-/// ddof 1 beside ddof 0, deviations those of the population.
+/// Every number but the arrays; what does not exist (a gate score without gates) is null. Shares are of 1,
+/// imbalances with ddof 1 beside ddof 0, deviations those of the population.
 nlohmann::ordered_json to_json(const Analysis& analysis);
 
 /// Writes the arrays and then analysis.json into an existing folder.

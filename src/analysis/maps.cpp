@@ -12,7 +12,8 @@ AttentionMaps::AttentionMaps(const Transformer& model, int64_t tokens) : model_(
   const auto layers = static_cast<size_t>(model.config().num_hidden_layers);
   queries_.heads = model.config().num_attention_heads;
   keys_.heads = model.config().num_key_value_heads;
-  for (Points* points : {&queries_, &keys_}) points->of_head.resize(layers * static_cast<size_t>(points->heads));
+  for (Points* points : {&queries_, &keys_})
+    points->of_head.resize(layers * static_cast<size_t>(points->heads));
   sum_.assign(layers * static_cast<size_t>(tokens * tokens), 0);
   heads_.assign(sum_.size() * static_cast<size_t>(queries_.heads), 0);
 }
@@ -21,7 +22,8 @@ AttentionMaps::AttentionMaps(const Transformer& model, int64_t tokens) : model_(
 void AttentionMaps::Points::add(int64_t layer, const std::vector<double>& values, int64_t head_dim) {
   for (size_t begin = 0, row = 0; begin < values.size(); begin += static_cast<size_t>(head_dim), ++row) {
     std::vector<double>& all = of_head[static_cast<size_t>(layer * heads) + row % static_cast<size_t>(heads)];
-    all.insert(all.end(), values.begin() + static_cast<int64_t>(begin), values.begin() + static_cast<int64_t>(begin) + head_dim);
+    all.insert(all.end(), values.begin() + static_cast<int64_t>(begin),
+               values.begin() + static_cast<int64_t>(begin) + head_dim);
   }
 }
 
@@ -35,7 +37,8 @@ void AttentionMaps::add(Context& ctx, const Tensor& first_key, const Transformer
     const Attention::Saved& s = saved.blocks[l].attention;
     const auto layer = static_cast<int64_t>(l);
     const FirstKey rows(ctx, attention, s);
-    const std::vector<double> q = read_values(ctx, s.q_rot), k = read_values(ctx, s.k_rot), lse = read_values(ctx, s.lse);
+    const std::vector<double> q = read_values(ctx, s.q_rot), k = read_values(ctx, s.k_rot),
+                              lse = read_values(ctx, s.lse);
     if (ctx.dry_run) continue;
     queries_.add(layer, q, D);
     keys_.add(layer, k, D);
@@ -45,9 +48,11 @@ void AttentionMaps::add(Context& ctx, const Tensor& first_key, const Transformer
           const double *query = q.data() + (t * H + h) * D, *key = k.data() + (j * Hkv + h / (H / Hkv)) * D;
           double dot = 0;
           for (int64_t d = 0; d < D; ++d) dot += query[d] * key[d];
-          const double a = std::exp(attention.scale() * dot - lse[static_cast<size_t>(h * M + t)]) * rows.kept(h, t);
+          const double a =
+              std::exp(attention.scale() * dot - lse[static_cast<size_t>(h * M + t)]) * rows.kept(h, t);
           sum_[static_cast<size_t>((layer * M + t) * M + j)] += a;
-          if (sequences_ == 0) heads_[static_cast<size_t>(((layer * H + h) * M + t) * M + j)] = static_cast<float>(a);
+          if (sequences_ == 0)
+            heads_[static_cast<size_t>(((layer * H + h) * M + t) * M + j)] = static_cast<float>(a);
         }
   }
   if (!ctx.dry_run) ++sequences_;
@@ -61,8 +66,10 @@ std::vector<float> AttentionMaps::mean() const {
 }
 
 AttentionMaps::Planes AttentionMaps::planes(const Points& points) const {
-  const int64_t D = model_->config().head_dim, rows = sequences_ * tokens_, heads = std::ssize(points.of_head);
-  Planes planes{std::vector<float>(static_cast<size_t>(2 * heads * rows)), std::vector<double>(static_cast<size_t>(2 * heads))};
+  const int64_t D = model_->config().head_dim, rows = sequences_ * tokens_,
+                heads = std::ssize(points.of_head);
+  Planes planes{std::vector<float>(static_cast<size_t>(2 * heads * rows)),
+                std::vector<double>(static_cast<size_t>(2 * heads))};
   parallel_for(heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const Projection p = project_to_plane(points.of_head[static_cast<size_t>(i)].data(), rows, D);

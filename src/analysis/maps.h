@@ -1,7 +1,8 @@
 #pragma once
-// Pictures of attention over the first tokens of a few sequences: maps (Gated Attention, figure 2) and the plane in which each
-// head's queries and keys lie (sink-aware paper, figure 3). Recomputed from what backward reads: A_tj = exp(scale <q_t, k_j> -
-// lse_t), times 1 - A_sink with a sink, so that a row sums to 1, or to what the sink leaves.
+// Pictures of attention over the first tokens of a few sequences: maps (Gated Attention, figure 2) and the
+// plane in which each head's queries and keys lie (sink-aware paper, figure 3). Recomputed from what backward
+// reads: A_tj = exp(scale <q_t, k_j> - lse_t), times 1 - A_sink with a sink, so that a row sums to 1, or to
+// what the sink leaves.
 #include <vector>
 
 #include "core/context.h"
@@ -28,7 +29,8 @@ class AttentionMaps {
     std::vector<float> points;      // (L, heads, sequences x M, 2)
     std::vector<double> explained;  // (L, heads, 2): shares of the variance
   };
-  /// Queries (H heads) and keys (Hkv) as the scores see them: normalised and rotated. Each head in a plane of its own.
+  /// Queries (H heads) and keys (Hkv) as the scores see them: normalised and rotated. Each head in a plane of
+  /// its own.
   Planes queries() const;
   Planes keys() const;
 
@@ -42,7 +44,7 @@ class AttentionMaps {
 
   const Transformer* model_;
   int64_t tokens_, sequences_ = 0;
-  std::vector<double> sum_;    // (L, M, M)
+  std::vector<double> sum_;  // (L, M, M)
   std::vector<float> heads_;
   Points queries_, keys_;
 };

@@ -11,14 +11,16 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "elements are written as they lie in memory");
 
 template <class T>
-void write(const std::string& path, const char* type, const std::vector<int64_t>& shape, const std::vector<T>& values) {
+void write(const std::string& path, const char* type, const std::vector<int64_t>& shape,
+           const std::vector<T>& values) {
   std::string dims;
   int64_t count = 1;
   for (const int64_t n : shape) {
     dims += fmt::format("{}, ", n);
     count *= n;
   }
-  SLUICE_CHECK(count == std::ssize(values), "write_npy: {} has {} elements, its shape {}", path, values.size(), count);
+  SLUICE_CHECK(count == std::ssize(values), "write_npy: {} has {} elements, its shape {}", path,
+               values.size(), count);
   std::string header = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}", type, dims);
   // Magic, version and length are 10 bytes; the data begins at a multiple of 64, behind a new line.
   header.append(63 - (10 + header.size()) % 64, ' ');
@@ -37,10 +39,12 @@ void write(const std::string& path, const char* type, const std::vector<int64_t>
 void write_npy(const std::string& path, const std::vector<int64_t>& shape, const std::vector<float>& values) {
   write(path, "<f4", shape, values);
 }
-void write_npy(const std::string& path, const std::vector<int64_t>& shape, const std::vector<double>& values) {
+void write_npy(const std::string& path, const std::vector<int64_t>& shape,
+               const std::vector<double>& values) {
   write(path, "<f8", shape, values);
 }
-void write_npy(const std::string& path, const std::vector<int64_t>& shape, const std::vector<int32_t>& values) {
+void write_npy(const std::string& path, const std::vector<int64_t>& shape,
+               const std::vector<int32_t>& values) {
   write(path, "<i4", shape, values);
 }
 

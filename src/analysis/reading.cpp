@@ -16,7 +16,8 @@ std::vector<double> read_values(Context& ctx, const Tensor& t) {
   const Tensor& host = view.tensor();
   const auto convert = [&](auto* from) {
     using S = std::remove_const_t<std::remove_pointer_t<decltype(from)>>;
-    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(static_cast<accumulate_t<S>>(from[i]));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<double>(static_cast<accumulate_t<S>>(from[i]));
   };
   if (host.dtype == DType::f64) convert(host.as<double>());
   if (host.dtype == DType::f32) convert(host.as<float>());
@@ -69,7 +70,8 @@ std::vector<double> output_before_gates(Context& ctx, const Attention::Saved& s,
   return values;
 }
 
-double add_importance(Context& ctx, std::vector<double>& sums, const std::optional<HeadGate>& gate, int64_t tokens) {
+double add_importance(Context& ctx, std::vector<double>& sums, const std::optional<HeadGate>& gate,
+                      int64_t tokens) {
   if (!gate) return 0;
   ScratchScope scratch(ctx.scratch);
   const Tensor row = scratch.alloc("analysis.importance", DType::f64, {head_row_size(std::ssize(sums))});

@@ -1,6 +1,6 @@
 #pragma once
-// How the tensors that backward reads (Attention::Saved) are read by those who measure: each quantity is defined here once,
-// for evaluation (analysis/summary.h) and for `sluice analyze` (analysis/statistics.h).
+// How the tensors that backward reads (Attention::Saved) are read by those who measure: each quantity is
+// defined here once, for evaluation (analysis/summary.h) and for `sluice analyze` (analysis/statistics.h).
 #include <optional>
 #include <vector>
 
@@ -36,20 +36,21 @@ class FirstKey {
   std::vector<double> lse_, z0_, sinks_;
 };
 
-/// A gate's scores, after activation and sharing: (T, H, D) or (T, H); one row (1, ...) of a learned constant, which holds for
-/// all tokens. In scratch memory of the model's device; accumulate_dtype.
+/// A gate's scores, after activation and sharing: (T, H, D) or (T, H); one row (1, ...) of a learned
+/// constant, which holds for all tokens. In scratch memory of the model's device; accumulate_dtype.
 Tensor scores_of(Context& ctx, ScratchScope& scratch, const Gate& gate, const Gate::Saved& s);
 
-/// The attention's output (T, H, D) as the gates at sdpa_output find it: times kept(), normalised, activated. Where a kernel
-/// fused all that, from what it left.
+/// The attention's output (T, H, D) as the gates at sdpa_output find it: times kept(), normalised, activated.
+/// Where a kernel fused all that, from what it left.
 std::vector<double> output_before_gates(Context& ctx, const Attention::Saved& s, const FirstKey& first_key);
 
-/// sums (H) += how open each head is, over a batch's tokens. Returns how many of them count (ops/head_importance.h); 0 without
-/// a gate, which is what Attention::head_gate says.
-double add_importance(Context& ctx, std::vector<double>& sums, const std::optional<HeadGate>& gate, int64_t tokens);
+/// sums (H) += how open each head is, over a batch's tokens. Returns how many of them count
+/// (ops/head_importance.h); 0 without a gate, which is what Attention::head_gate says.
+double add_importance(Context& ctx, std::vector<double>& sums, const std::optional<HeadGate>& gate,
+                      int64_t tokens);
 
-/// Standard deviation over mean of the heads' importance (SPEC 4.2), with ddof 1 or 0; none where that is no number: too few
-/// heads, or all closed.
+/// Standard deviation over mean of the heads' importance (SPEC 4.2), with ddof 1 or 0; none where that is no
+/// number: too few heads, or all closed.
 std::optional<double> imbalance_of(const std::vector<double>& importance, int ddof);
 
 /// The values (T, Hkv, D) that attention adds up: behind their gates.

@@ -24,23 +24,25 @@ void for_each_score_row(Context& ctx, const Gate& gate, const Gate::Saved& s, in
   for (int64_t t = 0; t < T; ++t) row(t, values.data() + (scores.dim(0) == 1 ? 0 : t * width), width);
 }
 
-void add_gate(Context& ctx, GateSums& sums, const Gate& gate, const Gate::Saved& s, const std::vector<bool>& starts) {
-  for_each_score_row(ctx, gate, s, static_cast<int64_t>(starts.size()), [&](int64_t t, const double* scores, int64_t width) {
-    double sum = 0;
-    for (int64_t i = 0; i < width; ++i) {
-      const double x = scores[i];
-      sum += x;
-      sums.squares += x * x;
-      sums.least = std::min(sums.least, x);
-      sums.largest = std::max(sums.largest, x);
-      if (!sums.bins.empty()) ++sums.bins[bin_of(x, 0, 1)];
-    }
-    sums.count += static_cast<double>(width);
-    sums.sum += sum;
-    if (!starts[static_cast<size_t>(t)]) return;
-    sums.first_count += static_cast<double>(width);
-    sums.first_sum += sum;
-  });
+void add_gate(Context& ctx, GateSums& sums, const Gate& gate, const Gate::Saved& s,
+              const std::vector<bool>& starts) {
+  for_each_score_row(ctx, gate, s, static_cast<int64_t>(starts.size()),
+                     [&](int64_t t, const double* scores, int64_t width) {
+                       double sum = 0;
+                       for (int64_t i = 0; i < width; ++i) {
+                         const double x = scores[i];
+                         sum += x;
+                         sums.squares += x * x;
+                         sums.least = std::min(sums.least, x);
+                         sums.largest = std::max(sums.largest, x);
+                         if (!sums.bins.empty()) ++sums.bins[bin_of(x, 0, 1)];
+                       }
+                       sums.count += static_cast<double>(width);
+                       sums.sum += sum;
+                       if (!starts[static_cast<size_t>(t)]) return;
+                       sums.first_count += static_cast<double>(width);
+                       sums.first_sum += sum;
+                     });
 }
 
 double count_below(const std::vector<double>& values, double factor, double threshold) {
@@ -56,7 +58,8 @@ double sum_of_magnitudes(const std::vector<double>& values) {
 }
 
 void add_outputs(Context& ctx, LayerSums& sums, const Attention::Saved& s, const FirstKey& first_key) {
-  const std::vector<double> before = output_before_gates(ctx, s, first_key), after = read_values(ctx, s.o_gated);
+  const std::vector<double> before = output_before_gates(ctx, s, first_key),
+                            after = read_values(ctx, s.o_gated);
   if (ctx.dry_run) return;
   sums.outputs += static_cast<double>(before.size());
   sums.before += sum_of_magnitudes(before);
@@ -115,8 +118,8 @@ Statistics::Statistics(const Transformer& model, int64_t seq_len)
 
 void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
   SLUICE_CHECK(saved.recompute != Recompute::block, "Statistics: the layers' activations share memory");
-  SLUICE_CHECK(batch.tokens.numel() == seq_len_, "Statistics: a sequence of {} tokens, expected {}", batch.tokens.numel(),
-               seq_len_);
+  SLUICE_CHECK(batch.tokens.numel() == seq_len_, "Statistics: a sequence of {} tokens, expected {}",
+               batch.tokens.numel(), seq_len_);
   const HostView first_keys(ctx, batch.first_key);
   std::vector<bool> starts(static_cast<size_t>(seq_len_));
   for (size_t t = 0; t < starts.size() && !ctx.dry_run; ++t)
@@ -152,13 +155,17 @@ Parts Statistics::parts() {
   Parts parts;
   for (double* x : {&sequences, &tokens, &first_tokens}) add_part(parts, Merge::sum, *x);
   for (LayerSums& l : layers) {
-    for (auto* x : {&l.first_token, &l.later_first_token, &l.importance, &l.value_norms}) add_part(parts, Merge::sum, *x);
-    for (double* x : {&l.importance_tokens, &l.outputs, &l.before, &l.after, &l.first_value_norms}) add_part(parts, Merge::sum, *x);
-    for (auto* x : {&l.small_before, &l.small_after}) parts.push_back({Merge::sum, x->data(), std::ssize(*x)});
+    for (auto* x : {&l.first_token, &l.later_first_token, &l.importance, &l.value_norms})
+      add_part(parts, Merge::sum, *x);
+    for (double* x : {&l.importance_tokens, &l.outputs, &l.before, &l.after, &l.first_value_norms})
+      add_part(parts, Merge::sum, *x);
+    for (auto* x : {&l.small_before, &l.small_after})
+      parts.push_back({Merge::sum, x->data(), std::ssize(*x)});
     for (double* x : {&l.attention_output, &l.attention_residual, &l.ffn_output, &l.ffn_residual})
       add_part(parts, Merge::largest, *x);
     for (GateSums& g : l.gates) {
-      for (double* x : {&g.count, &g.sum, &g.squares, &g.first_count, &g.first_sum}) add_part(parts, Merge::sum, *x);
+      for (double* x : {&g.count, &g.sum, &g.squares, &g.first_count, &g.first_sum})
+        add_part(parts, Merge::sum, *x);
       add_part(parts, Merge::sum, g.bins);
       add_part(parts, Merge::smallest, g.least);
       add_part(parts, Merge::largest, g.largest);
@@ -209,9 +216,11 @@ void SecondPass::add(Context& ctx, const Transformer::Saved& saved) {
     for (size_t g = 0; g < layers[l].bins.size(); ++g) {
       std::vector<double>& bins = layers[l].bins[g];
       if (bins.empty()) continue;
-      for_each_score_row(ctx, attention.gates()[g], s.gates[g], s.o.dim(0), [&](int64_t, const double* scores, int64_t width) {
-        for (int64_t i = 0; i < width; ++i) ++bins[bin_of(scores[i], edges_[g].first, edges_[g].second)];
-      });
+      for_each_score_row(ctx, attention.gates()[g], s.gates[g], s.o.dim(0),
+                         [&](int64_t, const double* scores, int64_t width) {
+                           for (int64_t i = 0; i < width; ++i)
+                             ++bins[bin_of(scores[i], edges_[g].first, edges_[g].second)];
+                         });
     }
     if (!mean_gate_[l]) continue;
     const std::vector<double> before = output_before_gates(ctx, s, FirstKey(ctx, attention, s));
@@ -227,7 +236,8 @@ Parts SecondPass::parts() {
   Parts parts;
   for (Layer& layer : layers) {
     for (std::vector<double>& bins : layer.bins) add_part(parts, Merge::sum, bins);
-    for (auto* x : {&layer.small_scaled, &layer.small_scaled_by_all}) parts.push_back({Merge::sum, x->data(), std::ssize(*x)});
+    for (auto* x : {&layer.small_scaled, &layer.small_scaled_by_all})
+      parts.push_back({Merge::sum, x->data(), std::ssize(*x)});
   }
   return parts;
 }

@@ -1,9 +1,11 @@
 #pragma once
-// What the papers measure in a trained model, over many sequences (Gated Attention, Qiu et al. 2025, figures 2 to 7; the
-// sink-aware paper's importance and value norms; SPEC 2.8, 4.2, 4.8). Sums in f64, one sequence at a time: the results
-// depend on neither micro-batches, nor threads, nor how many ranks merged them, if they merge in the order of the sequences.
+// What the papers measure in a trained model, over many sequences (Gated Attention, Qiu et al. 2025, figures
+// 2 to 7; the sink-aware paper's importance and value norms; SPEC 2.8, 4.2, 4.8). Sums in f64, one sequence
+// at a time: the results depend on neither micro-batches, nor threads, nor how many ranks merged them, if
+// they merge in the order of the sequences.
 //
-// "The first token" is the first key that a query sees: the sample's first token, or, with a document mask, its document's.
+// "The first token" is the first key that a query sees: the sample's first token, or, with a document mask,
+// its document's.
 #include <array>
 #include <limits>
 #include <optional>
@@ -40,18 +42,19 @@ struct LayerSums {
   double outputs = 0;                     // elements of the attention's output
   double before = 0, after = 0;           // |.| of it, before and after the gates at sdpa_output
   std::array<double, 2> small_before{}, small_after{};  // how many are below kThresholds
-  /// max |.| of the branch that is added to the residual stream and of the stream after it, of attention and of the FFN.
+  /// max |.| of the branch that is added to the residual stream and of the stream after it, of attention and
+  /// of the FFN.
   double attention_output = 0, attention_residual = 0, ffn_output = 0, ffn_residual = 0;
-  std::vector<double> value_norms;        // (Hkv, seq_len): ||v_t||_2 by place in the sequence
-  double first_value_norms = 0;           // over first tokens and kv heads
+  std::vector<double> value_norms;  // (Hkv, seq_len): ||v_t||_2 by place in the sequence
+  double first_value_norms = 0;     // over first tokens and kv heads
 };
 
 class Statistics {
  public:
   Statistics(const Transformer& model, int64_t seq_len);
 
-  /// Adds one sequence of seq_len tokens that forward has just been through, as `saved` keeps it (not Recompute::block). Tokens
-  /// whose first_key is themselves are first tokens.
+  /// Adds one sequence of seq_len tokens that forward has just been through, as `saved` keeps it (not
+  /// Recompute::block). Tokens whose first_key is themselves are first tokens.
   void add(Context& ctx, const Batch& batch, const Transformer::Saved& saved);
   void merge(Statistics& other);
 
@@ -73,9 +76,10 @@ class Statistics {
 class SecondPass {
  public:
   struct Layer {
-    std::vector<std::vector<double>> bins;  // (kFineBins) of [edges], per gate; empty where the activation is bounded
-    /// Elements of the attention's output that are below kThresholds when multiplied by the mean score of the gates at
-    /// sdpa_output: of this layer, or of all layers.
+    std::vector<std::vector<double>>
+        bins;  // (kFineBins) of [edges], per gate; empty where the activation is bounded
+    /// Elements of the attention's output that are below kThresholds when multiplied by the mean score of the
+    /// gates at sdpa_output: of this layer, or of all layers.
     std::array<double, 2> small_scaled{}, small_scaled_by_all{};
   };
 

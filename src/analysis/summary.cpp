@@ -48,11 +48,12 @@ void SummaryAccumulator::add(Context& ctx, const Batch& batch, const Transformer
     LayerSummary& sums = sums_[layer];
     const FirstKey first_key(ctx, attention, s.attention);
     if (!ctx.dry_run) sums.first_token_attention += tokens * mean_first_token_attention(first_key);
-    counted_[layer] +=
-        add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key), batch.tokens.numel());
+    counted_[layer] += add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key),
+                                      batch.tokens.numel());
     for (size_t g = 0; g < attention.gates().size(); ++g)
       sums.gate_scores[g] += tokens * mean_score(ctx, attention.gates()[g], s.attention.gates[g]);
-    sums.attention_output_max = std::max(sums.attention_output_max, largest_magnitude(ctx, s.attention_out.y));
+    sums.attention_output_max =
+        std::max(sums.attention_output_max, largest_magnitude(ctx, s.attention_out.y));
     sums.attention_residual_max = std::max(sums.attention_residual_max, largest_magnitude(ctx, s.x1));
     sums.ffn_output_max = std::max(sums.ffn_output_max, largest_magnitude(ctx, s.ffn_out.y));
     sums.ffn_residual_max = std::max(sums.ffn_residual_max, largest_magnitude(ctx, s.y));

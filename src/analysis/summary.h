@@ -19,8 +19,9 @@ struct LayerSummary {
   double attention_residual_max = 0;  // the residual stream after it,
   double ffn_output_max = 0;          // and the same of the feed-forward network
   double ffn_residual_max = 0;
-  /// Per head, how much of it its gate, its sink or its first key lets through (Attention::head_gate; SPEC 4.2), and their standard
-  /// deviation over their mean (ddof 1). NaN and none where no gate says it; none with one head.
+  /// Per head, how much of it its gate, its sink or its first key lets through (Attention::head_gate;
+  /// SPEC 4.2), and their standard deviation over their mean (ddof 1). NaN and none where no gate says it;
+  /// none with one head.
   std::vector<double> importance;
   std::optional<double> imbalance;
 };

@@ -1,5 +1,6 @@
 #pragma once
-// Numbers that sequences contribute to and ranks merge: sums, maxima and minima in f64. A type lists its own as parts().
+// Numbers that sequences contribute to and ranks merge: sums, maxima and minima in f64. A type lists its own
+// as parts().
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -9,7 +10,8 @@ namespace sluice {
 
 enum class Merge : uint8_t { sum, largest, smallest };
 
-/// Numbers of one kind. Their order and sizes follow from the shapes of the model alone, so that all ranks agree.
+/// Numbers of one kind. Their order and sizes follow from the shapes of the model alone, so that all ranks
+/// agree.
 struct Part {
   Merge merge = Merge::sum;
   double* data = nullptr;

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string_view>
 
-#include "core/io.h"
 #include "checkpoint/stored_tensors.h"
+#include "core/io.h"
 #include "core/strict_json.h"
 
 namespace sluice {
@@ -25,8 +25,8 @@ bool read_values(const unsigned char* from, const SafetensorsEntry& entry, int64
   return true;
 }
 
-void compare_values(StoredTensors& stored_a, const StoredTensor& a, StoredTensors& stored_b, const StoredTensor& b,
-                    TensorDifference& d) {
+void compare_values(StoredTensors& stored_a, const StoredTensor& a, StoredTensors& stored_b,
+                    const StoredTensor& b, TensorDifference& d) {
   d.elements = a.elements();
   if (a.bytes == 0) return;
   // Types below a byte are compared byte by byte.
@@ -52,13 +52,34 @@ void compare_values(StoredTensors& stored_a, const StoredTensor& a, StoredTensor
   }
 }
 
-/// Where a part of a name stands among its kind: as the model computes. Unknown ones come after, by their letters.
+/// Where a part of a name stands among its kind: as the model computes. Unknown ones come after, by their
+/// letters.
 int order_of(std::string_view word) {
-  constexpr std::string_view words[] = {
-      "embed_tokens", "layers",    "input_layernorm", "self_attn",    "mlp_norm", "post_attention_layernorm",
-      "pre_feedforward_layernorm", "mlp",             "q_proj",       "k_proj",   "v_proj", "k_switch", "v_switch", "q_norm", "k_norm",
-      "gate",         "gate_proj", "shared_expert_gate", "shared_expert", "experts", "up_proj", "o_proj", "down_proj",
-      "norm",         "lm_head"};
+  constexpr std::string_view words[] = {"embed_tokens",
+                                        "layers",
+                                        "input_layernorm",
+                                        "self_attn",
+                                        "mlp_norm",
+                                        "post_attention_layernorm",
+                                        "pre_feedforward_layernorm",
+                                        "mlp",
+                                        "q_proj",
+                                        "k_proj",
+                                        "v_proj",
+                                        "k_switch",
+                                        "v_switch",
+                                        "q_norm",
+                                        "k_norm",
+                                        "gate",
+                                        "gate_proj",
+                                        "shared_expert_gate",
+                                        "shared_expert",
+                                        "experts",
+                                        "up_proj",
+                                        "o_proj",
+                                        "down_proj",
+                                        "norm",
+                                        "lm_head"};
   const auto found = std::find(std::begin(words), std::end(words), word);
   return static_cast<int>(found - std::begin(words));
 }
@@ -76,7 +97,8 @@ std::vector<std::string_view> words_of(std::string_view name) {
 }
 
 bool is_number(std::string_view word) {
-  return !word.empty() && word.size() < 10 && std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
+  return !word.empty() && word.size() < 10 &&
+         std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
 /// What a path stands for, and its optimizer state where it has one.
@@ -89,18 +111,23 @@ Opened open(const std::string& path) {
   if (!io::is_directory(path)) return {StoredTensors(path), {}};
   if (io::exists(path + "/" + kManifestName)) {
     const Manifest manifest = read_manifest(path);
-    const auto of = [&](const char* kind) { return StoredTensors(path, manifest, kind, StoredTensors::Check::size); };
+    const auto of = [&](const char* kind) {
+      return StoredTensors(path, manifest, kind, StoredTensors::Check::size);
+    };
     return {of(kWeightsKind), of(kOptimizerKind)};
   }
-  const std::string optimizer = path + "/" + shard_name(kOptimizerKind, 0, 1), model = path + "/" + shard_name(kWeightsKind, 0, 1);
-  Opened opened{io::exists(model) || !io::exists(path + "/" + kWeightsIndex) ? StoredTensors(model)
-                                                                            : StoredTensors::from_index(path),
+  const std::string optimizer = path + "/" + shard_name(kOptimizerKind, 0, 1),
+                    model = path + "/" + shard_name(kWeightsKind, 0, 1);
+  Opened opened{io::exists(model) || !io::exists(path + "/" + kWeightsIndex)
+                    ? StoredTensors(model)
+                    : StoredTensors::from_index(path),
                 {}};
   if (io::exists(optimizer)) opened.optimizer.emplace(optimizer);
   return opened;
 }
 
-void compare_all(const std::string& path_a, StoredTensors& a, const std::string& path_b, StoredTensors& b, Comparison& all) {
+void compare_all(const std::string& path_a, StoredTensors& a, const std::string& path_b, StoredTensors& b,
+                 Comparison& all) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : a.tensors()) names.push_back(name);
   for (const auto& [name, tensor] : b.tensors())
@@ -115,7 +142,8 @@ void compare_all(const std::string& path_a, StoredTensors& a, const std::string&
     } else if (x->dtype != y->dtype || x->shape != y->shape) {
       d.problem = fmt::format("{} and {}", x->describe(), y->describe());
     } else if (!x->problem.empty() || !y->problem.empty()) {
-      d.problem = fmt::format("in {}: {}", x->problem.empty() ? path_b : path_a, x->problem.empty() ? y->problem : x->problem);
+      d.problem = fmt::format("in {}: {}", x->problem.empty() ? path_b : path_a,
+                              x->problem.empty() ? y->problem : x->problem);
     } else {
       compare_values(a, *x, b, *y, d);
       ++all.tensors;

@@ -1,6 +1,6 @@
 #pragma once
-// Are two checkpoints the same, bit for bit? If not, where does it begin? Whole tensors are compared, whoever wrote them: what
-// eight ranks saved in slices against what one rank saved.
+// Are two checkpoints the same, bit for bit? If not, where does it begin? Whole tensors are compared, whoever
+// wrote them: what eight ranks saved in slices against what one rank saved.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,8 +24,8 @@ struct Comparison {
   int64_t differing_elements() const;
 };
 
-/// Whether the tensor named a comes before that named b in a model: embedding, layers by number and each as it computes, final
-/// norm, head; names of other kinds last, by their letters.
+/// Whether the tensor named a comes before that named b in a model: embedding, layers by number and each as
+/// it computes, final norm, head; names of other kinds last, by their letters.
 bool before_in_model(const std::string& a, const std::string& b);
 
 /// Compares the weights, and the optimizer state where both have one. Each path is a checkpoint, a folder

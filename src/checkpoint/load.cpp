@@ -1,4 +1,5 @@
-// From files into the memory of a training, whoever wrote the files, and whatever part of them this rank holds.
+// From files into the memory of a training, whoever wrote the files, and whatever part of them this rank
+// holds.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -6,13 +7,13 @@
 #include <filesystem>
 #include <set>
 
+#include "checkpoint/manifest.h"
+#include "checkpoint/store.h"
+#include "checkpoint/stored_tensors.h"
+#include "checkpoint/tensor_problems.h"
 #include "core/context.h"
 #include "core/io.h"
-#include "checkpoint/store.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/stored_tensors.h"
 #include "core/strict_json.h"
-#include "checkpoint/tensor_problems.h"
 
 namespace sluice {
 namespace {
@@ -22,7 +23,9 @@ constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 constexpr int64_t kStaged = int64_t{1} << 20;  // bytes that are converted at a time on their way to a GPU
 
-std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("({})", fmt::join(shape, ", "));
+}
 
 /// What is wanted of one file or kind of files, and what there is.
 struct Wish {
@@ -70,13 +73,15 @@ bool is_tied_copy(StoredTensors& stored, const StoredTensor& head) {
   std::vector<unsigned char> a, b;
   for (int64_t begin = 0; begin < head.bytes; begin += kStaged) {
     const int64_t n = std::min(kStaged, head.bytes - begin);
-    if (std::memcmp(stored.read(head, begin, n, a), stored.read(*embedding, begin, n, b), static_cast<size_t>(n)) != 0)
+    if (std::memcmp(stored.read(head, begin, n, a), stored.read(*embedding, begin, n, b),
+                    static_cast<size_t>(n)) != 0)
       return false;
   }
   return true;
 }
 
-/// Every difference between what is wanted and what is there; the same on all ranks that name the whole model.
+/// Every difference between what is wanted and what is there; the same on all ranks that name the whole
+/// model.
 void compare_names(const Wish& wish, bool exact, TensorProblems& problems) {
   std::set<std::string, std::less<>> names;
   for (const TensorShape& w : wholes(wish)) {
@@ -93,13 +98,13 @@ void compare_names(const Wish& wish, bool exact, TensorProblems& problems) {
       problems.other(fmt::format("incomplete: {}: {}", w.name, found->problem));
   }
   for (const auto& [name, stored] : wish.stored.tensors())
-    if (!names.count(name) && !is_tied_copy(wish.stored, stored))
-      problems.unexpected(stored);
+    if (!names.count(name) && !is_tied_copy(wish.stored, stored)) problems.unexpected(stored);
 }
 
 /// What a config.json beside the weights calls their model; empty where there is none that can be read.
 std::string stored_model_type(const std::string& path) {
-  const std::filesystem::path folder = io::is_directory(path) ? std::filesystem::path(path) : std::filesystem::path(path).parent_path();
+  const std::filesystem::path folder =
+      io::is_directory(path) ? std::filesystem::path(path) : std::filesystem::path(path).parent_path();
   const std::string file = folder / "config.json";
   if (!io::exists(file)) return "";
   try {
@@ -113,8 +118,9 @@ std::string stored_model_type(const std::string& path) {
 /// Throws one Error(data) with all of them.
 void refuse(const std::string& path, const TensorProblems& problems) {
   if (problems.empty()) return;
-  fail(ExitCode::data, "{} does not fit the model ({}{} tensor{}):\n  {}", path, stored_model_type(path), problems.count(),
-       problems.count() == 1 ? "" : "s", fmt::join(problems.lines(io::is_directory(path) ? "folder" : "file"), "\n  "));
+  fail(ExitCode::data, "{} does not fit the model ({}{} tensor{}):\n  {}", path, stored_model_type(path),
+       problems.count(), problems.count() == 1 ? "" : "s",
+       fmt::join(problems.lines(io::is_directory(path) ? "folder" : "file"), "\n  "));
 }
 
 /// Elements [begin, begin + count) of a target, as rank 1.
@@ -146,13 +152,15 @@ void put_values(const unsigned char* from, const std::string& dtype, const Tenso
   }
 }
 
-/// Fills the targets from whatever pieces there are. With checksums, that of a piece that is read whole is taken again, from
-/// the memory that was filled (on a GPU, from what it was filled with): what the run starts from is what was saved.
+/// Fills the targets from whatever pieces there are. With checksums, that of a piece that is read whole is
+/// taken again, from the memory that was filled (on a GPU, from what it was filled with): what the run starts
+/// from is what was saved.
 void fill(const Wish& wish, Context* ctx, bool checksums) {
   for (const NamedTensor& w : wish.targets) {
     SLUICE_CHECK(ctx || w.tensor.device == Device::cpu, "{}: a tensor on a GPU needs a context", w.name);
     const StoredTensor& stored = *wish.stored.find(w.name);
-    // Types below a byte are never converted, and never slices: the checks above leave whole bytes per element.
+    // Types below a byte are never converted, and never slices: the checks above leave whole bytes per
+    // element.
     const int64_t size = safetensors_bits(stored.dtype) / 8;
     const int64_t begin = w.begin * size, end = begin + w.tensor.numel() * size;
     for (const StoredPiece& piece : stored.pieces) {

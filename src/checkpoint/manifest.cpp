@@ -16,7 +16,8 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kFormat = "sluice-checkpoint";
-// 1: whole tensors in model.safetensors and optim.safetensors. 2: several files, slices. What fits 1 is written as 1.
+// 1: whole tensors in model.safetensors and optim.safetensors. 2: several files, slices. What fits 1 is
+// written as 1.
 constexpr int64_t kVersion = 2;
 constexpr int64_t kMaxManifest = int64_t{256} << 20;
 
@@ -101,8 +102,8 @@ std::string Manifest::text() const {
       "{{\"format\": \"{}\", \"version\": {},\n\"step\": {}, \"build\": {}, \"config_hash\": {},\n\"files\": "
       "[{}],\n"
       "\"tensors\": [{}],\n",
-      kFormat, simple ? 1 : kVersion, step, json(build).dump(), json(config_hash).dump(), record_lines(file_records),
-      record_lines(tensor_records));
+      kFormat, simple ? 1 : kVersion, step, json(build).dump(), json(config_hash).dump(),
+      record_lines(file_records), record_lines(tensor_records));
   return before + last_line(before);
 }
 
@@ -132,8 +133,9 @@ bool is_shard_of(std::string_view file, std::string_view kind) {
 }
 
 std::string shards_problem(const Manifest& manifest, const char* kind) {
-  const auto count = static_cast<int>(std::count_if(
-      manifest.files.begin(), manifest.files.end(), [&](const FileRecord& f) { return is_shard_of(f.name, kind); }));
+  const auto count =
+      static_cast<int>(std::count_if(manifest.files.begin(), manifest.files.end(),
+                                     [&](const FileRecord& f) { return is_shard_of(f.name, kind); }));
   for (int i = 0; i < std::max(count, 1); ++i)
     if (const std::string name = shard_name(kind, i, std::max(count, 1)); !manifest.file(name))
       return fmt::format("its manifest names no {}", name);
@@ -163,7 +165,8 @@ Manifest read_manifest_file(const std::string& path) {
   if (read.text(parsed, "format") != kFormat) read.refuse("not the manifest of a checkpoint");
   const int64_t version = read.number_of(parsed, "version");
   if (version < 1 || version > kVersion)
-    read.refuse(fmt::format("version {} of the format; this program reads versions up to {}", version, kVersion));
+    read.refuse(
+        fmt::format("version {} of the format; this program reads versions up to {}", version, kVersion));
   Manifest manifest;
   manifest.step = read.number_of(parsed, "step");
   manifest.build = read.text(parsed, "build");
@@ -177,15 +180,16 @@ Manifest read_manifest_file(const std::string& path) {
     if (!names.insert(name).second) read.refuse(fmt::format("file '{}' stands twice", name));
   }
   for (const json& t : read.list(parsed, "tensors")) {
-    TensorRecord record{read.text(t, "name"), read.text(t, "dtype"),       {},
-                        read.text(t, "file"), read.number_of(t, "offset"), read.text(t, "xxh3_128"), 0, -1};
+    TensorRecord record{read.text(t, "name"),        read.text(t, "dtype"),    {}, read.text(t, "file"),
+                        read.number_of(t, "offset"), read.text(t, "xxh3_128"), 0,  -1};
     for (const json& dim : read.list(t, "shape")) record.shape.push_back(read.number(dim, "shape"));
     if (t.contains("slice")) {
       const json& slice = read.list(t, "slice");
       if (slice.size() != 2) read.refuse("'slice' must be two numbers");
       record.begin = read.number(slice[0], "slice");
       record.end = read.number(slice[1], "slice");
-      if (record.end <= record.begin) read.refuse(fmt::format("tensor '{}': an empty slice", printable(record.name)));
+      if (record.end <= record.begin)
+        read.refuse(fmt::format("tensor '{}': an empty slice", printable(record.name)));
     }
     if (!names.count(record.file))
       read.refuse(fmt::format("tensor '{}' lies in no file", printable(record.name)));

@@ -71,8 +71,8 @@ Manifest read_manifest_file(const std::string& path);
 /// A name that a file may give for another one in its folder: [A-Za-z0-9._-]{1,128}, no leading dot.
 bool is_plain_name(std::string_view name);
 
-/// What the files of weights and of optimizer state are called: one alone "model.safetensors", of several the i-th (from 0)
-/// "model-00001-of-00004.safetensors", as Hugging Face does.
+/// What the files of weights and of optimizer state are called: one alone "model.safetensors", of several the
+/// i-th (from 0) "model-00001-of-00004.safetensors", as Hugging Face does.
 std::string shard_name(const char* kind, int i, int count);
 constexpr const char* kWeightsKind = "model";
 constexpr const char* kOptimizerKind = "optim";

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "core/io.h"
 #include "checkpoint/store.h"
+#include "core/io.h"
 
 namespace sluice {
 namespace {

@@ -13,7 +13,8 @@ std::string step_folder_name(int64_t step);  // step_00001200
 /// The step of such a name, or -1.
 int64_t step_of_folder_name(const std::string& name);
 
-/// Removes what interrupted saves left, but for the name `except`. What cannot be removed is reported and left.
+/// Removes what interrupted saves left, but for the name `except`. What cannot be removed is reported and
+/// left.
 void remove_litter(const std::string& folder, const std::string& except = "");
 
 /// Removes checkpoints older than the newest keep_last valid ones, except `newest` and multiples of

@@ -350,7 +350,8 @@ void convert_values(const unsigned char* from, const SafetensorsEntry& entry, co
     case DType::u8:
       break;
   }
-  fail(ExitCode::internal, "{} into {}: only floating-point types are converted", describe(entry), tensor.describe());
+  fail(ExitCode::internal, "{} into {}: only floating-point types are converted", describe(entry),
+       tensor.describe());
 }
 
 std::string describe(const SafetensorsEntry& entry) {

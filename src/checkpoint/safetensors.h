@@ -58,7 +58,8 @@ std::string make_safetensors_header(std::vector<SafetensorsEntry>& entries);
 
 /// Bits of one element of a type as a file names it; 0 where it is unknown.
 int64_t safetensors_bits(std::string_view dtype);
-/// Bytes of a tensor of a file; nothing where the type is unknown, its bits fill no bytes, or the shape overflows.
+/// Bytes of a tensor of a file; nothing where the type is unknown, its bits fill no bytes, or the shape
+/// overflows.
 std::optional<int64_t> safetensors_bytes(std::string_view dtype, const std::vector<int64_t>& shape);
 /// F32, BF16, F64, I32 or U8.
 const char* safetensors_dtype(DType dtype);

@@ -45,15 +45,17 @@ Lines read_bits(const std::string& path) {
     const size_t end = std::min(text.find('\n', begin), text.size());
     const nlohmann::json line = nlohmann::json::parse(text.substr(begin, end - begin), nullptr, false);
     begin = end + 1;
-    if (line.is_object() && line.contains("step") && line["step"].is_number_integer() && line.contains("loss") &&
-        line.contains("grad_norm"))
+    if (line.is_object() && line.contains("step") && line["step"].is_number_integer() &&
+        line.contains("loss") && line.contains("grad_norm"))
       lines[line["step"].get<int64_t>()] = line;  // others are torn: a crash, a full disk
   }
   if (lines.empty()) fail(ExitCode::data, "{}: not lines of a bits.log (log.bits)", path);
   return lines;
 }
 
-double value_of(const std::string& digits) { return std::bit_cast<double>(static_cast<uint64_t>(std::strtoull(digits.c_str(), nullptr, 16))); }
+double value_of(const std::string& digits) {
+  return std::bit_cast<double>(static_cast<uint64_t>(std::strtoull(digits.c_str(), nullptr, 16)));
+}
 
 }  // namespace
 
@@ -90,7 +92,8 @@ uint64_t state_hash(Context& ctx, const CheckpointContent& content, Communicator
     if (i > 0 && all[i - 1].name == p.name && all[i - 1].begin == p.begin && all[i - 1].count == p.count) {
       if (all[i - 1].hash == p.hash) continue;
       fail(ExitCode::corruption, "ranks hold different bits of {} (elements {} to {})",
-           names.count(p.name) ? names[p.name] : fmt::format("the tensor of hash {:016x}", p.name), p.begin, p.begin + p.count - 1);
+           names.count(p.name) ? names[p.name] : fmt::format("the tensor of hash {:016x}", p.name), p.begin,
+           p.begin + p.count - 1);
     }
     sum += p.hash;
   }
@@ -119,7 +122,9 @@ BitsComparison compare_bits(const std::string& path_a, const std::string& path_b
     if (y == b.end() || y->first != step) return differs(step, "missing from " + path_b);
     for (const char* what : {"loss", "grad_norm"}) {
       const std::string p = x->second.value(what, ""), q = y->second.value(what, "");
-      if (p != q) return differs(step, fmt::format("{} {:.9g} and {:.9g} ({} and {})", what, value_of(p), value_of(q), p, q));
+      if (p != q)
+        return differs(step,
+                       fmt::format("{} {:.9g} and {:.9g} ({} and {})", what, value_of(p), value_of(q), p, q));
     }
     ++c.steps;
     if (x->second.contains("state") && y->second.contains("state")) {

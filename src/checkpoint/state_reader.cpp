@@ -11,7 +11,9 @@ namespace {
 /// Whether it is a whole number that fits, within the bounds.
 bool is_integer(const nlohmann::json& value, int64_t least, int64_t most) {
   if (!value.is_number_integer()) return false;
-  if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return false;
+  if (value.is_number_unsigned() &&
+      value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+    return false;
   return value.get<int64_t>() >= least && value.get<int64_t>() <= most;
 }
 
@@ -25,18 +27,22 @@ std::string bounds(const std::string& kind, int64_t least, int64_t most) {
 }
 
 std::string bounds(double least) {
-  return least == std::numeric_limits<double>::lowest() ? "a finite number" : fmt::format("a finite number of at least {}", least);
+  return least == std::numeric_limits<double>::lowest()
+             ? "a finite number"
+             : fmt::format("a finite number of at least {}", least);
 }
 
 }  // namespace
 
 StateReader::StateReader(const nlohmann::json& object, std::string file, std::string field)
     : object_(object), file_(std::move(file)), field_(std::move(field)) {
-  if (!object_.is_object()) fail(ExitCode::data, "{}: {} must be a JSON object", file_, field_.empty() ? "the whole" : field_);
+  if (!object_.is_object())
+    fail(ExitCode::data, "{}: {} must be a JSON object", file_, field_.empty() ? "the whole" : field_);
 }
 
 void StateReader::refuse(const std::string& key, const std::string& expected) const {
-  fail(ExitCode::data, "{}: {} must be {}, got {}", file_, name(key), expected, printable(at(key).dump(-1, ' ', true), 60));
+  fail(ExitCode::data, "{}: {} must be {}, got {}", file_, name(key), expected,
+       printable(at(key).dump(-1, ' ', true), 60));
 }
 
 const nlohmann::json& StateReader::at(const std::string& key) const {
@@ -45,12 +51,15 @@ const nlohmann::json& StateReader::at(const std::string& key) const {
   return *found;
 }
 
-StateReader StateReader::object(const std::string& key) const { return StateReader(at(key), file_, name(key)); }
+StateReader StateReader::object(const std::string& key) const {
+  return StateReader(at(key), file_, name(key));
+}
 
 std::vector<StateReader> StateReader::objects(const std::string& key) const {
   const nlohmann::json& all = list(key, kAnyCount);
   std::vector<StateReader> readers;
-  for (size_t i = 0; i < all.size(); ++i) readers.emplace_back(all[i], file_, fmt::format("{}[{}]", name(key), i));
+  for (size_t i = 0; i < all.size(); ++i)
+    readers.emplace_back(all[i], file_, fmt::format("{}[{}]", name(key), i));
   return readers;
 }
 
@@ -82,7 +91,8 @@ const nlohmann::json& StateReader::list(const std::string& key, int64_t count) c
   return all;
 }
 
-std::vector<int64_t> StateReader::integers(const std::string& key, int64_t count, int64_t least, int64_t most) const {
+std::vector<int64_t> StateReader::integers(const std::string& key, int64_t count, int64_t least,
+                                           int64_t most) const {
   std::vector<int64_t> values;
   for (const nlohmann::json& value : list(key, count)) {
     if (!is_integer(value, least, most)) refuse(key, bounds("a list of whole numbers", least, most));

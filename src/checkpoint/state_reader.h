@@ -1,6 +1,6 @@
 #pragma once
-// Fields of a checkpoint's state.json. Its checksum tells damage, not nonsense: every field is checked for type and range before
-// it is believed, and Error(data) names file and field.
+// Fields of a checkpoint's state.json. Its checksum tells damage, not nonsense: every field is checked for
+// type and range before it is believed, and Error(data) names file and field.
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -13,13 +13,15 @@ class StateReader {
  public:
   static constexpr int64_t kAnyCount = -1;
 
-  /// object: state.json as a whole, or a field of it that is called `field`; file: for messages. Both outlive the reader.
+  /// object: state.json as a whole, or a field of it that is called `field`; file: for messages. Both outlive
+  /// the reader.
   StateReader(const nlohmann::json& object, std::string file, std::string field = "");
 
   bool has(const std::string& key) const { return object_.contains(key); }
   StateReader object(const std::string& key) const;
   std::vector<StateReader> objects(const std::string& key) const;
-  int64_t integer(const std::string& key, int64_t least, int64_t most = std::numeric_limits<int64_t>::max()) const;
+  int64_t integer(const std::string& key, int64_t least,
+                  int64_t most = std::numeric_limits<int64_t>::max()) const;
   /// Finite.
   double number(const std::string& key, double least = std::numeric_limits<double>::lowest()) const;
   bool boolean(const std::string& key) const;
@@ -27,7 +29,8 @@ class StateReader {
   std::vector<int64_t> integers(const std::string& key, int64_t count, int64_t least,
                                 int64_t most = std::numeric_limits<int64_t>::max()) const;
   /// Finite.
-  std::vector<double> numbers(const std::string& key, int64_t count, double least = std::numeric_limits<double>::lowest()) const;
+  std::vector<double> numbers(const std::string& key, int64_t count,
+                              double least = std::numeric_limits<double>::lowest()) const;
 
   /// Error(data): "FILE: KEY is VALUE, which ... ".
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;

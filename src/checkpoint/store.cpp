@@ -12,13 +12,13 @@
 #include <optional>
 #include <thread>
 
+#include "checkpoint/rotation.h"
+#include "checkpoint/write.h"
+#include "comm/collective_errors.h"
 #include "core/caught.h"
 #include "core/io.h"
-#include "core/start_thread.h"
-#include "comm/collective_errors.h"
-#include "checkpoint/write.h"
 #include "core/repeated_warning.h"
-#include "checkpoint/rotation.h"
+#include "core/start_thread.h"
 
 namespace sluice {
 namespace {
@@ -72,7 +72,8 @@ struct CheckpointStore::Impl {
   RepeatedWarning failures;
   bool told_of_threads = false;  // that there are none
   Patience patience;
-  bool begun = false, hangs = false;  // a save: is to be concluded; was given up once, with a writer that did not end
+  bool begun = false,
+       hangs = false;  // a save: is to be concluded; was given up once, with a writer that did not end
 
   mutable std::mutex mutex;  // guards what follows
   State state = State::idle;
@@ -98,8 +99,8 @@ struct CheckpointStore::Impl {
     return state;
   }
 
-  /// Collective. Rank 0 makes and clears the folder. A folder that the others do not see would cost every save its whole
-  /// timeout: they look for one that rank 0 makes there.
+  /// Collective. Rank 0 makes and clears the folder. A folder that the others do not see would cost every
+  /// save its whole timeout: they look for one that rank 0 makes there.
   void open_folder() const {
     std::string probe, problem;
     if (leads()) {
@@ -120,7 +121,8 @@ struct CheckpointStore::Impl {
     constexpr double kSeen = 5;  // seconds, after which a network file system shows what is new
     for (const double start = now(); !io::exists(probe);) {
       if (now() - start > std::min(kSeen, config.timeout_seconds)) {
-        problem = fmt::format("{} is not what rank 0 has there: checkpoints need a file system that all ranks share", folder);
+        problem = fmt::format(
+            "{} is not what rank 0 has there: checkpoints need a file system that all ranks share", folder);
         break;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -133,7 +135,9 @@ struct CheckpointStore::Impl {
   /// What went wrong with a save; rank 0 says it.
   void failed(int64_t step, const std::string& problem) {
     set_error(fmt::format("checkpoint of step {}: {}", step, problem));
-    if (leads()) failures.warn(fmt::format("{}; earlier checkpoints are untouched{}; the next save tries again", last_error(), newest()));
+    if (leads())
+      failures.warn(fmt::format("{}; earlier checkpoints are untouched{}; the next save tries again",
+                                last_error(), newest()));
   }
 
   /// ", the newest is PATH", or nothing.
@@ -175,7 +179,8 @@ struct CheckpointStore::Impl {
     guard();
     const std::string final_path = folder + "/" + step_folder_name(current->step);
     io::make_directories(folder);  // it may have been removed meanwhile
-    remove_litter(folder, current->staging.substr(folder.size() + 1));  // of a save that failed; other ranks may have begun
+    remove_litter(folder, current->staging.substr(folder.size() +
+                                                  1));  // of a save that failed; other ranks may have begun
     check_space();
     try {
       Manifest manifest = collect_parts(*current, write_files(*current), patience);
@@ -185,7 +190,8 @@ struct CheckpointStore::Impl {
     } catch (const std::exception& problem) {
       const auto* file = dynamic_cast<const io::IoError*>(&problem);
       const bool full = file && (file->error_number() == ENOSPC || file->error_number() == EDQUOT);
-      const int64_t available = full && io::exists(folder) ? io::free_bytes(folder) : 0;  // before there is more again
+      const int64_t available =
+          full && io::exists(folder) ? io::free_bytes(folder) : 0;  // before there is more again
       remove_staging();
       if (full) fail(file->code(), "{}; {}", file->what(), space_text(current->all_bytes, available));
       throw;
@@ -215,9 +221,12 @@ struct CheckpointStore::Impl {
 
   void check_space() const {
     int64_t need = kSpareBytes + current->all_bytes;
-    if (several()) need -= bytes_in(current->staging);  // what other ranks have written is neither needed any more, nor free
+    if (several())
+      need -=
+          bytes_in(current->staging);  // what other ranks have written is neither needed any more, nor free
     const int64_t available = io::free_bytes(folder);
-    if (available < need) fail(ExitCode::cannot_create, "not enough space in {}: {}", folder, space_text(need, available));
+    if (available < need)
+      fail(ExitCode::cannot_create, "not enough space in {}: {}", folder, space_text(need, available));
   }
 
   /// After the checkpoint is durable: the hint for people, and the old ones. A failure here costs nothing but
@@ -226,7 +235,8 @@ struct CheckpointStore::Impl {
     try {
       guard();
       io::write_file_atomic(folder + "/LATEST", newest.substr(newest.rfind('/') + 1) + "\n");
-      if (!current->keep_all) rotate_checkpoints(folder, config.keep_last, config.keep_every_steps, newest, valid);
+      if (!current->keep_all)
+        rotate_checkpoints(folder, config.keep_last, config.keep_every_steps, newest, valid);
       remove_litter(folder);
     } catch (const std::exception& problem) {
       spdlog::warn("after the checkpoint {} was saved: {}", newest, problem.what());
@@ -258,26 +268,29 @@ struct CheckpointStore::Impl {
       failed(content.step, problem);
       return {};
     }
-    Offer mine{content.step, std::ssize(job.tokenizer_model), !job.weights.empty(), !job.optimizer.empty(), nonce()};
+    Offer mine{content.step, std::ssize(job.tokenizer_model), !job.weights.empty(), !job.optimizer.empty(),
+               nonce()};
     for (const auto* items : {&job.weights, &job.optimizer})
       for (const SaveItem& item : *items) mine.bytes += item.bytes();
     std::vector<Offer> offers(static_cast<size_t>(ranks->size()));
     ranks->all_gather(offers.data(), &mine, sizeof(mine));
     for (const Offer& offer : offers) {
-      SLUICE_CHECK(offer.step == offers[0].step, "save: rank 0 saves step {}, another rank step {}", offers[0].step, offer.step);
+      SLUICE_CHECK(offer.step == offers[0].step, "save: rank 0 saves step {}, another rank step {}",
+                   offers[0].step, offer.step);
       job.all_bytes += offer.bytes;
     }
     job.rank = ranks->rank();
     job.ranks = ranks->size();
     job.folder = folder;
-    job.staging = fmt::format("{}/{}{}-{:x}", folder, kStagingPrefix, step_folder_name(job.step), offers[0].nonce);
+    job.staging =
+        fmt::format("{}/{}{}-{:x}", folder, kStagingPrefix, step_folder_name(job.step), offers[0].nonce);
     job.weights_file = my_file(kWeightsKind, offers, &Offer::has_weights);
     job.optimizer_file = my_file(kOptimizerKind, offers, &Offer::has_optimizer);
     return job;
   }
 
   /// Numbered among the ranks that have something; where none has, rank 0 writes an empty file.
-  std::string my_file(const char* kind, std::vector<Offer>& offers, int64_t Offer::* has) const {
+  std::string my_file(const char* kind, std::vector<Offer>& offers, int64_t Offer::*has) const {
     int count = 0, before = 0;
     for (size_t r = 0; r < offers.size(); ++r) {
       count += offers[r].*has != 0;
@@ -287,12 +300,15 @@ struct CheckpointStore::Impl {
     return offers[static_cast<size_t>(ranks->rank())].*has ? shard_name(kind, before, count) : "";
   }
 
-  /// Collective. Waits until no rank writes any more, and tells all how it went: as rank 0 says. False where a writer hangs.
+  /// Collective. Waits until no rank writes any more, and tells all how it went: as rank 0 says. False where
+  /// a writer hangs.
   bool conclude() {
     if (!begun) return true;
     const double start = now();
-    int failed_first = -1;  // of the others: those that fail behind it may do so because rank 0 has cleared up
-    for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
+    int failed_first =
+        -1;  // of the others: those that fail behind it may do so because rank 0 has cleared up
+    for (auto pause = std::chrono::milliseconds(1);;
+         pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
       struct Look {
         State state;
         int64_t late;
@@ -300,7 +316,9 @@ struct CheckpointStore::Impl {
       const Look mine{get_state(), leads() && (hangs || now() - start > config.timeout_seconds + 1)};
       std::vector<Look> all(static_cast<size_t>(ranks->size()));
       ranks->all_gather(all.data(), &mine, sizeof(mine));
-      const auto any = [&](State s) { return std::any_of(all.begin(), all.end(), [&](const Look& l) { return l.state == s; }); };
+      const auto any = [&](State s) {
+        return std::any_of(all.begin(), all.end(), [&](const Look& l) { return l.state == s; });
+      };
       if (any(State::failed)) patience.ended = true;
       for (int r = 1; r < ranks->size() && failed_first < 0; ++r)
         if (all[static_cast<size_t>(r)].state == State::failed) failed_first = r;
@@ -317,7 +335,8 @@ struct CheckpointStore::Impl {
     const std::string problem = first_problem(*ranks, ranks->rank() == failed_first ? last_error() : "");
     std::string verdict = last_error();
     // A follower that could not even leave its reason in the folder gives it here.
-    if (leads() && get_state() == State::failed && !problem.empty() && verdict.find(problem) == std::string::npos) {
+    if (leads() && get_state() == State::failed && !problem.empty() &&
+        verdict.find(problem) == std::string::npos) {
       spdlog::warn("{}", problem);
       verdict += "; " + problem;
     }
@@ -344,8 +363,11 @@ struct CheckpointStore::Impl {
     if (!config.async && !several()) return run();
     // With several ranks in a thread even when training waits for it: the ranks have to talk meanwhile.
     std::string problem;
-    if (start_thread(writer, [this] { run(); }, problem)) return;
-    if (!told_of_threads) spdlog::warn("checkpoints: {}; training waits while they are written (said once)", problem);
+    if (start_thread(
+            writer, [this] { run(); }, problem))
+      return;
+    if (!told_of_threads)
+      spdlog::warn("checkpoints: {}; training waits while they are written (said once)", problem);
     told_of_threads = true;
     // No rank waits for another's answer in here: rank 0 waits for files, the others for nothing.
     run();
@@ -370,7 +392,8 @@ CheckpointStore::CheckpointStore(std::string folder, const CheckpointConfig& con
 }
 
 CheckpointStore::~CheckpointStore() {
-  // Nobody agrees on anything here. Where other ranks are gone, their parts never come: not worth a long wait.
+  // Nobody agrees on anything here. Where other ranks are gone, their parts never come: not worth a long
+  // wait.
   constexpr double kLeaving = 10;
   if (impl_->patience.seconds > kLeaving) impl_->patience.seconds = kLeaving;
   if (impl_->writer.joinable()) impl_->writer.join();
@@ -396,13 +419,16 @@ void CheckpointStore::save(const CheckpointContent& content, bool keep_all) {
 }
 
 bool CheckpointStore::wait() {
-  if (!impl_->conclude()) impl_->set_error("the last save has not ended: a rank's files are still being written");
+  if (!impl_->conclude())
+    impl_->set_error("the last save has not ended: a rank's files are still being written");
   return last_error().empty();
 }
 
 int64_t CheckpointStore::saved_step() const { return impl_->saved(); }
 
-std::string CheckpointStore::path_of(int64_t step) const { return impl_->folder + "/" + step_folder_name(step); }
+std::string CheckpointStore::path_of(int64_t step) const {
+  return impl_->folder + "/" + step_folder_name(step);
+}
 
 std::string CheckpointStore::last_error() const { return impl_->last_error(); }
 

@@ -44,14 +44,16 @@ void tile(StoredTensor& t) {
   int64_t covered = 0;
   for (const StoredPiece& piece : t.pieces) {
     if (piece.begin > covered)
-      t.problem = fmt::format("elements [{}, {}) of {} are in no file", covered / size, piece.begin / size, t.describe());
+      t.problem = fmt::format("elements [{}, {}) of {} are in no file", covered / size, piece.begin / size,
+                              t.describe());
     else if (piece.begin < covered || (t.bytes == 0 && &piece != &t.pieces.front()))
       t.problem = fmt::format("elements from {} on of {} are there twice", piece.begin / size, t.describe());
     if (!t.problem.empty()) return;
     covered = piece.end;
   }
   if (covered != t.bytes)
-    t.problem = fmt::format("elements [{}, {}) of {} are in no file", covered / size, t.bytes / size, t.describe());
+    t.problem =
+        fmt::format("elements [{}, {}) of {} are in no file", covered / size, t.bytes / size, t.describe());
 }
 
 }  // namespace
@@ -66,7 +68,8 @@ std::string StoredTensor::describe() const {
   return fmt::format("({}) {}", fmt::join(shape, ", "), printable(dtype));
 }
 
-StoredTensors::StoredTensors(const std::string& folder, const Manifest& manifest, const char* kind, Check check)
+StoredTensors::StoredTensors(const std::string& folder, const Manifest& manifest, const char* kind,
+                             Check check)
     : folder_(folder), check_(check) {
   std::map<std::string_view, size_t> index;
   for (const FileRecord& file : manifest.files) {
@@ -83,8 +86,8 @@ StoredTensors::StoredTensors(const std::string& folder, const Manifest& manifest
     if (whole.name.empty()) {
       whole = {t.name, t.dtype, t.shape, *safetensors_bytes(t.dtype, t.shape), {}, {}};
     } else if (whole.dtype != t.dtype || whole.shape != t.shape) {
-      whole.problem = fmt::format("its slices are of {} and of ({}) {}", whole.describe(), fmt::join(t.shape, ", "),
-                                  printable(t.dtype));
+      whole.problem = fmt::format("its slices are of {} and of ({}) {}", whole.describe(),
+                                  fmt::join(t.shape, ", "), printable(t.dtype));
     }
     whole.pieces.push_back(piece);
   }
@@ -154,7 +157,8 @@ const unsigned char* StoredTensors::data(const StoredPiece& piece) {
       file.mapped = open_recorded(folder_, file.record);
     } else {
       file.mapped = io::MappedFile(file.path, file.follow_links);
-      if (file.mapped->size() != file.record.bytes) fail(ExitCode::data, "{}: it changes while it is read", file.path);
+      if (file.mapped->size() != file.record.bytes)
+        fail(ExitCode::data, "{}: it changes while it is read", file.path);
     }
   }
   return file.mapped->data() + piece.offset;

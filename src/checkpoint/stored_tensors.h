@@ -1,6 +1,6 @@
 #pragma once
-// Tensors as they lie in files: whole or in slices, in one file or in several. Names and shapes are of the wholes, so that
-// nothing depends on how many ranks wrote them.
+// Tensors as they lie in files: whole or in slices, in one file or in several. Names and shapes are of the
+// wholes, so that nothing depends on how many ranks wrote them.
 #include <deque>
 #include <map>
 #include <optional>
@@ -23,9 +23,9 @@ struct StoredPiece {
 struct StoredTensor {
   std::string name, dtype;
   std::vector<int64_t> shape;
-  int64_t bytes = 0;                 // of the whole
-  std::vector<StoredPiece> pieces;   // by begin
-  std::string problem;               // why the pieces are not each byte exactly once; empty if they are
+  int64_t bytes = 0;                // of the whole
+  std::vector<StoredPiece> pieces;  // by begin
+  std::string problem;              // why the pieces are not each byte exactly once; empty if they are
 
   int64_t elements() const;
   /// "(4, 16) F32"
@@ -37,12 +37,13 @@ class StoredTensors {
   enum class Check { size, checksum };
   using Tensors = std::map<std::string, StoredTensor, std::less<>>;
 
-  /// The tensors of one kind (kWeightsKind, kOptimizerKind) of a checkpoint. A file is mapped, and checked so far, when it is
-  /// first read.
+  /// The tensors of one kind (kWeightsKind, kOptimizerKind) of a checkpoint. A file is mapped, and checked so
+  /// far, when it is first read.
   StoredTensors(const std::string& folder, const Manifest& manifest, const char* kind, Check check);
   /// Those of a .safetensors file.
   explicit StoredTensors(const std::string& path);
-  /// Those of the shards that FOLDER/model.safetensors.index.json names. Error(data) unless index and shards tell the same.
+  /// Those of the shards that FOLDER/model.safetensors.index.json names. Error(data) unless index and shards
+  /// tell the same.
   static StoredTensors from_index(const std::string& folder);
 
   const Tensors& tensors() const { return tensors_; }
@@ -51,8 +52,10 @@ class StoredTensors {
   /// Its bytes, all of the piece.
   const unsigned char* data(const StoredPiece& piece);
   const std::string& path(const StoredPiece& piece) const { return files_[piece.file].path; }
-  /// Bytes [begin, begin + bytes) of a whole without problem: where they lie, or, when they lie in several pieces, in buffer.
-  const unsigned char* read(const StoredTensor& tensor, int64_t begin, int64_t bytes, std::vector<unsigned char>& buffer);
+  /// Bytes [begin, begin + bytes) of a whole without problem: where they lie, or, when they lie in several
+  /// pieces, in buffer.
+  const unsigned char* read(const StoredTensor& tensor, int64_t begin, int64_t bytes,
+                            std::vector<unsigned char>& buffer);
 
  private:
   struct File {

@@ -47,9 +47,12 @@ constexpr struct {
 constexpr struct {
   std::string_view part, missing, unexpected;
 } kReasons[] = {
-    {".lora_", "the configuration trains adapters", "adapters: sluice checkpoint merge joins them with the weights"},
-    {"switch.weight", "model.attention.switch_heads has a router", "switch heads: model.attention.switch_heads"},
-    {"self_attn.gate", "the configuration has a gate: model.attention.gates", "a gate that the configuration has not: model.attention.gates"},
+    {".lora_", "the configuration trains adapters",
+     "adapters: sluice checkpoint merge joins them with the weights"},
+    {"switch.weight", "model.attention.switch_heads has a router",
+     "switch heads: model.attention.switch_heads"},
+    {"self_attn.gate", "the configuration has a gate: model.attention.gates",
+     "a gate that the configuration has not: model.attention.gates"},
     {"_gate", "the configuration has a gate: model.attention.gates, model.moe.shared_expert_gate",
      "a gate that the configuration has not: model.attention.gates, model.moe.shared_expert_gate"},
     {"q_norm", "model.qk_norm", "model.qk_norm"},
@@ -60,7 +63,8 @@ constexpr struct {
     {"embed_norm", "model.embedding_norm", "model.embedding_norm"},
     {"sinks", "model.attention.kind", "model.attention.kind"},
     {"lm_head", "model.tie_word_embeddings", "model.tie_word_embeddings"},
-    {"shared_expert", "model.moe.shared_expert_intermediate_size", "model.moe.shared_expert_intermediate_size"},
+    {"shared_expert", "model.moe.shared_expert_intermediate_size",
+     "model.moe.shared_expert_intermediate_size"},
     {"experts", "model.moe", "model.moe"},
     {"mlp.gate.weight", "model.moe.num_experts", "model.moe.num_experts"},
     {".bias", "", "biases, which no model has here"},
@@ -69,7 +73,8 @@ constexpr struct {
     {"scale", "", "quantised weights, which are not read"},
 };
 
-/// A name whose numbers are taken out: "model.layers.*.mlp.experts.*.up_proj.weight", and the first two of them.
+/// A name whose numbers are taken out: "model.layers.*.mlp.experts.*.up_proj.weight", and the first two of
+/// them.
 struct Pattern {
   std::string text;
   std::vector<std::string> numbers;
@@ -94,7 +99,9 @@ struct Group {
   std::set<std::string> layers, experts;
 };
 
-std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("({})", fmt::join(shape, ", "));
+}
 
 /// "missing: self_attn.gate_proj.weight in 12 layers, (32, 16)", with what it may come from.
 template <class List>
@@ -122,8 +129,10 @@ void add_groups(const char* what, const List& tensors, std::vector<std::string>&
       name = text.starts_with(layers) ? text.substr(layers.size()) : text;
     }
     std::string line = fmt::format("{}: {}", what, printable(name));
-    if (group.count > 1 && !group.experts.empty()) line += fmt::format(" of {} experts", group.experts.size());
-    if (group.count > 1) line += fmt::format(" in {} layer{}", group.layers.size(), group.layers.size() == 1 ? "" : "s");
+    if (group.count > 1 && !group.experts.empty())
+      line += fmt::format(" of {} experts", group.experts.size());
+    if (group.count > 1)
+      line += fmt::format(" in {} layer{}", group.layers.size(), group.layers.size() == 1 ? "" : "s");
     line += (group.count > 1 ? ", " : " ") + group.shape;
     for (const auto& r : kReasons) {
       if (text.find(r.part) == std::string::npos) continue;
@@ -140,17 +149,19 @@ int64_t number_after(std::string_view name, std::string_view before) {
   const size_t at = name.find(before);
   if (at == std::string_view::npos) return -1;
   int64_t number = -1;
-  for (size_t i = at + before.size(); i < name.size() && name[i] >= '0' && name[i] <= '9' && number < 1 << 24; ++i)
+  for (size_t i = at + before.size(); i < name.size() && name[i] >= '0' && name[i] <= '9' && number < 1 << 24;
+       ++i)
     number = std::max<int64_t>(number, 0) * 10 + (name[i] - '0');
   return number;
 }
 
-/// Where tensors of all layers beyond some are missing, or too many, the number of layers differs; likewise of experts. Takes them
-/// out of the lists.
+/// Where tensors of all layers beyond some are missing, or too many, the number of layers differs; likewise
+/// of experts. Takes them out of the lists.
 template <class List>
-void take_out_beyond(std::string_view before, const char* key, const std::string& source, List& missing, List& unexpected,
-                     std::vector<std::string>& lines) {
-  // A number that lacks what another has is not beyond: only whole tails count, so one list must have none of them.
+void take_out_beyond(std::string_view before, const char* key, const std::string& source, List& missing,
+                     List& unexpected, std::vector<std::string>& lines) {
+  // A number that lacks what another has is not beyond: only whole tails count, so one list must have none of
+  // them.
   const auto range = [&](const List& list) {
     int64_t least = -1, most = -1;
     for (const auto& t : list)
@@ -162,7 +173,7 @@ void take_out_beyond(std::string_view before, const char* key, const std::string
   };
   const auto [first_missing, last_missing] = range(missing);
   const auto [first_extra, last_extra] = range(unexpected);
-  const bool fewer = first_missing > 0 && first_extra < 0, more = first_extra > 0 && first_missing < 0;
+  const bool fewer = first_missing > 0 && first_extra<0, more = first_extra> 0 && first_missing < 0;
   if (!fewer && !more) return;
   List& list = fewer ? missing : unexpected;
   const int64_t first = fewer ? first_missing : first_extra, last = fewer ? last_missing : last_extra;
@@ -175,7 +186,8 @@ void take_out_beyond(std::string_view before, const char* key, const std::string
   }
   constexpr size_t kLeastKinds = 3;  // one kind alone in the later layers is a choice of layers
   if (kinds_of_first.size() < kLeastKinds || kinds_of_last.size() < kLeastKinds) return;
-  lines.push_back(fmt::format("{}: {} {}, configuration {}", key, source, fewer ? first : last + 1, fewer ? last + 1 : first));
+  lines.push_back(fmt::format("{}: {} {}, configuration {}", key, source, fewer ? first : last + 1,
+                              fewer ? last + 1 : first));
   std::erase_if(list, [&](const auto& t) { return number_after(t.name, before) >= first; });
 }
 
@@ -192,20 +204,24 @@ std::vector<std::string> TensorProblems::lines(const std::string& source) const 
   std::vector<std::string> order;
   for (const Shape& s : shapes_) {
     const std::string name = pattern_of(s.stored.name).text;
-    const auto known = std::find_if(std::begin(kDimensions), std::end(kDimensions), [&](const auto& d) { return name.ends_with(d.ending); });
+    const auto known = std::find_if(std::begin(kDimensions), std::end(kDimensions),
+                                    [&](const auto& d) { return name.ends_with(d.ending); });
     const size_t rank = known == std::end(kDimensions) || known->keys[1].empty() ? 1 : 2;
     if (known == std::end(kDimensions) || s.stored.shape.size() != rank || s.wanted.size() != rank) {
-      rest.push_back(fmt::format("shape: {} is {} {}, the model wants {}", printable(s.stored.name), shape_text(s.stored.shape),
-                                 printable(s.stored.dtype), shape_text(s.wanted)));
+      rest.push_back(fmt::format("shape: {} is {} {}, the model wants {}", printable(s.stored.name),
+                                 shape_text(s.stored.shape), printable(s.stored.dtype),
+                                 shape_text(s.wanted)));
       continue;
     }
     for (size_t i = 0; i < rank; ++i) {
       if (s.stored.shape[i] == s.wanted[i]) continue;
-      const std::string line = fmt::format("{}: {} {}, configuration {}", known->keys[i], source, s.stored.shape[i], s.wanted[i]);
+      const std::string line =
+          fmt::format("{}: {} {}, configuration {}", known->keys[i], source, s.stored.shape[i], s.wanted[i]);
       if (sizes[line]++ == 0) order.push_back(line);
     }
   }
-  for (const std::string& line : order) lines.push_back(fmt::format("{} (in {} tensor{})", line, sizes[line], sizes[line] == 1 ? "" : "s"));
+  for (const std::string& line : order)
+    lines.push_back(fmt::format("{} (in {} tensor{})", line, sizes[line], sizes[line] == 1 ? "" : "s"));
   std::vector<One> missing = missing_, unexpected = unexpected_;
   take_out_beyond("model.layers.", "num_hidden_layers", source, missing, unexpected, lines);
   take_out_beyond(".mlp.experts.", "num_experts", source, missing, unexpected, lines);

@@ -5,15 +5,15 @@
 #include <map>
 #include <set>
 
-#include "core/io.h"
-#include "core/fingerprint.h"
-#include "comm/collective_errors.h"
-#include "checkpoint/store.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/rotation.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/state_reader.h"
+#include "checkpoint/store.h"
 #include "checkpoint/stored_tensors.h"
+#include "comm/collective_errors.h"
+#include "core/fingerprint.h"
+#include "core/io.h"
 #include "core/strict_json.h"
 
 namespace sluice {
@@ -59,7 +59,8 @@ void compare_index(const io::MappedFile& file, const Manifest& manifest) {
 std::vector<int> share_files(const std::vector<FileRecord>& files, int ranks) {
   std::vector<size_t> order(files.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return files[a].bytes > files[b].bytes; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return files[a].bytes > files[b].bytes; });
   std::vector<int64_t> load(static_cast<size_t>(ranks));
   std::vector<int> owner(files.size());
   for (const size_t i : order) {
@@ -73,11 +74,12 @@ std::vector<int> share_files(const std::vector<FileRecord>& files, int ranks) {
 /// The copy of the tokenizer must be the one that the training state names.
 void compare_tokenizer(const std::string& path, const FileRecord& copy, const nlohmann::json& state) {
   const auto named = state.is_object() ? state.find("tokenizer_fingerprint") : state.end();
-  const std::string trained = named != state.end() && named->is_string() ? named->get<std::string>() : "(none)";
+  const std::string trained =
+      named != state.end() && named->is_string() ? named->get<std::string>() : "(none)";
   const std::string here = std::string(kModelFingerprint) + copy.xxh3_128;
   if (trained != here)
-    fail(ExitCode::data, "{}/{}: its fingerprint is {}, but state.json names the tokenizer {}", path, copy.name, here,
-         printable(trained));
+    fail(ExitCode::data, "{}/{}: its fingerprint is {}, but state.json names the tokenizer {}", path,
+         copy.name, here, printable(trained));
 }
 
 /// Reads what every rank needs, and checks this rank's share of the files.
@@ -109,7 +111,8 @@ CheckpointInfo verify_share(const std::string& path, int rank, int ranks) {
       info.state = parse_strict_json(text_of(file), file.path());
       const StateReader state(info.state, file.path());
       if (state.has("step") && state.integer("step", 0) != manifest.step)
-        fail(ExitCode::data, "{}: step is {}, the manifest's is {}", file.path(), state.integer("step", 0), manifest.step);
+        fail(ExitCode::data, "{}: step is {}, the manifest's is {}", file.path(), state.integer("step", 0),
+             manifest.step);
     }
     if (record.name == "config.yaml") info.config_yaml = text_of(file);
   }
@@ -139,7 +142,8 @@ void require_same_manifest(const std::string& path, Communicator& ranks) {
   ranks.all_gather(all.data(), &mine, sizeof(mine));
   for (const Seen& seen : all)
     if (!std::equal(seen.checksum, seen.checksum + sizeof(seen.checksum), all[0].checksum))
-      fail(ExitCode::data, "{}: ranks see different manifests: is it on a file system that all of them share?", path);
+      fail(ExitCode::data,
+           "{}: ranks see different manifests: is it on a file system that all of them share?", path);
 }
 
 }  // namespace

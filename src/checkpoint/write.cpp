@@ -12,9 +12,9 @@
 #include <set>
 #include <thread>
 
-#include "core/io.h"
 #include "checkpoint/rotation.h"
 #include "checkpoint/stored_tensors.h"
+#include "core/io.h"
 
 namespace sluice {
 namespace {
@@ -95,7 +95,8 @@ void write_text(const SaveJob& job, const std::string& name, const std::string& 
   manifest.files.push_back(file.finish());
 }
 
-void write_tensors(const SaveJob& job, const std::string& name, std::vector<SaveItem>& items, Manifest& manifest) {
+void write_tensors(const SaveJob& job, const std::string& name, std::vector<SaveItem>& items,
+                   Manifest& manifest) {
   std::vector<SafetensorsEntry> entries;
   std::map<std::string, SaveItem*> by_name;
   for (SaveItem& item : items) {
@@ -155,12 +156,14 @@ int64_t snapshot_bytes(const CheckpointContent& content) {
   return bytes;
 }
 
-std::vector<SaveItem> take_items(const std::vector<NamedTensor>& tensors, bool slices_allowed, Arena* memory, Context* ctx) {
+std::vector<SaveItem> take_items(const std::vector<NamedTensor>& tensors, bool slices_allowed, Arena* memory,
+                                 Context* ctx) {
   std::vector<SaveItem> items;
   items.reserve(tensors.size());
   for (const NamedTensor& t : tensors) {
     check_slice(t);
-    SLUICE_CHECK(slices_allowed || !is_slice(t), "checkpoint: {} is written whole, for other programs", t.name);
+    SLUICE_CHECK(slices_allowed || !is_slice(t), "checkpoint: {} is written whole, for other programs",
+                 t.name);
     if (is_slice(t) && t.tensor.numel() == 0) continue;  // this rank's share of a small tensor
     SaveItem& item = items.emplace_back();
     item.record.name = t.name;
@@ -187,8 +190,8 @@ std::vector<SaveItem> take_items(const std::vector<NamedTensor>& tensors, bool s
   }
   for (const SaveItem& item : items)
     if (item.nonfinite >= 0)
-      fail(ExitCode::numeric, "refused: {} holds a value that is not finite (element {} of {})", item.record.name,
-           item.record.begin + item.nonfinite, numel_of(item.record.shape));
+      fail(ExitCode::numeric, "refused: {} holds a value that is not finite (element {} of {})",
+           item.record.name, item.record.begin + item.nonfinite, numel_of(item.record.shape));
   return items;
 }
 
@@ -209,7 +212,8 @@ Manifest write_files(SaveJob& job) {
   return manifest;
 }
 
-/// Atomic, but the folder is not synced here: rank 0 does that, once, for all that lies in it, and may have renamed it by now.
+/// Atomic, but the folder is not synced here: rank 0 does that, once, for all that lies in it, and may have
+/// renamed it by now.
 void write_part(const SaveJob& job, const Manifest& part) {
   const std::string name = part_name(job.rank), temporary = name + ".tmp", text = part.text();
   FileWriter file(job.staging, temporary);
@@ -220,7 +224,8 @@ void write_part(const SaveJob& job, const Manifest& part) {
 
 void write_failure(const SaveJob& job, const std::string& reason) {
   try {
-    if (io::is_directory(job.staging)) io::write_file_atomic(job.staging + "/" + failure_name(job.rank), reason);
+    if (io::is_directory(job.staging))
+      io::write_file_atomic(job.staging + "/" + failure_name(job.rank), reason);
   } catch (const Error&) {  // rank 0 learns it when the ranks next talk, or when its patience ends
   }
 }
@@ -230,10 +235,13 @@ Manifest collect_parts(const SaveJob& job, Manifest mine, const Patience& patien
   for (int rank = 0; rank < job.ranks; ++rank)
     if (rank != job.rank) missing.insert(rank);
   double last = now();
-  for (auto pause = std::chrono::milliseconds(1); !missing.empty(); pause = std::min(pause * 2, std::chrono::milliseconds(100))) {
+  for (auto pause = std::chrono::milliseconds(1); !missing.empty();
+       pause = std::min(pause * 2, std::chrono::milliseconds(100))) {
     const bool ended = patience.ended;  // before looking: what was there when it ended counts
     const std::vector<std::string> names = io::list_directory(job.staging);
-    const auto there = [&](const std::string& name) { return std::binary_search(names.begin(), names.end(), name); };
+    const auto there = [&](const std::string& name) {
+      return std::binary_search(names.begin(), names.end(), name);
+    };
     std::vector<int> came;
     for (const int rank : missing)
       if (there(part_name(rank))) came.push_back(rank);
@@ -248,16 +256,19 @@ Manifest collect_parts(const SaveJob& job, Manifest mine, const Patience& patien
     if (missing.empty()) break;
     for (const int rank : missing)
       if (there(failure_name(rank)))
-        fail(ExitCode::save_failed, "rank {}: {}", rank, io::read_file(job.staging + "/" + failure_name(rank), 1 << 16));
+        fail(ExitCode::save_failed, "rank {}: {}", rank,
+             io::read_file(job.staging + "/" + failure_name(rank), 1 << 16));
     if (ended) fail(ExitCode::save_failed, "no part from rank {}", *missing.begin());
     if (now() - last > patience.seconds)
-      fail(ExitCode::save_failed, "rank{} {} did not write {} part within {} s", missing.size() > 1 ? "s" : "",
-           fmt::join(missing, ", "), missing.size() > 1 ? "their" : "its", patience.seconds.load());
+      fail(ExitCode::save_failed, "rank{} {} did not write {} part within {} s",
+           missing.size() > 1 ? "s" : "", fmt::join(missing, ", "), missing.size() > 1 ? "their" : "its",
+           patience.seconds.load());
     std::this_thread::sleep_for(pause);
   }
   put_in_order(mine);
   if (const auto problems = coverage_problems(mine); !problems.empty())
-    fail(ExitCode::internal, "what the ranks have written is not every tensor exactly once: {}", fmt::join(problems, "; "));
+    fail(ExitCode::internal, "what the ranks have written is not every tensor exactly once: {}",
+         fmt::join(problems, "; "));
   return mine;
 }
 
@@ -275,8 +286,8 @@ void finish_staging(const SaveJob& job, Manifest& manifest) {
   io::fsync_directory(job.staging);
 }
 
-/// One of the same step (damaged, or of a branch that was left) is swapped out in one move, so that there is no moment without
-/// either; only where the file system knows no swap, it goes first.
+/// One of the same step (damaged, or of a branch that was left) is swapped out in one move, so that there is
+/// no moment without either; only where the file system knows no swap, it goes first.
 void publish(const SaveJob& job, const std::string& final_path) {
   if (!io::exists(final_path) && !io::is_link(final_path)) {
     io::rename(job.staging, final_path);

@@ -57,12 +57,14 @@ std::string rank_text(const std::vector<int>& ranks, const std::vector<std::stri
   constexpr size_t kHosts = 4;
   std::vector<std::string> those;
   for (const int r : ranks)
-    if (const std::string& host = hosts[static_cast<size_t>(r)]; std::find(those.begin(), those.end(), host) == those.end())
+    if (const std::string& host = hosts[static_cast<size_t>(r)];
+        std::find(those.begin(), those.end(), host) == those.end())
       those.push_back(host);
   const size_t more = those.size() - std::min(those.size(), kHosts);
   const char* const plural = those.size() == 1 ? "" : "s";
   those.resize(those.size() - more);
-  std::string text = fmt::format("{} {} (host{} {}", ranks.size() == 1 ? "rank" : "ranks", rank_ranges(ranks), plural, fmt::join(those, ", "));
+  std::string text = fmt::format("{} {} (host{} {}", ranks.size() == 1 ? "rank" : "ranks", rank_ranges(ranks),
+                                 plural, fmt::join(those, ", "));
   if (more > 0) text += fmt::format(" and {} more", more);
   return text + ")";
 }

@@ -15,8 +15,8 @@ class SharedError : public Error {
 
 /// Collective. The text of root, on every rank.
 void broadcast_text(Communicator& ranks, std::string& text, int root);
-/// Collective. Empty where no rank has a problem; else that of the lowest rank that has one, on every rank, behind "rank 3: "
-/// where there are several ranks.
+/// Collective. Empty where no rank has a problem; else that of the lowest rank that has one, on every rank,
+/// behind "rank 3: " where there are several ranks.
 std::string first_problem(Communicator& ranks, const std::string& mine);
 /// Collective. The host of every rank.
 std::vector<std::string> host_names(Communicator& ranks);

@@ -71,7 +71,8 @@ void Communicator::all_to_all(void* received, const void* sent, int64_t bytes) {
   do_all_to_all_v(received, parts.data(), sent, parts.data());
 }
 
-void Communicator::all_to_all_v(void* received, const int64_t* received_bytes, const void* sent, const int64_t* sent_bytes) {
+void Communicator::all_to_all_v(void* received, const int64_t* received_bytes, const void* sent,
+                                const int64_t* sent_bytes) {
   int64_t total = 0;
   for (int r = 0; r < size(); ++r) {
     check_bytes("all_to_all_v", received_bytes[r]);
@@ -106,8 +107,8 @@ std::unique_ptr<Communicator> Communicator::split(int colour, int key) {
 }
 
 std::unique_ptr<Communicator> Communicator::axis(int stride, int size) {
-  SLUICE_CHECK(stride > 0 && size > 0 && this->size() % (stride * size) == 0, "axis: {} ranks, {} apart, of {}", size, stride,
-               this->size());
+  SLUICE_CHECK(stride > 0 && size > 0 && this->size() % (stride * size) == 0,
+               "axis: {} ranks, {} apart, of {}", size, stride, this->size());
   return do_axis(stride, size);
 }
 

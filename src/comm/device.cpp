@@ -10,7 +10,8 @@ decltype(::sluice::nccl_version) nccl_version;
 namespace sluice {
 
 #if defined(SLUICE_HAS_CUDA)
-std::unique_ptr<Communicator> make_device_communicator(Communicator& inner, Context& ctx, const DeviceRanksOptions& options) {
+std::unique_ptr<Communicator> make_device_communicator(Communicator& inner, Context& ctx,
+                                                       const DeviceRanksOptions& options) {
   SLUICE_CHECK(ctx.device == Device::cuda, "make_device_communicator: the context is the CPU's");
   return cuda::make_device_communicator(inner, ctx, options);
 }

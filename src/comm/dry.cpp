@@ -15,15 +15,22 @@ class Dry : public Communicator {
   void do_barrier() override { refuse("barrier"); }
   void do_broadcast(void*, int64_t, int) override { refuse("broadcast"); }
   void do_all_gather(void*, const void*, int64_t) override { refuse("all_gather"); }
-  void do_all_to_all_v(void*, const int64_t*, const void*, const int64_t*) override { refuse("all_to_all_v"); }
+  void do_all_to_all_v(void*, const int64_t*, const void*, const int64_t*) override {
+    refuse("all_to_all_v");
+  }
   void do_send(const void*, int64_t, int) override { refuse("send"); }
   void do_receive(void*, int64_t, int) override { refuse("receive"); }
-  std::unique_ptr<Communicator> do_split(int, int) override { refuse("split"); }  // what the others say is not known
-  std::unique_ptr<Communicator> do_axis(int stride, int size) override { return make_dry_communicator(rank_ / stride % size, size); }
+  std::unique_ptr<Communicator> do_split(int, int) override {
+    refuse("split");
+  }  // what the others say is not known
+  std::unique_ptr<Communicator> do_axis(int stride, int size) override {
+    return make_dry_communicator(rank_ / stride % size, size);
+  }
 
  private:
   [[noreturn]] void refuse(const char* operation) const {
-    fail(ExitCode::internal, "{}: rank {} of {} is only planned; a dry run moves nothing", operation, rank_, size_);
+    fail(ExitCode::internal, "{}: rank {} of {} is only planned; a dry run moves nothing", operation, rank_,
+         size_);
   }
 
   int rank_, size_;

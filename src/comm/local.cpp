@@ -19,9 +19,10 @@ class Local : public Communicator {
   void do_all_gather(void* all, const void* mine, int64_t bytes) override {
     if (all != mine && bytes > 0) std::memcpy(all, mine, static_cast<size_t>(bytes));
   }
-  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent, const int64_t* sent_bytes) override {
-    SLUICE_CHECK(*received_bytes == *sent_bytes, "all_to_all_v: sends {} bytes to itself, expects {}", *sent_bytes,
-                 *received_bytes);
+  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent,
+                       const int64_t* sent_bytes) override {
+    SLUICE_CHECK(*received_bytes == *sent_bytes, "all_to_all_v: sends {} bytes to itself, expects {}",
+                 *sent_bytes, *received_bytes);
     if (*sent_bytes > 0) std::memcpy(received, sent, static_cast<size_t>(*sent_bytes));
   }
   void do_send(const void*, int64_t, int) override {}

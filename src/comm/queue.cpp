@@ -33,7 +33,8 @@ class Queued : public Communicator {
   void do_all_gather(void* all, const void* mine, int64_t bytes) override {
     run([=, this] { inner_.all_gather(all, mine, bytes); });
   }
-  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent, const int64_t* sent_bytes) override {
+  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent,
+                       const int64_t* sent_bytes) override {
     run([=, this] { inner_.all_to_all_v(received, received_bytes, sent, sent_bytes); });
   }
   void do_send(const void* data, int64_t bytes, int to) override {
@@ -75,7 +76,8 @@ class Queued : public Communicator {
 }  // namespace
 
 CommQueue::CommQueue(Device device) : ctx_(64, device) {
-  start_thread(thread_, [this] { serve(); }, problem_);
+  start_thread(
+      thread_, [this] { serve(); }, problem_);
 }
 
 void CommQueue::finish() {
@@ -102,7 +104,8 @@ CommQueue::Ticket CommQueue::post(std::function<void()> work) {
   return ticket;
 }
 
-/// What the thread would do. Work that posts more has it done at once, which is the order that it was asked for in.
+/// What the thread would do. Work that posts more has it done at once, which is the order that it was asked
+/// for in.
 void CommQueue::serve_here(const std::function<void()>& work) {
   ++last_posted_;
   const bool outer = serving_;
@@ -121,7 +124,9 @@ void CommQueue::wait(Ticket ticket) {
   if (last_done_ < ticket && !failure_) {
     const auto start = std::chrono::steady_clock::now();
     changed_.wait(lock, [&] { return last_done_ >= ticket || failure_; });
-    waited_ns_ += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+    waited_ns_ +=
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start)
+            .count();
   }
   if (failure_) std::rethrow_exception(failure_);
 }
@@ -151,6 +156,8 @@ void CommQueue::serve() {
   }
 }
 
-std::unique_ptr<Communicator> CommQueue::queued(Communicator& inner, Context* ops) { return std::make_unique<Queued>(*this, inner, ops); }
+std::unique_ptr<Communicator> CommQueue::queued(Communicator& inner, Context* ops) {
+  return std::make_unique<Queued>(*this, inner, ops);
+}
 
 }  // namespace sluice

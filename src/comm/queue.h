@@ -15,25 +15,27 @@
 
 namespace sluice {
 
-/// Every rank posts the same operations in the same order, from one thread. Work given to the queue may use communicators;
-/// while it has any, nobody else does, but through queued(): MPI is entered by one thread at a time.
+/// Every rank posts the same operations in the same order, from one thread. Work given to the queue may use
+/// communicators; while it has any, nobody else does, but through queued(): MPI is entered by one thread at a
+/// time.
 class CommQueue {
  public:
   using Ticket = int64_t;
 
-  /// device: where the memory is that its work is about. Where the system makes no thread, the caller of post() does the work
-  /// itself: the same results, nothing beside the computation; problem() then says why.
+  /// device: where the memory is that its work is about. Where the system makes no thread, the caller of
+  /// post() does the work itself: the same results, nothing beside the computation; problem() then says why.
   explicit CommQueue(Device device = Device::cpu);
   const std::string& problem() const { return problem_; }
   ~CommQueue() { finish(); }
-  /// Does what was posted (an operation that failed ends the rest), and nothing more: for an owner whose memory the work is about.
+  /// Does what was posted (an operation that failed ends the rest), and nothing more: for an owner whose
+  /// memory the work is about.
   void finish();
   CommQueue(const CommQueue&) = delete;
   CommQueue& operator=(const CommQueue&) = delete;
 
   Ticket post(std::function<void()> work);
-  /// Returns when that work, and all before it, is done. Throws what it or an earlier one threw; after that nothing more is
-  /// done and every wait throws.
+  /// Returns when that work, and all before it, is done. Throws what it or an earlier one threw; after that
+  /// nothing more is done and every wait throws.
   void wait(Ticket ticket);
   void wait_all() { wait(last_posted_); }
   /// Now, in the queue's thread.
@@ -45,9 +47,11 @@ class CommQueue {
   int64_t waited_ns() const { return waited_ns_; }
 
   /// Whether this is the queue's own thread.
-  bool serving() const { return problem_.empty() ? std::this_thread::get_id() == thread_.get_id() : serving_; }
-  /// The same ranks, each operation done by the queue and waited for. inner and the queue outlive it. ops: what it has begun is
-  /// done before an operation begins (inner's memory is a GPU's).
+  bool serving() const {
+    return problem_.empty() ? std::this_thread::get_id() == thread_.get_id() : serving_;
+  }
+  /// The same ranks, each operation done by the queue and waited for. inner and the queue outlive it. ops:
+  /// what it has begun is done before an operation begins (inner's memory is a GPU's).
   std::unique_ptr<Communicator> queued(Communicator& inner, Context* ops = nullptr);
 
  private:

@@ -7,8 +7,9 @@
 
 namespace sluice {
 
-/// While it lives, a thread waits; after `seconds` (0: never) it prints "error: rank R: <what happened>; all ranks end" and ends the process
-/// with ExitCode::hang. The lowest rank that waits prints, so that the launcher ends the others before they do.
+/// While it lives, a thread waits; after `seconds` (0: never) it prints "error: rank R: <what happened>; all
+/// ranks end" and ends the process with ExitCode::hang. The lowest rank that waits prints, so that the
+/// launcher ends the others before they do.
 class StartLimit {
  public:
   StartLimit(int rank, double seconds, std::string what_happened);

@@ -25,7 +25,8 @@ struct Run {
 
 /// What the ranks of one communicator share. Every collective is: post pointers, meet, copy, meet.
 struct Group {
-  explicit Group(Run& r, int n) : run(r), size(n), posts(static_cast<size_t>(n)), mailboxes(static_cast<size_t>(n * n)) {}
+  explicit Group(Run& r, int n)
+      : run(r), size(n), posts(static_cast<size_t>(n)), mailboxes(static_cast<size_t>(n * n)) {}
 
   struct Post {
     const char* operation = nullptr;
@@ -80,15 +81,17 @@ class ThreadRank : public Communicator {
     }
     meet();
   }
-  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent, const int64_t* sent_bytes) override {
+  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent,
+                       const int64_t* sent_bytes) override {
     post({.operation = "all_to_all", .data = static_cast<const char*>(sent), .bytes = sent_bytes});
     meet();
     check_same("all_to_all", [](const Group::Post&) { return true; });
     char* to = static_cast<char*>(received);
     for (int r = 0; r < size(); ++r) {
       const Group::Post& from = group_->posts[static_cast<size_t>(r)];
-      SLUICE_CHECK(from.bytes[rank_] == received_bytes[r], "all_to_all: rank {} sends {} bytes to rank {}, which expects {}", r,
-                   from.bytes[rank_], rank_, received_bytes[r]);
+      SLUICE_CHECK(from.bytes[rank_] == received_bytes[r],
+                   "all_to_all: rank {} sends {} bytes to rank {}, which expects {}", r, from.bytes[rank_],
+                   rank_, received_bytes[r]);
       int64_t offset = 0;
       for (int i = 0; i < rank_; ++i) offset += from.bytes[i];
       move(to, from.data + offset, received_bytes[r]);
@@ -108,8 +111,8 @@ class ThreadRank : public Communicator {
     auto& mailbox = group_->mailboxes[static_cast<size_t>(from * size() + rank_)];
     wait(lock, [&] { return !mailbox.empty(); });
     Group::Message* message = mailbox.front();
-    SLUICE_CHECK(message->bytes == bytes, "receive: rank {} sends {} bytes to rank {}, which expects {}", from, message->bytes,
-                 rank_, bytes);
+    SLUICE_CHECK(message->bytes == bytes, "receive: rank {} sends {} bytes to rank {}, which expects {}",
+                 from, message->bytes, rank_, bytes);
     move(data, message->data, bytes);
     mailbox.pop_front();
     message->taken = true;
@@ -121,7 +124,8 @@ class ThreadRank : public Communicator {
     check_same("split", [](const Group::Post&) { return true; });
     std::vector<std::pair<int64_t, int>> members;
     for (int r = 0; r < size(); ++r)
-      if (const Group::Post& p = group_->posts[static_cast<size_t>(r)]; p.colour == colour) members.push_back({p.key, r});
+      if (const Group::Post& p = group_->posts[static_cast<size_t>(r)]; p.colour == colour)
+        members.push_back({p.key, r});
     std::sort(members.begin(), members.end());
     std::shared_ptr<Group> part;
     {
@@ -158,7 +162,8 @@ class ThreadRank : public Communicator {
     const auto over = [&] { return ready() || run.failed_rank >= 0; };
     if (run.options.timeout_seconds > 0) {
       if (!run.changed.wait_for(lock, std::chrono::duration<double>(run.options.timeout_seconds), over))
-        fail(ExitCode::hang, "rank {} waited {} s in {}", rank_, run.options.timeout_seconds, progress().operation.load());
+        fail(ExitCode::hang, "rank {} waited {} s in {}", rank_, run.options.timeout_seconds,
+             progress().operation.load());
     } else {
       run.changed.wait(lock, over);
     }
@@ -170,8 +175,8 @@ class ThreadRank : public Communicator {
   void check_same(const char* operation, Fits fits) const {
     for (int r = 0; r < size(); ++r) {
       const Group::Post& p = group_->posts[static_cast<size_t>(r)];
-      SLUICE_CHECK(std::strcmp(p.operation, operation) == 0, "rank {} is in {} where rank {} is in {}", r, p.operation, rank_,
-                   operation);
+      SLUICE_CHECK(std::strcmp(p.operation, operation) == 0, "rank {} is in {} where rank {} is in {}", r,
+                   p.operation, rank_, operation);
       SLUICE_CHECK(fits(p), "{}: ranks {} and {} disagree on sizes", operation, r, rank_);
     }
   }
@@ -180,8 +185,11 @@ class ThreadRank : public Communicator {
     if (bytes == 0) return;
     if (SlowLink* link = group_->run.options.link; link && link->seconds_per_byte > 0) {
       const auto start = std::chrono::steady_clock::now();
-      std::this_thread::sleep_for(std::chrono::duration<double>(link->seconds_per_byte * static_cast<double>(bytes)));
-      link->taken_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+      std::this_thread::sleep_for(
+          std::chrono::duration<double>(link->seconds_per_byte * static_cast<double>(bytes)));
+      link->taken_ns +=
+          std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start)
+              .count();
     }
     std::memmove(to, from, static_cast<size_t>(bytes));
   }
@@ -192,7 +200,8 @@ class ThreadRank : public Communicator {
 
 }  // namespace
 
-void run_thread_ranks(int size, const std::function<void(Communicator&)>& body, const ThreadRanksOptions& options) {
+void run_thread_ranks(int size, const std::function<void(Communicator&)>& body,
+                      const ThreadRanksOptions& options) {
   SLUICE_CHECK(size >= 1, "run_thread_ranks: {} ranks", size);
   Run run;
   run.options = options;

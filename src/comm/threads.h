@@ -19,8 +19,10 @@ struct ThreadRanksOptions {
   SlowLink* link = nullptr;
 };
 
-/// Runs body(communicator) on `size` threads and waits for all. The first exception of a rank releases the others, which
-/// throw Error(hang) naming it, and is thrown again here. abort() ends its rank alone, as an exception with its code.
-void run_thread_ranks(int size, const std::function<void(Communicator&)>& body, const ThreadRanksOptions& options = {});
+/// Runs body(communicator) on `size` threads and waits for all. The first exception of a rank releases the
+/// others, which throw Error(hang) naming it, and is thrown again here. abort() ends its rank alone, as an
+/// exception with its code.
+void run_thread_ranks(int size, const std::function<void(Communicator&)>& body,
+                      const ThreadRanksOptions& options = {});
 
 }  // namespace sluice

@@ -63,7 +63,8 @@ constexpr struct {
 ChangeClass class_of(std::string_view key) {
   // Data may move: what it holds is told by fingerprints, which checkpoints keep.
   constexpr std::string_view kPath = ".path";
-  if (key.substr(0, 5) == "data." && key.size() > kPath.size() && key.substr(key.size() - kPath.size()) == kPath)
+  if (key.substr(0, 5) == "data." && key.size() > kPath.size() &&
+      key.substr(key.size() - kPath.size()) == kPath)
     return ChangeClass::operational;
   for (const auto& c : kClasses)
     if (key.substr(0, c.prefix.size()) == c.prefix) return c.kind;
@@ -106,7 +107,8 @@ std::vector<ConfigChange> config_changes(const Config& before, const Config& aft
   // Lists differ in length at their ends only, so one pass over both keeps the order of the reference.
   size_t i = 0;
   for (const Leaf& leaf : b) {
-    const auto in_a = std::find_if(a.begin() + static_cast<int64_t>(i), a.end(), [&](const Leaf& l) { return l.key == leaf.key; });
+    const auto in_a = std::find_if(a.begin() + static_cast<int64_t>(i), a.end(),
+                                   [&](const Leaf& l) { return l.key == leaf.key; });
     if (in_a != a.end())
       for (; a.begin() + static_cast<int64_t>(i) != in_a; ++i) compare(a[i].key);
     if (in_a != a.end()) ++i;

@@ -1,7 +1,7 @@
 #pragma once
-// The configuration = the YAML, section by section. One member and one fields() line per key: name, storage, help; the
-// default is the member's initialiser. Reading, writing, printing, comparing and the reference are visitors (fields.h).
-// Immutable after load_config().
+// The configuration = the YAML, section by section. One member and one fields() line per key: name, storage,
+// help; the default is the member's initialiser. Reading, writing, printing, comparing and the reference are
+// visitors (fields.h). Immutable after load_config().
 #include <array>
 #include <optional>
 #include <string>
@@ -16,9 +16,9 @@ namespace sluice {
 template <class E>
 struct EnumNames;
 
-#define SLUICE_ENUM_NAMES(E, ...)                                              \
-  template <>                                                                  \
-  struct EnumNames<E> {                                                        \
+#define SLUICE_ENUM_NAMES(E, ...)                                                 \
+  template <>                                                                     \
+  struct EnumNames<E> {                                                           \
     static constexpr auto names = std::to_array<std::string_view>({__VA_ARGS__}); \
   }
 
@@ -93,7 +93,8 @@ struct RopeScalingConfig {
   void fields(V& f) {
     f("type", type, "context extension of a trained model");
     f("factor", factor, "YaRN: new length / original length");
-    f("original_max_position_embeddings", original_max_position_embeddings, "YaRN: length the model was trained at");
+    f("original_max_position_embeddings", original_max_position_embeddings,
+      "YaRN: length the model was trained at");
     f("beta_fast", beta_fast, "YaRN: rotations above which a dimension is left alone");
     f("beta_slow", beta_slow, "YaRN: rotations below which a dimension is interpolated fully");
   }
@@ -122,10 +123,12 @@ struct GateConfig {
   void fields(V& f) {
     f("position", position, "what is gated: G4 query, G3 key, G2 value, G1 sdpa_output, G5 dense_output");
     f("granularity", granularity, "one score per channel or per head");
-    f("heads", heads, "a score of its own per head, or scores averaged over heads (after or before the activation)");
+    f("heads", heads,
+      "a score of its own per head, or scores averaged over heads (after or before the activation)");
     f("combine", combine, "x * score or x + score");
     f("activation", activation, "ns_sigmoid is 0.5 + 0.5 sigmoid");
-    f("input", input, "hidden: the pre-normalised hidden state of the current token; none: a learned constant");
+    f("input", input,
+      "hidden: the pre-normalised hidden state of the current token; none: a learned constant");
   }
 };
 
@@ -141,13 +144,19 @@ struct HeadBalanceConfig {
 
   template <class V>
   void fields(V& f) {
-    f("coefficient", coefficient, "of the loss that evens out how much each head is open; 0: none (1e-4 from scratch, 1e-2 in fine-tuning)");
-    f("scope", scope, "tokens that a head's importance is the mean over; previous_step: the gradient sees the step before, of all ranks");
-    f("shared_heads", shared_heads, "heads of a layer that are most important and left out of the loss (equation 8)");
+    f("coefficient", coefficient,
+      "of the loss that evens out how much each head is open; 0: none (1e-4 from scratch, 1e-2 in "
+      "fine-tuning)");
+    f("scope", scope,
+      "tokens that a head's importance is the mean over; previous_step: the gradient sees the step before, "
+      "of all ranks");
+    f("shared_heads", shared_heads,
+      "heads of a layer that are most important and left out of the loss (equation 8)");
     f("shared_from", shared_from, "which those are: told once by the first samples, or by every scope anew");
     f("calibration_samples", calibration_samples, "");
     f("ddof", ddof, "of the deviation over heads: 1 divides by heads - 1, 0 by heads");
-    f("skip_first", skip_first, "softmax attention: a sequence's first token, which can only see itself, does not count");
+    f("skip_first", skip_first,
+      "softmax attention: a sequence's first token, which can only see itself, does not count");
   }
 };
 
@@ -161,9 +170,11 @@ struct SwitchHeadsConfig {
   template <class V>
   void fields(V& f) {
     f("num_experts", num_experts, "value projections of each key/value head; 0: one, without a router");
-    f("num_experts_per_tok", num_experts_per_tok, "those of largest sigmoid score, whose outputs are added, times their scores");
+    f("num_experts_per_tok", num_experts_per_tok,
+      "those of largest sigmoid score, whose outputs are added, times their scores");
     f("projections", projections, "what has experts: values, or keys too, with a router of their own");
-    f("expert_width", expert_width, "channels that an expert writes: expert e those from e * width on, modulo head_dim; 0: head_dim");
+    f("expert_width", expert_width,
+      "channels that an expert writes: expert e those from e * width on, modulo head_dim; 0: head_dim");
   }
 };
 
@@ -180,11 +191,13 @@ struct AttentionConfig {
   void fields(V& f) {
     f("kind", kind, "sink adds one learned logit per head to the softmax, without a value");
     f("gates", gates, "any number of gates; several positions at once are allowed");
-    f("output_norm", output_norm, "RMSNorm per head before o_proj; rmsnorm_shared shares its weight between heads");
+    f("output_norm", output_norm,
+      "RMSNorm per head before o_proj; rmsnorm_shared shares its weight between heads");
     f("output_activation", output_activation, "activation on the attention output before o_proj");
     f("switch_heads", switch_heads, "");
     f("head_balance", head_balance, "");
-    f("kernel", kernel, "on a GPU: auto takes the fastest of the house's own, cudnn is there to race against");
+    f("kernel", kernel,
+      "on a GPU: auto takes the fastest of the house's own, cudnn is there to race against");
   }
 };
 
@@ -195,7 +208,9 @@ struct LoadBalanceConfig {
   template <class V>
   void fields(V& f) {
     f("coefficient", coefficient, "of the load-balancing loss, which is 1 at perfect balance; 0: none");
-    f("scope", scope, "over which tokens experts' shares are counted: the optimizer step's so far, the micro-batch's, or all of the step before");
+    f("scope", scope,
+      "over which tokens experts' shares are counted: the optimizer step's so far, the micro-batch's, or all "
+      "of the step before");
   }
 };
 
@@ -214,15 +229,19 @@ struct MoeConfig {
   template <class V>
   void fields(V& f) {
     f("num_experts", num_experts, "0: every feed-forward network is dense");
-    f("num_experts_per_tok", num_experts_per_tok, "experts that a token goes to: those of largest probability, ties to the lower id");
+    f("num_experts_per_tok", num_experts_per_tok,
+      "experts that a token goes to: those of largest probability, ties to the lower id");
     f("moe_intermediate_size", moe_intermediate_size, "width of one expert");
     f("norm_topk_prob", norm_topk_prob, "the chosen experts' probabilities are divided by their sum");
-    f("shared_expert_intermediate_size", shared_expert_intermediate_size, "width of an expert that every token goes to; 0: none");
-    f("shared_expert_gate", shared_expert_gate, "a sigmoid of the hidden state scales the shared expert (Qwen3-Next)");
+    f("shared_expert_intermediate_size", shared_expert_intermediate_size,
+      "width of an expert that every token goes to; 0: none");
+    f("shared_expert_gate", shared_expert_gate,
+      "a sigmoid of the hidden state scales the shared expert (Qwen3-Next)");
     f("decoder_sparse_step", decoder_sparse_step, "layer i has experts where i + 1 is a multiple of this");
     f("mlp_only_layers", mlp_only_layers, "layers, counted from 0, that stay dense nevertheless");
     f("load_balance", load_balance, "");
-    f("router_z_loss_coefficient", router_z_loss_coefficient, "of the mean squared log-sum-exp of the router's logits (ST-MoE); 0: none");
+    f("router_z_loss_coefficient", router_z_loss_coefficient,
+      "of the mean squared log-sum-exp of the router's logits (ST-MoE); 0: none");
   }
 
   /// Whether layer `i` has experts.
@@ -269,26 +288,32 @@ struct ModelConfig {
     f("num_attention_heads", num_attention_heads, "");
     f("num_key_value_heads", num_key_value_heads, "divides num_attention_heads (grouped-query attention)");
     f("head_dim", head_dim, "even; independent of hidden_size / num_attention_heads");
-    f("intermediate_size", intermediate_size, "width of the SwiGLU feed-forward network of layers without experts");
+    f("intermediate_size", intermediate_size,
+      "width of the SwiGLU feed-forward network of layers without experts");
     f("tie_word_embeddings", tie_word_embeddings, "the head is the embedding");
     f("rms_norm_eps", rms_norm_eps, "");
     f("hidden_act", hidden_act, "silu: SwiGLU; relu2: down(relu(up x)^2), without a gate");
     f("norm_weights", norm_weights, "false: RMSNorm without weights, everywhere");
-    f("initializer", initializer, "fan_in: matrices by their shape, embedding 1, head and branches' outputs 0 (nanochat)");
+    f("initializer", initializer,
+      "fan_in: matrices by their shape, embedding 1, head and branches' outputs 0 (nanochat)");
     f("initializer_range", initializer_range, "standard deviation of every matrix at step 0, gates included");
-    f("scaled_residual_init", scaled_residual_init, "o_proj and down_proj start at initializer_range / sqrt(2 layers)");
+    f("scaled_residual_init", scaled_residual_init,
+      "o_proj and down_proj start at initializer_range / sqrt(2 layers)");
     f("qk_norm", qk_norm, "RMSNorm of queries and keys per head");
     f("qk_norm_order", qk_norm_order, "where it stands");
     f("embedding_norm", embedding_norm, "RMSNorm of the embedded tokens, before the first block");
     f("final_logit_softcapping", final_logit_softcapping, "c: logits become c tanh(logits / c)");
-    f("norm_placement", norm_placement, "sandwich also normalises each branch's output before the residual addition");
-    f("branch_clip", branch_clip, "clamp attention and feed-forward outputs to [-c, c] before the residual addition");
+    f("norm_placement", norm_placement,
+      "sandwich also normalises each branch's output before the residual addition");
+    f("branch_clip", branch_clip,
+      "clamp attention and feed-forward outputs to [-c, c] before the residual addition");
     f("max_position_embeddings", max_position_embeddings, "length of the rotary table; null: data.seq_len");
     f("rope", rope, "");
     f("attention", attention, "");
     f("moe", moe, "");
     f("match_parameters_of", match_parameters_of,
-      "a configuration whose parameter count this model matches by narrowing intermediate_size (with experts: theirs)");
+      "a configuration whose parameter count this model matches by narrowing intermediate_size (with "
+      "experts: theirs)");
     f("match_multiple", match_multiple, "the matched width becomes a multiple of this (rounded down)");
   }
 };
@@ -297,11 +322,13 @@ struct ModelConfig {
 struct LoraConfig {
   int64_t rank = 0;
   double alpha = 32.0;
-  std::vector<std::string> targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+  std::vector<std::string> targets = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                      "gate_proj", "up_proj", "down_proj"};
 
   template <class V>
   void fields(V& f) {
-    f("rank", rank, "of the adapters that are trained, everything else being fixed; 0: the model itself is trained");
+    f("rank", rank,
+      "of the adapters that are trained, everything else being fixed; 0: the model itself is trained");
     f("alpha", alpha, "their output is scaled by alpha / rank");
     f("targets", targets, "matrices that get one, by the last part of their name");
   }
@@ -346,7 +373,8 @@ struct DataConfig {
     f("train", train, "weighted blend of token files");
     f("validation", validation, "each is evaluated and reported under its name");
     f("document_mask", document_mask, "tokens see only their own document");
-    f("allow_overlap", allow_overlap, "accept a validation set that shares a file or its contents with the training data");
+    f("allow_overlap", allow_overlap,
+      "accept a validation set that shares a file or its contents with the training data");
   }
 };
 
@@ -372,22 +400,29 @@ struct TrainConfig {
   template <class V>
   void fields(V& f) {
     f("device", device, "auto takes a GPU where there is one and this build has CUDA");
-    f("threads", threads, "CPU threads; 0: the cores that this process may use, shared with the other ranks of its machine");
+    f("threads", threads,
+      "CPU threads; 0: the cores that this process may use, shared with the other ranks of its machine");
     f("micro_batch_size", micro_batch_size, "samples computed at once");
     f("global_batch_size", global_batch_size, "samples per optimizer step; a multiple of micro_batch_size");
     f("max_steps", max_steps, "optimizer steps; give this or max_tokens");
     f("max_tokens", max_tokens, "20B, 300M, 1e9: training tokens; steps are computed from it");
     f("seed", seed, "of the initial weights and the data order");
     f("deterministic", deterministic, "on a GPU: no sum whose order varies from run to run; false is faster");
-    f("precision", precision, "storage of weights and activations; bf16 keeps f32 master weights; f64 is for checks");
+    f("precision", precision,
+      "storage of weights and activations; bf16 keeps f32 master weights; f64 is for checks");
     f("recompute", recompute, "activations computed again in backward instead of kept");
     f("max_grad_norm", max_grad_norm, "clip the global gradient norm to this; 0: no clipping");
-    f("on_nonfinite", on_nonfinite, "a step whose loss or gradient norm is not finite: stop, or skip its update");
-    f("on_spike", on_spike, "a step whose loss or gradient norm is 6 deviations above the last 128: count, skip or stop");
-    f("divergence_factor", divergence_factor, "warn when the smoothed loss exceeds its lowest value by this factor; 0: never");
+    f("on_nonfinite", on_nonfinite,
+      "a step whose loss or gradient norm is not finite: stop, or skip its update");
+    f("on_spike", on_spike,
+      "a step whose loss or gradient norm is 6 deviations above the last 128: count, skip or stop");
+    f("divergence_factor", divergence_factor,
+      "warn when the smoothed loss exceeds its lowest value by this factor; 0: never");
     f("init_from", init_from, "checkpoint or Hugging Face folder to take the first weights from");
-    f("init_ignore", init_ignore, "keys that may differ from the configuration of init_from, e.g. [model.rope.theta, data.tokenizer]");
-    f("check_limits", check_limits, "refuse to start where the planned memory or disk space exceeds what this process may use");
+    f("init_ignore", init_ignore,
+      "keys that may differ from the configuration of init_from, e.g. [model.rope.theta, data.tokenizer]");
+    f("check_limits", check_limits,
+      "refuse to start where the planned memory or disk space exceeds what this process may use");
   }
 };
 
@@ -400,11 +435,13 @@ struct ParameterRule {
   void fields(V& f) {
     f("match", match, "the rule holds for parameters whose name contains this; later rules win");
     f("lr_multiplier", lr_multiplier, "");
-    f("weight_decay", weight_decay, "true or false; null: as the layer says (matrices yes, norms and sinks no)");
+    f("weight_decay", weight_decay,
+      "true or false; null: as the layer says (matrices yes, norms and sinks no)");
   }
 };
 
-/// Momentum, orthogonalised (Jordan et al. 2024): for the blocks' matrices; the rest, and embedding and head, go to AdamW.
+/// Momentum, orthogonalised (Jordan et al. 2024): for the blocks' matrices; the rest, and embedding and head,
+/// go to AdamW.
 struct MuonConfig {
   double lr = 0.02;
   double momentum = 0.95;
@@ -487,15 +524,24 @@ struct ParallelConfig {
     f("tensor", tensor, "ranks that share every layer; 1 in this version");
     f("context", context, "ranks that share a sequence; 1 in this version");
     f("expert", expert, "ranks that share the experts; divides num_experts and the number of ranks");
-    f("expert_capacity", expert_capacity, "rows that a rank takes in for its experts at once, times its own; more come in extra rounds");
+    f("expert_capacity", expert_capacity,
+      "rows that a rank takes in for its experts at once, times its own; more come in extra rounds");
     f("pipeline", pipeline, "ranks that share the layers; 1 in this version");
-    f("zero_stage", zero_stage, "what ranks share rather than repeat (ZeRO): 0 nothing, 1 moments, 2 gradients too, 3 weights too");
-    f("gradient_dtype", gradient_dtype, "how gradients travel between ranks; bf16: rounded up or down at random, summed in f32 all the same");
-    f("determinism", determinism, "same_layout: the same bits again on as many ranks; exact: on any number of them");
-    f("exact_sum", exact_sum, "of gradients, when exact: a tree over micro-batches (each rank takes a power of two), or 64-bit fixed point");
-    f("transport", transport, "between GPUs; auto: nccl where every rank has one of its own; host: through pinned memory and MPI");
-    f("timeout_seconds", timeout_seconds, "ranks without progress for so long end, and the one to blame is named; 0: never");
-    f("verify_every_steps", verify_every_steps, "compare a hash of the weights and moments that ranks hold replicas of this often; 0: never");
+    f("zero_stage", zero_stage,
+      "what ranks share rather than repeat (ZeRO): 0 nothing, 1 moments, 2 gradients too, 3 weights too");
+    f("gradient_dtype", gradient_dtype,
+      "how gradients travel between ranks; bf16: rounded up or down at random, summed in f32 all the same");
+    f("determinism", determinism,
+      "same_layout: the same bits again on as many ranks; exact: on any number of them");
+    f("exact_sum", exact_sum,
+      "of gradients, when exact: a tree over micro-batches (each rank takes a power of two), or 64-bit fixed "
+      "point");
+    f("transport", transport,
+      "between GPUs; auto: nccl where every rank has one of its own; host: through pinned memory and MPI");
+    f("timeout_seconds", timeout_seconds,
+      "ranks without progress for so long end, and the one to blame is named; 0: never");
+    f("verify_every_steps", verify_every_steps,
+      "compare a hash of the weights and moments that ranks hold replicas of this often; 0: never");
   }
 };
 
@@ -529,8 +575,11 @@ struct LogConfig {
   void fields(V& f) {
     f("every_steps", every_steps, "metrics.jsonl, TensorBoard and console lines");
     f("tensorboard", tensorboard, "write event files to RUN/tb");
-    f("trace_step", trace_step, "write RUN/trace.json of this step, op by op, for chrome://tracing or Perfetto; 0: none");
-    f("bits", bits, "RUN/bits.log: bits of every step's loss and gradient norm, and every so many steps a hash of weights and moments; 0: none");
+    f("trace_step", trace_step,
+      "write RUN/trace.json of this step, op by op, for chrome://tracing or Perfetto; 0: none");
+    f("bits", bits,
+      "RUN/bits.log: bits of every step's loss and gradient norm, and every so many steps a hash of weights "
+      "and moments; 0: none");
     f("console", console, "bar: one rewritten line; auto: bar in a terminal outside a launcher, else lines");
   }
 };

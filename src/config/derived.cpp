@@ -26,8 +26,9 @@ Device resolve_device(DeviceChoice choice) {
       if (!built_with_cuda())
         fail(ExitCode::usage, "train.device: cuda is not in this build, which is CPU-only; use auto or cpu");
       if (cuda_devices().empty())
-        fail(ExitCode::usage, "train.device: cuda, but no GPU is visible (no driver, no card, or an empty "
-                              "CUDA_VISIBLE_DEVICES); use auto or cpu");
+        fail(ExitCode::usage,
+             "train.device: cuda, but no GPU is visible (no driver, no card, or an empty "
+             "CUDA_VISIBLE_DEVICES); use auto or cpu");
       return Device::cuda;
   }
   fail(ExitCode::internal, "unknown device");

@@ -13,7 +13,8 @@ DType storage_dtype(Precision precision);
 inline int64_t tokens_per_step(const Config& config) {
   return config.train.global_batch_size * config.data.seq_len;
 }
-/// The first sample of a step's micro-batch, counted over all ranks: all there is to the position in the data.
+/// The first sample of a step's micro-batch, counted over all ranks: all there is to the position in the
+/// data.
 inline int64_t first_sample(const Config& config, int64_t step, int64_t micro_batch) {
   return step * config.train.global_batch_size + micro_batch * config.train.micro_batch_size;
 }

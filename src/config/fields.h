@@ -1,5 +1,6 @@
 #pragma once
-// Visitors over the configuration structs: what reads, writes, compares and documents every key without naming any.
+// Visitors over the configuration structs: what reads, writes, compares and documents every key without
+// naming any.
 #include <concepts>
 #include <optional>
 #include <string>
@@ -29,7 +30,9 @@ struct FieldProbe {
   void operator()(const char*, T&, const char*) {}
 };
 template <class T>
-concept Section = requires(T& t, FieldProbe& f) { t.fields(f); };
+concept Section = requires(T& t, FieldProbe& f) {
+  t.fields(f);
+};
 
 template <class T>
 struct is_list : std::false_type {};
@@ -56,10 +59,7 @@ std::string scalar_text(uint64_t value);
 std::string scalar_text(double value);
 std::string scalar_text(const std::string& value);
 template <class E>
-  requires std::is_enum_v<E>
-std::string scalar_text(E value) {
-  return std::string(enum_name(value));
-}
+requires std::is_enum_v<E> std::string scalar_text(E value) { return std::string(enum_name(value)); }
 template <class T>
 std::string scalar_text(const std::optional<T>& value) {
   return value ? scalar_text(*value) : "null";
@@ -67,8 +67,7 @@ std::string scalar_text(const std::optional<T>& value) {
 
 /// "[1, 2]".
 template <class T>
-  requires(List<T> && !SectionList<T>)
-std::string scalar_text(const T& list) {
+requires(List<T> && !SectionList<T>) std::string scalar_text(const T& list) {
   std::string text;
   for (const auto& element : list) text += (text.empty() ? "" : ", ") + scalar_text(element);
   return "[" + text + "]";
@@ -81,7 +80,8 @@ std::string type_text() {
     return type_text<typename T::value_type>() + " or null";
   } else if constexpr (std::is_enum_v<T>) {
     std::string words;
-    for (const std::string_view name : EnumNames<T>::names) words += (words.empty() ? "" : " | ") + std::string(name);
+    for (const std::string_view name : EnumNames<T>::names)
+      words += (words.empty() ? "" : " | ") + std::string(name);
     return words;
   } else if constexpr (std::same_as<T, bool>) {
     return "true or false";
@@ -98,12 +98,13 @@ std::string type_text() {
   }
 }
 
-/// Calls leaf(key, value, help) for every scalar, or list of scalars, of a configuration, in order; elements of lists of
-/// sections as `key[i].name`.
+/// Calls leaf(key, value, help) for every scalar, or list of scalars, of a configuration, in order; elements
+/// of lists of sections as `key[i].name`.
 template <class Leaf>
 class LeafWalker {
  public:
-  explicit LeafWalker(Leaf leaf, std::string prefix = "") : leaf_(std::move(leaf)), prefix_(std::move(prefix)) {}
+  explicit LeafWalker(Leaf leaf, std::string prefix = "")
+      : leaf_(std::move(leaf)), prefix_(std::move(prefix)) {}
 
   template <class T>
   void operator()(const char* name, T& member, const char* help) {

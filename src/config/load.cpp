@@ -43,25 +43,32 @@ class Loader {
     Node merged{Node::Kind::map, tree.place, "", false, {}, {}};
     for (const Node& base : take_extends(tree)) {
       if (resolved_) {
-        problems_.add(base.place, "extends: the configuration of a run or a checkpoint states every key itself, and extends no "
-                                  "other file");
+        problems_.add(
+            base.place,
+            "extends: the configuration of a run or a checkpoint states every key itself, and extends no "
+            "other file");
         continue;
       }
       if (base.kind != Node::Kind::scalar || base.text.empty()) {
-        problems_.add(base.place, fmt::format("extends must be a file name or a list of them, got {}", base.describe()));
+        problems_.add(base.place,
+                      fmt::format("extends must be a file name or a list of them, got {}", base.describe()));
         continue;
       }
-      const std::string name = (fs::path(sources_[static_cast<size_t>(index)].folder) / base.text).lexically_normal();
+      const std::string name =
+          (fs::path(sources_[static_cast<size_t>(index)].folder) / base.text).lexically_normal();
       if (!io::exists(name) || io::is_directory(name)) {
-        problems_.add(base.place, fmt::format("extends: there is no file {} (names are relative to the file that says so)",
-                                              yaml::printable(name, 200)));
+        problems_.add(
+            base.place,
+            fmt::format("extends: there is no file {} (names are relative to the file that says so)",
+                        yaml::printable(name, 200)));
       } else if (const fs::path other = fs::weakly_canonical(name);
                  std::find(chain_.begin(), chain_.end(), other) != chain_.end()) {
         problems_.add(base.place, fmt::format("extends: {} extends itself{}", name,
                                               chain_.back() == other ? "" : ", through the files between"));
       } else if (chain_.size() >= kMaxChain) {
-        problems_.add(base.place, fmt::format("extends: {} is the {}th file of a chain; at most {} may extend each other", name,
-                                              kMaxChain + 1, kMaxChain));
+        problems_.add(base.place,
+                      fmt::format("extends: {} is the {}th file of a chain; at most {} may extend each other",
+                                  name, kMaxChain + 1, kMaxChain));
       } else {
         yaml::merge(merged, load_file(name));
       }
@@ -105,7 +112,8 @@ class Loader {
     for_each_path(config, [&](std::string& value, const std::string& key) { resolve(value, key, reader); });
     if (config.name.empty()) config.name = fs::path(path).stem();
     if (find_invalid_utf8(config.name) != std::string::npos)
-      problems_.add({0, 0, 0}, fmt::format("the file's name, {}, is not UTF-8 and cannot name the run: give name: in the file, or rename it",
+      problems_.add({0, 0, 0}, fmt::format("the file's name, {}, is not UTF-8 and cannot name the run: give "
+                                           "name: in the file, or rename it",
                                            yaml::printable(config.name)));
     if (config.run_dir.empty()) config.run_dir = "runs/" + config.name;
 
@@ -122,13 +130,14 @@ class Loader {
   }
 
  private:
-  /// Gives problems of combinations a position, and keeps those silent that rest on a value that could not be read.
+  /// Gives problems of combinations a position, and keeps those silent that rest on a value that could not be
+  /// read.
   class Combinations : public ProblemSink {
    public:
     Combinations(Loader& loader, const Reader& reader) : loader_(loader), reader_(reader) {}
     void operator()(const std::vector<std::string>& keys, const std::string& message) override {
       for (const std::string& key : keys)
-        for (size_t end = key.find('.'); ; end = key.find('.', end + 1)) {
+        for (size_t end = key.find('.');; end = key.find('.', end + 1)) {
           if (reader_.bad().count(key.substr(0, end))) return;
           if (end == std::string::npos) break;
         }
@@ -164,7 +173,8 @@ class Loader {
     return out;
   }
 
-  /// A path relative to the file that states it becomes relative to the working folder, or absolute outside of it.
+  /// A path relative to the file that states it becomes relative to the working folder, or absolute outside
+  /// of it.
   void resolve(std::string& path, const std::string& key, const Reader& reader) const {
     const auto place = reader.places().find(key);
     if (path.empty() || place == reader.places().end()) return;
@@ -177,7 +187,8 @@ class Loader {
   bool resolved_;  // extends no file
   std::deque<yaml::Source> sources_;
   std::vector<fs::path> chain_;
-  std::map<fs::path, Node> merged_;  // files that were read, with what they extend: several ways may lead to one
+  std::map<fs::path, Node>
+      merged_;  // files that were read, with what they extend: several ways may lead to one
   yaml::Problems problems_;
 };
 
@@ -187,8 +198,9 @@ std::vector<std::string> joined(const std::vector<std::string>& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& text = arguments[i];
     const bool begins = text.starts_with('='), open = !out.empty() && out.back().ends_with('=') &&
-                                                     out.back().find('=') + 1 == out.back().size();
-    if (!out.empty() && ((begins && out.back().find('=') == std::string::npos) || (open && text.find('=') == std::string::npos)))
+                                                      out.back().find('=') + 1 == out.back().size();
+    if (!out.empty() && ((begins && out.back().find('=') == std::string::npos) ||
+                         (open && text.find('=') == std::string::npos)))
       out.back() += text;
     else
       out.push_back(text);
@@ -196,14 +208,19 @@ std::vector<std::string> joined(const std::vector<std::string>& arguments) {
   return out;
 }
 
-Config load(Loader loader, const std::string& path, const std::vector<std::string>& overrides, KeyPlaces* places) {
+Config load(Loader loader, const std::string& path, const std::vector<std::string>& overrides,
+            KeyPlaces* places) {
   std::error_code error;
   static_cast<void>(fs::current_path(error));
   if (error)
-    fail(ExitCode::no_input, "the working folder cannot be found ({}); was it removed? Change to one that exists", error.message());
+    fail(ExitCode::no_input,
+         "the working folder cannot be found ({}); was it removed? Change to one that exists",
+         error.message());
   if (io::is_directory(path) && io::exists(path + "/config.yaml"))
-    fail(ExitCode::usage, "{} is a run or a checkpoint, and a configuration is expected; the one it was trained with is {}/config.yaml", path,
-         path);
+    fail(ExitCode::usage,
+         "{} is a run or a checkpoint, and a configuration is expected; the one it was trained with is "
+         "{}/config.yaml",
+         path, path);
   Node root = loader.load_file(path);
   for (const std::string& text : joined(overrides)) loader.apply_override(root, text);
   return loader.finish(root, path, places);

@@ -1,5 +1,6 @@
 #pragma once
-// Reading a configuration: defaults < extends chain < file < key=value overrides; strict; every problem at once.
+// Reading a configuration: defaults < extends chain < file < key=value overrides; strict; every problem at
+// once.
 #include <map>
 #include <string>
 #include <vector>
@@ -8,29 +9,31 @@
 
 namespace sluice {
 
-/// Where keys are given, by key ("model.attention.gates[0].position"): "file:line:column" or "command line". A key that is not
-/// there has its default.
+/// Where keys are given, by key ("model.attention.gates[0].position"): "file:line:column" or "command line".
+/// A key that is not there has its default.
 using KeyPlaces = std::map<std::string, std::string>;
 
-/// Loads `path`, follows `extends`, applies `overrides` ("optimizer.lr=3e-4"), checks types and combinations, resolves
-/// relative paths (data, tokenizer, init_from, match_parameters_of) against the file that states them, fills name and
-/// run_dir. Throws Error(usage) whose message lists every problem with file:line:column, the known names and a
-/// suggestion. Does not touch data files. `places`, where given, is filled.
-Config load_config(const std::string& path, const std::vector<std::string>& overrides = {}, KeyPlaces* places = nullptr);
+/// Loads `path`, follows `extends`, applies `overrides` ("optimizer.lr=3e-4"), checks types and combinations,
+/// resolves relative paths (data, tokenizer, init_from, match_parameters_of) against the file that states
+/// them, fills name and run_dir. Throws Error(usage) whose message lists every problem with file:line:column,
+/// the known names and a suggestion. Does not touch data files. `places`, where given, is filled.
+Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
+                   KeyPlaces* places = nullptr);
 
-/// The same of a resolved configuration, as runs and checkpoints keep one, which may come from elsewhere: it states every
-/// key itself, so `extends`, which would have other files read and quoted, is refused.
+/// The same of a resolved configuration, as runs and checkpoints keep one, which may come from elsewhere: it
+/// states every key itself, so `extends`, which would have other files read and quoted, is refused.
 Config load_resolved_config(const std::string& path, const std::vector<std::string>& overrides = {});
 
-/// What training needs beyond a valid model: data.train, and one of max_steps and max_tokens; a schedule that fits into
-/// the run. Throws Error(usage) that lists every problem.
+/// What training needs beyond a valid model: data.train, and one of max_steps and max_tokens; a schedule that
+/// fits into the run. Throws Error(usage) that lists every problem.
 void validate_for_training(const Config& config);
 
 /// Optimizer steps of the run: max_steps, or max_tokens rounded up to whole steps; 0 when neither is given.
 int64_t training_steps(const Config& config);
 
-/// The resolved configuration as YAML, every key; load_config reads it back to an equal Config (from anywhere: paths
-/// of data, tokenizer and models are written absolute; in memory those below the working folder are relative to it).
+/// The resolved configuration as YAML, every key; load_config reads it back to an equal Config (from
+/// anywhere: paths of data, tokenizer and models are written absolute; in memory those below the working
+/// folder are relative to it).
 std::string to_yaml(const Config& config);
 
 /// to_yaml of the defaults with every key's help as a comment: configs/reference.yaml.
@@ -38,16 +41,16 @@ std::string reference_yaml();
 
 /// One key of the schema, as `sluice config explain` prints it.
 struct KeyInfo {
-  std::string key;   // "model.rope.theta"; elements of lists as "model.attention.gates[].position"
-  std::string type;  // "integer", "number", "pre | sandwich", "list", "section"
+  std::string key;    // "model.rope.theta"; elements of lists as "model.attention.gates[].position"
+  std::string type;   // "integer", "number", "pre | sandwich", "list", "section"
   std::string value;  // the default; empty for sections
   std::string help;
 };
 /// Every key, in the order of the reference.
 std::vector<KeyInfo> config_keys();
 
-/// Hash (XXH3-128, hex) of the keys that determine the result and differ from their defaults: all but name, run_dir, log,
-/// checkpoint, eval, threads. A key that a later version adds does not change it.
+/// Hash (XXH3-128, hex) of the keys that determine the result and differ from their defaults: all but name,
+/// run_dir, log, checkpoint, eval, threads. A key that a later version adds does not change it.
 std::string config_hash(const Config& config);
 
 /// How a key may change between a checkpoint and the run that resumes it (RELIABILITY 10).

@@ -16,15 +16,11 @@ namespace {
 /// Model keys that leave the function of given weights as it is. Whatever is not named here changes it.
 constexpr std::string_view kSameFunction[] = {
     // how weights start
-    "model.initializer",
-    "model.initializer_range",
-    "model.scaled_residual_init",
+    "model.initializer", "model.initializer_range", "model.scaled_residual_init",
     "model.match_parameters_of",  // its effect is a width, which is compared itself
     "model.match_multiple",
     // what is added to the loss in training
-    "model.attention.head_balance",
-    "model.moe.load_balance",
-    "model.moe.router_z_loss_coefficient",
+    "model.attention.head_balance", "model.moe.load_balance", "model.moe.router_z_loss_coefficient",
     // how it is computed
     "model.attention.kernel",
     "model.max_position_embeddings",  // how many rows of the rotary table are kept
@@ -40,7 +36,9 @@ std::string without_indices(std::string_view key) {
   return out;
 }
 
-int64_t layers_looked_at(const ModelConfig& m) { return std::clamp<int64_t>(m.num_hidden_layers, 0, 1 << 16); }
+int64_t layers_looked_at(const ModelConfig& m) {
+  return std::clamp<int64_t>(m.num_hidden_layers, 0, 1 << 16);
+}
 
 bool has_dense_layer(const ModelConfig& m) {
   for (int64_t i = 0; i < layers_looked_at(m); ++i)
@@ -48,7 +46,8 @@ bool has_dense_layer(const ModelConfig& m) {
   return false;
 }
 
-/// Gives `a` the values of `b` for keys that have no effect in one of the two: there the key above them says the difference.
+/// Gives `a` the values of `b` for keys that have no effect in one of the two: there the key above them says
+/// the difference.
 void align_idle_keys(ModelConfig& a, const ModelConfig& b) {
   RopeScalingConfig& scaling = a.rope.scaling;
   const auto none = RopeScalingType::none;
@@ -86,14 +85,18 @@ std::string compared_text(double value) {
   const auto narrow = static_cast<double>(static_cast<float>(value));
   return scalar_text(std::isfinite(narrow) && narrow != 0 ? narrow : value);
 }
-std::string compared_text(const std::optional<double>& value) { return value ? compared_text(*value) : "null"; }
+std::string compared_text(const std::optional<double>& value) {
+  return value ? compared_text(*value) : "null";
+}
 std::string compared_text(const auto& value) { return scalar_text(value); }
 
 std::vector<Leaf> leaves_of(ModelConfig model) {
   std::vector<Leaf> leaves;
-  LeafWalker walker([&](const std::string& key, auto& member, const char*) {
-    leaves.push_back({key, scalar_text(member), compared_text(member)});
-  }, "model");
+  LeafWalker walker(
+      [&](const std::string& key, auto& member, const char*) {
+        leaves.push_back({key, scalar_text(member), compared_text(member)});
+      },
+      "model");
   model.fields(walker);
   return leaves;
 }
@@ -120,7 +123,8 @@ bool names_key(std::string_view name, std::string_view key) {
   };
   if (name.empty()) return false;
   // A name with an index stands for that element alone.
-  const bool indexed = name.find_first_of("0123456789") != std::string_view::npos && name.find('[') != std::string_view::npos;
+  const bool indexed =
+      name.find_first_of("0123456789") != std::string_view::npos && name.find('[') != std::string_view::npos;
   return covers(name, key) || (!indexed && covers(without_indices(name), without_indices(key)));
 }
 
@@ -134,7 +138,8 @@ std::vector<FunctionDifference> function_differences(const ModelConfig& source, 
   align_idle_keys(first, second);
   std::vector<FunctionDifference> differences;
   if (first.attention.gates.size() != second.attention.gates.size()) {
-    differences.push_back({"model.attention.gates", gates_text(first.attention.gates), gates_text(second.attention.gates)});
+    differences.push_back(
+        {"model.attention.gates", gates_text(first.attention.gates), gates_text(second.attention.gates)});
     first.attention.gates.clear();
     second.attention.gates.clear();
   }
@@ -157,8 +162,8 @@ std::string init_ignore_problem(const std::string& name) {
     if (ending.empty() && info.key.ends_with("." + name)) ending = without_indices(info.key);
   }
   const std::string near = ending.empty() ? yaml::nearest(name, known) : ending;
-  return fmt::format("train.init_ignore: {} is neither a model key nor {}{}", yaml::printable(name), kIgnoreTokenizer,
-                     near.empty() ? "" : "; did you mean " + near + "?");
+  return fmt::format("train.init_ignore: {} is neither a model key nor {}{}", yaml::printable(name),
+                     kIgnoreTokenizer, near.empty() ? "" : "; did you mean " + near + "?");
 }
 
 }  // namespace sluice

@@ -1,5 +1,6 @@
 #pragma once
-// The keys that are paths, said once: resolved against the file that states them, compared and written absolute.
+// The keys that are paths, said once: resolved against the file that states them, compared and written
+// absolute.
 #include <spdlog/fmt/fmt.h>
 
 #include <filesystem>

@@ -41,9 +41,11 @@ void Reader::unknown_key(const yaml::Key& key) {
   static const std::vector<KeyInfo> keys = config_keys();
   for (const KeyInfo& k : keys) {
     const size_t dot = k.key.rfind('.');
-    if (k.key == path) hint = fmt::format("; write it as nested sections (dots work on the command line only)");
+    if (k.key == path)
+      hint = fmt::format("; write it as nested sections (dots work on the command line only)");
     // The least nested of that name is the likeliest to be meant.
-    if (dot != std::string::npos && k.key.substr(dot + 1) == key.text && (elsewhere.empty() || depth(k.key) < depth(elsewhere)))
+    if (dot != std::string::npos && k.key.substr(dot + 1) == key.text &&
+        (elsewhere.empty() || depth(k.key) < depth(elsewhere)))
       elsewhere = k.key;
   }
   if (hint.empty()) {
@@ -68,7 +70,8 @@ std::string Reader::wrong_word(const std::vector<std::string>& words, const yaml
                                const std::string& key) {
   if (key == "model.attention.kind" && node.text == "sparse")
     return "is sparse: not available in this version; use softmax or sink";
-  const std::string near = key == "train.device" && node.text == "gpu" ? "cuda" : yaml::nearest(node.text, words);
+  const std::string near =
+      key == "train.device" && node.text == "gpu" ? "cuda" : yaml::nearest(node.text, words);
   return fmt::format("must be one of {}; got {}{}", fmt::join(words, ", "), yaml::printable(node.text),
                      near.empty() ? "" : fmt::format("; did you mean {}?", near));
 }

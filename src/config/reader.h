@@ -62,8 +62,9 @@ class Reader {
   void read_section(T& out, const yaml::Node& node, const std::string& path, yaml::Place place) {
     if (node.kind == yaml::Node::Kind::null) return;
     if (node.kind != yaml::Node::Kind::map) {
-      report(path, place, fmt::format("{} must be a section (key: value lines), got {}",
-                                      path.empty() ? "the file" : path, node.describe()));
+      report(path, place,
+             fmt::format("{} must be a section (key: value lines), got {}", path.empty() ? "the file" : path,
+                         node.describe()));
       return;
     }
     const yaml::Node* outer_node = std::exchange(node_, &node);
@@ -98,7 +99,8 @@ class Reader {
   template <class T>
   void read_scalars(std::vector<T>& out, const yaml::Node& node, const std::string& key) {
     if (node.kind != yaml::Node::Kind::list) {
-      report(key, node.place, fmt::format("{} must be a {}, got {}", key, type_text<std::vector<T>>(), node.describe()));
+      report(key, node.place,
+             fmt::format("{} must be a {}, got {}", key, type_text<std::vector<T>>(), node.describe()));
       return;
     }
     out.clear();
@@ -141,7 +143,8 @@ class Reader {
   }
   void unknown_key(const yaml::Key& key);
   static std::string article(const std::string& type);
-  static std::string wrong_word(const std::vector<std::string>& words, const yaml::Node& node, const std::string& key);
+  static std::string wrong_word(const std::vector<std::string>& words, const yaml::Node& node,
+                                const std::string& key);
 
   yaml::Problems& problems_;
   const yaml::Node* node_ = nullptr;

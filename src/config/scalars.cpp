@@ -62,7 +62,8 @@ bool parse_decimal(std::string_view& text, Decimal& out, bool& overflow) {
     if (j < text.size() && (text[j] == '-' || text[j] == '+')) ++j;
     if (j == text.size() || !is_digit(text[j])) return false;
     int exponent = 0;
-    for (; j < text.size() && is_digit(text[j]); ++j) exponent = std::min(exponent * 10 + (text[j] - '0'), 100000);
+    for (; j < text.size() && is_digit(text[j]); ++j)
+      exponent = std::min(exponent * 10 + (text[j] - '0'), 100000);
     out.exponent += minus ? -exponent : exponent;
     i = j;
   }
@@ -78,13 +79,20 @@ std::string parse_whole(std::string_view text, __int128 low, __int128 high, __in
   bool overflow = false;
   if (!parse_decimal(rest, d, overflow)) return wrong;
   int64_t factor = 1;
-  if (rest == "k") d.exponent += 3;
-  else if (rest == "M") d.exponent += 6;
-  else if (rest == "B") d.exponent += 9;
-  else if (rest == "T") d.exponent += 12;
-  else if (rest == "Ki") factor = int64_t{1} << 10;
-  else if (rest == "Mi") factor = int64_t{1} << 20;
-  else if (!rest.empty()) return wrong + " (suffixes: k M B T, Ki Mi)";
+  if (rest == "k")
+    d.exponent += 3;
+  else if (rest == "M")
+    d.exponent += 6;
+  else if (rest == "B")
+    d.exponent += 9;
+  else if (rest == "T")
+    d.exponent += 12;
+  else if (rest == "Ki")
+    factor = int64_t{1} << 10;
+  else if (rest == "Mi")
+    factor = int64_t{1} << 20;
+  else if (!rest.empty())
+    return wrong + " (suffixes: k M B T, Ki Mi)";
   d.digits *= factor;
   for (; d.exponent < 0 && d.digits != 0; ++d.exponent) {
     if (d.digits % 10 != 0) return wrong;
@@ -95,8 +103,9 @@ std::string parse_whole(std::string_view text, __int128 low, __int128 high, __in
     overflow = d.digits > high * 10 || d.digits < -high * 10;
   }
   if (overflow || d.digits > high) return fmt::format("is too large: {}", yaml::printable(text));
-  if (d.digits < low) return low == 0 ? fmt::format("must not be negative, got {}", yaml::printable(text))
-                                      : fmt::format("is too small: {}", yaml::printable(text));
+  if (d.digits < low)
+    return low == 0 ? fmt::format("must not be negative, got {}", yaml::printable(text))
+                    : fmt::format("is too small: {}", yaml::printable(text));
   value = d.digits;
   return "";
 }
@@ -105,7 +114,8 @@ std::string parse_whole(std::string_view text, __int128 low, __int128 high, __in
 
 std::string parse_integer(std::string_view text, int64_t& value) {
   __int128 wide = 0;
-  std::string reason = parse_whole(text, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(), wide);
+  std::string reason =
+      parse_whole(text, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(), wide);
   if (reason.empty()) value = static_cast<int64_t>(wide);
   return reason;
 }
@@ -122,7 +132,8 @@ std::string parse_number(std::string_view text, double& value) {
   std::string_view rest = text;
   Decimal ignored;
   bool ignored_overflow = false;
-  // The shape is checked by hand (from_chars also takes inf and nan), the value taken from the correctly rounded parser.
+  // The shape is checked by hand (from_chars also takes inf and nan), the value taken from the correctly
+  // rounded parser.
   if (!parse_decimal(rest, ignored, ignored_overflow) || !rest.empty())
     return fmt::format("must be a number, got {}", yaml::printable(text));
   const char* begin = text.data() + (text[0] == '+');
@@ -136,7 +147,8 @@ std::string parse_boolean(std::string_view text, bool& value) {
   value = text == "true";
   if (value || text == "false") return "";
   std::string lower(text);
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
   for (const char* yes : {"true", "yes", "on", "y", "1"})
     if (lower == yes) return fmt::format("must be true or false, got {}; write true", yaml::printable(text));
   for (const char* no : {"false", "no", "off", "n", "0"})
@@ -162,12 +174,14 @@ std::string scalar_text(double value) {
 
 std::string scalar_text(const std::string& value) {
   const auto plain = [](char c) {
-    return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '/' || c == '.';
+    return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '/' ||
+           c == '.';
   };
   const bool inner = std::all_of(value.begin(), value.end(),
                                  [&](char c) { return plain(c) || c == '-' || c == '*' || c == '+'; });
   std::string lower = value;
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
   if (!value.empty() && inner && plain(value[0]) && lower != "null") return value;
   std::string quoted = "\"";
   for (const char c : value) {

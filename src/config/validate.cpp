@@ -50,14 +50,17 @@ class Checks {
 
 void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
   check.size("model.vocab_size", m.vocab_size, 0);
-  check.require(m.vocab_size == 0 || data.tokenizer.type != TokenizerType::byte || m.vocab_size >= 257,
-                {"model.vocab_size", "data.tokenizer.type"},
-                fmt::format("model.vocab_size is {}, but the byte tokenizer has 257 tokens; use 0 or at least 257",
-                            m.vocab_size));
+  check.require(
+      m.vocab_size == 0 || data.tokenizer.type != TokenizerType::byte || m.vocab_size >= 257,
+      {"model.vocab_size", "data.tokenizer.type"},
+      fmt::format("model.vocab_size is {}, but the byte tokenizer has 257 tokens; use 0 or at least 257",
+                  m.vocab_size));
   check.size("model.hidden_size", m.hidden_size);
   check.size("model.num_hidden_layers", m.num_hidden_layers);
-  check.require(m.num_hidden_layers <= kMaxLayers || m.num_hidden_layers > kMaxSize, {"model.num_hidden_layers"},
-                fmt::format("model.num_hidden_layers = {} is above the {} that this version is built for", m.num_hidden_layers, kMaxLayers));
+  check.require(m.num_hidden_layers <= kMaxLayers || m.num_hidden_layers > kMaxSize,
+                {"model.num_hidden_layers"},
+                fmt::format("model.num_hidden_layers = {} is above the {} that this version is built for",
+                            m.num_hidden_layers, kMaxLayers));
   check.size("model.num_attention_heads", m.num_attention_heads);
   check.size("model.num_key_value_heads", m.num_key_value_heads);
   check.size("model.head_dim", m.head_dim);
@@ -66,10 +69,11 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
     std::string fits;
     for (int64_t k = 1; k <= std::min<int64_t>(m.num_attention_heads, 64); ++k)
       if (m.num_attention_heads % k == 0) fits += fmt::format("{}{}", fits.empty() ? "" : ", ", k);
-    check.require(m.num_attention_heads % m.num_key_value_heads == 0,
-                  {"model.num_key_value_heads", "model.num_attention_heads"},
-                  fmt::format("model.num_key_value_heads = {} does not divide num_attention_heads = {}; possible: {}",
-                              m.num_key_value_heads, m.num_attention_heads, fits));
+    check.require(
+        m.num_attention_heads % m.num_key_value_heads == 0,
+        {"model.num_key_value_heads", "model.num_attention_heads"},
+        fmt::format("model.num_key_value_heads = {} does not divide num_attention_heads = {}; possible: {}",
+                    m.num_key_value_heads, m.num_attention_heads, fits));
   }
   check.require(m.head_dim <= 0 || m.head_dim % 2 == 0, {"model.head_dim"},
                 fmt::format("model.head_dim must be even (rotary pairs), got {}", m.head_dim));
@@ -77,20 +81,23 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
   check.positive("model.initializer_range", m.initializer_range);
   if (m.branch_clip) check.positive("model.branch_clip", *m.branch_clip);
   if (m.final_logit_softcapping) check.positive("model.final_logit_softcapping", *m.final_logit_softcapping);
-  check.require(m.qk_norm || m.qk_norm_order == QkNormOrder::before_rope, {"model.qk_norm_order", "model.qk_norm"},
+  check.require(m.qk_norm || m.qk_norm_order == QkNormOrder::before_rope,
+                {"model.qk_norm_order", "model.qk_norm"},
                 "model.qk_norm_order: after_rope has no effect while qk_norm is false");
   const bool fan_in = m.initializer == Initializer::fan_in;
-  check.require(!fan_in || !m.tie_word_embeddings, {"model.initializer", "model.tie_word_embeddings"},
-                "model.initializer: fan_in starts the embedding at 1 and the head at 0, which one matrix cannot; set "
-                "tie_word_embeddings: false");
+  check.require(
+      !fan_in || !m.tie_word_embeddings, {"model.initializer", "model.tie_word_embeddings"},
+      "model.initializer: fan_in starts the embedding at 1 and the head at 0, which one matrix cannot; set "
+      "tie_word_embeddings: false");
   check.require(!fan_in || !m.scaled_residual_init, {"model.scaled_residual_init", "model.initializer"},
-                "model.scaled_residual_init has no effect with initializer: fan_in, which starts o_proj and down_proj at 0");
+                "model.scaled_residual_init has no effect with initializer: fan_in, which starts o_proj and "
+                "down_proj at 0");
   if (m.max_position_embeddings) {
     check.size("model.max_position_embeddings", *m.max_position_embeddings);
     check.require(*m.max_position_embeddings <= 0 || data.seq_len <= *m.max_position_embeddings,
                   {"data.seq_len", "model.max_position_embeddings"},
-                  fmt::format("data.seq_len = {} is longer than model.max_position_embeddings = {}", data.seq_len,
-                              *m.max_position_embeddings));
+                  fmt::format("data.seq_len = {} is longer than model.max_position_embeddings = {}",
+                              data.seq_len, *m.max_position_embeddings));
   }
   check.size("model.match_multiple", m.match_multiple);
 
@@ -105,9 +112,10 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
                             scaling.factor));
   check.size("model.rope.scaling.original_max_position_embeddings", scaling.original_max_position_embeddings);
   check.positive("model.rope.scaling.beta_slow", scaling.beta_slow);
-  check.require(scaling.beta_fast > scaling.beta_slow, {"model.rope.scaling.beta_fast", "model.rope.scaling.beta_slow"},
-                fmt::format("model.rope.scaling.beta_fast = {} must be greater than beta_slow = {}", scaling.beta_fast,
-                            scaling.beta_slow));
+  check.require(scaling.beta_fast > scaling.beta_slow,
+                {"model.rope.scaling.beta_fast", "model.rope.scaling.beta_slow"},
+                fmt::format("model.rope.scaling.beta_fast = {} must be greater than beta_slow = {}",
+                            scaling.beta_fast, scaling.beta_slow));
 
   for (size_t i = 0; i < m.attention.gates.size(); ++i) {
     const GateConfig& gate = m.attention.gates[i];
@@ -123,7 +131,8 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
 void check_switch_heads(const ModelConfig& m, Checks& check) {
   const SwitchHeadsConfig& s = m.attention.switch_heads;
   const std::string keys = "model.attention.switch_heads";
-  const std::string experts = keys + ".num_experts", chosen = keys + ".num_experts_per_tok", width = keys + ".expert_width";
+  const std::string experts = keys + ".num_experts", chosen = keys + ".num_experts_per_tok",
+                    width = keys + ".expert_width";
   check.size(experts, s.num_experts, 0);
   check.size(chosen, s.num_experts_per_tok);
   check.size(width, s.expert_width, 0);
@@ -138,19 +147,23 @@ void check_switch_heads(const ModelConfig& m, Checks& check) {
     no_effect(keys + ".projections", s.projections != none.projections);
     return;
   }
-  check.require(s.num_experts <= kMaxExperts, {experts},
-                fmt::format("{} = {} is above the {} that routers are built for", experts, s.num_experts, kMaxExperts));
-  check.require(s.num_experts_per_tok <= s.num_experts, {chosen, experts},
-                fmt::format("{} = {} is more than num_experts = {}", chosen, s.num_experts_per_tok, s.num_experts));
+  check.require(
+      s.num_experts <= kMaxExperts, {experts},
+      fmt::format("{} = {} is above the {} that routers are built for", experts, s.num_experts, kMaxExperts));
+  check.require(
+      s.num_experts_per_tok <= s.num_experts, {chosen, experts},
+      fmt::format("{} = {} is more than num_experts = {}", chosen, s.num_experts_per_tok, s.num_experts));
   check.require(s.num_experts_per_tok <= kMaxExpertsPerToken, {chosen},
-                fmt::format("{} = {} is above the {} that routers are built for", chosen, s.num_experts_per_tok,
-                            kMaxExpertsPerToken));
+                fmt::format("{} = {} is above the {} that routers are built for", chosen,
+                            s.num_experts_per_tok, kMaxExpertsPerToken));
   if (s.expert_width == 0) return;
-  check.require(m.head_dim % s.expert_width == 0, {width, "model.head_dim"},
-                fmt::format("{} = {} does not divide model.head_dim = {}", width, s.expert_width, m.head_dim));
-  check.require(s.num_experts * s.expert_width >= m.head_dim, {width, experts},
-                fmt::format("{} = {}: {} experts never write the last {} of a head's {} channels", width, s.expert_width,
-                            s.num_experts, m.head_dim - s.num_experts * s.expert_width, m.head_dim));
+  check.require(
+      m.head_dim % s.expert_width == 0, {width, "model.head_dim"},
+      fmt::format("{} = {} does not divide model.head_dim = {}", width, s.expert_width, m.head_dim));
+  check.require(
+      s.num_experts * s.expert_width >= m.head_dim, {width, experts},
+      fmt::format("{} = {}: {} experts never write the last {} of a head's {} channels", width,
+                  s.expert_width, s.num_experts, m.head_dim - s.num_experts * s.expert_width, m.head_dim));
 }
 
 void check_moe(const ModelConfig& m, Checks& check) {
@@ -162,17 +175,20 @@ void check_moe(const ModelConfig& m, Checks& check) {
   check.size("model.moe.decoder_sparse_step", e.decoder_sparse_step);
   check.not_negative("model.moe.load_balance.coefficient", e.load_balance.coefficient);
   check.not_negative("model.moe.router_z_loss_coefficient", e.router_z_loss_coefficient);
-  check.require(e.num_experts != 1, {"model.moe.num_experts"},
-                "model.moe.num_experts = 1 is a dense network; use 0 and intermediate_size, or at least 2 experts");
+  check.require(
+      e.num_experts != 1, {"model.moe.num_experts"},
+      "model.moe.num_experts = 1 is a dense network; use 0 and intermediate_size, or at least 2 experts");
   if (e.num_experts <= 1 || e.decoder_sparse_step <= 0) return;
-  check.require(m.hidden_act == HiddenAct::silu, {"model.hidden_act", "model.moe.num_experts"},
-                "model.hidden_act: relu2 is for dense networks; experts are SwiGLU in this version: use silu");
+  check.require(
+      m.hidden_act == HiddenAct::silu, {"model.hidden_act", "model.moe.num_experts"},
+      "model.hidden_act: relu2 is for dense networks; experts are SwiGLU in this version: use silu");
   check.require(e.num_experts <= kMaxExperts, {"model.moe.num_experts"},
-                fmt::format("model.moe.num_experts = {} is above the {} that routers are built for", e.num_experts,
-                            kMaxExperts));
-  check.require(e.num_experts_per_tok <= e.num_experts, {"model.moe.num_experts_per_tok", "model.moe.num_experts"},
-                fmt::format("model.moe.num_experts_per_tok = {} is more than num_experts = {}", e.num_experts_per_tok,
-                            e.num_experts));
+                fmt::format("model.moe.num_experts = {} is above the {} that routers are built for",
+                            e.num_experts, kMaxExperts));
+  check.require(e.num_experts_per_tok <= e.num_experts,
+                {"model.moe.num_experts_per_tok", "model.moe.num_experts"},
+                fmt::format("model.moe.num_experts_per_tok = {} is more than num_experts = {}",
+                            e.num_experts_per_tok, e.num_experts));
   check.require(e.num_experts_per_tok <= kMaxExpertsPerToken, {"model.moe.num_experts_per_tok"},
                 fmt::format("model.moe.num_experts_per_tok = {} is above the {} that routers are built for",
                             e.num_experts_per_tok, kMaxExpertsPerToken));
@@ -183,16 +199,20 @@ void check_moe(const ModelConfig& m, Checks& check) {
   for (int64_t layer = 0; layer < std::min<int64_t>(m.num_hidden_layers, 1 << 16); ++layer)
     with_experts += e.in_layer(layer);
   for (const int64_t layer : e.mlp_only_layers)
-    check.require(layer >= 0 && layer < m.num_hidden_layers, {"model.moe.mlp_only_layers", "model.num_hidden_layers"},
+    check.require(layer >= 0 && layer < m.num_hidden_layers,
+                  {"model.moe.mlp_only_layers", "model.num_hidden_layers"},
                   fmt::format("model.moe.mlp_only_layers names layer {}, but layers are 0 to {}", layer,
                               m.num_hidden_layers - 1));
-  check.require(with_experts > 0 || m.num_hidden_layers <= 0, {"model.moe.num_experts"},
-                fmt::format("model.moe.num_experts = {}, but decoder_sparse_step and mlp_only_layers leave no layer with "
-                            "experts; set num_experts: 0 for a dense model",
-                            e.num_experts));
+  check.require(
+      with_experts > 0 || m.num_hidden_layers <= 0, {"model.moe.num_experts"},
+      fmt::format(
+          "model.moe.num_experts = {}, but decoder_sparse_step and mlp_only_layers leave no layer with "
+          "experts; set num_experts: 0 for a dense model",
+          e.num_experts));
 }
 
-/// What says how open a head is must be in [0, 1] and a head's own: the first gate at sdpa_output, if there is one.
+/// What says how open a head is must be in [0, 1] and a head's own: the first gate at sdpa_output, if there
+/// is one.
 void check_head_balance(const Config& c, Checks& check) {
   const ModelConfig& m = c.model;
   const HeadBalanceConfig& b = m.attention.head_balance;
@@ -200,20 +220,23 @@ void check_head_balance(const Config& c, Checks& check) {
   check.not_negative(at + "coefficient", b.coefficient);
   check.count(at + "shared_heads", b.shared_heads);
   check.size(at + "calibration_samples", b.calibration_samples);
-  check.require(b.ddof == 0 || b.ddof == 1, {at + "ddof"}, fmt::format("{}ddof must be 0 or 1, got {}", at, b.ddof));
+  check.require(b.ddof == 0 || b.ddof == 1, {at + "ddof"},
+                fmt::format("{}ddof must be 0 or 1, got {}", at, b.ddof));
   if (!(b.coefficient > 0)) return;
   check.require(m.num_attention_heads <= 0 || m.num_attention_heads - b.shared_heads >= 2,
                 {at + "shared_heads", "model.num_attention_heads"},
-                fmt::format("{}shared_heads = {} leaves fewer than 2 of {} heads to balance", at, b.shared_heads,
-                            m.num_attention_heads));
-  check.require(m.num_attention_heads <= 1024, {"model.num_attention_heads"},
-                fmt::format("model.num_attention_heads = {} is above the 1024 that {}coefficient is built for",
-                            m.num_attention_heads, at));
-  check.require(c.parallel.determinism != Determinism::exact || b.scope == HeadBalanceScope::micro_batch ||
-                    b.scope == HeadBalanceScope::previous_step,
-                {at + "scope", "parallel.determinism"},
-                at + "scope sees what is computed at the same time or before, which depends on who computes what; with "
-                     "parallel.determinism: exact use micro_batch or previous_step");
+                fmt::format("{}shared_heads = {} leaves fewer than 2 of {} heads to balance", at,
+                            b.shared_heads, m.num_attention_heads));
+  check.require(
+      m.num_attention_heads <= 1024, {"model.num_attention_heads"},
+      fmt::format("model.num_attention_heads = {} is above the 1024 that {}coefficient is built for",
+                  m.num_attention_heads, at));
+  check.require(
+      c.parallel.determinism != Determinism::exact || b.scope == HeadBalanceScope::micro_batch ||
+          b.scope == HeadBalanceScope::previous_step,
+      {at + "scope", "parallel.determinism"},
+      at + "scope sees what is computed at the same time or before, which depends on who computes what; with "
+           "parallel.determinism: exact use micro_batch or previous_step");
   for (size_t i = 0; i < m.attention.gates.size(); ++i) {
     const GateConfig& gate = m.attention.gates[i];
     if (gate.position != GatePosition::sdpa_output) continue;
@@ -232,17 +255,20 @@ void check_head_balance(const Config& c, Checks& check) {
 
 /// Experts lie on ranks in equal parts.
 void check_gradient_dtype(const Config& c, Checks& check) {
-  check.require(c.parallel.gradient_dtype == GradientDtype::f32 || c.train.precision != Precision::f64, {"parallel.gradient_dtype", "train.precision"},
+  check.require(c.parallel.gradient_dtype == GradientDtype::f32 || c.train.precision != Precision::f64,
+                {"parallel.gradient_dtype", "train.precision"},
                 "parallel.gradient_dtype: bf16 is for gradients in f32; with precision f64 use f32");
 }
 
 void check_expert_ranks(const Config& c, Checks& check) {
   const int64_t ranks = c.parallel.expert, experts = c.model.moe.num_experts;
   if (ranks <= 1) return;
-  check.require(experts > 0, {"parallel.expert", "model.moe.num_experts"},
-                fmt::format("parallel.expert = {} shares experts, and model.moe.num_experts is 0; use 1", ranks));
-  check.require(experts % ranks == 0, {"parallel.expert", "model.moe.num_experts"},
-                fmt::format("parallel.expert = {} does not divide model.moe.num_experts = {}", ranks, experts));
+  check.require(
+      experts > 0, {"parallel.expert", "model.moe.num_experts"},
+      fmt::format("parallel.expert = {} shares experts, and model.moe.num_experts is 0; use 1", ranks));
+  check.require(
+      experts % ranks == 0, {"parallel.expert", "model.moe.num_experts"},
+      fmt::format("parallel.expert = {} does not divide model.moe.num_experts = {}", ranks, experts));
 }
 
 void check_sources(const std::vector<DataSource>& sources, const std::string& list, Checks& check) {
@@ -275,28 +301,32 @@ void check_data(const DataConfig& d, Checks& check) {
 void check_train(const TrainConfig& t, Checks& check) {
   check.require(t.device != DeviceChoice::cuda || built_with_cuda(), {"train.device"},
                 "train.device: cuda is not in this build, which is CPU-only; use auto or cpu");
-  check.require(t.device != DeviceChoice::cuda || t.precision != Precision::f64, {"train.precision", "train.device"},
+  check.require(t.device != DeviceChoice::cuda || t.precision != Precision::f64,
+                {"train.precision", "train.device"},
                 "train.precision: f64 is computed on the CPU only; use f32 or bf16 with device cuda");
   check.size("train.threads", t.threads, 0);
   check.size("train.micro_batch_size", t.micro_batch_size);
   check.size("train.global_batch_size", t.global_batch_size);
-  if (t.micro_batch_size > 0 && t.global_batch_size > 0 && t.micro_batch_size <= kMaxSize && t.global_batch_size <= kMaxSize) {
+  if (t.micro_batch_size > 0 && t.global_batch_size > 0 && t.micro_batch_size <= kMaxSize &&
+      t.global_batch_size <= kMaxSize) {
     const int64_t below = t.global_batch_size / t.micro_batch_size * t.micro_batch_size;
     const int64_t above = below + t.micro_batch_size;
-    check.require(t.global_batch_size % t.micro_batch_size == 0,
-                  {"train.global_batch_size", "train.micro_batch_size"},
-                  fmt::format("train.global_batch_size = {} is not a multiple of micro_batch_size = {}; nearest: {}",
-                              t.global_batch_size, t.micro_batch_size,
-                              below > 0 ? fmt::format("{} or {}", below, above) : std::to_string(above)));
+    check.require(
+        t.global_batch_size % t.micro_batch_size == 0, {"train.global_batch_size", "train.micro_batch_size"},
+        fmt::format("train.global_batch_size = {} is not a multiple of micro_batch_size = {}; nearest: {}",
+                    t.global_batch_size, t.micro_batch_size,
+                    below > 0 ? fmt::format("{} or {}", below, above) : std::to_string(above)));
   }
   check.count("train.max_steps", t.max_steps);
   check.count("train.max_tokens", t.max_tokens);
   check.not_negative("train.max_grad_norm", t.max_grad_norm);
-  check.require(t.divergence_factor == 0 || (t.divergence_factor > 1 && std::isfinite(t.divergence_factor)),
-                {"train.divergence_factor"},
-                fmt::format("train.divergence_factor must be 0 or greater than 1, got {}", t.divergence_factor));
+  check.require(
+      t.divergence_factor == 0 || (t.divergence_factor > 1 && std::isfinite(t.divergence_factor)),
+      {"train.divergence_factor"},
+      fmt::format("train.divergence_factor must be 0 or greater than 1, got {}", t.divergence_factor));
   for (const std::string& name : t.init_ignore)
-    if (const std::string problem = init_ignore_problem(name); !problem.empty()) check.require(false, {"train.init_ignore"}, problem);
+    if (const std::string problem = init_ignore_problem(name); !problem.empty())
+      check.require(false, {"train.init_ignore"}, problem);
   check.require(t.on_nonfinite != BadStepPolicy::count, {"train.on_nonfinite"},
                 "train.on_nonfinite: count would apply an update that is not finite; use skip or stop");
 }
@@ -317,14 +347,16 @@ void check_optimizer(const OptimizerConfig& o, Checks& check) {
   const MuonConfig& muon = o.muon;
   check.positive("optimizer.muon.lr", muon.lr);
   for (const auto& [key, value] : std::initializer_list<std::pair<const char*, double>>{
-           {"optimizer.muon.momentum", muon.momentum}, {"optimizer.muon.initial_momentum", muon.initial_momentum}})
+           {"optimizer.muon.momentum", muon.momentum},
+           {"optimizer.muon.initial_momentum", muon.initial_momentum}})
     check.require(value >= 0 && value < 1, {key}, fmt::format("{} must be in [0, 1), got {}", key, value));
   check.count("optimizer.muon.momentum_warmup_steps", muon.momentum_warmup_steps);
   check.size("optimizer.muon.newton_schulz_steps", muon.newton_schulz_steps);
   check.not_negative("optimizer.muon.weight_decay", muon.weight_decay);
   for (size_t i = 0; i < o.rules.size(); ++i) {
     const std::string key = fmt::format("optimizer.rules[{}]", i);
-    check.require(!o.rules[i].match.empty(), {key + ".match", key}, key + " needs match, a part of a parameter's name");
+    check.require(!o.rules[i].match.empty(), {key + ".match", key},
+                  key + " needs match, a part of a parameter's name");
     check.not_negative(key + ".lr_multiplier", o.rules[i].lr_multiplier);
   }
 }
@@ -336,16 +368,20 @@ void check_schedule(const Config& c, Checks& check) {
   const int64_t samples = c.train.global_batch_size, seq_len = c.data.seq_len;
   int64_t tokens = 0;
   if (c.train.max_steps > 0 && samples > 0 && seq_len > 0 && samples <= kMaxSize && seq_len <= kMaxSize)
-    check.require(!__builtin_mul_overflow(samples * seq_len, steps, &tokens), {"train.max_steps", "train.max_tokens"},
-                  fmt::format("{} steps of {} tokens are more tokens than can be counted (9.2e18)", steps, samples * seq_len));
+    check.require(!__builtin_mul_overflow(samples * seq_len, steps, &tokens),
+                  {"train.max_steps", "train.max_tokens"},
+                  fmt::format("{} steps of {} tokens are more tokens than can be counted (9.2e18)", steps,
+                              samples * seq_len));
   const OptimizerConfig& o = c.optimizer;
   const std::string length = c.train.max_steps > 0 ? "train.max_steps" : "train.max_tokens";
-  check.require(o.warmup_steps <= steps, {"optimizer.warmup_steps", length},
-                fmt::format("optimizer.warmup_steps = {} is longer than the run of {} steps", o.warmup_steps, steps));
-  check.require(o.schedule != Schedule::wsd || o.warmup_steps > steps || o.decay_steps <= steps - o.warmup_steps,
-                {"optimizer.decay_steps", "optimizer.warmup_steps", length},
-                fmt::format("optimizer.decay_steps = {} and warmup_steps = {} do not fit into the run of {} steps",
-                            o.decay_steps, o.warmup_steps, steps));
+  check.require(
+      o.warmup_steps <= steps, {"optimizer.warmup_steps", length},
+      fmt::format("optimizer.warmup_steps = {} is longer than the run of {} steps", o.warmup_steps, steps));
+  check.require(
+      o.schedule != Schedule::wsd || o.warmup_steps > steps || o.decay_steps <= steps - o.warmup_steps,
+      {"optimizer.decay_steps", "optimizer.warmup_steps", length},
+      fmt::format("optimizer.decay_steps = {} and warmup_steps = {} do not fit into the run of {} steps",
+                  o.decay_steps, o.warmup_steps, steps));
 }
 
 void check_lora(const Config& c, Checks& check) {
@@ -353,29 +389,34 @@ void check_lora(const Config& c, Checks& check) {
   if (c.lora.rank <= 0) return;
   check.positive("lora.alpha", c.lora.alpha);
   check.require(!c.train.init_from.empty(), {"lora.rank", "train.init_from"},
-                fmt::format("lora.rank = {} trains adapters of a model that is there; give train.init_from", c.lora.rank));
-  check.require(!c.lora.targets.empty(), {"lora.targets", "lora.rank"}, "lora.targets must name at least one matrix");
+                fmt::format("lora.rank = {} trains adapters of a model that is there; give train.init_from",
+                            c.lora.rank));
+  check.require(!c.lora.targets.empty(), {"lora.targets", "lora.rank"},
+                "lora.targets must name at least one matrix");
   check.require(c.optimizer.type == OptimizerType::adamw, {"optimizer.type", "lora.rank"},
                 "optimizer.type: muon is for whole matrices; adapters (lora.rank) are trained with adamw");
   std::set<std::string> names;
   for (const std::string& target : c.lora.targets)
-    check.require(!target.empty() && names.insert(target).second, {"lora.targets"},
-                  target.empty() ? "lora.targets: an empty name" : fmt::format("lora.targets names {} twice", target));
+    check.require(
+        !target.empty() && names.insert(target).second, {"lora.targets"},
+        target.empty() ? "lora.targets: an empty name" : fmt::format("lora.targets names {} twice", target));
 }
 
 void check_parallel(const ParallelConfig& p, Checks& check) {
-  for (const auto& [key, ranks] : std::initializer_list<std::pair<const char*, int64_t>>{{"parallel.tensor", p.tensor},
-                                                                                        {"parallel.context", p.context},
-                                                                                        {"parallel.pipeline", p.pipeline}})
+  for (const auto& [key, ranks] : std::initializer_list<std::pair<const char*, int64_t>>{
+           {"parallel.tensor", p.tensor}, {"parallel.context", p.context}, {"parallel.pipeline", p.pipeline}})
     check.require(ranks == 1, {key},
                   ranks < 1 ? fmt::format("{} must be at least 1, got {}", key, ranks)
                             : fmt::format("{} = {} is not available in this version; use 1", key, ranks));
   check.size("parallel.expert", p.expert);
-  check.require(p.expert_capacity > 0 && p.expert_capacity <= static_cast<double>(kMaxSize), {"parallel.expert_capacity"},
-                fmt::format("parallel.expert_capacity must be greater than 0 and finite, got {}", p.expert_capacity));
+  check.require(
+      p.expert_capacity > 0 && p.expert_capacity <= static_cast<double>(kMaxSize),
+      {"parallel.expert_capacity"},
+      fmt::format("parallel.expert_capacity must be greater than 0 and finite, got {}", p.expert_capacity));
   check.not_negative("parallel.timeout_seconds", p.timeout_seconds);
   check.count("parallel.verify_every_steps", p.verify_every_steps);
-  check.require(p.gradient_dtype == GradientDtype::f32 || p.determinism == Determinism::same_layout, {"parallel.gradient_dtype", "parallel.determinism"},
+  check.require(p.gradient_dtype == GradientDtype::f32 || p.determinism == Determinism::same_layout,
+                {"parallel.gradient_dtype", "parallel.determinism"},
                 "parallel.gradient_dtype: bf16 rounds by who sends what; with determinism exact use f32");
   check.require(p.zero_stage >= 0 && p.zero_stage <= 3, {"parallel.zero_stage"},
                 fmt::format("parallel.zero_stage must be 0, 1, 2 or 3, got {}", p.zero_stage));
@@ -383,9 +424,12 @@ void check_parallel(const ParallelConfig& p, Checks& check) {
 
 /// Muon needs a matrix whole.
 void check_muon_ranks(const Config& c, Checks& check) {
-  check.require(c.optimizer.type != OptimizerType::muon || c.parallel.zero_stage == 0, {"optimizer.type", "parallel.zero_stage"},
-                fmt::format("optimizer.type: muon orthogonalises whole matrices, which parallel.zero_stage = {} cuts; use 0",
-                            c.parallel.zero_stage));
+  check.require(
+      c.optimizer.type != OptimizerType::muon || c.parallel.zero_stage == 0,
+      {"optimizer.type", "parallel.zero_stage"},
+      fmt::format(
+          "optimizer.type: muon orthogonalises whole matrices, which parallel.zero_stage = {} cuts; use 0",
+          c.parallel.zero_stage));
 }
 
 void check_rest(const Config& c, Checks& check) {
@@ -408,7 +452,8 @@ void check_rest(const Config& c, Checks& check) {
 int64_t training_steps(const Config& config) {
   if (config.train.max_steps > 0) return config.train.max_steps;
   const int64_t samples = config.train.global_batch_size, length = config.data.seq_len;
-  if (config.train.max_tokens <= 0 || samples <= 0 || length <= 0 || samples > kMaxSize || length > kMaxSize) return 0;
+  if (config.train.max_tokens <= 0 || samples <= 0 || length <= 0 || samples > kMaxSize || length > kMaxSize)
+    return 0;
   const int64_t per_step = samples * length;
   return config.train.max_tokens / per_step + (config.train.max_tokens % per_step != 0);
 }
@@ -436,11 +481,13 @@ void check_training(const Config& config, ProblemSink& problem) {
   const TrainConfig& t = config.train;
   check.require(t.max_steps > 0 || t.max_tokens > 0, {"train.max_steps", "train.max_tokens"},
                 "how long to train is not said: give train.max_steps or train.max_tokens");
-  check.require(t.max_steps == 0 || t.max_tokens == 0, {"train.max_tokens", "train.max_steps"},
-                fmt::format("train.max_steps = {} and train.max_tokens = {} are both given; set one of them to 0",
-                            t.max_steps, t.max_tokens));
-  check.require(!config.data.train.empty(), {"data.train"},
-                "there is nothing to train on: data.train is empty; give it a list of {name: ..., path: ...}");
+  check.require(
+      t.max_steps == 0 || t.max_tokens == 0, {"train.max_tokens", "train.max_steps"},
+      fmt::format("train.max_steps = {} and train.max_tokens = {} are both given; set one of them to 0",
+                  t.max_steps, t.max_tokens));
+  check.require(
+      !config.data.train.empty(), {"data.train"},
+      "there is nothing to train on: data.train is empty; give it a list of {name: ..., path: ...}");
 }
 
 void validate_for_training(const Config& config) {

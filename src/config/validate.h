@@ -8,7 +8,8 @@
 
 namespace sluice {
 
-/// Called for each problem: the keys involved, the one to point at first, and one line that says what is wrong and what to do.
+/// Called for each problem: the keys involved, the one to point at first, and one line that says what is
+/// wrong and what to do.
 class ProblemSink {
  public:
   virtual ~ProblemSink() = default;

@@ -85,7 +85,8 @@ class Builder : public YAML::EventHandler {
     return !stack_.empty() && stack_.back().node->kind == Node::Kind::map && !stack_.back().key;
   }
   void guard(Place at, const std::string& tag, YAML::anchor_t anchor) const {
-    if (anchor != 0) throw Refused{at, "anchors (&name) are not allowed; use extends, or write the value again"};
+    if (anchor != 0)
+      throw Refused{at, "anchors (&name) are not allowed; use extends, or write the value again"};
     if (!tag.empty() && tag != "?" && tag != "!")
       throw Refused{at, fmt::format("tags ({}) are not allowed", printable(tag))};
   }
@@ -113,11 +114,12 @@ class Builder : public YAML::EventHandler {
   void add_key(Key key) {
     const Frame& top = stack_.back();
     if (top.node->keys.size() >= kMaxKeys)
-      throw Refused{key.place, fmt::format("more than {} keys in one section: not a configuration", kMaxKeys)};
+      throw Refused{key.place,
+                    fmt::format("more than {} keys in one section: not a configuration", kMaxKeys)};
     for (const Key& earlier : top.node->keys)
       if (earlier.text == key.text) {
-        problems_.add(key.place, fmt::format("duplicate key {}; it is also given at {}. Remove one.", path_to(key.text),
-                                             yaml::describe(sources_, earlier.place)));
+        problems_.add(key.place, fmt::format("duplicate key {}; it is also given at {}. Remove one.",
+                                             path_to(key.text), yaml::describe(sources_, earlier.place)));
         break;
       }
     stack_.back().key = std::move(key);
@@ -188,10 +190,14 @@ const Node* Node::find(std::string_view key) const {
 
 std::string Node::describe() const {
   switch (kind) {
-    case Kind::null: return "nothing";
-    case Kind::list: return "a list";
-    case Kind::map: return "a section";
-    case Kind::scalar: break;
+    case Kind::null:
+      return "nothing";
+    case Kind::list:
+      return "a list";
+    case Kind::map:
+      return "a section";
+    case Kind::scalar:
+      break;
   }
   return quoted ? fmt::format("the text \"{}\"", printable(text)) : printable(text);
 }
@@ -257,13 +263,17 @@ Node parse(const std::deque<Source>& sources, int source, size_t begin, Problems
     return empty;
   }
   if (const size_t bad = find_control(text); bad != std::string_view::npos) {
-    const auto line = static_cast<int>(std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n')) + 1;
-    problems.add({source, line, 1}, fmt::format("control character 0x{:02x}", static_cast<unsigned char>(text[bad])));
+    const auto line =
+        static_cast<int>(std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n')) + 1;
+    problems.add({source, line, 1},
+                 fmt::format("control character 0x{:02x}", static_cast<unsigned char>(text[bad])));
     return empty;
   }
   if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos) {
-    const auto line = static_cast<int>(std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n')) + 1;
-    problems.add({source, line, 1}, fmt::format("byte 0x{:02x} is not UTF-8, which configurations are in", static_cast<unsigned char>(text[bad])));
+    const auto line =
+        static_cast<int>(std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n')) + 1;
+    problems.add({source, line, 1}, fmt::format("byte 0x{:02x} is not UTF-8, which configurations are in",
+                                                static_cast<unsigned char>(text[bad])));
     return empty;
   }
   Builder builder(source, static_cast<int>(begin), sources, problems);
@@ -276,9 +286,10 @@ Node parse(const std::deque<Source>& sources, int source, size_t begin, Problems
     problems.add(refused.place, refused.message);
     return empty;
   } catch (const YAML::Exception& e) {
-    const Place place = e.mark.is_null() ? Place{source, 0, 0}
-                                         : Place{source, e.mark.line + 1,
-                                                 e.mark.column + 1 + (e.mark.line == 0 ? static_cast<int>(begin) : 0)};
+    const Place place = e.mark.is_null()
+                            ? Place{source, 0, 0}
+                            : Place{source, e.mark.line + 1,
+                                    e.mark.column + 1 + (e.mark.line == 0 ? static_cast<int>(begin) : 0)};
     problems.add(place, fmt::format("not valid YAML: {}", e.msg));
     return empty;
   }
@@ -316,8 +327,9 @@ bool assign(Node& root, std::string_view path, const Node& value, std::string& m
     }
     if (node->kind == Node::Kind::null) *node = Node{Node::Kind::map, value.place, "", false, {}, {}};
     if (node->kind != Node::Kind::map) {
-      message = fmt::format("{} is {}, it has no {}{}", path.substr(0, at == 0 ? 0 : at - 1), node->describe(), name,
-                            node->kind == Node::Kind::list ? "; name an element: [0]" : "");
+      message =
+          fmt::format("{} is {}, it has no {}{}", path.substr(0, at == 0 ? 0 : at - 1), node->describe(),
+                      name, node->kind == Node::Kind::list ? "; name an element: [0]" : "");
       return false;
     }
     const Place here{value.place.source, 1, 1};
@@ -345,8 +357,8 @@ bool assign(Node& root, std::string_view path, const Node& value, std::string& m
         return false;
       }
       if (index >= length) {
-        message = fmt::format("{} does not exist: {} has {} element{}", path.substr(0, close + 1), path.substr(0, at),
-                              length, length == 1 ? "" : "s");
+        message = fmt::format("{} does not exist: {} has {} element{}", path.substr(0, close + 1),
+                              path.substr(0, at), length, length == 1 ? "" : "s");
         return false;
       }
       node = &node->items[index];
@@ -372,7 +384,8 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
     for (size_t i = 1; i <= a.size(); ++i)
       for (size_t j = 1; j <= b.size(); ++j) {
         d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
-        if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+        if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+          d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
       }
     return d[a.size()][b.size()];
   };

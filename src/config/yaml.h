@@ -1,6 +1,6 @@
 #pragma once
-// A guarded YAML subset: yaml-cpp finds the tokens, this file keeps marks and refuses what surprises. No anchors,
-// aliases, tags or merge keys; depth <= 32, size <= 1 MiB; duplicate keys are problems.
+// A guarded YAML subset: yaml-cpp finds the tokens, this file keeps marks and refuses what surprises. No
+// anchors, aliases, tags or merge keys; depth <= 32, size <= 1 MiB; duplicate keys are problems.
 #include <deque>
 #include <set>
 #include <string>
@@ -65,14 +65,15 @@ class Problems {
   int64_t more_ = 0;                            // counted alone
 };
 
-/// Parses sources[source].text from character `begin` on into a tree. Syntax errors and refused features go to
-/// `problems`; then the result is what was understood (an empty map in the worst case).
+/// Parses sources[source].text from character `begin` on into a tree. Syntax errors and refused features go
+/// to `problems`; then the result is what was understood (an empty map in the worst case).
 Node parse(const std::deque<Source>& sources, int source, size_t begin, Problems& problems);
 
 /// Maps merge, everything else replaces; null replaces too (the reader takes it as "the default").
 void merge(Node& base, const Node& overlay);
 
-/// Applies `a.b[0].c` = value to a tree, creating maps on the way. False with a message when the path does not fit.
+/// Applies `a.b[0].c` = value to a tree, creating maps on the way. False with a message when the path does
+/// not fit.
 bool assign(Node& root, std::string_view path, const Node& value, std::string& message);
 
 /// "file:line:column", "file", or "command line".

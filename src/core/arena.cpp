@@ -21,26 +21,33 @@ Arena::Arena(std::string name, int64_t capacity, Device device, bool pinned)
   if (capacity == 0) return;
   void* p = nullptr;
 #if defined(SLUICE_HAS_CUDA)
-  if (device == Device::cuda) p = cuda::allocate(capacity);
-  else if (pinned) p = cuda::allocate_pinned(capacity);
+  if (device == Device::cuda)
+    p = cuda::allocate(capacity);
+  else if (pinned)
+    p = cuda::allocate_pinned(capacity);
 #endif
   if (device == Device::cpu && !pinned) {
     // mmap: zeroed, page aligned, and returned to the system as one piece.
-    p = mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) p = nullptr;
-    else madvise(p, static_cast<size_t>(capacity), MADV_HUGEPAGE);
+    p = mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+             0);
+    if (p == MAP_FAILED)
+      p = nullptr;
+    else
+      madvise(p, static_cast<size_t>(capacity), MADV_HUGEPAGE);
   }
   if (!p)
-    fail(ExitCode::out_of_memory, "out of {}memory: arena '{}' needs {:.2f} GiB", device == Device::cuda ? "GPU " : "",
-         name_, static_cast<double>(capacity) / (1 << 30));
+    fail(ExitCode::out_of_memory, "out of {}memory: arena '{}' needs {:.2f} GiB",
+         device == Device::cuda ? "GPU " : "", name_, static_cast<double>(capacity) / (1 << 30));
   block_ = static_cast<char*>(p);
 }
 
 Arena::~Arena() {
   if (!block_) return;
 #if defined(SLUICE_HAS_CUDA)
-  if (device_ == Device::cuda) cuda::release(block_);
-  else if (pinned_) cuda::release_pinned(block_);
+  if (device_ == Device::cuda)
+    cuda::release(block_);
+  else if (pinned_)
+    cuda::release_pinned(block_);
   else
 #endif
     munmap(block_, static_cast<size_t>(capacity_));
@@ -61,8 +68,8 @@ int64_t Arena::take(int64_t bytes, const char* what) {
   // A cache line; on a GPU what vector and bulk copies ask for, with room to spare.
   const int64_t alignment = device_ == Device::cuda ? 256 : 64;
   const int64_t padded = (bytes + alignment - 1) / alignment * alignment;
-  SLUICE_CHECK(measuring() || begin + padded <= capacity_, "arena {}: {} needs {} bytes, {} of {} are free", name_, what,
-               padded, capacity_ - begin, capacity_);
+  SLUICE_CHECK(measuring() || begin + padded <= capacity_, "arena {}: {} needs {} bytes, {} of {} are free",
+               name_, what, padded, capacity_ - begin, capacity_);
   used_ = begin + padded;
   high_water_ = std::max(high_water_, used_);
   return begin;

@@ -1,6 +1,6 @@
 #pragma once
-// Arena: owns one block of memory; everything in it has a name. Capacity 0 measures only: tensors come back with shapes
-// but without data, and high_water() tells what a real arena needs.
+// Arena: owns one block of memory; everything in it has a name. Capacity 0 measures only: tensors come back
+// with shapes but without data, and high_water() tells what a real arena needs.
 #include <deque>
 #include <initializer_list>
 #include <memory>
@@ -23,15 +23,17 @@ class Arena {
   explicit Arena(std::string name, int64_t capacity = 0, Device device = Device::cpu)
       : Arena(std::move(name), capacity, device, /*pinned=*/false) {}
   /// Host memory that a GPU can copy from and to while it computes.
-  static Arena pinned(std::string name, int64_t capacity) { return Arena(std::move(name), capacity, Device::cpu, true); }
+  static Arena pinned(std::string name, int64_t capacity) {
+    return Arena(std::move(name), capacity, Device::cpu, true);
+  }
   ~Arena();
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&&) = delete;
 
   /// A tensor aligned to 64 bytes, on a GPU to 256. A real arena throws Error(internal) when it is full.
   Tensor alloc(const std::string& tensor_name, DType dtype, std::initializer_list<int64_t> dims);
-  /// The same, without an entry in the table and without copying the name (which must outlive the tensor): for
-  /// temporaries inside the step, which may not allocate host memory.
+  /// The same, without an entry in the table and without copying the name (which must outlive the tensor):
+  /// for temporaries inside the step, which may not allocate host memory.
   Tensor alloc_temporary(const char* tensor_name, DType dtype, std::initializer_list<int64_t> dims);
 
   int64_t mark() const { return used_; }

@@ -24,9 +24,11 @@ std::string find_build_id(const char* notes, size_t bytes) {
     const size_t name = at + sizeof note, content = name + aligned4(note.n_namesz);
     at = content + aligned4(note.n_descsz);
     if (at > bytes) break;
-    if (note.n_type != NT_GNU_BUILD_ID || note.n_namesz != 4 || std::memcmp(notes + name, "GNU", 4) != 0) continue;
+    if (note.n_type != NT_GNU_BUILD_ID || note.n_namesz != 4 || std::memcmp(notes + name, "GNU", 4) != 0)
+      continue;
     std::string hex;
-    for (size_t i = 0; i < note.n_descsz; ++i) hex += fmt::format("{:02x}", static_cast<unsigned char>(notes[content + i]));
+    for (size_t i = 0; i < note.n_descsz; ++i)
+      hex += fmt::format("{:02x}", static_cast<unsigned char>(notes[content + i]));
     return hex;
   }
   return "";
@@ -37,7 +39,8 @@ int add_code(dl_phdr_info* info, size_t, void* list) {
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const ElfW(Phdr)& segment = info->dlpi_phdr[i];
     if (segment.p_type != PT_NOTE) continue;
-    const std::string id = find_build_id(reinterpret_cast<const char*>(info->dlpi_addr + segment.p_vaddr), segment.p_memsz);
+    const std::string id =
+        find_build_id(reinterpret_cast<const char*>(info->dlpi_addr + segment.p_vaddr), segment.p_memsz);
     if (id.empty()) continue;
     static_cast<std::vector<LoadedCode>*>(list)->push_back({path.substr(path.rfind('/') + 1), id});
     break;

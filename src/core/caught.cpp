@@ -33,8 +33,9 @@ Error caught_error() {
   } catch (const Error& error) {
     return error;
   } catch (const std::bad_alloc&) {
-    return Error(ExitCode::out_of_memory, fmt::format("out of memory: the process holds {:.0f} MiB ({:.0f} MiB of addresses)",
-                                                      megabytes("VmRSS:"), megabytes("VmSize:")));
+    return Error(ExitCode::out_of_memory,
+                 fmt::format("out of memory: the process holds {:.0f} MiB ({:.0f} MiB of addresses)",
+                             megabytes("VmRSS:"), megabytes("VmSize:")));
   } catch (const std::system_error& error) {
     return Error(ExitCode::internal, error.what());
   } catch (const std::exception& error) {

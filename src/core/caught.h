@@ -4,8 +4,8 @@
 
 namespace sluice {
 
-/// Of the exception that is being handled. An Error stays what it is; std::bad_alloc is out_of_memory and says how much memory the
-/// process holds; everything else is internal.
+/// Of the exception that is being handled. An Error stays what it is; std::bad_alloc is out_of_memory and
+/// says how much memory the process holds; everything else is internal.
 Error caught_error();
 
 }  // namespace sluice

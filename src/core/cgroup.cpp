@@ -48,7 +48,8 @@ std::vector<std::string> folders(const std::string& root, const std::string& con
     const size_t a = line.find(':'), b = a == std::string::npos ? a : line.find(':', a + 1);
     if (b == std::string::npos) continue;
     const std::string controllers = line.substr(a + 1, b - a - 1);
-    if (v2 ? controllers.empty() && line.compare(0, a, "0") == 0 : lists(controllers, controller)) path = line.substr(b + 1);
+    if (v2 ? controllers.empty() && line.compare(0, a, "0") == 0 : lists(controllers, controller))
+      path = line.substr(b + 1);
   }
   if (path.empty()) return {};
 
@@ -64,8 +65,10 @@ std::vector<std::string> folders(const std::string& root, const std::string& con
     // A container sees its group as the mount's root; what is above it cannot be seen.
     std::string below = path == "/" ? "" : path;
     if (of != "/") {
-      if (below == of) below.clear();
-      else if (below.compare(0, of.size() + 1, of + "/") == 0) below = below.substr(of.size());
+      if (below == of)
+        below.clear();
+      else if (below.compare(0, of.size() + 1, of + "/") == 0)
+        below = below.substr(of.size());
     }
     if (!io::is_directory(root + at + below)) below.clear();
     std::vector<std::string> chain;
@@ -80,7 +83,8 @@ std::vector<std::string> folders(const std::string& root, const std::string& con
 
 std::vector<MemoryGroup> memory_groups(const std::string& root) {
   std::vector<MemoryGroup> groups;
-  constexpr int64_t kUnlimited = int64_t{1} << 60;  // version 1 says so with the largest number of whole pages
+  constexpr int64_t kUnlimited = int64_t{1}
+                                 << 60;  // version 1 says so with the largest number of whole pages
   for (const bool v2 : {true, false}) {
     const std::vector<std::string> chain = folders(root, "memory", v2);
     for (size_t i = 0; i < chain.size(); ++i) {
@@ -88,12 +92,15 @@ std::vector<MemoryGroup> memory_groups(const std::string& root) {
       const std::string statistics = text_of(chain[i] + "/memory.stat");
       std::optional<int64_t> limit = number_in(file);
       // Version 1 tells of groups above that cannot be seen.
-      if (const int64_t above = v2 ? 0 : value_of(statistics, "hierarchical_memory_limit"); above > 0 && above < kUnlimited)
+      if (const int64_t above = v2 ? 0 : value_of(statistics, "hierarchical_memory_limit");
+          above > 0 && above < kUnlimited)
         limit = std::min(limit.value_or(above), above);
       if (!limit || *limit >= kUnlimited) continue;
-      const int64_t used = number_in(chain[i] + (v2 ? "/memory.current" : "/memory.usage_in_bytes")).value_or(0);
+      const int64_t used =
+          number_in(chain[i] + (v2 ? "/memory.current" : "/memory.usage_in_bytes")).value_or(0);
       const std::string prefix = v2 ? "" : "total_";
-      const int64_t cache = value_of(statistics, prefix + "active_file") + value_of(statistics, prefix + "inactive_file") +
+      const int64_t cache = value_of(statistics, prefix + "active_file") +
+                            value_of(statistics, prefix + "inactive_file") +
                             (v2 ? value_of(statistics, "slab_reclaimable") : 0);
       groups.push_back({file, *limit, std::max<int64_t>(used - cache, 0), i == 0});
     }
@@ -114,7 +121,8 @@ std::optional<double> cpu_quota(const std::string& root) {
     if (text >> quota >> period) take(quota, period);  // "max 100000": no quota
   }
   for (const std::string& folder : folders(root, "cpu", false))
-    take(number_in(folder + "/cpu.cfs_quota_us").value_or(0), number_in(folder + "/cpu.cfs_period_us").value_or(0));
+    take(number_in(folder + "/cpu.cfs_quota_us").value_or(0),
+         number_in(folder + "/cpu.cfs_period_us").value_or(0));
   return least;
 }
 

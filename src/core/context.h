@@ -15,8 +15,8 @@ struct BackendState {
 
 struct Context {
   Device device = Device::cpu;
-  /// Ops check their arguments and take their temporaries, but compute nothing: the memory of a step is measured by one
-  /// dry step, and `sluice plan` needs no memory at all. Tensors may have null data.
+  /// Ops check their arguments and take their temporaries, but compute nothing: the memory of a step is
+  /// measured by one dry step, and `sluice plan` needs no memory at all. Tensors may have null data.
   bool dry_run = false;
   /// On a GPU: no sum whose order may vary from run to run. (A CPU has none.)
   bool deterministic = true;

@@ -37,17 +37,24 @@ int default_threads(const Cores& cores, int same_mask, int ranks) {
 }
 
 std::string too_many_threads(const Cores& cores, int threads, int same_mask, int ranks) {
-  const std::string each = ranks > 1 ? fmt::format("{} ranks of this machine with {} thread{} each", ranks, threads, threads == 1 ? "" : "s")
+  const std::string each = ranks > 1 ? fmt::format("{} ranks of this machine with {} thread{} each", ranks,
+                                                   threads, threads == 1 ? "" : "s")
                                      : fmt::format("{} threads", threads);
   const int64_t on_mask = int64_t{threads} * same_mask;
   if (on_mask > cores.allowed && (threads > 1 || same_mask > 1))
-    return fmt::format("{} share {} core{}: they wait for each other; fewer train.threads or ranks would be faster, or a launcher "
-                       "that binds the ranks elsewhere",
-                       same_mask == ranks ? each : fmt::format("{} threads", on_mask), cores.allowed, cores.allowed == 1 ? "" : "s");
-  if (cores.quota && static_cast<double>(threads) * ranks > *cores.quota + 0.5 && int64_t{threads} * ranks > 1)
-    return fmt::format("{} have a quota of {:.2f} cores (cgroup): they are stopped for a part of the time; fewer train.threads would "
-                       "be faster",
-                       each, *cores.quota);
+    return fmt::format(
+        "{} share {} core{}: they wait for each other; fewer train.threads or ranks would be faster, or a "
+        "launcher "
+        "that binds the ranks elsewhere",
+        same_mask == ranks ? each : fmt::format("{} threads", on_mask), cores.allowed,
+        cores.allowed == 1 ? "" : "s");
+  if (cores.quota && static_cast<double>(threads) * ranks > *cores.quota + 0.5 &&
+      int64_t{threads} * ranks > 1)
+    return fmt::format(
+        "{} have a quota of {:.2f} cores (cgroup): they are stopped for a part of the time; fewer "
+        "train.threads would "
+        "be faster",
+        each, *cores.quota);
   return "";
 }
 
@@ -57,8 +64,10 @@ int threads_of_environment() {
 }
 
 void use_threads(int64_t wanted) {
-  if (wanted > 0) set_num_threads(static_cast<int>(wanted));
-  else if (threads_of_environment() == 0) set_num_threads(default_threads(cores_of_process()));
+  if (wanted > 0)
+    set_num_threads(static_cast<int>(wanted));
+  else if (threads_of_environment() == 0)
+    set_num_threads(default_threads(cores_of_process()));
 }
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 #pragma once
-// What this processor offers, read from CPUID feature bits and the kernel's leave; never from its model name, which
-// virtual machines mask.
+// What this processor offers, read from CPUID feature bits and the kernel's leave; never from its model name,
+// which virtual machines mask.
 #include <string>
 
 namespace sluice {
@@ -10,7 +10,8 @@ enum class Isa { baseline, avx2, avx512 };
 const char* isa_name(Isa isa);
 
 struct CpuFeatures {
-  bool avx2_fma = false, avx512 = false, avx512_bf16 = false, amx_bf16 = false;  // amx: and granted by the kernel
+  bool avx2_fma = false, avx512 = false, avx512_bf16 = false,
+       amx_bf16 = false;  // amx: and granted by the kernel
 };
 const CpuFeatures& cpu_features();
 

@@ -1,5 +1,6 @@
 #pragma once
-// What core asks of the CUDA backend (cuda/device.cu), by the linker alone. Only in builds with SLUICE_HAS_CUDA.
+// What core asks of the CUDA backend (cuda/device.cu), by the linker alone. Only in builds with
+// SLUICE_HAS_CUDA.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,8 +22,8 @@ void release(void* p) noexcept;
 void* allocate_pinned(int64_t bytes);
 void release_pinned(void* p) noexcept;
 
-/// Copies between host and device or within the device, in order with the ops of ctx. Host memory that is not pinned
-/// makes the call wait.
+/// Copies between host and device or within the device, in order with the ops of ctx. Host memory that is not
+/// pinned makes the call wait.
 void copy(Context& ctx, void* dst, const void* src, int64_t bytes);
 /// Through pinned buffers, waiting.
 void read(Context& ctx, void* host, const void* device, int64_t bytes);
@@ -32,8 +33,8 @@ void prefetch(Context& ctx, void* dst, const void* src, int64_t bytes);
 void await_prefetch(Context& ctx);
 std::unique_ptr<Mark::Impl> make_mark();
 std::unique_ptr<Graph::Impl> record(Context& ctx, const std::function<void()>& ops);
-/// Waits for everything enqueued on ctx, then throws what kernels reported: Error(data) for tokens, targets and
-/// positions outside their tables, Error(internal) with the CUDA error's name for the rest.
+/// Waits for everything enqueued on ctx, then throws what kernels reported: Error(data) for tokens, targets
+/// and positions outside their tables, Error(internal) with the CUDA error's name for the rest.
 void synchronize(Context& ctx);
 
 /// An op's NVTX range, and its two events when the context carries a Profile.

@@ -1,6 +1,6 @@
 #pragma once
-// Devices, and what of them core needs: memory, copies, waiting. In a CPU build everything that names a GPU is an error
-// by name; in a CUDA build it goes to cuda/device.cu (core/cuda_backend.h).
+// Devices, and what of them core needs: memory, copies, waiting. In a CPU build everything that names a GPU
+// is an error by name; in a CUDA build it goes to cuda/device.cu (core/cuda_backend.h).
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -17,7 +17,8 @@ struct DeviceInfo {
   int64_t memory_bytes = 0, free_bytes = 0;
   int compute_capability = 0;  // times ten: 90
   int multiprocessors = 0;
-  bool emulated = false;  // tests/emulation in the place of a card: exact, and far too slow to be chosen unasked
+  bool emulated =
+      false;  // tests/emulation in the place of a card: exact, and far too slow to be chosen unasked
 };
 
 /// Whether this program holds a CUDA backend at all.
@@ -25,8 +26,8 @@ bool built_with_cuda();
 /// The GPUs this process sees; empty in a CPU build, without a driver or without a card.
 std::vector<DeviceInfo> cuda_devices();
 
-/// This thread, and what it begins, computes on the index-th of them, modulo their number: several ranks of one machine share
-/// them. Before anything is allocated; nothing without one.
+/// This thread, and what it begins, computes on the index-th of them, modulo their number: several ranks of
+/// one machine share them. Before anything is allocated; nothing without one.
 void choose_cuda_device(int index);
 /// The same for a thread that begins later: what was chosen is the process's, but CUDA asks every thread.
 void use_chosen_cuda_device();
@@ -36,26 +37,28 @@ int chosen_cuda_device();
 struct Context;
 struct Tensor;
 
-/// dst = src: equal shape and dtype, any two devices, in order with the ops of ctx. Host memory must live, and stay as it
-/// is, until synchronize(). Nothing in a dry run.
+/// dst = src: equal shape and dtype, any two devices, in order with the ops of ctx. Host memory must live,
+/// and stay as it is, until synchronize(). Nothing in a dry run.
 void copy(Context& ctx, const Tensor& dst, const Tensor& src);
 
-/// Waits for everything that ops of ctx have begun. Throws what kernels on a GPU reported meanwhile: Error(data) for tokens,
-/// targets and positions outside their tables. On a CPU ops throw by themselves and this does nothing.
+/// Waits for everything that ops of ctx have begun. Throws what kernels on a GPU reported meanwhile:
+/// Error(data) for tokens, targets and positions outside their tables. On a CPU ops throw by themselves and
+/// this does nothing.
 void synchronize(Context& ctx);
 
-/// Brings a tensor to host memory of its size, or the other way round, through pinned buffers: for checkpoints, initial
-/// values and evaluation. Waits; the host memory is free afterwards. Nothing in a dry run.
+/// Brings a tensor to host memory of its size, or the other way round, through pinned buffers: for
+/// checkpoints, initial values and evaluation. Waits; the host memory is free afterwards. Nothing in a dry
+/// run.
 void read_tensor(Context& ctx, void* host, const Tensor& t);
 void write_tensor(Context& ctx, const Tensor& t, const void* host);
 
-/// As copy(), on the context's copy stream, beside its ops: for the next step's input. await_prefetch makes later ops of
-/// ctx wait for all of them.
+/// As copy(), on the context's copy stream, beside its ops: for the next step's input. await_prefetch makes
+/// later ops of ctx wait for all of them.
 void prefetch(Context& ctx, const Tensor& dst, const Tensor& src);
 void await_prefetch(Context& ctx);
 
-/// A point in the ops of one context for which those of another wait: of two streams of a GPU. On a CPU an op is done when it
-/// returns, and nothing waits.
+/// A point in the ops of one context for which those of another wait: of two streams of a GPU. On a CPU an op
+/// is done when it returns, and nothing waits.
 class Mark {
  public:
   Mark();

@@ -9,27 +9,38 @@ enum class DType : uint8_t { f32, bf16, f64, i32, u8 };
 
 constexpr int64_t dtype_size(DType t) {
   switch (t) {
-    case DType::f32: return 4;
-    case DType::bf16: return 2;
-    case DType::f64: return 8;
-    case DType::i32: return 4;
-    case DType::u8: return 1;
+    case DType::f32:
+      return 4;
+    case DType::bf16:
+      return 2;
+    case DType::f64:
+      return 8;
+    case DType::i32:
+      return 4;
+    case DType::u8:
+      return 1;
   }
   return 0;
 }
 
 constexpr const char* dtype_name(DType t) {
   switch (t) {
-    case DType::f32: return "f32";
-    case DType::bf16: return "bf16";
-    case DType::f64: return "f64";
-    case DType::i32: return "i32";
-    case DType::u8: return "u8";
+    case DType::f32:
+      return "f32";
+    case DType::bf16:
+      return "bf16";
+    case DType::f64:
+      return "f64";
+    case DType::i32:
+      return "i32";
+    case DType::u8:
+      return "u8";
   }
   return "?";
 }
 
-/// Parameter gradients and statistics (rstd, lse, losses) of a model that stores `t`: f64 for f64, otherwise f32.
+/// Parameter gradients and statistics (rstd, lse, losses) of a model that stores `t`: f64 for f64, otherwise
+/// f32.
 constexpr DType accumulate_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
 
 /// Brain float: the upper half of an f32. Conversion rounds to nearest even and keeps NaN a (quiet) NaN.

@@ -42,7 +42,7 @@ template <class... Args>
 }  // namespace sluice
 
 /// Contract check, always on: SLUICE_CHECK(ok, "linear_forward: weight must be {}, got {}", a, b).
-#define SLUICE_CHECK(condition, ...)                                        \
-  do {                                                                      \
+#define SLUICE_CHECK(condition, ...)                                             \
+  do {                                                                           \
     if (!(condition)) ::sluice::fail(::sluice::ExitCode::internal, __VA_ARGS__); \
   } while (false)

@@ -33,13 +33,17 @@ std::string text_of(const char* variable) {
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> words(1);
   for (const char c : text) {
-    if (c == ':') words.emplace_back();
-    else words.back() += c;
+    if (c == ':')
+      words.emplace_back();
+    else
+      words.back() += c;
   }
   return words;
 }
 
-bool is_number(const std::string& word) { return !word.empty() && word.find_first_not_of("0123456789") == std::string::npos; }
+bool is_number(const std::string& word) {
+  return !word.empty() && word.find_first_not_of("0123456789") == std::string::npos;
+}
 
 int64_t number(const std::string& word) {
   int64_t value = -1;
@@ -108,7 +112,9 @@ Plan parse_plan(const char* variable, const std::string& text, PlanKind kind) {
 }
 
 /// Whether the count-th operation is one that goes wrong.
-bool meant(const Plan& plan, int64_t count) { return plan.at && (plan.sticky ? count >= plan.at : count == plan.at); }
+bool meant(const Plan& plan, int64_t count) {
+  return plan.at && (plan.sticky ? count >= plan.at : count == plan.at);
+}
 
 /// SLUICE_PAUSE, where it is this rank's; phase empty otherwise.
 struct Pause {
@@ -128,8 +134,10 @@ const Pause& pause_plan() {
       words.erase(words.begin());
     }
     constexpr std::string_view phases[] = {"init", "data", "step", "all_reduce", "save", "evaluate", "io"};
-    if (words.size() != 3 || std::find(std::begin(phases), std::end(phases), words[0]) == std::end(phases) || !is_number(words[1]))
-      refuse("SLUICE_PAUSE", text, "[RANK:]PHASE:step:FILE, PHASE one of init, data, step, all_reduce, save, evaluate, io");
+    if (words.size() != 3 || std::find(std::begin(phases), std::end(phases), words[0]) == std::end(phases) ||
+        !is_number(words[1]))
+      refuse("SLUICE_PAUSE", text,
+             "[RANK:]PHASE:step:FILE, PHASE one of init, data, step, all_reduce, save, evaluate, io");
     if (mine) p = {words[0], words[2], number(words[1])};
     return p;
   }();
@@ -196,8 +204,10 @@ class Operations {
     const std::string line = fmt::format("{} {} {} {}\n", process_rank(), count_, action, path);
     const int fd = ::open(trace, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0) return;
-    if (::write(fd, line.data(), line.size()) < 0) ::close(fd);
-    else ::close(fd);
+    if (::write(fd, line.data(), line.size()) < 0)
+      ::close(fd);
+    else
+      ::close(fd);
   }
 
   std::mutex mutex_;
@@ -222,10 +232,14 @@ Io before_operation(const std::string& action, const std::string& path, int& err
 }
 
 void at(const char* phase, int64_t step) {
-  if (const Pause& p = pause_plan(); !p.phase.empty() && p.phase == phase && (p.step == step || p.phase == "init")) pause(p);
+  if (const Pause& p = pause_plan();
+      !p.phase.empty() && p.phase == phase && (p.step == step || p.phase == "init"))
+    pause(p);
   static const Point quit = parse_point("SLUICE_EXIT", true), hang = parse_point("SLUICE_HANG", false),
-                     slow = parse_point("SLUICE_SLOW", false), no_memory = parse_point("SLUICE_NOMEMORY", false);
-  if (slow.step > 0 && std::strcmp(phase, "data") == 0) std::this_thread::sleep_for(std::chrono::milliseconds(slow.step));
+                     slow = parse_point("SLUICE_SLOW", false),
+                     no_memory = parse_point("SLUICE_NOMEMORY", false);
+  if (slow.step > 0 && std::strcmp(phase, "data") == 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(slow.step));
   if (std::strcmp(phase, "step") != 0) return;
   if (no_memory.step == step) throw std::bad_alloc();
   if (quit.step == step) ::_exit(static_cast<int>(quit.code));
@@ -254,7 +268,8 @@ Flip flip(int rank, int64_t step) {
   const std::string text = text_of("SLUICE_FLIP");
   if (text.empty()) return {};
   const std::vector<std::string> words = split(text);
-  if (words.size() != 5 || words[2].empty() || !is_number(words[0]) || !is_number(words[1]) || !is_number(words[3]) || !is_number(words[4]))
+  if (words.size() != 5 || words[2].empty() || !is_number(words[0]) || !is_number(words[1]) ||
+      !is_number(words[3]) || !is_number(words[4]))
     refuse("SLUICE_FLIP", text, "RANK:step:NAME:element:bit");
   if (number(words[0]) != rank || number(words[1]) != step) return {};
   return {words[2], number(words[3]), number(words[4])};

@@ -11,7 +11,8 @@
 
 namespace sluice::io {
 
-/// A range of addresses. A signal handler may walk the list at any time, so entries are reused and never freed.
+/// A range of addresses. A signal handler may walk the list at any time, so entries are reused and never
+/// freed.
 struct GuardedFile::Watch {
   std::atomic<uintptr_t> begin{0}, end{0};  // end 0: the entry is free
   std::atomic<bool> lost{false};
@@ -32,22 +33,26 @@ std::mutex GuardedFile::Watch::mutex;
 struct sigaction GuardedFile::Watch::previous;
 uintptr_t GuardedFile::Watch::page_bytes = 4096;
 
-/// Puts zeros in the place of what is lost, from the page that was read to the end of the mapping, and lets the reader go on:
-/// it may be any thread, inside a parallel region or a library, and must not be left by a jump. The reader checks `lost` after.
+/// Puts zeros in the place of what is lost, from the page that was read to the end of the mapping, and lets
+/// the reader go on: it may be any thread, inside a parallel region or a library, and must not be left by a
+/// jump. The reader checks `lost` after.
 void GuardedFile::Watch::on_bus_error(int number, siginfo_t* info, void*) {
   const int error = errno;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
-  for (Watch* w = info->si_code > 0 ? first.load() : nullptr; w; w = w->next) {  // si_code > 0: from the kernel, with an address
+  for (Watch* w = info->si_code > 0 ? first.load() : nullptr; w;
+       w = w->next) {  // si_code > 0: from the kernel, with an address
     const uintptr_t end = w->end.load();
     if (address < w->begin.load() || address >= end) continue;
     const uintptr_t page = address / page_bytes * page_bytes;
-    void* zeros = ::mmap(reinterpret_cast<void*>(page), end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    void* zeros = ::mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     if (zeros == MAP_FAILED) break;
     w->lost = true;
     errno = error;
     return;
   }
-  ::sigaction(number, &previous, nullptr);  // not ours: the access is repeated, and ends as it would have without this handler
+  ::sigaction(number, &previous,
+              nullptr);  // not ours: the access is repeated, and ends as it would have without this handler
 }
 
 void GuardedFile::Watch::install() {
@@ -107,9 +112,11 @@ bool GuardedFile::shorter() const {
 }
 
 void GuardedFile::fail_lost() const {
-  if (!shorter()) fail(ExitCode::data, "{}: cannot be read any more: input/output error, or removed and cut short", path());
+  if (!shorter())
+    fail(ExitCode::data, "{}: cannot be read any more: input/output error, or removed and cut short", path());
   fail(ExitCode::data,
-       "{}: was cut short while it was in use: it had {} bytes and has {} now. Token files must not change while they are read: "
+       "{}: was cut short while it was in use: it had {} bytes and has {} now. Token files must not change "
+       "while they are read: "
        "restore it, then run the same command again",
        path(), file_.size(), file_size(path()));
 }

@@ -1,6 +1,6 @@
 #pragma once
-// A mapped file that may be cut short, or become unreadable, while the program runs. Reading a lost page of a mapping raises
-// SIGBUS, which ends a program without a word; here it becomes an Error at the next check.
+// A mapped file that may be cut short, or become unreadable, while the program runs. Reading a lost page of a
+// mapping raises SIGBUS, which ends a program without a word; here it becomes an Error at the next check.
 #include <atomic>
 #include <cstdint>
 #include <ctime>
@@ -19,8 +19,8 @@ struct FileIdentity {
   bool same_file(const FileIdentity& other) const { return device == other.device && inode == other.inode; }
 };
 
-/// Lost pages read as zeros, so every reader copies first and calls check() before it uses the copy. Safe to share between
-/// threads.
+/// Lost pages read as zeros, so every reader copies first and calls check() before it uses the copy. Safe to
+/// share between threads.
 class GuardedFile {
  public:
   explicit GuardedFile(const std::string& path);
@@ -30,8 +30,8 @@ class GuardedFile {
   const std::string& path() const { return file_.path(); }
   const FileIdentity& identity() const { return identity_; }
 
-  /// Error(data) when a page was lost. Zeros without a lost page also appear in the page that the new end of the file lies
-  /// in: with `holds_zeros` the file's size is asked for, too.
+  /// Error(data) when a page was lost. Zeros without a lost page also appear in the page that the new end of
+  /// the file lies in: with `holds_zeros` the file's size is asked for, too.
   void check(bool holds_zeros = false) const {
     if (lost_->load(std::memory_order_relaxed) || (holds_zeros && shorter())) fail_lost();
   }

@@ -6,8 +6,8 @@
 
 namespace sluice {
 
-/// Host memory that stands for a tensor: the tensor's own on a CPU, a copy otherwise. For what runs once (initial values,
-/// checkpoints, evaluation), not for a step.
+/// Host memory that stands for a tensor: the tensor's own on a CPU, a copy otherwise. For what runs once
+/// (initial values, checkpoints, evaluation), not for a step.
 class HostView {
  public:
   enum class Content { read, uninitialized };

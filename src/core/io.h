@@ -1,6 +1,6 @@
 #pragma once
-// The one layer every file goes through: errors carry call, path and errno text; faults can be injected at every operation that
-// changes something (core/faults.h).
+// The one layer every file goes through: errors carry call, path and errno text; faults can be injected at
+// every operation that changes something (core/faults.h).
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -14,7 +14,8 @@ namespace sluice::io {
 /// A failed system call; what() is one sentence: "cannot write runs/a/x: No space left on device (ENOSPC)".
 class IoError : public Error {
  public:
-  IoError(ExitCode code, const std::string& message, int error_number) : Error(code, message), errno_(error_number) {}
+  IoError(ExitCode code, const std::string& message, int error_number)
+      : Error(code, message), errno_(error_number) {}
   int error_number() const { return errno_; }
 
  private:

@@ -18,14 +18,18 @@ int64_t kib_line(const std::string& path, const std::string& name) {
   if (!io::exists(path)) return -1;
   std::istringstream lines(io::read_file(path, 1 << 20));
   for (std::string line; std::getline(lines, line);)
-    if (line.compare(0, name.size() + 1, name + ":") == 0) return 1024 * std::stoll("0" + line.substr(line.find_first_of("0123456789")));
+    if (line.compare(0, name.size() + 1, name + ":") == 0)
+      return 1024 * std::stoll("0" + line.substr(line.find_first_of("0123456789")));
   return -1;
 }
 
 void add_ulimit(std::vector<MemoryLimit>& limits, int resource, const char* name, int64_t taken) {
   rlimit limit{};
-  if (getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || taken < 0) return;
-  const auto bytes = static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<int64_t>::max()));
+  if (getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+      taken < 0)
+    return;
+  const auto bytes =
+      static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<int64_t>::max()));
   limits.push_back({.name = fmt::format("{} of {}", name, bytes_text(bytes)),
                     .free = std::max<int64_t>(bytes - taken, 0),
                     .shared = false,
@@ -46,9 +50,10 @@ std::vector<MemoryLimit> memory_limits(const std::string& root) {
   if (const int64_t available = kib_line(root + "/proc/meminfo", "MemAvailable"); available >= 0)
     limits.push_back({.name = "the machine's available memory", .free = available});
   for (const MemoryGroup& group : memory_groups(root))
-    limits.push_back({.name = fmt::format("the control group's limit of {} ({})", bytes_text(group.limit), group.file),
-                      .free = group.free(),
-                      .own_group = group.own});
+    limits.push_back(
+        {.name = fmt::format("the control group's limit of {} ({})", bytes_text(group.limit), group.file),
+         .free = group.free(),
+         .own_group = group.own});
   add_ulimit(limits, RLIMIT_AS, "ulimit -v", kib_line("/proc/self/status", "VmSize"));
   add_ulimit(limits, RLIMIT_DATA, "ulimit -d", kib_line("/proc/self/status", "VmData"));
   return limits;

@@ -1,6 +1,6 @@
 #pragma once
-// Where the time of a step goes: seconds and calls per op, collected at the ops' doors when a Context carries a Profile.
-// On a GPU they are the device's own times, known after synchronize().
+// Where the time of a step goes: seconds and calls per op, collected at the ops' doors when a Context carries
+// a Profile. On a GPU they are the device's own times, known after synchronize().
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -26,7 +26,8 @@ class Profile {
   void keep_timeline() { keeps_timeline_ = true; }
   const std::vector<Slice>& timeline() const { return timeline_; }
 
-  /// op is a string literal; start in seconds, of any clock. Ops beyond the capacity share the last entry's place: "other".
+  /// op is a string literal; start in seconds, of any clock. Ops beyond the capacity share the last entry's
+  /// place: "other".
   void add(const char* op, double start, double seconds) {
     if (keeps_timeline_) {
       if (timeline_.empty()) first_ = start;
@@ -35,8 +36,10 @@ class Profile {
     size_t i = 0;
     while (i < count_ && entries_[i].op != op) ++i;
     if (i == count_) {
-      if (count_ == entries_.size()) entries_[i = count_ - 1].op = "other";
-      else entries_[count_++].op = op;
+      if (count_ == entries_.size())
+        entries_[i = count_ - 1].op = "other";
+      else
+        entries_[count_++].op = op;
     }
     entries_[i].seconds += seconds;
     ++entries_[i].calls;

@@ -1,6 +1,6 @@
 #pragma once
-// Counter-based random numbers (Philox4x32-10; Salmon et al. 2011): no state, so nothing to save, and independent of
-// layout and threads by construction.
+// Counter-based random numbers (Philox4x32-10; Salmon et al. 2011): no state, so nothing to save, and
+// independent of layout and threads by construction.
 #include <array>
 #include <cstdint>
 #include <string_view>

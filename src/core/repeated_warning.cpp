@@ -8,7 +8,9 @@ namespace sluice {
 
 void RepeatedWarning::warn(const std::string& text) {
   std::string kind = text;
-  kind.erase(std::remove_if(kind.begin(), kind.end(), [](char c) { return (c >= '0' && c <= '9') || c == '.'; }), kind.end());
+  kind.erase(
+      std::remove_if(kind.begin(), kind.end(), [](char c) { return (c >= '0' && c <= '9') || c == '.'; }),
+      kind.end());
   int64_t count = 0;
   {
     const std::lock_guard lock(mutex_);

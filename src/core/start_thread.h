@@ -1,5 +1,6 @@
 #pragma once
-// Threads that the system may refuse to make: limits on processes, a container's limit on pids, little memory.
+// Threads that the system may refuse to make: limits on processes, a container's limit on pids, little
+// memory.
 #include <functional>
 #include <string>
 #include <thread>

@@ -13,9 +13,11 @@ std::string shape_text(const int64_t* dims, int rank) {
 
 }  // namespace
 
-Tensor::Tensor(void* data_, DType dtype_, std::initializer_list<int64_t> dims, const char* name_, Device device_)
+Tensor::Tensor(void* data_, DType dtype_, std::initializer_list<int64_t> dims, const char* name_,
+               Device device_)
     : data(data_), dtype(dtype_), device(device_), rank(static_cast<int>(dims.size())), name(name_) {
-  SLUICE_CHECK(dims.size() >= 1 && dims.size() <= 4, "tensor {}: rank must be 1 to 4, got {}", name_, dims.size());
+  SLUICE_CHECK(dims.size() >= 1 && dims.size() <= 4, "tensor {}: rank must be 1 to 4, got {}", name_,
+               dims.size());
   std::copy(dims.begin(), dims.end(), shape.begin());
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 // Tensor: a view. Row-major, contiguous, rank <= 4; copied freely, owns nothing.
 //
-// Accumulation law of the whole house: gradients of parameters are added to; gradients of activations are overwritten,
-// or `Into::add` where an input has several readers.
+// Accumulation law of the whole house: gradients of parameters are added to; gradients of activations are
+// overwritten, or `Into::add` where an input has several readers.
 #include <array>
 #include <initializer_list>
 #include <string>

@@ -90,7 +90,8 @@ Blend::Blend(const std::vector<DataSource>& sources, int64_t seq_len, int64_t vo
     }
     if (document_mask && source->predicted == 0) {
       fail(ExitCode::data,
-           "data source {} ({}): its {} documents are one token each, so with data.document_mask nothing is left to predict: set "
+           "data source {} ({}): its {} documents are one token each, so with data.document_mask nothing is "
+           "left to predict: set "
            "data.document_mask=false, or tokenize text with longer documents",
            source->name, config.path, source->tokens);
     }
@@ -271,7 +272,8 @@ std::vector<Blend::SourceInfo> Blend::sources() const {
     std::vector<std::string> prefixes;
     for (const TokenFile& file : source->files) prefixes.push_back(file.prefix());
     infos.push_back({source->name, static_cast<int64_t>(source->files.size()), source->tokens,
-                     source->num_samples(), static_cast<double>(source->per_cycle) / kCycle, text_loss(prefixes)});
+                     source->num_samples(), static_cast<double>(source->per_cycle) / kCycle,
+                     text_loss(prefixes)});
   }
   return infos;
 }
@@ -283,8 +285,9 @@ std::vector<std::pair<std::string, double>> Blend::epochs(int64_t samples) const
   for (int64_t i = 0; i < samples % kCycle; ++i) ++taken[schedule_[static_cast<size_t>(i)]];
   std::vector<std::pair<std::string, double>> epochs;
   for (size_t s = 0; s < sources_.size(); ++s)
-    epochs.emplace_back(sources_[s]->name, static_cast<double>(samples / kCycle * sources_[s]->per_cycle + taken[s]) /
-                                               static_cast<double>(sources_[s]->num_samples()));
+    epochs.emplace_back(sources_[s]->name,
+                        static_cast<double>(samples / kCycle * sources_[s]->per_cycle + taken[s]) /
+                            static_cast<double>(sources_[s]->num_samples()));
   return epochs;
 }
 
@@ -306,7 +309,9 @@ std::string Blend::fingerprint() const {
   return hashed_whole() ? "xxh3-whole:" + hash_of_files(&TokenFile::fingerprint) : sampled_fingerprint();
 }
 
-std::string Blend::sampled_fingerprint() const { return "xxh3:" + hash_of_files(&TokenFile::sampled_fingerprint); }
+std::string Blend::sampled_fingerprint() const {
+  return "xxh3:" + hash_of_files(&TokenFile::sampled_fingerprint);
+}
 
 std::string Blend::hash_of_files(std::string (TokenFile::*of_file)() const) const {
   std::string all;

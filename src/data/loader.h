@@ -27,8 +27,9 @@ class Blend {
  public:
   /// Opens every source (globs expanded, sorted). Error(no_input): no such files. Error(data): a damaged
   /// file, or a source shorter than one sample. Error(usage): weights that are negative, all zero, or a
-  /// positive one below 1/131,072 of the total; document_mask over documents of one token each, of which none would be
-  /// predicted. Tokens outside [0, vocab_size) are found on reading: Error(data) with file, token index and value.
+  /// positive one below 1/131,072 of the total; document_mask over documents of one token each, of which none
+  /// would be predicted. Tokens outside [0, vocab_size) are found on reading: Error(data) with file, token
+  /// index and value.
   Blend(const std::vector<DataSource>& sources, int64_t seq_len, int64_t vocab_size, bool document_mask,
         uint64_t seed);
 
@@ -56,8 +57,9 @@ class Blend {
   const std::vector<TokenFile>& files(size_t source) const;
   /// Passes over each source, by name, that the first `samples` samples of the shuffled stream make.
   std::vector<std::pair<std::string, double>> epochs(int64_t samples) const;
-  /// Of the tokens of all sources, in order; names, paths and weights are not part of it. Up to kHashedBytes in all files
-  /// everything is read, and every change of the data shows; beyond that, sizes, indexes and 64 pages of each file.
+  /// Of the tokens of all sources, in order; names, paths and weights are not part of it. Up to kHashedBytes
+  /// in all files everything is read, and every change of the data shows; beyond that, sizes, indexes and 64
+  /// pages of each file.
   std::string fingerprint() const;
   static constexpr int64_t kHashedBytes = int64_t{1} << 30;
   bool hashed_whole() const { return num_bytes() <= kHashedBytes; }

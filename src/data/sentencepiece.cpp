@@ -89,7 +89,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   void load() {
     std::string problem;
     try {
-      if (const auto status = processor_.LoadFromSerializedProto(model_); !status.ok()) problem = status.ToString();
+      if (const auto status = processor_.LoadFromSerializedProto(model_); !status.ok())
+        problem = status.ToString();
     } catch (const std::exception& error) {  // of the trie that the library builds of the pieces
       problem = error.what();
     }
@@ -100,9 +101,11 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string surface(int id) const {
     if (processor_.IsControl(id) || processor_.IsUnknown(id) || processor_.IsUnused(id)) return "";
     std::string text = processor_.IdToPiece(id);
-    if (processor_.IsByte(id)) return std::string(1, static_cast<char>(std::stoi(text.substr(3, 2), nullptr, 16)));  // <0x0A>
+    if (processor_.IsByte(id))
+      return std::string(1, static_cast<char>(std::stoi(text.substr(3, 2), nullptr, 16)));  // <0x0A>
     constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581 stands for a space
-    for (size_t at = 0; (at = text.find(kSpace, at)) != std::string::npos; ++at) text.replace(at, kSpace.size(), " ");
+    for (size_t at = 0; (at = text.find(kSpace, at)) != std::string::npos; ++at)
+      text.replace(at, kSpace.size(), " ");
     return text;
   }
 

@@ -14,10 +14,11 @@ namespace sluice {
 namespace {
 
 // Field numbers of sentencepiece_model.proto.
-constexpr uint32_t kPieces = 1, kNormalizer = 3, kDenormalizer = 5;                              // of the model
-constexpr uint32_t kPieceText = 1, kPieceType = 3;                                               // of a piece
-constexpr uint32_t kName = 1, kCharsMap = 2, kAddDummyPrefix = 3, kRemoveExtraWhitespaces = 4;   // of a normaliser
-constexpr uint64_t kUserDefined = 4;                                                             // a type of piece
+constexpr uint32_t kPieces = 1, kNormalizer = 3, kDenormalizer = 5;  // of the model
+constexpr uint32_t kPieceText = 1, kPieceType = 3;                   // of a piece
+constexpr uint32_t kName = 1, kCharsMap = 2, kAddDummyPrefix = 3,
+                   kRemoveExtraWhitespaces = 4;  // of a normaliser
+constexpr uint64_t kUserDefined = 4;             // a type of piece
 
 // Limits of the library's fixed arrays of matches.
 constexpr int kMaxRules = 32, kMaxUserDefined = 64;
@@ -92,7 +93,12 @@ bool is_utf8(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     const auto byte = [&](size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
     const unsigned first = byte(i);
-    const int more = first < 0x80 ? 0 : first < 0xc2 ? -1 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : first < 0xf5 ? 3 : -1;
+    const int more = first < 0x80   ? 0
+                     : first < 0xc2 ? -1
+                     : first < 0xe0 ? 1
+                     : first < 0xf0 ? 2
+                     : first < 0xf5 ? 3
+                                    : -1;
     if (more < 0) return false;
     uint32_t point = more == 0 ? first : first & (0x3fu >> more);
     for (int k = 1; k <= more; ++k) {
@@ -106,9 +112,10 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-/// precompiled_charsmap: the size of a double-array trie (Aoe 1989; the layout is that of Yata's darts-clone), the trie, and
-/// the zero-terminated texts that its leaves refer to. From the base of a state, byte c leads to unit base ^ c, if that bears
-/// the label c; the unit says how far its own base is, and whether the unit there holds a leaf's value.
+/// precompiled_charsmap: the size of a double-array trie (Aoe 1989; the layout is that of Yata's
+/// darts-clone), the trie, and the zero-terminated texts that its leaves refer to. From the base of a state,
+/// byte c leads to unit base ^ c, if that bears the label c; the unit says how far its own base is, and
+/// whether the unit there holds a leaf's value.
 class CharsMap {
  public:
   CharsMap(std::string_view blob, const Fields& fields) : fields_(fields) {
@@ -125,8 +132,8 @@ class CharsMap {
     if (!texts_.empty() && texts_.back() != '\0') refuse("does not end its last text");
   }
 
-  /// Visits every unit that any text leads to, once, and each after those behind it. A trie with shared ends has no circle;
-  /// one that has is refused, for the number of matches along it has no bound.
+  /// Visits every unit that any text leads to, once, and each after those behind it. A trie with shared ends
+  /// has no circle; one that has is refused, for the number of matches along it has no bound.
   void check() {
     rules_.assign(units_.size(), kUnseen);
     struct Visit {
@@ -140,7 +147,8 @@ class CharsMap {
       if (at.byte == 256) {
         const size_t done = at.unit;
         rules_[done] = static_cast<int8_t>(at.rules + (done != 0 && has_leaf(units_[done]) ? 1 : 0));
-        if (rules_[done] > kMaxRules) refuse(fmt::format("has more than {} rules that begin alike", kMaxRules));
+        if (rules_[done] > kMaxRules)
+          refuse(fmt::format("has more than {} rules that begin alike", kMaxRules));
         const int rules = rules_[done];
         path.pop_back();
         if (!path.empty()) path.back().rules = std::max(path.back().rules, rules);
@@ -177,8 +185,10 @@ class CharsMap {
   }
 
   void check_text(uint32_t begin) const {
-    if (begin >= texts_.size()) refuse(fmt::format("puts in the text at {}, of {} bytes", begin, texts_.size()));
-    if (!is_utf8(texts_.data() + begin)) refuse(fmt::format("puts in a text, at {}, that is not UTF-8", begin));
+    if (begin >= texts_.size())
+      refuse(fmt::format("puts in the text at {}, of {} bytes", begin, texts_.size()));
+    if (!is_utf8(texts_.data() + begin))
+      refuse(fmt::format("puts in a text, at {}, that is not UTF-8", begin));
   }
 
   [[noreturn]] void refuse(const std::string& what) const { fields_.refuse("its normalisation map " + what); }
@@ -210,8 +220,8 @@ void read_normalizer(std::string_view message, const std::string& path, Sentence
   }
 }
 
-/// Pieces that users define are matched by a trie, whose builder takes no empty ones, and which counts the matches that begin
-/// alike in an array of fixed size.
+/// Pieces that users define are matched by a trie, whose builder takes no empty ones, and which counts the
+/// matches that begin alike in an array of fixed size.
 class Pieces {
  public:
   void read(std::string_view message, const std::string& path) {
@@ -223,7 +233,8 @@ class Pieces {
       if (field.number == kPieceType) user_defined = field.integer() == kUserDefined;
     }
     if (text.empty()) field.refuse(fmt::format("piece {} is empty", count_));
-    if (text.find('\0') != std::string_view::npos) field.refuse(fmt::format("piece {} holds a zero byte", count_));
+    if (text.find('\0') != std::string_view::npos)
+      field.refuse(fmt::format("piece {} holds a zero byte", count_));
     if (user_defined) user_defined_.insert(text);
     ++count_;
   }
@@ -234,7 +245,8 @@ class Pieces {
       while (!open.empty() && !text.starts_with(open.back())) open.pop_back();
       open.push_back(text);
       if (open.size() > kMaxUserDefined)
-        fail(ExitCode::data, "{}: not a SentencePiece model: more than {} user-defined pieces begin alike", path, kMaxUserDefined);
+        fail(ExitCode::data, "{}: not a SentencePiece model: more than {} user-defined pieces begin alike",
+             path, kMaxUserDefined);
     }
   }
 

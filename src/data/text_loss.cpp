@@ -12,7 +12,9 @@ void TextLoss::add(const TokenFileInfo& info) {
 }
 
 double TextLoss::bytes_per_token_byte() const {
-  return lost_bytes > 0 && token_bytes > 0 ? static_cast<double>(text_bytes) / static_cast<double>(token_bytes) : 1.0;
+  return lost_bytes > 0 && token_bytes > 0
+             ? static_cast<double>(text_bytes) / static_cast<double>(token_bytes)
+             : 1.0;
 }
 
 double TextLoss::share() const {

@@ -1,5 +1,6 @@
 #pragma once
-// Text that a tokenizer cannot give back: what its normaliser takes out or replaces, and characters that it does not know.
+// Text that a tokenizer cannot give back: what its normaliser takes out or replaces, and characters that it
+// does not know.
 #include <string>
 #include <vector>
 
@@ -7,7 +8,8 @@
 
 namespace sluice {
 
-/// Of one or several token files, by their PREFIX.json; files without one, or with one of before these counts, add nothing.
+/// Of one or several token files, by their PREFIX.json; files without one, or with one of before these
+/// counts, add nothing.
 struct TextLoss {
   int64_t text_bytes = 0;   // read
   int64_t token_bytes = 0;  // that the tokens stand for, as Tokenizer::token_bytes counts

@@ -31,17 +31,19 @@ void check_tokenizer(const NamedFile& named, const TokenFileInfo& info, const To
        "data source {}: {}.bin was made with another tokenizer.\n"
        "  the file's:  {}, vocabulary of {}, fingerprint {} (by {}.json)\n"
        "  this run's:  {}, vocabulary of {}, fingerprint {} (data.tokenizer)\n"
-       "Tokenize the text again with this run's tokenizer (sluice tokenize TEXT -o {} --tokenizer {}), or set data.tokenizer to "
+       "Tokenize the text again with this run's tokenizer (sluice tokenize TEXT -o {} --tokenizer {}), or "
+       "set data.tokenizer to "
        "the one that the file was made with.",
-       named.source, named.file->prefix(), info.tokenizer_name.empty() ? "unnamed" : info.tokenizer_name, info.vocab_size,
-       info.tokenizer, named.file->prefix(), tokenizer.name(), tokenizer.vocab_size(), tokenizer.fingerprint(), named.file->prefix(),
-       tokenizer.name());
+       named.source, named.file->prefix(), info.tokenizer_name.empty() ? "unnamed" : info.tokenizer_name,
+       info.vocab_size, info.tokenizer, named.file->prefix(), tokenizer.name(), tokenizer.vocab_size(),
+       tokenizer.fingerprint(), named.file->prefix(), tokenizer.name());
 }
 
 [[noreturn]] void fail_info(const NamedFile& named, const std::string& what) {
   const std::string& prefix = named.file->prefix();
   fail(ExitCode::data,
-       "data source {}: {}.json does not belong to {}.bin and {}.idx: {}. Tokenize the text again, or remove {}.json when another "
+       "data source {}: {}.json does not belong to {}.bin and {}.idx: {}. Tokenize the text again, or remove "
+       "{}.json when another "
        "program made the tokens.",
        named.source, prefix, prefix, prefix, what, prefix);
 }
@@ -49,22 +51,26 @@ void check_tokenizer(const NamedFile& named, const TokenFileInfo& info, const To
 void check_counts(const NamedFile& named, const TokenFileInfo& info) {
   const TokenFile& file = *named.file;
   if (info.tokens != file.num_tokens() || info.documents != file.num_documents())
-    fail_info(named, fmt::format("it says {} tokens in {} documents, the files hold {} in {}", info.tokens, info.documents,
-                                 file.num_tokens(), file.num_documents()));
+    fail_info(named, fmt::format("it says {} tokens in {} documents, the files hold {} in {}", info.tokens,
+                                 info.documents, file.num_tokens(), file.num_documents()));
 }
 
 void check_vocabulary(const NamedFile& named, int64_t largest, int64_t vocab_size) {
   if (largest >= 0 && largest < vocab_size) return;
   const int64_t at = named.file->find_outside(vocab_size);
   if (at < 0)
-    fail_info(named, fmt::format("it says the largest token is {}, but none is outside the vocabulary of {}", largest, vocab_size));
+    fail_info(named, fmt::format("it says the largest token is {}, but none is outside the vocabulary of {}",
+                                 largest, vocab_size));
   fail(ExitCode::data,
-       "data source {}: {}.bin: token {} is {}, outside the vocabulary of {} (model.vocab_size; the largest token of the file is {}). "
-       "It was made with another tokenizer, or is damaged; where this model is right, tokenize the text again with its tokenizer.",
+       "data source {}: {}.bin: token {} is {}, outside the vocabulary of {} (model.vocab_size; the largest "
+       "token of the file is {}). "
+       "It was made with another tokenizer, or is damaged; where this model is right, tokenize the text "
+       "again with its tokenizer.",
        named.source, named.file->prefix(), at, named.file->token(at), vocab_size, largest);
 }
 
-/// Error(data) when a validation set shares a file with the training data, or has a file of the same contents.
+/// Error(data) when a validation set shares a file with the training data, or has a file of the same
+/// contents.
 void check_held_out(const Blend& training, const std::vector<std::unique_ptr<Blend>>& validation) {
   std::map<std::pair<uint64_t, uint64_t>, NamedFile> by_identity;
   std::multimap<int64_t, NamedFile> by_size;  // files of the same contents are of the same size
@@ -74,8 +80,10 @@ void check_held_out(const Blend& training, const std::vector<std::unique_ptr<Ble
   }
   const auto overlap = [](const NamedFile& trained, const NamedFile& held, const char* what) {
     fail(ExitCode::data,
-         "validation set {} is trained on: {}.bin {} {}.bin of the training source {}. Its loss would not say how the model does on "
-         "other text: name another set in data.validation, or say data.allow_overlap=true to measure it all the same.",
+         "validation set {} is trained on: {}.bin {} {}.bin of the training source {}. Its loss would not "
+         "say how the model does on "
+         "other text: name another set in data.validation, or say data.allow_overlap=true to measure it all "
+         "the same.",
          held.source, held.file->prefix(), what, trained.file->prefix(), trained.source);
   };
   for (const auto& set : validation)
@@ -108,12 +116,14 @@ void check_tokens(const Blend& blend, const Tokenizer& tokenizer, const Config& 
     }
     const bool scanned = !info || file.bytes() <= kScannedBytes;
     if (!info && file.bytes() > kScannedBytes)
-      spdlog::warn("{}.bin has no PREFIX.json that tells its largest token; all of its {:.1f} GB are read for it", file.prefix(),
-                   static_cast<double>(file.bytes()) / 1e9);
+      spdlog::warn(
+          "{}.bin has no PREFIX.json that tells its largest token; all of its {:.1f} GB are read for it",
+          file.prefix(), static_cast<double>(file.bytes()) / 1e9);
     const int64_t largest = scanned ? file.max_token() : info->largest_token;
     check_vocabulary(named, largest, config.model.vocab_size);
     if (info && largest != info->largest_token)
-      fail_info(named, fmt::format("it says the largest token is {}, the files hold {}", info->largest_token, largest));
+      fail_info(named, fmt::format("it says the largest token is {}, the files hold {}", info->largest_token,
+                                   largest));
   }
 }
 
@@ -123,8 +133,8 @@ bool tokenizer_known(const Blend& blend, size_t source) {
   return true;
 }
 
-void check_data(const Blend& training, const std::vector<std::unique_ptr<Blend>>& validation, const Tokenizer& tokenizer,
-                const Config& config) {
+void check_data(const Blend& training, const std::vector<std::unique_ptr<Blend>>& validation,
+                const Tokenizer& tokenizer, const Config& config) {
   check_tokens(training, tokenizer, config);
   for (const auto& set : validation) check_tokens(*set, tokenizer, config);
   if (!config.data.allow_overlap) check_held_out(training, validation);

@@ -68,7 +68,8 @@ std::string hash_text(const void* data, int64_t bytes) {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-/// Parts of a file that threads share; fixed, so that a hash of their hashes is the same for any number of threads.
+/// Parts of a file that threads share; fixed, so that a hash of their hashes is the same for any number of
+/// threads.
 constexpr int64_t kPart = int64_t{8} << 20;
 
 /// Calls body(part, begin, bytes) for every part of a file, on all threads.
@@ -99,14 +100,17 @@ void refuse_text(const std::string& path) {
       if (output.ends_with(known)) output.resize(output.size() - std::string(known).size());
     if (output == text) output += ".tokens";
     fail(ExitCode::no_input,
-         "there is no token file {}.bin; {} is text, which is made into token files first:\n  sluice tokenize {} -o {}\nand then named by "
+         "there is no token file {}.bin; {} is text, which is made into token files first:\n  sluice "
+         "tokenize {} -o {}\nand then named by "
          "its prefix, path: {}",
          prefix, text, text, output, output);
   }
 }
 
 TokenFile::TokenFile(const std::string& prefix)
-    : prefix_((refuse_text(prefix), strip_extension(prefix))), bin_(prefix_ + ".bin"), idx_(prefix_ + ".idx") {
+    : prefix_((refuse_text(prefix), strip_extension(prefix))),
+      bin_(prefix_ + ".bin"),
+      idx_(prefix_ + ".idx") {
   check_index();
 }
 
@@ -260,7 +264,8 @@ void TokenFile::read(int64_t begin, int64_t count, int32_t* out) const {
 }
 
 std::string TokenFile::fingerprint() const {
-  std::string hashes = fmt::format("{} {} {}\n", bin_.size(), idx_.size(), hash_text(idx_.data(), idx_.size()));
+  std::string hashes =
+      fmt::format("{} {} {}\n", bin_.size(), idx_.size(), hash_text(idx_.data(), idx_.size()));
   const auto begin = static_cast<int64_t>(hashes.size());
   constexpr int64_t kHash = 32;
   hashes.resize(static_cast<size_t>(begin + (bin_.size() + kPart - 1) / kPart * kHash));
@@ -273,8 +278,9 @@ std::string TokenFile::fingerprint() const {
 }
 
 std::string TokenFile::sampled_fingerprint() const {
-  const std::string sample = fmt::format("{} {} {}\n", bin_.size(), idx_.size(), hash_text(idx_.data(), idx_.size())) +
-                             sample_pages(bin_.data(), bin_.size());
+  const std::string sample =
+      fmt::format("{} {} {}\n", bin_.size(), idx_.size(), hash_text(idx_.data(), idx_.size())) +
+      sample_pages(bin_.data(), bin_.size());
   bin_.check(true);
   idx_.check(true);
   return "xxh3:" + hash_text(sample.data(), std::ssize(sample));
@@ -299,7 +305,8 @@ int64_t TokenFile::find_outside(int64_t vocab_size) const {
     const int64_t count = std::min(kBlock, tokens_ - begin);
     read(begin, count, block);
     const int32_t* end = block + count;
-    const int32_t* at = std::find_if(static_cast<const int32_t*>(block), end, [&](int32_t t) { return t < 0 || t >= vocab_size; });
+    const int32_t* at = std::find_if(static_cast<const int32_t*>(block), end,
+                                     [&](int32_t t) { return t < 0 || t >= vocab_size; });
     if (at != end) return begin + (at - block);
   }
   return -1;

@@ -34,9 +34,11 @@ class TokenFile {
   void read(int64_t begin, int64_t count, int32_t* out) const;
   /// XXH3 of both files, whole: changes with every bit of the data. Reads all of it, on all threads.
   std::string fingerprint() const;
-  /// The same of the sizes, of .idx and of 64 pages of .bin: quick for any size, and blind to what lies between them.
+  /// The same of the sizes, of .idx and of 64 pages of .bin: quick for any size, and blind to what lies
+  /// between them.
   std::string sampled_fingerprint() const;
-  /// Largest token id by a full scan, on all threads. A negative one, which no vocabulary has, counts as larger than any.
+  /// Largest token id by a full scan, on all threads. A negative one, which no vocabulary has, counts as
+  /// larger than any.
   int32_t max_token() const;
   /// Index of the first token that is outside [0, vocab_size); -1 when there is none.
   int64_t find_outside(int64_t vocab_size) const;
@@ -54,8 +56,8 @@ class TokenFile {
   int64_t sequences_ = 0, document_bounds_ = 0, filled_documents_ = 0, tokens_ = 0;
 };
 
-/// The first mistake of many is to give the text itself. Error(no_input) with the command that makes token files of it, where
-/// `path` (a prefix, or a file) leads to no token file but to a text.
+/// The first mistake of many is to give the text itself. Error(no_input) with the command that makes token
+/// files of it, where `path` (a prefix, or a file) leads to no token file but to a text.
 void refuse_text(const std::string& path);
 
 /// Writes PREFIX.bin/.idx: documents one by one, u16 when vocab_size < 65,500, else i32. Files appear under
@@ -64,8 +66,8 @@ class TokenFileWriter {
  public:
   TokenFileWriter(const std::string& prefix, int64_t vocab_size);
   ~TokenFileWriter();
-  /// One document = one sequence; an empty one is passed over. Error(data): a token outside [0, vocab_size), or more of them
-  /// than a sequence may have.
+  /// One document = one sequence; an empty one is passed over. Error(data): a token outside [0, vocab_size),
+  /// or more of them than a sequence may have.
   void add_document(const int32_t* tokens, int64_t count);
   /// The same of a document that comes in parts: all of them, then its end.
   void add_part(const int32_t* tokens, int64_t count);
@@ -85,7 +87,8 @@ struct TokenFileInfo {
   std::string tokenizer;  // Tokenizer::fingerprint()
   int64_t vocab_size = 0, end_of_document = 0;
   int64_t documents = 0, tokens = 0, text_bytes = 0, largest_token = 0;  // text_bytes: of the text read
-  std::string tokenizer_name;  // for messages: "byte", "sentencepiece english.model"; empty where an older program wrote the file
+  std::string tokenizer_name;  // for messages: "byte", "sentencepiece english.model"; empty where an older
+                               // program wrote the file
   int64_t token_bytes = 0;     // that the tokens stand for; 0: not counted (written by an earlier version)
   int64_t lost_bytes = 0;      // of the text read, that the tokens do not give back
 };

@@ -107,10 +107,12 @@ void TokenFileWriter::add_document(const int32_t* tokens, int64_t count) {
 
 void TokenFileWriter::add_part(const int32_t* tokens, int64_t count) {
   Impl& w = *impl_;
-  SLUICE_CHECK(!w.finished && count >= 0, "TokenFileWriter: {} tokens after finish or of negative length", count);
+  SLUICE_CHECK(!w.finished && count >= 0, "TokenFileWriter: {} tokens after finish or of negative length",
+               count);
   if (count > std::numeric_limits<int32_t>::max() - w.open) {
-    fail(ExitCode::data, "{}: document {} has {} tokens or more; the format holds up to 2^31 - 1 per sequence",
-         w.prefix, num_documents(), w.open + count);
+    fail(ExitCode::data,
+         "{}: document {} has {} tokens or more; the format holds up to 2^31 - 1 per sequence", w.prefix,
+         num_documents(), w.open + count);
   }
   for (int64_t i = 0; i < count; ++i) {
     if (tokens[i] < 0 || tokens[i] >= w.vocab_size) {
@@ -193,8 +195,8 @@ std::optional<TokenFileInfo> read_token_file_info(const std::string& prefix) {
     info.token_bytes = j.value("token_bytes", int64_t{0});
     info.lost_bytes = j.value("lost_bytes", int64_t{0});
     if (info.token_bytes < 0 || info.lost_bytes < 0 || info.lost_bytes > info.text_bytes)
-      fail(ExitCode::data, "{}: {} of {} bytes lost, {} in tokens: not a count of bytes", path, info.lost_bytes, info.text_bytes,
-           info.token_bytes);
+      fail(ExitCode::data, "{}: {} of {} bytes lost, {} in tokens: not a count of bytes", path,
+           info.lost_bytes, info.text_bytes, info.token_bytes);
     return info;
   } catch (const nlohmann::json::exception& e) {
     fail(ExitCode::data, "{}: {}", path, e.what());

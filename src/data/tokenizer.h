@@ -26,9 +26,11 @@ class Tokenizer {
   virtual const std::string& model() const = 0;
   /// encode(a + b) is encode(a) followed by encode(b), so that a long text can be encoded in parts.
   virtual bool encodes_in_parts() const = 0;
-  /// How many bytes of a text its tokens do not give back: taken out or replaced by the normaliser, or unknown characters.
+  /// How many bytes of a text its tokens do not give back: taken out or replaced by the normaliser, or
+  /// unknown characters.
   virtual int64_t lost_bytes(std::string_view text, const std::vector<int32_t>& tokens) const = 0;
-  /// "the normaliser nmt_nfkc, which removes extra whitespace": how text is changed before it is cut into tokens.
+  /// "the normaliser nmt_nfkc, which removes extra whitespace": how text is changed before it is cut into
+  /// tokens.
   virtual std::string normalization() const = 0;
 };
 

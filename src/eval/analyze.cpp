@@ -4,9 +4,9 @@
 #include <functional>
 #include <memory>
 
+#include "config/derived.h"
 #include "data/loader.h"
 #include "data/token_check.h"
-#include "config/derived.h"
 
 namespace sluice {
 namespace {
@@ -36,7 +36,8 @@ class SamplePass {
 
   /// False, and nothing is read, for a sample that is not whole.
   bool run(const Blend& set, int64_t sample, const Read& read) {
-    set.fill_sequential(sample, 1, sample_[0].data(), sample_[1].data(), sample_[2].data(), sample_[3].data());
+    set.fill_sequential(sample, 1, sample_[0].data(), sample_[1].data(), sample_[2].data(),
+                        sample_[3].data());
     if (sample_[1].back() < 0) return false;
     const Batch& host = buffers_.host;
     size_t i = 0;
@@ -57,7 +58,8 @@ class SamplePass {
   ForwardBuffers buffers_;
 };
 
-/// Adds samples [0, count) to `sums`, in order: in every round each rank computes one from `blank`, and merges all of them.
+/// Adds samples [0, count) to `sums`, in order: in every round each rank computes one from `blank`, and
+/// merges all of them.
 template <class Sums, class Add>
 void share_samples(Sums& sums, const Sums& blank, int64_t count, Communicator& ranks, const Add& add) {
   const Parts into = sums.parts();
@@ -68,14 +70,17 @@ void share_samples(Sums& sums, const Sums& blank, int64_t count, Communicator& r
     if (first + ranks.rank() < count) add(one, first + ranks.rank());
     pack(mine.data(), one.parts());
     ranks.all_gather(all.data(), mine.data(), size * static_cast<int64_t>(sizeof(double)));
-    for (int64_t r = 0; r < std::min<int64_t>(ranks.size(), count - first); ++r) merge_packed(into, all.data() + r * size);
+    for (int64_t r = 0; r < std::min<int64_t>(ranks.size(), count - first); ++r)
+      merge_packed(into, all.data() + r * size);
   }
 }
 
 /// Samples in turn from the sets, until there are enough.
-void draw_maps(Analysis& a, const TrainedModel& trained, const std::vector<std::unique_ptr<Blend>>& sets, int64_t seq_len,
-               int64_t sequences) {
-  const auto read = [&](Context& ctx, const Batch& batch, const Transformer::Saved& saved) { a.maps.add(ctx, batch.first_key, saved); };
+void draw_maps(Analysis& a, const TrainedModel& trained, const std::vector<std::unique_ptr<Blend>>& sets,
+               int64_t seq_len, int64_t sequences) {
+  const auto read = [&](Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
+    a.maps.add(ctx, batch.first_key, saved);
+  };
   SamplePass pass(trained, seq_len, a.maps.tokens(), read);
   bool more = true;
   for (int64_t sample = 0; more && a.maps.sequences() < sequences; ++sample) {
@@ -97,11 +102,13 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
                  const AnalyzeOptions& options, Communicator& ranks) {
   const int64_t seq_len = data.seq_len;
   if (seq_len > max_positions(trained.config()))
-    fail(ExitCode::usage, "data.seq_len is {}, but the model knows {} positions", seq_len, max_positions(trained.config()));
+    fail(ExitCode::usage, "data.seq_len is {}, but the model knows {} positions", seq_len,
+         max_positions(trained.config()));
   std::vector<std::unique_ptr<Blend>> blends;
   for (const DataSource& source : sources)
-    blends.push_back(std::make_unique<Blend>(std::vector<DataSource>{source}, seq_len, trained.config().model.vocab_size,
-                                             data.document_mask, trained.config().train.seed));
+    blends.push_back(std::make_unique<Blend>(std::vector<DataSource>{source}, seq_len,
+                                             trained.config().model.vocab_size, data.document_mask,
+                                             trained.config().train.seed));
   if (ranks.rank() == 0)
     for (const auto& blend : blends) check_tokens(*blend, trained.tokenizer(), trained.config());
   const auto samples_of = [&](const Blend& blend) {
@@ -114,9 +121,10 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
   Statistics total = blank;
   {
     Statistics unused = blank;
-    SamplePass pass(trained, seq_len, seq_len, [&](Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
-      unused.add(ctx, batch, saved);
-    });
+    SamplePass pass(trained, seq_len, seq_len,
+                    [&](Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
+                      unused.add(ctx, batch, saved);
+                    });
     for (size_t i = 0; i < blends.size(); ++i) {
       sets.push_back({sources[i].name, blank});
       share_samples(sets[i].sums, blank, samples_of(*blends[i]), ranks, [&](Statistics& one, int64_t sample) {
@@ -124,7 +132,8 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
           one.add(ctx, batch, saved);
         });
       });
-      if (sets[i].sums.sequences == 0) fail(ExitCode::data, "{}: no whole sample of {} tokens", sources[i].name, seq_len);
+      if (sets[i].sums.sequences == 0)
+        fail(ExitCode::data, "{}: no whole sample of {} tokens", sources[i].name, seq_len);
       total.merge(sets[i].sums);
     }
   }
@@ -133,11 +142,13 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
   if (second.needed()) {
     const SecondPass blank_second = second;
     SecondPass unused = second;
-    SamplePass pass(trained, seq_len, seq_len,
-                    [&](Context& ctx, const Batch&, const Transformer::Saved& saved) { unused.add(ctx, saved); });
+    SamplePass pass(
+        trained, seq_len, seq_len,
+        [&](Context& ctx, const Batch&, const Transformer::Saved& saved) { unused.add(ctx, saved); });
     for (const auto& blend : blends)
       share_samples(second, blank_second, samples_of(*blend), ranks, [&](SecondPass& one, int64_t sample) {
-        pass.run(*blend, sample, [&](Context& ctx, const Batch&, const Transformer::Saved& saved) { one.add(ctx, saved); });
+        pass.run(*blend, sample,
+                 [&](Context& ctx, const Batch&, const Transformer::Saved& saved) { one.add(ctx, saved); });
       });
   }
 

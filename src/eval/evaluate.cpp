@@ -96,7 +96,9 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
   return result;
 }
 
-std::string figure(double value, int digits) { return std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits); }
+std::string figure(double value, int digits) {
+  return std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits);
+}
 
 std::vector<std::string> describe(const EvalResult& result) {
   std::vector<std::string> lines;
@@ -105,9 +107,9 @@ std::vector<std::string> describe(const EvalResult& result) {
   for (const SetResult& set : result.sets)
     lines.push_back(set.tokens == 0
                         ? fmt::format("  val {:<{}}  no token was predicted: no loss", set.name, width)
-                        : fmt::format("  val {:<{}}  loss {:.4f}  ppl {:.3f}  {} bits/byte  ({} tokens{})", set.name, width,
-                                      set.loss, set.perplexity, figure(set.bits_per_byte, 4), set.tokens,
-                                      set.loss_of_text.describe("; ")));
+                        : fmt::format("  val {:<{}}  loss {:.4f}  ppl {:.3f}  {} bits/byte  ({} tokens{})",
+                                      set.name, width, set.loss, set.perplexity, figure(set.bits_per_byte, 4),
+                                      set.tokens, set.loss_of_text.describe("; ")));
   const ModelSummary& a = result.analysis;
   lines.push_back(fmt::format(
       "  attention on the first token {:.1f}%{}  largest residual {:.1f}", 100 * a.first_token_attention,

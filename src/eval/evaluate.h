@@ -21,7 +21,8 @@ struct SetResult {
   double perplexity = 0;     // exp(loss)
   double bits_per_byte = 0;  // nats of tokens that stand for text / (ln 2 * the bytes of text read for them)
   int64_t tokens = 0;        // targets
-  TextLoss loss_of_text = {};  // where the tokenizer drops text, it has been read all the same, and is counted
+  TextLoss loss_of_text =
+      {};  // where the tokenizer drops text, it has been read all the same, and is counted
 };
 
 struct EvalResult {
@@ -45,7 +46,8 @@ class Evaluator {
   const std::vector<std::unique_ptr<Blend>>& blends() const { return sets_; }
 
   /// `buffers` for the losses, `analysed` for the analysis; they may be the same. `stop` is asked between
-  /// batches; when it says yes the evaluation is given up and nothing is returned. zeroing: of every forward pass.
+  /// batches; when it says yes the evaluation is given up and nothing is returned. zeroing: of every forward
+  /// pass.
   std::optional<EvalResult> run(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
                                 ForwardBuffers& analysed, const std::function<bool()>& stop,
                                 const ValueZeroing* zeroing = nullptr) const;

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <numeric>
 
+#include "config/derived.h"
 #include "core/host_view.h"
 #include "core/random.h"
-#include "config/derived.h"
 
 namespace sluice {
 
@@ -60,10 +60,9 @@ struct Generator::Pass {
     KeyValueCache cache = trained.model().make_cache(nothing, context_length, trained.dtype());
     cache.length = context_length - num_tokens;
     dry.forward(trained.model(), cache);
-    return std::unique_ptr<Pass>(
-        new Pass(trained, num_tokens,
-                 {dry.activations.high_water(), dry.host.high_water(),
-                  std::max<int64_t>(dry.ctx.scratch.high_water(), 64)}));
+    return std::unique_ptr<Pass>(new Pass(trained, num_tokens,
+                                          {dry.activations.high_water(), dry.host.high_water(),
+                                           std::max<int64_t>(dry.ctx.scratch.high_water(), 64)}));
   }
 
   void forward(const Transformer& model, KeyValueCache& cache) {
@@ -111,7 +110,8 @@ const std::vector<float>& Generator::feed(const std::vector<int32_t>& tokens) {
   const Tensor& logits = view.tensor();
   logits_.resize(static_cast<size_t>(logits.numel()));
   for (size_t i = 0; i < logits_.size(); ++i)
-    logits_[i] = logits.dtype == DType::f64 ? static_cast<float>(logits.as<double>()[i]) : logits.as<float>()[i];
+    logits_[i] =
+        logits.dtype == DType::f64 ? static_cast<float>(logits.as<double>()[i]) : logits.as<float>()[i];
   return logits_;
 }
 

@@ -2,9 +2,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "checkpoint/manifest.h"
 #include "core/io.h"
 #include "data/token_file.h"
-#include "checkpoint/manifest.h"
 
 namespace sluice {
 namespace {
@@ -24,28 +24,31 @@ bool has_token_files(const std::string& path) {
 void require_files(const DataSource& source, const std::string& key, const std::string& remedy) {
   if (has_token_files(source.path)) return;
   refuse_text(source.path);
-  fail(ExitCode::no_input, "{} ({}): there are no token files {} (.bin and .idx); if they were moved, {}", key, source.name,
-       source.path, remedy);
+  fail(ExitCode::no_input, "{} ({}): there are no token files {} (.bin and .idx); if they were moved, {}",
+       key, source.name, source.path, remedy);
 }
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> checkpoint_tokenizer(const CheckpointInfo& checkpoint, const TokenizerConfig& configured,
+std::unique_ptr<Tokenizer> checkpoint_tokenizer(const CheckpointInfo& checkpoint,
+                                                const TokenizerConfig& configured,
                                                 const std::string& chosen) {
   TokenizerConfig config = chosen.empty() ? configured : tokenizer_config(chosen);
   const bool from_file = chosen.empty() && config.type == TokenizerType::sentencepiece;
   if (from_file && !checkpoint.tokenizer_model.empty()) config.path = checkpoint.tokenizer_model;
   if (from_file && !io::exists(config.path))
     fail(ExitCode::no_input,
-         "{}: holds no tokenizer (an earlier version wrote it), and the file that its configuration names, {}, does not exist "
+         "{}: holds no tokenizer (an earlier version wrote it), and the file that its configuration names, "
+         "{}, does not exist "
          "here; --tokenizer PATH gives its place",
          checkpoint.path, config.path);
   auto tokenizer = make_tokenizer(config);
   const std::string trained = trained_fingerprint(checkpoint);
   if (!trained.empty() && trained != tokenizer->fingerprint())
     fail(chosen.empty() ? ExitCode::data : ExitCode::usage,
-         "{}: was trained with another tokenizer than {}{}: its fingerprint is {}, the checkpoint's {}", checkpoint.path,
-         chosen.empty() ? "" : "--tokenizer ", tokenizer->name(), tokenizer->fingerprint(), trained);
+         "{}: was trained with another tokenizer than {}{}: its fingerprint is {}, the checkpoint's {}",
+         checkpoint.path, chosen.empty() ? "" : "--tokenizer ", tokenizer->name(), tokenizer->fingerprint(),
+         trained);
   return tokenizer;
 }
 
@@ -63,7 +66,8 @@ std::unique_ptr<Tokenizer> training_tokenizer(const Config& config) {
     tokenizer.path = copy;
     return make_tokenizer(tokenizer);
   }
-  fail(ExitCode::no_input, "data.tokenizer.path: {} does not exist; if it was moved, give its place: data.tokenizer.path=PATH",
+  fail(ExitCode::no_input,
+       "data.tokenizer.path: {} does not exist; if it was moved, give its place: data.tokenizer.path=PATH",
        tokenizer.path);
 }
 

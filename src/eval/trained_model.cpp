@@ -1,9 +1,9 @@
 #include "eval/trained_model.h"
 
+#include "config/derived.h"
 #include "config/load.h"
 #include "core/io.h"
 #include "eval/portable.h"
-#include "config/derived.h"
 
 namespace sluice {
 
@@ -14,11 +14,13 @@ CheckpointInfo find_checkpoint(const std::string& path) {
     if (path.ends_with(".yaml") || path.ends_with(".yml")) {
       hint = "; it looks like a configuration";
       try {
-        if (const std::string run = load_config(path).run_dir; io::is_directory(run)) hint += ", whose run is " + run;
+        if (const std::string run = load_config(path).run_dir; io::is_directory(run))
+          hint += ", whose run is " + run;
       } catch (const Error&) {
       }
     }
-    fail(ExitCode::no_input, "{} is a file, and the folder of a run or of a checkpoint is expected{}", path, hint);
+    fail(ExitCode::no_input, "{} is a file, and the folder of a run or of a checkpoint is expected{}", path,
+         hint);
   }
   if (io::exists(path + "/MANIFEST.json")) return verify_checkpoint(path);
   for (const std::string& folder : {path + "/ckpt", path}) {
@@ -34,8 +36,8 @@ Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& de
   return load_resolved_config(checkpoint.path + "/config.yaml", overrides);
 }
 
-TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device,
-                           const std::string& tokenizer)
+TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once,
+                           const std::string& device, const std::string& tokenizer)
     : config_(checkpoint_config(checkpoint, device)),
       device_(resolve_device(config_.train.device)),
       tokenizer_(checkpoint_tokenizer(checkpoint, config_.data.tokenizer, tokenizer)),
@@ -62,8 +64,8 @@ TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_o
   synchronize(ctx);
 }
 
-ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, Arena& host, int64_t num_tokens,
-                                    Recompute recompute) {
+ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, Arena& host,
+                                    int64_t num_tokens, Recompute recompute) {
   ForwardBuffers b;
   b.allocate_batch(arena, host, num_tokens);
   b.saved = trained.model().make_saved(arena, num_tokens, trained.dtype(), recompute);

@@ -3,13 +3,13 @@
 #include <memory>
 #include <string>
 
+#include "checkpoint/store.h"
 #include "config/config.h"
 #include "core/context.h"
 #include "data/tokenizer.h"
+#include "nn/forward_buffers.h"
 #include "nn/transformer.h"
 #include "params/param_store.h"
-#include "checkpoint/store.h"
-#include "nn/forward_buffers.h"
 
 namespace sluice {
 
@@ -17,8 +17,8 @@ namespace sluice {
 /// Error(no_input) when there is none.
 CheckpointInfo find_checkpoint(const std::string& run_or_checkpoint);
 
-/// Its configuration; device: "auto", "cpu" or "cuda" in the place of its train.device, which may name what this program
-/// or machine has not; empty: as it says.
+/// Its configuration; device: "auto", "cpu" or "cuda" in the place of its train.device, which may name what
+/// this program or machine has not; empty: as it says.
 Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device = "");
 
 class TrainedModel {
@@ -46,9 +46,9 @@ class TrainedModel {
   std::unique_ptr<Arena> parameters_;
 };
 
-/// Buffers of a forward pass over num_tokens, from an arena of the model's device; `host` holds the host's side of a
-/// batch on a GPU.
-ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, Arena& host, int64_t num_tokens,
-                                    Recompute recompute);
+/// Buffers of a forward pass over num_tokens, from an arena of the model's device; `host` holds the host's
+/// side of a batch on a GPU.
+ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, Arena& host,
+                                    int64_t num_tokens, Recompute recompute);
 
 }  // namespace sluice

@@ -27,12 +27,14 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
   const AttentionConfig& a = m.attention;
   const bool experts = m.moe.num_experts > 0;
   // What neither Llama nor Qwen3 has.
-  const bool nanochat = m.hidden_act != HiddenAct::silu || !m.norm_weights || m.embedding_norm || m.final_logit_softcapping ||
+  const bool nanochat = m.hidden_act != HiddenAct::silu || !m.norm_weights || m.embedding_norm ||
+                        m.final_logit_softcapping ||
                         (m.qk_norm && m.qk_norm_order != QkNormOrder::before_rope);
   // Llama has no experts, and Qwen3-MoE no shared one.
   const bool adapters = config.lora.rank > 0;  // beside the weights, where nobody else would look
   const bool plain = !adapters && a.kind == AttentionKind::softmax && a.gates.empty() &&
-                     a.switch_heads.num_experts == 0 && a.output_norm == OutputNorm::none && a.output_activation == OutputActivation::none &&
+                     a.switch_heads.num_experts == 0 && a.output_norm == OutputNorm::none &&
+                     a.output_activation == OutputActivation::none &&
                      m.norm_placement == NormPlacement::pre && !m.branch_clip && !nanochat &&
                      (!experts || (m.qk_norm && m.moe.shared_expert_intermediate_size == 0));
   const int64_t positions = m.max_position_embeddings.value_or(config.data.seq_len);
@@ -91,12 +93,14 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
   j["norm_weights"] = m.norm_weights;
   j["qk_norm_order"] = word(m.qk_norm_order);
   j["embedding_norm"] = m.embedding_norm;
-  j["final_logit_softcapping"] = m.final_logit_softcapping ? nlohmann::json(*m.final_logit_softcapping) : nlohmann::json(nullptr);
+  j["final_logit_softcapping"] =
+      m.final_logit_softcapping ? nlohmann::json(*m.final_logit_softcapping) : nlohmann::json(nullptr);
   j["attention"] = {{"kind", word(a.kind)},
                     {"gates", gates},
                     {"output_norm", word(a.output_norm)},
                     {"output_activation", word(a.output_activation)}};
-  if (adapters) j["lora"] = {{"rank", config.lora.rank}, {"alpha", config.lora.alpha}, {"targets", config.lora.targets}};
+  if (adapters)
+    j["lora"] = {{"rank", config.lora.rank}, {"alpha", config.lora.alpha}, {"targets", config.lora.targets}};
   if (a.switch_heads.num_experts > 0)
     j["attention"]["switch_heads"] = {{"num_experts", a.switch_heads.num_experts},
                                       {"num_experts_per_tok", a.switch_heads.num_experts_per_tok},

@@ -21,19 +21,20 @@ struct HfModel {
   };
   /// A value that no configuration of this program stands for.
   struct Unsupported {
-    std::string what;        // "sliding_window = 4096"
+    std::string what;         // "sliding_window = 4096"
     std::string accepted_by;  // the model key whose name in train.init_ignore accepts it; empty: none does
   };
   std::string model_type;
-  ModelConfig model;  // what is not told by config.json is as the model type has it
+  ModelConfig model;                        // what is not told by config.json is as the model type has it
   std::map<std::string, Spelling> spelled;  // by model key
   std::vector<Unsupported> unsupported;
   int64_t lora_rank = 0;
 };
 
-/// Reads the config.json of a model type that load_weights can load: Llama, Mistral, Qwen3, Qwen3-MoE, and what hf_config writes.
-/// Both spellings of the rotary keys are read: rope_theta and rope_scaling (transformers 4), rope_parameters (5). Throws
-/// Error(data), which names file and key, for damaged contents and for any other model type, and Error(no_input) without a file.
+/// Reads the config.json of a model type that load_weights can load: Llama, Mistral, Qwen3, Qwen3-MoE, and
+/// what hf_config writes. Both spellings of the rotary keys are read: rope_theta and rope_scaling
+/// (transformers 4), rope_parameters (5). Throws Error(data), which names file and key, for damaged contents
+/// and for any other model type, and Error(no_input) without a file.
 HfModel read_hf_config(const std::string& path);
 
 }  // namespace sluice

@@ -1,4 +1,5 @@
-// config.json as it is found in the wild: what it says in this program's words, and what it says that has no words here.
+// config.json as it is found in the wild: what it says in this program's words, and what it says that has no
+// words here.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -8,8 +9,8 @@
 
 #include "config/fields.h"
 #include "core/io.h"
-#include "hf/config.h"
 #include "core/strict_json.h"
+#include "hf/config.h"
 
 namespace sluice {
 namespace {
@@ -20,11 +21,12 @@ constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
 constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
 constexpr const char* kOwnType = "sluice";
 
-/// A model type that can be read, with transformers' values of the keys that a file leaves out. 0 for heads of keys: as many as
-/// of queries; for head_dim: hidden_size / num_attention_heads.
+/// A model type that can be read, with transformers' values of the keys that a file leaves out. 0 for heads
+/// of keys: as many as of queries; for head_dim: hidden_size / num_attention_heads.
 struct ModelType {
   const char *name, *architecture;
-  int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
+  int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
+      num_key_value_heads, head_dim;
   bool qk_norm, experts;
 };
 constexpr ModelType kTypes[] = {
@@ -100,7 +102,8 @@ class Section {
   }
   [[noreturn]] void refuse(const std::string& key, const std::string& wanted) const {
     const json* value = find(key);
-    fail(ExitCode::data, "{}: {} must be {}, got {}", path_, name(key), wanted, value ? shown(*value) : "nothing");
+    fail(ExitCode::data, "{}: {} must be {}, got {}", path_, name(key), wanted,
+         value ? shown(*value) : "nothing");
   }
   int64_t integer(const std::string& key, int64_t otherwise, int64_t low = 1) const {
     const json* value = find(key);
@@ -167,7 +170,8 @@ class Section {
   int64_t integer_of(const std::string& key, const json& value, int64_t low) const {
     const bool fits = value.is_number_integer() && value >= low && value <= kMaxSize;
     if (!fits)
-      fail(ExitCode::data, "{}: {} must be a whole number from {} to {}, got {}", path_, name(key), low, kMaxSize, shown(value));
+      fail(ExitCode::data, "{}: {} must be a whole number from {} to {}, got {}", path_, name(key), low,
+           kMaxSize, shown(value));
     return value.get<int64_t>();
   }
 
@@ -227,7 +231,8 @@ class Reading {
     target = top_.integer(key, otherwise);
     spelled("model." + std::string(key), top_, key);
   }
-  void unsupported(const std::string& key, const json& value, const std::string& accepted_by, const std::string& remark = "") {
+  void unsupported(const std::string& key, const json& value, const std::string& accepted_by,
+                   const std::string& remark = "") {
     const std::string text = fmt::format("{} = {}", printable(key), shown(value));
     out_.unsupported.push_back({remark.empty() ? text : fmt::format("{} ({})", text, remark), accepted_by});
   }
@@ -241,7 +246,8 @@ class Reading {
     size("num_attention_heads", m.num_attention_heads, type.num_attention_heads);
     // Null is not the same as absent.
     const bool heads_alike = type.num_key_value_heads == 0 || top_.object().contains("num_key_value_heads");
-    size("num_key_value_heads", m.num_key_value_heads, heads_alike ? m.num_attention_heads : type.num_key_value_heads);
+    size("num_key_value_heads", m.num_key_value_heads,
+         heads_alike ? m.num_attention_heads : type.num_key_value_heads);
     size("head_dim", m.head_dim, type.head_dim ? type.head_dim : m.hidden_size / m.num_attention_heads);
     m.tie_word_embeddings = top_.boolean("tie_word_embeddings", false);
     spelled("model.tie_word_embeddings", top_, "tie_word_embeddings");
@@ -252,7 +258,8 @@ class Reading {
     else if (act != "silu" && act != "swish")
       unsupported("hidden_act", act, "model.hidden_act");
     spelled("model.hidden_act", top_, "hidden_act");
-    if (const int64_t positions = top_.integer("max_position_embeddings", 0)) m.max_position_embeddings = positions;
+    if (const int64_t positions = top_.integer("max_position_embeddings", 0))
+      m.max_position_embeddings = positions;
     m.qk_norm = type.qk_norm;
   }
 
@@ -264,7 +271,8 @@ class Reading {
     if (old) rope = rope_of(*old);
     if (now) {
       const Rope other = rope_of(*now);
-      if (old && !(other == rope)) fail(ExitCode::data, "{}: rope_scaling and rope_parameters are both there and differ", path_);
+      if (old && !(other == rope))
+        fail(ExitCode::data, "{}: rope_scaling and rope_parameters are both there and differ", path_);
       rope = other;
     }
     RopeConfig& out = out_.model.rope;
@@ -272,7 +280,8 @@ class Reading {
     const Section& from = inner.find("rope_theta") ? inner : top_;
     out.theta = from.positive("rope_theta", out.theta);
     if (rope.theta && top_.find("rope_theta") && top_.number("rope_theta", 0) != *rope.theta)
-      fail(ExitCode::data, "{}: rope_theta is {} and {} is {}", path_, top_.number("rope_theta", 0), from.name("rope_theta"), *rope.theta);
+      fail(ExitCode::data, "{}: rope_theta is {} and {} is {}", path_, top_.number("rope_theta", 0),
+           from.name("rope_theta"), *rope.theta);
     spelled("model.rope.theta", from, "rope_theta");
     out.scaling = rope.scaling;
     for (const char* key : {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"})
@@ -285,15 +294,18 @@ class Reading {
     if (s.find("rope_theta")) rope.theta = s.positive("rope_theta", 0);
     const std::string type = s.text("type", "default");
     rope.type = s.text("rope_type", type);
-    if (s.find("type") && type != rope.type) s.refuse("type", fmt::format("{}, as rope_type is", printable(rope.type)));
+    if (s.find("type") && type != rope.type)
+      s.refuse("type", fmt::format("{}, as rope_type is", printable(rope.type)));
     const bool yarn = rope.type == "yarn";
     if (!yarn && rope.type != "default") {
       unsupported(s.name("rope_type"), rope.type, "model.rope.scaling", "known are default and yarn");
       return rope;
     }
     constexpr std::string_view known[] = {"type", "rope_type", "rope_theta", "finetuned"};
-    constexpr std::string_view of_yarn[] = {"factor",        "original_max_position_embeddings", "beta_fast", "beta_slow",
-                                            "attention_factor", "mscale", "mscale_all_dim", "truncate"};
+    constexpr std::string_view of_yarn[] = {"factor",           "original_max_position_embeddings",
+                                            "beta_fast",        "beta_slow",
+                                            "attention_factor", "mscale",
+                                            "mscale_all_dim",   "truncate"};
     for (const auto& [key, value] : s.object().items()) {
       if (value.is_null() || std::find(std::begin(known), std::end(known), key) != std::end(known)) continue;
       if (yarn && std::find(std::begin(of_yarn), std::end(of_yarn), key) != std::end(of_yarn)) continue;
@@ -312,7 +324,8 @@ class Reading {
     if (!s.find(original) && positions == 0) s.refuse(original, "given where max_position_embeddings is not");
     out.original_max_position_embeddings = s.integer(original, positions);
     if (!s.find("factor") && positions == 0) s.refuse("factor", "given where max_position_embeddings is not");
-    out.factor = s.number("factor", static_cast<double>(positions) / static_cast<double>(out.original_max_position_embeddings));
+    out.factor = s.number(
+        "factor", static_cast<double>(positions) / static_cast<double>(out.original_max_position_embeddings));
     if (out.factor < 1) s.refuse("factor", "at least 1");
     out.beta_fast = s.positive("beta_fast", out.beta_fast);
     out.beta_slow = s.positive("beta_slow", out.beta_slow);
@@ -324,7 +337,8 @@ class Reading {
     if (!(std::abs(stretched - stretch(1)) <= 1e-6 * stretch(1))) {
       const char* key = s.find("attention_factor") ? "attention_factor" : "mscale";
       unsupported(s.name(key), *s.find(key), "model.rope.scaling",
-                  fmt::format("cosines and sines are scaled by {:.6g}, here by 0.1 ln(factor) + 1 = {:.6g}", stretched, stretch(1)));
+                  fmt::format("cosines and sines are scaled by {:.6g}, here by 0.1 ln(factor) + 1 = {:.6g}",
+                              stretched, stretch(1)));
     }
     if (!s.boolean("truncate", true)) unsupported(s.name("truncate"), false, "model.rope.scaling");
     return out;
@@ -370,8 +384,8 @@ class Reading {
     m.embedding_norm = top_.boolean("embedding_norm", defaults.embedding_norm);
     m.branch_clip = top_.optional_number("branch_clip");
     m.final_logit_softcapping = top_.optional_number("final_logit_softcapping");
-    for (const char* key : {"qk_norm", "qk_norm_order", "norm_placement", "norm_weights", "embedding_norm", "branch_clip",
-                            "final_logit_softcapping"})
+    for (const char* key : {"qk_norm", "qk_norm_order", "norm_placement", "norm_weights", "embedding_norm",
+                            "branch_clip", "final_logit_softcapping"})
       spelled("model." + std::string(key), top_, key);
     if (const auto lora = top_.section("lora")) out_.lora_rank = lora->integer("rank", 0, 0);
     const auto attention = top_.section("attention");
@@ -418,15 +432,19 @@ class Reading {
 
   void refuse_unknown(const ModelType& type) {
     for (const auto& n : kNeutral)
-      if (const json* value = top_.find(n.key); value && *value != n.neutral) unsupported(n.key, *value, n.accepted_by);
+      if (const json* value = top_.find(n.key); value && *value != n.neutral)
+        unsupported(n.key, *value, n.accepted_by);
     refuse_windows(type);
     if (own_) return;
     if (const json* value = top_.find("final_logit_softcapping"))
       unsupported("final_logit_softcapping", *value, "model.final_logit_softcapping");
-    if (const json* value = top_.find("auto_map")) unsupported("auto_map", *value, "model", "the model is in code of its own");
+    if (const json* value = top_.find("auto_map"))
+      unsupported("auto_map", *value, "model", "the model is in code of its own");
     const json& architectures = top_.list("architectures");
-    if (!architectures.empty() && std::find(architectures.begin(), architectures.end(), type.architecture) == architectures.end())
-      unsupported("architectures", architectures, "model", fmt::format("model_type {} stands for {}", type.name, type.architecture));
+    if (!architectures.empty() &&
+        std::find(architectures.begin(), architectures.end(), type.architecture) == architectures.end())
+      unsupported("architectures", architectures, "model",
+                  fmt::format("model_type {} stands for {}", type.name, type.architecture));
   }
 
   void refuse_windows(const ModelType& type) {
@@ -439,11 +457,15 @@ class Reading {
       }
     const bool qwen = name == "qwen3" || name == "qwen3_moe";
     const bool absent = !top_.object().contains("sliding_window");
-    const int64_t window = top_.integer("sliding_window", name == "mistral" && absent ? kMistralWindow : 0, 0);
+    const int64_t window =
+        top_.integer("sliding_window", name == "mistral" && absent ? kMistralWindow : 0, 0);
     if (window == 0 || !top_.boolean("use_sliding_window", !qwen)) return;
-    if (name == "qwen3" && (!layers.empty() || top_.integer("max_window_layers", 28, 0) >= out_.model.num_hidden_layers)) return;
-    unsupported("sliding_window", window, "model.attention",
-                absent ? fmt::format("the default of {}", name) : std::string("tokens see all earlier ones here"));
+    if (name == "qwen3" &&
+        (!layers.empty() || top_.integer("max_window_layers", 28, 0) >= out_.model.num_hidden_layers))
+      return;
+    unsupported(
+        "sliding_window", window, "model.attention",
+        absent ? fmt::format("the default of {}", name) : std::string("tokens see all earlier ones here"));
   }
 
   Section top_;

@@ -2,13 +2,13 @@
 
 #include <vector>
 
+#include "checkpoint/manifest.h"
+#include "checkpoint/stored_tensors.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
-#include "hf/config.h"
-#include "eval/trained_model.h"
-#include "checkpoint/manifest.h"
 #include "eval/portable.h"
-#include "checkpoint/stored_tensors.h"
+#include "eval/trained_model.h"
+#include "hf/config.h"
 
 namespace sluice {
 namespace {
@@ -20,17 +20,20 @@ std::vector<double> values_of(StoredTensors& stored, const StoredTensor& t) {
   std::vector<unsigned char> buffer;
   const unsigned char* bytes = stored.read(t, 0, t.bytes, buffer);
   std::vector<double> values(static_cast<size_t>(t.elements()));
-  convert_values(bytes, {t.name, t.dtype, t.shape, 0, t.bytes}, Tensor(values.data(), DType::f64, {t.elements()}));
+  convert_values(bytes, {t.name, t.dtype, t.shape, 0, t.bytes},
+                 Tensor(values.data(), DType::f64, {t.elements()}));
   return values;
 }
 
-DType dtype_of_name(const std::string& name) { return name == "BF16" ? DType::bf16 : name == "F64" ? DType::f64 : DType::f32; }
+DType dtype_of_name(const std::string& name) {
+  return name == "BF16" ? DType::bf16 : name == "F64" ? DType::f64 : DType::f32;
+}
 
 /// W + scale B A, in the stored type.
-std::vector<unsigned char> merged(StoredTensors& stored, const StoredTensor& w, const StoredTensor& a, const StoredTensor& b,
-                                  double scale) {
-  if (w.shape.size() != 2 || a.shape.size() != 2 || b.shape.size() != 2 || a.shape[1] != w.shape[1] || b.shape[0] != w.shape[0] ||
-      a.shape[0] != b.shape[1])
+std::vector<unsigned char> merged(StoredTensors& stored, const StoredTensor& w, const StoredTensor& a,
+                                  const StoredTensor& b, double scale) {
+  if (w.shape.size() != 2 || a.shape.size() != 2 || b.shape.size() != 2 || a.shape[1] != w.shape[1] ||
+      b.shape[0] != w.shape[0] || a.shape[0] != b.shape[1])
     fail(ExitCode::data, "{} {}: its adapter is {} and {}", w.name, w.describe(), a.describe(), b.describe());
   std::vector<double> sum = values_of(stored, w);
   const std::vector<double> down = values_of(stored, a), up = values_of(stored, b);
@@ -45,7 +48,8 @@ std::vector<unsigned char> merged(StoredTensors& stored, const StoredTensor& w, 
       }
   });
   std::vector<unsigned char> out(static_cast<size_t>(w.bytes));
-  convert_values(reinterpret_cast<const unsigned char*>(sum.data()), {w.name, "F64", w.shape, 0, w.elements() * 8},
+  convert_values(reinterpret_cast<const unsigned char*>(sum.data()),
+                 {w.name, "F64", w.shape, 0, w.elements() * 8},
                  Tensor(out.data(), dtype_of_name(w.dtype), {w.elements()}));
   return out;
 }
@@ -55,11 +59,14 @@ std::vector<unsigned char> merged(StoredTensors& stored, const StoredTensor& w, 
 int64_t merge_adapters(const CheckpointInfo& checkpoint, const std::string& folder,
                        const std::string& chosen_tokenizer) {
   Config config = checkpoint_config(checkpoint, "auto");
-  if (config.lora.rank == 0) fail(ExitCode::usage, "{} has no adapters (lora.rank = 0); sluice checkpoint export writes its weights", checkpoint.path);
+  if (config.lora.rank == 0)
+    fail(ExitCode::usage, "{} has no adapters (lora.rank = 0); sluice checkpoint export writes its weights",
+         checkpoint.path);
   const double scale = config.lora.alpha / static_cast<double>(config.lora.rank);
   const Manifest manifest = read_manifest(checkpoint.path);
   StoredTensors stored(checkpoint.path, manifest, kWeightsKind, StoredTensors::Check::checksum);
-  const std::string weights = folder + "/" + shard_name(kWeightsKind, 0, 1), description = folder + "/config.json";
+  const std::string weights = folder + "/" + shard_name(kWeightsKind, 0, 1),
+                    description = folder + "/config.json";
   const auto tokenizer = checkpoint_tokenizer(checkpoint, config.data.tokenizer, chosen_tokenizer);
   for (const std::string& path : {weights, description, folder + "/" + kTokenizerFile})
     if (io::exists(path)) fail(ExitCode::cannot_create, "{} exists; nothing was written", path);

@@ -46,8 +46,11 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
   SLUICE_CHECK(D % 2 == 0, "attention: head_dim must be even, got {}", D);
 
   const auto projection = [&](const std::string& name, int64_t out, int64_t in, Init init) {
-    return store.add(
-        {.name = prefix + "." + name + ".weight", .shape = {out, in}, .init = init, .packed = true, .when_frozen = WhenFrozen::adapted});
+    return store.add({.name = prefix + "." + name + ".weight",
+                      .shape = {out, in},
+                      .init = init,
+                      .packed = true,
+                      .when_frozen = WhenFrozen::adapted});
   };
   const auto matrix_projection = [&](const std::string& name, int64_t out) {
     return projection(name, out, C, matrix_init(config, out, C));
@@ -175,23 +178,29 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
   gates_forward(ctx, GatePosition::dense_output, s.dense, x, s);
 }
 
-void Attention::attend(Context& ctx, const Tensor& keys, const Tensor& values, const Sequence& sequence, Saved& s) const {
+void Attention::attend(Context& ctx, const Tensor& keys, const Tensor& values, const Sequence& sequence,
+                       Saved& s) const {
   const AttentionOutput output = fused_output(s);
   const bool fused = output.sink || output.gate;
   const auto attention = [&](const Tensor& y, const Tensor& o, const Tensor& v) {
     const AttentionKernel kernel = config_.attention.kernel;
-    if (fused) gated_attention_forward(ctx, y, o, s.lse, s.z0, s.q_rot, keys, v, sequence.first_key, scale_, output, kernel);
-    else attention_forward(ctx, o, s.lse, s.z0, s.q_rot, keys, v, sequence.first_key, scale_, kernel);
+    if (fused)
+      gated_attention_forward(ctx, y, o, s.lse, s.z0, s.q_rot, keys, v, sequence.first_key, scale_, output,
+                              kernel);
+    else
+      attention_forward(ctx, o, s.lse, s.z0, s.q_rot, keys, v, sequence.first_key, scale_, kernel);
   };
   const Tensor y = output.gate ? s.o_gated : s.o_sink;
   if (!sequence.zeroing) return attention(y, s.o, values);
 
-  SLUICE_CHECK(!sequence.cache, "attention: values of first tokens are zeroed without a cache of keys and values only");
+  SLUICE_CHECK(!sequence.cache,
+               "attention: values of first tokens are zeroed without a cache of keys and values only");
   ScratchScope t(ctx.scratch);
   const Tensor zeroed = t.like("attention.zeroed", values);
   zero_first_values(ctx, zeroed, values, sequence.first_key);
   if (!sequence.zeroing->sinks_above) return attention(y, s.o, zeroed);
-  const Tensor other = t.like("attention.other_o", s.o), other_y = fused ? t.like("attention.other_y", s.o) : Tensor();
+  const Tensor other = t.like("attention.other_o", s.o),
+               other_y = fused ? t.like("attention.other_y", s.o) : Tensor();
   attention(other_y, other, zeroed);
   attention(y, s.o, values);
   take_sink_heads(ctx, s.o, other, s.lse, s.z0, sinks(), *sequence.zeroing->sinks_above);
@@ -231,18 +240,20 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   if (dhead && !has_gate(GatePosition::sdpa_output)) {
     dlse = t.like("attention.dlse", s.lse);
     if (!sinks_) coef0 = t.like("attention.coef0", s.lse);
-    head_importance_backward(ctx, dlse, coef0, sinks_ ? store_.grad(*sinks_) : Tensor(), dhead, *head_gate(s, sequence.first_key));
+    head_importance_backward(ctx, dlse, coef0, sinks_ ? store_.grad(*sinks_) : Tensor(), dhead,
+                             *head_gate(s, sequence.first_key));
   }
   const AttentionKernel kernel = config_.attention.kernel;
   const Tensor values = after_gates(GatePosition::value, s.v, s);
   if (output.sink || output.gate) {
     const Tensor dz = output.gate ? t.like("attention.dgate", output.gate) : Tensor();
     gated_attention_backward(ctx, dq, dk, dv, dz, output.sink ? store_.grad(*sinks_) : Tensor(), d_o, s.q_rot,
-                             s.k_rot, values, s.o, s.lse, sequence.first_key, scale_, output, dlse, coef0, kernel);
+                             s.k_rot, values, s.o, s.lse, sequence.first_key, scale_, output, dlse, coef0,
+                             kernel);
     if (output.gate) gates_[output_gate()].logits_backward(ctx, dz, x, dx, into);
   } else {
-    attention_backward(ctx, dq, dk, dv, d_o, s.q_rot, s.k_rot, values, s.o, s.lse, sequence.first_key, scale_, dlse, coef0,
-                       kernel);
+    attention_backward(ctx, dq, dk, dv, d_o, s.q_rot, s.k_rot, values, s.o, s.lse, sequence.first_key, scale_,
+                       dlse, coef0, kernel);
   }
 
   if (q_norm_ && !norm_after_rope()) {
@@ -347,9 +358,11 @@ void Attention::count_heads(Context& ctx, const Sequence& sequence, const Saved&
   head_importance(ctx, load.row(load.batch, layer_), load.row(load.totals, layer_), *gate, s.o.dim(0));
 }
 
-/// In place: d is the gradient of the last gate's output on entry, of x on return. dhead: of the first one's scores.
+/// In place: d is the gradient of the last gate's output on entry, of x on return. dhead: of the first one's
+/// scores.
 void Attention::gates_backward(Context& ctx, GatePosition position, Tensor d, const Tensor& x,
-                               const Tensor& hidden, const Saved& s, Tensor dhidden, Into& into, const Tensor& dhead) const {
+                               const Tensor& hidden, const Saved& s, Tensor dhidden, Into& into,
+                               const Tensor& dhead) const {
   for (size_t i = gates_.size(); i-- > 0;) {
     if (gates_[i].config().position != position) continue;
     Tensor input = x;

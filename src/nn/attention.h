@@ -19,8 +19,9 @@ struct KeyValueCache {
   int64_t length = 0;                // tokens held; Transformer::forward advances it
 };
 
-/// Evaluation without the values of every sequence's first token (ops/value_zeroing.h): for all heads, or for those that spend
-/// more than this share of their attention on it, on average over the tokens of the forward pass.
+/// Evaluation without the values of every sequence's first token (ops/value_zeroing.h): for all heads, or for
+/// those that spend more than this share of their attention on it, on average over the tokens of the forward
+/// pass.
 struct ValueZeroing {
   std::optional<double> sinks_above;
 };
@@ -32,33 +33,35 @@ struct Sequence {
   Tensor rope_cos, rope_sin;  // (positions, D/2)
   KeyValueCache* cache = nullptr;
   const ValueZeroing* zeroing = nullptr;  // forward only, without a cache
-  const HeadLoad* heads = nullptr;  // where forward counts how open heads are, and backward finds the gradients of that
+  const HeadLoad* heads =
+      nullptr;  // where forward counts how open heads are, and backward finds the gradients of that
 };
 
 /// Grouped-query causal attention with gates at any of five positions (SPEC 1, 1.1):
-///   q,k,v projections -> [query, key, value gates] -> qk_norm -> rope (or rope, then qk_norm) -> attention -> [sink] -> [norm]
+///   q,k,v projections -> [query, key, value gates] -> qk_norm -> rope (or rope, then qk_norm) -> attention
+///   -> [sink] -> [norm]
 ///   -> [SiLU] -> [sdpa_output gates] -> o_proj -> [dense_output gates]
 /// Gates of one position apply in the order of the list. Logits come from the layer's input (the
-/// pre-normalised hidden state), each through a projection of its own. With switch heads values (and keys) are projections of
-/// a few experts of their head (nn/switch_heads.h).
+/// pre-normalised hidden state), each through a projection of its own. With switch heads values (and keys)
+/// are projections of a few experts of their head (nn/switch_heads.h).
 class Attention {
  public:
   /// What backward and analysis read. T tokens, H/Hkv heads, D head_dim, C hidden. Where an option is absent
   /// its tensor is the one before it, so that code below never asks.
   struct Saved {
-    Tensor q, k, v;                  // (T, H, D), (T, Hkv, D) x 2: projections, or what switch heads make of them
+    Tensor q, k, v;  // (T, H, D), (T, Hkv, D) x 2: projections, or what switch heads make of them
     SwitchHeads::Saved k_switch, v_switch;
     std::vector<Gate::Saved> gates;  // as in the configuration: logits and gated values
     RmsNorm::Saved q_norm, k_norm;   // y is rotated
     Tensor q_rot, k_rot;             // (T, H, D), (T, Hkv, D): what the scores see
     Tensor o;                        // (T, H, D): attention's output
     Tensor lse, z0;                  // (H, T): log-sum-exp of the logits and the first visible key's logit
-    Tensor o_sink;                   // (T, H, D): sigmoid(lse - sink) o; empty where a gate is fused behind it
-    RmsNorm::Saved output_norm;      // y (T, H, D)
-    Tensor o_act;                    // (T, H, D): after output_activation, before the sdpa_output gates
-    Tensor o_gated;                  // (T, H, D): input of o_proj
-    Tensor dense;                    // (T, C): output of o_proj, before the dense_output gates
-    Tensor y;                        // (T, C): the layer's output
+    Tensor o_sink;               // (T, H, D): sigmoid(lse - sink) o; empty where a gate is fused behind it
+    RmsNorm::Saved output_norm;  // y (T, H, D)
+    Tensor o_act;                // (T, H, D): after output_activation, before the sdpa_output gates
+    Tensor o_gated;              // (T, H, D): input of o_proj
+    Tensor dense;                // (T, C): output of o_proj, before the dense_output gates
+    Tensor y;                    // (T, C): the layer's output
   };
 
   Attention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer);
@@ -77,16 +80,17 @@ class Attention {
   /// (H): the learned sink logits; empty without.
   Tensor sinks() const { return sinks_ ? store_.value(*sinks_) : Tensor(); }
   double scale() const { return scale_; }
-  /// What says how open the heads are after a forward: the first gate at sdpa_output, or the sink, or the softmax by itself.
-  /// Nothing where that gate's scores do not say it (says_openness).
+  /// What says how open the heads are after a forward: the first gate at sdpa_output, or the sink, or the
+  /// softmax by itself. Nothing where that gate's scores do not say it (says_openness).
   std::optional<HeadGate> head_gate(const Saved& s, const Tensor& first_key) const;
 
  private:
-  /// The sink and the one gate at sdpa_output that the attention op applies by itself; nothing where more, or something
-  /// else, stands between attention and o_proj.
+  /// The sink and the one gate at sdpa_output that the attention op applies by itself; nothing where more, or
+  /// something else, stands between attention and o_proj.
   AttentionOutput fused_output(const Saved& s) const;
   /// s.o, s.lse, s.z0 and, where something is fused behind attention, y.
-  void attend(Context& ctx, const Tensor& keys, const Tensor& values, const Sequence& sequence, Saved& s) const;
+  void attend(Context& ctx, const Tensor& keys, const Tensor& values, const Sequence& sequence,
+              Saved& s) const;
   bool fuses_gate() const;
   size_t output_gate() const;
   bool has_gate(GatePosition position) const;

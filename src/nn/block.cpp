@@ -34,7 +34,8 @@ void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& se
 Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts)
     : Block(config, store, layer, experts, "model.layers." + std::to_string(layer)) {}
 
-Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts, const std::string& name)
+Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts,
+             const std::string& name)
     : attention_norm_(config, store, name + ".input_layernorm.weight", {config.hidden_size}),
       attention_(config, store, name + ".self_attn", layer),
       attention_out_(config, store, name + ".post_attention_branch_layernorm.weight"),

@@ -54,7 +54,8 @@ class Block {
   Saved share_saved(Arena& arena, const std::string& name, const Saved& other) const;
 
   /// s.y from x (T, C).
-  void forward(Context& ctx, const Tensor& x, const Sequence& sequence, const RouterLoad& load, Saved& s) const;
+  void forward(Context& ctx, const Tensor& x, const Sequence& sequence, const RouterLoad& load,
+               Saved& s) const;
   /// d (T, C) is the gradient of the residual stream: of s.y on entry, of x on return.
   void backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence, const RouterLoad& load,
                 const Saved& s) const;
@@ -63,7 +64,8 @@ class Block {
   const FeedForward& ffn() const { return ffn_; }
 
  private:
-  Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts, const std::string& name);
+  Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts,
+        const std::string& name);
 
   RmsNorm attention_norm_;
   Attention attention_;

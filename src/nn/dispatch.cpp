@@ -23,8 +23,10 @@ std::span<int64_t> numbers(ScratchScope& t, const char* name, int64_t n) {
 int64_t ExpertRanks::most_rows(int64_t T, int64_t K, int64_t E) const {
   const int64_t possible = size() * T * std::min(K, E / size());
   const double stated = std::ceil(capacity * static_cast<double>(T * K));
-  const int64_t rows = stated < static_cast<double>(possible) ? std::max(T, static_cast<int64_t>(stated)) : possible;
-  SLUICE_CHECK(rows < int64_t{1} << 31, "experts: {} rows to receive at once are too many; lower parallel.expert_capacity", rows);
+  const int64_t rows =
+      stated < static_cast<double>(possible) ? std::max(T, static_cast<int64_t>(stated)) : possible;
+  SLUICE_CHECK(rows < int64_t{1} << 31,
+               "experts: {} rows to receive at once are too many; lower parallel.expert_capacity", rows);
   return rows;
 }
 
@@ -42,7 +44,8 @@ void Dispatch::plan(Context& ctx, const ExpertRanks& ranks, Tensor counts, const
   for (int r = 0; r < ranks.size(); ++r) {
     const int32_t* row = all.rows(r, 1).as<int32_t>();
     const int64_t rows = std::accumulate(row, row + E, int64_t{0});
-    SLUICE_CHECK(rows == offsets[E], "experts: rank {} has {} rows for them and rank {} has {}; all must have as many", r, rows,
+    SLUICE_CHECK(rows == offsets[E],
+                 "experts: rank {} has {} rows for them and rank {} has {}; all must have as many", r, rows,
                  ranks.rank(), offsets[E]);
   }
   counts_view.write_back();
@@ -50,8 +53,8 @@ void Dispatch::plan(Context& ctx, const ExpertRanks& ranks, Tensor counts, const
   move_rows_last(ctx, permutation.rows, begin, end - begin, offsets[E]);
 }
 
-Dispatch::Dispatch(Context& ctx, ScratchScope& t, const ExpertRanks& ranks, const Tensor& counts, const Permutation& permutation,
-                   int64_t most)
+Dispatch::Dispatch(Context& ctx, ScratchScope& t, const ExpertRanks& ranks, const Tensor& counts,
+                   const Permutation& permutation, int64_t most)
     : ctx_(ctx),
       ranks_(ranks),
       rows_(permutation.slots.dim(0)),
@@ -67,7 +70,8 @@ Dispatch::Dispatch(Context& ctx, ScratchScope& t, const ExpertRanks& ranks, cons
   const auto of_ranks = [&](const char* name) {
     if (!on_gpu) return numbers(t, name, n);
     if (ctx.dry_run) return std::span<int64_t>();
-    return std::span<int64_t>(host_numbers_.data() + n * static_cast<int64_t>(taken++), static_cast<size_t>(n));
+    return std::span<int64_t>(host_numbers_.data() + n * static_cast<int64_t>(taken++),
+                              static_cast<size_t>(n));
   };
   next_run_ = of_ranks("dispatch.next_run");
   first_row_ = of_ranks("dispatch.first_row");
@@ -110,7 +114,8 @@ bool Dispatch::next() {
 
 bool Dispatch::begin_round() {
   const int64_t runs = ranks_.size() * experts_here_;
-  if (round_ > 0 && std::all_of(next_run_.begin(), next_run_.end(), [&](int64_t run) { return run == runs; })) return false;
+  if (round_ > 0 && std::all_of(next_run_.begin(), next_run_.end(), [&](int64_t run) { return run == runs; }))
+    return false;
   own_first_ += own_count_;
   own_count_ = 0;
   std::fill(rows_from_.begin(), rows_from_.end(), 0);
@@ -147,7 +152,8 @@ bool Dispatch::begin_round() {
 
 Dispatch::Part Dispatch::from(int source) const {
   // In a dry run all rows are one rank's.
-  if (ctx_.dry_run) return {0, source == ranks_.rank() ? 0 : source == (ranks_.rank() == 0 ? 1 : 0) ? most_ : 0};
+  if (ctx_.dry_run)
+    return {0, source == ranks_.rank() ? 0 : source == (ranks_.rank() == 0 ? 1 : 0) ? most_ : 0};
   const auto first = rows_from_.begin();
   if (source == ranks_.rank()) return {std::accumulate(first, rows_from_.end(), int64_t{0}), own_count_};
   return {std::accumulate(first, first + source, int64_t{0}), rows_from_[static_cast<size_t>(source)]};
@@ -195,8 +201,10 @@ void Dispatch::from_experts(Tensor all, const Tensor& computed, const Tensor& in
   for (size_t r = 0; r < rows_to_.size(); at += rows_to_[r++]) {
     const Tensor came = packed.rows(at, rows_to_[r]);
     const int64_t place = first_row_[r] - (static_cast<int>(r) > ranks_.rank() ? own_rows_ : 0);
-    if (index) put_rows(ctx_, all, came, index.rows(first_row_[r], rows_to_[r]));
-    else copy(ctx_, all.rows(place, rows_to_[r]), came);
+    if (index)
+      put_rows(ctx_, all, came, index.rows(first_row_[r], rows_to_[r]));
+    else
+      copy(ctx_, all.rows(place, rows_to_[r]), came);
   }
 }
 

@@ -17,12 +17,14 @@ class FeedForward {
 
   FeedForward(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer,
               const ExpertRanks& experts = {});
-  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool keep_inner) const;
+  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
+                   bool keep_inner) const;
 
   /// s.y from x (T, C).
   void forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& s) const;
   /// dx (T, C) overwritten.
-  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load, const Saved& s) const;
+  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load,
+                const Saved& s) const;
 
   bool has_experts() const { return std::holds_alternative<Moe>(layer_); }
 

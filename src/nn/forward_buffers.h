@@ -9,8 +9,8 @@ inline Batch batch_of(const Tensor& samples) {
   return {part(0), part(1), part(2), part(3)};
 }
 
-/// What a forward pass with losses needs: one micro-batch, its activations and losses. The host fills `host` and uploads;
-/// on a CPU that is the same memory.
+/// What a forward pass with losses needs: one micro-batch, its activations and losses. The host fills `host`
+/// and uploads; on a CPU that is the same memory.
 struct ForwardBuffers {
   Tensor samples, host_samples;  // (4, T) i32: tokens, targets, positions, first_key
   Batch batch, host;             // their parts

@@ -51,7 +51,8 @@ void Gate::logits_forward(Context& ctx, const Tensor& hidden, Saved& s) const {
   linear_forward(ctx, s.z.view({T, s.z.numel() / T}), hidden, store_.linear(weight_));
 }
 
-void Gate::logits_backward(Context& ctx, const Tensor& dz, const Tensor& hidden, Tensor dhidden, Into& into) const {
+void Gate::logits_backward(Context& ctx, const Tensor& dz, const Tensor& hidden, Tensor dhidden,
+                           Into& into) const {
   const Tensor rows = dz.view({dz.dim(0), dz.numel() / dz.dim(0)});
   linear_backward_input(ctx, dhidden, rows, store_.linear(weight_), into);
   weight_backward(ctx, store_, weight_, rows, hidden);
@@ -68,7 +69,8 @@ void Gate::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, 
   const int64_t T = s.y.dim(0);
   const auto view = [&](const Tensor& t) { return t.view({T, heads_, channels_}); };
   if (config_.input == GateInput::none) {
-    gate_backward(ctx, view(dx), as_logits(store_.grad(weight_)), view(dy), view(x), logits(s), kind(), dhead);
+    gate_backward(ctx, view(dx), as_logits(store_.grad(weight_)), view(dy), view(x), logits(s), kind(),
+                  dhead);
     return;
   }
   ScratchScope t(ctx.scratch);

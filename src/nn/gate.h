@@ -29,10 +29,11 @@ class Gate {
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
                 const Saved& s, Tensor dhidden, Into& into, const Tensor& dhead = {}) const;
 
-  /// The same in parts, for a gate whose product with x is fused into what computes x: s.z before, and what follows
-  /// from dz (the shape of s.z) after. Not for a learned constant.
+  /// The same in parts, for a gate whose product with x is fused into what computes x: s.z before, and what
+  /// follows from dz (the shape of s.z) after. Not for a learned constant.
   void logits_forward(Context& ctx, const Tensor& hidden, Saved& s) const;
-  void logits_backward(Context& ctx, const Tensor& dz, const Tensor& hidden, Tensor dhidden, Into& into) const;
+  void logits_backward(Context& ctx, const Tensor& dz, const Tensor& hidden, Tensor dhidden,
+                       Into& into) const;
 
   const GateConfig& config() const { return config_; }
   /// Logits of the last forward: s.z, or (1, H, D) / (1, H) for a learned constant.

@@ -15,10 +15,13 @@ HeadLoad make_head_load(const ModelConfig& config, Arena& memory, Arena& host_me
   load.u = memory.alloc("heads.u", DType::f64, {L, H});
   if (balance.shared_heads > 0 && balance.shared_from == SharedHeads::calibration)
     load.shared = memory.alloc("heads.shared", DType::f64, {L, H});
-  const bool asks = balance.scope == HeadBalanceScope::data_parallel || balance.scope == HeadBalanceScope::global_batch;
+  const bool asks =
+      balance.scope == HeadBalanceScope::data_parallel || balance.scope == HeadBalanceScope::global_batch;
   if (ranks && ranks->size() > 1 && asks) load.ranks = ranks;
-  if (load.ranks || balance.scope == HeadBalanceScope::previous_step) load.seen = memory.alloc("heads.seen", DType::f64, {L, size});
-  if (load.seen && memory.device() != Device::cpu) load.host_seen = host_memory.alloc("heads.seen", DType::f64, {L, size});
+  if (load.ranks || balance.scope == HeadBalanceScope::previous_step)
+    load.seen = memory.alloc("heads.seen", DType::f64, {L, size});
+  if (load.seen && memory.device() != Device::cpu)
+    load.host_seen = host_memory.alloc("heads.seen", DType::f64, {L, size});
   return load;
 }
 
@@ -34,7 +37,10 @@ void balance_heads(Context& ctx, const HeadBalanceConfig& config, const HeadLoad
     if (host.data != load.seen.data) copy(ctx, load.seen, host);
   }
   head_balance(ctx, load.u, load.batch, load.totals, load.ranks || previous ? load.seen : mine, load.shared,
-               {.coefficient = config.coefficient, .share = load.share, .shared_heads = config.shared_heads, .ddof = config.ddof});
+               {.coefficient = config.coefficient,
+                .share = load.share,
+                .shared_heads = config.shared_heads,
+                .ddof = config.ddof});
 }
 
 }  // namespace sluice

@@ -1,24 +1,27 @@
 #pragma once
-// Attention heads in balance (ops/head_importance.h): what a step adds up over its micro-batches, and which mechanism says how
-// open a head is.
+// Attention heads in balance (ops/head_importance.h): what a step adds up over its micro-batches, and which
+// mechanism says how open a head is.
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "ops/head_importance.h"
 
 namespace sluice {
 
-/// What the heads of a step add up, and the gradients of a micro-batch's loss (model.attention.head_balance). L layers, H heads.
-/// Attention's forward fills a layer's rows; Transformer::backward begins with balance_heads.
+/// What the heads of a step add up, and the gradients of a micro-batch's loss (model.attention.head_balance).
+/// L layers, H heads. Attention's forward fills a layer's rows; Transformer::backward begins with
+/// balance_heads.
 struct HeadLoad {
-  Tensor totals = {};  // (L, head_row_size(H)) f64: the step's so far, of this rank. Empty: nothing is counted, and no loss
+  Tensor totals = {};  // (L, head_row_size(H)) f64: the step's so far, of this rank. Empty: nothing is
+                       // counted, and no loss
   Tensor batch = {};   // the same: this micro-batch's
   Tensor u = {};       // (L, H) f64: what every token's gate of a head has as gradient
   double share = 1;    // of the global batch's tokens, in this micro-batch
-  /// (L, head_row_size(H)) f64: the step before's, of all ranks, with scope previous_step; with ranks, where their sums arrive.
+  /// (L, head_row_size(H)) f64: the step before's, of all ranks, with scope previous_step; with ranks, where
+  /// their sums arrive.
   Tensor seen = {};
   Tensor shared = {};  // (L, H) f64: 1 for heads that are left out; empty: the most important ones of `seen`
-  /// Others that compute micro-batches of the same step at the same time, where the scope asks for them; and, on a GPU, host memory
-  /// like seen where their sums pass.
+  /// Others that compute micro-batches of the same step at the same time, where the scope asks for them; and,
+  /// on a GPU, host memory like seen where their sums pass.
   Communicator* ranks = nullptr;
   Tensor host_seen = {};
 
@@ -26,18 +29,21 @@ struct HeadLoad {
   Tensor gradient(int64_t layer) const { return u.rows(layer, 1).view({u.dim(1)}); }
 };
 
-/// The memory for one; empty where the coefficient is 0. ranks: all that compute the step, this one included, or nullptr.
-/// `host_memory` is used only where `memory` is a GPU's.
+/// The memory for one; empty where the coefficient is 0. ranks: all that compute the step, this one included,
+/// or nullptr. `host_memory` is used only where `memory` is a GPU's.
 HeadLoad make_head_load(const ModelConfig& config, Arena& memory, Arena& host_memory, Communicator* ranks);
 
-/// Between forward and backward: u and the loss of the scope, from batch and totals. With scope micro_batch importance is this
-/// micro-batch's mean; data_parallel: that of the micro-batches that ranks compute at this time, which gives the exact gradient of
-/// their joint loss; global_batch: that of the step so far; previous_step: that of the step before, 0 in the first.
+/// Between forward and backward: u and the loss of the scope, from batch and totals. With scope micro_batch
+/// importance is this micro-batch's mean; data_parallel: that of the micro-batches that ranks compute at this
+/// time, which gives the exact gradient of their joint loss; global_batch: that of the step so far;
+/// previous_step: that of the step before, 0 in the first.
 void balance_heads(Context& ctx, const HeadBalanceConfig& config, const HeadLoad& load);
 
-/// Whether scores of such a gate at attention's output say how open a head is: of a head's own, in [0, 1], multiplied.
+/// Whether scores of such a gate at attention's output say how open a head is: of a head's own, in [0, 1],
+/// multiplied.
 inline bool says_openness(const GateConfig& gate) {
-  return gate.position == GatePosition::sdpa_output && gate.heads == GateSharing::specific && gate.combine == GateCombine::multiply &&
+  return gate.position == GatePosition::sdpa_output && gate.heads == GateSharing::specific &&
+         gate.combine == GateCombine::multiply &&
          (gate.activation == GateActivation::sigmoid || gate.activation == GateActivation::ns_sigmoid);
 }
 

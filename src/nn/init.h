@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-/// Of a matrix [out, in]: N(0, initializer_range); or, fan_in (nanochat, after Yang et al. 2023, "A spectral condition for
-/// feature learning"), of deviation min(1, sqrt(out / in)) / sqrt(in).
+/// Of a matrix [out, in]: N(0, initializer_range); or, fan_in (nanochat, after Yang et al. 2023, "A spectral
+/// condition for feature learning"), of deviation min(1, sqrt(out / in)) / sqrt(in).
 inline Init matrix_init(const ModelConfig& config, int64_t out, int64_t in) {
   if (config.initializer == Initializer::normal) return Init::normal(config.initializer_range);
   const double rows = static_cast<double>(out), columns = static_cast<double>(in);
@@ -31,7 +31,8 @@ inline Init embedding_init(const ModelConfig& config) {
 
 /// Of a head of its own; fan_in: 0, so that every word is as likely.
 inline Init head_init(const ModelConfig& config) {
-  return config.initializer == Initializer::fan_in ? Init::constant(0) : Init::normal(config.initializer_range);
+  return config.initializer == Initializer::fan_in ? Init::constant(0)
+                                                   : Init::normal(config.initializer_range);
 }
 
 }  // namespace sluice

@@ -12,7 +12,10 @@ Mlp::Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix
       intermediate_size_(intermediate_size),
       gated_(config.hidden_act == HiddenAct::silu) {
   const int64_t C = hidden_size_, F = intermediate_size_;
-  ParamSpec spec{.name = prefix + ".gate_proj.weight", .shape = {F, C}, .init = matrix_init(config, F, C), .packed = true};
+  ParamSpec spec{.name = prefix + ".gate_proj.weight",
+                 .shape = {F, C},
+                 .init = matrix_init(config, F, C),
+                 .packed = true};
   spec.when_frozen = WhenFrozen::adapted;
   if (gated_) gate_up_proj_ = store.add(spec);
   spec.name = prefix + ".up_proj.weight";
@@ -46,8 +49,10 @@ Mlp::Saved Mlp::kept_or_temporary(ScratchScope& t, const Saved& s, const Tensor&
 
 void Mlp::inner_forward(Context& ctx, const Saved& s, const Tensor& x) const {
   linear_forward(ctx, s.gate_up, x, store_.joined(gate_up_proj_));
-  if (gated_) swiglu_forward(ctx, s.inner, s.gate_up);
-  else squared_relu_forward(ctx, s.inner, s.gate_up);
+  if (gated_)
+    swiglu_forward(ctx, s.inner, s.gate_up);
+  else
+    squared_relu_forward(ctx, s.inner, s.gate_up);
 }
 
 void Mlp::forward(Context& ctx, const Tensor& x, Saved& kept) const {
@@ -65,8 +70,10 @@ void Mlp::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
 
   linear_backward_input(ctx, dinner, dy, store_.linear(down_proj_), Into::overwrite);
   weight_backward(ctx, store_, down_proj_, dy, s.inner);
-  if (gated_) swiglu_backward(ctx, dgate_up, dinner, s.gate_up);
-  else squared_relu_backward(ctx, dgate_up, dinner, s.gate_up);
+  if (gated_)
+    swiglu_backward(ctx, dgate_up, dinner, s.gate_up);
+  else
+    squared_relu_backward(ctx, dgate_up, dinner, s.gate_up);
   linear_backward_input(ctx, dx, dgate_up, store_.joined(gate_up_proj_), Into::overwrite);
   weight_backward(ctx, store_, gate_up_proj_, dgate_up, x);
 }

@@ -8,8 +8,8 @@
 namespace sluice {
 
 /// SwiGLU feed-forward network (Shazeer 2020): y = (silu(x Wgate^T) * (x Wup^T)) Wdown^T. gate_proj and
-/// up_proj lie behind each other, so that one product gives both. With hidden_act: relu2 (So et al. 2021) there is no gate:
-/// y = max(x Wup^T, 0)^2 Wdown^T.
+/// up_proj lie behind each other, so that one product gives both. With hidden_act: relu2 (So et al. 2021)
+/// there is no gate: y = max(x Wup^T, 0)^2 Wdown^T.
 class Mlp {
  public:
   /// T tokens, F = intermediate_size, C = hidden_size.

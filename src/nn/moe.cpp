@@ -13,7 +13,8 @@ namespace sluice {
 void Moe::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& kept) const {
   const Tensor logits = kept.probabilities;  // becomes them
   router_logits_forward(ctx, logits, x, store_.linear(router_));
-  route_forward(ctx, kept.probabilities, kept.lse, kept.weights, kept.experts, logits, config_.norm_topk_prob);
+  route_forward(ctx, kept.probabilities, kept.lse, kept.weights, kept.experts, logits,
+                config_.norm_topk_prob);
   permute_plan(ctx, kept.permutation, kept.experts);
   router_load(ctx, kept.counts, load.layer(layer_), kept.permutation.offsets, kept.probabilities, kept.lse);
   count_with_ranks(ctx, load);
@@ -31,7 +32,8 @@ void Moe::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& 
   unpermute(ctx, kept.y, out, kept.permutation.rows, shared_ ? Into::add : Into::overwrite);
 }
 
-void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load, const Saved& s) const {
+void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load,
+                   const Saved& s) const {
   ScratchScope t(ctx.scratch);
   const Permutation& p = s.permutation;
   const Tensor drows = t.alloc("moe.drows", x.dtype, {p.slots.dim(0), hidden_size_});
@@ -48,8 +50,9 @@ void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
 
   const Tensor counts = balance_counts(load, s);
   const double token = load.share / static_cast<double>(std::max<int64_t>(x.dim(0), 1));
-  route_backward(ctx, dlogits, dweights, s.probabilities, s.lse, s.weights, s.experts, counts, config_.norm_topk_prob,
-                 {.balance = config_.load_balance.coefficient * token, .z = config_.router_z_loss_coefficient * token});
+  route_backward(
+      ctx, dlogits, dweights, s.probabilities, s.lse, s.weights, s.experts, counts, config_.norm_topk_prob,
+      {.balance = config_.load_balance.coefficient * token, .z = config_.router_z_loss_coefficient * token});
   router_logits_backward(ctx, dx, store_.grad(router_), dlogits, x, store_.linear(router_), Into::add);
 }
 
@@ -57,9 +60,12 @@ void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
 Tensor Moe::balance_counts(const RouterLoad& load, const Saved& s) const {
   if (!load.totals) return s.counts;
   switch (config_.load_balance.scope) {
-    case BalanceScope::global_batch: return load.layer_counts(layer_, config_.num_experts);
-    case BalanceScope::previous_step: return load.previous.rows(layer_, 1).view({config_.num_experts});
-    case BalanceScope::micro_batch: return s.counts;
+    case BalanceScope::global_batch:
+      return load.layer_counts(layer_, config_.num_experts);
+    case BalanceScope::previous_step:
+      return load.previous.rows(layer_, 1).view({config_.num_experts});
+    case BalanceScope::micro_batch:
+      return s.counts;
   }
   fail(ExitCode::internal, "unknown scope");
 }
@@ -81,13 +87,15 @@ void Moe::inner_forward(Context& ctx, const Rows& r) const {
   weighted_swiglu_forward(ctx, r.inner, r.gate_up, r.weights, r.slots);
 }
 
-void Moe::rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_up, const Tensor& dy, const Tensor& dy_index,
-                        const Rows& r) const {
+void Moe::rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_up, const Tensor& dy,
+                        const Tensor& dy_index, const Rows& r) const {
   ScratchScope t(ctx.scratch);
   const Tensor dinner = t.like("moe.dinner", r.inner);
   const int source = store_.grad_sources() > 1 ? r.source : 0;
-  const auto add_gradient = [&](ParamStore::Id id, const Tensor& d, const Tensor& x, const Tensor& d_index, const Tensor& x_index) {
-    if (store_.trains(id)) grouped_linear_backward_weight(ctx, store_.joined_grad(id, source), d, x, r.offsets, d_index, x_index);
+  const auto add_gradient = [&](ParamStore::Id id, const Tensor& d, const Tensor& x, const Tensor& d_index,
+                                const Tensor& x_index) {
+    if (store_.trains(id))
+      grouped_linear_backward_weight(ctx, store_.joined_grad(id, source), d, x, r.offsets, d_index, x_index);
   };
   grouped_linear_backward_input(ctx, dinner, dy, store_.joined(down_proj_), r.offsets, dy_index);
   add_gradient(down_proj_, dy, r.inner, dy_index, Tensor());
@@ -96,10 +104,12 @@ void Moe::rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_u
   add_gradient(gate_up_proj_, dgate_up, r.x, Tensor(), r.tokens);
 }
 
-void Moe::ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterLoad& load, const Saved& kept) const {
+void Moe::ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterLoad& load,
+                        const Saved& kept) const {
   ScratchScope t(ctx.scratch);
   const Saved again = temporary(t, kept, x);
-  const Tensor received_out = again.received_x;  // over rows that backward does not see, or that were used just now
+  const Tensor received_out =
+      again.received_x;  // over rows that backward does not see, or that were used just now
   Dispatch::plan(ctx, ranks_, kept.rank_counts, kept.permutation);
   Dispatch dispatch(ctx, t, ranks_, kept.rank_counts, kept.permutation, received_out.dim(0));
   while (dispatch.next()) {
@@ -110,8 +120,9 @@ void Moe::ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterL
       const Rows rows = own ? own_rows(s, dispatch, x) : received_rows(s, dispatch, source);
       const Dispatch::Part part = dispatch.from(source);
       inner_forward(ctx, rows);
-      grouped_linear_forward(ctx, own ? out.rows(dispatch.own_place(), part.count) : received_out.rows(part.begin, part.count),
-                             rows.inner, store_.joined(down_proj_), rows.offsets, Tensor());
+      grouped_linear_forward(
+          ctx, own ? out.rows(dispatch.own_place(), part.count) : received_out.rows(part.begin, part.count),
+          rows.inner, store_.joined(down_proj_), rows.offsets, Tensor());
     }
     dispatch.from_experts(out, received_out, Tensor());
   }
@@ -136,12 +147,14 @@ void Moe::ranks_backward(Context& ctx, Tensor drows, Tensor dweights, const Tens
       const Rows rows = own ? own_rows(s, dispatch, x) : received_rows(s, dispatch, source);
       const Dispatch::Part part = dispatch.from(source);
       if (!computed) inner_forward(ctx, rows);
-      const Tensor d = own ? drows.rows(dispatch.own_place(), part.count) : received_d.rows(part.begin, part.count);
-      rows_backward(ctx, d, own ? dweights : received_dweights, again.gate_up.rows(part.begin, part.count), own ? dy : d,
-                    rows.tokens, rows);
+      const Tensor d =
+          own ? drows.rows(dispatch.own_place(), part.count) : received_d.rows(part.begin, part.count);
+      rows_backward(ctx, d, own ? dweights : received_dweights, again.gate_up.rows(part.begin, part.count),
+                    own ? dy : d, rows.tokens, rows);
     }
     dispatch.from_experts(drows, received_d, Tensor());
-    dispatch.from_experts(dweights.view({p.slots.dim(0), 1}), received_dweights.view({received_d.dim(0), 1}), p.slots);
+    dispatch.from_experts(dweights.view({p.slots.dim(0), 1}), received_dweights.view({received_d.dim(0), 1}),
+                          p.slots);
   }
 }
 
@@ -203,16 +216,19 @@ void Moe::shared_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tenso
   const Tensor dshared = t.like("moe.dshared", dy), dhidden = t.like("moe.dshared_gate", dy);
   const std::initializer_list<int64_t> heads = {dy.dim(0), 1, hidden_size_};
   Into into = Into::overwrite;
-  shared_gate_->backward(ctx, dshared.view(heads), dy.view(heads), shared_y(s), x, s.shared_gate, dhidden, into);
+  shared_gate_->backward(ctx, dshared.view(heads), dy.view(heads), shared_y(s), x, s.shared_gate, dhidden,
+                         into);
   shared_->backward(ctx, dx, dshared, x, s.shared);
   add_forward(ctx, dx, dx, dhidden);
 }
 
-Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer, const ExpertRanks& experts)
+Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer,
+         const ExpertRanks& experts)
     : config_(config.moe), store_(store), ranks_(experts), layer_(layer), hidden_size_(config.hidden_size) {
   const int64_t C = config.hidden_size, F = config_.moe_intermediate_size, E = config_.num_experts;
   if (E % ranks_.size() != 0)
-    fail(ExitCode::usage, "parallel.expert = {} does not divide model.moe.num_experts = {}", ranks_.size(), E);
+    fail(ExitCode::usage, "parallel.expert = {} does not divide model.moe.num_experts = {}", ranks_.size(),
+         E);
   const int64_t here = E / ranks_.size(), first = ranks_.rank() * here;
   const Init init = matrix_init(config, F, C);
   // Its rows are as a head's, one per class: not a matrix for Muon.
@@ -251,8 +267,10 @@ Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix
   shared_gate_.emplace(config, gate, store, prefix + ".shared_expert_gate.weight", 1, C);
 }
 
-Moe::Saved Moe::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype, bool keep_inner) const {
-  const int64_t E = config_.num_experts, K = config_.num_experts_per_tok, R = rows_here(T), F = config_.moe_intermediate_size;
+Moe::Saved Moe::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype,
+                           bool keep_inner) const {
+  const int64_t E = config_.num_experts, K = config_.num_experts_per_tok, R = rows_here(T),
+                F = config_.moe_intermediate_size;
   const DType wide = accumulate_dtype(dtype);
   Saved s;
   s.probabilities = arena.alloc(name + ".probabilities", wide, {T, E});

@@ -15,15 +15,17 @@ namespace sluice {
 
 /// What the routers of a step add up over its micro-batches, and what of it their losses' gradients need.
 struct RouterLoad {
-  Tensor totals = {};  // (layers, router_totals_size(E)) f64, ops/router.h; rows of dense layers stay 0. Empty: nothing is added
-  double share = 1;  // of the global batch's tokens, in this micro-batch
-  /// Others that compute micro-batches of the same step at the same time. And (layers, E) f64: the counts of all of them so far;
-  /// on a GPU, (E) f64 of host memory where they pass.
+  Tensor totals = {};  // (layers, router_totals_size(E)) f64, ops/router.h; rows of dense layers stay 0.
+                       // Empty: nothing is added
+  double share = 1;    // of the global batch's tokens, in this micro-batch
+  /// Others that compute micro-batches of the same step at the same time. And (layers, E) f64: the counts of
+  /// all of them so far; on a GPU, (E) f64 of host memory where they pass.
   Communicator* ranks = nullptr;
   Tensor counts = {}, host_counts = {};
-  Tensor previous = {};  // with scope previous_step: (layers, E) f64, the counts of the step before, of all ranks
-  /// Where experts are shared by ranks: += the rounds beyond the first that the rows took on their way to them. Equal on all of
-  /// these ranks.
+  Tensor previous =
+      {};  // with scope previous_step: (layers, E) f64, the counts of the step before, of all ranks
+  /// Where experts are shared by ranks: += the rounds beyond the first that the rows took on their way to
+  /// them. Equal on all of these ranks.
   int64_t* extra_rounds = nullptr;
 
   Tensor layer(int64_t i) const { return totals ? totals.rows(i, 1).view({totals.dim(1)}) : Tensor(); }
@@ -33,17 +35,19 @@ struct RouterLoad {
   }
 };
 
-/// Mixture of experts (SPEC 1.2): every token goes to K of E SwiGLU experts of its router's choice, none is dropped, and to
-/// the shared expert if there is one:
+/// Mixture of experts (SPEC 1.2): every token goes to K of E SwiGLU experts of its router's choice, none is
+/// dropped, and to the shared expert if there is one:
 ///   y = sum over k of weight_k expert_k(x) [+ shared(x), or sigmoid(x w) shared(x)]
-/// The balance and z losses have no output: backward adds their gradients to the logits'. Names as in Qwen3-MoE and
-/// Qwen3-Next; experts lie behind each other, so that one grouped product serves all.
-/// Where ranks share the experts, rows travel to them and back (nn/dispatch.h), with their weights. A rank computes what it
-/// received source by source, and y, dx and every source's gradients have the bits that they have without other ranks.
+/// The balance and z losses have no output: backward adds their gradients to the logits'. Names as in
+/// Qwen3-MoE and Qwen3-Next; experts lie behind each other, so that one grouped product serves all. Where
+/// ranks share the experts, rows travel to them and back (nn/dispatch.h), with their weights. A rank computes
+/// what it received source by source, and y, dx and every source's gradients have the bits that they have
+/// without other ranks.
 class Moe {
  public:
-  /// T tokens, E experts, K per token, F = moe_intermediate_size, C = hidden_size; R = T K rows sorted by expert, or, with
-  /// ranks, room for as many rows of a first round, sorted by source, then expert. wide = accumulate_dtype.
+  /// T tokens, E experts, K per token, F = moe_intermediate_size, C = hidden_size; R = T K rows sorted by
+  /// expert, or, with ranks, room for as many rows of a first round, sorted by source, then expert. wide =
+  /// accumulate_dtype.
   struct Saved {
     Tensor probabilities;     // (T, E) wide
     Tensor lse;               // (T) wide: of the router's logits
@@ -53,51 +57,58 @@ class Moe {
     Permutation permutation;  // which row is which token's; with ranks, rows as Dispatch::plan says
     Tensor gate_up;           // (R, 2F): [gate | up]; empty when backward is to compute it again
     Tensor inner;             // (R, F): weight silu(gate) up; the same
-    Tensor rank_counts;       // (ranks, E) i32: rows of each rank's tokens; empty where ranks do not share experts, as are
-    Tensor received_x;        // (R, C): rows that came from other ranks; empty too when they are to travel again
+    Tensor rank_counts;       // (ranks, E) i32: rows of each rank's tokens; empty where ranks do not share
+                              // experts, as are
+    Tensor received_x;  // (R, C): rows that came from other ranks; empty too when they are to travel again
     Tensor received_weights;  // (R) wide: the same
     Mlp::Saved shared;        // y (T, C); empty without a shared expert
     Gate::Saved shared_gate;  // y (T, 1, C); empty without
     Tensor y;                 // (T, C)
   };
 
-  /// experts: the ranks that share them; this one has experts [rank E / size, (rank + 1) E / size) and registers no others.
-  /// Error(usage) where they cannot be shared so.
-  Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer, const ExpertRanks& experts = {});
-  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool keep_inner) const;
+  /// experts: the ranks that share them; this one has experts [rank E / size, (rank + 1) E / size) and
+  /// registers no others. Error(usage) where they cannot be shared so.
+  Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer,
+      const ExpertRanks& experts = {});
+  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
+                   bool keep_inner) const;
 
   /// s.y from x (T, C).
   void forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& s) const;
-  /// dx (T, C) overwritten. With scope global_batch the balance loss sees what `load` has counted so far in this step, this
-  /// micro-batch included; without totals, this micro-batch.
-  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load, const Saved& s) const;
+  /// dx (T, C) overwritten. With scope global_batch the balance loss sees what `load` has counted so far in
+  /// this step, this micro-batch included; without totals, this micro-batch.
+  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load,
+                const Saved& s) const;
 
  private:
   /// Rows of one source for the experts here. An operand with an index is gathered by it.
   struct Rows {
-    Tensor offsets;          // (experts here + 1) i32
-    Tensor x, tokens;        // (R, C); or (any, C) and (R) i32
-    Tensor weights, slots;   // (any) wide and (R) i32
-    Tensor gate_up, inner;   // (R, 2F), (R, F)
-    int source = 0;          // rank whose tokens they are of
+    Tensor offsets;         // (experts here + 1) i32
+    Tensor x, tokens;       // (R, C); or (any, C) and (R) i32
+    Tensor weights, slots;  // (any) wide and (R) i32
+    Tensor gate_up, inner;  // (R, 2F), (R, F)
+    int source = 0;         // rank whose tokens they are of
   };
 
   Tensor balance_counts(const RouterLoad& load, const Saved& s) const;
   void count_with_ranks(Context& ctx, const RouterLoad& load) const;
   bool with_ranks() const { return ranks_.size() > 1; }
 
-  /// All, where they are all computed here; those of a dispatch's round that did not travel; those that came from a rank.
+  /// All, where they are all computed here; those of a dispatch's round that did not travel; those that came
+  /// from a rank.
   Rows all_rows(const Saved& s, const Tensor& x) const;
   Rows own_rows(const Saved& s, const Dispatch& dispatch, const Tensor& x) const;
   Rows received_rows(const Saved& s, const Dispatch& dispatch, int source) const;
   void inner_forward(Context& ctx, const Rows& rows) const;
-  /// dx (R, C) overwritten, may be dy without an index; dweights where the weights are; dgate_up may be the rows'.
-  void rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_up, const Tensor& dy, const Tensor& dy_index,
-                     const Rows& rows) const;
+  /// dx (R, C) overwritten, may be dy without an index; dweights where the weights are; dgate_up may be the
+  /// rows'.
+  void rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_up, const Tensor& dy,
+                     const Tensor& dy_index, const Rows& rows) const;
   /// out (T K, C): every row's, from its expert on whatever rank.
   void ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterLoad& load, const Saved& s) const;
   /// drows (T K, C), dweights (T, K) overwritten.
-  void ranks_backward(Context& ctx, Tensor drows, Tensor dweights, const Tensor& dy, const Tensor& x, const Saved& s) const;
+  void ranks_backward(Context& ctx, Tensor drows, Tensor dweights, const Tensor& dy, const Tensor& x,
+                      const Saved& s) const;
 
   /// x and weights of the dispatch's round to where their experts are.
   void send_rows(Dispatch& dispatch, const Saved& s, const Tensor& x) const;

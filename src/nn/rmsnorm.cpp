@@ -5,10 +5,12 @@
 
 namespace sluice {
 
-RmsNorm::RmsNorm(const ModelConfig& config, ParamStore& store, const std::string& name, std::vector<int64_t> shape)
+RmsNorm::RmsNorm(const ModelConfig& config, ParamStore& store, const std::string& name,
+                 std::vector<int64_t> shape)
     : store_(store), eps_(config.rms_norm_eps) {
   if (config.norm_weights)
-    weight_ = store.add({.name = name, .shape = std::move(shape), .init = Init::constant(1), .weight_decay = false});
+    weight_ = store.add(
+        {.name = name, .shape = std::move(shape), .init = Init::constant(1), .weight_decay = false});
 }
 
 RmsNorm::Saved RmsNorm::make_saved(Arena& arena, const std::string& name, DType dtype,
@@ -35,8 +37,9 @@ void RmsNorm::forward_rope(Context& ctx, const Tensor& x, const Tensor& position
   norm_rope_forward(ctx, s.y, s.rstd, x, weight(), eps_, positions, cos, sin);
 }
 
-void RmsNorm::backward_rope(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& positions,
-                            const Tensor& cos, const Tensor& sin, const Saved& s) const {
+void RmsNorm::backward_rope(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x,
+                            const Tensor& positions, const Tensor& cos, const Tensor& sin,
+                            const Saved& s) const {
   norm_rope_backward(ctx, dx, dweight(), dy, x, weight(), s.rstd, positions, cos, sin);
 }
 

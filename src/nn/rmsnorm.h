@@ -9,7 +9,8 @@
 
 namespace sluice {
 
-/// RMSNorm over the last axis (ops/rmsnorm.h). The weight starts at 1 and does not decay; model.norm_weights: false has none.
+/// RMSNorm over the last axis (ops/rmsnorm.h). The weight starts at 1 and does not decay; model.norm_weights:
+/// false has none.
 class RmsNorm {
  public:
   struct Saved {
@@ -32,8 +33,8 @@ class RmsNorm {
   void forward_sum(Context& ctx, Tensor sum, const Tensor& a, const Tensor& b, Saved& s) const;
 
   /// s.y = rope(norm(x)), for queries and keys (T, H, D).
-  void forward_rope(Context& ctx, const Tensor& x, const Tensor& positions, const Tensor& cos, const Tensor& sin,
-                    Saved& s) const;
+  void forward_rope(Context& ctx, const Tensor& x, const Tensor& positions, const Tensor& cos,
+                    const Tensor& sin, Saved& s) const;
   void backward_rope(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& positions,
                      const Tensor& cos, const Tensor& sin, const Saved& s) const;
 

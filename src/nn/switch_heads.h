@@ -7,12 +7,12 @@
 
 namespace sluice {
 
-/// Switch heads (Gated Attention, appendix A.1; ops/switch_heads.h): the values, or keys, of every key/value head are sums of a
-/// few of its experts' projections, chosen and weighted by sigmoids of the hidden state. The router is the layer's; the experts
-/// are rows of v_proj (k_proj), head by head, expert by expert.
-/// All experts of a head project every token, and the sum leaves out what is not chosen. Projecting the chosen alone would gather
-/// Hkv K copies of every token's C channels for w outputs each; one dense product reads them once, and the paper's models choose
-/// all, or 2 of 8.
+/// Switch heads (Gated Attention, appendix A.1; ops/switch_heads.h): the values, or keys, of every key/value
+/// head are sums of a few of its experts' projections, chosen and weighted by sigmoids of the hidden state.
+/// The router is the layer's; the experts are rows of v_proj (k_proj), head by head, expert by expert. All
+/// experts of a head project every token, and the sum leaves out what is not chosen. Projecting the chosen
+/// alone would gather Hkv K copies of every token's C channels for w outputs each; one dense product reads
+/// them once, and the paper's models choose all, or 2 of 8.
 class SwitchHeads {
  public:
   /// T tokens, Hkv heads, E experts of a head, K chosen, w channels of an expert.
@@ -31,10 +31,10 @@ class SwitchHeads {
 
   /// y (T, Hkv, D) from s.projected and hidden (T, C).
   void forward(Context& ctx, Tensor y, const Tensor& hidden, Saved& s) const;
-  /// dprojected (the shape of s.projected) overwritten. dhidden (T, C): what comes through the router, as `into` says, which
-  /// becomes Into::add.
-  void backward(Context& ctx, Tensor dprojected, const Tensor& dy, const Tensor& hidden, const Saved& s, Tensor dhidden,
-                Into& into) const;
+  /// dprojected (the shape of s.projected) overwritten. dhidden (T, C): what comes through the router, as
+  /// `into` says, which becomes Into::add.
+  void backward(Context& ctx, Tensor dprojected, const Tensor& dy, const Tensor& hidden, const Saved& s,
+                Tensor dhidden, Into& into) const;
 
  private:
   ParamStore& store_;

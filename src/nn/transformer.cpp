@@ -15,10 +15,12 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
   const int64_t V = config.vocab_size, C = config.hidden_size;
   SLUICE_CHECK(V > 0, "Transformer: vocab_size must be known, got {}", V);
   const bool tied = config.tie_word_embeddings;
-  ParamSpec words{.name = "model.embed_tokens.weight", .shape = {V, C}, .init = embedding_init(config), .packed = tied};
+  ParamSpec words{
+      .name = "model.embed_tokens.weight", .shape = {V, C}, .init = embedding_init(config), .packed = tied};
   words.when_frozen = WhenFrozen::skipped;
   embed_tokens_ = store.add(words);
-  if (config.embedding_norm) embedding_norm_.emplace(config, store, "model.embed_norm.weight", std::vector<int64_t>{C});
+  if (config.embedding_norm)
+    embedding_norm_.emplace(config, store, "model.embed_norm.weight", std::vector<int64_t>{C});
   blocks_.reserve(static_cast<size_t>(config.num_hidden_layers));
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     store.begin_unit(static_cast<int>(layer) + 1);
@@ -65,7 +67,8 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
     // The shared activations are still the last layer's. What is computed again has been counted.
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
       blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, {}), {}, s.blocks[layer]);
-    blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr, load.heads), load.routers, s.blocks[layer]);
+    blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr, load.heads), load.routers,
+                            s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::backward);
   }
   if (embedding_norm_) embedding_norm_->backward(ctx, d, d, s.tokens, s.embedding_norm);
@@ -100,7 +103,8 @@ void Transformer::allocate_tables(Context& ctx, Arena& arena, DType dtype, int64
   rope_sin_ = arena.alloc("rope.sin", table_dtype, {max_positions, config_.head_dim / 2});
   if (arena.measuring()) return;
   const RopeScalingConfig& scaling = config_.rope.scaling;
-  HostView cos(ctx, rope_cos_, HostView::Content::uninitialized), sin(ctx, rope_sin_, HostView::Content::uninitialized);
+  HostView cos(ctx, rope_cos_, HostView::Content::uninitialized),
+      sin(ctx, rope_sin_, HostView::Content::uninitialized);
   rope_table(
       cos.tensor(), sin.tensor(), config_.rope.theta,
       {.yarn = scaling.type == RopeScalingType::yarn,
@@ -118,7 +122,8 @@ Transformer::Saved Transformer::make_saved(Arena& arena, int64_t num_tokens, DTy
   s.recompute = recompute;
   if (embedding_norm_) {
     s.tokens = arena.alloc("tokens", dtype, {num_tokens, config_.hidden_size});
-    s.embedding_norm = embedding_norm_->make_saved(arena, "embedded", dtype, {num_tokens, config_.hidden_size});
+    s.embedding_norm =
+        embedding_norm_->make_saved(arena, "embedded", dtype, {num_tokens, config_.hidden_size});
     s.embedded = s.embedding_norm.y;
   } else {
     s.tokens = s.embedded = arena.alloc("embedded", dtype, {num_tokens, config_.hidden_size});

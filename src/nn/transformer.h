@@ -24,11 +24,11 @@ class Transformer {
   /// What backward, and analysis, need from forward.
   struct Saved {
     Recompute recompute = Recompute::none;
-    Tensor tokens;    // (T, C): the embedding's rows, before its norm; without one, embedded
+    Tensor tokens;  // (T, C): the embedding's rows, before its norm; without one, embedded
     RmsNorm::Saved embedding_norm;
     Tensor embedded;  // (T, C), input of block 0
     std::vector<Block::Saved>
-        blocks;         // one per layer; with recompute=block those alike share one set of activations but `y`
+        blocks;  // one per layer; with recompute=block those alike share one set of activations but `y`
     RmsNorm::Saved final_norm;
     Tensor hidden;  // (T, C): the final norm's output, input of the head
   };

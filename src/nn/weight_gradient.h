@@ -4,9 +4,10 @@
 
 namespace sluice {
 
-/// The gradient of y = x W^T in what is trained of W, a matrix or a joined group by its first: W itself, or its adapters, or
-/// nothing. dy (T, N), x (T, K).
-inline void weight_backward(Context& ctx, const ParamStore& store, ParamStore::Id first, const Tensor& dy, const Tensor& x) {
+/// The gradient of y = x W^T in what is trained of W, a matrix or a joined group by its first: W itself, or
+/// its adapters, or nothing. dy (T, N), x (T, K).
+inline void weight_backward(Context& ctx, const ParamStore& store, ParamStore::Id first, const Tensor& dy,
+                            const Tensor& x) {
   if (store.trains(first)) return linear_backward_weight(ctx, store.joined_grad(first), dy, x);
   const std::vector<LowRank>& low_rank = store.joined(first).low_rank;
   for (size_t i = 0; i < low_rank.size(); ++i) {

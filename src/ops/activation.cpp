@@ -62,7 +62,8 @@ void swiglu_backward(Context& ctx, Tensor dgate_up, const Tensor& dy, const Tens
   SLUICE_DISPATCH(swiglu_backward, ctx, dgate_up, dy, gate_up);
 }
 
-void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, const Tensor& weights, const Tensor& slots) {
+void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, const Tensor& weights,
+                             const Tensor& slots) {
   const char* op = "weighted_swiglu_forward";
   check_gate_up(op, gate_up);
   check_tensor(op, "y", y, gate_up.dtype, {gate_up.dim(0), gate_up.dim(1) / 2});
@@ -71,8 +72,8 @@ void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, cons
   SLUICE_DISPATCH(weighted_swiglu_forward, ctx, y, gate_up, weights, slots);
 }
 
-void weighted_swiglu_backward(Context& ctx, Tensor dgate_up, Tensor dweights, const Tensor& dy, const Tensor& gate_up,
-                              const Tensor& weights, const Tensor& slots) {
+void weighted_swiglu_backward(Context& ctx, Tensor dgate_up, Tensor dweights, const Tensor& dy,
+                              const Tensor& gate_up, const Tensor& weights, const Tensor& slots) {
   const char* op = "weighted_swiglu_backward";
   check_gate_up(op, gate_up);
   check_like(op, "dgate_up", dgate_up, gate_up);

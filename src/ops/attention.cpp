@@ -80,19 +80,22 @@ void attention_forward(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tens
 }
 
 void attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o, const Tensor& q,
-                        const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& first_key,
-                        double scale, const Tensor& dlse, const Tensor& coef0, AttentionKernel kernel) {
+                        const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+                        const Tensor& first_key, double scale, const Tensor& dlse, const Tensor& coef0,
+                        AttentionKernel kernel) {
   check_backward("attention_backward", ctx, dq, dk, dv, d_o, q, k, v, o, lse, first_key, dlse, coef0, kernel);
-  SLUICE_DISPATCH(attention_backward, ctx, dq, dk, dv, d_o, q, k, v, o, lse, first_key, scale, dlse, coef0, kernel);
+  SLUICE_DISPATCH(attention_backward, ctx, dq, dk, dv, d_o, q, k, v, o, lse, first_key, scale, dlse, coef0,
+                  kernel);
 }
 
-void gated_attention_forward(Context& ctx, Tensor y, Tensor o, Tensor lse, Tensor z0, const Tensor& q, const Tensor& k,
-                             const Tensor& v, const Tensor& first_key, double scale, const AttentionOutput& output,
-                             AttentionKernel kernel) {
+void gated_attention_forward(Context& ctx, Tensor y, Tensor o, Tensor lse, Tensor z0, const Tensor& q,
+                             const Tensor& k, const Tensor& v, const Tensor& first_key, double scale,
+                             const AttentionOutput& output, AttentionKernel kernel) {
   check_forward("gated_attention_forward", ctx, o, lse, z0, q, k, v, first_key, kernel);
   check_like("gated_attention_forward", "y", y, o);
   if (output.sink) check_sink("gated_attention_forward", o, lse, output.sink);
-  SLUICE_DISPATCH_CUDA_ONLY(gated_attention_forward, ctx, y, o, lse, z0, q, k, v, first_key, scale, output, kernel);
+  SLUICE_DISPATCH_CUDA_ONLY(gated_attention_forward, ctx, y, o, lse, z0, q, k, v, first_key, scale, output,
+                            kernel);
   attention_forward(ctx, o, lse, z0, q, k, v, first_key, scale);
   if (output.sink) sink_forward(ctx, y, o, lse, output.sink);
   if (output.gate) gate_forward(ctx, y, output.sink ? y : o, output.gate, output.kind);
@@ -100,9 +103,10 @@ void gated_attention_forward(Context& ctx, Tensor y, Tensor o, Tensor lse, Tenso
 }
 
 void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Tensor dgate, Tensor dsink,
-                              const Tensor& dy, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                              const Tensor& lse, const Tensor& first_key, double scale, const AttentionOutput& output,
-                              const Tensor& dlse, const Tensor& coef0, AttentionKernel kernel) {
+                              const Tensor& dy, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& o, const Tensor& lse, const Tensor& first_key, double scale,
+                              const AttentionOutput& output, const Tensor& dlse, const Tensor& coef0,
+                              AttentionKernel kernel) {
   const char* op = "gated_attention_backward";
   check_backward(op, ctx, dq, dk, dv, dy, q, k, v, o, lse, first_key, dlse, coef0, kernel);
   if (output.sink) {
@@ -112,10 +116,11 @@ void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Ten
   if (output.gate) check_count(op, "dgate", dgate, dgate.dtype, output.gate.numel());
   if (output.dhead) {
     check_tensor(op, "dhead", output.dhead, DType::f64, {o.dim(1)});
-    SLUICE_CHECK(output.gate && output.kind.sharing == GateSharing::specific, "{}: dhead is for a gate's scores, specific to a head", op);
+    SLUICE_CHECK(output.gate && output.kind.sharing == GateSharing::specific,
+                 "{}: dhead is for a gate's scores, specific to a head", op);
   }
-  SLUICE_DISPATCH_CUDA_ONLY(gated_attention_backward, ctx, dq, dk, dv, dgate, dsink, dy, q, k, v, o, lse, first_key,
-                            scale, output, dlse, coef0, kernel);
+  SLUICE_DISPATCH_CUDA_ONLY(gated_attention_backward, ctx, dq, dk, dv, dgate, dsink, dy, q, k, v, o, lse,
+                            first_key, scale, output, dlse, coef0, kernel);
   ScratchScope t(ctx.scratch);
   Tensor d = dy, dlse_all = dlse;
   if (output.gate) {

@@ -18,8 +18,8 @@ inline void check_like(const char* op, const char* argument, const Tensor& t, co
 
 /// Equal element count, and the dtype asked for.
 inline void check_count(const char* op, const char* argument, const Tensor& t, DType dtype, int64_t count) {
-  SLUICE_CHECK(t.dtype == dtype && t.numel() == count, "{}: {} must hold {} elements of {}, got {}", op, argument,
-               count, dtype_name(dtype), t.describe());
+  SLUICE_CHECK(t.dtype == dtype && t.numel() == count, "{}: {} must hold {} elements of {}, got {}", op,
+               argument, count, dtype_name(dtype), t.describe());
 }
 
 }  // namespace sluice

@@ -11,8 +11,8 @@ namespace {
 
 void check_columns(const char* op, const Tensor& whole, const Tensor& part, int64_t begin) {
   check_floating(op, "part", part);
-  SLUICE_CHECK(whole.rank == 2 && part.rank == 2 && whole.dtype == part.dtype && whole.dim(0) == part.dim(0) && begin >= 0 &&
-                   begin + part.dim(1) <= whole.dim(1),
+  SLUICE_CHECK(whole.rank == 2 && part.rank == 2 && whole.dtype == part.dtype &&
+                   whole.dim(0) == part.dim(0) && begin >= 0 && begin + part.dim(1) <= whole.dim(1),
                "{}: {} from column {} on is no part of {}", op, part.describe(), begin, whole.describe());
 }
 

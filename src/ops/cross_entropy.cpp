@@ -28,16 +28,17 @@ void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, co
   SLUICE_DISPATCH(cross_entropy_forward, ctx, losses, hidden, head, targets, soft_cap);
 }
 
-void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight, const Tensor& hidden,
-                                    const LinearWeight& head, const Tensor& targets,
+void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
+                                    const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
                                     const Tensor& gradient_scale, double soft_cap) {
   const char* op = "cross_entropy_forward_backward";
   check(op, losses, hidden, head, targets, soft_cap);
   check_tensor(op, "dhidden", dhidden, hidden.dtype, {hidden.dim(0), hidden.dim(1)});
-  if (dweight) check_tensor(op, "dweight", dweight, accumulate_dtype(hidden.dtype), {head.value.dim(0), hidden.dim(1)});
+  if (dweight)
+    check_tensor(op, "dweight", dweight, accumulate_dtype(hidden.dtype), {head.value.dim(0), hidden.dim(1)});
   check_tensor(op, "gradient_scale", gradient_scale, DType::f64, {1});
-  SLUICE_DISPATCH(cross_entropy_forward_backward, ctx, losses, dhidden, dweight, hidden, head, targets, gradient_scale,
-                  soft_cap);
+  SLUICE_DISPATCH(cross_entropy_forward_backward, ctx, losses, dhidden, dweight, hidden, head, targets,
+                  gradient_scale, soft_cap);
 }
 
 }  // namespace sluice

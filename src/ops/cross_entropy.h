@@ -1,7 +1,9 @@
 #pragma once
-// Language-model head and cross-entropy, fused and chunked over rows: logits exist for one chunk of tokens at a time.
+// Language-model head and cross-entropy, fused and chunked over rows: logits exist for one chunk of tokens at
+// a time.
 //   logits_t = hidden_t W^T (f32/f64),  loss_t = logsumexp(logits_t) - logits_t[target_t]
-// With a soft cap c > 0 the logits are c tanh(hidden W^T / c) instead (Gemma 2, 2024), in the precision of the sums:
+// With a soft cap c > 0 the logits are c tanh(hidden W^T / c) instead (Gemma 2, 2024), in the precision of
+// the sums:
 //   dlogits = scale_t (softmax - onehot) (1 - (logits / c)^2); without, the last factor is 1;
 //   dhidden = dlogits W,  dW += dlogits^T hidden
 // Targets (T) i32; target -1 means "no loss here": loss 0, gradient 0. Throws Error(data) for a target >= V.
@@ -16,8 +18,8 @@ void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, co
 /// losses as forward; dhidden (T, C) overwritten; dweight (V, C) += (accumulate_dtype), or empty where
 /// nobody asks for it; every token's gradient is
 /// multiplied by gradient_scale (1) f64 (1 / number of counted tokens of the global batch).
-void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight, const Tensor& hidden,
-                                    const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale,
-                                    double soft_cap = 0);
+void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
+                                    const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
+                                    const Tensor& gradient_scale, double soft_cap = 0);
 
 }  // namespace sluice

@@ -12,14 +12,16 @@ void clip_forward(Context& ctx, Tensor y, const Tensor& x, double limit);
 /// dx = dy where |x| < limit, else 0; overwritten, may alias dy.
 void clip_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, double limit);
 
-/// y = c tanh(x / c): the soft cap of Gemma 2 (2024); y may alias x. Its backward is cross_entropy's (ops/cross_entropy.h).
+/// y = c tanh(x / c): the soft cap of Gemma 2 (2024); y may alias x. Its backward is cross_entropy's
+/// (ops/cross_entropy.h).
 void soft_cap_forward(Context& ctx, Tensor y, const Tensor& x, double cap);
 
 /// y = x, converting between f32, bf16 and f64 (round to nearest even).
 void cast(Context& ctx, Tensor y, const Tensor& x);
-/// y (bf16) = x (f32), each element rounded to a neighbouring bf16: to the upper one with the probability of its distance from the
-/// lower one over theirs from each other (stochastic rounding). What is a bf16 stays, infinities and NaN stay what they are; a
-/// finite number stays finite. The random bits are a function of (key, index): the same on every backend.
+/// y (bf16) = x (f32), each element rounded to a neighbouring bf16: to the upper one with the probability of
+/// its distance from the lower one over theirs from each other (stochastic rounding). What is a bf16 stays,
+/// infinities and NaN stay what they are; a finite number stays finite. The random bits are a function of
+/// (key, index): the same on every backend.
 void round_stochastically(Context& ctx, Tensor y, const Tensor& x, uint32_t key);
 void fill(Context& ctx, Tensor y, double value);
 /// y *= factor.

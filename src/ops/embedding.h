@@ -4,7 +4,8 @@
 
 namespace sluice {
 
-/// y (T, C) overwritten with rows of weight (V, C); tokens (T) i32. Throws Error(data) for a token outside [0, V).
+/// y (T, C) overwritten with rows of weight (V, C); tokens (T) i32. Throws Error(data) for a token outside
+/// [0, V).
 void embedding_forward(Context& ctx, Tensor y, const Tensor& tokens, const Tensor& weight);
 
 /// dweight (V, C) of accumulate_dtype(dy) += rows of dy (T, C). The order of summation is that of the tokens,

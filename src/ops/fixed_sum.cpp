@@ -11,12 +11,14 @@ namespace sluice {
 namespace {
 
 void check_wide(const char* op, const Tensor& x) {
-  SLUICE_CHECK(x.dtype == DType::f32 || x.dtype == DType::f64, "{}: x must be f32 or f64, got {}", op, x.describe());
+  SLUICE_CHECK(x.dtype == DType::f32 || x.dtype == DType::f64, "{}: x must be f32 or f64, got {}", op,
+               x.describe());
 }
 
 }  // namespace
 
-void add_fixed(Context& ctx, Tensor sums, Tensor bad, const Tensor& x, double limit, int64_t first, Into into) {
+void add_fixed(Context& ctx, Tensor sums, Tensor bad, const Tensor& x, double limit, int64_t first,
+               Into into) {
   check_wide("add_fixed", x);
   check_tensor("add_fixed", "sums", sums, DType::i32, {x.numel(), 2});
   check_tensor("add_fixed", "bad", bad, DType::i32, {1, 2});

@@ -33,7 +33,8 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
   check_gate("gate_backward", x, z);
   if (dhead) {
     check_tensor("gate_backward", "dhead", dhead, DType::f64, {x.dim(1)});
-    SLUICE_CHECK(kind.sharing == GateSharing::specific, "gate_backward: dhead is for scores specific to a head");
+    SLUICE_CHECK(kind.sharing == GateSharing::specific,
+                 "gate_backward: dhead is for scores specific to a head");
   }
   check_like("gate_backward", "dx", dx, x);
   check_like("gate_backward", "dy", dy, x);

@@ -16,22 +16,25 @@ int64_t check_gate(const char* op, const HeadGate& g, int64_t tokens) {
                "{}: one of first_key, sink and logits says how open a head is", op);
   if (g.logits) {
     check_floating(op, "logits", g.logits);
-    SLUICE_CHECK((g.logits.rank == 2 || g.logits.rank == 3) && (g.logits.dim(0) == tokens || g.logits.dim(0) == 1),
-                 "{}: logits must be ({}, H, D) or ({}, H), or of one token, got {}", op, tokens, tokens, g.logits.describe());
-    SLUICE_CHECK(g.kind.sharing == GateSharing::specific && g.kind.combine == GateCombine::multiply &&
-                     (g.kind.activation == GateActivation::sigmoid || g.kind.activation == GateActivation::ns_sigmoid),
-                 "{}: only scores specific to a head, in [0, 1], that multiply say how open it is", op);
+    SLUICE_CHECK(
+        (g.logits.rank == 2 || g.logits.rank == 3) && (g.logits.dim(0) == tokens || g.logits.dim(0) == 1),
+        "{}: logits must be ({}, H, D) or ({}, H), or of one token, got {}", op, tokens, tokens,
+        g.logits.describe());
+    SLUICE_CHECK(
+        g.kind.sharing == GateSharing::specific && g.kind.combine == GateCombine::multiply &&
+            (g.kind.activation == GateActivation::sigmoid || g.kind.activation == GateActivation::ns_sigmoid),
+        "{}: only scores specific to a head, in [0, 1], that multiply say how open it is", op);
     return g.logits.dim(1);
   }
-  SLUICE_CHECK(g.lse.rank == 2 && (g.lse.dtype == DType::f32 || g.lse.dtype == DType::f64), "{}: lse must be (H, T) f32 or f64, got {}",
-               op, g.lse.describe());
+  SLUICE_CHECK(g.lse.rank == 2 && (g.lse.dtype == DType::f32 || g.lse.dtype == DType::f64),
+               "{}: lse must be (H, T) f32 or f64, got {}", op, g.lse.describe());
   const int64_t heads = g.lse.dim(0);
   check_tensor(op, "lse", g.lse, g.lse.dtype, {heads, tokens});
   if (g.sink) {
     check_floating(op, "sink", g.sink);
     check_tensor(op, "sink", g.sink, g.sink.dtype, {heads});
-    SLUICE_CHECK(accumulate_dtype(g.sink.dtype) == g.lse.dtype, "{}: sink {} does not go with lse {}", op, g.sink.describe(),
-                 g.lse.describe());
+    SLUICE_CHECK(accumulate_dtype(g.sink.dtype) == g.lse.dtype, "{}: sink {} does not go with lse {}", op,
+                 g.sink.describe(), g.lse.describe());
   } else {
     check_tensor(op, "z0", g.z0, g.lse.dtype, {heads, tokens});
     check_tensor(op, "first_key", g.first_key, DType::i32, {tokens});
@@ -48,19 +51,22 @@ void head_importance(Context& ctx, Tensor batch, Tensor totals, const HeadGate& 
   SLUICE_DISPATCH(head_importance, ctx, batch, totals, gate, tokens);
 }
 
-void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor dsink, const Tensor& u, const HeadGate& gate) {
+void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor dsink, const Tensor& u,
+                              const HeadGate& gate) {
   const char* op = "head_importance_backward";
   SLUICE_CHECK(!gate.logits, "{}: a gate's gradient goes through gate_backward", op);
   const int64_t heads = check_gate(op, gate, gate.lse.rank == 2 ? gate.lse.dim(1) : 0);
   check_tensor(op, "u", u, DType::f64, {heads});
   check_like(op, "dlse", dlse, gate.lse);
-  if (gate.sink) check_tensor(op, "dsink", dsink, gate.lse.dtype, {heads});
-  else check_like(op, "coef0", coef0, gate.lse);
+  if (gate.sink)
+    check_tensor(op, "dsink", dsink, gate.lse.dtype, {heads});
+  else
+    check_like(op, "coef0", coef0, gate.lse);
   SLUICE_DISPATCH(head_importance_backward, ctx, dlse, coef0, dsink, u, gate);
 }
 
-void head_balance(Context& ctx, Tensor u, Tensor batch, Tensor totals, const Tensor& seen, const Tensor& shared,
-                  const HeadBalance& balance) {
+void head_balance(Context& ctx, Tensor u, Tensor batch, Tensor totals, const Tensor& seen,
+                  const Tensor& shared, const HeadBalance& balance) {
   const char* op = "head_balance";
   SLUICE_CHECK(u.rank == 2 && u.dtype == DType::f64, "{}: u must be (L, H) f64, got {}", op, u.describe());
   const int64_t layers = u.dim(0), heads = u.dim(1);

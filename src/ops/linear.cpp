@@ -23,14 +23,16 @@ void check_packed(Context& ctx, const char* op, const LinearWeight& w) {
   if (!w.packed && !w.packed_transposed) return;
   const LinearPackedBytes bytes = linear_packed_bytes(ctx, w.value.dtype, w.value.dim(0), w.value.dim(1), 0);
   if (w.packed) check_tensor(op, "packed weight", w.packed, DType::u8, {bytes.forward});
-  if (w.packed_transposed) check_tensor(op, "packed transposed weight", w.packed_transposed, DType::u8, {bytes.transposed});
+  if (w.packed_transposed)
+    check_tensor(op, "packed transposed weight", w.packed_transposed, DType::u8, {bytes.transposed});
 }
 
 /// The weight's own products, without adapters.
 void product_forward(Context& ctx, const Tensor& y, const Tensor& x, const LinearWeight& w) {
   SLUICE_DISPATCH(linear_forward, ctx, y, x, w);
 }
-void product_backward_input(Context& ctx, const Tensor& dx, const Tensor& dy, const LinearWeight& w, Into into) {
+void product_backward_input(Context& ctx, const Tensor& dx, const Tensor& dy, const LinearWeight& w,
+                            Into into) {
   SLUICE_DISPATCH(linear_backward_input, ctx, dx, dy, w, into);
 }
 
@@ -39,7 +41,8 @@ void product_backward_input(Context& ctx, const Tensor& dx, const Tensor& dy, co
 LinearPackedBytes linear_packed_bytes(Context& ctx, DType dtype, int64_t out_features, int64_t in_features,
                                       int64_t rows) {
   check_storage("linear_packed_bytes", dtype);
-  SLUICE_CHECK(out_features > 0 && in_features > 0, "linear_packed_bytes: a weight of ({}, {})", out_features, in_features);
+  SLUICE_CHECK(out_features > 0 && in_features > 0, "linear_packed_bytes: a weight of ({}, {})", out_features,
+               in_features);
   SLUICE_DISPATCH(linear_packed_bytes, ctx, dtype, out_features, in_features, rows);
 }
 

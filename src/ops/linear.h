@@ -10,25 +10,28 @@ namespace sluice {
 
 struct LinearWeight;
 
-/// What is trained beside a weight that is fixed (ops/low_rank.h): scale b a is added to rows [begin, begin + n) of it.
+/// What is trained beside a weight that is fixed (ops/low_rank.h): scale b a is added to rows [begin, begin +
+/// n) of it.
 struct LowRank {
   const LinearWeight *a, *b;  // (r, K), (n, r)
   double scale;
   int64_t begin;
 };
 
-/// A weight and, where the backend gains by it, its packed copies. Packed tensors are empty until the owner allocates
-/// them with linear_packed_bytes and fills them with linear_pack; they go stale when `value` changes.
+/// A weight and, where the backend gains by it, its packed copies. Packed tensors are empty until the owner
+/// allocates them with linear_packed_bytes and fills them with linear_pack; they go stale when `value`
+/// changes.
 struct LinearWeight {
-  Tensor value;          // (N, K)
-  Tensor packed;         // u8 (bytes): for linear_forward
+  Tensor value;              // (N, K)
+  Tensor packed;             // u8 (bytes): for linear_forward
   Tensor packed_transposed;  // u8 (bytes): for linear_backward_input
   int64_t groups = 1;        // more: as many weights behind each other, for ops/grouped_linear.h
-  std::vector<LowRank> low_rank = {};  // adapters, which linear_forward and linear_backward_input apply; nobody else does
+  std::vector<LowRank> low_rank =
+      {};  // adapters, which linear_forward and linear_backward_input apply; nobody else does
 };
 
-/// Sizes in bytes of the packed copies of an (N, K) weight for products with about `rows` rows; 0 = the backend
-/// has no use for one.
+/// Sizes in bytes of the packed copies of an (N, K) weight for products with about `rows` rows; 0 = the
+/// backend has no use for one.
 struct LinearPackedBytes {
   int64_t forward = 0, transposed = 0;
 };

@@ -37,7 +37,8 @@ Tensor columns(Context& ctx, ScratchScope& t, const Tensor& dy, const LowRank& l
 
 void low_rank_forward(Context& ctx, Tensor y, const Tensor& x, const LowRank& l) {
   ScratchScope t(ctx.scratch);
-  const Tensor h = reduced(ctx, t, x, l), change = t.alloc("low_rank.y", y.dtype, {y.dim(0), l.b->value.dim(0)});
+  const Tensor h = reduced(ctx, t, x, l),
+               change = t.alloc("low_rank.y", y.dtype, {y.dim(0), l.b->value.dim(0)});
   linear_forward(ctx, change, h, *l.b);
   add_columns(ctx, y, change, l.begin);
 }
@@ -48,7 +49,8 @@ void low_rank_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const Lo
   linear_backward_input(ctx, dx, dh, *l.a, Into::add);
 }
 
-void low_rank_backward_weight(Context& ctx, Tensor da, Tensor db, const Tensor& dy, const Tensor& x, const LowRank& l) {
+void low_rank_backward_weight(Context& ctx, Tensor da, Tensor db, const Tensor& dy, const Tensor& x,
+                              const LowRank& l) {
   ScratchScope t(ctx.scratch);
   const Tensor d = columns(ctx, t, dy, l), h = reduced(ctx, t, x, l), dh = reduced_gradient(ctx, t, d, l);
   linear_backward_weight(ctx, db, d, h);

@@ -16,7 +16,9 @@ namespace {
 using dnnl::memory;
 using Layout = Product::Layout;
 
-memory::data_type dnnl_type(DType t) { return t == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32; }
+memory::data_type dnnl_type(DType t) {
+  return t == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+}
 
 memory::desc plain(DType t, int64_t rows, int64_t cols, bool transposed) {
   return {{rows, cols}, dnnl_type(t), transposed ? memory::format_tag::ba : memory::format_tag::ab};
@@ -30,9 +32,9 @@ dnnl::primitive_attr attributes() {
 
 struct ProductHash {
   size_t operator()(const Product& p) const {
-    uint64_t h = static_cast<uint64_t>(p.in) | static_cast<uint64_t>(p.out) << 4 | static_cast<uint64_t>(p.b) << 8 |
-                 static_cast<uint64_t>(p.a_transposed) << 10 | static_cast<uint64_t>(p.accumulate) << 11 |
-                 static_cast<uint64_t>(p.threads) << 16;
+    uint64_t h = static_cast<uint64_t>(p.in) | static_cast<uint64_t>(p.out) << 4 |
+                 static_cast<uint64_t>(p.b) << 8 | static_cast<uint64_t>(p.a_transposed) << 10 |
+                 static_cast<uint64_t>(p.accumulate) << 11 | static_cast<uint64_t>(p.threads) << 16;
     for (int64_t d : {p.m, p.n, p.k}) h = (h ^ static_cast<uint64_t>(d)) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
     return h;
   }
@@ -64,7 +66,8 @@ struct Plan {
     ScratchScope t(ctx.scratch);
     const Tensor work = scratch > 0 ? t.alloc("matrix product", DType::u8, {scratch}) : Tensor();
     if (ctx.dry_run) return;
-    if (!primitive) primitive = matmul ? dnnl::primitive(dnnl::matmul(*matmul)) : dnnl::primitive(dnnl::reorder(*reorder));
+    if (!primitive)
+      primitive = matmul ? dnnl::primitive(dnnl::matmul(*matmul)) : dnnl::primitive(dnnl::reorder(*reorder));
     std::array<dnnl_exec_arg_t, kMaxArguments> args;
     size_t i = 0;
     for (const void* p : pointers) memories[i++].set_data_handle(const_cast<void*>(p));
@@ -103,7 +106,8 @@ class MatmulState : public BackendState {
 
   Plan& product(const Product& p) {
     if (const auto found = products_.find(p); found != products_.end()) return found->second;
-    // Shapes come from a model and its batch: few. Changing ones (expert loads, prompts) must not grow without end.
+    // Shapes come from a model and its batch: few. Changing ones (expert loads, prompts) must not grow
+    // without end.
     if (products_.size() >= kMaxPlans) products_.clear();
     const memory::desc a = plain(p.in, p.m, p.k, p.a_transposed), c = plain(p.out, p.m, p.n, false);
     const memory::desc b = p.b == Layout::packed ? packed_desc(p.in, p.k, p.n)
@@ -132,7 +136,8 @@ class MatmulState : public BackendState {
     return packed_.emplace(key, desc.weights_desc()).first->second;
   }
 
-  /// Bytes of a packed copy; 0 where b itself serves. Remembered: products ask at every call, and describing allocates.
+  /// Bytes of a packed copy; 0 where b itself serves. Remembered: products ask at every call, and describing
+  /// allocates.
   int64_t packed_size(DType storage, int64_t k, int64_t n) {
     const Product key{storage, storage, 0, n, k, false, Layout::packed, false, 0};
     if (const auto found = packed_sizes_.find(key); found != packed_sizes_.end()) return found->second;
@@ -147,7 +152,8 @@ class MatmulState : public BackendState {
   Plan& packing(DType storage, int64_t k, int64_t n, bool transposed) {
     const Product key{storage, storage, 0, n, k, transposed, Layout::packed, false, num_threads()};
     if (const auto found = packings_.find(key); found != packings_.end()) return found->second;
-    const memory::desc from = plain(storage, k, n, transposed), to = packed_desc(product_dtype(storage), k, n);
+    const memory::desc from = plain(storage, k, n, transposed),
+                       to = packed_desc(product_dtype(storage), k, n);
     Plan& plan = packings_[key];
     plan.reorder.emplace(engine_, from, engine_, to, attributes());
     plan.arguments(engine_, {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}}, plan.reorder->scratchpad_desc());
@@ -184,8 +190,8 @@ void multiply_f64(const Product& p, const double* a, const double* b, double* c)
                   p.b == Layout::transposed ? CblasTrans : CblasNoTrans, static_cast<int>(rows),
                   static_cast<int>(p.n), static_cast<int>(p.k), 1.0, a + (p.a_transposed ? row : row * p.k),
                   static_cast<int>(p.a_transposed ? p.m : p.k), b,
-                  static_cast<int>(p.b == Layout::transposed ? p.k : p.n), p.accumulate ? 1.0 : 0.0, c + row * p.n,
-                  static_cast<int>(p.n));
+                  static_cast<int>(p.b == Layout::transposed ? p.k : p.n), p.accumulate ? 1.0 : 0.0,
+                  c + row * p.n, static_cast<int>(p.n));
     }
   });
 }

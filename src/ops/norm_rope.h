@@ -1,13 +1,13 @@
 #pragma once
-// RMSNorm of every head followed by the rotary embedding, as queries and keys go through (QK-norm; SPEC 1): one pass over
-// memory where the backend can. The formulas are those of ops/rmsnorm.h and ops/rope.h.
+// RMSNorm of every head followed by the rotary embedding, as queries and keys go through (QK-norm; SPEC 1):
+// one pass over memory where the backend can. The formulas are those of ops/rmsnorm.h and ops/rope.h.
 #include "core/context.h"
 
 namespace sluice {
 
 /// y (T, H, D) = rope(rmsnorm(x)), overwritten, may not alias x; rstd (T H) of accumulate_dtype(x).
-/// weight (D) or (H, D), or empty for ones, with dweight empty; positions (T) i32; cos, sin (positions, D/2) of
-/// accumulate_dtype(x).
+/// weight (D) or (H, D), or empty for ones, with dweight empty; positions (T) i32; cos, sin (positions, D/2)
+/// of accumulate_dtype(x).
 void norm_rope_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, double eps,
                        const Tensor& positions, const Tensor& cos, const Tensor& sin);
 

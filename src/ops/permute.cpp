@@ -17,7 +17,8 @@ void permute_plan(Context& ctx, const Permutation& permutation, const Tensor& ex
   SLUICE_CHECK(experts.rank == 2 && experts.dtype == DType::i32, "{}: experts must be (T, K) i32, got {}", op,
                experts.describe());
   const int64_t T = experts.dim(0), K = experts.dim(1);
-  SLUICE_CHECK(permutation.offsets.rank == 1 && permutation.offsets.dtype == DType::i32 && permutation.offsets.dim(0) >= 2,
+  SLUICE_CHECK(permutation.offsets.rank == 1 && permutation.offsets.dtype == DType::i32 &&
+                   permutation.offsets.dim(0) >= 2,
                "{}: offsets must be (E + 1) i32, got {}", op, permutation.offsets.describe());
   SLUICE_CHECK(T * K < int64_t{1} << 31, "{}: {} tokens of {} experts each are too many rows", op, T, K);
   check_tensor(op, "slots", permutation.slots, DType::i32, {T * K});
@@ -28,8 +29,8 @@ void permute_plan(Context& ctx, const Permutation& permutation, const Tensor& ex
 
 void unpermute(Context& ctx, Tensor y, const Tensor& x, const Tensor& rows, Into into) {
   check_floating("unpermute", "x", x);
-  SLUICE_CHECK(x.rank == 2 && rows.rank == 2, "unpermute: x must be (R, C) and rows (T, K), got {} and {}", x.describe(),
-               rows.describe());
+  SLUICE_CHECK(x.rank == 2 && rows.rank == 2, "unpermute: x must be (R, C) and rows (T, K), got {} and {}",
+               x.describe(), rows.describe());
   check_tensor("unpermute", "rows", rows, DType::i32, {rows.dim(0), rows.dim(1)});
   check_tensor("unpermute", "y", y, x.dtype, {rows.dim(0), x.dim(1)});
   SLUICE_DISPATCH(unpermute, ctx, y, x, rows, into);
@@ -50,8 +51,8 @@ void put_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) {
 }
 
 void move_rows_last(Context& ctx, Tensor rows, int64_t begin, int64_t count, int64_t end) {
-  SLUICE_CHECK(rows.dtype == DType::i32 && begin >= 0 && count >= 0 && begin + count <= end, "move_rows_last: [{}, {}) of {} rows of {}", begin,
-               begin + count, end, rows.describe());
+  SLUICE_CHECK(rows.dtype == DType::i32 && begin >= 0 && count >= 0 && begin + count <= end,
+               "move_rows_last: [{}, {}) of {} rows of {}", begin, begin + count, end, rows.describe());
   SLUICE_DISPATCH(move_rows_last, ctx, rows, begin, count, end);
 }
 

@@ -36,7 +36,8 @@ void sum(Context& ctx, Tensor result, const Tensor& x, Into into) {
 }
 
 void sum_rows(Context& ctx, Tensor y, const Tensor& rows, Into into) {
-  SLUICE_CHECK(y.dtype == DType::f32 || y.dtype == DType::f64, "sum_rows: y must be f32 or f64, got {}", y.describe());
+  SLUICE_CHECK(y.dtype == DType::f32 || y.dtype == DType::f64, "sum_rows: y must be f32 or f64, got {}",
+               y.describe());
   check_tensor("sum_rows", "rows", rows, y.dtype, {rows.dim(0), y.numel()});
   SLUICE_DISPATCH(sum_rows, ctx, y, rows, into);
 }

@@ -1,22 +1,23 @@
 #pragma once
-// Rotary position embedding (Su et al. 2021), rotate-half form: pairs (i, i + D/2), with YaRN scaling (Peng et al. 2023;
-// SPEC 2.5). cos and sin already hold YaRN's attention factor m = 0.1 ln(s) + 1.
+// Rotary position embedding (Su et al. 2021), rotate-half form: pairs (i, i + D/2), with YaRN scaling (Peng
+// et al. 2023; SPEC 2.5). cos and sin already hold YaRN's attention factor m = 0.1 ln(s) + 1.
 #include "core/context.h"
 
 namespace sluice {
 
 struct RopeScaling {
   bool yarn = false;
-  double factor = 1.0;                                // s
-  double original_max_position_embeddings = 4096;     // positions of the unscaled model
-  double beta_fast = 32.0, beta_slow = 1.0;           // rotations at the ends of the ramp
+  double factor = 1.0;                             // s
+  double original_max_position_embeddings = 4096;  // positions of the unscaled model
+  double beta_fast = 32.0, beta_slow = 1.0;        // rotations at the ends of the ramp
 };
 
-/// The rotation table for positions [0, positions): cos, sin (positions, D/2) f32, or f64 for an f64 model; angles are
-/// computed in double. Host only, once per model.
+/// The rotation table for positions [0, positions): cos, sin (positions, D/2) f32, or f64 for an f64 model;
+/// angles are computed in double. Host only, once per model.
 void rope_table(Tensor cos, Tensor sin, double theta, const RopeScaling& scaling);
 
-/// y (T, H, D) = x rotated by positions (T) i32; y may alias x. Throws Error(data) for a position outside the table.
+/// y (T, H, D) = x rotated by positions (T) i32; y may alias x. Throws Error(data) for a position outside the
+/// table.
 void rope_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos,
                   const Tensor& sin);
 

@@ -27,8 +27,8 @@ void check_logits(const char* op, const Tensor& logits, const Tensor& x, const L
 void check_route(const char* op, const Tensor& probabilities, const Tensor& lse, const Tensor& weights,
                  const Tensor& experts) {
   check_floating(op, "probabilities", probabilities);
-  SLUICE_CHECK(probabilities.rank == 2 && probabilities.dtype != DType::bf16, "{}: probabilities must be (T, E) f32 or f64, got {}",
-               op, probabilities.describe());
+  SLUICE_CHECK(probabilities.rank == 2 && probabilities.dtype != DType::bf16,
+               "{}: probabilities must be (T, E) f32 or f64, got {}", op, probabilities.describe());
   SLUICE_CHECK(experts.rank == 2, "{}: experts must be (T, K), got {}", op, experts.describe());
   const int64_t T = probabilities.dim(0), E = probabilities.dim(1), K = experts.dim(1);
   SLUICE_CHECK(E >= 1 && E <= kMaxExperts && K >= 1 && K <= std::min(E, kMaxExpertsPerToken),
@@ -49,33 +49,35 @@ void router_logits_backward(Context& ctx, Tensor dx, Tensor dweight, const Tenso
                             const LinearWeight& weight, Into into) {
   check_logits("router_logits_backward", dlogits, x, weight);
   check_like("router_logits_backward", "dx", dx, x);
-  check_tensor("router_logits_backward", "dweight", dweight, accumulate_dtype(x.dtype), {weight.value.dim(0), weight.value.dim(1)});
+  check_tensor("router_logits_backward", "dweight", dweight, accumulate_dtype(x.dtype),
+               {weight.value.dim(0), weight.value.dim(1)});
   SLUICE_DISPATCH(router_logits_backward, ctx, dx, dweight, dlogits, x, weight, into);
 }
 
-void route_forward(Context& ctx, Tensor probabilities, Tensor lse, Tensor weights, Tensor experts, const Tensor& logits,
-                   bool norm_topk_prob) {
+void route_forward(Context& ctx, Tensor probabilities, Tensor lse, Tensor weights, Tensor experts,
+                   const Tensor& logits, bool norm_topk_prob) {
   check_route("route_forward", probabilities, lse, weights, experts);
   check_like("route_forward", "logits", logits, probabilities);
   SLUICE_DISPATCH(route_forward, ctx, probabilities, lse, weights, experts, logits, norm_topk_prob);
 }
 
-void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const Tensor& probabilities, const Tensor& lse,
-                    const Tensor& weights, const Tensor& experts, const Tensor& counts, bool norm_topk_prob,
-                    RouterLossScale scale) {
+void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const Tensor& probabilities,
+                    const Tensor& lse, const Tensor& weights, const Tensor& experts, const Tensor& counts,
+                    bool norm_topk_prob, RouterLossScale scale) {
   check_route("route_backward", probabilities, lse, weights, experts);
   check_like("route_backward", "dlogits", dlogits, probabilities);
   check_like("route_backward", "dweights", dweights, weights);
   check_tensor("route_backward", "counts", counts, DType::f64, {probabilities.dim(1)});
-  SLUICE_DISPATCH(route_backward, ctx, dlogits, dweights, probabilities, lse, weights, experts, counts, norm_topk_prob,
-                  scale);
+  SLUICE_DISPATCH(route_backward, ctx, dlogits, dweights, probabilities, lse, weights, experts, counts,
+                  norm_topk_prob, scale);
 }
 
-void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offsets, const Tensor& probabilities,
-                 const Tensor& lse) {
+void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offsets,
+                 const Tensor& probabilities, const Tensor& lse) {
   const char* op = "router_load";
   check_floating(op, "probabilities", probabilities);
-  SLUICE_CHECK(probabilities.rank == 2, "{}: probabilities must be (T, E), got {}", op, probabilities.describe());
+  SLUICE_CHECK(probabilities.rank == 2, "{}: probabilities must be (T, E), got {}", op,
+               probabilities.describe());
   const int64_t experts = probabilities.dim(1);
   check_tensor(op, "lse", lse, probabilities.dtype, {probabilities.dim(0)});
   check_tensor(op, "counts", counts, DType::f64, {experts});

@@ -17,8 +17,8 @@ void zero_first_values(Context& ctx, Tensor out, const Tensor& v, const Tensor& 
   SLUICE_DISPATCH(zero_first_values, ctx, out, v, first_key);
 }
 
-void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& lse, const Tensor& z0, const Tensor& sink,
-                     double threshold) {
+void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& lse, const Tensor& z0,
+                     const Tensor& sink, double threshold) {
   const char* op = "take_sink_heads";
   check_floating(op, "o", o);
   SLUICE_CHECK(o.rank == 3, "{}: o must be (T, H, D), got {}", op, o.describe());

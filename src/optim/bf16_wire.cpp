@@ -11,7 +11,8 @@ enum class Leg : uint64_t { scatter, gather };
 uint32_t key_of(const Bf16Wire::Place& p, Leg leg) {
   const RandomStream stream(static_cast<uint64_t>(p.step), "gradients on the wire");
   const uint64_t message = stream.bits(static_cast<uint64_t>(p.micro_batch) * 2 + static_cast<uint64_t>(leg));
-  return static_cast<uint32_t>(RandomStream(message, static_cast<uint64_t>(p.rank)).bits(static_cast<uint64_t>(p.bucket_begin)));
+  return static_cast<uint32_t>(
+      RandomStream(message, static_cast<uint64_t>(p.rank)).bits(static_cast<uint64_t>(p.bucket_begin)));
 }
 
 }  // namespace
@@ -21,7 +22,8 @@ void Bf16Wire::allocate(Arena& arena, int64_t most) {
   arrived_ = arena.alloc("rounded gradients that came", DType::bf16, {most});
 }
 
-void Bf16Wire::all_to_all(Context& ctx, Communicator& ranks, const Tensor& received, const Tensor& all, const Place& place) {
+void Bf16Wire::all_to_all(Context& ctx, Communicator& ranks, const Tensor& received, const Tensor& all,
+                          const Place& place) {
   const int64_t total = all.numel();
   SLUICE_CHECK(total <= sent_.numel(), "Bf16Wire: {} elements, room for {}", total, sent_.numel());
   round_stochastically(ctx, sent_.rows(0, total), all.view({total}), key_of(place, Leg::scatter));
@@ -29,7 +31,8 @@ void Bf16Wire::all_to_all(Context& ctx, Communicator& ranks, const Tensor& recei
   cast(ctx, received.view({total}), arrived_.rows(0, total));
 }
 
-void Bf16Wire::all_gather(Context& ctx, Communicator& ranks, const Tensor& all, const Tensor& mine, const Place& place) {
+void Bf16Wire::all_gather(Context& ctx, Communicator& ranks, const Tensor& all, const Tensor& mine,
+                          const Place& place) {
   const int64_t total = all.numel();
   SLUICE_CHECK(total <= sent_.numel(), "Bf16Wire: {} elements, room for {}", total, sent_.numel());
   round_stochastically(ctx, sent_.rows(0, mine.numel()), mine, key_of(place, Leg::gather));

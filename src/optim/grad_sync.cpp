@@ -23,7 +23,8 @@ void add_tree(Context& ctx, const Tensor* rows, size_t count) {
 
 }  // namespace
 
-GradSync::GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, const Mesh& moves, CommQueue* queue)
+GradSync::GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, const Mesh& moves,
+                   CommQueue* queue)
     : config_(config), store_(store), mesh_(mesh), moves_(moves), queue_(queue) {
   SLUICE_CHECK(queue || mesh.data().size() == 1, "GradSync: several ranks need a queue");
 }
@@ -50,7 +51,8 @@ void GradSync::allocate(Arena& arena, int64_t micro_batches) {
   computed_.resize(pieces_.size());
   levels_.clear();
   if (tree() && !in_place())
-    for (int64_t m = 1; m < micro_batches; m *= 2) levels_.push_back(arena.alloc("gradient tree", wide, {at}));
+    for (int64_t m = 1; m < micro_batches; m *= 2)
+      levels_.push_back(arena.alloc("gradient tree", wide, {at}));
   fixed_ = fixed() ? arena.alloc("fixed-point gradients", DType::i32, {fixed_at, 2}) : Tensor();
   bad_ = fixed() ? arena.alloc("bad gradient", DType::i32, {1, 2}) : Tensor();
   shards_ = sharded() ? arena.alloc("gradient shards", wide, {ParamStore::size_of(pieces_)}) : Tensor();
@@ -67,7 +69,8 @@ void GradSync::begin_step(Context& ctx, int64_t step) {
   if (in_place()) store_.zero_grads(ctx);
   if (ctx.dry_run) return;
   if (fixed()) write_tensor(ctx, bad_, &kNoneBad);
-  if (sharded() && !exact()) fill(ctx, shards_, 0.0);  // exact sums are written whole, after the last micro-batch
+  if (sharded() && !exact())
+    fill(ctx, shards_, 0.0);  // exact sums are written whole, after the last micro-batch
 }
 
 /// The unit's gradients, of all sources, are zero.
@@ -118,20 +121,27 @@ void GradSync::sum_unit(Context& ctx, int unit) {
     std::vector<Tensor> sources;
     for (int s = 0; s < sources_of(b); ++s) sources.push_back(store_.bucket_grads(b, s));
     if (sharded()) {
-      const auto work = [this, i, sources, m = micro_batch_](Context& its) { send_shards(its, i, sources, m); };
-      if (queue_) busy(unit) = post(i, work);
-      else work(ctx);
+      const auto work = [this, i, sources, m = micro_batch_](Context& its) {
+        send_shards(its, i, sources, m);
+      };
+      if (queue_)
+        busy(unit) = post(i, work);
+      else
+        work(ctx);
       continue;
     }
     const Tensor& whole = sources[0];
     if (!in_place()) sum_here(ctx, i, sources);
     if (!last()) continue;
-    if (!alone()) post(i, [this, i, whole](Context& its) { sum_with_ranks(its, i, whole); });
-    else if (fixed()) from_fixed(ctx, whole, fixed_sums(i));
+    if (!alone())
+      post(i, [this, i, whole](Context& its) { sum_with_ranks(its, i, whole); });
+    else if (fixed())
+      from_fixed(ctx, whole, fixed_sums(i));
   }
 }
 
-/// sum = that of this micro-batch and of those before it that make a whole subtree with it; kept for later if more come.
+/// sum = that of this micro-batch and of those before it that make a whole subtree with it; kept for later if
+/// more come.
 void GradSync::merge(Context& ctx, const Kept& kept, int row, const Tensor& sum, int64_t micro_batch) {
   const int64_t at = kept.at + row * kept.length;
   size_t level = 0;
@@ -143,18 +153,21 @@ void GradSync::merge(Context& ctx, const Kept& kept, int row, const Tensor& sum,
 /// The fixed-point sums of what is kept of a bucket.
 Tensor GradSync::fixed_sums(size_t i) const { return fixed_.rows(kept_[i].fixed_at, kept_[i].length); }
 
-/// x, whose first element is `first` of the bucket, joins its fixed-point sums. An element that is not below the limit, or not
-/// finite, is remembered.
+/// x, whose first element is `first` of the bucket, joins its fixed-point sums. An element that is not below
+/// the limit, or not finite, is remembered.
 void GradSync::add_to_fixed(Context& ctx, size_t i, const Tensor& x, int64_t first, Into into) {
   const double limit = kFixedLimit / static_cast<double>(micro_batches_ * mesh_.data().size());
   add_fixed(ctx, fixed_sums(i), bad_, x, limit, pieces_[i].of.begin + first, into);
 }
 
-/// Adds this micro-batch of a bucket to those before it; after the last, their sum is in sources[0] (fixed: in fixed_).
+/// Adds this micro-batch of a bucket to those before it; after the last, their sum is in sources[0] (fixed:
+/// in fixed_).
 void GradSync::sum_here(Context& ctx, size_t i, const std::vector<Tensor>& sources) {
   for (size_t s = 0; s < sources.size(); ++s) {
-    if (fixed()) add_to_fixed(ctx, i, sources[s], 0, micro_batch_ == 0 && s == 0 ? Into::overwrite : Into::add);
-    else merge(ctx, kept_[i], static_cast<int>(s), sources[s], micro_batch_);
+    if (fixed())
+      add_to_fixed(ctx, i, sources[s], 0, micro_batch_ == 0 && s == 0 ? Into::overwrite : Into::add);
+    else
+      merge(ctx, kept_[i], static_cast<int>(s), sources[s], micro_batch_);
   }
   if (tree() && last()) add_tree(ctx, sources.data(), sources.size());
 }
@@ -165,7 +178,8 @@ void GradSync::sum_with_ranks(Context& ctx, size_t i, const Tensor& whole) {
   const int64_t ranks = ranks_sharing(p.of);
   const Tensor mine = whole.rows(p.begin - p.of.begin, p.count);
   if (fixed()) {
-    const Tensor sums = fixed_sums(i), received = received_.rows(0, ranks * p.count).view({ranks, p.count, 2});
+    const Tensor sums = fixed_sums(i),
+                 received = received_.rows(0, ranks * p.count).view({ranks, p.count, 2});
     const Tensor my_sums = sums.rows(p.begin - p.of.begin, p.count);
     if (ranks > 1) {
       ranks_of(p.of).all_to_all(received.data, sums.data, my_sums.bytes());
@@ -185,16 +199,19 @@ Bf16Wire::Place GradSync::place(const Bucket& b, int64_t micro_batch) const {
 }
 
 /// received (ranks, count) = this rank's piece of everyone's bucket `all`.
-void GradSync::exchange(Context& ctx, const ParamStore::Piece& p, const Tensor& received, const Tensor& all, int64_t micro_batch) {
+void GradSync::exchange(Context& ctx, const ParamStore::Piece& p, const Tensor& received, const Tensor& all,
+                        int64_t micro_batch) {
   Communicator& ranks = ranks_of(p.of);
-  if (wire_.allocated() && ranks.size() > 1) return wire_.all_to_all(ctx, ranks, received, all, place(p.of, micro_batch));
+  if (wire_.allocated() && ranks.size() > 1)
+    return wire_.all_to_all(ctx, ranks, received, all, place(p.of, micro_batch));
   ranks.all_to_all(received.data, all.data, p.count * dtype_size(all.dtype));
 }
 
 /// whole = everyone's pieces of the bucket's sum.
 void GradSync::gather(Context& ctx, const ParamStore::Piece& p, const Tensor& whole, const Tensor& mine) {
   Communicator& ranks = ranks_of(p.of);
-  if (wire_.allocated() && ranks.size() > 1) return wire_.all_gather(ctx, ranks, whole, mine, place(p.of, micro_batches_ - 1));
+  if (wire_.allocated() && ranks.size() > 1)
+    return wire_.all_gather(ctx, ranks, whole, mine, place(p.of, micro_batches_ - 1));
   ranks.all_gather(whole.data, mine.data, mine.bytes());
 }
 
@@ -207,28 +224,33 @@ void GradSync::send_shards(Context& ctx, size_t i, const std::vector<Tensor>& so
   for (int64_t s = 0; s < num_sources; ++s) {
     const Tensor received = received_.rows(s * num_ranks * p.count, num_ranks * p.count);
     exchange(ctx, p, received, sources[static_cast<size_t>(s)], micro_batch);
-    for (int64_t r = 0; r < num_ranks; ++r) rows[static_cast<size_t>(r * num_sources + s)] = received.rows(r * p.count, p.count);
+    for (int64_t r = 0; r < num_ranks; ++r)
+      rows[static_cast<size_t>(r * num_sources + s)] = received.rows(r * p.count, p.count);
   }
   const Tensor sum = shards_.rows(p.at, p.count);
   const bool is_last = micro_batch + 1 == micro_batches_;
   if (fixed()) {
     for (size_t row = 0; row < rows.size(); ++row)
-      add_to_fixed(ctx, i, rows[row], p.begin - p.of.begin, micro_batch == 0 && row == 0 ? Into::overwrite : Into::add);
+      add_to_fixed(ctx, i, rows[row], p.begin - p.of.begin,
+                   micro_batch == 0 && row == 0 ? Into::overwrite : Into::add);
     if (is_last) from_fixed(ctx, sum, fixed_sums(i));
     return;
   }
   if (tree())
-    for (size_t row = 0; row < rows.size(); ++row) merge(ctx, kept_[i], static_cast<int>(row), rows[row], micro_batch);
+    for (size_t row = 0; row < rows.size(); ++row)
+      merge(ctx, kept_[i], static_cast<int>(row), rows[row], micro_batch);
   if (tree() && !is_last) return;
   if (num_sources == 1)
-    return sum_rows(ctx, sum, received_.rows(0, num_ranks * p.count).view({num_ranks, p.count}), tree() ? Into::overwrite : Into::add);
+    return sum_rows(ctx, sum, received_.rows(0, num_ranks * p.count).view({num_ranks, p.count}),
+                    tree() ? Into::overwrite : Into::add);
   add_tree(ctx, rows.data(), rows.size());
   copy(ctx, sum, rows[0]);
 }
 
 Tensor GradSync::grads(size_t i) const {
   const ParamStore::Piece& p = pieces_[i];
-  return sharded() ? shards_.rows(p.at, p.count) : store_.bucket_grads(p.of).rows(p.begin - p.of.begin, p.count);
+  return sharded() ? shards_.rows(p.at, p.count)
+                   : store_.bucket_grads(p.of).rows(p.begin - p.of.begin, p.count);
 }
 
 void GradSync::finish(Context& ctx) {

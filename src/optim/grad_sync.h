@@ -1,6 +1,6 @@
 #pragma once
-// The gradient of a step: of its micro-batches, and of its ranks, in one sum of known order (RELIABILITY 5), taken while
-// backward goes on.
+// The gradient of a step: of its micro-batches, and of its ranks, in one sum of known order (RELIABILITY 5),
+// taken while backward goes on.
 #include <array>
 #include <vector>
 
@@ -14,24 +14,28 @@
 
 namespace sluice {
 
-/// Sums of gradients over the micro-batches of a step and the ranks that compute them, bucket by bucket as backward finishes
-/// units. Each rank ends with the sum of its pieces (ParamStore::pieces); with zero_stage 0 with all of it. With zero_stage 2
-/// and 3 the gradients of two blocks at a time are all that is kept beside the pieces, and every micro-batch is sent.
+/// Sums of gradients over the micro-batches of a step and the ranks that compute them, bucket by bucket as
+/// backward finishes units. Each rank ends with the sum of its pieces (ParamStore::pieces); with zero_stage 0
+/// with all of it. With zero_stage 2 and 3 the gradients of two blocks at a time are all that is kept beside
+/// the pieces, and every micro-batch is sent.
 ///
 /// gradient_dtype bf16: what travels is rounded (optim/bf16_wire.h), what is summed is not.
 ///
-/// With determinism same_layout, micro-batches add up where the layers write, and ranks by the tree of core/tree_sum.h: bits
-/// depend on the number of ranks and the stage. With exact they do not: every micro-batch's gradient is computed from zero, and
-/// all of a step's are one sum,
-///   tree     of the perfect binary tree over their numbers; bits agree for every number of ranks of which each has a power of
+/// With determinism same_layout, micro-batches add up where the layers write, and ranks by the tree of
+/// core/tree_sum.h: bits depend on the number of ranks and the stage. With exact they do not: every
+/// micro-batch's gradient is computed from zero, and all of a step's are one sum,
+///   tree     of the perfect binary tree over their numbers; bits agree for every number of ranks of which
+///   each has a power of
 ///            two of micro-batches; keeps log2(micro-batches of a rank) more gradients, whatever the stage;
-///   fixed64  of 64-bit fixed-point numbers (last bit 2^-50), whose sum has no order; any number of ranks. An element of a
+///   fixed64  of 64-bit fixed-point numbers (last bit 2^-50), whose sum has no order; any number of ranks. An
+///   element of a
 ///            micro-batch's gradient that is not below 2^12 / (micro-batches of the step) makes the sum NaN.
 class GradSync : public UnitUser {
  public:
-  /// queue: nullptr for one rank on a CPU. moves: the same mesh, for memory where the store has it (comm/device.h); on a CPU, mesh
-  /// itself.
-  GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, const Mesh& moves, CommQueue* queue);
+  /// queue: nullptr for one rank on a CPU. moves: the same mesh, for memory where the store has it
+  /// (comm/device.h); on a CPU, mesh itself.
+  GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, const Mesh& moves,
+           CommQueue* queue);
 
   /// Work memory for `micro_batches` of this rank's. After the store's.
   void allocate(Arena& arena, int64_t micro_batches);
@@ -48,11 +52,13 @@ class GradSync : public UnitUser {
   const std::vector<ParamStore::Piece>& pieces() const { return pieces_; }
   /// The summed gradient of pieces()[i].
   Tensor grads(size_t i) const;
-  /// squares (1) f64 = the sum of the squares of the whole gradient: the same bits on every rank of every layout.
+  /// squares (1) f64 = the sum of the squares of the whole gradient: the same bits on every rank of every
+  /// layout.
   void sum_squares(Context& ctx, Tensor squares) const;
 
  private:
-  /// What is kept of a bucket between micro-batches: `rows` sums of `length`, one for each source whose order counts.
+  /// What is kept of a bucket between micro-batches: `rows` sums of `length`, one for each source whose order
+  /// counts.
   struct Kept {
     int rows = 1;
     int64_t length = 0, at = 0, fixed_at = 0;
@@ -65,16 +71,21 @@ class GradSync : public UnitUser {
   bool alone() const { return mesh_.data().size() == 1; }
   bool last() const { return micro_batch_ + 1 == micro_batches_; }
   /// Micro-batches add up where the layers write, and stay there.
-  bool in_place() const { return !sharded() && (!exact() || (tree() && micro_batches_ == 1 && store_.grad_sources() == 1)); }
+  bool in_place() const {
+    return !sharded() && (!exact() || (tree() && micro_batches_ == 1 && store_.grad_sources() == 1));
+  }
   Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? moves_.expert_data() : moves_.data(); }
-  int ranks_sharing(const Bucket& b) const { return (b.of_expert ? mesh_.expert_data() : mesh_.data()).size(); }
+  int ranks_sharing(const Bucket& b) const {
+    return (b.of_expert ? mesh_.expert_data() : mesh_.data()).size();
+  }
   int sources_of(const Bucket& b) const { return b.of_expert ? store_.grad_sources() : 1; }
   CommQueue::Ticket& busy(int unit) { return slot_busy_[static_cast<size_t>(ParamStore::slot_of(unit))]; }
   void zero(Context& ctx, int unit);
   void sum_unit(Context& ctx, int unit);
   void sum_here(Context& ctx, size_t i, const std::vector<Tensor>& sources);
   void sum_with_ranks(Context& ctx, size_t i, const Tensor& whole);
-  void exchange(Context& ctx, const ParamStore::Piece& p, const Tensor& received, const Tensor& all, int64_t micro_batch);
+  void exchange(Context& ctx, const ParamStore::Piece& p, const Tensor& received, const Tensor& all,
+                int64_t micro_batch);
   void gather(Context& ctx, const ParamStore::Piece& p, const Tensor& whole, const Tensor& mine);
   Bf16Wire::Place place(const Bucket& b, int64_t micro_batch) const;
   void send_shards(Context& ctx, size_t i, const std::vector<Tensor>& sources, int64_t micro_batch);
@@ -89,13 +100,14 @@ class GradSync : public UnitUser {
   std::vector<ParamStore::Piece> pieces_;
   std::vector<Kept> kept_;      // per bucket
   std::vector<Mark> computed_;  // per bucket: its gradients are there
-  std::vector<Tensor> levels_;  // tree: level k holds sums of 2^k micro-batches where bit k of their number is set
-  Tensor fixed_;                // (elements, 2) i32: ops/fixed_sum.h
-  Tensor bad_;                  // (1, 2) i32: first flat position that fixed-point numbers cannot hold
-  Tensor received_;             // of the other ranks; the queue's
-  Bf16Wire wire_;               // with gradient_dtype bf16
-  Tensor shards_;               // sums of the pieces, with zero_stage 2 and 3
-  Tensor bins_;                 // (kSquareBins) f64
+  std::vector<Tensor>
+      levels_;       // tree: level k holds sums of 2^k micro-batches where bit k of their number is set
+  Tensor fixed_;     // (elements, 2) i32: ops/fixed_sum.h
+  Tensor bad_;       // (1, 2) i32: first flat position that fixed-point numbers cannot hold
+  Tensor received_;  // of the other ranks; the queue's
+  Bf16Wire wire_;    // with gradient_dtype bf16
+  Tensor shards_;    // sums of the pieces, with zero_stage 2 and 3
+  Tensor bins_;      // (kSquareBins) f64
   int64_t micro_batches_ = 1, micro_batch_ = 0, step_ = 0;
   std::array<CommQueue::Ticket, 3> slot_busy_{};
 };

@@ -9,8 +9,9 @@ namespace sluice {
 
 class Muon {
  public:
-  /// Matrices of blocks whose layer has nothing against it: projections, gates, feed-forward networks, every expert by itself.
-  /// Not embedding and head, norms, sinks and learned constants (which do not decay), nor routers.
+  /// Matrices of blocks whose layer has nothing against it: projections, gates, feed-forward networks, every
+  /// expert by itself. Not embedding and head, norms, sinks and learned constants (which do not decay), nor
+  /// routers.
   static bool takes(const ParamSpec& spec) {
     return spec.unit > 0 && spec.shape.size() == 2 && spec.weight_decay && spec.orthogonal;
   }
@@ -21,9 +22,10 @@ class Muon {
     matrices_.push_back({id, lr_multiplier, weight_decay});
   }
 
-  /// Once control is judged. m and master: laid out like the store's values; master may be empty. One matrix after the other;
-  /// scratch is that of the largest.
-  void update(Context& ctx, const ParamStore& store, const Tensor& m, const Tensor& master, const Tensor& control) const;
+  /// Once control is judged. m and master: laid out like the store's values; master may be empty. One matrix
+  /// after the other; scratch is that of the largest.
+  void update(Context& ctx, const ParamStore& store, const Tensor& m, const Tensor& master,
+              const Tensor& control) const;
 
  private:
   struct Matrix {

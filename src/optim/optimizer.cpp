@@ -8,7 +8,8 @@
 
 namespace sluice {
 
-Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_(config), store_(store), muon_(config.muon) {
+Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store)
+    : config_(config), store_(store), muon_(config.muon) {
   std::vector<bool> used(config.rules.size(), false);
   for (const ParamSpec& spec : store.specs()) {
     if (!spec.trainable) {
@@ -34,8 +35,8 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
   // A rule that touches nothing is a misspelt name, and a run with it would not be the run that was meant.
   for (size_t r = 0; r < used.size(); ++r)
     if (!used[r])
-      fail(ExitCode::usage, "optimizer.rules[{}]: no{} parameter's name contains '{}'", r, store.total_trained() < store.total() ? " trained" : "",
-           config.rules[r].match);
+      fail(ExitCode::usage, "optimizer.rules[{}]: no{} parameter's name contains '{}'", r,
+           store.total_trained() < store.total() ? " trained" : "", config.rules[r].match);
 }
 
 /// Parameters of AdamW, in the order they lie in, cut where one of Muon's lies between.
@@ -55,12 +56,13 @@ std::vector<std::vector<ParamStore::Slice>> Optimizer::runs() const {
   return runs;
 }
 
-Optimizer::Part Optimizer::make_part(Context& ctx, Arena& arena, const std::vector<ParamStore::Slice>& slices, int64_t at,
-                                     int64_t count, int64_t v_at) const {
+Optimizer::Part Optimizer::make_part(Context& ctx, Arena& arena, const std::vector<ParamStore::Slice>& slices,
+                                     int64_t at, int64_t count, int64_t v_at) const {
   std::vector<double> rows;
   for (const ParamStore::Slice& slice : slices)
-    for (const double x : {static_cast<double>(slice.at), static_cast<double>(slice.at + slice.count),
-                           lr_multiplier_[static_cast<size_t>(slice.id)], weight_decay_[static_cast<size_t>(slice.id)]})
+    for (const double x :
+         {static_cast<double>(slice.at), static_cast<double>(slice.at + slice.count),
+          lr_multiplier_[static_cast<size_t>(slice.id)], weight_decay_[static_cast<size_t>(slice.id)]})
       rows.push_back(x);
   Part part{at, count, v_at, arena.alloc("segments", DType::f64, {static_cast<int64_t>(slices.size()), 4})};
   if (!arena.measuring() && !rows.empty()) write_tensor(ctx, part.segments, rows.data());
@@ -74,7 +76,9 @@ void Optimizer::allocate(Context& ctx, Arena& arena, const std::vector<ParamStor
   pieces_ = pieces;
   const int64_t count = pieces.empty() ? store_.flat_values().numel() : ParamStore::size_of(pieces);
   std::vector<std::vector<ParamStore::Slice>> runs = this->runs();
-  const auto length = [](const std::vector<ParamStore::Slice>& run) { return run.back().at + run.back().count - run.front().at; };
+  const auto length = [](const std::vector<ParamStore::Slice>& run) {
+    return run.back().at + run.back().count - run.front().at;
+  };
   constexpr int64_t kAlign = 32;  // as parameters
   int64_t v_count = muon ? 0 : count;
   if (muon)
@@ -88,7 +92,8 @@ void Optimizer::allocate(Context& ctx, Arena& arena, const std::vector<ParamStor
     parts_.push_back(make_part(ctx, arena, store_.slices(piece), piece.at, piece.count, piece.at));
   if (!pieces.empty()) return;
   if (!muon) {
-    parts_.push_back(make_part(ctx, arena, runs.empty() ? std::vector<ParamStore::Slice>() : runs[0], 0, count, 0));
+    parts_.push_back(
+        make_part(ctx, arena, runs.empty() ? std::vector<ParamStore::Slice>() : runs[0], 0, count, 0));
     return;
   }
   int64_t v_at = 0;
@@ -103,7 +108,8 @@ void Optimizer::allocate(Context& ctx, Arena& arena, const std::vector<ParamStor
 void Optimizer::sync_master(Context& ctx, const std::vector<Tensor>& values) {
   if (!master_) return;
   if (pieces_.empty()) return cast(ctx, master_, store_.flat_values());
-  for (size_t i = 0; i < pieces_.size(); ++i) cast(ctx, master_.rows(pieces_[i].at, pieces_[i].count), values[i]);
+  for (size_t i = 0; i < pieces_.size(); ++i)
+    cast(ctx, master_.rows(pieces_[i].at, pieces_[i].count), values[i]);
 }
 
 void Optimizer::update(Context& ctx) {
@@ -112,17 +118,20 @@ void Optimizer::update(Context& ctx) {
   judge_and_update(ctx);
 }
 
-void Optimizer::judge_and_update(Context& ctx, const std::vector<Tensor>& values, const std::vector<Tensor>& grads) {
+void Optimizer::judge_and_update(Context& ctx, const std::vector<Tensor>& values,
+                                 const std::vector<Tensor>& grads) {
   const AdamwSettings settings{.beta1 = config_.beta1, .beta2 = config_.beta2, .eps = config_.eps};
   judge_update(ctx, control_, settings);
   const bool given = !pieces_.empty();
   SLUICE_CHECK(!given || (values.size() == pieces_.size() && grads.size() == pieces_.size()),
-               "judge_and_update: {} values and {} gradients of {} pieces", values.size(), grads.size(), pieces_.size());
+               "judge_and_update: {} values and {} gradients of {} pieces", values.size(), grads.size(),
+               pieces_.size());
   for (size_t i = 0; i < parts_.size(); ++i) {
     const Part& p = parts_[i];
     const auto part = [&](const Tensor& flat) { return flat ? flat.rows(p.at, p.count) : Tensor(); };
-    adamw_update(ctx, given ? values[i] : part(store_.flat_values()), part(master_), part(m_), v_.rows(p.v_at, p.count),
-                 given ? grads[i] : part(store_.flat_grads()), p.segments, control_, settings);
+    adamw_update(ctx, given ? values[i] : part(store_.flat_values()), part(master_), part(m_),
+                 v_.rows(p.v_at, p.count), given ? grads[i] : part(store_.flat_grads()), p.segments, control_,
+                 settings);
   }
   muon_.update(ctx, store_, m_, master_, control_);
 }

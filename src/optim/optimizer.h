@@ -1,7 +1,7 @@
 #pragma once
-// AdamW over a ParamStore, or Muon for the blocks' matrices and AdamW for the rest: flat moments and, for bf16 models, f32
-// master weights; decay masks and multipliers per parameter. Muon has its own peak learning rate, in the shape of AdamW's
-// schedule, and no second moments.
+// AdamW over a ParamStore, or Muon for the blocks' matrices and AdamW for the rest: flat moments and, for
+// bf16 models, f32 master weights; decay masks and multipliers per parameter. Muon has its own peak learning
+// rate, in the shape of AdamW's schedule, and no second moments.
 #include <utility>
 #include <vector>
 
@@ -19,25 +19,30 @@ class Optimizer {
   /// wins; one that matches no name is Error(usage).
   Optimizer(const OptimizerConfig& config, ParamStore& store);
 
-  /// m, v (AdamW's parameters) and master (only when the store's dtype is bf16), laid out like the store's values.
+  /// m, v (AdamW's parameters) and master (only when the store's dtype is bf16), laid out like the store's
+  /// values.
   void allocate(Context& ctx, Arena& arena) { allocate(ctx, arena, {}); }
   /// The same for these pieces alone, each where its `at` says; none: all of the store. Muon takes no pieces.
   void allocate(Context& ctx, Arena& arena, const std::vector<ParamStore::Piece>& pieces);
-  /// Master weights from the current values (after initialise or after loading weights alone): the store's, or the pieces'.
+  /// Master weights from the current values (after initialise or after loading weights alone): the store's,
+  /// or the pieces'.
   void sync_master(Context& ctx, const std::vector<Tensor>& values = {});
 
-  /// (kUpdateControl) f64, on the device: the trainer writes its first part before a step and reads the rest after.
+  /// (kUpdateControl) f64, on the device: the trainer writes its first part before a step and reads the rest
+  /// after.
   const Tensor& control() const { return control_; }
-  /// Sums the squares of all gradients into control, judges, and updates if the judgement allows it. Asks the host
-  /// nothing.
+  /// Sums the squares of all gradients into control, judges, and updates if the judgement allows it. Asks the
+  /// host nothing.
   void update(Context& ctx);
-  /// The same where squares are known already, over the store's values and gradients, or the pieces' (one tensor each).
-  void judge_and_update(Context& ctx, const std::vector<Tensor>& values = {}, const std::vector<Tensor>& grads = {});
+  /// The same where squares are known already, over the store's values and gradients, or the pieces' (one
+  /// tensor each).
+  void judge_and_update(Context& ctx, const std::vector<Tensor>& values = {},
+                        const std::vector<Tensor>& grads = {});
   /// The host has learnt that the update was applied.
   void count_applied() { ++steps_applied_; }
 
-  /// A whole update driven from the host, for programs without a trainer (benchmarks, tests): clips to max_grad_norm
-  /// (0: not), waits, and returns what was judged.
+  /// A whole update driven from the host, for programs without a trainer (benchmarks, tests): clips to
+  /// max_grad_norm (0: not), waits, and returns what was judged.
   UpdateControl step(Context& ctx, double lr, double max_grad_norm);
 
   /// t of Adam's bias correction and of Muon's momentum: updates applied so far. In the checkpoint.
@@ -62,9 +67,11 @@ class Optimizer {
     int64_t v_at = 0;           // in v
     Tensor segments;            // (slices, 4) f64
   };
-  bool takes_muon(const ParamSpec& spec) const { return config_.type == OptimizerType::muon && Muon::takes(spec); }
-  Part make_part(Context& ctx, Arena& arena, const std::vector<ParamStore::Slice>& slices, int64_t at, int64_t count,
-                 int64_t v_at) const;
+  bool takes_muon(const ParamSpec& spec) const {
+    return config_.type == OptimizerType::muon && Muon::takes(spec);
+  }
+  Part make_part(Context& ctx, Arena& arena, const std::vector<ParamStore::Slice>& slices, int64_t at,
+                 int64_t count, int64_t v_at) const;
   std::vector<std::vector<ParamStore::Slice>> runs() const;
 
   OptimizerConfig config_;

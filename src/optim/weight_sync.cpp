@@ -4,19 +4,21 @@
 
 namespace sluice {
 namespace {
-// Units on their way beside the one that is waited for, with stages 1 and 2: the link is never idle, and what experts' ranks send
-// each other within a block waits behind no more than these.
+// Units on their way beside the one that is waited for, with stages 1 and 2: the link is never idle, and what
+// experts' ranks send each other within a block waits behind no more than these.
 constexpr int kUnitsAhead = 2;
 }  // namespace
 
-WeightSync::WeightSync(int64_t zero_stage, ParamStore& store, const Mesh& mesh, const Mesh& moves, CommQueue* queue)
+WeightSync::WeightSync(int64_t zero_stage, ParamStore& store, const Mesh& mesh, const Mesh& moves,
+                       CommQueue* queue)
     : zero_stage_(zero_stage), store_(store), mesh_(mesh), moves_(moves), queue_(queue) {
   SLUICE_CHECK(queue || mesh.data().size() == 1, "WeightSync: several ranks need a queue");
 }
 
 void WeightSync::allocate(Arena& arena) {
   pieces_ = store_.pieces(mesh_.data().rank(), mesh_.expert_data().rank());
-  shards_ = sharded() ? arena.alloc("weight shards", store_.dtype(), {ParamStore::size_of(pieces_)}) : Tensor();
+  shards_ =
+      sharded() ? arena.alloc("weight shards", store_.dtype(), {ParamStore::size_of(pieces_)}) : Tensor();
   free_.clear();
   free_.resize(static_cast<size_t>(store_.num_units()));
   pending_.assign(static_cast<size_t>(store_.num_units()), kThere);
@@ -24,7 +26,8 @@ void WeightSync::allocate(Arena& arena) {
 
 Tensor WeightSync::values(size_t i) const {
   const ParamStore::Piece& p = pieces_[i];
-  return sharded() ? shards_.rows(p.at, p.count) : store_.bucket_values(p.of).rows(p.begin - p.of.begin, p.count);
+  return sharded() ? shards_.rows(p.at, p.count)
+                   : store_.bucket_values(p.of).rows(p.begin - p.of.begin, p.count);
 }
 
 /// Every bucket of the unit, from all its owners, once free_ is reached.
@@ -38,12 +41,15 @@ CommQueue::Ticket WeightSync::gather(int unit) {
     if (p.of.unit != unit) continue;
     const Tensor mine = values(i), all = place.rows(at, p.of.end - p.of.begin);
     at += p.of.end - p.of.begin;
-    const auto work = [this, &free, &ranks = ranks_of(p.of), to = all.data, from = mine.data, bytes = mine.bytes()] {
+    const auto work = [this, &free, &ranks = ranks_of(p.of), to = all.data, from = mine.data,
+                       bytes = mine.bytes()] {
       if (queue_) free.await(queue_->context());
       ranks.all_gather(to, from, bytes);
     };
-    if (queue_) ticket = queue_->post(work);
-    else work();
+    if (queue_)
+      ticket = queue_->post(work);
+    else
+      work();
   }
   return ticket;
 }

@@ -11,10 +11,10 @@
 
 namespace sluice {
 
-/// With zero_stage 0 there is nothing to do. With 1 and 2 each rank updates its pieces, and the next forward gathers each unit
-/// while earlier ones compute: not before, since the small messages between two steps would wait behind all of it. With 3 the
-/// pieces are all that is kept: a block's weights are gathered while the block before it computes, forward and backward, and gone
-/// two blocks later.
+/// With zero_stage 0 there is nothing to do. With 1 and 2 each rank updates its pieces, and the next forward
+/// gathers each unit while earlier ones compute: not before, since the small messages between two steps would
+/// wait behind all of it. With 3 the pieces are all that is kept: a block's weights are gathered while the
+/// block before it computes, forward and backward, and gone two blocks later.
 class WeightSync : public UnitUser {
  public:
   /// queue, moves: as GradSync's.
@@ -28,8 +28,8 @@ class WeightSync : public UnitUser {
 
   /// The pieces hold new weights.
   void changed(Context& ctx);
-  /// Collective. Every unit that is kept whole is gathered and packed: for whoever looks at weights, or computes a forward that
-  /// other ranks do not, between two steps.
+  /// Collective. Every unit that is kept whole is gathered and packed: for whoever looks at weights, or
+  /// computes a forward that other ranks do not, between two steps.
   void settle(Context& ctx);
   void begin(Context& ctx, int unit, Pass pass) override;
   void end(Context&, int, Pass) override {}

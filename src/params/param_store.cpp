@@ -58,7 +58,8 @@ ParamStore::Id ParamStore::add(ParamSpec spec) {
   if (!targeted(added.name)) return id;
   if (added.when_frozen != WhenFrozen::adapted)
     fail(ExitCode::usage,
-         "lora.targets: {} is named, but gets no adapter in this version (nor do experts, their routers, norms, embedding and "
+         "lora.targets: {} is named, but gets no adapter in this version (nor do experts, their routers, "
+         "norms, embedding and "
          "head); name matrices by more of their names, as self_attn.gate_proj",
          added.name);
   to_adapt_.push_back(id);
@@ -82,7 +83,8 @@ bool ParamStore::targeted(const std::string& name) {
 
 void ParamStore::check_targets() const {
   for (size_t i = 0; lora_.rank > 0 && i < target_used_.size(); ++i)
-    if (!target_used_[i]) fail(ExitCode::usage, "lora.targets: no matrix of this model is called {}", lora_.targets[i]);
+    if (!target_used_[i])
+      fail(ExitCode::usage, "lora.targets: no matrix of this model is called {}", lora_.targets[i]);
 }
 
 void ParamStore::add_adapters() {
@@ -91,7 +93,8 @@ void ParamStore::add_adapters() {
     const ParamSpec base = specs_[static_cast<size_t>(id)];
     Adapter adapter{.matrix = id, .a = 0, .b = 0, .begin = 0};
     Id first = id;
-    for (; specs_[static_cast<size_t>(first)].joined; --first) adapter.begin += specs_[static_cast<size_t>(first) - 1].shape[0];
+    for (; specs_[static_cast<size_t>(first)].joined; --first)
+      adapter.begin += specs_[static_cast<size_t>(first) - 1].shape[0];
     const std::string module = base.name.substr(0, base.name.rfind('.'));
     const int64_t out_features = base.shape[0], in_features = base.shape[1];
     unit_ = base.unit;
@@ -99,8 +102,10 @@ void ParamStore::add_adapters() {
                       .shape = {lora_.rank, in_features},
                       .init = Init::normal(1 / std::sqrt(3.0 * static_cast<double>(in_features))),
                       .packed = true});
-    adapter.b = push(
-        {.name = module + ".lora_B.weight", .shape = {out_features, lora_.rank}, .init = Init::constant(0), .packed = true});
+    adapter.b = push({.name = module + ".lora_B.weight",
+                      .shape = {out_features, lora_.rank},
+                      .init = Init::constant(0),
+                      .packed = true});
     adapters_[static_cast<size_t>(first)].push_back(adapter);
   }
   unit_ = unit;
@@ -175,7 +180,8 @@ void ParamStore::lay_out() {
         offsets_[static_cast<size_t>(id)] = end;
         end += count_elements(spec);
       }
-      end = begin + aligned(end - begin, kAlignElements * (of_expert ? layout_.expert_ranks : layout_.dense_ranks));
+      end = begin +
+            aligned(end - begin, kAlignElements * (of_expert ? layout_.expert_ranks : layout_.dense_ranks));
       if (end > begin) buckets_.push_back({static_cast<int>(u), of_expert, begin, end});
     }
     unit.end = end;
@@ -196,7 +202,8 @@ std::vector<ParamStore::Piece> ParamStore::pieces(int dense_rank, int expert_ran
 std::vector<ParamStore::Slice> ParamStore::slices(const Piece& piece) const {
   std::vector<Slice> slices;
   for (const Id id : units_[static_cast<size_t>(piece.of.unit)].ids) {
-    const int64_t first = std::max(piece.begin, offset(id)), end = std::min(piece.begin + piece.count, offset(id) + numel(id));
+    const int64_t first = std::max(piece.begin, offset(id)),
+                  end = std::min(piece.begin + piece.count, offset(id) + numel(id));
     if (first < end) slices.push_back({id, first - offset(id), end - first, first - piece.begin});
   }
   return slices;
@@ -210,11 +217,12 @@ void ParamStore::measure_packed(Context& ctx, int64_t rows, Arena& values, bool 
     LinearWeight& whole = joined_[i];
     if (specs_[i].joined || !specs_[i].packed) continue;
     const int64_t out_features = whole.value.dim(0) / whole.groups, in_features = whole.value.dim(1);
-    SLUICE_CHECK(out_features * whole.groups == whole.value.dim(0), "parameter {}: {} rows are not {} equal groups",
-                 specs_[i].name, whole.value.dim(0), whole.groups);
-    const LinearPackedBytes bytes = whole.groups > 1
-                                        ? grouped_linear_packed_bytes(ctx, dtype_, whole.groups, out_features, in_features)
-                                        : linear_packed_bytes(ctx, dtype_, out_features, in_features, rows);
+    SLUICE_CHECK(out_features * whole.groups == whole.value.dim(0),
+                 "parameter {}: {} rows are not {} equal groups", specs_[i].name, whole.value.dim(0),
+                 whole.groups);
+    const LinearPackedBytes bytes =
+        whole.groups > 1 ? grouped_linear_packed_bytes(ctx, dtype_, whole.groups, out_features, in_features)
+                         : linear_packed_bytes(ctx, dtype_, out_features, in_features, rows);
     const auto take = [&](int64_t size, Tensor& packed, int64_t& offset, const char* suffix) {
       if (size == 0) return;
       if (layout_.whole_values || !specs_[i].trainable) {
@@ -227,11 +235,13 @@ void ParamStore::measure_packed(Context& ctx, int64_t rows, Arena& values, bool 
       unit.packed_bytes += (size + 63) / 64 * 64;
     };
     take(bytes.forward, whole.packed, packed_offsets_[i], ".packed");
-    if (transposed) take(bytes.transposed, whole.packed_transposed, packed_transposed_offsets_[i], ".packed_transposed");
+    if (transposed)
+      take(bytes.transposed, whole.packed_transposed, packed_transposed_offsets_[i], ".packed_transposed");
   }
 }
 
-void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients, const StoreLayout& layout) {
+void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values, Arena* gradients,
+                          const StoreLayout& layout) {
   add_adapters();
   check_targets();
   layout_ = layout;
@@ -241,9 +251,11 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
   const DType wide = accumulate_dtype(dtype);
   slots_ = {};
   flat_values_ = layout.whole_values ? values.alloc("values", dtype, {flat_size()}) : Tensor();
-  flat_grads_ = gradients && layout.whole_grads ? gradients->alloc("gradients", wide, {flat_size()}) : Tensor();
+  flat_grads_ =
+      gradients && layout.whole_grads ? gradients->alloc("gradients", wide, {flat_size()}) : Tensor();
 
-  if (!frozen_.ids.empty()) frozen_.values = static_cast<char*>(values.alloc("frozen values", dtype, {frozen_.end}).data);
+  if (!frozen_.ids.empty())
+    frozen_.values = static_cast<char*>(values.alloc("frozen values", dtype, {frozen_.end}).data);
   values_.assign(specs_.size(), {});
   joined_.assign(specs_.size(), {});
   grads_.assign(specs_.size(), {});
@@ -254,7 +266,8 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
     joined_[i] = values_[i];
     joined_[i].groups = spec.groups;
     int64_t out_features = spec.shape[0];
-    for (size_t next = i + 1; !spec.joined && next < specs_.size() && specs_[next].joined; ++next) out_features += specs_[next].shape[0];
+    for (size_t next = i + 1; !spec.joined && next < specs_.size() && specs_[next].joined; ++next)
+      out_features += specs_[next].shape[0];
     if (out_features > spec.shape[0])
       joined_[i].value = Tensor(nullptr, dtype, {out_features, spec.shape[1]}, spec.name.c_str(), device_);
     if (!gradients || (!spec.trainable && spec.when_frozen != WhenFrozen::discarded)) continue;
@@ -285,7 +298,8 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
   const int64_t more = layout.grad_sources - 1;
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     const bool around = slot == 2;
-    const int64_t n = around ? units_[0].end - units_[0].begin : block, packed = around ? units_[0].packed_bytes : block_packed;
+    const int64_t n = around ? units_[0].end - units_[0].begin : block,
+                  packed = around ? units_[0].packed_bytes : block_packed;
     if (!layout.whole_values) {
       slots_[slot].values = values.alloc("values of a unit", dtype, {n});
       if (packed > 0) slots_[slot].packed = values.alloc("packed weights of a unit", DType::u8, {packed});
@@ -293,7 +307,8 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
     if (gradients && !layout.whole_grads) {
       slots_[slot].grads = gradients->alloc("gradients of a unit", wide, {n});
       if (more * block_experts > 0 && !around)
-        slots_[slot].source_grads = gradients->alloc("experts' gradients by source", wide, {more * block_experts});
+        slots_[slot].source_grads =
+            gradients->alloc("experts' gradients by source", wide, {more * block_experts});
     }
   }
   if (gradients && layout.whole_grads && more * experts > 0)
@@ -322,7 +337,9 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
 
 /// Gradients that nobody reads.
 void ParamStore::place_discarded(Arena& gradients) {
-  const auto discarded = [&](Id id) { return specs_[static_cast<size_t>(id)].when_frozen == WhenFrozen::discarded; };
+  const auto discarded = [&](Id id) {
+    return specs_[static_cast<size_t>(id)].when_frozen == WhenFrozen::discarded;
+  };
   int64_t most = 0;
   for (const Id id : frozen_.ids)
     if (discarded(id)) most = std::max(most, numel(id));
@@ -330,13 +347,16 @@ void ParamStore::place_discarded(Arena& gradients) {
   if (most == 0) return;
   discarded_ = gradients.alloc("gradients of what is frozen", accumulate_dtype(dtype_), {most});
   for (const Id id : frozen_.ids)
-    if (discarded(id)) grads_[static_cast<size_t>(id)].data = joined_grads_[static_cast<size_t>(id)].data = discarded_.data;
+    if (discarded(id))
+      grads_[static_cast<size_t>(id)].data = joined_grads_[static_cast<size_t>(id)].data = discarded_.data;
 }
 
 void ParamStore::set_value_views(const Unit& unit) {
   for (const Id id : unit.ids) {
     const auto i = static_cast<size_t>(id);
-    if (unit.values) values_[i].value.data = joined_[i].value.data = unit.values + (offsets_[i] - unit.begin) * dtype_size(dtype_);
+    if (unit.values)
+      values_[i].value.data = joined_[i].value.data =
+          unit.values + (offsets_[i] - unit.begin) * dtype_size(dtype_);
     // A group of joined matrices has packed copies as a whole, and its members none.
     const bool alone = !specs_[i].joined && (i + 1 == specs_.size() || !specs_[i + 1].joined);
     if (alone) values_[i] = joined_[i];
@@ -347,14 +367,16 @@ void ParamStore::set_grad_views(const Unit& unit) {
   if (!unit.grads) return;
   for (const Id id : unit.ids) {
     const auto i = static_cast<size_t>(id);
-    grads_[i].data = joined_grads_[i].data = unit.grads + (offsets_[i] - unit.begin) * dtype_size(grads_[i].dtype);
+    grads_[i].data = joined_grads_[i].data =
+        unit.grads + (offsets_[i] - unit.begin) * dtype_size(grads_[i].dtype);
   }
 }
 
 Tensor ParamStore::unit_values(int unit) const {
   const Unit& u = units_[static_cast<size_t>(unit)];
   const int64_t n = u.end - u.begin;
-  return layout_.whole_values ? flat_values_.rows(u.begin, n) : slots_[static_cast<size_t>(slot_of(unit))].values.rows(0, n);
+  return layout_.whole_values ? flat_values_.rows(u.begin, n)
+                              : slots_[static_cast<size_t>(slot_of(unit))].values.rows(0, n);
 }
 
 void ParamStore::place_values(int unit) {
@@ -364,7 +386,8 @@ void ParamStore::place_values(int unit) {
   for (const Id id : u.ids) {
     const auto i = static_cast<size_t>(id);
     if (!s.packed.data) continue;
-    if (packed_offsets_[i] >= 0) joined_[i].packed.data = static_cast<char*>(s.packed.data) + packed_offsets_[i];
+    if (packed_offsets_[i] >= 0)
+      joined_[i].packed.data = static_cast<char*>(s.packed.data) + packed_offsets_[i];
     if (packed_transposed_offsets_[i] >= 0)
       joined_[i].packed_transposed.data = static_cast<char*>(s.packed.data) + packed_transposed_offsets_[i];
   }
@@ -388,21 +411,24 @@ Tensor ParamStore::bucket_values(const Bucket& b) const {
 Tensor ParamStore::bucket_grads(const Bucket& b, int source) const {
   const Unit& u = units_[static_cast<size_t>(b.unit)];
   const DType wide = accumulate_dtype(dtype_);
-  SLUICE_CHECK(source == 0 || (b.of_expert && source < layout_.grad_sources), "bucket_grads: source {}", source);
+  SLUICE_CHECK(source == 0 || (b.of_expert && source < layout_.grad_sources), "bucket_grads: source {}",
+               source);
   char* at = !u.grads      ? nullptr
              : source == 0 ? u.grads + (b.begin - u.begin) * dtype_size(wide)
-                         : u.source_grads + (source - 1) * (b.end - b.begin) * dtype_size(wide);
+                           : u.source_grads + (source - 1) * (b.end - b.begin) * dtype_size(wide);
   return Tensor(at, wide, {b.end - b.begin}, "gradients", device_);
 }
 
 Tensor ParamStore::joined_grad(Id first, int source) const {
-  SLUICE_CHECK(source >= 0 && source < layout_.grad_sources, "joined_grad: source {} of {}", source, layout_.grad_sources);
+  SLUICE_CHECK(source >= 0 && source < layout_.grad_sources, "joined_grad: source {} of {}", source,
+               layout_.grad_sources);
   Tensor t = joined_grad(first);
   if (source == 0 || !t.data) return t;
   const auto i = static_cast<size_t>(first);
   SLUICE_CHECK(specs_[i].of_expert, "joined_grad: {} is no expert's", specs_[i].name);
   const Unit& u = units_[static_cast<size_t>(specs_[i].unit)];
-  t.data = u.source_grads + ((source - 1) * (u.end - u.expert_begin) + offsets_[i] - u.expert_begin) * dtype_size(t.dtype);
+  t.data = u.source_grads +
+           ((source - 1) * (u.end - u.expert_begin) + offsets_[i] - u.expert_begin) * dtype_size(t.dtype);
   return t;
 }
 
@@ -414,11 +440,13 @@ void ParamStore::initialize(Context& ctx, uint64_t seed, bool frozen_too) {
   for (size_t i = 0; i < specs_.size(); ++i) {
     if (!frozen_too && !specs_[i].trainable) continue;
     SLUICE_CHECK(values_[i].value.data, "initialize: parameter {} has no memory", specs_[i].name);
-    initialize_slice(ctx, {.id = static_cast<Id>(i), .count = values_[i].value.numel()}, values_[i].value, seed);
+    initialize_slice(ctx, {.id = static_cast<Id>(i), .count = values_[i].value.numel()}, values_[i].value,
+                     seed);
   }
 }
 
-void ParamStore::initialize_slice(Context& ctx, const Slice& slice, const Tensor& target, uint64_t seed) const {
+void ParamStore::initialize_slice(Context& ctx, const Slice& slice, const Tensor& target,
+                                  uint64_t seed) const {
   const ParamSpec& spec = specs_[static_cast<size_t>(slice.id)];
   const RandomStream random(seed, spec.name);
   HostView view(ctx, target, HostView::Content::uninitialized);

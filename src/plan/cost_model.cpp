@@ -11,8 +11,8 @@
 namespace sluice {
 namespace {
 
-/// How many of `groups` equal parts of the experts a token's choice of K different ones meets, on average, where every choice is
-/// as likely: groups (1 - C(E - E / groups, K) / C(E, K)).
+/// How many of `groups` equal parts of the experts a token's choice of K different ones meets, on average,
+/// where every choice is as likely: groups (1 - C(E - E / groups, K) / C(E, K)).
 double parts_met(const ScaleModel& m, int64_t groups) {
   const double E = static_cast<double>(m.experts), inside = E / static_cast<double>(groups);
   double missed = 1;
@@ -21,34 +21,46 @@ double parts_met(const ScaleModel& m, int64_t groups) {
   return static_cast<double>(groups) * (1 - missed);
 }
 
-/// What a GPU sends to reduce (or gather) `bytes` of its own among `in_node` GPUs of its node, and each part of them among `nodes`.
+/// What a GPU sends to reduce (or gather) `bytes` of its own among `in_node` GPUs of its node, and each part
+/// of them among `nodes`.
 ScaleRow::Bytes shared_by(double bytes, int64_t in_node, int64_t nodes) {
-  const auto part = [](double b, int64_t n) { return b * static_cast<double>(n - 1) / static_cast<double>(n); };
+  const auto part = [](double b, int64_t n) {
+    return b * static_cast<double>(n - 1) / static_cast<double>(n);
+  };
   return {part(bytes, in_node), part(bytes / static_cast<double>(in_node), nodes)};
 }
 
-ScaleRow::Bytes operator+(const ScaleRow::Bytes& a, const ScaleRow::Bytes& b) { return {a.nvlink + b.nvlink, a.nic + b.nic}; }
+ScaleRow::Bytes operator+(const ScaleRow::Bytes& a, const ScaleRow::Bytes& b) {
+  return {a.nvlink + b.nvlink, a.nic + b.nic};
+}
 ScaleRow::Bytes operator*(double x, const ScaleRow::Bytes& a) { return {x * a.nvlink, x * a.nic}; }
 
 std::string why_not(const ScaleModel& m, const ScaleAssumptions& a, const ScaleLayout& l) {
-  if (l.gpus < 1 || l.expert < 1) return fmt::format("{} GPUs, {} that share the experts: at least 1", l.gpus, l.expert);
+  if (l.gpus < 1 || l.expert < 1)
+    return fmt::format("{} GPUs, {} that share the experts: at least 1", l.gpus, l.expert);
   if (l.zero < 0 || l.zero > 3) return fmt::format("ZeRO {}: 0, 1, 2 or 3", l.zero);
-  if (m.whole_matrices && l.zero > 0) return fmt::format("ZeRO {} cuts matrices, which Muon needs whole", l.zero);
+  if (m.whole_matrices && l.zero > 0)
+    return fmt::format("ZeRO {} cuts matrices, which Muon needs whole", l.zero);
   if (l.gpus > a.gpus_per_node && l.gpus % a.gpus_per_node != 0)
     return fmt::format("{} GPUs are not whole nodes of {}", l.gpus, a.gpus_per_node);
-  if (l.expert > 1 && m.experts == 0) return fmt::format("a model without experts cannot share them among {}", l.expert);
-  if (m.experts > 0 && m.experts % l.expert != 0) return fmt::format("{} GPUs cannot share {} experts evenly", l.expert, m.experts);
-  if (l.gpus % l.expert != 0) return fmt::format("{} GPUs cannot be cut into groups of {} that share the experts", l.gpus, l.expert);
+  if (l.expert > 1 && m.experts == 0)
+    return fmt::format("a model without experts cannot share them among {}", l.expert);
+  if (m.experts > 0 && m.experts % l.expert != 0)
+    return fmt::format("{} GPUs cannot share {} experts evenly", l.expert, m.experts);
+  if (l.gpus % l.expert != 0)
+    return fmt::format("{} GPUs cannot be cut into groups of {} that share the experts", l.gpus, l.expert);
   const int64_t node = std::min(l.gpus, a.gpus_per_node);
   if (node % l.expert != 0 && l.expert % node != 0)
-    return fmt::format("{} GPUs that share the experts are neither whole nodes of {} nor a whole part of one", l.expert, node);
+    return fmt::format("{} GPUs that share the experts are neither whole nodes of {} nor a whole part of one",
+                       l.expert, node);
   const int64_t at_once = l.gpus * m.micro_batch;
   if (m.samples < at_once)
-    return fmt::format("train.global_batch_size = {} is smaller than a micro-batch of {} on each of {} GPUs", m.samples,
-                       m.micro_batch, l.gpus);
+    return fmt::format("train.global_batch_size = {} is smaller than a micro-batch of {} on each of {} GPUs",
+                       m.samples, m.micro_batch, l.gpus);
   if (m.samples % at_once != 0)
-    return fmt::format("train.global_batch_size = {} is not a multiple of {} GPUs x micro-batches of {}; nearest {} or {}",
-                       m.samples, l.gpus, m.micro_batch, m.samples / at_once * at_once, (m.samples / at_once + 1) * at_once);
+    return fmt::format(
+        "train.global_batch_size = {} is not a multiple of {} GPUs x micro-batches of {}; nearest {} or {}",
+        m.samples, l.gpus, m.micro_batch, m.samples / at_once * at_once, (m.samples / at_once + 1) * at_once);
   return "";
 }
 
@@ -70,17 +82,20 @@ struct Replication {
   ScaleRow::Bytes traffic(const ScaleModel& m, const ScaleLayout& l, int64_t bytes) const {
     const auto b = static_cast<double>(bytes);
     return shared_by(b * static_cast<double>(m.dense), dense.in_node, dense.nodes) +
-           shared_by(b * static_cast<double>(m.expert) / static_cast<double>(l.expert), expert.in_node, expert.nodes);
+           shared_by(b * static_cast<double>(m.expert) / static_cast<double>(l.expert), expert.in_node,
+                     expert.nodes);
   }
 };
 
 void add_memory(ScaleRow& row, const ScaleModel& m, const Replication& r) {
   const ScaleLayout& l = row.layout;
-  const double here = static_cast<double>(m.dense) + static_cast<double>(m.expert) / static_cast<double>(l.expert);
+  const double here =
+      static_cast<double>(m.dense) + static_cast<double>(m.expert) / static_cast<double>(l.expert);
   const double share = static_cast<double>(m.dense) / static_cast<double>(r.dense.all()) +
                        static_cast<double>(m.expert) / static_cast<double>(l.expert * r.expert.all());
   // A block that computes, one on its way, and what lies around all.
-  const double block = static_cast<double>(m.block_dense) + static_cast<double>(m.block_expert) / static_cast<double>(l.expert);
+  const double block = static_cast<double>(m.block_dense) +
+                       static_cast<double>(m.block_expert) / static_cast<double>(l.expert);
   const double units = std::min(here, 2 * block + static_cast<double>(m.around));
   row.weights = static_cast<double>(m.weight_bytes) * (l.zero == 3 ? share + units : here);
   row.gradients = static_cast<double>(m.gradient_bytes) * (l.zero >= 2 ? share + units : here);
@@ -88,26 +103,33 @@ void add_memory(ScaleRow& row, const ScaleModel& m, const Replication& r) {
   row.activations = static_cast<double>(m.activation_bytes);
   // Tokens' rows that left, and that came.
   if (l.expert > 1)
-    row.activations += 2.0 * static_cast<double>(m.micro_batch * m.seq_len * m.per_token * m.hidden * m.weight_bytes);
+    row.activations +=
+        2.0 * static_cast<double>(m.micro_batch * m.seq_len * m.per_token * m.hidden * m.weight_bytes);
 }
 
 void add_all_to_all(ScaleRow& row, const ScaleModel& m, const ScaleAssumptions& a) {
   const ScaleLayout& l = row.layout;
   if (l.expert == 1) return;
-  const int64_t nodes = std::max<int64_t>(1, l.expert / std::min(l.gpus, a.gpus_per_node)), in_node = l.expert / nodes;
+  const int64_t nodes = std::max<int64_t>(1, l.expert / std::min(l.gpus, a.gpus_per_node)),
+                in_node = l.expert / nodes;
   const double tokens = static_cast<double>(m.samples * m.seq_len) / static_cast<double>(l.gpus);
   const double passes = static_cast<double>(m.passes * m.layers_with_experts);
   const double row_bytes = tokens * passes * static_cast<double>(m.hidden * m.weight_bytes);
-  row.all_to_all_bytes = {row_bytes * parts_met(m, l.expert) * static_cast<double>(in_node - 1) / static_cast<double>(in_node),
-                          row_bytes * parts_met(m, nodes) * static_cast<double>(nodes - 1) / static_cast<double>(nodes)};
+  row.all_to_all_bytes = {
+      row_bytes * parts_met(m, l.expert) * static_cast<double>(in_node - 1) / static_cast<double>(in_node),
+      row_bytes * parts_met(m, nodes) * static_cast<double>(nodes - 1) / static_cast<double>(nodes)};
   // Both links at once, in a pipeline.
-  row.all_to_all = std::max(row.all_to_all_bytes.nvlink / (1e9 * a.nvlink_gb_s), row.all_to_all_bytes.nic / (1e9 * a.nic_gb_s)) +
+  row.all_to_all = std::max(row.all_to_all_bytes.nvlink / (1e9 * a.nvlink_gb_s),
+                            row.all_to_all_bytes.nic / (1e9 * a.nic_gb_s)) +
                    passes * static_cast<double>(row.micro_batches * (nodes > 1 ? 2 : 1)) * 1e-6 * a.hop_us;
   row.shown_all_to_all = (1 - a.hidden_all_to_all) * row.all_to_all;
 }
 
-void add_exchange(ScaleRow& row, const ScaleModel& m, const ScaleAssumptions& a, const Replication& r, double forward, double backward) {
-  const auto seconds = [&](const ScaleRow::Bytes& b) { return b.nvlink / (1e9 * a.nvlink_gb_s) + b.nic / (1e9 * a.nic_gb_s); };
+void add_exchange(ScaleRow& row, const ScaleModel& m, const ScaleAssumptions& a, const Replication& r,
+                  double forward, double backward) {
+  const auto seconds = [&](const ScaleRow::Bytes& b) {
+    return b.nvlink / (1e9 * a.nvlink_gb_s) + b.nic / (1e9 * a.nic_gb_s);
+  };
   const auto times = static_cast<double>(row.micro_batches);
   const int64_t zero = row.layout.zero;
   // Without ZeRO the sums go back to everybody.
@@ -117,7 +139,8 @@ void add_exchange(ScaleRow& row, const ScaleModel& m, const ScaleAssumptions& a,
   row.gather_bytes = gathers * r.traffic(m, row.layout, m.weight_bytes);
   row.reduce = seconds(row.reduce_bytes);
   row.gather = seconds(row.gather_bytes);
-  // Gradients are whole in the last backward pass, weights are awaited in the first forward pass; or in every one.
+  // Gradients are whole in the last backward pass, weights are awaited in the first forward pass; or in every
+  // one.
   const double beside_backward = a.hidden_backward * backward * (zero >= 2 ? times : 1);
   const double beside_forward = a.hidden_forward * forward * (zero == 3 ? times : 1);
   const double in_backward = zero == 3 ? row.gather / 2 : 0;
@@ -145,7 +168,8 @@ std::string bound(const ScaleRow& row, const ScaleAssumptions& a, bool link_is_f
 
 ScaleModel scale_model(const Plan& plan) {
   const Config& c = plan.config;
-  if (c.lora.rank > 0) fail(ExitCode::usage, "lora.rank = {}: adapters have no row in this table; use 0", c.lora.rank);
+  if (c.lora.rank > 0)
+    fail(ExitCode::usage, "lora.rank = {}: adapters have no row in this table; use 0", c.lora.rank);
   ScaleModel m;
   std::map<int, std::pair<int64_t, int64_t>> blocks;
   double again = 0, forward = 0;
@@ -160,12 +184,15 @@ ScaleModel scale_model(const Plan& plan) {
     const double flops = 2 * static_cast<double>(p.count) * p.active;
     const bool inner = p.name.find(".mlp.") != std::string::npos &&
                        (p.name.ends_with("gate_proj.weight") || p.name.ends_with("up_proj.weight"));
-    if (c.train.recompute == Recompute::block || (c.train.recompute == Recompute::mlp && inner)) again += flops;
+    if (c.train.recompute == Recompute::block || (c.train.recompute == Recompute::mlp && inner))
+      again += flops;
   }
   for (const auto& [unit, block] : blocks)
-    if (block.first + block.second > m.block_dense + m.block_expert) std::tie(m.block_dense, m.block_expert) = block;
+    if (block.first + block.second > m.block_dense + m.block_expert)
+      std::tie(m.block_dense, m.block_expert) = block;
   forward = plan.flops_per_token / 3;
-  if (c.train.recompute == Recompute::block) again += forward - 2 * static_cast<double>(plan.matmul_parameters);  // attention
+  if (c.train.recompute == Recompute::block)
+    again += forward - 2 * static_cast<double>(plan.matmul_parameters);  // attention
   m.again = again / forward;
   const MoeConfig& moe = c.model.moe;
   if (plan.dispatch) {
@@ -183,21 +210,29 @@ ScaleModel scale_model(const Plan& plan) {
   const DType dtype = storage_dtype(c.train.precision);
   m.weight_bytes = dtype_size(dtype);
   m.gradient_bytes = dtype_size(accumulate_dtype(dtype));
-  m.optimizer_bytes = static_cast<double>(2 * m.gradient_bytes + (m.weight_bytes < m.gradient_bytes ? m.gradient_bytes : 0));
+  m.optimizer_bytes =
+      static_cast<double>(2 * m.gradient_bytes + (m.weight_bytes < m.gradient_bytes ? m.gradient_bytes : 0));
   if (m.whole_matrices = c.optimizer.type == OptimizerType::muon; m.whole_matrices)
-    m.optimizer_bytes = static_cast<double>(plan.memory.optimizer) / static_cast<double>(m.dense + m.expert / c.parallel.expert);
+    m.optimizer_bytes = static_cast<double>(plan.memory.optimizer) /
+                        static_cast<double>(m.dense + m.expert / c.parallel.expert);
   m.activation_bytes = plan.memory.activations + plan.memory.scratch;
   return m;
 }
 
 void check_assumptions(const ScaleAssumptions& a) {
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, double>>{
-           {"peak TFLOP/s", a.peak_tflops}, {"NVLink GB/s", a.nvlink_gb_s}, {"NIC GB/s", a.nic_gb_s}, {"memory GiB", a.memory_gib},
-           {"share of the peak on one GPU", a.gpu_mfu}, {"GPUs per node", static_cast<double>(a.gpus_per_node)}})
+           {"peak TFLOP/s", a.peak_tflops},
+           {"NVLink GB/s", a.nvlink_gb_s},
+           {"NIC GB/s", a.nic_gb_s},
+           {"memory GiB", a.memory_gib},
+           {"share of the peak on one GPU", a.gpu_mfu},
+           {"GPUs per node", static_cast<double>(a.gpus_per_node)}})
     if (!(value > 0)) fail(ExitCode::usage, "{} must be above 0, got {}", name, value);
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, double>>{
-           {"share of the peak on one GPU", a.gpu_mfu}, {"share of the backward pass", a.hidden_backward},
-           {"share of the forward pass", a.hidden_forward}, {"hidden share of an all-to-all", a.hidden_all_to_all}})
+           {"share of the peak on one GPU", a.gpu_mfu},
+           {"share of the backward pass", a.hidden_backward},
+           {"share of the forward pass", a.hidden_forward},
+           {"hidden share of an all-to-all", a.hidden_all_to_all}})
     if (!(value >= 0 && value <= 1)) fail(ExitCode::usage, "{} must be in [0, 1], got {}", name, value);
   if (!(a.hop_us >= 0)) fail(ExitCode::usage, "microseconds of a hop must not be negative, got {}", a.hop_us);
   if (a.gradient_bytes != 2 && a.gradient_bytes != 4)
@@ -222,7 +257,8 @@ ScaleRow scale(const ScaleModel& m, const ScaleAssumptions& a, const ScaleLayout
   add_exchange(row, m, a, replication, forward, backward);
   row.step = row.compute + row.shown_reduce + row.shown_gather + row.shown_all_to_all;
   // Whatever hides, a link carries one thing at a time.
-  const double nic = (row.reduce_bytes.nic + row.gather_bytes.nic + row.all_to_all_bytes.nic) / (1e9 * a.nic_gb_s);
+  const double nic =
+      (row.reduce_bytes.nic + row.gather_bytes.nic + row.all_to_all_bytes.nic) / (1e9 * a.nic_gb_s);
   const bool full = nic > row.step;
   row.step = std::max(row.step, nic);
   row.tokens_per_second = tokens / row.step;

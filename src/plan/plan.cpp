@@ -65,7 +65,8 @@ int64_t layer_of(const std::string& name) {
 }
 
 /// Measured on one layer, as the trainer would run it on one of these ranks.
-std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transformer& transformer, const ExpertRanks& ranks) {
+std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transformer& transformer,
+                                          const ExpertRanks& ranks) {
   const ModelConfig& model = config.model;
   DispatchPlan d;
   int64_t first = -1;
@@ -93,11 +94,12 @@ std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transforme
   const Permutation& p = s.permutation;
   d.rows = p.slots.numel();
   d.most_of_one = tokens;
-  for (const Tensor& t :
-       {s.probabilities, s.lse, s.weights, s.experts, s.counts, p.offsets, p.slots, p.tokens, p.rows, s.rank_counts})
+  for (const Tensor& t : {s.probabilities, s.lse, s.weights, s.experts, s.counts, p.offsets, p.slots,
+                          p.tokens, p.rows, s.rank_counts})
     d.routing_bytes += t.bytes();
   for (const Tensor& t : {s.gate_up, s.inner, s.received_x, s.received_weights}) d.kept_bytes += t.bytes();
-  if (ranks.size() > 1) d.received = ranks.most_rows(tokens, model.moe.num_experts_per_tok, model.moe.num_experts);
+  if (ranks.size() > 1)
+    d.received = ranks.most_rows(tokens, model.moe.num_experts_per_tok, model.moe.num_experts);
   return d;
 }
 
@@ -125,7 +127,8 @@ Plan make_plan(Config config, int64_t ranks) {
   double matmul_parameters = 0, frozen_in_products = 0;
   for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store.specs().size()); ++id) {
     const ParamSpec& spec = store.specs()[static_cast<size_t>(id)];
-    plan.parameters.push_back({spec.name, spec.shape, store.numel(id), spec.active, spec.of_expert, spec.packed, spec.unit});
+    plan.parameters.push_back(
+        {spec.name, spec.shape, store.numel(id), spec.active, spec.of_expert, spec.packed, spec.unit});
     const double in_products = spec.packed ? static_cast<double>(store.numel(id)) * spec.active : 0;
     matmul_parameters += in_products;
     if (!spec.trainable) frozen_in_products += in_products;
@@ -145,17 +148,21 @@ Plan make_plan(Config config, int64_t ranks) {
       6.0 * static_cast<double>(model.num_hidden_layers) * static_cast<double>(config.data.seq_len) *
           static_cast<double>(model.num_attention_heads) * static_cast<double>(model.head_dim);
 
-  if (ranks < 1 || ranks > std::numeric_limits<int>::max()) fail(ExitCode::usage, "{} ranks: at least 1", ranks);
+  if (ranks < 1 || ranks > std::numeric_limits<int>::max())
+    fail(ExitCode::usage, "{} ranks: at least 1", ranks);
   plan.ranks = ranks;
   // They are alike: the first is measured, in a world that is not there.
   const auto world = ranks > 1 ? make_dry_communicator(0, static_cast<int>(ranks)) : nullptr;
   plan.memory = Trainer::measure(config, world.get());
-  const auto sharing = world && config.parallel.expert > 1 ? world->axis(1, static_cast<int>(config.parallel.expert)) : nullptr;
+  const auto sharing = world && config.parallel.expert > 1
+                           ? world->axis(1, static_cast<int>(config.parallel.expert))
+                           : nullptr;
   plan.dispatch = plan_dispatch(config, transformer, {sharing.get(), config.parallel.expert_capacity});
   plan.steps = training_steps(config);
   plan.tokens_per_step = tokens_per_step(config);
   if (__builtin_mul_overflow(plan.steps, plan.tokens_per_step, &plan.tokens))
-    fail(ExitCode::usage, "train.max_steps = {}: with {} tokens a step more tokens than can be counted", plan.steps, plan.tokens_per_step);
+    fail(ExitCode::usage, "train.max_steps = {}: with {} tokens a step more tokens than can be counted",
+         plan.steps, plan.tokens_per_step);
   plan.accumulation_steps = config.train.global_batch_size / config.train.micro_batch_size;
   plan.config = std::move(config);
   return plan;

@@ -53,8 +53,9 @@ struct Plan {
     std::vector<int64_t> shape;
     int64_t count = 0;
     double active = 1;  // share of the tokens that it takes part in
-    bool of_expert = false, in_product = false;  // lies on one rank of the expert axis; is a matrix of a product
-    int unit = 0;                                // ParamSpec::unit
+    bool of_expert = false,
+         in_product = false;  // lies on one rank of the expert axis; is a matrix of a product
+    int unit = 0;             // ParamSpec::unit
   };
   Config config;  // resolved
   std::optional<ParameterMatch> match;
@@ -64,20 +65,21 @@ struct Plan {
   int64_t trained = 0;          // all, or the adapters of lora
   int64_t non_embedding = 0;    // without the token embedding, and without an untied head
   int64_t gate_parameters = 0;  // added by attention.gates
-  int64_t switch_parameters = 0;  // added by attention.switch_heads: routers, and what experts hold beyond one projection
+  int64_t switch_parameters =
+      0;  // added by attention.switch_heads: routers, and what experts hold beyond one projection
   int64_t matmul_parameters =
       0;  // active ones in matrix products: the head counts, the embedding look-up does not
-  double flops_per_token =
-      0;  // 6 matmul_parameters (4 of what is frozen) + 6 L S H D: forward and backward, causal half (PERFORMANCE)
-  std::optional<DispatchPlan> dispatch;  // of a mixture of experts
-  int64_t ranks = 1;  // that share the training
-  MemoryPlan memory;  // of each
+  double flops_per_token = 0;  // 6 matmul_parameters (4 of what is frozen) + 6 L S H D: forward and backward,
+                               // causal half (PERFORMANCE)
+  std::optional<DispatchPlan> dispatch;                // of a mixture of experts
+  int64_t ranks = 1;                                   // that share the training
+  MemoryPlan memory;                                   // of each
   int64_t steps = 0, tokens_per_step = 0, tokens = 0;  // steps and tokens 0: length not given
   int64_t accumulation_steps = 0;                      // micro-batches per step, of all ranks
 };
 
-/// Resolves and measures. No memory of the model's size is touched. ranks: that would share the training, none of which has to
-/// be there. Error(usage) where they cannot.
+/// Resolves and measures. No memory of the model's size is touched. ranks: that would share the training,
+/// none of which has to be there. Error(usage) where they cannot.
 Plan make_plan(Config config, int64_t ranks = 1);
 
 /// The tables `sluice plan` prints. Layers alike are shown once, and so are experts.

@@ -156,7 +156,8 @@ std::string plan_text(const Plan& plan) {
   line("total", grouped(plan.total), scaled(static_cast<double>(plan.total)));
   if (plan.trained != plan.total)
     line("trained", grouped(plan.trained),
-         fmt::format("{:.2f} %: adapters of rank {}", 100.0 * static_cast<double>(plan.trained) / static_cast<double>(plan.total),
+         fmt::format("{:.2f} %: adapters of rank {}",
+                     100.0 * static_cast<double>(plan.trained) / static_cast<double>(plan.total),
                      c.lora.rank));
   if (plan.active != plan.total)
     line("active for a token", grouped(plan.active),
@@ -182,12 +183,15 @@ std::string plan_text(const Plan& plan) {
   }
 
   out += "\ncompute\n";
-  line("FLOPs per token", fmt::format("{:.4g}", plan.flops_per_token),
-       fmt::format("6 x {}{} in matrix products{} + attention", grouped(plan.matmul_parameters),
-                   plan.dispatch ? " active" : "", plan.trained != plan.total ? " (4 x what is frozen)" : ""));
+  line(
+      "FLOPs per token", fmt::format("{:.4g}", plan.flops_per_token),
+      fmt::format("6 x {}{} in matrix products{} + attention", grouped(plan.matmul_parameters),
+                  plan.dispatch ? " active" : "", plan.trained != plan.total ? " (4 x what is frozen)" : ""));
   line("micro-batches per step", std::to_string(plan.accumulation_steps),
-       fmt::format("{} of {} samples x {} tokens{}", c.train.global_batch_size, c.train.micro_batch_size, c.data.seq_len,
-                   plan.ranks > 1 ? fmt::format(", {} on each of {} ranks", plan.accumulation_steps / plan.ranks, plan.ranks)
+       fmt::format("{} of {} samples x {} tokens{}", c.train.global_batch_size, c.train.micro_batch_size,
+                   c.data.seq_len,
+                   plan.ranks > 1 ? fmt::format(", {} on each of {} ranks",
+                                                plan.accumulation_steps / plan.ranks, plan.ranks)
                                   : ""));
   line("tokens per step", grouped(plan.tokens_per_step));
   if (plan.steps > 0) {
@@ -217,16 +221,18 @@ std::string plan_text(const Plan& plan) {
     line("rows of one expert", grouped(d.rows / moe.num_experts),
          fmt::format("on average; at most {}, in the same memory", grouped(d.most_of_one)));
     if (d.received > 0)
-      line("rows at once", grouped(d.received), fmt::format("{:g} times its own, of all {} ranks that share experts; more in extra rounds",
-                                                            c.parallel.expert_capacity, c.parallel.expert));
+      line("rows at once", grouped(d.received),
+           fmt::format("{:g} times its own, of all {} ranks that share experts; more in extra rounds",
+                       c.parallel.expert_capacity, c.parallel.expert));
     line("routing", bytes_text(d.routing_bytes), sets);
     line("experts' activations", bytes_text(d.kept_bytes),
          d.kept_bytes > 0 ? sets : std::string("computed again in backward"));
     line("scratch", bytes_text(d.scratch_bytes), "at most, while a layer computes");
   }
 
-  out += fmt::format("\nmemory{} ({})\n", plan.ranks > 1 ? fmt::format(" of each of {} ranks", plan.ranks) : "",
-                     enum_name(c.train.precision));
+  out +=
+      fmt::format("\nmemory{} ({})\n", plan.ranks > 1 ? fmt::format(" of each of {} ranks", plan.ranks) : "",
+                  enum_name(c.train.precision));
   line("parameters", bytes_text(plan.memory.parameters), "packed copies and tables included");
   line("gradients", bytes_text(plan.memory.gradients));
   line("optimizer", bytes_text(plan.memory.optimizer));
@@ -234,9 +240,12 @@ std::string plan_text(const Plan& plan) {
        fmt::format("recompute {}", enum_name(c.train.recompute)));
   line("batch", bytes_text(plan.memory.batch));
   line("scratch", bytes_text(plan.memory.scratch));
-  if (!plan.memory.on_gpu && plan.memory.snapshot > 0) line("checkpoint copy", bytes_text(plan.memory.snapshot), "written while training goes on");
+  if (!plan.memory.on_gpu && plan.memory.snapshot > 0)
+    line("checkpoint copy", bytes_text(plan.memory.snapshot), "written while training goes on");
   line("total", bytes_text(plan.memory.total()));
-  if (plan.memory.on_gpu) line("beside it, copy", bytes_text(plan.memory.snapshot), "host memory that checkpoints are written from");
+  if (plan.memory.on_gpu)
+    line("beside it, copy", bytes_text(plan.memory.snapshot),
+         "host memory that checkpoints are written from");
   if (plan.memory.pinned > 0) line("beside it, pinned", bytes_text(plan.memory.pinned), "host memory");
   return out;
 }

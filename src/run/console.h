@@ -34,12 +34,12 @@ struct Progress {
   double seconds_left = 0;  // negative: unknown
   bool rough = false;       // too few steps to trust seconds_left
   int64_t skipped = 0;
-  double load_max_over_mean = 0;  // the worst layer's experts; 0: none
+  double load_max_over_mean = 0;         // the worst layer's experts; 0: none
   std::optional<double> head_imbalance;  // of attention's heads, where their balance is trained
 };
 
-/// "step  1200/19073  6.3%  [bar]  loss 3.412  gn 0.41  lr 6.0e-4  1.42M tok/s  load 1.31  ETA 3h21m", without the bar
-/// in lines mode.
+/// "step  1200/19073  6.3%  [bar]  loss 3.412  gn 0.41  lr 6.0e-4  1.42M tok/s  load 1.31  ETA 3h21m",
+/// without the bar in lines mode.
 std::string format_progress(const Progress& progress, const Terminal& terminal);
 
 class Console {

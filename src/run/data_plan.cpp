@@ -10,7 +10,8 @@ namespace sluice {
 DataPlan plan_data(const Config& config, int64_t steps) {
   DataPlan plan;
   try {
-    const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size, config.data.document_mask, config.train.seed);
+    const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size,
+                     config.data.document_mask, config.train.seed);
     const auto epochs = data.epochs(steps * config.train.global_batch_size);
     const auto sources = data.sources();
     for (size_t s = 0; s < sources.size(); ++s) plan.sources.push_back({sources[s], epochs[s].second});
@@ -24,9 +25,10 @@ std::string data_plan_text(const DataPlan& plan) {
   if (!plan.problem.empty()) return fmt::format("\ndata\n  not read: {}\n", plan.problem);
   std::string out = "\ndata\n";
   for (const auto& [info, epochs] : plan.sources)
-    out += fmt::format("  {:<24} {:>22}  {:.0f}% of the samples, {:.2f} epochs{}\n", info.name,
-                       format_count(static_cast<double>(info.tokens)) + " tokens", 100 * info.weight, epochs,
-                       epochs > kManyEpochs ? fmt::format(": more than {:g}, repeats it often", kManyEpochs) : "");
+    out += fmt::format(
+        "  {:<24} {:>22}  {:.0f}% of the samples, {:.2f} epochs{}\n", info.name,
+        format_count(static_cast<double>(info.tokens)) + " tokens", 100 * info.weight, epochs,
+        epochs > kManyEpochs ? fmt::format(": more than {:g}, repeats it often", kManyEpochs) : "");
   return out;
 }
 
@@ -38,16 +40,19 @@ nlohmann::json data_plan_json(const DataPlan& plan) {
                        {"tokens", info.tokens},
                        {"share", info.weight},
                        {"epochs", epochs}});
-  return {{"sources", sources}, {"problem", plan.problem.empty() ? nlohmann::json() : nlohmann::json(plan.problem)}};
+  return {{"sources", sources},
+          {"problem", plan.problem.empty() ? nlohmann::json() : nlohmann::json(plan.problem)}};
 }
 
 std::vector<std::string> repetition_warnings(const Blend& data, int64_t samples) {
   std::vector<std::string> warnings;
   for (const auto& [name, epochs] : data.epochs(samples))
     if (epochs > kManyEpochs)
-      warnings.push_back(fmt::format("data source {} is passed over {:.1f} times; beyond about {:g} epochs repeated text teaches little: "
-                                     "train for fewer steps, give it less weight, or add text",
-                                     name, epochs, kManyEpochs));
+      warnings.push_back(
+          fmt::format("data source {} is passed over {:.1f} times; beyond about {:g} epochs repeated text "
+                      "teaches little: "
+                      "train for fewer steps, give it less weight, or add text",
+                      name, epochs, kManyEpochs));
   return warnings;
 }
 

@@ -9,8 +9,8 @@
 
 namespace sluice {
 
-/// Repeating data up to about four times is nearly as good as new data; beyond that the gain falls off quickly (Muennighoff et
-/// al. 2023, "Scaling Data-Constrained Language Models").
+/// Repeating data up to about four times is nearly as good as new data; beyond that the gain falls off
+/// quickly (Muennighoff et al. 2023, "Scaling Data-Constrained Language Models").
 constexpr double kManyEpochs = 4;
 
 /// The training sources, as `sluice plan` shows them.

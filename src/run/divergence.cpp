@@ -25,15 +25,19 @@ std::string Divergence::add(int64_t step, double loss) {
   if (count_ >= kSettled) lowest_ = std::min(lowest_, now);
 
   const auto exceeds = [&](double factor, double above_chance) {
-    return (factor > 0 && now > limit(factor)) || (step >= warmup_steps_ + kAfterWarmup && now > above_chance * chance_);
+    return (factor > 0 && now > limit(factor)) ||
+           (step >= warmup_steps_ + kAfterWarmup && now > above_chance * chance_);
   };
   if (since_ == 0 && exceeds(factor_, kAboveChance)) {
     since_ = step;
-    return fmt::format("step {}: the training has diverged: {}; a lower learning rate, more warm-up steps or clipping may help", step,
-                       describe());
+    return fmt::format(
+        "step {}: the training has diverged: {}; a lower learning rate, more warm-up steps or clipping may "
+        "help",
+        step, describe());
   }
   if (since_ > 0 && !exceeds(factor_ > 0 ? (1 + factor_) / 2 : 0, 1)) {
-    const std::string text = fmt::format("step {}: the loss, which had diverged at step {}, has recovered: {}", step, since_, describe());
+    const std::string text = fmt::format(
+        "step {}: the loss, which had diverged at step {}, has recovered: {}", step, since_, describe());
     since_ = 0;
     return text;
   }
@@ -41,12 +45,14 @@ std::string Divergence::add(int64_t step, double loss) {
 }
 
 std::string Divergence::describe() const {
-  return fmt::format("the smoothed loss is {:.2f} and was as low as {:.2f}; ln(vocabulary), what guessing gives, is {:.2f}", smoothed(),
-                     count_ < kSettled ? std::min(first_, smoothed()) : lowest_, chance_);
+  return fmt::format(
+      "the smoothed loss is {:.2f} and was as low as {:.2f}; ln(vocabulary), what guessing gives, is {:.2f}",
+      smoothed(), count_ < kSettled ? std::min(first_, smoothed()) : lowest_, chance_);
 }
 
 nlohmann::json Divergence::state() const {
-  return {{"count", count_}, {"sum", sum_}, {"weight", weight_}, {"first", first_}, {"lowest", lowest_}, {"since", since_}};
+  return {{"count", count_}, {"sum", sum_},       {"weight", weight_},
+          {"first", first_}, {"lowest", lowest_}, {"since", since_}};
 }
 
 void Divergence::restore(const StateReader& state) {

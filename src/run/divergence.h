@@ -1,6 +1,6 @@
 #pragma once
-// Notices that a training has diverged: a loss that went up and stays there, which no single step need show. A pure function of
-// the losses seen so far; its state is in the checkpoint.
+// Notices that a training has diverged: a loss that went up and stays there, which no single step need show.
+// A pure function of the losses seen so far; its state is in the checkpoint.
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -9,18 +9,22 @@
 
 namespace sluice {
 
-/// The loss is smoothed over about 50 steps (an exponential mean, corrected for its beginning). It has diverged when the smoothed
-/// loss
-///   - exceeds `factor` times the lowest smoothed loss so far, and that by at least 0.2 nats; until 16 steps have been seen, the
+/// The loss is smoothed over about 50 steps (an exponential mean, corrected for its beginning). It has
+/// diverged when the smoothed loss
+///   - exceeds `factor` times the lowest smoothed loss so far, and that by at least 0.2 nats; until 16 steps
+///   have been seen, the
 ///     larger of the first loss and of `chance` stands for the lowest; or
-///   - exceeds `chance` by 2 % at least 64 steps after warm-up: the model predicts worse than one that knows nothing.
+///   - exceeds `chance` by 2 % at least 64 steps after warm-up: the model predicts worse than one that knows
+///   nothing.
 /// It has recovered when neither holds for the half of `factor`'s excess.
 class Divergence {
  public:
   /// factor: train.divergence_factor, 0: the first rule never holds. chance: ln(vocabulary).
-  Divergence(double factor, double chance, int64_t warmup_steps) : factor_(factor), chance_(chance), warmup_steps_(warmup_steps) {}
+  Divergence(double factor, double chance, int64_t warmup_steps)
+      : factor_(factor), chance_(chance), warmup_steps_(warmup_steps) {}
 
-  /// The loss of a step, counted from 1. Returns a warning when it diverges there, or a line when it has recovered; else "".
+  /// The loss of a step, counted from 1. Returns a warning when it diverges there, or a line when it has
+  /// recovered; else "".
   std::string add(int64_t step, double loss);
 
   /// The step since which it has diverged; nothing where it has not, or has recovered.
@@ -40,9 +44,9 @@ class Divergence {
 
   double factor_, chance_;
   int64_t warmup_steps_;
-  int64_t count_ = 0;                      // losses seen
-  double sum_ = 0, weight_ = 0;            // of the smoothing
-  double first_ = 0, lowest_ = 0;          // lowest: of the smoothed losses since kSettled
+  int64_t count_ = 0;              // losses seen
+  double sum_ = 0, weight_ = 0;    // of the smoothing
+  double first_ = 0, lowest_ = 0;  // lowest: of the smoothed losses since kSettled
   int64_t since_ = 0;
 };
 

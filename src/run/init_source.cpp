@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "checkpoint/manifest.h"
+#include "checkpoint/store.h"
 #include "config/model_function.h"
 #include "core/io.h"
-#include "data/sentencepiece.h"
-#include "checkpoint/store.h"
-#include "hf/config.h"
-#include "eval/trained_model.h"
-#include "checkpoint/manifest.h"
 #include "core/strict_json.h"
+#include "data/sentencepiece.h"
+#include "eval/trained_model.h"
+#include "hf/config.h"
 
 namespace sluice {
 namespace {
@@ -25,7 +25,8 @@ class Comparison {
 
   bool accepts(std::string_view key) const {
     const auto& names = config_.train.init_ignore;
-    return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return names_key(name, key); });
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return names_key(name, key); });
   }
   /// "configs/a.yaml:4:9", or that nothing is stated.
   std::string place(const std::string& key) const {
@@ -34,8 +35,9 @@ class Comparison {
   }
   /// `source`: where its value stands.
   void differ(const FunctionDifference& d, const std::string& source) {
-    add(d.key, fmt::format("{}: {} = {}, but {} is {}", place(d.key), d.key, printable(d.here, kShownValue), source,
-                           printable(d.source, kShownValue)),
+    add(d.key,
+        fmt::format("{}: {} = {}, but {} is {}", place(d.key), d.key, printable(d.here, kShownValue), source,
+                    printable(d.source, kShownValue)),
         fmt::format("{}: {} -> {}", d.key, printable(d.source, kShownValue), printable(d.here, kShownValue)));
   }
   /// accepted_by empty: nothing accepts it.
@@ -50,14 +52,18 @@ class Comparison {
   /// Throws when anything is left; what was accepted otherwise.
   std::vector<std::string> conclude(const std::string& source) {
     if (lines_.empty()) return std::move(accepted_);
-    std::string message = fmt::format("{}: train.init_from: the weights of {} were trained for another function than this configuration computes:{}",
-                                      place("train.init_from"), source, lines_);
+    std::string message = fmt::format(
+        "{}: train.init_from: the weights of {} were trained for another function than this configuration "
+        "computes:{}",
+        place("train.init_from"), source, lines_);
     names_.erase(std::unique(names_.begin(), names_.end()), names_.end());
     if (!hopeless_.empty()) {
       message += "\nThese weights cannot be used by this version.";
     } else {
-      message += fmt::format("\nSet these keys to what the weights were trained with, or accept the difference: train.init_ignore: [{}]",
-                             fmt::join(names_, ", "));
+      message += fmt::format(
+          "\nSet these keys to what the weights were trained with, or accept the difference: "
+          "train.init_ignore: [{}]",
+          fmt::join(names_, ", "));
     }
     throw Error(ExitCode::usage, message);
   }
@@ -65,7 +71,8 @@ class Comparison {
  private:
   /// What is said of a group of keys that belong together.
   static std::string short_name(const std::string& key) {
-    for (const char* section : {"model.rope.scaling", "model.attention.gates", "model.attention.switch_heads"})
+    for (const char* section :
+         {"model.rope.scaling", "model.attention.gates", "model.attention.switch_heads"})
       if (names_key(section, key)) return section;
     return key;
   }
@@ -76,27 +83,32 @@ class Comparison {
   std::vector<std::string> names_, hopeless_, accepted_;
 };
 
-void compare_tokenizers(const std::string& source, const std::string& theirs, const Tokenizer& tokenizer, Comparison& comparison) {
+void compare_tokenizers(const std::string& source, const std::string& theirs, const Tokenizer& tokenizer,
+                        Comparison& comparison) {
   const std::string ours = tokenizer.fingerprint();
   if (theirs == ours) return;
   comparison.add(kIgnoreTokenizer,
-                 fmt::format("{}: {}: the tokenizer's fingerprint is {}, but that of {} is {}", comparison.place(kIgnoreTokenizer),
-                             kIgnoreTokenizer, ours, source, printable(theirs, kShownValue)),
+                 fmt::format("{}: {}: the tokenizer's fingerprint is {}, but that of {} is {}",
+                             comparison.place(kIgnoreTokenizer), kIgnoreTokenizer, ours, source,
+                             printable(theirs, kShownValue)),
                  fmt::format("{}: {} -> {}", kIgnoreTokenizer, printable(theirs, kShownValue), ours));
 }
 
 void refuse_adapters(const std::string& path, int64_t rank) {
   if (rank > 0)
-    fail(ExitCode::usage, "train.init_from: {} holds adapters (lora.rank = {}) beside the weights; merge them first: "
-         "sluice checkpoint merge {} -o FOLDER, and name FOLDER", path, rank, path);
+    fail(ExitCode::usage,
+         "train.init_from: {} holds adapters (lora.rank = {}) beside the weights; merge them first: "
+         "sluice checkpoint merge {} -o FOLDER, and name FOLDER",
+         path, rank, path);
 }
 
-void compare_checkpoint(const CheckpointInfo& checkpoint, const Config& config, const Tokenizer& tokenizer, Comparison& comparison,
-                        InitSource& out) {
+void compare_checkpoint(const CheckpointInfo& checkpoint, const Config& config, const Tokenizer& tokenizer,
+                        Comparison& comparison, InitSource& out) {
   const Config source = checkpoint_config(checkpoint, "auto");
   refuse_adapters(checkpoint.path, source.lora.rank);
   const std::string file = checkpoint.path + "/config.yaml";
-  for (const FunctionDifference& d : function_differences(source.model, config.model)) comparison.differ(d, "that of " + file);
+  for (const FunctionDifference& d : function_differences(source.model, config.model))
+    comparison.differ(d, "that of " + file);
   const auto found = checkpoint.state.find("tokenizer_fingerprint");
   if (found == checkpoint.state.end() || !found->is_string())
     out.tokenizer = "the checkpoint does not name its tokenizer";
@@ -107,23 +119,28 @@ void compare_checkpoint(const CheckpointInfo& checkpoint, const Config& config, 
 /// "rope_theta in FOLDER/config.json", or whose default it is.
 std::string where_in(const HfModel& source, const std::string& key, const std::string& file) {
   const auto found = source.spelled.find(key);
-  if (found != source.spelled.end() && found->second.given) return fmt::format("{} in {}", found->second.key, file);
-  const std::string absent = found == source.spelled.end() ? "" : fmt::format(", without {},", found->second.key);
+  if (found != source.spelled.end() && found->second.given)
+    return fmt::format("{} in {}", found->second.key, file);
+  const std::string absent =
+      found == source.spelled.end() ? "" : fmt::format(", without {},", found->second.key);
   return fmt::format("that of model_type {} in {}{}", source.model_type, file, absent);
 }
 
-void compare_config_json(const std::string& file, const Config& config, Comparison& comparison, InitSource& out) {
+void compare_config_json(const std::string& file, const Config& config, Comparison& comparison,
+                         InitSource& out) {
   const HfModel source = read_hf_config(file);
   out.model_type = source.model_type;
   refuse_adapters(out.path, source.lora_rank);
   for (const FunctionDifference& d : function_differences(source.model, config.model))
     comparison.differ(d, where_in(source, d.key, file));
   for (const HfModel::Unsupported& u : source.unsupported)
-    comparison.add(u.accepted_by, fmt::format("{}: {} has no counterpart here", file, u.what), u.what + " is left out");
+    comparison.add(u.accepted_by, fmt::format("{}: {} has no counterpart here", file, u.what),
+                   u.what + " is left out");
 }
 
 /// A SentencePiece model beside the weights is the one that they were trained with.
-void compare_folder_tokenizer(const std::string& folder, const Tokenizer& tokenizer, Comparison& comparison, InitSource& out) {
+void compare_folder_tokenizer(const std::string& folder, const Tokenizer& tokenizer, Comparison& comparison,
+                              InitSource& out) {
   const std::string path = folder + "/tokenizer.model";
   out.tokenizer = "the folder's tokenizer is not known";
   if (!io::exists(path)) return;
@@ -155,15 +172,17 @@ std::vector<std::string> weight_files(const std::string& path) {
 }
 
 bool holds_model(const std::string& folder) {
-  return io::exists(folder + "/" + shard_name(kWeightsKind, 0, 1)) || io::exists(folder + "/" + kWeightsIndex);
+  return io::exists(folder + "/" + shard_name(kWeightsKind, 0, 1)) ||
+         io::exists(folder + "/" + kWeightsIndex);
 }
 
 CheckpointInfo newest_of(const std::string& path, Communicator* ranks) {
   const std::string folder = io::is_directory(path + "/ckpt") ? path + "/ckpt" : path;
   const CheckpointInfo newest = newest_valid_checkpoint(folder, ranks);
   if (newest.path.empty())
-    fail(ExitCode::data, "train.init_from: {} is neither a checkpoint, a run with checkpoints, nor a folder with {} or {}", path,
-         shard_name(kWeightsKind, 0, 1), kWeightsIndex);
+    fail(ExitCode::data,
+         "train.init_from: {} is neither a checkpoint, a run with checkpoints, nor a folder with {} or {}",
+         path, shard_name(kWeightsKind, 0, 1), kWeightsIndex);
   return newest;
 }
 
@@ -190,7 +209,8 @@ nlohmann::ordered_json InitSource::json() const {
   return j;
 }
 
-InitSource find_init_source(const Config& config, const KeyPlaces& places, const Tokenizer& tokenizer, Communicator* ranks) {
+InitSource find_init_source(const Config& config, const KeyPlaces& places, const Tokenizer& tokenizer,
+                            Communicator* ranks) {
   const std::string& path = config.train.init_from;
   InitSource out;
   if (path.empty()) return out;
@@ -215,8 +235,11 @@ InitSource find_init_source(const Config& config, const KeyPlaces& places, const
     } else if (comparison.accepts("model")) {
       out.kind = "weights without a configuration";
     } else {
-      fail(ExitCode::data, "{}: train.init_from: there is no {}, so what the weights of {} were trained for is not known; put it "
-           "there, or accept any function: train.init_ignore: [model]", comparison.place("train.init_from"), file, path);
+      fail(ExitCode::data,
+           "{}: train.init_from: there is no {}, so what the weights of {} were trained for is not known; "
+           "put it "
+           "there, or accept any function: train.init_ignore: [model]",
+           comparison.place("train.init_from"), file, path);
     }
     compare_folder_tokenizer(beside.empty() ? "." : beside, tokenizer, comparison, out);
     if (hashes) out.fingerprint = hash_of_files(weight_files(path));

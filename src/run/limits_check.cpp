@@ -8,20 +8,21 @@
 #include <cmath>
 #include <limits>
 
+#include "checkpoint/rotation.h"
+#include "checkpoint/store.h"
 #include "core/cgroup.h"
 #include "core/device.h"
+#include "core/host.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
-#include "core/host.h"
-#include "checkpoint/store.h"
-#include "checkpoint/rotation.h"
 #include "run/run_folder.h"
 
 namespace sluice {
 namespace {
 
-// What a training takes beside its arenas and beside what the process has taken by now: buffers, kernels that oneDNN generates,
-// pages of libraries that are first used later. 3 MiB were measured on a small model; the rest is room to spare.
+// What a training takes beside its arenas and beside what the process has taken by now: buffers, kernels that
+// oneDNN generates, pages of libraries that are first used later. 3 MiB were measured on a small model; the
+// rest is room to spare.
 constexpr int64_t kBeside = int64_t{16} << 20;
 constexpr int64_t kBesideThread = int64_t{1} << 20;
 
@@ -34,21 +35,24 @@ int64_t stack_bytes() {
 }
 
 std::vector<NamedBytes> parts_of(const MemoryPlan& m) {
-  std::vector<NamedBytes> parts = {{"parameters", m.parameters}, {"gradients", m.gradients}, {"optimizer", m.optimizer},
-                                   {"activations", m.activations}, {"batch", m.batch}, {"scratch", m.scratch}};
+  std::vector<NamedBytes> parts = {{"parameters", m.parameters}, {"gradients", m.gradients},
+                                   {"optimizer", m.optimizer},   {"activations", m.activations},
+                                   {"batch", m.batch},           {"scratch", m.scratch}};
   if (!m.on_gpu) parts.push_back({"checkpoint copy", m.snapshot});
   return parts;
 }
 
 std::string list(const std::vector<NamedBytes>& items, const char* format) {
   std::string text;
-  for (const NamedBytes& item : items) text += fmt::format(fmt::runtime(format), item.name, bytes_text(item.bytes));
+  for (const NamedBytes& item : items)
+    text += fmt::format(fmt::runtime(format), item.name, bytes_text(item.bytes));
   return text;
 }
 
 std::string failure(const LimitFit& c, const std::vector<NamedBytes>& savings, const std::string& note) {
-  std::string text = fmt::format("this training needs {} of {}, and {} may be used: {}\n its parts:{}", bytes_text(c.needed), c.what,
-                                 bytes_text(c.there), c.limit, list(c.parts, "\n  {:<28} {:>11}"));
+  std::string text =
+      fmt::format("this training needs {} of {}, and {} may be used: {}\n its parts:{}", bytes_text(c.needed),
+                  c.what, bytes_text(c.there), c.limit, list(c.parts, "\n  {:<28} {:>11}"));
   if (!savings.empty()) text += "\n what helps most:" + list(savings, "\n  {:<28} saves {:>11}");
   return text + note + "\n train.check_limits=false starts nevertheless";
 }
@@ -58,7 +62,8 @@ int64_t replaceable_bytes(const Config& config) {
   const std::string folder = config.run_dir + "/ckpt";
   int64_t bytes = 0;
   for (const std::string& path : list_checkpoints(folder)) {
-    const int64_t step = step_of_folder_name(path.substr(path.rfind('/') + 1)), every = config.checkpoint.keep_every_steps;
+    const int64_t step = step_of_folder_name(path.substr(path.rfind('/') + 1)),
+                  every = config.checkpoint.keep_every_steps;
     if (every > 0 && step % every == 0) continue;
     for (const std::string& name : io::list_directory(path)) bytes += io::file_size(path + "/" + name);
   }
@@ -98,20 +103,27 @@ Sharing sharing_of(Communicator& ranks) {
 std::vector<NamedBytes> disk_savings(const Plan& plan) {
   std::vector<NamedBytes> savings;
   const CheckpointConfig& c = plan.config.checkpoint;
-  if (c.keep_last > 1) savings.push_back({"checkpoint.keep_last=1", times(plan.memory.checkpoint, c.keep_last - 1)});
+  if (c.keep_last > 1)
+    savings.push_back({"checkpoint.keep_last=1", times(plan.memory.checkpoint, c.keep_last - 1)});
   return savings;
 }
 
 }  // namespace
 
 LimitFit compare_memory(const Plan& plan, const std::vector<MemoryLimit>& limits, const Sharing& sharing) {
-  LimitFit c{.what = "memory", .needed = 0, .there = std::numeric_limits<int64_t>::max(), .limit = "no limit is known", .parts = {}};
+  LimitFit c{.what = "memory",
+             .needed = 0,
+             .there = std::numeric_limits<int64_t>::max(),
+             .limit = "no limit is known",
+             .parts = {}};
   double worst = -1;
   for (const MemoryLimit& limit : limits) {
     const int64_t threads = num_threads();
     const int64_t beside = kBeside + threads * (limit.address_space ? stack_bytes() : kBesideThread);
-    std::vector<NamedBytes> parts = plan.memory.on_gpu ? std::vector<NamedBytes>{{"checkpoint copy", plan.memory.snapshot}, {"pinned", plan.memory.pinned}}
-                                                       : parts_of(plan.memory);
+    std::vector<NamedBytes> parts = plan.memory.on_gpu
+                                        ? std::vector<NamedBytes>{{"checkpoint copy", plan.memory.snapshot},
+                                                                  {"pinned", plan.memory.pinned}}
+                                        : parts_of(plan.memory);
     parts.push_back({limit.address_space ? "stacks of threads, libraries" : "libraries, buffers", beside});
     int64_t needed = 0;
     for (const NamedBytes& part : parts) needed += part.bytes;
@@ -123,7 +135,8 @@ LimitFit compare_memory(const Plan& plan, const std::vector<MemoryLimit>& limits
     c.needed = needed;
     c.there = there;
     c.parts = parts;
-    c.limit = limit.name + (share > 1 ? fmt::format(", divided between {} ranks of this machine", share) : "");
+    c.limit =
+        limit.name + (share > 1 ? fmt::format(", divided between {} ranks of this machine", share) : "");
   }
   return c;
 }
@@ -143,10 +156,12 @@ LimitFit compare_disk(const Plan& plan, int64_t free_bytes) {
   const int64_t one = plan.memory.checkpoint, kept = std::max<int64_t>(plan.config.checkpoint.keep_last, 1);
   const int64_t all = times(one, kept + 1), replaced = std::min(replaceable_bytes(plan.config), all);
   LimitFit c{.what = "disk space",
-               .needed = all - replaced + kSpareBytes,
-               .there = free_bytes,
-               .limit = fmt::format("free on the file system of {}", plan.config.run_dir),
-               .parts = {{fmt::format("{} checkpoint{} kept", kept, kept == 1 ? "" : "s"), times(one, kept)}, {"and one being written", one}, {"to spare", kSpareBytes}}};
+             .needed = all - replaced + kSpareBytes,
+             .there = free_bytes,
+             .limit = fmt::format("free on the file system of {}", plan.config.run_dir),
+             .parts = {{fmt::format("{} checkpoint{} kept", kept, kept == 1 ? "" : "s"), times(one, kept)},
+                       {"and one being written", one},
+                       {"to spare", kSpareBytes}}};
   if (replaced > 0) c.parts.push_back({"less those that are there", replaced});
   return c;
 }
@@ -163,13 +178,18 @@ std::vector<NamedBytes> memory_savings(const Plan& plan) {
     apply(changes.back().config);
   };
   if (const int64_t half = c.train.micro_batch_size / 2; half > 0 && c.train.global_batch_size % half == 0)
-    change(fmt::format("train.micro_batch_size={}", half), [&](Config& x) { x.train.micro_batch_size = half; });
-  if (c.train.recompute != Recompute::block) change("train.recompute=block", [](Config& x) { x.train.recompute = Recompute::block; });
-  if (c.data.seq_len > 1) change(fmt::format("data.seq_len={}", c.data.seq_len / 2), [](Config& x) { x.data.seq_len /= 2; });
+    change(fmt::format("train.micro_batch_size={}", half),
+           [&](Config& x) { x.train.micro_batch_size = half; });
+  if (c.train.recompute != Recompute::block)
+    change("train.recompute=block", [](Config& x) { x.train.recompute = Recompute::block; });
+  if (c.data.seq_len > 1)
+    change(fmt::format("data.seq_len={}", c.data.seq_len / 2), [](Config& x) { x.data.seq_len /= 2; });
   if (plan.ranks > 1 && c.parallel.zero_stage < 3 && c.optimizer.type == OptimizerType::adamw)
     change("parallel.zero_stage=3", [](Config& x) { x.parallel.zero_stage = 3; });
-  if (c.checkpoint.async && !plan.memory.on_gpu) change("checkpoint.async=false", [](Config& x) { x.checkpoint.async = false; });
-  if (c.train.precision == Precision::f32) change("train.precision=bf16", [](Config& x) { x.train.precision = Precision::bf16; });
+  if (c.checkpoint.async && !plan.memory.on_gpu)
+    change("checkpoint.async=false", [](Config& x) { x.checkpoint.async = false; });
+  if (c.train.precision == Precision::f32)
+    change("train.precision=bf16", [](Config& x) { x.train.precision = Precision::bf16; });
   std::vector<NamedBytes> savings;
   const auto world = plan.ranks > 1 ? make_dry_communicator(0, static_cast<int>(plan.ranks)) : nullptr;
   for (const Change& changed : changes) {
@@ -179,7 +199,8 @@ std::vector<NamedBytes> memory_savings(const Plan& plan) {
     } catch (const Error&) {  // not possible with the other keys
     }
   }
-  std::stable_sort(savings.begin(), savings.end(), [](const NamedBytes& a, const NamedBytes& b) { return a.bytes > b.bytes; });
+  std::stable_sort(savings.begin(), savings.end(),
+                   [](const NamedBytes& a, const NamedBytes& b) { return a.bytes > b.bytes; });
   savings.resize(std::min<size_t>(savings.size(), 3));
   return savings;
 }
@@ -191,14 +212,18 @@ void check_limits(const Plan& plan, Communicator& ranks) {
     if (leads) spdlog::warn("{}", message);
   };
   const LimitFit memory = compare_memory(plan, memory_limits(), sharing_of(ranks));
-  double short_of[2] = {memory.fits() ? 0.0 : static_cast<double>(memory.needed) - static_cast<double>(memory.there),
-                        static_cast<double>(ranks.rank())};
+  double short_of[2] = {
+      memory.fits() ? 0.0 : static_cast<double>(memory.needed) - static_cast<double>(memory.there),
+      static_cast<double>(ranks.rank())};
   std::vector<double> all(2 * static_cast<size_t>(ranks.size()));
   ranks.all_gather(all.data(), short_of, sizeof short_of);
   for (int r = 0; r < ranks.size(); ++r) {
     if (all[2 * static_cast<size_t>(r)] == 0) continue;
-    if (memory.fits()) report(ExitCode::out_of_memory, fmt::format("rank {} has too little memory for this training; its own message says more", r));
-    else report(ExitCode::out_of_memory, failure(memory, memory_savings(plan), ""));
+    if (memory.fits())
+      report(ExitCode::out_of_memory,
+             fmt::format("rank {} has too little memory for this training; its own message says more", r));
+    else
+      report(ExitCode::out_of_memory, failure(memory, memory_savings(plan), ""));
     break;
   }
   if (const LimitFit gpu = compare_gpu_memory(plan); !gpu.fits())
@@ -208,20 +233,26 @@ void check_limits(const Plan& plan, Communicator& ranks) {
   const LimitFit disk = compare_disk(plan, free);
   if (!disk.fits())
     report(ExitCode::cannot_create, failure(disk, disk_savings(plan),
-                                            "\n  run_dir=FOLDER on a file system with more room\n (a quota cannot be seen here and may be less)"));
+                                            "\n  run_dir=FOLDER on a file system with more room\n (a quota "
+                                            "cannot be seen here and may be less)"));
   if (const int64_t for_ever = kept_for_ever(plan); for_ever > 0 && disk.fits()) {
     const int64_t bytes = times(plan.memory.checkpoint, for_ever);
     if (bytes > free - disk.needed)
-      spdlog::warn("checkpoint.keep_every_steps: {} will keep {} checkpoints, {} in all, and {} are free for them; saving will fail "
-                   "on the way unless older ones are moved",
-                   plan.config.checkpoint.keep_every_steps, for_ever, bytes_text(bytes), bytes_text(std::max<int64_t>(free - disk.needed, 0)));
+      spdlog::warn(
+          "checkpoint.keep_every_steps: {} will keep {} checkpoints, {} in all, and {} are free for them; "
+          "saving will fail "
+          "on the way unless older ones are moved",
+          plan.config.checkpoint.keep_every_steps, for_ever, bytes_text(bytes),
+          bytes_text(std::max<int64_t>(free - disk.needed, 0)));
   }
 }
 
 std::string limits_text(const Plan& plan) {
-  const LimitFit memory = compare_memory(plan, memory_limits(), {static_cast<int>(plan.ranks), static_cast<int>(plan.ranks)});
+  const LimitFit memory =
+      compare_memory(plan, memory_limits(), {static_cast<int>(plan.ranks), static_cast<int>(plan.ranks)});
   const LimitFit disk = compare_disk(plan, free_disk_bytes(plan.config.run_dir));
-  std::string text = fmt::format("\nlimits of this machine{}\n", plan.ranks > 1 ? ", were all ranks on it" : "");
+  std::string text =
+      fmt::format("\nlimits of this machine{}\n", plan.ranks > 1 ? ", were all ranks on it" : "");
   for (const LimitFit& c : {memory, disk}) {
     text += fmt::format("  {:<24} {:>22}  {} {} may be used, {}\n", c.what, bytes_text(c.needed),
                         c.fits() ? "fits:" : "DOES NOT FIT:", bytes_text(c.there), c.limit);
@@ -233,7 +264,8 @@ nlohmann::json limits_json(const Plan& plan) {
   const auto json = [](const LimitFit& c) {
     return nlohmann::json{{"needed", c.needed}, {"there", c.there}, {"limit", c.limit}, {"fits", c.fits()}};
   };
-  return {{"memory", json(compare_memory(plan, memory_limits(), {static_cast<int>(plan.ranks), static_cast<int>(plan.ranks)}))},
+  return {{"memory", json(compare_memory(plan, memory_limits(),
+                                         {static_cast<int>(plan.ranks), static_cast<int>(plan.ranks)}))},
           {"disk", json(compare_disk(plan, free_disk_bytes(plan.config.run_dir)))}};
 }
 

@@ -28,8 +28,12 @@ nlohmann::ordered_json to_json(const RouterSummary& router) {
 nlohmann::ordered_json to_json(const HeadSummary& heads) {
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
   for (size_t i = 0; i < heads.layers.size(); ++i)
-    layers.push_back({{"layer", i}, {"imbalance", heads.layers[i].imbalance}, {"importance", heads.layers[i].importance}});
-  return {{"imbalance", heads.imbalance}, {"importance", heads.importance}, {"balance_loss", heads.balance_loss}, {"layers", layers}};
+    layers.push_back(
+        {{"layer", i}, {"imbalance", heads.layers[i].imbalance}, {"importance", heads.layers[i].importance}});
+  return {{"imbalance", heads.imbalance},
+          {"importance", heads.importance},
+          {"balance_loss", heads.balance_loss},
+          {"layers", layers}};
 }
 
 }  // namespace
@@ -71,10 +75,10 @@ nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& r
                       {"importance", layer.importance},
                       {"imbalance", number(layer.imbalance)}});
   const nlohmann::ordered_json analysis = {{"layers", layers},
-                                     {"first_token_attention", result.analysis.first_token_attention},
-                                     {"mean_gate_score", number(result.analysis.mean_gate_score)},
-                                     {"imbalance", number(result.analysis.imbalance)},
-                                     {"largest_residual", result.analysis.largest_residual}};
+                                           {"first_token_attention", result.analysis.first_token_attention},
+                                           {"mean_gate_score", number(result.analysis.mean_gate_score)},
+                                           {"imbalance", number(result.analysis.imbalance)},
+                                           {"largest_residual", result.analysis.largest_residual}};
   return {{"schema", 1}, {"step", step}, {"tokens", tokens}, {"sets", sets}, {"analysis", analysis}};
 }
 

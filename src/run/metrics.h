@@ -9,9 +9,9 @@
 
 #include "analysis/router_load.h"
 #include "core/io.h"
+#include "core/repeated_warning.h"
 #include "eval/evaluate.h"
 #include "train/head_balance_state.h"
-#include "core/repeated_warning.h"
 
 namespace sluice {
 
@@ -23,9 +23,9 @@ struct TrainRecord {
   double seconds = 0;                      // of training so far, over all resumptions
   int64_t spikes = 0, skipped = 0;
   std::vector<std::pair<std::string, double>> epochs;  // passes over each source so far
-  std::optional<int64_t> diverged_since;  // the step since which the loss has diverged
-  std::optional<RouterSummary> router;  // of the last of these steps
-  std::optional<HeadSummary> heads;     // the same
+  std::optional<int64_t> diverged_since;               // the step since which the loss has diverged
+  std::optional<RouterSummary> router;                 // of the last of these steps
+  std::optional<HeadSummary> heads;                    // the same
 };
 
 nlohmann::ordered_json to_json(const TrainRecord& record);

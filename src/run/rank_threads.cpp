@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/cores.h"
-#include "core/parallel_for.h"
 #include "core/host.h"
+#include "core/parallel_for.h"
 #include "run/run_folder.h"
 
 namespace sluice {
@@ -35,14 +35,17 @@ void use_threads(int64_t wanted, Communicator& ranks) {
     return count;
   };
   const auto [same_mask, together] = neighbours(mine);
-  if (wanted > 0) set_num_threads(static_cast<int>(wanted));
-  else if (threads_of_environment() == 0) set_num_threads(default_threads(cores, same_mask, together));
+  if (wanted > 0)
+    set_num_threads(static_cast<int>(wanted));
+  else if (threads_of_environment() == 0)
+    set_num_threads(default_threads(cores, same_mask, together));
   mine.threads = num_threads();
   gather();
   if (ranks.rank() != 0) return;
   for (const Place& p : all) {
     const auto [same, on_machine] = neighbours(p);
-    const Cores its{static_cast<int>(p.allowed), p.quota < 0 ? std::nullopt : std::optional<double>(p.quota), p.mask};
+    const Cores its{static_cast<int>(p.allowed), p.quota < 0 ? std::nullopt : std::optional<double>(p.quota),
+                    p.mask};
     const std::string problem = too_many_threads(its, static_cast<int>(p.threads), same, on_machine);
     if (problem.empty()) continue;
     spdlog::warn("{}", problem);

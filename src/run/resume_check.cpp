@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "config/load.h"
 #include "checkpoint/state_reader.h"
+#include "config/load.h"
 
 namespace sluice {
 namespace {
@@ -18,8 +18,9 @@ std::string list(const std::vector<std::string>& items) {
 
 }  // namespace
 
-void check_resume(const CheckpointInfo& checkpoint, const Config& config, const std::vector<std::string>& allow_change,
-                  const Blend& data, const Tokenizer& tokenizer, bool warns) {
+void check_resume(const CheckpointInfo& checkpoint, const Config& config,
+                  const std::vector<std::string>& allow_change, const Blend& data, const Tokenizer& tokenizer,
+                  bool warns) {
   std::vector<std::string> impossible, consent;
   // Where it was computed may not exist here, and does not matter.
   const Config before = load_resolved_config(checkpoint.path + "/config.yaml", {"train.device=auto"});
@@ -32,9 +33,12 @@ void check_resume(const CheckpointInfo& checkpoint, const Config& config, const 
   }
   const std::string fingerprint = data.fingerprint();
   const StateReader state(checkpoint.state, checkpoint.path + "/state.json");
-  const auto differs = [&](const char* key, const std::string& now) { return state.has(key) && state.text(key) != now; };
+  const auto differs = [&](const char* key, const std::string& now) {
+    return state.has(key) && state.text(key) != now;
+  };
   // A change of the data's path is told above; here the same path holds other tokens.
-  const std::string data_before = state.has("data_fingerprint") ? state.text("data_fingerprint") : fingerprint;
+  const std::string data_before =
+      state.has("data_fingerprint") ? state.text("data_fingerprint") : fingerprint;
   if (data_before != fingerprint && data_before != data.sampled_fingerprint())
     impossible.push_back("the training data is not what this run was started with (its fingerprint differs)");
   if (differs("tokenizer_fingerprint", tokenizer.fingerprint()))
@@ -42,9 +46,11 @@ void check_resume(const CheckpointInfo& checkpoint, const Config& config, const 
   if (impossible.empty() && consent.empty()) {
     if (warns && !data.hashed_whole() && state.has("data_modified") &&
         state.integer("data_modified", std::numeric_limits<int64_t>::lowest()) != data.modified())
-      spdlog::warn("the training data was copied or written to since {} was saved; beyond {} GiB a change inside the files is not "
-                   "always noticed",
-                   checkpoint.path, Blend::kHashedBytes >> 30);
+      spdlog::warn(
+          "the training data was copied or written to since {} was saved; beyond {} GiB a change inside the "
+          "files is not "
+          "always noticed",
+          checkpoint.path, Blend::kHashedBytes >> 30);
     return;
   }
 

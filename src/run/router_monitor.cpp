@@ -21,7 +21,8 @@ RouterMonitor::RouterMonitor(const ModelConfig& model) : config_(model.moe) {
 
 std::vector<std::string> RouterMonitor::add(int64_t step, const RouterSummary& summary) {
   std::vector<std::string> warnings;
-  const double most = static_cast<double>(config_.num_experts) / static_cast<double>(config_.num_experts_per_tok);
+  const double most =
+      static_cast<double>(config_.num_experts) / static_cast<double>(config_.num_experts_per_tok);
   const double skewed = std::min(8.0, 0.8 * most);
   for (size_t i = 0; i < std::min(layers_.size(), summary.layers.size()); ++i) {
     Layer& layer = layers_[i];
@@ -38,13 +39,16 @@ std::vector<std::string> RouterMonitor::add(int64_t step, const RouterSummary& s
     if ((idle == 0 && !is_skewed) || step - layer.told_at < kSilence) continue;
     layer.told_at = step;
     std::string what;
-    if (idle > 0) what = fmt::format("{} of {} experts got no token for {} steps, ", idle, config_.num_experts, kIdleSteps);
+    if (idle > 0)
+      what =
+          fmt::format("{} of {} experts got no token for {} steps, ", idle, config_.num_experts, kIdleSteps);
     const LoadBalanceConfig& balance = config_.load_balance;
     warnings.push_back(fmt::format(
-        "router of layer {}: {}max/mean load {:.1f}{} (model.moe.load_balance: coefficient {}, scope {}); {}", load.layer, what,
-        load.max_over_mean, is_skewed ? fmt::format(" for {} steps", kSkewedSteps) : "", scalar_text(balance.coefficient),
-        enum_name(balance.scope),
-        balance.coefficient < 1e-2 ? "consider coefficient 1e-2" : "consider a larger coefficient or a lower learning rate"));
+        "router of layer {}: {}max/mean load {:.1f}{} (model.moe.load_balance: coefficient {}, scope {}); {}",
+        load.layer, what, load.max_over_mean, is_skewed ? fmt::format(" for {} steps", kSkewedSteps) : "",
+        scalar_text(balance.coefficient), enum_name(balance.scope),
+        balance.coefficient < 1e-2 ? "consider coefficient 1e-2"
+                                   : "consider a larger coefficient or a lower learning rate"));
   }
   return warnings;
 }
@@ -70,9 +74,10 @@ void RouterMonitor::restore(const std::vector<StateReader>& layers) {
     l.skewed_steps = s.integer("skewed_steps", 0, kMostSteps);
     l.told_at = s.integer("told_at", -kSilence, kMostSteps);
   }
-  const bool same = std::equal(restored.begin(), restored.end(), layers_.begin(), layers_.end(), [](const Layer& a, const Layer& b) {
-    return a.layer == b.layer && a.counts.size() == b.counts.size();
-  });
+  const bool same = std::equal(restored.begin(), restored.end(), layers_.begin(), layers_.end(),
+                               [](const Layer& a, const Layer& b) {
+                                 return a.layer == b.layer && a.counts.size() == b.counts.size();
+                               });
   if (same) layers_ = std::move(restored);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Watches the experts' loads of a run and tells when a router collapses (UX 2.15): experts that no token reaches, or one
-// expert that most tokens reach.
+// Watches the experts' loads of a run and tells when a router collapses (UX 2.15): experts that no token
+// reaches, or one expert that most tokens reach.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -16,8 +16,9 @@ class RouterMonitor {
 
   explicit RouterMonitor(const ModelConfig& model);
 
-  /// One step's loads. Returns warnings, a line each: a layer is told of when experts were idle for 100 steps on end or its
-  /// load was skewed for 20 (the busiest expert at 8 times the mean, or at 80 % of what is possible), and again after 1,000.
+  /// One step's loads. Returns warnings, a line each: a layer is told of when experts were idle for 100 steps
+  /// on end or its load was skewed for 20 (the busiest expert at 8 times the mean, or at 80 % of what is
+  /// possible), and again after 1,000.
   std::vector<std::string> add(int64_t step, const RouterSummary& summary);
 
   /// For the checkpoint: what is being counted, and the last step's tokens of every expert.

@@ -7,39 +7,39 @@
 #include <chrono>
 #include <optional>
 
+#include "checkpoint/manifest.h"
+#include "checkpoint/rotation.h"
+#include "checkpoint/state_hash.h"
+#include "checkpoint/state_reader.h"
+#include "comm/collective_errors.h"
 #include "comm/reduce.h"
 #include "config/fields.h"
 #include "core/caught.h"
 #include "core/cpu_features.h"
 #include "core/faults.h"
+#include "core/host.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
-#include "core/host.h"
 #include "data/token_check.h"
-#include "comm/collective_errors.h"
+#include "eval/evaluate.h"
+#include "eval/portable.h"
+#include "hf/config.h"
+#include "plan/plan.h"
 #include "run/banner.h"
-#include "checkpoint/state_hash.h"
 #include "run/console.h"
 #include "run/data_plan.h"
 #include "run/divergence.h"
-#include "eval/evaluate.h"
-#include "hf/config.h"
 #include "run/init_source.h"
 #include "run/limits_check.h"
-#include "checkpoint/manifest.h"
-#include "plan/plan.h"
-#include "eval/portable.h"
 #include "run/rank_threads.h"
 #include "run/resume_check.h"
-#include "checkpoint/rotation.h"
 #include "run/router_monitor.h"
 #include "run/run_folder.h"
 #include "run/run_log.h"
 #include "run/start_facts.h"
-#include "checkpoint/state_reader.h"
 #include "run/stragglers.h"
-#include "train/trainer.h"
 #include "run/watchdog.h"
+#include "train/trainer.h"
 
 namespace sluice {
 namespace {
@@ -62,9 +62,11 @@ class Run {
   ExitCode go();
   void start_files();
   nlohmann::ordered_json first_weights() const;
-  void write_status(const char* state, const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const {
+  void write_status(const char* state,
+                    const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const {
     nlohmann::ordered_json all = more;
-    if (const auto since = divergence_.since()) all["diverged"] = {{"since_step", *since}, {"text", divergence_.describe()}};
+    if (const auto since = divergence_.since())
+      all["diverged"] = {{"since_step", *since}, {"text", divergence_.describe()}};
     log_->status(state, checkpoints_ ? checkpoints_->saved_step() : -1, all);
   }
   ExitCode finish(double seconds);
@@ -118,12 +120,12 @@ class Run {
   std::unique_ptr<Watchdog> watchdog_;  // with several ranks
   Stragglers stragglers_;
   bool told_rounds_ = false;  // that experts took extra rounds
-  double own_seconds_ = 0;  // of the last step, without waiting for other ranks
+  double own_seconds_ = 0;    // of the last step, without waiting for other ranks
   StepMetrics last_;
   Divergence divergence_{0, 0, 0};          // rank 0's
   std::unique_ptr<RouterMonitor> monitor_;  // with experts
   std::optional<RouterSummary> router_;     // of the last step
-  double seconds_ = 0;  // of training, over all resumptions
+  double seconds_ = 0;                      // of training, over all resumptions
   int64_t saved_step_ = -1, reported_step_ = -1;
   double saved_at_ = now(), heartbeat_at_ = 0;
 };
@@ -150,14 +152,16 @@ Run::Run(const RunOptions& options)
   if (leads()) folder_ = std::make_unique<RunFolder>(config_.run_dir);
   faults::at("init", 0);
   ranks_->barrier();  // nobody looks before the folder is ours
-  if (leads() && io::is_directory(checkpoints)) remove_litter(checkpoints);  // also of a training that is finished
+  if (leads() && io::is_directory(checkpoints))
+    remove_litter(checkpoints);  // also of a training that is finished
   agree_on_checkpoint(*ranks_, checkpoints, config_.parallel.timeout_seconds);
   if (options.fresh && !list_checkpoints(checkpoints).empty())
     fail(ExitCode::usage,
          "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",
          config_.run_dir, list_checkpoints(checkpoints).front());
   resumed_ = newest_valid_checkpoint(checkpoints, ranks_);
-  if (!resumed_.path.empty()) check_resume(resumed_, config_, options.allow_change, *data_, *tokenizer_, leads());
+  if (!resumed_.path.empty())
+    check_resume(resumed_, config_, options.allow_change, *data_, *tokenizer_, leads());
 }
 
 /// What can be found out, and found wrong, before ranks do anything together.
@@ -184,7 +188,8 @@ void Run::prepare(StartFacts& facts, KeyPlaces& places) {
   config_yaml_ = to_yaml(config_);
 }
 
-/// Where the weights of step 0 were from, which a resumed run keeps from its first start; null for train.seed.
+/// Where the weights of step 0 were from, which a resumed run keeps from its first start; null for
+/// train.seed.
 nlohmann::ordered_json Run::first_weights() const {
   if (!init_.path.empty()) return init_.json();
   const std::string path = folder_->file("run.json");
@@ -235,8 +240,12 @@ void Run::say_done() const {
   if (!done.is_object()) done = nlohmann::ordered_json::object();
   if (done.value("state", "") == "done") return;
   done.erase("loss");
-  done.update({{"state", "done"}, {"step", resumed_.step}, {"max_steps", training_steps(config_)},
-               {"tokens", resumed_.step * tokens_per_step(config_)}, {"seconds_left", 0.0}, {"saved_step", resumed_.step}});
+  done.update({{"state", "done"},
+               {"step", resumed_.step},
+               {"max_steps", training_steps(config_)},
+               {"tokens", resumed_.step * tokens_per_step(config_)},
+               {"seconds_left", 0.0},
+               {"saved_step", resumed_.step}});
   folder_->write_status(done);
 }
 
@@ -248,8 +257,9 @@ ExitCode Run::train() {
     spdlog::set_level(spdlog::level::err);  // warnings come from rank 0
   }
 
-  const bool evaluated = leads() && (evaluator_->empty() || JsonLines(folder_->file("eval.jsonl"), resumed_.step).last_step() >=
-                                                                resumed_.step);
+  const bool evaluated =
+      leads() && (evaluator_->empty() ||
+                  JsonLines(folder_->file("eval.jsonl"), resumed_.step).last_step() >= resumed_.step);
   if (agree(!resumed_.path.empty() && resumed_.step >= training_steps(config_) && evaluated)) {
     if (leads()) {
       folder_->keep();
@@ -262,7 +272,8 @@ ExitCode Run::train() {
     return ExitCode::ok;
   }
   trainer_ = std::make_unique<Trainer>(config_, *data_, ranks_);
-  divergence_ = Divergence(config_.train.divergence_factor, chance_loss(config_.model), config_.optimizer.warmup_steps);
+  divergence_ =
+      Divergence(config_.train.divergence_factor, chance_loss(config_.model), config_.optimizer.warmup_steps);
   ranks_ = &trainer_->ranks();  // in one line with what a step leaves under way
   if (config_.model.moe.num_experts > 0) monitor_ = std::make_unique<RouterMonitor>(config_.model);
   if (resumed_.path.empty()) {
@@ -282,16 +293,21 @@ ExitCode Run::train() {
   }
   if (leads()) open_files();
   const CheckpointContent content = trainer_->content();
-  checkpoints_ = std::make_unique<CheckpointStore>(config_.run_dir + "/ckpt", config_.checkpoint, content, &trainer_->context(), ranks_);
+  checkpoints_ = std::make_unique<CheckpointStore>(config_.run_dir + "/ckpt", config_.checkpoint, content,
+                                                   &trainer_->context(), ranks_);
   if (leads()) checkpoints_->set_guard([this] { folder_->require_ours(); });
-  for (const std::string& problem : {trainer_->queue_problem(), watchdog_ ? watchdog_->problem() : std::string()})
-    if (const std::string text = first_problem(*ranks_, problem); !text.empty() && leads()) spdlog::warn("{}", text);
+  for (const std::string& problem :
+       {trainer_->queue_problem(), watchdog_ ? watchdog_->problem() : std::string()})
+    if (const std::string text = first_problem(*ranks_, problem); !text.empty() && leads())
+      spdlog::warn("{}", text);
   if (leads()) {
-    for (const std::string& line : banner(config_, plan_, *trainer_, *data_, *evaluator_)) console_->line(line);
+    for (const std::string& line : banner(config_, plan_, *trainer_, *data_, *evaluator_))
+      console_->line(line);
     if (!init_.path.empty()) console_->line("weights  from " + init_.text());
     if (!resumed_.path.empty())
       console_->line(fmt::format("resume   from {} (step {})", resumed_.path, trainer_->next_step()));
-    for (const std::string& text : repetition_warnings(*data_, trainer_->max_steps() * config_.train.global_batch_size))
+    for (const std::string& text :
+         repetition_warnings(*data_, trainer_->max_steps() * config_.train.global_batch_size))
       spdlog::warn("{}", text);
     write_status("running");
   }
@@ -299,7 +315,8 @@ ExitCode Run::train() {
 }
 
 void Run::watch() {
-  watchdog_ = std::make_unique<Watchdog>(*options_.ranks, config_.run_dir + "/heartbeat", config_.parallel.timeout_seconds);
+  watchdog_ = std::make_unique<Watchdog>(*options_.ranks, config_.run_dir + "/heartbeat",
+                                         config_.parallel.timeout_seconds);
 }
 
 void Run::at(const char* phase) {
@@ -323,7 +340,8 @@ ExitCode Run::go() {
     const Error error = caught_error();
     const bool shared = ranks_->size() == 1 || dynamic_cast<const SharedError*>(&exception) != nullptr;
     const std::string text =
-        error.what() + (error.code() == ExitCode::corruption ? sound_checkpoint() : keep_trained_steps(error.code(), shared));
+        error.what() + (error.code() == ExitCode::corruption ? sound_checkpoint()
+                                                             : keep_trained_steps(error.code(), shared));
     if (leads()) write_status("failed", {{"error", text}, {"exit_code", static_cast<int>(error.code())}});
     throw Error(error.code(), text);
   }
@@ -334,32 +352,38 @@ ExitCode Run::finish(double seconds) {
   const int64_t step = trainer_->next_step();
   if (saved_step_ != step && step > 0) save();
   if (!checkpoints_->wait())
-    throw SharedError(ExitCode::save_failed, fmt::format("the final checkpoint could not be written: {}", checkpoints_->last_error()));
+    throw SharedError(ExitCode::save_failed, fmt::format("the final checkpoint could not be written: {}",
+                                                         checkpoints_->last_error()));
   report_saved();
   const bool completed = agree(leads() && complete());
   if (!leads()) return completed ? ExitCode::ok : ExitCode::preempted;
   write_status(completed ? "done" : "preempted");
   if (!completed) {
     const char* signal = *signals_.name() ? signals_.name() : "a signal to another rank";
-    console_->line(step > 0 ? fmt::format("stopped by {} at step {}, saved; run the same command to go on", signal, step)
-                            : fmt::format("stopped by {} before the first step: there was nothing to save; run the same command to "
-                                          "start again",
-                                          signal));
+    console_->line(
+        step > 0
+            ? fmt::format("stopped by {} at step {}, saved; run the same command to go on", signal, step)
+            : fmt::format(
+                  "stopped by {} before the first step: there was nothing to save; run the same command to "
+                  "start again",
+                  signal));
     return ExitCode::preempted;
   }
   console_->line(fmt::format("{} {} steps in {}  loss {:.3f}  {}",
-                             divergence_.since() ? fmt::format("done, but the loss diverged ({}):", divergence_.describe()) : "done    ", step,
-                             format_duration(seconds), last_.loss, folder_->path()));
+                             divergence_.since()
+                                 ? fmt::format("done, but the loss diverged ({}):", divergence_.describe())
+                                 : "done    ",
+                             step, format_duration(seconds), last_.loss, folder_->path()));
   return ExitCode::ok;
 }
 
-/// After an error: saves the steps that were trained since the last checkpoint, where the state is sound and the ranks can still
-/// act together. Returns what is saved, for the message.
+/// After an error: saves the steps that were trained since the last checkpoint, where the state is sound and
+/// the ranks can still act together. Returns what is saved, for the message.
 std::string Run::keep_trained_steps(ExitCode code, bool shared) {
-  // What makes a save pointless: it has just failed; a rank is lost; the bits are not to be trusted. And where step after step
-  // was skipped, the weights themselves may be what is wrong.
-  const bool pointless = code == ExitCode::save_failed || code == ExitCode::hang || code == ExitCode::corruption ||
-                         (code == ExitCode::numeric && last_.skipped);
+  // What makes a save pointless: it has just failed; a rank is lost; the bits are not to be trusted. And
+  // where step after step was skipped, the weights themselves may be what is wrong.
+  const bool pointless = code == ExitCode::save_failed || code == ExitCode::hang ||
+                         code == ExitCode::corruption || (code == ExitCode::numeric && last_.skipped);
   try {
     const int64_t step = trainer_->next_step();
     if (shared && !pointless && trainer_->sound() && step > 0 && saved_step_ != step) {
@@ -382,7 +406,8 @@ std::string Run::keep_trained_steps(ExitCode code, bool shared) {
 }
 
 std::string Run::what_is_saved() const {
-  const int64_t step = trainer_->next_step(), saved = std::max(checkpoints_->saved_step(), resumed_.path.empty() ? -1 : resumed_.step);
+  const int64_t step = trainer_->next_step(),
+                saved = std::max(checkpoints_->saved_step(), resumed_.path.empty() ? -1 : resumed_.step);
   if (step == 0) return "";
   if (saved < 0) return fmt::format("; of the {} steps that were trained nothing is saved", step);
   return fmt::format("; trained up to step {}, saved up to step {} in {}", step, saved,
@@ -393,7 +418,10 @@ std::string Run::what_is_saved() const {
 std::string Run::sound_checkpoint() const {
   for (const std::string& path : list_checkpoints(config_.run_dir + "/ckpt"))
     if (step_of_folder_name(path.substr(path.rfind('/') + 1)) <= trainer_->replicas().equal_step())
-      return fmt::format("\nthe newest checkpoint from before is {}; the same command goes on from it, best without that host", path);
+      return fmt::format(
+          "\nthe newest checkpoint from before is {}; the same command goes on from it, best without that "
+          "host",
+          path);
   return "\nthere is no checkpoint from before";
 }
 
@@ -404,17 +432,19 @@ bool Run::agree(bool mine) const {
   return count > 0;
 }
 
-/// The one small message of all ranks between two steps: whether any was asked to stop, how long each has computed, and what
-/// rank 0, which has the clock and the files, finds due.
+/// The one small message of all ranks between two steps: whether any was asked to stop, how long each has
+/// computed, and what rank 0, which has the clock and the files, finds due.
 Run::Due Run::agree_on_due() {
   const int64_t step = trainer_->next_step();
   const bool evaluation = leads() && !evaluator_->empty() && log_->last_evaluation() < step &&
-                          (last_step_done() || (config_.eval.every_steps > 0 && step > 0 && step % config_.eval.every_steps == 0));
+                          (last_step_done() || (config_.eval.every_steps > 0 && step > 0 &&
+                                                step % config_.eval.every_steps == 0));
   const bool checkpoint = leads() && (last_step_done() ? step > 0 && saved_step_ != step : checkpoint_due());
   struct Message {
     double stop, seconds, evaluate, save;
   };
-  const Message mine{signals_.requested() ? 1.0 : 0.0, own_seconds_, evaluation ? 1.0 : 0.0, checkpoint ? 1.0 : 0.0};
+  const Message mine{signals_.requested() ? 1.0 : 0.0, own_seconds_, evaluation ? 1.0 : 0.0,
+                     checkpoint ? 1.0 : 0.0};
   std::vector<Message> all(static_cast<size_t>(ranks_->size()));
   ranks_->all_gather(all.data(), &mine, sizeof mine);
   std::vector<double> seconds;
@@ -462,12 +492,15 @@ void Run::step() {
   if (!leads()) return;
   if (last_.skipped) spdlog::warn("{}; skipped", trainer_->problem());
   if (trainer_->extra_rounds() > 0 && !told_rounds_)
-    spdlog::warn("step {}: rows took {} extra rounds to their experts (said once); fewer with a larger parallel.expert_capacity",
-                 trainer_->next_step(), trainer_->extra_rounds());
+    spdlog::warn(
+        "step {}: rows took {} extra rounds to their experts (said once); fewer with a larger "
+        "parallel.expert_capacity",
+        trainer_->next_step(), trainer_->extra_rounds());
   told_rounds_ = trainer_->extra_rounds() > 0;
   router_ = summarize_router(config_.model, trainer_->router_totals());
   if (monitor_ && router_)
-    for (const std::string& warning : monitor_->add(trainer_->next_step(), *router_)) spdlog::warn("{}", warning);
+    for (const std::string& warning : monitor_->add(trainer_->next_step(), *router_))
+      spdlog::warn("{}", warning);
   watch_loss();
   log_->step(last_, seconds, seconds_, router_, divergence_.since());
 }
@@ -489,7 +522,8 @@ void Run::log_bits() {
   if (leads()) log_->bits(line);
 }
 
-/// Collective. False where a signal cut it short: the next start makes it up, with the same weights. An error is one of all ranks.
+/// Collective. False where a signal cut it short: the next start makes it up, with the same weights. An error
+/// is one of all ranks.
 bool Run::evaluate() {
   const bool together = trainer_->forward_needs_all(), alone = !together || ranks_->size() == 1;
   trainer_->settle_weights();
@@ -501,13 +535,15 @@ bool Run::evaluate() {
   if (leads() || together) {
     at("evaluate");
     try {
-      result = evaluator_->run(trainer_->context(), trainer_->model(), trainer_->micro_batch(), trainer_->analysed(),
+      result = evaluator_->run(trainer_->context(), trainer_->model(), trainer_->micro_batch(),
+                               trainer_->analysed(),
                                [&] { return alone ? signals_.requested() : agree(signals_.requested()); });
       mine.interrupted = !result;
       if (leads() && result) log_->evaluation(*result);
     } catch (const std::exception&) {
       const Error error = caught_error();
-      // Where all compute it together, bad data is found by all; anything else leaves the others in the middle of it.
+      // Where all compute it together, bad data is found by all; anything else leaves the others in the
+      // middle of it.
       if (!alone && error.code() != ExitCode::data) throw;
       mine.code = static_cast<int64_t>(error.code());
       problem = error.what();
@@ -517,9 +553,11 @@ bool Run::evaluate() {
   ranks_->all_gather(all.data(), &mine, sizeof mine);
   for (const Outcome& outcome : all)
     if (outcome.code != 0)
-      throw SharedError(static_cast<ExitCode>(outcome.code),
-                        fmt::format("evaluation at step {}: {}", trainer_->next_step(), first_problem(*ranks_, problem)));
-  return std::none_of(all.begin(), all.end(), [](const Outcome& outcome) { return outcome.interrupted != 0; });
+      throw SharedError(
+          static_cast<ExitCode>(outcome.code),
+          fmt::format("evaluation at step {}: {}", trainer_->next_step(), first_problem(*ranks_, problem)));
+  return std::none_of(all.begin(), all.end(),
+                      [](const Outcome& outcome) { return outcome.interrupted != 0; });
 }
 
 // ---- checkpoints
@@ -533,12 +571,14 @@ bool Run::checkpoint_due() const {
          (c.every_minutes > 0 && now() - saved_at_ >= 60 * c.every_minutes);
 }
 
-/// Collective. The checkpoint goes by the folder's name, the lock holds on to the folder: they must be the same.
+/// Collective. The checkpoint goes by the folder's name, the lock holds on to the folder: they must be the
+/// same.
 void Run::require_folder() {
   std::string problem;
   try {
     if (leads() && folder_->make_again())
-      spdlog::warn("{} was removed while it was trained in, and has been made again; what it held is lost", folder_->path());
+      spdlog::warn("{} was removed while it was trained in, and has been made again; what it held is lost",
+                   folder_->path());
     if (leads()) folder_->require_ours();
   } catch (const Error& error) {
     problem = error.what();

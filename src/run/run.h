@@ -18,7 +18,8 @@ struct RunOptions {
   std::vector<std::string> allow_change;  // trajectory keys that may differ from the checkpoint's
   std::string command_line;               // for RUN/cmdline.txt
   bool fresh = false;                     // refuse to resume
-  /// Those that train together; null: alone. All are given the same options, and return the same; rank 0 tells and writes.
+  /// Those that train together; null: alone. All are given the same options, and return the same; rank 0
+  /// tells and writes.
   Communicator* ranks = nullptr;
   /// Caught since before the ranks were; null: from now on.
   const StopSignals* signals = nullptr;

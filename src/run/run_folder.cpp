@@ -11,16 +11,18 @@
 #include <cstring>
 #include <ctime>
 
-#include "core/io.h"
 #include "core/host.h"
+#include "core/io.h"
 
 namespace sluice {
 
 namespace {
 
 /// What a training writes at the top of its folder.
-constexpr const char* kFiles[] = {"lock",      "config.yaml", "config.input.yaml", "cmdline.txt", "run.json", "status.json", "metrics.jsonl",
-                                  "eval.jsonl", "bits.log",    "console.log",       "heartbeat",   "tb",       "ckpt"};
+constexpr const char* kFiles[] = {"lock",     "config.yaml", "config.input.yaml", "cmdline.txt",
+                                  "run.json", "status.json", "metrics.jsonl",     "eval.jsonl",
+                                  "bits.log", "console.log", "heartbeat",         "tb",
+                                  "ckpt"};
 
 /// The uppermost folder of a path that does not exist; empty where all do.
 std::string uppermost_missing(std::string path) {
@@ -35,7 +37,8 @@ std::string uppermost_missing(std::string path) {
 
 bool same_file(int descriptor, const std::string& path) {
   struct stat held, named;
-  return fstat(descriptor, &held) == 0 && lstat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+  return fstat(descriptor, &held) == 0 && lstat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino &&
+         held.st_dev == named.st_dev;
 }
 
 }  // namespace
@@ -64,12 +67,14 @@ void RunFolder::take_lock() {
       fail(ExitCode::cannot_create, "{} is not a plain file; remove it, or choose another run_dir", name);
     if (lock_ < 0) {
       const int error = errno;
-      throw io::IoError(ExitCode::cannot_create, fmt::format("cannot create {}: {}", name, std::strerror(error)), error);
+      throw io::IoError(ExitCode::cannot_create,
+                        fmt::format("cannot create {}: {}", name, std::strerror(error)), error);
     }
     if (flock(lock_, LOCK_EX | LOCK_NB) != 0) {
       char owner[256] = "";
       const auto n = pread(lock_, owner, sizeof owner - 1, 0);
-      fail(ExitCode::cannot_create, "{} is in use by another training ({}); wait for it, stop it, or choose another run_dir", path_,
+      fail(ExitCode::cannot_create,
+           "{} is in use by another training ({}); wait for it, stop it, or choose another run_dir", path_,
            n > 0 ? std::string(owner, static_cast<size_t>(n)) : "owner unknown");
     }
     // A start that failed may have removed the file between the two calls.
@@ -115,7 +120,8 @@ void RunFolder::write_status(nlohmann::ordered_json status) const {
   }
 }
 
-/// File systems without stable numbers of files exist: there the text in the lock decides, which another training replaces.
+/// File systems without stable numbers of files exist: there the text in the lock decides, which another
+/// training replaces.
 bool RunFolder::ours() const {
   struct stat held, there;
   if (fstat(lock_, &held) != 0) return true;
@@ -134,14 +140,17 @@ std::string RunFolder::renamed_to() const {
   const ssize_t n = readlink(fmt::format("/proc/self/fd/{}", lock_).c_str(), text, sizeof text - 1);
   const std::string now(text, static_cast<size_t>(std::max<ssize_t>(n, 0)));
   struct stat held, there;
-  if (now.empty() || fstat(lock_, &held) != 0 || stat(now.c_str(), &there) != 0 || held.st_ino != there.st_ino) return "";
+  if (now.empty() || fstat(lock_, &held) != 0 || stat(now.c_str(), &there) != 0 ||
+      held.st_ino != there.st_ino)
+    return "";
   return now.substr(0, now.rfind('/'));
 }
 
 void RunFolder::require_ours() const {
   if (ours()) return;
   const std::string now = renamed_to();
-  fail(ExitCode::cannot_create, "{} is no longer the folder of this training, which {}{}; nothing more is written there", path_,
+  fail(ExitCode::cannot_create,
+       "{} is no longer the folder of this training, which {}{}; nothing more is written there", path_,
        now.empty() ? "was removed" : "was renamed to " + now,
        io::exists(file("lock")) ? ", and another training has taken its place" : "");
 }

@@ -13,8 +13,9 @@ class RunFolder {
   /// Creates the folder if it is missing and takes its lock; Error(cannot_create) names the owner when
   /// another process has it. The lock ends with the process, however that ends.
   explicit RunFolder(std::string path);
-  /// Of a start that failed, which is one without keep(): takes back what it has made. A folder that it has created goes, with the
-  /// folders above that it has created; from a folder that was there go the files of a run that were not.
+  /// Of a start that failed, which is one without keep(): takes back what it has made. A folder that it has
+  /// created goes, with the folders above that it has created; from a folder that was there go the files of a
+  /// run that were not.
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -30,9 +31,9 @@ class RunFolder {
   /// status.json: {state, step, tokens, ...} plus pid, host and heartbeat. A failure is a warning.
   void write_status(nlohmann::ordered_json status) const;
 
-  /// The lock holds on to a folder, the path may meanwhile lead elsewhere: the folder was renamed or removed, and another
-  /// training may have been started under its name. Error(cannot_create) says which, and where this training's folder is now. Any
-  /// thread may call.
+  /// The lock holds on to a folder, the path may meanwhile lead elsewhere: the folder was renamed or removed,
+  /// and another training may have been started under its name. Error(cannot_create) says which, and where
+  /// this training's folder is now. Any thread may call.
   void require_ours() const;
   /// For a folder that was removed: makes it again and locks it, and returns true. False where path() exists.
   bool make_again();

@@ -20,8 +20,8 @@ RunLog::RunLog(const Config& config, const Trainer& trainer, const RunFolder& fo
   if (config.log.tensorboard) events_ = std::make_unique<EventWriter>(folder.file("tb"), trainer.next_step());
 }
 
-void RunLog::step(const StepMetrics& m, double seconds, double all_seconds, const std::optional<RouterSummary>& router,
-                  std::optional<int64_t> diverged_since) {
+void RunLog::step(const StepMetrics& m, double seconds, double all_seconds,
+                  const std::optional<RouterSummary>& router, std::optional<int64_t> diverged_since) {
   if (m.counted_tokens == 0) return;  // it has no loss
   loss_ = m.loss;
   seconds_since_record_ += seconds;
@@ -36,8 +36,8 @@ void RunLog::step(const StepMetrics& m, double seconds, double all_seconds, cons
 
 void RunLog::record(const StepMetrics& m, double all_seconds, const std::optional<RouterSummary>& router,
                     std::optional<int64_t> diverged_since) {
-  tokens_per_second_ =
-      static_cast<double>(steps_since_record_ * tokens_per_step(config_)) / std::max(seconds_since_record_, 1e-9);
+  tokens_per_second_ = static_cast<double>(steps_since_record_ * tokens_per_step(config_)) /
+                       std::max(seconds_since_record_, 1e-9);
   steps_since_record_ = 0;
   seconds_since_record_ = 0;
   const StepPolicy& policy = trainer_.policy();
@@ -57,13 +57,14 @@ void RunLog::record(const StepMetrics& m, double all_seconds, const std::optiona
   record.router = router;
   record.heads = trainer_.heads().summary();
   metrics_.append(to_json(record));
-  std::vector<std::pair<std::string, double>> values = {{"train/loss", m.loss},
-                                                        {"train/grad_norm", m.grad_norm},
-                                                        {"train/lr", m.lr},
-                                                        {"train/tokens_per_second", tokens_per_second_},
-                                                        {"train/spikes", static_cast<double>(policy.spikes())},
-                                                        {"train/skipped", static_cast<double>(policy.skipped())},
-                                                        {"train/diverged", diverged_since ? 1.0 : 0.0}};
+  std::vector<std::pair<std::string, double>> values = {
+      {"train/loss", m.loss},
+      {"train/grad_norm", m.grad_norm},
+      {"train/lr", m.lr},
+      {"train/tokens_per_second", tokens_per_second_},
+      {"train/spikes", static_cast<double>(policy.spikes())},
+      {"train/skipped", static_cast<double>(policy.skipped())},
+      {"train/diverged", diverged_since ? 1.0 : 0.0}};
   if (router) {
     values.emplace_back("router/balance_loss", router->balance_loss);
     values.emplace_back("router/z_loss", router->z_loss);

@@ -22,7 +22,8 @@ extern "C" void on_stop_signal(int number) {
 void install(void (*handler)(int)) {
   for (const int number : kSignals) {
     struct sigaction action {};
-    if (number == SIGHUP && sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
+    if (number == SIGHUP && sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN)
+      continue;
     action.sa_handler = handler;
     action.sa_flags = SA_RESTART;
     sigaction(number, &action, nullptr);

@@ -1,6 +1,7 @@
 #pragma once
-// Signals that ask a training to save and go: SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGXCPU, and SIGHUP where it is not
-// ignored (nohup). The first sets a flag that the loop polls; a second is ignored, since a save is under way; a third kills.
+// Signals that ask a training to save and go: SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGXCPU, and SIGHUP where it
+// is not ignored (nohup). The first sets a flag that the loop polls; a second is ignored, since a save is
+// under way; a third kills.
 
 namespace sluice {
 

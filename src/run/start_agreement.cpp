@@ -11,12 +11,12 @@
 #include <set>
 #include <utility>
 
+#include "comm/collective_errors.h"
 #include "comm/start_limit.h"
 #include "core/build_id.h"
-#include "comm/collective_errors.h"
-#include "run/run_folder.h"
-#include "core/strict_json.h"
 #include "core/host.h"
+#include "core/strict_json.h"
+#include "run/run_folder.h"
 
 namespace sluice {
 namespace {
@@ -25,7 +25,8 @@ constexpr char kFieldEnd = '\x1f', kFactEnd = '\x1e';
 constexpr std::array<char, 8> kMagic = {'S', 'L', 'U', 'I', 'C', 'E', '\n', 0};
 constexpr int32_t kProtocol = 1;  // of what follows the cards
 
-/// The first message of a rank. Its size, and the place of everything up to `program`, are those of every build.
+/// The first message of a rank. Its size, and the place of everything up to `program`, are those of every
+/// build.
 struct Card {
   std::array<char, 8> magic = kMagic;
   int32_t protocol = kProtocol;
@@ -65,12 +66,14 @@ void add(ByValue& values, const std::string& value, int rank) {
 }
 
 /// "ranks do not agree on train.seed: 7 on ranks 0-3 (host a), 8 on rank 4 (host b)"
-std::string difference(const std::string& name, const ByValue& values, const std::vector<std::string>& hosts) {
+std::string difference(const std::string& name, const ByValue& values,
+                       const std::vector<std::string>& hosts) {
   constexpr size_t kMostBytes = 400;
   std::string text = "ranks do not agree on " + name;
   const char* before = ": ";
   for (const auto& [value, ranks] : values)
-    text += fmt::format("{}{} on {}", std::exchange(before, ", "), printable(value, kMostBytes), rank_text(ranks, hosts));
+    text += fmt::format("{}{} on {}", std::exchange(before, ", "), printable(value, kMostBytes),
+                        rank_text(ranks, hosts));
   return text;
 }
 
@@ -109,7 +112,8 @@ std::vector<std::pair<std::string, ExitCode>> names_of(const Statements& all) {
     if (!code) code = code_of_fact;
     differ = true;
   }
-  if (differ) lines.push_back("nothing was trained: start every rank with the same program, configuration and data");
+  if (differ)
+    lines.push_back("nothing was trained: start every rank with the same program, configuration and data");
   fail(code.value_or(ExitCode::internal), "{}", fmt::join(lines, "\n"));
 }
 
@@ -132,7 +136,8 @@ void require_same_protocol(const std::vector<Card>& cards) {
 }
 
 /// Every rank's text, on every rank.
-std::vector<std::string> gather_texts(Communicator& ranks, const std::string& mine, const std::vector<Card>& cards) {
+std::vector<std::string> gather_texts(Communicator& ranks, const std::string& mine,
+                                      const std::vector<Card>& cards) {
   int64_t most = 1;
   for (const Card& card : cards) most = std::max(most, card.bytes);
   std::string padded = mine, all(static_cast<size_t>(most * ranks.size()), '\0');
@@ -148,8 +153,10 @@ std::vector<std::string> gather_texts(Communicator& ranks, const std::string& mi
 
 void StartFacts::set(const std::string& name, const std::string& value, ExitCode code) {
   const auto at = std::find_if(facts_.begin(), facts_.end(), [&](const Fact& f) { return f.name == name; });
-  if (at == facts_.end()) facts_.push_back({name, value, code});
-  else *at = {name, value, code};
+  if (at == facts_.end())
+    facts_.push_back({name, value, code});
+  else
+    *at = {name, value, code};
 }
 
 const StartFacts::Fact* StartFacts::find(const std::string& name) const {
@@ -160,7 +167,8 @@ const StartFacts::Fact* StartFacts::find(const std::string& name) const {
 std::string StartFacts::serialize() const {
   std::string text;
   for (const Fact& fact : facts_)
-    text += fact.name + kFieldEnd + fact.value + kFieldEnd + std::to_string(static_cast<int>(fact.code)) + kFactEnd;
+    text += fact.name + kFieldEnd + fact.value + kFieldEnd + std::to_string(static_cast<int>(fact.code)) +
+            kFactEnd;
   return text;
 }
 
@@ -192,19 +200,23 @@ void agree_on_start(Communicator& ranks, const std::function<void(StartFacts&)>&
   mine.bytes = std::ssize(text);
   mine.hash = XXH3_64bits(text.data(), text.size());
 
-  const StartLimit limit(ranks.rank(), facts.wait_seconds,
-                         fmt::format("not all of the {} ranks have come to compare their configurations within {} s "
-                                     "(parallel.timeout_seconds)",
-                                     ranks.size(), facts.wait_seconds));
+  const StartLimit limit(
+      ranks.rank(), facts.wait_seconds,
+      fmt::format("not all of the {} ranks have come to compare their configurations within {} s "
+                  "(parallel.timeout_seconds)",
+                  ranks.size(), facts.wait_seconds));
   std::vector<Card> cards(static_cast<size_t>(ranks.size()));
   ranks.all_gather(cards.data(), &mine, sizeof mine);
   require_same_protocol(cards);
-  if (std::all_of(cards.begin(), cards.end(), [&](const Card& c) { return c.hash == mine.hash && c.failed == 0; })) return;
+  if (std::all_of(cards.begin(), cards.end(),
+                  [&](const Card& c) { return c.hash == mine.hash && c.failed == 0; }))
+    return;
   Statements all;
   const std::vector<std::string> texts = gather_texts(ranks, text, cards);
   for (size_t r = 0; r < texts.size(); ++r) {
     const size_t facts_end = texts[r].rfind(kFactEnd) + 1;  // 0 where there are none
-    all.push_back({StartFacts::parse(texts[r].substr(0, facts_end)), texts[r].substr(facts_end), cards[r].failed});
+    all.push_back(
+        {StartFacts::parse(texts[r].substr(0, facts_end)), texts[r].substr(facts_end), cards[r].failed});
   }
   refuse(all, hosts_of(cards));
 }

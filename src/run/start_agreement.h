@@ -1,6 +1,6 @@
 #pragma once
-// Ranks compare what they are about to do, before they do anything together: ranks with different programs, configurations or data
-// would train a mixture of two models, or hang in messages that do not fit.
+// Ranks compare what they are about to do, before they do anything together: ranks with different programs,
+// configurations or data would train a mixture of two models, or hang in messages that do not fit.
 #include <functional>
 #include <string>
 #include <vector>
@@ -33,10 +33,10 @@ class StartFacts {
   std::vector<Fact> facts_;
 };
 
-/// Collective; the first collective of a command that has several ranks. Runs prepare, which states facts as it finds them, and compares.
-/// Messages have sizes that no build changes, so that ranks of different builds come to a message, too. Where facts differ, or prepare
-/// throws an Error on some ranks, all ranks throw the same Error: it lists every difference with the values, ranks and hosts, and every
-/// rank's own error.
+/// Collective; the first collective of a command that has several ranks. Runs prepare, which states facts as
+/// it finds them, and compares. Messages have sizes that no build changes, so that ranks of different builds
+/// come to a message, too. Where facts differ, or prepare throws an Error on some ranks, all ranks throw the
+/// same Error: it lists every difference with the values, ranks and hosts, and every rank's own error.
 void agree_on_start(Communicator& ranks, const std::function<void(StartFacts&)>& prepare);
 
 }  // namespace sluice

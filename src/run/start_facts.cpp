@@ -5,6 +5,10 @@
 #include <filesystem>
 #include <set>
 
+#include "checkpoint/manifest.h"
+#include "checkpoint/store.h"
+#include "comm/collective_errors.h"
+#include "config/derived.h"
 #include "config/fields.h"
 #include "config/paths.h"
 #include "core/build_id.h"
@@ -14,10 +18,6 @@
 #include "core/parallel_for.h"
 #include "data/sample_pages.h"
 #include "ops/matmul.h"
-#include "comm/collective_errors.h"
-#include "checkpoint/store.h"
-#include "checkpoint/manifest.h"
-#include "config/derived.h"
 
 namespace sluice {
 namespace {
@@ -35,7 +35,8 @@ std::string fingerprint_of_weights(const std::string& path) {
     for (const std::string& file : files) all += fingerprint_of_weights(file) + "\n";
     return fmt::format("{} files, xxh3:{}", files.size(), checksum(all));
   }
-  const std::vector<std::string> checkpoints = list_checkpoints(io::is_directory(path + "/ckpt") ? path + "/ckpt" : path);
+  const std::vector<std::string> checkpoints =
+      list_checkpoints(io::is_directory(path + "/ckpt") ? path + "/ckpt" : path);
   return checkpoints.empty() ? "no weights" : fingerprint_of_weights(checkpoints.front());
 }
 
@@ -75,7 +76,8 @@ void state_device(StartFacts& facts, const Config& config) {
   facts.set("the instruction set (SLUICE_ISA)", isa_name(cpu_isa()));
   facts.set("the kernels of libraries", cpu::library_kernels());
   // With another number of threads results agree to rounding only, and `exact` promises the same bits.
-  if (config.parallel.determinism == Determinism::exact) facts.set("the number of threads (train.threads)", std::to_string(num_threads()));
+  if (config.parallel.determinism == Determinism::exact)
+    facts.set("the number of threads (train.threads)", std::to_string(num_threads()));
 }
 
 void state_data(StartFacts& facts, const Config& config, const Blend& training, const Evaluator& evaluator) {
@@ -86,7 +88,8 @@ void state_data(StartFacts& facts, const Config& config, const Blend& training, 
   for (size_t i = 0; i < evaluator.blends().size(); ++i)
     state(fmt::format("the contents of data.validation[{}]", i), *evaluator.blends()[i]);
   if (!config.train.init_from.empty())
-    facts.set("the contents of train.init_from", fingerprint_of_weights(config.train.init_from), ExitCode::data);
+    facts.set("the contents of train.init_from", fingerprint_of_weights(config.train.init_from),
+              ExitCode::data);
 }
 
 void agree_on_threads(Communicator& ranks, const Config& config) {

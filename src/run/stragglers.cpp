@@ -9,7 +9,8 @@
 namespace sluice {
 
 std::vector<std::string> Stragglers::add(const std::vector<double>& seconds) {
-  SLUICE_CHECK(seconds.size() == ranks_.size(), "Stragglers: times of {} ranks, not {}", seconds.size(), ranks_.size());
+  SLUICE_CHECK(seconds.size() == ranks_.size(), "Stragglers: times of {} ranks, not {}", seconds.size(),
+               ranks_.size());
   const int64_t step = steps_++ - kIgnored;
   if (step < 0 || ranks_.size() < 2) return {};
   std::vector<double> averages;
@@ -33,9 +34,10 @@ std::vector<std::string> Stragglers::add(const std::vector<double>& seconds) {
       const double factor = rank.average / median, change = rank.told > 0 ? factor / rank.told : 0;
       if (change > 1 / kChange && change < kChange) continue;
       rank.told = factor;
-      messages.push_back(fmt::format("rank {} computes {:.2f} times as long as the median of {} ranks ({} of the last {} steps), and "
-                                     "all wait for it: a slower or busier machine?",
-                                     r, factor, ranks_.size(), rank.slow_steps, std::min<int64_t>(step + 1, kWindow)));
+      messages.push_back(fmt::format(
+          "rank {} computes {:.2f} times as long as the median of {} ranks ({} of the last {} steps), and "
+          "all wait for it: a slower or busier machine?",
+          r, factor, ranks_.size(), rank.slow_steps, std::min<int64_t>(step + 1, kWindow)));
     } else if (rank.told > 0 && rank.slow_steps < kWindow - kSlowSteps) {
       rank.told = 0;
       messages.push_back(fmt::format("rank {} keeps up again", r));

@@ -5,8 +5,8 @@
 
 namespace sluice {
 
-/// The timeline of a profile as a Chrome trace (Trace Event Format, complete events in microseconds): for chrome://tracing
-/// and Perfetto. `device` names the row.
+/// The timeline of a profile as a Chrome trace (Trace Event Format, complete events in microseconds): for
+/// chrome://tracing and Perfetto. `device` names the row.
 std::string chrome_trace(const Profile& profile, const std::string& device);
 
 }  // namespace sluice

@@ -21,11 +21,13 @@
 namespace sluice {
 namespace {
 
-constexpr double kStale = 3;        // seconds without a line after which a rank is not alive; they come once a second
+constexpr double kStale =
+    3;  // seconds without a line after which a rank is not alive; they come once a second
 constexpr double kLongPhases = 20;  // evaluation and saving, times the limit of others
 constexpr double kPoll = 0.25;
 constexpr double kUnwatched = 1e9;  // limit of a rank without a watchdog
-constexpr double kQuiet = 1;  // seconds between lines; more often when a rank waits, since others decide by them
+constexpr double kQuiet =
+    1;  // seconds between lines; more often when a rank waits, since others decide by them
 
 double steady_time() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -43,10 +45,12 @@ uint32_t this_place() {
 
 std::string where(const Heartbeat& h) {
   return fmt::format("step {}, phase {}, {}", h.step, h.phase,
-                     h.operation == "-" ? std::string("in no operation") : fmt::format("operation {} (number {})", h.operation, h.sequence));
+                     h.operation == "-" ? std::string("in no operation")
+                                        : fmt::format("operation {} (number {})", h.operation, h.sequence));
 }
 
-/// Where the ranks wait in different operations: the one that is alone in its own, or all of them when two are.
+/// Where the ranks wait in different operations: the one that is alone in its own, or all of them when two
+/// are.
 std::string odd_operation(const std::vector<Heartbeat>& ranks) {
   std::map<std::string, std::vector<const Heartbeat*>> at;
   for (const Heartbeat& h : ranks)
@@ -56,28 +60,31 @@ std::string odd_operation(const std::vector<Heartbeat>& ranks) {
   std::string all;
   for (const auto& [operation, those] : at) {
     if (those.size() == 1) alone.push_back(those[0]);
-    for (const Heartbeat* h : those) all += fmt::format("{}rank {} in {}", all.empty() ? "" : ", ", h->rank, operation);
+    for (const Heartbeat* h : those)
+      all += fmt::format("{}rank {} in {}", all.empty() ? "" : ", ", h->rank, operation);
   }
   if (alone.size() == 1)
-    return fmt::format("rank {} calls another operation than the others: {}, for {:.0f} s ({})", alone[0]->rank, where(*alone[0]),
-                       alone[0]->idle, all);
-  return fmt::format("the ranks call different operations: {}; step {}, number {}, for {:.0f} s", all, ranks[0].step,
-                     ranks[0].sequence, ranks[0].idle);
+    return fmt::format("rank {} calls another operation than the others: {}, for {:.0f} s ({})",
+                       alone[0]->rank, where(*alone[0]), alone[0]->idle, all);
+  return fmt::format("the ranks call different operations: {}; step {}, number {}, for {:.0f} s", all,
+                     ranks[0].step, ranks[0].sequence, ranks[0].idle);
 }
 
 /// Somebody whose last line is older than `seconds`: "" where there is none.
 std::string who_is_silent(const std::vector<Heartbeat>& ranks, double seconds) {
   for (const Heartbeat& h : ranks)
     if (h.rank >= 0 && h.pid > 0 && h.unheard > seconds)
-      return fmt::format("rank {} has not been heard of for {:.0f} s (stopped or dead); last at {}", h.rank, h.unheard, where(h));
+      return fmt::format("rank {} has not been heard of for {:.0f} s (stopped or dead); last at {}", h.rank,
+                         h.unheard, where(h));
   return "";
 }
 
 }  // namespace
 
 std::string Heartbeat::line() const {
-  std::string text = fmt::format("rank {} step {} phase {} operation {} sequence {} idle {:.1f} limit {:.1f} beat {} pid {} place {}",
-                                 rank, step, phase, operation, sequence, idle, limit, beat, pid, place);
+  std::string text = fmt::format(
+      "rank {} step {} phase {} operation {} sequence {} idle {:.1f} limit {:.1f} beat {} pid {} place {}",
+      rank, step, phase, operation, sequence, idle, limit, beat, pid, place);
   text.resize(static_cast<size_t>(kLineBytes) - 1, ' ');
   return text + "\n";
 }
@@ -86,8 +93,8 @@ Heartbeat Heartbeat::parse(const std::string& line) {
   std::istringstream in(line);
   std::string word;
   Heartbeat h;
-  in >> word >> h.rank >> word >> h.step >> word >> h.phase >> word >> h.operation >> word >> h.sequence >> word >> h.idle >> word >>
-      h.limit >> word >> h.beat >> word >> h.pid >> word >> h.place;
+  in >> word >> h.rank >> word >> h.step >> word >> h.phase >> word >> h.operation >> word >> h.sequence >>
+      word >> h.idle >> word >> h.limit >> word >> h.beat >> word >> h.pid >> word >> h.place;
   if (!in || word != "place") h.rank = -1;
   return h;
 }
@@ -117,18 +124,24 @@ std::string who_hangs(const std::vector<Heartbeat>& ranks, int mine, double usua
       return fmt::format("rank {} computes without end: {}, for {:.0f} s", h.rank, where(h), h.idle);
   for (const Heartbeat& h : ranks)
     if (h.rank >= 0 && !h.over() && h.sequence == first && first < last)
-      return fmt::format("rank {} is behind, in another operation than the others: {}, for {:.0f} s", h.rank, where(h), h.idle);
+      return fmt::format("rank {} is behind, in another operation than the others: {}, for {:.0f} s", h.rank,
+                         where(h), h.idle);
   if (const std::string odd = odd_operation(ranks); !odd.empty()) return odd;
   for (const Heartbeat& h : ranks)
-    if (h.rank == mine) return fmt::format("all ranks wait for each other: {}, for {:.0f} s (mismatched calls, or the network)", where(h), h.idle);
+    if (h.rank == mine)
+      return fmt::format("all ranks wait for each other: {}, for {:.0f} s (mismatched calls, or the network)",
+                         where(h), h.idle);
   return "";
 }
 
 Watchdog::Watchdog(const Communicator& ranks, std::string path, double seconds)
     : ranks_(ranks), path_(std::move(path)), seconds_(seconds) {
-  file_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (ranks.rank() == 0 ? O_TRUNC : 0), 0600);
+  file_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (ranks.rank() == 0 ? O_TRUNC : 0),
+               0600);
   tell(mine());  // a rank that stops at once has a line, too
-  if (start_thread(thread_, [this] { watch(); }, problem_)) return;
+  if (start_thread(
+          thread_, [this] { watch(); }, problem_))
+    return;
   problem_ = fmt::format("the watchdog {}; whether this rank hangs is not noticed", problem_);
   Heartbeat unwatched = mine();
   unwatched.pid = 0;
@@ -140,7 +153,8 @@ Watchdog::Watchdog(const Communicator& ranks, std::string path, double seconds)
 bool Watchdog::tell(Heartbeat me) {
   me.beat = ++beat_;
   const std::string line = me.line();
-  const bool told = file_ >= 0 && pwrite(file_, line.data(), line.size(), me.rank * Heartbeat::kLineBytes) > 0;
+  const bool told =
+      file_ >= 0 && pwrite(file_, line.data(), line.size(), me.rank * Heartbeat::kLineBytes) > 0;
   // Where the file takes no lines, those of others may be missing, too.
   if (!told || mute_) listener_.start_anew();
   mute_ = !told;
@@ -184,7 +198,9 @@ Heartbeat Watchdog::mine() const {
 /// A rank's line; rank -1 where there is none.
 Heartbeat Watchdog::of(int rank) const {
   std::string line(static_cast<size_t>(Heartbeat::kLineBytes), ' ');
-  if (file_ < 0 || pread(file_, line.data(), line.size(), rank * Heartbeat::kLineBytes) != Heartbeat::kLineBytes) line.clear();
+  if (file_ < 0 ||
+      pread(file_, line.data(), line.size(), rank * Heartbeat::kLineBytes) != Heartbeat::kLineBytes)
+    line.clear();
   return Heartbeat::parse(line);
 }
 
@@ -224,7 +240,8 @@ void Watchdog::watch() {
   while (!over_) {
     std::this_thread::sleep_for(std::chrono::duration<double>(std::min(kPoll, seconds_ / 4)));
     now_ = time_.look(steady_time());
-    const int64_t now_seen = changes_ + ranks_.progress().sequence * 2 + (ranks_.progress().operation.load() != nullptr);
+    const int64_t now_seen =
+        changes_ + ranks_.progress().sequence * 2 + (ranks_.progress().operation.load() != nullptr);
     if (now_seen != seen) {
       seen = now_seen;
       changed_ = now_;
@@ -247,7 +264,8 @@ void Watchdog::end(const std::string& why, const std::vector<Heartbeat>& ranks) 
   const std::string text = fmt::format("error: rank {}: {}; all ranks end\n", ranks_.rank(), why);
   const Heartbeat me = mine();
   bool told = write(STDERR_FILENO, text.data(), text.size()) > 0;
-  // Whoever is stopped cannot end. A child does it a moment later, so that the launcher sees our exit code first.
+  // Whoever is stopped cannot end. A child does it a moment later, so that the launcher sees our exit code
+  // first.
   for (const Heartbeat& h : ranks)
     if (told && h.rank >= 0 && h.place == me.place && h.pid > 0 && h.unheard > kStale && fork() == 0) {
       usleep(200'000);

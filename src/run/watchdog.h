@@ -1,6 +1,6 @@
 #pragma once
-// Notices ranks that hang without dying, and ranks that died (RELIABILITY 8): a thread of each rank that calls no MPI, a line per
-// rank in RUN/heartbeat, and one decision: who is to blame, and all ranks gone.
+// Notices ranks that hang without dying, and ranks that died (RELIABILITY 8): a thread of each rank that
+// calls no MPI, a line per rank in RUN/heartbeat, and one decision: who is to blame, and all ranks gone.
 #include <atomic>
 #include <string>
 #include <thread>
@@ -20,10 +20,11 @@ struct Heartbeat {
   int64_t sequence = 0;   // operations begun
   double idle = 0;        // seconds since any of these changed
   double limit = 0;       // how long that may last in this phase
-  int64_t beat = 0;       // lines written so far: what shows that the rank lives, whatever the clocks of hosts say
-  int64_t pid = 0;        // 0: not watched (any more): the rank has ended, or has no watchdog
-  uint32_t place = 0;     // where pids mean the same: of the machine's boot and the namespace
-  double unheard = 0;     // not in the line: seconds since the reader last saw a new one, by the reader's own clock
+  int64_t beat = 0;  // lines written so far: what shows that the rank lives, whatever the clocks of hosts say
+  int64_t pid = 0;   // 0: not watched (any more): the rank has ended, or has no watchdog
+  uint32_t place = 0;  // where pids mean the same: of the machine's boot and the namespace
+  double unheard =
+      0;  // not in the line: seconds since the reader last saw a new one, by the reader's own clock
 
   /// The rank's training has ended: nothing is expected of it.
   bool over() const { return pid == 0 && limit <= 0; }
@@ -33,8 +34,9 @@ struct Heartbeat {
   static Heartbeat parse(const std::string& line);
 };
 
-/// Seconds that this process has watched: those of its monotonic clock, but for times in which it did not run itself (stopped,
-/// suspended, starved). What others did then it cannot know, and a clock that is set says nothing.
+/// Seconds that this process has watched: those of its monotonic clock, but for times in which it did not run
+/// itself (stopped, suspended, starved). What others did then it cannot know, and a clock that is set says
+/// nothing.
 class WatchTime {
  public:
   static constexpr double kMost = 1;  // seconds that one look accounts for
@@ -68,18 +70,19 @@ class Listener {
   std::vector<Heard> heard_;  // by rank
 };
 
-/// What keeps `mine` waiting, from all ranks' lines: "" where somebody is still within its limit and alive, so that
-/// waiting is right. Otherwise "rank 2 has not been heard of for 8 s (stopped or dead), last at step 40 in ..." and the like. In a
-/// phase that may take longer than `usual_limit` seconds, a rank that was not heard of for as long is stopped all the same: lines
-/// come whatever a rank does.
+/// What keeps `mine` waiting, from all ranks' lines: "" where somebody is still within its limit and alive,
+/// so that waiting is right. Otherwise "rank 2 has not been heard of for 8 s (stopped or dead), last at step
+/// 40 in ..." and the like. In a phase that may take longer than `usual_limit` seconds, a rank that was not
+/// heard of for as long is stopped all the same: lines come whatever a rank does.
 std::string who_hangs(const std::vector<Heartbeat>& ranks, int mine, double usual_limit);
 
 class Watchdog {
  public:
-  /// Starts the thread. path: RUN/heartbeat, on a file system that all ranks share; rank 0 empties it first. After `seconds`
-  /// without progress, and with somebody to blame, rank by rank says so on stderr and ends with ExitCode::hang; so it does as
-  /// soon as a rank of the same machine is no more (launchers take two seconds to end who catches SIGTERM). A rank of the same
-  /// machine that is stopped is killed. Where no thread can be made nothing is watched, and problem() says so.
+  /// Starts the thread. path: RUN/heartbeat, on a file system that all ranks share; rank 0 empties it first.
+  /// After `seconds` without progress, and with somebody to blame, rank by rank says so on stderr and ends
+  /// with ExitCode::hang; so it does as soon as a rank of the same machine is no more (launchers take two
+  /// seconds to end who catches SIGTERM). A rank of the same machine that is stopped is killed. Where no
+  /// thread can be made nothing is watched, and problem() says so.
   Watchdog(const Communicator& ranks, std::string path, double seconds);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
@@ -87,7 +90,8 @@ class Watchdog {
 
   const std::string& problem() const { return problem_; }
 
-  /// Progress: the main thread is at `phase` (a literal) of this step. Evaluation and saving may take 20 times as long.
+  /// Progress: the main thread is at `phase` (a literal) of this step. Evaluation and saving may take 20
+  /// times as long.
   void at(const char* phase, int64_t step);
 
  private:

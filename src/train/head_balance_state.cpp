@@ -16,11 +16,15 @@ void HeadKeeper::allocate(Arena& memory, Arena& host_memory, Communicator& ranks
   if (!active()) return;
   load_.share = 1.0 / static_cast<double>(ranks.size() * micro_batches);
   const bool on_gpu = memory.device() != Device::cpu;
-  const auto on_host = [&](const Tensor& t) { return on_gpu ? host_memory.alloc(t.name, t.dtype, {t.dim(0), t.dim(1)}) : t; };
+  const auto on_host = [&](const Tensor& t) {
+    return on_gpu ? host_memory.alloc(t.name, t.dtype, {t.dim(0), t.dim(1)}) : t;
+  };
   host_totals_ = on_host(load_.totals);
   if (previous()) host_previous_ = on_gpu ? load_.host_seen : load_.seen;
   if (exact_)
-    host_rows_ = (on_gpu ? host_memory : memory).alloc("heads of micro-batches", DType::f64, {ranks.size(), micro_batches, load_.totals.numel()});
+    host_rows_ =
+        (on_gpu ? host_memory : memory)
+            .alloc("heads of micro-batches", DType::f64, {ranks.size(), micro_batches, load_.totals.numel()});
   if (load_.shared) {
     host_shared_ = on_host(load_.shared);
     calibration_.assign(static_cast<size_t>(load_.totals.numel()), 0.0);
@@ -55,7 +59,8 @@ void HeadKeeper::collect(Communicator& ranks) {
   const int64_t n = host_totals_.numel(), all = ranks.size() * micro_batches_;
   double *const rows = host_rows_.as<double>(), *const total = host_totals_.as<double>();
   if (ranks.size() > 1)
-    ranks.all_gather(rows, rows + rank_ * micro_batches_ * n, micro_batches_ * n * static_cast<int64_t>(sizeof(double)));
+    ranks.all_gather(rows, rows + rank_ * micro_batches_ * n,
+                     micro_batches_ * n * static_cast<int64_t>(sizeof(double)));
   std::fill_n(total, n, 0.0);
   for (int64_t m = 0; m < all; ++m)
     for (int64_t i = 0; i < n; ++i) total[i] += rows[m * n + i];
@@ -65,13 +70,15 @@ void HeadKeeper::applied(int64_t samples) {
   if (!active()) return;
   const double* const totals = host_totals_.as<double>();
   if (host_previous_) std::copy_n(totals, host_totals_.numel(), host_previous_.as<double>());
-  if (calibration_.empty() || calibrated_samples_ >= config_.attention.head_balance.calibration_samples) return;
+  if (calibration_.empty() || calibrated_samples_ >= config_.attention.head_balance.calibration_samples)
+    return;
   for (size_t i = 0; i < calibration_.size(); ++i) calibration_[i] += totals[i];
   calibrated_samples_ += samples;
   find_shared();
 }
 
-/// Once all samples of the calibration are in: 1 for the most important heads of each layer, ties to the lower one.
+/// Once all samples of the calibration are in: 1 for the most important heads of each layer, ties to the
+/// lower one.
 void HeadKeeper::find_shared() {
   const HeadBalanceConfig& balance = config_.attention.head_balance;
   if (calibrated_samples_ < balance.calibration_samples) return;
@@ -120,14 +127,18 @@ nlohmann::json HeadKeeper::state() const {
 }
 
 void HeadKeeper::restore(const StateReader& state) {
-  const auto previous_step = state.numbers("previous", StateReader::kAnyCount), calibration = state.numbers("calibration", StateReader::kAnyCount),
+  const auto previous_step = state.numbers("previous", StateReader::kAnyCount),
+             calibration = state.numbers("calibration", StateReader::kAnyCount),
              shared = state.numbers("shared", StateReader::kAnyCount, 0);
   const int64_t samples = state.integer("calibrated_samples", 0);
   if (!active()) return;
-  // Head balance may have been changed with consent: what it does not count then, or counts otherwise, begins anew.
+  // Head balance may have been changed with consent: what it does not count then, or counts otherwise, begins
+  // anew.
   if (host_previous_ && std::ssize(previous_step) == host_previous_.numel())
     std::copy(previous_step.begin(), previous_step.end(), host_previous_.as<double>());
-  if (!host_shared_ || calibration.size() != calibration_.size() || std::ssize(shared) != host_shared_.numel()) return;
+  if (!host_shared_ || calibration.size() != calibration_.size() ||
+      std::ssize(shared) != host_shared_.numel())
+    return;
   calibration_ = calibration;
   calibrated_samples_ = samples;
   std::copy(shared.begin(), shared.end(), host_shared_.as<double>());

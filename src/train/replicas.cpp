@@ -8,9 +8,9 @@
 #include <map>
 #include <set>
 
+#include "comm/collective_errors.h"
 #include "core/device.h"
 #include "ops/bit_sum.h"
-#include "comm/collective_errors.h"
 
 namespace sluice {
 namespace {
@@ -67,7 +67,8 @@ void ReplicaCheck::compare(Context& ctx, Communicator& ranks, int64_t step, cons
   bool equal = true;
   std::vector<int> expert_ranks;
   for (const Summary& s : all) {
-    equal = equal && s.dense == all[0].dense && experts.emplace(s.expert_rank, s.experts).first->second == s.experts;
+    equal = equal && s.dense == all[0].dense &&
+            experts.emplace(s.expert_rank, s.experts).first->second == s.experts;
     expert_ranks.push_back(static_cast<int>(s.expert_rank));
   }
   if (!equal) tell_difference(ranks, step, expert_ranks);
@@ -84,7 +85,8 @@ void ReplicaCheck::tell_difference(Communicator& ranks, int64_t step, const std:
   std::set<int> doubtful;
   bool outvoted = true;
   for (size_t i = 0; i < count; ++i) {
-    std::map<int, std::pair<std::vector<int>, std::vector<uint64_t>>> groups;  // ranks that hold the same, and their hashes
+    std::map<int, std::pair<std::vector<int>, std::vector<uint64_t>>>
+        groups;  // ranks that hold the same, and their hashes
     for (size_t r = 0; r < size; ++r) {
       auto& [holders, hashes] = groups[of_expert(i) ? expert_ranks[r] : 0];
       holders.push_back(static_cast<int>(r));
@@ -103,14 +105,19 @@ void ReplicaCheck::tell_difference(Communicator& ranks, int64_t step, const std:
   }
   std::string what = fmt::format("{}", fmt::join(names, ", "));
   if (differing > kNames) what += fmt::format(" and {} more", differing - kNames);
-  const std::string who = rank_text({doubtful.begin(), doubtful.end()}, host_names(ranks)), hold = doubtful.size() == 1 ? "holds" : "hold";
-  const std::string when = fmt::format("after {} steps (ranks were {})", step,
-                                       equal_step_ < 0 ? "not compared before" : fmt::format("last found equal after {}", equal_step_));
+  const std::string who = rank_text({doubtful.begin(), doubtful.end()}, host_names(ranks)),
+                    hold = doubtful.size() == 1 ? "holds" : "hold";
+  const std::string when = fmt::format(
+      "after {} steps (ranks were {})", step,
+      equal_step_ < 0 ? "not compared before" : fmt::format("last found equal after {}", equal_step_));
   if (outvoted)
-    fail(ExitCode::corruption, "{} {} other bits of {} than the other ranks that have a replica, {}: memory or processor changed them", who,
-         hold, what, when);
+    fail(ExitCode::corruption,
+         "{} {} other bits of {} than the other ranks that have a replica, {}: memory or processor changed "
+         "them",
+         who, hold, what, when);
   fail(ExitCode::corruption,
-       "{} {} different bits of {}, {}: memory or processor of one of them changed them; without a majority it cannot be known whose are right",
+       "{} {} different bits of {}, {}: memory or processor of one of them changed them; without a majority "
+       "it cannot be known whose are right",
        who, hold, what, when);
 }
 

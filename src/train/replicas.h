@@ -1,5 +1,6 @@
 #pragma once
-// Comparison of what several ranks hold in full: a bit that changed in the memory or by the processor of one rank is found.
+// Comparison of what several ranks hold in full: a bit that changed in the memory or by the processor of one
+// rank is found.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -10,7 +11,8 @@
 
 namespace sluice {
 
-/// A tensor of which every rank of a group holds all: the ranks of the data axis, or those that hold the same experts.
+/// A tensor of which every rank of a group holds all: the ranks of the data axis, or those that hold the same
+/// experts.
 struct Replica {
   std::string name;
   Tensor tensor;
@@ -29,9 +31,11 @@ class ReplicaCheck {
 
   bool active() const { return every_steps_ > 0; }
   /// Before the first step, and every so many steps from then on.
-  bool due(int64_t step) const { return active() && step != equal_step_ && (equal_step_ < 0 || step % every_steps_ == 0); }
-  /// Collective. `state`: what else must be the same on all ranks. Where ranks differ, all throw the same Error(corruption): it names step,
-  /// tensors and ranks, by majority where there is one.
+  bool due(int64_t step) const {
+    return active() && step != equal_step_ && (equal_step_ < 0 || step % every_steps_ == 0);
+  }
+  /// Collective. `state`: what else must be the same on all ranks. Where ranks differ, all throw the same
+  /// Error(corruption): it names step, tensors and ranks, by majority where there is one.
   void compare(Context& ctx, Communicator& ranks, int64_t step, const std::string& state);
   /// Steps done when replicas were last found equal; -1: never.
   int64_t equal_step() const { return equal_step_; }
@@ -48,8 +52,8 @@ class ReplicaCheck {
   int64_t equal_step_ = -1;
 };
 
-/// Which of the ranks hold the wrong bits, by the hash of each: all but those of a hash that more than half have; all where there is none.
-/// Empty where they are equal.
+/// Which of the ranks hold the wrong bits, by the hash of each: all but those of a hash that more than half
+/// have; all where there is none. Empty where they are equal.
 std::vector<int> ranks_in_doubt(const std::vector<int>& ranks, const std::vector<uint64_t>& hashes);
 
 }  // namespace sluice

@@ -9,8 +9,8 @@
 
 namespace sluice {
 
-void RouterKeeper::allocate(const Transformer& model, Arena& memory, Arena& host_memory, Communicator& ranks, int64_t micro_batches,
-                            bool experts_travel) {
+void RouterKeeper::allocate(const Transformer& model, Arena& memory, Arena& host_memory, Communicator& ranks,
+                            int64_t micro_batches, bool experts_travel) {
   const bool on_gpu = memory.device() != Device::cpu;
   load_.totals = model.make_router_totals(memory);
   load_.share = 1.0 / static_cast<double>(ranks.size() * micro_batches);
@@ -27,11 +27,13 @@ void RouterKeeper::allocate(const Transformer& model, Arena& memory, Arena& host
       break;
     case BalanceScope::previous_step:
       load_.previous = memory.alloc("router.previous", DType::f64, {layers, experts});
-      host_previous_ = on_gpu ? host_memory.alloc("router.previous", DType::f64, {layers, experts}) : load_.previous;
+      host_previous_ =
+          on_gpu ? host_memory.alloc("router.previous", DType::f64, {layers, experts}) : load_.previous;
       // Before the first step there is none.
       if (!memory.measuring()) std::fill_n(host_previous_.as<double>(), host_previous_.numel(), 0.0);
       break;
-    case BalanceScope::micro_batch: break;
+    case BalanceScope::micro_batch:
+      break;
   }
 }
 
@@ -53,7 +55,8 @@ void RouterKeeper::applied() {
   if (!host_previous_) return;
   const int64_t experts = config_.moe.num_experts;
   for (int64_t l = 0; l < config_.num_hidden_layers; ++l)
-    std::copy_n(host_totals_.as<double>() + l * host_totals_.dim(1), experts, host_previous_.as<double>() + l * experts);
+    std::copy_n(host_totals_.as<double>() + l * host_totals_.dim(1), experts,
+                host_previous_.as<double>() + l * experts);
 }
 
 nlohmann::json RouterKeeper::state() const {
@@ -63,7 +66,8 @@ nlohmann::json RouterKeeper::state() const {
 }
 
 void RouterKeeper::restore(const StateReader& state) {
-  const auto counts = state.numbers("previous", host_previous_ ? host_previous_.numel() : StateReader::kAnyCount, 0);
+  const auto counts =
+      state.numbers("previous", host_previous_ ? host_previous_.numel() : StateReader::kAnyCount, 0);
   if (host_previous_) std::copy(counts.begin(), counts.end(), host_previous_.as<double>());
 }
 

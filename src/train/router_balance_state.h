@@ -1,12 +1,12 @@
 #pragma once
-// What a training keeps of its routers from step to step: the counts of a step, and of the step before (model.moe.load_balance).
-// Equal on all ranks between steps.
+// What a training keeps of its routers from step to step: the counts of a step, and of the step before
+// (model.moe.load_balance). Equal on all ranks between steps.
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/state_reader.h"
 #include "config/config.h"
 #include "core/context.h"
 #include "nn/transformer.h"
-#include "checkpoint/state_reader.h"
 
 namespace sluice {
 
@@ -14,9 +14,10 @@ class RouterKeeper {
  public:
   /// Nothing is kept of a dense model.
   explicit RouterKeeper(const ModelConfig& config) : config_(config) {}
-  /// Takes all memory. ranks: all that compute a step; each has `micro_batches` of it. experts_travel: to other ranks and back.
-  void allocate(const Transformer& model, Arena& memory, Arena& host_memory, Communicator& ranks, int64_t micro_batches,
-                bool experts_travel);
+  /// Takes all memory. ranks: all that compute a step; each has `micro_batches` of it. experts_travel: to
+  /// other ranks and back.
+  void allocate(const Transformer& model, Arena& memory, Arena& host_memory, Communicator& ranks,
+                int64_t micro_batches, bool experts_travel);
   const RouterLoad& load() const { return load_; }
   /// Whether ranks hear of each other's counts while they compute.
   bool asks_ranks() const { return bool(load_.counts); }
@@ -30,7 +31,8 @@ class RouterKeeper {
   /// The update was applied: this step is the next one's previous.
   void applied();
 
-  /// (layers, router_totals_size(E)) f64 on the host: the last step's, of all ranks, after collect; empty without experts.
+  /// (layers, router_totals_size(E)) f64 on the host: the last step's, of all ranks, after collect; empty
+  /// without experts.
   const Tensor& totals() const { return host_totals_; }
   /// Of the training so far: rounds beyond the first that rows took to shared experts.
   int64_t extra_rounds() const { return extra_rounds_; }

@@ -21,7 +21,8 @@ double SpikeWindow::limit() const {
   double largest = usual_;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, at(i));
   if (largest <= 0) return std::numeric_limits<double>::infinity();
-  return std::max(mean + 6 * sigma * std::sqrt(static_cast<double>(kWarmUp) / static_cast<double>(n)), early_factor_ * largest);
+  return std::max(mean + 6 * sigma * std::sqrt(static_cast<double>(kWarmUp) / static_cast<double>(n)),
+                  early_factor_ * largest);
 }
 
 void SpikeWindow::accept(double x) {

@@ -9,19 +9,22 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "config/config.h"
 #include "checkpoint/state_reader.h"
+#include "config/config.h"
 
 namespace sluice {
 
 /// What guessing gives: the loss of a model to which all tokens are alike.
-inline double chance_loss(const ModelConfig& model) { return std::log(static_cast<double>(std::max<int64_t>(model.vocab_size, 2))); }
+inline double chance_loss(const ModelConfig& model) {
+  return std::log(static_cast<double>(std::max<int64_t>(model.vocab_size, 2)));
+}
 
 /// The last 128 accepted finite values of one signal. x is a spike when at least 64 have been accepted and
 /// x > mean + 6 sigma and x > 1.02 mean. Spikes never enter: one does not hide the next.
-/// With fewer values a deviation says less, and the beginning of a training is not level: there x is a spike when
-/// x > mean + 6 sigma sqrt(64 / count) and x > early_factor times the largest value so far (or `usual`, if that is larger). Where
-/// none has been accepted nothing is a spike: nothing has been learned that could be lost.
+/// With fewer values a deviation says less, and the beginning of a training is not level: there x is a spike
+/// when x > mean + 6 sigma sqrt(64 / count) and x > early_factor times the largest value so far (or `usual`,
+/// if that is larger). Where none has been accepted nothing is a spike: nothing has been learned that could
+/// be lost.
 class SpikeWindow {
  public:
   static constexpr int64_t kLength = 128, kWarmUp = 64;
@@ -56,14 +59,17 @@ class StepPolicy {
 
   /// chance: chance_loss() of the model.
   StepPolicy(const TrainConfig& config, double chance)
-      : on_nonfinite_(config.on_nonfinite), on_spike_(config.on_spike), losses_(kEarlyLoss, chance), grad_norms_(kEarlyNorm) {}
+      : on_nonfinite_(config.on_nonfinite),
+        on_spike_(config.on_spike),
+        losses_(kEarlyLoss, chance),
+        grad_norms_(kEarlyNorm) {}
 
   /// Judges one step, counts it, and takes accepted values into the windows. Skipping more than 10 steps in a
   /// row, or more than 1 % of the last 1,000, means stop.
   Judgement judge(int64_t step, double loss, double grad_norm);
 
-  /// Above these the judgement of the next step will not be "apply"; infinity where spikes are applied. The device
-  /// compares, judge() tells what follows.
+  /// Above these the judgement of the next step will not be "apply"; infinity where spikes are applied. The
+  /// device compares, judge() tells what follows.
   double loss_limit() const { return on_spike_ == BadStepPolicy::count ? kNone : losses_.limit(); }
   double grad_norm_limit() const { return on_spike_ == BadStepPolicy::count ? kNone : grad_norms_.limit(); }
 
@@ -76,8 +82,8 @@ class StepPolicy {
 
  private:
   static constexpr double kNone = std::numeric_limits<double>::infinity();
-  // Of 40 healthy runs with batches of 64 and 256 tokens a loss of the first 64 steps was up to 1.45 times the largest before it (or
-  // that of guessing), a gradient norm up to 23 times.
+  // Of 40 healthy runs with batches of 64 and 256 tokens a loss of the first 64 steps was up to 1.45 times
+  // the largest before it (or that of guessing), a gradient norm up to 23 times.
   static constexpr double kEarlyLoss = 1.5, kEarlyNorm = 100;
   // The 11 latest skipped steps: 11 within 1,000 is more than 1 %, and covers 11 in a row.
   static constexpr int64_t kBudget = 10, kBudgetWindow = 1000;

@@ -4,15 +4,15 @@
 #include <cmath>
 
 #include "analysis/summary.h"
+#include "checkpoint/write.h"
+#include "comm/collective_errors.h"
 #include "comm/reduce.h"
-#include "core/device.h"
 #include "config/load.h"
+#include "core/device.h"
 #include "core/faults.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "optim/schedule.h"
-#include "comm/collective_errors.h"
-#include "checkpoint/write.h"
 
 namespace sluice {
 
@@ -24,26 +24,31 @@ int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks) 
   const ParallelConfig& p = config.parallel;
   const bool exact = p.determinism == Determinism::exact;
   // Squares are summed in blocks of 32 elements, which must lie in one expert wherever it is.
-  if (const MoeConfig& moe = config.model.moe; exact && p.expert > 1 && config.model.hidden_size * moe.moe_intermediate_size % 32 != 0)
+  if (const MoeConfig& moe = config.model.moe;
+      exact && p.expert > 1 && config.model.hidden_size * moe.moe_intermediate_size % 32 != 0)
     fail(ExitCode::usage,
-         "parallel.determinism: exact with parallel.expert = {} needs experts of a multiple of 32 elements; hidden_size x "
+         "parallel.determinism: exact with parallel.expert = {} needs experts of a multiple of 32 elements; "
+         "hidden_size x "
          "moe_intermediate_size is {} x {}",
          p.expert, config.model.hidden_size, moe.moe_intermediate_size);
   const int64_t all = t.global_batch_size / t.micro_batch_size, mine = all / ranks.size();
   if (mine * ranks.size() != all)
     fail(ExitCode::usage,
-         "train.global_batch_size = {} is {} micro-batches of {}, which {} ranks cannot share evenly; use a multiple of {}, or "
+         "train.global_batch_size = {} is {} micro-batches of {}, which {} ranks cannot share evenly; use a "
+         "multiple of {}, or "
          "another number of ranks",
          t.global_batch_size, all, t.micro_batch_size, ranks.size(), ranks.size() * t.micro_batch_size);
   if (exact && p.exact_sum == ExactSum::tree && (mine & (mine - 1)) != 0)
     fail(ExitCode::usage,
-         "parallel.exact_sum: tree needs a power of two of micro-batches on every rank, and {} of {} leave each of {} ranks {}; "
+         "parallel.exact_sum: tree needs a power of two of micro-batches on every rank, and {} of {} leave "
+         "each of {} ranks {}; "
          "use fixed64",
          all, t.micro_batch_size, ranks.size(), mine);
   if (config.model.moe.num_experts > 0 && config.model.moe.load_balance.scope == BalanceScope::global_batch &&
       config.model.moe.load_balance.coefficient > 0 && exact)
     fail(ExitCode::usage,
-         "model.moe.load_balance.scope: global_batch counts the step so far, which depends on who computes what; with "
+         "model.moe.load_balance.scope: global_batch counts the step so far, which depends on who computes "
+         "what; with "
          "parallel.determinism: exact use previous_step or micro_batch");
   return mine;
 }
@@ -57,9 +62,12 @@ MeshShape mesh_shape(const ParallelConfig& p) {
 
 DeviceTransport transport_of(Transport transport) {
   switch (transport) {
-    case Transport::automatic: return DeviceTransport::automatic;
-    case Transport::nccl: return DeviceTransport::nccl;
-    case Transport::host: return DeviceTransport::host;
+    case Transport::automatic:
+      return DeviceTransport::automatic;
+    case Transport::nccl:
+      return DeviceTransport::nccl;
+    case Transport::host:
+      return DeviceTransport::host;
   }
   fail(ExitCode::internal, "unknown transport");
 }
@@ -75,8 +83,9 @@ Trainer::DeviceRanks::DeviceRanks(Communicator& host, CommQueue& queue, const Pa
   queue.run([&] {
     // Evaluation and saving may keep others waiting for long: the watchdog knows of them.
     constexpr double kBackstop = 20;
-    world = make_device_communicator(host, queue.context(),
-                                     {.transport = transport_of(config.transport), .timeout_seconds = kBackstop * config.timeout_seconds});
+    world = make_device_communicator(
+        host, queue.context(),
+        {.transport = transport_of(config.transport), .timeout_seconds = kBackstop * config.timeout_seconds});
     mesh = std::make_unique<Mesh>(*world, mesh_shape(config));
   });
 }
@@ -121,14 +130,17 @@ Trainer::Trainer(const Config& config, const Blend& data, Communicator* ranks)
 Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory)
     : Trainer(config, data, ranks, memory, resolve_device(config.train.device)) {}
 
-Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory, Device device)
+Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory,
+                 Device device)
     : config_(config),
       data_(data),
       queue_(needs_queue(config, ranks, device) ? std::make_unique<CommQueue>(device) : nullptr),
       ranks_(ranks && ranks->size() > 1 ? queue_->queued(*ranks) : make_local_communicator()),
       mesh_(*ranks_, mesh_shape(config.parallel)),
-      device_ranks_(queue_ && device == Device::cuda && data ? std::make_unique<DeviceRanks>(several() ? *ranks : *ranks_, *queue_, config.parallel)
-                                                             : nullptr),
+      device_ranks_(
+          queue_ && device == Device::cuda && data
+              ? std::make_unique<DeviceRanks>(several() ? *ranks : *ranks_, *queue_, config.parallel)
+              : nullptr),
       micro_batches_(micro_batches_per_rank(config, *ranks_)),
       memory_(memory),
       max_steps_(training_steps(config)),
@@ -140,9 +152,12 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       pinned_(Arena::pinned("pinned", memory.pinned)),
       ctx_(data ? std::max<int64_t>(memory.scratch, 64) : 0, device),
       store_(config.lora),
-      expert_moves_(device_ranks_ && shared_experts() ? queue_->queued(device_ranks_->mesh->expert(), &ctx_) : nullptr),
+      expert_moves_(device_ranks_ && shared_experts() ? queue_->queued(device_ranks_->mesh->expert(), &ctx_)
+                                                      : nullptr),
       model_(config.model, store_,
-             shared_experts() ? ExpertRanks{&mesh_.expert(), config.parallel.expert_capacity, expert_moves_.get()} : ExpertRanks{}),
+             shared_experts()
+                 ? ExpertRanks{&mesh_.expert(), config.parallel.expert_capacity, expert_moves_.get()}
+                 : ExpertRanks{}),
       optimizer_(config.optimizer, store_),
       grad_sync_(config.parallel, store_, mesh_, moves(), queue_.get()),
       weight_sync_(config.parallel.zero_stage, store_, mesh_, moves(), queue_.get()),
@@ -185,7 +200,8 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
   }
   host_control_ = on_gpu() ? pinned_.alloc("control", DType::f64, {kUpdateControl}) : optimizer_.control();
   if (several() || exact())
-    micro_losses_ = (on_gpu() ? pinned_ : batch_memory_).alloc("losses of micro-batches", DType::f64, {ranks_->size() * losses_here()});
+    micro_losses_ = (on_gpu() ? pinned_ : batch_memory_)
+                        .alloc("losses of micro-batches", DType::f64, {ranks_->size() * losses_here()});
   routers_.allocate(model_, batch_memory_, pinned_, mesh_.data(), micro_batches, shared_experts());
   heads_.allocate(batch_memory_, pinned_, mesh_.data(), micro_batches);
   micro_batch_.allocate_batch(batch_memory_, pinned_, tokens);
@@ -219,8 +235,10 @@ StepMetrics Trainer::step() {
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
     grad_sync_.begin_micro_batch(ctx_, i);
-    if (goes_unrecorded(i)) forward_backward();
-    else once_recorded(micro_graph_, &Trainer::forward_backward);
+    if (goes_unrecorded(i))
+      forward_backward();
+    else
+      once_recorded(micro_graph_, &Trainer::forward_backward);
     grad_sync_.end_micro_batch(ctx_);
     heads_.end_micro_batch(ctx_, i);
     collect_losses(i);
@@ -229,11 +247,14 @@ StepMetrics Trainer::step() {
   sound_ = measuring();
   agree_on_losses();
   grad_sync_.finish(ctx_);
-  // Here every rank has gathered all weights that it keeps whole (ZeRO 1 and 2), and uses them for the last time before the update.
+  // Here every rank has gathered all weights that it keeps whole (ZeRO 1 and 2), and uses them for the last
+  // time before the update.
   flip_bit();
   if (measuring() || replicas_.due(step_)) replicas_.compare(ctx_, *ranks_, step_, common_state());
-  if (norm_needs_ranks()) update();
-  else once_recorded(update_graph_, &Trainer::update);
+  if (norm_needs_ranks())
+    update();
+  else
+    once_recorded(update_graph_, &Trainer::update);
 
   copy(ctx_, host_control_, optimizer_.control());
   routers_.fetch(ctx_);
@@ -252,7 +273,9 @@ StepMetrics Trainer::step() {
   if (m.counted_tokens == 0) {
     m.loss = m.grad_norm = std::numeric_limits<double>::quiet_NaN();
     m.skipped = true;
-    problem_ = fmt::format("step {}: none of its tokens is predicted (all are the first of their document, data.document_mask)", step_);
+    problem_ = fmt::format(
+        "step {}: none of its tokens is predicted (all are the first of their document, data.document_mask)",
+        step_);
     ++step_;
     return m;
   }
@@ -260,18 +283,22 @@ StepMetrics Trainer::step() {
   const StepPolicy::Judgement judgement = policy_.judge(step_, m.loss, m.grad_norm);
   m.spike = judgement.spike;
   m.skipped = judgement.verdict != StepPolicy::Verdict::apply;
-  SLUICE_CHECK(m.skipped == (control.apply == 0), "step {}: the device and the policy disagree on loss {}, norm {}",
-               step_, m.loss, m.grad_norm);
+  SLUICE_CHECK(m.skipped == (control.apply == 0),
+               "step {}: the device and the policy disagree on loss {}, norm {}", step_, m.loss, m.grad_norm);
   if (m.skipped) {
-    problem_ = judgement.finite
-                   ? fmt::format("step {}: loss {:.4g}, gradient norm {:.4g}: a spike", step_, m.loss, m.grad_norm)
-                   : fmt::format("step {}: {} is not finite; first in {}", step_,
-                                 std::isfinite(m.loss) ? "gradient norm" : "loss",
-                                 first_nonfinite(std::isfinite(m.loss)));
+    problem_ = judgement.finite ? fmt::format("step {}: loss {:.4g}, gradient norm {:.4g}: a spike", step_,
+                                              m.loss, m.grad_norm)
+                                : fmt::format("step {}: {} is not finite; first in {}", step_,
+                                              std::isfinite(m.loss) ? "gradient norm" : "loss",
+                                              first_nonfinite(std::isfinite(m.loss)));
     if (judgement.verdict == StepPolicy::Verdict::stop) {
       policy_ = before;
       sound_ = true;
-      throw SharedError(ExitCode::numeric, fmt::format("{}{}", problem_, judgement.budget_exhausted ? "; more than 10 of the last 1000 steps were skipped" : ""));
+      throw SharedError(
+          ExitCode::numeric,
+          fmt::format(
+              "{}{}", problem_,
+              judgement.budget_exhausted ? "; more than 10 of the last 1000 steps were skipped" : ""));
     }
   } else {
     optimizer_.count_applied();
@@ -283,8 +310,8 @@ StepMetrics Trainer::step() {
   return m;
 }
 
-/// The next step's, while the device computes this one. What is wrong with them is found again by the next step, which has
-/// changed nothing then.
+/// The next step's, while the device computes this one. What is wrong with them is found again by the next
+/// step, which has changed nothing then.
 void Trainer::load_ahead() {
   try {
     load(step_ + 1);
@@ -292,8 +319,8 @@ void Trainer::load_ahead() {
   }
 }
 
-/// Loads the samples of a step, a pure function of its number, and sends them to the device. What is wrong with one rank's is an
-/// error on all.
+/// Loads the samples of a step, a pure function of its number, and sends them to the device. What is wrong
+/// with one rank's is an error on all.
 void Trainer::load(int64_t step) {
   Samples& slot = samples(step);
   if (measuring() || slot.step == step) return;
@@ -320,8 +347,9 @@ void Trainer::read_samples(Samples& slot, int64_t step) const {
     // One at a time: first_key is an index into the micro-batch.
     const Batch rows = batch_of(slot.host.rows(i, 1).view({4, slot.host.dim(2)}));
     int32_t* targets = rows.targets.as<int32_t>();
-    data_->fill(first_sample(config_, step, ranks_->rank() * micro_batches_ + i), config_.train.micro_batch_size,
-                rows.tokens.as<int32_t>(), targets, rows.positions.as<int32_t>(), rows.first_key.as<int32_t>());
+    data_->fill(first_sample(config_, step, ranks_->rank() * micro_batches_ + i),
+                config_.train.micro_batch_size, rows.tokens.as<int32_t>(), targets,
+                rows.positions.as<int32_t>(), rows.first_key.as<int32_t>());
     slot.counted_tokens += rows.targets.numel() - std::count(targets, targets + rows.targets.numel(), -1);
   }
 }
@@ -335,13 +363,14 @@ void Trainer::tell_device(double lr) {
              .step = static_cast<double>(optimizer_.steps_applied() + 1),
              .gradient_scale = 1.0 / static_cast<double>(std::max<int64_t>(samples(step_).counted_tokens, 1)),
              .max_grad_norm = config_.train.max_grad_norm,
-             .loss_limit = samples(step_).counted_tokens > 0 ? policy_.loss_limit() : -1,  // of no tokens: applies nothing
+             .loss_limit = samples(step_).counted_tokens > 0 ? policy_.loss_limit()
+                                                             : -1,  // of no tokens: applies nothing
              .grad_norm_limit = policy_.grad_norm_limit()};
   copy(ctx_, optimizer_.control(), host_control_);
 }
 
-/// Whether computing a micro-batch is more than ops that are the same for each: ranks hear of each other, or its gradients have
-/// their own place in the exact sum.
+/// Whether computing a micro-batch is more than ops that are the same for each: ranks hear of each other, or
+/// its gradients have their own place in the exact sum.
 bool Trainer::goes_unrecorded(int64_t micro_batch) const {
   if (routers_.asks_ranks() || heads_.load().ranks || shared_experts() || exact()) return true;
   const int64_t stage = config_.parallel.zero_stage;
@@ -350,7 +379,8 @@ bool Trainer::goes_unrecorded(int64_t micro_batch) const {
   return gradients_leave || weights_come;
 }
 
-/// Runs the ops; on a GPU, from the second step on, as a graph recorded once. A profile needs them one by one.
+/// Runs the ops; on a GPU, from the second step on, as a graph recorded once. A profile needs them one by
+/// one.
 void Trainer::once_recorded(Graph& graph, void (Trainer::*ops)()) {
   if (!on_gpu() || measuring() || !warm_ || ctx_.profile) return (this->*ops)();
   if (!graph.recorded()) graph.record(ctx_, [&] { (this->*ops)(); });
@@ -369,7 +399,8 @@ void Trainer::forward_backward() {
   model_.backward(ctx_, dhidden_, b.batch, b.saved, load);
 }
 
-/// Keeps the sum of one micro-batch's losses apart, where other ranks have some too, or where their order must not matter.
+/// Keeps the sum of one micro-batch's losses apart, where other ranks have some too, or where their order
+/// must not matter.
 void Trainer::collect_losses(int64_t micro_batch) {
   if (!micro_losses_ || measuring() || losses_here() != micro_batches_) return;
   const Tensor loss = update_field(optimizer_.control(), &UpdateControl::loss);
@@ -382,8 +413,10 @@ void Trainer::agree_on_losses() {
   if (!micro_losses_ || measuring()) return;
   const Tensor total = update_field(optimizer_.control(), &UpdateControl::loss);
   double *losses = micro_losses_.as<double>(), *mine = losses + ranks_->rank() * losses_here();
-  if (losses_here() != micro_batches_) *mine = read_scalar(ctx_, total);
-  else synchronize(ctx_);
+  if (losses_here() != micro_batches_)
+    *mine = read_scalar(ctx_, total);
+  else
+    synchronize(ctx_);
   ranks_->all_gather(losses, mine, losses_here() * static_cast<int64_t>(sizeof(double)));
   double sum_of_all = 0;
   for (int64_t i = 0; i < micro_losses_.dim(0); ++i) sum_of_all += losses[i];
@@ -398,8 +431,10 @@ void Trainer::update() {
   const Tensor& control = optimizer_.control();
   grad_sync_.sum_squares(ctx_, update_field(control, &UpdateControl::squares));
   optimizer_.judge_and_update(ctx_, piece_values_, piece_grads_);
-  // A GPU alone knows whether it has applied the update: the same weights are gathered again where it has not.
-  if (measuring() || on_gpu() || update_field(control, &UpdateControl::apply).as<double>()[0] != 0) weight_sync_.changed(ctx_);
+  // A GPU alone knows whether it has applied the update: the same weights are gathered again where it has
+  // not.
+  if (measuring() || on_gpu() || update_field(control, &UpdateControl::apply).as<double>()[0] != 0)
+    weight_sync_.changed(ctx_);
 }
 
 }  // namespace sluice

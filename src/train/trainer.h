@@ -7,20 +7,20 @@
 #include <string>
 #include <vector>
 
-#include "comm/mesh.h"
+#include "checkpoint/store.h"
 #include "comm/device.h"
+#include "comm/mesh.h"
 #include "comm/queue.h"
 #include "config/config.h"
 #include "config/derived.h"
 #include "core/context.h"
 #include "data/loader.h"
+#include "nn/forward_buffers.h"
 #include "nn/transformer.h"
 #include "optim/grad_sync.h"
 #include "optim/optimizer.h"
 #include "optim/weight_sync.h"
 #include "params/param_store.h"
-#include "checkpoint/store.h"
-#include "nn/forward_buffers.h"
 #include "train/head_balance_state.h"
 #include "train/replicas.h"
 #include "train/router_balance_state.h"
@@ -29,22 +29,25 @@
 namespace sluice {
 
 struct StepMetrics {
-  double loss = 0;       // mean over the counted tokens of the global batch, nats; not a number where there is none
+  double loss =
+      0;  // mean over the counted tokens of the global batch, nats; not a number where there is none
   double grad_norm = 0;  // before clipping
   double lr = 0;
   int64_t counted_tokens = 0;  // targets of all ranks; none: nothing was applied
-  bool skipped = false;  // the update was not applied
+  bool skipped = false;        // the update was not applied
   bool spike = false;
 };
 
 /// Bytes of each arena.
 struct MemoryPlan {
   int64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0, batch = 0, scratch = 0;
-  int64_t snapshot = 0;  // the copy that checkpoints are written from
-  int64_t pinned = 0;    // host memory beside a GPU
+  int64_t snapshot = 0;    // the copy that checkpoints are written from
+  int64_t pinned = 0;      // host memory beside a GPU
   int64_t checkpoint = 0;  // on disk: one checkpoint, of all ranks together
-  bool on_gpu = false;   // then the total is the device's: the snapshot is the host's
-  int64_t total() const { return parameters + gradients + optimizer + activations + batch + scratch + (on_gpu ? 0 : snapshot); }
+  bool on_gpu = false;     // then the total is the device's: the snapshot is the host's
+  int64_t total() const {
+    return parameters + gradients + optimizer + activations + batch + scratch + (on_gpu ? 0 : snapshot);
+  }
 };
 
 class Trainer {
@@ -52,30 +55,30 @@ class Trainer {
   /// Runs one dry step; nothing is allocated. model.vocab_size must be known.
   static MemoryPlan measure(const Config& config, Communicator* ranks = nullptr);
 
-  /// Takes all memory: as much as measure() says. `data` and `ranks` must outlive the trainer; several ranks share every global
-  /// batch (data parallelism), each taking its micro-batches that follow each other, and step together. Error(usage) where
-  /// train.global_batch_size cannot be cut so.
+  /// Takes all memory: as much as measure() says. `data` and `ranks` must outlive the trainer; several ranks
+  /// share every global batch (data parallelism), each taking its micro-batches that follow each other, and
+  /// step together. Error(usage) where train.global_batch_size cannot be cut so.
   Trainer(const Config& config, const Blend& data, Communicator* ranks = nullptr);
   /// Weights that are still on their way arrive first.
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Weights from train.seed, or from train.init_from, which `weights` is the resolved path of where given (run/init_source.h);
-  /// adapters (lora) from train.seed.
+  /// Weights from train.seed, or from train.init_from, which `weights` is the resolved path of where given
+  /// (run/init_source.h); adapters (lora) from train.seed.
   void initialize(const std::string& weights = "");
   /// Continues from a verified checkpoint.
   void restore(const CheckpointInfo& checkpoint);
-  /// What this rank writes of weights, moments and state at this step boundary: with several ranks, all of them call, and
-  /// together hold every tensor once (weights whole, moments in slices). Valid until the next call or step. The caller adds
-  /// config_yaml and hf_config.
+  /// What this rank writes of weights, moments and state at this step boundary: with several ranks, all of
+  /// them call, and together hold every tensor once (weights whole, moments in slices). Valid until the next
+  /// call or step. The caller adds config_yaml and hf_config.
   CheckpointContent content();
 
-  /// One optimizer step. Throws Error(numeric) when the policy says stop, and Error(data) when the samples of any rank are bad:
-  /// SharedError, by all ranks; weights, moments and policy are as before the step.
+  /// One optimizer step. Throws Error(numeric) when the policy says stop, and Error(data) when the samples of
+  /// any rank are bad: SharedError, by all ranks; weights, moments and policy are as before the step.
   StepMetrics step();
-  /// Whether weights, moments and counters belong together: between two steps, and after an error of a step that had changed
-  /// nothing yet. Then content() is what it was before that step.
+  /// Whether weights, moments and counters belong together: between two steps, and after an error of a step
+  /// that had changed nothing yet. Then content() is what it was before that step.
   bool sound() const { return sound_; }
 
   int64_t next_step() const { return step_; }  // = steps done
@@ -91,17 +94,20 @@ class Trainer {
   Communicator& ranks() { return *ranks_; }
   /// Why communication has no thread of its own; empty where it has one, or needs none.
   std::string queue_problem() const {
-    return queue_ && !queue_->problem().empty() ? fmt::format("communication: {}; it goes on in turn with the computation", queue_->problem()) : "";
+    return queue_ && !queue_->problem().empty()
+               ? fmt::format("communication: {}; it goes on in turn with the computation", queue_->problem())
+               : "";
   }
   /// Nanoseconds spent waiting for other ranks.
   int64_t waited_ns() const { return queue_ ? queue_->waited_ns() : 0; }
   /// How gradients and weights travel between GPUs; empty where there are none.
   std::string transport() const { return device_ranks_ && several() ? device_ranks_->world->name() : ""; }
-  /// Collective, between two steps: compares what several ranks hold replicas of. Error(corruption) where they differ; nothing to do with
-  /// parallel.verify_every_steps = 0, or where this step's were compared.
+  /// Collective, between two steps: compares what several ranks hold replicas of. Error(corruption) where
+  /// they differ; nothing to do with parallel.verify_every_steps = 0, or where this step's were compared.
   void verify_replicas();
   const ReplicaCheck& replicas() const { return replicas_; }
-  /// Collective. Before a forward pass between two steps that not all ranks compute, or weights are looked at.
+  /// Collective. Before a forward pass between two steps that not all ranks compute, or weights are looked
+  /// at.
   void settle_weights() { weight_sync_.settle(ctx_); }
   /// Whether a forward pass needs all ranks.
   bool forward_needs_all() const { return shared_experts() || config_.parallel.zero_stage >= 3; }
@@ -110,7 +116,8 @@ class Trainer {
   ParamStore& store() { return store_; }
   const Transformer& model() const { return model_; }
   Optimizer& optimizer() { return optimizer_; }
-  /// What the routers of the last step added up, on the host (Transformer::make_router_totals); empty without experts.
+  /// What the routers of the last step added up, on the host (Transformer::make_router_totals); empty without
+  /// experts.
   const Tensor& router_totals() const { return routers_.totals(); }
   /// What the heads of the last step added up; keeps nothing without model.attention.head_balance.
   const HeadKeeper& heads() const { return heads_; }
@@ -124,15 +131,15 @@ class Trainer {
 
  private:
   Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory);
-  Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory, Device device);
+  Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory,
+          Device device);
   bool measuring() const { return ctx_.dry_run; }
   bool on_gpu() const { return ctx_.device == Device::cuda; }
   /// They are alike: one is enough to measure.
-  int64_t num_micro_batches() const {
-    return measuring() ? 1 : micro_batches_;
-  }
+  int64_t num_micro_batches() const { return measuring() ? 1 : micro_batches_; }
   bool several() const { return mesh_.data().size() > 1; }
-  /// Losses of a step that this rank tells the others: of each micro-batch; a GPU adds them up by itself where their order is free.
+  /// Losses of a step that this rank tells the others: of each micro-batch; a GPU adds them up by itself
+  /// where their order is free.
   int64_t losses_here() const { return on_gpu() && !exact() ? 1 : micro_batches_; }
   bool shared_experts() const { return mesh_.expert().size() > 1; }
   StoreLayout layout() const;
@@ -195,10 +202,11 @@ class Trainer {
   ReplicaCheck replicas_;
   StepPolicy policy_;
 
-  /// All micro-batches of a step, (micro-batches, 4, T) i32, as the host fills them and as the device has them.
+  /// All micro-batches of a step, (micro-batches, 4, T) i32, as the host fills them and as the device has
+  /// them.
   struct Samples {
     Tensor host, device;
-    int64_t step = -1;            // whose they are
+    int64_t step = -1;           // whose they are
     int64_t counted_tokens = 0;  // targets that are asked for, of all ranks
   };
   /// On a GPU the next step's are loaded while this one computes; a CPU has one.
@@ -206,11 +214,11 @@ class Trainer {
   Samples& samples(int64_t step) { return samples_[on_gpu() ? static_cast<size_t>(step % 2) : 0]; }
   ForwardBuffers micro_batch_;
   ForwardBuffers analysed_;
-  Tensor micro_losses_;            // f64, host: their sums, of all ranks; only where they are needed apart
-  Tensor dhidden_;                 // (T, C)
+  Tensor micro_losses_;  // f64, host: their sums, of all ranks; only where they are needed apart
+  Tensor dhidden_;       // (T, C)
   RouterKeeper routers_;
   HeadKeeper heads_;
-  Tensor host_control_;            // (kUpdateControl) f64, the host's side of optimizer_.control()
+  Tensor host_control_;  // (kUpdateControl) f64, the host's side of optimizer_.control()
   Graph micro_graph_, update_graph_;
   bool warm_ = false;  // one step was computed: the backend has its plans, and graphs can be recorded
   std::string problem_;

@@ -1,4 +1,5 @@
-// What of a training goes into a checkpoint and comes out of it, on one rank or on many; and where a bad number was first.
+// What of a training goes into a checkpoint and comes out of it, on one rank or on many; and where a bad
+// number was first.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,7 +16,8 @@ namespace sluice {
 namespace {
 
 /// The whole that a slice is of.
-NamedTensor slice_of(const ParamSpec& spec, const char* suffix, const Tensor& part, const ParamStore::Slice& slice) {
+NamedTensor slice_of(const ParamSpec& spec, const char* suffix, const Tensor& part,
+                     const ParamStore::Slice& slice) {
   return {spec.name + suffix, part, spec.shape, slice.begin};
 }
 
@@ -37,7 +39,8 @@ void Trainer::initialize(const std::string& weights_path) {
     std::vector<NamedTensor> weights;
     weight_targets(weights, /*frozen_only=*/adapts);
     const WholeModel whole = whole_model(/*frozen_only=*/adapts);
-    load_weights(weights_path.empty() ? config_.train.init_from : weights_path, weights, &ctx_, &whole.weights);
+    load_weights(weights_path.empty() ? config_.train.init_from : weights_path, weights, &ctx_,
+                 &whole.weights);
   }
   if (loads && !adapts) {  // nothing is left to chance
   } else if (!sharded) {
@@ -45,7 +48,8 @@ void Trainer::initialize(const std::string& weights_path) {
   } else {
     for (size_t i = 0; i < weight_sync_.pieces().size(); ++i)
       for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
-        store_.initialize_slice(ctx_, slice, weight_sync_.values(i).rows(slice.at, slice.count), config_.train.seed);
+        store_.initialize_slice(ctx_, slice, weight_sync_.values(i).rows(slice.at, slice.count),
+                                config_.train.seed);
   }
   optimizer_.sync_master(ctx_, piece_values_);
   weights_changed();
@@ -62,7 +66,8 @@ void Trainer::weights_changed() {
 std::vector<ParamStore::Id> Trainer::saved_here() const {
   const auto& specs = store_.specs();
   int64_t all[2] = {0, 0}, before[2] = {0, 0};  // of what is alike, of experts
-  for (size_t i = 0; i < specs.size(); ++i) all[specs[i].of_expert] += store_.numel(static_cast<ParamStore::Id>(i));
+  for (size_t i = 0; i < specs.size(); ++i)
+    all[specs[i].of_expert] += store_.numel(static_cast<ParamStore::Id>(i));
   std::vector<ParamStore::Id> mine;
   for (size_t i = 0; i < specs.size(); ++i) {
     const auto id = static_cast<ParamStore::Id>(i);
@@ -74,7 +79,8 @@ std::vector<ParamStore::Id> Trainer::saved_here() const {
   return mine;
 }
 
-/// Weights that are kept in pieces alone: brought together unit by unit, and those that this rank writes are copied.
+/// Weights that are kept in pieces alone: brought together unit by unit, and those that this rank writes are
+/// copied.
 void Trainer::collect_whole_weights(CheckpointContent& content) {
   int64_t at = 0;
   const std::vector<ParamStore::Id> ids = saved_here();
@@ -99,7 +105,8 @@ void Trainer::collect_whole_weights(CheckpointContent& content) {
   synchronize(ctx_);
 }
 
-/// Weights, where they are kept whole; moments and master weights, where every rank updates all of them (ZeRO 0).
+/// Weights, where they are kept whole; moments and master weights, where every rank updates all of them (ZeRO
+/// 0).
 std::vector<Replica> Trainer::held_by_several() const {
   std::vector<Replica> replicas;
   const int64_t stage = config_.parallel.zero_stage;
@@ -110,7 +117,8 @@ std::vector<Replica> Trainer::held_by_several() const {
     if (stage > 0 || !spec.trainable) continue;
     replicas.push_back({spec.name + ".m", optimizer_.m(id), spec.of_expert});
     if (const Tensor v = optimizer_.v(id)) replicas.push_back({spec.name + ".v", v, spec.of_expert});
-    if (const Tensor master = optimizer_.master(id)) replicas.push_back({spec.name + ".master", master, spec.of_expert});
+    if (const Tensor master = optimizer_.master(id))
+      replicas.push_back({spec.name + ".master", master, spec.of_expert});
   }
   return replicas;
 }
@@ -118,7 +126,8 @@ std::vector<Replica> Trainer::held_by_several() const {
 /// What all ranks decide alike by.
 std::string Trainer::common_state() const {
   if (measuring()) return "";
-  return fmt::format("{} {} {} {}", optimizer_.steps_applied(), policy_.state().dump(), routers_.state().dump(), heads_.state().dump());
+  return fmt::format("{} {} {} {}", optimizer_.steps_applied(), policy_.state().dump(),
+                     routers_.state().dump(), heads_.state().dump());
 }
 
 void Trainer::verify_replicas() {
@@ -135,7 +144,8 @@ void Trainer::flip_bit() {
   for (const Replica& r : held_by_several()) {
     if (r.name != flip.name) continue;
     HostView view(ctx_, r.tensor);
-    const int64_t width = 8 * dtype_size(r.tensor.dtype), at = flip.element % r.tensor.numel() * width + flip.bit % width;
+    const int64_t width = 8 * dtype_size(r.tensor.dtype),
+                  at = flip.element % r.tensor.numel() * width + flip.bit % width;
     auto* bytes = static_cast<unsigned char*>(view.tensor().data);
     bytes[at / 8] = static_cast<unsigned char>(bytes[at / 8] ^ (1 << at % 8));
     view.write_back();
@@ -154,7 +164,8 @@ WholeModel Trainer::whole_model(bool frozen_only) const {
     if (frozen_only && spec.trainable) continue;
     whole.weights.push_back({spec.name, spec.shape, dtype});
     if (!spec.trainable) continue;
-    for (const char* suffix : optimizer_.state_names(spec)) whole.optimizer.push_back({spec.name + suffix, spec.shape, wide});
+    for (const char* suffix : optimizer_.state_names(spec))
+      whole.optimizer.push_back({spec.name + suffix, spec.shape, wide});
   }
   return whole;
 }
@@ -249,19 +260,21 @@ std::vector<NamedTensor> Trainer::held(bool gradients) const {
   const auto& specs = store_.specs();
   if (config_.parallel.zero_stage < (gradients ? 2 : 3)) {
     for (int id = 0; id < static_cast<int>(specs.size()); ++id)
-      if (!gradients || store_.trains(id)) held.push_back({specs[static_cast<size_t>(id)].name, gradients ? store_.grad(id) : store_.value(id)});
+      if (!gradients || store_.trains(id))
+        held.push_back({specs[static_cast<size_t>(id)].name, gradients ? store_.grad(id) : store_.value(id)});
     return held;
   }
   for (size_t i = 0; i < grad_sync_.pieces().size(); ++i)
     for (const ParamStore::Slice& slice : store_.slices(grad_sync_.pieces()[i]))
-      held.push_back({specs[static_cast<size_t>(slice.id)].name,
-                      (gradients ? grad_sync_.grads(i) : weight_sync_.values(i)).rows(slice.at, slice.count)});
+      held.push_back(
+          {specs[static_cast<size_t>(slice.id)].name,
+           (gradients ? grad_sync_.grads(i) : weight_sync_.values(i)).rows(slice.at, slice.count)});
   return held;
 }
 
-/// The weights are still those the step began with, so its samples are computed again, micro-batch by micro-batch: weights
-/// first, then activations in the order they are computed, or gradients in theirs. Every rank computes all of it, for a forward
-/// pass may need them all; the first that found something is believed.
+/// The weights are still those the step began with, so its samples are computed again, micro-batch by
+/// micro-batch: weights first, then activations in the order they are computed, or gradients in theirs. Every
+/// rank computes all of it, for a forward pass may need them all; the first that found something is believed.
 std::string Trainer::first_nonfinite(bool loss_is_finite) {
   settle_weights();
   std::string found;

@@ -19,7 +19,8 @@ using Rows = std::vector<double>;
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-/// One attention layer computed the obvious way, in f64, from the weights and the layer's input: T by T matrices, no streams.
+/// One attention layer computed the obvious way, in f64, from the weights and the layer's input: T by T
+/// matrices, no streams.
 struct Naive {
   int64_t T, H, Hkv, D;
   std::vector<int32_t> first_key;
@@ -48,7 +49,8 @@ struct Naive {
       for (int64_t t = 0; t < T; ++t)
         for (int64_t o = 0; o < w.dim(0); ++o) {
           double sum = 0;
-          for (int64_t i = 0; i < w.dim(1); ++i) sum += Pool::get(x, t * w.dim(1) + i) * Pool::get(w, o * w.dim(1) + i);
+          for (int64_t i = 0; i < w.dim(1); ++i)
+            sum += Pool::get(x, t * w.dim(1) + i) * Pool::get(w, o * w.dim(1) + i);
           y.push_back(sum);
         }
       return y;
@@ -57,7 +59,8 @@ struct Naive {
     keys = project("k_proj.weight");
     values = project("v_proj.weight");
 
-    std::map<GatePosition, std::string> names = {{GatePosition::query, "query_"}, {GatePosition::value, "value_"}};
+    std::map<GatePosition, std::string> names = {{GatePosition::query, "query_"},
+                                                 {GatePosition::value, "value_"}};
     const auto apply = [&](GatePosition position, Rows& rows) {
       for (size_t g = 0; g < c.attention.gates.size(); ++g) {
         const GateConfig& gate = c.attention.gates[g];
@@ -67,7 +70,8 @@ struct Naive {
           z = project(names[position] + "gate_proj.weight");
         } else {
           const Tensor constant = weight("gate.weight");
-          for (int64_t i = 0; i < T * constant.numel(); ++i) z.push_back(Pool::get(constant, i % constant.numel()));
+          for (int64_t i = 0; i < T * constant.numel(); ++i)
+            z.push_back(Pool::get(constant, i % constant.numel()));
         }
         for (double& s : z) {
           if (gate.activation == GateActivation::sigmoid) s = sigmoid(s);
@@ -105,12 +109,14 @@ struct Naive {
     before.assign(static_cast<size_t>(T * H * D), 0);
     for (int64_t h = 0; h < H; ++h)
       for (int64_t t = 0; t < T; ++t) {
-        const double sink = c.attention.kind == AttentionKind::sink ? std::exp(Pool::get(weight("sinks"), h)) : 0;
+        const double sink =
+            c.attention.kind == AttentionKind::sink ? std::exp(Pool::get(weight("sinks"), h)) : 0;
         double whole = sink;
         const int64_t group = h / (H / Hkv);
         for (int64_t j = first_key[static_cast<size_t>(t)]; j <= t; ++j) {
-          const double z = std::inner_product(queries.data() + (t * H + h) * D, queries.data() + (t * H + h + 1) * D,
-                                              keys.data() + (j * Hkv + group) * D, 0.0);
+          const double z =
+              std::inner_product(queries.data() + (t * H + h) * D, queries.data() + (t * H + h + 1) * D,
+                                 keys.data() + (j * Hkv + group) * D, 0.0);
           a(h, t, j) = std::exp(z / std::sqrt(static_cast<double>(D)));
           whole += a(h, t, j);
         }
@@ -175,10 +181,13 @@ Analysis analyzed(TwoSequences& m) {
   return result;
 }
 
-double mean_of(const Rows& x) { return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size()); }
+double mean_of(const Rows& x) {
+  return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
+}
 
 double share_below(const Rows& x, double factor, double threshold) {
-  return static_cast<double>(std::count_if(x.begin(), x.end(), [&](double v) { return std::abs(v) * factor < threshold; })) /
+  return static_cast<double>(
+             std::count_if(x.begin(), x.end(), [&](double v) { return std::abs(v) * factor < threshold; })) /
          static_cast<double>(x.size());
 }
 
@@ -187,7 +196,8 @@ Rows joined(Rows a, const Rows& b) {
   return a;
 }
 
-/// What the paper calls the first token's attention: over all queries, or those that are no first tokens themselves.
+/// What the paper calls the first token's attention: over all queries, or those that are no first tokens
+/// themselves.
 double first_token(std::vector<Naive>& sequences, int64_t h, bool later) {
   double sum = 0, count = 0;
   for (Naive& n : sequences)
@@ -203,7 +213,8 @@ double importance(std::vector<Naive>& sequences, int64_t h, const ModelConfig& c
       if (gate >= 0) {
         const Rows& s = n.scores[static_cast<size_t>(gate)];
         const int64_t width = std::ssize(s) / (n.T * n.H);
-        for (int64_t i = 0; i < width; ++i) sum += s[static_cast<size_t>((t * n.H + h) * width + i)] / static_cast<double>(width);
+        for (int64_t i = 0; i < width; ++i)
+          sum += s[static_cast<size_t>((t * n.H + h) * width + i)] / static_cast<double>(width);
       } else if (c.attention.kind == AttentionKind::sink) {
         sum += n.kept[static_cast<size_t>(h * n.T + t)];
       } else if (n.starts(t)) {
@@ -235,7 +246,8 @@ void check_layer(TwoSequences& m, const nlohmann::json& all, size_t layer, doubl
   int gate_of_heads = -1;
   for (size_t g = c.attention.gates.size(); g-- > 0;)
     if (c.attention.gates[g].position == GatePosition::sdpa_output) gate_of_heads = static_cast<int>(g);
-  const bool says = gate_of_heads < 0 || is_bounded(c.attention.gates[static_cast<size_t>(gate_of_heads)].activation);
+  const bool says =
+      gate_of_heads < 0 || is_bounded(c.attention.gates[static_cast<size_t>(gate_of_heads)].activation);
   Rows heads, later, open;
   for (int64_t h = 0; h < both[0].H; ++h) {
     const auto i = static_cast<size_t>(h);
@@ -277,7 +289,8 @@ void check_layer(TwoSequences& m, const nlohmann::json& all, size_t layer, doubl
     for (const int64_t bins : {50, 100}) {
       Rows counts(static_cast<size_t>(bins), 0);
       for (const double x : s)
-        counts[static_cast<size_t>(std::min(bins - 1, static_cast<int64_t>((x - low) / (high - low) * static_cast<double>(bins))))] +=
+        counts[static_cast<size_t>(std::min(
+            bins - 1, static_cast<int64_t>((x - low) / (high - low) * static_cast<double>(bins))))] +=
             1.0 / static_cast<double>(s.size());
       const auto& histogram = gate["histogram_" + std::to_string(bins)];
       REQUIRE(histogram.size() == counts.size());
@@ -285,7 +298,8 @@ void check_layer(TwoSequences& m, const nlohmann::json& all, size_t layer, doubl
     }
     Rows sorted = s;
     std::sort(sorted.begin(), sorted.end());
-    CHECK(std::abs(gate["quantiles"]["0.5"].get<double>() - sorted[(sorted.size() - 1) / 2]) <= 2 * (high - low) / kFineBins);
+    CHECK(std::abs(gate["quantiles"]["0.5"].get<double>() - sorted[(sorted.size() - 1) / 2]) <=
+          2 * (high - low) / kFineBins);
   }
 
   const auto& output = j["attention_output"];
@@ -301,8 +315,10 @@ void check_layer(TwoSequences& m, const nlohmann::json& all, size_t layer, doubl
     equal(output[std::string(name) + "_before"], share_below(before, 1, threshold));
     equal(output[std::string(name) + "_after"], share_below(after, 1, threshold));
     const auto& scaled = output[std::string(name) + "_before_times_mean_gate"];
-    if (gate_of_heads < 0) CHECK(scaled.is_null());
-    else equal(scaled, share_below(before, std::abs(mean_gate), threshold));
+    if (gate_of_heads < 0)
+      CHECK(scaled.is_null());
+    else
+      equal(scaled, share_below(before, std::abs(mean_gate), threshold));
   }
 
   size_t tap = 0;
@@ -343,17 +359,21 @@ TEST_CASE("every statistic equals that of attention computed token by token from
   experts.moe.moe_intermediate_size = 4;
   experts.norm_placement = NormPlacement::sandwich;
   activated.attention.output_activation = OutputActivation::silu;
-  for (const ModelConfig& config : {tiny({}), tiny({}, sink), tiny({{}, kValue}, sink), tiny({kValue, kConstant}),
-                                    tiny({kHeadwise, kQuery}), tiny({kSilu}), experts, activated}) {
+  for (const ModelConfig& config :
+       {tiny({}), tiny({}, sink), tiny({{}, kValue}, sink), tiny({kValue, kConstant}),
+        tiny({kHeadwise, kQuery}), tiny({kSilu}), experts, activated}) {
     TwoSequences m(config);
     const auto json = nlohmann::json::parse(to_json(analyzed(m)).dump());
     for (size_t layer = 0; layer < 2; ++layer) check_layer(m, json, layer, 1e-9);
     const auto& total = json["total"];
     CHECK(json["tokens"] == 2 * m.a.batch.size());
-    for (const char* name : {"first_token_attention", "first_token_attention_without_first_query", "value_norm_first"})
+    for (const char* name :
+         {"first_token_attention", "first_token_attention_without_first_query", "value_norm_first"})
       CHECK(total[name].get<double>() ==
-            Approx((json["layers"][0][name].get<double>() + json["layers"][1][name].get<double>()) / 2).epsilon(1e-12));
-    const double residual[] = {json["layers"][0]["max"]["ffn_residual"], json["layers"][1]["max"]["ffn_residual"]};
+            Approx((json["layers"][0][name].get<double>() + json["layers"][1][name].get<double>()) / 2)
+                .epsilon(1e-12));
+    const double residual[] = {json["layers"][0]["max"]["ffn_residual"],
+                               json["layers"][1]["max"]["ffn_residual"]};
     CHECK(total["m_act_mean"] == Approx((residual[0] + residual[1]) / 2).epsilon(1e-14));
     CHECK(total["m_act_max"] == std::max(residual[0], residual[1]));
     CHECK(total["mean_gate_score"].is_null() == config.attention.gates.empty());
@@ -376,10 +396,11 @@ TEST_CASE("attention maps are those of the whole matrix, and planes hold queries
         double expected = 0;
         for (int64_t h = 0; h < H; ++h) {
           expected += (n.a(h, t, j) + other.a(h, t, j)) / static_cast<double>(2 * H);
-          REQUIRE(heads[((layer * H + static_cast<size_t>(h)) * M + static_cast<size_t>(t)) * M + static_cast<size_t>(j)] ==
-                  Approx(n.a(h, t, j)).margin(1e-7));
+          REQUIRE(heads[((layer * H + static_cast<size_t>(h)) * M + static_cast<size_t>(t)) * M +
+                        static_cast<size_t>(j)] == Approx(n.a(h, t, j)).margin(1e-7));
         }
-        REQUIRE(mean[(layer * M + static_cast<size_t>(t)) * M + static_cast<size_t>(j)] == Approx(expected).margin(1e-7));
+        REQUIRE(mean[(layer * M + static_cast<size_t>(t)) * M + static_cast<size_t>(j)] ==
+                Approx(expected).margin(1e-7));
       }
     // A plane keeps distances from its axes' origin as the explained share says.
     const AttentionMaps::Planes queries = result.maps.queries();
@@ -392,21 +413,25 @@ TEST_CASE("attention maps are those of the whole matrix, and planes hold queries
         whole += std::pow(deviation(x, 0), 2);
       }
       const size_t head = layer * H + static_cast<size_t>(h);
-      for (int64_t i = 0; i < 2 * M * 2; ++i) kept += std::pow(queries.points[head * 2 * 2 * M + static_cast<size_t>(i)], 2);
+      for (int64_t i = 0; i < 2 * M * 2; ++i)
+        kept += std::pow(queries.points[head * 2 * 2 * M + static_cast<size_t>(i)], 2);
       CHECK(kept / static_cast<double>(2 * M) / whole ==
             Approx(queries.explained[2 * head] + queries.explained[2 * head + 1]).epsilon(1e-5));
     }
   }
 }
 
-TEST_CASE("principal components: the closed form of two dimensions, and a matrix put together again", "[analyze]") {
+TEST_CASE("principal components: the closed form of two dimensions, and a matrix put together again",
+          "[analyze]") {
   // (x, y) with variances 1 and 4, covariance 1.2: eigenvalues (5 +- sqrt(9 + 4 * 1.44)) / 2.
   const double root = std::sqrt(9 + 4 * 1.44), large = (5 + root) / 2, small = (5 - root) / 2;
   const Rows points = {1, 1.2, 1, 1.2, -1, -1.2, -1, -1.2, 0, 0, 0, 0, 0, 0, 0, 0};
   Rows scaled;
-  for (size_t i = 0; i < 8; ++i) {  // 4 x (1, 1.2) / sqrt(n), and what is missing of y: 4 - 1.44 = 2.56 over 4 rows
+  for (size_t i = 0; i < 8;
+       ++i) {  // 4 x (1, 1.2) / sqrt(n), and what is missing of y: 4 - 1.44 = 2.56 over 4 rows
     scaled.push_back(points[2 * i] * std::sqrt(2.0) + 10);
-    scaled.push_back(points[2 * i + 1] * std::sqrt(2.0) + (i < 4 ? 0 : (i % 2 == 0 ? 1 : -1) * std::sqrt(5.12)) - 3);
+    scaled.push_back(points[2 * i + 1] * std::sqrt(2.0) +
+                     (i < 4 ? 0 : (i % 2 == 0 ? 1 : -1) * std::sqrt(5.12)) - 3);
   }
   const Projection p = project_to_plane(scaled.data(), 8, 2);
   CHECK(p.explained[0] == Approx(large / 5).epsilon(1e-12));
@@ -421,7 +446,8 @@ TEST_CASE("principal components: the closed form of two dimensions, and a matrix
   constexpr int64_t n = 9;
   const Tensor random = pool.normal(DType::f64, {n, n});
   Rows a(n * n), vectors;
-  for (int64_t i = 0; i < n * n; ++i) a[static_cast<size_t>(i)] = Pool::get(random, i) + Pool::get(random, i % n * n + i / n);
+  for (int64_t i = 0; i < n * n; ++i)
+    a[static_cast<size_t>(i)] = Pool::get(random, i) + Pool::get(random, i % n * n + i / n);
   const Rows values = symmetric_eigen(a, n, vectors);
   for (size_t i = 0; i < n; ++i)
     for (size_t j = 0; j < n; ++j) {

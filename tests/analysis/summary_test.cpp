@@ -91,14 +91,16 @@ TEST_CASE("gate scores are the means of the activated logits, gate by gate", "[s
   const int64_t heads = z.dim(1), width = z.dim(2);
   std::vector<double> importance(static_cast<size_t>(heads), 0.0);
   for (int64_t i = 0; i < z.numel(); ++i)
-    importance[static_cast<size_t>(i / width % heads)] += sigmoid(Pool::get(z, i)) / static_cast<double>(z.dim(0) * width);
+    importance[static_cast<size_t>(i / width % heads)] +=
+        sigmoid(Pool::get(z, i)) / static_cast<double>(z.dim(0) * width);
   double mean = 0, squares = 0;
   for (const double x : importance) mean += x / static_cast<double>(heads);
   for (const double x : importance) squares += (x - mean) * (x - mean);
   for (size_t h = 0; h < importance.size(); ++h)
     CHECK(summary.layers[0].importance[h] == Approx(importance[h]).epsilon(1e-10));
   REQUIRE(summary.imbalance);
-  CHECK(*summary.imbalance == Approx(std::sqrt(squares / static_cast<double>(heads - 1)) / mean).epsilon(1e-10));
+  CHECK(*summary.imbalance ==
+        Approx(std::sqrt(squares / static_cast<double>(heads - 1)) / mean).epsilon(1e-10));
   CHECK(*summary.mean_gate_score == Approx((scores[0] + scores[1] + scores[2]) / 3).epsilon(1e-12));
 }
 

@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 
-#include "support/temp_folder.h"
 #include "checkpoint/safetensors.h"
+#include "support/temp_folder.h"
 
 using namespace sluice;
 using Catch::Matchers::Contains;

@@ -8,9 +8,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "support/temp_folder.h"
-#include "checkpoint/store.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/store.h"
+#include "support/temp_folder.h"
 
 using namespace sluice;
 using Catch::Matchers::Contains;
@@ -126,7 +126,8 @@ TEST_CASE("every difference between file and model is listed at once", "[load_we
     CHECK(error.code() == ExitCode::data);
     CHECK_THAT(error.what(),
                Contains("qwen3_tiny does not fit the model (model_type qwen3, 4 tensors)") &&
-                   Contains("missing: self_attn.gate_proj.weight in 2 layers, (32, 16) (the configuration has a gate: model.attention.gates)") &&
+                   Contains("missing: self_attn.gate_proj.weight in 2 layers, (32, 16) (the configuration "
+                            "has a gate: model.attention.gates)") &&
                    Contains("unexpected: model.layers.0.self_attn.k_proj.weight (16, 16) F32") &&
                    Contains("vocab_size: folder 32, configuration 33 (in 1 tensor)"));
   }
@@ -144,7 +145,8 @@ TEST_CASE("a model of another size is told by its sizes, not tensor by tensor", 
   Model wide = tiny_qwen3(DType::f32);
   for (NamedTensor& t : wide.tensors)
     for (int i = 0; i < t.tensor.rank; ++i)
-      if (t.tensor.shape[static_cast<size_t>(i)] == 16 && t.name.find("k_proj") == std::string::npos && t.name.find("v_proj") == std::string::npos)
+      if (t.tensor.shape[static_cast<size_t>(i)] == 16 && t.name.find("k_proj") == std::string::npos &&
+          t.name.find("v_proj") == std::string::npos)
         t.tensor.shape[static_cast<size_t>(i)] = 48;
   const std::string text = refusal(wide);
   INFO(text);
@@ -159,10 +161,14 @@ TEST_CASE("a model of another size is told by its sizes, not tensor by tensor", 
       t.name.replace(t.name.find(".1."), 3, fmt::format(".{}.", more));
       deep.tensors.push_back(t);
     }
-  CHECK_THAT(refusal(deep), Contains("22 tensors") && Contains("\n  num_hidden_layers: folder 2, configuration 4") && !Contains("missing"));
+  CHECK_THAT(refusal(deep), Contains("22 tensors") &&
+                                Contains("\n  num_hidden_layers: folder 2, configuration 4") &&
+                                !Contains("missing"));
   Model shallow = tiny_qwen3(DType::f32);
-  shallow.tensors.erase(shallow.tensors.begin() + 1 + static_cast<int64_t>(layer), shallow.tensors.begin() + 1 + 2 * static_cast<int64_t>(layer));
-  CHECK_THAT(refusal(shallow), Contains("\n  num_hidden_layers: folder 2, configuration 1") && !Contains("unexpected"));
+  shallow.tensors.erase(shallow.tensors.begin() + 1 + static_cast<int64_t>(layer),
+                        shallow.tensors.begin() + 1 + 2 * static_cast<int64_t>(layer));
+  CHECK_THAT(refusal(shallow),
+             Contains("\n  num_hidden_layers: folder 2, configuration 1") && !Contains("unexpected"));
 }
 
 TEST_CASE("shards are found through their index", "[load_weights]") {

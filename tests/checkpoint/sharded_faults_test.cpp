@@ -1,16 +1,16 @@
-// One rank of several dies, cannot write, or never ends, at every operation of a save: nothing older is lost, all ranks hear the
-// same, and training goes on.
+// One rank of several dies, cannot write, or never ends, at every operation of a save: nothing older is lost,
+// all ranks hear the same, and training goes on.
 #include <spdlog/spdlog.h>
 #include <sys/syscall.h>
 
 #include <filesystem>
 
+#include "checkpoint/rotation.h"
+#include "checkpoint/sharded_toy.h"
+#include "checkpoint/write.h"
 #include "core/parallel_for.h"
 #include "support/process_ranks.h"
 #include "support/temp_folder.h"
-#include "checkpoint/write.h"
-#include "checkpoint/rotation.h"
-#include "checkpoint/sharded_toy.h"
 
 using namespace sluice;
 using namespace sluice::test;
@@ -35,7 +35,8 @@ bool agree(Communicator& c, CheckpointStore& store) {
   const Verdict mine{std::hash<std::string>()(store.last_error()), store.saved_step()};
   std::vector<Verdict> all(static_cast<size_t>(c.size()));
   c.all_gather(all.data(), &mine, sizeof(mine));
-  return std::all_of(all.begin(), all.end(), [&](const Verdict& v) { return v.error == mine.error && v.step == mine.step; });
+  return std::all_of(all.begin(), all.end(),
+                     [&](const Verdict& v) { return v.error == mine.error && v.step == mine.step; });
 }
 
 /// A run folder that `ranks` ranks have saved steps 10 and 20 into, copied afresh for every trial.
@@ -45,7 +46,8 @@ class Trials {
     spdlog::set_level(spdlog::level::off);  // hundreds of expected warnings
     set_num_threads(1);                     // the pool of threads would not survive a fork
     for (const int64_t step : {10, 20})
-      for (const int status : run_process_ranks(ranks, [&](Communicator& c) { return save(c, root_ / "seed", step, false); }))
+      for (const int status :
+           run_process_ranks(ranks, [&](Communicator& c) { return save(c, root_ / "seed", step, false); }))
         REQUIRE(exit_status(status) == kSaved);
   }
   ~Trials() {
@@ -86,8 +88,9 @@ int64_t newest(const std::string& folder) {
 
 bool has_litter(const std::string& folder) {
   const auto names = io::list_directory(folder);
-  return std::any_of(names.begin(), names.end(),
-                     [](const std::string& name) { return name != "LATEST" && step_of_folder_name(name) < 0; });
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    return name != "LATEST" && step_of_folder_name(name) < 0;
+  });
 }
 
 }  // namespace
@@ -105,7 +108,8 @@ TEST_CASE("a kill of any rank at any operation of a save leaves one complete sta
       const auto statuses = run_process_ranks(
           ranks,
           [&](Communicator& c) {
-            if (c.rank() == victim) ::setenv("SLUICE_CRASH", fmt::format("{}{}", n, torn ? ":torn" : "").c_str(), 1);
+            if (c.rank() == victim)
+              ::setenv("SLUICE_CRASH", fmt::format("{}{}", n, torn ? ":torn" : "").c_str(), 1);
             return Trials::save(c, folder, 30, async);
           },
           n % 4);  // the others go on for so many milliseconds
@@ -115,10 +119,13 @@ TEST_CASE("a kill of any rank at any operation of a save leaves one complete sta
       const bool killed = WIFSIGNALED(statuses[static_cast<size_t>(victim)]);
       // The next start, by another number of ranks, clears up and saves.
       if (n % 2 == 0)
-        for (const int status : run_process_ranks(2, [&](Communicator& c) { return Trials::save(c, folder, 40, true); }))
+        for (const int status :
+             run_process_ranks(2, [&](Communicator& c) { return Trials::save(c, folder, 40, true); }))
           REQUIRE(exit_status(status) == kSaved);
       else
-        REQUIRE(run_process_ranks(1, [&](Communicator& c) { return Trials::save(c, folder, 40, false); })[0] == kSaved << 8);
+        REQUIRE(run_process_ranks(1, [&](Communicator& c) {
+                  return Trials::save(c, folder, 40, false);
+                })[0] == kSaved << 8);
       REQUIRE(newest(folder) == 40);
       REQUIRE_FALSE(has_litter(folder));
       if (!killed) {
@@ -131,7 +138,8 @@ TEST_CASE("a kill of any rank at any operation of a save leaves one complete sta
   CHECK(newer >= 2);
 }
 
-TEST_CASE("an error at any operation of any rank costs that save at most, and all hear of it", "[sharded][crash]") {
+TEST_CASE("an error at any operation of any rank costs that save at most, and all hear of it",
+          "[sharded][crash]") {
   const int ranks = GENERATE(2, 3);
   Trials trials(ranks);
   int failures = 0, trial = 0;
@@ -141,16 +149,19 @@ TEST_CASE("an error at any operation of any rank costs that save at most, and al
         REQUIRE(n < 300);
         const std::string folder = trials.fresh();
         const bool sticky = n % 3 == 0, async = n % 2 == 0;
-        INFO(error << " of rank " << victim << " of " << ranks << " at operation " << n << (sticky ? " and all after it" : ""));
+        INFO(error << " of rank " << victim << " of " << ranks << " at operation " << n
+                   << (sticky ? " and all after it" : ""));
         const auto statuses = run_process_ranks(ranks, [&](Communicator& c) {
           ShardedState state(30), next(40);
           const Layout layout = even_layout(state, c.size());
           const CheckpointContent content = content_of(state, layout, c.rank());
           CheckpointStore store(folder, checkpoint_config_of(async), content, nullptr, &c);
-          if (c.rank() == victim) ::setenv("SLUICE_IOFAIL", fmt::format("{}:{}{}", n, error, sticky ? ":sticky" : "").c_str(), 1);
+          if (c.rank() == victim)
+            ::setenv("SLUICE_IOFAIL", fmt::format("{}:{}{}", n, error, sticky ? ":sticky" : "").c_str(), 1);
           store.save(content);
           const bool ok = store.wait();
-          const bool same = agree(c, store) && ok == (store.saved_step() == 30) && ok == store.last_error().empty();
+          const bool same =
+              agree(c, store) && ok == (store.saved_step() == 30) && ok == store.last_error().empty();
           const bool named = ok || store.last_error().find(error) != std::string::npos;
           // Reached? With fewer operations than n the fault is still waiting.
           int64_t reached = 1;
@@ -204,7 +215,8 @@ TEST_CASE("a rank that never ends its part costs the save, after the limit", "[s
     std::vector<float> big(size_t{8} << 20, 1.0f);  // long enough to be caught while it is written
     ShardedState state(30);
     CheckpointContent content = content_of(state, even_layout(state, 2), c.rank());
-    content.optimizer.push_back({fmt::format("big{}", c.rank()), Tensor(big.data(), DType::f32, {std::ssize(big)})});
+    content.optimizer.push_back(
+        {fmt::format("big{}", c.rank()), Tensor(big.data(), DType::f32, {std::ssize(big)})});
     CheckpointStore store(folder, checkpoint_config_of(true, 0.4), content, nullptr, &c);
     const auto begin = std::chrono::steady_clock::now();
     store.save(content);
@@ -254,7 +266,8 @@ TEST_CASE("a part that is damaged, of another step or told to have failed is no 
   const std::string part = lead.staging + "/part-00001.json";
   Patience patience;
   patience.seconds = 0.02;
-  CHECK_THROWS_WITH(collect_parts(lead, mine, patience), Contains("rank 1 did not write its part within 0.02 s"));
+  CHECK_THROWS_WITH(collect_parts(lead, mine, patience),
+                    Contains("rank 1 did not write its part within 0.02 s"));
   patience.ended = true;
   CHECK_THROWS_WITH(collect_parts(lead, mine, patience), Contains("no part from rank 1"));
   Manifest theirs = write_files(follower);

@@ -1,20 +1,20 @@
 // Checkpoints of several ranks: any cut saved, any other loaded; what is wrong is told alike on all ranks.
-#include <spdlog/spdlog.h>
 #include <sched.h>
+#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
 #include <mutex>
 
-#include "comm/threads.h"
-#include "core/parallel_for.h"
-#include "support/temp_folder.h"
 #include "checkpoint/compare.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/rotation.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/sharded_toy.h"
+#include "comm/threads.h"
+#include "core/parallel_for.h"
+#include "support/temp_folder.h"
 
 using namespace sluice;
 using namespace sluice::test;
@@ -41,7 +41,8 @@ std::string save(const std::string& folder, ShardedState& state, const Layout& l
     store.save(content);
     const bool ok = store.wait();
     errors[static_cast<size_t>(c.rank())] = store.last_error();
-    require(ok == store.last_error().empty() && ok == (store.saved_step() == state.step), "verdict and step disagree");
+    require(ok == store.last_error().empty() && ok == (store.saved_step() == state.step),
+            "verdict and step disagree");
   });
   for (const std::string& error : errors) REQUIRE(error == errors[0]);
   return errors[0];
@@ -89,7 +90,8 @@ TEST_CASE("whatever cut a checkpoint was saved in, any other cut loads its bits"
     const TempFolder folder;
     ShardedState state(100 + pair);
     const int savers = 1 + static_cast<int>(random() % 4), loaders = 1 + static_cast<int>(random() % 4);
-    const Layout from = random_layout(random, state, savers, false), to = random_layout(random, state, loaders, true);
+    const Layout from = random_layout(random, state, savers, false),
+                 to = random_layout(random, state, loaders, true);
     INFO("pair " << pair << ": " << savers << " ranks save, " << loaders << " load");
     REQUIRE(save(folder / "a", state, from, pair % 2 == 1).empty());
     ShardedState loaded = load(folder / "a", state, to);
@@ -98,7 +100,8 @@ TEST_CASE("whatever cut a checkpoint was saved in, any other cut loads its bits"
     // Saved again in a third cut, it is the same checkpoint; with one bit changed, it is not.
     const Layout again = random_layout(random, state, loaders, false);
     REQUIRE(save(folder / "b", loaded, again).empty());
-    const std::string a = folder / "a/" + step_folder_name(state.step), b = folder / "b/" + step_folder_name(state.step);
+    const std::string a = folder / "a/" + step_folder_name(state.step),
+                      b = folder / "b/" + step_folder_name(state.step);
     Comparison c = compare_checkpoints(a, b);
     CHECK(c.differences.empty());
     CHECK(c.tensors == 12);
@@ -122,10 +125,11 @@ TEST_CASE("several ranks write several files, and other programs find the weight
   REQUIRE(save(folder / "ckpt", state, even_layout(state, 3), true).empty());
   const std::string path = folder / "ckpt/step_00000007";
   CHECK(io::list_directory(path) ==
-        std::vector<std::string>{"MANIFEST.json", "config.json", "config.yaml", "model-00001-of-00003.safetensors",
-                                 "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors",
-                                 "model.safetensors.index.json", "optim-00001-of-00003.safetensors",
-                                 "optim-00002-of-00003.safetensors", "optim-00003-of-00003.safetensors", "state.json"});
+        std::vector<std::string>{"MANIFEST.json", "config.json", "config.yaml",
+                                 "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
+                                 "model-00003-of-00003.safetensors", "model.safetensors.index.json",
+                                 "optim-00001-of-00003.safetensors", "optim-00002-of-00003.safetensors",
+                                 "optim-00003-of-00003.safetensors", "state.json"});
   CHECK(io::list_directory(folder / "ckpt") == std::vector<std::string>{"LATEST", "step_00000007"});
   const auto index = nlohmann::json::parse(io::read_file(path + "/model.safetensors.index.json"));
   CHECK(index["metadata"]["total_size"] == 2 * (35 + 24 + 24 + 5));
@@ -157,14 +161,17 @@ TEST_CASE("one rank writes the files it always wrote, alone or among ranks that 
   one.ranks = 3;
   REQUIRE(save(folder / "b", state, one, true).empty());
   const std::string a = folder / "a/step_00000007/", b = folder / "b/step_00000007/";
-  CHECK(io::list_directory(a) == std::vector<std::string>{"MANIFEST.json", "config.json", "config.yaml", "model.safetensors",
-                                                          "optim.safetensors", "state.json"});
+  CHECK(io::list_directory(a) == std::vector<std::string>{"MANIFEST.json", "config.json", "config.yaml",
+                                                          "model.safetensors", "optim.safetensors",
+                                                          "state.json"});
   CHECK(io::list_directory(a) == io::list_directory(b));
-  for (const std::string& name : io::list_directory(a)) CHECK(io::read_file(a + name) == io::read_file(b + name));
+  for (const std::string& name : io::list_directory(a))
+    CHECK(io::read_file(a + name) == io::read_file(b + name));
   CHECK_THAT(io::read_file(a + "MANIFEST.json"), Contains("\"version\": 1,") && !Contains("slice"));
   for (Cut& cut : one.cuts) cut.rank = 2;  // it need not be rank 0
   REQUIRE(save(folder / "c", state, one).empty());
-  CHECK(io::read_file(folder / "c/step_00000007/model.safetensors") == io::read_file(a + "model.safetensors"));
+  CHECK(io::read_file(folder / "c/step_00000007/model.safetensors") ==
+        io::read_file(a + "model.safetensors"));
 }
 
 TEST_CASE("a checkpoint that does not fit the model is refused alike by all ranks", "[sharded]") {
@@ -179,7 +186,9 @@ TEST_CASE("a checkpoint that does not fit the model is refused alike by all rank
       CheckpointContent targets = content_of(mine, layout, c.rank());
       const auto unknown = [](const std::vector<TensorShape>& all) {
         return [&](const NamedTensor& t) {
-          return std::none_of(all.begin(), all.end(), [&](const TensorShape& w) { return w.name == t.name && w.shape == whole_shape(t) && w.dtype == t.tensor.dtype; });
+          return std::none_of(all.begin(), all.end(), [&](const TensorShape& w) {
+            return w.name == t.name && w.shape == whole_shape(t) && w.dtype == t.tensor.dtype;
+          });
         };
       };
       std::erase_if(targets.weights, unknown(model.weights));
@@ -192,10 +201,12 @@ TEST_CASE("a checkpoint that does not fit the model is refused alike by all rank
   other.weights[0].name = "model.other.weight";  // whose rank alone holds it
   other.optimizer[4].shape = {5, 5};
   other.optimizer[5].dtype = DType::f32;
-  CHECK_THAT(attempt(other), Contains("4 tensors)") && Contains("missing: model.other.weight (7, 5)") &&
-                                 Contains("unexpected: model.embed_tokens.weight (7, 5) BF16") &&
-                                 Contains("shape: model.layers.10.mlp.up_proj.weight.m is (3, 2, 4) F32, the model wants (5, 5)") &&
-                                 Contains("type: model.layers.10.mlp.up_proj.weight.v is F64, the model wants f32"));
+  CHECK_THAT(
+      attempt(other),
+      Contains("4 tensors)") && Contains("missing: model.other.weight (7, 5)") &&
+          Contains("unexpected: model.embed_tokens.weight (7, 5) BF16") &&
+          Contains("shape: model.layers.10.mlp.up_proj.weight.m is (3, 2, 4) F32, the model wants (5, 5)") &&
+          Contains("type: model.layers.10.mlp.up_proj.weight.v is F64, the model wants f32"));
 
   // Slices that leave a hole, or lie over each other, by a manifest with a true checksum.
   const Manifest good = read_manifest(path);
@@ -209,10 +220,17 @@ TEST_CASE("a checkpoint that does not fit the model is refused alike by all rank
   CHECK_THAT(changed([](TensorRecord& t) { t.begin += 1; }),
              Contains("incomplete: model.norm.weight.m: elements [2, 3) of (5) F32 are in no file") &&
                  Contains("is not the one in the manifest"));
-  CHECK_THAT(changed([](TensorRecord& t) { t.begin -= 1; t.end -= 1; }), Contains("elements from 1 on of (5) F32 are there twice"));
-  CHECK_THAT(changed([](TensorRecord& t) { t.end += 1; }), Contains("its slice does not lie within its shape"));
-  CHECK_THAT(changed([](TensorRecord& t) { t.shape = {6}; }), Contains("its slices are of (5) F32 and of (6) F32"));
-  CHECK_THAT(changed([](TensorRecord& t) { t.offset += 1000000; }), Contains("it does not lie within its file"));
+  CHECK_THAT(changed([](TensorRecord& t) {
+               t.begin -= 1;
+               t.end -= 1;
+             }),
+             Contains("elements from 1 on of (5) F32 are there twice"));
+  CHECK_THAT(changed([](TensorRecord& t) { t.end += 1; }),
+             Contains("its slice does not lie within its shape"));
+  CHECK_THAT(changed([](TensorRecord& t) { t.shape = {6}; }),
+             Contains("its slices are of (5) F32 and of (6) F32"));
+  CHECK_THAT(changed([](TensorRecord& t) { t.offset += 1000000; }),
+             Contains("it does not lie within its file"));
   // A piece that is read whole is hashed again from the memory it went to.
   changed([](TensorRecord& t) { t.xxh3_128[3] ^= 1; });
   CHECK_THAT(common_error(2,
@@ -233,8 +251,9 @@ TEST_CASE("what ranks together do not hold exactly once is not saved", "[sharded
   Layout layout = even_layout(state, 2);
   const Cut last = layout.cuts.back();
   layout.cuts.pop_back();
-  CHECK_THAT(save(folder / "ckpt", next, layout), Contains("step 8") && Contains("every tensor exactly once") &&
-                                                      Contains("model.norm.weight.v: elements [2, 5) of (5) F64 are in no file"));
+  CHECK_THAT(save(folder / "ckpt", next, layout),
+             Contains("step 8") && Contains("every tensor exactly once") &&
+                 Contains("model.norm.weight.v: elements [2, 5) of (5) F64 are in no file"));
   layout.cuts.push_back(last);
   layout.cuts.push_back({0, last.tensor, 1, 1});
   CHECK_THAT(save(folder / "ckpt", next, layout), Contains("elements from 1 on") && Contains("twice"));
@@ -243,8 +262,9 @@ TEST_CASE("what ranks together do not hold exactly once is not saved", "[sharded
   const ShardedState before = next;
   std::fill(next.optimizer[6].bytes.end() - 4, next.optimizer[6].bytes.end(), '\x7f');
   next.optimizer[6].bytes[next.optimizer[6].bytes.size() - 2] = '\x80';  // 0x7f80....: a NaN
-  CHECK_THAT(save(folder / "ckpt", next, layout, true),
-             Contains("rank 1: refused: model.norm.weight.m holds a value that is not finite (element 4 of 5)"));
+  CHECK_THAT(
+      save(folder / "ckpt", next, layout, true),
+      Contains("rank 1: refused: model.norm.weight.m holds a value that is not finite (element 4 of 5)"));
   CHECK(list_checkpoints(folder / "ckpt").size() == 1);
   next = before;
   CHECK(save(folder / "ckpt", next, layout, true).empty());
@@ -259,7 +279,8 @@ TEST_CASE("damage to any shard is found by all ranks, and the checkpoint before 
   const Layout layout = even_layout(older, 3);
   REQUIRE(save(folder / "seed", older, layout).empty());
   REQUIRE(save(folder / "seed", newer, layout).empty());
-  using Damage = std::function<void(const std::string& file, const std::string& other, const std::string& sibling)>;
+  using Damage =
+      std::function<void(const std::string& file, const std::string& other, const std::string& sibling)>;
   const std::vector<std::pair<const char*, Damage>> damages = {
       {"a flipped bit",
        [](auto& file, auto&, auto&) {
@@ -269,7 +290,8 @@ TEST_CASE("damage to any shard is found by all ranks, and the checkpoint before 
        }},
       {"cut", [](auto& file, auto&, auto&) { fs::resize_file(file, fs::file_size(file) / 2); }},
       {"deleted", [](auto& file, auto&, auto&) { fs::remove(file); }},
-      {"another step's", [](auto& file, auto& other, auto&) { fs::copy_file(other, file, fs::copy_options::overwrite_existing); }},
+      {"another step's", [](auto& file, auto& other,
+                            auto&) { fs::copy_file(other, file, fs::copy_options::overwrite_existing); }},
       {"swapped with another shard", [](auto& file, auto&, auto& sibling) {
          fs::rename(file, file + ".x");
          fs::rename(sibling, file);
@@ -280,9 +302,11 @@ TEST_CASE("damage to any shard is found by all ranks, and the checkpoint before 
     for (const auto& [what, damage] : damages) {
       const std::string other = folder / "seed/step_00000007/" + name;
       std::string sibling = name;
-      if (const size_t at = name.find("-0000"); at != std::string::npos) sibling[at + 5] = name[at + 5] == '3' ? '1' : '3';
+      if (const size_t at = name.find("-0000"); at != std::string::npos)
+        sibling[at + 5] = name[at + 5] == '3' ? '1' : '3';
       if (sibling == name && std::string(what).find("swapped") == 0) continue;
-      if (std::string(what) == "another step's" && io::read_file(folder / "seed/step_00000008/" + name) == io::read_file(other))
+      if (std::string(what) == "another step's" &&
+          io::read_file(folder / "seed/step_00000008/" + name) == io::read_file(other))
         continue;
       io::remove_tree(folder / "trial");
       fs::copy(folder / "seed", folder / "trial", fs::copy_options::recursive);
@@ -294,7 +318,8 @@ TEST_CASE("damage to any shard is found by all ranks, and the checkpoint before 
       CHECK((error.find(name) != std::string::npos || error.find(sibling) != std::string::npos));
       REQUIRE(load(folder / "trial", older, even_layout(older, 2)).bits() == older.bits());
       fs::remove(folder / "trial/step_00000007/model.safetensors.index.json");
-      const std::string none = common_error(2, [&](Communicator& c) { newest_valid_checkpoint(folder / "trial", &c); });
+      const std::string none =
+          common_error(2, [&](Communicator& c) { newest_valid_checkpoint(folder / "trial", &c); });
       CHECK_THAT(none, Contains("no valid checkpoint; refusing to start from scratch (2 found"));
       ++trials;
     }
@@ -322,7 +347,8 @@ TEST_CASE("changed bytes of shards, manifest and index are noticed", "[sharded]"
         verify_checkpoint(path);
         FAIL("byte " << i << " of " << name << " was not noticed");
       } catch (const Error& error) {
-        if (error.code() != ExitCode::data || std::string(error.what()).find(name) == std::string::npos) FAIL(error.what());
+        if (error.code() != ExitCode::data || std::string(error.what()).find(name) == std::string::npos)
+          FAIL(error.what());
       }
     }
     write_over(file, good);
@@ -342,7 +368,8 @@ TEST_CASE("ranks that do not share a file system are told so before the first sa
     io::make_directories(mine);
     require(::chdir(mine.c_str()) == 0, "chdir");
     try {
-      CheckpointStore("ckpt", checkpoint_config_of(false, 0.2), content_of(state, even_layout(state, 2), c.rank()), nullptr, &c);
+      CheckpointStore("ckpt", checkpoint_config_of(false, 0.2),
+                      content_of(state, even_layout(state, 2), c.rank()), nullptr, &c);
     } catch (const Error& error) {
       errors[static_cast<size_t>(c.rank())] = error.what();
     }
@@ -355,7 +382,8 @@ TEST_CASE("restoring takes no memory beside what it restores", "[sharded]") {
   // 72 MiB in three files, cut so that no target is one piece.
   const int64_t n = int64_t{6} << 20;
   std::vector<float> w(static_cast<size_t>(n)), m(w), v(w);
-  for (int64_t i = 0; i < n; ++i) w[static_cast<size_t>(i)] = static_cast<float>(i), m[static_cast<size_t>(i)] = -w[static_cast<size_t>(i)];
+  for (int64_t i = 0; i < n; ++i)
+    w[static_cast<size_t>(i)] = static_cast<float>(i), m[static_cast<size_t>(i)] = -w[static_cast<size_t>(i)];
   const auto slice = [&](const char* name, std::vector<float>& values, int64_t begin, int64_t end) {
     return NamedTensor{name, Tensor(values.data() + begin, DType::f32, {end - begin}), {n}, begin};
   };
@@ -375,7 +403,8 @@ TEST_CASE("restoring takes no memory beside what it restores", "[sharded]") {
     set_num_threads(1);
     std::fill(w.begin(), w.end(), 0.0f);
     std::fill(m.begin(), m.end(), 0.0f);
-    // Private memory of the process may grow by 6 MiB from here on: for the pieces of the C library, not for a tensor.
+    // Private memory of the process may grow by 6 MiB from here on: for the pieces of the C library, not for
+    // a tensor.
     const std::string text = io::read_file("/proc/self/status");
     const int64_t data = std::stoll(text.substr(text.find("VmData:") + 7)) << 10;
     const rlimit limit{static_cast<rlim_t>(data + (6 << 20)), static_cast<rlim_t>(data + (6 << 20))};
@@ -383,12 +412,15 @@ TEST_CASE("restoring takes no memory beside what it restores", "[sharded]") {
     try {
       const CheckpointInfo info = newest_valid_checkpoint(folder / "ckpt");
       load_checkpoint(info.path, {{"w", Tensor(w.data(), DType::f32, {n})}},
-                      {slice("w.m", m, 0, 5000000), slice("w.m", m, 5000000, n), slice("w.v", v, 1, n), slice("w.v", v, 0, 1)});
+                      {slice("w.m", m, 0, 5000000), slice("w.m", m, 5000000, n), slice("w.v", v, 1, n),
+                       slice("w.v", v, 0, 1)});
     } catch (const std::bad_alloc&) {
       ::_exit(4);
     }
     for (int64_t i = 0; i < n; ++i)
-      if (w[static_cast<size_t>(i)] != static_cast<float>(i) || m[static_cast<size_t>(i)] != -static_cast<float>(i)) ::_exit(5);
+      if (w[static_cast<size_t>(i)] != static_cast<float>(i) ||
+          m[static_cast<size_t>(i)] != -static_cast<float>(i))
+        ::_exit(5);
   });
   REQUIRE(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);

@@ -24,7 +24,8 @@ struct ShardedState {
 
   explicit ShardedState(int64_t step_) : step(step_) {
     uint32_t x = static_cast<uint32_t>(step) * 2654435761u + 12345u;
-    const auto add = [&](std::vector<Whole>& to, const std::string& name, DType dtype, std::vector<int64_t> shape) {
+    const auto add = [&](std::vector<Whole>& to, const std::string& name, DType dtype,
+                         std::vector<int64_t> shape) {
       int64_t n = 1;
       for (const int64_t dim : shape) n *= dim;
       std::vector<char> bytes(static_cast<size_t>(n * dtype_size(dtype)));
@@ -40,10 +41,11 @@ struct ShardedState {
       }
       to.push_back({name, dtype, std::move(shape), std::move(bytes)});
     };
-    const std::pair<const char*, std::vector<int64_t>> model[] = {{"model.embed_tokens.weight", {7, 5}},
-                                                                  {"model.layers.2.mlp.up_proj.weight", {6, 4}},
-                                                                  {"model.layers.10.mlp.up_proj.weight", {3, 2, 4}},
-                                                                  {"model.norm.weight", {5}}};
+    const std::pair<const char*, std::vector<int64_t>> model[] = {
+        {"model.embed_tokens.weight", {7, 5}},
+        {"model.layers.2.mlp.up_proj.weight", {6, 4}},
+        {"model.layers.10.mlp.up_proj.weight", {3, 2, 4}},
+        {"model.norm.weight", {5}}};
     for (const auto& [name, shape] : model) {
       add(weights, name, DType::bf16, shape);
       add(optimizer, std::string(name) + ".m", DType::f32, shape);
@@ -97,7 +99,8 @@ inline Layout random_layout(std::mt19937& random, const ShardedState& state, int
     for (int64_t k = below(5); k > 0; --k) at.push_back(below(n + 1));
     std::sort(at.begin(), at.end());
     for (size_t k = 0; k + 1 < at.size(); ++k)
-      if (at[k + 1] > at[k] || below(3) == 0)  // two empty slices at one place would be one tensor asked for twice
+      if (at[k + 1] > at[k] ||
+          below(3) == 0)  // two empty slices at one place would be one tensor asked for twice
         layout.cuts.push_back({static_cast<int>(below(ranks)), i, at[k], at[k + 1] - at[k]});
   }
   std::shuffle(layout.cuts.begin(), layout.cuts.end(), random);
@@ -111,7 +114,8 @@ inline Layout even_layout(const ShardedState& state, int ranks) {
     layout.cuts.push_back({static_cast<int>(i) % ranks, i, 0, -1});
   for (size_t i = 0; i < state.optimizer.size(); ++i)
     for (int64_t r = 0, n = state.optimizer[i].elements(); r < ranks; ++r)
-      layout.cuts.push_back({static_cast<int>(r), state.weights.size() + i, n * r / ranks, n * (r + 1) / ranks - n * r / ranks});
+      layout.cuts.push_back({static_cast<int>(r), state.weights.size() + i, n * r / ranks,
+                             n * (r + 1) / ranks - n * r / ranks});
   return layout;
 }
 
@@ -122,8 +126,10 @@ inline CheckpointContent content_of(ShardedState& state, const Layout& layout, i
   for (const Cut& cut : layout.cuts) {
     if (cut.rank != rank) continue;
     const bool weight = cut.tensor < state.weights.size();
-    ShardedState::Whole& w = weight ? state.weights[cut.tensor] : state.optimizer[cut.tensor - state.weights.size()];
-    NamedTensor t{w.name, Tensor(w.bytes.data() + std::max<int64_t>(cut.count < 0 ? 0 : cut.begin, 0) * dtype_size(w.dtype),
+    ShardedState::Whole& w =
+        weight ? state.weights[cut.tensor] : state.optimizer[cut.tensor - state.weights.size()];
+    NamedTensor t{w.name, Tensor(w.bytes.data() + std::max<int64_t>(cut.count < 0 ? 0 : cut.begin, 0) *
+                                                      dtype_size(w.dtype),
                                  w.dtype, {cut.count})};
     if (cut.count < 0) {
       t.tensor.rank = static_cast<int>(w.shape.size());

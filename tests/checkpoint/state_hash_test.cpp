@@ -70,7 +70,8 @@ TEST_CASE("ranks that hold different copies of a tensor are found out", "[bits]"
 
 TEST_CASE("the first step that differs is named, and in what", "[bits]") {
   const TemporaryFolder folder;
-  const auto write = [&](const char* name, int64_t steps, int64_t odd, double loss, const char* state, int64_t without) {
+  const auto write = [&](const char* name, int64_t steps, int64_t odd, double loss, const char* state,
+                         int64_t without) {
     std::string text;
     for (int64_t s = 1; s <= steps; ++s) {
       nlohmann::ordered_json line = bits_line(s, s == odd ? loss : 1.0, 2.0);

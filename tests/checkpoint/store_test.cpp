@@ -12,10 +12,10 @@
 #include <functional>
 #include <limits>
 
-#include "core/parallel_for.h"
-#include "support/temp_folder.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/rotation.h"
+#include "core/parallel_for.h"
+#include "support/temp_folder.h"
 
 using namespace sluice;
 using Catch::Matchers::Contains;

@@ -23,31 +23,33 @@ TEST_CASE("Ranks as threads do what every communicator must", "[comm]") {
 
 TEST_CASE("A rank that fails releases the others, and is the one reported", "[comm]") {
   std::atomic<int> lost{0};
-  CHECK_THROWS_WITH(run_thread_ranks(4,
-                                     [&](Communicator& c) {
-                                       c.barrier();
-                                       if (c.rank() == 2) throw std::runtime_error("rank 2 has a cold");
-                                       try {
-                                         c.barrier();
-                                       } catch (const Error& error) {
-                                         lost += error.code() == ExitCode::hang &&
-                                                 std::string(error.what()).find("lost rank 2: rank 2 has a cold") !=
-                                                     std::string::npos;
-                                         throw;
-                                       }
-                                     }),
-                    "rank 2 has a cold");
+  CHECK_THROWS_WITH(
+      run_thread_ranks(4,
+                       [&](Communicator& c) {
+                         c.barrier();
+                         if (c.rank() == 2) throw std::runtime_error("rank 2 has a cold");
+                         try {
+                           c.barrier();
+                         } catch (const Error& error) {
+                           lost += error.code() == ExitCode::hang &&
+                                   std::string(error.what()).find("lost rank 2: rank 2 has a cold") !=
+                                       std::string::npos;
+                           throw;
+                         }
+                       }),
+      "rank 2 has a cold");
   CHECK(lost == 3);
 }
 
 TEST_CASE("A rank that never comes is waited for no longer than agreed", "[comm]") {
-  CHECK_THROWS_WITH(run_thread_ranks(
-                        2,
-                        [](Communicator& c) {
-                          if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-                          else c.barrier();
-                        },
-                        {.timeout_seconds = 0.05}),
+  CHECK_THROWS_WITH(run_thread_ranks(2,
+                                     [](Communicator& c) {
+                                       if (c.rank() == 1)
+                                         std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                                       else
+                                         c.barrier();
+                                     },
+                                     {.timeout_seconds = 0.05}),
                     Contains("rank 0 waited 0.05 s in barrier"));
 }
 
@@ -55,8 +57,10 @@ TEST_CASE("Operations that do not match are told apart by name", "[comm]") {
   CHECK_THROWS_WITH(run_thread_ranks(2,
                                      [](Communicator& c) {
                                        int32_t x[2] = {}, y = 0;
-                                       if (c.rank() == 0) c.barrier();
-                                       else c.all_gather(x, &y, 4);
+                                       if (c.rank() == 0)
+                                         c.barrier();
+                                       else
+                                         c.all_gather(x, &y, 4);
                                        c.barrier();
                                      }),
                     Contains("is in all_gather where rank") || Contains("is in barrier where rank"));
@@ -123,8 +127,9 @@ TEST_CASE("A communicator knows how long it kept its rank, and those split off i
     const int64_t twice = c.progress().total_ns - before;
     // The one in time waits for the other, which does not.
     const int64_t late = std::chrono::nanoseconds(kLate).count();
-    const bool right = c.rank() == 0 ? waited > late / 2 && twice > late + late / 2 && part->progress().total_ns > late / 2
-                                     : waited < late / 2 && twice < late;
+    const bool right =
+        c.rank() == 0 ? waited > late / 2 && twice > late + late / 2 && part->progress().total_ns > late / 2
+                      : waited < late / 2 && twice < late;
     if (!right) throw std::runtime_error(fmt::format("rank {} waited {} and {} ns", c.rank(), waited, twice));
   });
 }

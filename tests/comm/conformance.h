@@ -12,9 +12,12 @@
 namespace sluice::test {
 
 #define COMM_REQUIRE(condition) \
-  if (!(condition)) throw std::runtime_error(std::string("rank ") + std::to_string(c.rank()) + ": " #condition)
+  if (!(condition))             \
+  throw std::runtime_error(std::string("rank ") + std::to_string(c.rank()) + ": " #condition)
 
-inline int32_t value(int from, int to, int64_t i) { return static_cast<int32_t>(1'000'000 * from + 10'000 * to + i); }
+inline int32_t value(int from, int to, int64_t i) {
+  return static_cast<int32_t>(1'000'000 * from + 10'000 * to + i);
+}
 
 inline void check_collectives(Communicator& c) {
   const int R = c.size(), me = c.rank();
@@ -47,7 +50,8 @@ inline void check_collectives(Communicator& c) {
       for (int64_t i = 0; i < n; ++i) sent[static_cast<size_t>(r * n + i)] = value(me, r, i);
     c.all_to_all(received.data(), sent.data(), bytes);
     for (int r = 0; r < R; ++r)
-      for (int64_t i = 0; i < n; ++i) COMM_REQUIRE(received[static_cast<size_t>(r * n + i)] == value(r, me, i));
+      for (int64_t i = 0; i < n; ++i)
+        COMM_REQUIRE(received[static_cast<size_t>(r * n + i)] == value(r, me, i));
   }
 }
 
@@ -129,7 +133,8 @@ inline void check_sums(Communicator& c) {
     COMM_REQUIRE(mine[static_cast<size_t>(i)] == tree(tree, 0, R, static_cast<size_t>(me * n + i)));
   std::vector<float> all = rows[static_cast<size_t>(me)];
   all_reduce(c, all.data(), n);
-  for (int64_t i = 0; i < n; ++i) COMM_REQUIRE(all[static_cast<size_t>(i)] == tree(tree, 0, R, static_cast<size_t>(i)));
+  for (int64_t i = 0; i < n; ++i)
+    COMM_REQUIRE(all[static_cast<size_t>(i)] == tree(tree, 0, R, static_cast<size_t>(i)));
 }
 
 inline void check_communicator(Communicator& c) {

@@ -1,4 +1,5 @@
-// Communicators of GPU memory do what those of host memory do, through pinned memory and over NCCL (in emulation, the fake one).
+// Communicators of GPU memory do what those of host memory do, through pinned memory and over NCCL (in
+// emulation, the fake one).
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <numeric>
@@ -41,12 +42,15 @@ class ThroughDevice : public Communicator {
   void do_all_gather(void* all, const void* mine, int64_t bytes) override {
     const Buffer buffer(ctx_, bytes * size()), part(ctx_, bytes);
     const bool in_place = mine == static_cast<char*>(all) + rank() * bytes;
-    if (in_place) buffer.fill(all);
-    else part.fill(mine);
+    if (in_place)
+      buffer.fill(all);
+    else
+      part.fill(mine);
     device_->all_gather(buffer.data(), in_place ? buffer.data() + rank() * bytes : part.data(), bytes);
     buffer.read(all);
   }
-  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent, const int64_t* sent_bytes) override {
+  void do_all_to_all_v(void* received, const int64_t* received_bytes, const void* sent,
+                       const int64_t* sent_bytes) override {
     const Buffer in(ctx_, std::accumulate(received_bytes, received_bytes + size(), int64_t{0})),
         out(ctx_, std::accumulate(sent_bytes, sent_bytes + size(), int64_t{0}));
     out.fill(sent);
@@ -70,7 +74,8 @@ class ThroughDevice : public Communicator {
  private:
   class Buffer {
    public:
-    Buffer(Context& ctx, int64_t bytes) : ctx_(ctx), arena_("buffer", (bytes + 256) / 256 * 256, Device::cuda) {
+    Buffer(Context& ctx, int64_t bytes)
+        : ctx_(ctx), arena_("buffer", (bytes + 256) / 256 * 256, Device::cuda) {
       if (bytes > 0) all_ = arena_.alloc("buffer", DType::u8, {bytes});
     }
     char* data() const { return static_cast<char*>(all_.data); }
@@ -93,7 +98,8 @@ class ThroughDevice : public Communicator {
 
 #if defined(SLUICE_EMULATION)
 /// Each rank of so many, with its context.
-void with_device_ranks(int size, const DeviceRanksOptions& options, const std::function<void(Communicator&, Context&)>& body) {
+void with_device_ranks(int size, const DeviceRanksOptions& options,
+                       const std::function<void(Communicator&, Context&)>& body) {
   run_thread_ranks(size, [&](Communicator& host) {
     Context ctx(64, Device::cuda);
     const auto device = make_device_communicator(host, ctx, options);
@@ -112,7 +118,8 @@ TEST_CASE("communicators of GPU memory do what those of the host do", "[device_r
         Context ctx(64, Device::cuda);
         ThroughDevice c(make_device_communicator(host, ctx, {.transport = transport}), ctx);
         check_communicator(c);
-        if (host.size() > 1 && host.progress().sequence == 0) throw std::runtime_error("a watchdog of the host's ranks would see nothing");
+        if (host.size() > 1 && host.progress().sequence == 0)
+          throw std::runtime_error("a watchdog of the host's ranks would see nothing");
       });
 }
 
@@ -130,7 +137,9 @@ TEST_CASE("what is larger than the pinned buffers goes in pieces", "[device_rank
         out.push_back(count(me, r));
         in.push_back(count(r, me));
       }
-      const auto byte = [](int from, int to, int64_t i) { return static_cast<char>(from * 31 + to * 17 + i * 7 + (i >> 9)); };
+      const auto byte = [](int from, int to, int64_t i) {
+        return static_cast<char>(from * 31 + to * 17 + i * 7 + (i >> 9));
+      };
       std::string sent, received(static_cast<size_t>(std::accumulate(in.begin(), in.end(), int64_t{0})), '?');
       for (int r = 0; r < R; ++r)
         for (int64_t i = 0; i < count(me, r); ++i) sent.push_back(byte(me, r, i));
@@ -142,41 +151,48 @@ TEST_CASE("what is larger than the pinned buffers goes in pieces", "[device_rank
       std::string all(3 * 9'000'001, '?'), mine(9'000'001, static_cast<char>('a' + me));
       c.all_gather(all.data(), mine.data(), std::ssize(mine));
       for (int r = 0; r < R; ++r)
-        if (all.compare(static_cast<size_t>(r) * mine.size(), mine.size(), std::string(mine.size(), static_cast<char>('a' + r))) != 0)
+        if (all.compare(static_cast<size_t>(r) * mine.size(), mine.size(),
+                        std::string(mine.size(), static_cast<char>('a' + r))) != 0)
           throw std::runtime_error("a part came wrong");
       c.broadcast(mine.data(), std::ssize(mine), 1);
       if (mine != std::string(mine.size(), 'b')) throw std::runtime_error("a broadcast came wrong");
     });
 }
 
-TEST_CASE("NCCL's failures, mismatched sizes and waiting for nobody end with an error that says where", "[device_ranks]") {
+TEST_CASE("NCCL's failures, mismatched sizes and waiting for nobody end with an error that says where",
+          "[device_ranks]") {
 #if defined(SLUICE_EMULATION)
   if (nccl_version().empty()) return;
-  const auto message = [](int ranks, double timeout, const std::function<void(Communicator&, void*)>& body) -> std::string {
+  const auto message = [](int ranks, double timeout,
+                          const std::function<void(Communicator&, void*)>& body) -> std::string {
     try {
-      with_device_ranks(ranks, {.transport = DeviceTransport::nccl, .timeout_seconds = timeout}, [&](Communicator& c, Context& ctx) {
-        (void)ctx;
-        Arena arena("memory", 4096, Device::cuda);
-        body(c, arena.alloc("memory", DType::u8, {4096}).data);
-      });
+      with_device_ranks(ranks, {.transport = DeviceTransport::nccl, .timeout_seconds = timeout},
+                        [&](Communicator& c, Context& ctx) {
+                          (void)ctx;
+                          Arena arena("memory", 4096, Device::cuda);
+                          body(c, arena.alloc("memory", DType::u8, {4096}).data);
+                        });
     } catch (const Error& error) {
       CHECK(error.code() == ExitCode::hang);
       return error.what();
     }
     return "nothing";
   };
-  CHECK_THAT(message(2, 0.2, [](Communicator& c, void* p) {
-               if (c.rank() == 0) c.broadcast(p, 64, 1);
-             }),
+  CHECK_THAT(message(2, 0.2,
+                     [](Communicator& c, void* p) {
+                       if (c.rank() == 0) c.broadcast(p, 64, 1);
+                     }),
              Catch::Contains("nccl: broadcast took more than 0.2 s on rank 0 of 2"));
-  CHECK_THAT(message(2, 5, [](Communicator& c, void* p) {
-               c.rank() == 0 ? c.send(p, 64, 1) : c.receive(p, 65, 0);
-             }),
-             Catch::Contains("nccl: receive on rank 1 of 2: invalid usage: a message of 64 bytes where 65 were expected"));
+  CHECK_THAT(
+      message(2, 5, [](Communicator& c, void* p) { c.rank() == 0 ? c.send(p, 64, 1) : c.receive(p, 65, 0); }),
+      Catch::Contains(
+          "nccl: receive on rank 1 of 2: invalid usage: a message of 64 bytes where 65 were expected"));
   emu::fail_nccl_on(1);
-  const std::string failed = message(3, 5, [](Communicator& c, void* p) { c.all_gather(p, static_cast<char*>(p) + 2048, 16); });
+  const std::string failed =
+      message(3, 5, [](Communicator& c, void* p) { c.all_gather(p, static_cast<char*>(p) + 2048, 16); });
   emu::fail_nccl_on(-1);
-  CHECK_THAT(failed, Catch::Contains("nccl: all_gather on rank 1 of 3: remote process exited or there was a network error: a planted failure"));
+  CHECK_THAT(failed, Catch::Contains("nccl: all_gather on rank 1 of 3: remote process exited or there was a "
+                                     "network error: a planted failure"));
 #endif
 }
 

@@ -10,7 +10,8 @@ int main(int argc, char** argv) {
   try {
     const auto world = make_world();
     const int expected = argc > 1 ? std::atoi(argv[1]) : 1;
-    if (world->size() != expected) throw std::runtime_error("the world has " + std::to_string(world->size()) + " ranks");
+    if (world->size() != expected)
+      throw std::runtime_error("the world has " + std::to_string(world->size()) + " ranks");
     test::check_communicator(*world);
     if (world->rank() == 0) std::printf("%d ranks of %s agree\n", world->size(), world->name().c_str());
     return 0;

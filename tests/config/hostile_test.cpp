@@ -33,7 +33,8 @@ TEST_CASE("a file that many ways lead to is read once", "[hostile]") {
   const test::ScratchFolder scratch;
   constexpr int kFiles = 26;
   for (int i = 0; i < kFiles; ++i)
-    scratch.write("d" + std::to_string(i) + ".yaml", "extends: [d" + std::to_string(i + 1) + ".yaml, d" + std::to_string(i + 1) + ".yaml]\n");
+    scratch.write("d" + std::to_string(i) + ".yaml",
+                  "extends: [d" + std::to_string(i + 1) + ".yaml, d" + std::to_string(i + 1) + ".yaml]\n");
   scratch.write("d26.yaml", "train: {seed: 7}\n");
   Config config;
   CHECK(seconds([&] { config = load_config("d0.yaml"); }) < 10);  // 2^26 files took days
@@ -61,8 +62,8 @@ TEST_CASE("thousands of mistakes are counted, fifty are shown", "[hostile]") {
   scratch.write("keys.yaml", keys);
   std::string message;
   CHECK(seconds([&] { message = refusal("keys.yaml"); }) < 5);
-  CHECK_THAT(message, Catch::Contains("unknown key key_0") && Catch::Contains("key_49") && Catch::Contains("... and 850 more") &&
-                          Catch::Contains("900 problems"));
+  CHECK_THAT(message, Catch::Contains("unknown key key_0") && Catch::Contains("key_49") &&
+                          Catch::Contains("... and 850 more") && Catch::Contains("900 problems"));
   CHECK_THAT(message, !Catch::Contains("key_50\n"));
   for (int i = 900; i < 60000; ++i) keys += "key_" + std::to_string(i) + ": 1\n";
   scratch.write("keys.yaml", keys);
@@ -78,16 +79,21 @@ TEST_CASE("thousands of mistakes are counted, fifty are shown", "[hostile]") {
 TEST_CASE("numbers beyond all sense are told, not computed with", "[hostile]") {
   const test::ScratchFolder scratch;
   scratch.write("a.yaml", "train: {micro_batch_size: 2, global_batch_size: 2}\n");
-  CHECK_THAT(refusal("a.yaml", {"train.max_steps=1000000000000000000"}), Catch::Contains("more tokens than can be counted"));
-  CHECK_THAT(refusal("a.yaml", {"train.global_batch_size=9223372036854775807"}), Catch::Contains("global_batch_size is too large"));
-  CHECK_THAT(refusal("a.yaml", {"model.num_hidden_layers=100000"}), Catch::Contains("num_hidden_layers = 100000 is above the 10000"));
+  CHECK_THAT(refusal("a.yaml", {"train.max_steps=1000000000000000000"}),
+             Catch::Contains("more tokens than can be counted"));
+  CHECK_THAT(refusal("a.yaml", {"train.global_batch_size=9223372036854775807"}),
+             Catch::Contains("global_batch_size is too large"));
+  CHECK_THAT(refusal("a.yaml", {"model.num_hidden_layers=100000"}),
+             Catch::Contains("num_hidden_layers = 100000 is above the 10000"));
 }
 
 TEST_CASE("what people first type is understood, or a word explains it", "[hostile]") {
   const test::ScratchFolder scratch;
   scratch.write("a.yaml", "");
-  CHECK(load_config("a.yaml", {"optimizer.lr", "=", "0.5", "train.seed=", "9", "name", "=x"}).optimizer.lr == 0.5);
-  CHECK(load_config("a.yaml", {"optimizer.lr", "=", "0.5", "train.seed=", "9", "name", "=x"}).train.seed == 9);
+  CHECK(load_config("a.yaml", {"optimizer.lr", "=", "0.5", "train.seed=", "9", "name", "=x"}).optimizer.lr ==
+        0.5);
+  CHECK(load_config("a.yaml", {"optimizer.lr", "=", "0.5", "train.seed=", "9", "name", "=x"}).train.seed ==
+        9);
   CHECK(load_config("a.yaml", {"optimizer.lr", "=", "0.5", "train.seed=", "9", "name", "=x"}).name == "x");
   CHECK(load_config("a.yaml", {"run_dir=", "train.seed=9"}).train.seed == 9);  // an empty value
   CHECK_THAT(refusal("a.yaml", {"optimizer.lr", "0.5"}), Catch::Contains("optimizer.lr is not key=value"));
@@ -98,9 +104,18 @@ TEST_CASE("text that is not UTF-8 is refused where it stands", "[hostile]") {
   const test::ScratchFolder scratch;
   scratch.write("a.yaml", "train: {seed: 1}\nname: b\xff\n");
   CHECK_THAT(refusal("a.yaml"), Catch::Contains("a.yaml:2:1: byte 0xff is not UTF-8"));
-  scratch.write("od\xff" "d.yaml", "train: {seed: 1}\n");
-  CHECK_THAT(refusal("od\xff" "d.yaml"), Catch::Contains("od\\xffd is not UTF-8 and cannot name the run") || Catch::Contains("od\\xffd, is not UTF-8"));
-  CHECK(refusal("od\xff" "d.yaml", {"name=good"}).empty());
+  scratch.write(
+      "od\xff"
+      "d.yaml",
+      "train: {seed: 1}\n");
+  CHECK_THAT(refusal("od\xff"
+                     "d.yaml"),
+             Catch::Contains("od\\xffd is not UTF-8 and cannot name the run") ||
+                 Catch::Contains("od\\xffd, is not UTF-8"));
+  CHECK(refusal("od\xff"
+                "d.yaml",
+                {"name=good"})
+            .empty());
   scratch.write("a.yaml", "");
   CHECK_THAT(refusal("a.yaml", {"name=b\xff"}), Catch::Contains("command line: byte 0xff is not UTF-8"));
 }

@@ -1,3 +1,5 @@
+#include "config/load.h"
+
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
@@ -5,7 +7,6 @@
 #include <sstream>
 
 #include "config/fields.h"
-#include "config/load.h"
 #include "config/scalars.h"
 #include "config/scratch.h"
 
@@ -44,7 +45,7 @@ void mutate(std::vector<int64_t>& x) { x.push_back(1); }
 void mutate(std::vector<std::string>& x) { x.push_back("x, y"); }
 void mutate(std::string& x) { x += "z: \"\\ '#"; }
 template <class E>
-  requires std::is_enum_v<E>
+requires std::is_enum_v<E>
 void mutate(E& x) {
   const auto count = EnumNames<E>::names.size();
   x = static_cast<E>((static_cast<size_t>(x) + 1) % count);
@@ -64,13 +65,31 @@ ChangeClass expected_class(const std::string& key) {
       if (key.compare(0, prefix.size(), prefix) == 0) return true;
     return false;
   };
-  if (in({"name", "run_dir", "eval.", "checkpoint.", "log.", "parallel.", "train.threads", "train.device", "train.deterministic",
-          "train.recompute", "train.divergence_factor", "train.init_ignore", "train.check_limits", "model.attention.kernel", "data.allow_overlap",
-          "data.validation", "data.tokenizer.path", "data.train[0].path", "data.train[1].path", "model.match_"}))
+  if (in({"name",
+          "run_dir",
+          "eval.",
+          "checkpoint.",
+          "log.",
+          "parallel.",
+          "train.threads",
+          "train.device",
+          "train.deterministic",
+          "train.recompute",
+          "train.divergence_factor",
+          "train.init_ignore",
+          "train.check_limits",
+          "model.attention.kernel",
+          "data.allow_overlap",
+          "data.validation",
+          "data.tokenizer.path",
+          "data.train[0].path",
+          "data.train[1].path",
+          "model.match_"}))
     return ChangeClass::operational;
   if (in({"optimizer.type"})) return ChangeClass::identity;
   if (in({"optimizer.", "train.max_", "train.on_", "model.moe.load_balance", "model.moe.router_z",
-          "model.attention.head_balance"})) return ChangeClass::trajectory;
+          "model.attention.head_balance"}))
+    return ChangeClass::trajectory;
   return ChangeClass::identity;
 }
 
@@ -79,18 +98,22 @@ ChangeClass expected_class(const std::string& key) {
 TEST_CASE("Defaults, then bases in order, then the file, then the command line", "[config]") {
   const test::ScratchFolder folder;
   folder.write("bases/one.yaml",
-               "model: {hidden_size: 100, num_hidden_layers: 7, rope: {theta: 5}}\ntrain: {seed: 1, max_tokens: 20B}\n");
+               "model: {hidden_size: 100, num_hidden_layers: 7, rope: {theta: 5}}\ntrain: {seed: 1, "
+               "max_tokens: 20B}\n");
   folder.write("bases/two.yaml", "extends: [sub/three.yaml]\nmodel: {hidden_size: 200}\n");
-  folder.write("bases/sub/three.yaml", "optimizer: {lr: 5e-4, beta1: 0.8}\nmodel: {hidden_size: 1, branch_clip: 3}\n");
+  folder.write("bases/sub/three.yaml",
+               "optimizer: {lr: 5e-4, beta1: 0.8}\nmodel: {hidden_size: 1, branch_clip: 3}\n");
   folder.write("a.yaml",
-               "extends: [bases/one.yaml, bases/two.yaml]\nmodel: {branch_clip: null, rope: {scaling: {beta_fast: 30}}}\n"
+               "extends: [bases/one.yaml, bases/two.yaml]\nmodel: {branch_clip: null, rope: {scaling: "
+               "{beta_fast: 30}}}\n"
                "optimizer: {beta1: 0.7}\n");
-  const Config c = load_config("a.yaml", {"train.seed=9", "model.rope={theta: 1e6}", "optimizer.beta2=", "name=x"});
+  const Config c =
+      load_config("a.yaml", {"train.seed=9", "model.rope={theta: 1e6}", "optimizer.beta2=", "name=x"});
   CHECK(c.model.hidden_size == 200);
   CHECK(c.model.num_hidden_layers == 7);
-  CHECK(c.model.rope.theta == 1e6);              // a section on the command line merges
+  CHECK(c.model.rope.theta == 1e6);  // a section on the command line merges
   CHECK(c.model.rope.scaling.beta_fast == 30);
-  CHECK(!c.model.branch_clip);                   // null takes the default back
+  CHECK(!c.model.branch_clip);  // null takes the default back
   CHECK(c.optimizer.lr == 5e-4);
   CHECK(c.optimizer.beta1 == 0.7);
   CHECK(c.optimizer.beta2 == 0.95);
@@ -103,7 +126,8 @@ TEST_CASE("Defaults, then bases in order, then the file, then the command line",
 TEST_CASE("Lists replace, and their elements can be set from the command line", "[config]") {
   const test::ScratchFolder folder;
   folder.write("base.yaml", "model: {attention: {gates: [{position: query}, {position: key}]}}\n");
-  folder.write("a.yaml", "extends: base.yaml\nmodel: {attention: {gates: [{position: value, heads: shared}]}}\n");
+  folder.write("a.yaml",
+               "extends: base.yaml\nmodel: {attention: {gates: [{position: value, heads: shared}]}}\n");
   CHECK(load_config("base.yaml").model.attention.gates.size() == 2);
   Config c = load_config("a.yaml", {"model.attention.gates[0].granularity=headwise"});
   REQUIRE(c.model.attention.gates.size() == 1);
@@ -138,7 +162,8 @@ TEST_CASE("Whole numbers are read with exponents and suffixes, exactly", "[confi
   CHECK(parse_integer("18446744073709551615", u) == "");
   CHECK(u == UINT64_MAX);
   CHECK(parse_integer("18446744073709551616", u) == "is too large: 18446744073709551616");
-  for (const char* bad : {"", "e5", "1e", "1.2.3", "0.0001k", "1 000", "true", "1:30", "inf", "--1", "1e5x"}) {
+  for (const char* bad :
+       {"", "e5", "1e", "1.2.3", "0.0001k", "1 000", "true", "1:30", "inf", "--1", "1e5x"}) {
     INFO(bad);
     CHECK(parse_integer(bad, x) != "");
   }
@@ -150,7 +175,8 @@ TEST_CASE("Relative paths belong to the file that states them", "[config]") {
                "data:\n  tokenizer: {type: sentencepiece, path: ../tok.model}\n"
                "  train: [{name: a, path: a/*.bin}, {name: b, path: /abs/b}]\n");
   folder.write("configs/a.yaml", "extends: data/base.yaml\nmodel: {match_parameters_of: ../other.yaml}\n");
-  const Config c = load_config("configs/a.yaml", {"train.init_from=ckpt", "data.validation=[{name: v, path: ../v}]"});
+  const Config c =
+      load_config("configs/a.yaml", {"train.init_from=ckpt", "data.validation=[{name: v, path: ../v}]"});
   const std::string here = std::filesystem::current_path();
   CHECK(c.data.tokenizer.path == "configs/tok.model");
   CHECK(c.data.train[0].path == "configs/data/a/*.bin");
@@ -202,8 +228,8 @@ TEST_CASE("Every key that changes is seen and classified", "[config]") {
     kinds.insert(changes[0].kind);
     // The hash sees what can change the result.
     const std::string section = mutated.substr(0, mutated.find('.'));
-    const bool counts = mutated != "name" && mutated != "run_dir" && mutated != "train.threads" && section != "eval" &&
-                        section != "checkpoint" && section != "log";
+    const bool counts = mutated != "name" && mutated != "run_dir" && mutated != "train.threads" &&
+                        section != "eval" && section != "checkpoint" && section != "log";
     CHECK((config_hash(before) != config_hash(after)) == counts);
   }
   CHECK(kinds.size() == 3);

@@ -1,5 +1,6 @@
 #pragma once
-// Files of one test, in a folder of their own that is removed afterwards; the working folder while the test runs.
+// Files of one test, in a folder of their own that is removed afterwards; the working folder while the test
+// runs.
 #include <stdlib.h>
 
 #include <filesystem>

@@ -1,6 +1,6 @@
-// A switch over one of our enums has no default, so that adding a value is a compile error at every place that must handle it.
-// The compilers of all builds make a missing value an error; this reads the sources for defaults, of device code too, which
-// nvcc's own front end does not check.
+// A switch over one of our enums has no default, so that adding a value is a compile error at every place
+// that must handle it. The compilers of all builds make a missing value an error; this reads the sources for
+// defaults, of device code too, which nvcc's own front end does not check.
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
@@ -41,7 +41,9 @@ std::vector<std::string> switches_with_default(const std::string& text) {
 
 TEST_CASE("no switch over an enum of the house has a default", "[enums]") {
   CHECK(switches_with_default("switch (a) {\n case A::x: { return 1; }\n default: return 2;\n}").size() == 1);
-  CHECK(switches_with_default("switch (a) {\n case A::x: switch (n) { case 1: default: f(); }\n case A::y: return 2;\n}").empty());
+  CHECK(switches_with_default(
+            "switch (a) {\n case A::x: switch (n) { case 1: default: f(); }\n case A::y: return 2;\n}")
+            .empty());
   CHECK(switches_with_default("switch (n) {\n case SIGTERM: return 1;\n default: return 2;\n}").empty());
   const fs::path root = SLUICE_SOURCE_DIR;
   int files = 0;

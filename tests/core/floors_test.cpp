@@ -12,12 +12,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// cuda/ holds the GPU side of ops, comm and core, and is reached by the linker alone: it is above them, and nothing
-// is above it.
+// cuda/ holds the GPU side of ops, comm and core, and is reached by the linker alone: it is above them, and
+// nothing is above it.
 const std::map<std::string, int> kFloors = {
-    {"core", 0},     {"config", 1}, {"comm", 1}, {"ops", 1},  {"params", 2}, {"data", 2}, {"checkpoint", 2},
-    {"cuda", 2},     {"nn", 3},     {"optim", 3}, {"analysis", 4}, {"train", 5},  {"eval", 5}, {"plan", 6},
-    {"hf", 6},       {"run", 7},    {"tools", 8}};
+    {"core", 0},       {"config", 1}, {"comm", 1}, {"ops", 1},   {"params", 2},   {"data", 2},
+    {"checkpoint", 2}, {"cuda", 2},   {"nn", 3},   {"optim", 3}, {"analysis", 4}, {"train", 5},
+    {"eval", 5},       {"plan", 6},   {"hf", 6},   {"run", 7},   {"tools", 8}};
 
 /// May a file of folder `from` include one of folder `to`?
 bool allowed(const std::string& from, const std::string& to) {
@@ -52,7 +52,8 @@ struct Include {
 /// Includes are rooted at src/; files of tools/ and cuda/ see their own folder as well.
 std::string find_include(const fs::path& root, const std::string& folder, const std::string& target) {
   if (fs::exists(root / "src" / target)) return "src/" + target;
-  if ((folder == "tools" || folder == "cuda") && fs::exists(root / folder / target)) return folder + "/" + target;
+  if ((folder == "tools" || folder == "cuda") && fs::exists(root / folder / target))
+    return folder + "/" + target;
   return "";
 }
 
@@ -84,7 +85,8 @@ TEST_CASE("a folder includes only folders on lower floors", "[floors]") {
   }
 }
 
-TEST_CASE("every folder of src has a floor, and every quoted include names a file of the repository", "[floors]") {
+TEST_CASE("every folder of src has a floor, and every quoted include names a file of the repository",
+          "[floors]") {
   const fs::path root = SLUICE_SOURCE_DIR;
   for (const auto& entry : fs::directory_iterator(root / "src")) {
     INFO(entry.path().filename());

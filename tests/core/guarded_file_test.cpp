@@ -18,7 +18,9 @@ void write(const std::string& path, const std::string& bytes) {
   file.write(bytes);
 }
 
-int64_t sum(const io::GuardedFile& file) { return std::accumulate(file.data(), file.data() + file.size(), int64_t{0}); }
+int64_t sum(const io::GuardedFile& file) {
+  return std::accumulate(file.data(), file.data() + file.size(), int64_t{0});
+}
 
 void expect_lost(const io::GuardedFile& file, bool holds_zeros, const std::string& part) {
   try {

@@ -27,13 +27,15 @@ struct Tree {
 /// A hierarchy of version 2 in which the process is in /job/step.
 void version_2(const Tree& t) {
   t.write("proc/self/cgroup", "0::/job/step\n");
-  t.write("proc/self/mountinfo", "25 30 0:22 / /proc rw - proc proc rw\n35 25 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
+  t.write("proc/self/mountinfo",
+          "25 30 0:22 / /proc rw - proc proc rw\n35 25 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 "
+          "cgroup2 rw,nsdelegate\n");
   t.write("sys/fs/cgroup/job/step/memory.max", "max\n");
   t.write("sys/fs/cgroup/job/memory.max", std::to_string(400 * kMiB) + "\n");
   t.write("sys/fs/cgroup/job/memory.current", std::to_string(300 * kMiB) + "\n");
-  t.write("sys/fs/cgroup/job/memory.stat",
-          "anon 1\nfile 2\ninactive_file " + std::to_string(150 * kMiB) + "\nactive_file " + std::to_string(40 * kMiB) +
-              "\nslab_reclaimable " + std::to_string(10 * kMiB) + "\n");
+  t.write("sys/fs/cgroup/job/memory.stat", "anon 1\nfile 2\ninactive_file " + std::to_string(150 * kMiB) +
+                                               "\nactive_file " + std::to_string(40 * kMiB) +
+                                               "\nslab_reclaimable " + std::to_string(10 * kMiB) + "\n");
 }
 
 }  // namespace
@@ -68,8 +70,9 @@ TEST_CASE("control groups of version 1, and those of a container that sees its o
   t.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
   t.write("sys/fs/cgroup/memory/memory.usage_in_bytes", std::to_string(200 * kMiB) + "\n");
   CHECK(memory_groups(t.folder.path).empty());  // none is set
-  t.write("sys/fs/cgroup/memory/memory.stat", "hierarchical_memory_limit " + std::to_string(256 * kMiB) + "\ntotal_inactive_file " +
-                                                  std::to_string(50 * kMiB) + "\ntotal_active_file 0\n");
+  t.write("sys/fs/cgroup/memory/memory.stat", "hierarchical_memory_limit " + std::to_string(256 * kMiB) +
+                                                  "\ntotal_inactive_file " + std::to_string(50 * kMiB) +
+                                                  "\ntotal_active_file 0\n");
   REQUIRE(memory_groups(t.folder.path).size() == 1);  // of a group above, which cannot be seen
   CHECK(memory_groups(t.folder.path)[0].free() == 106 * kMiB);
   t.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
@@ -80,7 +83,8 @@ TEST_CASE("control groups of version 1, and those of a container that sees its o
   CHECK(memory_groups(t.folder / "nowhere").empty());
 }
 
-TEST_CASE("threads: the cores of the mask and the quota, divided between the ranks of a machine", "[limits]") {
+TEST_CASE("threads: the cores of the mask and the quota, divided between the ranks of a machine",
+          "[limits]") {
   const Tree t;
   version_2(t);
   t.write("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
@@ -90,8 +94,8 @@ TEST_CASE("threads: the cores of the mask and the quota, divided between the ran
 
   Cores cores{.allowed = 8, .quota = std::nullopt};
   CHECK(default_threads(cores) == 8);
-  CHECK(default_threads(cores, 4, 4) == 2);   // four ranks, none bound
-  CHECK(default_threads(cores, 1, 4) == 8);   // each bound to eight of its own
+  CHECK(default_threads(cores, 4, 4) == 2);  // four ranks, none bound
+  CHECK(default_threads(cores, 1, 4) == 8);  // each bound to eight of its own
   CHECK(default_threads(cores, 16, 16) == 1);
   cores.quota = 2.5;
   CHECK(default_threads(cores) == 2);
@@ -103,7 +107,8 @@ TEST_CASE("threads: the cores of the mask and the quota, divided between the ran
   CHECK(too_many_threads(cores, 2).empty());
   CHECK_THAT(too_many_threads(cores, 3), Catch::Contains("3 threads share 2 cores"));
   CHECK(too_many_threads(cores, 1, 2, 2).empty());
-  CHECK_THAT(too_many_threads(cores, 2, 2, 2), Catch::Contains("2 ranks of this machine with 2 threads each share 2 cores"));
+  CHECK_THAT(too_many_threads(cores, 2, 2, 2),
+             Catch::Contains("2 ranks of this machine with 2 threads each share 2 cores"));
   CHECK(too_many_threads({.allowed = 1, .quota = std::nullopt}, 1).empty());
   cores.quota = 1.0;
   CHECK_THAT(too_many_threads(cores, 2), Catch::Contains("quota of 1.00 cores"));
@@ -112,8 +117,10 @@ TEST_CASE("threads: the cores of the mask and the quota, divided between the ran
 
 TEST_CASE("the first byte that is not UTF-8 is found", "[limits]") {
   constexpr size_t none = std::string_view::npos;
-  for (const char* good : {"", "abc", "h\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xef\xbb\xbf"}) CHECK(find_invalid_utf8(good) == none);
-  for (const char* bad : {"\xff", "\x80", "\xc0\xaf", "\xc3", "\xe2\x82", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe0\x80\x80"})
+  for (const char* good : {"", "abc", "h\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xef\xbb\xbf"})
+    CHECK(find_invalid_utf8(good) == none);
+  for (const char* bad :
+       {"\xff", "\x80", "\xc0\xaf", "\xc3", "\xe2\x82", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe0\x80\x80"})
     CHECK(find_invalid_utf8(bad) == 0);
   CHECK(find_invalid_utf8("ok \xc3( no") == 3);
 }

@@ -354,8 +354,11 @@ TEST_CASE("documents of one token with a document mask leave nothing to predict:
   std::vector<std::vector<int32_t>> documents(50, {5});
   documents.push_back({6, 7});
   write_tokens(folder / "one pair", documents, kVocab);
-  const auto open = [&](const std::string& name, bool mask) { return Blend({{"s", folder / name, 1}}, 4, kVocab, mask, 1); };
-  expect_error(ExitCode::data, {"data source s", "50 documents are one token each", "data.document_mask=false"},
+  const auto open = [&](const std::string& name, bool mask) {
+    return Blend({{"s", folder / name, 1}}, 4, kVocab, mask, 1);
+  };
+  expect_error(ExitCode::data,
+               {"data source s", "50 documents are one token each", "data.document_mask=false"},
                [&] { open("ones", true); });
   CHECK_NOTHROW(open("ones", false));
   CHECK_NOTHROW(open("one pair", true));

@@ -40,7 +40,8 @@ std::string many_characters(uint32_t step) {
 /// A model that replaces full-width letters, line ends and ligatures.
 std::string model_with_rules(const TemporaryFolder& folder) {
   std::string rules = "A\t20\nFB03\t66 66 69\n2026\t2E 2E 2E\n";
-  for (int letter = 0x21; letter < 0x7f; ++letter) rules += fmt::format("{:X}\t{:X}\n", 0xfee0 + letter, letter);
+  for (int letter = 0x21; letter < 0x7f; ++letter)
+    rules += fmt::format("{:X}\t{:X}\n", 0xfee0 + letter, letter);
   write_bytes(folder / "rules.tsv", rules);
   return io::read_file(train_model(folder, "rules", "--normalization_rule_tsv=" + (folder / "rules.tsv")));
 }
@@ -56,7 +57,9 @@ std::string field(int number, const std::string& bytes) {
 }
 
 /// The model with another normalisation map: of a field that stands twice, the last counts.
-std::string with_map(const std::string& model, const std::string& map) { return model + field(3, field(2, map)); }
+std::string with_map(const std::string& model, const std::string& map) {
+  return model + field(3, field(2, map));
+}
 
 std::string map_of(const std::vector<uint32_t>& units, const std::string& texts) {
   const auto bytes = static_cast<uint32_t>(4 * units.size());
@@ -78,7 +81,8 @@ std::vector<uint32_t> chain(uint32_t rules, uint32_t value = 0) {
   return units;
 }
 
-/// Exit code of a child that makes the tokenizer and uses it: 0, 65 where it refuses the model, 128 + signal where it dies.
+/// Exit code of a child that makes the tokenizer and uses it: 0, 65 where it refuses the model, 128 + signal
+/// where it dies.
 int outcome_of(const TemporaryFolder& folder, const std::string& model, const std::string& text) {
   write_bytes(folder / "hostile.model", model);
   const pid_t child = fork();
@@ -99,8 +103,10 @@ int outcome_of(const TemporaryFolder& folder, const std::string& model, const st
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/// Damages the map of a model `times` times; how many children refused it, and how many used it. None may die.
-std::pair<int, int> damage_map(const TemporaryFolder& folder, const std::string& model, int times, const std::string& text) {
+/// Damages the map of a model `times` times; how many children refused it, and how many used it. None may
+/// die.
+std::pair<int, int> damage_map(const TemporaryFolder& folder, const std::string& model, int times,
+                               const std::string& text) {
   std::mt19937 random(11);
   // The map is the longest field by far; its bytes begin with the size of the trie.
   size_t begin = 0, size = 0;
@@ -132,13 +138,16 @@ std::pair<int, int> damage_map(const TemporaryFolder& folder, const std::string&
 
 TEST_CASE("sound models pass, and say how they treat text", "[tokenizer]") {
   TemporaryFolder folder;
-  const auto check = [](const std::string& path) { return check_sentencepiece_model(io::read_file(path), path); };
+  const auto check = [](const std::string& path) {
+    return check_sentencepiece_model(io::read_file(path), path);
+  };
   const SentencePieceSpec usual = check(train_model(folder, "usual"));
   CHECK(usual.normalizer == "nmt_nfkc");
   CHECK(usual.adds_space);
   CHECK(usual.removes_extra_whitespace);
   const SentencePieceSpec plain = check(train_model(
-      folder, "plain", "--normalization_rule_name=identity --remove_extra_whitespaces=false --add_dummy_prefix=false"));
+      folder, "plain",
+      "--normalization_rule_name=identity --remove_extra_whitespaces=false --add_dummy_prefix=false"));
   CHECK(plain.normalizer == "identity");
   CHECK_FALSE(plain.adds_space);
   CHECK_FALSE(plain.removes_extra_whitespace);
@@ -149,7 +158,8 @@ TEST_CASE("a normalisation map that leads out of its memory is refused", "[token
   TemporaryFolder folder;
   const std::string model = io::read_file(train_model(folder, "a", "--normalization_rule_name=identity"));
   const auto refused = [&](const std::string& map, const std::string& what) {
-    expect_error(ExitCode::data, {"h.model", "normalisation map", what}, [&] { check_sentencepiece_model(with_map(model, map), "h.model"); });
+    expect_error(ExitCode::data, {"h.model", "normalisation map", what},
+                 [&] { check_sentencepiece_model(with_map(model, map), "h.model"); });
   };
   const std::string texts("b\0", 2);
   CHECK_NOTHROW(check_sentencepiece_model(with_map(model, map_of(chain(32), texts)), "h.model"));
@@ -175,9 +185,12 @@ TEST_CASE("a normalisation map that leads out of its memory is refused", "[token
 TEST_CASE("pieces that the library's tries cannot take are refused", "[tokenizer]") {
   TemporaryFolder folder;
   const std::string model = io::read_file(train_model(folder, "a"));
-  const auto piece = [](const std::string& text, int type) { return field(1, field(1, text) + varint(3 << 3) + varint(static_cast<uint64_t>(type))); };
+  const auto piece = [](const std::string& text, int type) {
+    return field(1, field(1, text) + varint(3 << 3) + varint(static_cast<uint64_t>(type)));
+  };
   const auto refused = [&](const std::string& more, const std::string& what) {
-    expect_error(ExitCode::data, {"h.model", what}, [&] { check_sentencepiece_model(model + more, "h.model"); });
+    expect_error(ExitCode::data, {"h.model", what},
+                 [&] { check_sentencepiece_model(model + more, "h.model"); });
     CHECK(outcome_of(folder, model + more, "some text") == 65);
   };
   refused(piece("", 1), "piece 400 is empty");
@@ -199,7 +212,8 @@ TEST_CASE("damaged normalisation maps crash nothing", "[tokenizer]") {
 // As long as one wants to try: build/tests/test_data "[tokenizer-fuzz]" takes minutes.
 TEST_CASE("2,000 damages of the usual normalisation map crash nothing", "[.][tokenizer-fuzz]") {
   TemporaryFolder folder;
-  const auto [refused, used] = damage_map(folder, io::read_file(train_model(folder, "usual")), 2000, many_characters(3));
+  const auto [refused, used] =
+      damage_map(folder, io::read_file(train_model(folder, "usual")), 2000, many_characters(3));
   std::printf("refused %d, used %d\n", refused, used);
 }
 

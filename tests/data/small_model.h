@@ -8,7 +8,8 @@
 namespace sluice::test {
 
 /// A small model trained on the spot.
-inline std::string train_model(const TemporaryFolder& folder, const std::string& name, const std::string& more = "") {
+inline std::string train_model(const TemporaryFolder& folder, const std::string& name,
+                               const std::string& more = "") {
   std::string text;
   for (int i = 0; i < 400; ++i) {
     text +=

@@ -45,13 +45,16 @@ TEST_CASE("token files of another tokenizer are refused with both names", "[toke
   write_token_file_info(d.folder / "a-1", info);
   CHECK_NOTHROW(d.check("a-0"));
   expect_error(ExitCode::data,
-               {"data source text", d.folder / "a-1.bin", "sentencepiece english.model, vocabulary of 512, fingerprint xxh3:1234",
+               {"data source text", d.folder / "a-1.bin",
+                "sentencepiece english.model, vocabulary of 512, fingerprint xxh3:1234",
                 "byte, vocabulary of 257, fingerprint byte:257", "sluice tokenize"},
                [&] { d.check("a-*.bin"); });
   // As programs before this one wrote it: without a name.
-  write_bytes(d.folder / "a-1.json",
-              R"({"schema":1,"tokenizer":"xxh3:1234","vocab_size":512,"end_of_document":2,"documents":2,"tokens":8,"text_bytes":7,"largest_token":256})");
-  expect_error(ExitCode::data, {"unnamed, vocabulary of 512", "byte, vocabulary of 257"}, [&] { d.check("a-1"); });
+  write_bytes(
+      d.folder / "a-1.json",
+      R"({"schema":1,"tokenizer":"xxh3:1234","vocab_size":512,"end_of_document":2,"documents":2,"tokens":8,"text_bytes":7,"largest_token":256})");
+  expect_error(ExitCode::data, {"unnamed, vocabulary of 512", "byte, vocabulary of 257"},
+               [&] { d.check("a-1"); });
 }
 
 TEST_CASE("the largest token is known before the first step, with PREFIX.json and without", "[token_check]") {
@@ -60,7 +63,8 @@ TEST_CASE("the largest token is known before the first step, with PREFIX.json an
   d.write("bad", {1, 2, 3, 4, 5, 300});
   for (const bool note : {true, false}) {
     if (!note) std::filesystem::remove(d.folder / "bad.json");
-    expect_error(ExitCode::data, {d.folder / "bad.bin", "token 5 is 300", "vocabulary of 257"}, [&] { d.check("bad"); });
+    expect_error(ExitCode::data, {d.folder / "bad.bin", "token 5 is 300", "vocabulary of 257"},
+                 [&] { d.check("bad"); });
     CHECK(tokenizer_known(d.open("bad"), 0) == note);
   }
   CHECK(tokenizer_known(d.open("good"), 0));
@@ -99,13 +103,15 @@ TEST_CASE("held-out data that is trained on is refused, by file and by contents"
   const Blend training = d.open("train-*.bin");
   const auto check = [&](const std::string& held) {
     std::vector<std::unique_ptr<Blend>> sets;
-    sets.push_back(std::make_unique<Blend>(std::vector<DataSource>{{"v", d.folder / held, 1}}, 4, kVocab, false, 1));
+    sets.push_back(
+        std::make_unique<Blend>(std::vector<DataSource>{{"v", d.folder / held, 1}}, 4, kVocab, false, 1));
     check_data(training, sets, *d.tokenizer, d.config);
   };
   CHECK_NOTHROW(check("held"));
   for (const std::string same : {"train-1", "link"})
-    expect_error(ExitCode::data, {"validation set v", d.folder / same + ".bin is the same file as", "train-1.bin", "source text",
-                                  "data.allow_overlap=true"},
+    expect_error(ExitCode::data,
+                 {"validation set v", d.folder / same + ".bin is the same file as", "train-1.bin",
+                  "source text", "data.allow_overlap=true"},
                  [&] { check(same); });
   expect_error(ExitCode::data, {"copy.bin holds the same tokens as", "train-1.bin"}, [&] { check("copy"); });
   d.config.data.allow_overlap = true;

@@ -156,12 +156,14 @@ TEST_CASE("the fingerprint follows the content, not the name", "[token_file]") {
   CHECK(first != TokenFile(folder / "b").fingerprint());
 }
 
-TEST_CASE("every changed token shows in the whole fingerprint, and the sampled one is what it always was", "[token_file]") {
+TEST_CASE("every changed token shows in the whole fingerprint, and the sampled one is what it always was",
+          "[token_file]") {
   TemporaryFolder folder;
   std::vector<int32_t> tokens(9'000'000);  // three parts of the hash
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 2654435761u >> 16 & 0x3fff);
   write_tokens(folder / "a", {tokens}, 20000);
-  const std::string whole = TokenFile(folder / "a").fingerprint(), sampled = TokenFile(folder / "a").sampled_fingerprint();
+  const std::string whole = TokenFile(folder / "a").fingerprint(),
+                    sampled = TokenFile(folder / "a").sampled_fingerprint();
   CHECK(sampled == "xxh3:f980ac763288fcbc0b4548bc410ee9af");
   for (const size_t at : {size_t{5000}, size_t{4'500'000}, tokens.size() - 5000}) {
     std::vector<int32_t> changed = tokens;
@@ -184,7 +186,8 @@ TEST_CASE("the largest token is found wherever it is, and a negative one is wors
       bytes.append(reinterpret_cast<const char*>(&token), size);
     }
     write_bytes(folder / "x.bin", bytes);
-    write_bytes(folder / "x.idx", index_bytes(code, static_cast<int>(size), {static_cast<int32_t>(count)}, {0, 1}));
+    write_bytes(folder / "x.idx",
+                index_bytes(code, static_cast<int>(size), {static_cast<int32_t>(count)}, {0, 1}));
     return TokenFile(folder / "x");
   };
   for (const int64_t count : {1, 17, 1000, 5000})

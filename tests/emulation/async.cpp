@@ -1,5 +1,6 @@
-// Asynchronous copies and the barriers they count on. An operation is done as late as its wait allows, its destination
-// poison until then, or, in a seeded schedule, at some earlier time: code that reads or overwrites too early sees either.
+// Asynchronous copies and the barriers they count on. An operation is done as late as its wait allows, its
+// destination poison until then, or, in a seeded schedule, at some earlier time: code that reads or
+// overwrites too early sees either.
 #include "machine.h"
 
 namespace emu {
@@ -31,15 +32,19 @@ void cp_async(void* dst, const void* src, int bytes, int src_bytes, Site site) {
   if ((bytes != 4 && bytes != 8 && bytes != 16) || src_bytes < 0 || src_bytes > bytes)
     fail_at(site, "cp.async: %d bytes of which %d are read", bytes, src_bytes);
   const uintptr_t alignment = static_cast<uintptr_t>(bytes) - 1;
-  if (reinterpret_cast<uintptr_t>(dst) & alignment || (src_bytes && reinterpret_cast<uintptr_t>(src) & alignment))
-    fail_at(site, "cp.async: misaligned address: shared %u, global %p, for %d bytes", to_shared(dst), src, bytes);
+  if (reinterpret_cast<uintptr_t>(dst) & alignment ||
+      (src_bytes && reinterpret_cast<uintptr_t>(src) & alignment))
+    fail_at(site, "cp.async: misaligned address: shared %u, global %p, for %d bytes", to_shared(dst), src,
+            bytes);
   shared_range(to_shared(dst), static_cast<size_t>(bytes), "cp.async", site);
   check_global_range(src, static_cast<size_t>(src_bytes), "cp.async: global address", site);
   san::reads(src, static_cast<size_t>(src_bytes));
   san::writes(dst, static_cast<size_t>(bytes));
   const CopyOp op{dst, src, bytes, src_bytes, t.copy_groups};
-  if (g.seeded && g.random.one_in(2)) do_copy(op);
-  else san::set(dst, kPoison, static_cast<size_t>(bytes));
+  if (g.seeded && g.random.one_in(2))
+    do_copy(op);
+  else
+    san::set(dst, kPoison, static_cast<size_t>(bytes));
   t.copies.push_back(op);
 }
 
@@ -83,8 +88,10 @@ void finish_phase(Group& g, uint64_t* barrier) {
     Array<MbarrierWaiter>& waiters = g.blocks[r]->mbarrier_waiters;
     unsigned kept = 0;
     for (MbarrierWaiter& w : waiters) {
-      if (w.barrier == barrier) wake(*w.thread);
-      else waiters[kept++] = w;
+      if (w.barrier == barrier)
+        wake(*w.thread);
+      else
+        waiters[kept++] = w;
     }
     waiters.truncate(kept);
   }
@@ -95,7 +102,8 @@ const void* sync_key(uint64_t* barrier, unsigned phase) { return reinterpret_cas
 }  // namespace
 
 void mbarrier_check(uint64_t* barrier, Site site) {
-  if (view(barrier).mark != Mbarrier::kMark) fail_at(site, "mbarrier used before its initialisation, or overwritten");
+  if (view(barrier).mark != Mbarrier::kMark)
+    fail_at(site, "mbarrier used before its initialisation, or overwritten");
 }
 
 const void* mbarrier_sync_key(uint64_t* barrier) { return sync_key(barrier, view(barrier).phase); }
@@ -120,7 +128,8 @@ void mbar_arrive(uint64_t* barrier, unsigned count, Site site) {
   mbarrier_check(barrier, site);
   Mbarrier& b = view(barrier);
   if (b.pending < count)
-    fail_at(site, "mbarrier: more arrivals in a phase than the %u it was initialised with", unsigned{b.expected});
+    fail_at(site, "mbarrier: more arrivals in a phase than the %u it was initialised with",
+            unsigned{b.expected});
   san::release(mbarrier_sync_key(barrier));
   b.pending -= count;
   finish_phase(*self().group, barrier);
@@ -147,8 +156,10 @@ void mbar_wait(uint64_t* barrier, unsigned parity, Site site) {
 bool mbar_test(uint64_t* barrier, unsigned parity, Site site) {
   mbarrier_check(barrier, site);
   const bool done = view(barrier).phase != (parity & 1);
-  if (done) san::acquire(sync_key(barrier, parity & 1));
-  else yield();
+  if (done)
+    san::acquire(sync_key(barrier, parity & 1));
+  else
+    yield();
   return done;
 }
 
@@ -156,7 +167,8 @@ bool mbar_test(uint64_t* barrier, unsigned parity, Site site) {
 
 void check_async_at_exit(Thread& t) {
   if (!t.copies.empty()) fail("exits with %u cp.async that it has not waited for", t.copies.size());
-  if (!t.stores.empty()) fail("exits with %u bulk stores that may still read its shared memory", t.stores.size());
+  if (!t.stores.empty())
+    fail("exits with %u bulk stores that may still read its shared memory", t.stores.size());
   if (!t.wgmmas.empty()) fail("exits with %u wgmma that it has not waited for", t.wgmmas.size());
 }
 

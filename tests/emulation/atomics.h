@@ -6,32 +6,38 @@ namespace emu {
 /// Replaces *p by change(*p) at once; returns what stood there.
 template <class T, class Change>
 T atomic_change(T* p, Change&& change) {
-  using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
+  using Bits =
+      std::conditional_t<sizeof(T) == 8, uint64_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
   static_assert(sizeof(T) == sizeof(Bits));
   Bits* address = reinterpret_cast<Bits*>(p);
   Bits seen = __atomic_load_n(address, __ATOMIC_RELAXED);
   for (;;) {
     const T before = from_bits<T>(seen);
     const Bits wanted = static_cast<Bits>(to_bits<T>(change(before)));
-    if (__atomic_compare_exchange_n(address, &seen, wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return before;
+    if (__atomic_compare_exchange_n(address, &seen, wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+      return before;
   }
 }
 
 }  // namespace emu
 
-#define EMU_ATOMICS(T)                                                                               \
-  inline T atomicAdd(T* p, T v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }               \
-  inline T atomicSub(T* p, T v) { return __atomic_fetch_sub(p, v, __ATOMIC_RELAXED); }               \
-  inline T atomicAnd(T* p, T v) { return __atomic_fetch_and(p, v, __ATOMIC_RELAXED); }               \
-  inline T atomicOr(T* p, T v) { return __atomic_fetch_or(p, v, __ATOMIC_RELAXED); }                 \
-  inline T atomicXor(T* p, T v) { return __atomic_fetch_xor(p, v, __ATOMIC_RELAXED); }               \
-  inline T atomicExch(T* p, T v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }             \
-  inline T atomicCAS(T* p, T expected, T v) {                                                        \
-    __atomic_compare_exchange_n(p, &expected, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);         \
-    return expected;                                                                                 \
-  }                                                                                                  \
-  inline T atomicMin(T* p, T v) { return ::emu::atomic_change(p, [v](T x) { return v < x ? v : x; }); } \
-  inline T atomicMax(T* p, T v) { return ::emu::atomic_change(p, [v](T x) { return x < v ? v : x; }); }
+#define EMU_ATOMICS(T)                                                                       \
+  inline T atomicAdd(T* p, T v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }       \
+  inline T atomicSub(T* p, T v) { return __atomic_fetch_sub(p, v, __ATOMIC_RELAXED); }       \
+  inline T atomicAnd(T* p, T v) { return __atomic_fetch_and(p, v, __ATOMIC_RELAXED); }       \
+  inline T atomicOr(T* p, T v) { return __atomic_fetch_or(p, v, __ATOMIC_RELAXED); }         \
+  inline T atomicXor(T* p, T v) { return __atomic_fetch_xor(p, v, __ATOMIC_RELAXED); }       \
+  inline T atomicExch(T* p, T v) { return __atomic_exchange_n(p, v, __ATOMIC_RELAXED); }     \
+  inline T atomicCAS(T* p, T expected, T v) {                                                \
+    __atomic_compare_exchange_n(p, &expected, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); \
+    return expected;                                                                         \
+  }                                                                                          \
+  inline T atomicMin(T* p, T v) {                                                            \
+    return ::emu::atomic_change(p, [v](T x) { return v < x ? v : x; });                      \
+  }                                                                                          \
+  inline T atomicMax(T* p, T v) {                                                            \
+    return ::emu::atomic_change(p, [v](T x) { return x < v ? v : x; });                      \
+  }
 EMU_ATOMICS(int)
 EMU_ATOMICS(unsigned)
 EMU_ATOMICS(long long)

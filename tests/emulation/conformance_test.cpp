@@ -1,10 +1,11 @@
-// The emulator against what the documents say of every PTX wrapper, and, once a GPU has run the same micro-tests, against
-// what it did (conformance/conformance.h).
+// The emulator against what the documents say of every PTX wrapper, and, once a GPU has run the same
+// micro-tests, against what it did (conformance/conformance.h).
+#include "conformance/conformance.h"
+
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "conformance/conformance.h"
 #include "seam.h"
 
 namespace sluice::conformance {
@@ -47,8 +48,10 @@ TEST_CASE("Every PTX wrapper does what a GPU did, where one has", "[conformance]
     if (!golden.at("tests").contains(d.name)) continue;  // written on a card older than sm_90
     INFO(d.name);
     const nlohmann::json& test = golden.at("tests").at(d.name);
-    if (d.approximate) CHECK(agree(d, {d.name, test.at("words").get<std::vector<uint32_t>>(), true}));
-    else CHECK(hash(d.words) == test.at("hash").get<uint64_t>());
+    if (d.approximate)
+      CHECK(agree(d, {d.name, test.at("words").get<std::vector<uint32_t>>(), true}));
+    else
+      CHECK(hash(d.words) == test.at("hash").get<uint64_t>());
   }
 }
 

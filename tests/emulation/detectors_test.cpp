@@ -1,5 +1,5 @@
-// Every detector fires: one faulty kernel each, and the words its report must contain. (What only a sanitizer sees is
-// in planted_bugs_test.cpp.)
+// Every detector fires: one faulty kernel each, and the words its report must contain. (What only a sanitizer
+// sees is in planted_bugs_test.cpp.)
 #include <catch2/catch.hpp>
 
 #include "common/wgmma.cuh"
@@ -8,15 +8,16 @@
 namespace sluice::cuda {
 namespace {
 
-using emu::launch;
 using Catch::Contains;
+using emu::launch;
 
 #define CHECK_REPORTS(text, ...) CHECK_THAT(error_of([&] { __VA_ARGS__; }), Contains(text))
 
 // ---- block barriers
 
 __global__ void divergent_barrier() {
-  if (threadIdx.x < 64) __syncthreads();
+  if (threadIdx.x < 64)
+    __syncthreads();
   else
     __syncthreads();
 }
@@ -25,8 +26,10 @@ __global__ void leaves_before_the_barrier(int stay) {
   __syncthreads();
 }
 __global__ void two_counts() {
-  if (threadIdx.x < 32) named_barrier_sync<1>(64);
-  else named_barrier_sync<1>(96);
+  if (threadIdx.x < 32)
+    named_barrier_sync<1>(64);
+  else
+    named_barrier_sync<1>(96);
 }
 __global__ void odd_count() { named_barrier_sync<1>(48); }
 
@@ -51,7 +54,8 @@ TEST_CASE("Barriers that not all threads reach alike are reported with both plac
 // ---- warp collectives
 
 __global__ void divergent_shuffle() {
-  if (threadIdx.x < 7) __shfl_sync(kFullWarp, 1, 0);
+  if (threadIdx.x < 7)
+    __shfl_sync(kFullWarp, 1, 0);
   else
     __shfl_sync(kFullWarp, 1, 0);
 }
@@ -104,13 +108,15 @@ __global__ void two_alignments() {
 }
 
 TEST_CASE("Shared memory: misaligned and out of bounds accesses are reported", "[detectors]") {
-  CHECK_REPORTS("ldmatrix: row address 1160 is not 16-byte aligned", launch(shape(1, 32, 1024), load_matrix_at, 8));
+  CHECK_REPORTS("ldmatrix: row address 1160 is not 16-byte aligned",
+                launch(shape(1, 32, 1024), load_matrix_at, 8));
   CHECK_REPORTS("ldmatrix: shared memory out of bounds", launch(shape(1, 32, 1024), load_matrix_at, 1024));
   CHECK_REPORTS("ldmatrix: shared memory out of bounds", launch(shape(1, 32, 1024), load_matrix_at, -16));
   CHECK_REPORTS("stmatrix: row address", launch(shape(1, 32, 1024), store_matrix_at, 4));
   CHECK_REPORTS("stmatrix: shared memory out of bounds", launch(shape(1, 32, 1024), store_matrix_at, 4096));
   CHECK_REPORTS("byte 8 past the end of dynamic", launch(shape(1, 32, 1024), writes_past_dynamic, 258));
-  CHECK_REPORTS("byte 0 past the end of a static shared variable", launch(shape(1, 32), writes_past_static, 32));
+  CHECK_REPORTS("byte 0 past the end of a static shared variable",
+                launch(shape(1, 32), writes_past_static, 32));
   CHECK_REPORTS("48 KiB is the limit", launch(shape(1, 32), too_much_static));
   CHECK_REPORTS("not into the block's shared memory", launch(shape(1, 32), address_of_a_local));
   CHECK_REPORTS("two alignments", launch(shape(1, 32, 64), two_alignments));
@@ -141,7 +147,8 @@ TEST_CASE("cp.async: misaligned, out of bounds and unfinished copies are reporte
   CHECK(error_of([&] { launch(shape(1, 32, 512), copies, from.get(), 0, true); }).empty());
   CHECK_REPORTS("exits with 1 cp.async", launch(shape(1, 32, 512), copies, from.get(), 0, false));
   CHECK_REPORTS("cp.async: misaligned address", launch(shape(1, 32, 512), copies, from.get(), 1, true));
-  CHECK_REPORTS("cp.async: shared memory out of bounds", launch(shape(1, 64, 512), copies, from.get(), 0, true));
+  CHECK_REPORTS("cp.async: shared memory out of bounds",
+                launch(shape(1, 64, 512), copies, from.get(), 0, true));
 }
 
 __global__ void looks_early(float* out, const float* in) {
@@ -156,7 +163,8 @@ __global__ void looks_early(float* out, const float* in) {
   out[3] = smem[8];
 }
 
-TEST_CASE("In order, a copy is as late as its wait allows, and its destination NaN until then", "[detectors]") {
+TEST_CASE("In order, a copy is as late as its wait allows, and its destination NaN until then",
+          "[detectors]") {
   const DeviceArray<float> in(std::vector<float>(12, 5.0f)), out(4);
   const WithSeed in_order(0);
   launch(shape(1, 1, 48), looks_early, out.get(), in.get());
@@ -314,7 +322,8 @@ TEST_CASE("Accumulators of wgmma are NaN until their own group has been waited f
 
 __global__ void wants_registers() { setmaxnreg_inc<240>(); }
 
-TEST_CASE("wgmma: fences, descriptors, accumulators in flight and register budgets are watched", "[detectors]") {
+TEST_CASE("wgmma: fences, descriptors, accumulators in flight and register budgets are watched",
+          "[detectors]") {
   const auto run = [](WgmmaFault f) {
     return error_of([&] { launch(shape(1, 128, 16384), wgmma_faults, f); });
   };
@@ -331,7 +340,8 @@ TEST_CASE("wgmma: fences, descriptors, accumulators in flight and register budge
 
 __global__ void reads_at(const int* p, int* out) { *out = *p; }
 
-TEST_CASE("Global memory: a touch of nobody's page is the kernel's failure, not the program's", "[detectors]") {
+TEST_CASE("Global memory: a touch of nobody's page is the kernel's failure, not the program's",
+          "[detectors]") {
   const DeviceArray<int> x(std::vector<int>(64, 3)), out(1);
   CHECK(error_of([&] { launch(shape(1, 1), reads_at, x.get() + 63, out.get()); }).empty());
   for (int i = 0; i < 2; ++i) {

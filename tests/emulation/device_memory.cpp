@@ -1,5 +1,5 @@
-// Device memory: host memory that begins as 0xff and ends right before a page that nobody may touch (plain builds) or in
-// a sanitizer's red zone. Copies are checked against the allocations they begin in.
+// Device memory: host memory that begins as 0xff and ends right before a page that nobody may touch (plain
+// builds) or in a sanitizer's red zone. Copies are checked against the allocations they begin in.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -62,8 +62,10 @@ bool give_back(char* p, const Allocation& a) {
   san::allow(p, padded);
   bool intact = true;
   for (size_t i = a.bytes; i < padded; ++i) intact &= static_cast<unsigned char>(p[i]) == kFresh;
-  if (kGuardPages) munmap(a.mapping, a.mapped);
-  else std::free(a.mapping);
+  if (kGuardPages)
+    munmap(a.mapping, a.mapped);
+  else
+    std::free(a.mapping);
   return intact;
 }
 
@@ -100,11 +102,16 @@ cudaError_t release(void* p, Memory memory) {
 bool fits_kind(cudaMemcpyKind kind, Memory dst, Memory src) {
   const bool to_device = dst == Memory::device, from_device = src == Memory::device;
   switch (kind) {
-    case cudaMemcpyHostToHost: return !to_device && !from_device;
-    case cudaMemcpyHostToDevice: return to_device && !from_device;
-    case cudaMemcpyDeviceToHost: return !to_device && from_device;
-    case cudaMemcpyDeviceToDevice: return to_device && from_device;
-    case cudaMemcpyDefault: return true;
+    case cudaMemcpyHostToHost:
+      return !to_device && !from_device;
+    case cudaMemcpyHostToDevice:
+      return to_device && !from_device;
+    case cudaMemcpyDeviceToHost:
+      return !to_device && from_device;
+    case cudaMemcpyDeviceToDevice:
+      return to_device && from_device;
+    case cudaMemcpyDefault:
+      return true;
   }
   return false;
 }
@@ -152,10 +159,13 @@ extern "C" {
 cudaError_t cudaMalloc(void** p, size_t bytes) { return emu::allocate(p, bytes, Memory::device); }
 cudaError_t cudaFree(void* p) { return emu::release(p, Memory::device); }
 cudaError_t cudaMallocHost(void** p, size_t bytes) { return emu::allocate(p, bytes, Memory::pinned); }
-cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) { return emu::allocate(p, bytes, Memory::pinned); }
+cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
+  return emu::allocate(p, bytes, Memory::pinned);
+}
 cudaError_t cudaFreeHost(void* p) { return emu::release(p, Memory::pinned); }
 
-cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
   bool pageable = false;
   if (const cudaError_t e = emu::check_copy(dst, src, bytes, kind, pageable)) return result(e);
   if (pageable && emu::capture_of(stream)) {
@@ -182,8 +192,9 @@ cudaError_t cudaMemcpy2DAsync(void* dst, size_t dst_pitch, const void* src, size
                               size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
   if (width > dst_pitch || width > src_pitch) return result(cudaErrorInvalidPitchValue);
   for (size_t row = 0; row < height; ++row)
-    if (const cudaError_t e = cudaMemcpyAsync(static_cast<char*>(dst) + row * dst_pitch,
-                                              static_cast<const char*>(src) + row * src_pitch, width, kind, stream))
+    if (const cudaError_t e =
+            cudaMemcpyAsync(static_cast<char*>(dst) + row * dst_pitch,
+                            static_cast<const char*>(src) + row * src_pitch, width, kind, stream))
       return e;
   return result(cudaSuccess);
 }

@@ -1,6 +1,7 @@
 #pragma once
-// CUDA on the CPU: what a kernel file sees instead of <cuda_runtime.h> when g++ compiles it with SLUICE_EMULATION.
-// NVIDIA's own headers supply the vector types and bf16 (host bodies); the rest is ours. README.md says how it works.
+// CUDA on the CPU: what a kernel file sees instead of <cuda_runtime.h> when g++ compiles it with
+// SLUICE_EMULATION. NVIDIA's own headers supply the vector types and bf16 (host bodies); the rest is ours.
+// README.md says how it works.
 #include <cuda_bf16.h>
 #include <math.h>
 

@@ -1,4 +1,5 @@
-// What blocks, warps, atomics and schedules mean, against plain loops. (Instructions of PTX: conformance_test.cpp.)
+// What blocks, warps, atomics and schedules mean, against plain loops. (Instructions of PTX:
+// conformance_test.cpp.)
 #include <catch2/catch.hpp>
 #include <numeric>
 
@@ -106,8 +107,10 @@ __global__ void warp_functions(int* out) {
   r[11] = __reduce_min_sync(kFullWarp, lane - 7);
   r[12] = static_cast<int>(__reduce_max_sync(kFullWarp, static_cast<unsigned>(lane * 5)));
   r[13] = static_cast<int>(__reduce_xor_sync(kFullWarp, 1u << lane | 1u));
-  if (lane < 16) r[14] = __shfl_xor_sync(0x0000ffffu, lane, 8);
-  else r[14] = __shfl_xor_sync(0xffff0000u, lane, 1);
+  if (lane < 16)
+    r[14] = __shfl_xor_sync(0x0000ffffu, lane, 8);
+  else
+    r[14] = __shfl_xor_sync(0xffff0000u, lane, 1);
   r[15] = static_cast<int>(2.0 * __shfl_xor_sync(kFullWarp, 0.5 * lane, 1));
   if (lane >= 20) return;
   r[16] = __shfl_sync(kFullWarp, lane, 1);  // lanes that have returned count as arrived
@@ -243,7 +246,8 @@ __global__ void load_rows(uint32_t* out, int pitch, bool swizzle) {
   DYN_SMEM(char, smem, 128);
   const int lane = static_cast<int>(threadIdx.x), row = lane % 16, vector = lane / 16;
   uint32_t r[4];
-  ldmatrix_x4(r, smem_addr(smem) + static_cast<uint32_t>(row * pitch + ((swizzle ? vector ^ (row & 7) : vector) << 4)));
+  ldmatrix_x4(r, smem_addr(smem) +
+                     static_cast<uint32_t>(row * pitch + ((swizzle ? vector ^ (row & 7) : vector) << 4)));
   out[lane] = r[0];
 }
 

@@ -1,6 +1,7 @@
-// NCCL for ranks that are threads of one process: messages of bytes, which move when both sides have come to them and somebody
-// asks a stream whether it is done. As the real one it answers "in progress" where a communicator does not block, refuses what
-// is outside its rules, and gives up what is going on when it is aborted.
+// NCCL for ranks that are threads of one process: messages of bytes, which move when both sides have come to
+// them and somebody asks a stream whether it is done. As the real one it answers "in progress" where a
+// communicator does not block, refuses what is outside its rules, and gives up what is going on when it is
+// aborted.
 #if __has_include(<nccl.h>)
 #include "fake_nccl.h"
 
@@ -95,7 +96,8 @@ ncclResult_t start(ncclComm* comm, cudaStream_t stream, Work work) {
       auto& box = clique->messages[{r.from, comm->rank}];
       if (box.empty()) return false;
       if (box.front()->bytes != r.bytes) {
-        comm->last_error = "a message of " + std::to_string(box.front()->bytes) + " bytes where " + std::to_string(r.bytes) + " were expected";
+        comm->last_error = "a message of " + std::to_string(box.front()->bytes) + " bytes where " +
+                           std::to_string(r.bytes) + " were expected";
         comm->state = ncclInvalidUsage;
         return false;
       }
@@ -154,12 +156,18 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 const char* ncclGetErrorString(ncclResult_t result) {
   switch (static_cast<int>(result)) {  // the library's enum: only these are ever returned
-    case ncclSuccess: return "no error";
-    case ncclInProgress: return "NCCL operation in progress";
-    case ncclInvalidArgument: return "invalid argument";
-    case ncclInvalidUsage: return "invalid usage";
-    case ncclRemoteError: return "remote process exited or there was a network error";
-    default: return "an error that the emulator does not know";
+    case ncclSuccess:
+      return "no error";
+    case ncclInProgress:
+      return "NCCL operation in progress";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    default:
+      return "an error that the emulator does not know";
   }
 }
 const char* ncclGetLastError(ncclComm_t comm) { return comm ? comm->last_error.c_str() : ""; }
@@ -171,7 +179,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
   if (rank < 0 || rank >= size || id.internal[0] == 0) return ncclInvalidArgument;
   *comm = new ncclComm;
   const std::lock_guard lock(cliques_mutex);
@@ -222,25 +231,30 @@ ncclResult_t ncclGroupEnd() {
   return start(done.comm, done.stream, std::move(done.work));
 }
 
-ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t, int peer, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
   if (const ncclResult_t bad = check(comm, data, count, peer); bad != ncclSuccess) return bad;
   return add(comm, stream, {{message(peer, data, count)}, {}, {}});
 }
-ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t, int peer, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
   if (const ncclResult_t bad = check(comm, data, count, peer); bad != ncclSuccess) return bad;
   return add(comm, stream, {{}, {{data, count, peer}}, {}});
 }
-ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
   if (const ncclResult_t bad = check(comm, to, count, root); bad != ncclSuccess) return bad;
   Work work;
-  if (comm->rank != root) work.receives.push_back({to, count, root});
+  if (comm->rank != root)
+    work.receives.push_back({to, count, root});
   else
     for (int r = 0; r < comm->clique->size; ++r)
       if (r != root) work.sends.push_back(message(r, from, count));
   if (comm->rank == root && from != to) work.here.push_back([=] { std::memcpy(to, from, count); });
   return add(comm, stream, std::move(work));
 }
-ncclResult_t ncclAllGather(const void* mine, void* all, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAllGather(const void* mine, void* all, size_t count, ncclDataType_t, ncclComm_t comm,
+                           cudaStream_t stream) {
   const auto size = static_cast<size_t>(comm->clique->size);
   if (const ncclResult_t bad = check(comm, mine, count, 0); bad != ncclSuccess) return bad;
   if (const ncclResult_t bad = check(comm, all, count * size, 0); bad != ncclSuccess) return bad;

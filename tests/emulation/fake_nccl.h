@@ -3,7 +3,8 @@
 
 namespace emu {
 
-/// From now on every operation of this rank, in whatever communicator, fails some time after it began; -1: none.
+/// From now on every operation of this rank, in whatever communicator, fails some time after it began; -1:
+/// none.
 void fail_nccl_on(int rank);
 
 }  // namespace emu

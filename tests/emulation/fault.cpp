@@ -1,13 +1,13 @@
-// A kernel that touches memory which is nobody's: the signal becomes a report of the kernel, block and thread. Plain
-// builds only; sanitizers have their own.
+// A kernel that touches memory which is nobody's: the signal becomes a report of the kernel, block and
+// thread. Plain builds only; sanitizers have their own.
 #include "fault.h"
+
+#include <ucontext.h>
 
 #include <csignal>
 #include <cstdint>
 
 #include "machine.h"
-
-#include <ucontext.h>
 
 namespace emu {
 namespace {
@@ -16,7 +16,8 @@ thread_local const void* fault_address;
 thread_local int fault_signal;
 
 [[noreturn]] void report_fault() {
-  if (fault_signal == SIGSEGV && fault_address) fail("touches %p, which is outside of every allocation", fault_address);
+  if (fault_signal == SIGSEGV && fault_address)
+    fail("touches %p, which is outside of every allocation", fault_address);
   fail("touches memory outside of every allocation, or a vector at a misaligned address");
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Fibers: a stack and the place where its code stands. One OS thread switches among many; a switch costs about 5 ns.
+// Fibers: a stack and the place where its code stands. One OS thread switches among many; a switch costs
+// about 5 ns.
 #include <cstddef>
 
 #include "sanitizer.h"
@@ -21,7 +22,8 @@ Fiber* new_fiber();
 void prepare_fiber(Fiber& fiber, void (*entry)());
 /// The stack that this OS thread runs on, to come back to.
 void adopt_os_thread(Fiber& fiber);
-/// Continues `to`. Returns when something switches back to `from`; never, where `leaving` says that nothing will.
+/// Continues `to`. Returns when something switches back to `from`; never, where `leaving` says that nothing
+/// will.
 void switch_fiber(Fiber& from, Fiber& to, bool leaving);
 /// The first thing that a new fiber's entry does.
 void arrived_on_new_fiber();

@@ -1,6 +1,6 @@
-// Stream captures and graphs: while a stream is captured its launches, copies and fills are kept instead of done, with
-// their arguments; a graph's launch does them in that order. Streams that wait for a captured event join the capture,
-// and must be joined back before it ends.
+// Stream captures and graphs: while a stream is captured its launches, copies and fills are kept instead of
+// done, with their arguments; a graph's launch does them in that order. Streams that wait for a captured
+// event join the capture, and must be joined back before it ends.
 #include <memory>
 
 #include "fake_runtime.h"
@@ -122,7 +122,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   if (!status) return result(cudaErrorInvalidValue);
   const emu::Capture* capture = emu::capture_of(stream);
-  *status = !capture          ? cudaStreamCaptureStatusNone
+  *status = !capture           ? cudaStreamCaptureStatusNone
             : capture->invalid ? cudaStreamCaptureStatusInvalidated
                                : cudaStreamCaptureStatusActive;
   return result(cudaSuccess);
@@ -137,7 +137,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   emu::Recording& r = emu::recording();
   emu::Capture* of_event = event->capture;
   emu::Capture* of_stream = emu::capture_of(stream);
-  if (of_event && of_event != r.capture.get()) return result(cudaErrorInvalidValue);  // of a capture that has ended
+  if (of_event && of_event != r.capture.get())
+    return result(cudaErrorInvalidValue);  // of a capture that has ended
   if (of_stream && !of_event) {
     of_stream->invalid = true;
     return result(cudaErrorStreamCaptureIsolation);
@@ -145,7 +146,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (!of_event) {
     if (!event->recorded) return result(cudaSuccess);
     if (emu::late() && stream)
-      emu::enqueue_pending(stream, [other = event->stream, at = event->at] { return emu::advance(other, at); });
+      emu::enqueue_pending(stream,
+                           [other = event->stream, at = event->at] { return emu::advance(other, at); });
     else
       emu::finish(event->stream, event->at);
     return result(cudaSuccess);

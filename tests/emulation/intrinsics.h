@@ -1,6 +1,6 @@
 #pragma once
-// CUDA's built-in functions. Those of a block or a warp carry the caller's line; approximate mathematics is exact here.
-// Included by emulation.h.
+// CUDA's built-in functions. Those of a block or a warp carry the caller's line; approximate mathematics is
+// exact here. Included by emulation.h.
 
 // ---- block and warp
 inline void __syncthreads(EMU_SITE) { ::emu::bar_sync(0, 0, site); }
@@ -11,7 +11,8 @@ inline void __syncwarp(unsigned mask = 0xffffffffu, EMU_SITE) { ::emu::warp_sync
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int lane, int width = 32, EMU_SITE) {
-  return ::emu::from_bits<T>(::emu::shfl(mask, ::emu::to_bits(value), ::emu::kShuffleIndex, lane, width, site));
+  return ::emu::from_bits<T>(
+      ::emu::shfl(mask, ::emu::to_bits(value), ::emu::kShuffleIndex, lane, width, site));
 }
 template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_SITE) {
@@ -25,10 +26,13 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, EMU_S
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, EMU_SITE) {
-  return ::emu::from_bits<T>(::emu::shfl(mask, ::emu::to_bits(value), ::emu::kShuffleXor, lane_mask, width, site));
+  return ::emu::from_bits<T>(
+      ::emu::shfl(mask, ::emu::to_bits(value), ::emu::kShuffleXor, lane_mask, width, site));
 }
 
-inline unsigned __ballot_sync(unsigned mask, int predicate, EMU_SITE) { return ::emu::vote(mask, predicate, 0, site); }
+inline unsigned __ballot_sync(unsigned mask, int predicate, EMU_SITE) {
+  return ::emu::vote(mask, predicate, 0, site);
+}
 inline int __any_sync(unsigned mask, int predicate, EMU_SITE) {
   return static_cast<int>(::emu::vote(mask, predicate, 1, site));
 }
@@ -40,8 +44,8 @@ unsigned __match_any_sync(unsigned mask, T value, EMU_SITE) {
   return static_cast<unsigned>(::emu::match_any(mask, ::emu::to_bits(value), site));
 }
 
-#define EMU_REDUCE(name, type, op)                                                     \
-  inline type __reduce_##name##_sync(unsigned mask, type value, EMU_SITE) {            \
+#define EMU_REDUCE(name, type, op)                                                         \
+  inline type __reduce_##name##_sync(unsigned mask, type value, EMU_SITE) {                \
     return static_cast<type>(::emu::reduce(mask, static_cast<uint32_t>(value), op, site)); \
   }
 EMU_REDUCE(add, unsigned, ::emu::kReduceAdd)
@@ -63,10 +67,10 @@ inline void __nanosleep(unsigned) { ::emu::yield(); }
 [[noreturn]] inline void __trap() { ::emu::fail("__trap()"); }
 
 // ---- loads and stores with a cache hint
-#define EMU_LOAD(name)      \
-  template <class T>        \
-  T name(const T* p) {      \
-    return *p;              \
+#define EMU_LOAD(name) \
+  template <class T>   \
+  T name(const T* p) { \
+    return *p;         \
   }
 EMU_LOAD(__ldg)
 EMU_LOAD(__ldca)
@@ -75,10 +79,10 @@ EMU_LOAD(__ldcs)
 EMU_LOAD(__ldlu)
 EMU_LOAD(__ldcv)
 #undef EMU_LOAD
-#define EMU_STORE(name)     \
-  template <class T>        \
+#define EMU_STORE(name)      \
+  template <class T>         \
   void name(T* p, T value) { \
-    *p = value;             \
+    *p = value;              \
   }
 EMU_STORE(__stwb)
 EMU_STORE(__stcg)
@@ -113,7 +117,9 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31u));
 }
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32);
+}
 inline int __mulhi(int a, int b) { return static_cast<int>(static_cast<int64_t>(a) * b >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
@@ -164,12 +170,14 @@ inline float __frsqrt_rn(float x) { return 1.0f / sqrtf(x); }
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f; }
 
 template <class A, class B>
-auto min(A a, B b) -> std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> {
+auto min(A a, B b)
+    -> std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> {
   using T = std::common_type_t<A, B>;
   return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
 }
 template <class A, class B>
-auto max(A a, B b) -> std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> {
+auto max(A a, B b)
+    -> std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> {
   using T = std::common_type_t<A, B>;
   return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
 }

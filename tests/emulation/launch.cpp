@@ -18,8 +18,8 @@ uint64_t from_environment(const char* name, uint64_t otherwise) {
 
 struct Settings {
   uint64_t seed = from_environment("SLUICE_EMULATION_SEED", 0);
-  int threads =
-      static_cast<int>(from_environment("SLUICE_EMULATION_THREADS", std::max(1u, std::thread::hardware_concurrency())));
+  int threads = static_cast<int>(
+      from_environment("SLUICE_EMULATION_THREADS", std::max(1u, std::thread::hardware_concurrency())));
   std::mutex mutex;
   Stats stats{};
 };
@@ -37,7 +37,8 @@ void add_stats(Stats& from) {
   from = Stats{};
 }
 
-/// The group of an OS thread, with the stacks of its CUDA threads. When the thread ends, the next one takes them over.
+/// The group of an OS thread, with the stacks of its CUDA threads. When the thread ends, the next one takes
+/// them over.
 class GroupOfThread {
  public:
   ~GroupOfThread() {
@@ -137,7 +138,8 @@ void check_configuration(const LaunchParams& p) {
   if (!positive(p.grid) || !positive(p.block) || !positive(p.cluster)) refuse("a dimension is zero");
   const uint64_t threads = uint64_t{p.block.x} * p.block.y * p.block.z;
   if (threads > 1024 || p.block.z > 64) refuse("more than 1024 threads in a block, or 64 along z");
-  if (p.grid.x > 0x7fffffffu || p.grid.y > 65535 || p.grid.z > 65535) refuse("the grid is larger than 2^31-1, 65535, 65535");
+  if (p.grid.x > 0x7fffffffu || p.grid.y > 65535 || p.grid.z > 65535)
+    refuse("the grid is larger than 2^31-1, 65535, 65535");
   if (p.dyn_smem > kSharedLimit) refuse("more than 227 KiB of shared memory");
   if (p.grid.x % p.cluster.x || p.grid.y % p.cluster.y || p.grid.z % p.cluster.z)
     refuse("the grid is no multiple of the cluster");
@@ -173,8 +175,10 @@ void run_launch(const LaunchParams& params, const KernelCall& call) {
   const FaultReports faults;
   san::release(&launch.begin_sync);
   const int threads = static_cast<int>(std::min<uint64_t>(settings().threads, launch.group_count));
-  if (threads <= 1) run_groups(launch);
-  else workers->run(launch, threads - 1);
+  if (threads <= 1)
+    run_groups(launch);
+  else
+    workers->run(launch, threads - 1);
   san::acquire(&launch.end_sync);
   if (!launch.error.empty()) throw LaunchError(launch.error);
 }

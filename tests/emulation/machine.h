@@ -1,6 +1,7 @@
 #pragma once
-// What a launch is made of, inside the emulator. Group: what one OS thread runs to its end before it takes the next
-// (a block, a cluster, or a whole cooperative grid). Nothing here is shared between OS threads but Launch.
+// What a launch is made of, inside the emulator. Group: what one OS thread runs to its end before it takes
+// the next (a block, a cluster, or a whole cooperative grid). Nothing here is shared between OS threads but
+// Launch.
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -16,8 +17,8 @@ namespace emu {
 constexpr unsigned kWarpSize = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kNamedBarriers = 16;
-constexpr size_t kWindow = 256 << 10;         // shared addresses of a block
-constexpr size_t kSharedLimit = 227 << 10;    // what a block may use, static and dynamic
+constexpr size_t kWindow = 256 << 10;       // shared addresses of a block
+constexpr size_t kSharedLimit = 227 << 10;  // what a block may use, static and dynamic
 constexpr size_t kStaticLimit = 48 << 10;
 constexpr size_t kFirstSharedAddress = 1024;  // 0 is nobody's
 constexpr size_t kSharedGap = 1024;           // between dynamic and static memory: 0xff, checked
@@ -49,8 +50,8 @@ struct Transfer {  // TMA
   TMap map;
   int coordinates[5];
   void* smem;
-  void* global;    // of the last two kinds, which have no map
-  unsigned bytes;  // in shared memory
+  void* global;       // of the last two kinds, which have no map
+  unsigned bytes;     // in shared memory
   uint64_t* barrier;  // of a load
   Block* block;
   uint32_t commit_group;  // of a store
@@ -111,7 +112,8 @@ struct Warp {
   uint32_t exists, exited;
   Rendezvous meetings[8];
   char wgmma_sync;
-  // By lane. A lane's inputs are its own from its arrival until the rendezvous completes, its outputs until it arrives again.
+  // By lane. A lane's inputs are its own from its arrival until the rendezvous completes, its outputs until
+  // it arrives again.
   uint64_t input[kWarpSize], output[kWarpSize];
   int source[kWarpSize];
   alignas(16) uint16_t row[kWarpSize][8];  // ldmatrix, stmatrix
@@ -124,9 +126,9 @@ struct Barrier {
   unsigned arrived = 0, expected = 0, phase = 0, first_thread = 0;
   Site site{};
   uint32_t waiting_warps = 0;
-  uint32_t waiting[32] = {};         // lanes, by warp
-  int count = 0, any = 0, all = 1;   // of the predicates so far
-  int result[3] = {};                // of the last phase: count, all, any
+  uint32_t waiting[32] = {};        // lanes, by warp
+  int count = 0, any = 0, all = 1;  // of the predicates so far
+  int result[3] = {};               // of the last phase: count, all, any
   char sync[2] = {};
 };
 
@@ -140,15 +142,16 @@ struct Block {
   Thread* threads = nullptr;  // padded to whole warps
   Warp* warps = nullptr;
   unsigned thread_count = 0, warp_count = 0, rank = 0;  // rank in the group
-  unsigned live = 0;  // threads that have not returned
+  unsigned live = 0;                                    // threads that have not returned
   uint3 id{};
-  char* window = nullptr;   // 1024-byte aligned
-  char* mapping = nullptr;  // what was mapped for it
+  char* window = nullptr;    // 1024-byte aligned
+  char* mapping = nullptr;   // what was mapped for it
   size_t dynamic_begin = 0;  // 0: no DYN_SMEM yet
   uint64_t static_open = 0;  // bit i: variable i was poisoned for this block
   Barrier barriers[kNamedBarriers];
   Array<MbarrierWaiter> mbarrier_waiters;
-  char proxy_sync = 0, agent_sync = 0;  // TSan: generic writes made visible to, and reads done by, asynchronous engines
+  char proxy_sync = 0,
+       agent_sync = 0;  // TSan: generic writes made visible to, and reads done by, asynchronous engines
 };
 
 struct Launch {
@@ -160,7 +163,7 @@ struct Launch {
   std::atomic<uint64_t> next_group{0};
   std::atomic<bool> stopped{false};
   std::mutex mutex;
-  std::string error;          // the first, under the mutex
+  std::string error;  // the first, under the mutex
   char begin_sync = 0, end_sync = 0;
 };
 
@@ -179,7 +182,8 @@ class ReadySet {
   unsigned take() {
     if (policy_ != Policy::in_order) return take_seeded();
     const unsigned warp = at(0);
-    const uint32_t ready = lanes_[warp], above = ready & ~((2u << last_lane_[warp]) - 1u);  // upwards, in turns
+    const uint32_t ready = lanes_[warp],
+                   above = ready & ~((2u << last_lane_[warp]) - 1u);  // upwards, in turns
     const unsigned lane = static_cast<unsigned>(__builtin_ctz(above ? above : ready));
     last_lane_[warp] = static_cast<uint8_t>(lane);
     lanes_[warp] = ready & ~(1u << lane);
@@ -215,7 +219,7 @@ struct Group {
   ReadySet ready;
   unsigned live = 0;
   uint64_t idle_polls = 0;
-  Fiber main;         // of the OS thread
+  Fiber main;  // of the OS thread
   std::vector<std::unique_ptr<Block>> blocks;
   unsigned block_count = 0, warps_per_block = 0;
   std::unique_ptr<Thread[]> threads;
@@ -223,7 +227,8 @@ struct Group {
   unsigned warp_capacity = 0;
   Array<Fiber*> free_fibers;
   std::vector<Fiber*> all_fibers;
-  std::vector<Fiber*> thread_fibers;  // TSan only: two per thread, in turns, so that blocks are not ordered by them
+  std::vector<Fiber*>
+      thread_fibers;  // TSan only: two per thread, in turns, so that blocks are not ordered by them
   unsigned turn = 0;
   Array<Transfer> transfers;  // loads in flight
   Array<StaticVariable> statics;

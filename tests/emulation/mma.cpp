@@ -1,8 +1,8 @@
-// Matrices of a warp: ldmatrix, stmatrix, mma.sync m16n8k16. Lanes bring their registers to the warp's arrays, the last
-// one computes, each takes its own back: one set of arrays in cache rather than 32 stacks.
+// Matrices of a warp: ldmatrix, stmatrix, mma.sync m16n8k16. Lanes bring their registers to the warp's
+// arrays, the last one computes, each takes its own back: one set of arrays in cache rather than 32 stacks.
 // Fragments: PTX ISA, "Matrix Fragments for mma.m16n8k16". With group g = lane / 4 and t = lane % 4:
-//   A register i: row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next;  B register i: rows 2 t + 8 i and the next, column g
-//   C, D register i: row g + 8 (i / 2), column 2 t + i % 2
+//   A register i: row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next;  B register i: rows 2 t + 8 i and
+//   the next, column g C, D register i: row g + 8 (i / 2), column 2 t + i % 2
 #include <algorithm>
 
 #include "machine.h"
@@ -40,7 +40,8 @@ void load_matrices(Thread* threads, uint32_t, int matrices) {
     const uint16_t(*rows)[8] = w.row + 8 * m;
     for (unsigned l = 0; l < kWarpSize; ++l) {
       const unsigned g = l / 4, t = l % 4 * 2;
-      const uint32_t low = kTransposed ? rows[t][g] : rows[g][t], high = kTransposed ? rows[t + 1][g] : rows[g][t + 1];
+      const uint32_t low = kTransposed ? rows[t][g] : rows[g][t],
+                     high = kTransposed ? rows[t + 1][g] : rows[g][t + 1];
       w.fragment[l][m] = low | high << 16;
     }
   }
@@ -54,7 +55,8 @@ void store_matrices(Thread* threads, uint32_t, int matrices) {
     uint16_t(*rows)[8] = w.row + 8 * m;
     for (unsigned l = 0; l < kWarpSize; ++l) {
       const unsigned g = l / 4, t = l % 4 * 2;
-      const uint16_t low = static_cast<uint16_t>(w.fragment[l][m]), high = static_cast<uint16_t>(w.fragment[l][m] >> 16);
+      const uint16_t low = static_cast<uint16_t>(w.fragment[l][m]),
+                     high = static_cast<uint16_t>(w.fragment[l][m] >> 16);
       (kTransposed ? rows[t][g] : rows[g][t]) = low;
       (kTransposed ? rows[t + 1][g] : rows[g][t + 1]) = high;
     }

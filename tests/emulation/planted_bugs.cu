@@ -1,8 +1,7 @@
-#include "planted_bugs.h"
-
 #include <vector>
 
 #include "common/wgmma.cuh"
+#include "planted_bugs.h"
 #include "support.h"
 
 namespace sluice::cuda {
@@ -96,7 +95,8 @@ bool stream_sums_are_right() {
   bool right = true;
   for (int t = 0; t < kStreamThreads; ++t) {
     float sum = 0;
-    for (int step = 0; step < kStreamSteps; ++step) sum += x[(step * kStreamThreads + kStreamThreads - 1 - t) * 4];
+    for (int step = 0; step < kStreamSteps; ++step)
+      sum += x[(step * kStreamThreads + kStreamThreads - 1 - t) * 4];
     right &= result[t] == sum;
   }
   return right;
@@ -138,8 +138,8 @@ __global__ void product(const __grid_constant__ TensorMap a, const __grid_consta
     mbarrier_wait(&full[s], (i / kRing & 1) ^ (kBug == Bug::wrong_phase));
     wgmma_fence();
     for (uint32_t k = 0; k < 4; ++k)
-      wgmma_ss<Major::k, Major::k>(sum, smem_descriptor(from + 32 * k), smem_descriptor(from + kTileBytes + 32 * k),
-                                   i > 0 || k > 0);
+      wgmma_ss<Major::k, Major::k>(sum, smem_descriptor(from + 32 * k),
+                                   smem_descriptor(from + kTileBytes + 32 * k), i > 0 || k > 0);
     wgmma_commit();
     if (kBug == Bug::early_release && lane == 0) mbarrier_arrive(&empty[s]);
     wgmma_wait<0>();
@@ -163,12 +163,17 @@ template <Bug kBug>
 bool product_is_right() {
   constexpr int kDepth = kTile * kChunks;
   std::vector<nv_bf16> a(kTile * kDepth), b(kTile * kDepth);
-  const auto value = [](size_t i, int step) { return static_cast<float>(static_cast<int>(i * step % 5) - 2); };
-  for (size_t i = 0; i < a.size(); ++i) a[i] = from_float<nv_bf16>(value(i, 7)), b[i] = from_float<nv_bf16>(value(i, 11));
+  const auto value = [](size_t i, int step) {
+    return static_cast<float>(static_cast<int>(i * step % 5) - 2);
+  };
+  for (size_t i = 0; i < a.size(); ++i)
+    a[i] = from_float<nv_bf16>(value(i, 7)), b[i] = from_float<nv_bf16>(value(i, 11));
   const DeviceArray<nv_bf16> device_a(a), device_b(b), c(kTile * kTile);
-  const auto map = [](const DeviceArray<nv_bf16>& m, int columns) { return map_2d(m.get(), kTile, columns, kTile, kTile); };
-  emu::launch(shape(1, 160 + 96, (2 * kRing + 1) * kTileBytes, "product"), product<kBug>, map(device_a, kDepth),
-              map(device_b, kDepth), map(c, kTile));
+  const auto map = [](const DeviceArray<nv_bf16>& m, int columns) {
+    return map_2d(m.get(), kTile, columns, kTile, kTile);
+  };
+  emu::launch(shape(1, 160 + 96, (2 * kRing + 1) * kTileBytes, "product"), product<kBug>,
+              map(device_a, kDepth), map(device_b, kDepth), map(c, kTile));
   const std::vector<nv_bf16> result = c.host();
   bool right = true;
   for (int i = 0; i < kTile; ++i)
@@ -185,8 +190,10 @@ bool product_is_right() {
 template <Bug kBug>
 __global__ void count_blocks(int* count) {
   if (threadIdx.x != 0) return;
-  if (kBug == Bug::non_atomic_add) *count += 1;
-  else atomicAdd(count, 1);
+  if (kBug == Bug::non_atomic_add)
+    *count += 1;
+  else
+    atomicAdd(count, 1);
 }
 
 template <Bug kBug>
@@ -202,22 +209,36 @@ bool count_is_right() {
 bool results_are_right(Bug bug) {
   switch (bug) {
     case Bug::none:
-      return row_sums_are_right<Bug::none>() && stream_sums_are_right<Bug::none>() && product_is_right<Bug::none>() &&
-             count_is_right<Bug::none>();
-    case Bug::missing_barrier: return row_sums_are_right<Bug::missing_barrier>();
-    case Bug::missing_second_barrier: return row_sums_are_right<Bug::missing_second_barrier>();
-    case Bug::missing_syncwarp: return row_sums_are_right<Bug::missing_syncwarp>();
-    case Bug::global_out_of_bounds: return row_sums_are_right<Bug::global_out_of_bounds>();
-    case Bug::shared_out_of_bounds: return row_sums_are_right<Bug::shared_out_of_bounds>();
-    case Bug::misaligned_vector: return row_sums_are_right<Bug::misaligned_vector>();
-    case Bug::cp_async_wait_off_by_one: return stream_sums_are_right<Bug::cp_async_wait_off_by_one>();
-    case Bug::missing_refill_barrier: return stream_sums_are_right<Bug::missing_refill_barrier>();
-    case Bug::early_release: return product_is_right<Bug::early_release>();
-    case Bug::wrong_phase: return product_is_right<Bug::wrong_phase>();
-    case Bug::wrong_byte_count: return product_is_right<Bug::wrong_byte_count>();
-    case Bug::skipped_empty_wait: return product_is_right<Bug::skipped_empty_wait>();
-    case Bug::missing_proxy_fence: return product_is_right<Bug::missing_proxy_fence>();
-    case Bug::non_atomic_add: return count_is_right<Bug::non_atomic_add>();
+      return row_sums_are_right<Bug::none>() && stream_sums_are_right<Bug::none>() &&
+             product_is_right<Bug::none>() && count_is_right<Bug::none>();
+    case Bug::missing_barrier:
+      return row_sums_are_right<Bug::missing_barrier>();
+    case Bug::missing_second_barrier:
+      return row_sums_are_right<Bug::missing_second_barrier>();
+    case Bug::missing_syncwarp:
+      return row_sums_are_right<Bug::missing_syncwarp>();
+    case Bug::global_out_of_bounds:
+      return row_sums_are_right<Bug::global_out_of_bounds>();
+    case Bug::shared_out_of_bounds:
+      return row_sums_are_right<Bug::shared_out_of_bounds>();
+    case Bug::misaligned_vector:
+      return row_sums_are_right<Bug::misaligned_vector>();
+    case Bug::cp_async_wait_off_by_one:
+      return stream_sums_are_right<Bug::cp_async_wait_off_by_one>();
+    case Bug::missing_refill_barrier:
+      return stream_sums_are_right<Bug::missing_refill_barrier>();
+    case Bug::early_release:
+      return product_is_right<Bug::early_release>();
+    case Bug::wrong_phase:
+      return product_is_right<Bug::wrong_phase>();
+    case Bug::wrong_byte_count:
+      return product_is_right<Bug::wrong_byte_count>();
+    case Bug::skipped_empty_wait:
+      return product_is_right<Bug::skipped_empty_wait>();
+    case Bug::missing_proxy_fence:
+      return product_is_right<Bug::missing_proxy_fence>();
+    case Bug::non_atomic_add:
+      return count_is_right<Bug::non_atomic_add>();
   }
   return false;
 }

@@ -24,22 +24,23 @@ enum class Bug {
   non_atomic_add,       // of several blocks to one number
 };
 inline constexpr std::array kBugNames = {"none",
-                                  "missing_barrier",
-                                  "missing_second_barrier",
-                                  "missing_syncwarp",
-                                  "global_out_of_bounds",
-                                  "shared_out_of_bounds",
-                                  "misaligned_vector",
-                                  "cp_async_wait_off_by_one",
-                                  "missing_refill_barrier",
-                                  "early_release",
-                                  "wrong_phase",
-                                  "wrong_byte_count",
-                                  "skipped_empty_wait",
-                                  "missing_proxy_fence",
-                                  "non_atomic_add"};
+                                         "missing_barrier",
+                                         "missing_second_barrier",
+                                         "missing_syncwarp",
+                                         "global_out_of_bounds",
+                                         "shared_out_of_bounds",
+                                         "misaligned_vector",
+                                         "cp_async_wait_off_by_one",
+                                         "missing_refill_barrier",
+                                         "early_release",
+                                         "wrong_phase",
+                                         "wrong_byte_count",
+                                         "skipped_empty_wait",
+                                         "missing_proxy_fence",
+                                         "non_atomic_add"};
 
-/// Runs the kernels that have this bug (none: all of them), and compares with plain loops. Throws emu::LaunchError.
+/// Runs the kernels that have this bug (none: all of them), and compares with plain loops. Throws
+/// emu::LaunchError.
 bool results_are_right(Bug bug);
 
 }  // namespace sluice::cuda

@@ -1,5 +1,6 @@
-// planted_bugs_VARIANT BUG: runs one planted bug under SLUICE_EMULATION_SEED. Exit status: 0 nothing noticed, 1 wrong
-// results, 2 the emulator reported it, 3 usage; a sanitizer that reports ends the program with a status of its own.
+// planted_bugs_VARIANT BUG: runs one planted bug under SLUICE_EMULATION_SEED. Exit status: 0 nothing noticed,
+// 1 wrong results, 2 the emulator reported it, 3 usage; a sanitizer that reports ends the program with a
+// status of its own.
 #include <algorithm>
 #include <cstdio>
 
@@ -8,7 +9,8 @@
 
 int main(int argc, char** argv) {
   using namespace sluice::cuda;
-  const auto found = argc == 2 ? std::find(kBugNames.begin(), kBugNames.end(), std::string(argv[1])) : kBugNames.end();
+  const auto found =
+      argc == 2 ? std::find(kBugNames.begin(), kBugNames.end(), std::string(argv[1])) : kBugNames.end();
   if (found == kBugNames.end()) return 3;
   try {
     const bool right = results_are_right(static_cast<Bug>(found - kBugNames.begin()));

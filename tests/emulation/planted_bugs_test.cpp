@@ -1,10 +1,12 @@
-// The table of planted bugs: each is caught, and this says by what. The bug-free kernels are clean in every variant.
+// The table of planted bugs: each is caught, and this says by what. The bug-free kernels are clean in every
+// variant.
+#include "planted_bugs.h"
+
+#include <sys/wait.h>
+
 #include <catch2/catch.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <sys/wait.h>
-
-#include "planted_bugs.h"
 
 namespace sluice::cuda {
 namespace {
@@ -16,12 +18,14 @@ struct Finding {
 
 /// What the variant's program says about the bug.
 Finding run(const std::string& variant, Bug bug, int seed) {
-  const std::string program =
-      variant == "plain" ? SLUICE_PLANTED_plain : variant == "asan" ? SLUICE_PLANTED_asan : SLUICE_PLANTED_tsan;
-  const std::string command = "SLUICE_EMULATION_THREADS=1 SLUICE_EMULATION_SEED=" + std::to_string(seed) +
-                              " ASAN_OPTIONS=detect_leaks=0:exitcode=66 TSAN_OPTIONS=halt_on_error=1:exitcode=66 " +
-                              (variant == "tsan" ? SLUICE_RUN_TSAN " " : "") + program + " " +
-                              kBugNames[static_cast<size_t>(bug)] + " 2>&1";
+  const std::string program = variant == "plain"  ? SLUICE_PLANTED_plain
+                              : variant == "asan" ? SLUICE_PLANTED_asan
+                                                  : SLUICE_PLANTED_tsan;
+  const std::string command =
+      "SLUICE_EMULATION_THREADS=1 SLUICE_EMULATION_SEED=" + std::to_string(seed) +
+      " ASAN_OPTIONS=detect_leaks=0:exitcode=66 TSAN_OPTIONS=halt_on_error=1:exitcode=66 " +
+      (variant == "tsan" ? SLUICE_RUN_TSAN " " : "") + program + " " + kBugNames[static_cast<size_t>(bug)] +
+      " 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe);
   Finding f{};
@@ -60,10 +64,12 @@ TEST_CASE("Kernels without a bug are clean in every variant and schedule", "[pla
     }
 }
 
-TEST_CASE("Planted bugs of plain logic are caught by a plain build, in order or in some schedule", "[planted]") {
-  for (const Bug bug : {Bug::missing_barrier, Bug::missing_second_barrier, Bug::missing_syncwarp,
-                        Bug::shared_out_of_bounds, Bug::cp_async_wait_off_by_one, Bug::missing_refill_barrier,
-                        Bug::early_release, Bug::wrong_phase, Bug::wrong_byte_count, Bug::skipped_empty_wait}) {
+TEST_CASE("Planted bugs of plain logic are caught by a plain build, in order or in some schedule",
+          "[planted]") {
+  for (const Bug bug :
+       {Bug::missing_barrier, Bug::missing_second_barrier, Bug::missing_syncwarp, Bug::shared_out_of_bounds,
+        Bug::cp_async_wait_off_by_one, Bug::missing_refill_barrier, Bug::early_release, Bug::wrong_phase,
+        Bug::wrong_byte_count, Bug::skipped_empty_wait}) {
     INFO(kBugNames[static_cast<size_t>(bug)]);
     CHECK(plain_catches(bug));
   }
@@ -72,16 +78,17 @@ TEST_CASE("Planted bugs of plain logic are caught by a plain build, in order or 
   check_caught("plain", Bug::shared_out_of_bounds, "past the end of a static shared variable");
 }
 
-TEST_CASE("Planted accesses out of bounds or misaligned are caught by AddressSanitizer and UBSan", "[planted]") {
+TEST_CASE("Planted accesses out of bounds or misaligned are caught by AddressSanitizer and UBSan",
+          "[planted]") {
   check_caught("asan", Bug::global_out_of_bounds, "heap-buffer-overflow");
   check_caught("asan", Bug::shared_out_of_bounds, "out of bounds");
   check_caught("asan", Bug::misaligned_vector, "misaligned address");
 }
 
 TEST_CASE("Planted races are caught by ThreadSanitizer in the very first schedule", "[planted]") {
-  for (const Bug bug : {Bug::missing_barrier, Bug::missing_second_barrier, Bug::missing_syncwarp,
-                        Bug::missing_refill_barrier, Bug::early_release, Bug::missing_proxy_fence,
-                        Bug::non_atomic_add})
+  for (const Bug bug :
+       {Bug::missing_barrier, Bug::missing_second_barrier, Bug::missing_syncwarp, Bug::missing_refill_barrier,
+        Bug::early_release, Bug::missing_proxy_fence, Bug::non_atomic_add})
     check_caught("tsan", bug, "ThreadSanitizer: data race");
 }
 

@@ -1,5 +1,6 @@
-// Scheduling policies. Uniform random choice is a weak adversary (everything advances evenly); the last woken first and
-// strict priorities let one warp run far ahead of the others, which is what shows a missing barrier.
+// Scheduling policies. Uniform random choice is a weak adversary (everything advances evenly); the last woken
+// first and strict priorities let one warp run far ahead of the others, which is what shows a missing
+// barrier.
 #include <bit>
 
 #include "machine.h"
@@ -26,7 +27,8 @@ unsigned ReadySet::take_seeded() {
   } else if (policy_ == Policy::newest_first) {
     place = count_ - 1;
   } else if (policy_ == Policy::priorities) {
-    if (random_->one_in(128)) priority_[random_->below(static_cast<unsigned>(priority_.size()))] = random_->next() | 1u;
+    if (random_->one_in(128))
+      priority_[random_->below(static_cast<unsigned>(priority_.size()))] = random_->next() | 1u;
     for (unsigned i = 1; i < count_; ++i)
       if (priority_[at(i)] > priority_[at(place)]) place = i;
   }
@@ -36,7 +38,8 @@ unsigned ReadySet::take_seeded() {
   unsigned lane;
   if (policy_ == Policy::random) {
     const unsigned turn = random_->below(kWarpSize);
-    lane = (static_cast<unsigned>(std::countr_zero(std::rotr(ready, static_cast<int>(turn)))) + turn) % kWarpSize;
+    lane = (static_cast<unsigned>(std::countr_zero(std::rotr(ready, static_cast<int>(turn)))) + turn) %
+           kWarpSize;
   } else if (policy_ == Policy::newest_first) {  // downwards, in turns
     const uint32_t below = ready & ((1u << last_lane_[warp]) - 1u);
     lane = 31u - static_cast<unsigned>(std::countl_zero(below ? below : ready));

@@ -32,13 +32,16 @@ void record_failure(const std::string& what) {
   if (!g_cur) throw LaunchError(what);
   Thread& t = self();
   Launch& launch = *t.group->launch;
-  keep_first_error(launch, std::string("kernel ") + launch.params.name + ", block " + triple(t.bid) + ", thread " +
-                               triple(t.tid) + ", seed " + std::to_string(launch.seed) + ": " + what);
+  keep_first_error(launch, std::string("kernel ") + launch.params.name + ", block " + triple(t.bid) +
+                               ", thread " + triple(t.tid) + ", seed " + std::to_string(launch.seed) + ": " +
+                               what);
 }
 
 }  // namespace
 
-std::string where(Site site) { return std::string(site.file ? site.file : "?") + ":" + std::to_string(site.line); }
+std::string where(Site site) {
+  return std::string(site.file ? site.file : "?") + ":" + std::to_string(site.line);
+}
 
 // The kernel's stack is abandoned, so nothing that owns memory may live on it then.
 void fail(const char* format, ...) {
@@ -67,16 +70,17 @@ void report_deadlock(Group& g) {
     const Block& b = *g.blocks[r];
     for (unsigned i = 0; i < b.thread_count; ++i) {
       const Thread& t = b.threads[i];
-      const std::string kind = t.state == ThreadState::done
-                                   ? "exited"
-                                   : std::string("waiting in ") + t.waiting_for + " at " + where(t.waiting_at);
+      const std::string kind = t.state == ThreadState::done ? "exited"
+                                                            : std::string("waiting in ") + t.waiting_for +
+                                                                  " at " + where(t.waiting_at);
       Waiting& w = kinds[kind];
-      if (w.threads++ == 0) w.first = "thread " + triple(t.tid) + (g.block_count > 1 ? " of block " + triple(b.id) : "");
+      if (w.threads++ == 0)
+        w.first = "thread " + triple(t.tid) + (g.block_count > 1 ? " of block " + triple(b.id) : "");
     }
   }
   Launch& launch = *g.launch;
-  std::string text = std::string("kernel ") + launch.params.name + ", block " + triple(g.blocks[0]->id) + ", seed " +
-                     std::to_string(launch.seed) + ": deadlock: nobody can run";
+  std::string text = std::string("kernel ") + launch.params.name + ", block " + triple(g.blocks[0]->id) +
+                     ", seed " + std::to_string(launch.seed) + ": deadlock: nobody can run";
   for (const auto& [kind, waiting] : kinds)
     text += "\n    " + std::to_string(waiting.threads) + " thread(s) " + kind + ", first " + waiting.first;
   keep_first_error(launch, text);

@@ -21,7 +21,8 @@ int architecture() {
   return arch;
 }
 
-/// Few, and no power of two: a persistent kernel's blocks get several tiles each, and unequal numbers of them.
+/// Few, and no power of two: a persistent kernel's blocks get several tiles each, and unequal numbers of
+/// them.
 constexpr int kMultiprocessors = 5;
 
 double now() {
@@ -52,7 +53,8 @@ cudaError_t cudaPeekAtLastError() { return emu::last_error; }
 
 const char* cudaGetErrorName(cudaError_t error) {
 #define EMU_NAME(e) \
-  case e: return #e
+  case e:           \
+    return #e
   switch (static_cast<int>(error)) {
     EMU_NAME(cudaSuccess);
     EMU_NAME(cudaErrorInvalidValue);
@@ -72,21 +74,31 @@ const char* cudaGetErrorName(cudaError_t error) {
     EMU_NAME(cudaErrorStreamCaptureIsolation);
     EMU_NAME(cudaErrorStreamCaptureImplicit);
     EMU_NAME(cudaErrorCapturedEvent);
-    default: return "an error that the emulator does not know";
+    default:
+      return "an error that the emulator does not know";
   }
 #undef EMU_NAME
 }
 const char* cudaGetErrorString(cudaError_t error) {
   switch (static_cast<int>(error)) {
-    case cudaSuccess: return "no error";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorIllegalAddress: return "memory after the end of an allocation was written";
-    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
-    case cudaErrorStreamCaptureUnjoined: return "capture was not joined to the original stream";
-    case cudaErrorStreamCaptureIsolation: return "dependency created on uncaptured work in another stream";
-    case cudaErrorStreamCaptureImplicit: return "operation would make the legacy stream depend on a capturing stream";
-    default: return "invalid argument";
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorIllegalAddress:
+      return "memory after the end of an allocation was written";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+      return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureUnjoined:
+      return "capture was not joined to the original stream";
+    case cudaErrorStreamCaptureIsolation:
+      return "dependency created on uncaptured work in another stream";
+    case cudaErrorStreamCaptureImplicit:
+      return "operation would make the legacy stream depend on a capturing stream";
+    default:
+      return "invalid argument";
   }
 }
 
@@ -119,18 +131,41 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   if (!value) return result(cudaErrorInvalidValue);
   if (device != 0) return result(cudaErrorInvalidDevice);
   switch (static_cast<int>(attribute)) {
-    case cudaDevAttrComputeCapabilityMajor: *value = emu::architecture() / 10; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = emu::architecture() % 10; break;
-    case cudaDevAttrMultiProcessorCount: *value = emu::kMultiprocessors; break;
-    case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
-    case cudaDevAttrWarpSize: *value = 32; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 227 << 10; break;
-    case cudaDevAttrMaxRegistersPerBlock: *value = 65536; break;
-    case cudaDevAttrL2CacheSize: *value = 50 << 20; break;
-    case cudaDevAttrCooperativeLaunch: *value = 1; break;
-    case cudaDevAttrMemoryPoolsSupported: *value = 0; break;
-    default: return result(cudaErrorInvalidValue);
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = emu::architecture() / 10;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = emu::architecture() % 10;
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *value = emu::kMultiprocessors;
+      break;
+    case cudaDevAttrMaxThreadsPerBlock:
+      *value = 1024;
+      break;
+    case cudaDevAttrWarpSize:
+      *value = 32;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+      *value = 48 << 10;
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = 227 << 10;
+      break;
+    case cudaDevAttrMaxRegistersPerBlock:
+      *value = 65536;
+      break;
+    case cudaDevAttrL2CacheSize:
+      *value = 50 << 20;
+      break;
+    case cudaDevAttrCooperativeLaunch:
+      *value = 1;
+      break;
+    case cudaDevAttrMemoryPoolsSupported:
+      *value = 0;
+      break;
+    default:
+      return result(cudaErrorInvalidValue);
   }
   return result(cudaSuccess);
 }
@@ -181,7 +216,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return result(cudaSuccess);
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return !emu::capture_of(stream) && !emu::advance(stream, emu::enqueued(stream)) ? result(cudaErrorNotReady) : cudaStreamSynchronize(stream);
+  return !emu::capture_of(stream) && !emu::advance(stream, emu::enqueued(stream))
+             ? result(cudaErrorNotReady)
+             : cudaStreamSynchronize(stream);
 }
 
 // ---- events
@@ -202,8 +239,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->stream = stream;
   event->recorded = true;
   event->at = emu::enqueued(stream);
-  if (event->capture) event->work = stream->work;
-  else event->seconds = emu::now();
+  if (event->capture)
+    event->work = stream->work;
+  else
+    event->seconds = emu::now();
   return result(cudaSuccess);
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
@@ -215,7 +254,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return result(event->capture ? cudaErrorCapturedEvent : cudaSuccess);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  if (event && !event->capture && event->recorded && !emu::advance(event->stream, event->at)) return result(cudaErrorNotReady);
+  if (event && !event->capture && event->recorded && !emu::advance(event->stream, event->at))
+    return result(cudaErrorNotReady);
   return cudaEventSynchronize(event);
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {

@@ -1,8 +1,9 @@
 #pragma once
-// What the emulator tells the sanitizers. AddressSanitizer: which parts of shared memory exist, and which stack is in use.
-// ThreadSanitizer: every CUDA thread as a fiber of its own, an acquire and a release wherever CUDA synchronises, and the
-// memory that asynchronous engines touch. The runtime itself is compiled without -fsanitize=thread: only what is said
-// here counts, so its copies must not go through memcpy, which libtsan intercepts.
+// What the emulator tells the sanitizers. AddressSanitizer: which parts of shared memory exist, and which
+// stack is in use. ThreadSanitizer: every CUDA thread as a fiber of its own, an acquire and a release
+// wherever CUDA synchronises, and the memory that asynchronous engines touch. The runtime itself is compiled
+// without -fsanitize=thread: only what is said here counts, so its copies must not go through memcpy, which
+// libtsan intercepts.
 #include <cstddef>
 #include <cstring>
 
@@ -26,7 +27,8 @@ void __tsan_release(void* address);
 void __tsan_read_range(void* address, size_t size);
 void __tsan_write_range(void* address, size_t size);
 int __tsan_atomic32_load(const volatile int* address, int order);
-int __tsan_atomic32_compare_exchange_strong(volatile int* address, int* expected, int value, int order, int failure);
+int __tsan_atomic32_compare_exchange_strong(volatile int* address, int* expected, int value, int order,
+                                            int failure);
 }
 #else
 #define EMU_TSAN 0

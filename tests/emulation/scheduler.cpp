@@ -1,5 +1,6 @@
-// Runs the threads of a group. A thread takes a stack when it starts; one that returns hands its stack to the next
-// thread that has not started, so that a kernel that never waits runs to its end without a single switch.
+// Runs the threads of a group. A thread takes a stack when it starts; one that returns hands its stack to the
+// next thread that has not started, so that a kernel that never waits runs to its end without a single
+// switch.
 #include <chrono>
 #include <new>
 #include <thread>
@@ -40,9 +41,11 @@ void end_thread(Thread& t) {
   if (--t.block->live == 0) check_shared_gaps(*t.block);
 }
 
-/// Who runs next; null when nobody can. Asynchronous loads complete at random times, or when all else waits for them.
+/// Who runs next; null when nobody can. Asynchronous loads complete at random times, or when all else waits
+/// for them.
 Thread* choose_next(Group& g) {
-  if (g.seeded && !g.transfers.empty() && g.random.one_in(8)) complete_transfer(g, g.random.below(g.transfers.size()));
+  if (g.seeded && !g.transfers.empty() && g.random.one_in(8))
+    complete_transfer(g, g.random.below(g.transfers.size()));
   while (g.ready.empty()) {
     if (g.transfers.empty()) return nullptr;
     complete_transfer(g, g.seeded ? g.random.below(g.transfers.size()) : 0);
@@ -179,7 +182,8 @@ void run_group(Group& g, uint64_t index) {
   g.cluster_arrived = 0;
   lay_out_blocks(g, index);
   const Policy seeded[] = {Policy::priorities, Policy::random, Policy::newest_first};
-  g.ready.reset(g.block_count * g.warps_per_block, g.seeded ? seeded[l.seed % 3] : Policy::in_order, &g.random);
+  g.ready.reset(g.block_count * g.warps_per_block, g.seeded ? seeded[l.seed % 3] : Policy::in_order,
+                &g.random);
   start_all(g);
   if (kStackPerThread) give_every_thread_a_stack(g);
 

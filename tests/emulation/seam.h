@@ -1,6 +1,7 @@
 #pragma once
-// The seam between kernels and the emulator: everything that the emulated bodies of cuda/common call, and the launch.
-// A CUDA thread is a fiber; a block (or a cluster of blocks) runs on one OS thread, the blocks of a grid on several.
+// The seam between kernels and the emulator: everything that the emulated bodies of cuda/common call, and the
+// launch. A CUDA thread is a fiber; a block (or a cluster of blocks) runs on one OS thread, the blocks of a
+// grid on several.
 #include <cuda_runtime_api.h>
 #include <vector_functions.h>
 #include <vector_types.h>
@@ -19,7 +20,9 @@ namespace emu {
 struct Site {
   const char* file;
   int line;
-  static constexpr Site cur(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+  static constexpr Site cur(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
 };
 #define EMU_SITE ::emu::Site site = ::emu::Site::cur()
 
@@ -77,9 +80,10 @@ void launch(const LaunchParams& params, void (*kernel)(P...), A&&... arguments) 
 /// Reports an error of the kernel and ends the launch; never returns to the kernel.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// ---- schedules. Seed 0: in order, every asynchronous operation as late as allowed. Others: by seed % 3, random warps
-// and lanes (1), the last woken warp first (2), random priorities of warps (0); asynchronous operations at random times.
-// The environment's SLUICE_EMULATION_SEED and SLUICE_EMULATION_THREADS (OS threads) are what these start with.
+// ---- schedules. Seed 0: in order, every asynchronous operation as late as allowed. Others: by seed % 3,
+// random warps and lanes (1), the last woken warp first (2), random priorities of warps (0); asynchronous
+// operations at random times. The environment's SLUICE_EMULATION_SEED and SLUICE_EMULATION_THREADS (OS
+// threads) are what these start with.
 void set_seed(uint64_t seed);
 uint64_t seed();
 void set_threads(int threads);
@@ -107,7 +111,16 @@ enum ShuffleMode { kShuffleIndex, kShuffleUp, kShuffleDown, kShuffleXor };
 uint64_t shfl(uint32_t mask, uint64_t value, int mode, int argument, int width, Site site);
 uint32_t vote(uint32_t mask, int predicate, int mode, Site site);  // 0 ballot, 1 any, 2 all
 uint64_t match_any(uint32_t mask, uint64_t value, Site site);
-enum ReduceOp { kReduceAdd, kReduceMin, kReduceMax, kReduceAnd, kReduceOr, kReduceXor, kReduceSignedMin, kReduceSignedMax };
+enum ReduceOp {
+  kReduceAdd,
+  kReduceMin,
+  kReduceMax,
+  kReduceAnd,
+  kReduceOr,
+  kReduceXor,
+  kReduceSignedMin,
+  kReduceSignedMax
+};
 uint32_t reduce(uint32_t mask, uint32_t value, int op, Site site);
 
 // ---- shared memory: 32-bit addresses are offsets into the block's window
@@ -142,7 +155,8 @@ struct TMap {
   uint32_t magic;
 };
 constexpr uint32_t kTensorMapMagic = 0x7a3d5eed;
-void tma_load(void* dst, const TMap* map, uint64_t* barrier, const int* coordinates, int rank, Site site = Site::cur());
+void tma_load(void* dst, const TMap* map, uint64_t* barrier, const int* coordinates, int rank,
+              Site site = Site::cur());
 void tma_store(const TMap* map, const void* src, const int* coordinates, int rank, Site site = Site::cur());
 /// Contiguous bytes, shared to global: copied, or added as f32, one element at a time.
 void bulk_store(void* dst, const void* src, unsigned bytes, Site site = Site::cur());
@@ -151,9 +165,10 @@ void bulk_commit();
 void bulk_wait(int pending);
 void fence_proxy_async();
 
-// ---- wgmma m64nNk16, bf16 x bf16 -> f32. d: N / 2 registers of this thread; a_registers null: A from shared memory.
-void wgmma(float* d, int n, const uint32_t* a_registers, uint64_t a_descriptor, uint64_t b_descriptor, int scale_d,
-           int a_mn_major, int b_mn_major, Site site);
+// ---- wgmma m64nNk16, bf16 x bf16 -> f32. d: N / 2 registers of this thread; a_registers null: A from shared
+// memory.
+void wgmma(float* d, int n, const uint32_t* a_registers, uint64_t a_descriptor, uint64_t b_descriptor,
+           int scale_d, int a_mn_major, int b_mn_major, Site site);
 void wgmma_fence(Site site);
 void wgmma_commit(Site site);
 void wgmma_wait(int pending, Site site);

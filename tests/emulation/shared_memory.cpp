@@ -1,6 +1,7 @@
-// Shared memory of a block: a window of 256 KiB, addresses are offsets into it. From low to high: 1 KiB of nobody's,
-// dynamic memory at no better an alignment than it was promised, a gap, static variables with a gap after each.
-// Everything starts as 0xff: NaN, -1. Gaps are forbidden to ASan and looked at when the block ends.
+// Shared memory of a block: a window of 256 KiB, addresses are offsets into it. From low to high: 1 KiB of
+// nobody's, dynamic memory at no better an alignment than it was promised, a gap, static variables with a gap
+// after each. Everything starts as 0xff: NaN, -1. Gaps are forbidden to ASan and looked at when the block
+// ends.
 #include <sys/mman.h>
 
 #include <bit>
@@ -43,7 +44,8 @@ void check_gap(Block& b, size_t begin, size_t bytes, const char* after) {
   const char* changed = first_changed(b.window + begin, bytes);
   san::forbid(b.window + begin, bytes);
   if (changed)
-    fail("shared memory out of bounds: byte %td past the end of %s was written", changed - (b.window + begin), after);
+    fail("shared memory out of bounds: byte %td past the end of %s was written", changed - (b.window + begin),
+         after);
 }
 
 }  // namespace
@@ -71,7 +73,8 @@ void* dyn_smem(size_t alignment) {
     b.dynamic_begin = begin;
     san::allow(b.window + begin, bytes);
   } else if (b.dynamic_begin != begin) {
-    fail("DYN_SMEM: one kernel asks for it with two alignments; all of them are one memory, align them alike");
+    fail(
+        "DYN_SMEM: one kernel asks for it with two alignments; all of them are one memory, align them alike");
   }
   return b.window + begin;
 }
@@ -138,8 +141,8 @@ char* shared_range(uint32_t address, size_t bytes, const char* what, Site site) 
   for (unsigned i = 0; !inside && i < g.statics.size(); ++i)
     inside = address >= g.statics[i].offset && end <= g.statics[i].offset + g.statics[i].size;
   if (!inside)
-    fail_at(site, "%s: shared memory out of bounds: %zu bytes at %u, dynamic memory is [%zu, %zu)", what, bytes,
-            address, b.dynamic_begin, b.dynamic_begin + dynamic_bytes);
+    fail_at(site, "%s: shared memory out of bounds: %zu bytes at %u, dynamic memory is [%zu, %zu)", what,
+            bytes, address, b.dynamic_begin, b.dynamic_begin + dynamic_bytes);
   return t.smem + address;
 }
 

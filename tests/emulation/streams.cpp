@@ -1,5 +1,6 @@
-// When work on a stream is done: at once, or (SLUICE_EMULATION_STREAMS=late) not before somebody waits for it, so that what one
-// stream reads of another without having waited for it is not there yet. Everything is done in the order of its stream.
+// When work on a stream is done: at once, or (SLUICE_EMULATION_STREAMS=late) not before somebody waits for
+// it, so that what one stream reads of another without having waited for it is not there yet. Everything is
+// done in the order of its stream.
 #include <cstdlib>
 #include <cstring>
 #include <set>

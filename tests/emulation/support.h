@@ -60,8 +60,8 @@ class WithSeed {
 };
 
 /// A bf16 tensor (rows, columns) with the 128-byte swizzle, unless said.
-inline TensorMap map_2d(const void* base, uint64_t rows, uint64_t columns, uint32_t box_rows, uint32_t box_columns,
-                        int swizzle = 128) {
+inline TensorMap map_2d(const void* base, uint64_t rows, uint64_t columns, uint32_t box_rows,
+                        uint32_t box_columns, int swizzle = 128) {
   TensorMap m{};
   m.base = static_cast<char*>(const_cast<void*>(base));
   m.rank = 2, m.esize = 2, m.swizzle = swizzle, m.magic = emu::kTensorMapMagic;

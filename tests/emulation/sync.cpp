@@ -58,7 +58,8 @@ void check_named_barrier(int id, int threads, Site site) {
   const unsigned rounded = self().block->warp_count * kWarpSize;
   if (id < 0 || id >= kNamedBarriers) fail_at(site, "barrier %d: ids are 0 to 15", id);
   if (threads <= 0 || threads % static_cast<int>(kWarpSize) || static_cast<unsigned>(threads) > rounded)
-    fail_at(site, "barrier %d: a count of %d is no multiple of 32 up to the block's %u", id, threads, rounded);
+    fail_at(site, "barrier %d: a count of %d is no multiple of 32 up to the block's %u", id, threads,
+            rounded);
 }
 
 }  // namespace
@@ -101,8 +102,8 @@ void cluster_sync(Site site) {
   san::acquire(key);
 }
 
-// TSan: any fence happens after all fences before it. More than CUDA promises, but relaxed atomics and a fence are how
-// blocks pass data on, and nobody tells us which atomic belongs to which fence.
+// TSan: any fence happens after all fences before it. More than CUDA promises, but relaxed atomics and a
+// fence are how blocks pass data on, and nobody tells us which atomic belongs to which fence.
 void thread_fence() {
   static char key;
   san::release(&key);

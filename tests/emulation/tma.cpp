@@ -1,6 +1,6 @@
-// The tensor memory accelerator: boxes of 2 to 5 dimensions between global and shared memory, with swizzles on bits 4-6
-// of the shared address and zeros beyond the tensor's edges. Rules: CUDA driver API, cuTensorMapEncodeTiled; PTX ISA,
-// cp.async.bulk.tensor.
+// The tensor memory accelerator: boxes of 2 to 5 dimensions between global and shared memory, with swizzles
+// on bits 4-6 of the shared address and zeros beyond the tensor's edges. Rules: CUDA driver API,
+// cuTensorMapEncodeTiled; PTX ISA, cp.async.bulk.tensor.
 #include <algorithm>
 
 #include "machine.h"
@@ -28,13 +28,16 @@ void check_map(const TMap& m, int rank, Site site) {
   constexpr uint64_t kMaxStride = uint64_t{1} << 40, kMaxDimension = uint64_t{1} << 32;
   if (m.magic != kTensorMapMagic) fail_at(site, "TMA: not a tensor map");
   if (m.rank != rank) fail_at(site, "TMA: a tensor map of rank %d used as %d", m.rank, rank);
-  if (m.esize != 1 && m.esize != 2 && m.esize != 4 && m.esize != 8) fail_at(site, "TMA: element size %d", m.esize);
+  if (m.esize != 1 && m.esize != 2 && m.esize != 4 && m.esize != 8)
+    fail_at(site, "TMA: element size %d", m.esize);
   if (m.swizzle != 0 && m.swizzle != 32 && m.swizzle != 64 && m.swizzle != 128)
     fail_at(site, "TMA: swizzle span %d", m.swizzle);
   if (reinterpret_cast<uintptr_t>(m.base) % 16) fail_at(site, "TMA: global address not 16-byte aligned");
   for (int i = 0; i < rank; ++i) {
-    if (m.box[i] == 0 || m.box[i] > 256) fail_at(site, "TMA: box dimension %d is %u, not 1 to 256", i, m.box[i]);
-    if (m.dim[i] == 0 || m.dim[i] > kMaxDimension) fail_at(site, "TMA: tensor dimension %d is empty or too large", i);
+    if (m.box[i] == 0 || m.box[i] > 256)
+      fail_at(site, "TMA: box dimension %d is %u, not 1 to 256", i, m.box[i]);
+    if (m.dim[i] == 0 || m.dim[i] > kMaxDimension)
+      fail_at(site, "TMA: tensor dimension %d is empty or too large", i);
   }
   for (int i = 1; i < rank; ++i)
     if (m.stride[i] % 16 || m.stride[i] >= kMaxStride)
@@ -53,7 +56,8 @@ void check_tile(const TMap& m, const void* smem, Site site) {
   shared_range(address, box_bytes(m), "TMA", site);
 }
 
-/// f(address in shared memory, row in global memory or null where it is outside, first column) for every row of the box.
+/// f(address in shared memory, row in global memory or null where it is outside, first column) for every row
+/// of the box.
 template <class F>
 void for_each_row(const Transfer& o, F&& f) {
   const TMap& m = o.map;
@@ -66,8 +70,10 @@ void for_each_row(const Transfer& o, F&& f) {
     for (int i = 1; i < m.rank; ++i) {
       const int64_t index = static_cast<int64_t>(o.coordinates[i]) + static_cast<int64_t>(rest % m.box[i]);
       rest /= m.box[i];
-      if (index < 0 || index >= static_cast<int64_t>(m.dim[i])) global = nullptr;
-      else if (global) global += static_cast<uint64_t>(index) * m.stride[i];
+      if (index < 0 || index >= static_cast<int64_t>(m.dim[i]))
+        global = nullptr;
+      else if (global)
+        global += static_cast<uint64_t>(index) * m.stride[i];
     }
     f(begin + r * row_bytes(m), global);
   }
@@ -87,7 +93,8 @@ void move_box(const Transfer& o) {
   const TMap& m = o.map;
   const size_t element = static_cast<size_t>(m.esize), bytes = row_bytes(m);
   const Columns inside = columns_inside(o);
-  const size_t first = static_cast<size_t>(inside.first) * element, end = static_cast<size_t>(inside.end) * element;
+  const size_t first = static_cast<size_t>(inside.first) * element,
+               end = static_cast<size_t>(inside.end) * element;
   for_each_row(o, [&](size_t row, char* global) {
     for (size_t x = 0; x < bytes; x += kChunk) {
       char* chunk = o.block->window + swizzled(row + x, m.swizzle);
@@ -108,14 +115,17 @@ void move_box(const Transfer& o) {
 void note_global(const Transfer& o, Site site) {
   if (!EMU_TSAN && !EMU_ASAN) return;
   const Columns inside = columns_inside(o);
-  const size_t element = static_cast<size_t>(o.map.esize), bytes = static_cast<size_t>(inside.end - inside.first) * element;
+  const size_t element = static_cast<size_t>(o.map.esize),
+               bytes = static_cast<size_t>(inside.end - inside.first) * element;
   if (bytes == 0) return;
   for_each_row(o, [&](size_t, char* global) {
     if (!global) return;
     const char* p = global + (o.coordinates[0] + inside.first) * static_cast<int64_t>(element);
     check_global_range(p, bytes, "TMA: global address", site);
-    if (o.kind == Transfer::load) san::reads(p, bytes);
-    else san::writes(p, bytes);
+    if (o.kind == Transfer::load)
+      san::reads(p, bytes);
+    else
+      san::writes(p, bytes);
   });
 }
 
@@ -197,8 +207,8 @@ void queue_store(Thread& t, Transfer& o, Site site) {
 void queue_bytes(Transfer::Kind kind, void* dst, const void* src, unsigned bytes, Site site) {
   Thread& t = self();
   if (reinterpret_cast<uintptr_t>(dst) % 16 || reinterpret_cast<uintptr_t>(src) % 16 || bytes % 16)
-    fail_at(site, "cp.async.bulk: addresses and sizes are multiples of 16: global %p, shared %u, %u bytes", dst,
-            to_shared(src), bytes);
+    fail_at(site, "cp.async.bulk: addresses and sizes are multiples of 16: global %p, shared %u, %u bytes",
+            dst, to_shared(src), bytes);
   shared_range(to_shared(src), bytes, "cp.async.bulk", site);
   check_global_range(dst, bytes, "cp.async.bulk: global address", site);
   Transfer o{};

@@ -1,5 +1,6 @@
-// Warp collectives: the lanes of a mask meet, and the last to arrive computes for all. Lanes that have returned from the
-// kernel count as arrived. A rendezvous is known by its mask, so halves of a warp may go different ways.
+// Warp collectives: the lanes of a mask meet, and the last to arrive computes for all. Lanes that have
+// returned from the kernel count as arrived. A rendezvous is known by its mask, so halves of a warp may go
+// different ways.
 #include <algorithm>
 #include <cstdlib>
 
@@ -19,7 +20,8 @@ void complete(Block& b, unsigned warp, Rendezvous& m, uint32_t except) {
 }
 
 /// The rendezvous with this mask, or a free one.
-Rendezvous& find_meeting(Thread& t, Warp& w, uint32_t mask, const Collective& collective, int argument, Site site) {
+Rendezvous& find_meeting(Thread& t, Warp& w, uint32_t mask, const Collective& collective, int argument,
+                         Site site) {
   Rendezvous* free = nullptr;
   for (Rendezvous& m : w.meetings) {
     if (m.arrived == 0) {
@@ -64,20 +66,29 @@ void match(Thread* threads, uint32_t lanes, int) {
   Warp& w = warp_of(threads[0]);
   for_each_lane(lanes, [&](unsigned l) {
     w.output[l] = 0;
-    for_each_lane(lanes, [&](unsigned k) { w.output[l] |= static_cast<uint64_t>(w.input[k] == w.input[l]) << k; });
+    for_each_lane(lanes,
+                  [&](unsigned k) { w.output[l] |= static_cast<uint64_t>(w.input[k] == w.input[l]) << k; });
   });
 }
 
 uint32_t combine(uint32_t x, uint32_t y, int op) {
   switch (static_cast<ReduceOp>(op)) {
-    case kReduceAdd: return x + y;
-    case kReduceMin: return std::min(x, y);
-    case kReduceMax: return std::max(x, y);
-    case kReduceAnd: return x & y;
-    case kReduceOr: return x | y;
-    case kReduceXor: return x ^ y;
-    case kReduceSignedMin: return static_cast<uint32_t>(std::min(static_cast<int>(x), static_cast<int>(y)));
-    case kReduceSignedMax: return static_cast<uint32_t>(std::max(static_cast<int>(x), static_cast<int>(y)));
+    case kReduceAdd:
+      return x + y;
+    case kReduceMin:
+      return std::min(x, y);
+    case kReduceMax:
+      return std::max(x, y);
+    case kReduceAnd:
+      return x & y;
+    case kReduceOr:
+      return x | y;
+    case kReduceXor:
+      return x ^ y;
+    case kReduceSignedMin:
+      return static_cast<uint32_t>(std::min(static_cast<int>(x), static_cast<int>(y)));
+    case kReduceSignedMax:
+      return static_cast<uint32_t>(std::max(static_cast<int>(x), static_cast<int>(y)));
   }
   std::abort();
 }
@@ -107,15 +118,18 @@ void meet(uint32_t mask, const Collective& collective, int argument, Site site) 
   Warp& w = warp_of(t);
   ++t.group->stats.collectives;
   mask &= w.exists;
-  if (!(mask >> t.lane & 1u)) fail_at(site, "%s: lane %u is not in its mask %08x", collective.name, t.lane, mask);
+  if (!(mask >> t.lane & 1u))
+    fail_at(site, "%s: lane %u is not in its mask %08x", collective.name, t.lane, mask);
   Rendezvous& m = find_meeting(t, w, mask, collective, argument, site);
   m.arrived |= 1u << t.lane;
   // Only __syncwarp orders memory; shuffles and matrix products do not.
   [[maybe_unused]] const char* key = &m.sync[m.uses & 1];
   const bool orders_memory = &collective == &kSyncwarp;
   if (orders_memory) san::release(key);
-  if (is_complete(w, m)) complete(*t.block, t.warp, m, 1u << t.lane);
-  else block_self(collective.name, site);
+  if (is_complete(w, m))
+    complete(*t.block, t.warp, m, 1u << t.lane);
+  else
+    block_self(collective.name, site);
   if (orders_memory) san::acquire(key);
 }
 
@@ -129,16 +143,25 @@ void lane_exited(Thread& t) {
 void warp_sync(uint32_t mask, Site site) { meet(mask, kSyncwarp, 0, site); }
 
 uint64_t shfl(uint32_t mask, uint64_t value, int mode, int argument, int width, Site site) {
-  if (width <= 0 || width > 32 || (width & (width - 1))) fail_at(site, "shuffle: width %d is no power of two", width);
+  if (width <= 0 || width > 32 || (width & (width - 1)))
+    fail_at(site, "shuffle: width %d is no power of two", width);
   Thread& t = self();
   Warp& w = warp_of(t);
   const int lane = static_cast<int>(t.lane), first = lane & ~(width - 1), last = first + width - 1;
   int source = lane;
   switch (static_cast<ShuffleMode>(mode)) {
-    case kShuffleIndex: source = first | (argument & (width - 1)); break;
-    case kShuffleUp: source = lane - argument < first ? lane : lane - argument; break;
-    case kShuffleDown: source = lane + argument > last ? lane : lane + argument; break;
-    case kShuffleXor: source = (lane ^ argument) > last ? lane : lane ^ argument; break;
+    case kShuffleIndex:
+      source = first | (argument & (width - 1));
+      break;
+    case kShuffleUp:
+      source = lane - argument < first ? lane : lane - argument;
+      break;
+    case kShuffleDown:
+      source = lane + argument > last ? lane : lane + argument;
+      break;
+    case kShuffleXor:
+      source = (lane ^ argument) > last ? lane : lane ^ argument;
+      break;
   }
   w.input[t.lane] = value;
   w.source[t.lane] = source & 31;

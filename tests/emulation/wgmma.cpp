@@ -1,6 +1,7 @@
-// wgmma.mma_async m64nNk16: each warp of a warpgroup computes its own 16 rows. Registers of an accumulator hold poison
-// from the issue to the wait; shared memory is read at the wait, or, in a seeded schedule, perhaps at the commit.
-// Layouts of operands and the matrix descriptor: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout".
+// wgmma.mma_async m64nNk16: each warp of a warpgroup computes its own 16 rows. Registers of an accumulator
+// hold poison from the issue to the wait; shared memory is read at the wait, or, in a seeded schedule,
+// perhaps at the commit. Layouts of operands and the matrix descriptor: PTX ISA, "Asynchronous Warpgroup
+// Level Matrix Shared Memory Layout".
 #include <algorithm>
 #include <cmath>
 
@@ -27,12 +28,14 @@ class Operand {
     span_ = kSpans[descriptor >> 62];
   }
 
-  /// Shared address of the 16 bytes that begin with element (mn, k): eight elements along k, or along mn if mn-major.
+  /// Shared address of the 16 bytes that begin with element (mn, k): eight elements along k, or along mn if
+  /// mn-major.
   uint32_t chunk(int mn, int k) const {
     const uint32_t m = static_cast<uint32_t>(mn), byte = static_cast<uint32_t>(k) * 2;
     if (mn_major_) {
       const uint32_t width = span_ / 2, depth = static_cast<uint32_t>(k);
-      const uint32_t outer = m / width * (swizzles() ? leading_ : stride_) + depth / 8 * (swizzles() ? stride_ : leading_);
+      const uint32_t outer =
+          m / width * (swizzles() ? leading_ : stride_) + depth / 8 * (swizzles() ? stride_ : leading_);
       return swizzled(start_ + outer + depth % 8 * span_ + m % width * 2);
     }
     if (!swizzles()) return start_ + m / 8 * stride_ + m % 8 * 16 + byte / 16 * leading_;
@@ -64,8 +67,10 @@ class Operand {
 float low_bf16(uint32_t pair) { return from_bits<float>(static_cast<uint64_t>(pair << 16)); }
 float high_bf16(uint32_t pair) { return from_bits<float>(static_cast<uint64_t>(pair & 0xffff0000u)); }
 
-/// Elements [first, first + size) x 16 to out[mn - first or k][...]: element (mn, k) at (mn - first) * mn_step + k * k_step.
-void decode(const Operand& operand, int first, int size, float* out, int mn_step, int k_step, const WgmmaOp& op) {
+/// Elements [first, first + size) x 16 to out[mn - first or k][...]: element (mn, k) at (mn - first) *
+/// mn_step + k * k_step.
+void decode(const Operand& operand, int first, int size, float* out, int mn_step, int k_step,
+            const WgmmaOp& op) {
   uint32_t lowest = ~0u, highest = 0;
   operand.for_each_chunk(first, size, [&](int mn, int k) {
     const uint32_t address = operand.chunk(mn, k);
@@ -84,7 +89,8 @@ void decode(const Operand& operand, int first, int size, float* out, int mn_step
 /// The rows of one warp; `index` is the operation's place in every lane's queue.
 void execute(Thread* lanes, unsigned index) {
   const WgmmaOp& op = lanes[0].wgmmas[index];
-  const int columns = 2 * op.accumulator.count, first_row = static_cast<int>(lanes[0].warp % 4) * kRowsPerWarp;
+  const int columns = 2 * op.accumulator.count,
+            first_row = static_cast<int>(lanes[0].warp % 4) * kRowsPerWarp;
   alignas(64) float a[kRowsPerWarp][kDepth], product[kMaxColumns];
   alignas(64) static thread_local float b[kDepth][kMaxColumns], c[kRowsPerWarp][kMaxColumns];
   ++lanes[0].group->stats.wgmma;
@@ -112,7 +118,8 @@ void execute(Thread* lanes, unsigned index) {
     const WgmmaOp& mine = lanes[l].wgmmas[index];
     const unsigned g = l / 4, t = l % 4 * 2;
     for (int i = 0; i < mine.accumulator.count; ++i) {
-      const float value = c[g + (i & 2 ? 8 : 0)][static_cast<unsigned>(i / 4 * 8) + t + static_cast<unsigned>(i & 1)];
+      const float value =
+          c[g + (i & 2 ? 8 : 0)][static_cast<unsigned>(i / 4 * 8) + t + static_cast<unsigned>(i & 1)];
       float& to = mine.accumulator.values[i];
       to = mine.scale_d ? to + value : value;
     }
@@ -186,7 +193,8 @@ void note_reads([[maybe_unused]] Thread& t, [[maybe_unused]] const WgmmaOp& op) 
   const Operand a(op.a_descriptor, op.a_mn_major), b(op.b_descriptor, op.b_mn_major);
   const int first_row = static_cast<int>(t.warp % 4) * kRowsPerWarp, columns = 2 * op.accumulator.count;
   const auto for_each = [&](auto&& f) {
-    if (!op.a_in_registers) a.for_each_chunk(first_row, kRowsPerWarp, [&](int mn, int k) { f(t.smem + a.chunk(mn, k)); });
+    if (!op.a_in_registers)
+      a.for_each_chunk(first_row, kRowsPerWarp, [&](int mn, int k) { f(t.smem + a.chunk(mn, k)); });
     b.for_each_chunk(0, columns, [&](int mn, int k) { f(t.smem + b.chunk(mn, k)); });
   };
   unsigned i = 0;
@@ -217,8 +225,8 @@ Accumulator& accumulator_in_flight(Thread& t, float* registers, int count, Site 
 
 }  // namespace
 
-void wgmma(float* d, int n, const uint32_t* a_registers, uint64_t a_descriptor, uint64_t b_descriptor, int scale_d,
-           int a_mn_major, int b_mn_major, Site site) {
+void wgmma(float* d, int n, const uint32_t* a_registers, uint64_t a_descriptor, uint64_t b_descriptor,
+           int scale_d, int a_mn_major, int b_mn_major, Site site) {
   Thread& t = self();
   if (n < 8 || n > kMaxColumns || n % 8) fail_at(site, "wgmma: N is %d, not a multiple of 8 up to 256", n);
   if (t.block->warp_count % 4) fail_at(site, "wgmma: the block has no whole number of warpgroups");
@@ -270,13 +278,15 @@ void setmaxnreg(int registers, Site site) {
   meet(kAllLanes, kSetRegisters, 0, site);
   unsigned total = 0;
   for (unsigned i = 0; i < t.block->thread_count; ++i) {
-    if (t.block->threads[i].state == ThreadState::fresh || t.block->threads[i].registers == 0) return;  // not all yet
+    if (t.block->threads[i].state == ThreadState::fresh || t.block->threads[i].registers == 0)
+      return;  // not all yet
     total += t.block->threads[i].registers;
   }
   // At most what a block starts with, a multiple of 8 per thread: an increase beyond waits for ever on a GPU.
   const unsigned at_entry = kRegistersPerBlock / t.block->thread_count / 8 * 8 * t.block->thread_count;
   if (total > at_entry)
-    fail_at(site, "setmaxnreg: the block asks for %u registers, more than the %u it can start with", total, at_entry);
+    fail_at(site, "setmaxnreg: the block asks for %u registers, more than the %u it can start with", total,
+            at_entry);
 }
 
 }  // namespace emu

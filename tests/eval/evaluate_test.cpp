@@ -1,16 +1,16 @@
 #include "eval/evaluate.h"
 
 #include <catch2/catch.hpp>
-#include <functional>
 #include <fstream>
+#include <functional>
 
 #include "comm/threads.h"
 #include "config/load.h"
-#include "support/model.h"
 #include "eval/analyze.h"
 #include "eval/generate.h"
-#include "hf/config.h"
 #include "eval/trained_model.h"
+#include "hf/config.h"
+#include "support/model.h"
 #include "support/tiny_training.h"
 
 namespace sluice {
@@ -127,14 +127,17 @@ TEST_CASE("evaluation can be limited and interrupted, and leaves the training as
   CHECK(test::all_bits(evaluated) == test::all_bits(untouched));
 }
 
-TEST_CASE("an analysis is the same, bit for bit, on one rank, two and three, and on any number of threads", "[analyze]") {
+TEST_CASE("an analysis is the same, bit for bit, on one rank, two and three, and on any number of threads",
+          "[analyze]") {
   const test::OneThread one_thread;
   test::TinyTraining t;
   t.add_experts();
-  t.config.model.attention.gates.push_back({.position = GatePosition::value, .activation = GateActivation::silu});
+  t.config.model.attention.gates.push_back(
+      {.position = GatePosition::value, .activation = GateActivation::silu});
   const CheckpointInfo checkpoint = find_checkpoint(trained_checkpoint(t, 3));
   // Sets of unlike length: rounds that not all ranks have a sample for.
-  const std::vector<DataSource> sets = {{"held_out", t.folder / "held_out", 1.0}, {"train", t.folder / "train", 1.0}};
+  const std::vector<DataSource> sets = {{"held_out", t.folder / "held_out", 1.0},
+                                        {"train", t.folder / "train", 1.0}};
   const AnalyzeOptions options{.tokens = 7 * t.config.data.seq_len, .map_sequences = 3, .map_tokens = 10};
   std::vector<std::string> results;
   for (const int ranks : {1, 2, 3})
@@ -160,9 +163,11 @@ TEST_CASE("an analysis is the same, bit for bit, on one rank, two and three, and
   const TrainedModel trained(checkpoint, t.config.data.seq_len);
   Arena memory("activations", 1 << 22), host("host");
   Context ctx(1 << 22);
-  ForwardBuffers buffers = make_forward_buffers(trained, memory, host, t.config.data.seq_len, Recompute::none);
-  const ModelSummary summary =
-      Evaluator(sets, t.config, trained.tokenizer(), options.tokens).run(ctx, trained.model(), buffers, buffers, kNever)->analysis;
+  ForwardBuffers buffers =
+      make_forward_buffers(trained, memory, host, t.config.data.seq_len, Recompute::none);
+  const ModelSummary summary = Evaluator(sets, t.config, trained.tokenizer(), options.tokens)
+                                   .run(ctx, trained.model(), buffers, buffers, kNever)
+                                   ->analysis;
   CHECK(json["total"]["first_token_attention"] == Approx(summary.first_token_attention).epsilon(1e-9));
   CHECK(json["total"]["mean_gate_score"] == Approx(*summary.mean_gate_score).epsilon(1e-9));
   CHECK(json["total"]["imbalance"] == Approx(*summary.imbalance).epsilon(1e-9));
@@ -170,7 +175,9 @@ TEST_CASE("an analysis is the same, bit for bit, on one rank, two and three, and
         std::max(summary.layers[0].ffn_output_max, summary.layers[1].ffn_output_max));
 }
 
-TEST_CASE("an analysis leaves out what is no whole sample, and refuses positions that the model does not know", "[analyze]") {
+TEST_CASE(
+    "an analysis leaves out what is no whole sample, and refuses positions that the model does not know",
+    "[analyze]") {
   const test::OneThread one_thread;
   test::TinyTraining t;
   const CheckpointInfo checkpoint = find_checkpoint(trained_checkpoint(t, 1));
@@ -178,7 +185,8 @@ TEST_CASE("an analysis leaves out what is no whole sample, and refuses positions
   const auto alone = make_local_communicator();
   DataConfig data = t.config.data;
   const auto sequences = [&](int64_t tokens) {
-    return analyze(trained, data.validation, data, {.tokens = tokens, .map_sequences = 1}, *alone).total.sequences;
+    return analyze(trained, data.validation, data, {.tokens = tokens, .map_sequences = 1}, *alone)
+        .total.sequences;
   };
   const auto whole = static_cast<double>((TokenFile(t.folder / "held_out").num_tokens() - 1) / data.seq_len);
   CHECK(sequences(0) == whole);
@@ -299,7 +307,8 @@ TEST_CASE("config.json names a plain model as the field knows it, and anything e
   // Nor has the field a reader of each of these.
   const std::vector<std::function<void(ModelConfig&)>> changes = {
       [](ModelConfig& m) { m.hidden_act = HiddenAct::relu2; }, [](ModelConfig& m) { m.norm_weights = false; },
-      [](ModelConfig& m) { m.qk_norm_order = QkNormOrder::after_rope; }, [](ModelConfig& m) { m.embedding_norm = true; },
+      [](ModelConfig& m) { m.qk_norm_order = QkNormOrder::after_rope; },
+      [](ModelConfig& m) { m.embedding_norm = true; },
       [](ModelConfig& m) { m.final_logit_softcapping = 15; }};
   for (size_t i = 0; i < changes.size(); ++i) {
     INFO("change " << i);
@@ -316,7 +325,8 @@ TEST_CASE("config.json names a plain model as the field knows it, and anything e
   }
 }
 
-TEST_CASE("config.json names a mixture of experts as the field knows it where the field has one", "[hf_config]") {
+TEST_CASE("config.json names a mixture of experts as the field knows it where the field has one",
+          "[hf_config]") {
   Config config;
   MoeConfig& moe = config.model.moe;
   moe.num_experts = 6;
@@ -329,9 +339,14 @@ TEST_CASE("config.json names a mixture of experts as the field knows it where th
   const nlohmann::json plain = hf_config(config, 256);
   CHECK(plain["architectures"][0] == "Qwen3MoeForCausalLM");
   CHECK(plain["model_type"] == "qwen3_moe");
-  const nlohmann::json keys = {{"num_experts", 6},          {"num_experts_per_tok", 3},     {"moe_intermediate_size", 40},
-                               {"norm_topk_prob", false},   {"decoder_sparse_step", 2},     {"mlp_only_layers", {1}},
-                               {"router_aux_loss_coef", .25}, {"output_router_logits", false}};
+  const nlohmann::json keys = {{"num_experts", 6},
+                               {"num_experts_per_tok", 3},
+                               {"moe_intermediate_size", 40},
+                               {"norm_topk_prob", false},
+                               {"decoder_sparse_step", 2},
+                               {"mlp_only_layers", {1}},
+                               {"router_aux_loss_coef", .25},
+                               {"output_router_logits", false}};
   const auto check_keys = [&](const nlohmann::json& j) {
     for (const auto& [key, value] : keys.items()) {
       INFO(key);
@@ -353,7 +368,8 @@ TEST_CASE("config.json names a mixture of experts as the field knows it where th
   check_keys(shared);
 }
 
-TEST_CASE("a checkpoint made on a GPU opens where there is none, when another device is named", "[evaluate]") {
+TEST_CASE("a checkpoint made on a GPU opens where there is none, when another device is named",
+          "[evaluate]") {
   const test::TemporaryFolder folder;
   std::ofstream(folder / "config.yaml") << "train: {device: cuda}\n";
   CheckpointInfo checkpoint;

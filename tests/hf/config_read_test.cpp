@@ -40,9 +40,9 @@ struct Folder {
 
 /// A Llama whose file says everything but positions.
 nlohmann::json llama() {
-  return {{"model_type", "llama"},     {"vocab_size", 300},         {"hidden_size", 64},
-          {"intermediate_size", 96},   {"num_hidden_layers", 2},    {"num_attention_heads", 4},
-          {"num_key_value_heads", 2},  {"rms_norm_eps", 1e-5},      {"tie_word_embeddings", false},
+  return {{"model_type", "llama"},         {"vocab_size", 300},      {"hidden_size", 64},
+          {"intermediate_size", 96},       {"num_hidden_layers", 2}, {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},      {"rms_norm_eps", 1e-5},   {"tie_word_embeddings", false},
           {"max_position_embeddings", 128}};
 }
 
@@ -83,10 +83,14 @@ TEST_CASE("what transformers leaves out of a config.json has its model type's de
   CHECK(moe.moe.num_experts_per_tok == 8);
   CHECK_FALSE(moe.moe.norm_topk_prob);
   CHECK(moe.head_dim == 64);
-  CHECK(f.read(std::string(R"({"model_type": "qwen3", "num_attention_heads": 8, "num_key_value_heads": null})")).model.num_key_value_heads == 8);
+  CHECK(
+      f.read(std::string(R"({"model_type": "qwen3", "num_attention_heads": 8, "num_key_value_heads": null})"))
+          .model.num_key_value_heads == 8);
   CHECK(f.read(std::string(R"({"model_type": "mistral", "sliding_window": null})")).unsupported.empty());
-  CHECK_THAT(unsupported(f.read(std::string(R"({"model_type": "mistral"})"))), Contains("sliding_window = 4096 (the default of mistral) [model.attention]"));
-  for (const char* name : {"qwen3_tiny", "qwen3_moe_tiny"}) CHECK(read_hf_config(kGolden + name + "/config.json").unsupported.empty());
+  CHECK_THAT(unsupported(f.read(std::string(R"({"model_type": "mistral"})"))),
+             Contains("sliding_window = 4096 (the default of mistral) [model.attention]"));
+  for (const char* name : {"qwen3_tiny", "qwen3_moe_tiny"})
+    CHECK(read_hf_config(kGolden + name + "/config.json").unsupported.empty());
   const ModelConfig tiny = read_hf_config(kGolden + "qwen3_moe_tiny/config.json").model;
   CHECK(tiny.moe.num_experts == 6);
   CHECK(tiny.moe.mlp_only_layers == std::vector<int64_t>{1});
@@ -95,13 +99,16 @@ TEST_CASE("what transformers leaves out of a config.json has its model type's de
 
 TEST_CASE("both spellings of the rotary keys say the same", "[hf_config]") {
   const Folder f;
-  const nlohmann::json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}, {"beta_fast", 30}};
+  const nlohmann::json yarn = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}, {"beta_fast", 30}};
   nlohmann::json with_theta = yarn, old = yarn;
   with_theta["rope_theta"] = 1e6;
   old.erase("rope_type");
   old["type"] = "yarn";
-  for (const nlohmann::json& more : {nlohmann::json{{"rope_theta", 1e6}, {"rope_scaling", old}}, nlohmann::json{{"rope_parameters", with_theta}},
-                                     nlohmann::json{{"rope_theta", 1000000}, {"rope_scaling", yarn}, {"rope_parameters", with_theta}}}) {
+  for (const nlohmann::json& more :
+       {nlohmann::json{{"rope_theta", 1e6}, {"rope_scaling", old}},
+        nlohmann::json{{"rope_parameters", with_theta}},
+        nlohmann::json{{"rope_theta", 1000000}, {"rope_scaling", yarn}, {"rope_parameters", with_theta}}}) {
     const HfModel m = f.read(with(llama(), more));
     CHECK(m.model.rope.theta == 1e6);
     CHECK(m.model.rope.scaling.type == RopeScalingType::yarn);
@@ -111,16 +118,25 @@ TEST_CASE("both spellings of the rotary keys say the same", "[hf_config]") {
     CHECK(m.model.rope.scaling.beta_slow == 1);
     CHECK(m.unsupported.empty());
   }
-  CHECK(f.read(with(llama(), {{"rope_parameters", with_theta}})).spelled.at("model.rope.theta").key == "rope_parameters.rope_theta");
+  CHECK(f.read(with(llama(), {{"rope_parameters", with_theta}})).spelled.at("model.rope.theta").key ==
+        "rope_parameters.rope_theta");
   // Without a factor it is the ratio of the lengths.
-  CHECK(f.read(with(llama(), {{"rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 64}}}})).model.rope.scaling.factor == 2);
-  CHECK_THAT(f.refusal(with(llama(), {{"rope_theta", 1e4}, {"rope_parameters", with_theta}}).dump()), Contains("rope_theta is 10000") && Contains("1000000"));
-  CHECK_THAT(f.refusal(with(llama(), {{"rope_scaling", yarn}, {"rope_parameters", {{"rope_type", "default"}}}}).dump()), Contains("both there and differ"));
+  CHECK(
+      f.read(with(llama(), {{"rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 64}}}}))
+          .model.rope.scaling.factor == 2);
+  CHECK_THAT(f.refusal(with(llama(), {{"rope_theta", 1e4}, {"rope_parameters", with_theta}}).dump()),
+             Contains("rope_theta is 10000") && Contains("1000000"));
+  CHECK_THAT(
+      f.refusal(
+          with(llama(), {{"rope_scaling", yarn}, {"rope_parameters", {{"rope_type", "default"}}}}).dump()),
+      Contains("both there and differ"));
   // 0.1 ln 4 + 1 is what factor 4 stands for.
-  CHECK(f.read(with(llama(), {{"rope_scaling", with(yarn, {{"attention_factor", 0.1 * std::log(4.0) + 1}})}})).unsupported.empty());
+  CHECK(f.read(with(llama(), {{"rope_scaling", with(yarn, {{"attention_factor", 0.1 * std::log(4.0) + 1}})}}))
+            .unsupported.empty());
   CHECK_THAT(unsupported(f.read(with(llama(), {{"rope_scaling", with(yarn, {{"attention_factor", 1.0}})}}))),
              Contains("rope_scaling.attention_factor = 1.0") && Contains("[model.rope.scaling]"));
-  CHECK_THAT(unsupported(f.read(with(llama(), {{"rope_scaling", with(yarn, {{"mscale", 1.0}, {"mscale_all_dim", 0.7}})}}))),
+  CHECK_THAT(unsupported(f.read(
+                 with(llama(), {{"rope_scaling", with(yarn, {{"mscale", 1.0}, {"mscale_all_dim", 0.7}})}}))),
              Contains("rope_scaling.mscale = 1.0"));
   for (const char* type : {"llama3", "linear", "dynamic", "longrope"})
     CHECK_THAT(unsupported(f.read(with(llama(), {{"rope_scaling", {{"rope_type", type}, {"factor", 8.0}}}}))),
@@ -133,7 +149,8 @@ TEST_CASE("what no configuration stands for is named", "[hf_config]") {
       {{{"attention_bias", true}}, "attention_bias = true []"},
       {{{"mlp_bias", true}}, "mlp_bias = true []"},
       {{{"partial_rotary_factor", 0.5}}, "partial_rotary_factor = 0.5 [model.rope]"},
-      {{{"rope_parameters", {{"partial_rotary_factor", 0.25}}}}, "rope_parameters.partial_rotary_factor = 0.25 [model.rope]"},
+      {{{"rope_parameters", {{"partial_rotary_factor", 0.25}}}},
+       "rope_parameters.partial_rotary_factor = 0.25 [model.rope]"},
       {{{"rope_parameters", {{"full_attention", {{"rope_theta", 1e6}}}}}}, "rope_parameters.full_attention"},
       {{{"attn_logit_softcapping", 50.0}}, "attn_logit_softcapping = 50.0 [model.attention]"},
       {{{"final_logit_softcapping", 30.0}}, "final_logit_softcapping = 30.0 [model.final_logit_softcapping]"},
@@ -144,28 +161,38 @@ TEST_CASE("what no configuration stands for is named", "[hf_config]") {
       {{{"sliding_window", 128}}, "sliding_window = 128"},
       {{{"layer_types", {"full_attention", "sliding_attention"}}}, "layer_types = "},
       {{{"auto_map", {{"AutoModel", "x.y"}}}}, "auto_map = "},
-      {{{"architectures", {"LlamaForSequenceClassification"}}}, "model_type llama stands for LlamaForCausalLM"},
+      {{{"architectures", {"LlamaForSequenceClassification"}}},
+       "model_type llama stands for LlamaForCausalLM"},
   };
   for (const auto& [more, text] : cases) {
     INFO(more.dump());
     CHECK_THAT(unsupported(f.read(with(llama(), more))), Contains(text));
   }
   // The same keys at what changes nothing, as transformers writes them.
-  CHECK(unsupported(f.read(with(llama(), {{"attention_bias", false}, {"mlp_bias", false}, {"partial_rotary_factor", 1.0}, {"pretraining_tp", 1},
-                                          {"rope_scaling", nullptr}, {"sliding_window", nullptr}, {"embedding_multiplier", 1.0},
-                                          {"hidden_act", "silu"}, {"architectures", {"LlamaForCausalLM"}},
+  CHECK(unsupported(f.read(with(llama(), {{"attention_bias", false},
+                                          {"mlp_bias", false},
+                                          {"partial_rotary_factor", 1.0},
+                                          {"pretraining_tp", 1},
+                                          {"rope_scaling", nullptr},
+                                          {"sliding_window", nullptr},
+                                          {"embedding_multiplier", 1.0},
+                                          {"hidden_act", "silu"},
+                                          {"architectures", {"LlamaForCausalLM"}},
                                           {"layer_types", {"full_attention", "full_attention"}}})))
             .empty());
-  nlohmann::json qwen = with(llama(), {{"model_type", "qwen3"}, {"sliding_window", 64}, {"use_sliding_window", false}});
+  nlohmann::json qwen =
+      with(llama(), {{"model_type", "qwen3"}, {"sliding_window", 64}, {"use_sliding_window", false}});
   CHECK(f.read(qwen).unsupported.empty());
   qwen.update({{"use_sliding_window", true}, {"max_window_layers", 1}});
   CHECK_THAT(unsupported(f.read(qwen)), Contains("sliding_window = 64"));
   qwen["max_window_layers"] = 2;
   CHECK(f.read(qwen).unsupported.empty());
 
-  for (const char* type : {"gemma", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss", "qwen2", "qwen3_next", "mixtral", "t5", "LLAMA"})
+  for (const char* type : {"gemma", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss", "qwen2", "qwen3_next",
+                           "mixtral", "t5", "LLAMA"})
     CHECK_THAT(f.refusal(with(llama(), {{"model_type", type}}).dump()),
-               Contains(fmt::format("weights of model_type {} are not read", type)) && Contains("known are llama, mistral, qwen3, qwen3_moe, sluice"));
+               Contains(fmt::format("weights of model_type {} are not read", type)) &&
+                   Contains("known are llama, mistral, qwen3, qwen3_moe, sluice"));
   CHECK_THAT(f.refusal("{}"), Contains("no model_type"));
 }
 
@@ -182,7 +209,7 @@ void alter(std::optional<T>& value) {
   value = value ? std::nullopt : std::optional<T>(7);
 }
 template <class E>
-  requires std::is_enum_v<E>
+requires std::is_enum_v<E>
 void alter(E& value) {
   value = static_cast<E>((static_cast<size_t>(value) + 1) % EnumNames<E>::names.size());
 }
@@ -193,8 +220,9 @@ Config full() {
   ModelConfig& m = config.model;
   m.vocab_size = 300;
   m.rope.scaling = {RopeScalingType::yarn, 2.0, 64, 30.0, 2.0};
-  m.attention.gates = {GateConfig{}, GateConfig{GatePosition::value, GateGranularity::headwise, GateSharing::shared, GateCombine::add,
-                                                GateActivation::silu, GateInput::none}};
+  m.attention.gates = {GateConfig{},
+                       GateConfig{GatePosition::value, GateGranularity::headwise, GateSharing::shared,
+                                  GateCombine::add, GateActivation::silu, GateInput::none}};
   m.attention.switch_heads = {4, 2, SwitchProjections::value, 32};
   m.moe.num_experts = 8;
   m.moe.shared_expert_intermediate_size = 24;
@@ -212,7 +240,10 @@ void for_each_model_leaf(ModelConfig& m, Visit visit) {
 
 }  // namespace
 
-TEST_CASE("each model key that changes the function survives a config.json of one's own, and a difference in it is found", "[hf_config]") {
+TEST_CASE(
+    "each model key that changes the function survives a config.json of one's own, and a difference in it is "
+    "found",
+    "[hf_config]") {
   const Folder f;
   const auto keys_of = [](const std::vector<FunctionDifference>& all) {
     std::vector<std::string> keys;
@@ -244,17 +275,20 @@ TEST_CASE("each model key that changes the function survives a config.json of on
     CHECK(keys_of(function_differences(read.model, config.model)).empty());
     CHECK(read.spelled.count(keys[i]) == 1);
   }
-  CHECK(same == std::vector<std::string>{
-                    "model.initializer", "model.initializer_range", "model.scaled_residual_init", "model.max_position_embeddings",
-                    "model.attention.head_balance.coefficient", "model.attention.head_balance.scope",
-                    "model.attention.head_balance.shared_heads", "model.attention.head_balance.shared_from",
-                    "model.attention.head_balance.calibration_samples", "model.attention.head_balance.ddof",
-                    "model.attention.head_balance.skip_first", "model.attention.kernel", "model.moe.load_balance.coefficient",
-                    "model.moe.load_balance.scope", "model.moe.router_z_loss_coefficient", "model.match_parameters_of",
-                    "model.match_multiple"});
+  CHECK(same ==
+        std::vector<std::string>{
+            "model.initializer", "model.initializer_range", "model.scaled_residual_init",
+            "model.max_position_embeddings", "model.attention.head_balance.coefficient",
+            "model.attention.head_balance.scope", "model.attention.head_balance.shared_heads",
+            "model.attention.head_balance.shared_from", "model.attention.head_balance.calibration_samples",
+            "model.attention.head_balance.ddof", "model.attention.head_balance.skip_first",
+            "model.attention.kernel", "model.moe.load_balance.coefficient", "model.moe.load_balance.scope",
+            "model.moe.router_z_loss_coefficient", "model.match_parameters_of", "model.match_multiple"});
 }
 
-TEST_CASE("keys without effect are not compared, and lists of gates are told as a whole where their lengths differ", "[hf_config]") {
+TEST_CASE(
+    "keys without effect are not compared, and lists of gates are told as a whole where their lengths differ",
+    "[hf_config]") {
   ModelConfig a, b;
   b.rope.scaling.beta_fast = 20;
   b.moe.num_experts_per_tok = 4;
@@ -291,7 +325,8 @@ TEST_CASE("a damaged config.json is refused as data, whatever the damage", "[hf_
       {"{\"model_type\": \"llama\", \"model_type\": \"qwen3\"}", "duplicate key 'model_type'"},
       {R"({"model_type": 5})", "model_type must be text, got 5"},
       {R"({"model_type": "llama", "hidden_size": "64"})", "hidden_size must be a whole number"},
-      {R"({"model_type": "llama", "hidden_size": -4})", "hidden_size must be a whole number from 1 to 2147483647, got -4"},
+      {R"({"model_type": "llama", "hidden_size": -4})",
+       "hidden_size must be a whole number from 1 to 2147483647, got -4"},
       {R"({"model_type": "llama", "hidden_size": 18446744073709551615})", "hidden_size must be"},
       {R"({"model_type": "llama", "num_attention_heads": 0})", "num_attention_heads must be"},
       {R"({"model_type": "llama", "hidden_size": 64.0})", "hidden_size must be"},
@@ -300,16 +335,24 @@ TEST_CASE("a damaged config.json is refused as data, whatever the damage", "[hf_
       {R"({"model_type": "llama", "rope_theta": -1})", "rope_theta must be greater than 0"},
       {R"({"model_type": "llama", "tie_word_embeddings": 1})", "tie_word_embeddings must be true or false"},
       {R"({"model_type": "llama", "rope_scaling": "yarn"})", "rope_scaling must be an object"},
-      {R"({"model_type": "llama", "rope_scaling": {"rope_type": ["yarn"]}})", "rope_scaling.rope_type must be text"},
-      {R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 8}})", "rope_scaling.original_max_position_embeddings must be given"},
-      {R"({"model_type": "llama", "max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn", "factor": 0}})", "rope_scaling.factor must be"},
-      {R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "type": "linear"}})", "rope_scaling.type must be yarn"},
+      {R"({"model_type": "llama", "rope_scaling": {"rope_type": ["yarn"]}})",
+       "rope_scaling.rope_type must be text"},
+      {R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 8}})",
+       "rope_scaling.original_max_position_embeddings must be given"},
+      {R"({"model_type": "llama", "max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn", "factor": 0}})",
+       "rope_scaling.factor must be"},
+      {R"({"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "type": "linear"}})",
+       "rope_scaling.type must be yarn"},
       {R"({"model_type": "llama", "layer_types": 7})", "layer_types must be a list"},
-      {R"({"model_type": "qwen3_moe", "num_experts": 4, "num_local_experts": 8})", "num_local_experts must be 4"},
+      {R"({"model_type": "qwen3_moe", "num_experts": 4, "num_local_experts": 8})",
+       "num_local_experts must be 4"},
       {R"({"model_type": "qwen3_moe", "mlp_only_layers": [-1]})", "mlp_only_layers must be"},
-      {R"({"model_type": "sluice", "attention": {"gates": [7]}})", "attention.gates must be a list of objects"},
-      {R"({"model_type": "sluice", "attention": {"gates": [{"postion": "value"}]}})", "unknown key attention.gates[0].postion"},
-      {R"({"model_type": "sluice", "attention": {"gates": [{"position": "here"}]}})", "attention.gates[0].position must be one of query |"},
+      {R"({"model_type": "sluice", "attention": {"gates": [7]}})",
+       "attention.gates must be a list of objects"},
+      {R"({"model_type": "sluice", "attention": {"gates": [{"postion": "value"}]}})",
+       "unknown key attention.gates[0].postion"},
+      {R"({"model_type": "sluice", "attention": {"gates": [{"position": "here"}]}})",
+       "attention.gates[0].position must be one of query |"},
       {std::string(100, '['), "nested deeper"},
   };
   for (const auto& [text, message] : cases) {
@@ -320,8 +363,11 @@ TEST_CASE("a damaged config.json is refused as data, whatever the damage", "[hf_
 
   // Mutants of good files: read, or refused as data; nothing else.
   std::mt19937 random(3);
-  const std::vector<std::string> seeds = {io::read_file(kGolden + "qwen3_moe_tiny/config.json"), hf_config(full(), 1).dump(2)};
-  const std::vector<std::string> pieces = {"null", "-1", "1e308", "{}", "[]", "\"\"", "true", "9223372036854775808", "0.5", ",", ":", "[{\"a\":1}]"};
+  const std::vector<std::string> seeds = {io::read_file(kGolden + "qwen3_moe_tiny/config.json"),
+                                          hf_config(full(), 1).dump(2)};
+  const std::vector<std::string> pieces = {"null", "-1",   "1e308", "{}",
+                                           "[]",   "\"\"", "true",  "9223372036854775808",
+                                           "0.5",  ",",    ":",     "[{\"a\":1}]"};
   int64_t refused = 0;
   for (int i = 0; i < 3000; ++i) {
     std::string text = seeds[static_cast<size_t>(i % 2)];

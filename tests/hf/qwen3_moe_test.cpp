@@ -4,8 +4,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "support/model.h"
 #include "checkpoint/store.h"
+#include "support/model.h"
 
 using namespace sluice;
 using namespace sluice::test;

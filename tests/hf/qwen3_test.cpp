@@ -1,10 +1,11 @@
-// A plain Qwen3 folder, written by transformers (scripts/make_goldens_qwen3), loads as such and speaks as it did there.
+// A plain Qwen3 folder, written by transformers (scripts/make_goldens_qwen3), loads as such and speaks as it
+// did there.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "support/model.h"
 #include "checkpoint/store.h"
+#include "support/model.h"
 
 using namespace sluice;
 using namespace sluice::test;

@@ -184,8 +184,10 @@ TEST_CASE("nanochat's choices, each alone and all together", "[gradient][nanocha
   };
   for_each_value<HiddenAct>([&](HiddenAct x) { check([&](ModelConfig& c) { c.hidden_act = x; }); });
   for_each_value<QkNormOrder>([&](QkNormOrder x) { check([&](ModelConfig& c) { c.qk_norm_order = x; }); });
-  for_each_value<QkNormOrder>([&](QkNormOrder x) { check([&](ModelConfig& c) { c.qk_norm_order = x, c.norm_weights = false; }); });
-  for (const bool weights : {false, true}) check([&](ModelConfig& c) { c.embedding_norm = true, c.norm_weights = weights; });
+  for_each_value<QkNormOrder>(
+      [&](QkNormOrder x) { check([&](ModelConfig& c) { c.qk_norm_order = x, c.norm_weights = false; }); });
+  for (const bool weights : {false, true})
+    check([&](ModelConfig& c) { c.embedding_norm = true, c.norm_weights = weights; });
   check([](ModelConfig& c) { c.final_logit_softcapping = 1.5; });
   check([](ModelConfig& c) {
     c.hidden_act = HiddenAct::relu2;
@@ -216,7 +218,8 @@ TEST_CASE("Heads in balance: every mechanism's gradients equal central differenc
   int turn = 0;
   const auto check = [&](ModelConfig c) {
     for (const int64_t kv_heads : {1, 2, 4}) {
-      // Heads left out, one layer and two, both deviations, first tokens counted or not: each beside each of the others in turn.
+      // Heads left out, one layer and two, both deviations, first tokens counted or not: each beside each of
+      // the others in turn.
       c.num_key_value_heads = kv_heads;
       c.num_hidden_layers = 1 + turn % 2;
       c.qk_norm = turn % 5 != 0;
@@ -229,8 +232,8 @@ TEST_CASE("Heads in balance: every mechanism's gradients equal central differenc
       b.ddof = turn / 2 % 2;
       b.skip_first = turn / 4 % 2 == 0;
       ++turn;
-      INFO(fmt::format("balance: kv heads {}, shared {}, ddof {}, skip_first {}, layers {}", kv_heads, b.shared_heads, b.ddof,
-                       b.skip_first, c.num_hidden_layers));
+      INFO(fmt::format("balance: kv heads {}, shared {}, ddof {}, skip_first {}, layers {}", kv_heads,
+                       b.shared_heads, b.ddof, b.skip_first, c.num_hidden_layers));
       check_gradients(c, 3, 3e-6);
     }
   };
@@ -261,7 +264,8 @@ TEST_CASE("Heads in balance: every mechanism's gradients equal central differenc
   });
 }
 
-TEST_CASE("Blocks that are computed again count their heads once and give the same bits", "[gradient][heads]") {
+TEST_CASE("Blocks that are computed again count their heads once and give the same bits",
+          "[gradient][heads]") {
   const test::OneThread one_thread;
   for_each_value<AttentionKind>([&](AttentionKind kind) {
     ModelConfig c = test::tiny_config();
@@ -298,7 +302,8 @@ TEST_CASE("Experts inside the model, beside dense layers, gates and sandwich nor
       c.moe.shared_expert_intermediate_size = shared ? 4 : 0;
       c.moe.shared_expert_gate = shared;
       c.moe.mlp_only_layers = {1};
-      c.moe.load_balance.coefficient = c.moe.router_z_loss_coefficient = 0;  // not part of the loss that is differenced
+      c.moe.load_balance.coefficient = c.moe.router_z_loss_coefficient =
+          0;  // not part of the loss that is differenced
       check_gradients(c, 3, 1e-6);
     }
   });

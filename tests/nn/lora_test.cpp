@@ -23,7 +23,6 @@ ModelConfig config() {
   return c;
 }
 
-
 /// W + (alpha / rank) B A of every adapter, into `plain`, which has the other parameters of `m`.
 void merge(TestModel& plain, const TestModel& m, const LoraConfig& lora) {
   plain.copy_from(m);
@@ -48,10 +47,12 @@ TEST_CASE("Adapters' gradients equal central differences; nothing else has one",
   const test::OneThread one_thread;
   for (const Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
     ModelConfig c = config();
-    if (recompute == Recompute::mlp) c.attention.switch_heads = {.num_experts = 4, .num_experts_per_tok = 2, .expert_width = 2};
+    if (recompute == Recompute::mlp)
+      c.attention.switch_heads = {.num_experts = 4, .num_experts_per_tok = 2, .expert_width = 2};
     LoraConfig lora = kAll;
     if (recompute == Recompute::mlp) lora.targets.push_back("v_switch");
-    if (recompute == Recompute::block) lora.targets = {"up_proj", "self_attn.gate_proj"};  // one of a joined group
+    if (recompute == Recompute::block)
+      lora.targets = {"up_proj", "self_attn.gate_proj"};  // one of a joined group
     TestModel m(c, test::tiny_batch(), DType::f64, recompute, {}, lora);
     m.randomize();
     m.loss_and_gradient();
@@ -63,7 +64,8 @@ TEST_CASE("Adapters' gradients equal central differences; nothing else has one",
       if (!m.store.trains(id)) continue;
       INFO(name);
       trained += m.store.numel(id);
-      CHECK(test::gradient_error(m.store.value(id), m.store.grad(id), [&] { return m.loss(); }, 4, 2e-6) <= 1e-7);
+      CHECK(test::gradient_error(
+                m.store.value(id), m.store.grad(id), [&] { return m.loss(); }, 4, 2e-6) <= 1e-7);
     }
     CHECK(trained == m.store.total_trained());
     // All gradients there are: those, and the largest of the few that are thrown away.
@@ -71,15 +73,18 @@ TEST_CASE("Adapters' gradients equal central differences; nothing else has one",
   }
 }
 
-TEST_CASE("Adapters: with B zero nothing changes, and merged into their matrices neither", "[equivalence][lora]") {
+TEST_CASE("Adapters: with B zero nothing changes, and merged into their matrices neither",
+          "[equivalence][lora]") {
   LoraConfig lora = kAll;
   lora.targets.push_back("value_gate_proj");
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-    TestModel m(config(), test::tiny_batch(), dtype, Recompute::none, {}, lora), plain(config(), test::tiny_batch(), dtype);
+    TestModel m(config(), test::tiny_batch(), dtype, Recompute::none, {}, lora),
+        plain(config(), test::tiny_batch(), dtype);
     CHECK(m.logits() == plain.logits());  // the same names have the same initial values
     CHECK(m.store.total() == plain.store.total() + m.store.total_trained());
   }
-  TestModel m(config(), test::tiny_batch(), DType::f64, Recompute::none, {}, lora), merged(config(), test::tiny_batch());
+  TestModel m(config(), test::tiny_batch(), DType::f64, Recompute::none, {}, lora),
+      merged(config(), test::tiny_batch());
   m.randomize();
   merge(merged, m, lora);
   const std::vector<double> a = m.logits(), b = merged.logits();
@@ -95,7 +100,8 @@ TEST_CASE("Adapters of the shared expert and attention beside frozen experts", "
   c.moe.shared_expert_intermediate_size = 4;
   c.moe.shared_expert_gate = true;
   c.moe.load_balance.coefficient = c.moe.router_z_loss_coefficient = 0;
-  const LoraConfig lora{.rank = 2, .alpha = 3, .targets = {"q_proj", "shared_expert.up_proj", "shared_expert_gate"}};
+  const LoraConfig lora{
+      .rank = 2, .alpha = 3, .targets = {"q_proj", "shared_expert.up_proj", "shared_expert_gate"}};
   TestModel m(c, test::tiny_batch(), DType::f64, Recompute::none, {}, lora);
   m.randomize();
   m.loss_and_gradient();
@@ -105,7 +111,8 @@ TEST_CASE("Adapters of the shared expert and attention beside frozen experts", "
     if (!m.store.trains(id)) continue;
     INFO(m.store.specs()[i].name);
     ++adapters;
-    CHECK(test::gradient_error(m.store.value(id), m.store.grad(id), [&] { return m.loss(); }, 4, 1e-6) <= 1e-7);
+    CHECK(test::gradient_error(
+              m.store.value(id), m.store.grad(id), [&] { return m.loss(); }, 4, 1e-6) <= 1e-7);
   }
   CHECK(adapters == 6);
 }
@@ -132,16 +139,20 @@ TEST_CASE("What can have no adapter, or is not there, is refused by name", "[lor
       TestModel(c, test::tiny_batch(), DType::f64, Recompute::none, {}, {.rank = 2, .targets = targets});
     });
   };
-  CHECK_THAT(message(LoraConfig().targets, true), Catch::Contains("lora.targets: model.layers.0.mlp.experts.0.gate_proj.weight is named"));
+  CHECK_THAT(message(LoraConfig().targets, true),
+             Catch::Contains("lora.targets: model.layers.0.mlp.experts.0.gate_proj.weight is named"));
   CHECK_THAT(message({"q_proj", "gate"}, true), Catch::Contains("mlp.gate.weight is named"));
-  CHECK_THAT(message({"q_proj", "lm_head"}, false), Catch::Contains("no matrix of this model is called lm_head"));  // tied
-  CHECK_THAT(message({"q_proj", "input_layernorm"}, false), Catch::Contains("input_layernorm.weight is named"));
+  CHECK_THAT(message({"q_proj", "lm_head"}, false),
+             Catch::Contains("no matrix of this model is called lm_head"));  // tied
+  CHECK_THAT(message({"q_proj", "input_layernorm"}, false),
+             Catch::Contains("input_layernorm.weight is named"));
   CHECK_THAT(message({"proj"}, false), Catch::Contains("no matrix of this model is called proj"));
   // A rule for what is not trained would have no effect.
   TestModel m(config(), test::tiny_batch(), DType::f64, Recompute::none, {}, kAll);
   OptimizerConfig rules;
   rules.rules.emplace_back().match = "norm";
-  CHECK_THROWS_WITH(Optimizer(rules, m.store), Catch::Contains("no trained parameter's name contains 'norm'"));
+  CHECK_THROWS_WITH(Optimizer(rules, m.store),
+                    Catch::Contains("no trained parameter's name contains 'norm'"));
 }
 
 }  // namespace sluice

@@ -159,7 +159,8 @@ TEST_CASE("lse and z0 tell what each head gives the first token it sees", "[anal
     }
 }
 
-TEST_CASE("Values of first tokens are left out for all heads, or for those that look there most", "[zeroing]") {
+TEST_CASE("Values of first tokens are left out for all heads, or for those that look there most",
+          "[zeroing]") {
   const test::OneThread one_thread;
   for (const AttentionKind kind : {AttentionKind::softmax, AttentionKind::sink})
     for (const bool gated : {false, true})
@@ -188,8 +189,10 @@ TEST_CASE("Values of first tokens are left out for all heads, or for those that 
         double worst = 0, size = 0;
         for (int64_t t = 0; t < T; ++t)
           for (int64_t h = 0; h < H; ++h) {
-            const double lse = Pool::get(a.lse, h * T + t), first = std::exp(Pool::get(a.z0, h * T + t) - lse);
-            look[static_cast<size_t>(h)] += first * (sinks ? 1 / (1 + std::exp(Pool::get(sinks, h) - lse)) : 1) / static_cast<double>(T);
+            const double lse = Pool::get(a.lse, h * T + t),
+                         first = std::exp(Pool::get(a.z0, h * T + t) - lse);
+            look[static_cast<size_t>(h)] +=
+                first * (sinks ? 1 / (1 + std::exp(Pool::get(sinks, h) - lse)) : 1) / static_cast<double>(T);
             for (int64_t d = 0; d < D; ++d) {
               const auto i = static_cast<size_t>((t * H + h) * D + d);
               const double v = Pool::get(a.v, (b.first_key.as<int32_t>()[t] * 2 + h / 2) * D + d);
@@ -207,7 +210,9 @@ TEST_CASE("Values of first tokens are left out for all heads, or for those that 
         const ValueZeroing half{(sorted[1] + sorted[2]) / 2};
         const std::vector<double> some = forward(&half);
         for (size_t i = 0; i < some.size(); ++i)
-          CHECK(some[i] == (look[i / static_cast<size_t>(D) % static_cast<size_t>(H)] > *half.sinks_above ? zeroed[i] : plain[i]));
+          CHECK(some[i] == (look[i / static_cast<size_t>(D) % static_cast<size_t>(H)] > *half.sinks_above
+                                ? zeroed[i]
+                                : plain[i]));
       }
 }
 

@@ -1,5 +1,5 @@
-// Experts shared by ranks (threads here): every rank's results, and every gradient, have the bits they have when the rank
-// computes alone, whatever travels where and in however many rounds.
+// Experts shared by ranks (threads here): every rank's results, and every gradient, have the bits they have
+// when the rank computes alone, whatever travels where and in however many rounds.
 #include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -129,7 +129,8 @@ bool is_zero(const Tensor& t) {
 }
 
 /// Gradients of all parameters of `part` against those of the same names.
-void same_gradients(Findings& findings, const std::string& who, const ParamStore& part, const ParamStore& whole, bool of_expert) {
+void same_gradients(Findings& findings, const std::string& who, const ParamStore& part,
+                    const ParamStore& whole, bool of_expert) {
   for (size_t i = 0; i < part.specs().size(); ++i) {
     if (part.specs()[i].of_expert != of_expert) continue;
     for (size_t j = 0; j < whole.specs().size(); ++j)
@@ -139,8 +140,8 @@ void same_gradients(Findings& findings, const std::string& who, const ParamStore
   }
 }
 
-/// Two micro-batches of each rank, against every one computed alone. The expert gradients are those of all ranks' tokens, one
-/// rank after the other. Returns the extra rounds.
+/// Two micro-batches of each rank, against every one computed alone. The expert gradients are those of all
+/// ranks' tokens, one rank after the other. Returns the extra rounds.
 int64_t check_bits(const Case& c, int ranks) {
   const test::OneThread one_thread;
   std::vector<std::unique_ptr<RankMoe>> alone;
@@ -162,12 +163,14 @@ int64_t check_bits(const Case& c, int ranks) {
       const std::string who = fmt::format("rank {} of {}, pass {}: ", comm.rank(), ranks, pass);
       const RankMoe& one = *alone[static_cast<size_t>(pass * ranks + comm.rank())];
       for (size_t i = 0; i < mine.store.specs().size(); ++i)
-        if (!mine.store.specs()[i].of_expert) fill(*mine.context, mine.store.grad(static_cast<ParamStore::Id>(i)), 0);
+        if (!mine.store.specs()[i].of_expert)
+          fill(*mine.context, mine.store.grad(static_cast<ParamStore::Id>(i)), 0);
       mine.run(2 * comm.rank() + pass, {.extra_rounds = &extra});
       findings.same(who + "y", mine.saved.y, one.saved.y);
       findings.same(who + "dx", mine.dx, one.dx);
       same_gradients(findings, who, mine.store, one.store, false);
-      findings.check(!is_zero(mine.saved.y) && !is_zero(mine.dx) && !is_zero(mine.store.grad(0)), who + "all zero");
+      findings.check(!is_zero(mine.saved.y) && !is_zero(mine.dx) && !is_zero(mine.store.grad(0)),
+                     who + "all zero");
     }
     same_gradients(findings, fmt::format("rank {} of {}: ", comm.rank(), ranks), mine.store, sum.store, true);
     findings.check(mine.context->scratch.used() == 0, "scratch is not given back");
@@ -181,10 +184,11 @@ int64_t check_bits(const Case& c, int ranks) {
 TEST_CASE("Experts on several ranks give the bits of one", "[moe][ranks]") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
     for (const bool keep_inner : {true, false})
-      for (const auto& [shared, gate] : std::vector<std::pair<int64_t, bool>>{{0, false}, {5, false}, {5, true}})
+      for (const auto& [shared, gate] :
+           std::vector<std::pair<int64_t, bool>>{{0, false}, {5, false}, {5, true}})
         for (const int ranks : {1, 2, 4}) {
-          INFO(dtype_name(dtype) << ", " << (keep_inner ? "kept" : "computed again") << ", shared " << shared << ", gate " << gate
-                                 << ", " << ranks << " ranks");
+          INFO(dtype_name(dtype) << ", " << (keep_inner ? "kept" : "computed again") << ", shared " << shared
+                                 << ", gate " << gate << ", " << ranks << " ranks");
           const Case c{.shared = shared, .shared_gate = gate, .dtype = dtype, .keep_inner = keep_inner};
           CHECK(check_bits(c, ranks) == 0);
         }
@@ -194,7 +198,8 @@ TEST_CASE("Rows beyond what a rank can take in come in more rounds, with the sam
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
     for (const bool keep_inner : {true, false})
       for (const int ranks : {2, 4}) {
-        INFO(dtype_name(dtype) << ", " << (keep_inner ? "kept" : "computed again") << ", " << ranks << " ranks");
+        INFO(dtype_name(dtype) << ", " << (keep_inner ? "kept" : "computed again") << ", " << ranks
+                               << " ranks");
         // All to the experts of rank 0, which has room for one run of 37 rows, for three of them, or for all.
         Case c{.per_token = 2, .dtype = dtype, .keep_inner = keep_inner, .favourites = 2};
         for (const auto& [capacity, rounds] : std::vector<std::pair<double, int64_t>>{
@@ -234,7 +239,8 @@ TEST_CASE("Gradients of experts are kept apart by the rank whose tokens they are
               Tensor expected = mine.store.joined_grad(static_cast<ParamStore::Id>(i), source);
               const Tensor found = expected;
               expected.data = whole.grad(static_cast<ParamStore::Id>(id - whole.specs().begin())).data;
-              findings.same(fmt::format("rank {}, tokens of {}: {}", comm.rank(), source, spec.name), found, expected);
+              findings.same(fmt::format("rank {}, tokens of {}: {}", comm.rank(), source, spec.name), found,
+                            expected);
               findings.check(!is_zero(found), "zero");
             }
           }
@@ -256,12 +262,16 @@ TEST_CASE("Shapes of shared experts that are off the middle", "[moe][ranks]") {
 
 TEST_CASE("What a rank receives at once is bounded by what was stated", "[moe][ranks]") {
   run_thread_ranks(4, [](Communicator& comm) {
-    const auto most = [&](double capacity, int64_t experts) { return ExpertRanks(&comm, capacity).most_rows(100, 3, experts); };
-    const bool ok = most(2, 8) == 600 && most(0.001, 8) == 100 && most(1e9, 8) == 800 && most(1.001, 16) == 301;
+    const auto most = [&](double capacity, int64_t experts) {
+      return ExpertRanks(&comm, capacity).most_rows(100, 3, experts);
+    };
+    const bool ok =
+        most(2, 8) == 600 && most(0.001, 8) == 100 && most(1e9, 8) == 800 && most(1.001, 16) == 301;
     if (!ok) throw std::runtime_error("most_rows");
     const Case c{.tokens = 100};
     const RankMoe moe(c, {&comm, 1.5});
-    if (moe.saved.gate_up.dim(0) != 450 || moe.saved.received_x.dim(0) != 450) throw std::runtime_error("saved rows");
+    if (moe.saved.gate_up.dim(0) != 450 || moe.saved.received_x.dim(0) != 450)
+      throw std::runtime_error("saved rows");
   });
 }
 
@@ -269,7 +279,8 @@ TEST_CASE("Experts that ranks cannot share are refused by name", "[moe][ranks]")
   run_thread_ranks(3, [](Communicator& comm) {
     ParamStore store;
     const std::string message = test::message_of([&] { Moe(Case().model(), store, "mlp", 0, &comm); });
-    if (message != "parallel.expert = 3 does not divide model.moe.num_experts = 8") throw std::runtime_error(message);
+    if (message != "parallel.expert = 3 does not divide model.moe.num_experts = 8")
+      throw std::runtime_error(message);
   });
   // Rank 1 has fewer tokens.
   CHECK_THROWS_WITH(run_thread_ranks(2,
@@ -309,7 +320,8 @@ TEST_CASE("Counts of all ranks that share a batch reach the balance loss", "[moe
   });
 }
 
-TEST_CASE("A transformer whose experts are shared keeps its bits, whatever it computes again", "[moe][ranks][recompute]") {
+TEST_CASE("A transformer whose experts are shared keeps its bits, whatever it computes again",
+          "[moe][ranks][recompute]") {
   const test::OneThread one_thread;
   ModelConfig c = test::tiny_config();
   c.num_hidden_layers = 3;
@@ -351,14 +363,23 @@ TEST_CASE("A transformer whose experts are shared keeps its bits, whatever it co
   }
 }
 
-TEST_CASE("Every gradient of shared experts equals central differences of all ranks' losses", "[moe][ranks][gradient]") {
+TEST_CASE("Every gradient of shared experts equals central differences of all ranks' losses",
+          "[moe][ranks][gradient]") {
   Findings findings;
   for (const bool keep_inner : {true, false})
     for (const double capacity : {2.0, 0.5})
       run_thread_ranks(2, [&](Communicator& comm) {
         set_num_threads(1);
-        const Case c{.experts = 4, .per_token = 2, .tokens = 6, .hidden = 6, .width = 4, .shared = 3, .shared_gate = true,
-                     .dtype = DType::f64, .capacity = capacity, .keep_inner = keep_inner};
+        const Case c{.experts = 4,
+                     .per_token = 2,
+                     .tokens = 6,
+                     .hidden = 6,
+                     .width = 4,
+                     .shared = 3,
+                     .shared_gate = true,
+                     .dtype = DType::f64,
+                     .capacity = capacity,
+                     .keep_inner = keep_inner};
         RankMoe m(c, {&comm, capacity});
         int64_t extra = 0;
         m.run(comm.rank(), {.extra_rounds = &extra});
@@ -373,18 +394,21 @@ TEST_CASE("Every gradient of shared experts equals central differences of all ra
           for (int64_t e = 0; e < E; ++e) {
             double p = 0;
             for (int64_t t = 0; t < T; ++t) p += Pool::get(m.saved.probabilities, t * E + e);
-            sum += m.config().moe.load_balance.coefficient * static_cast<double>(E) * Pool::get(m.saved.counts, e) /
-                   static_cast<double>(T * c.per_token) * p / static_cast<double>(T);
+            sum += m.config().moe.load_balance.coefficient * static_cast<double>(E) *
+                   Pool::get(m.saved.counts, e) / static_cast<double>(T * c.per_token) * p /
+                   static_cast<double>(T);
           }
           all_reduce(comm, &sum, 1);
           return sum;
         };
         Pool pool;
         // The ranks take turns; those that do not have it compute the loss as often.
-        const auto check = [&](int owner, const std::string& what, const Tensor& value, const Tensor& gradient) {
+        const auto check = [&](int owner, const std::string& what, const Tensor& value,
+                               const Tensor& gradient) {
           const bool mine = owner == comm.rank();
           const Tensor analytic = pool.copy(gradient, DType::f64);
-          const double error = test::gradient_error(mine ? value : pool.copy(value, DType::f64), analytic, loss, 12, 1e-6);
+          const double error =
+              test::gradient_error(mine ? value : pool.copy(value, DType::f64), analytic, loss, 12, 1e-6);
           if (mine) findings.check(error <= 1e-7, fmt::format("{} of rank {}: {}", what, owner, error));
         };
         for (int owner = 0; owner < 2; ++owner) {

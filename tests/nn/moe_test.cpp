@@ -1,4 +1,5 @@
-// A mixture of experts: gradients through router, losses, experts and shared expert; edge cases; what counts as the batch.
+// A mixture of experts: gradients through router, losses, experts and shared expert; edge cases; what counts
+// as the batch.
 #include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -31,7 +32,8 @@ struct OneMoe {
   Tensor x, dx, dy, totals;
   MoeConfig config;
 
-  OneMoe(const ModelConfig& c, int64_t tokens, bool keep_inner = true) : moe(c, store, "mlp", 0), config(c.moe) {
+  OneMoe(const ModelConfig& c, int64_t tokens, bool keep_inner = true)
+      : moe(c, store, "mlp", 0), config(c.moe) {
     Context dry(0);
     Arena v("values"), g("gradients"), a("activations");
     build(dry, v, g, a, c, tokens, keep_inner);
@@ -44,11 +46,13 @@ struct OneMoe {
     std::mt19937 random(3);
     std::normal_distribution<double> normal;
     for (const Tensor& t : {store.flat_values(), x, dy})
-      for (int64_t i = 0; i < t.numel(); ++i) Pool::set(t, i, (t.data == x.data || t.data == dy.data ? 1 : 0.5) * normal(random));
+      for (int64_t i = 0; i < t.numel(); ++i)
+        Pool::set(t, i, (t.data == x.data || t.data == dy.data ? 1 : 0.5) * normal(random));
     store.pack(*ctx);
   }
 
-  void build(Context& c, Arena& v, Arena& g, Arena& a, const ModelConfig& model, int64_t tokens, bool keep_inner) {
+  void build(Context& c, Arena& v, Arena& g, Arena& a, const ModelConfig& model, int64_t tokens,
+             bool keep_inner) {
     store.allocate(c, DType::f64, tokens, v, &g);
     saved = moe.make_saved(a, "moe", tokens, DType::f64, keep_inner);
     for (Tensor* t : {&x, &dx, &dy}) *t = a.alloc("x", DType::f64, {tokens, model.hidden_size});
@@ -75,7 +79,8 @@ struct OneMoe {
     for (int64_t e = 0; e < E; ++e) {
       double p = 0;
       for (int64_t t = 0; t < T; ++t) p += Pool::get(saved.probabilities, t * E + e);
-      loss += Pool::get(saved.counts, e) / static_cast<double>(T * config.num_experts_per_tok) * p / static_cast<double>(T);
+      loss += Pool::get(saved.counts, e) / static_cast<double>(T * config.num_experts_per_tok) * p /
+              static_cast<double>(T);
     }
     return loss * static_cast<double>(E);
   }
@@ -117,12 +122,15 @@ void check_gradients(const ModelConfig& config, int64_t tokens = 7) {
       Pool pool;
       const Tensor analytic = pool.copy(gradient, DType::f64);
       INFO(what);
-      CHECK(gradient_error(value, analytic, [&] { return m.objective(); }, 20, 1e-6) <= 1e-7);
-      for (int64_t i = 0; i < analytic.numel(); ++i) largest = std::max(largest, std::abs(Pool::get(analytic, i)));
+      CHECK(gradient_error(
+                value, analytic, [&] { return m.objective(); }, 20, 1e-6) <= 1e-7);
+      for (int64_t i = 0; i < analytic.numel(); ++i)
+        largest = std::max(largest, std::abs(Pool::get(analytic, i)));
     };
     check("x", m.x, m.dx);
     for (size_t i = 0; i < m.store.specs().size(); ++i)
-      check(m.store.specs()[i].name, m.store.value(static_cast<ParamStore::Id>(i)), m.store.grad(static_cast<ParamStore::Id>(i)));
+      check(m.store.specs()[i].name, m.store.value(static_cast<ParamStore::Id>(i)),
+            m.store.grad(static_cast<ParamStore::Id>(i)));
     CHECK(largest > 1e-2);
   }
 }
@@ -139,8 +147,8 @@ TEST_CASE("Every gradient of a mixture of experts equals central differences", "
           c.moe.norm_topk_prob = norm_topk_prob;
           c.moe.shared_expert_intermediate_size = shared;
           c.moe.shared_expert_gate = gate;
-          INFO("norm_topk_prob " << norm_topk_prob << ", shared " << shared << ", gate " << gate << ", " << per_token << " of "
-                                 << experts);
+          INFO("norm_topk_prob " << norm_topk_prob << ", shared " << shared << ", gate " << gate << ", "
+                                 << per_token << " of " << experts);
           check_gradients(c);
         }
       }
@@ -156,9 +164,11 @@ TEST_CASE("Each router loss alone has the right gradient", "[moe][gradient]") {
     m.backward();
     Pool pool;
     const Tensor router = m.weight("mlp.gate.weight"), gradient = pool.copy(m.store.grad(0), DType::f64);
-    CHECK(gradient_error(router, gradient, [&] { return m.objective(); }, 40, 1e-6) <= 1e-7);
+    CHECK(gradient_error(
+              router, gradient, [&] { return m.objective(); }, 40, 1e-6) <= 1e-7);
     double largest = 0;
-    for (int64_t i = 0; i < gradient.numel(); ++i) largest = std::max(largest, std::abs(Pool::get(gradient, i)));
+    for (int64_t i = 0; i < gradient.numel(); ++i)
+      largest = std::max(largest, std::abs(Pool::get(gradient, i)));
     CHECK(largest > 1e-3);
   }
 }
@@ -179,7 +189,8 @@ TEST_CASE("All tokens to the same experts, and experts without a token", "[moe][
   // Nobody's gradient is exactly zero, and the others' are not.
   for (size_t i = 1; i < m.store.specs().size(); ++i) {
     const std::string& name = m.store.specs()[i].name;
-    const bool used = name.find("experts.4.") != std::string::npos || name.find("experts.1.") != std::string::npos;
+    const bool used =
+        name.find("experts.4.") != std::string::npos || name.find("experts.1.") != std::string::npos;
     double norm = 0;
     const Tensor gradient = m.store.grad(static_cast<ParamStore::Id>(i));
     for (int64_t j = 0; j < gradient.numel(); ++j) norm += std::abs(Pool::get(gradient, j));
@@ -205,7 +216,8 @@ TEST_CASE("Equal probabilities go to the lower ids", "[moe][edge]") {
   const OneThread one_thread;
   OneMoe m(moe_config(6, 3), 4);
   const Tensor router = m.weight("mlp.gate.weight");
-  for (int64_t i = 0; i < router.numel(); ++i) Pool::set(router, i, i / 6 == 5 ? 0 : Pool::get(router, i % 6));
+  for (int64_t i = 0; i < router.numel(); ++i)
+    Pool::set(router, i, i / 6 == 5 ? 0 : Pool::get(router, i % 6));
   for (int64_t t = 0; t < 4; ++t) {  // experts 0 to 4 alike; 5 is better or worse
     m.store.pack(*m.ctx);
     m.moe.forward(*m.ctx, m.x, {}, m.saved);
@@ -281,7 +293,8 @@ TEST_CASE("The balance loss pulls by the counts of its scope", "[moe][loss]") {
   CHECK(router_gradient(BalanceScope::micro_batch, 0) == router_gradient(BalanceScope::global_batch, 0));
 }
 
-TEST_CASE("The balance loss by the step before pulls by its counts, and not at all before there are any", "[moe][loss]") {
+TEST_CASE("The balance loss by the step before pulls by its counts, and not at all before there are any",
+          "[moe][loss]") {
   const OneThread one_thread;
   ModelConfig c = moe_config(5, 2);
   c.moe.router_z_loss_coefficient = 0;

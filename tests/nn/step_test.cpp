@@ -122,7 +122,8 @@ TEST_CASE("A step allocates no memory once the first has run", "[step][memory]")
   }
 }
 
-TEST_CASE("A step whose experts ranks share allocates no memory either, in however many rounds", "[step][memory][ranks]") {
+TEST_CASE("A step whose experts ranks share allocates no memory either, in however many rounds",
+          "[step][memory][ranks]") {
   ModelConfig c = test::tiny_config();
   c.moe.num_experts = 6;
   c.moe.num_experts_per_tok = 2;

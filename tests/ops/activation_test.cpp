@@ -180,16 +180,19 @@ TEST_CASE("weighted swiglu agrees over types and threads, at odd sizes", "[activ
   }
 }
 
-TEST_CASE("weighted swiglu is swiglu times the weight of the row's slot, with its gradients", "[activation]") {
+TEST_CASE("weighted swiglu is swiglu times the weight of the row's slot, with its gradients",
+          "[activation]") {
   Pool pool;
   Context ctx(kTestScratch);
   const int64_t T = 4, K = 2, R = T * K, F = 5;
   const Tensor gate_up = pool.normal(DType::f64, {R, 2 * F}), weights = pool.normal(DType::f64, {T, K});
-  const Tensor slots = slots_of(pool, R), y = pool.zeros(DType::f64, {R, F}), plain = pool.zeros(DType::f64, {R, F});
+  const Tensor slots = slots_of(pool, R), y = pool.zeros(DType::f64, {R, F}),
+               plain = pool.zeros(DType::f64, {R, F});
   weighted_swiglu_forward(ctx, y, gate_up, weights, slots);
   swiglu_forward(ctx, plain, gate_up);
   for (int64_t i = 0; i < R * F; ++i)
-    CHECK(Pool::get(y, i) == Approx(Pool::get(weights, slots.as<int32_t>()[i / F]) * Pool::get(plain, i)).epsilon(1e-14));
+    CHECK(Pool::get(y, i) ==
+          Approx(Pool::get(weights, slots.as<int32_t>()[i / F]) * Pool::get(plain, i)).epsilon(1e-14));
 
   const Tensor dy = pool.normal(DType::f64, {R, F}), dgate_up = pool.zeros(DType::f64, {R, 2 * F});
   const Tensor dweights = pool.normal(DType::f64, {T, K});
@@ -209,6 +212,8 @@ TEST_CASE("weighted swiglu refuses wrong shapes by name", "[activation]") {
   };
   CHECK(message(gate_up, weights, slots) == "no error");
   CHECK_THAT(message(gate_up.rows(0, 3), weights, slots), Catch::Contains("weighted_swiglu_forward: "));
-  CHECK_THAT(message(gate_up, pool.zeros(DType::f64, {2, 2}), slots), Catch::Contains("weighted_swiglu_forward: weights"));
-  CHECK_THAT(message(gate_up, weights, pool.zeros(DType::i32, {3})), Catch::Contains("weighted_swiglu_forward: slots"));
+  CHECK_THAT(message(gate_up, pool.zeros(DType::f64, {2, 2}), slots),
+             Catch::Contains("weighted_swiglu_forward: weights"));
+  CHECK_THAT(message(gate_up, weights, pool.zeros(DType::i32, {3})),
+             Catch::Contains("weighted_swiglu_forward: slots"));
 }

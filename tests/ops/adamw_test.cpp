@@ -17,12 +17,14 @@ struct AdamwStep {
 void adamw_update(Context& ctx, const Tensor& value, const Tensor& master, const Tensor& m, const Tensor& v,
                   const Tensor& gradient, const AdamwStep& s) {
   double segment[] = {0, static_cast<double>(value.numel()), 1, s.weight_decay};
-  UpdateControl control{.lr = s.lr, .step = static_cast<double>(s.step), .loss_limit = INFINITY, .grad_norm_limit = INFINITY};
+  UpdateControl control{
+      .lr = s.lr, .step = static_cast<double>(s.step), .loss_limit = INFINITY, .grad_norm_limit = INFINITY};
   const Tensor numbers(&control, DType::f64, {kUpdateControl});
   const AdamwSettings settings{s.beta1, s.beta2, s.eps};
   judge_update(ctx, numbers, settings);
   control.clip = s.gradient_scale;
-  sluice::adamw_update(ctx, value, master, m, v, gradient, Tensor(segment, DType::f64, {1, 4}), numbers, settings);
+  sluice::adamw_update(ctx, value, master, m, v, gradient, Tensor(segment, DType::f64, {1, 4}), numbers,
+                       settings);
 }
 
 /// Algorithm 2 of the paper, one element after another.
@@ -173,7 +175,8 @@ TEST_CASE("adamw refuses wrong arguments by name", "[adamw]") {
         "adamw_update: segments must be (S, 4) f64, got (3) f64");
 }
 
-TEST_CASE("adamw updates the segments, each with its rate and decay, and leaves the padding alone", "[adamw]") {
+TEST_CASE("adamw updates the segments, each with its rate and decay, and leaves the padding alone",
+          "[adamw]") {
   Pool pool;
   Context ctx(kTestScratch);
   double table[] = {3, 40, 1, 0.5, 40, 41, 2, 0, 64, 100, 1, 0};
@@ -181,12 +184,16 @@ TEST_CASE("adamw updates the segments, each with its rate and decay, and leaves 
   const Tensor value = pool.normal(DType::f64, {120}), before = pool.copy(value, DType::f64);
   const Tensor m = pool.zeros(DType::f64, {120}), v = pool.zeros(DType::f64, {120}),
                gradient = pool.normal(DType::f64, {120});
-  UpdateControl control{.lr = 0.01, .step = 1, .max_grad_norm = 0, .loss_limit = INFINITY, .grad_norm_limit = INFINITY};
+  UpdateControl control{
+      .lr = 0.01, .step = 1, .max_grad_norm = 0, .loss_limit = INFINITY, .grad_norm_limit = INFINITY};
   const Tensor numbers(&control, DType::f64, {kUpdateControl});
   judge_update(ctx, numbers, {});
   sluice::adamw_update(ctx, value, Tensor(), m, v, gradient, segments, numbers, {});
   for (int64_t i = 0; i < 120; ++i) {
-    const double lr = i < 3 || (i >= 41 && i < 64) || i >= 100 ? 0 : i == 40 ? 0.02 : 0.01, decay = i < 40 ? 0.5 : 0;
+    const double lr = i < 3 || (i >= 41 && i < 64) || i >= 100 ? 0
+                      : i == 40                                ? 0.02
+                                                               : 0.01,
+                 decay = i < 40 ? 0.5 : 0;
     const double g = Pool::get(gradient, i), w = Pool::get(before, i);
     // The first step of Adam moves by lr, whatever the size of the gradient.
     CHECK(Pool::get(value, i) == Approx(w * (1 - lr * decay) - lr * g / (std::abs(g) + 1e-8)).epsilon(1e-12));
@@ -200,8 +207,14 @@ TEST_CASE("an update is judged by its loss and norm, clipped, and not applied be
     judge_update(ctx, Tensor(&c, DType::f64, {kUpdateControl}), {});
     return c;
   };
-  const UpdateControl good{.lr = 1, .step = 2, .gradient_scale = 0.25, .max_grad_norm = 1, .loss_limit = 3,
-                           .grad_norm_limit = 10, .loss = 8, .squares = 16};
+  const UpdateControl good{.lr = 1,
+                           .step = 2,
+                           .gradient_scale = 0.25,
+                           .max_grad_norm = 1,
+                           .loss_limit = 3,
+                           .grad_norm_limit = 10,
+                           .loss = 8,
+                           .squares = 16};
   const UpdateControl c = judged(good);
   CHECK((c.loss == 2 && c.grad_norm == 4 && c.clip == 0.25 && c.apply == 1));
   CHECK(c.correction1 == Approx(1 - 0.81));

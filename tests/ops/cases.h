@@ -1,7 +1,7 @@
 #pragma once
-// One list of op cases for every backend: a case builds its tensors on whatever device it is run on and calls the op.
-// tests/ops/parity_test.cpp runs each on the CPU and on CUDA (emulated or real), in f32 and bf16, and compares every
-// output by one tolerance table.
+// One list of op cases for every backend: a case builds its tensors on whatever device it is run on and calls
+// the op. tests/ops/parity_test.cpp runs each on the CPU and on CUDA (emulated or real), in f32 and bf16, and
+// compares every output by one tolerance table.
 #include <cstring>
 #include <functional>
 #include <map>
@@ -13,8 +13,9 @@
 
 namespace sluice::test {
 
-/// One run of a case on one device. Inputs depend on their name, shape and spread alone, so every device gets the same.
-/// With an arena that measures nothing is computed: that run tells how much memory the real one needs.
+/// One run of a case on one device. Inputs depend on their name, shape and spread alone, so every device gets
+/// the same. With an arena that measures nothing is computed: that run tells how much memory the real one
+/// needs.
 class CaseRun {
  public:
   struct Output {
@@ -32,7 +33,8 @@ class CaseRun {
   Tensor input(const std::string& name, std::initializer_list<int64_t> dims, double spread = 1.0) {
     return input(name, dtype, dims, spread);
   }
-  Tensor input(const std::string& name, DType type, std::initializer_list<int64_t> dims, double spread = 1.0) {
+  Tensor input(const std::string& name, DType type, std::initializer_list<int64_t> dims,
+               double spread = 1.0) {
     Pool pool(static_cast<uint32_t>(std::hash<std::string>()(name)));
     return upload(name, pool.copy(pool.normal(DType::bf16, dims, spread), type));
   }
@@ -50,7 +52,9 @@ class CaseRun {
   }
 
   /// Overwritten by the op: every byte is 0xff before (NaN, -1), and compared after.
-  Tensor output(const std::string& name, std::initializer_list<int64_t> dims) { return output(name, dtype, dims); }
+  Tensor output(const std::string& name, std::initializer_list<int64_t> dims) {
+    return output(name, dtype, dims);
+  }
   Tensor output(const std::string& name, DType type, std::initializer_list<int64_t> dims) {
     Pool pool;
     const Tensor host = pool.zeros(type, dims);
@@ -58,7 +62,8 @@ class CaseRun {
     return compared(name, upload(name, host));
   }
   /// Updated by the op: random before, compared after.
-  Tensor inout(const std::string& name, DType type, std::initializer_list<int64_t> dims, double spread = 1.0) {
+  Tensor inout(const std::string& name, DType type, std::initializer_list<int64_t> dims,
+               double spread = 1.0) {
     return compared(name, input(name, type, dims, spread));
   }
   /// An input that the op overwrites in place (aliasing): compared after.
@@ -108,8 +113,8 @@ struct OpCase {
   bool f32 = true, bf16 = true;
 };
 
-/// The table: norm-wise relative error between backends. A single element may be off by 16 times that, in units of the
-/// root mean square of its tensor.
+/// The table: norm-wise relative error between backends. A single element may be off by 16 times that, in
+/// units of the root mean square of its tensor.
 constexpr double parity_tolerance(DType storage) { return storage == DType::f32 ? 2e-6 : 4e-3; }
 
 /// Random shapes: a family's generator appends one case.

@@ -12,7 +12,6 @@ namespace {
 
 double unit = 1, quarter = 0.25;  // gradient scales
 
-
 constexpr int64_t kScratch = 128 << 20;
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f64};
 
@@ -48,7 +47,8 @@ struct Expected {
 };
 Expected naive(Pool& pool, const Problem& p, double gradient_scale) {
   const int64_t rows = p.hidden.dim(0), width = p.hidden.dim(1), vocabulary = p.head.value.dim(0);
-  Expected e{pool.zeros(DType::f64, {rows}), pool.zeros(DType::f64, {rows, width}), pool.copy(p.dweight, DType::f64)};
+  Expected e{pool.zeros(DType::f64, {rows}), pool.zeros(DType::f64, {rows, width}),
+             pool.copy(p.dweight, DType::f64)};
   const Tensor hidden = pool.copy(p.hidden, DType::f64), head = pool.copy(p.head.value, DType::f64);
   const double *x = hidden.as<double>(), *w = head.as<double>();
   std::vector<double> z(static_cast<size_t>(vocabulary));
@@ -90,7 +90,8 @@ TEST_CASE("cross-entropy equals the definition, with and without packed copies",
         cross_entropy_forward(ctx, p.losses, p.hidden, p.head, p.targets);
         CHECK(relative_error(p.losses, e.losses) < exact);
         for (int64_t t = 0; t < rows; ++t) Pool::set(p.losses, t, -1);
-        cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, scalar(quarter));
+        cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets,
+                                       scalar(quarter));
         CHECK(relative_error(p.losses, e.losses) < exact);
         CHECK(relative_error(p.dhidden, e.dhidden) < (type == DType::bf16 ? 4e-3 : exact));
         CHECK(relative_error(p.dweight, e.dweight) < (type == DType::bf16 ? 4e-3 : exact));
@@ -127,7 +128,8 @@ TEST_CASE("cross-entropy under a soft cap is that of capped logits, in every pre
     cross_entropy_forward(ctx, p.losses, p.hidden, p.head, p.targets, cap);
     CHECK(relative_error(p.losses, expected) < (type == DType::f64 ? 1e-13 : 2e-6));
     const Tensor again = pool.zeros(p.losses.dtype, {rows});
-    cross_entropy_forward_backward(ctx, again, p.dhidden, p.dweight, p.hidden, p.head, p.targets, scalar(quarter), cap);
+    cross_entropy_forward_backward(ctx, again, p.dhidden, p.dweight, p.hidden, p.head, p.targets,
+                                   scalar(quarter), cap);
     CHECK(relative_error(again, p.losses) < (type == DType::f64 ? 1e-13 : 1e-6));
   }
 }
@@ -146,7 +148,8 @@ TEST_CASE("cross-entropy gradients agree with central differences in f64", "[cro
     for (int64_t t = 0; t < 11; ++t) s += scale * Pool::get(losses, t);
     return s;
   };
-  cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, scalar(scale), cap);
+  cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets,
+                                 scalar(scale), cap);
   CHECK(gradient_error(p.hidden, p.dhidden, loss) < 1e-7);
   CHECK(gradient_error(p.head.value, p.dweight, loss) < 1e-7);
 }
@@ -157,7 +160,8 @@ TEST_CASE("cross-entropy stays finite for huge logits", "[cross_entropy]") {
     Pool pool;
     Problem p = make_problem(pool, type, 4, 16, 50);
     for (int64_t i = 0; i < p.hidden.numel(); ++i) Pool::set(p.hidden, i, 1000 * Pool::get(p.hidden, i));
-    cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, scalar(unit));
+    cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets,
+                                   scalar(unit));
     for (const Tensor& t : {p.losses, p.dhidden, p.dweight})
       for (int64_t i = 0; i < t.numel(); ++i) REQUIRE(std::isfinite(Pool::get(t, i)));
     CHECK(Pool::get(p.losses, 0) > 0);
@@ -185,13 +189,15 @@ TEST_CASE("logits take a bounded scratch, measured by a dry run", "[cross_entrop
     p.head.value = shaped(type, {32000, 64});
     p.losses = shaped(DType::f32, {16384}), p.targets = shaped(DType::i32, {16384});
     p.dweight = shaped(DType::f32, {32000, 64});
-    cross_entropy_forward_backward(dry, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, scalar(unit));
+    cross_entropy_forward_backward(dry, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets,
+                                   scalar(unit));
     CHECK(dry.scratch.used() == 0);
     CHECK(dry.scratch.high_water() < int64_t{64} << 20);  // all logits at once would be 2 GiB
     Context real(dry.scratch.high_water());
     Pool pool;
     p = make_problem(pool, type, 300, 64, 32000);
-    CHECK_NOTHROW(cross_entropy_forward_backward(real, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets, scalar(unit)));
+    CHECK_NOTHROW(cross_entropy_forward_backward(real, p.losses, p.dhidden, p.dweight, p.hidden, p.head,
+                                                 p.targets, scalar(unit)));
   }
 }
 
@@ -206,12 +212,14 @@ TEST_CASE("cross-entropy refuses words beyond the vocabulary and wrong shapes", 
       FAIL("no error");
     } catch (const Error& e) {
       CHECK(e.code() == ExitCode::data);
-      CHECK_THAT(e.what(), Catch::Contains("target " + std::to_string(bad) + " at row 2") && Catch::Contains("10 words"));
+      CHECK_THAT(e.what(), Catch::Contains("target " + std::to_string(bad) + " at row 2") &&
+                               Catch::Contains("10 words"));
     }
   }
   CHECK_THROWS_WITH(cross_entropy_forward(ctx, p.losses, pool.zeros(DType::f32, {5, 7}), p.head, p.targets),
                     Catch::Contains("cross_entropy_forward: head must be (10, 7) f32"));
-  CHECK_THROWS_WITH(cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dhidden, p.hidden, p.head, p.targets, scalar(unit)),
+  CHECK_THROWS_WITH(cross_entropy_forward_backward(ctx, p.losses, p.dhidden, p.dhidden, p.hidden, p.head,
+                                                   p.targets, scalar(unit)),
                     Catch::Contains("dweight must be (10, 8) f32"));
   CHECK_THROWS_WITH(cross_entropy_forward(ctx, p.losses, p.hidden, p.head, pool.zeros(DType::f32, {5})),
                     Catch::Contains("targets must be (5) i32"));

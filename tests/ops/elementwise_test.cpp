@@ -43,7 +43,8 @@ TEST_CASE("add, clip and scale are the formulas", "[elementwise]") {
 
 TEST_CASE("Columns are taken from and added to their place, over types and threads", "[elementwise]") {
   check_op([](Pool& pool, Context& ctx, DType type) {
-    const Tensor x = exact_normal(pool, type, {300, 90}), part = pool.zeros(type, {300, 70}), y = pool.zeros(type, {300, 90});
+    const Tensor x = exact_normal(pool, type, {300, 90}), part = pool.zeros(type, {300, 70}),
+                 y = pool.zeros(type, {300, 90});
     take_columns(ctx, part, x, 13);
     add_columns(ctx, y, part, 20);
     for (int64_t i = 0; !ctx.dry_run && i < y.numel(); ++i) {
@@ -55,7 +56,8 @@ TEST_CASE("Columns are taken from and added to their place, over types and threa
   Pool pool;
   Context ctx(kTestScratch);
   const Tensor wide = pool.zeros(DType::f32, {2, 4}), narrow = pool.zeros(DType::f32, {2, 3});
-  CHECK(error_of([&] { add_columns(ctx, wide, narrow, 2); }) == "add_columns: (2, 3) f32 from column 2 on is no part of (2, 4) f32");
+  CHECK(error_of([&] { add_columns(ctx, wide, narrow, 2); }) ==
+        "add_columns: (2, 3) f32 from column 2 on is no part of (2, 4) f32");
 }
 
 TEST_CASE("clip's gradient passes below the limit, and is zero at and beyond it", "[elementwise]") {

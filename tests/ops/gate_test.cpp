@@ -127,7 +127,8 @@ TEST_CASE("every gate's gradients are those of central differences", "[gate]") {
         gate_forward(ctx, y, x, z, c.kind);
         double total = dot(dy, y);
         for (int64_t i = 0; dhead && i < x.numel(); ++i)
-          total += Pool::get(dhead, i / D % H) * score(c, z, i / (H * D), i / D % H, i % D) / static_cast<double>(D);
+          total += Pool::get(dhead, i / D % H) * score(c, z, i / (H * D), i / D % H, i % D) /
+                   static_cast<double>(D);
         return total;
       };
       CHECK(gradient_error(x, dx, loss, 40) <= kGradientTolerance);

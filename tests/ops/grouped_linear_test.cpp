@@ -1,4 +1,5 @@
-// Products of many experts against plain loops: every way to cut rows into groups, gathered operands, thread counts.
+// Products of many experts against plain loops: every way to cut rows into groups, gathered operands, thread
+// counts.
 #include "ops/grouped_linear.h"
 
 #include <numeric>
@@ -15,14 +16,16 @@ double loop_tolerance(DType t) { return t == DType::f64 ? 1e-14 : t == DType::f3
 
 Tensor offsets_of(Pool& pool, const std::vector<int64_t>& rows) {
   const Tensor t = pool.zeros(DType::i32, {static_cast<int64_t>(rows.size()) + 1});
-  for (size_t g = 0; g < rows.size(); ++g) t.as<int32_t>()[g + 1] = t.as<int32_t>()[g] + static_cast<int32_t>(rows[g]);
+  for (size_t g = 0; g < rows.size(); ++g)
+    t.as<int32_t>()[g + 1] = t.as<int32_t>()[g] + static_cast<int32_t>(rows[g]);
   return t;
 }
 
 /// y_r = x_r W_g^T, or x_r W_g; rows outside every group stay 0.
-Tensor loop_rows(Pool& pool, const Tensor& x, const LinearWeight& w, const Tensor& offsets, const Tensor& index, int64_t rows,
-                 bool transposed) {
-  const int64_t N = w.value.dim(0) / w.groups, K = w.value.dim(1), in = transposed ? K : N, out = transposed ? N : K;
+Tensor loop_rows(Pool& pool, const Tensor& x, const LinearWeight& w, const Tensor& offsets,
+                 const Tensor& index, int64_t rows, bool transposed) {
+  const int64_t N = w.value.dim(0) / w.groups, K = w.value.dim(1), in = transposed ? K : N,
+                out = transposed ? N : K;
   const Tensor y = pool.zeros(DType::f64, {rows, out});
   for (int64_t g = 0; g < w.groups; ++g)
     for (int64_t r = offsets.as<int32_t>()[g]; r < offsets.as<int32_t>()[g + 1]; ++r) {
@@ -30,7 +33,8 @@ Tensor loop_rows(Pool& pool, const Tensor& x, const LinearWeight& w, const Tenso
       for (int64_t o = 0; o < out; ++o) {
         double s = 0;
         for (int64_t i = 0; i < in; ++i)
-          s += Pool::get(x, from * in + i) * Pool::get(w.value, (g * N + (transposed ? o : i)) * K + (transposed ? i : o));
+          s += Pool::get(x, from * in + i) *
+               Pool::get(w.value, (g * N + (transposed ? o : i)) * K + (transposed ? i : o));
         y.as<double>()[r * out + o] = s;
       }
     }
@@ -56,15 +60,11 @@ struct Problem {
   int64_t N, K, beyond = 0;   // rows that belong to no group
   int64_t total() const { return std::accumulate(rows.begin(), rows.end(), beyond); }
 };
-// One row; empty groups; all rows in one of several; sizes off every tile; several blocks of rows, of columns and of depth.
-const Problem kProblems[] = {{{1}, 1, 1},
-                             {{3, 0, 5, 0}, 17, 31},
-                             {{0, 0, 40}, 33, 16, 7},
-                             {{14, 15, 6, 7, 29}, 64, 48, 3},
-                             {{600, 0, 3}, 35, 70},
-                             {{2, 19}, 290, 13},
-                             {{5, 23}, 40, 530},
-                             {{130, 66}, 270, 300, 1}};
+// One row; empty groups; all rows in one of several; sizes off every tile; several blocks of rows, of columns
+// and of depth.
+const Problem kProblems[] = {
+    {{1}, 1, 1},           {{3, 0, 5, 0}, 17, 31}, {{0, 0, 40}, 33, 16, 7}, {{14, 15, 6, 7, 29}, 64, 48, 3},
+    {{600, 0, 3}, 35, 70}, {{2, 19}, 290, 13},     {{5, 23}, 40, 530},      {{130, 66}, 270, 300, 1}};
 
 LinearWeight weight_of(Pool& pool, Context& ctx, DType type, const Problem& p, bool packed) {
   LinearWeight w;
@@ -80,7 +80,8 @@ LinearWeight weight_of(Pool& pool, Context& ctx, DType type, const Problem& p, b
 
 }  // namespace
 
-TEST_CASE("grouped products equal f64 loops, gathered or not, with and without packed copies", "[grouped_linear]") {
+TEST_CASE("grouped products equal f64 loops, gathered or not, with and without packed copies",
+          "[grouped_linear]") {
   Context ctx(kTestScratch);
   for (const DType type : kFloatingTypes)
     for (const Problem& p : kProblems)
@@ -91,7 +92,8 @@ TEST_CASE("grouped products equal f64 loops, gathered or not, with and without p
         const int64_t R = p.total(), sources = gathered ? 11 : R;
         const Tensor offsets = offsets_of(pool, p.rows), none;
         const Tensor index = gathered ? pool.integers({R}, 0, 10) : none;
-        const double tolerance = loop_tolerance(type), weight_tolerance = loop_tolerance(type == DType::f64 ? type : DType::f32);
+        const double tolerance = loop_tolerance(type),
+                     weight_tolerance = loop_tolerance(type == DType::f64 ? type : DType::f32);
         // Overwritten in a group, left alone beyond.
         const auto check = [&](const Tensor& to, const Tensor& expected, const auto& op) {
           for (int64_t i = 0; i < to.numel(); ++i) Pool::set(to, i, 77);
@@ -101,14 +103,16 @@ TEST_CASE("grouped products equal f64 loops, gathered or not, with and without p
           for (int64_t i = inside * to.dim(1); i < to.numel(); ++i) REQUIRE(Pool::get(to, i) == 77);
         };
         const Tensor x = pool.normal(type, {sources, p.K}), y = pool.zeros(type, {R, p.N});
-        check(y, loop_rows(pool, x, w, offsets, index, R, true), [&] { grouped_linear_forward(ctx, y, x, w, offsets, index); });
+        check(y, loop_rows(pool, x, w, offsets, index, R, true),
+              [&] { grouped_linear_forward(ctx, y, x, w, offsets, index); });
 
         const Tensor dy = pool.normal(type, {sources, p.N}), dx = pool.zeros(type, {R, p.K});
         check(dx, loop_rows(pool, dy, w, offsets, index, R, false),
               [&] { grouped_linear_backward_input(ctx, dx, dy, w, offsets, index); });
 
         const Tensor plain_dy = pool.normal(type, {R, p.N}), plain_x = pool.normal(type, {R, p.K});
-        const auto check_weight = [&](const Tensor& of_dy, const Tensor& of_x, const Tensor& dy_index, const Tensor& x_index) {
+        const auto check_weight = [&](const Tensor& of_dy, const Tensor& of_x, const Tensor& dy_index,
+                                      const Tensor& x_index) {
           const Tensor dw = pool.normal(accumulate_dtype(type), {w.groups * p.N, p.K});
           const Tensor expected = loop_weight(pool, dw, of_dy, of_x, offsets, dy_index, x_index);
           grouped_linear_backward_weight(ctx, dw, of_dy, of_x, offsets, dy_index, x_index);
@@ -176,7 +180,8 @@ TEST_CASE("grouped gradients agree with central differences in f64", "[grouped_l
   const Problem p{{4, 0, 3}, 7, 5};
   const LinearWeight w = weight_of(pool, ctx, DType::f64, p, false);
   const Tensor offsets = offsets_of(pool, p.rows), index = pool.integers({7}, 0, 3);
-  const Tensor x = pool.normal(DType::f64, {4, p.K}), y = pool.zeros(DType::f64, {7, p.N}), dy = pool.normal(DType::f64, {7, p.N});
+  const Tensor x = pool.normal(DType::f64, {4, p.K}), y = pool.zeros(DType::f64, {7, p.N}),
+               dy = pool.normal(DType::f64, {7, p.N});
   const Tensor dw = pool.zeros(DType::f64, {3 * p.N, p.K}), dx_rows = pool.zeros(DType::f64, {7, p.K});
   const Tensor dx = pool.zeros(DType::f64, {4, p.K});
   const auto loss = [&] {
@@ -186,7 +191,8 @@ TEST_CASE("grouped gradients agree with central differences in f64", "[grouped_l
   grouped_linear_backward_weight(ctx, dw, dy, x, offsets, Tensor(), index);
   grouped_linear_backward_input(ctx, dx_rows, dy, w, offsets, Tensor());
   for (int64_t r = 0; r < 7; ++r)
-    for (int64_t k = 0; k < p.K; ++k) dx.as<double>()[index.as<int32_t>()[r] * p.K + k] += Pool::get(dx_rows, r * p.K + k);
+    for (int64_t k = 0; k < p.K; ++k)
+      dx.as<double>()[index.as<int32_t>()[r] * p.K + k] += Pool::get(dx_rows, r * p.K + k);
   CHECK(gradient_error(w.value, dw, loss) < kGradientTolerance);
   CHECK(gradient_error(x, dx, loss) < kGradientTolerance);
 }
@@ -197,7 +203,8 @@ TEST_CASE("a dry run of grouped products measures the scratch that the real run 
     const auto run = [type](Context& ctx, bool real) {
       Pool pool;
       LinearWeight w = weight_of(pool, ctx, type, {{0, 0}, 20, 24}, false);
-      Tensor offsets = offsets_of(pool, {300, 20}), x = pool.normal(type, {320, 24}), y = pool.zeros(type, {320, 20});
+      Tensor offsets = offsets_of(pool, {300, 20}), x = pool.normal(type, {320, 24}),
+             y = pool.zeros(type, {320, 20});
       Tensor dw = pool.zeros(accumulate_dtype(type), {40, 24});
       if (!real) w.value.data = offsets.data = x.data = y.data = dw.data = nullptr;
       grouped_linear_forward(ctx, y, x, w, offsets, Tensor());
@@ -218,7 +225,8 @@ TEST_CASE("grouped products refuse wrong shapes and types by name", "[grouped_li
   Pool pool;
   LinearWeight w = weight_of(pool, ctx, DType::f32, {{0, 0}, 4, 8}, false);
   const Tensor offsets = offsets_of(pool, {3, 2}), none;
-  const Tensor x = pool.zeros(DType::f32, {5, 8}), y = pool.zeros(DType::f32, {5, 4}), dw = pool.zeros(DType::f32, {8, 8});
+  const Tensor x = pool.zeros(DType::f32, {5, 8}), y = pool.zeros(DType::f32, {5, 4}),
+               dw = pool.zeros(DType::f32, {8, 8});
   CHECK_NOTHROW(grouped_linear_forward(ctx, y, x, w, offsets, none));
   CHECK_THAT(error_of([&] { grouped_linear_forward(ctx, x, x, w, offsets, none); }),
              Contains("grouped_linear_forward: y must be (5, 4) f32"));

@@ -1,4 +1,5 @@
-// How open heads are, told by plain loops; the gradient of their balance by central differences, step by step.
+// How open heads are, told by plain loops; the gradient of their balance by central differences, step by
+// step.
 #include "ops/head_importance.h"
 
 #include "ops/op_support.h"
@@ -28,7 +29,8 @@ HeadGate make_gate(Pool& pool, DType type, Kind kind, GateActivation activation,
     g.z0 = exact_normal(pool, wide, {kH, tokens});
     for (int64_t i = 0; i < g.z0.numel(); ++i) {
       const int64_t t = i % tokens;
-      Pool::set(g.z0, i, Pool::get(g.lse, i) - (first.as<int32_t>()[t] == t ? 0 : std::abs(Pool::get(g.z0, i))));
+      Pool::set(g.z0, i,
+                Pool::get(g.lse, i) - (first.as<int32_t>()[t] == t ? 0 : std::abs(Pool::get(g.z0, i))));
     }
   }
   if (kind == Kind::sink) g.sink = exact_normal(pool, type, {kH});
@@ -57,19 +59,23 @@ TEST_CASE("a head's importance is the mean of its gate over the tokens that coun
         for (int64_t h = 0; h < kH; ++h) {
           const auto sigmoid = [&](double z) { return 1 / (1 + std::exp(-z)); };
           double open = 0;
-          if (g.first_key) open = 1 - std::exp(Pool::get(g.z0, h * kT + t) - Pool::get(g.lse, h * kT + t));
-          else if (g.sink) open = sigmoid(Pool::get(g.lse, h * kT + t) - Pool::get(g.sink, h));
+          if (g.first_key)
+            open = 1 - std::exp(Pool::get(g.z0, h * kT + t) - Pool::get(g.lse, h * kT + t));
+          else if (g.sink)
+            open = sigmoid(Pool::get(g.lse, h * kT + t) - Pool::get(g.sink, h));
           else {
             const int64_t width = g.logits.rank == 3 ? kW : 1, at = (g.logits.dim(0) == 1 ? 0 : t) * kH + h;
             for (int64_t c = 0; c < width; ++c) {
               const double s = sigmoid(Pool::get(g.logits, at * width + c));
-              open += (activation == GateActivation::sigmoid ? s : 0.5 + 0.5 * s) / static_cast<double>(width);
+              open +=
+                  (activation == GateActivation::sigmoid ? s : 0.5 + 0.5 * s) / static_cast<double>(width);
             }
           }
           sums[h] += open;
         }
       }
-      const Tensor batch = pool.normal(DType::f64, {head_row_size(kH)}), totals = pool.zeros(DType::f64, {head_row_size(kH)});
+      const Tensor batch = pool.normal(DType::f64, {head_row_size(kH)}),
+                   totals = pool.zeros(DType::f64, {head_row_size(kH)});
       head_importance(ctx, batch, totals, g, kT);
       head_importance(ctx, batch, totals, g, kT);
       head_importance(ctx, Tensor(), totals, g, kT);
@@ -90,7 +96,8 @@ TEST_CASE("importance and its gradient agree over types and threads", "[heads]")
     CAPTURE(static_cast<int>(kind));
     check_op([&](Pool& pool, Context& ctx, DType type) {
       const HeadGate g = make_gate(pool, type, kind, GateActivation::sigmoid);
-      const Tensor totals = pool.normal(DType::f64, {head_row_size(kH)}), u = exact_normal(pool, DType::f64, {kH});
+      const Tensor totals = pool.normal(DType::f64, {head_row_size(kH)}),
+                   u = exact_normal(pool, DType::f64, {kH});
       head_importance(ctx, Tensor(), totals, g, kT);
       if (g.logits) return std::vector{totals};
       const Tensor dlse = pool.zeros(g.lse.dtype, {kH, kT}), coef0 = pool.zeros(g.lse.dtype, {kH, kT}),
@@ -109,8 +116,9 @@ TEST_CASE("the balance of heads has the gradient of central differences, whichev
       for (const bool told : {false, true}) {
         CAPTURE(ddof, shared_heads, told);
         Pool pool(3);
-        const Tensor row = pool.zeros(DType::f64, {L, W}), u = pool.zeros(DType::f64, {L, H}), batch = pool.zeros(DType::f64, {L, W}),
-                     totals = pool.zeros(DType::f64, {L, W}), mask = pool.zeros(DType::f64, {L, H});
+        const Tensor row = pool.zeros(DType::f64, {L, W}), u = pool.zeros(DType::f64, {L, H}),
+                     batch = pool.zeros(DType::f64, {L, W}), totals = pool.zeros(DType::f64, {L, W}),
+                     mask = pool.zeros(DType::f64, {L, H});
         for (int64_t l = 0; l < L; ++l) {
           for (int64_t h = 0; h < H; ++h) {
             Pool::set(row, l * W + h, 40 * (0.2 + 0.1 * static_cast<double>((h * 5 + l) % H)));
@@ -119,13 +127,15 @@ TEST_CASE("the balance of heads has the gradient of central differences, whichev
           Pool::set(row, l * W + H, 40);
           Pool::set(row, l * W + H + 1, 3);
         }
-        const HeadBalance balance{.coefficient = 0.7, .share = 0.25, .shared_heads = shared_heads, .ddof = ddof};
+        const HeadBalance balance{
+            .coefficient = 0.7, .share = 0.25, .shared_heads = shared_heads, .ddof = ddof};
         const Tensor shared = told ? mask : Tensor();
         const auto loss = [&] {
           head_balance(ctx, u, batch, Tensor(), row, shared, balance);
           return Pool::get(batch, H + 2) + Pool::get(batch, W + H + 2);
         };
-        // u is the gradient of one token of one batch: tokens x batches x share x coefficient of it are the sum's.
+        // u is the gradient of one token of one batch: tokens x batches x share x coefficient of it are the
+        // sum's.
         loss();
         const double left = Pool::get(batch, H + 2);
         CHECK((left > 0) == (shared_heads < 5));
@@ -140,7 +150,8 @@ TEST_CASE("the balance of heads has the gradient of central differences, whichev
       }
 }
 
-TEST_CASE("heads that are closed, or without tokens, are not balanced; wrong gates are refused by name", "[heads]") {
+TEST_CASE("heads that are closed, or without tokens, are not balanced; wrong gates are refused by name",
+          "[heads]") {
   Context ctx(kTestScratch);
   Pool pool;
   const Tensor row = pool.zeros(DType::f64, {1, head_row_size(2)}), u = pool.normal(DType::f64, {1, 2}),
@@ -155,7 +166,11 @@ TEST_CASE("heads that are closed, or without tokens, are not balanced; wrong gat
 
   HeadGate g = make_gate(pool, DType::f32, Kind::headwise, GateActivation::silu);
   const Tensor totals = pool.zeros(DType::f64, {head_row_size(kH)});
-  CHECK(error_of([&] { head_importance(ctx, Tensor(), totals, g, kT); }).find("scores specific to a head, in [0, 1]") != std::string::npos);
+  CHECK(error_of([&] {
+          head_importance(ctx, Tensor(), totals, g, kT);
+        }).find("scores specific to a head, in [0, 1]") != std::string::npos);
   g.sink = pool.zeros(DType::f32, {kH});
-  CHECK(error_of([&] { head_importance(ctx, Tensor(), totals, g, kT); }).find("one of first_key, sink and logits") != std::string::npos);
+  CHECK(error_of([&] {
+          head_importance(ctx, Tensor(), totals, g, kT);
+        }).find("one of first_key, sink and logits") != std::string::npos);
 }

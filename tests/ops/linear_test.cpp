@@ -17,13 +17,15 @@ double tolerance(DType t) { return t == DType::f64 ? 1e-14 : t == DType::f32 ? 2
 
 /// a (m, k) times b (k, n), either stored transposed, as f64 loops.
 Tensor naive(Pool& pool, const Tensor& a, bool a_transposed, const Tensor& b, bool b_transposed) {
-  const int64_t m = a.dim(a_transposed ? 1 : 0), k = a.dim(a_transposed ? 0 : 1), n = b.dim(b_transposed ? 0 : 1);
+  const int64_t m = a.dim(a_transposed ? 1 : 0), k = a.dim(a_transposed ? 0 : 1),
+                n = b.dim(b_transposed ? 0 : 1);
   Tensor c = pool.zeros(DType::f64, {m, n});
   for (int64_t i = 0; i < m; ++i)
     for (int64_t j = 0; j < n; ++j) {
       double s = 0;
       for (int64_t l = 0; l < k; ++l)
-        s += Pool::get(a, a_transposed ? l * m + i : i * k + l) * Pool::get(b, b_transposed ? j * k + l : l * n + j);
+        s += Pool::get(a, a_transposed ? l * m + i : i * k + l) *
+             Pool::get(b, b_transposed ? j * k + l : l * n + j);
       c.as<double>()[i * n + j] = s;
     }
   return c;
@@ -36,7 +38,8 @@ Tensor sum_of(Pool& pool, const Tensor& a, const Tensor& b) {
 }
 
 void allocate_packed(Pool& pool, Context& ctx, LinearWeight& w, int64_t rows) {
-  const LinearPackedBytes bytes = linear_packed_bytes(ctx, w.value.dtype, w.value.dim(0), w.value.dim(1), rows);
+  const LinearPackedBytes bytes =
+      linear_packed_bytes(ctx, w.value.dtype, w.value.dim(0), w.value.dim(1), rows);
   if (bytes.forward > 0) w.packed = pool.zeros(DType::u8, {bytes.forward});
   if (bytes.transposed > 0) w.packed_transposed = pool.zeros(DType::u8, {bytes.transposed});
   linear_pack(ctx, w);
@@ -45,7 +48,8 @@ void allocate_packed(Pool& pool, Context& ctx, LinearWeight& w, int64_t rows) {
 struct Size {
   int64_t t, n, k;
 };
-constexpr Size kSizes[] = {{1, 64, 48}, {3, 17, 31}, {65, 33, 1}, {70, 1, 129}, {128, 192, 64}, {1100, 70, 67}};
+constexpr Size kSizes[] = {{1, 64, 48},  {3, 17, 31},    {65, 33, 1},
+                           {70, 1, 129}, {128, 192, 64}, {1100, 70, 67}};
 constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::f64};
 
 bool same_bits(const Tensor& a, const Tensor& b) {
@@ -94,7 +98,8 @@ TEST_CASE("linear gradients agree with central differences in f64", "[linear]") 
   LinearWeight w;
   w.value = pool.normal(DType::f64, {7, 5});
   const Tensor x = pool.normal(DType::f64, {9, 5}), y = pool.zeros(DType::f64, {9, 7});
-  const Tensor dy = pool.normal(DType::f64, {9, 7}), dx = pool.zeros(DType::f64, {9, 5}), dw = pool.zeros(DType::f64, {7, 5});
+  const Tensor dy = pool.normal(DType::f64, {9, 7}), dx = pool.zeros(DType::f64, {9, 5}),
+               dw = pool.zeros(DType::f64, {7, 5});
   const auto loss = [&] {
     linear_forward(ctx, y, x, w);
     return dot(dy, y);
@@ -113,7 +118,8 @@ TEST_CASE("a packed copy keeps its answer until it is packed again", "[linear]")
     w.value = pool.normal(type, {96, 64});
     allocate_packed(pool, ctx, w, 8);
     if (!w.packed) continue;
-    const Tensor x = pool.normal(type, {8, 64}), first = pool.zeros(type, {8, 96}), second = pool.zeros(type, {8, 96});
+    const Tensor x = pool.normal(type, {8, 64}), first = pool.zeros(type, {8, 96}),
+                 second = pool.zeros(type, {8, 96});
     linear_forward(ctx, first, x, w);
     for (int64_t i = 0; i < w.value.numel(); ++i) Pool::set(w.value, i, 2 * Pool::get(w.value, i));
     linear_forward(ctx, second, x, w);
@@ -193,10 +199,12 @@ TEST_CASE("linear ops refuse wrong shapes and types by name", "[linear]") {
   LinearWeight w;
   w.value = pool.zeros(DType::f32, {4, 32});
   const Tensor x = pool.zeros(DType::f32, {2, 16}), y = pool.zeros(DType::f32, {2, 4});
-  CHECK_THROWS_WITH(linear_forward(ctx, y, x, w),
-                    Catch::Contains("linear_forward: weight must be (4, 16) f32") && Catch::Contains("(4, 32)"));
+  CHECK_THROWS_WITH(
+      linear_forward(ctx, y, x, w),
+      Catch::Contains("linear_forward: weight must be (4, 16) f32") && Catch::Contains("(4, 32)"));
   const Tensor half = pool.zeros(DType::bf16, {2, 32});
-  CHECK_THROWS_WITH(linear_forward(ctx, y, half, w), Catch::Contains("linear_forward: weight must be (4, 32) bf16"));
+  CHECK_THROWS_WITH(linear_forward(ctx, y, half, w),
+                    Catch::Contains("linear_forward: weight must be (4, 32) bf16"));
   const Tensor wide = pool.zeros(DType::f32, {2, 32});
   CHECK_THROWS_WITH(linear_backward_input(ctx, x, y, w, Into::add),
                     Catch::Contains("linear_backward_input: dx must be (2, 32) f32"));

@@ -2,7 +2,8 @@
 //   test_cuda                     the whole list
 //   test_cuda "[attention]"       a family
 //   SLUICE_FUZZ_CASES=200 SLUICE_FUZZ_SEED=7 test_cuda "[fuzz]"
-//   SLUICE_CASE_STRIDE=3 SLUICE_CASE_FIRST=1 test_cuda      every third case of each family, from its second on
+//   SLUICE_CASE_STRIDE=3 SLUICE_CASE_FIRST=1 test_cuda      every third case of each family, from its second
+//   on
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstdio>
@@ -81,23 +82,25 @@ int64_t from_environment(const char* name, int64_t otherwise) {
 void check_family(const OpFamily& family) {
   if (no_device()) return;
   const auto stride = static_cast<size_t>(std::max<int64_t>(1, from_environment("SLUICE_CASE_STRIDE", 1)));
-  const size_t first = static_cast<size_t>(from_environment("SLUICE_CASE_FIRST", 0)) % std::min(stride, family.cases.size());
+  const size_t first =
+      static_cast<size_t>(from_environment("SLUICE_CASE_FIRST", 0)) % std::min(stride, family.cases.size());
   for (size_t i = first; i < family.cases.size(); i += stride) check_both(family.cases[i]);
 }
 
 void fuzz_family(const OpFamily& family) {
   if (no_device() || !family.fuzz) return;
-  const int64_t seed = from_environment("SLUICE_FUZZ_SEED", 1), count = from_environment("SLUICE_FUZZ_CASES", 4);
+  const int64_t seed = from_environment("SLUICE_FUZZ_SEED", 1),
+                count = from_environment("SLUICE_FUZZ_CASES", 4);
   Random random(static_cast<uint32_t>(seed));
   for (int64_t i = 0; i < count; ++i) check_both(family.fuzz(random));
 }
 
 }  // namespace
 
-#define SLUICE_FAMILY(family)                                                                              \
-  TEST_CASE("every backend agrees: " #family, "[" #family "]") { check_family(family##_cases()); }         \
-  TEST_CASE("every backend agrees on random shapes: " #family, "[" #family "][fuzz]") {                    \
-    fuzz_family(family##_cases());                                                                         \
+#define SLUICE_FAMILY(family)                                                                      \
+  TEST_CASE("every backend agrees: " #family, "[" #family "]") { check_family(family##_cases()); } \
+  TEST_CASE("every backend agrees on random shapes: " #family, "[" #family "][fuzz]") {            \
+    fuzz_family(family##_cases());                                                                 \
   }
 
 #include "ops/case_families.h"

@@ -19,10 +19,12 @@ Permutation permutation_of(Pool& pool, int64_t tokens, int64_t per_token, int64_
 
 /// K different experts for each token.
 Tensor choices(Pool& pool, int64_t tokens, int64_t per_token, int64_t experts) {
-  const Tensor chosen = pool.zeros(DType::i32, {tokens, per_token}), draw = pool.integers({tokens}, 0, 1 << 20);
+  const Tensor chosen = pool.zeros(DType::i32, {tokens, per_token}),
+               draw = pool.integers({tokens}, 0, 1 << 20);
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t k = 0; k < per_token; ++k)
-      chosen.as<int32_t>()[t * per_token + k] = static_cast<int32_t>((draw.as<int32_t>()[t] + 3 * k) % experts);
+      chosen.as<int32_t>()[t * per_token + k] =
+          static_cast<int32_t>((draw.as<int32_t>()[t] + 3 * k) % experts);
   return chosen;
 }
 
@@ -30,7 +32,8 @@ Tensor choices(Pool& pool, int64_t tokens, int64_t per_token, int64_t experts) {
 
 TEST_CASE("a permutation plan is a stable sort of slots by expert", "[permute]") {
   Context ctx(kTestScratch);
-  for (const auto& [T, K, E] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {1, 2, 5}, {17, 2, 7}, {40, 5, 5}, {301, 8, 64}}) {
+  for (const auto& [T, K, E] :
+       std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {1, 2, 5}, {17, 2, 7}, {40, 5, 5}, {301, 8, 64}}) {
     CAPTURE(T, K, E);
     Pool pool;
     const Tensor experts = choices(pool, T, K, E);
@@ -40,7 +43,8 @@ TEST_CASE("a permutation plan is a stable sort of slots by expert", "[permute]")
     std::vector<int32_t> sorted(static_cast<size_t>(T * K));
     std::iota(sorted.begin(), sorted.end(), 0);
     const int32_t* expert = experts.as<int32_t>();
-    std::stable_sort(sorted.begin(), sorted.end(), [&](int32_t a, int32_t b) { return expert[a] < expert[b]; });
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [&](int32_t a, int32_t b) { return expert[a] < expert[b]; });
     for (int64_t r = 0; r < T * K; ++r) {
       const int32_t slot = sorted[static_cast<size_t>(r)];
       REQUIRE(p.slots.as<int32_t>()[r] == slot);
@@ -49,7 +53,8 @@ TEST_CASE("a permutation plan is a stable sort of slots by expert", "[permute]")
     }
     CHECK(p.offsets.as<int32_t>()[0] == 0);
     for (int64_t e = 0; e < E; ++e)
-      CHECK(p.offsets.as<int32_t>()[e + 1] - p.offsets.as<int32_t>()[e] == std::count(expert, expert + T * K, e));
+      CHECK(p.offsets.as<int32_t>()[e + 1] - p.offsets.as<int32_t>()[e] ==
+            std::count(expert, expert + T * K, e));
   }
 }
 
@@ -65,7 +70,8 @@ TEST_CASE("a plan of one expert for all leaves the others without rows", "[permu
 }
 
 TEST_CASE("unpermute agrees over types and threads", "[permute]") {
-  for (const auto& [T, K, C] : std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {5, 2, 17}, {40, 3, 300}, {65, 8, 128}})
+  for (const auto& [T, K, C] :
+       std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {5, 2, 17}, {40, 3, 300}, {65, 8, 128}})
     for (const Into into : {Into::overwrite, Into::add}) {
       CAPTURE(T, K, C);
       check_op([&, tokens = T, per_token = K, columns = C](Pool& pool, Context& ctx, DType type) {
@@ -84,7 +90,8 @@ TEST_CASE("unpermute is the sum of a token's rows, and gathering is its gradient
   Context ctx(kTestScratch);
   Pool pool;
   const int64_t T = 6, K = 3, C = 5;
-  const Tensor x = pool.normal(DType::f64, {T * K, C}), y = pool.zeros(DType::f64, {T, C}), dy = pool.normal(DType::f64, {T, C});
+  const Tensor x = pool.normal(DType::f64, {T * K, C}), y = pool.zeros(DType::f64, {T, C}),
+               dy = pool.normal(DType::f64, {T, C});
   const Permutation p = permutation_of(pool, T, K, 7);
   permute_plan(ctx, p, choices(pool, T, K, 7));
   const auto loss = [&] {
@@ -99,14 +106,16 @@ TEST_CASE("unpermute is the sum of a token's rows, and gathering is its gradient
       CHECK(Pool::get(y, t * C + c) == Approx(s).epsilon(1e-14));
     }
   const Tensor dx = pool.zeros(DType::f64, {T * K, C});
-  for (int64_t i = 0; i < dx.numel(); ++i) Pool::set(dx, i, Pool::get(dy, p.tokens.as<int32_t>()[i / C] * C + i % C));
+  for (int64_t i = 0; i < dx.numel(); ++i)
+    Pool::set(dx, i, Pool::get(dy, p.tokens.as<int32_t>()[i / C] * C + i % C));
   CHECK(gradient_error(x, dx, loss) <= kGradientTolerance);
 }
 
 TEST_CASE("bf16 rows are added in f32 and rounded once", "[permute]") {
   Context ctx(kTestScratch);
   Pool pool;
-  const Tensor x = pool.zeros(DType::bf16, {3, 1}), y = pool.zeros(DType::bf16, {1, 1}), rows = pool.zeros(DType::i32, {1, 3});
+  const Tensor x = pool.zeros(DType::bf16, {3, 1}), y = pool.zeros(DType::bf16, {1, 1}),
+               rows = pool.zeros(DType::i32, {1, 3});
   for (int64_t i = 0; i < 3; ++i) rows.as<int32_t>()[i] = static_cast<int32_t>(i);
   Pool::set(x, 0, 256), Pool::set(x, 1, 1), Pool::set(x, 2, 1);  // 256 + 1 is 256 in bf16
   unpermute(ctx, y, x, rows, Into::overwrite);
@@ -121,7 +130,10 @@ TEST_CASE("permute ops refuse wrong shapes and experts that are not there, by na
   const Tensor experts = pool.zeros(DType::i32, {4, 2});
   experts.as<int32_t>()[5] = 3;
   CHECK_THAT(error_of([&] { permute_plan(ctx, p, experts); }), Contains("permute_plan: expert 3 of 3"));
-  CHECK_THAT(error_of([&] { permute_plan(ctx, p, pool.zeros(DType::i32, {5, 2})); }), Contains("permute_plan: "));
+  CHECK_THAT(error_of([&] {
+               permute_plan(ctx, p, pool.zeros(DType::i32, {5, 2}));
+             }),
+             Contains("permute_plan: "));
   const Tensor x = pool.zeros(DType::f32, {8, 6}), y = pool.zeros(DType::f32, {3, 6});
   CHECK_THAT(error_of([&] { unpermute(ctx, y, x, p.rows, Into::overwrite); }), Contains("unpermute: "));
 }

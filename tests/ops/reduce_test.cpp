@@ -111,10 +111,12 @@ TEST_CASE("reductions of nothing are zero, and wrong types are refused by name",
   max_abs(ctx, scalar(s), pool.zeros(DType::bf16, {0}));
   CHECK(s == 0);
   const Tensor tokens = pool.zeros(DType::i32, {4});
-  CHECK(error_of([&] { sum(ctx, scalar(s), tokens, Into::overwrite); }) == "sum: x must be f32, bf16 or f64, got (4) i32");
+  CHECK(error_of([&] { sum(ctx, scalar(s), tokens, Into::overwrite); }) ==
+        "sum: x must be f32, bf16 or f64, got (4) i32");
   CHECK(error_of([&] { sum_of_squares(ctx, scalar(s), tokens); }) ==
         "sum_of_squares: x must be f32, bf16 or f64, got (4) i32");
-  CHECK(error_of([&] { max_abs(ctx, scalar(s), tokens); }) == "max_abs: x must be f32, bf16 or f64, got (4) i32");
+  CHECK(error_of([&] { max_abs(ctx, scalar(s), tokens); }) ==
+        "max_abs: x must be f32, bf16 or f64, got (4) i32");
 }
 
 TEST_CASE("squares in bins have no order: any cut into blocks of 32 gives the same bits", "[reduce]") {
@@ -124,7 +126,8 @@ TEST_CASE("squares in bins have no order: any cut into blocks of 32 gives the sa
     Pool pool;
     const Tensor x = pool.normal(type, {n}), bins = pool.zeros(DType::f64, {2, kSquareBins});
     // Over sixty binary orders of magnitude, so that an ordinary sum would depend on its order.
-    for (int64_t i = 0; i < n; ++i) Pool::set(x, i, std::ldexp(Pool::get(x, i), static_cast<int>(i / 32 % 60) - 40));
+    for (int64_t i = 0; i < n; ++i)
+      Pool::set(x, i, std::ldexp(Pool::get(x, i), static_cast<int>(i / 32 % 60) - 40));
     const Tensor whole = bins.rows(0, 1).view({kSquareBins}), cut = bins.rows(1, 1).view({kSquareBins});
     add_squares(ctx, whole, x);
     std::vector<std::pair<int64_t, int64_t>> parts;

@@ -141,12 +141,14 @@ TEST_CASE("rmsnorm without a weight has the bits of one of ones, forward and bac
       Pool pool;
       const int64_t rows = 300;
       const DType wide = accumulate_dtype(type);
-      const Tensor x = pool.normal(type, {rows, width}), dy = pool.normal(type, {rows, width}), ones = pool.zeros(type, {width});
+      const Tensor x = pool.normal(type, {rows, width}), dy = pool.normal(type, {rows, width}),
+                   ones = pool.zeros(type, {width});
       for (int64_t i = 0; i < width; ++i) Pool::set(ones, i, 1);
       Tensor results[2][3];
       for (const bool weight : {false, true}) {
         Tensor* out = results[weight];
-        out[0] = pool.zeros(type, {rows, width}), out[1] = pool.zeros(wide, {rows}), out[2] = pool.copy(dy, type);
+        out[0] = pool.zeros(type, {rows, width}), out[1] = pool.zeros(wide, {rows}),
+        out[2] = pool.copy(dy, type);
         const Tensor w = weight ? ones : Tensor(), dw = weight ? pool.zeros(wide, {width}) : Tensor();
         rmsnorm_forward(ctx, out[0], out[1], x, w, 1e-5);
         rmsnorm_backward(ctx, out[2], dw, dy, x, w, out[1], Into::overwrite);

@@ -10,9 +10,11 @@ namespace {
 struct Shape {
   int64_t T, H, E, K, w, D;
 };
-// One expert; all of them; a few of many; parts of a head that overlap, that do not, and that few write; long channels.
-constexpr Shape kShapes[] = {{5, 2, 1, 1, 4, 4},  {4, 3, 4, 4, 6, 6},  {7, 2, 8, 2, 4, 4},    {5, 2, 8, 8, 5, 5},
-                             {6, 2, 4, 4, 4, 16}, {9, 1, 8, 2, 3, 12}, {3, 2, 8, 8, 2, 4}, {2, 2, 5, 3, 70, 140}};
+// One expert; all of them; a few of many; parts of a head that overlap, that do not, and that few write; long
+// channels.
+constexpr Shape kShapes[] = {{5, 2, 1, 1, 4, 4}, {4, 3, 4, 4, 6, 6},   {7, 2, 8, 2, 4, 4},
+                             {5, 2, 8, 8, 5, 5}, {6, 2, 4, 4, 4, 16},  {9, 1, 8, 2, 3, 12},
+                             {3, 2, 8, 8, 2, 4}, {2, 2, 5, 3, 70, 140}};
 
 struct Experts {
   Tensor v, chosen, logits, projected;
@@ -25,7 +27,8 @@ struct Experts {
 
 }  // namespace
 
-TEST_CASE("Switch heads add the chosen experts times their scores, into the channels each writes", "[switch_heads]") {
+TEST_CASE("Switch heads add the chosen experts times their scores, into the channels each writes",
+          "[switch_heads]") {
   Pool pool(3);
   Context ctx(kTestScratch);
   for (const Shape& s : kShapes) {
@@ -61,10 +64,12 @@ TEST_CASE("Switch heads: gradients equal central differences", "[switch_heads]")
       return dot(dv, x.v);
     };
     loss();
-    const Tensor dlogits = pool.normal(DType::f64, {s.T, s.H, s.E}), dprojected = pool.normal(DType::f64, {s.T, s.H, s.E, s.w});
+    const Tensor dlogits = pool.normal(DType::f64, {s.T, s.H, s.E}),
+                 dprojected = pool.normal(DType::f64, {s.T, s.H, s.E, s.w});
     switch_heads_backward(ctx, dlogits, dprojected, dv, x.logits, x.projected, x.chosen);
     INFO("E " << s.E << " K " << s.K << " w " << s.w << " D " << s.D);
-    CHECK(gradient_error(x.logits, dlogits, loss, 100, 1e-7) <= kGradientTolerance);  // a larger step would change the choice
+    CHECK(gradient_error(x.logits, dlogits, loss, 100, 1e-7) <=
+          kGradientTolerance);  // a larger step would change the choice
     CHECK(gradient_error(x.projected, dprojected, loss) <= kGradientTolerance);
   }
 }
@@ -74,13 +79,16 @@ TEST_CASE("Switch heads agree over storage types and threads", "[switch_heads]")
     check_op([&](Pool& pool, Context& ctx, DType type) -> std::vector<Tensor> {
       const Experts x(pool, type, s);
       switch_heads_forward(ctx, x.v, x.chosen, x.logits, x.projected);
-      const Tensor dlogits = pool.normal(type, {s.T, s.H, s.E}), dprojected = pool.normal(type, {s.T, s.H, s.E, s.w});
-      switch_heads_backward(ctx, dlogits, dprojected, exact_normal(pool, type, {s.T, s.H, s.D}), x.logits, x.projected, x.chosen);
+      const Tensor dlogits = pool.normal(type, {s.T, s.H, s.E}),
+                   dprojected = pool.normal(type, {s.T, s.H, s.E, s.w});
+      switch_heads_backward(ctx, dlogits, dprojected, exact_normal(pool, type, {s.T, s.H, s.D}), x.logits,
+                            x.projected, x.chosen);
       return {x.v, x.chosen, dlogits, dprojected};
     });
 }
 
-TEST_CASE("Switch heads: ties go to the lower id, and what is not a number is chosen and seen", "[switch_heads]") {
+TEST_CASE("Switch heads: ties go to the lower id, and what is not a number is chosen and seen",
+          "[switch_heads]") {
   Pool pool;
   Context ctx(kTestScratch);
   Experts x(pool, DType::f32, {3, 1, 4, 2, 2, 2});
@@ -102,6 +110,7 @@ TEST_CASE("Switch heads refuse what does not fit, by name", "[switch_heads]") {
       switch_heads_forward(ctx, x.v, x.chosen, x.logits, x.projected);
     });
   };
-  CHECK(message({2, 1, 4, 2, 3, 4}) == "switch_heads_forward: an expert's 3 channels do not divide the head's 4");
+  CHECK(message({2, 1, 4, 2, 3, 4}) ==
+        "switch_heads_forward: an expert's 3 channels do not divide the head's 4");
   CHECK(message({2, 1, 4, 5, 4, 4}) == "switch_heads_forward: 5 of 4 experts; at most 32 of 1024");
 }

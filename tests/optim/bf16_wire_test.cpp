@@ -38,7 +38,8 @@ TEST_CASE("Rounding is to a neighbour, by chance, and right in the mean", "[bf16
     }
     // Five deviations of the mean of so many.
     const double gap = std::abs(static_cast<double>(up) - static_cast<double>(down));
-    CHECK(std::abs(sum / kTimes - static_cast<double>(x)) < 5 * 0.5 * gap / std::sqrt(static_cast<double>(kTimes)));
+    CHECK(std::abs(sum / kTimes - static_cast<double>(x)) <
+          5 * 0.5 * gap / std::sqrt(static_cast<double>(kTimes)));
   }
 }
 
@@ -46,20 +47,26 @@ TEST_CASE("What is a bf16, is not finite or is the largest stays what it is", "[
   const float infinite = std::numeric_limits<float>::infinity(), largest = std::numeric_limits<float>::max();
   std::vector<float> x;
   for (int i = 0; i < 64; ++i)
-    for (const float v : {0.0f, -0.0f, 1.5f, -0.0078125f, infinite, -infinite, largest, -largest, std::nanf("")}) x.push_back(v);
+    for (const float v :
+         {0.0f, -0.0f, 1.5f, -0.0078125f, infinite, -infinite, largest, -largest, std::nanf("")})
+      x.push_back(v);
   x.push_back(std::bit_cast<float>(0x7f800001u));  // a NaN whose bits lie below the cut
   std::vector<bf16> r(x.size());
   round(r, x, 3);
   for (size_t i = 0; i < x.size(); ++i) {
     const float y = static_cast<float>(r[i]);
     INFO(x[i]);
-    if (std::isnan(x[i])) CHECK(std::isnan(y));
-    else if (std::abs(x[i]) == largest) CHECK((std::isfinite(y) && std::signbit(y) == std::signbit(x[i])));
-    else CHECK(std::bit_cast<uint32_t>(y) == std::bit_cast<uint32_t>(x[i]));
+    if (std::isnan(x[i]))
+      CHECK(std::isnan(y));
+    else if (std::abs(x[i]) == largest)
+      CHECK((std::isfinite(y) && std::signbit(y) == std::signbit(x[i])));
+    else
+      CHECK(std::bit_cast<uint32_t>(y) == std::bit_cast<uint32_t>(x[i]));
   }
 }
 
-TEST_CASE("Each rank, step, micro-batch and bucket rounds by numbers of its own; threads change nothing", "[bf16_wire]") {
+TEST_CASE("Each rank, step, micro-batch and bucket rounds by numbers of its own; threads change nothing",
+          "[bf16_wire]") {
   constexpr int64_t kCount = 40000;
   const auto travel = [&](int threads, const Bf16Wire::Place& place) {
     std::vector<float> arrived(3 * kCount);
@@ -80,8 +87,10 @@ TEST_CASE("Each rank, step, micro-batch and bucket rounds by numbers of its own;
   };
   const auto first = travel(1, {.step = 5}), again = travel(2, {.step = 5});
   CHECK((first == again));
-  for (const Bf16Wire::Place& other : {Bf16Wire::Place{.step = 6}, {.step = 5, .micro_batch = 1}, {.step = 5, .bucket_begin = 64}})
+  for (const Bf16Wire::Place& other :
+       {Bf16Wire::Place{.step = 6}, {.step = 5, .micro_batch = 1}, {.step = 5, .bucket_begin = 64}})
     CHECK((travel(1, other) != first));
   // The three ranks sent the same numbers and rounded them apart.
-  CHECK((std::vector<float>(first.begin(), first.begin() + kCount) != std::vector<float>(first.begin() + kCount, first.begin() + 2 * kCount)));
+  CHECK((std::vector<float>(first.begin(), first.begin() + kCount) !=
+         std::vector<float>(first.begin() + kCount, first.begin() + 2 * kCount)));
 }

@@ -235,16 +235,20 @@ TEST_CASE("Six steps of Muon equal a reading of it in PyTorch", "[optimizer][muo
     config.muon.weight_decay = golden["weight_decay"];
     config.muon.newton_schulz_steps = golden["newton_schulz_steps"];
     Run run(store, config, dtype);
-    for (size_t p = 0; p < 3; ++p) fill_from_grid(store.value(static_cast<int>(p)), golden["start"][p], golden["grid"]);
+    for (size_t p = 0; p < 3; ++p)
+      fill_from_grid(store.value(static_cast<int>(p)), golden["start"][p], golden["grid"]);
     for (const auto& step : golden["steps"]) {
-      for (size_t p = 0; p < 3; ++p) fill_from_grid(store.grad(static_cast<int>(p)), step["gradients"][p], golden["grid"]);
+      for (size_t p = 0; p < 3; ++p)
+        fill_from_grid(store.grad(static_cast<int>(p)), step["gradients"][p], golden["grid"]);
       run.optimizer.step(run.context, config.lr, golden["max_grad_norm"]);
-      for (size_t p = 0; p < 3; ++p) REQUIRE(distance(store.value(static_cast<int>(p)), step["values"][p]) < tolerance);
+      for (size_t p = 0; p < 3; ++p)
+        REQUIRE(distance(store.value(static_cast<int>(p)), step["values"][p]) < tolerance);
     }
   }
 }
 
-TEST_CASE("Muon takes the matrices of blocks; what is left to AdamW, and its moments, are AdamW's", "[optimizer][muon]") {
+TEST_CASE("Muon takes the matrices of blocks; what is left to AdamW, and its moments, are AdamW's",
+          "[optimizer][muon]") {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     ParamStore store = block_and_rest(), plain = block_and_rest();
     OptimizerConfig config = muon_config(), adamw = config;
@@ -276,13 +280,15 @@ TEST_CASE("Muon takes the matrices of blocks; what is left to AdamW, and its mom
       CHECK(same(muon.optimizer.m(p), other.optimizer.m(p)));
       CHECK(same(muon.optimizer.v(p), other.optimizer.v(p)));
     }
-    // Second moments of the rest alone, each run of them padded to 32 elements: embed, norm, [constant, router], head.
+    // Second moments of the rest alone, each run of them padded to 32 elements: embed, norm, [constant,
+    // router], head.
     CHECK(muon.moments.entries()[1].name == "v");
     CHECK(muon.moments.entries()[1].tensor.numel() <= 64 + 32 + 96 + 64);
   }
 }
 
-TEST_CASE("Muon's rate is its own, in the schedule's shape, times the rule's; rules decide over decay", "[optimizer][muon]") {
+TEST_CASE("Muon's rate is its own, in the schedule's shape, times the rule's; rules decide over decay",
+          "[optimizer][muon]") {
   const auto factor = [](const std::vector<ParameterRule>& rules, double lr) {
     ParamStore store = block_and_rest();
     OptimizerConfig config = muon_config();
@@ -309,7 +315,8 @@ TEST_CASE("A step that is not applied leaves Muon's weights and momentum as they
   random_gradients(store, pool);
   CHECK(run.optimizer.step(run.context, 0.01, 1).apply == 1);
   const auto bits = [&] {
-    std::string all(static_cast<const char*>(store.flat_values().data), static_cast<size_t>(store.flat_values().bytes()));
+    std::string all(static_cast<const char*>(store.flat_values().data),
+                    static_cast<size_t>(store.flat_values().bytes()));
     for (const auto& [name, t] : run.optimizer.flat_state())
       all.append(static_cast<const char*>(t.data), static_cast<size_t>(t.bytes()));
     return all;

@@ -1,4 +1,5 @@
-// The cost of a step on many GPUs: arithmetic by hand, directions, refusals. Nothing here knows what a cluster would measure.
+// The cost of a step on many GPUs: arithmetic by hand, directions, refusals. Nothing here knows what a
+// cluster would measure.
 #include "plan/cost_model.h"
 
 #include <catch2/catch.hpp>
@@ -51,7 +52,8 @@ std::string shipped(const std::string& name) { return std::string(SLUICE_SOURCE_
 
 /// The paper's mixture of experts at its own batch, without recomputation.
 ScaleModel paper() {
-  return scale_model(make_plan(load_config(shipped("gated_attention/base_15a2b.yaml"), {"train.recompute=none"})));
+  return scale_model(
+      make_plan(load_config(shipped("gated_attention/base_15a2b.yaml"), {"train.recompute=none"})));
 }
 
 }  // namespace
@@ -62,7 +64,8 @@ TEST_CASE("A step on eight GPUs costs what a pencil says", "[scale]") {
   REQUIRE(r.refused.empty());
   CHECK(r.micro_batches == 2);
   CHECK(r.compute == Approx(12));  // 2,000 x 3e9 / (0.5 x 1e12): 2 s forward and 4 s backward a micro-batch
-  // Dense: 32 GB, of which 24 leave for the node's others and half of the remaining 8 for the other node. Experts: 32 GB, 16 and 8.
+  // Dense: 32 GB, of which 24 leave for the node's others and half of the remaining 8 for the other node.
+  // Experts: 32 GB, 16 and 8.
   CHECK(r.reduce_bytes.nvlink == Approx(24e9 + 16e9));
   CHECK(r.reduce_bytes.nic == Approx(4e9 + 8e9));
   CHECK(r.reduce == Approx(40 + 24));
@@ -70,7 +73,8 @@ TEST_CASE("A step on eight GPUs costs what a pencil says", "[scale]") {
   // Weights are half as wide.
   CHECK(r.gather == Approx(32));
   CHECK(r.shown_gather == Approx(32 - 0.25 * 2));
-  // 2,000 tokens, four times through two layers; half of them stay. Eight times a hop of 1 ms in each of two micro-batches.
+  // 2,000 tokens, four times through two layers; half of them stay. Eight times a hop of 1 ms in each of two
+  // micro-batches.
   CHECK(r.all_to_all_bytes.nvlink == Approx(2000 * 8 * 2000 * 0.5));
   CHECK(r.all_to_all_bytes.nic == 0);
   CHECK(r.all_to_all == Approx(0.016 + 0.016));
@@ -97,8 +101,8 @@ TEST_CASE("What each stage of ZeRO sends, keeps and hides", "[scale]") {
   CHECK(stage(0).shown_reduce == Approx(126));
   CHECK(stage(0).gather == 0);
   CHECK(stage(0).optimizer == Approx(12 * 16e9));
-  // 2: both micro-batches are reduced, each beside its own backward pass. A block (500M + 500M) computes, another
-  // is on its way; 200M lie around them.
+  // 2: both micro-batches are reduced, each beside its own backward pass. A block (500M + 500M) computes,
+  // another is on its way; 200M lie around them.
   CHECK(stage(2).reduce == Approx(128));
   CHECK(stage(2).shown_reduce == Approx(128 - 2 * 2));
   CHECK(stage(2).gather == Approx(32));
@@ -130,7 +134,8 @@ TEST_CASE("Tokens cross to another node once, however many experts they have the
   CHECK(r.all_to_all_bytes.nic == Approx(row * 2 * (1 - 2.0 / 12) / 2));
   CHECK(r.all_to_all_bytes.nvlink == Approx(row * 4 * (1 - 6.0 / 12) / 2));
   a.hop_us = 1000;
-  CHECK(scale(m, a, {.gpus = 8, .expert = 4, .zero = 1}).all_to_all == Approx(r.all_to_all + 8 * 2 * 2 * 1e-3));
+  CHECK(scale(m, a, {.gpus = 8, .expert = 4, .zero = 1}).all_to_all ==
+        Approx(r.all_to_all + 8 * 2 * 2 * 1e-3));
 }
 
 TEST_CASE("A link that is always busy is the step, whatever hides", "[scale]") {
@@ -162,7 +167,8 @@ TEST_CASE("Faster machines, narrower gradients and larger batches never cost mor
     for (const int64_t gpus : {64, 512, 1024})
       for (const int64_t expert : {1, 4, 8, 16, 32})
         for (int64_t zero = 0; zero < 4; ++zero) {
-          const ScaleRow before = scale(m, {}, {gpus, expert, zero}), after = scale(better, a, {gpus, expert, zero});
+          const ScaleRow before = scale(m, {}, {gpus, expert, zero}),
+                         after = scale(better, a, {gpus, expert, zero});
           CHECK(after.efficiency() >= Approx(before.efficiency()));
           CHECK(before.step <= Approx(before.step_without_overlap()));
           CHECK(before.mfu <= 0.42);
@@ -249,8 +255,11 @@ TEST_CASE("Layouts that cannot be are refused by name", "[scale]") {
   CHECK_THAT(why(m, {100, 4, 1}), Contains("100 GPUs are not whole nodes of 8"));
   CHECK_THAT(why(m, {64, 12, 1}), Contains("12 GPUs cannot share 128 experts evenly"));
   CHECK_THAT(why(m, {24, 16, 1}), Contains("24 GPUs cannot be cut into groups of 16"));
-  CHECK_THAT(why(m, {2048, 8, 1}), Contains("train.global_batch_size = 1024 is smaller than a micro-batch of 1 on each of 2048 GPUs"));
-  CHECK_THAT(why(m, {384, 8, 1}), Contains("is not a multiple of 384 GPUs x micro-batches of 1; nearest 768 or 1152"));
+  CHECK_THAT(
+      why(m, {2048, 8, 1}),
+      Contains("train.global_batch_size = 1024 is smaller than a micro-batch of 1 on each of 2048 GPUs"));
+  CHECK_THAT(why(m, {384, 8, 1}),
+             Contains("is not a multiple of 384 GPUs x micro-batches of 1; nearest 768 or 1152"));
   CHECK_THAT(why(m, {64, 8, 4}), Contains("ZeRO 4"));
   CHECK_THAT(why(m, {0, 1, 1}), Contains("0 GPUs"));
   ScaleModel dense = small_model();
@@ -259,7 +268,8 @@ TEST_CASE("Layouts that cannot be are refused by name", "[scale]") {
   ScaleModel odd = m;
   odd.experts = 12;
   odd.samples = 1536;
-  CHECK_THAT(why(odd, {24, 12, 1}), Contains("12 GPUs that share the experts are neither whole nodes of 8 nor"));
+  CHECK_THAT(why(odd, {24, 12, 1}),
+             Contains("12 GPUs that share the experts are neither whole nodes of 8 nor"));
   const auto refused = [&](auto change) {
     ScaleAssumptions a;
     change(a);
@@ -272,6 +282,7 @@ TEST_CASE("Layouts that cannot be are refused by name", "[scale]") {
     return std::string();
   };
   CHECK_THAT(refused([](auto& a) { a.nic_gb_s = 0; }), Contains("NIC GB/s must be above 0, got 0"));
-  CHECK_THAT(refused([](auto& a) { a.hidden_backward = 1.5; }), Contains("share of the backward pass must be in [0, 1]"));
+  CHECK_THAT(refused([](auto& a) { a.hidden_backward = 1.5; }),
+             Contains("share of the backward pass must be in [0, 1]"));
   CHECK_THAT(refused([](auto& a) { a.gradient_bytes = 3; }), Contains("got 3 bytes"));
 }

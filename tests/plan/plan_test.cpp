@@ -51,7 +51,8 @@ TEST_CASE("The 28-layer model has the released checkpoints' parameters", "[plan]
   CHECK(seconds.count() < 2);
 }
 
-TEST_CASE("nanochat's 20-layer model has its parameters, and Muon keeps no second moments of its matrices", "[plan][muon]") {
+TEST_CASE("nanochat's 20-layer model has its parameters, and Muon keeps no second moments of its matrices",
+          "[plan][muon]") {
   Config config;
   config.name = "d20";
   ModelConfig& m = config.model;
@@ -67,7 +68,8 @@ TEST_CASE("nanochat's 20-layer model has its parameters, and Muon keeps no secon
   m.embedding_norm = true;
   config.train.precision = Precision::bf16;
   config.optimizer.type = OptimizerType::muon;
-  const int64_t around = 2 * int64_t{65536} * 1280, blocks = 20 * (4 * int64_t{1280} * 1280 + 2 * int64_t{1280} * 5120);
+  const int64_t around = 2 * int64_t{65536} * 1280,
+                blocks = 20 * (4 * int64_t{1280} * 1280 + 2 * int64_t{1280} * 5120);
   const Plan plan = make_plan(config);
   CHECK(plan.total == 560'988'160);
   CHECK(plan.total == around + blocks);
@@ -119,15 +121,16 @@ TEST_CASE("The rows of tables 1, 3, 4 and 6 add what the paper says they add", "
       {"table4_05_value_elementwise", 25'165'824},
       {"table4_06_sdpa_input_independent", 98'304},
       {"table4_07_sdpa_ns_sigmoid", 201'326'592},
-      // The paper's counts of table 6 (38, 13, 13, 25 and 3 million) no reading explains; ours, of whole experts and a router
-      // for each key/value head: (E - 1) x 512 x 2048 and 4 x E x 2048 in every layer, for values and for keys.
+      // The paper's counts of table 6 (38, 13, 13, 25 and 3 million) no reading explains; ours, of whole
+      // experts and a router for each key/value head: (E - 1) x 512 x 2048 and 4 x E x 2048 in every layer,
+      // for values and for keys.
       {"table6_01_baseline", 0},
       {"table6_02_switch_key_value_8top8", 24 * 2 * (7 * 512 * 2048 + 4 * 8 * 2048)},
       {"table6_03_switch_key_value_4top4", 24 * 2 * (3 * 512 * 2048 + 4 * 4 * 2048)},
       {"table6_04_switch_value_4top4", 24 * (3 * 512 * 2048 + 4 * 4 * 2048)},
       {"table6_05_switch_value_8top2", 24 * (7 * 512 * 2048 + 4 * 8 * 2048)},
       {"table6_06_switch_value_1top1", 196'608},  // table 1, row 11
-      {"table2_02_28l_elementwise", 0},  // those of table 2 are narrowed, see below
+      {"table2_02_28l_elementwise", 0},           // those of table 2 are narrowed, see below
   };
   const int64_t base = parameters("models/moe_15a2b.yaml");
   int rows = 0;
@@ -160,33 +163,41 @@ TEST_CASE("Switch heads add routers, and experts of full width", "[plan][switch_
     CHECK(plan.active - plain.active == plan.switch_parameters);
     return plan.switch_parameters;
   };
-  const int64_t projection = 2 * 4 * 128 * 2048, router = 2 * 4 * 2048;  // of two layers; a router's for each expert
+  const int64_t projection = 2 * 4 * 128 * 2048,
+                router = 2 * 4 * 2048;  // of two layers; a router's for each expert
   CHECK(added({.num_experts = 1}) == router);
   CHECK(added({.num_experts = 4, .num_experts_per_tok = 4, .expert_width = 32}) == 4 * router);
   CHECK(added({.num_experts = 8, .num_experts_per_tok = 2}) == 7 * projection + 8 * router);
-  CHECK(added({.num_experts = 8, .num_experts_per_tok = 8, .projections = SwitchProjections::key_value, .expert_width = 32}) ==
-        2 * (projection + 8 * router));
+  CHECK(added({.num_experts = 8,
+               .num_experts_per_tok = 8,
+               .projections = SwitchProjections::key_value,
+               .expert_width = 32}) == 2 * (projection + 8 * router));
 }
 
-TEST_CASE("The sink-aware rows have the parameters of nanochat's depths, and what sinks and gates add", "[plan]") {
+TEST_CASE("The sink-aware rows have the parameters of nanochat's depths, and what sinks and gates add",
+          "[plan]") {
   const struct {
     const char* size;
     int64_t parameters, layers, heads, width;
-  } sizes[] = {{"0.6b", 560'988'160, 20, 10, 1280}, {"1b", 1'081'999'360, 26, 13, 1664}, {"2b", 1'879'048'192, 32, 16, 2048}};
+  } sizes[] = {{"0.6b", 560'988'160, 20, 10, 1280},
+               {"1b", 1'081'999'360, 26, 13, 1664},
+               {"2b", 1'879'048'192, 32, 16, 2048}};
   for (const auto& s : sizes)
     for (const std::string preset : {"adamw", "nanochat"}) {
       const auto count = [&](const std::string& row) {
         return parameters("sink_aware/" + preset + "/" + s.size + "_" + row + ".yaml");
       };
       INFO(preset << " " << s.size);
-      // Without weights of norms and a gate of the network: exactly. With them: its width is rounded to a multiple of 64.
+      // Without weights of norms and a gate of the network: exactly. With them: its width is rounded to a
+      // multiple of 64.
       if (preset == "nanochat") CHECK(count("vanilla") == s.parameters);
       CHECK(static_cast<double>(count("vanilla")) == Approx(static_cast<double>(s.parameters)).epsilon(0.01));
       CHECK(count("sink") - count("vanilla") == s.layers * s.heads);
       CHECK(count("gated") - count("vanilla") == s.layers * s.heads * s.width);
       for (const std::string kind : {"vanilla", "sink", "gated"}) {
         CHECK(count(kind + "_aux") == count(kind));
-        const Config row = load_config(shipped("sink_aware/" + preset + "/" + s.size + "_" + kind + "_aux.yaml"));
+        const Config row =
+            load_config(shipped("sink_aware/" + preset + "/" + s.size + "_" + kind + "_aux.yaml"));
         CHECK(row.model.attention.head_balance.coefficient == 1e-4);
       }
     }
@@ -376,8 +387,11 @@ TEST_CASE("The two quickstart models have as many parameters", "[plan]") {
   CHECK(json["memory"]["total"] == gated.memory.total());
 }
 
-TEST_CASE("A plan of ranks that share experts counts the rows a rank takes in at once, and the copy of checkpoints", "[plan]") {
-  Config config = load_config(shipped("gated_attention/proxy/table1_01_baseline.yaml"), {"parallel.expert_capacity=1.5", "train.global_batch_size=32"});
+TEST_CASE(
+    "A plan of ranks that share experts counts the rows a rank takes in at once, and the copy of checkpoints",
+    "[plan]") {
+  Config config = load_config(shipped("gated_attention/proxy/table1_01_baseline.yaml"),
+                              {"parallel.expert_capacity=1.5", "train.global_batch_size=32"});
   const Plan one = make_plan(config);
   config.parallel.expert = 2;
   const Plan two = make_plan(config, 2);
@@ -393,7 +407,10 @@ TEST_CASE("A plan of ranks that share experts counts the rows a rank takes in at
   CHECK(make_plan(config, 2).memory.snapshot == 0);
   // What a checkpoint says beside its tensors does not exist yet.
   config.checkpoint.async = true;
-  config.model.attention.head_balance = {.coefficient = 0.1, .scope = HeadBalanceScope::previous_step, .shared_heads = 1, .calibration_samples = 4};
+  config.model.attention.head_balance = {.coefficient = 0.1,
+                                         .scope = HeadBalanceScope::previous_step,
+                                         .shared_heads = 1,
+                                         .calibration_samples = 4};
   CHECK(make_plan(config, 2).memory.snapshot > 0);
 }
 

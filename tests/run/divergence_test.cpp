@@ -14,7 +14,8 @@ namespace {
 constexpr double kChance = 5.55;
 
 /// The messages of a run, each behind its step.
-std::vector<std::string> messages(Divergence& watched, int64_t steps, const std::function<double(int64_t)>& loss, int64_t from = 1) {
+std::vector<std::string> messages(Divergence& watched, int64_t steps,
+                                  const std::function<double(int64_t)>& loss, int64_t from = 1) {
   std::vector<std::string> all;
   for (int64_t step = from; step < from + steps; ++step)
     if (const std::string text = watched.add(step, loss(step)); !text.empty()) all.push_back(text);
@@ -22,7 +23,9 @@ std::vector<std::string> messages(Divergence& watched, int64_t steps, const std:
 }
 
 /// A healthy run: from guessing down to 2, with noise.
-double healthy(int64_t step) { return 2 + 3.6 * std::exp(-static_cast<double>(step) / 60) + 0.2 * std::sin(static_cast<double>(step * 7)); }
+double healthy(int64_t step) {
+  return 2 + 3.6 * std::exp(-static_cast<double>(step) / 60) + 0.2 * std::sin(static_cast<double>(step * 7));
+}
 
 }  // namespace
 
@@ -32,7 +35,8 @@ TEST_CASE("a healthy loss does not diverge, whatever its first steps are", "[div
     CHECK(messages(d, 2000, healthy).empty());
     CHECK_FALSE(d.since());
   }
-  // Slightly above guessing for long, at a tiny learning rate; noise at a loss near 0; a pretrained model's low start.
+  // Slightly above guessing for long, at a tiny learning rate; noise at a loss near 0; a pretrained model's
+  // low start.
   Divergence slow(1.5, kChance, 0), small(1.5, kChance, 0), pretrained(1.5, kChance, 0);
   CHECK(messages(slow, 500, [](int64_t) { return kChance + 0.05; }).empty());
   CHECK(messages(small, 500, [](int64_t step) { return step % 3 ? 0.01 : 0.09; }).empty());
@@ -43,13 +47,16 @@ TEST_CASE("a loss that explodes in the first steps has diverged", "[divergence]"
   Divergence d(1.5, kChance, 0);
   const auto found = messages(d, 60, [](int64_t step) { return step == 1 ? kChance : 22.9; });
   REQUIRE(found.size() == 1);
-  CHECK_THAT(found[0], Contains("the training has diverged") && Contains("ln(vocabulary), what guessing gives, is 5.55"));
+  CHECK_THAT(found[0], Contains("the training has diverged") &&
+                           Contains("ln(vocabulary), what guessing gives, is 5.55"));
   CHECK(d.since() == 2);
   CHECK_THAT(d.describe(), Contains("the smoothed loss is 22"));
 }
 
 TEST_CASE("a loss that rises by the factor has diverged, at any step, and may recover", "[divergence]") {
-  const auto rises = [](int64_t step) { return step < 1000 ? healthy(step) : step < 1300 ? 3.5 : healthy(step); };
+  const auto rises = [](int64_t step) {
+    return step < 1000 ? healthy(step) : step < 1300 ? 3.5 : healthy(step);
+  };
   Divergence d(1.5, kChance, 10), never(0, kChance, 10);
   const auto found = messages(d, 2000, rises);
   REQUIRE(found.size() == 2);
@@ -68,7 +75,9 @@ TEST_CASE("a loss above that of guessing after warm-up has diverged, with any fa
 }
 
 TEST_CASE("a resumed run finds divergence where an undisturbed one does", "[divergence]") {
-  const auto loss = [](int64_t step) { return step < 300 ? healthy(step) : healthy(step) + 0.01 * static_cast<double>(step - 300); };
+  const auto loss = [](int64_t step) {
+    return step < 300 ? healthy(step) : healthy(step) + 0.01 * static_cast<double>(step - 300);
+  };
   for (const int64_t cut : {1, 5, 15, 16, 100, 350, 500}) {
     Divergence whole(1.5, kChance, 10), first(1.5, kChance, 10), second(1.5, kChance, 10);
     for (int64_t step = 1; step <= cut; ++step) {
@@ -77,28 +86,38 @@ TEST_CASE("a resumed run finds divergence where an undisturbed one does", "[dive
     }
     const nlohmann::json state = nlohmann::json::parse(first.state().dump());
     second.restore(StateReader(state, "state.json", "divergence"));
-    for (int64_t step = cut + 1; step < 800; ++step) REQUIRE(whole.add(step, loss(step)) == second.add(step, loss(step)));
+    for (int64_t step = cut + 1; step < 800; ++step)
+      REQUIRE(whole.add(step, loss(step)) == second.add(step, loss(step)));
     CHECK(whole.state() == second.state());
     CHECK(whole.since());
   }
 }
 
 TEST_CASE("fields of a state are checked for type and range, and named", "[divergence][state]") {
-  const nlohmann::json state = {{"count", 3},   {"half", 0.5},     {"text", "x"},          {"list", {1, 2, 3}},
-                                {"huge", 18446744073709551615u}, {"inner", {{"a", -1}}}, {"numbers", {0.5, nullptr}}, {"objects", {1}}};
+  const nlohmann::json state = {{"count", 3},
+                                {"half", 0.5},
+                                {"text", "x"},
+                                {"list", {1, 2, 3}},
+                                {"huge", 18446744073709551615u},
+                                {"inner", {{"a", -1}}},
+                                {"numbers", {0.5, nullptr}},
+                                {"objects", {1}}};
   const StateReader reader(state, "ckpt/state.json");
   CHECK(reader.integer("count", 0) == 3);
   CHECK(reader.number("half") == 0.5);
   CHECK(reader.integers("list", 3, 1) == std::vector<int64_t>{1, 2, 3});
-  CHECK_THROWS_WITH(reader.integer("count", 4), "ckpt/state.json: count must be a whole number of at least 4, got 3");
-  CHECK_THROWS_WITH(reader.integer("half", 0, 9), "ckpt/state.json: half must be a whole number from 0 to 9, got 0.5");
+  CHECK_THROWS_WITH(reader.integer("count", 4),
+                    "ckpt/state.json: count must be a whole number of at least 4, got 3");
+  CHECK_THROWS_WITH(reader.integer("half", 0, 9),
+                    "ckpt/state.json: half must be a whole number from 0 to 9, got 0.5");
   CHECK_THROWS_WITH(reader.integer("huge", 0), Contains("huge must be a whole number"));
   CHECK_THROWS_WITH(reader.integer("absent", 0), "ckpt/state.json: absent is missing");
   CHECK_THROWS_WITH(reader.number("text"), Contains("text must be a finite number, got \"x\""));
   CHECK_THROWS_WITH(reader.text("count"), Contains("count must be a text"));
   CHECK_THROWS_WITH(reader.integers("list", 2, 0), Contains("list must be a list of 2, got 3"));
   CHECK_THROWS_WITH(reader.numbers("numbers", 2), Contains("numbers must be a list, each a finite number"));
-  CHECK_THROWS_WITH(reader.object("inner").integer("a", 0), Contains("inner.a must be a whole number of at least 0, got -1"));
+  CHECK_THROWS_WITH(reader.object("inner").integer("a", 0),
+                    Contains("inner.a must be a whole number of at least 0, got -1"));
   CHECK_THROWS_WITH(reader.object("list"), Contains("list must be a JSON object"));
   CHECK_THROWS_WITH(reader.objects("objects"), Contains("objects[0] must be a JSON object"));
   try {

@@ -66,8 +66,9 @@ TEST_CASE("metrics have the schema that reports read", "[metrics]") {
   record.epochs = {{"kjv", 0.5}, {"news", 2.0}};
   CHECK(to_json(record)["epochs"].dump() == R"({"kjv":0.5,"news":2.0})");
   record.heads = HeadSummary{{{0.5, 0.75}}, 0.5, 0.75, 1.5};
-  CHECK(to_json(record)["heads"].dump() ==
-        R"({"imbalance":0.5,"importance":0.75,"balance_loss":1.5,"layers":[{"layer":0,"imbalance":0.5,"importance":0.75}]})");
+  CHECK(
+      to_json(record)["heads"].dump() ==
+      R"({"imbalance":0.5,"importance":0.75,"balance_loss":1.5,"layers":[{"layer":0,"imbalance":0.5,"importance":0.75}]})");
   EvalResult result;
   result.sets = {{"kjv", 1.5, 4.5, 2.0, 99}};
   result.analysis.layers = {{0.25, {0.5}, 1, 2, 3, 4, {0.75, 0.5}, {}}};

@@ -17,7 +17,8 @@ using Catch::Contains;
 
 namespace {
 
-/// Step times as machines have them: a log-normal spread of 10 %, and now and then a step that takes five times as long.
+/// Step times as machines have them: a log-normal spread of 10 %, and now and then a step that takes five
+/// times as long.
 struct Noise {
   std::mt19937_64 random;
   double operator()(double seconds) {
@@ -46,7 +47,8 @@ TEST_CASE("A rank that is 30 % slower is named within 50 steps, from the start o
       for (const std::string& message : stragglers.add(noise.step(ranks, slow, 1.3))) said.push_back(message);
     INFO("seed " << seed);
     REQUIRE(said.size() == 1);
-    CHECK_THAT(said[0], Contains(fmt::format("rank {} computes 1.", slow)) && Contains(fmt::format("median of {} ranks", ranks)));
+    CHECK_THAT(said[0], Contains(fmt::format("rank {} computes 1.", slow)) &&
+                            Contains(fmt::format("median of {} ranks", ranks)));
     named += !said.empty();
   }
   CHECK(named == 20);
@@ -57,7 +59,8 @@ TEST_CASE("Noise names nobody in ten thousand steps", "[stragglers]") {
     Noise noise{std::mt19937_64(static_cast<uint64_t>(ranks))};
     Stragglers stragglers(ranks);
     int said = 0;
-    for (int step = 0; step < 10000; ++step) said += static_cast<int>(stragglers.add(noise.step(ranks, -1, 1)).size());
+    for (int step = 0; step < 10000; ++step)
+      said += static_cast<int>(stragglers.add(noise.step(ranks, -1, 1)).size());
     CHECK(said == 0);
   }
   // Nor do all ranks at once, which is a larger batch or a hot day; nor one rank alone.
@@ -110,7 +113,7 @@ TEST_CASE("Own time is what a rank computes, not what it waits", "[stragglers][r
       const int64_t waited = trainer.waited_ns();
       trainer.step();
       if (c.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(15));  // a step takes a few
-      trainer.ranks().barrier();                                                     // where the others wait for it
+      trainer.ranks().barrier();  // where the others wait for it
       const double own = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() -
                          1e-9 * static_cast<double>(trainer.waited_ns() - waited);
       std::vector<double> seconds(4);

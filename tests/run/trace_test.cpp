@@ -35,7 +35,8 @@ TEST_CASE("a trace holds every op of a step, one after another, within the step'
   }
   CHECK(end <= whole);
   CHECK(end > 0.2 * whole);
-  for (const char* op : {"embedding_forward", "linear_forward", "attention_forward", "gate_backward", "adamw_update"})
+  for (const char* op :
+       {"embedding_forward", "linear_forward", "attention_forward", "gate_backward", "adamw_update"})
     CHECK(ops.count(op) == 1);
   int64_t calls = 0;
   for (const Profile::Entry& entry : profile) calls += entry.calls;

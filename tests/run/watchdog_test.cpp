@@ -51,12 +51,15 @@ TEST_CASE("the rank that hangs is named", "[watchdog]") {
   auto stopped = rank(2, "-", 90, 0.1);
   stopped.unheard = 8;
   CHECK_THAT(who_hangs({rank(0, "all_gather", 91, 6), rank(1, "all_gather", 91, 6), stopped}, 0, 5),
-             Contains("rank 2 has not been heard of for 8 s (stopped or dead); last at step 40, phase step, in no operation"));
+             Contains("rank 2 has not been heard of for 8 s (stopped or dead); last at step 40, phase step, "
+                      "in no operation"));
   // Alive and computing for ever.
-  CHECK_THAT(who_hangs({rank(0, "all_gather", 91, 6), rank(1, "-", 90, 6)}, 0, 5), Contains("rank 1 computes without end"));
+  CHECK_THAT(who_hangs({rank(0, "all_gather", 91, 6), rank(1, "-", 90, 6)}, 0, 5),
+             Contains("rank 1 computes without end"));
   // In another operation.
   CHECK_THAT(who_hangs({rank(0, "all_gather", 91, 6), rank(1, "barrier", 90, 6)}, 0, 5),
-             Contains("rank 1 is behind, in another operation than the others: step 40, phase step, operation barrier (number 90)"));
+             Contains("rank 1 is behind, in another operation than the others: step 40, phase step, "
+                      "operation barrier (number 90)"));
   CHECK_THAT(who_hangs({rank(0, "all_gather", 91, 6), rank(1, "all_gather", 91, 6)}, 0, 5),
              Contains("all ranks wait for each other"));
 }
@@ -68,7 +71,8 @@ TEST_CASE("ranks that wait for one that takes its time are not ended", "[watchdo
   evaluating.limit = 100;
   CHECK(who_hangs({evaluating, rank(1, "all_gather", 91, 60)}, 1, 5).empty());
   evaluating.idle = 101;
-  CHECK_THAT(who_hangs({evaluating, rank(1, "all_gather", 91, 60)}, 1, 5), Contains("rank 0 computes without end"));
+  CHECK_THAT(who_hangs({evaluating, rank(1, "all_gather", 91, 60)}, 1, 5),
+             Contains("rank 0 computes without end"));
   // A straggler within its own limit.
   CHECK(who_hangs({rank(0, "-", 90, 4), rank(1, "all_gather", 91, 6)}, 1, 5).empty());
   // All save, which may take long; but for a rank that has stopped nobody waits longer than elsewhere.
@@ -78,7 +82,8 @@ TEST_CASE("ranks that wait for one that takes its time are not ended", "[watchdo
     return h;
   };
   CHECK(who_hangs({saving(0, 0.1), saving(1, 4.5)}, 0, 5).empty());
-  CHECK_THAT(who_hangs({saving(0, 0.1), saving(1, 6)}, 0, 5), Contains("rank 1 has not been heard of for 6 s (stopped or dead)"));
+  CHECK_THAT(who_hangs({saving(0, 0.1), saving(1, 6)}, 0, 5),
+             Contains("rank 1 has not been heard of for 6 s (stopped or dead)"));
   CHECK(who_hangs({saving(0, 0.1), saving(1, 2.5)}, 0, 1).empty());  // lines may be a moment old
 }
 
@@ -91,7 +96,8 @@ TEST_CASE("ranks that have ended, or have no watchdog, are not blamed for their 
   CHECK_THAT(who_hangs({ended, rank(1, "-", 91, 600)}, 1, 5), Contains("rank 1 computes without end"));
 }
 
-TEST_CASE("clocks of hosts may differ and be set: what counts is whether lines change while a rank watches", "[watchdog]") {
+TEST_CASE("clocks of hosts may differ and be set: what counts is whether lines change while a rank watches",
+          "[watchdog]") {
   // Two hosts whose clocks have nothing in common; each line is read a moment after it was written.
   struct Host {
     double offset;

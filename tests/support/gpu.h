@@ -14,8 +14,8 @@ inline bool no_device() {
   return true;
 }
 
-/// Whether ranks that are threads of a test, and share a card, have NCCL: the emulator's bears that, the real one does not.
-/// Static: SLUICE_EMULATION is defined only for the files that ask (tests/CMakeLists.txt).
+/// Whether ranks that are threads of a test, and share a card, have NCCL: the emulator's bears that, the real
+/// one does not. Static: SLUICE_EMULATION is defined only for the files that ask (tests/CMakeLists.txt).
 static inline bool threads_have_nccl() {
 #if defined(SLUICE_EMULATION)
   return !nccl_version().empty();

@@ -24,7 +24,8 @@ class Pool {
     t.data = reinterpret_cast<void*>((address + 63) / 64 * 64);
     return t;
   }
-  Tensor normal(DType dtype, std::initializer_list<int64_t> dims, double scale = 1.0, const char* name = "t") {
+  Tensor normal(DType dtype, std::initializer_list<int64_t> dims, double scale = 1.0,
+                const char* name = "t") {
     Tensor t = zeros(dtype, dims, name);
     std::normal_distribution<double> normal_distribution(0.0, scale);
     for (int64_t i = 0; i < t.numel(); ++i) set(t, i, normal_distribution(random_));
@@ -46,21 +47,36 @@ class Pool {
 
   static double get(const Tensor& t, int64_t i) {
     switch (t.dtype) {
-      case DType::f32: return static_cast<const float*>(t.data)[i];
-      case DType::f64: return static_cast<const double*>(t.data)[i];
-      case DType::bf16: return static_cast<float>(static_cast<const bf16*>(t.data)[i]);
-      case DType::i32: return static_cast<const int32_t*>(t.data)[i];
-      case DType::u8: return static_cast<const uint8_t*>(t.data)[i];
+      case DType::f32:
+        return static_cast<const float*>(t.data)[i];
+      case DType::f64:
+        return static_cast<const double*>(t.data)[i];
+      case DType::bf16:
+        return static_cast<float>(static_cast<const bf16*>(t.data)[i]);
+      case DType::i32:
+        return static_cast<const int32_t*>(t.data)[i];
+      case DType::u8:
+        return static_cast<const uint8_t*>(t.data)[i];
     }
     return 0;
   }
   static void set(const Tensor& t, int64_t i, double x) {
     switch (t.dtype) {
-      case DType::f32: static_cast<float*>(t.data)[i] = static_cast<float>(x); break;
-      case DType::f64: static_cast<double*>(t.data)[i] = x; break;
-      case DType::bf16: static_cast<bf16*>(t.data)[i] = bf16(static_cast<float>(x)); break;
-      case DType::i32: static_cast<int32_t*>(t.data)[i] = static_cast<int32_t>(x); break;
-      case DType::u8: static_cast<uint8_t*>(t.data)[i] = static_cast<uint8_t>(x); break;
+      case DType::f32:
+        static_cast<float*>(t.data)[i] = static_cast<float>(x);
+        break;
+      case DType::f64:
+        static_cast<double*>(t.data)[i] = x;
+        break;
+      case DType::bf16:
+        static_cast<bf16*>(t.data)[i] = bf16(static_cast<float>(x));
+        break;
+      case DType::i32:
+        static_cast<int32_t*>(t.data)[i] = static_cast<int32_t>(x);
+        break;
+      case DType::u8:
+        static_cast<uint8_t*>(t.data)[i] = static_cast<uint8_t>(x);
+        break;
     }
   }
 
@@ -93,8 +109,9 @@ inline double dot(const Tensor& weights, const Tensor& t) {
   return s;
 }
 
-/// Norm-wise relative error between `gradient` and central differences of loss() in `x` (f64). loss recomputes the
-/// forward pass from x. At most `samples` elements are tried, evenly spread; compared are those.
+/// Norm-wise relative error between `gradient` and central differences of loss() in `x` (f64). loss
+/// recomputes the forward pass from x. At most `samples` elements are tried, evenly spread; compared are
+/// those.
 inline double gradient_error(const Tensor& x, const Tensor& gradient, const std::function<double()>& loss,
                              int64_t samples = 200, double step = 1e-5) {
   const int64_t n = x.numel(), count = std::min(n, samples);
@@ -107,7 +124,8 @@ inline double gradient_error(const Tensor& x, const Tensor& gradient, const std:
       Pool::set(x, i, value);
       return loss();
     };
-    const double numeric = (8 * (at(x0 + h * 50) - at(x0 - h * 50)) - (at(x0 + h * 100) - at(x0 - h * 100))) / (12 * 50 * h);
+    const double numeric =
+        (8 * (at(x0 + h * 50) - at(x0 - h * 50)) - (at(x0 + h * 100) - at(x0 - h * 100))) / (12 * 50 * h);
     Pool::set(x, i, x0);
     const double analytic = Pool::get(gradient, i);
     if (!std::isfinite(analytic) || !std::isfinite(numeric)) return INFINITY;

@@ -83,7 +83,8 @@ class OneThread {
 class TestModel {
  public:
   TestModel(const ModelConfig& config, TokenBatch tokens, DType dtype = DType::f64,
-            Recompute recompute = Recompute::none, const ExpertRanks& experts = {}, const LoraConfig& lora = {})
+            Recompute recompute = Recompute::none, const ExpertRanks& experts = {},
+            const LoraConfig& lora = {})
       : batch(std::move(tokens)), store(lora), model(config, store, experts) {
     // As the trainer does: measure everything with a dry step, then allocate.
     Context dry(0);

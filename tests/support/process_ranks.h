@@ -1,5 +1,6 @@
 #pragma once
-// Ranks as processes of one test, which can fail or die alone: what threads cannot do. Small collectives through shared memory.
+// Ranks as processes of one test, which can fail or die alone: what threads cannot do. Small collectives
+// through shared memory.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -65,17 +66,21 @@ class ProcessRank : public Communicator {
   std::unique_ptr<Communicator> do_split(int, int) override { unknown(); }
 
  private:
-  [[noreturn]] static void unknown() { fail(ExitCode::internal, "processes of a test do not exchange more than checkpoints need"); }
+  [[noreturn]] static void unknown() {
+    fail(ExitCode::internal, "processes of a test do not exchange more than checkpoints need");
+  }
 
   ProcessGroup& group_;
   int rank_, size_;
 };
 
-/// Runs body(communicator) in `size` forked processes; their wait statuses. The exit status is what body returns, 99 for an
-/// Error. Like a launcher, ends the others `grace_ms` after one was killed.
-inline std::vector<int> run_process_ranks(int size, const std::function<int(Communicator&)>& body, int grace_ms = 0) {
+/// Runs body(communicator) in `size` forked processes; their wait statuses. The exit status is what body
+/// returns, 99 for an Error. Like a launcher, ends the others `grace_ms` after one was killed.
+inline std::vector<int> run_process_ranks(int size, const std::function<int(Communicator&)>& body,
+                                          int grace_ms = 0) {
   REQUIRE(size <= ProcessGroup::kMaxRanks);
-  void* shared = ::mmap(nullptr, sizeof(ProcessGroup), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* shared =
+      ::mmap(nullptr, sizeof(ProcessGroup), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   REQUIRE(shared != MAP_FAILED);
   auto* group = new (shared) ProcessGroup;
   std::vector<pid_t> children;

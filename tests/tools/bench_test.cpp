@@ -14,8 +14,9 @@ using Catch::Matchers::Contains;
 
 void check_bench(const TinyRun& t, const std::string& device) {
   const std::string file = t.run + "-bench.json";
-  const Outcome outcome = t.sluice({"bench", "kernels,matmul,attention,moe,step", "--device", device, "--size",
-                                    "tiny", "--model", "tiny,tiny-moe", "--precision", "bf16", "--json", file});
+  const Outcome outcome =
+      t.sluice({"bench", "kernels,matmul,attention,moe,step", "--device", device, "--size", "tiny", "--model",
+                "tiny,tiny-moe", "--precision", "bf16", "--json", file});
   INFO(device << outcome.err);
   REQUIRE(outcome.code == 0);
   const auto result = nlohmann::json::parse(io::read_file(file));

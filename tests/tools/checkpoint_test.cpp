@@ -62,7 +62,8 @@ TEST_CASE("checkpoint lists, verifies, compares, exports and prunes", "[checkpoi
   CHECK(checkpoint({}).code == 64);
 }
 
-TEST_CASE("adapters are trained from a run, evaluated, merged, and refused where nothing is to be adapted", "[checkpoint][lora]") {
+TEST_CASE("adapters are trained from a run, evaluated, merged, and refused where nothing is to be adapted",
+          "[checkpoint][lora]") {
   const TinyRun t;
   CHECK_THAT(t.train({"lora.rank=4"}).err, Contains("give train.init_from"));
   REQUIRE(t.train().code == 0);
@@ -73,7 +74,9 @@ TEST_CASE("adapters are trained from a run, evaluated, merged, and refused where
   CHECK_THAT(o.out, Contains("lora     ") && Contains("rank 4"));
   CHECK(t.sluice({"eval", adapted}).code == 0);
   CHECK(t.sluice({"generate", adapted, "--prompt", "ab", "--tokens", "3"}).code == 0);
-  CHECK(t.train({"lora.rank=8", from, "run_dir=" + adapted, "train.max_steps=9", "--allow-change", "train.max_steps"}).code == 64);
+  CHECK(t.train({"lora.rank=8", from, "run_dir=" + adapted, "train.max_steps=9", "--allow-change",
+                 "train.max_steps"})
+            .code == 64);
 
   o = t.sluice({"checkpoint", "merge", adapted, "-o", t.folder / "merged"});
   CHECK(o.code == 0);

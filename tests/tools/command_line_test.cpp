@@ -14,7 +14,8 @@ using test::TinyRun;
 
 /// A shell's command line, with the program as $SLUICE.
 int shell(const std::string& command) {
-  const int status = std::system(("SLUICE='" + std::string(std::getenv("SLUICE_BINARY")) + "'; " + command).c_str());
+  const int status =
+      std::system(("SLUICE='" + std::string(std::getenv("SLUICE_BINARY")) + "'; " + command).c_str());
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
@@ -58,7 +59,8 @@ TEST_CASE("a text in the place of token files, a configuration in that of a run"
     const Outcome outcome = t.train({"data.train=[{name: book, path: " + t.folder / path + "}]"});
     INFO(outcome.err);
     CHECK(outcome.code == 66);
-    CHECK_THAT(outcome.err, Contains("sluice tokenize " + t.folder / "book.txt" + " -o " + t.folder / "book"));
+    CHECK_THAT(outcome.err,
+               Contains("sluice tokenize " + t.folder / "book.txt" + " -o " + t.folder / "book"));
   }
   const Outcome eval = t.sluice({"eval", t.config});
   CHECK(eval.code == 66);
@@ -76,7 +78,8 @@ TEST_CASE("a pipe in the place of a run's file is refused, not waited for", "[co
     io::make_directories(t.run);
     REQUIRE(::mkfifo((t.run + "/" + name).c_str(), 0666) == 0);
     test::Program program(t.folder.path, t.train_arguments());
-    if (!test::wait_until([&] { return program.over(); }, 60)) program.signal(SIGKILL);  // it would wait for ever
+    if (!test::wait_until([&] { return program.over(); }, 60))
+      program.signal(SIGKILL);  // it would wait for ever
     const Outcome outcome = program.wait();
     INFO(name << outcome.out << outcome.err);
     CHECK((outcome.code == 73 || outcome.code == 65));
@@ -90,7 +93,8 @@ TEST_CASE("closed streams are /dev/null; what cannot be printed is an error", "[
   CHECK(shell(command) == 0);
   CHECK_THAT(io::read_file(t.run + "/lock"), Catch::StartsWith("pid ") && !Contains("step"));
   CHECK_THAT(io::read_file(t.run + "/console.log"), Contains("8/8"));
-  for (const std::string& what : std::vector<std::string>{"--help", "train --help", "plan " + t.config, "config reference", "checkpoint list " + t.run}) {
+  for (const std::string& what : std::vector<std::string>{"--help", "train --help", "plan " + t.config,
+                                                          "config reference", "checkpoint list " + t.run}) {
     INFO(what);
     CHECK(shell("\"$SLUICE\" " + what + " >/dev/full 2>" + t.folder / "err") == 73);
     CHECK_THAT(io::read_file(t.folder / "err"), Contains("standard output"));
@@ -100,7 +104,9 @@ TEST_CASE("closed streams are /dev/null; what cannot be printed is an error", "[
 
 TEST_CASE("names that are not UTF-8, and a working folder that is gone", "[command_line]") {
   const TinyRun t;
-  const std::string odd = t.folder / "od\xff" "d.yaml";
+  const std::string odd = t.folder /
+                          "od\xff"
+                          "d.yaml";
   std::filesystem::copy_file(t.config, odd);
   const Outcome named = t.sluice({"train", odd, "name=b\xff"});
   CHECK(named.code == 64);
@@ -109,7 +115,8 @@ TEST_CASE("names that are not UTF-8, and a working folder that is gone", "[comma
   INFO(plain.err);
   CHECK(plain.code == 0);
   io::make_directories(t.folder / "gone");
-  CHECK(shell("cd " + t.folder / "gone" + " && rmdir ../gone && \"$SLUICE\" train ../tiny.yaml 2>" + t.folder / "err") == 66);
+  CHECK(shell("cd " + t.folder / "gone" + " && rmdir ../gone && \"$SLUICE\" train ../tiny.yaml 2>" +
+              t.folder / "err") == 66);
   CHECK_THAT(io::read_file(t.folder / "err"), Contains("working folder"));
 }
 

@@ -3,9 +3,9 @@
 
 #include <filesystem>
 
+#include "checkpoint/manifest.h"
 #include "data/loader.h"
 #include "tools/tiny_run.h"
-#include "checkpoint/manifest.h"
 
 namespace sluice {
 namespace {
@@ -24,10 +24,11 @@ struct TokenizedRun : TinyRun {
     tokens.back() = 300;
     test::write_tokens(folder / "last_bad", {tokens}, 1000);
   }
-  void note(const std::string& name, const std::string& tokenizer, int64_t vocab_size, const std::string& tokenizer_name) const {
+  void note(const std::string& name, const std::string& tokenizer, int64_t vocab_size,
+            const std::string& tokenizer_name) const {
     const TokenFile file(folder / name);
-    write_token_file_info(folder / name, {tokenizer, vocab_size, 256, file.num_documents(), file.num_tokens(), 1, file.max_token(),
-                                          tokenizer_name});
+    write_token_file_info(folder / name, {tokenizer, vocab_size, 256, file.num_documents(), file.num_tokens(),
+                                          1, file.max_token(), tokenizer_name});
   }
 };
 
@@ -45,15 +46,18 @@ void rewrite_state(const std::string& checkpoint, Change&& change) {
   test::write_bytes(checkpoint + "/state.json", state.dump());
   Manifest manifest = read_manifest(checkpoint);
   for (FileRecord& file : manifest.files)
-    if (file.name == "state.json") file.bytes = std::ssize(state.dump()), file.xxh3_128 = checksum(state.dump());
+    if (file.name == "state.json")
+      file.bytes = std::ssize(state.dump()), file.xxh3_128 = checksum(state.dump());
   test::write_bytes(checkpoint + "/" + kManifestName, manifest.text());
 }
 
 }  // namespace
 
-TEST_CASE("tokens of another tokenizer are refused before anything is trained, evaluated or analysed", "[data_check]") {
+TEST_CASE("tokens of another tokenizer are refused before anything is trained, evaluated or analysed",
+          "[data_check]") {
   const TokenizedRun t;
-  const std::vector<std::string> both = {"foreign.bin", "sentencepiece other.model, vocabulary of 512, fingerprint xxh3:abc",
+  const std::vector<std::string> both = {"foreign.bin",
+                                         "sentencepiece other.model, vocabulary of 512, fingerprint xxh3:abc",
                                          "byte, vocabulary of 257, fingerprint byte:257"};
   const std::vector<std::string> bad = {"last_bad.bin: token 299 is 300", "vocabulary of 257"};
   for (const char* key : {"data.train", "data.validation"}) {
@@ -103,9 +107,12 @@ TEST_CASE("passes over the data are told before, while and after it is trained o
   CHECK(json["data"]["sources"][0]["epochs"].get<double>() == Approx(epochs * 125));
   CHECK(json["data"]["problem"].is_null());
   // Planned on a machine without the data.
-  CHECK_THAT(nlohmann::json::parse(plan({"--json", "data.train=[{name: x, path: nowhere}]"}))["data"]["problem"].get<std::string>(),
-             Contains("nowhere"));
-  expect(t.train({"data.seq_len=4", "train.global_batch_size=10", "train.micro_batch_size=10", "train.max_steps=600", "run_dir=" + t.folder / "many",
+  CHECK_THAT(
+      nlohmann::json::parse(plan({"--json", "data.train=[{name: x, path: nowhere}]"}))["data"]["problem"]
+          .get<std::string>(),
+      Contains("nowhere"));
+  expect(t.train({"data.seq_len=4", "train.global_batch_size=10", "train.micro_batch_size=10",
+                  "train.max_steps=600", "run_dir=" + t.folder / "many",
                   "data.train=[{name: short, path: " + t.folder / "held_out" + "}]", "data.validation=[]"}),
          0, {"data source short is passed over 4", "beyond about 4 epochs"});
 }
@@ -113,26 +120,35 @@ TEST_CASE("passes over the data are told before, while and after it is trained o
 TEST_CASE("a validation set that is trained on is refused unless allowed", "[data_check]") {
   const TinyRun t;
   const std::string same = "data.validation=[{name: seen, path: " + t.folder / "train" + "}]";
-  expect(t.train({same}), 65, {"validation set seen", "train.bin is the same file as", "training source tiny", "data.allow_overlap=true"});
+  expect(t.train({same}), 65,
+         {"validation set seen", "train.bin is the same file as", "training source tiny",
+          "data.allow_overlap=true"});
   CHECK_FALSE(io::exists(t.run + "/metrics.jsonl"));
   expect(t.train({same, "data.allow_overlap=true"}), 0, {});
 }
 
-TEST_CASE("a token file that is cut short while it is trained on ends the training with its name", "[data_check]") {
+TEST_CASE("a token file that is cut short while it is trained on ends the training with its name",
+          "[data_check]") {
   const TinyRun t;
   const int64_t left = GENERATE(0, 100);
-  test::Program program(t.folder.path, t.train_arguments({"train.max_steps=1000000", "checkpoint.every_steps=50", "checkpoint.async=true"}));
-  REQUIRE(test::wait_until([&] { return io::exists(t.run + "/metrics.jsonl") && io::file_size(t.run + "/metrics.jsonl") > 20'000; }));
+  test::Program program(
+      t.folder.path,
+      t.train_arguments({"train.max_steps=1000000", "checkpoint.every_steps=50", "checkpoint.async=true"}));
+  REQUIRE(test::wait_until([&] {
+    return io::exists(t.run + "/metrics.jsonl") && io::file_size(t.run + "/metrics.jsonl") > 20'000;
+  }));
   REQUIRE(::truncate((t.folder / "train.bin").c_str(), left) == 0);
   const Outcome outcome = program.wait();
   expect(outcome, 65, {"train.bin: was cut short while it was in use", fmt::format("has {} now", left)});
   const auto status = nlohmann::json::parse(io::read_file(t.run + "/status.json"));
   CHECK(status["state"] == "failed");
   CHECK(status["exit_code"] == 65);
-  for (const std::string& name : io::list_directory(t.run + "/ckpt")) CHECK((name == "LATEST" || name.rfind("step_", 0) == 0));
+  for (const std::string& name : io::list_directory(t.run + "/ckpt"))
+    CHECK((name == "LATEST" || name.rfind("step_", 0) == 0));
 }
 
-TEST_CASE("one changed token between a stop and a resume is noticed; older fingerprints are still understood", "[data_check]") {
+TEST_CASE("one changed token between a stop and a resume is noticed; older fingerprints are still understood",
+          "[data_check]") {
   const TinyRun t;
   std::vector<int32_t> tokens(400'000);  // more than the pages that are sampled
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 2654435761u >> 16 & 0xff);
@@ -153,8 +169,9 @@ TEST_CASE("one changed token between a stop and a resume is noticed; older finge
   });
   expect(t.train(longer), 0, {});
   // Saved again, it is the new form.
-  CHECK(nlohmann::json::parse(io::read_file(t.run + "/ckpt/step_00000006/state.json"))["data_fingerprint"].get<std::string>().rfind(
-            "xxh3-whole:", 0) == 0);
+  CHECK(nlohmann::json::parse(io::read_file(t.run + "/ckpt/step_00000006/state.json"))["data_fingerprint"]
+            .get<std::string>()
+            .rfind("xxh3-whole:", 0) == 0);
 }
 
 TEST_CASE("a set without a predicted token has no loss", "[data_check]") {
@@ -168,7 +185,8 @@ TEST_CASE("a set without a predicted token has no loss", "[data_check]") {
   const std::string mask = "data.document_mask=true";
   expect(t.train({mask, "data.validation=[{name: v, path: " + t.folder / "ones" + "}]"}), 65,
          {"data source v", "one token each", "data.document_mask=false"});
-  const Outcome trained = t.train({mask, "data.validation=[{name: v, path: " + t.folder / "sparse" + "}]", "eval.max_tokens=32"});
+  const Outcome trained =
+      t.train({mask, "data.validation=[{name: v, path: " + t.folder / "sparse" + "}]", "eval.max_tokens=32"});
   INFO(trained.out << trained.err);
   REQUIRE(trained.code == 0);
   CHECK_THAT(trained.out, Contains("val v  no token was predicted: no loss") && !Contains("0.0000"));

@@ -28,18 +28,20 @@ TEST_CASE("doctor under mpirun measures what the ranks see, and tells it once", 
   if (no_mpi()) return;
   const test::TemporaryFolder folder;
   const std::string runs = folder / "runs";
-  const Outcome outcome = Program(folder.path, {"doctor", "--run-dir", runs}, {{"OMP_NUM_THREADS", "1"}}, 2).wait();
+  const Outcome outcome =
+      Program(folder.path, {"doctor", "--run-dir", runs}, {{"OMP_NUM_THREADS", "1"}}, 2).wait();
   INFO(outcome.out << outcome.err);
   REQUIRE(outcome.code == 0);
   CHECK(count(outcome.out, "\nranks\n") == 1);
   CHECK(count(outcome.out, "\nprocessor\n") == 1);
-  CHECK_THAT(outcome.out, Contains("mpirun of Open MPI") && Contains("(OMPI_COMM_WORLD_SIZE=2); mpi sees 2 ranks"));
+  CHECK_THAT(outcome.out,
+             Contains("mpirun of Open MPI") && Contains("(OMPI_COMM_WORLD_SIZE=2); mpi sees 2 ranks"));
   CHECK_THAT(outcome.out, Contains("OMPI_COMM_WORLD_RANK=0") && Contains("OMP_NUM_THREADS=1"));
   CHECK_THAT(outcome.out, Contains("ranks 0-1, 2 threads, "));
   CHECK_THAT(outcome.out, Contains("program") && Contains(" on all"));
   CHECK_THAT(outcome.out, Contains("clocks") && Contains("of rank 0's"));
   CHECK_THAT(outcome.out, Contains(runs + ": shared: all ranks see what rank 0 writes"));
-  CHECK(io::list_directory(runs).empty());  // nothing is left behind
+  CHECK(io::list_directory(runs).empty());           // nothing is left behind
   const int times = cuda_devices().empty() ? 2 : 4;  // from GPU to GPU once more
   CHECK(count(outcome.out, "64 KiB") == times);
   CHECK(count(outcome.out, "4 MiB") == times);
@@ -50,35 +52,46 @@ TEST_CASE("doctor names ranks that do not share the folder, and those bound to o
   const test::TemporaryFolder folder;
   // Each rank has a working folder of its own, and all are tied to the first core.
   const std::string script = folder / "rank";
-  test::write_bytes(script, "mkdir -p " + folder.path + "/$OMPI_COMM_WORLD_RANK && cd " + folder.path + "/$OMPI_COMM_WORLD_RANK && exec taskset -c 0 " +
+  test::write_bytes(script, "mkdir -p " + folder.path + "/$OMPI_COMM_WORLD_RANK && cd " + folder.path +
+                                "/$OMPI_COMM_WORLD_RANK && exec taskset -c 0 " +
                                 std::getenv("SLUICE_BINARY") + " doctor --run-dir here\n");
   const std::string out = folder / "out.txt";
-  const int code =
-      std::system(("OMP_NUM_THREADS=1 " SLUICE_SOURCE_DIR "/tests/support/mpirun 2 sh " + script + " >" + out + " 2>&1").c_str());
+  const int code = std::system(
+      ("OMP_NUM_THREADS=1 " SLUICE_SOURCE_DIR "/tests/support/mpirun 2 sh " + script + " >" + out + " 2>&1")
+          .c_str());
   INFO(io::read_file(out));
   REQUIRE(code == 0);
   CHECK_THAT(io::read_file(out), Contains("warning: ranks 1 do not see what rank 0 writes"));
-  CHECK_THAT(io::read_file(out), Contains("warning: ranks are bound to the same core (mpirun --bind-to none)"));
+  CHECK_THAT(io::read_file(out),
+             Contains("warning: ranks are bound to the same core (mpirun --bind-to none)"));
 }
 
 TEST_CASE("doctor in a process that Slurm started without PMIx says what to do, once", "[doctor]") {
   if (!built_with_mpi()) return;
   const test::TemporaryFolder folder;
   const auto process = [&](const char* number) {
-    return Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", number}, {"SLURM_STEP_ID", "0"}}).wait();
+    return Program(folder.path, {"doctor"},
+                   {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", number}, {"SLURM_STEP_ID", "0"}})
+        .wait();
   };
   const Outcome first = process("0"), second = process("1");
   CHECK(first.code == 64);
-  CHECK_THAT(first.out, Contains("srun (SLURM_NTASKS=4)") && Contains("SLURM_PROCID=0") && Contains("processor"));
-  CHECK_THAT(first.err, Contains("srun started 4 processes and offered them no PMIx") && Contains("srun --mpi=pmix") && Contains("mpirun inside sbatch"));
+  CHECK_THAT(first.out,
+             Contains("srun (SLURM_NTASKS=4)") && Contains("SLURM_PROCID=0") && Contains("processor"));
+  CHECK_THAT(first.err, Contains("srun started 4 processes and offered them no PMIx") &&
+                            Contains("srun --mpi=pmix") && Contains("mpirun inside sbatch"));
   CHECK(second.code == 64);
   CHECK(second.out + second.err == "");
   // A batch script's own process has Slurm's variables too, and is alone.
-  const Outcome batch = Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).wait();
+  const Outcome batch =
+      Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).wait();
   CHECK(batch.code == 0);
   CHECK_THAT(batch.out, !Contains("srun (SLURM"));
   // Who is alone needs nobody's help to find the others.
-  CHECK(Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}}).wait().code == 0);
+  CHECK(
+      Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}})
+          .wait()
+          .code == 0);
 }
 
 }  // namespace sluice

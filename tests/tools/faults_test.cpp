@@ -1,5 +1,5 @@
-// A sample of what scripts/faults does by night: kills, full disks, damage, signals, deaths, hangs, healing, layouts. And whether its
-// planted bugs still fit the sources.
+// A sample of what scripts/faults does by night: kills, full disks, damage, signals, deaths, hangs, healing,
+// layouts. And whether its planted bugs still fit the sources.
 #include <sys/wait.h>
 
 #include "comm/mpi.h"
@@ -8,16 +8,18 @@
 using namespace sluice;
 
 TEST_CASE("faults of every kind cost a training of several ranks nothing but time", "[faults]") {
-  if (!built_with_mpi() || std::system("command -v mpirun >/dev/null && command -v python3 >/dev/null") != 0) {
+  if (!built_with_mpi() ||
+      std::system("command -v mpirun >/dev/null && command -v python3 >/dev/null") != 0) {
     WARN("skipped: no MPI, or no Python");
     return;
   }
   const test::TemporaryFolder folder;
   const std::string log = folder / "log";
   // Limits of time are for a machine of one's own; here others build beside us.
-  const int status = std::system(
-      (SLUICE_SOURCE_DIR "/scripts/faults mutants --quick >" + log + " 2>&1 && " SLUICE_SOURCE_DIR "/scripts/faults --quick --slack 10 >>" + log + " 2>&1")
-          .c_str());
+  const int status =
+      std::system((SLUICE_SOURCE_DIR "/scripts/faults mutants --quick >" + log +
+                   " 2>&1 && " SLUICE_SOURCE_DIR "/scripts/faults --quick --slack 10 >>" + log + " 2>&1")
+                      .c_str());
   INFO(io::read_file(log));
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);

@@ -1,12 +1,13 @@
-// Nothing that was trained or measured is lost: to signals, bad data, full disks, missing threads and memory, moved folders.
+// Nothing that was trained or measured is lost: to signals, bad data, full disks, missing threads and memory,
+// moved folders.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "checkpoint/manifest.h"
 #include "comm/mpi.h"
 #include "tools/tiny_run.h"
-#include "checkpoint/manifest.h"
 
 namespace sluice {
 namespace {
@@ -26,7 +27,8 @@ bool no_mpi() {
 class Paused {
  public:
   Paused(const TinyRun& t, const std::string& where, const std::vector<std::string>& arguments, int ranks = 0)
-      : file_(t.folder / "pause"), program_(t.folder.path, arguments, {{"SLUICE_PAUSE", "0:" + where + ":" + file_}}, ranks) {
+      : file_(t.folder / "pause"),
+        program_(t.folder.path, arguments, {{"SLUICE_PAUSE", "0:" + where + ":" + file_}}, ranks) {
     REQUIRE(test::wait_until([&] { return io::exists(file_ + ".0"); }));
   }
   void signal(int number) const { program_.signal(number); }
@@ -45,9 +47,13 @@ class Paused {
   Program program_;
 };
 
-nlohmann::json status_of(const std::string& run) { return nlohmann::json::parse(io::read_file(run + "/status.json")); }
+nlohmann::json status_of(const std::string& run) {
+  return nlohmann::json::parse(io::read_file(run + "/status.json"));
+}
 
-std::string step_folder(const std::string& run, int64_t step) { return fmt::format("{}/ckpt/step_{:08}", run, step); }
+std::string step_folder(const std::string& run, int64_t step) {
+  return fmt::format("{}/ckpt/step_{:08}", run, step);
+}
 
 /// Overwrites a token file in place, as a running training sees it, with ids that no vocabulary has.
 void spoil(const std::string& path) {
@@ -78,7 +84,8 @@ int64_t count_of(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("an evaluation that a signal or a kill interrupts is made up with the same weights", "[train][kept]") {
+TEST_CASE("an evaluation that a signal or a kill interrupts is made up with the same weights",
+          "[train][kept]") {
   const TinyRun t;
   const std::vector<std::string> options = {"eval.every_steps=2", "checkpoint.every_steps=4"};
   std::vector<std::string> straight = options;
@@ -111,7 +118,8 @@ TEST_CASE("ranks make up an interrupted evaluation, computed by one or by all", 
   const TinyRun t;
   const std::string stage = GENERATE("0", "3");
   INFO("ZeRO " << stage);
-  const std::vector<std::string> options = {"eval.every_steps=2", "train.micro_batch_size=1", "parallel.zero_stage=" + stage};
+  const std::vector<std::string> options = {"eval.every_steps=2", "train.micro_batch_size=1",
+                                            "parallel.zero_stage=" + stage};
   const auto arguments = [&](const std::string& run) {
     std::vector<std::string> all = t.train_arguments(options);
     all.push_back("run_dir=" + run);
@@ -129,7 +137,8 @@ TEST_CASE("ranks make up an interrupted evaluation, computed by one or by all", 
   CHECK(io::read_file(t.run + "/eval.jsonl") == io::read_file(t.folder / "straight/eval.jsonl"));
 }
 
-TEST_CASE("an evaluation that fails leaves all that was trained, and the next start evaluates alone", "[train][kept]") {
+TEST_CASE("an evaluation that fails leaves all that was trained, and the next start evaluates alone",
+          "[train][kept]") {
   const TinyRun t;
   const std::vector<std::string> options = {"checkpoint.every_steps=0"};
   REQUIRE(t.train({"checkpoint.every_steps=0", "run_dir=" + t.folder / "straight"}).code == 0);
@@ -139,7 +148,9 @@ TEST_CASE("an evaluation that fails leaves all that was trained, and the next st
   const Outcome outcome = paused.go_on();
   INFO(outcome.out << outcome.err);
   CHECK(outcome.code == 65);
-  CHECK_THAT(outcome.err, Contains("evaluation at step 8: ") && Contains("trained up to step 8, saved up to step 8 in") && Contains("step_00000008"));
+  CHECK_THAT(outcome.err, Contains("evaluation at step 8: ") &&
+                              Contains("trained up to step 8, saved up to step 8 in") &&
+                              Contains("step_00000008"));
   CHECK(status_of(t.run)["state"] == "failed");
   CHECK(status_of(t.run)["exit_code"] == 65);
   test::write_bytes(t.folder / "held_out.bin", held_out);
@@ -151,12 +162,15 @@ TEST_CASE("an evaluation that fails leaves all that was trained, and the next st
   CHECK(io::read_file(t.run + "/eval.jsonl") == io::read_file(t.folder / "straight/eval.jsonl"));
 }
 
-TEST_CASE("bad training data leaves a checkpoint of the last good step, on one rank and on several", "[train][kept]") {
+TEST_CASE("bad training data leaves a checkpoint of the last good step, on one rank and on several",
+          "[train][kept]") {
   const int ranks = GENERATE(0, 2);
   if (ranks > 0 && no_mpi()) return;
   const TinyRun t;
   const std::vector<std::string> options = {"checkpoint.every_steps=0", "train.micro_batch_size=1"};
-  REQUIRE(t.train({"checkpoint.every_steps=5", "train.micro_batch_size=1", "run_dir=" + t.folder / "straight"}).code == 0);
+  REQUIRE(
+      t.train({"checkpoint.every_steps=5", "train.micro_batch_size=1", "run_dir=" + t.folder / "straight"})
+          .code == 0);
   Paused paused(t, "step:5", t.train_arguments(options), ranks);
   spoil(t.folder / "train.bin");
   const Outcome outcome = paused.go_on();
@@ -166,7 +180,8 @@ TEST_CASE("bad training data leaves a checkpoint of the last good step, on one r
   CHECK(status_of(t.run)["saved_step"] == 5);
   const std::string weights = "/model.safetensors";
   if (ranks == 0)
-    CHECK((io::read_file(step_folder(t.run, 5) + weights) == io::read_file(step_folder(t.folder / "straight", 5) + weights)));
+    CHECK((io::read_file(step_folder(t.run, 5) + weights) ==
+           io::read_file(step_folder(t.folder / "straight", 5) + weights)));
 }
 
 TEST_CASE("memory that runs out leaves a checkpoint, a status and numbers", "[train][kept]") {
@@ -174,7 +189,8 @@ TEST_CASE("memory that runs out leaves a checkpoint, a status and numbers", "[tr
   const Outcome outcome = t.train({"checkpoint.every_steps=0"}, {{"SLUICE_NOMEMORY", "0:5"}});
   INFO(outcome.out << outcome.err);
   CHECK(outcome.code == 71);
-  CHECK_THAT(outcome.err, Contains("out of memory: the process holds ") && Contains("MiB") && Contains("saved up to step 5"));
+  CHECK_THAT(outcome.err, Contains("out of memory: the process holds ") && Contains("MiB") &&
+                              Contains("saved up to step 5"));
   CHECK(status_of(t.run)["state"] == "failed");
   CHECK(status_of(t.run)["exit_code"] == 71);
   CHECK(t.train().code == 0);
@@ -184,7 +200,8 @@ TEST_CASE("memory that runs out leaves a checkpoint, a status and numbers", "[tr
 
 TEST_CASE("a numeric stop keeps the weights before the step", "[train][kept]") {
   const TinyRun t;
-  const Outcome exploded = t.train({"train.on_spike=stop", "train.max_steps=30", "optimizer.lr=3", "checkpoint.every_steps=0", "train.max_grad_norm=0"});
+  const Outcome exploded = t.train({"train.on_spike=stop", "train.max_steps=30", "optimizer.lr=3",
+                                    "checkpoint.every_steps=0", "train.max_grad_norm=0"});
   INFO(exploded.out << exploded.err);
   REQUIRE(exploded.code == 78);
   const auto step = status_of(t.run)["step"].get<int64_t>();
@@ -195,7 +212,8 @@ TEST_CASE("a numeric stop keeps the weights before the step", "[train][kept]") {
 
 TEST_CASE("what cannot be written beside checkpoints never ends a training", "[train][kept]") {
   const TinyRun t;
-  const std::vector<std::string> options = {"log.trace_step=3", "log.tensorboard=true", "log.bits=1", "eval.every_steps=4"};
+  const std::vector<std::string> options = {"log.trace_step=3", "log.tensorboard=true", "log.bits=1",
+                                            "eval.every_steps=4"};
   std::vector<std::string> straight = options;
   straight.push_back("run_dir=" + t.folder / "straight");
   REQUIRE(t.train(straight, {{"SLUICE_IOTRACE", t.folder / "trace"}}).code == 0);
@@ -208,7 +226,8 @@ TEST_CASE("what cannot be written beside checkpoints never ends a training", "[t
     std::string rank, number, path = line.substr(line.rfind(' ') + 1);
     words >> rank >> number;
     training |= path.ends_with("metrics.jsonl") && line.find(" write ") != std::string::npos;
-    if (training && path.find("/ckpt/") == std::string::npos && !path.ends_with("/ckpt")) operations.emplace_back(number, line);
+    if (training && path.find("/ckpt/") == std::string::npos && !path.ends_with("/ckpt"))
+      operations.emplace_back(number, line);
   }
   REQUIRE(operations.size() > 20);
   bool traced = false;
@@ -230,24 +249,31 @@ TEST_CASE("where no thread can be made, training goes on without", "[train][kept
   const TinyRun t;
   const int ranks = GENERATE(0, 2);
   if (ranks > 0 && no_mpi()) return;
-  const std::vector<std::string> options = {"checkpoint.async=true", "checkpoint.every_steps=2", "train.micro_batch_size=1"};
+  const std::vector<std::string> options = {"checkpoint.async=true", "checkpoint.every_steps=2",
+                                            "train.micro_batch_size=1"};
   const auto arguments = [&](const std::string& run) {
     std::vector<std::string> all = t.train_arguments(options);
     all.push_back("run_dir=" + run);
     return all;
   };
   REQUIRE(Program(t.folder.path, arguments(t.folder / "straight"), {}, ranks).wait().code == 0);
-  const Outcome outcome = Program(t.folder.path, arguments(t.run), {{"SLUICE_THREADFAIL", "1:sticky"}}, ranks).wait();
+  const Outcome outcome =
+      Program(t.folder.path, arguments(t.run), {{"SLUICE_THREADFAIL", "1:sticky"}}, ranks).wait();
   INFO(outcome.out << outcome.err);
   CHECK(outcome.code == 0);
-  CHECK_THAT(outcome.err, Contains("cannot start a thread") && Contains("training waits while they are written (said once)"));
-  if (ranks > 0) CHECK_THAT(outcome.err, Contains("the watchdog cannot start a thread") && Contains("communication: cannot start a thread"));
-  const Outcome diff = t.sluice({"checkpoint", "diff", step_folder(t.run, 8), step_folder(t.folder / "straight", 8)});
+  CHECK_THAT(outcome.err, Contains("cannot start a thread") &&
+                              Contains("training waits while they are written (said once)"));
+  if (ranks > 0)
+    CHECK_THAT(outcome.err, Contains("the watchdog cannot start a thread") &&
+                                Contains("communication: cannot start a thread"));
+  const Outcome diff =
+      t.sluice({"checkpoint", "diff", step_folder(t.run, 8), step_folder(t.folder / "straight", 8)});
   CHECK_THAT(diff.out, Contains("equal bit for bit"));
   CHECK(io::exists(step_folder(t.run, 6)));
 }
 
-TEST_CASE("a run folder that was renamed is not mixed up with the one that takes its place", "[train][kept]") {
+TEST_CASE("a run folder that was renamed is not mixed up with the one that takes its place",
+          "[train][kept]") {
   const TinyRun t;
   const std::string moved = t.folder / "moved";
   Paused first(t, "step:5", t.train_arguments());
@@ -258,7 +284,9 @@ TEST_CASE("a run folder that was renamed is not mixed up with the one that takes
   const Outcome outcome = first.go_on();
   INFO(outcome.out << outcome.err);
   CHECK(outcome.code == 73);
-  CHECK_THAT(outcome.err, Contains("is no longer the folder of this training, which was renamed to " + moved) && Contains("saved up to step 8 in " + moved));
+  CHECK_THAT(outcome.err,
+             Contains("is no longer the folder of this training, which was renamed to " + moved) &&
+                 Contains("saved up to step 8 in " + moved));
   CHECK((outcome.err.find("another training has taken its place") != std::string::npos) == replaced);
   CHECK(io::exists(step_folder(moved, 8)));
   if (replaced)
@@ -276,7 +304,8 @@ TEST_CASE("folders that are removed while training are made again", "[train][kep
   INFO(outcome.out << outcome.err);
   CHECK(outcome.code == 0);
   CHECK(io::exists(step_folder(t.run, 8)));
-  if (what.empty()) CHECK_THAT(outcome.err, Contains("was removed while it was trained in, and has been made again"));
+  if (what.empty())
+    CHECK_THAT(outcome.err, Contains("was removed while it was trained in, and has been made again"));
 }
 
 TEST_CASE("failures of the same kind are reported less and less often, with their count", "[train][kept]") {
@@ -325,10 +354,21 @@ TEST_CASE("fields of state.json that cannot be are an error that names them", "[
   const std::string folder = step_folder(t.run, 4);
   const auto good = nlohmann::json::parse(io::read_file(folder + "/state.json"));
   const std::vector<std::pair<std::string, nlohmann::json>> crafts = {
-      {"/policy/skipped", -5}, {"/policy/skipped", int64_t{9223372036854775807}}, {"/policy/losses", {1, nullptr}},
-      {"/policy/recently_skipped_steps", {7}}, {"/step", -7}, {"/step", 2}, {"/step", int64_t{1} << 62}, {"/step", "4"},
-      {"/adam_steps", 9}, {"/data_fingerprint", 5}, {"/seconds", "x"}, {"/tokenizer_fingerprint", {1}}, {"/divergence", 1},
-      {"/divergence/count", -1}, {"/tokens", 0.5}};
+      {"/policy/skipped", -5},
+      {"/policy/skipped", int64_t{9223372036854775807}},
+      {"/policy/losses", {1, nullptr}},
+      {"/policy/recently_skipped_steps", {7}},
+      {"/step", -7},
+      {"/step", 2},
+      {"/step", int64_t{1} << 62},
+      {"/step", "4"},
+      {"/adam_steps", 9},
+      {"/data_fingerprint", 5},
+      {"/seconds", "x"},
+      {"/tokenizer_fingerprint", {1}},
+      {"/divergence", 1},
+      {"/divergence/count", -1},
+      {"/tokens", 0.5}};
   for (const auto& [path, value] : crafts) {
     nlohmann::json state = good;
     state[nlohmann::json::json_pointer(path)] = value;
@@ -345,7 +385,8 @@ TEST_CASE("fields of state.json that cannot be are an error that names them", "[
   nlohmann::json old = good;
   old.erase("divergence");
   replace_state(step_folder(t.folder / "old", 4), old);
-  CHECK(t.train({"train.max_steps=8", "--allow-change", "train.max_steps", "run_dir=" + t.folder / "old"}).code == 0);
+  CHECK(t.train({"train.max_steps=8", "--allow-change", "train.max_steps", "run_dir=" + t.folder / "old"})
+            .code == 0);
 }
 
 }  // namespace sluice

@@ -1,4 +1,5 @@
-// The scripts of configs/launch, with a scheduler that only pretends: what they start, and what they do with how it ends.
+// The scripts of configs/launch, with a scheduler that only pretends: what they start, and what they do with
+// how it ends.
 #include "comm/mpi.h"
 #include "tools/tiny_run.h"
 
@@ -23,8 +24,8 @@ struct Fakes {
     std::string text;
   };
   Result run(const std::string& command, const std::string& environment = "") const {
-    const int code = std::system(("cd " + folder.path + " && : >log.txt && PATH=" + folder.path + ":$PATH SLURM_JOB_ID=42 " + environment + " " +
-                                  command + " >>log.txt 2>&1")
+    const int code = std::system(("cd " + folder.path + " && : >log.txt && PATH=" + folder.path +
+                                  ":$PATH SLURM_JOB_ID=42 " + environment + " " + command + " >>log.txt 2>&1")
                                      .c_str());
     return {WEXITSTATUS(code), io::read_file(log)};
   }
@@ -47,12 +48,15 @@ TEST_CASE("a Slurm job comes back after a stop or a lost rank, and not after an 
   fakes.program("scontrol", "echo scontrol \"$@\"");
   const std::string job = "bash " + kScripts + "slurm.sbatch x.yaml optimizer.lr=1e-3";
   const auto ended = [&](int status, const std::string& more = "") {
-    const auto result = fakes.run(job, "SLURM_CPUS_PER_TASK=3 ENDS_WITH=" + std::to_string(status) + " " + more);
+    const auto result =
+        fakes.run(job, "SLURM_CPUS_PER_TASK=3 ENDS_WITH=" + std::to_string(status) + " " + more);
     CHECK(result.code == status);
     return result.text;
   };
-  CHECK_THAT(ended(0), Contains("srun --mpi=pmix --kill-on-bad-exit=1 build/sluice train x.yaml train.threads=3 optimizer.lr=1e-3"));
-  for (const int status : {0, 64, 65, 70, 71, 74, 78}) CHECK(ended(status).find("scontrol") == std::string::npos);
+  CHECK_THAT(ended(0), Contains("srun --mpi=pmix --kill-on-bad-exit=1 build/sluice train x.yaml "
+                                "train.threads=3 optimizer.lr=1e-3"));
+  for (const int status : {0, 64, 65, 70, 71, 74, 78})
+    CHECK(ended(status).find("scontrol") == std::string::npos);
   for (const int status : {75, 76, 137}) CHECK_THAT(ended(status), Contains("scontrol requeue 42"));
   // Stopped and saved as often as need be; lost a limited number of times.
   CHECK_THAT(ended(75, "SLURM_RESTART_COUNT=9"), Contains("scontrol requeue 42"));
@@ -62,17 +66,21 @@ TEST_CASE("a Slurm job comes back after a stop or a lost rank, and not after an 
 
 TEST_CASE("a Slurm job under mpirun hands its signal on and waits for the save", "[launch]") {
   const Fakes fakes;
-  fakes.program("mpirun", "trap 'sleep 0.2; echo saved; exit 75' USR1\necho mpirun \"$@\"\nfor i in $(seq 200); do sleep 0.05; done");
+  fakes.program("mpirun",
+                "trap 'sleep 0.2; echo saved; exit 75' USR1\necho mpirun \"$@\"\nfor i in $(seq 200); do "
+                "sleep 0.05; done");
   fakes.program("scontrol", "echo scontrol \"$@\"");
   const auto job = [&](const char* signal) {
-    return fakes.run("bash -c 'bash " + kScripts + "slurm_mpirun.sbatch x.yaml & job=$!; while ! grep -q mpirun log.txt; do sleep 0.02; done; " +
-                         "kill -" + signal + " $job; wait $job'",
-                     "SLURM_NTASKS=4 SLURM_CPUS_PER_TASK=2");
+    return fakes.run(
+        "bash -c 'bash " + kScripts +
+            "slurm_mpirun.sbatch x.yaml & job=$!; while ! grep -q mpirun log.txt; do sleep 0.02; done; " +
+            "kill -" + signal + " $job; wait $job'",
+        "SLURM_NTASKS=4 SLURM_CPUS_PER_TASK=2");
   };
   const auto stopped = job("USR1");
   CHECK(stopped.code == 75);
-  CHECK_THAT(stopped.text, Contains("mpirun -n 4 --bind-to none build/sluice train x.yaml train.threads=2") && Contains("saved") &&
-                               Contains("scontrol requeue 42"));
+  CHECK_THAT(stopped.text, Contains("mpirun -n 4 --bind-to none build/sluice train x.yaml train.threads=2") &&
+                               Contains("saved") && Contains("scontrol requeue 42"));
   const auto cancelled = job("TERM");
   CHECK(cancelled.code == 75);
   CHECK_THAT(cancelled.text, Contains("saved") && Contains("exit status 75: cancelled"));
@@ -80,7 +88,8 @@ TEST_CASE("a Slurm job under mpirun hands its signal on and waits for the save",
 }
 
 TEST_CASE("the examples for mpirun train on two ranks", "[launch][ranks]") {
-  if (!built_with_mpi() || std::system("command -v mpirun >/dev/null && command -v python3 >/dev/null") != 0) {
+  if (!built_with_mpi() ||
+      std::system("command -v mpirun >/dev/null && command -v python3 >/dev/null") != 0) {
     WARN("skipped: no MPI, or no Python");
     return;
   }
@@ -94,7 +103,8 @@ TEST_CASE("the examples for mpirun train on two ranks", "[launch][ranks]") {
   CHECK_THAT(one.text, Contains("ranks    2 (mpi)"));
   // The same machine named by a host file: comments and a missing count of slots included.
   test::write_bytes(fakes.folder / "hosts", "# two\nlocalhost slots=2  # here\n\n");
-  const auto several = fakes.run(kScripts + "several_nodes.sh hosts 1" + more + (t.folder / "several"), program);
+  const auto several =
+      fakes.run(kScripts + "several_nodes.sh hosts 1" + more + (t.folder / "several"), program);
   INFO(several.text);
   CHECK(several.code == 0);
   CHECK_THAT(several.text, Contains("ranks    2 (mpi)") && Contains("1 thread,"));

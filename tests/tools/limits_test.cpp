@@ -17,13 +17,15 @@ using test::TinyRun;
 Outcome with_address_space(const TinyRun& t, int64_t mib, const std::vector<std::string>& arguments) {
   std::string command = fmt::format("ulimit -v {}; exec '{}'", mib << 10, std::getenv("SLUICE_BINARY"));
   for (const std::string& a : arguments) command += " '" + a + "'";
-  const int status = std::system(("(" + command + ") >" + t.folder / "limited.out" + " 2>" + t.folder / "limited.err").c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), io::read_file(t.folder / "limited.out"),
-          io::read_file(t.folder / "limited.err")};
+  const int status = std::system(
+      ("(" + command + ") >" + t.folder / "limited.out" + " 2>" + t.folder / "limited.err").c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+          io::read_file(t.folder / "limited.out"), io::read_file(t.folder / "limited.err")};
 }
 
-const std::vector<std::string> kLarge = {"model.hidden_size=1024", "model.num_hidden_layers=4", "model.intermediate_size=4096",
-                                         "train.max_steps=1",      "eval.every_steps=0"};
+const std::vector<std::string> kLarge = {"model.hidden_size=1024", "model.num_hidden_layers=4",
+                                         "model.intermediate_size=4096", "train.max_steps=1",
+                                         "eval.every_steps=0"};
 
 }  // namespace
 
@@ -32,7 +34,8 @@ TEST_CASE("a training that ulimit has no room for is refused with what would hel
   const Outcome refused = with_address_space(t, 900, t.train_arguments(kLarge));
   INFO(refused.out << refused.err);
   CHECK(refused.code == 71);
-  CHECK_THAT(refused.err, Contains("of memory") && Contains("ulimit -v of 900.0 MiB") && Contains("optimizer") && Contains("saves") &&
+  CHECK_THAT(refused.err, Contains("of memory") && Contains("ulimit -v of 900.0 MiB") &&
+                              Contains("optimizer") && Contains("saves") &&
                               Contains("train.micro_batch_size=") && Contains("train.check_limits=false"));
   CHECK_FALSE(io::exists(t.run));
   // As a warning; the allocation itself may fail then, with the same code.
@@ -59,7 +62,8 @@ TEST_CASE("a control group's limit is known before the kernel kills", "[limits]"
   for (const char* controller : {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"}) {
     std::ifstream groups("/proc/self/cgroup");
     for (std::string line; own.empty() && std::getline(groups, line);) {
-      const bool v1 = line.find(":memory:") != std::string::npos && controller == std::string("/sys/fs/cgroup/memory");
+      const bool v1 =
+          line.find(":memory:") != std::string::npos && controller == std::string("/sys/fs/cgroup/memory");
       const bool v2 = line.rfind("0::", 0) == 0 && controller == std::string("/sys/fs/cgroup");
       if (v1 || v2) own = controller + line.substr(line.rfind(':') + 1);
     }
@@ -67,17 +71,21 @@ TEST_CASE("a control group's limit is known before the kernel kills", "[limits]"
   }
   const std::string group = own + "/sluice_test_" + std::to_string(getpid());
   const bool made = !own.empty() && ::mkdir(group.c_str(), 0755) == 0;
-  const std::string limit = io::exists(group + "/memory.max") ? group + "/memory.max" : group + "/memory.limit_in_bytes";
+  const std::string limit =
+      io::exists(group + "/memory.max") ? group + "/memory.max" : group + "/memory.limit_in_bytes";
   if (made) std::ofstream(limit) << (int64_t{300} << 20) << "\n";
   int64_t set = 0;
   if (made) std::ifstream(limit) >> set;
   if (set != int64_t{300} << 20) {
     if (made) ::rmdir(group.c_str());
-    WARN("skipped: no control group with a memory limit can be made here (root and a writable hierarchy are needed)");
+    WARN(
+        "skipped: no control group with a memory limit can be made here (root and a writable hierarchy are "
+        "needed)");
     return;
   }
   const TinyRun t;
-  std::string command = "echo $$ >" + group + "/cgroup.procs; exec '" + std::string(std::getenv("SLUICE_BINARY")) + "'";
+  std::string command =
+      "echo $$ >" + group + "/cgroup.procs; exec '" + std::string(std::getenv("SLUICE_BINARY")) + "'";
   std::vector<std::string> arguments = t.train_arguments(kLarge);
   for (const std::string& a : arguments) command += " '" + a + "'";
   test::write_bytes(t.folder / "in_group.sh", command + "\n");
@@ -99,7 +107,8 @@ TEST_CASE("checkpoints that the disk has no room for are told before step 0", "[
     return;
   }
   const auto train = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> all = {"--run-dir", disk + "/runs/a", "model.hidden_size=64", "model.intermediate_size=256"};
+    std::vector<std::string> all = {"--run-dir", disk + "/runs/a", "model.hidden_size=64",
+                                    "model.intermediate_size=256"};
     all.insert(all.end(), more.begin(), more.end());
     return t.train(all);
   };
@@ -110,8 +119,8 @@ TEST_CASE("checkpoints that the disk has no room for are told before step 0", "[
   ::umount(disk.c_str());
   INFO(refused.out << refused.err << anyway.err << fits.err);
   CHECK(refused.code == 73);
-  CHECK_THAT(refused.err, Contains("of disk space") && Contains("3 checkpoints kept") && Contains("checkpoint.keep_last=1") &&
-                              Contains("quota"));
+  CHECK_THAT(refused.err, Contains("of disk space") && Contains("3 checkpoints kept") &&
+                              Contains("checkpoint.keep_last=1") && Contains("quota"));
   CHECK_FALSE(left);
   CHECK_THAT(anyway.out + anyway.err, Contains("of disk space"));
   CHECK(fits.code == 0);

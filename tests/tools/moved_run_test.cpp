@@ -1,9 +1,10 @@
-// Runs and checkpoints that were moved: to another folder, to another machine, without the files they were made from.
+// Runs and checkpoints that were moved: to another folder, to another machine, without the files they were
+// made from.
 #include <filesystem>
 
+#include "checkpoint/manifest.h"
 #include "data/small_model.h"
 #include "tools/tiny_run.h"
-#include "checkpoint/manifest.h"
 
 namespace sluice {
 
@@ -14,7 +15,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A tiny run with a SentencePiece tokenizer; everything but the run folder lies in `home`, which a test takes away.
+/// A tiny run with a SentencePiece tokenizer; everything but the run folder lies in `home`, which a test
+/// takes away.
 struct PieceRun : TinyRun {
   std::string home = folder / "home", model = home + "/words.model";
 
@@ -22,10 +24,12 @@ struct PieceRun : TinyRun {
     fs::create_directory(home);
     fs::rename(test::train_model(folder, "words"), model);
     std::string text;
-    for (int i = 0; i < 300; ++i) text += fmt::format("In the beginning was word {}, gated by head {}.\n", i * 7 % 97, i % 12);
+    for (int i = 0; i < 300; ++i)
+      text += fmt::format("In the beginning was word {}, gated by head {}.\n", i * 7 % 97, i % 12);
     test::write_bytes(home + "/text.txt", text);
     for (const char* name : {"train", "held_out"})
-      REQUIRE(sluice({"tokenize", home + "/text.txt", "--tokenizer", model, "-o", home + "/" + name}).code == 0);
+      REQUIRE(sluice({"tokenize", home + "/text.txt", "--tokenizer", model, "-o", home + "/" + name}).code ==
+              0);
     write_config(more);
     std::string text_of_config = io::read_file(config);
     for (const char* name : {"path: train", "path: held_out"}) {
@@ -33,7 +37,9 @@ struct PieceRun : TinyRun {
       text_of_config.replace(text_of_config.find(name), std::string(name).size(), with_home);
     }
     const std::string at = "data:\n";
-    text_of_config.replace(text_of_config.find(at), at.size(), at + "  allow_overlap: true\n  tokenizer: {type: sentencepiece, path: home/words.model}\n");
+    text_of_config.replace(
+        text_of_config.find(at), at.size(),
+        at + "  allow_overlap: true\n  tokenizer: {type: sentencepiece, path: home/words.model}\n");
     test::write_bytes(config, text_of_config);
   }
   std::string newest() const { return run + "/ckpt/step_00000008"; }
@@ -56,7 +62,8 @@ TEST_CASE("a run that was moved works without the files it was made from", "[mov
   fs::rename(t.run, moved);
   fs::create_directory(data);
   for (const char* name : {"train", "held_out"})
-    for (const char* extension : {".bin", ".idx", ".json"}) fs::rename(t.home + "/" + name + extension, data + "/" + name + extension);
+    for (const char* extension : {".bin", ".idx", ".json"})
+      fs::rename(t.home + "/" + name + extension, data + "/" + name + extension);
   fs::remove_all(t.home);
   const std::string held_out = "held_out=" + data + "/held_out";
 
@@ -71,12 +78,14 @@ TEST_CASE("a run that was moved works without the files it was made from", "[mov
   CHECK(t.sluice({"analyze", moved, "--data", held_out, "-o", t.folder / "analysis", "--quiet"}).code == 0);
 
   // Resuming: what was moved is named by its key, and the tokenizer is the run's own.
-  const std::vector<std::string> to_moved = {"run_dir=" + moved, "train.max_steps=8", "--allow-change", "train.max_steps"};
+  const std::vector<std::string> to_moved = {"run_dir=" + moved, "train.max_steps=8", "--allow-change",
+                                             "train.max_steps"};
   o = t.train(to_moved);
   CHECK(o.code == 66);
   CHECK_THAT(o.err, Contains("data.train[0].path (tiny)") && Contains("data.train[0].path=PREFIX"));
   std::vector<std::string> with_data = to_moved;
-  with_data.insert(with_data.end(), {"data.train[0].path=" + data + "/train", "data.validation[0].path=" + data + "/held_out"});
+  with_data.insert(with_data.end(), {"data.train[0].path=" + data + "/train",
+                                     "data.validation[0].path=" + data + "/held_out"});
   o = t.train(with_data);
   INFO(o.out << o.err);
   CHECK(o.code == 0);
@@ -95,7 +104,8 @@ TEST_CASE("a checkpoint that was copied alone is whole", "[moved]") {
   Outcome o = t.train();
   INFO(o.out << o.err);
   REQUIRE(o.code == 0);
-  const std::string alone = t.folder / "alone", exported = t.folder / "exported", model = io::read_file(t.model);
+  const std::string alone = t.folder / "alone", exported = t.folder / "exported",
+                    model = io::read_file(t.model);
   fs::copy(t.newest(), alone);
   fs::remove_all(t.run);
   fs::rename(t.model, t.folder / "kept.model");
@@ -105,7 +115,9 @@ TEST_CASE("a checkpoint that was copied alone is whole", "[moved]") {
   o = t.sluice({"checkpoint", "export", alone, "-o", exported});
   CHECK(o.code == 0);
   CHECK(io::read_file(exported + "/tokenizer.model") == model);
-  CHECK(t.train({"data.tokenizer.path=" + (t.folder / "kept.model"), "train.init_from=" + alone, "run_dir=" + (t.folder / "b")}).code == 0);
+  CHECK(t.train({"data.tokenizer.path=" + (t.folder / "kept.model"), "train.init_from=" + alone,
+                 "run_dir=" + (t.folder / "b")})
+            .code == 0);
 
   // --tokenizer names the same one, or is refused.
   CHECK(t.sluice({"eval", alone, "--tokenizer", t.folder / "kept.model"}).code == 0);
@@ -121,7 +133,8 @@ TEST_CASE("a checkpoint that was copied alone is whole", "[moved]") {
   CHECK_THAT(o.out, Contains("tokenizer.model"));
 }
 
-TEST_CASE("a checkpoint without a copy of its tokenizer reads the file that it names, or asks for it", "[moved]") {
+TEST_CASE("a checkpoint without a copy of its tokenizer reads the file that it names, or asks for it",
+          "[moved]") {
   const PieceRun t;
   REQUIRE(t.train().code == 0);
   const std::string alone = t.folder / "alone";
@@ -147,7 +160,9 @@ TEST_CASE("a checkpoint without a copy of its tokenizer reads the file that it n
   o = t.sluice({"checkpoint", "export", alone, "-o", t.folder / "without"});
   CHECK(o.code == 0);
   CHECK_THAT(o.err, Contains("exported without a tokenizer"));
-  CHECK(t.sluice({"checkpoint", "export", alone, "-o", t.folder / "with", "--tokenizer", t.folder / "kept.model"}).code == 0);
+  CHECK(t.sluice(
+             {"checkpoint", "export", alone, "-o", t.folder / "with", "--tokenizer", t.folder / "kept.model"})
+            .code == 0);
   CHECK(io::exists(t.folder / "with/tokenizer.model"));
   // Another model under the old name would make wrong numbers.
   fs::rename(test::train_model(t.folder, "other", "--split_digits=true"), t.model);
@@ -165,17 +180,22 @@ TEST_CASE("the configuration of a checkpoint reads no other file", "[moved]") {
   const std::string config = "extends: " + secret + "\n" + io::read_file(checkpoint + "/config.yaml");
   std::string manifest = io::read_file(checkpoint + "/MANIFEST.json");
   const std::string old = checksum(io::read_file(checkpoint + "/config.yaml"));
-  const auto old_bytes = fmt::format("{{\"bytes\":{},\"name\":\"config.yaml\"", fs::file_size(checkpoint + "/config.yaml"));
+  const auto old_bytes =
+      fmt::format("{{\"bytes\":{},\"name\":\"config.yaml\"", fs::file_size(checkpoint + "/config.yaml"));
   test::write_bytes(checkpoint + "/config.yaml", config);
   REQUIRE(manifest.find(old_bytes) != std::string::npos);
-  manifest.replace(manifest.find(old_bytes), old_bytes.size(), fmt::format("{{\"bytes\":{},\"name\":\"config.yaml\"", config.size()));
-  for (size_t at; (at = manifest.find(old)) != std::string::npos;) manifest.replace(at, old.size(), checksum(config));
+  manifest.replace(manifest.find(old_bytes), old_bytes.size(),
+                   fmt::format("{{\"bytes\":{},\"name\":\"config.yaml\"", config.size()));
+  for (size_t at; (at = manifest.find(old)) != std::string::npos;)
+    manifest.replace(at, old.size(), checksum(config));
   manifest.resize(manifest.rfind('\n', manifest.size() - 2) + 1);
   manifest += fmt::format("\"xxh3_128\": \"{}\"}}\n", checksum(manifest));
   test::write_bytes(checkpoint + "/MANIFEST.json", manifest);
 
-  const std::vector<std::vector<std::string>> commands = {
-      {"eval", t.run}, {"generate", t.run, "-n", "1"}, {"analyze", t.run, "-o", t.folder / "a"}, t.train_arguments()};
+  const std::vector<std::vector<std::string>> commands = {{"eval", t.run},
+                                                          {"generate", t.run, "-n", "1"},
+                                                          {"analyze", t.run, "-o", t.folder / "a"},
+                                                          t.train_arguments()};
   for (const auto& command : commands) {
     const Outcome o = t.sluice(command);
     INFO(command[0] << ": " << o.err);

@@ -1,4 +1,5 @@
-// sluice plan as it is run: for ranks that are not there, against what those that are take; and for GPUs nobody here has.
+// sluice plan as it is run: for ranks that are not there, against what those that are take; and for GPUs
+// nobody here has.
 #include "comm/mpi.h"
 #include "tools/tiny_run.h"
 
@@ -10,7 +11,8 @@ using test::Outcome;
 using test::Program;
 using test::TinyRun;
 
-const std::vector<std::string> kLarge = {"model.hidden_size=512", "model.num_hidden_layers=6", "model.intermediate_size=512"};
+const std::vector<std::string> kLarge = {"model.hidden_size=512", "model.num_hidden_layers=6",
+                                         "model.intermediate_size=512"};
 
 std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -26,9 +28,11 @@ nlohmann::json plan(const TinyRun& t, const std::vector<std::string>& more) {
 
 /// Resident memory of the largest rank at its peak.
 int64_t peak(const TinyRun& t, int ranks, const std::string& folder, const std::vector<std::string>& more) {
-  const Outcome outcome = Program(t.folder.path, t.train_arguments(std::vector<std::string>{"--run-dir", t.folder / folder} + more), {},
-                                  ranks > 1 ? ranks : 0)
-                              .wait();
+  const Outcome outcome =
+      Program(t.folder.path,
+              t.train_arguments(std::vector<std::string>{"--run-dir", t.folder / folder} + more), {},
+              ranks > 1 ? ranks : 0)
+          .wait();
   INFO(outcome.out << outcome.err);
   REQUIRE(outcome.code == 0);
   return outcome.peak_bytes;
@@ -39,18 +43,23 @@ int64_t peak(const TinyRun& t, int ranks, const std::string& folder, const std::
 TEST_CASE("plan knows what a training takes, of one rank and of each of two", "[plan]") {
   const TinyRun t;
   // The program, its libraries and their pools are in both: the difference is the model.
-  const std::vector<std::string> steps = {"train.max_steps=2", "checkpoint.every_steps=0", "train.micro_batch_size=1"};
+  const std::vector<std::string> steps = {"train.max_steps=2", "checkpoint.every_steps=0",
+                                          "train.micro_batch_size=1"};
   std::map<int, int64_t> rest;  // by ranks: what a small model's take beside the plan
   for (const auto& [ranks, zero] : {std::pair{1, 0}, {2, 0}, {2, 2}, {2, 3}}) {
     if (ranks > 1 && (!built_with_mpi() || std::system("command -v mpirun >/dev/null") != 0)) continue;
     const auto planned = [&](const std::vector<std::string>& more) {
-      return plan(t, more + std::vector<std::string>{"--ranks", std::to_string(ranks)})["memory"]["total"].get<int64_t>();
+      return plan(t, more + std::vector<std::string>{"--ranks", std::to_string(ranks)})["memory"]["total"]
+          .get<int64_t>();
     };
-    if (!rest.count(ranks)) rest[ranks] = peak(t, ranks, fmt::format("small_{}", ranks), steps) - planned(steps);
-    const std::vector<std::string> large = steps + kLarge + std::vector<std::string>{fmt::format("parallel.zero_stage={}", zero)};
-    const int64_t expected = planned(large), measured = peak(t, ranks, fmt::format("large_{}_{}", ranks, zero), large) - rest[ranks];
-    INFO(ranks << " ranks, ZeRO " << zero << ": planned " << static_cast<double>(expected) / 1048576 << " MiB, measured "
-               << static_cast<double>(measured) / 1048576);
+    if (!rest.count(ranks))
+      rest[ranks] = peak(t, ranks, fmt::format("small_{}", ranks), steps) - planned(steps);
+    const std::vector<std::string> large =
+        steps + kLarge + std::vector<std::string>{fmt::format("parallel.zero_stage={}", zero)};
+    const int64_t expected = planned(large),
+                  measured = peak(t, ranks, fmt::format("large_{}_{}", ranks, zero), large) - rest[ranks];
+    INFO(ranks << " ranks, ZeRO " << zero << ": planned " << static_cast<double>(expected) / 1048576
+               << " MiB, measured " << static_cast<double>(measured) / 1048576);
     CHECK(expected > (zero == 3 ? 60 << 20 : 100 << 20));
     CHECK(static_cast<double>(measured) == Approx(static_cast<double>(expected)).epsilon(0.05));
   }
@@ -59,13 +68,20 @@ TEST_CASE("plan knows what a training takes, of one rank and of each of two", "[
 TEST_CASE("plan's memory is what the run says it took, per rank", "[plan]") {
   if (!built_with_mpi() || std::system("command -v mpirun >/dev/null") != 0) return;
   const TinyRun t;
-  const std::vector<std::string> experts = {"parallel.expert=2", "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}"};
-  for (const std::vector<std::string>& layout : {std::vector<std::string>{}, {"parallel.zero_stage=1"}, {"parallel.zero_stage=3"}, experts}) {
-    const auto arguments = std::vector<std::string>{"train.micro_batch_size=1", "model.hidden_size=64"} + layout;
-    const Outcome run = Program(t.folder.path,
-                                t.train_arguments(arguments + std::vector<std::string>{"train.max_steps=1", fmt::format("run_dir={}/r{}", t.folder.path, layout.size() ? layout[0] : "0")}),
-                                {}, 2)
-                            .wait();
+  const std::vector<std::string> experts = {
+      "parallel.expert=2", "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}"};
+  for (const std::vector<std::string>& layout :
+       {std::vector<std::string>{}, {"parallel.zero_stage=1"}, {"parallel.zero_stage=3"}, experts}) {
+    const auto arguments =
+        std::vector<std::string>{"train.micro_batch_size=1", "model.hidden_size=64"} + layout;
+    const Outcome run =
+        Program(t.folder.path,
+                t.train_arguments(arguments +
+                                  std::vector<std::string>{"train.max_steps=1",
+                                                           fmt::format("run_dir={}/r{}", t.folder.path,
+                                                                       layout.size() ? layout[0] : "0")}),
+                {}, 2)
+            .wait();
     INFO(run.out << run.err);
     REQUIRE(run.code == 0);
     const nlohmann::json two = plan(t, arguments + std::vector<std::string>{"--ranks", "2"});
@@ -73,7 +89,8 @@ TEST_CASE("plan's memory is what the run says it took, per rank", "[plan]") {
     for (const char* what : {"parameters", "gradients", "optimizer", "activations", "scratch", "batch"}) {
       const size_t line = run.out.find(fmt::format("  {:<16}", what), run.out.find("memory   MiB"));
       REQUIRE(line != std::string::npos);
-      CHECK(std::stod(run.out.substr(line + 18)) == Approx(two["memory"][what].get<double>() / (1 << 20)).margin(0.06));
+      CHECK(std::stod(run.out.substr(line + 18)) ==
+            Approx(two["memory"][what].get<double>() / (1 << 20)).margin(0.06));
     }
   }
   const Outcome text = t.sluice({"plan", t.config, "train.micro_batch_size=1", "--ranks", "2"});
@@ -87,10 +104,13 @@ TEST_CASE("plan's memory is what the run says it took, per rank", "[plan]") {
 TEST_CASE("plan --gpus prints one table and the best layout, or says why there is none", "[plan][scale]") {
   const TinyRun t;
   const std::string paper = SLUICE_SOURCE_DIR "/configs/gated_attention/base_15a2b.yaml";
-  Outcome outcome = t.sluice({"plan", paper, "--gpus", "512,1024", "--expert-parallel", "8,16", "--zero", "1,3", "train.recompute=none"});
+  Outcome outcome = t.sluice({"plan", paper, "--gpus", "512,1024", "--expert-parallel", "8,16", "--zero",
+                              "1,3", "train.recompute=none"});
   CHECK(outcome.code == 0);
-  CHECK_THAT(outcome.out, Contains("nothing here is measured") && Contains("best of these: 1024 GPUs, experts shared by 16, ZeRO 1"));
-  outcome = t.sluice({"plan", paper, "--gpus", "512", "--json", "--gradient-dtype", "f32", "--nic", "90", "--gpu-mfu", "0.3"});
+  CHECK_THAT(outcome.out, Contains("nothing here is measured") &&
+                              Contains("best of these: 1024 GPUs, experts shared by 16, ZeRO 1"));
+  outcome = t.sluice({"plan", paper, "--gpus", "512", "--json", "--gradient-dtype", "f32", "--nic", "90",
+                      "--gpu-mfu", "0.3"});
   REQUIRE(outcome.code == 0);
   const nlohmann::json json = nlohmann::json::parse(outcome.out)["scale"];
   CHECK(json["measured"] == false);
@@ -100,7 +120,8 @@ TEST_CASE("plan --gpus prints one table and the best layout, or says why there i
   CHECK(json["layouts"].size() == 3);  // experts shared by 8, 16, 32
   outcome = t.sluice({"plan", t.config, "--gpus", "100,16"});
   CHECK(outcome.code == 64);
-  CHECK_THAT(outcome.err, Contains("100 GPUs are not whole nodes of 8") && Contains("train.global_batch_size = 2 is smaller"));
+  CHECK_THAT(outcome.err, Contains("100 GPUs are not whole nodes of 8") &&
+                              Contains("train.global_batch_size = 2 is smaller"));
   outcome = t.sluice({"plan", paper, "--gpus", "64", "--nic", "-1"});
   CHECK(outcome.code == 64);
   CHECK_THAT(outcome.err, Contains("NIC GB/s must be above 0, got -1"));

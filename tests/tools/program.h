@@ -43,7 +43,8 @@ class Program {
     const std::string launcher = SLUICE_SOURCE_DIR "/tests/support/mpirun", count = std::to_string(ranks);
     std::vector<char*> argv = {const_cast<char*>("sluice")};
     if (ranks > 0) {
-      argv = {const_cast<char*>(launcher.c_str()), const_cast<char*>(count.c_str()), const_cast<char*>(binary)};
+      argv = {const_cast<char*>(launcher.c_str()), const_cast<char*>(count.c_str()),
+              const_cast<char*>(binary)};
       binary = launcher.c_str();
     }
     for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
@@ -64,7 +65,8 @@ class Program {
   /// Whether it has ended; wait() tells how.
   bool over() const {
     siginfo_t info{};
-    return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_;
+    return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == pid_;
   }
   Outcome wait() {
     int status = 0;

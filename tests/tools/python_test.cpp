@@ -13,7 +13,8 @@ void run_python_test(const std::string& name) {
     return;
   }
   test::TemporaryFolder folder;
-  const std::string command = fmt::format("python3 {}/tests/tools/{} > {} 2>&1", SLUICE_SOURCE_DIR, name, folder / "out");
+  const std::string command =
+      fmt::format("python3 {}/tests/tools/{} > {} 2>&1", SLUICE_SOURCE_DIR, name, folder / "out");
   const int code = WEXITSTATUS(std::system(command.c_str()));
   INFO(io::read_file(folder / "out"));
   CHECK(code == 0);
@@ -22,12 +23,18 @@ void run_python_test(const std::string& name) {
 }  // namespace
 
 // Spread over seeds, differences, rank correlation, spikes, rows of the papers.
-TEST_CASE("the numbers of a report are right on made-up runs", "[report]") { run_python_test("report_numbers_test.py"); }
+TEST_CASE("the numbers of a report are right on made-up runs", "[report]") {
+  run_python_test("report_numbers_test.py");
+}
 
 // Texts of equal names, options that take values, sweep files that would write commands.
-TEST_CASE("scripts hold against hostile and unusual input", "[scripts]") { run_python_test("scripts_test.py"); }
+TEST_CASE("scripts hold against hostile and unusual input", "[scripts]") {
+  run_python_test("scripts_test.py");
+}
 
 // Mutations of every file that a report and a sweep read.
-TEST_CASE("scripts tell of damaged files by file and line", "[scripts]") { run_python_test("damage_test.py"); }
+TEST_CASE("scripts tell of damaged files by file and line", "[scripts]") {
+  run_python_test("damage_test.py");
+}
 
 }  // namespace sluice

@@ -19,21 +19,24 @@ bool no_mpi() {
   return true;
 }
 
-std::vector<std::string> arguments(const TinyRun& t, const std::string& folder, const std::vector<std::string>& more = {}) {
-  std::vector<std::string> all = {"train",
-                                  t.config,
-                                  "--run-dir",
-                                  folder,
-                                  "train.micro_batch_size=1",
-                                  "train.global_batch_size=8",
-                                  "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8, "
-                                  "load_balance: {scope: micro_batch}}",
-                                  "parallel.determinism=exact"};
+std::vector<std::string> arguments(const TinyRun& t, const std::string& folder,
+                                   const std::vector<std::string>& more = {}) {
+  std::vector<std::string> all = {
+      "train",
+      t.config,
+      "--run-dir",
+      folder,
+      "train.micro_batch_size=1",
+      "train.global_batch_size=8",
+      "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8, "
+      "load_balance: {scope: micro_batch}}",
+      "parallel.determinism=exact"};
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
 
-Outcome train(const TinyRun& t, int ranks, const std::string& folder, const std::vector<std::string>& more = {}) {
+Outcome train(const TinyRun& t, int ranks, const std::string& folder,
+              const std::vector<std::string>& more = {}) {
   return Program(t.folder.path, arguments(t, folder, more), {}, ranks).wait();
 }
 
@@ -48,7 +51,8 @@ void check_same(const TinyRun& t, const std::string& a, const std::string& b, in
 
 }  // namespace
 
-TEST_CASE("one, two and four ranks train the same model, bit for bit, and one and two measure the same in it", "[ranks]") {
+TEST_CASE("one, two and four ranks train the same model, bit for bit, and one and two measure the same in it",
+          "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
   for (const int ranks : {1, 2, 4}) {
@@ -62,7 +66,10 @@ TEST_CASE("one, two and four ranks train the same model, bit for bit, and one an
     CHECK(t.curve(t.folder / std::to_string(ranks)) == t.curve(t.folder / "1"));
   }
   for (const int ranks : {0, 2}) {
-    const Outcome outcome = Program(t.folder.path, {"analyze", t.folder / "2", "-o", t.folder / fmt::format("a{}", ranks)}, {}, ranks).wait();
+    const Outcome outcome =
+        Program(t.folder.path, {"analyze", t.folder / "2", "-o", t.folder / fmt::format("a{}", ranks)}, {},
+                ranks)
+            .wait();
     INFO(ranks << " ranks\n" << outcome.out << outcome.err);
     REQUIRE(outcome.code == 0);
   }
@@ -70,14 +77,18 @@ TEST_CASE("one, two and four ranks train the same model, bit for bit, and one an
     CHECK(io::read_file(t.folder / "a0/" + file) == io::read_file(t.folder / "a2/" + file));
 }
 
-TEST_CASE("ZeRO and shared experts under mpirun: the same bits, and any layout goes on with another's checkpoint", "[ranks]") {
+TEST_CASE(
+    "ZeRO and shared experts under mpirun: the same bits, and any layout goes on with another's checkpoint",
+    "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
   REQUIRE(train(t, 1, t.folder / "one").code == 0);
   const std::string run = t.folder / "moved";
   // Ended after the checkpoint of step 4.
-  const Outcome killed = Program(t.folder.path, arguments(t, run, {"parallel.zero_stage=3", "parallel.expert=2"}),
-                                 {{"SLUICE_EXIT", "1:6:9"}}, 2).wait();
+  const Outcome killed =
+      Program(t.folder.path, arguments(t, run, {"parallel.zero_stage=3", "parallel.expert=2"}),
+              {{"SLUICE_EXIT", "1:6:9"}}, 2)
+          .wait();
   CHECK(killed.code != 0);
   REQUIRE(io::exists(run + "/ckpt/step_00000004/MANIFEST.json"));
   const Outcome resumed = train(t, 4, run, {"parallel.zero_stage=2", "parallel.expert=4"});
@@ -93,12 +104,15 @@ TEST_CASE("rank 0 evaluates between two steps the weights that all have updated"
   const TinyRun t;
   const auto evaluations = [&](int ranks, const char* stage) {
     const std::string run = t.folder / stage;
-    const Outcome outcome = train(t, ranks, run, {"eval.every_steps=1", "checkpoint.every_steps=0", std::string("parallel.zero_stage=") + stage});
+    const Outcome outcome = train(
+        t, ranks, run,
+        {"eval.every_steps=1", "checkpoint.every_steps=0", std::string("parallel.zero_stage=") + stage});
     INFO(outcome.out << outcome.err);
     REQUIRE(outcome.code == 0);
     std::istringstream lines(io::read_file(run + "/eval.jsonl"));
     std::vector<std::string> sets;
-    for (std::string line; std::getline(lines, line);) sets.push_back(nlohmann::json::parse(line)["sets"].dump());
+    for (std::string line; std::getline(lines, line);)
+      sets.push_back(nlohmann::json::parse(line)["sets"].dump());
     return sets;
   };
   const auto expected = evaluations(1, "0");
@@ -111,8 +125,10 @@ TEST_CASE("ranks stopped by a signal save, and another number of them goes on", 
   const TinyRun t;
   REQUIRE(train(t, 1, t.folder / "whole", {"train.max_steps=400", "checkpoint.every_steps=100"}).code == 0);
   const std::string run = t.folder / "stopped";
-  Program started(t.folder.path, arguments(t, run, {"train.max_steps=400", "checkpoint.every_steps=100"}), {}, 2);
-  REQUIRE(test::wait_until([&] { return io::exists(run + "/metrics.jsonl") && !io::read_file(run + "/metrics.jsonl").empty(); }));
+  Program started(t.folder.path, arguments(t, run, {"train.max_steps=400", "checkpoint.every_steps=100"}), {},
+                  2);
+  REQUIRE(test::wait_until(
+      [&] { return io::exists(run + "/metrics.jsonl") && !io::read_file(run + "/metrics.jsonl").empty(); }));
   started.signal(SIGUSR1);
   const Outcome stopped = started.wait();
   INFO(stopped.out << stopped.err);
@@ -124,11 +140,13 @@ TEST_CASE("ranks stopped by a signal save, and another number of them goes on", 
   check_same(t, run, t.folder / "whole", 400);
 }
 
-TEST_CASE("a rank that is killed takes the others with it, and the run continues from what was saved", "[ranks]") {
+TEST_CASE("a rank that is killed takes the others with it, and the run continues from what was saved",
+          "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
   const std::string run = t.folder / "killed";
-  const std::vector<std::string> more = {"train.max_steps=100000", "checkpoint.every_steps=20", "log.every_steps=10"};
+  const std::vector<std::string> more = {"train.max_steps=100000", "checkpoint.every_steps=20",
+                                         "log.every_steps=10"};
   Program started(t.folder.path, arguments(t, run, more), {}, 2);
   REQUIRE(test::wait_until([&] { return io::exists(run + "/ckpt/step_00000020/MANIFEST.json"); }));
   const auto status = nlohmann::json::parse(io::read_file(run + "/status.json"));
@@ -137,7 +155,8 @@ TEST_CASE("a rank that is killed takes the others with it, and the run continues
   const Outcome killed = started.wait();
   INFO(killed.out << killed.err);
   CHECK(killed.code != 0);
-  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));  // about one second on a quiet machine
+  CHECK(std::chrono::steady_clock::now() - begin <
+        std::chrono::seconds(20));  // about one second on a quiet machine
   int64_t saved = 20;
   while (io::exists(fmt::format("{}/ckpt/step_{:08}/MANIFEST.json", run, saved + 20))) saved += 20;
   const Outcome resumed =
@@ -152,10 +171,12 @@ TEST_CASE("a rank that stops is noticed, named, and ends with all others", "[ran
   const TinyRun t;
   const std::string run = t.folder / "stopped";
   Program started(t.folder.path,
-                  arguments(t, run, {"train.max_steps=1000000", "log.every_steps=10", "parallel.timeout_seconds=5",
-                                     "checkpoint.every_steps=0"}),
+                  arguments(t, run,
+                            {"train.max_steps=1000000", "log.every_steps=10", "parallel.timeout_seconds=5",
+                             "checkpoint.every_steps=0"}),
                   {}, 2);
-  REQUIRE(test::wait_until([&] { return io::exists(run + "/metrics.jsonl") && !io::read_file(run + "/metrics.jsonl").empty(); }));
+  REQUIRE(test::wait_until(
+      [&] { return io::exists(run + "/metrics.jsonl") && !io::read_file(run + "/metrics.jsonl").empty(); }));
   const auto pid = nlohmann::json::parse(io::read_file(run + "/status.json")).at("pid").get<pid_t>();
   kill(pid, SIGSTOP);
   const auto begin = std::chrono::steady_clock::now();
@@ -164,7 +185,7 @@ TEST_CASE("a rank that stops is noticed, named, and ends with all others", "[ran
   CHECK(outcome.code == 76);
   CHECK_THAT(outcome.err, Contains("rank 0 has not been heard of for") && Contains("all ranks end"));
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));  // about six on a quiet machine
-  CHECK(test::wait_until([&] { return kill(pid, 0) != 0; }, 10));               // no orphan
+  CHECK(test::wait_until([&] { return kill(pid, 0) != 0; }, 10));              // no orphan
 }
 
 TEST_CASE("scripts/launch starts a run again when a rank was lost, and hands on its exit code", "[ranks]") {
@@ -173,7 +194,8 @@ TEST_CASE("scripts/launch starts a run again when a rank was lost, and hands on 
   const std::string run = t.folder / "launched", log = t.folder / "launch.txt";
   std::string command = SLUICE_SOURCE_DIR "/scripts/launch -n 2 ";
   command += std::getenv("SLUICE_BINARY");
-  for (const std::string& a : arguments(t, run, {"train.max_steps=300", "checkpoint.every_steps=20", "log.every_steps=10"}))
+  for (const std::string& a :
+       arguments(t, run, {"train.max_steps=300", "checkpoint.every_steps=20", "log.every_steps=10"}))
     command += " '" + a + "'";
   int code = -1;
   std::thread launched([&] { code = std::system((command + " >" + log + " 2>&1").c_str()); });
@@ -194,7 +216,8 @@ TEST_CASE("scripts/launch does not wait for a launcher that has lost its ranks",
   const std::string stuck = t.folder / "stuck", log = t.folder / "launch.txt";
   // Its only child ends; it does not.
   io::write_file_atomic(stuck, "sleep 3 & wait; exec tail -f /dev/null\n");
-  std::string command = SLUICE_SOURCE_DIR "/scripts/launch -n 2 --restarts 0 --patience 1 --mpirun 'bash " + stuck + "' ";
+  std::string command =
+      SLUICE_SOURCE_DIR "/scripts/launch -n 2 --restarts 0 --patience 1 --mpirun 'bash " + stuck + "' ";
   command += std::getenv("SLUICE_BINARY");
   for (const std::string& a : arguments(t, t.folder / "never", {})) command += " '" + a + "'";
   const int code = std::system(("timeout 60 " + command + " >" + log + " 2>&1").c_str());
@@ -223,9 +246,10 @@ TEST_CASE("ranks on GPUs share the batch, and agree with a CPU", "[gpu_ranks]") 
   const TinyRun t;
   const std::string stage = GENERATE("0", "3");
   INFO("ZeRO " << stage);
-  const std::vector<std::string> more = {"parallel.determinism=same_layout", "parallel.zero_stage=" + stage, stage == "3" ? "parallel.expert=2" : "parallel.expert=1",
-                                         "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}",
-                                         "train.max_steps=4"};
+  const std::vector<std::string> more = {
+      "parallel.determinism=same_layout", "parallel.zero_stage=" + stage,
+      stage == "3" ? "parallel.expert=2" : "parallel.expert=1",
+      "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}", "train.max_steps=4"};
   const auto losses = [&](const std::string& run, int ranks, const char* device) {
     std::vector<std::string> all = more;
     all.push_back(fmt::format("train.device={}", device));
@@ -234,10 +258,12 @@ TEST_CASE("ranks on GPUs share the batch, and agree with a CPU", "[gpu_ranks]") 
     REQUIRE(outcome.code == 0);
     std::vector<double> found;
     std::istringstream lines(io::read_file(run + "/metrics.jsonl"));
-    for (std::string line; std::getline(lines, line);) found.push_back(nlohmann::json::parse(line).at("loss"));
+    for (std::string line; std::getline(lines, line);)
+      found.push_back(nlohmann::json::parse(line).at("loss"));
     return found;
   };
-  const auto cpu = losses(t.folder / "cpu", 2, "cpu"), gpu = losses(t.folder / "gpu", 2, "cuda"), again = losses(t.folder / "again", 2, "cuda");
+  const auto cpu = losses(t.folder / "cpu", 2, "cpu"), gpu = losses(t.folder / "gpu", 2, "cuda"),
+             again = losses(t.folder / "again", 2, "cuda");
   REQUIRE(cpu.size() == 4);
   REQUIRE(gpu.size() == 4);
   CHECK(gpu == again);

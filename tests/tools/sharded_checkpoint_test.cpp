@@ -2,11 +2,11 @@
 #include <filesystem>
 #include <mutex>
 
+#include "checkpoint/manifest.h"
+#include "checkpoint/stored_tensors.h"
 #include "comm/threads.h"
 #include "core/parallel_for.h"
 #include "tools/tiny_run.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/stored_tensors.h"
 
 namespace sluice {
 
@@ -17,7 +17,8 @@ using test::TinyRun;
 namespace {
 
 /// Saves a checkpoint again, at `folder`, as three ranks do that share the optimizer state.
-void shard(const std::string& checkpoint, const std::string& folder, std::vector<unsigned char> (*change)(std::vector<unsigned char>)) {
+void shard(const std::string& checkpoint, const std::string& folder,
+           std::vector<unsigned char> (*change)(std::vector<unsigned char>)) {
   const CheckpointInfo info = verify_checkpoint(checkpoint);
   const Manifest manifest = read_manifest(checkpoint);
   struct Whole {
@@ -33,7 +34,8 @@ void shard(const std::string& checkpoint, const std::string& folder, std::vector
       const unsigned char* bytes = stored.read(tensor, 0, tensor.bytes, buffer);
       REQUIRE(tensor.dtype == "F32");
       tensors[kind].push_back({tensor, std::vector<unsigned char>(bytes, bytes + tensor.bytes)});
-      if (change && name == "model.layers.0.mlp.up_proj.weight.v") tensors[kind].back().bytes = change(tensors[kind].back().bytes);
+      if (change && name == "model.layers.0.mlp.up_proj.weight.v")
+        tensors[kind].back().bytes = change(tensors[kind].back().bytes);
     }
   }
   run_thread_ranks(3, [&](Communicator& c) {
@@ -68,7 +70,8 @@ TEST_CASE("a checkpoint of several ranks is verified, compared, exported, and tr
   namespace fs = std::filesystem;
   const TinyRun t;
   REQUIRE(t.train({"checkpoint.keep_last=4"}).code == 0);
-  const std::string one = t.run + "/ckpt/step_00000004", run = t.folder / "sharded", many = run + "/ckpt/step_00000004";
+  const std::string one = t.run + "/ckpt/step_00000004", run = t.folder / "sharded",
+                    many = run + "/ckpt/step_00000004";
   shard(one, run + "/ckpt", nullptr);
   const auto checkpoint = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "checkpoint");
@@ -91,10 +94,13 @@ TEST_CASE("a checkpoint of several ranks is verified, compared, exported, and tr
   o = checkpoint({"export", run, "-o", t.folder / "exported"});
   CHECK(o.code == 0);
   CHECK(io::list_directory(t.folder / "exported") ==
-        std::vector<std::string>{"config.json", "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
-                                 "model-00003-of-00003.safetensors", "model.safetensors.index.json"});
+        std::vector<std::string>{"config.json", "model-00001-of-00003.safetensors",
+                                 "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors",
+                                 "model.safetensors.index.json"});
   CHECK(checkpoint({"diff", one + "/model.safetensors", t.folder / "exported"}).code == 0);
-  CHECK(t.train({"run_dir=" + t.folder / "from", "train.init_from=" + t.folder / "exported", "train.max_steps=1"}).code == 0);
+  CHECK(t.train({"run_dir=" + t.folder / "from", "train.init_from=" + t.folder / "exported",
+                 "train.max_steps=1"})
+            .code == 0);
 
   // One rank goes on where three have stopped, to the same bits.
   o = t.train({"run_dir=" + run});
@@ -111,7 +117,8 @@ TEST_CASE("a checkpoint of several ranks is verified, compared, exported, and tr
   });
   o = checkpoint({"diff", one, t.folder / "other/step_00000004"});
   CHECK(o.code == 1);
-  CHECK_THAT(o.out, Contains("model.layers.0.mlp.up_proj.weight.v: 2 of 384 elements differ, the first is [200]: "));
+  CHECK_THAT(o.out,
+             Contains("model.layers.0.mlp.up_proj.weight.v: 2 of 384 elements differ, the first is [200]: "));
 
   fs::resize_file(many + "/optim-00002-of-00003.safetensors", 100);
   o = checkpoint({"verify", many});

@@ -1,14 +1,16 @@
-// Ranks that were started with different programs, configurations or data end before they train, with a message that names what differs.
+// Ranks that were started with different programs, configurations or data end before they train, with a
+// message that names what differs.
+#include "run/start_agreement.h"
+
 #include <sys/stat.h>
 
+#include "comm/collective_errors.h"
 #include "comm/mpi.h"
 #include "comm/threads.h"
 #include "core/build_id.h"
 #include "core/cpu_features.h"
-#include "tools/tiny_run.h"
-#include "comm/collective_errors.h"
 #include "run/run.h"
-#include "run/start_agreement.h"
+#include "tools/tiny_run.h"
 
 namespace sluice {
 namespace {
@@ -20,7 +22,8 @@ using test::TinyRun;
 using Words = std::vector<std::string>;
 
 /// What two thread ranks throw, of which the second has its own overrides and configuration file.
-std::string started_apart(const TinyRun& t, const Words& other, ExitCode& code, const std::string& other_config = "") {
+std::string started_apart(const TinyRun& t, const Words& other, ExitCode& code,
+                          const std::string& other_config = "") {
   const StopSignals signals;
   try {
     run_thread_ranks(2, [&](Communicator& ranks) {
@@ -66,7 +69,8 @@ size_t times(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("a key that one rank has another value of ends all ranks, named, before a folder is made", "[ranks][agreement]") {
+TEST_CASE("a key that one rank has another value of ends all ranks, named, before a folder is made",
+          "[ranks][agreement]") {
   const TinyRun t;
   const std::pair<const char*, const char*> cases[] = {
       {"train.seed=8", "train.seed: 1234 on rank 0"},
@@ -88,7 +92,8 @@ TEST_CASE("a key that one rank has another value of ends all ranks, named, befor
       {"train.global_batch_size=4", "train.global_batch_size: 2 on rank 0"},
       {"train.max_steps=9", "train.max_steps: 8 on rank 0"},
       {"data.seq_len=8", "data.seq_len: 16 on rank 0"},
-      {"model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}", "model.moe.num_experts: 0 on rank 0"},
+      {"model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}",
+       "model.moe.num_experts: 0 on rank 0"},
       {"parallel.zero_stage=2", "parallel.zero_stage: 0 on rank 0"},
       {"parallel.verify_every_steps=7", "parallel.verify_every_steps: 50 on rank 0"},
       {"run_dir=elsewhere", "run_dir: "},
@@ -101,7 +106,8 @@ TEST_CASE("a key that one rank has another value of ends all ranks, named, befor
     ExitCode code{};
     const std::string error = started_apart(t, {override_text}, code);
     INFO(override_text << "\n" << error);
-    CHECK_THAT(error, Contains(std::string("ranks do not agree on ") + expected) && Contains(" on rank 1 (host "));
+    CHECK_THAT(error,
+               Contains(std::string("ranks do not agree on ") + expected) && Contains(" on rank 1 (host "));
     CHECK(code == ExitCode::usage);
     CHECK(!io::exists(t.run));
   }
@@ -112,22 +118,33 @@ TEST_CASE("ranks compare what their files hold, not where these lie", "[ranks][a
   ExitCode code{};
   test::write_corpus(t.folder / "other", 4000, 257);
   for (const char* set : {"train", "validation"}) {
-    const std::string error = started_apart(t, {fmt::format("data.{}=[{{name: {}, path: {}}}]", set, set == std::string("train") ? "tiny" : "held_out", t.folder / "other")}, code);
+    const std::string error =
+        started_apart(t,
+                      {fmt::format("data.{}=[{{name: {}, path: {}}}]", set,
+                                   set == std::string("train") ? "tiny" : "held_out", t.folder / "other")},
+                      code);
     INFO(error);
-    CHECK_THAT(error, Contains(fmt::format("ranks do not agree on the contents of data.{}", set)) && Contains("tokens, xxh3-whole:"));
+    CHECK_THAT(error, Contains(fmt::format("ranks do not agree on the contents of data.{}", set)) &&
+                          Contains("tokens, xxh3-whole:"));
     CHECK(code == ExitCode::data);
   }
-  // The same tokens in another folder, the same configuration under another name, and other threads are no difference.
+  // The same tokens in another folder, the same configuration under another name, and other threads are no
+  // difference.
   io::make_directories(t.folder / "copy");
-  for (const char* file : {"train.bin", "train.idx"}) io::write_file_atomic(t.folder / "copy/" + file, io::read_file(t.folder / file));
-  const std::string error = started_apart(
-      t, {fmt::format("data.train=[{{name: tiny, path: {}}}]", t.folder / "copy/train"), "name=other", "train.threads=2"}, code);
+  for (const char* file : {"train.bin", "train.idx"})
+    io::write_file_atomic(t.folder / "copy/" + file, io::read_file(t.folder / file));
+  const std::string error =
+      started_apart(t,
+                    {fmt::format("data.train=[{{name: tiny, path: {}}}]", t.folder / "copy/train"),
+                     "name=other", "train.threads=2"},
+                    code);
   INFO(error);
   CHECK(code == ExitCode::ok);
   CHECK(io::exists(t.run + "/ckpt/step_00000008/MANIFEST.json"));
 }
 
-TEST_CASE("every difference is in one message, and so is what one rank alone finds wrong", "[ranks][agreement]") {
+TEST_CASE("every difference is in one message, and so is what one rank alone finds wrong",
+          "[ranks][agreement]") {
   const TinyRun t;
   ExitCode code{};
   std::string error = started_apart(t, {"train.seed=8", "optimizer.lr=2e-2", "parallel.zero_stage=1"}, code);
@@ -161,8 +178,10 @@ TEST_CASE("text of facts comes back as it was, and ranks are told in ranges", "[
   CHECK(rank_ranges({0, 1, 2, 5, 7, 8}) == "0-2, 5, 7-8");
 }
 
-TEST_CASE("processes that mpirun starts with different arguments, files, instructions or builds end at once with one message",
-          "[ranks][agreement]") {
+TEST_CASE(
+    "processes that mpirun starts with different arguments, files, instructions or builds end at once with "
+    "one message",
+    "[ranks][agreement]") {
   if (no_mpi()) return;
   const TinyRun t;
   const std::string binary = std::getenv("SLUICE_BINARY");
@@ -179,10 +198,12 @@ TEST_CASE("processes that mpirun starts with different arguments, files, instruc
     CHECK(!io::exists(t.run));
   };
   check(mixed(t, same, with("train.seed=8")), 64, "ranks do not agree on train.seed: 1234 on rank 0 (host ");
-  check(mixed(t, same, with(fmt::format("data.train=[{{name: tiny, path: {}}}]", t.folder / "held_out"))), 65, "ranks do not agree on the contents of data.train: ");
+  check(mixed(t, same, with(fmt::format("data.train=[{{name: tiny, path: {}}}]", t.folder / "held_out"))), 65,
+        "ranks do not agree on the contents of data.train: ");
   check(mixed(t, with("model.hidden_size=17"), same), 64, "rank 0 (host ");
   if (cpu_isa() != Isa::baseline)
-    check(mixed(t, same, same, {"env", "SLUICE_ISA=baseline", binary}), 64, "ranks do not agree on the instruction set (SLUICE_ISA): ");
+    check(mixed(t, same, same, {"env", "SLUICE_ISA=baseline", binary}), 64,
+          "ranks do not agree on the instruction set (SLUICE_ISA): ");
 
   // A program that differs in nothing but its identifier.
   std::string bytes = io::read_file(binary), id;
@@ -200,10 +221,12 @@ TEST_CASE("processes that mpirun starts with different arguments, files, instruc
 TEST_CASE("a rank whose neighbour never comes to MPI does not wait for ever", "[ranks][agreement]") {
   if (no_mpi()) return;
   const TinyRun t;
-  const Outcome outcome = mixed(t, {"train", t.config, "parallel.timeout_seconds=2"}, {"config", "show", t.config});
+  const Outcome outcome =
+      mixed(t, {"train", t.config, "parallel.timeout_seconds=2"}, {"config", "show", t.config});
   INFO(outcome.out << outcome.err);
   CHECK((outcome.code == 76 || outcome.code == 1));  // 1: mpirun has noticed the other process by itself
-  CHECK_THAT(outcome.err, Contains("rank 0: MPI_Init has not come back for 2 s") && Contains("all ranks end"));
+  CHECK_THAT(outcome.err,
+             Contains("rank 0: MPI_Init has not come back for 2 s") && Contains("all ranks end"));
 }
 
 }  // namespace sluice

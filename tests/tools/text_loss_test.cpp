@@ -1,6 +1,7 @@
 // A tokenizer that does not give the whole text back says so, wherever its numbers are shown.
-#include "data/small_model.h"
 #include "data/text_loss.h"
+
+#include "data/small_model.h"
 #include "tools/tiny_run.h"
 
 namespace sluice {
@@ -14,7 +15,8 @@ namespace {
 /// Lines as of a program: indented, and ended.
 std::string code(int lines) {
   std::string text;
-  for (int i = 0; i < lines; ++i) text += fmt::format("        the word {} was gated by head {}\n", i % 97, i % 12);
+  for (int i = 0; i < lines; ++i)
+    text += fmt::format("        the word {} was gated by head {}\n", i % 97, i % 12);
   return text;
 }
 
@@ -47,7 +49,8 @@ TEST_CASE("text that a normaliser drops is told, and counted in bits per byte", 
       t.folder, "lossless", "--normalization_rule_name=identity --remove_extra_whitespaces=false");
   const auto tokenize = [&](const std::string& model, const std::string& text, const std::string& prefix) {
     test::write_bytes(t.folder / "text.txt", text);
-    const Outcome o = t.sluice({"tokenize", t.folder / "text.txt", "--tokenizer", model, "--force", "-o", t.folder / prefix});
+    const Outcome o = t.sluice(
+        {"tokenize", t.folder / "text.txt", "--tokenizer", model, "--force", "-o", t.folder / prefix});
     INFO(o.err);
     REQUIRE(o.code == 0);
     return o;
@@ -68,14 +71,18 @@ TEST_CASE("text that a normaliser drops is told, and counted in bits per byte", 
   CHECK(info->text_bytes == size);
   CHECK(info->lost_bytes == 400 * 9 - 399);
   CHECK(info->token_bytes == size - info->lost_bytes + 1);
-  const std::string said = fmt::format("tokenizer drops {:.1f}% of the text's bytes",
-                                       100.0 * static_cast<double>(info->lost_bytes) / static_cast<double>(size));
-  CHECK_THAT(o.err, Contains(said) && Contains("nmt_nfkc") && Contains("normalising.model") && Contains("identity"));
+  const std::string said =
+      fmt::format("tokenizer drops {:.1f}% of the text's bytes",
+                  100.0 * static_cast<double>(info->lost_bytes) / static_cast<double>(size));
+  CHECK_THAT(o.err,
+             Contains(said) && Contains("nmt_nfkc") && Contains("normalising.model") && Contains("identity"));
   tokenize(normalising, text, "train");
 
   t.write_config("");
   std::string config = io::read_file(t.config);
-  config.replace(config.find("data:\n"), 6, "data:\n  allow_overlap: true\n  tokenizer: {type: sentencepiece, path: normalising.model}\n");
+  config.replace(
+      config.find("data:\n"), 6,
+      "data:\n  allow_overlap: true\n  tokenizer: {type: sentencepiece, path: normalising.model}\n");
   test::write_bytes(t.config, config);
   o = t.train();
   INFO(o.out << o.err);
@@ -84,8 +91,10 @@ TEST_CASE("text that a normaliser drops is told, and counted in bits per byte", 
   CHECK_THAT(t.sluice({"eval", t.run}).out, Contains(said));
 
   const nlohmann::json counted = evaluation(t);
-  CHECK(counted["text_dropped"].get<double>() == Approx(static_cast<double>(info->lost_bytes) / static_cast<double>(size)));
-  rewrite(t.folder / "held_out", {{"token_bytes", nullptr}, {"lost_bytes", nullptr}});  // of an earlier version
+  CHECK(counted["text_dropped"].get<double>() ==
+        Approx(static_cast<double>(info->lost_bytes) / static_cast<double>(size)));
+  rewrite(t.folder / "held_out",
+          {{"token_bytes", nullptr}, {"lost_bytes", nullptr}});  // of an earlier version
   const nlohmann::json uncounted = evaluation(t);
   CHECK_FALSE(uncounted.contains("text_dropped"));
   const double bits = uncounted["bits_per_byte"].get<double>();
@@ -116,7 +125,8 @@ TEST_CASE("long documents take bounded memory, or are refused by place", "[token
   CHECK(file.num_documents() == 2);
   CHECK(file.num_tokens() == static_cast<int64_t>(text.size()) + 1 + 1 + 4 + 1);
   bool equal = true;
-  for (size_t i = 0; i < text.size(); ++i) equal &= file.token(static_cast<int64_t>(i)) == static_cast<unsigned char>(text[i]);
+  for (size_t i = 0; i < text.size(); ++i)
+    equal &= file.token(static_cast<int64_t>(i)) == static_cast<unsigned char>(text[i]);
   CHECK(equal);
   CHECK(file.token(file.document_end(0) - 1) == 256);
 
@@ -130,14 +140,17 @@ TEST_CASE("long documents take bounded memory, or are refused by place", "[token
   const std::string model = test::train_model(t.folder, "words");
   test::write_bytes(t.folder / "words.txt", "one\n<|endoftext|>\n" + code(60000));
   CHECK_THAT(peak("words.txt", 65, {"--tokenizer", model, "--max-document-mb", "1"}).second,
-             Contains("words.txt:3: the document that begins here has more than 1 MiB") && Contains("<|endoftext|>"));
+             Contains("words.txt:3: the document that begins here has more than 1 MiB") &&
+                 Contains("<|endoftext|>"));
   peak("words.txt", 0, {"--tokenizer", model});
 }
 
 TEST_CASE("a small file that unpacks to a large one takes no more memory than a document may", "[tokenize]") {
   const TinyRun t;
-  REQUIRE(std::system(("head -c 400000000 /dev/zero | gzip -1 > " + (t.folder / "bomb.jsonl.gz")).c_str()) == 0);
-  const Outcome o = t.sluice({"tokenize", t.folder / "bomb.jsonl.gz", "-o", t.folder / "x", "--max-document-mb", "16"});
+  REQUIRE(std::system(("head -c 400000000 /dev/zero | gzip -1 > " + (t.folder / "bomb.jsonl.gz")).c_str()) ==
+          0);
+  const Outcome o =
+      t.sluice({"tokenize", t.folder / "bomb.jsonl.gz", "-o", t.folder / "x", "--max-document-mb", "16"});
   CHECK(o.code == 65);
   CHECK(o.peak_bytes >> 20 < 64);
 }

@@ -1,7 +1,7 @@
 #pragma once
 // A folder with data and a configuration that the program trains in well under a second.
-#include "tools/program.h"
 #include "support/tiny_training.h"
+#include "tools/program.h"
 
 namespace sluice::test {
 

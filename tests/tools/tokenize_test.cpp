@@ -80,11 +80,14 @@ TEST_CASE("token files are not replaced unasked", "[tokenize]") {
     CHECK(text_of(folder / "x") == "one\n|two\n|");
     CHECK(read_token_file_info(folder / "x")->documents == 2);
   };
-  refused(73, folder / "x.bin: exists; choose another prefix, or --force", {folder / "b.txt", "-o", folder / "x"});
+  refused(73, folder / "x.bin: exists; choose another prefix, or --force",
+          {folder / "b.txt", "-o", folder / "x"});
   refused(73, folder / "x.bin: exists",
-          {folder / "a.txt", "-o", folder / "new", "--validation-prefix", folder / "x", "--validation-every", "2"});
+          {folder / "a.txt", "-o", folder / "new", "--validation-prefix", folder / "x", "--validation-every",
+           "2"});
   refused(64, "-o and --validation-prefix are both",
-          {folder / "a.txt", "-o", folder / "new", "--validation-prefix", folder / "./new", "--validation-every", "2", "--force"});
+          {folder / "a.txt", "-o", folder / "new", "--validation-prefix", folder / "./new",
+           "--validation-every", "2", "--force"});
   CHECK_FALSE(io::exists(folder / "new.bin"));
   CHECK(tokenize(folder, {folder / "b.txt", "-o", folder / "x", "--force"}).code == 0);
   CHECK(text_of(folder / "x") == "other|");

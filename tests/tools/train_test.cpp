@@ -53,12 +53,14 @@ TEST_CASE("a training leaves the documented run folder", "[train]") {
 TEST_CASE("a mixture of experts trains, tells of its routers, resumes and is evaluated", "[train][moe]") {
   const TinyRun t;
   const std::vector<std::string> experts = {
-      "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 12, shared_expert_intermediate_size: 8}",
+      "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 12, "
+      "shared_expert_intermediate_size: 8}",
       "log.tensorboard=true"};
   const Outcome outcome = t.train(experts);
   INFO(outcome.out << outcome.err);
   REQUIRE(outcome.code == 0);
-  CHECK_THAT(outcome.out, Contains("experts  2 of 4 x 12 + 8 shared  in 1 of 1 layers") && Contains("  load "));
+  CHECK_THAT(outcome.out,
+             Contains("experts  2 of 4 x 12 + 8 shared  in 1 of 1 layers") && Contains("  load "));
   std::istringstream metrics(io::read_file(t.run + "/metrics.jsonl"));
   int64_t lines = 0;
   for (std::string line; std::getline(metrics, line); ++lines) {
@@ -82,8 +84,8 @@ TEST_CASE("a mixture of experts trains, tells of its routers, resumes and is eva
   half.push_back(t.folder / "half");
   REQUIRE(t.train(half).code == 0);
   std::vector<std::string> rest = experts;
-  for (const std::string& more :
-       {std::string("--run-dir"), t.folder / "half", std::string("--allow-change"), std::string("train.max_steps")})
+  for (const std::string& more : {std::string("--run-dir"), t.folder / "half", std::string("--allow-change"),
+                                  std::string("train.max_steps")})
     rest.push_back(more);
   const Outcome resumed = t.train(rest);
   INFO(resumed.out << resumed.err);
@@ -94,7 +96,8 @@ TEST_CASE("a mixture of experts trains, tells of its routers, resumes and is eva
   // Weights of another number of experts are refused by name.
   std::vector<std::string> other = experts;
   other[0] = "model.moe={num_experts: 6, num_experts_per_tok: 2, moe_intermediate_size: 12}";
-  for (const std::string& more : {std::string("--run-dir"), t.folder / "other", "train.init_from=" + t.run + "/ckpt/step_00000008"})
+  for (const std::string& more :
+       {std::string("--run-dir"), t.folder / "other", "train.init_from=" + t.run + "/ckpt/step_00000008"})
     other.push_back(more);
   const Outcome refused = t.train(other);
   CHECK(refused.code != 0);
@@ -293,7 +296,8 @@ TEST_CASE("eval, analyze and generate read a run", "[train]") {
     return nlohmann::json::parse(outcome.out);
   };
   CHECK(zeroed({"none"}) == result);
-  const auto all = zeroed({"all"}), every = zeroed({"sinks", "--sink-threshold", "0"}), no = zeroed({"sinks"});
+  const auto all = zeroed({"all"}), every = zeroed({"sinks", "--sink-threshold", "0"}),
+             no = zeroed({"sinks"});
   CHECK(all["zero_first_value"] == "all");
   CHECK(all["sets"]["held_out"]["loss"] != result["sets"]["held_out"]["loss"]);
   CHECK(every["sets"] == all["sets"]);  // every head spends more than nothing
@@ -304,7 +308,8 @@ TEST_CASE("eval, analyze and generate read a run", "[train]") {
   CHECK_THAT(vain.err, Contains("--sink-threshold has no effect without --zero-first-value sinks"));
 
   const std::string folder = t.folder / "analysis";
-  const std::vector<std::string> analyze = {"analyze", t.run, "-o", folder, "--map-tokens", "8", "data.seq_len=12"};
+  const std::vector<std::string> analyze = {"analyze",        t.run, "-o", folder, "--map-tokens", "8",
+                                            "data.seq_len=12"};
   const Outcome analysis = t.sluice(analyze);
   INFO(analysis.err);
   REQUIRE(analysis.code == 0);
@@ -338,8 +343,8 @@ TEST_CASE("help is short, and every command has its own with examples", "[train]
   const Outcome help = t.sluice({"--help"});
   CHECK(help.code == 0);
   CHECK(std::count(help.out.begin(), help.out.end(), '\n') <= 25);
-  for (const char* command :
-       {"train", "plan", "config", "eval", "analyze", "generate", "tokenize", "checkpoint", "bench", "doctor"}) {
+  for (const char* command : {"train", "plan", "config", "eval", "analyze", "generate", "tokenize",
+                              "checkpoint", "bench", "doctor"}) {
     CHECK_THAT(help.out, Contains(std::string("sluice ") + command));
     const Outcome own = t.sluice({command, "--help"});
     INFO(command << own.err);

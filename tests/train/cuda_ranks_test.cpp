@@ -1,15 +1,15 @@
-// Several ranks train on GPUs as they do on CPUs: every ZeRO stage, through pinned memory and over NCCL. The ranks are threads
-// that share one card; of NCCL there is the emulator's.
+// Several ranks train on GPUs as they do on CPUs: every ZeRO stage, through pinned memory and over NCCL. The
+// ranks are threads that share one card; of NCCL there is the emulator's.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <mutex>
 
+#include "checkpoint/state_hash.h"
+#include "checkpoint/store.h"
 #include "comm/device.h"
 #include "comm/threads.h"
 #include "core/parallel_for.h"
 #include "support/gpu.h"
-#include "checkpoint/state_hash.h"
-#include "checkpoint/store.h"
 #include "support/tiny_training.h"
 
 namespace sluice::test {
@@ -58,7 +58,8 @@ Outcome train(const TinyTraining& t, const Shape& shape, int64_t steps, const st
     mine.bits = state_hash(trainer.context(), trainer.content(), trainer.ranks());
     mine.transport = trainer.transport();
     if (!folder.empty()) {
-      CheckpointStore store(folder, config.checkpoint, trainer.content(), &trainer.context(), &trainer.ranks());
+      CheckpointStore store(folder, config.checkpoint, trainer.content(), &trainer.context(),
+                            &trainer.ranks());
       store.save(trainer.content());
       if (!store.wait()) throw std::runtime_error("not saved");
     }
@@ -66,7 +67,8 @@ Outcome train(const TinyTraining& t, const Shape& shape, int64_t steps, const st
     outcome.bits += mine.bits;  // rank 0 has them, the others nothing
     mine.bits = outcome.bits;
     if (outcome.losses.empty()) outcome = mine;
-    if (outcome.losses != mine.losses || outcome.norms != mine.norms) throw std::runtime_error("ranks disagree");
+    if (outcome.losses != mine.losses || outcome.norms != mine.norms)
+      throw std::runtime_error("ranks disagree");
   });
   return outcome;
 }
@@ -91,7 +93,9 @@ void check_close(const Outcome& gpu, const Outcome& cpu, double tolerance) {
 
 }  // namespace
 
-TEST_CASE("two and three ranks on GPUs, at every ZeRO stage, train as on CPUs; every transport to the same bits", "[device_ranks]") {
+TEST_CASE(
+    "two and three ranks on GPUs, at every ZeRO stage, train as on CPUs; every transport to the same bits",
+    "[device_ranks]") {
   if (no_device()) return;
   const Training t;
   for (const int ranks : {2, 3})
@@ -113,7 +117,9 @@ TEST_CASE("two and three ranks on GPUs, at every ZeRO stage, train as on CPUs; e
     }
 }
 
-TEST_CASE("ranks on GPUs: bf16, gradients in two bytes, experts balanced over the global batch, recomputed blocks", "[device_ranks]") {
+TEST_CASE(
+    "ranks on GPUs: bf16, gradients in two bytes, experts balanced over the global batch, recomputed blocks",
+    "[device_ranks]") {
   if (no_device()) return;
   Training t(Precision::bf16);
   t.add_experts();
@@ -129,7 +135,8 @@ TEST_CASE("ranks on GPUs: bf16, gradients in two bytes, experts balanced over th
   }
 }
 
-TEST_CASE("GPUs share experts as CPUs do, in one round and in several, at every ZeRO stage", "[device_ranks]") {
+TEST_CASE("GPUs share experts as CPUs do, in one round and in several, at every ZeRO stage",
+          "[device_ranks]") {
   if (no_device()) return;
   struct Variant {
     Precision precision;
@@ -137,7 +144,8 @@ TEST_CASE("GPUs share experts as CPUs do, in one round and in several, at every 
     int ranks;
     int64_t stage;
   };
-  for (const Variant& v : {Variant{Precision::f32, 2.0, 4, 3}, {Precision::f32, 0.3, 2, 0}, {Precision::bf16, 0.3, 2, 2}}) {
+  for (const Variant& v :
+       {Variant{Precision::f32, 2.0, 4, 3}, {Precision::f32, 0.3, 2, 0}, {Precision::bf16, 0.3, 2, 2}}) {
     INFO(v.ranks << " ranks, capacity " << v.capacity << ", ZeRO " << v.stage);
     Training t(v.precision);
     t.add_experts();
@@ -146,10 +154,12 @@ TEST_CASE("GPUs share experts as CPUs do, in one round and in several, at every 
     t.config.parallel.expert_capacity = v.capacity;
     if (v.stage == 0) t.config.train.recompute = Recompute::block;
     const double tolerance = v.precision == Precision::f32 ? 1e-4 : 3e-2;
-    const Outcome cpu = train(t, {.ranks = v.ranks, .zero_stage = v.stage, .expert = 2, .device = DeviceChoice::cpu}, 3);
+    const Outcome cpu =
+        train(t, {.ranks = v.ranks, .zero_stage = v.stage, .expert = 2, .device = DeviceChoice::cpu}, 3);
     uint64_t bits = 0;
     for (const Transport transport : transports()) {
-      const Outcome gpu = train(t, {.ranks = v.ranks, .zero_stage = v.stage, .expert = 2, .transport = transport}, 3);
+      const Outcome gpu =
+          train(t, {.ranks = v.ranks, .zero_stage = v.stage, .expert = 2, .transport = transport}, 3);
       check_close(gpu, cpu, tolerance);
       CHECK((bits == 0 || bits == gpu.bits));
       bits = gpu.bits;
@@ -157,7 +167,8 @@ TEST_CASE("GPUs share experts as CPUs do, in one round and in several, at every 
   }
 }
 
-TEST_CASE("exact training on GPUs has the same bits whoever computes what, through host memory and over NCCL", "[device_ranks]") {
+TEST_CASE("exact training on GPUs has the same bits whoever computes what, through host memory and over NCCL",
+          "[device_ranks]") {
   if (no_device()) return;
   struct Variant {
     Precision precision;
@@ -166,25 +177,35 @@ TEST_CASE("exact training on GPUs has the same bits whoever computes what, throu
     std::vector<Shape> shapes;
   };
   const auto exact = [](int ranks, int64_t stage, int64_t expert = 1, Transport transport = Transport::host) {
-    return Shape{.ranks = ranks, .zero_stage = stage, .expert = expert, .determinism = Determinism::exact, .transport = transport};
+    return Shape{.ranks = ranks,
+                 .zero_stage = stage,
+                 .expert = expert,
+                 .determinism = Determinism::exact,
+                 .transport = transport};
   };
   const Transport other = transports().back();
-  for (const Variant& v : {Variant{Precision::f32, false, ExactSum::tree, {exact(2, 0), exact(1, 2), exact(4, 3, 1, other)}},
-                           Variant{Precision::f32, true, ExactSum::fixed64, {exact(2, 1, 2), exact(2, 2, 2, other), exact(4, 3, 2)}},
-                           Variant{Precision::bf16, true, ExactSum::tree, {exact(2, 1, 2), exact(4, 0, 2), exact(2, 3)}}}) {
-    INFO("precision " << static_cast<int>(v.precision) << ", experts " << v.experts << ", sum " << static_cast<int>(v.sum));
+  for (const Variant& v :
+       {Variant{Precision::f32, false, ExactSum::tree, {exact(2, 0), exact(1, 2), exact(4, 3, 1, other)}},
+        Variant{
+            Precision::f32, true, ExactSum::fixed64, {exact(2, 1, 2), exact(2, 2, 2, other), exact(4, 3, 2)}},
+        Variant{Precision::bf16, true, ExactSum::tree, {exact(2, 1, 2), exact(4, 0, 2), exact(2, 3)}}}) {
+    INFO("precision " << static_cast<int>(v.precision) << ", experts " << v.experts << ", sum "
+                      << static_cast<int>(v.sum));
     Training t(v.precision);
     t.config.train.global_batch_size = 4;
     t.config.parallel.exact_sum = v.sum;
     if (v.experts) {
       t.add_experts();
       t.config.model.moe.moe_intermediate_size = 32;
-      t.config.model.moe.load_balance = {.coefficient = 0.1, .scope = v.sum == ExactSum::tree ? BalanceScope::micro_batch : BalanceScope::previous_step};
+      t.config.model.moe.load_balance = {
+          .coefficient = 0.1,
+          .scope = v.sum == ExactSum::tree ? BalanceScope::micro_batch : BalanceScope::previous_step};
     } else {
       t.config.model.attention.head_balance = {.coefficient = 1e-2, .scope = HeadBalanceScope::previous_step};
     }
     const Outcome one = train(t, exact(1, 0), 3);
-    check_close(one, train(t, {.ranks = 1, .determinism = Determinism::exact, .device = DeviceChoice::cpu}, 3),
+    check_close(one,
+                train(t, {.ranks = 1, .determinism = Determinism::exact, .device = DeviceChoice::cpu}, 3),
                 v.precision == Precision::f32 ? 1e-4 : 3e-2);
     for (const Shape& shape : v.shapes) {
       INFO(shape.ranks << " ranks, ZeRO " << shape.zero_stage << ", experts on " << shape.expert);
@@ -202,7 +223,8 @@ TEST_CASE("a GPU alone with pieces trains as one without", "[device_ranks]") {
   if (no_device()) return;
   const Training t;
   const Outcome whole = train(t, {.ranks = 1, .zero_stage = 0}, 3);
-  for (const int64_t stage : {1, 2, 3}) check_close(train(t, {.ranks = 1, .zero_stage = stage}, 3), whole, 1e-5);
+  for (const int64_t stage : {1, 2, 3})
+    check_close(train(t, {.ranks = 1, .zero_stage = stage}, 3), whole, 1e-5);
 }
 
 TEST_CASE("what ranks on GPUs save in pieces goes on on one CPU, and the other way round", "[device_ranks]") {

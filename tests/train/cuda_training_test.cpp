@@ -1,5 +1,5 @@
-// The trainer on a GPU, real or emulated, against the trainer on the CPU: device memory, prefetched samples, graphs,
-// judgements and checkpoints are all in the way.
+// The trainer on a GPU, real or emulated, against the trainer on the CPU: device memory, prefetched samples,
+// graphs, judgements and checkpoints are all in the way.
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -68,7 +68,8 @@ TEST_CASE("ten steps on a GPU lose what they lose on the CPU", "[cuda_training]"
   if (no_device()) return;
   for (const Precision precision : {Precision::f32, Precision::bf16})
     for (const std::string variant : {"baseline", "gated", "sink", "experts", "nanochat", "adapted"}) {
-      if (variant == "adapted" && precision == Precision::bf16) continue;  // the same ops, and a choice that roundings change
+      if (variant == "adapted" && precision == Precision::bf16)
+        continue;  // the same ops, and a choice that roundings change
       INFO(variant << (precision == Precision::f32 ? ", f32" : ", bf16"));
       Variant tiny(variant, precision);
       const std::vector<double> cpu = losses(tiny, DeviceChoice::cpu, 10);
@@ -128,7 +129,8 @@ TEST_CASE("what is measured of a model on a GPU is what is measured on the CPU",
       trainer.initialize();
       const ForwardBuffers& b = trainer.analysed();
       data.fill_sequential(0, b.host.tokens.numel() / tiny.config.data.seq_len, b.host.tokens.as<int32_t>(),
-                           b.host.targets.as<int32_t>(), b.host.positions.as<int32_t>(), b.host.first_key.as<int32_t>());
+                           b.host.targets.as<int32_t>(), b.host.positions.as<int32_t>(),
+                           b.host.first_key.as<int32_t>());
       b.upload(trainer.context());
       trainer.model().forward(trainer.context(), b.batch, trainer.analysed().saved);
       synchronize(trainer.context());
@@ -143,14 +145,16 @@ TEST_CASE("what is measured of a model on a GPU is what is measured on the CPU",
         for (const auto* x : {&l.first_token, &l.later_first_token, &l.importance, &l.value_norms})
           measured.back().insert(measured.back().end(), x->begin(), x->end());
         for (const GateSums& g : l.gates)
-          for (const double x : {g.count, g.sum, g.squares, g.least, g.largest, g.first_sum}) measured.back().push_back(x);
-        for (const double x : {l.importance_tokens, l.outputs, l.before, l.after, l.first_value_norms, l.attention_output,
-                               l.attention_residual, l.ffn_output, l.ffn_residual})
+          for (const double x : {g.count, g.sum, g.squares, g.least, g.largest, g.first_sum})
+            measured.back().push_back(x);
+        for (const double x : {l.importance_tokens, l.outputs, l.before, l.after, l.first_value_norms,
+                               l.attention_output, l.attention_residual, l.ffn_output, l.ffn_residual})
           measured.back().push_back(x);
       }
     }
     REQUIRE(measured[0].size() == measured[1].size());
-    for (size_t i = 0; i < measured[0].size(); ++i) CHECK(measured[1][i] == Approx(measured[0][i]).epsilon(1e-3).margin(1e-6));
+    for (size_t i = 0; i < measured[0].size(); ++i)
+      CHECK(measured[1][i] == Approx(measured[0][i]).epsilon(1e-3).margin(1e-6));
   }
 }
 
@@ -177,7 +181,8 @@ TEST_CASE("slices of tensors on a GPU are saved, and filled from slices in anoth
   store.save(content);
   REQUIRE(store.wait());
   const std::string path = newest_valid_checkpoint(folder / "ckpt").path;
-  load_checkpoint(path, {{"w", filled}}, {slice("w.m", filled, other_cut, n), slice("w.m", filled, 0, other_cut)}, &ctx);
+  load_checkpoint(path, {{"w", filled}},
+                  {slice("w.m", filled, other_cut, n), slice("w.m", filled, 0, other_cut)}, &ctx);
   read_tensor(ctx, back.data(), filled);
   CHECK(back == values);
   load_weights(path, {{"w", narrow}}, &ctx);
@@ -185,7 +190,8 @@ TEST_CASE("slices of tensors on a GPU are saved, and filled from slices in anoth
   read_tensor(ctx, rounded.data(), narrow);
   int64_t wrong = 0;
   for (int64_t i = 0; i < n; ++i)
-    wrong += static_cast<float>(rounded[static_cast<size_t>(i)]) != static_cast<float>(bf16(values[static_cast<size_t>(i)]));
+    wrong += static_cast<float>(rounded[static_cast<size_t>(i)]) !=
+             static_cast<float>(bf16(values[static_cast<size_t>(i)]));
   CHECK(wrong == 0);
 }
 
@@ -246,15 +252,18 @@ TEST_CASE("a training of heads in balance on a GPU is told as the CPU's", "[cuda
       b.coefficient = 0.3;
       // Numbers that the host brings along between steps, and the blocks' forward a second time.
       if (variant == "sink") b.shared_heads = 1, b.calibration_samples = 4;
-      if (variant != "baseline") b.scope = HeadBalanceScope::previous_step;
-      else tiny.config.train.recompute = Recompute::block;
+      if (variant != "baseline")
+        b.scope = HeadBalanceScope::previous_step;
+      else
+        tiny.config.train.recompute = Recompute::block;
       tiny.config.train.device = device;
       const Blend data = tiny.blend();
       Trainer trainer(tiny.config, data);
       trainer.initialize();
       for (int i = 0; i < 3; ++i) trainer.step();  // the last two from graphs
       const HeadSummary s = *trainer.heads().summary();
-      told[device == DeviceChoice::cuda] = {s.imbalance, s.importance, s.balance_loss, s.layers[0].imbalance, s.layers[1].imbalance};
+      told[device == DeviceChoice::cuda] = {s.imbalance, s.importance, s.balance_loss, s.layers[0].imbalance,
+                                            s.layers[1].imbalance};
     }
     for (size_t i = 0; i < told[0].size(); ++i) {
       INFO("number " << i << ": CPU " << told[0][i] << ", GPU " << told[1][i]);
@@ -278,8 +287,8 @@ TEST_CASE("a step that is not finite is skipped on a GPU, and told where it bega
   CHECK(m.skipped);
   CHECK(std::isnan(m.loss));
   CHECK(all_bits(trainer) == before);
-  CHECK(trainer.problem() == "step 2: loss is not finite; first in the weight " +
-                                 trainer.store().specs()[1].name);
+  CHECK(trainer.problem() ==
+        "step 2: loss is not finite; first in the weight " + trainer.store().specs()[1].name);
 }
 
 TEST_CASE("a profile of a step on a GPU has the device's times of its ops", "[cuda_training]") {

@@ -1,4 +1,5 @@
-// Every sample once and in order, however often a training is interrupted and by however many ranks it is continued.
+// Every sample once and in order, however often a training is interrupted and by however many ranks it is
+// continued.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
@@ -10,7 +11,8 @@ using namespace sluice;
 
 namespace {
 
-constexpr int64_t kSeqLen = 3, kChunks = 20011, kDigits = 64;  // a sample says its number: three digits in base 64
+constexpr int64_t kSeqLen = 3, kChunks = 20011,
+                  kDigits = 64;  // a sample says its number: three digits in base 64
 
 /// A source whose samples are their own numbers.
 void write_numbers(const std::string& prefix, int64_t first) {
@@ -32,18 +34,23 @@ struct Stream {
     config.data.seq_len = kSeqLen;
     config.data.train = {{"a", folder / "a", 0.7}, {"b", folder / "b", 0.3}};
     config.train.micro_batch_size = 2;
-    config.train.global_batch_size = 2 * 840;  // every number of ranks up to 8 shares its micro-batches evenly
+    config.train.global_batch_size =
+        2 * 840;  // every number of ranks up to 8 shares its micro-batches evenly
   }
   Blend blend() const { return Blend(config.data.train, kSeqLen, kDigits, false, 5); }
   /// The numbers of the samples that `rank` of `ranks` trains on in a step, as the trainer asks for them.
   void take(const Blend& data, int64_t step, int rank, int ranks, int64_t* out) const {
-    const int64_t mine = config.train.global_batch_size / config.train.micro_batch_size / ranks, rows = config.train.micro_batch_size;
-    std::vector<int32_t> tokens(static_cast<size_t>(rows * kSeqLen)), targets = tokens, positions = tokens, first_key = tokens;
+    const int64_t mine = config.train.global_batch_size / config.train.micro_batch_size / ranks,
+                  rows = config.train.micro_batch_size;
+    std::vector<int32_t> tokens(static_cast<size_t>(rows * kSeqLen)), targets = tokens, positions = tokens,
+                                                                      first_key = tokens;
     for (int64_t i = 0; i < mine; ++i) {
-      data.fill(first_sample(config, step, rank * mine + i), rows, tokens.data(), targets.data(), positions.data(), first_key.data());
+      data.fill(first_sample(config, step, rank * mine + i), rows, tokens.data(), targets.data(),
+                positions.data(), first_key.data());
       for (int64_t r = 0; r < rows; ++r) {
         int64_t number = 0;
-        for (int64_t k = 0; k < kSeqLen; ++k) number = number * kDigits + tokens[static_cast<size_t>(r * kSeqLen + k)];
+        for (int64_t k = 0; k < kSeqLen; ++k)
+          number = number * kDigits + tokens[static_cast<size_t>(r * kSeqLen + k)];
         *out++ = number;
       }
     }
@@ -54,7 +61,8 @@ struct Stream {
 
 TEST_CASE("a million samples over fifty interruptions: none lost, doubled or reordered", "[faults]") {
   const Stream t;
-  const int64_t batch = t.config.train.global_batch_size, steps = (1'000'000 + batch - 1) / batch, total = steps * batch;
+  const int64_t batch = t.config.train.global_batch_size, steps = (1'000'000 + batch - 1) / batch,
+                total = steps * batch;
   // Uninterrupted, by one rank, in one go over the stream.
   std::vector<int64_t> whole(static_cast<size_t>(total)), trained(whole.size(), -1);
   const Blend data = t.blend();
@@ -62,7 +70,8 @@ TEST_CASE("a million samples over fifty interruptions: none lost, doubled or reo
 
   std::mt19937 random(11);
   std::vector<int64_t> kills;
-  for (int i = 0; i < 50; ++i) kills.push_back(1 + static_cast<int64_t>(random() % static_cast<uint64_t>(steps - 1)));
+  for (int i = 0; i < 50; ++i)
+    kills.push_back(1 + static_cast<int64_t>(random() % static_cast<uint64_t>(steps - 1)));
   std::sort(kills.begin(), kills.end());
   kills.push_back(steps);
   constexpr int64_t kSaveEvery = 5;

@@ -1,4 +1,5 @@
-// Training attention heads in balance: scopes and ranks, what goes into a checkpoint, what is told, and that it works.
+// Training attention heads in balance: scopes and ranks, what goes into a checkpoint, what is told, and that
+// it works.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <mutex>
@@ -15,7 +16,8 @@ namespace {
 
 /// Four heads in two layers; "softmax", "sink" or "gate" says how open they are.
 struct Balanced : TinyTraining {
-  explicit Balanced(const std::string& mechanism, Precision precision = Precision::f32) : TinyTraining(precision) {
+  explicit Balanced(const std::string& mechanism, Precision precision = Precision::f32)
+      : TinyTraining(precision) {
     ModelConfig& m = config.model;
     m.num_attention_heads = 4;
     m.num_key_value_heads = 2;
@@ -58,35 +60,42 @@ Outcome train(const Balanced& t, int ranks, int64_t micro_batch, int64_t steps) 
     const std::string heads = trainer.content().state.at("heads").dump();
     const std::scoped_lock lock(mutex);
     if (outcome.heads.empty()) outcome = {numbers_of(trainer), heads};
-    if (outcome.heads != heads || outcome.weights != numbers_of(trainer)) throw std::runtime_error("ranks disagree");
+    if (outcome.heads != heads || outcome.weights != numbers_of(trainer))
+      throw std::runtime_error("ranks disagree");
   });
   return outcome;
 }
 
 double largest_difference(const Outcome& a, const Outcome& b) {
   double worst = 0;
-  for (size_t i = 0; i < a.weights.size(); ++i) worst = std::max(worst, std::abs(a.weights[i] - b.weights[i]));
+  for (size_t i = 0; i < a.weights.size(); ++i)
+    worst = std::max(worst, std::abs(a.weights[i] - b.weights[i]));
   return worst;
 }
 
 }  // namespace
 
-TEST_CASE("scopes beyond the micro-batch train the same model however ranks share the batch", "[heads][ranks]") {
+TEST_CASE("scopes beyond the micro-batch train the same model however ranks share the batch",
+          "[heads][ranks]") {
   for (const std::string mechanism : {"softmax", "sink", "gate"})
-    for (const auto scope : {HeadBalanceScope::micro_batch, HeadBalanceScope::data_parallel, HeadBalanceScope::global_batch,
-                             HeadBalanceScope::previous_step}) {
+    for (const auto scope : {HeadBalanceScope::micro_batch, HeadBalanceScope::data_parallel,
+                             HeadBalanceScope::global_batch, HeadBalanceScope::previous_step}) {
       INFO(mechanism << ", scope " << static_cast<int>(scope));
       Balanced t(mechanism, Precision::f64);
       t.balance().scope = scope;
       const double difference = largest_difference(train(t, 1, 4, 3), train(t, 2, 2, 3));
       // The mean over a smaller batch is another number: were that not seen, the others would prove nothing.
-      if (scope == HeadBalanceScope::micro_batch) CHECK(difference > 1e-8);
-      else CHECK(difference < 1e-10);
+      if (scope == HeadBalanceScope::micro_batch)
+        CHECK(difference > 1e-8);
+      else
+        CHECK(difference < 1e-10);
     }
 }
 
-TEST_CASE("exact training in balance has the same bits on one rank and on two, whatever is kept of heads", "[heads][ranks]") {
-  Balanced t("softmax", GENERATE(Precision::f32, Precision::f64));  // sums of few numbers of f32 are exact in any order
+TEST_CASE("exact training in balance has the same bits on one rank and on two, whatever is kept of heads",
+          "[heads][ranks]") {
+  Balanced t("softmax",
+             GENERATE(Precision::f32, Precision::f64));  // sums of few numbers of f32 are exact in any order
   t.config.parallel.determinism = Determinism::exact;
   t.config.train.global_batch_size = 8;
   t.balance().scope = HeadBalanceScope::previous_step;
@@ -97,7 +106,9 @@ TEST_CASE("exact training in balance has the same bits on one rank and on two, w
   CHECK(one.heads == two.heads);
 }
 
-TEST_CASE("a training in balance goes on from a checkpoint with the same bits, in the midst of its calibration", "[heads][trainer]") {
+TEST_CASE(
+    "a training in balance goes on from a checkpoint with the same bits, in the midst of its calibration",
+    "[heads][trainer]") {
   const OneThread one_thread;
   const bool calibrates = GENERATE(false, true);
   Balanced t("sink");
@@ -132,8 +143,10 @@ TEST_CASE("a training in balance goes on from a checkpoint with the same bits, i
   CHECK(resumed.content().state == straight.content().state);
 }
 
-TEST_CASE("the imbalance of heads falls where it costs, a step counts every token once, and coefficient 0 is nothing",
-          "[heads][trainer]") {
+TEST_CASE(
+    "the imbalance of heads falls where it costs, a step counts every token once, and coefficient 0 is "
+    "nothing",
+    "[heads][trainer]") {
   const OneThread one_thread;
   for (const std::string mechanism : {"softmax", "sink", "gate"}) {
     INFO(mechanism);
@@ -148,7 +161,8 @@ TEST_CASE("the imbalance of heads falls where it costs, a step counts every toke
       for (int i = 0; i < 20; ++i) trainer.step();
       const HeadSummary s = *trainer.heads().summary();
       const Tensor rows = trainer.heads().totals();
-      // 4 samples of 32 tokens; the first of a sample counts unless only the softmax tells how open a head is.
+      // 4 samples of 32 tokens; the first of a sample counts unless only the softmax tells how open a head
+      // is.
       CHECK(Pool::get(rows, 4) == (mechanism == "softmax" ? 4 * 31 : 4 * 32));
       CHECK(Pool::get(rows, 5) == 2);
       CHECK(s.layers.size() == 2);

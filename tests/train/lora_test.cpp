@@ -7,11 +7,11 @@
 #include "config/load.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
-#include "support/model.h"
-#include "hf/config.h"
 #include "eval/trained_model.h"
+#include "hf/config.h"
 #include "hf/merge_adapters.h"
 #include "plan/plan.h"
+#include "support/model.h"
 #include "support/tiny_training.h"
 
 using namespace sluice;
@@ -20,7 +20,8 @@ using namespace sluice::test;
 namespace {
 
 /// Saves what a trainer, or each of several, holds.
-std::string save(const std::string& folder, Trainer& trainer, const Config& config, Communicator* ranks = nullptr) {
+std::string save(const std::string& folder, Trainer& trainer, const Config& config,
+                 Communicator* ranks = nullptr) {
   CheckpointContent content = trainer.content();
   content.config_yaml = to_yaml(config);
   content.hf_config = hf_config(config, 31);
@@ -67,8 +68,8 @@ std::vector<double> logits_of(const TrainedModel& trained, const Blend& data) {
   make_forward_buffers(trained, none, host, T, Recompute::none);
   Arena arena("buffers", none.high_water()), host_memory("host", std::max<int64_t>(host.high_water(), 64));
   ForwardBuffers b = make_forward_buffers(trained, arena, host_memory, T, Recompute::none);
-  data.fill(0, 1, b.batch.tokens.as<int32_t>(), b.batch.targets.as<int32_t>(), b.batch.positions.as<int32_t>(),
-            b.batch.first_key.as<int32_t>());
+  data.fill(0, 1, b.batch.tokens.as<int32_t>(), b.batch.targets.as<int32_t>(),
+            b.batch.positions.as<int32_t>(), b.batch.first_key.as<int32_t>());
   Context ctx(1 << 22);
   trained.model().forward(ctx, b.batch, b.saved);
   Pool pool;
@@ -81,7 +82,8 @@ std::vector<double> logits_of(const TrainedModel& trained, const Blend& data) {
 
 }  // namespace
 
-TEST_CASE("Adapters even out the heads of a trained model, but for those that calibration finds to be shared", "[lora][heads]") {
+TEST_CASE("Adapters even out the heads of a trained model, but for those that calibration finds to be shared",
+          "[lora][heads]") {
   const OneThread one_thread;
   Adapting t(Precision::f32, 4);
   t.config.lora.targets = {"q_proj", "self_attn.gate_proj"};
@@ -101,12 +103,14 @@ TEST_CASE("Adapters even out the heads of a trained model, but for those that ca
       const auto shared = trainer.content().state.at("heads").at("shared").get<std::vector<double>>();
       REQUIRE(shared.size() == 8);
       for (size_t layer = 0; layer < 2; ++layer)
-        CHECK(shared[4 * layer] + shared[4 * layer + 1] + shared[4 * layer + 2] + shared[4 * layer + 3] == shared_heads);
+        CHECK(shared[4 * layer] + shared[4 * layer + 1] + shared[4 * layer + 2] + shared[4 * layer + 3] ==
+              shared_heads);
     }
     return trainer.heads().summary()->imbalance;
   };
   const double without = imbalance(1e-12, 0), even = imbalance(0.3, 0), but_one = imbalance(0.3, 1);
-  INFO("imbalance " << without << " without, " << even << " with the loss, " << but_one << " with one head shared");
+  INFO("imbalance " << without << " without, " << even << " with the loss, " << but_one
+                    << " with one head shared");
   CHECK(even < 0.6 * without);
   CHECK(but_one < without);
   CHECK(but_one > even);
@@ -119,7 +123,8 @@ TEST_CASE("Adapters learn, what is frozen keeps every bit, and a resumed run is 
     const Blend data = t.blend();
     Trainer trainer(t.config, data);
     trainer.initialize();
-    const std::string frozen = bits_of(trainer.content().weights, false), first = bits_of(trainer.content().weights, true);
+    const std::string frozen = bits_of(trainer.content().weights, false),
+                      first = bits_of(trainer.content().weights, true);
     const bool as_loaded = frozen == t.base_bits;
     CHECK(as_loaded);
     double begin = 0, end = 0;
@@ -131,10 +136,12 @@ TEST_CASE("Adapters learn, what is frozen keeps every bit, and a resumed run is 
       if (i == 4) saved = save(t.config.run_dir + "/ckpt", trainer, t.config);
     }
     CHECK(end < begin);
-    const bool kept = bits_of(trainer.content().weights, false) == frozen, learnt = bits_of(trainer.content().weights, true) != first;
+    const bool kept = bits_of(trainer.content().weights, false) == frozen,
+               learnt = bits_of(trainer.content().weights, true) != first;
     CHECK(kept);
     CHECK(learnt);
-    for (const NamedTensor& m : trainer.content().optimizer) CHECK(m.name.find(".lora_") != std::string::npos);
+    for (const NamedTensor& m : trainer.content().optimizer)
+      CHECK(m.name.find(".lora_") != std::string::npos);
 
     Trainer resumed(t.config, data);
     resumed.restore(verify_checkpoint(saved));
@@ -149,7 +156,8 @@ TEST_CASE("Adapters: a plan holds no gradients and moments of what is frozen", "
   Adapting t(Precision::bf16);
   const Plan plan = make_plan(t.config);
   // q, k, v, o, gate of attention; gate, up, down: rank x (in + out) each, of two layers.
-  const int64_t expected = 2 * 4 * ((32 + 32) + 2 * (32 + 16) + (32 + 32) + (32 + 32) + 2 * (32 + 48) + (48 + 32));
+  const int64_t expected =
+      2 * 4 * ((32 + 32) + 2 * (32 + 16) + (32 + 32) + (32 + 32) + 2 * (32 + 48) + (48 + 32));
   CHECK(plan.trained == expected);
   CHECK(plan.total == count_parameters(t.config.model) + expected);
   CHECK(plan.memory.gradients < 4 * expected + 4096);
@@ -160,7 +168,9 @@ TEST_CASE("Adapters: a plan holds no gradients and moments of what is frozen", "
   CHECK(plan.flops_per_token < whole.flops_per_token);
 }
 
-TEST_CASE("Adapters on several ranks, whatever of them ZeRO shares: one rank's numbers and bits of what is frozen", "[lora][ranks]") {
+TEST_CASE(
+    "Adapters on several ranks, whatever of them ZeRO shares: one rank's numbers and bits of what is frozen",
+    "[lora][ranks]") {
   const OneThread one_thread;
   Adapting t;
   const auto train = [&](int ranks, int64_t stage, Determinism determinism) {
@@ -207,7 +217,8 @@ TEST_CASE("Adapters on several ranks, whatever of them ZeRO shares: one rank's n
 
 TEST_CASE("Adapters merged into their matrices give their logits, in a folder without them", "[lora]") {
   const OneThread one_thread;
-  for (const auto& [precision, tolerance] : {std::pair{Precision::f32, 2e-6}, {Precision::f64, 1e-13}, {Precision::bf16, 2e-2}}) {
+  for (const auto& [precision, tolerance] :
+       {std::pair{Precision::f32, 2e-6}, {Precision::f64, 1e-13}, {Precision::bf16, 2e-2}}) {
     Adapting t(precision);
     const Blend data = t.blend();
     Trainer trainer(t.config, data);
@@ -227,15 +238,19 @@ TEST_CASE("Adapters merged into their matrices give their logits, in a folder wi
     Trainer merged(plain, data);
     merged.initialize();
     const CheckpointInfo from_merged = verify_checkpoint(save(t.folder / "again", merged, plain));
-    const std::vector<double> a = logits_of(TrainedModel(saved, 32), data), b = logits_of(TrainedModel(from_merged, 32), data);
+    const std::vector<double> a = logits_of(TrainedModel(saved, 32), data),
+                              b = logits_of(TrainedModel(from_merged, 32), data);
     double worst = 0, largest = 0;
-    for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i])), largest = std::max(largest, std::abs(a[i]));
+    for (size_t i = 0; i < a.size(); ++i)
+      worst = std::max(worst, std::abs(a[i] - b[i])), largest = std::max(largest, std::abs(a[i]));
     INFO("worst " << worst << " of " << largest);
     CHECK(worst < tolerance * largest);
     CHECK_THROWS_WITH(merge_adapters(from_merged, t.folder / "twice"), Catch::Contains("has no adapters"));
     // Without merging they do not fit a model without adapters.
     plain.train.init_from = saved.path;
     Trainer unmerged(plain, data);
-    CHECK_THROWS_WITH(unmerged.initialize(), Catch::Contains("unexpected: self_attn.q_proj.lora_A.weight in 2 layers") && Catch::Contains("sluice checkpoint merge"));
+    CHECK_THROWS_WITH(unmerged.initialize(),
+                      Catch::Contains("unexpected: self_attn.q_proj.lora_A.weight in 2 layers") &&
+                          Catch::Contains("sluice checkpoint merge"));
   }
 }

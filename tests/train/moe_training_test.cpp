@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "ops/router.h"
-#include "support/model.h"
 #include "run/router_monitor.h"
+#include "support/model.h"
 #include "support/tiny_training.h"
 
 using namespace sluice;
@@ -21,7 +21,8 @@ ParamStore::Id id_of(const ParamStore& store, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("a step counts every token of its global batch, once, whatever is computed again", "[moe][trainer]") {
+TEST_CASE("a step counts every token of its global batch, once, whatever is computed again",
+          "[moe][trainer]") {
   const OneThread one_thread;
   for (const Recompute recompute : {Recompute::none, Recompute::block}) {
     TinyTraining t;
@@ -34,7 +35,8 @@ TEST_CASE("a step counts every token of its global batch, once, whatever is comp
       trainer.step();
       const Tensor totals = trainer.router_totals();
       REQUIRE(totals.has_shape({2, router_totals_size(6)}));
-      for (int64_t i = 0; i < router_totals_size(6); ++i) CHECK(Pool::get(totals, i) == 0);  // the dense layer
+      for (int64_t i = 0; i < router_totals_size(6); ++i)
+        CHECK(Pool::get(totals, i) == 0);  // the dense layer
       const double* row = totals.as<double>() + router_totals_size(6);
       double pairs = 0, probability = 0;
       for (int64_t e = 0; e < 6; ++e) {
@@ -93,7 +95,8 @@ TEST_CASE("the summary of a step's routers says what their totals say", "[moe][s
   CHECK(load.max_over_mean == Approx(2.0));
   CHECK(load.idle == 1);
   CHECK(load.variation == Approx(std::sqrt((36 + 100 + 16) / 4.0 - 25) / 5));
-  CHECK(load.entropy == Approx(-(0.3 * std::log(0.3) + 0.5 * std::log(0.5) + 0.2 * std::log(0.2)) / std::log(4)));
+  CHECK(load.entropy ==
+        Approx(-(0.3 * std::log(0.3) + 0.5 * std::log(0.5) + 0.2 * std::log(0.2)) / std::log(4)));
   CHECK(load.balance_loss == Approx(1.0));
   CHECK(load.z_loss == Approx(4.0));
   CHECK(load.counts == std::vector<int64_t>{6, 10, 4, 0});
@@ -101,8 +104,10 @@ TEST_CASE("the summary of a step's routers says what their totals say", "[moe][s
   CHECK(summarize_router(model, view)->balance_loss == Approx(1.3));
 }
 
-TEST_CASE("a collapsed router is told of within 20 steps, trains on in the memory planned, and is told of again later",
-          "[moe][monitor]") {
+TEST_CASE(
+    "a collapsed router is told of within 20 steps, trains on in the memory planned, and is told of again "
+    "later",
+    "[moe][monitor]") {
   const OneThread one_thread;
   TinyTraining t;
   t.add_experts();
@@ -129,7 +134,8 @@ TEST_CASE("a collapsed router is told of within 20 steps, trains on in the memor
   }
   CHECK(warned_at == 20);
   CHECK(warning ==
-        "router of layer 1: max/mean load 3.0 for 20 steps (model.moe.load_balance: coefficient 0.01, scope global_batch); "
+        "router of layer 1: max/mean load 3.0 for 20 steps (model.moe.load_balance: coefficient 0.01, scope "
+        "global_batch); "
         "consider a larger coefficient or a lower learning rate");
 }
 
@@ -156,7 +162,8 @@ TEST_CASE("idle experts are told of after 100 steps, across a resumption", "[moe
   const auto warnings = resumed.add(100, summary);
   REQUIRE(warnings.size() == 1);
   CHECK(warnings[0] ==
-        "router of layer 0: 3 of 64 experts got no token for 100 steps, max/mean load 1.1 (model.moe.load_balance: "
+        "router of layer 0: 3 of 64 experts got no token for 100 steps, max/mean load 1.1 "
+        "(model.moe.load_balance: "
         "coefficient 0.0001, scope global_batch); consider coefficient 1e-2");
   for (int64_t step = 101; step < 1100; ++step) CHECK(resumed.add(step, summary).empty());
   CHECK(resumed.add(1100, summary).size() == 1);

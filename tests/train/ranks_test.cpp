@@ -32,7 +32,8 @@ class WholeState {
         const auto size = static_cast<size_t>(dtype_size(t.tensor.dtype));
         std::string& whole = tensors_[t.name];
         whole.resize(static_cast<size_t>(t.shape.empty() ? t.tensor.numel() : elements) * size, '?');
-        std::memcpy(whole.data() + static_cast<size_t>(t.begin) * size, t.tensor.data, static_cast<size_t>(t.tensor.bytes()));
+        std::memcpy(whole.data() + static_cast<size_t>(t.begin) * size, t.tensor.data,
+                    static_cast<size_t>(t.tensor.bytes()));
         filled_ += t.tensor.bytes();
       }
   }
@@ -79,7 +80,8 @@ Outcome train(const TinyTraining& t, const Layout& layout, int64_t steps, int th
     state.add(trainer.content());
     const std::scoped_lock lock(mutex);
     if (outcome.losses.empty()) outcome = mine;
-    if (outcome.losses != mine.losses || outcome.norms != mine.norms) throw std::runtime_error("ranks disagree");
+    if (outcome.losses != mine.losses || outcome.norms != mine.norms)
+      throw std::runtime_error("ranks disagree");
   });
   outcome.bits = state.bits();
   return outcome;
@@ -102,7 +104,8 @@ TEST_CASE("exact training has the same bits on one, two, four and eight ranks", 
   const auto precision = GENERATE(Precision::f32, Precision::bf16);
   const bool experts = GENERATE(false, true);
   const auto sum = GENERATE(ExactSum::tree, ExactSum::fixed64);
-  INFO("precision " << static_cast<int>(precision) << ", experts " << experts << ", sum " << static_cast<int>(sum));
+  INFO("precision " << static_cast<int>(precision) << ", experts " << experts << ", sum "
+                    << static_cast<int>(sum));
   Training t(precision, experts);
   t.config.parallel.determinism = Determinism::exact;
   t.config.parallel.exact_sum = sum;
@@ -121,8 +124,10 @@ TEST_CASE("exact training with Muon has the same bits on one rank and two", "[ra
   const auto precision = GENERATE(Precision::f32, Precision::bf16);
   const bool experts = GENERATE(false, true);
   Training t(precision, experts);
-  if (experts) t.config.optimizer.type = OptimizerType::muon;
-  else t.make_nanochat();
+  if (experts)
+    t.config.optimizer.type = OptimizerType::muon;
+  else
+    t.make_nanochat();
   t.config.parallel.determinism = Determinism::exact;
   const Outcome one = train(t, 1, 4);
   CHECK(one.losses.back() < one.losses.front());
@@ -137,7 +142,8 @@ TEST_CASE("exact training has the same bits in every stage of ZeRO", "[ranks][ze
   const auto precision = GENERATE(Precision::f32, Precision::bf16);
   const bool experts = GENERATE(false, true);
   const auto sum = GENERATE(ExactSum::tree, ExactSum::fixed64);
-  INFO("precision " << static_cast<int>(precision) << ", experts " << experts << ", sum " << static_cast<int>(sum));
+  INFO("precision " << static_cast<int>(precision) << ", experts " << experts << ", sum "
+                    << static_cast<int>(sum));
   Training t(precision, experts);
   t.config.parallel.determinism = Determinism::exact;
   t.config.parallel.exact_sum = sum;
@@ -161,8 +167,9 @@ TEST_CASE("exact training has the same bits wherever experts lie", "[ranks][zero
   t.config.parallel.determinism = Determinism::exact;
   t.config.parallel.exact_sum = sum;
   const Outcome one = train(t, 1, 4);
-  for (const Layout& layout : {Layout{2, 0, 2}, Layout{4, 0, 2}, Layout{4, 0, 4}, Layout{8, 0, 4}, Layout{2, 1, 2}, Layout{4, 1, 2},
-                               Layout{4, 2, 2}, Layout{8, 2, 4}, Layout{4, 3, 2}, Layout{4, 3, 4}, Layout{8, 3, 2}}) {
+  for (const Layout& layout :
+       {Layout{2, 0, 2}, Layout{4, 0, 2}, Layout{4, 0, 4}, Layout{8, 0, 4}, Layout{2, 1, 2}, Layout{4, 1, 2},
+        Layout{4, 2, 2}, Layout{8, 2, 4}, Layout{4, 3, 2}, Layout{4, 3, 4}, Layout{8, 3, 2}}) {
     INFO(layout.ranks << " ranks, stage " << layout.zero_stage << ", experts on " << layout.expert);
     const Outcome shared = train(t, layout, 4);
     CHECK(shared.losses == one.losses);
@@ -171,14 +178,17 @@ TEST_CASE("exact training has the same bits wherever experts lie", "[ranks][zero
   }
 }
 
-TEST_CASE("exact training balances experts by the step before: the same bits on every layout, and over a restart on another",
-          "[ranks][zero][moe]") {
+TEST_CASE(
+    "exact training balances experts by the step before: the same bits on every layout, and over a restart "
+    "on another",
+    "[ranks][zero][moe]") {
   Training t(Precision::f32, true);
   t.config.model.moe.num_experts = 8;
   t.config.model.moe.load_balance = {.coefficient = 0.1, .scope = BalanceScope::previous_step};
   t.config.parallel.determinism = Determinism::exact;
   const Outcome one = train(t, 1, 6);
-  for (const Layout& layout : {Layout{4, 0, 1}, Layout{2, 2, 2}, Layout{8, 3, 4}}) CHECK((train(t, layout, 6).bits == one.bits));
+  for (const Layout& layout : {Layout{4, 0, 1}, Layout{2, 2, 2}, Layout{8, 3, 4}})
+    CHECK((train(t, layout, 6).bits == one.bits));
 
   const std::string folder = t.folder / "ckpt";
   WholeState state;
@@ -189,11 +199,14 @@ TEST_CASE("exact training balances experts by the step before: the same bits on 
       set_num_threads(1);
       const Blend data = t.blend();
       Trainer trainer(config, data, &c);
-      if (ranks == 2) trainer.initialize();
-      else trainer.restore(newest_valid_checkpoint(folder));
+      if (ranks == 2)
+        trainer.initialize();
+      else
+        trainer.restore(newest_valid_checkpoint(folder));
       for (int i = 0; i < 3; ++i) trainer.step();
       if (ranks == 4) return state.add(trainer.content());
-      CheckpointStore store(folder, config.checkpoint, trainer.content(), &trainer.context(), &trainer.ranks());
+      CheckpointStore store(folder, config.checkpoint, trainer.content(), &trainer.context(),
+                            &trainer.ranks());
       store.save(trainer.content());
       if (!store.wait()) throw std::runtime_error("not saved");
     });
@@ -204,55 +217,59 @@ TEST_CASE("exact training balances experts by the step before: the same bits on 
   CHECK((train(t, 1, 6).bits != one.bits));  // or it did nothing
 }
 
-TEST_CASE("the default grade agrees to rounding in every stage and with shared experts", "[ranks][zero][moe]") {
+TEST_CASE("the default grade agrees to rounding in every stage and with shared experts",
+          "[ranks][zero][moe]") {
   Training t(Precision::f32, true);
   t.config.model.moe.num_experts = 8;
   const Outcome one = train(t, 1, 6);
-  for (const Layout& layout : {Layout{2, 1}, Layout{4, 2}, Layout{4, 3}, Layout{2, 0, 2}, Layout{4, 1, 2}, Layout{4, 3, 2}}) {
+  for (const Layout& layout :
+       {Layout{2, 1}, Layout{4, 2}, Layout{4, 3}, Layout{2, 0, 2}, Layout{4, 1, 2}, Layout{4, 3, 2}}) {
     INFO(layout.ranks << " ranks, stage " << layout.zero_stage << ", experts on " << layout.expert);
     const Outcome fast = train(t, layout, 6), again = train(t, layout, 6);
     CHECK((fast.bits == again.bits));
     CHECK((fast.bits != one.bits));
-    for (size_t i = 0; i < one.losses.size(); ++i) CHECK(fast.losses[i] == Approx(one.losses[i]).epsilon(1e-5));
+    for (size_t i = 0; i < one.losses.size(); ++i)
+      CHECK(fast.losses[i] == Approx(one.losses[i]).epsilon(1e-5));
   }
 }
 
-TEST_CASE("updated weights travel in the next forward, or when somebody asks, and never before a message between two steps",
-          "[ranks][zero]") {
+TEST_CASE(
+    "updated weights travel in the next forward, or when somebody asks, and never before a message between "
+    "two steps",
+    "[ranks][zero]") {
   const TinyTraining t;
   for (const int64_t stage : {1, 2}) {
     CAPTURE(stage);
     Config config = t.config;
     config.parallel.zero_stage = stage;
     SlowLink link{1e-12};  // it counts
-    run_thread_ranks(
-        2,
-        [&](Communicator& c) {
-          const Blend data = t.blend();
-          Trainer trainer(config, data, &c);
-          trainer.initialize();
-          // What the link has taken since `before`, the same on both ranks.
-          const auto taken = [&](int64_t before) {
-            trainer.ranks().barrier();
-            const int64_t now = link.taken_ns - before;
-            trainer.ranks().barrier();
-            return now;
-          };
-          const auto must = [&](bool good, const char* what) {
-            if (!good) throw std::runtime_error(what);
-          };
-          trainer.step();
-          const int64_t step = taken(0);
-          trainer.ranks().barrier();
-          must(taken(step) == 0, "weights travel before they are asked for");
-          trainer.settle_weights();
-          const int64_t settled = taken(0);
-          must(settled > step, "weights do not travel when they are asked for");
-          trainer.settle_weights();
-          must(taken(settled) == 0, "weights travel twice");
-          trainer.step();
-        },
-        {.link = &link});
+    run_thread_ranks(2,
+                     [&](Communicator& c) {
+                       const Blend data = t.blend();
+                       Trainer trainer(config, data, &c);
+                       trainer.initialize();
+                       // What the link has taken since `before`, the same on both ranks.
+                       const auto taken = [&](int64_t before) {
+                         trainer.ranks().barrier();
+                         const int64_t now = link.taken_ns - before;
+                         trainer.ranks().barrier();
+                         return now;
+                       };
+                       const auto must = [&](bool good, const char* what) {
+                         if (!good) throw std::runtime_error(what);
+                       };
+                       trainer.step();
+                       const int64_t step = taken(0);
+                       trainer.ranks().barrier();
+                       must(taken(step) == 0, "weights travel before they are asked for");
+                       trainer.settle_weights();
+                       const int64_t settled = taken(0);
+                       must(settled > step, "weights do not travel when they are asked for");
+                       trainer.settle_weights();
+                       must(taken(settled) == 0, "weights travel twice");
+                       trainer.step();
+                     },
+                     {.link = &link});
   }
 }
 
@@ -265,7 +282,8 @@ TEST_CASE("gradients that travel in bf16 train as well, and repeat", "[ranks][ze
     const Outcome rounded = train(t, layout, 8), again = train(t, layout, 8);
     CHECK((rounded.bits == again.bits));
     CHECK((rounded.bits != whole.bits));
-    for (size_t i = 0; i < whole.losses.size(); ++i) CHECK(rounded.losses[i] == Approx(whole.losses[i]).epsilon(3e-3));
+    for (size_t i = 0; i < whole.losses.size(); ++i)
+      CHECK(rounded.losses[i] == Approx(whole.losses[i]).epsilon(3e-3));
   }
 }
 
@@ -286,7 +304,8 @@ TEST_CASE("the default grade repeats on the same layout, and agrees to rounding 
   CHECK((again.bits == two.bits));
   CHECK((two.bits != one.bits));  // or the comparison with exact training proves nothing
   // With experts the balance loss sees other counts within a step.
-  for (size_t i = 0; i < one.losses.size(); ++i) CHECK(two.losses[i] == Approx(one.losses[i]).epsilon(experts ? 1e-3 : 1e-5));
+  for (size_t i = 0; i < one.losses.size(); ++i)
+    CHECK(two.losses[i] == Approx(one.losses[i]).epsilon(experts ? 1e-3 : 1e-5));
 }
 
 TEST_CASE("routers' totals are those of all ranks", "[ranks][moe]") {
@@ -302,7 +321,8 @@ TEST_CASE("routers' totals are those of all ranks", "[ranks][moe]") {
       trainer.initialize();
       trainer.step();
       const std::scoped_lock lock(mutex);
-      all.assign(trainer.router_totals().as<double>(), trainer.router_totals().as<double>() + trainer.router_totals().numel());
+      all.assign(trainer.router_totals().as<double>(),
+                 trainer.router_totals().as<double>() + trainer.router_totals().numel());
     });
     return all;
   };
@@ -312,9 +332,9 @@ TEST_CASE("routers' totals are those of all ranks", "[ranks][moe]") {
 }
 
 TEST_CASE("a gradient that is not finite on one rank is skipped by all", "[ranks]") {
-  for (const auto& [determinism, sum] : {std::pair{Determinism::same_layout, ExactSum::tree},
-                                         std::pair{Determinism::exact, ExactSum::tree},
-                                         std::pair{Determinism::exact, ExactSum::fixed64}}) {
+  for (const auto& [determinism, sum] :
+       {std::pair{Determinism::same_layout, ExactSum::tree}, std::pair{Determinism::exact, ExactSum::tree},
+        std::pair{Determinism::exact, ExactSum::fixed64}}) {
     Training t(Precision::f32, false);
     t.config.parallel.determinism = determinism;
     t.config.parallel.exact_sum = sum;
@@ -339,7 +359,9 @@ TEST_CASE("a gradient that is not finite on one rank is skipped by all", "[ranks
 
 TEST_CASE("batches that ranks cannot share are refused before anything is computed", "[ranks]") {
   Training t(Precision::f32, false);
-  CHECK_THROWS_WITH(train(t, 3, 1), Contains("train.global_batch_size = 8 is 8 micro-batches of 1, which 3 ranks cannot share"));
+  CHECK_THROWS_WITH(
+      train(t, 3, 1),
+      Contains("train.global_batch_size = 8 is 8 micro-batches of 1, which 3 ranks cannot share"));
   t.config.train.global_batch_size = 12;
   t.config.parallel.determinism = Determinism::exact;
   CHECK_THROWS_WITH(train(t, 2, 1), Contains("parallel.exact_sum: tree needs a power of two"));

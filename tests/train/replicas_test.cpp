@@ -1,4 +1,5 @@
-// Ranks compare what they hold replicas of: any bit that changes on one of them is found, and nothing else ever is.
+// Ranks compare what they hold replicas of: any bit that changes on one of them is found, and nothing else
+// ever is.
 #include "train/replicas.h"
 
 #include <catch2/catch.hpp>
@@ -7,8 +8,8 @@
 
 #include "comm/threads.h"
 #include "core/parallel_for.h"
-#include "support/temp_folder.h"
 #include "run/run.h"
+#include "support/temp_folder.h"
 #include "support/tiny_training.h"
 
 using namespace sluice;
@@ -18,11 +19,13 @@ using Catch::Contains;
 namespace {
 
 /// Trains as many steps; the error of the first rank that failed, and its code.
-std::pair<std::string, ExitCode> train(const Config& config, int ranks, int64_t steps, std::vector<Replica>* replicas = nullptr) {
+std::pair<std::string, ExitCode> train(const Config& config, int ranks, int64_t steps,
+                                       std::vector<Replica>* replicas = nullptr) {
   try {
     run_thread_ranks(ranks, [&](Communicator& comm) {
       set_num_threads(1);
-      const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size, config.data.document_mask, config.train.seed);
+      const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size,
+                       config.data.document_mask, config.train.seed);
       Trainer trainer(config, data, &comm);
       if (comm.rank() == 0 && replicas) *replicas = trainer.replicas().replicas();
       trainer.initialize();
@@ -53,7 +56,8 @@ MoeConfig mixture() {
 }
 
 /// SLUICE_FLIP of a random bit of one of the replicas.
-std::string random_flip(std::mt19937_64& random, const std::vector<Replica>& replicas, int rank, int64_t step) {
+std::string random_flip(std::mt19937_64& random, const std::vector<Replica>& replicas, int rank,
+                        int64_t step) {
   const Replica& r = replicas[random() % replicas.size()];
   return fmt::format("{}:{}:{}:{}:{}", rank, step, r.name, random() % 1000000, random() % 64);
 }
@@ -68,7 +72,9 @@ TEST_CASE("ranks in doubt: a minority, or all where there is no majority", "[rep
   CHECK(ranks_in_doubt({0, 1, 2, 3, 4}, {1, 2, 1, 3, 1}) == std::vector<int>{1, 3});
 }
 
-TEST_CASE("a bit that flips in a weight or moment of one rank is found, and the rank and the tensor are named", "[replicas][ranks]") {
+TEST_CASE(
+    "a bit that flips in a weight or moment of one rank is found, and the rank and the tensor are named",
+    "[replicas][ranks]") {
   const TinyTraining t;
   std::mt19937_64 random(1);
   const char* trials_text = std::getenv("SLUICE_FLIPS");
@@ -90,17 +96,22 @@ TEST_CASE("a bit that flips in a weight or moment of one rank is found, and the 
     INFO("ZeRO " << stage << ", " << ranks << " ranks, " << flip << "\n" << error);
     CHECK(code == ExitCode::corruption);
     const std::string name = flip.substr(4, flip.find(':', 4) - 4);
-    CHECK_THAT(error, Contains(" bits of " + name) && Contains("after 3 steps (ranks were last found equal after 0)"));
-    if (ranks == 4) CHECK_THAT(error, Contains(fmt::format("rank {} (host ", victim)) && Contains(" holds other bits "));
-    else CHECK_THAT(error, Contains("ranks 0-1 (host ") && Contains("without a majority"));
+    CHECK_THAT(error, Contains(" bits of " + name) &&
+                          Contains("after 3 steps (ranks were last found equal after 0)"));
+    if (ranks == 4)
+      CHECK_THAT(error, Contains(fmt::format("rank {} (host ", victim)) && Contains(" holds other bits "));
+    else
+      CHECK_THAT(error, Contains("ranks 0-1 (host ") && Contains("without a majority"));
     found += code == ExitCode::corruption;
   }
   WARN(found << " of " << trials << " flips found");
 }
 
-TEST_CASE("a flipped weight that training goes on with is found at the next comparison", "[replicas][ranks]") {
+TEST_CASE("a flipped weight that training goes on with is found at the next comparison",
+          "[replicas][ranks]") {
   const TinyTraining t;
-  const TempVariable variable("SLUICE_FLIP", "1:4:model.layers.1.mlp.up_proj.weight:100:0");  // the lowest bit
+  const TempVariable variable("SLUICE_FLIP",
+                              "1:4:model.layers.1.mlp.up_proj.weight:100:0");  // the lowest bit
   Config c = layout(t, 0, 3);
   auto [error, code] = train(c, 2, 12);
   CHECK(code == ExitCode::corruption);
@@ -137,7 +148,8 @@ TEST_CASE("ranks that hold the same are never found to differ", "[replicas][rank
   }
 }
 
-TEST_CASE("a training ends with the code of corruption, and names the checkpoint from before", "[replicas][ranks]") {
+TEST_CASE("a training ends with the code of corruption, and names the checkpoint from before",
+          "[replicas][ranks]") {
   const TinyTraining t;
   Config c = layout(t, 0, 5);
   c.model.vocab_size = 0;  // of the tokenizer that the program makes
@@ -167,7 +179,8 @@ TEST_CASE("a training ends with the code of corruption, and names the checkpoint
   }
   INFO(error);
   CHECK(code == ExitCode::corruption);
-  CHECK_THAT(error, Contains("rank 2 (host ") && Contains("model.norm.weight.v") && Contains("after 10 steps (ranks were last found equal after 8)") &&
+  CHECK_THAT(error, Contains("rank 2 (host ") && Contains("model.norm.weight.v") &&
+                        Contains("after 10 steps (ranks were last found equal after 8)") &&
                         Contains("/flipped/ckpt/step_00000008"));
   CHECK(!io::exists(c.run_dir + "/ckpt/step_00000012"));
   CHECK_THAT(io::read_file(c.run_dir + "/status.json"), Contains("\"exit_code\": 79"));

@@ -88,8 +88,9 @@ TEST_CASE("a spike of the gradient norm counts as one of the loss does", "[spike
 TEST_CASE("what is not finite is skipped, or stops, and is never applied", "[spike]") {
   CHECK(StepPolicy(policies(BadStepPolicy::skip, BadStepPolicy::count), kChance).judge(0, kNan, 1).verdict ==
         Verdict::skip);
-  CHECK(StepPolicy(policies(BadStepPolicy::skip, BadStepPolicy::count), kChance).judge(0, 1, INFINITY).verdict ==
-        Verdict::skip);
+  CHECK(StepPolicy(policies(BadStepPolicy::skip, BadStepPolicy::count), kChance)
+            .judge(0, 1, INFINITY)
+            .verdict == Verdict::skip);
   CHECK(StepPolicy(policies(BadStepPolicy::stop, BadStepPolicy::count), kChance).judge(0, kNan, 1).verdict ==
         Verdict::stop);
   CHECK(StepPolicy(policies(BadStepPolicy::count, BadStepPolicy::count), kChance).judge(0, kNan, 1).verdict ==

@@ -236,8 +236,10 @@ TEST_CASE("after two steps, a step allocates nothing", "[trainer]") {
   INFO("precision " << static_cast<int>(precision) << ", recompute " << static_cast<int>(recompute));
   TinyTraining t(precision);
   t.config.train.recompute = recompute;
-  if (recompute == Recompute::mlp) t.make_nanochat();
-  else t.add_experts();
+  if (recompute == Recompute::mlp)
+    t.make_nanochat();
+  else
+    t.add_experts();
   t.config.model.attention.gates.push_back(
       {.position = GatePosition::value, .granularity = GateGranularity::headwise});
   t.config.model.norm_placement = NormPlacement::sandwich;
@@ -248,8 +250,8 @@ TEST_CASE("after two steps, a step allocates nothing", "[trainer]") {
   trainer.step();
   trainer.step();
   allocations = 0;
-  // What a C library takes and gives back stays in malloc's cache of the thread the first time, and counts; what a step keeps,
-  // or takes anew, is never even.
+  // What a C library takes and gives back stays in malloc's cache of the thread the first time, and counts;
+  // what a step keeps, or takes anew, is never even.
   bool even = false;
   for (int pair = 0; pair < 3 && !even; ++pair) {
     const auto before = mallinfo2();

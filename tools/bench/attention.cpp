@@ -1,12 +1,13 @@
 // Attention of the house against cuDNN's, in turns: with no gate, with a headwise and with an elementwise one
 // (fused where the kernel can, after cuDNN by a kernel of its own). TFLOP/s count the causal half.
+#include "ops/attention.h"
+
 #include <spdlog/fmt/fmt.h>
 
 #include <array>
 #include <cmath>
 
 #include "bench/bench.h"
-#include "ops/attention.h"
 
 namespace sluice::bench {
 namespace {

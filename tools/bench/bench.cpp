@@ -92,11 +92,13 @@ void print_race(const char* part, const json& rows) {
 }
 
 void print_ranks(const json& rows) {
-  fmt::print("ranks: median (least to most), milliseconds: of the first and the second, of the link and a step, of the stall and a step\n");
+  fmt::print(
+      "ranks: median (least to most), milliseconds: of the first and the second, of the link and a step, of "
+      "the stall and a step\n");
   for (const json& row : rows)
-    fmt::print("  {:<56}{:>7.3f}  ({:.3f} to {:.3f}){:>10.1f} ms{:>10.1f} ms\n", row["what"].get<std::string>(),
-               row["median"].get<double>(), row["least"].get<double>(), row["most"].get<double>(), row["first_ms"].get<double>(),
-               row["second_ms"].get<double>());
+    fmt::print("  {:<56}{:>7.3f}  ({:.3f} to {:.3f}){:>10.1f} ms{:>10.1f} ms\n",
+               row["what"].get<std::string>(), row["median"].get<double>(), row["least"].get<double>(),
+               row["most"].get<double>(), row["first_ms"].get<double>(), row["second_ms"].get<double>());
   fmt::print("\n");
   std::fflush(stdout);
 }
@@ -125,7 +127,8 @@ void run(BenchOptions options) {
     return std::find(options.parts.begin(), options.parts.end(), part) != options.parts.end();
   };
   if (gpu && (wants("peak") || wants("ops")))
-    fail(ExitCode::usage, "bench: peak and ops measure the CPU; on a GPU: kernels, matmul, attention, moe, step");
+    fail(ExitCode::usage,
+         "bench: peak and ops measure the CPU; on a GPU: kernels, matmul, attention, moe, step");
   const Usage before = Usage::read();
   const double begin = bench::now();
   json result{{"device", device_name(device)}, {"version", SLUICE_VERSION}};
@@ -215,11 +218,11 @@ void add_bench_command(Command& app, int&) {
   auto options = std::make_shared<BenchOptions>();
   command
       ->add_option("part,--part", options->parts,
-                   "of a CPU: peak, ops, moe, step, and, when named, ranks; of a GPU: kernels, matmul, attention, moe, step; all by default")
+                   "of a CPU: peak, ops, moe, step, and, when named, ranks; of a GPU: kernels, matmul, "
+                   "attention, moe, step; all by default")
       ->delimiter(',')
       ->one_of({"peak", "ops", "kernels", "matmul", "attention", "moe", "ranks", "step"});
-  command->add_option("--device", options->device, "auto, cpu or cuda")
-      ->one_of({"auto", "cpu", "cuda"});
+  command->add_option("--device", options->device, "auto, cpu or cuda")->one_of({"auto", "cpu", "cuda"});
   command
       ->add_option("--size", options->size,
                    "of kernels, matmul, attention and moe: full, as in a model of that device, or tiny")
@@ -230,8 +233,7 @@ void add_bench_command(Command& app, int&) {
   command->add_option("--precision", options->precisions, "f32, bf16; both by default, on a GPU bf16")
       ->delimiter(',')
       ->one_of({"f32", "bf16"});
-  command->add_option("--threads", options->threads, "threads; 0: as OMP_NUM_THREADS says")
-      ->not_negative();
+  command->add_option("--threads", options->threads, "threads; 0: as OMP_NUM_THREADS says")->not_negative();
   command
       ->add_option("--seconds", options->seconds,
                    "time for each measurement; 0: 0.1 per op, 5 per model; on a GPU 2 to warm up")
@@ -247,7 +249,8 @@ void add_bench_command(Command& app, int&) {
       "medians, ops the best;\n"
       "kernels, matmul and attention: medians of 51 turns, by the device's clock, on buffers that no cache "
       "holds.\n"
-      "moe: medians of turns taken with the dense network of the same active width. ranks: ratios of step times, of "
+      "moe: medians of turns taken with the dense network of the same active width. ranks: ratios of step "
+      "times, of "
       "ranks that are threads.");
   command->callback([options] { run(*options); });
 }

@@ -47,11 +47,11 @@ nlohmann::json measure_ops(DType dtype, double fma_peak_gflops, double seconds);
 nlohmann::json measure_kernels(const RaceOptions& options);
 nlohmann::json measure_matmul(const RaceOptions& options);
 nlohmann::json measure_attention(const RaceOptions& options);
-/// A layer of experts against a dense feed-forward network of the same active width, forward and backward; rows of race(),
-/// those of experts with `of_dense`: their time by the dense network's.
+/// A layer of experts against a dense feed-forward network of the same active width, forward and backward;
+/// rows of race(), those of experts with `of_dense`: their time by the dense network's.
 nlohmann::json measure_moe(const RaceOptions& options, const std::vector<DType>& types);
-/// Ranks as threads of this process, of a small dense model: ratios of step times, the hidden share of a slow exchange, and what
-/// a watchdog and saves cost.
+/// Ranks as threads of this process, of a small dense model: ratios of step times, the hidden share of a slow
+/// exchange, and what a watchdog and saves cost.
 nlohmann::json measure_ranks(const RaceOptions& options);
 
 /// Names for measure_step.

@@ -1,5 +1,7 @@
-// Experts against a dense feed-forward network of the same active width: what routing, sorting and products cut into groups
-// cost beyond the arithmetic.
+// Experts against a dense feed-forward network of the same active width: what routing, sorting and products
+// cut into groups cost beyond the arithmetic.
+#include "nn/moe.h"
+
 #include <spdlog/fmt/fmt.h>
 
 #include <deque>
@@ -7,7 +9,6 @@
 
 #include "bench/bench.h"
 #include "nn/mlp.h"
-#include "nn/moe.h"
 
 namespace sluice::bench {
 namespace {
@@ -23,7 +24,9 @@ struct Dense {
   Mlp::Saved saved;
   explicit Dense(const ModelConfig& c, const Shape& s) : layer(c, store, "mlp", s.per_token * s.width) {}
   void forward(Context& ctx, const Tensor& x) { layer.forward(ctx, x, saved); }
-  void backward(Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x) { layer.backward(ctx, dx, dy, x, saved); }
+  void backward(Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x) {
+    layer.backward(ctx, dx, dy, x, saved);
+  }
 };
 struct Experts {
   ParamStore store;
@@ -31,7 +34,9 @@ struct Experts {
   Moe::Saved saved;
   explicit Experts(const ModelConfig& c, const Shape&) : layer(c, store, "mlp", 0) {}
   void forward(Context& ctx, const Tensor& x) { layer.forward(ctx, x, {}, saved); }
-  void backward(Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x) { layer.backward(ctx, dx, dy, x, {}, saved); }
+  void backward(Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x) {
+    layer.backward(ctx, dx, dy, x, {}, saved);
+  }
 };
 
 /// Owns the layers that candidates call.
@@ -53,7 +58,8 @@ void add(std::vector<Candidate>& candidates, const char* name, Inputs& in, L& l,
   const Tensor dx = in.zeros(type, {s.tokens, s.hidden});
   const double flops = 6.0 * static_cast<double>(s.tokens) * static_cast<double>(s.hidden) *
                        static_cast<double>(s.per_token * s.width);
-  nlohmann::json labels{{"tokens", s.tokens}, {"width", fmt::format("{} x {}", s.hidden, s.per_token * s.width)},
+  nlohmann::json labels{{"tokens", s.tokens},
+                        {"width", fmt::format("{} x {}", s.hidden, s.per_token * s.width)},
                         {"precision", dtype_name(type)}};
   if constexpr (std::is_same_v<L, Experts>)
     labels["experts"] = fmt::format("{} of {} of {}", s.per_token, s.experts, s.width);
@@ -85,7 +91,8 @@ nlohmann::json measure_moe(const RaceOptions& given, const std::vector<DType>& t
       nlohmann::json measured = race(options, [&](Inputs& in) {
         ModelConfig c;
         c.hidden_size = s.hidden;
-        c.moe.num_experts = s.experts, c.moe.num_experts_per_tok = s.per_token, c.moe.moe_intermediate_size = s.width;
+        c.moe.num_experts = s.experts, c.moe.num_experts_per_tok = s.per_token,
+        c.moe.moe_intermediate_size = s.width;
         std::vector<Candidate> candidates;
         add(candidates, "dense", in, layers.dense.emplace_back(c, s), s, type);
         add(candidates, "experts", in, layers.experts.emplace_back(c, s), s, type);

@@ -107,7 +107,9 @@ Peak measure_peak(double seconds) {
     for (int64_t i = begin; i < end; ++i) a[i] = 0, b[i] = 1, c[i] = 2;
   });
   const double copy = best_time(seconds, [&] {
-    each([=](int64_t begin, int64_t end) { std::memcpy(a + begin, b + begin, static_cast<size_t>(end - begin) * 4); });
+    each([=](int64_t begin, int64_t end) {
+      std::memcpy(a + begin, b + begin, static_cast<size_t>(end - begin) * 4);
+    });
   });
   const double triad = best_time(seconds, [&] {
     each([=](int64_t begin, int64_t end) {

@@ -1,5 +1,6 @@
-// Several ranks against one: what sharing a step costs, what an exact sum, a watchdog and saves cost, and how much of the exchange
-// is hidden behind the computation. Ranks are threads of this process, so that only the work itself is measured.
+// Several ranks against one: what sharing a step costs, what an exact sum, a watchdog and saves cost, and how
+// much of the exchange is hidden behind the computation. Ranks are threads of this process, so that only the
+// work itself is measured.
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
@@ -11,13 +12,13 @@
 #include <vector>
 
 #include "bench/bench.h"
+#include "checkpoint/store.h"
 #include "comm/threads.h"
 #include "core/parallel_for.h"
 #include "core/random.h"
 #include "data/token_file.h"
-#include "checkpoint/store.h"
-#include "train/trainer.h"
 #include "run/watchdog.h"
+#include "train/trainer.h"
 
 namespace sluice::bench {
 namespace {
@@ -32,7 +33,8 @@ struct Layout {
 
 /// A folder that is gone afterwards.
 struct Folder {
-  std::string path = (std::filesystem::temp_directory_path() / fmt::format("sluice_bench_{}", ::getpid())).string();
+  std::string path =
+      (std::filesystem::temp_directory_path() / fmt::format("sluice_bench_{}", ::getpid())).string();
   Folder() { std::filesystem::create_directories(path); }
   ~Folder() { std::filesystem::remove_all(path); }
 };
@@ -84,17 +86,17 @@ struct Training {
 void train(const Config& base, const Layout& layout, const std::function<void(const Training&)>& body,
            SlowLink* link = nullptr) {
   const Config config = with(base, layout);
-  run_thread_ranks(
-      layout.ranks,
-      [&](Communicator& ranks) {
-        set_num_threads(layout.threads);
-        const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size, false, 1);
-        Trainer trainer(config, data, &ranks);
-        trainer.initialize();
-        for (int i = 0; i < 2; ++i) trainer.step();
-        body({ranks, trainer});
-      },
-      {.link = link});
+  run_thread_ranks(layout.ranks,
+                   [&](Communicator& ranks) {
+                     set_num_threads(layout.threads);
+                     const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size, false,
+                                      1);
+                     Trainer trainer(config, data, &ranks);
+                     trainer.initialize();
+                     for (int i = 0; i < 2; ++i) trainer.step();
+                     body({ranks, trainer});
+                   },
+                   {.link = link});
 }
 
 /// Seconds from all ranks' beginning to all ranks' end.
@@ -127,7 +129,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Steps of one training in pairs, without something and with it, so that what else the machine does falls on both.
+/// Steps of one training in pairs, without something and with it, so that what else the machine does falls on
+/// both.
 struct Pairs {
   double off = 0, more = 0;  // seconds of a step without, and what it takes more with it: medians
 };
@@ -158,7 +161,8 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
   write_data(folder.path + "/tokens", config);
   const int rounds = tiny ? 1 : 5, steps = tiny ? 2 : 8, pairs = 2 * steps;
   nlohmann::json rows = nlohmann::json::array();
-  const auto add = [&](const std::string& what, const std::vector<double>& shares, double first, double second) {
+  const auto add = [&](const std::string& what, const std::vector<double>& shares, double first,
+                       double second) {
     nlohmann::json row = spread(shares);
     row["what"] = what, row["first_ms"] = 1e3 * first, row["second_ms"] = 1e3 * second;
     rows.push_back(row);
@@ -175,10 +179,11 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
   const Layout alone{1, 2}, two{2, 1}, exact{2, 1, 0, true};
   compare("1 rank x 2 threads / 2 ranks x 1 thread", alone, two);
   compare("default / exact, 2 ranks", two, exact);
-  for (const int64_t stage : {1, 2, 3}) compare(fmt::format("ZeRO 0 / ZeRO {}, 2 ranks", stage), two, {2, 1, stage});
+  for (const int64_t stage : {1, 2, 3})
+    compare(fmt::format("ZeRO 0 / ZeRO {}, 2 ranks", stage), two, {2, 1, stage});
 
-  // One micro-batch a rank, and a link that takes three tenths of the step for its gradients, where the backward pass, beside which
-  // they travel, is two thirds.
+  // One micro-batch a rank, and a link that takes three tenths of the step for its gradients, where the
+  // backward pass, beside which they travel, is two thirds.
   Config short_steps = config;
   short_steps.train.global_batch_size = 2;
   double per_byte = 0;
@@ -198,19 +203,23 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
             const double probe = 1e-9;
             const Pairs p = on_link(probe);
             t.barrier();
-            if (t.leads()) per_byte = probe * 0.3 * p.off / (0.5e-9 * static_cast<double>(link.taken_ns) / pairs);
+            if (t.leads())
+              per_byte = probe * 0.3 * p.off / (0.5e-9 * static_cast<double>(link.taken_ns) / pairs);
           }
           for (int i = 0; i < rounds; ++i) {
             t.barrier();
             link.taken_ns = 0;
             const Pairs p = on_link(per_byte);
             if (!t.leads()) continue;
-            const double travel = 1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs);  // of each of two ranks, in a step
-            shares.push_back(1 - p.more / travel), travels.push_back(travel), seconds.push_back(p.off + p.more);
+            const double travel =
+                1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs);  // of each of two ranks, in a step
+            shares.push_back(1 - p.more / travel), travels.push_back(travel),
+                seconds.push_back(p.off + p.more);
           }
         },
         &link);
-    add(fmt::format("share of a slow exchange that is hidden, ZeRO {}, 2 ranks", stage), shares, median(travels), median(seconds));
+    add(fmt::format("share of a slow exchange that is hidden, ZeRO {}, 2 ranks", stage), shares,
+        median(travels), median(seconds));
   }
   // What is waited for is the link.
   Layout wide{2, 1, 0, false, 4 * per_byte}, narrow = wide;
@@ -224,7 +233,10 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
       for (int i = 0; i < rounds; ++i) {
         const Pairs p = alternate(t, pairs, [&](bool now_on) {
           if (now_on == (watchdog != nullptr)) return;
-          const auto start = [&] { watchdog = now_on ? std::make_unique<Watchdog>(t.ranks, folder.path + "/heartbeat", 600) : nullptr; };
+          const auto start = [&] {
+            watchdog =
+                now_on ? std::make_unique<Watchdog>(t.ranks, folder.path + "/heartbeat", 600) : nullptr;
+          };
           if (t.leads()) start();
           t.barrier();  // rank 0 has emptied the file
           if (!t.leads()) start();
@@ -253,7 +265,8 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
         shares.push_back(comparisons.back() / (50 * usual.back()));
       }
     });
-    add("comparison of replicas every 50 steps, its share of time", shares, median(comparisons), median(usual));
+    add("comparison of replicas every 50 steps, its share of time", shares, median(comparisons),
+        median(usual));
   }
 
   // What a save takes, and takes away from the next steps, over the fifty steps from one save to the next.
@@ -262,7 +275,8 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
     train(config, two, [&](const Training& t) {
       CheckpointConfig saving;
       saving.async = async;
-      CheckpointStore checkpoints(fmt::format("{}/ckpt_{}", folder.path, async), saving, t.trainer.content(), &t.trainer.context(), &t.trainer.ranks());
+      CheckpointStore checkpoints(fmt::format("{}/ckpt_{}", folder.path, async), saving, t.trainer.content(),
+                                  &t.trainer.context(), &t.trainer.ranks());
       for (int i = 0; i < rounds; ++i) {
         std::vector<double> quiet;
         for (int k = 0; k < steps; ++k) quiet.push_back(timed_step(t));
@@ -274,11 +288,12 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
         for (int k = 0; k < steps; ++k) stall += timed_step(t) - median(quiet);
         checkpoints.wait();
         if (!t.leads()) continue;
-        shares.push_back(stall / (50 * median(quiet))), stalls.push_back(stall), usual.push_back(median(quiet));
+        shares.push_back(stall / (50 * median(quiet))), stalls.push_back(stall),
+            usual.push_back(median(quiet));
       }
     });
-    add(fmt::format("{} save every 50 steps, its share of time", async ? "asynchronous" : "synchronous"), shares, median(stalls),
-        median(usual));
+    add(fmt::format("{} save every 50 steps, its share of time", async ? "asynchronous" : "synchronous"),
+        shares, median(stalls), median(usual));
   }
   return rows;
 }

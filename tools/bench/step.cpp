@@ -60,7 +60,8 @@ Model qwen_moe() {
   return m;
 }
 
-/// One GPU's share of a 15A2B model whose 128 experts lie on eight: 16 of them, which see as many rows each as there.
+/// One GPU's share of a 15A2B model whose 128 experts lie on eight: 16 of them, which see as many rows each
+/// as there.
 Model moe_slice() {
   Model m;
   m.name = "moe-slice";
@@ -204,11 +205,12 @@ nlohmann::json measure_step(const std::string& name, Device device, DType dtype,
 
   double matrix = 0;  // parameters in products, for one token
   for (size_t i = 0; i < training.store.specs().size(); ++i)
-    if (training.store.specs()[i].packed) matrix += static_cast<double>(training.store.numel(static_cast<int>(i))) * training.store.specs()[i].active;
+    if (training.store.specs()[i].packed)
+      matrix +=
+          static_cast<double>(training.store.numel(static_cast<int>(i))) * training.store.specs()[i].active;
   const ModelConfig& c = model.config;
-  const double flops =
-      6.0 * matrix +
-      6.0 * static_cast<double>(c.num_hidden_layers * model.sequence * c.num_attention_heads * c.head_dim);
+  const double flops = 6.0 * matrix + 6.0 * static_cast<double>(c.num_hidden_layers * model.sequence *
+                                                                c.num_attention_heads * c.head_dim);
 
   double loss = 0;
   for (int i = 0; i < 2; ++i) loss = training.step();

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "core/parallel_for.h"
+
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
@@ -128,7 +129,8 @@ void swiglu_backward(Context& ctx, Tensor dgate_up, const Tensor& dy, const Tens
   });
 }
 
-void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, const Tensor& weights, const Tensor& slots) {
+void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, const Tensor& weights,
+                             const Tensor& slots) {
   if (ctx.dry_run) return;
   with_storage_type(y.dtype, [&](auto tag) {
     using T = decltype(tag);
@@ -150,8 +152,8 @@ void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, cons
   });
 }
 
-void weighted_swiglu_backward(Context& ctx, Tensor dgate_up, Tensor dweights, const Tensor& dy, const Tensor& gate_up,
-                              const Tensor& weights, const Tensor& slots) {
+void weighted_swiglu_backward(Context& ctx, Tensor dgate_up, Tensor dweights, const Tensor& dy,
+                              const Tensor& gate_up, const Tensor& weights, const Tensor& slots) {
   if (ctx.dry_run) return;
   with_storage_type(dy.dtype, [&](auto tag) {
     using T = decltype(tag);

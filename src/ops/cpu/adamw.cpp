@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/parallel_for.h"
+
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
@@ -37,7 +38,8 @@ void adamw_update(Context& ctx, Tensor value, Tensor master, Tensor m, Tensor v,
     const A eps = static_cast<A>(settings.eps), factor = static_cast<A>(c.clip);
     for (int64_t s = 0; s < segments.dim(0); ++s) {
       const double* segment = segments.as<double>() + 4 * s;
-      const int64_t first = static_cast<int64_t>(segment[0]), count = static_cast<int64_t>(segment[1]) - first;
+      const int64_t first = static_cast<int64_t>(segment[0]),
+                    count = static_cast<int64_t>(segment[1]) - first;
       const double lr = c.lr * segment[2];
       const A rate = static_cast<A>(lr / c.correction1), keep = static_cast<A>(1 - lr * segment[3]);
       T* out = value.as<T>() + first;

@@ -265,8 +265,7 @@ void sink_backward_t(Tensor d_o, Tensor dlse, Tensor dsink, const Tensor& dy, co
 }  // namespace
 
 void attention_forward(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tensor& q, const Tensor& k,
-                       const Tensor& v, const Tensor& first_key, double scale,
-                       AttentionKernel /*kernel*/) {
+                       const Tensor& v, const Tensor& first_key, double scale, AttentionKernel /*kernel*/) {
   with_storage_type(q.dtype,
                     [&](auto t) { forward_t<decltype(t)>(ctx, o, lse, z0, q, k, v, first_key, scale); });
 }

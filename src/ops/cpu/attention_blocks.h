@@ -1,5 +1,5 @@
-// Register-blocked products, transposes and exp for attention. Include between isa_begin.h and isa_end.h, after
-// vectors.h.
+// Register-blocked products, transposes and exp for attention. Include between isa_begin.h and isa_end.h,
+// after vectors.h.
 //
 // Attention works with queries in the lanes of vectors: scores are held transposed, S^T[key][query], so that
 // row maxima, sums and rescaling are vertical operations, and K and V are read as they lie, one element

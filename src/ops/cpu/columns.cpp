@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/parallel_for.h"
+
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
@@ -32,7 +33,8 @@ void take_columns(Context& ctx, Tensor part, const Tensor& x, int64_t begin) {
   with_storage_type(x.dtype, [&](auto tag) {
     using T = decltype(tag);
     parallel_for(x.dim(0), 16384 / std::max<int64_t>(n, 1) + 1, [&](int64_t first, int64_t last) {
-      for (int64_t t = first; t < last; ++t) std::copy_n(x.as<T>() + t * width + begin, n, part.as<T>() + t * n);
+      for (int64_t t = first; t < last; ++t)
+        std::copy_n(x.as<T>() + t * width + begin, n, part.as<T>() + t * n);
     });
   });
 }

@@ -1,5 +1,5 @@
-// Conversions between bf16 and f32 over threads, for products that compute in f32. Include between isa_begin.h and
-// isa_end.h, after vector_math.h and core/parallel_for.h.
+// Conversions between bf16 and f32 over threads, for products that compute in f32. Include between
+// isa_begin.h and isa_end.h, after vector_math.h and core/parallel_for.h.
 
 constexpr int64_t kConvertGrain = 16384;
 

@@ -1,5 +1,5 @@
-// Rows in chunks whose logits stay in the outer cache; the softmax works in place on them, a row at a time, so that only
-// its first pass leaves the inner caches. The time is that of the three matrix products.
+// Rows in chunks whose logits stay in the outer cache; the softmax works in place on them, a row at a time,
+// so that only its first pass leaves the inner caches. The time is that of the three matrix products.
 #include "ops/cross_entropy.h"
 
 #include <algorithm>
@@ -20,7 +20,8 @@ namespace {
 
 using Layout = Product::Layout;
 
-/// Rows whose logits fit kLogitBytes, in multiples of 64 but at least kMinRows: dW is read and written once per chunk.
+/// Rows whose logits fit kLogitBytes, in multiples of 64 but at least kMinRows: dW is read and written once
+/// per chunk.
 int64_t chunk_rows(int64_t rows, int64_t vocabulary, DType logits) {
   constexpr int64_t kLogitBytes = 16 << 20, kMinRows = 128;
   const int64_t fitting = kLogitBytes / (vocabulary * dtype_size(logits)) / 64 * 64;
@@ -31,8 +32,8 @@ void check_targets(const char* op, const Tensor& targets, int64_t vocabulary) {
   const int32_t* t = targets.as<int32_t>();
   for (int64_t i = 0; i < targets.numel(); ++i)
     if (t[i] < -1 || t[i] >= vocabulary)
-      fail(ExitCode::data, "{}: target {} at row {} is outside the vocabulary of {} words (-1 means no loss)", op, t[i], i,
-           vocabulary);
+      fail(ExitCode::data, "{}: target {} at row {} is outside the vocabulary of {} words (-1 means no loss)",
+           op, t[i], i, vocabulary);
 }
 
 /// Partial results of independent lanes, so that a row's max and sum vectorise; joined in a fixed order.
@@ -44,7 +45,8 @@ A row_max(const A* x, int64_t n) {
   lane.fill(-std::numeric_limits<A>::infinity());
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
-    for (int64_t l = 0; l < kLanes; ++l) lane[static_cast<size_t>(l)] = std::max(lane[static_cast<size_t>(l)], x[i + l]);
+    for (int64_t l = 0; l < kLanes; ++l)
+      lane[static_cast<size_t>(l)] = std::max(lane[static_cast<size_t>(l)], x[i + l]);
   A m = lane[0];
   for (A y : lane) m = std::max(m, y);
   for (; i < n; ++i) m = std::max(m, x[i]);
@@ -72,7 +74,8 @@ A exp_sum(A* x, int64_t n, A m) {
   return s;
 }
 
-/// The loss of a row of logits under a soft cap. The cap's slope needs the capped logits, so exp is taken twice.
+/// The loss of a row of logits under a soft cap. The cap's slope needs the capped logits, so exp is taken
+/// twice.
 template <bool kGradient, class A, class S>
 A capped_row(S* d, A* x, int64_t target, int64_t n, A scale, A cap) {
   const A inverse = A(1) / cap;
@@ -88,10 +91,11 @@ A capped_row(S* d, A* x, int64_t target, int64_t n, A scale, A cap) {
   return std::log(sum) - (x_target - m);
 }
 
-/// Losses of a chunk; with kGradient the logits become scale (softmax - onehot), stored as S in dlogits, which may be
-/// the logits themselves.
+/// Losses of a chunk; with kGradient the logits become scale (softmax - onehot), stored as S in dlogits,
+/// which may be the logits themselves.
 template <bool kGradient, class A, class S>
-void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int64_t rows, int64_t vocabulary, A scale, A cap) {
+void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int64_t rows, int64_t vocabulary,
+                  A scale, A cap) {
   parallel_for(rows, 1, [=](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       A* x = logits + row * vocabulary;
@@ -121,7 +125,8 @@ void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int6
 /// S: storage of hidden and head. Products run in P = product_dtype(S); logits are A.
 template <bool kGradient, class S, class P>
 void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
-         const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale, double cap) {
+         const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale,
+         double cap) {
   using A = accumulate_t<S>;
   constexpr bool kWidens = !std::is_same_v<S, P>, kNarrowLogits = !std::is_same_v<P, A>;
   constexpr DType kProduct = dtype_of<P>::value, kAccumulate = dtype_of<A>::value;
@@ -151,32 +156,37 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
       if (!ctx.dry_run) widen(wide_hidden.as<float>(), static_cast<const bf16*>(x), count * width);
       x = wide_hidden.data;
     }
-    multiply(ctx, {kProduct, kAccumulate, count, vocabulary, width, false, head.packed ? Layout::packed : Layout::transposed},
+    multiply(ctx,
+             {kProduct, kAccumulate, count, vocabulary, width, false,
+              head.packed ? Layout::packed : Layout::transposed},
              x, head.packed ? head.packed.data : plain_head, logits.data);
     if (!ctx.dry_run)
-      softmax_rows<kGradient>(losses.as<A>() + row, dlogits.as<std::conditional_t<kNarrowLogits && kGradient, P, A>>(),
+      softmax_rows<kGradient>(losses.as<A>() + row,
+                              dlogits.as<std::conditional_t<kNarrowLogits && kGradient, P, A>>(),
                               logits.as<A>(), targets.as<int32_t>() + row, count, vocabulary,
                               static_cast<A>(gradient_scale), static_cast<A>(cap));
     if constexpr (kGradient) {
       void* dx = kWidens ? wide_dhidden.data : dhidden.rows(row, count).data;
-      multiply(ctx, {kProduct, kProduct, count, width, vocabulary, false,
-                     head.packed_transposed ? Layout::packed : Layout::plain},
+      multiply(ctx,
+               {kProduct, kProduct, count, width, vocabulary, false,
+                head.packed_transposed ? Layout::packed : Layout::plain},
                dlogits.data, head.packed_transposed ? head.packed_transposed.data : plain_head, dx);
       if constexpr (kWidens)
         if (!ctx.dry_run)
           narrow(dhidden.as<bf16>() + row * width, wide_dhidden.as<float>(), count * width, Into::overwrite);
       if (dweight)
-        multiply(ctx, {kProduct, kAccumulate, vocabulary, width, count, true, Layout::plain, true}, dlogits.data, x,
-                 dweight.data);
+        multiply(ctx, {kProduct, kAccumulate, vocabulary, width, count, true, Layout::plain, true},
+                 dlogits.data, x, dweight.data);
     }
   }
 }
 
 template <bool kGradient>
 void run_any(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
-             const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale, double cap) {
-  const auto go = hidden.dtype == DType::f64   ? run<kGradient, double, double>
-                  : hidden.dtype == DType::f32 ? run<kGradient, float, float>
+             const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale,
+             double cap) {
+  const auto go = hidden.dtype == DType::f64                  ? run<kGradient, double, double>
+                  : hidden.dtype == DType::f32                ? run<kGradient, float, float>
                   : product_dtype(DType::bf16) == DType::bf16 ? run<kGradient, bf16, bf16>
                                                               : run<kGradient, bf16, float>;
   go(ctx, op, losses, dhidden, dweight, hidden, head, targets, gradient_scale, cap);
@@ -189,9 +199,9 @@ void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, co
   run_any<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, 0, soft_cap);
 }
 
-void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight, const Tensor& hidden,
-                                    const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale,
-                                    double soft_cap) {
+void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
+                                    const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
+                                    const Tensor& gradient_scale, double soft_cap) {
   run_any<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets,
                 ctx.dry_run ? 0 : *gradient_scale.as<double>(), soft_cap);
 }

@@ -8,6 +8,7 @@
 
 #include "core/parallel_for.h"
 #include "ops/stochastic_bits.h"
+
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 #include "ops/cpu/soft_cap.h"
@@ -118,7 +119,8 @@ void round_stochastically(Context& ctx, Tensor y, const Tensor& x, uint32_t key)
   bf16* to = y.as<bf16>();
   const float* from = x.as<float>();
   parallel_for(y.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) to[i].bits = stochastic_bf16(std::bit_cast<uint32_t>(from[i]), static_cast<uint32_t>(i), key);
+    for (int64_t i = begin; i < end; ++i)
+      to[i].bits = stochastic_bf16(std::bit_cast<uint32_t>(from[i]), static_cast<uint32_t>(i), key);
   });
 }
 

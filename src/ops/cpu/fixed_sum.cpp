@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/parallel_for.h"
+
 #include "ops/cpu/isa_begin.h"
 
 constexpr int64_t kGrain = 16384;
@@ -28,7 +29,8 @@ void add_elements(int64_t* sums, int64_t* bad, const T* x, int64_t n, double lim
   });
 }
 
-void add_fixed(Context& ctx, Tensor sums, Tensor bad, const Tensor& x, double limit, int64_t first, Into into) {
+void add_fixed(Context& ctx, Tensor sums, Tensor bad, const Tensor& x, double limit, int64_t first,
+               Into into) {
   if (ctx.dry_run) return;
   const auto run = [&](const auto* p) {
     add_elements(fixed_data(sums), fixed_data(bad), p, x.numel(), limit, first, into == Into::add);

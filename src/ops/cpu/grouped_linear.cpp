@@ -1,8 +1,9 @@
-// Every product of every expert is cut into units of at most 256 x 256 results, which threads take as they come: the sum
-// behind a result runs in an order of its own, whoever computes it. A unit gathers and widens its rows of activations, and
-// transposes or copies its part of the weight, into blocks of the thread's own that the caches hold; what that costs is a
-// few percent of the arithmetic from some tens of rows per expert on. So there are no packed copies of weights: to write
-// them and to read them back would cost more than they save, at the few hundred rows that an expert has in a step.
+// Every product of every expert is cut into units of at most 256 x 256 results, which threads take as they
+// come: the sum behind a result runs in an order of its own, whoever computes it. A unit gathers and widens
+// its rows of activations, and transposes or copies its part of the weight, into blocks of the thread's own
+// that the caches hold; what that costs is a few percent of the arithmetic from some tens of rows per expert
+// on. So there are no packed copies of weights: to write them and to read them back would cost more than they
+// save, at the few hundred rows that an expert has in a step.
 #include "ops/grouped_linear.h"
 
 #include <algorithm>
@@ -29,10 +30,11 @@ struct Unit {
   Cut::Part rows, columns;
 };
 
-/// Calls body(unit, thread) for every unit of every group, over threads. Group g has size(g) rows, cut into parts of at
-/// most kBlockRows, and `columns`, cut into parts of at most kBlockColumns, multiples of `strip`.
+/// Calls body(unit, thread) for every unit of every group, over threads. Group g has size(g) rows, cut into
+/// parts of at most kBlockRows, and `columns`, cut into parts of at most kBlockColumns, multiples of `strip`.
 template <class Size, class Body>
-void for_each_unit(int64_t groups, int64_t columns, int64_t row_most, int64_t strip, Size&& size, Body&& body) {
+void for_each_unit(int64_t groups, int64_t columns, int64_t row_most, int64_t strip, Size&& size,
+                   Body&& body) {
   const Cut column_cut(columns, kBlockColumns, strip);
   std::atomic<int64_t> next{0};
   parallel_for(num_threads(), 1, [&](int64_t thread, int64_t) {
@@ -52,8 +54,8 @@ void for_each_unit(int64_t groups, int64_t columns, int64_t row_most, int64_t st
 inline int64_t row_of(const int32_t* index, int64_t row) { return index ? index[row] : row; }
 
 /// y_r = x_r W_g^T with W (N, K), or x_r W_g with W (K, N): K is x's width, N is y's.
-void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const LinearWeight& w, const Tensor& offsets,
-                     const Tensor& index, bool transposed) {
+void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const LinearWeight& w,
+                     const Tensor& offsets, const Tensor& index, bool transposed) {
   constexpr int64_t kStrips = 4;  // of the weight that are packed at a time
   const int64_t rows = y.dim(0), N = y.dim(1), K = x.dim(1);
   if (rows == 0) return;
@@ -61,9 +63,12 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
   const Cut chunks(K, kBlockDepth, 16);
   const DType wide = accumulate_dtype(x.dtype);
   ScratchScope t(ctx.scratch);
-  const Tensor a_blocks = t.alloc("rows of a group", wide, {num_threads(), chunks.parts * block_rows * kRowStride}),
-               b_blocks = t.alloc("strips of a weight", wide, {num_threads(), kStrips * strip_most * kBlockDepth}),
-               c_blocks = t.alloc("sums of a group", wide, {num_threads(), kStrips * strip_most * block_rows});
+  const Tensor a_blocks =
+                   t.alloc("rows of a group", wide, {num_threads(), chunks.parts * block_rows * kRowStride}),
+               b_blocks =
+                   t.alloc("strips of a weight", wide, {num_threads(), kStrips * strip_most * kBlockDepth}),
+               c_blocks =
+                   t.alloc("sums of a group", wide, {num_threads(), kStrips * strip_most * block_rows});
   if (ctx.dry_run) return;
   with_storage_type(x.dtype, [&](auto tag) {
     using T = decltype(tag);
@@ -72,7 +77,8 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
     const int32_t *offset = offsets.as<int32_t>(), *indices = index ? index.as<int32_t>() : nullptr;
     const auto size = [offset](int64_t g) -> int64_t { return offset[g + 1] - offset[g]; };
     for_each_unit(w.groups, N, kBlockRows, S, size, [&](const Unit& unit, int64_t thread) {
-      A *a = a_blocks.rows(thread, 1).as<A>(), *b = b_blocks.rows(thread, 1).as<A>(), *c = c_blocks.rows(thread, 1).as<A>();
+      A *a = a_blocks.rows(thread, 1).as<A>(), *b = b_blocks.rows(thread, 1).as<A>(),
+        *c = c_blocks.rows(thread, 1).as<A>();
       const int64_t m = unit.rows.size(), first = offset[unit.group] + unit.rows.begin;
       const Tiles tiles(m);
       const T* weight = w.value.as<T>() + unit.group * N * K;
@@ -97,13 +103,14 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
             if constexpr (std::is_same_v<T, A>)
               if (s * S + S <= columns) to = y.as<T>() + first * N + n + s * S, ld = N;
             for (int64_t j = 0; j < tiles.count; ++j)
-              tile_of<A, kRowStride, 1>(tiles[j + 1] - tiles[j], depth, a + (i * m + tiles[j]) * kRowStride, b + s * S * depth,
-                                        to + tiles[j] * ld, ld, i > 0);
+              tile_of<A, kRowStride, 1>(tiles[j + 1] - tiles[j], depth, a + (i * m + tiles[j]) * kRowStride,
+                                        b + s * S * depth, to + tiles[j] * ld, ld, i > 0);
           }
         }
         for (int64_t r = 0; r < m; ++r)
           for (int64_t s = std::is_same_v<T, A> ? columns / S : 0; s * S < columns; ++s)
-            store_row(y.as<T>() + (first + r) * N + n + s * S, c + (s * m + r) * S, std::min(S, columns - s * S));
+            store_row(y.as<T>() + (first + r) * N + n + s * S, c + (s * m + r) * S,
+                      std::min(S, columns - s * S));
       }
     });
   });
@@ -115,18 +122,18 @@ LinearPackedBytes grouped_linear_packed_bytes(Context&, DType, int64_t, int64_t,
 
 void grouped_linear_pack(Context&, const LinearWeight&) {}
 
-void grouped_linear_forward(Context& ctx, Tensor y, const Tensor& x, const LinearWeight& w, const Tensor& offsets,
-                            const Tensor& index) {
+void grouped_linear_forward(Context& ctx, Tensor y, const Tensor& x, const LinearWeight& w,
+                            const Tensor& offsets, const Tensor& index) {
   product_of_rows(ctx, y, x, w, offsets, index, true);
 }
 
-void grouped_linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const LinearWeight& w, const Tensor& offsets,
-                                   const Tensor& index) {
+void grouped_linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const LinearWeight& w,
+                                   const Tensor& offsets, const Tensor& index) {
   product_of_rows(ctx, dx, dy, w, offsets, index, false);
 }
 
-void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x, const Tensor& offsets,
-                                    const Tensor& dy_index, const Tensor& x_index) {
+void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x,
+                                    const Tensor& offsets, const Tensor& dy_index, const Tensor& x_index) {
   const int64_t groups = offsets.dim(0) - 1, N = dy.dim(1), K = x.dim(1);
   const int64_t rows = dy_index ? dy_index.dim(0) : x_index ? x_index.dim(0) : x.dim(0);
   if (rows == 0) return;
@@ -145,7 +152,8 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
                   *x_rows = x_index ? x_index.as<int32_t>() : nullptr;
     const auto size = [&](int64_t g) -> int64_t { return offset[g + 1] > offset[g] ? N : 0; };
     for_each_unit(groups, K, kBlockColumns, S, size, [&](const Unit& unit, int64_t thread) {
-      A *a = a_blocks.rows(thread, 1).as<A>(), *b = b_blocks.rows(thread, 1).as<A>(), *edge = edges.rows(thread, 1).as<A>();
+      A *a = a_blocks.rows(thread, 1).as<A>(), *b = b_blocks.rows(thread, 1).as<A>(),
+        *edge = edges.rows(thread, 1).as<A>();
       const int64_t m = unit.rows.size(), columns = unit.columns.size(), first = offset[unit.group];
       const Tiles tiles(m);
       const Cut chunks(offset[unit.group + 1] - first, kBlockDepth, 1);

@@ -1,8 +1,8 @@
-// Products of blocks that lie packed in the caches, for experts: a register tile, and the packing of its operands. Include
-// between isa_begin.h and isa_end.h, after vectors.h.
+// Products of blocks that lie packed in the caches, for experts: a register tile, and the packing of its
+// operands. Include between isa_begin.h and isa_end.h, after vectors.h.
 //
-// A block is at most kBlockRows x kBlockDepth on the side whose elements are broadcast, and kBlockDepth deep on the side
-// that lies in vectors. Strips on that side are two vectors wide.
+// A block is at most kBlockRows x kBlockDepth on the side whose elements are broadcast, and kBlockDepth deep
+// on the side that lies in vectors. Strips on that side are two vectors wide.
 
 namespace {
 
@@ -13,18 +13,21 @@ constexpr int kTileHeight = 6, kTileStride = 8;  // 6 x 2 of 16
 #endif
 
 constexpr int64_t kBlockRows = 512, kBlockDepth = 256, kBlockColumns = 256;
-constexpr int64_t kRowStride = kBlockDepth + 16;  // not a power of two: rows of a tile do not fall on a few cache sets
+constexpr int64_t kRowStride =
+    kBlockDepth + 16;  // not a power of two: rows of a tile do not fall on a few cache sets
 
 template <class A>
 constexpr int64_t kStrip = 2 * Simd<A>::kWidth;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// n cut into the fewest parts of at most `most`, as equal as multiples of `unit` can be; the last may be short.
+/// n cut into the fewest parts of at most `most`, as equal as multiples of `unit` can be; the last may be
+/// short.
 struct Cut {
   int64_t n, size, parts;
   Cut(int64_t n_, int64_t most, int64_t unit)
-      : n(n_), size(ceil_div(ceil_div(n, std::max<int64_t>(1, ceil_div(n, most))), unit) * unit),
+      : n(n_),
+        size(ceil_div(ceil_div(n, std::max<int64_t>(1, ceil_div(n, most))), unit) * unit),
         parts(n > 0 ? ceil_div(n, size) : 0) {}
   struct Part {
     int64_t begin, end;
@@ -38,13 +41,14 @@ struct Tiles {
   int64_t count;
   std::array<int32_t, kBlockRows / kTileHeight + 2> begin;
   explicit Tiles(int64_t rows) : count(ceil_div(rows, kTileHeight)) {
-    for (int64_t i = 0; i <= count; ++i) begin[static_cast<size_t>(i)] = static_cast<int32_t>(rows * i / count);
+    for (int64_t i = 0; i <= count; ++i)
+      begin[static_cast<size_t>(i)] = static_cast<int32_t>(rows * i / count);
   }
   int64_t operator[](int64_t i) const { return begin[static_cast<size_t>(i)]; }
 };
 
-/// c[i][.] (= | +=) sum over k of a[i AI + k AK] b[k][.], M rows and one strip. The sum runs in the order of k in one
-/// accumulator for each element: a value does not depend on the tile it fell in.
+/// c[i][.] (= | +=) sum over k of a[i AI + k AK] b[k][.], M rows and one strip. The sum runs in the order of
+/// k in one accumulator for each element: a value does not depend on the tile it fell in.
 template <class A, int M, int AI, int AK>
 [[gnu::noinline]] void tile(int64_t depth, const A* a, const A* b, A* c, int64_t ldc, bool add) {
   constexpr int W = Simd<A>::kWidth;
@@ -102,8 +106,8 @@ inline void widen_tile(A* to, const T* from, int64_t readable) {
   for (int i = 0; i < kTileStride; i += W) store_vec(to + i, load_vec(from + i));
 }
 
-/// Strips of a block stored with rows of vectors: to[strip][k][.] = from[k][column], zero beyond the columns. rows of
-/// `from` are given by row(k).
+/// Strips of a block stored with rows of vectors: to[strip][k][.] = from[k][column], zero beyond the columns.
+/// rows of `from` are given by row(k).
 template <class T, class A, class Row>
 inline void pack_strips(A* to, int64_t depth, int64_t columns, Row&& row) {
   const int64_t step = depth * kStrip<A>;
@@ -120,9 +124,11 @@ inline void pack_strips(A* to, int64_t depth, int64_t columns, Row&& row) {
   }
 }
 
-/// The same of a block stored as its transpose, rows of depth elements ld apart: to[strip][k][.] = from[column][k].
+/// The same of a block stored as its transpose, rows of depth elements ld apart: to[strip][k][.] =
+/// from[column][k].
 template <class T, class A>
-[[gnu::noinline]] void pack_strips_transposed(A* to, int64_t depth, int64_t columns, const T* from, int64_t ld) {
+[[gnu::noinline]] void pack_strips_transposed(A* to, int64_t depth, int64_t columns, const T* from,
+                                              int64_t ld) {
   constexpr int W = Simd<A>::kWidth;
   const int64_t step = depth * kStrip<A>;
   for (int64_t c = 0; c < columns; c += W) {
@@ -141,7 +147,7 @@ template <class T, class A>
     for (; k < depth; ++k)
       for (int64_t i = 0; i < W; ++i) strip[k * kStrip<A> + i] = i < n ? load(from + (c + i) * ld + k) : A(0);
   }
-  if (columns % kStrip<A> > 0 && columns % kStrip<A> <= W) {  // the last strip's second vector
+  if (columns % kStrip < A >> 0 && columns % kStrip<A> <= W) {  // the last strip's second vector
     A* strip = to + columns / kStrip<A> * step + W;
     for (int64_t k = 0; k < depth; ++k) store_vec(strip + k * kStrip<A>, Vec<A>{});
   }

@@ -1,5 +1,5 @@
-// Bound by exp: one for each token and head (and channel, of an elementwise gate), beside attention's one for each pair of
-// tokens. Tokens are cut into chunks by shape alone, whose sums are added in order.
+// Bound by exp: one for each token and head (and channel, of an elementwise gate), beside attention's one for
+// each pair of tokens. Tokens are cut into chunks by shape alone, whose sums are added in order.
 #include "ops/head_importance.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/parallel_for.h"
+
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
@@ -88,13 +89,15 @@ void head_importance(Context& ctx, Tensor batch, Tensor totals, const HeadGate& 
       } else if (g.sink) {
         with_storage_type(g.sink.dtype, [&](auto tag) { sink_chunk<decltype(tag)>(sums, g, begin, end); });
       } else {
-        sums[heads] = static_cast<double>(g.lse.dtype == DType::f64 ? softmax_chunk<double>(sums, g, begin, end)
-                                                                    : softmax_chunk<float>(sums, g, begin, end));
+        sums[heads] =
+            static_cast<double>(g.lse.dtype == DType::f64 ? softmax_chunk<double>(sums, g, begin, end)
+                                                          : softmax_chunk<float>(sums, g, begin, end));
       }
     }
   });
   double* const sum = all;  // (H + 1)
-  const double repeat = g.logits && rows == 1 ? static_cast<double>(tokens) : 1;  // a learned constant: every token's
+  const double repeat =
+      g.logits && rows == 1 ? static_cast<double>(tokens) : 1;  // a learned constant: every token's
   for (int64_t i = 0; i <= heads; ++i) {
     sum[i] = 0;
     for (int64_t c = 1; c <= chunks; ++c) sum[i] += all[c * (heads + 1) + i];
@@ -106,45 +109,49 @@ void head_importance(Context& ctx, Tensor batch, Tensor totals, const HeadGate& 
   if (totals) totals.as<double>()[heads + 1] += 1;
 }
 
-void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor dsink, const Tensor& u, const HeadGate& g) {
+void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor dsink, const Tensor& u,
+                              const HeadGate& g) {
   if (ctx.dry_run) return;
   const int64_t heads = g.lse.dim(0), tokens = g.lse.dim(1);
   const auto of_type = [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    parallel_for(heads, std::max<int64_t>(2048 / std::max<int64_t>(tokens, 1), 1), [&](int64_t begin, int64_t end) {
-      for (int64_t h = begin; h < end; ++h) {
-        const A uh = static_cast<A>(u.as<double>()[h]);
-        const A* lse = g.lse.as<A>() + h * tokens;
-        A* d = dlse.as<A>() + h * tokens;
-        if (g.sink) {
-          const A sink = load(g.sink.as<T>() + h);
-          double sum = 0;
-          for (int64_t t = 0; t < tokens; ++t) {
-            d[t] = uh * sigmoid(lse[t] - sink) * sigmoid(sink - lse[t]);
-            sum += static_cast<double>(d[t]);
-          }
-          dsink.as<A>()[h] -= static_cast<A>(sum);
-          continue;
-        }
-        const A* z0 = g.z0.as<A>() + h * tokens;
-        A* c = coef0.as<A>() + h * tokens;
-        const int32_t* first = g.first_key.as<int32_t>();
+    parallel_for(heads, std::max<int64_t>(2048 / std::max<int64_t>(tokens, 1), 1),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t h = begin; h < end; ++h) {
+                     const A uh = static_cast<A>(u.as<double>()[h]);
+                     const A* lse = g.lse.as<A>() + h * tokens;
+                     A* d = dlse.as<A>() + h * tokens;
+                     if (g.sink) {
+                       const A sink = load(g.sink.as<T>() + h);
+                       double sum = 0;
+                       for (int64_t t = 0; t < tokens; ++t) {
+                         d[t] = uh * sigmoid(lse[t] - sink) * sigmoid(sink - lse[t]);
+                         sum += static_cast<double>(d[t]);
+                       }
+                       dsink.as<A>()[h] -= static_cast<A>(sum);
+                       continue;
+                     }
+                     const A* z0 = g.z0.as<A>() + h * tokens;
+                     A* c = coef0.as<A>() + h * tokens;
+                     const int32_t* first = g.first_key.as<int32_t>();
 #pragma omp simd
-        for (int64_t t = 0; t < tokens; ++t) {
-          const A a = first[t] == t ? A(0) : exp_fast(std::min(z0[t] - lse[t], A(0)));
-          d[t] = uh * a;
-          c[t] = -d[t];
-        }
-      }
-    });
+                     for (int64_t t = 0; t < tokens; ++t) {
+                       const A a = first[t] == t ? A(0) : exp_fast(std::min(z0[t] - lse[t], A(0)));
+                       d[t] = uh * a;
+                       c[t] = -d[t];
+                     }
+                   }
+                 });
   };
-  if (g.sink) with_storage_type(g.sink.dtype, of_type);
-  else with_storage_type(g.lse.dtype, of_type);
+  if (g.sink)
+    with_storage_type(g.sink.dtype, of_type);
+  else
+    with_storage_type(g.lse.dtype, of_type);
 }
 
-void head_balance(Context& ctx, Tensor u, Tensor batch, Tensor totals, const Tensor& seen, const Tensor& shared,
-                  const HeadBalance& b) {
+void head_balance(Context& ctx, Tensor u, Tensor batch, Tensor totals, const Tensor& seen,
+                  const Tensor& shared, const HeadBalance& b) {
   if (ctx.dry_run) return;
   const int64_t layers = u.dim(0), heads = u.dim(1), size = head_row_size(heads);
   for (int64_t l = 0; l < layers; ++l) {
@@ -162,8 +169,10 @@ void head_balance(Context& ctx, Tensor u, Tensor batch, Tensor totals, const Ten
       if (out[h] >= 0) squares += (out[h] - mean) * (out[h] - mean);
     const bool counts = n >= 2 && mean >= kLeastImportance;
     const double c = counts ? n / (n - static_cast<double>(b.ddof)) : 0;
-    const double scale = counts ? b.coefficient * b.share * row[heads + 1] / tokens * c * 2 / (mean * mean) : 0;
-    for (int64_t h = 0; h < heads; ++h) out[h] = counts && out[h] >= 0 ? scale * (out[h] - mean - squares / (n * mean)) : 0;
+    const double scale =
+        counts ? b.coefficient * b.share * row[heads + 1] / tokens * c * 2 / (mean * mean) : 0;
+    for (int64_t h = 0; h < heads; ++h)
+      out[h] = counts && out[h] >= 0 ? scale * (out[h] - mean - squares / (n * mean)) : 0;
     const double loss = counts ? c * squares / (mean * mean) : 0;
     batch.as<double>()[l * size + heads + 2] = loss;
     if (totals) totals.as<double>()[l * size + heads + 2] += loss;

@@ -1,5 +1,6 @@
-// Products in the storage type where the processor has them; bf16 on one that has not is computed in f32: weights are
-// widened once per step (the packed copies), activations chunk by chunk into scratch that stays in cache.
+// Products in the storage type where the processor has them; bf16 on one that has not is computed in f32:
+// weights are widened once per step (the packed copies), activations chunk by chunk into scratch that stays
+// in cache.
 #include "ops/linear.h"
 
 #include <algorithm>
@@ -24,12 +25,12 @@ constexpr int64_t kChunk = 1024, kWeightGradientChunk = 4096;
 bool widens(DType storage) { return product_dtype(storage) != storage; }
 
 /// y (T, n) = x (T, k) b, b packed or stored as `layout` says.
-void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& packed,
-                     Layout layout, Into into) {
+void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Tensor& weight,
+                     const Tensor& packed, Layout layout, Into into) {
   const int64_t rows = x.dim(0), k = x.dim(1), n = y.dim(1);
   if (rows == 0) return;
-  Product p{product_dtype(x.dtype), product_dtype(x.dtype), rows, n, k, false, packed ? Layout::packed : layout,
-            into == Into::add, 0};
+  Product p{product_dtype(x.dtype),           product_dtype(x.dtype), rows, n, k, false,
+            packed ? Layout::packed : layout, into == Into::add,      0};
   const void* b = packed ? packed.data : weight.data;
   if (!widens(x.dtype)) return multiply(ctx, p, x.data, b, y.data);
 
@@ -53,8 +54,10 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Tenso
 
 }  // namespace
 
-LinearPackedBytes linear_packed_bytes(Context& ctx, DType dtype, int64_t out_features, int64_t in_features, int64_t) {
-  return {packed_bytes(ctx, dtype, in_features, out_features), packed_bytes(ctx, dtype, out_features, in_features)};
+LinearPackedBytes linear_packed_bytes(Context& ctx, DType dtype, int64_t out_features, int64_t in_features,
+                                      int64_t) {
+  return {packed_bytes(ctx, dtype, in_features, out_features),
+          packed_bytes(ctx, dtype, out_features, in_features)};
 }
 
 void linear_pack(Context& ctx, const LinearWeight& w) {

@@ -1,5 +1,6 @@
-// The products of Newton-Schulz take the time. They run on OpenBLAS in chunks of rows of fixed size, each by one thread, so
-// that bits do not depend on how many there are; of symmetric results one triangle is computed and mirrored.
+// The products of Newton-Schulz take the time. They run on OpenBLAS in chunks of rows of fixed size, each by
+// one thread, so that bits do not depend on how many there are; of symmetric results one triangle is computed
+// and mirrored.
 #include "ops/muon.h"
 
 #include <cblas.h>
@@ -10,6 +11,7 @@
 #include <limits>
 
 #include "core/parallel_for.h"
+
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 #include "ops/cpu/convert.h"
@@ -28,20 +30,25 @@ struct Operand {
   const T* row(int64_t r) const { return data + (transposed ? r : r * stride); }
 };
 
-void gemm(const Operand<float>& a, const Operand<float>& b, float* c, int64_t c_stride, int64_t m, int64_t n, int64_t k) {
-  cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans,
-              static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1.0f, a.data, static_cast<int>(a.stride), b.data,
+void gemm(const Operand<float>& a, const Operand<float>& b, float* c, int64_t c_stride, int64_t m, int64_t n,
+          int64_t k) {
+  cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
+              b.transposed ? CblasTrans : CblasNoTrans, static_cast<int>(m), static_cast<int>(n),
+              static_cast<int>(k), 1.0f, a.data, static_cast<int>(a.stride), b.data,
               static_cast<int>(b.stride), 0.0f, c, static_cast<int>(c_stride));
 }
-void gemm(const Operand<double>& a, const Operand<double>& b, double* c, int64_t c_stride, int64_t m, int64_t n, int64_t k) {
-  cblas_dgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans,
-              static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1.0, a.data, static_cast<int>(a.stride), b.data,
+void gemm(const Operand<double>& a, const Operand<double>& b, double* c, int64_t c_stride, int64_t m,
+          int64_t n, int64_t k) {
+  cblas_dgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
+              b.transposed ? CblasTrans : CblasNoTrans, static_cast<int>(m), static_cast<int>(n),
+              static_cast<int>(k), 1.0, a.data, static_cast<int>(a.stride), b.data,
               static_cast<int>(b.stride), 0.0, c, static_cast<int>(c_stride));
 }
 
 /// c (m, n) = a b. symmetric: m = n and only the columns up to a chunk's last row.
 template <class T>
-void product(const Operand<T>& a, const Operand<T>& b, T* c, int64_t m, int64_t n, int64_t k, bool symmetric) {
+void product(const Operand<T>& a, const Operand<T>& b, T* c, int64_t m, int64_t n, int64_t k,
+             bool symmetric) {
   const int64_t chunks = (m + kRows - 1) / kRows;
   openblas_set_num_threads(1);
   // First and last together, and so on: of a triangle they are as much work as the middle ones.
@@ -66,15 +73,18 @@ void mirror(T* a, int64_t s) {
   });
 }
 
-/// from (rows, columns), of norm 1, and to of the same size take turns, the first to be written being `to`; a and p (s, s).
+/// from (rows, columns), of norm 1, and to of the same size take turns, the first to be written being `to`; a
+/// and p (s, s).
 template <class T>
 void iterate(T* from, T* to, T* a, T* p, int64_t rows, int64_t columns, int64_t steps) {
   const bool tall = rows > columns;
   const int64_t s = tall ? columns : rows, length = tall ? rows : columns;
   for (int64_t step = 0; step < steps; ++step) {
     const Operand<T> plain{from, columns, false}, transposed{from, columns, true};
-    if (tall) product(transposed, plain, a, s, s, length, true);
-    else product(plain, transposed, a, s, s, length, true);
+    if (tall)
+      product(transposed, plain, a, s, s, length, true);
+    else
+      product(plain, transposed, a, s, s, length, true);
     mirror(a, s);
     product(Operand<T>{a, s}, Operand<T>{a, s}, p, s, s, s, true);
     mirror(p, s);
@@ -87,8 +97,10 @@ void iterate(T* from, T* to, T* a, T* p, int64_t rows, int64_t columns, int64_t 
         row[i] += static_cast<T>(kA);
       }
     });
-    if (tall) product(plain, Operand<T>{p, s}, to, rows, columns, s, false);
-    else product(Operand<T>{p, s}, plain, to, rows, columns, s, false);
+    if (tall)
+      product(plain, Operand<T>{p, s}, to, rows, columns, s, false);
+    else
+      product(Operand<T>{p, s}, plain, to, rows, columns, s, false);
     std::swap(from, to);
   }
 }
@@ -101,7 +113,8 @@ void run(Context& ctx, const Tensor& x, const Tensor& squares, int64_t steps) {
   const int64_t rows = x.dim(0), columns = x.dim(1), s = std::min(rows, columns);
   ScratchScope t(ctx.scratch);
   const Tensor spare = t.alloc("newton_schulz x", kAccumulate, {rows, columns});
-  const Tensor a = t.alloc("newton_schulz a", kAccumulate, {s, s}), p = t.alloc("newton_schulz p", kAccumulate, {s, s});
+  const Tensor a = t.alloc("newton_schulz a", kAccumulate, {s, s}),
+               p = t.alloc("newton_schulz p", kAccumulate, {s, s});
   Tensor wide = x;
   if constexpr (kWidens) wide = t.alloc("newton_schulz wide", kAccumulate, {rows, columns});
   if (ctx.dry_run || x.numel() == 0) return;
@@ -135,7 +148,8 @@ void muon_momentum(Context& ctx, Tensor update, Tensor m, const Tensor& gradient
     A* mp = m.as<A>();
     const A* gp = gradient.as<A>();
     const double momentum = settings.momentum_at(c.step);
-    const A mu = static_cast<A>(momentum), fresh = static_cast<A>(1 - momentum), clip = static_cast<A>(c.clip);
+    const A mu = static_cast<A>(momentum), fresh = static_cast<A>(1 - momentum),
+            clip = static_cast<A>(c.clip);
     // u = ahead m + share g, of the new m.
     const A ahead = settings.nesterov ? mu : A(1), share = settings.nesterov ? fresh : A(0);
     if (c.apply == 0) {
@@ -153,13 +167,14 @@ void muon_momentum(Context& ctx, Tensor update, Tensor m, const Tensor& gradient
   });
 }
 
-void muon_apply(Context& ctx, Tensor value, Tensor master, const Tensor& update, const Tensor& control, double lr_multiplier,
-                double weight_decay) {
+void muon_apply(Context& ctx, Tensor value, Tensor master, const Tensor& update, const Tensor& control,
+                double lr_multiplier, double weight_decay) {
   if (ctx.dry_run) return;
   const UpdateControl& c = *reinterpret_cast<const UpdateControl*>(control.as<double>());
   if (c.apply == 0) return;
   const double lr = c.lr * lr_multiplier;
-  const double shape = std::sqrt(std::max(1.0, static_cast<double>(value.dim(0)) / static_cast<double>(value.dim(1))));
+  const double shape =
+      std::sqrt(std::max(1.0, static_cast<double>(value.dim(0)) / static_cast<double>(value.dim(1))));
   with_storage_type(value.dtype, [&](auto tag) {
     with_storage_type(update.dtype, [&](auto update_tag) {
       using T = decltype(tag);

@@ -1,4 +1,5 @@
-// The plan is one pass of integers; its time is nothing beside the products'. The way back reads every row once.
+// The plan is one pass of integers; its time is nothing beside the products'. The way back reads every row
+// once.
 #include "ops/permute.h"
 
 #include <algorithm>
@@ -74,9 +75,10 @@ void unpermute(Context& ctx, Tensor y, const Tensor& x, const Tensor& rows, Into
 /// body(i) for rows of so many bytes that are copied.
 template <class Body>
 void for_each_row(int64_t rows, int64_t row_bytes, Body&& body) {
-  parallel_for(rows, std::max<int64_t>(1, (64 << 10) / std::max<int64_t>(row_bytes, 1)), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) body(i);
-  });
+  parallel_for(rows, std::max<int64_t>(1, (64 << 10) / std::max<int64_t>(row_bytes, 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) body(i);
+               });
 }
 
 void take_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) {
@@ -85,7 +87,9 @@ void take_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) {
   auto* to = static_cast<char*>(y.data);
   const auto* from = static_cast<const char*>(x.data);
   const int32_t* rows = index.as<int32_t>();
-  for_each_row(y.dim(0), bytes, [&](int64_t i) { std::memcpy(to + i * bytes, from + rows[i] * bytes, static_cast<size_t>(bytes)); });
+  for_each_row(y.dim(0), bytes, [&](int64_t i) {
+    std::memcpy(to + i * bytes, from + rows[i] * bytes, static_cast<size_t>(bytes));
+  });
 }
 
 void put_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) {
@@ -94,7 +98,9 @@ void put_rows(Context& ctx, Tensor y, const Tensor& x, const Tensor& index) {
   auto* to = static_cast<char*>(y.data);
   const auto* from = static_cast<const char*>(x.data);
   const int32_t* rows = index.as<int32_t>();
-  for_each_row(x.dim(0), bytes, [&](int64_t i) { std::memcpy(to + rows[i] * bytes, from + i * bytes, static_cast<size_t>(bytes)); });
+  for_each_row(x.dim(0), bytes, [&](int64_t i) {
+    std::memcpy(to + rows[i] * bytes, from + i * bytes, static_cast<size_t>(bytes));
+  });
 }
 
 void move_rows_last(Context& ctx, Tensor rows, int64_t begin, int64_t count, int64_t end) {
@@ -102,8 +108,10 @@ void move_rows_last(Context& ctx, Tensor rows, int64_t begin, int64_t count, int
   int32_t* row = rows.as<int32_t>();
   parallel_for(rows.numel(), 16384, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i)
-      if (row[i] >= begin + count) row[i] -= static_cast<int32_t>(count);
-      else if (row[i] >= begin) row[i] += static_cast<int32_t>(end - begin - count);
+      if (row[i] >= begin + count)
+        row[i] -= static_cast<int32_t>(count);
+      else if (row[i] >= begin)
+        row[i] += static_cast<int32_t>(end - begin - count);
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/parallel_for.h"
 #include "core/tree_sum.h"
+
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
@@ -36,7 +37,8 @@ void reduce_chunks(Context& ctx, const Tensor& result, const Tensor& x, Into int
   out = into == Into::add ? out + total : total;
 }
 
-/// s >= 0, cut into multiples of 2^40, 2^17, ...: adding and subtracting 1.5 x 2^(52 + e) rounds to a multiple of 2^e.
+/// s >= 0, cut into multiples of 2^40, 2^17, ...: adding and subtracting 1.5 x 2^(52 + e) rounds to a
+/// multiple of 2^e.
 inline void add_to_square_bins(double* bins, double s) {
   if (!(s < 0x1p63)) s = std::numeric_limits<double>::infinity();
   double magic = 0x1.8p92;

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/parallel_for.h"
+
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
@@ -51,7 +52,8 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const
     using A = accumulate_t<T>;
     const int64_t width = x.dim(-1), rows = x.numel() / width, groups = weight ? weight.numel() / width : 1;
     parallel_for(rows, 16384 / width, [&](int64_t begin, int64_t end) {
-      forward_rows(y.as<T>(), rstd.as<A>(), x.as<T>(), weight ? weight.as<T>() : nullptr, begin, end, width, groups, eps);
+      forward_rows(y.as<T>(), rstd.as<A>(), x.as<T>(), weight ? weight.as<T>() : nullptr, begin, end, width,
+                   groups, eps);
     });
   });
 }

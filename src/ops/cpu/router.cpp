@@ -1,4 +1,5 @@
-// The logits are products with a narrow weight; the rest is a few passes over (T, E) numbers, a token at a time.
+// The logits are products with a narrow weight; the rest is a few passes over (T, E) numbers, a token at a
+// time.
 #include "ops/router.h"
 
 #include <algorithm>
@@ -29,8 +30,10 @@ Tensor widened(Context& ctx, ScratchScope& t, const Tensor& weight) {
 
 template <class F>
 void with_wide_type(DType dtype, F&& f) {
-  if (dtype == DType::f64) f(double{});
-  else f(float{});
+  if (dtype == DType::f64)
+    f(double{});
+  else
+    f(float{});
 }
 
 /// The K largest of p, largest first, ties to the lower id.
@@ -53,8 +56,10 @@ void router_logits_forward(Context& ctx, Tensor logits, const Tensor& x, const L
   // Where bf16 products run on bf16 tiles a packed copy is no use here: logits are made of f32 products.
   const bool bf16_storage = x.dtype == DType::bf16;
   const bool packed = weight.packed && (!bf16_storage || product_dtype(x.dtype) == DType::f32);
-  Product p{logits.dtype, logits.dtype, rows, experts, width, false, packed ? Layout::packed : Layout::transposed};
-  if (!bf16_storage) return multiply(ctx, p, x.data, packed ? weight.packed.data : weight.value.data, logits.data);
+  Product p{
+      logits.dtype, logits.dtype, rows, experts, width, false, packed ? Layout::packed : Layout::transposed};
+  if (!bf16_storage)
+    return multiply(ctx, p, x.data, packed ? weight.packed.data : weight.value.data, logits.data);
 
   ScratchScope t(ctx.scratch);
   const int64_t chunk = std::min(rows, kChunk);
@@ -94,8 +99,8 @@ void router_logits_backward(Context& ctx, Tensor dx, Tensor dweight, const Tenso
   }
 }
 
-void route_forward(Context& ctx, Tensor probabilities, Tensor lse, Tensor weights, Tensor experts, const Tensor& logits,
-                   bool norm_topk_prob) {
+void route_forward(Context& ctx, Tensor probabilities, Tensor lse, Tensor weights, Tensor experts,
+                   const Tensor& logits, bool norm_topk_prob) {
   if (ctx.dry_run) return;
   const int64_t E = logits.dim(1), K = experts.dim(1);
   with_wide_type(logits.dtype, [&](auto tag) {
@@ -127,9 +132,9 @@ void route_forward(Context& ctx, Tensor probabilities, Tensor lse, Tensor weight
   });
 }
 
-void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const Tensor& probabilities, const Tensor& lse,
-                    const Tensor& weights, const Tensor& experts, const Tensor& counts, bool norm_topk_prob,
-                    RouterLossScale scale) {
+void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const Tensor& probabilities,
+                    const Tensor& lse, const Tensor& weights, const Tensor& experts, const Tensor& counts,
+                    bool norm_topk_prob, RouterLossScale scale) {
   if (ctx.dry_run) return;
   const int64_t E = probabilities.dim(1), K = experts.dim(1);
   with_wide_type(probabilities.dtype, [&](auto tag) {
@@ -171,8 +176,8 @@ void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const 
   });
 }
 
-void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offsets, const Tensor& probabilities,
-                 const Tensor& lse) {
+void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offsets,
+                 const Tensor& probabilities, const Tensor& lse) {
   const int64_t T = probabilities.dim(0), E = probabilities.dim(1);
   ScratchScope scratch(ctx.scratch);
   const Tensor sums = scratch.alloc("router probability sums", DType::f64, {E});
@@ -185,11 +190,12 @@ void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offse
     using A = decltype(tag);
     const A* p = probabilities.as<A>();
     double* sum = sums.as<double>();
-    parallel_for(E, 8, [&](int64_t begin, int64_t end) {  // columns, so that every sum runs over the tokens in order
-      std::fill(sum + begin, sum + end, 0.0);
-      for (int64_t t = 0; t < T; ++t)
-        for (int64_t e = begin; e < end; ++e) sum[e] += static_cast<double>(p[t * E + e]);
-    });
+    parallel_for(
+        E, 8, [&](int64_t begin, int64_t end) {  // columns, so that every sum runs over the tokens in order
+          std::fill(sum + begin, sum + end, 0.0);
+          for (int64_t t = 0; t < T; ++t)
+            for (int64_t e = begin; e < end; ++e) sum[e] += static_cast<double>(p[t * E + e]);
+        });
     double* total = totals.as<double>();
     double balance = 0, squares = 0;
     for (int64_t e = 0; e < E; ++e) {
@@ -197,7 +203,8 @@ void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offse
       total[E + e] += sum[e];
       if (pairs > 0) balance += count[e] / pairs * sum[e];
     }
-    for (int64_t t = 0; t < T; ++t) squares += static_cast<double>(lse.as<A>()[t]) * static_cast<double>(lse.as<A>()[t]);
+    for (int64_t t = 0; t < T; ++t)
+      squares += static_cast<double>(lse.as<A>()[t]) * static_cast<double>(lse.as<A>()[t]);
     total[2 * E] += static_cast<double>(E) * balance;
     total[2 * E + 1] += squares;
     total[2 * E + 2] += static_cast<double>(T);

@@ -1,4 +1,5 @@
-// c tanh(x / c), written so that compilers vectorise it. Include between isa_begin.h and isa_end.h, after vector_math.h.
+// c tanh(x / c), written so that compilers vectorise it. Include between isa_begin.h and isa_end.h, after
+// vector_math.h.
 
 /// For one over c and c. tanh(z) = 2 sigmoid(2 z) - 1: off by some 2e-7 c in f32, whatever x is.
 template <class A>

@@ -1,5 +1,5 @@
-// Bound by memory: a head of a token at a time, its experts' channels read once. The loops over channels are those of a headwise
-// gate (cpu/gate.cpp), so that one expert gives a gate's bits.
+// Bound by memory: a head of a token at a time, its experts' channels read once. The loops over channels are
+// those of a headwise gate (cpu/gate.cpp), so that one expert gives a gate's bits.
 #include "ops/switch_heads.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 
 #include "core/kinds.h"
 #include "core/parallel_for.h"
+
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
@@ -93,7 +94,8 @@ void forward_row(const SwitchShape& s, T* v, int32_t* chosen, const T* z, const 
 }
 
 template <class T>
-void backward_row(const SwitchShape& s, T* dz, T* dp, const T* dv, const T* z, const T* p, const int32_t* chosen) {
+void backward_row(const SwitchShape& s, T* dz, T* dp, const T* dv, const T* z, const T* p,
+                  const int32_t* chosen) {
   using A = accumulate_t<T>;
   std::fill_n(dz, s.experts, T{});
   if (s.chosen < s.experts) std::fill_n(dp, s.experts * s.width, T{});
@@ -115,29 +117,31 @@ void backward_row(const SwitchShape& s, T* dz, T* dp, const T* dv, const T* z, c
 
 }  // namespace
 
-void switch_heads_forward(Context& ctx, Tensor v, Tensor chosen, const Tensor& logits, const Tensor& projected) {
+void switch_heads_forward(Context& ctx, Tensor v, Tensor chosen, const Tensor& logits,
+                          const Tensor& projected) {
   if (ctx.dry_run) return;
   const SwitchShape s(v, chosen, projected);
   with_storage_type(v.dtype, [&](auto tag) {
     using T = decltype(tag);
     parallel_for(s.rows, s.grain(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
-        forward_row(s, v.as<T>() + i * s.channels, chosen.as<int32_t>() + i * s.chosen, logits.as<T>() + i * s.experts,
-                    projected.as<T>() + i * s.experts * s.width);
+        forward_row(s, v.as<T>() + i * s.channels, chosen.as<int32_t>() + i * s.chosen,
+                    logits.as<T>() + i * s.experts, projected.as<T>() + i * s.experts * s.width);
     });
   });
 }
 
-void switch_heads_backward(Context& ctx, Tensor dlogits, Tensor dprojected, const Tensor& dv, const Tensor& logits, const Tensor& projected,
-                           const Tensor& chosen) {
+void switch_heads_backward(Context& ctx, Tensor dlogits, Tensor dprojected, const Tensor& dv,
+                           const Tensor& logits, const Tensor& projected, const Tensor& chosen) {
   if (ctx.dry_run) return;
   const SwitchShape s(dv, chosen, projected);
   with_storage_type(dv.dtype, [&](auto tag) {
     using T = decltype(tag);
     parallel_for(s.rows, s.grain(), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
-        backward_row(s, dlogits.as<T>() + i * s.experts, dprojected.as<T>() + i * s.experts * s.width, dv.as<T>() + i * s.channels,
-                     logits.as<T>() + i * s.experts, projected.as<T>() + i * s.experts * s.width, chosen.as<int32_t>() + i * s.chosen);
+        backward_row(s, dlogits.as<T>() + i * s.experts, dprojected.as<T>() + i * s.experts * s.width,
+                     dv.as<T>() + i * s.channels, logits.as<T>() + i * s.experts,
+                     projected.as<T>() + i * s.experts * s.width, chosen.as<int32_t>() + i * s.chosen);
     });
   });
 }

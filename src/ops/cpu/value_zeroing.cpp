@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/parallel_for.h"
+
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
@@ -18,13 +19,15 @@ void zero_first_values(Context& ctx, Tensor out, const Tensor& v, const Tensor& 
   char* const to = static_cast<char*>(out.data);
   const char* const from = static_cast<const char*>(v.data);
   for (int64_t t = 0; t < tokens; ++t) {
-    if (first[t] == t) std::memset(to + t * row, 0, static_cast<size_t>(row));
-    else if (to != from) std::memcpy(to + t * row, from + t * row, static_cast<size_t>(row));
+    if (first[t] == t)
+      std::memset(to + t * row, 0, static_cast<size_t>(row));
+    else if (to != from)
+      std::memcpy(to + t * row, from + t * row, static_cast<size_t>(row));
   }
 }
 
-void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& lse, const Tensor& z0, const Tensor& sink,
-                     double threshold) {
+void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& lse, const Tensor& z0,
+                     const Tensor& sink, double threshold) {
   if (ctx.dry_run) return;
   const int64_t tokens = o.dim(0), heads = o.dim(1), depth = o.dim(2);
   with_storage_type(o.dtype, [&](auto tag) {

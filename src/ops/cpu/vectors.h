@@ -1,5 +1,5 @@
-// Vectors as wide as the instruction set of this compilation, on GCC and Clang vector types: loads, stores, conversions,
-// transposes. Include between isa_begin.h and isa_end.h, after vector_math.h.
+// Vectors as wide as the instruction set of this compilation, on GCC and Clang vector types: loads, stores,
+// conversions, transposes. Include between isa_begin.h and isa_end.h, after vector_math.h.
 
 namespace {
 

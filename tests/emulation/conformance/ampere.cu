@@ -16,13 +16,17 @@ __global__ void load_matrices(uint32_t* out, const uint32_t* in) {
   const uint32_t at = smem_addr(tile) + lane % 16 * 32 + lane / 16 * 16;
   if constexpr (kMatrices == 4) {
     uint32_t r[4];
-    if constexpr (kTransposed) ldmatrix_x4_trans(r, at);
-    else ldmatrix_x4(r, at);
+    if constexpr (kTransposed)
+      ldmatrix_x4_trans(r, at);
+    else
+      ldmatrix_x4(r, at);
     for (int i = 0; i < 4; ++i) out[4 * lane + i] = r[i];
   } else {
     uint32_t r[2];
-    if constexpr (kTransposed) ldmatrix_x2_trans(r, at);
-    else ldmatrix_x2(r, at);
+    if constexpr (kTransposed)
+      ldmatrix_x2_trans(r, at);
+    else
+      ldmatrix_x2(r, at);
     for (int i = 0; i < 2; ++i) out[2 * lane + i] = r[i];
   }
 }
@@ -48,8 +52,9 @@ __global__ void multiply(float* out, const uint32_t* a, const uint32_t* b) {
 
 __global__ void pack_factors(uint32_t* out, int second) {
   const int i = static_cast<int>(threadIdx.x);
-  out[i] = second ? pack_bf16(static_cast<float>(other_factor(2 * i)), static_cast<float>(other_factor(2 * i + 1)))
-                  : pack_bf16(static_cast<float>(factor(2 * i)), static_cast<float>(factor(2 * i + 1)));
+  out[i] =
+      second ? pack_bf16(static_cast<float>(other_factor(2 * i)), static_cast<float>(other_factor(2 * i + 1)))
+             : pack_bf16(static_cast<float>(factor(2 * i)), static_cast<float>(factor(2 * i + 1)));
 }
 
 Dump multiply_dump() {
@@ -61,7 +66,8 @@ Dump multiply_dump() {
 }
 
 __global__ void pack(uint32_t* out) {
-  out[threadIdx.x] = pack_bf16(1.0f + static_cast<float>(threadIdx.x) / 256.0f, -static_cast<float>(threadIdx.x));
+  out[threadIdx.x] =
+      pack_bf16(1.0f + static_cast<float>(threadIdx.x) / 256.0f, -static_cast<float>(threadIdx.x));
 }
 
 Dump pack_dump() {
@@ -151,11 +157,16 @@ Dump exponents_dump(const char* name) {
 }  // namespace
 
 std::vector<Dump> run_ampere() {
-  return {load_matrices_dump<4, false>("ldmatrix_x4"), load_matrices_dump<4, true>("ldmatrix_x4_trans"),
-          load_matrices_dump<2, false>("ldmatrix_x2"), load_matrices_dump<2, true>("ldmatrix_x2_trans"),
-          multiply_dump(),                             pack_dump(),
-          copy_async_dump(),                           hand_over_dump(),
-          relay_dump(),                                exponents_dump<false>("ex2"),
+  return {load_matrices_dump<4, false>("ldmatrix_x4"),
+          load_matrices_dump<4, true>("ldmatrix_x4_trans"),
+          load_matrices_dump<2, false>("ldmatrix_x2"),
+          load_matrices_dump<2, true>("ldmatrix_x2_trans"),
+          multiply_dump(),
+          pack_dump(),
+          copy_async_dump(),
+          hand_over_dump(),
+          relay_dump(),
+          exponents_dump<false>("ex2"),
           exponents_dump<true>("lg2")};
 }
 

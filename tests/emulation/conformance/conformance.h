@@ -1,10 +1,11 @@
 #pragma once
-// One micro-test per wrapper of cuda/common/ptx.cuh and wgmma.cuh: a kernel that dumps what the instruction did to a
-// fixed input. The same sources are built by nvcc for a GPU and by g++ for the emulator.
+// One micro-test per wrapper of cuda/common/ptx.cuh and wgmma.cuh: a kernel that dumps what the instruction
+// did to a fixed input. The same sources are built by nvcc for a GPU and by g++ for the emulator.
 //
-// No GPU has run this yet: there is no golden file, and the emulator is checked against expected.cpp, plain C++ written
-// from the PTX documents. On a GPU, `ptx_conformance --write tests/golden/ptx_conformance.json` keeps what the card did,
-// with its name as "source"; from then on the emulator is checked against that as well.
+// No GPU has run this yet: there is no golden file, and the emulator is checked against expected.cpp, plain
+// C++ written from the PTX documents. On a GPU, `ptx_conformance --write tests/golden/ptx_conformance.json`
+// keeps what the card did, with its name as "source"; from then on the emulator is checked against that as
+// well.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -37,8 +38,8 @@ constexpr int other_factor(int i) { return i * 11 % 5 - 2; }
 
 constexpr int kTensorRows = 70, kTensorColumns = 72;  // what TMA reads and writes
 constexpr int kBoxRows = 64, kBoxColumns = 64;
-constexpr int kBoxX = 40, kBoxY = -3;                 // over two of its edges
+constexpr int kBoxX = 40, kBoxY = -3;  // over two of its edges
 constexpr int kPlanes = 3, kPlaneRows = 20, kPlaneColumns = 40, kBoxPlaneRows = 16, kBoxPlaneColumns = 32;
-constexpr int kProductDepth = 32;                     // wgmma: two steps of 16
+constexpr int kProductDepth = 32;  // wgmma: two steps of 16
 
 }  // namespace sluice::conformance

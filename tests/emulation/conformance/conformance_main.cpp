@@ -1,5 +1,6 @@
-// ptx_conformance [--write FILE]: runs every micro-test, compares with expected(), says what differs; exit status 1 where
-// anything does. --write keeps what this device did (and its name) as the golden that the emulator is checked against.
+// ptx_conformance [--write FILE]: runs every micro-test, compares with expected(), says what differs; exit
+// status 1 where anything does. --write keeps what this device did (and its name) as the golden that the
+// emulator is checked against.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -38,8 +39,10 @@ int main(int argc, char** argv) {
     golden["source"] = properties.name;
     for (const Dump& d : dumps) {
       nlohmann::ordered_json& test = golden["tests"][d.name];
-      if (d.approximate) test["words"] = d.words;
-      else test["hash"] = hash(d.words);
+      if (d.approximate)
+        test["words"] = d.words;
+      else
+        test["hash"] = hash(d.words);
     }
     std::ofstream file(argv[2]);
     file << golden.dump(1) << "\n";

@@ -42,12 +42,13 @@ template <class... P, class... A>
 void run(void (*kernel)(P...), unsigned blocks, unsigned threads, size_t smem, A&&... args) {
 #ifdef SLUICE_EMULATION
   emu::LaunchParams params;
-  params.grid = dim3(blocks), params.block = dim3(threads), params.dyn_smem = smem, params.name = "conformance";
+  params.grid = dim3(blocks), params.block = dim3(threads), params.dyn_smem = smem,
+  params.name = "conformance";
   emu::launch(params, kernel, static_cast<P>(args)...);
 #else
   require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem)),
           "cudaFuncSetAttribute");
-  kernel<<<blocks, threads, smem>>>(static_cast<P>(args)...);
+  kernel<<<blocks, threads, smem> > >(static_cast<P>(args)...);
   require(cudaGetLastError(), "launch");
 #endif
 }

@@ -1,5 +1,5 @@
-// What the PTX ISA 9.0 says each micro-test must dump, in plain loops over whole matrices: no lane-by-lane emulation,
-// no code shared with the emulator.
+// What the PTX ISA 9.0 says each micro-test must dump, in plain loops over whole matrices: no lane-by-lane
+// emulation, no code shared with the emulator.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -14,8 +14,9 @@ uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
 uint32_t bf16(float x) { return (bits(x) + 0x7fff + (bits(x) >> 16 & 1)) >> 16; }
 uint32_t pair(uint32_t low, uint32_t high) { return low | high << 16; }
 
-// "Each thread t of the warp holds row t / 4, elements 2 (t % 4) and the next, of each 8 x 8 matrix"; with .trans of its
-// transpose. Our matrices: 0 and 1 are rows 0-7 and 8-15 of columns 0-7, 2 and 3 of columns 8-15.
+// "Each thread t of the warp holds row t / 4, elements 2 (t % 4) and the next, of each 8 x 8 matrix"; with
+// .trans of its transpose. Our matrices: 0 and 1 are rows 0-7 and 8-15 of columns 0-7, 2 and 3 of columns
+// 8-15.
 Dump load_matrices(const char* name, int matrices, bool transposed) {
   Dump dump{name, {}};
   for (int lane = 0; lane < 32; ++lane)
@@ -50,7 +51,8 @@ Dump multiply() {
   float a[16][16], b[16][8], c[16][8];
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 8; ++i)  // a0..a7: rows g for i in {0, 1, 4, 5}, columns 2 t + (i & 1), 8 more from a4 on
+    for (int i = 0; i < 8;
+         ++i)  // a0..a7: rows g for i in {0, 1, 4, 5}, columns 2 t + (i & 1), 8 more from a4 on
       a[g + (i / 2 % 2 ? 8 : 0)][2 * t + i % 2 + (i >= 4 ? 8 : 0)] = static_cast<float>(factor(8 * lane + i));
     for (int i = 0; i < 4; ++i)  // b0..b3: rows 2 t + (i & 1), 8 more from b2 on; column g
       b[2 * t + i % 2 + (i >= 2 ? 8 : 0)][g] = static_cast<float>(other_factor(4 * lane + i));
@@ -62,7 +64,8 @@ Dump multiply() {
       for (int k = 0; k < 16; ++k) c[i][j] += a[i][k] * b[k][j];
   Dump dump{"mma_16816", {}};
   for (int lane = 0; lane < 32; ++lane)
-    for (int i = 0; i < 4; ++i) dump.words.push_back(bits(c[lane / 4 + (i >= 2 ? 8 : 0)][2 * (lane % 4) + i % 2]));
+    for (int i = 0; i < 4; ++i)
+      dump.words.push_back(bits(c[lane / 4 + (i >= 2 ? 8 : 0)][2 * (lane % 4) + i % 2]));
   return dump;
 }
 
@@ -103,13 +106,14 @@ Dump phases() {
 Dump exponents(const char* name, bool log) {
   Dump dump{name, {}, true};
   for (int i = 0; i < 128; ++i)
-    dump.words.push_back(bits(static_cast<float>(log ? std::log2(double{static_cast<float>(i + 3) * 0.37f})
-                                                     : std::exp2(double{static_cast<float>(i - 64) * 0.31f}))));
+    dump.words.push_back(
+        bits(static_cast<float>(log ? std::log2(double{static_cast<float>(i + 3) * 0.37f})
+                                    : std::exp2(double{static_cast<float>(i - 64) * 0.31f}))));
   return dump;
 }
 
-// ---- TMA. With the 128-byte swizzle, 16-byte vector v of row r of a 128-byte wide box lies at vector v ^ (r % 8); a
-// row of 64 bytes is half such a line.
+// ---- TMA. With the 128-byte swizzle, 16-byte vector v of row r of a 128-byte wide box lies at vector v ^ (r
+// % 8); a row of 64 bytes is half such a line.
 
 /// Where element (row, column) of a box with rows of `columns` 16-bit elements lies, in elements.
 size_t in_box(int row, int column, int columns) {
@@ -119,7 +123,7 @@ size_t in_box(int row, int column, int columns) {
 
 struct Box {
   int planes, rows, columns;
-  int z, y, x;                                      // of its first element in the tensor
+  int z, y, x;  // of its first element in the tensor
   int tensor_planes, tensor_rows, tensor_columns;
   /// f(place in the box, place in the tensor or -1 outside)
   template <class F>
@@ -128,7 +132,8 @@ struct Box {
       for (int r = 0; r < rows; ++r)
         for (int c = 0; c < columns; ++c) {
           const int tp = z + p, tr = y + r, tc = x + c;
-          const bool inside = tp >= 0 && tp < tensor_planes && tr >= 0 && tr < tensor_rows && tc >= 0 && tc < tensor_columns;
+          const bool inside =
+              tp >= 0 && tp < tensor_planes && tr >= 0 && tr < tensor_rows && tc >= 0 && tc < tensor_columns;
           f(in_box(p * rows + r, c, columns), inside ? (tp * tensor_rows + tr) * tensor_columns + tc : -1);
         }
   }
@@ -149,7 +154,8 @@ Dump load_box(const char* name, const Box& box) {
 }
 
 Dump store_box(const char* name, const Box& box) {
-  std::vector<uint16_t> tensor(static_cast<size_t>(box.tensor_planes * box.tensor_rows * box.tensor_columns), 0xffff);
+  std::vector<uint16_t> tensor(static_cast<size_t>(box.tensor_planes * box.tensor_rows * box.tensor_columns),
+                               0xffff);
   box.for_each([&](size_t at, int to) {
     if (to >= 0) tensor[static_cast<size_t>(to)] = moved(static_cast<int>(at));
   });
@@ -169,7 +175,8 @@ void add_products(std::vector<Dump>& dumps, int n) {
   Dump dump;
   for (int thread = 0; thread < 128; ++thread)
     for (int i = 0; i < n / 2; ++i) {
-      const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * (i / 2 % 2), column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+      const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * (i / 2 % 2),
+                column = i / 4 * 8 + thread % 4 * 2 + i % 2;
       int sum = 0;
       for (int k = 0; k < kProductDepth; ++k)
         sum += factor(row * kProductDepth + k) * other_factor(column * kProductDepth + k);
@@ -223,7 +230,8 @@ bool agree(const Dump& a, const Dump& b) {
   if (!a.approximate) return a.words == b.words;
   for (size_t i = 0; i < a.words.size(); ++i) {
     const double x = std::bit_cast<float>(a.words[i]), y = std::bit_cast<float>(b.words[i]);
-    if (!(std::abs(x - y) <= 1e-6 * std::max(std::abs(y), 1.0))) return false;  // lg2 has an absolute error near 1
+    if (!(std::abs(x - y) <= 1e-6 * std::max(std::abs(y), 1.0)))
+      return false;  // lg2 has an absolute error near 1
   }
   return true;
 }

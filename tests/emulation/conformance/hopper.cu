@@ -16,8 +16,10 @@ __global__ void store_matrices(uint32_t* out) {
   uint32_t r[4];
   for (unsigned i = 0; i < 4; ++i) r[i] = (8 * lane + 2 * i) | (8 * lane + 2 * i + 1) << 16;
   const uint32_t at = smem_addr(tile) + lane % 16 * 32 + lane / 16 * 16;
-  if constexpr (kTransposed) stmatrix_x4_trans(at, r);
-  else stmatrix_x4(at, r);
+  if constexpr (kTransposed)
+    stmatrix_x4_trans(at, r);
+  else
+    stmatrix_x4(at, r);
   __syncwarp();
   for (unsigned i = lane; i < 128; i += 32) out[i] = tile[i];
 }
@@ -57,7 +59,8 @@ Dump phases_dump() {
 
 // ---- TMA
 
-constexpr unsigned kBoxBytes = kBoxRows * kBoxColumns * 2, kPlaneBoxBytes = 2 * kBoxPlaneRows * kBoxPlaneColumns * 2;
+constexpr unsigned kBoxBytes = kBoxRows * kBoxColumns * 2,
+                   kPlaneBoxBytes = 2 * kBoxPlaneRows * kBoxPlaneColumns * 2;
 
 TensorMap matrix_map(const Words& tensor) {
   return make_tensor_map("tensor", tensor.get(),
@@ -80,8 +83,10 @@ __global__ void load_box(uint32_t* out, const __grid_constant__ TensorMap map, u
     fence_mbarrier_init();
     fence_proxy_async();
     mbarrier_arrive_expect_tx(barrier, bytes);
-    if constexpr (kRank == 2) tma_load_2d(box, &map, barrier, kBoxX, kBoxY);
-    else tma_load_3d(box, &map, barrier, 24, 8, 2);
+    if constexpr (kRank == 2)
+      tma_load_2d(box, &map, barrier, kBoxX, kBoxY);
+    else
+      tma_load_3d(box, &map, barrier, 24, 8, 2);
   }
   __syncthreads();
   mbarrier_wait(barrier, 0);
@@ -95,8 +100,10 @@ __global__ void store_box(const uint32_t* in, const __grid_constant__ TensorMap 
   fence_proxy_async();
   __syncthreads();
   if (threadIdx.x != 0) return;
-  if constexpr (kRank == 2) tma_store_2d(&map, box, kBoxX, kBoxY);
-  else tma_store_3d(&map, box, 24, 8, 2);
+  if constexpr (kRank == 2)
+    tma_store_2d(&map, box, kBoxX, kBoxY);
+  else
+    tma_store_3d(&map, box, 24, 8, 2);
   tma_store_commit();
   tma_store_wait_read<0>();
   tma_store_wait<0>();
@@ -148,8 +155,10 @@ Dump bulk_dump() {
 // ---- one lane is elected; registers are redistributed
 
 __global__ void __launch_bounds__(256, 1) elect_and_share(uint32_t* out) {
-  if (threadIdx.x < 128) setmaxnreg_dec<24>();
-  else setmaxnreg_inc<240>();
+  if (threadIdx.x < 128)
+    setmaxnreg_dec<24>();
+  else
+    setmaxnreg_inc<240>();
   const bool mine = elect_one();
   const uint32_t elected = __popc(__ballot_sync(kFullWarp, mine));
   out[threadIdx.x] = elected;
@@ -166,8 +175,10 @@ Dump elect_dump() {
 /// Element (mn, k) of an operand with `size` of mn, as TMA would have written it.
 template <Major kMajor>
 DEVICE_INLINE uint32_t place(int mn, int k) {
-  if constexpr (kMajor == Major::k) return swizzled(mn, k / 8) + k % 8 * 2;
-  else return mn / 64 * (kProductDepth * 128) + swizzled(k, mn % 64 / 8) + mn % 8 * 2;
+  if constexpr (kMajor == Major::k)
+    return swizzled(mn, k / 8) + k % 8 * 2;
+  else
+    return mn / 64 * (kProductDepth * 128) + swizzled(k, mn % 64 / 8) + mn % 8 * 2;
 }
 template <Major kMajor>
 constexpr uint32_t kStepBytes = kMajor == Major::k ? 32 : 16 * 128;
@@ -194,8 +205,10 @@ __global__ void __launch_bounds__(128) product(float* out) {
       left[step][i] = pack_bf16(static_cast<float>(factor(at)), static_cast<float>(factor(at + 1)));
     }
   constexpr uint32_t kChunk = kProductDepth * 128;
-  const uint64_t a0 = smem_descriptor(smem_addr(a), kChunk), a1 = smem_descriptor(smem_addr(a) + kStepBytes<kA>, kChunk);
-  const uint64_t b0 = smem_descriptor(smem_addr(b), kChunk), b1 = smem_descriptor(smem_addr(b) + kStepBytes<kB>, kChunk);
+  const uint64_t a0 = smem_descriptor(smem_addr(a), kChunk),
+                 a1 = smem_descriptor(smem_addr(a) + kStepBytes<kA>, kChunk);
+  const uint64_t b0 = smem_descriptor(smem_addr(b), kChunk),
+                 b1 = smem_descriptor(smem_addr(b) + kStepBytes<kB>, kChunk);
   float d[N / 2];
   wgmma_fence();
   if constexpr (kRegisters) {
@@ -217,9 +230,11 @@ template <int N, Major kA, Major kB, bool kRegisters>
 Dump product_dump() {
   constexpr const char* kNames[] = {"k", "mn"};
   const Words out(64 * N);
-  run(product<N, kA, kB, kRegisters>, 1, 128, 8192 + (N < 64 ? 64 : N) * 128, reinterpret_cast<float*>(out.get()));
-  return {"wgmma_" + std::string(kRegisters ? "rs" : "ss") + " N=" + std::to_string(N) + " A=" +
-              (kRegisters ? "registers" : kNames[static_cast<int>(kA)]) + " B=" + kNames[static_cast<int>(kB)],
+  run(product<N, kA, kB, kRegisters>, 1, 128, 8192 + (N < 64 ? 64 : N) * 128,
+      reinterpret_cast<float*>(out.get()));
+  return {"wgmma_" + std::string(kRegisters ? "rs" : "ss") + " N=" + std::to_string(N) +
+              " A=" + (kRegisters ? "registers" : kNames[static_cast<int>(kA)]) +
+              " B=" + kNames[static_cast<int>(kB)],
           out.host()};
 }
 

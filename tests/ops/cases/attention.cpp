@@ -121,7 +121,8 @@ OpCase gated_case(const Shape& s, const Extras& e, bool backward) {
         if (e.gate == 1) out.gate = r.input("gate", {tokens, s.heads, s.depth}, 2.0);
         if (e.gate == 2) out.gate = r.input("gate", {tokens, s.heads}, 2.0);
         out.kind = e.kind;
-        if (e.gate != 0 && e.kind.sharing == GateSharing::specific && tokens % 2 == 1) out.dhead = r.input("dhead", DType::f64, {s.heads});
+        if (e.gate != 0 && e.kind.sharing == GateSharing::specific && tokens % 2 == 1)
+          out.dhead = r.input("dhead", DType::f64, {s.heads});
         const Tensor y = r.output("y", {tokens, s.heads, s.depth}),
                      o = r.output("o", {tokens, s.heads, s.depth});
         const Tensor lse = r.output("lse", r.wide, {s.heads, tokens}),

@@ -1,11 +1,11 @@
 // Residual additions, clipping, copies: on and off the vector width, in place, at addresses no vector is
 // aligned to.
-#include "ops/columns.h"
 #include "ops/elementwise.h"
 
 #include <spdlog/fmt/fmt.h>
 
 #include "ops/cases.h"
+#include "ops/columns.h"
 
 namespace sluice::test {
 namespace {
@@ -62,7 +62,10 @@ OpCase cast_case(int64_t n, DType from, DType to) {
 OpCase rounding_case(int64_t n, bool shifted) {
   OpCase c{fmt::format("round_stochastically ({}){}", n, shifted ? " one element on" : ""), [=](CaseRun& r) {
              const Tensor all = r.input("x", DType::f32, {n + 1}, [](int64_t i) {
-               return i % 97 == 5 ? INFINITY : i % 89 == 7 ? static_cast<double>(NAN) : i % 83 == 3 ? 3.4e38 : std::sin(static_cast<double>(i)) / 3;
+               return i % 97 == 5   ? INFINITY
+                      : i % 89 == 7 ? static_cast<double>(NAN)
+                      : i % 83 == 3 ? 3.4e38
+                                    : std::sin(static_cast<double>(i)) / 3;
              });
              const Tensor y = r.compared_exactly("y", r.input("y", DType::bf16, {n + 1}));
              const int64_t at = shifted ? 1 : 0;

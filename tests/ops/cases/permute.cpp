@@ -68,14 +68,18 @@ OpCase unpermute_case(int64_t tokens, int64_t width, int64_t chosen, Into into, 
 
 /// Rows out of order, there and back, bit by bit; and numbers of rows.
 OpCase move_case(int64_t rows, int64_t width, DType dtype, bool shifted = false) {
-  OpCase c{fmt::format("take_rows, put_rows ({}, {}) {}{}", rows, width, dtype_name(dtype), shifted ? " shifted" : ""), [=](CaseRun& r) {
+  OpCase c{fmt::format("take_rows, put_rows ({}, {}) {}{}", rows, width, dtype_name(dtype),
+                       shifted ? " shifted" : ""),
+           [=](CaseRun& r) {
              const int64_t all = 2 * rows + 3, first = shifted ? 1 : 0;
              const auto matrix = [&](const char* name, int64_t count, bool output) {
                const Tensor flat = r.input(name, dtype, {count * width + first});
                if (output) r.compared_exactly(name, flat);
                return flat.rows(first, count * width).view({count, width});
              };
-             const Tensor index = r.input("index", DType::i32, {rows}, [&](int64_t i) { return static_cast<double>((i * 2 + 5) % (2 * rows + 1)); });
+             const Tensor index = r.input("index", DType::i32, {rows}, [&](int64_t i) {
+               return static_cast<double>((i * 2 + 5) % (2 * rows + 1));
+             });
              take_rows(r.ctx, matrix("taken", rows, true), matrix("x", all, false), index);
              put_rows(r.ctx, matrix("y", all, true), matrix("z", rows, false), index);
              const Tensor places = r.inout("places", DType::i32, {rows});

@@ -53,7 +53,8 @@ OpCase backward_case(int64_t rows, int64_t width, int64_t groups, bool in_place,
         const Tensor x = tensor("x"), dy = tensor("dy");
         const Tensor w = weight_of(r, groups, width), rstd = r.input("rstd", r.wide, {rows});
         const Tensor dx = in_place ? r.compared("dx", dy) : r.inout("dx", r.dtype, {rows, width});
-        rmsnorm_backward(r.ctx, dx, groups == 0 ? Tensor() : r.inout("dweight", r.wide, {groups, width}), dy, x, w, rstd, into);
+        rmsnorm_backward(r.ctx, dx, groups == 0 ? Tensor() : r.inout("dweight", r.wide, {groups, width}), dy,
+                         x, w, rstd, into);
       }};
 }
 
@@ -81,7 +82,8 @@ OpFamily rmsnorm_cases() {
   for (const int64_t width : {6, 128, 1024}) {  // without a weight
     cases.push_back(forward_case(11, width, 0, width == 128));
     cases.push_back(add_case(11, width, 0, 0));
-    for (const Into into : {Into::overwrite, Into::add}) cases.push_back(backward_case(11, width, 0, false, into, width == 1024));
+    for (const Into into : {Into::overwrite, Into::add})
+      cases.push_back(backward_case(11, width, 0, false, into, width == 1024));
     cases.push_back(backward_case(11, width, 0, true, Into::overwrite));
   }
   cases.push_back(backward_case(1000, 64, 1, false, Into::overwrite));  // many blocks, several rounds

@@ -44,9 +44,13 @@ OpCase rope_case(int64_t tokens, int64_t heads, int64_t width, bool in_place) {
 
 /// The CPU composes the two ops and rounds between them, which a GPU does not: in bf16 the roundings of two
 /// results differ, not of one.
-OpCase norm_rope_case(int64_t tokens, int64_t heads, int64_t width, bool per_head, bool in_place, bool weights = true) {
+OpCase norm_rope_case(int64_t tokens, int64_t heads, int64_t width, bool per_head, bool in_place,
+                      bool weights = true) {
   return {fmt::format("norm_rope T={} H={} D={}{}{}", tokens, heads, width,
-                      !weights ? " no weight" : per_head ? " weight per head" : "", in_place ? " in place" : ""),
+                      !weights   ? " no weight"
+                      : per_head ? " weight per head"
+                                 : "",
+                      in_place ? " in place" : ""),
           [=](CaseRun& r) {
             const Table t(r, tokens, width / 2);
             const Tensor x = r.input("x", {tokens, heads, width}), dy = r.input("dy", {tokens, heads, width});
@@ -57,9 +61,9 @@ OpCase norm_rope_case(int64_t tokens, int64_t heads, int64_t width, bool per_hea
                               r.output("rstd", r.wide, {tokens * heads}), x, w, kEps, t.positions, t.cos,
                               t.sin);
             const Tensor rstd = r.input("rstd of backward", r.wide, {tokens * heads});
-            const Tensor dw =
-                !weights   ? Tensor()
-                : per_head ? r.inout("dweight", r.wide, {heads, width}) : r.inout("dweight", r.wide, {width});
+            const Tensor dw = !weights   ? Tensor()
+                              : per_head ? r.inout("dweight", r.wide, {heads, width})
+                                         : r.inout("dweight", r.wide, {width});
             const Tensor dx = in_place ? r.compared("dx", dy) : r.output("dx", {tokens, heads, width});
             norm_rope_backward(r.ctx, dx, dw, dy, x, w, rstd, t.positions, t.cos, t.sin);
           },
@@ -107,7 +111,8 @@ OpFamily rope_cases() {
     cases.push_back(norm_rope_case(13, heads, 128, false, false));
     cases.push_back(norm_rope_case(13, heads, 64, true, false));
   }
-  for (const int64_t width : {10, 64}) cases.push_back(norm_rope_case(5, 3, width, false, width == 64, false));
+  for (const int64_t width : {10, 64})
+    cases.push_back(norm_rope_case(5, 3, width, false, width == 64, false));
   cases.push_back(norm_rope_case(300, 4, 32, false, false));  // several blocks, several rounds
   cases.push_back(norm_rope_case(300, 2, 32, true, false));
   cases.push_back(norm_rope_case(120, 2, 10, false, false));
