@@ -45,6 +45,7 @@ constexpr struct {
     {"model.moe.load_balance", ChangeClass::trajectory},
     {"model.attention.head_balance", ChangeClass::trajectory},
     {"model.moe.router_z_loss_coefficient", ChangeClass::trajectory},
+    {"model.logit_z_loss_coefficient", ChangeClass::trajectory},
     {"train.threads", ChangeClass::operational},
     {"parallel.", ChangeClass::operational},
     {"train.recompute", ChangeClass::operational},  // the same bits, less memory

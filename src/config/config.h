@@ -271,6 +271,7 @@ struct ModelConfig {
   QkNormOrder qk_norm_order = QkNormOrder::before_rope;
   bool embedding_norm = false;
   std::optional<double> final_logit_softcapping;
+  double logit_z_loss_coefficient = 0.0;
   NormPlacement norm_placement = NormPlacement::pre;
   std::optional<double> branch_clip;
   std::optional<int64_t> max_position_embeddings;
@@ -303,6 +304,8 @@ struct ModelConfig {
     f("qk_norm_order", qk_norm_order, "where it stands");
     f("embedding_norm", embedding_norm, "RMSNorm of the embedded tokens, before the first block");
     f("final_logit_softcapping", final_logit_softcapping, "c: logits become c tanh(logits / c)");
+    f("logit_z_loss_coefficient", logit_z_loss_coefficient,
+      "of the mean squared log-sum-exp of the output logits, added to the loss (PaLM); 0: none");
     f("norm_placement", norm_placement,
       "sandwich also normalises each branch's output before the residual addition");
     f("branch_clip", branch_clip,
@@ -430,6 +433,7 @@ struct ParameterRule {
   std::string match;
   double lr_multiplier = 1.0;
   std::optional<bool> weight_decay;
+  bool trainable = true;
 
   template <class V>
   void fields(V& f) {
@@ -437,6 +441,7 @@ struct ParameterRule {
     f("lr_multiplier", lr_multiplier, "");
     f("weight_decay", weight_decay,
       "true or false; null: as the layer says (matrices yes, norms and sinks no)");
+    f("trainable", trainable, "false: frozen, without gradients, moments and weight decay");
   }
 };
 

@@ -21,6 +21,7 @@ constexpr std::string_view kSameFunction[] = {
     "model.match_multiple",
     // what is added to the loss in training
     "model.attention.head_balance", "model.moe.load_balance", "model.moe.router_z_loss_coefficient",
+    "model.logit_z_loss_coefficient",
     // how it is computed
     "model.attention.kernel",
     "model.max_position_embeddings",  // how many rows of the rotary table are kept

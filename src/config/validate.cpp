@@ -80,6 +80,7 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
   check.positive("model.rms_norm_eps", m.rms_norm_eps);
   check.positive("model.initializer_range", m.initializer_range);
   if (m.branch_clip) check.positive("model.branch_clip", *m.branch_clip);
+  check.not_negative("model.logit_z_loss_coefficient", m.logit_z_loss_coefficient);
   if (m.final_logit_softcapping) check.positive("model.final_logit_softcapping", *m.final_logit_softcapping);
   check.require(m.qk_norm || m.qk_norm_order == QkNormOrder::before_rope,
                 {"model.qk_norm_order", "model.qk_norm"},
