@@ -5,7 +5,7 @@
 //   bf16 elsewhere                                               attention_mma.cu, with the output fused
 //   attention.kernel: cudnn                                      attention_cudnn.cu
 // The backward begins with one pass over dy, o and z that leaves d_o, dz, delta and the sink's gradient, so
-// that one attention backward serves them all (SPEC appendix B). Not yet run on a GPU.
+// that one attention backward serves them all (src/ops/README.md). Not yet run on a GPU.
 #include "attention/cudnn.h"
 #include "attention/f32.h"
 #include "attention/kernels.h"

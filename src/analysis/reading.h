@@ -17,7 +17,8 @@ std::vector<double> read_values(Context& ctx, const Tensor& t);
 /// max |x|, from the device. NaN where an element is.
 double largest_magnitude(Context& ctx, const Tensor& x);
 
-/// What softmax says about the first key that a query sees (SPEC 2.8, 4.1), from lse and z0 (H, T), in f64.
+/// What softmax says about the first key that a query sees (src/analysis/README.md), from lse and z0 (H, T),
+/// in f64.
 class FirstKey {
  public:
   FirstKey(Context& ctx, const Attention& attention, const Attention::Saved& s);
@@ -49,8 +50,8 @@ std::vector<double> output_before_gates(Context& ctx, const Attention::Saved& s,
 double add_importance(Context& ctx, std::vector<double>& sums, const std::optional<HeadGate>& gate,
                       int64_t tokens);
 
-/// Standard deviation over mean of the heads' importance (SPEC 4.2), with ddof 1 or 0; none where that is no
-/// number: too few heads, or all closed.
+/// Standard deviation over mean of the heads' importance (equation 6), with ddof 1 or 0; none where that is
+/// no number: too few heads, or all closed.
 std::optional<double> imbalance_of(const std::vector<double>& importance, int ddof);
 
 /// The values (T, Hkv, D) that attention adds up: behind their gates.

@@ -1,6 +1,6 @@
 #pragma once
 // What the papers measure in a trained model, over many sequences (Gated Attention, Qiu et al. 2025, figures
-// 2 to 7; the sink-aware paper's importance and value norms; SPEC 2.8, 4.2, 4.8). Sums in f64, one sequence
+// 2 to 7; the sink-aware paper's importance and value norms; README.md). Sums in f64, one sequence
 // at a time: the results depend on neither micro-batches, nor threads, nor how many ranks merged them, if
 // they merge in the order of the sequences.
 //

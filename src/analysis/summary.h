@@ -1,6 +1,6 @@
 #pragma once
-// What the Gated Attention paper measures (tables 4, figures 2, 6 and 7; SPEC 2.8), read after a forward from
-// the tensors that backward reads: no hooks.
+// What the Gated Attention paper measures (table 4, figures 2, 6 and 7; README.md), read after a forward
+// from the tensors that backward reads: no hooks.
 #include <optional>
 #include <vector>
 
@@ -20,8 +20,8 @@ struct LayerSummary {
   double ffn_output_max = 0;          // and the same of the feed-forward network
   double ffn_residual_max = 0;
   /// Per head, how much of it its gate, its sink or its first key lets through (Attention::head_gate;
-  /// SPEC 4.2), and their standard deviation over their mean (ddof 1). NaN and none where no gate says it;
-  /// none with one head.
+  /// the sink-aware paper, eq. 5), and their standard deviation over their mean (ddof 1). NaN and none where
+  /// no gate says it; none with one head.
   std::vector<double> importance;
   std::optional<double> imbalance;
 };

@@ -1,6 +1,6 @@
 #pragma once
 // RUN/bits.log: what a training computed, bit by bit, step by step, so that two trainings can be compared
-// (RELIABILITY 5.9). JSON lines: {"step": steps done, "loss": ..., "grad_norm": ...} as 16 hexadecimal digits
+// (README.md). JSON lines: {"step": steps done, "loss": ..., "grad_norm": ...} as 16 hexadecimal digits
 // of the f64, and at every log.bits-th step "state", a hash of weights and moments.
 #include <cstdint>
 #include <nlohmann/json.hpp>

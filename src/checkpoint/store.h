@@ -4,9 +4,9 @@
 // names, so that a plain Qwen3 layout loads as such. Several ranks write several files:
 // model-00001-of-00004.safetensors with model.safetensors.index.json, and optim-00001-of-00004.safetensors,
 // in which a tensor may lie in slices. The manifest tells tensors by name and shape of the whole, so that any
-// number of ranks reads what any other has written. Protocol of RELIABILITY 6: snapshot with checksums taken
-// from memory, staging folder, fsync, rename, manifest covering every byte, newest valid wins, rotation only
-// after the new one is durable.
+// number of ranks reads what any other has written. The protocol (README.md): snapshot with checksums
+// taken from memory, staging folder, fsync, rename, manifest covering every byte, newest valid wins, rotation
+// only after the new one is durable.
 #include <functional>
 #include <memory>
 #include <string>

@@ -1,7 +1,7 @@
 #pragma once
 // Sums over ranks, made of moves and additions of our own: a tree over the ranks whose shape depends on their
 // number alone. With 2^k ranks it is the perfect binary tree, the upper part of the tree over micro-batches
-// that `exact` training uses (RELIABILITY 5.2). Integer sums are exact in any order.
+// that `exact` training uses (README.md). Integer sums are exact in any order.
 #include <cstdint>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// What changed between two configurations, and how much it matters (RELIABILITY 10).
+// What changed between two configurations, and how much it matters (configs/README.md).
 #include <spdlog/fmt/fmt.h>
 #include <xxhash.h>
 

@@ -132,7 +132,8 @@ struct GateConfig {
   }
 };
 
-/// Attention heads in balance: the auxiliary loss of the sink-aware paper, equations 7 and 8 (SPEC 4.3).
+/// Attention heads in balance: the auxiliary loss of the sink-aware paper, equations 7 and 8
+/// (src/ops/README.md).
 struct HeadBalanceConfig {
   double coefficient = 0.0;
   HeadBalanceScope scope = HeadBalanceScope::micro_batch;

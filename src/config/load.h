@@ -53,7 +53,7 @@ std::vector<KeyInfo> config_keys();
 /// run_dir, log, checkpoint, eval, threads. A key that a later version adds does not change it.
 std::string config_hash(const Config& config);
 
-/// How a key may change between a checkpoint and the run that resumes it (RELIABILITY 10).
+/// How a key may change between a checkpoint and the run that resumes it (configs/README.md).
 enum class ChangeClass { identity, trajectory, operational };
 struct ConfigChange {
   std::string key, before, after;

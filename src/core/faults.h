@@ -1,5 +1,5 @@
 #pragma once
-// Faults on request, for tests of what survives them (RELIABILITY 4): every such switch of the program, in
+// Faults on request, for tests of what survives them (tests/README.md): every such switch of the program, in
 // one place. They are environment variables; unset, they cost a comparison where a file or a phase is
 // entered. RANK is the launcher's; left out, it is every rank. A value that cannot be read is Error(usage)
 // where it is first looked at.

@@ -13,7 +13,8 @@ namespace sluice {
 
 namespace {
 
-// Layout of .idx (FORMATS 1). The arrays follow the header without padding, so nothing in them is aligned.
+// Layout of .idx (README.md). The arrays follow the header without padding, so nothing in them is
+// aligned.
 constexpr char kMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
 constexpr int64_t kVersionAt = 9, kDtypeAt = 17, kSequencesAt = 18, kBoundsAt = 26, kArraysAt = 34;
 constexpr int kCodeU8 = 1, kCodeI32 = 4, kCodeU16 = 8;

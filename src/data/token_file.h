@@ -1,5 +1,5 @@
 #pragma once
-// Megatron indexed datasets, PREFIX.bin + PREFIX.idx (FORMATS 1): read and written.
+// Megatron indexed datasets, PREFIX.bin + PREFIX.idx (README.md): read and written.
 #include <memory>
 #include <optional>
 #include <string>

@@ -16,7 +16,7 @@ class Tokenizer {
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   virtual std::string decode(const std::vector<int32_t>& tokens) const = 0;
   virtual int32_t end_of_document() const = 0;
-  /// Bytes of text a token stands for; 0 for special tokens (bits per byte, SPEC 4.8).
+  /// Bytes of text a token stands for; 0 for special tokens (bits per byte: README.md).
   virtual int64_t token_bytes(int32_t token) const = 0;
   /// Identity of the vocabulary, kept beside token files and in checkpoints.
   virtual std::string fingerprint() const = 0;

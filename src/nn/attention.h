@@ -37,7 +37,7 @@ struct Sequence {
       nullptr;  // where forward counts how open heads are, and backward finds the gradients of that
 };
 
-/// Grouped-query causal attention with gates at any of five positions (SPEC 1, 1.1):
+/// Grouped-query causal attention with gates at any of five positions (src/ops/README.md):
 ///   q,k,v projections -> [query, key, value gates] -> qk_norm -> rope (or rope, then qk_norm) -> attention
 ///   -> [sink] -> [norm]
 ///   -> [SiLU] -> [sdpa_output gates] -> o_proj -> [dense_output gates]

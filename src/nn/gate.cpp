@@ -17,8 +17,8 @@ Gate::Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store
                          .packed = true,
                          .when_frozen = WhenFrozen::adapted});
   } else {
-    // Zero: every sigmoid score starts at 1/2 (SPEC 1.1). A rank-1 parameter where there is one head or one
-    // channel.
+    // Zero: every sigmoid score starts at 1/2 (Qiu et al. 2025). A rank-1 parameter where there is one head
+    // or one channel.
     std::vector<int64_t> shape = {heads, channels};
     if (headwise) shape = {heads};
     if (heads == 1) shape = {headwise ? 1 : channels};

@@ -35,8 +35,8 @@ struct RouterLoad {
   }
 };
 
-/// Mixture of experts (SPEC 1.2): every token goes to K of E SwiGLU experts of its router's choice, none is
-/// dropped, and to the shared expert if there is one:
+/// Mixture of experts (ops/router.h): every token goes to K of E SwiGLU experts of its router's choice, none
+/// is dropped, and to the shared expert if there is one:
 ///   y = sum over k of weight_k expert_k(x) [+ shared(x), or sigmoid(x w) shared(x)]
 /// The balance and z losses have no output: backward adds their gradients to the logits'. Names as in
 /// Qwen3-MoE and Qwen3-Next; experts lie behind each other, so that one grouped product serves all. Where

@@ -2,7 +2,7 @@
 // Causal softmax attention with grouped query heads, blocked with an online softmax: no T by T matrix exists.
 //   z_tj = scale <q_t, k_j>,  first_key_t <= j <= t + Tk - Tq;   A = softmax_j(z);   o_t^h = sum_j A_tj
 //   v_j^{g(h)}
-// g(h) = h / (H / Hkv). (FlashAttention-2, Dao 2023; SPEC 1, 4.4 and appendix B.)
+// g(h) = h / (H / Hkv). (FlashAttention-2, Dao 2023, algorithms 1 and 2; README.md.)
 // Tq query tokens, Tk >= Tq key tokens (equal in training; Tk > Tq with a cache of earlier keys), H query
 // heads, Hkv key/value heads, D head_dim. Queries are the last Tq of the Tk tokens. first_key (Tq) i32 is the
 // first key a query sees: the start of its sequence, or of its document; it does not decrease, and
@@ -55,7 +55,7 @@ void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Ten
                               const AttentionOutput& output, const Tensor& dlse, const Tensor& coef0,
                               AttentionKernel kernel = AttentionKernel::automatic);
 
-/// Sink logit (GPT-OSS; SPEC 4.1 A-S): one learned logit per head joins the softmax without a value, which is
+/// Sink logit (GPT-OSS; README.md): a learned logit per head joins the softmax without a value, which is
 ///   y = G o,  G = sigmoid(lse - sink_h).   sink (H), lse (H, T), o and y (T, H, D); y may alias o.
 void sink_forward(Context& ctx, Tensor y, const Tensor& o, const Tensor& lse, const Tensor& sink);
 

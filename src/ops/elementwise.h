@@ -7,7 +7,7 @@ namespace sluice {
 /// y = a + b; y may alias either.
 void add_forward(Context& ctx, Tensor y, const Tensor& a, const Tensor& b);
 
-/// y = clamp(x, -limit, limit) (SPEC 2.7); y may alias x.
+/// y = clamp(x, -limit, limit) (Qiu et al. 2025, appendix A.5); y may alias x.
 void clip_forward(Context& ctx, Tensor y, const Tensor& x, double limit);
 /// dx = dy where |x| < limit, else 0; overwritten, may alias dy.
 void clip_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, double limit);

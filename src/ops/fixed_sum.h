@@ -1,5 +1,5 @@
 #pragma once
-// Sums that have no order: of 64-bit fixed-point numbers, whose last bit is 2^-50 (RELIABILITY 5.2). A tensor
+// Sums that have no order: of 64-bit fixed-point numbers, whose last bit is 2^-50 (comm/README.md). A tensor
 // of n of them is (n, 2) i32, each pair the bytes of an int64. What adds up to less than kFixedLimit does not
 // overflow. The same bits on every backend.
 #include <limits>

@@ -1,5 +1,5 @@
 #pragma once
-// Gates (Gated Attention, Qiu et al. 2025, eq. 5 and table 1; SPEC 1.1): y = x * s (multiply) or x + s (add),
+// Gates (Gated Attention, Qiu et al. 2025, eq. 5 and table 1): y = x * s (multiply) or x + s (add),
 // s = a(z) with scores per channel (elementwise) or per head (headwise), specific to a head or averaged over
 // heads.
 //   multiply: dx = dy s, ds = dy x;   add: dx = dy, ds = dy;   dz = a'(z) ds (headwise: ds summed over

@@ -1,6 +1,6 @@
 #pragma once
 // How open attention heads are, and a loss that evens it out (the sink-aware paper, arXiv 2602.01203;
-// SPEC 4.1 to 4.4). G_th in [0, 1] says how much of head h's output token t takes:
+// README.md). G_th in [0, 1] says how much of head h's output token t takes:
 //   softmax: G = 1 - A_t,first = -expm1(z0 - lse)             (equation 3; exp(z0 - lse) is what the first
 //   key draws) sink:    G = sigmoid(lse - sink_h)                        (equation 21; exact) gate:    G =
 //   mean over channels of a(z_t h)               (a gate at attention's output) importance Imp_h = mean over

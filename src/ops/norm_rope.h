@@ -1,5 +1,5 @@
 #pragma once
-// RMSNorm of every head followed by the rotary embedding, as queries and keys go through (QK-norm; SPEC 1):
+// RMSNorm of every head followed by the rotary embedding, as queries and keys go through (QK-norm):
 // one pass over memory where the backend can. The formulas are those of ops/rmsnorm.h and ops/rope.h.
 #include "core/context.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// RMSNorm (Zhang & Sennrich 2019, eq. 4; SPEC 1): y = w * x * r,  r = 1 / sqrt(mean(x^2) + eps), over the
+// RMSNorm (Zhang & Sennrich 2019, eq. 4): y = w * x * r,  r = 1 / sqrt(mean(x^2) + eps), over the
 // last axis.
 //   backward, g = dy * w:  dx = r (g - x r^2 mean(g x)),   dw += sum_rows dy x r
 // Rows are (R, D) flattened from any shape; the weight is (G, D) or (D) and row i uses weight row i mod G: G

@@ -1,6 +1,6 @@
 #pragma once
 // Rotary position embedding (Su et al. 2021), rotate-half form: pairs (i, i + D/2), with YaRN scaling (Peng
-// et al. 2023; SPEC 2.5). cos and sin already hold YaRN's attention factor m = 0.1 ln(s) + 1.
+// et al. 2023; README.md). cos and sin already hold YaRN's attention factor m = 0.1 ln(s) + 1.
 #include "core/context.h"
 
 namespace sluice {

@@ -1,5 +1,5 @@
 #pragma once
-// Value zeroing (the sink-aware paper, arXiv 2602.01203, appendix A; SPEC 4.7): what a model does without the
+// Value zeroing (the sink-aware paper, arXiv 2602.01203, appendix A): what a model does without the
 // values of its first tokens, which attention then spends itself on for nothing: O_t^h -= A_t,first^h
 // v_first^{g(h)}. Attention of values that were zeroed beforehand is the same without cancellation; heads
 // share values, so each takes its output from one of two attentions.

@@ -1,7 +1,7 @@
 #pragma once
 // Gradients that travel between ranks in two bytes: rounded to bf16, up or down at random so that the mean of
-// what arrives is what was sent (ops/elementwise.h; PERFORMANCE 5c: at a large number of ranks their exchange
-// bounds the step). Sums are taken in f32 after arrival, in the order of core/tree_sum.h.
+// what arrives is what was sent (ops/elementwise.h; src/comm/README.md: at a large number of ranks their
+// exchange bounds the step). Sums are taken in f32 after arrival, in the order of core/tree_sum.h.
 #include <cstdint>
 
 #include "comm/communicator.h"

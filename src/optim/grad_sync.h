@@ -1,5 +1,5 @@
 #pragma once
-// The gradient of a step: of its micro-batches, and of its ranks, in one sum of known order (RELIABILITY 5),
+// The gradient of a step: of its micro-batches, and of its ranks, in one sum of known order (comm/README.md),
 // taken while backward goes on.
 #include <array>
 #include <vector>

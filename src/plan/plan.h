@@ -29,9 +29,9 @@ int64_t count_parameters(const ModelConfig& model);
 
 /// Resolves model.match_parameters_of: sets intermediate_size (of a mixture of experts:
 /// moe_intermediate_size) so that the model has as many parameters as the one of that configuration (the
-/// paper's parity rule, SPEC 2.2), and empties the key, so that the resolved configuration stands alone.
-/// Nothing happens when the key is empty. A vocab_size of 0 becomes the tokenizer's first (opens its file).
-/// Error(usage) when no width does it, or configurations match each other in a circle.
+/// parity rule of Qiu et al. 2025, table 2), and empties the key, so that the resolved configuration stands
+/// alone. Nothing happens when the key is empty. A vocab_size of 0 becomes the tokenizer's first (opens its
+/// file). Error(usage) when no width does it, or configurations match each other in a circle.
 std::optional<ParameterMatch> resolve_parameter_match(Config& config);
 
 /// What going to the experts and back costs one layer and micro-batch. A token has as many rows as experts,
@@ -70,7 +70,7 @@ struct Plan {
   int64_t matmul_parameters =
       0;  // active ones in matrix products: the head counts, the embedding look-up does not
   double flops_per_token = 0;  // 6 matmul_parameters (4 of what is frozen) + 6 L S H D: forward and backward,
-                               // causal half (PERFORMANCE)
+                               // causal half
   std::optional<DispatchPlan> dispatch;                // of a mixture of experts
   int64_t ranks = 1;                                   // that share the training
   MemoryPlan memory;                                   // of each

@@ -1,5 +1,6 @@
 #pragma once
-// What a person sees of a run (UX 6): lines, or one rewritten line with a bar; both also in RUN/console.log.
+// What a person sees of a run (README.md): lines, or one rewritten line with a bar; both also in
+// RUN/console.log.
 #include <cstdint>
 #include <memory>
 #include <mutex>

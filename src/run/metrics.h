@@ -1,6 +1,7 @@
 #pragma once
-// What a run writes down about itself, one JSON object per line (UX 5): metrics.jsonl per logged step,
-// eval.jsonl per evaluation. Append-only; a resumed run first cuts what lies past the step it resumes from.
+// What a run writes down about itself, one JSON object per line (README.md): metrics.jsonl per logged
+// step, eval.jsonl per evaluation. Append-only; a resumed run first cuts what lies past the step it resumes
+// from.
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>

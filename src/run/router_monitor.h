@@ -1,6 +1,6 @@
 #pragma once
-// Watches the experts' loads of a run and tells when a router collapses (UX 2.15): experts that no token
-// reaches, or one expert that most tokens reach.
+// Watches the experts' loads of a run and tells when a router collapses (README.md): experts that no
+// token reaches, or one expert that most tokens reach.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 #pragma once
-// RUN/: one training on disk (UX 5). One process at a time owns it.
+// RUN/: one training on disk (README.md). One process at a time owns it.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>

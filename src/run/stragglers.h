@@ -1,5 +1,5 @@
 #pragma once
-// Ranks that keep the others waiting step after step (RELIABILITY P17): named, and nothing else.
+// Ranks that keep the others waiting step after step (README.md): named, and nothing else.
 #include <array>
 #include <cstdint>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-// TensorBoard event files, written natively (FORMATS 8): records of length, masked CRC-32C and protobuf.
+// TensorBoard event files, written natively: TFRecords (length, masked CRC-32C) of protobuf.
 #include <cstdint>
 #include <memory>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-// Notices ranks that hang without dying, and ranks that died (RELIABILITY 8): a thread of each rank that
+// Notices ranks that hang without dying, and ranks that died (README.md): a thread of each rank that
 // calls no MPI, a line per rank in RUN/heartbeat, and one decision: who is to blame, and all ranks gone.
 #include <atomic>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-// When a step is not to be trusted, and what is done then (SPEC 2.9, RELIABILITY 7). A pure function of the
+// When a step is not to be trusted, and what is done then (README.md). A pure function of the
 // losses and gradient norms seen so far; its state is in the checkpoint.
 #include <algorithm>
 #include <array>

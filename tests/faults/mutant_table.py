@@ -1,4 +1,4 @@
-"""Bugs of the kind that reports of other frameworks tell of (RELIABILITY 2, 4.9), each with the check that must catch it.
+"""Bugs of the kind that reports of other frameworks tell of, each with the check that must catch it.
 
 (name, file, exact old text, new text, target to build, check). A check is a test program with its filter, or `faults ...`.
 """

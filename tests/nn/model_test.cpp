@@ -407,7 +407,7 @@ TEST_CASE("Parameters carry Hugging Face names, and decay on matrices only", "[n
 }
 
 TEST_CASE("The paper's parameter counts", "[counts]") {
-  // Qwen3-1.7B geometry (SPEC 3, 6.2), and the additions of table 1 at the 15A2B's scale (SPEC 2.1).
+  // Qwen3-1.7B geometry, and the parameters that table 1 (Qiu et al. 2025) adds at the 15A2B's scale.
   ModelConfig c;
   c.vocab_size = 151936;
   c.hidden_size = 2048;

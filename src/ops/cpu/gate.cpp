@@ -15,7 +15,7 @@
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
-/// a(z) and a'(z) from z and sigmoid(z), SPEC 1.1.
+/// a(z) and a'(z) from z and sigmoid(z): ops/README.md.
 template <GateActivation kActivation, class A>
 inline A activate(A z, A s) {
   if constexpr (kActivation == GateActivation::identity) {
