@@ -5,6 +5,7 @@
 #include "config/fields.h"
 #include "config/load.h"
 #include "core/error.h"
+#include "core/limits.h"
 #include "plan/plan.h"
 
 namespace sluice {
