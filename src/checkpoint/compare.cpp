@@ -33,7 +33,7 @@ void compare_values(StoredTensors& stored_a, const StoredTensor& a, StoredTensor
   const int64_t size = std::max<int64_t>(a.bytes / d.elements, 1), count = a.bytes / size;
   const SafetensorsEntry entry{a.name, a.dtype, a.shape, 0, 0};
   std::vector<double> x, y;
-  std::vector<unsigned char> joined_a, joined_b;  // where a chunk lies in several slices
+  std::vector<unsigned char> joined_a, joined_b;  // for a chunk that spans several slices
   for (int64_t begin = 0; begin < count; begin += kChunk) {
     const int64_t n = std::min(kChunk, count - begin);
     const unsigned char* p = stored_a.read(a, begin * size, n * size, joined_a);
@@ -52,8 +52,7 @@ void compare_values(StoredTensors& stored_a, const StoredTensor& a, StoredTensor
   }
 }
 
-/// Where a part of a name stands among its kind: as the model computes. Unknown ones come after, by their
-/// letters.
+/// The rank of a part of a name in the order of computation. Unknown parts follow in alphabetical order.
 int order_of(std::string_view word) {
   constexpr std::string_view words[] = {"embed_tokens",
                                         "layers",
@@ -101,7 +100,7 @@ bool is_number(std::string_view word) {
          std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// What a path stands for, and its optimizer state where it has one.
+/// The tensors at a path, and its optimizer state if it has one.
 struct Opened {
   StoredTensors weights;
   std::optional<StoredTensors> optimizer;

@@ -1,6 +1,6 @@
 #pragma once
-// Are two checkpoints the same, bit for bit? If not, where does it begin? Whole tensors are compared, whoever
-// wrote them: what eight ranks saved in slices against what one rank saved.
+// Bitwise comparison of two checkpoints and the first difference. Whole tensors are compared, whatever their
+// layout in files: slices saved by eight ranks compare with tensors saved by one rank.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,11 +9,11 @@ namespace sluice {
 
 struct TensorDifference {
   std::string name;
-  std::string problem;              // only in one of them, other shape or type; empty when values differ
+  std::string problem;              // present in only one, or another shape or type; empty if values differ
   int64_t elements = 0;             // of the tensor
   int64_t differing = 0;            // elements whose bits differ
-  int64_t first = 0;                // index of the first of them
-  double value_a = 0, value_b = 0;  // there (floating-point types)
+  int64_t first = 0;                // index of the first one
+  double value_a = 0, value_b = 0;  // values at that index (floating-point types)
   double largest = 0;               // largest |a - b| (floating-point types)
 };
 
@@ -24,12 +24,12 @@ struct Comparison {
   int64_t differing_elements() const;
 };
 
-/// Whether the tensor named a comes before that named b in a model: embedding, layers by number and each as
-/// it computes, final norm, head; names of other kinds last, by their letters.
+/// Whether tensor a comes before tensor b in the model: embedding, layers by number in order of computation,
+/// final norm, output head; unknown names last, in alphabetical order.
 bool before_in_model(const std::string& a, const std::string& b);
 
-/// Compares the weights, and the optimizer state where both have one. Each path is a checkpoint, a folder
-/// with model.safetensors or its shards and their index, or a .safetensors file. Errors as the reader's.
+/// Compares the weights, and the optimizer state if both have one. Each path is a checkpoint, a folder with
+/// model.safetensors or its shards and their index, or a .safetensors file. Throws what reading them throws.
 Comparison compare_checkpoints(const std::string& a, const std::string& b);
 
 }  // namespace sluice

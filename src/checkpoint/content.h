@@ -1,5 +1,5 @@
 #pragma once
-// What a checkpoint holds: the tensors and texts that one rank writes or reads, and what is known of a
+// The content of a checkpoint: the tensors and texts that one rank writes or reads, and the description of a
 // checkpoint on disk.
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,20 +11,20 @@ namespace sluice {
 
 struct NamedTensor {
   std::string name;
-  Tensor tensor;  // what is held here of it
+  Tensor tensor;  // the part held by this rank
   std::vector<int64_t> shape =
-      {};             // of the whole, where `tensor` (rank 1) is a slice of it; empty: it is the whole
+      {};             // of the whole tensor if `tensor` is a slice (rank 1) of it; empty if it is the whole
   int64_t begin = 0;  // first element of the slice, in the whole's row-major order
 };
 
 inline bool is_slice(const NamedTensor& t) { return !t.shape.empty(); }
-/// Shape of the whole.
+/// Shape of the whole tensor.
 std::vector<int64_t> whole_shape(const NamedTensor& t);
-/// Contract check: a slice is rank 1 and lies within its whole.
+/// Contract check: a slice has rank 1 and lies within the whole tensor.
 void check_slice(const NamedTensor& t);
 
-/// What one rank writes of a checkpoint, or reads. Together the ranks hold every tensor exactly once. Tensors
-/// are views of live memory. What is not a tensor is rank 0's; the other ranks' is not looked at.
+/// The part of a checkpoint that one rank writes or reads. Together the ranks hold every element exactly
+/// once. Tensors are views of live memory. Everything that is not a tensor is taken from rank 0 only.
 struct CheckpointContent {
   int64_t step = 0;
   std::vector<NamedTensor> weights;    // model.safetensors: whole tensors
@@ -41,17 +41,16 @@ struct CheckpointInfo {
   int64_t step = 0;
   nlohmann::json state;
   std::string config_yaml;
-  std::string tokenizer_model =
-      {};  // path of its copy; empty: built in, or written before checkpoints held one
+  std::string tokenizer_model = {};  // path of the copy; empty: built in, or a checkpoint of an older version
 };
 
-/// A tensor of a model, wherever its values are.
+/// Name, type and shape of a tensor of the model.
 struct TensorShape {
   std::string name;
   std::vector<int64_t> shape;
   DType dtype = DType::f32;
 };
-/// Everything a checkpoint of a training holds, whoever holds it.
+/// All tensors of a training checkpoint, over all ranks.
 struct WholeModel {
   std::vector<TensorShape> weights, optimizer;
 };

@@ -1,5 +1,4 @@
-// From files into the memory of a training, whoever wrote the files, and whatever part of them this rank
-// holds.
+// Loads tensors from files of any layout into the tensors or slices that this rank holds.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -21,20 +20,21 @@ namespace {
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
-constexpr int64_t kStaged = int64_t{1} << 20;  // bytes that are converted at a time on their way to a GPU
+constexpr int64_t kStaged = int64_t{1} << 20;  // bytes converted at a time on the way to a GPU
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("({})", fmt::join(shape, ", "));
 }
 
-/// What is wanted of one file or kind of files, and what there is.
+/// The requested tensors of one kind of file, and the stored ones.
 struct Wish {
   StoredTensors& stored;
   const std::vector<NamedTensor>& targets;
-  const std::vector<TensorShape>* whole;  // of the whole model, where the targets are a part; else null
+  const std::vector<TensorShape>*
+      whole;  // all tensors of the model if the targets are a part of them; else null
 };
 
-/// The tensors the model has: those named, or the wholes of the targets.
+/// All tensors of the model: those given in `whole`, or the targets as whole tensors.
 std::vector<TensorShape> wholes(const Wish& wish) {
   std::vector<TensorShape> all;
   std::map<std::string_view, size_t> index;
@@ -45,9 +45,9 @@ std::vector<TensorShape> wholes(const Wish& wish) {
   for (const NamedTensor& t : wish.targets) {
     check_slice(t);
     const bool first = seen.insert(t.name).second;
-    SLUICE_CHECK(first || is_slice(t), "tensor '{}' is asked for twice", t.name);
+    SLUICE_CHECK(first || is_slice(t), "tensor '{}' is requested twice", t.name);
     const auto found = index.find(t.name);
-    SLUICE_CHECK(!wish.whole || found != index.end(), "tensor '{}' is no part of the model", t.name);
+    SLUICE_CHECK(!wish.whole || found != index.end(), "tensor '{}' is not part of the model", t.name);
     if (found == index.end()) {
       all.push_back({t.name, whole_shape(t), t.tensor.dtype});
       index.emplace(t.name, all.size() - 1);  // t.name outlives this
@@ -65,7 +65,7 @@ bool can_convert(const StoredTensor& stored, DType dtype) {
   return convertible({stored.name, stored.dtype, stored.shape, 0, 0}, dtype);
 }
 
-/// A head that repeats the embedding, as some writers of tied models store it.
+/// An output head that duplicates the embedding, as some programs store tied models.
 bool is_tied_copy(StoredTensors& stored, const StoredTensor& head) {
   const StoredTensor* embedding = head.name == kHead ? stored.find(kEmbedding) : nullptr;
   if (!embedding || embedding->dtype != head.dtype || embedding->shape != head.shape) return false;
@@ -80,7 +80,7 @@ bool is_tied_copy(StoredTensors& stored, const StoredTensor& head) {
   return true;
 }
 
-/// Every difference between what is wanted and what is there; the same on all ranks that name the whole
+/// All differences between the requested and the stored tensors; equal on all ranks that give the whole
 /// model.
 void compare_names(const Wish& wish, bool exact, TensorProblems& problems) {
   std::set<std::string, std::less<>> names;
@@ -101,7 +101,7 @@ void compare_names(const Wish& wish, bool exact, TensorProblems& problems) {
     if (!names.count(name) && !is_tied_copy(wish.stored, stored)) problems.unexpected(stored);
 }
 
-/// What a config.json beside the weights calls their model; empty where there is none that can be read.
+/// The model_type in a config.json beside the weights; empty if there is no readable one.
 std::string stored_model_type(const std::string& path) {
   const std::filesystem::path folder =
       io::is_directory(path) ? std::filesystem::path(path) : std::filesystem::path(path).parent_path();
@@ -111,7 +111,7 @@ std::string stored_model_type(const std::string& path) {
     const nlohmann::json config = parse_strict_json(io::read_file(file), file);
     return fmt::format("model_type {}, ", printable(config.at("model_type").get<std::string>()));
   } catch (const std::exception&) {
-    return "";  // what it is damaged by is told where it is needed
+    return "";  // damage is reported where the file is needed
   }
 }
 
@@ -132,7 +132,7 @@ Tensor part_of(const Tensor& t, int64_t begin, int64_t count) {
   return part;
 }
 
-/// `count` stored values of a type into a target of as many, through at most kStaged bytes.
+/// Converts `count` stored values into a target of as many elements, through at most kStaged bytes.
 void put_values(const unsigned char* from, const std::string& dtype, const Tensor& to, Context* ctx) {
   const int64_t size = safetensors_bits(dtype) / 8;
   const auto convert = [&](const unsigned char* values, const Tensor& host) {
@@ -152,15 +152,15 @@ void put_values(const unsigned char* from, const std::string& dtype, const Tenso
   }
 }
 
-/// Fills the targets from whatever pieces there are. With checksums, that of a piece that is read whole is
-/// taken again, from the memory that was filled (on a GPU, from what it was filled with): what the run starts
-/// from is what was saved.
+/// Fills the targets from the stored pieces. If checksums are known, the checksum of every piece that is read
+/// whole is computed again from the filled memory (on a GPU, from its source in host memory), so that the run
+/// starts from exactly what was saved.
 void fill(const Wish& wish, Context* ctx, bool checksums) {
   for (const NamedTensor& w : wish.targets) {
     SLUICE_CHECK(ctx || w.tensor.device == Device::cpu, "{}: a tensor on a GPU needs a context", w.name);
     const StoredTensor& stored = *wish.stored.find(w.name);
-    // Types below a byte are never converted, and never slices: the checks above leave whole bytes per
-    // element.
+    // Types below one byte are neither converted nor sliced; after the checks above, every element has whole
+    // bytes.
     const int64_t size = safetensors_bits(stored.dtype) / 8;
     const int64_t begin = w.begin * size, end = begin + w.tensor.numel() * size;
     for (const StoredPiece& piece : stored.pieces) {
@@ -173,7 +173,7 @@ void fill(const Wish& wish, Context* ctx, bool checksums) {
       if (!checksums || !whole_piece) continue;
       const void* filled = part.device == Device::cpu ? part.data : data;
       if (checksum(filled, to - from) != piece.xxh3_128)
-        fail(ExitCode::data, "{}: tensor {} was read with another checksum than the manifest's",
+        fail(ExitCode::data, "{}: the checksum of tensor {} as read differs from the manifest's",
              wish.stored.path(piece), w.name);
     }
   }
@@ -212,7 +212,7 @@ void load_weights(const std::string& path, const std::vector<NamedTensor>& weigh
   }
   if (io::exists(path + "/" + kWeights)) return take(StoredTensors(path + "/" + kWeights));
   if (io::exists(path + "/" + kWeightsIndex)) return take(StoredTensors::from_index(path));
-  // The folder of a run, or of its checkpoints.
+  // The folder of a run or of its checkpoints.
   const std::string folder = io::is_directory(path + "/ckpt") ? path + "/ckpt" : path;
   const CheckpointInfo newest = newest_valid_checkpoint(folder);
   if (newest.path.empty())

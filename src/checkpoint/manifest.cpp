@@ -16,8 +16,8 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kFormat = "sluice-checkpoint";
-// 1: whole tensors in model.safetensors and optim.safetensors. 2: several files, slices. What fits 1 is
-// written as 1.
+// Version 1: whole tensors in model.safetensors and optim.safetensors. Version 2: several files, slices.
+// Version 1 is written whenever it suffices.
 constexpr int64_t kVersion = 2;
 constexpr int64_t kMaxManifest = int64_t{256} << 20;
 
@@ -29,7 +29,7 @@ std::string last_line(std::string_view before) {
   return fmt::format("\"xxh3_128\": \"{}\"}}\n", checksum(before));
 }
 
-/// Typed access to a parsed manifest; every surprise is an Error(data) with the file's name.
+/// Typed access to a parsed manifest; any violation is Error(data) with the file name.
 class Reader {
  public:
   explicit Reader(const std::string& path) : path_(path) {}
@@ -156,10 +156,10 @@ Manifest read_manifest_file(const std::string& path) {
   if (file.size() > kMaxManifest) read.refuse("too large");
   const std::string_view text(reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size()));
 
-  // Nothing is parsed before the checksum holds.
+  // The checksum is verified before anything is parsed.
   const size_t newline = text.size() < 2 ? std::string_view::npos : text.rfind('\n', text.size() - 2);
   if (newline == std::string_view::npos || text.substr(newline + 1) != last_line(text.substr(0, newline + 1)))
-    read.refuse("damaged: its checksum does not hold");
+    read.refuse("damaged: its checksum does not match");
 
   const json parsed = parse_strict_json(text, path, 8);
   if (read.text(parsed, "format") != kFormat) read.refuse("not the manifest of a checkpoint");
@@ -177,7 +177,7 @@ Manifest read_manifest_file(const std::string& path) {
     const std::string& name = manifest.files.back().name;
     if (!is_plain_name(name) || name == kManifestName)
       read.refuse(fmt::format("'{}' cannot be a file of a checkpoint", printable(name)));
-    if (!names.insert(name).second) read.refuse(fmt::format("file '{}' stands twice", name));
+    if (!names.insert(name).second) read.refuse(fmt::format("file '{}' is listed twice", name));
   }
   for (const json& t : read.list(parsed, "tensors")) {
     TensorRecord record{read.text(t, "name"),        read.text(t, "dtype"),    {}, read.text(t, "file"),
@@ -192,7 +192,7 @@ Manifest read_manifest_file(const std::string& path) {
         read.refuse(fmt::format("tensor '{}': an empty slice", printable(record.name)));
     }
     if (!names.count(record.file))
-      read.refuse(fmt::format("tensor '{}' lies in no file", printable(record.name)));
+      read.refuse(fmt::format("tensor '{}' is in no file", printable(record.name)));
     manifest.tensors.push_back(std::move(record));
   }
   return manifest;
@@ -211,7 +211,7 @@ io::MappedFile open_verified(const std::string& folder, const Manifest& manifest
   io::MappedFile file = open_recorded(folder, record);
   const std::string& path = file.path();
   if (checksum(file.data(), file.size()) == record.xxh3_128) return file;
-  // Which part is damaged? The length of a tensor is the distance to the next one.
+  // Find the damaged part. The length of a tensor is the distance to the next one.
   std::vector<const TensorRecord*> tensors;
   for (const TensorRecord& t : manifest.tensors)
     if (t.file == record.name) tensors.push_back(&t);
@@ -225,7 +225,7 @@ io::MappedFile open_verified(const std::string& folder, const Manifest& manifest
       damaged += (damaged.empty() ? ": tensor " : ", ") + printable(tensors[i]->entry_name());
     if (damaged.size() > 300) break;
   }
-  fail(ExitCode::data, "{}: damaged: its checksum does not hold{}", path, damaged);
+  fail(ExitCode::data, "{}: damaged: its checksum does not match{}", path, damaged);
 }
 
 }  // namespace sluice

@@ -62,7 +62,8 @@ std::vector<std::string> rotate_checkpoints(const std::string& folder, int64_t k
     if (!good) spdlog::warn("{} is damaged and does not count as a checkpoint to keep", path);
     kept += good;
   }
-  // All renames are durable before the first byte goes: a crash leaves whole checkpoints or litter.
+  // All renames are durable before any data is removed, so a crash leaves only complete checkpoints and
+  // leftovers.
   std::vector<std::string> trash;
   for (const std::string& path : old) {
     trash.push_back(folder + "/" + kTrashPrefix + path.substr(path.rfind('/') + 1));

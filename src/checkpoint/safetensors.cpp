@@ -22,7 +22,7 @@ constexpr int64_t kMaxHeader = int64_t{16} << 20;
 constexpr size_t kMaxTensors = 1'000'000;
 constexpr int64_t kDataAlignment = 64;
 
-/// Bits per element, 0 for an unknown dtype.
+/// Bits per element; 0 for an unknown dtype.
 int64_t bits_of(std::string_view dtype) {
   struct Row {
     std::string_view name;
@@ -37,8 +37,7 @@ int64_t bits_of(std::string_view dtype) {
   return 0;
 }
 
-/// Reads {"name": {"dtype": D, "shape": [..], "data_offsets": [b, e]}, "__metadata__": {"k": "v"}} and
-/// nothing else.
+/// Parses only {"name": {"dtype": D, "shape": [..], "data_offsets": [b, e]}, "__metadata__": {"k": "v"}}.
 class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit HeaderReader(SafetensorsHeader& header) : header_(header) {}
@@ -63,7 +62,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   bool key(string_t& text) override {
     if (where_ == Where::top) {
       if (text == "__metadata__") {
-        if (std::exchange(metadata_seen_, true)) return stop("__metadata__ stands twice");
+        if (std::exchange(metadata_seen_, true)) return stop("__metadata__ occurs twice");
         return to(Where::metadata_open);
       }
       if (header_.entries.size() == kMaxTensors)
@@ -76,7 +75,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     if (where_ == Where::metadata) {
       key_ = std::move(text);
       if (header_.metadata.count(key_))
-        return stop(fmt::format("metadata key '{}' stands twice", printable(key_)));
+        return stop(fmt::format("metadata key '{}' occurs twice", printable(key_)));
       return true;
     }
     const int field = text == "dtype"          ? kDtype
@@ -84,7 +83,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
                       : text == "data_offsets" ? kOffsets
                                                : 0;
     if (!field) return stop(fmt::format("unknown key '{}'", printable(text)));
-    if (seen_ & field) return stop(fmt::format("key '{}' stands twice", text));
+    if (seen_ & field) return stop(fmt::format("key '{}' occurs twice", text));
     seen_ |= field;
     field_ = field;
     return true;
@@ -134,7 +133,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     problem_ = inside ? fmt::format("tensor '{}': {}", printable(entry().name), reason) : reason;
     return false;
   }
-  bool unexpected(const char* what) { return stop(fmt::format("{} where none belongs", what)); }
+  bool unexpected(const char* what) { return stop(fmt::format("unexpected {}", what)); }
 
   SafetensorsHeader& header_;
   Where where_ = Where::start;
@@ -144,14 +143,14 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   std::string key_, problem_;
 };
 
-/// Why dtype, shape and offsets of one entry do not agree; empty if they do.
+/// Empty if dtype, shape and offsets of an entry agree; otherwise what is wrong.
 std::string size_problem(const SafetensorsEntry& entry) {
   const int64_t bits = bits_of(entry.dtype);
   if (!bits) return fmt::format("unknown dtype '{}'", printable(entry.dtype));
   int64_t total = bits;
   for (const int64_t dim : entry.shape)
     if (__builtin_mul_overflow(total, dim, &total)) return "its shape overflows";
-  if (total % 8) return "its bits do not fill bytes";
+  if (total % 8) return "its bits do not fill whole bytes";
   if (entry.end < entry.begin || entry.end - entry.begin != total / 8)
     return fmt::format("data_offsets [{}, {}] do not hold the {} bytes of {}", entry.begin, entry.end,
                        total / 8, describe(entry));
@@ -168,7 +167,7 @@ float half_to_float(uint16_t h) {
 }
 
 template <class T>
-T load(const unsigned char* from) {  // tensors of a foreign file may lie at any address
+T load(const unsigned char* from) {  // tensors in files of other programs may be unaligned
   T value;
   std::memcpy(&value, from, sizeof(T));
   return value;
@@ -220,8 +219,8 @@ SafetensorsHeader parse_safetensors(const unsigned char* file, int64_t bytes, co
     refuse(fmt::format("header of {} bytes in a file of {}", length, bytes));
   const char* text = reinterpret_cast<const char*>(file + 8);
   if (length == 0 || text[0] != '{') refuse("the header does not begin with '{'");
-  // The parser takes a NUL byte for the end of its input.
-  if (std::memchr(text, 0, length)) refuse("the header holds a NUL byte");
+  // The parser treats a NUL byte as the end of input.
+  if (std::memchr(text, 0, length)) refuse("the header contains a NUL byte");
 
   SafetensorsHeader header;
   header.data_begin = 8 + static_cast<int64_t>(length);
@@ -249,7 +248,7 @@ SafetensorsHeader parse_safetensors(const unsigned char* file, int64_t bytes, co
   for (const SafetensorsEntry& entry : entries) names.push_back(entry.name);
   std::sort(names.begin(), names.end());
   if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())
-    refuse(fmt::format("tensor '{}' stands twice", printable(*twice)));
+    refuse(fmt::format("tensor '{}' occurs twice", printable(*twice)));
   return header;
 }
 
@@ -264,7 +263,7 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
 }
 
 std::string make_safetensors_header(std::vector<SafetensorsEntry>& entries) {
-  // Falling element size: every tensor is then aligned to its own elements.
+  // Descending element size aligns every tensor to its elements.
   std::sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
     const int64_t size_a = bits_of(a.dtype), size_b = bits_of(b.dtype);
     return size_a != size_b ? size_a > size_b : a.name < b.name;

@@ -17,7 +17,7 @@
 namespace sluice {
 namespace {
 
-/// A slice that a rank holds.
+/// A slice held by one rank.
 struct Piece {
   uint64_t name, hash;
   int64_t begin, count;
@@ -47,9 +47,9 @@ Lines read_bits(const std::string& path) {
     begin = end + 1;
     if (line.is_object() && line.contains("step") && line["step"].is_number_integer() &&
         line.contains("loss") && line.contains("grad_norm"))
-      lines[line["step"].get<int64_t>()] = line;  // others are torn: a crash, a full disk
+      lines[line["step"].get<int64_t>()] = line;  // other lines are truncated by a crash or a full disk
   }
-  if (lines.empty()) fail(ExitCode::data, "{}: not lines of a bits.log (log.bits)", path);
+  if (lines.empty()) fail(ExitCode::data, "{}: not a bits.log (log.bits)", path);
   return lines;
 }
 
@@ -68,7 +68,7 @@ uint64_t state_hash(Context& ctx, const CheckpointContent& content, Communicator
       mine.push_back(piece_of(ctx, t));
       names[mine.back().name] = t.name;
     }
-  // All to all, of which rank 0 wants its part.
+  // An all-to-all, of which rank 0 uses its part.
   const auto size = static_cast<size_t>(ranks.size());
   const int64_t bytes = std::ssize(mine) * static_cast<int64_t>(sizeof(Piece));
   std::vector<int64_t> all_bytes(size), sent(size, 0), received(size, 0);

@@ -8,7 +8,7 @@
 namespace sluice {
 namespace {
 
-/// Whether it is a whole number that fits, within the bounds.
+/// Whether it is an integer within the bounds.
 bool is_integer(const nlohmann::json& value, int64_t least, int64_t most) {
   if (!value.is_number_integer()) return false;
   if (value.is_number_unsigned() &&

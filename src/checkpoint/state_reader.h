@@ -1,6 +1,6 @@
 #pragma once
-// Fields of a checkpoint's state.json. Its checksum tells damage, not nonsense: every field is checked for
-// type and range before it is believed, and Error(data) names file and field.
+// Fields of a checkpoint's state.json. The checksum detects damage but not wrong content, so every field is
+// checked for type and range, and Error(data) names file and field.
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -13,8 +13,7 @@ class StateReader {
  public:
   static constexpr int64_t kAnyCount = -1;
 
-  /// object: state.json as a whole, or a field of it that is called `field`; file: for messages. Both outlive
-  /// the reader.
+  /// object: state.json, or its field `field`; file: for messages. Both must outlive the reader.
   StateReader(const nlohmann::json& object, std::string file, std::string field = "");
 
   bool has(const std::string& key) const { return object_.contains(key); }

@@ -27,27 +27,27 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// A number that no process has made before.
+/// A number unique to this call over all processes.
 int64_t nonce() {
   return static_cast<int64_t>(::getpid()) * 1'000'000'007 +
          std::chrono::system_clock::now().time_since_epoch().count() % 1'000'000'007;
 }
 
-/// What a rank tells the others before a save begins.
+/// What a rank sends to the others before a save starts.
 struct Offer {
   int64_t step, bytes;
   int64_t has_weights, has_optimizer;
-  int64_t nonce;  // rank 0's: one name for all, that no save before had
+  int64_t nonce;  // of rank 0: makes the name of the staging folder unique
 };
 
-/// Of the files in a folder that others are writing into; about.
+/// Approximate size of the files in a folder into which others are writing.
 int64_t bytes_in(const std::string& folder) {
   int64_t bytes = 0;
   if (!io::is_directory(folder)) return 0;
   for (const std::string& name : io::list_directory(folder)) {
     try {
       bytes += io::file_size(folder + "/" + name);
-    } catch (const io::IoError&) {  // renamed since it was listed
+    } catch (const io::IoError&) {  // renamed after it was listed
     }
   }
   return bytes;
@@ -56,29 +56,31 @@ int64_t bytes_in(const std::string& folder) {
 }  // namespace
 
 struct CheckpointStore::Impl {
-  /// Of this rank's writer.
+  /// State of this rank's writer.
   enum class State : int64_t { idle, writing, done, failed };
 
   std::string folder;
   CheckpointConfig config;
-  Context* ctx = nullptr;  // of tensors on a GPU
+  Context* ctx = nullptr;  // for tensors on a GPU
   std::unique_ptr<Communicator> alone;
   Communicator* ranks = nullptr;
-  std::optional<Arena> memory;        // of the snapshot; absent where live host memory is written
-  std::map<std::string, bool> valid;  // what rotation knows; used by one save at a time
+  std::optional<Arena> memory;        // of the snapshot; absent if live host memory is written directly
+  std::map<std::string, bool> valid;  // validity known to rotation; used by one save at a time
   std::function<void()> guard = [] {};
   std::thread writer;
   std::optional<SaveJob> current;  // the writer's
   RepeatedWarning failures;
-  bool told_of_threads = false;  // that there are none
+  bool warned_of_threads = false;  // that no thread can be started
   Patience patience;
-  bool begun = false,
-       hangs = false;  // a save: is to be concluded; was given up once, with a writer that did not end
+  bool
+      begun = false,
+      hangs =
+          false;  // begun: a save has to be concluded; hangs: it timed out once with its writer still running
 
-  mutable std::mutex mutex;  // guards what follows
+  mutable std::mutex mutex;  // guards the members below
   State state = State::idle;
   int64_t saved_step = -1;
-  std::string error;  // of the last save; of this rank until all ranks have concluded, then theirs
+  std::string error;  // of the last save: this rank's until all ranks have concluded, then the common one
 
   bool leads() const { return ranks->rank() == 0; }
   bool several() const { return ranks->size() > 1; }
@@ -99,8 +101,8 @@ struct CheckpointStore::Impl {
     return state;
   }
 
-  /// Collective. Rank 0 makes and clears the folder. A folder that the others do not see would cost every
-  /// save its whole timeout: they look for one that rank 0 makes there.
+  /// Collective. Rank 0 creates and cleans the folder. If other ranks did not see it, every save would run
+  /// into its timeout, so they look for a probe folder that rank 0 creates there.
   void open_folder() const {
     std::string probe, problem;
     if (leads()) {
@@ -118,11 +120,12 @@ struct CheckpointStore::Impl {
     broadcast_text(*ranks, probe, 0);
     broadcast_text(*ranks, problem, 0);
     if (!problem.empty()) fail(ExitCode::cannot_create, "{}", problem);
-    constexpr double kSeen = 5;  // seconds, after which a network file system shows what is new
+    constexpr double kSeen = 5;  // seconds within which a network file system shows new entries
     for (const double start = now(); !io::exists(probe);) {
       if (now() - start > std::min(kSeen, config.timeout_seconds)) {
         problem = fmt::format(
-            "{} is not what rank 0 has there: checkpoints need a file system that all ranks share", folder);
+            "{} is not the folder that rank 0 sees: checkpoints need a file system shared by all ranks",
+            folder);
         break;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -132,7 +135,7 @@ struct CheckpointStore::Impl {
     if (!problem.empty()) fail(ExitCode::usage, "{}", problem);
   }
 
-  /// What went wrong with a save; rank 0 says it.
+  /// Reports a failed save; rank 0 logs it.
   void failed(int64_t step, const std::string& problem) {
     set_error(fmt::format("checkpoint of step {}: {}", step, problem));
     if (leads())
@@ -150,7 +153,7 @@ struct CheckpointStore::Impl {
     }
   }
 
-  /// This rank's share of a save; whatever goes wrong becomes a warning.
+  /// This rank's part of a save; any failure becomes a warning.
   void run() {
     try {
       if (leads()) {
@@ -166,7 +169,7 @@ struct CheckpointStore::Impl {
       set_state(State::done);
     } catch (const std::exception&) {
       const std::string problem = caught_error().what();
-      // Rank 0 tells how the save went; a follower's own problem is heard where rank 0 did not hear of it.
+      // Rank 0 reports the outcome; another rank's problem is reported only if rank 0 does not know it.
       if (leads())
         failed(current->step, problem);
       else
@@ -178,9 +181,9 @@ struct CheckpointStore::Impl {
   void lead() {
     guard();
     const std::string final_path = folder + "/" + step_folder_name(current->step);
-    io::make_directories(folder);  // it may have been removed meanwhile
+    io::make_directories(folder);  // it may have been removed in the meantime
     remove_litter(folder, current->staging.substr(folder.size() +
-                                                  1));  // of a save that failed; other ranks may have begun
+                                                  1));  // of a failed save; other ranks may have started
     check_space();
     try {
       Manifest manifest = collect_parts(*current, write_files(*current), patience);
@@ -191,7 +194,7 @@ struct CheckpointStore::Impl {
       const auto* file = dynamic_cast<const io::IoError*>(&problem);
       const bool full = file && (file->error_number() == ENOSPC || file->error_number() == EDQUOT);
       const int64_t available =
-          full && io::exists(folder) ? io::free_bytes(folder) : 0;  // before there is more again
+          full && io::exists(folder) ? io::free_bytes(folder) : 0;  // before leftovers are removed
       remove_staging();
       if (full) fail(file->code(), "{}; {}", file->what(), space_text(current->all_bytes, available));
       throw;
@@ -209,7 +212,7 @@ struct CheckpointStore::Impl {
     try {
       io::remove_tree(current->staging);
     } catch (const Error& leftover) {
-      // Where other ranks are still writing into it, the next save removes it.
+      // If other ranks are still writing into it, the next save removes it.
       if (!several()) spdlog::warn("left by a failed save: {}", leftover.what());
     }
   }
@@ -222,15 +225,15 @@ struct CheckpointStore::Impl {
   void check_space() const {
     int64_t need = kSpareBytes + current->all_bytes;
     if (several())
-      need -=
-          bytes_in(current->staging);  // what other ranks have written is neither needed any more, nor free
+      need -= bytes_in(
+          current->staging);  // files of other ranks are no longer needed, but their space is not free yet
     const int64_t available = io::free_bytes(folder);
     if (available < need)
       fail(ExitCode::cannot_create, "not enough space in {}: {}", folder, space_text(need, available));
   }
 
-  /// After the checkpoint is durable: the hint for people, and the old ones. A failure here costs nothing but
-  /// space.
+  /// After the checkpoint is durable: updates LATEST, a hint for people, and removes old checkpoints. A
+  /// failure here only wastes space.
   void tidy(const std::string& newest) {
     try {
       guard();
@@ -243,7 +246,7 @@ struct CheckpointStore::Impl {
     }
   }
 
-  /// Collective. Agrees on one job, or on why there is none.
+  /// Collective. All ranks agree on one job, or on the reason why there is none.
   std::optional<SaveJob> agree_on_job(const CheckpointContent& content, bool keep_all) {
     SaveJob job;
     std::string problem;
@@ -289,7 +292,7 @@ struct CheckpointStore::Impl {
     return job;
   }
 
-  /// Numbered among the ranks that have something; where none has, rank 0 writes an empty file.
+  /// File numbers count only ranks with data; if there are none, rank 0 writes an empty file.
   std::string my_file(const char* kind, std::vector<Offer>& offers, int64_t Offer::*has) const {
     int count = 0, before = 0;
     for (size_t r = 0; r < offers.size(); ++r) {
@@ -300,13 +303,12 @@ struct CheckpointStore::Impl {
     return offers[static_cast<size_t>(ranks->rank())].*has ? shard_name(kind, before, count) : "";
   }
 
-  /// Collective. Waits until no rank writes any more, and tells all how it went: as rank 0 says. False where
-  /// a writer hangs.
+  /// Collective. Waits until no rank is writing, then broadcasts rank 0's outcome. Returns false if a writer
+  /// hangs.
   bool conclude() {
     if (!begun) return true;
     const double start = now();
-    int failed_first =
-        -1;  // of the others: those that fail behind it may do so because rank 0 has cleared up
+    int failed_first = -1;  // of the other ranks; later failures may be caused by rank 0's cleanup
     for (auto pause = std::chrono::milliseconds(1);;
          pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
       struct Look {
@@ -334,7 +336,7 @@ struct CheckpointStore::Impl {
     if (!several()) return true;
     const std::string problem = first_problem(*ranks, ranks->rank() == failed_first ? last_error() : "");
     std::string verdict = last_error();
-    // A follower that could not even leave its reason in the folder gives it here.
+    // A rank that could not write its reason to the folder sends it here.
     if (leads() && get_state() == State::failed && !problem.empty() &&
         verdict.find(problem) == std::string::npos) {
       spdlog::warn("{}", problem);
@@ -361,15 +363,15 @@ struct CheckpointStore::Impl {
     patience.seconds = config.timeout_seconds;
     set_state(State::writing);
     if (!config.async && !several()) return run();
-    // With several ranks in a thread even when training waits for it: the ranks have to talk meanwhile.
+    // With several ranks the writer always has a thread, because the ranks must communicate while it runs.
     std::string problem;
     if (start_thread(
             writer, [this] { run(); }, problem))
       return;
-    if (!told_of_threads)
-      spdlog::warn("checkpoints: {}; training waits while they are written (said once)", problem);
-    told_of_threads = true;
-    // No rank waits for another's answer in here: rank 0 waits for files, the others for nothing.
+    if (!warned_of_threads)
+      spdlog::warn("checkpoints: {}; training waits while they are written (reported once)", problem);
+    warned_of_threads = true;
+    // No rank waits for a message here: rank 0 waits for files, the others for nothing.
     run();
   }
 };
@@ -392,8 +394,7 @@ CheckpointStore::CheckpointStore(std::string folder, const CheckpointConfig& con
 }
 
 CheckpointStore::~CheckpointStore() {
-  // Nobody agrees on anything here. Where other ranks are gone, their parts never come: not worth a long
-  // wait.
+  // No collective here: other ranks may be gone, so their parts may never arrive, and the wait is short.
   constexpr double kLeaving = 10;
   if (impl_->patience.seconds > kLeaving) impl_->patience.seconds = kLeaving;
   if (impl_->writer.joinable()) impl_->writer.join();
@@ -408,7 +409,7 @@ void CheckpointStore::move(const std::string& folder) {
 
 void CheckpointStore::save(const CheckpointContent& content, bool keep_all) {
   if (!impl_->conclude()) {
-    impl_->failed(content.step, "the save before it has not ended: a rank's files are still being written");
+    impl_->failed(content.step, "the previous save has not ended: a rank's files are still being written");
     return;
   }
   impl_->set_error("");

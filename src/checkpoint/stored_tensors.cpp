@@ -13,7 +13,7 @@
 namespace sluice {
 namespace {
 
-/// The piece that a record of a manifest is; refuses what does not lie within whole and file.
+/// The piece that a manifest record describes. Refuses one outside the bounds of its tensor or file.
 StoredPiece piece_of(const std::string& folder, const TensorRecord& t, const FileRecord& file, size_t index) {
   const auto refuse = [&](const char* reason) {
     fail(ExitCode::data, "{}/{}: tensor '{}': {}", folder, kManifestName, printable(t.name), reason);
@@ -24,16 +24,16 @@ StoredPiece piece_of(const std::string& folder, const TensorRecord& t, const Fil
   if (t.is_slice()) {
     const int64_t bits = safetensors_bits(t.dtype);
     if (bits % 8 != 0) refuse("a slice of a type below a byte");
-    if (t.begin < 0 || t.end > *whole / (bits / 8)) refuse("its slice does not lie within its shape");
+    if (t.begin < 0 || t.end > *whole / (bits / 8)) refuse("its slice is outside its shape");
     piece.begin = t.begin * (bits / 8);
     piece.end = t.end * (bits / 8);
   }
   if (t.offset < 0 || t.offset > file.bytes || piece.end - piece.begin > file.bytes - t.offset)
-    refuse("it does not lie within its file");
+    refuse("it is outside its file");
   return piece;
 }
 
-/// Sorts the pieces and finds out whether they are the whole.
+/// Sorts the pieces and checks that they cover the whole tensor.
 void tile(StoredTensor& t) {
   const auto by_begin = [](const StoredPiece& a, const StoredPiece& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
@@ -47,7 +47,7 @@ void tile(StoredTensor& t) {
       t.problem = fmt::format("elements [{}, {}) of {} are in no file", covered / size, piece.begin / size,
                               t.describe());
     else if (piece.begin < covered || (t.bytes == 0 && &piece != &t.pieces.front()))
-      t.problem = fmt::format("elements from {} on of {} are there twice", piece.begin / size, t.describe());
+      t.problem = fmt::format("elements from {} on of {} are stored twice", piece.begin / size, t.describe());
     if (!t.problem.empty()) return;
     covered = piece.end;
   }
@@ -116,7 +116,8 @@ StoredTensors StoredTensors::from_index(const std::string& folder) {
     const SafetensorsFile shard(folder + "/" + file, false);
     for (const std::string& name : names)
       if (!shard.find(name))
-        fail(ExitCode::data, "{}: no tensor '{}', which the index promises", shard.path(), printable(name));
+        fail(ExitCode::data, "{}: no tensor '{}', although the index lists it", shard.path(),
+             printable(name));
     for (const SafetensorsEntry& entry : shard.entries())
       if (!names.count(entry.name))
         fail(ExitCode::data, "{}: tensor '{}' is not in the index", shard.path(), printable(entry.name));
@@ -126,13 +127,13 @@ StoredTensors StoredTensors::from_index(const std::string& folder) {
   return all;
 }
 
-/// The header was read; the data is mapped again when it is wanted.
+/// Only the header is read here; the data is mapped when it is needed.
 void StoredTensors::add(const SafetensorsFile& file, bool follow_links) {
   files_.push_back({file.path(), {}, {"", file.file().size(), ""}, follow_links});
   for (const SafetensorsEntry& entry : file.entries()) {
     StoredTensor& whole = tensors_[entry.name];
     if (!whole.pieces.empty())
-      fail(ExitCode::data, "{}: tensor '{}' lies in another shard, too", file.path(), printable(entry.name));
+      fail(ExitCode::data, "{}: tensor '{}' is also in another shard", file.path(), printable(entry.name));
     const int64_t bytes = entry.end - entry.begin;
     const int64_t offset = file.bytes(entry) - file.file().data();
     whole = {entry.name, entry.dtype, entry.shape, bytes, {{0, bytes, files_.size() - 1, offset, ""}}, ""};
@@ -158,7 +159,7 @@ const unsigned char* StoredTensors::data(const StoredPiece& piece) {
     } else {
       file.mapped = io::MappedFile(file.path, file.follow_links);
       if (file.mapped->size() != file.record.bytes)
-        fail(ExitCode::data, "{}: it changes while it is read", file.path);
+        fail(ExitCode::data, "{}: the file changed while it was read", file.path);
     }
   }
   return file.mapped->data() + piece.offset;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMaxLines = 60;
 
-/// Which model keys the dimensions of a tensor are, by the end of its name. The first that fits counts.
+/// The model keys that give the dimensions of a tensor, by the end of its name. The first match decides.
 constexpr struct {
   std::string_view ending;
   std::array<std::string_view, 2> keys;
@@ -43,7 +43,7 @@ constexpr struct {
     {"model.norm.weight", {"hidden_size", ""}},
 };
 
-/// Why a tensor is likely missing, or too much: by a part of its name.
+/// The likely reason why a tensor is missing or unexpected, by a part of its name.
 constexpr struct {
   std::string_view part, missing, unexpected;
 } kReasons[] = {
@@ -52,14 +52,14 @@ constexpr struct {
     {"switch.weight", "model.attention.switch_heads has a router",
      "switch heads: model.attention.switch_heads"},
     {"self_attn.gate", "the configuration has a gate: model.attention.gates",
-     "a gate that the configuration has not: model.attention.gates"},
+     "a gate that the configuration lacks: model.attention.gates"},
     {"_gate", "the configuration has a gate: model.attention.gates, model.moe.shared_expert_gate",
-     "a gate that the configuration has not: model.attention.gates, model.moe.shared_expert_gate"},
+     "a gate that the configuration lacks: model.attention.gates, model.moe.shared_expert_gate"},
     {"q_norm", "model.qk_norm", "model.qk_norm"},
     {"k_norm", "model.qk_norm", "model.qk_norm"},
     {"o_norm", "model.attention.output_norm", "model.attention.output_norm"},
     {"branch_layernorm", "model.norm_placement", "model.norm_placement"},
-    {"feedforward_layernorm", "", "norms around the branches, of another model type"},
+    {"feedforward_layernorm", "", "norms around the branches, from another model type"},
     {"embed_norm", "model.embedding_norm", "model.embedding_norm"},
     {"sinks", "model.attention.kind", "model.attention.kind"},
     {"lm_head", "model.tie_word_embeddings", "model.tie_word_embeddings"},
@@ -67,14 +67,14 @@ constexpr struct {
      "model.moe.shared_expert_intermediate_size"},
     {"experts", "model.moe", "model.moe"},
     {"mlp.gate.weight", "model.moe.num_experts", "model.moe.num_experts"},
-    {".bias", "", "biases, which no model has here"},
+    {".bias", "", "biases, which Sluice's models do not have"},
     {"qweight", "", "quantised weights, which are not read"},
     {"qzeros", "", "quantised weights, which are not read"},
     {"scale", "", "quantised weights, which are not read"},
 };
 
-/// A name whose numbers are taken out: "model.layers.*.mlp.experts.*.up_proj.weight", and the first two of
-/// them.
+/// A name with its numbers replaced, "model.layers.*.mlp.experts.*.up_proj.weight", and the first two
+/// numbers.
 struct Pattern {
   std::string text;
   std::vector<std::string> numbers;
@@ -103,7 +103,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("({})", fmt::join(shape, ", "));
 }
 
-/// "missing: self_attn.gate_proj.weight in 12 layers, (32, 16)", with what it may come from.
+/// "missing: self_attn.gate_proj.weight in 12 layers, (32, 16)", with the likely reason.
 template <class List>
 void add_groups(const char* what, const List& tensors, std::vector<std::string>& lines) {
   std::vector<std::string> order;
@@ -155,13 +155,12 @@ int64_t number_after(std::string_view name, std::string_view before) {
   return number;
 }
 
-/// Where tensors of all layers beyond some are missing, or too many, the number of layers differs; likewise
-/// of experts. Takes them out of the lists.
+/// If all layers beyond some number are missing or unexpected, the number of layers differs; likewise for
+/// experts. Removes these tensors from the lists.
 template <class List>
 void take_out_beyond(std::string_view before, const char* key, const std::string& source, List& missing,
                      List& unexpected, std::vector<std::string>& lines) {
-  // A number that lacks what another has is not beyond: only whole tails count, so one list must have none of
-  // them.
+  // Only complete tails count: one of the two lists must have none of these layers.
   const auto range = [&](const List& list) {
     int64_t least = -1, most = -1;
     for (const auto& t : list)
@@ -177,14 +176,14 @@ void take_out_beyond(std::string_view before, const char* key, const std::string
   if (!fewer && !more) return;
   List& list = fewer ? missing : unexpected;
   const int64_t first = fewer ? first_missing : first_extra, last = fewer ? last_missing : last_extra;
-  // A tail has what any layer has: its kinds are those of its first.
+  // The tail of a model repeats the kinds of tensors of its first layer.
   std::set<std::string> kinds_of_first, kinds_of_last;
   for (const auto& t : list) {
     const int64_t n = number_after(t.name, before);
     if (n == first) kinds_of_first.insert(pattern_of(t.name).text);
     if (n == last) kinds_of_last.insert(pattern_of(t.name).text);
   }
-  constexpr size_t kLeastKinds = 3;  // one kind alone in the later layers is a choice of layers
+  constexpr size_t kLeastKinds = 3;  // a single kind in the later layers is a choice of layers
   if (kinds_of_first.size() < kLeastKinds || kinds_of_last.size() < kLeastKinds) return;
   lines.push_back(fmt::format("{}: {} {}, configuration {}", key, source, fewer ? first : last + 1,
                               fewer ? last + 1 : first));

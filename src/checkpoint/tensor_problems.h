@@ -1,6 +1,6 @@
 #pragma once
-// What is wrong with the tensors of a file or folder, summed up: a model of another width is told in a line,
-// not in one for every tensor.
+// Summarises the problems of the tensors in a file or folder: a model of another width is reported in one
+// line, not in one per tensor.
 #include <string>
 #include <vector>
 
@@ -19,11 +19,11 @@ class TensorProblems {
   void other(std::string line) { others_.push_back(std::move(line)); }
 
   bool empty() const { return count() == 0; }
-  /// Tensors that are concerned.
+  /// Number of affected tensors.
   size_t count() const { return missing_.size() + unexpected_.size() + shapes_.size() + others_.size(); }
-  /// A line each for: sizes of the model that differ ("hidden_size: folder 96, configuration 128"), tensors
-  /// of one name in several layers, and what is left. `source`: how the place where tensors are stored is
-  /// called.
+  /// One line for each model size that differs ("hidden_size: folder 96, configuration 128"), for each tensor
+  /// name over all its layers, and for each remaining problem. `source`: what to call the place where the
+  /// tensors are stored.
   std::vector<std::string> lines(const std::string& source) const;
 
  private:

@@ -1,4 +1,4 @@
-// Is a checkpoint whole? Every byte against the manifest, shared out over the ranks that ask together.
+// Verifies every byte of a checkpoint against its manifest. The ranks that verify together divide the files.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ std::string text_of(const io::MappedFile& file) {
   return std::string(reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size()));
 }
 
-/// The manifest and the header of a file must tell the same story.
+/// Checks that the header of a file agrees with the manifest.
 void compare_tensors(const std::string& path, const SafetensorsHeader& header, const Manifest& manifest,
                      const std::string& file) {
   std::map<std::string, const TensorRecord*> records;
@@ -41,11 +41,12 @@ void compare_tensors(const std::string& path, const SafetensorsHeader& header, c
     const TensorRecord* t = found == records.end() ? nullptr : found->second;
     if (!t || t->dtype != entry.dtype || t->entry_shape() != entry.shape ||
         t->offset != header.data_begin + entry.begin)
-      fail(ExitCode::data, "{}: tensor '{}' is not the one in the manifest", path, printable(entry.name));
+      fail(ExitCode::data, "{}: tensor '{}' differs from the one in the manifest", path,
+           printable(entry.name));
   }
 }
 
-/// The index that other programs read shards by must tell what the manifest does.
+/// Checks that the index, by which other programs find shards, agrees with the manifest.
 void compare_index(const io::MappedFile& file, const Manifest& manifest) {
   nlohmann::json map = nlohmann::json::object();
   for (const TensorRecord& t : manifest.tensors)
@@ -55,7 +56,7 @@ void compare_index(const io::MappedFile& file, const Manifest& manifest) {
     fail(ExitCode::data, "{}: its weight_map is not what the manifest says", file.path());
 }
 
-/// Which rank hashes which file: the largest first, each to the rank that has least so far.
+/// Assigns files to ranks for hashing: largest first, each to the least loaded rank.
 std::vector<int> share_files(const std::vector<FileRecord>& files, int ranks) {
   std::vector<size_t> order(files.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -71,7 +72,7 @@ std::vector<int> share_files(const std::vector<FileRecord>& files, int ranks) {
   return owner;
 }
 
-/// The copy of the tokenizer must be the one that the training state names.
+/// Checks that the copy of the tokenizer is the one that the training state names.
 void compare_tokenizer(const std::string& path, const FileRecord& copy, const nlohmann::json& state) {
   const auto named = state.is_object() ? state.find("tokenizer_fingerprint") : state.end();
   const std::string trained =
@@ -126,7 +127,7 @@ CheckpointInfo verify_share(const std::string& path, int rank, int ranks) {
   return info;
 }
 
-/// All ranks see one file system, or nothing that follows makes sense.
+/// Checks that all ranks see the same file system.
 void require_same_manifest(const std::string& path, Communicator& ranks) {
   struct Seen {
     char checksum[32];
@@ -135,7 +136,7 @@ void require_same_manifest(const std::string& path, Communicator& ranks) {
   std::string text;
   try {
     text = checksum(io::read_file(path + "/" + kManifestName));
-  } catch (const Error&) {  // gone since it was verified: told below, on all ranks
+  } catch (const Error&) {  // removed after it was verified: reported below, on all ranks
   }
   std::copy_n(text.begin(), std::min(text.size(), sizeof(mine.checksum)), mine.checksum);
   std::vector<Seen> all(static_cast<size_t>(ranks.size()));
@@ -168,7 +169,7 @@ CheckpointInfo verify_checkpoint(const std::string& path, Communicator* ranks) {
   try {
     info = verify_share(path, rank, size);
   } catch (const io::IoError& error) {
-    problem = error.what();  // unreadable is damaged
+    problem = error.what();  // unreadable counts as damaged
   } catch (const Error& error) {
     problem = error.what();
     code = error.code();
@@ -184,7 +185,7 @@ CheckpointInfo verify_checkpoint(const std::string& path, Communicator* ranks) {
 
 CheckpointInfo newest_valid_checkpoint(const std::string& folder, Communicator* ranks) {
   const bool several = ranks && ranks->size() > 1, leads = !several || ranks->rank() == 0;
-  // Rank 0 says which there are: a listing may be older elsewhere.
+  // Rank 0 lists the checkpoints; a listing on another rank may be stale.
   std::vector<std::string> all;
   std::string names, first;
   if (leads) {
@@ -209,8 +210,8 @@ CheckpointInfo newest_valid_checkpoint(const std::string& folder, Communicator* 
       if (!link.empty()) fail(ExitCode::data, "{}", link);
       return verify_checkpoint(path, ranks);
     } catch (const Error& error) {
-      if (error.code() == ExitCode::hang) throw;  // a rank was lost, which says nothing of the checkpoint
-      if (leads) spdlog::warn("checkpoint passed over: {}", error.what());
+      if (error.code() == ExitCode::hang) throw;  // a lost rank says nothing about the checkpoint
+      if (leads) spdlog::warn("checkpoint skipped: {}", error.what());
       if (first.empty()) first = error.what();
     }
   }

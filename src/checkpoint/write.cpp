@@ -61,7 +61,7 @@ int64_t numel_of(const std::vector<int64_t>& shape) {
   return n;
 }
 
-/// Writes one file and what the manifest says about it; checksums are those of memory.
+/// Writes one file and its manifest entries, with checksums of the memory.
 class FileWriter {
  public:
   FileWriter(const std::string& folder, const std::string& name)
@@ -119,7 +119,8 @@ void write_tensors(const SaveJob& job, const std::string& name, std::vector<Save
 std::string part_name(int rank) { return fmt::format("part-{:05}.json", rank); }
 std::string failure_name(int rank) { return fmt::format("failed-{:05}.txt", rank); }
 
-/// Weights, then optimizer state, each by the number of its file, then the rest: the same whoever came first.
+/// Weights, then optimizer state, each by file number, then other files: the order does not depend on which
+/// rank came first.
 void put_in_order(Manifest& manifest) {
   const auto key = [](const std::string& file) {
     const int kind = is_shard_of(file, kWeightsKind) ? 0 : is_shard_of(file, kOptimizerKind) ? 1 : 2;
@@ -135,7 +136,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// What Hugging Face finds the shards by.
+/// The index by which Hugging Face finds the shards.
 std::string weights_index(const Manifest& manifest) {
   nlohmann::json map = nlohmann::json::object();
   int64_t bytes = 0;
@@ -164,7 +165,7 @@ std::vector<SaveItem> take_items(const std::vector<NamedTensor>& tensors, bool s
     check_slice(t);
     SLUICE_CHECK(slices_allowed || !is_slice(t), "checkpoint: {} is written whole, for other programs",
                  t.name);
-    if (is_slice(t) && t.tensor.numel() == 0) continue;  // this rank's share of a small tensor
+    if (is_slice(t) && t.tensor.numel() == 0) continue;  // an empty share of a small tensor
     SaveItem& item = items.emplace_back();
     item.record.name = t.name;
     item.record.dtype = safetensors_dtype(t.tensor.dtype);
@@ -212,8 +213,8 @@ Manifest write_files(SaveJob& job) {
   return manifest;
 }
 
-/// Atomic, but the folder is not synced here: rank 0 does that, once, for all that lies in it, and may have
-/// renamed it by now.
+/// Atomic, but without syncing the folder: rank 0 does this once for all files, and may already have renamed
+/// it.
 void write_part(const SaveJob& job, const Manifest& part) {
   const std::string name = part_name(job.rank), temporary = name + ".tmp", text = part.text();
   FileWriter file(job.staging, temporary);
@@ -226,7 +227,7 @@ void write_failure(const SaveJob& job, const std::string& reason) {
   try {
     if (io::is_directory(job.staging))
       io::write_file_atomic(job.staging + "/" + failure_name(job.rank), reason);
-  } catch (const Error&) {  // rank 0 learns it when the ranks next talk, or when its patience ends
+  } catch (const Error&) {  // rank 0 learns it at the next communication or by its timeout
   }
 }
 
@@ -237,7 +238,7 @@ Manifest collect_parts(const SaveJob& job, Manifest mine, const Patience& patien
   double last = now();
   for (auto pause = std::chrono::milliseconds(1); !missing.empty();
        pause = std::min(pause * 2, std::chrono::milliseconds(100))) {
-    const bool ended = patience.ended;  // before looking: what was there when it ended counts
+    const bool ended = patience.ended;  // read before looking, so that parts present at the end are counted
     const std::vector<std::string> names = io::list_directory(job.staging);
     const auto there = [&](const std::string& name) {
       return std::binary_search(names.begin(), names.end(), name);
@@ -267,7 +268,7 @@ Manifest collect_parts(const SaveJob& job, Manifest mine, const Patience& patien
   }
   put_in_order(mine);
   if (const auto problems = coverage_problems(mine); !problems.empty())
-    fail(ExitCode::internal, "what the ranks have written is not every tensor exactly once: {}",
+    fail(ExitCode::internal, "the ranks' parts do not contain every tensor exactly once: {}",
          fmt::join(problems, "; "));
   return mine;
 }
@@ -276,7 +277,7 @@ void finish_staging(const SaveJob& job, Manifest& manifest) {
   const auto shards = std::count_if(manifest.files.begin(), manifest.files.end(),
                                     [](const FileRecord& f) { return is_shard_of(f.name, kWeightsKind); });
   if (shards > 1) write_text(job, kWeightsIndex, weights_index(manifest), manifest);
-  if (job.ranks > 1)  // parts, which the manifest replaces
+  if (job.ranks > 1)  // remove the parts, which the manifest replaces
     for (const std::string& name : io::list_directory(job.staging))
       if (!manifest.file(name)) io::remove_file(job.staging + "/" + name);
   const std::string text = manifest.text();
@@ -286,8 +287,8 @@ void finish_staging(const SaveJob& job, Manifest& manifest) {
   io::fsync_directory(job.staging);
 }
 
-/// One of the same step (damaged, or of a branch that was left) is swapped out in one move, so that there is
-/// no moment without either; only where the file system knows no swap, it goes first.
+/// An old checkpoint of the same step (damaged, or from an abandoned branch) is swapped out atomically, so
+/// that one of the two always exists. Only if the file system cannot swap, it is removed first.
 void publish(const SaveJob& job, const std::string& final_path) {
   if (!io::exists(final_path) && !io::is_link(final_path)) {
     io::rename(job.staging, final_path);

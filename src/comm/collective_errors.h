@@ -1,5 +1,5 @@
 #pragma once
-// What ranks tell each other in words: the same outcome on all.
+// Errors and texts that ranks exchange so that all of them reach the same outcome.
 #include <string>
 #include <vector>
 
@@ -7,23 +7,23 @@
 
 namespace sluice {
 
-/// Thrown by all ranks at the same place, so that they can still do something together, such as saving.
+/// Thrown by all ranks at the same point, so that they can still act together, for example save.
 class SharedError : public Error {
  public:
   using Error::Error;
 };
 
-/// Collective. The text of root, on every rank.
+/// Collective. Returns root's text on every rank.
 void broadcast_text(Communicator& ranks, std::string& text, int root);
-/// Collective. Empty where no rank has a problem; else that of the lowest rank that has one, on every rank,
-/// behind "rank 3: " where there are several ranks.
+/// Collective. Returns, on every rank, the problem of the lowest rank that has one, prefixed with "rank 3: "
+/// if there are several ranks; empty if no rank has a problem.
 std::string first_problem(Communicator& ranks, const std::string& mine);
-/// Collective. The host of every rank.
+/// Collective. Returns the host name of every rank.
 std::vector<std::string> host_names(Communicator& ranks);
 
-/// "0-3, 8": numbers of ranks, in order.
+/// "0-3, 8": ranks in ascending order.
 std::string rank_ranges(const std::vector<int>& ranks);
-/// "ranks 0-3, 8 (hosts a, b)"; hosts: of every rank.
+/// "ranks 0-3, 8 (hosts a, b)"; hosts: the host of every rank.
 std::string rank_text(const std::vector<int>& ranks, const std::vector<std::string>& hosts);
 
 }  // namespace sluice

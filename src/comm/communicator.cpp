@@ -8,7 +8,7 @@ namespace sluice {
 class Communicator::Operation {
  public:
   Operation(Communicator& ranks, const char* name, int64_t bytes) : ranks_(ranks) {
-    // What it was split off from is busy, too: a watchdog looks at the world alone.
+    // The parent communicator is marked busy too, because a watchdog observes only the world.
     for (Communicator* c = &ranks; c; c = c->parent_) {
       CommProgress& progress = c->progress_;
       progress.since_ns = now();

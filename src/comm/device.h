@@ -1,5 +1,5 @@
 #pragma once
-// The ranks of a communicator, for memory of their GPUs.
+// A communicator for GPU memory.
 #include <memory>
 #include <string>
 
@@ -8,29 +8,29 @@
 
 namespace sluice {
 
-/// How bytes of a GPU reach another rank's.
+/// How bytes travel from one rank's GPU to another's.
 enum class DeviceTransport : uint8_t {
-  automatic,  // nccl where every rank has a GPU of its own and this program has NCCL, otherwise host
-  nccl,       // from GPU to GPU
-  host        // through pinned host memory and the host's communicator: several ranks may share a GPU
+  automatic,  // nccl if every rank has its own GPU and this program has NCCL, otherwise host
+  nccl,       // directly between GPUs
+  host        // through pinned host memory and the host communicator; several ranks may share a GPU
 };
 
 struct DeviceRanksOptions {
   DeviceTransport transport = DeviceTransport::automatic;
-  /// NCCL: an operation that takes longer is given up, Error(hang). A backstop behind the watchdog, which
-  /// names who is to blame; 0: never.
+  /// NCCL: an operation that takes longer is aborted with Error(hang). This is a fallback for the watchdog,
+  /// which names the rank responsible; 0: never.
   double timeout_seconds = 0;
 };
 
-/// Collective over inner, which outlives it and whose abort() is its abort(). Operations take memory of ctx's
-/// device, begin after the ops of ctx and are done when they return, but for barrier(), which waits for the
-/// ranks and not for their GPUs. One thread at a time may use it, inner and ctx. name(): "nccl", or "host"
-/// behind which inner's name stands. Error(usage) where NCCL is asked for and not in this program, or ranks
-/// share a GPU; Error(hang) for what NCCL reports.
+/// Collective over inner, which must outlive the result and handles its abort(). Operations take memory of
+/// ctx's device, start after the ops of ctx and are complete when they return, except barrier(), which waits
+/// for the ranks and not for their GPUs. Only one thread at a time may use it, inner and ctx. name() is
+/// "nccl", or "host" followed by inner's name. Error(usage) if NCCL is requested but this program lacks it or
+/// ranks share a GPU; Error(hang) for errors that NCCL reports.
 std::unique_ptr<Communicator> make_device_communicator(Communicator& inner, Context& ctx,
                                                        const DeviceRanksOptions& options);
 
-/// "2.28.3"; empty where this program has no NCCL.
+/// "2.28.3"; empty if this program has no NCCL.
 std::string nccl_version();
 
 }  // namespace sluice

@@ -22,14 +22,14 @@ class Dry : public Communicator {
   void do_receive(void*, int64_t, int) override { refuse("receive"); }
   std::unique_ptr<Communicator> do_split(int, int) override {
     refuse("split");
-  }  // what the others say is not known
+  }  // the values of the other ranks are unknown
   std::unique_ptr<Communicator> do_axis(int stride, int size) override {
     return make_dry_communicator(rank_ / stride % size, size);
   }
 
  private:
   [[noreturn]] void refuse(const char* operation) const {
-    fail(ExitCode::internal, "{}: rank {} of {} is only planned; a dry run moves nothing", operation, rank_,
+    fail(ExitCode::internal, "{}: rank {} of {} does not exist; a dry run moves nothing", operation, rank_,
          size_);
   }
 

@@ -11,7 +11,7 @@
 #include "comm/start_limit.h"
 
 #if defined(SLUICE_HAS_MPI)
-#define OMPI_SKIP_MPICXX 1  // not the C++ bindings, which nobody compiles without warnings
+#define OMPI_SKIP_MPICXX 1  // without the C++ bindings, which cause warnings
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #if defined(__linux__)
@@ -29,7 +29,7 @@ LauncherSize launcher_size() {
                                        Names{"PMI_SIZE", "PMI_RANK"}, Names{"SLURM_NTASKS", "SLURM_PROCID"}})
     if (const char* text = std::getenv(variable)) {
       const char* place = std::getenv(rank);
-      // In a batch script, outside of srun, Slurm's variables are there too, rank 0 among them; but no step.
+      // In a batch script outside srun, Slurm's variables (also rank 0) are set, but no step.
       if (std::strcmp(variable, "SLURM_NTASKS") == 0 && (!place || !std::getenv("SLURM_STEP_ID"))) continue;
       int local_rank = 0;
       for (const char* local :
@@ -47,7 +47,7 @@ LauncherSize launcher_size() {
 #if defined(SLUICE_HAS_MPI)
 namespace {
 
-/// Bytes of one message at most: MPI counts are int. SLUICE_MPI_MAX_COUNT lowers it, for tests.
+/// Largest message in bytes, because MPI counts are int. SLUICE_MPI_MAX_COUNT lowers it, for tests.
 int64_t max_count() {
   static const int64_t count = [] {
     const char* text = std::getenv("SLUICE_MPI_MAX_COUNT");
@@ -58,7 +58,8 @@ int64_t max_count() {
 }
 
 constexpr const char* kAskForPmix =
-    "Under srun, ask for PMIx (srun --mpi=pmix; `srun --mpi=list` shows what there is), or start with mpirun "
+    "Under srun, request PMIx (srun --mpi=pmix; `srun --mpi=list` lists the available kinds), or start with "
+    "mpirun "
     "inside sbatch\n"
     "(configs/launch/slurm_mpirun.sbatch)";
 
@@ -153,7 +154,7 @@ class Mpi : public Communicator {
     return static_cast<int>(std::min(max_count(), bytes - done));
   }
 
-  /// Pairs of messages with every other rank, at the given offsets, in pieces.
+  /// Exchanges messages with every other rank, at the given offsets, in pieces.
   void exchange(void* received, const std::vector<int64_t>& from, const std::vector<int64_t>& received_bytes,
                 const void* sent, const std::vector<int64_t>& to, const std::vector<int64_t>& sent_bytes) {
     std::vector<MPI_Request> requests;
@@ -202,17 +203,16 @@ std::unique_ptr<Communicator> make_world(double limit_seconds) {
   const LauncherSize launcher = launcher_size();
   if (launcher.size == 0) return make_local_communicator();
 #if defined(__linux__)
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // no orphans when the launcher dies
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // end this rank if the launcher dies
 #endif
-  // Open MPI would end the process with a text of its own.
+  // Open MPI would end the process with its own message.
   if (launcher.variable == std::string("SLURM_NTASKS") && !std::getenv("PMIX_RANK") &&
       mpi_version().starts_with("Open MPI")) {
     if (launcher.size == 1) return make_local_communicator();
-    fail(ExitCode::usage,
-         "srun started {} processes and offered them no PMIx, without which {} cannot connect them\n{}",
+    fail(ExitCode::usage, "srun started {} processes without PMIx, which {} needs to connect them\n{}",
          launcher.size, mpi_version(), kAskForPmix);
   }
-  // With another PMI it may work, where it was built for it; where not, it ends here.
+  // Another PMI works only if MPI was built for it; otherwise the process ends in MPI_Init.
   if (launcher.variable == std::string("PMI_SIZE") && launcher.rank == 0 && std::getenv("SLURM_STEP_ID") &&
       !std::getenv("PMIX_RANK") && mpi_version().starts_with("Open MPI"))
     std::fprintf(stderr,
@@ -222,7 +222,7 @@ std::unique_ptr<Communicator> make_world(double limit_seconds) {
   const StartLimit limit(
       launcher.rank, limit_seconds,
       fmt::format(
-          "MPI_Init has not come back for {} s: of the {} processes that the launcher started, some have not "
+          "MPI_Init has not returned for {} s: some of the {} processes that the launcher started have not "
           "called it (is each of them this program with the same command?)",
           limit_seconds, launcher.size));
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS)
@@ -231,7 +231,7 @@ std::unique_ptr<Communicator> make_world(double limit_seconds) {
   if (world->size() == launcher.size) return world;
   fail(ExitCode::usage,
        "{} says that {} processes were started, but MPI sees {}: each would train alone.\n{}; under mpirun, "
-       "use the one of {}",
+       "use the mpirun of {}",
        launcher.variable, launcher.size, world->size(), kAskForPmix, mpi_version());
 }
 

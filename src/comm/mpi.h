@@ -1,27 +1,27 @@
 #pragma once
-// Ranks as processes that mpirun or srun started.
+// Ranks as processes that mpirun or srun has started.
 #include "comm/communicator.h"
 
 namespace sluice {
 
 /// Whether this program was built with MPI.
 bool built_with_mpi();
-/// MPI, the host library and its version, in a line; "" without.
+/// The MPI library and its version, on one line; "" without MPI.
 std::string mpi_version();
 
-/// The world of a launcher: initialises MPI. One rank alone where no launcher's environment is seen, or in a
-/// program without MPI. Error(usage) where a launcher started several processes that do not see each other
-/// (srun without PMIx, or an mpirun of another MPI): each would train alone. Where MPI has not come up after
-/// `limit_seconds` (0: for ever), because a process that was started with this one does not take part, the
-/// process ends with ExitCode::hang.
+/// Initialises MPI and returns the world; a single rank without a launcher or in a program without MPI.
+/// Error(usage) if a launcher started several processes that do not see each other (srun without PMIx, or the
+/// mpirun of another MPI), because each would train alone. If initialisation takes longer than
+/// `limit_seconds` (0: no limit), because another process of the launch does not take part, the process ends
+/// with ExitCode::hang.
 std::unique_ptr<Communicator> make_world(double limit_seconds = 0);
 
-/// What launchers say in the environment: ranks started, or 0; which variable says so; and which of them this
-/// process is.
+/// What a launcher's environment variables state: the number of ranks started (or 0), the variable that says
+/// so, and the rank of this process.
 struct LauncherSize {
   int size = 0;
   const char* variable = "";
-  int rank = 0, local_rank = 0;  // local: among those of this machine
+  int rank = 0, local_rank = 0;  // local: rank within this machine
 };
 LauncherSize launcher_size();
 

@@ -57,7 +57,7 @@ class Queued : public Communicator {
  private:
   template <class Work>
   void run(Work&& work) {
-    if (queue_.serving()) return work();  // asked for by work of the queue itself
+    if (queue_.serving()) return work();  // called from work in the queue itself
     if (!ops_) return queue_.run(std::forward<Work>(work));
     begun_.set(*ops_);
     queue_.run([&] {
@@ -104,8 +104,8 @@ CommQueue::Ticket CommQueue::post(std::function<void()> work) {
   return ticket;
 }
 
-/// What the thread would do. Work that posts more has it done at once, which is the order that it was asked
-/// for in.
+/// Does what the thread would do. Work that is posted by other work runs immediately, which keeps the order
+/// of the calls.
 void CommQueue::serve_here(const std::function<void()>& work) {
   ++last_posted_;
   const bool outer = serving_;
@@ -132,7 +132,7 @@ void CommQueue::wait(Ticket ticket) {
 }
 
 void CommQueue::serve() {
-  set_num_threads(1);  // the cores are the computation's
+  set_num_threads(1);  // leave the cores to the computation
   if (ctx_.device == Device::cuda) use_chosen_cuda_device();
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -1,5 +1,5 @@
 #pragma once
-// Communication beside computation: a thread of its own does what it is given, one after the other.
+// Communication that overlaps computation: a separate thread performs the posted work in order.
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -15,43 +15,44 @@
 
 namespace sluice {
 
-/// Every rank posts the same operations in the same order, from one thread. Work given to the queue may use
-/// communicators; while it has any, nobody else does, but through queued(): MPI is entered by one thread at a
-/// time.
+/// Every rank posts the same operations in the same order, from one thread. Posted work may use
+/// communicators; while any is pending, other code may use them only through queued(), because MPI is entered
+/// by one thread at a time.
 class CommQueue {
  public:
   using Ticket = int64_t;
 
-  /// device: where the memory is that its work is about. Where the system makes no thread, the caller of
-  /// post() does the work itself: the same results, nothing beside the computation; problem() then says why.
+  /// device: where the memory of the work is. If the system cannot start a thread, the caller of post() does
+  /// the work itself, with the same results but no overlap; problem() then gives the reason.
   explicit CommQueue(Device device = Device::cpu);
   const std::string& problem() const { return problem_; }
   ~CommQueue() { finish(); }
-  /// Does what was posted (an operation that failed ends the rest), and nothing more: for an owner whose
-  /// memory the work is about.
+  /// Completes the posted work (a failed operation cancels the rest) and accepts no more. Called by the owner
+  /// of the memory before it is released.
   void finish();
   CommQueue(const CommQueue&) = delete;
   CommQueue& operator=(const CommQueue&) = delete;
 
   Ticket post(std::function<void()> work);
-  /// Returns when that work, and all before it, is done. Throws what it or an earlier one threw; after that
-  /// nothing more is done and every wait throws.
+  /// Returns when this work, and all work before it, is complete. Rethrows the exception of this or earlier
+  /// work; after a failure no further work is done and every wait throws.
   void wait(Ticket ticket);
   void wait_all() { wait(last_posted_); }
-  /// Now, in the queue's thread.
+  /// Runs in the thread of the queue immediately.
   void run(std::function<void()> work) { wait(post(std::move(work))); }
-  /// For the work's ops: on a GPU, a stream of its own.
+  /// The context for ops of the work; on a GPU it has a separate stream.
   Context& context() { return ctx_; }
 
-  /// Nanoseconds that callers of wait() have waited.
+  /// Total time that callers spent in wait(), in nanoseconds.
   int64_t waited_ns() const { return waited_ns_; }
 
-  /// Whether this is the queue's own thread.
+  /// Whether the calling thread is the thread of the queue.
   bool serving() const {
     return problem_.empty() ? std::this_thread::get_id() == thread_.get_id() : serving_;
   }
-  /// The same ranks, each operation done by the queue and waited for. inner and the queue outlive it. ops:
-  /// what it has begun is done before an operation begins (inner's memory is a GPU's).
+  /// A communicator over the same ranks whose operations are performed by the queue and waited for. inner and
+  /// the queue must outlive it. ops (if inner works on GPU memory): an operation starts after the ops of this
+  /// context are complete.
   std::unique_ptr<Communicator> queued(Communicator& inner, Context* ops = nullptr);
 
  private:
@@ -66,7 +67,7 @@ class CommQueue {
   int64_t waited_ns_ = 0;
   bool over_ = false;
   std::exception_ptr failure_;
-  bool serving_ = false;  // without a thread: work is being done
+  bool serving_ = false;  // without a thread: work is in progress
   std::string problem_;
   std::thread thread_;
 };

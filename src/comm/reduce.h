@@ -1,7 +1,7 @@
 #pragma once
-// Sums over ranks, made of moves and additions of our own: a tree over the ranks whose shape depends on their
-// number alone. With 2^k ranks it is the perfect binary tree, the upper part of the tree over micro-batches
-// that `exact` training uses (README.md). Integer sums are exact in any order.
+// Reductions over ranks with a deterministic order: a tree whose shape depends only on the number of ranks.
+// With 2^k ranks it is the perfect binary tree, which is the upper part of the tree over micro-batches that
+// `exact` training uses (README.md). Integer sums are exact in any order.
 #include <cstdint>
 #include <vector>
 
@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-/// mine (n) = the sum of the `size` parts of received (size x n), which is used up.
+/// mine (n) = the sum of the `size` parts of received (size x n), which is overwritten.
 template <class T>
 void sum_parts(T* mine, T* received, int size, int64_t n) {
   std::vector<T*> rows;
@@ -19,7 +19,8 @@ void sum_parts(T* mine, T* received, int size, int64_t n) {
   for (int64_t i = 0; i < n; ++i) mine[i] = received[i];
 }
 
-/// data (n) = its sum over ranks; a few numbers: all are gathered by everyone.
+/// All-reduce for few elements: data (n) = its sum over the ranks, computed on every rank after an
+/// all-gather.
 template <class T>
 void all_reduce(Communicator& comm, T* data, int64_t n) {
   if (comm.size() == 1) return;

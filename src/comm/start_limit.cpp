@@ -12,7 +12,7 @@ namespace sluice {
 StartLimit::StartLimit(int rank, double seconds, std::string what_happened) {
   if (seconds <= 0) return;
   thread_ = std::thread([this, rank, seconds, text = std::move(what_happened)] {
-    constexpr double kHeadStart = 2;  // of a rank before the next one
+    constexpr double kHeadStart = 2;  // seconds that each rank waits longer than the one below it
     const std::chrono::duration<double> limit(seconds + kHeadStart * std::min(rank, 2));
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, limit, [this] { return over_; })) return;

@@ -1,5 +1,5 @@
 #pragma once
-// A limit on the time that ranks wait for each other before a watchdog watches over them.
+// A limit on the time that ranks wait for each other before the watchdog runs.
 #include <condition_variable>
 #include <mutex>
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace sluice {
 
-/// While it lives, a thread waits; after `seconds` (0: never) it prints "error: rank R: <what happened>; all
-/// ranks end" and ends the process with ExitCode::hang. The lowest rank that waits prints, so that the
-/// launcher ends the others before they do.
+/// Unless it is destroyed within `seconds` (0: no limit), a thread prints "error: rank R: <what happened>;
+/// all ranks end" and ends the process with ExitCode::hang. The lowest waiting rank prints first, so that the
+/// launcher ends the others before they print too.
 class StartLimit {
  public:
   StartLimit(int rank, double seconds, std::string what_happened);

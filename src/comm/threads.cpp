@@ -14,7 +14,7 @@
 namespace sluice {
 namespace {
 
-/// What all ranks of one run share: whether one has failed.
+/// State shared by all ranks of one run: whether one has failed.
 struct Run {
   ThreadRanksOptions options;
   std::mutex mutex;
@@ -23,7 +23,8 @@ struct Run {
   std::string failure;
 };
 
-/// What the ranks of one communicator share. Every collective is: post pointers, meet, copy, meet.
+/// State shared by the ranks of one communicator. Every collective posts pointers, meets, copies and meets
+/// again.
 struct Group {
   explicit Group(Run& r, int n)
       : run(r), size(n), posts(static_cast<size_t>(n)), mailboxes(static_cast<size_t>(n * n)) {}
@@ -170,7 +171,7 @@ class ThreadRank : public Communicator {
     if (!ready()) fail(ExitCode::hang, "rank {} lost rank {}: {}", rank_, run.failed_rank, run.failure);
   }
 
-  /// Every rank is in the same operation, with arguments that fit.
+  /// Checks that every rank is in the same operation with matching arguments.
   template <class Fits>
   void check_same(const char* operation, Fits fits) const {
     for (int r = 0; r < size(); ++r) {

@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as threads of one process, for tests: what the ranks of a real run do, without a launcher.
+// Ranks as threads of one process, so that tests can run several ranks without a launcher.
 #include <atomic>
 #include <functional>
 
@@ -7,20 +7,20 @@
 
 namespace sluice {
 
-/// A link that is slower than memory, to see what of its time is hidden and what shows.
+/// Simulates a link that is slower than memory, to measure how much of its time is hidden behind computation.
 struct SlowLink {
   std::atomic<double> seconds_per_byte = 0;  // may change between operations
-  std::atomic<int64_t> taken_ns = 0;         // by all ranks together
+  std::atomic<int64_t> taken_ns = 0;         // total over all ranks
 };
 
 struct ThreadRanksOptions {
-  /// A rank that waits longer than this for the others throws Error(hang), and so do all; 0: for ever.
+  /// If a rank waits longer than this for the others, all ranks throw Error(hang); 0: no limit.
   double timeout_seconds = 60;
   SlowLink* link = nullptr;
 };
 
-/// Runs body(communicator) on `size` threads and waits for all. The first exception of a rank releases the
-/// others, which throw Error(hang) naming it, and is thrown again here. abort() ends its rank alone, as an
+/// Runs body(communicator) on `size` threads and waits for all. The first exception of a rank makes the
+/// others throw an Error(hang) that names it, and is rethrown here. abort() ends only its own rank, by an
 /// exception with its code.
 void run_thread_ranks(int size, const std::function<void(Communicator&)>& body,
                       const ThreadRanksOptions& options = {});

@@ -24,7 +24,7 @@ std::vector<Leaf> leaves(Config config) {
   return out;
 }
 
-/// The first prefix that holds decides. Whatever is not named determines what is trained: identity.
+/// The first matching prefix decides. Every key not listed is identity: it determines what is trained.
 constexpr struct {
   std::string_view prefix;
   ChangeClass kind;
@@ -62,7 +62,7 @@ constexpr struct {
 };
 
 ChangeClass class_of(std::string_view key) {
-  // Data may move: what it holds is told by fingerprints, which checkpoints keep.
+  // Data files may move: checkpoints identify their contents by fingerprints.
   constexpr std::string_view kPath = ".path";
   if (key.substr(0, 5) == "data." && key.size() > kPath.size() &&
       key.substr(key.size() - kPath.size()) == kPath)
@@ -79,7 +79,7 @@ std::string config_hash(const Config& config) {
   for (const Leaf& leaf : leaves(Config{})) defaults.insert(leaf.key + "=" + leaf.value);
   std::string text;
   for (const Leaf& leaf : leaves(config)) {
-    // Keys that a later version brings leave a run what it was.
+    // A key that a later version adds, left at its default, must not change the hash.
     if (defaults.count(leaf.key + "=" + leaf.value)) continue;
     bool counts = leaf.key != "name" && leaf.key != "run_dir" && leaf.key != "train.threads";
     for (const std::string_view section : {"log.", "checkpoint.", "eval."})
@@ -91,7 +91,7 @@ std::string config_hash(const Config& config) {
 }
 
 std::vector<ConfigChange> config_changes(const Config& before, const Config& after) {
-  // The same file, whichever way its path is written.
+  // The same file may be named by an absolute or a relative path.
   Config first = before, second = after;
   make_paths_absolute(first);
   make_paths_absolute(second);

@@ -1,7 +1,7 @@
 #pragma once
-// The configuration = the YAML, section by section. One member and one fields() line per key: name, storage,
-// help; the default is the member's initialiser. Reading, writing, printing, comparing and the reference are
-// visitors (fields.h). Immutable after load_config().
+// The configuration, with the same sections as the YAML. Each key is one member, whose initialiser is the
+// default, and one fields() line with its name and help text. Reading, writing, comparing and documenting the
+// configuration are visitors (fields.h). Immutable after load_config().
 #include <array>
 #include <optional>
 #include <string>
@@ -91,12 +91,14 @@ struct RopeScalingConfig {
 
   template <class V>
   void fields(V& f) {
-    f("type", type, "context extension of a trained model");
+    f("type", type, "context extension of a pretrained model");
     f("factor", factor, "YaRN: new length / original length");
     f("original_max_position_embeddings", original_max_position_embeddings,
       "YaRN: length the model was trained at");
-    f("beta_fast", beta_fast, "YaRN: rotations above which a dimension is left alone");
-    f("beta_slow", beta_slow, "YaRN: rotations below which a dimension is interpolated fully");
+    f("beta_fast", beta_fast,
+      "YaRN: dimensions that rotate more often than this within the original length keep their frequency");
+    f("beta_slow", beta_slow,
+      "YaRN: dimensions that rotate less often than this within the original length are fully interpolated");
   }
 };
 
@@ -121,14 +123,18 @@ struct GateConfig {
 
   template <class V>
   void fields(V& f) {
-    f("position", position, "what is gated: G4 query, G3 key, G2 value, G1 sdpa_output, G5 dense_output");
-    f("granularity", granularity, "one score per channel or per head");
+    f("position", position,
+      "activation that the gate acts on (in the paper: G4 query, G3 key, G2 value, G1 sdpa_output, G5 "
+      "dense_output)");
+    f("granularity", granularity, "one score per channel or one per head");
     f("heads", heads,
-      "a score of its own per head, or scores averaged over heads (after or before the activation)");
+      "specific: separate scores for each head; shared: scores averaged over the heads, after the activation "
+      "or before it");
     f("combine", combine, "x * score or x + score");
     f("activation", activation, "ns_sigmoid is 0.5 + 0.5 sigmoid");
     f("input", input,
-      "hidden: the pre-normalised hidden state of the current token; none: a learned constant");
+      "what scores are computed from: hidden, the pre-normalised hidden state of the current token; none, a "
+      "learned constant");
   }
 };
 
@@ -146,22 +152,25 @@ struct HeadBalanceConfig {
   template <class V>
   void fields(V& f) {
     f("coefficient", coefficient,
-      "of the loss that evens out how much each head is open; 0: none (1e-4 from scratch, 1e-2 in "
-      "fine-tuning)");
+      "weight of the head balance loss, which evens out the importance of the heads; 0: off (1e-4 from "
+      "scratch, 1e-2 in fine-tuning)");
     f("scope", scope,
-      "tokens that a head's importance is the mean over; previous_step: the gradient sees the step before, "
-      "of all ranks");
+      "tokens over which a head's importance is averaged; previous_step: all tokens of the previous step, on "
+      "every rank");
     f("shared_heads", shared_heads,
-      "heads of a layer that are most important and left out of the loss (equation 8)");
-    f("shared_from", shared_from, "which those are: told once by the first samples, or by every scope anew");
-    f("calibration_samples", calibration_samples, "");
-    f("ddof", ddof, "of the deviation over heads: 1 divides by heads - 1, 0 by heads");
+      "number of most important heads per layer that the loss leaves out (equation 8)");
+    f("shared_from", shared_from,
+      "how shared_heads are chosen: calibrated once on the first samples, or re-ranked in every scope");
+    f("calibration_samples", calibration_samples, "samples that the calibration averages over");
+    f("ddof", ddof,
+      "delta degrees of freedom of the standard deviation over heads: 1 divides by heads - 1, 0 by heads");
     f("skip_first", skip_first,
-      "softmax attention: a sequence's first token, which can only see itself, does not count");
+      "softmax attention: leave out each sequence's first token, which attends only to itself");
   }
 };
 
-/// Switch heads (the Gated Attention paper, appendix A.1): each key/value head has experts of its own.
+/// Switch heads (the Gated Attention paper, appendix A.1): a mixture of expert projections in each key/value
+/// head.
 struct SwitchHeadsConfig {
   int64_t num_experts = 0;
   int64_t num_experts_per_tok = 1;
@@ -170,12 +179,14 @@ struct SwitchHeadsConfig {
 
   template <class V>
   void fields(V& f) {
-    f("num_experts", num_experts, "value projections of each key/value head; 0: one, without a router");
+    f("num_experts", num_experts, "expert projections per key/value head; 0: one projection and no router");
     f("num_experts_per_tok", num_experts_per_tok,
-      "those of largest sigmoid score, whose outputs are added, times their scores");
-    f("projections", projections, "what has experts: values, or keys too, with a router of their own");
+      "experts with the largest sigmoid scores, whose outputs are summed, each weighted by its score");
+    f("projections", projections,
+      "projections that have experts: values only, or keys and values, each with its own router");
     f("expert_width", expert_width,
-      "channels that an expert writes: expert e those from e * width on, modulo head_dim; 0: head_dim");
+      "output channels per expert: expert e writes width channels from e * width on, modulo head_dim; 0: "
+      "head_dim");
   }
 };
 
@@ -190,15 +201,16 @@ struct AttentionConfig {
 
   template <class V>
   void fields(V& f) {
-    f("kind", kind, "sink adds one learned logit per head to the softmax, without a value");
+    f("kind", kind, "sink adds one learned logit per head to the denominator of the softmax");
     f("gates", gates, "any number of gates; several positions at once are allowed");
     f("output_norm", output_norm,
-      "RMSNorm per head before o_proj; rmsnorm_shared shares its weight between heads");
+      "RMSNorm per head before o_proj; rmsnorm_shared uses one weight for all heads");
     f("output_activation", output_activation, "activation on the attention output before o_proj");
     f("switch_heads", switch_heads, "");
     f("head_balance", head_balance, "");
     f("kernel", kernel,
-      "on a GPU: auto takes the fastest of the house's own, cudnn is there to race against");
+      "attention kernel on a GPU: auto selects the fastest of Sluice's own kernels; cudnn serves as a "
+      "comparison");
   }
 };
 
@@ -208,10 +220,10 @@ struct LoadBalanceConfig {
 
   template <class V>
   void fields(V& f) {
-    f("coefficient", coefficient, "of the load-balancing loss, which is 1 at perfect balance; 0: none");
+    f("coefficient", coefficient, "weight of the load-balancing loss, which is 1 at perfect balance; 0: off");
     f("scope", scope,
-      "over which tokens experts' shares are counted: the optimizer step's so far, the micro-batch's, or all "
-      "of the step before");
+      "tokens over which the experts' token fractions are counted: the optimizer step so far, one "
+      "micro-batch, or the whole previous step");
   }
 };
 
@@ -229,23 +241,24 @@ struct MoeConfig {
 
   template <class V>
   void fields(V& f) {
-    f("num_experts", num_experts, "0: every feed-forward network is dense");
+    f("num_experts", num_experts, "experts per MoE layer; 0: every feed-forward network is dense");
     f("num_experts_per_tok", num_experts_per_tok,
-      "experts that a token goes to: those of largest probability, ties to the lower id");
+      "experts per token: those with the largest router probabilities; ties go to the lower index");
     f("moe_intermediate_size", moe_intermediate_size, "width of one expert");
-    f("norm_topk_prob", norm_topk_prob, "the chosen experts' probabilities are divided by their sum");
+    f("norm_topk_prob", norm_topk_prob, "divide the selected experts' probabilities by their sum");
     f("shared_expert_intermediate_size", shared_expert_intermediate_size,
-      "width of an expert that every token goes to; 0: none");
+      "width of the shared expert, which processes every token; 0: none");
     f("shared_expert_gate", shared_expert_gate,
-      "a sigmoid of the hidden state scales the shared expert (Qwen3-Next)");
-    f("decoder_sparse_step", decoder_sparse_step, "layer i has experts where i + 1 is a multiple of this");
-    f("mlp_only_layers", mlp_only_layers, "layers, counted from 0, that stay dense nevertheless");
+      "scale the shared expert's output by a sigmoid gate computed from the hidden state (Qwen3-Next)");
+    f("decoder_sparse_step", decoder_sparse_step, "layer i is an MoE layer if i + 1 is a multiple of this");
+    f("mlp_only_layers", mlp_only_layers,
+      "layers, counted from 0, that are dense regardless of decoder_sparse_step");
     f("load_balance", load_balance, "");
     f("router_z_loss_coefficient", router_z_loss_coefficient,
-      "of the mean squared log-sum-exp of the router's logits (ST-MoE); 0: none");
+      "weight of the router z-loss, the mean squared log-sum-exp of the router's logits (ST-MoE); 0: off");
   }
 
-  /// Whether layer `i` has experts.
+  /// Whether layer `i` is an MoE layer.
   bool in_layer(int64_t i) const {
     for (const int64_t dense : mlp_only_layers)
       if (dense == i) return false;
@@ -284,29 +297,29 @@ struct ModelConfig {
 
   template <class V>
   void fields(V& f) {
-    f("vocab_size", vocab_size, "0: the tokenizer's");
+    f("vocab_size", vocab_size, "0: the vocabulary size of the tokenizer");
     f("hidden_size", hidden_size, "");
     f("num_hidden_layers", num_hidden_layers, "");
     f("num_attention_heads", num_attention_heads, "");
     f("num_key_value_heads", num_key_value_heads, "divides num_attention_heads (grouped-query attention)");
     f("head_dim", head_dim, "even; independent of hidden_size / num_attention_heads");
-    f("intermediate_size", intermediate_size,
-      "width of the SwiGLU feed-forward network of layers without experts");
-    f("tie_word_embeddings", tie_word_embeddings, "the head is the embedding");
+    f("intermediate_size", intermediate_size, "width of the feed-forward network in dense layers");
+    f("tie_word_embeddings", tie_word_embeddings, "the output head uses the embedding matrix");
     f("rms_norm_eps", rms_norm_eps, "");
-    f("hidden_act", hidden_act, "silu: SwiGLU; relu2: down(relu(up x)^2), without a gate");
-    f("norm_weights", norm_weights, "false: RMSNorm without weights, everywhere");
+    f("hidden_act", hidden_act, "silu: SwiGLU; relu2: down(relu(up x)^2), without a gate projection");
+    f("norm_weights", norm_weights, "false: no RMSNorm has a weight");
     f("initializer", initializer,
-      "fan_in: matrices by their shape, embedding 1, head and branches' outputs 0 (nanochat)");
-    f("initializer_range", initializer_range, "standard deviation of every matrix at step 0, gates included");
+      "fan_in (nanochat): standard deviation by matrix shape, embedding with deviation 1, output head and "
+      "branch outputs 0");
+    f("initializer_range", initializer_range, "initial standard deviation of every matrix, gates included");
     f("scaled_residual_init", scaled_residual_init,
-      "o_proj and down_proj start at initializer_range / sqrt(2 layers)");
+      "initialise o_proj and down_proj with initializer_range / sqrt(2 layers)");
     f("qk_norm", qk_norm, "RMSNorm of queries and keys per head");
-    f("qk_norm_order", qk_norm_order, "where it stands");
-    f("embedding_norm", embedding_norm, "RMSNorm of the embedded tokens, before the first block");
+    f("qk_norm_order", qk_norm_order, "position of this norm relative to the rotary embedding");
+    f("embedding_norm", embedding_norm, "RMSNorm of the token embeddings before the first block");
     f("final_logit_softcapping", final_logit_softcapping, "c: logits become c tanh(logits / c)");
     f("logit_z_loss_coefficient", logit_z_loss_coefficient,
-      "of the mean squared log-sum-exp of the output logits, added to the loss (PaLM); 0: none");
+      "weight of the z-loss, the mean squared log-sum-exp of the output logits (PaLM); 0: off");
     f("norm_placement", norm_placement,
       "sandwich also normalises each branch's output before the residual addition");
     f("branch_clip", branch_clip,
@@ -316,13 +329,13 @@ struct ModelConfig {
     f("attention", attention, "");
     f("moe", moe, "");
     f("match_parameters_of", match_parameters_of,
-      "a configuration whose parameter count this model matches by narrowing intermediate_size (with "
-      "experts: theirs)");
-    f("match_multiple", match_multiple, "the matched width becomes a multiple of this (rounded down)");
+      "configuration whose parameter count this model matches by narrowing intermediate_size (with experts, "
+      "moe_intermediate_size)");
+    f("match_multiple", match_multiple, "the matched width is rounded down to a multiple of this");
   }
 };
 
-/// Low-rank adapters (Hu et al. 2021): W + (alpha / rank) B A with W fixed.
+/// Low-rank adapters (Hu et al. 2021): W + (alpha / rank) B A, where W is frozen.
 struct LoraConfig {
   int64_t rank = 0;
   double alpha = 32.0;
@@ -332,9 +345,9 @@ struct LoraConfig {
   template <class V>
   void fields(V& f) {
     f("rank", rank,
-      "of the adapters that are trained, everything else being fixed; 0: the model itself is trained");
-    f("alpha", alpha, "their output is scaled by alpha / rank");
-    f("targets", targets, "matrices that get one, by the last part of their name");
+      "rank of the adapters; all other weights are then frozen; 0: no adapters, the whole model is trained");
+    f("alpha", alpha, "adapter outputs are scaled by alpha / rank");
+    f("targets", targets, "matrices that get an adapter, by the last part of their name");
   }
 };
 
@@ -345,7 +358,7 @@ struct TokenizerConfig {
   template <class V>
   void fields(V& f) {
     f("type", type, "byte: 256 bytes and <|endoftext|> = 256; sentencepiece: a .model file");
-    f("path", path, "the tokenizer's file, relative to the file that names it");
+    f("path", path, "tokenizer file, relative to the configuration file that names it");
   }
 };
 
@@ -356,9 +369,11 @@ struct DataSource {
 
   template <class V>
   void fields(V& f) {
-    f("name", name, "how the source is called in logs");
-    f("path", path, "PREFIX of PREFIX.bin/.idx, or a glob of .bin files, relative to the file that names it");
-    f("weight", weight, "share of the samples; weights are normalised (unused for validation)");
+    f("name", name, "name of the source in logs");
+    f("path", path,
+      "PREFIX of PREFIX.bin/.idx, or a glob of .bin files, relative to the configuration file that names it");
+    f("weight", weight,
+      "relative share of the training samples; weights are normalised (unused for validation)");
   }
 };
 
@@ -375,8 +390,8 @@ struct DataConfig {
     f("tokenizer", tokenizer, "");
     f("seq_len", seq_len, "tokens per sample");
     f("train", train, "weighted blend of token files");
-    f("validation", validation, "each is evaluated and reported under its name");
-    f("document_mask", document_mask, "tokens see only their own document");
+    f("validation", validation, "list of validation sets; each is evaluated and reported under its name");
+    f("document_mask", document_mask, "tokens attend only to tokens of their own document");
     f("allow_overlap", allow_overlap,
       "accept a validation set that shares a file or its contents with the training data");
   }
@@ -403,30 +418,33 @@ struct TrainConfig {
 
   template <class V>
   void fields(V& f) {
-    f("device", device, "auto takes a GPU where there is one and this build has CUDA");
+    f("device", device, "auto: a GPU if one is visible and this build has CUDA, else the CPU");
     f("threads", threads,
-      "CPU threads; 0: the cores that this process may use, shared with the other ranks of its machine");
-    f("micro_batch_size", micro_batch_size, "samples computed at once");
+      "CPU threads per rank; 0: the cores available to this process, divided among the ranks on its machine");
+    f("micro_batch_size", micro_batch_size, "samples per forward and backward pass");
     f("global_batch_size", global_batch_size, "samples per optimizer step; a multiple of micro_batch_size");
-    f("max_steps", max_steps, "optimizer steps; give this or max_tokens");
-    f("max_tokens", max_tokens, "20B, 300M, 1e9: training tokens; steps are computed from it");
-    f("seed", seed, "of the initial weights and the data order");
-    f("deterministic", deterministic, "on a GPU: no sum whose order varies from run to run; false is faster");
+    f("max_steps", max_steps, "optimizer steps; give either this or max_tokens");
+    f("max_tokens", max_tokens,
+      "training tokens (20B, 300M, 1e9), from which the number of steps is computed");
+    f("seed", seed, "seed of the initial weights and of the data order");
+    f("deterministic", deterministic,
+      "on a GPU: use only kernels with a deterministic reduction order; false is faster");
     f("precision", precision,
       "storage of weights and activations; bf16 keeps f32 master weights; f64 is for checks");
-    f("recompute", recompute, "activations computed again in backward instead of kept");
+    f("recompute", recompute, "activations that backward recomputes instead of storing them");
     f("max_grad_norm", max_grad_norm, "clip the global gradient norm to this; 0: no clipping");
     f("on_nonfinite", on_nonfinite,
-      "a step whose loss or gradient norm is not finite: stop, or skip its update");
+      "reaction to a loss or gradient norm that is not finite: stop, or skip the update");
     f("on_spike", on_spike,
-      "a step whose loss or gradient norm is 6 deviations above the last 128: count, skip or stop");
+      "reaction to a loss or gradient norm more than 6 standard deviations above the mean of the last 128 "
+      "steps: count, skip or stop");
     f("divergence_factor", divergence_factor,
       "warn when the smoothed loss exceeds its lowest value by this factor; 0: never");
-    f("init_from", init_from, "checkpoint or Hugging Face folder to take the first weights from");
+    f("init_from", init_from, "checkpoint or Hugging Face folder that initialises the weights");
     f("init_ignore", init_ignore,
       "keys that may differ from the configuration of init_from, e.g. [model.rope.theta, data.tokenizer]");
     f("check_limits", check_limits,
-      "refuse to start where the planned memory or disk space exceeds what this process may use");
+      "refuse to start if the planned memory or disk space exceeds what is available to this process");
   }
 };
 
@@ -438,16 +456,16 @@ struct ParameterRule {
 
   template <class V>
   void fields(V& f) {
-    f("match", match, "the rule holds for parameters whose name contains this; later rules win");
-    f("lr_multiplier", lr_multiplier, "");
+    f("match", match, "the rule applies to parameters whose name contains this text; later rules win");
+    f("lr_multiplier", lr_multiplier, "factor on the learning rate");
     f("weight_decay", weight_decay,
-      "true or false; null: as the layer says (matrices yes, norms and sinks no)");
-    f("trainable", trainable, "false: frozen, without gradients, moments and weight decay");
+      "true or false; null: the layer's own setting (matrices yes, norms and sinks no)");
+    f("trainable", trainable, "false: frozen, without gradients, moments or weight decay");
   }
 };
 
-/// Momentum, orthogonalised (Jordan et al. 2024): for the blocks' matrices; the rest, and embedding and head,
-/// go to AdamW.
+/// Muon (Jordan et al. 2024): orthogonalised momentum for the matrices of the blocks. Embedding, output head
+/// and all other parameters use AdamW.
 struct MuonConfig {
   double lr = 0.02;
   double momentum = 0.95;
@@ -459,13 +477,14 @@ struct MuonConfig {
 
   template <class V>
   void fields(V& f) {
-    f("lr", lr, "its own peak, in the schedule's shape");
+    f("lr", lr, "Muon's peak learning rate; it follows the same schedule");
     f("momentum", momentum, "");
-    f("initial_momentum", initial_momentum, "at step 0, then linearly to momentum");
-    f("momentum_warmup_steps", momentum_warmup_steps, "");
+    f("initial_momentum", initial_momentum, "momentum at step 0; it rises linearly to momentum");
+    f("momentum_warmup_steps", momentum_warmup_steps, "steps over which it rises");
     f("nesterov", nesterov, "");
-    f("newton_schulz_steps", newton_schulz_steps, "iterations of the quintic that orthogonalises");
-    f("weight_decay", weight_decay, "decoupled");
+    f("newton_schulz_steps", newton_schulz_steps,
+      "iterations of the quintic Newton-Schulz orthogonalisation");
+    f("weight_decay", weight_decay, "decoupled weight decay of the matrices that Muon updates");
   }
 };
 
@@ -485,18 +504,18 @@ struct OptimizerConfig {
 
   template <class V>
   void fields(V& f) {
-    f("type", type, "muon: for the blocks' matrices, with AdamW for the rest");
+    f("type", type, "muon: Muon for the matrices of the blocks, AdamW for all other parameters");
     f("lr", lr, "AdamW's peak learning rate");
-    f("min_lr", min_lr, "where cosine, linear and wsd end");
+    f("min_lr", min_lr, "final learning rate of cosine, linear and wsd");
     f("beta1", beta1, "");
     f("beta2", beta2, "");
     f("eps", eps, "");
-    f("weight_decay", weight_decay, "decoupled; on matrices only unless a rule says otherwise");
-    f("schedule", schedule, "shape after the warm-up; wsd holds lr, then falls linearly over decay_steps");
-    f("warmup_steps", warmup_steps, "linear from 0");
-    f("decay_steps", decay_steps, "wsd: length of the final fall; 0: a fifth of the run");
+    f("weight_decay", weight_decay, "decoupled; applied to matrices only unless a rule says otherwise");
+    f("schedule", schedule, "shape after the warm-up; wsd holds lr, then decays linearly over decay_steps");
+    f("warmup_steps", warmup_steps, "steps of linear warm-up from 0");
+    f("decay_steps", decay_steps, "wsd: steps of the final decay; 0: a fifth of the run");
     f("muon", muon, "");
-    f("rules", rules, "learning-rate multipliers and decay masks by parameter name");
+    f("rules", rules, "learning-rate multipliers, weight decay and freezing by parameter name");
   }
 };
 
@@ -506,8 +525,8 @@ struct EvalConfig {
 
   template <class V>
   void fields(V& f) {
-    f("every_steps", every_steps, "validate this often; 0: only at the end");
-    f("max_tokens", max_tokens, "per validation set; 0: all of it");
+    f("every_steps", every_steps, "steps between validations; 0: validate only at the end");
+    f("max_tokens", max_tokens, "tokens evaluated per validation set; 0: all of it");
   }
 };
 
@@ -527,27 +546,30 @@ struct ParallelConfig {
 
   template <class V>
   void fields(V& f) {
-    f("tensor", tensor, "ranks that share every layer; 1 in this version");
-    f("context", context, "ranks that share a sequence; 1 in this version");
-    f("expert", expert, "ranks that share the experts; divides num_experts and the number of ranks");
+    f("tensor", tensor, "tensor-parallel size; 1 in this version");
+    f("context", context, "context-parallel size; 1 in this version");
+    f("expert", expert, "expert-parallel size; divides num_experts and the number of ranks");
     f("expert_capacity", expert_capacity,
-      "rows that a rank takes in for its experts at once, times its own; more come in extra rounds");
-    f("pipeline", pipeline, "ranks that share the layers; 1 in this version");
+      "receive-buffer capacity per round, as a multiple of the rank's own tokens; overflow takes extra "
+      "rounds");
+    f("pipeline", pipeline, "pipeline-parallel size; 1 in this version");
     f("zero_stage", zero_stage,
-      "what ranks share rather than repeat (ZeRO): 0 nothing, 1 moments, 2 gradients too, 3 weights too");
+      "state that is sharded over the data-parallel ranks (ZeRO): 0 none, 1 moments, 2 gradients too, 3 "
+      "weights too");
     f("gradient_dtype", gradient_dtype,
-      "how gradients travel between ranks; bf16: rounded up or down at random, summed in f32 all the same");
+      "type of gradients in transit between ranks; bf16: stochastic rounding, with sums still in f32");
     f("determinism", determinism,
-      "same_layout: the same bits again on as many ranks; exact: on any number of them");
+      "same_layout: bitwise reproducible on the same number of ranks; exact: on any number of ranks");
     f("exact_sum", exact_sum,
-      "of gradients, when exact: a tree over micro-batches (each rank takes a power of two), or 64-bit fixed "
-      "point");
+      "gradient reduction under exact: a tree over micro-batches (a power of two of them per rank), or "
+      "64-bit fixed point");
     f("transport", transport,
-      "between GPUs; auto: nccl where every rank has one of its own; host: through pinned memory and MPI");
+      "transport between GPUs; auto: nccl if every rank has its own GPU, else host; host: pinned memory and "
+      "MPI");
     f("timeout_seconds", timeout_seconds,
-      "ranks without progress for so long end, and the one to blame is named; 0: never");
+      "end the run after this time without progress and name the rank responsible; 0: never");
     f("verify_every_steps", verify_every_steps,
-      "compare a hash of the weights and moments that ranks hold replicas of this often; 0: never");
+      "steps between hash comparisons of replicated weights and moments across ranks; 0: never");
   }
 };
 
@@ -561,12 +583,14 @@ struct CheckpointConfig {
 
   template <class V>
   void fields(V& f) {
-    f("every_steps", every_steps, "0: only by time and at the end");
-    f("every_minutes", every_minutes, "0: only by steps and at the end");
-    f("keep_last", keep_last, "older checkpoints are removed once a newer one is complete");
+    f("every_steps", every_steps, "steps between checkpoints; 0: only by time and at the end");
+    f("every_minutes", every_minutes, "minutes between checkpoints; 0: only by steps and at the end");
+    f("keep_last", keep_last,
+      "number of checkpoints to keep; older ones are removed once a newer one is complete");
     f("keep_every_steps", keep_every_steps, "checkpoints at multiples of this are never removed; 0: none");
-    f("async", async, "write in the background while training goes on");
-    f("timeout_seconds", timeout_seconds, "a save that waits longer for the files of a rank has failed");
+    f("async", async, "write in the background while training continues");
+    f("timeout_seconds", timeout_seconds,
+      "a save fails if it waits longer than this for the files of another rank");
   }
 };
 
@@ -579,13 +603,13 @@ struct LogConfig {
 
   template <class V>
   void fields(V& f) {
-    f("every_steps", every_steps, "metrics.jsonl, TensorBoard and console lines");
-    f("tensorboard", tensorboard, "write event files to RUN/tb");
+    f("every_steps", every_steps, "steps between entries in metrics.jsonl, TensorBoard and the console");
+    f("tensorboard", tensorboard, "write TensorBoard event files to RUN/tb");
     f("trace_step", trace_step,
-      "write RUN/trace.json of this step, op by op, for chrome://tracing or Perfetto; 0: none");
+      "step whose ops are traced to RUN/trace.json, for chrome://tracing or Perfetto; 0: none");
     f("bits", bits,
-      "RUN/bits.log: bits of every step's loss and gradient norm, and every so many steps a hash of weights "
-      "and moments; 0: none");
+      "RUN/bits.log: the exact bits of every step's loss and gradient norm, and every this many steps a hash "
+      "of weights and moments; 0: off");
     f("console", console, "bar: one rewritten line; auto: bar in a terminal outside a launcher, else lines");
   }
 };
@@ -605,8 +629,8 @@ struct Config {
 
   template <class V>
   void fields(V& f) {
-    f("name", name, "of the run; empty: the configuration file's name");
-    f("run_dir", run_dir, "where the run is kept, relative to the working folder; empty: runs/NAME");
+    f("name", name, "name of the run; empty: the configuration file's name");
+    f("run_dir", run_dir, "run folder, relative to the working folder; empty: runs/NAME");
     f("model", model, "");
     f("lora", lora, "");
     f("data", data, "");

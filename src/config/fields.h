@@ -1,6 +1,6 @@
 #pragma once
-// Visitors over the configuration structs: what reads, writes, compares and documents every key without
-// naming any.
+// Visitors over the configuration structs. Code that reads, writes, compares or documents every key uses them
+// instead of listing the keys.
 #include <concepts>
 #include <optional>
 #include <string>
@@ -73,7 +73,7 @@ requires(List<T> && !SectionList<T>) std::string scalar_text(const T& list) {
   return "[" + text + "]";
 }
 
-/// What a key takes: "integer", "number", "true or false", "text", or the allowed words "a | b".
+/// The type of a key's values: "integer", "number", "true or false", "text", or the allowed words "a | b".
 template <class T>
 std::string type_text() {
   if constexpr (Optional<T>) {

@@ -34,7 +34,7 @@ class Loader {
     if (const auto known = merged_.find(canonical); known != merged_.end()) return known->second;
     const int index = static_cast<int>(sources_.size());
     sources_.push_back({path, fs::path(path).parent_path().string(), "", false});
-    // One byte more, so that the guard of the parser says what is wrong.
+    // One byte more than the limit, so that the parser reports a file that is too large.
     sources_.back().text = io::read_file(path, kMaxFileBytes + 1);
     chain_.push_back(canonical);
     Node tree = yaml::parse(sources_, index, 0, problems_);
@@ -73,7 +73,7 @@ class Loader {
         yaml::merge(merged, load_file(name));
       }
     }
-    // Each file is checked by itself, so that a mistake in it is told even where another file overrides it.
+    // Each file is also checked alone, so that a mistake is reported even if another file overrides it.
     Config scratch;
     Reader(problems_).read(scratch, tree);
     if (tree.kind == Node::Kind::map) yaml::merge(merged, tree);
@@ -93,7 +93,7 @@ class Loader {
     }
     const std::string key = text.substr(0, equals);
     if (key == "extends") {
-      problems_.add(start, "extends belongs into a file");
+      problems_.add(start, "extends is allowed only in a file");
       return;
     }
     const int64_t before = problems_.size();
@@ -130,8 +130,9 @@ class Loader {
   }
 
  private:
-  /// Gives problems of combinations a position, and keeps those silent that rest on a value that could not be
-  /// read.
+  /// Adds a position to each problem of a combination, and drops problems that follow from a value that could
+  /// not
+  /// be read.
   class Combinations : public ProblemSink {
    public:
     Combinations(Loader& loader, const Reader& reader) : loader_(loader), reader_(reader) {}
@@ -173,8 +174,8 @@ class Loader {
     return out;
   }
 
-  /// A path relative to the file that states it becomes relative to the working folder, or absolute outside
-  /// of it.
+  /// Turns a path relative to the file that states it into one relative to the working folder, or into an
+  /// absolute path outside that folder.
   void resolve(std::string& path, const std::string& key, const Reader& reader) const {
     const auto place = reader.places().find(key);
     if (path.empty() || place == reader.places().end()) return;
@@ -184,15 +185,16 @@ class Loader {
     path = relative.empty() || *relative.begin() == ".." ? absolute.string() : relative.string();
   }
 
-  bool resolved_;  // extends no file
+  bool resolved_;  // refuse `extends`
   std::deque<yaml::Source> sources_;
   std::vector<fs::path> chain_;
   std::map<fs::path, Node>
-      merged_;  // files that were read, with what they extend: several ways may lead to one
+      merged_;  // each file that was read, merged with what it extends; several files may extend the same one
   yaml::Problems problems_;
 };
 
-/// Arguments as if no spaces stood around "=": key = value, key= value and key =value are one override each.
+/// Joins arguments that belong to one override: "key = value", "key= value" and "key =value" become
+/// key=value.
 std::vector<std::string> joined(const std::vector<std::string>& arguments) {
   std::vector<std::string> out;
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -218,7 +220,7 @@ Config load(Loader loader, const std::string& path, const std::vector<std::strin
          error.message());
   if (io::is_directory(path) && io::exists(path + "/config.yaml"))
     fail(ExitCode::usage,
-         "{} is a run or a checkpoint, and a configuration is expected; the one it was trained with is "
+         "{} is a run or a checkpoint, but a configuration file is expected; its configuration is "
          "{}/config.yaml",
          path, path);
   Node root = loader.load_file(path);

@@ -1,6 +1,6 @@
 #pragma once
-// Reading a configuration: defaults < extends chain < file < key=value overrides; strict; every problem at
-// once.
+// Reading a configuration: defaults < extends chain < file < key=value overrides. Reading is strict and
+// reports every problem at once.
 #include <map>
 #include <string>
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace sluice {
 
-/// Where keys are given, by key ("model.attention.gates[0].position"): "file:line:column" or "command line".
-/// A key that is not there has its default.
+/// For each key that is given ("model.attention.gates[0].position"), its place: "file:line:column" or
+/// "command line". A key that is absent has its default.
 using KeyPlaces = std::map<std::string, std::string>;
 
 /// Loads `path`, follows `extends`, applies `overrides` ("optimizer.lr=3e-4"), checks types and combinations,
@@ -20,12 +20,12 @@ using KeyPlaces = std::map<std::string, std::string>;
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
                    KeyPlaces* places = nullptr);
 
-/// The same of a resolved configuration, as runs and checkpoints keep one, which may come from elsewhere: it
-/// states every key itself, so `extends`, which would have other files read and quoted, is refused.
+/// Loads the resolved configuration that a run or a checkpoint keeps. It may come from another machine and
+/// states every key itself, so `extends`, which could make it read and quote other files, is refused.
 Config load_resolved_config(const std::string& path, const std::vector<std::string>& overrides = {});
 
-/// What training needs beyond a valid model: data.train, and one of max_steps and max_tokens; a schedule that
-/// fits into the run. Throws Error(usage) that lists every problem.
+/// Checks what training needs beyond a valid model: data.train, either max_steps or max_tokens, and a
+/// schedule that fits into the run. Throws Error(usage) that lists every problem.
 void validate_for_training(const Config& config);
 
 /// Optimizer steps of the run: max_steps, or max_tokens rounded up to whole steps; 0 when neither is given.

@@ -13,18 +13,18 @@
 namespace sluice {
 namespace {
 
-/// Model keys that leave the function of given weights as it is. Whatever is not named here changes it.
+/// Model keys that do not change the function of given weights. Every key not listed here does.
 constexpr std::string_view kSameFunction[] = {
-    // how weights start
+    // initialisation
     "model.initializer", "model.initializer_range", "model.scaled_residual_init",
-    "model.match_parameters_of",  // its effect is a width, which is compared itself
+    "model.match_parameters_of",  // it sets a width, which is compared itself
     "model.match_multiple",
-    // what is added to the loss in training
+    // training losses
     "model.attention.head_balance", "model.moe.load_balance", "model.moe.router_z_loss_coefficient",
     "model.logit_z_loss_coefficient",
-    // how it is computed
+    // how the function is computed
     "model.attention.kernel",
-    "model.max_position_embeddings",  // how many rows of the rotary table are kept
+    "model.max_position_embeddings",  // number of rows in the rotary table
 };
 
 std::string without_indices(std::string_view key) {
@@ -47,8 +47,8 @@ bool has_dense_layer(const ModelConfig& m) {
   return false;
 }
 
-/// Gives `a` the values of `b` for keys that have no effect in one of the two: there the key above them says
-/// the difference.
+/// Copies from `b` to `a` the keys that have no effect in one of the two models. The key that disables them
+/// already shows the difference.
 void align_idle_keys(ModelConfig& a, const ModelConfig& b) {
   RopeScalingConfig& scaling = a.rope.scaling;
   const auto none = RopeScalingType::none;
@@ -70,7 +70,7 @@ void align_idle_keys(ModelConfig& a, const ModelConfig& b) {
   }
   if (a.moe.shared_expert_intermediate_size == 0 || b.moe.shared_expert_intermediate_size == 0)
     a.moe.shared_expert_gate = b.moe.shared_expert_gate;
-  // Which layers have experts can be said in several ways.
+  // Several settings can select the same MoE layers.
   for (int64_t i = 0; i < layers_looked_at(a); ++i)
     if (a.num_hidden_layers != b.num_hidden_layers || a.moe.in_layer(i) != b.moe.in_layer(i)) return;
   a.moe.decoder_sparse_step = b.moe.decoder_sparse_step;
@@ -79,7 +79,7 @@ void align_idle_keys(ModelConfig& a, const ModelConfig& b) {
 
 struct Leaf {
   std::string key, text;
-  std::string compared;  // of a number, what single precision keeps of it
+  std::string compared;  // a number rounded to single precision
 };
 
 std::string compared_text(double value) {
@@ -123,7 +123,7 @@ bool names_key(std::string_view name, std::string_view key) {
     return inner.size() == section.size() || inner[section.size()] == '.' || inner[section.size()] == '[';
   };
   if (name.empty()) return false;
-  // A name with an index stands for that element alone.
+  // A name with an index covers that element only.
   const bool indexed =
       name.find_first_of("0123456789") != std::string_view::npos && name.find('[') != std::string_view::npos;
   return covers(name, key) || (!indexed && covers(without_indices(name), without_indices(key)));
@@ -154,7 +154,7 @@ std::vector<FunctionDifference> function_differences(const ModelConfig& source, 
 std::string init_ignore_problem(const std::string& name) {
   if (name == kIgnoreTokenizer || name == "model") return "";
   std::vector<std::string> known = {kIgnoreTokenizer};
-  std::string ending;  // a model key that ends so
+  std::string ending;  // a model key with this ending
   for (const KeyInfo& info : config_keys()) {
     if (!names_key("model", info.key)) continue;
     // [3] stands for any element.

@@ -1,6 +1,6 @@
 #pragma once
-// Which model keys change the function that given weights compute, and how two models differ in it. A
-// training that starts from the weights of another one (train.init_from) compares them.
+// Which model keys change the function that given weights compute, and in which keys two models differ. A run
+// that starts from another model's weights (train.init_from) compares the two.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,22 +9,22 @@
 
 namespace sluice {
 
-/// Whether `name` stands for `key`: it is the key, or a section or list that the key lies in ("model.rope"
-/// for "model.rope.theta"). An index may be left empty or out: "model.attention.gates[].heads",
+/// Whether `name` covers `key`: it is the key itself, or a section or list that contains it ("model.rope" for
+/// "model.rope.theta"). An index may be empty or left out: "model.attention.gates[].heads",
 /// "model.attention.gates.heads".
 bool names_key(std::string_view name, std::string_view key);
 
-/// Whether another value of a model key makes the same weights compute another function. Every key does that
-/// is not known to concern only how weights start, how they are trained, or how fast they are computed.
+/// Whether the same weights compute another function when the key's value changes. This holds for every model
+/// key except those known to affect only initialisation, training or speed.
 bool changes_function(std::string_view key);
 
 struct FunctionDifference {
   std::string key;           // "model.rope.theta"; lists of different lengths differ as a whole
   std::string source, here;  // the values, as YAML writes them
 };
-/// The keys in which the functions of two models differ, in the order of the reference. Keys that have no
-/// effect in either (experts per token of a model without experts) are not looked at; numbers are compared in
-/// single precision.
+/// The keys in which the functions of two models differ, in the order of the reference. Keys without effect
+/// in either model (experts per token where there are no experts) are ignored; numbers are compared in single
+/// precision.
 std::vector<FunctionDifference> function_differences(const ModelConfig& source, const ModelConfig& here);
 
 constexpr const char* kIgnoreTokenizer = "data.tokenizer";

@@ -1,6 +1,6 @@
 #pragma once
-// The keys that are paths, said once: resolved against the file that states them, compared and written
-// absolute.
+// The keys that are paths. They are resolved against the file that states them, and compared and written as
+// absolute paths.
 #include <spdlog/fmt/fmt.h>
 
 #include <filesystem>
@@ -10,7 +10,8 @@
 
 namespace sluice {
 
-/// Calls visit(path, key) for every path of a configuration but run_dir, which belongs to the working folder.
+/// Calls visit(path, key) for every path in a configuration except run_dir, which is relative to the working
+/// folder.
 template <class Visit>
 void for_each_path(Config& config, Visit visit) {
   visit(config.model.match_parameters_of, std::string("model.match_parameters_of"));

@@ -7,7 +7,7 @@
 namespace sluice {
 namespace {
 
-/// Sections that a later version brings: told apart from misspelt ones.
+/// Sections of a later version, for which the message differs from that for a misspelt key.
 constexpr std::string_view kLater[] = {"model.attention.sparse"};
 
 auto depth(const std::string& key) { return std::count(key.begin(), key.end(), '.'); }
@@ -36,14 +36,14 @@ void Reader::unknown_key(const yaml::Key& key) {
     return;
   }
   std::string hint;
-  // The right word in the wrong place, before a similar word in this one.
+  // A known key in the wrong section is a better suggestion than a similar key in this section.
   std::string elsewhere;
   static const std::vector<KeyInfo> keys = config_keys();
   for (const KeyInfo& k : keys) {
     const size_t dot = k.key.rfind('.');
     if (k.key == path)
       hint = fmt::format("; write it as nested sections (dots work on the command line only)");
-    // The least nested of that name is the likeliest to be meant.
+    // Among keys of that name, the least nested is the most likely.
     if (dot != std::string::npos && k.key.substr(dot + 1) == key.text &&
         (elsewhere.empty() || depth(k.key) < depth(elsewhere)))
       elsewhere = k.key;

@@ -1,5 +1,5 @@
 #pragma once
-// The visitor that fills a Config from a YAML tree: unknown keys, wrong types and words become problems.
+// The visitor that fills a Config from a YAML tree and reports unknown keys, wrong types and wrong words.
 #include <spdlog/fmt/fmt.h>
 
 #include <map>
@@ -24,7 +24,7 @@ class Reader {
     read_section(out, root, "", root.place);
   }
 
-  /// Where each key that was given is written ("model.attention.gates[0].position").
+  /// The place of each key that was given ("model.attention.gates[0].position").
   const std::map<std::string, yaml::Place>& places() const { return places_; }
   /// Keys whose value could not be read.
   const std::set<std::string>& bad() const { return bad_; }

@@ -15,7 +15,7 @@ namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/// 010, 0x10, 1_000, 1:30: numbers to YAML 1.1 or 1.2, each to a different value.
+/// 010, 0x10, 1_000, 1:30: YAML 1.1 and 1.2 read these as different values.
 std::string surprise(std::string_view text) {
   std::string_view t = text;
   if (!t.empty() && (t[0] == '-' || t[0] == '+')) t.remove_prefix(1);
@@ -132,8 +132,9 @@ std::string parse_number(std::string_view text, double& value) {
   std::string_view rest = text;
   Decimal ignored;
   bool ignored_overflow = false;
-  // The shape is checked by hand (from_chars also takes inf and nan), the value taken from the correctly
-  // rounded parser.
+  // The syntax is checked here because from_chars also accepts inf and nan; the value comes from from_chars,
+  // which
+  // rounds correctly.
   if (!parse_decimal(rest, ignored, ignored_overflow) || !rest.empty())
     return fmt::format("must be a number, got {}", yaml::printable(text));
   const char* begin = text.data() + (text[0] == '+');
@@ -162,7 +163,7 @@ std::string scalar_text(uint64_t value) { return fmt::format("{}", value); }
 
 std::string scalar_text(double value) {
   std::string text = fmt::format("{}", value);
-  // 1e-06 as people write it: 1e-6; 1e+20 as 1e20.
+  // 1e-06 becomes 1e-6, and 1e+20 becomes 1e20.
   const size_t e = text.find('e');
   if (e == std::string::npos) return text;
   std::string exponent = text.substr(e + 1);

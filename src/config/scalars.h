@@ -1,13 +1,14 @@
 #pragma once
-// Text to numbers, strictly: what YAML 1.1 would silently read as something else is an error with a reason.
+// Strict conversion of text to numbers: what YAML 1.1 would silently read as another value is an error with a
+// reason.
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace sluice {
 
-/// A whole number: 4096, 1e9, 20B, 512k, 1.5M, 64Ki (k M B T: powers of 1000; Ki Mi: powers of 1024). Returns
-/// "" and sets value, or says what is wrong ("must be an integer, got 2.5").
+/// Parses a whole number: 4096, 1e9, 20B, 512k, 1.5M, 64Ki (k M B T: powers of 1000; Ki Mi: powers of 1024).
+/// Returns "" and sets value, or returns the reason for failure ("must be an integer, got 2.5").
 std::string parse_integer(std::string_view text, int64_t& value);
 std::string parse_integer(std::string_view text, uint64_t& value);
 /// A finite decimal number: 3e-4, 0.1, 1000.

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxLayers = 10000;
 
-/// Checks of one configuration; each names its keys, the one to point at first.
+/// Checks of one configuration. Each names the keys involved, of which the first is the one to point at.
 class Checks {
  public:
   explicit Checks(ProblemSink& problem) : problem_(problem) {}
@@ -86,13 +86,14 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
                 {"model.qk_norm_order", "model.qk_norm"},
                 "model.qk_norm_order: after_rope has no effect while qk_norm is false");
   const bool fan_in = m.initializer == Initializer::fan_in;
+  check.require(!fan_in || !m.tie_word_embeddings, {"model.initializer", "model.tie_word_embeddings"},
+                "model.initializer: fan_in initialises the embedding with deviation 1 and the output head "
+                "with 0, so they "
+                "cannot be one matrix; set tie_word_embeddings: false");
   check.require(
-      !fan_in || !m.tie_word_embeddings, {"model.initializer", "model.tie_word_embeddings"},
-      "model.initializer: fan_in starts the embedding at 1 and the head at 0, which one matrix cannot; set "
-      "tie_word_embeddings: false");
-  check.require(!fan_in || !m.scaled_residual_init, {"model.scaled_residual_init", "model.initializer"},
-                "model.scaled_residual_init has no effect with initializer: fan_in, which starts o_proj and "
-                "down_proj at 0");
+      !fan_in || !m.scaled_residual_init, {"model.scaled_residual_init", "model.initializer"},
+      "model.scaled_residual_init has no effect with initializer: fan_in, which initialises o_proj and "
+      "down_proj to 0");
   if (m.max_position_embeddings) {
     check.size("model.max_position_embeddings", *m.max_position_embeddings);
     check.require(*m.max_position_embeddings <= 0 || data.seq_len <= *m.max_position_embeddings,
@@ -212,8 +213,8 @@ void check_moe(const ModelConfig& m, Checks& check) {
           e.num_experts));
 }
 
-/// What says how open a head is must be in [0, 1] and a head's own: the first gate at sdpa_output, if there
-/// is one.
+/// A head's importance is measured by the scores of the first gate at sdpa_output, if there is one. They must
+/// multiply, lie in [0, 1] and be separate for each head.
 void check_head_balance(const Config& c, Checks& check) {
   const ModelConfig& m = c.model;
   const HeadBalanceConfig& b = m.attention.head_balance;
@@ -236,13 +237,14 @@ void check_head_balance(const Config& c, Checks& check) {
       c.parallel.determinism != Determinism::exact || b.scope == HeadBalanceScope::micro_batch ||
           b.scope == HeadBalanceScope::previous_step,
       {at + "scope", "parallel.determinism"},
-      at + "scope sees what is computed at the same time or before, which depends on who computes what; with "
-           "parallel.determinism: exact use micro_batch or previous_step");
+      at + "scope depends on which rank computes which micro-batch; with parallel.determinism: exact use "
+           "micro_batch or previous_step");
   for (size_t i = 0; i < m.attention.gates.size(); ++i) {
     const GateConfig& gate = m.attention.gates[i];
     if (gate.position != GatePosition::sdpa_output) continue;
     const std::string key = fmt::format("model.attention.gates[{}]", i);
-    const std::string tail = ", which does not say how open a head is; set " + at + "coefficient: 0, or ";
+    const std::string tail =
+        ", so they do not measure a head's importance; set " + at + "coefficient: 0, or ";
     check.require(gate.activation == GateActivation::sigmoid || gate.activation == GateActivation::ns_sigmoid,
                   {key + ".activation", at + "coefficient"},
                   key + ".activation: scores are not in [0, 1]" + tail + "use sigmoid or ns_sigmoid");
@@ -254,19 +256,20 @@ void check_head_balance(const Config& c, Checks& check) {
   }
 }
 
-/// Experts lie on ranks in equal parts.
 void check_gradient_dtype(const Config& c, Checks& check) {
   check.require(c.parallel.gradient_dtype == GradientDtype::f32 || c.train.precision != Precision::f64,
                 {"parallel.gradient_dtype", "train.precision"},
-                "parallel.gradient_dtype: bf16 is for gradients in f32; with precision f64 use f32");
+                "parallel.gradient_dtype: bf16 is available only for gradients computed in f32; with "
+                "precision f64 use f32");
 }
 
+/// Every rank of an expert-parallel group holds the same number of experts.
 void check_expert_ranks(const Config& c, Checks& check) {
   const int64_t ranks = c.parallel.expert, experts = c.model.moe.num_experts;
   if (ranks <= 1) return;
   check.require(
       experts > 0, {"parallel.expert", "model.moe.num_experts"},
-      fmt::format("parallel.expert = {} shares experts, and model.moe.num_experts is 0; use 1", ranks));
+      fmt::format("parallel.expert = {} needs experts, but model.moe.num_experts is 0; use 1", ranks));
   check.require(
       experts % ranks == 0, {"parallel.expert", "model.moe.num_experts"},
       fmt::format("parallel.expert = {} does not divide model.moe.num_experts = {}", ranks, experts));
@@ -304,7 +307,7 @@ void check_train(const TrainConfig& t, Checks& check) {
                 "train.device: cuda is not in this build, which is CPU-only; use auto or cpu");
   check.require(t.device != DeviceChoice::cuda || t.precision != Precision::f64,
                 {"train.precision", "train.device"},
-                "train.precision: f64 is computed on the CPU only; use f32 or bf16 with device cuda");
+                "train.precision: f64 is available on the CPU only; use f32 or bf16 with device cuda");
   check.size("train.threads", t.threads, 0);
   check.size("train.micro_batch_size", t.micro_batch_size);
   check.size("train.global_batch_size", t.global_batch_size);
@@ -362,7 +365,7 @@ void check_optimizer(const OptimizerConfig& o, Checks& check) {
   }
 }
 
-/// A schedule that ends before the run does, where the run's length is known.
+/// Checks that the schedule fits into the run, if the length of the run is known.
 void check_schedule(const Config& c, Checks& check) {
   const int64_t steps = training_steps(c);
   if (steps <= 0) return;
@@ -389,13 +392,13 @@ void check_lora(const Config& c, Checks& check) {
   check.size("lora.rank", c.lora.rank, 0);
   if (c.lora.rank <= 0) return;
   check.positive("lora.alpha", c.lora.alpha);
-  check.require(!c.train.init_from.empty(), {"lora.rank", "train.init_from"},
-                fmt::format("lora.rank = {} trains adapters of a model that is there; give train.init_from",
-                            c.lora.rank));
+  check.require(
+      !c.train.init_from.empty(), {"lora.rank", "train.init_from"},
+      fmt::format("lora.rank = {} trains adapters of an existing model; give train.init_from", c.lora.rank));
   check.require(!c.lora.targets.empty(), {"lora.targets", "lora.rank"},
                 "lora.targets must name at least one matrix");
   check.require(c.optimizer.type == OptimizerType::adamw, {"optimizer.type", "lora.rank"},
-                "optimizer.type: muon is for whole matrices; adapters (lora.rank) are trained with adamw");
+                "optimizer.type: muon cannot train adapters (lora.rank); use adamw");
   std::set<std::string> names;
   for (const std::string& target : c.lora.targets)
     check.require(
@@ -418,18 +421,19 @@ void check_parallel(const ParallelConfig& p, Checks& check) {
   check.count("parallel.verify_every_steps", p.verify_every_steps);
   check.require(p.gradient_dtype == GradientDtype::f32 || p.determinism == Determinism::same_layout,
                 {"parallel.gradient_dtype", "parallel.determinism"},
-                "parallel.gradient_dtype: bf16 rounds by who sends what; with determinism exact use f32");
+                "parallel.gradient_dtype: bf16 rounds differently on each number of ranks; with determinism "
+                "exact use f32");
   check.require(p.zero_stage >= 0 && p.zero_stage <= 3, {"parallel.zero_stage"},
                 fmt::format("parallel.zero_stage must be 0, 1, 2 or 3, got {}", p.zero_stage));
 }
 
-/// Muon needs a matrix whole.
+/// Muon orthogonalises whole matrices, which ZeRO would shard.
 void check_muon_ranks(const Config& c, Checks& check) {
   check.require(
       c.optimizer.type != OptimizerType::muon || c.parallel.zero_stage == 0,
       {"optimizer.type", "parallel.zero_stage"},
       fmt::format(
-          "optimizer.type: muon orthogonalises whole matrices, which parallel.zero_stage = {} cuts; use 0",
+          "optimizer.type: muon orthogonalises whole matrices, which parallel.zero_stage = {} shards; use 0",
           c.parallel.zero_stage));
 }
 
@@ -481,14 +485,13 @@ void check_training(const Config& config, ProblemSink& problem) {
   Checks check(problem);
   const TrainConfig& t = config.train;
   check.require(t.max_steps > 0 || t.max_tokens > 0, {"train.max_steps", "train.max_tokens"},
-                "how long to train is not said: give train.max_steps or train.max_tokens");
+                "the length of training is not given: set train.max_steps or train.max_tokens");
   check.require(
       t.max_steps == 0 || t.max_tokens == 0, {"train.max_tokens", "train.max_steps"},
       fmt::format("train.max_steps = {} and train.max_tokens = {} are both given; set one of them to 0",
                   t.max_steps, t.max_tokens));
-  check.require(
-      !config.data.train.empty(), {"data.train"},
-      "there is nothing to train on: data.train is empty; give it a list of {name: ..., path: ...}");
+  check.require(!config.data.train.empty(), {"data.train"},
+                "there is no training data: data.train is empty; give it a list of {name: ..., path: ...}");
 }
 
 void validate_for_training(const Config& config) {

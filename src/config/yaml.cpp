@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kMaxBytes = size_t{1} << 20;
 constexpr size_t kMaxDepth = 32;
-constexpr size_t kMaxKeys = 1000;  // of one section; the largest has about 30
+constexpr size_t kMaxKeys = 1000;  // per section; the largest has about 30
 
 /// Stops the parser at the first feature that is refused.
 struct Refused {
@@ -143,7 +143,7 @@ class Builder : public YAML::EventHandler {
   std::vector<Frame> stack_;
 };
 
-/// First byte that has no place in a configuration: control characters, which YAML forbids or editors hide.
+/// Offset of the first control character, which YAML forbids or editors hide; npos if there is none.
 size_t find_control(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     const auto c = static_cast<unsigned char>(text[i]);
@@ -225,7 +225,7 @@ std::string Problems::render(const std::deque<Source>& sources) const {
   const auto order = [&](const Problem* p) {
     const bool known = p->place.source >= 0;
     const Source* s = known ? &sources[static_cast<size_t>(p->place.source)] : nullptr;
-    // All command-line sources keep the order of the arguments; one file read twice is one file.
+    // Command-line sources keep the order of the arguments; a file that is read twice sorts as one.
     return std::tuple(s && s->command_line, s && !s->command_line ? s->path : std::string(),
                       s && s->command_line ? p->place.source : 0, p->place.line, p->place.column);
   };
@@ -246,7 +246,7 @@ std::string Problems::render(const std::deque<Source>& sources) const {
                             p->place.column);
     }
     if (!p->detail.empty()) text += "\n         " + p->detail;
-    if (std::find(shown.begin(), shown.end(), text) != shown.end()) continue;  // a file reached by two ways
+    if (std::find(shown.begin(), shown.end(), text) != shown.end()) continue;  // a file extended twice
     shown.push_back(std::move(text));
   }
   std::string out = fmt::format("{}", fmt::join(shown, "\n"));
@@ -272,8 +272,8 @@ Node parse(const std::deque<Source>& sources, int source, size_t begin, Problems
   if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos) {
     const auto line =
         static_cast<int>(std::count(text.begin(), text.begin() + static_cast<int64_t>(bad), '\n')) + 1;
-    problems.add({source, line, 1}, fmt::format("byte 0x{:02x} is not UTF-8, which configurations are in",
-                                                static_cast<unsigned char>(text[bad])));
+    problems.add({source, line, 1},
+                 fmt::format("byte 0x{:02x} is not UTF-8", static_cast<unsigned char>(text[bad])));
     return empty;
   }
   Builder builder(source, static_cast<int>(begin), sources, problems);

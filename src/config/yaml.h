@@ -1,6 +1,7 @@
 #pragma once
-// A guarded YAML subset: yaml-cpp finds the tokens, this file keeps marks and refuses what surprises. No
-// anchors, aliases, tags or merge keys; depth <= 32, size <= 1 MiB; duplicate keys are problems.
+// A restricted subset of YAML: yaml-cpp finds the tokens; this file keeps their positions and refuses
+// ambiguous features. No anchors, aliases, tags or merge keys; depth <= 32, size <= 1 MiB; duplicate keys are
+// problems.
 #include <deque>
 #include <set>
 #include <string>
@@ -10,15 +11,15 @@
 
 namespace sluice::yaml {
 
-/// A text that values come from: a file, or one command-line override.
+/// A source of values: a file, or one command-line override.
 struct Source {
   std::string path;    // as shown to the user
-  std::string folder;  // what its relative paths are relative to; "" is the working folder
+  std::string folder;  // the base of its relative paths; "" is the working folder
   std::string text;
   bool command_line = false;
 };
 
-/// Where something is written. Lines and columns count from 1; line 0 stands for the source as a whole.
+/// A position in a source. Lines and columns count from 1; line 0 means the source as a whole.
 struct Place {
   int source = -1;
   int line = 0, column = 0;
@@ -43,14 +44,14 @@ struct Node {
   std::string describe() const;
 };
 
-/// Everything wrong with a configuration, told at once.
+/// Collects the problems of a configuration and reports them together.
 class Problems {
  public:
   /// message: one line. detail: further lines, may be empty. The same problem is kept once.
   void add(Place place, std::string message, std::string detail = "");
   bool empty() const { return problems_.empty(); }
   int64_t size() const { return static_cast<int64_t>(problems_.size()) + more_; }
-  /// As many are kept as are shown: what comes then is only counted, by its place.
+  /// Further problems are only counted, one per place, and not shown.
   bool full() const { return problems_.size() >= 50; }
   /// Sorted by file and line, command line last; compiler-like, with the source line and a caret.
   std::string render(const std::deque<Source>& sources) const;
@@ -61,19 +62,20 @@ class Problems {
     std::string message, detail;
   };
   std::vector<Problem> problems_;
-  std::set<std::tuple<int, int, int>> places_;  // of all
-  int64_t more_ = 0;                            // counted alone
+  std::set<std::tuple<int, int, int>> places_;  // places of all problems, shown or counted
+  int64_t more_ = 0;                            // counted, not shown
 };
 
-/// Parses sources[source].text from character `begin` on into a tree. Syntax errors and refused features go
-/// to `problems`; then the result is what was understood (an empty map in the worst case).
+/// Parses sources[source].text from character `begin` on into a tree. Syntax errors and refused features are
+/// added to `problems`; the result is then what could be parsed (possibly an empty map).
 Node parse(const std::deque<Source>& sources, int source, size_t begin, Problems& problems);
 
-/// Maps merge, everything else replaces; null replaces too (the reader takes it as "the default").
+/// Maps are merged; everything else replaces the old value. Null replaces too: the reader takes it as the
+/// default.
 void merge(Node& base, const Node& overlay);
 
-/// Applies `a.b[0].c` = value to a tree, creating maps on the way. False with a message when the path does
-/// not fit.
+/// Assigns `value` at the path `a.b[0].c`, creating maps as needed. Returns false with a message if the path
+/// does not fit the tree.
 bool assign(Node& root, std::string_view path, const Node& value, std::string& message);
 
 /// "file:line:column", "file", or "command line".

@@ -27,7 +27,7 @@ Arena::Arena(std::string name, int64_t capacity, Device device, bool pinned)
     p = cuda::allocate_pinned(capacity);
 #endif
   if (device == Device::cpu && !pinned) {
-    // mmap: zeroed, page aligned, and returned to the system as one piece.
+    // mmap gives zeroed, page-aligned memory, which returns to the system as one piece.
     p = mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
              0);
     if (p == MAP_FAILED)
@@ -65,7 +65,7 @@ Arena::Arena(Arena&& other) noexcept
 
 int64_t Arena::take(int64_t bytes, const char* what) {
   const int64_t begin = used_;
-  // A cache line; on a GPU what vector and bulk copies ask for, with room to spare.
+  // A cache line on a CPU; on a GPU more than vector and bulk copies require.
   const int64_t alignment = device_ == Device::cuda ? 256 : 64;
   const int64_t padded = (bytes + alignment - 1) / alignment * alignment;
   SLUICE_CHECK(measuring() || begin + padded <= capacity_, "arena {}: {} needs {} bytes, {} of {} are free",

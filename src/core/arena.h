@@ -1,6 +1,6 @@
 #pragma once
-// Arena: owns one block of memory; everything in it has a name. Capacity 0 measures only: tensors come back
-// with shapes but without data, and high_water() tells what a real arena needs.
+// An arena owns one block of memory, in which every allocation has a name. With capacity 0 it only measures:
+// tensors have shapes but no data, and high_water() is the capacity that a real arena needs.
 #include <deque>
 #include <initializer_list>
 #include <memory>
@@ -22,7 +22,7 @@ class Arena {
   /// capacity in bytes; 0 = measure only. Memory is zeroed. Throws Error(out_of_memory) with name and size.
   explicit Arena(std::string name, int64_t capacity = 0, Device device = Device::cpu)
       : Arena(std::move(name), capacity, device, /*pinned=*/false) {}
-  /// Host memory that a GPU can copy from and to while it computes.
+  /// Pinned host memory, which a GPU can copy from and to while it computes.
   static Arena pinned(std::string name, int64_t capacity) {
     return Arena(std::move(name), capacity, Device::cpu, true);
   }
@@ -30,10 +30,11 @@ class Arena {
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&&) = delete;
 
-  /// A tensor aligned to 64 bytes, on a GPU to 256. A real arena throws Error(internal) when it is full.
+  /// Allocates a tensor, aligned to 64 bytes on a CPU and to 256 on a GPU. A real arena throws
+  /// Error(internal) when it is full.
   Tensor alloc(const std::string& tensor_name, DType dtype, std::initializer_list<int64_t> dims);
-  /// The same, without an entry in the table and without copying the name (which must outlive the tensor):
-  /// for temporaries inside the step, which may not allocate host memory.
+  /// The same, but without an entry in the table or a copy of the name (which must outlive the tensor): for
+  /// temporaries within a step, where host memory must not be allocated.
   Tensor alloc_temporary(const char* tensor_name, DType dtype, std::initializer_list<int64_t> dims);
 
   int64_t mark() const { return used_; }
@@ -60,7 +61,7 @@ class Arena {
   std::deque<Entry> entries_;
 };
 
-/// Temporaries of one scope: allocated from an arena, given back on destruction.
+/// Temporaries of one scope: allocated from an arena and released on destruction.
 class ScratchScope {
  public:
   explicit ScratchScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t aligned4(size_t n) { return (n + 3) / 4 * 4; }
 
-/// The build identifier among the notes of a segment; empty where it is not there.
+/// The build identifier among the notes of a segment; empty if there is none.
 std::string find_build_id(const char* notes, size_t bytes) {
   for (size_t at = 0; at + sizeof(ElfW(Nhdr)) <= bytes;) {
     ElfW(Nhdr) note;

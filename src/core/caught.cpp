@@ -12,7 +12,8 @@
 namespace sluice {
 namespace {
 
-/// Megabytes of a line "NAME:   123 kB" of /proc/self/status; -1 where it cannot be read. Allocates nothing.
+/// The value, in MiB, of a line "NAME: 123 kB" in /proc/self/status; -1 if it cannot be read. Allocates
+/// nothing.
 double megabytes(const char* name) {
   char text[4096];
   const int fd = ::open("/proc/self/status", O_RDONLY | O_CLOEXEC);

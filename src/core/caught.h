@@ -1,11 +1,11 @@
 #pragma once
-// Any exception as the program's one kind, so that message and exit code are the same wherever it is caught.
+// Converts any exception to Error, so that message and exit code do not depend on where it is caught.
 #include "core/error.h"
 
 namespace sluice {
 
-/// Of the exception that is being handled. An Error stays what it is; std::bad_alloc is out_of_memory and
-/// says how much memory the process holds; everything else is internal.
+/// The exception being handled as an Error. An Error is returned unchanged; std::bad_alloc becomes
+/// out_of_memory with the memory use of the process; everything else becomes internal.
 Error caught_error();
 
 }  // namespace sluice

@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-/// A small file's text; empty where there is none, or none that may be read.
+/// The text of a small file; empty if it is absent or unreadable.
 std::string text_of(const std::string& path) {
   try {
     return io::exists(path) ? io::read_file(path, 1 << 20) : "";
@@ -18,7 +18,7 @@ std::string text_of(const std::string& path) {
   }
 }
 
-/// The number a file begins with; nothing for "max" and for no file.
+/// The number at the start of a file; nothing for "max" or an absent file.
 std::optional<int64_t> number_in(const std::string& path) {
   int64_t value = 0;
   std::istringstream text(text_of(path));
@@ -35,14 +35,15 @@ int64_t value_of(const std::string& text, const std::string& name) {
   return 0;
 }
 
-/// Whether a comma-separated list holds a word.
+/// Whether a comma-separated list contains a word.
 bool lists(const std::string& list, const std::string& word) {
   return ("," + list + ",").find("," + word + ",") != std::string::npos;
 }
 
-/// The folders of this process's groups of one controller, its own first, up to the hierarchy's mount point.
+/// The folders of this process's groups of one controller, from its own group to the mount point of the
+/// hierarchy.
 std::vector<std::string> folders(const std::string& root, const std::string& controller, bool v2) {
-  std::string path;  // of the own group, within the hierarchy
+  std::string path;  // of the process's own group, within the hierarchy
   std::istringstream groups(text_of(root + "/proc/self/cgroup"));
   for (std::string line; std::getline(groups, line);) {
     const size_t a = line.find(':'), b = a == std::string::npos ? a : line.find(':', a + 1);
@@ -62,7 +63,7 @@ std::vector<std::string> folders(const std::string& root, const std::string& con
     }
     fields >> type >> source >> options;
     if (v2 ? type != "cgroup2" : type != "cgroup" || !lists(options, controller)) continue;
-    // A container sees its group as the mount's root; what is above it cannot be seen.
+    // A container sees its own group as the root of the mount; groups above it are invisible.
     std::string below = path == "/" ? "" : path;
     if (of != "/") {
       if (below == of)
@@ -84,14 +85,14 @@ std::vector<std::string> folders(const std::string& root, const std::string& con
 std::vector<MemoryGroup> memory_groups(const std::string& root) {
   std::vector<MemoryGroup> groups;
   constexpr int64_t kUnlimited = int64_t{1}
-                                 << 60;  // version 1 says so with the largest number of whole pages
+                                 << 60;  // version 1 writes "no limit" as the largest number of whole pages
   for (const bool v2 : {true, false}) {
     const std::vector<std::string> chain = folders(root, "memory", v2);
     for (size_t i = 0; i < chain.size(); ++i) {
       const std::string file = chain[i] + (v2 ? "/memory.max" : "/memory.limit_in_bytes");
       const std::string statistics = text_of(chain[i] + "/memory.stat");
       std::optional<int64_t> limit = number_in(file);
-      // Version 1 tells of groups above that cannot be seen.
+      // Version 1 also reports the limits of invisible ancestors.
       if (const int64_t above = v2 ? 0 : value_of(statistics, "hierarchical_memory_limit");
           above > 0 && above < kUnlimited)
         limit = std::min(limit.value_or(above), above);

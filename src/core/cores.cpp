@@ -43,7 +43,7 @@ std::string too_many_threads(const Cores& cores, int threads, int same_mask, int
   const int64_t on_mask = int64_t{threads} * same_mask;
   if (on_mask > cores.allowed && (threads > 1 || same_mask > 1))
     return fmt::format(
-        "{} share {} core{}: they wait for each other; fewer train.threads or ranks would be faster, or a "
+        "{} share {} core{} and wait for each other; fewer train.threads or ranks would be faster, or a "
         "launcher "
         "that binds the ranks elsewhere",
         same_mask == ranks ? each : fmt::format("{} threads", on_mask), cores.allowed,
@@ -51,7 +51,7 @@ std::string too_many_threads(const Cores& cores, int threads, int same_mask, int
   if (cores.quota && static_cast<double>(threads) * ranks > *cores.quota + 0.5 &&
       int64_t{threads} * ranks > 1)
     return fmt::format(
-        "{} have a quota of {:.2f} cores (cgroup): they are stopped for a part of the time; fewer "
+        "{} have a quota of {:.2f} cores (cgroup) and are throttled; fewer "
         "train.threads would "
         "be faster",
         each, *cores.quota);

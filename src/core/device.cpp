@@ -22,7 +22,7 @@ void synchronize(Context&) {}
 #endif
 
 namespace {
-int chosen_device = 0;  // of the process: one rank each
+int chosen_device = 0;  // of the whole process, which is one rank
 }  // namespace
 
 void choose_cuda_device(int index) {

@@ -1,6 +1,6 @@
 #pragma once
-// Devices, and what of them core needs: memory, copies, waiting. In a CPU build everything that names a GPU
-// is an error by name; in a CUDA build it goes to cuda/device.cu (core/cuda_backend.h).
+// Devices: memory, copies, waiting. In a CPU build every use of a GPU is an error that says so; in a CUDA
+// build it is forwarded to cuda/device/device.cu (core/cuda_backend.h).
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,47 +18,47 @@ struct DeviceInfo {
   int compute_capability = 0;  // times ten: 90
   int multiprocessors = 0;
   bool emulated =
-      false;  // tests/emulation in the place of a card: exact, and far too slow to be chosen unasked
+      false;  // tests/emulation in place of a GPU: exact, but too slow to be selected automatically
 };
 
-/// Whether this program holds a CUDA backend at all.
+/// Whether this program contains a CUDA backend.
 bool built_with_cuda();
-/// The GPUs this process sees; empty in a CPU build, without a driver or without a card.
+/// The GPUs visible to this process; empty in a CPU build, and without a driver or a GPU.
 std::vector<DeviceInfo> cuda_devices();
 
-/// This thread, and what it begins, computes on the index-th of them, modulo their number: several ranks of
-/// one machine share them. Before anything is allocated; nothing without one.
+/// Makes this thread and all later work of the process use the index-th visible GPU, modulo their number, so
+/// that several ranks on one machine can share them. To be called before any allocation; does nothing without
+/// a GPU.
 void choose_cuda_device(int index);
-/// The same for a thread that begins later: what was chosen is the process's, but CUDA asks every thread.
+/// Selects the chosen GPU in a thread started later: the choice belongs to the process, but CUDA keeps it per
+/// thread.
 void use_chosen_cuda_device();
-/// The one that was chosen; the first otherwise.
+/// The index of the chosen GPU; 0 if none was chosen.
 int chosen_cuda_device();
 
 struct Context;
 struct Tensor;
 
-/// dst = src: equal shape and dtype, any two devices, in order with the ops of ctx. Host memory must live,
-/// and stay as it is, until synchronize(). Nothing in a dry run.
+/// dst = src for equal shape and dtype, between any two devices, in order with the ops of ctx. Host memory
+/// must live and stay unchanged until synchronize(). Does nothing in a dry run.
 void copy(Context& ctx, const Tensor& dst, const Tensor& src);
 
-/// Waits for everything that ops of ctx have begun. Throws what kernels on a GPU reported meanwhile:
-/// Error(data) for tokens, targets and positions outside their tables. On a CPU ops throw by themselves and
-/// this does nothing.
+/// Waits for all ops of ctx. Throws the errors that GPU kernels have reported: Error(data) for tokens,
+/// targets and positions out of range. On a CPU ops throw directly, and this does nothing.
 void synchronize(Context& ctx);
 
-/// Brings a tensor to host memory of its size, or the other way round, through pinned buffers: for
-/// checkpoints, initial values and evaluation. Waits; the host memory is free afterwards. Nothing in a dry
-/// run.
+/// Copies a tensor to host memory of its size, or back, through pinned buffers: for checkpoints, initial
+/// values and evaluation. Waits, so the host memory may be reused at once. Does nothing in a dry run.
 void read_tensor(Context& ctx, void* host, const Tensor& t);
 void write_tensor(Context& ctx, const Tensor& t, const void* host);
 
-/// As copy(), on the context's copy stream, beside its ops: for the next step's input. await_prefetch makes
-/// later ops of ctx wait for all of them.
+/// Like copy(), but on the context's copy stream, concurrently with its ops: for the input of the next step.
+/// await_prefetch makes later ops of ctx wait for all prefetches.
 void prefetch(Context& ctx, const Tensor& dst, const Tensor& src);
 void await_prefetch(Context& ctx);
 
-/// A point in the ops of one context for which those of another wait: of two streams of a GPU. On a CPU an op
-/// is done when it returns, and nothing waits.
+/// A point in the ops of one context for which ops of another context wait (an event between two streams of a
+/// GPU). On a CPU an op is complete when it returns, and nothing waits.
 class Mark {
  public:
   Mark();
@@ -66,9 +66,10 @@ class Mark {
   Mark(Mark&& other) noexcept;
   Mark& operator=(Mark&& other) noexcept;
 
-  /// Here: after everything that ctx has begun. Moves a mark that was set before.
+  /// Places the mark after all current ops of ctx; a mark that was set before moves.
   void set(Context& ctx);
-  /// Later ops of ctx begin when what was before the mark is done; at once if it was never set.
+  /// Makes later ops of ctx wait until the ops before the mark are complete; does nothing if it was never
+  /// set.
   void await(Context& ctx) const;
 
   struct Impl {
@@ -89,7 +90,8 @@ class Graph {
   Graph(Graph&& other) noexcept;
   Graph& operator=(Graph&& other) noexcept;
 
-  /// Records what `ops` enqueues on ctx; nothing is computed. Tensors and scalars are those of now.
+  /// Records what `ops` enqueues on ctx, without computing anything. Replays use the tensors and scalars of
+  /// the recording.
   void record(Context& ctx, const std::function<void()>& ops);
   bool recorded() const { return impl_ != nullptr; }
   void launch(Context& ctx);
@@ -103,10 +105,10 @@ class Graph {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Called by train with its configuration's choice: cuda where this program has a backend and sees a card.
+/// The device that train.device: auto selects: cuda if this program has a CUDA backend and a GPU is visible.
 Device automatic_device();
 
-/// The one element of a (1) f64 or f32 tensor, wherever it is: waits. 0 in a dry run.
+/// The value of a (1) f64 or f32 tensor on any device; waits. 0 in a dry run.
 double read_scalar(Context& ctx, const Tensor& t);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
 #pragma once
-// Element types. Arithmetic happens in float for f32 and bf16 storage, in double for f64.
+// Element types. Arithmetic is in float for f32 and bf16 storage, and in double for f64.
 #include <bit>
 #include <cstdint>
 
@@ -39,11 +39,11 @@ constexpr const char* dtype_name(DType t) {
   return "?";
 }
 
-/// Parameter gradients and statistics (rstd, lse, losses) of a model that stores `t`: f64 for f64, otherwise
-/// f32.
+/// Type of parameter gradients and statistics (rstd, lse, losses) in a model that stores `t`: f64 for f64,
+/// otherwise f32.
 constexpr DType accumulate_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
 
-/// Brain float: the upper half of an f32. Conversion rounds to nearest even and keeps NaN a (quiet) NaN.
+/// bfloat16: the upper half of an f32. Conversion rounds to nearest even; NaN stays a (quiet) NaN.
 struct bf16 {
   uint16_t bits;
   bf16() = default;
@@ -80,7 +80,7 @@ struct dtype_of<uint8_t> {
   static constexpr DType value = DType::u8;
 };
 
-/// The type arithmetic on T is done in.
+/// The type in which arithmetic on T is done.
 template <class T>
 struct accumulate_of {
   using type = float;

@@ -1,5 +1,6 @@
 #pragma once
-// One exception type, caught in main: one message, printed once, a documented exit code.
+// The only exception type. It is caught in main, which prints its message once and exits with a documented
+// code.
 #include <fmt/core.h>
 
 #include <stdexcept>
@@ -14,11 +15,11 @@ enum class ExitCode : int {
   usage = 64,          // configuration or command line
   data = 65,           // bad data, or checkpoints exist but none is valid
   no_input = 66,       // a named input is missing
-  internal = 70,       // a contract of the program was broken
+  internal = 70,       // a bug: a contract was violated
   out_of_memory = 71,  //
   cannot_create = 73,  // output file or folder
   save_failed = 74,    // the final checkpoint could not be written
-  preempted = 75,      // a signal came; state saved; run again to resume
+  preempted = 75,      // stopped by a signal after saving; run again to resume
   hang = 76,           // a peer was lost
   numeric = 78,        // the budget of non-finite steps is used up
   corruption = 79,     // replicas or replays disagree

@@ -64,9 +64,9 @@ int errno_of(std::string_view name) {
   return 0;
 }
 
-/// The operation at which something goes wrong.
+/// The operation at which a fault is injected.
 struct Plan {
-  std::string text;  // of the variable it was parsed from
+  std::string text;  // of the environment variable
   int64_t at = 0;    // 0: never, or on another rank
   bool torn = false, sticky = false;
   int error = 0;
@@ -111,12 +111,12 @@ Plan parse_plan(const char* variable, const std::string& text, PlanKind kind) {
   return plan;
 }
 
-/// Whether the count-th operation is one that goes wrong.
+/// Whether the count-th operation is one that fails.
 bool meant(const Plan& plan, int64_t count) {
   return plan.at && (plan.sticky ? count >= plan.at : count == plan.at);
 }
 
-/// SLUICE_PAUSE, where it is this rank's; phase empty otherwise.
+/// SLUICE_PAUSE if it applies to this rank; otherwise the phase is empty.
 struct Pause {
   std::string phase, file;
   int64_t step = 0;
@@ -156,7 +156,7 @@ void pause(const Pause& plan) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
 
-/// A switch RANK:step[:code] that is this rank's.
+/// A switch RANK:step[:code] that applies to this rank.
 struct Point {
   int64_t step = -1, code = 0;
 };

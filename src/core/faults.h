@@ -1,8 +1,7 @@
 #pragma once
-// Faults on request, for tests of what survives them (tests/README.md): every such switch of the program, in
-// one place. They are environment variables; unset, they cost a comparison where a file or a phase is
-// entered. RANK is the launcher's; left out, it is every rank. A value that cannot be read is Error(usage)
-// where it is first looked at.
+// Fault injection for tests (tests/README.md): all such switches of the program. They are environment
+// variables; an unset one costs a comparison per file operation or phase. RANK is the launcher's rank;
+// without it the switch applies to every rank. An invalid value is Error(usage) when it is first read.
 //
 // At the n-th mutating operation of core/io.h in a process, counted from 1 (create, write, fsync, rename,
 // mkdir, unlink...); a changed value starts a new count:
@@ -36,20 +35,20 @@
 
 namespace sluice::faults {
 
-/// The launcher's rank of this process; 0 without a launcher.
+/// This process's rank according to the launcher; 0 without one.
 int process_rank();
 
 enum class Io { none, torn, fail };
-/// Called before every mutating operation; may not return, or late. `error`: of Io::fail.
+/// Called before every mutating operation. It may return late or never. `error`: of Io::fail.
 Io before_operation(const std::string& action, const std::string& path, int& error);
 
-/// Called when a training is at `phase` (a literal) of a step.
+/// Called when training reaches `phase` (a literal) of a step.
 void at(const char* phase, int64_t step);
-/// Called before a thread is made: whether that is to fail.
+/// Called before a thread is started; true if starting it is to fail.
 bool thread_fails();
-/// Whether this rank is to call what the others do not call.
+/// Whether this rank is to call a collective that the others do not call.
 bool mismatched(int64_t step);
-/// The bit that a rank of a training is to flip at a step; no name: none. Looks at the environment each time.
+/// The bit that a rank is to flip at a step; an empty name means none. Reads the environment on every call.
 struct Flip {
   std::string name;
   int64_t element = 0, bit = 0;

@@ -3,7 +3,7 @@
 
 namespace sluice {
 
-/// Prefix of the fingerprint of a tokenizer's model file; its XXH3-128 in hexadecimal follows.
+/// Prefix of the fingerprint of a tokenizer model file, followed by its XXH3-128 in hexadecimal.
 constexpr std::string_view kModelFingerprint = "xxh3:";
 
 }  // namespace sluice

@@ -11,15 +11,15 @@
 
 namespace sluice::io {
 
-/// A range of addresses. A signal handler may walk the list at any time, so entries are reused and never
-/// freed.
+/// A range of addresses. The signal handler may traverse the list at any time, so entries are reused and
+/// never freed.
 struct GuardedFile::Watch {
   std::atomic<uintptr_t> begin{0}, end{0};  // end 0: the entry is free
   std::atomic<bool> lost{false};
   Watch* next = nullptr;
 
   static std::atomic<Watch*> first;
-  static std::mutex mutex;  // of those that add and remove
+  static std::mutex mutex;  // for adding and removing entries
   static struct sigaction previous;
   static uintptr_t page_bytes;
 
@@ -33,14 +33,14 @@ std::mutex GuardedFile::Watch::mutex;
 struct sigaction GuardedFile::Watch::previous;
 uintptr_t GuardedFile::Watch::page_bytes = 4096;
 
-/// Puts zeros in the place of what is lost, from the page that was read to the end of the mapping, and lets
-/// the reader go on: it may be any thread, inside a parallel region or a library, and must not be left by a
-/// jump. The reader checks `lost` after.
+/// Maps zeros from the page that was read to the end of the mapping and lets the reader continue. The reader
+/// may be any thread, inside a parallel region or a library, so a jump out of it is not possible; it checks
+/// `lost` afterwards.
 void GuardedFile::Watch::on_bus_error(int number, siginfo_t* info, void*) {
   const int error = errno;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   for (Watch* w = info->si_code > 0 ? first.load() : nullptr; w;
-       w = w->next) {  // si_code > 0: from the kernel, with an address
+       w = w->next) {  // si_code > 0: sent by the kernel, with an address
     const uintptr_t end = w->end.load();
     if (address < w->begin.load() || address >= end) continue;
     const uintptr_t page = address / page_bytes * page_bytes;
@@ -52,7 +52,7 @@ void GuardedFile::Watch::on_bus_error(int number, siginfo_t* info, void*) {
     return;
   }
   ::sigaction(number, &previous,
-              nullptr);  // not ours: the access is repeated, and ends as it would have without this handler
+              nullptr);  // not ours: the repeated access ends as it would without this handler
 }
 
 void GuardedFile::Watch::install() {
@@ -104,7 +104,7 @@ GuardedFile::GuardedFile(const std::string& path) : file_(path) {
   lost_ = &watch_->lost;
 }
 
-/// A file put in its place by renaming is another one, and does this mapping no harm.
+/// A file renamed onto this path is another file and does not affect this mapping.
 bool GuardedFile::shorter() const {
   FileIdentity now;
   int64_t size = 0;
@@ -113,11 +113,11 @@ bool GuardedFile::shorter() const {
 
 void GuardedFile::fail_lost() const {
   if (!shorter())
-    fail(ExitCode::data, "{}: cannot be read any more: input/output error, or removed and cut short", path());
+    fail(ExitCode::data,
+         "{}: can no longer be read: input/output error, or the file was removed and truncated", path());
   fail(ExitCode::data,
-       "{}: was cut short while it was in use: it had {} bytes and has {} now. Token files must not change "
-       "while they are read: "
-       "restore it, then run the same command again",
+       "{}: was truncated while in use: it had {} bytes and now has {}. Token files must not change while "
+       "they are read. Restore the file, then run the same command again",
        path(), file_.size(), file_size(path()));
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// A mapped file that may be cut short, or become unreadable, while the program runs. Reading a lost page of a
-// mapping raises SIGBUS, which ends a program without a word; here it becomes an Error at the next check.
+// A mapped file that may be truncated, or become unreadable, while the program runs. Reading a lost page
+// raises SIGBUS, which would kill the program without a message; here it becomes an Error at the next check.
 #include <atomic>
 #include <cstdint>
 #include <ctime>
@@ -12,15 +12,15 @@
 
 namespace sluice::io {
 
-/// What a file is, whatever its path: hard links and symbolic links to it are the same one.
+/// Identity of a file independent of its path: hard links and symbolic links to it compare equal.
 struct FileIdentity {
   uint64_t device = 0, inode = 0;
   std::time_t modified = 0;
   bool same_file(const FileIdentity& other) const { return device == other.device && inode == other.inode; }
 };
 
-/// Lost pages read as zeros, so every reader copies first and calls check() before it uses the copy. Safe to
-/// share between threads.
+/// Lost pages read as zeros, so a reader must copy data first and call check() before it uses the copy. Safe
+/// to share between threads.
 class GuardedFile {
  public:
   explicit GuardedFile(const std::string& path);
@@ -30,14 +30,14 @@ class GuardedFile {
   const std::string& path() const { return file_.path(); }
   const FileIdentity& identity() const { return identity_; }
 
-  /// Error(data) when a page was lost. Zeros without a lost page also appear in the page that the new end of
-  /// the file lies in: with `holds_zeros` the file's size is asked for, too.
+  /// Throws Error(data) if a page was lost. The page that contains the new end of the file reads as zeros
+  /// without being lost, so with `holds_zeros` the size of the file is checked too.
   void check(bool holds_zeros = false) const {
     if (lost_->load(std::memory_order_relaxed) || (holds_zeros && shorter())) fail_lost();
   }
 
  private:
-  struct Watch;  // keeps the range known to the handler
+  struct Watch;  // registers the range with the handler
   struct WatchEnd {
     void operator()(Watch* watch) const;
   };
@@ -46,7 +46,7 @@ class GuardedFile {
 
   MappedFile file_;
   FileIdentity identity_;
-  std::unique_ptr<Watch, WatchEnd> watch_;  // destroyed before the mapping goes
+  std::unique_ptr<Watch, WatchEnd> watch_;  // destroyed before the mapping
   const std::atomic<bool>* lost_ = nullptr;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// Where and when something was written: for status files, locks and messages.
+// Host name and time, for status files, locks and messages.
 #include <string>
 
 namespace sluice {

@@ -1,13 +1,13 @@
 #pragma once
-// The host's side of a tensor that may be on a GPU.
+// Host access to a tensor that may be on a GPU.
 #include <vector>
 
 #include "core/context.h"
 
 namespace sluice {
 
-/// Host memory that stands for a tensor: the tensor's own on a CPU, a copy otherwise. For what runs once
-/// (initial values, checkpoints, evaluation), not for a step.
+/// Host memory with a tensor's values: the tensor's own memory on a CPU, a copy otherwise. For operations
+/// outside the step (initial values, checkpoints, evaluation).
 class HostView {
  public:
   enum class Content { read, uninitialized };
@@ -23,7 +23,7 @@ class HostView {
   HostView& operator=(const HostView&) = delete;
 
   const Tensor& tensor() const { return host_; }
-  /// Makes the tensor what the host memory holds. Waits.
+  /// Copies the host memory to the tensor and waits.
   void write_back() {
     if (device_.device != Device::cpu) write_tensor(ctx_, device_, host_.data);
   }

@@ -16,7 +16,7 @@
 
 #include "core/faults.h"
 
-// Permissions follow the umask (files 0666, folders 0777 before it), as for every other program of the user.
+// Permissions follow the umask (0666 for files, 0777 for folders), as in other programs.
 
 namespace sluice::io {
 namespace {
@@ -57,7 +57,7 @@ struct Descriptor {
   Descriptor& operator=(const Descriptor&) = delete;
 };
 
-/// Before every mutating operation other than write.
+/// Called before every mutating operation except write.
 void before(const std::string& action, const std::string& path) {
   int error = 0;
   if (faults::before_operation(action, path, error) == faults::Io::fail) fail_write(action, path, error);
@@ -73,7 +73,7 @@ void write_fully(int fd, const char* data, int64_t bytes, const std::string& pat
   }
 }
 
-/// For cleaning up behind an error: a second failure must not hide the first.
+/// Cleanup after an error: a second failure must not hide the first.
 void remove_quietly(const std::string& path) {
   try {
     remove_file(path);
@@ -163,8 +163,8 @@ std::string read_file(const std::string& path, int64_t max_bytes) {
   std::string content(static_cast<size_t>(info.st_size), '\0');
   size_t used = 0;
   for (;;) {
-    // One byte more than the size: files that grow, and those of /proc that claim to be empty, are read to
-    // their end.
+    // One byte more than the size, so that growing files, and files in /proc with size 0, are read to their
+    // end.
     if (used == content.size())
       content.resize(used + (used == static_cast<size_t>(info.st_size) ? 1 : 65536));
     const size_t want = std::min(content.size() - used, static_cast<size_t>(kPiece));
@@ -260,7 +260,8 @@ void fsync_directory(const std::string& path) {
   before("sync folder", path);
   const Descriptor dir(retry([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (dir.fd < 0) fail_write("sync folder", path, errno);
-  // Some network file systems know no fsync of folders and say EINVAL; they order their metadata themselves.
+  // Some network file systems do not support fsync of folders and return EINVAL; they order metadata
+  // themselves.
   if (retry([&] { return ::fsync(dir.fd); }) != 0 && errno != EINVAL) fail_write("sync folder", path, errno);
 }
 
@@ -284,7 +285,7 @@ void write_file_atomic(const std::string& path, std::string_view content) {
 OutputFile::OutputFile(const std::string& path, Mode mode) : path_(path) {
   const bool append = mode == Mode::append;
   const char* action = append ? "append to" : "create";
-  // O_NONBLOCK: opening a pipe that nothing reads must fail, not hang.
+  // O_NONBLOCK: opening a pipe without a reader must fail, not hang.
   const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | (append ? O_APPEND : O_EXCL);
   before(action, path_);
   fd_ = retry([&] { return ::open(path_.c_str(), flags, 0666); });
@@ -306,7 +307,7 @@ void OutputFile::write(const void* data, int64_t bytes) {
     const int64_t piece = std::min(bytes, kPiece);  // write() itself stops at 0x7ffff000 bytes
     int error = 0;
     const faults::Io fault = faults::before_operation("write", path_, error);
-    // A real full disk, too, takes a part of the write that fails.
+    // A disk that is really full also writes part of the data before it fails.
     write_fully(fd_, from, fault == faults::Io::none ? piece : piece / 2, path_);
     if (fault == faults::Io::torn) ::kill(::getpid(), SIGKILL);
     if (fault == faults::Io::fail) fail_write("write", path_, error);

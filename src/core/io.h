@@ -1,6 +1,6 @@
 #pragma once
-// The one layer every file goes through: errors carry call, path and errno text; faults can be injected at
-// every operation that changes something (core/faults.h).
+// All file access goes through this layer. Errors contain the call, the path and the errno text, and faults
+// can be injected at every mutating operation (core/faults.h).
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -22,11 +22,13 @@ class IoError : public Error {
   int errno_;
 };
 
-/// Whole file; refuses directories, devices and files above max_bytes. Throws IoError(no_input) when absent.
+/// The content of a file. Refuses directories, devices and files above max_bytes. Throws IoError(no_input) if
+/// it is absent.
 std::string read_file(const std::string& path, int64_t max_bytes = int64_t{1} << 30);
 bool exists(const std::string& path);
 bool is_directory(const std::string& path);
-bool is_link(const std::string& path);  // a symbolic link itself; the others follow links
+bool is_link(
+    const std::string& path);  // whether the path itself is a symbolic link; the other functions follow links
 int64_t file_size(const std::string& path);
 /// Names in a folder, sorted, without . and ..
 std::vector<std::string> list_directory(const std::string& path);
@@ -35,14 +37,14 @@ std::vector<std::string> glob(const std::string& pattern);
 
 void make_directories(const std::string& path);  // and parents; existing is fine
 void rename(const std::string& from, const std::string& to);
-/// Swaps two existing paths in one step; false where the file system cannot (nothing has changed then).
+/// Swaps two existing paths atomically. Returns false, without a change, if the file system cannot.
 bool exchange(const std::string& a, const std::string& b);
 void remove_file(const std::string& path);
-void remove_tree(const std::string& path);  // files and folders below; never follows links
+void remove_tree(const std::string& path);  // recursively; never follows links
 void fsync_directory(const std::string& path);
 int64_t free_bytes(const std::string& path);
 
-/// Replaces a small file as a whole: temporary file, fsync, rename, fsync of the folder.
+/// Replaces a small file atomically: temporary file, fsync, rename, fsync of the folder.
 void write_file_atomic(const std::string& path, std::string_view content);
 
 /// A file being written. Created with O_CREAT|O_EXCL|O_NOFOLLOW, or opened for appending.

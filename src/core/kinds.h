@@ -1,5 +1,5 @@
 #pragma once
-// Words that configuration and arithmetic share. Enumerators are spelled as in YAML.
+// Enumerations that configuration and ops share. Enumerators are spelled as in YAML.
 #include <cstdint>
 
 namespace sluice {
@@ -10,11 +10,11 @@ enum class GateActivation : uint8_t { sigmoid, silu, identity, ns_sigmoid };  //
 enum class GateSharing : uint8_t { specific, shared, shared_before_activation };
 enum class GateCombine : uint8_t { multiply, add };
 
-/// How attention is computed on a GPU: automatic takes the fastest of the house's own for the card; cudnn is
-/// there to race against. On a CPU there is one way, automatic.
+/// The attention kernel on a GPU: automatic selects the fastest of Sluice's own kernels for the GPU; cudnn
+/// serves as a comparison. A CPU has only automatic.
 enum class AttentionKernel : uint8_t { automatic, mma, hopper, cudnn };
 
-/// What routers are built for (ops/router.h).
+/// Limits of the router ops (ops/router.h).
 constexpr int64_t kMaxExperts = 1024, kMaxExpertsPerToken = 32;
 
 }  // namespace sluice

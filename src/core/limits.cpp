@@ -13,7 +13,7 @@
 namespace sluice {
 namespace {
 
-/// Bytes of a line "NAME: N kB"; -1 where there is none.
+/// The value, in bytes, of a line "NAME: N kB"; -1 if there is none.
 int64_t kib_line(const std::string& path, const std::string& name) {
   if (!io::exists(path)) return -1;
   std::istringstream lines(io::read_file(path, 1 << 20));

@@ -1,5 +1,5 @@
 #pragma once
-// Loops over threads. OpenMP underneath, so that oneDNN's and our threads are one pool.
+// Parallel loops on OpenMP, so that oneDNN and Sluice share one thread pool.
 #include <omp.h>
 
 #include <algorithm>
@@ -10,9 +10,9 @@ namespace sluice {
 inline int num_threads() { return omp_get_max_threads(); }
 inline void set_num_threads(int n) { omp_set_num_threads(n); }
 
-/// Calls body(begin, end) on contiguous parts of [0, n), each at least `grain` long (but for the last).
-/// Nothing may depend on how the range is cut: reductions across parts use chunks of a fixed size, summed in
-/// order, so that results do not depend on the number of threads.
+/// Calls body(begin, end) on contiguous parts of [0, n), each at least `grain` long (except the last).
+/// Results must not depend on how the range is divided: reductions across parts use chunks of fixed size,
+/// summed in order, so that the number of threads does not matter.
 template <class Body>
 void parallel_for(int64_t n, int64_t grain, Body&& body) {
   if (n <= 0) return;

@@ -1,6 +1,6 @@
 #pragma once
-// Where the time of a step goes: seconds and calls per op, collected at the ops' doors when a Context carries
-// a Profile. On a GPU they are the device's own times, known after synchronize().
+// Time per op: seconds and calls, collected at the entry points of the ops when a Context has a Profile. On a
+// GPU they are device times, available after synchronize().
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -16,18 +16,18 @@ class Profile {
     int64_t calls = 0;
   };
 
-  /// One call of an op, in the order of their beginnings.
+  /// One call of an op; calls are in order of their start.
   struct Slice {
     const char* op;
-    double start, seconds;  // start: from the first one's
+    double start, seconds;  // start: relative to the first call
   };
 
-  /// Keeps every call besides the sums; this takes host memory in the step.
+  /// Also keeps every single call, which allocates host memory during the step.
   void keep_timeline() { keeps_timeline_ = true; }
   const std::vector<Slice>& timeline() const { return timeline_; }
 
-  /// op is a string literal; start in seconds, of any clock. Ops beyond the capacity share the last entry's
-  /// place: "other".
+  /// op is a string literal; start is in seconds of any clock. Ops beyond the capacity share the last entry,
+  /// "other".
   void add(const char* op, double start, double seconds) {
     if (keeps_timeline_) {
       if (timeline_.empty()) first_ = start;
@@ -56,7 +56,7 @@ class Profile {
   std::vector<Slice> timeline_;
 };
 
-/// Adds the time of its life to an op, if there is a profile.
+/// Adds its own lifetime to the time of an op if there is a profile.
 class ProfileScope {
  public:
   using Clock = std::chrono::steady_clock;

@@ -16,7 +16,7 @@ constexpr uint64_t join(uint32_t low, uint32_t high) { return uint64_t{high} << 
 constexpr uint32_t low_half(uint64_t x) { return static_cast<uint32_t>(x); }
 constexpr uint32_t high_half(uint64_t x) { return static_cast<uint32_t>(x >> 32); }
 
-/// 52 random bits and a half: all of (0, 1) is exact, and neither end is reached.
+/// 52 random bits plus one half, scaled: every value is exact and lies strictly within (0, 1).
 double open_unit(uint64_t bits) { return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52; }
 
 /// A 64-bit finalizer (Stafford's variant 13 of MurmurHash3's): every input bit reaches every output bit.
@@ -65,8 +65,8 @@ uint64_t permute_index(uint64_t i, uint64_t n, uint64_t key) {
   SLUICE_CHECK(n <= uint64_t{1} << 63 && i < n, "permute_index: index {} of {}", i, n);
   if (n == 1) return 0;
   // A Feistel network on [0, 2^bits), bits the least with 2^bits >= n (but 6: tiny halves shuffle badly).
-  // Images outside [0, n) are sent through again until one falls inside: a bijection of [0, n), in fewer than
-  // two rounds on average.
+  // Cycle walking: images outside [0, n) are mapped again until one falls inside, which is a bijection of [0,
+  // n) and takes fewer than two rounds on average.
   const int bits = std::max(6, static_cast<int>(std::bit_width(n - 1)));
   const int right_bits = bits / 2, left_bits = bits - right_bits;
   const uint64_t left_mask = (uint64_t{1} << left_bits) - 1, right_mask = (uint64_t{1} << right_bits) - 1;

@@ -1,6 +1,6 @@
 #pragma once
-// Counter-based random numbers (Philox4x32-10; Salmon et al. 2011): no state, so nothing to save, and
-// independent of layout and threads by construction.
+// Counter-based random numbers (Philox4x32-10; Salmon et al. 2011). There is no state to save, and numbers
+// are independent of the parallel layout and of threads by construction.
 #include <array>
 #include <cstdint>
 #include <string_view>
@@ -14,7 +14,7 @@ std::array<uint32_t, 4> philox(std::array<uint32_t, 2> key, std::array<uint32_t,
 class RandomStream {
  public:
   RandomStream(uint64_t seed, uint64_t stream);
-  RandomStream(uint64_t seed, std::string_view stream_name);  // the name's hash is the stream
+  RandomStream(uint64_t seed, std::string_view stream_name);  // stream = hash of the name
 
   uint64_t bits(uint64_t i) const;
   double uniform(uint64_t i) const;  // in (0, 1)
@@ -24,7 +24,8 @@ class RandomStream {
   uint64_t seed_, stream_;
 };
 
-/// Bijection of [0, n): position i of a shuffled order, in O(1) memory (Feistel network, cycle walking).
+/// A pseudorandom bijection of [0, n): element i of a shuffled order, in O(1) memory (Feistel network with
+/// cycle walking).
 uint64_t permute_index(uint64_t i, uint64_t n, uint64_t key);
 
 }  // namespace sluice

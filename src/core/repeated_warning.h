@@ -5,13 +5,12 @@
 
 namespace sluice {
 
-/// A warning that may come again and again, at every save of a full disk for example. Of those in a row that
-/// differ in their numbers at most, the 1st, 2nd, 4th, 8th and so on are shown, with how many there were. Any
-/// thread may call.
+/// A warning that may recur, for example at every save to a full disk. Of consecutive warnings that differ
+/// only in their numbers, the 1st, 2nd, 4th, 8th and so on are shown, with their count. Any thread may call.
 class RepeatedWarning {
  public:
   void warn(const std::string& text);
-  /// It went well: the next failure is the first again.
+  /// Resets the count after a success.
   void over();
 
  private:

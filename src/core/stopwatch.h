@@ -1,5 +1,5 @@
 #pragma once
-// Time on a context's device between two points in the order of its ops: CUDA events on a GPU, the clock on a
+// Time on a context's device between two points in its sequence of ops: CUDA events on a GPU, the clock on a
 // CPU.
 #include <memory>
 
@@ -16,7 +16,7 @@ class Stopwatch {
 
   void start();
   void stop();
-  /// Between the last start and the last stop; waits for what was enqueued between them.
+  /// Seconds between the last start and the last stop; waits for the ops enqueued between them.
   double seconds();
 
   struct Impl {

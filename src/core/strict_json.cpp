@@ -11,7 +11,7 @@ std::string printable(std::string_view text, size_t max_bytes) {
   std::string shown;
   for (const char c : text.substr(0, max_bytes)) {
     const auto byte = static_cast<unsigned char>(c);
-    // Non-ASCII bytes too: they may be cut, invalid, or drive a terminal.
+    // Also non-ASCII bytes: they may be truncated, invalid, or control a terminal.
     if (byte < 0x20 || byte >= 0x7f) {
       shown += fmt::format("\\x{:02x}", byte);
     } else {
@@ -24,10 +24,10 @@ std::string printable(std::string_view text, size_t max_bytes) {
 
 nlohmann::json parse_strict_json(std::string_view text, const std::string& path, int max_depth) {
   using nlohmann::json;
-  // The parser takes a NUL byte for the end of its input.
+  // The parser treats a NUL byte as the end of input.
   if (text.find('\0') != std::string_view::npos)
-    fail(ExitCode::data, "{}: not JSON: it holds a NUL byte", path);
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
+    fail(ExitCode::data, "{}: not JSON: it contains a NUL byte", path);
+  std::vector<std::set<std::string>> keys;  // of the open objects
   const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
     if (depth > max_depth) fail(ExitCode::data, "{}: nested deeper than {}", path, max_depth);
     if (event == json::parse_event_t::object_start) keys.emplace_back();

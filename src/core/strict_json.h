@@ -1,5 +1,5 @@
 #pragma once
-// JSON from files that may come from anywhere: strict, bounded, and quoted safely in messages.
+// JSON from untrusted files: parsed strictly, with bounds, and quoted safely in messages.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -10,7 +10,8 @@ namespace sluice {
 /// NUL bytes and nesting deeper than max_depth.
 nlohmann::json parse_strict_json(std::string_view text, const std::string& path, int max_depth = 32);
 
-/// Text from a file, fit for a message: control characters and invalid UTF-8 escaped, cut after max_bytes.
+/// Text from a file made safe for messages: control characters and invalid UTF-8 escaped, cut after
+/// max_bytes.
 std::string printable(std::string_view text, size_t max_bytes = 120);
 
 }  // namespace sluice

@@ -1,8 +1,7 @@
 #pragma once
-// Tensor: a view. Row-major, contiguous, rank <= 4; copied freely, owns nothing.
-//
-// Accumulation law of the whole house: gradients of parameters are added to; gradients of activations are
-// overwritten, or `Into::add` where an input has several readers.
+// A tensor is a view: row-major, contiguous, rank <= 4. It owns nothing and is copied freely.
+// Gradient convention of all layers and ops: parameter gradients are accumulated; activation gradients are
+// overwritten, or accumulated with `Into::add` where an input has several consumers.
 #include <array>
 #include <initializer_list>
 #include <string>
@@ -13,7 +12,7 @@
 
 namespace sluice {
 
-/// How an op writes an activation gradient: over what is there, or onto it.
+/// Whether an op overwrites an activation gradient or adds to it.
 enum class Into : uint8_t { overwrite, add };
 
 struct Tensor {
@@ -28,7 +27,7 @@ struct Tensor {
   Tensor(void* data_, DType dtype_, std::initializer_list<int64_t> dims, const char* name_ = "",
          Device device_ = Device::cpu);
 
-  /// An absent optional argument: default-constructed.
+  /// An absent optional argument is a default-constructed tensor.
   bool empty() const { return rank == 0; }
   explicit operator bool() const { return rank != 0; }
   int64_t dim(int i) const { return shape[static_cast<size_t>(i < 0 ? rank + i : i)]; }
@@ -36,7 +35,7 @@ struct Tensor {
   int64_t bytes() const { return numel() * dtype_size(dtype); }
   bool has_shape(std::initializer_list<int64_t> dims) const;
 
-  /// Same memory, other shape of equal element count.
+  /// The same memory with another shape of equal element count.
   Tensor view(std::initializer_list<int64_t> dims) const;
   /// Rows [begin, begin + count) of the first dimension.
   Tensor rows(int64_t begin, int64_t count) const;

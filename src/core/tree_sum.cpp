@@ -23,7 +23,8 @@ void sum_block(T* const* rows, int first, int count, int64_t begin, int64_t end)
 
 template <class T>
 void sum_all(T* const* rows, int count, int64_t n) {
-  constexpr int64_t kBlock = 4096;  // of each row: the tree is walked once per block, in the inner caches
+  constexpr int64_t kBlock =
+      4096;  // elements of each row; the tree is traversed once per block, within the inner caches
   parallel_for((n + kBlock - 1) / kBlock, 4, [=](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b)
       sum_block(rows, 0, count, b * kBlock, std::min(n, (b + 1) * kBlock));

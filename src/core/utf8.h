@@ -3,8 +3,8 @@
 
 namespace sluice {
 
-/// Position of the first byte that is not part of valid UTF-8 (no overlong forms, no surrogates); npos where
-/// all is.
+/// Position of the first byte that is not part of valid UTF-8 (no overlong forms, no surrogates); npos if all
+/// bytes are valid.
 constexpr size_t find_invalid_utf8(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   for (size_t i = 0; i < text.size();) {

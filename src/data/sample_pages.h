@@ -1,11 +1,11 @@
 #pragma once
-// A part of a large file that stands for all of it in a fingerprint.
+// The part of a large file that enters a fingerprint.
 #include <cstdint>
 #include <string>
 
 namespace sluice {
 
-/// All of it where it is small; otherwise 64 pages at even distances, the first and the last among them.
+/// The whole file if it is small; otherwise 64 evenly spaced pages, including the first and the last.
 inline std::string sample_pages(const void* data, int64_t bytes) {
   constexpr int64_t kPage = 4096, kPages = 64;
   const char* begin = static_cast<const char*>(data);

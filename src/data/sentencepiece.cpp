@@ -12,9 +12,9 @@ namespace sluice {
 
 namespace {
 
-/// SentencePiece (Kudo and Richardson 2018), through its library. Text is normalised by the model's own rules
-/// before it is cut, so decode(encode(text)) may differ from text, and token_bytes counts normalised text,
-/// including the space that models usually put before a document.
+/// SentencePiece (Kudo and Richardson 2018), through its library. Text is normalised by the rules of the
+/// model before it is segmented, so decode(encode(text)) may differ from text, and token_bytes counts
+/// normalised text, including the space that models usually prepend to a document.
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   explicit SentencePieceTokenizer(const std::string& path) : path_(path) {
@@ -42,10 +42,12 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string fingerprint() const override { return fingerprint_; }
   std::string name() const override { return path_; }
   const std::string& model() const override { return model_; }
-  bool encodes_in_parts() const override { return false; }  // a normaliser and scores look at the whole
+  bool encodes_in_parts() const override {
+    return false;
+  }  // normalisation and scores depend on the whole text
 
   int64_t lost_bytes(std::string_view text, const std::vector<int32_t>& tokens) const override {
-    // As a count of each byte value: what stands elsewhere is not lost.
+    // Compared as counts of each byte value: text that only moves is not lost.
     std::array<int64_t, 256> balance{};
     for (const char c : text) ++balance[static_cast<unsigned char>(c)];
     for (const int32_t token : tokens)
@@ -70,7 +72,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   std::string decode(const std::vector<int32_t>& tokens) const override {
-    for (const int32_t token : tokens) token_bytes(token);  // the library aborts on foreign ids
+    for (const int32_t token : tokens) token_bytes(token);  // the library aborts on unknown ids
     std::string text;
     const auto status = processor_.Decode(tokens, &text);
     if (!status.ok())
@@ -91,13 +93,13 @@ class SentencePieceTokenizer final : public Tokenizer {
     try {
       if (const auto status = processor_.LoadFromSerializedProto(model_); !status.ok())
         problem = status.ToString();
-    } catch (const std::exception& error) {  // of the trie that the library builds of the pieces
+    } catch (const std::exception& error) {  // from the trie that the library builds of the pieces
       problem = error.what();
     }
     if (!problem.empty()) fail(ExitCode::data, "{}: not a SentencePiece model: {}", path_, problem);
   }
 
-  /// The text that a piece stands for.
+  /// The text that a piece represents.
   std::string surface(int id) const {
     if (processor_.IsControl(id) || processor_.IsUnknown(id) || processor_.IsUnused(id)) return "";
     std::string text = processor_.IdToPiece(id);

@@ -20,7 +20,7 @@ constexpr uint32_t kName = 1, kCharsMap = 2, kAddDummyPrefix = 3,
                    kRemoveExtraWhitespaces = 4;  // of a normaliser
 constexpr uint64_t kUserDefined = 4;             // a type of piece
 
-// Limits of the library's fixed arrays of matches.
+// Sizes of the library's fixed arrays of matches.
 constexpr int kMaxRules = 32, kMaxUserDefined = 64;
 
 /// Protocol buffer messages, field by field.
@@ -132,13 +132,13 @@ class CharsMap {
     if (!texts_.empty() && texts_.back() != '\0') refuse("does not end its last text");
   }
 
-  /// Visits every unit that any text leads to, once, and each after those behind it. A trie with shared ends
-  /// has no circle; one that has is refused, for the number of matches along it has no bound.
+  /// Visits every reachable unit once, in depth-first post-order. A trie may share suffixes but must have no
+  /// cycle: with a cycle the number of matches along a path is unbounded, so it is refused.
   void check() {
     rules_.assign(units_.size(), kUnseen);
     struct Visit {
       size_t unit, base;
-      int byte, rules;  // the next byte to follow; the most matches behind this unit
+      int byte, rules;  // the next byte to follow; the largest number of matches below this unit
     };
     std::vector<Visit> path = {{0, base_of(0, 0), 0, 0}};
     rules_[0] = kOpen;
@@ -148,7 +148,7 @@ class CharsMap {
         const size_t done = at.unit;
         rules_[done] = static_cast<int8_t>(at.rules + (done != 0 && has_leaf(units_[done]) ? 1 : 0));
         if (rules_[done] > kMaxRules)
-          refuse(fmt::format("has more than {} rules that begin alike", kMaxRules));
+          refuse(fmt::format("has more than {} rules with a common prefix", kMaxRules));
         const int rules = rules_[done];
         path.pop_back();
         if (!path.empty()) path.back().rules = std::max(path.back().rules, rules);
@@ -157,7 +157,7 @@ class CharsMap {
       const auto byte = static_cast<uint32_t>(at.byte++);
       const size_t next = at.base ^ byte;
       if (label(units_[next]) != byte) continue;
-      if (rules_[next] == kOpen) refuse("leads in a circle");
+      if (rules_[next] == kOpen) refuse("contains a cycle");
       if (rules_[next] != kUnseen) {
         at.rules = std::max<int>(at.rules, rules_[next]);
         continue;
@@ -175,7 +175,7 @@ class CharsMap {
   static bool has_leaf(uint32_t unit) { return (unit >> 8 & 1) != 0; }
   static uint32_t label(uint32_t unit) { return unit & (0x80000000u | 0xffu); }
 
-  /// Where the 256 units lie that the bytes behind a unit lead to.
+  /// Base of the 256 units that the next byte after a unit selects.
   size_t base_of(size_t unit, size_t from) const {
     const uint32_t bits = units_[unit];
     const size_t base = from ^ (size_t{bits >> 10} << ((bits & 0x200u) >> 6));
@@ -196,7 +196,7 @@ class CharsMap {
   const Fields& fields_;
   std::vector<uint32_t> units_;
   std::string_view texts_;
-  std::vector<int8_t> rules_;  // of each unit: the most matches from it on
+  std::vector<int8_t> rules_;  // for each unit: the largest number of matches from it on
 };
 
 void read_normalizer(std::string_view message, const std::string& path, SentencePieceSpec& spec) {
@@ -220,8 +220,8 @@ void read_normalizer(std::string_view message, const std::string& path, Sentence
   }
 }
 
-/// Pieces that users define are matched by a trie, whose builder takes no empty ones, and which counts the
-/// matches that begin alike in an array of fixed size.
+/// User-defined pieces are matched by a trie. Its builder accepts no empty piece, and it stores matches with
+/// a common prefix in an array of fixed size.
 class Pieces {
  public:
   void read(std::string_view message, const std::string& path) {
@@ -240,19 +240,20 @@ class Pieces {
   }
 
   void check(const std::string& path) const {
-    std::vector<std::string_view> open;  // each begins with the one before
+    std::vector<std::string_view> open;  // each has the one before it as a prefix
     for (const std::string_view text : user_defined_) {
       while (!open.empty() && !text.starts_with(open.back())) open.pop_back();
       open.push_back(text);
       if (open.size() > kMaxUserDefined)
-        fail(ExitCode::data, "{}: not a SentencePiece model: more than {} user-defined pieces begin alike",
-             path, kMaxUserDefined);
+        fail(ExitCode::data,
+             "{}: not a SentencePiece model: more than {} user-defined pieces have a common prefix", path,
+             kMaxUserDefined);
     }
   }
 
  private:
   int64_t count_ = 0;
-  std::set<std::string_view> user_defined_;  // in order, so that a piece follows those that it begins with
+  std::set<std::string_view> user_defined_;  // sorted, so that a piece follows its prefixes
 };
 
 }  // namespace

@@ -1,20 +1,20 @@
 #pragma once
-// SentencePiece models come from anywhere, and the library trusts parts of them: the automaton that
-// normalises text is followed without a look at its bounds. Here it is checked first.
+// SentencePiece models may be untrusted, but the library does not check all of them: it follows the automaton
+// that normalises text without bounds checks. The automaton is checked here first.
 #include <string>
 #include <string_view>
 
 namespace sluice {
 
-/// How a model treats text before it is cut into pieces.
+/// How a model normalises text before segmentation.
 struct SentencePieceSpec {
-  std::string normalizer;  // "nmt_nfkc", "identity"...; what training called it
+  std::string normalizer;  // name given when the model was trained: "nmt_nfkc", "identity", ...
   bool adds_space = true, removes_extra_whitespace = true;
 };
 
-/// Reads what the library does not check, and throws Error(data) with `path` where it would read outside of
-/// its memory: message and field structure, empty or repeated pieces, and the normalisation automata (every
-/// state that text can lead to, the text that it puts in, and how many rules begin alike).
+/// Checks what the library does not, and throws Error(data) with `path` wherever it would read out of bounds:
+/// message and field structure, empty or repeated pieces, and the normalisation automata (every reachable
+/// state, the text it inserts, and the number of rules with a common prefix).
 SentencePieceSpec check_sentencepiece_model(std::string_view model, const std::string& path);
 
 }  // namespace sluice

@@ -1,6 +1,5 @@
 #pragma once
-// Text that a tokenizer cannot give back: what its normaliser takes out or replaces, and characters that it
-// does not know.
+// Text that a tokenizer loses: what its normaliser removes or replaces, and unknown characters.
 #include <string>
 #include <vector>
 
@@ -8,22 +7,22 @@
 
 namespace sluice {
 
-/// Of one or several token files, by their PREFIX.json; files without one, or with one of before these
-/// counts, add nothing.
+/// Counts over one or several token files, from their PREFIX.json. Files without one, or with an old one that
+/// lacks these counts, add nothing.
 struct TextLoss {
   int64_t text_bytes = 0;   // read
-  int64_t token_bytes = 0;  // that the tokens stand for, as Tokenizer::token_bytes counts
-  int64_t lost_bytes = 0;   // of the text's, that are not among those
+  int64_t token_bytes = 0;  // represented by the tokens, as counted by Tokenizer::token_bytes
+  int64_t lost_bytes = 0;   // of the text, not represented by the tokens
 
   void add(const TokenFileInfo& info);
-  /// Bytes read for each byte that tokens stand for; exactly 1 where nothing is lost.
+  /// Bytes of text per byte represented by tokens; exactly 1 if nothing is lost.
   double bytes_per_token_byte() const;
   double share() const;
-  /// `before` and "tokenizer drops 17.0% of the text's bytes"; empty where it drops none.
+  /// `before` followed by "tokenizer drops 17.0% of the text's bytes"; empty if it drops none.
   std::string describe(const char* before = "") const;
 };
 
-/// Of the token files with these prefixes.
+/// The sum over the token files with these prefixes.
 TextLoss text_loss(const std::vector<std::string>& prefixes);
 
 }  // namespace sluice

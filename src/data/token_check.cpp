@@ -43,8 +43,7 @@ void check_tokenizer(const NamedFile& named, const TokenFileInfo& info, const To
   const std::string& prefix = named.file->prefix();
   fail(ExitCode::data,
        "data source {}: {}.json does not belong to {}.bin and {}.idx: {}. Tokenize the text again, or remove "
-       "{}.json when another "
-       "program made the tokens.",
+       "{}.json if another program wrote the tokens.",
        named.source, prefix, prefix, prefix, what, prefix);
 }
 
@@ -64,12 +63,12 @@ void check_vocabulary(const NamedFile& named, int64_t largest, int64_t vocab_siz
   fail(ExitCode::data,
        "data source {}: {}.bin: token {} is {}, outside the vocabulary of {} (model.vocab_size; the largest "
        "token of the file is {}). "
-       "It was made with another tokenizer, or is damaged; where this model is right, tokenize the text "
-       "again with its tokenizer.",
+       "It was made with another tokenizer, or is damaged. If the model is right, tokenize the text again "
+       "with the model's tokenizer.",
        named.source, named.file->prefix(), at, named.file->token(at), vocab_size, largest);
 }
 
-/// Error(data) when a validation set shares a file with the training data, or has a file of the same
+/// Throws Error(data) if a validation set shares a file with the training data or has a file with the same
 /// contents.
 void check_held_out(const Blend& training, const std::vector<std::unique_ptr<Blend>>& validation) {
   std::map<std::pair<uint64_t, uint64_t>, NamedFile> by_identity;
@@ -80,9 +79,9 @@ void check_held_out(const Blend& training, const std::vector<std::unique_ptr<Ble
   }
   const auto overlap = [](const NamedFile& trained, const NamedFile& held, const char* what) {
     fail(ExitCode::data,
-         "validation set {} is trained on: {}.bin {} {}.bin of the training source {}. Its loss would not "
-         "say how the model does on "
-         "other text: name another set in data.validation, or say data.allow_overlap=true to measure it all "
+         "validation set {} is part of the training data: {}.bin {} {}.bin of the training source {}. Its "
+         "loss would not measure generalisation: name another set in data.validation, or set "
+         "data.allow_overlap=true to measure it all "
          "the same.",
          held.source, held.file->prefix(), what, trained.file->prefix(), trained.source);
   };
@@ -116,9 +115,8 @@ void check_tokens(const Blend& blend, const Tokenizer& tokenizer, const Config& 
     }
     const bool scanned = !info || file.bytes() <= kScannedBytes;
     if (!info && file.bytes() > kScannedBytes)
-      spdlog::warn(
-          "{}.bin has no PREFIX.json that tells its largest token; all of its {:.1f} GB are read for it",
-          file.prefix(), static_cast<double>(file.bytes()) / 1e9);
+      spdlog::warn("{}.bin has no PREFIX.json with its largest token; all {:.1f} GB are read to find it",
+                   file.prefix(), static_cast<double>(file.bytes()) / 1e9);
     const int64_t largest = scanned ? file.max_token() : info->largest_token;
     check_vocabulary(named, largest, config.model.vocab_size);
     if (info && largest != info->largest_token)

@@ -39,7 +39,7 @@ void widen(const unsigned char* in, int64_t count, int32_t* out) {
   for (; i < count; ++i) out[i] = static_cast<int32_t>(load<T>(in + i * static_cast<int64_t>(sizeof(T))));
 }
 
-/// Whether one of them is 0.
+/// Whether any of them is 0.
 bool holds_zero(const int32_t* tokens, int64_t count) {
   constexpr int64_t kBlock = 16;
   int64_t i = 0;
@@ -69,8 +69,8 @@ std::string hash_text(const void* data, int64_t bytes) {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-/// Parts of a file that threads share; fixed, so that a hash of their hashes is the same for any number of
-/// threads.
+/// Size of the parts of a file that threads process. It is fixed, so that a hash of their hashes does not
+/// depend on the number of threads.
 constexpr int64_t kPart = int64_t{8} << 20;
 
 /// Calls body(part, begin, bytes) for every part of a file, on all threads.
@@ -101,9 +101,8 @@ void refuse_text(const std::string& path) {
       if (output.ends_with(known)) output.resize(output.size() - std::string(known).size());
     if (output == text) output += ".tokens";
     fail(ExitCode::no_input,
-         "there is no token file {}.bin; {} is text, which is made into token files first:\n  sluice "
-         "tokenize {} -o {}\nand then named by "
-         "its prefix, path: {}",
+         "there is no token file {}.bin; {} is text and has to be tokenized first:\n  sluice tokenize {} -o "
+         "{}\nthen give its prefix: path: {}",
          prefix, text, text, output, output);
   }
 }
@@ -127,7 +126,7 @@ void TokenFile::check_index() {
     fail(ExitCode::data, "{}: magic at offset 0: not a Megatron index file", path);
   }
   if (const auto version = load<uint64_t>(d + kVersionAt); version != 1) {
-    fail(ExitCode::data, "{}: version at offset {}: is {}, only 1 is known", path, kVersionAt, version);
+    fail(ExitCode::data, "{}: version at offset {}: is {}, only 1 is supported", path, kVersionAt, version);
   }
   const int code = d[kDtypeAt];
   if (code != kCodeU8 && code != kCodeU16 && code != kCodeI32) {
@@ -152,7 +151,7 @@ void TokenFile::check_index() {
   // Multimodal files end with one more byte per sequence.
   const uint64_t rest = room - 12 * sequences - 8 * bounds;
   if (rest != 0 && rest != sequences) {
-    fail(ExitCode::data, "{}: {} bytes at offset {} belong to nothing", path, rest,
+    fail(ExitCode::data, "{}: {} unexpected bytes at offset {}", path, rest,
          kArraysAt + static_cast<int64_t>(12 * sequences + 8 * bounds));
   }
   sequences_ = static_cast<int64_t>(sequences);

@@ -32,13 +32,13 @@ struct TokenFileWriter::Impl {
   std::string buffer;
   std::vector<int32_t> lengths;
   int64_t tokens = 0;
-  int64_t open = 0;  // tokens of the document that has not ended
+  int64_t open = 0;  // tokens in the current document
   bool finished = false;
 
   std::string staged(const char* extension) const { return prefix + extension + ".tmp"; }
 
   static std::unique_ptr<io::OutputFile> create(const std::string& path) {
-    if (io::exists(path)) io::remove_file(path);  // litter of an interrupted run
+    if (io::exists(path)) io::remove_file(path);  // left by an interrupted run
     return std::make_unique<io::OutputFile>(path, io::OutputFile::Mode::create_new);
   }
 
@@ -74,7 +74,7 @@ struct TokenFileWriter::Impl {
       file->reset();
       try {
         io::remove_file(staged(file == &bin ? ".bin" : ".idx"));
-      } catch (const Error&) {  // what is left is litter under a name that nothing reads
+      } catch (const Error&) {  // a leftover file under a name that nothing reads
       }
     }
   }
@@ -147,7 +147,7 @@ void TokenFileWriter::finish() {
     (*file)->fsync();
     (*file)->close();
   }
-  // The old index and note go first: an interruption never leaves them beside another file's tokens.
+  // The old .idx and .json are removed first, so that an interruption never leaves them beside new tokens.
   for (const char* old : {".idx", ".json"})
     if (io::exists(w.prefix + old)) io::remove_file(w.prefix + old);
   io::rename(w.staged(".bin"), w.prefix + ".bin");
@@ -182,7 +182,7 @@ std::optional<TokenFileInfo> read_token_file_info(const std::string& prefix) {
   const std::string text = io::read_file(path, int64_t{1} << 20);
   try {
     const auto j = nlohmann::json::parse(text);
-    if (j.at("schema") != 1) fail(ExitCode::data, "{}: schema: only 1 is known", path);
+    if (j.at("schema") != 1) fail(ExitCode::data, "{}: schema: only 1 is supported", path);
     TokenFileInfo info;
     j.at("tokenizer").get_to(info.tokenizer);
     j.at("vocab_size").get_to(info.vocab_size);
@@ -195,7 +195,7 @@ std::optional<TokenFileInfo> read_token_file_info(const std::string& prefix) {
     info.token_bytes = j.value("token_bytes", int64_t{0});
     info.lost_bytes = j.value("lost_bytes", int64_t{0});
     if (info.token_bytes < 0 || info.lost_bytes < 0 || info.lost_bytes > info.text_bytes)
-      fail(ExitCode::data, "{}: {} of {} bytes lost, {} in tokens: not a count of bytes", path,
+      fail(ExitCode::data, "{}: {} of {} bytes lost, {} in tokens: the counts are inconsistent", path,
            info.lost_bytes, info.text_bytes, info.token_bytes);
     return info;
   } catch (const nlohmann::json::exception& e) {

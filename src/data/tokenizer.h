@@ -16,21 +16,21 @@ class Tokenizer {
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
   virtual std::string decode(const std::vector<int32_t>& tokens) const = 0;
   virtual int32_t end_of_document() const = 0;
-  /// Bytes of text a token stands for; 0 for special tokens (bits per byte: README.md).
+  /// Number of bytes of text that a token represents; 0 for special tokens (bits per byte: README.md).
   virtual int64_t token_bytes(int32_t token) const = 0;
-  /// Identity of the vocabulary, kept beside token files and in checkpoints.
+  /// Identifies the vocabulary; stored beside token files and in checkpoints.
   virtual std::string fingerprint() const = 0;
   /// For messages: "byte", or the path of the model file.
   virtual std::string name() const = 0;
-  /// The content of the model file, from which the tokenizer can be made again; empty for a built-in one.
+  /// The content of the model file, from which the tokenizer can be recreated; empty for a built-in one.
   virtual const std::string& model() const = 0;
   /// encode(a + b) is encode(a) followed by encode(b), so that a long text can be encoded in parts.
   virtual bool encodes_in_parts() const = 0;
-  /// How many bytes of a text its tokens do not give back: taken out or replaced by the normaliser, or
-  /// unknown characters.
+  /// Number of bytes of a text that its tokens lose: removed or replaced by the normaliser, or unknown
+  /// characters.
   virtual int64_t lost_bytes(std::string_view text, const std::vector<int32_t>& tokens) const = 0;
-  /// "the normaliser nmt_nfkc, which removes extra whitespace": how text is changed before it is cut into
-  /// tokens.
+  /// How text is changed before it is split into tokens: "the normaliser nmt_nfkc, which removes extra
+  /// whitespace".
   virtual std::string normalization() const = 0;
 };
 
@@ -38,7 +38,7 @@ class Tokenizer {
 /// Error(data).
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config);
 
-/// What `--tokenizer byte|PATH` stands for.
+/// The configuration that `--tokenizer byte|PATH` selects.
 TokenizerConfig tokenizer_config(const std::string& byte_or_path);
 
 }  // namespace sluice

@@ -219,18 +219,16 @@ TEST_CASE("a checkpoint that does not fit the model is refused alike by all rank
   };
   CHECK_THAT(changed([](TensorRecord& t) { t.begin += 1; }),
              Contains("incomplete: model.norm.weight.m: elements [2, 3) of (5) F32 are in no file") &&
-                 Contains("is not the one in the manifest"));
+                 Contains("differs from the one in the manifest"));
   CHECK_THAT(changed([](TensorRecord& t) {
                t.begin -= 1;
                t.end -= 1;
              }),
-             Contains("elements from 1 on of (5) F32 are there twice"));
-  CHECK_THAT(changed([](TensorRecord& t) { t.end += 1; }),
-             Contains("its slice does not lie within its shape"));
+             Contains("elements from 1 on of (5) F32 are stored twice"));
+  CHECK_THAT(changed([](TensorRecord& t) { t.end += 1; }), Contains("its slice is outside its shape"));
   CHECK_THAT(changed([](TensorRecord& t) { t.shape = {6}; }),
              Contains("its slices are of (5) F32 and of (6) F32"));
-  CHECK_THAT(changed([](TensorRecord& t) { t.offset += 1000000; }),
-             Contains("it does not lie within its file"));
+  CHECK_THAT(changed([](TensorRecord& t) { t.offset += 1000000; }), Contains("it is outside its file"));
   // A piece that is read whole is hashed again from the memory it went to.
   changed([](TensorRecord& t) { t.xxh3_128[3] ^= 1; });
   CHECK_THAT(common_error(2,
@@ -239,7 +237,7 @@ TEST_CASE("a checkpoint that does not fit the model is refused alike by all rank
                             const CheckpointContent targets = content_of(mine, even_layout(state, 1), 0);
                             load_checkpoint(path, targets.weights, targets.optimizer);
                           }),
-             Contains("model.norm.weight.m was read with another checksum"));
+             Contains("checksum of tensor model.norm.weight.m as read differs"));
   CHECK(changed([](TensorRecord&) {}).empty());
 }
 
@@ -374,7 +372,7 @@ TEST_CASE("ranks that do not share a file system are told so before the first sa
       errors[static_cast<size_t>(c.rank())] = error.what();
     }
   });
-  for (const std::string& error : errors) CHECK_THAT(error, Contains("a file system that all ranks share"));
+  for (const std::string& error : errors) CHECK_THAT(error, Contains("a file system shared by all ranks"));
 }
 
 TEST_CASE("restoring takes no memory beside what it restores", "[sharded]") {

@@ -99,5 +99,5 @@ TEST_CASE("the first step that differs is named, and in what", "[bits]") {
   CHECK(gap.step == 2);
   CHECK_THAT(gap.difference, Contains("missing from") && Contains("/b"));
   test::write_bytes(folder / "b", "no\nbits\n");
-  CHECK_THROWS_WITH(compare_bits(a, folder / "b"), Contains("not lines of a bits.log"));
+  CHECK_THROWS_WITH(compare_bits(a, folder / "b"), Contains("not a bits.log"));
 }

@@ -1,4 +1,4 @@
-// Bad configurations and exactly what is said about them.
+// Invalid configurations and the exact messages about them.
 #include <catch2/catch.hpp>
 #include <vector>
 
@@ -11,7 +11,7 @@ using namespace sluice;
 
 namespace {
 
-/// The message of a configuration that must be refused with exit code 64; "" when it is taken.
+/// The message of a configuration that must be refused with exit code 64; "" if it is accepted.
 std::string refusal(const std::string& path, const std::vector<std::string>& overrides = {}) {
   try {
     load_config(path, overrides);
@@ -31,7 +31,7 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 }  // namespace
 
-TEST_CASE("Every mistake in a file is told with its position, the reason and what to do", "[config]") {
+TEST_CASE("every mistake in a file is reported with its position, the reason and a remedy", "[config]") {
   const std::vector<Case> cases = {
       // keys
       {"model:\n  num_experts: 3\n",
@@ -66,7 +66,7 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
       {"model: {attention: {switch_heads: {expert_width: 16}}}\n",
        "a.yaml:1:36: model.attention.switch_heads.expert_width has no effect while num_experts is 0"},
       {"lora: {rank: 8}\n",
-       "a.yaml:1:8: lora.rank = 8 trains adapters of a model that is there; give train.init_from"},
+       "a.yaml:1:8: lora.rank = 8 trains adapters of an existing model; give train.init_from"},
       {"lora: {rank: 8, targets: [q_proj, q_proj]}\ntrain: {init_from: x}\n",
        "a.yaml:1:17: lora.targets names q_proj twice"},
       {"lora: {rank: 8, alpha: 0}\ntrain: {init_from: x}\n",
@@ -79,29 +79,30 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
        "a.yaml:1:37: model.moe.load_balance.scope must be one of global_batch, micro_batch, previous_step; "
        "got batch"},
       {"parallel: {gradient_dtype: bf16, determinism: exact}\n",
-       "a.yaml:1:12: parallel.gradient_dtype: bf16 rounds by who sends what; with determinism exact use f32"},
+       "a.yaml:1:12: parallel.gradient_dtype: bf16 rounds differently on each number of ranks; with "
+       "determinism exact use f32"},
       {"parallel: {gradient_dtype: bf16}\ntrain: {precision: f64}\n",
-       "a.yaml:1:12: parallel.gradient_dtype: bf16 is for gradients in f32; with precision f64 use f32"},
+       "a.yaml:1:12: parallel.gradient_dtype: bf16 is available only for gradients computed in f32; with "
+       "precision f64 use f32"},
       {"model: {attention: {head_balance: {coefficient: 1e-4, shared_heads: 3}}}\n",
        "a.yaml:1:55: model.attention.head_balance.shared_heads = 3 leaves fewer than 2 of 4 heads to "
        "balance"},
       {"model: {attention: {gates: [{activation: silu}], head_balance: {coefficient: 1e-4}}}\n",
-       "a.yaml:1:30: model.attention.gates[0].activation: scores are not in [0, 1], which does not say how "
-       "open a head is; set "
+       "a.yaml:1:30: model.attention.gates[0].activation: scores are not in [0, 1], so they do not measure a "
+       "head's importance; set "
        "model.attention.head_balance.coefficient: 0, or use sigmoid or ns_sigmoid"},
       {"model: {attention: {gates: [{combine: add}], head_balance: {coefficient: 1e-4}}}\n",
-       "a.yaml:1:30: model.attention.gates[0].combine: scores are added, which does not say how open a head "
-       "is; set "
+       "a.yaml:1:30: model.attention.gates[0].combine: scores are added, so they do not measure a head's "
+       "importance; set "
        "model.attention.head_balance.coefficient: 0, or use multiply"},
       {"model: {attention: {gates: [{heads: shared}], head_balance: {coefficient: 1e-4}}}\n",
-       "a.yaml:1:30: model.attention.gates[0].heads: all heads have the same scores, which does not say how "
-       "open a head is; set "
+       "a.yaml:1:30: model.attention.gates[0].heads: all heads have the same scores, so they do not measure "
+       "a head's importance; set "
        "model.attention.head_balance.coefficient: 0, or use specific"},
       {"model: {attention: {head_balance: {coefficient: 1e-4, scope: global_batch}}}\nparallel: "
        "{determinism: exact}\n",
-       "a.yaml:1:55: model.attention.head_balance.scope sees what is computed at the same time or before, "
-       "which depends on who "
-       "computes what; with parallel.determinism: exact use micro_batch or previous_step"},
+       "a.yaml:1:55: model.attention.head_balance.scope depends on which rank computes which micro-batch; "
+       "with parallel.determinism: exact use micro_batch or previous_step"},
       {"model: {attention: {head_balance: {ddof: 2}}}\n",
        "a.yaml:1:36: model.attention.head_balance.ddof must be 0 or 1, got 2"},
       {"model: {hidden_act: relu2, moe: {num_experts: 8}}\n",
@@ -110,12 +111,12 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
       {"model: {qk_norm: false, qk_norm_order: after_rope}\n",
        "a.yaml:1:25: model.qk_norm_order: after_rope has no effect while qk_norm is false"},
       {"model: {initializer: fan_in}\n",
-       "a.yaml:1:9: model.initializer: fan_in starts the embedding at 1 and the head at 0, which one matrix "
-       "cannot; set "
+       "a.yaml:1:9: model.initializer: fan_in initialises the embedding with deviation 1 and the output head "
+       "with 0, so they cannot be one matrix; set "
        "tie_word_embeddings: false"},
       {"model: {tie_word_embeddings: false, initializer: fan_in, scaled_residual_init: true}\n",
-       "a.yaml:1:58: model.scaled_residual_init has no effect with initializer: fan_in, which starts o_proj "
-       "and down_proj at 0"},
+       "a.yaml:1:58: model.scaled_residual_init has no effect with initializer: fan_in, which initialises "
+       "o_proj and down_proj to 0"},
       {"model: {rope: {theta: 1}}\n", "a.yaml:1:16: model.rope.theta must be greater than 1, got 1"},
       {"train: {init_from: x, init_ignore: [model.rope.tetha]}\n",
        "a.yaml:1:23: train.init_ignore: model.rope.tetha is neither a model key nor data.tokenizer; did you "
@@ -123,8 +124,8 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
       {"model: {final_logit_softcapping: 0}\n",
        "a.yaml:1:9: model.final_logit_softcapping must be greater than 0, got 0"},
       {"optimizer: {type: muon}\nparallel: {zero_stage: 1}\n",
-       "a.yaml:1:13: optimizer.type: muon orthogonalises whole matrices, which parallel.zero_stage = 1 cuts; "
-       "use 0"},
+       "a.yaml:1:13: optimizer.type: muon orthogonalises whole matrices, which parallel.zero_stage = 1 "
+       "shards; use 0"},
       {"optimizer: {muon: {momentum: 1}}\n", "a.yaml:1:20: optimizer.muon.momentum must be in [0, 1), got 1"},
       {"optimizer: {muon: {initial_momentum: -0.1}}\n",
        "a.yaml:1:20: optimizer.muon.initial_momentum must be in [0, 1), got -0.1"},
@@ -135,7 +136,7 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
       {"model: {moe: {num_experts: 9}}\nparallel: {expert: 2}\n",
        "a.yaml:2:12: parallel.expert = 2 does not divide model.moe.num_experts = 9"},
       {"parallel: {expert: 2}\n",
-       "a.yaml:1:12: parallel.expert = 2 shares experts, and model.moe.num_experts is 0; use 1"},
+       "a.yaml:1:12: parallel.expert = 2 needs experts, but model.moe.num_experts is 0; use 1"},
       {"parallel: {expert_capacity: 0}\n",
        "a.yaml:1:12: parallel.expert_capacity must be greater than 0 and finite, got 0"},
       {"parallel: {zero_stage: 4}\n", "a.yaml:1:12: parallel.zero_stage must be 0, 1, 2 or 3, got 4"},
@@ -212,7 +213,8 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
        "12"},
       built_with_cuda()
           ? Case{"train: {device: cuda, precision: f64}\n",
-                 "a.yaml:1:23: train.precision: f64 is computed on the CPU only; use f32 or bf16 with device "
+                 "a.yaml:1:23: train.precision: f64 is available on the CPU only; use f32 or bf16 with "
+                 "device "
                  "cuda"}
           : Case{"train: {device: cuda}\n",
                  "a.yaml:1:9: train.device: cuda is not in this build, which is CPU-only; use auto or cpu"},
@@ -244,7 +246,7 @@ TEST_CASE("Every mistake in a file is told with its position, the reason and wha
   }
 }
 
-TEST_CASE("Every mistake on the command line is told by key", "[config]") {
+TEST_CASE("every mistake on the command line is reported by key", "[config]") {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"optimizer.lrr=3", "command line: unknown key optimizer.lrr; did you mean lr?"},
       {"optimizer.lr", "command line: optimizer.lr is not key=value"},
@@ -260,7 +262,7 @@ TEST_CASE("Every mistake on the command line is told by key", "[config]") {
       {"model.attention.kind[0]=value", "command line: model.attention.kind is not a list"},
       {"model.attention.gates=[{position: value}",
        "command line: a list or section cannot be a key; is a bracket missing?"},
-      {"extends=b.yaml", "command line: extends belongs into a file"},
+      {"extends=b.yaml", "command line: extends is allowed only in a file"},
       {"train.precision=f46",
        "command line: train.precision must be one of f32, bf16, f64; got f46; did you mean f64?"},
   };
@@ -272,7 +274,7 @@ TEST_CASE("Every mistake on the command line is told by key", "[config]") {
   }
 }
 
-TEST_CASE("All problems are told at once, by file and line, with source and caret", "[config]") {
+TEST_CASE("all problems are reported together, by file and line, with source and caret", "[config]") {
   const test::ScratchFolder folder;
   folder.write("base.yaml", "optimizer:\n  lr: big\n");
   folder.write("a.yaml",
@@ -289,8 +291,9 @@ TEST_CASE("All problems are told at once, by file and line, with source and care
       "num_key_value_heads,\n"
       "           head_dim, intermediate_size, tie_word_embeddings, rms_norm_eps, hidden_act, norm_weights,\n"
       "           initializer, initializer_range, scaled_residual_init, qk_norm, qk_norm_order,\n"
-      "           embedding_norm, final_logit_softcapping, norm_placement, branch_clip,\n"
-      "           max_position_embeddings, rope, attention, moe, match_parameters_of, match_multiple\n"
+      "           embedding_norm, final_logit_softcapping, logit_z_loss_coefficient, norm_placement,\n"
+      "           branch_clip, max_position_embeddings, rope, attention, moe, match_parameters_of,\n"
+      "           match_multiple\n"
       "base.yaml:2:7: optimizer.lr must be a number, got big\n"
       "     2 |   lr: big\n"
       "       |       ^\n"
@@ -300,7 +303,7 @@ TEST_CASE("All problems are told at once, by file and line, with source and care
       "4 problems");
 }
 
-TEST_CASE("A value that could not be read brings no second problem with it", "[config]") {
+TEST_CASE("a value that could not be read causes no second problem", "[config]") {
   const test::ScratchFolder folder;
   folder.write("a.yaml", "model: {num_attention_heads: many, num_key_value_heads: 3}\n");
   CHECK(first_line(refusal("a.yaml")) ==
@@ -308,7 +311,7 @@ TEST_CASE("A value that could not be read brings no second problem with it", "[c
   CHECK(refusal("a.yaml").find("problems") == std::string::npos);
 }
 
-TEST_CASE("A file that is not there is a missing input", "[config]") {
+TEST_CASE("a missing file exits with no_input", "[config]") {
   try {
     load_config("no/such.yaml");
     FAIL("was read");
@@ -317,7 +320,7 @@ TEST_CASE("A file that is not there is a missing input", "[config]") {
   }
 }
 
-TEST_CASE("Training needs data and a length, and says so", "[config]") {
+TEST_CASE("training without data or length is refused with a reason", "[config]") {
   Config config;
   config.name = "x";
   const auto message = [&] {
@@ -330,8 +333,8 @@ TEST_CASE("Training needs data and a length, and says so", "[config]") {
     return std::string();
   };
   CHECK(message() ==
-        "how long to train is not said: give train.max_steps or train.max_tokens\n"
-        "there is nothing to train on: data.train is empty; give it a list of {name: ..., path: ...}");
+        "the length of training is not given: set train.max_steps or train.max_tokens\n"
+        "there is no training data: data.train is empty; give it a list of {name: ..., path: ...}");
   config.data.train = {{"a", "x", 1}};
   config.train.max_steps = 3;
   CHECK(message().empty());

@@ -1,4 +1,4 @@
-// Configurations that are made to be slow or deep, numbers without sense, and what people first type.
+// Configurations built to be slow or deeply nested, absurd numbers, and common first mistakes.
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <functional>
@@ -29,7 +29,7 @@ double seconds(const std::function<void()>& work) {
 
 }  // namespace
 
-TEST_CASE("a file that many ways lead to is read once", "[hostile]") {
+TEST_CASE("a file that many files extend is read once", "[hostile]") {
   const test::ScratchFolder scratch;
   constexpr int kFiles = 26;
   for (int i = 0; i < kFiles; ++i)
@@ -46,7 +46,7 @@ TEST_CASE("a file that many ways lead to is read once", "[hostile]") {
   CHECK(load_config("both.yaml").optimizer.lr == 0.5);
 }
 
-TEST_CASE("a chain of files has an end", "[hostile]") {
+TEST_CASE("the length of an extends chain is limited", "[hostile]") {
   const test::ScratchFolder scratch;
   for (int i = 0; i < 100; ++i)
     scratch.write("c" + std::to_string(i) + ".yaml", "extends: c" + std::to_string(i + 1) + ".yaml\n");
@@ -55,7 +55,7 @@ TEST_CASE("a chain of files has an end", "[hostile]") {
   CHECK(load_config("c37.yaml").train.seed == 7);
 }
 
-TEST_CASE("thousands of mistakes are counted, fifty are shown", "[hostile]") {
+TEST_CASE("of thousands of mistakes, fifty are shown and the rest counted", "[hostile]") {
   const test::ScratchFolder scratch;
   std::string keys, sources = "data:\n  train: [";
   for (int i = 0; i < 900; ++i) keys += "key_" + std::to_string(i) + ": 1\n";
@@ -76,7 +76,7 @@ TEST_CASE("thousands of mistakes are counted, fifty are shown", "[hostile]") {
   CHECK_THAT(message, Catch::Contains("data.train[0] needs a name"));
 }
 
-TEST_CASE("numbers beyond all sense are told, not computed with", "[hostile]") {
+TEST_CASE("absurd numbers are reported before anything is computed from them", "[hostile]") {
   const test::ScratchFolder scratch;
   scratch.write("a.yaml", "train: {micro_batch_size: 2, global_batch_size: 2}\n");
   CHECK_THAT(refusal("a.yaml", {"train.max_steps=1000000000000000000"}),
@@ -87,7 +87,7 @@ TEST_CASE("numbers beyond all sense are told, not computed with", "[hostile]") {
              Catch::Contains("num_hidden_layers = 100000 is above the 10000"));
 }
 
-TEST_CASE("what people first type is understood, or a word explains it", "[hostile]") {
+TEST_CASE("common first mistakes on the command line are accepted or explained", "[hostile]") {
   const test::ScratchFolder scratch;
   scratch.write("a.yaml", "");
   CHECK(load_config("a.yaml", {"optimizer.lr", "=", "0.5", "train.seed=", "9", "name", "=x"}).optimizer.lr ==
@@ -100,7 +100,7 @@ TEST_CASE("what people first type is understood, or a word explains it", "[hosti
   CHECK_THAT(refusal("a.yaml", {"train.device=gpu"}), Catch::Contains("did you mean cuda?"));
 }
 
-TEST_CASE("text that is not UTF-8 is refused where it stands", "[hostile]") {
+TEST_CASE("text that is not UTF-8 is refused with its position", "[hostile]") {
   const test::ScratchFolder scratch;
   scratch.write("a.yaml", "train: {seed: 1}\nname: b\xff\n");
   CHECK_THAT(refusal("a.yaml"), Catch::Contains("a.yaml:2:1: byte 0xff is not UTF-8"));
@@ -120,7 +120,8 @@ TEST_CASE("text that is not UTF-8 is refused where it stands", "[hostile]") {
   CHECK_THAT(refusal("a.yaml", {"name=b\xff"}), Catch::Contains("command line: byte 0xff is not UTF-8"));
 }
 
-TEST_CASE("a run where a configuration is expected names its configuration", "[hostile]") {
+TEST_CASE("a run folder given as a configuration is refused with the path of its configuration",
+          "[hostile]") {
   const test::ScratchFolder scratch;
   scratch.write("runs/a/config.yaml", "");
   CHECK_THAT(refusal("runs/a"), Catch::Contains("runs/a/config.yaml"));

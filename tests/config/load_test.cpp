@@ -23,7 +23,7 @@ std::string listing(Config config) {
   return out;
 }
 
-/// A configuration whose lists hold something, so that every key exists.
+/// A configuration whose lists are not empty, so that every key exists.
 Config full() {
   Config c;
   c.name = "full";
@@ -95,7 +95,7 @@ ChangeClass expected_class(const std::string& key) {
 
 }  // namespace
 
-TEST_CASE("Defaults, then bases in order, then the file, then the command line", "[config]") {
+TEST_CASE("precedence: defaults, bases in order, the file, the command line", "[config]") {
   const test::ScratchFolder folder;
   folder.write("bases/one.yaml",
                "model: {hidden_size: 100, num_hidden_layers: 7, rope: {theta: 5}}\ntrain: {seed: 1, "
@@ -113,7 +113,7 @@ TEST_CASE("Defaults, then bases in order, then the file, then the command line",
   CHECK(c.model.num_hidden_layers == 7);
   CHECK(c.model.rope.theta == 1e6);  // a section on the command line merges
   CHECK(c.model.rope.scaling.beta_fast == 30);
-  CHECK(!c.model.branch_clip);  // null takes the default back
+  CHECK(!c.model.branch_clip);  // null restores the default
   CHECK(c.optimizer.lr == 5e-4);
   CHECK(c.optimizer.beta1 == 0.7);
   CHECK(c.optimizer.beta2 == 0.95);
@@ -123,7 +123,7 @@ TEST_CASE("Defaults, then bases in order, then the file, then the command line",
   CHECK(c.run_dir == "runs/x");
 }
 
-TEST_CASE("Lists replace, and their elements can be set from the command line", "[config]") {
+TEST_CASE("lists replace, and their elements can be set from the command line", "[config]") {
   const test::ScratchFolder folder;
   folder.write("base.yaml", "model: {attention: {gates: [{position: query}, {position: key}]}}\n");
   folder.write("a.yaml",
@@ -140,7 +140,7 @@ TEST_CASE("Lists replace, and their elements can be set from the command line", 
   CHECK(load_config("a.yaml", {"model.attention.gates=[]"}).model.attention.gates.empty());
 }
 
-TEST_CASE("Whole numbers are read with exponents and suffixes, exactly", "[config]") {
+TEST_CASE("whole numbers with exponents and suffixes are read exactly", "[config]") {
   int64_t x = 0;
   uint64_t u = 0;
   const auto value = [&](const char* text) {
@@ -169,7 +169,7 @@ TEST_CASE("Whole numbers are read with exponents and suffixes, exactly", "[confi
   }
 }
 
-TEST_CASE("Relative paths belong to the file that states them", "[config]") {
+TEST_CASE("relative paths are resolved against the file that states them", "[config]") {
   const test::ScratchFolder folder;
   folder.write("configs/data/base.yaml",
                "data:\n  tokenizer: {type: sentencepiece, path: ../tok.model}\n"
@@ -186,12 +186,12 @@ TEST_CASE("Relative paths belong to the file that states them", "[config]") {
   CHECK(c.data.validation[0].path == (std::filesystem::path(here).parent_path() / "v").string());
   CHECK(load_config("configs/data/base.yaml").train.init_from.empty());
 
-  // Written out it can be put anywhere.
+  // The written configuration can be moved anywhere.
   folder.write("runs/a/config.yaml", to_yaml(c));
   CHECK(listing(load_config("runs/a/config.yaml")) == listing(c));
 }
 
-TEST_CASE("What to_yaml writes is read back as it was, whatever a key holds", "[config]") {
+TEST_CASE("to_yaml round-trips any value of a key", "[config]") {
   const test::ScratchFolder folder;
   Config c = full();
   c.data.train[0].path = "/data/with space: \"#'\\ {x}\n\t*.bin";
@@ -207,7 +207,7 @@ TEST_CASE("What to_yaml writes is read back as it was, whatever a key holds", "[
   CHECK(listing(load_config("b.yaml")) == listing(c));
 }
 
-TEST_CASE("Every key that changes is seen and classified", "[config]") {
+TEST_CASE("every changed key is found and classified", "[config]") {
   const Config before = full();
   std::vector<std::string> keys;
   Config walked = before;
@@ -226,7 +226,7 @@ TEST_CASE("Every key that changes is seen and classified", "[config]") {
     CHECK(changes[0].before != changes[0].after);
     CHECK(changes[0].kind == expected_class(mutated));
     kinds.insert(changes[0].kind);
-    // The hash sees what can change the result.
+    // The hash covers exactly the keys that can change the result.
     const std::string section = mutated.substr(0, mutated.find('.'));
     const bool counts = mutated != "name" && mutated != "run_dir" && mutated != "train.threads" &&
                         section != "eval" && section != "checkpoint" && section != "log";
@@ -235,7 +235,7 @@ TEST_CASE("Every key that changes is seen and classified", "[config]") {
   CHECK(kinds.size() == 3);
 }
 
-TEST_CASE("Longer and shorter lists are changes", "[config]") {
+TEST_CASE("longer and shorter lists are changes", "[config]") {
   const Config before = full();
   Config after = before;
   after.model.attention.gates.pop_back();
@@ -250,7 +250,7 @@ TEST_CASE("Longer and shorter lists are changes", "[config]") {
   CHECK(changes[6].kind == ChangeClass::trajectory);
 }
 
-TEST_CASE("configs/reference.yaml is what the program says", "[config]") {
+TEST_CASE("configs/reference.yaml equals the generated reference", "[config]") {
   std::ifstream file(SLUICE_SOURCE_DIR "/configs/reference.yaml");
   std::stringstream text;
   text << file.rdbuf();
@@ -267,7 +267,7 @@ TEST_CASE("configs/reference.yaml is what the program says", "[config]") {
   }
 }
 
-TEST_CASE("Every shipped configuration is read", "[config]") {
+TEST_CASE("every shipped configuration is read", "[config]") {
   int files = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(SLUICE_SOURCE_DIR "/configs")) {
     if (entry.path().extension() != ".yaml" || entry.path().parent_path().filename() == "sweeps") continue;

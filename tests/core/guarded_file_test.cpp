@@ -34,7 +34,7 @@ void expect_lost(const io::GuardedFile& file, bool holds_zeros, const std::strin
 
 }  // namespace
 
-TEST_CASE("a mapped file that is cut short is an error and no SIGBUS", "[io]") {
+TEST_CASE("truncation of a mapped file is an Error and not a SIGBUS", "[io]") {
   const TempFolder folder;
   constexpr int64_t kBytes = 1 << 20;
   write(folder / "x", std::string(kBytes, 1));
@@ -46,11 +46,11 @@ TEST_CASE("a mapped file that is cut short is an error and no SIGBUS", "[io]") {
   CHECK_NOTHROW(file.check());
   CHECK(file.data()[6000] == 0);  // the page the new end lies in: no signal, zeros
   CHECK_NOTHROW(file.check());
-  expect_lost(file, true, "it had 1048576 bytes and has 5000 now");
+  expect_lost(file, true, "it had 1048576 bytes and now has 5000");
   std::vector<std::thread> readers;
   for (int i = 0; i < 4; ++i) readers.emplace_back([&] { CHECK(sum(file) == 5000); });
   for (std::thread& reader : readers) reader.join();
-  expect_lost(file, false, "was cut short while it was in use");
+  expect_lost(file, false, "was truncated while in use");
   CHECK(sum(other) == kBytes);
   CHECK_NOTHROW(other.check(true));
   // A new file of the same size, and one that was cut before and is whole again, are found as they are.

@@ -173,7 +173,7 @@ TEST_CASE("a normalisation map that leads out of its memory is refused", "[token
   refused(map_of(units, texts), "leads from unit 0");
   units = chain(3);
   units[3 * 256 + 'a'] = ((3 * 256 + 'a') ^ 256) << 10 | 1u << 8 | 'a';  // back to the first block
-  refused(map_of(units, texts), "circle");
+  refused(map_of(units, texts), "contains a cycle");
   refused("ab", "has no size");
   for (const uint32_t size : {0u, 6u, 0xffffffffu, 1022u}) {
     std::string map = map_of(chain(3), texts);
@@ -197,7 +197,7 @@ TEST_CASE("pieces that the library's tries cannot take are refused", "[tokenizer
   refused(piece(std::string("a\0b", 3), 4), "zero byte");
   std::string nested, text;
   for (int i = 0; i < 65; ++i) nested += piece(text += 'q', 4);
-  refused(nested, "more than 64 user-defined pieces begin alike");
+  refused(nested, "more than 64 user-defined pieces have a common prefix");
   refused("\x0a\x7f", "too early");
   refused(std::string("\x0b"), "wire type 3");
 }

@@ -127,7 +127,7 @@ TEST_CASE("a validation set that is trained on is refused unless allowed", "[dat
   expect(t.train({same, "data.allow_overlap=true"}), 0, {});
 }
 
-TEST_CASE("a token file that is cut short while it is trained on ends the training with its name",
+TEST_CASE("truncating a token file in use ends the training with the name of the file",
           "[data_check]") {
   const TinyRun t;
   const int64_t left = GENERATE(0, 100);
@@ -139,7 +139,7 @@ TEST_CASE("a token file that is cut short while it is trained on ends the traini
   }));
   REQUIRE(::truncate((t.folder / "train.bin").c_str(), left) == 0);
   const Outcome outcome = program.wait();
-  expect(outcome, 65, {"train.bin: was cut short while it was in use", fmt::format("has {} now", left)});
+  expect(outcome, 65, {"train.bin: was truncated while in use", fmt::format("now has {}", left)});
   const auto status = nlohmann::json::parse(io::read_file(t.run + "/status.json"));
   CHECK(status["state"] == "failed");
   CHECK(status["exit_code"] == 65);

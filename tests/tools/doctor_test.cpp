@@ -78,8 +78,8 @@ TEST_CASE("doctor in a process that Slurm started without PMIx says what to do, 
   CHECK(first.code == 64);
   CHECK_THAT(first.out,
              Contains("srun (SLURM_NTASKS=4)") && Contains("SLURM_PROCID=0") && Contains("processor"));
-  CHECK_THAT(first.err, Contains("srun started 4 processes and offered them no PMIx") &&
-                            Contains("srun --mpi=pmix") && Contains("mpirun inside sbatch"));
+  CHECK_THAT(first.err, Contains("srun started 4 processes without PMIx") && Contains("srun --mpi=pmix") &&
+                            Contains("mpirun inside sbatch"));
   CHECK(second.code == 64);
   CHECK(second.out + second.err == "");
   // A batch script's own process has Slurm's variables too, and is alone.

@@ -262,7 +262,7 @@ TEST_CASE("where no thread can be made, training goes on without", "[train][kept
   INFO(outcome.out << outcome.err);
   CHECK(outcome.code == 0);
   CHECK_THAT(outcome.err, Contains("cannot start a thread") &&
-                              Contains("training waits while they are written (said once)"));
+                              Contains("training waits while they are written (reported once)"));
   if (ranks > 0)
     CHECK_THAT(outcome.err, Contains("the watchdog cannot start a thread") &&
                                 Contains("communication: cannot start a thread"));

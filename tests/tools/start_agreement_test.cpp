@@ -225,8 +225,7 @@ TEST_CASE("a rank whose neighbour never comes to MPI does not wait for ever", "[
       mixed(t, {"train", t.config, "parallel.timeout_seconds=2"}, {"config", "show", t.config});
   INFO(outcome.out << outcome.err);
   CHECK((outcome.code == 76 || outcome.code == 1));  // 1: mpirun has noticed the other process by itself
-  CHECK_THAT(outcome.err,
-             Contains("rank 0: MPI_Init has not come back for 2 s") && Contains("all ranks end"));
+  CHECK_THAT(outcome.err, Contains("rank 0: MPI_Init has not returned for 2 s") && Contains("all ranks end"));
 }
 
 }  // namespace sluice
