@@ -20,10 +20,10 @@ void swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up);
 /// dgate_up (T, 2F) overwritten, may alias gate_up.
 void swiglu_backward(Context& ctx, Tensor dgate_up, const Tensor& dy, const Tensor& gate_up);
 
-/// SwiGLU of rows that count with a weight each: y_r = weights[slots[r]] silu(gate_r) up_r. y (R, F), gate_up
-/// (R, 2F), slots (R) i32, weights of accumulate_dtype(y), any shape. The weight of an expert's output,
-/// applied before its last product: what comes out is the same, and nothing of the output's width need be
-/// kept for the weight's gradient.
+/// SwiGLU with one weight per row: y_r = weights[slots[r]] silu(gate_r) up_r. y (R, F), gate_up (R, 2F),
+/// slots (R) i32, weights of accumulate_dtype(y), any shape. This applies the weight of an expert's output
+/// before the down projection: the result is the same, and the gradient of the weight needs no saved tensor
+/// of the output's width.
 void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, const Tensor& weights,
                              const Tensor& slots);
 /// dgate_up (R, 2F) overwritten, may alias gate_up; dweights (shape of weights)[slots[r]] = sum over f of dy

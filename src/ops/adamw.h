@@ -1,24 +1,25 @@
 #pragma once
-// AdamW (Loshchilov & Hutter 2019, alg. 2), decoupled decay: w <- w - lr (m_hat / (sqrt(v_hat) + eps) + decay
-// w), over flat buffers of all parameters at once; and the judgement whether a step's update is applied at
-// all. Both read their numbers from the device, so that a step needs no answer from the host.
+// AdamW (Loshchilov & Hutter 2019, alg. 2) with decoupled weight decay: w <- w - lr (m_hat / (sqrt(v_hat) +
+// eps) + decay w), over flat buffers of all parameters at once, and the decision whether a step's update is
+// applied. Both read their scalars from the device, so that a step does not wait for the host.
 #include "core/context.h"
 
 namespace sluice {
 
-/// The numbers of one update: a tensor (kUpdateControl) f64 on the context's device, in this order.
+/// The scalars of one update: a tensor (kUpdateControl) f64 on the context's device, in this order.
 struct UpdateControl {
-  // from the host, before the step
+  // set by the host before the step
   double lr = 0;              // learning rate of this step
   double step = 1;            // t of the bias correction, from 1
   double gradient_scale = 1;  // 1 / counted tokens of the global batch
   double max_grad_norm = 0;   // clipping; 0 = none
-  double loss_limit = 0;      // a loss or a gradient norm above its limit, or not finite, is not applied
+  double loss_limit =
+      0;  // the update is skipped if the loss or gradient norm exceeds its limit or is not finite
   double grad_norm_limit = 0;
-  // from the step
+  // set by the step
   double loss = 0;     // sum of the losses of all counted tokens; judge_update turns it into their mean
   double squares = 0;  // sum of the squares of all gradients
-  // from judge_update
+  // set by judge_update
   double grad_norm = 0;  // sqrt(squares)
   double clip = 0;       // the gradient is multiplied by this: min(1, max_grad_norm / grad_norm)
   double apply = 0;      // 1 or 0
@@ -26,7 +27,7 @@ struct UpdateControl {
 };
 constexpr int64_t kUpdateControl = sizeof(UpdateControl) / sizeof(double);
 
-/// One number of a control tensor, as a tensor (1) f64.
+/// One scalar of a control tensor, as a tensor (1) f64.
 inline Tensor update_field(const Tensor& control, double UpdateControl::*field) {
   const UpdateControl origin{};
   return control.rows(&(origin.*field) - &origin.lr, 1);
@@ -36,14 +37,14 @@ struct AdamwSettings {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
 };
 
-/// Fills the last part of control from the rest.
+/// Computes the last part of control from the others.
 void judge_update(Context& ctx, Tensor control, const AdamwSettings& settings);
 
-/// value (any dtype), master (accumulate_dtype, or empty when value is itself f32/f64), m, v, gradient
-/// (accumulate_dtype): flat, of equal element count, updated in place except gradient; untouched when control
-/// says apply = 0. value is the master rounded to its dtype. segments (S, 4) f64: rows (begin, end, lr
-/// multiplier, weight decay) in elements, ascending, disjoint; what lies between them is padding and is left
-/// alone.
+/// value (any dtype), master (accumulate_dtype, or empty if value is itself f32/f64), m, v, gradient
+/// (accumulate_dtype): flat, of equal element count; all except gradient are updated in place, unless control
+/// has apply = 0. value is the master rounded to its dtype. segments (S, 4) f64: rows (begin, end, lr
+/// multiplier, weight decay) in elements, ascending and disjoint; elements between them are padding and
+/// remain unchanged.
 void adamw_update(Context& ctx, Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& gradient,
                   const Tensor& segments, const Tensor& control, const AdamwSettings& settings);
 

@@ -1,5 +1,5 @@
 #pragma once
-// What the doors of the ops check, with the op's and the argument's name in the message.
+// Argument checks at the entry points of ops, with the names of op and argument in the message.
 #include "core/tensor.h"
 
 namespace sluice {
@@ -16,7 +16,7 @@ inline void check_like(const char* op, const char* argument, const Tensor& t, co
                "{}: {} must be {}, got {}", op, argument, reference.describe(), t.describe());
 }
 
-/// Equal element count, and the dtype asked for.
+/// Equal element count, and the given dtype.
 inline void check_count(const char* op, const char* argument, const Tensor& t, DType dtype, int64_t count) {
   SLUICE_CHECK(t.dtype == dtype && t.numel() == count, "{}: {} must hold {} elements of {}, got {}", op,
                argument, count, dtype_name(dtype), t.describe());

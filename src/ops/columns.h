@@ -1,5 +1,5 @@
 #pragma once
-// Neighbouring columns of a matrix, as a matrix of their own.
+// Adjacent columns of a matrix as a separate matrix.
 #include "core/context.h"
 
 namespace sluice {

@@ -1,7 +1,7 @@
 #pragma once
-// The one branch on the device. SLUICE_DECLARE_BACKENDS(op) declares every backend's function from the
-// signature in the op's header; SLUICE_DISPATCH calls the right one. A backend that lacks it, or drifts,
-// fails at link time by name.
+// Dispatch of ops to the backend of the device. SLUICE_DECLARE_BACKENDS(op) declares every backend's function
+// from the signature in the op's header; SLUICE_DISPATCH calls the right one. A backend whose function is
+// missing or has another signature fails to link, with the name of the op.
 #include "core/context.h"
 #include "core/cpu_features.h"
 
@@ -55,7 +55,7 @@
   SLUICE_DECLARE_CPU(op)            \
   SLUICE_DECLARE_CUDA(op)
 
-/// Last statement of an op's door: SLUICE_DISPATCH(rmsnorm_forward, ctx, y, rstd, x, weight, eps).
+/// Last statement of an op's entry point: SLUICE_DISPATCH(rmsnorm_forward, ctx, y, rstd, x, weight, eps).
 #define SLUICE_DISPATCH(op, ctx, ...)                               \
   do {                                                              \
     SLUICE_DISPATCH_CUDA(op, ctx, __VA_ARGS__)                      \
@@ -63,6 +63,6 @@
     SLUICE_DISPATCH_CPU(op, ctx, __VA_ARGS__)                       \
   } while (false)
 
-/// For an op that the CPU composes from others while CUDA has a kernel of its own: first statement of its
-/// door, after the checks. What follows is the composition.
+/// For an op that CUDA has a kernel for but the CPU composes from other ops: first statement of its entry
+/// point after the checks, followed by the composition.
 #define SLUICE_DISPATCH_CUDA_ONLY(op, ctx, ...) SLUICE_DISPATCH_CUDA(op, ctx, __VA_ARGS__)

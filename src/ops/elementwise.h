@@ -1,5 +1,6 @@
 #pragma once
-// Residual additions, clipping, copies. Tensors of one call have equal shapes and, unless said, dtypes.
+// Residual additions, clipping, copies. The tensors of a call have equal shapes and, unless noted, equal
+// dtypes.
 #include "core/context.h"
 
 namespace sluice {
@@ -18,10 +19,10 @@ void soft_cap_forward(Context& ctx, Tensor y, const Tensor& x, double cap);
 
 /// y = x, converting between f32, bf16 and f64 (round to nearest even).
 void cast(Context& ctx, Tensor y, const Tensor& x);
-/// y (bf16) = x (f32), each element rounded to a neighbouring bf16: to the upper one with the probability of
-/// its distance from the lower one over theirs from each other (stochastic rounding). What is a bf16 stays,
-/// infinities and NaN stay what they are; a finite number stays finite. The random bits are a function of
-/// (key, index): the same on every backend.
+/// y (bf16) = x (f32) with stochastic rounding: each element is rounded to one of its two bf16 neighbours,
+/// with probabilities that make the expected value x. Values representable in bf16, infinities and NaN are
+/// unchanged; finite values stay finite. The random bits are a function of (key, index), equal on every
+/// backend.
 void round_stochastically(Context& ctx, Tensor y, const Tensor& x, uint32_t key);
 void fill(Context& ctx, Tensor y, double value);
 /// y *= factor.

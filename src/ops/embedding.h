@@ -8,8 +8,8 @@ namespace sluice {
 /// [0, V).
 void embedding_forward(Context& ctx, Tensor y, const Tensor& tokens, const Tensor& weight);
 
-/// dweight (V, C) of accumulate_dtype(dy) += rows of dy (T, C). The order of summation is that of the tokens,
-/// whatever the number of threads.
+/// dweight (V, C) of accumulate_dtype(dy) += rows of dy (T, C), summed in the order of the tokens for any
+/// number of threads.
 void embedding_backward(Context& ctx, Tensor dweight, const Tensor& dy, const Tensor& tokens);
 
 }  // namespace sluice

@@ -1,12 +1,12 @@
 #pragma once
-// Gates (Gated Attention, Qiu et al. 2025, eq. 5 and table 1): y = x * s (multiply) or x + s (add),
-// s = a(z) with scores per channel (elementwise) or per head (headwise), specific to a head or averaged over
-// heads.
-//   multiply: dx = dy s, ds = dy x;   add: dx = dy, ds = dy;   dz = a'(z) ds (headwise: ds summed over
-//   channels) shared after activation:  s_c = (1/H) sum_h a(z_hc);      shared before: s_c = a((1/H) sum_h
-//   z_hc)
-// The op knows no positions: x is a query, key, value, attention output (T, H, D) or the layer's output (T,
-// 1, C).
+// Gates (Gated Attention, Qiu et al. 2025, eq. 5 and table 1): y = x * s (multiply) or x + s (add), where
+// s = a(z) has one score per channel (elementwise) or per head (headwise), specific to a head or averaged
+// over heads:
+//   shared after the activation:  s_c = (1/H) sum_h a(z_hc)
+//   shared before the activation: s_c = a((1/H) sum_h z_hc)
+// Backward: multiply: dx = dy s, ds = dy x;  add: dx = dy, ds = dy;  dz = a'(z) ds (headwise: ds is summed
+// over channels). The op does not depend on the gate's position: x is a query, key, value or attention output
+// (T, H, D), or the output of the layer (T, 1, C).
 #include "core/context.h"
 #include "core/kinds.h"
 
@@ -19,14 +19,14 @@ struct GateKind {
 };
 
 /// y, x (T, H, D); z is (Z, H, D) elementwise or (Z, H) headwise with Z = T, or Z = 1 for scores that do not
-/// depend on the input. y overwritten, may alias x. Scores are computed in f32 (f64) whatever the storage.
-/// With headwise scores and sharing, the average is one score per token.
+/// depend on the input. y is overwritten and may alias x. Scores are computed in f32 (f64) for any storage
+/// type. Shared headwise scores average to one score per token.
 void gate_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& z, const GateKind& kind);
 
-/// dx (T, H, D) overwritten, may alias dy. dz has the shape of z: for Z = T it is overwritten and has z's
-/// dtype; for Z = 1 it is the gradient of a parameter: accumulate_dtype, added to. With T = 1 the two cannot
-/// be told apart but by dtype: f32 and f64 are refused. dhead (H) f64, or empty: a further gradient of every
-/// token's mean score over channels of a head; added to ds before it is rounded (dz += a'(z) dhead_h /
+/// dx (T, H, D) is overwritten and may alias dy. dz has the shape of z: for Z = T it is overwritten and has
+/// z's dtype; for Z = 1 it is a parameter gradient of accumulate_dtype and is accumulated. With T = 1 the two
+/// differ only in dtype, so f32 and f64 are refused. dhead (H) f64, or empty: an additional gradient of every
+/// token's mean score over the channels of a head, added to ds before rounding (dz += a'(z) dhead_h /
 /// channels of z). Only for scores specific to a head.
 void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const Tensor& x, const Tensor& z,
                    const GateKind& kind, const Tensor& dhead = {});

@@ -10,35 +10,33 @@ namespace sluice {
 
 struct LinearWeight;
 
-/// What is trained beside a weight that is fixed (ops/low_rank.h): scale b a is added to rows [begin, begin +
-/// n) of it.
+/// A low-rank adapter of a frozen weight (ops/low_rank.h): scale b a is added to its rows [begin, begin + n).
 struct LowRank {
   const LinearWeight *a, *b;  // (r, K), (n, r)
   double scale;
   int64_t begin;
 };
 
-/// A weight and, where the backend gains by it, its packed copies. Packed tensors are empty until the owner
-/// allocates them with linear_packed_bytes and fills them with linear_pack; they go stale when `value`
+/// A weight and, if the backend benefits, its packed copies. Packed tensors are empty until the owner
+/// allocates them with linear_packed_bytes and fills them with linear_pack; they become stale when `value`
 /// changes.
 struct LinearWeight {
-  Tensor value;              // (N, K)
-  Tensor packed;             // u8 (bytes): for linear_forward
-  Tensor packed_transposed;  // u8 (bytes): for linear_backward_input
-  int64_t groups = 1;        // more: as many weights behind each other, for ops/grouped_linear.h
-  std::vector<LowRank> low_rank =
-      {};  // adapters, which linear_forward and linear_backward_input apply; nobody else does
+  Tensor value;                        // (N, K)
+  Tensor packed;                       // u8 (bytes): for linear_forward
+  Tensor packed_transposed;            // u8 (bytes): for linear_backward_input
+  int64_t groups = 1;                  // number of consecutive weights, for ops/grouped_linear.h
+  std::vector<LowRank> low_rank = {};  // adapters, applied only by linear_forward and linear_backward_input
 };
 
-/// Sizes in bytes of the packed copies of an (N, K) weight for products with about `rows` rows; 0 = the
-/// backend has no use for one.
+/// Sizes in bytes of the packed copies of an (N, K) weight for products with about `rows` rows; 0 if the
+/// backend does not use one.
 struct LinearPackedBytes {
   int64_t forward = 0, transposed = 0;
 };
 LinearPackedBytes linear_packed_bytes(Context& ctx, DType dtype, int64_t out_features, int64_t in_features,
                                       int64_t rows);
 
-/// Refreshes the packed copies that are allocated from w.value. Once per optimizer step.
+/// Updates the allocated packed copies from w.value. Called once per optimizer step.
 void linear_pack(Context& ctx, const LinearWeight& w);
 
 /// y (T, N) = x (T, K) W^T. y is overwritten.

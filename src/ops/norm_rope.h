@@ -1,6 +1,6 @@
 #pragma once
-// RMSNorm of every head followed by the rotary embedding, as queries and keys go through (QK-norm):
-// one pass over memory where the backend can. The formulas are those of ops/rmsnorm.h and ops/rope.h.
+// RMSNorm of every head followed by the rotary embedding, for queries and keys (QK-norm), in one pass over
+// memory if the backend supports it. The formulas are those of ops/rmsnorm.h and ops/rope.h.
 #include "core/context.h"
 
 namespace sluice {

@@ -12,12 +12,12 @@ struct RopeScaling {
   double beta_fast = 32.0, beta_slow = 1.0;        // rotations at the ends of the ramp
 };
 
-/// The rotation table for positions [0, positions): cos, sin (positions, D/2) f32, or f64 for an f64 model;
-/// angles are computed in double. Host only, once per model.
+/// Fills the rotation table for positions [0, positions): cos, sin (positions, D/2) f32, or f64 for an f64
+/// model; angles are computed in double. On the host, once per model.
 void rope_table(Tensor cos, Tensor sin, double theta, const RopeScaling& scaling);
 
-/// y (T, H, D) = x rotated by positions (T) i32; y may alias x. Throws Error(data) for a position outside the
-/// table.
+/// y (T, H, D) = x rotated by positions (T) i32; y may alias x. Throws Error(data) for a position outside of
+/// the table.
 void rope_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos,
                   const Tensor& sin);
 

@@ -1,8 +1,8 @@
 #pragma once
-// The bits of stochastic rounding, alike on every backend.
+// The random bits of stochastic rounding, equal on every backend.
 #include <cstdint>
 
-// Always inlined: files are compiled for several instruction sets, and none may leave a copy for the others.
+// Always inlined: files are compiled for several instruction sets, and no copy may be shared between them.
 #if defined(__CUDACC__)
 #define SLUICE_EVERYWHERE __host__ __device__ __forceinline__
 #else
@@ -20,9 +20,9 @@ SLUICE_EVERYWHERE uint32_t scramble(uint32_t x) {
 
 /// The bf16 of element i, whose f32 is `bits`.
 SLUICE_EVERYWHERE uint16_t stochastic_bf16(uint32_t bits, uint32_t i, uint32_t key) {
-  // Adding 16 random bits below the cut carries into it as often as it should.
+  // Adding 16 random bits below the last kept bit carries into it with the required probability.
   const uint32_t up = (bits + (scramble(i ^ key) & 0xffffu)) >> 16;
-  // Past the largest bf16 there is only infinity, which a finite number does not become.
+  // A finite number must not be rounded up to infinity.
   const bool keeps = (up & 0x7f80u) == 0x7f80u;
   const uint32_t quiet = (bits & 0x7fffffffu) > 0x7f800000u ? 0x40u : 0u;
   return static_cast<uint16_t>(keeps ? (bits >> 16) | quiet : up);
