@@ -1,5 +1,5 @@
 #pragma once
-// All that `sluice analyze` knows of a model, as JSON and arrays: the one place where sums become means.
+// The results of `sluice analyze` as JSON and arrays. Only here are sums divided to means.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -17,20 +17,22 @@ struct Analysis {
   std::string checkpoint = {};
   int64_t step = 0, trained_tokens = 0;
   std::vector<Set> sets;
-  Statistics total;  // of all sets: each counts by its tokens
+  Statistics total;  // of all sets, weighted by their tokens
   SecondPass second;
   AttentionMaps maps;
-  std::vector<int32_t> map_tokens = {};    // (sequences, M): the token ids that maps and planes show
-  std::vector<std::string> map_sets = {};  // (sequences): which set each is from
+  std::vector<int32_t> map_tokens = {};    // (sequences, M): token ids in maps and planes
+  std::vector<std::string> map_sets = {};  // (sequences): set of each sequence
 };
 
-/// Quantiles told of gate scores, from the fine histogram: exact to a bin, 1 / kFineBins of its range.
+/// Reported quantiles of gate scores, from the fine histogram: accurate to one bin, 1 / kFineBins of its
+/// range.
 constexpr std::array<double, 7> kQuantiles = {0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99};
 /// The `share` quantile of bins over [low, high].
 double quantile(const std::vector<double>& bins, double low, double high, double share);
 
-/// Every number but the arrays; what does not exist (a gate score without gates) is null. Shares are of 1,
-/// imbalances with ddof 1 beside ddof 0, deviations those of the population.
+/// All numbers except the arrays; values that do not exist (gate scores without gates) are null. Fractions
+/// are in [0, 1], imbalances are given with ddof 1 and ddof 0, and standard deviations are those of the
+/// population.
 nlohmann::ordered_json to_json(const Analysis& analysis);
 
 /// Writes the arrays and then analysis.json into an existing folder.

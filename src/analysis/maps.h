@@ -1,8 +1,8 @@
 #pragma once
-// Pictures of attention over the first tokens of a few sequences: maps (Gated Attention, figure 2) and the
-// plane in which each head's queries and keys lie (sink-aware paper, figure 3). Recomputed from what backward
-// reads: A_tj = exp(scale <q_t, k_j> - lse_t), times 1 - A_sink with a sink, so that a row sums to 1, or to
-// what the sink leaves.
+// Attention over the first tokens of a few sequences: maps (Gated Attention, figure 2) and the projection of
+// each head's queries and keys to a plane (sink-aware paper, figure 3). Attention is recomputed from the
+// tensors that backward reads: A_tj = exp(scale <q_t, k_j> - lse_t), times 1 - A_sink with a sink, so that a
+// row sums to 1, or to 1 - A_sink.
 #include <vector>
 
 #include "core/context.h"
@@ -12,25 +12,25 @@ namespace sluice {
 
 class AttentionMaps {
  public:
-  /// Of `tokens` tokens of each sequence.
+  /// tokens: number of tokens per sequence.
   AttentionMaps(const Transformer& model, int64_t tokens);
 
-  /// Adds one sequence of that many tokens after a forward pass; first_key is the batch's.
+  /// Adds one sequence of that many tokens after a forward pass; first_key is that of the batch.
   void add(Context& ctx, const Tensor& first_key, const Transformer::Saved& saved);
 
   int64_t tokens() const { return tokens_; }
   int64_t sequences() const { return sequences_; }
-  /// (L, M, M): mean over heads and sequences. f32, as all of these: they are looked at.
+  /// (L, M, M): mean over heads and sequences. f32, like all arrays for plots.
   std::vector<float> mean() const;
   /// (L, H, M, M): every head, of the first sequence.
   const std::vector<float>& heads() const { return heads_; }
 
   struct Planes {
     std::vector<float> points;      // (L, heads, sequences x M, 2)
-    std::vector<double> explained;  // (L, heads, 2): shares of the variance
+    std::vector<double> explained;  // (L, heads, 2): fractions of the variance
   };
-  /// Queries (H heads) and keys (Hkv) as the scores see them: normalised and rotated. Each head in a plane of
-  /// its own.
+  /// Queries (H heads) and keys (Hkv) as used in the scores, that is, normalised and rotated; each head has
+  /// its own plane.
   Planes queries() const;
   Planes keys() const;
 

@@ -1,6 +1,6 @@
 #pragma once
-// How the tensors that backward reads (Attention::Saved) are read by those who measure: each quantity is
-// defined here once, for evaluation (analysis/summary.h) and for `sluice analyze` (analysis/statistics.h).
+// Measurements of the tensors that forward saves for backward (Attention::Saved). Each quantity is defined
+// here once, for evaluation (analysis/summary.h) and for `sluice analyze` (analysis/statistics.h).
 #include <optional>
 #include <vector>
 
@@ -11,21 +11,21 @@
 
 namespace sluice {
 
-/// Every element of a tensor of floats, from any device. Waits. Empty of an empty tensor; zeros in a dry run.
+/// All elements of a floating-point tensor on any device; waits. Empty for an empty tensor; zeros in a dry
+/// run.
 std::vector<double> read_values(Context& ctx, const Tensor& t);
 
-/// max |x|, from the device. NaN where an element is.
+/// max |x|, computed on the device; NaN if any element is NaN.
 double largest_magnitude(Context& ctx, const Tensor& x);
 
-/// What softmax says about the first key that a query sees (src/analysis/README.md), from lse and z0 (H, T),
-/// in f64.
+/// Attention on the first key visible to a query (src/analysis/README.md), from lse and z0 (H, T), in f64.
 class FirstKey {
  public:
   FirstKey(Context& ctx, const Attention& attention, const Attention::Saved& s);
 
   int64_t heads() const { return heads_; }
   int64_t tokens() const { return tokens_; }
-  /// 1 - A_sink = sigmoid(lse - sink_h): what a sink leaves to the keys; 1 without one.
+  /// 1 - A_sink = sigmoid(lse - sink_h): the attention that a sink leaves to the keys; 1 without a sink.
   double kept(int64_t head, int64_t token) const;
   /// Attention on the first visible key, before any gate multiplies: exp(z0 - lse), times kept().
   double attention(int64_t head, int64_t token) const;
@@ -37,24 +37,24 @@ class FirstKey {
   std::vector<double> lse_, z0_, sinks_;
 };
 
-/// A gate's scores, after activation and sharing: (T, H, D) or (T, H); one row (1, ...) of a learned
-/// constant, which holds for all tokens. In scratch memory of the model's device; accumulate_dtype.
+/// A gate's scores after activation and sharing: (T, H, D) or (T, H), or one row (1, ...) for all tokens if
+/// the gate is a learned constant. In scratch memory on the model's device, of accumulate_dtype.
 Tensor scores_of(Context& ctx, ScratchScope& scratch, const Gate& gate, const Gate::Saved& s);
 
-/// The attention's output (T, H, D) as the gates at sdpa_output find it: times kept(), normalised, activated.
-/// Where a kernel fused all that, from what it left.
+/// The attention output (T, H, D) before the gates at sdpa_output: times kept(), normalised, activated.
+/// Recovered from the saved tensors if a kernel fused these operations.
 std::vector<double> output_before_gates(Context& ctx, const Attention::Saved& s, const FirstKey& first_key);
 
-/// sums (H) += how open each head is, over a batch's tokens. Returns how many of them count
-/// (ops/head_importance.h); 0 without a gate, which is what Attention::head_gate says.
+/// sums (H) += the importance of each head, summed over a batch's tokens. Returns the number of tokens that
+/// count (ops/head_importance.h); 0 if Attention::head_gate gives no gate.
 double add_importance(Context& ctx, std::vector<double>& sums, const std::optional<HeadGate>& gate,
                       int64_t tokens);
 
-/// Standard deviation over mean of the heads' importance (equation 6), with ddof 1 or 0; none where that is
-/// no number: too few heads, or all closed.
+/// Standard deviation over mean of the heads' importance (equation 6), with ddof 1 or 0; none if it is
+/// undefined (too few heads, or all closed).
 std::optional<double> imbalance_of(const std::vector<double>& importance, int ddof);
 
-/// The values (T, Hkv, D) that attention adds up: behind their gates.
+/// The values (T, Hkv, D) that attention averages, after their gates.
 const Tensor& attended_values(const Attention& attention, const Attention::Saved& s);
 
 }  // namespace sluice

@@ -1,11 +1,9 @@
 #pragma once
-// What the papers measure in a trained model, over many sequences (Gated Attention, Qiu et al. 2025, figures
-// 2 to 7; the sink-aware paper's importance and value norms; README.md). Sums in f64, one sequence
-// at a time: the results depend on neither micro-batches, nor threads, nor how many ranks merged them, if
-// they merge in the order of the sequences.
-//
-// "The first token" is the first key that a query sees: the sample's first token, or, with a document mask,
-// its document's.
+// Statistics of the papers over many sequences (Gated Attention, Qiu et al. 2025, figures 2 to 7; the
+// sink-aware paper's importance and value norms; README.md). Sums are in f64, one sequence at a time, so that
+// results do not depend on micro-batches, threads or the number of ranks, provided that ranks merge in the
+// order of the sequences. "The first token" is the first key visible to a query: the first token of the
+// sample or, with a document mask, of the document.
 #include <array>
 #include <limits>
 #include <optional>
@@ -17,7 +15,8 @@
 
 namespace sluice {
 
-/// Histograms are kept this fine, and told in 50 and in 100 bins; quantiles are interpolated within a bin.
+/// Resolution of histograms, which are reported in 50 and in 100 bins; quantiles are interpolated within a
+/// bin.
 constexpr int64_t kFineBins = 2000;
 /// "Near zero" of figure 5.
 constexpr std::array<double, 2> kThresholds = {1e-2, 1e-3};
@@ -25,11 +24,11 @@ constexpr std::array<double, 2> kThresholds = {1e-2, 1e-3};
 /// Whether the scores lie in [0, 1].
 bool is_bounded(GateActivation activation);
 
-/// Of one gate, over tokens, heads and channels; scores that heads share count once per head.
+/// Sums of one gate over tokens, heads and channels; scores shared by heads count once per head.
 struct GateSums {
   double count = 0, sum = 0, squares = 0;
   double least = std::numeric_limits<double>::infinity(), largest = -std::numeric_limits<double>::infinity();
-  double first_count = 0, first_sum = 0;  // of first tokens
+  double first_count = 0, first_sum = 0;  // over first tokens
   std::vector<double> bins;               // (kFineBins) of [0, 1], where the activation is bounded
 };
 
@@ -37,24 +36,24 @@ struct LayerSums {
   std::vector<double> first_token;        // (H): attention on the first token, over all queries
   std::vector<double> later_first_token;  // (H): over queries that are not the first token themselves
   std::vector<double> importance;         // (H): see Attention::head_gate and ops/head_importance.h
-  double importance_tokens = 0;           // that count for it
+  double importance_tokens = 0;           // number of tokens in it
   std::vector<GateSums> gates;            // as in the configuration
   double outputs = 0;                     // elements of the attention's output
   double before = 0, after = 0;           // |.| of it, before and after the gates at sdpa_output
-  std::array<double, 2> small_before{}, small_after{};  // how many are below kThresholds
-  /// max |.| of the branch that is added to the residual stream and of the stream after it, of attention and
-  /// of the FFN.
+  std::array<double, 2> small_before{}, small_after{};  // number of elements below kThresholds
+  /// max |.| of the branch output added to the residual stream, and of the stream after the addition, for
+  /// attention and for the FFN.
   double attention_output = 0, attention_residual = 0, ffn_output = 0, ffn_residual = 0;
-  std::vector<double> value_norms;  // (Hkv, seq_len): ||v_t||_2 by place in the sequence
-  double first_value_norms = 0;     // over first tokens and kv heads
+  std::vector<double> value_norms;  // (Hkv, seq_len): ||v_t||_2 by position in the sequence
+  double first_value_norms = 0;     // over first tokens and key/value heads
 };
 
 class Statistics {
  public:
   Statistics(const Transformer& model, int64_t seq_len);
 
-  /// Adds one sequence of seq_len tokens that forward has just been through, as `saved` keeps it (not
-  /// Recompute::block). Tokens whose first_key is themselves are first tokens.
+  /// Adds one sequence of seq_len tokens after its forward pass, which kept its activations in `saved` (not
+  /// Recompute::block). A token that is its own first_key is a first token.
   void add(Context& ctx, const Batch& batch, const Transformer::Saved& saved);
   void merge(Statistics& other);
 
@@ -72,7 +71,7 @@ class Statistics {
   int64_t seq_len_;
 };
 
-/// What can be counted only when means and extremes are known: a second pass over the same sequences.
+/// Statistics that need means and extremes first, from a second pass over the same sequences.
 class SecondPass {
  public:
   struct Layer {
@@ -84,14 +83,14 @@ class SecondPass {
   };
 
   explicit SecondPass(const Statistics& first);
-  /// Whether there is anything to count.
+  /// Whether the second pass is needed.
   bool needed() const { return needed_; }
   void add(Context& ctx, const Transformer::Saved& saved);
   Parts parts();
 
   /// Edges of an unbounded gate's bins: its extremes over all layers.
   std::pair<double, double> edges(size_t gate) const { return edges_[gate]; }
-  /// The factor of small_scaled; none where no gate multiplies at sdpa_output.
+  /// The factor of small_scaled; none if no gate multiplies at sdpa_output.
   const std::vector<std::optional<double>>& mean_gate() const { return mean_gate_; }
   std::optional<double> mean_gate_of_all() const { return mean_gate_of_all_; }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the Gated Attention paper measures (table 4, figures 2, 6 and 7; README.md), read after a forward
-// from the tensors that backward reads: no hooks.
+// Measurements of the Gated Attention paper (table 4, figures 2, 6 and 7; README.md), taken after a forward
+// pass from the tensors saved for backward, without hooks.
 #include <optional>
 #include <vector>
 
@@ -10,18 +10,17 @@
 namespace sluice {
 
 struct LayerSummary {
-  /// Mean over queries (t >= 0) and heads of the attention on the first visible key, before any gate
-  /// multiplies: exp(z0 - lse), times 1 - A_sink where there is a sink logit.
+  /// Mean over queries (t >= 0) and heads of the attention on the first visible key, before gates: exp(z0 -
+  /// lse), times 1 - A_sink with a sink logit.
   double first_token_attention = 0;
   std::vector<double> gate_scores;  // mean score of each gate, as in the configuration
   double attention_output_max =
-      0;  // max |.| over tokens and channels: the branch that is added to the residual,
-  double attention_residual_max = 0;  // the residual stream after it,
-  double ffn_output_max = 0;          // and the same of the feed-forward network
+      0;  // max |.| over tokens and channels: of the branch output added to the residual,
+  double attention_residual_max = 0;  // of the residual stream after the addition,
+  double ffn_output_max = 0;          // and likewise for the feed-forward network
   double ffn_residual_max = 0;
-  /// Per head, how much of it its gate, its sink or its first key lets through (Attention::head_gate;
-  /// the sink-aware paper, eq. 5), and their standard deviation over their mean (ddof 1). NaN and none where
-  /// no gate says it; none with one head.
+  /// Importance of each head (Attention::head_gate; the sink-aware paper, eq. 5), and its standard deviation
+  /// over mean across heads (ddof 1). NaN and none if no gate defines it; none with a single head.
   std::vector<double> importance;
   std::optional<double> imbalance;
 };
@@ -34,18 +33,18 @@ struct ModelSummary {
   std::optional<double> imbalance;        // mean over layers
 };
 
-/// Averages over the batches given to add(), weighted by their tokens; maxima over all of them.
+/// Averages over the batches passed to add(), weighted by tokens, and maxima over all batches.
 class SummaryAccumulator {
  public:
   explicit SummaryAccumulator(const Transformer& model);
-  /// Reads what forward left in `saved`, which must keep every layer's activations (not Recompute::block).
+  /// Measures `saved` after forward; it must contain the activations of every layer (not Recompute::block).
   void add(Context& ctx, const Batch& batch, const Transformer::Saved& saved);
   ModelSummary result() const;
 
  private:
   const Transformer& model_;
   std::vector<LayerSummary> sums_;  // first_token_attention, gate_scores and importance are sums over tokens
-  std::vector<double> counted_;     // per layer, the tokens that count for importance
+  std::vector<double> counted_;     // per layer, number of tokens in the importance
   double tokens_ = 0;
 };
 

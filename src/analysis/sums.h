@@ -1,6 +1,6 @@
 #pragma once
-// Numbers that sequences contribute to and ranks merge: sums, maxima and minima in f64. A type lists its own
-// as parts().
+// Sums, maxima and minima in f64 that sequences contribute to and ranks merge. A type lists its members in
+// parts().
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace sluice {
 
 enum class Merge : uint8_t { sum, largest, smallest };
 
-/// Numbers of one kind. Their order and sizes follow from the shapes of the model alone, so that all ranks
+/// Numbers of one kind. Their order and sizes depend only on the shapes of the model, so that all ranks
 /// agree.
 struct Part {
   Merge merge = Merge::sum;
@@ -34,7 +34,7 @@ inline void pack(double* packed, const Parts& parts) {
   for (const Part& part : parts) packed = std::copy_n(part.data, part.size, packed);
 }
 
-/// Merges what pack() wrote of numbers of the same shapes into these. NaN stays.
+/// Merges the output of pack() for numbers of the same shapes into these. NaN is kept.
 inline void merge_packed(const Parts& into, const double* packed) {
   for (const Part& part : into)
     for (int64_t i = 0; i < part.size; ++i, ++packed) {

@@ -11,12 +11,12 @@
 namespace sluice {
 namespace {
 
-/// Forward passes over the first tokens of samples, and what is read after each.
+/// Forward passes over the first tokens of samples, and what is measured after each.
 class SamplePass {
  public:
   using Read = std::function<void(Context&, const Batch&, const Transformer::Saved&)>;
 
-  /// read: measured by a dry call, for its scratch memory.
+  /// read: called once in a dry run to measure its scratch memory.
   SamplePass(const TrainedModel& trained, int64_t seq_len, int64_t tokens, const Read& read)
       : model_(trained.model()) {
     sample_.fill(std::vector<int32_t>(static_cast<size_t>(seq_len)));
@@ -34,7 +34,7 @@ class SamplePass {
     buffers_ = make(*memory_, *host_memory_);
   }
 
-  /// False, and nothing is read, for a sample that is not whole.
+  /// Returns false without a pass if the sample is not whole.
   bool run(const Blend& set, int64_t sample, const Read& read) {
     set.fill_sequential(sample, 1, sample_[0].data(), sample_[1].data(), sample_[2].data(),
                         sample_[3].data());
@@ -58,8 +58,8 @@ class SamplePass {
   ForwardBuffers buffers_;
 };
 
-/// Adds samples [0, count) to `sums`, in order: in every round each rank computes one from `blank`, and
-/// merges all of them.
+/// Adds samples [0, count) to `sums` in order: in every round each rank computes one sample, starting from
+/// `blank`, and merges those of all ranks.
 template <class Sums, class Add>
 void share_samples(Sums& sums, const Sums& blank, int64_t count, Communicator& ranks, const Add& add) {
   const Parts into = sums.parts();
@@ -75,7 +75,7 @@ void share_samples(Sums& sums, const Sums& blank, int64_t count, Communicator& r
   }
 }
 
-/// Samples in turn from the sets, until there are enough.
+/// Takes samples from the sets in turn until there are enough.
 void draw_maps(Analysis& a, const TrainedModel& trained, const std::vector<std::unique_ptr<Blend>>& sets,
                int64_t seq_len, int64_t sequences) {
   const auto read = [&](Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
@@ -102,7 +102,7 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
                  const AnalyzeOptions& options, Communicator& ranks) {
   const int64_t seq_len = data.seq_len;
   if (seq_len > max_positions(trained.config()))
-    fail(ExitCode::usage, "data.seq_len is {}, but the model knows {} positions", seq_len,
+    fail(ExitCode::usage, "data.seq_len is {}, but the model has {} positions", seq_len,
          max_positions(trained.config()));
   std::vector<std::unique_ptr<Blend>> blends;
   for (const DataSource& source : sources)

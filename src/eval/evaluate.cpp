@@ -10,7 +10,8 @@
 namespace sluice {
 namespace {
 
-constexpr int64_t kAnalysedTokens = 8192;  // of every set: means settle, maxima have seen all positions
+constexpr int64_t kAnalysedTokens =
+    8192;  // per set: enough for stable means and for maxima over all positions
 
 void fill(Context& ctx, const Blend& set, const ForwardBuffers& buffers, int64_t sample, int64_t seq_len) {
   const Batch& batch = buffers.host;
@@ -35,7 +36,7 @@ Evaluator::Evaluator(const std::vector<DataSource>& sets, const Config& config, 
                                             config.data.document_mask, config.train.seed));
     text_loss_.push_back(sets_.back()->sources().front().loss);
   }
-  // A model may have more ids than its tokenizer; those stand for nothing.
+  // A model may have more ids than its tokenizer; the additional ids represent no text.
   token_bytes_.assign(static_cast<size_t>(std::max(config.model.vocab_size, tokenizer.vocab_size())), 0);
   for (int64_t id = 0; id < tokenizer.vocab_size(); ++id)
     token_bytes_[static_cast<size_t>(id)] = tokenizer.token_bytes(static_cast<int32_t>(id));
@@ -71,7 +72,7 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
       const HostView losses(ctx, buffers.losses);
       synchronize(ctx);
       const int32_t* targets = buffers.host.targets.as<int32_t>();
-      // The last batch may reach past the samples asked for.
+      // The last batch may extend beyond the requested samples.
       const int64_t rows = std::min(samples_per_batch, samples - s) * seq_len_;
       for (int64_t t = 0; t < rows; ++t) {
         if (targets[t] < 0) continue;
@@ -84,11 +85,11 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
         bytes += static_cast<double>(token_bytes);
       }
     }
-    // 0 / 0 is what it should be, not a number: nothing was measured.
+    // 0 / 0 = NaN is intended: nothing was measured.
     r.loss = nats / static_cast<double>(r.tokens);
     r.perplexity = std::exp(r.loss);
     r.loss_of_text = text_loss_[i];
-    bytes *= text_loss_[i].bytes_per_token_byte();  // exactly 1 where nothing is lost
+    bytes *= text_loss_[i].bytes_per_token_byte();  // exactly 1 if nothing is lost
     r.bits_per_byte = nats_of_text / (std::log(2.0) * bytes);
     result.sets.push_back(r);
   }

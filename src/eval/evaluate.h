@@ -1,6 +1,5 @@
 #pragma once
-// Validation: loss, perplexity and bits per byte of every named set, in file order, and what the attention
-// does.
+// Validation: loss, perplexity and bits per byte of every set, in file order, and a summary of its attention.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -14,15 +13,14 @@
 
 namespace sluice {
 
-/// Figures of no tokens are not numbers: null in JSON.
+/// Results over zero tokens are NaN, and null in JSON.
 struct SetResult {
   std::string name;
-  double loss = 0;           // mean over targets, nats
-  double perplexity = 0;     // exp(loss)
-  double bits_per_byte = 0;  // nats of tokens that stand for text / (ln 2 * the bytes of text read for them)
-  int64_t tokens = 0;        // targets
-  TextLoss loss_of_text =
-      {};  // where the tokenizer drops text, it has been read all the same, and is counted
+  double loss = 0;             // mean over targets, nats
+  double perplexity = 0;       // exp(loss)
+  double bits_per_byte = 0;    // nats of the tokens that represent text / (ln 2 * bytes of that text)
+  int64_t tokens = 0;          // targets
+  TextLoss loss_of_text = {};  // counts dropped text, too
 };
 
 struct EvalResult {
@@ -30,7 +28,7 @@ struct EvalResult {
   ModelSummary analysis;  // over the first batches of every set
 };
 
-/// A figure in a table: "-" where it is not a number.
+/// A number in a table; "-" for NaN.
 std::string figure(double value, int digits);
 
 /// "val kjv  loss 1.234  ppl 3.43  1.71 bits/byte  (123k tokens)" per set, then the analysis.
@@ -45,9 +43,9 @@ class Evaluator {
   bool empty() const { return sets_.empty(); }
   const std::vector<std::unique_ptr<Blend>>& blends() const { return sets_; }
 
-  /// `buffers` for the losses, `analysed` for the analysis; they may be the same. `stop` is asked between
-  /// batches; when it says yes the evaluation is given up and nothing is returned. zeroing: of every forward
-  /// pass.
+  /// `buffers` are for the losses and `analysed` for the analysis; they may be the same. `stop` is called
+  /// between batches; if it returns true, the evaluation ends and returns nothing. zeroing applies to every
+  /// forward pass.
   std::optional<EvalResult> run(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
                                 ForwardBuffers& analysed, const std::function<bool()>& stop,
                                 const ValueZeroing* zeroing = nullptr) const;

@@ -55,8 +55,8 @@ struct Generator::Pass {
   static std::unique_ptr<Pass> make(const TrainedModel& trained, int64_t num_tokens, int64_t context_length) {
     Pass dry(trained, num_tokens, {});
     Arena nothing("cache", 0, trained.device());
-    // The scratch of attention may depend on how many keys there are: measured with a cache that is just full
-    // after.
+    // The scratch memory of attention may depend on the number of keys, so it is measured with a pass that
+    // fills the cache.
     KeyValueCache cache = trained.model().make_cache(nothing, context_length, trained.dtype());
     cache.length = context_length - num_tokens;
     dry.forward(trained.model(), cache);

@@ -1,5 +1,5 @@
 #pragma once
-// Text from a trained model: prefill, then one token at a time with a cache of keys and values.
+// Text generation with a trained model: prefill, then one token at a time with a KV cache.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,19 +12,20 @@ namespace sluice {
 struct Sampling {
   double temperature = 1.0;  // 0: the most probable token
   int64_t top_k = 0;         // 0: all
-  double top_p = 1.0;        // the smallest set of most probable tokens that holds this much probability
+  double top_p =
+      1.0;  // nucleus sampling: the smallest set of most probable tokens with this total probability
   uint64_t seed = 0;
 };
 
-/// One token from logits (V); u in (0, 1) decides. Ties go to the lower id.
+/// Samples one token from logits (V) with the random number u in (0, 1). Ties go to the lower id.
 int32_t sample(const std::vector<float>& logits, const Sampling& sampling, double u);
 
 class Generator {
  public:
   explicit Generator(const TrainedModel& trained);
 
-  /// Calls on_token for each new token, at most max_new_tokens times; it returns false to stop. When the
-  /// context (the length of the rotary table) is full, it goes on from its last half.
+  /// Calls on_token for each new token, at most max_new_tokens times; on_token returns false to stop. When
+  /// the context (the length of the rotary table) is full, generation continues from its last half.
   void run(const std::vector<int32_t>& prompt, int64_t max_new_tokens, const Sampling& sampling,
            const std::function<bool(int32_t)>& on_token);
 

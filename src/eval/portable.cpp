@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-/// What state.json says; empty where it says nothing.
+/// The tokenizer's fingerprint in state.json; empty if there is none.
 std::string trained_fingerprint(const CheckpointInfo& checkpoint) {
   if (!checkpoint.state.is_object()) return "";
   const auto found = checkpoint.state.find("tokenizer_fingerprint");
@@ -38,9 +38,8 @@ std::unique_ptr<Tokenizer> checkpoint_tokenizer(const CheckpointInfo& checkpoint
   if (from_file && !checkpoint.tokenizer_model.empty()) config.path = checkpoint.tokenizer_model;
   if (from_file && !io::exists(config.path))
     fail(ExitCode::no_input,
-         "{}: holds no tokenizer (an earlier version wrote it), and the file that its configuration names, "
-         "{}, does not exist "
-         "here; --tokenizer PATH gives its place",
+         "{}: contains no tokenizer (an older version wrote it), and the file that its configuration names, "
+         "{}, does not exist here; give its path with --tokenizer PATH",
          checkpoint.path, config.path);
   auto tokenizer = make_tokenizer(config);
   const std::string trained = trained_fingerprint(checkpoint);
@@ -56,7 +55,7 @@ std::unique_ptr<Tokenizer> training_tokenizer(const Config& config) {
   TokenizerConfig tokenizer = config.data.tokenizer;
   if (tokenizer.type != TokenizerType::sentencepiece || tokenizer.path.empty() || io::exists(tokenizer.path))
     return make_tokenizer(tokenizer);
-  // Only where the training has begun: the copy in a folder without checkpoints may be of another one.
+  // Only if training has started: in a folder without checkpoints the copy may be from another run.
   const std::vector<std::string> checkpoints = list_checkpoints(config.run_dir + "/ckpt");
   std::vector<std::string> folders = checkpoints;
   if (!checkpoints.empty()) folders.insert(folders.begin(), config.run_dir);
@@ -67,7 +66,7 @@ std::unique_ptr<Tokenizer> training_tokenizer(const Config& config) {
     return make_tokenizer(tokenizer);
   }
   fail(ExitCode::no_input,
-       "data.tokenizer.path: {} does not exist; if it was moved, give its place: data.tokenizer.path=PATH",
+       "data.tokenizer.path: {} does not exist; if it was moved, give its new path: data.tokenizer.path=PATH",
        tokenizer.path);
 }
 
@@ -75,7 +74,7 @@ void require_training_data(const Config& config) {
   const auto require = [](const std::vector<DataSource>& sources, const char* list) {
     for (size_t i = 0; i < sources.size(); ++i) {
       const std::string key = fmt::format("{}[{}].path", list, i);
-      require_files(sources[i], key, fmt::format("give their place: {}=PREFIX", key));
+      require_files(sources[i], key, fmt::format("give their new path: {}=PREFIX", key));
     }
   };
   require(config.data.train, "data.train");
@@ -84,7 +83,7 @@ void require_training_data(const Config& config) {
 
 void require_validation_data(const std::vector<DataSource>& sets) {
   for (const DataSource& set : sets)
-    require_files(set, "validation set", fmt::format("give their place: --data {}=PREFIX", set.name));
+    require_files(set, "validation set", fmt::format("give their new path: --data {}=PREFIX", set.name));
 }
 
 void write_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {

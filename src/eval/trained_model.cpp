@@ -19,7 +19,7 @@ CheckpointInfo find_checkpoint(const std::string& path) {
       } catch (const Error&) {
       }
     }
-    fail(ExitCode::no_input, "{} is a file, and the folder of a run or of a checkpoint is expected{}", path,
+    fail(ExitCode::no_input, "{} is a file, but the folder of a run or of a checkpoint is expected{}", path,
          hint);
   }
   if (io::exists(path + "/MANIFEST.json")) return verify_checkpoint(path);
@@ -27,7 +27,7 @@ CheckpointInfo find_checkpoint(const std::string& path) {
     if (!io::is_directory(folder)) continue;
     if (CheckpointInfo info = newest_valid_checkpoint(folder); !info.path.empty()) return info;
   }
-  fail(ExitCode::no_input, "{} holds no checkpoint", path);
+  fail(ExitCode::no_input, "{} contains no checkpoint", path);
 }
 
 Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device) {

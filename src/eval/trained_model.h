@@ -1,5 +1,5 @@
 #pragma once
-// A trained model, read from a run or a checkpoint: what `sluice eval` and `sluice generate` start from.
+// A trained model loaded from a run or a checkpoint, for `sluice eval`, `generate` and `analyze`.
 #include <memory>
 #include <string>
 
@@ -13,18 +13,18 @@
 
 namespace sluice {
 
-/// The checkpoint a path stands for: itself, or the newest valid one of a run folder (or of its ckpt).
-/// Error(no_input) when there is none.
+/// The checkpoint at a path: the path itself, or the newest valid checkpoint of a run folder (or of its
+/// ckpt). Error(no_input) if there is none.
 CheckpointInfo find_checkpoint(const std::string& run_or_checkpoint);
 
-/// Its configuration; device: "auto", "cpu" or "cuda" in the place of its train.device, which may name what
-/// this program or machine has not; empty: as it says.
+/// The configuration of a checkpoint. device: "auto", "cpu" or "cuda" replaces its train.device, which this
+/// program or machine may not support; empty keeps it.
 Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device = "");
 
 class TrainedModel {
  public:
-  /// Loads the weights. tokens_at_once: the usual size of a forward pass. device: as in
-  /// checkpoint_config. tokenizer: as in checkpoint_tokenizer.
+  /// Loads the weights. tokens_at_once: the typical size of a forward pass. device: as for checkpoint_config.
+  /// tokenizer: as for checkpoint_tokenizer.
   TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device = "",
                const std::string& tokenizer = "");
   TrainedModel(const TrainedModel&) = delete;
@@ -46,8 +46,8 @@ class TrainedModel {
   std::unique_ptr<Arena> parameters_;
 };
 
-/// Buffers of a forward pass over num_tokens, from an arena of the model's device; `host` holds the host's
-/// side of a batch on a GPU.
+/// Buffers of a forward pass over num_tokens, from an arena on the model's device; for a GPU, `host` holds
+/// the host copy of a batch.
 ForwardBuffers make_forward_buffers(const TrainedModel& trained, Arena& arena, Arena& host,
                                     int64_t num_tokens, Recompute recompute);
 

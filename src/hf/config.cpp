@@ -26,19 +26,19 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
   const ModelConfig& m = config.model;
   const AttentionConfig& a = m.attention;
   const bool experts = m.moe.num_experts > 0;
-  // What neither Llama nor Qwen3 has.
+  // Features that neither Llama nor Qwen3 has.
   const bool nanochat = m.hidden_act != HiddenAct::silu || !m.norm_weights || m.embedding_norm ||
                         m.final_logit_softcapping ||
                         (m.qk_norm && m.qk_norm_order != QkNormOrder::before_rope);
-  // Llama has no experts, and Qwen3-MoE no shared one.
-  const bool adapters = config.lora.rank > 0;  // beside the weights, where nobody else would look
+  // Llama has no experts, and Qwen3-MoE no shared expert.
+  const bool adapters = config.lora.rank > 0;  // other programs would ignore adapters beside the weights
   const bool plain = !adapters && a.kind == AttentionKind::softmax && a.gates.empty() &&
                      a.switch_heads.num_experts == 0 && a.output_norm == OutputNorm::none &&
                      a.output_activation == OutputActivation::none &&
                      m.norm_placement == NormPlacement::pre && !m.branch_clip && !nanochat &&
                      (!experts || (m.qk_norm && m.moe.shared_expert_intermediate_size == 0));
   const int64_t positions = m.max_position_embeddings.value_or(config.data.seq_len);
-  // The names before transformers 5 (rope_theta, torch_dtype): later versions still read them.
+  // Names of transformers 4 (rope_theta, torch_dtype), which later versions still read.
   nlohmann::json j = {{"architectures",
                        {!plain      ? "SluiceForCausalLM"
                         : experts   ? "Qwen3MoeForCausalLM"

@@ -1,5 +1,5 @@
-// config.json as it is found in the wild: what it says in this program's words, and what it says that has no
-// words here.
+// Reads config.json files of other programs: translates them to Sluice's keys and lists values without
+// counterpart.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
@@ -21,8 +21,8 @@ constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
 constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
 constexpr const char* kOwnType = "sluice";
 
-/// A model type that can be read, with transformers' values of the keys that a file leaves out. 0 for heads
-/// of keys: as many as of queries; for head_dim: hidden_size / num_attention_heads.
+/// A supported model type, with transformers' defaults for absent keys. 0 means: for key/value heads, the
+/// number of query heads; for head_dim, hidden_size / num_attention_heads.
 struct ModelType {
   const char *name, *architecture;
   int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
@@ -38,13 +38,13 @@ constexpr ModelType kTypes[] = {
 };
 constexpr int64_t kMistralWindow = 4096;
 
-/// Why other well-known model types are not read: by the beginning of their names.
+/// Reasons why other common model types are not supported, by the beginning of their names.
 constexpr struct {
   std::string_view prefix, reason;
 } kUnreadable[] = {
     {"gemma", "its norms multiply by 1 + w and its embeddings are scaled"},
     {"qwen2", "its queries, keys and values have biases"},
-    {"qwen3_next", "its q_proj holds queries and gates together and its norms multiply by 1 + w"},
+    {"qwen3_next", "its q_proj contains queries and gates together and its norms multiply by 1 + w"},
     {"gpt_oss", "its projections have biases and its experts are limited and stored together"},
     {"gpt2", "it has learned positions, biases and LayerNorm"},
     {"gpt_neox", "it has LayerNorm, biases and a parallel feed-forward network"},
@@ -52,7 +52,7 @@ constexpr struct {
     {"phi", "its projections are stored together"},
 };
 
-/// Keys that change the function wherever they are not null or the value here.
+/// Keys that change the function unless they are null or have the value given here.
 const struct {
   const char* key;
   json neutral;
@@ -95,7 +95,7 @@ class Section {
 
   std::string name(const std::string& key) const { return prefix_ + key; }
   const json& object() const { return object_; }
-  /// nullptr where a key is absent or null.
+  /// nullptr if the key is absent or null.
   const json* find(const std::string& key) const {
     const auto found = object_.find(key);
     return found == object_.end() || found->is_null() ? nullptr : &*found;
@@ -215,18 +215,18 @@ class Reading {
       if (out_.model_type == type.name) return type;
       known += (known.empty() ? "" : ", ") + std::string(type.name);
     }
-    if (out_.model_type.empty()) fail(ExitCode::data, "{}: no model_type; known are {}", path_, known);
+    if (out_.model_type.empty()) fail(ExitCode::data, "{}: no model_type; supported are {}", path_, known);
     std::string reason;
     for (const auto& other : kUnreadable)
       if (out_.model_type.starts_with(other.prefix)) reason = fmt::format(" ({})", other.reason);
-    fail(ExitCode::data, "{}: weights of model_type {} are not read by this version{}; known are {}", path_,
-         printable(out_.model_type), reason, known);
+    fail(ExitCode::data, "{}: weights of model_type {} are not supported by this version{}; supported are {}",
+         path_, printable(out_.model_type), reason, known);
   }
 
   void spelled(const std::string& model_key, const Section& section, const std::string& key) {
     out_.spelled[model_key] = {section.name(key), section.find(key) != nullptr};
   }
-  /// A size under the same name as here; its place in the file is kept.
+  /// A size that has the same name in Sluice; records its place in the file.
   void size(const char* key, int64_t& target, int64_t otherwise) {
     target = top_.integer(key, otherwise);
     spelled("model." + std::string(key), top_, key);
@@ -272,7 +272,7 @@ class Reading {
     if (now) {
       const Rope other = rope_of(*now);
       if (old && !(other == rope))
-        fail(ExitCode::data, "{}: rope_scaling and rope_parameters are both there and differ", path_);
+        fail(ExitCode::data, "{}: rope_scaling and rope_parameters are both present and differ", path_);
       rope = other;
     }
     RopeConfig& out = out_.model.rope;
@@ -298,7 +298,7 @@ class Reading {
       s.refuse("type", fmt::format("{}, as rope_type is", printable(rope.type)));
     const bool yarn = rope.type == "yarn";
     if (!yarn && rope.type != "default") {
-      unsupported(s.name("rope_type"), rope.type, "model.rope.scaling", "known are default and yarn");
+      unsupported(s.name("rope_type"), rope.type, "model.rope.scaling", "supported are default and yarn");
       return rope;
     }
     constexpr std::string_view known[] = {"type", "rope_type", "rope_theta", "finetuned"};
@@ -329,16 +329,17 @@ class Reading {
     if (out.factor < 1) s.refuse("factor", "at least 1");
     out.beta_fast = s.positive("beta_fast", out.beta_fast);
     out.beta_slow = s.positive("beta_slow", out.beta_slow);
-    // How far cosines and sines are stretched follows from the factor here.
+    // In Sluice the scale of cosines and sines follows from the factor.
     const auto stretch = [&](double scale) { return 0.1 * scale * std::log(out.factor) + 1; };
     const double mscale = s.number("mscale", 0), all = s.number("mscale_all_dim", 0);
     const double usual = mscale != 0 && all != 0 ? stretch(mscale) / stretch(all) : stretch(1);
     const double stretched = s.number("attention_factor", usual);
     if (!(std::abs(stretched - stretch(1)) <= 1e-6 * stretch(1))) {
       const char* key = s.find("attention_factor") ? "attention_factor" : "mscale";
-      unsupported(s.name(key), *s.find(key), "model.rope.scaling",
-                  fmt::format("cosines and sines are scaled by {:.6g}, here by 0.1 ln(factor) + 1 = {:.6g}",
-                              stretched, stretch(1)));
+      unsupported(
+          s.name(key), *s.find(key), "model.rope.scaling",
+          fmt::format("cosines and sines are scaled by {:.6g}, in Sluice by 0.1 ln(factor) + 1 = {:.6g}",
+                      stretched, stretch(1)));
     }
     if (!s.boolean("truncate", true)) unsupported(s.name("truncate"), false, "model.rope.scaling");
     return out;
@@ -372,7 +373,7 @@ class Reading {
     spelled("model.moe.shared_expert_gate", top_, "shared_expert_gate");
   }
 
-  // ---- what this program writes of its own models
+  // ---- keys of model_type sluice
 
   void read_own() {
     ModelConfig& m = out_.model;
@@ -428,7 +429,7 @@ class Reading {
       spelled("model.attention.switch_heads." + std::string(key), *heads, key);
   }
 
-  // ---- what has no words here
+  // ---- values without counterpart
 
   void refuse_unknown(const ModelType& type) {
     for (const auto& n : kNeutral)
@@ -439,7 +440,7 @@ class Reading {
     if (const json* value = top_.find("final_logit_softcapping"))
       unsupported("final_logit_softcapping", *value, "model.final_logit_softcapping");
     if (const json* value = top_.find("auto_map"))
-      unsupported("auto_map", *value, "model", "the model is in code of its own");
+      unsupported("auto_map", *value, "model", "the model needs its own code");
     const json& architectures = top_.list("architectures");
     if (!architectures.empty() &&
         std::find(architectures.begin(), architectures.end(), type.architecture) == architectures.end())
@@ -452,7 +453,7 @@ class Reading {
     const json& layers = top_.list("layer_types");
     for (const json& layer : layers)
       if (layer != "full_attention") {
-        unsupported("layer_types", layers, "model.attention", "every layer has full attention here");
+        unsupported("layer_types", layers, "model.attention", "in Sluice every layer has full attention");
         break;
       }
     const bool qwen = name == "qwen3" || name == "qwen3_moe";
@@ -463,9 +464,9 @@ class Reading {
     if (name == "qwen3" &&
         (!layers.empty() || top_.integer("max_window_layers", 28, 0) >= out_.model.num_hidden_layers))
       return;
-    unsupported(
-        "sliding_window", window, "model.attention",
-        absent ? fmt::format("the default of {}", name) : std::string("tokens see all earlier ones here"));
+    unsupported("sliding_window", window, "model.attention",
+                absent ? fmt::format("the default of {}", name)
+                       : std::string("in Sluice tokens attend to all earlier ones"));
   }
 
   Section top_;

@@ -13,7 +13,7 @@ namespace {
 /// The number of heads.
 int64_t check_gate(const char* op, const HeadGate& g, int64_t tokens) {
   SLUICE_CHECK(int{bool(g.first_key)} + int{bool(g.sink)} + int{bool(g.logits)} == 1,
-               "{}: one of first_key, sink and logits says how open a head is", op);
+               "{}: exactly one of first_key, sink and logits must be given", op);
   if (g.logits) {
     check_floating(op, "logits", g.logits);
     SLUICE_CHECK(

@@ -278,7 +278,7 @@ TEST_CASE("a path stands for its newest checkpoint", "[generate]") {
   CHECK(find_checkpoint(find_checkpoint(run).path).step == 1);
   test::expect_error(ExitCode::no_input, {"no such run"}, [&] { find_checkpoint(t.folder / "nowhere"); });
   io::make_directories(t.folder / "empty");
-  test::expect_error(ExitCode::no_input, {"holds no checkpoint"},
+  test::expect_error(ExitCode::no_input, {"contains no checkpoint"},
                      [&] { find_checkpoint(t.folder / "empty"); });
 }
 

@@ -129,7 +129,7 @@ TEST_CASE("both spellings of the rotary keys say the same", "[hf_config]") {
   CHECK_THAT(
       f.refusal(
           with(llama(), {{"rope_scaling", yarn}, {"rope_parameters", {{"rope_type", "default"}}}}).dump()),
-      Contains("both there and differ"));
+      Contains("both present and differ"));
   // 0.1 ln 4 + 1 is what factor 4 stands for.
   CHECK(f.read(with(llama(), {{"rope_scaling", with(yarn, {{"attention_factor", 0.1 * std::log(4.0) + 1}})}}))
             .unsupported.empty());
@@ -192,7 +192,7 @@ TEST_CASE("what no configuration stands for is named", "[hf_config]") {
                            "mixtral", "t5", "LLAMA"})
     CHECK_THAT(f.refusal(with(llama(), {{"model_type", type}}).dump()),
                Contains(fmt::format("weights of model_type {} are not read", type)) &&
-                   Contains("known are llama, mistral, qwen3, qwen3_moe, sluice"));
+                   Contains("supported are llama, mistral, qwen3, qwen3_moe, sluice"));
   CHECK_THAT(f.refusal("{}"), Contains("no model_type"));
 }
 

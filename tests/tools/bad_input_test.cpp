@@ -82,8 +82,8 @@ TEST_CASE("bad command lines are refused", "[bad_input]") {
   expect(t.sluice({"train", t.folder / "missing.yaml"}), 66, {"missing.yaml"});
   expect(t.sluice({"generate", t.folder / "nowhere"}), 66, {"nowhere"});
   io::make_directories(t.folder / "empty");
-  expect(t.sluice({"generate", t.folder / "empty"}), 66, {"holds no checkpoint"});
-  expect(t.sluice({"eval", t.folder / "empty"}), 66, {"holds no checkpoint"});
+  expect(t.sluice({"generate", t.folder / "empty"}), 66, {"contains no checkpoint"});
+  expect(t.sluice({"eval", t.folder / "empty"}), 66, {"contains no checkpoint"});
 }
 
 TEST_CASE("bad data is refused with file and place", "[bad_input]") {
