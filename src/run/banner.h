@@ -1,5 +1,5 @@
 #pragma once
-// What a training says of itself before its first step.
+// The summary that a run prints before its first step.
 #include <string>
 #include <vector>
 
@@ -14,7 +14,7 @@ namespace sluice {
 /// "cpu", or "cuda: NVIDIA H100, 79.6 GiB, compute capability 9.0".
 std::string device_text(Device device);
 
-/// The lines on model, data, device, ranks, length and memory (of this rank).
+/// Lines on model, data, device, ranks, length and memory (of this rank).
 std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer& trainer, const Blend& data,
                                 const Evaluator& evaluator);
 

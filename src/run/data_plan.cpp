@@ -25,10 +25,9 @@ std::string data_plan_text(const DataPlan& plan) {
   if (!plan.problem.empty()) return fmt::format("\ndata\n  not read: {}\n", plan.problem);
   std::string out = "\ndata\n";
   for (const auto& [info, epochs] : plan.sources)
-    out += fmt::format(
-        "  {:<24} {:>22}  {:.0f}% of the samples, {:.2f} epochs{}\n", info.name,
-        format_count(static_cast<double>(info.tokens)) + " tokens", 100 * info.weight, epochs,
-        epochs > kManyEpochs ? fmt::format(": more than {:g}, repeats it often", kManyEpochs) : "");
+    out += fmt::format("  {:<24} {:>22}  {:.0f}% of the samples, {:.2f} epochs{}\n", info.name,
+                       format_count(static_cast<double>(info.tokens)) + " tokens", 100 * info.weight, epochs,
+                       epochs > kManyEpochs ? fmt::format(": more than {:g}", kManyEpochs) : "");
   return out;
 }
 
@@ -48,11 +47,10 @@ std::vector<std::string> repetition_warnings(const Blend& data, int64_t samples)
   std::vector<std::string> warnings;
   for (const auto& [name, epochs] : data.epochs(samples))
     if (epochs > kManyEpochs)
-      warnings.push_back(
-          fmt::format("data source {} is passed over {:.1f} times; beyond about {:g} epochs repeated text "
-                      "teaches little: "
-                      "train for fewer steps, give it less weight, or add text",
-                      name, epochs, kManyEpochs));
+      warnings.push_back(fmt::format(
+          "data source {} is repeated for {:.1f} epochs; beyond about {:g} epochs repeated text adds little: "
+          "train for fewer steps, give it less weight, or add text",
+          name, epochs, kManyEpochs));
   return warnings;
 }
 

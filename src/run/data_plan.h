@@ -1,5 +1,5 @@
 #pragma once
-// How often a training will see its data.
+// The number of epochs over the training data.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-/// Repeating data up to about four times is nearly as good as new data; beyond that the gain falls off
+/// Up to about four epochs, repeated data is nearly as good as new data; beyond that the benefit decreases
 /// quickly (Muennighoff et al. 2023, "Scaling Data-Constrained Language Models").
 constexpr double kManyEpochs = 4;
 
@@ -20,13 +20,13 @@ struct DataPlan {
     double epochs = 0;
   };
   std::vector<Source> sources;
-  std::string problem;  // why they could not be opened; they need not be there for a plan
+  std::string problem;  // why they could not be opened; a plan does not need them
 };
 DataPlan plan_data(const Config& config, int64_t steps);
 std::string data_plan_text(const DataPlan& plan);
 nlohmann::json data_plan_json(const DataPlan& plan);
 
-/// One for every source that a training of so many samples passes over more than kManyEpochs times.
+/// One warning for each source that a run of this many samples repeats for more than kManyEpochs epochs.
 std::vector<std::string> repetition_warnings(const Blend& data, int64_t samples);
 
 }  // namespace sluice

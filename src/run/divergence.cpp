@@ -15,7 +15,7 @@ double Divergence::limit(double factor) const {
 }
 
 std::string Divergence::add(int64_t step, double loss) {
-  if (!std::isfinite(loss)) return "";  // the step's own policy deals with it
+  if (!std::isfinite(loss)) return "";  // handled by StepPolicy
   if (count_ == 0) first_ = loss;
   ++count_;
   sum_ = kDecay * sum_ + (1 - kDecay) * loss;
@@ -46,7 +46,8 @@ std::string Divergence::add(int64_t step, double loss) {
 
 std::string Divergence::describe() const {
   return fmt::format(
-      "the smoothed loss is {:.2f} and was as low as {:.2f}; ln(vocabulary), what guessing gives, is {:.2f}",
+      "the smoothed loss is {:.2f} and was as low as {:.2f}; the loss of a uniform guess, ln(vocabulary), is "
+      "{:.2f}",
       smoothed(), count_ < kSettled ? std::min(first_, smoothed()) : lowest_, chance_);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Notices that a training has diverged: a loss that went up and stays there, which no single step need show.
-// A pure function of the losses seen so far; its state is in the checkpoint.
+// Detects divergence: a loss that rises and stays high, even if no single step is a spike. A pure function of
+// the losses so far; its state is in the checkpoint.
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -23,13 +23,14 @@ class Divergence {
   Divergence(double factor, double chance, int64_t warmup_steps)
       : factor_(factor), chance_(chance), warmup_steps_(warmup_steps) {}
 
-  /// The loss of a step, counted from 1. Returns a warning when it diverges there, or a line when it has
-  /// recovered; else "".
+  /// Takes the loss of a step, counted from 1. Returns a warning if the loss diverges at this step, a note if
+  /// it has recovered, otherwise "".
   std::string add(int64_t step, double loss);
 
-  /// The step since which it has diverged; nothing where it has not, or has recovered.
+  /// The step since which the loss has diverged; nothing if it has not, or has recovered.
   std::optional<int64_t> since() const { return since_ > 0 ? std::optional(since_) : std::nullopt; }
-  /// "the smoothed loss is 22.90 and was as low as 5.55; ln(vocabulary), what guessing gives, is 5.55".
+  /// "the smoothed loss is 22.90 and was as low as 5.55; the loss of a uniform guess, ln(vocabulary),
+  /// is 5.55".
   std::string describe() const;
   double smoothed() const;
 
@@ -39,14 +40,14 @@ class Divergence {
  private:
   static constexpr double kDecay = 0.98, kLeastRise = 0.2, kAboveChance = 1.02;
   static constexpr int64_t kSettled = 16, kAfterWarmup = 64;
-  /// What the smoothed loss must exceed under the first rule, with a factor.
+  /// The limit of the smoothed loss under the first rule for a given factor.
   double limit(double factor) const;
 
   double factor_, chance_;
   int64_t warmup_steps_;
   int64_t count_ = 0;              // losses seen
   double sum_ = 0, weight_ = 0;    // of the smoothing
-  double first_ = 0, lowest_ = 0;  // lowest: of the smoothed losses since kSettled
+  double first_ = 0, lowest_ = 0;  // lowest: minimum of the smoothed losses since kSettled
   int64_t since_ = 0;
 };
 

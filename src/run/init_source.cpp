@@ -28,19 +28,19 @@ class Comparison {
     return std::any_of(names.begin(), names.end(),
                        [&](const std::string& name) { return names_key(name, key); });
   }
-  /// "configs/a.yaml:4:9", or that nothing is stated.
+  /// "configs/a.yaml:4:9", or a text that the key is not given.
   std::string place(const std::string& key) const {
     const auto found = places_.find(key);
     return found == places_.end() ? "by default" : found->second;
   }
-  /// `source`: where its value stands.
+  /// `source`: the place of its value.
   void differ(const FunctionDifference& d, const std::string& source) {
     add(d.key,
         fmt::format("{}: {} = {}, but {} is {}", place(d.key), d.key, printable(d.here, kShownValue), source,
                     printable(d.source, kShownValue)),
         fmt::format("{}: {} -> {}", d.key, printable(d.source, kShownValue), printable(d.here, kShownValue)));
   }
-  /// accepted_by empty: nothing accepts it.
+  /// accepted_by empty: train.init_ignore cannot accept it.
   void add(const std::string& accepted_by, const std::string& line, const std::string& when_accepted) {
     if (!accepted_by.empty() && accepts(accepted_by)) {
       accepted_.push_back(when_accepted);
@@ -49,7 +49,7 @@ class Comparison {
     lines_ += "\n  " + line;
     (accepted_by.empty() ? hopeless_ : names_).push_back(short_name(accepted_by));
   }
-  /// Throws when anything is left; what was accepted otherwise.
+  /// Throws if unaccepted differences remain; otherwise returns the accepted ones.
   std::vector<std::string> conclude(const std::string& source) {
     if (lines_.empty()) return std::move(accepted_);
     std::string message = fmt::format(
@@ -69,7 +69,7 @@ class Comparison {
   }
 
  private:
-  /// What is said of a group of keys that belong together.
+  /// The text for a group of related keys.
   static std::string short_name(const std::string& key) {
     for (const char* section :
          {"model.rope.scaling", "model.attention.gates", "model.attention.switch_heads"})
@@ -97,8 +97,8 @@ void compare_tokenizers(const std::string& source, const std::string& theirs, co
 void refuse_adapters(const std::string& path, int64_t rank) {
   if (rank > 0)
     fail(ExitCode::usage,
-         "train.init_from: {} holds adapters (lora.rank = {}) beside the weights; merge them first: "
-         "sluice checkpoint merge {} -o FOLDER, and name FOLDER",
+         "train.init_from: {} contains adapters (lora.rank = {}) beside the weights; merge them first: "
+         "sluice checkpoint merge {} -o FOLDER, then give FOLDER",
          path, rank, path);
 }
 
@@ -116,7 +116,7 @@ void compare_checkpoint(const CheckpointInfo& checkpoint, const Config& config, 
     compare_tokenizers(checkpoint.path, found->get<std::string>(), tokenizer, comparison);
 }
 
-/// "rope_theta in FOLDER/config.json", or whose default it is.
+/// "rope_theta in FOLDER/config.json", or the origin of the default.
 std::string where_in(const HfModel& source, const std::string& key, const std::string& file) {
   const auto found = source.spelled.find(key);
   if (found != source.spelled.end() && found->second.given)
@@ -138,11 +138,11 @@ void compare_config_json(const std::string& file, const Config& config, Comparis
                    u.what + " is left out");
 }
 
-/// A SentencePiece model beside the weights is the one that they were trained with.
+/// A SentencePiece model beside the weights is taken as the tokenizer that they were trained with.
 void compare_folder_tokenizer(const std::string& folder, const Tokenizer& tokenizer, Comparison& comparison,
                               InitSource& out) {
   const std::string path = folder + "/tokenizer.model";
-  out.tokenizer = "the folder's tokenizer is not known";
+  out.tokenizer = "the tokenizer of the folder is unknown";
   if (!io::exists(path)) return;
   std::string theirs;
   try {
@@ -236,7 +236,8 @@ InitSource find_init_source(const Config& config, const KeyPlaces& places, const
       out.kind = "weights without a configuration";
     } else {
       fail(ExitCode::data,
-           "{}: train.init_from: there is no {}, so what the weights of {} were trained for is not known; "
+           "{}: train.init_from: there is no {}, so the function that the weights of {} were trained for is "
+           "unknown; "
            "put it "
            "there, or accept any function: train.init_ignore: [model]",
            comparison.place("train.init_from"), file, path);

@@ -1,5 +1,5 @@
 #pragma once
-// Where a training's first weights come from (train.init_from), and whether the configuration computes the
+// The source of the initial weights (train.init_from), and the check that the configuration computes the
 // function that they were trained for.
 #include <nlohmann/json.hpp>
 #include <string>
@@ -20,19 +20,19 @@ struct InitSource {
   std::string fingerprint;  // XXH3-128 of a checkpoint's manifest, or of the files of weights
   std::string tokenizer;    // empty: compared and equal; else why it was not compared
   std::vector<std::string>
-      accepted;  // differences that train.init_ignore names: "model.rope.theta: 10000 -> 1000000"
+      accepted;  // differences accepted by train.init_ignore: "model.rope.theta: 10000 -> 1000000"
 
   /// "runs/base/ckpt/step_00001000 (checkpoint, step 1000, ...)", with the accepted differences.
   std::string text() const;
   nlohmann::ordered_json json() const;
 };
 
-/// Finds the weights that train.init_from stands for (of a run the newest valid checkpoint) and compares what
-/// their configuration says, config.yaml or config.json, with this one: every model key that changes the
-/// function, and the tokenizer. Throws Error(usage) that lists all differences that train.init_ignore does
-/// not name, each with both values, where they stand, and the name that accepts it; Error(data) where the
-/// configuration there is missing, damaged, or of a model that is not known here. Reads no weights but for
-/// the fingerprint, which rank 0 alone takes. Collective with `ranks`.
+/// Finds the weights of train.init_from (for a run, its newest valid checkpoint) and compares their
+/// configuration, config.yaml or config.json, with this one: every model key that changes the function, and
+/// the tokenizer. Throws Error(usage) that lists all differences not accepted by train.init_ignore, each with
+/// both values, their places and the name that accepts it; Error(data) if their configuration is missing,
+/// damaged, or of an unknown model. Weights are read only for the fingerprint, and only by rank 0. Collective
+/// with `ranks`.
 InitSource find_init_source(const Config& config, const KeyPlaces& places, const Tokenizer& tokenizer,
                             Communicator* ranks = nullptr);
 

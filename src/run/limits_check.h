@@ -1,6 +1,5 @@
 #pragma once
-// Before anything is trained: does what it will take fit into what this process may use, in memory and on
-// disk?
+// Check before training: whether the memory and disk space that the run needs are available to this process.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -12,41 +11,42 @@
 
 namespace sluice {
 
-/// A part of what is needed, or a key that lowers it with what that would save.
+/// A part of the need, or a configuration key that lowers it, with the bytes saved.
 struct NamedBytes {
   std::string name;
   int64_t bytes = 0;
 };
 
-/// What is needed beside what there is.
+/// The need and what is available.
 struct LimitFit {
   std::string what;  // "memory", "disk space"
   int64_t needed = 0, there = 0;
-  std::string limit;  // which one is nearest
+  std::string limit;  // the tightest one
   std::vector<NamedBytes> parts;
   bool fits() const { return needed <= there; }
 };
 
 /// How many ranks share a limit with this one.
 struct Sharing {
-  int machine = 1, group = 1;  // of the machine; of the process's own control group
+  int machine = 1, group = 1;  // on the machine; in the process's own control group
 };
 
-/// Host memory that a rank of this plan takes beyond what this process has taken so far, against the limit
-/// that leaves least. A limit that ranks share is divided between them.
+/// Host memory that a rank of this plan needs in addition to what this process already uses, compared with
+/// the tightest limit. A limit shared by ranks is divided among them.
 LimitFit compare_memory(const Plan& plan, const std::vector<MemoryLimit>& limits,
                         const Sharing& sharing = {});
-/// A GPU's arenas against its memory; fits where training is on the CPU.
+/// A GPU's arenas compared with its memory; always fits for training on the CPU.
 LimitFit compare_gpu_memory(const Plan& plan);
-/// keep_last checkpoints and the one being written, less those that are there already and will make room.
+/// Space for keep_last checkpoints and the one being written, minus existing ones that will be removed.
 LimitFit compare_disk(const Plan& plan, int64_t free_bytes);
 
-/// The keys that lower the memory most, at most three, each measured by a plan of its own.
+/// The up to three keys that lower the memory most, each measured by a separate plan.
 std::vector<NamedBytes> memory_savings(const Plan& plan);
 
-/// Collective. Error(out_of_memory) or Error(cannot_create) with the sum, its parts, what there is and by
-/// which limit, and the keys that help most; with train.check_limits: false warnings of rank 0. Warns where
-/// checkpoints kept for ever (checkpoint.keep_every_steps) will fill the disk in the course of the run.
+/// Collective. Throws Error(out_of_memory) or Error(cannot_create) with the sum, its parts, the available
+/// amount, the limit, and the keys that help most; with train.check_limits: false these are warnings of rank
+/// 0. Also warns if permanently kept checkpoints (checkpoint.keep_every_steps) will fill the disk during the
+/// run.
 void check_limits(const Plan& plan, Communicator& ranks);
 
 /// The same comparison as lines of `sluice plan`, and as JSON.

@@ -22,7 +22,7 @@ void check_resume(const CheckpointInfo& checkpoint, const Config& config,
                   const std::vector<std::string>& allow_change, const Blend& data, const Tokenizer& tokenizer,
                   bool warns) {
   std::vector<std::string> impossible, consent;
-  // Where it was computed may not exist here, and does not matter.
+  // The original device may not exist here and does not matter.
   const Config before = load_resolved_config(checkpoint.path + "/config.yaml", {"train.device=auto"});
   for (const ConfigChange& change : config_changes(before, config)) {
     const std::string text = fmt::format("{}: {} -> {}", change.key, change.before, change.after);
@@ -36,18 +36,19 @@ void check_resume(const CheckpointInfo& checkpoint, const Config& config,
   const auto differs = [&](const char* key, const std::string& now) {
     return state.has(key) && state.text(key) != now;
   };
-  // A change of the data's path is told above; here the same path holds other tokens.
+  // A changed path is reported above; here the same path contains other tokens.
   const std::string data_before =
       state.has("data_fingerprint") ? state.text("data_fingerprint") : fingerprint;
   if (data_before != fingerprint && data_before != data.sampled_fingerprint())
-    impossible.push_back("the training data is not what this run was started with (its fingerprint differs)");
+    impossible.push_back(
+        "the training data is not the data that this run was started with (its fingerprint differs)");
   if (differs("tokenizer_fingerprint", tokenizer.fingerprint()))
     impossible.push_back("the tokenizer is not the one this run was started with (its fingerprint differs)");
   if (impossible.empty() && consent.empty()) {
     if (warns && !data.hashed_whole() && state.has("data_modified") &&
         state.integer("data_modified", std::numeric_limits<int64_t>::lowest()) != data.modified())
       spdlog::warn(
-          "the training data was copied or written to since {} was saved; beyond {} GiB a change inside the "
+          "the training data was copied or modified after {} was saved; beyond {} GiB a change inside the "
           "files is not "
           "always noticed",
           checkpoint.path, Blend::kHashedBytes >> 30);
@@ -56,7 +57,7 @@ void check_resume(const CheckpointInfo& checkpoint, const Config& config,
 
   std::string message = fmt::format("cannot resume {} with this configuration", checkpoint.path);
   if (!impossible.empty()) message += "\n impossible:\n  " + list(impossible);
-  if (!consent.empty()) message += "\n only with --allow-change KEY for each:\n  " + list(consent);
+  if (!consent.empty()) message += "\n possible only with --allow-change KEY for each:\n  " + list(consent);
   message += fmt::format("\n otherwise: another run_dir, and train.init_from={} to start from its weights",
                          checkpoint.path);
   fail(ExitCode::usage, "{}", message);

@@ -1,5 +1,5 @@
 #pragma once
-// Whether a training may continue from a checkpoint: configuration, data and tokenizer are those that it was
+// Whether a run may resume from a checkpoint: its configuration, data and tokenizer must be those that it was
 // started with.
 #include <string>
 #include <vector>
@@ -11,9 +11,9 @@
 
 namespace sluice {
 
-/// Error(usage) that lists every key and file that makes it impossible, and every key that needs consent and
-/// is not in `allow_change`. Warns, where `warns`, of data that was written to since and is too large to be
-/// hashed whole.
+/// Throws Error(usage) that lists every key and file that makes resuming impossible, and every key that needs
+/// consent and is not in `allow_change`. With `warns`, warns of data that was modified since and is too large
+/// to be hashed completely.
 void check_resume(const CheckpointInfo& checkpoint, const Config& config,
                   const std::vector<std::string>& allow_change, const Blend& data, const Tokenizer& tokenizer,
                   bool warns);

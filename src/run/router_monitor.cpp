@@ -33,15 +33,15 @@ std::vector<std::string> RouterMonitor::add(int64_t step, const RouterSummary& s
       layer.idle_steps[e] = layer.counts[e] == 0 ? layer.idle_steps[e] + 1 : 0;
       idle += layer.idle_steps[e] >= kIdleSteps;
     }
-    // Where every expert is chosen every time, there is nothing to skew.
+    // If every token goes to every expert, the load cannot be skewed.
     layer.skewed_steps = most > 1 && load.max_over_mean >= skewed ? layer.skewed_steps + 1 : 0;
     const bool is_skewed = layer.skewed_steps >= kSkewedSteps;
     if ((idle == 0 && !is_skewed) || step - layer.told_at < kSilence) continue;
     layer.told_at = step;
     std::string what;
     if (idle > 0)
-      what =
-          fmt::format("{} of {} experts got no token for {} steps, ", idle, config_.num_experts, kIdleSteps);
+      what = fmt::format("{} of {} experts received no tokens for {} steps, ", idle, config_.num_experts,
+                         kIdleSteps);
     const LoadBalanceConfig& balance = config_.load_balance;
     warnings.push_back(fmt::format(
         "router of layer {}: {}max/mean load {:.1f}{} (model.moe.load_balance: coefficient {}, scope {}); {}",

@@ -1,6 +1,6 @@
 #pragma once
-// Watches the experts' loads of a run and tells when a router collapses (README.md): experts that no
-// token reaches, or one expert that most tokens reach.
+// Watches the expert load and warns when a router collapses (README.md): experts without tokens, or one
+// expert with most of the tokens.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -16,14 +16,14 @@ class RouterMonitor {
 
   explicit RouterMonitor(const ModelConfig& model);
 
-  /// One step's loads. Returns warnings, a line each: a layer is told of when experts were idle for 100 steps
-  /// on end or its load was skewed for 20 (the busiest expert at 8 times the mean, or at 80 % of what is
-  /// possible), and again after 1,000.
+  /// Takes the load of one step. Returns warnings, one line each: for a layer whose experts were idle for 100
+  /// consecutive steps, or whose load was skewed for 20 (the busiest expert at 8 times the mean, or at 80 %
+  /// of the maximum). A warning is repeated after 1,000 steps.
   std::vector<std::string> add(int64_t step, const RouterSummary& summary);
 
-  /// For the checkpoint: what is being counted, and the last step's tokens of every expert.
+  /// State for the checkpoint: the counters, and the tokens of every expert in the last step.
   nlohmann::json state() const;
-  /// Of a state without it, or of another shape: starts anew.
+  /// Restores the state; starts from zero if it is absent or has another shape.
   void restore(const std::vector<StateReader>& layers);
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// A training from its configuration to its last checkpoint: `sluice train`.
+// `sluice train`: a run from its configuration to its last checkpoint.
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,18 +18,18 @@ struct RunOptions {
   std::vector<std::string> allow_change;  // trajectory keys that may differ from the checkpoint's
   std::string command_line;               // for RUN/cmdline.txt
   bool fresh = false;                     // refuse to resume
-  /// Those that train together; null: alone. All are given the same options, and return the same; rank 0
-  /// tells and writes.
+  /// The ranks that train together; null: a single rank. All get the same options and return the same result;
+  /// rank 0 reports and writes.
   Communicator* ranks = nullptr;
-  /// Caught since before the ranks were; null: from now on.
+  /// Signals caught since before the ranks were created; null: caught from now on.
   const StopSignals* signals = nullptr;
 };
 
-/// Fills what only the tokenizer (vocab_size) and the parameter match (intermediate_size) know.
+/// Fills in values that depend on the tokenizer (vocab_size) and the parameter match (intermediate_size).
 void resolve_model(Config& config, const Tokenizer& tokenizer);
 
-/// Trains, or resumes from the newest valid checkpoint of the run folder. Returns ok or preempted; throws
-/// Error for the rest. Nothing is written before configuration, data and checkpoints have been found good.
+/// Trains, or resumes from the newest valid checkpoint in the run folder. Returns ok or preempted; throws
+/// Error otherwise. Nothing is written before configuration, data and checkpoints have been checked.
 ExitCode run_training(const RunOptions& options);
 
 }  // namespace sluice

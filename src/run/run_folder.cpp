@@ -18,13 +18,13 @@ namespace sluice {
 
 namespace {
 
-/// What a training writes at the top of its folder.
+/// Files that a run writes at the top level of its folder.
 constexpr const char* kFiles[] = {"lock",     "config.yaml", "config.input.yaml", "cmdline.txt",
                                   "run.json", "status.json", "metrics.jsonl",     "eval.jsonl",
                                   "bits.log", "console.log", "heartbeat",         "tb",
                                   "ckpt"};
 
-/// The uppermost folder of a path that does not exist; empty where all do.
+/// The topmost missing folder of a path; empty if all exist.
 std::string uppermost_missing(std::string path) {
   std::string missing;
   while (!path.empty() && !io::exists(path)) {
@@ -55,11 +55,11 @@ RunFolder::RunFolder(std::string path) : path_(std::move(path)), created_(upperm
 }
 
 void RunFolder::take_lock() {
-  // Advisory, so a plain file: what it says is for people, what it locks is for the kernel.
+  // An advisory lock on a plain file: its text is for people, the lock itself is held by the kernel.
   const std::string name = file("lock");
   do {
     if (lock_ >= 0) close(lock_);
-    // O_NONBLOCK: a pipe of that name would keep the start waiting.
+    // O_NONBLOCK: opening a pipe of that name would block.
     lock_ = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     struct stat info;
     const bool plain = lock_ >= 0 && fstat(lock_, &info) == 0 && S_ISREG(info.st_mode);
@@ -74,10 +74,10 @@ void RunFolder::take_lock() {
       char owner[256] = "";
       const auto n = pread(lock_, owner, sizeof owner - 1, 0);
       fail(ExitCode::cannot_create,
-           "{} is in use by another training ({}); wait for it, stop it, or choose another run_dir", path_,
+           "{} is in use by another run ({}); wait for it, stop it, or choose another run_dir", path_,
            n > 0 ? std::string(owner, static_cast<size_t>(n)) : "owner unknown");
     }
-    // A start that failed may have removed the file between the two calls.
+    // A failed start may have removed the file between the two calls.
   } while (!same_file(lock_, name));
   owner_ = fmt::format("pid {} on {} since {}", getpid(), host_name(), utc_now());
   write_owner();
@@ -94,7 +94,7 @@ void RunFolder::take_back() const {
     for (const char* name : kFiles)
       if (std::find(before_.begin(), before_.end(), name) == before_.end()) io::remove_tree(file(name));
   } catch (const Error& error) {
-    spdlog::warn("left by a start that failed: {}", error.what());
+    spdlog::warn("left by a failed start: {}", error.what());
   }
 }
 
@@ -120,8 +120,8 @@ void RunFolder::write_status(nlohmann::ordered_json status) const {
   }
 }
 
-/// File systems without stable numbers of files exist: there the text in the lock decides, which another
-/// training replaces.
+/// Some file systems have no stable inode numbers; there the text in the lock decides, which another run
+/// replaces.
 bool RunFolder::ours() const {
   struct stat held, there;
   if (fstat(lock_, &held) != 0) return true;
@@ -134,7 +134,7 @@ bool RunFolder::ours() const {
   }
 }
 
-/// Where the lock is now, as the kernel knows it; "" where it was removed.
+/// The current path of the lock according to the kernel; "" if it was removed.
 std::string RunFolder::renamed_to() const {
   char text[4096];
   const ssize_t n = readlink(fmt::format("/proc/self/fd/{}", lock_).c_str(), text, sizeof text - 1);
@@ -150,9 +150,9 @@ void RunFolder::require_ours() const {
   if (ours()) return;
   const std::string now = renamed_to();
   fail(ExitCode::cannot_create,
-       "{} is no longer the folder of this training, which {}{}; nothing more is written there", path_,
+       "{} is no longer the folder of this run, which {}{}; nothing more is written there", path_,
        now.empty() ? "was removed" : "was renamed to " + now,
-       io::exists(file("lock")) ? ", and another training has taken its place" : "");
+       io::exists(file("lock")) ? ", and another run has taken its place" : "");
 }
 
 bool RunFolder::make_again() {

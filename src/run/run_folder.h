@@ -1,5 +1,5 @@
 #pragma once
-// RUN/: one training on disk (README.md). One process at a time owns it.
+// RUN/: the folder of one run (README.md). One process at a time owns it.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -10,34 +10,33 @@ namespace sluice {
 
 class RunFolder {
  public:
-  /// Creates the folder if it is missing and takes its lock; Error(cannot_create) names the owner when
-  /// another process has it. The lock ends with the process, however that ends.
+  /// Creates the folder if it is missing and acquires its lock; Error(cannot_create) names the owner if
+  /// another process holds it. The lock is released when the process ends, in whatever way.
   explicit RunFolder(std::string path);
-  /// Of a start that failed, which is one without keep(): takes back what it has made. A folder that it has
-  /// created goes, with the folders above that it has created; from a folder that was there go the files of a
-  /// run that were not.
+  /// After a failed start, that is, one without keep(): removes what it created, which is either the folder
+  /// with the parent folders it created, or the new files of a run in a folder that existed before.
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
-  /// The training begins: what is in the folder stays.
+  /// Training starts: the content of the folder is kept.
   void keep() { kept_ = true; }
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
 
-  /// Replaces a file as a whole. Error(cannot_create) where the folder is no longer this training's.
+  /// Replaces a file atomically. Error(cannot_create) if the folder no longer belongs to this run.
   void write(const std::string& name, const std::string& content) const;
   /// status.json: {state, step, tokens, ...} plus pid, host and heartbeat. A failure is a warning.
   void write_status(nlohmann::ordered_json status) const;
 
-  /// The lock holds on to a folder, the path may meanwhile lead elsewhere: the folder was renamed or removed,
-  /// and another training may have been started under its name. Error(cannot_create) says which, and where
-  /// this training's folder is now. Any thread may call.
+  /// Checks that the path still leads to the locked folder: it may have been renamed or removed, and another
+  /// run may have been started under its name. Error(cannot_create) says which of these happened and where
+  /// this run's folder is now. Any thread may call.
   void require_ours() const;
-  /// For a folder that was removed: makes it again and locks it, and returns true. False where path() exists.
+  /// If the folder was removed: creates and locks it again, and returns true. Returns false if path() exists.
   bool make_again();
-  /// For a folder that was renamed: works in it under its new name from here on, and returns true.
+  /// If the folder was renamed: uses its new name from now on, and returns true.
   bool follow();
 
  private:
@@ -47,11 +46,11 @@ class RunFolder {
   std::string renamed_to() const;
   void write_owner();
 
-  std::string path_, owner_;  // owner: what the lock says of this process
+  std::string path_, owner_;  // owner: the text in the lock about this process
   int lock_ = -1;
   bool kept_ = false;
-  std::string created_;              // the uppermost folder that was made for it; empty: it was there
-  std::vector<std::string> before_;  // what was in it then
+  std::string created_;              // the topmost folder that was created for it; empty: it existed
+  std::vector<std::string> before_;  // its content at that time
   mutable RepeatedWarning status_warning_;
 };
 

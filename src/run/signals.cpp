@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kSignals[] = {SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGXCPU, SIGHUP};
 
-// A handler has nothing but statics to write to.
+// A signal handler can only write to static variables.
 volatile std::sig_atomic_t first_signal = 0, signal_count = 0;
 
 extern "C" void on_stop_signal(int number) {

@@ -1,7 +1,7 @@
 #pragma once
-// Signals that ask a training to save and go: SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGXCPU, and SIGHUP where it
-// is not ignored (nohup). The first sets a flag that the loop polls; a second is ignored, since a save is
-// under way; a third kills.
+// Signals that request saving and exiting: SIGUSR1, SIGUSR2, SIGTERM, SIGINT, SIGXCPU, and SIGHUP unless it
+// is ignored (nohup). The first sets a flag that the training loop polls; the second is ignored, because a
+// save is in progress; the third kills the process.
 
 namespace sluice {
 
@@ -14,7 +14,7 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
   bool requested() const;
-  /// "SIGTERM"; "" when none came.
+  /// "SIGTERM"; "" if none was received.
   const char* name() const;
 };
 

@@ -23,16 +23,16 @@ namespace {
 
 constexpr char kFieldEnd = '\x1f', kFactEnd = '\x1e';
 constexpr std::array<char, 8> kMagic = {'S', 'L', 'U', 'I', 'C', 'E', '\n', 0};
-constexpr int32_t kProtocol = 1;  // of what follows the cards
+constexpr int32_t kProtocol = 1;  // version of the messages after the cards
 
-/// The first message of a rank. Its size, and the place of everything up to `program`, are those of every
+/// The first message of a rank. Its size, and the offsets of all members up to `program`, are equal in every
 /// build.
 struct Card {
   std::array<char, 8> magic = kMagic;
   int32_t protocol = kProtocol;
   int32_t failed = 0;  // exit code of this rank's own error; 0: none
   std::array<char, 96> host{}, program{};
-  int64_t bytes = 0;  // of the text that follows: facts, and the error
+  int64_t bytes = 0;  // of the following text, which contains the facts and the error
   uint64_t hash = 0;  // of that text
   std::array<char, 288> unused{};
 };
@@ -47,7 +47,7 @@ std::string get(const std::array<char, N>& field) {
   return printable(std::string_view(field.data(), strnlen(field.data(), N)));
 }
 
-/// What one rank has sent.
+/// The message of one rank.
 struct Statement {
   StartFacts facts;
   std::string error;
@@ -56,7 +56,7 @@ struct Statement {
 
 using Statements = std::vector<Statement>;
 
-/// The ranks by the value of something; values in the order of the ranks.
+/// Groups the ranks by a value; values in the order of the ranks.
 using ByValue = std::vector<std::pair<std::string, std::vector<int>>>;
 
 void add(ByValue& values, const std::string& value, int rank) {
@@ -77,7 +77,7 @@ std::string difference(const std::string& name, const ByValue& values,
   return text;
 }
 
-/// Every name that a rank has stated, in the order of the ranks.
+/// All names stated by any rank, in the order of the ranks.
 std::vector<std::pair<std::string, ExitCode>> names_of(const Statements& all) {
   std::vector<std::pair<std::string, ExitCode>> names;
   std::set<std::string> seen;
@@ -104,7 +104,7 @@ std::vector<std::pair<std::string, ExitCode>> names_of(const Statements& all) {
     ByValue values;
     for (size_t r = 0; r < all.size(); ++r) {
       const StartFacts::Fact* fact = all[r].facts.find(name);
-      // A rank whose preparation failed has not come to all of its facts.
+      // A rank whose preparation failed has not stated all of its facts.
       if (fact || all[r].failed == 0) add(values, fact ? fact->value : "(absent)", static_cast<int>(r));
     }
     if (values.size() < 2) continue;
@@ -123,7 +123,7 @@ std::vector<std::string> hosts_of(const std::vector<Card>& cards) {
   return hosts;
 }
 
-/// Refuses ranks of which some exchange messages of another form.
+/// Refuses ranks that use another message format.
 void require_same_protocol(const std::vector<Card>& cards) {
   ByValue programs;
   bool same = true;
@@ -135,7 +135,7 @@ void require_same_protocol(const std::vector<Card>& cards) {
   if (!same) fail(ExitCode::usage, "{}", difference("the program", programs, hosts_of(cards)));
 }
 
-/// Every rank's text, on every rank.
+/// The texts of all ranks, on every rank.
 std::vector<std::string> gather_texts(Communicator& ranks, const std::string& mine,
                                       const std::vector<Card>& cards) {
   int64_t most = 1;
@@ -200,11 +200,10 @@ void agree_on_start(Communicator& ranks, const std::function<void(StartFacts&)>&
   mine.bytes = std::ssize(text);
   mine.hash = XXH3_64bits(text.data(), text.size());
 
-  const StartLimit limit(
-      ranks.rank(), facts.wait_seconds,
-      fmt::format("not all of the {} ranks have come to compare their configurations within {} s "
-                  "(parallel.timeout_seconds)",
-                  ranks.size(), facts.wait_seconds));
+  const StartLimit limit(ranks.rank(), facts.wait_seconds,
+                         fmt::format("not all of the {} ranks have compared their configurations within {} s "
+                                     "(parallel.timeout_seconds)",
+                                     ranks.size(), facts.wait_seconds));
   std::vector<Card> cards(static_cast<size_t>(ranks.size()));
   ranks.all_gather(cards.data(), &mine, sizeof mine);
   require_same_protocol(cards);
@@ -214,7 +213,7 @@ void agree_on_start(Communicator& ranks, const std::function<void(StartFacts&)>&
   Statements all;
   const std::vector<std::string> texts = gather_texts(ranks, text, cards);
   for (size_t r = 0; r < texts.size(); ++r) {
-    const size_t facts_end = texts[r].rfind(kFactEnd) + 1;  // 0 where there are none
+    const size_t facts_end = texts[r].rfind(kFactEnd) + 1;  // 0 if there are none
     all.push_back(
         {StartFacts::parse(texts[r].substr(0, facts_end)), texts[r].substr(facts_end), cards[r].failed});
   }

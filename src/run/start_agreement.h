@@ -1,6 +1,6 @@
 #pragma once
-// Ranks compare what they are about to do, before they do anything together: ranks with different programs,
-// configurations or data would train a mixture of two models, or hang in messages that do not fit.
+// Ranks compare program, configuration and data before they do anything together. Ranks that differ would
+// train a mixture of two models, or hang in mismatched messages.
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,12 +10,12 @@
 
 namespace sluice {
 
-/// What must be equal on all ranks, as text by name.
+/// Values that must be equal on all ranks, as text by name.
 class StartFacts {
  public:
-  /// A fact of a name that is there takes its place. `code`: of the error where ranks differ in it.
+  /// Adds a fact or replaces the one of the same name. `code`: exit code of the error if ranks differ in it.
   void set(const std::string& name, const std::string& value, ExitCode code = ExitCode::usage);
-  /// Every fact in one text, and back.
+  /// Converts all facts to one text and back.
   std::string serialize() const;
   static StartFacts parse(const std::string& text);
 
@@ -23,7 +23,7 @@ class StartFacts {
     std::string name, value;
     ExitCode code;
   };
-  /// How long ranks may wait for each other to come to the comparison; 0: for ever.
+  /// How long ranks may wait for each other until the comparison; 0: no limit.
   double wait_seconds = ParallelConfig().timeout_seconds;
 
   const std::vector<Fact>& all() const { return facts_; }
@@ -33,10 +33,10 @@ class StartFacts {
   std::vector<Fact> facts_;
 };
 
-/// Collective; the first collective of a command that has several ranks. Runs prepare, which states facts as
-/// it finds them, and compares. Messages have sizes that no build changes, so that ranks of different builds
-/// come to a message, too. Where facts differ, or prepare throws an Error on some ranks, all ranks throw the
-/// same Error: it lists every difference with the values, ranks and hosts, and every rank's own error.
+/// Collective; the first collective of a command on several ranks. Runs prepare, which states facts, and
+/// compares them. Message sizes are equal in all builds, so that ranks of different builds also get an error.
+/// If facts differ, or prepare throws an Error on some ranks, all ranks throw the same Error, which lists
+/// every difference with values, ranks and hosts, and the error of each rank.
 void agree_on_start(Communicator& ranks, const std::function<void(StartFacts&)>& prepare);
 
 }  // namespace sluice

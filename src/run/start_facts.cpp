@@ -22,7 +22,7 @@
 namespace sluice {
 namespace {
 
-/// Of a folder of weights, a run folder or a file, as train.init_from takes them.
+/// For a folder of weights, a run folder or a file, as accepted by train.init_from.
 std::string fingerprint_of_weights(const std::string& path) {
   if (!io::is_directory(path)) {
     const io::MappedFile file(path);
@@ -40,7 +40,7 @@ std::string fingerprint_of_weights(const std::string& path) {
   return checkpoints.empty() ? "no weights" : fingerprint_of_weights(checkpoints.front());
 }
 
-/// Whether a shared library has a part in what is computed.
+/// Whether a shared library takes part in the computation.
 bool computes(const std::string& library) {
   for (const char* name : {"libdnnl.", "libopenblas", "libm.", "libcublas", "libcudnn", "libnccl"})
     if (library.starts_with(name)) return true;
@@ -75,7 +75,7 @@ void state_device(StartFacts& facts, const Config& config) {
   }
   facts.set("the instruction set (SLUICE_ISA)", isa_name(cpu_isa()));
   facts.set("the kernels of libraries", cpu::library_kernels());
-  // With another number of threads results agree to rounding only, and `exact` promises the same bits.
+  // With another number of threads results agree only up to rounding, but `exact` guarantees equal bits.
   if (config.parallel.determinism == Determinism::exact)
     facts.set("the number of threads (train.threads)", std::to_string(num_threads()));
 }
@@ -103,7 +103,8 @@ void agree_on_threads(Communicator& ranks, const Config& config) {
 void agree_on_checkpoint(Communicator& ranks, const std::string& folder, double wait_seconds) {
   const std::vector<std::string> here = list_checkpoints(folder);
   std::string newest = here.empty() ? "" : here.front().substr(folder.size() + 1), first = newest;
-  broadcast_text(ranks, first, 0);  // a network file system may list it late elsewhere, but finds it by name
+  broadcast_text(ranks, first,
+                 0);  // on other ranks a network file system may list it late, but finds it by name
   if (!first.empty()) newest = first;
   agree_on_start(ranks, [&](StartFacts& facts) {
     std::string text = "none";

@@ -1,25 +1,26 @@
 #pragma once
-// What a training needs to be equal on all its ranks (run/start_agreement.h).
+// The facts that must be equal on all ranks for training (run/start_agreement.h).
 #include "config/config.h"
 #include "eval/evaluate.h"
 #include "run/start_agreement.h"
 
 namespace sluice {
 
-/// The program and the libraries that compute, by what their linker derived from their contents.
+/// The program and the libraries that take part in the computation, by the build identifiers of the linker.
 void state_program(StartFacts& facts);
-/// Every key but name, train.threads and train.device, and but paths, behind which the contents count. Later
-/// calls replace what earlier ones stated.
+/// Every key except name, train.threads, train.device and paths, whose file contents are compared instead.
+/// Later calls replace facts of earlier ones.
 void state_configuration(StartFacts& facts, const Config& config);
-/// Where it is computed and with which instructions.
+/// The device and the instruction set.
 void state_device(StartFacts& facts, const Config& config);
-/// What the data files and the file or folder of train.init_from hold.
+/// The contents of the data files and of the file or folder of train.init_from.
 void state_data(StartFacts& facts, const Config& config, const Blend& training, const Evaluator& evaluator);
-/// Collective, once every rank has set its number of threads: that these are equal where parallel.determinism
-/// is exact. Other numbers of threads agree to rounding, and `exact` promises more.
+/// Collective, after every rank has set its number of threads: checks that they are equal if
+/// parallel.determinism is exact, because results with different numbers of threads agree only up to
+/// rounding.
 void agree_on_threads(Communicator& ranks, const Config& config);
-/// Collective: that all ranks see, in the folder of checkpoints, the one that rank 0 finds the newest there.
-/// wait_seconds: as of StartFacts.
+/// Collective: checks that all ranks see the checkpoint that is the newest one on rank 0. wait_seconds: as in
+/// StartFacts.
 void agree_on_checkpoint(Communicator& ranks, const std::string& folder, double wait_seconds);
 
 }  // namespace sluice

@@ -5,7 +5,7 @@
 
 namespace sluice {
 
-/// The latest step times; the median is not disturbed by what else a machine does now and then.
+/// The latest step times. Their median is robust against occasional load on the machine.
 class StepTimes {
  public:
   void add(double seconds) { times_[static_cast<size_t>(count_++) % times_.size()] = seconds; }

@@ -31,15 +31,15 @@ std::vector<std::string> Stragglers::add(const std::vector<double>& seconds) {
     slot = rank.average > kFactor * median;
     rank.slow_steps += slot;
     if (rank.slow_steps >= kSlowSteps && slot) {
-      const double factor = rank.average / median, change = rank.told > 0 ? factor / rank.told : 0;
+      const double factor = rank.average / median, change = rank.reported > 0 ? factor / rank.reported : 0;
       if (change > 1 / kChange && change < kChange) continue;
-      rank.told = factor;
-      messages.push_back(fmt::format(
-          "rank {} computes {:.2f} times as long as the median of {} ranks ({} of the last {} steps), and "
-          "all wait for it: a slower or busier machine?",
-          r, factor, ranks_.size(), rank.slow_steps, std::min<int64_t>(step + 1, kWindow)));
-    } else if (rank.told > 0 && rank.slow_steps < kWindow - kSlowSteps) {
-      rank.told = 0;
+      rank.reported = factor;
+      messages.push_back(
+          fmt::format("rank {} computes {:.2f} times as long as the median of {} ranks ({} of the last {} "
+                      "steps), and all other ranks wait for it: is its machine slower or busier?",
+                      r, factor, ranks_.size(), rank.slow_steps, std::min<int64_t>(step + 1, kWindow)));
+    } else if (rank.reported > 0 && rank.slow_steps < kWindow - kSlowSteps) {
+      rank.reported = 0;
       messages.push_back(fmt::format("rank {} keeps up again", r));
     }
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Ranks that keep the others waiting step after step (README.md): named, and nothing else.
+// Reports ranks that repeatedly keep the others waiting (README.md). It only reports them.
 #include <array>
 #include <cstdint>
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace sluice {
 
-/// From the seconds that every rank computes in a step, without waiting for others: of each a moving average,
-/// in which one step counts for at most twice the average so far. A rank whose average is more than 1.2 times
-/// the median (of an even number of ranks, the lower one) in 30 of the last 50 steps is a straggler.
+/// Input are the seconds that every rank computes in a step, without waiting times. Each rank has a moving
+/// average, in which one step counts at most twice the average so far. A rank whose average exceeds 1.2 times
+/// the median (the lower one for an even number of ranks) in 30 of the last 50 steps is a straggler.
 class Stragglers {
  public:
   static constexpr int kWindow = 50, kSlowSteps = 30, kIgnored = 2;  // the first steps touch new memory
@@ -17,8 +17,8 @@ class Stragglers {
 
   explicit Stragglers(int ranks) : ranks_(static_cast<size_t>(ranks)) {}
 
-  /// seconds[r] of rank r in one more step. What there is to say: a rank is named once, and again when its
-  /// factor has changed by more than a quarter, or when it keeps up again.
+  /// Takes seconds[r] of rank r in one more step and returns messages: a rank is reported once, and again
+  /// when its factor has changed by more than a quarter or when it is no longer a straggler.
   std::vector<std::string> add(const std::vector<double>& seconds);
 
  private:
@@ -26,7 +26,7 @@ class Stragglers {
     double average = 0;
     std::array<bool, kWindow> slow{};
     int slow_steps = 0;
-    double told = 0;  // the factor it was named with; 0: it is not
+    double reported = 0;  // the factor last reported; 0: none
   };
   std::vector<Rank> ranks_;
   int64_t steps_ = 0;

@@ -5,7 +5,7 @@
 
 namespace sluice {
 
-/// The timeline of a profile as a Chrome trace (Trace Event Format, complete events in microseconds): for
+/// The timeline of a profile in the Chrome Trace Event Format (complete events in microseconds), for
 /// chrome://tracing and Perfetto. `device` names the row.
 std::string chrome_trace(const Profile& profile, const std::string& device);
 

@@ -22,12 +22,12 @@ namespace sluice {
 namespace {
 
 constexpr double kStale =
-    3;  // seconds without a line after which a rank is not alive; they come once a second
-constexpr double kLongPhases = 20;  // evaluation and saving, times the limit of others
+    3;  // seconds without a new heartbeat, written once a second, after which a rank counts as dead
+constexpr double kLongPhases = 20;  // factor on the limit during evaluation and saving
 constexpr double kPoll = 0.25;
 constexpr double kUnwatched = 1e9;  // limit of a rank without a watchdog
 constexpr double kQuiet =
-    1;  // seconds between lines; more often when a rank waits, since others decide by them
+    1;  // seconds between heartbeats; shorter while a rank waits, because others decide by them
 
 double steady_time() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -49,8 +49,8 @@ std::string where(const Heartbeat& h) {
                                         : fmt::format("operation {} (number {})", h.operation, h.sequence));
 }
 
-/// Where the ranks wait in different operations: the one that is alone in its own, or all of them when two
-/// are.
+/// If ranks wait in different operations: the one that differs from all others, or all of them if there are
+/// two.
 std::string odd_operation(const std::vector<Heartbeat>& ranks) {
   std::map<std::string, std::vector<const Heartbeat*>> at;
   for (const Heartbeat& h : ranks)
@@ -70,7 +70,7 @@ std::string odd_operation(const std::vector<Heartbeat>& ranks) {
                      ranks[0].step, ranks[0].sequence, ranks[0].idle);
 }
 
-/// Somebody whose last line is older than `seconds`: "" where there is none.
+/// A rank whose last heartbeat is older than `seconds`; "" if there is none.
 std::string who_is_silent(const std::vector<Heartbeat>& ranks, double seconds) {
   for (const Heartbeat& h : ranks)
     if (h.rank >= 0 && h.pid > 0 && h.unheard > seconds)
@@ -114,7 +114,7 @@ std::string who_hangs(const std::vector<Heartbeat>& ranks, int mine, double usua
   int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
   for (const Heartbeat& h : ranks) {
     if (h.rank < 0 || h.over()) continue;
-    // Somebody may take its time: then so may those who wait for it.
+    // One rank is still within its limit, so the others may wait for it.
     if (h.idle <= h.limit) return "";
     first = std::min(first, h.sequence);
     last = std::max(last, h.sequence);
@@ -138,27 +138,27 @@ Watchdog::Watchdog(const Communicator& ranks, std::string path, double seconds)
     : ranks_(ranks), path_(std::move(path)), seconds_(seconds) {
   file_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (ranks.rank() == 0 ? O_TRUNC : 0),
                0600);
-  tell(mine());  // a rank that stops at once has a line, too
+  write_heartbeat(mine());  // so that a rank that stops immediately also has a heartbeat
   if (start_thread(
           thread_, [this] { watch(); }, problem_))
     return;
-  problem_ = fmt::format("the watchdog {}; whether this rank hangs is not noticed", problem_);
+  problem_ = fmt::format("the watchdog {}; a hang of this rank will not be detected", problem_);
   Heartbeat unwatched = mine();
   unwatched.pid = 0;
-  unwatched.limit = kUnwatched;  // the others cannot know how long it may take
-  tell(unwatched);
+  unwatched.limit = kUnwatched;  // the others cannot know its limit
+  write_heartbeat(unwatched);
 }
 
-/// Writes this rank's line, as one more beat.
-bool Watchdog::tell(Heartbeat me) {
+/// Writes this rank's heartbeat.
+bool Watchdog::write_heartbeat(Heartbeat me) {
   me.beat = ++beat_;
   const std::string line = me.line();
-  const bool told =
+  const bool written =
       file_ >= 0 && pwrite(file_, line.data(), line.size(), me.rank * Heartbeat::kLineBytes) > 0;
-  // Where the file takes no lines, those of others may be missing, too.
-  if (!told || mute_) listener_.start_anew();
-  mute_ = !told;
-  return told;
+  // If this rank cannot write to the file, heartbeats of others may be missing, too.
+  if (!written || mute_) listener_.restart();
+  mute_ = !written;
+  return written;
 }
 
 Watchdog::~Watchdog() {
@@ -168,7 +168,7 @@ Watchdog::~Watchdog() {
     Heartbeat last = mine();
     last.pid = 0;
     last.limit = 0;
-    tell(last);
+    write_heartbeat(last);
   }
   if (file_ >= 0) close(file_);
 }
@@ -195,7 +195,7 @@ Heartbeat Watchdog::mine() const {
   return h;
 }
 
-/// A rank's line; rank -1 where there is none.
+/// The heartbeat of a rank; rank -1 if there is none.
 Heartbeat Watchdog::of(int rank) const {
   std::string line(static_cast<size_t>(Heartbeat::kLineBytes), ' ');
   if (file_ < 0 ||
@@ -204,7 +204,7 @@ Heartbeat Watchdog::of(int rank) const {
   return Heartbeat::parse(line);
 }
 
-/// All ranks' lines, with how long each has not been heard of.
+/// The heartbeats of all ranks, with the time since each was last heard.
 std::vector<Heartbeat> Watchdog::listen(const Heartbeat& me) {
   const auto length = static_cast<size_t>(Heartbeat::kLineBytes);
   std::string lines(length * static_cast<size_t>(ranks_.size()), ' ');
@@ -218,12 +218,12 @@ std::vector<Heartbeat> Watchdog::listen(const Heartbeat& me) {
   return all;
 }
 
-/// Learns who the others are as they come, and looks after those it knows.
+/// Finds other ranks on this machine as they appear, and checks that the known ones are alive.
 std::string Watchdog::who_died(const Heartbeat& me) {
   while (std::ssize(neighbours_) < ranks_.size()) {
     const int next = static_cast<int>(std::ssize(neighbours_));
     const Heartbeat h = next == me.rank ? me : of(next);
-    if (h.rank != next) break;  // still on its way
+    if (h.rank != next) break;  // not there yet
     neighbours_.push_back(h);
   }
   for (const Heartbeat& h : neighbours_) {
@@ -236,7 +236,7 @@ std::string Watchdog::who_died(const Heartbeat& me) {
 
 void Watchdog::watch() {
   int64_t seen = -1;
-  double told = -kQuiet, listened = -kQuiet;
+  double written = -kQuiet, listened = -kQuiet;
   while (!over_) {
     std::this_thread::sleep_for(std::chrono::duration<double>(std::min(kPoll, seconds_ / 4)));
     now_ = time_.look(steady_time());
@@ -245,10 +245,10 @@ void Watchdog::watch() {
     if (now_seen != seen) {
       seen = now_seen;
       changed_ = now_;
-      listener_.start_anew();  // nothing is read while there is progress
+      listener_.restart();  // heartbeats are not read while there is progress
     }
     const Heartbeat me = mine();
-    if ((now_ - told >= kQuiet || me.idle > kQuiet) && tell(me)) told = now_;
+    if ((now_ - written >= kQuiet || me.idle > kQuiet) && write_heartbeat(me)) written = now_;
     if (const std::string why = who_died(me); !why.empty()) end(why, {});
     if (me.idle <= kQuiet || (me.idle <= seconds_ && now_ - listened < kQuiet)) continue;
     listened = now_;
@@ -260,14 +260,14 @@ void Watchdog::watch() {
 }
 
 void Watchdog::end(const std::string& why, const std::vector<Heartbeat>& ranks) {
-  // From here on nothing may block: no lock of the process is taken, and no MPI.
+  // From here on nothing may block: no locks of the process and no MPI.
   const std::string text = fmt::format("error: rank {}: {}; all ranks end\n", ranks_.rank(), why);
   const Heartbeat me = mine();
-  bool told = write(STDERR_FILENO, text.data(), text.size()) > 0;
-  // Whoever is stopped cannot end. A child does it a moment later, so that the launcher sees our exit code
-  // first.
+  bool reported = write(STDERR_FILENO, text.data(), text.size()) > 0;
+  // A stopped rank cannot end itself. A child process kills it a moment later, so that the launcher sees this
+  // process's exit code first.
   for (const Heartbeat& h : ranks)
-    if (told && h.rank >= 0 && h.place == me.place && h.pid > 0 && h.unheard > kStale && fork() == 0) {
+    if (reported && h.rank >= 0 && h.place == me.place && h.pid > 0 && h.unheard > kStale && fork() == 0) {
       usleep(200'000);
       kill(static_cast<pid_t>(h.pid), SIGKILL);
       _exit(0);

@@ -1,6 +1,6 @@
 #pragma once
-// Comparison of what several ranks hold in full: a bit that changed in the memory or by the processor of one
-// rank is found.
+// Comparison of replicated tensors across ranks, which detects bits corrupted by the memory or processor of
+// one rank.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,18 +11,17 @@
 
 namespace sluice {
 
-/// A tensor of which every rank of a group holds all: the ranks of the data axis, or those that hold the same
-/// experts.
+/// A tensor replicated on every rank of a group: the ranks of the data axis, or those with the same experts.
 struct Replica {
   std::string name;
   Tensor tensor;
   bool of_expert = false;
 };
 
-/// Hashes replicas (ops/bit_sum.h) where they lie, and compares the hashes of all ranks.
+/// Hashes replicas (ops/bit_sum.h) in place and compares the hashes of all ranks.
 class ReplicaCheck {
  public:
-  /// every_steps = 0, or one rank: there is nothing to do.
+  /// With every_steps = 0 or a single rank it does nothing.
   ReplicaCheck(int64_t every_steps, const Mesh& mesh);
 
   /// The tensors stay where they are. device, host: for the hashes; the host's is pinned beside a GPU.
@@ -30,12 +29,13 @@ class ReplicaCheck {
   const std::vector<Replica>& replicas() const { return replicas_; }
 
   bool active() const { return every_steps_ > 0; }
-  /// Before the first step, and every so many steps from then on.
+  /// True before the first step and every every_steps steps after it.
   bool due(int64_t step) const {
     return active() && step != equal_step_ && (equal_step_ < 0 || step % every_steps_ == 0);
   }
-  /// Collective. `state`: what else must be the same on all ranks. Where ranks differ, all throw the same
-  /// Error(corruption): it names step, tensors and ranks, by majority where there is one.
+  /// Collective. `state`: further state that must be equal on all ranks. If ranks differ, all throw the same
+  /// Error(corruption), which names the step, the tensors and the deviating ranks, by majority if there is
+  /// one.
   void compare(Context& ctx, Communicator& ranks, int64_t step, const std::string& state);
   /// Steps done when replicas were last found equal; -1: never.
   int64_t equal_step() const { return equal_step_; }
@@ -48,12 +48,12 @@ class ReplicaCheck {
   const Mesh& mesh_;
   std::vector<Replica> replicas_;
   Tensor sums_, host_sums_;       // (replicas, 2) i32
-  std::vector<uint64_t> hashes_;  // of the last comparison, that of the state last
+  std::vector<uint64_t> hashes_;  // of the last comparison; the last one is that of the state
   int64_t equal_step_ = -1;
 };
 
-/// Which of the ranks hold the wrong bits, by the hash of each: all but those of a hash that more than half
-/// have; all where there is none. Empty where they are equal.
+/// The ranks with wrong bits, given the hash of each: all except those with the majority hash, or all if
+/// there is no majority. Empty if all hashes are equal.
 std::vector<int> ranks_in_doubt(const std::vector<int>& ranks, const std::vector<uint64_t>& hashes);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 #pragma once
-// When a step is not to be trusted, and what is done then (README.md). A pure function of the
-// losses and gradient norms seen so far; its state is in the checkpoint.
+// Decides whether a step's update is applied, and the reaction if it is not (README.md). A pure function of
+// the losses and gradient norms so far; its state is in the checkpoint.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,17 +14,17 @@
 
 namespace sluice {
 
-/// What guessing gives: the loss of a model to which all tokens are alike.
+/// The loss of a uniform guess: ln(vocabulary).
 inline double chance_loss(const ModelConfig& model) {
   return std::log(static_cast<double>(std::max<int64_t>(model.vocab_size, 2)));
 }
 
-/// The last 128 accepted finite values of one signal. x is a spike when at least 64 have been accepted and
-/// x > mean + 6 sigma and x > 1.02 mean. Spikes never enter: one does not hide the next.
-/// With fewer values a deviation says less, and the beginning of a training is not level: there x is a spike
-/// when x > mean + 6 sigma sqrt(64 / count) and x > early_factor times the largest value so far (or `usual`,
-/// if that is larger). Where none has been accepted nothing is a spike: nothing has been learned that could
-/// be lost.
+/// The last 128 accepted finite values of one signal. x is a spike if at least 64 values have been accepted
+/// and x > mean + 6 sigma and x > 1.02 mean. Spikes are not added, so that one does not hide the next. With
+/// fewer values a deviation says less, and the beginning of a training is not level: there x is a spike when
+/// x > mean + 6 sigma sqrt(64 / count) and x > early_factor times the largest value so far (or `usual`, if
+/// that is larger). Where none has been accepted nothing is a spike: nothing has been learned that could be
+/// lost.
 class SpikeWindow {
  public:
   static constexpr int64_t kLength = 128, kWarmUp = 64;
@@ -64,12 +64,12 @@ class StepPolicy {
         losses_(kEarlyLoss, chance),
         grad_norms_(kEarlyNorm) {}
 
-  /// Judges one step, counts it, and takes accepted values into the windows. Skipping more than 10 steps in a
+  /// Judges and counts one step, and adds accepted values to the windows. Skipping more than 10 steps in a
   /// row, or more than 1 % of the last 1,000, means stop.
   Judgement judge(int64_t step, double loss, double grad_norm);
 
-  /// Above these the judgement of the next step will not be "apply"; infinity where spikes are applied. The
-  /// device compares, judge() tells what follows.
+  /// Above these limits the next step is not applied; infinity if spikes are applied. The device compares
+  /// with them; judge() decides the reaction.
   double loss_limit() const { return on_spike_ == BadStepPolicy::count ? kNone : losses_.limit(); }
   double grad_norm_limit() const { return on_spike_ == BadStepPolicy::count ? kNone : grad_norms_.limit(); }
 

@@ -86,7 +86,7 @@ def trained_once(world, output, steps, trials):
         if evaluated.count(steps) != 1 or saved_step(run) != steps:
             raise Failure(f"{folder}: evaluated at {evaluated}, saved at {saved_step(run)}, status {status}")
         with open(os.path.join(output, "logs", folder + ".log"), errors="replace") as file:
-            if "is in use by another training" in file.read():
+            if "is in use by another run" in file.read():
                 raise Failure(f"{folder} was started twice at once")
         rate, seed = re.search(r"lr_([^-]+-[0-9]+)-s(\d+)-", folder).groups()
         gates = ["model.attention.gates=[]"] if folder.startswith("plain") else []

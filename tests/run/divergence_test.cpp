@@ -48,7 +48,7 @@ TEST_CASE("a loss that explodes in the first steps has diverged", "[divergence]"
   const auto found = messages(d, 60, [](int64_t step) { return step == 1 ? kChance : 22.9; });
   REQUIRE(found.size() == 1);
   CHECK_THAT(found[0], Contains("the training has diverged") &&
-                           Contains("ln(vocabulary), what guessing gives, is 5.55"));
+                           Contains("the loss of a uniform guess, ln(vocabulary), is 5.55"));
   CHECK(d.since() == 2);
   CHECK_THAT(d.describe(), Contains("the smoothed loss is 22"));
 }

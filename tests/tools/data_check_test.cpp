@@ -114,7 +114,7 @@ TEST_CASE("passes over the data are told before, while and after it is trained o
   expect(t.train({"data.seq_len=4", "train.global_batch_size=10", "train.micro_batch_size=10",
                   "train.max_steps=600", "run_dir=" + t.folder / "many",
                   "data.train=[{name: short, path: " + t.folder / "held_out" + "}]", "data.validation=[]"}),
-         0, {"data source short is passed over 4", "beyond about 4 epochs"});
+         0, {"data source short is repeated for 4", "beyond about 4 epochs"});
 }
 
 TEST_CASE("a validation set that is trained on is refused unless allowed", "[data_check]") {
@@ -127,8 +127,7 @@ TEST_CASE("a validation set that is trained on is refused unless allowed", "[dat
   expect(t.train({same, "data.allow_overlap=true"}), 0, {});
 }
 
-TEST_CASE("truncating a token file in use ends the training with the name of the file",
-          "[data_check]") {
+TEST_CASE("truncating a token file in use ends the training with the name of the file", "[data_check]") {
   const TinyRun t;
   const int64_t left = GENERATE(0, 100);
   test::Program program(
@@ -158,7 +157,8 @@ TEST_CASE("one changed token between a stop and a resume is noticed; older finge
   const std::vector<std::string> longer = {"train.max_steps=6", "--allow-change", "train.max_steps"};
   tokens[5000] ^= 1;
   write();
-  expect(t.train(longer), 64, {"cannot resume", "the training data is not what this run was started with"});
+  expect(t.train(longer), 64,
+         {"cannot resume", "the training data is not the data that this run was started with"});
   tokens[5000] ^= 1;
   write();
   const std::string sampled = Blend({{"x", t.folder / "train", 1}}, 16, 257, false, 1).sampled_fingerprint();

@@ -284,10 +284,9 @@ TEST_CASE("a run folder that was renamed is not mixed up with the one that takes
   const Outcome outcome = first.go_on();
   INFO(outcome.out << outcome.err);
   CHECK(outcome.code == 73);
-  CHECK_THAT(outcome.err,
-             Contains("is no longer the folder of this training, which was renamed to " + moved) &&
-                 Contains("saved up to step 8 in " + moved));
-  CHECK((outcome.err.find("another training has taken its place") != std::string::npos) == replaced);
+  CHECK_THAT(outcome.err, Contains("is no longer the folder of this run, which was renamed to " + moved) &&
+                              Contains("saved up to step 8 in " + moved));
+  CHECK((outcome.err.find("another run has taken its place") != std::string::npos) == replaced);
   CHECK(io::exists(step_folder(moved, 8)));
   if (replaced)
     CHECK(io::list_directory(t.run + "/ckpt") == there);

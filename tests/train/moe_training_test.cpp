@@ -162,7 +162,7 @@ TEST_CASE("idle experts are told of after 100 steps, across a resumption", "[moe
   const auto warnings = resumed.add(100, summary);
   REQUIRE(warnings.size() == 1);
   CHECK(warnings[0] ==
-        "router of layer 0: 3 of 64 experts got no token for 100 steps, max/mean load 1.1 "
+        "router of layer 0: 3 of 64 experts received no tokens for 100 steps, max/mean load 1.1 "
         "(model.moe.load_balance: "
         "coefficient 0.0001, scope global_batch); consider coefficient 1e-2");
   for (int64_t step = 101; step < 1100; ++step) CHECK(resumed.add(step, summary).empty());
