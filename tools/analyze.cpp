@@ -1,4 +1,4 @@
-// sluice analyze: what the attention, the gates and the heads of a trained model do.
+// sluice analyze: statistics of attention, gates and heads of a trained model.
 #include "eval/analyze.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -24,13 +24,13 @@ struct Options {
   bool force = false, quiet = false;
 };
 
-/// Keys that say what the model reads, and how; the rest is the model's, which is as it was trained.
+/// Keys that may be overridden: they select the data. All others belong to the trained model.
 void check_overrides(const std::vector<std::string>& overrides) {
   const std::vector<std::string> allowed = {"data.seq_len", "data.validation", "data.document_mask",
                                             "train.threads"};
   for (const std::string& text : overrides)
     if (std::find(allowed.begin(), allowed.end(), text.substr(0, text.find('='))) == allowed.end())
-      fail(ExitCode::usage, "{}: the model is as it was trained; what can differ is {}", text,
+      fail(ExitCode::usage, "{}: the trained model cannot be changed; only {} may be overridden", text,
            fmt::join(allowed, ", "));
 }
 
@@ -39,7 +39,7 @@ void prepare_folder(const Options& options) {
     fail(ExitCode::cannot_create, "-o {}: is a file", options.folder);
   io::make_directories(options.folder);
   if (!options.force && !io::list_directory(options.folder).empty())
-    fail(ExitCode::cannot_create, "-o {}: is not empty; --force writes into it all the same", options.folder);
+    fail(ExitCode::cannot_create, "-o {}: is not empty; use --force to write into it anyway", options.folder);
 }
 
 /// `value` as a cell of `width` characters; "-" for what does not exist.
@@ -107,12 +107,12 @@ void run(const Options& options, Communicator& ranks) {
 void add_analyze_command(Command& app, int&) {
   Command* command = app.add_subcommand(
       "analyze",
-      "what attention, gates and heads do on the validation sets: tables as JSON, pictures as NumPy arrays");
+      "statistics of attention, gates and heads on the validation sets, as JSON tables and NumPy arrays");
   auto options = std::make_shared<Options>();
   command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
       ->required()
       ->type_name("RUN|CKPT");
-  command->add_option("-o,--output", options->folder, "where analysis.json and the arrays go: new, or empty")
+  command->add_option("-o,--output", options->folder, "folder for analysis.json and the arrays; new or empty")
       ->required()
       ->type_name("FOLDER");
   command
@@ -122,21 +122,23 @@ void add_analyze_command(Command& app, int&) {
   add_set_options(*command, options->sets, options->data);
   command
       ->add_option("--tokens", options->analyze.tokens,
-                   "of each set, rounded up to whole samples (16384); 0: all of it")
+                   "tokens per set, rounded up to whole samples (16384); 0: all")
       ->not_negative();
   command
-      ->add_option("--sequences", options->analyze.map_sequences, "that attention maps and planes show (8)")
+      ->add_option("--sequences", options->analyze.map_sequences,
+                   "number of sequences in attention maps and planes (8)")
       ->between(1, 1e6);
-  command->add_option("--map-tokens", options->analyze.map_tokens, "of each of these, from its start (64)")
-      ->between(1, 4096);
   command
-      ->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
+      ->add_option("--map-tokens", options->analyze.map_tokens,
+                   "number of first tokens of each of these sequences (64)")
+      ->between(1, 4096);
+  command->add_option("--device", options->device, "auto, cpu or cuda; overrides the run's train.device")
       ->type_name("DEVICE");
   add_tokenizer_option(*command, options->tokenizer);
   command->add_flag("--force", options->force, "write into a folder that is not empty");
   command->add_flag("--quiet", options->quiet, "no table");
   command->footer(
-      "Under mpirun the ranks share the samples; the result is the same, bit for bit.\n\n"
+      "Under mpirun the ranks divide the samples; the result is bitwise equal.\n\n"
       "Examples:\n"
       "  sluice analyze runs/gated -o runs/gated/analysis\n"
       "  sluice analyze runs/gated/ckpt/step_00001000 -o a --set news --tokens 65536\n");

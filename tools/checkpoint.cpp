@@ -1,4 +1,4 @@
-// sluice checkpoint: what is in a run's checkpoints, whether they are whole, and what differs.
+// sluice checkpoint: lists, verifies, compares, prunes and exports checkpoints.
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
@@ -26,18 +26,18 @@ struct CheckpointOptions {
   bool all = false;
 };
 
-/// Where the checkpoints of a run lie.
+/// The folder of a run's checkpoints.
 std::string checkpoint_folder(const std::string& run) {
   if (!io::is_directory(run)) fail(ExitCode::no_input, "no such run: {}", run);
   return io::is_directory(run + "/ckpt") ? run + "/ckpt" : run;
 }
 
-/// The checkpoint a path stands for, or all of a run. Throws when there is none.
+/// The checkpoint at a path, or all checkpoints of a run. Throws if there is none.
 std::vector<std::string> checkpoints_of(const std::string& path) {
   if (!io::is_directory(path)) fail(ExitCode::no_input, "no such run or checkpoint: {}", path);
   if (io::exists(path + "/" + kManifestName)) return {path};
   const std::vector<std::string> all = list_checkpoints(checkpoint_folder(path));
-  if (all.empty()) fail(ExitCode::no_input, "{} holds no checkpoint", path);
+  if (all.empty()) fail(ExitCode::no_input, "{} contains no checkpoint", path);
   return all;
 }
 
@@ -97,7 +97,7 @@ int verify(const CheckpointOptions& options) {
 }
 
 std::string resolve(const std::string& path) {
-  // A file, or a folder of weights from elsewhere, stands for itself.
+  // A file, or a folder of weights from another program, is used directly.
   if (!io::is_directory(path) || io::exists(path + "/" + shard_name(kWeightsKind, 0, 1)) ||
       io::exists(path + "/" + kWeightsIndex))
     return path;
@@ -136,8 +136,8 @@ void prune(const CheckpointOptions& options) {
   if (removed.empty()) fmt::print("nothing to remove\n");
 }
 
-/// The tokenizer of a checkpoint that has no copy of it; nothing where its file is not here, which is a
-/// warning.
+/// The tokenizer of a checkpoint without a copy of it; nothing, with a warning, if the tokenizer's file does
+/// not exist here.
 std::unique_ptr<Tokenizer> tokenizer_from_elsewhere(const CheckpointInfo& checkpoint,
                                                     const std::string& chosen) {
   const TokenizerConfig configured = checkpoint_config(checkpoint, "auto").data.tokenizer;
@@ -150,7 +150,7 @@ std::unique_ptr<Tokenizer> tokenizer_from_elsewhere(const CheckpointInfo& checkp
   }
 }
 
-/// Weights, config.json and the tokenizer, as Hugging Face lays a model out.
+/// Writes weights, config.json and tokenizer in Hugging Face's layout.
 void export_weights(const CheckpointOptions& options) {
   const CheckpointInfo checkpoint = find_checkpoint(options.path);
   const Manifest manifest = read_manifest(checkpoint.path);
@@ -200,21 +200,22 @@ void add_checkpoint_command(Command& app, int& exit_code) {
   sub->add_option("run", options->path, "run folder")->required()->type_name("RUN");
   sub->callback([options] { list(*options); });
 
-  sub = command->add_subcommand("info", "what one checkpoint holds");
-  sub->add_option("checkpoint", options->path, "checkpoint, or run folder: its newest valid one")
+  sub = command->add_subcommand("info", "the contents of one checkpoint");
+  sub->add_option("checkpoint", options->path, "checkpoint, or run folder (its newest valid checkpoint)")
       ->required()
       ->type_name("CKPT");
-  sub->add_flag("--all", options->all, "every tensor, too");
+  sub->add_flag("--all", options->all, "also list every tensor");
   sub->callback([options] { info(*options); });
 
-  sub = command->add_subcommand("verify", "check every byte against the manifest; exit code 65 when damaged");
+  sub = command->add_subcommand("verify", "check every byte against the manifest; exit code 65 if damaged");
   sub->add_option("path", options->path, "run folder (all its checkpoints) or checkpoint")
       ->required()
       ->type_name("RUN|CKPT");
   sub->callback([options, &exit_code] { exit_code = verify(*options); });
 
-  sub = command->add_subcommand("diff",
-                                "first tensor that differs, and how much does; exit code 1 when any does");
+  sub = command->add_subcommand(
+      "diff",
+      "the first tensor that differs, and the extent of all differences; exit code 1 if there are any");
   sub->add_option("a", options->path, "checkpoint, run folder, or .safetensors file")
       ->required()
       ->type_name("A");
@@ -222,23 +223,23 @@ void add_checkpoint_command(Command& app, int& exit_code) {
   sub->add_flag("--all", options->all, "list every tensor that differs");
   sub->callback([options, &exit_code] { exit_code = diff(*options); });
 
-  sub = command->add_subcommand("prune", "remove old checkpoints; damaged ones never count as kept");
+  sub = command->add_subcommand("prune", "remove old checkpoints; damaged ones do not count as kept");
   sub->add_option("run", options->path, "run folder")->required()->type_name("RUN");
-  sub->add_option("--keep-last", options->keep_last, "valid ones to keep")
+  sub->add_option("--keep-last", options->keep_last, "number of valid checkpoints to keep")
       ->required()
       ->between(1, 1'000'000)
       ->type_name("K");
-  sub->add_option("--keep-every", options->keep_every, "keep those at multiples of N steps, too")
+  sub->add_option("--keep-every", options->keep_every, "also keep checkpoints at multiples of N steps")
       ->not_negative()
       ->type_name("N");
   sub->callback([options] { prune(*options); });
 
-  sub =
-      command->add_subcommand("export", "weights, config.json and tokenizer.model alone, for other programs");
-  sub->add_option("checkpoint", options->path, "checkpoint, or run folder: its newest valid one")
+  sub = command->add_subcommand("export",
+                                "export only weights, config.json and tokenizer.model, for other programs");
+  sub->add_option("checkpoint", options->path, "checkpoint, or run folder (its newest valid checkpoint)")
       ->required()
       ->type_name("CKPT");
-  sub->add_option("-o,--output", options->output, "folder; existing files are not replaced")
+  sub->add_option("-o,--output", options->output, "output folder; existing files are not replaced")
       ->required()
       ->type_name("DIR");
   add_tokenizer_option(*sub, options->tokenizer);
@@ -246,11 +247,11 @@ void add_checkpoint_command(Command& app, int& exit_code) {
 
   sub = command->add_subcommand(
       "merge",
-      "weights with their adapters (lora) merged, config.json and tokenizer.model, for other programs");
-  sub->add_option("checkpoint", options->path, "checkpoint, or run folder: its newest valid one")
+      "export weights with merged adapters (lora), config.json and tokenizer.model, for other programs");
+  sub->add_option("checkpoint", options->path, "checkpoint, or run folder (its newest valid checkpoint)")
       ->required()
       ->type_name("CKPT");
-  sub->add_option("-o,--output", options->output, "folder; existing files are not replaced")
+  sub->add_option("-o,--output", options->output, "output folder; existing files are not replaced")
       ->required()
       ->type_name("DIR");
   add_tokenizer_option(*sub, options->tokenizer);

@@ -12,7 +12,7 @@ Option* Option::type_name(const std::string& name) { return option_->type_name(n
 Option* Option::group(const std::string& title) { return option_->group(title), this; }
 Option* Option::delimiter(char between) { return option_->delimiter(between), this; }
 Option* Option::allow_extra_args(bool allowed) { return option_->allow_extra_args(allowed), this; }
-/// CLI11's own checks tell the largest double in full.
+/// CLI11's own checks print the largest double in full.
 Option* Option::not_negative() {
   const auto check = [](const std::string& text) {
     return std::strtod(text.c_str(), nullptr) < 0 ? "must not be negative, got " + text : std::string();

@@ -1,6 +1,6 @@
 #pragma once
-// What a sub-command says of itself and its options. CLI11 is behind it, in one file: it takes longer to
-// compile than all of the commands together.
+// Declaration of sub-commands and their options. It wraps CLI11, which only one file includes because it
+// takes longer to compile than all of the commands together.
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,10 +17,10 @@ class Option {
  public:
   explicit Option(CLI::Option* option) : option_(option) {}
   Option* required();
-  Option* type_name(const std::string& name);  // what help shows in the value's place
-  Option* group(const std::string& title);     // under which help lists it
-  Option* delimiter(char between);             // several values in one word
-  Option* allow_extra_args(bool allowed);      // several words behind one name
+  Option* type_name(const std::string& name);  // name of the value in the help
+  Option* group(const std::string& title);     // heading in the help
+  Option* delimiter(char between);             // several values in one argument
+  Option* allow_extra_args(bool allowed);      // several arguments after one name
   Option* not_negative();
   Option* between(double low, double high);
   Option* one_of(const std::vector<std::string>& words);
@@ -37,15 +37,15 @@ class Command {
   Command& operator=(const Command&) = delete;
 
   Command* add_subcommand(const std::string& name, const std::string& help);
-  /// The target outlives parsing. Names as CLI11 has them: "path" (by its place), "--set", "-o,--output". T:
+  /// The target must outlive parsing. Names as in CLI11: "path" (positional), "--set", "-o,--output". T:
   /// std::string, bool, int, int64_t, uint64_t, double, or a std::vector of strings, int64_t or int.
   template <class T>
   Option* add_option(const std::string& names, T& target, const std::string& help);
   Option* add_flag(const std::string& names, bool& target, const std::string& help);
-  Command* footer(const std::string& text);       // behind the help: examples
-  Command* callback(std::function<void()> work);  // when the command was chosen
+  Command* footer(const std::string& text);       // text after the help, such as examples
+  Command* callback(std::function<void()> work);  // called if the command was selected
   Command* require_subcommand(int count);
-  /// Name of the program, as it was called.
+  /// Name of the program as it was invoked.
   std::string program() const;
 
  private:

@@ -1,11 +1,11 @@
 #pragma once
-// The sub-commands of `sluice`, one thin file each. A command registers itself and, when chosen, does its
-// work in a callback; what goes wrong is thrown (core/error.h) and caught once, in main.
+// The sub-commands of `sluice`, one thin file each. A command registers itself and does its work in a
+// callback if it is selected. Failures are thrown (core/error.h) and caught in main.
 #include "command.h"
 
 namespace sluice {
 
-/// exit_code is what main returns when nothing was thrown; a command sets it only to say something else than
+/// exit_code is what main returns if nothing was thrown; a command sets it only to return another code than
 /// 0.
 void add_train_command(Command& app, int& exit_code);
 void add_plan_command(Command& app, int& exit_code);

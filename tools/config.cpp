@@ -1,4 +1,4 @@
-// sluice config: what the keys mean, what a file resolves to, what differs between two.
+// sluice config: explains keys, resolves and checks files, and compares two of them.
 #include <spdlog/fmt/fmt.h>
 
 #include <cstdio>
@@ -23,12 +23,12 @@ void explain(const std::string& prefix) {
     if (!k.help.empty()) fmt::print("    {}\n", k.help);
   }
   if (found) return;
-  // A word from anywhere in the key is good enough to point at something.
+  // Suggest keys that contain the given text anywhere.
   std::string near;
   for (const KeyInfo& k : config_keys())
     if (k.key.find(prefix) != std::string::npos && k.type != "section") near += "\n  " + k.key;
   fail(ExitCode::usage, "there is no key {}{}", prefix,
-       near.empty() ? "; see sluice config reference" : "; there are:" + near);
+       near.empty() ? "; see sluice config reference" : "; similar keys:" + near);
 }
 
 void diff(const Config& a, const Config& b) {
@@ -45,7 +45,7 @@ void add_config_command(Command& app, int& exit_code) {
     std::vector<std::string> files, overrides;
   };
   const auto options = std::make_shared<Options>();
-  Command* config = app.add_subcommand("config", "Keys and files of configuration");
+  Command* config = app.add_subcommand("config", "Explain, show, check and compare configurations");
   config->require_subcommand(1);
   config->footer(
       "Examples:\n  sluice config show configs/quickstart/gated.yaml optimizer.lr=1e-3\n"
@@ -63,7 +63,7 @@ void add_config_command(Command& app, int& exit_code) {
     fmt::print("# hash {}\n{}", config_hash(resolved), to_yaml(resolved));
   });
 
-  Command* check = config->add_subcommand("check", "Read files and report every problem");
+  Command* check = config->add_subcommand("check", "Check files and report every problem");
   check->add_option("FILE", options->files, "configurations")->required();
   check->callback([options, &exit_code] {
     for (const std::string& file : options->files) {
@@ -78,12 +78,13 @@ void add_config_command(Command& app, int& exit_code) {
     }
   });
 
-  Command* explain_command = config->add_subcommand("explain", "What the keys below PREFIX mean");
+  Command* explain_command =
+      config->add_subcommand("explain", "The meaning of the keys that start with PREFIX");
   explain_command->add_option("PREFIX", options->prefix, "a key or the beginning of one");
   explain_command->callback([options] { explain(options->prefix); });
 
-  Command* diff_command =
-      config->add_subcommand("diff", "Keys whose values differ, and how much it matters on resuming");
+  Command* diff_command = config->add_subcommand(
+      "diff", "Keys whose values differ, and whether a run can resume with the change");
   diff_command->add_option("A", options->file, "configuration")->required();
   diff_command->add_option("B", options->other, "configuration")->required();
   diff_command->callback([options] { diff(load_config(options->file), load_config(options->other)); });

@@ -1,4 +1,4 @@
-// sluice checkpoint diff-bits: the first step at which two trainings went apart.
+// sluice checkpoint diff-bits: the first step at which two runs differ.
 #include <spdlog/fmt/fmt.h>
 
 #include <memory>
@@ -22,7 +22,7 @@ std::string bits_file(const std::string& path) {
 int diff_bits(const std::string& a, const std::string& b) {
   const BitsComparison c = compare_bits(bits_file(a), bits_file(b));
   if (c.step >= 0) {
-    fmt::print("step {} is the first that differs: {}\n", c.step, c.difference);
+    fmt::print("first difference at step {}: {}\n", c.step, c.difference);
     return 1;
   }
   fmt::print("equal bit for bit: loss and gradient norm of {} steps, weights and moments at {} of them\n",
@@ -38,7 +38,7 @@ void add_diff_bits_command(Command& checkpoint, int& exit_code) {
   const auto paths = std::make_shared<std::pair<std::string, std::string>>();
   Command* sub = checkpoint.add_subcommand(
       "diff-bits",
-      "first step at which two trainings with log.bits differ, and in what; exit code 1 when they do");
+      "the first step at which two runs with log.bits differ, and the difference; exit code 1 if they do");
   sub->add_option("a", paths->first, "run folder, or its bits.log")->required()->type_name("RUN");
   sub->add_option("b", paths->second, "another")->required()->type_name("RUN");
   sub->callback([paths, &exit_code] { exit_code = diff_bits(paths->first, paths->second); });

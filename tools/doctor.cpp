@@ -1,4 +1,4 @@
-// sluice doctor: what was built in, what this machine offers, and what is disabled as a result.
+// sluice doctor: features of this build and of this machine, and what is disabled as a result.
 #include <cblas.h>
 #include <omp.h>
 #include <sched.h>
@@ -31,7 +31,7 @@ void row(const char* name, const std::string& value) { fmt::print("  {:<20}{}\n"
 
 const char* yes(bool b) { return b ? "yes" : "no"; }
 
-/// The value of a "key : value" line of a /proc file; "" when there is none.
+/// The value of a "key : value" line in a /proc file; "" if there is none.
 std::string proc_value(const char* path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -49,7 +49,7 @@ int64_t memory_kib(const std::string& key) {
   return kib;
 }
 
-/// Best of a few rounds of y = x on arrays far larger than the caches; counts what is read and written.
+/// The best of a few rounds of y = x on arrays far larger than the caches; counts bytes read and written.
 double copy_gb_per_second() {
   constexpr int64_t kBytes = int64_t{256} << 20;
   Arena arena("bandwidth", 2 * kBytes);
@@ -73,7 +73,7 @@ double copy_gb_per_second() {
   return 2.0 * kBytes / best / 1e9;
 }
 
-/// What train.device=auto finds, and what stands in its way.
+/// The device that train.device=auto selects, and why it is not a GPU.
 void gpus() {
   fmt::print("\nGPU\n");
   if (!built_with_cuda()) {
@@ -82,10 +82,10 @@ void gpus() {
   }
   const std::vector<DeviceInfo> devices = cuda_devices();
   if (devices.empty())
-    row("none found", io::exists("/dev/nvidiactl")
-                          ? "the driver answers to no call: is it older than the toolkit, or "
-                            "CUDA_VISIBLE_DEVICES empty?"
-                          : "no NVIDIA driver is loaded");
+    row("none found",
+        io::exists("/dev/nvidiactl")
+            ? "the driver does not respond: is it older than the toolkit, or is CUDA_VISIBLE_DEVICES empty?"
+            : "no NVIDIA driver is loaded");
   for (size_t i = 0; i < devices.size(); ++i) {
     const DeviceInfo& d = devices[i];
     row(fmt::format("{}", i).c_str(),
@@ -93,7 +93,7 @@ void gpus() {
                     static_cast<double>(d.memory_bytes) / (1 << 30), d.compute_capability / 10,
                     d.compute_capability % 10, d.multiprocessors,
                     d.compute_capability < 80 ? "; too old: 8.0 is needed" : "",
-                    d.emulated ? "; exact and slow, only with train.device=cuda" : ""));
+                    d.emulated ? "; exact but slow, used only with train.device=cuda" : ""));
   }
 }
 
@@ -155,9 +155,9 @@ void doctor() {
 void add_doctor_command(Command& app, int& exit_code) {
   Command* command = app.add_subcommand(
       "doctor",
-      "what was built in, what this machine offers, what is disabled; under mpirun or srun, what ranks see");
+      "features of this build and machine, and what is disabled; under mpirun or srun, a check of all ranks");
   const auto folder = std::make_shared<std::string>(".");
-  command->add_option("--run-dir", *folder, "with several ranks: do all of them see this folder (.)")
+  command->add_option("--run-dir", *folder, "with several ranks: check that all of them see this folder (.)")
       ->type_name("FOLDER");
   command->footer(
       "Examples:\n  sluice doctor\n  SLUICE_ISA=avx2 sluice doctor\n  mpirun -n 4 --bind-to none sluice "
@@ -167,7 +167,7 @@ void add_doctor_command(Command& app, int& exit_code) {
     try {
       world = make_world();
     } catch (const Error& error) {
-      // All processes find the same, and cannot speak to each other: the first says it.
+      // All processes find the same problem and cannot communicate: the first one reports it.
       exit_code = static_cast<int>(error.code());
       if (launcher_size().rank != 0) return;
       doctor();

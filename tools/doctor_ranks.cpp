@@ -33,7 +33,7 @@ double clock_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// What a rank knows of itself, as it travels.
+/// Facts of one rank, in the form in which they are sent.
 struct Rank {
   std::array<char, 64> host{}, program{}, kernels{};
   int64_t cores = 0, threads = 0;
@@ -64,7 +64,7 @@ Rank mine() {
   return r;
 }
 
-/// Ranks by what they say; one line for what all say, or a line for each.
+/// Groups ranks by their values: one line if all agree, otherwise a line for each value.
 std::map<std::string, std::vector<int>> by(const std::vector<Rank>& all, std::array<char, 64> Rank::*field) {
   std::map<std::string, std::vector<int>> groups;
   for (size_t r = 0; r < all.size(); ++r) groups[(all[r].*field).data()].push_back(static_cast<int>(r));
@@ -79,8 +79,8 @@ void tell_same(const char* name, const std::vector<Rank>& all, std::array<char, 
   for (const auto& [text, ranks] : groups) row("", fmt::format("{}: ranks {}", text, rank_ranges(ranks)));
 }
 
-/// The clock of each rank against rank 0's: of some round trips the quickest, in whose middle rank 0 read its
-/// clock.
+/// The clock offset of each rank from rank 0, from the fastest of several round trips, assuming that rank 0
+/// read its clock in the middle of it.
 void compare_clocks(Communicator& ranks, Rank& me) {
   for (int r = 1; r < ranks.size(); ++r) {
     me.round_trip = r == ranks.rank() ? 1e9 : me.round_trip;
@@ -103,8 +103,7 @@ void compare_clocks(Communicator& ranks, Rank& me) {
   }
 }
 
-/// Whether a file that rank 0 writes is seen here: at once, or when a network file system has come round to
-/// it.
+/// Whether this rank sees a file that rank 0 writes, immediately or after the delay of a network file system.
 void look_into(Communicator& ranks, const std::string& folder, Rank& me) {
   std::array<char, 64> name{};
   int64_t written = 0;
@@ -136,8 +135,8 @@ struct Times {
   double best, median;
 };
 
-/// Seconds of an operation of all ranks, of as many as fit into about a tenth of a second, by this rank's
-/// clock. ranks: the host's.
+/// Seconds per collective operation, averaged over about a tenth of a second on this rank's clock. ranks: the
+/// host communicator.
 template <class F>
 Times time_of(Communicator& ranks, F&& operation) {
   operation();
@@ -160,7 +159,7 @@ Times time_of(Communicator& ranks, F&& operation) {
 /// One line of measure_speed: bytes that each rank sends to each other one.
 void tell_times(const Communicator& ranks, const char* name, int64_t bytes, const Times& t) {
   if (ranks.rank() != 0) return;
-  // What leaves one rank, and reaches it.
+  // Bytes that leave and reach one rank.
   const double rate = static_cast<double>(bytes) * (ranks.size() - 1) / t.best / 1e9;
   const std::string text = bytes >= 1 << 20   ? fmt::format("{} MiB", bytes >> 20)
                            : bytes >= 1 << 10 ? fmt::format("{} KiB", bytes >> 10)
@@ -170,7 +169,8 @@ void tell_times(const Communicator& ranks, const char* name, int64_t bytes, cons
                         bytes >= 1 << 10 ? fmt::format(" {:>10.3f}", rate) : ""));
 }
 
-/// sent, received: size x most bytes, where `ranks` has its memory; host: the same ranks.
+/// sent, received: size x most bytes, in the kind of memory that `ranks` works on; host: the same ranks on
+/// the host.
 void measure_moves(Communicator& host, Communicator& ranks, void* received, const void* sent, int64_t most) {
   const char* name = "all_gather";
   for (const int64_t bytes : {int64_t{8}, int64_t{64} << 10, most}) {
@@ -193,7 +193,7 @@ void measure_speed(Communicator& ranks) {
   measure_moves(ranks, ranks, received.data(), sent.data(), most);
 }
 
-/// The same from GPU to GPU, as training would go.
+/// The same between GPUs, with the transport that training would use.
 void measure_gpus(Communicator& ranks) {
   int64_t here = cuda_devices().empty() ? 0 : 1;
   std::vector<int64_t> all(static_cast<size_t>(ranks.size()));
@@ -257,10 +257,11 @@ void tell_folder(const std::vector<Rank>& all, const std::string& folder) {
   for (size_t r = 0; r < all.size(); ++r)
     if (!all[r].sees_folder) blind.push_back(static_cast<int>(r));
   const auto why = [&]() -> std::string {
-    if (blind.empty()) return "shared: all ranks see what rank 0 writes";
-    if (blind.size() == all.size()) return "warning: rank 0 cannot write there";
+    if (blind.empty()) return "shared: all ranks see files written by rank 0";
+    if (blind.size() == all.size()) return "warning: rank 0 cannot write to it";
     return fmt::format(
-        "warning: ranks {} do not see what rank 0 writes; checkpoints and the watchdog need a run_dir on a "
+        "warning: ranks {} do not see files written by rank 0; checkpoints and the watchdog need a run_dir "
+        "on a "
         "file system "
         "that all share",
         rank_ranges(blind));
@@ -306,7 +307,7 @@ void doctor_ranks(Communicator& ranks, const std::string& folder) {
     tell_hosts(all);
     tell_same("program", all, &Rank::program, "ranks run different programs, or MPI libraries");
     tell_same("kernels", all, &Rank::kernels,
-              "ranks compute with different instructions: not the same bits as elsewhere (SLUICE_ISA)");
+              "ranks use different instruction sets: results are not bitwise reproducible (SLUICE_ISA)");
     tell_clocks(all);
     tell_folder(all, folder);
   }

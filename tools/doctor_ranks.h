@@ -1,20 +1,20 @@
 #pragma once
-// What several ranks see of each other: `sluice doctor` under mpirun or srun.
+// `sluice doctor` on several ranks, under mpirun or srun.
 #include <string>
 
 #include "comm/communicator.h"
 
 namespace sluice {
 
-/// Collective, a few seconds; rank 0 prints one table: hosts, launcher, threads and cores, whether all run
-/// the same program, clocks, speed of the communicator, and whether `folder` (made where it is missing) is
-/// one that all ranks share.
+/// Collective; takes a few seconds. Rank 0 prints one table: hosts, launcher, threads and cores, whether all
+/// ranks run the same program, clocks, speed of the communicator, and whether all ranks share `folder`
+/// (created if it is missing).
 void doctor_ranks(Communicator& ranks, const std::string& folder);
 
-/// How the processes were started, from the environment: "mpirun (OMPI_COMM_WORLD_SIZE=4)"; "" for a plain
-/// start.
+/// How the processes were started, according to the environment: "mpirun (OMPI_COMM_WORLD_SIZE=4)"; ""
+/// without a launcher.
 std::string launcher_text();
-/// What launchers and Slurm say in this process's environment, as NAME=value words; nothing but known names.
+/// Environment variables of launchers and Slurm as NAME=value words; known names only.
 std::string launcher_variables();
 
 }  // namespace sluice

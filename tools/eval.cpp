@@ -24,7 +24,7 @@ struct EvalOptions {
   int64_t max_tokens = 0;
   bool json = false;
   std::string zeroed = "none";
-  double sink_threshold = -1;  // not given
+  double sink_threshold = -1;  // -1: not given
 };
 
 /// Nothing for `none`.
@@ -72,8 +72,8 @@ void evaluate(const EvalOptions& options) {
   fmt::print("{}  step {}{}\n\n", checkpoint.path, checkpoint.step,
              !zeroing ? ""
              : zeroing->sinks_above
-                 ? fmt::format("  without first values of heads above {:.2f}", *zeroing->sinks_above)
-                 : "  without first values");
+                 ? fmt::format("  first values zeroed for heads above {:.2f}", *zeroing->sinks_above)
+                 : "  first values zeroed");
   fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}\n", "set", "loss", "perplexity", "bits/byte", "tokens");
   for (const SetResult& set : result->sets)
     fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}{}\n", set.name, figure(set.loss, 4), figure(set.perplexity, 3),
@@ -98,28 +98,26 @@ void evaluate(const EvalOptions& options) {
 
 void add_eval_command(Command& app, int&) {
   Command* command = app.add_subcommand(
-      "eval", "loss, perplexity, bits per byte of the validation sets; what the attention does");
+      "eval", "loss, perplexity and bits per byte on the validation sets, and a summary of attention");
   auto options = std::make_shared<EvalOptions>();
   command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
       ->required()
       ->type_name("RUN|CKPT");
   add_set_options(*command, options->sets, options->data);
-  command->add_option("--max-tokens", options->max_tokens, "per set; 0: all of it")->not_negative();
-  command
-      ->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
+  command->add_option("--max-tokens", options->max_tokens, "tokens per set; 0: all")->not_negative();
+  command->add_option("--device", options->device, "auto, cpu or cuda; overrides the run's train.device")
       ->type_name("DEVICE");
   add_tokenizer_option(*command, options->tokenizer);
   command
       ->add_option("--zero-first-value", options->zeroed,
-                   "without the value of every sequence's first token: none, all heads, or sinks: heads of a "
-                   "layer that, over a "
-                   "micro-batch, spend more of their attention on it than --sink-threshold")
+                   "zero the value of every sequence's first token for: none, all heads, or sinks (heads "
+                   "whose mean attention on it over a micro-batch exceeds --sink-threshold)")
       ->type_name("HEADS")
       ->one_of({"none", "all", "sinks"});
   command->add_option("--sink-threshold", options->sink_threshold, "0.75 if not given")
       ->type_name("SHARE")
       ->between(0.0, 1.0);
-  command->add_flag("--json", options->json, "one line of JSON, as in eval.jsonl");
+  command->add_flag("--json", options->json, "print one line of JSON, as in eval.jsonl");
   command->footer(
       "Examples:\n"
       "  sluice eval runs/gated\n"

@@ -21,8 +21,8 @@ struct GenerateOptions {
   bool ignore_end = false;
 };
 
-/// Prints tokens as they come. A token may be part of a character: what decodes differently with the next one
-/// waits.
+/// Prints tokens as they are generated. A token may be part of a character, so text that may change with the
+/// next token is held back.
 class Stream {
  public:
   explicit Stream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
@@ -54,7 +54,7 @@ void generate(const GenerateOptions& options) {
   const TrainedModel trained(find_checkpoint(options.path), 1, options.device, options.tokenizer);
   use_threads(trained.config().train.threads);
   const Tokenizer& tokenizer = trained.tokenizer();
-  // Documents end with this token, so a new one begins after it.
+  // Documents end with this token, so it starts a new one.
   std::vector<int32_t> prompt = tokenizer.encode(options.prompt);
   if (prompt.empty()) prompt = {tokenizer.end_of_document()};
 
@@ -76,24 +76,27 @@ void add_generate_command(Command& app, int&) {
   command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
       ->required()
       ->type_name("RUN|CKPT");
-  command->add_option("-p,--prompt", options->prompt, "text to continue; without, a document is begun")
+  command
+      ->add_option("-p,--prompt", options->prompt, "text to continue; without it, a new document is started")
       ->type_name("TEXT");
-  command->add_option("-n,--tokens", options->new_tokens, "at most this many new tokens (200)")
+  command->add_option("-n,--tokens", options->new_tokens, "maximum number of new tokens (200)")
       ->not_negative();
-  command->add_option("--temperature", options->sampling.temperature, "0: always the most probable token (1)")
+  command
+      ->add_option("--temperature", options->sampling.temperature,
+                   "sampling temperature; 0: always the most probable token (1)")
       ->not_negative();
-  command->add_option("--top-k", options->sampling.top_k, "only the k most probable tokens; 0: all (0)")
+  command
+      ->add_option("--top-k", options->sampling.top_k, "sample from the k most probable tokens; 0: all (0)")
       ->not_negative();
   command
       ->add_option("--top-p", options->sampling.top_p,
-                   "only the most probable tokens that hold this share (1)")
+                   "nucleus sampling: sample from the most probable tokens with this total probability (1)")
       ->between(1e-9, 1.0);
   command->add_option("--seed", options->sampling.seed, "the same seed gives the same text (0)");
-  command
-      ->add_option("--device", options->device, "auto, cpu or cuda, in the place of the run's train.device")
+  command->add_option("--device", options->device, "auto, cpu or cuda; overrides the run's train.device")
       ->type_name("DEVICE");
   add_tokenizer_option(*command, options->tokenizer);
-  command->add_flag("--ignore-end", options->ignore_end, "go on behind the end of a document");
+  command->add_flag("--ignore-end", options->ignore_end, "continue after the end of a document");
   command->footer(
       "Examples:\n"
       "  sluice generate runs/gated -p \"In the beginning\" -n 300 --temperature 0.8\n"

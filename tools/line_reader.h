@@ -1,5 +1,5 @@
 #pragma once
-// Lines of a file or of standard input, gzipped or not, in bounded memory.
+// Reads lines of a file or of standard input, gzipped or not, in bounded memory.
 #include <zlib.h>
 
 #include <string>
@@ -14,13 +14,13 @@ class LineReader {
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
 
-  /// The next line with its end, or, of one longer than `limit` bytes, the next part of so many; false at the
-  /// end of the file.
+  /// Reads the next line including its line end, or, of a line longer than `limit` bytes, the next part of
+  /// that size. Returns false at the end of the file.
   bool next(std::string& line, size_t limit);
-  /// The line that the last part belongs to goes on.
+  /// Whether the line of the last part continues.
   bool within_line() const { return within_line_; }
   const std::string& path() const { return path_; }
-  /// Of the last line, or the one that the last part belongs to; from 1.
+  /// Number of the last line, or of the line of the last part, counted from 1.
   int64_t line_number() const { return line_number_; }
 
  private:

@@ -1,4 +1,5 @@
-// The one program. Every failure ends here: one message, once, and a documented exit code (core/error.h).
+// The program `sluice`. Every failure is reported here, once, and gives a documented exit code
+// (core/error.h).
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -25,13 +26,13 @@ constexpr const char* kHelp =
     "  sluice train CONFIG [key=value...]    train, or resume\n"
     "  sluice plan CONFIG [key=value...]     parameters, FLOPs, memory\n"
     "  sluice config SUBCOMMAND              reference, show, diff\n"
-    "  sluice eval RUN|CKPT                  loss, perplexity, bits per byte, what the attention does\n"
+    "  sluice eval RUN|CKPT                  loss, perplexity, bits per byte, summary of attention\n"
     "  sluice analyze RUN|CKPT -o FOLDER     attention, gates, heads, activations: JSON and NumPy arrays\n"
     "  sluice generate RUN|CKPT -p TEXT      continue a text\n"
     "  sluice tokenize INPUT... -o PREFIX    text to token files\n"
     "  sluice checkpoint SUBCOMMAND          list, verify, compare checkpoints\n"
     "  sluice bench                          speed of operations and of whole steps\n"
-    "  sluice doctor                         what was built in, what this machine offers\n"
+    "  sluice doctor                         features of this build and machine\n"
     "\n"
     "Each has its own help with examples:    sluice train --help (without a command: this text)\n"
     "Every configuration key is explained:   sluice config reference\n"
@@ -41,13 +42,13 @@ constexpr const char* kHelp =
     "78 too many bad steps, 79 ranks hold different bits\n";
 
 int report(const std::string& message, sluice::ExitCode code) {
-  // Warnings on their way come out first.
+  // Pending warnings are printed first.
   std::fflush(stdout);
   fmt::print(stderr, "error: {}\n", message);
   return static_cast<int>(code);
 }
 
-/// CLI11's own wording, less its class names, plus where help is.
+/// CLI11's message without class names, with a reference to the help.
 /// first: the first argument.
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
   std::string command = "sluice";
@@ -66,7 +67,7 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error, con
   return fmt::format("{} (see {} --help)", what, command);
 }
 
-/// The exit code of a command whose result is what it has printed.
+/// The exit code of a command whose result is its output.
 int finish(int exit_code) {
   const char* problem = "";
   if (sluice::flush_standard_output(&problem)) return exit_code;
@@ -85,7 +86,7 @@ void add_help(CLI::App& app) {
 int main(int argc, char** argv) {
   sluice::open_standard_streams();
   sluice::settle_threads(argv);
-  // A full quota and a closed pipe are errors of a call, not deaths.
+  // A full quota and a closed pipe become errors of the call instead of killing the process.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
   spdlog::set_default_logger(
@@ -119,7 +120,7 @@ int main(int argc, char** argv) {
     } else if (app.get_subcommands().empty()) {
       fmt::print(kHelp, SLUICE_VERSION);
     }
-    // A training's results are in its folder, whatever becomes of its console.
+    // The results of training are in its folder, so errors of the console are ignored.
     return app.got_subcommand("train") ? exit_code : finish(exit_code);
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
@@ -128,7 +129,7 @@ int main(int argc, char** argv) {
     return report(usage_message(app, error, argc > 1 ? argv[1] : ""), sluice::ExitCode::usage);
   } catch (const std::exception& exception) {
     const auto* system = dynamic_cast<const std::system_error*>(&exception);
-    // fmt::print's, when the reader of a pipe has seen enough.
+    // Thrown by fmt::print if the reader of a pipe has closed it.
     if (system && system->code().value() == EPIPE) return 0;
     if (system && std::ferror(stdout))
       return report(std::string("standard output: ") + system->what(), sluice::ExitCode::cannot_create);

@@ -1,5 +1,5 @@
-// sluice plan: parameters, FLOPs, memory and length of a training, without training; and what it would cost
-// on many GPUs.
+// sluice plan: parameters, FLOPs, memory and length of a run without training, and its expected cost on many
+// GPUs.
 #include "plan/plan.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -26,8 +26,8 @@ struct Options {
   ScaleAssumptions assumed;
 };
 
-/// Every number of GPUs with every layout. A model with experts shares them by 8, 16 and 32 unless it is said
-/// how.
+/// Every number of GPUs combined with every layout. The default expert-parallel sizes of an MoE model are 8,
+/// 16 and 32.
 std::vector<ScaleRow> scale_rows(const ScaleModel& model, Options& o) {
   if (o.expert.empty())
     o.expert = model.experts > 0 ? std::vector<int64_t>{8, 16, 32} : std::vector<int64_t>{1};
@@ -42,7 +42,7 @@ std::vector<ScaleRow> scale_rows(const ScaleModel& model, Options& o) {
         possible |= rows.back().refused.empty();
         if (reasons.find(rows.back().refused) == std::string::npos) reasons += "\n  " + rows.back().refused;
       }
-  if (!possible) fail(ExitCode::usage, "--gpus: none of these layouts can be{}", reasons);
+  if (!possible) fail(ExitCode::usage, "--gpus: none of these layouts is possible{}", reasons);
   return rows;
 }
 
@@ -51,28 +51,29 @@ void add_scale_options(Command& plan, Options& o) {
   const auto option = [&](const char* name, auto& value, const char* help) {
     return plan.add_option(name, value, help)->group(group);
   };
-  option("--gpus", o.gpus, "numbers of GPUs to expect a step's cost on: 64,128,256")
+  option("--gpus", o.gpus, "numbers of GPUs for which to estimate the cost of a step: 64,128,256")
       ->delimiter(',')
       ->allow_extra_args(false);
-  option("--expert-parallel", o.expert, "GPUs that share the experts (8,16,32; without experts 1)")
+  option("--expert-parallel", o.expert, "expert-parallel sizes (8,16,32; without experts 1)")
       ->delimiter(',')
       ->allow_extra_args(false);
   option("--zero", o.zero, "ZeRO stages, 0 to 3 (1)")->delimiter(',')->allow_extra_args(false);
-  option("--gradient-dtype", o.gradient_dtype, "how gradients travel: bf16 (the default) or f32")
+  option("--gradient-dtype", o.gradient_dtype, "type of gradients in transit: bf16 (the default) or f32")
       ->one_of({"bf16", "f32"});
   ScaleAssumptions& a = o.assumed;
-  option("--peak-tflops", a.peak_tflops, "of a GPU (989: H100, bf16)");
-  option("--gpu-mfu", a.gpu_mfu, "share of it that a GPU reaches alone (0.42)");
-  option("--gpu-memory", a.memory_gib, "GiB of a GPU (79.6)");
+  option("--peak-tflops", a.peak_tflops, "peak TFLOP/s of a GPU (989: H100, bf16)");
+  option("--gpu-mfu", a.gpu_mfu, "fraction of the peak that a single GPU achieves (0.42)");
+  option("--gpu-memory", a.memory_gib, "memory of a GPU in GiB (79.6)");
   option("--gpus-per-node", a.gpus_per_node, "(8)");
-  option("--nvlink", a.nvlink_gb_s, "GB/s of a GPU inside its node, each way, achieved (330)");
-  option("--nic", a.nic_gb_s, "GB/s of a GPU to other nodes, each way, achieved (45)");
-  option("--hop", a.hop_us, "microseconds until an all-to-all flows, per hop (60)");
+  option("--nvlink", a.nvlink_gb_s, "achieved GB/s of a GPU within its node, each way (330)");
+  option("--nic", a.nic_gb_s, "achieved GB/s of a GPU to other nodes, each way (45)");
+  option("--hop", a.hop_us, "start-up latency of an all-to-all in microseconds, per hop (60)");
   option("--hidden-backward", a.hidden_backward,
-         "share of a backward pass beside which gradients are exchanged (0.85)");
+         "fraction of the backward pass that gradient reduction can overlap (0.85)");
   option("--hidden-forward", a.hidden_forward,
-         "share of a forward pass beside which weights are gathered (0.85)");
-  option("--hidden-all-to-all", a.hidden_all_to_all, "share of an all-to-all that hides (0.75)");
+         "fraction of the forward pass that the all-gather of weights can overlap (0.85)");
+  option("--hidden-all-to-all", a.hidden_all_to_all,
+         "fraction of an all-to-all that is hidden behind computation (0.75)");
 }
 
 }  // namespace
@@ -83,7 +84,7 @@ void add_plan_command(Command& app, int&) {
   plan->add_option("CONFIG", options->file, "configuration")->required();
   plan->add_option("key=value", options->overrides, "overrides");
   plan->add_option("--ranks", options->ranks,
-                   "memory of each of so many ranks (mpirun -n); none has to be there");
+                   "plan the memory of each of this many ranks (mpirun -n), which need not exist");
   plan->add_flag("--json", options->json, "machine-readable");
   add_scale_options(*plan, *options);
   plan->footer(
@@ -94,7 +95,7 @@ void add_plan_command(Command& app, int&) {
       "8,16,32");
   plan->callback([options] {
     const Config config = load_config(options->file, options->overrides);
-    use_threads(config.train.threads);  // work memory depends on them
+    use_threads(config.train.threads);  // workspace depends on it
     const Plan result = make_plan(config, options->ranks);
     nlohmann::json json = options->json ? plan_json(result) : nlohmann::json();
     std::string text = options->json ? "" : plan_text(result) + limits_text(result);

@@ -25,7 +25,7 @@ void settle_threads(char** argv) {
   if ((waiting && blas) || readlink("/proc/self/exe", path.data(), path.size() - 1) <= 0) return;
   if (!waiting) setenv("GOMP_SPINCOUNT", "1000", 1);
   if (!blas) setenv("OPENBLAS_NUM_THREADS", "1", 1);
-  execv(path.data(), argv);  // returns only where it cannot
+  execv(path.data(), argv);  // returns only on failure
 }
 
 bool flush_standard_output(const char** problem) {

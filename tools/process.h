@@ -1,21 +1,21 @@
 #pragma once
-// What the program settles with the system before anything else.
+// Set-up of the process before anything else.
 
 namespace sluice {
 
-/// Opens /dev/null for each of standard input, output and error that is closed: otherwise the next file to be
-/// opened would take its number, and messages would go into it.
+/// Opens /dev/null for each of standard input, output and error that is closed. Otherwise the next opened
+/// file would get its descriptor, and messages would be written to that file.
 void open_standard_streams();
 
-/// Settles what the libraries read as they are loaded, before main, by starting the program once more with
-/// two variables, each unless the user has set it. GOMP_SPINCOUNT (or OMP_WAIT_POLICY): threads that wait for
-/// work spin for a short time and then sleep, where libgomp's default spins for milliseconds and takes the
-/// cores from other processes and from the threads that are waited for. OPENBLAS_NUM_THREADS=1: it is called
-/// by our threads and needs none of its own; where they cannot be made (ulimit -v) it hangs at the end.
+/// Sets two variables that libraries read when they are loaded, before main, by executing the program again;
+/// each is set unless the user has done so. GOMP_SPINCOUNT (or OMP_WAIT_POLICY): idle threads spin only
+/// briefly and then sleep, because libgomp's default of several milliseconds takes cores from other processes
+/// and from the threads that are waited for. OPENBLAS_NUM_THREADS=1: OpenBLAS is called from Sluice's threads
+/// and needs no threads of its own; if it cannot start them (ulimit -v), it hangs at exit.
 void settle_threads(char** argv);
 
-/// Writes out what is left for standard output. False with a message where that, or a write before, has
-/// failed; a pipe that is read no more is no failure.
+/// Flushes standard output. Returns false with a message if this or an earlier write has failed; a closed
+/// pipe is not a failure.
 bool flush_standard_output(const char** problem);
 
 }  // namespace sluice

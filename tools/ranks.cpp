@@ -15,13 +15,14 @@
 namespace sluice {
 namespace {
 
-/// make_world; where it cannot be made all find the same, and cannot speak to each other: the first says it.
+/// make_world. If it fails, all processes find the same problem and cannot communicate: the first one reports
+/// it.
 std::unique_ptr<Communicator> world_or_exit(double limit_seconds) {
   try {
     return make_world(limit_seconds);
   } catch (const Error& error) {
     if (launcher_size().rank == 0) throw;
-    std::this_thread::sleep_for(std::chrono::seconds(1));  // who ends first may end the others
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // the first to end may end the others
     std::exit(static_cast<int>(error.code()));
   }
 }
@@ -38,12 +39,12 @@ void run_as_rank(const std::function<void(Communicator& world)>& body, double li
     if (world->size() == 1) throw;
     const Error error = caught_error();
     before_abort();
-    // What all find together rank 0 says, and takes the others with it; what one finds alone, it says when
-    // nobody has ended it.
+    // Rank 0 reports errors common to all ranks and ends the others; an error on a single rank is reported by
+    // that rank unless it was ended.
     if (world->rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(4));
     const std::string text = error.what();
     spdlog::error("{}{}", text.starts_with("rank") ? "" : fmt::format("rank {}: ", world->rank()),
-                  text);  // some name ranks themselves
+                  text);  // some messages already name ranks
     world->abort(error.code());
   }
 }

@@ -1,5 +1,5 @@
 #pragma once
-// A command as one of the processes that a launcher started.
+// Runs a command as one of the processes started by a launcher.
 #include <functional>
 
 #include "comm/communicator.h"
@@ -7,9 +7,9 @@
 
 namespace sluice {
 
-/// Finds the others, takes this rank's GPU, and runs body. What it throws main tells, where there is one
-/// rank; with several, the one who found it tells, and ends all of them with its exit code. before_abort:
-/// called before that. limit_seconds: how long the ranks may take to find each other; 0: for ever.
+/// Creates the world, selects this rank's GPU, and runs body. With a single rank, main reports an exception
+/// of body; with several, the rank where it occurred reports it and ends all ranks with its exit code.
+/// before_abort: called before that. limit_seconds: how long the creation of the world may take; 0: no limit.
 void run_as_rank(
     const std::function<void(Communicator& world)>& body,
     double limit_seconds = ParallelConfig().timeout_seconds,

@@ -32,12 +32,12 @@ struct TokenizeOptions {
 
 constexpr std::string_view kSeparator = "<|endoftext|>";
 
-// Of text whose tokens need nothing around them, and of a line of text: so much at a time.
+// Size of the parts in which text is encoded (if the tokenizer allows parts) and in which lines are read.
 constexpr size_t kPart = size_t{1} << 20;
 
-/// A document on its way: as read, then its text, then its tokens.
+/// A document in process: its raw line, then its text, then its tokens.
 struct Document {
-  std::string text;   // stays where it is encoded in parts, when it is written
+  std::string text;   // kept if the document is encoded in parts while it is written
   std::string where;  // file:line, for JSONL
   int64_t text_bytes = 0, lost_bytes = 0;
   std::vector<int32_t> tokens;
@@ -67,7 +67,7 @@ class Run {
     flush();
     const double seconds = elapsed();
     if (train_.info.documents == 0) {
-      fail(ExitCode::data, "there is no document{} in the input", validation_ ? " for training" : "");
+      fail(ExitCode::data, "the input contains no document{}", validation_ ? " for training" : "");
     }
     if (validation_ && validation_->info.documents == 0) {
       fail(ExitCode::data, "{} documents are too few to hold out one in {}", train_.info.documents,
@@ -122,7 +122,7 @@ class Run {
     }
   }
 
-  /// Where tokens need nothing around them, a long document is written while it is read.
+  /// If the tokenizer can encode in parts, a long document is written while it is read.
   void read_text(LineReader& reader) {
     std::string line, text;
     int64_t begin = 1;
@@ -153,14 +153,14 @@ class Run {
         text.clear();
       } else if (text.size() > most_bytes()) {
         refuse_size(fmt::format("{}:{}", reader.path(), begin), "document that begins here",
-                    "; lines that hold <|endoftext|> separate the documents of a text file");
+                    "; lines with <|endoftext|> separate the documents of a text file");
       }
     }
     end();
   }
 
-  /// Of a document that is held in memory as a whole. SentencePiece's encoders take up to 200 bytes for each
-  /// byte of text.
+  /// Limit for documents that are held in memory as a whole. SentencePiece's encoders need up to 200 bytes
+  /// per byte of text.
   int64_t most_mb() const {
     if (options_.max_document_mb > 0) return options_.max_document_mb;
     return tokenizer_.encodes_in_parts() ? 64 : 8;
@@ -169,14 +169,15 @@ class Run {
 
   [[noreturn]] void refuse_size(const std::string& where, const char* what, const char* remedy) const {
     fail(ExitCode::data,
-         "{}: the {} has more than {} MiB, and is held in memory as a whole{}; --max-document-mb raises the "
+         "{}: the {} has more than {} MiB and would be held in memory as a whole{}; --max-document-mb raises "
+         "the "
          "limit",
          where, what, most_mb(), remedy);
   }
 
   bool is_jsonl(std::string name) const {
     if (name.ends_with(".zst")) {
-      fail(ExitCode::usage, "{}: zstd is not read here: zstd -dc {} | sluice tokenize - ...", name, name);
+      fail(ExitCode::usage, "{}: zstd is not supported; use zstd -dc {} | sluice tokenize - ...", name, name);
     }
     if (options_.format != "auto") return options_.format == "jsonl";
     if (name.ends_with(".gz")) name.resize(name.size() - 3);
@@ -212,20 +213,20 @@ class Run {
     if (!object.is_object()) fail(ExitCode::data, "{}: not a JSON object in UTF-8", document.where);
     const auto found = object.find(options_.key);
     if (found == object.end() || !found->is_string()) {
-      fail(ExitCode::data, "{}: has no text under the key \"{}\" (--key names another)", document.where,
+      fail(ExitCode::data, "{}: has no text under the key \"{}\" (--key selects another)", document.where,
            options_.key);
     }
     return std::move(found->get_ref<std::string&>());
   }
 
-  /// Encodes what is pending on all threads, and writes it in order.
+  /// Encodes the pending documents on all threads and writes them in order.
   void flush() {
     parallel_for(static_cast<int64_t>(pending_.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         Document& document = pending_[static_cast<size_t>(i)];
         try {
           encode(document);
-        } catch (...) {  // nothing may leave a thread; thrown again below, in the order of the documents
+        } catch (...) {  // exceptions must not leave a thread; rethrown below, in the order of the documents
           document.error = std::current_exception();
         }
       }
@@ -250,7 +251,7 @@ class Run {
     progress(false);
   }
 
-  /// Where the next document goes.
+  /// The writer of the next document.
   Output& next_output() {
     ++documents_;
     Output& output = validation_ && documents_ % options_.validation_every == 0 ? *validation_ : train_;
@@ -274,9 +275,9 @@ class Run {
     loss.add(output.info);
     if (loss.lost_bytes == 0) return;
     spdlog::warn(
-        "{}: {} ({} of {}): {} has {}. No model trained on these tokens can give them back; bits per byte "
-        "are counted over all "
-        "that was read. Line breaks, indentation and every character are kept by a SentencePiece model "
+        "{}: {} ({} of {}): {} has {}. No model trained on these tokens can reproduce them; bits per byte "
+        "count all bytes that were read. Line breaks, indentation and every character are kept by a "
+        "SentencePiece model "
         "trained with "
         "--normalization_rule_name=identity --remove_extra_whitespaces=false --byte_fallback=true.",
         output.prefix, loss.describe(), loss.lost_bytes, loss.text_bytes, tokenizer_.name(),
@@ -310,13 +311,12 @@ class Run {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// Token files are not replaced unasked: a second call with other options would put other documents into a
-/// training's data, or held-out documents back into it.
+/// Existing token files are replaced only with --force: a second call with other options would put other
+/// documents, or held-out documents, into the training data.
 void check_outputs(const TokenizeOptions& options) {
   const auto normal = [](const std::string& prefix) { return std::filesystem::weakly_canonical(prefix); };
   if (!options.validation_output.empty() && normal(options.output) == normal(options.validation_output))
-    fail(ExitCode::usage,
-         "-o and --validation-prefix are both {}: held-out documents need files of their own",
+    fail(ExitCode::usage, "-o and --validation-prefix are both {}: held-out documents need separate files",
          options.output);
   if (options.force) return;
   for (const std::string& prefix : {options.output, options.validation_output})
@@ -333,7 +333,7 @@ void tokenize(const TokenizeOptions& options) {
     fail(ExitCode::usage, "--validation-prefix and --validation-every (2 or more) go together");
   }
   if (options.format != "auto" && options.format != "text" && options.format != "jsonl") {
-    fail(ExitCode::usage, "--format {}: known are auto, text and jsonl", options.format);
+    fail(ExitCode::usage, "--format {}: must be auto, text or jsonl", options.format);
   }
   const TokenizerConfig config = tokenizer_config(options.tokenizer);
   const auto tokenizer = make_tokenizer(config);
@@ -348,7 +348,8 @@ void tokenize(const TokenizeOptions& options) {
 void add_tokenize_command(Command& app, int&) {
   Command* command = app.add_subcommand("tokenize", "text to token files (Megatron .bin/.idx)");
   auto options = std::make_shared<TokenizeOptions>();
-  command->add_option("input", options->inputs, "text or JSONL files, also gzipped; - is standard input")
+  command
+      ->add_option("input", options->inputs, "text or JSONL files, optionally gzipped; - is standard input")
       ->required()
       ->type_name("INPUT");
   command->add_option("-o,--output", options->output, "writes PREFIX.bin, PREFIX.idx and PREFIX.json")
@@ -362,21 +363,22 @@ void add_tokenize_command(Command& app, int&) {
       ->type_name("FORMAT");
   command->add_option("--key", options->key, "JSONL: the key of the text (default: text)")->type_name("NAME");
   command
-      ->add_option("--validation-prefix", options->validation_output, "where every Nth document goes instead")
+      ->add_option("--validation-prefix", options->validation_output,
+                   "prefix of the token files for every Nth document, which is held out")
       ->type_name("PREFIX");
   command->add_option("--validation-every", options->validation_every, "N (2 or more)")->type_name("N");
-  command->add_flag("--force", options->force, "replace token files that exist");
+  command->add_flag("--force", options->force, "replace existing token files");
   command
-      ->add_option("--max-document-mb", options->max_document_mb,
-                   "most MiB of a document that is held in memory as a whole: a line of JSONL (64), any with "
-                   "a SentencePiece model, whose "
-                   "encoder takes up to 200 times as much (8)")
+      ->add_option(
+          "--max-document-mb", options->max_document_mb,
+          "largest document in MiB that is held in memory as a whole: a line of JSONL (64), or any document "
+          "with a SentencePiece model, whose encoder needs up to 200 times as much memory (8)")
       ->between(1, 1e6)
       ->type_name("MIB");
   command->footer(
-      "A text file is one document, or several separated by lines that hold <|endoftext|>. An "
-      "end-of-document token\n"
-      "follows each. Empty documents are passed over.\n\n"
+      "A text file is one document, or several separated by lines with <|endoftext|>. An end-of-document "
+      "token\n"
+      "follows each. Empty documents are skipped.\n\n"
       "Examples:\n"
       "  sluice tokenize book.txt -o data/book\n"
       "  sluice tokenize web-*.jsonl.gz -o data/web --tokenizer english.model\n"

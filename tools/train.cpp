@@ -9,8 +9,8 @@
 namespace sluice {
 namespace {
 
-/// How long ranks wait for each other before training has begun. What is wrong with a configuration is said
-/// when they have met.
+/// How long ranks wait for each other before training starts. Problems of the configuration are reported
+/// after that.
 double start_limit(const RunOptions& options) {
   try {
     return load_config(options.config_path, options.overrides).parallel.timeout_seconds;
@@ -23,17 +23,19 @@ double start_limit(const RunOptions& options) {
 
 void add_train_command(Command& app, int& exit_code) {
   Command* command =
-      app.add_subcommand("train", "train, or resume from the run folder's newest valid checkpoint");
+      app.add_subcommand("train", "train, or resume from the newest valid checkpoint of the run folder");
   auto options = std::make_shared<RunOptions>();
   auto run_dir = std::make_shared<std::string>();
   command->add_option("config", options->config_path, "configuration file")->required()->type_name("CONFIG");
-  command->add_option("overrides", options->overrides, "any key of the configuration")
+  command->add_option("overrides", options->overrides, "override of a configuration key")
       ->type_name("key=value");
-  command->add_option("--run-dir", *run_dir, "where the run is kept (as run_dir=)")->type_name("FOLDER");
-  command->add_flag("--fresh", options->fresh, "refuse to resume: an error when the folder holds a training");
+  command->add_option("--run-dir", *run_dir, "run folder (same as run_dir=)")->type_name("FOLDER");
+  command->add_flag("--fresh", options->fresh,
+                    "do not resume: an error if the folder already contains a run");
   command
-      ->add_option("--allow-change", options->allow_change,
-                   "a key that may differ from the checkpoint's (lr, schedule, steps...); repeatable")
+      ->add_option(
+          "--allow-change", options->allow_change,
+          "key that may differ from the checkpoint's configuration (lr, schedule, steps...); repeatable")
       ->type_name("KEY")
       ->allow_extra_args(false);
   command->footer(
@@ -48,8 +50,7 @@ void add_train_command(Command& app, int& exit_code) {
     options->command_line = app.program() + " train " + options->config_path;
     for (const std::string& text : options->overrides) options->command_line += " '" + text + "'";
     for (const std::string& key : options->allow_change) options->command_line += " --allow-change " + key;
-    std::optional<StopSignals> signals(
-        std::in_place);  // before the ranks find each other, which takes a while
+    std::optional<StopSignals> signals(std::in_place);  // before the world is created, which takes a while
     options->signals = &*signals;
     run_as_rank(
         [&](Communicator& world) {
@@ -57,7 +58,7 @@ void add_train_command(Command& app, int& exit_code) {
           exit_code = static_cast<int>(run_training(*options));
         },
         start_limit(*options),
-        /*before_abort=*/[&] { signals.reset(); });  // what ends us now need not be polite
+        /*before_abort=*/[&] { signals.reset(); });  // later signals end the process immediately
   });
 }
 

@@ -10,10 +10,10 @@
 namespace sluice {
 
 void add_set_options(Command& command, std::vector<std::string>& names, std::vector<std::string>& data) {
-  command.add_option("--set", names, "only this validation set; repeatable")
+  command.add_option("--set", names, "use only this validation set; repeatable")
       ->type_name("NAME")
       ->allow_extra_args(false);
-  command.add_option("--data", data, "other token files than the configuration's; repeatable")
+  command.add_option("--data", data, "token files to use instead of the configuration's; repeatable")
       ->type_name("NAME=PREFIX")
       ->allow_extra_args(false);
 }

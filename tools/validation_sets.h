@@ -1,5 +1,5 @@
 #pragma once
-// The validation sets that a command reads.
+// The validation sets of a command.
 #include <string>
 #include <vector>
 
@@ -8,15 +8,15 @@
 
 namespace sluice {
 
-/// --set, into names, and --data.
+/// Adds the options --set (into names) and --data.
 void add_set_options(Command& command, std::vector<std::string>& names, std::vector<std::string>& data);
 
-/// Those of `data`, "NAME=PREFIX" each, else the configuration's; of these the ones whose name is in `names`,
-/// else all. Error(usage) for a malformed one, an unknown name, or none left.
+/// The sets in `data` ("NAME=PREFIX" each), else those of the configuration, restricted to `names` if it is
+/// not empty. Error(usage) for a malformed entry, an unknown name, or an empty result.
 std::vector<DataSource> chosen_sets(const std::vector<std::string>& data,
                                     const std::vector<std::string>& names, const Config& config);
 
-/// --tokenizer, for a checkpoint whose own copy or configured file is not to be used.
+/// Adds the option --tokenizer, which replaces the checkpoint's copy or configured file.
 void add_tokenizer_option(Command& command, std::string& tokenizer);
 
 }  // namespace sluice

@@ -40,7 +40,7 @@ TEST_CASE("doctor under mpirun measures what the ranks see, and tells it once", 
   CHECK_THAT(outcome.out, Contains("ranks 0-1, 2 threads, "));
   CHECK_THAT(outcome.out, Contains("program") && Contains(" on all"));
   CHECK_THAT(outcome.out, Contains("clocks") && Contains("of rank 0's"));
-  CHECK_THAT(outcome.out, Contains(runs + ": shared: all ranks see what rank 0 writes"));
+  CHECK_THAT(outcome.out, Contains(runs + ": shared: all ranks see files written by rank 0"));
   CHECK(io::list_directory(runs).empty());           // nothing is left behind
   const int times = cuda_devices().empty() ? 2 : 4;  // from GPU to GPU once more
   CHECK(count(outcome.out, "64 KiB") == times);
@@ -61,7 +61,7 @@ TEST_CASE("doctor names ranks that do not share the folder, and those bound to o
           .c_str());
   INFO(io::read_file(out));
   REQUIRE(code == 0);
-  CHECK_THAT(io::read_file(out), Contains("warning: ranks 1 do not see what rank 0 writes"));
+  CHECK_THAT(io::read_file(out), Contains("warning: ranks 1 do not see files written by rank 0"));
   CHECK_THAT(io::read_file(out),
              Contains("warning: ranks are bound to the same core (mpirun --bind-to none)"));
 }

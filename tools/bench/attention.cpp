@@ -1,5 +1,6 @@
-// Attention of the house against cuDNN's, in turns: with no gate, with a headwise and with an elementwise one
-// (fused where the kernel can, after cuDNN by a kernel of its own). TFLOP/s count the causal half.
+// Sluice's attention kernels compared with cuDNN's, in alternation: without a gate, with a headwise and with
+// an elementwise gate (fused if the kernel supports it; after cuDNN by a separate kernel). TFLOP/s count the
+// causal half.
 #include "ops/attention.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -12,7 +13,7 @@
 namespace sluice::bench {
 namespace {
 
-constexpr int kTurns = 3;  // sets of buffers: together beyond an L2 of 60 MB
+constexpr int kTurns = 3;  // sets of buffers; together larger than an L2 cache of 60 MB
 using Rotating = std::array<Tensor, kTurns>;
 const Tensor& of(const Rotating& r, int turn) { return r[static_cast<size_t>(turn % kTurns)]; }
 
@@ -73,7 +74,8 @@ std::vector<Candidate> candidates(Inputs& in, const Shape& s, const std::string&
         gated_attention_forward(ctx, of(y, i), of(o, i), of(lse, i), {}, of(q, i), of(k, i), of(v, i), first,
                                 scale, output(i), kernel);
     };
-    // The statistics of every set belong to its queries before a backward is timed.
+    // Forward is run on every set of buffers before backward is timed, so that its statistics match its
+    // queries.
     const auto backward = [=, &ctx](int i) {
       if (i < kTurns) forward(i);
       if (gate == "none")
@@ -106,7 +108,7 @@ nlohmann::json measure_attention(const RaceOptions& options) {
     for (const char* gate : {"none", "headwise", "elementwise"})
       for (const nlohmann::json& row : race(options, [&](Inputs& in) { return candidates(in, s, gate); }))
         rows.push_back(row);
-  // Against cuDNN with the same gate, in the same turns.
+  // Relative to cuDNN with the same gate, in the same turns.
   for (nlohmann::json& row : rows)
     for (const nlohmann::json& other : rows) {
       const auto same = [&](const char* key) { return row[key] == other[key]; };

@@ -54,8 +54,8 @@ std::string number(const json& row, const char* key, const char* format) {
   return row.contains(key) ? fmt::format(fmt::runtime(format), row[key].get<double>()) : "";
 }
 
-/// A CPU's share is of its FMA peak, measured between the steps; a GPU's of 989 TFLOP/s (H100 and H200, dense
-/// bf16).
+/// Utilisation is relative to the FMA peak measured between the steps on a CPU, and to 989 TFLOP/s on a GPU
+/// (H100 and H200, dense bf16).
 void print_step(const json& row) {
   fmt::print(
       "{:<18}{:<6}{:>9.1f} ms{:>10.0f} tokens/s{:>9.1f} GFLOP/s{:>7.1f} % of {}   ({:.1f} M parameters)\n",
@@ -70,7 +70,7 @@ void print_step(const json& row) {
                  e["ms"].get<double>(), e["percent"].get<double>(), e["calls"].get<double>());
 }
 
-/// Rows of a race: what, median, rate, and how it stands to a plain copy, to cuDNN or to a dense layer.
+/// Rows of a race: name, median, rate, and the ratio to a plain copy, to cuDNN or to a dense layer.
 void print_race(const char* part, const json& rows) {
   fmt::print("{}\n", part);
   for (const json& row : rows) {
@@ -93,8 +93,8 @@ void print_race(const char* part, const json& rows) {
 
 void print_ranks(const json& rows) {
   fmt::print(
-      "ranks: median (least to most), milliseconds: of the first and the second, of the link and a step, of "
-      "the stall and a step\n");
+      "ranks: median (smallest to largest), then milliseconds: of both variants, of link and step, or of "
+      "stall and step\n");
   for (const json& row : rows)
     fmt::print("  {:<56}{:>7.3f}  ({:.3f} to {:.3f}){:>10.1f} ms{:>10.1f} ms\n",
                row["what"].get<std::string>(), row["median"].get<double>(), row["least"].get<double>(),
@@ -204,7 +204,8 @@ void run(BenchOptions options) {
   result["other_processes_cores"] = others;
   if (others > 0.05 && !gpu)
     fmt::print(
-        "\nnote: other processes used {:.2f} cores meanwhile; these figures are lower than the machine's "
+        "\nnote: other processes used {:.2f} cores during the measurement; these figures are lower than the "
+        "machine's "
         "best\n",
         others);
   if (!options.json_file.empty()) io::write_file_atomic(options.json_file, result.dump(2) + "\n");
@@ -218,29 +219,30 @@ void add_bench_command(Command& app, int&) {
   auto options = std::make_shared<BenchOptions>();
   command
       ->add_option("part,--part", options->parts,
-                   "of a CPU: peak, ops, moe, step, and, when named, ranks; of a GPU: kernels, matmul, "
-                   "attention, moe, step; all by default")
+                   "measurements; CPU: peak, ops, moe, step, and ranks (only if named); GPU: kernels, "
+                   "matmul, attention, moe, step; default: all")
       ->delimiter(',')
       ->one_of({"peak", "ops", "kernels", "matmul", "attention", "moe", "ranks", "step"});
   command->add_option("--device", options->device, "auto, cpu or cuda")->one_of({"auto", "cpu", "cuda"});
   command
-      ->add_option("--size", options->size,
-                   "of kernels, matmul, attention and moe: full, as in a model of that device, or tiny")
+      ->add_option(
+          "--size", options->size,
+          "sizes in kernels, matmul, attention and moe: full (typical of models on that device) or tiny")
       ->one_of({"full", "tiny"});
-  command->add_option("--model", options->models, "models to train a few steps of")
+  command->add_option("--model", options->models, "models of which to train a few steps")
       ->delimiter(',')
       ->one_of(bench::model_names());
-  command->add_option("--precision", options->precisions, "f32, bf16; both by default, on a GPU bf16")
+  command->add_option("--precision", options->precisions, "f32, bf16; default: both on a CPU, bf16 on a GPU")
       ->delimiter(',')
       ->one_of({"f32", "bf16"});
-  command->add_option("--threads", options->threads, "threads; 0: as OMP_NUM_THREADS says")->not_negative();
+  command->add_option("--threads", options->threads, "threads; 0: the value of OMP_NUM_THREADS")
+      ->not_negative();
   command
       ->add_option("--seconds", options->seconds,
-                   "time for each measurement; 0: 0.1 per op, 5 per model; on a GPU 2 to warm up")
+                   "seconds per measurement; 0: 0.1 per op, 5 per model, and 2 of warm-up on a GPU")
       ->not_negative();
-  command->add_flag("--profile", options->profile, "where a step's time goes, op by op");
-  command->add_option("--json", options->json_file, "also write every number to this file")
-      ->type_name("FILE");
+  command->add_flag("--profile", options->profile, "print the time of a step per op");
+  command->add_option("--json", options->json_file, "also write all results to this file")->type_name("FILE");
   command->footer(
       "Examples:\n  sluice bench\n  sluice bench --part step --model qwen,qwen-headwise --precision f32 "
       "--profile\n"

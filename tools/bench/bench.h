@@ -16,8 +16,8 @@ inline double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Seconds per call of f: the least over rounds of `seconds` in all, at least three; one call before them
-/// warms up.
+/// Seconds per call of f: the minimum over at least three rounds, which take `seconds` in total, after one
+/// warm-up call.
 template <class F>
 double best_time(double seconds, F&& f) {
   f();
@@ -39,19 +39,19 @@ struct Peak {
 double fma_peak(int threads, double seconds);
 Peak measure_peak(double seconds);
 
-/// Every op of a training step at the shapes of models that this kind of machine trains; one JSON object per
+/// Every op of a training step, at the shapes of models typical of this kind of machine; one JSON object per
 /// row.
 nlohmann::json measure_ops(DType dtype, double fma_peak_gflops, double seconds);
 
-/// At the sizes of a GPU (or tiny); rows of race().
+/// At GPU sizes (or tiny); rows of race().
 nlohmann::json measure_kernels(const RaceOptions& options);
 nlohmann::json measure_matmul(const RaceOptions& options);
 nlohmann::json measure_attention(const RaceOptions& options);
-/// A layer of experts against a dense feed-forward network of the same active width, forward and backward;
-/// rows of race(), those of experts with `of_dense`: their time by the dense network's.
+/// An MoE layer compared with a dense feed-forward network of the same active width, forward and backward.
+/// Rows of race(); those of the MoE layer have `of_dense`, their time divided by that of the dense network.
 nlohmann::json measure_moe(const RaceOptions& options, const std::vector<DType>& types);
-/// Ranks as threads of this process, of a small dense model: ratios of step times, the hidden share of a slow
-/// exchange, and what a watchdog and saves cost.
+/// A small dense model with ranks as threads of this process: ratios of step times, the hidden fraction of a
+/// slow exchange, and the cost of the watchdog and of saves.
 nlohmann::json measure_ranks(const RaceOptions& options);
 
 /// Names for measure_step.

@@ -1,5 +1,5 @@
-// The ops that memory bounds, at the shapes of a 1.7B model (16,384 tokens, 2048 wide, 16/8 heads of 128, FFN
-// 6144), as bytes that must move per second beside those of a plain copy, which is taken before and after.
+// The memory-bound ops at the shapes of a 1.7B model (16,384 tokens, hidden size 2048, 16/8 heads of 128, FFN
+// 6144): bytes that must move per second, compared with a plain copy measured before and after.
 #include <array>
 
 #include "bench/bench.h"
@@ -16,7 +16,7 @@
 namespace sluice::bench {
 namespace {
 
-constexpr int kTurns = 3;  // sets of buffers, each beyond an L2 of 60 MB at full size
+constexpr int kTurns = 3;  // sets of buffers, each larger than an L2 cache of 60 MB at full size
 using Rotating = std::array<Tensor, kTurns>;
 
 struct Sizes {
@@ -39,7 +39,7 @@ class Kernels {
     const Tensor weight = in_.normal(DType::bf16, {s_.width}), dweight = in_.zeros(DType::f32, {s_.width});
     const Tensor rstd = in_.zeros(DType::f32, {s_.tokens});
     Context& ctx = in_.ctx;
-    rmsnorm_forward(ctx, y[0], rstd, x[0], weight, 1e-6);  // rstd for the backward
+    rmsnorm_forward(ctx, y[0], rstd, x[0], weight, 1e-6);  // rstd is needed by backward
     return {{"add_forward", [=, &ctx](int i) { add_forward(ctx, of(z, i), of(x, i), of(y, i)); }, 0, 3 * row},
             {"rmsnorm_forward",
              [=, &ctx](int i) { rmsnorm_forward(ctx, of(y, i), rstd, of(x, i), weight, 1e-6); }, 0, 2 * row},

@@ -1,4 +1,5 @@
-// The products of a 1.7B model, forward and both backward, and its head with cross-entropy.
+// The matrix products of a 1.7B model, forward and both backward products, and its output head with
+// cross-entropy.
 #include <spdlog/fmt/fmt.h>
 
 #include <array>

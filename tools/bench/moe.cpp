@@ -1,5 +1,5 @@
-// Experts against a dense feed-forward network of the same active width: what routing, sorting and products
-// cut into groups cost beyond the arithmetic.
+// An MoE layer compared with a dense feed-forward network of the same active width: the cost of routing,
+// permutation and grouped products in addition to the arithmetic.
 #include "nn/moe.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -17,7 +17,7 @@ struct Shape {
   int64_t tokens, hidden, experts, per_token, width;
 };
 
-/// A layer with its parameters and what it keeps for backward; x and dy are normal.
+/// A layer with its parameters and saved tensors; x and dy are normally distributed.
 struct Dense {
   ParamStore store;
   Mlp layer;
@@ -39,7 +39,7 @@ struct Experts {
   }
 };
 
-/// Owns the layers that candidates call.
+/// Owns the layers used by the candidates.
 struct Layers {
   std::deque<Dense> dense;
   std::deque<Experts> experts;

@@ -151,7 +151,8 @@ class OpBench {
   }
 
  private:
-  /// The tensors of one measurement. Values are drawn from a short table: random enough to draw real power.
+  /// The tensors of one measurement. Values come from a short random table, which is random enough for
+  /// realistic power consumption.
   struct Memory {
     explicit Memory(const OpBench& bench) : ctx(kScratch), arena("bench", kArena), dtype(bench.dtype_) {}
     Tensor zeros(DType type, std::initializer_list<int64_t> dims) { return arena.alloc("t", type, dims); }
@@ -178,7 +179,7 @@ class OpBench {
       return t;
     }
     static constexpr int64_t kScratch = int64_t{1} << 30,
-                             kArena = int64_t{2} << 30;  // pages are taken when touched
+                             kArena = int64_t{2} << 30;  // pages are allocated when touched
     Context ctx;
     Arena arena;
     DType dtype;

@@ -1,4 +1,4 @@
-// What the machine can do at best: the denominators of every other number.
+// Peak speed of the machine, to which the other results are compared.
 #include <cstring>
 
 #include "bench/bench.h"
@@ -13,7 +13,7 @@
 namespace sluice::bench {
 namespace {
 
-constexpr int kChains = 24;  // more than latency x units on every core since 2013; 24 + 2 of 32 registers
+constexpr int kChains = 24;  // exceeds latency x units on every core since 2013; uses 24 + 2 of 32 registers
 constexpr int64_t kRounds = 100'000;
 
 /// Each runs kRounds x kChains vector FMAs and returns a value that depends on all of them.
@@ -48,7 +48,7 @@ __attribute__((target("avx2,fma"))) float chains_avx2() {
   return out[0];
 }
 #endif
-/// Vectors of four, multiply and add: what every target has.
+/// Vectors of four with multiply and add, which every target supports.
 float chains_baseline() {
   constexpr int kHalf = kChains / 2;
   using Vector = float __attribute__((vector_size(16)));
@@ -97,7 +97,7 @@ Peak measure_peak(double seconds) {
   p.fma_one_thread = fma_peak(1, seconds);
   p.fma = fma_peak(num_threads(), seconds);
 
-  constexpr int64_t kFloats = int64_t{64} << 20;  // 256 MiB each: beyond every cache
+  constexpr int64_t kFloats = int64_t{64} << 20;  // 256 MiB each: larger than any cache
   Arena arena("bandwidth", 3 * kFloats * 4);
   float* a = arena.alloc("a", DType::f32, {kFloats}).as<float>();
   float* b = arena.alloc("b", DType::f32, {kFloats}).as<float>();

@@ -12,7 +12,7 @@
 namespace sluice::bench {
 namespace {
 
-constexpr int64_t kBlock = 1 << 18;  // elements that are drawn; larger tensors repeat them
+constexpr int64_t kBlock = 1 << 18;  // number of random elements; larger tensors repeat them
 
 /// Fills a tensor from blocks of kBlock elements.
 template <class T, class F>
@@ -32,7 +32,8 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-/// Calls per sample, so that a sample lasts about a millisecond: events resolve half a microsecond.
+/// Calls per sample, chosen so that a sample takes about a millisecond, because events resolve half a
+/// microsecond.
 int calls_per_sample(double seconds_per_call) {
   return static_cast<int>(std::clamp(1e-3 / std::max(seconds_per_call, 1e-9), 1.0, 20.0));
 }
@@ -43,7 +44,7 @@ struct Runner {
   int calls = 1, turn = 0;
   std::vector<double> seconds;  // per call
 
-  /// Whether the candidate answers at all.
+  /// Whether the candidate runs at all.
   template <class F>
   void attempt(F&& f) {
     if (!refused.empty()) return;
@@ -128,7 +129,7 @@ nlohmann::json race(const RaceOptions& options, const std::function<std::vector<
         watch.stop();
         r.seconds.push_back(watch.seconds() / r.calls);
       });
-  synchronize(ctx);  // tells what kernels reported
+  synchronize(ctx);  // throws errors that kernels reported
 
   nlohmann::json rows = nlohmann::json::array();
   for (const Runner& r : runners) {

@@ -1,6 +1,6 @@
-// Several ranks against one: what sharing a step costs, what an exact sum, a watchdog and saves cost, and how
-// much of the exchange is hidden behind the computation. Ranks are threads of this process, so that only the
-// work itself is measured.
+// Several ranks compared with one: the cost of data parallelism, of exact sums, of the watchdog and of saves,
+// and the fraction of communication hidden behind computation. Ranks are threads of this process, so that
+// only the work itself is measured.
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ struct Layout {
   GradientDtype wire = GradientDtype::f32;
 };
 
-/// A folder that is gone afterwards.
+/// A temporary folder.
 struct Folder {
   std::string path =
       (std::filesystem::temp_directory_path() / fmt::format("sluice_bench_{}", ::getpid())).string();
@@ -74,15 +74,15 @@ Config with(Config config, const Layout& layout) {
   return config;
 }
 
-/// One rank's training.
+/// The training state of one rank.
 struct Training {
-  Communicator& ranks;  // what the trainer was given
+  Communicator& ranks;  // as passed to the trainer
   Trainer& trainer;
   bool leads() const { return ranks.rank() == 0; }
   void barrier() const { trainer.ranks().barrier(); }
 };
 
-/// A training of two warm steps, and then whatever `body` does with it, on every rank.
+/// On every rank: creates a trainer, runs two warm-up steps, then `body`.
 void train(const Config& base, const Layout& layout, const std::function<void(const Training&)>& body,
            SlowLink* link = nullptr) {
   const Config config = with(base, layout);
@@ -99,7 +99,7 @@ void train(const Config& base, const Layout& layout, const std::function<void(co
                    {.link = link});
 }
 
-/// Seconds from all ranks' beginning to all ranks' end.
+/// Seconds between the common start and the common end of all ranks.
 double timed_step(const Training& t) {
   t.barrier();
   const double start = now();
@@ -129,10 +129,10 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Steps of one training in pairs, without something and with it, so that what else the machine does falls on
-/// both.
+/// Pairs of steps of one run, without and with a feature, so that other load on the machine affects both.
 struct Pairs {
-  double off = 0, more = 0;  // seconds of a step without, and what it takes more with it: medians
+  double off = 0,
+         more = 0;  // medians: seconds of a step without the feature, and the additional seconds with it
 };
 Pairs alternate(const Training& t, int pairs, const std::function<void(bool on)>& change) {
   std::vector<double> off, more;
@@ -182,8 +182,8 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
   for (const int64_t stage : {1, 2, 3})
     compare(fmt::format("ZeRO 0 / ZeRO {}, 2 ranks", stage), two, {2, 1, stage});
 
-  // One micro-batch a rank, and a link that takes three tenths of the step for its gradients, where the
-  // backward pass, beside which they travel, is two thirds.
+  // One micro-batch per rank, and a link on which gradient reduction takes 30 % of the step. It can overlap
+  // the backward pass, which is two thirds of the step.
   Config short_steps = config;
   short_steps.train.global_batch_size = 2;
   double per_byte = 0;
@@ -212,16 +212,16 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
             const Pairs p = on_link(per_byte);
             if (!t.leads()) continue;
             const double travel =
-                1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs);  // of each of two ranks, in a step
+                1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs);  // per rank and step
             shares.push_back(1 - p.more / travel), travels.push_back(travel),
                 seconds.push_back(p.off + p.more);
           }
         },
         &link);
-    add(fmt::format("share of a slow exchange that is hidden, ZeRO {}, 2 ranks", stage), shares,
+    add(fmt::format("hidden fraction of a slow gradient reduction, ZeRO {}, 2 ranks", stage), shares,
         median(travels), median(seconds));
   }
-  // What is waited for is the link.
+  // The step is bound by the link.
   Layout wide{2, 1, 0, false, 4 * per_byte}, narrow = wide;
   narrow.wire = GradientDtype::bf16;
   compare("gradients in f32 / in bf16 over a link as slow as a step", wide, narrow);
@@ -238,7 +238,7 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
                 now_on ? std::make_unique<Watchdog>(t.ranks, folder.path + "/heartbeat", 600) : nullptr;
           };
           if (t.leads()) start();
-          t.barrier();  // rank 0 has emptied the file
+          t.barrier();  // rank 0 has truncated the file
           if (!t.leads()) start();
         });
         if (!t.leads()) continue;
@@ -265,11 +265,11 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
         shares.push_back(comparisons.back() / (50 * usual.back()));
       }
     });
-    add("comparison of replicas every 50 steps, its share of time", shares, median(comparisons),
+    add("comparison of replicas every 50 steps, fraction of time", shares, median(comparisons),
         median(usual));
   }
 
-  // What a save takes, and takes away from the next steps, over the fifty steps from one save to the next.
+  // The time of a save and its slowdown of the following steps, over the fifty steps between two saves.
   for (const bool async : {true, false}) {
     std::vector<double> shares, stalls, usual;
     train(config, two, [&](const Training& t) {
@@ -292,7 +292,7 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
             usual.push_back(median(quiet));
       }
     });
-    add(fmt::format("{} save every 50 steps, its share of time", async ? "asynchronous" : "synchronous"),
+    add(fmt::format("{} save every 50 steps, fraction of time", async ? "asynchronous" : "synchronous"),
         shares, median(stalls), median(usual));
   }
   return rows;

@@ -38,7 +38,7 @@ Model qwen(const std::string& name, const char* gates) {
   return m;
 }
 
-/// The dense 1.7B model of the gated-attention paper, for a GPU: 16,384 tokens at a time, eight times a step.
+/// The dense 1.7B model of the Gated Attention paper, for a GPU: 8 micro-batches of 16,384 tokens per step.
 Model dense_1_7b(const std::string& name, const char* gates) {
   Model m;
   m.name = name;
@@ -60,8 +60,8 @@ Model qwen_moe() {
   return m;
 }
 
-/// One GPU's share of a 15A2B model whose 128 experts lie on eight: 16 of them, which see as many rows each
-/// as there.
+/// One GPU's part of a 15A2B model whose 128 experts are distributed over eight GPUs: 16 experts, each with
+/// as many rows as there.
 Model moe_slice() {
   Model m;
   m.name = "moe-slice";
@@ -73,7 +73,7 @@ Model moe_slice() {
   return m;
 }
 
-/// To see that everything works, on a device that is not there.
+/// For tests on an emulated device.
 Model tiny(const std::string& name) {
   Model m;
   m.name = name;
@@ -86,7 +86,7 @@ Model tiny(const std::string& name) {
   return m;
 }
 
-/// GPT-2's widths with this house's layers: SwiGLU as wide as gives GPT-2's parameters (3 F = 8 C).
+/// GPT-2's widths with Sluice's layers; the SwiGLU width gives GPT-2's parameter count (3 F = 8 C).
 Model gpt2(const std::string& name, int64_t layers, int64_t width, int64_t heads, int64_t vocabulary) {
   Model m;
   m.name = name;
@@ -113,7 +113,7 @@ std::vector<Model> models() {
           tiny("tiny-moe")};
 }
 
-/// A model with all its memory. Built twice: without memory to measure, and real.
+/// A model with all its memory. Built twice, first without memory to measure it.
 struct Training {
   Arena values, gradients, moments, activations;
   Context ctx;
@@ -199,11 +199,11 @@ nlohmann::json measure_step(const std::string& name, Device device, DType dtype,
   const Model& model = *std::find_if(all.begin(), all.end(), [&](const Model& m) { return m.name == name; });
   const bool gpu = device == Device::cuda;
   Training dry(model, device, dtype, nullptr);
-  dry.micro_batches = 1;  // they are alike
+  dry.micro_batches = 1;  // all are alike
   dry.step();
   Training training(model, device, dtype, &dry);
 
-  double matrix = 0;  // parameters in products, for one token
+  double matrix = 0;  // parameters in matrix products, per token
   for (size_t i = 0; i < training.store.specs().size(); ++i)
     if (training.store.specs()[i].packed)
       matrix +=
@@ -215,8 +215,8 @@ nlohmann::json measure_step(const std::string& name, Device device, DType dtype,
   double loss = 0;
   for (int i = 0; i < 2; ++i) loss = training.step();
   Profile times;
-  // A CPU's peak is taken between the steps, so that both see the same clock. A step waits for its loss, on a
-  // GPU too.
+  // The peak of a CPU is measured between the steps, so that both run at the same clock frequency. A step
+  // waits for its loss, also on a GPU.
   constexpr double kTensorCores = 989e3;  // GFLOP/s, H100 and H200 SXM, dense bf16, by their data sheet
   std::vector<double> steps, peaks{gpu ? kTensorCores : fma_peak(num_threads(), 0.05)};
   const double begin = now();
