@@ -11,8 +11,8 @@
 namespace sluice {
 namespace {
 
-/// How many of `groups` equal parts of the experts a token's choice of K different ones meets, on average,
-/// where every choice is as likely: groups (1 - C(E - E / groups, K) / C(E, K)).
+/// Expected number of groups, out of `groups` equal parts of the experts, that contain one of a token's K
+/// distinct experts, for uniform routing: groups (1 - C(E - E / groups, K) / C(E, K)).
 double parts_met(const ScaleModel& m, int64_t groups) {
   const double E = static_cast<double>(m.experts), inside = E / static_cast<double>(groups);
   double missed = 1;
@@ -21,8 +21,8 @@ double parts_met(const ScaleModel& m, int64_t groups) {
   return static_cast<double>(groups) * (1 - missed);
 }
 
-/// What a GPU sends to reduce (or gather) `bytes` of its own among `in_node` GPUs of its node, and each part
-/// of them among `nodes`.
+/// Bytes that a GPU sends for the reduce-scatter (or all-gather) of `bytes` among `in_node` GPUs of its node
+/// and of each part among `nodes`.
 ScaleRow::Bytes shared_by(double bytes, int64_t in_node, int64_t nodes) {
   const auto part = [](double b, int64_t n) {
     return b * static_cast<double>(n - 1) / static_cast<double>(n);
@@ -37,22 +37,23 @@ ScaleRow::Bytes operator*(double x, const ScaleRow::Bytes& a) { return {x * a.nv
 
 std::string why_not(const ScaleModel& m, const ScaleAssumptions& a, const ScaleLayout& l) {
   if (l.gpus < 1 || l.expert < 1)
-    return fmt::format("{} GPUs, {} that share the experts: at least 1", l.gpus, l.expert);
-  if (l.zero < 0 || l.zero > 3) return fmt::format("ZeRO {}: 0, 1, 2 or 3", l.zero);
+    return fmt::format("{} GPUs, expert-parallel size {}: must be at least 1", l.gpus, l.expert);
+  if (l.zero < 0 || l.zero > 3) return fmt::format("ZeRO {}: must be 0, 1, 2 or 3", l.zero);
   if (m.whole_matrices && l.zero > 0)
-    return fmt::format("ZeRO {} cuts matrices, which Muon needs whole", l.zero);
+    return fmt::format("ZeRO {} shards matrices, which Muon needs whole", l.zero);
   if (l.gpus > a.gpus_per_node && l.gpus % a.gpus_per_node != 0)
     return fmt::format("{} GPUs are not whole nodes of {}", l.gpus, a.gpus_per_node);
   if (l.expert > 1 && m.experts == 0)
-    return fmt::format("a model without experts cannot share them among {}", l.expert);
+    return fmt::format("a model without experts cannot use expert-parallel size {}", l.expert);
   if (m.experts > 0 && m.experts % l.expert != 0)
-    return fmt::format("{} GPUs cannot share {} experts evenly", l.expert, m.experts);
+    return fmt::format("expert-parallel size {} does not divide {} experts", l.expert, m.experts);
   if (l.gpus % l.expert != 0)
-    return fmt::format("{} GPUs cannot be cut into groups of {} that share the experts", l.gpus, l.expert);
+    return fmt::format("{} GPUs cannot be divided into expert-parallel groups of {}", l.gpus, l.expert);
   const int64_t node = std::min(l.gpus, a.gpus_per_node);
   if (node % l.expert != 0 && l.expert % node != 0)
-    return fmt::format("{} GPUs that share the experts are neither whole nodes of {} nor a whole part of one",
-                       l.expert, node);
+    return fmt::format(
+        "an expert-parallel group of {} GPUs is neither whole nodes of {} nor an even part of one", l.expert,
+        node);
   const int64_t at_once = l.gpus * m.micro_batch;
   if (m.samples < at_once)
     return fmt::format("train.global_batch_size = {} is smaller than a micro-batch of {} on each of {} GPUs",
@@ -64,7 +65,7 @@ std::string why_not(const ScaleModel& m, const ScaleAssumptions& a, const ScaleL
   return "";
 }
 
-/// How the replicas of a parameter lie: so many in a node, in so many nodes.
+/// Placement of the replicas of a parameter: number per node, and number of nodes.
 struct Replicas {
   int64_t in_node, nodes;
   int64_t all() const { return in_node * nodes; }
@@ -78,7 +79,7 @@ struct Replication {
     const int64_t in_node = std::max<int64_t>(1, node / l.expert);
     expert = {in_node, l.gpus / l.expert / in_node};
   }
-  /// A GPU's traffic to reduce or gather all it holds once, at so many bytes an element.
+  /// Traffic of a GPU for reducing or gathering all its elements once, with the given bytes per element.
   ScaleRow::Bytes traffic(const ScaleModel& m, const ScaleLayout& l, int64_t bytes) const {
     const auto b = static_cast<double>(bytes);
     return shared_by(b * static_cast<double>(m.dense), dense.in_node, dense.nodes) +
@@ -93,7 +94,7 @@ void add_memory(ScaleRow& row, const ScaleModel& m, const Replication& r) {
       static_cast<double>(m.dense) + static_cast<double>(m.expert) / static_cast<double>(l.expert);
   const double share = static_cast<double>(m.dense) / static_cast<double>(r.dense.all()) +
                        static_cast<double>(m.expert) / static_cast<double>(l.expert * r.expert.all());
-  // A block that computes, one on its way, and what lies around all.
+  // One block in computation, one in transit, and the parameters outside of blocks.
   const double block = static_cast<double>(m.block_dense) +
                        static_cast<double>(m.block_expert) / static_cast<double>(l.expert);
   const double units = std::min(here, 2 * block + static_cast<double>(m.around));
@@ -101,7 +102,7 @@ void add_memory(ScaleRow& row, const ScaleModel& m, const Replication& r) {
   row.gradients = static_cast<double>(m.gradient_bytes) * (l.zero >= 2 ? share + units : here);
   row.optimizer = m.optimizer_bytes * (l.zero >= 1 ? share : here);
   row.activations = static_cast<double>(m.activation_bytes);
-  // Tokens' rows that left, and that came.
+  // Rows of tokens sent, and received.
   if (l.expert > 1)
     row.activations +=
         2.0 * static_cast<double>(m.micro_batch * m.seq_len * m.per_token * m.hidden * m.weight_bytes);
@@ -118,7 +119,7 @@ void add_all_to_all(ScaleRow& row, const ScaleModel& m, const ScaleAssumptions& 
   row.all_to_all_bytes = {
       row_bytes * parts_met(m, l.expert) * static_cast<double>(in_node - 1) / static_cast<double>(in_node),
       row_bytes * parts_met(m, nodes) * static_cast<double>(nodes - 1) / static_cast<double>(nodes)};
-  // Both links at once, in a pipeline.
+  // Both links work at the same time, in a pipeline.
   row.all_to_all = std::max(row.all_to_all_bytes.nvlink / (1e9 * a.nvlink_gb_s),
                             row.all_to_all_bytes.nic / (1e9 * a.nic_gb_s)) +
                    passes * static_cast<double>(row.micro_batches * (nodes > 1 ? 2 : 1)) * 1e-6 * a.hop_us;
@@ -132,15 +133,15 @@ void add_exchange(ScaleRow& row, const ScaleModel& m, const ScaleAssumptions& a,
   };
   const auto times = static_cast<double>(row.micro_batches);
   const int64_t zero = row.layout.zero;
-  // Without ZeRO the sums go back to everybody.
+  // Without ZeRO the sums are all-gathered, which makes the reduction an all-reduce.
   const double reductions = zero == 0 ? 2 : zero == 1 ? 1 : times;
   const double gathers = zero == 0 ? 0 : zero == 3 ? 2 * times : 1;
   row.reduce_bytes = reductions * r.traffic(m, row.layout, a.gradient_bytes);
   row.gather_bytes = gathers * r.traffic(m, row.layout, m.weight_bytes);
   row.reduce = seconds(row.reduce_bytes);
   row.gather = seconds(row.gather_bytes);
-  // Gradients are whole in the last backward pass, weights are awaited in the first forward pass; or in every
-  // one.
+  // Gradients are complete in the last backward pass and weights are needed in the first forward pass; with
+  // ZeRO 2 and 3, in every pass.
   const double beside_backward = a.hidden_backward * backward * (zero >= 2 ? times : 1);
   const double beside_forward = a.hidden_forward * forward * (zero == 3 ? times : 1);
   const double in_backward = zero == 3 ? row.gather / 2 : 0;
@@ -199,7 +200,7 @@ ScaleModel scale_model(const Plan& plan) {
     m.experts = moe.num_experts;
     m.per_token = moe.num_experts_per_tok;
     m.layers_with_experts = plan.dispatch->layers;
-    // A whole block once more; or the tokens once more to the experts' first product.
+    // Either the whole block is recomputed, or the tokens are sent again to the experts' first product.
     m.passes = c.train.recompute == Recompute::block ? 6 : c.train.recompute == Recompute::mlp ? 5 : 4;
   }
   m.hidden = c.model.hidden_size;
@@ -225,11 +226,11 @@ void check_assumptions(const ScaleAssumptions& a) {
            {"NVLink GB/s", a.nvlink_gb_s},
            {"NIC GB/s", a.nic_gb_s},
            {"memory GiB", a.memory_gib},
-           {"share of the peak on one GPU", a.gpu_mfu},
+           {"fraction of the peak on one GPU", a.gpu_mfu},
            {"GPUs per node", static_cast<double>(a.gpus_per_node)}})
     if (!(value > 0)) fail(ExitCode::usage, "{} must be above 0, got {}", name, value);
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, double>>{
-           {"share of the peak on one GPU", a.gpu_mfu},
+           {"fraction of the peak on one GPU", a.gpu_mfu},
            {"share of the backward pass", a.hidden_backward},
            {"share of the forward pass", a.hidden_forward},
            {"hidden share of an all-to-all", a.hidden_all_to_all}})
@@ -256,7 +257,7 @@ ScaleRow scale(const ScaleModel& m, const ScaleAssumptions& a, const ScaleLayout
   add_all_to_all(row, m, a);
   add_exchange(row, m, a, replication, forward, backward);
   row.step = row.compute + row.shown_reduce + row.shown_gather + row.shown_all_to_all;
-  // Whatever hides, a link carries one thing at a time.
+  // Even if hidden, transfers on one link do not overlap each other.
   const double nic =
       (row.reduce_bytes.nic + row.gather_bytes.nic + row.all_to_all_bytes.nic) / (1e9 * a.nic_gb_s);
   const bool full = nic > row.step;

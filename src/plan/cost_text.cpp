@@ -9,7 +9,7 @@ constexpr double kGiB = 1024.0 * 1024 * 1024;
 
 std::string layout_text(const ScaleLayout& l) {
   return fmt::format("{} GPUs{}, ZeRO {}", l.gpus,
-                     l.expert > 1 ? fmt::format(", experts shared by {}", l.expert) : "", l.zero);
+                     l.expert > 1 ? fmt::format(", expert parallel {}", l.expert) : "", l.zero);
 }
 
 std::string tokens_text(double per_second) {
@@ -17,7 +17,7 @@ std::string tokens_text(double per_second) {
                            : fmt::format("{:.0f}k", per_second / 1e3);
 }
 
-/// Milliseconds of an exchange by itself, and of it those that do not hide beside computation.
+/// Milliseconds of a transfer in isolation, and the part that is not hidden behind computation.
 std::string shown_text(double all, double shown) {
   return fmt::format("{:.0f}/{:.0f}", 1e3 * all, 1e3 * shown);
 }
@@ -25,20 +25,20 @@ std::string shown_text(double all, double shown) {
 }  // namespace
 
 std::string scale_text(const ScaleModel& m, const ScaleAssumptions& a, const std::vector<ScaleRow>& rows) {
-  std::string out = "\non many GPUs: expected by a model on paper; nothing here is measured\n";
+  std::string out = "\non many GPUs: estimates of an analytic model; nothing is measured\n";
   const auto line = [&](const char* name, const std::string& text) {
     out += fmt::format("  {:<12}{}\n", name, text);
   };
   line("counted",
        fmt::format(
-           "{:.3f}B parameters outside the experts, {:.3f}B in them; {:.4g} FLOPs a token{}",
+           "{:.3f}B parameters outside the experts, {:.3f}B in them; {:.4g} FLOPs per token{}",
            1e-9 * static_cast<double>(m.dense), 1e-9 * static_cast<double>(m.expert), m.flops_per_token,
-           m.again > 0 ? fmt::format(", {:.0f} % of the forward pass computed again", 100 * m.again) : ""));
-  line("", fmt::format("{} samples of {} tokens a step, in micro-batches of {}; {:.2f} GiB of activations "
-                       "and work memory (a dry run)",
+           m.again > 0 ? fmt::format(", {:.0f} % of the forward pass recomputed", 100 * m.again) : ""));
+  line("", fmt::format("{} samples of {} tokens per step, in micro-batches of {}; {:.2f} GiB of activations "
+                       "and workspace (a dry run)",
                        m.samples, m.seq_len, m.micro_batch, static_cast<double>(m.activation_bytes) / kGiB));
   line("assumed",
-       fmt::format("a GPU: {:g} TFLOP/s at its peak, {:g} % of it reached alone, {:g} GiB; {} in a node",
+       fmt::format("a GPU: peak {:g} TFLOP/s, {:g} % of it achieved by a single GPU, {:g} GiB; {} per node",
                    a.peak_tflops, 100 * a.gpu_mfu, a.memory_gib, a.gpus_per_node));
   line("", fmt::format("links, achieved, each way and GPU: NVLink {:g} GB/s, NIC {:g} GB/s; {:g} us a hop of "
                        "an all-to-all",

@@ -27,7 +27,7 @@ std::optional<ParameterMatch> resolve(Config& config, std::vector<std::string> c
   ParameterMatch match;
   match.path = model.match_parameters_of;
   if (std::find(chain.begin(), chain.end(), match.path) != chain.end())
-    fail(ExitCode::usage, "model.match_parameters_of: {} matches itself in a circle", match.path);
+    fail(ExitCode::usage, "model.match_parameters_of: {} matches itself through a cycle", match.path);
   chain.push_back(match.path);
   Config other = load_config(match.path);
   resolve(other, chain);
@@ -35,7 +35,7 @@ std::optional<ParameterMatch> resolve(Config& config, std::vector<std::string> c
 
   int64_t& width = model.moe.num_experts > 0 ? model.moe.moe_intermediate_size : model.intermediate_size;
   match.key = model.moe.num_experts > 0 ? "moe_intermediate_size" : "intermediate_size";
-  // The count is linear in the width.
+  // The number of parameters is linear in the width.
   const auto at_width = [&](int64_t w) {
     width = w;
     return count_parameters(model);
@@ -58,7 +58,7 @@ std::optional<ParameterMatch> resolve(Config& config, std::vector<std::string> c
   return match;
 }
 
-/// Layer a parameter belongs to, or -1.
+/// Index of the layer that a parameter belongs to, or -1.
 int64_t layer_of(const std::string& name) {
   constexpr std::string_view kLayers = "model.layers.";
   return name.starts_with(kLayers) ? std::stoll(name.substr(kLayers.size())) : -1;
@@ -142,16 +142,16 @@ Plan make_plan(Config config, int64_t ranks) {
   plain = model;
   plain.attention.switch_heads = {};
   plan.switch_parameters = without_adapters - count_parameters(plain);
-  // What is frozen has no gradient: two products, not three.
+  // Frozen weights have no gradient: two products instead of three.
   plan.flops_per_token =
       6.0 * static_cast<double>(plan.matmul_parameters) - 2.0 * frozen_in_products +
       6.0 * static_cast<double>(model.num_hidden_layers) * static_cast<double>(config.data.seq_len) *
           static_cast<double>(model.num_attention_heads) * static_cast<double>(model.head_dim);
 
   if (ranks < 1 || ranks > std::numeric_limits<int>::max())
-    fail(ExitCode::usage, "{} ranks: at least 1", ranks);
+    fail(ExitCode::usage, "{} ranks: must be at least 1", ranks);
   plan.ranks = ranks;
-  // They are alike: the first is measured, in a world that is not there.
+  // All ranks are alike, so only the first is measured, with dry communicators.
   const auto world = ranks > 1 ? make_dry_communicator(0, static_cast<int>(ranks)) : nullptr;
   plan.memory = Trainer::measure(config, world.get());
   const auto sharing = world && config.parallel.expert > 1

@@ -31,16 +31,16 @@ std::string scaled(double x) {
 
 constexpr std::string_view kLayers = "model.layers.", kExperts = ".experts.";
 
-/// Layer a parameter belongs to, or -1.
+/// Index of the layer that a parameter belongs to, or -1.
 int64_t layer_of(const std::string& name) {
   if (name.compare(0, kLayers.size(), kLayers) != 0) return -1;
   return std::stoll(name.substr(kLayers.size()));
 }
 
-/// A line of the table: a parameter, or the same one of every expert.
+/// A line of the table: one parameter, or the same parameter of all experts.
 struct Line {
-  std::string before, after;            // of the expert's number; without one, the name is `before`
-  int64_t experts = 0;                  // 0: not of an expert
+  std::string before, after;            // text around the expert's number; otherwise `before` is the name
+  int64_t experts = 0;                  // 0: not an expert's parameter
   const Plan::Parameter* of = nullptr;  // the first
   int64_t count = 0;
 
@@ -55,7 +55,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text;
 }
 
-/// Adds a parameter as a line of its own, or to its expert's. Experts are folded within one layer.
+/// Adds a parameter as a new line, or to the line of its experts. Experts of one layer are folded.
 void add_line(std::vector<Line>& lines, const Plan::Parameter& p) {
   const size_t at = p.name.find(kExperts);
   if (at == std::string::npos) {
@@ -99,7 +99,7 @@ std::string ranges_text(const std::vector<int64_t>& numbers) {
   return text;
 }
 
-/// Parameters in the order of the store; of layers alike the first, and how often it is there.
+/// Parameters in the order of the store; of identical layers the first, with their number.
 std::string parameters_text(const std::vector<Plan::Parameter>& parameters) {
   struct Kind {
     std::vector<Line> lines;
@@ -161,7 +161,7 @@ std::string plan_text(const Plan& plan) {
                      100.0 * static_cast<double>(plan.trained) / static_cast<double>(plan.total),
                      c.lora.rank));
   if (plan.active != plan.total)
-    line("active for a token", grouped(plan.active),
+    line("active per token", grouped(plan.active),
          fmt::format("{}, {:.1f} %", scaled(static_cast<double>(plan.active)),
                      100.0 * static_cast<double>(plan.active) / static_cast<double>(plan.total)));
   line("non-embedding", grouped(plan.non_embedding));
@@ -184,10 +184,9 @@ std::string plan_text(const Plan& plan) {
   }
 
   out += "\ncompute\n";
-  line(
-      "FLOPs per token", fmt::format("{:.4g}", plan.flops_per_token),
-      fmt::format("6 x {}{} in matrix products{} + attention", grouped(plan.matmul_parameters),
-                  plan.dispatch ? " active" : "", plan.trained != plan.total ? " (4 x what is frozen)" : ""));
+  line("FLOPs per token", fmt::format("{:.4g}", plan.flops_per_token),
+       fmt::format("6 x {}{} in matrix products{} + attention", grouped(plan.matmul_parameters),
+                   plan.dispatch ? " active" : "", plan.trained != plan.total ? " (4 x frozen ones)" : ""));
   line("micro-batches per step", std::to_string(plan.accumulation_steps),
        fmt::format("{} of {} samples x {} tokens{}", c.train.global_batch_size, c.train.micro_batch_size,
                    c.data.seq_len,
@@ -211,24 +210,26 @@ std::string plan_text(const Plan& plan) {
     const std::string sets = d.sets == 1 ? "one set for all layers" : fmt::format("a layer, {} sets", d.sets);
     out += "\ntokens to experts (of a micro-batch, in one layer)\n";
     line("experts", fmt::format("{} of {}", moe.num_experts_per_tok, moe.num_experts),
-         fmt::format("of width {}{}, in {} of {} layers", moe.moe_intermediate_size,
-                     moe.shared_expert_intermediate_size > 0
-                         ? fmt::format(", and a shared one of {}", moe.shared_expert_intermediate_size)
-                         : "",
-                     d.layers, c.model.num_hidden_layers));
+         fmt::format(
+             "of width {}{}, in {} of {} layers", moe.moe_intermediate_size,
+             moe.shared_expert_intermediate_size > 0
+                 ? fmt::format(", and a shared expert of width {}", moe.shared_expert_intermediate_size)
+                 : "",
+             d.layers, c.model.num_hidden_layers));
     line("rows", grouped(d.rows),
-         fmt::format("{} tokens x {}, wherever they go: none is ever dropped", grouped(d.most_of_one),
+         fmt::format("{} tokens x {} experts; no token is ever dropped", grouped(d.most_of_one),
                      moe.num_experts_per_tok));
     line("rows of one expert", grouped(d.rows / moe.num_experts),
          fmt::format("on average; at most {}, in the same memory", grouped(d.most_of_one)));
     if (d.received > 0)
       line("rows at once", grouped(d.received),
-           fmt::format("{:g} times its own, of all {} ranks that share experts; more in extra rounds",
-                       c.parallel.expert_capacity, c.parallel.expert));
+           fmt::format(
+               "{:g} times the rank's own, from all {} expert-parallel ranks; overflow in extra rounds",
+               c.parallel.expert_capacity, c.parallel.expert));
     line("routing", bytes_text(d.routing_bytes), sets);
     line("experts' activations", bytes_text(d.kept_bytes),
-         d.kept_bytes > 0 ? sets : std::string("computed again in backward"));
-    line("scratch", bytes_text(d.scratch_bytes), "at most, while a layer computes");
+         d.kept_bytes > 0 ? sets : std::string("recomputed in backward"));
+    line("scratch", bytes_text(d.scratch_bytes), "peak within a layer");
   }
 
   out +=
@@ -242,12 +243,12 @@ std::string plan_text(const Plan& plan) {
   line("batch", bytes_text(plan.memory.batch));
   line("scratch", bytes_text(plan.memory.scratch));
   if (!plan.memory.on_gpu && plan.memory.snapshot > 0)
-    line("checkpoint copy", bytes_text(plan.memory.snapshot), "written while training goes on");
+    line("checkpoint copy", bytes_text(plan.memory.snapshot), "written while training continues");
   line("total", bytes_text(plan.memory.total()));
   if (plan.memory.on_gpu)
-    line("beside it, copy", bytes_text(plan.memory.snapshot),
+    line("pinned host copy", bytes_text(plan.memory.snapshot),
          "host memory that checkpoints are written from");
-  if (plan.memory.pinned > 0) line("beside it, pinned", bytes_text(plan.memory.pinned), "host memory");
+  if (plan.memory.pinned > 0) line("pinned host memory", bytes_text(plan.memory.pinned), "host memory");
   return out;
 }
 

@@ -239,9 +239,9 @@ TEST_CASE("The best layout is the fastest of those that fit", "[scale]") {
   small.memory_gib = 8;
   CHECK(best_layout({scale(m, small, {1024, 16, 0})}) == nullptr);
   const std::string text = scale_text(m, {}, rows);
-  CHECK_THAT(text, Contains("nothing here is measured") && Contains("assumed") && Contains("989 TFLOP/s"));
-  CHECK_THAT(text, Contains("refused: 3 GPUs cannot share 128 experts evenly"));
-  CHECK_THAT(text, Contains("best of these: 512 GPUs, experts shared by 16, ZeRO 1"));
+  CHECK_THAT(text, Contains("nothing is measured") && Contains("assumed") && Contains("989 TFLOP/s"));
+  CHECK_THAT(text, Contains("refused: expert-parallel size 3 does not divide 128 experts"));
+  CHECK_THAT(text, Contains("best of these: 512 GPUs, expert parallel 16, ZeRO 1"));
   const nlohmann::json json = scale_json(m, {}, rows);
   CHECK(json["measured"] == false);
   CHECK(json["best"]["expert_parallel"] == 16);
@@ -253,8 +253,8 @@ TEST_CASE("Layouts that cannot be are refused by name", "[scale]") {
   const ScaleModel m = paper();
   const auto why = [&](const ScaleModel& model, const ScaleLayout& l) { return scale(model, {}, l).refused; };
   CHECK_THAT(why(m, {100, 4, 1}), Contains("100 GPUs are not whole nodes of 8"));
-  CHECK_THAT(why(m, {64, 12, 1}), Contains("12 GPUs cannot share 128 experts evenly"));
-  CHECK_THAT(why(m, {24, 16, 1}), Contains("24 GPUs cannot be cut into groups of 16"));
+  CHECK_THAT(why(m, {64, 12, 1}), Contains("expert-parallel size 12 does not divide 128 experts"));
+  CHECK_THAT(why(m, {24, 16, 1}), Contains("24 GPUs cannot be divided into expert-parallel groups of 16"));
   CHECK_THAT(
       why(m, {2048, 8, 1}),
       Contains("train.global_batch_size = 1024 is smaller than a micro-batch of 1 on each of 2048 GPUs"));
@@ -264,12 +264,12 @@ TEST_CASE("Layouts that cannot be are refused by name", "[scale]") {
   CHECK_THAT(why(m, {0, 1, 1}), Contains("0 GPUs"));
   ScaleModel dense = small_model();
   dense.experts = dense.expert = 0;
-  CHECK_THAT(why(dense, {8, 2, 1}), Contains("a model without experts cannot share them among 2"));
+  CHECK_THAT(why(dense, {8, 2, 1}), Contains("a model without experts cannot use expert-parallel size 2"));
   ScaleModel odd = m;
   odd.experts = 12;
   odd.samples = 1536;
   CHECK_THAT(why(odd, {24, 12, 1}),
-             Contains("12 GPUs that share the experts are neither whole nodes of 8 nor"));
+             Contains("an expert-parallel group of 12 GPUs is neither whole nodes of 8 nor"));
   const auto refused = [&](auto change) {
     ScaleAssumptions a;
     change(a);

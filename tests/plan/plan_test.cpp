@@ -267,7 +267,7 @@ TEST_CASE("A plan shows experts in one line each, and layers of a kind once", "[
   CHECK(dense.active == dense.total);
   CHECK(count(plan_text(dense), "expert") == 0);
   CHECK(count(plan_text(dense), "active") == 0);
-  CHECK(text.find("none is ever dropped") != std::string::npos);
+  CHECK(text.find("no token is ever dropped") != std::string::npos);
 }
 
 TEST_CASE("Rows to experts are tokens times experts per token, whatever the routing", "[plan][moe]") {
