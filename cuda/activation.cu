@@ -1,6 +1,6 @@
-// Bound by memory (SwiGLU backward: 3 reads and 2 writes of (T, F)); some 20 instructions per element leave
-// most issue slots idle. Mapping: common/map.cuh; the weighted backward pass, which sums over a row: 8 to 32
-// lanes a row. Not yet run on a GPU.
+// Memory-bound (SwiGLU backward: 3 reads and 2 writes of (T, F)); about 20 instructions per element leave
+// most issue slots idle. Mapping: common/map.cuh; the weighted backward pass, which sums over a row, uses 8
+// to 32 lanes per row. Not yet run on a GPU.
 #include "common/math.cuh"
 #include "common/rows.cuh"
 #include "ops/activation.h"
@@ -20,7 +20,7 @@ struct SiluBackward {
 
 struct SquaredRelu {
   DEVICE_INLINE float operator()(float x) const {
-    const float positive = x < 0.f ? 0.f : x;  // NaN is not below zero
+    const float positive = x < 0.f ? 0.f : x;  // NaN passes through
     return positive * positive;
   }
 };
@@ -134,7 +134,7 @@ struct WeightedBackward {
   int64_t rows, width;
 };
 
-/// kLanes threads take a row, each kV vectors of it at a time: loads of all of them before the first store.
+/// kLanes threads process a row, each kV vectors at a time; all loads precede the first store.
 template <class T, int kN, int kLanes, int kV>
 __global__ void __launch_bounds__(kRowThreads, 2) weighted_swiglu_backward_kernel(WeightedBackward<T> b) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes, vectors = static_cast<int>(b.width / kN);

@@ -1,7 +1,7 @@
-// Bound by memory: 30 bytes per bf16 parameter with its master copy, 28 per f32 parameter. A block takes 4096
-// elements of the flat buffers, a thread 4 at a time with four 16-byte loads in flight; it finds the first
-// segment of its tile by binary search and walks on from there. A vector that no single segment holds whole
-// goes element by element. Every number of the step is read on the device. Not yet run on a GPU.
+// Memory-bound: 30 bytes per bf16 parameter with its master copy, 28 per f32 parameter. A block processes
+// 4096 elements of the flat buffers, each thread 4 at a time with four 16-byte loads in flight. It finds the
+// first segment of its tile by binary search and continues from there. A vector that spans segments is
+// processed element by element. All scalars of the step are read on the device. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "ops/adamw.h"
 
@@ -25,7 +25,7 @@ __global__ void judge_update_kernel(UpdateControl* control, double beta1, double
 template <class T>
 struct Update {
   T* value;
-  float* master;  // null: value is its own
+  float* master;  // null: value is its own master
   float *m, *v;
   const float* gradient;
   const double* segments;  // (S, 4): begin, end, lr multiplier, weight decay
@@ -35,7 +35,7 @@ struct Update {
   float b1, c1, b2, c2, eps;
 };
 
-/// One row of segments, and what the update needs of it.
+/// One row of segments with values derived from it.
 struct Segment {
   int64_t begin, end;
   float rate, keep;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Update<T> u) {
   if (c.apply == 0) return;
   const float clip = static_cast<float>(c.clip), root = static_cast<float>(1 / sqrt(c.correction2));
   const int64_t tile = static_cast<int64_t>(blockIdx.x) * (kThreads * kPasses * kN);
-  int s = 0;  // the first segment that ends behind the tile's begin
+  int s = 0;  // the first segment that ends after the start of the tile
   for (int last = u.num_segments; s < last;) {
     const int middle = (s + last) / 2;
     if (u.segments[4 * middle + 1] <= static_cast<double>(tile))
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Update<T> u) {
     const int64_t i = tile + (pass * kThreads + static_cast<int>(threadIdx.x)) * kN;
     if (i >= u.count) return;
     int64_t at = i;
-    while (at < i + kN) {  // once, but where segments meet
+    while (at < i + kN) {  // once, except at segment boundaries
       while (segment.end <= at) {
         if (++s == u.num_segments) return;
         segment = read_segment(u.segments + 4 * s, c);
@@ -135,8 +135,8 @@ void adamw_update(Context& ctx, Tensor value, Tensor master, Tensor m, Tensor v,
                          static_cast<float>(settings.beta2),
                          static_cast<float>(1 - settings.beta2),
                          static_cast<float>(settings.eps)};
-    // A vector is 4 elements: 16 bytes of f32, 8 of bf16. What a flat buffer ends with beyond them goes by
-    // the same path, as no segment reaches past the end.
+    // A vector is 4 elements: 16 bytes of f32, 8 of bf16. The remainder of a flat buffer needs no special
+    // case, because no segment extends past the end.
     constexpr int kN = 4;
     const bool vectors = aligned(u.value, u.master, u.m, u.v, u.gradient);
     const LaunchConfig config = {.grid = dim3(blocks_for(count, kThreads * kPasses * (vectors ? kN : 1))),

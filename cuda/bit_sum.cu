@@ -1,5 +1,5 @@
-// Bound by memory: every element is read once. At most 1024 blocks, each with one sum; one more block adds
-// these up. Integer sums are exact in any order.
+// Memory-bound: every element is read once. At most 1024 blocks compute one sum each, which another block
+// adds. Integer sums are exact in any order.
 #include <algorithm>
 #include <type_traits>
 

@@ -1,11 +1,11 @@
-// Bound by memory: a thread takes kN neighbouring elements of the part. Not yet run on a GPU.
+// Memory-bound: each thread processes kN adjacent elements of the part. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "ops/columns.h"
 
 namespace sluice::cuda {
 namespace {
 
-/// Of the narrow matrix (rows, n); the wide one's rows are `width` long.
+/// Sizes of the narrow matrix (rows, n); rows of the wide one have `width` elements.
 template <class T, bool kAdd>
 struct Columns {
   static constexpr int kWidth = kVecWidth<T>, kUnroll = 2;

@@ -1,8 +1,8 @@
-// Head and cross-entropy in chunks of rows (ops/cross_entropy.h): product, softmax in place, two products.
-// The time is that of the products; between them the logits of a chunk are read twice and written once.
-// Logits are stored as the model is, bf16 or f32, with rows padded to 128 bytes so that a vocabulary of any
-// size gets aligned products and 16-byte access; arithmetic on them is f32. The gradient of the logits takes
-// their place.
+// Output head and cross-entropy in chunks of rows (ops/cross_entropy.h): product, softmax in place, two
+// products. The time is that of the products; between them the logits of a chunk are read twice and written
+// once. Logits have the model's storage type, bf16 or f32, with rows padded to 128 bytes so that a vocabulary
+// of any size gets aligned products and 16-byte accesses; arithmetic on them is f32. The gradient of the
+// logits overwrites them.
 #include <algorithm>
 #include <cfloat>
 
@@ -26,7 +26,7 @@ DEVICE_INLINE MaxSum join(MaxSum a, MaxSum b) {
   return {m, a.sum * ex2((a.max - m) * kLog2e) + b.sum * ex2((b.max - m) * kLog2e)};
 }
 
-/// Every thread gets the row's; joined in a fixed order.
+/// Combines the threads' values in a deterministic order; every thread gets the result of the row.
 template <int kThreads>
 DEVICE_INLINE MaxSum join_block(MaxSum v) {
   STATIC_SMEM(MaxSum, partial, [kThreads / 32]);
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
     if (thread == 0) report(status, KernelStatus::target_outside_vocabulary, target);
     target = -1;
   }
-  if (target < 0) {  // no loss here: the whole block leaves together
+  if (target < 0) {  // no loss here: the whole block returns
     if (thread == 0) losses[row] = 0;
     if constexpr (kGradient) {
       Vec16<T> zero;

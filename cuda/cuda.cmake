@@ -1,8 +1,7 @@
-# The CUDA backend, reached by the linker alone: object files that every program of a CUDA build takes with it
-# (sluice_backend).
-#   SLUICE_CUDA=auto      on where the CUDA toolkit is found, otherwise off, and says which
+# The CUDA backend, which is reached only through the linker: object files linked into every program of a CUDA build (sluice_backend).
+#   SLUICE_CUDA=auto      on if the CUDA toolkit is found, otherwise off, with a message
 #   SLUICE_CUDA=on|off
-#   SLUICE_CUDA=emulated  the same sources compiled for the CPU, with tests/emulation in the place of a GPU
+#   SLUICE_CUDA=emulated  the same sources compiled for the CPU, with tests/emulation in place of a GPU
 set(SLUICE_CUDA "auto" CACHE STRING "CUDA backend: auto, on, off, or emulated on the CPU")
 set_property(CACHE SLUICE_CUDA PROPERTY STRINGS auto on off emulated)
 set(SLUICE_CUDA_ARCHITECTURES "80;90a-real" CACHE STRING "Compute capabilities the CUDA backend is compiled for")
@@ -39,14 +38,14 @@ if(SLUICE_HAS_CUDA AND NOT SLUICE_CUDA STREQUAL "emulated")
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
-  # CMake 3.25 does not know that CUDA 13 speaks C++20.
+  # CMake 3.25 does not know that CUDA 13 supports C++20.
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   endif()
   set(CMAKE_CUDA_STANDARD 20)
   message(STATUS "CUDA: toolkit ${CUDAToolkit_VERSION}, architectures ${SLUICE_CUDA_ARCHITECTURES}")
-  # Ranks with a GPU each; without it they pass through host memory.
+  # NCCL serves ranks with their own GPUs; without it they communicate through host memory.
   find_path(SLUICE_NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   find_library(SLUICE_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
   if(SLUICE_NCCL_INCLUDE_DIR AND SLUICE_NCCL_LIBRARY)
@@ -60,7 +59,7 @@ if(SLUICE_HAS_CUDA AND NOT SLUICE_CUDA STREQUAL "emulated")
     add_library(${name} OBJECT ${ARGN})
     set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_SEPARABLE_COMPILATION OFF)
     target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/cuda)
-    # FMT_USE_CONSTEXPR: fmt 9 takes nvcc for a compiler without constexpr.
+    # FMT_USE_CONSTEXPR: fmt 9 assumes that nvcc lacks constexpr.
     target_compile_definitions(${name} PRIVATE SLUICE_HAS_CUDA FMT_USE_CONSTEXPR=1)
     target_compile_options(${name} PRIVATE
       $<$<COMPILE_LANGUAGE:CUDA>:-O3 -lineinfo --expt-relaxed-constexpr -Xcompiler=-Wall,-Werror=switch,-Werror=switch-enum>
@@ -82,7 +81,7 @@ elseif(SLUICE_CUDA STREQUAL "emulated")
   include(${PROJECT_SOURCE_DIR}/tests/emulation/emulation.cmake)
 endif()
 
-# Gives a program its GPU backend, where the build has one.
+# Links the GPU backend, if the build has one, to a program.
 function(sluice_backend target)
   if(NOT SLUICE_HAS_CUDA)
     return()

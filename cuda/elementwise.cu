@@ -1,4 +1,4 @@
-// Bound by memory: one vectorised pass each (common/map.cuh). Not yet run on a GPU.
+// Memory-bound: one vectorised pass each (common/map.cuh). Not yet run on a GPU.
 #include "common/map.cuh"
 #include "common/soft_cap.cuh"
 #include "ops/elementwise.h"
@@ -12,7 +12,7 @@ struct Add {
 };
 struct Clip {
   float limit;
-  // NaN fails both comparisons and stays.
+  // NaN fails both comparisons and passes through.
   DEVICE_INLINE float operator()(float x) const { return x > limit ? limit : x < -limit ? -limit : x; }
 };
 struct ClipBackward {
@@ -138,7 +138,7 @@ void round_stochastically(Context& ctx, Tensor y, const Tensor& x, uint32_t key)
 
 void fill(Context& ctx, Tensor y, double value) {
   if (ctx.dry_run) return;
-  if (y.dtype == DType::f64) return fill_with<double>(ctx, y, value);  // the step's numbers
+  if (y.dtype == DType::f64) return fill_with<double>(ctx, y, value);  // scalars of the step
   dispatch_storage("fill", y, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     if constexpr (sizeof(T) == 4)

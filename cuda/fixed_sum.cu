@@ -1,11 +1,11 @@
-// Bound by memory: one vectorised pass each (common/map.cuh). Not yet run on a GPU.
+// Memory-bound: one vectorised pass each (common/map.cuh). Not yet run on a GPU.
 #include "common/map.cuh"
 #include "ops/fixed_sum.h"
 
 namespace sluice::cuda {
 namespace {
 
-using Fixed = long long;  // as CUDA's atomics know int64
+using Fixed = long long;  // the int64 type of CUDA's atomics
 
 struct AddFixed {
   static constexpr int kWidth = 2, kUnroll = 4;

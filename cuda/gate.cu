@@ -1,9 +1,9 @@
-// Bound by memory. What runs in training, scores specific to a head and of every token (Z = T), has kernels
-// of its own: elementwise a map (common/map.cuh); headwise backward a group of lanes per row
-// (common/rows.cuh), so that x and dy are read once. Scores shared by heads: elementwise a thread takes some
-// channels of a token over all heads, headwise a block takes a token. Z = 1: scores and slopes are tables,
-// computed first; the gradient sums over tokens in fixed order (partial sums per block, then column_sums) and
-// is folded over channels and heads last. Not yet run on a GPU.
+// Memory-bound. The common case in training, scores per token (Z = T) and specific to a head, has separate
+// kernels: elementwise a map (common/map.cuh); headwise backward a group of lanes per row (common/rows.cuh),
+// so that x and dy are read once. Scores shared by heads: elementwise, a thread processes some channels of a
+// token over all heads; headwise, a block processes a token. Z = 1: tables of scores and slopes are computed
+// first; the gradient is summed over tokens in a deterministic order (partial sums per block, then
+// column_sums) and finally over channels and heads. Not yet run on a GPU.
 #include "common/math.cuh"
 #include "common/rows.cuh"
 #include "ops/gate.h"
@@ -32,7 +32,8 @@ struct GateShape {
   int64_t slots() const { return headwise ? heads : row(); }  // scores of one token
 };
 
-/// body(elements of a vector): 16 bytes where they divide the channels and every address, otherwise one.
+/// Calls body(elements per vector): 16 bytes if channels and all addresses are multiples of that, otherwise
+/// one element.
 template <class T, class Body>
 void with_channel_vectors(int64_t channels, bool aligned_addresses, Body&& body) {
   if (aligned_addresses && channels % kVecWidth<T> == 0)
@@ -43,8 +44,7 @@ void with_channel_vectors(int64_t channels, bool aligned_addresses, Body&& body)
 
 // ---- forward
 
-/// y = x combined with the score of its place: one of each element, of each row of channels, or of each place
-/// in a token.
+/// y = x combined with its score: one score per element, per row of channels, or per position in a token.
 template <class T, class Z, bool kActivate>
 struct Apply {
   static constexpr int kWidth = kVecWidth<T>, kUnroll = 2;
@@ -53,7 +53,7 @@ struct Apply {
   const Z* z;  // scores, or logits with kActivate
   GateKind kind;
   Divider channels;  // of headwise scores
-  int64_t period;    // of elements after which scores repeat; 0: never
+  int64_t period;    // number of elements after which scores repeat; 0: never
   bool headwise;
   Divider token = Divider(period);
   template <int N>
@@ -96,8 +96,8 @@ void apply_scores(Context& ctx, const GateShape& g, T* y, const T* x, const Z* z
   map(ctx, "gate_forward", op, n, aligned(y, x, z) && g.channels % op.kWidth == 0);
 }
 
-/// kN neighbouring slots of a token (channels; or the one slot of headwise scores), and their logits of every
-/// head, `stride` apart.
+/// kN adjacent slots of a token (channels, or the single slot of headwise scores), and their logits in all
+/// heads, `stride` apart.
 template <int kN, class Z>
 struct SharedScores {
   const Z* z;
@@ -128,7 +128,7 @@ struct SharedScores {
 #pragma unroll
     for (int e = 0; e < kN; ++e) s[e] = activate(kind.activation, s[e], sigmoid(s[e]));
   }
-  /// Of the scores in head h's logits.
+  /// Slopes of the scores with respect to head h's logits.
   DEVICE_INLINE void slopes(int h, float (&s)[kN]) const {
     if (kind.sharing == GateSharing::shared) {
       const Vec<Z, kN> v = load_vec<kN>(z + h * stride);
@@ -142,7 +142,7 @@ struct SharedScores {
   }
 };
 
-/// Elementwise and shared, of every token: a thread takes kN channels of a token over all heads.
+/// Elementwise and shared, per token: a thread processes kN channels of a token over all heads.
 template <class T, int kN>
 __global__ void __launch_bounds__(kBlock)
     forward_shared_elements_kernel(T* y, const T* x, const T* z, int64_t units, int heads, int64_t channels,
@@ -203,17 +203,17 @@ struct Backward {
   int heads;
   GateKind kind;
   float share;          // 1 / heads
-  const double* dhead;  // (H): a further gradient of a head's mean score; null where absent
+  const double* dhead;  // (H): an additional gradient of a head's mean score; may be null
 };
 
-/// Elementwise and specific: everything of an element is its own.
+/// Elementwise and specific: elements are independent.
 template <class T>
 struct BackwardElements {
   static constexpr int kWidth = kVecWidth<T>, kUnroll = 2;
   T *dx, *dz;
   const T *dy, *x, *z;
   GateKind kind;
-  const double* dhead;  // null where absent
+  const double* dhead;  // may be null
   float part;           // 1 / channels
   Divider channels, heads;
   int num_heads;
@@ -245,7 +245,7 @@ struct BackwardElements {
   }
 };
 
-/// Headwise and specific: kLanes threads take a row of channels, kN at a time.
+/// Headwise and specific: kLanes threads process a row of channels, kN at a time.
 template <class T, int kLanes, int kN>
 __global__ void __launch_bounds__(kBlock) backward_heads_kernel(Backward<T> b) {
   constexpr int kStep = kLanes * kN;
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-/// Headwise and shared: a block takes a token.
+/// Headwise and shared: a block processes a token.
 template <class T>
 __global__ void __launch_bounds__(kBlock) backward_shared_heads_kernel(Backward<T> b) {
   const int64_t token = blockIdx.x, row = b.heads * b.channels, at = token * row;
@@ -487,8 +487,8 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
     });
     return;
   }
-  // About four blocks for each of 132 multiprocessors, at least 8 tokens each; by shapes alone, so that sums
-  // repeat on every GPU.
+  // About four blocks per SM of a GPU with 132 SMs, at least 8 tokens each; depends only on shapes, so that
+  // sums are equal on every GPU.
   const int64_t wide = g.channels * dtype_size(x.dtype) % 16 == 0 ? 16 / dtype_size(x.dtype) : 1;
   const int64_t most = std::max<int64_t>(528 / std::max<int64_t>(blocks_for(row, kBlock * wide), 1), 1);
   const int64_t chunks = std::max<int64_t>(std::min((g.tokens + 7) / 8, most), 1);

@@ -1,7 +1,7 @@
-// Small beside attention: one exponential for each token and head. Statistics (H, T) and headwise logits are
-// read by threads that take a token each, elementwise logits by warps that take a row of channels; a block
-// sums a head over a chunk of tokens, one more adds the chunks up in order. The balance of all layers is a
-// block each. Sums are f64 throughout; chunks depend on the shape alone. Not yet run on a GPU.
+// Negligible compared with attention: one exponential per token and head. Statistics (H, T) and headwise
+// logits are read with one thread per token, elementwise logits with one warp per row of channels; a block
+// sums a head over a chunk of tokens, and another block adds the chunks in order. The balance loss takes one
+// block per layer. Sums are f64; chunks depend only on the shape. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "common/math.cuh"
 #include "ops/head_importance.h"
@@ -10,7 +10,7 @@ namespace sluice::cuda {
 namespace {
 
 constexpr int kBlock = 256;
-constexpr int64_t kTokens = 4096;  // of a chunk
+constexpr int64_t kTokens = 4096;  // per chunk
 
 template <class T>
 struct Importance {
@@ -21,7 +21,7 @@ struct Importance {
   int heads;
   float low, range;  // a score is low + range sigmoid
   bool skip_first;
-  double* partials;  // (chunks, H + 1): sums, and how many tokens count
+  double* partials;  // (chunks, H + 1): sums, and number of tokens that count
 };
 
 /// Grid (H, chunks).
@@ -123,7 +123,7 @@ struct Balance {
   HeadBalance balance;
 };
 
-/// A block per layer, whose first thread does all: some hundred heads, once a batch.
+/// A block per layer, whose first thread does everything: about a hundred heads, once per batch.
 __global__ void __launch_bounds__(32) balance_kernel(Balance a) {
   if (threadIdx.x != 0) return;
   const int H = a.heads;

@@ -6,7 +6,7 @@
 
 namespace sluice::cuda {
 
-// Weights are read as they lie: cuBLASLt's kernels take either order at full speed.
+// Weights are read in their stored order: cuBLASLt's kernels handle both orders at full speed.
 LinearPackedBytes linear_packed_bytes(Context&, DType, int64_t, int64_t, int64_t) { return {}; }
 void linear_pack(Context&, const LinearWeight&) {}
 

@@ -1,6 +1,6 @@
-// cuBLASLt counts in columns. A row-major matrix is the column-major matrix of its transpose, so c = a b is
-// asked for as c^T = b^T a^T: b comes first, and no operand is ever copied. Not yet run on a GPU: in
-// emulation a fake cuBLASLt (tests/emulation) checks the descriptors and computes.
+// cuBLASLt is column-major. A row-major matrix is the column-major matrix of its transpose, so c = a b is
+// computed as c^T = b^T a^T: b comes first, and no operand is copied. Not yet run on a GPU: in emulation a
+// fake cuBLASLt (tests/emulation) checks the descriptors and computes.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -30,8 +30,8 @@ struct Plan {
   }
 };
 
-/// What a plan depends on: the product, and how far its three pointers are aligned (an algorithm that loads
-/// 16 bytes at a time must not meet a pointer that allows two).
+/// The key of a plan: the product and the alignment of its three pointers (an algorithm with 16-byte loads
+/// must not get a pointer with smaller alignment).
 struct Key {
   Product p;
   int a_alignment, b_alignment, c_alignment;  // bytes, a power of two up to 256

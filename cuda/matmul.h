@@ -1,8 +1,8 @@
 #pragma once
-// Matrix products of the CUDA backend, through cuBLASLt. Behind linear and cross-entropy.
-// Plans (descriptors and the algorithm that cuBLASLt's heuristic names first) are built on first use of a
-// shape and kept in the Context; the step after that allocates nothing and asks nothing. A product is one
-// call on the context's stream, may be captured in a graph, and repeats bit for bit on one card.
+// Matrix products of the CUDA backend through cuBLASLt, used by linear and cross-entropy.
+// Plans (descriptors and the first algorithm of cuBLASLt's heuristic) are built on the first use of a shape
+// and kept in the Context, so that later steps allocate nothing. A product is one call on the context's
+// stream, may be captured in a graph, and is bitwise reproducible on one GPU model.
 #include "core/context.h"
 
 namespace sluice::cuda {
@@ -18,11 +18,11 @@ struct Product {
   int64_t a_stride = 0, b_stride = 0, c_stride = 0;
 };
 
-/// Computes one product. In a dry run only its scratch is taken: kWorkspaceBytes, whatever the shape.
+/// Computes one product. A dry run only allocates its scratch memory: kWorkspaceBytes for any shape.
 /// Error(internal) "cublasLtMatmul(1024 x 384 x 384, bf16 to f32): CUBLAS_STATUS_...".
 void multiply(Context& ctx, const Product& product, const void* a, const void* b, void* c);
 
-/// Work memory of a product: what NVIDIA recommends for sm_90, on every card.
+/// Workspace of a product: NVIDIA's recommendation for sm_90, used on every GPU.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
 }  // namespace sluice::cuda

@@ -1,5 +1,6 @@
-// The products of Newton-Schulz are cuBLASLt's, 3 a step, and take the time; what is between them is bound by
-// memory (common/map.cuh). Every number of the step is read on the device. Not yet run on a GPU.
+// The products of Newton-Schulz, 3 per iteration, are done by cuBLASLt and take most of the time; the kernels
+// between them are memory-bound (common/map.cuh). All scalars of the step are read on the device. Not yet run
+// on a GPU.
 #include "common/map.cuh"
 #include "matmul.h"
 #include "ops/muon.h"
@@ -94,7 +95,7 @@ template <class T, class U>
 struct Apply {
   static constexpr int kWidth = 4, kUnroll = 1;  // more would not fit the registers
   T* value;
-  float* master;  // null: value is its own
+  float* master;  // null: value is its own master
   const U* update;
   const UpdateControl* control;
   double rate_per_lr, decay_per_lr;
@@ -160,7 +161,7 @@ void newton_schulz(Context& ctx, Tensor x, const Tensor& squares, int64_t steps)
                a = t.alloc("newton_schulz a", x.dtype, {s, s}),
                a_squared = t.alloc("newton_schulz a^2", DType::f32, {s, s}),
                p = t.alloc("newton_schulz p", x.dtype, {s, s});
-  // So that x is what the last step writes.
+  // So that the last iteration writes to x.
   Tensor from = steps % 2 == 0 ? x : spare, to = steps % 2 == 0 ? spare : x;
   dispatch_storage("newton_schulz", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;

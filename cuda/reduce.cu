@@ -1,6 +1,6 @@
-// Bound by memory: every element is read once. A block reduces one chunk of 64 Ki elements (256 threads,
-// 16-byte loads, several in flight), one more block the chunks' results: the order of summation depends on
-// the element count alone. Not yet run on a GPU.
+// Memory-bound: every element is read once. A block reduces one chunk of 64 Ki elements (256 threads, 16-byte
+// loads, several in flight), and another block the results of the chunks: the order of summation depends only
+// on the element count. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "ops/reduce.h"
 
@@ -97,7 +97,7 @@ void reduce(Context& ctx, const char* name, R r, Tensor result, const Tensor& x,
 
 constexpr int kSquareThreads = 128;
 
-/// A thread takes blocks of 32 elements, so that what is cut into bins does not depend on the grid.
+/// A thread processes blocks of 32 elements, so that the values split into bins do not depend on the grid.
 template <class T>
 __global__ void __launch_bounds__(kSquareThreads)
     square_bins_kernel(double* partials, const T* x, int64_t n) {

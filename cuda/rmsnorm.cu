@@ -1,7 +1,7 @@
-// Bound by memory. A row is taken by 8 to 256 lanes of a block of 256 threads, with as few 16-byte vectors
-// each as will do (kRowShapes), and lies in their registers between its two uses. Rows that 16-byte vectors
-// do not fit, or of more than 2048 of them, go through plain loops that read twice (the second time from
-// cache). Not yet run on a GPU.
+// Memory-bound. A row is processed by 8 to 256 lanes of a block of 256 threads, with as few 16-byte vectors
+// per lane as possible (kRowShapes), and is kept in registers between its two uses. Rows that do not consist
+// of 16-byte vectors, or have more than 2048 of them, are processed by plain loops that read twice (the
+// second time from cache). Not yet run on a GPU.
 #include "common/rows.cuh"
 #include "ops/rmsnorm.h"
 
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kBlock) rmsnorm_any_kernel(Forward<T> f) {
         from_float<T>(to_float(load_weight<1>(f.weight, weight_at + i).v[0]) * (to_float(x[at + i]) * r));
 }
 
-/// Rows of a weight; one, where there is none.
+/// Number of rows of a weight; one without a weight.
 int64_t weight_rows(const Tensor& weight, int64_t width) { return weight ? weight.numel() / width : 1; }
 
 /// How a row of `vectors` vectors of 16 bytes is taken: lanes, and vectors of a lane.
@@ -226,9 +226,9 @@ __global__ void __launch_bounds__(kBlock) rmsnorm_backward_any_kernel(Backward<T
   }
 }
 
-/// How many blocks share the rows of one row of the weight: at most what keeps the memory of a large GPU (132
-/// multiprocessors) busy, about 48 KiB in flight each, and at least two rounds per block. It depends on
-/// shapes alone, so that sums come out the same on every GPU.
+/// Number of blocks that divide the rows of one weight row: enough to saturate the memory of a large GPU (132
+/// SMs) with about 48 KiB in flight each, and at least two rounds per block. It depends only on shapes, so
+/// that sums are equal on every GPU.
 int64_t chunks_of(int64_t tokens, int64_t groups, const RowShape& shape) {
   const int64_t at_once = 2 * (kBlock / shape.lanes), most = (shape.per_lane == 1   ? 528
                                                               : shape.per_lane == 2 ? 396

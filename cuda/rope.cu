@@ -1,4 +1,4 @@
-// Bound by memory: one read and one write of x; mapping in rope_rows.cuh. Not yet run on a GPU.
+// Memory-bound: one read and one write of x; mapping in rope_rows.cuh. Not yet run on a GPU.
 #include "ops/rope.h"
 #include "rope_rows.cuh"
 

@@ -8,7 +8,7 @@ namespace sluice::cuda {
 
 constexpr int kRopeBlock = 256;
 
-/// The table's rows for the positions, and what is wrong with a position outside it.
+/// The rows of the table for the positions, and the report of a position outside of it.
 struct RopeTable {
   const int* positions;  // (T)
   const float *cos, *sin;
@@ -17,14 +17,14 @@ struct RopeTable {
   float direction;  // 1, or -1 to rotate back
   KernelStatus* status;
 
-  /// Where token t's angles begin, or -1: a position outside the table, which is reported.
+  /// Offset of token t's angles, or -1 for a position outside of the table, which is reported.
   DEVICE_INLINE int64_t row(int64_t t) const {
     const int position = positions[t];
     if (position >= 0 && position < size) return static_cast<int64_t>(position) * half;
     report(status, KernelStatus::position_outside_table, position);
     return -1;
   }
-  /// Both 0 for a row of -1: what is rotated by it becomes 0.
+  /// Both 0 for row -1, which gives a rotated vector of 0.
   template <int kN>
   DEVICE_INLINE void load(int64_t row, int i, float (&c)[kN], float (&s)[kN]) const {
     if (row < 0) {
@@ -150,8 +150,7 @@ __global__ void __launch_bounds__(kRopeBlock) rope_any_kernel(RopeRows<T> p) {
   }
 }
 
-/// Calls body(lanes as std::integral_constant) where 16-byte vectors fit the halves of a row, and returns
-/// whether.
+/// Calls body(lanes as std::integral_constant) and returns true if 16-byte vectors fit the halves of a row.
 template <class T, class Body>
 bool with_rope_lanes(int half, bool vectors, Body&& body) {
   constexpr int kN = kVecWidth<T>;

@@ -1,7 +1,7 @@
-// The logits and their gradients are products of cuBLASLt. The rest is bound by memory, (T, E) numbers in f32
-// read and written once, as long as its instructions keep up: a warp takes a token, lane l its experts l,
-// l + 32, ... in registers. At 8 of 128 experts a row is 1 KiB of traffic and some 230 instructions, half of
-// them the choice. Not yet run on a GPU.
+// The logits and their gradients are cuBLASLt products. The rest is memory-bound as long as instruction
+// throughput suffices: (T, E) numbers in f32 are read and written once. A warp processes a token, lane l its
+// experts l, l + 32, ... in registers. With 8 of 128 experts a row is 1 KiB of traffic and about 230
+// instructions, half of them for the selection. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "common/ptx.cuh"
 #include "matmul.h"
@@ -211,12 +211,12 @@ __global__ void __launch_bounds__(kThreads) route_backward_kernel(RouteBackward 
   if (is_chosen) out[expert] = chosen_p * (r.share[expert] + shift) + part;
 }
 
-// ---- what routers add up
+// ---- routers' totals
 
 constexpr int kColumns = 32, kRows = kThreads / kColumns;
 
 struct Load {
-  double *counts, *totals;             // totals null: nothing is added up
+  double *counts, *totals;             // totals may be null
   double *probability_sums, *squares;  // partial results: (chunks, E), (chunks)
   const int* offsets;
   const float *probabilities, *lse;
@@ -224,7 +224,7 @@ struct Load {
   int chunks, num_experts;
 };
 
-/// Block (columns, chunk): thread (x, y) adds up rows y, y + 8, ... of column x.
+/// Block (columns, chunk): thread (x, y) sums rows y, y + 8, ... of column x.
 __global__ void __launch_bounds__(kThreads) load_chunks_kernel(Load l) {
   STATIC_SMEM(double, partial, [kRows][kColumns]);
   const int x = static_cast<int>(threadIdx.x) % kColumns, y = static_cast<int>(threadIdx.x) / kColumns,
@@ -372,8 +372,8 @@ void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offse
                  const Tensor& probabilities, const Tensor& lse) {
   check_storage("router_load", probabilities);
   const int64_t tokens = probabilities.dim(0), num_experts = probabilities.dim(1);
-  // At most two blocks of 32 columns for every multiprocessor of a large GPU; by shapes alone, so that sums
-  // repeat.
+  // At most two blocks of 32 columns per SM of a large GPU; depends only on shapes, so that sums are
+  // reproducible.
   constexpr int64_t kChunk = 128, kChunks = 264;
   const int64_t chunk = std::max((tokens + kChunks - 1) / kChunks, kChunk),
                 chunks = (tokens + chunk - 1) / chunk;

@@ -1,7 +1,8 @@
-// Bound by memory. Forward: a thread per logit counts those before it, which is its place among the chosen;
-// then a thread takes kN channels of a head and reads them of its chosen experts alone. Backward: kLanes
-// threads take an expert of a head, as those of a headwise gate take a head (cuda/gate.cu), so that one
-// expert gives a gate's bits; of those not chosen they write zeros. Not yet run on a GPU.
+// Memory-bound. Forward: a thread per logit counts the larger ones, which gives its rank among the chosen;
+// then a thread processes kN channels of a head and reads them only from the chosen experts. Backward: kLanes
+// threads process an expert of a head in the same way as a headwise gate processes a head (cuda/gate.cu), so
+// that a single expert gives the bits of a gate; they write zeros for experts that were not chosen. Not yet
+// run on a GPU.
 #include "common/math.cuh"
 #include "common/rows.cuh"
 #include "ops/switch_heads.h"
@@ -20,7 +21,7 @@ struct Experts {
   int experts, picked, slots;     // slots = channels / width
 };
 
-/// NaN is above all, so that it is chosen and seen.
+/// NaN ranks above all numbers, so that it is chosen and becomes visible.
 DEVICE_INLINE float key_of(float z) { return isnan(z) ? INFINITY : z; }
 
 template <class T>

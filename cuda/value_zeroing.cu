@@ -1,4 +1,4 @@
-// For evaluation: bound by memory, an element per thread. Not yet run on a GPU.
+// For evaluation only: memory-bound, one element per thread. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "common/math.cuh"
 #include "ops/value_zeroing.h"

@@ -1,8 +1,8 @@
 #pragma once
-// The one header a kernel includes beside ptx.cuh. The same source is compiled by nvcc for a GPU and, with
-// SLUICE_EMULATION defined, by g++ for the emulator in tests/emulation.
+// The header that kernels include in addition to ptx.cuh. The same source is compiled by nvcc for a GPU and,
+// with SLUICE_EMULATION defined, by g++ for the emulator in tests/emulation.
 //
-// What a kernel may use (tests/emulation/README.md says why):
+// Restrictions on kernels (reasons: tests/emulation/README.md):
 // - shared memory only through STATIC_SMEM and DYN_SMEM, 32-bit shared addresses only through smem_addr
 // (ptx.cuh);
 // - launches only through launch(); no inline assembly, no cooperative groups, no CUB;
@@ -49,7 +49,7 @@ DEVICE_INLINE T from_float(float x) {
     return __float2bfloat16_rn(x);
 }
 
-/// N elements, loaded and stored as one access where they fill 16 bytes (or 8, or 4).
+/// N elements, loaded and stored in one access if they fill 16, 8 or 4 bytes.
 template <class T, int N>
 struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Vec {
   T v[N];
@@ -87,14 +87,14 @@ DEVICE_INLINE float warp_max(float v) {
   return v;
 }
 
-/// Sum over a block of kThreads, in a fixed order; every thread gets it. Two barriers; may be called again at
-/// once.
+/// Sum over a block of kThreads in a deterministic order; every thread gets the result. Uses two barriers;
+/// may be called again immediately.
 template <int kThreads, class A>
 DEVICE_INLINE A block_sum(A v) {
   static_assert(kThreads % 32 == 0 && kThreads <= 1024);
   STATIC_SMEM(A, partial, [kThreads / 32]);
   v = warp_sum(v);
-  __syncthreads();  // partial may still be read by the call before
+  __syncthreads();  // partial may still be read by the previous call
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
   __syncthreads();
   A total = 0;

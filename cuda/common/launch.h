@@ -1,5 +1,5 @@
 #pragma once
-// Host side of a kernel: the backend's state in a Context, launches that check themselves, errors by name.
+// Host side of kernels: the backend's state in a Context, checked launches, error messages with names.
 #include <utility>
 
 #include "common/device.cuh"
@@ -7,11 +7,11 @@
 
 namespace sluice::cuda {
 
-/// What the CUDA backend keeps in a Context. Created on first use, on the current device.
+/// State of the CUDA backend in a Context. Created on first use, on the current device.
 struct State;
 
-/// What kernels report without stopping: one word in device memory, read at every synchronize. The first
-/// report stays.
+/// Errors that kernels report without stopping: one word in device memory, read at every synchronize. The
+/// first report is kept.
 struct KernelStatus {
   enum Code : int {
     ok = 0,
@@ -33,7 +33,7 @@ int num_multiprocessors(Context& ctx);
 /// Error(internal) "cudaLaunchKernel(rope_forward): cudaErrorInvalidValue: invalid argument".
 void check(cudaError_t error, const char* call, const char* what = "");
 
-/// The door of a CUDA op refuses f64: "rope_forward: f64 runs on the CPU only".
+/// Entry points of CUDA ops refuse f64: "rope_forward: f64 runs on the CPU only".
 void check_storage(const char* op, const Tensor& t);
 
 struct LaunchConfig {
@@ -72,7 +72,7 @@ void launch(Context& ctx, const char* name, const LaunchConfig& config, void (*k
 #endif
 }
 
-/// The first report stays: kernels call it from any thread.
+/// Records an error from any thread of a kernel; the first report is kept.
 DEVICE_INLINE void report(KernelStatus* status, KernelStatus::Code code, int value) {
   if (atomicCAS(&status->code, 0, static_cast<int>(code)) == 0) status->value = value;
 }

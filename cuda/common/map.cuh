@@ -1,8 +1,8 @@
 #pragma once
-// Element-by-element kernels. A thread takes kUnroll vectors of 16 bytes (of the narrowest type), a block's
-// width apart, and loads them all before it stores the first: outputs may alias inputs at the same index, and
-// enough bytes are in flight (2048 threads of an SM x 16 bytes x kUnroll) to hide the latency of memory,
-// which is the one limit. An operation is a struct with
+// Elementwise kernels. A thread processes kUnroll vectors of 16 bytes (of the narrowest type), one block
+// width apart, and loads all of them before the first store: outputs may alias inputs at the same index, and
+// enough bytes are in flight (2048 threads per SM x 16 bytes x kUnroll) to hide memory latency, the only
+// limit. An operation is a struct with
 //   kWidth, kUnroll                              elements of a vector, vectors of a thread
 //   template <int N> In<N> load(int64_t i)       inputs of elements [i, i + N)
 //   template <int N> void apply(int64_t i, in)   computes and stores them
@@ -26,13 +26,13 @@ __global__ void __launch_bounds__(kMapThreads) map_kernel(Op op, int64_t vectors
     for (int64_t v = first; v < vectors; v += kMapThreads)
       op.template apply<kN>(v * kN, op.template load<kN>(v * kN));
   }
-  if constexpr (kN > 1) {  // behind the last whole vector: fewer elements than a block has threads
+  if constexpr (kN > 1) {  // after the last whole vector: fewer elements than threads in a block
     const int64_t i = vectors * kN + first;
     if (i < n) op.template apply<1>(i, op.template load<1>(i));
   }
 }
 
-/// Over n elements; `vectors` says that every address the vectors touch is aligned to their width.
+/// Over n elements; `vectors`: all addresses accessed as vectors are aligned to their width.
 template <class Op>
 void map(Context& ctx, const char* name, const Op& op, int64_t n, bool vectors) {
   if (n == 0) return;
@@ -63,7 +63,7 @@ class Divider {
   uint64_t magic_;  // 2^64 / d rounded up; 0 stands for d = 1
 };
 
-/// Every pointer at a multiple of 16 bytes.
+/// Whether all pointers are aligned to 16 bytes.
 template <class... P>
 bool aligned(const P*... p) {
   return ((reinterpret_cast<uintptr_t>(p) % 16 == 0) && ...);

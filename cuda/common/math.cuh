@@ -1,5 +1,5 @@
 #pragma once
-// The sigmoid family, as activations, gates and attention's epilogue share it. f32 throughout.
+// Sigmoid functions shared by activations, gates and attention's epilogue. f32 throughout.
 #include "common/ptx.cuh"
 #include "core/kinds.h"
 
@@ -8,8 +8,8 @@ namespace sluice::cuda {
 /// 1 / (1 + e^-x), within a few units in the last place: one ex2 and one reciprocal, both approximate.
 DEVICE_INLINE float sigmoid(float x) { return __fdividef(1.f, 1.f + ex2(-1.4426950408889634f * x)); }
 
-/// a(z) and a'(z) of a gate from z and s = sigmoid(z) (ops/gate.h). The activation is the same for a whole
-/// launch. Host functions too: the host's compiler finds a case that is missing, nvcc's own does not.
+/// a(z) and a'(z) of a gate from z and s = sigmoid(z) (ops/gate.h). The activation is uniform within a
+/// launch. They are host functions, too, because the host compiler warns of missing cases and nvcc does not.
 __host__ DEVICE_INLINE float activate(GateActivation a, float z, float s) {
   switch (a) {
     case GateActivation::sigmoid:

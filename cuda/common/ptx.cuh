@@ -1,7 +1,6 @@
 #pragma once
-// Every PTX instruction the kernels use, one wrapper each, with two bodies: inline assembly for a GPU, a call
-// into the emulator (tests/emulation) for the CPU. wgmma has a file of its own, wgmma.cuh. Names follow the
-// PTX ISA 9.0.
+// A wrapper for each PTX instruction that kernels use, with two bodies: inline assembly for a GPU, a call
+// into the emulator (tests/emulation) for the CPU. wgmma is in wgmma.cuh. Names follow the PTX ISA 9.0.
 #include "common/device.cuh"
 
 namespace sluice::cuda {
@@ -84,12 +83,12 @@ inline void tma_store_3d(const TensorMap* map, const void* src, int x, int y, in
   ::emu::tma_store(map, src, c, 3, site);
 }
 inline void tma_store_commit() { ::emu::bulk_commit(); }
-/// Until at most kPending groups of stores still read shared memory.
+/// Waits until at most kPending groups of stores still read shared memory.
 template <int kPending>
 inline void tma_store_wait_read() {
   ::emu::bulk_wait(kPending);
 }
-/// Until at most kPending groups of stores are not yet visible.
+/// Waits until at most kPending groups of stores are not yet visible.
 template <int kPending>
 inline void tma_store_wait() {
   ::emu::bulk_wait(kPending);
@@ -113,13 +112,13 @@ inline void setmaxnreg_dec(EMU_SITE) {
   ::emu::setmaxnreg(kRegisters, site);
 }
 
-/// Polls until f() holds. Between blocks: only for what blocks of lower id do.
+/// Polls until f() is true. Between blocks it may wait only for blocks of lower id.
 template <class F>
 inline void spin_until(F&& f) {
   while (!f()) ::emu::yield();
 }
-/// Loads and stores between blocks: the value, and everything the writer did before (acquire, release; scope
-/// gpu).
+/// Loads and stores between blocks that also make earlier writes of the writer visible (acquire, release;
+/// scope gpu).
 inline int load_acquire(const int* p) {
   const int v = __atomic_load_n(p, __ATOMIC_ACQUIRE);
   ::emu::thread_fence();

@@ -1,13 +1,13 @@
 #pragma once
-// Rows of a matrix, each taken by a group of kLanes threads: lane l holds vectors l, l + kLanes, ... of its
-// row in registers, so a row is read once. And sums over rows, one per column, in a fixed order: a block
-// keeps its columns in registers over all its rows and writes them once (store_columns), column_sums adds the
-// blocks up.
+// Row kernels: a group of kLanes threads processes a row; lane l keeps vectors l, l + kLanes, ... in
+// registers, so that a row is read once. Also sums over rows, one per column, in a deterministic order: a
+// block keeps sums of its columns in registers over all its rows and writes them once (store_columns);
+// column_sums adds the sums of the blocks.
 #include "common/map.cuh"
 
 namespace sluice::cuda {
 
-/// Elements [i, i + N) of a weight, or ones where there is none.
+/// Elements [i, i + N) of a weight, or ones without a weight.
 template <int N, class T>
 DEVICE_INLINE Vec<T, N> load_weight(const T* weight, int64_t i) {
   if (weight) return load_vec<N>(weight + i);
@@ -17,9 +17,9 @@ DEVICE_INLINE Vec<T, N> load_weight(const T* weight, int64_t i) {
   return ones;
 }
 
-/// Sums over groups of kLanes threads (a power of two) in a block of kThreads; every thread of a group gets
-/// its own. Every thread of the block calls it, in step. Groups that span warps meet at one barrier: a second
-/// call writes elsewhere.
+/// Sums over groups of kLanes threads (a power of two) in a block of kThreads; every thread gets the sum of
+/// its group. All threads of the block must call it together. Groups that span warps use one barrier, and a
+/// second call writes to other memory.
 template <int kThreads, int kLanes>
 class GroupSum {
  public:
@@ -45,8 +45,8 @@ class GroupSum {
   int turn_ = 0;
 };
 
-/// columns[v][e] of every thread stands for column v stride + lane kN + e, for lane kN < stride (at most
-/// kLanes kN). Adds up the groups of the block, in order, and writes columns [0, width) of the sum to out.
+/// columns[v][e] of each thread is column v stride + lane kN + e, for lane kN < stride (at most kLanes kN).
+/// Adds the groups of the block in order and writes columns [0, width) of the sum to out.
 template <int kThreads, int kLanes, int kV, int kN>
 DEVICE_INLINE void store_columns(float* out, float (&columns)[kV][kN], int stride, int width) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
@@ -92,8 +92,8 @@ DEVICE_INLINE void store_columns(float* out, float (&columns)[kV][kN], int strid
 
 constexpr int kSumColumns = 32, kSumRows = 16;
 
-/// A block takes 32 columns (128 contiguous bytes of a row), its thread (x, y) the rows y, y + 16, ... of
-/// column x. A template only so that several sources may include it.
+/// A block processes 32 columns (128 contiguous bytes of a row), its thread (x, y) rows y, y + 16, ... of
+/// column x. It is a template only so that several sources can include it.
 template <class Unused = void>
 __global__ void __launch_bounds__(kSumColumns* kSumRows)
     column_sums_kernel(float* out, const float* rows, int64_t count, int64_t width, bool add) {

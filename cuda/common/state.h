@@ -1,5 +1,5 @@
 #pragma once
-// What the CUDA backend keeps in a Context between calls.
+// State of the CUDA backend in a Context between calls.
 #include <memory>
 
 #include "common/launch.h"
@@ -15,8 +15,8 @@ struct State : BackendState {
 
   cudaStream_t stream = nullptr;
   cudaStream_t copy_stream = nullptr;  // prefetch
-  cudaEvent_t prefetched = nullptr;    // the last one is there
-  // For read and write: two buffers, each with the event after which it is free.
+  cudaEvent_t prefetched = nullptr;    // the last prefetch is complete
+  // For read and write: two buffers, each with an event after which it may be reused.
   static constexpr int64_t kPinnedBytes = int64_t{16} << 20;
   char* pinned[2] = {};
   cudaEvent_t pinned_done[2] = {};

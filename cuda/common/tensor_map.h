@@ -1,7 +1,7 @@
 #pragma once
-// Tensor maps: what TMA needs to know of a bf16 tensor in device memory, built on the host, passed to a
-// kernel by value (const __grid_constant__ TensorMap). Boxes are written with the 128-byte swizzle, rows of
-// at most 64 elements; what lies outside the tensor is read as zero and not written.
+// Tensor maps describe a bf16 tensor in device memory for TMA. They are built on the host and passed to a
+// kernel by value (const __grid_constant__ TensorMap). Boxes use the 128-byte swizzle, with rows of at most
+// 64 elements; elements outside of the tensor are read as zero and not written.
 #include <cstdint>
 
 #include "common/ptx.cuh"
@@ -9,7 +9,7 @@
 
 namespace sluice::cuda {
 
-/// Sizes and strides of dimension 0 (contiguous) upwards, in elements; stride[0] is 1 and not stored.
+/// Sizes and strides in elements, starting with the contiguous dimension 0; stride[0] is 1 and not stored.
 struct TensorMapShape {
   int rank;
   uint64_t size[3];
@@ -30,7 +30,7 @@ inline TensorMap make_tensor_map(const char*, const void* base, const TensorMapS
   return m;
 }
 #else
-/// The driver's function of this name, found at run time: the program also starts where there is no driver.
+/// The driver function of this name, looked up at run time so that the program also starts without a driver.
 template <class F>
 F driver_function(const char* name) {
   void* p = nullptr;
@@ -39,7 +39,7 @@ F driver_function(const char* name) {
   if (e != cudaSuccess)
     fail(ExitCode::internal, "{}: {}: {}", name, cudaGetErrorName(e), cudaGetErrorString(e));
   if (found != cudaDriverEntryPointSuccess || !p)
-    fail(ExitCode::internal, "{}: the driver does not have it; CUDA 12.0 or later is needed", name);
+    fail(ExitCode::internal, "{}: not available in this driver; CUDA 12.0 or later is needed", name);
   return reinterpret_cast<F>(p);
 }
 

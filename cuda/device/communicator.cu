@@ -1,4 +1,4 @@
-// Memory of GPUs over a host's communicator: in pieces through pinned memory. And which way is taken.
+// GPU memory over a host communicator, in pieces through pinned memory, and the choice of the transport.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kBufferBytes = int64_t{8} << 20;
 
-/// Pinned memory, of a communicator and its parts: for what leaves, and what came.
+/// Pinned memory of a communicator and the communicators split from it, for data to send and data received.
 struct Buffers {
   char *leaving = nullptr, *came = nullptr;
   Buffers() {
@@ -27,8 +27,8 @@ struct Buffers {
   Buffers& operator=(const Buffers&) = delete;
 };
 
-/// Parts of every rank lie behind each other in a buffer: what is moved at once of each is a buffer over the
-/// number of ranks.
+/// The parts of the ranks are consecutive in a buffer, so that each rank's piece is the buffer size divided
+/// by the number of ranks.
 class Staged : public OverHost {
  public:
   Staged(Communicator& inner, Context& ctx) : OverHost(inner, ctx), buffers_(std::make_shared<Buffers>()) {}
@@ -57,7 +57,7 @@ class Staged : public OverHost {
                        const int64_t* sent_bytes) override {
     const auto ranks = static_cast<size_t>(size());
     if (alone()) return copy_here(received, sent, sent_bytes[0]);
-    // All ranks take as many rounds as the largest part of any needs.
+    // All ranks take as many rounds as the largest part of any rank needs.
     int64_t largest = 0;
     for (size_t r = 0; r < ranks; ++r) largest = std::max({largest, sent_bytes[r], received_bytes[r]});
     std::vector<int64_t> of_all(ranks), out(ranks), in(ranks);
@@ -77,7 +77,7 @@ class Staged : public OverHost {
         lift(leaving() + to, static_cast<const char*>(sent) + from, count);
       });
       settle();
-      // Sizes that do not agree are found by inner.
+      // inner detects sizes that do not match.
       each(in, received_bytes, [](int64_t, int64_t, int64_t) {});
       inner_.all_to_all_v(came(), in.data(), leaving(), out.data());
       each(in, received_bytes, [&](int64_t to, int64_t from, int64_t count) {
@@ -108,10 +108,11 @@ class Staged : public OverHost {
  private:
   char* leaving() const { return buffers_->leaving; }
   char* came() const { return buffers_->came; }
-  /// Of one rank's part, at once.
+  /// Bytes of one rank's part per round.
   int64_t piece() const { return std::max<int64_t>(kBufferBytes / size() / 256 * 256, 1); }
 
-  /// body(at, n) over [0, bytes), once at least: an operation of no bytes is one too.
+  /// Calls body(at, n) over [0, bytes), at least once, because an operation of zero bytes is also an
+  /// operation.
   template <class Body>
   static void for_each_piece(int64_t bytes, int64_t most, Body&& body) {
     for (int64_t at = 0; at < bytes || at == 0; at += most) body(at, std::min(most, bytes - at));
@@ -137,7 +138,7 @@ class Staged : public OverHost {
   std::shared_ptr<Buffers> buffers_;
 };
 
-/// Whether every rank computes on a card that no other has.
+/// Whether every rank has its own GPU.
 bool cards_apart(Communicator& ranks) {
   constexpr size_t kBytes = 16;
   int device = 0;
@@ -176,7 +177,8 @@ std::unique_ptr<Communicator> make_device_communicator(Communicator& inner, Cont
 #if !defined(SLUICE_EMULATION)
   if (asked && !possible)
     fail(ExitCode::usage,
-         "parallel.transport: nccl needs a GPU for every rank, and of {} ranks some share one; use auto or "
+         "parallel.transport: nccl needs a GPU for every rank, but some of the {} ranks share one; use auto "
+         "or "
          "host",
          inner.size());
 #endif

@@ -1,5 +1,5 @@
 #pragma once
-// What the communicators of GPU memory share.
+// Common parts of the communicators for GPU memory.
 #include <cstdlib>
 #include <memory>
 #include <utility>
@@ -9,8 +9,7 @@
 
 namespace sluice::cuda {
 
-/// A communicator of GPU memory over one of the host's, which knows who the ranks are; owned where it is a
-/// part.
+/// A communicator for GPU memory on top of a host communicator, which it owns if both were split from others.
 class OverHost : public Communicator {
  public:
   OverHost(Communicator& inner, Context& ctx) : ctx_(ctx), inner_(inner) {}
@@ -26,7 +25,7 @@ class OverHost : public Communicator {
  protected:
   void do_barrier() override { inner_.barrier(); }
   bool alone() const { return inner_.size() == 1; }
-  /// What a rank alone does: a copy within its device, waited for.
+  /// The operation of a single rank: a copy within its device, which is waited for.
   void copy_here(void* to, const void* from, int64_t bytes);
 
   Context& ctx_;
@@ -34,12 +33,12 @@ class OverHost : public Communicator {
   Communicator& inner_;
 };
 
-/// True where cuda/nccl.cu was compiled with NCCL.
+/// Whether cuda/device/nccl.cu was compiled with NCCL.
 bool built_with_nccl();
-/// Over ranks that have a GPU each.
+/// For ranks with one GPU each.
 std::unique_ptr<Communicator> make_nccl(Communicator& inner, Context& ctx, double timeout_seconds);
 
-/// A copy within the device, in order with the ops of ctx; nothing onto itself.
+/// A copy within the device, in order with the ops of ctx; does nothing if source and destination are equal.
 void copy_on_device(Context& ctx, void* to, const void* from, int64_t bytes);
 
 }  // namespace sluice::cuda

@@ -1,4 +1,4 @@
-// Streams, memory, errors: everything of the CUDA runtime that is not a kernel.
+// Streams, memory and errors: uses of the CUDA runtime other than kernels.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -20,7 +20,7 @@ constexpr bool kEmulated = false;
 
 void check(cudaError_t error, const char* call, const char* what) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // a sticky error stays; an ordinary one is told once
+  cudaGetLastError();  // clears an ordinary error, which is reported once; a sticky one remains
   fail(error == cudaErrorMemoryAllocation ? ExitCode::out_of_memory : ExitCode::internal, "{}{}{}{}: {}: {}",
        call, *what ? "(" : "", what, *what ? ")" : "", cudaGetErrorName(error), cudaGetErrorString(error));
 }
@@ -55,7 +55,7 @@ State::State() {
 }
 
 State::~State() {
-  // What fails here has failed before, and was told.
+  // A failure here is a consequence of an earlier one, which was reported.
   if (stream) cudaStreamSynchronize(stream);
   profile.reset();
   cudnn.reset();
@@ -79,7 +79,7 @@ KernelStatus* kernel_status(Context& ctx) { return state(ctx).status; }
 int compute_capability(Context& ctx) { return state(ctx).compute_capability; }
 int num_multiprocessors(Context& ctx) { return state(ctx).multiprocessors; }
 
-// ---- what core asks for
+// ---- functions called by core
 
 std::vector<DeviceInfo> devices() {
   int count = 0;
@@ -115,7 +115,7 @@ void* allocate(int64_t bytes) {
   }
   check(error, "cudaMalloc");
   check(cudaMemset(p, 0, static_cast<size_t>(bytes)), "cudaMemset");
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // other streams may use it at once
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // other streams may use it immediately
   return p;
 }
 
@@ -160,7 +160,7 @@ void read(Context& ctx, void* host, const void* device, int64_t bytes) {
   const auto size = [&](int64_t i) {
     return static_cast<size_t>(std::min(State::kPinnedBytes, bytes - i * State::kPinnedBytes));
   };
-  // The next piece crosses the bus while this one is copied on.
+  // The next piece is transferred while this one is copied on the host.
   for (int64_t i = 0; i <= pieces; ++i) {
     if (i < pieces) {
       check(cudaMemcpyAsync(s.pinned[i % 2], from + i * State::kPinnedBytes, size(i), cudaMemcpyDeviceToHost,
@@ -234,7 +234,7 @@ std::unique_ptr<Graph::Impl> record(Context& ctx, const std::function<void()>& o
   try {
     ops();
   } catch (...) {
-    cudaStreamEndCapture(stream(ctx), &graph);  // leaves the stream usable for the message's path
+    cudaStreamEndCapture(stream(ctx), &graph);  // ends the capture so that the stream remains usable
     if (graph) cudaGraphDestroy(graph);
     throw;
   }
@@ -256,16 +256,17 @@ std::string reported(const KernelStatus& s) {
     case KernelStatus::target_outside_vocabulary:
       return fmt::format("target {} is outside the vocabulary", s.value);
     case KernelStatus::documents_in_cudnn:
-      return fmt::format("attention.kernel cudnn takes no documents (a first key of {}); use another kernel",
-                         s.value);
+      return fmt::format(
+          "attention.kernel cudnn does not support document masks (a first key of {}); use another kernel",
+          s.value);
     case KernelStatus::ok:
       break;
   }
   return fmt::format("a kernel reported the unknown code {}", s.code);
 }
 
-/// The ops since the last synchronize, each between two events; only while a Profile asks. Errors of the
-/// timing calls are those of the ops around them, which check.
+/// The ops since the last synchronize, each between two events; only with a Profile. Errors of the timing
+/// calls also appear in the surrounding ops, which check them.
 class OpTimes : public BackendState {
  public:
   explicit OpTimes(cudaStream_t stream) : stream_(stream) {}
@@ -287,7 +288,7 @@ class OpTimes : public BackendState {
   }
   void end() { cudaEventRecord(ops_[used_++].end, stream_); }
 
-  /// After the stream was waited for.
+  /// To be called after the stream has been synchronized.
   void settle(Profile* profile) {
     for (size_t i = 0; profile && i < used_; ++i) {
       float start = 0, duration = 0;  // ms

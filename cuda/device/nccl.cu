@@ -1,8 +1,7 @@
-// Memory of GPUs over NCCL, which moves bytes and adds none. The host's communicator brings the ranks
-// together; every operation is watched from its beginning to its end, and given up where NCCL reports an
-// error or time is over.
+// GPU memory over NCCL, which is used only to move bytes. The host communicator connects the ranks; every
+// operation is monitored and aborted if NCCL reports an error or it exceeds the time limit.
 #if defined(SLUICE_HAS_NCCL)
-#include <nccl.h>  // before what the emulator gives the names of CUDA's own
+#include <nccl.h>  // before the emulator redefines CUDA names
 #endif
 
 #include <chrono>
@@ -26,7 +25,7 @@ class Nccl : public OverHost {
     part_of(&inner);
     connect();
   }
-  /// A part of another one, with the host's part.
+  /// A communicator split from another one, with the split host communicator.
   Nccl(std::unique_ptr<Communicator> inner, Context& ctx, double timeout_seconds)
       : OverHost(std::move(inner), ctx), timeout_(timeout_seconds) {
     connect();
@@ -34,7 +33,7 @@ class Nccl : public OverHost {
   ~Nccl() override {
     if (done_) cudaEventDestroy(done_);
     if (!comm_) return;
-    // Others may never come to what is going on.
+    // Other ranks may never enter the current operation.
     if (failed_ || std::uncaught_exceptions() > 0)
       ncclCommAbort(comm_);
     else
@@ -123,7 +122,7 @@ class Nccl : public OverHost {
 
   void begin() { began_ = Clock::now(); }
 
-  /// Enqueues, and waits until it is done on the GPU.
+  /// Enqueues an operation and waits until the GPU has completed it.
   template <class Enqueue>
   void run(const char* operation, Enqueue&& enqueue) {
     SLUICE_CHECK(!failed_, "nccl: {} after a failure", operation);
@@ -142,7 +141,7 @@ class Nccl : public OverHost {
     }
   }
 
-  /// A call that a communicator which does not block answers at once, and finishes by and by.
+  /// A call to a non-blocking communicator, which returns immediately and completes later.
   void settle(const char* call, ncclResult_t result) {
     while (result == ncclInProgress) {
       rest(call);
@@ -151,7 +150,7 @@ class Nccl : public OverHost {
     demand(call, result);
   }
 
-  /// A moment's pause, short at first.
+  /// Pauses briefly, longer each time.
   void rest(const char* operation) {
     const double waited = std::chrono::duration<double>(Clock::now() - began_).count();
     if (timeout_ > 0 && waited > timeout_)
@@ -169,7 +168,8 @@ class Nccl : public OverHost {
 
   [[noreturn]] void give_up(const std::string& why) {
     failed_ = true;
-    if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));  // what is going on ends, and the stream is free
+    if (comm_)
+      ncclCommAbort(std::exchange(comm_, nullptr));  // aborts the current operation and frees the stream
     fail(ExitCode::hang, "{}", why);
   }
 

@@ -1,8 +1,9 @@
-// Products of many experts (ops/grouped_linear.h): which kernel, the list of tiles, and the kernel for f32.
-//   f32                                    here: verification
-//   bf16 on sm_90, rows of whole vectors   hopper/grouped_linear.cu
-//   bf16                                   grouped_linear_mma.cu
-// Weights are read as they lie, in either order.
+// Grouped matrix products (ops/grouped_linear.h): choice of the kernel, list of tiles, and the kernel for
+// f32.
+//   f32                                    here: for verification
+//   bf16 on sm_90, rows of whole vectors   hopper.cu
+//   bf16                                   mma.cu
+// Weights are read in their stored order.
 #include "grouped_linear/kernels.cuh"
 #include "ops/grouped_linear.h"
 

@@ -1,5 +1,5 @@
-// Products of many experts for Hopper, bf16: TMA, an mbarrier ring, wgmma, warp-specialised persistent
-// blocks. Not yet run on a GPU; times here are arithmetic.
+// Grouped matrix products for Hopper in bf16: TMA, an mbarrier ring, wgmma, warp-specialised persistent
+// blocks. Not yet run on a GPU; times here are computed.
 //
 // Mapping: a tile of 128 x 256 per block, the contraction 64 elements (48 KB) at a time through four stages.
 // Two consumer warpgroups multiply 64 rows each, m64n256k16, one step's products under way while the next
@@ -38,7 +38,7 @@ constexpr int kStagingBytes = 2 * kChunkBytes;  // where the output of a consume
 constexpr int kProducerRegisters = 80, kConsumerRegisters = 208;
 static_assert(kRows == 64 * kConsumers);
 static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * kRegistersAtEntry);
-// A consumer gives a stage back only when it has issued the step after, which must have been published.
+// A consumer releases a stage only after it has issued the next step, which must have been published.
 static_assert(kLag <= kStages - 2);
 
 struct Barriers {
@@ -71,7 +71,7 @@ DEVICE_INLINE void copy_rows(uint32_t tile, const nv_bf16* matrix, int columns, 
 template <GroupedKind kKind, Gather kGather>
 struct Producer {
   static constexpr bool kWeight = kKind == GroupedKind::backward_weight;
-  /// Whether all four warps copy, or one thread asks TMA for everything.
+  /// Whether all four warps copy, or one thread issues TMA copies for everything.
   static constexpr bool kCopies = kWeight || kGather != Gather::none;
   /// Arrivals at a full barrier.
   static constexpr unsigned kArrivals = kCopies ? 5 : 1;
@@ -90,7 +90,7 @@ struct Producer {
     published.advance();
   }
 
-  /// By one thread: what TMA brings of a step.
+  /// By one thread: the TMA copies of a step.
   DEVICE_INLINE void load(const GroupedTile& t, int k, bool with_a, bool with_b) {
     unsigned char *a = smem + ring.stage * kStageBytes, *b = a + kABytes;
     uint64_t* full = bar->full + ring.stage;
@@ -133,7 +133,7 @@ struct Producer {
       for (int k = t.k0; k < t.k_end; k += kDepth) {
         const bool partial = kWeight && k + kDepth > t.k_end;
         const bool load_a = kGather != Gather::a && !partial, load_b = kGather != Gather::b && !partial;
-        [[maybe_unused]] int gathered[2], straight[2];  // asked for before the wait
+        [[maybe_unused]] int gathered[2], straight[2];  // loaded before the wait
         if constexpr (kWeight) {
           const int* index = kGather == Gather::a ? p.a_index : p.b_index;
 #pragma unroll
@@ -289,7 +289,7 @@ struct Consumer {
       tile += static_cast<int>(gridDim.x);
       if (tile < tiles) next = locate<kKind, kColumns>(p, tile);  // arrives under the products
       const int steps = uniform((t.k_end - t.k0 + kDepth - 1) / kDepth);
-      if (kWeight && steps == 0) continue;  // adds nothing
+      if (kWeight && steps == 0) continue;  // an empty sum
       int before = 0;
       for (int step = 0; step < steps; ++step) {
         const uint32_t at = static_cast<uint32_t>(ring.stage * kStageBytes);

@@ -1,6 +1,6 @@
 #pragma once
-// Between grouped_linear.cu, which knows the ops, and their kernels: f32 arithmetic (grouped_linear.cu), bf16
-// on tensor cores since sm_80 (grouped_linear_mma.cu), bf16 on Hopper (hopper/grouped_linear.cu).
+// Interface between the ops in grouped_linear.cu and their kernels: f32 arithmetic (grouped_linear.cu), bf16
+// on tensor cores since sm_80 (mma.cu), bf16 on Hopper (hopper.cu).
 //   forward          out (rows, n)       = a (rows, k) b_g (n, k)^T      a = x, b = W
 //   backward_input   out (rows, n)       = a (rows, k) b_g (k, n)        a = dy, b = W
 //   backward_weight  out_g (m, n) f32   += a_g (rows of g, m)^T b_g (rows of g, n)    a = dy, b = x
@@ -29,10 +29,10 @@ struct GroupedProduct {
   int64_t a_rows, b_rows;        // of a and b in memory; b_rows for backward_weight alone
 };
 
-/// Rows of an output tile, whatever the kernel.
+/// Rows of an output tile, in every kernel.
 constexpr int kGroupedTileRows = 128;
 
-/// What a block works on.
+/// The tile of a block.
 struct GroupedTile {
   int group;
   int m0, m_end;  // rows of the output: of all groups together, or of this group's weight
@@ -40,7 +40,7 @@ struct GroupedTile {
   int k0, k_end;  // contraction: columns of a, or rows of a and b
 };
 
-/// Tiles at most, whatever the offsets: each group can end in the middle of one.
+/// Upper bound on the number of tiles for any offsets: each group may end within a tile.
 inline int64_t max_row_tiles(const GroupedProduct& p) {
   return blocks_for(p.rows, kGroupedTileRows) + p.groups;
 }
@@ -82,7 +82,7 @@ DEVICE_INLINE GroupedTile locate(const GroupedProduct& p, int tile) {
 void grouped_linear_mma(Context& ctx, GroupedKind kind, const GroupedProduct& p);
 /// sm_90 only, and only with whole_vectors.
 void grouped_linear_hopper(Context& ctx, GroupedKind kind, const GroupedProduct& p);
-/// Whole 16-byte vectors in every row: what TMA asks for, and the fast path of mma.
+/// Whether every row consists of whole 16-byte vectors, as required by TMA and by the fast path of mma.
 inline bool whole_vectors(const GroupedProduct& p) {
   const auto aligned = [](const void* x) { return reinterpret_cast<uintptr_t>(x) % 16 == 0; };
   return p.m % 8 == 0 && p.n % 8 == 0 && p.k % 8 == 0 && aligned(p.a) && aligned(p.b) && aligned(p.out);

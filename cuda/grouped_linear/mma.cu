@@ -1,4 +1,4 @@
-// Products of many experts in bf16 for every card since sm_80: mma.sync m16n8k16, f32 sums.
+// Grouped matrix products in bf16 for every GPU since sm_80: mma.sync m16n8k16, f32 sums.
 //
 // Mapping: a tile of 128 x 128 per block of four warps, 64 x 64 each, so that eight ldmatrix serve 32
 // products; the contraction goes 32 elements at a time through four stages of shared memory, filled by
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 2) grouped_linear_mma_kernel(Grouped
     for (int s = 0; s < kStages - 1; ++s) load(s);
     for (int step = 0; step < steps; ++step) {
       cp_async_wait<kStages - 2>();
-      __syncthreads();  // this step is here, and nobody reads the one before any more
+      __syncthreads();  // this step has arrived, and the previous one is no longer read
       load(step + kStages - 1);
       const uint32_t a_tile = smem_addr(smem) + step % kStages * kStageBytes, b_tile = a_tile + kOperandBytes;
 #pragma unroll
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kThreads, 2) grouped_linear_mma_kernel(Grouped
       }
     }
     cp_async_wait<0>();
-    __syncthreads();  // nobody reads a stage any more
+    __syncthreads();  // no stage is read any more
 
     if constexpr (kWeight) {
       add_to_weight<kVectors>(p, t, m + lane / 4, n + lane % 4 * 2, acc);
