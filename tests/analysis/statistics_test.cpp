@@ -351,7 +351,7 @@ const GateConfig kValue = {.position = GatePosition::value}, kQuery = {.position
 
 }  // namespace
 
-TEST_CASE("every statistic equals that of attention computed token by token from the weights", "[analyze]") {
+TEST_CASE("statistics equal those of attention computed token by token from the weights", "[analyze]") {
   const auto sink = AttentionKind::sink;
   ModelConfig experts = tiny({kQuery}, sink), activated = tiny({kHeadwise}, sink);
   experts.moe.num_experts = 3;
@@ -384,7 +384,8 @@ TEST_CASE("every statistic equals that of attention computed token by token from
   }
 }
 
-TEST_CASE("attention maps are those of the whole matrix, and planes hold queries and keys", "[analyze]") {
+TEST_CASE("attention maps equal the explicit attention matrix, and planes contain queries and keys",
+          "[analyze]") {
   TwoSequences m(tiny({{}}, GENERATE(AttentionKind::softmax, AttentionKind::sink)));
   const Analysis result = analyzed(m);
   const std::vector<float> mean = result.maps.mean(), &heads = result.maps.heads();
@@ -421,7 +422,7 @@ TEST_CASE("attention maps are those of the whole matrix, and planes hold queries
   }
 }
 
-TEST_CASE("principal components: the closed form of two dimensions, and a matrix put together again",
+TEST_CASE("principal components match the closed form in two dimensions and reconstruct a matrix",
           "[analyze]") {
   // (x, y) with variances 1 and 4, covariance 1.2: eigenvalues (5 +- sqrt(9 + 4 * 1.44)) / 2.
   const double root = std::sqrt(9 + 4 * 1.44), large = (5 + root) / 2, small = (5 - root) / 2;
@@ -479,7 +480,7 @@ TEST_CASE("arrays are NPY 1.0 files", "[analyze]") {
   CHECK_THROWS_AS(write_npy(folder / "b.npy", {2, 2}, std::vector<double>(3)), Error);
 }
 
-TEST_CASE("quantiles lie where the counts say", "[analyze]") {
+TEST_CASE("quantiles follow from the counts", "[analyze]") {
   CHECK(quantile({0, 4, 0, 4}, 0, 4, 0.25) == 1.5);
   CHECK(quantile({0, 4, 0, 4}, 0, 4, 0.5) == 2);
   CHECK(quantile({0, 4, 0, 4}, 0, 4, 1) == 4);

@@ -48,7 +48,8 @@ double largest(const Tensor& t) {
 
 }  // namespace
 
-TEST_CASE("streamed first-token attention equals the explicit one, with and without a sink", "[summary]") {
+TEST_CASE("first-token attention from lse and z0 equals the explicit one, with and without a sink",
+          "[summary]") {
   ModelConfig config = test::tiny_config();
   config.num_hidden_layers = 2;
   config.attention.kind = GENERATE(AttentionKind::softmax, AttentionKind::sink);
@@ -66,7 +67,7 @@ TEST_CASE("streamed first-token attention equals the explicit one, with and with
   CHECK_FALSE(summary.mean_gate_score);
 }
 
-TEST_CASE("gate scores are the means of the activated logits, gate by gate", "[summary]") {
+TEST_CASE("gate scores are the means of the activated logits of each gate", "[summary]") {
   ModelConfig config = test::tiny_config();
   config.attention.gates = {{},
                             {.position = GatePosition::value, .granularity = GateGranularity::headwise},
@@ -104,7 +105,7 @@ TEST_CASE("gate scores are the means of the activated logits, gate by gate", "[s
   CHECK(*summary.mean_gate_score == Approx((scores[0] + scores[1] + scores[2]) / 3).epsilon(1e-12));
 }
 
-TEST_CASE("maxima are those of the branches and of the residual stream", "[summary]") {
+TEST_CASE("maxima cover branches and the residual stream", "[summary]") {
   ModelConfig config = test::tiny_config();
   config.num_hidden_layers = 2;
   config.norm_placement = GENERATE(NormPlacement::pre, NormPlacement::sandwich);
@@ -123,7 +124,7 @@ TEST_CASE("maxima are those of the branches and of the residual stream", "[summa
   CHECK(summary.largest_residual == residual);
 }
 
-TEST_CASE("shared activations are refused", "[summary]") {
+TEST_CASE("activations shared by layers (Recompute::block) are refused", "[summary]") {
   test::TestModel m(test::tiny_config(), test::tiny_batch(), DType::f64, Recompute::block);
   m.loss();
   Context ctx(1 << 20);

@@ -91,7 +91,7 @@ bool is_filled(const Model& m) {
 
 }  // namespace
 
-TEST_CASE("a Qwen3 that transformers saved loads as such", "[load_weights]") {
+TEST_CASE("a Qwen3 model saved by transformers loads", "[load_weights]") {
   Model f32 = tiny_qwen3(DType::f32), f64 = tiny_qwen3(DType::f64), narrow = tiny_qwen3(DType::bf16);
   load_weights(kGolden, f32.tensors);
   load_weights(kGolden + "/model.safetensors", f64.tensors);
@@ -113,7 +113,7 @@ TEST_CASE("a Qwen3 that transformers saved loads as such", "[load_weights]") {
   CHECK_THROWS_WITH(load_weights(kGolden, untied.tensors), Contains("missing: lm_head.weight (32, 16)"));
 }
 
-TEST_CASE("every difference between file and model is listed at once", "[load_weights]") {
+TEST_CASE("all differences between file and model are listed together", "[load_weights]") {
   Model m = tiny_qwen3(DType::f32);
   m.tensors.erase(m.tensors.begin() + 3);  // layer 0: k_proj
   m.add("model.layers.0.self_attn.gate_proj.weight", {32, 16});
@@ -133,7 +133,7 @@ TEST_CASE("every difference between file and model is listed at once", "[load_we
   }
 }
 
-TEST_CASE("a model of another size is told by its sizes, not tensor by tensor", "[load_weights]") {
+TEST_CASE("a model of another size is reported by its sizes, not tensor by tensor", "[load_weights]") {
   const auto refusal = [](const Model& m) {
     try {
       load_weights(kGolden, m.tensors);
@@ -211,7 +211,7 @@ TEST_CASE("shards are found through their index", "[load_weights]") {
   }
 }
 
-TEST_CASE("a tied model ignores a head that repeats the embedding, and only that", "[load_weights]") {
+TEST_CASE("a tied model ignores an output head that equals the embedding, and only that", "[load_weights]") {
   const TempFolder folder;
   Values head = kEmbed;
   head.name = "lm_head.weight";

@@ -36,7 +36,7 @@ std::string tensor(const std::string& name, const std::string& dtype, const std:
 
 }  // namespace
 
-TEST_CASE("a safetensors header that is written is read back", "[safetensors]") {
+TEST_CASE("a written safetensors header is read back", "[safetensors]") {
   std::vector<SafetensorsEntry> entries = {{"b.weight", "BF16", {3}},
                                            {"a \"quoted\" \n name", "BF16", {2, 2}},
                                            {"scalar", "F32", {}},
@@ -141,7 +141,7 @@ TEST_CASE("hostile safetensors headers are refused with a reason", "[safetensors
   }
 }
 
-TEST_CASE("mutated safetensors files are read or refused, nothing else", "[safetensors]") {
+TEST_CASE("mutated safetensors files are either read or refused", "[safetensors]") {
   std::vector<SafetensorsEntry> entries = {{"model.embed_tokens.weight", "F32", {4, 3}},
                                            {"model.norm.weight", "BF16", {3}},
                                            {"x", "F16", {1}},
@@ -249,7 +249,7 @@ TEST_CASE("values are converted exactly, or rounded to nearest even", "[safetens
   CHECK_THROWS_AS(convert_values(bytes, f32, Tensor(again.data(), DType::f32, {5})), Error);
 }
 
-TEST_CASE("strict JSON refuses what the parser would let pass", "[safetensors]") {
+TEST_CASE("strict JSON refuses input that the parser would accept", "[safetensors]") {
   CHECK(parse_strict_json(R"({"a": [1, {"b": 2}], "c": {"b": 1}})", "f")["a"][1]["b"] == 2);
   CHECK_THROWS_WITH(parse_strict_json(R"({"a": {"b": 1, "b": 2}})", "f.json"), "f.json: duplicate key 'b'");
   CHECK_THROWS_WITH(parse_strict_json(std::string("{}\0", 3), "f"), Contains("NUL"));

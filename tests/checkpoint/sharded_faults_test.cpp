@@ -95,7 +95,7 @@ bool has_litter(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("a kill of any rank at any operation of a save leaves one complete state", "[sharded][crash]") {
+TEST_CASE("a kill of any rank at any operation of a save leaves a complete checkpoint", "[sharded][crash]") {
   const int ranks = GENERATE(2, 3);
   Trials trials(ranks);
   int kills = 0, newer = 0;
@@ -138,7 +138,7 @@ TEST_CASE("a kill of any rank at any operation of a save leaves one complete sta
   CHECK(newer >= 2);
 }
 
-TEST_CASE("an error at any operation of any rank costs that save at most, and all hear of it",
+TEST_CASE("an error at any operation of any rank fails at most that save, and all ranks report it",
           "[sharded][crash]") {
   const int ranks = GENERATE(2, 3);
   Trials trials(ranks);
@@ -207,7 +207,7 @@ void stop_writer() {
 
 }  // namespace
 
-TEST_CASE("a rank that never ends its part costs the save, after the limit", "[sharded][crash]") {
+TEST_CASE("a rank that never finishes its part fails the save after the time limit", "[sharded][crash]") {
   const int victim = GENERATE(0, 1);
   Trials trials(2);
   const std::string folder = trials.fresh();
@@ -243,7 +243,7 @@ TEST_CASE("a rank that never ends its part costs the save, after the limit", "[s
   CHECK_FALSE(has_litter(folder));
 }
 
-TEST_CASE("a part that is damaged, of another step or told to have failed is no part", "[sharded]") {
+TEST_CASE("parts that are damaged, failed or of another step are not accepted", "[sharded]") {
   const TempFolder folder;
   ShardedState state(30);
   const Layout layout = even_layout(state, 2);

@@ -84,7 +84,7 @@ void write_over(const std::string& path, const std::string& content) {
 
 }  // namespace
 
-TEST_CASE("whatever cut a checkpoint was saved in, any other cut loads its bits", "[sharded]") {
+TEST_CASE("a checkpoint saved with any sharding loads bit for bit with any other", "[sharded]") {
   std::mt19937 random(20);
   for (int pair = 0; pair < 30; ++pair) {
     const TempFolder folder;
@@ -119,7 +119,7 @@ TEST_CASE("whatever cut a checkpoint was saved in, any other cut loads its bits"
   }
 }
 
-TEST_CASE("several ranks write several files, and other programs find the weights", "[sharded]") {
+TEST_CASE("several ranks write several files that other programs can read", "[sharded]") {
   const TempFolder folder;
   ShardedState state(7);
   REQUIRE(save(folder / "ckpt", state, even_layout(state, 3), true).empty());
@@ -153,7 +153,7 @@ TEST_CASE("several ranks write several files, and other programs find the weight
   }
 }
 
-TEST_CASE("one rank writes the files it always wrote, alone or among ranks that have nothing", "[sharded]") {
+TEST_CASE("a single rank with data writes the single-file format, alone or beside empty ranks", "[sharded]") {
   const TempFolder folder;
   ShardedState state(7);
   Layout one = even_layout(state, 1);
@@ -174,7 +174,7 @@ TEST_CASE("one rank writes the files it always wrote, alone or among ranks that 
         io::read_file(a + "model.safetensors"));
 }
 
-TEST_CASE("a checkpoint that does not fit the model is refused alike by all ranks", "[sharded]") {
+TEST_CASE("all ranks refuse a checkpoint that does not fit the model, with the same error", "[sharded]") {
   const TempFolder folder;
   ShardedState state(7);
   REQUIRE(save(folder / "ckpt", state, even_layout(state, 2)).empty());
@@ -241,7 +241,7 @@ TEST_CASE("a checkpoint that does not fit the model is refused alike by all rank
   CHECK(changed([](TensorRecord&) {}).empty());
 }
 
-TEST_CASE("what ranks together do not hold exactly once is not saved", "[sharded]") {
+TEST_CASE("tensors that ranks together do not hold exactly once are not saved", "[sharded]") {
   const Quiet quiet;
   const TempFolder folder;
   ShardedState state(7), next(8);
@@ -269,7 +269,7 @@ TEST_CASE("what ranks together do not hold exactly once is not saved", "[sharded
   CHECK(load(folder / "ckpt", next, even_layout(next, 1)).bits() == next.bits());
 }
 
-TEST_CASE("damage to any shard is found by all ranks, and the checkpoint before it is used", "[sharded]") {
+TEST_CASE("damage to any shard is found by all ranks, which load the previous checkpoint", "[sharded]") {
   const Quiet quiet;
   namespace fs = std::filesystem;
   const TempFolder folder;
@@ -327,7 +327,7 @@ TEST_CASE("damage to any shard is found by all ranks, and the checkpoint before 
         }).empty());
 }
 
-TEST_CASE("changed bytes of shards, manifest and index are noticed", "[sharded]") {
+TEST_CASE("changed bytes in shards, manifest and index are detected", "[sharded]") {
   const TempFolder folder;
   ShardedState state(7);
   REQUIRE(save(folder / "ckpt", state, even_layout(state, 2)).empty());
@@ -355,7 +355,7 @@ TEST_CASE("changed bytes of shards, manifest and index are noticed", "[sharded]"
   CHECK(flips > 400);
 }
 
-TEST_CASE("ranks that do not share a file system are told so before the first save", "[sharded]") {
+TEST_CASE("ranks without a shared file system are refused before the first save", "[sharded]") {
   const TempFolder folder;
   ShardedState state(7);
   std::vector<std::string> errors(2);
@@ -375,7 +375,7 @@ TEST_CASE("ranks that do not share a file system are told so before the first sa
   for (const std::string& error : errors) CHECK_THAT(error, Contains("a file system shared by all ranks"));
 }
 
-TEST_CASE("restoring takes no memory beside what it restores", "[sharded]") {
+TEST_CASE("restoring allocates no memory except the restored tensors", "[sharded]") {
   const TempFolder folder;
   // 72 MiB in three files, cut so that no target is one piece.
   const int64_t n = int64_t{6} << 20;
@@ -424,7 +424,7 @@ TEST_CASE("restoring takes no memory beside what it restores", "[sharded]") {
   CHECK(WEXITSTATUS(status) == 0);
 }
 
-TEST_CASE("tensors are told in the order of the model", "[sharded]") {
+TEST_CASE("tensors are listed in the order of the model", "[sharded]") {
   const std::vector<std::string> order = {"model.embed_tokens.weight",
                                           "model.layers.2.input_layernorm.weight",
                                           "model.layers.2.self_attn.q_proj.weight",

@@ -38,7 +38,7 @@ uint64_t hash(std::vector<float> a, const std::vector<double>& b, int ranks) {
 
 }  // namespace
 
-TEST_CASE("the hash of a state is of its bits, and not of the layout", "[bits]") {
+TEST_CASE("the state hash depends on the bits, not on the layout", "[bits]") {
   std::vector<float> a(kElements);
   for (size_t i = 0; i < a.size(); ++i) a[i] = 0.5f * static_cast<float>(i);
   const std::vector<double> b = {1, 2, 3};
@@ -53,7 +53,7 @@ TEST_CASE("the hash of a state is of its bits, and not of the layout", "[bits]")
   CHECK(hash(a, {1, 2, std::nextafter(3.0, 4)}, 2) != one);
 }
 
-TEST_CASE("ranks that hold different copies of a tensor are found out", "[bits]") {
+TEST_CASE("differing replicas of a tensor are detected", "[bits]") {
   std::vector<float> a(kElements, 1.0f);
   std::string what;
   run_thread_ranks(2, [&](Communicator& comm) {
@@ -68,7 +68,7 @@ TEST_CASE("ranks that hold different copies of a tensor are found out", "[bits]"
   CHECK(what == "ranks hold different bits of b (elements 0 to 2)");
 }
 
-TEST_CASE("the first step that differs is named, and in what", "[bits]") {
+TEST_CASE("the first differing step and its difference are reported", "[bits]") {
   const TemporaryFolder folder;
   const auto write = [&](const char* name, int64_t steps, int64_t odd, double loss, const char* state,
                          int64_t without) {

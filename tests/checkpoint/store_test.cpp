@@ -168,7 +168,7 @@ TEST_CASE("a checkpoint is read back bit for bit", "[checkpoint]") {
   }
 }
 
-TEST_CASE("an asynchronous save is of the state at the call", "[checkpoint]") {
+TEST_CASE("an asynchronous save has the state at the time of the call", "[checkpoint]") {
   const TempFolder folder;
   std::vector<float> values(2 << 20, 1.0f);
   Toy toy(1);
@@ -191,7 +191,7 @@ TEST_CASE("an asynchronous save is of the state at the call", "[checkpoint]") {
   CHECK(values == std::vector<float>(2 << 20, 3.0f));
 }
 
-TEST_CASE("a kill at any operation of a save leaves one complete state", "[checkpoint][crash]") {
+TEST_CASE("a kill at any operation of a save leaves a complete checkpoint", "[checkpoint][crash]") {
   Trials trials;
   struct Scene {
     const char* kind;
@@ -227,7 +227,7 @@ TEST_CASE("a kill at any operation of a save leaves one complete state", "[check
   }
 }
 
-TEST_CASE("an error at any operation of a save costs that save at most", "[checkpoint][crash]") {
+TEST_CASE("an error at any operation of a save fails at most that save", "[checkpoint][crash]") {
   Trials trials;
   for (const char* error : {"ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE"}) {
     const bool async = std::strcmp(error, "EIO") == 0;
@@ -274,7 +274,7 @@ TEST_CASE("an error at any operation of a save costs that save at most", "[check
   }
 }
 
-TEST_CASE("a disk that stays full costs no checkpoint and no run", "[checkpoint][crash]") {
+TEST_CASE("a disk that stays full neither damages checkpoints nor ends the run", "[checkpoint][crash]") {
   Trials trials;
   const std::string folder = trials.fresh();
   Toy toy(30);
@@ -295,7 +295,7 @@ TEST_CASE("a disk that stays full costs no checkpoint and no run", "[checkpoint]
   CHECK(newest(folder).bits() == toy.bits());
 }
 
-TEST_CASE("every changed byte of every file is noticed", "[checkpoint][corruption]") {
+TEST_CASE("every changed byte of every file is detected", "[checkpoint][corruption]") {
   Trials trials;
   const std::string folder = trials.fresh(), path = folder + "/step_00000020";
   int flips = 0;
@@ -319,7 +319,8 @@ TEST_CASE("every changed byte of every file is noticed", "[checkpoint][corruptio
   CHECK(flips > 2000);
 }
 
-TEST_CASE("a damaged checkpoint is passed over, and all damaged is refused", "[checkpoint][corruption]") {
+TEST_CASE("damaged checkpoints are skipped; if all are damaged, loading is refused",
+          "[checkpoint][corruption]") {
   Trials trials;
   namespace fs = std::filesystem;
   using Damage = std::function<void(const std::string& file, const std::string& other)>;
@@ -373,7 +374,7 @@ TEST_CASE("a damaged checkpoint is passed over, and all damaged is refused", "[c
   }
 }
 
-TEST_CASE("whole folders that are wrong are passed over", "[checkpoint][corruption]") {
+TEST_CASE("intact checkpoints with wrong content are skipped", "[checkpoint][corruption]") {
   Trials trials;
   namespace fs = std::filesystem;
   std::string folder = trials.fresh();
@@ -398,7 +399,7 @@ TEST_CASE("whole folders that are wrong are passed over", "[checkpoint][corrupti
   CHECK_THROWS_AS(verify_checkpoint(folder + "/absent"), Error);
 }
 
-TEST_CASE("a manifest with a true checksum and false content is refused", "[checkpoint][corruption]") {
+TEST_CASE("a manifest with a valid checksum but wrong content is refused", "[checkpoint][corruption]") {
   Trials trials;
   const std::string folder = trials.fresh() + "/step_00000020";
   const Manifest good = read_manifest(folder);
@@ -427,13 +428,12 @@ TEST_CASE("a manifest with a true checksum and false content is refused", "[chec
   attempt([](Manifest& m) { m.tensors[0].xxh3_128[0] ^= 1; });
   Toy toy(20);
   CheckpointContent content = toy.content();
-  CHECK_THROWS_WITH(load_checkpoint(folder, content.weights, content.optimizer),
-                    Contains("as read differs"));
+  CHECK_THROWS_WITH(load_checkpoint(folder, content.weights, content.optimizer), Contains("as read differs"));
   attempt([](Manifest&) {});
   CHECK_NOTHROW(verify_checkpoint(folder));
 }
 
-TEST_CASE("a save may keep all that is there, and a guarded folder is not touched", "[checkpoint]") {
+TEST_CASE("a save can keep all older checkpoints, and a guarded folder is not changed", "[checkpoint]") {
   Trials trials;
   const std::string folder = trials.fresh();
   Toy third(30), fourth(40);
@@ -451,7 +451,7 @@ TEST_CASE("a save may keep all that is there, and a guarded folder is not touche
   CHECK(steps_in(folder) == std::vector<int64_t>{40});
 }
 
-TEST_CASE("values that are not finite are not saved", "[checkpoint]") {
+TEST_CASE("non-finite values are not saved", "[checkpoint]") {
   Trials trials;
   const std::string folder = trials.fresh();
   for (const bool async : {false, true}) {
@@ -479,7 +479,7 @@ TEST_CASE("values that are not finite are not saved", "[checkpoint]") {
   CHECK(newest(folder).step == 30);
 }
 
-TEST_CASE("rotation keeps the last and every n-th, and counts only valid ones", "[checkpoint]") {
+TEST_CASE("rotation keeps the latest and every n-th checkpoint, and counts only valid ones", "[checkpoint]") {
   Trials trials;
   {
     const TempFolder folder;

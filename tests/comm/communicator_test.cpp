@@ -9,19 +9,19 @@ using namespace sluice;
 using namespace sluice::test;
 using Catch::Contains;
 
-TEST_CASE("One rank alone", "[comm]") {
+TEST_CASE("a single rank", "[comm]") {
   const auto c = make_local_communicator();
   CHECK(c->size() == 1);
   check_communicator(*c);
 }
 
-TEST_CASE("Ranks as threads do what every communicator must", "[comm]") {
+TEST_CASE("ranks as threads pass the communicator conformance tests", "[comm]") {
   const int ranks = GENERATE(1, 2, 3, 4, 5, 8);
   INFO(ranks << " ranks");
   run_thread_ranks(ranks, [](Communicator& c) { check_communicator(c); });
 }
 
-TEST_CASE("A rank that fails releases the others, and is the one reported", "[comm]") {
+TEST_CASE("a failing rank releases the others and is the one reported", "[comm]") {
   std::atomic<int> lost{0};
   CHECK_THROWS_WITH(
       run_thread_ranks(4,
@@ -41,7 +41,7 @@ TEST_CASE("A rank that fails releases the others, and is the one reported", "[co
   CHECK(lost == 3);
 }
 
-TEST_CASE("A rank that never comes is waited for no longer than agreed", "[comm]") {
+TEST_CASE("waiting for a missing rank ends at the time limit", "[comm]") {
   CHECK_THROWS_WITH(run_thread_ranks(2,
                                      [](Communicator& c) {
                                        if (c.rank() == 1)
@@ -53,7 +53,7 @@ TEST_CASE("A rank that never comes is waited for no longer than agreed", "[comm]
                     Contains("rank 0 waited 0.05 s in barrier"));
 }
 
-TEST_CASE("Operations that do not match are told apart by name", "[comm]") {
+TEST_CASE("mismatched operations are reported by name", "[comm]") {
   CHECK_THROWS_WITH(run_thread_ranks(2,
                                      [](Communicator& c) {
                                        int32_t x[2] = {}, y = 0;
@@ -72,7 +72,7 @@ TEST_CASE("Operations that do not match are told apart by name", "[comm]") {
                     Contains("broadcast: ranks") && Contains("disagree on sizes"));
 }
 
-TEST_CASE("Sizes and ranks that cannot be are refused", "[comm]") {
+TEST_CASE("impossible sizes and ranks are refused", "[comm]") {
   const auto c = make_local_communicator();
   char x[4];
   CHECK_THROWS_WITH(c->broadcast(x, -1, 0), "broadcast: -1 bytes");
@@ -80,7 +80,7 @@ TEST_CASE("Sizes and ranks that cannot be are refused", "[comm]") {
   CHECK_THROWS_WITH(c->send(x, 1, 0), "send: to itself");
 }
 
-TEST_CASE("Axes of a mesh are those ranks that differ on them alone", "[comm]") {
+TEST_CASE("a mesh axis contains the ranks that differ only on it", "[comm]") {
   run_thread_ranks(12, [](Communicator& c) {
     for (const auto& [stride, size] : {std::pair{1, 1}, {1, 4}, {2, 3}, {4, 3}, {1, 12}, {6, 2}}) {
       const auto axis = c.axis(stride, size);
@@ -98,7 +98,7 @@ TEST_CASE("Axes of a mesh are those ranks that differ on them alone", "[comm]") 
   CHECK_THROWS_WITH(make_local_communicator()->axis(1, 2), "axis: 2 ranks, 1 apart, of 1");
 }
 
-TEST_CASE("Ranks that are only planned move nothing", "[comm]") {
+TEST_CASE("dry communicators move nothing", "[comm]") {
   const auto c = make_dry_communicator(2, 4);
   CHECK(c->rank() == 2);
   CHECK(c->size() == 4);
@@ -114,7 +114,7 @@ TEST_CASE("Ranks that are only planned move nothing", "[comm]") {
   CHECK_THROWS_WITH(make_dry_communicator(4, 4), Contains("rank 4 of 4"));
 }
 
-TEST_CASE("A communicator knows how long it kept its rank, and those split off it", "[comm]") {
+TEST_CASE("a communicator counts its rank's waiting time, including communicators split from it", "[comm]") {
   run_thread_ranks(2, [](Communicator& c) {
     const auto part = c.axis(1, 2);
     const int64_t before = c.progress().total_ns;

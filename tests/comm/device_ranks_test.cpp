@@ -110,7 +110,7 @@ void with_device_ranks(int size, const DeviceRanksOptions& options,
 
 }  // namespace
 
-TEST_CASE("communicators of GPU memory do what those of the host do", "[device_ranks]") {
+TEST_CASE("communicators for GPU memory pass the conformance tests", "[device_ranks]") {
   if (no_device()) return;
   for (const DeviceTransport transport : transports())
     for (const int ranks : {1, 2, 3, 4})
@@ -123,7 +123,7 @@ TEST_CASE("communicators of GPU memory do what those of the host do", "[device_r
       });
 }
 
-TEST_CASE("what is larger than the pinned buffers goes in pieces", "[device_ranks]") {
+TEST_CASE("messages larger than the pinned buffers are sent in pieces", "[device_ranks]") {
   if (no_device()) return;
   for (const DeviceTransport transport : transports())
     run_thread_ranks(3, [&](Communicator& host) {
@@ -159,7 +159,7 @@ TEST_CASE("what is larger than the pinned buffers goes in pieces", "[device_rank
     });
 }
 
-TEST_CASE("NCCL's failures, mismatched sizes and waiting for nobody end with an error that says where",
+TEST_CASE("NCCL failures, mismatched sizes and missing peers end with an error that names the operation",
           "[device_ranks]") {
 #if defined(SLUICE_EMULATION)
   if (nccl_version().empty()) return;

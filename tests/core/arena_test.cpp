@@ -33,7 +33,7 @@ std::string message(const std::function<void()>& f) {
 
 }  // namespace
 
-TEST_CASE("an arena's tensors are aligned, zero, apart and named", "[arena]") {
+TEST_CASE("an arena's tensors are aligned, zeroed, disjoint and named", "[arena]") {
   Arena arena("model", 1 << 16);
   CHECK_FALSE(arena.measuring());
   const Tensor a = arena.alloc("a", DType::bf16, {3, 7}), b = arena.alloc("b", DType::f64, {2, 2, 2});
@@ -50,7 +50,7 @@ TEST_CASE("an arena's tensors are aligned, zero, apart and named", "[arena]") {
   CHECK(arena.entries()[1].offset == 64);
 }
 
-TEST_CASE("an arena that measures needs exactly what a real one uses", "[arena]") {
+TEST_CASE("a measuring arena reports exactly what a real one uses", "[arena]") {
   Arena measure("measure");
   CHECK(measure.measuring());
   use(measure);
@@ -70,7 +70,7 @@ TEST_CASE("an arena that measures needs exactly what a real one uses", "[arena]"
   CHECK_THROWS_AS(use(tight), Error);
 }
 
-TEST_CASE("rewinding gives memory back, drops the names, and keeps the high-water mark", "[arena]") {
+TEST_CASE("rewinding frees memory, drops names, and keeps the high-water mark", "[arena]") {
   Arena arena("a", 4096);
   arena.alloc("kept", DType::f32, {16});
   const int64_t mark = arena.mark();
@@ -93,7 +93,7 @@ TEST_CASE("rewinding gives memory back, drops the names, and keeps the high-wate
   CHECK(arena.used() == mark + 448);
 }
 
-TEST_CASE("a full arena says its name, the tensor's and the sizes", "[arena]") {
+TEST_CASE("a full arena reports its name, the tensor and the sizes", "[arena]") {
   Arena arena("activations", 256);
   arena.alloc("first", DType::f32, {16});
   CHECK(message([&] { arena.alloc("second", DType::f32, {1000}); }) ==
@@ -102,7 +102,7 @@ TEST_CASE("a full arena says its name, the tensor's and the sizes", "[arena]") {
   CHECK(message([&] { Arena(std::string("bad"), -1); }) == "arena bad: capacity -1");
 }
 
-TEST_CASE("memory that the machine does not have is refused by name", "[arena]") {
+TEST_CASE("an allocation larger than the machine's memory is refused by name", "[arena]") {
   try {
     Arena arena("moon", int64_t{1} << 60);
     FAIL("an exbibyte was granted");

@@ -39,7 +39,7 @@ std::vector<std::string> switches_with_default(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("no switch over an enum of the house has a default", "[enums]") {
+TEST_CASE("no switch over one of Sluice's enums has a default", "[enums]") {
   CHECK(switches_with_default("switch (a) {\n case A::x: { return 1; }\n default: return 2;\n}").size() == 1);
   CHECK(switches_with_default(
             "switch (a) {\n case A::x: switch (n) { case 1: default: f(); }\n case A::y: return 2;\n}")

@@ -60,7 +60,7 @@ TEST_CASE("truncation of a mapped file is an Error and not a SIGBUS", "[io]") {
   CHECK_NOTHROW(next.check(true));
 }
 
-TEST_CASE("a file that is replaced or removed does its mapping no harm", "[io]") {
+TEST_CASE("replacing or removing a file does not affect its mapping", "[io]") {
   const TempFolder folder;
   write(folder / "x", std::string(100'000, 1));
   write(folder / "new", "short");

@@ -65,7 +65,7 @@ TEST_CASE("removing a tree does not follow links out of it", "[io]") {
   CHECK(io::read_file(folder / "keep/file") == "precious");
 }
 
-TEST_CASE("errors carry call, path and errno", "[io]") {
+TEST_CASE("errors contain call, path and errno", "[io]") {
   const TempFolder folder;
   try {
     io::read_file(folder / "absent");
@@ -144,7 +144,7 @@ TEST_CASE("a torn write leaves half of the bytes", "[io]") {
   CHECK(io::file_size(folder / "half") == 500);
 }
 
-TEST_CASE("a sticky fault stays", "[io]") {
+TEST_CASE("a sticky fault persists", "[io]") {
   const TempFolder folder;
   const TempVariable fault("SLUICE_IOFAIL", "2:ENOSPC:sticky");
   CHECK_NOTHROW(io::OutputFile(folder / "a", io::OutputFile::Mode::create_new));
@@ -153,7 +153,7 @@ TEST_CASE("a sticky fault stays", "[io]") {
   ::unsetenv("SLUICE_IOFAIL");
 }
 
-TEST_CASE("a fault that cannot be read is an error, not no fault", "[io]") {
+TEST_CASE("an unreadable fault specification is an error", "[io]") {
   const TempFolder folder;
   for (const char* text :
        {"x", "0:EIO", "-1:EIO", "1", "1:EWHAT", "1:EIO:often", "1:EIO:", "1:EIO:sticky:x"}) {
@@ -200,7 +200,7 @@ TEST_CASE("a sparse file past 2^32 bytes is mapped at its true size", "[io]") {
   CHECK(file.data() == nullptr);
 }
 
-TEST_CASE("a fault may be one rank's", "[io]") {
+TEST_CASE("a fault can be limited to one rank", "[io]") {
   const TempFolder folder;
   {
     const TempVariable fault("SLUICE_IOFAIL", "3:1:EIO");  // this process is rank 0
@@ -210,7 +210,7 @@ TEST_CASE("a fault may be one rank's", "[io]") {
   CHECK_THROWS_WITH(io::make_directories(folder / "b"), Contains("(EIO)"));
 }
 
-TEST_CASE("every operation that changes something can be listed", "[io]") {
+TEST_CASE("every mutating operation can be traced", "[io]") {
   const TempFolder folder;
   {
     const TempVariable fault("SLUICE_IOTRACE", folder / "trace");

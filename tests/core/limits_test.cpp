@@ -40,7 +40,7 @@ void version_2(const Tree& t) {
 
 }  // namespace
 
-TEST_CASE("a limit of any control group above the process holds; file cache does not count", "[limits]") {
+TEST_CASE("limits of all ancestor control groups apply; file cache does not count", "[limits]") {
   const Tree t;
   version_2(t);
   t.write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 2097152 kB\n");
@@ -61,7 +61,7 @@ TEST_CASE("a limit of any control group above the process holds; file cache does
   CHECK(limits[2].free == 300 * kMiB);
 }
 
-TEST_CASE("control groups of version 1, and those of a container that sees its own alone", "[limits]") {
+TEST_CASE("control groups of version 1, and of a container that sees only its own group", "[limits]") {
   const Tree t;
   t.write("proc/self/cgroup", "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n");
   t.write("proc/self/mountinfo",
@@ -83,8 +83,7 @@ TEST_CASE("control groups of version 1, and those of a container that sees its o
   CHECK(memory_groups(t.folder / "nowhere").empty());
 }
 
-TEST_CASE("threads: the cores of the mask and the quota, divided between the ranks of a machine",
-          "[limits]") {
+TEST_CASE("threads: the cores of mask and quota, divided among the ranks of a machine", "[limits]") {
   const Tree t;
   version_2(t);
   t.write("sys/fs/cgroup/job/step/cpu.max", "max 100000\n");

@@ -87,7 +87,7 @@ TEST_CASE("permute_index stays a bijection around powers of two", "[random]") {
   }
 }
 
-TEST_CASE("permute_index gives distinct places in [0, n) for n beyond 32 bits", "[random]") {
+TEST_CASE("permute_index gives distinct positions in [0, n) for n beyond 32 bits", "[random]") {
   for (const uint64_t n :
        {uint64_t{1} << 33, (uint64_t{1} << 33) + 12345, (uint64_t{1} << 63) - 25, uint64_t{1} << 63}) {
     INFO(n);

@@ -83,7 +83,7 @@ TEST_CASE("a sample is consecutive tokens with the next ones as targets", "[load
   CHECK(starts.size() == 12);
 }
 
-TEST_CASE("the stream is the same however it is cut into batches", "[loader]") {
+TEST_CASE("the stream does not depend on the batch size", "[loader]") {
   TemporaryFolder folder;
   write_tokens(folder / "a", {range(0, 3000)}, kVocab);
   write_tokens(folder / "b", {range(5000, 777)}, kVocab);
@@ -110,7 +110,7 @@ TEST_CASE("the stream is the same however it is cut into batches", "[loader]") {
   CHECK_FALSE(rows(other, 16, 0, n) == whole);
 }
 
-TEST_CASE("a million samples hold every chunk of every epoch exactly once, in the shares asked for",
+TEST_CASE("a million samples contain every chunk of every epoch exactly once, in the configured proportions",
           "[loader]") {
   TemporaryFolder folder;
   // Samples of one token: 997, 64, 12,345, 3 and 4,096 of them, some spread over several files.
@@ -167,7 +167,7 @@ TEST_CASE("a million samples hold every chunk of every epoch exactly once, in th
   CHECK(!std::is_sorted(first_epoch[2].begin(), first_epoch[2].end()));
 }
 
-TEST_CASE("every prefix of the schedule is within one sample of its due", "[loader]") {
+TEST_CASE("every prefix of the schedule is within one sample of the exact proportions", "[loader]") {
   TemporaryFolder folder;
   write_tokens(folder / "a", {range(0, 50)}, kVocab);
   for (const std::vector<double>& weights : {std::vector<double>{1, 1},
@@ -195,7 +195,7 @@ TEST_CASE("every prefix of the schedule is within one sample of its due", "[load
   }
 }
 
-TEST_CASE("samples do not cross files, and each file's samples are its own", "[loader]") {
+TEST_CASE("samples do not cross files", "[loader]") {
   TemporaryFolder folder;
   write_tokens(folder / "x1", {range(0, 20)}, kVocab);    // 4 samples of 4 (17 tokens), 3 tokens left
   write_tokens(folder / "x2", {range(100, 4)}, kVocab);   // none
@@ -211,7 +211,7 @@ TEST_CASE("samples do not cross files, and each file's samples are its own", "[l
   CHECK(starts == std::set<int32_t>{0, 4, 8, 12, 200, 204, 208});
 }
 
-TEST_CASE("in file order every token but each file's first is a target once", "[loader]") {
+TEST_CASE("in file order every token except each file's first is a target exactly once", "[loader]") {
   TemporaryFolder folder;
   write_tokens(folder / "a1", {range(0, 21)}, kVocab);
   write_tokens(folder / "a2", {range(100, 9), range(109, 8)}, kVocab);
@@ -242,7 +242,7 @@ TEST_CASE("in file order every token but each file's first is a target once", "[
   }
 }
 
-TEST_CASE("with document_mask keys and targets stay in the document", "[loader]") {
+TEST_CASE("with document_mask keys and targets stay within the document", "[loader]") {
   TemporaryFolder folder;
   // Documents at 0, 3, 4 and 10; rows of 8 inputs: 0..7 and 8..15, the second cut short at 14.
   write_tokens(folder / "a", {range(0, 3), range(3, 1), range(4, 6), range(10, 5)}, kVocab);
@@ -261,7 +261,7 @@ TEST_CASE("with document_mask keys and targets stay in the document", "[loader]"
         std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, -1});
 }
 
-TEST_CASE("filling allocates nothing and may be done by several threads", "[loader]") {
+TEST_CASE("filling a batch allocates nothing and is thread-safe", "[loader]") {
   TemporaryFolder folder;
   for (int f = 0; f < 5; ++f)
     write_tokens(folder / ("a" + std::to_string(f)), {range(0, 999), range(7, 5)}, kVocab);
@@ -281,7 +281,7 @@ TEST_CASE("filling allocates nothing and may be done by several threads", "[load
   for (const auto& part : parts) CHECK(part == expected);
 }
 
-TEST_CASE("tokens outside the vocabulary are named by file, place and value", "[loader]") {
+TEST_CASE("tokens outside the vocabulary are reported with file, index and value", "[loader]") {
   TemporaryFolder folder;
   auto tokens = range(0, 40);
   tokens[29] = 50000;
@@ -348,7 +348,7 @@ TEST_CASE("epochs are counted per source, exactly", "[loader]") {
   }
 }
 
-TEST_CASE("documents of one token with a document mask leave nothing to predict: an error", "[loader]") {
+TEST_CASE("document_mask with one-token documents is an error, because nothing is predicted", "[loader]") {
   TemporaryFolder folder;
   write_tokens(folder / "ones", std::vector<std::vector<int32_t>>(50, {5}), kVocab);
   std::vector<std::vector<int32_t>> documents(50, {5});
@@ -364,7 +364,7 @@ TEST_CASE("documents of one token with a document mask leave nothing to predict:
   CHECK_NOTHROW(open("one pair", true));
 }
 
-TEST_CASE("the fingerprint of a blend is of its tokens and their order", "[loader]") {
+TEST_CASE("the fingerprint of a blend depends on its tokens and their order", "[loader]") {
   TemporaryFolder folder;
   write_tokens(folder / "a", {range(0, 80)}, kVocab);
   write_tokens(folder / "b", {range(1, 80)}, kVocab);

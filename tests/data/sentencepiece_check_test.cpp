@@ -136,7 +136,7 @@ std::pair<int, int> damage_map(const TemporaryFolder& folder, const std::string&
 
 }  // namespace
 
-TEST_CASE("sound models pass, and say how they treat text", "[tokenizer]") {
+TEST_CASE("valid models pass, and their normalisation is reported", "[tokenizer]") {
   TemporaryFolder folder;
   const auto check = [](const std::string& path) {
     return check_sentencepiece_model(io::read_file(path), path);
@@ -154,7 +154,7 @@ TEST_CASE("sound models pass, and say how they treat text", "[tokenizer]") {
   CHECK_NOTHROW(check(train_model(folder, "folded", "--normalization_rule_name=nmt_nfkc_cf")));
 }
 
-TEST_CASE("a normalisation map that leads out of its memory is refused", "[tokenizer]") {
+TEST_CASE("a normalisation map that points out of bounds is refused", "[tokenizer]") {
   TemporaryFolder folder;
   const std::string model = io::read_file(train_model(folder, "a", "--normalization_rule_name=identity"));
   const auto refused = [&](const std::string& map, const std::string& what) {
@@ -182,7 +182,7 @@ TEST_CASE("a normalisation map that leads out of its memory is refused", "[token
   }
 }
 
-TEST_CASE("pieces that the library's tries cannot take are refused", "[tokenizer]") {
+TEST_CASE("pieces that the library's tries cannot handle are refused", "[tokenizer]") {
   TemporaryFolder folder;
   const std::string model = io::read_file(train_model(folder, "a"));
   const auto piece = [](const std::string& text, int type) {
@@ -202,7 +202,7 @@ TEST_CASE("pieces that the library's tries cannot take are refused", "[tokenizer
   refused(std::string("\x0b"), "wire type 3");
 }
 
-TEST_CASE("damaged normalisation maps crash nothing", "[tokenizer]") {
+TEST_CASE("damaged normalisation maps never crash", "[tokenizer]") {
   TemporaryFolder folder;
   const auto [refused, used] = damage_map(folder, model_with_rules(folder), 200, many_characters(97));
   CHECK(refused > 20);
@@ -210,7 +210,7 @@ TEST_CASE("damaged normalisation maps crash nothing", "[tokenizer]") {
 }
 
 // As long as one wants to try: build/tests/test_data "[tokenizer-fuzz]" takes minutes.
-TEST_CASE("2,000 damages of the usual normalisation map crash nothing", "[.][tokenizer-fuzz]") {
+TEST_CASE("2,000 mutations of the common normalisation map never crash", "[.][tokenizer-fuzz]") {
   TemporaryFolder folder;
   const auto [refused, used] =
       damage_map(folder, io::read_file(train_model(folder, "usual")), 2000, many_characters(3));

@@ -36,7 +36,7 @@ struct Data {
 
 }  // namespace
 
-TEST_CASE("token files of another tokenizer are refused with both names", "[token_check]") {
+TEST_CASE("token files of another tokenizer are refused with the names of both", "[token_check]") {
   const Data d;
   d.write("a-0"), d.write("a-1");
   CHECK_NOTHROW(d.check("a-*.bin"));
@@ -71,7 +71,7 @@ TEST_CASE("the largest token is known before the first step, with PREFIX.json an
   CHECK_FALSE(tokenizer_known(d.open("*.bin"), 0));
 }
 
-TEST_CASE("a PREFIX.json of other files is not believed", "[token_check]") {
+TEST_CASE("a PREFIX.json that belongs to other files is refused", "[token_check]") {
   const Data d;
   d.write("a");
   const auto refused = [&](const TokenFileInfo& info, std::vector<std::string> parts) {
@@ -94,7 +94,7 @@ TEST_CASE("a PREFIX.json of other files is not believed", "[token_check]") {
   CHECK_FALSE(io::exists(d.folder / "b.json"));
 }
 
-TEST_CASE("held-out data that is trained on is refused, by file and by contents", "[token_check]") {
+TEST_CASE("validation data that is also training data is refused, by file and by contents", "[token_check]") {
   Data d;
   d.write("train-0", {1, 2, 3, 4, 5, 9}), d.write("train-1"), d.write("held", {9, 8, 7, 6, 5, 4});
   d.write("copy");

@@ -50,7 +50,7 @@ std::string array_bytes(const std::vector<T>& values) {
 
 }  // namespace
 
-TEST_CASE("a written token file is, byte for byte, the Megatron layout", "[token_file]") {
+TEST_CASE("a written token file has exactly the Megatron layout", "[token_file]") {
   TemporaryFolder folder;
   const std::string prefix = folder / "made/for/it/x";
   write_tokens(prefix, {{1, 2, 3}, {}, {65000}, {7, 8}}, 65499);
@@ -62,7 +62,7 @@ TEST_CASE("a written token file is, byte for byte, the Megatron layout", "[token
   CHECK(io::list_directory(folder / "made/for/it") == std::vector<std::string>{"x.bin", "x.idx"});
 }
 
-TEST_CASE("what is written is read back, in every supported type", "[token_file]") {
+TEST_CASE("written tokens are read back, in every supported type", "[token_file]") {
   TemporaryFolder folder;
   const std::string prefix = folder / "x";
   const int code = GENERATE(1, 4, 8);
@@ -109,7 +109,7 @@ TEST_CASE("what is written is read back, in every supported type", "[token_file]
   });
 }
 
-TEST_CASE("token files beyond 2^32 tokens open at once and are read at the right places", "[token_file]") {
+TEST_CASE("token files beyond 2^32 tokens open quickly and are read at the right offsets", "[token_file]") {
   TemporaryFolder folder;
   const std::string prefix = folder / "big";
   const std::vector<int32_t> lengths = {2000000000, 1000000000, 1500000000, 500000000};
@@ -139,7 +139,7 @@ TEST_CASE("token files beyond 2^32 tokens open at once and are read at the right
   CHECK(!file.sampled_fingerprint().empty());  // quick, too
 }
 
-TEST_CASE("the fingerprint follows the content, not the name", "[token_file]") {
+TEST_CASE("the fingerprint depends on the content, not on the name", "[token_file]") {
   TemporaryFolder folder;
   std::vector<int32_t> tokens(1000);
   for (int i = 0; i < 1000; ++i) tokens[static_cast<size_t>(i)] = i;
@@ -156,8 +156,9 @@ TEST_CASE("the fingerprint follows the content, not the name", "[token_file]") {
   CHECK(first != TokenFile(folder / "b").fingerprint());
 }
 
-TEST_CASE("every changed token shows in the whole fingerprint, and the sampled one is what it always was",
-          "[token_file]") {
+TEST_CASE(
+    "every changed token changes the full fingerprint, and the sampled one is unchanged from older versions",
+    "[token_file]") {
   TemporaryFolder folder;
   std::vector<int32_t> tokens(9'000'000);  // three parts of the hash
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 2654435761u >> 16 & 0x3fff);
@@ -175,7 +176,7 @@ TEST_CASE("every changed token shows in the whole fingerprint, and the sampled o
   }
 }
 
-TEST_CASE("the largest token is found wherever it is, and a negative one is worse than any", "[token_file]") {
+TEST_CASE("the largest token is found at any position, and a negative one counts as larger", "[token_file]") {
   TemporaryFolder folder;
   const int code = GENERATE(1, 4, 8);
   const size_t size = code == 1 ? 1 : code == 4 ? 4 : 2;
@@ -264,7 +265,7 @@ TEST_CASE("damaged indexes are refused by file, field and offset", "[token_file]
   expect_error(ExitCode::no_input, {prefix + ".idx"}, [&] { TokenFile file(prefix); });
 }
 
-TEST_CASE("mutated indexes are refused or read within bounds, never worse", "[token_file]") {
+TEST_CASE("mutated indexes are either refused or read within bounds", "[token_file]") {
   TemporaryFolder folder;
   const std::string prefix = folder / "x";
   constexpr int kBytes = 240;
@@ -332,7 +333,8 @@ TEST_CASE("mutated indexes are refused or read within bounds, never worse", "[to
   CHECK(refused > 4000);
 }
 
-TEST_CASE("a writer that does not finish leaves nothing, and refuses foreign tokens", "[token_file]") {
+TEST_CASE("an unfinished writer leaves no files, and tokens outside the vocabulary are refused",
+          "[token_file]") {
   TemporaryFolder folder;
   const std::vector<int32_t> good = {1, 2, 3}, high = {1, 100}, low = {-1};
   {
@@ -353,7 +355,7 @@ TEST_CASE("a writer that does not finish leaves nothing, and refuses foreign tok
   CHECK(io::list_directory(folder.path).size() == 2);
 }
 
-TEST_CASE("a long file written in pieces is whole", "[token_file]") {
+TEST_CASE("a long file written in pieces is complete", "[token_file]") {
   TemporaryFolder folder;
   std::vector<int32_t> tokens(3000000);
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 2654435761u >> 16 & 0x7fff);
@@ -369,7 +371,7 @@ TEST_CASE("a long file written in pieces is whole", "[token_file]") {
   CHECK(file.document_begin(2999999) == 2999997);
 }
 
-TEST_CASE("the note beside a token file is read back, and may be absent", "[token_file]") {
+TEST_CASE("PREFIX.json is read back, and may be absent", "[token_file]") {
   TemporaryFolder folder;
   CHECK(!read_token_file_info(folder / "x"));
   write_token_file_info(folder / "x", {"byte:257", 257, 256, 3, int64_t{1} << 40, 5000, 256, "byte"});

@@ -63,7 +63,7 @@ TEST_CASE("a SentencePiece model encodes, decodes and counts bytes", "[tokenizer
   expect_error(ExitCode::data, {"-3", "outside"}, [&] { tokenizer->decode({-3}); });
 }
 
-TEST_CASE("a SentencePiece model is known by its bytes", "[tokenizer]") {
+TEST_CASE("the fingerprint of a SentencePiece model depends on its bytes", "[tokenizer]") {
   TemporaryFolder folder;
   const std::string a = train_model(folder, "a", ""), b = train_model(folder, "b", "--vocab_size=390");
   std::filesystem::copy_file(a, folder / "copy.model");
@@ -72,7 +72,7 @@ TEST_CASE("a SentencePiece model is known by its bytes", "[tokenizer]") {
   CHECK(load(a)->fingerprint().size() == 5 + 32);
 }
 
-TEST_CASE("the piece that ends documents is found, or its absence is told", "[tokenizer]") {
+TEST_CASE("the end-of-document piece is found, or its absence is reported", "[tokenizer]") {
   TemporaryFolder folder;
   const auto named = load(train_model(folder, "a", "--eos_id=-1 --control_symbols=<|endoftext|>"));
   CHECK(named->token_bytes(named->end_of_document()) == 0);

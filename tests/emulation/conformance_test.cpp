@@ -17,7 +17,7 @@ std::vector<Dump> run_all() {
   return dumps;
 }
 
-TEST_CASE("Every PTX wrapper does what the documents say, in every schedule", "[conformance]") {
+TEST_CASE("every PTX wrapper follows the PTX documents in every schedule", "[conformance]") {
   const std::vector<Dump> right = expected();
   for (uint64_t seed = 0; seed < 4; ++seed) {
     const uint64_t before = emu::seed();
@@ -36,7 +36,7 @@ TEST_CASE("Every PTX wrapper does what the documents say, in every schedule", "[
   }
 }
 
-TEST_CASE("Every PTX wrapper does what a GPU did, where one has", "[conformance]") {
+TEST_CASE("every PTX wrapper matches the golden results of a GPU, if there are any", "[conformance]") {
   std::ifstream file(SLUICE_SOURCE_DIR "/tests/golden/ptx_conformance.json");
   if (!file) {
     WARN("no GPU has written tests/golden/ptx_conformance.json yet");

@@ -58,7 +58,7 @@ struct Call {
 
 }  // namespace
 
-TEST_CASE("The fake cuBLASLt multiplies in columns, overwrites and adds", "[cublaslt]") {
+TEST_CASE("the fake cuBLASLt multiplies column-major, overwrites and accumulates", "[cublaslt]") {
   Call call;
   REQUIRE(call.choose() == CUBLAS_STATUS_SUCCESS);
   REQUIRE(call.multiply(call.va, 0) == CUBLAS_STATUS_SUCCESS);
@@ -68,7 +68,7 @@ TEST_CASE("The fake cuBLASLt multiplies in columns, overwrites and adds", "[cubl
   CHECK(call.vc[0] == 2 * 34);
 }
 
-TEST_CASE("The fake cuBLASLt refuses what does not go together", "[cublaslt]") {
+TEST_CASE("the fake cuBLASLt refuses inconsistent descriptors", "[cublaslt]") {
   cublasLtMatrixLayout_t l = nullptr;
   CHECK(cublasLtMatrixLayoutCreate(&l, CUDA_R_32F, 8, 3, 7) ==
         CUBLAS_STATUS_INVALID_VALUE);  // leading dimension

@@ -33,7 +33,7 @@ __global__ void two_counts() {
 }
 __global__ void odd_count() { named_barrier_sync<1>(48); }
 
-TEST_CASE("Barriers that not all threads reach alike are reported with both places", "[detectors]") {
+TEST_CASE("divergent barriers are reported with both source locations", "[detectors]") {
   const std::string text = error_of([] { launch(shape(1, 128, 0, "walks"), divergent_barrier); });
   CHECK_THAT(text, Contains("kernel walks, block (0,0,0), thread (64,0,0), seed"));
   CHECK_THAT(text, Contains("divergent __syncthreads: thread 0 waits at"));
@@ -127,7 +127,7 @@ __global__ void reads_poison(float* out) {
   out[threadIdx.x] = smem[threadIdx.x];
 }
 
-TEST_CASE("Shared memory begins as NaN", "[detectors]") {
+TEST_CASE("shared memory is initialised to NaN", "[detectors]") {
   DeviceArray<float> out(32);
   launch(shape(1, 32, 128), reads_poison, out.get());
   for (const float x : out.host()) CHECK(std::isnan(x));
@@ -163,7 +163,7 @@ __global__ void looks_early(float* out, const float* in) {
   out[3] = smem[8];
 }
 
-TEST_CASE("In order, a copy is as late as its wait allows, and its destination NaN until then",
+TEST_CASE("in order, a copy completes as late as its wait allows, and its destination is NaN until then",
           "[detectors]") {
   const DeviceArray<float> in(std::vector<float>(12, 5.0f)), out(4);
   const WithSeed in_order(0);
@@ -340,8 +340,7 @@ TEST_CASE("wgmma: fences, descriptors, accumulators in flight and register budge
 
 __global__ void reads_at(const int* p, int* out) { *out = *p; }
 
-TEST_CASE("Global memory: a touch of nobody's page is the kernel's failure, not the program's",
-          "[detectors]") {
+TEST_CASE("global memory: access to an unmapped page fails the kernel, not the program", "[detectors]") {
   const DeviceArray<int> x(std::vector<int>(64, 3)), out(1);
   CHECK(error_of([&] { launch(shape(1, 1), reads_at, x.get() + 63, out.get()); }).empty());
   for (int i = 0; i < 2; ++i) {
@@ -364,7 +363,7 @@ TEST_CASE("Launches: impossible configurations are refused", "[detectors]") {
   CHECK_REPORTS("no multiple of the cluster", launch(p, nothing));
 }
 
-TEST_CASE("The emulator works on after every failure", "[detectors]") {
+TEST_CASE("the emulator remains usable after every failure", "[detectors]") {
   for (int i = 0; i < 3; ++i) {
     CHECK_FALSE(error_of([] { launch(shape(1, 128), divergent_barrier); }).empty());
     CHECK(error_of([] { launch(shape(4, 1024), leaves_before_the_barrier, 1024); }).empty());

@@ -28,7 +28,7 @@ __global__ void coordinates(int* out) {
   out[block * blockDim.x * blockDim.y * blockDim.z + thread] += static_cast<int>(block * 1000 + thread);
 }
 
-TEST_CASE("Every thread of every block runs once and knows its place", "[emulation]") {
+TEST_CASE("every thread of every block runs once with the right indices", "[emulation]") {
   in_every_schedule([] {
     const DeviceArray<int> out(std::vector<int>(24 * 30, 0));
     launch(shape(dim3(2, 3, 4), dim3(5, 3, 2)), coordinates, out.get());
@@ -55,7 +55,7 @@ __global__ void predicates(int* out) {
   if (threadIdx.x == 99) out[0] = count, out[1] = all, out[2] = any;
 }
 
-TEST_CASE("Block barriers hold everybody back, and count", "[emulation]") {
+TEST_CASE("block barriers wait for all threads and count predicates", "[emulation]") {
   in_every_schedule([] {
     const DeviceArray<int> x(3 * 100), p(3);
     launch(shape(3, 100), rotate_in_block, x.get(), 7);
@@ -163,7 +163,7 @@ __global__ void atomics(int* i, unsigned* u, float* f, unsigned long long* w, nv
   atomicAdd(b, __floats2bfloat162_rn(1.0f, -1.0f));
 }
 
-TEST_CASE("Atomics of many blocks lose nothing", "[emulation]") {
+TEST_CASE("atomics of many blocks lose no update", "[emulation]") {
   const DeviceArray<int> i(std::vector<int>(3, 0));
   const DeviceArray<unsigned> u(std::vector<unsigned>(5, 0));
   const DeviceArray<float> f(std::vector<float>{0});
@@ -195,7 +195,7 @@ __global__ void last_block_sums(const int* x, int* partial, unsigned* done, int*
   if (threadIdx.x == 0) *out = sum;
 }
 
-TEST_CASE("The last block to finish sees what the others wrote", "[emulation]") {
+TEST_CASE("the last block to finish sees the writes of the others", "[emulation]") {
   in_every_schedule([] {
     std::vector<int> x(64 * 32);
     std::iota(x.begin(), x.end(), 1);
@@ -222,7 +222,7 @@ std::vector<unsigned> schedule_of(uint64_t seed) {
   return order.host();
 }
 
-TEST_CASE("A seed is a schedule: the same again, others differ", "[emulation]") {
+TEST_CASE("a seed determines the schedule, and other seeds differ", "[emulation]") {
   std::vector<std::vector<unsigned>> schedules;
   for (uint64_t seed = 0; seed < 7; ++seed) {
     schedules.push_back(schedule_of(seed));
@@ -233,7 +233,7 @@ TEST_CASE("A seed is a schedule: the same again, others differ", "[emulation]") 
 
 __global__ void no_waiting(int* x) { x[blockIdx.x * blockDim.x + threadIdx.x] = 1; }
 
-TEST_CASE("A kernel that never waits switches once per block", "[emulation]") {
+TEST_CASE("a kernel that never waits needs one switch per block", "[emulation]") {
   const DeviceArray<int> x(64 * 256);
   const emu::Stats before = emu::stats();
   launch(shape(64, 256), no_waiting, x.get());

@@ -64,8 +64,7 @@ TEST_CASE("Kernels without a bug are clean in every variant and schedule", "[pla
     }
 }
 
-TEST_CASE("Planted bugs of plain logic are caught by a plain build, in order or in some schedule",
-          "[planted]") {
+TEST_CASE("planted logic bugs are caught by a plain build, in order or in some schedule", "[planted]") {
   for (const Bug bug :
        {Bug::missing_barrier, Bug::missing_second_barrier, Bug::missing_syncwarp, Bug::shared_out_of_bounds,
         Bug::cp_async_wait_off_by_one, Bug::missing_refill_barrier, Bug::early_release, Bug::wrong_phase,
@@ -78,7 +77,7 @@ TEST_CASE("Planted bugs of plain logic are caught by a plain build, in order or 
   check_caught("plain", Bug::shared_out_of_bounds, "past the end of a static shared variable");
 }
 
-TEST_CASE("Planted accesses out of bounds or misaligned are caught by AddressSanitizer and UBSan",
+TEST_CASE("planted out-of-bounds and misaligned accesses are caught by AddressSanitizer and UBSan",
           "[planted]") {
   check_caught("asan", Bug::global_out_of_bounds, "heap-buffer-overflow");
   check_caught("asan", Bug::shared_out_of_bounds, "out of bounds");

@@ -26,7 +26,7 @@ void launch_add(int* x, int n, cudaStream_t stream = nullptr) {
   emu::launch(p, add, x, n);
 }
 
-TEST_CASE("A captured stream keeps its work, with its arguments, and does it at every launch", "[runtime]") {
+TEST_CASE("a captured stream records work with its arguments and performs it at every launch", "[runtime]") {
   Stream stream;
   const DeviceArray<int> x(std::vector<int>{0});
   int* pinned = nullptr;
@@ -61,7 +61,7 @@ TEST_CASE("A captured stream keeps its work, with its arguments, and does it at 
   cudaFreeHost(pinned);
 }
 
-TEST_CASE("What a capture forbids is refused, and spoils the capture", "[runtime]") {
+TEST_CASE("calls that a capture forbids are refused and invalidate the capture", "[runtime]") {
   Stream stream;
   const DeviceArray<int> x(1);
   int pageable = 0;
@@ -99,7 +99,7 @@ TEST_CASE("A second stream joins a capture through an event, and must be joined 
   CHECK(x.host()[0] == 0);
 }
 
-TEST_CASE("Copies are checked against the allocations they begin in", "[runtime]") {
+TEST_CASE("copies are checked against the allocations that they start in", "[runtime]") {
   const DeviceArray<char> device(100);
   std::vector<char> host(200);
   CHECK(cudaMemcpy(device.get(), host.data(), 100, cudaMemcpyHostToDevice) == cudaSuccess);
@@ -112,7 +112,7 @@ TEST_CASE("Copies are checked against the allocations they begin in", "[runtime]
   CHECK(cudaGetLastError() == cudaSuccess);
 }
 
-TEST_CASE("A write after the end of an allocation is told when it is freed", "[runtime]") {
+TEST_CASE("a write past the end of an allocation is reported when it is freed", "[runtime]") {
   char* p = nullptr;
   REQUIRE(cudaMalloc(reinterpret_cast<void**>(&p), 100) == cudaSuccess);
   CHECK(reinterpret_cast<uintptr_t>(p) % 256 == 0);

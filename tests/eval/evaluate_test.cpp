@@ -60,7 +60,7 @@ std::string trained_checkpoint(test::TinyTraining& t, int64_t steps) {
 
 }  // namespace
 
-TEST_CASE("a model that knows nothing has ln V nats, V perplexity and the bytes' share of bits",
+TEST_CASE("a uniform model has a loss of ln V, a perplexity of V and the corresponding bits per byte",
           "[evaluate]") {
   test::TinyTraining t;
   const Blend data = t.blend();
@@ -88,7 +88,7 @@ TEST_CASE("a model that knows nothing has ln V nats, V perplexity and the bytes'
   CHECK(set.bits_per_byte == Approx(5 * text_tokens / bytes).epsilon(1e-6));
 }
 
-TEST_CASE("evaluation does not depend on the micro-batch, nor on what training recomputes", "[evaluate]") {
+TEST_CASE("evaluation does not depend on micro-batch size or recomputation", "[evaluate]") {
   test::TinyTraining t(Precision::f64);
   std::vector<EvalResult> results;
   for (const auto& [micro, recompute] : {std::pair(2, Recompute::none), std::pair(4, Recompute::none),
@@ -110,7 +110,7 @@ TEST_CASE("evaluation does not depend on the micro-batch, nor on what training r
   CHECK(*results[0].analysis.mean_gate_score == Approx(0.5).margin(0.1));
 }
 
-TEST_CASE("evaluation can be limited and interrupted, and leaves the training as it was", "[evaluate]") {
+TEST_CASE("evaluation can be limited and interrupted, and does not change training", "[evaluate]") {
   test::TinyTraining t;
   const Blend data = t.blend();
   Trainer evaluated(t.config, data), untouched(t.config, data);
@@ -127,8 +127,7 @@ TEST_CASE("evaluation can be limited and interrupted, and leaves the training as
   CHECK(test::all_bits(evaluated) == test::all_bits(untouched));
 }
 
-TEST_CASE("an analysis is the same, bit for bit, on one rank, two and three, and on any number of threads",
-          "[analyze]") {
+TEST_CASE("analysis is bitwise independent of the number of ranks and threads", "[analyze]") {
   const test::OneThread one_thread;
   test::TinyTraining t;
   t.add_experts();
@@ -175,9 +174,7 @@ TEST_CASE("an analysis is the same, bit for bit, on one rank, two and three, and
         std::max(summary.layers[0].ffn_output_max, summary.layers[1].ffn_output_max));
 }
 
-TEST_CASE(
-    "an analysis leaves out what is no whole sample, and refuses positions that the model does not know",
-    "[analyze]") {
+TEST_CASE("analysis skips partial samples and refuses positions beyond the model's", "[analyze]") {
   const test::OneThread one_thread;
   test::TinyTraining t;
   const CheckpointInfo checkpoint = find_checkpoint(trained_checkpoint(t, 1));
@@ -197,7 +194,7 @@ TEST_CASE(
   CHECK_THROWS_WITH(sequences(0), Catch::Contains("33") && Catch::Contains("32 positions"));
 }
 
-TEST_CASE("sampling keeps to temperature, top_k and top_p", "[generate]") {
+TEST_CASE("sampling follows temperature, top_k and top_p", "[generate]") {
   const std::vector<float> logits = {0, std::log(4.0f), std::log(2.0f), std::log(1.0f), -50};
   Sampling s;
   s.temperature = 0;
@@ -224,7 +221,7 @@ TEST_CASE("sampling keeps to temperature, top_k and top_p", "[generate]") {
   CHECK(share(s, 1) == 1);
 }
 
-TEST_CASE("generation with a cache gives what computing everything anew gives", "[generate]") {
+TEST_CASE("generation with a KV cache equals full recomputation", "[generate]") {
   test::TinyTraining t(GENERATE(Precision::f32, Precision::f64));
   // Large random weights: every position matters to what comes next.
   t.config.model.initializer_range = 0.5;
@@ -252,7 +249,7 @@ TEST_CASE("generation with a cache gives what computing everything anew gives", 
   CHECK(generate(std::vector<int32_t>(50, 3), 3).size() == 3);
 }
 
-TEST_CASE("generation is repeatable and stops when told", "[generate]") {
+TEST_CASE("generation is reproducible and stops on request", "[generate]") {
   test::TinyTraining t;
   const TrainedModel trained(find_checkpoint(trained_checkpoint(t, 2)), 1);
   const auto generate = [&](uint64_t seed) {
@@ -270,7 +267,7 @@ TEST_CASE("generation is repeatable and stops when told", "[generate]") {
   CHECK(generate(1) != generate(2));
 }
 
-TEST_CASE("a path stands for its newest checkpoint", "[generate]") {
+TEST_CASE("a run path selects its newest checkpoint", "[generate]") {
   test::TinyTraining t;
   const std::string run = trained_checkpoint(t, 1);
   CHECK(find_checkpoint(run).step == 1);
@@ -282,7 +279,7 @@ TEST_CASE("a path stands for its newest checkpoint", "[generate]") {
                      [&] { find_checkpoint(t.folder / "empty"); });
 }
 
-TEST_CASE("config.json names a plain model as the field knows it, and anything else honestly",
+TEST_CASE("config.json has a standard model_type for plain models and " sluice " for all others",
           "[hf_config]") {
   Config config;
   config.model.vocab_size = 257;
@@ -325,8 +322,7 @@ TEST_CASE("config.json names a plain model as the field knows it, and anything e
   }
 }
 
-TEST_CASE("config.json names a mixture of experts as the field knows it where the field has one",
-          "[hf_config]") {
+TEST_CASE("config.json has a standard model_type for mixtures of experts where one exists", "[hf_config]") {
   Config config;
   MoeConfig& moe = config.model.moe;
   moe.num_experts = 6;
@@ -368,8 +364,7 @@ TEST_CASE("config.json names a mixture of experts as the field knows it where th
   check_keys(shared);
 }
 
-TEST_CASE("a checkpoint made on a GPU opens where there is none, when another device is named",
-          "[evaluate]") {
+TEST_CASE("a checkpoint from a GPU opens on a machine without one if another device is given", "[evaluate]") {
   const test::TemporaryFolder folder;
   std::ofstream(folder / "config.yaml") << "train: {device: cuda}\n";
   CheckpointInfo checkpoint;

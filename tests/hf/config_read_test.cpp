@@ -60,7 +60,7 @@ std::string unsupported(const HfModel& m) {
 
 }  // namespace
 
-TEST_CASE("what transformers leaves out of a config.json has its model type's default", "[hf_config]") {
+TEST_CASE("keys that transformers omits from config.json have the model type's defaults", "[hf_config]") {
   const Folder f;
   const ModelConfig llama = f.read(std::string(R"({"model_type": "llama"})")).model;
   CHECK(llama.vocab_size == 32000);
@@ -97,7 +97,7 @@ TEST_CASE("what transformers leaves out of a config.json has its model type's de
   CHECK(tiny.moe.norm_topk_prob);
 }
 
-TEST_CASE("both spellings of the rotary keys say the same", "[hf_config]") {
+TEST_CASE("both spellings of the rotary keys are equivalent", "[hf_config]") {
   const Folder f;
   const nlohmann::json yarn = {
       {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32}, {"beta_fast", 30}};
@@ -143,7 +143,7 @@ TEST_CASE("both spellings of the rotary keys say the same", "[hf_config]") {
                Contains(fmt::format("rope_scaling.rope_type = \"{}\"", type)));
 }
 
-TEST_CASE("what no configuration stands for is named", "[hf_config]") {
+TEST_CASE("values without counterpart are reported by name", "[hf_config]") {
   const Folder f;
   const std::vector<std::pair<nlohmann::json, std::string>> cases = {
       {{{"attention_bias", true}}, "attention_bias = true []"},
@@ -241,7 +241,7 @@ void for_each_model_leaf(ModelConfig& m, Visit visit) {
 }  // namespace
 
 TEST_CASE(
-    "each model key that changes the function survives a config.json of one's own, and a difference in it is "
+    "each model key that changes the function round-trips through Sluice's config.json, and differences are "
     "found",
     "[hf_config]") {
   const Folder f;
@@ -286,9 +286,8 @@ TEST_CASE(
             "model.moe.router_z_loss_coefficient", "model.match_parameters_of", "model.match_multiple"});
 }
 
-TEST_CASE(
-    "keys without effect are not compared, and lists of gates are told as a whole where their lengths differ",
-    "[hf_config]") {
+TEST_CASE("keys without effect are not compared, and gate lists of different lengths are reported as a whole",
+          "[hf_config]") {
   ModelConfig a, b;
   b.rope.scaling.beta_fast = 20;
   b.moe.num_experts_per_tok = 4;
@@ -317,7 +316,7 @@ TEST_CASE(
   CHECK(gates[0].here == "[]");
 }
 
-TEST_CASE("a damaged config.json is refused as data, whatever the damage", "[hf_config]") {
+TEST_CASE("any damage to config.json is Error(data)", "[hf_config]") {
   const Folder f;
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "not JSON"},

@@ -58,7 +58,7 @@ ScaleModel paper() {
 
 }  // namespace
 
-TEST_CASE("A step on eight GPUs costs what a pencil says", "[scale]") {
+TEST_CASE("the cost of a step on eight GPUs equals a calculation by hand", "[scale]") {
   // Two nodes of four; two GPUs of a node share the experts. A GPU has 2,000 tokens in two micro-batches.
   const ScaleRow r = scale(small_model(), small_machines(), {.gpus = 8, .expert = 2, .zero = 1});
   REQUIRE(r.refused.empty());
@@ -92,7 +92,7 @@ TEST_CASE("A step on eight GPUs costs what a pencil says", "[scale]") {
   CHECK(r.bound == "gradients over NVLink");
 }
 
-TEST_CASE("What each stage of ZeRO sends, keeps and hides", "[scale]") {
+TEST_CASE("traffic, memory and overlap of each ZeRO stage", "[scale]") {
   const ScaleModel m = small_model();
   const ScaleAssumptions a = small_machines();
   const auto stage = [&](int64_t zero) { return scale(m, a, {.gpus = 8, .expert = 2, .zero = zero}); };
@@ -116,7 +116,7 @@ TEST_CASE("What each stage of ZeRO sends, keeps and hides", "[scale]") {
   for (int64_t zero = 1; zero < 4; ++zero) CHECK(stage(zero).memory() < stage(zero - 1).memory());
 }
 
-TEST_CASE("Tokens cross to another node once, however many experts they have there", "[scale]") {
+TEST_CASE("a token crosses to another node once, however many of its experts are there", "[scale]") {
   ScaleModel m = small_model();
   ScaleAssumptions a = small_machines();
   a.hop_us = 0;
@@ -138,7 +138,7 @@ TEST_CASE("Tokens cross to another node once, however many experts they have the
         Approx(r.all_to_all + 8 * 2 * 2 * 1e-3));
 }
 
-TEST_CASE("A link that is always busy is the step, whatever hides", "[scale]") {
+TEST_CASE("a saturated link determines the step time, whatever is hidden", "[scale]") {
   ScaleAssumptions a = small_machines();
   a.nvlink_gb_s = 1e9;
   a.nic_gb_s = 1;
@@ -160,7 +160,7 @@ TEST_CASE("A link that is always busy is the step, whatever hides", "[scale]") {
   CHECK(row().bound == "the NIC: always busy");
 }
 
-TEST_CASE("Faster machines, narrower gradients and larger batches never cost more", "[scale]") {
+TEST_CASE("faster machines, smaller gradients and larger batches never cost more", "[scale]") {
   const ScaleModel m = paper();
   const auto check = [&](const ScaleModel& better, const ScaleAssumptions& a, const char* what) {
     INFO(what);
@@ -201,7 +201,7 @@ TEST_CASE("Faster machines, narrower gradients and larger batches never cost mor
   }
 }
 
-TEST_CASE("Parameters are counted on the real store, and memory agrees with the trainer's", "[scale]") {
+TEST_CASE("parameters are counted on the real store, and memory agrees with the trainer", "[scale]") {
   const Plan plan = make_plan(load_config(shipped("gated_attention/base_15a2b.yaml")));
   const ScaleModel m = scale_model(plan);
   CHECK(m.dense + m.expert == plan.total);
@@ -226,7 +226,7 @@ TEST_CASE("Parameters are counted on the real store, and memory agrees with the 
   CHECK(scale(dense, {}, {64, 1, 1}).all_to_all == 0);
 }
 
-TEST_CASE("The best layout is the fastest of those that fit", "[scale]") {
+TEST_CASE("the best layout is the fastest one that fits", "[scale]") {
   const ScaleModel m = paper();
   std::vector<ScaleRow> rows;
   for (const int64_t expert : {1, 8, 16, 32}) rows.push_back(scale(m, {}, {512, expert, 1}));
@@ -249,7 +249,7 @@ TEST_CASE("The best layout is the fastest of those that fit", "[scale]") {
   CHECK(json["layouts"][2]["seconds"]["step"] == best->step);
 }
 
-TEST_CASE("Layouts that cannot be are refused by name", "[scale]") {
+TEST_CASE("impossible layouts are refused with the reason", "[scale]") {
   const ScaleModel m = paper();
   const auto why = [&](const ScaleModel& model, const ScaleLayout& l) { return scale(model, {}, l).refused; };
   CHECK_THAT(why(m, {100, 4, 1}), Contains("100 GPUs are not whole nodes of 8"));

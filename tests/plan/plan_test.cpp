@@ -25,7 +25,7 @@ int64_t parameters(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("The 28-layer model has the released checkpoints' parameters", "[plan]") {
+TEST_CASE("the 28-layer model has the parameter count of the released checkpoints", "[plan]") {
   const auto start = std::chrono::steady_clock::now();
   const Plan plan = make_plan(load_config(shipped("gated_attention/table2_01_28l_baseline.yaml")));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
@@ -51,8 +51,9 @@ TEST_CASE("The 28-layer model has the released checkpoints' parameters", "[plan]
   CHECK(seconds.count() < 2);
 }
 
-TEST_CASE("nanochat's 20-layer model has its parameters, and Muon keeps no second moments of its matrices",
-          "[plan][muon]") {
+TEST_CASE(
+    "nanochat's 20-layer model has the published parameters, and Muon keeps no second moments of matrices",
+    "[plan][muon]") {
   Config config;
   config.name = "d20";
   ModelConfig& m = config.model;
@@ -88,7 +89,7 @@ TEST_CASE("nanochat's 20-layer model has its parameters, and Muon keeps no secon
   CHECK(count_parameters(m) == plain);
 }
 
-TEST_CASE("The rows of tables 1, 3, 4 and 6 add what the paper says they add", "[plan]") {
+TEST_CASE("rows of tables 1, 3, 4 and 6 add the parameters that the paper states", "[plan]") {
   const std::map<std::string, int64_t> added = {
       {"table1_01_baseline", 0},
       {"table1_02_kv_heads_8", 50'331'648},
@@ -149,7 +150,7 @@ TEST_CASE("The rows of tables 1, 3, 4 and 6 add what the paper says they add", "
   CHECK(make_plan(config).gate_parameters == 100'663'296 / 12);
 }
 
-TEST_CASE("Switch heads add routers, and experts of full width", "[plan][switch_heads]") {
+TEST_CASE("switch heads add routers and experts of full width", "[plan][switch_heads]") {
   Config config = load_config(shipped("gated_attention/table1_01_baseline.yaml"));
   config.model.num_hidden_layers = 2;
   const Plan plain = make_plan(config);
@@ -174,7 +175,7 @@ TEST_CASE("Switch heads add routers, and experts of full width", "[plan][switch_
                .expert_width = 32}) == 2 * (projection + 8 * router));
 }
 
-TEST_CASE("The sink-aware rows have the parameters of nanochat's depths, and what sinks and gates add",
+TEST_CASE("the sink-aware rows have the parameters of nanochat's depths plus those of sinks and gates",
           "[plan]") {
   const struct {
     const char* size;
@@ -203,7 +204,7 @@ TEST_CASE("The sink-aware rows have the parameters of nanochat's depths, and wha
     }
 }
 
-TEST_CASE("Mixtures of experts have the parameters of the paper's two readings, total and active",
+TEST_CASE("mixtures of experts have the total and active parameters of both readings of the paper",
           "[plan][moe]") {
   struct Expected {
     const char* name;
@@ -235,7 +236,7 @@ TEST_CASE("Mixtures of experts have the parameters of the paper's two readings, 
   CHECK(count_parameters(config.model) - before == 415'236'096 + 196'608);
 }
 
-TEST_CASE("A plan shows experts in one line each, and layers of a kind once", "[plan][moe]") {
+TEST_CASE("a plan shows experts in one line and identical layers once", "[plan][moe]") {
   const auto count = [](const std::string& text, const std::string& word) {
     int n = 0;
     for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
@@ -270,7 +271,7 @@ TEST_CASE("A plan shows experts in one line each, and layers of a kind once", "[
   CHECK(text.find("no token is ever dropped") != std::string::npos);
 }
 
-TEST_CASE("Rows to experts are tokens times experts per token, whatever the routing", "[plan][moe]") {
+TEST_CASE("the number of expert rows is tokens times experts per token for any routing", "[plan][moe]") {
   const std::string file = shipped("models/moe_small_20m.yaml");
   const DispatchPlan kept = make_plan(load_config(file)).dispatch.value();
   const int64_t T = 8 * 256, R = 2 * T;
@@ -290,7 +291,8 @@ TEST_CASE("Rows to experts are tokens times experts per token, whatever the rout
   CHECK(again.scratch_bytes <= shared.memory.scratch + kept.kept_bytes);
 }
 
-TEST_CASE("The small mixture of experts has a dense twin of as many active parameters", "[plan][moe]") {
+TEST_CASE("the small mixture of experts has a dense twin with the same number of active parameters",
+          "[plan][moe]") {
   const Plan moe = make_plan(load_config(shipped("models/moe_small_20m.yaml")));
   const Plan dense = make_plan(load_config(shipped("models/dense_of_moe_small_20m.yaml")));
   CHECK(moe.total == Approx(20e6).epsilon(0.01));
@@ -299,7 +301,7 @@ TEST_CASE("The small mixture of experts has a dense twin of as many active param
   CHECK(dense.tokens == moe.tokens);
 }
 
-TEST_CASE("A mixture of experts is matched by narrowing its experts", "[plan][moe]") {
+TEST_CASE("a mixture of experts is matched by narrowing its experts", "[plan][moe]") {
   const std::string row = shipped("gated_attention/table1_05_sdpa_elementwise.yaml"),
                     base = "model.match_parameters_of=" + shipped("models/moe_15a2b.yaml");
   Config config = load_config(row, {base, "model.match_multiple=8"});
@@ -332,7 +334,7 @@ TEST_CASE("A mixture of experts is matched by narrowing its experts", "[plan][mo
   CHECK(refusal(config).find("no layer of this model has a moe_intermediate_size") != std::string::npos);
 }
 
-TEST_CASE("Table 2: gates add parameters, a narrower network takes them back", "[plan]") {
+TEST_CASE("table 2: a narrower feed-forward network compensates the parameters of gates", "[plan]") {
   CHECK(parameters("gated_attention/table2_02_28l_elementwise.yaml") == 1'720'574'976 + 117'440'512);
   CHECK(parameters("gated_attention/table2_08_48l_elementwise.yaml") ==
         parameters("models/dense_1.7b_48l.yaml") + 150'994'944);
@@ -358,7 +360,7 @@ TEST_CASE("Table 2: gates add parameters, a narrower network takes them back", "
   CHECK(match.difference() == Approx(-0.00003).margin(0.00001));
 }
 
-TEST_CASE("A match that cannot be is refused", "[plan]") {
+TEST_CASE("an impossible parameter match is refused", "[plan]") {
   const auto refusal = [](Config config) {
     try {
       resolve_parameter_match(config);
@@ -374,7 +376,7 @@ TEST_CASE("A match that cannot be is refused", "[plan]") {
   CHECK_THROWS_AS(resolve_parameter_match(config), Error);
 }
 
-TEST_CASE("The two quickstart models have as many parameters", "[plan]") {
+TEST_CASE("the two quickstart models have the same number of parameters", "[plan]") {
   const Plan baseline = make_plan(load_config(shipped("quickstart/baseline.yaml")));
   const Plan gated = make_plan(load_config(shipped("quickstart/gated.yaml")));
   CHECK(gated.gate_parameters > 0);
@@ -387,9 +389,7 @@ TEST_CASE("The two quickstart models have as many parameters", "[plan]") {
   CHECK(json["memory"]["total"] == gated.memory.total());
 }
 
-TEST_CASE(
-    "A plan of ranks that share experts counts the rows a rank takes in at once, and the copy of checkpoints",
-    "[plan]") {
+TEST_CASE("a plan with expert parallelism counts the receive buffer and the checkpoint snapshot", "[plan]") {
   Config config = load_config(shipped("gated_attention/proxy/table1_01_baseline.yaml"),
                               {"parallel.expert_capacity=1.5", "train.global_batch_size=32"});
   const Plan one = make_plan(config);
@@ -414,7 +414,7 @@ TEST_CASE(
   CHECK(make_plan(config, 2).memory.snapshot > 0);
 }
 
-TEST_CASE("Every shipped configuration plans, and every row's proxy is ready to train", "[plan]") {
+TEST_CASE("every shipped configuration plans, and every row's proxy is valid for training", "[plan]") {
   int plans = 0, proxies = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(shipped(""))) {
     if (entry.path().extension() != ".yaml" || entry.path().parent_path().filename() == "sweeps") continue;

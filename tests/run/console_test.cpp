@@ -95,7 +95,7 @@ TEST_CASE("the first stop signal is remembered by name", "[signals]") {
   CHECK(std::string(signals.name()) == "SIGUSR2");
 }
 
-TEST_CASE("one training at a time owns a run folder", "[run_folder]") {
+TEST_CASE("only one run at a time owns a run folder", "[run_folder]") {
   test::TemporaryFolder folder;
   {
     const RunFolder first(folder / "a/b");

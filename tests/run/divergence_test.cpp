@@ -29,7 +29,7 @@ double healthy(int64_t step) {
 
 }  // namespace
 
-TEST_CASE("a healthy loss does not diverge, whatever its first steps are", "[divergence]") {
+TEST_CASE("a healthy loss does not diverge, for any first steps", "[divergence]") {
   for (const double factor : {0.0, 1.5, 3.0}) {
     Divergence d(factor, kChance, 10);
     CHECK(messages(d, 2000, healthy).empty());
@@ -66,7 +66,8 @@ TEST_CASE("a loss that rises by the factor has diverged, at any step, and may re
   CHECK(messages(never, 2000, rises).empty());
 }
 
-TEST_CASE("a loss above that of guessing after warm-up has diverged, with any factor", "[divergence]") {
+TEST_CASE("a loss above that of a uniform guess after warm-up has diverged, with any factor",
+          "[divergence]") {
   const auto high = [](int64_t) { return kChance + 0.5; };
   Divergence d(0, kChance, 100);
   CHECK(messages(d, 163, high).empty());
@@ -74,7 +75,7 @@ TEST_CASE("a loss above that of guessing after warm-up has diverged, with any fa
   CHECK(messages(d, 1000, high, 165).empty());  // said once
 }
 
-TEST_CASE("a resumed run finds divergence where an undisturbed one does", "[divergence]") {
+TEST_CASE("a resumed run detects divergence at the same step as an uninterrupted one", "[divergence]") {
   const auto loss = [](int64_t step) {
     return step < 300 ? healthy(step) : healthy(step) + 0.01 * static_cast<double>(step - 300);
   };
@@ -93,7 +94,7 @@ TEST_CASE("a resumed run finds divergence where an undisturbed one does", "[dive
   }
 }
 
-TEST_CASE("fields of a state are checked for type and range, and named", "[divergence][state]") {
+TEST_CASE("fields of the state are checked for type and range, and errors name them", "[divergence][state]") {
   const nlohmann::json state = {{"count", 3},
                                 {"half", 0.5},
                                 {"text", "x"},

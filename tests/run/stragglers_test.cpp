@@ -34,7 +34,7 @@ struct Noise {
 
 }  // namespace
 
-TEST_CASE("A rank that is 30 % slower is named within 50 steps, from the start or later", "[stragglers]") {
+TEST_CASE("a rank that is 30 % slower is reported within 50 steps, from the start or later", "[stragglers]") {
   int named = 0;
   for (uint64_t seed = 0; seed < 20; ++seed) {
     Noise noise{std::mt19937_64(seed)};
@@ -54,7 +54,7 @@ TEST_CASE("A rank that is 30 % slower is named within 50 steps, from the start o
   CHECK(named == 20);
 }
 
-TEST_CASE("Noise names nobody in ten thousand steps", "[stragglers]") {
+TEST_CASE("noise causes no report in ten thousand steps", "[stragglers]") {
   for (const int ranks : {2, 3, 8}) {
     Noise noise{std::mt19937_64(static_cast<uint64_t>(ranks))};
     Stragglers stragglers(ranks);
@@ -72,7 +72,7 @@ TEST_CASE("Noise names nobody in ten thousand steps", "[stragglers]") {
   }
 }
 
-TEST_CASE("What was said is said again only when it changes", "[stragglers]") {
+TEST_CASE("a report is repeated only if it changes", "[stragglers]") {
   Stragglers stragglers(4);
   std::vector<std::string> said;
   const auto run = [&](int steps, double factor) {
@@ -97,7 +97,7 @@ TEST_CASE("What was said is said again only when it changes", "[stragglers]") {
   CHECK_THROWS_WITH(stragglers.add({1, 1}), Contains("times of 2 ranks, not 4"));
 }
 
-TEST_CASE("Own time is what a rank computes, not what it waits", "[stragglers][ranks]") {
+TEST_CASE("a rank's own time excludes waiting", "[stragglers][ranks]") {
   TinyTraining t;
   t.config.train.micro_batch_size = 1;
   t.config.data.validation.clear();

@@ -8,7 +8,7 @@
 
 namespace sluice {
 
-TEST_CASE("a trace holds every op of a step, one after another, within the step's time", "[trace]") {
+TEST_CASE("a trace contains every op of a step, in order, within the step's time", "[trace]") {
   test::TinyTraining tiny;
   const Blend data = tiny.blend();
   Trainer trainer(tiny.config, data);

@@ -24,7 +24,7 @@ Heartbeat rank(int r, const char* operation, int64_t sequence, double idle) {
 
 }  // namespace
 
-TEST_CASE("a rank's line is read back as it was, and nothing else is", "[watchdog]") {
+TEST_CASE("a heartbeat line is read back exactly, and other lines are refused", "[watchdog]") {
   Heartbeat h = rank(3, "all_gather", 1234567, 2.5);
   h.beat = 77;
   h.place = 0xdeadbeef;
@@ -46,7 +46,7 @@ TEST_CASE("a rank's line is read back as it was, and nothing else is", "[watchdo
   CHECK(Heartbeat::parse(line.substr(0, 40)).rank == -1);
 }
 
-TEST_CASE("the rank that hangs is named", "[watchdog]") {
+TEST_CASE("the hanging rank is reported", "[watchdog]") {
   // Stopped: its line is old, whatever it says.
   auto stopped = rank(2, "-", 90, 0.1);
   stopped.unheard = 8;
@@ -64,7 +64,7 @@ TEST_CASE("the rank that hangs is named", "[watchdog]") {
              Contains("all ranks wait for each other"));
 }
 
-TEST_CASE("ranks that wait for one that takes its time are not ended", "[watchdog]") {
+TEST_CASE("ranks that wait for a slow rank are not ended", "[watchdog]") {
   // Rank 0 evaluates, which may take longer.
   auto evaluating = rank(0, "-", 90, 60);
   evaluating.phase = "evaluate";
@@ -96,8 +96,7 @@ TEST_CASE("ranks that have ended, or have no watchdog, are not blamed for their 
   CHECK_THAT(who_hangs({ended, rank(1, "-", 91, 600)}, 1, 5), Contains("rank 1 computes without end"));
 }
 
-TEST_CASE("clocks of hosts may differ and be set: what counts is whether lines change while a rank watches",
-          "[watchdog]") {
+TEST_CASE("heartbeats do not depend on the hosts' clocks", "[watchdog]") {
   // Two hosts whose clocks have nothing in common; each line is read a moment after it was written.
   struct Host {
     double offset;
@@ -132,7 +131,7 @@ TEST_CASE("clocks of hosts may differ and be set: what counts is whether lines c
   }
 }
 
-TEST_CASE("time in which a rank did not run itself says nothing of the others", "[watchdog]") {
+TEST_CASE("time in which a rank was not running itself does not count against others", "[watchdog]") {
   WatchTime time;
   Listener listener;
   auto line = rank(1, "all_gather", 91, 6);

@@ -118,7 +118,7 @@ TEST_CASE("folders that cannot be written are refused", "[bad_input]") {
   expect(t.train({"run_dir=/proc/run"}), 73, {"/proc/run"});
 }
 
-TEST_CASE("two trainings do not share a folder", "[bad_input]") {
+TEST_CASE("two runs cannot use one folder", "[bad_input]") {
   const TinyRun t;
   const std::vector<std::string> endless = {"train.max_steps=1000000", "checkpoint.every_steps=0"};
   test::Program first(t.folder.path, t.train_arguments(endless));
@@ -131,7 +131,8 @@ TEST_CASE("two trainings do not share a folder", "[bad_input]") {
   CHECK(first.wait().code == 75);
 }
 
-TEST_CASE("a run is not resumed with what is not its own, and stays as it was", "[bad_input]") {
+TEST_CASE("a run is not resumed with another configuration, data or tokenizer, and stays unchanged",
+          "[bad_input]") {
   const TinyRun t;
   REQUIRE(t.train().code == 0);
   const std::string before = contents(t.run);
@@ -156,7 +157,7 @@ TEST_CASE("a run is not resumed with what is not its own, and stays as it was", 
   CHECK(contents(t.run) == before);
 }
 
-TEST_CASE("checkpoints that are all damaged are not silently replaced by a fresh start", "[bad_input]") {
+TEST_CASE("if all checkpoints are damaged, training does not silently start from scratch", "[bad_input]") {
   const TinyRun t;
   REQUIRE(t.train({"checkpoint.every_steps=0"}).code == 0);
   const std::string weights = t.run + "/ckpt/step_00000008/model.safetensors";
@@ -171,7 +172,7 @@ TEST_CASE("checkpoints that are all damaged are not silently replaced by a fresh
   }
 }
 
-TEST_CASE("a training that blows up stops with 78 and keeps its checkpoints", "[bad_input]") {
+TEST_CASE("a run that diverges to non-finite values stops with 78 and keeps its checkpoints", "[bad_input]") {
   const TinyRun t;
   REQUIRE(t.train().code == 0);
   const Outcome outcome = t.train({"train.max_steps=40", "optimizer.lr=1e30", "--allow-change",

@@ -62,7 +62,7 @@ TEST_CASE("checkpoint lists, verifies, compares, exports and prunes", "[checkpoi
   CHECK(checkpoint({}).code == 64);
 }
 
-TEST_CASE("adapters are trained from a run, evaluated, merged, and refused where nothing is to be adapted",
+TEST_CASE("adapters are trained from a run, evaluated, merged, and refused without targets",
           "[checkpoint][lora]") {
   const TinyRun t;
   CHECK_THAT(t.train({"lora.rank=4"}).err, Contains("give train.init_from"));

@@ -21,7 +21,8 @@ int shell(const std::string& command) {
 
 }  // namespace
 
-TEST_CASE("without a command the program prints its help; a misspelt one is guessed", "[command_line]") {
+TEST_CASE("without a command the program prints its help; for a misspelt one it suggests another",
+          "[command_line]") {
   const TinyRun t;
   const Outcome help = t.sluice({});
   CHECK(help.code == 0);
@@ -52,7 +53,8 @@ TEST_CASE("a start that fails leaves nothing behind", "[command_line]") {
   CHECK(io::exists(t.run + "/ckpt/step_00000008/MANIFEST.json"));
 }
 
-TEST_CASE("a text in the place of token files, a configuration in that of a run", "[command_line]") {
+TEST_CASE("a text given as token files, and a configuration given as a run, are explained",
+          "[command_line]") {
   const TinyRun t;
   test::write_bytes(t.folder / "book.txt", "once upon a time");
   for (const char* path : {"book.txt", "book"}) {
@@ -72,7 +74,7 @@ TEST_CASE("a text in the place of token files, a configuration in that of a run"
   CHECK_THAT(train.err, Contains("run/config.yaml"));
 }
 
-TEST_CASE("a pipe in the place of a run's file is refused, not waited for", "[command_line]") {
+TEST_CASE("a pipe in place of a run's file is refused without blocking", "[command_line]") {
   for (const char* name : {"lock", "console.log", "metrics.jsonl"}) {
     const TinyRun t;
     io::make_directories(t.run);
@@ -87,7 +89,7 @@ TEST_CASE("a pipe in the place of a run's file is refused, not waited for", "[co
   }
 }
 
-TEST_CASE("closed streams are /dev/null; what cannot be printed is an error", "[command_line]") {
+TEST_CASE("closed streams become /dev/null; failed output is an error", "[command_line]") {
   const TinyRun t;
   std::string command = "cd " + t.folder.path + "; \"$SLUICE\" train tiny.yaml <&- >&- 2>&-";
   CHECK(shell(command) == 0);
@@ -102,7 +104,7 @@ TEST_CASE("closed streams are /dev/null; what cannot be printed is an error", "[
   }
 }
 
-TEST_CASE("names that are not UTF-8, and a working folder that is gone", "[command_line]") {
+TEST_CASE("names that are not UTF-8, and a deleted working folder", "[command_line]") {
   const TinyRun t;
   const std::string odd = t.folder /
                           "od\xff"
@@ -120,7 +122,7 @@ TEST_CASE("names that are not UTF-8, and a working folder that is gone", "[comma
   CHECK_THAT(io::read_file(t.folder / "err"), Contains("working folder"));
 }
 
-TEST_CASE("threads that wait are told to sleep soon, unless the user has said otherwise", "[command_line]") {
+TEST_CASE("idle threads sleep after a short spin unless the user has set otherwise", "[command_line]") {
   const TinyRun t;
   // What the program was started with, the second time, is in its environment.
   const auto seen = [&](const std::string& before) {
@@ -134,7 +136,7 @@ TEST_CASE("threads that wait are told to sleep soon, unless the user has said ot
   CHECK_THAT(seen("env -u GOMP_SPINCOUNT OMP_WAIT_POLICY=passive"), Contains("'0'"));
 }
 
-TEST_CASE("more threads than cores are warned of", "[command_line]") {
+TEST_CASE("more threads than cores cause a warning", "[command_line]") {
   const TinyRun t;
   const Outcome many = t.train({"train.threads=64", "train.check_limits=false"});
   INFO(many.out << many.err);

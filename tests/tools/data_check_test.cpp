@@ -53,7 +53,7 @@ void rewrite_state(const std::string& checkpoint, Change&& change) {
 
 }  // namespace
 
-TEST_CASE("tokens of another tokenizer are refused before anything is trained, evaluated or analysed",
+TEST_CASE("tokens of another tokenizer are refused before training, evaluation and analysis",
           "[data_check]") {
   const TokenizedRun t;
   const std::vector<std::string> both = {"foreign.bin",
@@ -80,7 +80,7 @@ TEST_CASE("tokens of another tokenizer are refused before anything is trained, e
   expect(t.sluice({"eval", t.run}), 65, {"held_out.bin", both[1]});
 }
 
-TEST_CASE("passes over the data are told before, while and after it is trained on", "[data_check]") {
+TEST_CASE("epochs over the data are reported before, during and after training", "[data_check]") {
   const TinyRun t;
   const Outcome outcome = t.train();
   INFO(outcome.out << outcome.err);
@@ -117,7 +117,7 @@ TEST_CASE("passes over the data are told before, while and after it is trained o
          0, {"data source short is repeated for 4", "beyond about 4 epochs"});
 }
 
-TEST_CASE("a validation set that is trained on is refused unless allowed", "[data_check]") {
+TEST_CASE("a validation set within the training data is refused unless allowed", "[data_check]") {
   const TinyRun t;
   const std::string same = "data.validation=[{name: seen, path: " + t.folder / "train" + "}]";
   expect(t.train({same}), 65,
@@ -146,7 +146,7 @@ TEST_CASE("truncating a token file in use ends the training with the name of the
     CHECK((name == "LATEST" || name.rfind("step_", 0) == 0));
 }
 
-TEST_CASE("one changed token between a stop and a resume is noticed; older fingerprints are still understood",
+TEST_CASE("one changed token between stop and resume is detected; older fingerprints still work",
           "[data_check]") {
   const TinyRun t;
   std::vector<int32_t> tokens(400'000);  // more than the pages that are sampled
@@ -174,7 +174,7 @@ TEST_CASE("one changed token between a stop and a resume is noticed; older finge
             .rfind("xxh3-whole:", 0) == 0);
 }
 
-TEST_CASE("a set without a predicted token has no loss", "[data_check]") {
+TEST_CASE("a set without predicted tokens has no loss", "[data_check]") {
   const TinyRun t;
   // Documents of one token first: the part that is evaluated holds nothing to predict.
   std::vector<std::vector<int32_t>> documents(100, {5});

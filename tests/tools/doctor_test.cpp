@@ -24,7 +24,7 @@ bool no_mpi() {
 
 }  // namespace
 
-TEST_CASE("doctor under mpirun measures what the ranks see, and tells it once", "[doctor][ranks]") {
+TEST_CASE("doctor under mpirun checks all ranks and reports once", "[doctor][ranks]") {
   if (no_mpi()) return;
   const test::TemporaryFolder folder;
   const std::string runs = folder / "runs";
@@ -47,7 +47,8 @@ TEST_CASE("doctor under mpirun measures what the ranks see, and tells it once", 
   CHECK(count(outcome.out, "4 MiB") == times);
 }
 
-TEST_CASE("doctor names ranks that do not share the folder, and those bound to one core", "[doctor][ranks]") {
+TEST_CASE("doctor reports ranks that do not share the folder, and ranks bound to one core",
+          "[doctor][ranks]") {
   if (no_mpi()) return;
   const test::TemporaryFolder folder;
   // Each rank has a working folder of its own, and all are tied to the first core.
@@ -66,7 +67,7 @@ TEST_CASE("doctor names ranks that do not share the folder, and those bound to o
              Contains("warning: ranks are bound to the same core (mpirun --bind-to none)"));
 }
 
-TEST_CASE("doctor in a process that Slurm started without PMIx says what to do, once", "[doctor]") {
+TEST_CASE("doctor in processes that Slurm started without PMIx gives advice, once", "[doctor]") {
   if (!built_with_mpi()) return;
   const test::TemporaryFolder folder;
   const auto process = [&](const char* number) {

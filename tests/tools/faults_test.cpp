@@ -7,7 +7,7 @@
 
 using namespace sluice;
 
-TEST_CASE("faults of every kind cost a training of several ranks nothing but time", "[faults]") {
+TEST_CASE("faults of every kind cost training on several ranks only time", "[faults]") {
   if (!built_with_mpi() ||
       std::system("command -v mpirun >/dev/null && command -v python3 >/dev/null") != 0) {
     WARN("skipped: no MPI, or no Python");

@@ -31,7 +31,7 @@ void write_program(const std::string& path, const std::string& script) {
 
 }  // namespace
 
-TEST_CASE("gpu_check says plainly that there is no GPU", "[gpu_check]") {
+TEST_CASE("gpu_check reports clearly that there is no GPU", "[gpu_check]") {
   const TemporaryFolder folder;
   write_program(folder / "nvidia-smi", "echo 'No devices were found'; exit 6");
   const Outcome o = gpu_check(folder, "PATH=" + folder.path + ":$PATH", "--out " + (folder / "result"));
@@ -40,7 +40,7 @@ TEST_CASE("gpu_check says plainly that there is no GPU", "[gpu_check]") {
   CHECK_FALSE(io::exists(folder / "result"));
 }
 
-TEST_CASE("gpu_check fails when a step fails, hangs or tests nothing, and tells it in the table and the JSON",
+TEST_CASE("gpu_check fails if a step fails, hangs or tests nothing, and reports it in table and JSON",
           "[gpu_check]") {
   const TemporaryFolder folder;
   write_program(folder / "sluice", "exit 0");

@@ -34,8 +34,7 @@ std::string golden(const std::string& name) { return SLUICE_SOURCE_DIR "/tests/g
 
 }  // namespace
 
-TEST_CASE("every key that changes the function is compared with the checkpoint that weights come from",
-          "[init_from]") {
+TEST_CASE("every key that changes the function is compared with the source checkpoint", "[init_from]") {
   FromRun t;
   Outcome o = t.start(t.run);
   INFO(o.out << o.err);
@@ -120,8 +119,7 @@ TEST_CASE("weights of another tokenizer are refused unless that is accepted", "[
   CHECK_THAT(o.out, Contains("accepted: data.tokenizer: byte:258 -> byte:257"));
 }
 
-TEST_CASE("a Hugging Face folder is compared by its config.json, and refused where there is none",
-          "[init_from]") {
+TEST_CASE("a Hugging Face folder is compared by its config.json, and refused without one", "[init_from]") {
   FromRun t;
   const std::string folder = t.folder / "hf";
   std::filesystem::copy(golden("qwen3_tiny"), folder);
@@ -171,7 +169,7 @@ TEST_CASE("a Hugging Face folder is compared by its config.json, and refused whe
   t.expect(t.start(folder + "/model.safetensors", tiny), 65, {"there is no " + json});
 }
 
-TEST_CASE("names in train.init_ignore are model keys", "[init_from]") {
+TEST_CASE("train.init_ignore accepts only model keys", "[init_from]") {
   const TinyRun t;
   for (const auto& [name, message] : std::vector<std::pair<std::string, std::string>>{
            {"model.rope.tetha",

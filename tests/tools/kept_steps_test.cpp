@@ -84,7 +84,7 @@ int64_t count_of(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("an evaluation that a signal or a kill interrupts is made up with the same weights",
+TEST_CASE("an evaluation interrupted by a signal or a kill is repeated with the same weights",
           "[train][kept]") {
   const TinyRun t;
   const std::vector<std::string> options = {"eval.every_steps=2", "checkpoint.every_steps=4"};
@@ -113,7 +113,7 @@ TEST_CASE("an evaluation that a signal or a kill interrupts is made up with the 
   CHECK(io::read_file(t.run + "/eval.jsonl") == evals);
 }
 
-TEST_CASE("ranks make up an interrupted evaluation, computed by one or by all", "[ranks][kept]") {
+TEST_CASE("ranks repeat an interrupted evaluation, computed by one or by all of them", "[ranks][kept]") {
   if (no_mpi()) return;
   const TinyRun t;
   const std::string stage = GENERATE("0", "3");
@@ -137,8 +137,7 @@ TEST_CASE("ranks make up an interrupted evaluation, computed by one or by all", 
   CHECK(io::read_file(t.run + "/eval.jsonl") == io::read_file(t.folder / "straight/eval.jsonl"));
 }
 
-TEST_CASE("an evaluation that fails leaves all that was trained, and the next start evaluates alone",
-          "[train][kept]") {
+TEST_CASE("a failed evaluation loses no training, and the next start only evaluates", "[train][kept]") {
   const TinyRun t;
   const std::vector<std::string> options = {"checkpoint.every_steps=0"};
   REQUIRE(t.train({"checkpoint.every_steps=0", "run_dir=" + t.folder / "straight"}).code == 0);
@@ -184,7 +183,7 @@ TEST_CASE("bad training data leaves a checkpoint of the last good step, on one r
            io::read_file(step_folder(t.folder / "straight", 5) + weights)));
 }
 
-TEST_CASE("memory that runs out leaves a checkpoint, a status and numbers", "[train][kept]") {
+TEST_CASE("running out of memory leaves a checkpoint, a status and memory figures", "[train][kept]") {
   const TinyRun t;
   const Outcome outcome = t.train({"checkpoint.every_steps=0"}, {{"SLUICE_NOMEMORY", "0:5"}});
   INFO(outcome.out << outcome.err);
@@ -210,7 +209,7 @@ TEST_CASE("a numeric stop keeps the weights before the step", "[train][kept]") {
   CHECK_THAT(exploded.err, Contains("a spike") && Contains(fmt::format("saved up to step {}", step)));
 }
 
-TEST_CASE("what cannot be written beside checkpoints never ends a training", "[train][kept]") {
+TEST_CASE("files other than checkpoints that cannot be written never end training", "[train][kept]") {
   const TinyRun t;
   const std::vector<std::string> options = {"log.trace_step=3", "log.tensorboard=true", "log.bits=1",
                                             "eval.every_steps=4"};
@@ -245,7 +244,7 @@ TEST_CASE("what cannot be written beside checkpoints never ends a training", "[t
   CHECK(traced);
 }
 
-TEST_CASE("where no thread can be made, training goes on without", "[train][kept]") {
+TEST_CASE("training continues if no thread can be started", "[train][kept]") {
   const TinyRun t;
   const int ranks = GENERATE(0, 2);
   if (ranks > 0 && no_mpi()) return;
@@ -272,8 +271,7 @@ TEST_CASE("where no thread can be made, training goes on without", "[train][kept
   CHECK(io::exists(step_folder(t.run, 6)));
 }
 
-TEST_CASE("a run folder that was renamed is not mixed up with the one that takes its place",
-          "[train][kept]") {
+TEST_CASE("a renamed run folder is not confused with the one that takes its place", "[train][kept]") {
   const TinyRun t;
   const std::string moved = t.folder / "moved";
   Paused first(t, "step:5", t.train_arguments());
@@ -294,7 +292,7 @@ TEST_CASE("a run folder that was renamed is not mixed up with the one that takes
     CHECK_FALSE(io::exists(t.run));
 }
 
-TEST_CASE("folders that are removed while training are made again", "[train][kept]") {
+TEST_CASE("folders removed during training are created again", "[train][kept]") {
   const TinyRun t;
   const std::string what = GENERATE("/ckpt", "");
   Paused paused(t, "step:5", t.train_arguments());
@@ -307,7 +305,7 @@ TEST_CASE("folders that are removed while training are made again", "[train][kep
     CHECK_THAT(outcome.err, Contains("was removed while it was trained in, and has been made again"));
 }
 
-TEST_CASE("failures of the same kind are reported less and less often, with their count", "[train][kept]") {
+TEST_CASE("repeated failures are reported at growing intervals, with their count", "[train][kept]") {
   const TinyRun t;
   Paused paused(t, "step:1", t.train_arguments({"checkpoint.every_steps=1", "train.max_steps=40"}));
   std::filesystem::remove_all(t.run + "/ckpt");
@@ -319,7 +317,7 @@ TEST_CASE("failures of the same kind are reported less and less often, with thei
   CHECK_THAT(outcome.err, Contains("failure 16 in a row"));
 }
 
-TEST_CASE("a diverged training says so, and spikes are judged from the first steps on", "[train][kept]") {
+TEST_CASE("divergence is reported, and spikes are detected from the first steps on", "[train][kept]") {
   const TinyRun t;
   const Outcome outcome = t.train({"optimizer.lr=3", "train.max_steps=40", "train.max_grad_norm=0"});
   INFO(outcome.out << outcome.err);
@@ -336,7 +334,7 @@ TEST_CASE("a diverged training says so, and spikes are judged from the first ste
   CHECK_THAT(healthy.out, !Contains("diverged"));
 }
 
-TEST_CASE("a signal before the first step does not claim a save", "[train][kept]") {
+TEST_CASE("a signal before the first step does not report a save", "[train][kept]") {
   const TinyRun t;
   Paused paused(t, "init:0", t.train_arguments());
   paused.signal(SIGTERM);
@@ -347,7 +345,7 @@ TEST_CASE("a signal before the first step does not claim a save", "[train][kept]
   CHECK_THAT(outcome.out, !Contains("saved;"));
 }
 
-TEST_CASE("fields of state.json that cannot be are an error that names them", "[train][kept]") {
+TEST_CASE("impossible fields of state.json are an error that names them", "[train][kept]") {
   const TinyRun t;
   REQUIRE(t.train({"train.max_steps=4"}).code == 0);
   const std::string folder = step_folder(t.run, 4);

@@ -33,7 +33,7 @@ struct Fakes {
 
 }  // namespace
 
-TEST_CASE("the scripts for launchers are sound shell", "[launch]") {
+TEST_CASE("the launcher scripts are valid shell", "[launch]") {
   const bool shellcheck = std::system("command -v shellcheck >/dev/null") == 0;
   for (const char* name : {"slurm.sbatch", "slurm_mpirun.sbatch", "one_node.sh", "several_nodes.sh"}) {
     INFO(name);
@@ -42,7 +42,7 @@ TEST_CASE("the scripts for launchers are sound shell", "[launch]") {
   }
 }
 
-TEST_CASE("a Slurm job comes back after a stop or a lost rank, and not after an error", "[launch]") {
+TEST_CASE("a Slurm job is requeued after a stop or a lost rank, and not after an error", "[launch]") {
   const Fakes fakes;
   fakes.program("srun", "echo srun \"$@\"; exit ${ENDS_WITH:-0}");
   fakes.program("scontrol", "echo scontrol \"$@\"");
@@ -64,7 +64,7 @@ TEST_CASE("a Slurm job comes back after a stop or a lost rank, and not after an 
   CHECK_THAT(ended(76, "SLURM_RESTART_COUNT=5 SLUICE_RESTARTS=6"), Contains("scontrol requeue 42"));
 }
 
-TEST_CASE("a Slurm job under mpirun hands its signal on and waits for the save", "[launch]") {
+TEST_CASE("a Slurm job under mpirun forwards its signal and waits for the save", "[launch]") {
   const Fakes fakes;
   fakes.program("mpirun",
                 "trap 'sleep 0.2; echo saved; exit 75' USR1\necho mpirun \"$@\"\nfor i in $(seq 200); do "

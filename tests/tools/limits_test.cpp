@@ -29,7 +29,7 @@ const std::vector<std::string> kLarge = {"model.hidden_size=1024", "model.num_hi
 
 }  // namespace
 
-TEST_CASE("a training that ulimit has no room for is refused with what would help", "[limits]") {
+TEST_CASE("a run that exceeds ulimit is refused with remedies", "[limits]") {
   const TinyRun t;
   const Outcome refused = with_address_space(t, 900, t.train_arguments(kLarge));
   INFO(refused.out << refused.err);
@@ -56,7 +56,7 @@ TEST_CASE("a training that ulimit has no room for is refused with what would hel
   CHECK_THAT(planned.out, Contains("DOES NOT FIT") && Contains("ulimit -v of 900.0 MiB"));
 }
 
-TEST_CASE("a control group's limit is known before the kernel kills", "[limits]") {
+TEST_CASE("a control group's limit is detected before the kernel kills the process", "[limits]") {
   // The process's own group of version 1 or 2, below which a new one is made.
   std::string own;
   for (const char* controller : {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"}) {
@@ -98,7 +98,7 @@ TEST_CASE("a control group's limit is known before the kernel kills", "[limits]"
   CHECK_THAT(out, Contains("control group's limit of 300.0 MiB") && Contains("saves"));
 }
 
-TEST_CASE("checkpoints that the disk has no room for are told before step 0", "[limits]") {
+TEST_CASE("insufficient disk space for checkpoints is reported before step 0", "[limits]") {
   const TinyRun t;
   const std::string disk = t.folder / "disk";
   io::make_directories(disk);

@@ -47,7 +47,7 @@ struct PieceRun : TinyRun {
 
 }  // namespace
 
-TEST_CASE("a run that was moved works without the files it was made from", "[moved]") {
+TEST_CASE("a moved run works without its original files", "[moved]") {
   const PieceRun t;
   Outcome o = t.train({"train.max_steps=4"});
   INFO(o.out << o.err);
@@ -99,7 +99,7 @@ TEST_CASE("a run that was moved works without the files it was made from", "[mov
   CHECK_THAT(o.err, Contains("data.tokenizer.path: ") && Contains("data.tokenizer.path=PATH"));
 }
 
-TEST_CASE("a checkpoint that was copied alone is whole", "[moved]") {
+TEST_CASE("a checkpoint copied alone is complete", "[moved]") {
   const PieceRun t;
   Outcome o = t.train();
   INFO(o.out << o.err);
@@ -133,7 +133,7 @@ TEST_CASE("a checkpoint that was copied alone is whole", "[moved]") {
   CHECK_THAT(o.out, Contains("tokenizer.model"));
 }
 
-TEST_CASE("a checkpoint without a copy of its tokenizer reads the file that it names, or asks for it",
+TEST_CASE("a checkpoint without a copy of its tokenizer uses the file that it names, or asks for it",
           "[moved]") {
   const PieceRun t;
   REQUIRE(t.train().code == 0);

@@ -40,7 +40,7 @@ int64_t peak(const TinyRun& t, int ranks, const std::string& folder, const std::
 
 }  // namespace
 
-TEST_CASE("plan knows what a training takes, of one rank and of each of two", "[plan]") {
+TEST_CASE("plan knows the memory of one rank and of each of two", "[plan]") {
   const TinyRun t;
   // The program, its libraries and their pools are in both: the difference is the model.
   const std::vector<std::string> steps = {"train.max_steps=2", "checkpoint.every_steps=0",
@@ -65,7 +65,7 @@ TEST_CASE("plan knows what a training takes, of one rank and of each of two", "[
   }
 }
 
-TEST_CASE("plan's memory is what the run says it took, per rank", "[plan]") {
+TEST_CASE("plan's memory equals what the run reports, per rank", "[plan]") {
   if (!built_with_mpi() || std::system("command -v mpirun >/dev/null") != 0) return;
   const TinyRun t;
   const std::vector<std::string> experts = {
@@ -101,7 +101,7 @@ TEST_CASE("plan's memory is what the run says it took, per rank", "[plan]") {
   CHECK(t.sluice({"plan", t.config, "--ranks", "0"}).code == 64);
 }
 
-TEST_CASE("plan --gpus prints one table and the best layout, or says why there is none", "[plan][scale]") {
+TEST_CASE("plan --gpus prints one table and the best layout, or why there is none", "[plan][scale]") {
   const TinyRun t;
   const std::string paper = SLUICE_SOURCE_DIR "/configs/gated_attention/base_15a2b.yaml";
   Outcome outcome = t.sluice({"plan", paper, "--gpus", "512,1024", "--expert-parallel", "8,16", "--zero",

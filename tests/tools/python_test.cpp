@@ -23,18 +23,14 @@ void run_python_test(const std::string& name) {
 }  // namespace
 
 // Spread over seeds, differences, rank correlation, spikes, rows of the papers.
-TEST_CASE("the numbers of a report are right on made-up runs", "[report]") {
+TEST_CASE("the numbers of a report are right on synthetic runs", "[report]") {
   run_python_test("report_numbers_test.py");
 }
 
 // Texts of equal names, options that take values, sweep files that would write commands.
-TEST_CASE("scripts hold against hostile and unusual input", "[scripts]") {
-  run_python_test("scripts_test.py");
-}
+TEST_CASE("scripts withstand hostile and unusual input", "[scripts]") { run_python_test("scripts_test.py"); }
 
 // Mutations of every file that a report and a sweep read.
-TEST_CASE("scripts tell of damaged files by file and line", "[scripts]") {
-  run_python_test("damage_test.py");
-}
+TEST_CASE("scripts report damage by file and line", "[scripts]") { run_python_test("damage_test.py"); }
 
 }  // namespace sluice

@@ -51,7 +51,7 @@ void check_same(const TinyRun& t, const std::string& a, const std::string& b, in
 
 }  // namespace
 
-TEST_CASE("one, two and four ranks train the same model, bit for bit, and one and two measure the same in it",
+TEST_CASE("one, two and four ranks train the same model bit for bit, and analyses on one and two ranks agree",
           "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
@@ -77,9 +77,8 @@ TEST_CASE("one, two and four ranks train the same model, bit for bit, and one an
     CHECK(io::read_file(t.folder / "a0/" + file) == io::read_file(t.folder / "a2/" + file));
 }
 
-TEST_CASE(
-    "ZeRO and shared experts under mpirun: the same bits, and any layout goes on with another's checkpoint",
-    "[ranks]") {
+TEST_CASE("ZeRO and expert parallelism under mpirun: the same bits, and a run resumes under any layout",
+          "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
   REQUIRE(train(t, 1, t.folder / "one").code == 0);
@@ -99,7 +98,7 @@ TEST_CASE(
   CHECK(t.curve(run) == t.curve(t.folder / "one"));
 }
 
-TEST_CASE("rank 0 evaluates between two steps the weights that all have updated", "[ranks]") {
+TEST_CASE("rank 0 evaluates, between two steps, weights that all ranks have updated", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
   const auto evaluations = [&](int ranks, const char* stage) {
@@ -120,7 +119,7 @@ TEST_CASE("rank 0 evaluates between two steps the weights that all have updated"
   for (const char* stage : {"1", "2", "3"}) CHECK(evaluations(2, stage) == expected);
 }
 
-TEST_CASE("ranks stopped by a signal save, and another number of them goes on", "[ranks]") {
+TEST_CASE("ranks stopped by a signal save, and another number of ranks resumes", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
   REQUIRE(train(t, 1, t.folder / "whole", {"train.max_steps=400", "checkpoint.every_steps=100"}).code == 0);
@@ -140,8 +139,7 @@ TEST_CASE("ranks stopped by a signal save, and another number of them goes on", 
   check_same(t, run, t.folder / "whole", 400);
 }
 
-TEST_CASE("a rank that is killed takes the others with it, and the run continues from what was saved",
-          "[ranks]") {
+TEST_CASE("a killed rank ends the others, and the run resumes from the last save", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
   const std::string run = t.folder / "killed";
@@ -166,7 +164,7 @@ TEST_CASE("a rank that is killed takes the others with it, and the run continues
   CHECK_THAT(resumed.out, Contains(fmt::format("(step {})", saved)));
 }
 
-TEST_CASE("a rank that stops is noticed, named, and ends with all others", "[ranks]") {
+TEST_CASE("a stopped rank is detected, reported, and ended with all others", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
   const std::string run = t.folder / "stopped";
@@ -188,7 +186,7 @@ TEST_CASE("a rank that stops is noticed, named, and ends with all others", "[ran
   CHECK(test::wait_until([&] { return kill(pid, 0) != 0; }, 10));              // no orphan
 }
 
-TEST_CASE("scripts/launch starts a run again when a rank was lost, and hands on its exit code", "[ranks]") {
+TEST_CASE("scripts/launch restarts a run after a lost rank, and passes on its exit code", "[ranks]") {
   if (no_mpi() || std::system("command -v python3 >/dev/null") != 0) return;
   const TinyRun t;
   const std::string run = t.folder / "launched", log = t.folder / "launch.txt";
@@ -227,7 +225,7 @@ TEST_CASE("scripts/launch does not wait for a launcher that has lost its ranks",
   CHECK_THAT(io::read_file(log), Contains("has had no ranks for 1 s and does not end: killing it"));
 }
 
-TEST_CASE("what ranks cannot do is said once, before anything is written", "[ranks]") {
+TEST_CASE("unsupported layouts are reported once, before anything is written", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
   const Outcome outcome = train(t, 3, t.folder / "three");
@@ -237,7 +235,7 @@ TEST_CASE("what ranks cannot do is said once, before anything is written", "[ran
   CHECK(outcome.err.find("cannot share evenly", first + 1) == std::string::npos);
 }
 
-TEST_CASE("ranks on GPUs share the batch, and agree with a CPU", "[gpu_ranks]") {
+TEST_CASE("data-parallel ranks on GPUs agree with a CPU", "[gpu_ranks]") {
   if (no_mpi()) return;
   if (cuda_devices().empty()) {
     WARN("skipped: no GPU");

@@ -66,7 +66,7 @@ void shard(const std::string& checkpoint, const std::string& folder,
 
 }  // namespace
 
-TEST_CASE("a checkpoint of several ranks is verified, compared, exported, and trained on", "[checkpoint]") {
+TEST_CASE("a checkpoint of several ranks is verified, compared, exported and resumed", "[checkpoint]") {
   namespace fs = std::filesystem;
   const TinyRun t;
   REQUIRE(t.train({"checkpoint.keep_last=4"}).code == 0);

@@ -69,7 +69,7 @@ size_t times(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("a key that one rank has another value of ends all ranks, named, before a folder is made",
+TEST_CASE("a key whose value differs on one rank ends all ranks before a folder is created",
           "[ranks][agreement]") {
   const TinyRun t;
   const std::pair<const char*, const char*> cases[] = {
@@ -113,7 +113,7 @@ TEST_CASE("a key that one rank has another value of ends all ranks, named, befor
   }
 }
 
-TEST_CASE("ranks compare what their files hold, not where these lie", "[ranks][agreement]") {
+TEST_CASE("ranks compare the contents of their files, not the paths", "[ranks][agreement]") {
   const TinyRun t;
   ExitCode code{};
   test::write_corpus(t.folder / "other", 4000, 257);
@@ -143,8 +143,7 @@ TEST_CASE("ranks compare what their files hold, not where these lie", "[ranks][a
   CHECK(io::exists(t.run + "/ckpt/step_00000008/MANIFEST.json"));
 }
 
-TEST_CASE("every difference is in one message, and so is what one rank alone finds wrong",
-          "[ranks][agreement]") {
+TEST_CASE("all differences and errors of single ranks are in one message", "[ranks][agreement]") {
   const TinyRun t;
   ExitCode code{};
   std::string error = started_apart(t, {"train.seed=8", "optimizer.lr=2e-2", "parallel.zero_stage=1"}, code);
@@ -165,7 +164,7 @@ TEST_CASE("every difference is in one message, and so is what one rank alone fin
   CHECK(!io::exists(t.run));
 }
 
-TEST_CASE("text of facts comes back as it was, and ranks are told in ranges", "[agreement]") {
+TEST_CASE("facts round-trip through text, and ranks are listed as ranges", "[agreement]") {
   StartFacts facts;
   facts.set("a", "1");
   facts.set("b", "", ExitCode::data);
@@ -218,7 +217,7 @@ TEST_CASE(
   check(mixed(t, same, same, {other}), 64, "ranks do not agree on the program: sluice ");
 }
 
-TEST_CASE("a rank whose neighbour never comes to MPI does not wait for ever", "[ranks][agreement]") {
+TEST_CASE("a rank whose peer never initialises MPI does not wait forever", "[ranks][agreement]") {
   if (no_mpi()) return;
   const TinyRun t;
   const Outcome outcome =

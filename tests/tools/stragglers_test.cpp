@@ -4,8 +4,7 @@
 
 namespace sluice {
 
-TEST_CASE("a slow rank is named on the console, and the training's bits are what they were",
-          "[ranks][stragglers]") {
+TEST_CASE("a slow rank is reported on the console, and the results keep their bits", "[ranks][stragglers]") {
   if (!built_with_mpi() || std::system("command -v mpirun >/dev/null") != 0) {
     WARN("skipped: no MPI");
     return;

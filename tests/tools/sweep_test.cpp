@@ -41,7 +41,7 @@ struct Sweeps : test::TinyRun {
 
 }  // namespace
 
-TEST_CASE("a sweep says what it will train, trains it once, and tells what came out", "[sweep]") {
+TEST_CASE("a sweep announces its trials, trains each once, and reports the results", "[sweep]") {
   if (no_python()) return;
   const Sweeps s;
   s.write(
@@ -87,7 +87,7 @@ TEST_CASE("a sweep says what it will train, trains it once, and tells what came 
   CHECK_THAT(foreign.out, Contains("is another training's: its configuration has the hash other"));
 }
 
-TEST_CASE("a sweep's trials end when a rule holds or they fail, and are not run again unasked", "[sweep]") {
+TEST_CASE("a sweep's trials end by a rule or a failure, and are repeated only on request", "[sweep]") {
   if (no_python()) return;
   const Sweeps s;
   s.write(
@@ -129,7 +129,7 @@ TEST_CASE("a sweep's trials end when a rule holds or they fail, and are not run 
   CHECK_THAT(dying.out, Contains("failed: exit status 137: gpu 5"));
 }
 
-TEST_CASE("a sweep that is told to stop lets its trials save, and goes on from there", "[sweep]") {
+TEST_CASE("a stopped sweep lets its trials save, and resumes from there", "[sweep]") {
   if (no_python()) return;
   const Sweeps s;
   s.write(
@@ -203,7 +203,7 @@ TEST_CASE("a sweep as a Slurm array trains each trial by one task", "[sweep][lau
   CHECK_THAT(s.sweep("slurm").out, Contains("1 of 2 trials"));
 }
 
-TEST_CASE("a sweep file that is wrong is refused by line", "[sweep]") {
+TEST_CASE("an invalid sweep file is refused with its line", "[sweep]") {
   if (no_python()) return;
   const Sweeps s;
   const std::string base = "base: tiny.yaml\n";

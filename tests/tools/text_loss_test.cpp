@@ -42,7 +42,7 @@ void rewrite(const std::string& prefix, const nlohmann::json& changes) {
 
 }  // namespace
 
-TEST_CASE("text that a normaliser drops is told, and counted in bits per byte", "[tokenize]") {
+TEST_CASE("text dropped by a normaliser is reported, and counted in bits per byte", "[tokenize]") {
   const TinyRun t;
   const std::string normalising = test::train_model(t.folder, "normalising");
   const std::string lossless = test::train_model(
@@ -106,7 +106,7 @@ TEST_CASE("text that a normaliser drops is told, and counted in bits per byte", 
   CHECK(t.sluice({"eval", t.run}).code == 65);
 }
 
-TEST_CASE("long documents take bounded memory, or are refused by place", "[tokenize]") {
+TEST_CASE("long documents need bounded memory, or are refused with their position", "[tokenize]") {
   const TinyRun t;
   const auto peak = [&](const std::string& input, int code, const std::vector<std::string>& more = {}) {
     std::vector<std::string> arguments = {"tokenize", t.folder / input, "--force", "-o", t.folder / "x"};
@@ -145,7 +145,8 @@ TEST_CASE("long documents take bounded memory, or are refused by place", "[token
   peak("words.txt", 0, {"--tokenizer", model});
 }
 
-TEST_CASE("a small file that unpacks to a large one takes no more memory than a document may", "[tokenize]") {
+TEST_CASE("a small file that decompresses to a large one needs no more memory than the limit of a document",
+          "[tokenize]") {
   const TinyRun t;
   REQUIRE(std::system(("head -c 400000000 /dev/zero | gzip -1 > " + (t.folder / "bomb.jsonl.gz")).c_str()) ==
           0);

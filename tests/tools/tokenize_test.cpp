@@ -68,7 +68,7 @@ TEST_CASE("JSONL, gzip and held-out documents", "[tokenize]") {
   CHECK(text_of(folder / "v") == held);
 }
 
-TEST_CASE("token files are not replaced unasked", "[tokenize]") {
+TEST_CASE("token files are replaced only on request", "[tokenize]") {
   TemporaryFolder folder;
   write_bytes(folder / "a.txt", "one\n<|endoftext|>\ntwo\n");
   write_bytes(folder / "b.txt", "other");
@@ -94,7 +94,8 @@ TEST_CASE("token files are not replaced unasked", "[tokenize]") {
   CHECK(read_token_file_info(folder / "x")->tokenizer_name == "byte");
 }
 
-TEST_CASE("what cannot be tokenized is refused by place, and nothing is left", "[tokenize]") {
+TEST_CASE("input that cannot be tokenized is refused with its position, and no files are left",
+          "[tokenize]") {
   TemporaryFolder folder;
   const auto refused = [&](int code, const std::string& part, std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), {"-o", folder / "x"});

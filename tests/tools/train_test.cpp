@@ -24,7 +24,7 @@ std::vector<std::string> files_below(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("a training leaves the documented run folder", "[train]") {
+TEST_CASE("training creates the documented run folder", "[train]") {
   const TinyRun t;
   const Outcome outcome = t.train({"log.tensorboard=true", "eval.every_steps=4"});
   INFO(outcome.out << outcome.err);
@@ -50,7 +50,7 @@ TEST_CASE("a training leaves the documented run folder", "[train]") {
   CHECK(t.bits(t.folder / "again", 8) == t.bits(t.run, 8));
 }
 
-TEST_CASE("a mixture of experts trains, tells of its routers, resumes and is evaluated", "[train][moe]") {
+TEST_CASE("a mixture of experts trains, reports its routers, resumes and is evaluated", "[train][moe]") {
   const TinyRun t;
   const std::vector<std::string> experts = {
       "model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 12, "
@@ -104,7 +104,7 @@ TEST_CASE("a mixture of experts trains, tells of its routers, resumes and is eva
   CHECK_THAT(refused.err, Contains("model.moe.num_experts = 6, but that of"));
 }
 
-TEST_CASE("a finished run says so and changes nothing", "[train]") {
+TEST_CASE("starting a finished run reports this and changes nothing", "[train]") {
   const TinyRun t;
   REQUIRE(t.train().code == 0);
   const auto files = files_below(t.run);
@@ -130,7 +130,7 @@ TEST_CASE("a finished run says so and changes nothing", "[train]") {
   CHECK(io::exists(t.run + "/ckpt/step_00000010"));
 }
 
-TEST_CASE("a signal saves, exits with 75, and the same command goes on as if nothing had been", "[train]") {
+TEST_CASE("a signal saves and exits with 75, and the same command resumes bit for bit", "[train]") {
   const int number = GENERATE(SIGUSR1, SIGUSR2, SIGTERM, SIGINT);
   const bool async = number == SIGUSR1;
   const TinyRun t;
@@ -169,7 +169,7 @@ TEST_CASE("a signal saves, exits with 75, and the same command goes on as if not
   CHECK(t.bits(t.run, 250) == t.bits(t.folder / "straight", 250));
 }
 
-TEST_CASE("killed at any I/O call, a training resumes to the same bits", "[train][crash]") {
+TEST_CASE("after a kill at any I/O call, a run resumes to the same bits", "[train][crash]") {
   // All of them with SLUICE_CRASH_ALL=1; otherwise every seventeenth, a different set for torn writes.
   const int stride = std::getenv("SLUICE_CRASH_ALL") ? 1 : 17;
   const std::string torn = GENERATE("", ":torn");
@@ -197,7 +197,7 @@ TEST_CASE("killed at any I/O call, a training resumes to the same bits", "[train
   CHECK(crashes > 5);
 }
 
-TEST_CASE("a disk that fills up at any I/O call gives one error and loses nothing", "[train][crash]") {
+TEST_CASE("a disk that fills up at any I/O call causes one error and no loss", "[train][crash]") {
   const int stride = std::getenv("SLUICE_CRASH_ALL") ? 1 : 23;
   const TinyRun t;
   REQUIRE(t.train({"run_dir=" + t.folder / "straight"}).code == 0);
@@ -220,7 +220,7 @@ TEST_CASE("a disk that fills up at any I/O call gives one error and loses nothin
   CHECK(failures > 3);
 }
 
-TEST_CASE("one failed save is a warning, and the training goes on", "[train]") {
+TEST_CASE("one failed save is a warning, and training continues", "[train]") {
   const TinyRun t;
   const Outcome counted = t.train({"run_dir=" + t.folder / "straight"});
   REQUIRE(counted.code == 0);
@@ -237,7 +237,7 @@ TEST_CASE("one failed save is a warning, and the training goes on", "[train]") {
   CHECK(seen);
 }
 
-TEST_CASE("a damaged newest checkpoint is passed over with a warning", "[train]") {
+TEST_CASE("a damaged newest checkpoint is skipped with a warning", "[train]") {
   const TinyRun t;
   REQUIRE(t.train().code == 0);
   const std::string bits = t.bits(t.run, 8);
@@ -253,7 +253,7 @@ TEST_CASE("a damaged newest checkpoint is passed over with a warning", "[train]"
   CHECK(t.bits(t.run, 8) == bits);
 }
 
-TEST_CASE("an evaluation that a signal cut short is made up for", "[train]") {
+TEST_CASE("an evaluation interrupted by a signal is repeated", "[train]") {
   const TinyRun t;
   REQUIRE(t.train().code == 0);
   const std::string evals = io::read_file(t.run + "/eval.jsonl");
@@ -264,7 +264,7 @@ TEST_CASE("an evaluation that a signal cut short is made up for", "[train]") {
   CHECK(io::read_file(t.run + "/eval.jsonl") == evals);
 }
 
-TEST_CASE("a training does not depend on anybody reading what it prints", "[train]") {
+TEST_CASE("training does not depend on its output being read", "[train]") {
   const TinyRun t;
   const std::string command = std::string(std::getenv("SLUICE_BINARY")) + " train " + t.config;
   CHECK(std::system((command + " > /dev/full").c_str()) == 0);

@@ -94,7 +94,8 @@ void check_close(const Outcome& gpu, const Outcome& cpu, double tolerance) {
 }  // namespace
 
 TEST_CASE(
-    "two and three ranks on GPUs, at every ZeRO stage, train as on CPUs; every transport to the same bits",
+    "two and three ranks on GPUs train as on CPUs at every ZeRO stage, and bitwise equal over every "
+    "transport",
     "[device_ranks]") {
   if (no_device()) return;
   const Training t;
@@ -118,7 +119,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "ranks on GPUs: bf16, gradients in two bytes, experts balanced over the global batch, recomputed blocks",
+    "ranks on GPUs: bf16, gradients sent in bf16, experts balanced over the global batch, recomputed blocks",
     "[device_ranks]") {
   if (no_device()) return;
   Training t(Precision::bf16);
@@ -135,7 +136,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("GPUs share experts as CPUs do, in one round and in several, at every ZeRO stage",
+TEST_CASE("expert parallelism on GPUs agrees with CPUs, in one round and in several, at every ZeRO stage",
           "[device_ranks]") {
   if (no_device()) return;
   struct Variant {
@@ -167,7 +168,7 @@ TEST_CASE("GPUs share experts as CPUs do, in one round and in several, at every 
   }
 }
 
-TEST_CASE("exact training on GPUs has the same bits whoever computes what, through host memory and over NCCL",
+TEST_CASE("exact training on GPUs is bitwise independent of the layout, through host memory and over NCCL",
           "[device_ranks]") {
   if (no_device()) return;
   struct Variant {
@@ -219,7 +220,7 @@ TEST_CASE("exact training on GPUs has the same bits whoever computes what, throu
   }
 }
 
-TEST_CASE("a GPU alone with pieces trains as one without", "[device_ranks]") {
+TEST_CASE("a single GPU with sharded optimizer state trains as without", "[device_ranks]") {
   if (no_device()) return;
   const Training t;
   const Outcome whole = train(t, {.ranks = 1, .zero_stage = 0}, 3);
@@ -227,7 +228,7 @@ TEST_CASE("a GPU alone with pieces trains as one without", "[device_ranks]") {
     check_close(train(t, {.ranks = 1, .zero_stage = stage}, 3), whole, 1e-5);
 }
 
-TEST_CASE("what ranks on GPUs save in pieces goes on on one CPU, and the other way round", "[device_ranks]") {
+TEST_CASE("a sharded checkpoint of GPU ranks resumes on one CPU, and vice versa", "[device_ranks]") {
   if (no_device()) return;
   Training t;
   const std::string folder = t.folder / "ckpt";

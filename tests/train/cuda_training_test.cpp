@@ -64,7 +64,7 @@ struct OnGpu {
 
 }  // namespace
 
-TEST_CASE("ten steps on a GPU lose what they lose on the CPU", "[cuda_training]") {
+TEST_CASE("ten steps on a GPU give the losses of the CPU", "[cuda_training]") {
   if (no_device()) return;
   for (const Precision precision : {Precision::f32, Precision::bf16})
     for (const std::string variant : {"baseline", "gated", "sink", "experts", "nanochat", "adapted"}) {
@@ -82,7 +82,7 @@ TEST_CASE("ten steps on a GPU lose what they lose on the CPU", "[cuda_training]"
     }
 }
 
-TEST_CASE("a training on a GPU gives the same bits again, and goes on from a checkpoint with the same bits",
+TEST_CASE("a training on a GPU is bitwise reproducible, also after resuming from a checkpoint",
           "[cuda_training]") {
   if (no_device()) return;
   const std::string variant = GENERATE("gated", "experts");
@@ -116,7 +116,7 @@ TEST_CASE("a training on a GPU gives the same bits again, and goes on from a che
   CHECK(std::isfinite(elsewhere.step().loss));
 }
 
-TEST_CASE("what is measured of a model on a GPU is what is measured on the CPU", "[cuda_training]") {
+TEST_CASE("measurements of a model on a GPU equal those on the CPU", "[cuda_training]") {
   if (no_device()) return;
   for (const std::string variant : {"baseline", "gated", "sink"}) {
     INFO(variant);
@@ -158,7 +158,7 @@ TEST_CASE("what is measured of a model on a GPU is what is measured on the CPU",
   }
 }
 
-TEST_CASE("slices of tensors on a GPU are saved, and filled from slices in another cut", "[cuda_training]") {
+TEST_CASE("slices of tensors on a GPU are saved, and loaded with other slice boundaries", "[cuda_training]") {
   if (no_device()) return;
   TemporaryFolder folder;
   const int64_t n = 600000, cut = 123457, other_cut = 400001;  // converted in more than one piece
@@ -195,7 +195,7 @@ TEST_CASE("slices of tensors on a GPU are saved, and filled from slices in anoth
   CHECK(wrong == 0);
 }
 
-TEST_CASE("recomputing activations on a GPU changes no bit, with documents apart", "[cuda_training]") {
+TEST_CASE("recomputing activations on a GPU changes no bit, with a document mask", "[cuda_training]") {
   if (no_device()) return;
   const std::string variant = GENERATE("gated", "experts");
   INFO(variant);
@@ -215,7 +215,7 @@ TEST_CASE("recomputing activations on a GPU changes no bit, with documents apart
   }
 }
 
-TEST_CASE("a GPU's routers count what the CPU's count", "[cuda_training]") {
+TEST_CASE("routers on a GPU count the same as on the CPU", "[cuda_training]") {
   if (no_device()) return;
   std::vector<double> totals[2];
   for (const DeviceChoice device : {DeviceChoice::cpu, DeviceChoice::cuda}) {
@@ -240,7 +240,7 @@ TEST_CASE("a GPU's routers count what the CPU's count", "[cuda_training]") {
   }
 }
 
-TEST_CASE("a training of heads in balance on a GPU is told as the CPU's", "[cuda_training][heads]") {
+TEST_CASE("a training with head balance on a GPU reports the same as on the CPU", "[cuda_training][heads]") {
   if (no_device()) return;
   for (const std::string variant : {"baseline", "sink", "gated"}) {
     INFO(variant);
@@ -273,7 +273,7 @@ TEST_CASE("a training of heads in balance on a GPU is told as the CPU's", "[cuda
   }
 }
 
-TEST_CASE("a step that is not finite is skipped on a GPU, and told where it began", "[cuda_training]") {
+TEST_CASE("a non-finite step is skipped on a GPU, and its origin is reported", "[cuda_training]") {
   if (no_device()) return;
   OnGpu gpu("baseline", Precision::f32);
   Trainer& trainer = gpu.trainer;
@@ -313,7 +313,7 @@ TEST_CASE("a profile of a step on a GPU has the device's times of its ops", "[cu
   CHECK(profile.timeline().size() == before);
 }
 
-TEST_CASE("tokens outside the vocabulary are refused by a GPU too", "[cuda_training]") {
+TEST_CASE("tokens outside the vocabulary are refused on a GPU, too", "[cuda_training]") {
   if (no_device()) return;
   OnGpu gpu("baseline", Precision::f32);
   Trainer& trainer = gpu.trainer;

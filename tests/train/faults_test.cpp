@@ -59,7 +59,7 @@ struct Stream {
 
 }  // namespace
 
-TEST_CASE("a million samples over fifty interruptions: none lost, doubled or reordered", "[faults]") {
+TEST_CASE("a million samples over fifty interruptions: none lost, repeated or reordered", "[faults]") {
   const Stream t;
   const int64_t batch = t.config.train.global_batch_size, steps = (1'000'000 + batch - 1) / batch,
                 total = steps * batch;

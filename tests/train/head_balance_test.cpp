@@ -75,7 +75,7 @@ double largest_difference(const Outcome& a, const Outcome& b) {
 
 }  // namespace
 
-TEST_CASE("scopes beyond the micro-batch train the same model however ranks share the batch",
+TEST_CASE("scopes beyond the micro-batch train the same model for any data-parallel layout",
           "[heads][ranks]") {
   for (const std::string mechanism : {"softmax", "sink", "gate"})
     for (const auto scope : {HeadBalanceScope::micro_batch, HeadBalanceScope::data_parallel,
@@ -92,7 +92,7 @@ TEST_CASE("scopes beyond the micro-batch train the same model however ranks shar
     }
 }
 
-TEST_CASE("exact training in balance has the same bits on one rank and on two, whatever is kept of heads",
+TEST_CASE("exact training with head balance has the same bits on one rank and two, for any shared heads",
           "[heads][ranks]") {
   Balanced t("softmax",
              GENERATE(Precision::f32, Precision::f64));  // sums of few numbers of f32 are exact in any order
@@ -106,9 +106,8 @@ TEST_CASE("exact training in balance has the same bits on one rank and on two, w
   CHECK(one.heads == two.heads);
 }
 
-TEST_CASE(
-    "a training in balance goes on from a checkpoint with the same bits, in the midst of its calibration",
-    "[heads][trainer]") {
+TEST_CASE("training with head balance resumes bit for bit, also in the middle of the calibration",
+          "[heads][trainer]") {
   const OneThread one_thread;
   const bool calibrates = GENERATE(false, true);
   Balanced t("sink");
@@ -143,10 +142,8 @@ TEST_CASE(
   CHECK(resumed.content().state == straight.content().state);
 }
 
-TEST_CASE(
-    "the imbalance of heads falls where it costs, a step counts every token once, and coefficient 0 is "
-    "nothing",
-    "[heads][trainer]") {
+TEST_CASE("head balance lowers the imbalance, counts every token once, and has no effect with coefficient 0",
+          "[heads][trainer]") {
   const OneThread one_thread;
   for (const std::string mechanism : {"softmax", "sink", "gate"}) {
     INFO(mechanism);

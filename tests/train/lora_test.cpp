@@ -82,7 +82,7 @@ std::vector<double> logits_of(const TrainedModel& trained, const Blend& data) {
 
 }  // namespace
 
-TEST_CASE("Adapters even out the heads of a trained model, but for those that calibration finds to be shared",
+TEST_CASE("adapters balance the heads of a trained model, except the shared heads found by calibration",
           "[lora][heads]") {
   const OneThread one_thread;
   Adapting t(Precision::f32, 4);
@@ -116,7 +116,7 @@ TEST_CASE("Adapters even out the heads of a trained model, but for those that ca
   CHECK(but_one > even);
 }
 
-TEST_CASE("Adapters learn, what is frozen keeps every bit, and a resumed run is the same", "[lora]") {
+TEST_CASE("adapters learn, frozen weights keep every bit, and a resumed run is equal", "[lora]") {
   const OneThread one_thread;
   for (const Precision precision : {Precision::f32, Precision::bf16, Precision::f64}) {
     Adapting t(precision);
@@ -151,7 +151,7 @@ TEST_CASE("Adapters learn, what is frozen keeps every bit, and a resumed run is 
   }
 }
 
-TEST_CASE("Adapters: a plan holds no gradients and moments of what is frozen", "[lora][plan]") {
+TEST_CASE("a plan with adapters has no gradients and moments of frozen weights", "[lora][plan]") {
   const OneThread one_thread;
   Adapting t(Precision::bf16);
   const Plan plan = make_plan(t.config);
@@ -169,7 +169,8 @@ TEST_CASE("Adapters: a plan holds no gradients and moments of what is frozen", "
 }
 
 TEST_CASE(
-    "Adapters on several ranks, whatever of them ZeRO shares: one rank's numbers and bits of what is frozen",
+    "adapters on several ranks at every ZeRO stage: the numbers of one rank, and frozen weights keep their "
+    "bits",
     "[lora][ranks]") {
   const OneThread one_thread;
   Adapting t;
@@ -215,7 +216,7 @@ TEST_CASE(
   CHECK(train(2, 0, Determinism::same_layout).loss == Approx(one.loss).epsilon(1e-5));
 }
 
-TEST_CASE("Adapters merged into their matrices give their logits, in a folder without them", "[lora]") {
+TEST_CASE("merged adapters give the same logits, from a folder without adapters", "[lora]") {
   const OneThread one_thread;
   for (const auto& [precision, tolerance] :
        {std::pair{Precision::f32, 2e-6}, {Precision::f64, 1e-13}, {Precision::bf16, 2e-2}}) {

@@ -21,7 +21,7 @@ ParamStore::Id id_of(const ParamStore& store, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("a step counts every token of its global batch, once, whatever is computed again",
+TEST_CASE("a step counts every token of its global batch exactly once, with any recomputation",
           "[moe][trainer]") {
   const OneThread one_thread;
   for (const Recompute recompute : {Recompute::none, Recompute::block}) {
@@ -50,7 +50,7 @@ TEST_CASE("a step counts every token of its global batch, once, whatever is comp
   }
 }
 
-TEST_CASE("the balance loss of the global batch does not depend on how the batch is cut", "[moe][trainer]") {
+TEST_CASE("the balance loss of the global batch does not depend on the micro-batches", "[moe][trainer]") {
   const OneThread one_thread;
   std::vector<double> global, local;
   for (const int64_t micro : {1, 2, 4}) {
@@ -73,7 +73,7 @@ TEST_CASE("the balance loss of the global batch does not depend on how the batch
   CHECK(local[1] > local[2]);
 }
 
-TEST_CASE("the summary of a step's routers says what their totals say", "[moe][summary]") {
+TEST_CASE("the summary of a step's routers agrees with their totals", "[moe][summary]") {
   ModelConfig model;
   model.num_hidden_layers = 3;
   model.moe.num_experts = 4;
@@ -105,8 +105,8 @@ TEST_CASE("the summary of a step's routers says what their totals say", "[moe][s
 }
 
 TEST_CASE(
-    "a collapsed router is told of within 20 steps, trains on in the memory planned, and is told of again "
-    "later",
+    "a collapsed router is reported within 20 steps and again later, and training continues within the "
+    "planned memory",
     "[moe][monitor]") {
   const OneThread one_thread;
   TinyTraining t;
@@ -139,7 +139,7 @@ TEST_CASE(
         "consider a larger coefficient or a lower learning rate");
 }
 
-TEST_CASE("idle experts are told of after 100 steps, across a resumption", "[moe][monitor]") {
+TEST_CASE("idle experts are reported after 100 steps, also across a resumption", "[moe][monitor]") {
   ModelConfig model;
   model.num_hidden_layers = 1;
   model.moe.num_experts = 64;

@@ -138,7 +138,7 @@ TEST_CASE("exact training with Muon has the same bits on one rank and two", "[ra
   }
 }
 
-TEST_CASE("exact training has the same bits in every stage of ZeRO", "[ranks][zero]") {
+TEST_CASE("exact training has the same bits at every ZeRO stage", "[ranks][zero]") {
   const auto precision = GENERATE(Precision::f32, Precision::bf16);
   const bool experts = GENERATE(false, true);
   const auto sum = GENERATE(ExactSum::tree, ExactSum::fixed64);
@@ -158,7 +158,7 @@ TEST_CASE("exact training has the same bits in every stage of ZeRO", "[ranks][ze
     }
 }
 
-TEST_CASE("exact training has the same bits wherever experts lie", "[ranks][zero][moe]") {
+TEST_CASE("exact training has the same bits for any expert-parallel size", "[ranks][zero][moe]") {
   const auto precision = GENERATE(Precision::f32, Precision::bf16);
   const auto sum = GENERATE(ExactSum::tree, ExactSum::fixed64);
   INFO("precision " << static_cast<int>(precision) << ", sum " << static_cast<int>(sum));
@@ -179,8 +179,8 @@ TEST_CASE("exact training has the same bits wherever experts lie", "[ranks][zero
 }
 
 TEST_CASE(
-    "exact training balances experts by the step before: the same bits on every layout, and over a restart "
-    "on another",
+    "exact training with load balance over the previous step: the same bits on every layout, also resumed on "
+    "another one",
     "[ranks][zero][moe]") {
   Training t(Precision::f32, true);
   t.config.model.moe.num_experts = 8;
@@ -217,7 +217,7 @@ TEST_CASE(
   CHECK((train(t, 1, 6).bits != one.bits));  // or it did nothing
 }
 
-TEST_CASE("the default grade agrees to rounding in every stage and with shared experts",
+TEST_CASE("same_layout training agrees up to rounding at every ZeRO stage and with expert parallelism",
           "[ranks][zero][moe]") {
   Training t(Precision::f32, true);
   t.config.model.moe.num_experts = 8;
@@ -234,8 +234,8 @@ TEST_CASE("the default grade agrees to rounding in every stage and with shared e
 }
 
 TEST_CASE(
-    "updated weights travel in the next forward, or when somebody asks, and never before a message between "
-    "two steps",
+    "updated weights are gathered in the next forward or on request, and never before a message between two "
+    "steps",
     "[ranks][zero]") {
   const TinyTraining t;
   for (const int64_t stage : {1, 2}) {
@@ -273,7 +273,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("gradients that travel in bf16 train as well, and repeat", "[ranks][zero]") {
+TEST_CASE("training with gradients sent in bf16 works and is reproducible", "[ranks][zero]") {
   Training t(Precision::f32, false);
   const Outcome whole = train(t, 2, 8);
   t.config.parallel.gradient_dtype = GradientDtype::bf16;
@@ -287,7 +287,7 @@ TEST_CASE("gradients that travel in bf16 train as well, and repeat", "[ranks][ze
   }
 }
 
-TEST_CASE("fixed-point sums do for any number of ranks", "[ranks]") {
+TEST_CASE("fixed-point sums work for any number of ranks", "[ranks]") {
   Training t(Precision::f32, false);
   t.config.train.global_batch_size = 12;
   t.config.parallel.determinism = Determinism::exact;
@@ -296,7 +296,8 @@ TEST_CASE("fixed-point sums do for any number of ranks", "[ranks]") {
   for (const int ranks : {2, 3, 4, 6}) CHECK((train(t, ranks, 4).bits == one.bits));
 }
 
-TEST_CASE("the default grade repeats on the same layout, and agrees to rounding on others", "[ranks]") {
+TEST_CASE("same_layout training is reproducible on the same layout, and agrees up to rounding on others",
+          "[ranks]") {
   const bool experts = GENERATE(false, true);
   Training t(Precision::f32, experts);
   t.config.model.moe.load_balance.scope = BalanceScope::global_batch;
@@ -308,7 +309,7 @@ TEST_CASE("the default grade repeats on the same layout, and agrees to rounding 
     CHECK(two.losses[i] == Approx(one.losses[i]).epsilon(experts ? 1e-3 : 1e-5));
 }
 
-TEST_CASE("routers' totals are those of all ranks", "[ranks][moe]") {
+TEST_CASE("routers' totals include all ranks", "[ranks][moe]") {
   Training t(Precision::f64, true);
   t.config.model.moe.load_balance.scope = BalanceScope::global_batch;
   const auto totals = [&](int ranks) {
@@ -357,7 +358,7 @@ TEST_CASE("a gradient that is not finite on one rank is skipped by all", "[ranks
   }
 }
 
-TEST_CASE("batches that ranks cannot share are refused before anything is computed", "[ranks]") {
+TEST_CASE("batches that ranks cannot divide are refused before anything is computed", "[ranks]") {
   Training t(Precision::f32, false);
   CHECK_THROWS_WITH(
       train(t, 3, 1),

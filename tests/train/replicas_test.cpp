@@ -64,7 +64,7 @@ std::string random_flip(std::mt19937_64& random, const std::vector<Replica>& rep
 
 }  // namespace
 
-TEST_CASE("ranks in doubt: a minority, or all where there is no majority", "[replicas]") {
+TEST_CASE("deviating ranks: a minority, or all if there is no majority", "[replicas]") {
   CHECK(ranks_in_doubt({0, 1, 2}, {5, 5, 5}).empty());
   CHECK(ranks_in_doubt({0, 1, 2}, {5, 6, 5}) == std::vector<int>{1});
   CHECK(ranks_in_doubt({0, 1}, {5, 6}) == std::vector<int>{0, 1});
@@ -72,9 +72,8 @@ TEST_CASE("ranks in doubt: a minority, or all where there is no majority", "[rep
   CHECK(ranks_in_doubt({0, 1, 2, 3, 4}, {1, 2, 1, 3, 1}) == std::vector<int>{1, 3});
 }
 
-TEST_CASE(
-    "a bit that flips in a weight or moment of one rank is found, and the rank and the tensor are named",
-    "[replicas][ranks]") {
+TEST_CASE("a flipped bit in a weight or moment of one rank is detected, and rank and tensor are named",
+          "[replicas][ranks]") {
   const TinyTraining t;
   std::mt19937_64 random(1);
   const char* trials_text = std::getenv("SLUICE_FLIPS");
@@ -107,8 +106,7 @@ TEST_CASE(
   WARN(found << " of " << trials << " flips found");
 }
 
-TEST_CASE("a flipped weight that training goes on with is found at the next comparison",
-          "[replicas][ranks]") {
+TEST_CASE("a flipped weight that training has used is detected at the next comparison", "[replicas][ranks]") {
   const TinyTraining t;
   const TempVariable variable("SLUICE_FLIP",
                               "1:4:model.layers.1.mlp.up_proj.weight:100:0");  // the lowest bit
@@ -121,7 +119,7 @@ TEST_CASE("a flipped weight that training goes on with is found at the next comp
   CHECK(train(c, 2, 12).second == ExitCode::ok);
 }
 
-TEST_CASE("ranks that hold the same are never found to differ", "[replicas][ranks]") {
+TEST_CASE("equal replicas are never reported to differ", "[replicas][ranks]") {
   const TinyTraining t;
   const auto check = [&](const char* what, const Config& c, int ranks) {
     const auto [error, code] = train(c, ranks, 12);
@@ -148,7 +146,7 @@ TEST_CASE("ranks that hold the same are never found to differ", "[replicas][rank
   }
 }
 
-TEST_CASE("a training ends with the code of corruption, and names the checkpoint from before",
+TEST_CASE("a run ends with the exit code of corruption, and names the last good checkpoint",
           "[replicas][ranks]") {
   const TinyTraining t;
   Config c = layout(t, 0, 5);

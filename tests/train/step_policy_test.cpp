@@ -30,7 +30,7 @@ using Verdict = StepPolicy::Verdict;
 
 }  // namespace
 
-TEST_CASE("a spike lies 6 deviations and 2 percent above the window's mean", "[spike]") {
+TEST_CASE("a spike is more than 6 deviations and 2 percent above the window's mean", "[spike]") {
   const SpikeWindow window = settled(128);
   CHECK_FALSE(window.is_spike(2.59));
   CHECK(window.is_spike(2.61));
@@ -40,7 +40,7 @@ TEST_CASE("a spike lies 6 deviations and 2 percent above the window's mean", "[s
   CHECK(flat.is_spike(2.041));
 }
 
-TEST_CASE("the first values are judged by their largest, with room for what a beginning is", "[spike]") {
+TEST_CASE("the first values are compared with the largest so far, with a margin", "[spike]") {
   CHECK_FALSE(SpikeWindow(kEarly).is_spike(1e9));  // nothing to compare with
   SpikeWindow one(kEarly, kChance);
   one.accept(2.0);
@@ -76,7 +76,7 @@ TEST_CASE("spikes never enter the window, so that one does not hide the next", "
   CHECK(policy.skipped() == 0);
 }
 
-TEST_CASE("a spike of the gradient norm counts as one of the loss does", "[spike]") {
+TEST_CASE("a spike of the gradient norm counts like one of the loss", "[spike]") {
   StepPolicy policy(policies(BadStepPolicy::skip, BadStepPolicy::skip), kChance);
   for (int64_t i = 0; i < 100; ++i) policy.judge(i, 2.0, usual(i));
   const auto judgement = policy.judge(100, 2.0, 9.0);
@@ -85,7 +85,7 @@ TEST_CASE("a spike of the gradient norm counts as one of the loss does", "[spike
   CHECK(policy.skipped() == 1);
 }
 
-TEST_CASE("what is not finite is skipped, or stops, and is never applied", "[spike]") {
+TEST_CASE("a non-finite step is skipped or stops the run, and is never applied", "[spike]") {
   CHECK(StepPolicy(policies(BadStepPolicy::skip, BadStepPolicy::count), kChance).judge(0, kNan, 1).verdict ==
         Verdict::skip);
   CHECK(StepPolicy(policies(BadStepPolicy::skip, BadStepPolicy::count), kChance)
@@ -105,7 +105,7 @@ TEST_CASE("more than 10 skipped steps in a row stop", "[spike]") {
   CHECK(last.budget_exhausted);
 }
 
-TEST_CASE("more than 1 percent of the last 1000 steps skipped stops, fewer do not", "[spike]") {
+TEST_CASE("skipping more than 1 percent of the last 1000 steps stops the run, fewer do not", "[spike]") {
   // Every 101st step: 10 in any 1000. Every 99th: 11.
   for (const int64_t every : {101, 99}) {
     StepPolicy policy(policies(BadStepPolicy::skip, BadStepPolicy::count), kChance);
@@ -116,7 +116,7 @@ TEST_CASE("more than 1 percent of the last 1000 steps skipped stops, fewer do no
   }
 }
 
-TEST_CASE("a restored policy judges as the one it was saved from", "[spike]") {
+TEST_CASE("a restored policy decides as the one it was saved from", "[spike]") {
   for (const int64_t cut : {30, 70, 200, 1500}) {
     StepPolicy whole(policies(BadStepPolicy::skip, BadStepPolicy::count), kChance);
     StepPolicy first(policies(BadStepPolicy::skip, BadStepPolicy::count), kChance);

@@ -102,7 +102,7 @@ void set_first(const Tensor& t, double x) { test::Pool::set(t, 0, x); }
 
 }  // namespace
 
-TEST_CASE("20 steps are 10 steps, a checkpoint and 10 more, bit for bit", "[trainer]") {
+TEST_CASE("20 steps equal 10 steps, a checkpoint and 10 more, bit for bit", "[trainer]") {
   const auto precision = GENERATE(Precision::f32, Precision::bf16);
   const int threads = GENERATE(1, 2);
   const std::string variant = GENERATE("dense", "experts", "nanochat");
@@ -150,7 +150,7 @@ TEST_CASE("the loss falls, in every precision", "[trainer]") {
   CHECK(losses[losses.size() - 2] < 0.75 * losses[0]);
 }
 
-TEST_CASE("nanochat's model learns with Muon, from a loss of ln V on", "[trainer][muon]") {
+TEST_CASE("nanochat's model learns with Muon, starting at a loss of ln V", "[trainer][muon]") {
   const auto precision = GENERATE(Precision::f32, Precision::bf16);
   TinyTraining t(precision);
   t.make_nanochat();
@@ -174,7 +174,7 @@ TEST_CASE("Muon updates experts one by one, and leaves routers to AdamW", "[trai
   CHECK(!second("model.embed_tokens.weight").empty());
 }
 
-TEST_CASE("one batch is overfitted below 0.01 nats", "[trainer]") {
+TEST_CASE("training overfits one batch to below 0.01 nats", "[trainer]") {
   TinyTraining t;
   // As many samples as one step takes: every step sees all of them.
   test::write_tokens(t.folder / "one", {test::random_tokens(4 * 32 + 1, 31, 3)}, 32);
@@ -186,7 +186,7 @@ TEST_CASE("one batch is overfitted below 0.01 nats", "[trainer]") {
   CHECK(losses[losses.size() - 2] < 0.01);
 }
 
-TEST_CASE("what is computed again gives the same bits as what is kept", "[trainer]") {
+TEST_CASE("recomputation gives the same bits as stored activations", "[trainer]") {
   const bool experts = GENERATE(false, true);
   TinyTraining t;
   t.config.model.num_hidden_layers = 4;
@@ -267,7 +267,7 @@ TEST_CASE("after two steps, a step allocates nothing", "[trainer]") {
 }
 #endif
 
-TEST_CASE("a step that is not finite names where, and leaves weights, moments and Adam's count alone",
+TEST_CASE("a non-finite step reports its origin, and does not change weights, moments and Adam's step count",
           "[trainer]") {
   TinyTraining t;
   const Blend data = t.blend();
@@ -293,7 +293,7 @@ TEST_CASE("a step that is not finite names where, and leaves weights, moments an
   CHECK(trainer.optimizer().steps_applied() == 2);
 }
 
-TEST_CASE("an overflowing activation is named where it first appears", "[trainer]") {
+TEST_CASE("an overflowing activation is reported where it first appears", "[trainer]") {
   TinyTraining t;
   const Blend data = t.blend();
   Trainer trainer(t.config, data);
@@ -308,7 +308,7 @@ TEST_CASE("an overflowing activation is named where it first appears", "[trainer
   CHECK_THAT(trainer.problem(), Catch::Contains("the activation layers.1.mlp"));
 }
 
-TEST_CASE("too many bad steps in a row end a training with the documented code", "[trainer]") {
+TEST_CASE("too many bad steps in a row end a run with the documented exit code", "[trainer]") {
   TinyTraining t;
   t.config.optimizer.lr = 1e30;
   t.config.optimizer.warmup_steps = 0;
