@@ -279,8 +279,7 @@ TEST_CASE("a run path selects its newest checkpoint", "[generate]") {
                      [&] { find_checkpoint(t.folder / "empty"); });
 }
 
-TEST_CASE("config.json has a standard model_type for plain models and " sluice " for all others",
-          "[hf_config]") {
+TEST_CASE("config.json has a standard model_type for plain models and sluice for all others", "[hf_config]") {
   Config config;
   config.model.vocab_size = 257;
   CHECK(hf_config(config, 256)["model_type"] == "qwen3");
