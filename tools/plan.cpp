@@ -4,6 +4,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <limits>
 #include <memory>
 
 #include "commands.h"
@@ -84,7 +85,8 @@ void add_plan_command(Command& app, int&) {
   plan->add_option("CONFIG", options->file, "configuration")->required();
   plan->add_option("key=value", options->overrides, "overrides");
   plan->add_option("--ranks", options->ranks,
-                   "plan the memory of each of this many ranks (mpirun -n), which need not exist");
+                   "plan the memory of each of this many ranks (mpirun -n), which need not exist")
+      ->between(1, std::numeric_limits<int>::max());
   plan->add_flag("--json", options->json, "machine-readable");
   add_scale_options(*plan, *options);
   plan->footer(
@@ -94,9 +96,10 @@ void add_plan_command(Command& app, int&) {
       "  sluice plan configs/gated_attention/base_15a2b.yaml --gpus 64,256,512,1024 --expert-parallel "
       "8,16,32");
   plan->callback([options] {
-    const Config config = load_config(options->file, options->overrides);
+    KeyPlaces places;
+    const Config config = load_config(options->file, options->overrides, &places, {.ranks = options->ranks});
     use_threads(config.train.threads);  // workspace depends on it
-    const Plan result = make_plan(config, options->ranks);
+    const Plan result = make_plan(config, options->ranks, places);
     nlohmann::json json = options->json ? plan_json(result) : nlohmann::json();
     std::string text = options->json ? "" : plan_text(result) + limits_text(result);
     if (options->json) json["limits"] = limits_json(result);

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "config/paths.h"
+#include "config/rank_rules.h"
 #include "config/reader.h"
 #include "config/validate.h"
 #include "config/yaml.h"
@@ -104,7 +105,7 @@ class Loader {
     if (!yaml::assign(root, key, value, message)) problems_.add(start, message);
   }
 
-  Config finish(const Node& root, const std::string& path, KeyPlaces* places) {
+  Config finish(const Node& root, const std::string& path, KeyPlaces* places, const LoadPurpose& purpose) {
     Config config;
     Reader reader(problems_);
     reader.read(config, root);
@@ -119,6 +120,8 @@ class Loader {
 
     Combinations combinations(*this, reader);
     check_combinations(config, combinations);
+    if (purpose.training) check_training(config, combinations);
+    check_rank_rules(config, purpose.ranks, combinations);
     if (!problems_.empty()) {
       std::string message = problems_.render(sources_);
       if (problems_.size() > 1) message += fmt::format("\n{} problems", problems_.size());
@@ -211,7 +214,7 @@ std::vector<std::string> joined(const std::vector<std::string>& arguments) {
 }
 
 Config load(Loader loader, const std::string& path, const std::vector<std::string>& overrides,
-            KeyPlaces* places) {
+            KeyPlaces* places, const LoadPurpose& purpose) {
   std::error_code error;
   static_cast<void>(fs::current_path(error));
   if (error)
@@ -225,17 +228,18 @@ Config load(Loader loader, const std::string& path, const std::vector<std::strin
          path, path);
   Node root = loader.load_file(path);
   for (const std::string& text : joined(overrides)) loader.apply_override(root, text);
-  return loader.finish(root, path, places);
+  return loader.finish(root, path, places, purpose);
 }
 
 }  // namespace
 
-Config load_config(const std::string& path, const std::vector<std::string>& overrides, KeyPlaces* places) {
-  return load(Loader(), path, overrides, places);
+Config load_config(const std::string& path, const std::vector<std::string>& overrides, KeyPlaces* places,
+                   const LoadPurpose& purpose) {
+  return load(Loader(), path, overrides, places, purpose);
 }
 
 Config load_resolved_config(const std::string& path, const std::vector<std::string>& overrides) {
-  return load(Loader(/*resolved=*/true), path, overrides, nullptr);
+  return load(Loader(/*resolved=*/true), path, overrides, nullptr, {});
 }
 
 }  // namespace sluice

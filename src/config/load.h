@@ -13,12 +13,18 @@ namespace sluice {
 /// "command line". A key that is absent has its default.
 using KeyPlaces = std::map<std::string, std::string>;
 
+/// What a configuration is loaded for, which decides what is checked beyond what no command could use.
+struct LoadPurpose {
+  int64_t ranks = 0;      // share the training: what they cannot share is a problem; 0: not known yet
+  bool training = false;  // also what validate_for_training asks for
+};
+
 /// Loads `path`, follows `extends`, applies `overrides` ("optimizer.lr=3e-4"), checks types and combinations,
 /// resolves relative paths (data, tokenizer, init_from, match_parameters_of) against the file that states
 /// them, fills name and run_dir. Throws Error(usage) whose message lists every problem with file:line:column,
 /// the known names and a suggestion. Does not touch data files. `places`, where given, is filled.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
-                   KeyPlaces* places = nullptr);
+                   KeyPlaces* places = nullptr, const LoadPurpose& purpose = {});
 
 /// Loads the resolved configuration that a run or a checkpoint keeps. It may come from another machine and
 /// states every key itself, so `extends`, which could make it read and quote other files, is refused.

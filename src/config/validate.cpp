@@ -492,19 +492,31 @@ void check_training(const Config& config, ProblemSink& problem) {
                   t.max_steps, t.max_tokens));
   check.require(!config.data.train.empty(), {"data.train"},
                 "there is no training data: data.train is empty; give it a list of {name: ..., path: ...}");
+  check.require(config.model.attention.kernel == AttentionKernel::automatic ||
+                    (t.device != DeviceChoice::cpu && built_with_cuda()),
+                {"model.attention.kernel", "train.device"},
+                "model.attention.kernel names a GPU kernel, but training is on the CPU; use auto");
+}
+
+void ProblemLines::operator()(const std::vector<std::string>& keys, const std::string& message) {
+  if (!text_.empty()) text_ += "\n";
+  static const KeyPlaces kNone;
+  const KeyPlaces& places = places_ ? *places_ : kNone;
+  const auto given =
+      std::find_if(keys.begin(), keys.end(), [&](const std::string& key) { return places.count(key) > 0; });
+  if (given != keys.end()) text_ += places.at(*given) + ": ";
+  text_ += message;
+}
+
+void ProblemLines::raise() const {
+  if (!text_.empty()) throw Error(ExitCode::usage, text_);
 }
 
 void validate_for_training(const Config& config) {
-  class Lines : public ProblemSink {
-   public:
-    std::string text;
-    void operator()(const std::vector<std::string>&, const std::string& message) override {
-      text += (text.empty() ? "" : "\n") + message;
-    }
-  } lines;
+  ProblemLines lines;
   check_combinations(config, lines);
   check_training(config, lines);
-  if (!lines.text.empty()) throw Error(ExitCode::usage, lines.text);
+  lines.raise();
 }
 
 }  // namespace sluice

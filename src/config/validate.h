@@ -1,11 +1,10 @@
 #pragma once
 // Checks for impossible combinations of keys; each problem is reported at the key that is wrong. Internal to
-// load.cpp.
+// this folder.
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "config/config.h"
+#include "config/load.h"
 
 namespace sluice {
 
@@ -15,6 +14,19 @@ class ProblemSink {
  public:
   virtual ~ProblemSink() = default;
   virtual void operator()(const std::vector<std::string>& keys, const std::string& message) = 0;
+};
+
+/// Problems as lines of text, each behind the place of the first of its keys that `places` has.
+class ProblemLines : public ProblemSink {
+ public:
+  explicit ProblemLines(const KeyPlaces* places = nullptr) : places_(places) {}
+  void operator()(const std::vector<std::string>& keys, const std::string& message) override;
+  /// Throws Error(usage) with all of them, if there are any.
+  void raise() const;
+
+ private:
+  const KeyPlaces* places_;
+  std::string text_;
 };
 
 /// Combinations that cannot work in any sub-command.

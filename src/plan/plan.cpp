@@ -6,6 +6,7 @@
 
 #include "config/fields.h"
 #include "config/load.h"
+#include "config/rank_rules.h"
 #include "core/error.h"
 #include "core/limits.h"
 #include "data/tokenizer.h"
@@ -113,9 +114,12 @@ int64_t count_parameters(const ModelConfig& model) {
 
 std::optional<ParameterMatch> resolve_parameter_match(Config& config) { return resolve(config, {}); }
 
-Plan make_plan(Config config, int64_t ranks) {
+Plan make_plan(Config config, int64_t ranks, const KeyPlaces& places) {
+  if (ranks < 1 || ranks > std::numeric_limits<int>::max())
+    fail(ExitCode::usage, "{} ranks: must be at least 1", ranks);
   Plan plan;
   plan.match = resolve_parameter_match(config);
+  require_rank_rules(config, ranks, places);
   const ModelConfig& model = config.model;
 
   ParamStore store(config.lora);
@@ -148,8 +152,6 @@ Plan make_plan(Config config, int64_t ranks) {
       6.0 * static_cast<double>(model.num_hidden_layers) * static_cast<double>(config.data.seq_len) *
           static_cast<double>(model.num_attention_heads) * static_cast<double>(model.head_dim);
 
-  if (ranks < 1 || ranks > std::numeric_limits<int>::max())
-    fail(ExitCode::usage, "{} ranks: must be at least 1", ranks);
   plan.ranks = ranks;
   // All ranks are alike, so only the first is measured, with dry communicators.
   const auto world = ranks > 1 ? make_dry_communicator(0, static_cast<int>(ranks)) : nullptr;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "config/load.h"
 #include "train/trainer.h"
 
 namespace sluice {
@@ -79,8 +80,9 @@ struct Plan {
 };
 
 /// Resolves the configuration and measures the plan without allocating the model's memory. ranks: number of
-/// ranks, which need not exist. Error(usage) if the configuration cannot run on them.
-Plan make_plan(Config config, int64_t ranks = 1);
+/// ranks, which need not exist. Error(usage) if the configuration cannot run on them, with the keys' places
+/// from `places`.
+Plan make_plan(Config config, int64_t ranks = 1, const KeyPlaces& places = {});
 
 /// The tables that `sluice plan` prints. Identical layers are shown once, and so are experts.
 std::string plan_text(const Plan& plan);

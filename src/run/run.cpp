@@ -14,6 +14,7 @@
 #include "comm/collective_errors.h"
 #include "comm/reduce.h"
 #include "config/fields.h"
+#include "config/rank_rules.h"
 #include "core/caught.h"
 #include "core/cpu_features.h"
 #include "core/faults.h"
@@ -167,15 +168,16 @@ Run::Run(const RunOptions& options)
 /// What can be found out, and found wrong, before ranks do anything together.
 void Run::prepare(StartFacts& facts, KeyPlaces& places) {
   state_program(facts);
-  config_ = load_config(options_.config_path, options_.overrides, &places);
+  config_ = load_config(options_.config_path, options_.overrides, &places,
+                        {.ranks = ranks_->size(), .training = true});
   state_configuration(facts, config_);
   facts.set("--fresh", options_.fresh ? "given" : "not given");
   facts.set("--allow-change", fmt::format("{}", fmt::join(options_.allow_change, " ")));
-  validate_for_training(config_);
   state_device(facts, config_);
   tokenizer_ = training_tokenizer(config_);
   facts.set("the tokenizer", tokenizer_->fingerprint(), ExitCode::data);
   resolve_model(config_, *tokenizer_);
+  require_rank_rules(config_, ranks_->size(), places);
   state_configuration(facts, config_);
   require_training_data(config_);
   data_ = std::make_unique<Blend>(config_.data.train, config_.data.seq_len, config_.model.vocab_size,

@@ -8,6 +8,7 @@
 #include "comm/collective_errors.h"
 #include "comm/reduce.h"
 #include "config/load.h"
+#include "config/rank_rules.h"
 #include "core/device.h"
 #include "core/faults.h"
 #include "ops/elementwise.h"
@@ -20,37 +21,7 @@ namespace {
 
 /// How many micro-batches of a step a rank computes.
 int64_t micro_batches_per_rank(const Config& config, const Communicator& ranks) {
-  const TrainConfig& t = config.train;
-  const ParallelConfig& p = config.parallel;
-  const bool exact = p.determinism == Determinism::exact;
-  // Squares are summed in blocks of 32 elements, which must lie in one expert wherever it is.
-  if (const MoeConfig& moe = config.model.moe;
-      exact && p.expert > 1 && config.model.hidden_size * moe.moe_intermediate_size % 32 != 0)
-    fail(ExitCode::usage,
-         "parallel.determinism: exact with parallel.expert = {} needs experts of a multiple of 32 elements; "
-         "hidden_size x "
-         "moe_intermediate_size is {} x {}",
-         p.expert, config.model.hidden_size, moe.moe_intermediate_size);
-  const int64_t all = t.global_batch_size / t.micro_batch_size, mine = all / ranks.size();
-  if (mine * ranks.size() != all)
-    fail(ExitCode::usage,
-         "train.global_batch_size = {} is {} micro-batches of {}, which {} ranks cannot share evenly; use a "
-         "multiple of {}, or "
-         "another number of ranks",
-         t.global_batch_size, all, t.micro_batch_size, ranks.size(), ranks.size() * t.micro_batch_size);
-  if (exact && p.exact_sum == ExactSum::tree && (mine & (mine - 1)) != 0)
-    fail(ExitCode::usage,
-         "parallel.exact_sum: tree needs a power of two of micro-batches on every rank, and {} of {} leave "
-         "each of {} ranks {}; "
-         "use fixed64",
-         all, t.micro_batch_size, ranks.size(), mine);
-  if (config.model.moe.num_experts > 0 && config.model.moe.load_balance.scope == BalanceScope::global_batch &&
-      config.model.moe.load_balance.coefficient > 0 && exact)
-    fail(ExitCode::usage,
-         "model.moe.load_balance.scope: global_batch counts the step so far, which depends on who computes "
-         "what; with "
-         "parallel.determinism: exact use previous_step or micro_batch");
-  return mine;
+  return config.train.global_batch_size / config.train.micro_batch_size / ranks.size();
 }
 
 MeshShape mesh_shape(const ParallelConfig& p) {
@@ -91,6 +62,7 @@ Trainer::DeviceRanks::DeviceRanks(Communicator& host, CommQueue& queue, const Pa
 }
 
 MemoryPlan Trainer::measure(const Config& config, Communicator* ranks) {
+  require_rank_rules(config, ranks ? ranks->size() : 1);
   const auto whole_bytes = [](const WholeModel& whole) {
     int64_t bytes = 0;
     for (const auto* tensors : {&whole.weights, &whole.optimizer})

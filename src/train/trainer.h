@@ -52,12 +52,13 @@ struct MemoryPlan {
 
 class Trainer {
  public:
-  /// Runs one dry step; nothing is allocated. model.vocab_size must be known.
+  /// Runs one dry step; nothing is allocated. model.vocab_size must be known. Error(usage) where the ranks
+  /// cannot share the training (config/rank_rules.h).
   static MemoryPlan measure(const Config& config, Communicator* ranks = nullptr);
 
   /// Takes all memory: as much as measure() says. `data` and `ranks` must outlive the trainer; several ranks
   /// share every global batch (data parallelism), each taking its micro-batches that follow each other, and
-  /// step together. Error(usage) where train.global_batch_size cannot be cut so.
+  /// step together. Error(usage) as measure().
   Trainer(const Config& config, const Blend& data, Communicator* ranks = nullptr);
   /// Weights that are still on their way arrive first.
   ~Trainer();

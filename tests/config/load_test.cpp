@@ -88,7 +88,7 @@ ChangeClass expected_class(const std::string& key) {
     return ChangeClass::operational;
   if (in({"optimizer.type"})) return ChangeClass::identity;
   if (in({"optimizer.", "train.max_", "train.on_", "model.moe.load_balance", "model.moe.router_z",
-          "model.attention.head_balance"}))
+          "model.logit_z", "model.attention.head_balance"}))
     return ChangeClass::trajectory;
   return ChangeClass::identity;
 }
@@ -241,7 +241,7 @@ TEST_CASE("longer and shorter lists are changes", "[config]") {
   after.model.attention.gates.pop_back();
   after.optimizer.rules.push_back({"norm", 2, std::nullopt});
   const std::vector<ConfigChange> changes = config_changes(before, after);
-  REQUIRE(changes.size() == 9);
+  REQUIRE(changes.size() == 10);
   CHECK(changes[0].key == "model.attention.gates[1].position");
   CHECK(changes[0].after == "(absent)");
   CHECK(changes[0].kind == ChangeClass::identity);

@@ -1,0 +1,73 @@
+#include "config/rank_rules.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "config/validate.h"
+
+namespace sluice {
+namespace {
+
+void check_experts(const Config& config, int64_t ranks, ProblemSink& problem) {
+  const ModelConfig& m = config.model;
+  const ParallelConfig& p = config.parallel;
+  if (p.expert <= 1) return;
+  if (ranks > 0 && ranks % p.expert != 0)
+    problem({"parallel.expert"},
+            fmt::format("parallel.expert = {}: {} rank{} cannot be divided into groups of that size",
+                        p.expert, ranks, ranks == 1 ? "" : "s"));
+  // Squares are summed in blocks of 32 elements, which must lie in one expert wherever it is. A width that
+  // match_parameters_of has yet to choose is checked when it is known.
+  if (p.determinism == Determinism::exact && m.moe.num_experts > 0 && m.match_parameters_of.empty() &&
+      m.hidden_size * m.moe.moe_intermediate_size % 32 != 0)
+    problem(
+        {"model.moe.moe_intermediate_size", "model.hidden_size", "parallel.determinism", "parallel.expert",
+         "model.moe.num_experts"},
+        fmt::format("parallel.determinism: exact with parallel.expert = {} needs experts of a multiple of 32 "
+                    "elements; hidden_size x moe_intermediate_size is {} x {}",
+                    p.expert, m.hidden_size, m.moe.moe_intermediate_size));
+}
+
+void check_batch(const Config& config, int64_t ranks, ProblemSink& problem) {
+  const TrainConfig& t = config.train;
+  const ParallelConfig& p = config.parallel;
+  if (ranks < 1 || t.micro_batch_size < 1 || t.global_batch_size < 1 ||
+      t.global_batch_size % t.micro_batch_size != 0)
+    return;  // reported by itself
+  const int64_t all = t.global_batch_size / t.micro_batch_size, each = all / ranks;
+  if (each * ranks != all) {
+    problem({"train.global_batch_size", "train.micro_batch_size"},
+            fmt::format("train.global_batch_size = {} is {} micro-batches of {}, which {} ranks cannot "
+                        "share evenly; use a multiple of {}, or another number of ranks",
+                        t.global_batch_size, all, t.micro_batch_size, ranks, ranks * t.micro_batch_size));
+  } else if (p.determinism == Determinism::exact && p.exact_sum == ExactSum::tree &&
+             (each & (each - 1)) != 0) {
+    problem(
+        {"parallel.exact_sum", "parallel.determinism", "train.global_batch_size", "train.micro_batch_size"},
+        fmt::format("parallel.exact_sum: tree needs a power of two of micro-batches on every rank, and "
+                    "{} of {} leave each of {} ranks {}; use fixed64",
+                    all, t.micro_batch_size, ranks, each));
+  }
+}
+
+}  // namespace
+
+void check_rank_rules(const Config& config, int64_t ranks, ProblemSink& problem) {
+  check_experts(config, ranks, problem);
+  check_batch(config, ranks, problem);
+  const LoadBalanceConfig& balance = config.model.moe.load_balance;
+  if (config.model.moe.num_experts > 0 && balance.scope == BalanceScope::global_batch &&
+      balance.coefficient > 0 && config.parallel.determinism == Determinism::exact)
+    problem({"model.moe.load_balance.scope", "parallel.determinism", "model.moe.load_balance.coefficient",
+             "model.moe.num_experts"},
+            "model.moe.load_balance.scope: global_batch counts the step's micro-batches as they are "
+            "computed, which depends on the parallel layout; with parallel.determinism: exact use "
+            "previous_step or micro_batch");
+}
+
+void require_rank_rules(const Config& config, int64_t ranks, const KeyPlaces& places) {
+  ProblemLines lines(&places);
+  check_rank_rules(config, ranks, lines);
+  lines.raise();
+}
+
+}  // namespace sluice

@@ -1,0 +1,125 @@
+// What several ranks cannot do with a configuration is found when it is read, beside every other problem.
+#include "config/rank_rules.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <functional>
+#include <vector>
+
+#include "config/load.h"
+#include "config/scratch.h"
+#include "core/error.h"
+
+using namespace sluice;
+using Catch::Contains;
+
+namespace {
+
+/// The lines of the message that refuses a configuration, without those that quote the file.
+std::vector<std::string> refusal(const std::function<void()>& work) {
+  std::vector<std::string> lines;
+  try {
+    work();
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::usage);
+    const std::string text = error.what();
+    for (size_t begin = 0; begin <= text.size();) {
+      const size_t end = std::min(text.find('\n', begin), text.size());
+      if (text[begin] != ' ') lines.push_back(text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  return lines;
+}
+
+std::vector<std::string> load_problems(const LoadPurpose& purpose,
+                                       const std::vector<std::string>& overrides = {}) {
+  return refusal([&] { load_config("a.yaml", overrides, nullptr, purpose); });
+}
+
+const std::string kUnsound =
+    "model:\n"
+    "  hidden_size: 24\n"
+    "  moe:\n"
+    "    num_experts: 8\n"
+    "    moe_intermediate_size: 10\n"
+    "    load_balance: {scope: global_batch, coefficient: 0.1}\n"
+    "train: {global_batch_size: 18, micro_batch_size: 1}\n"
+    "optimizer: {lr: 0}\n"
+    "parallel:\n"
+    "  determinism: exact\n"
+    "  expert: 2\n"
+    "  exact_sum: tree\n";
+
+}  // namespace
+
+TEST_CASE("rules of ranks are reported at once with every other problem, each at its place",
+          "[config][ranks]") {
+  const test::ScratchFolder folder;
+  folder.write("a.yaml", kUnsound);
+  const std::vector<std::string> three = load_problems({.ranks = 3});
+  REQUIRE(three.size() == 6);  // and their number
+  CHECK(three[0] ==
+        "a.yaml:5:5: parallel.determinism: exact with parallel.expert = 2 needs experts of a multiple of 32 "
+        "elements; hidden_size x moe_intermediate_size is 24 x 10");
+  CHECK_THAT(three[1], Contains("a.yaml:6:20: model.moe.load_balance.scope: global_batch counts"));
+  CHECK(three[2] == "a.yaml:8:13: optimizer.lr must be greater than 0, got 0");
+  CHECK(three[3] == "a.yaml:11:3: parallel.expert = 2: 3 ranks cannot be divided into groups of that size");
+  CHECK(three[4] ==
+        "a.yaml:12:3: parallel.exact_sum: tree needs a power of two of micro-batches on every rank, and 18 "
+        "of 1 leave each of 3 ranks 6; use fixed64");
+  const std::vector<std::string> four = load_problems({.ranks = 4});
+  REQUIRE(four.size() == 5);
+  CHECK(four[2] ==
+        "a.yaml:7:9: train.global_batch_size = 18 is 18 micro-batches of 1, which 4 ranks cannot share "
+        "evenly; use a multiple of 4, or another number of ranks");
+  CHECK(load_problems({}).size() == 4);  // not known how many: what no number can do
+  // Beside what only training needs.
+  const std::vector<std::string> training = load_problems({.ranks = 4, .training = true});
+  CHECK(training.size() == 7);
+  CHECK_THAT(training[0], Contains("a.yaml: the length of training is not given"));
+  CHECK_THAT(training[1], Contains("a.yaml: there is no training data"));
+}
+
+TEST_CASE("a rule of ranks points at the command line, and is silent on values that cannot be read",
+          "[config][ranks]") {
+  const test::ScratchFolder folder;
+  folder.write("a.yaml", "train: {micro_batch_size: 1}\n");
+  CHECK(load_problems({.ranks = 3}, {"train.global_batch_size=8"}) ==
+        std::vector<std::string>{
+            "command line: train.global_batch_size = 8 is 8 micro-batches of 1, which 3 ranks cannot share "
+            "evenly; use a multiple of 3, or another number of ranks"});
+  CHECK(load_problems({.ranks = 3}, {"train.global_batch_size=many"}).size() == 1);
+  CHECK(load_problems({.ranks = 3}, {"train.global_batch_size=0"}).size() == 1);
+  CHECK(load_problems({.ranks = 3}, {"train.global_batch_size=9"}).empty());
+}
+
+TEST_CASE("experts whose width is yet to be matched are checked when it is known", "[config][ranks]") {
+  const test::ScratchFolder folder;
+  folder.write("other.yaml", "model: {}\n");
+  folder.write("a.yaml",
+               "model:\n"
+               "  match_parameters_of: other.yaml\n"
+               "  hidden_size: 24\n"
+               "  moe: {num_experts: 8, moe_intermediate_size: 10, load_balance: {scope: micro_batch}}\n"
+               "parallel: {determinism: exact, expert: 2}\n");
+  KeyPlaces places;
+  Config config = load_config("a.yaml", {}, &places, {.ranks = 2});
+  CHECK_NOTHROW(require_rank_rules(config, 2, places));
+  config.model.match_parameters_of.clear();
+  CHECK(refusal([&] { require_rank_rules(config, 2, places); }) ==
+        std::vector<std::string>{"a.yaml:4:25: parallel.determinism: exact with parallel.expert = 2 needs "
+                                 "experts of a multiple of 32 elements; hidden_size x moe_intermediate_size "
+                                 "is 24 x 10"});
+  config.model.moe.moe_intermediate_size = 12;
+  CHECK_NOTHROW(require_rank_rules(config, 2, places));
+  // Made in memory, without places; every problem at once.
+  config.parallel.expert = 4;
+  config.model.moe.moe_intermediate_size = 10;
+  config.train.global_batch_size = 9;
+  config.train.micro_batch_size = 1;
+  const std::vector<std::string> lines = refusal([&] { require_rank_rules(config, 2); });
+  REQUIRE(lines.size() == 3);
+  CHECK_THAT(lines[0], Contains("2 ranks cannot be divided into groups of that size"));
+  CHECK_THAT(lines[2], Contains("which 2 ranks cannot share evenly"));
+}
