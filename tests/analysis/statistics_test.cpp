@@ -19,8 +19,8 @@ using Rows = std::vector<double>;
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-/// One attention layer computed the obvious way, in f64, from the weights and the layer's input: T by T
-/// matrices, no streams.
+/// Reference implementation of one attention layer in f64, with explicit T by T matrices, from the weights
+/// and the layer's input.
 struct Naive {
   int64_t T, H, Hkv, D;
   std::vector<int32_t> first_key;
@@ -168,7 +168,7 @@ Analysis analyzed(TwoSequences& m) {
   const Statistics blank(m.a.model, T);
   std::vector<Analysis::Set> sets = {{"one", blank}, {"two", blank}};
   Statistics total = blank;
-  // The other model has the same weights; which one's layers are asked makes no difference.
+  // The other model has the same weights, so either model's layers can be used.
   sets[0].sums.add(ctx, m.a.batch.view(), m.a.saved);
   sets[1].sums.add(ctx, m.b.batch.view(), m.b.saved);
   for (Analysis::Set& set : sets) total.merge(set.sums);
@@ -196,7 +196,7 @@ Rows joined(Rows a, const Rows& b) {
   return a;
 }
 
-/// What the paper calls the first token's attention: over all queries, or those that are no first tokens
+/// The paper's attention on the first token: over all queries, or over queries that are not first tokens
 /// themselves.
 double first_token(std::vector<Naive>& sequences, int64_t h, bool later) {
   double sum = 0, count = 0;
@@ -283,7 +283,7 @@ void check_layer(TwoSequences& m, const nlohmann::json& all, size_t layer, doubl
     equal(gate["first_token_mean"], mean_of(first));
     equal(gate["rest_mean"], mean_of(rest));
     if (c.attention.gates[g].position == GatePosition::sdpa_output) mean_gate *= mean_of(s);
-    if (epsilon > 1e-6) continue;  // scores near an edge may be on the other side
+    if (epsilon > 1e-6) continue;  // scores near an edge may fall into the neighbouring bin
     const double low = gate["edges_min"], high = gate["edges_max"];
     if (is_bounded(c.attention.gates[g].activation)) CHECK((low == 0 && high == 1));
     for (const int64_t bins : {50, 100}) {
@@ -403,7 +403,7 @@ TEST_CASE("attention maps equal the explicit attention matrix, and planes contai
         REQUIRE(mean[(layer * M + static_cast<size_t>(t)) * M + static_cast<size_t>(j)] ==
                 Approx(expected).margin(1e-7));
       }
-    // A plane keeps distances from its axes' origin as the explained share says.
+    // A plane preserves the explained fraction of the squared distances from the origin.
     const AttentionMaps::Planes queries = result.maps.queries();
     for (int64_t h = 0; h < H; ++h) {
       double whole = 0, kept = 0;

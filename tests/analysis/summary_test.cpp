@@ -86,7 +86,7 @@ TEST_CASE("gate scores are the means of the activated logits of each gate", "[su
       total += g == 2 ? 0.5 + 0.5 * sigmoid(Pool::get(z, i)) : sigmoid(Pool::get(z, i));
     CHECK(scores[g] == Approx(total / static_cast<double>(z.numel())).epsilon(1e-10));
   }
-  // The first gate at sdpa_output says how open a head is.
+  // The first gate at sdpa_output defines a head's importance.
   const Gate& first = m.model.blocks()[0].attention().gates()[0];
   const Tensor z = first.logits(m.saved.blocks[0].attention.gates[0]);
   const int64_t heads = z.dim(1), width = z.dim(2);

@@ -34,7 +34,7 @@ TEST_CASE("checkpoints are compared bit by bit", "[compare]") {
   CHECK(c.tensors == 1);
   CHECK(c.elements == 200000);
 
-  values[5] = -0.0f;  // equal as a number, other bits
+  values[5] = -0.0f;  // an equal number with other bits
   values[150000] = 1.5f;
   values[199999] = 0.75f;
   write_floats(b, "w", values);

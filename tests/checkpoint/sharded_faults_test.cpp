@@ -1,5 +1,5 @@
-// One rank of several dies, cannot write, or never ends, at every operation of a save: nothing older is lost,
-// all ranks hear the same, and training goes on.
+// One rank of several dies, cannot write, or never finishes, at every operation of a save: no older
+// checkpoint is lost, all ranks get the same result, and training continues.
 #include <spdlog/spdlog.h>
 #include <sys/syscall.h>
 
@@ -39,12 +39,12 @@ bool agree(Communicator& c, CheckpointStore& store) {
                      [&](const Verdict& v) { return v.error == mine.error && v.step == mine.step; });
 }
 
-/// A run folder that `ranks` ranks have saved steps 10 and 20 into, copied afresh for every trial.
+/// A run folder with checkpoints of steps 10 and 20 from `ranks` ranks, copied again for every trial.
 class Trials {
  public:
   explicit Trials(int ranks) : ranks_(ranks) {
     spdlog::set_level(spdlog::level::off);  // hundreds of expected warnings
-    set_num_threads(1);                     // the pool of threads would not survive a fork
+    set_num_threads(1);                     // the thread pool would not survive a fork
     for (const int64_t step : {10, 20})
       for (const int status :
            run_process_ranks(ranks, [&](Communicator& c) { return save(c, root_ / "seed", step, false); }))
@@ -73,11 +73,11 @@ class Trials {
   int ranks_, threads_ = num_threads();
 };
 
-/// The step of the newest checkpoint, which is valid, all of whose values are that step's.
+/// The step of the newest checkpoint, after checking that it is valid and all its values belong to that step.
 int64_t newest(const std::string& folder) {
   const CheckpointInfo info = newest_valid_checkpoint(folder);
   REQUIRE_FALSE(info.path.empty());
-  REQUIRE(list_checkpoints(folder).front() == info.path);  // what has the name of a checkpoint is one
+  REQUIRE(list_checkpoints(folder).front() == info.path);  // everything named like a checkpoint is one
   const ShardedState state(info.step);
   ShardedState loaded = state.blank();
   const CheckpointContent targets = content_of(loaded, even_layout(state, 1), 0);
@@ -112,12 +112,12 @@ TEST_CASE("a kill of any rank at any operation of a save leaves a complete check
               ::setenv("SLUICE_CRASH", fmt::format("{}{}", n, torn ? ":torn" : "").c_str(), 1);
             return Trials::save(c, folder, 30, async);
           },
-          n % 4);  // the others go on for so many milliseconds
+          n % 4);  // the others continue for this many milliseconds
       const int64_t step = newest(folder);
       REQUIRE((step == 20 || step == 30));
       newer += step == 30;
       const bool killed = WIFSIGNALED(statuses[static_cast<size_t>(victim)]);
-      // The next start, by another number of ranks, clears up and saves.
+      // The next start, with another number of ranks, cleans up and saves.
       if (n % 2 == 0)
         for (const int status :
              run_process_ranks(2, [&](Communicator& c) { return Trials::save(c, folder, 40, true); }))
@@ -163,7 +163,7 @@ TEST_CASE("an error at any operation of any rank fails at most that save, and al
           const bool same =
               agree(c, store) && ok == (store.saved_step() == 30) && ok == store.last_error().empty();
           const bool named = ok || store.last_error().find(error) != std::string::npos;
-          // Reached? With fewer operations than n the fault is still waiting.
+          // Was it reached? With fewer operations than n the fault is still pending.
           int64_t reached = 1;
           if (c.rank() == victim) {
             try {
@@ -225,7 +225,7 @@ TEST_CASE("a rank that never finishes its part fails the save after the time lim
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (seconds < 0.4 || seconds > 10) return 2;
     if (!agree(c, store)) return 3;
-    store.save(content);  // is refused at once, and training goes on
+    store.save(content);  // is refused immediately, and training continues
     if (store.last_error().find("has not ended") == std::string::npos || !agree(c, store)) return 4;
     c.barrier();
     released = true;
@@ -272,7 +272,8 @@ TEST_CASE("parts that are damaged, failed or of another step are not accepted", 
   CHECK_THROWS_WITH(collect_parts(lead, mine, patience), Contains("no part from rank 1"));
   Manifest theirs = write_files(follower);
   write_part(follower, theirs);
-  CHECK(collect_parts(lead, mine, patience).files.size() == 7);  // there when patience ended: it counts
+  CHECK(collect_parts(lead, mine, patience).files.size() ==
+        7);  // parts present when the waiting ended are counted
   const std::string good = io::read_file(part);
   std::string bad = good;
   bad[bad.size() / 2] ^= 1;

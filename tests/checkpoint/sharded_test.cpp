@@ -1,4 +1,5 @@
-// Checkpoints of several ranks: any cut saved, any other loaded; what is wrong is told alike on all ranks.
+// Checkpoints of several ranks: saved with any sharding, loaded with any other; errors are equal on all
+// ranks.
 #include <sched.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
@@ -31,7 +32,7 @@ struct Quiet {
   ~Quiet() { spdlog::set_level(spdlog::level::info); }
 };
 
-/// Saves on as many threads as the layout has ranks; every rank's verdict, which are all the same.
+/// Saves on as many threads as the layout has ranks; returns the result, which is equal on all ranks.
 std::string save(const std::string& folder, ShardedState& state, const Layout& layout, bool async = false) {
   std::vector<std::string> errors(static_cast<size_t>(layout.ranks));
   run_thread_ranks(layout.ranks, [&](Communicator& c) {
@@ -48,7 +49,7 @@ std::string save(const std::string& folder, ShardedState& state, const Layout& l
   return errors[0];
 }
 
-/// Loads the newest on the ranks of another layout; the state that all of them together hold.
+/// Loads the newest checkpoint on the ranks of another layout; returns the state that they hold together.
 ShardedState load(const std::string& folder, const ShardedState& like, const Layout& layout) {
   ShardedState state = like.blank();
   const WholeModel model = like.model();
@@ -62,7 +63,7 @@ ShardedState load(const std::string& folder, const ShardedState& like, const Lay
   return state;
 }
 
-/// The error that all ranks throw, or "" where none does.
+/// The error that all ranks throw, or "" if none does.
 template <class Body>
 std::string common_error(int ranks, Body&& body) {
   std::vector<std::string> errors(static_cast<size_t>(ranks));
@@ -97,7 +98,7 @@ TEST_CASE("a checkpoint saved with any sharding loads bit for bit with any other
     ShardedState loaded = load(folder / "a", state, to);
     REQUIRE(loaded.bits() == state.bits());
 
-    // Saved again in a third cut, it is the same checkpoint; with one bit changed, it is not.
+    // Saved again with a third sharding, it is an equal checkpoint; with one bit changed, it is not.
     const Layout again = random_layout(random, state, loaders, false);
     REQUIRE(save(folder / "b", loaded, again).empty());
     const std::string a = folder / "a/" + step_folder_name(state.step),
@@ -105,7 +106,8 @@ TEST_CASE("a checkpoint saved with any sharding loads bit for bit with any other
     Comparison c = compare_checkpoints(a, b);
     CHECK(c.differences.empty());
     CHECK(c.tensors == 12);
-    ShardedState::Whole& changed = loaded.optimizer[2];  // of layer 2, before which 10 would come by letters
+    ShardedState::Whole& changed =
+        loaded.optimizer[2];  // of layer 2, which would follow layer 10 in alphabetical order
     const int64_t element = static_cast<int64_t>(random() % static_cast<uint64_t>(changed.elements()));
     changed.bytes[static_cast<size_t>(element * 4)] ^= 1;
     loaded.optimizer[5].bytes[0] ^= 1;  // of layer 10
@@ -142,7 +144,7 @@ TEST_CASE("several ranks write several files that other programs can read", "[sh
   REQUIRE(optim.find("model.norm.weight.m@1"));  // elements 1 and 2 of 5
   CHECK(optim.find("model.norm.weight.m@1")->shape == std::vector<int64_t>{2});
 
-  // As a folder of a model alone, without what only this program knows.
+  // As a plain model folder, without Sluice's own files.
   for (const bool whole : {true, false}) {
     ShardedState blank = state.blank();
     const CheckpointContent targets = content_of(blank, even_layout(state, 1), 0);
@@ -198,7 +200,7 @@ TEST_CASE("all ranks refuse a checkpoint that does not fit the model, with the s
   };
   CHECK(attempt(state.model()).empty());
   WholeModel other = state.model();
-  other.weights[0].name = "model.other.weight";  // whose rank alone holds it
+  other.weights[0].name = "model.other.weight";  // held only by its rank
   other.optimizer[4].shape = {5, 5};
   other.optimizer[5].dtype = DType::f32;
   CHECK_THAT(
@@ -208,7 +210,7 @@ TEST_CASE("all ranks refuse a checkpoint that does not fit the model, with the s
           Contains("shape: model.layers.10.mlp.up_proj.weight.m is (3, 2, 4) F32, the model wants (5, 5)") &&
           Contains("type: model.layers.10.mlp.up_proj.weight.v is F64, the model wants f32"));
 
-  // Slices that leave a hole, or lie over each other, by a manifest with a true checksum.
+  // Slices with a gap or an overlap, in a manifest with a valid checksum.
   const Manifest good = read_manifest(path);
   const auto changed = [&](auto&& change) {
     Manifest manifest = good;
@@ -229,7 +231,7 @@ TEST_CASE("all ranks refuse a checkpoint that does not fit the model, with the s
   CHECK_THAT(changed([](TensorRecord& t) { t.shape = {6}; }),
              Contains("its slices are of (5) F32 and of (6) F32"));
   CHECK_THAT(changed([](TensorRecord& t) { t.offset += 1000000; }), Contains("it is outside its file"));
-  // A piece that is read whole is hashed again from the memory it went to.
+  // A piece that is read whole is hashed again from its destination in memory.
   changed([](TensorRecord& t) { t.xxh3_128[3] ^= 1; });
   CHECK_THAT(common_error(2,
                           [&](Communicator&) {
@@ -256,7 +258,7 @@ TEST_CASE("tensors that ranks together do not hold exactly once are not saved", 
   layout.cuts.push_back({0, last.tensor, 1, 1});
   CHECK_THAT(save(folder / "ckpt", next, layout), Contains("elements from 1 on") && Contains("twice"));
   layout.cuts.pop_back();
-  // A value that is not finite, on one rank: one decision.
+  // A non-finite value on one rank: all ranks decide alike.
   const ShardedState before = next;
   std::fill(next.optimizer[6].bytes.end() - 4, next.optimizer[6].bytes.end(), '\x7f');
   next.optimizer[6].bytes[next.optimizer[6].bytes.size() - 2] = '\x80';  // 0x7f80....: a NaN
@@ -361,7 +363,7 @@ TEST_CASE("ranks without a shared file system are refused before the first save"
   std::vector<std::string> errors(2);
   run_thread_ranks(2, [&](Communicator& c) {
     const std::string mine = folder / std::to_string(c.rank());
-    // Rank 0's folder is called the same on rank 1, and is another: as on two machines' own disks.
+    // The same path is another folder on rank 1, as on the local disks of two machines.
     require(::unshare(CLONE_FS) == 0, "unshare");
     io::make_directories(mine);
     require(::chdir(mine.c_str()) == 0, "chdir");
@@ -377,7 +379,7 @@ TEST_CASE("ranks without a shared file system are refused before the first save"
 
 TEST_CASE("restoring allocates no memory except the restored tensors", "[sharded]") {
   const TempFolder folder;
-  // 72 MiB in three files, cut so that no target is one piece.
+  // 72 MiB in three files, sliced so that no target is a single piece.
   const int64_t n = int64_t{6} << 20;
   std::vector<float> w(static_cast<size_t>(n)), m(w), v(w);
   for (int64_t i = 0; i < n; ++i)

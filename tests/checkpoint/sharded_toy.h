@@ -1,5 +1,5 @@
 #pragma once
-// A state of tensors that many ranks save and load in pieces, each rank its own; any cut.
+// A state of tensors that many ranks save and load with arbitrary sharding.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -52,7 +52,7 @@ struct ShardedState {
       add(optimizer, std::string(name) + ".v", DType::f64, shape);
     }
   }
-  /// Another state of the same shapes, of which nothing is known.
+  /// Another state of the same shapes with arbitrary content.
   ShardedState blank() const {
     ShardedState other = *this;
     for (auto* tensors : {&other.weights, &other.optimizer})
@@ -73,18 +73,18 @@ struct ShardedState {
   }
 };
 
-/// Who holds what: tensors of `weights`, then of `optimizer`.
+/// The sharding: tensors of `weights`, then of `optimizer`.
 struct Cut {
   int rank;
   size_t tensor;
-  int64_t begin, count;  // elements; count -1: the whole, as such
+  int64_t begin, count;  // elements; count -1: a whole tensor
 };
 struct Layout {
   int ranks;
   std::vector<Cut> cuts;
 };
 
-/// Some tensors whole, others in up to five slices, some of them empty, all dealt out at random.
+/// Some tensors whole, others in up to five slices, some of them empty, assigned to ranks at random.
 inline Layout random_layout(std::mt19937& random, const ShardedState& state, int ranks, bool slice_weights) {
   Layout layout{ranks, {}};
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
@@ -100,14 +100,14 @@ inline Layout random_layout(std::mt19937& random, const ShardedState& state, int
     std::sort(at.begin(), at.end());
     for (size_t k = 0; k + 1 < at.size(); ++k)
       if (at[k + 1] > at[k] ||
-          below(3) == 0)  // two empty slices at one place would be one tensor asked for twice
+          below(3) == 0)  // two empty slices at one offset would request the same tensor twice
         layout.cuts.push_back({static_cast<int>(below(ranks)), i, at[k], at[k + 1] - at[k]});
   }
   std::shuffle(layout.cuts.begin(), layout.cuts.end(), random);
   return layout;
 }
 
-/// Every optimizer tensor cut into equal parts, weights dealt out in turn: as a training shards them.
+/// Every optimizer tensor in equal slices, weights assigned in turn, as training shards them.
 inline Layout even_layout(const ShardedState& state, int ranks) {
   Layout layout{ranks, {}};
   for (size_t i = 0; i < state.weights.size(); ++i)
@@ -119,7 +119,7 @@ inline Layout even_layout(const ShardedState& state, int ranks) {
   return layout;
 }
 
-/// What a rank of a layout holds, as views of the state.
+/// The content of one rank of a layout, as views of the state.
 inline CheckpointContent content_of(ShardedState& state, const Layout& layout, int rank) {
   CheckpointContent content;
   content.step = state.step;

@@ -1,4 +1,4 @@
-// bits.log: hashes that do not depend on who holds what, and the comparison of two trainings.
+// bits.log: hashes that do not depend on the sharding, and the comparison of two runs.
 #include "checkpoint/state_hash.h"
 
 #include <catch2/catch.hpp>

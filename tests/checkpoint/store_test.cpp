@@ -106,12 +106,12 @@ void expect_no_litter(const std::string& folder) {
   }
 }
 
-/// A run folder that holds steps 10 and 20, copied afresh for every trial.
+/// A run folder with checkpoints of steps 10 and 20, copied again for every trial.
 class Trials {
  public:
   Trials() {
     spdlog::set_level(spdlog::level::off);  // hundreds of expected warnings
-    set_num_threads(1);                     // the pool of threads would not survive a fork
+    set_num_threads(1);                     // the thread pool would not survive a fork
     REQUIRE((save(root_ / "seed", Toy(10)) && save(root_ / "seed", Toy(20))));
   }
   ~Trials() {
@@ -211,7 +211,7 @@ TEST_CASE("a kill at any operation of a save leaves a complete checkpoint", "[ch
       const Toy found = newest(folder);
       REQUIRE((found.bits() == before.bits() || found.bits() == after.bits()));
       newer += found.bits() == after.bits();
-      // The next start clears up, and its first save succeeds.
+      // The next start cleans up, and its first save succeeds.
       REQUIRE(save(folder, Toy(40)));
       expect_no_litter(folder);
       REQUIRE(newest(folder).bits() == Toy(40).bits());
@@ -254,7 +254,7 @@ TEST_CASE("an error at any operation of a save fails at most that save", "[check
           const Toy found = newest(folder);
           REQUIRE((found.bits() == before.bits() || found.bits() == after.bits()));
         }
-        // The fault is still waiting when the save has fewer operations than n.
+        // The fault is still pending if the save has fewer operations than n.
         try {
           io::make_directories(folder + "/probe");
         } catch (const io::IoError&) {
@@ -393,7 +393,7 @@ TEST_CASE("intact checkpoints with wrong content are skipped", "[checkpoint][cor
   io::remove_tree(folder + "/step_00000010");
   io::remove_tree(folder + "/step_00000020");
   CHECK_THROWS_WITH(newest_valid_checkpoint(folder),
-                    Contains("refusing to start from scratch"));  // LATEST remains
+                    Contains("refusing to start from scratch"));  // LATEST still exists
   io::remove_file(folder + "/LATEST");
   CHECK(newest_valid_checkpoint(folder).path.empty());
   CHECK_THROWS_AS(verify_checkpoint(folder + "/absent"), Error);
@@ -500,7 +500,7 @@ TEST_CASE("rotation keeps the latest and every n-th checkpoint, and counts only 
   CHECK(steps_in(folder) == std::vector<int64_t>{30, 20, 10});  // 20 is damaged: 10 must stay
   REQUIRE(save(folder, Toy(40)));
   CHECK(steps_in(folder) == std::vector<int64_t>{40, 30});
-  // A run that went back: the newest saved one stays though newer steps exist.
+  // A run that restarted from an older step: its latest save is kept although newer steps exist.
   REQUIRE(save(folder, Toy(15), false, 1));
   CHECK(steps_in(folder) == std::vector<int64_t>{40, 15});
 }

@@ -89,7 +89,7 @@ TEST_CASE("a mesh axis contains the ranks that differ only on it", "[comm]") {
       axis->all_gather(members.data(), &rank, sizeof rank);
       const int place = rank / stride % size;
       for (int i = 0; i < size; ++i) expected.push_back(rank + (i - place) * stride);
-      // One that is only planned knows as much without asking anybody.
+      // A dry communicator knows this without communication.
       const auto planned = make_dry_communicator(rank, 12)->axis(stride, size);
       if (members != expected || axis->rank() != place || planned->rank() != place || planned->size() != size)
         throw std::runtime_error(fmt::format("rank {}: axis of {}, {} apart", rank, size, stride));
@@ -125,7 +125,7 @@ TEST_CASE("a communicator counts its rank's waiting time, including communicator
     if (c.rank() == 1) std::this_thread::sleep_for(kLate);
     part->barrier();
     const int64_t twice = c.progress().total_ns - before;
-    // The one in time waits for the other, which does not.
+    // The punctual rank waits for the late one, which does not wait.
     const int64_t late = std::chrono::nanoseconds(kLate).count();
     const bool right =
         c.rank() == 0 ? waited > late / 2 && twice > late + late / 2 && part->progress().total_ns > late / 2

@@ -1,5 +1,5 @@
 #pragma once
-// What every communicator must do, checked by each rank: run under threads and under mpirun.
+// Conformance tests of communicators, executed by every rank, with threads and under mpirun.
 #include <cstring>
 #include <memory>
 #include <random>
@@ -55,7 +55,7 @@ inline void check_collectives(Communicator& c) {
   }
 }
 
-/// Parts of every size, none among them: rank a sends 3 (a + 2 b) % 7 integers to b.
+/// Parts of every size, including zero: rank a sends 3 (a + 2 b) % 7 integers to b.
 inline void check_uneven(Communicator& c) {
   const int R = c.size(), me = c.rank();
   const auto count = [](int from, int to) { return int64_t{3} * (from + 2 * to) % 7; };
@@ -76,7 +76,7 @@ inline void check_uneven(Communicator& c) {
 inline void check_messages(Communicator& c) {
   const int R = c.size(), me = c.rank();
   if (R == 1) return;
-  // A ring; the first rank breaks the circle.
+  // A ring, in which the first rank avoids the deadlock.
   std::vector<int32_t> out(3000, me), in(3000, -1);
   const int next = (me + 1) % R, before = (me + R - 1) % R;
   const auto bytes = static_cast<int64_t>(out.size()) * 4;
@@ -89,7 +89,7 @@ inline void check_messages(Communicator& c) {
 
 inline void check_split(Communicator& c) {
   const int R = c.size(), me = c.rank();
-  // Odd and even ranks, in falling order; then each half again.
+  // Odd and even ranks in descending order; then each half is split again.
   const auto half = c.split(me % 2, -me);
   const int members = (R + 1 - me % 2) / 2;
   COMM_REQUIRE(half->size() == members);
@@ -107,7 +107,7 @@ inline void check_split(Communicator& c) {
   check_collectives(*again);
 }
 
-/// The sum has the bits of the documented tree, on every rank, whole and in parts.
+/// The sum equals the documented tree bit for bit, on every rank, as a whole and in parts.
 inline void check_sums(Communicator& c) {
   const int R = c.size(), me = c.rank();
   const int64_t n = 4099;

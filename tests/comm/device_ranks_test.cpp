@@ -1,5 +1,5 @@
-// Communicators of GPU memory do what those of host memory do, through pinned memory and over NCCL (in
-// emulation, the fake one).
+// Communicators for GPU memory pass the tests of those for host memory, through pinned memory and over NCCL
+// (in emulation, a fake one).
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <numeric>
@@ -22,7 +22,7 @@ std::vector<DeviceTransport> transports() {
   return {DeviceTransport::host};
 }
 
-/// A communicator of device memory, asked as if it were the host's: buffers go there and back.
+/// Uses a communicator for device memory with host buffers, which are copied to the device and back.
 class ThroughDevice : public Communicator {
  public:
   ThroughDevice(std::unique_ptr<Communicator> device, Context& ctx) : device_(std::move(device)), ctx_(ctx) {}
@@ -97,7 +97,7 @@ class ThroughDevice : public Communicator {
 };
 
 #if defined(SLUICE_EMULATION)
-/// Each rank of so many, with its context.
+/// Runs each of this many ranks with a context.
 void with_device_ranks(int size, const DeviceRanksOptions& options,
                        const std::function<void(Communicator&, Context&)>& body) {
   run_thread_ranks(size, [&](Communicator& host) {

@@ -1,4 +1,4 @@
-// Run by mpirun: every rank checks its communicator, and says so.
+// Run by mpirun: every rank checks its communicator and prints the result.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// Communication beside computation, and in turn with it where there is no thread for it.
+// Communication that overlaps computation, or alternates with it if no thread can be started.
 #include "comm/queue.h"
 
 #include <catch2/catch.hpp>
@@ -19,7 +19,7 @@ TEST_CASE("a queue without a thread does the same work in the same order", "[que
   const auto first = queue.post([&] {
     order.push_back(1);
     CHECK(queue.serving());
-    queued->barrier();  // asked for by the queue's own work
+    queued->barrier();  // called from work in the queue
     order.push_back(2);
   });
   const auto second = queue.post([&] { order.push_back(3); });

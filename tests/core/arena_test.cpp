@@ -8,7 +8,7 @@ using namespace sluice;
 
 namespace {
 
-/// A step's worth of allocations: named, temporary and given back.
+/// The allocations of a step: named and temporary ones, which are released.
 void use(Arena& arena) {
   arena.alloc("weights", DType::f32, {3, 5});
   arena.alloc("tokens", DType::i32, {1});

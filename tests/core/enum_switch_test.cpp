@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The outermost level of the block that opens at or after `begin`: what inner blocks hold is left out.
+/// The outermost level of the block that opens at or after `begin`, without the contents of inner blocks.
 std::string outermost(const std::string& text, size_t begin) {
   std::string level;
   int depth = 0;
@@ -25,7 +25,7 @@ std::string outermost(const std::string& text, size_t begin) {
   return level;
 }
 
-/// Switches over scoped enumerators that have a default, by the text they begin with.
+/// The first text of switches over scoped enumerators that have a default.
 std::vector<std::string> switches_with_default(const std::string& text) {
   static const std::regex scoped(R"(\bcase\s+[\w:]*\w::\w+\s*:)"), fallback(R"(\bdefault\s*:)");
   std::vector<std::string> found;

@@ -12,14 +12,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// cuda/ holds the GPU side of ops, comm and core, and is reached by the linker alone: it is above them, and
-// nothing is above it.
+// cuda/ contains the GPU side of ops, comm and core and is reached only through the linker: it is above them,
+// and nothing is above it.
 const std::map<std::string, int> kFloors = {
     {"core", 0},       {"config", 1}, {"comm", 1}, {"ops", 1},   {"params", 2},   {"data", 2},
     {"checkpoint", 2}, {"cuda", 2},   {"nn", 3},   {"optim", 3}, {"analysis", 4}, {"train", 5},
     {"eval", 5},       {"plan", 6},   {"hf", 6},   {"run", 7},   {"tools", 8}};
 
-/// May a file of folder `from` include one of folder `to`?
+/// Whether a file in folder `from` may include one in folder `to`.
 bool allowed(const std::string& from, const std::string& to) {
   if (from == to) return true;
   if (to == "cuda") return false;
@@ -28,7 +28,7 @@ bool allowed(const std::string& from, const std::string& to) {
   return a != kFloors.end() && b != kFloors.end() && b->second < a->second;
 }
 
-/// What a line includes in quotes, or nothing.
+/// The quoted include of a line, or nothing.
 std::string included(const std::string& line) {
   size_t at = line.find_first_not_of(" \t");
   if (at == std::string::npos || line[at] != '#') return "";
@@ -42,7 +42,7 @@ std::string first_folder(const std::string& path) { return path.substr(0, path.f
 
 struct Include {
   std::string file, folder, target;
-  std::string found;  // the file that is meant, from the root; empty: there is none
+  std::string found;  // the included file, from the root; empty if it does not exist
   /// The folder that it lies in: src/nn/moe.h is of nn.
   std::string target_folder() const {
     return first_folder(found.starts_with("src/") ? found.substr(4) : found);
@@ -78,7 +78,7 @@ std::vector<Include> all_includes() {
 
 TEST_CASE("a folder includes only folders on lower floors", "[floors]") {
   for (const Include& i : all_includes()) {
-    if (i.target == "emulation.h") continue;  // the emulator takes the place of the CUDA toolkit's headers
+    if (i.target == "emulation.h") continue;  // the emulator replaces the CUDA toolkit's headers
     INFO(i.file << " includes \"" << i.target << "\"");
     const bool fine = allowed(i.folder, i.target_folder());
     CHECK(fine);

@@ -44,7 +44,7 @@ TEST_CASE("truncation of a mapped file is an Error and not a SIGBUS", "[io]") {
   CHECK_NOTHROW(file.check(true));
   REQUIRE(::truncate(file.path().c_str(), 5000) == 0);
   CHECK_NOTHROW(file.check());
-  CHECK(file.data()[6000] == 0);  // the page the new end lies in: no signal, zeros
+  CHECK(file.data()[6000] == 0);  // the page with the new end: zeros without a signal
   CHECK_NOTHROW(file.check());
   expect_lost(file, true, "it had 1048576 bytes and now has 5000");
   std::vector<std::thread> readers;
@@ -53,7 +53,7 @@ TEST_CASE("truncation of a mapped file is an Error and not a SIGBUS", "[io]") {
   expect_lost(file, false, "was truncated while in use");
   CHECK(sum(other) == kBytes);
   CHECK_NOTHROW(other.check(true));
-  // A new file of the same size, and one that was cut before and is whole again, are found as they are.
+  // A new file of the same size, and one that was truncated and restored, are read as they are.
   write(folder / "y", std::string(kBytes, 2));
   const io::GuardedFile next(folder / "y");
   CHECK(sum(next) == 2 * kBytes);

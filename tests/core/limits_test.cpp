@@ -1,4 +1,4 @@
-// Limits of memory and processor time, read from control groups of a folder that plays /proc and /sys.
+// Limits of memory and processor time, read from control groups in a folder that imitates /proc and /sys.
 #include "core/limits.h"
 
 #include <catch2/catch.hpp>
@@ -73,7 +73,7 @@ TEST_CASE("control groups of version 1, and of a container that sees only its ow
   t.write("sys/fs/cgroup/memory/memory.stat", "hierarchical_memory_limit " + std::to_string(256 * kMiB) +
                                                   "\ntotal_inactive_file " + std::to_string(50 * kMiB) +
                                                   "\ntotal_active_file 0\n");
-  REQUIRE(memory_groups(t.folder.path).size() == 1);  // of a group above, which cannot be seen
+  REQUIRE(memory_groups(t.folder.path).size() == 1);  // of an ancestor, which is invisible
   CHECK(memory_groups(t.folder.path)[0].free() == 106 * kMiB);
   t.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
   t.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");

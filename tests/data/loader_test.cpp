@@ -46,7 +46,7 @@ constexpr int64_t kVocab = 60000;
 // Counts allocations while `counting` is set, on this thread.
 static thread_local bool counting = false;
 static thread_local int64_t allocations = 0;
-// Not inlined: GCC 12 would take the pair for a mismatch of new and free.
+// Not inlined: GCC 12 would report a mismatch of new and free.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   if (counting) ++allocations;
   if (void* p = std::malloc(bytes ? bytes : 1)) return p;
@@ -103,7 +103,7 @@ TEST_CASE("the stream does not depend on the batch size", "[loader]") {
       }
     }
   }
-  // A Blend opened anew gives the same stream; another seed, another one.
+  // A Blend opened again gives the same stream; another seed gives another one.
   const Blend again({{"a", folder / "a", 0.7}, {"b", folder / "b", 0.3}}, 16, kVocab, true, 11);
   CHECK(rows(again, 16, 0, n) == whole);
   const Blend other({{"a", folder / "a", 0.7}, {"b", folder / "b", 0.3}}, 16, kVocab, true, 12);
@@ -140,7 +140,7 @@ TEST_CASE("a million samples contain every chunk of every epoch exactly once, in
     const auto origin = blend.origin(i);
     const auto s = static_cast<size_t>(origin.source);
     if (origin.epoch != epoch[s]) {
-      // The next epoch begins only when the last one is complete.
+      // An epoch starts only after the previous one is complete.
       REQUIRE(origin.epoch == epoch[s] + 1);
       for (char mark : seen[s]) REQUIRE(mark == 1);
       std::fill(seen[s].begin(), seen[s].end(), char{0});
@@ -236,7 +236,7 @@ TEST_CASE("in file order every token except each file's first is a target exactl
     CHECK(r.first_key[i] == static_cast<int32_t>(i / 5 * 5));
   }
   CHECK(targets == expected);
-  for (int64_t first = 0; first < 12; ++first) {  // the same from any place
+  for (int64_t first = 0; first < 12; ++first) {  // equal from any starting position
     const Rows one = rows(blend, 5, first, 1, true);
     CHECK(std::equal(one.targets.begin(), one.targets.end(), r.targets.begin() + first * 5));
   }
@@ -244,14 +244,15 @@ TEST_CASE("in file order every token except each file's first is a target exactl
 
 TEST_CASE("with document_mask keys and targets stay within the document", "[loader]") {
   TemporaryFolder folder;
-  // Documents at 0, 3, 4 and 10; rows of 8 inputs: 0..7 and 8..15, the second cut short at 14.
+  // Documents at 0, 3, 4 and 10; rows of 8 inputs: 0..7 and 8..15, the second truncated at 14.
   write_tokens(folder / "a", {range(0, 3), range(3, 1), range(4, 6), range(10, 5)}, kVocab);
   const Blend blend({{"a", folder / "a", 1}}, 8, kVocab, true, 3);
   const Rows r = rows(blend, 8, 0, 2, true);
   CHECK(r.tokens == std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 0, 0});
   CHECK(r.targets == std::vector<int32_t>{1, 2, -1, -1, 5, 6, 7, 8, 9, -1, 11, 12, 13, 14, -1, -1});
   CHECK(r.first_key == std::vector<int32_t>{0, 0, 0, 3, 4, 4, 4, 4, 8, 8, 10, 10, 10, 10, 10, 10});
-  const Rows shuffled = rows(blend, 8, 0, 2);  // one sample an epoch: row 1 is row 0 again, at its own place
+  const Rows shuffled =
+      rows(blend, 8, 0, 2);  // one sample per epoch: row 1 equals row 0, at its own position
   CHECK(shuffled.first_key == std::vector<int32_t>{0, 0, 0, 3, 4, 4, 4, 4, 8, 8, 8, 11, 12, 12, 12, 12});
   const Blend open({{"a", folder / "a", 1}}, 8, kVocab, false, 3);
   CHECK(rows(open, 8, 0, 1).targets == std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8});
@@ -328,7 +329,7 @@ TEST_CASE("bad sources are refused by name", "[loader]") {
   });
   expect_error(ExitCode::usage, {"sum to 0"}, [&] { open({{"x", a, 0}, {"y", a, 0}}); });
   expect_error(ExitCode::usage, {"data source y", "too small"}, [&] { open({{"x", a, 1}, {"y", a, 1e-9}}); });
-  // A name with brackets that exists is no pattern.
+  // An existing name with brackets is not a pattern.
   write_tokens(folder / "b[1]", {range(0, 8)}, kVocab);
   CHECK_NOTHROW(open({{"x", folder / "b[1]", 1}, {"y", folder / "b[1].bin", 1}}));
 }

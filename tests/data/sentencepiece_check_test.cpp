@@ -1,4 +1,4 @@
-// Models that would have the library read outside of its memory.
+// Models with which the library would read out of bounds.
 #include "data/sentencepiece_check.h"
 
 #include <sys/wait.h>
@@ -28,7 +28,7 @@ void append_utf8(std::string& text, uint32_t point) {
   put(0x80 | (point & 0x3f));
 }
 
-/// Every code point of a plane that is a character, in steps, and bytes that are none.
+/// Code points of a plane that are characters, in steps, and invalid bytes.
 std::string many_characters(uint32_t step) {
   std::string text;
   for (uint32_t point = 1; point < 0x10000; point += step)
@@ -56,7 +56,7 @@ std::string field(int number, const std::string& bytes) {
   return varint(static_cast<uint64_t>(number) << 3 | 2) + varint(bytes.size()) + bytes;
 }
 
-/// The model with another normalisation map: of a field that stands twice, the last counts.
+/// The model with another normalisation map: the last of a repeated field is used.
 std::string with_map(const std::string& model, const std::string& map) {
   return model + field(3, field(2, map));
 }
@@ -71,7 +71,7 @@ std::string map_of(const std::vector<uint32_t>& units, const std::string& texts)
 
 /// Rules for "a", "aa", "aaa"...: one block of 256 units each, and the value of each at the base of the next.
 std::vector<uint32_t> chain(uint32_t rules, uint32_t value = 0) {
-  std::vector<uint32_t> units(256 * (rules + 2), 0x80000000u);  // what bears no label
+  std::vector<uint32_t> units(256 * (rules + 2), 0x80000000u);  // a unit without label
   units[0] = 256 << 10;
   for (uint32_t i = 1; i <= rules; ++i) {
     const uint32_t unit = 256 * i + 'a', base = 256 * (i + 1);
@@ -81,8 +81,8 @@ std::vector<uint32_t> chain(uint32_t rules, uint32_t value = 0) {
   return units;
 }
 
-/// Exit code of a child that makes the tokenizer and uses it: 0, 65 where it refuses the model, 128 + signal
-/// where it dies.
+/// Exit code of a child process that creates and uses the tokenizer: 0, 65 if it refuses the model, 128 +
+/// signal if it dies.
 int outcome_of(const TemporaryFolder& folder, const std::string& model, const std::string& text) {
   write_bytes(folder / "hostile.model", model);
   const pid_t child = fork();
@@ -103,8 +103,8 @@ int outcome_of(const TemporaryFolder& folder, const std::string& model, const st
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/// Damages the map of a model `times` times; how many children refused it, and how many used it. None may
-/// die.
+/// Damages the map of a model `times` times; returns how many child processes refused it and how many used
+/// it. None may die.
 std::pair<int, int> damage_map(const TemporaryFolder& folder, const std::string& model, int times,
                                const std::string& text) {
   std::mt19937 random(11);
@@ -121,7 +121,7 @@ std::pair<int, int> damage_map(const TemporaryFolder& folder, const std::string&
     std::string damaged = model;
     const int bytes = 1 << random() % 8;
     for (int k = 0; k < bytes; ++k) {
-      // Half of them where every text leads: the first units.
+      // Half of them in the first units, which every text reaches.
       const size_t range = random() % 2 == 0 ? std::min<size_t>(size, 4096) : size + 256;
       damaged[std::min(begin + random() % range, damaged.size() - 1)] = static_cast<char>(random());
     }
@@ -209,7 +209,7 @@ TEST_CASE("damaged normalisation maps never crash", "[tokenizer]") {
   CHECK(used > 20);
 }
 
-// As long as one wants to try: build/tests/test_data "[tokenizer-fuzz]" takes minutes.
+// A long run: build/tests/test_data "[tokenizer-fuzz]" takes minutes.
 TEST_CASE("2,000 mutations of the common normalisation map never crash", "[.][tokenizer-fuzz]") {
   TemporaryFolder folder;
   const auto [refused, used] =

@@ -18,7 +18,7 @@ inline void write_bytes(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-/// Runs body, which must throw an Error of that kind whose message holds every part.
+/// Runs body, which must throw an Error of that kind whose message contains every part.
 template <class Body>
 void expect_error(ExitCode code, std::vector<std::string> parts, Body&& body) {
   try {

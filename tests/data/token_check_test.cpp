@@ -49,7 +49,7 @@ TEST_CASE("token files of another tokenizer are refused with the names of both",
                 "sentencepiece english.model, vocabulary of 512, fingerprint xxh3:1234",
                 "byte, vocabulary of 257, fingerprint byte:257", "sluice tokenize"},
                [&] { d.check("a-*.bin"); });
-  // As programs before this one wrote it: without a name.
+  // As older versions wrote it, without a name.
   write_bytes(
       d.folder / "a-1.json",
       R"({"schema":1,"tokenizer":"xxh3:1234","vocab_size":512,"end_of_document":2,"documents":2,"tokens":8,"text_bytes":7,"largest_token":256})");
@@ -88,7 +88,7 @@ TEST_CASE("a PREFIX.json that belongs to other files is refused", "[token_check]
   info = d.info();
   info.largest_token = 255;
   refused(info, {"it says the largest token is 255, the files hold 256"});
-  // New tokens under an old name take the note with them.
+  // New tokens under an old name replace PREFIX.json, too.
   d.write("b");
   write_tokens(d.folder / "b", {{1, 2, 3, 4, 5}}, 257);
   CHECK_FALSE(io::exists(d.folder / "b.json"));

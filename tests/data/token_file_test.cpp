@@ -136,7 +136,7 @@ TEST_CASE("token files beyond 2^32 tokens open quickly and are read at the right
   CHECK(file.document_begin(int64_t{1} << 31) == 2000000000);
   CHECK(file.document_begin(int64_t{1} << 32) == 3000000000);
   CHECK(file.document_end(int64_t{1} << 32) == 4500000000);
-  CHECK(!file.sampled_fingerprint().empty());  // quick, too
+  CHECK(!file.sampled_fingerprint().empty());  // the fast one, too
 }
 
 TEST_CASE("the fingerprint depends on the content, not on the name", "[token_file]") {
@@ -172,7 +172,7 @@ TEST_CASE(
     write_tokens(folder / "b", {changed}, 20000);
     const TokenFile file(folder / "b");
     CHECK(file.fingerprint() != whole);
-    CHECK(file.sampled_fingerprint() == sampled);  // between the pages it looks at
+    CHECK(file.sampled_fingerprint() == sampled);  // between the sampled pages
   }
 }
 

@@ -16,7 +16,7 @@
 namespace sluice {
 namespace {
 
-/// Token t < vocab - 1 stands for t % 3 + 1 bytes; the last ends documents.
+/// Token t < vocab - 1 represents t % 3 + 1 bytes; the last one ends documents.
 class CountingTokenizer : public Tokenizer {
  public:
   int64_t vocab_size() const override { return 32; }
@@ -134,7 +134,7 @@ TEST_CASE("analysis is bitwise independent of the number of ranks and threads", 
   t.config.model.attention.gates.push_back(
       {.position = GatePosition::value, .activation = GateActivation::silu});
   const CheckpointInfo checkpoint = find_checkpoint(trained_checkpoint(t, 3));
-  // Sets of unlike length: rounds that not all ranks have a sample for.
+  // Sets of different lengths: in some rounds not all ranks have a sample.
   const std::vector<DataSource> sets = {{"held_out", t.folder / "held_out", 1.0},
                                         {"train", t.folder / "train", 1.0}};
   const AnalyzeOptions options{.tokens = 7 * t.config.data.seq_len, .map_sequences = 3, .map_tokens = 10};
@@ -155,7 +155,7 @@ TEST_CASE("analysis is bitwise independent of the number of ranks and threads", 
   CHECK(results[1] == results[0]);
   CHECK(results[2] == results[0]);
 
-  // Evaluation measures the same of the same samples.
+  // Evaluation gives the same results for the same samples.
   const auto json = nlohmann::json::parse(results[0].substr(0, results[0].find("} ") + 1));
   CHECK(json["sequences"] == 14);
   CHECK(json["tokens"] == 14 * t.config.data.seq_len);
@@ -223,7 +223,7 @@ TEST_CASE("sampling follows temperature, top_k and top_p", "[generate]") {
 
 TEST_CASE("generation with a KV cache equals full recomputation", "[generate]") {
   test::TinyTraining t(GENERATE(Precision::f32, Precision::f64));
-  // Large random weights: every position matters to what comes next.
+  // Large random weights, so that every position affects the next token.
   t.config.model.initializer_range = 0.5;
   const TrainedModel trained(find_checkpoint(trained_checkpoint(t, 0)), 1);
   Sampling greedy;
@@ -300,7 +300,7 @@ TEST_CASE("config.json has a standard model_type for plain models and sluice for
   CHECK(switched["attention"]["switch_heads"]["num_experts"] == 8);
   CHECK(switched["attention"]["switch_heads"]["projections"] == "value");
 
-  // Nor has the field a reader of each of these.
+  // No standard model type exists for any of these.
   const std::vector<std::function<void(ModelConfig&)>> changes = {
       [](ModelConfig& m) { m.hidden_act = HiddenAct::relu2; }, [](ModelConfig& m) { m.norm_weights = false; },
       [](ModelConfig& m) { m.qk_norm_order = QkNormOrder::after_rope; },
@@ -350,7 +350,7 @@ TEST_CASE("config.json has a standard model_type for mixtures of experts where o
   };
   check_keys(plain);
 
-  // Names that would promise another architecture are not taken.
+  // Names of other architectures are not used.
   config.model.qk_norm = false;
   CHECK(hf_config(config, 256)["model_type"] == "sluice");
   config.model.qk_norm = true;

@@ -1,4 +1,4 @@
-// config.json of other programs and of this one, whole and damaged.
+// config.json of other programs and of Sluice, intact and damaged.
 #include <catch2/catch.hpp>
 #include <random>
 
@@ -25,7 +25,7 @@ struct Folder {
     return read_hf_config(file);
   }
   HfModel read(const nlohmann::json& j) const { return read(j.dump()); }
-  /// The message of a refusal, which is of the data.
+  /// The message of a refusal, which must be Error(data).
   std::string refusal(const std::string& text) const {
     try {
       read(text);
@@ -38,7 +38,7 @@ struct Folder {
   }
 };
 
-/// A Llama whose file says everything but positions.
+/// A Llama whose file states everything except positions.
 nlohmann::json llama() {
   return {{"model_type", "llama"},         {"vocab_size", 300},      {"hidden_size", 64},
           {"intermediate_size", 96},       {"num_hidden_layers", 2}, {"num_attention_heads", 4},
@@ -130,7 +130,7 @@ TEST_CASE("both spellings of the rotary keys are equivalent", "[hf_config]") {
       f.refusal(
           with(llama(), {{"rope_scaling", yarn}, {"rope_parameters", {{"rope_type", "default"}}}}).dump()),
       Contains("both present and differ"));
-  // 0.1 ln 4 + 1 is what factor 4 stands for.
+  // 0.1 ln 4 + 1 corresponds to factor 4.
   CHECK(f.read(with(llama(), {{"rope_scaling", with(yarn, {{"attention_factor", 0.1 * std::log(4.0) + 1}})}}))
             .unsupported.empty());
   CHECK_THAT(unsupported(f.read(with(llama(), {{"rope_scaling", with(yarn, {{"attention_factor", 1.0}})}}))),
@@ -168,7 +168,7 @@ TEST_CASE("values without counterpart are reported by name", "[hf_config]") {
     INFO(more.dump());
     CHECK_THAT(unsupported(f.read(with(llama(), more))), Contains(text));
   }
-  // The same keys at what changes nothing, as transformers writes them.
+  // The same keys with values that change nothing, as transformers writes them.
   CHECK(unsupported(f.read(with(llama(), {{"attention_bias", false},
                                           {"mlp_bias", false},
                                           {"partial_rotary_factor", 1.0},
@@ -360,7 +360,7 @@ TEST_CASE("any damage to config.json is Error(data)", "[hf_config]") {
   }
   CHECK_THROWS_AS(read_hf_config(f.folder / "absent.json"), Error);
 
-  // Mutants of good files: read, or refused as data; nothing else.
+  // Mutations of good files are either read or refused as Error(data).
   std::mt19937 random(3);
   const std::vector<std::string> seeds = {io::read_file(kGolden + "qwen3_moe_tiny/config.json"),
                                           hf_config(full(), 1).dump(2)};

@@ -1,5 +1,5 @@
-// A Qwen3-MoE folder, written by transformers (scripts/make_goldens_qwen3_moe), loads as such, experts under
-// their own names, and speaks as it did there.
+// A Qwen3-MoE folder written by transformers (scripts/make_goldens_qwen3_moe) loads, with experts under their
+// own names, and gives the same logits and text.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -43,7 +43,7 @@ ModelConfig config_of(const nlohmann::json& hf) {
 TokenBatch batch_of(const std::vector<int32_t>& ids) {
   TokenBatch batch;
   batch.add(ids);
-  // add() takes the last word as a target only; here it is read as well.
+  // add() uses the last token only as a target; here it is also an input.
   batch.tokens.push_back(ids.back());
   batch.targets.push_back(-1);
   batch.positions.push_back(static_cast<int32_t>(ids.size()) - 1);

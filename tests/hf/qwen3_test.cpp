@@ -1,5 +1,5 @@
-// A plain Qwen3 folder, written by transformers (scripts/make_goldens_qwen3), loads as such and speaks as it
-// did there.
+// A plain Qwen3 folder written by transformers (scripts/make_goldens_qwen3) loads and gives the same logits
+// and text.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -40,7 +40,7 @@ TEST_CASE("logits of a Qwen3 folder equal those of transformers", "[qwen3]") {
   const auto ids = golden.at("input_ids").get<std::vector<int32_t>>();
   TokenBatch batch;
   batch.add(ids);
-  // add() takes the last word as a target only; here it is read as well.
+  // add() uses the last token only as a target; here it is also an input.
   batch.tokens.push_back(ids.back());
   batch.targets.push_back(-1);
   batch.positions.push_back(static_cast<int32_t>(ids.size()) - 1);

@@ -1,5 +1,5 @@
 #pragma once
-// What tests that need a GPU ask first. A real one or, in an emulated build, the emulator's.
+// Checks for tests that need a GPU: a real one or, in an emulated build, the emulated one.
 #include <catch2/catch.hpp>
 
 #include "comm/device.h"
@@ -7,15 +7,16 @@
 
 namespace sluice::test {
 
-/// Says so where there is none.
+/// Prints a note if there is none.
 inline bool no_device() {
   if (!cuda_devices().empty()) return false;
   WARN("skipped: no GPU");
   return true;
 }
 
-/// Whether ranks that are threads of a test, and share a card, have NCCL: the emulator's bears that, the real
-/// one does not. Static: SLUICE_EMULATION is defined only for the files that ask (tests/CMakeLists.txt).
+/// Whether ranks that are threads of one test and share a GPU can use NCCL: the fake NCCL supports that, the
+/// real one does not. Static, because SLUICE_EMULATION is defined only for the files that use it
+/// (tests/CMakeLists.txt).
 static inline bool threads_have_nccl() {
 #if defined(SLUICE_EMULATION)
   return !nccl_version().empty();

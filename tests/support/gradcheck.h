@@ -11,7 +11,7 @@
 
 namespace sluice::test {
 
-/// Owns tensors of a test: host memory, random or filled, of any dtype.
+/// Owns the tensors of a test in host memory, random or filled, of any dtype.
 class Pool {
  public:
   explicit Pool(uint32_t seed = 1) : random_(seed) {}
@@ -102,7 +102,7 @@ inline double relative_error(const Tensor& a, const Tensor& b) {
   return scale == 0 ? 0 : std::sqrt(difference) / scale;
 }
 
-/// <weights, t>: a scalar loss that sees every element of an output.
+/// <weights, t>: a scalar loss that depends on every element of an output.
 inline double dot(const Tensor& weights, const Tensor& t) {
   double s = 0;
   for (int64_t i = 0; i < t.numel(); ++i) s += Pool::get(weights, i) * Pool::get(t, i);
@@ -110,8 +110,7 @@ inline double dot(const Tensor& weights, const Tensor& t) {
 }
 
 /// Norm-wise relative error between `gradient` and central differences of loss() in `x` (f64). loss
-/// recomputes the forward pass from x. At most `samples` elements are tried, evenly spread; compared are
-/// those.
+/// recomputes the forward pass from x. At most `samples` evenly spread elements are perturbed and compared.
 inline double gradient_error(const Tensor& x, const Tensor& gradient, const std::function<double()>& loss,
                              int64_t samples = 200, double step = 1e-5) {
   const int64_t n = x.numel(), count = std::min(n, samples);
@@ -135,7 +134,7 @@ inline double gradient_error(const Tensor& x, const Tensor& gradient, const std:
   return norm == 0 ? 0 : std::sqrt(difference / norm);
 }
 
-/// What a call that must fail says.
+/// The error message of a call that must fail.
 inline std::string message_of(const std::function<void()>& call) {
   try {
     call();

@@ -1,5 +1,5 @@
 #pragma once
-// A small transformer with memory of its own, for tests of layers and of what rests on them.
+// A small transformer with its own memory, for tests of layers and of code that uses them.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -22,13 +22,13 @@ inline ModelConfig tiny_config() {
   c.head_dim = 4;
   c.intermediate_size = 5;
   c.initializer_range = 0.4;
-  // With the usual 1e-6 a norm hides the scale of what it sees (a sink's factor, say), whose gradient is then
-  // all noise.
+  // With the usual 1e-6 a norm cancels the scale of its input (for example a sink's factor), whose gradient
+  // would then be noise.
   c.rms_norm_eps = 0.05;
   return c;
 }
 
-/// Tokens of one or more documents behind each other; every token sees its own document.
+/// Tokens of one or more consecutive documents; every token attends only within its document.
 struct TokenBatch {
   std::vector<int32_t> tokens, targets, positions, first_key;
 
@@ -70,7 +70,7 @@ inline TokenBatch tiny_batch(int64_t vocab_size = 11) {
   return b;
 }
 
-/// Tiny models gain nothing by threads, and on a busy machine lose much.
+/// Tiny models gain nothing from threads, and lose much on a busy machine.
 class OneThread {
  public:
   OneThread() { set_num_threads(1); }
@@ -86,7 +86,7 @@ class TestModel {
             Recompute recompute = Recompute::none, const ExpertRanks& experts = {},
             const LoraConfig& lora = {})
       : batch(std::move(tokens)), store(lora), model(config, store, experts) {
-    // As the trainer does: measure everything with a dry step, then allocate.
+    // Like the trainer: measure everything with a dry step, then allocate.
     Context dry(0);
     Arena none_values("values"), none_grads("gradients"), none_activations("activations");
     build(dry, none_values, none_grads, none_activations, dtype, recompute);
@@ -100,7 +100,7 @@ class TestModel {
     store.pack(*context);
   }
 
-  /// Values that no default hides: norms around 1, constants and sinks around 0.
+  /// Values different from all defaults: norms around 1, constants and sinks around 0.
   void randomize(uint32_t seed = 5) {
     std::mt19937 random(seed);
     std::normal_distribution<double> normal;
@@ -114,7 +114,7 @@ class TestModel {
     store.pack(*context);
   }
 
-  /// Mean loss of the counted tokens, and that of heads in balance.
+  /// Mean loss of the counted tokens, plus the head balance loss.
   double loss() {
     store.pack(*context);
     const Batch b = batch.view();
@@ -131,7 +131,7 @@ class TestModel {
     run(*context);
     return mean_loss();
   }
-  /// Adds the gradient to what the store holds.
+  /// Adds the gradient to the gradients in the store.
   void add_gradient() { run(*context); }
   std::vector<double> logits() {
     loss();
@@ -149,7 +149,7 @@ class TestModel {
       if (store.specs()[i].name == name) return static_cast<ParamStore::Id>(i);
     throw std::runtime_error("no parameter " + name);
   }
-  /// Takes the values of all parameters that both models have, converting.
+  /// Copies the values of all parameters that both models have, with conversion.
   void copy_from(const TestModel& other) {
     for (size_t i = 0; i < store.specs().size(); ++i)
       for (size_t j = 0; j < other.store.specs().size(); ++j) {

@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as processes of one test, which can fail or die alone: what threads cannot do. Small collectives
+// Ranks as processes of one test, which, unlike threads, can fail or die individually. Small collectives
 // through shared memory.
 #include <signal.h>
 #include <sys/mman.h>
@@ -18,15 +18,15 @@
 
 namespace sluice {
 
-/// What the processes share.
+/// State shared by the processes.
 struct ProcessGroup {
   static constexpr int kMaxRanks = 4;
-  static constexpr int64_t kSlot = 1 << 14;  // bytes a rank can give at a time
+  static constexpr int64_t kSlot = 1 << 14;  // bytes per rank and operation
   std::atomic<int> arrived{0}, generation{0};
   char slots[kMaxRanks][kSlot];
 };
 
-/// Barrier, broadcast and all_gather, which is what a checkpoint needs.
+/// Barrier, broadcast and all_gather, the operations that a checkpoint needs.
 class ProcessRank : public Communicator {
  public:
   ProcessRank(ProcessGroup& group, int rank, int size) : group_(group), rank_(rank), size_(size) {}
@@ -74,8 +74,9 @@ class ProcessRank : public Communicator {
   int rank_, size_;
 };
 
-/// Runs body(communicator) in `size` forked processes; their wait statuses. The exit status is what body
-/// returns, 99 for an Error. Like a launcher, ends the others `grace_ms` after one was killed.
+/// Runs body(communicator) in `size` forked processes and returns their wait statuses. The exit status is the
+/// return value of body, 99 for an Error. Like a launcher, it ends the other processes `grace_ms` after one
+/// was killed.
 inline std::vector<int> run_process_ranks(int size, const std::function<int(Communicator&)>& body,
                                           int grace_ms = 0) {
   REQUIRE(size <= ProcessGroup::kMaxRanks);

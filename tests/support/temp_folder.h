@@ -1,6 +1,5 @@
 #pragma once
-// What tests of files share: a folder that goes away, an environment variable that goes back, a child
-// process.
+// Helpers for tests of files: a temporary folder, a temporary environment variable, a child process.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,13 +11,12 @@
 
 namespace sluice {
 
-/// A fresh folder, removed with all that is in it.
+/// A new folder, removed with its contents at the end.
 struct TempFolder {
   std::string path;
   TempFolder() {
     const char* base = std::getenv("TMPDIR");
-    // Memory, where there is some: hundreds of saves, each with a dozen fsyncs, would otherwise wait for a
-    // disk.
+    // In memory if possible: hundreds of saves, each with a dozen fsyncs, would otherwise wait for a disk.
     const bool memory = io::is_directory("/dev/shm") && io::free_bytes("/dev/shm") > (int64_t{256} << 20);
     path = std::string(base ? base : memory ? "/dev/shm" : "/tmp") + "/sluice_test_XXXXXX";
     REQUIRE(::mkdtemp(path.data()));
@@ -45,7 +43,8 @@ struct TempVariable {
   TempVariable& operator=(const TempVariable&) = delete;
 };
 
-/// Runs body in a forked child; its wait status. An Error in the child is exit status 1.
+/// Runs body in a forked child process and returns its wait status. An Error in the child gives exit
+/// status 1.
 template <class Body>
 int in_child(Body&& body) {
   const pid_t child = ::fork();

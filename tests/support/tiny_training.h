@@ -1,5 +1,5 @@
 #pragma once
-// A training small enough to run many times in a test.
+// A training run small enough to be repeated many times in a test.
 #include <string>
 #include <vector>
 
@@ -12,8 +12,8 @@
 
 namespace sluice::test {
 
-/// Documents of a simple grammar (each token mostly follows from the one before), so that there is something
-/// to learn.
+/// Documents of a simple grammar (each token is mostly determined by the one before), so that there is
+/// something to learn.
 inline void write_corpus(const std::string& prefix, int64_t tokens = 20000, int64_t vocab_size = 32) {
   std::mt19937 random(7);
   std::vector<std::vector<int32_t>> documents;
@@ -60,7 +60,7 @@ struct TinyTraining {
     config.optimizer.warmup_steps = 3;
     config.checkpoint.async = false;
   }
-  /// A dense layer and one of six experts, two of them for each token, with a gated shared expert.
+  /// A dense layer and an MoE layer with six experts, two per token, and a gated shared expert.
   void add_experts() {
     MoeConfig& moe = config.model.moe;
     moe.num_experts = 6;
@@ -70,7 +70,7 @@ struct TinyTraining {
     moe.shared_expert_gate = true;
     moe.mlp_only_layers = {0};
   }
-  /// nanochat's model and optimizer, tiny; rates for a model this small.
+  /// A tiny version of nanochat's model and optimizer, with learning rates for this size.
   void make_nanochat() {
     ModelConfig& m = config.model;
     m.num_key_value_heads = m.num_attention_heads;
