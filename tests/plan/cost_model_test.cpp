@@ -1,5 +1,5 @@
-// The cost of a step on many GPUs: arithmetic by hand, directions, refusals. Nothing here knows what a
-// cluster would measure.
+// The estimated cost of a step on many GPUs: calculations by hand, monotonicity, refusals. No cluster was
+// measured.
 #include "plan/cost_model.h"
 
 #include <catch2/catch.hpp>
@@ -59,7 +59,7 @@ ScaleModel paper() {
 }  // namespace
 
 TEST_CASE("the cost of a step on eight GPUs equals a calculation by hand", "[scale]") {
-  // Two nodes of four; two GPUs of a node share the experts. A GPU has 2,000 tokens in two micro-batches.
+  // Two nodes of four GPUs, expert parallel 2 within a node. A GPU has 2,000 tokens in two micro-batches.
   const ScaleRow r = scale(small_model(), small_machines(), {.gpus = 8, .expert = 2, .zero = 1});
   REQUIRE(r.refused.empty());
   CHECK(r.micro_batches == 2);
@@ -96,7 +96,7 @@ TEST_CASE("traffic, memory and overlap of each ZeRO stage", "[scale]") {
   const ScaleModel m = small_model();
   const ScaleAssumptions a = small_machines();
   const auto stage = [&](int64_t zero) { return scale(m, a, {.gpus = 8, .expert = 2, .zero = zero}); };
-  // 0: sums come back as gradients, beside the same backward pass.
+  // 0: gradients are all-reduced, overlapping the same backward pass.
   CHECK(stage(0).reduce == Approx(128));
   CHECK(stage(0).shown_reduce == Approx(126));
   CHECK(stage(0).gather == 0);
@@ -192,7 +192,7 @@ TEST_CASE("faster machines, smaller gradients and larger batches never cost more
   for (const int64_t gpus : {64, 512, 1024})
     CHECK(scale(m, wide, {gpus, 8, 1}).step >= scale(m, {}, {gpus, 8, 1}).step);
   CHECK(scale(m, wide, {1024, 8, 1}).efficiency() < 0.8 * scale(m, {}, {1024, 8, 1}).efficiency());
-  // More GPUs: more tokens a second, less memory of each, a smaller share of the peak.
+  // More GPUs: more tokens per second, less memory each, a smaller fraction of the peak.
   for (const int64_t gpus : {64, 128, 256, 512}) {
     const ScaleRow few = scale(m, {}, {gpus, 8, 1}), many = scale(m, {}, {2 * gpus, 8, 1});
     CHECK(many.tokens_per_second > few.tokens_per_second);
@@ -209,11 +209,11 @@ TEST_CASE("parameters are counted on the real store, and memory agrees with the 
   CHECK(m.block_expert == int64_t{128} * 3 * 768 * 2048);
   CHECK(m.around == int64_t{2} * 151936 * 2048 + 2048);
   CHECK(m.passes == 6);
-  CHECK(m.again > 0.75);  // blocks; the head is not computed again
+  CHECK(m.again > 0.75);  // blocks; the output head is not recomputed
   CHECK(m.again < 1 - 311'164'928.0 / static_cast<double>(plan.matmul_parameters) / 2);
   CHECK(paper().again == 0);
   CHECK(paper().passes == 4);
-  // One GPU, without sharing anything, has the memory of the one rank that the trainer measures.
+  // One GPU without sharding has the memory of the single rank that the trainer measures.
   const ScaleRow one = scale(m, {}, {.gpus = 1, .expert = 1, .zero = 0});
   CHECK(one.optimizer == Approx(static_cast<double>(plan.memory.optimizer)).epsilon(1e-3));
   CHECK(one.gradients == Approx(static_cast<double>(plan.memory.gradients)).epsilon(1e-3));

@@ -15,7 +15,7 @@ namespace {
 
 std::string shipped(const std::string& name) { return std::string(SLUICE_SOURCE_DIR "/configs/") + name; }
 
-/// Parameters of a shipped configuration as it stands, its width not yet matched.
+/// Parameters of a shipped configuration before its width is matched.
 int64_t parameters(const std::string& name) {
   Config config = load_config(shipped(name));
   config.model.match_parameters_of.clear();
@@ -32,7 +32,7 @@ TEST_CASE("the 28-layer model has the parameter count of the released checkpoint
   CHECK(plan.total == 1'720'574'976);
   CHECK(plan.non_embedding == 1'720'574'976 - int64_t{151936} * 2048);
   CHECK(plan.gate_parameters == 0);
-  // Tied: the head is a matrix product, the look-up is not, and norms are neither.
+  // Tied: the output head is a matrix product; the embedding look-up and norms are not.
   const int64_t norms = 28 * (2 * 2048 + 2 * 128) + 2048;
   CHECK(plan.matmul_parameters == plan.total - norms);
   CHECK(plan.flops_per_token == 6.0 * static_cast<double>(plan.matmul_parameters) + 6.0 * 28 * 4096 * 2048);
@@ -144,7 +144,7 @@ TEST_CASE("rows of tables 1, 3, 4 and 6 add the parameters that the paper states
     ++rows;
   }
   CHECK(rows == 16 + 7 + 7 + 6);
-  // What a plan calls added by gates is that, without comparing files.
+  // The plan's own count of gate parameters agrees.
   Config config = load_config(shipped("gated_attention/table1_09_dense_output.yaml"));
   config.model.num_hidden_layers = 2;
   CHECK(make_plan(config).gate_parameters == 100'663'296 / 12);
@@ -262,7 +262,7 @@ TEST_CASE("a plan shows experts in one line and identical layers once", "[plan][
   CHECK(of_line("  model.embed_tokens.weight") + of_line("  2 layers: 0, 3") +
             of_line("  4 layers: 1-2, 4-5") + of_line("  model.norm.weight") ==
         plan.total);
-  // A dense model's plan says nothing of experts.
+  // The plan of a dense model does not mention experts.
   const Plan dense = make_plan(load_config(shipped("models/dense_of_moe_small_20m.yaml")));
   CHECK(!dense.dispatch);
   CHECK(dense.active == dense.total);
@@ -326,7 +326,7 @@ TEST_CASE("a mixture of experts is matched by narrowing its experts", "[plan][mo
     }
     return std::string();
   };
-  // Embeddings too large for any width; and no layer whose width there is to narrow.
+  // Embeddings too large for any width, and no layer to narrow.
   CHECK(refusal(load_config(row, {base, "model.vocab_size=4000000"})).find("no moe_intermediate_size") !=
         std::string::npos);
   config = load_config(row, {base});
@@ -398,14 +398,14 @@ TEST_CASE("a plan with expert parallelism counts the receive buffer and the chec
   const int64_t rows = one.dispatch->rows;
   CHECK(one.dispatch->received == 0);
   CHECK(two.dispatch->received == rows * 3 / 2);
-  CHECK(two.dispatch->kept_bytes > one.dispatch->kept_bytes * 3 / 2);  // what came is kept, too
+  CHECK(two.dispatch->kept_bytes > one.dispatch->kept_bytes * 3 / 2);  // received rows are saved, too
   CHECK(plan_text(two).find("rows at once") != std::string::npos);
   CHECK(one.memory.snapshot >= 3 * 4 * one.total);  // weights and two moments
   CHECK(one.memory.snapshot < one.memory.total());
   CHECK(two.memory.snapshot < one.memory.snapshot * 2 / 3);
   config.checkpoint.async = false;
   CHECK(make_plan(config, 2).memory.snapshot == 0);
-  // What a checkpoint says beside its tensors does not exist yet.
+  // The other content of a checkpoint does not exist yet.
   config.checkpoint.async = true;
   config.model.attention.head_balance = {.coefficient = 0.1,
                                          .scope = HeadBalanceScope::previous_step,

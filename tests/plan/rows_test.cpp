@@ -1,5 +1,5 @@
-// Every row of the paper's tables trains, as its small proxy: three steps on a made-up text, in the two
-// shapes that matter for memory (recompute none and block).
+// The small proxy of every row of the paper's tables trains: three steps on a synthetic text, with recompute
+// none and block.
 #include <filesystem>
 
 #include "config/load.h"
@@ -12,7 +12,7 @@ using namespace sluice::test;
 
 namespace {
 
-/// Of a row's proxy, three steps on a made-up text.
+/// Three steps of a row's proxy on a synthetic text.
 Config tiny(const std::string& path, const std::string& text) {
   Config config = load_config(
       path, {"data.seq_len=32", "data.train=[{name: text, path: " + text + "}]", "data.validation=[]",
@@ -61,7 +61,7 @@ TEST_CASE("every row of the paper's tables trains", "[rows]") {
     INFO(entry.path().string());
     Config config = tiny(entry.path().string(), folder / "text");
     config.train.recompute = rows % 2 ? Recompute::block : Recompute::none;
-    // All of the paper's models but those of table 2, and of appendix A.5, are mixtures of experts.
+    // All models of the paper are mixtures of experts, except those of table 2 and of appendix A.5.
     const bool experts = config.model.moe.num_experts > 0;
     const std::string name = entry.path().filename().string();
     CHECK(experts == (name.compare(0, 6, "table2") != 0 && name.compare(0, 3, "a5_") != 0));

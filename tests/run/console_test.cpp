@@ -91,7 +91,7 @@ TEST_CASE("the first stop signal is remembered by name", "[signals]") {
   CHECK_FALSE(signals.requested());
   std::raise(SIGUSR2);
   CHECK(signals.requested());
-  std::raise(SIGTERM);  // ignored: the save is under way
+  std::raise(SIGTERM);  // ignored, because the save is in progress
   CHECK(std::string(signals.name()) == "SIGUSR2");
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kChance = 5.55;
 
-/// The messages of a run, each behind its step.
+/// The messages of a run, each prefixed with its step.
 std::vector<std::string> messages(Divergence& watched, int64_t steps,
                                   const std::function<double(int64_t)>& loss, int64_t from = 1) {
   std::vector<std::string> all;
@@ -22,7 +22,7 @@ std::vector<std::string> messages(Divergence& watched, int64_t steps,
   return all;
 }
 
-/// A healthy run: from guessing down to 2, with noise.
+/// A healthy run: from the loss of a uniform guess down to 2, with noise.
 double healthy(int64_t step) {
   return 2 + 3.6 * std::exp(-static_cast<double>(step) / 60) + 0.2 * std::sin(static_cast<double>(step * 7));
 }
@@ -35,8 +35,8 @@ TEST_CASE("a healthy loss does not diverge, for any first steps", "[divergence]"
     CHECK(messages(d, 2000, healthy).empty());
     CHECK_FALSE(d.since());
   }
-  // Slightly above guessing for long, at a tiny learning rate; noise at a loss near 0; a pretrained model's
-  // low start.
+  // Slightly above a uniform guess for a long time, at a tiny learning rate; noise at a loss near 0; the low
+  // start of a pretrained model.
   Divergence slow(1.5, kChance, 0), small(1.5, kChance, 0), pretrained(1.5, kChance, 0);
   CHECK(messages(slow, 500, [](int64_t) { return kChance + 0.05; }).empty());
   CHECK(messages(small, 500, [](int64_t step) { return step % 3 ? 0.01 : 0.09; }).empty());

@@ -1,4 +1,4 @@
-// A slow rank is named, soon and once; noise is not.
+// A slow rank is reported soon and once; noise is not.
 #include "run/stragglers.h"
 
 #include <catch2/catch.hpp>
@@ -17,8 +17,7 @@ using Catch::Contains;
 
 namespace {
 
-/// Step times as machines have them: a log-normal spread of 10 %, and now and then a step that takes five
-/// times as long.
+/// Realistic step times: a log-normal spread of 10 %, and occasionally a step that takes five times as long.
 struct Noise {
   std::mt19937_64 random;
   double operator()(double seconds) {
@@ -63,7 +62,7 @@ TEST_CASE("noise causes no report in ten thousand steps", "[stragglers]") {
       said += static_cast<int>(stragglers.add(noise.step(ranks, -1, 1)).size());
     CHECK(said == 0);
   }
-  // Nor do all ranks at once, which is a larger batch or a hot day; nor one rank alone.
+  // Nor do all ranks together, as with a larger batch; nor a single rank.
   Stragglers both(2), alone(1);
   for (int step = 0; step < 500; ++step) {
     const double seconds = step < 100 ? 1 : 3;
@@ -83,11 +82,11 @@ TEST_CASE("a report is repeated only if it changes", "[stragglers]") {
   run(2000, 1.4);
   REQUIRE(said.size() == 1);
   CHECK_THAT(said[0], Contains("rank 2 computes 1.40 times"));
-  run(1000, 1.5);  // not worth a word
+  run(1000, 1.5);  // too small a change to report
   CHECK(said.empty());
   run(1000, 2.5);
   REQUIRE(!said.empty());
-  CHECK(said.size() <= 3);  // on its way there
+  CHECK(said.size() <= 3);  // while the average approaches it
   CHECK_THAT(said.back(), Contains("rank 2 computes 2."));
   run(1000, 1.1);
   CHECK(said.back() == "rank 2 keeps up again");
@@ -113,7 +112,7 @@ TEST_CASE("a rank's own time excludes waiting", "[stragglers][ranks]") {
       const int64_t waited = trainer.waited_ns();
       trainer.step();
       if (c.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(15));  // a step takes a few
-      trainer.ranks().barrier();  // where the others wait for it
+      trainer.ranks().barrier();  // the others wait for it here
       const double own = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() -
                          1e-9 * static_cast<double>(trainer.waited_ns() - waited);
       std::vector<double> seconds(4);

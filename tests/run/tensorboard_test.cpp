@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-/// A reader of its own: protobuf fields of one message.
+/// An independent reader: the protobuf fields of one message.
 struct Field {
   uint64_t number = 0;
   std::string bytes;  // of length-delimited and fixed fields

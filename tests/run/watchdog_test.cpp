@@ -1,4 +1,4 @@
-// Who is to blame when ranks hang, from what each wrote about itself.
+// Finding the rank responsible for a hang from the heartbeats of all ranks.
 #include "run/watchdog.h"
 
 #include <catch2/catch.hpp>
@@ -47,13 +47,13 @@ TEST_CASE("a heartbeat line is read back exactly, and other lines are refused", 
 }
 
 TEST_CASE("the hanging rank is reported", "[watchdog]") {
-  // Stopped: its line is old, whatever it says.
+  // Stopped: its heartbeat is old.
   auto stopped = rank(2, "-", 90, 0.1);
   stopped.unheard = 8;
   CHECK_THAT(who_hangs({rank(0, "all_gather", 91, 6), rank(1, "all_gather", 91, 6), stopped}, 0, 5),
              Contains("rank 2 has not been heard of for 8 s (stopped or dead); last at step 40, phase step, "
                       "in no operation"));
-  // Alive and computing for ever.
+  // Alive and computing forever.
   CHECK_THAT(who_hangs({rank(0, "all_gather", 91, 6), rank(1, "-", 90, 6)}, 0, 5),
              Contains("rank 1 computes without end"));
   // In another operation.
@@ -75,7 +75,7 @@ TEST_CASE("ranks that wait for a slow rank are not ended", "[watchdog]") {
              Contains("rank 0 computes without end"));
   // A straggler within its own limit.
   CHECK(who_hangs({rank(0, "-", 90, 4), rank(1, "all_gather", 91, 6)}, 1, 5).empty());
-  // All save, which may take long; but for a rank that has stopped nobody waits longer than elsewhere.
+  // All save, which may take long; but a stopped rank is not waited for longer than in other phases.
   const auto saving = [](int number, double unheard) {
     auto h = rank(number, "-", 90, 20);
     h.phase = "save", h.limit = 100, h.unheard = unheard;
@@ -84,7 +84,7 @@ TEST_CASE("ranks that wait for a slow rank are not ended", "[watchdog]") {
   CHECK(who_hangs({saving(0, 0.1), saving(1, 4.5)}, 0, 5).empty());
   CHECK_THAT(who_hangs({saving(0, 0.1), saving(1, 6)}, 0, 5),
              Contains("rank 1 has not been heard of for 6 s (stopped or dead)"));
-  CHECK(who_hangs({saving(0, 0.1), saving(1, 2.5)}, 0, 1).empty());  // lines may be a moment old
+  CHECK(who_hangs({saving(0, 0.1), saving(1, 2.5)}, 0, 1).empty());  // heartbeats may be slightly old
 }
 
 TEST_CASE("ranks that have ended, or have no watchdog, are not blamed for their silence", "[watchdog]") {
@@ -97,7 +97,7 @@ TEST_CASE("ranks that have ended, or have no watchdog, are not blamed for their 
 }
 
 TEST_CASE("heartbeats do not depend on the hosts' clocks", "[watchdog]") {
-  // Two hosts whose clocks have nothing in common; each line is read a moment after it was written.
+  // Two hosts with unrelated clocks; each heartbeat is read shortly after it was written.
   struct Host {
     double offset;
     WatchTime time;
@@ -116,10 +116,10 @@ TEST_CASE("heartbeats do not depend on the hosts' clocks", "[watchdog]") {
       line_b.beat = b.beat;
       a.listener.hear(line_b, now_a);
       b.listener.hear(line_a, now_b);
-      // Only silence is asked for: both are within the limits of a long evaluation.
+      // Only silence counts here: both are within the limits of a long evaluation.
       line_a.limit = line_b.limit = 1e6;
       if (!who_hangs({line_a, line_b}, 0, 5).empty() && first == 0) first = t;
-      line_b.unheard = 0;  // its own line a rank always hears
+      line_b.unheard = 0;  // a rank always hears its own heartbeat
       CHECK(who_hangs({line_a, line_b}, 1, 5).empty());
     }
     return first;
@@ -127,7 +127,7 @@ TEST_CASE("heartbeats do not depend on the hosts' clocks", "[watchdog]") {
   constexpr double kNever = 1e9;
   for (const double jump : {0.0, 3600.0, -3600.0, 10.0, -10.0}) {
     CHECK(watch(jump, 12, kNever) == 0);                 // a healthy run
-    CHECK(watch(jump, 12, 10) == Approx(15).margin(1));  // a rank that stops is found after 5 s all the same
+    CHECK(watch(jump, 12, 10) == Approx(15).margin(1));  // a stopped rank is still found after 5 s
   }
 }
 
@@ -139,7 +139,7 @@ TEST_CASE("time in which a rank was not running itself does not count against ot
   listener.hear(line, time.look(100));
   listener.hear(line, time.look(100.25));
   CHECK(line.unheard == Approx(0.25));
-  // Stopped for an hour, as the other was.
+  // Stopped for an hour, like the other.
   listener.hear(line, time.look(3700.25));
   CHECK(line.unheard == Approx(0.25 + WatchTime::kMost));
 }

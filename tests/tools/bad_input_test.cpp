@@ -10,7 +10,7 @@ namespace {
 using test::Outcome;
 using test::TinyRun;
 
-/// Everything below a folder but the lock: names and contents.
+/// Names and contents of everything below a folder except the lock.
 std::string contents(const std::string& folder) {
   std::vector<std::string> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
@@ -39,7 +39,7 @@ void expect(const Outcome& outcome, int code, const std::vector<std::string>& pa
 TEST_CASE("bad configurations are refused before anything is written", "[bad_input]") {
   const TinyRun t;
   struct Case {
-    const char* more;  // lines behind the configuration
+    const char* more;  // additional lines of the configuration
     std::vector<std::string> overrides;
     int code;
     std::vector<std::string> parts;

@@ -1,5 +1,5 @@
-// sluice bench at sizes of milliseconds, on the CPU and where the build has one on a GPU (or its emulation):
-// figures mean nothing there, but every measurement runs.
+// sluice bench at tiny sizes, on the CPU and, if the build has one, on a GPU (or its emulation). The numbers
+// are meaningless, but every measurement runs.
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>

@@ -42,7 +42,7 @@ TEST_CASE("checkpoint lists, verifies, compares, exports and prunes", "[checkpoi
         std::vector<std::string>{"config.json", "model.safetensors"});
   CHECK(checkpoint({"diff", older + "/model.safetensors", t.folder / "exported"}).code == 0);
   o = checkpoint({"export", newest, "-o", t.folder / "exported"});
-  CHECK(o.code == 73);  // nothing is written over
+  CHECK(o.code == 73);  // nothing is overwritten
   CHECK_THAT(o.err, Contains("exists; nothing was written"));
   CHECK(checkpoint({"diff", older + "/model.safetensors", t.folder / "exported"}).code == 0);
 
@@ -54,7 +54,7 @@ TEST_CASE("checkpoint lists, verifies, compares, exports and prunes", "[checkpoi
   CHECK(checkpoint({"verify", older}).code == 0);
   o = checkpoint({"prune", t.run, "--keep-last", "1"});
   CHECK(o.code == 0);
-  CHECK(io::exists(older));  // the newest that is whole
+  CHECK(io::exists(older));  // the newest intact one
   CHECK_FALSE(io::exists(t.run + "/ckpt/step_00000004"));
 
   CHECK(checkpoint({"verify", t.folder / "absent"}).code == 66);
@@ -81,7 +81,7 @@ TEST_CASE("adapters are trained from a run, evaluated, merged, and refused witho
   o = t.sluice({"checkpoint", "merge", adapted, "-o", t.folder / "merged"});
   CHECK(o.code == 0);
   CHECK_THAT(o.out, Contains("adapters of 8 matrices merged"));
-  // The merged weights are the base's, and not equal to them.
+  // The merged weights have the base's tensors with other values.
   o = t.sluice({"checkpoint", "diff", t.run, t.folder / "merged"});
   CHECK(o.code == 1);
   CHECK_THAT(o.out, Contains("8 tensors differ of"));

@@ -1,4 +1,4 @@
-// First mistakes on the command line, starts that fail, and standard streams that are not there.
+// Common mistakes on the command line, failed starts, and closed standard streams.
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -39,7 +39,7 @@ TEST_CASE("a start that fails leaves nothing behind", "[command_line]") {
   CHECK(fresh.code == 66);
   CHECK_FALSE(io::exists(t.folder / "runs"));
 
-  // A folder that was there keeps what it had, and gets nothing.
+  // An existing folder keeps its content and gets no new files.
   io::make_directories(t.run);
   test::write_bytes(t.run + "/notes.txt", "mine");
   test::write_bytes(t.run + "/config.yaml", "name: before\n");
@@ -48,7 +48,7 @@ TEST_CASE("a start that fails leaves nothing behind", "[command_line]") {
   CHECK(io::read_file(t.run + "/config.yaml") == "name: before\n");
   CHECK(t.train().code == 0);
   CHECK(io::exists(t.run + "/lock"));
-  // Of a training that is there, too.
+  // The same for the folder of an existing run.
   CHECK(t.train({"--fresh"}).code == 64);
   CHECK(io::exists(t.run + "/ckpt/step_00000008/MANIFEST.json"));
 }
@@ -81,7 +81,7 @@ TEST_CASE("a pipe in place of a run's file is refused without blocking", "[comma
     REQUIRE(::mkfifo((t.run + "/" + name).c_str(), 0666) == 0);
     test::Program program(t.folder.path, t.train_arguments());
     if (!test::wait_until([&] { return program.over(); }, 60))
-      program.signal(SIGKILL);  // it would wait for ever
+      program.signal(SIGKILL);  // it would wait forever
     const Outcome outcome = program.wait();
     INFO(name << outcome.out << outcome.err);
     CHECK((outcome.code == 73 || outcome.code == 65));
@@ -124,7 +124,7 @@ TEST_CASE("names that are not UTF-8, and a deleted working folder", "[command_li
 
 TEST_CASE("idle threads sleep after a short spin unless the user has set otherwise", "[command_line]") {
   const TinyRun t;
-  // What the program was started with, the second time, is in its environment.
+  // The environment of the second execution of the program.
   const auto seen = [&](const std::string& before) {
     shell(before + " OMP_DISPLAY_ENV=verbose \"$SLUICE\" --version >/dev/null 2>" + t.folder / "env");
     const std::string text = io::read_file(t.folder / "env");

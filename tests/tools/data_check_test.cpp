@@ -1,4 +1,4 @@
-// What the program says of its data before the first step, and when the data changes under it.
+// Reports on the data before the first step, and when data changes during the run.
 #include <unistd.h>
 
 #include <filesystem>
@@ -38,7 +38,7 @@ void expect(const Outcome& outcome, int code, const std::vector<std::string>& pa
   for (const std::string& part : parts) CHECK_THAT(outcome.err, Contains(part));
 }
 
-/// The only state.json of a run's checkpoint, changed, under a manifest that vouches for it.
+/// Changes state.json of a run's only checkpoint and updates the manifest accordingly.
 template <class Change>
 void rewrite_state(const std::string& checkpoint, Change&& change) {
   auto state = nlohmann::json::parse(io::read_file(checkpoint + "/state.json"));
@@ -75,7 +75,7 @@ TEST_CASE("tokens of another tokenizer are refused before training, evaluation a
     arguments[3] = "x=" + t.folder / "last_bad";
     expect(t.sluice(arguments), 65, bad);
   }
-  // The same of a set whose files were replaced since: named by the configuration.
+  // The same for a set in the configuration whose files were replaced since.
   t.note("held_out", "xxh3:abc", 512, "sentencepiece other.model");
   expect(t.sluice({"eval", t.run}), 65, {"held_out.bin", both[1]});
 }
@@ -149,7 +149,7 @@ TEST_CASE("truncating a token file in use ends the training with the name of the
 TEST_CASE("one changed token between stop and resume is detected; older fingerprints still work",
           "[data_check]") {
   const TinyRun t;
-  std::vector<int32_t> tokens(400'000);  // more than the pages that are sampled
+  std::vector<int32_t> tokens(400'000);  // more than the sampled pages
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 2654435761u >> 16 & 0xff);
   const auto write = [&] { test::write_tokens(t.folder / "train", {tokens}, 257); };
   write();
@@ -168,7 +168,7 @@ TEST_CASE("one changed token between stop and resume is detected; older fingerpr
     state["data_fingerprint"] = sampled;
   });
   expect(t.train(longer), 0, {});
-  // Saved again, it is the new form.
+  // After another save it has the new form.
   CHECK(nlohmann::json::parse(io::read_file(t.run + "/ckpt/step_00000006/state.json"))["data_fingerprint"]
             .get<std::string>()
             .rfind("xxh3-whole:", 0) == 0);
@@ -176,7 +176,7 @@ TEST_CASE("one changed token between stop and resume is detected; older fingerpr
 
 TEST_CASE("a set without predicted tokens has no loss", "[data_check]") {
   const TinyRun t;
-  // Documents of one token first: the part that is evaluated holds nothing to predict.
+  // Documents of one token first: the evaluated part contains nothing to predict.
   std::vector<std::vector<int32_t>> documents(100, {5});
   documents.push_back({1, 2, 3});
   test::write_tokens(t.folder / "sparse", documents, 257);

@@ -1,4 +1,4 @@
-// What several ranks see of each other, and what they are told when they see nothing.
+// sluice doctor on several ranks, and its advice when they cannot see each other.
 #include "comm/mpi.h"
 #include "core/device.h"
 #include "tools/tiny_run.h"
@@ -51,7 +51,7 @@ TEST_CASE("doctor reports ranks that do not share the folder, and ranks bound to
           "[doctor][ranks]") {
   if (no_mpi()) return;
   const test::TemporaryFolder folder;
-  // Each rank has a working folder of its own, and all are tied to the first core.
+  // Each rank has its own working folder, and all are bound to the first core.
   const std::string script = folder / "rank";
   test::write_bytes(script, "mkdir -p " + folder.path + "/$OMPI_COMM_WORLD_RANK && cd " + folder.path +
                                 "/$OMPI_COMM_WORLD_RANK && exec taskset -c 0 " +
@@ -83,12 +83,12 @@ TEST_CASE("doctor in processes that Slurm started without PMIx gives advice, onc
                             Contains("mpirun inside sbatch"));
   CHECK(second.code == 64);
   CHECK(second.out + second.err == "");
-  // A batch script's own process has Slurm's variables too, and is alone.
+  // A process of the batch script itself also has Slurm's variables, and is a single rank.
   const Outcome batch =
       Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}).wait();
   CHECK(batch.code == 0);
   CHECK_THAT(batch.out, !Contains("srun (SLURM"));
-  // Who is alone needs nobody's help to find the others.
+  // A single process does not need PMIx.
   CHECK(
       Program(folder.path, {"doctor"}, {{"SLURM_NTASKS", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}})
           .wait()

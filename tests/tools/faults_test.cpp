@@ -1,5 +1,5 @@
-// A sample of what scripts/faults does by night: kills, full disks, damage, signals, deaths, hangs, healing,
-// layouts. And whether its planted bugs still fit the sources.
+// A sample of the nightly scripts/faults: kills, full disks, damage, signals, deaths, hangs, healing,
+// layouts. Also checks that its planted bugs still fit the sources.
 #include <sys/wait.h>
 
 #include "comm/mpi.h"
@@ -15,7 +15,7 @@ TEST_CASE("faults of every kind cost training on several ranks only time", "[fau
   }
   const test::TemporaryFolder folder;
   const std::string log = folder / "log";
-  // Limits of time are for a machine of one's own; here others build beside us.
+  // Time limits assume an idle machine; here builds may run at the same time.
   const int status =
       std::system((SLUICE_SOURCE_DIR "/scripts/faults mutants --quick >" + log +
                    " 2>&1 && " SLUICE_SOURCE_DIR "/scripts/faults --quick --slack 10 >>" + log + " 2>&1")

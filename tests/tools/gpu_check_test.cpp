@@ -1,4 +1,4 @@
-// scripts/gpu_check where there is no GPU: it says so, or, told to, runs its steps on an emulated one.
+// scripts/gpu_check without a GPU: it reports this or, on request, runs its steps on an emulated one.
 #include <sys/stat.h>
 #include <sys/wait.h>
 

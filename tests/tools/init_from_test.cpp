@@ -1,4 +1,5 @@
-// Weights of another training or program: what they were trained for is compared with what is computed here.
+// Weights of another run or program: the function that they were trained for is compared with the configured
+// one.
 #include <filesystem>
 
 #include "checkpoint/manifest.h"
@@ -9,7 +10,7 @@ using Catch::Matchers::Contains;
 namespace sluice::test {
 namespace {
 
-/// A trained run, and trainings that start from it.
+/// A trained run, and runs that start from its weights.
 struct FromRun : TinyRun {
   int runs = 0;
   std::string last;  // the run folder of the last start
@@ -26,7 +27,7 @@ struct FromRun : TinyRun {
     INFO(o.out << o.err);
     CHECK(o.code == code);
     for (const std::string& part : parts) CHECK_THAT(o.err, Contains(part));
-    CHECK_FALSE(io::exists(last));  // nothing was begun
+    CHECK_FALSE(io::exists(last));  // nothing was started
   }
 };
 
@@ -45,7 +46,7 @@ TEST_CASE("every key that changes the function is compared with the source check
   CHECK(from.at("step") == 8);
   CHECK(from.at("fingerprint").get<std::string>().size() == 32);
   CHECK(from.at("accepted").empty());
-  // It stays, whatever becomes of the source.
+  // It persists even if the source is removed.
   CHECK(t.train({"run_dir=" + t.last, "train.init_from=" + t.run, "train.max_steps=2", "--allow-change",
                  "train.max_steps"})
             .code == 0);
@@ -61,7 +62,7 @@ TEST_CASE("every key that changes the function is compared with the source check
   t.expect(t.start(t.run, {"model.rope.theta=1e6", "model.rms_norm_eps=1e-5",
                            "train.init_ignore=[model.rope.theta]"}),
            64, {"model.rms_norm_eps", "train.init_ignore: [model.rms_norm_eps]"});
-  // A place in a file is told.
+  // The position in the file is reported.
   t.write_config("eval: {every_steps: 0}\n");
   t.expect(t.start(t.run, {"model.attention.gates=[{position: sdpa_output, activation: silu}]"}), 64,
            {"model.attention.gates[0].activation = silu, but that of", "is sigmoid",
@@ -85,7 +86,7 @@ TEST_CASE("every key that changes the function is compared with the source check
              Contains("accepted: model.rope.theta: 10000 -> 1000000, model.rope.scaling.type: none -> yarn"));
   CHECK(nlohmann::json::parse(io::read_file(t.last + "/run.json")).at("init_from").at("accepted").size() ==
         2);
-  // What only concerns training is free.
+  // Keys that only concern training may differ.
   CHECK(t.start(t.run, {"model.initializer_range=0.5", "model.attention.head_balance.coefficient=1e-4",
                         "train.seed=3"})
             .code == 0);
@@ -135,7 +136,7 @@ TEST_CASE("a Hugging Face folder is compared by its config.json, and refused wit
   t.expect(t.start(folder,
                    {"model={hidden_size: 128, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8}"}),
            64, {"model.hidden_size = 128, but hidden_size in " + json + " is 16"});
-  // Differences that are accepted are left to the tensors, which are summed up.
+  // After accepted differences, mismatches of tensors are reported in summary.
   const Outcome o = t.start(folder, {"model.attention.gates=[]",
                                      "model={hidden_size: 128, num_hidden_layers: 3, num_attention_heads: 4, "
                                      "num_key_value_heads: 2, head_dim: 8}",

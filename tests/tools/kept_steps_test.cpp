@@ -1,5 +1,5 @@
-// Nothing that was trained or measured is lost: to signals, bad data, full disks, missing threads and memory,
-// moved folders.
+// No training or evaluation is lost to signals, bad data, full disks, missing threads or memory, or moved
+// folders.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -23,7 +23,7 @@ bool no_mpi() {
   return true;
 }
 
-/// A training that waits at `where` ("evaluate:4", "step:5") until it is let go.
+/// A run that pauses at `where` ("evaluate:4", "step:5") until it is released.
 class Paused {
  public:
   Paused(const TinyRun& t, const std::string& where, const std::vector<std::string>& arguments, int ranks = 0)
@@ -55,7 +55,7 @@ std::string step_folder(const std::string& run, int64_t step) {
   return fmt::format("{}/ckpt/step_{:08}", run, step);
 }
 
-/// Overwrites a token file in place, as a running training sees it, with ids that no vocabulary has.
+/// Overwrites a token file in place, while a run uses it, with ids outside any vocabulary.
 void spoil(const std::string& path) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   const std::string bad(static_cast<size_t>(io::file_size(path)), '\xff');
@@ -63,7 +63,7 @@ void spoil(const std::string& path) {
   REQUIRE(file.good());
 }
 
-/// Replaces state.json of a checkpoint, with true checksums.
+/// Replaces state.json of a checkpoint, with valid checksums.
 void replace_state(const std::string& folder, const nlohmann::json& state) {
   const std::string text = state.dump() + "\n";
   Manifest manifest = read_manifest(folder);
@@ -101,7 +101,7 @@ TEST_CASE("an evaluation interrupted by a signal or a kill is repeated with the 
     const Outcome outcome = stopped.go_on();
     INFO(outcome.out << outcome.err);
     CHECK(outcome.code == 75);
-    CHECK(io::exists(step_folder(t.run, where[9] - '0')));  // no step more
+    CHECK(io::exists(step_folder(t.run, where[9] - '0')));  // no further step
     CHECK(t.train(options).code == 0);
     CHECK(io::read_file(t.run + "/eval.jsonl") == evals);
     CHECK(t.bits(t.run, 8) == t.bits(t.folder / "straight", 8));
@@ -128,7 +128,7 @@ TEST_CASE("ranks repeat an interrupted evaluation, computed by one or by all of 
   REQUIRE(Program(t.folder.path, arguments(t.folder / "straight"), {}, 2).wait().code == 0);
   Paused stopped(t, "evaluate:2", arguments(t.run), 2);
   stopped.signal(SIGUSR1);
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until mpirun has handed it on
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until mpirun has forwarded it
   const Outcome outcome = stopped.go_on();
   INFO(outcome.out << outcome.err);
   CHECK(outcome.code == 75);
@@ -377,7 +377,7 @@ TEST_CASE("impossible fields of state.json are an error that names them", "[trai
   }
   replace_state(folder, good);
   CHECK(t.train({"train.max_steps=8", "--allow-change", "train.max_steps"}).code == 0);
-  // As checkpoints of before have it: without what was not kept then.
+  // As in checkpoints of older versions, without newer fields.
   REQUIRE(t.train({"train.max_steps=4", "run_dir=" + t.folder / "old"}).code == 0);
   nlohmann::json old = good;
   old.erase("divergence");

@@ -1,5 +1,4 @@
-// The scripts of configs/launch, with a scheduler that only pretends: what they start, and what they do with
-// how it ends.
+// The scripts of configs/launch with a fake scheduler: what they start, and how they react to its exit code.
 #include "comm/mpi.h"
 #include "tools/tiny_run.h"
 
@@ -10,7 +9,7 @@ using Catch::Contains;
 
 const std::string kScripts = SLUICE_SOURCE_DIR "/configs/launch/";
 
-/// A folder in which programs of these names stand before the real ones.
+/// A folder with programs that shadow the real ones of these names.
 struct Fakes {
   test::TemporaryFolder folder;
   std::string log = folder / "log.txt";
@@ -58,7 +57,7 @@ TEST_CASE("a Slurm job is requeued after a stop or a lost rank, and not after an
   for (const int status : {0, 64, 65, 70, 71, 74, 78})
     CHECK(ended(status).find("scontrol") == std::string::npos);
   for (const int status : {75, 76, 137}) CHECK_THAT(ended(status), Contains("scontrol requeue 42"));
-  // Stopped and saved as often as need be; lost a limited number of times.
+  // Unlimited restarts after a stop with a save; a limited number after a lost rank.
   CHECK_THAT(ended(75, "SLURM_RESTART_COUNT=9"), Contains("scontrol requeue 42"));
   CHECK_THAT(ended(76, "SLURM_RESTART_COUNT=5"), Contains("exit status 76 after 5 restarts: not again"));
   CHECK_THAT(ended(76, "SLURM_RESTART_COUNT=5 SLUICE_RESTARTS=6"), Contains("scontrol requeue 42"));

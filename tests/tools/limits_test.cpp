@@ -1,4 +1,4 @@
-// Trainings that do not fit into the machine say so before they begin: with real limits of memory and disk.
+// Runs that do not fit into the machine are refused before they start, with real limits of memory and disk.
 #include <sys/mount.h>
 #include <sys/stat.h>
 
@@ -45,7 +45,7 @@ TEST_CASE("a run that exceeds ulimit is refused with remedies", "[limits]") {
   INFO(warned.out << warned.err);
   CHECK_THAT(warned.out + warned.err, Contains("ulimit -v of 900.0 MiB"));
   CHECK((warned.code == 0 || warned.code == 71));
-  // What fits is not refused.
+  // A run that fits is not refused.
   CHECK(with_address_space(t, 900, t.train_arguments()).code == 0);
   const Outcome planned = with_address_space(t, 900, [&] {
     std::vector<std::string> plan = {"plan", t.config};
@@ -57,7 +57,7 @@ TEST_CASE("a run that exceeds ulimit is refused with remedies", "[limits]") {
 }
 
 TEST_CASE("a control group's limit is detected before the kernel kills the process", "[limits]") {
-  // The process's own group of version 1 or 2, below which a new one is made.
+  // The process's own group of version 1 or 2, in which a new one is created.
   std::string own;
   for (const char* controller : {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"}) {
     std::ifstream groups("/proc/self/cgroup");

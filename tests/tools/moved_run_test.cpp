@@ -1,5 +1,4 @@
-// Runs and checkpoints that were moved: to another folder, to another machine, without the files they were
-// made from.
+// Runs and checkpoints moved to another folder or machine, without their original files.
 #include <filesystem>
 
 #include "checkpoint/manifest.h"
@@ -15,8 +14,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A tiny run with a SentencePiece tokenizer; everything but the run folder lies in `home`, which a test
-/// takes away.
+/// A tiny run with a SentencePiece tokenizer; everything except the run folder is in `home`, which a test
+/// removes.
 struct PieceRun : TinyRun {
   std::string home = folder / "home", model = home + "/words.model";
 
@@ -77,7 +76,7 @@ TEST_CASE("a moved run works without its original files", "[moved]") {
   CHECK(t.sluice({"generate", moved, "-p", "the word", "-n", "4"}).code == 0);
   CHECK(t.sluice({"analyze", moved, "--data", held_out, "-o", t.folder / "analysis", "--quiet"}).code == 0);
 
-  // Resuming: what was moved is named by its key, and the tokenizer is the run's own.
+  // Resuming: moved files are given by their keys, and the tokenizer is the copy in the run.
   const std::vector<std::string> to_moved = {"run_dir=" + moved, "train.max_steps=8", "--allow-change",
                                              "train.max_steps"};
   o = t.train(to_moved);
@@ -92,7 +91,7 @@ TEST_CASE("a moved run works without its original files", "[moved]") {
   CHECK_THAT(o.out, Contains("resume   from"));
   CHECK(io::read_file(moved + "/ckpt/step_00000008/tokenizer.model") == model);
 
-  // A new run has no copy: its tokenizer is asked for by its key.
+  // A new run has no copy, so the error names the key of its tokenizer.
   with_data[0] = "run_dir=" + (t.folder / "new");
   o = t.train(with_data);
   CHECK(o.code == 66);
@@ -139,7 +138,7 @@ TEST_CASE("a checkpoint without a copy of its tokenizer uses the file that it na
   REQUIRE(t.train().code == 0);
   const std::string alone = t.folder / "alone";
   fs::copy(t.newest(), alone);
-  // As an earlier version wrote it: the manifest names no tokenizer.model.
+  // As an older version wrote it: the manifest names no tokenizer.model.
   fs::remove(alone + "/tokenizer.model");
   std::string text = io::read_file(alone + "/MANIFEST.json");
   const size_t record = text.find(",\n  {\"bytes\"", text.find("config.json\""));
@@ -164,7 +163,7 @@ TEST_CASE("a checkpoint without a copy of its tokenizer uses the file that it na
              {"checkpoint", "export", alone, "-o", t.folder / "with", "--tokenizer", t.folder / "kept.model"})
             .code == 0);
   CHECK(io::exists(t.folder / "with/tokenizer.model"));
-  // Another model under the old name would make wrong numbers.
+  // Another model under the old name would give wrong numbers.
   fs::rename(test::train_model(t.folder, "other", "--split_digits=true"), t.model);
   o = t.sluice({"eval", alone});
   CHECK(o.code == 65);

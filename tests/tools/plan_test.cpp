@@ -1,5 +1,4 @@
-// sluice plan as it is run: for ranks that are not there, against what those that are take; and for GPUs
-// nobody here has.
+// The program `sluice plan`: planned memory compared with that of real ranks, and estimates for many GPUs.
 #include "comm/mpi.h"
 #include "tools/tiny_run.h"
 
@@ -42,10 +41,10 @@ int64_t peak(const TinyRun& t, int ranks, const std::string& folder, const std::
 
 TEST_CASE("plan knows the memory of one rank and of each of two", "[plan]") {
   const TinyRun t;
-  // The program, its libraries and their pools are in both: the difference is the model.
+  // The program, its libraries and their pools are in both, so the difference is the model.
   const std::vector<std::string> steps = {"train.max_steps=2", "checkpoint.every_steps=0",
                                           "train.micro_batch_size=1"};
-  std::map<int, int64_t> rest;  // by ranks: what a small model's take beside the plan
+  std::map<int, int64_t> rest;  // by number of ranks: memory of a small model in addition to its plan
   for (const auto& [ranks, zero] : {std::pair{1, 0}, {2, 0}, {2, 2}, {2, 3}}) {
     if (ranks > 1 && (!built_with_mpi() || std::system("command -v mpirun >/dev/null") != 0)) continue;
     const auto planned = [&](const std::vector<std::string>& more) {
@@ -118,7 +117,7 @@ TEST_CASE("plan --gpus prints one table and the best layout, or why there is non
   CHECK(json["assumptions"]["nic_gb_s"] == 90);
   CHECK(json["assumptions"]["gradient_bytes"] == 4);
   CHECK(json["assumptions"]["gpu_mfu"] == 0.3);
-  CHECK(json["layouts"].size() == 3);  // experts shared by 8, 16, 32
+  CHECK(json["layouts"].size() == 3);  // expert parallel 8, 16, 32
   outcome = t.sluice({"plan", t.config, "--gpus", "100,16"});
   CHECK(outcome.code == 64);
   CHECK_THAT(outcome.err, Contains("100 GPUs are not whole nodes of 8") &&

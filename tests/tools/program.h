@@ -1,5 +1,5 @@
 #pragma once
-// Runs the program as a user does: arguments, environment, exit code, what it printed.
+// Runs the program as a user does: arguments, environment, exit code, output.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -23,10 +23,10 @@ namespace sluice::test {
 struct Outcome {
   int code = -1;  // 128 + signal when killed
   std::string out, err;
-  int64_t peak_bytes = 0;  // of resident memory; of ranks, the largest one's
+  int64_t peak_bytes = 0;  // peak resident memory; the largest one of several ranks
 };
 
-/// A started program, or as many ranks of it as mpirun starts. Its output goes to files in `folder`.
+/// A running program, or several ranks of it under mpirun. Its output goes to files in `folder`.
 class Program {
  public:
   Program(const std::string& folder, const std::vector<std::string>& arguments,
@@ -62,7 +62,7 @@ class Program {
   Program& operator=(const Program&) = delete;
 
   void signal(int number) const { kill(pid_, number); }
-  /// Whether it has ended; wait() tells how.
+  /// Whether it has ended; wait() returns the result.
   bool over() const {
     siginfo_t info{};
     return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&

@@ -1,4 +1,4 @@
-// The Python tests that lie beside this file, each as one case.
+// Runs the Python tests in this folder, each as one case.
 #include <cstdlib>
 
 #include "core/io.h"

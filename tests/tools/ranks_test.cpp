@@ -1,4 +1,4 @@
-// Ranks under mpirun: the program's own training, stopped, killed and continued by another number of them.
+// Training under mpirun: stopped, killed and resumed with another number of ranks.
 #include <sstream>
 
 #include "comm/mpi.h"
@@ -40,7 +40,7 @@ Outcome train(const TinyRun& t, int ranks, const std::string& folder,
   return Program(t.folder.path, arguments(t, folder, more), {}, ranks).wait();
 }
 
-/// Whether two checkpoints of a step hold the same bits, whatever files these lie in.
+/// Checks that two checkpoints of a step are bitwise equal, independently of their files.
 void check_same(const TinyRun& t, const std::string& a, const std::string& b, int64_t step) {
   const auto folder = [&](const std::string& run) { return fmt::format("{}/ckpt/step_{:08}", run, step); };
   const Outcome diff = t.sluice({"checkpoint", "diff", folder(a), folder(b)});
@@ -60,7 +60,7 @@ TEST_CASE("one, two and four ranks train the same model bit for bit, and analyse
     INFO(ranks << " ranks\n" << outcome.out << outcome.err);
     REQUIRE(outcome.code == 0);
     if (ranks > 1) CHECK_THAT(outcome.out, Contains(fmt::format("ranks    {} (mpi)", ranks)));
-    // Told once, not by every rank.
+    // Reported once, not by every rank.
     CHECK(outcome.out.find("8/8") == outcome.out.rfind("8/8"));
     check_same(t, t.folder / std::to_string(ranks), t.folder / "1", 8);
     CHECK(t.curve(t.folder / std::to_string(ranks)) == t.curve(t.folder / "1"));
@@ -183,7 +183,7 @@ TEST_CASE("a stopped rank is detected, reported, and ended with all others", "[r
   CHECK(outcome.code == 76);
   CHECK_THAT(outcome.err, Contains("rank 0 has not been heard of for") && Contains("all ranks end"));
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));  // about six on a quiet machine
-  CHECK(test::wait_until([&] { return kill(pid, 0) != 0; }, 10));              // no orphan
+  CHECK(test::wait_until([&] { return kill(pid, 0) != 0; }, 10));              // no orphaned process
 }
 
 TEST_CASE("scripts/launch restarts a run after a lost rank, and passes on its exit code", "[ranks]") {

@@ -1,4 +1,4 @@
-// scripts/report on made-up runs: it draws what there is, and passes over what is not.
+// scripts/report on synthetic runs: it plots what exists and skips what does not.
 #include <cstdlib>
 #include <filesystem>
 
@@ -45,7 +45,7 @@ void write_run(const std::string& path, bool gates, const std::string& tail) {
 
 TEST_CASE("a report of two runs has the table, the plots and one page", "[report]") {
   TemporaryFolder folder;
-  write_run(folder / "plain", false, "{\"schema\":1,\"st");  // torn, as a killed run leaves it
+  write_run(folder / "plain", false, "{\"schema\":1,\"st");  // truncated, as a killed run leaves it
   write_run(folder / "gated", true, "");
   const int code =
       report(folder, fmt::format("{} {} -o {}", folder / "plain", folder / "gated", folder / "page"));
@@ -56,7 +56,7 @@ TEST_CASE("a report of two runs has the table, the plots and one page", "[report
   }
   INFO(out);
   REQUIRE(code == 0);
-  // Names that are the same give way to the folders'.
+  // Equal names are replaced by folder names.
   for (const char* part :
        {"plain", "gated", "1.23M", "1.2500", "1.8030", "0.125", "3.49", "page/report.html"}) {
     CHECK_THAT(out, Catch::Contains(part));
@@ -71,7 +71,7 @@ TEST_CASE("a report of two runs has the table, the plots and one page", "[report
   CHECK(page.find("src=\"http") == std::string::npos);      // it needs nothing else
   CHECK(io::list_directory(folder / "page").size() == 11);  // the pictures, report.html, report.md
 
-  // A run that has only begun.
+  // A run that has just started.
   std::filesystem::remove(folder / "plain/eval.jsonl");
   std::filesystem::remove(folder / "plain/run.json");
   write_bytes(folder / "plain/metrics.jsonl", "{\"step\":1,\"tokens\":5,\"loss\":5.5,\"lr\":0}\n");

@@ -1,4 +1,4 @@
-// sluice checkpoint, and training, on a checkpoint that several ranks have written.
+// sluice checkpoint and training with a checkpoint written by several ranks.
 #include <filesystem>
 #include <mutex>
 
@@ -16,7 +16,7 @@ using test::TinyRun;
 
 namespace {
 
-/// Saves a checkpoint again, at `folder`, as three ranks do that share the optimizer state.
+/// Saves a checkpoint again, at `folder`, as three ranks with sharded optimizer state.
 void shard(const std::string& checkpoint, const std::string& folder,
            std::vector<unsigned char> (*change)(std::vector<unsigned char>)) {
   const CheckpointInfo info = verify_checkpoint(checkpoint);
@@ -102,14 +102,14 @@ TEST_CASE("a checkpoint of several ranks is verified, compared, exported and res
                  "train.max_steps=1"})
             .code == 0);
 
-  // One rank goes on where three have stopped, to the same bits.
+  // One rank resumes where three have stopped, with the same bits.
   o = t.train({"run_dir=" + run});
   INFO(o.out << o.err);
   CHECK(o.code == 0);
   CHECK_THAT(o.out, Contains("resume   from " + many));
   CHECK(t.bits(run, 8) == t.bits(t.run, 8));
 
-  // Where two differ, by the names of the model.
+  // The differing tensors by name.
   shard(one, t.folder / "other", [](std::vector<unsigned char> bytes) {
     bytes[4 * 200] ^= 1;
     bytes[4 * 201] ^= 1;

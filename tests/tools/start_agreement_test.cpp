@@ -1,5 +1,5 @@
-// Ranks that were started with different programs, configurations or data end before they train, with a
-// message that names what differs.
+// Ranks started with different programs, configurations or data end before training, with a message that
+// lists the differences.
 #include "run/start_agreement.h"
 
 #include <sys/stat.h>
@@ -21,7 +21,7 @@ using test::Program;
 using test::TinyRun;
 using Words = std::vector<std::string>;
 
-/// What two thread ranks throw, of which the second has its own overrides and configuration file.
+/// The error of two thread ranks, of which the second has its own overrides and configuration file.
 std::string started_apart(const TinyRun& t, const Words& other, ExitCode& code,
                           const std::string& other_config = "") {
   const StopSignals signals;
@@ -128,8 +128,8 @@ TEST_CASE("ranks compare the contents of their files, not the paths", "[ranks][a
                           Contains("tokens, xxh3-whole:"));
     CHECK(code == ExitCode::data);
   }
-  // The same tokens in another folder, the same configuration under another name, and other threads are no
-  // difference.
+  // The same tokens in another folder, the same configuration under another name, and another number of
+  // threads are not differences.
   io::make_directories(t.folder / "copy");
   for (const char* file : {"train.bin", "train.idx"})
     io::write_file_atomic(t.folder / "copy/" + file, io::read_file(t.folder / file));
@@ -204,7 +204,7 @@ TEST_CASE(
     check(mixed(t, same, same, {"env", "SLUICE_ISA=baseline", binary}), 64,
           "ranks do not agree on the instruction set (SLUICE_ISA): ");
 
-  // A program that differs in nothing but its identifier.
+  // A program that differs only in its build identifier.
   std::string bytes = io::read_file(binary), id;
   const std::string own = program_build_id();
   REQUIRE(own != "unknown");
@@ -223,7 +223,7 @@ TEST_CASE("a rank whose peer never initialises MPI does not wait forever", "[ran
   const Outcome outcome =
       mixed(t, {"train", t.config, "parallel.timeout_seconds=2"}, {"config", "show", t.config});
   INFO(outcome.out << outcome.err);
-  CHECK((outcome.code == 76 || outcome.code == 1));  // 1: mpirun has noticed the other process by itself
+  CHECK((outcome.code == 76 || outcome.code == 1));  // 1: mpirun has detected the other process itself
   CHECK_THAT(outcome.err, Contains("rank 0: MPI_Init has not returned for 2 s") && Contains("all ranks end"));
 }
 

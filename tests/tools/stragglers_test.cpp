@@ -1,4 +1,4 @@
-// A rank under mpirun that is held back in every step is named, and the training does not notice.
+// A rank under mpirun that is slowed down in every step is reported, without effect on the results.
 #include "comm/mpi.h"
 #include "tools/tiny_run.h"
 
@@ -25,7 +25,7 @@ TEST_CASE("a slow rank is reported on the console, and the results keep their bi
   };
   const std::string quiet = t.folder / "quiet", slow = t.folder / "slow";
   REQUIRE(Program(t.folder.path, arguments(quiet), {}, 2).wait().code == 0);
-  // Far beyond what a step takes even on a busy machine.
+  // Much longer than a step takes even on a busy machine.
   const test::Outcome outcome = Program(t.folder.path, arguments(slow), {{"SLUICE_SLOW", "1:60"}}, 2).wait();
   INFO(outcome.out << outcome.err);
   REQUIRE(outcome.code == 0);

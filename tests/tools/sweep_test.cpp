@@ -1,5 +1,5 @@
-// scripts/sweep as a user sees it: plan, run, stop, go on, status, results, a Slurm array, and files that are
-// wrong. What kills do to it scripts/faults tries (faults_test.cpp has a sample).
+// scripts/sweep as a user sees it: plan, run, stop, resume, status, results, a Slurm array, and invalid
+// files. scripts/faults tests kills (faults_test.cpp has a sample).
 #include <filesystem>
 
 #include "tools/tiny_run.h"
@@ -62,7 +62,7 @@ TEST_CASE("a sweep announces its trials, trains each once, and reports the resul
   CHECK(Sweeps::count(s.journal(), "\"done\"") == 4);
   CHECK(Sweeps::count(io::read_file(s.output + "/sweep.csv"), "\n") == 5);
 
-  // Finished trials are known by their hash, from wherever, and whatever the sweep calls them now.
+  // Finished trials are identified by their hash, independently of path and name.
   s.write(
       "base: tiny.yaml\ngrid: {optimizer.lr: [3e-3, 1e-2], train.max_steps: [8, 9]}\nseeds: [2]\nresources: "
       "{threads: 1}\n");
@@ -72,12 +72,12 @@ TEST_CASE("a sweep announces its trials, trains each once, and reports the resul
   CHECK(Sweeps::count(more.out, "  begins") == 2);
   CHECK_THAT(s.sweep("status").out, Contains("9/9") && Contains("4 done"));
 
-  // A run that was removed is trained anew.
+  // A removed run is trained again.
   for (const std::string& name : io::list_directory(s.output))
     if (name.find("max_steps_9-s2") != std::string::npos) std::filesystem::remove_all(s.output + "/" + name);
   CHECK(Sweeps::count(s.sweep("run").out, "  begins") == 2);
 
-  // A folder that holds another training is left alone.
+  // A folder with another run is not touched.
   for (const std::string& name : io::list_directory(s.output))
     if (name.find("lr_1e-2") == 0)
       test::write_bytes(s.output + "/" + name + "/run.json", "{\"config_hash\": \"other\"}");
@@ -102,7 +102,7 @@ TEST_CASE("a sweep's trials end by a rule or a failure, and are repeated only on
                           Contains("no mood, which stop_if asks for"));
   CHECK(s.sweep("run").out.find("begins") == std::string::npos);
   CHECK(Sweeps::count(s.journal(), "\"started\"") == 1);
-  CHECK_THAT(s.sweep("run", "--retry stopped").out, Contains("goes on from step"));  // and ends as before
+  CHECK_THAT(s.sweep("run", "--retry stopped").out, Contains("goes on from step"));  // with the same result
   CHECK(Sweeps::count(s.journal(), "\"event\": \"stopped\"") == 2);
 
   s.write(
@@ -117,7 +117,7 @@ TEST_CASE("a sweep's trials end by a rule or a failure, and are repeated only on
   CHECK(again.code == 65);
   CHECK(again.out.find("begins") == std::string::npos);
 
-  // What dies without getting anywhere is started three times; each slot has its GPU.
+  // A trial that dies without progress is started three times; each slot has its GPU.
   s.write("base: tiny.yaml\nname: dying\nset: {optimizer.lr: 2e-2}\nresources: {gpus: 1, threads: 1}\n");
   setenv("CUDA_VISIBLE_DEVICES", "5,7", 1);
   const auto dying =
@@ -136,7 +136,7 @@ TEST_CASE("a stopped sweep lets its trials save, and resumes from there", "[swee
       "base: tiny.yaml\nset: {train.max_steps: 400, checkpoint.every_steps: 0}\nseeds: [1]\n"
       "resources: {threads: 1}\n");
   setenv("SLUICE", std::getenv("SLUICE_BINARY"), 1);
-  // exec: the signal is the script's, not its shell's.
+  // exec: the signal must reach the script, not its shell.
   const std::string stop = "run " + s.file + " & job=$!; for i in $(seq 500); do sleep 0.02; cat " +
                            s.output + "/*-s1-*/metrics.jsonl 2>/dev/null | grep -q . && break; done; ";
   const int status =
@@ -149,7 +149,7 @@ TEST_CASE("a stopped sweep lets its trials save, and resumes from there", "[swee
   CHECK_THAT(said, Contains("stopping: what runs saves and ends (trials: 1)"));
   CHECK_THAT(s.journal(), Contains("preempted"));
   CHECK_THAT(s.sweep("status").out, Contains("paused"));
-  // Another sweep, or a torn journal, does not matter to what is saved.
+  // Another sweep or a truncated journal does not affect saved trials.
   test::write_bytes(s.output + "/sweep.jsonl", s.journal() + "{\"event\": \"do");
   const auto on = s.sweep("run");
   INFO(on.out);
@@ -174,7 +174,7 @@ TEST_CASE("a sweep as a Slurm array trains each trial by one task", "[sweep][lau
   if (std::system("command -v shellcheck >/dev/null") == 0)
     CHECK(std::system(("shellcheck " + script).c_str()) == 0);
 
-  // A scheduler that only pretends: srun runs what it is given, or ends as asked.
+  // A fake scheduler: srun runs its command, or exits with a given code.
   for (const char* name : {"srun", "scontrol"}) {
     test::write_bytes(
         s.folder / name,

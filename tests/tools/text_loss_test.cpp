@@ -1,4 +1,4 @@
-// A tokenizer that does not give the whole text back says so, wherever its numbers are shown.
+// A tokenizer that loses text is reported wherever its numbers are shown.
 #include "data/text_loss.h"
 
 #include "data/small_model.h"
@@ -12,7 +12,7 @@ using test::TinyRun;
 
 namespace {
 
-/// Lines as of a program: indented, and ended.
+/// Lines of a program, with indentation and line ends.
 std::string code(int lines) {
   std::string text;
   for (int i = 0; i < lines; ++i)
@@ -59,12 +59,12 @@ TEST_CASE("text dropped by a normaliser is reported, and counted in bits per byt
   CHECK_THAT(tokenize(lossless, text, "kept").err, !Contains("drops"));
   const auto kept = read_token_file_info(t.folder / "kept");
   CHECK(kept->lost_bytes == 0);
-  CHECK(kept->token_bytes == static_cast<int64_t>(text.size()) + 1);  // the space put before the text
+  CHECK(kept->token_bytes == static_cast<int64_t>(text.size()) + 1);  // the space prepended to the text
   CHECK_THAT(t.sluice({"tokenize", t.folder / "text.txt", "-o", t.folder / "bytes"}).err, !Contains("drops"));
   CHECK(read_token_file_info(t.folder / "bytes")->token_bytes == static_cast<int64_t>(text.size()));
 
   Outcome o = tokenize(normalising, text, "held_out");
-  // Of every line 8 spaces and the end, but for one space between lines.
+  // 8 spaces and the line end of every line are lost, except one space between lines.
   const auto info = read_token_file_info(t.folder / "held_out");
   REQUIRE(info);
   const auto size = static_cast<int64_t>(text.size());
@@ -93,8 +93,7 @@ TEST_CASE("text dropped by a normaliser is reported, and counted in bits per byt
   const nlohmann::json counted = evaluation(t);
   CHECK(counted["text_dropped"].get<double>() ==
         Approx(static_cast<double>(info->lost_bytes) / static_cast<double>(size)));
-  rewrite(t.folder / "held_out",
-          {{"token_bytes", nullptr}, {"lost_bytes", nullptr}});  // of an earlier version
+  rewrite(t.folder / "held_out", {{"token_bytes", nullptr}, {"lost_bytes", nullptr}});  // of an older version
   const nlohmann::json uncounted = evaluation(t);
   CHECK_FALSE(uncounted.contains("text_dropped"));
   const double bits = uncounted["bits_per_byte"].get<double>();
@@ -116,7 +115,7 @@ TEST_CASE("long documents need bounded memory, or are refused with their positio
     CHECK(o.code == code);
     return std::make_pair(o.peak_bytes >> 20, o.err);
   };
-  // One line, longer than what is read at a time, with what looks like a separator in it.
+  // One line that is longer than the read buffer and contains a text like a separator.
   std::string text(size_t{40} << 20, 'a');
   text.replace((size_t{1} << 20) - 1, 15, "b<|endoftext|>\nc");
   test::write_bytes(t.folder / "long.txt", text + "\n<|endoftext|>\nlast");

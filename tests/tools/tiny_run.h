@@ -1,5 +1,5 @@
 #pragma once
-// A folder with data and a configuration that the program trains in well under a second.
+// A folder with data and a configuration that trains in well under a second.
 #include "support/tiny_training.h"
 #include "tools/program.h"
 
@@ -14,7 +14,7 @@ struct TinyRun {
     write_corpus(folder / "held_out", 400, 257);
     write_config("");
   }
-  /// The configuration, with `more` lines behind it.
+  /// The configuration with `more` lines appended.
   void write_config(const std::string& more) const {
     write_bytes(config,
                 "name: tiny\n"
@@ -52,7 +52,7 @@ struct TinyRun {
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }
-  /// Weights, moments, state of a checkpoint, without what tells of time.
+  /// Weights, moments and state of a checkpoint, without times.
   std::string bits(const std::string& run_folder, int64_t step) const {
     const std::string path = fmt::format("{}/ckpt/step_{:08}", run_folder, step);
     nlohmann::json state = nlohmann::json::parse(io::read_file(path + "/state.json"));

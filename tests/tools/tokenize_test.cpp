@@ -1,4 +1,4 @@
-// sluice tokenize, on files as users have them.
+// sluice tokenize on typical files.
 #include <cstdlib>
 
 #include "data/token_file.h"
@@ -41,7 +41,7 @@ TEST_CASE("text becomes documents, byte by byte", "[tokenize]") {
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   CHECK_THAT(outcome.out, Catch::Contains("4 documents") && Catch::Contains("MB/s"));
-  // A separator is a line of its own; the empty document between two of them is passed over.
+  // A separator is a separate line; the empty document between two of them is skipped.
   CHECK(text_of(folder / "new/x") == std::string("one\ntwo\n|three\r\n|four <|endoftext|>|\0\xff\n|", 40));
   const auto info = read_token_file_info(folder / "new/x");
   REQUIRE(info);

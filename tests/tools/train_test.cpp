@@ -1,4 +1,4 @@
-// The program trains, stops, resumes and survives: proven on the program itself.
+// The program trains, stops, resumes and survives faults.
 #include <algorithm>
 #include <filesystem>
 #include <sstream>
@@ -13,7 +13,7 @@ using test::Outcome;
 using test::Program;
 using test::TinyRun;
 
-/// Only its pid and times of writing may differ between two runs.
+/// Only pid and times may differ between two runs.
 std::vector<std::string> files_below(const std::string& folder) {
   std::vector<std::string> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
@@ -42,7 +42,7 @@ TEST_CASE("training creates the documented run folder", "[train]") {
   const std::string evals = io::read_file(t.run + "/eval.jsonl");
   CHECK(std::count(evals.begin(), evals.end(), '\n') == 2);
 
-  // The resolved configuration is a configuration, and gives the same training from anywhere.
+  // The resolved configuration is a valid configuration and gives the same results from any folder.
   const Outcome again = t.sluice({"train", t.run + "/config.yaml", "--run-dir", t.folder / "again"});
   INFO(again.err);
   CHECK(again.code == 0);
@@ -114,7 +114,7 @@ TEST_CASE("starting a finished run reports this and changes nothing", "[train]")
   CHECK_THAT(outcome.out, Contains("is finished: step 8 of 8"));
   CHECK(files_below(t.run) == files);
   CHECK(io::read_file(t.run + "/metrics.jsonl") == metrics);
-  // As one that was killed between its last evaluation and its last status leaves it.
+  // As left by a run that was killed between its last evaluation and its last status.
   test::write_bytes(t.run + "/status.json", R"({"state": "running", "step": 7, "loss": 3.5})");
   test::write_bytes(t.run + "/status.json.tmp", "{");
   CHECK(t.train().code == 0);
@@ -123,7 +123,7 @@ TEST_CASE("starting a finished run reports this and changes nothing", "[train]")
   CHECK(status["step"] == 8);
   CHECK_FALSE(status.contains("loss"));
   CHECK_FALSE(io::exists(t.run + "/status.json.tmp"));
-  // Consent makes it longer.
+  // With consent the run can be made longer.
   const Outcome longer = t.train({"train.max_steps=10", "--allow-change", "train.max_steps"});
   INFO(longer.err);
   CHECK(longer.code == 0);
@@ -149,7 +149,7 @@ TEST_CASE("a signal saves and exits with 75, and the same command resumes bit fo
           io::exists(t.run + "/metrics.jsonl") ? io::read_file(t.run + "/metrics.jsonl") : "";
       return std::count(text.begin(), text.end(), '\n');
     };
-    // metrics.jsonl is opened after the handlers are in place.
+    // metrics.jsonl is opened after the signal handlers are installed.
     const auto before = lines();
     test::wait_until([&] { return lines() > before + 20 || lines() >= 250; });
     program.signal(number);
@@ -189,7 +189,8 @@ TEST_CASE("after a kill at any I/O call, a run resumes to the same bits", "[trai
     REQUIRE(resumed.code == 0);
     CHECK(t.bits(t.run, 8) == bits);
     CHECK(t.curve(t.run) == curve);
-    // Litter of the interrupted save goes when a training opens the folder; a finished one is only looked at.
+    // Leftovers of the interrupted save are removed when training opens the folder; a finished run is only
+    // read.
     if (resumed.out.find("is finished") != std::string::npos) continue;
     for (const std::string& name : io::list_directory(t.run + "/ckpt"))
       CHECK((name == "LATEST" || name.rfind("step_", 0) == 0));
@@ -208,7 +209,7 @@ TEST_CASE("a disk that fills up at any I/O call causes one error and no loss", "
     const Outcome full = t.train({}, {{"SLUICE_IOFAIL", std::to_string(n) + ":ENOSPC:sticky"}});
     if (full.code == 0) break;
     INFO("SLUICE_IOFAIL=" << n << ": " << full.err);
-    // 73 before the first step, 74 when the final checkpoint is what could not be written.
+    // 73 before the first step, 74 if the final checkpoint could not be written.
     REQUIRE((full.code == 73 || full.code == 74));
     CHECK_THAT(full.err, Contains("No space left on device"));
     ++failures;
@@ -300,9 +301,9 @@ TEST_CASE("eval, analyze and generate read a run", "[train]") {
              no = zeroed({"sinks"});
   CHECK(all["zero_first_value"] == "all");
   CHECK(all["sets"]["held_out"]["loss"] != result["sets"]["held_out"]["loss"]);
-  CHECK(every["sets"] == all["sets"]);  // every head spends more than nothing
+  CHECK(every["sets"] == all["sets"]);  // every head's attention is above zero
   CHECK(no["sink_threshold"] == 0.75);
-  CHECK(no["sets"] == result["sets"]);  // eight steps make no sink
+  CHECK(no["sets"] == result["sets"]);  // eight steps do not create an attention sink
   const Outcome vain = t.sluice({"eval", t.run, "--zero-first-value", "all", "--sink-threshold", "0.5"});
   CHECK(vain.code == 64);
   CHECK_THAT(vain.err, Contains("--sink-threshold has no effect without --zero-first-value sinks"));
@@ -327,7 +328,7 @@ TEST_CASE("eval, analyze and generate read a run", "[train]") {
   CHECK(t.sluice(again).code == 64);
   again.back() = "data.seq_len=17";
   CHECK_THAT(t.sluice(again).err, Contains("data.seq_len is 17") && Contains("16 positions"));
-  CHECK(nlohmann::json::parse(io::read_file(folder + "/analysis.json")) == measured);  // nothing was begun
+  CHECK(nlohmann::json::parse(io::read_file(folder + "/analysis.json")) == measured);  // nothing was started
 
   const std::vector<std::string> generate = {"generate", t.run,    "-p", "abc",         "-n",
                                              "20",       "--seed", "3",  "--ignore-end"};

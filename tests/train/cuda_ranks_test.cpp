@@ -1,5 +1,5 @@
-// Several ranks train on GPUs as they do on CPUs: every ZeRO stage, through pinned memory and over NCCL. The
-// ranks are threads that share one card; of NCCL there is the emulator's.
+// Training on several GPU ranks agrees with CPUs: every ZeRO stage, through pinned memory and over NCCL. The
+// ranks are threads that share one GPU; NCCL is the emulator's fake.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <mutex>
@@ -34,7 +34,7 @@ struct Shape {
   Transport transport = Transport::host;
 };
 
-/// Trains, and saves into `folder` where one is named.
+/// Trains, and saves to `folder` if it is given.
 Outcome train(const TinyTraining& t, const Shape& shape, int64_t steps, const std::string& folder = "") {
   Outcome outcome;
   std::mutex mutex;
@@ -64,7 +64,7 @@ Outcome train(const TinyTraining& t, const Shape& shape, int64_t steps, const st
       if (!store.wait()) throw std::runtime_error("not saved");
     }
     const std::scoped_lock lock(mutex);
-    outcome.bits += mine.bits;  // rank 0 has them, the others nothing
+    outcome.bits += mine.bits;  // only rank 0 has them
     mine.bits = outcome.bits;
     if (outcome.losses.empty()) outcome = mine;
     if (outcome.losses != mine.losses || outcome.norms != mine.norms)
@@ -215,7 +215,7 @@ TEST_CASE("exact training on GPUs is bitwise independent of the layout, through 
       CHECK(several.norms == one.norms);
       CHECK((several.bits == one.bits));
     }
-    // Or the comparison proves nothing.
+    // Otherwise the comparison would prove nothing.
     if (v.precision == Precision::f32) CHECK((train(t, {.ranks = 2}, 3).bits != one.bits));
   }
 }

@@ -1,5 +1,5 @@
-// The trainer on a GPU, real or emulated, against the trainer on the CPU: device memory, prefetched samples,
-// graphs, judgements and checkpoints are all in the way.
+// The trainer on a GPU, real or emulated, compared with the CPU, including device memory, prefetching,
+// graphs, the step policy and checkpoints.
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -29,13 +29,13 @@ struct Variant : TinyTraining {
     if (name == "gated") m.attention.gates = {GateConfig{}};
     if (name == "sink") m.attention.kind = AttentionKind::sink;
     if (name == "nanochat") make_nanochat();
-    if (name == "adapted") {  // switch heads, and low-rank adapters of them and of joined matrices
+    if (name == "adapted") {  // switch heads, with low-rank adapters of them and of joined matrices
       m.attention.switch_heads = {.num_experts = 4, .num_experts_per_tok = 2, .expert_width = m.head_dim / 2};
       config.lora = {.rank = 8, .alpha = 16};
       config.lora.targets = {"q_proj", "v_proj", "v_switch", "up_proj", "down_proj"};
       config.optimizer.lr = 3e-2;
     }
-    if (name == "experts") {  // a dense layer, and one of experts with a shared one
+    if (name == "experts") {  // a dense layer, and an MoE layer with a shared expert
       m.moe.num_experts = 6;
       m.moe.num_experts_per_tok = 2;
       m.moe.moe_intermediate_size = 24;
@@ -69,12 +69,12 @@ TEST_CASE("ten steps on a GPU give the losses of the CPU", "[cuda_training]") {
   for (const Precision precision : {Precision::f32, Precision::bf16})
     for (const std::string variant : {"baseline", "gated", "sink", "experts", "nanochat", "adapted"}) {
       if (variant == "adapted" && precision == Precision::bf16)
-        continue;  // the same ops, and a choice that roundings change
+        continue;  // the same ops, but a selection that depends on rounding
       INFO(variant << (precision == Precision::f32 ? ", f32" : ", bf16"));
       Variant tiny(variant, precision);
       const std::vector<double> cpu = losses(tiny, DeviceChoice::cpu, 10);
       const std::vector<double> gpu = losses(tiny, DeviceChoice::cuda, 10);
-      CHECK(cpu.back() < cpu.front() - 0.05);  // it learns: equal losses of nothing would prove nothing
+      CHECK(cpu.back() < cpu.front() - 0.05);  // it learns; otherwise equal losses would prove nothing
       for (size_t i = 0; i < cpu.size(); ++i) {
         INFO("step " << i << ": CPU " << cpu[i] << ", GPU " << gpu[i]);
         CHECK(std::abs(cpu[i] - gpu[i]) <= (precision == Precision::f32 ? 1e-4 : 2e-2));
@@ -109,7 +109,7 @@ TEST_CASE("a training on a GPU is bitwise reproducible, also after resuming from
   for (int i = 0; i < 3; ++i) resumed.step();
   CHECK(all_bits(resumed) == all_bits(straight));
 
-  // The same checkpoint goes on on the CPU.
+  // The same checkpoint resumes on the CPU.
   tiny.config.train.device = DeviceChoice::cpu;
   Trainer elsewhere(tiny.config, data);
   elsewhere.restore(newest_valid_checkpoint(folder));
@@ -233,7 +233,7 @@ TEST_CASE("routers on a GPU count the same as on the CPU", "[cuda_training]") {
   REQUIRE(totals[1].size() == 2 * width);
   double pairs = 0;
   for (size_t e = 0; e < experts; ++e) pairs += totals[1][width + e];
-  CHECK(pairs == 4 * 32 * 2);  // of the global batch's tokens, two each
+  CHECK(pairs == 4 * 32 * 2);  // two per token of the global batch
   for (size_t i = 0; i < 2 * width; ++i) {
     INFO("total " << i << ": CPU " << totals[0][i] << ", GPU " << totals[1][i]);
     CHECK(std::abs(totals[0][i] - totals[1][i]) <= 1e-3 * std::max(1.0, std::abs(totals[0][i])));
@@ -250,7 +250,7 @@ TEST_CASE("a training with head balance on a GPU reports the same as on the CPU"
       tiny.config.model.num_attention_heads = 4;
       HeadBalanceConfig& b = tiny.config.model.attention.head_balance;
       b.coefficient = 0.3;
-      // Numbers that the host brings along between steps, and the blocks' forward a second time.
+      // Scalars set by the host between steps, and a second forward pass of the blocks.
       if (variant == "sink") b.shared_heads = 1, b.calibration_samples = 4;
       if (variant != "baseline")
         b.scope = HeadBalanceScope::previous_step;
@@ -307,7 +307,7 @@ TEST_CASE("a profile of a step on a GPU has the device's times of its ops", "[cu
     attention += std::string(slice.op) == "gated_attention_forward";
   }
   CHECK(attention == 2 * 2);  // layers times micro-batches
-  // Then graphs again, which no profile sees.
+  // Then graphs again, which are not profiled.
   const size_t before = profile.timeline().size();
   trainer.step();
   CHECK(profile.timeline().size() == before);

@@ -1,5 +1,4 @@
-// Every sample once and in order, however often a training is interrupted and by however many ranks it is
-// continued.
+// Every sample is seen once and in order, for any interruptions and any number of ranks after each restart.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
@@ -12,9 +11,9 @@ using namespace sluice;
 namespace {
 
 constexpr int64_t kSeqLen = 3, kChunks = 20011,
-                  kDigits = 64;  // a sample says its number: three digits in base 64
+                  kDigits = 64;  // a sample contains its own index: three digits in base 64
 
-/// A source whose samples are their own numbers.
+/// A source whose samples contain their own indices.
 void write_numbers(const std::string& prefix, int64_t first) {
   std::vector<int32_t> document;
   for (int64_t i = 0; i < kChunks; ++i)
@@ -34,8 +33,7 @@ struct Stream {
     config.data.seq_len = kSeqLen;
     config.data.train = {{"a", folder / "a", 0.7}, {"b", folder / "b", 0.3}};
     config.train.micro_batch_size = 2;
-    config.train.global_batch_size =
-        2 * 840;  // every number of ranks up to 8 shares its micro-batches evenly
+    config.train.global_batch_size = 2 * 840;  // divisible by every number of ranks up to 8
   }
   Blend blend() const { return Blend(config.data.train, kSeqLen, kDigits, false, 5); }
   /// The numbers of the samples that `rank` of `ranks` trains on in a step, as the trainer asks for them.
@@ -63,7 +61,7 @@ TEST_CASE("a million samples over fifty interruptions: none lost, repeated or re
   const Stream t;
   const int64_t batch = t.config.train.global_batch_size, steps = (1'000'000 + batch - 1) / batch,
                 total = steps * batch;
-  // Uninterrupted, by one rank, in one go over the stream.
+  // Uninterrupted, on one rank.
   std::vector<int64_t> whole(static_cast<size_t>(total)), trained(whole.size(), -1);
   const Blend data = t.blend();
   for (int64_t s = 0; s < steps; ++s) t.take(data, s, 0, 1, whole.data() + s * batch);
@@ -75,12 +73,12 @@ TEST_CASE("a million samples over fifty interruptions: none lost, repeated or re
   std::sort(kills.begin(), kills.end());
   kills.push_back(steps);
   constexpr int64_t kSaveEvery = 5;
-  int64_t saved = 0;  // steps done in the newest checkpoint: all that a restart knows
+  int64_t saved = 0;  // steps done in the newest checkpoint, the only state of a restart
   for (const int64_t kill : kills) {
     const int ranks = 1 + static_cast<int>(random() % 8);
     const Blend after_restart = t.blend();
     for (int64_t s = saved; s < kill; ++s) {
-      // What a lost step had trained on is forgotten with its weights.
+      // The samples of a lost step are discarded with its weights.
       for (int rank = 0; rank < ranks; ++rank)
         t.take(after_restart, s, rank, ranks, trained.data() + s * batch + rank * (batch / ranks));
       if ((s + 1) % kSaveEvery == 0) saved = s + 1;

@@ -1,5 +1,4 @@
-// Training attention heads in balance: scopes and ranks, what goes into a checkpoint, what is told, and that
-// it works.
+// Training with head balance: scopes and ranks, checkpoints, reported values, and the effect.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <mutex>
@@ -14,7 +13,7 @@ using namespace sluice::test;
 
 namespace {
 
-/// Four heads in two layers; "softmax", "sink" or "gate" says how open they are.
+/// Four heads in two layers; their importance is defined by "softmax", "sink" or "gate".
 struct Balanced : TinyTraining {
   explicit Balanced(const std::string& mechanism, Precision precision = Precision::f32)
       : TinyTraining(precision) {
@@ -84,7 +83,7 @@ TEST_CASE("scopes beyond the micro-batch train the same model for any data-paral
       Balanced t(mechanism, Precision::f64);
       t.balance().scope = scope;
       const double difference = largest_difference(train(t, 1, 4, 3), train(t, 2, 2, 3));
-      // The mean over a smaller batch is another number: were that not seen, the others would prove nothing.
+      // The mean over a smaller batch differs; otherwise the other comparisons would prove nothing.
       if (scope == HeadBalanceScope::micro_batch)
         CHECK(difference > 1e-8);
       else
@@ -122,7 +121,9 @@ TEST_CASE("training with head balance resumes bit for bit, also in the middle of
     const auto state = straight.content().state.at("heads");
     double shared = 0;
     for (const double s : state.at("shared")) shared += s;
-    if (calibrates) CHECK(shared == (i < 2 ? 8 : 2));  // none counts, then all but one of each of two layers
+    if (calibrates)
+      CHECK(shared ==
+            (i < 2 ? 8 : 2));  // none is left out during calibration; then all but one in each of two layers
     CHECK((straight.heads().summary()->balance_loss > 0) == (i > (calibrates ? 2 : 0)));
   }
 
@@ -158,8 +159,7 @@ TEST_CASE("head balance lowers the imbalance, counts every token once, and has n
       for (int i = 0; i < 20; ++i) trainer.step();
       const HeadSummary s = *trainer.heads().summary();
       const Tensor rows = trainer.heads().totals();
-      // 4 samples of 32 tokens; the first of a sample counts unless only the softmax tells how open a head
-      // is.
+      // 4 samples of 32 tokens; the first of a sample counts unless the importance is that of softmax.
       CHECK(Pool::get(rows, 4) == (mechanism == "softmax" ? 4 * 31 : 4 * 32));
       CHECK(Pool::get(rows, 5) == 2);
       CHECK(s.layers.size() == 2);

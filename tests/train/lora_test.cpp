@@ -1,4 +1,4 @@
-// Training adapters: from a checkpoint, on one rank and several, through saves, and merged.
+// Training adapters: from a checkpoint, on one rank and several, across saves, and merged.
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <mutex>
@@ -19,7 +19,7 @@ using namespace sluice::test;
 
 namespace {
 
-/// Saves what a trainer, or each of several, holds.
+/// Saves the state of a trainer, or of the trainers of several ranks.
 std::string save(const std::string& folder, Trainer& trainer, const Config& config,
                  Communicator* ranks = nullptr) {
   CheckpointContent content = trainer.content();
@@ -39,7 +39,7 @@ std::string bits_of(const std::vector<NamedTensor>& tensors, bool adapters) {
   return bits;
 }
 
-/// A model trained for some steps, and the configuration that adapts it.
+/// A model trained for some steps, and the configuration that trains its adapters.
 struct Adapting : TinyTraining {
   std::string base, base_bits;
   explicit Adapting(Precision precision = Precision::f32, int heads = 2) : TinyTraining(precision) {
@@ -205,7 +205,7 @@ TEST_CASE(
     CHECK(two.loss == one.loss);
     CHECK(two.norm == one.norm);
     CHECK(logits_of(TrainedModel(verify_checkpoint(two.saved), 32), t.blend()) == expected);
-    // And one rank goes on from what two have written.
+    // One rank resumes from the checkpoint of two.
     Config config = t.config;
     config.parallel.zero_stage = 0;
     const Blend data = t.blend();
@@ -232,7 +232,7 @@ TEST_CASE("merged adapters give the same logits, from a folder without adapters"
     CHECK_THROWS_WITH(merge_adapters(saved, folder), Catch::Contains("exists; nothing was written"));
     CHECK_FALSE(nlohmann::json::parse(io::read_file(folder + "/config.json")).contains("lora"));
 
-    // What another training starts from: the merged folder, with no adapter anywhere.
+    // Another run can start from the merged folder, which contains no adapters.
     Config plain = t.config;
     plain.lora = {};
     plain.train.init_from = folder;

@@ -1,4 +1,4 @@
-// Training a mixture of experts: what routers add up, what is told of it, and a router that collapses.
+// Training a mixture of experts: routers' totals, their reports, and a collapsing router.
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -67,7 +67,7 @@ TEST_CASE("the balance loss of the global batch does not depend on the micro-bat
   }
   CHECK(global[0] == Approx(global[2]).epsilon(1e-12));
   CHECK(global[1] == Approx(global[2]).epsilon(1e-12));
-  // Of smaller pieces it is stricter, which is why the global one lets experts specialise.
+  // Over smaller batches the loss is stricter, which is why the global scope lets experts specialise.
   CHECK(local[2] == Approx(global[2]).epsilon(1e-12));
   CHECK(local[0] > local[1]);
   CHECK(local[1] > local[2]);
@@ -120,7 +120,7 @@ TEST_CASE(
   int warned_at = 0;
   std::string warning;
   for (int step = 1; step <= 25; ++step) {
-    // A router that says nothing: ties go to the lower ids, so experts 0 and 1 take everything.
+    // A uniform router: ties go to the lower indices, so experts 0 and 1 receive all tokens.
     for (int64_t i = 0; i < router.numel(); ++i) Pool::set(router, i, 0);
     trainer.store().pack(trainer.context());
     const StepMetrics m = trainer.step();
@@ -167,7 +167,7 @@ TEST_CASE("idle experts are reported after 100 steps, also across a resumption",
         "coefficient 0.0001, scope global_batch); consider coefficient 1e-2");
   for (int64_t step = 101; step < 1100; ++step) CHECK(resumed.add(step, summary).empty());
   CHECK(resumed.add(1100, summary).size() == 1);
-  // One token wakes an expert up; a state of another model is not taken.
+  // One token ends an expert's idle time; the state of another model is refused.
   summary.layers[0].counts.assign(64, 10);
   CHECK(resumed.add(2200, summary).empty());
   model.moe.num_experts = 32;

@@ -1,4 +1,4 @@
-// Several ranks train one model: exactly as one does, or to rounding.
+// Training on several ranks equals training on one, bit for bit or up to rounding.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstring>
@@ -20,7 +20,7 @@ struct Layout {
   int64_t zero_stage = 0, expert = 1;
 };
 
-/// Every tensor of a training, whichever ranks hold what of it.
+/// All tensors of a run, for any sharding.
 class WholeState {
  public:
   void add(const CheckpointContent& content) {
@@ -37,7 +37,7 @@ class WholeState {
         filled_ += t.tensor.bytes();
       }
   }
-  /// Every bit, in the order of names; everything was given exactly once.
+  /// All bits in the order of names; every element must have been given exactly once.
   std::string bits() const {
     std::string all;
     for (const auto& [name, bytes] : tensors_) all += name + bytes;
@@ -58,7 +58,7 @@ struct Outcome {
   std::vector<double> losses, norms;
 };
 
-/// Trains on so many ranks; every rank's losses and norms are the same, or the test fails.
+/// Trains on this many ranks and checks that losses and norms are equal on all.
 Outcome train(const TinyTraining& t, const Layout& layout, int64_t steps, int threads = 1) {
   Outcome outcome;
   WholeState state;
@@ -214,7 +214,7 @@ TEST_CASE(
   CHECK((state.bits() == one.bits));
 
   t.config.model.moe.load_balance.scope = BalanceScope::micro_batch;
-  CHECK((train(t, 1, 6).bits != one.bits));  // or it did nothing
+  CHECK((train(t, 1, 6).bits != one.bits));  // otherwise it had no effect
 }
 
 TEST_CASE("same_layout training agrees up to rounding at every ZeRO stage and with expert parallelism",
@@ -248,7 +248,7 @@ TEST_CASE(
                        const Blend data = t.blend();
                        Trainer trainer(config, data, &c);
                        trainer.initialize();
-                       // What the link has taken since `before`, the same on both ranks.
+                       // Time on the link since `before`, equal on both ranks.
                        const auto taken = [&](int64_t before) {
                          trainer.ranks().barrier();
                          const int64_t now = link.taken_ns - before;
@@ -303,8 +303,8 @@ TEST_CASE("same_layout training is reproducible on the same layout, and agrees u
   t.config.model.moe.load_balance.scope = BalanceScope::global_batch;
   const Outcome one = train(t, 1, 8), two = train(t, 2, 8), again = train(t, 2, 8);
   CHECK((again.bits == two.bits));
-  CHECK((two.bits != one.bits));  // or the comparison with exact training proves nothing
-  // With experts the balance loss sees other counts within a step.
+  CHECK((two.bits != one.bits));  // otherwise the comparison with exact training would prove nothing
+  // With experts the balance loss has other counts within a step.
   for (size_t i = 0; i < one.losses.size(); ++i)
     CHECK(two.losses[i] == Approx(one.losses[i]).epsilon(experts ? 1e-3 : 1e-5));
 }
@@ -346,7 +346,7 @@ TEST_CASE("a gradient that is not finite on one rank is skipped by all", "[ranks
       trainer.initialize();
       trainer.step();
       const std::string before = all_bits(trainer);
-      // One rank's memory goes wrong.
+      // A corrupted value on one rank.
       const Tensor weight = trainer.store().value(3);
       const float good = weight.as<float>()[0];
       if (c.rank() == 2) weight.as<float>()[0] = NAN;

@@ -1,5 +1,4 @@
-// Ranks compare what they hold replicas of: any bit that changes on one of them is found, and nothing else
-// ever is.
+// Comparison of replicas: any changed bit on one rank is detected, and there are no false alarms.
 #include "train/replicas.h"
 
 #include <catch2/catch.hpp>
@@ -18,7 +17,7 @@ using Catch::Contains;
 
 namespace {
 
-/// Trains as many steps; the error of the first rank that failed, and its code.
+/// Trains this many steps and returns the error of the first failed rank, with its code.
 std::pair<std::string, ExitCode> train(const Config& config, int ranks, int64_t steps,
                                        std::vector<Replica>* replicas = nullptr) {
   try {
@@ -81,7 +80,7 @@ TEST_CASE("a flipped bit in a weight or moment of one rank is detected, and rank
   int found = 0;
   for (int trial = 0; trial < trials; ++trial) {
     const int ranks = trial % 2 == 0 ? 4 : 2;
-    const int64_t stage = trial / 2 % 3;  // of ZeRO 3 nothing is held twice
+    const int64_t stage = trial / 2 % 3;  // with ZeRO 3 nothing is replicated
     Config c = layout(t, stage, 3);
     if (trial % 5 == 4) c.model.moe = mixture();
     if (trial % 7 == 6) c.train.precision = Precision::bf16;
@@ -114,7 +113,7 @@ TEST_CASE("a flipped weight that training has used is detected at the next compa
   auto [error, code] = train(c, 2, 12);
   CHECK(code == ExitCode::corruption);
   CHECK_THAT(error, Contains("after 6 steps (ranks were last found equal after 3)"));
-  // Never compared: never found.
+  // Without comparison it is never found.
   c.parallel.verify_every_steps = 0;
   CHECK(train(c, 2, 12).second == ExitCode::ok);
 }

@@ -36,7 +36,7 @@ TEST_CASE("a spike is more than 6 deviations and 2 percent above the window's me
   CHECK(window.is_spike(2.61));
   SpikeWindow flat(kEarly);
   for (int i = 0; i < 128; ++i) flat.accept(2.0);
-  CHECK_FALSE(flat.is_spike(2.039));  // any deviation is infinitely many sigmas here
+  CHECK_FALSE(flat.is_spike(2.039));  // with zero deviation, any difference is infinitely many sigmas
   CHECK(flat.is_spike(2.041));
 }
 

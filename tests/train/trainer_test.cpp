@@ -14,9 +14,9 @@
 #include "support/model.h"
 #include "support/tiny_training.h"
 
-// Every way to the heap, counted while asked, unless it comes from inside a library: oneDNN allocates for its
-// own bookkeeping whenever a primitive runs, the OpenMP runtime when a team changes size. What they take they
-// give back, which mallinfo2 shows. Sanitizers bring an allocator of their own.
+// Counts heap allocations while enabled, except those within libraries: oneDNN allocates for bookkeeping
+// whenever a primitive runs, and the OpenMP runtime when a team changes size. They free this memory, as
+// mallinfo2 shows. Sanitizers have their own allocator.
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define SLUICE_COUNTS_ALLOCATIONS 1
 namespace {
@@ -155,7 +155,7 @@ TEST_CASE("nanochat's model learns with Muon, starting at a loss of ln V", "[tra
   TinyTraining t(precision);
   t.make_nanochat();
   const auto losses = fresh_losses(t, 10);
-  CHECK(losses[0] == Approx(std::log(32)).epsilon(1e-6));  // a head of zeros
+  CHECK(losses[0] == Approx(std::log(32)).epsilon(1e-6));  // an output head of zeros
   CHECK(losses[18] < 0.75 * losses[0]);
 }
 
@@ -176,7 +176,7 @@ TEST_CASE("Muon updates experts one by one, and leaves routers to AdamW", "[trai
 
 TEST_CASE("training overfits one batch to below 0.01 nats", "[trainer]") {
   TinyTraining t;
-  // As many samples as one step takes: every step sees all of them.
+  // As many samples as one step uses, so that every step sees all of them.
   test::write_tokens(t.folder / "one", {test::random_tokens(4 * 32 + 1, 31, 3)}, 32);
   t.config.data.train = {{"one", t.folder / "one", 1.0}};
   t.config.train.max_steps = 300;
@@ -203,7 +203,8 @@ TEST_CASE("micro-batches add up to the global batch", "[trainer]") {
   const bool experts = GENERATE(false, true);
   TinyTraining t(Precision::f64);
   if (experts) t.add_experts();
-  // Counted over the step so far, experts' shares depend on how it is cut; this loss apart, nothing does.
+  // Token fractions counted over the step so far depend on the micro-batches; apart from this loss nothing
+  // does.
   t.config.model.moe.load_balance.coefficient = 0;
   t.config.train.micro_batch_size = 4;
   const auto whole = fresh_losses(t, 5);
@@ -250,8 +251,8 @@ TEST_CASE("after two steps, a step allocates nothing", "[trainer]") {
   trainer.step();
   trainer.step();
   allocations = 0;
-  // What a C library takes and gives back stays in malloc's cache of the thread the first time, and counts;
-  // what a step keeps, or takes anew, is never even.
+  // Memory that a C library allocates and frees stays in malloc's thread cache the first time and is counted;
+  // allocations of every step would show each time.
   bool even = false;
   for (int pair = 0; pair < 3 && !even; ++pair) {
     const auto before = mallinfo2();
@@ -285,7 +286,7 @@ TEST_CASE("a non-finite step reports its origin, and does not change weights, mo
   CHECK_THAT(trainer.problem(), Catch::Contains("not finite") && Catch::Contains("the weight " + name));
   CHECK(all_bits(trainer) == before);
   CHECK(trainer.optimizer().steps_applied() == 1);
-  CHECK(trainer.next_step() == 2);  // data and learning rate go on
+  CHECK(trainer.next_step() == 2);  // data and learning rate continue
 
   set_first(weight, x);
   trainer.store().pack(trainer.context());
