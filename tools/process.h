@@ -11,7 +11,7 @@ void open_standard_streams();
 /// each is set unless the user has done so. GOMP_SPINCOUNT (or OMP_WAIT_POLICY): idle threads spin only
 /// briefly and then sleep, because libgomp's default of several milliseconds takes cores from other processes
 /// and from the threads that are waited for. OPENBLAS_NUM_THREADS=1: OpenBLAS is called from Sluice's threads
-/// and needs no threads of its own; if it cannot start them (ulimit -v), it hangs at exit.
+/// and needs no separate threads; if it cannot start them (ulimit -v), it hangs at exit.
 void settle_threads(char** argv);
 
 /// Flushes standard output. Returns false with a message if this or an earlier write has failed; a closed

@@ -191,7 +191,7 @@ CheckpointInfo newest_valid_checkpoint(const std::string& folder, Communicator* 
   if (leads) {
     all = list_checkpoints(folder);
     if (all.empty() && io::exists(folder + "/LATEST"))
-      first = fmt::format("{}/LATEST names one, but there is none", folder);
+      first = fmt::format("{}/LATEST names one, but none exists", folder);
     for (const std::string& path : all) names += path + "\n";
   }
   if (several) {

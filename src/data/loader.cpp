@@ -177,7 +177,7 @@ Blend::Origin Blend::origin(int64_t sample) const {
   const Source& source = *sources_[static_cast<size_t>(s)];
   const int64_t index = sample / kCycle * source.per_cycle + earlier_[at];  // of this source's samples
   const int64_t epoch = index / source.num_samples();
-  // A key of its own for every epoch of every source.
+  // A separate key for every epoch of every source.
   const uint64_t key =
       RandomStream(seed_, uint64_t{0xda7a0000} + static_cast<uint64_t>(s)).bits(static_cast<uint64_t>(epoch));
   const uint64_t chunk = permute_index(static_cast<uint64_t>(index % source.num_samples()),

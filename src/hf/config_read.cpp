@@ -147,7 +147,7 @@ class Section {
   std::optional<double> optional_number(const std::string& key) const {
     return find(key) ? std::optional(number(key, 0)) : std::nullopt;
   }
-  /// Empty where there is none.
+  /// Empty if there is none.
   const json& list(const std::string& key) const {
     static const json none = json::array();
     const json* value = find(key);

@@ -45,7 +45,7 @@ struct Plan {
   static constexpr int kMaxArguments = 4;
   std::optional<dnnl::matmul::primitive_desc> matmul;  // one of the two
   std::optional<dnnl::reorder::primitive_desc> reorder;
-  dnnl::primitive primitive;  // built at the first real run: a dry run needs the description only
+  dnnl::primitive primitive;  // created at the first real run; a dry run needs only the description
   std::array<memory, kMaxArguments> memories;
   std::array<int, kMaxArguments> names{};
   int count = 0;
@@ -106,8 +106,8 @@ class MatmulState : public BackendState {
 
   Plan& product(const Product& p) {
     if (const auto found = products_.find(p); found != products_.end()) return found->second;
-    // Shapes come from a model and its batch: few. Changing ones (expert loads, prompts) must not grow
-    // without end.
+    // A model and its batch have few shapes. The cache must not grow without limit with varying ones (expert
+    // loads, prompts).
     if (products_.size() >= kMaxPlans) products_.clear();
     const memory::desc a = plain(p.in, p.m, p.k, p.a_transposed), c = plain(p.out, p.m, p.n, false);
     const memory::desc b = p.b == Layout::packed ? packed_desc(p.in, p.k, p.n)
@@ -125,7 +125,7 @@ class MatmulState : public BackendState {
     return plan;
   }
 
-  /// oneDNN's favourite layout of b. It is asked for at one fixed m, so that a packed copy serves every m.
+  /// oneDNN's preferred layout of b. It is queried for one fixed m, so that a packed copy serves every m.
   const memory::desc& packed_desc(DType type, int64_t k, int64_t n) {
     const Product key{type, type, 0, n, k, false, Layout::packed, false, 0};
     if (const auto found = packed_.find(key); found != packed_.end()) return found->second;
@@ -136,8 +136,8 @@ class MatmulState : public BackendState {
     return packed_.emplace(key, desc.weights_desc()).first->second;
   }
 
-  /// Bytes of a packed copy; 0 where b itself serves. Remembered: products ask at every call, and describing
-  /// allocates.
+  /// Bytes of a packed copy; 0 if b can be used directly. Cached, because every product asks and a
+  /// description allocates.
   int64_t packed_size(DType storage, int64_t k, int64_t n) {
     const Product key{storage, storage, 0, n, k, false, Layout::packed, false, 0};
     if (const auto found = packed_sizes_.find(key); found != packed_sizes_.end()) return found->second;
@@ -169,7 +169,7 @@ class MatmulState : public BackendState {
   std::unordered_map<Product, int64_t, ProductHash> packed_sizes_;
 };
 
-/// Calls a function that uses oneDNN; its exceptions become ours.
+/// Calls a function that uses oneDNN and converts its exceptions to Error.
 template <class F>
 auto with_dnnl(F&& f) {
   try {

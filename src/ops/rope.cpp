@@ -25,8 +25,8 @@ void check_rope(const char* op, const char* out_name, const Tensor& out, const c
   check_tensor(op, "sin", sin, accumulate_dtype(in.dtype), {cos.dim(0), in.dim(2) / 2});
 }
 
-/// Share of interpolation (1) against extrapolation (0) of frequency i, YaRN's ramp between the dimensions
-/// that turn beta_fast and beta_slow times within the original context.
+/// Weight of interpolation (1) versus extrapolation (0) for frequency i: YaRN's ramp between the dimensions
+/// that rotate beta_fast and beta_slow times within the original context.
 double yarn_ramp(int64_t i, double head_dim, double theta, const RopeScaling& s) {
   const auto dimension_of = [&](double rotations) {
     return head_dim * std::log(s.original_max_position_embeddings / (rotations * 2 * std::numbers::pi)) /
@@ -48,7 +48,7 @@ void rope_table(Tensor cos, Tensor sin, double theta, const RopeScaling& scaling
   SLUICE_CHECK(!scaling.yarn || scaling.factor >= 1, "rope_table: factor must be at least 1, got {}",
                scaling.factor);
   SLUICE_CHECK(cos.device == Device::cpu && sin.device == Device::cpu, "rope_table: host only");
-  if (!cos.data) return;  // an arena that measures
+  if (!cos.data) return;  // a measuring arena
   const int64_t positions = cos.dim(0), half = cos.dim(1);
   const double head_dim = 2.0 * static_cast<double>(half),
                m = scaling.yarn ? 0.1 * std::log(scaling.factor) + 1 : 1;

@@ -12,7 +12,7 @@ SLUICE_DECLARE_BACKENDS(switch_heads_backward)
 namespace sluice {
 namespace {
 
-/// What both directions see, of one storage type.
+/// Inputs of forward and backward, of one storage type.
 void check_experts(const char* op, const Tensor& v, const Tensor& chosen, const Tensor& logits,
                    const Tensor& projected) {
   check_floating(op, "logits", logits);

@@ -94,7 +94,7 @@ TEST_CASE("threads: the cores of mask and quota, divided among the ranks of a ma
   Cores cores{.allowed = 8, .quota = std::nullopt};
   CHECK(default_threads(cores) == 8);
   CHECK(default_threads(cores, 4, 4) == 2);  // four ranks, none bound
-  CHECK(default_threads(cores, 1, 4) == 8);  // each bound to eight of its own
+  CHECK(default_threads(cores, 1, 4) == 8);  // each bound to eight separate cores
   CHECK(default_threads(cores, 16, 16) == 1);
   cores.quota = 2.5;
   CHECK(default_threads(cores) == 2);

@@ -72,7 +72,7 @@ TEST_CASE("a loss above that of a uniform guess after warm-up has diverged, with
   Divergence d(0, kChance, 100);
   CHECK(messages(d, 163, high).empty());
   CHECK(messages(d, 1, high, 164).size() == 1);
-  CHECK(messages(d, 1000, high, 165).empty());  // said once
+  CHECK(messages(d, 1000, high, 165).empty());  // reported once
 }
 
 TEST_CASE("a resumed run detects divergence at the same step as an uninterrupted one", "[divergence]") {

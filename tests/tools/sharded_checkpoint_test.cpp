@@ -22,7 +22,7 @@ void shard(const std::string& checkpoint, const std::string& folder,
   const CheckpointInfo info = verify_checkpoint(checkpoint);
   const Manifest manifest = read_manifest(checkpoint);
   struct Whole {
-    StoredTensor told;
+    StoredTensor stored;
     std::vector<unsigned char> bytes;
   };
   std::vector<Whole> tensors[2];
@@ -48,15 +48,16 @@ void shard(const std::string& checkpoint, const std::string& folder,
     for (size_t i = 0; i < tensors[0].size(); ++i) {
       Whole& w = tensors[0][i];
       if (static_cast<int>(i % 3) != c.rank()) continue;
-      NamedTensor t{w.told.name, Tensor(w.bytes.data(), DType::f32, {1})};
-      t.tensor.rank = static_cast<int>(w.told.shape.size());
-      std::copy(w.told.shape.begin(), w.told.shape.end(), t.tensor.shape.begin());
+      NamedTensor t{w.stored.name, Tensor(w.bytes.data(), DType::f32, {1})};
+      t.tensor.rank = static_cast<int>(w.stored.shape.size());
+      std::copy(w.stored.shape.begin(), w.stored.shape.end(), t.tensor.shape.begin());
       content.weights.push_back(t);
     }
     for (Whole& w : tensors[1]) {
-      const int64_t n = w.told.elements(), begin = n * c.rank() / 3, end = n * (c.rank() + 1) / 3;
-      content.optimizer.push_back(
-          {w.told.name, Tensor(w.bytes.data() + 4 * begin, DType::f32, {end - begin}), w.told.shape, begin});
+      const int64_t n = w.stored.elements(), begin = n * c.rank() / 3, end = n * (c.rank() + 1) / 3;
+      content.optimizer.push_back({w.stored.name,
+                                   Tensor(w.bytes.data() + 4 * begin, DType::f32, {end - begin}),
+                                   w.stored.shape, begin});
     }
     CheckpointStore store(folder, CheckpointConfig{}, content, nullptr, &c);
     store.save(content);

@@ -244,7 +244,7 @@ TEST_CASE("a training with head balance on a GPU reports the same as on the CPU"
   if (no_device()) return;
   for (const std::string variant : {"baseline", "sink", "gated"}) {
     INFO(variant);
-    std::vector<double> told[2];
+    std::vector<double> reported[2];
     for (const DeviceChoice device : {DeviceChoice::cpu, DeviceChoice::cuda}) {
       Variant tiny(variant, Precision::f32);
       tiny.config.model.num_attention_heads = 4;
@@ -262,13 +262,13 @@ TEST_CASE("a training with head balance on a GPU reports the same as on the CPU"
       trainer.initialize();
       for (int i = 0; i < 3; ++i) trainer.step();  // the last two from graphs
       const HeadSummary s = *trainer.heads().summary();
-      told[device == DeviceChoice::cuda] = {s.imbalance, s.importance, s.balance_loss, s.layers[0].imbalance,
-                                            s.layers[1].imbalance};
+      reported[device == DeviceChoice::cuda] = {s.imbalance, s.importance, s.balance_loss,
+                                                s.layers[0].imbalance, s.layers[1].imbalance};
     }
-    for (size_t i = 0; i < told[0].size(); ++i) {
-      INFO("number " << i << ": CPU " << told[0][i] << ", GPU " << told[1][i]);
-      CHECK(told[0][i] > 0);
-      CHECK(std::abs(told[0][i] - told[1][i]) <= 1e-3 * told[0][i]);
+    for (size_t i = 0; i < reported[0].size(); ++i) {
+      INFO("number " << i << ": CPU " << reported[0][i] << ", GPU " << reported[1][i]);
+      CHECK(reported[0][i] > 0);
+      CHECK(std::abs(reported[0][i] - reported[1][i]) <= 1e-3 * reported[0][i]);
     }
   }
 }

@@ -1,6 +1,6 @@
-// Element by element; bound by memory and by exp. `omp simd` says that iterations are independent, which
-// holds for the aliasing the header allows (same index), so that no run-time alias check sends in-place calls
-// to scalar code.
+// Elementwise; bound by memory and by exp. `omp simd` declares iterations independent, which is true for the
+// aliasing that the header allows (same index); otherwise a run-time alias check would send in-place calls to
+// scalar code.
 #include "ops/activation.h"
 
 #include <algorithm>
@@ -48,7 +48,7 @@ void silu_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x) {
   });
 }
 
-/// NaN stays NaN: it is not below zero.
+/// NaN passes through.
 void squared_relu_forward(Context& ctx, Tensor y, const Tensor& x) {
   if (ctx.dry_run) return;
   with_storage_type(x.dtype, [&](auto tag) {

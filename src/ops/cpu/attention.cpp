@@ -1,6 +1,7 @@
-// Attention's forward, and who computes what. Blocks of rows: attention_rows.h; products, exp and transposes:
-// attention_blocks.h; backward: attention_backward.h. Bound by arithmetic: the products run at 80 to 95 % of
-// the FMA peak, forward as a whole at about 50 %, backward at 55 to 60 (AVX-512; with AVX2 60 and 70).
+// Attention's forward, and the distribution of work over threads. Blocks of rows: attention_rows.h; products,
+// exp and transposes: attention_blocks.h; backward: attention_backward.h. Compute-bound: the products reach
+// 80 to 95 % of the FMA peak, forward as a whole about 50 %, backward 55 to 60 % (AVX-512; with AVX2 60 and
+// 70 %).
 #include "ops/attention.h"
 
 #include <omp.h>
@@ -33,8 +34,8 @@ int64_t forward_workspace(int64_t padded_depth, int64_t depth) {
   return 2 * padded_depth * kLaneStride + 2 * kKeys * head_stride(depth) + kKeys * kLaneStride;
 }
 
-/// One step of the online softmax: s becomes exp(s - m) under the new row maxima m; l the row sums; alpha
-/// what earlier sums and outputs must be multiplied by.
+/// One step of the online softmax: s becomes exp(s - m) with the new row maxima m; l are the row sums; alpha
+/// is the factor for earlier sums and outputs.
 template <class A>
 void softmax_step(A* s, int64_t keys, int64_t lanes, A* m, A* l, A* alpha) {
   for (int64_t i = 0; i < lanes; i += Simd<A>::kWidth) {
@@ -76,7 +77,7 @@ void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t co
   A* const v = k + kKeys * head_stride(p.depth);
   A* const s = v + kKeys * head_stride(p.depth);
   alignas(64) A m[kLanes], l[kLanes], alpha[kLanes];
-  // Half the lowest number: a lane that has seen no key yet must not take exp(-inf - -inf).
+  // Half the lowest number, so that a lane without visible keys does not compute exp(-inf - -inf).
   std::fill_n(m, kLanes, std::numeric_limits<A>::lowest() / 2);
   std::fill_n(l, kLanes, A(0));
 
@@ -128,7 +129,7 @@ void forward_t(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tensor& q, c
   A* const lse_out = lse.as<A>();
   A* const z0_out = z0.empty() ? nullptr : z0.as<A>();
   const int64_t rows = p.tq * p.group(), blocks = (rows + kLanes - 1) / kLanes, tasks = blocks * p.kv_heads;
-  // Late rows see most keys: they go first, so that the threads end together.
+  // Late rows attend to most keys, so they are processed first, which balances the threads.
 #pragma omp parallel for schedule(dynamic, 1) \
     num_threads(static_cast <int>(std::min(useful_threads(p.pairs(), p.depth), tasks)))
   for (int64_t task = 0; task < tasks; ++task) {

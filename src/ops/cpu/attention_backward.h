@@ -1,15 +1,15 @@
 // Attention's backward. Include after attention_rows.h.
-//
-// Keys and rows are cut into chunks that do not see one another (a chunk begins where first_key_t == t),
-// chunks into blocks of rows and blocks of keys counted from the chunk's first token. For one pair of blocks
-// there are five products: S, dP, dQ, dK, dV. Either one thread takes a whole chunk of one kv head (one
-// pass), or, when there are too few of those, row blocks (dQ) and key blocks (dK, dV) are shared out apart,
-// which computes S and dP twice. Both add the same numbers in the same order - dQ over key blocks ascending,
-// dK and dV over row blocks ascending - so bits do not depend on the choice, nor on the number of threads.
+// Keys and rows are divided into chunks without attention between them (a chunk starts where first_key_t ==
+// t), and chunks into blocks of rows and blocks of keys, counted from the chunk's first token. Each pair of
+// blocks needs five products: S, dP, dQ, dK, dV. Either a thread processes a whole chunk of one kv head (one
+// pass), or, if there are too few of those, row blocks (dQ) and key blocks (dK, dV) are distributed
+// separately, which computes S and dP twice. Both add the same numbers in the same order - dQ over key blocks
+// ascending, dK and dV over row blocks ascending - so bits depend neither on this choice nor on the number of
+// threads.
 
 namespace {
 
-constexpr int64_t kMinChunk = 128;  // tokens; shorter documents share a chunk, so that their blocks are full
+constexpr int64_t kMinChunk = 128;  // tokens; shorter documents are combined in a chunk to fill its blocks
 
 template <class T>
 struct Backward {
@@ -25,7 +25,7 @@ struct Backward {
     return 3 * padded_depth * kLaneStride + 2 * (kLanes + kKeys) * head_stride(depth) +
            2 * kKeys * kLaneStride;
   }
-  /// A thread's memory.
+  /// Memory of one thread.
   struct Work {
     A *q_t, *d_o_t, *dq_t;  // [d][lane]
     A *q, *d_o;             // [lane][d]
@@ -80,7 +80,7 @@ struct Backward {
           w.dp[j * kLaneStride + i] += coef0[block.statistic(i, p.tq)];
   }
 
-  /// One pair of blocks: the keys of [k0, k1) that some row of the block sees.
+  /// One pair of blocks: the keys of [k0, k1) visible to any row of the block.
   void pair(Work& w, const RowBlock<T>& block, int64_t kv_head, int64_t k0, int64_t k1, bool for_rows,
             bool for_keys) const {
     k0 = std::max(k0, block.first_min);
@@ -175,8 +175,8 @@ int64_t cut_chunks(int32_t* cuts, const int32_t* first_key, int64_t tokens) {
   return n;
 }
 
-/// True if threads that take whole chunks in turn end sooner than threads that share 7/5 of the work (and the
-/// packing) evenly. load holds one number per thread.
+/// Whether assigning whole chunks to threads is faster than dividing 7/5 of the work (and the packing)
+/// evenly. load has one element per thread.
 bool chunks_suffice(double* load, int64_t threads, const int32_t* cuts, int64_t chunks,
                     const int32_t* first_key, int64_t kv_heads) {
   std::fill_n(load, threads, 0.0);

@@ -1,9 +1,8 @@
 // Register-blocked products, transposes and exp for attention. Include between isa_begin.h and isa_end.h,
 // after vectors.h.
-//
-// Attention works with queries in the lanes of vectors: scores are held transposed, S^T[key][query], so that
-// row maxima, sums and rescaling are vertical operations, and K and V are read as they lie, one element
-// broadcast at a time.
+// Queries are in the lanes of vectors: scores are stored transposed, S^T[key][query], so that row maxima,
+// sums and rescaling are vertical operations, and K and V are read in their stored order, broadcasting one
+// element at a time.
 
 namespace {
 
@@ -15,8 +14,8 @@ constexpr int kTileRows = 6;  // 6 x 2 of 16
 constexpr int kTileRows = 6;
 #endif
 
-// Rows (query, head of the group) per block, and keys per block. Rows of a block in memory are kLaneStride
-// apart: not a power of two, so that a column of tiles does not fall on a few cache sets.
+// Rows (query, head of the group) per block, and keys per block. The row stride in memory, kLaneStride, is
+// not a power of two, so that a column of tiles does not map to a few cache sets.
 constexpr int64_t kLanes = 128, kLaneStride = 144, kKeys = 96;
 
 /// <x, y> over n elements; the order of the sum depends on n alone.
@@ -47,7 +46,7 @@ inline Vec<float> exp_vec(Vec<float> x) {
   p = p * r + 1.0f;
   p = p * r + 1.0f;
   const Vec<float> y = p * reinterpret_cast<Vec<float>>(reinterpret_cast<Simd<float>::Mask>(shifted) << 23);
-  return x < -87.0f ? Vec<float>{} : y;  // below, y is anything
+  return x < -87.0f ? Vec<float>{} : y;  // below that, y is undefined
 }
 inline Vec<double> exp_vec(Vec<double> x) {
   Vec<double> y{};

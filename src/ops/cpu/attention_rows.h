@@ -1,9 +1,9 @@
-// What attention's forward and backward share: the arguments, blocks of rows with their masks, packed keys.
+// Common parts of attention's forward and backward: arguments, blocks of rows with their masks, packed keys.
 // Include after attention_blocks.h.
 
 namespace {
 
-/// The arguments that forward and backward share.
+/// The arguments common to forward and backward.
 template <class T>
 struct Problem {
   using A = accumulate_t<T>;
@@ -26,13 +26,13 @@ struct Problem {
         scale(static_cast<A>(scale_)) {}
   int64_t group() const { return heads / kv_heads; }
   int64_t offset() const { return tk - tq; }  // query t is key t + offset
-  int64_t pairs() const {                     // that see each other, over all heads
+  int64_t pairs() const {                     // visible (query, key) pairs over all heads
     int64_t n = 0;
     for (int64_t t = 0; t < tq; ++t) n += t + offset() + 1 - first_key[t];
     return n * heads;
   }
 
-  /// Everything that indexes memory rests on these.
+  /// Sizes from which all memory indices are computed.
   void check_first_keys(const char* op) const {
     for (int64_t t = 0; t < tq; ++t) {
       SLUICE_CHECK(first_key[t] >= (t ? first_key[t - 1] : 0) && first_key[t] <= t + offset(),
@@ -42,7 +42,7 @@ struct Problem {
   }
 };
 
-/// Threads worth waking for so many pairs of query and key: each gets some tens of microseconds of work.
+/// Number of threads for this many pairs of query and key: each gets some tens of microseconds of work.
 int64_t useful_threads(int64_t pairs, int64_t depth) {
   return std::clamp<int64_t>(pairs * depth / 500000, 1, num_threads());
 }
@@ -55,7 +55,7 @@ struct RowBlock {
   using Int = typename Simd<A>::Int;
   int64_t row, count, lanes, head, group;  // lanes: count rounded up to whole vectors
   int64_t first_min, first_max, last_min, last_max;
-  alignas(64) Int first[kLanes], last[kLanes];  // visible keys of a lane, ends included
+  alignas(64) Int first[kLanes], last[kLanes];  // first and last visible key of a lane
 
   RowBlock(const Problem<T>& p, int64_t kv_head, int64_t row_, int64_t count_)
       : row(row_), count(count_), head(kv_head * p.group()), group(p.group()) {
@@ -78,12 +78,12 @@ struct RowBlock {
   /// Index into (H, Tq).
   int64_t statistic(int64_t i, int64_t tq) const { return head_of(i) * tq + token(i); }
 
-  /// Lanes [lane, lane + width) and the keys of [begin, end) that some of them sees. A block of keys at an
-  /// edge of the mask is computed in strips of the products' tile width, so that little is computed in vain;
-  /// others as a whole.
+  /// Lanes [lane, lane + width) and the keys of [begin, end) visible to any of them. A block of keys at an
+  /// edge of the mask is computed in strips of the products' tile width to avoid masked work; others are
+  /// computed as a whole.
   struct Strip {
     int64_t lane, width, begin, end;
-    bool cut;  // some lane does not see some key
+    bool cut;  // some pairs are masked
     int64_t keys() const { return end - begin; }
   };
   int64_t strip_width(int64_t k0, int64_t k1) const {
@@ -96,7 +96,7 @@ struct RowBlock {
     return s;
   }
 
-  /// s[key][lane] = -inf where the lane does not see the key.
+  /// s[key][lane] = -inf for masked pairs.
   void mask(A* s, int64_t lane, int64_t width, int64_t k0, int64_t keys) const {
     const Vec<A> hidden = splat(-std::numeric_limits<A>::infinity());
     for (int64_t i = lane; i < lane + width; i += Simd<A>::kWidth) {
@@ -117,7 +117,8 @@ void pack_keys(accumulate_t<T>* dst, const T* src, const Problem<T>& p, int64_t 
                int64_t keys) {
   const int64_t stride = head_stride(p.depth);
   for (int64_t j = 0; j < keys; ++j) {
-    // With few queries this is bound by memory, and rows of other heads lie between: fetch ahead by hand.
+    // With few queries this is memory-bound, and the rows are not contiguous, so they are prefetched
+    // explicitly.
     const T* const ahead = src + (std::min(k0 + j + 8, p.tk - 1) * p.kv_heads + kv_head) * p.depth;
     for (int64_t d = 0; d < p.depth; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(ahead + d);
     convert_row(dst + j * stride, src + ((k0 + j) * p.kv_heads + kv_head) * p.depth, p.depth,

@@ -1,4 +1,4 @@
-# Each file of src/ops/cpu is compiled once per instruction set, into a namespace of its own (isa_begin.h); the door in
+# Each file of src/ops/cpu is compiled once per instruction set, into a separate namespace (isa_begin.h); the entry point in
 # src/ops picks one at run time from CPUID feature bits. No -march flag is used: the file switches its own target after
 # its includes, so that no inline function of a library is compiled for a processor it may not run on.
 file(GLOB cpu_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cpu/*.cpp)

@@ -1,5 +1,5 @@
-// Rows in chunks whose logits stay in the outer cache; the softmax works in place on them, a row at a time,
-// so that only its first pass leaves the inner caches. The time is that of the three matrix products.
+// Rows are processed in chunks whose logits stay in the outer cache; the softmax works in place, one row at a
+// time, so that only its first pass misses the inner caches. The three matrix products dominate the time.
 #include "ops/cross_entropy.h"
 
 #include <algorithm>
@@ -36,7 +36,8 @@ void check_targets(const char* op, const Tensor& targets, int64_t vocabulary) {
            op, t[i], i, vocabulary);
 }
 
-/// Partial results of independent lanes, so that a row's max and sum vectorise; joined in a fixed order.
+/// Partial results of independent lanes, so that a row's max and sum vectorise; combined in a deterministic
+/// order.
 constexpr int64_t kLanes = 32;
 
 template <class A>

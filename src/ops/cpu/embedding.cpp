@@ -10,7 +10,7 @@
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
-/// Before any thread starts: an exception must not leave a parallel region.
+/// Checked before threads start, because an exception must not leave a parallel region.
 inline void check_tokens(const char* op, const Tensor& tokens, int64_t vocab_size) {
   const int32_t* token = tokens.as<int32_t>();
   for (int64_t t = 0; t < tokens.numel(); ++t)
@@ -41,8 +41,8 @@ void embedding_backward(Context& ctx, Tensor dweight, const Tensor& dy, const Te
     using A = accumulate_t<T>;
     const int64_t width = dy.dim(1);
     const int32_t* token = tokens.as<int32_t>();
-    // Threads share columns out, in whole cache lines: each element is summed by one thread in the order of
-    // the tokens.
+    // Columns are divided among threads in whole cache lines, so that each element is summed by one thread in
+    // the order of the tokens.
     constexpr int64_t kColumns = 64;
     parallel_for((width + kColumns - 1) / kColumns, 1, [&](int64_t begin, int64_t end) {
       const int64_t first = begin * kColumns, count = std::min(end * kColumns, width) - first;

@@ -1,7 +1,7 @@
-// Bound by memory and exp. Tokens are cut into at most 64 chunks by shape alone; a chunk turns the logits of
-// a few tokens into scores in a buffer that stays in cache, then goes over x. The second pass costs little
-// beside exp, and lets one piece of code serve every activation, sharing and granularity. Inside, z, scores
-// and their gradients are (tokens, H, W) with W = D (elementwise) or 1 (headwise).
+// Bound by memory and exp. Tokens are divided into at most 64 chunks, depending only on the shape. A chunk
+// converts the logits of a few tokens to scores in a buffer that stays in cache, then processes x. The second
+// pass costs little compared with exp and lets the same code serve every activation, sharing and granularity.
+// Internally z, scores and their gradients are (tokens, H, W) with W = D (elementwise) or 1 (headwise).
 #include "ops/gate.h"
 
 #include <algorithm>
@@ -175,7 +175,8 @@ void apply_backward(GateCombine combine, T* dx, A* ds, const T* dy, const T* x, 
   }
 }
 
-/// How the work is cut: by shape alone, so that sums over tokens do not depend on the number of threads.
+/// The partition of the work. It depends only on the shape, so that sums over tokens do not depend on the
+/// number of threads.
 struct GateShape {
   int64_t tokens, heads, channels, width, n;  // n = heads * width: scores of one token
   bool per_token;                             // Z = T

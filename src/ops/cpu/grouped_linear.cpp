@@ -1,9 +1,9 @@
-// Every product of every expert is cut into units of at most 256 x 256 results, which threads take as they
-// come: the sum behind a result runs in an order of its own, whoever computes it. A unit gathers and widens
-// its rows of activations, and transposes or copies its part of the weight, into blocks of the thread's own
-// that the caches hold; what that costs is a few percent of the arithmetic from some tens of rows per expert
-// on. So there are no packed copies of weights: to write them and to read them back would cost more than they
-// save, at the few hundred rows that an expert has in a step.
+// The products of all experts are divided into units of at most 256 x 256 results, which threads take
+// dynamically; the sum of each result has a fixed order, whichever thread computes it. A unit gathers and
+// widens its rows of activations, and transposes or copies its part of the weight, into per-thread blocks
+// that fit the caches; this costs a few percent of the arithmetic from a few tens of rows per expert on.
+// There are no packed copies of weights, because writing and reading them would cost more than they save at
+// the few hundred rows of an expert in a step.
 #include "ops/grouped_linear.h"
 
 #include <algorithm>
@@ -24,14 +24,15 @@
 
 namespace {
 
-/// A part of one group's result, rows and columns counted from its first.
+/// A part of one group's result; rows and columns are relative to the group.
 struct Unit {
   int64_t group;
   Cut::Part rows, columns;
 };
 
-/// Calls body(unit, thread) for every unit of every group, over threads. Group g has size(g) rows, cut into
-/// parts of at most kBlockRows, and `columns`, cut into parts of at most kBlockColumns, multiples of `strip`.
+/// Calls body(unit, thread) for every unit of every group, over threads. Group g has size(g) rows, divided
+/// into parts of at most kBlockRows, and `columns`, divided into parts of at most kBlockColumns, which are
+/// multiples of `strip`.
 template <class Size, class Body>
 void for_each_unit(int64_t groups, int64_t columns, int64_t row_most, int64_t strip, Size&& size,
                    Body&& body) {
@@ -97,7 +98,7 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
           else
             pack_strips<T>(b, depth, columns, [&](int64_t k) { return weight + (chunk.begin + k) * N + n; });
           for (int64_t s = 0; s * S < columns; ++s) {
-            // Whole strips go straight to y where it has the type of the sums.
+            // Whole strips are written directly to y if it has the type of the sums.
             A* to = c + s * m * S;
             int64_t ld = S;
             if constexpr (std::is_same_v<T, A>)

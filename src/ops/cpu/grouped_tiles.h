@@ -1,5 +1,5 @@
-// Products of blocks that lie packed in the caches, for experts: a register tile, and the packing of its
-// operands. Include between isa_begin.h and isa_end.h, after vectors.h.
+// Products of packed blocks in the caches, for grouped matrix products: a register tile and the packing of
+// its operands. Include between isa_begin.h and isa_end.h, after vectors.h.
 //
 // A block is at most kBlockRows x kBlockDepth on the side whose elements are broadcast, and kBlockDepth deep
 // on the side that lies in vectors. Strips on that side are two vectors wide.
@@ -21,8 +21,8 @@ constexpr int64_t kStrip = 2 * Simd<A>::kWidth;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// n cut into the fewest parts of at most `most`, as equal as multiples of `unit` can be; the last may be
-/// short.
+/// Divides n into the fewest parts of at most `most`, as equal as multiples of `unit` allow; the last may be
+/// shorter.
 struct Cut {
   int64_t n, size, parts;
   Cut(int64_t n_, int64_t most, int64_t unit)
@@ -66,7 +66,7 @@ template <class A, int M, int AI, int AK>
       }
     }
   };
-  // What is waited for at the end is asked for little by little on the way.
+  // Data needed at the end is prefetched step by step.
   const int64_t pace = depth / (2 * M);
   for (int i = 0; i < M; ++i) {
     __builtin_prefetch(c + i * ldc, 1);

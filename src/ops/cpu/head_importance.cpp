@@ -1,5 +1,6 @@
-// Bound by exp: one for each token and head (and channel, of an elementwise gate), beside attention's one for
-// each pair of tokens. Tokens are cut into chunks by shape alone, whose sums are added in order.
+// Bound by exp: one per token and head (and channel, for an elementwise gate), compared with attention's one
+// per pair of tokens. Tokens are divided into chunks that depend only on the shape, whose sums are added in
+// order.
 #include "ops/head_importance.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 
 namespace {
 
-constexpr int64_t kTokens = 256;  // of a chunk
+constexpr int64_t kTokens = 256;  // per chunk
 
 /// Sums of G over tokens [begin, end) of (H, T) statistics. Returns how many tokens count.
 template <class A>
@@ -26,7 +27,7 @@ int64_t softmax_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t en
   for (int64_t h = 0; h < heads; ++h) {
     const A *lse = g.lse.as<A>() + h * tokens, *z0 = g.z0.as<A>() + h * tokens;
     double sum = 0;
-    // With one key visible lse is z0 up to rounding: G is 0 whether it counts or not.
+    // With a single visible key lse equals z0 up to rounding, so G is 0 whether the token counts or not.
     for (int64_t t = begin; t < end; ++t)
       if (first[t] != t) sum += static_cast<double>(-std::expm1(std::min(z0[t] - lse[t], A(0))));
     sums[h] = sum;

@@ -1,4 +1,4 @@
-// Closes what isa_begin.h opened.
+// Closes the namespace and instruction set opened by isa_begin.h.
 }  // namespace
 
 #if defined(__clang__)

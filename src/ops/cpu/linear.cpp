@@ -1,6 +1,6 @@
-// Products in the storage type where the processor has them; bf16 on one that has not is computed in f32:
-// weights are widened once per step (the packed copies), activations chunk by chunk into scratch that stays
-// in cache.
+// Products are computed in the storage type if the processor supports it. Otherwise bf16 is computed in f32:
+// weights are widened once per step (the packed copies), activations chunk by chunk into scratch memory that
+// stays in cache.
 #include "ops/linear.h"
 
 #include <algorithm>

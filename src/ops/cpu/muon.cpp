@@ -1,6 +1,6 @@
-// The products of Newton-Schulz take the time. They run on OpenBLAS in chunks of rows of fixed size, each by
-// one thread, so that bits do not depend on how many there are; of symmetric results one triangle is computed
-// and mirrored.
+// The products of Newton-Schulz dominate the time. They run on OpenBLAS in chunks of rows of fixed size, each
+// by one thread, so that bits do not depend on the number of threads; of symmetric results one triangle is
+// computed and mirrored.
 #include "ops/muon.h"
 
 #include <cblas.h>
@@ -51,7 +51,7 @@ void product(const Operand<T>& a, const Operand<T>& b, T* c, int64_t m, int64_t 
              bool symmetric) {
   const int64_t chunks = (m + kRows - 1) / kRows;
   openblas_set_num_threads(1);
-  // First and last together, and so on: of a triangle they are as much work as the middle ones.
+  // Pair the first chunk with the last, and so on, so that all pairs of a triangle have equal work.
   parallel_for((chunks + 1) / 2, 1, [&](int64_t begin, int64_t end) {
     const auto chunk = [&](int64_t i) {
       const int64_t row = i * kRows, rows = std::min(kRows, m - row);
@@ -119,7 +119,7 @@ void run(Context& ctx, const Tensor& x, const Tensor& squares, int64_t steps) {
   if constexpr (kWidens) wide = t.alloc("newton_schulz wide", kAccumulate, {rows, columns});
   if (ctx.dry_run || x.numel() == 0) return;
   const A factor = static_cast<A>(1 / (std::sqrt(*squares.as<double>()) + 1e-7));
-  // So that wide is what the last step writes.
+  // So that the last iteration writes to wide.
   A *first = wide.as<A>(), *second = spare.as<A>();
   if (steps % 2 != 0) std::swap(first, second);
   const T* in = x.as<T>();

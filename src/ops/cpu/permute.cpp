@@ -1,4 +1,4 @@
-// The plan is one pass of integers; its time is nothing beside the products'. The way back reads every row
+// The plan is one pass over integers and negligible compared with the products. Combining reads every row
 // once.
 #include "ops/permute.h"
 
@@ -40,7 +40,7 @@ void permute_plan(Context& ctx, const Permutation& permutation, const Tensor& ex
 
 void unpermute(Context& ctx, Tensor y, const Tensor& x, const Tensor& rows, Into into) {
   if (ctx.dry_run) return;
-  constexpr int64_t kColumns = 128;  // added up in registers and the innermost cache
+  constexpr int64_t kColumns = 128;  // summed in registers and the innermost cache
   const int64_t C = x.dim(1), K = rows.dim(1);
   with_storage_type(x.dtype, [&](auto tag) {
     using T = decltype(tag);

@@ -1,5 +1,5 @@
-// Bound by memory: a row is read once from memory, the second pass finds it in cache. dweight is summed in
-// chunks of rows whose number depends on the shape alone, then over chunks in order.
+// Memory-bound: a row is read once from memory, and the second pass finds it in cache. dweight is summed in
+// chunks of rows, whose number depends only on the shape, then over chunks in order.
 #include "ops/rmsnorm.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The logits are products with a narrow weight; the rest is a few passes over (T, E) numbers, a token at a
+// The logits are products with a narrow weight; the rest is a few passes over (T, E) numbers, one token at a
 // time.
 #include "ops/router.h"
 
@@ -53,7 +53,7 @@ void choose(int32_t* chosen, const A* p, int64_t experts, int64_t k) {
 void router_logits_forward(Context& ctx, Tensor logits, const Tensor& x, const LinearWeight& weight) {
   const int64_t rows = x.dim(0), width = x.dim(1), experts = weight.value.dim(0);
   if (rows == 0) return;
-  // Where bf16 products run on bf16 tiles a packed copy is no use here: logits are made of f32 products.
+  // On processors with bf16 tiles a packed copy is useless here, because logits need f32 products.
   const bool bf16_storage = x.dtype == DType::bf16;
   const bool packed = weight.packed && (!bf16_storage || product_dtype(x.dtype) == DType::f32);
   Product p{

@@ -1,5 +1,5 @@
-// Bound by memory: a head of a token at a time, its experts' channels read once. The loops over channels are
-// those of a headwise gate (cpu/gate.cpp), so that one expert gives a gate's bits.
+// Memory-bound: one head of a token at a time, reading its experts' channels once. The loops over channels
+// are those of a headwise gate (cpu/gate.cpp), so that a single expert gives the bits of a gate.
 #include "ops/switch_heads.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct SwitchShape {
   int64_t grain() const { return std::max<int64_t>(8192 / std::max<int64_t>(experts * width, 1), 1); }
 };
 
-/// NaN is above all, so that it is chosen and seen.
+/// NaN ranks above all numbers, so that it is chosen and becomes visible.
 template <class T>
 auto key_of(const T* z) {
   using A = accumulate_t<T>;

@@ -42,23 +42,22 @@ inline float exp_fast(float x) {
   // The order of the arguments lets NaN through. Beyond 88.72 the product overflows by itself.
   const ExpParts e = exp_parts(std::min(std::max(x, -86.9f), 89.0f));
   const float y = e.half_scale * (e.mantissa + e.mantissa);
-  // A mask, not a choice: branches in the scalar remainder of a loop would keep GCC from contracting there
-  // the multiplications and additions that it contracts in the vector body, and bits would depend on how work
-  // is cut.
+  // A mask instead of a branch: branches in the scalar remainder of a loop would keep GCC from contracting
+  // multiplications and additions as in the vector body, and bits would depend on the partition of the work.
   const uint32_t keep = static_cast<uint32_t>(x < -86.9f) - 1u;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(y) & keep);
 }
 inline double exp_fast(double x) { return std::exp(x); }
 
-/// 1 / (1 + e^-x): 0 below -88.73, 1 from 17 on; NaN stays NaN. No choice but by saturation, for the same
-/// reason.
+/// 1 / (1 + e^-x): 0 below -88.73, 1 from 17 on; NaN stays NaN. Without branches, for the same reason.
 inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 inline float sigmoid(float x) {
   const ExpParts e = exp_parts(std::min(std::max(-x, -86.9f), 89.0f));
   return 1.0f / (e.half_scale * (e.mantissa + e.mantissa) + 1.0f);
 }
 
-/// Calls f(T{}) with the storage type of dtype, which the op's door has checked to be one of the three.
+/// Calls f(T{}) with the storage type of dtype, which the op's entry point has checked to be one of the
+/// three.
 template <class F>
 inline void with_storage_type(DType dtype, F&& f) {
   switch (dtype) {
