@@ -168,27 +168,28 @@ void head_importance(Context& ctx, Tensor batch, Tensor totals, const HeadGate& 
   ScratchScope scratch(ctx.scratch);
   const Tensor partials = scratch.alloc("head importance", DType::f64, {chunks, heads + 1});
   if (ctx.dry_run) return;
-  dispatch_storage("head_importance",
-                   g.logits ? g.logits
-                   : g.sink ? g.sink
-                            : g.lse,
-                   [&](auto* tag) {
-                     using T = std::remove_pointer_t<decltype(tag)>;
-                     Importance<T> a = {};
-                     a.lse = data_or_null<float>(g.lse), a.z0 = data_or_null<float>(g.z0),
-                     a.first_key = data_or_null<int>(g.first_key);
-                     a.sink = data_or_null<T>(g.sink), a.logits = data_or_null<T>(g.logits);
-                     a.rows = rows, a.width = g.logits && g.logits.rank == 3 ? g.logits.dim(2) : 1,
-                     a.heads = static_cast<int>(heads);
-                     a.low = g.kind.activation == GateActivation::ns_sigmoid ? 0.5f : 0.f,
-                     a.range = 1 - a.low;
-                     a.skip_first = g.skip_first;
-                     a.partials = device_data<double>(partials);
-                     launch(ctx, "head_importance",
-                            {.grid = dim3(static_cast<unsigned>(heads), static_cast<unsigned>(chunks)),
-                             .block = dim3(kBlock)},
-                            importance_kernel<T>, a);
-                   });
+  dispatch_storage(
+      "head_importance",
+      g.logits ? g.logits
+      : g.sink ? g.sink
+               : g.lse,
+      [&](auto* tag) {
+        using T = std::remove_pointer_t<decltype(tag)>;
+        Importance<T> a = {};
+        a.lse = data_or_null<float>(g.lse), a.z0 = data_or_null<float>(g.z0),
+        a.first_key = data_or_null<int>(g.first_key);
+        a.sink = data_or_null<T>(g.sink), a.logits = data_or_null<T>(g.logits);
+        a.rows = rows, a.width = g.logits && g.logits.rank == 3 ? g.logits.dim(2) : 1,
+        a.heads = static_cast<int>(heads);
+        const ScoreRange scores = score_range(g.kind.activation).value_or(ScoreRange{0, 1});  // of logits
+        a.low = static_cast<float>(scores.low), a.range = static_cast<float>(scores.high - scores.low);
+        a.skip_first = g.skip_first;
+        a.partials = device_data<double>(partials);
+        launch(ctx, "head_importance",
+               {.grid = dim3(static_cast<unsigned>(heads), static_cast<unsigned>(chunks)),
+                .block = dim3(kBlock)},
+               importance_kernel<T>, a);
+      });
   launch(ctx, "head_importance row", {.grid = dim3(1), .block = dim3(kBlock)}, importance_row_kernel,
          batch ? device_data<double>(batch) : nullptr, totals ? device_data<double>(totals) : nullptr,
          static_cast<const double*>(device_data<double>(partials)), chunks, static_cast<int>(heads),

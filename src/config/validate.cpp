@@ -11,6 +11,7 @@
 #include "config/model_function.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "core/score_range.h"
 
 namespace sluice {
 namespace {
@@ -213,6 +214,15 @@ void check_moe(const ModelConfig& m, Checks& check) {
           e.num_experts));
 }
 
+/// "sigmoid or ns_sigmoid": the activations whose scores are in [0, 1].
+std::string activations_in_range() {
+  std::string names;
+  for (size_t i = 0; i < EnumNames<GateActivation>::names.size(); ++i)
+    if (score_range(static_cast<GateActivation>(i)))
+      names += (names.empty() ? "" : " or ") + std::string(EnumNames<GateActivation>::names[i]);
+  return names;
+}
+
 /// A head's importance is measured by the scores of the first gate at sdpa_output, if there is one. They must
 /// multiply, lie in [0, 1] and be separate for each head.
 void check_head_balance(const Config& c, Checks& check) {
@@ -245,9 +255,8 @@ void check_head_balance(const Config& c, Checks& check) {
     const std::string key = fmt::format("model.attention.gates[{}]", i);
     const std::string tail =
         ", so they do not measure a head's importance; set " + at + "coefficient: 0, or ";
-    check.require(gate.activation == GateActivation::sigmoid || gate.activation == GateActivation::ns_sigmoid,
-                  {key + ".activation", at + "coefficient"},
-                  key + ".activation: scores are not in [0, 1]" + tail + "use sigmoid or ns_sigmoid");
+    check.require(score_range(gate.activation).has_value(), {key + ".activation", at + "coefficient"},
+                  key + ".activation: scores are not in [0, 1]" + tail + "use " + activations_in_range());
     check.require(gate.combine == GateCombine::multiply, {key + ".combine", at + "coefficient"},
                   key + ".combine: scores are added" + tail + "use multiply");
     check.require(gate.heads == GateSharing::specific, {key + ".heads", at + "coefficient"},

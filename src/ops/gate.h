@@ -8,7 +8,7 @@
 // over channels). The op does not depend on the gate's position: x is a query, key, value or attention output
 // (T, H, D), or the output of the layer (T, 1, C).
 #include "core/context.h"
-#include "core/kinds.h"
+#include "core/score_range.h"
 
 namespace sluice {
 
@@ -17,6 +17,13 @@ struct GateKind {
   GateSharing sharing = GateSharing::specific;
   GateCombine combine = GateCombine::multiply;
 };
+
+/// Whether such scores at attention's output measure the importance of each head: separate for each head, in
+/// [0, 1], multiplied.
+inline bool measures_importance(const GateKind& kind) {
+  return kind.sharing == GateSharing::specific && kind.combine == GateCombine::multiply &&
+         score_range(kind.activation).has_value();
+}
 
 /// y, x (T, H, D); z is (Z, H, D) elementwise or (Z, H) headwise with Z = T, or Z = 1 for scores that do not
 /// depend on the input. y is overwritten and may alias x. Scores are computed in f32 (f64) for any storage

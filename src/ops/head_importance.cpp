@@ -20,10 +20,8 @@ int64_t check_gate(const char* op, const HeadGate& g, int64_t tokens) {
         (g.logits.rank == 2 || g.logits.rank == 3) && (g.logits.dim(0) == tokens || g.logits.dim(0) == 1),
         "{}: logits must be ({}, H, D) or ({}, H), or of one token, got {}", op, tokens, tokens,
         g.logits.describe());
-    SLUICE_CHECK(
-        g.kind.sharing == GateSharing::specific && g.kind.combine == GateCombine::multiply &&
-            (g.kind.activation == GateActivation::sigmoid || g.kind.activation == GateActivation::ns_sigmoid),
-        "{}: only scores specific to a head, in [0, 1], that multiply say how open it is", op);
+    SLUICE_CHECK(measures_importance(g.kind),
+                 "{}: only scores specific to a head, in [0, 1], that multiply say how open it is", op);
     return g.logits.dim(1);
   }
   SLUICE_CHECK(g.lse.rank == 2 && (g.lse.dtype == DType::f32 || g.lse.dtype == DType::f64),

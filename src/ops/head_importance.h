@@ -26,7 +26,7 @@ struct HeadGate {
   Tensor first_key = {};     // (T) i32: softmax; ops/attention.h
   Tensor sink = {};          // (H)
   Tensor logits = {};        // (T, H, D) or (T, H); or one for all tokens, (1, H, D) or (1, H)
-  GateKind kind = {};        // sigmoid or ns_sigmoid of scores specific to a head
+  GateKind kind = {};        // of logits: measures_importance must hold
   bool skip_first = true;    // softmax: leave out tokens with a single visible key, for which G is 0
 };
 

@@ -11,37 +11,10 @@
 #include <type_traits>
 
 #include "core/parallel_for.h"
+#include "ops/gate_activation.h"
 
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
-
-/// a(z) and a'(z) from z and sigmoid(z): ops/README.md.
-template <GateActivation kActivation, class A>
-inline A activate(A z, A s) {
-  if constexpr (kActivation == GateActivation::identity) {
-    return z;
-  } else if constexpr (kActivation == GateActivation::silu) {
-    return z * s;
-  } else if constexpr (kActivation == GateActivation::ns_sigmoid) {
-    return A(0.5) + A(0.5) * s;
-  } else {
-    static_assert(kActivation == GateActivation::sigmoid);
-    return s;
-  }
-}
-template <GateActivation kActivation, class A>
-inline A slope_of(A z, A s) {
-  if constexpr (kActivation == GateActivation::identity) {
-    return A(1);
-  } else if constexpr (kActivation == GateActivation::silu) {
-    return s * (A(1) + z * (A(1) - s));
-  } else if constexpr (kActivation == GateActivation::ns_sigmoid) {
-    return A(0.5) * s * (A(1) - s);
-  } else {
-    static_assert(kActivation == GateActivation::sigmoid);
-    return s * (A(1) - s);
-  }
-}
 
 /// s = a(z) and, unless null, slope = factor a'(z), element by element; s may be the memory of z.
 template <GateActivation kActivation, class T, class A>
@@ -50,30 +23,21 @@ void activate_all(A* s, A* slope, const T* z, int64_t n, A factor) {
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
       const A v = load(z + i), sig = sigmoid(v);
-      slope[i] = factor * slope_of<kActivation>(v, sig);
-      s[i] = activate<kActivation>(v, sig);
+      slope[i] = factor * slope_of(kActivation, v, sig);
+      s[i] = activate(kActivation, v, sig);
     }
   } else {
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
       const A v = load(z + i);
-      s[i] = activate<kActivation>(v, sigmoid(v));
+      s[i] = activate(kActivation, v, sigmoid(v));
     }
   }
 }
 
 template <class T, class A>
 void activate_all(GateActivation activation, A* s, A* slope, const T* z, int64_t n, A factor) {
-  switch (activation) {
-    case GateActivation::sigmoid:
-      return activate_all<GateActivation::sigmoid>(s, slope, z, n, factor);
-    case GateActivation::silu:
-      return activate_all<GateActivation::silu>(s, slope, z, n, factor);
-    case GateActivation::identity:
-      return activate_all<GateActivation::identity>(s, slope, z, n, factor);
-    case GateActivation::ns_sigmoid:
-      return activate_all<GateActivation::ns_sigmoid>(s, slope, z, n, factor);
-  }
+  with_activation(activation, [&](auto a) { activate_all<a.value>(s, slope, z, n, factor); });
 }
 
 /// Every head's row of one token becomes factor times the sum over heads.

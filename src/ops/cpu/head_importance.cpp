@@ -53,7 +53,8 @@ template <class T>
 void gate_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
   using A = accumulate_t<T>;
   const int64_t heads = g.logits.dim(1), width = g.logits.rank == 3 ? g.logits.dim(2) : 1;
-  const A low = g.kind.activation == GateActivation::ns_sigmoid ? A(0.5) : A(0), range = A(1) - low;
+  const ScoreRange scores = *score_range(g.kind.activation);
+  const A low = static_cast<A>(scores.low), range = static_cast<A>(scores.high - scores.low);
   std::fill_n(sums, heads, 0.0);
   for (int64_t t = begin; t < end; ++t) {
     const T* z = g.logits.as<T>() + t * heads * width;
