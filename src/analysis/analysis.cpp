@@ -73,9 +73,9 @@ Json gate_json(const GateConfig& config, const GateSums& g, const std::vector<do
 /// The gates of the configuration, with the sums of some layers.
 Json gates_json(const Analysis& a, const std::vector<size_t>& layers) {
   Json all = Json::array();
-  const std::vector<Gate>& gates = a.total.model().blocks()[layers[0]].attention().gates();
+  const AttentionGates& gates = a.total.model().blocks()[layers[0]].attention().gates();
   for (size_t g = 0; g < gates.size(); ++g) {
-    const bool bounded = is_bounded(gates[g].config().activation);
+    const bool bounded = score_range(gates.gate(g).config().activation).has_value();
     GateSums sums;
     std::vector<double> bins(kFineBins, 0);
     for (const size_t l : layers) {
@@ -91,7 +91,7 @@ Json gates_json(const Analysis& a, const std::vector<size_t>& layers) {
       std::transform(bins.begin(), bins.end(), from.begin(), bins.begin(), std::plus<>());
     }
     all.push_back(
-        gate_json(gates[g].config(), sums, bins, bounded ? std::pair(0.0, 1.0) : a.second.edges(g)));
+        gate_json(gates.gate(g).config(), sums, bins, bounded ? std::pair(0.0, 1.0) : a.second.edges(g)));
   }
   return all;
 }

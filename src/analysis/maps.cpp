@@ -37,8 +37,8 @@ void AttentionMaps::add(Context& ctx, const Tensor& first_key, const Transformer
     const Attention::Saved& s = saved.blocks[l].attention;
     const auto layer = static_cast<int64_t>(l);
     const FirstKey rows(ctx, attention, s);
-    const std::vector<double> q = read_values(ctx, s.q_rot), k = read_values(ctx, s.k_rot),
-                              lse = read_values(ctx, s.lse);
+    const std::vector<double> q = read_values(ctx, s.q_position.y), k = read_values(ctx, s.k_position.y),
+                              lse = read_values(ctx, s.core.lse);
     if (ctx.dry_run) continue;
     queries_.add(layer, q, D);
     keys_.add(layer, k, D);
@@ -48,8 +48,8 @@ void AttentionMaps::add(Context& ctx, const Tensor& first_key, const Transformer
           const double *query = q.data() + (t * H + h) * D, *key = k.data() + (j * Hkv + h / (H / Hkv)) * D;
           double dot = 0;
           for (int64_t d = 0; d < D; ++d) dot += query[d] * key[d];
-          const double a =
-              std::exp(attention.scale() * dot - lse[static_cast<size_t>(h * M + t)]) * rows.kept(h, t);
+          const double a = std::exp(attention.core().scale() * dot - lse[static_cast<size_t>(h * M + t)]) *
+                           rows.kept(h, t);
           sum_[static_cast<size_t>((layer * M + t) * M + j)] += a;
           if (sequences_ == 0)
             heads_[static_cast<size_t>(((layer * H + h) * M + t) * M + j)] = static_cast<float>(a);

@@ -33,11 +33,11 @@ double largest_magnitude(Context& ctx, const Tensor& x) {
 }
 
 FirstKey::FirstKey(Context& ctx, const Attention& attention, const Attention::Saved& s)
-    : heads_(s.lse.dim(0)),
-      tokens_(s.lse.dim(1)),
-      lse_(read_values(ctx, s.lse)),
-      z0_(read_values(ctx, s.z0)),
-      sinks_(read_values(ctx, attention.sinks())) {}
+    : heads_(s.core.lse.dim(0)),
+      tokens_(s.core.lse.dim(1)),
+      lse_(read_values(ctx, s.core.lse)),
+      z0_(read_values(ctx, s.core.z0)),
+      sinks_(read_values(ctx, attention.core().sinks())) {}
 
 double FirstKey::kept(int64_t head, int64_t token) const {
   if (sinks_.empty()) return 1;
@@ -58,10 +58,11 @@ Tensor scores_of(Context& ctx, ScratchScope& scratch, const Gate& gate, const Ga
 }
 
 std::vector<double> output_before_gates(Context& ctx, const Attention::Saved& s, const FirstKey& first_key) {
-  if (s.o_act) return read_values(ctx, s.o_act);
-  // A sink and a gate in one kernel: between the two nothing was written down.
-  std::vector<double> values = read_values(ctx, s.o);
-  const int64_t T = s.o.dim(0), H = s.o.dim(1), D = s.o.dim(2);
+  if (s.output.y) return read_values(ctx, s.output.y);
+  // The core applied the gate as well: what it found was not written down.
+  const Tensor& o = s.core.o;
+  std::vector<double> values = read_values(ctx, o);
+  const int64_t T = o.dim(0), H = o.dim(1), D = o.dim(2);
   for (int64_t t = 0; t < T; ++t)
     for (int64_t h = 0; h < H; ++h) {
       const double kept = first_key.kept(h, t);
@@ -88,13 +89,6 @@ std::optional<double> imbalance_of(const std::vector<double>& importance, int dd
   for (const double x : importance) squares += (x - mean) * (x - mean);
   const double imbalance = std::sqrt(squares / (n - ddof)) / mean;
   return std::isfinite(imbalance) ? std::optional(imbalance) : std::nullopt;
-}
-
-const Tensor& attended_values(const Attention& attention, const Attention::Saved& s) {
-  const Tensor* values = &s.v;
-  for (size_t g = 0; g < attention.gates().size(); ++g)
-    if (attention.gates()[g].config().position == GatePosition::value) values = &s.gates[g].y;
-  return *values;
 }
 
 }  // namespace sluice

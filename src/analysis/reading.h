@@ -54,7 +54,4 @@ double add_importance(Context& ctx, std::vector<double>& sums, const std::option
 /// undefined (too few heads, or all closed).
 std::optional<double> imbalance_of(const std::vector<double>& importance, int ddof);
 
-/// The values (T, Hkv, D) that attention averages, after their gates.
-const Tensor& attended_values(const Attention& attention, const Attention::Saved& s);
-
 }  // namespace sluice

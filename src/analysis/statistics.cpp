@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "analysis/reading.h"
+#include "core/score_range.h"
 
 namespace sluice {
 namespace {
@@ -59,7 +60,7 @@ double sum_of_magnitudes(const std::vector<double>& values) {
 
 void add_outputs(Context& ctx, LayerSums& sums, const Attention::Saved& s, const FirstKey& first_key) {
   const std::vector<double> before = output_before_gates(ctx, s, first_key),
-                            after = read_values(ctx, s.o_gated);
+                            after = read_values(ctx, s.gates[GatePosition::sdpa_output].y);
   if (ctx.dry_run) return;
   sums.outputs += static_cast<double>(before.size());
   sums.before += sum_of_magnitudes(before);
@@ -96,10 +97,6 @@ void add_value_norms(Context& ctx, LayerSums& sums, const Tensor& values, const 
 
 }  // namespace
 
-bool is_bounded(GateActivation activation) {
-  return activation == GateActivation::sigmoid || activation == GateActivation::ns_sigmoid;
-}
-
 Statistics::Statistics(const Transformer& model, int64_t seq_len)
     : layers(model.blocks().size()), model_(&model), seq_len_(seq_len) {
   const auto heads = static_cast<size_t>(model.config().num_attention_heads),
@@ -109,9 +106,10 @@ Statistics::Statistics(const Transformer& model, int64_t seq_len)
     layers[l].later_first_token.assign(heads, 0);
     layers[l].importance.assign(heads, 0);
     layers[l].value_norms.assign(kv_heads * static_cast<size_t>(seq_len), 0);
-    for (const Gate& gate : model.blocks()[l].attention().gates()) {
+    const AttentionGates& gates = model.blocks()[l].attention().gates();
+    for (size_t g = 0; g < gates.size(); ++g) {
       layers[l].gates.emplace_back();
-      if (is_bounded(gate.config().activation)) layers[l].gates.back().bins.assign(kFineBins, 0);
+      if (score_range(gates.gate(g).config().activation)) layers[l].gates.back().bins.assign(kFineBins, 0);
     }
   }
 }
@@ -130,12 +128,13 @@ void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved&
     LayerSums& sums = layers[l];
     const FirstKey first_key(ctx, attention, s.attention);
     if (!ctx.dry_run) add_first_token(sums, first_key, starts);
+    const AttentionGates& gates = attention.gates();
     for (size_t g = 0; g < sums.gates.size(); ++g)
-      add_gate(ctx, sums.gates[g], attention.gates()[g], s.attention.gates[g], starts);
+      add_gate(ctx, sums.gates[g], gates.gate(g), gates.saved(s.attention.gates, g), starts);
     sums.importance_tokens +=
         add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key), seq_len_);
     add_outputs(ctx, sums, s.attention, first_key);
-    if (!ctx.dry_run) add_value_norms(ctx, sums, attended_values(attention, s.attention), starts);
+    if (!ctx.dry_run) add_value_norms(ctx, sums, s.attention.gates[GatePosition::value].y, starts);
     const auto raise = [&](double& x, const Tensor& t) {
       const double largest = largest_magnitude(ctx, t);
       if (std::isnan(largest) || largest > x) x = largest;
@@ -185,18 +184,18 @@ SecondPass::SecondPass(const Statistics& first) : layers(first.layers.size()), m
   const double infinity = std::numeric_limits<double>::infinity();
   double sum = 0;
   for (size_t l = 0; l < layers.size(); ++l) {
-    const std::vector<Gate>& gates = model_->blocks()[l].attention().gates();
+    const AttentionGates& gates = model_->blocks()[l].attention().gates();
     edges_.resize(gates.size(), {infinity, -infinity});
     layers[l].bins.resize(gates.size());
     std::optional<double> mean;
     for (size_t g = 0; g < gates.size(); ++g) {
       const GateSums& sums = first.layers[l].gates[g];
       edges_[g] = {std::min(edges_[g].first, sums.least), std::max(edges_[g].second, sums.largest)};
-      if (!is_bounded(gates[g].config().activation)) {
+      if (!score_range(gates.gate(g).config().activation)) {
         needed_ = true;
         layers[l].bins[g].assign(kFineBins, 0);
       }
-      const GateConfig& config = gates[g].config();
+      const GateConfig& config = gates.gate(g).config();
       if (config.position == GatePosition::sdpa_output && config.combine == GateCombine::multiply)
         mean = mean.value_or(1) * sums.sum / std::max(sums.count, 1.0);
     }
@@ -216,7 +215,7 @@ void SecondPass::add(Context& ctx, const Transformer::Saved& saved) {
     for (size_t g = 0; g < layers[l].bins.size(); ++g) {
       std::vector<double>& bins = layers[l].bins[g];
       if (bins.empty()) continue;
-      for_each_score_row(ctx, attention.gates()[g], s.gates[g], s.o.dim(0),
+      for_each_score_row(ctx, attention.gates().gate(g), attention.gates().saved(s.gates, g), s.core.o.dim(0),
                          [&](int64_t, const double* scores, int64_t width) {
                            for (int64_t i = 0; i < width; ++i)
                              ++bins[bin_of(scores[i], edges_[g].first, edges_[g].second)];

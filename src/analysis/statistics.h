@@ -21,15 +21,12 @@ constexpr int64_t kFineBins = 2000;
 /// "Near zero" of figure 5.
 constexpr std::array<double, 2> kThresholds = {1e-2, 1e-3};
 
-/// Whether the scores lie in [0, 1].
-bool is_bounded(GateActivation activation);
-
 /// Sums of one gate over tokens, heads and channels; scores shared by heads count once per head.
 struct GateSums {
   double count = 0, sum = 0, squares = 0;
   double least = std::numeric_limits<double>::infinity(), largest = -std::numeric_limits<double>::infinity();
   double first_count = 0, first_sum = 0;  // over first tokens
-  std::vector<double> bins;               // (kFineBins) of [0, 1], where the activation is bounded
+  std::vector<double> bins;               // (kFineBins) of [0, 1], where the activation has a score_range
 };
 
 struct LayerSums {

@@ -50,8 +50,9 @@ void SummaryAccumulator::add(Context& ctx, const Batch& batch, const Transformer
     if (!ctx.dry_run) sums.first_token_attention += tokens * mean_first_token_attention(first_key);
     counted_[layer] += add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key),
                                       batch.tokens.numel());
-    for (size_t g = 0; g < attention.gates().size(); ++g)
-      sums.gate_scores[g] += tokens * mean_score(ctx, attention.gates()[g], s.attention.gates[g]);
+    const AttentionGates& gates = attention.gates();
+    for (size_t g = 0; g < gates.size(); ++g)
+      sums.gate_scores[g] += tokens * mean_score(ctx, gates.gate(g), gates.saved(s.attention.gates, g));
     sums.attention_output_max =
         std::max(sums.attention_output_max, largest_magnitude(ctx, s.attention_out.y));
     sums.attention_residual_max = std::max(sums.attention_residual_max, largest_magnitude(ctx, s.x1));

@@ -1,6 +1,6 @@
 #pragma once
 // Attention heads in balance (ops/head_importance.h): what a step adds up over its micro-batches, and which
-// mechanism says how open a head is.
+// mechanism measures a head's importance.
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "ops/head_importance.h"
@@ -38,13 +38,5 @@ HeadLoad make_head_load(const ModelConfig& config, Arena& memory, Arena& host_me
 /// time, which gives the exact gradient of their joint loss; global_batch: that of the step so far;
 /// previous_step: that of the step before, 0 in the first.
 void balance_heads(Context& ctx, const HeadBalanceConfig& config, const HeadLoad& load);
-
-/// Whether scores of such a gate at attention's output say how open a head is: of a head's own, in [0, 1],
-/// multiplied.
-inline bool says_openness(const GateConfig& gate) {
-  return gate.position == GatePosition::sdpa_output && gate.heads == GateSharing::specific &&
-         gate.combine == GateCombine::multiply &&
-         (gate.activation == GateActivation::sigmoid || gate.activation == GateActivation::ns_sigmoid);
-}
 
 }  // namespace sluice

@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 
 #include "config/config.h"
@@ -13,33 +14,39 @@ namespace sluice {
 /// experts of a head project every token, and the sum leaves out what is not chosen. Projecting the chosen
 /// alone would gather Hkv K copies of every token's C channels for w outputs each; one dense product reads
 /// them once, and the paper's models choose all, or 2 of 8.
+/// Where values (keys) have no experts the projection itself is y, and forward and backward do nothing.
 class SwitchHeads {
  public:
+  enum class Of { keys, values };
+
   /// T tokens, Hkv heads, E experts of a head, K chosen, w channels of an expert.
   struct Saved {
     Tensor logits;     // (T, Hkv, E)
-    Tensor projected;  // (T, Hkv, E, w): what v_proj gives
+    Tensor projected;  // (T, Hkv, E, w): what v_proj gives; without experts y
     Tensor chosen;     // (T, Hkv, K) i32
+    Tensor y;          // (T, Hkv, D)
   };
 
-  /// Rows of the projection: Hkv E w.
-  static int64_t rows(const ModelConfig& config);
+  /// Rows of the projection: Hkv E w; without experts Hkv D.
+  static int64_t rows(const ModelConfig& config, Of of);
 
   /// `name`: of the router's weight [Hkv E, C].
-  SwitchHeads(const ModelConfig& config, ParamStore& store, const std::string& name);
+  SwitchHeads(const ModelConfig& config, ParamStore& store, const std::string& name, Of of);
+  bool identity() const { return !router_; }
+  /// `name` + "_proj" and `name` + "_switch" are the tensors'.
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const;
 
-  /// y (T, Hkv, D) from s.projected and hidden (T, C).
-  void forward(Context& ctx, Tensor y, const Tensor& hidden, Saved& s) const;
-  /// dprojected (the shape of s.projected) overwritten. dhidden (T, C): what comes through the router, as
-  /// `into` says, which becomes Into::add.
+  /// s.y from s.projected and hidden (T, C).
+  void forward(Context& ctx, const Tensor& hidden, Saved& s) const;
+  /// dprojected (the shape of s.projected) overwritten; left alone without experts, where it is dy. dhidden
+  /// (T, C): what comes through the router, as `into` says, which becomes Into::add.
   void backward(Context& ctx, Tensor dprojected, const Tensor& dy, const Tensor& hidden, const Saved& s,
                 Tensor dhidden, Into& into) const;
 
  private:
   ParamStore& store_;
-  ParamStore::Id router_;
-  int64_t heads_, experts_, chosen_, width_;
+  int64_t heads_, experts_, chosen_, width_, head_dim_;
+  std::optional<ParamStore::Id> router_;
 };
 
 }  // namespace sluice

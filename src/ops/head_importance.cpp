@@ -21,7 +21,7 @@ int64_t check_gate(const char* op, const HeadGate& g, int64_t tokens) {
         "{}: logits must be ({}, H, D) or ({}, H), or of one token, got {}", op, tokens, tokens,
         g.logits.describe());
     SLUICE_CHECK(measures_importance(g.kind),
-                 "{}: only scores specific to a head, in [0, 1], that multiply say how open it is", op);
+                 "{}: only scores specific to a head, in [0, 1], that multiply measure its importance", op);
     return g.logits.dim(1);
   }
   SLUICE_CHECK(g.lse.rank == 2 && (g.lse.dtype == DType::f32 || g.lse.dtype == DType::f64),

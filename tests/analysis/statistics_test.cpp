@@ -247,7 +247,7 @@ void check_layer(TwoSequences& m, const nlohmann::json& all, size_t layer, doubl
   for (size_t g = c.attention.gates.size(); g-- > 0;)
     if (c.attention.gates[g].position == GatePosition::sdpa_output) gate_of_heads = static_cast<int>(g);
   const bool says =
-      gate_of_heads < 0 || is_bounded(c.attention.gates[static_cast<size_t>(gate_of_heads)].activation);
+      gate_of_heads < 0 || score_range(c.attention.gates[static_cast<size_t>(gate_of_heads)].activation);
   Rows heads, later, open;
   for (int64_t h = 0; h < both[0].H; ++h) {
     const auto i = static_cast<size_t>(h);
@@ -285,7 +285,7 @@ void check_layer(TwoSequences& m, const nlohmann::json& all, size_t layer, doubl
     if (c.attention.gates[g].position == GatePosition::sdpa_output) mean_gate *= mean_of(s);
     if (epsilon > 1e-6) continue;  // scores near an edge may fall into the neighbouring bin
     const double low = gate["edges_min"], high = gate["edges_max"];
-    if (is_bounded(c.attention.gates[g].activation)) CHECK((low == 0 && high == 1));
+    if (score_range(c.attention.gates[g].activation)) CHECK((low == 0 && high == 1));
     for (const int64_t bins : {50, 100}) {
       Rows counts(static_cast<size_t>(bins), 0);
       for (const double x : s)

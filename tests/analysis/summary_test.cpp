@@ -22,18 +22,18 @@ ModelSummary summary_of(test::TestModel& m) {
 double explicit_first_token_attention(const test::TestModel& m, size_t layer) {
   const Attention& attention = m.model.blocks()[layer].attention();
   const Attention::Saved& s = m.saved.blocks[layer].attention;
-  const int64_t heads = s.q_rot.dim(1), kv_heads = s.k_rot.dim(1), D = s.q_rot.dim(2);
+  const int64_t heads = s.q_position.y.dim(1), kv_heads = s.k_position.y.dim(1), D = s.q_position.y.dim(2);
   double total = 0;
   for (int64_t t = 0; t < m.batch.size(); ++t)
     for (int64_t h = 0; h < heads; ++h) {
-      double sum = attention.sinks() ? std::exp(Pool::get(attention.sinks(), h)) : 0, first = 0;
+      double sum = attention.core().sinks() ? std::exp(Pool::get(attention.core().sinks(), h)) : 0, first = 0;
       for (int64_t j = m.batch.first_key[static_cast<size_t>(t)]; j <= t; ++j) {
         double z = 0;
         for (int64_t c = 0; c < D; ++c)
-          z += Pool::get(s.q_rot, (t * heads + h) * D + c) *
-               Pool::get(s.k_rot, (j * kv_heads + h / (heads / kv_heads)) * D + c);
-        sum += std::exp(z * attention.scale());
-        if (j == m.batch.first_key[static_cast<size_t>(t)]) first = std::exp(z * attention.scale());
+          z += Pool::get(s.q_position.y, (t * heads + h) * D + c) *
+               Pool::get(s.k_position.y, (j * kv_heads + h / (heads / kv_heads)) * D + c);
+        sum += std::exp(z * attention.core().scale());
+        if (j == m.batch.first_key[static_cast<size_t>(t)]) first = std::exp(z * attention.core().scale());
       }
       total += first / sum;
     }
@@ -79,16 +79,18 @@ TEST_CASE("gate scores are the means of the activated logits of each gate", "[su
   REQUIRE(scores.size() == 3);
   const auto sigmoid = [](double z) { return 1 / (1 + std::exp(-z)); };
   for (size_t g = 0; g < 3; ++g) {
-    const Gate& gate = m.model.blocks()[0].attention().gates()[g];
-    const Tensor z = gate.logits(m.saved.blocks[0].attention.gates[g]);
+    const AttentionGates& gates = m.model.blocks()[0].attention().gates();
+    const Gate& gate = gates.gate(g);
+    const Tensor z = gate.logits(gates.saved(m.saved.blocks[0].attention.gates, g));
     double total = 0;
     for (int64_t i = 0; i < z.numel(); ++i)
       total += g == 2 ? 0.5 + 0.5 * sigmoid(Pool::get(z, i)) : sigmoid(Pool::get(z, i));
     CHECK(scores[g] == Approx(total / static_cast<double>(z.numel())).epsilon(1e-10));
   }
-  // The first gate at sdpa_output defines a head's importance.
-  const Gate& first = m.model.blocks()[0].attention().gates()[0];
-  const Tensor z = first.logits(m.saved.blocks[0].attention.gates[0]);
+  // The first gate at sdpa_output measures a head's importance.
+  const AttentionGates& gates = m.model.blocks()[0].attention().gates();
+  const Gate& first = gates.gate(0);
+  const Tensor z = first.logits(gates.saved(m.saved.blocks[0].attention.gates, 0));
   const int64_t heads = z.dim(1), width = z.dim(2);
   std::vector<double> importance(static_cast<size_t>(heads), 0.0);
   for (int64_t i = 0; i < z.numel(); ++i)

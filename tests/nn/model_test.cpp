@@ -148,13 +148,13 @@ TEST_CASE("lse and z0 tell what each head gives the first token it sees", "[anal
       for (int64_t j = first; j <= t; ++j) {
         double z = 0;
         for (int64_t d = 0; d < D; ++d)
-          z +=
-              Pool::get(s.q_rot, (t * H + h) * D + d) * Pool::get(s.k_rot, (j * Hkv + h / (H / Hkv)) * D + d);
+          z += Pool::get(s.q_position.y, (t * H + h) * D + d) *
+               Pool::get(s.k_position.y, (j * Hkv + h / (H / Hkv)) * D + d);
         const double e = std::exp(z / std::sqrt(static_cast<double>(D)));
         total += e;
         if (j == first) of_first = e;
       }
-      const double streamed = std::exp(Pool::get(s.z0, h * T + t) - Pool::get(s.lse, h * T + t));
+      const double streamed = std::exp(Pool::get(s.core.z0, h * T + t) - Pool::get(s.core.lse, h * T + t));
       REQUIRE(streamed == Approx(of_first / total).epsilon(1e-12));
     }
 }
@@ -176,7 +176,8 @@ TEST_CASE("Values of first tokens are left out for all heads, or for those that 
         const auto forward = [&](const ValueZeroing* zeroing) {
           m.model.forward(ctx, b, m.saved, {}, nullptr, zeroing);
           std::vector<double> all;
-          for (const Tensor& t : {m.saved.blocks[0].attention.o, m.saved.blocks[0].attention.o_gated})
+          const Attention::Saved& a = m.saved.blocks[0].attention;
+          for (const Tensor& t : {a.core.o, a.gates[GatePosition::sdpa_output].y})
             for (int64_t i = 0; i < t.numel(); ++i) all.push_back(Pool::get(t, i));
           return all;
         };
@@ -185,17 +186,17 @@ TEST_CASE("Values of first tokens are left out for all heads, or for those that 
         const Attention::Saved& a = m.saved.blocks[0].attention;
         // O - A_t,first v_first, and what a sink and a gate make of an output they make of this one.
         std::vector<double> look(H, 0.0);  // of each head, mean attention on the first token
-        const Tensor sinks = m.model.blocks()[0].attention().sinks();
+        const Tensor sinks = m.model.blocks()[0].attention().core().sinks();
         double worst = 0, size = 0;
         for (int64_t t = 0; t < T; ++t)
           for (int64_t h = 0; h < H; ++h) {
-            const double lse = Pool::get(a.lse, h * T + t),
-                         first = std::exp(Pool::get(a.z0, h * T + t) - lse);
+            const double lse = Pool::get(a.core.lse, h * T + t),
+                         first = std::exp(Pool::get(a.core.z0, h * T + t) - lse);
             look[static_cast<size_t>(h)] +=
                 first * (sinks ? 1 / (1 + std::exp(Pool::get(sinks, h) - lse)) : 1) / static_cast<double>(T);
             for (int64_t d = 0; d < D; ++d) {
               const auto i = static_cast<size_t>((t * H + h) * D + d);
-              const double v = Pool::get(a.v, (b.first_key.as<int32_t>()[t] * 2 + h / 2) * D + d);
+              const double v = Pool::get(a.v.y, (b.first_key.as<int32_t>()[t] * 2 + h / 2) * D + d);
               worst = std::max(worst, std::abs(plain[i] - first * v - zeroed[i]));
               size = std::max(size, std::abs(plain[i]));
               const double y = plain[plain.size() / 2 + i] / plain[i], yz = zeroed[zeroed.size() / 2 + i];

@@ -1,0 +1,36 @@
+#pragma once
+// What every attention core has in common: it turns queries, keys and values into one output per head.
+#include <concepts>
+
+#include "nn/gate_chain.h"
+#include "nn/sequence.h"
+
+namespace sluice {
+
+/// Queries (T, H, D), keys and values (Tk, Hkv, D), as the core reads them: gated, normalised, rotated; of a
+/// cache, with the earlier ones.
+struct Heads {
+  Tensor q, k, v;
+};
+/// Their gradients, overwritten.
+struct HeadGradients {
+  Tensor dq, dk, dv;
+};
+
+/// A core registers its parameters when constructed. forward writes s.o (T, H, D), the output of the softmax,
+/// s.lse and s.z0 (H, T) for analysis, and behind all that the core does to its output s.y (T, H, D), or,
+/// with a gate, gate.y instead. backward takes the gradient dy of that, and dimportance (H) f64 or empty, the
+/// gradient of every token's importance of each head. head_gate: what measures that importance without a
+/// gate.
+template <class C>
+concept AttentionCore = requires(const C& core, Context& ctx, const Heads& heads, const HeadGradients& d,
+                                 const Tensor& dy, const Sequence& sequence, const FusedGate& gate,
+                                 typename C::Saved& s, const typename C::Saved& saved) {
+  requires std::same_as<decltype(s.o), Tensor> && std::same_as<decltype(s.y), Tensor>;
+  requires std::same_as<decltype(s.lse), Tensor> && std::same_as<decltype(s.z0), Tensor>;
+  { core.forward(ctx, heads, sequence, gate, s) } -> std::same_as<void>;
+  { core.backward(ctx, d, dy, heads, sequence, gate, dy, saved) } -> std::same_as<void>;
+  { core.head_gate(saved, sequence.first_key) } -> std::same_as<HeadGate>;
+};
+
+}  // namespace sluice

@@ -1,0 +1,57 @@
+#pragma once
+#include <optional>
+#include <string>
+
+#include "nn/attention_core.h"
+#include "ops/attention.h"
+
+namespace sluice {
+
+/// Causal softmax attention (ops/attention.h), with a learned sink logit per head where model.attention.kind
+/// says so (GPT-OSS): y = sigmoid(lse - sink_h) o, and the gate behind it in the same pass.
+class SoftmaxAttention {
+ public:
+  struct Saved {
+    Tensor o;        // (T, H, D): the output of the softmax
+    Tensor lse, z0;  // (H, T): log-sum-exp of the logits and the first visible key's logit
+    Tensor y;        // (T, H, D): behind the sink; o itself without; empty where a gate is fused
+  };
+
+  /// `prefix`: of the layer's parameters; with sinks (H) "<prefix>.sinks".
+  SoftmaxAttention(const ModelConfig& config, ParamStore& store, const std::string& prefix);
+  /// gated: whether forward will be given a gate.
+  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool gated) const;
+
+  /// s.o, s.lse, s.z0, and s.y or gate.y.
+  void forward(Context& ctx, const Heads& heads, const Sequence& sequence, const FusedGate& gate,
+               Saved& s) const;
+  /// d.dq, d.dk, d.dv and gate.dlogits overwritten, from dy (T, H, D); adds the sinks' gradient. dimportance
+  /// (H) f64, or empty: the gradient of every token's importance of a head.
+  void backward(Context& ctx, const HeadGradients& d, const Tensor& dy, const Heads& heads,
+                const Sequence& sequence, const FusedGate& gate, const Tensor& dimportance,
+                const Saved& s) const;
+
+  /// What measures each head's importance (ops/head_importance.h): what the sink leaves, or what attention
+  /// does not spend on the first key.
+  HeadGate head_gate(const Saved& s, const Tensor& first_key) const;
+
+  /// (H): the learned sink logits; empty without.
+  Tensor sinks() const { return sinks_ ? store_.value(*sinks_) : Tensor(); }
+  /// 1 / sqrt(D)
+  double scale() const { return scale_; }
+
+ private:
+  void attend(Context& ctx, const Heads& heads, const Sequence& sequence, const FusedGate& gate,
+              const Tensor& y, const Tensor& o, Saved& s) const;
+  AttentionOutput output(const FusedGate& gate) const;
+
+  ParamStore& store_;
+  std::optional<ParamStore::Id> sinks_;
+  int64_t heads_, head_dim_;
+  double scale_;
+  AttentionKernel kernel_;
+  bool skip_first_;  // model.attention.head_balance.skip_first
+};
+static_assert(AttentionCore<SoftmaxAttention>);
+
+}  // namespace sluice

@@ -1,0 +1,186 @@
+// The softmax core: sinks, a gate applied in the same pass, importance of heads, values of first tokens left
+// out.
+#include "nn/softmax_attention.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "support/layer_parts.h"
+#include "support/model.h"
+
+namespace sluice {
+namespace {
+
+using test::LayerParts;
+using test::Pool;
+
+constexpr int64_t kTokens = 9, kHeads = 4, kKvHeads = 2, kChannels = 4;
+
+ModelConfig config_of(AttentionKind kind) {
+  ModelConfig config = test::tiny_config();
+  config.attention.kind = kind;
+  return config;
+}
+
+/// A core with random heads, and a gate's logits if asked for: elementwise, or headwise.
+struct Core {
+  enum class Gated { no, elementwise, headwise };
+
+  Core(AttentionKind kind, Gated gated, DType dtype = DType::f64)
+      : attention(config_of(kind), parts.store, "a"), sequence(pool, kTokens, kChannels, dtype) {
+    parts.allocate(kTokens, dtype);
+    heads = {pool.normal(dtype, {kTokens, kHeads, kChannels}),
+             pool.normal(dtype, {kTokens, kKvHeads, kChannels}),
+             pool.normal(dtype, {kTokens, kKvHeads, kChannels})};
+    s = attention.make_saved(parts.memory, "s", kTokens, dtype, gated != Gated::no);
+    if (gated == Gated::no) return;
+    gate.logits = gated == Gated::headwise ? pool.normal(dtype, {kTokens, kHeads})
+                                           : pool.normal(dtype, {kTokens, kHeads, kChannels});
+    gate.kind.activation = GateActivation::silu;
+    gate.y = pool.zeros(dtype, {kTokens, kHeads, kChannels});
+  }
+  void forward() { attention.forward(parts.ctx, heads, sequence.view, gate, s); }
+  const Tensor& y() const { return gate ? gate.y : s.y; }
+
+  Pool pool;
+  LayerParts parts;
+  SoftmaxAttention attention;
+  test::TestSequence sequence;
+  Heads heads;
+  FusedGate gate;
+  SoftmaxAttention::Saved s;
+};
+
+constexpr AttentionKind kKinds[] = {AttentionKind::softmax, AttentionKind::sink};
+constexpr Core::Gated kGated[] = {Core::Gated::no, Core::Gated::elementwise, Core::Gated::headwise};
+
+}  // namespace
+
+TEST_CASE("The core is a softmax over the visible keys and, with kind sink, one more logit without a value",
+          "[softmax_attention]") {
+  for (const AttentionKind kind : kKinds) {
+    Core c(kind, Core::Gated::no);
+    CHECK((c.s.y.data == c.s.o.data) == (kind == AttentionKind::softmax));
+    c.forward();
+    for (int64_t t = 0; t < kTokens; ++t)
+      for (int64_t h = 0; h < kHeads; ++h) {
+        double sum = kind == AttentionKind::sink ? std::exp(Pool::get(c.attention.sinks(), h)) : 0, first = 0,
+               all = 0;
+        std::vector<double> out(kChannels, 0.0);
+        for (int64_t j = t < 4 ? 0 : 4; j <= t; ++j) {
+          double z = 0;
+          for (int64_t d = 0; d < kChannels; ++d)
+            z += Pool::get(c.heads.q, (t * kHeads + h) * kChannels + d) *
+                 Pool::get(c.heads.k, (j * kKvHeads + h / 2) * kChannels + d) / 2;
+          if (j % 4 == 0 && first == 0) first = z;
+          sum += std::exp(z), all += std::exp(z);
+          for (int64_t d = 0; d < kChannels; ++d)
+            out[static_cast<size_t>(d)] +=
+                std::exp(z) * Pool::get(c.heads.v, (j * kKvHeads + h / 2) * kChannels + d);
+        }
+        REQUIRE(Pool::get(c.s.lse, h * kTokens + t) == Approx(std::log(all)).margin(1e-12));
+        REQUIRE(Pool::get(c.s.z0, h * kTokens + t) == Approx(first).margin(1e-12));
+        for (int64_t d = 0; d < kChannels; ++d)
+          REQUIRE(Pool::get(c.s.y, (t * kHeads + h) * kChannels + d) ==
+                  Approx(out[static_cast<size_t>(d)] / sum).margin(1e-12));
+      }
+  }
+}
+
+TEST_CASE("A fused gate gives the bits of the core with the gate behind it, and the same gradients",
+          "[softmax_attention][equivalence]") {
+  for (const AttentionKind kind : kKinds)
+    for (const Core::Gated gated : {Core::Gated::elementwise, Core::Gated::headwise})
+      for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+        INFO("kind " << static_cast<int>(kind) << ", gate " << static_cast<int>(gated) << " "
+                     << dtype_name(dtype));
+        Core fused(kind, gated, dtype), apart(kind, gated, dtype);
+        const Tensor z = apart.gate.logits, y = apart.gate.y;
+        const GateKind gate_kind = apart.gate.kind;
+        apart.gate = {};
+        apart.s = apart.attention.make_saved(apart.parts.memory, "apart", kTokens, dtype, false);
+        fused.forward();
+        apart.forward();
+        gate_forward(apart.parts.ctx, y, apart.s.y, z, gate_kind);
+        CHECK(test::equal_bits(fused.gate.y, y));
+
+        Pool pool(9);
+        const Tensor dy = pool.normal(dtype, {kTokens, kHeads, kChannels});
+        std::vector<HeadGradients> d;
+        for (int i = 0; i < 2; ++i)
+          d.push_back({pool.zeros(dtype, {kTokens, kHeads, kChannels}),
+                       pool.zeros(dtype, {kTokens, kKvHeads, kChannels}),
+                       pool.zeros(dtype, {kTokens, kKvHeads, kChannels})});
+        fused.gate.dlogits = pool.copy(z, dtype);
+        fused.attention.backward(fused.parts.ctx, d[0], dy, fused.heads, fused.sequence.view, fused.gate, {},
+                                 fused.s);
+        const Tensor dz = pool.copy(z, dtype), d_o = pool.copy(dy, dtype);
+        gate_backward(apart.parts.ctx, d_o, dz, dy, apart.s.y, z, gate_kind);
+        apart.attention.backward(apart.parts.ctx, d[1], d_o, apart.heads, apart.sequence.view, {}, {},
+                                 apart.s);
+        CHECK(test::equal_bits(fused.gate.dlogits, dz));
+        CHECK(test::equal_bits(d[0].dq, d[1].dq));
+        CHECK(test::equal_bits(d[0].dk, d[1].dk));
+        CHECK(test::equal_bits(d[0].dv, d[1].dv));
+        if (kind == AttentionKind::sink)
+          CHECK(test::equal_bits(fused.parts.store.grad(0), apart.parts.store.grad(0)));
+      }
+}
+
+TEST_CASE("The core's gradients equal central differences: heads, sinks, gate, importance",
+          "[softmax_attention][gradient]") {
+  const test::OneThread one_thread;
+  for (const AttentionKind kind : kKinds)
+    for (const Core::Gated gated : kGated)
+      for (const bool balanced : {false, true}) {
+        if (balanced && gated != Core::Gated::no) continue;  // then the gate measures a head's importance
+        INFO("kind " << static_cast<int>(kind) << ", gate " << static_cast<int>(gated) << ", balanced "
+                     << balanced);
+        Core c(kind, gated);
+        Pool pool(9);
+        const Tensor dy = pool.normal(DType::f64, {kTokens, kHeads, kChannels}),
+                     dimportance = balanced ? pool.normal(DType::f64, {kHeads}) : Tensor(),
+                     row = pool.zeros(DType::f64, {head_row_size(kHeads)});
+        // <dy, y>, and dimportance times the sum over tokens of the importance of each head.
+        const auto loss = [&] {
+          c.forward();
+          double sum = test::dot(dy, c.y());
+          if (!balanced) return sum;
+          head_importance(c.parts.ctx, row, {}, c.attention.head_gate(c.s, c.sequence.view.first_key),
+                          kTokens);
+          for (int64_t h = 0; h < kHeads; ++h) sum += Pool::get(dimportance, h) * Pool::get(row, h);
+          return sum;
+        };
+        loss();
+        const HeadGradients d = {pool.zeros(DType::f64, {kTokens, kHeads, kChannels}),
+                                 pool.zeros(DType::f64, {kTokens, kKvHeads, kChannels}),
+                                 pool.zeros(DType::f64, {kTokens, kKvHeads, kChannels})};
+        if (c.gate) c.gate.dlogits = pool.copy(c.gate.logits, DType::f64);
+        c.attention.backward(c.parts.ctx, d, dy, c.heads, c.sequence.view, c.gate, dimportance, c.s);
+        CHECK(test::gradient_error(c.heads.q, d.dq, loss) < 1e-7);
+        CHECK(test::gradient_error(c.heads.k, d.dk, loss) < 1e-7);
+        CHECK(test::gradient_error(c.heads.v, d.dv, loss) < 1e-7);
+        if (c.gate) CHECK(test::gradient_error(c.gate.logits, c.gate.dlogits, loss) < 1e-7);
+        CHECK(c.parts.store.specs().size() == (kind == AttentionKind::sink ? 1u : 0u));
+        CHECK(c.parts.worst_parameter(loss) < 1e-7);
+      }
+}
+
+TEST_CASE("Zeroing first values is attention over values whose first rows are zero",
+          "[softmax_attention][zeroing]") {
+  for (const AttentionKind kind : kKinds)
+    for (const Core::Gated gated : kGated) {
+      Core zeroed(kind, gated), expected(kind, gated);
+      const ValueZeroing all_heads;
+      zeroed.sequence.view.zeroing = &all_heads;
+      zeroed.forward();
+      for (const int64_t first : {0, 4})
+        for (int64_t i = 0; i < kKvHeads * kChannels; ++i)
+          Pool::set(expected.heads.v, first * kKvHeads * kChannels + i, 0);
+      expected.forward();
+      CHECK(test::equal_bits(zeroed.y(), expected.y()));
+      CHECK(test::equal_bits(zeroed.s.o, expected.s.o));
+    }
+}
+
+}  // namespace sluice
