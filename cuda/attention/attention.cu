@@ -1,9 +1,9 @@
 // Attention on CUDA: who computes what, and what becomes of its output (sink and gate) where a kernel does
 // not fuse it.
-//   f32 storage; bf16 with a head_dim other than 64, 128, 256    attention_f32.cu
-//   bf16 on sm_90                                                hopper/, with the output fused
-//   bf16 elsewhere                                               attention_mma.cu, with the output fused
-//   attention.kernel: cudnn                                      attention_cudnn.cu
+//   f32 storage; bf16 with a head_dim other than 64, 128, 256    f32.cu
+//   bf16 on sm_90                                                hopper_*.cu, with the output fused
+//   bf16 elsewhere                                               mma*.cu, with the output fused
+//   attention.kernel: cudnn                                      cudnn.cu
 // The backward begins with one pass over dy, o and z that leaves d_o, dz, delta and the sink's gradient, so
 // that one attention backward serves them all (src/ops/README.md). Not yet run on a GPU.
 #include "attention/cudnn.h"
@@ -169,6 +169,11 @@ __global__ void __launch_bounds__(32)
 
 bool aligned_16(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
 
+/// Whether vectors can be read of the gate's logits; headwise ones are read one by one.
+bool gate_aligned(const AttentionOutput& output) {
+  return !output.gate || output.gate.rank == 2 || aligned_16(output.gate);
+}
+
 /// Calls f(vector width, lanes per row) for rows of `depth` elements.
 template <class T, class F>
 void dispatch_rows(int depth, bool vectors, F&& f) {
@@ -187,15 +192,14 @@ int64_t chunks_of(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
 
 /// The sink and the gate of an output as arguments; either may be absent.
 template <class T>
-OutputArguments<T> output_arguments(const Tensor& o, const Tensor& lse, const Tensor& sink,
-                                    const Tensor& gate, const GateKind& kind) {
+OutputArguments<T> output_arguments(const Tensor& o, const Tensor& lse, const AttentionOutput& output) {
   OutputArguments<T> a = {};
   a.o = device_data<T>(o), a.lse = device_data<float>(lse);
-  a.sink = sink ? device_data<T>(sink) : nullptr;
-  a.gate = gate ? device_data<T>(gate) : nullptr;
+  a.sink = output.sink ? device_data<T>(output.sink) : nullptr;
+  a.gate = output.gate ? device_data<T>(output.gate) : nullptr;
   a.tokens = o.dim(0), a.heads = static_cast<int>(o.dim(1)), a.depth = static_cast<int>(o.dim(2));
-  a.headwise = gate && gate.rank == 2;
-  a.activation = kind.activation, a.combine = kind.combine;
+  a.headwise = output.gate && output.gate.rank == 2;
+  a.activation = output.kind.activation, a.combine = output.kind.combine;
   return a;
 }
 
@@ -203,14 +207,14 @@ dim3 output_grid(const Tensor& o) {
   return dim3(static_cast<unsigned>(o.dim(1)), static_cast<unsigned>(chunks_of(o.dim(0))));
 }
 
-void output_forward(Context& ctx, const Tensor& y, const Tensor& o, const Tensor& lse, const Tensor& sink,
-                    const Tensor& gate, const GateKind& kind) {
+void output_forward(Context& ctx, const Tensor& y, const Tensor& o, const Tensor& lse,
+                    const AttentionOutput& output) {
   if (ctx.dry_run || o.numel() == 0) return;
   dispatch_storage("gated_attention_forward", o, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
-    OutputArguments<T> a = output_arguments<T>(o, lse, sink, gate, kind);
+    OutputArguments<T> a = output_arguments<T>(o, lse, output);
     a.y = device_data<T>(y);
-    const bool vectors = aligned_16(o) && aligned_16(y) && (!gate || a.headwise || aligned_16(gate));
+    const bool vectors = aligned_16(o) && aligned_16(y) && gate_aligned(output);
     dispatch_rows<T>(a.depth, vectors, [&](auto width, auto lanes) {
       constexpr int kVec = width, kLanes = lanes;
       launch(ctx, "attention_output", {output_grid(o), dim3(kThreads)},
@@ -224,9 +228,10 @@ struct OutputGradients {
   Tensor d_o, dgate, dsink, delta, dlse_sink;
 };
 
+/// dlse: empty, or what reaches lse past the output.
 void output_backward(Context& ctx, const OutputGradients& out, const Tensor& dy, const Tensor& o,
-                     const Tensor& lse, const Tensor& sink, const Tensor& gate, const GateKind& kind,
-                     const Tensor& dlse, const Tensor& dhead = {}) {
+                     const Tensor& lse, const AttentionOutput& output, const Tensor& dlse) {
+  const auto& [sink, gate, kind, dhead] = output;
   const int64_t chunks = chunks_of(o.dim(0));
   ScratchScope temporaries(ctx.scratch);
   const Tensor partial =
@@ -234,7 +239,7 @@ void output_backward(Context& ctx, const OutputGradients& out, const Tensor& dy,
   if (ctx.dry_run || o.numel() == 0) return;
   dispatch_storage("gated_attention_backward", o, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
-    OutputArguments<T> a = output_arguments<T>(o, lse, sink, gate, kind);
+    OutputArguments<T> a = output_arguments<T>(o, lse, output);
     a.dy = device_data<T>(dy);
     a.d_o = out.d_o ? device_data<T>(out.d_o) : nullptr;
     a.dgate = gate ? device_data<T>(out.dgate) : nullptr;
@@ -244,7 +249,7 @@ void output_backward(Context& ctx, const OutputGradients& out, const Tensor& dy,
     a.dlse_sink = out.dlse_sink ? device_data<float>(out.dlse_sink) : nullptr;
     a.dsink_partial = device_data<float>(partial);
     const bool vectors = aligned_16(o) && aligned_16(dy) && (!out.d_o || aligned_16(out.d_o)) &&
-                         (!gate || a.headwise || (aligned_16(gate) && aligned_16(out.dgate)));
+                         gate_aligned(output) && (!gate || a.headwise || aligned_16(out.dgate));
     dispatch_rows<T>(a.depth, vectors, [&](auto width, auto lanes) {
       constexpr int kVec = width, kLanes = lanes;
       launch(ctx, "attention_output_backward", {output_grid(o), dim3(kThreads)},
@@ -264,7 +269,7 @@ bool tensor_cores(const Tensor& q, double scale) {
   return q.dtype == DType::bf16 && (depth == 64 || depth == 128 || depth == 256) && scale > 0;
 }
 
-/// Where the tensor-core kernels cannot compute, attention_f32.cu does; but cuDNN was asked for by name.
+/// Where the tensor-core kernels cannot compute, f32.cu does; but cuDNN was asked for by name.
 void not_for_cudnn(AttentionKernel wish) {
   if (wish == AttentionKernel::cudnn)
     fail(ExitCode::usage,
@@ -319,78 +324,73 @@ void run_backward(Context& ctx, AttentionKernel kernel, const AttentionBackward&
     attention_mma_backward(ctx, a);
 }
 
-/// Attention with its output in one: sink and gate (specific to a head, one logit per token) may be absent,
-/// then y is too.
-void fused_forward(Context& ctx, const char* op, const Tensor& y, const Tensor& o, const Tensor& lse,
-                   const Tensor& z0, const Tensor& q, const Tensor& k, const Tensor& v,
-                   const Tensor& first_key, double scale, const Tensor& sink, const Tensor& gate,
-                   const GateKind& kind, AttentionKernel wish) {
-  if (!tensor_cores(q, scale)) {
+/// Attention with its output in one; y is empty for plain attention, and then there is no output. A gate is
+/// specific to a head, with one logit per token.
+void fused_forward(Context& ctx, const char* op, const Tensor& y, const AttentionState& out,
+                   const AttentionInputs& in, const AttentionOutput& output, AttentionKernel wish) {
+  const auto& [q, k, v, first_key, scale] = in;
+  const auto in_f32 = [&] {
     not_for_cudnn(wish);
-    attention_f32_forward(ctx, o, lse, z0, q, k, v, first_key, static_cast<float>(scale));
-    if (y) output_forward(ctx, y, o, lse, sink, gate, kind);
-    return;
-  }
+    attention_f32_forward(ctx, out, in);
+    if (y) output_forward(ctx, y, out.o, out.lse, output);
+  };
+  if (!tensor_cores(q, scale)) return in_f32();
   AttentionForward a = {};
   a.q = device_data<nv_bf16>(q), a.k = device_data<nv_bf16>(k), a.v = device_data<nv_bf16>(v);
   a.first_key = device_data<int>(first_key);
-  a.o = device_data<nv_bf16>(o), a.lse = device_data<float>(lse),
-  a.z0 = z0 ? device_data<float>(z0) : nullptr;
+  a.o = device_data<nv_bf16>(out.o), a.lse = device_data<float>(out.lse),
+  a.z0 = out.z0 ? device_data<float>(out.z0) : nullptr;
   a.queries = q.dim(0), a.keys = k.dim(0), a.scale = static_cast<float>(scale);
   a.heads = static_cast<int>(q.dim(1)), a.kv_heads = static_cast<int>(k.dim(1)),
   a.head_dim = static_cast<int>(q.dim(2));
   const bool fuse = y && wish != AttentionKernel::cudnn;
   if (fuse) {
     a.y = device_data<nv_bf16>(y);
-    a.sink = sink ? device_data<nv_bf16>(sink) : nullptr;
-    a.gate = gate ? device_data<nv_bf16>(gate) : nullptr;
-    a.headwise = gate && gate.rank == 2;
-    a.kind = kind;
+    a.sink = output.sink ? device_data<nv_bf16>(output.sink) : nullptr;
+    a.gate = output.gate ? device_data<nv_bf16>(output.gate) : nullptr;
+    a.headwise = output.gate && output.gate.rank == 2;
+    a.kind = output.kind;
   }
   reserve(ctx, wish, a.head_dim, [&](AttentionKernel kernel) { run_forward(ctx, kernel, a); });
   if (!ctx.dry_run) {
     bool vectors = true;
-    for (const Tensor* t : {&q, &k, &v, &o}) vectors = vectors && aligned_16(*t);
-    if (y) vectors = vectors && aligned_16(y) && (!gate || a.headwise || aligned_16(gate));
-    if (!vectors) {
-      not_for_cudnn(wish);
-      attention_f32_forward(ctx, o, lse, z0, q, k, v, first_key, a.scale);
-      if (y) output_forward(ctx, y, o, lse, sink, gate, kind);
-      return;
-    }
+    for (const Tensor* t : {&q, &k, &v, &out.o}) vectors = vectors && aligned_16(*t);
+    if (y) vectors = vectors && aligned_16(y) && gate_aligned(output);
+    if (!vectors) return in_f32();
     run_forward(ctx, choose(ctx, op, q, wish), a);
   }
-  if (y && !fuse) output_forward(ctx, y, o, lse, sink, gate, kind);
+  if (y && !fuse) output_forward(ctx, y, out.o, out.lse, output);
 }
 
-/// The attention's backward behind the output's: d_o and delta are known.
-void core_backward(Context& ctx, const char* op, const Tensor& dq, const Tensor& dk, const Tensor& dv,
-                   const Tensor& d_o, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
-                   const Tensor& delta, const Tensor& first_key, double scale, const Tensor& coef0,
-                   const Tensor& o, bool has_dlse, AttentionKernel wish) {
-  if (!tensor_cores(q, scale)) {
+/// The attention's backward behind the output's: d_o and delta (H, T) are known. has_dlse: whether delta
+/// holds more than <dO_t, O_t>.
+void core_backward(Context& ctx, const char* op, const AttentionGrads& grads, const Tensor& d_o,
+                   const Tensor& delta, const AttentionInputs& in, const AttentionState& state,
+                   const Tensor& coef0, bool has_dlse, AttentionKernel wish) {
+  const auto& [q, k, v, first_key, scale] = in;
+  const auto in_f32 = [&] {
     not_for_cudnn(wish);
-    attention_f32_backward(ctx, dq, dk, dv, d_o, q, k, v, lse, device_data<float>(delta), first_key,
-                           static_cast<float>(scale), coef0);
-    return;
-  }
+    attention_f32_backward(ctx, grads, d_o, delta, in, state.lse, coef0);
+  };
+  if (!tensor_cores(q, scale)) return in_f32();
   AttentionBackward a = {};
   a.q = device_data<nv_bf16>(q), a.k = device_data<nv_bf16>(k), a.v = device_data<nv_bf16>(v);
-  a.d_o = device_data<nv_bf16>(d_o), a.lse = device_data<float>(lse), a.delta = device_data<float>(delta);
+  a.d_o = device_data<nv_bf16>(d_o), a.lse = device_data<float>(state.lse),
+  a.delta = device_data<float>(delta);
   a.coef0 = coef0 ? device_data<float>(coef0) : nullptr;
-  a.o = device_data<nv_bf16>(o), a.has_dlse = has_dlse;
+  a.o = device_data<nv_bf16>(state.o), a.has_dlse = has_dlse;
   a.first_key = device_data<int>(first_key);
-  a.dq = device_data<nv_bf16>(dq), a.dk = device_data<nv_bf16>(dk), a.dv = device_data<nv_bf16>(dv);
+  a.dq = device_data<nv_bf16>(grads.dq), a.dk = device_data<nv_bf16>(grads.dk),
+  a.dv = device_data<nv_bf16>(grads.dv);
   a.tokens = q.dim(0), a.scale = static_cast<float>(scale);
   a.heads = static_cast<int>(q.dim(1)), a.kv_heads = static_cast<int>(k.dim(1)),
   a.head_dim = static_cast<int>(q.dim(2));
   reserve(ctx, wish, a.head_dim, [&](AttentionKernel kernel) { run_backward(ctx, kernel, a); });
   if (ctx.dry_run) return;
   bool vectors = true;
-  for (const Tensor* t : {&q, &k, &v, &d_o, &dq, &dk, &dv}) vectors = vectors && aligned_16(*t);
-  if (!vectors) not_for_cudnn(wish);
-  if (!vectors)
-    return attention_f32_backward(ctx, dq, dk, dv, d_o, q, k, v, lse, a.delta, first_key, a.scale, coef0);
+  for (const Tensor* t : {&q, &k, &v, &d_o, &grads.dq, &grads.dk, &grads.dv})
+    vectors = vectors && aligned_16(*t);
+  if (!vectors) return in_f32();
   run_backward(ctx, choose(ctx, op, q, wish), a);
 }
 
@@ -402,76 +402,71 @@ bool composed(const AttentionOutput& output, const Tensor& o) {
 
 }  // namespace
 
-void attention_forward(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tensor& q, const Tensor& k,
-                       const Tensor& v, const Tensor& first_key, double scale, AttentionKernel kernel) {
-  fused_forward(ctx, "attention_forward", {}, o, lse, z0, q, k, v, first_key, scale, {}, {}, {}, kernel);
+void attention_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
+                       AttentionKernel kernel) {
+  fused_forward(ctx, "attention_forward", {}, out, in, {}, kernel);
 }
 
-void attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o, const Tensor& q,
-                        const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                        const Tensor& first_key, double scale, const Tensor& dlse, const Tensor& coef0,
+void attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o,
+                        const AttentionInputs& in, const AttentionState& state, const ScoreGrads& of_scores,
                         AttentionKernel kernel) {
   ScratchScope temporaries(ctx.scratch);
-  const Tensor delta = temporaries.alloc("attention.delta", DType::f32, {q.dim(1), q.dim(0)});
   OutputGradients out;
-  out.delta = delta;
+  out.delta = temporaries.alloc("attention.delta", DType::f32, {in.q.dim(1), in.q.dim(0)});
   if (kernel != AttentionKernel::cudnn)  // which computes its own
-    output_backward(ctx, out, d_o, o, lse, {}, {}, {}, dlse);
-  core_backward(ctx, "attention_backward", dq, dk, dv, d_o, q, k, v, lse, delta, first_key, scale, coef0, o,
-                bool(dlse), kernel);
+    output_backward(ctx, out, d_o, state.o, state.lse, {}, of_scores.dlse);
+  core_backward(ctx, "attention_backward", grads, d_o, out.delta, in, state, of_scores.coef0,
+                bool(of_scores.dlse), kernel);
 }
 
-void gated_attention_forward(Context& ctx, Tensor y, Tensor o, Tensor lse, Tensor z0, const Tensor& q,
-                             const Tensor& k, const Tensor& v, const Tensor& first_key, double scale,
+void gated_attention_forward(Context& ctx, Tensor y, const AttentionState& out, const AttentionInputs& in,
                              const AttentionOutput& output, AttentionKernel kernel) {
   const char* op = "gated_attention_forward";
-  if (!composed(output, o))
-    return fused_forward(ctx, op, y, o, lse, z0, q, k, v, first_key, scale, output.sink, output.gate,
-                         output.kind, kernel);
-  fused_forward(ctx, op, {}, o, lse, z0, q, k, v, first_key, scale, {}, {}, {}, kernel);
-  if (output.sink) output_forward(ctx, y, o, lse, output.sink, {}, {});
-  gate_forward(ctx, y, output.sink ? y : o, output.gate, output.kind);
+  if (!composed(output, out.o)) return fused_forward(ctx, op, y, out, in, output, kernel);
+  fused_forward(ctx, op, {}, out, in, {}, kernel);
+  if (output.sink) output_forward(ctx, y, out.o, out.lse, {.sink = output.sink});
+  gate_forward(ctx, y, output.sink ? y : out.o, output.gate, output.kind);
 }
 
-void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Tensor dgate, Tensor dsink,
-                              const Tensor& dy, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Tensor& o, const Tensor& lse, const Tensor& first_key, double scale,
-                              const AttentionOutput& output, const Tensor& dlse, const Tensor& coef0,
+void gated_attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& dy,
+                              const AttentionInputs& in, const AttentionState& state,
+                              const AttentionOutput& output, const ScoreGrads& of_scores,
                               AttentionKernel kernel) {
   ScratchScope temporaries(ctx.scratch);
+  const auto& [o, lse, z0] = state;
+  const AttentionOutput sink = {.sink = output.sink};
   OutputGradients out;
-  out.delta = temporaries.alloc("attention.delta", DType::f32, {q.dim(1), q.dim(0)});
-  out.dsink = dsink;
-  Tensor d = dy, gate = output.gate;
+  out.delta = temporaries.alloc("attention.delta", DType::f32, {in.q.dim(1), in.q.dim(0)});
+  out.dsink = grads.dsink;
+  Tensor d = dy;
   if (output.sink || output.gate) d = out.d_o = temporaries.like("attention.d_o", o);
   // With one token a gate's row and a parameter differ in the gradient's dtype alone.
-  if (composed(output, o) || (output.gate && dgate.dtype != output.gate.dtype)) {
+  if (composed(output, o) || (output.gate && grads.dgate.dtype != output.gate.dtype)) {
     ScratchScope inner(ctx.scratch);
     Tensor gated = o;
     if (output.sink) {
       gated = inner.like("attention.o_sink", o);
-      output_forward(ctx, gated, o, lse, output.sink, {}, {});
+      output_forward(ctx, gated, o, lse, sink);
     }
-    gate_backward(ctx, d, dgate, dy, gated, output.gate, output.kind, output.dhead);
-    gate = Tensor();
-    output_backward(ctx, out, d, o, lse, output.sink, {}, {}, dlse);
+    gate_backward(ctx, d, grads.dgate, dy, gated, output.gate, output.kind, output.dhead);
+    output_backward(ctx, out, d, o, lse, sink, of_scores.dlse);
   } else {
-    out.dgate = dgate;
-    output_backward(ctx, out, dy, o, lse, output.sink, gate, output.kind, dlse, output.dhead);
+    out.dgate = grads.dgate;
+    output_backward(ctx, out, dy, o, lse, output, of_scores.dlse);
   }
-  core_backward(ctx, "gated_attention_backward", dq, dk, dv, d, q, k, v, lse, out.delta, first_key, scale,
-                coef0, o, dlse || output.sink, kernel);
+  core_backward(ctx, "gated_attention_backward", grads, d, out.delta, in, state, of_scores.coef0,
+                of_scores.dlse || output.sink, kernel);
 }
 
 void sink_forward(Context& ctx, Tensor y, const Tensor& o, const Tensor& lse, const Tensor& sink) {
-  output_forward(ctx, y, o, lse, sink, {}, {});
+  output_forward(ctx, y, o, lse, {.sink = sink});
 }
 
 void sink_backward(Context& ctx, Tensor d_o, Tensor dlse, Tensor dsink, const Tensor& dy, const Tensor& o,
                    const Tensor& lse, const Tensor& sink) {
   OutputGradients out;
   out.d_o = d_o, out.dlse_sink = dlse, out.dsink = dsink;
-  output_backward(ctx, out, dy, o, lse, sink, {}, {}, {});
+  output_backward(ctx, out, dy, o, lse, {.sink = sink}, {});
 }
 
 }  // namespace sluice::cuda

@@ -1,5 +1,5 @@
 #pragma once
-// cuDNN's attention (attention_cudnn.cpp), there to race against: AttentionKernel::cudnn. Its absence is an
+// cuDNN's attention (cudnn.cu), there to race against: AttentionKernel::cudnn. Its absence is an
 // error by name.
 #include "attention/kernels.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// What attention_cudnn.cu needs of cuDNN 9's backend API: the library, loaded when it is first asked for, and
+// What cudnn.cu needs of cuDNN 9's backend API: the library, loaded when it is first asked for, and
 // operation graphs put together from named tensors. Only host code; included only where cuDNN's headers are.
 #include <cudnn.h>
 #include <dlfcn.h>

@@ -273,49 +273,45 @@ void dispatch_depth(const char* op, int64_t depth, F&& f) {
 }
 
 template <class T>
-Problem<T> problem_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& first_key,
-                      float scale) {
+Problem<T> problem_of(const AttentionInputs& in) {
   Problem<T> p = {};
-  p.q = device_data<T>(q), p.k = device_data<T>(k), p.v = device_data<T>(v);
-  p.first_key = device_data<int>(first_key);
-  p.queries = q.dim(0), p.keys = k.dim(0);
-  p.heads = static_cast<int>(q.dim(1)), p.kv_heads = static_cast<int>(k.dim(1)),
-  p.depth = static_cast<int>(q.dim(2));
-  p.scale = scale;
+  p.q = device_data<T>(in.q), p.k = device_data<T>(in.k), p.v = device_data<T>(in.v);
+  p.first_key = device_data<int>(in.first_key);
+  p.queries = in.q.dim(0), p.keys = in.k.dim(0);
+  p.heads = static_cast<int>(in.q.dim(1)), p.kv_heads = static_cast<int>(in.k.dim(1)),
+  p.depth = static_cast<int>(in.q.dim(2));
+  p.scale = static_cast<float>(in.scale);
   return p;
 }
 
 }  // namespace
 
-void attention_f32_forward(Context& ctx, const Tensor& o, const Tensor& lse, const Tensor& z0,
-                           const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& first_key,
-                           float scale) {
-  dispatch_storage("attention_forward", q, [&](auto* storage) {
+void attention_f32_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in) {
+  dispatch_storage("attention_forward", in.q, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
-    dispatch_depth("attention_forward", q.dim(2), [&](auto depth) {
+    dispatch_depth("attention_forward", in.q.dim(2), [&](auto depth) {
       constexpr int kDepth = depth;
       if (ctx.dry_run) return;
-      Problem<T> p = problem_of<T>(q, k, v, first_key, scale);
-      p.o = device_data<T>(o), p.lse = device_data<float>(lse), p.z0 = z0 ? device_data<float>(z0) : nullptr;
+      Problem<T> p = problem_of<T>(in);
+      p.o = device_data<T>(out.o), p.lse = device_data<float>(out.lse);
+      p.z0 = out.z0 ? device_data<float>(out.z0) : nullptr;
       launch(ctx, "attention_f32_forward", config_of<kDepth>(p.heads, p.queries, 3),
              attention_f32_forward_kernel<kDepth, T>, p);
     });
   });
 }
 
-void attention_f32_backward(Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv,
-                            const Tensor& d_o, const Tensor& q, const Tensor& k, const Tensor& v,
-                            const Tensor& lse, const float* delta, const Tensor& first_key, float scale,
-                            const Tensor& coef0) {
-  dispatch_storage("attention_backward", q, [&](auto* storage) {
+void attention_f32_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, const Tensor& delta,
+                            const AttentionInputs& in, const Tensor& lse, const Tensor& coef0) {
+  dispatch_storage("attention_backward", in.q, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
-    dispatch_depth("attention_backward", q.dim(2), [&](auto depth) {
+    dispatch_depth("attention_backward", in.q.dim(2), [&](auto depth) {
       constexpr int kDepth = depth;
       if (ctx.dry_run) return;
-      Problem<T> p = problem_of<T>(q, k, v, first_key, scale);
-      p.d_o = device_data<T>(d_o), p.lse = device_data<float>(lse), p.delta = delta;
+      Problem<T> p = problem_of<T>(in);
+      p.d_o = device_data<T>(d_o), p.lse = device_data<float>(lse), p.delta = device_data<float>(delta);
       p.coef0 = coef0 ? device_data<float>(coef0) : nullptr;
-      p.dq = device_data<T>(dq), p.dk = device_data<T>(dk), p.dv = device_data<T>(dv);
+      p.dq = device_data<T>(grads.dq), p.dk = device_data<T>(grads.dk), p.dv = device_data<T>(grads.dv);
       launch(ctx, "attention_f32_dq", config_of<kDepth>(p.heads, p.queries, 4),
              attention_f32_dq_kernel<kDepth, T>, p);
       launch(ctx, "attention_f32_dkv", config_of<kDepth>(p.kv_heads, p.keys, 4),

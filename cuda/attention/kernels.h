@@ -1,6 +1,7 @@
 #pragma once
 // Between attention.cu, which knows the ops, and the kernels: one for every card since sm_80
-// (attention_mma.cu), one for Hopper (hopper/). All tensors bf16 unless said; layouts as in ops/attention.h.
+// (mma.cu, mma_backward.cu), one for Hopper (hopper_forward.cu, hopper_backward.cu). All tensors bf16 unless
+// said; layouts as in ops/attention.h.
 #include "common/launch.h"
 #include "ops/gate.h"
 

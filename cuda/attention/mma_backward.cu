@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(B::kThreads, 1)
   load_rows_async<kKeys, kDepth, B::kThreads>(base + B::kV, a.v + key_at, a.kv_heads * kDepth, tokens - k0);
   load_step(0);
 
-  // Where this lane's fragments begin (see attention_mma.cuh).
+  // Where this lane's fragments begin (see mma.cuh).
   const uint32_t by_rows = swizzled<kDepth>(fragment_row(lane), fragment_chunk(lane));
   const uint32_t by_rows_t = swizzled<kDepth>(fragment_row_t(lane), fragment_chunk_t(lane));
   const uint32_t key_lane = base + key_row * kRowBytes + by_rows;

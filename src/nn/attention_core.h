@@ -4,6 +4,7 @@
 
 #include "nn/gate_chain.h"
 #include "nn/sequence.h"
+#include "ops/attention.h"
 
 namespace sluice {
 
@@ -12,10 +13,6 @@ namespace sluice {
 struct Heads {
   Tensor q, k, v;
 };
-/// Their gradients, overwritten.
-struct HeadGradients {
-  Tensor dq, dk, dv;
-};
 
 /// A core registers its parameters when constructed. forward writes s.o (T, H, D), the output of the softmax,
 /// s.lse and s.z0 (H, T) for analysis, and behind all that the core does to its output s.y (T, H, D), or,
@@ -23,13 +20,13 @@ struct HeadGradients {
 /// gradient of every token's importance of each head. head_gate: what measures that importance without a
 /// gate.
 template <class C>
-concept AttentionCore = requires(const C& core, Context& ctx, const Heads& heads, const HeadGradients& d,
+concept AttentionCore = requires(const C& core, Context& ctx, const Heads& heads, const AttentionGrads& grads,
                                  const Tensor& dy, const Sequence& sequence, const FusedGate& gate,
                                  typename C::Saved& s, const typename C::Saved& saved) {
   requires std::same_as<decltype(s.o), Tensor> && std::same_as<decltype(s.y), Tensor>;
   requires std::same_as<decltype(s.lse), Tensor> && std::same_as<decltype(s.z0), Tensor>;
   { core.forward(ctx, heads, sequence, gate, s) } -> std::same_as<void>;
-  { core.backward(ctx, d, dy, heads, sequence, gate, dy, saved) } -> std::same_as<void>;
+  { core.backward(ctx, grads, dy, heads, sequence, gate, dy, saved) } -> std::same_as<void>;
   { core.head_gate(saved, sequence.first_key) } -> std::same_as<HeadGate>;
 };
 

@@ -52,30 +52,36 @@ void SoftmaxAttention::forward(Context& ctx, const Heads& heads, const Sequence&
 
 void SoftmaxAttention::attend(Context& ctx, const Heads& heads, const Sequence& sequence,
                               const FusedGate& gate, const Tensor& y, const Tensor& o, Saved& s) const {
+  const AttentionState out = {o, s.lse, s.z0};
   if (sinks_ || gate)
-    gated_attention_forward(ctx, y, o, s.lse, s.z0, heads.q, heads.k, heads.v, sequence.first_key, scale_,
-                            output(gate), kernel_);
+    gated_attention_forward(ctx, y, out, inputs(heads, sequence), output(gate), kernel_);
   else
-    attention_forward(ctx, o, s.lse, s.z0, heads.q, heads.k, heads.v, sequence.first_key, scale_, kernel_);
+    attention_forward(ctx, out, inputs(heads, sequence), kernel_);
 }
 
-void SoftmaxAttention::backward(Context& ctx, const HeadGradients& d, const Tensor& dy, const Heads& heads,
-                                const Sequence& sequence, const FusedGate& gate, const Tensor& dimportance,
-                                const Saved& s) const {
+void SoftmaxAttention::backward(Context& ctx, const AttentionGrads& grads, const Tensor& dy,
+                                const Heads& heads, const Sequence& sequence, const FusedGate& gate,
+                                const Tensor& dimportance, const Saved& s) const {
   ScratchScope t(ctx.scratch);
   const Tensor dsinks = sinks_ ? store_.grad(*sinks_) : Tensor();
-  Tensor dlse, coef0;
+  ScoreGrads of_scores;
   if (dimportance) {
-    dlse = t.like("attention.dlse", s.lse);
-    if (!sinks_) coef0 = t.like("attention.coef0", s.lse);
-    head_importance_backward(ctx, dlse, coef0, dsinks, dimportance, head_gate(s, sequence.first_key));
+    of_scores.dlse = t.like("attention.dlse", s.lse);
+    if (!sinks_) of_scores.coef0 = t.like("attention.coef0", s.lse);
+    head_importance_backward(ctx, of_scores.dlse, of_scores.coef0, dsinks, dimportance,
+                             head_gate(s, sequence.first_key));
   }
+  const AttentionInputs in = inputs(heads, sequence);
+  const AttentionState state = {s.o, s.lse};
   if (sinks_ || gate)
-    gated_attention_backward(ctx, d.dq, d.dk, d.dv, gate.dlogits, dsinks, dy, heads.q, heads.k, heads.v, s.o,
-                             s.lse, sequence.first_key, scale_, output(gate), dlse, coef0, kernel_);
+    gated_attention_backward(ctx, {grads.dq, grads.dk, grads.dv, gate.dlogits, dsinks}, dy, in, state,
+                             output(gate), of_scores, kernel_);
   else
-    attention_backward(ctx, d.dq, d.dk, d.dv, dy, heads.q, heads.k, heads.v, s.o, s.lse, sequence.first_key,
-                       scale_, dlse, coef0, kernel_);
+    attention_backward(ctx, grads, dy, in, state, of_scores, kernel_);
+}
+
+AttentionInputs SoftmaxAttention::inputs(const Heads& heads, const Sequence& sequence) const {
+  return {heads.q, heads.k, heads.v, sequence.first_key, scale_};
 }
 
 AttentionOutput SoftmaxAttention::output(const FusedGate& gate) const {

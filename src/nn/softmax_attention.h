@@ -25,9 +25,9 @@ class SoftmaxAttention {
   /// s.o, s.lse, s.z0, and s.y or gate.y.
   void forward(Context& ctx, const Heads& heads, const Sequence& sequence, const FusedGate& gate,
                Saved& s) const;
-  /// d.dq, d.dk, d.dv and gate.dlogits overwritten, from dy (T, H, D); adds the sinks' gradient. dimportance
-  /// (H) f64, or empty: the gradient of every token's importance of a head.
-  void backward(Context& ctx, const HeadGradients& d, const Tensor& dy, const Heads& heads,
+  /// grads.dq, grads.dk, grads.dv and gate.dlogits overwritten, from dy (T, H, D); adds the sinks' gradient.
+  /// dimportance (H) f64, or empty: the gradient of every token's importance of a head.
+  void backward(Context& ctx, const AttentionGrads& grads, const Tensor& dy, const Heads& heads,
                 const Sequence& sequence, const FusedGate& gate, const Tensor& dimportance,
                 const Saved& s) const;
 
@@ -43,6 +43,7 @@ class SoftmaxAttention {
  private:
   void attend(Context& ctx, const Heads& heads, const Sequence& sequence, const FusedGate& gate,
               const Tensor& y, const Tensor& o, Saved& s) const;
+  AttentionInputs inputs(const Heads& heads, const Sequence& sequence) const;
   AttentionOutput output(const FusedGate& gate) const;
 
   ParamStore& store_;

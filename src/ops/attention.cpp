@@ -14,8 +14,8 @@ SLUICE_DECLARE_CUDA(gated_attention_backward)
 namespace sluice {
 namespace {
 
-/// q (Tq, H, D), k and v (Tk, Hkv, D), first_key (Tq).
-void check_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& first_key) {
+void check_inputs(const char* op, const AttentionInputs& in) {
+  const auto& [q, k, v, first_key, scale] = in;
   check_floating(op, "q", q);
   SLUICE_CHECK(q.rank == 3, "{}: q must be (Tq, H, D), got {}", op, q.describe());
   SLUICE_CHECK(k.rank == 3, "{}: k must be (Tk, Hkv, D), got {}", op, k.describe());
@@ -41,88 +41,82 @@ void check_kernel(const char* op, const Context& ctx, AttentionKernel kernel) {
     fail(ExitCode::usage, "{}: attention.kernel names a GPU kernel, but the device is the CPU; use auto", op);
 }
 
-void check_forward(const char* op, const Context& ctx, const Tensor& o, const Tensor& lse, const Tensor& z0,
-                   const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& first_key,
+void check_forward(const char* op, const Context& ctx, const AttentionState& out, const AttentionInputs& in,
                    AttentionKernel kernel) {
-  check_heads(op, q, k, v, first_key);
+  check_inputs(op, in);
   check_kernel(op, ctx, kernel);
-  const DType statistics = accumulate_dtype(q.dtype);
-  check_like(op, "o", o, q);
-  check_tensor(op, "lse", lse, statistics, {q.dim(1), q.dim(0)});
-  if (z0) check_tensor(op, "z0", z0, statistics, {q.dim(1), q.dim(0)});
+  const DType statistics = accumulate_dtype(in.q.dtype);
+  check_like(op, "o", out.o, in.q);
+  check_tensor(op, "lse", out.lse, statistics, {in.q.dim(1), in.q.dim(0)});
+  if (out.z0) check_tensor(op, "z0", out.z0, statistics, {in.q.dim(1), in.q.dim(0)});
 }
 
-void check_backward(const char* op, const Context& ctx, const Tensor& dq, const Tensor& dk, const Tensor& dv,
-                    const Tensor& d_out, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                    const Tensor& lse, const Tensor& first_key, const Tensor& dlse, const Tensor& coef0,
+void check_backward(const char* op, const Context& ctx, const AttentionGrads& grads, const Tensor& d_out,
+                    const AttentionInputs& in, const AttentionState& state, const ScoreGrads& of_scores,
                     AttentionKernel kernel) {
-  check_heads(op, q, k, v, first_key);
+  check_inputs(op, in);
   check_kernel(op, ctx, kernel);
-  const int64_t tokens = q.dim(0), heads = q.dim(1);
-  const DType statistics = accumulate_dtype(q.dtype);
-  SLUICE_CHECK(k.dim(0) == tokens, "{}: {} queries and {} keys must be equally many", op, tokens, k.dim(0));
-  check_like(op, "dq", dq, q);
-  check_like(op, "dk", dk, k);
-  check_like(op, "dv", dv, v);
-  check_like(op, "the output's gradient", d_out, q);
-  check_like(op, "o", o, q);
-  check_tensor(op, "lse", lse, statistics, {heads, tokens});
-  if (dlse) check_tensor(op, "dlse", dlse, statistics, {heads, tokens});
-  if (coef0) check_tensor(op, "coef0", coef0, statistics, {heads, tokens});
+  const int64_t tokens = in.q.dim(0), heads = in.q.dim(1), keys = in.k.dim(0);
+  const DType statistics = accumulate_dtype(in.q.dtype);
+  SLUICE_CHECK(keys == tokens, "{}: {} queries and {} keys must be equally many", op, tokens, keys);
+  check_like(op, "dq", grads.dq, in.q);
+  check_like(op, "dk", grads.dk, in.k);
+  check_like(op, "dv", grads.dv, in.v);
+  check_like(op, "the output's gradient", d_out, in.q);
+  check_like(op, "o", state.o, in.q);
+  check_tensor(op, "lse", state.lse, statistics, {heads, tokens});
+  if (of_scores.dlse) check_tensor(op, "dlse", of_scores.dlse, statistics, {heads, tokens});
+  if (of_scores.coef0) check_tensor(op, "coef0", of_scores.coef0, statistics, {heads, tokens});
 }
 
 }  // namespace
 
-void attention_forward(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tensor& q, const Tensor& k,
-                       const Tensor& v, const Tensor& first_key, double scale, AttentionKernel kernel) {
-  check_forward("attention_forward", ctx, o, lse, z0, q, k, v, first_key, kernel);
-  SLUICE_DISPATCH(attention_forward, ctx, o, lse, z0, q, k, v, first_key, scale, kernel);
+void attention_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
+                       AttentionKernel kernel) {
+  check_forward("attention_forward", ctx, out, in, kernel);
+  SLUICE_DISPATCH(attention_forward, ctx, out, in, kernel);
 }
 
-void attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o, const Tensor& q,
-                        const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                        const Tensor& first_key, double scale, const Tensor& dlse, const Tensor& coef0,
+void attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o,
+                        const AttentionInputs& in, const AttentionState& state, const ScoreGrads& of_scores,
                         AttentionKernel kernel) {
-  check_backward("attention_backward", ctx, dq, dk, dv, d_o, q, k, v, o, lse, first_key, dlse, coef0, kernel);
-  SLUICE_DISPATCH(attention_backward, ctx, dq, dk, dv, d_o, q, k, v, o, lse, first_key, scale, dlse, coef0,
-                  kernel);
+  check_backward("attention_backward", ctx, grads, d_o, in, state, of_scores, kernel);
+  SLUICE_DISPATCH(attention_backward, ctx, grads, d_o, in, state, of_scores, kernel);
 }
 
-void gated_attention_forward(Context& ctx, Tensor y, Tensor o, Tensor lse, Tensor z0, const Tensor& q,
-                             const Tensor& k, const Tensor& v, const Tensor& first_key, double scale,
+void gated_attention_forward(Context& ctx, Tensor y, const AttentionState& out, const AttentionInputs& in,
                              const AttentionOutput& output, AttentionKernel kernel) {
-  check_forward("gated_attention_forward", ctx, o, lse, z0, q, k, v, first_key, kernel);
-  check_like("gated_attention_forward", "y", y, o);
-  if (output.sink) check_sink("gated_attention_forward", o, lse, output.sink);
-  SLUICE_DISPATCH_CUDA_ONLY(gated_attention_forward, ctx, y, o, lse, z0, q, k, v, first_key, scale, output,
-                            kernel);
-  attention_forward(ctx, o, lse, z0, q, k, v, first_key, scale);
-  if (output.sink) sink_forward(ctx, y, o, lse, output.sink);
-  if (output.gate) gate_forward(ctx, y, output.sink ? y : o, output.gate, output.kind);
-  if (!output.sink && !output.gate) cast(ctx, y, o);
+  check_forward("gated_attention_forward", ctx, out, in, kernel);
+  check_like("gated_attention_forward", "y", y, out.o);
+  if (output.sink) check_sink("gated_attention_forward", out.o, out.lse, output.sink);
+  SLUICE_DISPATCH_CUDA_ONLY(gated_attention_forward, ctx, y, out, in, output, kernel);
+  attention_forward(ctx, out, in);
+  if (output.sink) sink_forward(ctx, y, out.o, out.lse, output.sink);
+  if (output.gate) gate_forward(ctx, y, output.sink ? y : out.o, output.gate, output.kind);
+  if (!output.sink && !output.gate) cast(ctx, y, out.o);
 }
 
-void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Tensor dgate, Tensor dsink,
-                              const Tensor& dy, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Tensor& o, const Tensor& lse, const Tensor& first_key, double scale,
-                              const AttentionOutput& output, const Tensor& dlse, const Tensor& coef0,
+void gated_attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& dy,
+                              const AttentionInputs& in, const AttentionState& state,
+                              const AttentionOutput& output, const ScoreGrads& of_scores,
                               AttentionKernel kernel) {
   const char* op = "gated_attention_backward";
-  check_backward(op, ctx, dq, dk, dv, dy, q, k, v, o, lse, first_key, dlse, coef0, kernel);
+  const auto& [o, lse, z0] = state;
+  check_backward(op, ctx, grads, dy, in, state, of_scores, kernel);
   if (output.sink) {
     check_sink(op, o, lse, output.sink);
-    check_tensor(op, "dsink", dsink, lse.dtype, {o.dim(1)});
+    check_tensor(op, "dsink", grads.dsink, lse.dtype, {o.dim(1)});
   }
-  if (output.gate) check_count(op, "dgate", dgate, dgate.dtype, output.gate.numel());
+  if (output.gate) check_count(op, "dgate", grads.dgate, grads.dgate.dtype, output.gate.numel());
   if (output.dhead) {
     check_tensor(op, "dhead", output.dhead, DType::f64, {o.dim(1)});
     SLUICE_CHECK(output.gate && output.kind.sharing == GateSharing::specific,
                  "{}: dhead is for a gate's scores, specific to a head", op);
   }
-  SLUICE_DISPATCH_CUDA_ONLY(gated_attention_backward, ctx, dq, dk, dv, dgate, dsink, dy, q, k, v, o, lse,
-                            first_key, scale, output, dlse, coef0, kernel);
+  SLUICE_DISPATCH_CUDA_ONLY(gated_attention_backward, ctx, grads, dy, in, state, output, of_scores, kernel);
   ScratchScope t(ctx.scratch);
-  Tensor d = dy, dlse_all = dlse;
+  Tensor d = dy;
+  ScoreGrads all = of_scores;
   if (output.gate) {
     d = t.like("gated_attention.d_o", o);
     Tensor gated = o;
@@ -130,16 +124,16 @@ void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Ten
       gated = t.like("gated_attention.o_sink", o);
       sink_forward(ctx, gated, o, lse, output.sink);
     }
-    gate_backward(ctx, d, dgate, dy, gated, output.gate, output.kind, output.dhead);
+    gate_backward(ctx, d, grads.dgate, dy, gated, output.gate, output.kind, output.dhead);
   }
   if (output.sink) {
     const Tensor d_o = output.gate ? d : t.like("gated_attention.d_o", o);
-    dlse_all = t.like("gated_attention.dlse", lse);
-    sink_backward(ctx, d_o, dlse_all, dsink, d, o, lse, output.sink);
-    if (dlse) add_forward(ctx, dlse_all, dlse_all, dlse);
+    all.dlse = t.like("gated_attention.dlse", lse);
+    sink_backward(ctx, d_o, all.dlse, grads.dsink, d, o, lse, output.sink);
+    if (of_scores.dlse) add_forward(ctx, all.dlse, all.dlse, of_scores.dlse);
     d = d_o;
   }
-  attention_backward(ctx, dq, dk, dv, d, q, k, v, o, lse, first_key, scale, dlse_all, coef0);
+  attention_backward(ctx, grads, d, in, state, all);
 }
 
 void sink_forward(Context& ctx, Tensor y, const Tensor& o, const Tensor& lse, const Tensor& sink) {

@@ -12,47 +12,68 @@
 
 namespace sluice {
 
-/// o (Tq, H, D); lse (H, Tq) = log sum_j exp z_tj over the visible keys; z0 (H, Tq) = the logit of key
-/// first_key_t, from the same arithmetic as lse so that z0 <= lse. All overwritten; lse, z0 have
-/// accumulate_dtype(q). z0 may be empty. First-token attention, implicit gates and sinks follow from (lse,
-/// z0): A_t,first = exp(z0 - lse).
-void attention_forward(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tensor& q, const Tensor& k,
-                       const Tensor& v, const Tensor& first_key, double scale,
+/// What attention reads.
+struct AttentionInputs {
+  Tensor q;          // (Tq, H, D)
+  Tensor k, v;       // (Tk, Hkv, D)
+  Tensor first_key;  // (Tq) i32
+  double scale = 1;
+};
+
+/// What forward leaves, all overwritten. lse and z0 have accumulate_dtype(q). First-token attention, implicit
+/// gates and sinks follow from the two: A_t,first = exp(z0 - lse).
+struct AttentionState {
+  Tensor o;    // (Tq, H, D)
+  Tensor lse;  // (H, Tq): log sum_j exp z_tj over the visible keys
+  Tensor z0 =
+      {};  // (H, Tq), or empty: the logit of key first_key_t, by the arithmetic of lse, so that z0 <= lse
+};
+
+/// Gradients of the inputs, overwritten, and of what AttentionOutput holds.
+struct AttentionGrads {
+  Tensor dq;          // (T, H, D)
+  Tensor dk, dv;      // (T, Hkv, D)
+  Tensor dgate = {};  // the shape and dtype of the gate's logits, overwritten; empty without a gate
+  Tensor dsink = {};  // (H) of accumulate_dtype, added to; empty without a sink
+};
+
+/// Gradients that reach the scores past the output; either may be empty.
+struct ScoreGrads {
+  Tensor dlse = {};   // (H, T): of lse
+  Tensor coef0 = {};  // (H, T): added to the score gradient of each query's first visible key
+};
+
+void attention_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
                        AttentionKernel kernel = AttentionKernel::automatic);
 
-/// Gradients of forward with Tq == Tk; dq (T, H, D), dk, dv (T, Hkv, D) overwritten.
+/// Gradients of forward with Tq == Tk, from d_o (T, H, D) and the state that forward left; z0 is not read.
 ///   dS_tj = A_tj (<dO_t, v_j> - Delta_t),  Delta_t = <dO_t, O_t> - dlse_t;   plus coef0_t onto dS_t,first
-/// Optional (empty = absent): dlse (H, T), the gradient of lse; coef0 (H, T), added to the score gradient of
-/// each query's first visible key. Deterministic on a CPU; on a GPU with Context::deterministic.
-void attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o, const Tensor& q,
-                        const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                        const Tensor& first_key, double scale, const Tensor& dlse, const Tensor& coef0,
+/// Deterministic on a CPU; on a GPU with Context::deterministic.
+void attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o,
+                        const AttentionInputs& in, const AttentionState& state,
+                        const ScoreGrads& of_scores = {},
                         AttentionKernel kernel = AttentionKernel::automatic);
 
 /// What becomes of o before it leaves the attention, fused into the kernels where the backend can:
 ///   y = gate(G o, z)  with G = sigmoid(lse - sink_h), or 1 without a sink, and gate as in ops/gate.h, or the
 ///   identity.
 struct AttentionOutput {
-  Tensor sink;  // (H), or empty
-  Tensor gate;  // logits z (T, H, D) or (T, H), or empty; of q's dtype
+  Tensor sink = {};  // (H), or empty
+  Tensor gate = {};  // logits z (T, H, D) or (T, H), or empty; of q's dtype
   GateKind kind = {};
-  Tensor dhead;  // (H) f64, or empty: read by backward alone, as gate_backward's; only with a gate
+  Tensor dhead = {};  // (H) f64, or empty: read by backward alone, as gate_backward's; only with a gate
 };
 
-/// As attention_forward; y (Tq, H, D) overwritten, may not alias o. o, lse, z0 are those of the plain
-/// attention.
-void gated_attention_forward(Context& ctx, Tensor y, Tensor o, Tensor lse, Tensor z0, const Tensor& q,
-                             const Tensor& k, const Tensor& v, const Tensor& first_key, double scale,
+/// As attention_forward; y (Tq, H, D) overwritten, may not alias out.o. `out` is that of the plain attention.
+void gated_attention_forward(Context& ctx, Tensor y, const AttentionState& out, const AttentionInputs& in,
                              const AttentionOutput& output,
                              AttentionKernel kernel = AttentionKernel::automatic);
 
-/// Gradients of gated forward from dy (T, H, D). dq, dk, dv, and dgate (the shape and dtype of z)
-/// overwritten; dsink (H) added to (accumulate_dtype). dgate and dsink are empty where output has none. dlse,
-/// coef0 as in attention_backward: dlse is added to what the sink contributes.
-void gated_attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, Tensor dgate, Tensor dsink,
-                              const Tensor& dy, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Tensor& o, const Tensor& lse, const Tensor& first_key, double scale,
-                              const AttentionOutput& output, const Tensor& dlse, const Tensor& coef0,
+/// As attention_backward, from dy (T, H, D), the gradient of y. of_scores.dlse is added to what the sink
+/// contributes.
+void gated_attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& dy,
+                              const AttentionInputs& in, const AttentionState& state,
+                              const AttentionOutput& output, const ScoreGrads& of_scores = {},
                               AttentionKernel kernel = AttentionKernel::automatic);
 
 /// Sink logit (GPT-OSS; README.md): a learned logit per head joins the softmax without a value, which is

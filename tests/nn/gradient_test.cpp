@@ -4,27 +4,20 @@
 #include <functional>
 #include <set>
 
+#include "support/enums.h"
 #include "support/model.h"
 
 namespace sluice {
 namespace {
 
+using test::for_each_value;
 using test::gradient_error;
+using test::kCount;
+using test::name_of;
 using test::Pool;
 using test::TestModel;
 
 constexpr double kTolerance = 1e-7;
-
-/// Calls body with every value of an enum.
-template <class E, class Body>
-void for_each_value(Body&& body) {
-  for (size_t i = 0; i < EnumNames<E>::names.size(); ++i) body(static_cast<E>(i));
-}
-
-template <class E>
-std::string_view name_of(E e) {
-  return EnumNames<E>::names[static_cast<size_t>(e)];
-}
 
 std::string describe(const ModelConfig& c) {
   std::string text = fmt::format(
@@ -86,9 +79,7 @@ TEST_CASE("Every gate variant's gradients equal central differences", "[gradient
     });
   });
   // All of them, but for headwise gates of the layer's output, which has no heads.
-  const size_t positions = EnumNames<GatePosition>::names.size(),
-               activations = EnumNames<GateActivation>::names.size();
-  CHECK(variants == static_cast<int>((positions * 2 - 1) * 3 * 2 * activations * 2));
+  CHECK(variants == (kCount<GatePosition> * 2 - 1) * 3 * 2 * kCount<GateActivation> * 2);
 }
 
 TEST_CASE("Every combination of the other options' gradients equals central differences", "[gradient]") {

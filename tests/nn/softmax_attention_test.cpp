@@ -106,7 +106,7 @@ TEST_CASE("A fused gate gives the bits of the core with the gate behind it, and 
 
         Pool pool(9);
         const Tensor dy = pool.normal(dtype, {kTokens, kHeads, kChannels});
-        std::vector<HeadGradients> d;
+        std::vector<AttentionGrads> d;
         for (int i = 0; i < 2; ++i)
           d.push_back({pool.zeros(dtype, {kTokens, kHeads, kChannels}),
                        pool.zeros(dtype, {kTokens, kKvHeads, kChannels}),
@@ -152,9 +152,9 @@ TEST_CASE("The core's gradients equal central differences: heads, sinks, gate, i
           return sum;
         };
         loss();
-        const HeadGradients d = {pool.zeros(DType::f64, {kTokens, kHeads, kChannels}),
-                                 pool.zeros(DType::f64, {kTokens, kKvHeads, kChannels}),
-                                 pool.zeros(DType::f64, {kTokens, kKvHeads, kChannels})};
+        const AttentionGrads d = {pool.zeros(DType::f64, {kTokens, kHeads, kChannels}),
+                                  pool.zeros(DType::f64, {kTokens, kKvHeads, kChannels}),
+                                  pool.zeros(DType::f64, {kTokens, kKvHeads, kChannels})};
         if (c.gate) c.gate.dlogits = pool.copy(c.gate.logits, DType::f64);
         c.attention.backward(c.parts.ctx, d, dy, c.heads, c.sequence.view, c.gate, dimportance, c.s);
         CHECK(test::gradient_error(c.heads.q, d.dq, loss) < 1e-7);

@@ -53,6 +53,7 @@ struct Problem {
     coef0 = pool.normal(DType::f64, {s.heads, s.tokens}, 1.0, "coef0");
     first_key = make_first_key(pool, s.tokens, documents);
   }
+  AttentionInputs inputs() const { return {q, k, v, first_key, scale}; }
   /// The same values rounded to dtype (statistics to its accumulate type).
   Problem as(Pool& pool, DType dtype) const {
     Problem p = *this;
@@ -77,12 +78,10 @@ struct Results {
     dk = pool.normal(dtype, {s.tokens, s.kv_heads, s.depth}, 1.0, "dk");
     dv = pool.normal(dtype, {s.tokens, s.kv_heads, s.depth}, 1.0, "dv");
   }
-  void forward(Context& ctx, const Problem& p) {
-    attention_forward(ctx, o, lse, z0, p.q, p.k, p.v, p.first_key, p.scale);
-  }
+  void forward(Context& ctx, const Problem& p) { attention_forward(ctx, {o, lse, z0}, p.inputs()); }
   void backward(Context& ctx, const Problem& p, bool dlse = true, bool coef0 = true) {
-    attention_backward(ctx, dq, dk, dv, p.d_o, p.q, p.k, p.v, o, lse, p.first_key, p.scale,
-                       dlse ? p.dlse : Tensor(), coef0 ? p.coef0 : Tensor());
+    attention_backward(ctx, {dq, dk, dv}, p.d_o, p.inputs(), {o, lse},
+                       {dlse ? p.dlse : Tensor(), coef0 ? p.coef0 : Tensor()});
   }
 };
 

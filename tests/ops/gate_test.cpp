@@ -1,29 +1,21 @@
 #include "ops/gate.h"
 
 #include "ops/op_support.h"
+#include "support/enums.h"
 
 using namespace sluice;
 using namespace sluice::test;
 
 namespace {
 
-constexpr GateActivation kActivations[] = {GateActivation::sigmoid, GateActivation::silu,
-                                           GateActivation::identity, GateActivation::ns_sigmoid};
-constexpr GateSharing kSharings[] = {GateSharing::specific, GateSharing::shared,
-                                     GateSharing::shared_before_activation};
-constexpr GateCombine kCombines[] = {GateCombine::multiply, GateCombine::add};
-
 struct Case {
   GateKind kind;
   bool elementwise, per_token;
 
   std::string name() const {
-    const char* activation[] = {"sigmoid", "silu", "identity", "ns_sigmoid"};
-    const char* sharing[] = {"specific", "shared", "shared_before_activation"};
-    return fmt::format("{} {} {} {} {}", activation[static_cast<int>(kind.activation)],
-                       sharing[static_cast<int>(kind.sharing)],
-                       kind.combine == GateCombine::multiply ? "multiply" : "add",
-                       elementwise ? "elementwise" : "headwise", per_token ? "Z = T" : "Z = 1");
+    return fmt::format("{} {} {} {} {}", name_of(kind.activation), name_of(kind.sharing),
+                       name_of(kind.combine), elementwise ? "elementwise" : "headwise",
+                       per_token ? "Z = T" : "Z = 1");
   }
   Tensor logits(Pool& pool, DType type, int64_t T, int64_t H, int64_t D) const {
     const int64_t Z = per_token ? T : 1;
@@ -32,15 +24,18 @@ struct Case {
   DType gradient_type(DType type) const { return per_token ? type : accumulate_dtype(type); }
 };
 
-/// Every gate there is: 4 activations x 3 sharings x 2 combinations x 2 granularities x {Z = T, Z = 1}.
+/// Every gate there is: activations x sharings x combinations x 2 granularities x {Z = T, Z = 1}.
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const auto activation : kActivations)
-    for (const auto sharing : kSharings)
-      for (const auto combine : kCombines)
+  for_each_value<GateActivation>([&](GateActivation activation) {
+    for_each_value<GateSharing>([&](GateSharing sharing) {
+      for_each_value<GateCombine>([&](GateCombine combine) {
         for (const bool elementwise : {true, false})
           for (const bool per_token : {true, false})
             cases.push_back({{activation, sharing, combine}, elementwise, per_token});
+      });
+    });
+  });
   return cases;
 }
 

@@ -67,24 +67,25 @@ std::vector<Candidate> candidates(Inputs& in, const Shape& s, const std::string&
       out.gate = of(z, turn);
       return out;
     };
+    const auto inputs = [=](int turn) {
+      return AttentionInputs{of(q, turn), of(k, turn), of(v, turn), first, scale};
+    };
+    const auto state = [=](int turn) { return AttentionState{of(o, turn), of(lse, turn)}; };
     const auto forward = [=, &ctx](int i) {
       if (gate == "none")
-        attention_forward(ctx, of(o, i), of(lse, i), {}, of(q, i), of(k, i), of(v, i), first, scale, kernel);
+        attention_forward(ctx, state(i), inputs(i), kernel);
       else
-        gated_attention_forward(ctx, of(y, i), of(o, i), of(lse, i), {}, of(q, i), of(k, i), of(v, i), first,
-                                scale, output(i), kernel);
+        gated_attention_forward(ctx, of(y, i), state(i), inputs(i), output(i), kernel);
     };
     // Forward is run on every set of buffers before backward is timed, so that its statistics match its
     // queries.
     const auto backward = [=, &ctx](int i) {
       if (i < kTurns) forward(i);
+      const AttentionGrads grads = {of(dq, i), of(dk, i), of(dv, i), of(dz, i)};
       if (gate == "none")
-        attention_backward(ctx, of(dq, i), of(dk, i), of(dv, i), of(dy, i), of(q, i), of(k, i), of(v, i),
-                           of(o, i), of(lse, i), first, scale, {}, {}, kernel);
+        attention_backward(ctx, grads, of(dy, i), inputs(i), state(i), {}, kernel);
       else
-        gated_attention_backward(ctx, of(dq, i), of(dk, i), of(dv, i), of(dz, i), {}, of(dy, i), of(q, i),
-                                 of(k, i), of(v, i), of(o, i), of(lse, i), first, scale, output(i), {}, {},
-                                 kernel);
+        gated_attention_backward(ctx, grads, of(dy, i), inputs(i), state(i), output(i), {}, kernel);
     };
     const nlohmann::json labels{{"tokens", s.tokens},
                                 {"heads", fmt::format("{}/{}", s.heads, s.kv_heads)},

@@ -59,10 +59,11 @@ class OpBench {
     const double flops = 2.0 * static_cast<double>(t * heads * dim) * static_cast<double>(sequence);
     const std::string shape =
         fmt::format("{}x{}, {}/{} heads of {}", samples, sequence, heads, kv_heads, dim);
-    measure("attention_forward", shape, flops, 0,
-            [&] { attention_forward(m.ctx, o, lse, z0, q, k, v, first, 0.125); });
+    measure("attention_forward", shape, flops, 0, [&] {
+      attention_forward(m.ctx, {o, lse, z0}, {q, k, v, first, 0.125});
+    });
     measure("attention_backward", shape, 2.5 * flops, 0, [&] {
-      attention_backward(m.ctx, dq, dk, dv, d_o, q, k, v, o, lse, first, 0.125, Tensor(), Tensor());
+      attention_backward(m.ctx, {dq, dk, dv}, d_o, {q, k, v, first, 0.125}, {o, lse});
     });
   }
 

@@ -114,10 +114,9 @@ void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t co
 }
 
 template <class T>
-void forward_t(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tensor& q, const Tensor& k,
-               const Tensor& v, const Tensor& first_key, double scale) {
+void forward_t(Context& ctx, const AttentionState& out, const AttentionInputs& in) {
   using A = accumulate_t<T>;
-  const Problem<T> p(q, k, v, first_key, scale);
+  const Problem<T> p(in);
   const int64_t threads = num_threads(), work_size = forward_workspace<A>(p.padded_depth, p.depth);
   ScratchScope temporaries(ctx.scratch);
   A* const work =
@@ -125,9 +124,9 @@ void forward_t(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tensor& q, c
   if (ctx.dry_run) return;
   p.check_first_keys("attention_forward");
 
-  T* const out = o.as<T>();
-  A* const lse_out = lse.as<A>();
-  A* const z0_out = z0.empty() ? nullptr : z0.as<A>();
+  T* const o = out.o.as<T>();
+  A* const lse = out.lse.as<A>();
+  A* const z0 = out.z0.empty() ? nullptr : out.z0.as<A>();
   const int64_t rows = p.tq * p.group(), blocks = (rows + kLanes - 1) / kLanes, tasks = blocks * p.kv_heads;
   // Late rows attend to most keys, so they are processed first, which balances the threads.
 #pragma omp parallel for schedule(dynamic, 1) \
@@ -135,18 +134,17 @@ void forward_t(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tensor& q, c
   for (int64_t task = 0; task < tasks; ++task) {
     const int64_t row = (blocks - 1 - task / p.kv_heads) * kLanes;
     forward_block(p, task % p.kv_heads, row, std::min(kLanes, rows - row),
-                  work + omp_get_thread_num() * work_size, out, lse_out, z0_out);
+                  work + omp_get_thread_num() * work_size, o, lse, z0);
   }
 }
 
 // ---- backward ----
 
 template <class T>
-void backward_t(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o, const Tensor& q,
-                const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, const Tensor& first_key,
-                double scale, const Tensor& dlse, const Tensor& coef0) {
+void backward_t(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, const AttentionInputs& in,
+                const AttentionState& state, const ScoreGrads& of_scores) {
   using A = accumulate_t<T>;
-  const Problem<T> p(q, k, v, first_key, scale);
+  const Problem<T> p(in);
   const int64_t threads = num_threads(), work_size = Backward<T>::workspace(p.padded_depth, p.depth);
   const bool in_place = std::is_same_v<T, A> && p.padded_depth == p.depth;
   ScratchScope temporaries(ctx.scratch);
@@ -164,12 +162,12 @@ void backward_t(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o
 
   Backward<T> b{p,
                 d_o.as<T>(),
-                lse.as<A>(),
+                state.lse.as<A>(),
                 delta,
-                coef0.empty() ? nullptr : coef0.as<A>(),
-                dq.as<T>(),
-                dk.as<T>(),
-                dv.as<T>(),
+                of_scores.coef0.empty() ? nullptr : of_scores.coef0.as<A>(),
+                grads.dq.as<T>(),
+                grads.dk.as<T>(),
+                grads.dv.as<T>(),
                 dk_sum,
                 dv_sum,
                 p.tk * p.padded_depth,
@@ -177,8 +175,8 @@ void backward_t(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o
   if constexpr (std::is_same_v<T, A>)
     if (in_place) b.dk_sum = b.dk, b.dv_sum = b.dv, b.sum_head = p.depth, b.sum_row = p.kv_heads * p.depth;
 
-  const T *o_in = o.as<T>(), *d_o_in = d_o.as<T>();
-  const A* const dlse_in = dlse.empty() ? nullptr : dlse.as<A>();
+  const T *o_in = state.o.as<T>(), *d_o_in = d_o.as<T>();
+  const A* const dlse_in = of_scores.dlse.empty() ? nullptr : of_scores.dlse.as<A>();
   parallel_for(p.tq, 64, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
       for (int64_t h = 0; h < p.heads; ++h) {
@@ -265,19 +263,16 @@ void sink_backward_t(Tensor d_o, Tensor dlse, Tensor dsink, const Tensor& dy, co
 
 }  // namespace
 
-void attention_forward(Context& ctx, Tensor o, Tensor lse, Tensor z0, const Tensor& q, const Tensor& k,
-                       const Tensor& v, const Tensor& first_key, double scale, AttentionKernel /*kernel*/) {
-  with_storage_type(q.dtype,
-                    [&](auto t) { forward_t<decltype(t)>(ctx, o, lse, z0, q, k, v, first_key, scale); });
+void attention_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
+                       AttentionKernel /*kernel*/) {
+  with_storage_type(in.q.dtype, [&](auto t) { forward_t<decltype(t)>(ctx, out, in); });
 }
 
-void attention_backward(Context& ctx, Tensor dq, Tensor dk, Tensor dv, const Tensor& d_o, const Tensor& q,
-                        const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
-                        const Tensor& first_key, double scale, const Tensor& dlse, const Tensor& coef0,
+void attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o,
+                        const AttentionInputs& in, const AttentionState& state, const ScoreGrads& of_scores,
                         AttentionKernel /*kernel*/) {
-  with_storage_type(q.dtype, [&](auto t) {
-    backward_t<decltype(t)>(ctx, dq, dk, dv, d_o, q, k, v, o, lse, first_key, scale, dlse, coef0);
-  });
+  with_storage_type(in.q.dtype,
+                    [&](auto t) { backward_t<decltype(t)>(ctx, grads, d_o, in, state, of_scores); });
 }
 
 void sink_forward(Context& ctx, Tensor y, const Tensor& o, const Tensor& lse, const Tensor& sink) {

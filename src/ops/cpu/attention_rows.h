@@ -12,18 +12,18 @@ struct Problem {
   int64_t tq, tk, heads, kv_heads, depth, padded_depth;
   A scale;
 
-  Problem(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& first_key_, double scale_)
-      : q(q_.as<T>()),
-        k(k_.as<T>()),
-        v(v_.as<T>()),
-        first_key(first_key_.as<int32_t>()),
-        tq(q_.dim(0)),
-        tk(k_.dim(0)),
-        heads(q_.dim(1)),
-        kv_heads(k_.dim(1)),
-        depth(q_.dim(2)),
+  explicit Problem(const AttentionInputs& in)
+      : q(in.q.as<T>()),
+        k(in.k.as<T>()),
+        v(in.v.as<T>()),
+        first_key(in.first_key.as<int32_t>()),
+        tq(in.q.dim(0)),
+        tk(in.k.dim(0)),
+        heads(in.q.dim(1)),
+        kv_heads(in.k.dim(1)),
+        depth(in.q.dim(2)),
         padded_depth((depth + Simd<A>::kWidth - 1) / Simd<A>::kWidth * Simd<A>::kWidth),
-        scale(static_cast<A>(scale_)) {}
+        scale(static_cast<A>(in.scale)) {}
   int64_t group() const { return heads / kv_heads; }
   int64_t offset() const { return tk - tq; }  // query t is key t + offset
   int64_t pairs() const {                     // visible (query, key) pairs over all heads

@@ -9,6 +9,7 @@
 
 #include "core/device.h"
 #include "ops/cases.h"
+#include "support/enums.h"
 #include "support/gpu.h"
 #ifdef SLUICE_EMULATION
 #include "seam.h"
@@ -46,19 +47,25 @@ int64_t first_of(const Shape& s, int64_t t) {
   return 0;
 }
 
-struct Inputs {
-  Tensor q, k, v, first_key;
-  double scale;
+AttentionInputs inputs(CaseRun& r, const Shape& s) {
+  AttentionInputs in;
+  in.q = r.input("q", {s.queries, s.heads, s.depth});
+  in.k = r.input("k", {s.keys, s.kv_heads, s.depth});
+  in.v = r.input("v", {s.keys, s.kv_heads, s.depth});
+  in.first_key = r.input("first_key", DType::i32, {s.queries},
+                         [=](int64_t t) { return static_cast<double>(first_of(s, t + s.keys - s.queries)); });
+  in.scale = 1 / std::sqrt(static_cast<double>(s.depth));
+  return in;
+}
 
-  Inputs(CaseRun& r, const Shape& s)
-      : q(r.input("q", {s.queries, s.heads, s.depth})),
-        k(r.input("k", {s.keys, s.kv_heads, s.depth})),
-        v(r.input("v", {s.keys, s.kv_heads, s.depth})),
-        first_key(
-            r.input("first_key", DType::i32, {s.queries},
-                    [=](int64_t t) { return static_cast<double>(first_of(s, t + s.keys - s.queries)); })),
-        scale(1 / std::sqrt(static_cast<double>(s.depth))) {}
-};
+/// dq, dk, dv of as many queries as keys.
+AttentionGrads grads(CaseRun& r, const Shape& s) {
+  AttentionGrads d;
+  d.dq = r.output("dq", {s.queries, s.heads, s.depth});
+  d.dk = r.output("dk", {s.queries, s.kv_heads, s.depth});
+  d.dv = r.output("dv", {s.queries, s.kv_heads, s.depth});
+  return d;
+}
 
 /// On a GPU the kernels for every card since sm_80; those for Hopper have a family of their own.
 AttentionKernel kernel_for(const CaseRun& r) {
@@ -67,11 +74,12 @@ AttentionKernel kernel_for(const CaseRun& r) {
 
 OpCase forward_case(const Shape& s, bool z0 = true) {
   return {fmt::format("attention_forward {} z0={}", describe(s), z0), [=](CaseRun& r) {
-            const Inputs in(r, s);
-            attention_forward(r.ctx, r.output("o", {s.queries, s.heads, s.depth}),
-                              r.output("lse", r.wide, {s.heads, s.queries}),
-                              z0 ? r.output("z0", r.wide, {s.heads, s.queries}) : Tensor(), in.q, in.k, in.v,
-                              in.first_key, in.scale, kernel_for(r));
+            const AttentionInputs in = inputs(r, s);
+            AttentionState out;
+            out.o = r.output("o", {s.queries, s.heads, s.depth});
+            out.lse = r.output("lse", r.wide, {s.heads, s.queries});
+            if (z0) out.z0 = r.output("z0", r.wide, {s.heads, s.queries});
+            attention_forward(r.ctx, out, in, kernel_for(r));
           }};
 }
 
@@ -91,21 +99,18 @@ std::string describe(const Extras& e) {
 /// Backward needs a forward's o and lse: its own, so that a case stands alone.
 OpCase backward_case(const Shape& s, const Extras& e) {
   return {fmt::format("attention_backward {} {}", describe(s), describe(e)), [=](CaseRun& r) {
-            const Inputs in(r, s);
+            const AttentionInputs in = inputs(r, s);
             const int64_t tokens = s.queries;
             const Tensor o = r.output("o", {tokens, s.heads, s.depth}),
                          lse = r.output("lse", r.wide, {s.heads, tokens});
             const Tensor d_o = r.input("d_o", {tokens, s.heads, s.depth});
             const Tensor dlse = e.dlse ? r.input("dlse", r.wide, {s.heads, tokens}) : Tensor();
             const Tensor coef0 = e.coef0 ? r.input("coef0", r.wide, {s.heads, tokens}, 0.1) : Tensor();
-            const Tensor dq = r.output("dq", {tokens, s.heads, s.depth});
-            const Tensor dk = r.output("dk", {tokens, s.kv_heads, s.depth});
-            const Tensor dv = r.output("dv", {tokens, s.kv_heads, s.depth});
+            const AttentionGrads d = grads(r, s);
             const bool was = r.ctx.deterministic;
             r.ctx.deterministic = e.deterministic;
-            attention_forward(r.ctx, o, lse, {}, in.q, in.k, in.v, in.first_key, in.scale, kernel_for(r));
-            attention_backward(r.ctx, dq, dk, dv, d_o, in.q, in.k, in.v, o, lse, in.first_key, in.scale, dlse,
-                               coef0, kernel_for(r));
+            attention_forward(r.ctx, {o, lse}, in, kernel_for(r));
+            attention_backward(r.ctx, d, d_o, in, {o, lse}, {dlse, coef0}, kernel_for(r));
             r.ctx.deterministic = was;
           }};
 }
@@ -114,7 +119,7 @@ OpCase gated_case(const Shape& s, const Extras& e, bool backward) {
   return {
       fmt::format("gated_attention_{} {} {}", backward ? "backward" : "forward", describe(s), describe(e)),
       [=](CaseRun& r) {
-        const Inputs in(r, s);
+        const AttentionInputs in = inputs(r, s);
         const int64_t tokens = s.queries;
         AttentionOutput out;
         if (e.sink) out.sink = r.input("sink", {s.heads});
@@ -127,8 +132,7 @@ OpCase gated_case(const Shape& s, const Extras& e, bool backward) {
                      o = r.output("o", {tokens, s.heads, s.depth});
         const Tensor lse = r.output("lse", r.wide, {s.heads, tokens}),
                      z0 = r.output("z0", r.wide, {s.heads, tokens});
-        gated_attention_forward(r.ctx, y, o, lse, z0, in.q, in.k, in.v, in.first_key, in.scale, out,
-                                kernel_for(r));
+        gated_attention_forward(r.ctx, y, {o, lse, z0}, in, out, kernel_for(r));
         if (!backward) return;
         const Tensor dy = r.input("dy", {tokens, s.heads, s.depth});
         const Tensor dlse = e.dlse ? r.input("dlse", r.wide, {s.heads, tokens}) : Tensor();
@@ -137,10 +141,9 @@ OpCase gated_case(const Shape& s, const Extras& e, bool backward) {
                              : e.gate == 2 ? r.output("dgate", {tokens, s.heads})
                                            : Tensor();
         const Tensor dsink = e.sink ? r.inout("dsink", r.wide, {s.heads}) : Tensor();
-        gated_attention_backward(r.ctx, r.output("dq", {tokens, s.heads, s.depth}),
-                                 r.output("dk", {tokens, s.kv_heads, s.depth}),
-                                 r.output("dv", {tokens, s.kv_heads, s.depth}), dgate, dsink, dy, in.q, in.k,
-                                 in.v, o, lse, in.first_key, in.scale, out, dlse, coef0, kernel_for(r));
+        AttentionGrads d = grads(r, s);
+        d.dgate = dgate, d.dsink = dsink;
+        gated_attention_backward(r.ctx, d, dy, in, {o, lse}, out, {dlse, coef0}, kernel_for(r));
       }};
 }
 
@@ -182,7 +185,7 @@ OpCase random_case(Random& random) {
   Extras e;
   e.dlse = uniform(random, 0, 1), e.coef0 = uniform(random, 0, 1), e.sink = uniform(random, 0, 1);
   e.gate = static_cast<int>(uniform(random, 0, 2));
-  e.kind.activation = static_cast<GateActivation>(uniform(random, 0, 3));
+  e.kind.activation = static_cast<GateActivation>(uniform(random, 0, kCount<GateActivation> - 1));
   e.kind.combine = static_cast<GateCombine>(uniform(random, 0, 1));
   switch (uniform(random, 0, 3)) {
     case 0:
@@ -237,11 +240,11 @@ OpFamily attention_cases() {
     cases.push_back(
         loose(backward_case({150, 150, 2, 1, depth}, {.dlse = true, .coef0 = true, .deterministic = false})));
 
-  for (const auto activation :
-       {GateActivation::sigmoid, GateActivation::silu, GateActivation::identity, GateActivation::ns_sigmoid})
+  for_each_value<GateActivation>([&](GateActivation activation) {
     for (const auto combine : {GateCombine::multiply, GateCombine::add})
       for (const int gate : {1, 2})
         push_gated(cases, {33, 33, 2, 1, 64}, {.gate = gate, .kind = {activation, {}, combine}});
+  });
   for (const int64_t depth : {16, 64, 128, 256})
     for (const int gate : {0, 1, 2})
       push_gated(cases, {70, 70, 2, 2, depth, Documents::short_ones}, {.sink = true, .gate = gate});
@@ -307,12 +310,13 @@ TEST_CASE("No logit of a first key exceeds its row's log-sum-exp", "[attention]"
     for (const int64_t depth : {16, 64, 128, 256}) {
       const Shape s = {70, 70, 2, 1, depth, Documents::short_ones};
       const OpCase c = {"large logits", [=](CaseRun& r) {
-                          const Inputs in(r, s);
-                          const Tensor lse = r.output("lse", r.wide, {s.heads, s.queries});
-                          const Tensor z0 = r.output("z0", r.wide, {s.heads, s.queries});
-                          attention_forward(r.ctx, r.output("o", {s.queries, s.heads, s.depth}), lse, z0,
-                                            in.q, in.k, in.v, in.first_key,
-                                            40.0 / static_cast<double>(s.depth), kernel_for(r));
+                          AttentionInputs in = inputs(r, s);
+                          in.scale = 40.0 / static_cast<double>(s.depth);
+                          AttentionState out;
+                          out.lse = r.output("lse", r.wide, {s.heads, s.queries});
+                          out.z0 = r.output("z0", r.wide, {s.heads, s.queries});
+                          out.o = r.output("o", {s.queries, s.heads, s.depth});
+                          attention_forward(r.ctx, out, in, kernel_for(r));
                         }};
       const auto outputs = run_on_gpu(c, dtype);
       const std::vector<double>&lse = outputs.at("lse"), &z0 = outputs.at("z0");

@@ -8,6 +8,7 @@
 
 #include "ops/attention.h"
 #include "ops/cases.h"
+#include "support/enums.h"
 
 namespace sluice::test {
 namespace {
@@ -28,29 +29,29 @@ struct Output {
   GateKind kind = {};
 };
 
-struct Inputs {
-  Tensor q, k, v, first_key;
-  double scale;
-  AttentionOutput output;
+AttentionInputs inputs(CaseRun& r, const Shape& s) {
+  AttentionInputs in;
+  in.q = r.input("q", {s.queries, s.heads, s.depth});
+  in.k = r.input("k", {s.keys, s.kv_heads, s.depth});
+  in.v = r.input("v", {s.keys, s.kv_heads, s.depth});
+  in.first_key = r.input("first_key", DType::i32, {s.queries}, [&](int64_t t) {
+    int64_t first = 0;
+    for (const int64_t d : s.documents)
+      if (d <= t + s.keys - s.queries) first = d;
+    return static_cast<double>(first);
+  });
+  in.scale = 1 / std::sqrt(static_cast<double>(s.depth));
+  return in;
+}
 
-  Inputs(CaseRun& r, const Shape& s, const Output& e)
-      : q(r.input("q", {s.queries, s.heads, s.depth})),
-        k(r.input("k", {s.keys, s.kv_heads, s.depth})),
-        v(r.input("v", {s.keys, s.kv_heads, s.depth})),
-        first_key(r.input("first_key", DType::i32, {s.queries},
-                          [&](int64_t t) {
-                            int64_t first = 0;
-                            for (const int64_t d : s.documents)
-                              if (d <= t + s.keys - s.queries) first = d;
-                            return static_cast<double>(first);
-                          })),
-        scale(1 / std::sqrt(static_cast<double>(s.depth))) {
-    if (e.sink) output.sink = r.input("sink", {s.heads});
-    if (e.gate == 1) output.gate = r.input("gate", {s.queries, s.heads, s.depth}, 2.0);
-    if (e.gate == 2) output.gate = r.input("gate", {s.queries, s.heads}, 2.0);
-    output.kind = e.kind;
-  }
-};
+AttentionOutput output(CaseRun& r, const Shape& s, const Output& e) {
+  AttentionOutput output;
+  if (e.sink) output.sink = r.input("sink", {s.heads});
+  if (e.gate == 1) output.gate = r.input("gate", {s.queries, s.heads, s.depth}, 2.0);
+  if (e.gate == 2) output.gate = r.input("gate", {s.queries, s.heads}, 2.0);
+  output.kind = e.kind;
+  return output;
+}
 
 /// bf16 only: f32 has a kernel without tiles. Twice the table, as in attention.cpp: one unit in the last
 /// place of the largest elements.
@@ -65,12 +66,13 @@ OpCase forward_case(const Shape& s, const Output& e) {
       fmt::format("gated_attention_forward {} gate={} sink={} activation={} combine={}", describe(s), e.gate,
                   e.sink, static_cast<int>(e.kind.activation), static_cast<int>(e.kind.combine)),
       [=](CaseRun& r) {
-        const Inputs in(r, s, e);
+        const AttentionInputs in = inputs(r, s);
+        const AttentionOutput out = output(r, s, e);
         const Tensor y = r.output("y", {s.queries, s.heads, s.depth});
         const Tensor o = r.output("o", {s.queries, s.heads, s.depth});
         const Tensor lse = r.output("lse", r.wide, {s.heads, s.queries});
         const Tensor z0 = r.output("z0", r.wide, {s.heads, s.queries});
-        gated_attention_forward(r.ctx, y, o, lse, z0, in.q, in.k, in.v, in.first_key, in.scale, in.output);
+        gated_attention_forward(r.ctx, y, {o, lse, z0}, in, out);
       },
       // The CPU rounds o to bf16 before a gate whose scores may be large; a GPU does not.
       e.gate ? 5 : 2);
@@ -80,7 +82,7 @@ OpCase backward_case(const Shape& s, bool coef0, bool deterministic = true) {
   return tiled(
       fmt::format("attention_backward {} coef0={} deterministic={}", describe(s), coef0, deterministic),
       [=](CaseRun& r) {
-        const Inputs in(r, s, {});
+        const AttentionInputs in = inputs(r, s);
         const Tensor o = r.output("o", {s.queries, s.heads, s.depth});
         const Tensor lse = r.output("lse", r.wide, {s.heads, s.queries});
         const Tensor d_o = r.input("d_o", {s.queries, s.heads, s.depth});
@@ -91,8 +93,8 @@ OpCase backward_case(const Shape& s, bool coef0, bool deterministic = true) {
         const Tensor dv = r.output("dv", {s.keys, s.kv_heads, s.depth});
         const bool was = r.ctx.deterministic;
         r.ctx.deterministic = deterministic;
-        attention_forward(r.ctx, o, lse, {}, in.q, in.k, in.v, in.first_key, in.scale);
-        attention_backward(r.ctx, dq, dk, dv, d_o, in.q, in.k, in.v, o, lse, in.first_key, in.scale, dlse, c);
+        attention_forward(r.ctx, {o, lse}, in);
+        attention_backward(r.ctx, {dq, dk, dv}, d_o, in, {o, lse}, {dlse, c});
         r.ctx.deterministic = was;
       });
 }
@@ -113,7 +115,7 @@ OpCase random_case(Random& random) {
   if (uniform(random, 0, 1)) return backward_case(s, uniform(random, 0, 1), uniform(random, 0, 1));
   s.keys += uniform(random, 0, 200);
   Output e{static_cast<int>(uniform(random, 0, 2)), uniform(random, 0, 1) == 1, {}};
-  e.kind.activation = static_cast<GateActivation>(uniform(random, 0, 3));
+  e.kind.activation = static_cast<GateActivation>(uniform(random, 0, kCount<GateActivation> - 1));
   e.kind.combine = static_cast<GateCombine>(uniform(random, 0, 1));
   return forward_case(s, e);
 }

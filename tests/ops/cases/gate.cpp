@@ -5,12 +5,10 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "ops/cases.h"
+#include "support/enums.h"
 
 namespace sluice::test {
 namespace {
-
-constexpr const char* kActivations[] = {"sigmoid", "silu", "identity", "ns_sigmoid"};
-constexpr const char* kSharings[] = {"specific", "shared", "shared_before"};
 
 struct GateCase {
   int64_t tokens, heads, channels;
@@ -20,9 +18,7 @@ struct GateCase {
 
 OpCase gate_case(const GateCase& g) {
   return {fmt::format("gate T={} H={} D={} {} {} {} {}{}{}", g.tokens, g.heads, g.channels,
-                      kActivations[static_cast<int>(g.kind.activation)],
-                      kSharings[static_cast<int>(g.kind.sharing)],
-                      g.kind.combine == GateCombine::multiply ? "multiply" : "add",
+                      name_of(g.kind.activation), name_of(g.kind.sharing), name_of(g.kind.combine),
                       g.headwise ? "headwise" : "elementwise", g.per_token ? "" : " constant",
                       g.in_place ? " in place" : ""),
           [=](CaseRun& r) {
@@ -55,7 +51,7 @@ OpFamily gate_cases() {
   OpFamily family{"gate", {}, {}};
   auto& cases = family.cases;
   int turn = 0;
-  for (int activation = 0; activation < 4; ++activation)
+  for (int activation = 0; activation < kCount<GateActivation>; ++activation)
     for (int sharing = 0; sharing < 3; ++sharing)
       for (int combine = 0; combine < 2; ++combine)
         for (const bool headwise : {false, true})
@@ -74,8 +70,8 @@ OpFamily gate_cases() {
     return gate_case(
         {uniform(random, 2, 30), uniform(random, 1, 8),
          one_of<int64_t>(random, {uniform(random, 1, 40), 8 * uniform(random, 1, 32)}),
-         kind_of(static_cast<int>(uniform(random, 0, 3)), static_cast<int>(uniform(random, 0, 2)),
-                 static_cast<int>(uniform(random, 0, 1))),
+         kind_of(static_cast<int>(uniform(random, 0, kCount<GateActivation> - 1)),
+                 static_cast<int>(uniform(random, 0, 2)), static_cast<int>(uniform(random, 0, 1))),
          uniform(random, 0, 1) == 1, uniform(random, 0, 1) == 1, uniform(random, 0, 1) == 1});
   };
   return family;
