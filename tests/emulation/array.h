@@ -1,6 +1,6 @@
 #pragma once
-// Growing arrays for the inside of a kernel: their memory comes from an arena of the OS thread and is never
-// given back, so that no allocator that a sanitizer intercepts is called between two CUDA threads.
+// Growing arrays for use inside a kernel. Their memory comes from an arena of the OS thread and is never
+// freed, so that no allocator that a sanitizer intercepts is called between two CUDA threads.
 #include <cstddef>
 #include <type_traits>
 

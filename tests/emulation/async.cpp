@@ -1,6 +1,6 @@
-// Asynchronous copies and the barriers they count on. An operation is done as late as its wait allows, its
-// destination poison until then, or, in a seeded schedule, at some earlier time: code that reads or
-// overwrites too early sees either.
+// Asynchronous copies and their barriers. An operation is performed as late as its wait allows, with its
+// destination poisoned until then, or, in a seeded schedule, at some earlier time. Code that reads or
+// overwrites too early sees one or the other.
 #include "machine.h"
 
 namespace emu {
@@ -78,7 +78,7 @@ static_assert(sizeof(Mbarrier) == 8);
 
 Mbarrier& view(uint64_t* barrier) { return *reinterpret_cast<Mbarrier*>(barrier); }
 
-/// Where nothing is outstanding any more: the next phase begins, and whoever waits wakes.
+/// If nothing is outstanding any more, the next phase begins and waiting threads wake up.
 void finish_phase(Group& g, uint64_t* barrier) {
   Mbarrier& b = view(barrier);
   if (b.pending || b.transfer_bytes) return;

@@ -3,7 +3,7 @@
 
 namespace emu {
 
-/// Replaces *p by change(*p) at once; returns what stood there.
+/// Atomically replaces *p by change(*p); returns the old value.
 template <class T, class Change>
 T atomic_change(T* p, Change&& change) {
   using Bits =
@@ -65,7 +65,7 @@ inline __nv_bfloat16 atomicAdd(__nv_bfloat16* p, __nv_bfloat16 v) {
 inline __nv_bfloat162 atomicAdd(__nv_bfloat162* p, __nv_bfloat162 v) {
   return ::emu::atomic_change(p, [v](__nv_bfloat162 x) { return __hadd2(x, v); });
 }
-// Vectors (sm_90): each element at once, not the whole.
+// Vectors (sm_90): atomic per element, not as a whole.
 inline float2 atomicAdd(float2* p, float2 v) { return {atomicAdd(&p->x, v.x), atomicAdd(&p->y, v.y)}; }
 inline float4 atomicAdd(float4* p, float4 v) {
   return {atomicAdd(&p->x, v.x), atomicAdd(&p->y, v.y), atomicAdd(&p->z, v.z), atomicAdd(&p->w, v.w)};

@@ -1,13 +1,12 @@
 #pragma once
-// Between launches and the fake runtime's graphs (graph.cpp).
+// Interface between launches and the fake runtime's graphs (graph.cpp).
 #include "seam.h"
 
 namespace emu {
 
-/// Runs a launch now.
+/// Runs a launch immediately.
 void run_launch(const LaunchParams& params, const KernelCall& call);
-/// True where the launch was kept for later and must not run now: its stream is being captured, or does
-/// everything late.
+/// True if the launch was stored and must not run now, because its stream is being captured or works late.
 bool record_launch(const LaunchParams& params, const KernelCall& call);
 
 }  // namespace emu

@@ -360,7 +360,7 @@ TEST_CASE("Launches: impossible configurations are refused", "[detectors]") {
   CHECK_REPORTS("227 KiB", launch(shape(1, 32, 228 << 10), nothing));
   emu::LaunchParams p = shape(3, 32);
   p.cluster = dim3(2);
-  CHECK_REPORTS("no multiple of the cluster", launch(p, nothing));
+  CHECK_REPORTS("not a multiple of the cluster", launch(p, nothing));
 }
 
 TEST_CASE("the emulator remains usable after every failure", "[detectors]") {

@@ -1,5 +1,5 @@
-// Device memory: host memory that begins as 0xff and ends right before a page that nobody may touch (plain
-// builds) or in a sanitizer's red zone. Copies are checked against the allocations they begin in.
+// Device memory: host memory that is initialised to 0xff and ends at an inaccessible page (plain builds) or
+// in a sanitizer's red zone. Copies are checked against the allocations in which they start.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -56,7 +56,7 @@ char* reserve(Allocation& a) {
   return p;
 }
 
-/// False where the bytes after the allocation's end were written.
+/// False if bytes after the end of the allocation were written.
 bool give_back(char* p, const Allocation& a) {
   const size_t padded = round_up(a.bytes, kAlignment);
   san::allow(p, padded);

@@ -4,19 +4,19 @@
 #   tsan   ThreadSanitizer, with every CUDA thread shown to it as a fiber: races
 # For each: sluice_cuda_emulated_V (the sources) and sluice_emulator_V (the runtime, fake CUDA libraries included).
 find_path(SLUICE_CUDA_INCLUDE_DIR cuda_bf16.h REQUIRED PATHS /usr/local/cuda/include $ENV{CUDA_HOME}/include)
-# Of NCCL the header alone: what it says is done by fake_nccl.cpp, for ranks that are threads of one process.
+# Only the header of NCCL is used: fake_nccl.cpp implements it for ranks that are threads of one process.
 find_path(SLUICE_NCCL_INCLUDE_DIR nccl.h HINTS ${SLUICE_CUDA_INCLUDE_DIR})
 set(SLUICE_EMULATOR ${PROJECT_SOURCE_DIR}/tests/emulation)
 file(GLOB SLUICE_EMULATOR_SOURCES CONFIGURE_DEPENDS ${SLUICE_EMULATOR}/*.cpp)
 list(FILTER SLUICE_EMULATOR_SOURCES EXCLUDE REGEX "_test.cpp$|_main.cpp$")
 
 set(SLUICE_VARIANT_FLAGS_plain -O2)
-# Sanitizers make -Wmaybe-uninitialized see ghosts.
+# Sanitizers cause false positives of -Wmaybe-uninitialized.
 set(SLUICE_VARIANT_FLAGS_asan -O1 -g1 -Wno-maybe-uninitialized -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all
     -fno-omit-frame-pointer)
 set(SLUICE_VARIANT_FLAGS_tsan -O1 -g1 -Wno-maybe-uninitialized -fsanitize=thread)
-# The runtime tells ThreadSanitizer itself what happens (sanitizer.h), so it is not instrumented; nor may the compiler
-# turn its loops and copies into calls that libtsan intercepts.
+# The runtime reports its synchronisation to ThreadSanitizer itself (sanitizer.h), so it is not instrumented; the compiler
+# must not turn its loops and copies into calls that libtsan intercepts.
 set(SLUICE_RUNTIME_FLAGS_plain -O3)
 set(SLUICE_RUNTIME_FLAGS_asan ${SLUICE_VARIANT_FLAGS_asan})
 set(SLUICE_RUNTIME_FLAGS_tsan -O2 -g1 -fno-tree-loop-distribute-patterns -minline-all-stringops
@@ -24,12 +24,12 @@ set(SLUICE_RUNTIME_FLAGS_tsan -O2 -g1 -fno-tree-loop-distribute-patterns -minlin
 set(SLUICE_VARIANT_LINK_asan -fsanitize=address,undefined)
 set(SLUICE_VARIANT_LINK_tsan -fsanitize=thread)
 
-# What a .cu file needs to be compiled for the emulator, in one variant.
+# Options for compiling a .cu file for the emulator, in one variant.
 function(sluice_emulated_flags target variant)
   target_compile_definitions(${target} PRIVATE SLUICE_HAS_CUDA SLUICE_EMULATION $<$<BOOL:${SLUICE_NCCL_INCLUDE_DIR}>:SLUICE_HAS_NCCL>)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/cuda ${SLUICE_EMULATOR})
   target_include_directories(${target} SYSTEM PRIVATE ${SLUICE_CUDA_INCLUDE_DIR})
-  # Contraction into fused multiply-adds is what nvcc does too.
+  # nvcc also contracts to fused multiply-adds.
   target_compile_options(${target} PRIVATE ${SLUICE_SWITCH_FLAGS} -Wall -Wno-unknown-pragmas -march=x86-64-v3 -ffp-contract=fast
                          ${SLUICE_VARIANT_FLAGS_${variant}})
   if(SLUICE_WERROR)

@@ -1,7 +1,7 @@
 #pragma once
-// CUDA on the CPU: what a kernel file sees instead of <cuda_runtime.h> when g++ compiles it with
-// SLUICE_EMULATION. NVIDIA's own headers supply the vector types and bf16 (host bodies); the rest is ours.
-// README.md says how it works.
+// CUDA on the CPU: the header that replaces <cuda_runtime.h> when g++ compiles a kernel file with
+// SLUICE_EMULATION. NVIDIA's headers supply the vector types and bf16 (host bodies); everything else is
+// implemented here. See README.md.
 #include <cuda_bf16.h>
 #include <math.h>
 
@@ -23,7 +23,7 @@
 #define __grid_constant__
 #undef __constant__
 #define __constant__
-// A raw __shared__ variable has no block of its own, no poison and no bounds here.
+// A raw __shared__ variable would not be separate per block, poisoned or bounds-checked here.
 #undef __shared__
 #define __shared__ static_assert(false, "shared memory through STATIC_SMEM or DYN_SMEM only");
 

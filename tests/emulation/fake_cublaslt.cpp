@@ -1,6 +1,6 @@
-// A cuBLASLt for emulation: the calls that cuda/matmul.cu makes, which check what they are given as strictly
-// as the documents allow, and compute in f32 one element at a time. Every refusal says why on stderr. A
-// product is launched as a kernel of one thread, so that it keeps its place in a captured graph.
+// A cuBLASLt for emulation: the calls of cuda/matmul.cu, which check their arguments as strictly as the
+// documents allow and compute in f32, one element at a time. Every refusal prints its reason on stderr. A
+// product is launched as a kernel with one thread, so that it can be captured in a graph.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ struct Preference {
   uint64_t workspace;
   uint32_t alignment[4];  // a, b, c, d
 };
-/// What an algorithm was chosen for.
+/// The problem for which an algorithm was chosen.
 struct Algorithm {
   uint64_t problem;
   uint64_t workspace;
@@ -92,14 +92,13 @@ cublasStatus_t describe(Problem& p, cublasLtMatmulDesc_t operation, cublasLtMatr
       out.type == p.c.type && out.rows == p.c.rows && out.columns == p.c.columns && out.stride == p.c.stride,
       "C and D differ");
   REQUIRE(p.operation.compute == CUBLAS_COMPUTE_32F && p.operation.scale == CUDA_R_32F,
-          "a compute type it has not");
+          "an unsupported compute type");
   REQUIRE(p.a.type == p.b.type && stored(p.a.type) && (p.c.type == p.a.type || p.c.type == CUDA_R_32F),
-          "types of A, B and C that do not go together");
+          "inconsistent types of A, B and C");
   const bool ta = p.operation.transpose_a == CUBLAS_OP_T, tb = p.operation.transpose_b == CUBLAS_OP_T;
   const uint64_t rows = ta ? p.a.columns : p.a.rows, ka = ta ? p.a.rows : p.a.columns;
   const uint64_t kb = tb ? p.b.columns : p.b.rows, columns = tb ? p.b.rows : p.b.columns;
-  REQUIRE(rows == p.c.rows && columns == p.c.columns && ka == kb,
-          "sizes of A, B and C that do not go together");
+  REQUIRE(rows == p.c.rows && columns == p.c.columns && ka == kb, "inconsistent sizes of A, B and C");
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -192,13 +191,13 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
   REQUIRE(bytes == sizeof(cublasOperation_t), "an attribute of another size");
   cublasOperation_t t;
   std::memcpy(&t, value, sizeof t);
-  REQUIRE(t == CUBLAS_OP_N || t == CUBLAS_OP_T, "a transposition it has not");
+  REQUIRE(t == CUBLAS_OP_N || t == CUBLAS_OP_T, "an unsupported transposition");
   if (attribute == CUBLASLT_MATMUL_DESC_TRANSA)
     o.transpose_a = t;
   else if (attribute == CUBLASLT_MATMUL_DESC_TRANSB)
     o.transpose_b = t;
   else
-    return refuse("an attribute of an operation it has not");
+    return refuse("an unsupported attribute of an operation");
   put(operation, o);
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -234,7 +233,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     std::memcpy(&p.workspace, value, bytes);
   } else {
     const int i = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
-    REQUIRE(i >= 0 && i < 4, "a preference it has not");
+    REQUIRE(i >= 0 && i < 4, "an unsupported preference");
     REQUIRE(bytes == sizeof p.alignment[0], "an attribute of another size");
     std::memcpy(&p.alignment[i], value, bytes);
   }
@@ -256,7 +255,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   std::memcpy(algorithm.alignment, p.alignment, sizeof p.alignment);
   results[0] = {};
   put(&results[0].algo, algorithm);
-  results[0].workspaceSize = p.workspace;  // the dearest that is allowed
+  results[0].workspaceSize = p.workspace;  // the largest that is allowed
   results[0].state = CUBLAS_STATUS_SUCCESS;
   *found = 1;
   return CUBLAS_STATUS_SUCCESS;

@@ -1,7 +1,6 @@
-// NCCL for ranks that are threads of one process: messages of bytes, which move when both sides have come to
-// them and somebody asks a stream whether it is done. As the real one it answers "in progress" where a
-// communicator does not block, refuses what is outside its rules, and gives up what is going on when it is
-// aborted.
+// NCCL for ranks that are threads of one process: messages of bytes, which move when both sides have reached
+// them and a stream is queried for completion. Like the real NCCL it returns "in progress" for non-blocking
+// communicators, refuses invalid calls, and cancels current operations when it is aborted.
 #if __has_include(<nccl.h>)
 #include "fake_nccl.h"
 
@@ -26,7 +25,7 @@ struct Message {
   bool taken = false;
 };
 
-/// What the ranks of one communicator share.
+/// State shared by the ranks of one communicator.
 struct Clique {
   std::mutex mutex;
   int size = 0, joined = 0;
@@ -80,7 +79,7 @@ bool is_device(const void* p, size_t bytes) {
   return emu::find_memory(p, bytes, memory) && memory != emu::Memory::pageable;
 }
 
-/// When its stream comes to it, posts the sends, and receives what has come whenever it is asked.
+/// When its stream reaches it, posts the sends; receives available messages whenever it is queried.
 ncclResult_t start(ncclComm* comm, cudaStream_t stream, Work work) {
   const auto shared = std::make_shared<Work>(std::move(work));
   emu::enqueue_pending(stream, [comm, clique = comm->clique, shared] {
@@ -193,7 +192,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   (*comm)->rank = rank;
   (*comm)->blocking = config->blocking != 0;
   (*comm)->state = ncclInProgress;
-  return (*comm)->blocking ? ncclInvalidUsage : ncclInProgress;  // blocking ones are not needed, and not here
+  return (*comm)->blocking ? ncclInvalidUsage : ncclInProgress;  // blocking communicators are not implemented
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
@@ -209,7 +208,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   return ncclSuccess;
 }
 
-// What is pending on a stream still names the communicator: it stays. Its messages go, for their memory may.
+// Pending work on a stream still refers to the communicator, so it is kept. Its messages are dropped, because
+// their memory may be freed.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   comm->aborted = true;
   const std::lock_guard lock(comm->clique->mutex);

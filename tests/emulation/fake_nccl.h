@@ -1,10 +1,9 @@
 #pragma once
-// What a test asks of the fake NCCL.
+// Controls of the fake NCCL for tests.
 
 namespace emu {
 
-/// From now on every operation of this rank, in whatever communicator, fails some time after it began; -1:
-/// none.
+/// From now on every operation of this rank, in any communicator, fails some time after its start; -1: none.
 void fail_nccl_on(int rank);
 
 }  // namespace emu

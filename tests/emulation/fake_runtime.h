@@ -1,7 +1,7 @@
 #pragma once
-// Inside the fake CUDA runtime: one device, whose memory is the host's; streams that finish everything at
-// once, in the order of the calls, or as late as they may; captures that record instead (graph.cpp). What a
-// real driver refuses is refused.
+// Internals of the fake CUDA runtime: one device, whose memory is host memory; streams that complete work
+// immediately, in the order of the calls, or as late as allowed; captures that record it instead (graph.cpp).
+// Calls that a real driver refuses are refused.
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -18,7 +18,7 @@ cudaError_t result(cudaError_t error);
 
 // ---- device_memory.cpp
 enum class Memory { pageable, pinned, device };
-/// Where [p, p + bytes) lies; false where it begins in an allocation and ends outside of it.
+/// The location of [p, p + bytes); false if it starts in an allocation and ends outside of it.
 bool find_memory(const void* p, size_t bytes, Memory& memory);
 size_t device_bytes_in_use();
 
@@ -28,32 +28,32 @@ struct Capture {
   bool invalid = false;
   std::vector<std::function<void()>> nodes;
 };
-/// Does the work now, or records it where the stream is being captured.
+/// Performs the work, or records it if the stream is being captured.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
-/// Work that is not done when its call returns, but later, when others come to it (fake_nccl.cpp): `advance`
-/// does what it can and says whether all is done. What comes after it on the stream waits for it.
+/// Work that completes after its call returns, when other ranks join it (fake_nccl.cpp): `advance` does what
+/// is possible and returns whether it is complete. Later work on the stream waits for it.
 void enqueue_pending(cudaStream_t stream, std::function<bool()> advance);
-/// Whether nothing on a stream is done before somebody waits for it (streams.cpp).
+/// Whether work on a stream is performed only when it is waited for (streams.cpp).
 bool late();
 CUstream_st* new_stream();
 void end_stream(CUstream_st* stream);
-/// Pieces of work that were pending on it so far; what cannot be pending is not counted.
+/// Number of pieces of work that were ever pending on it; work that cannot be pending is not counted.
 unsigned long long enqueued(CUstream_st* stream);
-/// Does what it can of the first `until` of them; whether they are done. finish: until they are. A null
-/// stream has none.
+/// Does what is possible of the first `until` pieces and returns whether they are complete. finish: repeat
+/// until they are. A null stream has none.
 bool advance(CUstream_st* stream, unsigned long long until);
 void finish(CUstream_st* stream, unsigned long long until);
-/// Of all streams that this host thread has created: in a test, one rank's.
+/// The same for all streams created by this host thread, which in a test is one rank.
 void finish_own_streams();
 /// The capture this stream belongs to, or null.
 Capture* capture_of(cudaStream_t stream);
-/// What waits for the device, or allocates, is not allowed while this thread captures: the capture becomes
-/// invalid.
+/// Calls that wait for the device or allocate are forbidden while this thread captures; they invalidate the
+/// capture.
 bool forbidden_in_capture();
 
 }  // namespace emu
 
-/// NVIDIA leaves these to us.
+/// Types that NVIDIA's headers only declare.
 struct CUstream_st {
   emu::Capture* capture = nullptr;
   std::thread::id thread = std::this_thread::get_id();

@@ -1,5 +1,5 @@
-// A kernel that touches memory which is nobody's: the signal becomes a report of the kernel, block and
-// thread. Plain builds only; sanitizers have their own.
+// If a kernel accesses unmapped memory, the signal becomes a report with kernel, block and thread. Plain
+// builds only; sanitizers have their own reports.
 #include "fault.h"
 
 #include <ucontext.h>
@@ -24,7 +24,7 @@ thread_local int fault_signal;
 /// Continues in report_fault on the faulting thread's own stack, below what its frames use.
 void on_fault(int signal, siginfo_t* info, void* context) {
   constexpr uintptr_t kRedZone = 128;
-  if (!g_cur) {  // not a kernel's fault
+  if (!g_cur) {  // not caused by a kernel
     std::signal(signal, SIG_DFL);
     return;
   }

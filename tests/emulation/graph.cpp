@@ -1,6 +1,6 @@
-// Stream captures and graphs: while a stream is captured its launches, copies and fills are kept instead of
-// done, with their arguments; a graph's launch does them in that order. Streams that wait for a captured
-// event join the capture, and must be joined back before it ends.
+// Stream captures and graphs: while a stream is captured, its launches, copies and fills are recorded with
+// their arguments instead of being performed; launching the graph performs them in that order. Streams that
+// wait for a captured event join the capture and must be joined back before it ends.
 #include <memory>
 
 #include "fake_runtime.h"
@@ -15,7 +15,7 @@ struct CUgraphExec_st {
 namespace emu {
 namespace {
 
-/// The capture that this host thread has begun, its stream, and the streams it drew in.
+/// The capture started by this host thread, its stream, and the streams that joined it.
 struct Recording {
   std::unique_ptr<Capture> capture;
   CUstream_st* origin = nullptr;

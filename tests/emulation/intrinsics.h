@@ -1,6 +1,6 @@
 #pragma once
-// CUDA's built-in functions. Those of a block or a warp carry the caller's line; approximate mathematics is
-// exact here. Included by emulation.h.
+// CUDA's built-in functions. Those of a block or a warp receive the caller's source line; approximate
+// functions are exact here. Included by emulation.h.
 
 // ---- block and warp
 inline void __syncthreads(EMU_SITE) { ::emu::bar_sync(0, 0, site); }
@@ -59,7 +59,7 @@ EMU_REDUCE(or, unsigned, ::emu::kReduceOr)
 EMU_REDUCE(xor, unsigned, ::emu::kReduceXor)
 #undef EMU_REDUCE
 
-inline unsigned __activemask() { return 1u << ::emu::g_cur->lane; }  // no lane may count on another
+inline unsigned __activemask() { return 1u << ::emu::g_cur->lane; }  // a lane must not rely on others
 inline void __threadfence() { ::emu::thread_fence(); }
 inline void __threadfence_block() { ::emu::thread_fence(); }
 inline void __threadfence_system() { ::emu::thread_fence(); }

@@ -1,4 +1,4 @@
-// Launches: the configuration's rules, the OS threads that run groups, seeds and counts.
+// Launches: rules of the launch configuration, OS threads that run groups, seeds and counters.
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
@@ -37,8 +37,7 @@ void add_stats(Stats& from) {
   from = Stats{};
 }
 
-/// The group of an OS thread, with the stacks of its CUDA threads. When the thread ends, the next one takes
-/// them over.
+/// The group of an OS thread, with the stacks of its CUDA threads, which the next OS thread reuses.
 class GroupOfThread {
  public:
   ~GroupOfThread() {
@@ -72,7 +71,7 @@ class GroupOfThread {
   Group* group_ = nullptr;
 };
 
-/// Groups in ascending order, until there are none: a block's predecessors have all been started.
+/// Runs the groups in ascending order, so that all predecessors of a block have been started.
 void run_groups(Launch& launch) {
   static thread_local GroupOfThread mine;
   Group* const group = mine.get();
@@ -86,7 +85,7 @@ void run_groups(Launch& launch) {
   add_stats(group->stats);
 }
 
-/// OS threads that wait for launches. They live as long as the program.
+/// OS threads that wait for launches, as long as the program runs.
 class Workers {
  public:
   /// Runs the launch on `helpers` threads of the pool and on the caller's.
@@ -142,7 +141,7 @@ void check_configuration(const LaunchParams& p) {
     refuse("the grid is larger than 2^31-1, 65535, 65535");
   if (p.dyn_smem > kSharedLimit) refuse("more than 227 KiB of shared memory");
   if (p.grid.x % p.cluster.x || p.grid.y % p.cluster.y || p.grid.z % p.cluster.z)
-    refuse("the grid is no multiple of the cluster");
+    refuse("the grid is not a multiple of the cluster");
   if (uint64_t{p.cluster.x} * p.cluster.y * p.cluster.z > 8) refuse("more than 8 blocks in a cluster");
 }
 

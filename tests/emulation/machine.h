@@ -1,7 +1,6 @@
 #pragma once
-// What a launch is made of, inside the emulator. Group: what one OS thread runs to its end before it takes
-// the next (a block, a cluster, or a whole cooperative grid). Nothing here is shared between OS threads but
-// Launch.
+// The parts of a launch inside the emulator. A group is what one OS thread runs to completion before the next
+// (a block, a cluster, or a whole cooperative grid). Only Launch is shared between OS threads.
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -18,9 +17,9 @@ constexpr unsigned kWarpSize = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kNamedBarriers = 16;
 constexpr size_t kWindow = 256 << 10;       // shared addresses of a block
-constexpr size_t kSharedLimit = 227 << 10;  // what a block may use, static and dynamic
+constexpr size_t kSharedLimit = 227 << 10;  // limit per block, static and dynamic
 constexpr size_t kStaticLimit = 48 << 10;
-constexpr size_t kFirstSharedAddress = 1024;  // 0 is nobody's
+constexpr size_t kFirstSharedAddress = 1024;  // address 0 is invalid
 constexpr size_t kSharedGap = 1024;           // between dynamic and static memory: 0xff, checked
 constexpr unsigned char kPoison = 0xff;       // NaN in every float format, -1 in integers
 
@@ -94,7 +93,7 @@ struct Thread : ThreadContext {
   Array<float*> value_buffers;  // free ones, 128 floats each
 };
 
-/// Lanes of a warp that meet at one collective.
+/// Lanes of a warp that take part in one collective.
 struct Collective {
   const char* name;
   /// Called once by the last lane to arrive, for all of `lanes`; warp_threads are the 32 threads of the warp.
@@ -106,14 +105,15 @@ struct Rendezvous {
   int argument;
   Site site;
   unsigned uses;
-  char sync[2];  // TSan keys, in turns: a fast lane's next release must not be acquired by a slow lane's last
+  char sync[2];  // TSan keys, used alternately: a fast lane's next release must not be acquired by a slow
+                 // lane's previous operation
 };
 struct Warp {
   uint32_t exists, exited;
   Rendezvous meetings[8];
   char wgmma_sync;
-  // By lane. A lane's inputs are its own from its arrival until the rendezvous completes, its outputs until
-  // it arrives again.
+  // Per lane. A lane's inputs are valid from its arrival until the rendezvous completes, its outputs until it
+  // arrives again.
   uint64_t input[kWarpSize], output[kWarpSize];
   int source[kWarpSize];
   alignas(16) uint16_t row[kWarpSize][8];  // ldmatrix, stmatrix
@@ -178,19 +178,19 @@ class ReadySet {
     if (!lanes_[warp]) push_newest(warp);
     lanes_[warp] |= lanes;
   }
-  /// Takes one out: warp * 32 + lane.
+  /// Removes and returns one: warp * 32 + lane.
   unsigned take() {
     if (policy_ != Policy::in_order) return take_seeded();
     const unsigned warp = at(0);
     const uint32_t ready = lanes_[warp],
-                   above = ready & ~((2u << last_lane_[warp]) - 1u);  // upwards, in turns
+                   above = ready & ~((2u << last_lane_[warp]) - 1u);  // round-robin in ascending order
     const unsigned lane = static_cast<unsigned>(__builtin_ctz(above ? above : ready));
     last_lane_[warp] = static_cast<uint8_t>(lane);
     lanes_[warp] = ready & ~(1u << lane);
     if (!lanes_[warp]) head_ = (head_ + 1) & ring_mask_, --count_;
     return warp * kWarpSize + lane;
   }
-  /// The warp polls: others go first.
+  /// The warp polls, so others run first.
   void defer(unsigned warp);
 
  private:
@@ -228,7 +228,7 @@ struct Group {
   Array<Fiber*> free_fibers;
   std::vector<Fiber*> all_fibers;
   std::vector<Fiber*>
-      thread_fibers;  // TSan only: two per thread, in turns, so that blocks are not ordered by them
+      thread_fibers;  // TSan only: two per thread, used alternately, so that they do not order blocks
   unsigned turn = 0;
   Array<Transfer> transfers;  // loads in flight
   Array<StaticVariable> statics;
@@ -237,7 +237,7 @@ struct Group {
   Array<Thread*> cluster_waiting;
   char cluster_sync[2] = {};
   char begin_sync = 0;
-  Fiber* agent = nullptr;  // TSan: who reads and writes on behalf of asynchronous engines
+  Fiber* agent = nullptr;  // TSan: the fiber that reads and writes on behalf of asynchronous engines
   Stats stats{};
 };
 
@@ -249,12 +249,12 @@ inline Warp& warp_of(Thread& t) { return t.block->warps[t.warp]; }
 inline Thread* warp_threads(Thread& t) { return t.block->threads + t.warp * kWarpSize; }
 
 // ---- scheduler.cpp
-/// Stops the running thread until someone wakes it.
+/// Suspends the running thread until it is woken.
 void block_self(const char* waiting_for, Site site);
 void wake(Thread& t);
 void wake_lanes(Block& block, unsigned warp, uint32_t lanes);
 void run_group(Group& group, uint64_t index);
-/// Ends the group: goes back to the OS thread, for good.
+/// Ends the group and returns to the OS thread permanently.
 [[noreturn]] void abandon_group(Group& group);
 
 // ---- report.cpp
@@ -263,16 +263,16 @@ void report_deadlock(Group& group);
 std::string where(Site site);
 
 // ---- warp.cpp
-/// Meets the other lanes of `mask`; the last one calls collective.complete.
+/// Waits for the other lanes of `mask`; the last one calls collective.complete.
 void meet(uint32_t mask, const Collective& collective, int argument, Site site);
-/// A thread has returned: rendezvous that only waited for it complete.
+/// A thread has returned: completes rendezvous that waited only for it.
 void lane_exited(Thread& t);
 
 // ---- shared_memory.cpp
 void open_shared_memory(Block& block, size_t dynamic_bytes);
-/// Fails where the gaps around the block's variables were written to.
+/// Fails if the gaps around the block's variables were written to.
 void check_shared_gaps(Block& block);
-/// The address of `bytes` at a shared address of this block, or a failure.
+/// The host address of `bytes` at a shared address of this block; fails if it is out of bounds.
 char* shared_range(uint32_t address, size_t bytes, const char* what, Site site);
 
 // ---- async.cpp, tma.cpp, wgmma.cpp
@@ -284,8 +284,8 @@ const void* mbarrier_sync_key(uint64_t* barrier);
 void complete_transfer(Group& group, unsigned index);
 void check_async_at_exit(Thread& t);
 
-/// TSan: for its lifetime, accesses are those of the block's asynchronous engines, which see only what a
-/// fence.proxy.async has shown them.
+/// TSan: during its lifetime, accesses count as those of the block's asynchronous engines, to which only data
+/// published by fence.proxy.async is visible.
 class AsyncAgent {
  public:
   explicit AsyncAgent(Thread& t);

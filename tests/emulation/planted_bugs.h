@@ -1,5 +1,5 @@
 #pragma once
-// Small kernels with a bug that can be chosen, to see which variant of the emulator catches it.
+// Small kernels with a selectable bug, to test which variant of the emulator catches it.
 #include <array>
 #include <cstdint>
 #include <string>

@@ -1,6 +1,6 @@
 // planted_bugs_VARIANT BUG: runs one planted bug under SLUICE_EMULATION_SEED. Exit status: 0 nothing noticed,
-// 1 wrong results, 2 the emulator reported it, 3 usage; a sanitizer that reports ends the program with a
-// status of its own.
+// 1 wrong results, 2 reported by the emulator, 3 usage; a sanitizer report ends the program with another
+// status.
 #include <algorithm>
 #include <cstdio>
 

@@ -1,5 +1,5 @@
-// Scheduling policies. Uniform random choice is a weak adversary (everything advances evenly); the last woken
-// first and strict priorities let one warp run far ahead of the others, which is what shows a missing
+// Scheduling policies. Uniform random choice is a weak adversary, because all warps advance evenly; "last
+// woken first" and strict priorities let one warp run far ahead of the others, which exposes a missing
 // barrier.
 #include <bit>
 
@@ -40,10 +40,10 @@ unsigned ReadySet::take_seeded() {
     const unsigned turn = random_->below(kWarpSize);
     lane = (static_cast<unsigned>(std::countr_zero(std::rotr(ready, static_cast<int>(turn)))) + turn) %
            kWarpSize;
-  } else if (policy_ == Policy::newest_first) {  // downwards, in turns
+  } else if (policy_ == Policy::newest_first) {  // round-robin in descending order
     const uint32_t below = ready & ((1u << last_lane_[warp]) - 1u);
     lane = 31u - static_cast<unsigned>(std::countl_zero(below ? below : ready));
-  } else {  // upwards, in turns
+  } else {  // round-robin in ascending order
     const uint32_t above = ready & ~((2u << last_lane_[warp]) - 1u);
     lane = static_cast<unsigned>(std::countr_zero(above ? above : ready));
   }

@@ -1,4 +1,4 @@
-// What a failed launch says: the kernel, the block, the thread, the seed, what happened and where.
+// The report of a failed launch: kernel, block, thread, seed, error and source location.
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -43,7 +43,7 @@ std::string where(Site site) {
   return std::string(site.file ? site.file : "?") + ":" + std::to_string(site.line);
 }
 
-// The kernel's stack is abandoned, so nothing that owns memory may live on it then.
+// The kernel's stack is abandoned, so no object that owns memory may be on it.
 void fail(const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);

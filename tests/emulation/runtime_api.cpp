@@ -21,8 +21,8 @@ int architecture() {
   return arch;
 }
 
-/// Few, and no power of two: a persistent kernel's blocks get several tiles each, and unequal numbers of
-/// them.
+/// Few, and not a power of two, so that the blocks of a persistent kernel get several and unequal numbers of
+/// tiles.
 constexpr int kMultiprocessors = 5;
 
 double now() {

@@ -1,9 +1,9 @@
 #pragma once
-// What the emulator tells the sanitizers. AddressSanitizer: which parts of shared memory exist, and which
-// stack is in use. ThreadSanitizer: every CUDA thread as a fiber of its own, an acquire and a release
-// wherever CUDA synchronises, and the memory that asynchronous engines touch. The runtime itself is compiled
-// without -fsanitize=thread: only what is said here counts, so its copies must not go through memcpy, which
-// libtsan intercepts.
+// Annotations for the sanitizers. AddressSanitizer: which parts of shared memory are valid, and which stack
+// is in use. ThreadSanitizer: every CUDA thread as a separate fiber, an acquire and a release wherever CUDA
+// synchronises, and the memory accesses of asynchronous engines. The runtime itself is compiled without
+// -fsanitize=thread, so only these annotations count, and its copies must not use memcpy, which libtsan
+// intercepts.
 #include <cstddef>
 #include <cstring>
 
@@ -36,7 +36,7 @@ int __tsan_atomic32_compare_exchange_strong(volatile int* address, int* expected
 
 namespace emu::san {
 
-/// What was released on `key` before, by any thread, happens before what this thread does now.
+/// Everything released on `key` before, by any thread, happens before later actions of this thread.
 inline void acquire([[maybe_unused]] const void* key) {
 #if EMU_TSAN
   __tsan_acquire(const_cast<void*>(key));
@@ -68,7 +68,7 @@ inline void allow([[maybe_unused]] const void* p, [[maybe_unused]] size_t size) 
   __asan_unpoison_memory_region(p, size);
 #endif
 }
-/// The first byte of the range that may not be touched, or null.
+/// The first inaccessible byte of the range, or null.
 inline const void* first_forbidden([[maybe_unused]] const void* p, [[maybe_unused]] size_t size) {
 #if EMU_ASAN
   return size ? __asan_region_is_poisoned(const_cast<void*>(p), size) : nullptr;
@@ -77,7 +77,7 @@ inline const void* first_forbidden([[maybe_unused]] const void* p, [[maybe_unuse
 #endif
 }
 
-/// memcpy and memset that nobody watches.
+/// memcpy and memset without instrumentation.
 inline void copy(void* dst, const void* src, size_t size) {
 #if EMU_TSAN
   asm volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(size)::"memory");

@@ -1,6 +1,5 @@
-// Runs the threads of a group. A thread takes a stack when it starts; one that returns hands its stack to the
-// next thread that has not started, so that a kernel that never waits runs to its end without a single
-// switch.
+// Runs the threads of a group. A thread gets a stack when it starts; when it returns, the next thread starts
+// on the same stack, so that a kernel that never waits completes without a context switch.
 #include <chrono>
 #include <new>
 #include <thread>
@@ -41,8 +40,8 @@ void end_thread(Thread& t) {
   if (--t.block->live == 0) check_shared_gaps(*t.block);
 }
 
-/// Who runs next; null when nobody can. Asynchronous loads complete at random times, or when all else waits
-/// for them.
+/// The next thread to run; null if none can. Asynchronous loads complete at random times, or when everything
+/// else waits for them.
 Thread* choose_next(Group& g) {
   if (g.seeded && !g.transfers.empty() && g.random.one_in(8))
     complete_transfer(g, g.random.below(g.transfers.size()));
@@ -66,7 +65,7 @@ Fiber* take_fiber(Group& g) {
   return fiber;
 }
 
-/// Leaves the running code for thread t, or for the OS thread's own where t is null.
+/// Switches to thread t, or to the OS thread's own code if t is null.
 void continue_with(Group& g, Fiber& from, Thread* t, bool leaving) {
   ++g.stats.switches;
   g_cur = t;
@@ -95,13 +94,13 @@ void fiber_main() {
         g_cur = next;
         continue;
       }
-      g.free_fibers.push_back(fiber);  // nobody takes it before the switch
+      g.free_fibers.push_back(fiber);  // it is not reused before the switch
     }
     continue_with(g, *fiber, next, true);
   }
 }
 
-/// Where the group's blocks stand in the grid, their threads not started yet.
+/// Sets the positions of the group's blocks in the grid; their threads are not started yet.
 void lay_out_blocks(Group& g, uint64_t index) {
   const Launch& l = *g.launch;
   const LaunchParams& p = l.params;
@@ -187,7 +186,7 @@ void run_group(Group& g, uint64_t index) {
   start_all(g);
   if (kStackPerThread) give_every_thread_a_stack(g);
 
-  san::release(&g.begin_sync);  // what the group's memory was mapped by; orders no two blocks
+  san::release(&g.begin_sync);  // orders after the mapping of the group's memory, but not between blocks
   continue_with(g, g.main, choose_next(g), false);
 
   g.stats.blocks += g.block_count;

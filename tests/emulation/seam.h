@@ -1,7 +1,7 @@
 #pragma once
-// The seam between kernels and the emulator: everything that the emulated bodies of cuda/common call, and the
-// launch. A CUDA thread is a fiber; a block (or a cluster of blocks) runs on one OS thread, the blocks of a
-// grid on several.
+// The interface between kernels and the emulator: all functions called by the emulated bodies in cuda/common,
+// and the launch. A CUDA thread is a fiber; a block (or a cluster of blocks) runs on one OS thread, the
+// blocks of a grid on several.
 #include <cuda_runtime_api.h>
 #include <vector_functions.h>
 #include <vector_types.h>
@@ -16,7 +16,8 @@
 
 namespace emu {
 
-/// Where a kernel called a primitive. Taken by default arguments, so that reports name the kernel's line.
+/// The source location where a kernel calls a primitive, taken by default arguments so that reports name the
+/// kernel's line.
 struct Site {
   const char* file;
   int line;
@@ -26,7 +27,7 @@ struct Site {
 };
 #define EMU_SITE ::emu::Site site = ::emu::Site::cur()
 
-/// What a thread may see of itself.
+/// State of a thread that is visible to it.
 struct ThreadContext {
   uint3 tid, bid;
   dim3 bdim, gdim;
@@ -41,7 +42,7 @@ extern __thread ThreadContext* g_cur;
 struct LaunchParams {
   dim3 grid, block, cluster{1, 1, 1};
   size_t dyn_smem = 0;
-  bool cooperative = false;  // all blocks at once, as one group
+  bool cooperative = false;  // all blocks together, as one group
   const char* name = "kernel";
   cudaStream_t stream = nullptr;  // null: the stream that is being captured, if any
 };
@@ -53,12 +54,13 @@ struct KernelCall {
   virtual std::unique_ptr<KernelCall> clone() const = 0;
 };
 
-/// What a detector found. The text: "kernel NAME, block (x,y,z), thread (x,y,z), seed N: what, at file:line".
+/// The finding of a detector. The text: "kernel NAME, block (x,y,z), thread (x,y,z), seed N: what, at
+/// file:line".
 struct LaunchError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Runs every block, or records the launch where its stream is being captured. Throws LaunchError.
+/// Runs every block, or records the launch if its stream is being captured. Throws LaunchError.
 void launch_call(const LaunchParams& params, const KernelCall& call);
 
 template <class... P>
@@ -102,7 +104,7 @@ void bar_arrive(int id, int threads, Site site);
 int bar_red(int predicate, int op, Site site);  // 0 count, 1 and, 2 or
 void cluster_sync(Site site);
 void thread_fence();
-/// Lets others run. Polling goes through here, or hangs.
+/// Lets other threads run. Polling must call this, or it hangs.
 void yield();
 
 // ---- warp. Lanes of `mask` that have returned from the kernel count as arrived.

@@ -1,6 +1,6 @@
-// Shared memory of a block: a window of 256 KiB, addresses are offsets into it. From low to high: 1 KiB of
-// nobody's, dynamic memory at no better an alignment than it was promised, a gap, static variables with a gap
-// after each. Everything starts as 0xff: NaN, -1. Gaps are forbidden to ASan and looked at when the block
+// Shared memory of a block: a window of 256 KiB, in which addresses are offsets. From low to high: 1 KiB
+// unused, dynamic memory with exactly the promised alignment, a gap, and static variables with a gap after
+// each. Everything is initialised to 0xff (NaN, -1). Gaps are poisoned for ASan and checked when the block
 // ends.
 #include <sys/mman.h>
 
@@ -21,7 +21,8 @@ size_t statics_begin(size_t dynamic_bytes) {
 }
 
 void map_window(Block& b) {
-  if (EMU_TSAN && b.mapping) {  // a new mapping: what the block before did here is no race
+  if (EMU_TSAN &&
+      b.mapping) {  // a new mapping, so that accesses of the previous block are not reported as races
     munmap(b.mapping, kWindow + kWindowAlignment);
     b.mapping = nullptr;
   }
@@ -83,7 +84,7 @@ void* static_smem(const void* tag, size_t size, size_t alignment) {
   Thread& t = self();
   Block& b = *t.block;
   Group& g = *t.group;
-  unsigned i = 0;  // variables lie at the same place in all blocks of a cluster
+  unsigned i = 0;  // variables have the same address in all blocks of a cluster
   while (i < g.statics.size() && g.statics[i].tag != tag) ++i;
   if (i == g.statics.size()) {
     const size_t offset = round_up(g.statics_end, alignment < 16 ? 16 : alignment);

@@ -1,6 +1,6 @@
-// When work on a stream is done: at once, or (SLUICE_EMULATION_STREAMS=late) not before somebody waits for
-// it, so that what one stream reads of another without having waited for it is not there yet. Everything is
-// done in the order of its stream.
+// The time at which work on a stream is performed: immediately, or (SLUICE_EMULATION_STREAMS=late) only when
+// it is waited for, so that data read from another stream without waiting is not there yet. Work of one
+// stream is performed in order.
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -12,7 +12,7 @@
 namespace emu {
 namespace {
 
-/// One piece of work at a time, whoever advances it; work may advance other streams.
+/// One piece of work at a time, from any thread; work may advance other streams.
 std::recursive_mutex& turn() {
   static auto* mutex = new std::recursive_mutex;
   return *mutex;
@@ -43,7 +43,7 @@ void end_stream(CUstream_st* stream) {
   finish(stream, enqueued(stream));
   const std::lock_guard lock(turn());
   streams().erase(stream);
-  if (!late()) delete stream;  // others may still have to find that it is done
+  if (!late()) delete stream;  // others may still query its completion
 }
 
 void enqueue_pending(CUstream_st* stream, std::function<bool()> advance) {
@@ -61,7 +61,7 @@ bool advance(CUstream_st* stream, unsigned long long until) {
   if (!stream) return true;
   const std::lock_guard lock(turn());
   while (stream->done < until) {
-    if (stream->pending.empty()) return false;  // it is being done, further up
+    if (stream->pending.empty()) return false;  // it is being performed by a caller
     std::function<bool()> work = std::move(stream->pending.front());
     stream->pending.pop_front();
     bool is_done = true;

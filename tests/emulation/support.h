@@ -1,5 +1,5 @@
 #pragma once
-// For tests of the emulator: launches without a Context, memory of the fake device, errors by their text.
+// Helpers for tests of the emulator: launches without a Context, memory of the fake device, errors as text.
 #include <string>
 #include <vector>
 
@@ -7,7 +7,7 @@
 
 namespace sluice::cuda {
 
-/// Global memory as kernels get it: fresh memory is 0xff.
+/// Global memory for kernels, initialised to 0xff.
 template <class T>
 class DeviceArray {
  public:
@@ -37,7 +37,7 @@ inline emu::LaunchParams shape(dim3 grid, dim3 block, size_t smem = 0, const cha
   return p;
 }
 
-/// Text of the LaunchError that f throws; empty where it throws none.
+/// Text of the LaunchError that f throws; empty if it throws none.
 template <class F>
 std::string error_of(F&& f) {
   try {
@@ -48,7 +48,7 @@ std::string error_of(F&& f) {
   return {};
 }
 
-/// Puts the schedule back.
+/// Restores the schedule.
 class WithSeed {
  public:
   explicit WithSeed(uint64_t seed) : before_(emu::seed()) { emu::set_seed(seed); }

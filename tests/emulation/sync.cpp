@@ -13,7 +13,7 @@ void release_waiting(Block& b, Barrier& barrier) {
   barrier.waiting_warps = 0;
 }
 
-/// Counts this thread in. True where it was the last one of the phase.
+/// Counts the arrival of this thread. True if it was the last one of the phase.
 bool arrive(int id, int threads, int predicate, Site site) {
   Thread& t = self();
   Barrier& barrier = t.block->barriers[id];
@@ -102,8 +102,8 @@ void cluster_sync(Site site) {
   san::acquire(key);
 }
 
-// TSan: any fence happens after all fences before it. More than CUDA promises, but relaxed atomics and a
-// fence are how blocks pass data on, and nobody tells us which atomic belongs to which fence.
+// TSan: any fence happens after all earlier fences. CUDA promises less, but blocks pass data on by relaxed
+// atomics and a fence, and it is unknown which atomic belongs to which fence.
 void thread_fence() {
   static char key;
   san::release(&key);

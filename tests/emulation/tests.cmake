@@ -1,10 +1,10 @@
 # Programs and tests of an emulated build. Four seeds, so that every scheduling policy runs; both sanitizers.
 find_program(SLUICE_SETARCH setarch)
 if(SLUICE_SETARCH)
-  # GCC 12's ThreadSanitizer dies where the kernel randomises addresses too widely.
+  # GCC 12's ThreadSanitizer crashes if the kernel randomises addresses too widely.
   set(SLUICE_NO_RANDOMISATION ${SLUICE_SETARCH} ${CMAKE_HOST_SYSTEM_PROCESSOR} -R)
 endif()
-# One random shape per family under ASan and none under TSan: the list by hand goes to the edges, and these runs take longest.
+# One random shape per family under ASan and none under TSan: the fixed list covers the edge cases, and these runs take longest.
 # Every fourth case of it, others under each; all of them under both with scripts/test --sanitize (label sanitized_in_full).
 set(SLUICE_ASAN_OPTIONS "ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0" "SLUICE_FUZZ_CASES=1")
 # OpenMP's own synchronisation is invisible to ThreadSanitizer; with one thread the CPU backend needs none.
@@ -27,7 +27,7 @@ foreach(variant asan tsan)
   target_link_libraries(test_cuda_${variant} PRIVATE sluice_test_main sluice_run sluice_cuda_emulated_${variant}
                         sluice_emulator_${variant})
 endforeach()
-# Each seed has random shapes of its own, and two of them another card: what is chosen for sm_80 and sm_86 runs too.
+# Each seed has different random shapes, and two of them another GPU, so that the kernels for sm_80 and sm_86 run, too.
 set(SLUICE_ARCH_OF_SEED_1 80)
 set(SLUICE_ARCH_OF_SEED_2 86)
 foreach(seed 0 1 2 3)
@@ -41,7 +41,7 @@ foreach(seed 0 1 2 3)
   endif()
   sluice_emulated_test(cuda_seed_${seed} test_cuda ARGUMENTS ~[device_ranks] ENVIRONMENT "${environment}")
 endforeach()
-# Trainings, of ranks too, with nothing done on a stream before somebody waits for it: what does not wait does not find it.
+# Trainings, also on several ranks, in which work on a stream is performed only when it is waited for, so that a missing wait shows.
 sluice_emulated_test(cuda_late_streams test_cuda ARGUMENTS [device_ranks],[cuda_training]
                      ENVIRONMENT SLUICE_EMULATION_STREAMS=late)
 # Under a sanitizer the long trainings take minutes and run no kernel that the other cases do not.
@@ -55,7 +55,7 @@ sluice_emulated_test(cuda_asan_in_full test_cuda_asan LABEL sanitized_in_full AR
 sluice_emulated_test(cuda_tsan_in_full test_cuda_tsan LABEL sanitized_in_full COMMAND_PREFIX ${SLUICE_NO_RANDOMISATION}
                      ARGUMENTS ${SLUICE_SANITIZED_CASES}~[device_ranks] ENVIRONMENT ${SLUICE_TSAN_OPTIONS})
 
-# The longest first, so that two at a time end together.
+# The longest first, which balances two parallel jobs.
 set_tests_properties(cuda_tsan PROPERTIES COST 220)
 set_tests_properties(cuda_asan PROPERTIES COST 130)
 

@@ -18,7 +18,7 @@ size_t box_bytes(const TMap& m) {
   return bytes;
 }
 
-/// Swizzles are a function of the address in shared memory, not of the place in the tile.
+/// Swizzles depend on the address in shared memory, not on the position in the tile.
 size_t swizzled(size_t address, int span) {
   const size_t bits = span == 128 ? 0x70 : span == 64 ? 0x30 : span == 32 ? 0x10 : 0;
   return address ^ (address >> 3 & bits);
@@ -111,7 +111,7 @@ void move_box(const Transfer& o) {
   });
 }
 
-/// Tells the sanitizers about the global side.
+/// Reports accesses to global memory to the sanitizers.
 void note_global(const Transfer& o, Site site) {
   if (!EMU_TSAN && !EMU_ASAN) return;
   const Columns inside = columns_inside(o);
@@ -171,7 +171,8 @@ void tma_load(void* dst, const TMap* map, uint64_t* barrier, const int* coordina
   o.kind = Transfer::load;
   o.barrier = barrier;
   note_global(o, site);
-  // The write belongs to the issuing thread; who waits for the barrier, and the engines, come after it.
+  // The write is attributed to the issuing thread; threads that wait for the barrier, and the engines, are
+  // ordered after it.
   san::writes(dst, o.bytes);
   san::release(mbarrier_sync_key(barrier));
   san::release(&t.block->proxy_sync);
@@ -191,7 +192,8 @@ void complete_transfer(Group& g, unsigned index) {
 
 namespace {
 
-/// Queues a store: shared memory is read by the engines, which see only what a proxy fence has published.
+/// Queues a store: shared memory is read by the engines, to which only data published by a proxy fence is
+/// visible.
 void queue_store(Thread& t, Transfer& o, Site site) {
   ++t.group->stats.tma;
   o.site = site;
@@ -218,7 +220,7 @@ void queue_bytes(Transfer::Kind kind, void* dst, const void* src, unsigned bytes
   queue_store(t, o, site);
 }
 
-/// Atomic, and ThreadSanitizer knows that it is.
+/// Atomic, and annotated as such for ThreadSanitizer.
 void add_float(float* to, float value) {
 #if EMU_TSAN
   constexpr int kRelaxed = 0;

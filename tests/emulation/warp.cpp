@@ -1,6 +1,6 @@
-// Warp collectives: the lanes of a mask meet, and the last to arrive computes for all. Lanes that have
-// returned from the kernel count as arrived. A rendezvous is known by its mask, so halves of a warp may go
-// different ways.
+// Warp collectives: the lanes of a mask wait for each other, and the last to arrive computes for all. Lanes
+// that have returned from the kernel count as arrived. A rendezvous is identified by its mask, so parts of a
+// warp may diverge.
 #include <algorithm>
 #include <cstdlib>
 
@@ -47,7 +47,8 @@ void for_each_lane(uint32_t lanes, F&& f) {
 void do_nothing(Thread*, uint32_t, int) {}
 
 void exchange(Thread* threads, uint32_t lanes, int) {
-  constexpr uint64_t kNobody = 0x7fc0deadffffffffull;  // from a lane that takes no part: undefined on a GPU
+  constexpr uint64_t kNobody =
+      0x7fc0deadffffffffull;  // from a lane that does not participate: undefined on a GPU
   Warp& w = warp_of(threads[0]);
   for_each_lane(lanes, [&](unsigned l) {
     const int source = w.source[l];

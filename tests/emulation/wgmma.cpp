@@ -138,7 +138,7 @@ void check_uniform(Thread* lanes) {
   }
 }
 
-/// Hands the values of accumulators that nothing in flight writes to any more to their registers.
+/// Copies the values of accumulators without writes in flight to their registers.
 void deliver(Thread& t) {
   unsigned kept = 0;
   for (unsigned k = 0; k < t.accumulators.size(); ++k) {
@@ -179,7 +179,7 @@ void complete_groups(Thread* lanes, uint32_t present, int pending) {
 
 const Collective kWait = {"wgmma.wait_group", complete_groups};
 const Collective kEarly = {"wgmma.commit_group", [](Thread* lanes, uint32_t, int) {
-                             // Values are ready before anyone waits; registers stay poisoned.
+                             // Values are computed before the wait; registers stay poisoned until then.
                              check_uniform(lanes);
                              Array<WgmmaOp>& ops = lanes[0].wgmmas;
                              for (unsigned i = 0; i < ops.size(); ++i)
@@ -187,7 +187,7 @@ const Collective kEarly = {"wgmma.commit_group", [](Thread* lanes, uint32_t, int
                            }};
 const Collective kSetRegisters = {"setmaxnreg", [](Thread*, uint32_t, int) {}};
 
-/// TSan: what the instruction will read, by the lanes that issue it and by the engine that does it.
+/// TSan: the reads of the instruction, by the issuing lanes and by the engine.
 void note_reads([[maybe_unused]] Thread& t, [[maybe_unused]] const WgmmaOp& op) {
 #if EMU_TSAN
   const Operand a(op.a_descriptor, op.a_mn_major), b(op.b_descriptor, op.b_mn_major);
@@ -279,10 +279,11 @@ void setmaxnreg(int registers, Site site) {
   unsigned total = 0;
   for (unsigned i = 0; i < t.block->thread_count; ++i) {
     if (t.block->threads[i].state == ThreadState::fresh || t.block->threads[i].registers == 0)
-      return;  // not all yet
+      return;  // not all warps yet
     total += t.block->threads[i].registers;
   }
-  // At most what a block starts with, a multiple of 8 per thread: an increase beyond waits for ever on a GPU.
+  // At most the registers that the block starts with, a multiple of 8 per thread: a larger increase waits
+  // forever on a GPU.
   const unsigned at_entry = kRegistersPerBlock / t.block->thread_count / 8 * 8 * t.block->thread_count;
   if (total > at_entry)
     fail_at(site, "setmaxnreg: the block asks for %u registers, more than the %u it can start with", total,

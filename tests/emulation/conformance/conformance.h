@@ -1,11 +1,9 @@
 #pragma once
-// One micro-test per wrapper of cuda/common/ptx.cuh and wgmma.cuh: a kernel that dumps what the instruction
-// did to a fixed input. The same sources are built by nvcc for a GPU and by g++ for the emulator.
-//
-// No GPU has run this yet: there is no golden file, and the emulator is checked against expected.cpp, plain
+// One micro-test per wrapper in cuda/common/ptx.cuh and wgmma.cuh: a kernel that dumps the effect of the
+// instruction on a fixed input. The same sources are compiled by nvcc for a GPU and by g++ for the emulator.
+// No GPU has run this yet, so there is no golden file, and the emulator is compared with expected.cpp, plain
 // C++ written from the PTX documents. On a GPU, `ptx_conformance --write tests/golden/ptx_conformance.json`
-// keeps what the card did, with its name as "source"; from then on the emulator is checked against that as
-// well.
+// stores the results of the GPU, with its name as "source"; the emulator is then compared with those, too.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,16 +19,16 @@ struct Dump {
 /// sm_80 and later; sm_90a.
 std::vector<Dump> run_ampere();
 std::vector<Dump> run_hopper();
-/// What both should say, in their order.
+/// The expected results, in the same order.
 std::vector<Dump> expected();
 
 uint64_t hash(const std::vector<uint32_t>& words);
-/// True where b says what a says.
+/// Whether the results a and b agree.
 bool agree(const Dump& a, const Dump& b);
 
 // ---- the inputs, for kernels (which get them in global memory) and for expected()
 
-/// 16-bit element i of what is moved: all different.
+/// 16-bit element i of data to move; all elements differ.
 constexpr uint16_t moved(int i) { return static_cast<uint16_t>(i * 2 + 1); }
 /// Element i of a matrix to multiply, -2 to 2: products and sums are exact in bf16 and f32.
 constexpr int factor(int i) { return i * 7 % 5 - 2; }

@@ -1,6 +1,6 @@
-// ptx_conformance [--write FILE]: runs every micro-test, compares with expected(), says what differs; exit
-// status 1 where anything does. --write keeps what this device did (and its name) as the golden that the
-// emulator is checked against.
+// ptx_conformance [--write FILE]: runs every micro-test, compares it with expected() and prints differences;
+// exit status 1 if there are any. --write stores the results of this device (and its name) as the golden file
+// for the emulator.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>

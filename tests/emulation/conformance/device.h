@@ -1,5 +1,5 @@
 #pragma once
-// Running a conformance kernel and fetching what it wrote, on a GPU or under emulation. For .cu files only.
+// Runs a conformance kernel and fetches its output, on a GPU or under emulation. For .cu files only.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>

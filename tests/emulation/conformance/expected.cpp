@@ -1,5 +1,5 @@
-// What the PTX ISA 9.0 says each micro-test must dump, in plain loops over whole matrices: no lane-by-lane
-// emulation, no code shared with the emulator.
+// The output of each micro-test according to the PTX ISA 9.0, computed by plain loops over whole matrices,
+// without lane-by-lane emulation and without code of the emulator.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -115,7 +115,7 @@ Dump exponents(const char* name, bool log) {
 // ---- TMA. With the 128-byte swizzle, 16-byte vector v of row r of a 128-byte wide box lies at vector v ^ (r
 // % 8); a row of 64 bytes is half such a line.
 
-/// Where element (row, column) of a box with rows of `columns` 16-bit elements lies, in elements.
+/// Offset, in elements, of element (row, column) of a box with rows of `columns` 16-bit elements.
 size_t in_box(int row, int column, int columns) {
   const int byte = (row * columns + column) * 2, line = byte / 128, vector = byte % 128 / 16;
   return static_cast<size_t>(line * 128 + ((vector ^ (line % 8)) * 16) + byte % 16) / 2;
