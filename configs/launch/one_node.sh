@@ -15,6 +15,6 @@ cores=$(nproc)
 threads=$((cores > ranks ? cores / ranks : 1))
 
 # --bind-to none   mpirun would tie each of two ranks, with all its threads, to one core.
-# --mca mpi_yield_when_idle 1   with more ranks than cores, who waits leaves its core to who computes (scripts/launch adds it then).
+# --mca mpi_yield_when_idle 1   with more ranks than cores, waiting ranks yield their cores (scripts/launch adds it then).
 exec "$(dirname "$0")/../../scripts/launch" -n "$ranks" --mpirun "mpirun --bind-to none" \
   "$program" train "$config" "train.threads=$threads" "${@:3}"

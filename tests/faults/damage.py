@@ -1,4 +1,4 @@
-"""Damaged checkpoints: the newest, the two newest, or all; passed over with a warning, or refused; never silent (P3)."""
+"""Damaged checkpoints: the newest, the two newest, or all; skipped with a warning, or refused; never silent (P3)."""
 import os
 import re
 import shutil

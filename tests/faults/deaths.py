@@ -6,7 +6,7 @@ import time
 from harness import Failure, kill, last_step, wait_until
 
 KEYS = ["train.max_steps=2000", "checkpoint.every_steps=50"]
-LIMIT = 2.0  # seconds until nobody is left
+LIMIT = 2.0  # seconds until all processes have ended
 KINDS = ("SIGKILL", "SIGSEGV", "SIGABRT", "exit 0", "exit 3", "mpirun")
 
 
@@ -31,7 +31,7 @@ def trial(world, tally, kind, ranks, victim):
     gone = start.until_gone(20, ranks_only=True)
     if gone is None or start.until_gone(20) is None:
         start.destroy()
-        raise Failure("somebody lived on")
+        raise Failure("a process survived")
     code = start.wait()
     tally.largest("ranks gone within", gone)
     tally.largest("and mpirun", time.monotonic() - begin)

@@ -133,7 +133,7 @@ def crash(world, tally, run, rank, n, torn):
             return
         raise Failure(f"nothing was killed\n{start.tail()}")
     if start.until_gone(5) is None:
-        raise Failure("somebody lived on")
+        raise Failure("a process survived")
     if saved_step(trial) < CONTINUED:
         raise Failure(f"the newest checkpoint is of step {saved_step(trial)}")
     resume(world, trial)

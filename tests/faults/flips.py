@@ -15,7 +15,7 @@ def trial(world, tally, stage, ranks, victim):
     # Moments are in several memories with ZeRO 0 alone.
     name = world.random.choice(WEIGHTS) + (world.random.choice(["", ".m", ".v"]) if stage == 0 else "")
     # A step that ends in a comparison. After a save at that step, which has compared already, the next comparison may come too late:
-    # with ZeRO 1 and 2 whole weights are gathered anew in every step, and low bits of moments round away.
+    # with ZeRO 1 and 2 whole weights are gathered again in every step, and low bits of moments round away.
     step = EVERY * world.random.choice([1, 2, 3, 4, 5, 6, 8, 9, 10])
     flip = f"{victim}:{step}:{name}:{world.random.randrange(1 << 20)}:{world.random.randrange(32)}"
     start = Start(world, run, ranks, [*KEYS, f"parallel.zero_stage={stage}"], environment={"SLUICE_FLIP": flip})

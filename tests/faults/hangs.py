@@ -7,7 +7,7 @@ import time
 from harness import Failure, kill, last_step, wait_until
 
 TIMEOUT = 4.0
-SLACK = 1.0  # seconds after the timeout until nobody is left
+SLACK = 1.0  # seconds after the timeout until all processes have ended
 KEYS = ["train.max_steps=1000000", "checkpoint.every_steps=0", f"parallel.timeout_seconds={TIMEOUT:g}", "log.every_steps=1000",
         "log.bits=1000000"]
 KINDS = ("stopped", "endless", "mismatched", "stopped while saving")
@@ -35,7 +35,7 @@ def trial(world, tally, kind, ranks, victim):
     gone = start.until_gone(TIMEOUT + 30, ranks_only=True)
     if gone is None:
         start.destroy()
-        raise Failure(f"nobody noticed\n{start.tail()}")
+        raise Failure(f"the hang was not detected\n{start.tail()}")
     code = start.wait()
     tally.largest("ranks gone within", gone)
     tally.largest("and mpirun", time.monotonic() - begin)
@@ -48,7 +48,7 @@ def trial(world, tally, kind, ranks, victim):
 
 
 def stuck_save(world, tally):
-    """A save that never begins is given twenty times as long, and not for ever."""
+    """A save that never begins is given twenty times as long, and not forever."""
     run = world.run_folder("stuck")
     timeout = 0.5
     start = world.start(run, 2, [*KEYS, "checkpoint.every_steps=20", f"parallel.timeout_seconds={timeout}"],

@@ -14,7 +14,7 @@ import time
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MPIRUN = os.path.join(SOURCE, "tests", "support", "mpirun")
 LAUNCH = os.path.join(SOURCE, "scripts", "launch")
-TAG = "SLUICE_FAULTS_TAG"  # every process of a start carries it, so that orphans are found whoever their parent is
+TAG = "SLUICE_FAULTS_TAG"  # every process of a start carries it, so that orphans are found under any parent
 
 CONFIG = """name: tiny
 model:
@@ -121,7 +121,7 @@ class Start:
         return self.code()
 
     def until_gone(self, limit, ranks_only=False):
-        """Seconds until nobody lives, or no rank; None when somebody outlives the limit."""
+        """Seconds until no process, or no rank, is alive; None if one outlives the limit."""
         begin = time.monotonic()
         while time.monotonic() - begin < limit:
             self.process.poll()

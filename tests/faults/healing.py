@@ -31,7 +31,7 @@ def trial(world, tally, count, steps):
         if not wait_until(lambda: not before & set(start.ranks().values()), 30):
             alive, stopped = start.who_lives(), alive[victim]
             start.destroy()
-            raise Failure(f"{kind} of {stopped}: somebody lived on\n{alive}\n{start.tail()}")
+            raise Failure(f"{kind} of {stopped}: a process survived\n{alive}\n{start.tail()}")
     code = start.wait(300)
     tally.figures["seconds a fault"] = (time.monotonic() - began) / max(1, injected)
     if code != 0:
@@ -44,7 +44,7 @@ def trial(world, tally, count, steps):
 
 
 def gives_up(world, tally):
-    """A run that dies at the same step each time is not started for ever."""
+    """A run that dies at the same step each time is not restarted forever."""
     keys = ["train.max_steps=100"]
     run = world.run_folder("hopeless")
     start = world.start(run, 2, keys, environment={"SLUICE_CRASH": "0:30"}, launch=["--restarts", "20"])

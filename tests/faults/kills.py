@@ -50,7 +50,7 @@ def one_run(world, tally, budget, steps, stride):
             if gone is None:
                 alive = start.who_lives()
                 start.destroy()
-                raise Failure(f"{how} killed: somebody lived on\n{alive}\n{start.tail()}")
+                raise Failure(f"{how} killed: a process survived\n{alive}\n{start.tail()}")
             # Open MPI's own: ranks that die while they connect can leave mpirun waiting for ever. scripts/launch ends it then.
             if start.until_gone(20) is None:
                 tally.add("mpirun hung")

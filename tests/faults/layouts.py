@@ -47,7 +47,7 @@ def train(world, run, keys, ranks):
 
 
 def change_layout(world, run, model, total, layouts):
-    """One training in three parts, each with a layout of its own."""
+    """One training in three parts, each with its own layout."""
     for part, layout in enumerate(layouts):
         start = world.start(run, layout[0], keys_of(model, total, layout), launch=[])
         target = STEPS * (part + 1) // len(layouts)

@@ -1,4 +1,4 @@
-"""Bugs of the kind that reports of other frameworks tell of, each with the check that must catch it.
+"""Bugs like those reported for other frameworks, each with the check that must catch it.
 
 (name, file, exact old text, new text, target to build, check). A check is a test program with its filter, or `faults ...`.
 """
@@ -43,7 +43,7 @@ MUTANTS = [
      "test_train", 'test_train "[trainer],[ranks]"'),
     ("Adam's count is off by one", "src/train/trainer_state.cpp", 'state.integer("adam_steps", 0, step_)',
      'state.integer("adam_steps", 0, step_) + 1', "test_train", 'test_train "[trainer]"'),
-    ("master weights are made anew", "src/train/trainer_state.cpp",
+    ("master weights are recreated", "src/train/trainer_state.cpp",
      'if (const Tensor master = optimizer_.master(id)) tensors.push_back({name + ".master", master});', "", "test_train",
      'test_train "[trainer]"'),
     ("each rank judges its own loss", "src/train/trainer.cpp",

@@ -50,7 +50,7 @@ def misfit(path, file, old):
 
 
 def stale(chosen):
-    """Tells which bugs can no longer be planted; builds nothing."""
+    """Reports which bugs can no longer be planted; builds nothing."""
     bad = 0
     for name, file, old, *_ in chosen:
         problem = misfit(os.path.join(SOURCE, file), file, old)

@@ -45,7 +45,7 @@ def trial(world, tally, phase, name, target, ranks):
     code = start.wait()
     tally.largest("ended within", time.monotonic() - begin)
     if start.until_gone(3) is None:
-        raise Failure("somebody lived on")
+        raise Failure("a process survived")
     if code != 75:
         raise Failure(f"exit code {code}\n{start.tail()}")
     # The step that was under way, and no more; with io it is not known which one that was.

@@ -145,7 +145,7 @@ def one_sweep(world, tally, budget, seeds, steps):
     if orphans:
         raise Failure(f"left running: {orphans}")
     trained_once(world, output, steps, 4 * seeds)
-    saved = 0  # trials whose sweep was killed are told to save
+    saved = 0  # trials whose sweep was killed receive the signal to save
     for name in os.listdir(os.path.join(output, "logs")):
         with open(os.path.join(output, "logs", name), errors="replace") as file:
             saved += file.read().count("stopped by SIGTERM")
