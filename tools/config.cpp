@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "commands.h"
+#include "config/json.h"
 #include "config/load.h"
 #include "core/error.h"
 
@@ -43,6 +44,7 @@ void add_config_command(Command& app, int& exit_code) {
   struct Options {
     std::string file, other, prefix;
     std::vector<std::string> files, overrides;
+    bool json = false, places = false;
   };
   const auto options = std::make_shared<Options>();
   Command* config = app.add_subcommand("config", "Explain, show, check and compare configurations");
@@ -58,9 +60,14 @@ void add_config_command(Command& app, int& exit_code) {
   Command* show = config->add_subcommand("show", "The resolved configuration, every key");
   show->add_option("FILE", options->file, "configuration")->required();
   show->add_option("key=value", options->overrides, "overrides");
+  show->add_flag("--json", options->json, "as one JSON object");
   show->callback([options] {
     const Config resolved = load_config(options->file, options->overrides);
-    fmt::print("# hash {}\n{}", config_hash(resolved), to_yaml(resolved));
+    if (options->json) {
+      fmt::print("{}\n", to_json(resolved));
+    } else {
+      fmt::print("# hash {}\n{}", config_hash(resolved), to_yaml(resolved));
+    }
   });
 
   Command* check = config->add_subcommand("check", "Check files and report every problem");
@@ -72,6 +79,22 @@ void add_config_command(Command& app, int& exit_code) {
         fmt::print("{}: ok\n", file);
       } catch (const Error& error) {
         std::fflush(stdout);
+        fmt::print(stderr, "{}\n", error.what());
+        exit_code = static_cast<int>(error.code());
+      }
+    }
+  });
+
+  Command* json = config->add_subcommand(
+      "json", "Each YAML file as a line of JSON, whatever it describes; null for one that cannot be read");
+  json->add_option("FILE", options->files, "YAML, read as strictly as a configuration")->required();
+  json->add_flag("--places", options->places, "each value with its line, its column and its text as written");
+  json->callback([options, &exit_code] {
+    for (const std::string& file : options->files) {
+      try {
+        fmt::print("{}\n", yaml_file_to_json(file, options->places));
+      } catch (const Error& error) {
+        fmt::print("null\n");
         fmt::print(stderr, "{}\n", error.what());
         exit_code = static_cast<int>(error.code());
       }
