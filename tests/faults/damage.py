@@ -3,7 +3,7 @@ import os
 import re
 import shutil
 
-from harness import Failure, Start, saved_step
+from .harness import Failure, Start, saved_step
 
 KEYS = ["train.max_steps=30", "checkpoint.async=false", "checkpoint.keep_last=3"]
 STEPS = (15, 20, 25)

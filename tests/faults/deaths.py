@@ -3,7 +3,7 @@ import re
 import signal
 import time
 
-from harness import Failure, kill, last_step, wait_until
+from .harness import Failure, kill, last_step, wait_until
 
 KEYS = ["train.max_steps=2000", "checkpoint.every_steps=50"]
 LIMIT = 2.0  # seconds until all processes have ended

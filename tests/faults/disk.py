@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 
-from harness import Failure, Start, last_step, saved_step
+from .harness import Failure, Start, last_step, saved_step
 
 KEYS = ["train.max_steps=20", "checkpoint.async=false"]
 ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE", "EDQUOT")

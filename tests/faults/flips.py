@@ -1,7 +1,7 @@
 """Bits that flip in a weight or moment of one rank: found when replicas are compared, the rank and the tensor named, nothing saved (P12)."""
 import re
 
-from harness import Failure, Start, saved_step
+from .harness import Failure, Start, saved_step
 
 EVERY = 5
 KEYS = [f"parallel.verify_every_steps={EVERY}", "checkpoint.every_steps=7"]

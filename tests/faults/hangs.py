@@ -4,7 +4,7 @@ import re
 import signal
 import time
 
-from harness import Failure, kill, last_step, wait_until
+from .harness import Failure, kill, last_step, wait_until
 
 TIMEOUT = 4.0
 SLACK = 1.0  # seconds after the timeout until all processes have ended

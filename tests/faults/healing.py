@@ -2,7 +2,7 @@
 import signal
 import time
 
-from harness import Failure, kill, last_step, saved_step, wait_until
+from .harness import Failure, kill, last_step, saved_step, wait_until
 
 KINDS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGSTOP", "all ranks", "mpirun")
 

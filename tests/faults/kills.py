@@ -3,7 +3,7 @@ import re
 import signal
 import time
 
-from harness import Failure, kill, last_step, save_under_way, saved_step, wait_until
+from .harness import Failure, kill, last_step, save_under_way, saved_step, wait_until
 
 
 def check_durable(start, run):

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 
-from harness import MOE, Failure, last_step, saved_step, wait_until
+from .harness import MOE, Failure, last_step, saved_step, wait_until
 
 STEPS = 200
 MODELS = {  # keys beside the harness's configuration, whose attention is gated

@@ -8,8 +8,8 @@ import sys
 import tempfile
 import time
 
-from harness import SOURCE
-from mutant_table import MUTANTS
+from .harness import SOURCE
+from .mutant_table import MUTANTS
 
 PARTS = ("CMakeLists.txt", "README.md", "LICENSE", "src", "tools", "tests", "cuda", "scripts", "configs", "third_party")
 

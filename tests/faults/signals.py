@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from harness import Failure, kill, saved_step, wait_until
+from .harness import Failure, kill, saved_step, wait_until
 
 KEYS = ["train.max_steps=60", "eval.every_steps=10"]
 PHASES = ("init", "data", "step", "all_reduce", "save", "evaluate", "io")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-from harness import SOURCE, TAG, Failure, kill, processes, saved_step, wait_until
+from .harness import SOURCE, TAG, Failure, kill, processes, saved_step, wait_until
 
 SWEEP = """base: [tiny.yaml, plain.yaml]
 set: {{train.global_batch_size: 2, train.max_steps: {steps}, log.every_steps: 1}}

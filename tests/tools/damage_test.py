@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Files that scripts/report and scripts/sweep read, damaged at random (the seed is fixed): each is reported with its file, nothing is a
-traceback. Standard library alone; with matplotlib some of the damaged runs are also drawn.
+traceback. Needs the program, which reads YAML (SLUICE_BINARY, or build/sluice); with matplotlib some of the damaged runs are also drawn.
 
   tests/tools/damage_test.py [COUNT]      mutations of each file (default: 150)
 """
@@ -24,10 +24,9 @@ if importlib.util.find_spec("matplotlib") is None and sys.executable != SYSTEM_P
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
-from reporting import shapes
-from reporting.files import read_lines, read_object
-from reporting.main import main
-from sweeping import state, sweep_file, tables
+from sluice.reporting import shapes
+from sluice.reporting.main import main
+from sluice.sweeping import state, sweep_file, tables
 
 COUNT = int(sys.argv.pop()) if len(sys.argv) > 1 and sys.argv[-1].isdigit() else 150
 BATCH = 25  # damaged runs in one report
@@ -219,7 +218,7 @@ class Damage(unittest.TestCase):
     def test_damaged_runs_are_drawn_without_a_traceback(self):
         """Few: drawing takes long. Reading the arrays is what has parsers of its own."""
         import matplotlib
-        from reporting.files import Analysis
+        from sluice.reporting.files import Analysis
         matplotlib.rcParams["savefig.dpi"] = 15
         with open(self.path("analysis/attention_mean.npy"), "rb") as file:
             whole = file.read()
@@ -248,7 +247,7 @@ class Damage(unittest.TestCase):
                 ("status.json", b"[]", "status.json:1: a JSON object is expected"),
                 ("status.json", b"[" * 100000, "status.json:1: nested too deeply"),
                 ("config.yaml", b"model:\n  hidden_size: wide\n", "config.yaml:2: hidden_size: a whole number is expected"),
-                ("config.yaml", b"model:\n  a: [1\n", "config.yaml:2:6: this bracket is not closed")):
+                ("config.yaml", b"model:\n  a: [1\n", "config.yaml:3:1: not valid YAML: end of sequence flow not found")):
             with self.subTest(message):
                 shapes.TOLD_ALREADY.clear()
                 self.write_run()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The numbers of scripts/report on made-up runs whose right answers are known. Standard library alone.
+"""The numbers of scripts/report on made-up runs whose right answers are known. Needs the program, which reads YAML.
 
   tests/tools/report_numbers_test.py            # SLUICE_BINARY=build/sluice also checks every proxy configuration's row
 """
@@ -25,9 +25,10 @@ if importlib.util.find_spec("matplotlib") is None and sys.executable != SYSTEM_P
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
-from reporting import comparing, files, groups, looks, paper, paper_tables, plain_yaml, tables, tensorboard, values
-from reporting.main import main, read_runs
-from sweeping import tables as sweep_tables
+from sluice import yaml
+from sluice.reporting import comparing, files, groups, looks, paper, paper_tables, tables, tensorboard, values
+from sluice.reporting.main import main, read_runs
+from sluice.sweeping import tables as sweep_tables
 
 CONFIG = """# hash 0
 name: {name}
@@ -154,17 +155,23 @@ class Numbers(unittest.TestCase):
     def test_smoothing(self):
         self.assertEqual([round(v, 6) for v in values.ema([1.0, 2.0, 0.0])], [1.0, 1.1, 0.99])
 
+    @staticmethod
+    def read(text):
+        with tempfile.TemporaryDirectory() as folder:
+            write_text(folder, "config.yaml", text)
+            return yaml.read_plain(os.path.join(folder, "config.yaml"), text)
+
     def test_a_runs_configuration_is_read(self):
         text = CONFIG.format(name="n", heads=8, norm="pre", kind="sink", gates=gate(), experts=0, seed=7, lr="3e-4")
-        tree = plain_yaml.read(text)
-        self.assertEqual(plain_yaml.get(tree, "optimizer.lr"), 3e-4)
-        self.assertEqual(plain_yaml.get(tree, "data.train")[0], {"name": "one", "path": "/d/one, two", "weight": 1})
-        self.assertEqual(plain_yaml.get(tree, "optimizer.rules"), [])
-        self.assertEqual(plain_yaml.get(tree, "model.branch_clip", 5), 5)
+        tree = self.read(text)
+        self.assertEqual(yaml.get(tree, "optimizer.lr"), 3e-4)
+        self.assertEqual(yaml.get(tree, "data.train")[0], {"name": "one", "path": "/d/one, two", "weight": 1})
+        self.assertEqual(yaml.get(tree, "optimizer.rules"), [])
+        self.assertEqual(yaml.get(tree, "model.branch_clip", 5), 5)
         self.assertEqual(paper.variant(tree), "sink + sdpa_output elementwise")
         for bad in ("a: [1", "a: {b 1}", "a:\n    b: 1\n  c: 2", "word"):
-            with self.assertRaises(plain_yaml.PlainYamlError):
-                plain_yaml.read(bad)
+            with self.assertRaises(yaml.Refused):
+                self.read(bad)
 
     def test_the_papers_rows_are_whole(self):
         tables_ = {t["id"]: t for t in paper.load()["tables"]}
@@ -465,7 +472,7 @@ class Pictures(Folder):
 
     def test_figures_show_means_over_seeds(self):
         import matplotlib.pyplot as plt
-        from reporting import plots_layers, plots_paper
+        from sluice.reporting import plots_layers, plots_paper
         for seed, more in ((1, 0.0), (2, 0.1), (3, 0.2)):
             self.analyse(self.run_of("value", 6.0, gate("value"), seed=seed), "value", more)
         _, made = self.grouped()
@@ -488,7 +495,7 @@ class Pictures(Folder):
 
     def test_every_picture_is_drawn(self):
         import matplotlib.pyplot as plt
-        from reporting import figures
+        from sluice.reporting import figures
         for lr in (0.004, 0.008):
             folder = self.run_of(f"base{lr}", 6.0, lr=lr)
             self.analyse(folder, False)

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """scripts/quickstart, scripts/split_text, scripts/launch and scripts/sweep given what is hostile or unusual: texts of equal names,
-names with spaces and newlines, options that take values, sweep files that would write commands into a script. Standard library
-alone; the program and MPI are played by small shell scripts.
+names with spaces and newlines, options that take values, sweep files that would write commands into a script; and paths, which are
+relative to where the user stands. Standard library alone; MPI, and where nothing is read or trained the program, are played by
+small shell scripts.
 """
-import importlib.machinery
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -17,28 +16,23 @@ sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)
-from sweeping import slurm, sweep_file
-from sweeping.plan import Mistake
+from sluice import launching as launch
+from sluice import program as sluice_program
+from sluice import split_text as split
+from sluice.sweeping import slurm, sweep_file
+from sluice.sweeping.plan import Mistake
 
-# Stands in for the program. tokenize copies the text; train keeps a file of the run folder; config show prints run_dir.
+# Stands in for the program. tokenize copies the text; train keeps a file of the run folder; config show --json prints run_dir.
 PROGRAM = r"""#!/bin/bash
 for a; do case $a in run_dir=*) run=${a#*=} ;; data.train=*) text=$a ;; esac; done
 case $1 in
   tokenize) cp "$2" "$4.bin"; echo >"$4.idx" ;;
   train) mkdir -p "$run"; echo "$text" >"$run/text" ;;
   config) shift 2
-    for a in "${@:2}"; do [[ $a == *=* ]] || { echo "$a is not key=value" >&2; exit 64; }; done
-    echo "run_dir: ${run:-runs/default}" ;;
+    for a in "${@:2}"; do [[ $a == *=* || $a == --json ]] || { echo "$a is not key=value" >&2; exit 64; }; done
+    echo "{\"run_dir\": \"${run:-runs/default}\"}" ;;
 esac
 """
-
-
-def load(name):
-    """A script without a suffix, as a module."""
-    loader = importlib.machinery.SourceFileLoader(name, os.path.join(SCRIPTS, name))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
-    loader.exec_module(module)
-    return module
 
 
 class Folder(unittest.TestCase):
@@ -68,7 +62,6 @@ class Folder(unittest.TestCase):
 
 class Texts(Folder):
     def test_a_name_is_readable_safe_and_of_the_contents(self):
-        split = load("split_text")
         names = ["a/book.txt", "dir.d/README", "odd na\nme;$(id).txt", "Библия.txt", "-x.txt", "x" * 200 + ".txt", "..."]
         found = [split.name_of(self.write(name, "same text")) for name in names]
         stems = [name[:-13] for name in found]
@@ -77,7 +70,6 @@ class Texts(Folder):
         self.assertNotEqual(split.name_of(self.write("b/book.txt", "another text")), found[0])
 
     def test_no_byte_is_in_both_parts(self):
-        split = load("split_text")
         texts = {"lines": b"".join(b"line %d of the text\n" % i for i in range(5000)), "one line": b"word " * 9000,
                  "no space": "Ж".encode() * 15000, "bytes": bytes(range(128, 256)) * 400,
                  "a short line, then a long one": b"x\n" + b"y" * 30000, "least": b"z" * split.LEAST}
@@ -107,6 +99,7 @@ class Quickstart(Folder):
         for script in ("quickstart", "split_text"):
             os.makedirs(self.path("scripts"), exist_ok=True)
             shutil.copy(os.path.join(SCRIPTS, script), self.path("scripts", script))
+        shutil.copytree(os.path.join(SCRIPTS, "sluice"), self.path("scripts", "sluice"))
         for name in ("setup", "report"):
             self.write(f"scripts/{name}", "#!/bin/sh\n", executable=True)
         self.write("scripts/fetch_text", '#!/bin/sh\necho verses >"$1/train.txt"\necho verse >"$1/validation.txt"\n', executable=True)
@@ -159,7 +152,6 @@ class Quickstart(Folder):
 
 class Launch(Folder):
     def test_options_that_take_a_value_are_not_overrides(self):
-        launch = load("launch")
         for arguments, folder in (
                 (["x.yaml", "--allow-change", "train.max_steps", "run_dir=a"], "run_dir=a"),
                 (["--allow-change", "train.max_steps", "--fresh", "x.yaml", "run_dir=a"], "run_dir=a"),
@@ -179,7 +171,6 @@ class Launch(Folder):
             done = subprocess.run([os.path.join(SCRIPTS, "launch"), "-n", "1", "--restarts", "0", "--mpirun", mpirun, program, "train",
                                    "x.yaml", *option], capture_output=True, text=True)
             self.assertEqual(done.returncode, 76, done.stderr)
-        launch = load("launch")
         self.assertEqual(launch.run_folder([program, "train", "x.yaml", "--run-dir=" + self.path("b")]), self.path("b"))
         self.assertEqual(launch.last_step(self.path("b")), 7)
 
@@ -225,12 +216,12 @@ class Sweeps(Folder):
         wrong = {
             "a newline in output": (base + r'output: "out\ntouch PWNED\n#"' + "\n", ":2:9: the value"),
             "a newline in set": (base + r'set: {run.x: "a\nb"}' + "\n", ":2:14: the value"),
-            "NUL in a value": (base + "output: a\0b\n", ":2:10: a control character (U+0000)"),
-            "an escape": (base + "output: a\x1b[2J\n", ":2:10: a control character (U+001B)"),
+            "NUL in a value": (base + "output: a\0b\n", ":2:1: control character 0x00"),
+            "an escape": (base + "output: a\x1b[2J\n", ":2:1: control character 0x1b"),
             "the parent folder": (base + "name: ..\n", ":2:7: the name '..'"),
             "this folder": (base + "name: .\n", ":2:7: the name '.'"),
-            "5,000 brackets": (base + "set: " + "[" * 5000 + "\n", ":2:69: maps and lists more than 64 levels deep"),
-            "3,000 levels": ("".join("  " * i + "k:\n" for i in range(3000)), ":65:129: maps and lists more than 64"),
+            "5,000 brackets": (base + "set: " + "[" * 5000 + "\n", ":2:7: a list or section cannot be a key; is a bracket missing?"),
+            "1,000 levels": ("".join(" " * i + "k:\n" for i in range(1000)), ":33:33: nested deeper than 32 levels"),
             "10^8 trials": (base + "grid:\n" + "".join(f"  a.b{i}: [{', '.join(map(str, range(100)))}]\n" for i in range(4)),
                             ":3:3: 100,000,000 trials; a sweep has at most 10,000"),
             "a number of 5,000 digits": (base + "resources: {slots: " + "9" * 5000 + "}\n", "at most 18 digits"),
@@ -264,6 +255,89 @@ class Sweeps(Folder):
         for bad in ("out\ntouch PWNED\n#", "out\udcff"):
             with self.assertRaises(Mistake):
                 slurm.write(sweep, [Trial], self.path(bad), "/bin/true", self.root, 1)
+
+
+RUN = """name: one
+run_dir: run
+model: {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, intermediate_size: 24}
+train: {global_batch_size: 8, max_steps: 5}
+"""
+
+
+class WhereTheUserStands(Folder):
+    """Commands called from another folder than the checkout's."""
+
+    def command(self, name, *arguments, **environment):
+        done = subprocess.run([os.path.join(SCRIPTS, name), *arguments], cwd=self.path("here"), capture_output=True, text=True,
+                              env={**os.environ, **environment})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def setUp(self):
+        super().setUp()
+        self.write("here/sweeps/a.yaml", "base: ../models/*.yaml\ngrid: {optimizer.lr: [1e-3, 2e-3]}\n")
+        self.write("here/models/one.yaml", RUN)
+
+    def test_a_sweep_takes_its_file_and_folders_from_there(self):
+        os.symlink(sluice_program.find(), self.path("here", "program"))
+        said = self.command("sweep", "plan", "sweeps/a.yaml", "--output", "out", SLUICE="./program")
+        self.assertIn("lr_2e-3", said)
+        self.assertIn("2 trials: 2 waiting", said)
+        made = self.command("sweep", "slurm", "sweeps/a.yaml", "--output", "out", "--sluice", "./program")
+        self.assertTrue(os.path.exists(self.path("here", "out", "array.sbatch")))
+        self.assertIn(f"sbatch {self.path('here', 'out', 'array.sbatch')}", made)
+        self.assertIn("out/sweep.csv", self.command("sweep", "table", "sweeps/a.yaml", "--output", "out").splitlines())
+        self.assertTrue(os.path.exists(self.path("here", "out", "sweep.csv")))
+
+    def test_the_same_trials_from_everywhere(self):
+        """Their hashes, which hold paths of data, do not depend on where the user stands."""
+        self.write("here/sweeps/b.yaml", "base: ../models/one.yaml\nset: {data.train: [{name: a, path: data/a}]}\n")
+        self.command("sweep", "slurm", "sweeps/b.yaml", "--output", "out")
+        trials = [line for line in self.read("here", "out", "array.sbatch").splitlines() if line.startswith(b"trials=")]
+        os.makedirs(self.path("here", "below"))
+        done = subprocess.run([os.path.join(SCRIPTS, "sweep"), "slurm", "../sweeps/b.yaml", "--output", "out"],
+                              cwd=self.path("here", "below"), capture_output=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(trials[0], self.read("here", "below", "out", "array.sbatch").splitlines())
+
+    def test_a_report_takes_runs_and_writes_pages_there(self):
+        for name in ("one", "two"):
+            self.write(f"here/runs/{name}/metrics.jsonl", '{"step": 1, "tokens": 5, "loss": 2.5}\n')
+            self.write(f"here/runs/{name}/run.json", "{}")
+            self.write(f"here/runs/{name}/config.yaml", RUN)
+        self.command("report", "runs/one", "runs/two", "-o", "page", "--tables-only")
+        self.assertTrue(os.path.exists(self.path("here", "page", "report.html")))
+
+
+class Program(Folder):
+    def test_without_a_program_the_message_says_what_to_do(self):
+        self.write("run/metrics.jsonl", '{"step": 1, "tokens": 5, "loss": 2.5}\n')
+        self.write("run/run.json", "{}")
+        self.write("run/config.yaml", RUN)
+        self.write("s.yaml", "base: run/config.yaml\n")
+        environment = {**os.environ, "SLUICE": self.path("none")}
+        for script, arguments in (("report", [self.path("run"), "-o", self.path("page"), "--tables-only"]), ("sweep", [self.path("s.yaml")])):
+            done = subprocess.run([os.path.join(SCRIPTS, script), *arguments], env=environment, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 66)
+            self.assertIn(f"no program {self.path('none')}; build it (scripts/build release), or say where it is: SLUICE", done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1)
+
+    def test_installed_commands_find_the_program_and_run_where_the_user_stands(self):
+        for name in ("sweep", "report"):
+            os.makedirs(self.path("share/sluice/scripts"), exist_ok=True)
+            shutil.copy(os.path.join(SCRIPTS, name), self.path("share/sluice/scripts", name))
+        shutil.copytree(os.path.join(SCRIPTS, "sluice"), self.path("share/sluice/scripts/sluice"))
+        self.write("here/one.yaml", RUN)
+        self.write("here/s.yaml", "base: one.yaml\nset: {data.train: [{name: a, path: data/a}]}\n")
+        os.makedirs(self.path("bin"))
+        os.symlink(sluice_program.find(), self.path("bin/sluice"))
+        environment = {key: value for key, value in os.environ.items() if key not in ("SLUICE", "SLUICE_BINARY")}
+        done = subprocess.run([self.path("share/sluice/scripts/sweep"), "slurm", "s.yaml"], cwd=self.path("here"), env=environment,
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        script = self.read("here/runs/sweeps/s/array.sbatch").decode()
+        self.assertIn(f"cd {self.path('here')} ", script)
+        self.assertIn(f"{self.path('share/sluice/scripts/sweep')} trial", script)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ import math
 import os
 import re
 
-import strict_yaml
-from strict_yaml import Refused  # noqa: F401
-
+from .. import yaml
+from ..yaml import Refused  # noqa: F401
 from .text import unprintable
 
 KEYS = ("name", "output", "base", "set", "grid", "paired", "seeds", "resources", "stop_if")
@@ -73,9 +72,9 @@ class Trial:
 
 
 class SweepFile:
-    def __init__(self, path):
+    def __init__(self, path, sluice=None):
         self.path = path
-        self.root = root = strict_yaml.read(path)
+        self.root = root = yaml.read(path, sluice)
         if root.kind != "map":
             root.refuse("a sweep file is a map: base, grid, seeds, ...")
         self.check_keys(root, KEYS, "")

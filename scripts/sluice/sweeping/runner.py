@@ -3,16 +3,15 @@ import ctypes
 import fcntl
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import time
 
+from ..program import SCRIPTS, working_folder
 from . import state
 from .plan import Mistake
 from .state import DIVERGED, DONE, FAILED, PAUSED, STOPPED, WAITING
 
-SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PR_SET_PDEATHSIG = 1
 # 73: another training has the folder. 75: stopped and saved, by somebody else. 76: a rank hung or was lost; besides deaths by signals.
 LOST = {73, 75, 76}
@@ -139,13 +138,22 @@ class Runner:
         resources = self.sweep.resources
         return resources.threads or max(1, len(os.sched_getaffinity(0)) // (resources.slots * resources.procs))
 
+    @staticmethod
+    def run_dir(trial):
+        """As the program is told it, which starts in the working folder: relative below that."""
+        folder, path = working_folder(), os.path.abspath(trial.folder)
+        return os.path.relpath(path, folder) if path.startswith(folder + os.sep) else path
+
     def command(self, trial):
         ranks = self.sweep.resources.procs
-        program = [self.program, "train", trial.base, *trial.overrides(), f"name={trial.name}", f"run_dir={trial.folder}",
+        program = [self.program, "train", trial.base, *trial.overrides(), f"name={trial.name}", f"run_dir={self.run_dir(trial)}",
                    f"train.threads={self.threads()}"]
         if self.launcher:
-            return [*shlex.split(self.launcher), *program]
-        return program if ranks == 1 else [os.path.join(SOURCE, "scripts", "launch"), "-n", str(ranks), "--restarts", "0", *program]
+            words = shlex.split(self.launcher)
+            if os.sep in words[0]:
+                words[0] = os.path.abspath(words[0])
+            return [*words, *program]
+        return program if ranks == 1 else [os.path.join(SCRIPTS, "launch"), "-n", str(ranks), "--restarts", "0", *program]
 
     def environment(self, slot):
         environment = dict(os.environ)
@@ -180,7 +188,7 @@ class Runner:
             parent, number = os.getpid(), self.stop_signal()
             # A group of its own: a terminal's Ctrl-C reaches us alone.
             process = subprocess.Popen(self.command(trial), env=self.environment(slot), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                       start_new_session=True, preexec_fn=lambda: before_exec(parent, number))
+                                       cwd=working_folder(), start_new_session=True, preexec_fn=lambda: before_exec(parent, number))
         finally:
             os.close(log)
         return Running(look, process, slot)
@@ -359,10 +367,3 @@ class Runner:
         code = running.process.returncode
         return 75 if self.signals else 128 - code if code < 0 else code
 
-
-def find_program(given):
-    """Before the working folder changes: what the user says is relative to his."""
-    path = given or os.environ.get("SLUICE")
-    if not path:
-        return os.path.join(SOURCE, "build", "sluice")
-    return os.path.abspath(path if os.sep in path else shutil.which(path) or path)

@@ -1,11 +1,21 @@
-"""Run folders in, tables and figures out."""
+"""Turns run folders into tables, PNG plots, one Markdown file and one self-contained HTML page.
+
+  scripts/report runs/baseline runs/gated -o report
+  scripts/report sweeps/table1 -o report             # every run below a sweep's folder
+
+Reads run.json, config.yaml, metrics.jsonl and eval.jsonl of each run, and RUN/analysis where `sluice analyze RUN -o
+RUN/analysis` was run; running ones may be read, too. Runs that are rows of the papers' tables, by their configuration,
+stand beside the papers' numbers. Plots need matplotlib; --tables-only does not.
+"""
 import argparse
+import importlib.util
 import os
 import sys
 
+from .. import program, yaml
 from . import page, paper, tables, tensorboard
 from .comparing import NoBaseline, choose_baselines
-from .files import find_runs
+from .files import find_runs, read_text
 from .groups import group_runs
 from .looks import label_runs
 from .paper_tables import GLOSSARY, paper_tables
@@ -16,6 +26,11 @@ from .shapes import warn
 def read_runs(folders):
     """Runs of the folders given, and of those below a folder that is none."""
     runs, seen = [], set()
+    configurations = [os.path.join(run, "config.yaml") for folder in folders for run in find_runs(folder)]
+    try:
+        yaml.read_ahead({path: text for path in configurations if (text := read_text(path)).strip()})
+    except program.NoProgram:
+        pass  # told by the run that needs it
     for folder in folders:
         if not os.path.isdir(folder):
             print(f"report: {folder}: no such run folder", file=sys.stderr)
@@ -85,7 +100,22 @@ def load_figures():
         sys.exit(69)
 
 
-def main(description):
+SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+def choose_python():
+    """A Python of the user's own comes first in PATH; Debian's has python3-matplotlib."""
+    if "--tables-only" in sys.argv or importlib.util.find_spec("matplotlib") is not None:
+        return
+    if os.environ.get("SLUICE_REPORT_PYTHON") is None and os.access(SYSTEM_PYTHON, os.X_OK):
+        os.environ["SLUICE_REPORT_PYTHON"] = SYSTEM_PYTHON
+        os.execv(SYSTEM_PYTHON, [SYSTEM_PYTHON, *sys.argv])
+    sys.exit("report: matplotlib is missing; on Debian: apt-get install python3-matplotlib (or --tables-only)")
+
+
+def main(description=__doc__):
+    if sys.stdout is sys.__stdout__:
+        sys.stdout.reconfigure(errors="replace")  # names of folders may be no text
     parser = argparse.ArgumentParser(prog="scripts/report", description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or a folder of runs, as a sweep leaves it")

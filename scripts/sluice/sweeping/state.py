@@ -5,8 +5,8 @@ import os
 import socket
 import time
 
-from reporting import shapes
-from reporting.files import parse, read_object
+from ..reporting import shapes
+from ..reporting.files import parse, read_object
 
 # States; the first group can be run, the last has its result.
 WAITING, PAUSED, RUNNING = "waiting", "paused", "running"

@@ -6,7 +6,8 @@ import os
 import statistics
 import sys
 
-from . import plain_yaml, shapes
+from .. import program, yaml
+from . import shapes
 from .files import Analysis, read_lines, read_object, read_text, sweep_verdict
 from .values import count_spikes, ema, mean, mean_of_all, number
 
@@ -27,10 +28,13 @@ class Run:
         path = os.path.join(folder, "config.yaml")
         try:
             text = read_text(path)
-            config = plain_yaml.read(text, path)
-            self.config = shapes.fit(config, shapes.CONFIGURATION, shapes.Misfits(path).of_text(text)) if isinstance(config, dict) else {}
-        except plain_yaml.PlainYamlError as error:
-            shapes.warn(str(error))
+            config = yaml.read_plain(path, text)
+            self.config = shapes.fit(config, shapes.CONFIGURATION, shapes.Misfits(path).of_text(text))
+        except yaml.Refused as error:
+            shapes.warn(str(error).splitlines()[0])
+        except program.NoProgram as error:
+            print(f"report: {path} is read by the program: {error}", file=sys.stderr)
+            sys.exit(66)
         self.base = shapes.clean(os.path.basename(os.path.abspath(folder)))
         self.title = self.name = shapes.clean(self.info.get("name") or self.base)  # name: label_runs makes it unambiguous
         self.origin = " ".join([self.base, self.name, read_text(os.path.join(folder, "config.input.yaml")),
@@ -44,7 +48,7 @@ class Run:
         self.group = None
 
     def get(self, path, default=None):
-        return plain_yaml.get(self.config, path, default)
+        return yaml.get(self.config, path, default)
 
     # ---- series
 

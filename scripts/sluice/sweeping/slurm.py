@@ -2,13 +2,14 @@
 import os
 import shlex
 
+from ..program import IN_CHECKOUT, SCRIPTS
 from .plan import Mistake
 from .text import unprintable
 
 SCRIPT = """#!/bin/bash
 # The sweep {sweep} as a job array, one trial a task. Written by scripts/sweep slurm; submit it with
 #   sbatch {script}
-# from the project's folder, which all nodes must see.
+# from {source}, which all nodes must see.
 
 #SBATCH --job-name={name}
 #SBATCH --array=0-{last}%{slots}
@@ -28,7 +29,7 @@ export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}
 # The task's own shell must outlive the signal that is meant for the ranks.
 trap '' USR1
 
-scripts/sweep trial {sweep} "${{trials[$SLURM_ARRAY_TASK_ID]}}" --output {output} --sluice {program} --threads "${{SLURM_CPUS_PER_TASK:-1}}" \\
+{command} trial {sweep} "${{trials[$SLURM_ARRAY_TASK_ID]}}" --output {output} --sluice {program} --threads "${{SLURM_CPUS_PER_TASK:-1}}" \\
   --launcher "srun --mpi=pmix --kill-on-bad-exit=1"
 status=$?
 
@@ -55,12 +56,13 @@ def refuse_control_characters(**paths):
 def write(sweep, trials, output, program, source, threads):
     """OUTPUT/array.sbatch over these trials; its path."""
     refuse_control_characters(sweep=sweep.path, output=output, program=program, folder=source)
+    command = "scripts/sweep" if IN_CHECKOUT else shlex.quote(os.path.join(SCRIPTS, "sweep"))
     resources, path = sweep.resources, os.path.join(output, "array.sbatch")
     options = [("cpus-per-task", threads), ("gpus", resources.gpus or None), ("time", resources.time),
                ("partition", resources.partition), ("account", resources.account), ("qos", resources.qos), ("constraint", resources.constraint),
                ("mem", resources.memory)]
     text = SCRIPT.format(
-        sweep=shlex.quote(os.path.abspath(sweep.path)), script=shlex.quote(path), name=sweep.name, last=len(trials) - 1, slots=resources.slots,
+        command=command, sweep=shlex.quote(os.path.abspath(sweep.path)), script=shlex.quote(path), name=sweep.name, last=len(trials) - 1, slots=resources.slots,
         nodes=resources.nodes, procs=resources.procs, more="".join(f"#SBATCH --{k}={v}\n" for k, v in options if v is not None),
         output=shlex.quote(output), log=shlex.quote(output.replace("%", "%%") + "/logs/slurm-%A_%a.log"), source=shlex.quote(source), trials=" ".join(t.hash[:12] for t in trials), program=shlex.quote(program))
     os.makedirs(os.path.join(output, "logs"), exist_ok=True)

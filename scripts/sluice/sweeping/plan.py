@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 
+from ..program import working_folder
+
 PREFIX = 12  # letters of the hash in a folder's name
 
 
@@ -19,7 +21,7 @@ class Mistake(Exception):
 def asked(program, trial, ranks):
     command = [program, "plan", trial.base, *trial.overrides(), "--ranks", str(ranks), "--json"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=working_folder())
     except OSError as error:
         if error.errno == errno.E2BIG:
             raise Mistake(64, f"{trial.base_node.path}: the values of {trial.name} are too long for a command line") from None
@@ -39,8 +41,6 @@ def place(trial, message):
 
 def add_plans(sweep, program, output):
     """Asks the program about every trial. Trials that are one and the same training become one; their number is returned."""
-    if not os.path.exists(program):
-        raise Mistake(66, f"no program {program}; build it (scripts/setup), or say where it is: --sluice, or SLUICE in the environment")
     with concurrent.futures.ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1))) as pool:
         answers = list(pool.map(lambda trial: asked(program, trial, sweep.resources.procs), sweep.trials))
     for trial, (code, answer) in zip(sweep.trials, answers):

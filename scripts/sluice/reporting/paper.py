@@ -4,7 +4,7 @@ import os
 import re
 from collections import Counter
 
-from . import plain_yaml
+from .. import yaml
 
 SINK_SIZES = {(20, 1280): "0.6B", (26, 1664): "1B", (32, 2048): "2B"}  # layers, hidden_size
 # Of a run's origin (its configuration's file and what it extends): a row, a depth, a size.
@@ -33,7 +33,7 @@ def paper_delta(table, row, key):
 
 def variant(config):
     """What differs from a plain transformer, in the words of paper.json; everything left out is the default."""
-    get = lambda path, default=None: plain_yaml.get(config, "model." + path, default)
+    get = lambda path, default=None: yaml.get(config, "model." + path, default)
     parts = ["sink"] if get("attention.kind") == "sink" else []
     for gate in get("attention.gates", []):
         words = [gate.get("position") or "sdpa_output", gate.get("granularity") or "elementwise"]

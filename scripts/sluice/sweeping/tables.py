@@ -5,12 +5,12 @@ import os
 import statistics
 import textwrap
 
-from reporting.comparing import RULE, choose_baselines
-from reporting.files import is_run
-from reporting.groups import Group, difference
-from reporting.runs import Run
-from reporting.tables import count_or_few, with_spread
-from reporting.values import deviation, fixed as shared_fixed, mean, short
+from ..reporting.comparing import RULE, choose_baselines
+from ..reporting.files import is_run
+from ..reporting.groups import Group, difference
+from ..reporting.runs import Run
+from ..reporting.tables import count_or_few, with_spread
+from ..reporting.values import deviation, fixed as shared_fixed, mean, short
 
 from . import state
 from .plan import flops

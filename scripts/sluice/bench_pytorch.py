@@ -1,0 +1,259 @@
+"""Training speed of the same models in PyTorch on this processor, alone or side by side with `sluice bench`.
+
+    scripts/bench_pytorch                                      every variant, tokens/s
+    scripts/bench_pytorch --against build/sluice               alternates with sluice; prints ratios to PyTorch's best
+    scripts/bench_pytorch --model qwen,gpt2-124m --precision f32 --threads 2
+
+Variants: {eager, torch.compile} x {SDPA, plain softmax} x {f32, bf16 autocast}, for a mixture of experts also x {a loop over
+the experts, torch._grouped_mm}; fused AdamW; gradient clipping, as sluice
+does. Needs torch (and a C++ compiler for torch.compile); run it with the Python that has it."""
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError:
+    sys.exit(f"bench_pytorch: {sys.executable} has no torch; install it, or run this with a Python that has it")
+
+# As in tools/bench/step.cpp: layers, width, heads, kv heads, head_dim, FFN width, words, qk_norm, gate.
+# A mixture of experts has (experts, experts per token, width of one) in the place of the FFN's width.
+MODELS = {
+    "small": (6, 384, 6, 6, 64, 1024, 8064, False, None),
+    "qwen": (6, 384, 6, 2, 64, 1024, 8192, True, None),
+    "qwen-headwise": (6, 384, 6, 2, 64, 1024, 8192, True, "headwise"),
+    "qwen-elementwise": (6, 384, 6, 2, 64, 1024, 8192, True, "elementwise"),
+    "qwen-moe": (6, 384, 6, 2, 64, (16, 2, 256), 8192, True, "elementwise"),
+    "gpt2-124m": (12, 768, 12, 12, 64, 2048, 50304, False, None),
+}
+SAMPLES, SEQUENCE = 4, 256
+
+
+class Dense(torch.nn.Module):
+    def __init__(self, width, ffn):
+        super().__init__()
+        self.gate_up, self.down = torch.nn.Linear(width, 2 * ffn, bias=False), torch.nn.Linear(ffn, width, bias=False)
+
+    def forward(self, x):
+        g, u = self.gate_up(x).chunk(2, -1)
+        return self.down(F.silu(g) * u)
+
+
+class Experts(torch.nn.Module):
+    """Softmax router, top k renormalised, slots sorted by expert; balance and z losses as sluice's defaults. grouped: with
+    torch._grouped_mm, else a loop over the experts."""
+
+    def __init__(self, width, experts, per_token, ffn, grouped):
+        super().__init__()
+        self.experts, self.per_token, self.grouped = experts, per_token, grouped
+        self.router = torch.nn.Linear(width, experts, bias=False)
+        weights = lambda o, i: (torch.nn.Parameter(torch.empty(experts, o, i)) if grouped else  # or each by itself
+                                torch.nn.ParameterList(torch.empty(o, i) for _ in range(experts)))
+        self.gate_up, self.down = weights(2 * ffn, width), weights(width, ffn)
+        self.loss = 0
+
+    def products(self, x, counts, weights):
+        if self.grouped:
+            ends = counts.cumsum(0).to(torch.int32)
+            g, u = torch._grouped_mm(x, self.gate_up.to(x.dtype).transpose(1, 2), offs=ends).chunk(2, -1)
+            return torch._grouped_mm(F.silu(g) * u * weights, self.down.to(x.dtype).transpose(1, 2), offs=ends)
+        out = []
+        for e, (rows, scale) in enumerate(zip(x.split(counts.tolist()), weights.split(counts.tolist()))):
+            g, u = F.linear(rows, self.gate_up[e]).chunk(2, -1)
+            out.append(F.linear(F.silu(g) * u * scale, self.down[e]))
+        return torch.cat(out)
+
+    def forward(self, x):
+        shape = x.shape
+        x = x.reshape(-1, shape[-1])
+        with torch.autocast("cpu", enabled=False):
+            logits = F.linear(x.float(), self.router.weight)
+        p = logits.softmax(-1)
+        weights, experts = p.topk(self.per_token, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        order = experts.flatten().argsort(stable=True)
+        counts = torch.bincount(experts.flatten(), minlength=self.experts)
+        tokens = order // self.per_token
+        self.loss = (1e-2 * self.experts * (counts / counts.sum() * p.mean(0)).sum()
+                     + 1e-3 * logits.logsumexp(-1).square().mean())
+        compute = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
+        y = self.products(x.to(compute)[tokens], counts, weights.flatten()[order].unsqueeze(-1).to(compute))
+        return torch.zeros_like(x, dtype=y.dtype).index_add(0, tokens, y).view(shape)
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width, heads, kv_heads, dim, ffn, qk_norm, gate, plain, grouped):
+        super().__init__()
+        self.heads, self.kv_heads, self.dim, self.plain = heads, kv_heads, dim, plain
+        linear = lambda i, o: torch.nn.Linear(i, o, bias=False)
+        self.norm1, self.norm2 = torch.nn.RMSNorm(width, 1e-6), torch.nn.RMSNorm(width, 1e-6)
+        self.qkv = linear(width, (heads + 2 * kv_heads) * dim)
+        self.o = linear(heads * dim, width)
+        self.gate = linear(width, heads * dim if gate == "elementwise" else heads) if gate else None
+        self.q_norm = torch.nn.RMSNorm(dim, 1e-6) if qk_norm else None
+        self.k_norm = torch.nn.RMSNorm(dim, 1e-6) if qk_norm else None
+        self.ffn = Experts(width, *ffn, grouped) if isinstance(ffn, tuple) else Dense(width, ffn)
+
+    def rotate(self, x, cos, sin):
+        a, b = x.chunk(2, -1)
+        return x * cos + torch.cat((-b, a), -1) * sin
+
+    def attend(self, q, k, v):
+        if not self.plain:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        groups = self.heads // self.kv_heads
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(self.dim))
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores.masked_fill(mask, -torch.inf).softmax(-1) @ v
+
+    def forward(self, x, cos, sin):
+        n, s, _ = x.shape
+        h = self.norm1(x)
+        q, k, v = self.qkv(h).split([self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim], -1)
+        split = lambda y, heads: y.view(n, s, heads, self.dim).transpose(1, 2)
+        q, k, v = split(q, self.heads), split(k, self.kv_heads), split(v, self.kv_heads)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
+        y = self.attend(q.to(v.dtype), k.to(v.dtype), v).transpose(1, 2)
+        if self.gate is not None:
+            y = y * torch.sigmoid(self.gate(h)).view(n, s, self.heads, -1)
+        x = x + self.o(y.reshape(n, s, -1))
+        return x + self.ffn(self.norm2(x))
+
+
+class Model(torch.nn.Module):
+    def __init__(self, name, plain, grouped):
+        super().__init__()
+        layers, width, heads, kv_heads, dim, ffn, words, qk_norm, gate = MODELS[name]
+        self.embed = torch.nn.Embedding(words, width)
+        self.blocks = torch.nn.ModuleList(
+            Block(width, heads, kv_heads, dim, ffn, qk_norm, gate, plain, grouped) for _ in range(layers))
+        self.norm = torch.nn.RMSNorm(width, 1e-6)
+        angle = torch.outer(torch.arange(SEQUENCE), 1e4 ** (-torch.arange(0, dim, 2) / dim)).repeat(1, 2)
+        self.register_buffer("cos", angle.cos())
+        self.register_buffer("sin", angle.sin())
+        for p in self.parameters():
+            if p.dim() > 1:
+                torch.nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens, targets):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits = F.linear(self.norm(x), self.embed.weight)
+        loss = F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.view(-1))
+        routers = [block.ffn.loss for block in self.blocks if isinstance(block.ffn, Experts)]
+        return loss + sum(routers) / len(routers) if routers else loss
+
+
+class Training:
+    """One variant, ready to step."""
+
+    def __init__(self, name, precision, plain, compiled, grouped=False):
+        torch.manual_seed(0)
+        self.model = Model(name, plain, grouped)
+        self.loss_of = torch.compile(self.model) if compiled else self.model
+        self.bf16 = precision == "bf16"
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        words = MODELS[name][6]
+        self.tokens = torch.randint(words, (SAMPLES, SEQUENCE))
+        self.targets = torch.randint(words, (SAMPLES, SEQUENCE))
+
+    def step(self):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            loss = self.loss_of(self.tokens, self.targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def tokens_per_second(self, seconds):
+        times, begin = [], time.perf_counter()
+        while len(times) < 5 or time.perf_counter() - begin < seconds:
+            start = time.perf_counter()
+            self.step()
+            times.append(time.perf_counter() - start)
+        return SAMPLES * SEQUENCE / statistics.median(times)
+
+
+def run_sluice(binary, model, precision, threads, seconds):
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        subprocess.run([binary, "bench", "--part", "step", "--model", model, "--precision", precision, "--threads",
+                        str(threads), "--seconds", str(seconds), "--json", file.name],
+                       check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+        result = json.load(open(file.name))
+    return result["steps"][0]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="small,qwen", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--precision", default="f32,bf16")
+    parser.add_argument("--variants", default="eager,compile", help="eager, compile or both")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=float, default=5, help="per measurement")
+    parser.add_argument("--against", metavar="SLUICE", help="the program to alternate with")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of measurements, after one that is thrown away")
+    parser.add_argument("--json", metavar="FILE", help="also write every number to this file")
+    args = parser.parse_args()
+    unknown = [m for m in args.model.split(",") if m not in MODELS]
+    if unknown:
+        parser.error(f"unknown model {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    torch.set_num_threads(args.threads)
+    print(f"PyTorch {torch.__version__}, {args.threads} threads, oneDNN {torch.backends.mkldnn.is_available()}, "
+          f"MKL {torch.backends.mkl.is_available()}")
+    results = []
+    for model in args.model.split(","):
+        for precision in args.precision.split(","):
+            speeds = {}
+            trials = {}
+            for mode in args.variants.split(","):
+                for plain in (False, True):
+                    for grouped in (False, True) if isinstance(MODELS[model][5], tuple) else (False,):
+                        name = f"{mode}, {'plain softmax' if plain else 'SDPA'}{', grouped_mm' if grouped else ''}"
+                        trials[name] = (model, precision, plain, mode == "compile", grouped)
+            for variant, trial in trials.items():
+                try:
+                    training = Training(*trial)
+                    for _ in range(3):
+                        training.step()
+                    speeds[variant] = training.tokens_per_second(args.seconds)
+                    print(f"{model:<18}{precision:<6}{variant:<36}{speeds[variant]:>9.0f} tokens/s", flush=True)
+                except Exception as error:  # a variant this build of torch cannot run
+                    print(f"{model:<18}{precision:<6}{variant:<36}fails: {str(error).strip().splitlines()[0]}", flush=True)
+            if not speeds:
+                continue
+            best = max(speeds, key=speeds.get)
+            row = {"model": model, "precision": precision, "torch": torch.__version__, "threads": args.threads,
+                   "variants": speeds, "best": best}
+            results.append(row)
+            if not args.against:
+                continue
+            training = Training(*trials[best])
+            for _ in range(3):
+                training.step()
+            pairs = []
+            for round_number in range(args.rounds + 1):
+                theirs = training.tokens_per_second(args.seconds)
+                ours = run_sluice(args.against, model, precision, args.threads, args.seconds)
+                if round_number > 0:
+                    pairs.append((ours["tokens_per_second"], theirs, ours["percent_of_peak"]))
+            ratios = [a / b for a, b, _ in pairs]
+            row.update(sluice=[p[0] for p in pairs], pytorch=[p[1] for p in pairs], ratio=statistics.median(ratios))
+            print(f"{model:<18}{precision:<6}sluice {statistics.median(p[0] for p in pairs):.0f} tokens/s "
+                  f"({statistics.median(p[2] for p in pairs):.0f} % of FMA peak), PyTorch's best ({best}) "
+                  f"{statistics.median(p[1] for p in pairs):.0f}: {statistics.median(ratios):.2f}x "
+                  f"({min(ratios):.2f}-{max(ratios):.2f} in {len(ratios)} pairs)", flush=True)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(results, file, indent=2)

@@ -1,0 +1,1 @@
+"""Expected results for tests/golden, computed by PyTorch and transformers. Needs torch."""

@@ -1,0 +1,146 @@
+"""Writes tests/golden/qwen3_moe_tiny: a Qwen3-MoE of random weights as transformers saves it, with logits of a few
+tokens; and tests/golden/moe_*.json: its sparse block alone, and Qwen3-Next's with the shared expert, with gradients.
+
+Needs torch, transformers and safetensors. Run again only when a golden is to change; the result is committed.
+"""
+import json
+import pathlib
+import sys
+
+from .. import program
+
+try:
+    import torch
+    import transformers
+    from safetensors import safe_open
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+    from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
+except ImportError as error:
+    sys.exit(f"make_goldens_qwen3_moe: {error}; run this with a Python that has it: {sys.executable} does not")
+
+GOLDEN = pathlib.Path(program.ROOT) / "tests" / "golden"
+VERSIONS = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
+GRID = 4096  # inputs are multiples of 1/4096, so that short integers carry them exactly
+
+SIZES = dict(hidden_size=16, moe_intermediate_size=12, num_experts=6, num_experts_per_tok=2, hidden_act="silu")
+BLOCK_SIZES = {**SIZES, "hidden_size": 8, "moe_intermediate_size": 6}
+
+
+def eager(config):
+    """Expert by expert: the grouped product knows no f64."""
+    config._experts_implementation = "eager"
+    return config
+
+
+def keep_f64():
+    """The router asks softmax for f32 whatever the model's dtype; here f64 stays, so that goldens have all digits."""
+    softmax = torch.nn.functional.softmax
+    torch.nn.functional.softmax = lambda x, dim=None, dtype=None: softmax(
+        x, dim=dim, dtype=torch.float64 if x.dtype == torch.float64 else dtype)
+
+
+def margin(router, x):
+    """Least distance between the probability of the last expert chosen and the first that was not."""
+    p = torch.softmax((x @ router.T).double(), -1).sort(-1, descending=True).values
+    return (p[:, SIZES["num_experts_per_tok"] - 1] - p[:, SIZES["num_experts_per_tok"]]).min().item()
+
+
+def write_folder():
+    folder = GOLDEN / "qwen3_moe_tiny"
+    # Layer 1 is dense.
+    config = transformers.Qwen3MoeConfig(
+        **SIZES, vocab_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, max_position_embeddings=64, rope_theta=10000.0, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        attention_bias=False, initializer_range=0.2, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1])
+    eager(config)
+    seed = 0
+    while True:  # until every choice of experts is clear
+        torch.manual_seed(seed)
+        model = transformers.Qwen3MoeForCausalLM(config).eval()
+        seen = []
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 1:  # norms start at one; make them tell
+                    parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+                if name.endswith("mlp.gate.weight"):
+                    parameter.normal_(std=1.0)
+            mlp = model.model.layers[0].mlp
+            mlp.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+            ids = torch.randint(0, 32, (1, 12))
+            logits = model(ids).logits[0]
+        if margin(mlp.gate.weight, seen[0][0]) > 0.02:
+            break
+        seed += 1
+    with torch.no_grad():
+        # The same arithmetic in f64 shows how far f32 rounding reaches.
+        logits_f64 = model.double()(ids).logits[0]
+    model.float().save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        assert "model.layers.0.mlp.experts.5.down_proj.weight" in weights.keys(), sorted(weights.keys())
+    golden = {"input_ids": ids[0].tolist(), "logits_f64": logits_f64.tolist(),
+              "f32_error": (logits.double() - logits_f64).abs().max().item(),
+              "margin": margin(mlp.gate.weight, seen[0][0]), **VERSIONS}
+    (folder / "logits.json").write_text(json.dumps(golden) + "\n")
+
+
+def per_expert(tensors):
+    """Under the names of a checkpoint: transformers keeps experts stacked."""
+    named = {}
+    for name, t in tensors.items():
+        for e in range(SIZES["num_experts"]):
+            if name == "experts.gate_up_proj":
+                named[f"experts.{e}.gate_proj.weight"], named[f"experts.{e}.up_proj.weight"] = t[e].chunk(2)
+            if name == "experts.down_proj":
+                named[f"experts.{e}.down_proj.weight"] = t[e]
+        if not name.startswith("experts."):
+            named[name] = t
+    return named
+
+
+def on_grid(t):
+    return {"shape": list(t.shape), "grid": (t * GRID).round().long().flatten().tolist()}
+
+
+def digits(t):
+    return {"shape": list(t.shape), "data": [float(f"{x:.9g}") for x in t.detach().flatten().tolist()]}
+
+
+def write_block(name, block, config):
+    tokens, generator = 9, torch.Generator().manual_seed(1)
+    block = block.double()
+
+    def normal(shape, std):
+        return (torch.randn(*shape, generator=generator, dtype=torch.float64) * std * GRID).round() / GRID
+
+    with torch.no_grad():
+        for parameter_name, parameter in block.named_parameters():
+            parameter.copy_(normal(parameter.shape, 0.6 if parameter_name == "gate.weight" else 0.3))
+    router = block.gate.weight.detach()
+    x = normal((64, BLOCK_SIZES["hidden_size"]), 1.0)
+    clear = [t for t in range(64) if margin(router, x[t : t + 1]) > 0.02]
+    x = x[clear[:tokens]].requires_grad_()
+    dy = normal((tokens, BLOCK_SIZES["hidden_size"]), 1.0)
+    y = block(x[None])[0]
+    y.backward(dy)
+    golden = {"config": {key: getattr(config, key) for key in (*BLOCK_SIZES, "norm_topk_prob")}, "grid": GRID,
+              "weights": {k: on_grid(v) for k, v in per_expert(
+                  {n: p.detach() for n, p in block.named_parameters()}).items()},
+              "x": on_grid(x.detach()), "dy": on_grid(dy), "y": digits(y), "dx": digits(x.grad),
+              "gradients": {k: digits(v) for k, v in per_expert(
+                  {n: p.grad for n, p in block.named_parameters()}).items()}, **VERSIONS}
+    if hasattr(config, "shared_expert_intermediate_size"):
+        golden["config"]["shared_expert_intermediate_size"] = config.shared_expert_intermediate_size
+    (GOLDEN / f"{name}.json").write_text(json.dumps(golden) + "\n")
+
+
+def main():
+    write_folder()
+    keep_f64()
+    for normalised in (True, False):
+        suffix = "" if normalised else "_unnormalised"
+        config = eager(transformers.Qwen3MoeConfig(**BLOCK_SIZES, norm_topk_prob=normalised))
+        write_block(f"moe_qwen3{suffix}", Qwen3MoeSparseMoeBlock(config), config)
+        config = eager(Qwen3NextConfig(**BLOCK_SIZES, shared_expert_intermediate_size=5, norm_topk_prob=normalised))
+        write_block(f"moe_qwen3_next{suffix}", Qwen3NextSparseMoeBlock(config), config)
