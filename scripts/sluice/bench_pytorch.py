@@ -7,6 +7,7 @@
 Variants: {eager, torch.compile} x {SDPA, plain softmax} x {f32, bf16 autocast}, for a mixture of experts also x {a loop over
 the experts, torch._grouped_mm}; fused AdamW; gradient clipping, as sluice
 does. Needs torch (and a C++ compiler for torch.compile); run it with the Python that has it."""
+
 import argparse
 import json
 import math
@@ -21,7 +22,9 @@ try:
     import torch
     import torch.nn.functional as F
 except ImportError:
-    sys.exit(f"bench_pytorch: {sys.executable} has no torch; install it, or run this with a Python that has it")
+    sys.exit(
+        f"bench_pytorch: {sys.executable} has no torch; install it, or run this with a Python that has it"
+    )
 
 # As in tools/bench/step.cpp: layers, width, heads, kv heads, head_dim, FFN width, words, qk_norm, gate.
 # A mixture of experts has (experts, experts per token, width of one) in the place of the FFN's width.
@@ -39,7 +42,10 @@ SAMPLES, SEQUENCE = 4, 256
 class Dense(torch.nn.Module):
     def __init__(self, width, ffn):
         super().__init__()
-        self.gate_up, self.down = torch.nn.Linear(width, 2 * ffn, bias=False), torch.nn.Linear(ffn, width, bias=False)
+        self.gate_up, self.down = (
+            torch.nn.Linear(width, 2 * ffn, bias=False),
+            torch.nn.Linear(ffn, width, bias=False),
+        )
 
     def forward(self, x):
         g, u = self.gate_up(x).chunk(2, -1)
@@ -54,8 +60,12 @@ class Experts(torch.nn.Module):
         super().__init__()
         self.experts, self.per_token, self.grouped = experts, per_token, grouped
         self.router = torch.nn.Linear(width, experts, bias=False)
-        weights = lambda o, i: (torch.nn.Parameter(torch.empty(experts, o, i)) if grouped else  # or each by itself
-                                torch.nn.ParameterList(torch.empty(o, i) for _ in range(experts)))
+        weights = lambda o, i: (
+            torch.nn.Parameter(torch.empty(experts, o, i))
+            if grouped
+            # or each by itself
+            else torch.nn.ParameterList(torch.empty(o, i) for _ in range(experts))
+        )
         self.gate_up, self.down = weights(2 * ffn, width), weights(width, ffn)
         self.loss = 0
 
@@ -63,7 +73,9 @@ class Experts(torch.nn.Module):
         if self.grouped:
             ends = counts.cumsum(0).to(torch.int32)
             g, u = torch._grouped_mm(x, self.gate_up.to(x.dtype).transpose(1, 2), offs=ends).chunk(2, -1)
-            return torch._grouped_mm(F.silu(g) * u * weights, self.down.to(x.dtype).transpose(1, 2), offs=ends)
+            return torch._grouped_mm(
+                F.silu(g) * u * weights, self.down.to(x.dtype).transpose(1, 2), offs=ends
+            )
         out = []
         for e, (rows, scale) in enumerate(zip(x.split(counts.tolist()), weights.split(counts.tolist()))):
             g, u = F.linear(rows, self.gate_up[e]).chunk(2, -1)
@@ -81,8 +93,10 @@ class Experts(torch.nn.Module):
         order = experts.flatten().argsort(stable=True)
         counts = torch.bincount(experts.flatten(), minlength=self.experts)
         tokens = order // self.per_token
-        self.loss = (1e-2 * self.experts * (counts / counts.sum() * p.mean(0)).sum()
-                     + 1e-3 * logits.logsumexp(-1).square().mean())
+        self.loss = (
+            1e-2 * self.experts * (counts / counts.sum() * p.mean(0)).sum()
+            + 1e-3 * logits.logsumexp(-1).square().mean()
+        )
         compute = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
         y = self.products(x.to(compute)[tokens], counts, weights.flatten()[order].unsqueeze(-1).to(compute))
         return torch.zeros_like(x, dtype=y.dtype).index_add(0, tokens, y).view(shape)
@@ -107,7 +121,9 @@ class Block(torch.nn.Module):
 
     def attend(self, q, k, v):
         if not self.plain:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+            return F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads
+            )
         groups = self.heads // self.kv_heads
         if groups > 1:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -118,7 +134,9 @@ class Block(torch.nn.Module):
     def forward(self, x, cos, sin):
         n, s, _ = x.shape
         h = self.norm1(x)
-        q, k, v = self.qkv(h).split([self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim], -1)
+        q, k, v = self.qkv(h).split(
+            [self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim], -1
+        )
         split = lambda y, heads: y.view(n, s, heads, self.dim).transpose(1, 2)
         q, k, v = split(q, self.heads), split(k, self.kv_heads), split(v, self.kv_heads)
         if self.q_norm is not None:
@@ -137,7 +155,8 @@ class Model(torch.nn.Module):
         layers, width, heads, kv_heads, dim, ffn, words, qk_norm, gate = MODELS[name]
         self.embed = torch.nn.Embedding(words, width)
         self.blocks = torch.nn.ModuleList(
-            Block(width, heads, kv_heads, dim, ffn, qk_norm, gate, plain, grouped) for _ in range(layers))
+            Block(width, heads, kv_heads, dim, ffn, qk_norm, gate, plain, grouped) for _ in range(layers)
+        )
         self.norm = torch.nn.RMSNorm(width, 1e-6)
         angle = torch.outer(torch.arange(SEQUENCE), 1e4 ** (-torch.arange(0, dim, 2) / dim)).repeat(1, 2)
         self.register_buffer("cos", angle.cos())
@@ -164,7 +183,9 @@ class Training:
         self.model = Model(name, plain, grouped)
         self.loss_of = torch.compile(self.model) if compiled else self.model
         self.bf16 = precision == "bf16"
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        )
         words = MODELS[name][6]
         self.tokens = torch.randint(words, (SAMPLES, SEQUENCE))
         self.targets = torch.randint(words, (SAMPLES, SEQUENCE))
@@ -188,30 +209,54 @@ class Training:
 
 def run_sluice(binary, model, precision, threads, seconds):
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        subprocess.run([binary, "bench", "--part", "step", "--model", model, "--precision", precision, "--threads",
-                        str(threads), "--seconds", str(seconds), "--json", file.name],
-                       check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+        subprocess.run(
+            [
+                binary,
+                "bench",
+                "--part",
+                "step",
+                "--model",
+                model,
+                "--precision",
+                precision,
+                "--threads",
+                str(threads),
+                "--seconds",
+                str(seconds),
+                "--json",
+                file.name,
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )
         result = json.load(open(file.name))
     return result["steps"][0]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="small,qwen", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--precision", default="f32,bf16")
     parser.add_argument("--variants", default="eager,compile", help="eager, compile or both")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=5, help="per measurement")
     parser.add_argument("--against", metavar="SLUICE", help="the program to alternate with")
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of measurements, after one that is thrown away")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="pairs of measurements, after one that is thrown away"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write every number to this file")
     args = parser.parse_args()
     unknown = [m for m in args.model.split(",") if m not in MODELS]
     if unknown:
         parser.error(f"unknown model {', '.join(unknown)}; there are {', '.join(MODELS)}")
     torch.set_num_threads(args.threads)
-    print(f"PyTorch {torch.__version__}, {args.threads} threads, oneDNN {torch.backends.mkldnn.is_available()}, "
-          f"MKL {torch.backends.mkl.is_available()}")
+    print(
+        f"PyTorch {torch.__version__}, {args.threads} threads, oneDNN {torch.backends.mkldnn.is_available()}, "
+        f"MKL {torch.backends.mkl.is_available()}"
+    )
     results = []
     for model in args.model.split(","):
         for precision in args.precision.split(","):
@@ -228,14 +273,25 @@ def main():
                     for _ in range(3):
                         training.step()
                     speeds[variant] = training.tokens_per_second(args.seconds)
-                    print(f"{model:<18}{precision:<6}{variant:<36}{speeds[variant]:>9.0f} tokens/s", flush=True)
+                    print(
+                        f"{model:<18}{precision:<6}{variant:<36}{speeds[variant]:>9.0f} tokens/s", flush=True
+                    )
                 except Exception as error:  # a variant this build of torch cannot run
-                    print(f"{model:<18}{precision:<6}{variant:<36}fails: {str(error).strip().splitlines()[0]}", flush=True)
+                    print(
+                        f"{model:<18}{precision:<6}{variant:<36}fails: {str(error).strip().splitlines()[0]}",
+                        flush=True,
+                    )
             if not speeds:
                 continue
             best = max(speeds, key=speeds.get)
-            row = {"model": model, "precision": precision, "torch": torch.__version__, "threads": args.threads,
-                   "variants": speeds, "best": best}
+            row = {
+                "model": model,
+                "precision": precision,
+                "torch": torch.__version__,
+                "threads": args.threads,
+                "variants": speeds,
+                "best": best,
+            }
             results.append(row)
             if not args.against:
                 continue
@@ -249,11 +305,16 @@ def main():
                 if round_number > 0:
                     pairs.append((ours["tokens_per_second"], theirs, ours["percent_of_peak"]))
             ratios = [a / b for a, b, _ in pairs]
-            row.update(sluice=[p[0] for p in pairs], pytorch=[p[1] for p in pairs], ratio=statistics.median(ratios))
-            print(f"{model:<18}{precision:<6}sluice {statistics.median(p[0] for p in pairs):.0f} tokens/s "
-                  f"({statistics.median(p[2] for p in pairs):.0f} % of FMA peak), PyTorch's best ({best}) "
-                  f"{statistics.median(p[1] for p in pairs):.0f}: {statistics.median(ratios):.2f}x "
-                  f"({min(ratios):.2f}-{max(ratios):.2f} in {len(ratios)} pairs)", flush=True)
+            row.update(
+                sluice=[p[0] for p in pairs], pytorch=[p[1] for p in pairs], ratio=statistics.median(ratios)
+            )
+            print(
+                f"{model:<18}{precision:<6}sluice {statistics.median(p[0] for p in pairs):.0f} tokens/s "
+                f"({statistics.median(p[2] for p in pairs):.0f} % of FMA peak), PyTorch's best ({best}) "
+                f"{statistics.median(p[1] for p in pairs):.0f}: {statistics.median(ratios):.2f}x "
+                f"({min(ratios):.2f}-{max(ratios):.2f} in {len(ratios)} pairs)",
+                flush=True,
+            )
     if args.json:
         with open(args.json, "w") as file:
             json.dump(results, file, indent=2)

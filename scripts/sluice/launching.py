@@ -9,6 +9,7 @@ run dies at the same step three times. Everything else, and a finished or stoppe
 code. --deadline: seconds from a signal until all is killed. --patience: seconds until an mpirun is killed that has lost its
 ranks and does not end. Pauses before restarts grow from 1 s to 60 s while nothing is won.
 """
+
 import argparse
 import ctypes
 import json
@@ -52,14 +53,20 @@ def overrides_of(arguments):
             waiting = name
         elif not word.startswith("-"):
             words.append(word)
-    return words[:1], words[1:] + ([f"run_dir={folder}"] if folder else [])  # the option wins, as in the program
+    return words[:1], words[1:] + (
+        [f"run_dir={folder}"] if folder else []
+    )  # the option wins, as in the program
 
 
 def run_folder(command):
     """Where the program keeps the run, by its own word."""
     configuration, overrides = overrides_of(command[2:])
     try:
-        shown = subprocess.run([command[0], "config", "show", *configuration, *overrides, "--json"], capture_output=True, text=True)
+        shown = subprocess.run(
+            [command[0], "config", "show", *configuration, *overrides, "--json"],
+            capture_output=True,
+            text=True,
+        )
     except OSError as error:
         sys.exit(f"launch: {command[0]}: {error.strerror}; give the program's path, as build/sluice")
     if shown.returncode == 0:
@@ -104,12 +111,15 @@ def status_of(returncode):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="scripts/launch", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-n", "--ranks", type=int, required=True)
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--deadline", type=float, default=120.0)
-    parser.add_argument("--patience", type=float, default=30.0, help="seconds that a launcher without ranks may take to end")
+    parser.add_argument(
+        "--patience", type=float, default=30.0, help="seconds that a launcher without ranks may take to end"
+    )
     parser.add_argument("--mpirun", default="mpirun --bind-to none", help="the launcher and its options")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="sluice train ...")
     options = parser.parse_args()
@@ -139,10 +149,16 @@ def main():
         # A group of its own: a terminal's Ctrl-C reaches us alone.
         before, began = owner_since(run_dir), time.monotonic()
         try:
-            process = subprocess.Popen([*shlex.split(options.mpirun), "-n", str(options.ranks), *options.command],
-                                       env=environment, start_new_session=True, preexec_fn=before_mpirun)
+            process = subprocess.Popen(
+                [*shlex.split(options.mpirun), "-n", str(options.ranks), *options.command],
+                env=environment,
+                start_new_session=True,
+                preexec_fn=before_mpirun,
+            )
         except (OSError, IndexError) as error:
-            sys.exit(f"launch: {options.mpirun}: {error}; install it (Debian: openmpi-bin), or name another launcher: --mpirun")
+            sys.exit(
+                f"launch: {options.mpirun}: {error}; install it (Debian: openmpi-bin), or name another launcher: --mpirun"
+            )
         began_work = False
         had_children, childless_since, next_look = False, None, 0.0
         while process.poll() is None:
@@ -155,7 +171,10 @@ def main():
                 elif had_children:
                     childless_since = childless_since or time.monotonic()
             if childless_since and time.monotonic() - childless_since > options.patience:
-                print(f"launch: the launcher has had no ranks for {options.patience:g} s and does not end: killing it", file=sys.stderr)
+                print(
+                    f"launch: the launcher has had no ranks for {options.patience:g} s and does not end: killing it",
+                    file=sys.stderr,
+                )
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             # A signal before the ranks can catch it waits for them; 30 s are a folder whose lock cannot be seen from here.
@@ -163,28 +182,40 @@ def main():
             while sent < state["signals"] and (began_work or time.monotonic() - began > 30):
                 process.send_signal(signal.SIGUSR2)
                 sent += 1
-            if state["signalled_at"] is not None and time.monotonic() - state["signalled_at"] > options.deadline:
+            if (
+                state["signalled_at"] is not None
+                and time.monotonic() - state["signalled_at"] > options.deadline
+            ):
                 print(f"launch: not ended {options.deadline:g} s after the signal: killing", file=sys.stderr)
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         code = status_of(process.returncode)
         began_work = began_work or owner_since(run_dir) != before
-        if state["signalled_at"] is not None or not (code in RETRYABLE or code > 128) or (code == 1 and not began_work):
+        if (
+            state["signalled_at"] is not None
+            or not (code in RETRYABLE or code > 128)
+            or (code == 1 and not began_work)
+        ):
             sys.exit(code)
         step = last_step(run_dir)
         died_at.append(step)
         if died_at[-3:] == [step] * 3:
-            print(f"launch: exit status {code}; three times without a checkpoint beyond step {step}: not again", file=sys.stderr)
+            print(
+                f"launch: exit status {code}; three times without a checkpoint beyond step {step}: not again",
+                file=sys.stderr,
+            )
             sys.exit(code)
         if attempt == options.restarts:
             print(f"launch: exit status {code}; {options.restarts} restarts are used up", file=sys.stderr)
             sys.exit(code)
         in_vain = len(died_at) >= 2 and died_at[-2] == step
         pause = min(2 * pause, 60.0) if in_vain else 1.0
-        print(f"launch: exit status {code}, last checkpoint at step {step}; starting again in {pause:g} s", file=sys.stderr)
+        print(
+            f"launch: exit status {code}, last checkpoint at step {step}; starting again in {pause:g} s",
+            file=sys.stderr,
+        )
         end = time.monotonic() + pause
         while time.monotonic() < end and state["signalled_at"] is None:
             time.sleep(0.05)
         if state["signalled_at"] is not None:  # nobody runs: what was saved is what there is
             sys.exit(75)
-

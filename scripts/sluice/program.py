@@ -1,4 +1,5 @@
 """Where the program `sluice` is, and where these scripts are: in a checkout, or installed beside the program."""
+
 import os
 import shutil
 
@@ -25,7 +26,9 @@ def find(given: str | None = None) -> str:
     for place in places:
         if os.path.isfile(place) and os.access(place, os.X_OK):
             return place
-    raise NoProgram(f"no program {places[0]}; build it (scripts/build release), or say where it is: SLUICE in the environment")
+    raise NoProgram(
+        f"no program {places[0]}; build it (scripts/build release), or say where it is: SLUICE in the environment"
+    )
 
 
 def working_folder() -> str:

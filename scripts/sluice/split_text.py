@@ -6,16 +6,17 @@
 The text is cut into blocks, at ends of lines where there are some, else between words or characters; every twentieth block is
 held out, so that no byte is in both files. A name has letters, digits, `.`, `_` and `-` only; an edited file has another one.
 """
+
 import hashlib
 import os
 import re
 import sys
 from typing import BinaryIO, Iterator
 
-PARTS = 20            # of these blocks, the last one is held out
+PARTS = 20  # of these blocks, the last one is held out
 LARGEST_BLOCK = 4096  # bytes, before the cut is moved to the end of a line
-LEAST = 20_000        # bytes: half a block of them is more than one sequence of the quickstart configurations, 257 bytes
-LONGEST_NAME = 40     # letters
+LEAST = 20_000  # bytes: half a block of them is more than one sequence of the quickstart configurations, 257 bytes
+LONGEST_NAME = 40  # letters
 
 
 def stop(code: int, message: str) -> None:
@@ -61,11 +62,17 @@ def blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
 def split(path: str, folder: str) -> None:
     size = os.path.getsize(path)
     if size < LEAST:
-        stop(65, f"{path} has {size:,} bytes, and at least {LEAST:,} are needed: one twentieth is held out for validation, "
-                 "and must fill at least one sequence of 256 tokens; give a longer text")
+        stop(
+            65,
+            f"{path} has {size:,} bytes, and at least {LEAST:,} are needed: one twentieth is held out for validation, "
+            "and must fill at least one sequence of 256 tokens; give a longer text",
+        )
     os.makedirs(folder, exist_ok=True)
-    with open(path, "rb") as text, open(os.path.join(folder, "train.txt"), "wb") as train, \
-            open(os.path.join(folder, "validation.txt"), "wb") as held_out:
+    with (
+        open(path, "rb") as text,
+        open(os.path.join(folder, "train.txt"), "wb") as train,
+        open(os.path.join(folder, "validation.txt"), "wb") as held_out,
+    ):
         for i, block in enumerate(blocks(text, min(LARGEST_BLOCK, size // PARTS))):
             (held_out if i % PARTS == PARTS - 1 else train).write(block)
 

@@ -1,5 +1,6 @@
 """YAML files as trees. The program reads them (`sluice config json`), as strictly as configurations: no anchors, aliases, tags or
 keys given twice, at most 32 levels, UTF-8 without control characters. Its errors name file, line and column."""
+
 import functools
 import json
 import subprocess
@@ -45,8 +46,14 @@ class Node:
 
 
 def ask(paths: list[str], options: list[str], sluice: str | None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sluice or program.find(), "config", "json", *options, "--", *paths], capture_output=True,
-                          text=True, encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        [sluice or program.find(), "config", "json", *options, "--", *paths],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def read(path: str, sluice: str | None = None) -> Node:
@@ -78,7 +85,7 @@ def read_ahead(texts: dict[str, str]) -> None:
     """Reads {path: text} in few calls of the program, for read_plain; what is wrong is left to it."""
     paths = [path for path, text in texts.items() if text not in known()]
     for first in range(0, len(paths), AT_ONCE):
-        some = paths[first:first + AT_ONCE]
+        some = paths[first : first + AT_ONCE]
         for path, line in zip(some, ask(some, [], None).stdout.splitlines()):
             if line != "null":
                 known()[texts[path]] = json.loads(line)

@@ -1,4 +1,5 @@
 """Damaged checkpoints: the newest, the two newest, or all; skipped with a warning, or refused; never silent (P3)."""
+
 import os
 import re
 import shutil
@@ -40,7 +41,7 @@ def damage(random, folder, other, kind):
     elif kind == "set":
         changed[random.randrange(len(data))] = random.randrange(256)
     elif kind == "truncate":
-        del changed[random.randrange(len(data)):]
+        del changed[random.randrange(len(data)) :]
     elif kind == "extend":
         changed += random.randbytes(random.randint(1, 2 * PAGE))
     elif kind == "zero page":
@@ -75,7 +76,19 @@ def damage(random, folder, other, kind):
     return name
 
 
-KINDS = ("flip", "set", "truncate", "extend", "zero page", "delete", "swap", "stale", "symlink", "directory", "FIFO")
+KINDS = (
+    "flip",
+    "set",
+    "truncate",
+    "extend",
+    "zero page",
+    "delete",
+    "swap",
+    "stale",
+    "symlink",
+    "directory",
+    "FIFO",
+)
 
 
 def trial(world, tally, run, kind, reach, ranks):
@@ -116,4 +129,7 @@ def check(world, tally, count):
     for i in range(count):
         kind, reach = KINDS[i % len(KINDS)], i % len(STEPS) + 1
         ranks = 2 if i % 10 == 9 else 0
-        tally.trial(f"{kind}, {reach} damaged, {ranks or 1} ranks", lambda: trial(world, tally, run, kind, reach, ranks))
+        tally.trial(
+            f"{kind}, {reach} damaged, {ranks or 1} ranks",
+            lambda: trial(world, tally, run, kind, reach, ranks),
+        )

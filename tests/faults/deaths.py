@@ -1,4 +1,5 @@
 """Ranks that die, each in its way, and mpirun: all others are gone at once, the dead one is named, the run continues (P6)."""
+
 import re
 import signal
 import time

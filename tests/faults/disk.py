@@ -1,4 +1,5 @@
 """A crash before, and an error at, every I/O call of a training with two saves, on every rank (P1, P4)."""
+
 import json
 import os
 import re
@@ -9,7 +10,9 @@ from .harness import Failure, Start, last_step, saved_step
 KEYS = ["train.max_steps=20", "checkpoint.async=false"]
 ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE", "EDQUOT")
 RANKS = 2
-CONTINUED = 10  # the training is continued from here: saves at 15 and 20, and two old checkpoints to rotate out
+CONTINUED = (
+    10  # the training is continued from here: saves at 15 and 20, and two old checkpoints to rotate out
+)
 
 
 def base(world):
@@ -71,7 +74,10 @@ def check_protocol(lines, run):
             if os.path.basename(origin).startswith("step_") and ".trash-" in path or path.endswith("/LATEST"):
                 if path in dirty:
                     raise Failure(f"{path} was not synced before its rename")
-                last = max([n for n, (a, p) in enumerate(lines[:i]) if re.match(r"(rename|swap) .*\.staging-", a)], default=None)
+                last = max(
+                    [n for n, (a, p) in enumerate(lines[:i]) if re.match(r"(rename|swap) .*\.staging-", a)],
+                    default=None,
+                )
                 if last is None:
                     raise Failure(f"{path} goes before any checkpoint is published")
                 if not any(n > last for n in durable_after.get(ckpt, [])):
@@ -190,7 +196,7 @@ def check(world, tally, count):
     if count and count < len(trials):
         world.random.shuffle(trials)
         crashes = [t for t in trials if t[0] == "crash"]
-        trials = crashes[:(count + 1) // 2] + [t for t in trials if t[0] == "error"][:count // 2]
+        trials = crashes[: (count + 1) // 2] + [t for t in trials if t[0] == "error"][: count // 2]
     for kind, rank, n, more, what in trials:
         tally.add("crashes" if kind == "crash" else "errors")
         name = f"{kind} of rank {rank} at operation {n}{':' + more.strip(':') if more else ''} ({what})"

@@ -1,4 +1,5 @@
 """Ranks that hang: stopped, in an endless loop, in another collective; all end, the culprit is named; no false alarm (P7)."""
+
 import os
 import re
 import signal
@@ -8,20 +9,36 @@ from .harness import Failure, kill, last_step, wait_until
 
 TIMEOUT = 4.0
 SLACK = 1.0  # seconds after the timeout until all processes have ended
-KEYS = ["train.max_steps=1000000", "checkpoint.every_steps=0", f"parallel.timeout_seconds={TIMEOUT:g}", "log.every_steps=1000",
-        "log.bits=1000000"]
+KEYS = [
+    "train.max_steps=1000000",
+    "checkpoint.every_steps=0",
+    f"parallel.timeout_seconds={TIMEOUT:g}",
+    "log.every_steps=1000",
+    "log.bits=1000000",
+]
 KINDS = ("stopped", "endless", "mismatched", "stopped while saving")
-NAMED = {"stopped": r"rank {} has not been heard of", "stopped while saving": r"rank {} has not been heard of", "endless": r"rank {} computes without end",
-         "mismatched": r"rank {} (calls another operation|is behind)|different operations:.*rank {} in barrier"}
+NAMED = {
+    "stopped": r"rank {} has not been heard of",
+    "stopped while saving": r"rank {} has not been heard of",
+    "endless": r"rank {} computes without end",
+    "mismatched": r"rank {} (calls another operation|is behind)|different operations:.*rank {} in barrier",
+}
 
 
 def trial(world, tally, kind, ranks, victim):
     run = world.run_folder("hung")
     step = world.random.randint(30, 100)
     switch = {"endless": "SLUICE_HANG", "mismatched": "SLUICE_MISMATCH"}.get(kind)
-    environment, keys, pause = {switch: f"{victim}:{step}"} if switch else {}, KEYS, os.path.join(world.folder, f"pause-{tally.trials}")
+    environment, keys, pause = (
+        {switch: f"{victim}:{step}"} if switch else {},
+        KEYS,
+        os.path.join(world.folder, f"pause-{tally.trials}"),
+    )
     if kind == "stopped while saving":
-        environment, keys = {"SLUICE_PAUSE": f"{victim}:save:{step}:{pause}"}, [*KEYS, f"checkpoint.every_steps={step}"]
+        environment, keys = (
+            {"SLUICE_PAUSE": f"{victim}:save:{step}:{pause}"},
+            [*KEYS, f"checkpoint.every_steps={step}"],
+        )
     start = world.start(run, ranks, keys, environment=environment)
     if not wait_until(lambda: last_step(run) >= step or start.over(), 60) or start.over():
         start.destroy()
@@ -51,8 +68,12 @@ def stuck_save(world, tally):
     """A save that never begins is given twenty times as long, and not forever."""
     run = world.run_folder("stuck")
     timeout = 0.5
-    start = world.start(run, 2, [*KEYS, "checkpoint.every_steps=20", f"parallel.timeout_seconds={timeout}"],
-                        environment={"SLUICE_PAUSE": f"0:save:20:{os.path.join(world.folder, 'never-removed')}"})
+    start = world.start(
+        run,
+        2,
+        [*KEYS, "checkpoint.every_steps=20", f"parallel.timeout_seconds={timeout}"],
+        environment={"SLUICE_PAUSE": f"0:save:20:{os.path.join(world.folder, 'never-removed')}"},
+    )
     code = start.wait(20 * timeout + 40)
     if code != 76 or not re.search(r"rank 0 computes without end: step 20, phase save", start.text()):
         raise Failure(f"exit code {code}\n{start.tail()}")

@@ -1,4 +1,5 @@
 """What all checks of scripts/faults share: a tiny training, ranks under mpirun, who is alive, are two runs equal bit for bit."""
+
 import glob
 import json
 import os
@@ -68,6 +69,7 @@ def processes(tag):
 
 class Start:
     """One start of the program: alone (ranks 0), by mpirun, or by scripts/launch."""
+
     count = 0
 
     def __init__(self, world, run, ranks, keys=(), environment=None, launch=None, arguments=()):
@@ -82,8 +84,15 @@ class Start:
         elif ranks:
             command = [MPIRUN, str(ranks), *command]
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, cwd=world.folder, env=variables, stdout=log, stderr=log,
-                                            stdin=subprocess.DEVNULL, start_new_session=True)
+            self.process = subprocess.Popen(
+                command,
+                cwd=world.folder,
+                env=variables,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         self.began = time.monotonic()
 
     def text(self):
@@ -141,7 +150,9 @@ class Start:
                     waits = file.read().strip()
             except OSError:
                 name = waits = "?"
-            lines.append(f"    {pid} {name} {'' if rank is None else f'rank {rank} '}state {state} in {waits}")
+            lines.append(
+                f"    {pid} {name} {'' if rank is None else f'rank {rank} '}state {state} in {waits}"
+            )
         return "\n".join(lines)
 
     def destroy(self):
@@ -191,10 +202,18 @@ class World:
         for name, documents in (("train", 60), ("held", 2)):
             source = os.path.join(self.folder, name + ".txt")
             with open(source, "w") as file:
-                file.write("\n\n".join(" ".join(text.choice(words) for _ in range(40)) for _ in range(documents)))
-            self.sluice("tokenize", source, "-o", os.path.join(self.folder, name), "--force")  # a kept folder has them already
+                file.write(
+                    "\n\n".join(" ".join(text.choice(words) for _ in range(40)) for _ in range(documents))
+                )
+            self.sluice(
+                "tokenize", source, "-o", os.path.join(self.folder, name), "--force"
+            )  # a kept folder has them already
         with open(self.config, "w") as file:
-            file.write(CONFIG.format(layers=2 if options.model == "moe" else 1, moe=MOE if options.model == "moe" else ""))
+            file.write(
+                CONFIG.format(
+                    layers=2 if options.model == "moe" else 1, moe=MOE if options.model == "moe" else ""
+                )
+            )
 
     def sluice(self, *arguments, check=True):
         done = subprocess.run([self.binary, *arguments], cwd=self.folder, capture_output=True, text=True)
@@ -281,8 +300,14 @@ def last_step(run):
 
 def saved_step(run):
     """Newest complete checkpoint's step; 0 without one."""
-    return max([int(os.path.basename(p)[5:]) for p in glob.glob(os.path.join(run, "ckpt", "step_*"))
-                if os.path.exists(os.path.join(p, "MANIFEST.json"))], default=0)
+    return max(
+        [
+            int(os.path.basename(p)[5:])
+            for p in glob.glob(os.path.join(run, "ckpt", "step_*"))
+            if os.path.exists(os.path.join(p, "MANIFEST.json"))
+        ],
+        default=0,
+    )
 
 
 def save_under_way(run):
@@ -303,7 +328,14 @@ class Tally:
     """Figures of one check, and the failures."""
 
     def __init__(self, name):
-        self.name, self.trials, self.failures, self.figures, self.began, self.seconds = name, 0, [], {}, 0.0, 0.0
+        self.name, self.trials, self.failures, self.figures, self.began, self.seconds = (
+            name,
+            0,
+            [],
+            {},
+            0.0,
+            0.0,
+        )
 
     def trial(self, what, body):
         self.trials += 1
@@ -320,5 +352,7 @@ class Tally:
         self.figures[name] = self.figures.get(name, 0) + value
 
     def row(self):
-        figures = "  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in self.figures.items())
+        figures = "  ".join(
+            f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in self.figures.items()
+        )
         return f"{self.name:<9} {self.trials:>6} {len(self.failures):>7} {self.seconds:>8.0f} s  {figures}"

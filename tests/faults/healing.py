@@ -1,4 +1,5 @@
 """One long run under scripts/launch with fault after fault: it finishes by itself, with the bits of a run without any (P23)."""
+
 import signal
 import time
 
@@ -15,14 +16,19 @@ def trial(world, tally, count, steps):
     injected, began = 0, time.monotonic()
     while injected < count and not start.over():
         # Faults come once a start is at work, spread over what is left of the run.
-        target = last_step(run) + world.random.randint(1, max(2, 2 * (steps - last_step(run)) // (count - injected + 2)))
+        target = last_step(run) + world.random.randint(
+            1, max(2, 2 * (steps - last_step(run)) // (count - injected + 2))
+        )
         wait_until(lambda: start.over() or last_step(run) >= target and len(start.ranks()) == ranks, 60)
         alive = start.ranks()
         if start.over() or len(alive) != ranks:
             continue
         kind = KINDS[injected % len(KINDS)]
         victim = world.random.randrange(ranks)
-        parents = [int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1]) for pid in list(alive.values())[:1]]
+        parents = [
+            int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1])
+            for pid in list(alive.values())[:1]
+        ]
         for pid in {"all ranks": list(alive.values()), "mpirun": parents}.get(kind, [alive[victim]]):
             kill(pid, getattr(signal, kind, signal.SIGKILL))
         injected += 1

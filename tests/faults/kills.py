@@ -1,4 +1,5 @@
 """kill -9 at any moment: one rank, all ranks, mpirun alone; continued by another number of ranks until done (P1)."""
+
 import re
 import signal
 import time
@@ -10,7 +11,9 @@ def check_durable(start, run):
     """What the program said it had saved is there."""
     reported = [int(n) for n in re.findall(r"saved step (\d+)", start.text())]
     if reported and max(reported) > saved_step(run):
-        raise Failure(f"reported step {max(reported)} as saved, {saved_step(run)} is the newest whole checkpoint")
+        raise Failure(
+            f"reported step {max(reported)} as saved, {saved_step(run)} is the newest whole checkpoint"
+        )
 
 
 def wait_for_moment(world, start, run, steps):
@@ -42,8 +45,11 @@ def one_run(world, tally, budget, steps, stride):
             if how != "mpirun" and not alive:
                 how = "mpirun"  # no rank is there yet
             saving = save_under_way(run)
-            victims = {"one rank": [world.random.choice(sorted(alive.values()) or [0])], "all ranks": list(alive.values()),
-                       "mpirun": [start.process.pid]}[how]
+            victims = {
+                "one rank": [world.random.choice(sorted(alive.values()) or [0])],
+                "all ranks": list(alive.values()),
+                "mpirun": [start.process.pid],
+            }[how]
             for pid in victims:
                 kill(pid, signal.SIGKILL)
             gone = start.until_gone(20, ranks_only=True)
@@ -86,8 +92,10 @@ def check(world, tally, count):
     done = 0
     while done < count:
         before = tally.figures.get("kills", 0)
-        tally.trial(f"after {done} kills", lambda: one_run(world, tally, min(count - done, 12), 100 if quick else 400,
-                                                           20 if quick else 60))
+        tally.trial(
+            f"after {done} kills",
+            lambda: one_run(world, tally, min(count - done, 12), 100 if quick else 400, 20 if quick else 60),
+        )
         if tally.figures.get("kills", 0) == before and tally.failures:
             break
         done = tally.figures.get("kills", 0)

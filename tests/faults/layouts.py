@@ -1,5 +1,6 @@
 """Exact training (P8): the same bits on any number of ranks, at any ZeRO stage, wherever experts lie, for 200 steps; and a run
 that changes its layout on the way."""
+
 import json
 import os
 import signal
@@ -9,9 +10,16 @@ from .harness import MOE, Failure, last_step, saved_step, wait_until
 STEPS = 200
 MODELS = {  # keys beside the harness's configuration, whose attention is gated
     "dense": ["model.attention.gates=[]"],
-    "gated": ["model.attention.head_balance.coefficient=1e-2", "model.attention.head_balance.scope=previous_step"],
-    "moe": ["model.num_hidden_layers=2", "model.moe=" + MOE.split("moe:")[1].strip().replace("moe_intermediate_size: 8", "moe_intermediate_size: 32"),
-            "model.moe.load_balance.scope=previous_step"],
+    "gated": [
+        "model.attention.head_balance.coefficient=1e-2",
+        "model.attention.head_balance.scope=previous_step",
+    ],
+    "moe": [
+        "model.num_hidden_layers=2",
+        "model.moe="
+        + MOE.split("moe:")[1].strip().replace("moe_intermediate_size: 8", "moe_intermediate_size: 32"),
+        "model.moe.load_balance.scope=previous_step",
+    ],
 }
 SUMS = ("tree", "fixed64")
 
@@ -29,15 +37,27 @@ def all_layouts(model):
 
 def keys_of(model, total, layout, determinism="exact"):
     _, stage, expert, threads = layout
-    return [*MODELS[model], "train.global_batch_size=8", f"train.max_steps={STEPS}", f"train.threads={threads}", f"parallel.exact_sum={total}",
-            f"parallel.determinism={determinism}", f"parallel.zero_stage={stage}", f"parallel.expert={expert}", "checkpoint.every_steps=50",
-            "eval.every_steps=0", "log.every_steps=1"]
+    return [
+        *MODELS[model],
+        "train.global_batch_size=8",
+        f"train.max_steps={STEPS}",
+        f"train.threads={threads}",
+        f"parallel.exact_sum={total}",
+        f"parallel.determinism={determinism}",
+        f"parallel.zero_stage={stage}",
+        f"parallel.expert={expert}",
+        "checkpoint.every_steps=50",
+        "eval.every_steps=0",
+        "log.every_steps=1",
+    ]
 
 
 def losses(run):
     with open(os.path.join(run, "metrics.jsonl")) as file:
         lines = [json.loads(line) for line in file]
-    return {line["step"]: line["loss"] for line in lines if line.get("event", "step") == "step" and "loss" in line}
+    return {
+        line["step"]: line["loss"] for line in lines if line.get("event", "step") == "step" and "loss" in line
+    }
 
 
 def train(world, run, keys, ranks):
@@ -68,7 +88,9 @@ def check(world, tally, count):
         for total in [world.random.choice(SUMS)] if world.options.quick else SUMS:
             layouts = all_layouts(model)
             reference = world.reference(keys_of(model, total, layouts[0]))
-            some = layouts[1:] if count == 0 else world.random.sample(layouts[1:], min(count, len(layouts) - 1))
+            some = (
+                layouts[1:] if count == 0 else world.random.sample(layouts[1:], min(count, len(layouts) - 1))
+            )
 
             def same(layout):
                 run = world.run_folder("layout")

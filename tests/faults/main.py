@@ -11,6 +11,7 @@
 The program is SLUICE_BINARY, or build/sluice; it must have been built with MPI. Prints a table; the exit code is 1 when a
 promise was broken. Figures of one seed repeat as far as the machine's timing does.
 """
+
 import argparse
 import os
 import shutil
@@ -34,6 +35,7 @@ def samples(world, tally, _count):
         done = subprocess.run([program, "[faults]"], cwd=SOURCE, capture_output=True, text=True)
         if done.returncode != 0:
             raise harness.Failure(done.stdout)
+
     tally.trial("a million samples", run)
 
 
@@ -54,18 +56,32 @@ CHECKS = {
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="scripts/faults", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="?", choices=["checks", "mutants"], default="checks")
-    parser.add_argument("--only", action="append", default=[], help=f"one of {', '.join(CHECKS)}, or a mutant; repeatable")
+    parser.add_argument(
+        "--only", action="append", default=[], help=f"one of {', '.join(CHECKS)}, or a mutant; repeatable"
+    )
     parser.add_argument("--count", type=int, help="how many of each")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--slack", type=float, default=1.0, help="limits of time are this many times as long: for busy machines")
+    parser.add_argument(
+        "--slack",
+        type=float,
+        default=1.0,
+        help="limits of time are this many times as long: for busy machines",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", choices=["dense", "moe"], default="dense")
-    parser.add_argument("--layout", action="append", default=[], help="keys that starts with ranks are given; repeatable")
-    parser.add_argument("--ranks", default="2,3,4", help="numbers of them; a layout with parallel.expert=2 needs even ones")
-    parser.add_argument("--binary", default=os.environ.get("SLUICE_BINARY") or os.path.join(SOURCE, "build", "sluice"))
+    parser.add_argument(
+        "--layout", action="append", default=[], help="keys that starts with ranks are given; repeatable"
+    )
+    parser.add_argument(
+        "--ranks", default="2,3,4", help="numbers of them; a layout with parallel.expert=2 needs even ones"
+    )
+    parser.add_argument(
+        "--binary", default=os.environ.get("SLUICE_BINARY") or os.path.join(SOURCE, "build", "sluice")
+    )
     parser.add_argument("--folder", help="work folder, kept; default: a temporary one")
     parser.add_argument("--cmake", default="", help="mutants: more options for CMake")
     parser.add_argument("--jobs", type=int, default=2, help="mutants: of the build")
@@ -81,7 +97,11 @@ def main():
         print("skipped: no mpirun")
         return
 
-    temporary = None if options.folder else tempfile.TemporaryDirectory(prefix="sluice-faults-", ignore_cleanup_errors=True)
+    temporary = (
+        None
+        if options.folder
+        else tempfile.TemporaryDirectory(prefix="sluice-faults-", ignore_cleanup_errors=True)
+    )
     options.folder = os.path.abspath(options.folder or temporary.name)
     tallies, cut_short = [], False
     for name in options.only or CHECKS:
@@ -104,8 +124,10 @@ def main():
         if cut_short:
             break
     if len(tallies) > 1:
-        print(f"\n{'check':<9} {'trials':>6} {'failed':>7} {'time':>10}  figures (layouts: "
-              f"{'; '.join(options.layout) or 'plain'}; {options.model}; seed {options.seed})")
+        print(
+            f"\n{'check':<9} {'trials':>6} {'failed':>7} {'time':>10}  figures (layouts: "
+            f"{'; '.join(options.layout) or 'plain'}; {options.model}; seed {options.seed})"
+        )
         for tally in tallies:
             print(tally.row())
     sys.exit(1 if any(t.failures for t in tallies) else 130 if cut_short else 0)

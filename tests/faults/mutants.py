@@ -1,4 +1,5 @@
 """Plants known bugs in a copy of the sources, one by one, builds what changed, and runs the check that must fail (P22)."""
+
 import filecmp
 import os
 import shlex
@@ -11,14 +12,29 @@ import time
 from .harness import SOURCE
 from .mutant_table import MUTANTS
 
-PARTS = ("CMakeLists.txt", "README.md", "LICENSE", "src", "tools", "tests", "cuda", "scripts", "configs", "third_party")
+PARTS = (
+    "CMakeLists.txt",
+    "README.md",
+    "LICENSE",
+    "src",
+    "tools",
+    "tests",
+    "cuda",
+    "scripts",
+    "configs",
+    "third_party",
+)
 
 
 def copy_sources(folder):
     """Only what differs is written, so that a second time builds little."""
     for part in PARTS:
         origin = os.path.join(SOURCE, part)
-        files = [origin] if os.path.isfile(origin) else [os.path.join(d, n) for d, _, names in os.walk(origin) for n in names]
+        files = (
+            [origin]
+            if os.path.isfile(origin)
+            else [os.path.join(d, n) for d, _, names in os.walk(origin) for n in names]
+        )
         for file in files:
             target = os.path.join(folder, os.path.relpath(file, SOURCE))
             if os.path.exists(target) and filecmp.cmp(file, target, shallow=False):
@@ -30,7 +46,9 @@ def copy_sources(folder):
 
 def run(command, folder, log, environment=None):
     with open(log, "ab") as output:
-        return subprocess.run(command, cwd=folder, stdout=output, stderr=output, env={**os.environ, **(environment or {})}).returncode
+        return subprocess.run(
+            command, cwd=folder, stdout=output, stderr=output, env={**os.environ, **(environment or {})}
+        ).returncode
 
 
 def check_command(check, folder, build):
@@ -65,15 +83,37 @@ def main(options):
     chosen = [m for m in MUTANTS if not options.only or m[0] in options.only]
     unknown = set(options.only) - {m[0] for m in MUTANTS}
     if unknown:
-        print(f"no such mutant: {', '.join(sorted(unknown))}; there are: {', '.join(m[0] for m in MUTANTS)}", file=sys.stderr)
+        print(
+            f"no such mutant: {', '.join(sorted(unknown))}; there are: {', '.join(m[0] for m in MUTANTS)}",
+            file=sys.stderr,
+        )
         return 64
     if options.quick:
         return stale(chosen)
-    scratch = os.path.abspath(options.folder) if options.folder else tempfile.mkdtemp(prefix="sluice-mutants-")
+    scratch = (
+        os.path.abspath(options.folder) if options.folder else tempfile.mkdtemp(prefix="sluice-mutants-")
+    )
     build = os.path.join(scratch, "build-mutants")
     log = os.path.join(scratch, "mutants.log")
     copy_sources(scratch)
-    if run(["cmake", "-S", scratch, "-B", build, "-G", "Ninja", "-DSLUICE_CUDA=off", *shlex.split(options.cmake)], scratch, log) != 0:
+    if (
+        run(
+            [
+                "cmake",
+                "-S",
+                scratch,
+                "-B",
+                build,
+                "-G",
+                "Ninja",
+                "-DSLUICE_CUDA=off",
+                *shlex.split(options.cmake),
+            ],
+            scratch,
+            log,
+        )
+        != 0
+    ):
         print(f"cmake failed: {log}", file=sys.stderr)
         return 1
     environment = {"SLUICE_BINARY": os.path.join(build, "sluice")}

@@ -1,4 +1,5 @@
 """Signals that ask to stop, in every phase, to one rank, all ranks, the launcher: saved, 75, continued to equal bits (P5)."""
+
 import glob
 import os
 import signal
@@ -22,8 +23,13 @@ def trial(world, tally, phase, name, target, ranks):
     step = 10 * world.random.randint(1, 4)
     at = world.random.randint(30, 90) if phase == "io" else 0 if phase == "init" else step
     where = "0:" if phase in OF_ONE else ""
-    start = world.start(run, ranks, KEYS, environment={"SLUICE_PAUSE": f"{where}{phase}:{at}:{mark}"},
-                        launch=["--restarts", "0"] if target == "launcher" else None)
+    start = world.start(
+        run,
+        ranks,
+        KEYS,
+        environment={"SLUICE_PAUSE": f"{where}{phase}:{at}:{mark}"},
+        launch=["--restarts", "0"] if target == "launcher" else None,
+    )
     waiting = 1 if where else ranks
     if not wait_until(lambda: len(glob.glob(mark + ".*")) == waiting or start.over(), 60) or start.over():
         start.destroy()
@@ -63,7 +69,13 @@ def trial(world, tally, phase, name, target, ranks):
 
 
 def check(world, tally, count):
-    every = [(p, s, t) for p in PHASES for s in SIGNALS for t in TARGETS if t != "launcher" or s in ("TERM", "INT", "HUP")]
+    every = [
+        (p, s, t)
+        for p in PHASES
+        for s in SIGNALS
+        for t in TARGETS
+        if t != "launcher" or s in ("TERM", "INT", "HUP")
+    ]
     world.random.shuffle(every)
     # Each phase, each signal and each target is there before any comes again.
     chosen, seen = [], {}
@@ -75,4 +87,7 @@ def check(world, tally, count):
             seen[part] = seen.get(part, 0) + 1
     for phase, name, target in chosen:
         ranks = world.ranks(3)
-        tally.trial(f"SIG{name} to {target} of {ranks} at {phase}", lambda: trial(world, tally, phase, name, target, ranks))
+        tally.trial(
+            f"SIG{name} to {target} of {ranks} at {phase}",
+            lambda: trial(world, tally, phase, name, target, ranks),
+        )

@@ -1,4 +1,5 @@
 """kill -9 of scripts/sweep, of its trials, of both, at any moment; run again until done: each trial is trained exactly once (P19)."""
+
 import json
 import os
 import re
@@ -21,6 +22,7 @@ FIXED = ["train.global_batch_size=2", "log.every_steps=1", "train.threads=1"]
 
 class Sweep:
     """One start of scripts/sweep run."""
+
     count = 0
 
     def __init__(self, world, file):
@@ -29,8 +31,13 @@ class Sweep:
         self.log = os.path.join(world.folder, f"sweep-{Sweep.count}.log")
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [os.path.join(SOURCE, "scripts", "sweep"), "run", file, "--sluice", world.binary], stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, start_new_session=True, env=dict(os.environ, **{TAG: self.tag}))
+                [os.path.join(SOURCE, "scripts", "sweep"), "run", file, "--sluice", world.binary],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=dict(os.environ, **{TAG: self.tag}),
+            )
 
     def trials(self):
         """{pid: run folder} of the trainings that it started."""
@@ -90,7 +97,9 @@ def trained_once(world, output, steps, trials):
                 raise Failure(f"{folder} was started twice at once")
         rate, seed = re.search(r"lr_([^-]+-[0-9]+)-s(\d+)-", folder).groups()
         gates = ["model.attention.gates=[]"] if folder.startswith("plain") else []
-        world.require_equal(run, [f"train.max_steps={steps}", f"optimizer.lr={rate}", f"train.seed={seed}", *FIXED, *gates])
+        world.require_equal(
+            run, [f"train.max_steps={steps}", f"optimizer.lr={rate}", f"train.seed={seed}", *FIXED, *gates]
+        )
         world.require_tidy(run)
 
 
@@ -101,7 +110,9 @@ def one_sweep(world, tally, budget, seeds, steps):
         file.write("extends: tiny.yaml\nmodel: {attention: {gates: []}}\n")
     path = os.path.join(world.folder, "sweep.yaml")
     with open(path, "w") as file:
-        file.write(SWEEP.format(steps=steps, seeds=", ".join(str(s + 1) for s in range(seeds)), output=output))
+        file.write(
+            SWEEP.format(steps=steps, seeds=", ".join(str(s + 1) for s in range(seeds)), output=output)
+        )
     killed, struck, tags = 0, {}, []
     while True:
         sweep = Sweep(world, path)
@@ -110,12 +121,23 @@ def one_sweep(world, tally, budget, seeds, steps):
         while killed < budget and sweep.process.poll() is None:
             # Once in six while it begins, else while its trials do or are under way.
             if world.random.random() > 1 / 6:
-                wait_until(lambda: sweep.process.poll() is not None or " begins" in sweep.text() or " goes on" in sweep.text(), 60)
+                wait_until(
+                    lambda: (
+                        sweep.process.poll() is not None
+                        or " begins" in sweep.text()
+                        or " goes on" in sweep.text()
+                    ),
+                    60,
+                )
             time.sleep(world.random.uniform(0, 0.6))
             how = world.random.choice(("sweep", "sweep", "trial", "all"))
             trials = sweep.trials()
             # The third loss in vain is a failure, as it should be; that is not what is tried here.
-            trials = {pid: run for pid, run in trials.items() if how != "trial" or struck.get((run, saved_step(run)), 0) < 1}
+            trials = {
+                pid: run
+                for pid, run in trials.items()
+                if how != "trial" or struck.get((run, saved_step(run)), 0) < 1
+            }
             if sweep.process.poll() is not None or (how == "trial" and not trials):
                 continue
             if how == "trial":
@@ -151,7 +173,13 @@ def one_sweep(world, tally, budget, seeds, steps):
             saved += file.read().count("stopped by SIGTERM")
     tally.add("saved then", saved)
     tally.add("trainings", 4 * seeds)
-    tally.add("starts", sum(event is not None and event["event"] == "started" for event in lines_of(os.path.join(output, "sweep.jsonl"))))
+    tally.add(
+        "starts",
+        sum(
+            event is not None and event["event"] == "started"
+            for event in lines_of(os.path.join(output, "sweep.jsonl"))
+        ),
+    )
     again = Sweep(world, path)
     if again.process.wait(60) != 0 or "begins" in again.text() or "goes on" in again.text():
         raise Failure(f"a finished sweep is not left alone\n{again.text()}")
@@ -160,7 +188,10 @@ def one_sweep(world, tally, budget, seeds, steps):
 def check(world, tally, count):
     quick, done = world.options.quick, 0
     while done < count:
-        tally.trial(f"after {done} kills", lambda: one_sweep(world, tally, min(count - done, 12), 1 if quick else 2, 40 if quick else 200))
+        tally.trial(
+            f"after {done} kills",
+            lambda: one_sweep(world, tally, min(count - done, 12), 1 if quick else 2, 40 if quick else 200),
+        )
         if tally.figures.get("kills", 0) == done:
             break  # nothing could be killed
         done = tally.figures["kills"]

@@ -4,6 +4,7 @@ traceback. Needs the program, which reads YAML (SLUICE_BINARY, or build/sluice);
 
   tests/tools/damage_test.py [COUNT]      mutations of each file (default: 150)
 """
+
 import contextlib
 import importlib.util
 import io
@@ -18,7 +19,11 @@ import types
 import unittest
 
 SYSTEM_PYTHON = "/usr/bin/python3"  # Debian's has matplotlib, a Python of the user's own may not
-if importlib.util.find_spec("matplotlib") is None and sys.executable != SYSTEM_PYTHON and os.access(SYSTEM_PYTHON, os.X_OK):
+if (
+    importlib.util.find_spec("matplotlib") is None
+    and sys.executable != SYSTEM_PYTHON
+    and os.access(SYSTEM_PYTHON, os.X_OK)
+):
     os.execv(SYSTEM_PYTHON, [SYSTEM_PYTHON] + sys.argv)
 
 sys.dont_write_bytecode = True
@@ -30,8 +35,29 @@ from sluice.sweeping import state, sweep_file, tables
 
 COUNT = int(sys.argv.pop()) if len(sys.argv) > 1 and sys.argv[-1].isdigit() else 150
 BATCH = 25  # damaged runs in one report
-HOSTILE = [b"null", b"true", b"-1", b"1e999", b"9" * 400, b"9" * 5000, b"NaN", b'"x"', b'"\\ud800"', b"[]", b"{}", b"[[[[1]]]]", b'{"a": {}}',
-           b"0", b"[" * 3000, b'"<script>alert(1)</script>"', b"\xff\xfe", b"\x00", b'"' + b"n" * 5000 + b'"', b"1.5", b'"$\\\\frac{"']
+HOSTILE = [
+    b"null",
+    b"true",
+    b"-1",
+    b"1e999",
+    b"9" * 400,
+    b"9" * 5000,
+    b"NaN",
+    b'"x"',
+    b'"\\ud800"',
+    b"[]",
+    b"{}",
+    b"[[[[1]]]]",
+    b'{"a": {}}',
+    b"0",
+    b"[" * 3000,
+    b'"<script>alert(1)</script>"',
+    b"\xff\xfe",
+    b"\x00",
+    b'"' + b"n" * 5000 + b'"',
+    b"1.5",
+    b'"$\\\\frac{"',
+]
 
 CONFIG = """name: one
 model:
@@ -84,14 +110,17 @@ def mutate(data: bytes, dice: random.Random) -> bytes:
             colons = [i for i, letter in enumerate(data) if letter in b":,["]
             if colons:
                 at = dice.choice(colons) + 1
-                end = min([i for i in (data.find(mark, at) for mark in (b",", b"}", b"]", b"\n")) if i >= 0], default=len(data))
+                end = min(
+                    [i for i in (data.find(mark, at) for mark in (b",", b"}", b"]", b"\n")) if i >= 0],
+                    default=len(data),
+                )
                 data[at:end] = b" " + dice.choice(HOSTILE)
         elif kind == 4:
-            data[at:at + 1] = bytes([dice.randrange(256)])
+            data[at : at + 1] = bytes([dice.randrange(256)])
         elif kind == 5:
-            del data[at:at + dice.choice((1, 7, 100))]
+            del data[at : at + dice.choice((1, 7, 100))]
         elif kind == 6:
-            data[at:at] = data[at:at + dice.choice((1, 20, 200))]
+            data[at:at] = data[at : at + dice.choice((1, 20, 200))]
         else:
             data[at:at] = dice.choice(HOSTILE)
     return bytes(data)
@@ -114,7 +143,11 @@ class Damage(unittest.TestCase):
         self.temporary.cleanup()
 
     def path(self, name):
-        return os.path.join(self.root, "runs", "sweep.jsonl") if name == "sweep.jsonl" else os.path.join(self.run_folder, name)
+        return (
+            os.path.join(self.root, "runs", "sweep.jsonl")
+            if name == "sweep.jsonl"
+            else os.path.join(self.run_folder, name)
+        )
 
     def write(self, name, data):
         with open(self.path(name), "wb") as file:
@@ -124,37 +157,125 @@ class Damage(unittest.TestCase):
         """A short metrics.jsonl is damaged in more kinds of places."""
         lines = lambda records: "".join(json.dumps(r) + "\n" for r in records).encode()
         self.write("config.yaml", CONFIG.encode())
-        self.write("run.json", json.dumps({"name": "one", "parameters": 1000, "max_steps": 1000, "config_hash": "0123456789abcdef"},
-                                          indent=1).encode())
-        self.write("status.json", json.dumps({"state": "done", "step": 1000, "max_steps": 1000, "exit_code": 0}).encode())
-        self.write("metrics.jsonl", lines(
-            {"step": 10 * i, "tokens": 2560 * i, "loss": 3 + 2 / i, "grad_norm": 0.5, "lr": 1e-3, "tokens_per_second": 1000, "spikes": i // 50,
-             "skipped": 0, "heads": {"imbalance": 0.1}, "router": {"max_over_mean": 1.2, "layers": [{"layer": 0, "entropy": 0.9}]}}
-            for i in range(1, points + 1)))
-        layer = {"first_token_attention": 0.2, "gate_scores": [0.1], "attention_residual_max": 3, "ffn_residual_max": 4}
-        self.write("eval.jsonl", lines(
-            {"step": step, "tokens": 256 * step, "sets": {n: {"loss": math.log(p), "perplexity": p, "bits_per_byte": 1.0, "tokens": 77}
-                                                         for n, p in (("x", 5.0), ("y", 7.0))},
-             "analysis": {"layers": [layer, layer], "first_token_attention": 0.2, "mean_gate_score": 0.1, "largest_residual": 4}}
-            for step in (0, 500, 1000)))
-        gate = {"position": "sdpa_output", "mean": 0.2, "std": 0.1, "min": 0, "max": 0.9, "edges_min": 0, "edges_max": 1,
-                "histogram_50": [0.02] * 50}
-        deep = {"first_token_attention": 0.3, "heads": {"first_token_attention": [0.3] * 4, "importance": [0.5] * 4}, "gates": [gate],
-                "attention_output": {"mean_abs_before": 0.7, "mean_abs_after": 0.2, "below_1e-2_before": 0.1, "below_1e-3_before": 0.1},
-                "max": {"attention_output": 2, "attention_residual": 3, "ffn_output": 40, "ffn_residual": 50}}
-        self.write("analysis/analysis.json", json.dumps(
-            {"step": 1000, "layers": [deep, deep], "maps": {"tokens": 4}, "total": {"first_token_attention": 0.3, "imbalance": 0.1},
-             "arrays": {"attention_mean": "attention_mean.npy"}, "sets": [{"name": n, "importance": [[0.5] * 4] * 2} for n in "xy"]}).encode())
+        self.write(
+            "run.json",
+            json.dumps(
+                {"name": "one", "parameters": 1000, "max_steps": 1000, "config_hash": "0123456789abcdef"},
+                indent=1,
+            ).encode(),
+        )
+        self.write(
+            "status.json",
+            json.dumps({"state": "done", "step": 1000, "max_steps": 1000, "exit_code": 0}).encode(),
+        )
+        self.write(
+            "metrics.jsonl",
+            lines(
+                {
+                    "step": 10 * i,
+                    "tokens": 2560 * i,
+                    "loss": 3 + 2 / i,
+                    "grad_norm": 0.5,
+                    "lr": 1e-3,
+                    "tokens_per_second": 1000,
+                    "spikes": i // 50,
+                    "skipped": 0,
+                    "heads": {"imbalance": 0.1},
+                    "router": {"max_over_mean": 1.2, "layers": [{"layer": 0, "entropy": 0.9}]},
+                }
+                for i in range(1, points + 1)
+            ),
+        )
+        layer = {
+            "first_token_attention": 0.2,
+            "gate_scores": [0.1],
+            "attention_residual_max": 3,
+            "ffn_residual_max": 4,
+        }
+        self.write(
+            "eval.jsonl",
+            lines(
+                {
+                    "step": step,
+                    "tokens": 256 * step,
+                    "sets": {
+                        n: {"loss": math.log(p), "perplexity": p, "bits_per_byte": 1.0, "tokens": 77}
+                        for n, p in (("x", 5.0), ("y", 7.0))
+                    },
+                    "analysis": {
+                        "layers": [layer, layer],
+                        "first_token_attention": 0.2,
+                        "mean_gate_score": 0.1,
+                        "largest_residual": 4,
+                    },
+                }
+                for step in (0, 500, 1000)
+            ),
+        )
+        gate = {
+            "position": "sdpa_output",
+            "mean": 0.2,
+            "std": 0.1,
+            "min": 0,
+            "max": 0.9,
+            "edges_min": 0,
+            "edges_max": 1,
+            "histogram_50": [0.02] * 50,
+        }
+        deep = {
+            "first_token_attention": 0.3,
+            "heads": {"first_token_attention": [0.3] * 4, "importance": [0.5] * 4},
+            "gates": [gate],
+            "attention_output": {
+                "mean_abs_before": 0.7,
+                "mean_abs_after": 0.2,
+                "below_1e-2_before": 0.1,
+                "below_1e-3_before": 0.1,
+            },
+            "max": {"attention_output": 2, "attention_residual": 3, "ffn_output": 40, "ffn_residual": 50},
+        }
+        self.write(
+            "analysis/analysis.json",
+            json.dumps(
+                {
+                    "step": 1000,
+                    "layers": [deep, deep],
+                    "maps": {"tokens": 4},
+                    "total": {"first_token_attention": 0.3, "imbalance": 0.1},
+                    "arrays": {"attention_mean": "attention_mean.npy"},
+                    "sets": [{"name": n, "importance": [[0.5] * 4] * 2} for n in "xy"],
+                }
+            ).encode(),
+        )
         header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 4, 4), }".ljust(117) + b"\n"
-        self.write("analysis/attention_mean.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(128))
-        self.write("sweep.jsonl", lines(
-            {"time": "t", "event": e, "trial": "0123456789abcdef", "folder": os.path.basename(self.run_folder), "reason": "r", "slot": 0,
-             "host": state.HOST, "code": 1, "saved": 0} for e in ("started", "lost", "started", "failed", "retry", "started", "stopped")))
+        self.write(
+            "analysis/attention_mean.npy",
+            b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(128),
+        )
+        self.write(
+            "sweep.jsonl",
+            lines(
+                {
+                    "time": "t",
+                    "event": e,
+                    "trial": "0123456789abcdef",
+                    "folder": os.path.basename(self.run_folder),
+                    "reason": "r",
+                    "slot": 0,
+                    "host": state.HOST,
+                    "code": 1,
+                    "saved": 0,
+                }
+                for e in ("started", "lost", "started", "failed", "retry", "started", "stopped")
+            ),
+        )
 
     def report(self, pictures=False):
         """What was said; main ends by itself or with an exit code of its own."""
         out = os.path.join(self.root, "out")
-        sys.argv = ["report", os.path.join(self.root, "runs"), "-o", out] + ([] if pictures else ["--tables-only"])
+        sys.argv = ["report", os.path.join(self.root, "runs"), "-o", out] + (
+            [] if pictures else ["--tables-only"]
+        )
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             try:
@@ -165,9 +286,17 @@ class Damage(unittest.TestCase):
 
     def sweep_table(self):
         """The sweep's own reading of the same run: state, status, results."""
-        trial = types.SimpleNamespace(folder=self.run_folder, group="one", name="one", hash="0123456789abcdef", seed=None, base="a.yaml",
-                                      configuration=lambda: ("a",), values={}, plan={"steps": 1000, "tokens": 256000, "parameters": 1000,
-                                                                                    "flops_per_token": 1.0})
+        trial = types.SimpleNamespace(
+            folder=self.run_folder,
+            group="one",
+            name="one",
+            hash="0123456789abcdef",
+            seed=None,
+            base="a.yaml",
+            configuration=lambda: ("a",),
+            values={},
+            plan={"steps": 1000, "tokens": 256000, "parameters": 1000, "flops_per_token": 1.0},
+        )
         sweep = types.SimpleNamespace(trials=[trial], rules=[], resources=types.SimpleNamespace(slots=1))
         with contextlib.redirect_stderr(io.StringIO()):
             looks = state.looks([trial], os.path.join(self.root, "runs"))
@@ -183,7 +312,14 @@ class Damage(unittest.TestCase):
         """A report of many damaged runs at once, of which each is also read as a sweep's trial."""
         runs, whole_run = os.path.join(self.root, "runs"), os.path.join(self.root, "whole")
         shutil.move(self.run_folder, whole_run)
-        for name in ("metrics.jsonl", "eval.jsonl", "run.json", "status.json", "config.yaml", "analysis/analysis.json"):
+        for name in (
+            "metrics.jsonl",
+            "eval.jsonl",
+            "run.json",
+            "status.json",
+            "config.yaml",
+            "analysis/analysis.json",
+        ):
             with open(os.path.join(whole_run, name), "rb") as file:
                 whole = file.read()
             for first in range(0, COUNT, BATCH):
@@ -214,11 +350,15 @@ class Damage(unittest.TestCase):
                     print(f"{name}: {file.read()[:3000]!r}", file=sys.stderr)
             raise
 
-    @unittest.skipIf(importlib.util.find_spec("matplotlib") is None or importlib.util.find_spec("numpy") is None, "no matplotlib")
+    @unittest.skipIf(
+        importlib.util.find_spec("matplotlib") is None or importlib.util.find_spec("numpy") is None,
+        "no matplotlib",
+    )
     def test_damaged_runs_are_drawn_without_a_traceback(self):
         """Few: drawing takes long. Reading the arrays is what has parsers of its own."""
         import matplotlib
         from sluice.reporting.files import Analysis
+
         matplotlib.rcParams["savefig.dpi"] = 15
         with open(self.path("analysis/attention_mean.npy"), "rb") as file:
             whole = file.read()
@@ -227,7 +367,10 @@ class Damage(unittest.TestCase):
             with contextlib.redirect_stderr(io.StringIO()):
                 Analysis(os.path.join(self.run_folder, "analysis")).array("attention_mean")
         self.write_run(points=100)
-        for name, old, new in (("run.json", b'"one"', b'"' + b"n" * 5000 + b'"'), ("analysis/analysis.json", b'"mean": 0.2', b'"mean": "x"')):
+        for name, old, new in (
+            ("run.json", b'"one"', b'"' + b"n" * 5000 + b'"'),
+            ("analysis/analysis.json", b'"mean": 0.2', b'"mean": "x"'),
+        ):
             with open(self.path(name), "rb") as file:
                 whole = file.read()
             self.assertIn(old, whole)
@@ -239,15 +382,32 @@ class Damage(unittest.TestCase):
 
     def test_damage_is_told_by_file_and_line(self):
         for name, text, message in (
-                ("metrics.jsonl", b'{"step": 1, "loss": 2}\n{"step": 2, "loss": "x"}\n{"st', "metrics.jsonl:2: loss: a number is expected"),
-                ("metrics.jsonl", b'{"step": 1, "loss": 2}\n{"st', "metrics.jsonl:2: not a whole JSON object"),
-                ("eval.jsonl", b'\n{"step": 1, "sets": []}\n', "eval.jsonl:2: sets: a map is expected"),
-                ("run.json", b'{\n "name": "x",\n "parameters": []\n}', "run.json:3: parameters: a number is expected"),
-                ("run.json", b'{\n "name": "x"\n "parameters": 1}', "run.json:3:2: Expecting"),
-                ("status.json", b"[]", "status.json:1: a JSON object is expected"),
-                ("status.json", b"[" * 100000, "status.json:1: nested too deeply"),
-                ("config.yaml", b"model:\n  hidden_size: wide\n", "config.yaml:2: hidden_size: a whole number is expected"),
-                ("config.yaml", b"model:\n  a: [1\n", "config.yaml:3:1: not valid YAML: end of sequence flow not found")):
+            (
+                "metrics.jsonl",
+                b'{"step": 1, "loss": 2}\n{"step": 2, "loss": "x"}\n{"st',
+                "metrics.jsonl:2: loss: a number is expected",
+            ),
+            ("metrics.jsonl", b'{"step": 1, "loss": 2}\n{"st', "metrics.jsonl:2: not a whole JSON object"),
+            ("eval.jsonl", b'\n{"step": 1, "sets": []}\n', "eval.jsonl:2: sets: a map is expected"),
+            (
+                "run.json",
+                b'{\n "name": "x",\n "parameters": []\n}',
+                "run.json:3: parameters: a number is expected",
+            ),
+            ("run.json", b'{\n "name": "x"\n "parameters": 1}', "run.json:3:2: Expecting"),
+            ("status.json", b"[]", "status.json:1: a JSON object is expected"),
+            ("status.json", b"[" * 100000, "status.json:1: nested too deeply"),
+            (
+                "config.yaml",
+                b"model:\n  hidden_size: wide\n",
+                "config.yaml:2: hidden_size: a whole number is expected",
+            ),
+            (
+                "config.yaml",
+                b"model:\n  a: [1\n",
+                "config.yaml:3:1: not valid YAML: end of sequence flow not found",
+            ),
+        ):
             with self.subTest(message):
                 shapes.TOLD_ALREADY.clear()
                 self.write_run()
@@ -258,7 +418,12 @@ class Damage(unittest.TestCase):
         self.assertIn("status.json: not a regular file", self.report())
 
     def test_a_name_stays_text(self):
-        self.write("run.json", json.dumps({"name": "<script>alert(1)</script> [x](http://y) \ud800\n| $\\frac{", "parameters": 1}).encode())
+        self.write(
+            "run.json",
+            json.dumps(
+                {"name": "<script>alert(1)</script> [x](http://y) \ud800\n| $\\frac{", "parameters": 1}
+            ).encode(),
+        )
         self.report()
         for page in ("report.md", "report.html"):
             with open(os.path.join(self.root, "out", page), encoding="utf-8") as file:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The numbers of scripts/report on made-up runs whose right answers are known. Needs the program, which reads YAML.
 
-  tests/tools/report_numbers_test.py            # SLUICE_BINARY=build/sluice also checks every proxy configuration's row
+tests/tools/report_numbers_test.py            # SLUICE_BINARY=build/sluice also checks every proxy configuration's row
 """
+
 import contextlib
 import importlib.util
 import io
@@ -19,7 +20,11 @@ import types
 import unittest
 
 SYSTEM_PYTHON = "/usr/bin/python3"  # Debian's has matplotlib, a Python of the user's own may not
-if importlib.util.find_spec("matplotlib") is None and sys.executable != SYSTEM_PYTHON and os.access(SYSTEM_PYTHON, os.X_OK):
+if (
+    importlib.util.find_spec("matplotlib") is None
+    and sys.executable != SYSTEM_PYTHON
+    and os.access(SYSTEM_PYTHON, os.X_OK)
+):
     os.execv(SYSTEM_PYTHON, [SYSTEM_PYTHON] + sys.argv)
 
 sys.dont_write_bytecode = True
@@ -67,10 +72,12 @@ optimizer:
   warmup_steps: 10
   rules: []
 """
-GATE = ("\n      - {{position: {0}, granularity: {1}, heads: {2}, combine: multiply, activation: {3}, input: {4}}}")
+GATE = "\n      - {{position: {0}, granularity: {1}, heads: {2}, combine: multiply, activation: {3}, input: {4}}}"
 
 
-def gate(position="sdpa_output", granularity="elementwise", heads="specific", activation="sigmoid", source="hidden"):
+def gate(
+    position="sdpa_output", granularity="elementwise", heads="specific", activation="sigmoid", source="hidden"
+):
     return GATE.format(position, granularity, heads, activation, source)
 
 
@@ -87,8 +94,23 @@ class Folder(unittest.TestCase):
     def tearDown(self):
         self.temporary.cleanup()
 
-    def run_of(self, name, ppl, gates="[]", seed=1, lr=0.004, losses=None, state="done", step=1000, parameters=1000, origin="",
-               kind="softmax", experts=16, heads=8, norm="pre"):
+    def run_of(
+        self,
+        name,
+        ppl,
+        gates="[]",
+        seed=1,
+        lr=0.004,
+        losses=None,
+        state="done",
+        step=1000,
+        parameters=1000,
+        origin="",
+        kind="softmax",
+        experts=16,
+        heads=8,
+        norm="pre",
+    ):
         """A run whose two sets have perplexities ppl - 1 and ppl + 1."""
         folder = os.path.join(self.root, f"{name}-{seed}")
         os.makedirs(folder)
@@ -98,12 +120,21 @@ class Folder(unittest.TestCase):
         write("run.json", json.dumps({"name": name, "parameters": parameters, "max_steps": 1000}))
         write("status.json", json.dumps({"state": state, "step": step, "max_steps": 1000}))
         losses = losses or [3.0 + 2.0 / (i + 1) for i in range(100)]
-        records = [{"step": 10 * i + 10, "tokens": 2048 * (10 * i + 10), "loss": v, "skipped": 0} for i, v in enumerate(losses)]
+        records = [
+            {"step": 10 * i + 10, "tokens": 2048 * (10 * i + 10), "loss": v, "skipped": 0}
+            for i, v in enumerate(losses)
+        ]
         write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records))
         sets = {n: {"loss": math.log(p), "bits_per_byte": 1.0} for n, p in (("x", ppl - 1), ("y", ppl + 1))}
-        summary = {"first_token_attention": 0.25, "mean_gate_score": None,
-                   "layers": [{"ffn_residual_max": 3}, {"ffn_residual_max": 5}]}
-        write("eval.jsonl", json.dumps({"step": step, "tokens": 2048 * step, "sets": sets, "analysis": summary}) + "\n")
+        summary = {
+            "first_token_attention": 0.25,
+            "mean_gate_score": None,
+            "layers": [{"ffn_residual_max": 3}, {"ffn_residual_max": 5}],
+        }
+        write(
+            "eval.jsonl",
+            json.dumps({"step": step, "tokens": 2048 * step, "sets": sets, "analysis": summary}) + "\n",
+        )
         return folder
 
     def grouped(self):
@@ -124,13 +155,15 @@ class Numbers(unittest.TestCase):
     def test_spikes_are_counted_against_the_losses_before(self):
         noise = random.Random(1)
         falling = [2.0 + 3.0 * math.exp(-i / 100) + 0.005 * noise.gauss(0, 1) for i in range(400)]
-        falling[5] += 9.0          # too early to look at
+        falling[5] += 9.0  # too early to look at
         falling[200], falling[250], falling[300] = falling[200] + 0.15, falling[250] + 0.3, falling[300] + 0.6
         self.assertEqual(values.count_spikes(falling), ([3, 2, 1], 360))
         self.assertEqual(values.count_spikes(falling, skip=220), ([2, 2, 1], 180))
         # A level that shifts is a spike only until the line follows; noise of one tenth is none.
         self.assertLess(values.count_spikes([2.0] * 300 + [3.0] * 300, (0.5,))[0][0], values.WINDOW)
-        self.assertEqual(values.count_spikes([3.0 + 0.1 * noise.gauss(0, 1) for _ in range(600)])[0][1:], [0, 0])
+        self.assertEqual(
+            values.count_spikes([3.0 + 0.1 * noise.gauss(0, 1) for _ in range(600)])[0][1:], [0, 0]
+        )
         self.assertEqual(values.count_spikes(falling[:79]), ([None] * 3, 39))
         # By hand: 0 1 ... 39 leads to 40, whatever one outlier does.
         line = [float(i) for i in range(40)]
@@ -140,7 +173,16 @@ class Numbers(unittest.TestCase):
 
     def test_intervals_are_students(self):
         # From the tables of the t distribution, 95 % two-sided.
-        for freedom, quantile in {1: 12.7062, 2: 4.30265, 3: 3.18245, 4: 2.77645, 5: 2.57058, 9: 2.26216, 30: 2.04227, 99: 1.98422}.items():
+        for freedom, quantile in {
+            1: 12.7062,
+            2: 4.30265,
+            3: 3.18245,
+            4: 2.77645,
+            5: 2.57058,
+            9: 2.26216,
+            30: 2.04227,
+            99: 1.98422,
+        }.items():
             self.assertAlmostEqual(comparing.t_quantile(freedom), quantile, places=4)
         delta = comparing.paired({1: 1.0, 2: 2.0, 3: 3.0, 9: 7.0}, {1: 1.5, 2: 2.6, 3: 3.7, 4: 0.0})
         self.assertEqual(delta.n, 3)
@@ -149,7 +191,9 @@ class Numbers(unittest.TestCase):
         self.assertTrue(delta.better(-1))
         self.assertFalse(delta.better(+1) or delta.better(0))
         one = comparing.paired({1: 1.0}, {1: 2.0, 2: 2.0})
-        self.assertEqual((one.low, one.better(-1), one.text("{:+.1f}".format)), (None, False, "-1.0 (one seed: a hint)"))
+        self.assertEqual(
+            (one.low, one.better(-1), one.text("{:+.1f}".format)), (None, False, "-1.0 (one seed: a hint)")
+        )
         self.assertIsNone(comparing.paired({1: 1.0, None: 2.0}, {2: 1.0, None: 2.0}))
 
     def test_smoothing(self):
@@ -162,7 +206,9 @@ class Numbers(unittest.TestCase):
             return yaml.read_plain(os.path.join(folder, "config.yaml"), text)
 
     def test_a_runs_configuration_is_read(self):
-        text = CONFIG.format(name="n", heads=8, norm="pre", kind="sink", gates=gate(), experts=0, seed=7, lr="3e-4")
+        text = CONFIG.format(
+            name="n", heads=8, norm="pre", kind="sink", gates=gate(), experts=0, seed=7, lr="3e-4"
+        )
         tree = self.read(text)
         self.assertEqual(yaml.get(tree, "optimizer.lr"), 3e-4)
         self.assertEqual(yaml.get(tree, "data.train")[0], {"name": "one", "path": "/d/one, two", "weight": 1})
@@ -175,14 +221,29 @@ class Numbers(unittest.TestCase):
 
     def test_the_papers_rows_are_whole(self):
         tables_ = {t["id"]: t for t in paper.load()["tables"]}
-        self.assertEqual({k: len(t["rows"]) for k, t in tables_.items()},
-                         {"gated_1": 15, "gated_2": 14, "gated_3": 7, "gated_4": 7, "gated_6": 6, "gated_clip": 2, "sink_1": 18})
+        self.assertEqual(
+            {k: len(t["rows"]) for k, t in tables_.items()},
+            {
+                "gated_1": 15,
+                "gated_2": 14,
+                "gated_3": 7,
+                "gated_4": 7,
+                "gated_6": 6,
+                "gated_clip": 2,
+                "sink_1": 18,
+            },
+        )
         first = tables_["gated_1"]
         self.assertAlmostEqual(paper.paper_delta(first, first["rows"][4], "ppl"), 5.761 - 6.026)
-        self.assertIsNone(paper.paper_delta(tables_["gated_2"], tables_["gated_2"]["rows"][13], "ppl"))  # its baseline diverged
+        self.assertIsNone(
+            paper.paper_delta(tables_["gated_2"], tables_["gated_2"]["rows"][13], "ppl")
+        )  # its baseline diverged
         for table in tables_.values():
             self.assertEqual([r["row"] for r in table["rows"]], list(range(1, len(table["rows"]) + 1)))
-            self.assertTrue({r["baseline"] for r in table["rows"] if r.get("baseline")} <= {r["id"] for r in table["rows"]})
+            self.assertTrue(
+                {r["baseline"] for r in table["rows"] if r.get("baseline")}
+                <= {r["id"] for r in table["rows"]}
+            )
 
 
 class Rows(Folder):
@@ -194,7 +255,9 @@ class Rows(Folder):
         self.run_of("value", 5.9, gate("value"))
         self.run_of("query", 6.1, gate("query"))
         self.run_of("key", 5.0, gate("key"), state="failed", step=600)
-        self.run_of("silu", 7.0, gate(activation="silu"), losses=[5.0 - 0.04 * i for i in range(80)] + [4.5] * 20)
+        self.run_of(
+            "silu", 7.0, gate(activation="silu"), losses=[5.0 - 0.04 * i for i in range(80)] + [4.5] * 20
+        )
 
     def cells(self, made, row):
         line = next(r for r in made.rows if r[0] == str(row))
@@ -206,8 +269,18 @@ class Rows(Folder):
     def test_seeds_are_one_group_and_rows_stand_beside_the_papers(self):
         self.grid()
         runs, made = self.grouped()
-        self.assertEqual([(g.count(), g.rows[0]) for g in made],
-                         [(2, "T1-01"), (2, "T1-05"), (1, "T1-06"), (1, "T1-07"), (1, "T1-08"), (1, "T1-10"), (1, "T1-15")])
+        self.assertEqual(
+            [(g.count(), g.rows[0]) for g in made],
+            [
+                (2, "T1-01"),
+                (2, "T1-05"),
+                (1, "T1-06"),
+                (1, "T1-07"),
+                (1, "T1-08"),
+                (1, "T1-10"),
+                (1, "T1-15"),
+            ],
+        )
         by_id = paper_tables.paper_tables(made, paper.load())
         self.assertEqual([t.title.split(",")[0] for t in by_id], ["Table 1", "Table 3", "Table 4"])
         first = by_id[0]
@@ -215,14 +288,16 @@ class Rows(Folder):
         base, gated = self.cells(first, 1), self.cells(first, 5)
         self.assertEqual(base["ours: PPL"], "6.100 ± 0.141")
         self.assertEqual(base["ours: state"], "done, n=2")
-        self.assertEqual(gated["ours: Δ PPL"], "-0.350 [-0.985, +0.285] n=2")     # 5.7 - 6.0 and 5.8 - 6.2: .35 ± 12.7 x .05
+        self.assertEqual(
+            gated["ours: Δ PPL"], "-0.350 [-0.985, +0.285] n=2"
+        )  # 5.7 - 6.0 and 5.8 - 6.2: .35 ± 12.7 x .05
         self.assertEqual(gated["ours: added parameters"], "+500")
         self.assertEqual((gated["the paper's: PPL"], gated["the paper's: Δ PPL"]), ("5.761", "-0.265"))
         self.assertEqual(gated["ours: M-Act"].split()[0], "4")
         self.assertEqual(self.cells(first, 10)["ours: Δ PPL"], "-0.200 (one seed: a hint)")  # that both have
         self.assertEqual(self.cells(first, 2)["ours: state"], "no run")
         self.assertIn("stopped at step 600 of 1,000", self.cells(first, 7)["ours: state"])
-        self.assertEqual(self.cells(first, 7)["ours: Δ PPL"], "-")         # after fewer tokens
+        self.assertEqual(self.cells(first, 7)["ours: Δ PPL"], "-")  # after fewer tokens
         diverged = self.cells(first, 15)
         self.assertTrue(diverged["ours: state"].startswith("diverged: loss 4.50 after 1.9"), diverged)
         self.assertEqual(diverged["ours: val. loss"], "diverged")
@@ -230,9 +305,15 @@ class Rows(Folder):
         # Ours: -.35 -.1 +.1 -.2 of rows 5 6 8 10; theirs: -.265 -.206 -.045 -.234. Neither the stopped row nor the diverged.
         self.assertIn("left out: +1.00, n = 4 rows", first.notes[1])
         self.assertIn("PPL from 6 to 6.2", first.notes[2])
-        self.assertEqual([(name, f"{a:.2f}", f"{b:.3f}") for name, a, b in first.deltas if a is not None],
-                         [("SDPA elementwise", "-0.35", "-0.265"), ("v elementwise", "-0.10", "-0.206"),
-                          ("q elementwise", "0.10", "-0.045"), ("SDPA headwise", "-0.20", "-0.234")])
+        self.assertEqual(
+            [(name, f"{a:.2f}", f"{b:.3f}") for name, a, b in first.deltas if a is not None],
+            [
+                ("SDPA elementwise", "-0.35", "-0.265"),
+                ("v elementwise", "-0.10", "-0.206"),
+                ("q elementwise", "0.10", "-0.045"),
+                ("SDPA headwise", "-0.20", "-0.234"),
+            ],
+        )
         self.assertAlmostEqual(first.chance, 0.2 / math.sqrt(2))
         self.assertIn("not computed, n = 2 rows", by_id[1].notes[1])
 
@@ -256,16 +337,32 @@ class Rows(Folder):
         self.assertEqual({r.group for r in runs}, set(made))
 
     def test_a_sweep_tells_how_its_trials_ended(self):
-        names = [os.path.basename(self.run_of(n, 6.0, state="preempted", step=400, lr=lr)) for n, lr in
-                 (("a", 0.001), ("b", 0.002), ("c", 0.003))]
-        lines = [(0, "started", ""), (0, "stopped", "loss > 6 after step 100"), (1, "diverged", "not finite"),
-                 (2, "diverged", ""), (2, "retry", "")]
-        write_text(self.root, "sweep.jsonl", "".join(json.dumps({"folder": names[i], "event": e, "reason": r}) + "\n"
-                                                    for i, e, r in lines) + '{"fol')
+        names = [
+            os.path.basename(self.run_of(n, 6.0, state="preempted", step=400, lr=lr))
+            for n, lr in (("a", 0.001), ("b", 0.002), ("c", 0.003))
+        ]
+        lines = [
+            (0, "started", ""),
+            (0, "stopped", "loss > 6 after step 100"),
+            (1, "diverged", "not finite"),
+            (2, "diverged", ""),
+            (2, "retry", ""),
+        ]
+        write_text(
+            self.root,
+            "sweep.jsonl",
+            "".join(json.dumps({"folder": names[i], "event": e, "reason": r}) + "\n" for i, e, r in lines)
+            + '{"fol',
+        )
         runs, _ = self.grouped()
-        self.assertEqual([r.outcome for r in runs], [
-            ("stopped", "stopped at step 400 of 1,000 (loss > 6 after step 100)"),
-            ("diverged", "diverged at step 400 of 1,000 (not finite)"), ("stopped", "stopped at step 400 of 1,000")])
+        self.assertEqual(
+            [r.outcome for r in runs],
+            [
+                ("stopped", "stopped at step 400 of 1,000 (loss > 6 after step 100)"),
+                ("diverged", "diverged at step 400 of 1,000 (not finite)"),
+                ("stopped", "stopped at step 400 of 1,000"),
+            ],
+        )
 
     def three_seeds(self):
         """A gate that is better beyond the spread of the seeds, and one that is not."""
@@ -284,8 +381,13 @@ class Rows(Folder):
         bold = {(table.rows[y][0], table.headings[x]) for y, x in table.bold}
         better, column = next(g for g in made if g.variant == "sdpa_output elementwise"), "Δ perplexity"
         self.assertIn((better.label, column), bold)
-        self.assertEqual({row for row, heading in bold if heading == column}, {better.label})  # not the one lucky seed
-        self.assertEqual({row[0]: row[table.headings.index(column)] for row in table.rows}[better.label], "-0.310 [-0.335, -0.285] n=3")
+        self.assertEqual(
+            {row for row, heading in bold if heading == column}, {better.label}
+        )  # not the one lucky seed
+        self.assertEqual(
+            {row[0]: row[table.headings.index(column)] for row in table.rows}[better.label],
+            "-0.310 [-0.335, -0.285] n=3",
+        )
         overview = tables.overview(made, base)
         self.assertEqual({overview.rows[y][0] for y, x in overview.bold}, {better.label})
         # Compared with another baseline, named.
@@ -298,7 +400,9 @@ class Rows(Folder):
         runs, made = self.grouped()
         results = []
         for run in runs:
-            trial = types.SimpleNamespace(folder=run.folder, group=run.title, configuration=lambda run=run: (run.title,))
+            trial = types.SimpleNamespace(
+                folder=run.folder, group=run.title, configuration=lambda run=run: (run.title,)
+            )
             look = types.SimpleNamespace(trial=trial, state="done", progress=lambda: {})
             results.append(sweep_tables.Result(look))
         looks.label_runs(runs, made)
@@ -328,13 +432,29 @@ class Rows(Folder):
         self.assertEqual([tensorboard.link_runs(made, out) for _ in range(2)], [4, 4])
         folder = os.path.join(out, "tensorboard", "gated")
         self.assertEqual(sorted(os.listdir(folder)), ["seed_1", "seed_2"])
-        self.assertEqual(os.path.realpath(os.path.join(folder, "seed_2")), os.path.join(os.path.realpath(self.root), "gated-s2-2", "tb"))
+        self.assertEqual(
+            os.path.realpath(os.path.join(folder, "seed_2")),
+            os.path.join(os.path.realpath(self.root), "gated-s2-2", "tb"),
+        )
 
     def test_a_seed_in_a_name_is_one_with_a_separator(self):
-        named = lambda *names: groups.common_name([types.SimpleNamespace(title=n, base=n, name=n, seed=lambda s=s: s) for s, n in
-                                                   enumerate(names, 1)])
-        self.assertEqual([named("a-s1", "a-s2"), named("a_seed_1", "a_seed_2"), named("a-1-0123456789ab", "a-2-ba9876543210"),
-                          named("same", "same"), named("lr11", "lr12"), named("a-1")], ["a", "a", "a", "same", "lr11", "a-1"])
+        named = lambda *names: groups.common_name(
+            [
+                types.SimpleNamespace(title=n, base=n, name=n, seed=lambda s=s: s)
+                for s, n in enumerate(names, 1)
+            ]
+        )
+        self.assertEqual(
+            [
+                named("a-s1", "a-s2"),
+                named("a_seed_1", "a_seed_2"),
+                named("a-1-0123456789ab", "a-2-ba9876543210"),
+                named("same", "same"),
+                named("lr11", "lr12"),
+                named("a-1"),
+            ],
+            ["a", "a", "a", "same", "lr11", "a-1"],
+        )
 
     def test_finished_seeds_count_where_there_are_some(self):
         self.run_of("base", 6.0, seed=1)
@@ -367,13 +487,19 @@ class Rows(Folder):
         self.run_of("alone", 5.0, gate(), experts=0)
         _, made = self.grouped()
         rows = tables.lr_table(made).rows
-        self.assertEqual([r[:2] for r in rows], [[v, lr] for v in ("baseline", "baseline, sandwich norm")
-                                                 for lr in ("0.001", "0.004", "0.008")])
+        self.assertEqual(
+            [r[:2] for r in rows],
+            [[v, lr] for v in ("baseline", "baseline, sandwich norm") for lr in ("0.001", "0.004", "0.008")],
+        )
         self.assertEqual([r[3] == "diverged" for r in rows], [False, False, True, False, False, False])
-        self.assertEqual(sorted(r for g in made for r in g.rows), ["T2-05", "T2-06", "T2-07"])  # not the rows of 1T tokens
-        second = next(t for t in paper_tables.paper_tables(made, paper.load()) if t.title.startswith("Table 2"))
+        self.assertEqual(
+            sorted(r for g in made for r in g.rows), ["T2-05", "T2-06", "T2-07"]
+        )  # not the rows of 1T tokens
+        second = next(
+            t for t in paper_tables.paper_tables(made, paper.load()) if t.title.startswith("Table 2")
+        )
         self.assertEqual(self.cells(second, 6)["ours: val. loss"], "diverged")
-        self.assertEqual(self.cells(second, 7)["ours: Δ PPL"], "-")         # its baseline diverged
+        self.assertEqual(self.cells(second, 7)["ours: Δ PPL"], "-")  # its baseline diverged
         self.assertEqual(self.cells(second, 12)["the paper's: PPL"], "diverged")
 
     def test_many_groups_have_eight_colours(self):
@@ -394,14 +520,16 @@ class Rows(Folder):
         self.assertIn("diverged", said.getvalue())
         self.assertEqual(sorted(os.listdir(out)), ["report.html", "report.md"])
         text = files.read_text(os.path.join(out, "report.md"))
-        self.assertIn("no analysis of this run, so it is in no figure of layers and heads; sluice analyze", text)
+        self.assertIn(
+            "no analysis of this run, so it is in no figure of layers and heads; sluice analyze", text
+        )
         self.assertIn("| 15 | SDPA elementwise SiLU | diverged: loss 4.50", text)
         self.assertIn("ours: Δ PPL | ", text)
         widths = [line.count("|") for line in text.splitlines() if line.startswith("|")]
         self.assertTrue(all(w > 2 for w in widths))
         html = files.read_text(os.path.join(out, "report.html"))
         self.assertIn("<b>diverged</b>", html)
-        self.assertNotIn("src=\"http", html)
+        self.assertNotIn('src="http', html)
 
 
 def row_named(file):
@@ -415,7 +543,9 @@ def row_named(file):
 class Configurations(Folder):
     def shown(self, path, name, origin):
         """A run that has not begun, of the configuration at path."""
-        shown = subprocess.run([os.environ["SLUICE_BINARY"], "config", "show", path], capture_output=True, text=True)
+        shown = subprocess.run(
+            [os.environ["SLUICE_BINARY"], "config", "show", path], capture_output=True, text=True
+        )
         self.assertEqual(shown.returncode, 0, shown.stderr)
         run = os.path.join(self.root, name.removesuffix(".yaml"))
         os.makedirs(run)
@@ -440,7 +570,11 @@ class Configurations(Folder):
         for preset in ("adamw", "nanochat"):
             folder = os.path.join(ROOT, "configs/sink_aware/proxy", preset)
             for file in sorted(os.listdir(folder)):
-                self.shown(os.path.join(folder, file), f"{preset}-{file}", f"# configs/sink_aware/proxy/{preset}/{file}\n")
+                self.shown(
+                    os.path.join(folder, file),
+                    f"{preset}-{file}",
+                    f"# configs/sink_aware/proxy/{preset}/{file}\n",
+                )
         _, made = self.grouped()
         made = [t for t in paper_tables.paper_tables(made, paper.load()) if t.id == "sink_1"]
         self.assertEqual([len(t.rows) for t in made], [18, 18])
@@ -448,31 +582,77 @@ class Configurations(Folder):
         self.assertEqual(sorted("muon" in t.notes[0] for t in made), [False, True])
 
 
-@unittest.skipIf(importlib.util.find_spec("matplotlib") is None or importlib.util.find_spec("numpy") is None, "no matplotlib")
+@unittest.skipIf(
+    importlib.util.find_spec("matplotlib") is None or importlib.util.find_spec("numpy") is None,
+    "no matplotlib",
+)
 class Pictures(Folder):
     def analyse(self, folder, gated, more=0.0):
         import numpy
+
         layers, heads, tokens, maps = 2, 4, 12, 8
         os.makedirs(os.path.join(folder, "analysis"))
-        gates = [{"position": gated if isinstance(gated, str) else "sdpa_output", "mean": 0.2 + more, "std": 0.1, "min": 0.0, "max": 0.9, "edges_min": 0.0, "edges_max": 1.0,
-                  "histogram_50": [0.02] * 50}] if gated else []
-        output = {f"below_{t}_{k}": None if "times" in k and not gated else 0.1 for t in ("1e-2", "1e-3")
-                  for k in ("before", "after", "before_times_mean_gate")} | {"mean_abs_before": 0.7, "mean_abs_after": 0.2}
-        layer = {"first_token_attention": 0.3 + more, "heads": {"first_token_attention": [0.3] * heads, "importance": [0.5] * heads},
-                 "gates": gates, "attention_output": output, "imbalance": 0.1,
-                 "max": {"attention_output": 2, "attention_residual": 3, "ffn_output": 40, "ffn_residual": 50}}
-        arrays = {"attention_mean": (layers, maps, maps), "value_norms": (layers, 2, tokens),
-                  "query_pca": (layers, heads, 2 * maps, 2), "key_pca": (layers, 2, 2 * maps, 2)}
+        gates = (
+            [
+                {
+                    "position": gated if isinstance(gated, str) else "sdpa_output",
+                    "mean": 0.2 + more,
+                    "std": 0.1,
+                    "min": 0.0,
+                    "max": 0.9,
+                    "edges_min": 0.0,
+                    "edges_max": 1.0,
+                    "histogram_50": [0.02] * 50,
+                }
+            ]
+            if gated
+            else []
+        )
+        output = {
+            f"below_{t}_{k}": None if "times" in k and not gated else 0.1
+            for t in ("1e-2", "1e-3")
+            for k in ("before", "after", "before_times_mean_gate")
+        } | {"mean_abs_before": 0.7, "mean_abs_after": 0.2}
+        layer = {
+            "first_token_attention": 0.3 + more,
+            "heads": {"first_token_attention": [0.3] * heads, "importance": [0.5] * heads},
+            "gates": gates,
+            "attention_output": output,
+            "imbalance": 0.1,
+            "max": {"attention_output": 2, "attention_residual": 3, "ffn_output": 40, "ffn_residual": 50},
+        }
+        arrays = {
+            "attention_mean": (layers, maps, maps),
+            "value_norms": (layers, 2, tokens),
+            "query_pca": (layers, heads, 2 * maps, 2),
+            "key_pca": (layers, 2, 2 * maps, 2),
+        }
         for name, shape in arrays.items():
             numpy.save(os.path.join(folder, "analysis", name + ".npy"), numpy.full(shape, 0.5, numpy.float32))
-        write_text(os.path.join(folder, "analysis"), "analysis.json", json.dumps(
-            {"step": 1000, "layers": [layer] * layers, "maps": {"tokens": maps}, "arrays": {n: n + ".npy" for n in arrays},
-             "sets": [{"name": n, "importance": [[0.5] * heads] * layers} for n in "xy"],
-             "total": {"first_token_attention": 0.125, "mean_gate_score": 0.2, "m_act_mean": 77.0, "imbalance": 0.1}}))
+        write_text(
+            os.path.join(folder, "analysis"),
+            "analysis.json",
+            json.dumps(
+                {
+                    "step": 1000,
+                    "layers": [layer] * layers,
+                    "maps": {"tokens": maps},
+                    "arrays": {n: n + ".npy" for n in arrays},
+                    "sets": [{"name": n, "importance": [[0.5] * heads] * layers} for n in "xy"],
+                    "total": {
+                        "first_token_attention": 0.125,
+                        "mean_gate_score": 0.2,
+                        "m_act_mean": 77.0,
+                        "imbalance": 0.1,
+                    },
+                }
+            ),
+        )
 
     def test_figures_show_means_over_seeds(self):
         import matplotlib.pyplot as plt
         from sluice.reporting import plots_layers, plots_paper
+
         for seed, more in ((1, 0.0), (2, 0.1), (3, 0.2)):
             self.analyse(self.run_of("value", 6.0, gate("value"), seed=seed), "value", more)
         _, made = self.grouped()
@@ -496,14 +676,19 @@ class Pictures(Folder):
     def test_every_picture_is_drawn(self):
         import matplotlib.pyplot as plt
         from sluice.reporting import figures
+
         for lr in (0.004, 0.008):
             folder = self.run_of(f"base{lr}", 6.0, lr=lr)
             self.analyse(folder, False)
-            self.run_of(f"gate{lr}", 5.9, gate(), lr=lr, losses=[3.0] * 60 + [9.0] * 40 if lr > 0.004 else None)
+            self.run_of(
+                f"gate{lr}", 5.9, gate(), lr=lr, losses=[3.0] * 60 + [9.0] * 40 if lr > 0.004 else None
+            )
         self.analyse(self.run_of("gate", 5.8, gate(), seed=2), True)
         runs, made = self.grouped()
         looks.label_runs(runs, made)
-        self.assertEqual(made[0].value("first_token_attention"), 0.125)  # the analysis is of the last evaluation's step
+        self.assertEqual(
+            made[0].value("first_token_attention"), 0.125
+        )  # the analysis is of the last evaluation's step
         names = []
         # The last are of training: tests/tools/report_test.cpp draws those.
         for _, shown in figures.all_figures(runs, made, paper_tables.paper_tables(made, paper.load()))[:-1]:
@@ -517,10 +702,23 @@ class Pictures(Folder):
                     self.assertEqual(picture.getvalue()[:8], b"\x89PNG\r\n\x1a\n")
                 plt.close(figure)
                 names.append(name)
-        expected = ["figure1_loss", "figure2_first_token", "figure2_maps", "figure3_gate_scores", "figure4_mean_abs",
-                    "figure5_shares",
-                    "figure6_maxima", "figure7_gate_layers", "heads_importance", "heads_importance_by_set", "value_norms",
-                    "query_key_pca", "perplexity_domains", "lr_tolerance", "spikes"]
+        expected = [
+            "figure1_loss",
+            "figure2_first_token",
+            "figure2_maps",
+            "figure3_gate_scores",
+            "figure4_mean_abs",
+            "figure5_shares",
+            "figure6_maxima",
+            "figure7_gate_layers",
+            "heads_importance",
+            "heads_importance_by_set",
+            "value_norms",
+            "query_key_pca",
+            "perplexity_domains",
+            "lr_tolerance",
+            "spikes",
+        ]
         self.assertEqual(names, expected)
 
 

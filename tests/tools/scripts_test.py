@@ -4,6 +4,7 @@ names with spaces and newlines, options that take values, sweep files that would
 relative to where the user stands. Standard library alone; MPI, and where nothing is read or trained the program, are played by
 small shell scripts.
 """
+
 import os
 import shutil
 import subprocess
@@ -62,7 +63,15 @@ class Folder(unittest.TestCase):
 
 class Texts(Folder):
     def test_a_name_is_readable_safe_and_of_the_contents(self):
-        names = ["a/book.txt", "dir.d/README", "odd na\nme;$(id).txt", "Библия.txt", "-x.txt", "x" * 200 + ".txt", "..."]
+        names = [
+            "a/book.txt",
+            "dir.d/README",
+            "odd na\nme;$(id).txt",
+            "Библия.txt",
+            "-x.txt",
+            "x" * 200 + ".txt",
+            "...",
+        ]
         found = [split.name_of(self.write(name, "same text")) for name in names]
         stems = [name[:-13] for name in found]
         self.assertEqual(stems, ["book", "README", "odd_na_me_id", "text", "x", "x" * 40, "text"])
@@ -70,9 +79,14 @@ class Texts(Folder):
         self.assertNotEqual(split.name_of(self.write("b/book.txt", "another text")), found[0])
 
     def test_no_byte_is_in_both_parts(self):
-        texts = {"lines": b"".join(b"line %d of the text\n" % i for i in range(5000)), "one line": b"word " * 9000,
-                 "no space": "Ж".encode() * 15000, "bytes": bytes(range(128, 256)) * 400,
-                 "a short line, then a long one": b"x\n" + b"y" * 30000, "least": b"z" * split.LEAST}
+        texts = {
+            "lines": b"".join(b"line %d of the text\n" % i for i in range(5000)),
+            "one line": b"word " * 9000,
+            "no space": "Ж".encode() * 15000,
+            "bytes": bytes(range(128, 256)) * 400,
+            "a short line, then a long one": b"x\n" + b"y" * 30000,
+            "least": b"z" * split.LEAST,
+        }
         for name, text in texts.items():
             with self.subTest(name):
                 split.split(self.write("text", text), self.path("out"))
@@ -86,8 +100,11 @@ class Texts(Folder):
                     self.assertEqual(len(train.decode() + held_out.decode()), 15000)
 
     def test_a_short_text_is_refused_with_the_size_needed(self):
-        said = subprocess.run([os.path.join(SCRIPTS, "split_text"), self.write("short.txt", "one line\n"), self.path("out")],
-                              capture_output=True, text=True)
+        said = subprocess.run(
+            [os.path.join(SCRIPTS, "split_text"), self.write("short.txt", "one line\n"), self.path("out")],
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(said.returncode, 65)
         self.assertIn("short.txt has 9 bytes, and at least 20,000 are needed", said.stderr)
         self.assertFalse(os.path.exists(self.path("out")))
@@ -102,11 +119,17 @@ class Quickstart(Folder):
         shutil.copytree(os.path.join(SCRIPTS, "sluice"), self.path("scripts", "sluice"))
         for name in ("setup", "report"):
             self.write(f"scripts/{name}", "#!/bin/sh\n", executable=True)
-        self.write("scripts/fetch_text", '#!/bin/sh\necho verses >"$1/train.txt"\necho verse >"$1/validation.txt"\n', executable=True)
+        self.write(
+            "scripts/fetch_text",
+            '#!/bin/sh\necho verses >"$1/train.txt"\necho verse >"$1/validation.txt"\n',
+            executable=True,
+        )
         self.write("build/sluice", PROGRAM, executable=True)
 
     def quickstart(self, *arguments):
-        done = subprocess.run([self.path("scripts", "quickstart"), *arguments], capture_output=True, text=True)
+        done = subprocess.run(
+            [self.path("scripts", "quickstart"), *arguments], capture_output=True, text=True
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         return next(line.split("data/")[1] for line in done.stdout.splitlines() if "Text: data/" in line)
 
@@ -116,7 +139,10 @@ class Quickstart(Folder):
         return self.read(given.split("path: ")[1].split("}")[0] + ".txt")
 
     def test_results_are_those_of_the_text_given(self):
-        a, b = self.write("a/book.txt", "one text here\n" * 2000), self.write("b/book.txt", "another text\n" * 2000)
+        a, b = (
+            self.write("a/book.txt", "one text here\n" * 2000),
+            self.write("b/book.txt", "another text\n" * 2000),
+        )
         first, second = self.quickstart(a), self.quickstart(b)
         self.assertNotEqual(first, second)
         self.assertIn(b"one text", self.text_of(first))
@@ -141,22 +167,30 @@ class Quickstart(Folder):
 
     def test_what_was_begun_is_not_taken_for_the_whole(self):
         text = self.write("a.txt", "some words\n" * 3000)
-        self.write("build/sluice", PROGRAM.replace("tokenize)", 'tokenize) [[ $2 == *validation* ]] || exit 74;'), executable=True)
+        self.write(
+            "build/sluice",
+            PROGRAM.replace("tokenize)", "tokenize) [[ $2 == *validation* ]] || exit 74;"),
+            executable=True,
+        )
         failed = subprocess.run([self.path("scripts", "quickstart"), text], capture_output=True)
         self.assertEqual(failed.returncode, 74)
         self.write("build/sluice", PROGRAM, executable=True)
         made = self.quickstart(text)
-        self.assertEqual(sorted(os.listdir(self.path("data", made))), ["train.bin", "train.idx", "train.txt", "validation.bin",
-                                                                      "validation.idx", "validation.txt"])
+        self.assertEqual(
+            sorted(os.listdir(self.path("data", made))),
+            ["train.bin", "train.idx", "train.txt", "validation.bin", "validation.idx", "validation.txt"],
+        )
 
 
 class Launch(Folder):
     def test_options_that_take_a_value_are_not_overrides(self):
         for arguments, folder in (
-                (["x.yaml", "--allow-change", "train.max_steps", "run_dir=a"], "run_dir=a"),
-                (["--allow-change", "train.max_steps", "--fresh", "x.yaml", "run_dir=a"], "run_dir=a"),
-                (["x.yaml", "--allow-change=train.max_steps", "run_dir=a"], "run_dir=a"),
-                (["x.yaml", "run_dir=a", "--run-dir=b"], "run_dir=b"), (["x.yaml", "--run-dir", "b", "run_dir=a"], "run_dir=b")):
+            (["x.yaml", "--allow-change", "train.max_steps", "run_dir=a"], "run_dir=a"),
+            (["--allow-change", "train.max_steps", "--fresh", "x.yaml", "run_dir=a"], "run_dir=a"),
+            (["x.yaml", "--allow-change=train.max_steps", "run_dir=a"], "run_dir=a"),
+            (["x.yaml", "run_dir=a", "--run-dir=b"], "run_dir=b"),
+            (["x.yaml", "--run-dir", "b", "run_dir=a"], "run_dir=b"),
+        ):
             configuration, overrides = launch.overrides_of(arguments)
             self.assertEqual(configuration, ["x.yaml"])
             self.assertEqual(overrides[-1], folder)
@@ -167,20 +201,45 @@ class Launch(Folder):
         # Dies at once, as a lost rank does, and has saved step 7 in the folder that the option names.
         mpirun = self.write("mpirun", "#!/bin/sh\nexit 76\n", executable=True)
         self.write("b/ckpt/step_00000007/MANIFEST.json", "{}")
-        for option in (["--run-dir=" + self.path("b")], ["--run-dir", self.path("b"), "--allow-change", "train.max_steps"]):
-            done = subprocess.run([os.path.join(SCRIPTS, "launch"), "-n", "1", "--restarts", "0", "--mpirun", mpirun, program, "train",
-                                   "x.yaml", *option], capture_output=True, text=True)
+        for option in (
+            ["--run-dir=" + self.path("b")],
+            ["--run-dir", self.path("b"), "--allow-change", "train.max_steps"],
+        ):
+            done = subprocess.run(
+                [
+                    os.path.join(SCRIPTS, "launch"),
+                    "-n",
+                    "1",
+                    "--restarts",
+                    "0",
+                    "--mpirun",
+                    mpirun,
+                    program,
+                    "train",
+                    "x.yaml",
+                    *option,
+                ],
+                capture_output=True,
+                text=True,
+            )
             self.assertEqual(done.returncode, 76, done.stderr)
-        self.assertEqual(launch.run_folder([program, "train", "x.yaml", "--run-dir=" + self.path("b")]), self.path("b"))
+        self.assertEqual(
+            launch.run_folder([program, "train", "x.yaml", "--run-dir=" + self.path("b")]), self.path("b")
+        )
         self.assertEqual(launch.last_step(self.path("b")), 7)
-
 
     def test_what_is_not_there_is_told_in_one_line(self):
         program = self.write("sluice", PROGRAM, executable=True)
-        for mpirun, command, missing in (("mpirun", self.path("none"), self.path("none")), (self.path("no_mpirun"), program, "no_mpirun"),
-                                         ("", program, "name another launcher")):
-            done = subprocess.run([os.path.join(SCRIPTS, "launch"), "-n", "1", "--mpirun", mpirun, command, "train", "x.yaml"],
-                                  capture_output=True, text=True)
+        for mpirun, command, missing in (
+            ("mpirun", self.path("none"), self.path("none")),
+            (self.path("no_mpirun"), program, "no_mpirun"),
+            ("", program, "name another launcher"),
+        ):
+            done = subprocess.run(
+                [os.path.join(SCRIPTS, "launch"), "-n", "1", "--mpirun", mpirun, command, "train", "x.yaml"],
+                capture_output=True,
+                text=True,
+            )
             self.assertEqual(done.returncode, 1)
             self.assertIn(missing, done.stderr)
             self.assertEqual(done.stderr.count("\n"), 1)
@@ -193,10 +252,18 @@ class MissingPackages(Folder):
         self.write("run/metrics.jsonl", '{"step": 1, "tokens": 5, "loss": 2.5}\n')
         self.write("run/run.json", "{}")
         environment = {**os.environ, "PYTHONPATH": self.path("packages")}
-        for script, arguments, package in (("report", [self.path("run"), "-o", self.path("page")], "python3-matplotlib"),
-                                           ("make_goldens", [], "broken"), ("make_goldens_qwen3", [], "broken"),
-                                           ("make_goldens_qwen3_moe", [], "broken")):
-            done = subprocess.run([sys.executable, os.path.join(SCRIPTS, script), *arguments], env=environment, capture_output=True, text=True)
+        for script, arguments, package in (
+            ("report", [self.path("run"), "-o", self.path("page")], "python3-matplotlib"),
+            ("make_goldens", [], "broken"),
+            ("make_goldens_qwen3", [], "broken"),
+            ("make_goldens_qwen3_moe", [], "broken"),
+        ):
+            done = subprocess.run(
+                [sys.executable, os.path.join(SCRIPTS, script), *arguments],
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(package, done.stderr)
             self.assertNotIn("Traceback", done.stderr)
@@ -220,11 +287,24 @@ class Sweeps(Folder):
             "an escape": (base + "output: a\x1b[2J\n", ":2:1: control character 0x1b"),
             "the parent folder": (base + "name: ..\n", ":2:7: the name '..'"),
             "this folder": (base + "name: .\n", ":2:7: the name '.'"),
-            "5,000 brackets": (base + "set: " + "[" * 5000 + "\n", ":2:7: a list or section cannot be a key; is a bracket missing?"),
-            "1,000 levels": ("".join(" " * i + "k:\n" for i in range(1000)), ":33:33: nested deeper than 32 levels"),
-            "10^8 trials": (base + "grid:\n" + "".join(f"  a.b{i}: [{', '.join(map(str, range(100)))}]\n" for i in range(4)),
-                            ":3:3: 100,000,000 trials; a sweep has at most 10,000"),
-            "a number of 5,000 digits": (base + "resources: {slots: " + "9" * 5000 + "}\n", "at most 18 digits"),
+            "5,000 brackets": (
+                base + "set: " + "[" * 5000 + "\n",
+                ":2:7: a list or section cannot be a key; is a bracket missing?",
+            ),
+            "1,000 levels": (
+                "".join(" " * i + "k:\n" for i in range(1000)),
+                ":33:33: nested deeper than 32 levels",
+            ),
+            "10^8 trials": (
+                base
+                + "grid:\n"
+                + "".join(f"  a.b{i}: [{', '.join(map(str, range(100)))}]\n" for i in range(4)),
+                ":3:3: 100,000,000 trials; a sweep has at most 10,000",
+            ),
+            "a number of 5,000 digits": (
+                base + "resources: {slots: " + "9" * 5000 + "}\n",
+                "at most 18 digits",
+            ),
             "a seed of 5,000 digits": (base + "seeds: [" + "9" * 5000 + "]\n", "a seed is a whole number"),
         }
         for what, (text, message) in wrong.items():
@@ -245,7 +325,12 @@ class Sweeps(Folder):
         script = slurm.write(sweep, [Trial], evil, "/bin/true", self.root, 1)
         os.makedirs(self.path("scripts"))
         self.write("scripts/sweep", '#!/bin/sh\nprintf "%s\\n" "$@" >arguments\n', executable=True)
-        done = subprocess.run(["bash", script], cwd=self.root, env={**os.environ, "SLURM_ARRAY_TASK_ID": "0"}, capture_output=True)
+        done = subprocess.run(
+            ["bash", script],
+            cwd=self.root,
+            env={**os.environ, "SLURM_ARRAY_TASK_ID": "0"},
+            capture_output=True,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(evil.encode() + b"\n", self.read("arguments"))
         self.assertFalse(os.path.exists(self.path("PWNED")))
@@ -268,8 +353,13 @@ class WhereTheUserStands(Folder):
     """Commands called from another folder than the checkout's."""
 
     def command(self, name, *arguments, **environment):
-        done = subprocess.run([os.path.join(SCRIPTS, name), *arguments], cwd=self.path("here"), capture_output=True, text=True,
-                              env={**os.environ, **environment})
+        done = subprocess.run(
+            [os.path.join(SCRIPTS, name), *arguments],
+            cwd=self.path("here"),
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environment},
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
@@ -286,17 +376,28 @@ class WhereTheUserStands(Folder):
         made = self.command("sweep", "slurm", "sweeps/a.yaml", "--output", "out", "--sluice", "./program")
         self.assertTrue(os.path.exists(self.path("here", "out", "array.sbatch")))
         self.assertIn(f"sbatch {self.path('here', 'out', 'array.sbatch')}", made)
-        self.assertIn("out/sweep.csv", self.command("sweep", "table", "sweeps/a.yaml", "--output", "out").splitlines())
+        self.assertIn(
+            "out/sweep.csv", self.command("sweep", "table", "sweeps/a.yaml", "--output", "out").splitlines()
+        )
         self.assertTrue(os.path.exists(self.path("here", "out", "sweep.csv")))
 
     def test_the_same_trials_from_everywhere(self):
         """Their hashes, which hold paths of data, do not depend on where the user stands."""
-        self.write("here/sweeps/b.yaml", "base: ../models/one.yaml\nset: {data.train: [{name: a, path: data/a}]}\n")
+        self.write(
+            "here/sweeps/b.yaml", "base: ../models/one.yaml\nset: {data.train: [{name: a, path: data/a}]}\n"
+        )
         self.command("sweep", "slurm", "sweeps/b.yaml", "--output", "out")
-        trials = [line for line in self.read("here", "out", "array.sbatch").splitlines() if line.startswith(b"trials=")]
+        trials = [
+            line
+            for line in self.read("here", "out", "array.sbatch").splitlines()
+            if line.startswith(b"trials=")
+        ]
         os.makedirs(self.path("here", "below"))
-        done = subprocess.run([os.path.join(SCRIPTS, "sweep"), "slurm", "../sweeps/b.yaml", "--output", "out"],
-                              cwd=self.path("here", "below"), capture_output=True)
+        done = subprocess.run(
+            [os.path.join(SCRIPTS, "sweep"), "slurm", "../sweeps/b.yaml", "--output", "out"],
+            cwd=self.path("here", "below"),
+            capture_output=True,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(trials[0], self.read("here", "below", "out", "array.sbatch").splitlines())
 
@@ -316,10 +417,18 @@ class Program(Folder):
         self.write("run/config.yaml", RUN)
         self.write("s.yaml", "base: run/config.yaml\n")
         environment = {**os.environ, "SLUICE": self.path("none")}
-        for script, arguments in (("report", [self.path("run"), "-o", self.path("page"), "--tables-only"]), ("sweep", [self.path("s.yaml")])):
-            done = subprocess.run([os.path.join(SCRIPTS, script), *arguments], env=environment, capture_output=True, text=True)
+        for script, arguments in (
+            ("report", [self.path("run"), "-o", self.path("page"), "--tables-only"]),
+            ("sweep", [self.path("s.yaml")]),
+        ):
+            done = subprocess.run(
+                [os.path.join(SCRIPTS, script), *arguments], env=environment, capture_output=True, text=True
+            )
             self.assertEqual(done.returncode, 66)
-            self.assertIn(f"no program {self.path('none')}; build it (scripts/build release), or say where it is: SLUICE", done.stderr)
+            self.assertIn(
+                f"no program {self.path('none')}; build it (scripts/build release), or say where it is: SLUICE",
+                done.stderr,
+            )
             self.assertEqual(done.stderr.count("\n"), 1)
 
     def test_installed_commands_find_the_program_and_run_where_the_user_stands(self):
@@ -331,9 +440,16 @@ class Program(Folder):
         self.write("here/s.yaml", "base: one.yaml\nset: {data.train: [{name: a, path: data/a}]}\n")
         os.makedirs(self.path("bin"))
         os.symlink(sluice_program.find(), self.path("bin/sluice"))
-        environment = {key: value for key, value in os.environ.items() if key not in ("SLUICE", "SLUICE_BINARY")}
-        done = subprocess.run([self.path("share/sluice/scripts/sweep"), "slurm", "s.yaml"], cwd=self.path("here"), env=environment,
-                              capture_output=True, text=True)
+        environment = {
+            key: value for key, value in os.environ.items() if key not in ("SLUICE", "SLUICE_BINARY")
+        }
+        done = subprocess.run(
+            [self.path("share/sluice/scripts/sweep"), "slurm", "s.yaml"],
+            cwd=self.path("here"),
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         script = self.read("here/runs/sweeps/s/array.sbatch").decode()
         self.assertIn(f"cd {self.path('here')} ", script)

@@ -4,6 +4,7 @@
 
 The model below is a second reading of the papers' formulas, in plain torch and f64, with autograd for the gradients; it
 shares nothing with the C++ code. Inputs are multiples of 1/4096, so that short integers carry them exactly."""
+
 import json
 import math
 import os
@@ -150,11 +151,15 @@ class Model:
     def block(self, p, x, positions, first_key):
         w, eps = self.w, self.c["rms_norm_eps"]
         h = rms_norm(x, w[f"{p}.input_layernorm.weight"], eps)
-        x = x + self.branch(f"{p}.post_attention_branch_layernorm.weight",
-                            self.attention(f"{p}.self_attn", h, positions, first_key))
+        x = x + self.branch(
+            f"{p}.post_attention_branch_layernorm.weight",
+            self.attention(f"{p}.self_attn", h, positions, first_key),
+        )
         h = rms_norm(x, w[f"{p}.post_attention_layernorm.weight"], eps)
         inner = F.silu(h @ w[f"{p}.mlp.gate_proj.weight"].T) * (h @ w[f"{p}.mlp.up_proj.weight"].T)
-        return x + self.branch(f"{p}.post_mlp_branch_layernorm.weight", inner @ w[f"{p}.mlp.down_proj.weight"].T)
+        return x + self.branch(
+            f"{p}.post_mlp_branch_layernorm.weight", inner @ w[f"{p}.mlp.down_proj.weight"].T
+        )
 
     def loss(self, tokens, targets, positions, first_key):
         x = self.w["model.embed_tokens.weight"][tokens]
@@ -167,17 +172,42 @@ class Model:
 
 def configuration(**changes):
     return {
-        "vocab_size": 24, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 16, "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "qk_norm": True, "norm_placement": "pre", "branch_clip": None,
-        "kind": "softmax", "gates": [], "output_norm": "none", "output_activation": "none", **changes,
+        "vocab_size": 24,
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "intermediate_size": 16,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "qk_norm": True,
+        "norm_placement": "pre",
+        "branch_clip": None,
+        "kind": "softmax",
+        "gates": [],
+        "output_norm": "none",
+        "output_activation": "none",
+        **changes,
     }
 
 
-def gate(position="sdpa_output", granularity="elementwise", heads="specific", combine="multiply",
-         activation="sigmoid"):
-    return {"position": position, "granularity": granularity, "heads": heads, "combine": combine,
-            "activation": activation, "input": "hidden"}
+def gate(
+    position="sdpa_output",
+    granularity="elementwise",
+    heads="specific",
+    combine="multiply",
+    activation="sigmoid",
+):
+    return {
+        "position": position,
+        "granularity": granularity,
+        "heads": heads,
+        "combine": combine,
+        "activation": activation,
+        "input": "hidden",
+    }
 
 
 def grid(t):
@@ -191,8 +221,11 @@ def full(t):
 
 def write(folder, name, content):
     with open(os.path.join(folder, name + ".json"), "w") as f:
-        json.dump({"made_by": f"scripts/make_goldens, torch {torch.__version__}", "grid": GRID, **content}, f,
-                  separators=(",", ":"))
+        json.dump(
+            {"made_by": f"scripts/make_goldens, torch {torch.__version__}", "grid": GRID, **content},
+            f,
+            separators=(",", ":"),
+        )
         f.write("\n")
 
 
@@ -212,10 +245,22 @@ def layer_golden(folder, name, kind, config, seed):
         model.add_block("model.layers.0")
         y = model.block("model.layers.0", x, positions, first_key)
     y.backward(dy)
-    write(folder, name, {
-        "kind": kind, "config": config, "positions": positions.tolist(), "first_key": first_key.tolist(),
-        "weights": {n: grid(w) for n, w in model.w.items()}, "x": grid(x), "dy": grid(dy), "y": full(y),
-        "dx": full(x.grad), "gradients": {n: full(w.grad) for n, w in model.w.items()}})
+    write(
+        folder,
+        name,
+        {
+            "kind": kind,
+            "config": config,
+            "positions": positions.tolist(),
+            "first_key": first_key.tolist(),
+            "weights": {n: grid(w) for n, w in model.w.items()},
+            "x": grid(x),
+            "dy": grid(dy),
+            "y": full(y),
+            "dx": full(x.grad),
+            "gradients": {n: full(w.grad) for n, w in model.w.items()},
+        },
+    )
 
 
 def check_against_transformers(model, tokens, targets, loss):
@@ -226,11 +271,20 @@ def check_against_transformers(model, tokens, targets, loss):
         return "not checked: transformers is not installed"
     c = model.c
     config = transformers.Qwen3Config(
-        vocab_size=c["vocab_size"], hidden_size=c["hidden_size"], intermediate_size=c["intermediate_size"],
-        num_hidden_layers=c["num_hidden_layers"], num_attention_heads=c["num_attention_heads"],
-        num_key_value_heads=c["num_key_value_heads"], head_dim=c["head_dim"], rms_norm_eps=c["rms_norm_eps"],
-        tie_word_embeddings=c["tie_word_embeddings"], max_position_embeddings=64, attention_bias=False,
-        rope_parameters={"rope_type": "default", "rope_theta": c["rope_theta"]}, attn_implementation="eager")
+        vocab_size=c["vocab_size"],
+        hidden_size=c["hidden_size"],
+        intermediate_size=c["intermediate_size"],
+        num_hidden_layers=c["num_hidden_layers"],
+        num_attention_heads=c["num_attention_heads"],
+        num_key_value_heads=c["num_key_value_heads"],
+        head_dim=c["head_dim"],
+        rms_norm_eps=c["rms_norm_eps"],
+        tie_word_embeddings=c["tie_word_embeddings"],
+        max_position_embeddings=64,
+        attention_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": c["rope_theta"]},
+        attn_implementation="eager",
+    )
     theirs = transformers.Qwen3ForCausalLM(config).double()
     missing, unexpected = theirs.load_state_dict({n: w.detach() for n, w in model.w.items()}, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
@@ -258,32 +312,58 @@ def model_golden(folder, name, config, seed, against_qwen3=False, adamw_steps=0)
     start = {n: grid(w) for n, w in model.w.items()}
     loss = model.loss(tokens, targets, positions, first_key)
     loss.backward()
-    content = {"kind": "model", "config": config, "tokens": tokens.tolist(), "targets": targets.tolist(),
-               "weights": start, "loss": loss.item(), "gradients": {n: full(w.grad) for n, w in model.w.items()}}
+    content = {
+        "kind": "model",
+        "config": config,
+        "tokens": tokens.tolist(),
+        "targets": targets.tolist(),
+        "weights": start,
+        "loss": loss.item(),
+        "gradients": {n: full(w.grad) for n, w in model.w.items()},
+    }
     if against_qwen3:
         content["checked"] = check_against_transformers(model, tokens, targets, loss)
         print(f"{name}: {content['checked']}")
     if adamw_steps:
-        options = {"lr": 0.02, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0}
+        options = {
+            "lr": 0.02,
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "eps": 1e-8,
+            "weight_decay": 0.1,
+            "max_grad_norm": 1.0,
+        }
         matrices = [w for w in model.w.values() if w.dim() == 2]
         others = [w for w in model.w.values() if w.dim() != 2]
-        optimizer = torch.optim.AdamW([{"params": matrices}, {"params": others, "weight_decay": 0.0}],
-                                      lr=options["lr"], betas=(options["beta1"], options["beta2"]),
-                                      eps=options["eps"], weight_decay=options["weight_decay"])
+        optimizer = torch.optim.AdamW(
+            [{"params": matrices}, {"params": others, "weight_decay": 0.0}],
+            lr=options["lr"],
+            betas=(options["beta1"], options["beta2"]),
+            eps=options["eps"],
+            weight_decay=options["weight_decay"],
+        )
         losses, norms = [], []
         for _ in range(adamw_steps):
             optimizer.zero_grad()
             loss = model.loss(tokens, targets, positions, first_key)
             loss.backward()
-            norms.append(torch.sqrt(sum((w.grad ** 2).sum() for w in model.w.values())).item())
+            norms.append(torch.sqrt(sum((w.grad**2).sum() for w in model.w.values())).item())
             scale = min(1.0, options["max_grad_norm"] / norms[-1])
             for w in model.w.values():
                 w.grad *= scale
             optimizer.step()
             losses.append(loss.item())
-        watched = ["model.norm.weight", "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"]
-        content["adamw"] = {**options, "losses": losses, "gradient_norms": norms,
-                            "weights_after": {n: full(model.w[n]) for n in watched}}
+        watched = [
+            "model.norm.weight",
+            "model.layers.1.mlp.down_proj.weight",
+            "model.layers.0.self_attn.q_proj.weight",
+        ]
+        content["adamw"] = {
+            **options,
+            "losses": losses,
+            "gradient_norms": norms,
+            "weights_after": {n: full(model.w[n]) for n in watched},
+        }
     write(folder, name, content)
 
 
@@ -292,9 +372,13 @@ def adamw_golden(folder):
     generator = torch.Generator().manual_seed(7)
     a, b = (exact(shape, 1.0, generator).requires_grad_() for shape in [(5, 3), (7,)])
     options = {"lr": 0.05, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
-    optimizer = torch.optim.AdamW([{"params": [a]}, {"params": [b], "weight_decay": 0.0}], lr=options["lr"],
-                                  betas=(options["beta1"], options["beta2"]), eps=options["eps"],
-                                  weight_decay=options["weight_decay"])
+    optimizer = torch.optim.AdamW(
+        [{"params": [a]}, {"params": [b], "weight_decay": 0.0}],
+        lr=options["lr"],
+        betas=(options["beta1"], options["beta2"]),
+        eps=options["eps"],
+        weight_decay=options["weight_decay"],
+    )
     content = {"kind": "adamw", **options, "start": [grid(a), grid(b)], "steps": []}
     for _ in range(10):
         a.grad, b.grad = exact(a.shape, 1.0, generator), exact(b.shape, 0.01, generator)
@@ -319,8 +403,15 @@ def muon_golden(folder):
     with constant momentum and no clipping also against torch.optim.Muon, whose Newton-Schulz is in bf16."""
     generator = torch.Generator().manual_seed(11)
     shapes = [(6, 4), (4, 9), (5, 5)]
-    options = {"lr": 0.02, "momentum": 0.95, "initial_momentum": 0.85, "momentum_warmup_steps": 4, "weight_decay": 0.1,
-               "newton_schulz_steps": 5, "max_grad_norm": 2.0}
+    options = {
+        "lr": 0.02,
+        "momentum": 0.95,
+        "initial_momentum": 0.85,
+        "momentum_warmup_steps": 4,
+        "weight_decay": 0.1,
+        "newton_schulz_steps": 5,
+        "max_grad_norm": 2.0,
+    }
     start = [exact(shape, 1.0, generator) for shape in shapes]
     gradients = [[exact(shape, 1.0, generator) for shape in shapes] for _ in range(6)]
 
@@ -328,7 +419,7 @@ def muon_golden(folder):
         w, m = [x.clone() for x in start], [torch.zeros_like(x) for x in start]
         history = []
         for step, gs in enumerate(gradients):
-            norm = torch.sqrt(sum((g ** 2).sum() for g in gs))
+            norm = torch.sqrt(sum((g**2).sum() for g in gs))
             clip = min(1.0, max_grad_norm / norm.item())
             mu = momentum_at(step)
             for i, g in enumerate(gs):
@@ -341,8 +432,14 @@ def muon_golden(folder):
         return history
 
     theirs = [x.clone().float().requires_grad_() for x in start]
-    optimizer = torch.optim.Muon(theirs, lr=options["lr"], weight_decay=options["weight_decay"],
-                                 momentum=options["momentum"], nesterov=True, ns_steps=options["newton_schulz_steps"])
+    optimizer = torch.optim.Muon(
+        theirs,
+        lr=options["lr"],
+        weight_decay=options["weight_decay"],
+        momentum=options["momentum"],
+        nesterov=True,
+        ns_steps=options["newton_schulz_steps"],
+    )
     for gs in gradients:
         for w, g in zip(theirs, gs):
             w.grad = g.float()
@@ -351,7 +448,9 @@ def muon_golden(folder):
     moved = torch.sqrt(sum(((a - s) ** 2).sum() for a, s in zip(ours, start))).item()
     apart = torch.sqrt(sum(((a - b.double()) ** 2).sum() for a, b in zip(ours, theirs))).item()
     assert apart < 0.02 * moved, f"torch.optim.Muon is {apart} from this reading after moving {moved}"
-    checked = f"within {apart / moved:.1%} of the way that torch {torch.__version__} torch.optim.Muon goes in bf16"
+    checked = (
+        f"within {apart / moved:.1%} of the way that torch {torch.__version__} torch.optim.Muon goes in bf16"
+    )
     print(f"muon: {checked}")
 
     def momentum_at(step):
@@ -359,9 +458,20 @@ def muon_golden(folder):
         return (1 - share) * options["initial_momentum"] + share * options["momentum"]
 
     history = run(momentum_at, options["max_grad_norm"])
-    write(folder, "muon", {"kind": "muon", **options, "start": [grid(w) for w in start], "checked": checked,
-                           "steps": [{"gradients": [grid(g) for g in gs], "values": [full(w) for w in ws]}
-                                     for gs, ws in zip(gradients, history)]})
+    write(
+        folder,
+        "muon",
+        {
+            "kind": "muon",
+            **options,
+            "start": [grid(w) for w in start],
+            "checked": checked,
+            "steps": [
+                {"gradients": [grid(g) for g in gs], "values": [full(w) for w in ws]}
+                for gs, ws in zip(gradients, history)
+            ],
+        },
+    )
 
 
 def main():
@@ -370,20 +480,48 @@ def main():
     small = {"hidden_size": 8, "num_hidden_layers": 1}
     layer_golden(folder, "attention_plain", "attention", configuration(**small), 1)
     layer_golden(folder, "attention_elementwise", "attention", configuration(**small, gates=[gate()]), 2)
-    layer_golden(folder, "attention_headwise", "attention",
-                 configuration(**small, gates=[gate(granularity="headwise")]), 3)
+    layer_golden(
+        folder,
+        "attention_headwise",
+        "attention",
+        configuration(**small, gates=[gate(granularity="headwise")]),
+        3,
+    )
     layer_golden(folder, "attention_sink", "attention", configuration(**small, kind="sink"), 4)
-    layer_golden(folder, "attention_five_gates", "attention", configuration(
-        **small, qk_norm=False, output_norm="rmsnorm", output_activation="silu",
-        gates=[gate("query", activation="silu"), gate("key", "headwise", activation="ns_sigmoid"),
-               gate("value", heads="shared"), gate("sdpa_output", combine="add", activation="identity"),
-               gate("dense_output")]), 5)
+    layer_golden(
+        folder,
+        "attention_five_gates",
+        "attention",
+        configuration(
+            **small,
+            qk_norm=False,
+            output_norm="rmsnorm",
+            output_activation="silu",
+            gates=[
+                gate("query", activation="silu"),
+                gate("key", "headwise", activation="ns_sigmoid"),
+                gate("value", heads="shared"),
+                gate("sdpa_output", combine="add", activation="identity"),
+                gate("dense_output"),
+            ],
+        ),
+        5,
+    )
     layer_golden(folder, "block_plain", "block", configuration(**small), 6)
-    layer_golden(folder, "block_gated_sandwich_clip", "block", configuration(
-        **small, norm_placement="sandwich", branch_clip=0.5, gates=[gate()]), 7)
+    layer_golden(
+        folder,
+        "block_gated_sandwich_clip",
+        "block",
+        configuration(**small, norm_placement="sandwich", branch_clip=0.5, gates=[gate()]),
+        7,
+    )
     model_golden(folder, "model_plain", configuration(), 8, against_qwen3=True)
     model_golden(folder, "model_elementwise", configuration(gates=[gate()]), 9, adamw_steps=10)
-    model_golden(folder, "model_headwise",
-                 configuration(tie_word_embeddings=False, gates=[gate(granularity="headwise")]), 10)
+    model_golden(
+        folder,
+        "model_headwise",
+        configuration(tie_word_embeddings=False, gates=[gate(granularity="headwise")]),
+        10,
+    )
     adamw_golden(folder)
     muon_golden(folder)

@@ -2,6 +2,7 @@
 
 Needs torch, transformers and safetensors. Run again only when the golden is to change; the result is committed.
 """
+
 import json
 import pathlib
 import sys
@@ -20,9 +21,20 @@ FOLDER = pathlib.Path(program.ROOT) / "tests" / "golden" / "qwen3_tiny"
 def main():
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rope_theta=10000.0, rms_norm_eps=1e-6,
-        tie_word_embeddings=True, attention_bias=False, initializer_range=0.2)
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        rope_theta=10000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        initializer_range=0.2,
+    )
     model = transformers.Qwen3ForCausalLM(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -34,7 +46,11 @@ def main():
         logits_f64 = model.double()(ids).logits[0]
     model.float().save_pretrained(FOLDER)
     (FOLDER / "generation_config.json").unlink(missing_ok=True)
-    golden = {"input_ids": ids[0].tolist(), "logits_f64": logits_f64.tolist(),
-              "f32_error": (logits.double() - logits_f64).abs().max().item(),
-              "transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
+    golden = {
+        "input_ids": ids[0].tolist(),
+        "logits_f64": logits_f64.tolist(),
+        "f32_error": (logits.double() - logits_f64).abs().max().item(),
+        "transformers": transformers.__version__,
+        "torch": torch.__version__.split("+")[0],
+    }
     (FOLDER / "logits.json").write_text(json.dumps(golden) + "\n")

@@ -3,6 +3,7 @@ tokens; and tests/golden/moe_*.json: its sparse block alone, and Qwen3-Next's wi
 
 Needs torch, transformers and safetensors. Run again only when a golden is to change; the result is committed.
 """
+
 import json
 import pathlib
 import sys
@@ -17,13 +18,17 @@ try:
     from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 except ImportError as error:
-    sys.exit(f"make_goldens_qwen3_moe: {error}; run this with a Python that has it: {sys.executable} does not")
+    sys.exit(
+        f"make_goldens_qwen3_moe: {error}; run this with a Python that has it: {sys.executable} does not"
+    )
 
 GOLDEN = pathlib.Path(program.ROOT) / "tests" / "golden"
 VERSIONS = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
 GRID = 4096  # inputs are multiples of 1/4096, so that short integers carry them exactly
 
-SIZES = dict(hidden_size=16, moe_intermediate_size=12, num_experts=6, num_experts_per_tok=2, hidden_act="silu")
+SIZES = dict(
+    hidden_size=16, moe_intermediate_size=12, num_experts=6, num_experts_per_tok=2, hidden_act="silu"
+)
 BLOCK_SIZES = {**SIZES, "hidden_size": 8, "moe_intermediate_size": 6}
 
 
@@ -37,7 +42,8 @@ def keep_f64():
     """The router asks softmax for f32 whatever the model's dtype; here f64 stays, so that goldens have all digits."""
     softmax = torch.nn.functional.softmax
     torch.nn.functional.softmax = lambda x, dim=None, dtype=None: softmax(
-        x, dim=dim, dtype=torch.float64 if x.dtype == torch.float64 else dtype)
+        x, dim=dim, dtype=torch.float64 if x.dtype == torch.float64 else dtype
+    )
 
 
 def margin(router, x):
@@ -50,9 +56,23 @@ def write_folder():
     folder = GOLDEN / "qwen3_moe_tiny"
     # Layer 1 is dense.
     config = transformers.Qwen3MoeConfig(
-        **SIZES, vocab_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, max_position_embeddings=64, rope_theta=10000.0, rms_norm_eps=1e-6, tie_word_embeddings=True,
-        attention_bias=False, initializer_range=0.2, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1])
+        **SIZES,
+        vocab_size=32,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        rope_theta=10000.0,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        initializer_range=0.2,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[1],
+    )
     eager(config)
     seed = 0
     while True:  # until every choice of experts is clear
@@ -79,9 +99,13 @@ def write_folder():
     (folder / "generation_config.json").unlink(missing_ok=True)
     with safe_open(folder / "model.safetensors", "pt") as weights:
         assert "model.layers.0.mlp.experts.5.down_proj.weight" in weights.keys(), sorted(weights.keys())
-    golden = {"input_ids": ids[0].tolist(), "logits_f64": logits_f64.tolist(),
-              "f32_error": (logits.double() - logits_f64).abs().max().item(),
-              "margin": margin(mlp.gate.weight, seen[0][0]), **VERSIONS}
+    golden = {
+        "input_ids": ids[0].tolist(),
+        "logits_f64": logits_f64.tolist(),
+        "f32_error": (logits.double() - logits_f64).abs().max().item(),
+        "margin": margin(mlp.gate.weight, seen[0][0]),
+        **VERSIONS,
+    }
     (folder / "logits.json").write_text(json.dumps(golden) + "\n")
 
 
@@ -124,12 +148,21 @@ def write_block(name, block, config):
     dy = normal((tokens, BLOCK_SIZES["hidden_size"]), 1.0)
     y = block(x[None])[0]
     y.backward(dy)
-    golden = {"config": {key: getattr(config, key) for key in (*BLOCK_SIZES, "norm_topk_prob")}, "grid": GRID,
-              "weights": {k: on_grid(v) for k, v in per_expert(
-                  {n: p.detach() for n, p in block.named_parameters()}).items()},
-              "x": on_grid(x.detach()), "dy": on_grid(dy), "y": digits(y), "dx": digits(x.grad),
-              "gradients": {k: digits(v) for k, v in per_expert(
-                  {n: p.grad for n, p in block.named_parameters()}).items()}, **VERSIONS}
+    golden = {
+        "config": {key: getattr(config, key) for key in (*BLOCK_SIZES, "norm_topk_prob")},
+        "grid": GRID,
+        "weights": {
+            k: on_grid(v) for k, v in per_expert({n: p.detach() for n, p in block.named_parameters()}).items()
+        },
+        "x": on_grid(x.detach()),
+        "dy": on_grid(dy),
+        "y": digits(y),
+        "dx": digits(x.grad),
+        "gradients": {
+            k: digits(v) for k, v in per_expert({n: p.grad for n, p in block.named_parameters()}).items()
+        },
+        **VERSIONS,
+    }
     if hasattr(config, "shared_expert_intermediate_size"):
         golden["config"]["shared_expert_intermediate_size"] = config.shared_expert_intermediate_size
     (GOLDEN / f"{name}.json").write_text(json.dumps(golden) + "\n")
@@ -142,5 +175,7 @@ def main():
         suffix = "" if normalised else "_unnormalised"
         config = eager(transformers.Qwen3MoeConfig(**BLOCK_SIZES, norm_topk_prob=normalised))
         write_block(f"moe_qwen3{suffix}", Qwen3MoeSparseMoeBlock(config), config)
-        config = eager(Qwen3NextConfig(**BLOCK_SIZES, shared_expert_intermediate_size=5, norm_topk_prob=normalised))
+        config = eager(
+            Qwen3NextConfig(**BLOCK_SIZES, shared_expert_intermediate_size=5, norm_topk_prob=normalised)
+        )
         write_block(f"moe_qwen3_next{suffix}", Qwen3NextSparseMoeBlock(config), config)

@@ -1,5 +1,6 @@
 """losses.py PROGRAM FOLDER STEPS: a tiny model trained on the CPU and on the GPU, whose losses must agree. Starts in the checkout.
 The last line that is printed sums it up; the exit code is not 0 where losses differ."""
+
 import glob
 import json
 import os
@@ -41,8 +42,19 @@ def curve(program: str, folder: str, steps: int, variant: str, precision: str, d
     """The losses of one training, a step each."""
     run = f"{folder}/{variant}-{precision}-{device}"
     with open(run + ".yaml", "w", encoding="utf-8") as file:
-        file.write(CONFIG.format(run=run, folder=folder, device=device, precision=precision, steps=steps, attention=ATTENTION[variant]))
-    done = subprocess.run([program, "train", run + ".yaml"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        file.write(
+            CONFIG.format(
+                run=run,
+                folder=folder,
+                device=device,
+                precision=precision,
+                steps=steps,
+                attention=ATTENTION[variant],
+            )
+        )
+    done = subprocess.run(
+        [program, "train", run + ".yaml"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if done.returncode:
         print(done.stdout)
         said = [line for line in done.stdout.splitlines() if "error" in line] or ["no message"]
@@ -57,9 +69,13 @@ def compare(program: str, folder: str, steps: int, variant: str, precision: str)
     if len(cpu) != steps or len(gpu) != steps:
         sys.exit(f"{variant} {precision}: {len(cpu)} losses on the CPU, {len(gpu)} on the GPU, of {steps}")
     difference = max(abs(a - b) for a, b in zip(cpu, gpu))
-    print(f"{variant} {precision}: {cpu[0]:.4f} to {cpu[-1]:.4f} on the CPU, largest difference {difference:.2e}")
+    print(
+        f"{variant} {precision}: {cpu[0]:.4f} to {cpu[-1]:.4f} on the CPU, largest difference {difference:.2e}"
+    )
     if not difference <= TOLERANCE[precision]:
-        sys.exit(f"{variant} {precision}: losses differ by {difference:.2e}, more than {TOLERANCE[precision]}")
+        sys.exit(
+            f"{variant} {precision}: losses differ by {difference:.2e}, more than {TOLERANCE[precision]}"
+        )
     if not cpu[-1] < cpu[0]:
         sys.exit(f"{variant} {precision}: nothing was learnt")
     return difference

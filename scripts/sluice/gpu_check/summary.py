@@ -1,5 +1,6 @@
 """summary.py STEPS.tsv FOLDER EMULATED: the table at the end of scripts/gpu_check, and FOLDER/gpu_check.json with every figure.
 The exit code is 1 where a step failed, or none ran."""
+
 import json
 import os
 import sys
@@ -10,7 +11,9 @@ PARTS = ("kernels", "matmul", "attention", "step")
 
 def read_steps(path: str) -> list[dict[str, Any]]:
     with open(path, encoding="utf-8") as file:
-        rows = [dict(zip(("step", "result", "seconds", "note"), line.rstrip("\n").split("\t"))) for line in file]
+        rows = [
+            dict(zip(("step", "result", "seconds", "note"), line.rstrip("\n").split("\t"))) for line in file
+        ]
     return [{**row, "seconds": int(row["seconds"])} for row in rows]
 
 
@@ -19,7 +22,9 @@ def read_figures(folder: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     figures = {}
     for part in PARTS:
         path = os.path.join(folder, f"bench-{part}.json")
-        if os.path.exists(path) and any(r["step"] == "bench-" + part and r["result"] == "passed" for r in rows):
+        if os.path.exists(path) and any(
+            r["step"] == "bench-" + part and r["result"] == "passed" for r in rows
+        ):
             with open(path, encoding="utf-8") as file:
                 figures[part] = json.load(file)
     return figures
@@ -35,13 +40,19 @@ def print_figures(figures: dict[str, Any], emulated: bool) -> None:
             print(f"{k['name']:<34} {k['tb_per_second']:>10.3f} {k['percent_of_copy']:>9.1f}")
     attention = [] if emulated else figures.get("attention", {}).get("attention", [])
     if attention:
-        print(f"\n{'attention':<20} {'tokens':>7} {'heads':>6} {'gate':<12} {'kernel':<7} {'TFLOP/s':>9} {'x cuDNN':>8}")
+        print(
+            f"\n{'attention':<20} {'tokens':>7} {'heads':>6} {'gate':<12} {'kernel':<7} {'TFLOP/s':>9} {'x cuDNN':>8}"
+        )
     for a in attention:
         if "tflops" in a:
             of_cudnn = f"{a['of_cudnn']:.2f}" if "of_cudnn" in a else ""
-            print(f"{a['name']:<20} {a['tokens']:>7} {a['heads']:>6} {a['gate']:<12} {a['kernel']:<7} {a['tflops']:>9.1f} {of_cudnn:>8}")
+            print(
+                f"{a['name']:<20} {a['tokens']:>7} {a['heads']:>6} {a['gate']:<12} {a['kernel']:<7} {a['tflops']:>9.1f} {of_cudnn:>8}"
+            )
     for s in figures.get("step", {}).get("steps", []):
-        print(f"\n{s['model']}: {s['ms']:.0f} ms, {s['tokens_per_second']:.0f} tokens/s, {s['percent_of_peak']:.1f} % of {s['peak']}")
+        print(
+            f"\n{s['model']}: {s['ms']:.0f} ms, {s['tokens_per_second']:.0f} tokens/s, {s['percent_of_peak']:.1f} % of {s['peak']}"
+        )
 
 
 def main() -> int:
@@ -55,7 +66,9 @@ def main() -> int:
         print(f"{row['step']:<16} {row['result']:<9} {row['seconds']:>8}  {row['note']}")
     print_figures(figures, emulated)
     failed = [row["step"] for row in rows if row["result"] == "FAILED"]
-    print(f"\n{folder}/gpu_check.json" + (f"\nFAILED: {', '.join(failed)} (logs in {folder})" if failed else ""))
+    print(
+        f"\n{folder}/gpu_check.json" + (f"\nFAILED: {', '.join(failed)} (logs in {folder})" if failed else "")
+    )
     return 1 if failed or not rows else 0
 
 

@@ -1,5 +1,6 @@
 """Differences between variants, over seeds: paired by seed, with a confidence interval. Used by scripts/report and scripts/sweep.
 Standard library alone."""
+
 import functools
 import math
 import statistics
@@ -10,7 +11,8 @@ RULE = (
     "Differences are to the baseline, paired by seed: the mean over the seeds that both have, with its 95 % confidence interval in "
     "brackets (Student's t, n - 1 degrees of freedom); only between evaluations after as many tokens, on the same sets. One seed "
     "has no interval: a hint. Bold: the interval, over at least two seeds, excludes zero on the better side. Of twenty such "
-    "intervals between equal variants about one excludes zero by chance.")
+    "intervals between equal variants about one excludes zero by chance."
+)
 
 
 def within(angle: float, freedom: int) -> float:
@@ -61,7 +63,9 @@ class Difference:
 
 def paired(mine: dict, base: dict) -> Difference | None:
     """Of {seed: value}, over the seeds that both have; None without one."""
-    common = [seed for seed in mine if seed is not None and mine[seed] is not None and base.get(seed) is not None]
+    common = [
+        seed for seed in mine if seed is not None and mine[seed] is not None and base.get(seed) is not None
+    ]
     return Difference([mine[seed] - base[seed] for seed in common]) if common else None
 
 
@@ -72,10 +76,17 @@ class NoBaseline(ValueError):
 def choose_baselines(groups: list, name: str | None = None) -> dict:
     """{group: what it is compared with}. The one named; else, per model size, the first plain transformer, or the first group."""
     from .groups import by_size
+
     if name is not None:
-        found = [g for g in groups if name in (g.label, g.short) or any(name in (r.name, r.base) for r in g.runs + g.twins)]
+        found = [
+            g
+            for g in groups
+            if name in (g.label, g.short) or any(name in (r.name, r.base) for r in g.runs + g.twins)
+        ]
         if not found:
-            raise NoBaseline(f"--baseline {name}: no such group; there are: " + ", ".join(g.label for g in groups))
+            raise NoBaseline(
+                f"--baseline {name}: no such group; there are: " + ", ".join(g.label for g in groups)
+            )
         return dict.fromkeys(groups, found[0])
     chosen = {}
     for same in by_size(groups):

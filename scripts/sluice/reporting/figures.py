@@ -1,5 +1,6 @@
 """Which pictures are made: (heading, [(file name, what draws it or returns None, one sentence of explanation)]). Needs
 matplotlib."""
+
 from . import plots_grid, plots_heads, plots_layers, plots_paper, plots_training
 
 
@@ -7,8 +8,13 @@ def all_figures(runs, groups, tables=()):
     """tables: the papers', as paper_tables makes them."""
     # Grey lines lie below coloured ones.
     shown = [r for r in runs if r.grey] + [r for r in runs if not r.grey]
-    return [("Ours beside the papers'", plots_grid.deltas(tables)),
-            ("The Gated Attention paper's figures", plots_paper.figures(groups, shown) + plots_layers.figures(groups)),
-            ("Heads, values, queries and keys", plots_heads.figures(groups)),
-            ("Across runs", plots_grid.figures(groups)),
-            ("Training", plots_training.figures(shown))]
+    return [
+        ("Ours beside the papers'", plots_grid.deltas(tables)),
+        (
+            "The Gated Attention paper's figures",
+            plots_paper.figures(groups, shown) + plots_layers.figures(groups),
+        ),
+        ("Heads, values, queries and keys", plots_heads.figures(groups)),
+        ("Across runs", plots_grid.figures(groups)),
+        ("Training", plots_training.figures(shown)),
+    ]

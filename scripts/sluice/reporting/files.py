@@ -1,4 +1,5 @@
 """Files of run folders and of analyses. Standard library alone, but for arrays, which only plots ask for."""
+
 import json
 import os
 
@@ -74,7 +75,9 @@ def read_text(path):
 
 
 def is_run(folder):
-    return any(os.path.exists(os.path.join(folder, name)) for name in ("run.json", "metrics.jsonl", "eval.jsonl"))
+    return any(
+        os.path.exists(os.path.join(folder, name)) for name in ("run.json", "metrics.jsonl", "eval.jsonl")
+    )
 
 
 def find_runs(folder, depth=4):
@@ -124,6 +127,7 @@ class Analysis:
         if not file:
             return None
         import numpy  # only plots ask
+
         path = os.path.join(self.folder, os.path.basename(file))
         try:
             array = numpy.load(path, mmap_mode="r", allow_pickle=False)

@@ -1,4 +1,5 @@
 """Runs that differ in the seed alone are one group: means, spread, and differences to another group."""
+
 import os
 import re
 
@@ -14,8 +15,13 @@ def how_far(run):
 def common_name(runs):
     """What the names of several seeds' runs share: lr_1e-2 of lr_1e-2-s1 and lr_1e-2-s2; the first name where they share nothing."""
     for names in ([r.title for r in runs], [r.base for r in runs]):
-        stems = {re.sub(rf"([-_. ]+s?|[-_. ]*seed[-_. ]*){re.escape(str(run.seed()))}(-[0-9a-f]{{12}})?$", "", name) or name
-                 for run, name in zip(runs, names)}
+        stems = {
+            re.sub(
+                rf"([-_. ]+s?|[-_. ]*seed[-_. ]*){re.escape(str(run.seed()))}(-[0-9a-f]{{12}})?$", "", name
+            )
+            or name
+            for run, name in zip(runs, names)
+        }
         if len(stems) == 1 and len(runs) > 1:
             return stems.pop()
     return runs[0].name
@@ -29,8 +35,8 @@ class Group:
             twin = run.seed() is not None and any(run.seed() == r.seed() for r in self.runs)
             (self.twins if twin else self.runs).append(run)
         runs = self.runs
-        self.named = False   # the label is the paper's, not the run's
-        self.rows = []       # ids of the papers' rows
+        self.named = False  # the label is the paper's, not the run's
+        self.rows = []  # ids of the papers' rows
         self.variant = papers.variant(runs[0].config) if runs[0].config else runs[0].name
         self.label = self.short = common_name(runs)
         self.endings = [run.outcome for run in runs]
@@ -42,7 +48,9 @@ class Group:
     def sound(self):
         """Runs whose numbers count: the finished ones; where none is, those that have begun. None that diverged."""
         done = [run for run, (state, _) in zip(self.runs, self.endings) if state == "done"]
-        return done or [run for run, (state, _) in zip(self.runs, self.endings) if state not in ("diverged", "not begun")]
+        return done or [
+            run for run, (state, _) in zip(self.runs, self.endings) if state not in ("diverged", "not begun")
+        ]
 
     def finished(self):
         return bool(self.runs) and all(state in ("done", "diverged") for state, _ in self.endings)
@@ -100,8 +108,13 @@ def group_runs(runs, paper):
     for group, geometry in zip(known, papers.geometries([g.first for g in known])):
         for run in group.runs + group.twins:
             group.rows = sorted({*group.rows, *papers.rows_of(run, geometry, paper)}, key=order.get)
-    groups.sort(key=lambda g: (min([order[r] for r in g.rows], default=len(order)), "" if g.rows else g.variant,
-                               number(g.first.get("optimizer.lr")) or 0))  # stable
+    groups.sort(
+        key=lambda g: (
+            min([order[r] for r in g.rows], default=len(order)),
+            "" if g.rows else g.variant,
+            number(g.first.get("optimizer.lr")) or 0,
+        )
+    )  # stable
     label_groups(groups, paper)
     for group in groups:
         for run in group.runs + group.twins:
@@ -121,7 +134,9 @@ def label_groups(groups, paper):
         group.short = by_variant.get(group.variant, group.variant)
     told = [g for g in groups if g.rows]
     # At another learning rate than any row's, beside runs that are rows: named alike.
-    told += [g for g in groups if not g.rows and g.variant in by_variant and size(g) in {size(t) for t in told}]
+    told += [
+        g for g in groups if not g.rows and g.variant in by_variant and size(g) in {size(t) for t in told}
+    ]
 
     def label(group, more):
         row = rows[group.rows[0]] if group.rows else {"label": group.short, "lr": 1}
@@ -131,7 +146,9 @@ def label_groups(groups, paper):
         if "depth" in more and not extra:
             extra.append(f"{group.first.get('model.num_hidden_layers')} layers")
         if "lr" in more or row.get("lr"):
-            extra.append(f"lr {group.first.get('optimizer.lr'):g}" if group.first.get("optimizer.lr") else "lr -")
+            extra.append(
+                f"lr {group.first.get('optimizer.lr'):g}" if group.first.get("optimizer.lr") else "lr -"
+            )
         if "steps" in more:
             extra.append(f"{group.first.info.get('max_steps') or 0:,} steps")
         if "experts" in more:
@@ -157,8 +174,12 @@ def label_groups(groups, paper):
 def size(group):
     """Groups of one size may be compared."""
     get = group.first.get
-    return (get("model.hidden_size"), get("model.num_hidden_layers"), get("model.head_dim"),
-            bool(get("model.moe.num_experts", 0)))
+    return (
+        get("model.hidden_size"),
+        get("model.num_hidden_layers"),
+        get("model.head_dim"),
+        bool(get("model.moe.num_experts", 0)),
+    )
 
 
 def by_size(groups):

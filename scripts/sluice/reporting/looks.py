@@ -9,9 +9,20 @@ GREY = "#b8b8b8"
 MOST = len(COLOURS)
 
 # Which variants are coloured first when there are more groups than colours.
-FIRST = ["plain", "sdpa_output elementwise", "sdpa_output headwise", "value elementwise", "sdpa_output elementwise shared",
-         "sandwich", "sdpa_output elementwise ns_sigmoid", "sdpa_output elementwise constant", "sink", "plain balanced",
-         "sink balanced", "sdpa_output headwise balanced"]
+FIRST = [
+    "plain",
+    "sdpa_output elementwise",
+    "sdpa_output headwise",
+    "value elementwise",
+    "sdpa_output elementwise shared",
+    "sandwich",
+    "sdpa_output elementwise ns_sigmoid",
+    "sdpa_output elementwise constant",
+    "sink",
+    "plain balanced",
+    "sink balanced",
+    "sdpa_output headwise balanced",
+]
 
 
 def highlighted(groups):

@@ -7,6 +7,7 @@ Reads run.json, config.yaml, metrics.jsonl and eval.jsonl of each run, and RUN/a
 RUN/analysis` was run; running ones may be read, too. Runs that are rows of the papers' tables, by their configuration,
 stand beside the papers' numbers. Plots need matplotlib; --tables-only does not.
 """
+
 import argparse
 import importlib.util
 import os
@@ -40,28 +41,40 @@ def read_runs(folders):
         for path in found:
             run = Run(path)
             if not run.metrics and not run.evals and found == [folder]:
-                print(f"report: {folder}: neither metrics.jsonl nor eval.jsonl holds a record", file=sys.stderr)
+                print(
+                    f"report: {folder}: neither metrics.jsonl nor eval.jsonl holds a record", file=sys.stderr
+                )
                 sys.exit(65)
             kept += 1
             if os.path.realpath(path) not in seen:
                 runs.append(run)
             seen.add(os.path.realpath(path))
         if not kept:
-            print(f"report: {folder}: neither metrics.jsonl nor eval.jsonl holds a record, nor is there a run below it",
-                  file=sys.stderr)
+            print(
+                f"report: {folder}: neither metrics.jsonl nor eval.jsonl holds a record, nor is there a run below it",
+                file=sys.stderr,
+            )
             sys.exit(65)
     return runs
 
 
 def make_sections(groups, baselines, ours_and_theirs):
     """[(heading, tables, what to know about them)]"""
-    sections = [("Variants and seeds", [t for t in (tables.difference_table(groups, baselines), tables.seeds_table(groups)) if t], "")]
+    sections = [
+        (
+            "Variants and seeds",
+            [t for t in (tables.difference_table(groups, baselines), tables.seeds_table(groups)) if t],
+            "",
+        )
+    ]
     sets = tables.sets_table(groups)
     heading = "Perplexity of the validation sets" if len(groups) > 6 else "Validation sets"
     sections.append((heading, [sets] if sets else [], "Means over seeds, ± their standard deviation."))
     if ours_and_theirs:
         sections.append(("The papers' tables, ours beside theirs", ours_and_theirs, GLOSSARY))
-    sections.append(("Stability", [t for t in (tables.lr_table(groups), tables.spike_table(groups)) if t], ""))
+    sections.append(
+        ("Stability", [t for t in (tables.lr_table(groups), tables.spike_table(groups)) if t], "")
+    )
     return [section for section in sections if section[1]]
 
 
@@ -69,6 +82,7 @@ def save(figures, folder, missing):
     """Writes the PNGs; [(name, bytes, text)]. What cannot be drawn is reported on standard error and added to `missing`: damaged runs may hold
     numbers that no axis takes."""
     import matplotlib.pyplot as plt
+
     pictures = []
     for name, draw, text in figures:
         path = os.path.join(folder, name + ".png")
@@ -93,10 +107,13 @@ def save(figures, folder, missing):
 def load_figures():
     try:
         from . import figures
+
         return figures
     except ImportError as error:
-        print(f"report: matplotlib cannot be loaded: {error}; on Debian: apt-get install python3-matplotlib (or --tables-only)",
-              file=sys.stderr)
+        print(
+            f"report: matplotlib cannot be loaded: {error}; on Debian: apt-get install python3-matplotlib (or --tables-only)",
+            file=sys.stderr,
+        )
         sys.exit(69)
 
 
@@ -110,19 +127,28 @@ def choose_python():
     if os.environ.get("SLUICE_REPORT_PYTHON") is None and os.access(SYSTEM_PYTHON, os.X_OK):
         os.environ["SLUICE_REPORT_PYTHON"] = SYSTEM_PYTHON
         os.execv(SYSTEM_PYTHON, [SYSTEM_PYTHON, *sys.argv])
-    sys.exit("report: matplotlib is missing; on Debian: apt-get install python3-matplotlib (or --tables-only)")
+    sys.exit(
+        "report: matplotlib is missing; on Debian: apt-get install python3-matplotlib (or --tables-only)"
+    )
 
 
 def main(description=__doc__):
     if sys.stdout is sys.__stdout__:
         sys.stdout.reconfigure(errors="replace")  # names of folders may be no text
-    parser = argparse.ArgumentParser(prog="scripts/report", description=description,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or a folder of runs, as a sweep leaves it")
-    parser.add_argument("-o", "--output", required=True, metavar="FOLDER",
-                        help="where report.html, report.md and the PNGs go")
-    parser.add_argument("--baseline", metavar="NAME", help="variant or run that all are compared with (default: of each model size "
-                                                           "the plain transformer)")
+    parser = argparse.ArgumentParser(
+        prog="scripts/report", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="a run folder, or a folder of runs, as a sweep leaves it"
+    )
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FOLDER", help="where report.html, report.md and the PNGs go"
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="variant or run that all are compared with (default: of each model size the plain transformer)",
+    )
     parser.add_argument("--title", default="Sluice runs", help="heading of the page")
     parser.add_argument("--tables-only", action="store_true", help="no pictures; needs no matplotlib")
     options = parser.parse_args()
@@ -151,8 +177,15 @@ def main(description=__doc__):
         linked = tensorboard.link_runs(groups, options.output)
         html = os.path.join(options.output, "report.html")
         page.write_html(html, options.title, runs, overview, sections, pictures, missing)
-        page.write_markdown(os.path.join(options.output, "report.md"), options.title, runs, overview, sections, pictures,
-                            missing)
+        page.write_markdown(
+            os.path.join(options.output, "report.md"),
+            options.title,
+            runs,
+            overview,
+            sections,
+            pictures,
+            missing,
+        )
     except OSError as error:
         print(f"report: {error}", file=sys.stderr)
         sys.exit(73)
@@ -160,5 +193,7 @@ def main(description=__doc__):
     print(f"\nplots    {sum(len(shown) for _, shown in pictures)} in {options.output}/*.png")
     print(f"tables   {sum(len(made) for _, made, _ in sections)}, also in {options.output}/report.md")
     if linked:
-        print(f"events   of {linked} runs by variant and seed: tensorboard --logdir {options.output}/tensorboard")
+        print(
+            f"events   of {linked} runs by variant and seed: tensorboard --logdir {options.output}/tensorboard"
+        )
     print(f"report   {html}")

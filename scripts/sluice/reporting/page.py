@@ -1,4 +1,5 @@
 """The page: Markdown beside its pictures, and HTML that holds them."""
+
 import base64
 import html
 import os
@@ -30,11 +31,25 @@ def table_html(table):
     out = [f"<h3>{html.escape(table.title)}</h3>"] if table.title else []
     out.append('<div class="scroll"><table>')
     if any(who for who, _ in table.spans):
-        out.append("<tr>" + "".join(f'<th class="{"whose " + whose.get(who, "") if who else ""}" colspan="{len(headings)}">'
-                                    f"{html.escape(who)}</th>" for who, headings in table.spans) + "</tr>")
-    name = lambda i, css: f' class="{(css + " left").strip() if i <= left else css}"' if css or i <= left else ""
-    out.append("<tr>" + "".join(f"<th{name(i, c)}>{html.escape(h)}</th>"
-                                for i, (h, c) in enumerate(zip(table.headings, classes))) + "</tr>")
+        out.append(
+            "<tr>"
+            + "".join(
+                f'<th class="{"whose " + whose.get(who, "") if who else ""}" colspan="{len(headings)}">'
+                f"{html.escape(who)}</th>"
+                for who, headings in table.spans
+            )
+            + "</tr>"
+        )
+    name = lambda i, css: (
+        f' class="{(css + " left").strip() if i <= left else css}"' if css or i <= left else ""
+    )
+    out.append(
+        "<tr>"
+        + "".join(
+            f"<th{name(i, c)}>{html.escape(h)}</th>" for i, (h, c) in enumerate(zip(table.headings, classes))
+        )
+        + "</tr>"
+    )
     for y, row in enumerate(table.rows):
         cells = []
         for i, (cell, css) in enumerate(zip(row, classes)):
@@ -58,62 +73,103 @@ def table_markdown(table):
     prefix = {"ours": "ours: ", "the paper's": "paper: "}
     headings = [prefix.get(who, who + " " if who else "") + h for who, hs in table.spans for h in hs]
     lines = [f"### {markdown(table.title)}", ""] if table.title else []
-    lines += ["| " + " | ".join(markdown(h) for h in headings) + " |",
-              "|" + "|".join(" :-- " if h in NAMES else " --: " for h in headings) + "|"]
+    lines += [
+        "| " + " | ".join(markdown(h) for h in headings) + " |",
+        "|" + "|".join(" :-- " if h in NAMES else " --: " for h in headings) + "|",
+    ]
     for y, row in enumerate(table.rows):
-        lines.append("| " + " | ".join(f"**{markdown(c)}**" if c == "diverged" or (y, i) in table.bold else markdown(c)
-                                       for i, c in enumerate(row)) + " |")
+        lines.append(
+            "| "
+            + " | ".join(
+                f"**{markdown(c)}**" if c == "diverged" or (y, i) in table.bold else markdown(c)
+                for i, c in enumerate(row)
+            )
+            + " |"
+        )
     return "\n".join(lines + [""] + [markdown(note) + "\n" for note in table.notes])
 
 
 def overview_note(runs):
     several = any(len(r.last.get("sets") or {}) > 1 for r in runs)
-    return ("Values of the last evaluation" + ("; means over the validation sets" if several else "") +
-            ". Of n seeds that finished (of those under way where none has): the mean, ± the standard deviation. Speed is the median over "
-            "the log lines. Bold: better than the baseline beyond what the seeds differ by (see the differences).")
+    return (
+        "Values of the last evaluation"
+        + ("; means over the validation sets" if several else "")
+        + ". Of n seeds that finished (of those under way where none has): the mean, ± the standard deviation. Speed is the median over "
+        "the log lines. Bold: better than the baseline beyond what the seeds differ by (see the differences)."
+    )
 
 
 def write(path, text):
-    with open(path + ".tmp", "w", encoding="utf-8", errors="replace") as file:  # a folder's name may be no text
+    with open(
+        path + ".tmp", "w", encoding="utf-8", errors="replace"
+    ) as file:  # a folder's name may be no text
         file.write(text)
     os.replace(path + ".tmp", path)
 
 
 def write_html(path, title, runs, overview, sections, pictures, missing):
     """sections: [(heading, [Table], text)]; pictures: [(heading, [(name, png, text)])]."""
-    body = [f"<h1>{html.escape(title)}</h1>", table_html(overview), f'<p class="small">{html.escape(overview_note(runs))}</p>']
+    body = [
+        f"<h1>{html.escape(title)}</h1>",
+        table_html(overview),
+        f'<p class="small">{html.escape(overview_note(runs))}</p>',
+    ]
     for heading, tables, text in sections:
-        body += [f"<h2>{html.escape(heading)}</h2>"] + ([f'<p class="small">{html.escape(text)}</p>'] if text else [])
+        body += [f"<h2>{html.escape(heading)}</h2>"] + (
+            [f'<p class="small">{html.escape(text)}</p>'] if text else []
+        )
         body += [table_html(table) for table in tables]
     for heading, shown in pictures:
         body.append(f"<h2>{html.escape(heading)}</h2>")
         for name, png, text in shown:
             data = base64.b64encode(png).decode()
-            body.append(f'<figure><img alt="{name.replace("_", " ")}" src="data:image/png;base64,{data}">'
-                        f"<figcaption>{html.escape(text)}</figcaption></figure>")
+            body.append(
+                f'<figure><img alt="{name.replace("_", " ")}" src="data:image/png;base64,{data}">'
+                f"<figcaption>{html.escape(text)}</figcaption></figure>"
+            )
     if missing:
-        body.append("<h2>Not there, or of another step</h2><ul class=small>" +
-                    "".join(f"<li>{html.escape(m)}</li>" for m in missing) + "</ul>")
-    body.append("<h2>Runs</h2><ul class=small>" + "".join(
-        f"<li>{html.escape(r.name)}: {html.escape(os.path.abspath(r.folder))}, configuration "
-        f"{html.escape(str(r.info.get('config_hash', '-')))}, {html.escape(r.outcome[1])}</li>" for r in runs) + "</ul>")
-    write(path, f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-                f'content="width=device-width"><title>{html.escape(title)}</title><style>{STYLE}</style></head><body>'
-                + "\n".join(body) + "</body></html>\n")
+        body.append(
+            "<h2>Not there, or of another step</h2><ul class=small>"
+            + "".join(f"<li>{html.escape(m)}</li>" for m in missing)
+            + "</ul>"
+        )
+    body.append(
+        "<h2>Runs</h2><ul class=small>"
+        + "".join(
+            f"<li>{html.escape(r.name)}: {html.escape(os.path.abspath(r.folder))}, configuration "
+            f"{html.escape(str(r.info.get('config_hash', '-')))}, {html.escape(r.outcome[1])}</li>"
+            for r in runs
+        )
+        + "</ul>"
+    )
+    write(
+        path,
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width"><title>{html.escape(title)}</title><style>{STYLE}</style></head><body>'
+        + "\n".join(body)
+        + "</body></html>\n",
+    )
 
 
 def write_markdown(path, title, runs, overview, sections, pictures, missing):
     lines = [f"# {markdown(title)}", "", table_markdown(overview), overview_note(runs), ""]
     for heading, tables, text in sections:
-        lines += [f"## {heading}", ""] + ([text, ""] if text else []) + [table_markdown(table) for table in tables]
+        lines += (
+            [f"## {heading}", ""] + ([text, ""] if text else []) + [table_markdown(table) for table in tables]
+        )
     for heading, shown in pictures:
         lines += [f"## {heading}", ""]
         for name, _, text in shown:
             lines += [f"![{name.replace('_', ' ')}]({name}.png)", "", text, ""]
     if missing:
         lines += ["## Not there, or of another step", ""] + [f"- {markdown(m)}" for m in missing] + [""]
-    lines += ["## Runs", ""] + ["- " + markdown(f"{r.name}: {clean(r.folder, 4096)}, configuration {r.info.get('config_hash', '-')}, {r.outcome[1]}")
-                                for r in runs]
+    lines += ["## Runs", ""] + [
+        "- "
+        + markdown(
+            f"{r.name}: {clean(r.folder, 4096)}, configuration {r.info.get('config_hash', '-')}, {r.outcome[1]}"
+        )
+        for r in runs
+    ]
     write(path, "\n".join(lines) + "\n")
 
 
@@ -121,11 +177,21 @@ def text_table(overview, endings):
     """For a terminal: one variant per column where they fit, else one per line with the main figures and how it ended."""
     lines = [overview.headings] + overview.rows
     if len(overview.rows) > 5:
-        keep = [i for i, h in enumerate(overview.headings) if h in ("variant", "n", "validation loss", "perplexity", "bits/byte", "loss spikes")]
+        keep = [
+            i
+            for i, h in enumerate(overview.headings)
+            if h in ("variant", "n", "validation loss", "perplexity", "bits/byte", "loss spikes")
+        ]
         lines = [[line[i] for i in keep] + [end] for line, end in zip(lines, ["how it ended"] + endings)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-        return "\n".join("  ".join([line[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(line[1:-1], widths[1:])] +
-                                   [line[-1]]) for line in lines)
+        return "\n".join(
+            "  ".join(
+                [line[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(line[1:-1], widths[1:])] + [line[-1]]
+            )
+            for line in lines
+        )
     widths = [max(len(c) for c in line) for line in lines]
-    return "\n".join("  ".join([lines[0][i].ljust(widths[0])] + [l[i].rjust(w) for l, w in zip(lines[1:], widths[1:])])
-                     for i in range(len(lines[0])))
+    return "\n".join(
+        "  ".join([lines[0][i].ljust(widths[0])] + [l[i].rjust(w) for l, w in zip(lines[1:], widths[1:])])
+        for i in range(len(lines[0]))
+    )

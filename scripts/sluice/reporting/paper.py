@@ -1,4 +1,5 @@
 """The papers' rows (paper.json), and which of them a run is, by its configuration."""
+
 import json
 import os
 import re
@@ -14,7 +15,9 @@ NAMED_SIZE = re.compile(r"sink_aware\S*?[/_](0[._p]?6b|1b|2b)(?![a-z])", re.IGNO
 
 
 def load():
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "paper.json"), encoding="utf-8") as file:
+    with open(
+        os.path.join(os.path.dirname(os.path.abspath(__file__)), "paper.json"), encoding="utf-8"
+    ) as file:
         paper = json.load(file)
     for table in paper["tables"]:
         for row in table["rows"]:
@@ -48,30 +51,47 @@ def variant(config):
         parts.append("output_" + get("attention.output_activation"))
     if get("attention.switch_heads.num_experts", 0):
         switch = get("attention.switch_heads")
-        parts.append(f"switch {switch.get('projections', 'value')} {switch['num_experts']} "
-                     f"{switch.get('num_experts_per_tok', 1)}")
+        parts.append(
+            f"switch {switch.get('projections', 'value')} {switch['num_experts']} "
+            f"{switch.get('num_experts_per_tok', 1)}"
+        )
     if get("norm_placement", "pre") == "sandwich":
         parts.append("sandwich")
     if get("branch_clip"):
         parts.append(f"clip {get('branch_clip'):g}")
-    return " + ".join(parts or ["plain"]) + (" balanced" if get("attention.head_balance.coefficient", 0) else "")
+    return " + ".join(parts or ["plain"]) + (
+        " balanced" if get("attention.head_balance.coefficient", 0) else ""
+    )
 
 
 def shape(run):
-    return tuple(run.get("model." + key, 0) for key in
-                 ("num_attention_heads", "num_key_value_heads", "moe.num_experts", "moe.num_experts_per_tok"))
+    return tuple(
+        run.get("model." + key, 0)
+        for key in (
+            "num_attention_heads",
+            "num_key_value_heads",
+            "moe.num_experts",
+            "moe.num_experts_per_tok",
+        )
+    )
 
 
 def named_geometry(run):
     """Of table 1's rows that change the model's shape, by the file they come from."""
     rows = {number for table, number, _ in NAMED_ROW.findall(run.origin) if table == "1"}
-    return {"02": "kv_heads", "03": "query_heads", "04": "experts"}.get(next(iter(rows)) if len(rows) == 1 else "")
+    return {"02": "kv_heads", "03": "query_heads", "04": "experts"}.get(
+        next(iter(rows)) if len(rows) == 1 else ""
+    )
 
 
 def geometries(runs):
     """Per run: base, kv_heads, query_heads, experts or other. The base is the commonest shape of the same width and depth."""
     votes = {}
-    size = lambda run: (run.get("model.hidden_size"), run.get("model.num_hidden_layers"), run.get("model.head_dim"))
+    size = lambda run: (
+        run.get("model.hidden_size"),
+        run.get("model.num_hidden_layers"),
+        run.get("model.head_dim"),
+    )
     for run in runs:
         if not named_geometry(run):
             votes.setdefault(size(run), Counter())[shape(run)] += 1
@@ -121,9 +141,12 @@ def rows_of(run, geometry, paper):
         fits = []
         for row in table["rows"]:
             lr = row.get("lr")
-            if (row["family"] in kinds and row["variant"] == what
-                    and (row["family"] != "moe" or geometry == row.get("geometry", "base"))
-                    and (lr is None or abs((run.get("optimizer.lr") or 0) - lr) < 1e-6 * lr)):
+            if (
+                row["family"] in kinds
+                and row["variant"] == what
+                and (row["family"] != "moe" or geometry == row.get("geometry", "base"))
+                and (lr is None or abs((run.get("optimizer.lr") or 0) - lr) < 1e-6 * lr)
+            ):
                 fits.append(row)
         if len(fits) > 1:
             of_table = [r for r in table["rows"] if f"{table['table']}-{r['row']:02d}" in named]
@@ -137,7 +160,9 @@ def rows_of(run, geometry, paper):
 def protocol(run, table_family):
     """How a run was trained, apart from what the table's rows differ in: runs of one protocol stand in one table."""
     get = run.get
-    sources = lambda key: [[s.get("name"), os.path.basename(str(s.get("path"))), s.get("weight")] for s in get(key, [])]
+    sources = lambda key: [
+        [s.get("name"), os.path.basename(str(s.get("path"))), s.get("weight")] for s in get(key, [])
+    ]
     optimizer = dict(get("optimizer", {}))
     if optimizer.get("type", "adamw") != "muon":
         optimizer.pop("muon", None)
@@ -146,8 +171,14 @@ def protocol(run, table_family):
         optimizer["lr"] = f"{optimizer['lr'] * get('model.hidden_size', 0) ** 0.5:.3g} / sqrt(hidden_size)"
     # A rule for what only some rows have, the sinks, is a part of the row.
     optimizer["rules"] = [rule for rule in optimizer.get("rules", []) if rule.get("match") != "sinks"]
-    out = {"seq_len": get("data.seq_len"), "train": sources("data.train"), "validation": sources("data.validation"),
-           "eval": get("eval.max_tokens"), "precision": get("train.precision"), "vocab": get("model.vocab_size")}
+    out = {
+        "seq_len": get("data.seq_len"),
+        "train": sources("data.train"),
+        "validation": sources("data.validation"),
+        "eval": get("eval.max_tokens"),
+        "precision": get("train.precision"),
+        "vocab": get("model.vocab_size"),
+    }
     if table_family in ("moe", "sink"):
         out["batch"] = get("train.global_batch_size")
     if table_family == "moe":
@@ -164,8 +195,10 @@ def describe_protocol(runs):
     """One line about the runs of a table, for readers."""
     run = runs[0]
     spread = lambda values: " / ".join(str(v) for v in sorted(set(values), key=lambda v: (str(type(v)), v)))
-    text = (f"hidden {spread(r.get('model.hidden_size', 0) for r in runs)}, "
-            f"{spread(r.get('model.num_hidden_layers', 0) for r in runs)} layers")
+    text = (
+        f"hidden {spread(r.get('model.hidden_size', 0) for r in runs)}, "
+        f"{spread(r.get('model.num_hidden_layers', 0) for r in runs)} layers"
+    )
     experts = run.get("model.moe.num_experts", 0)
     if experts:
         text += ", mixture of experts"

@@ -1,4 +1,5 @@
 """The papers' tables: a line per row, ours and theirs in cells of their own. Standard library alone."""
+
 from . import paper as papers
 from .groups import difference
 from .tables import Table, with_spread
@@ -14,8 +15,14 @@ OURS = {
     "m_act": ("M-Act", short, None),
     "imbalance": ("head imbalance", fixed(3), None),
 }
-THEIRS = {"ppl": ("PPL", fixed(3)), "bpb": ("BPB", fixed(4)), "average": ("avg. of 10 benchmarks", fixed(2)),
-          "gate_score": ("gate score", fixed(3)), "m_act": ("M-Act", fixed(0)), "first_token_attention": ("F-Attn", fixed(3))}
+THEIRS = {
+    "ppl": ("PPL", fixed(3)),
+    "bpb": ("BPB", fixed(4)),
+    "average": ("avg. of 10 benchmarks", fixed(2)),
+    "gate_score": ("gate score", fixed(3)),
+    "m_act": ("M-Act", fixed(0)),
+    "first_token_attention": ("F-Attn", fixed(3)),
+}
 EXTRA_OURS = {"sink": ["imbalance"]}
 EXTRA_THEIRS = {"gated_4": ["gate_score", "m_act", "first_token_attention"], "sink_1": ["average"]}
 
@@ -25,7 +32,8 @@ GLOSSARY = (
     "compared. PPL: mean over the validation sets of exp(loss). BPB: bits per byte, mean over the sets. Δ: less the paper's "
     "baseline of the row, paired and in bold as above. ±: standard deviation over n seeds. F-Attn: attention on the first token, mean over queries, heads and layers. M-Act: mean over layers of the "
     "largest |residual| after the layer. Diverged: the last logged loss is not finite, or the median of the last twentieth "
-    "of the losses is more than 0.5 nats above the best such median of the run; such runs are in no mean.")
+    "of the losses is more than 0.5 nats above the best such median of the run; such runs are in no mean."
+)
 
 
 def added(group, base):
@@ -76,8 +84,11 @@ def paper_tables(groups, paper):
             if ids & set(group.rows):
                 by_protocol.setdefault(papers.protocol(group.first, table["family"]), []).append(group)
         for mine in sorted(by_protocol.values(), key=len, reverse=True):
-            lonely = len(mine) == 1 and (len(by_protocol) > 1 or not papers.NAMED_ROW.search(mine[0].first.origin)
-                                         and not papers.NAMED_SIZE.search(mine[0].first.origin))
+            lonely = len(mine) == 1 and (
+                len(by_protocol) > 1
+                or not papers.NAMED_ROW.search(mine[0].first.origin)
+                and not papers.NAMED_SIZE.search(mine[0].first.origin)
+            )
             plain = all(r in baselines(table) for g in mine for r in g.rows if r in ids)
             if not lonely and not (plain and not names_table(mine, table)):
                 out.append(paper_table(table, mine, paper))
@@ -89,7 +100,9 @@ def baselines(table):
 
 
 def names_table(groups, table):
-    return any(number == table["table"] for g in groups for number, _, _ in papers.NAMED_ROW.findall(g.first.origin))
+    return any(
+        number == table["table"] for g in groups for number, _, _ in papers.NAMED_ROW.findall(g.first.origin)
+    )
 
 
 def row_key(lines, row_id):
@@ -103,8 +116,10 @@ def paper_table(table, groups, paper):
     lines = []
     for row in table["rows"]:
         # Of two readings of a row (4 more experts) the one that grows with the paper's words comes first.
-        mine = sorted([g for g in groups if row["id"] in g.rows],
-                      key=lambda g: -(g.first.get("model.moe.num_experts_per_tok", 0) or 0))
+        mine = sorted(
+            [g for g in groups if row["id"] in g.rows],
+            key=lambda g: -(g.first.get("model.moe.num_experts_per_tok", 0) or 0),
+        )
         lines += [(row, g) for g in mine] or [(row, None)]
     cells, our_deltas, bold = [], [], set()
     for row, group in lines:
@@ -113,39 +128,69 @@ def paper_table(table, groups, paper):
         if sum(r is row for r, _ in lines) > 1:
             name = group.label
         if table["family"] == "dense":
-            name += f", {row['family'][:-1]} layers, " + (f"{row['tokens']}, " if "tokens" in row else "") + f"lr {row['lr']:g}"
+            name += (
+                f", {row['family'][:-1]} layers, "
+                + (f"{row['tokens']}, " if "tokens" in row else "")
+                + f"lr {row['lr']:g}"
+            )
         ours, places = our_cells(keys, metric, group, base)
         bold |= {(len(cells), 2 + place) for place in places}
         cells.append([str(row["row"]), name] + ours + their_cells(table, row))
-        finished = group is not None and group.finished() and not group.diverged() and base is not None and base.finished()
+        finished = (
+            group is not None
+            and group.finished()
+            and not group.diverged()
+            and base is not None
+            and base.finished()
+        )
         delta = difference(group, base, metric) if finished and row.get("baseline") else None
         our_deltas.append(delta.mean if delta else None)
     ours = ["state", "added parameters"]
     for key in keys:
         ours += [OURS[key][0]] + (["Δ " + OURS[key][0]] if key in ("loss", metric) else [])
     theirs = ["added parameters"] if any(r.get("added_millions") is not None for r in table["rows"]) else []
-    theirs += [THEIRS[metric][0], "Δ " + THEIRS[metric][0]] + [THEIRS[k][0] for k in EXTRA_THEIRS.get(table["id"], [])]
+    theirs += [THEIRS[metric][0], "Δ " + THEIRS[metric][0]] + [
+        THEIRS[k][0] for k in EXTRA_THEIRS.get(table["id"], [])
+    ]
     notes = [f"Ours: {papers.describe_protocol([r for g in groups for r in g.runs])}."]
     notes.append(correlation_note(table, lines, our_deltas))
     if table["id"] == "gated_4":
         for key in ("gate_score", "m_act", "first_token_attention"):
-            rho, n = spearman([(g.value(key), row.get(key)) for row, g in lines if g and g.finished() and not g.diverged()])
-            notes.append(f"Rank correlation (Spearman) of our {THEIRS[key][0]} with the paper's: {told(rho, n)}.")
+            rho, n = spearman(
+                [(g.value(key), row.get(key)) for row, g in lines if g and g.finished() and not g.diverged()]
+            )
+            notes.append(
+                f"Rank correlation (Spearman) of our {THEIRS[key][0]} with the paper's: {told(rho, n)}."
+            )
     notes += spread_notes(lines, metric)
     source = paper["papers"][table["paper"]]
     title = f"Table {table['table']}" if not table["table"].startswith("A") else f"Appendix {table['table']}"
-    made = Table(f"{title}, {source['title']} ({source['source']}): {table['title']}",
-                 [("", ["row", "what"]), ("ours", ours), ("the paper's", theirs)], cells, [n for n in notes if n], bold=bold)
+    made = Table(
+        f"{title}, {source['title']} ({source['source']}): {table['title']}",
+        [("", ["row", "what"]), ("ours", ours), ("the paper's", theirs)],
+        cells,
+        [n for n in notes if n],
+        bold=bold,
+    )
     # For a picture: whose row, our difference and theirs, and how far the baselines' seeds lie apart.
-    made.deltas = [(cell[1], delta, papers.paper_delta(table, row, metric))
-                   for cell, (row, _), delta in zip(cells, lines, our_deltas)]
-    made.chance = max([group.spread(metric) or 0.0 for row, group in lines if group and not row.get("baseline")], default=0.0)
+    made.deltas = [
+        (cell[1], delta, papers.paper_delta(table, row, metric))
+        for cell, (row, _), delta in zip(cells, lines, our_deltas)
+    ]
+    made.chance = max(
+        [group.spread(metric) or 0.0 for row, group in lines if group and not row.get("baseline")],
+        default=0.0,
+    )
     made.id, made.short, made.metric = table["id"], f"{title}, {source['title']}", THEIRS[metric][0]
     return made
 
 
 def told(rho, n):
-    return f"{rho:+.2f}, n = {n} rows" if rho is not None else f"not computed, n = {n} rows (it takes three that differ)"
+    return (
+        f"{rho:+.2f}, n = {n} rows"
+        if rho is not None
+        else f"not computed, n = {n} rows (it takes three that differ)"
+    )
 
 
 def correlation_note(table, lines, our_deltas):
@@ -153,8 +198,10 @@ def correlation_note(table, lines, our_deltas):
     first = {row["id"]: ours for (row, _), ours in reversed(list(zip(lines, our_deltas)))}
     pairs = [(first[row["id"]], papers.paper_delta(table, row, metric)) for row in table["rows"]]
     rho, n = spearman(pairs)
-    return (f"Rank correlation (Spearman) of our Δ {THEIRS[metric][0]} with the paper's, over finished rows that both have, "
-            f"baselines left out: {told(rho, n)}.")
+    return (
+        f"Rank correlation (Spearman) of our Δ {THEIRS[metric][0]} with the paper's, over finished rows that both have, "
+        f"baselines left out: {told(rho, n)}."
+    )
 
 
 def spread_notes(lines, metric):
@@ -163,6 +210,8 @@ def spread_notes(lines, metric):
     for row, group in lines:
         if group is not None and not row.get("baseline") and len(group.sound()) > 1:
             values = [run.measures[metric] for run in group.sound()]
-            out.append(f"Seeds of row {row['row']} ({row['label']}): {THEIRS[metric][0]} from {min(values):.4g} to "
-                       f"{max(values):.4g}, standard deviation {deviation(values):.2g}, n = {len(values)}.")
+            out.append(
+                f"Seeds of row {row['row']} ({row['label']}): {THEIRS[metric][0]} from {min(values):.4g} to "
+                f"{max(values):.4g}, standard deviation {deviation(values):.2g}, n = {len(values)}."
+            )
     return out

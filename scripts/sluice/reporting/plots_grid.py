@@ -1,4 +1,5 @@
 """Many runs at once: perplexity per domain, learning-rate tolerance, spikes. Needs matplotlib."""
+
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 import matplotlib.pyplot as plt
 
@@ -32,10 +33,16 @@ def plot_domains(groups):
     columns = min(len(names) + 1, 4)
     panels = names + ["mean over domains"]
     rows = (len(panels) + columns - 1) // columns
-    figure, axes = plt.subplots(rows, columns, squeeze=False, sharey=True, layout="constrained",
-                                figsize=(2.5 * columns + 1.6, max(0.21 * len(groups) + 1.0, 1.9) * rows))
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        squeeze=False,
+        sharey=True,
+        layout="constrained",
+        figsize=(2.5 * columns + 1.6, max(0.21 * len(groups) + 1.0, 1.9) * rows),
+    )
     flat = [axis for row in axes for axis in row]
-    for axis in flat[len(panels):]:
+    for axis in flat[len(panels) :]:
         axis.set_visible(False)
     for axis, name in zip(flat, panels):
         for y, group in enumerate(groups):
@@ -46,8 +53,18 @@ def plot_domains(groups):
             values = [v for v in values if v is not None]
             if not values:
                 continue
-            axis.plot(values, [y] * len(values), linestyle="none", marker="o", markersize=3.5, color=colour(group), alpha=0.55)
-            axis.plot([mean(values)], [y], marker="|", markersize=10, markeredgewidth=2.2, color=colour(group))
+            axis.plot(
+                values,
+                [y] * len(values),
+                linestyle="none",
+                marker="o",
+                markersize=3.5,
+                color=colour(group),
+                alpha=0.55,
+            )
+            axis.plot(
+                [mean(values)], [y], marker="|", markersize=10, markeredgewidth=2.2, color=colour(group)
+            )
             if y == 0:
                 axis.axvline(mean(values), color="#777777", linestyle="--", linewidth=1)
         axis.set_title(name, fontsize=10)
@@ -62,10 +79,14 @@ def plot_domains(groups):
 
 def plot_deltas(table):
     """The paper's differences to the baseline and ours, in panels of their own: their scales have nothing in common."""
-    lines = [(name, ours, theirs) for name, ours, theirs in table.deltas if ours is not None and theirs is not None]
+    lines = [
+        (name, ours, theirs) for name, ours, theirs in table.deltas if ours is not None and theirs is not None
+    ]
     if len(lines) < 3:
         return None
-    figure, axes = plt.subplots(1, 2, sharey=True, layout="constrained", figsize=(9.0, 0.27 * len(lines) + 1.5))
+    figure, axes = plt.subplots(
+        1, 2, sharey=True, layout="constrained", figsize=(9.0, 0.27 * len(lines) + 1.5)
+    )
     for axis, whose, at, colour in zip(axes, ("the paper's", "ours"), (2, 1), ("#8C564B", COLOURS[0])):
         data = [line[at] for line in lines]
         axis.hlines(range(len(lines)), 0, data, color=colour, linewidth=1.4, alpha=0.5)
@@ -103,16 +124,45 @@ def plot_lr(groups):
         shift = 1 + 0.02 * (i - (len(ladders) - 1) / 2)
         for lr, group in points:
             values = [v for v in (run.measures["loss"] for run in group.sound()) if v is not None]
-            axis.plot([lr * shift] * len(values), values, linestyle="none", marker=marker, markersize=4, color=colour, alpha=0.45)
+            axis.plot(
+                [lr * shift] * len(values),
+                values,
+                linestyle="none",
+                marker=marker,
+                markersize=4,
+                color=colour,
+                alpha=0.45,
+            )
             if values:
                 means.append((lr * shift, mean(values)))
             bad = sum(state == "diverged" for state, _ in group.endings)
             if bad:
                 failed = True
-                axis.plot([lr * shift], [top - 0.9 * margin * (i % 3)], marker="X", markersize=9, color=colour,
-                          markeredgecolor="black", markeredgewidth=0.6, linestyle="none")
-                axis.text(lr * shift * 1.04, top - 0.9 * margin * (i % 3), f"{bad}/{group.count()}", fontsize=8.5, va="center")
-        axis.plot([x for x, _ in means], [y for _, y in means], color=colour, marker=marker, markersize=6, label=name)
+                axis.plot(
+                    [lr * shift],
+                    [top - 0.9 * margin * (i % 3)],
+                    marker="X",
+                    markersize=9,
+                    color=colour,
+                    markeredgecolor="black",
+                    markeredgewidth=0.6,
+                    linestyle="none",
+                )
+                axis.text(
+                    lr * shift * 1.04,
+                    top - 0.9 * margin * (i % 3),
+                    f"{bad}/{group.count()}",
+                    fontsize=8.5,
+                    va="center",
+                )
+        axis.plot(
+            [x for x, _ in means],
+            [y for _, y in means],
+            color=colour,
+            marker=marker,
+            markersize=6,
+            label=name,
+        )
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(FixedLocator(rates))
     axis.xaxis.set_minor_locator(NullLocator())
@@ -125,7 +175,9 @@ def plot_lr(groups):
     axis.set_title("Learning-rate tolerance")
     axis.set_xlabel("peak learning rate")
     axis.set_ylabel("validation loss (nats per token)")
-    cross = plt.Line2D([], [], marker="X", markersize=9, linestyle="none", color="#bbbbbb", markeredgecolor="black")
+    cross = plt.Line2D(
+        [], [], marker="X", markersize=9, linestyle="none", color="#bbbbbb", markeredgecolor="black"
+    )
     legend(figure, [axis], [(cross, "diverged, of how many seeds")] if failed else [])
     return figure
 
@@ -137,8 +189,14 @@ def plot_spikes(groups):
     if not any(g.rows or g.count() > 1 for g, _ in counts):
         return None
     colour = colours_of([g for g, _ in counts])
-    figure, axes = plt.subplots(1, len(THRESHOLDS), squeeze=False, sharey=True, layout="constrained",
-                                figsize=(10.5, 0.21 * len(counts) + 1.4))
+    figure, axes = plt.subplots(
+        1,
+        len(THRESHOLDS),
+        squeeze=False,
+        sharey=True,
+        layout="constrained",
+        figsize=(10.5, 0.21 * len(counts) + 1.4),
+    )
     for t, axis in enumerate(axes[0]):
         ends = []
         for y, (group, of_runs) in enumerate(counts):
@@ -146,8 +204,16 @@ def plot_spikes(groups):
             average, spread = mean(values), deviation(values) or 0.0
             axis.barh(y, average, color=colour(group), height=0.65, alpha=0.75)
             if spread:
-                axis.plot([max(0.0, average - spread), average + spread], [y, y], color="#444444", linewidth=1.1)
-            axis.text(average + spread, y, f" {average:.3g}" + (" (diverged)" if group.diverged() else ""), va="center", fontsize=8)
+                axis.plot(
+                    [max(0.0, average - spread), average + spread], [y, y], color="#444444", linewidth=1.1
+                )
+            axis.text(
+                average + spread,
+                y,
+                f" {average:.3g}" + (" (diverged)" if group.diverged() else ""),
+                va="center",
+                fontsize=8,
+            )
             ends.append(average + spread)
         axis.set_title(f"> trailing line + {THRESHOLDS[t]:g}", fontsize=10)
         axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -162,26 +228,52 @@ def plot_spikes(groups):
 
 def deltas(tables):
     again = lambda i, table: f"_{i}" if any(t.id == table.id for t in tables[:i]) else ""
-    return [(f"deltas_{table.id}{again(i, table)}", lambda table=table: plot_deltas(table),
-             f"{table.short}: differences to the row's baseline, of finished rows. Below 0 is better. Grey: plus and minus the "
-             "standard deviation of the baseline's seeds, where there are several.") for i, table in enumerate(tables)]
+    return [
+        (
+            f"deltas_{table.id}{again(i, table)}",
+            lambda table=table: plot_deltas(table),
+            f"{table.short}: differences to the row's baseline, of finished rows. Below 0 is better. Grey: plus and minus the "
+            "standard deviation of the baseline's seeds, where there are several.",
+        )
+        for i, table in enumerate(tables)
+    ]
 
 
 def figures(groups):
     sizes = [same for same in by_size(groups) if len(same) > 1 or len(groups) == 1][:4]
     made = []
     for i, same in enumerate(sizes):
-        made.append(("perplexity_domains" + (f"_{i + 1}" if i else ""), lambda same=same: plot_domains(same),
-                     f"Runs of one size ({size_text(same[0])}). At the last evaluation. Dots: seeds; strokes: their means; "
-                     "dashed: the first line's mean. Runs that diverged are left out."))
-    made.append(("lr_tolerance", lambda: plot_lr(groups), "Small marks: seeds; lines: means of the runs that did not diverge."))
+        made.append(
+            (
+                "perplexity_domains" + (f"_{i + 1}" if i else ""),
+                lambda same=same: plot_domains(same),
+                f"Runs of one size ({size_text(same[0])}). At the last evaluation. Dots: seeds; strokes: their means; "
+                "dashed: the first line's mean. Runs that diverged are left out.",
+            )
+        )
+    made.append(
+        (
+            "lr_tolerance",
+            lambda: plot_lr(groups),
+            "Small marks: seeds; lines: means of the runs that did not diverge.",
+        )
+    )
     for i, same in enumerate(sizes):
-        made.append(("spikes" + (f"_{i + 1}" if i else ""), lambda same=same: plot_spikes(same),
-                     f"Runs of one size ({size_text(same[0])}). How often the logged training loss stood above what the losses before it "
-                     "lead to, after twice the warm-up; strokes: standard deviation over seeds. Runs with too few losses are left out."))
+        made.append(
+            (
+                "spikes" + (f"_{i + 1}" if i else ""),
+                lambda same=same: plot_spikes(same),
+                f"Runs of one size ({size_text(same[0])}). How often the logged training loss stood above what the losses before it "
+                "lead to, after twice the warm-up; strokes: standard deviation over seeds. Runs with too few losses are left out.",
+            )
+        )
     return made
 
 
 def size_text(group):
     hidden, layers, head_dim, experts = size(group)
-    return f"hidden {hidden}, {layers} layers, heads of {head_dim}" + (", experts" if experts else "") if hidden else "unknown"
+    return (
+        f"hidden {hidden}, {layers} layers, heads of {head_dim}" + (", experts" if experts else "")
+        if hidden
+        else "unknown"
+    )

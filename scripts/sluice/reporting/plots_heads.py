@@ -1,5 +1,6 @@
 """The sink-aware paper's figures, of our runs: importance of heads, imbalance, value norms, queries and keys. Needs
 matplotlib."""
+
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
@@ -9,15 +10,28 @@ from .plots_paper import picks
 from .style import DASHES, first_column, legend, new_figure, tokens_axis
 from .values import ema, number
 
-PAIRS = ["plain", "plain balanced", "sink", "sink balanced", "sdpa_output headwise", "sdpa_output headwise balanced"]
+PAIRS = [
+    "plain",
+    "plain balanced",
+    "sink",
+    "sink balanced",
+    "sdpa_output headwise",
+    "sdpa_output headwise balanced",
+]
 
 
 def grid(count, width, height, most=3, **options):
     """Panels for images, which share a colour bar."""
     columns = min(count, most)
     rows = (count + columns - 1) // columns
-    figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained",
-                                figsize=(width * columns + 0.8, height * rows + 0.3), **options)
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        squeeze=False,
+        layout="constrained",
+        figsize=(width * columns + 0.8, height * rows + 0.3),
+        **options,
+    )
     flat = [axis for row in axes for axis in row]
     for axis in flat[count:]:
         axis.set_visible(False)
@@ -28,12 +42,18 @@ def grid(count, width, height, most=3, **options):
 
 def importance(layers):
     rows = [((layer.get("heads") or {}).get("importance")) for layer in layers]
-    return [[number(v) for v in row] for row in rows] if rows and all(rows) and len({len(r) for r in rows}) == 1 else None
+    return (
+        [[number(v) for v in row] for row in rows]
+        if rows and all(rows) and len({len(r) for r in rows}) == 1
+        else None
+    )
 
 
 def chosen_picks(groups):
     own = [g for g in groups if any(row.startswith("S1") for row in g.rows)]
-    return picks(own, PAIRS) or picks(groups, ["plain", "sdpa_output elementwise", "sdpa_output headwise", "value elementwise"])
+    return picks(own, PAIRS) or picks(
+        groups, ["plain", "sdpa_output elementwise", "sdpa_output headwise", "value elementwise"]
+    )
 
 
 def heat(axis, rows, title):
@@ -46,8 +66,15 @@ def heat(axis, rows, title):
         for y, row in enumerate(rows):
             for x, value in enumerate(row):
                 if value is not None:
-                    axis.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=7,
-                              color="white" if value < 0.55 else "black")
+                    axis.text(
+                        x,
+                        y,
+                        f"{value:.2f}",
+                        ha="center",
+                        va="center",
+                        fontsize=7,
+                        color="white" if value < 0.55 else "black",
+                    )
     return image
 
 
@@ -70,7 +97,11 @@ def plot_importance(groups):
 def plot_importance_sets(groups):
     """Of one run, how far each set's importance is from the mean over sets."""
     for p in chosen_picks(groups):
-        sets = [(s.get("name"), s.get("importance")) for s in p.first.data.get("sets") or [] if s.get("importance")]
+        sets = [
+            (s.get("name"), s.get("importance"))
+            for s in p.first.data.get("sets") or []
+            if s.get("importance")
+        ]
         if len(sets) > 1:
             break
     else:
@@ -80,7 +111,9 @@ def plot_importance_sets(groups):
     reach = max(abs(v) for _, rows in off for row in rows for v in row) or 1.0
     figure, axes = grid(len(off), 3.0, 2.2)
     for axis, (name, rows) in zip(axes, off):
-        image = axis.imshow(rows, cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
+        image = axis.imshow(
+            rows, cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest"
+        )
         axis.set_title(str(name), fontsize=10)
         axis.set_xlabel("head")
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -117,8 +150,15 @@ def plot_imbalance(groups):
                 axis.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
                 axis.plot(x, ema(y), color=colour, linestyle=DASHES[balanced], linewidth=1.6, label=label)
             else:
-                axis.plot(*evaluated(run), color=colour, linestyle=DASHES[balanced], marker="o", markersize=4, linewidth=1.2,
-                          label=label)
+                axis.plot(
+                    *evaluated(run),
+                    color=colour,
+                    linestyle=DASHES[balanced],
+                    marker="o",
+                    markersize=4,
+                    linewidth=1.2,
+                    label=label,
+                )
     axis.set_ylim(bottom=0)
     axis.set_title("Head imbalance over training")
     axis.set_ylabel("mean over layers of deviation / mean")
@@ -129,20 +169,26 @@ def plot_imbalance(groups):
 
 def plot_value_norms(groups):
     import numpy
+
     made = [(p, p.seeds.array("value_norms")) for p in chosen_picks(groups)]
     made = [(p, norms) for p, norms in made if norms is not None and norms.ndim == 3][:6]
     if not made:
         return None
+
     def ratio_of(norms):
-        mean = norms.mean(axis=1)                                      # over key/value heads
+        mean = norms.mean(axis=1)  # over key/value heads
         return numpy.log2(mean / numpy.maximum(numpy.median(mean, axis=1, keepdims=True), 1e-12) + 1e-12)
 
     made = [(p, ratio_of(norms)) for p, norms in made]
     reach = min(4.0, max(0.5, max(float(numpy.abs(ratio[:, :64]).max()) for _, ratio in made)))
     figure, axes = grid(len(made), 3.7, 2.4)
     for axis, (p, ratio) in zip(axes, made):
-        image = axis.imshow(ratio[:, :64], cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
-        axis.set_title(f"{p.name}: first token\n{2 ** float(ratio[:, 0].mean()):.2f} of the layer's median", fontsize=10)
+        image = axis.imshow(
+            ratio[:, :64], cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest"
+        )
+        axis.set_title(
+            f"{p.name}: first token\n{2 ** float(ratio[:, 0].mean()):.2f} of the layer's median", fontsize=10
+        )
         axis.set_xlabel("position")
         axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     for axis in first_column(axes):
@@ -159,18 +205,32 @@ def plot_pca(groups):
         queries, keys = p.first.array("query_pca"), p.first.array("key_pca")
         if queries is None or keys is None or queries.ndim != 4:
             continue
-        shares = [(number(v) or 0.0, l, h) for l, layer in enumerate(p.first.layers)
-                  for h, v in enumerate((layer.get("heads") or {}).get("first_token_attention") or [])]
+        shares = [
+            (number(v) or 0.0, l, h)
+            for l, layer in enumerate(p.first.layers)
+            for h, v in enumerate((layer.get("heads") or {}).get("first_token_attention") or [])
+        ]
         _, layer, head = max(shares, default=(0.0, 0, 0))
         kv = head * keys.shape[1] // queries.shape[1]
-        explained = [(p.first.array(name), at) for name, at in (("query_explained_variance", head),
-                                                               ("key_explained_variance", kv))]
-        made.append((p, layer, head, (queries[layer, head], keys[layer, kv]),
-                     [None if a is None else a[layer, at] for a, at in explained]))
+        explained = [
+            (p.first.array(name), at)
+            for name, at in (("query_explained_variance", head), ("key_explained_variance", kv))
+        ]
+        made.append(
+            (
+                p,
+                layer,
+                head,
+                (queries[layer, head], keys[layer, kv]),
+                [None if a is None else a[layer, at] for a, at in explained],
+            )
+        )
     made = made[:4]
     if not made:
         return None
-    figure, axes = plt.subplots(2, len(made), squeeze=False, layout="constrained", figsize=(3.1 * len(made) + 0.8, 6.2))
+    figure, axes = plt.subplots(
+        2, len(made), squeeze=False, layout="constrained", figsize=(3.1 * len(made) + 0.8, 6.2)
+    )
     for column, (p, layer, head, both, explained) in enumerate(made):
         tokens = (p.first.data.get("maps") or {}).get("tokens") or 0
         for row, (name, points, share) in enumerate(zip(("queries", "keys"), both, explained)):
@@ -180,10 +240,27 @@ def plot_pca(groups):
             place = [i % period for i in range(len(points))]
             rest = [i for i in range(len(points)) if place[i]]
             first = [i for i in range(len(points)) if not place[i]]
-            dots = axis.scatter(points[rest, 0], points[rest, 1], c=[place[i] for i in rest], cmap="viridis", s=9, linewidths=0)
-            axis.scatter(points[first, 0], points[first, 1], marker="*", s=120, color="#D55E00", edgecolors="black",
-                         linewidths=0.7, zorder=4)
-            axis.set_title((f"{p.name}\nlayer {layer}, head {head}: " if row == 0 else "") + name, fontsize=9.5)
+            dots = axis.scatter(
+                points[rest, 0],
+                points[rest, 1],
+                c=[place[i] for i in rest],
+                cmap="viridis",
+                s=9,
+                linewidths=0,
+            )
+            axis.scatter(
+                points[first, 0],
+                points[first, 1],
+                marker="*",
+                s=120,
+                color="#D55E00",
+                edgecolors="black",
+                linewidths=0.7,
+                zorder=4,
+            )
+            axis.set_title(
+                (f"{p.name}\nlayer {layer}, head {head}: " if row == 0 else "") + name, fontsize=9.5
+            )
             axis.tick_params(labelsize=8)
             told = [f" ({100 * float(v):.0f} %)" for v in share] if share is not None else ["", ""]
             axis.set_xlabel("first component" + told[0], fontsize=9)
@@ -194,17 +271,33 @@ def plot_pca(groups):
 
 def figures(groups):
     made = [
-        ("heads_importance", lambda: plot_importance(groups),
-         "How open each head is on average: its explicit gate, or the implicit one of softmax (1 less the first token's share) "
-         "or sink attention. Heads of different seeds have nothing in common: of several seeds the first."),
-        ("heads_importance_by_set", lambda: plot_importance_sets(groups), "Whether heads are open for other texts than others; of the first seed."),
-        ("heads_imbalance", lambda: plot_imbalance(groups),
-         "Pale: every logged step; strong: EMA (0.9). Dashed: with the auxiliary loss. Dots: evaluations, of "
-         "runs that do not log it."),
-        ("value_norms", lambda: plot_value_norms(groups),
-         "Norms of the values, mean over key/value heads, of the first 64 positions, mean over seeds. Blue: smaller."),
-        ("query_key_pca", lambda: plot_pca(groups),
-         "Two principal components of a head's queries and keys; the head is the one that looks most at the first token. "
-         "In brackets: the share of the variance. Of several seeds the first."),
+        (
+            "heads_importance",
+            lambda: plot_importance(groups),
+            "How open each head is on average: its explicit gate, or the implicit one of softmax (1 less the first token's share) "
+            "or sink attention. Heads of different seeds have nothing in common: of several seeds the first.",
+        ),
+        (
+            "heads_importance_by_set",
+            lambda: plot_importance_sets(groups),
+            "Whether heads are open for other texts than others; of the first seed.",
+        ),
+        (
+            "heads_imbalance",
+            lambda: plot_imbalance(groups),
+            "Pale: every logged step; strong: EMA (0.9). Dashed: with the auxiliary loss. Dots: evaluations, of "
+            "runs that do not log it.",
+        ),
+        (
+            "value_norms",
+            lambda: plot_value_norms(groups),
+            "Norms of the values, mean over key/value heads, of the first 64 positions, mean over seeds. Blue: smaller.",
+        ),
+        (
+            "query_key_pca",
+            lambda: plot_pca(groups),
+            "Two principal components of a head's queries and keys; the head is the one that looks most at the first token. "
+            "In brackets: the share of the variance. Of several seeds the first.",
+        ),
     ]
     return made

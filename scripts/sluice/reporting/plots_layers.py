@@ -1,5 +1,6 @@
 """Figures 3 to 7 of the Gated Attention paper, of our runs: gate scores, attention's output, activations, layer by layer. They
 read RUN/analysis. Needs matplotlib."""
+
 import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
@@ -9,6 +10,7 @@ from .values import deviation, number
 
 
 # ---- figures 3 and 7
+
 
 def histogram(gates):
     """Shares of the scores of all layers, in 50 bins, and the bins' edges; None where layers have other edges."""
@@ -40,8 +42,15 @@ def plot_gate_histograms(groups):
         if mean is not None:
             axis.axvline(mean, color="#333333", linestyle="--", linewidth=1.2)
             right = mean < 0.5 * (edges[0] + edges[-1])
-            axis.text(mean, 0.97, f" mean {mean:.3f} ", transform=axis.get_xaxis_transform(), va="top",
-                      ha="left" if right else "right", fontsize=9)
+            axis.text(
+                mean,
+                0.97,
+                f" mean {mean:.3f} ",
+                transform=axis.get_xaxis_transform(),
+                va="top",
+                ha="left" if right else "right",
+                fontsize=9,
+            )
         axis.set_title(name)
         axis.set_xlabel("gate score")
     for axis in first_column(axes):
@@ -67,15 +76,25 @@ def plot_gate_layers(groups):
     figure, axes = new_figure(min(len(made), 6), 3.0, shared=True)
     for axis, (p, name, gates, of_seeds) in zip(axes, made):
         x = list(range(len(gates)))
-        get = lambda key: [number(g.get(key)) if number(g.get(key)) is not None else float("nan") for g in gates]
+        get = lambda key: [
+            number(g.get(key)) if number(g.get(key)) is not None else float("nan") for g in gates
+        ]
         mean, std = get("mean"), get("std")
         least, most = extremes(of_seeds, "min", min), extremes(of_seeds, "max", max)
-        x, mean, std = x[:len(least)], mean[:len(least)], std[:len(least)]
-        axis.fill_between(x, [max(m - s, low) for m, s, low in zip(mean, std, least)],
-                          [min(m + s, high) for m, s, high in zip(mean, std, most)], color=p.colour, alpha=0.2, linewidth=0)
+        x, mean, std = x[: len(least)], mean[: len(least)], std[: len(least)]
+        axis.fill_between(
+            x,
+            [max(m - s, low) for m, s, low in zip(mean, std, least)],
+            [min(m + s, high) for m, s, high in zip(mean, std, most)],
+            color=p.colour,
+            alpha=0.2,
+            linewidth=0,
+        )
         axis.plot(x, mean, color=p.colour, marker="o", markersize=4.5)
         if p.seeds.count() > 1:
-            spread = [deviation([number(g.get("mean")) for g in of_layer]) or 0.0 for of_layer in zip(*of_seeds)]
+            spread = [
+                deviation([number(g.get("mean")) for g in of_layer]) or 0.0 for of_layer in zip(*of_seeds)
+            ]
             axis.errorbar(x, mean, spread, linestyle="none", ecolor=p.colour, capsize=3, elinewidth=1.2)
         axis.plot(x, least, color="#444444", linestyle=":", linewidth=1.3)
         axis.plot(x, most, color="#444444", linestyle=":", linewidth=1.3)
@@ -86,7 +105,15 @@ def plot_gate_layers(groups):
     grey = plt.Line2D([], [], color="#777777", marker="o", markersize=4.5)
     band = plt.Rectangle((0, 0), 1, 1, color="#777777", alpha=0.25, linewidth=0)
     dots = plt.Line2D([], [], color="#444444", linestyle=":", linewidth=1.3)
-    legend(figure, [], [(grey, "mean"), (band, "mean ± deviation of the scores, within the extremes"), (dots, "least and greatest")])
+    legend(
+        figure,
+        [],
+        [
+            (grey, "mean"),
+            (band, "mean ± deviation of the scores, within the extremes"),
+            (dots, "least and greatest"),
+        ],
+    )
     return figure
 
 
@@ -96,7 +123,11 @@ DASH = {"before": "-", "after": "--", "before_times_mean_gate": ":"}
 
 
 def plot_mean_abs(groups):
-    chosen = [p for p in picks(groups, ["plain", ELEMENTWISE, "value elementwise"]) if p.values("attention_output", "mean_abs_before")[1]]
+    chosen = [
+        p
+        for p in picks(groups, ["plain", ELEMENTWISE, "value elementwise"])
+        if p.values("attention_output", "mean_abs_before")[1]
+    ]
     if not chosen:
         return None
     figure, (axis,) = new_figure()
@@ -106,7 +137,13 @@ def plot_mean_abs(groups):
             path = ("attention_output", "mean_abs_" + key)
             y = p.values(*path)[1]
             if y:
-                seen += p.line(axis, path, linestyle=DASH[key], markersize=5, label=f"{p.name}, {name} (mean {sum(y) / len(y):.2g})")
+                seen += p.line(
+                    axis,
+                    path,
+                    linestyle=DASH[key],
+                    markersize=5,
+                    label=f"{p.name}, {name} (mean {sum(y) / len(y):.2g})",
+                )
     if not log_if_wide(axis, seen):
         axis.set_ylim(0, 1.1 * max(seen) or 1.0)
     axis.set_title("Mean |attention output| per layer")
@@ -117,7 +154,11 @@ def plot_mean_abs(groups):
 
 
 def plot_shares(groups):
-    chosen = [p for p in picks(groups, ["plain", ELEMENTWISE, "value elementwise"]) if p.values("attention_output", "below_1e-2_before")[1]]
+    chosen = [
+        p
+        for p in picks(groups, ["plain", ELEMENTWISE, "value elementwise"])
+        if p.values("attention_output", "below_1e-2_before")[1]
+    ]
     if not chosen:
         return None
     figure, axes = new_figure(2, 3.6)
@@ -125,7 +166,12 @@ def plot_shares(groups):
         top = 0.01
         for p in chosen:
             for key, name in p.output_names().items():
-                y = p.line(axis, ("attention_output", f"below_{threshold}_{key}"), linestyle=DASH[key], label=f"{p.name}, {name}")
+                y = p.line(
+                    axis,
+                    ("attention_output", f"below_{threshold}_{key}"),
+                    linestyle=DASH[key],
+                    label=f"{p.name}, {name}",
+                )
                 top = max([top] + y)
         axis.set_ylim(0, 1.1 * top)
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if top > 0.05 else 1))
@@ -137,15 +183,23 @@ def plot_shares(groups):
 
 
 def plot_maxima(groups):
-    chosen = picks(groups, ["plain", ELEMENTWISE, "value elementwise", SHARED, ELEMENTWISE + " ns_sigmoid"], 5)
-    panels = [("attention output", ("max", "attention_output")), ("residual after attention", ("max", "attention_residual")),
-              ("first-token attention", ("first_token_attention",)), ("feed-forward output", ("max", "ffn_output")),
-              ("residual after feed-forward", ("max", "ffn_residual"))]
+    chosen = picks(
+        groups, ["plain", ELEMENTWISE, "value elementwise", SHARED, ELEMENTWISE + " ns_sigmoid"], 5
+    )
+    panels = [
+        ("attention output", ("max", "attention_output")),
+        ("residual after attention", ("max", "attention_residual")),
+        ("first-token attention", ("first_token_attention",)),
+        ("feed-forward output", ("max", "ffn_output")),
+        ("residual after feed-forward", ("max", "ffn_residual")),
+    ]
     if not any(p.values("max", "ffn_residual")[1] for p in chosen):
         return None
     figure, axes = new_figure(5, 3.1)
     # One kind of scale for all four.
-    ranges = [[v for p in chosen for v in p.values(*path)[1] if v > 0] for _, path in panels if path[0] == "max"]
+    ranges = [
+        [v for p in chosen for v in p.values(*path)[1] if v > 0] for _, path in panels if path[0] == "max"
+    ]
     wide = any(values and max(values) > 8 * min(values) for values in ranges)
     for axis, (title, path) in zip(axes, panels):
         seen = []
@@ -159,7 +213,9 @@ def plot_maxima(groups):
         else:
             axis.set_ylim(0, min(1.02, 1.15 * max(seen + [0.01])))
             axis.set_ylabel("share of attention")
-            axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if max(seen + [0.01]) > 0.05 else 1))
+            axis.yaxis.set_major_formatter(
+                PercentFormatter(1.0, decimals=0 if max(seen + [0.01]) > 0.05 else 1)
+            )
         layer_ticks(axis, max(len(p.layers) for p in chosen))
     legend(figure, axes, width=3)
     return figure
@@ -167,16 +223,33 @@ def plot_maxima(groups):
 
 def figures(groups):
     made = [
-        ("figure3_gate_scores", lambda: plot_gate_histograms(groups),
-         "Figure 3: scores over all layers, 50 bins. Sparse gates stand far left. Of several seeds the mean."),
-        ("figure4_mean_abs", lambda: plot_mean_abs(groups),
-         "Figure 4: mean absolute value of attention's output, before and after the gate where one lies on it. " + BANDS),
-        ("figure5_shares", lambda: plot_shares(groups),
-         "Figure 5: how many values of attention's output are next to nothing. Dotted: what scaling by the mean score "
-         "alone would do. " + BANDS),
-        ("figure6_maxima", lambda: plot_maxima(groups),
-         "Figure 6: the largest absolute values in a layer, and attention on the first token. " + BANDS),
-        ("figure7_gate_layers", lambda: plot_gate_layers(groups), "Figure 7: gate scores layer by layer. Means "
-         "over seeds, with bars of their standard deviation; the extremes are those of all seeds."),
+        (
+            "figure3_gate_scores",
+            lambda: plot_gate_histograms(groups),
+            "Figure 3: scores over all layers, 50 bins. Sparse gates stand far left. Of several seeds the mean.",
+        ),
+        (
+            "figure4_mean_abs",
+            lambda: plot_mean_abs(groups),
+            "Figure 4: mean absolute value of attention's output, before and after the gate where one lies on it. "
+            + BANDS,
+        ),
+        (
+            "figure5_shares",
+            lambda: plot_shares(groups),
+            "Figure 5: how many values of attention's output are next to nothing. Dotted: what scaling by the mean score "
+            "alone would do. " + BANDS,
+        ),
+        (
+            "figure6_maxima",
+            lambda: plot_maxima(groups),
+            "Figure 6: the largest absolute values in a layer, and attention on the first token. " + BANDS,
+        ),
+        (
+            "figure7_gate_layers",
+            lambda: plot_gate_layers(groups),
+            "Figure 7: gate scores layer by layer. Means "
+            "over seeds, with bars of their standard deviation; the extremes are those of all seeds.",
+        ),
     ]
     return made

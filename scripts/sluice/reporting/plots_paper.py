@@ -1,5 +1,6 @@
 """Figures 1 and 2 of the Gated Attention paper, of our runs: losses and attention on the first token; and which runs its figures
 show. Figure 2 reads RUN/analysis. Needs matplotlib."""
+
 import matplotlib.pyplot as plt
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -35,8 +36,14 @@ class Pick:
         spread = dict(zip(*along(self.seeds.spreads, path)))
         points = [(i, v, spread[i]) for i, v in zip(*self.values(*path)) if i in spread]
         if points:
-            axis.fill_between([i for i, _, _ in points], [v - s for _, v, s in points], [v + s for _, v, s in points],
-                              color=self.colour, alpha=0.18, linewidth=0)
+            axis.fill_between(
+                [i for i, _, _ in points],
+                [v - s for _, v, s in points],
+                [v + s for _, v, s in points],
+                color=self.colour,
+                alpha=0.18,
+                linewidth=0,
+            )
         return [v + s for _, v, s in points]
 
     def line(self, axis, path, **options):
@@ -49,15 +56,28 @@ class Pick:
 
     def gates_output(self):
         """Whether a gate lies on attention's output: only then does the output have a before and an after."""
-        return any(isinstance(gate, dict) and gate.get("position") == "sdpa_output"
-                   for layer in self.layers for gate in layer.get("gates") or [])
+        return any(
+            isinstance(gate, dict) and gate.get("position") == "sdpa_output"
+            for layer in self.layers
+            for gate in layer.get("gates") or []
+        )
 
     def output_names(self):
         """Of the lines of attention's output: {"before": name, ...}; one line where no gate lies on it."""
         if self.gates_output():
-            return {"before": "before the gate", "after": "after the gate", "before_times_mean_gate": "before, times the mean gate score"}
-        others = sorted({str(gate.get("position")) for layer in self.layers for gate in layer.get("gates") or []
-                         if isinstance(gate, dict)})
+            return {
+                "before": "before the gate",
+                "after": "after the gate",
+                "before_times_mean_gate": "before, times the mean gate score",
+            }
+        others = sorted(
+            {
+                str(gate.get("position"))
+                for layer in self.layers
+                for gate in layer.get("gates") or []
+                if isinstance(gate, dict)
+            }
+        )
         return {"before": f"gate on {', '.join(others)} only" if others else "no gate"}
 
 
@@ -77,14 +97,16 @@ def choose(groups, variants, limit=6, able=lambda g: any(r.deep for r in g.runs)
     fit = [g for g in groups if able(g)]
     out = []
     for variant in variants:
-        hit = next((g for g in fit if g.rows and g.variant == variant and (not out or size(g) == size(out[0]))), None)
+        hit = next(
+            (g for g in fit if g.rows and g.variant == variant and (not out or size(g) == size(out[0]))), None
+        )
         out += [hit] if hit else []
     return out or fit[:limit]
 
 
 def picks(groups, variants, limit=6):
     """With the page's colours; what is grey there gets one that is free here."""
-    chosen = choose(groups, variants, limit)[:len(COLOURS)]
+    chosen = choose(groups, variants, limit)[: len(COLOURS)]
     free = [c for c in COLOURS if c not in [g.first.colour for g in chosen]]
     return [Pick(g, COLOURS.index(free.pop(0) if g.first.grey else g.first.colour)) for g in chosen]
 
@@ -106,6 +128,7 @@ def gates_of(pick):
 
 # ---- figure 1
 
+
 def over_seeds(curves):
     """(tokens, means, standard deviations or None) of [(tokens, values)], where every curve has a value."""
     tables = [dict(zip(x, y)) for x, y in curves]
@@ -116,8 +139,14 @@ def over_seeds(curves):
 
 def draw_band(axis, x, y, spread, colour):
     if spread:
-        axis.fill_between(x, [v - s for v, s in zip(y, spread)], [v + s for v, s in zip(y, spread)], color=colour, alpha=0.18,
-                          linewidth=0)
+        axis.fill_between(
+            x,
+            [v - s for v, s in zip(y, spread)],
+            [v + s for v, s in zip(y, spread)],
+            color=colour,
+            alpha=0.18,
+            linewidth=0,
+        )
 
 
 def smoothed(run, less=None, keep=0.9):
@@ -153,7 +182,7 @@ def plot_losses(groups, runs):
         curves.append(line)
         axes[0].plot(x, line, color=group.first.colour, linewidth=1.2, label=group.first.label)
         draw_band(axes[0], x, line, spread, group.first.colour)
-    tails = [v for line in curves for v in line[len(line) // 10:]]
+    tails = [v for line in curves for v in line[len(line) // 10 :]]
     if tails:
         low = min(min(line) for line in curves)
         high = min(quantile(tails, 0.98), low + 2.0)
@@ -171,7 +200,7 @@ def plot_losses(groups, runs):
             x, line, spread = over_seeds(made)
             axes[1].plot(x, line, color=group.first.colour, linewidth=1.4, label=group.first.label)
             draw_band(axes[1], x, line, spread, group.first.colour)
-            ends += line[len(line) // 3:]
+            ends += line[len(line) // 3 :]
         axes[1].axhline(0, color=base.first.colour, linewidth=1.2)
         if ends:
             reach = max(0.02, 1.15 * max(abs(v) for v in ends))
@@ -185,6 +214,7 @@ def plot_losses(groups, runs):
 
 
 # ---- figure 2
+
 
 def plot_first_token(groups):
     chosen = picks(groups, ["plain", ELEMENTWISE, "sdpa_output headwise", "value elementwise", SHARED])
@@ -225,13 +255,23 @@ def plot_maps(groups):
         return None
     first = chosen[0][0]
     layers = spread_layers(first.values("first_token_attention")[1], min(len(m) for _, m in chosen))
-    figure, axes = plt.subplots(len(chosen), len(layers), squeeze=False, layout="constrained",
-                                figsize=(2.7 * len(layers) + 0.9, 2.75 * len(chosen) + 0.5))
+    figure, axes = plt.subplots(
+        len(chosen),
+        len(layers),
+        squeeze=False,
+        layout="constrained",
+        figsize=(2.7 * len(layers) + 0.9, 2.75 * len(chosen) + 0.5),
+    )
     for row, (p, maps) in zip(axes, chosen):
         for axis, layer in zip(row, layers):
-            image = axis.imshow(maps[layer], cmap="viridis", norm=PowerNorm(0.4, 0, 1), interpolation="nearest")
+            image = axis.imshow(
+                maps[layer], cmap="viridis", norm=PowerNorm(0.4, 0, 1), interpolation="nearest"
+            )
             share = number(p.layers[layer].get("first_token_attention")) if layer < len(p.layers) else None
-            axis.set_title(f"layer {layer}" + (f": {100 * share:.0f} % on token 0" if share is not None else ""), fontsize=9.5)
+            axis.set_title(
+                f"layer {layer}" + (f": {100 * share:.0f} % on token 0" if share is not None else ""),
+                fontsize=9.5,
+            )
             axis.grid(False)
             axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             axis.yaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -244,12 +284,21 @@ def plot_maps(groups):
 
 def figures(groups, runs):
     made = [
-        ("figure1_loss", lambda: plot_losses(groups, runs),
-         "Figure 1, right, of the paper: training loss, smoothed as there; beside it the difference, at the same step, to the "
-         "baseline of the same size and seed. Lines: means over seeds; bands: their standard deviation. Grey: the other runs."),
-        ("figure2_first_token", lambda: plot_first_token(groups),
-         "Figure 2, left: how much of the attention goes to the first token, before any gate. " + BANDS),
-        ("figure2_maps", lambda: plot_maps(groups),
-         "Figure 2, right: attention of the first positions, averaged over heads, sequences and seeds."),
+        (
+            "figure1_loss",
+            lambda: plot_losses(groups, runs),
+            "Figure 1, right, of the paper: training loss, smoothed as there; beside it the difference, at the same step, to the "
+            "baseline of the same size and seed. Lines: means over seeds; bands: their standard deviation. Grey: the other runs.",
+        ),
+        (
+            "figure2_first_token",
+            lambda: plot_first_token(groups),
+            "Figure 2, left: how much of the attention goes to the first token, before any gate. " + BANDS,
+        ),
+        (
+            "figure2_maps",
+            lambda: plot_maps(groups),
+            "Figure 2, right: attention of the first positions, averaged over heads, sequences and seeds.",
+        ),
     ]
     return made

@@ -1,4 +1,5 @@
 """What the runs themselves tell: losses, speed, residuals, sinks, gates and routers over training. Needs matplotlib."""
+
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -43,14 +44,26 @@ def plot_metric(runs, key, title, label, raw=True, log=False):
     if key in ("loss", "grad_norm"):
         top = axis.get_ylim()[1]
         for event, marker, name in (("spikes", "v", "spike"), ("skipped", "X", "skipped step")):
-            style = {"marker": marker, "linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.8}
+            style = {
+                "marker": marker,
+                "linestyle": "none",
+                "markeredgecolor": "black",
+                "markeredgewidth": 0.8,
+            }
             for run, x, _ in told:
                 raw_values = dict(zip(*run.series(key)))
                 places = [p for p in run.events(event) if p in raw_values]
                 if not places:
                     continue
-                axis.plot(places, [min(raw_values[p], top) for p in places], color=run.colour, markersize=7, zorder=5,
-                          clip_on=False, **style)
+                axis.plot(
+                    places,
+                    [min(raw_values[p], top) for p in places],
+                    color=run.colour,
+                    markersize=7,
+                    zorder=5,
+                    clip_on=False,
+                    **style,
+                )
                 if name not in [n for _, n in extra]:
                     extra.append((plt.Line2D([], [], color="#bbbbbb", markersize=7, **style), name))
     axis.set_title(title)
@@ -68,7 +81,9 @@ def plot_metric(runs, key, title, label, raw=True, log=False):
 
 def last_values(runs, name, key):
     """[(mean, standard deviation, colour)] of the coloured groups' last evaluations on a set, the least first."""
-    groups = list(dict.fromkeys(run.group for run in runs if not run.grey)) or list(dict.fromkeys(run.group for run in runs))
+    groups = list(dict.fromkeys(run.group for run in runs if not run.grey)) or list(
+        dict.fromkeys(run.group for run in runs)
+    )
     out = []
     for group in groups:
         values = [number(((run.last.get("sets") or {}).get(name) or {}).get(key)) for run in group.sound()]
@@ -96,15 +111,24 @@ def plot_validation(runs, key, title, label):
         # The first evaluations, near chance, would flatten the rest.
         told = [line for line in axis.lines if line.get_color() != GREY]
         curves = [list(line.get_ydata()) for line in told or axis.lines]
-        tails = [v for y in curves for v in y[len(y) // 5:]]
+        tails = [v for y in curves for v in y[len(y) // 5 :]]
         if tails:
             low, high = min(min(y) for y in curves), max(tails)
             margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
             axis.set_ylim(low - margin, high + margin)
         for i, (value, spread, colour) in enumerate(last_values(runs, name, key)):
-            axis.text(0.98, 0.96 - 0.085 * i, with_spread(fixed(4), value, spread), color=colour, ha="right", va="top",
-                      transform=axis.transAxes, fontweight="bold", fontsize=9,
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8})
+            axis.text(
+                0.98,
+                0.96 - 0.085 * i,
+                with_spread(fixed(4), value, spread),
+                color=colour,
+                ha="right",
+                va="top",
+                transform=axis.transAxes,
+                fontweight="bold",
+                fontsize=9,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
+            )
     if len(sets) > 1:
         figure.suptitle(title, fontweight="bold")
     legend(figure, axes)
@@ -123,8 +147,15 @@ def plot_over_layers(runs, title, label, over_time, per_layer, log=False, unit=F
         for i, (_, pick) in enumerate(per_layer):
             x, y = run.layers(pick)
             if x:
-                right.plot(x, y, color=run.colour, marker=run.marker, linestyle=DASHES[i % len(DASHES)], label=run.label,
-                           **markers_for(len(x)))
+                right.plot(
+                    x,
+                    y,
+                    color=run.colour,
+                    marker=run.marker,
+                    linestyle=DASHES[i % len(DASHES)],
+                    label=run.label,
+                    **markers_for(len(x)),
+                )
                 right_values += y
     if not right_values:
         plt.close(figure)
@@ -142,8 +173,10 @@ def plot_over_layers(runs, title, label, over_time, per_layer, log=False, unit=F
     layers_axis(right, runs)
     extra = []
     if len(per_layer) > 1:
-        extra = [(plt.Line2D([], [], color="#555555", linestyle=DASHES[i % len(DASHES)]), name)
-                 for i, (name, _) in enumerate(per_layer)]
+        extra = [
+            (plt.Line2D([], [], color="#555555", linestyle=DASHES[i % len(DASHES)]), name)
+            for i, (name, _) in enumerate(per_layer)
+        ]
     figure.suptitle(title, fontweight="bold")
     legend(figure, [left, right], extra)
     return figure
@@ -154,10 +187,12 @@ def plot_routers(runs):
     runs = [r for r in runs if r.routers(lambda m: m.get("max_over_mean"))[0]]
     if not runs:
         return None
-    panels = [("busiest expert, worst layer", "tokens over the mean", lambda m: m.get("max_over_mean"), 1.0),
-              ("balance loss, mean over layers", "loss (1: balanced)", lambda m: m.get("balance_loss"), 1.0),
-              ("z loss, mean over layers", "mean squared log-sum-exp", lambda m: m.get("z_loss"), 0.0),
-              ("experts without a token", "experts, all layers", lambda m: m.get("idle"), 0.0)]
+    panels = [
+        ("busiest expert, worst layer", "tokens over the mean", lambda m: m.get("max_over_mean"), 1.0),
+        ("balance loss, mean over layers", "loss (1: balanced)", lambda m: m.get("balance_loss"), 1.0),
+        ("z loss, mean over layers", "mean squared log-sum-exp", lambda m: m.get("z_loss"), 0.0),
+        ("experts without a token", "experts, all layers", lambda m: m.get("idle"), 0.0),
+    ]
     figure, axes = new_figure(6, 3.2)
     for axis, (title, label, pick, floor) in zip(axes, panels):
         curves = []
@@ -171,13 +206,23 @@ def plot_routers(runs):
         high = max(quantile(curves, 0.995) if curves else floor, floor)
         axis.set_ylim(floor, high + 0.08 * (high - floor) + 1e-3)
         tokens_axis(axis)
-    last = [("busiest expert, per layer", "tokens over the mean", "max_over_mean"),
-            ("evenness, per layer", "entropy of the loads / log experts", "entropy")]
+    last = [
+        ("busiest expert, per layer", "tokens over the mean", "max_over_mean"),
+        ("evenness, per layer", "entropy of the loads / log experts", "entropy"),
+    ]
     for axis, (title, label, key) in zip(axes[4:], last):
         for run in runs:
-            layers = [r["router"] for r in run.metrics if isinstance(r.get("router"), dict)][-1].get("layers") or []
-            axis.plot([l.get("layer") for l in layers], [l.get(key) for l in layers], color=run.colour, marker=run.marker,
-                      linestyle="none" if len(layers) == 1 else run.dash, label=run.label)
+            layers = [r["router"] for r in run.metrics if isinstance(r.get("router"), dict)][-1].get(
+                "layers"
+            ) or []
+            axis.plot(
+                [l.get("layer") for l in layers],
+                [l.get(key) for l in layers],
+                color=run.colour,
+                marker=run.marker,
+                linestyle="none" if len(layers) == 1 else run.dash,
+                label=run.label,
+            )
         axis.set_title(title + ", last step")
         axis.set_ylabel(label)
         axis.set_xlabel("layer")
@@ -192,7 +237,9 @@ def gate_picks(runs):
     count = max([r.gates() for r in runs], default=0)
 
     def pick(i):
-        return lambda layer: (layer.get("gate_scores") or [])[i] if i < len(layer.get("gate_scores") or []) else None
+        return lambda layer: (
+            (layer.get("gate_scores") or [])[i] if i < len(layer.get("gate_scores") or []) else None
+        )
 
     return [(f"gate {i + 1}", pick(i)) for i in range(count)]
 
@@ -201,33 +248,80 @@ def figures(runs):
     """(file name, figure, one sentence of explanation) of every plot there is data for."""
     gated = [r for r in runs if r.gates()]
     made = [
-        ("train_loss", lambda: plot_metric(runs, "loss", "Training loss", "loss (nats per token)"),
-         "Pale: every logged step. Strong: median and mean over 4 % of the run around it."),
-        ("validation_loss", lambda: plot_validation(runs, "loss", "Validation loss", "loss (nats per token)"),
-         "Held-out text, in file order. Numbers: the last evaluation, best first (of several seeds, the mean ± standard deviation)."),
-        ("validation_bits_per_byte", lambda: plot_validation(runs, "bits_per_byte", "Validation bits per byte", "bits per byte"),
-         "Comparable between tokenizers, and with the size of a compressed file."),
-        ("largest_residual",
-         lambda: plot_over_layers(runs, "Largest residual activation", "max |activation|",
-                          lambda e: (e.get("analysis") or {}).get("largest_residual"),
-                          [("after attention", lambda l: l.get("attention_residual_max")),
-                           ("after feed-forward", lambda l: l.get("ffn_residual_max"))], log=True),
-         "Massive activations: the largest absolute value in the residual stream after either branch."),
-        ("first_token_attention",
-         lambda: plot_over_layers(runs, "Attention on the first token", "share of attention",
-                          lambda e: (e.get("analysis") or {}).get("first_token_attention"),
-                          [("", lambda l: l.get("first_token_attention"))], unit=True),
-         "The attention sink: mean attention, over queries and heads, on the first visible key."),
-        ("gate_score",
-         lambda: plot_over_layers(gated, "Mean gate score", "mean score",
-                          lambda e: (e.get("analysis") or {}).get("mean_gate_score"), gate_picks(gated)) if gated else None,
-         "Below one half, a sigmoid gate closes more than it opens. Runs without gates have no line."),
-        ("routers", lambda: plot_routers(runs),
-         "Load of the experts in each logged step. The losses are before their coefficients. Runs without experts have no line."),
-        ("gradient_norm", lambda: plot_metric(runs, "grad_norm", "Gradient norm before clipping", "global L2 norm", log=True),
-         "Pale: every logged step. Strong: median and mean around it."),
+        (
+            "train_loss",
+            lambda: plot_metric(runs, "loss", "Training loss", "loss (nats per token)"),
+            "Pale: every logged step. Strong: median and mean over 4 % of the run around it.",
+        ),
+        (
+            "validation_loss",
+            lambda: plot_validation(runs, "loss", "Validation loss", "loss (nats per token)"),
+            "Held-out text, in file order. Numbers: the last evaluation, best first (of several seeds, the mean ± standard deviation).",
+        ),
+        (
+            "validation_bits_per_byte",
+            lambda: plot_validation(runs, "bits_per_byte", "Validation bits per byte", "bits per byte"),
+            "Comparable between tokenizers, and with the size of a compressed file.",
+        ),
+        (
+            "largest_residual",
+            lambda: plot_over_layers(
+                runs,
+                "Largest residual activation",
+                "max |activation|",
+                lambda e: (e.get("analysis") or {}).get("largest_residual"),
+                [
+                    ("after attention", lambda l: l.get("attention_residual_max")),
+                    ("after feed-forward", lambda l: l.get("ffn_residual_max")),
+                ],
+                log=True,
+            ),
+            "Massive activations: the largest absolute value in the residual stream after either branch.",
+        ),
+        (
+            "first_token_attention",
+            lambda: plot_over_layers(
+                runs,
+                "Attention on the first token",
+                "share of attention",
+                lambda e: (e.get("analysis") or {}).get("first_token_attention"),
+                [("", lambda l: l.get("first_token_attention"))],
+                unit=True,
+            ),
+            "The attention sink: mean attention, over queries and heads, on the first visible key.",
+        ),
+        (
+            "gate_score",
+            lambda: (
+                plot_over_layers(
+                    gated,
+                    "Mean gate score",
+                    "mean score",
+                    lambda e: (e.get("analysis") or {}).get("mean_gate_score"),
+                    gate_picks(gated),
+                )
+                if gated
+                else None
+            ),
+            "Below one half, a sigmoid gate closes more than it opens. Runs without gates have no line.",
+        ),
+        (
+            "routers",
+            lambda: plot_routers(runs),
+            "Load of the experts in each logged step. The losses are before their coefficients. Runs without experts have no line.",
+        ),
+        (
+            "gradient_norm",
+            lambda: plot_metric(
+                runs, "grad_norm", "Gradient norm before clipping", "global L2 norm", log=True
+            ),
+            "Pale: every logged step. Strong: median and mean around it.",
+        ),
         ("learning_rate", lambda: plot_metric(runs, "lr", "Learning rate", "learning rate", raw=False), ""),
-        ("tokens_per_second", lambda: plot_metric(runs, "tokens_per_second", "Speed", "tokens per second"),
-         "Between log lines, without evaluation and saving."),
+        (
+            "tokens_per_second",
+            lambda: plot_metric(runs, "tokens_per_second", "Speed", "tokens per second"),
+            "Between log lines, without evaluation and saving.",
+        ),
     ]
     return made

@@ -1,4 +1,5 @@
 """A run: run.json, config.yaml, status.json, metrics.jsonl, eval.jsonl and what `sluice analyze` left, and how it ended."""
+
 import functools
 import json
 import math
@@ -36,9 +37,17 @@ class Run:
             print(f"report: {path} is read by the program: {error}", file=sys.stderr)
             sys.exit(66)
         self.base = shapes.clean(os.path.basename(os.path.abspath(folder)))
-        self.title = self.name = shapes.clean(self.info.get("name") or self.base)  # name: label_runs makes it unambiguous
-        self.origin = " ".join([self.base, self.name, read_text(os.path.join(folder, "config.input.yaml")),
-                                read_text(os.path.join(folder, "cmdline.txt"))])
+        self.title = self.name = shapes.clean(
+            self.info.get("name") or self.base
+        )  # name: label_runs makes it unambiguous
+        self.origin = " ".join(
+            [
+                self.base,
+                self.name,
+                read_text(os.path.join(folder, "config.input.yaml")),
+                read_text(os.path.join(folder, "cmdline.txt")),
+            ]
+        )
         self.last = self.evals[-1] if self.evals else {}
         self.analysis = self.last.get("analysis") or {}
         self.deep = Analysis(os.path.join(folder, "analysis"))
@@ -63,11 +72,15 @@ class Run:
 
     def routers(self, pick):
         """(tokens, values) of what the routers of the logged steps did."""
-        return self._pairs([r for r in self.metrics if isinstance(r.get("router"), dict)], lambda r: pick(r["router"]))
+        return self._pairs(
+            [r for r in self.metrics if isinstance(r.get("router"), dict)], lambda r: pick(r["router"])
+        )
 
     def heads(self, key):
         """(tokens, values) of how evenly attention heads were open."""
-        return self._pairs([r for r in self.metrics if isinstance(r.get("heads"), dict)], lambda r: r["heads"].get(key))
+        return self._pairs(
+            [r for r in self.metrics if isinstance(r.get("heads"), dict)], lambda r: r["heads"].get(key)
+        )
 
     def eval_series(self, pick):
         return self._pairs(self.evals, pick)
@@ -85,7 +98,9 @@ class Run:
         return [x for x, _ in pairs], [y for _, y in pairs]
 
     def gates(self):
-        return max([len(layer.get("gate_scores") or []) for layer in self.analysis.get("layers") or []], default=0)
+        return max(
+            [len(layer.get("gate_scores") or []) for layer in self.analysis.get("layers") or []], default=0
+        )
 
     def events(self, key):
         """Tokens at which a counter (spikes, skipped) went up."""
@@ -143,13 +158,19 @@ class Run:
             "loss": self.set_mean("loss"),
             "ppl": mean_of_all(ppl.values()),
             "bpb": self.set_mean("bits_per_byte"),
-            "first_token_attention": either(total.get("first_token_attention"),
-                                            self.analysis.get("first_token_attention")),
+            "first_token_attention": either(
+                total.get("first_token_attention"), self.analysis.get("first_token_attention")
+            ),
             "gate_score": either(total.get("mean_gate_score"), self.analysis.get("mean_gate_score")),
-            "m_act": either(total.get("m_act_mean"), mean([number(l.get("ffn_residual_max")) for l in layers])),
-            "imbalance": either(total.get("imbalance"), self.analysis.get("imbalance"),
-                                self.deep.total.get("imbalance") if not heads else None,
-                                statistics.fmean(ema(heads)[-1:]) if heads else None),
+            "m_act": either(
+                total.get("m_act_mean"), mean([number(l.get("ffn_residual_max")) for l in layers])
+            ),
+            "imbalance": either(
+                total.get("imbalance"),
+                self.analysis.get("imbalance"),
+                self.deep.total.get("imbalance") if not heads else None,
+                statistics.fmean(ema(heads)[-1:]) if heads else None,
+            ),
         }
 
     # ---- how it ended
@@ -160,19 +181,26 @@ class Run:
         so, the last logged loss is not finite, or the median of the last twentieth of the losses lies more than 0.5 nats above
         the best such median."""
         losses = [number(r.get("loss")) for r in self.metrics]
-        step = self.status.get("step") or (self.metrics[-1]["step"] if self.metrics else self.last.get("step") or 0)
+        step = self.status.get("step") or (
+            self.metrics[-1]["step"] if self.metrics else self.last.get("step") or 0
+        )
         most = self.status.get("max_steps") or self.info.get("max_steps")
         at = f"step {step:,} of {most:,}" if most else f"step {step:,}"
         state = self.status.get("state")
         verdict, reason = self.verdict.get("event"), str(self.verdict.get("reason") or "")
-        if state != "done" and (verdict == "diverged" or state == "failed" and self.status.get("exit_code") == 78):
+        if state != "done" and (
+            verdict == "diverged" or state == "failed" and self.status.get("exit_code") == 78
+        ):
             return "diverged", f"diverged at {at}" + (f" ({reason[:80]})" if reason else "")
         if losses and losses[-1] is None:
             return "diverged", f"diverged: loss not finite, {at}"
         finite = [v for v in losses if v is not None]
         width = max(3, len(finite) // 20)
         if len(finite) >= 4 * width:
-            medians = [statistics.median(finite[i:i + width]) for i in range(0, len(finite) - width, max(1, width // 10))]
+            medians = [
+                statistics.median(finite[i : i + width])
+                for i in range(0, len(finite) - width, max(1, width // 10))
+            ]
             medians.append(statistics.median(finite[-width:]))
             if medians[-1] > min(medians) + 0.5:
                 return "diverged", f"diverged: loss {medians[-1]:.2f} after {min(medians):.2f}, {at}"
@@ -192,7 +220,14 @@ class Run:
         """The text of everything in the configuration that bears on results, except the seed; None without one."""
         if not self.config:
             return None
-        tree = {k: v for k, v in self.config.items() if k not in ("name", "run_dir", "log", "checkpoint", "parallel")}
-        tree["train"] = {k: v for k, v in (tree.get("train") or {}).items()
-                         if k not in ("seed", "threads", "device", "deterministic", "micro_batch_size", "recompute")}
+        tree = {
+            k: v
+            for k, v in self.config.items()
+            if k not in ("name", "run_dir", "log", "checkpoint", "parallel")
+        }
+        tree["train"] = {
+            k: v
+            for k, v in (tree.get("train") or {}).items()
+            if k not in ("seed", "threads", "device", "deterministic", "micro_batch_size", "recompute")
+        }
         return json.dumps(tree, sort_keys=True)

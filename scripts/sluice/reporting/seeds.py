@@ -1,5 +1,6 @@
 """The analyses of several seeds as one: means and standard deviations of everything in them that is a number. Standard library
 alone, but for arrays."""
+
 from typing import Any
 
 from .values import deviation, mean, number
@@ -9,8 +10,11 @@ def merged(trees: list[Any], how=mean) -> Any:
     """Trees of one shape as one: numbers by `how` (None where one of them has none), all else as in the first."""
     first = trees[0]
     if isinstance(first, dict):
-        return {key: merged([t[key] for t in trees], how) for key in first
-                if all(isinstance(t, dict) and key in t for t in trees)}
+        return {
+            key: merged([t[key] for t in trees], how)
+            for key in first
+            if all(isinstance(t, dict) and key in t for t in trees)
+        }
     if isinstance(first, list):
         return [merged(list(items), how) for items in zip(*[t if isinstance(t, list) else [] for t in trees])]
     if isinstance(first, str):
@@ -25,7 +29,9 @@ class SeedMean:
 
     def __init__(self, runs: list):
         latest = max([number(r.deep.data.get("step")) or 0 for r in runs if r.deep], default=0)
-        self.runs = [r for r in runs if r.deep and (number(r.deep.data.get("step")) or 0) == latest] or runs[:1]
+        self.runs = [r for r in runs if r.deep and (number(r.deep.data.get("step")) or 0) == latest] or runs[
+            :1
+        ]
         self.deep = self.runs[0].deep
         analyses = [r.deep.layers for r in self.runs]
         self.each = analyses

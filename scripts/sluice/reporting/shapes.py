@@ -2,46 +2,142 @@
 
 A shape is NUMBER, WHOLE, TEXT or ANY, a list of one shape, or a map of shapes, in which "*" stands for all other keys.
 """
+
 import math
 import sys
 import unicodedata
 from typing import Any, Callable
 
 NUMBER, WHOLE, TEXT, ANY = "a number", "a whole number", "text", "anything"
-LONGEST = 80    # letters of a name that a table or a legend shows
-TOLD = 5        # misfits told of each file
+LONGEST = 80  # letters of a name that a table or a legend shows
+TOLD = 5  # misfits told of each file
 NUMBERS = {"*": NUMBER}
 
-METRICS = {"step": WHOLE, "tokens": NUMBER, "loss": NUMBER, "grad_norm": NUMBER, "lr": NUMBER, "tokens_per_second": NUMBER, "seconds": NUMBER,
-           "spikes": NUMBER, "skipped": NUMBER, "heads": {"imbalance": NUMBER},
-           "router": {"max_over_mean": NUMBER, "balance_loss": NUMBER, "z_loss": NUMBER, "idle": NUMBER,
-                      "layers": [{"layer": NUMBER, "max_over_mean": NUMBER, "entropy": NUMBER}]}}
-EVALUATION = {"step": WHOLE, "tokens": NUMBER, "sets": {"*": {"loss": NUMBER, "perplexity": NUMBER, "bits_per_byte": NUMBER, "tokens": NUMBER}},
-              "analysis": {"layers": [{"gate_scores": [NUMBER], "first_token_attention": NUMBER, "attention_residual_max": NUMBER,
-                                       "ffn_residual_max": NUMBER}],
-                           "first_token_attention": NUMBER, "mean_gate_score": NUMBER, "largest_residual": NUMBER, "imbalance": NUMBER}}
-RUN = {"name": TEXT, "parameters": NUMBER, "parameters_active": NUMBER, "max_steps": WHOLE, "config_hash": TEXT, "device": TEXT}
+METRICS = {
+    "step": WHOLE,
+    "tokens": NUMBER,
+    "loss": NUMBER,
+    "grad_norm": NUMBER,
+    "lr": NUMBER,
+    "tokens_per_second": NUMBER,
+    "seconds": NUMBER,
+    "spikes": NUMBER,
+    "skipped": NUMBER,
+    "heads": {"imbalance": NUMBER},
+    "router": {
+        "max_over_mean": NUMBER,
+        "balance_loss": NUMBER,
+        "z_loss": NUMBER,
+        "idle": NUMBER,
+        "layers": [{"layer": NUMBER, "max_over_mean": NUMBER, "entropy": NUMBER}],
+    },
+}
+EVALUATION = {
+    "step": WHOLE,
+    "tokens": NUMBER,
+    "sets": {"*": {"loss": NUMBER, "perplexity": NUMBER, "bits_per_byte": NUMBER, "tokens": NUMBER}},
+    "analysis": {
+        "layers": [
+            {
+                "gate_scores": [NUMBER],
+                "first_token_attention": NUMBER,
+                "attention_residual_max": NUMBER,
+                "ffn_residual_max": NUMBER,
+            }
+        ],
+        "first_token_attention": NUMBER,
+        "mean_gate_score": NUMBER,
+        "largest_residual": NUMBER,
+        "imbalance": NUMBER,
+    },
+}
+RUN = {
+    "name": TEXT,
+    "parameters": NUMBER,
+    "parameters_active": NUMBER,
+    "max_steps": WHOLE,
+    "config_hash": TEXT,
+    "device": TEXT,
+}
 STATUS = {"state": TEXT, "step": WHOLE, "max_steps": WHOLE, "exit_code": WHOLE, "error": TEXT}
-JOURNAL = {"event": TEXT, "trial": TEXT, "folder": TEXT, "reason": TEXT, "host": TEXT, "code": WHOLE, "saved": WHOLE, "slot": WHOLE,
-           "step": WHOLE}
+JOURNAL = {
+    "event": TEXT,
+    "trial": TEXT,
+    "folder": TEXT,
+    "reason": TEXT,
+    "host": TEXT,
+    "code": WHOLE,
+    "saved": WHOLE,
+    "slot": WHOLE,
+    "step": WHOLE,
+}
 SOURCES = [{"name": TEXT, "path": TEXT, "weight": NUMBER}]
 CONFIGURATION = {
-    "model": {"hidden_size": WHOLE, "num_hidden_layers": WHOLE, "num_attention_heads": WHOLE, "num_key_value_heads": WHOLE, "head_dim": WHOLE,
-              "vocab_size": WHOLE, "norm_placement": TEXT, "branch_clip": NUMBER,
-              "attention": {"kind": TEXT, "output_norm": TEXT, "output_activation": TEXT, "head_balance": {"coefficient": NUMBER},
-                            "switch_heads": {"num_experts": WHOLE, "num_experts_per_tok": WHOLE, "projections": TEXT},
-                            "gates": [{"position": TEXT, "granularity": TEXT, "heads": TEXT, "combine": TEXT, "activation": TEXT,
-                                       "input": TEXT}]},
-              "moe": {"num_experts": WHOLE, "num_experts_per_tok": WHOLE}},
+    "model": {
+        "hidden_size": WHOLE,
+        "num_hidden_layers": WHOLE,
+        "num_attention_heads": WHOLE,
+        "num_key_value_heads": WHOLE,
+        "head_dim": WHOLE,
+        "vocab_size": WHOLE,
+        "norm_placement": TEXT,
+        "branch_clip": NUMBER,
+        "attention": {
+            "kind": TEXT,
+            "output_norm": TEXT,
+            "output_activation": TEXT,
+            "head_balance": {"coefficient": NUMBER},
+            "switch_heads": {"num_experts": WHOLE, "num_experts_per_tok": WHOLE, "projections": TEXT},
+            "gates": [
+                {
+                    "position": TEXT,
+                    "granularity": TEXT,
+                    "heads": TEXT,
+                    "combine": TEXT,
+                    "activation": TEXT,
+                    "input": TEXT,
+                }
+            ],
+        },
+        "moe": {"num_experts": WHOLE, "num_experts_per_tok": WHOLE},
+    },
     "data": {"seq_len": WHOLE, "train": SOURCES, "validation": SOURCES},
     "train": {"seed": WHOLE, "global_batch_size": WHOLE, "max_steps": WHOLE, "precision": TEXT},
-    "optimizer": {"type": TEXT, "lr": NUMBER, "warmup_steps": WHOLE, "rules": [{"match": ANY}]}, "eval": {}}
-GATE = {"position": TEXT, "mean": NUMBER, "std": NUMBER, "min": NUMBER, "max": NUMBER, "edges_min": NUMBER, "edges_max": NUMBER,
-        "histogram_50": [NUMBER]}
-ANALYSIS = {"step": WHOLE, "total": {"first_token_attention": NUMBER, "mean_gate_score": NUMBER, "m_act_mean": NUMBER, "imbalance": NUMBER},
-            "arrays": {"*": TEXT}, "maps": {"tokens": WHOLE}, "sets": [{"name": TEXT, "importance": [[NUMBER]]}],
-            "layers": [{"first_token_attention": NUMBER, "imbalance": NUMBER, "gates": [GATE], "attention_output": NUMBERS, "max": NUMBERS,
-                        "heads": {"importance": [NUMBER], "first_token_attention": [NUMBER]}}]}
+    "optimizer": {"type": TEXT, "lr": NUMBER, "warmup_steps": WHOLE, "rules": [{"match": ANY}]},
+    "eval": {},
+}
+GATE = {
+    "position": TEXT,
+    "mean": NUMBER,
+    "std": NUMBER,
+    "min": NUMBER,
+    "max": NUMBER,
+    "edges_min": NUMBER,
+    "edges_max": NUMBER,
+    "histogram_50": [NUMBER],
+}
+ANALYSIS = {
+    "step": WHOLE,
+    "total": {
+        "first_token_attention": NUMBER,
+        "mean_gate_score": NUMBER,
+        "m_act_mean": NUMBER,
+        "imbalance": NUMBER,
+    },
+    "arrays": {"*": TEXT},
+    "maps": {"tokens": WHOLE},
+    "sets": [{"name": TEXT, "importance": [[NUMBER]]}],
+    "layers": [
+        {
+            "first_token_attention": NUMBER,
+            "imbalance": NUMBER,
+            "gates": [GATE],
+            "attention_output": NUMBERS,
+            "max": NUMBERS,
+            "heads": {"importance": [NUMBER], "first_token_attention": [NUMBER]},
+        }
+    ],
+}
 
 Tell = Callable[[str, str], None]
 
@@ -49,8 +145,10 @@ Tell = Callable[[str, str], None]
 def clean(text: str, longest: int = LONGEST) -> str:
     """Without control characters and halves of characters, and not longer than `longest`."""
     if not text.isprintable():
-        text = "".join(" " if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") else letter for letter in text)
-    return text if len(text) <= longest else text[:longest - 1] + "…"
+        text = "".join(
+            " " if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") else letter for letter in text
+        )
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def empty(shape: Any) -> Any:
@@ -69,9 +167,9 @@ def fit(value: Any, shape: Any, tell: Tell, key: str = "") -> Any:
     if shape is TEXT and isinstance(value, (str, int, float)):
         return clean(str(value), 4096)
     if shape in (NUMBER, WHOLE) and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if isinstance(value, float) and (shape is NUMBER or value.is_integer() and abs(value) < 2 ** 63):
+        if isinstance(value, float) and (shape is NUMBER or value.is_integer() and abs(value) < 2**63):
             return (int(value) if shape is WHOLE else value) if math.isfinite(value) else None
-        if isinstance(value, int) and abs(value) < 2 ** 63:
+        if isinstance(value, int) and abs(value) < 2**63:
             return value
     expected = "a map" if isinstance(shape, dict) else "a list" if isinstance(shape, list) else shape
     tell(key, f"{expected} is expected")
@@ -100,9 +198,11 @@ class Misfits:
 
     def of_text(self, text: str) -> Tell:
         """The line of a key is the first one that names it."""
+
         def tell(key: str, what: str) -> None:
             found = max(0, text.find(f'"{key}"'), text.find(f"{key}:"))
             self.add(f"{text.count(chr(10), 0, found) + 1}: {clean(key)}: {what}; passed over")
+
         return tell
 
     def add(self, message: str) -> None:

@@ -1,4 +1,5 @@
 """How every plot looks, and the axes and legends they share. Needs matplotlib."""
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -9,12 +10,24 @@ from .values import short
 
 DASHES = ["-", "--", ":", "-."]
 
-plt.rcParams.update({
-    "figure.dpi": 130, "font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.grid": True,
-    "grid.color": "#dddddd", "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.edgecolor": "#888888", "legend.frameon": False, "lines.linewidth": 1.8,
-    "savefig.facecolor": "white",
-})
+plt.rcParams.update(
+    {
+        "figure.dpi": 130,
+        "font.size": 10,
+        "axes.titlesize": 11,
+        "axes.titleweight": "bold",
+        "axes.grid": True,
+        "grid.color": "#dddddd",
+        "grid.linewidth": 0.6,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": "#888888",
+        "legend.frameon": False,
+        "lines.linewidth": 1.8,
+        "savefig.facecolor": "white",
+    }
+)
 
 
 if "text.parse_math" in plt.rcParams:  # names of runs may hold dollar signs
@@ -58,7 +71,9 @@ def log_if_wide(axis, values, factor=20):
     positive = [v for v in values if v > 0]
     if positive and len(positive) == len(values) and max(positive) > factor * min(positive):
         axis.set_yscale("log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if max(positive) < 100 * min(positive) else (1.0,)))
+        axis.yaxis.set_major_locator(
+            LogLocator(subs=(1.0, 2.0, 5.0) if max(positive) < 100 * min(positive) else (1.0,))
+        )
         axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: short(v)))
         axis.yaxis.set_minor_formatter(NullFormatter())
         return True

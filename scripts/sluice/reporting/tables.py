@@ -1,4 +1,5 @@
 """Tables as text: cells are strings, so that Markdown, HTML and a terminal show the same. Standard library alone."""
+
 from . import paper as papers
 from .comparing import RULE
 from .groups import difference
@@ -9,10 +10,10 @@ from .values import DEVIATIONS, WINDOW, deviation, fixed, mean, number, short
 class Table:
     def __init__(self, title, spans, rows, notes=(), text="", bold=(), colours=()):
         self.title, self.rows, self.notes, self.text = title, rows, list(notes), text
-        self.spans = spans                                     # [(whose, [heading, ...])]
+        self.spans = spans  # [(whose, [heading, ...])]
         self.headings = [h for _, hs in spans for h in hs]
-        self.bold = set(bold)                                  # {(row, column)}
-        self.colours = list(colours)                           # of the dot before each row's first cell
+        self.bold = set(bold)  # {(row, column)}
+        self.colours = list(colours)  # of the dot before each row's first cell
 
 
 def count_or_few(value):
@@ -50,10 +51,19 @@ def overview(groups, baselines):
             delta = difference(group, baselines[group], key) if sign else None
             if delta and delta.better(sign):
                 bold.add((y, len(cells)))
-            cells.append(with_spread(write, group.value(key), group.spread(key) or None if key in COUNTS else group.spread(key)))
+            cells.append(
+                with_spread(
+                    write, group.value(key), group.spread(key) or None if key in COUNTS else group.spread(key)
+                )
+            )
         rows.append(cells)
-    return Table("", [("", ["variant", "n"]), ("", [heading for _, heading, *_ in COLUMNS])], rows,
-                 bold=bold, colours=[g.first.colour for g in groups])
+    return Table(
+        "",
+        [("", ["variant", "n"]), ("", [heading for _, heading, *_ in COLUMNS])],
+        rows,
+        bold=bold,
+        colours=[g.first.colour for g in groups],
+    )
 
 
 def difference_table(groups, baselines):
@@ -72,19 +82,34 @@ def difference_table(groups, baselines):
         rows.append(cells)
     if not rows:
         return None
-    return Table("Differences to the baseline", [("", ["variant", "less"]), ("", ["Δ " + heading for _, heading, _, _ in COMPARED])],
-                 rows, [RULE + " No difference (-): no seed that both have, other sets, or evaluations after other numbers of tokens."],
-                 bold=bold)
+    return Table(
+        "Differences to the baseline",
+        [("", ["variant", "less"]), ("", ["Δ " + heading for _, heading, _, _ in COMPARED])],
+        rows,
+        [
+            RULE
+            + " No difference (-): no seed that both have, other sets, or evaluations after other numbers of tokens."
+        ],
+        bold=bold,
+    )
 
 
 def seeds_table(groups):
     """Every run by itself, where there are several of a group; those of the same seed that are not counted come last."""
     if all(g.count() + len(g.twins) == 1 for g in groups):
         return None
-    rows = [[run.name, group.label, "-" if run.seed() is None else str(run.seed())] +
-            [write(run.measures[key]) for key, _, write, _, _ in COLUMNS] + [run.outcome[1]]
-            for group in groups for run in group.runs + group.twins]
-    return Table("Every run", [("", ["run", "variant", "seed"]), ("", [h for _, h, *_ in COLUMNS] + ["how it ended"])], rows)
+    rows = [
+        [run.name, group.label, "-" if run.seed() is None else str(run.seed())]
+        + [write(run.measures[key]) for key, _, write, _, _ in COLUMNS]
+        + [run.outcome[1]]
+        for group in groups
+        for run in group.runs + group.twins
+    ]
+    return Table(
+        "Every run",
+        [("", ["run", "variant", "seed"]), ("", [h for _, h, *_ in COLUMNS] + ["how it ended"])],
+        rows,
+    )
 
 
 def of_groups(groups, pick):
@@ -101,7 +126,7 @@ def sets_table(groups):
     if len(names) < 2:
         return None
     told = lambda pick, write: [with_spread(write, *pair) for pair in of_groups(groups, pick)]
-    if len(groups) > 6:   # one line per group, perplexities alone
+    if len(groups) > 6:  # one line per group, perplexities alone
         columns = [told(lambda run, n=name: run.perplexities().get(n), fixed(3)) for name in names]
         columns.append(told(lambda run: run.measures["ppl"], fixed(3)))
         rows = [[group.label, *cells] for group, cells in zip(groups, zip(*columns))]
@@ -109,9 +134,17 @@ def sets_table(groups):
     rows = []
     for name in names:
         value = lambda key: lambda run: number(((run.last.get("sets") or {}).get(name) or {}).get(key))
-        columns = [told(value("loss"), fixed(4)), told(lambda run: run.perplexities().get(name), fixed(3)),
-                   told(value("bits_per_byte"), fixed(4)), told(value("tokens"), short)]
-        rows += [[name, group.label, *cells] for group, cells in zip(groups, zip(*columns)) if any(c != "-" for c in cells)]
+        columns = [
+            told(value("loss"), fixed(4)),
+            told(lambda run: run.perplexities().get(name), fixed(3)),
+            told(value("bits_per_byte"), fixed(4)),
+            told(value("tokens"), short),
+        ]
+        rows += [
+            [name, group.label, *cells]
+            for group, cells in zip(groups, zip(*columns))
+            if any(c != "-" for c in cells)
+        ]
     return Table("", [("", ["set", "variant"]), ("", ["loss", "perplexity", "bits/byte", "tokens"])], rows)
 
 
@@ -119,22 +152,48 @@ def spike_table(groups):
     rows = []
     for group in groups:
         runs = group.runs
-        told = lambda pick, none="-": with_spread(lambda v: none if v is None else short(v),
-                                                  mean([pick(r) for r in runs]), deviation([pick(r) for r in runs]))
+        told = lambda pick, none="-": with_spread(
+            lambda v: none if v is None else short(v),
+            mean([pick(r) for r in runs]),
+            deviation([pick(r) for r in runs]),
+        )
         last = lambda key: told(lambda r: number(r.metrics[-1].get(key)) if r.metrics else None)
-        rows.append([group.label, str(group.count())] +
-                    [told(lambda r, i=i: number(r.spikes[0][i]), "too few losses") for i in range(len(THRESHOLDS))] +
-                    [told(lambda r: number(r.spikes[1])), told(lambda r: float(sum(number(m.get("loss")) is None for m in r.metrics))),
-                     last("spikes"), last("skipped"), group.state()])
-    return Table("Spikes in the training loss",
-                 [("", ["variant", "n"]), ("above the trailing line by more than", [f"{t:g}" for t in THRESHOLDS]),
-                  ("", ["losses looked at", "losses not finite", "spikes while training", "steps skipped", "how it ended"])],
-                 rows,
-                 [f"Means over all seeds, ± their standard deviation. Looked at are logged losses after twice the warm-up that have {WINDOW} "
-                  "before them; a line through those, which single outliers do not move (medians of the first and the last third, height: "
-                  f"median), gives the loss expected. A spike lies above it by more than the threshold and by more than {DEVIATIONS} "
-                  f"deviations (1.4826 times the median distance from the line). With fewer than {WINDOW} losses to look at: too few losses. "
-                  "Spikes while training: steps whose loss or gradient norm was 6 deviations above the last 128."])
+        rows.append(
+            [group.label, str(group.count())]
+            + [told(lambda r, i=i: number(r.spikes[0][i]), "too few losses") for i in range(len(THRESHOLDS))]
+            + [
+                told(lambda r: number(r.spikes[1])),
+                told(lambda r: float(sum(number(m.get("loss")) is None for m in r.metrics))),
+                last("spikes"),
+                last("skipped"),
+                group.state(),
+            ]
+        )
+    return Table(
+        "Spikes in the training loss",
+        [
+            ("", ["variant", "n"]),
+            ("above the trailing line by more than", [f"{t:g}" for t in THRESHOLDS]),
+            (
+                "",
+                [
+                    "losses looked at",
+                    "losses not finite",
+                    "spikes while training",
+                    "steps skipped",
+                    "how it ended",
+                ],
+            ),
+        ],
+        rows,
+        [
+            f"Means over all seeds, ± their standard deviation. Looked at are logged losses after twice the warm-up that have {WINDOW} "
+            "before them; a line through those, which single outliers do not move (medians of the first and the last third, height: "
+            f"median), gives the loss expected. A spike lies above it by more than the threshold and by more than {DEVIATIONS} "
+            f"deviations (1.4826 times the median distance from the line). With fewer than {WINDOW} losses to look at: too few losses. "
+            "Spikes while training: steps whose loss or gradient norm was 6 deviations above the last 128."
+        ],
+    )
 
 
 def lr_points(groups):
@@ -144,9 +203,15 @@ def lr_points(groups):
         lr = number(group.first.get("optimizer.lr"))
         if lr is None:
             continue
-        key = (group.variant, group.first.get("model.num_hidden_layers"), group.first.get("model.hidden_size"),
-               bool(group.first.get("model.moe.num_experts", 0)), papers.protocol(group.first, "dense"),
-               str(papers.shape(group.first)), str(group.first.get("train.max_steps")))
+        key = (
+            group.variant,
+            group.first.get("model.num_hidden_layers"),
+            group.first.get("model.hidden_size"),
+            bool(group.first.get("model.moe.num_experts", 0)),
+            papers.protocol(group.first, "dense"),
+            str(papers.shape(group.first)),
+            str(group.first.get("train.max_steps")),
+        )
         ladders.setdefault(key, []).append((lr, group))
     out = []
     for key, points in ladders.items():
@@ -161,12 +226,24 @@ def lr_table(groups):
     rows = []
     for name, points in lr_points(groups):
         for lr, group in points:
-            rows.append([name, f"{lr:g}", group.state(),
-                         "diverged" if group.diverged() else with_spread(fixed(4), group.value("loss"), group.spread("loss"))])
+            rows.append(
+                [
+                    name,
+                    f"{lr:g}",
+                    group.state(),
+                    "diverged"
+                    if group.diverged()
+                    else with_spread(fixed(4), group.value("loss"), group.spread("loss")),
+                ]
+            )
     if not rows:
         return None
-    return Table("Learning-rate tolerance", [("", ["variant", "learning rate", "state", "validation loss"])], rows,
-                 ["Mean ± standard deviation over seeds of the runs that did not diverge."])
+    return Table(
+        "Learning-rate tolerance",
+        [("", ["variant", "learning rate", "state", "validation loss"])],
+        rows,
+        ["Mean ± standard deviation over seeds of the runs that did not diverge."],
+    )
 
 
 def missing_pieces(runs):
@@ -174,11 +251,15 @@ def missing_pieces(runs):
     out = []
     for run in runs:
         if not run.deep:
-            out.append(f"{run.name}: no analysis of this run, so it is in no figure of layers and heads; "
-                       f"sluice analyze {run.folder} -o {run.folder}/analysis")
+            out.append(
+                f"{run.name}: no analysis of this run, so it is in no figure of layers and heads; "
+                f"sluice analyze {run.folder} -o {run.folder}/analysis"
+            )
         elif not run.deep_is_current():
-            out.append(f"{run.name}: the analysis is of step {run.deep.data.get('step')}, the last evaluation of step "
-                       f"{run.last.get('step')}: figures of layers and heads show the former, tables the latter")
+            out.append(
+                f"{run.name}: the analysis is of step {run.deep.data.get('step')}, the last evaluation of step "
+                f"{run.last.get('step')}: figures of layers and heads show the former, tables the latter"
+            )
         if not run.evals:
             out.append(f"{run.name}: no evaluation yet (eval.jsonl)")
         if not run.config:

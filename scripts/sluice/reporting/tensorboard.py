@@ -1,4 +1,5 @@
 """Names for TensorBoard: a folder per variant with its seeds in it, each a link to the run's own events."""
+
 import os
 import re
 

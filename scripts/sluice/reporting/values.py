@@ -1,4 +1,5 @@
 """Numbers: how they are read, written, smoothed, counted and compared. Standard library alone."""
+
 import math
 import statistics
 
@@ -16,7 +17,11 @@ def short(value, digits=3):
         return "-"
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.{digits}g}{unit}" if abs(value) < 1000 * size else f"{value / size:.0f}{unit}"
+            return (
+                f"{value / size:.{digits}g}{unit}"
+                if abs(value) < 1000 * size
+                else f"{value / size:.0f}{unit}"
+            )
     return f"{value:.{digits}g}"
 
 
@@ -48,7 +53,7 @@ def smooth(values, share=0.02):
     reach = max(1, int(share * len(values)))
 
     def over_windows(average, data):
-        return [average(data[i - min(reach, i):i + min(reach, i) + 1]) for i in range(len(data))]
+        return [average(data[i - min(reach, i) : i + min(reach, i) + 1]) for i in range(len(data))]
 
     return over_windows(statistics.fmean, over_windows(statistics.median, values))
 
@@ -66,8 +71,8 @@ def quantile(values, q):
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-WINDOW = 40      # logged losses that a loss is held against
-DEVIATIONS = 5   # of those around their line
+WINDOW = 40  # logged losses that a loss is held against
+DEVIATIONS = 5  # of those around their line
 
 
 def expectation(window):
@@ -88,7 +93,7 @@ def count_spikes(values, thresholds=(0.1, 0.2, 0.5), skip=0):
         return [None] * len(thresholds), len(places)
     above = []
     for i in places:
-        expected, deviation = expectation(values[i - WINDOW:i])
+        expected, deviation = expectation(values[i - WINDOW : i])
         above.append(values[i] - expected if values[i] - expected > DEVIATIONS * deviation else 0.0)
     return [sum(a > t for a in above) for t in thresholds], len(places)
 

@@ -27,6 +27,7 @@ OUTPUT/logs has what each trial printed. SIGINT and SIGTERM let the trials save;
 Exit codes: 0 every trial has its result (done, stopped by a rule, diverged), 75 interrupted, 64 a mistake in the files, 73 the sweep
 or a folder is somebody else's, otherwise the worst of the trials that failed.
 """
+
 import argparse
 import os
 import sys
@@ -42,7 +43,9 @@ COMMANDS = ("plan", "run", "status", "table", "slurm", "trial")
 
 
 def options_of(arguments):
-    parser = argparse.ArgumentParser(prog="scripts/sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("file", metavar="FILE", help="the sweep file")
     parser.add_argument("trial", metavar="TRIAL", nargs="?", help="of `trial`: number or hash")
@@ -50,12 +53,23 @@ def options_of(arguments):
     parser.add_argument("--sluice", help="the program (default: SLUICE in the environment, or build/sluice)")
     parser.add_argument("--slots", type=int, help="instead of resources.slots")
     parser.add_argument("--threads", type=int, help="instead of resources.threads")
-    parser.add_argument("--retry", action="append", default=[], choices=["failed", "stopped", "diverged"],
-                        help="run: trials that ended so go on from their last checkpoint; repeatable")
+    parser.add_argument(
+        "--retry",
+        action="append",
+        default=[],
+        choices=["failed", "stopped", "diverged"],
+        help="run: trials that ended so go on from their last checkpoint; repeatable",
+    )
     parser.add_argument("--launcher", help="what starts the ranks of a trial, instead of scripts/launch")
-    parser.add_argument("--baseline", metavar="NAME", help="table: the configuration that the others are compared with (default: of "
-                                                           "each model size the first plain transformer, or the first)")
-    parser.add_argument("--every", type=float, default=60, help="run: seconds between lines of progress, outside a terminal")
+    parser.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="table: the configuration that the others are compared with (default: of "
+        "each model size the first plain transformer, or the first)",
+    )
+    parser.add_argument(
+        "--every", type=float, default=60, help="run: seconds between lines of progress, outside a terminal"
+    )
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         arguments = ["plan", *arguments]
     options = parser.parse_args(arguments)
@@ -116,13 +130,19 @@ def train(options):
     elif options.command == "table":
         show_results(sweep, state.looks(sweep.trials, output), output, options.baseline)
     elif options.command == "slurm":
-        waiting = [look.trial for look in state.looks(sweep.trials, output).values() if look.state not in state.ENDS]
+        waiting = [
+            look.trial for look in state.looks(sweep.trials, output).values() if look.state not in state.ENDS
+        ]
         if not waiting:
             print("Nothing is left to train.")
             return 0
-        path = slurm.write(sweep, waiting, os.path.abspath(output), sluice, folder, sweep.resources.threads or 1)
-        print(f"{len(waiting)} of {len(sweep.trials)} trials, {sweep.resources.slots} at once. From {folder}:\n  sbatch {path}\n"
-              f"Then: scripts/sweep status {options.file}")
+        path = slurm.write(
+            sweep, waiting, os.path.abspath(output), sluice, folder, sweep.resources.threads or 1
+        )
+        print(
+            f"{len(waiting)} of {len(sweep.trials)} trials, {sweep.resources.slots} at once. From {folder}:\n  sbatch {path}\n"
+            f"Then: scripts/sweep status {options.file}"
+        )
     else:
         os.makedirs(output, exist_ok=True)
         work = runner.Runner(sweep, output, sluice, options.launcher, text.Display(options.every))
@@ -146,7 +166,13 @@ def main():
     except (Refused, Mistake, program.NoProgram) as mistake:
         sys.stdout.flush()
         print(f"sweep: {mistake}", file=sys.stderr)
-        return mistake.code if isinstance(mistake, Mistake) else 66 if isinstance(mistake, program.NoProgram) else 64
+        return (
+            mistake.code
+            if isinstance(mistake, Mistake)
+            else 66
+            if isinstance(mistake, program.NoProgram)
+            else 64
+        )
     except KeyboardInterrupt:  # before anything was begun
         return 130
     except BrokenPipeError:

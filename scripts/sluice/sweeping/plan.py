@@ -1,4 +1,5 @@
 """What the program says of every trial before it is run: its hash, its folder, its cost."""
+
 import concurrent.futures
 import errno
 import json
@@ -21,11 +22,18 @@ class Mistake(Exception):
 def asked(program, trial, ranks):
     command = [program, "plan", trial.base, *trial.overrides(), "--ranks", str(ranks), "--json"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=working_folder())
+        done = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=working_folder()
+        )
     except OSError as error:
         if error.errno == errno.E2BIG:
-            raise Mistake(64, f"{trial.base_node.path}: the values of {trial.name} are too long for a command line") from None
-        raise Mistake(66, f"{program}: {error.strerror}; build it, or say where it is: --sluice, or SLUICE in the environment") from None
+            raise Mistake(
+                64, f"{trial.base_node.path}: the values of {trial.name} are too long for a command line"
+            ) from None
+        raise Mistake(
+            66,
+            f"{program}: {error.strerror}; build it, or say where it is: --sluice, or SLUICE in the environment",
+        ) from None
     if done.returncode != 0:
         return done.returncode, done.stderr.strip()
     return 0, json.loads(done.stdout)
@@ -46,10 +54,15 @@ def add_plans(sweep, program, output):
     for trial, (code, answer) in zip(sweep.trials, answers):
         if code != 0:
             node = place(trial, answer)
-            raise Mistake(code, f"{node.path}:{node.line}:{node.column}: the trial {trial.name} cannot be:\n{answer}")
+            raise Mistake(
+                code, f"{node.path}:{node.line}:{node.column}: the trial {trial.name} cannot be:\n{answer}"
+            )
         trial.plan, trial.hash = answer, answer["config_hash"]
         if answer["steps"] <= 0:
-            raise Mistake(64, f"{trial.base_node.path}:{trial.base_node.line}: {trial.name} has no length: set train.max_steps or train.max_tokens")
+            raise Mistake(
+                64,
+                f"{trial.base_node.path}:{trial.base_node.line}: {trial.name} has no length: set train.max_steps or train.max_tokens",
+            )
     # Folders are found by their hash: names may change with the sweep file.
     existing = {}
     for entry in sorted(os.listdir(output)) if os.path.isdir(output) else []:
@@ -59,7 +72,9 @@ def add_plans(sweep, program, output):
     for trial in sweep.trials:
         found = existing.get(trial.hash[:PREFIX], [])
         if len(found) > 1:
-            raise Mistake(73, f"{output} holds {' and '.join(found)}, which are one configuration; keep one of them")
+            raise Mistake(
+                73, f"{output} holds {' and '.join(found)}, which are one configuration; keep one of them"
+            )
         trial.folder = os.path.join(output, found[0] if found else f"{trial.name}-{trial.hash[:PREFIX]}")
         if trial.hash in first:
             merged.append((trial, first[trial.hash]))

@@ -1,4 +1,5 @@
 """Runs trials in slots of this machine: starts, watches, stops, and starts again what was lost."""
+
 import ctypes
 import fcntl
 import os
@@ -102,7 +103,10 @@ class Running:
                 for record in records:
                     holds = rule.holds(record)
                     if holds is None:
-                        say(f"{self.trial.name}: its records have no {rule.metric}, which stop_if asks for; they have {', '.join(record)}", once=rule)
+                        say(
+                            f"{self.trial.name}: its records have no {rule.metric}, which stop_if asks for; they have {', '.join(record)}",
+                            once=rule,
+                        )
                     elif holds and found is None:
                         found = (rule, record)
         return found
@@ -116,7 +120,13 @@ class Running:
 
 class Runner:
     def __init__(self, sweep, output, program, launcher, display):
-        self.sweep, self.output, self.program, self.launcher, self.display = sweep, output, program, launcher, display
+        self.sweep, self.output, self.program, self.launcher, self.display = (
+            sweep,
+            output,
+            program,
+            launcher,
+            display,
+        )
         self.journal = state.Journal(output)
         self.running = {}  # slot: Running
         self.not_before = {}  # hash: when a lost trial is started again
@@ -136,7 +146,9 @@ class Runner:
     def threads(self):
         """Of each rank; the machine shared by the slots when nothing is said."""
         resources = self.sweep.resources
-        return resources.threads or max(1, len(os.sched_getaffinity(0)) // (resources.slots * resources.procs))
+        return resources.threads or max(
+            1, len(os.sched_getaffinity(0)) // (resources.slots * resources.procs)
+        )
 
     @staticmethod
     def run_dir(trial):
@@ -146,25 +158,44 @@ class Runner:
 
     def command(self, trial):
         ranks = self.sweep.resources.procs
-        program = [self.program, "train", trial.base, *trial.overrides(), f"name={trial.name}", f"run_dir={self.run_dir(trial)}",
-                   f"train.threads={self.threads()}"]
+        program = [
+            self.program,
+            "train",
+            trial.base,
+            *trial.overrides(),
+            f"name={trial.name}",
+            f"run_dir={self.run_dir(trial)}",
+            f"train.threads={self.threads()}",
+        ]
         if self.launcher:
             words = shlex.split(self.launcher)
             if os.sep in words[0]:
                 words[0] = os.path.abspath(words[0])
             return [*words, *program]
-        return program if ranks == 1 else [os.path.join(SCRIPTS, "launch"), "-n", str(ranks), "--restarts", "0", *program]
+        return (
+            program
+            if ranks == 1
+            else [os.path.join(SCRIPTS, "launch"), "-n", str(ranks), "--restarts", "0", *program]
+        )
 
     def environment(self, slot):
         environment = dict(os.environ)
         wanted = self.sweep.resources.gpus
-        if wanted is not None and slot is not None:  # more slots than GPUs share them in turn; a cluster's job has its own
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[(slot * wanted + i) % len(self.gpus)] for i in range(wanted))
+        if (
+            wanted is not None and slot is not None
+        ):  # more slots than GPUs share them in turn; a cluster's job has its own
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+                self.gpus[(slot * wanted + i) % len(self.gpus)] for i in range(wanted)
+            )
         return environment
 
     def stop_signal(self):
         """What ends a trial: srun hands SIGUSR1 on, and the ranks save."""
-        return signal.SIGUSR1 if self.launcher and os.path.basename(shlex.split(self.launcher)[0]) == "srun" else signal.SIGTERM
+        return (
+            signal.SIGUSR1
+            if self.launcher and os.path.basename(shlex.split(self.launcher)[0]) == "srun"
+            else signal.SIGTERM
+        )
 
     # ---- one trial
 
@@ -184,11 +215,21 @@ class Runner:
                 return None
             if look.foreign():
                 raise Mistake(73, f"{trial.folder} is another training's: {look.foreign()}")
-            self.journal.add("started", trial, slot=slot, host=state.HOST, saved=state.saved_step(trial.folder))
+            self.journal.add(
+                "started", trial, slot=slot, host=state.HOST, saved=state.saved_step(trial.folder)
+            )
             parent, number = os.getpid(), self.stop_signal()
             # A group of its own: a terminal's Ctrl-C reaches us alone.
-            process = subprocess.Popen(self.command(trial), env=self.environment(slot), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                       cwd=working_folder(), start_new_session=True, preexec_fn=lambda: before_exec(parent, number))
+            process = subprocess.Popen(
+                self.command(trial),
+                env=self.environment(slot),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=working_folder(),
+                start_new_session=True,
+                preexec_fn=lambda: before_exec(parent, number),
+            )
         finally:
             os.close(log)
         return Running(look, process, slot)
@@ -260,7 +301,9 @@ class Runner:
         while self.told_signals < self.signals:
             self.told_signals += 1
             if self.told_signals == 1:
-                self.display.say(f"stopping: what runs saves and ends (trials: {len(self.running)}); a second signal kills it")
+                self.display.say(
+                    f"stopping: what runs saves and ends (trials: {len(self.running)}); a second signal kills it"
+                )
             for running in self.running.values():
                 if self.told_signals == 1:
                     running.signal(self.stop_signal())
@@ -291,7 +334,11 @@ class Runner:
             if trial.hash in ours or look.state in state.ENDS:
                 continue
             left = True
-            if free and look.state in (WAITING, PAUSED) and self.not_before.get(trial.hash, 0) <= time.monotonic():
+            if (
+                free
+                and look.state in (WAITING, PAUSED)
+                and self.not_before.get(trial.hash, 0) <= time.monotonic()
+            ):
                 running = self.start(trial, free[0])
                 if running:
                     self.running[free.pop(0)] = running
@@ -304,20 +351,27 @@ class Runner:
         """Nothing is begun where a folder is another's."""
         for look in state.looks(self.sweep.trials, self.output).values():
             if look.foreign():
-                raise Mistake(73, f"{look.trial.folder} is another training's: {look.foreign()}; move it away")
+                raise Mistake(
+                    73, f"{look.trial.folder} is another training's: {look.foreign()}; move it away"
+                )
 
     def own(self):
         """Takes the sweep's lock; it ends with this process."""
         path = os.path.join(self.output, "sweep.lock")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        end = time.monotonic() + 2  # a child of a killed sweep may have it for a moment, until it is a program of its own
+        end = (
+            time.monotonic() + 2
+        )  # a child of a killed sweep may have it for a moment, until it is a program of its own
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError:
                 if time.monotonic() > end:
-                    raise Mistake(73, f"{self.output} is in use by another sweep ({os.pread(fd, 200, 0).decode('utf-8', 'replace')})") from None
+                    raise Mistake(
+                        73,
+                        f"{self.output} is in use by another sweep ({os.pread(fd, 200, 0).decode('utf-8', 'replace')})",
+                    ) from None
                 time.sleep(0.05)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"pid {os.getpid()} on {state.HOST}".encode(), 0)
@@ -342,7 +396,9 @@ class Runner:
                     break
             self.display.refresh(self.running)
             time.sleep(0.05)
-        failed = [look for look in state.looks(self.sweep.trials, self.output).values() if look.state == FAILED]
+        failed = [
+            look for look in state.looks(self.sweep.trials, self.output).values() if look.state == FAILED
+        ]
         return max([int(look.verdict.get("code") or 70) for look in failed], default=0)
 
     def run_one(self, trial):
@@ -351,7 +407,10 @@ class Runner:
             signal.signal(number, self.on_signal)
         look = self.look(trial)
         if look.state in state.ENDS:
-            self.display.say(f"{trial.name} is {look.state}" + (f": {look.verdict['reason']}" if look.verdict.get("reason") else ""))
+            self.display.say(
+                f"{trial.name} is {look.state}"
+                + (f": {look.verdict['reason']}" if look.verdict.get("reason") else "")
+            )
             return int(look.verdict.get("code") or 70) if look.state == FAILED else 0
         running = self.start(trial, None)
         if running is None:
@@ -366,4 +425,3 @@ class Runner:
             return int(look.verdict.get("code") or 70) if look.state == FAILED else 0
         code = running.process.returncode
         return 75 if self.signals else 128 - code if code < 0 else code
-

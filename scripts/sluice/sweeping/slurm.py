@@ -1,4 +1,5 @@
 """The sweep as one Slurm job array: each task trains one trial, and comes back after a stop or a lost rank."""
+
 import os
 import shlex
 
@@ -50,7 +51,10 @@ def refuse_control_characters(**paths):
     """A newline in a comment or a #SBATCH line would end it, and what follows it would be run."""
     for what, path in paths.items():
         if unprintable(path):
-            raise Mistake(64, f"{what} {path!r} has a control character or is not UTF-8: not written into a script; rename it")
+            raise Mistake(
+                64,
+                f"{what} {path!r} has a control character or is not UTF-8: not written into a script; rename it",
+            )
 
 
 def write(sweep, trials, output, program, source, threads):
@@ -58,13 +62,32 @@ def write(sweep, trials, output, program, source, threads):
     refuse_control_characters(sweep=sweep.path, output=output, program=program, folder=source)
     command = "scripts/sweep" if IN_CHECKOUT else shlex.quote(os.path.join(SCRIPTS, "sweep"))
     resources, path = sweep.resources, os.path.join(output, "array.sbatch")
-    options = [("cpus-per-task", threads), ("gpus", resources.gpus or None), ("time", resources.time),
-               ("partition", resources.partition), ("account", resources.account), ("qos", resources.qos), ("constraint", resources.constraint),
-               ("mem", resources.memory)]
+    options = [
+        ("cpus-per-task", threads),
+        ("gpus", resources.gpus or None),
+        ("time", resources.time),
+        ("partition", resources.partition),
+        ("account", resources.account),
+        ("qos", resources.qos),
+        ("constraint", resources.constraint),
+        ("mem", resources.memory),
+    ]
     text = SCRIPT.format(
-        command=command, sweep=shlex.quote(os.path.abspath(sweep.path)), script=shlex.quote(path), name=sweep.name, last=len(trials) - 1, slots=resources.slots,
-        nodes=resources.nodes, procs=resources.procs, more="".join(f"#SBATCH --{k}={v}\n" for k, v in options if v is not None),
-        output=shlex.quote(output), log=shlex.quote(output.replace("%", "%%") + "/logs/slurm-%A_%a.log"), source=shlex.quote(source), trials=" ".join(t.hash[:12] for t in trials), program=shlex.quote(program))
+        command=command,
+        sweep=shlex.quote(os.path.abspath(sweep.path)),
+        script=shlex.quote(path),
+        name=sweep.name,
+        last=len(trials) - 1,
+        slots=resources.slots,
+        nodes=resources.nodes,
+        procs=resources.procs,
+        more="".join(f"#SBATCH --{k}={v}\n" for k, v in options if v is not None),
+        output=shlex.quote(output),
+        log=shlex.quote(output.replace("%", "%%") + "/logs/slurm-%A_%a.log"),
+        source=shlex.quote(source),
+        trials=" ".join(t.hash[:12] for t in trials),
+        program=shlex.quote(program),
+    )
     os.makedirs(os.path.join(output, "logs"), exist_ok=True)
     temporary = path + ".tmp"
     with open(temporary, "w", encoding="utf-8") as file:

@@ -1,4 +1,5 @@
 """What has become of the trials: the journal, the run folders, and locks that end with the processes that hold them."""
+
 import fcntl
 import json
 import os
@@ -85,7 +86,11 @@ def saved_step(folder):
     steps = [0]
     try:
         for name in os.listdir(os.path.join(folder, "ckpt")):
-            if name.startswith("step_") and name[5:].isdigit() and os.path.exists(os.path.join(folder, "ckpt", name, "MANIFEST.json")):
+            if (
+                name.startswith("step_")
+                and name[5:].isdigit()
+                and os.path.exists(os.path.join(folder, "ckpt", name, "MANIFEST.json"))
+            ):
                 steps.append(int(name[5:]))
     except OSError:
         pass
@@ -100,7 +105,13 @@ class Journal:
 
     def add(self, event, trial, **more):
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = {"time": now, "event": event, "trial": trial.hash, "folder": os.path.basename(trial.folder), **more}
+        line = {
+            "time": now,
+            "event": event,
+            "trial": trial.hash,
+            "folder": os.path.basename(trial.folder),
+            **more,
+        }
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)  # nodes of a cluster share it
@@ -149,7 +160,9 @@ class Look:
     def judge(self):
         if self.run and self.status.get("state") == DONE:
             return DONE
-        if self.verdict and (self.verdict["event"] != DONE or self.run):  # done, but its folder is gone: it is run again
+        if self.verdict and (
+            self.verdict["event"] != DONE or self.run
+        ):  # done, but its folder is gone: it is run again
             return self.verdict["event"]
         if self.locked:
             return RUNNING
@@ -170,7 +183,9 @@ class Look:
     def slot(self):
         """Which of this machine's slots it occupies, if it runs here without us; else None."""
         started = [e for e in self.events if e["event"] == "started"]
-        return started[-1].get("slot") if self.locked and started and started[-1].get("host") == HOST else None
+        return (
+            started[-1].get("slot") if self.locked and started and started[-1].get("host") == HOST else None
+        )
 
     def progress(self):
         """Newest record of metrics.jsonl, or {}."""

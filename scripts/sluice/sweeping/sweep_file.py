@@ -1,4 +1,5 @@
 """What a sweep file says, checked, and the list of trials it means."""
+
 import glob
 import itertools
 import math
@@ -10,7 +11,12 @@ from ..yaml import Refused  # noqa: F401
 from .text import unprintable
 
 KEYS = ("name", "output", "base", "set", "grid", "paired", "seeds", "resources", "stop_if")
-OPERATORS = {">": lambda a, b: a > b, ">=": lambda a, b: a >= b, "<": lambda a, b: a < b, "<=": lambda a, b: a <= b}
+OPERATORS = {
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+}
 SEED = "train.seed"
 # Sections and keys of a trial that are the sweep's own to say.
 OWN = ("name", "run_dir", "train.threads")
@@ -24,7 +30,11 @@ class StopRule:
         self.metric, self.op, self.value, self.after_steps = metric, op, value, after_steps
 
     def __str__(self):
-        text = f"{self.metric} not finite" if self.op == "nonfinite" else f"{self.metric} {self.op} {self.value:g}"
+        text = (
+            f"{self.metric} not finite"
+            if self.op == "nonfinite"
+            else f"{self.metric} {self.op} {self.value:g}"
+        )
         return text + (f" after step {self.after_steps}" if self.after_steps else "")
 
     def holds(self, record):
@@ -44,6 +54,7 @@ class StopRule:
 
 class Resources:
     """Of one trial; slots: how many trials at once."""
+
     NUMBERS = {"slots": 1, "threads": 0, "procs": 1, "gpus": None, "nodes": 1}
     WORDS = ("time", "partition", "account", "qos", "constraint", "memory")
 
@@ -64,7 +75,9 @@ class Trial:
 
     def overrides(self):
         """key=value..., in the order in which later ones win."""
-        return [f"{key}={node.flow()}" for key, node in self.values.items()] + ([f"{SEED}={self.seed.text}"] if self.seed else [])
+        return [f"{key}={node.flow()}" for key, node in self.values.items()] + (
+            [f"{SEED}={self.seed.text}"] if self.seed else []
+        )
 
     def configuration(self):
         """What its seeds have in common."""
@@ -79,13 +92,17 @@ class SweepFile:
             root.refuse("a sweep file is a map: base, grid, seeds, ...")
         self.check_keys(root, KEYS, "")
         if unprintable(path):
-            root.refuse("the sweep file's own name or folder has a control character or is not UTF-8; rename it")
+            root.refuse(
+                "the sweep file's own name or folder has a control character or is not UTF-8; rename it"
+            )
         self.check_letters(root)
         self.name = self.text(root, "name", os.path.splitext(os.path.basename(path))[0])
         # A folder of this name is made in runs/sweeps/.
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", self.name) or not self.name.strip("."):
-            (self.part("name") or root).refuse(f"the name {self.name!r}: a name has 1 to 100 letters, digits, . _ and - only, and not "
-                                               "dots alone; set name")
+            (self.part("name") or root).refuse(
+                f"the name {self.name!r}: a name has 1 to 100 letters, digits, . _ and - only, and not "
+                "dots alone; set name"
+            )
         self.output = self.text(root, "output", os.path.join("runs", "sweeps", self.name))
         self.bases = self.read_bases()
         self.common = self.read_overrides(self.part("set"), "set")
@@ -131,7 +148,9 @@ class SweepFile:
         if node is None:
             return default
         try:
-            value = kind(node.text if node.kind == "scalar" and not node.quoted and len(node.text) < 19 else "")
+            value = kind(
+                node.text if node.kind == "scalar" and not node.quoted and len(node.text) < 19 else ""
+            )
         except ValueError:
             node.refuse(f"{key} is a{' whole' if kind is int else ''} number of at most 18 digits")
         if not math.isfinite(value):
@@ -163,7 +182,9 @@ class SweepFile:
 
     def check_override(self, key, node):
         if key in OWN:
-            node.refuse(f"{key} is the sweep's to set" + ("; see resources.threads" if key == "train.threads" else ""))
+            node.refuse(
+                f"{key} is the sweep's to set" + ("; see resources.threads" if key == "train.threads" else "")
+            )
         if key == SEED:
             node.refuse(f"{SEED}: give the list `seeds` instead")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.\[\]]*", key):
@@ -206,7 +227,9 @@ class SweepFile:
         rows = [self.read_overrides(item, "each item of paired") for item in node.items]
         for item, row in zip(node.items, rows):
             if set(row) != set(rows[0]):
-                item.refuse("every item of paired gives the same keys as the first one: " + ", ".join(rows[0]))
+                item.refuse(
+                    "every item of paired gives the same keys as the first one: " + ", ".join(rows[0])
+                )
             for key, value in row.items():
                 self.taken(key, value, ("grid", self.grid), ("set", self.common))
         return rows
@@ -234,14 +257,20 @@ class SweepFile:
             node.refuse("resources holds `key: value` pairs")
         self.check_keys(node, (*Resources.NUMBERS, *Resources.WORDS), "resources.")
         for name, default in Resources.NUMBERS.items():
-            setattr(resources, name, self.number(node, name, default, least=0 if name in ("gpus", "threads") else 1))
+            setattr(
+                resources,
+                name,
+                self.number(node, name, default, least=0 if name in ("gpus", "threads") else 1),
+            )
         for name in Resources.WORDS:
             word = self.text(node, name)
             if word is not None and not re.fullmatch(r"[A-Za-z0-9:._,+&|@*()\[\]-]+", word):
                 node.entries[name].refuse(f"resources.{name} is no word for Slurm")
             setattr(resources, name, word)
         if resources.procs % resources.nodes:
-            node.refuse(f"resources.procs ({resources.procs}) is a multiple of resources.nodes ({resources.nodes})")
+            node.refuse(
+                f"resources.procs ({resources.procs}) is a multiple of resources.nodes ({resources.nodes})"
+            )
         return resources
 
     def read_rules(self):
@@ -257,19 +286,32 @@ class SweepFile:
                 item.entries["op"].refuse(f"stop_if.op is one of {' '.join(OPERATORS)} nonfinite")
             if (self.part("value", item) is None) != (op == "nonfinite"):
                 item.refuse("stop_if.value goes with > >= < <=, and with them only")
-            rules.append(StopRule(metric, op, self.number(item, "value", None, kind=float),
-                                  self.number(item, "after_steps", 0, least=0)))
+            rules.append(
+                StopRule(
+                    metric,
+                    op,
+                    self.number(item, "value", None, kind=float),
+                    self.number(item, "after_steps", 0, least=0),
+                )
+            )
         return rules
 
     # ---- trials
 
     def expand(self):
         """Bases x paired x grid, the first seeds of all before the second ones."""
-        number = math.prod([len(self.seeds), len(self.bases), len(self.paired), *(len(g.items) for g in self.grid.values())])
+        number = math.prod(
+            [len(self.seeds), len(self.bases), len(self.paired), *(len(g.items) for g in self.grid.values())]
+        )
         if number > MOST_TRIALS:
-            (self.part("grid") or self.root).refuse(f"{number:,} trials; a sweep has at most {MOST_TRIALS:,}: split it")
+            (self.part("grid") or self.root).refuse(
+                f"{number:,} trials; a sweep has at most {MOST_TRIALS:,}: split it"
+            )
         trials = []
-        points = [dict(zip(self.grid, values)) for values in itertools.product(*(g.items for g in self.grid.values()))]
+        points = [
+            dict(zip(self.grid, values))
+            for values in itertools.product(*(g.items for g in self.grid.values()))
+        ]
         for seed in self.seeds:
             for (base, node), row, point in itertools.product(self.bases, self.paired, points):
                 trials.append(Trial(base, node, {**self.common, **row, **point}, seed))
@@ -278,7 +320,10 @@ class SweepFile:
             labels[key] = self.labels(key, [row[key] for row in self.paired])
         stems = [os.path.splitext(os.path.basename(base))[0] for base, _ in self.bases]
         if len(set(stems)) < len(stems):  # the same name in several folders
-            stems = [os.path.basename(os.path.dirname(base)) + "-" + stem for (base, _), stem in zip(self.bases, stems)]
+            stems = [
+                os.path.basename(os.path.dirname(base)) + "-" + stem
+                for (base, _), stem in zip(self.bases, stems)
+            ]
         stem_of = {base: stem for (base, _), stem in zip(self.bases, stems)}
         for trial in trials:
             parts = [stem_of[trial.base]] if len(self.bases) > 1 or not any(labels.values()) else []
@@ -299,4 +344,6 @@ class SweepFile:
         plain = all(node.kind != "list" and node.kind != "map" for node in nodes)
         if not plain or len(set(texts)) < len(texts) or max(map(len, texts)) > 24 or not all(texts):
             texts = [str(i + 1) for i in range(len(flows))]  # lists and long values go by their place
-        return {flow: re.sub(r"[^A-Za-z0-9._+-]+", "_", short) + "_" + text for flow, text in zip(flows, texts)}
+        return {
+            flow: re.sub(r"[^A-Za-z0-9._+-]+", "_", short) + "_" + text for flow, text in zip(flows, texts)
+        }

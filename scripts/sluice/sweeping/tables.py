@@ -1,4 +1,5 @@
 """What the trials will cost, where they are, and what came out."""
+
 import csv
 import io
 import os
@@ -54,7 +55,7 @@ def short_state(look):
 
 
 def tally(found):
-    """"4 done, 2 waiting" """
+    """ "4 done, 2 waiting" """
     states = [look.state for look in found.values()]
     order = (DONE, state.STOPPED, state.DIVERGED, state.FAILED, RUNNING, state.PAUSED, state.WAITING)
     return ", ".join(f"{states.count(s)} {s}" for s in order if s in states)
@@ -68,9 +69,21 @@ def plan_text(sweep, found, merged):
         time, tokens = speed.seconds(trial, trial.plan["tokens"]), tokens_left(look)
         left += tokens * trial.plan["flops_per_token"]
         seconds += speed.seconds(trial, tokens) or 0
-        rows.append((i, trial.name, count(trial.plan["parameters"]), count(trial.plan["steps"]), count(trial.plan["tokens"]),
-                     f"{flops(trial):.2g}", "-" if time is None else duration(time), short_state(look)))
-    out = table(("#", "trial", "parameters", "steps", "tokens", "FLOPs", "time", "state"), rows, left=2) + "\n"
+        rows.append(
+            (
+                i,
+                trial.name,
+                count(trial.plan["parameters"]),
+                count(trial.plan["steps"]),
+                count(trial.plan["tokens"]),
+                f"{flops(trial):.2g}",
+                "-" if time is None else duration(time),
+                short_state(look),
+            )
+        )
+    out = (
+        table(("#", "trial", "parameters", "steps", "tokens", "FLOPs", "time", "state"), rows, left=2) + "\n"
+    )
     for trial, same in merged:
         out += f"{trial.name} is {same.name} by another name: trained once\n"
     resources = sweep.resources
@@ -96,9 +109,22 @@ def status_text(sweep, found):
         speed, step = finite(record.get("tokens_per_second")), record.get("step", 0)
         left = tokens_left(look) / speed if speed and look.state == RUNNING else None
         why = look.verdict.get("reason", "") if look.state == look.verdict.get("event") else ""
-        rows.append((i, trial.name, short_state(look), f"{step}/{trial.plan['steps']}", fixed(finite(record.get("loss")), 3),
-                     "-" if speed is None else count(speed), "-" if left is None else duration(left), why[:100]))
-    return (table(("#", "trial", "state", "step", "loss", "tok/s", "ETA", ""), rows, left=3) + f"\n\n{tally(found)}\n")
+        rows.append(
+            (
+                i,
+                trial.name,
+                short_state(look),
+                f"{step}/{trial.plan['steps']}",
+                fixed(finite(record.get("loss")), 3),
+                "-" if speed is None else count(speed),
+                "-" if left is None else duration(left),
+                why[:100],
+            )
+        )
+    return (
+        table(("#", "trial", "state", "step", "loss", "tok/s", "ETA", ""), rows, left=3)
+        + f"\n\n{tally(found)}\n"
+    )
 
 
 class Result:
@@ -126,21 +152,73 @@ def csv_text(sweep, results):
     sets = set_names(results)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["trial", "group", "base", *keys, "seed", "hash", "folder", "state", "reason", "step", "steps", "tokens", "parameters", "flops",
-                     "train_loss", "grad_norm", "spikes", "skipped", "seconds", "tokens_per_second", "val_loss", "val_perplexity",
-                     *(f"val_loss/{s}" for s in sets), *(f"val_perplexity/{s}" for s in sets), *(f"val_bits_per_byte/{s}" for s in sets),
-                     "first_token_attention", "mean_gate_score", "largest_residual"])
+    writer.writerow(
+        [
+            "trial",
+            "group",
+            "base",
+            *keys,
+            "seed",
+            "hash",
+            "folder",
+            "state",
+            "reason",
+            "step",
+            "steps",
+            "tokens",
+            "parameters",
+            "flops",
+            "train_loss",
+            "grad_norm",
+            "spikes",
+            "skipped",
+            "seconds",
+            "tokens_per_second",
+            "val_loss",
+            "val_perplexity",
+            *(f"val_loss/{s}" for s in sets),
+            *(f"val_perplexity/{s}" for s in sets),
+            *(f"val_bits_per_byte/{s}" for s in sets),
+            "first_token_attention",
+            "mean_gate_score",
+            "largest_residual",
+        ]
+    )
     for r in results:
         trial, look, record = r.look.trial, r.look, r.record
-        writer.writerow(["" if cell is None else cell for cell in [
-            trial.name, trial.group, trial.base, *(trial.values[k].flow() if k in trial.values else "" for k in keys),
-            trial.seed.text if trial.seed else "", trial.hash, os.path.basename(trial.folder), look.state,
-            look.verdict.get("reason", "") if look.state == look.verdict.get("event") else "", record.get("step", 0), trial.plan["steps"],
-            record.get("tokens"), trial.plan["parameters"], flops(trial), finite(record.get("loss")), finite(record.get("grad_norm")),
-            record.get("spikes"), record.get("skipped"), finite(record.get("seconds")), finite(record.get("tokens_per_second")),
-            r.value("loss"), r.value("ppl"),
-            *(r.of_set(s, key) for key in ("loss", "perplexity", "bits_per_byte") for s in sets),
-            r.value("first_token_attention"), r.value("gate_score"), r.value("largest_residual")]])
+        writer.writerow(
+            [
+                "" if cell is None else cell
+                for cell in [
+                    trial.name,
+                    trial.group,
+                    trial.base,
+                    *(trial.values[k].flow() if k in trial.values else "" for k in keys),
+                    trial.seed.text if trial.seed else "",
+                    trial.hash,
+                    os.path.basename(trial.folder),
+                    look.state,
+                    look.verdict.get("reason", "") if look.state == look.verdict.get("event") else "",
+                    record.get("step", 0),
+                    trial.plan["steps"],
+                    record.get("tokens"),
+                    trial.plan["parameters"],
+                    flops(trial),
+                    finite(record.get("loss")),
+                    finite(record.get("grad_norm")),
+                    record.get("spikes"),
+                    record.get("skipped"),
+                    finite(record.get("seconds")),
+                    finite(record.get("tokens_per_second")),
+                    r.value("loss"),
+                    r.value("ppl"),
+                    *(r.of_set(s, key) for key in ("loss", "perplexity", "bits_per_byte") for s in sets),
+                    r.value("first_token_attention"),
+                    r.value("gate_score"),
+                    r.value("largest_residual"),
+                ]
+            ]
+        )
     return out.getvalue()
 
 
@@ -188,20 +266,55 @@ def results_text(sweep, results, baseline=None):
         if not group:
             rows.append((name, f"0/{len(members)}", *["-"] * (7 + len(several)), note))
             continue
-        delta, ppl = difference(group, bases[group], "loss"), lambda s: [run.perplexities().get(s) for run in group.sound()]
+        delta, ppl = (
+            difference(group, bases[group], "loss"),
+            lambda s: [run.perplexities().get(s) for run in group.sound()],
+        )
         told = lambda key, digits: with_spread(digits, group.value(key), group.spread(key))
-        rows.append((name, f"{done}/{len(members)}", told("loss", shared_fixed(4)),
-                     "baseline" if bases[group] is group else delta.text(shared_fixed(4, "+")) if delta else "-",
-                     "*" if delta and delta.better(-1) else "", told("ppl", shared_fixed(3)),
-                     *(with_spread(shared_fixed(3), mean(ppl(s)), deviation(ppl(s))) for s in several),
-                     told("spikes", count_or_few), told("first_token_attention", shared_fixed(3)), told("largest_residual", short), note))
-    header = ("configuration", "seeds", "val loss", "less the baseline", "", "perplexity", *(f"ppl {s}" for s in several), "spikes",
-              "first token", "residual max", "")
+        rows.append(
+            (
+                name,
+                f"{done}/{len(members)}",
+                told("loss", shared_fixed(4)),
+                "baseline" if bases[group] is group else delta.text(shared_fixed(4, "+")) if delta else "-",
+                "*" if delta and delta.better(-1) else "",
+                told("ppl", shared_fixed(3)),
+                *(with_spread(shared_fixed(3), mean(ppl(s)), deviation(ppl(s))) for s in several),
+                told("spikes", count_or_few),
+                told("first_token_attention", shared_fixed(3)),
+                told("largest_residual", short),
+                note,
+            )
+        )
+    header = (
+        "configuration",
+        "seeds",
+        "val loss",
+        "less the baseline",
+        "",
+        "perplexity",
+        *(f"ppl {s}" for s in several),
+        "spikes",
+        "first token",
+        "residual max",
+        "",
+    )
     out = table(header, rows) + "\n"
-    out += "\n" + textwrap.fill("Means of the finished seeds (of those under way where none has finished), ± their standard deviation; over sets, "
-                                "means of their losses and of their perplexities. *: the bold of scripts/report. " + RULE, 130) + "\n"
+    out += (
+        "\n"
+        + textwrap.fill(
+            "Means of the finished seeds (of those under way where none has finished), ± their standard deviation; over sets, "
+            "means of their losses and of their perplexities. *: the bold of scripts/report. " + RULE,
+            130,
+        )
+        + "\n"
+    )
     out += "".join(f"baseline: {name}\n" for name in dict.fromkeys(base.label for base in bases.values()))
     out += lowest(groups, "validation loss", lambda run: run.measures["loss"])
     for name in several:
-        out += lowest(groups, f"loss on {name}", lambda run: finite(((run.last.get("sets") or {}).get(name) or {}).get("loss")))
+        out += lowest(
+            groups,
+            f"loss on {name}",
+            lambda run: finite(((run.last.get("sets") or {}).get(name) or {}).get("loss")),
+        )
     return out

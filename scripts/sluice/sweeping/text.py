@@ -1,4 +1,5 @@
 """Numbers and tables for people."""
+
 import math
 import shutil
 import sys
@@ -32,7 +33,11 @@ def unprintable(text):
 
 def finite(value):
     """A finite number, or None: writers put null where a value was not finite."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+    return (
+        float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        else None
+    )
 
 
 def fixed(value, digits=4):
@@ -45,7 +50,9 @@ def table(header, rows, left=1):
     widths = [max(len(str(line[i])) for line in lines) for i in range(len(header))]
     out = []
     for line in lines:
-        cells = [str(c).ljust(w) if i < left else str(c).rjust(w) for i, (c, w) in enumerate(zip(line, widths))]
+        cells = [
+            str(c).ljust(w) if i < left else str(c).rjust(w) for i, (c, w) in enumerate(zip(line, widths))
+        ]
         out.append("  ".join(cells).rstrip())
     return "\n".join(out)
 
@@ -81,8 +88,10 @@ class Display:
             return f"{running.trial.name}  starting"
         speed = finite(record.get("tokens_per_second")) or 0
         left = (plan["tokens"] - record.get("tokens", 0)) / speed if speed else 0
-        return (f"{running.trial.name}  step {record['step']}/{plan['steps']}  loss {fixed(finite(record.get('loss')), 3)}  "
-                f"{count(speed)} tok/s  ETA {duration(left)}")
+        return (
+            f"{running.trial.name}  step {record['step']}/{plan['steps']}  loss {fixed(finite(record.get('loss')), 3)}  "
+            f"{count(speed)} tok/s  ETA {duration(left)}"
+        )
 
     def refresh(self, running):
         now = time.monotonic()
@@ -93,7 +102,7 @@ class Display:
         lines = [self.line(r) for r in running.values()]
         if self.rewrite:
             size = shutil.get_terminal_size()
-            lines = [text[:size.columns - 1] for text in lines[:max(1, size.lines - 2)]]
+            lines = [text[: size.columns - 1] for text in lines[: max(1, size.lines - 2)]]
             self.lines = len(lines)
         for text in lines:
             print(text, file=self.stream)
