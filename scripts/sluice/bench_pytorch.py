@@ -8,6 +8,8 @@ Variants: {eager, torch.compile} x {SDPA, plain softmax} x {f32, bf16 autocast},
 the experts, torch._grouped_mm}; fused AdamW; gradient clipping, as sluice
 does. Needs torch (and a C++ compiler for torch.compile); run it with the Python that has it."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import math
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 try:
     import torch
@@ -40,14 +43,14 @@ SAMPLES, SEQUENCE = 4, 256
 
 
 class Dense(torch.nn.Module):
-    def __init__(self, width, ffn):
+    def __init__(self, width: int, ffn: int) -> None:
         super().__init__()
         self.gate_up, self.down = (
             torch.nn.Linear(width, 2 * ffn, bias=False),
             torch.nn.Linear(ffn, width, bias=False),
         )
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         g, u = self.gate_up(x).chunk(2, -1)
         return self.down(F.silu(g) * u)
 
@@ -56,7 +59,7 @@ class Experts(torch.nn.Module):
     """Softmax router, top k renormalised, slots sorted by expert; balance and z losses as sluice's defaults. grouped: with
     torch._grouped_mm, else a loop over the experts."""
 
-    def __init__(self, width, experts, per_token, ffn, grouped):
+    def __init__(self, width: int, experts: int, per_token: int, ffn: int, grouped: bool) -> None:
         super().__init__()
         self.experts, self.per_token, self.grouped = experts, per_token, grouped
         self.router = torch.nn.Linear(width, experts, bias=False)
@@ -69,7 +72,7 @@ class Experts(torch.nn.Module):
         self.gate_up, self.down = weights(2 * ffn, width), weights(width, ffn)
         self.loss = 0
 
-    def products(self, x, counts, weights):
+    def products(self, x: torch.Tensor, counts: torch.Tensor, weights: Any) -> torch.Tensor:
         if self.grouped:
             ends = counts.cumsum(0).to(torch.int32)
             g, u = torch._grouped_mm(x, self.gate_up.to(x.dtype).transpose(1, 2), offs=ends).chunk(2, -1)
@@ -82,7 +85,7 @@ class Experts(torch.nn.Module):
             out.append(F.linear(F.silu(g) * u * scale, self.down[e]))
         return torch.cat(out)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         shape = x.shape
         x = x.reshape(-1, shape[-1])
         with torch.autocast("cpu", enabled=False):
@@ -103,7 +106,18 @@ class Experts(torch.nn.Module):
 
 
 class Block(torch.nn.Module):
-    def __init__(self, width, heads, kv_heads, dim, ffn, qk_norm, gate, plain, grouped):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        ffn: Any,
+        qk_norm: bool,
+        gate: str | None,
+        plain: bool,
+        grouped: bool,
+    ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.dim, self.plain = heads, kv_heads, dim, plain
         linear = lambda i, o: torch.nn.Linear(i, o, bias=False)
@@ -115,11 +129,11 @@ class Block(torch.nn.Module):
         self.k_norm = torch.nn.RMSNorm(dim, 1e-6) if qk_norm else None
         self.ffn = Experts(width, *ffn, grouped) if isinstance(ffn, tuple) else Dense(width, ffn)
 
-    def rotate(self, x, cos, sin):
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         a, b = x.chunk(2, -1)
         return x * cos + torch.cat((-b, a), -1) * sin
 
-    def attend(self, q, k, v):
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if not self.plain:
             return F.scaled_dot_product_attention(
                 q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads
@@ -131,7 +145,7 @@ class Block(torch.nn.Module):
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         return scores.masked_fill(mask, -torch.inf).softmax(-1) @ v
 
-    def forward(self, x, cos, sin):
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         n, s, _ = x.shape
         h = self.norm1(x)
         q, k, v = self.qkv(h).split(
@@ -150,7 +164,7 @@ class Block(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    def __init__(self, name, plain, grouped):
+    def __init__(self, name: str, plain: bool, grouped: bool) -> None:
         super().__init__()
         layers, width, heads, kv_heads, dim, ffn, words, qk_norm, gate = MODELS[name]
         self.embed = torch.nn.Embedding(words, width)
@@ -165,7 +179,7 @@ class Model(torch.nn.Module):
             if p.dim() > 1:
                 torch.nn.init.normal_(p, std=0.02)
 
-    def forward(self, tokens, targets):
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
@@ -178,7 +192,7 @@ class Model(torch.nn.Module):
 class Training:
     """One variant, ready to step."""
 
-    def __init__(self, name, precision, plain, compiled, grouped=False):
+    def __init__(self, name: str, precision: str, plain: bool, compiled: bool, grouped: bool = False) -> None:
         torch.manual_seed(0)
         self.model = Model(name, plain, grouped)
         self.loss_of = torch.compile(self.model) if compiled else self.model
@@ -190,7 +204,7 @@ class Training:
         self.tokens = torch.randint(words, (SAMPLES, SEQUENCE))
         self.targets = torch.randint(words, (SAMPLES, SEQUENCE))
 
-    def step(self):
+    def step(self) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
             loss = self.loss_of(self.tokens, self.targets)
         loss.backward()
@@ -198,7 +212,7 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def tokens_per_second(self, seconds):
+    def tokens_per_second(self, seconds: float) -> float:
         times, begin = [], time.perf_counter()
         while len(times) < 5 or time.perf_counter() - begin < seconds:
             start = time.perf_counter()
@@ -207,7 +221,7 @@ class Training:
         return SAMPLES * SEQUENCE / statistics.median(times)
 
 
-def run_sluice(binary, model, precision, threads, seconds):
+def run_sluice(binary: str, model: str, precision: str, threads: int, seconds: float) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         subprocess.run(
             [
@@ -230,11 +244,12 @@ def run_sluice(binary, model, precision, threads, seconds):
             stdout=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         )
-        result = json.load(open(file.name))
+        with open(file.name, encoding="utf-8") as written:
+            result = json.load(written)
     return result["steps"][0]
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

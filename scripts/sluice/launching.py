@@ -10,6 +10,8 @@ code. --deadline: seconds from a signal until all is killed. --patience: seconds
 ranks and does not end. Pauses before restarts grow from 1 s to 60 s while nothing is won.
 """
 
+from __future__ import annotations
+
 import argparse
 import ctypes
 import json
@@ -19,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 # A rank hung or was lost; besides deaths by signals. 1 is mpirun's own word for a rank that went without one, once ranks were
 # there at all: the program never says it.
@@ -26,7 +29,7 @@ RETRYABLE = {1, 76}
 PR_SET_PDEATHSIG = 1
 
 
-def last_step(run_dir):
+def last_step(run_dir: str) -> int:
     """Newest complete checkpoint's step, or 0."""
     try:
         names = os.listdir(os.path.join(run_dir, "ckpt"))
@@ -40,7 +43,7 @@ def last_step(run_dir):
 VALUED = ("--run-dir", "--allow-change")
 
 
-def overrides_of(arguments):
+def overrides_of(arguments: list[str]) -> tuple[list[str], list[str]]:
     """(configuration, [key=value...]) of the arguments of `sluice train`, --run-dir being run_dir=."""
     words, folder, waiting = [], None, None
     for word in arguments:
@@ -58,7 +61,7 @@ def overrides_of(arguments):
     )  # the option wins, as in the program
 
 
-def run_folder(command):
+def run_folder(command: list[str]) -> str:
     """Where the program keeps the run, by its own word."""
     configuration, overrides = overrides_of(command[2:])
     try:
@@ -75,13 +78,13 @@ def run_folder(command):
     sys.exit(shown.returncode)
 
 
-def before_mpirun():
+def before_mpirun() -> None:
     """In the new process: a SIGUSR2 does not kill who cannot handle it yet, and is what comes should we be killed."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR2)
 
 
-def owner_since(run_dir):
+def owner_since(run_dir: str) -> int:
     """Changes when a start has taken the run folder: from then on its ranks catch signals."""
     try:
         return os.stat(os.path.join(run_dir, "lock")).st_mtime_ns
@@ -89,7 +92,7 @@ def owner_since(run_dir):
         return 0
 
 
-def has_children(pid):
+def has_children(pid: int) -> bool:
     """Ranks of this machine, or what reaches those of others. Where that cannot be seen: yes."""
     if not os.path.isdir("/proc/self"):
         return True
@@ -105,12 +108,12 @@ def has_children(pid):
     return False
 
 
-def status_of(returncode):
+def status_of(returncode: int) -> int:
     """128 + number for a death by a signal, as shells say it."""
     return 128 - returncode if returncode < 0 else returncode
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(
         prog="scripts/launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -133,9 +136,9 @@ def main():
     if os.geteuid() == 0:  # containers
         environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 
-    state = {"signals": 0, "signalled_at": None}
+    state: dict[str, Any] = {"signals": 0, "signalled_at": None}
 
-    def on_signal(number, _frame):
+    def on_signal(number: int, _frame: object) -> None:
         state["signals"] += 1
         if state["signalled_at"] is None:
             state["signalled_at"] = time.monotonic()

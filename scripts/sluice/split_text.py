@@ -11,7 +11,8 @@ import hashlib
 import os
 import re
 import sys
-from typing import BinaryIO, Iterator
+from collections.abc import Iterator
+from typing import BinaryIO
 
 PARTS = 20  # of these blocks, the last one is held out
 LARGEST_BLOCK = 4096  # bytes, before the cut is moved to the end of a line

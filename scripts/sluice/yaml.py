@@ -1,6 +1,8 @@
 """YAML files as trees. The program reads them (`sluice config json`), as strictly as configurations: no anchors, aliases, tags or
 keys given twice, at most 32 levels, UTF-8 without control characters. Its errors name file, line and column."""
 
+from __future__ import annotations
+
 import functools
 import json
 import subprocess
@@ -18,7 +20,7 @@ class Refused(Exception):
 class Node:
     """kind: "map" (entries: {key: Node}), "list" (items: [Node]), "scalar" (text, quoted), "null"."""
 
-    def __init__(self, path: str, read: dict[str, Any]):
+    def __init__(self, path: str, read: dict[str, Any]) -> None:
         self.path: str = path
         self.kind: str = read["kind"]
         self.line: int = read["line"]

@@ -72,7 +72,7 @@ TEST_CASE("YAML that cannot be read is refused by line, as a configuration is", 
       return error.what();
     }
   };
-  CHECK_THAT(refusal("a: 1\nb: *c\n"), Catch::Contains("a.yaml:2:4: aliases (*name) are not allowed"));
+  CHECK_THAT(refusal("a: 1\nb: &c 2\n"), Catch::Contains("a.yaml:2:4: anchors (&name) are not allowed"));
   CHECK_THAT(refusal("a: 1\na: 2\n"), Catch::Contains("a.yaml:2:1: duplicate key a"));
   CHECK_THAT(refusal("a: {b 1}\n"), Catch::Contains("a.yaml:1:5: b 1 has no value; is a colon missing?"));
   CHECK_THAT(refusal("a: [1\n"), Catch::Contains("not valid YAML"));

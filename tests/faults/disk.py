@@ -44,7 +44,6 @@ def check_protocol(lines, run):
     ckpt = os.path.join(run, "ckpt")
     synced, dirty, durable_after, published = set(), {}, {}, 0
     for i, (action, path) in enumerate(lines):
-        folder = os.path.dirname(path)
         if action in ("create", "append to"):
             if path == os.path.join(ckpt, "LATEST"):
                 raise Failure("LATEST is written in place")

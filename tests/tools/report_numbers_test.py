@@ -12,7 +12,6 @@ import math
 import os
 import random
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -411,7 +410,7 @@ class Rows(Folder):
         base = comparing.choose_baselines(made, name)
         overview, deltas = tables.overview(made, base), tables.difference_table(made, base)
         for group, title in ((g, g.first.title) for g in made):
-            line = next(l for l in text.splitlines() if l.startswith(title + " "))
+            line = next(row for row in text.splitlines() if row.startswith(title + " "))
             shown = next(r for r in overview.rows if r[0] == group.label)
             for heading in ("validation loss", "perplexity", "first-token attention", "loss spikes"):
                 self.assertIn(shown[overview.headings.index(heading)], line)

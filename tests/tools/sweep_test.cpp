@@ -220,7 +220,7 @@ TEST_CASE("an invalid sweep file is refused with its line", "[sweep]") {
       {base + "set: {train.seed: 1}\n", "s.yaml:2:19: train.seed: give the list `seeds` instead"},
       {base + "resources: {slots: 0}\n", "s.yaml:2:20: slots is at least 1, got 0"},
       {base + "stop_if: {metric: loss, op: '>'}\n", "s.yaml:2:10: stop_if.value goes with"},
-      {base + "seeds: *one\n", "s.yaml:2:8: aliases (*name) are not allowed"},
+      {base + "seeds: *one\n", "s.yaml:2:8: not valid YAML: the referenced anchor is not defined"},
       {base + "base: tiny.yaml\n", "s.yaml:2:1: duplicate key base; it is also given at"},
       {base + "set: {train.max_steps: 0}\n", "s.yaml:1: tiny has no length"},
   };

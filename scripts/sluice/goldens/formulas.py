@@ -5,10 +5,14 @@
 The model below is a second reading of the papers' formulas, in plain torch and f64, with autograd for the gradients; it
 shares nothing with the C++ code. Inputs are multiples of 1/4096, so that short integers carry them exactly."""
 
+from __future__ import annotations
+
 import json
 import math
 import os
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .. import program
 
@@ -22,16 +26,16 @@ GRID = 4096
 torch.set_default_dtype(torch.float64)
 
 
-def exact(shape, std, generator):
+def exact(shape: Sequence[int], std: float, generator: torch.Generator) -> torch.Tensor:
     """Normal numbers on the grid."""
     return torch.round(torch.randn(*shape, generator=generator) * std * GRID) / GRID
 
 
-def rms_norm(x, weight, eps):
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return weight * x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps)
 
 
-def rotate(x, positions, theta):
+def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
     """x (T, H, D), rotate-half."""
     half = x.shape[-1] // 2
     frequency = theta ** (-torch.arange(half) / half)
@@ -52,19 +56,19 @@ PREFIX = {"query": "query_", "key": "key_", "value": "value_", "sdpa_output": ""
 class Model:
     """Functions of a dictionary of weights under Hugging Face names."""
 
-    def __init__(self, config, generator):
+    def __init__(self, config: Any, generator: torch.Generator) -> None:
         self.c = config
         self.w = {}
         self.generator = generator
 
-    def add(self, name, shape, kind):
+    def add(self, name: str, shape: Sequence[int], kind: Any) -> None:
         if kind == "norm":
             value = 1 + exact(shape, 0.1, self.generator)
         else:
             value = exact(shape, kind, self.generator)
         self.w[name] = value.requires_grad_()
 
-    def add_attention(self, p):
+    def add_attention(self, p: str) -> None:
         c = self.c
         C, H, Hkv, D = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         std = 1.2 / math.sqrt(C)
@@ -83,7 +87,7 @@ class Model:
         if c["output_norm"] != "none":
             self.add(f"{p}.o_norm.weight", (H, D), "norm")
 
-    def add_block(self, p):
+    def add_block(self, p: str) -> None:
         C, width = self.c["hidden_size"], self.c["intermediate_size"]
         self.add(f"{p}.input_layernorm.weight", (C,), "norm")
         self.add_attention(f"{p}.self_attn")
@@ -94,7 +98,7 @@ class Model:
             self.add(f"{p}.post_attention_branch_layernorm.weight", (C,), "norm")
             self.add(f"{p}.post_mlp_branch_layernorm.weight", (C,), "norm")
 
-    def add_model(self):
+    def add_model(self) -> None:
         self.add("model.embed_tokens.weight", (self.c["vocab_size"], self.c["hidden_size"]), 0.7)
         for layer in range(self.c["num_hidden_layers"]):
             self.add_block(f"model.layers.{layer}")
@@ -102,7 +106,7 @@ class Model:
         if not self.c["tie_word_embeddings"]:
             self.add("lm_head.weight", (self.c["vocab_size"], self.c["hidden_size"]), 0.5)
 
-    def gate(self, p, position, y, x):
+    def gate(self, p: str, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         for gate in self.c["gates"]:
             if gate["position"] != position:
                 continue
@@ -114,7 +118,9 @@ class Model:
             y = y * score if gate["combine"] == "multiply" else y + score
         return y
 
-    def attention(self, p, x, positions, first_key):
+    def attention(
+        self, p: str, x: torch.Tensor, positions: torch.Tensor, first_key: torch.Tensor
+    ) -> torch.Tensor:
         """x (T, C); query t sees keys first_key[t] .. t."""
         c, w, T = self.c, self.w, x.shape[0]
         H, Hkv, D = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
@@ -141,14 +147,16 @@ class Model:
         y = o @ w[f"{p}.o_proj.weight"].T
         return self.gate(p, "dense_output", y[:, None], x)[:, 0]
 
-    def branch(self, name, y):
+    def branch(self, name: str, y: torch.Tensor) -> torch.Tensor:
         if self.c["branch_clip"]:
             y = y.clamp(-self.c["branch_clip"], self.c["branch_clip"])
         if self.c["norm_placement"] == "sandwich":
             y = rms_norm(y, self.w[name], self.c["rms_norm_eps"])
         return y
 
-    def block(self, p, x, positions, first_key):
+    def block(
+        self, p: str, x: torch.Tensor, positions: torch.Tensor, first_key: torch.Tensor
+    ) -> torch.Tensor:
         w, eps = self.w, self.c["rms_norm_eps"]
         h = rms_norm(x, w[f"{p}.input_layernorm.weight"], eps)
         x = x + self.branch(
@@ -161,7 +169,9 @@ class Model:
             f"{p}.post_mlp_branch_layernorm.weight", inner @ w[f"{p}.mlp.down_proj.weight"].T
         )
 
-    def loss(self, tokens, targets, positions, first_key):
+    def loss(
+        self, tokens: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor, first_key: torch.Tensor
+    ) -> torch.Tensor:
         x = self.w["model.embed_tokens.weight"][tokens]
         for layer in range(self.c["num_hidden_layers"]):
             x = self.block(f"model.layers.{layer}", x, positions, first_key)
@@ -170,7 +180,7 @@ class Model:
         return F.cross_entropy(x @ head.T, targets)
 
 
-def configuration(**changes):
+def configuration(**changes: Any) -> dict[str, Any]:
     return {
         "vocab_size": 24,
         "hidden_size": 12,
@@ -194,12 +204,12 @@ def configuration(**changes):
 
 
 def gate(
-    position="sdpa_output",
-    granularity="elementwise",
-    heads="specific",
-    combine="multiply",
-    activation="sigmoid",
-):
+    position: str = "sdpa_output",
+    granularity: str = "elementwise",
+    heads: str = "specific",
+    combine: str = "multiply",
+    activation: str = "sigmoid",
+) -> dict[str, str]:
     return {
         "position": position,
         "granularity": granularity,
@@ -210,16 +220,16 @@ def gate(
     }
 
 
-def grid(t):
+def grid(t: torch.Tensor) -> dict[str, Any]:
     """A tensor on the grid as integers."""
     return {"shape": list(t.shape), "grid": [round(v * GRID) for v in t.detach().flatten().tolist()]}
 
 
-def full(t):
+def full(t: torch.Tensor) -> dict[str, Any]:
     return {"shape": list(t.shape), "data": [float(f"{v:.9g}") for v in t.detach().flatten().tolist()]}
 
 
-def write(folder, name, content):
+def write(folder: str, name: str, content: dict[str, Any]) -> None:
     with open(os.path.join(folder, name + ".json"), "w") as f:
         json.dump(
             {"made_by": f"scripts/make_goldens, torch {torch.__version__}", "grid": GRID, **content},
@@ -229,7 +239,7 @@ def write(folder, name, content):
         f.write("\n")
 
 
-def layer_golden(folder, name, kind, config, seed):
+def layer_golden(folder: str, name: str, kind: Any, config: Any, seed: int) -> None:
     """y, dx and every weight's gradient of one attention layer or block for a given x and dy."""
     generator = torch.Generator().manual_seed(seed)
     model = Model(config, generator)
@@ -263,7 +273,9 @@ def layer_golden(folder, name, kind, config, seed):
     )
 
 
-def check_against_transformers(model, tokens, targets, loss):
+def check_against_transformers(
+    model: Any, tokens: torch.Tensor, targets: torch.Tensor, loss: torch.Tensor
+) -> str:
     """The ungated model is Qwen3: the same loss and gradients from an implementation that is not ours."""
     try:
         import transformers
@@ -301,7 +313,9 @@ def check_against_transformers(model, tokens, targets, loss):
     return f"agrees with transformers {transformers.__version__} Qwen3ForCausalLM to 1e-5"
 
 
-def model_golden(folder, name, config, seed, against_qwen3=False, adamw_steps=0):
+def model_golden(
+    folder: str, name: str, config: Any, seed: int, against_qwen3: bool = False, adamw_steps: int = 0
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     model = Model(config, generator)
     model.add_model()
@@ -367,7 +381,7 @@ def model_golden(folder, name, config, seed, against_qwen3=False, adamw_steps=0)
     write(folder, name, content)
 
 
-def adamw_golden(folder):
+def adamw_golden(folder: str) -> None:
     """Ten steps of torch.optim.AdamW on two parameters with given gradients, one of them not decayed."""
     generator = torch.Generator().manual_seed(7)
     a, b = (exact(shape, 1.0, generator).requires_grad_() for shape in [(5, 3), (7,)])
@@ -387,7 +401,7 @@ def adamw_golden(folder):
     write(folder, "adamw", content)
 
 
-def orthogonalised(u, steps):
+def orthogonalised(u: torch.Tensor, steps: int) -> torch.Tensor:
     """Newton-Schulz as Jordan et al. 2024 write it, in f64: on the transpose where there are more rows than columns."""
     tall = u.shape[0] > u.shape[1]
     x = u.T if tall else u
@@ -398,7 +412,7 @@ def orthogonalised(u, steps):
     return x.T if tall else x
 
 
-def muon_golden(folder):
+def muon_golden(folder: str) -> None:
     """Six steps of Muon on a tall, a wide and a square matrix, momentum warming up, the gradient clipped by its global norm;
     with constant momentum and no clipping also against torch.optim.Muon, whose Newton-Schulz is in bf16."""
     generator = torch.Generator().manual_seed(11)
@@ -415,7 +429,7 @@ def muon_golden(folder):
     start = [exact(shape, 1.0, generator) for shape in shapes]
     gradients = [[exact(shape, 1.0, generator) for shape in shapes] for _ in range(6)]
 
-    def run(momentum_at, max_grad_norm):
+    def run(momentum_at: Callable[[int], float], max_grad_norm: float | None) -> Any:
         w, m = [x.clone() for x in start], [torch.zeros_like(x) for x in start]
         history = []
         for step, gs in enumerate(gradients):
@@ -453,7 +467,7 @@ def muon_golden(folder):
     )
     print(f"muon: {checked}")
 
-    def momentum_at(step):
+    def momentum_at(step: int) -> float:
         share = min(step / options["momentum_warmup_steps"], 1.0)
         return (1 - share) * options["initial_momentum"] + share * options["momentum"]
 
@@ -474,7 +488,7 @@ def muon_golden(folder):
     )
 
 
-def main():
+def main() -> None:
     folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join(program.ROOT, "tests", "golden")
     os.makedirs(folder, exist_ok=True)
     small = {"hidden_size": 8, "num_hidden_layers": 1}

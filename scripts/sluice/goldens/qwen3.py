@@ -3,6 +3,8 @@
 Needs torch, transformers and safetensors. Run again only when the golden is to change; the result is committed.
 """
 
+from __future__ import annotations
+
 import json
 import pathlib
 import sys
@@ -18,7 +20,7 @@ except ImportError as error:
 FOLDER = pathlib.Path(program.ROOT) / "tests" / "golden" / "qwen3_tiny"
 
 
-def main():
+def main() -> None:
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         vocab_size=32,
@@ -37,7 +39,7 @@ def main():
     )
     model = transformers.Qwen3ForCausalLM(config).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for _, parameter in model.named_parameters():
             if parameter.dim() == 1:  # norms start at one; make them tell
                 parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
         ids = torch.randint(0, 32, (1, 12))

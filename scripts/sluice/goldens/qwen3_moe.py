@@ -4,9 +4,13 @@ tokens; and tests/golden/moe_*.json: its sparse block alone, and Qwen3-Next's wi
 Needs torch, transformers and safetensors. Run again only when a golden is to change; the result is committed.
 """
 
+from __future__ import annotations
+
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from .. import program
 
@@ -26,19 +30,23 @@ GOLDEN = pathlib.Path(program.ROOT) / "tests" / "golden"
 VERSIONS = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
 GRID = 4096  # inputs are multiples of 1/4096, so that short integers carry them exactly
 
-SIZES = dict(
-    hidden_size=16, moe_intermediate_size=12, num_experts=6, num_experts_per_tok=2, hidden_act="silu"
-)
+SIZES = {
+    "hidden_size": 16,
+    "moe_intermediate_size": 12,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "hidden_act": "silu",
+}
 BLOCK_SIZES = {**SIZES, "hidden_size": 8, "moe_intermediate_size": 6}
 
 
-def eager(config):
+def eager(config: Any) -> Any:
     """Expert by expert: the grouped product knows no f64."""
     config._experts_implementation = "eager"
     return config
 
 
-def keep_f64():
+def keep_f64() -> None:
     """The router asks softmax for f32 whatever the model's dtype; here f64 stays, so that goldens have all digits."""
     softmax = torch.nn.functional.softmax
     torch.nn.functional.softmax = lambda x, dim=None, dtype=None: softmax(
@@ -46,13 +54,13 @@ def keep_f64():
     )
 
 
-def margin(router, x):
+def margin(router: torch.Tensor, x: torch.Tensor) -> float:
     """Least distance between the probability of the last expert chosen and the first that was not."""
     p = torch.softmax((x @ router.T).double(), -1).sort(-1, descending=True).values
     return (p[:, SIZES["num_experts_per_tok"] - 1] - p[:, SIZES["num_experts_per_tok"]]).min().item()
 
 
-def write_folder():
+def write_folder() -> None:
     folder = GOLDEN / "qwen3_moe_tiny"
     # Layer 1 is dense.
     config = transformers.Qwen3MoeConfig(
@@ -98,7 +106,7 @@ def write_folder():
     model.float().save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     with safe_open(folder / "model.safetensors", "pt") as weights:
-        assert "model.layers.0.mlp.experts.5.down_proj.weight" in weights.keys(), sorted(weights.keys())
+        assert "model.layers.0.mlp.experts.5.down_proj.weight" in weights.keys(), sorted(weights.keys())  # noqa: SIM118
     golden = {
         "input_ids": ids[0].tolist(),
         "logits_f64": logits_f64.tolist(),
@@ -109,7 +117,7 @@ def write_folder():
     (folder / "logits.json").write_text(json.dumps(golden) + "\n")
 
 
-def per_expert(tensors):
+def per_expert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Under the names of a checkpoint: transformers keeps experts stacked."""
     named = {}
     for name, t in tensors.items():
@@ -123,19 +131,19 @@ def per_expert(tensors):
     return named
 
 
-def on_grid(t):
+def on_grid(t: torch.Tensor) -> dict[str, Any]:
     return {"shape": list(t.shape), "grid": (t * GRID).round().long().flatten().tolist()}
 
 
-def digits(t):
+def digits(t: torch.Tensor) -> dict[str, Any]:
     return {"shape": list(t.shape), "data": [float(f"{x:.9g}") for x in t.detach().flatten().tolist()]}
 
 
-def write_block(name, block, config):
+def write_block(name: str, block: torch.nn.Module, config: Any) -> None:
     tokens, generator = 9, torch.Generator().manual_seed(1)
     block = block.double()
 
-    def normal(shape, std):
+    def normal(shape: Sequence[int], std: float) -> torch.Tensor:
         return (torch.randn(*shape, generator=generator, dtype=torch.float64) * std * GRID).round() / GRID
 
     with torch.no_grad():
@@ -168,7 +176,7 @@ def write_block(name, block, config):
     (GOLDEN / f"{name}.json").write_text(json.dumps(golden) + "\n")
 
 
-def main():
+def main() -> None:
     write_folder()
     keep_f64()
     for normalised in (True, False):

@@ -1,10 +1,12 @@
 """Differences between variants, over seeds: paired by seed, with a confidence interval. Used by scripts/report and scripts/sweep.
 Standard library alone."""
 
+from __future__ import annotations
+
 import functools
 import math
 import statistics
-from typing import Callable
+from collections.abc import Callable
 
 CONFIDENCE = 0.95
 RULE = (
@@ -42,7 +44,7 @@ def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
 class Difference:
     """Mean of paired differences; low and high are None for one pair."""
 
-    def __init__(self, values: list[float]):
+    def __init__(self, values: list[float]) -> None:
         self.n, self.mean = len(values), statistics.fmean(values)
         self.low = self.high = None
         if self.n > 1:

@@ -1,10 +1,24 @@
 """Which pictures are made: (heading, [(file name, what draws it or returns None, one sentence of explanation)]). Needs
 matplotlib."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
 from . import plots_grid, plots_heads, plots_layers, plots_paper, plots_training
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def all_figures(runs, groups, tables=()):
+    from .groups import Group
+    from .paper_tables import PaperTable
+    from .runs import Run
+
+
+def all_figures(
+    runs: list[Run], groups: list[Group], tables: Sequence[PaperTable] = ()
+) -> list[tuple[str, list[tuple[str, Callable[[], Figure | None], str]]]]:
     """tables: the papers', as paper_tables makes them."""
     # Grey lines lie below coloured ones.
     shown = [r for r in runs if r.grey] + [r for r in runs if not r.grey]

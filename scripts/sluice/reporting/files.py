@@ -1,13 +1,16 @@
 """Files of run folders and of analyses. Standard library alone, but for arrays, which only plots ask for."""
 
+from __future__ import annotations
+
 import json
 import os
+from typing import Any, TextIO
 
 from . import shapes
 from .shapes import Misfits, fit, warn
 
 
-def parse(text):
+def parse(text: str) -> Any:
     """JSON, or a ValueError whatever is wrong with it."""
     try:
         return json.loads(text)
@@ -15,14 +18,14 @@ def parse(text):
         raise ValueError("nested too deeply") from None
 
 
-def open_file(path):
+def open_file(path: str) -> TextIO:
     """As text; OSError for all that is no file, which might never end."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(None, "not a regular file", path)
     return open(path, encoding="utf-8", errors="replace")
 
 
-def read_lines(path, shape=shapes.METRICS):
+def read_lines(path: str, shape: Any = shapes.METRICS) -> list[dict[str, Any]]:
     """Objects of a JSON-lines file that have a step; the last line may be torn when the run is going on or was killed."""
     records, misfits = [], Misfits(path)
     try:
@@ -47,7 +50,7 @@ def read_lines(path, shape=shapes.METRICS):
     return records
 
 
-def read_object(path, shape, must=False):
+def read_object(path: str, shape: Any, must: bool = False) -> dict[str, Any]:
     """A JSON object; {} where there is none, told when there must be."""
     try:
         with open_file(path) as file:
@@ -66,7 +69,7 @@ def read_object(path, shape, must=False):
     return {}
 
 
-def read_text(path):
+def read_text(path: str) -> str:
     try:
         with open_file(path) as file:
             return file.read()
@@ -74,13 +77,13 @@ def read_text(path):
         return ""
 
 
-def is_run(folder):
+def is_run(folder: str) -> bool:
     return any(
         os.path.exists(os.path.join(folder, name)) for name in ("run.json", "metrics.jsonl", "eval.jsonl")
     )
 
 
-def find_runs(folder, depth=4):
+def find_runs(folder: str, depth: int = 4) -> list[str]:
     """The folder itself when it is a run, else the runs below it (a sweep's output), by name."""
     if is_run(folder) or depth == 0 or not os.path.isdir(folder):
         return [folder] if is_run(folder) else []
@@ -92,9 +95,9 @@ def find_runs(folder, depth=4):
     return found
 
 
-def sweep_verdict(folder):
+def sweep_verdict(folder: str) -> dict[str, Any]:
     """What the sweep that trained a run wrote of its end: its journal's last line on it, of those that are ends; {} else."""
-    out = {}
+    out: dict[str, Any] = {}
     path = os.path.abspath(folder)
     journal = os.path.join(os.path.dirname(path), "sweep.jsonl")
     misfits = Misfits(journal)
@@ -112,16 +115,16 @@ def sweep_verdict(folder):
 class Analysis:
     """analysis.json of one checkpoint, and its arrays."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: str) -> None:
         self.folder = folder
         self.data = read_object(os.path.join(folder, "analysis.json"), shapes.ANALYSIS)
         self.layers = self.data.get("layers") or []
         self.total = self.data.get("total") or {}
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return bool(self.layers)
 
-    def array(self, name):
+    def array(self, name: str) -> Any:
         """A NumPy array of finite numbers, or None where it was not written."""
         file = (self.data.get("arrays") or {}).get(name)
         if not file:

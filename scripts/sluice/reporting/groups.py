@@ -1,18 +1,24 @@
 """Runs that differ in the seed alone are one group: means, spread, and differences to another group."""
 
+from __future__ import annotations
+
 import os
 import re
+from typing import TYPE_CHECKING, Any
 
 from . import paper as papers
 from .comparing import Difference, paired
 from .values import deviation, mean, number
 
+if TYPE_CHECKING:
+    from .runs import Run
 
-def how_far(run):
+
+def how_far(run: Run) -> float:
     return run.status.get("step") or (run.metrics[-1]["step"] if run.metrics else 0)
 
 
-def common_name(runs):
+def common_name(runs: list[Run]) -> str:
     """What the names of several seeds' runs share: lr_1e-2 of lr_1e-2-s1 and lr_1e-2-s2; the first name where they share nothing."""
     for names in ([r.title for r in runs], [r.base for r in runs]):
         stems = {
@@ -28,50 +34,51 @@ def common_name(runs):
 
 
 class Group:
-    def __init__(self, runs):
+    def __init__(self, runs: list[Run]) -> None:
         # The same seed trained twice is one sample: the run that came furthest stands for it.
-        self.runs, self.twins = [], []
+        self.runs: list[Run] = []
+        self.twins: list[Run] = []
         for run in sorted(runs, key=lambda r: (number(r.seed()) or 0, -how_far(r))):
             twin = run.seed() is not None and any(run.seed() == r.seed() for r in self.runs)
             (self.twins if twin else self.runs).append(run)
         runs = self.runs
         self.named = False  # the label is the paper's, not the run's
-        self.rows = []  # ids of the papers' rows
+        self.rows: list[str] = []  # ids of the papers' rows
         self.variant = papers.variant(runs[0].config) if runs[0].config else runs[0].name
         self.label = self.short = common_name(runs)
         self.endings = [run.outcome for run in runs]
 
     @property
-    def first(self):
+    def first(self) -> Run:
         return self.runs[0]
 
-    def sound(self):
+    def sound(self) -> list[Run]:
         """Runs whose numbers count: the finished ones; where none is, those that have begun. None that diverged."""
         done = [run for run, (state, _) in zip(self.runs, self.endings) if state == "done"]
         return done or [
             run for run, (state, _) in zip(self.runs, self.endings) if state not in ("diverged", "not begun")
         ]
 
-    def finished(self):
+    def finished(self) -> bool:
         return bool(self.runs) and all(state in ("done", "diverged") for state, _ in self.endings)
 
-    def diverged(self):
+    def diverged(self) -> bool:
         return all(state == "diverged" for state, _ in self.endings)
 
-    def value(self, key):
+    def value(self, key: str) -> float | None:
         return mean([run.measures[key] for run in self.sound()])
 
-    def spread(self, key):
+    def spread(self, key: str) -> float | None:
         return deviation([run.measures[key] for run in self.sound()])
 
-    def by_seed(self, key):
+    def by_seed(self, key: str) -> dict[Any, float | None]:
         """{seed: value} of the runs that count."""
         return {run.seed(): run.measures[key] for run in self.sound()}
 
-    def count(self):
+    def count(self) -> int:
         return len(self.runs)
 
-    def state(self):
+    def state(self) -> str:
         """For the table: done (n=3), or what happened."""
         words = []
         for word in ("diverged", "stopped", "running", "not begun"):
@@ -83,7 +90,7 @@ class Group:
         return "; ".join(words) or f"done, n={self.count()}"
 
 
-def difference(group, base, key) -> Difference | None:
+def difference(group: Group | None, base: Group | None, key: str) -> Difference | None:
     """Less the baseline, over the seeds that both have; only between evaluations after as many tokens, on the same sets."""
     if group is None or base is None or group is base:
         return None
@@ -93,16 +100,17 @@ def difference(group, base, key) -> Difference | None:
     return paired(group.by_seed(key), base.by_seed(key))
 
 
-def group_runs(runs, paper):
+def group_runs(runs: list[Run], paper: dict[str, Any]) -> list[Group]:
     """Groups in the order of the papers' rows, then of the runs given. Every run learns its group."""
-    by_text, groups = {}, []
+    by_text: dict[str, list[Run]] = {}
+    found: list[list[Run]] = []
     for run in runs:
         text = run.without_seed() or os.path.abspath(run.folder)
         if text not in by_text:
             by_text[text] = []
-            groups.append(by_text[text])
+            found.append(by_text[text])
         by_text[text].append(run)
-    groups = [Group(g) for g in groups]
+    groups = [Group(g) for g in found]
     order = {row["id"]: i for i, row in enumerate(r for t in paper["tables"] for r in t["rows"])}
     known = [g for g in groups if g.first.config]
     for group, geometry in zip(known, papers.geometries([g.first for g in known])):
@@ -122,11 +130,11 @@ def group_runs(runs, paper):
     return groups
 
 
-def label_groups(groups, paper):
+def label_groups(groups: list[Group], paper: dict[str, Any]) -> None:
     """A row's name in the paper, with depth and learning rate where the paper's rows differ in them, and what tells equal
     ones apart; the run's own name where it is no row."""
     rows = {row["id"]: row for t in paper["tables"] for row in t["rows"]}
-    by_variant = {}
+    by_variant: dict[str, str] = {}
     for row in rows.values():
         if row["family"] not in ("0.6B", "1B", "2B"):
             by_variant.setdefault(row["variant"], row["label"])
@@ -138,8 +146,8 @@ def label_groups(groups, paper):
         g for g in groups if not g.rows and g.variant in by_variant and size(g) in {size(t) for t in told}
     ]
 
-    def label(group, more):
-        row = rows[group.rows[0]] if group.rows else {"label": group.short, "lr": 1}
+    def label(group: Group, more: tuple[str, ...]) -> str:
+        row: dict[str, Any] = rows[group.rows[0]] if group.rows else {"label": group.short, "lr": 1}
         text = row["label"]
         depths = ({row["family"]} if group.rows else papers.families(group.first)) & {"28l", "48l"}
         extra = [f"{depth[:-1]}L" for depth in depths]
@@ -155,7 +163,7 @@ def label_groups(groups, paper):
             extra.append(f"top {group.first.get('model.moe.num_experts_per_tok')}")
         return ", ".join([text] + extra)
 
-    by_name = {}
+    by_name: dict[str, list[Group]] = {}
     for group in told:  # others keep their runs' names
         by_name.setdefault(label(group, ()), []).append(group)
     for same in by_name.values():
@@ -171,7 +179,7 @@ def label_groups(groups, paper):
             group.label, group.named = text, True
 
 
-def size(group):
+def size(group: Group) -> tuple[Any, ...]:
     """Groups of one size may be compared."""
     get = group.first.get
     return (
@@ -182,9 +190,9 @@ def size(group):
     )
 
 
-def by_size(groups):
+def by_size(groups: list[Group]) -> list[list[Group]]:
     """Lists of groups of one size, the longest first."""
-    out = {}
+    out: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
         out.setdefault(size(group), []).append(group)
     return sorted(out.values(), key=len, reverse=True)

@@ -1,6 +1,14 @@
 """Names and colours of runs: one colour per group of seeds, at most eight, the rest grey. Standard library alone."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from .groups import by_size, common_name, size
+
+if TYPE_CHECKING:
+    from .groups import Group
+    from .runs import Run
 
 # Okabe and Ito's palette, told apart by every kind of colour vision; its yellow is too pale for lines.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B"]
@@ -25,21 +33,22 @@ FIRST = [
 ]
 
 
-def highlighted(groups):
+def highlighted(groups: list[Group]) -> list[Group]:
     """At most eight groups: rows of the papers first, then those of the commonest size, one per variant before a second."""
     if len(groups) <= MOST:
         return list(groups)
     rank = lambda g: FIRST.index(g.variant) if g.variant in FIRST else len(FIRST)
     main = size((by_size([g for g in groups if g.rows]) or [groups])[0][0])
     by_need = sorted(groups, key=lambda g: (not g.rows, size(g) != main, rank(g)))  # stable
-    once, again = [], []
+    once: list[Group] = []
+    again: list[Group] = []
     for group in by_need:
         (again if group.variant in [g.variant for g in once] or size(group) != main else once).append(group)
     chosen = (once + again)[:MOST]
     return [g for g in groups if g in chosen]
 
 
-def label_groups(groups):
+def label_groups(groups: list[Group]) -> None:
     """Those that no paper names keep what their runs' names share, unless two of them share it: then the first run's name."""
     for group in [g for g in groups if not g.named]:
         group.label = common_name(group.runs)
@@ -48,7 +57,7 @@ def label_groups(groups):
             group.label = group.first.name
 
 
-def label_runs(runs, groups):
+def label_runs(runs: list[Run], groups: list[Group]) -> None:
     """Names where they differ, folder names where those do, else paths. Labels are for legends; '_' is shown in none."""
     for names in ([r.name for r in runs], [r.base for r in runs], [r.folder for r in runs]):
         if len(set(names)) == len(names):

@@ -8,10 +8,15 @@ RUN/analysis` was run; running ones may be read, too. Runs that are rows of the 
 stand beside the papers' numbers. Plots need matplotlib; --tables-only does not.
 """
 
+from __future__ import annotations
+
 import argparse
+import contextlib
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from .. import program, yaml
 from . import page, paper, tables, tensorboard
@@ -23,15 +28,22 @@ from .paper_tables import GLOSSARY, paper_tables
 from .runs import Run
 from .shapes import warn
 
+if TYPE_CHECKING:
+    from types import ModuleType
 
-def read_runs(folders):
+    from matplotlib.figure import Figure
+
+    from .groups import Group
+    from .page import Picture, Section
+    from .paper_tables import PaperTable
+
+
+def read_runs(folders: list[str]) -> list[Run]:
     """Runs of the folders given, and of those below a folder that is none."""
     runs, seen = [], set()
     configurations = [os.path.join(run, "config.yaml") for folder in folders for run in find_runs(folder)]
-    try:
+    with contextlib.suppress(program.NoProgram):  # told by the run that needs it
         yaml.read_ahead({path: text for path in configurations if (text := read_text(path)).strip()})
-    except program.NoProgram:
-        pass  # told by the run that needs it
     for folder in folders:
         if not os.path.isdir(folder):
             print(f"report: {folder}: no such run folder", file=sys.stderr)
@@ -58,7 +70,9 @@ def read_runs(folders):
     return runs
 
 
-def make_sections(groups, baselines, ours_and_theirs):
+def make_sections(
+    groups: list[Group], baselines: dict[Group, Group], ours_and_theirs: list[PaperTable]
+) -> list[Section]:
     """[(heading, tables, what to know about them)]"""
     sections = [
         (
@@ -71,14 +85,16 @@ def make_sections(groups, baselines, ours_and_theirs):
     heading = "Perplexity of the validation sets" if len(groups) > 6 else "Validation sets"
     sections.append((heading, [sets] if sets else [], "Means over seeds, ± their standard deviation."))
     if ours_and_theirs:
-        sections.append(("The papers' tables, ours beside theirs", ours_and_theirs, GLOSSARY))
+        sections.append(("The papers' tables, ours beside theirs", [*ours_and_theirs], GLOSSARY))
     sections.append(
         ("Stability", [t for t in (tables.lr_table(groups), tables.spike_table(groups)) if t], "")
     )
     return [section for section in sections if section[1]]
 
 
-def save(figures, folder, missing):
+def save(
+    figures: list[tuple[str, Callable[[], Figure | None], str]], folder: str, missing: list[str]
+) -> list[Picture]:
     """Writes the PNGs; [(name, bytes, text)]. What cannot be drawn is reported on standard error and added to `missing`: damaged runs may hold
     numbers that no axis takes."""
     import matplotlib.pyplot as plt
@@ -104,7 +120,7 @@ def save(figures, folder, missing):
     return pictures
 
 
-def load_figures():
+def load_figures() -> ModuleType:
     try:
         from . import figures
 
@@ -120,7 +136,7 @@ def load_figures():
 SYSTEM_PYTHON = "/usr/bin/python3"
 
 
-def choose_python():
+def choose_python() -> None:
     """A Python of the user's own comes first in PATH; Debian's has python3-matplotlib."""
     if "--tables-only" in sys.argv or importlib.util.find_spec("matplotlib") is not None:
         return
@@ -132,7 +148,7 @@ def choose_python():
     )
 
 
-def main(description=__doc__):
+def main(description: str = __doc__) -> None:
     if sys.stdout is sys.__stdout__:
         sys.stdout.reconfigure(errors="replace")  # names of folders may be no text
     parser = argparse.ArgumentParser(

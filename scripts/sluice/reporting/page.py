@@ -1,10 +1,17 @@
 """The page: Markdown beside its pictures, and HTML that holds them."""
 
+from __future__ import annotations
+
 import base64
 import html
 import os
+from typing import TYPE_CHECKING
 
 from .shapes import clean
+
+if TYPE_CHECKING:
+    from .runs import Run
+    from .tables import Table
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1760px; margin: 2em auto; padding: 0 1em }
@@ -20,11 +27,15 @@ img { max-width: 100%; height: auto } figure { margin: 2.2em 0 } figcaption, .sm
 """
 
 
+# (heading, tables, what to know about them), and (name, PNG, one sentence).
+Section = tuple[str, list["Table"], str]
+Picture = tuple[str, bytes, str]
+
 # Headings of columns of names, flush left.
 NAMES = ("run", "what", "set", "variant", "less")
 
 
-def table_html(table):
+def table_html(table: Table) -> str:
     whose = {"ours": "ours", "the paper's": "theirs"}
     classes = [whose.get(who, "") for who, headings in table.spans for _ in headings]
     left = max([0] + [i for i, heading in enumerate(table.headings) if heading in NAMES])
@@ -64,12 +75,12 @@ def table_html(table):
     return "\n".join(out)
 
 
-def markdown(text):
+def markdown(text: str) -> str:
     """Text as text: no HTML, no links, no columns of a table."""
     return html.escape(text, quote=False).replace("|", "\\|").replace("](", "]\\(").replace("`", "\\`")
 
 
-def table_markdown(table):
+def table_markdown(table: Table) -> str:
     prefix = {"ours": "ours: ", "the paper's": "paper: "}
     headings = [prefix.get(who, who + " " if who else "") + h for who, hs in table.spans for h in hs]
     lines = [f"### {markdown(table.title)}", ""] if table.title else []
@@ -89,7 +100,7 @@ def table_markdown(table):
     return "\n".join(lines + [""] + [markdown(note) + "\n" for note in table.notes])
 
 
-def overview_note(runs):
+def overview_note(runs: list[Run]) -> str:
     several = any(len(r.last.get("sets") or {}) > 1 for r in runs)
     return (
         "Values of the last evaluation"
@@ -99,7 +110,7 @@ def overview_note(runs):
     )
 
 
-def write(path, text):
+def write(path: str, text: str) -> None:
     with open(
         path + ".tmp", "w", encoding="utf-8", errors="replace"
     ) as file:  # a folder's name may be no text
@@ -107,7 +118,15 @@ def write(path, text):
     os.replace(path + ".tmp", path)
 
 
-def write_html(path, title, runs, overview, sections, pictures, missing):
+def write_html(
+    path: str,
+    title: str,
+    runs: list[Run],
+    overview: Table,
+    sections: list[Section],
+    pictures: list[tuple[str, list[Picture]]],
+    missing: list[str],
+) -> None:
     """sections: [(heading, [Table], text)]; pictures: [(heading, [(name, png, text)])]."""
     body = [
         f"<h1>{html.escape(title)}</h1>",
@@ -151,7 +170,15 @@ def write_html(path, title, runs, overview, sections, pictures, missing):
     )
 
 
-def write_markdown(path, title, runs, overview, sections, pictures, missing):
+def write_markdown(
+    path: str,
+    title: str,
+    runs: list[Run],
+    overview: Table,
+    sections: list[Section],
+    pictures: list[tuple[str, list[Picture]]],
+    missing: list[str],
+) -> None:
     lines = [f"# {markdown(title)}", "", table_markdown(overview), overview_note(runs), ""]
     for heading, tables, text in sections:
         lines += (
@@ -173,7 +200,7 @@ def write_markdown(path, title, runs, overview, sections, pictures, missing):
     write(path, "\n".join(lines) + "\n")
 
 
-def text_table(overview, endings):
+def text_table(overview: Table, endings: list[str]) -> str:
     """For a terminal: one variant per column where they fit, else one per line with the main figures and how it ended."""
     lines = [overview.headings] + overview.rows
     if len(overview.rows) > 5:
@@ -192,6 +219,8 @@ def text_table(overview, endings):
         )
     widths = [max(len(c) for c in line) for line in lines]
     return "\n".join(
-        "  ".join([lines[0][i].ljust(widths[0])] + [l[i].rjust(w) for l, w in zip(lines[1:], widths[1:])])
+        "  ".join(
+            [lines[0][i].ljust(widths[0])] + [line[i].rjust(w) for line, w in zip(lines[1:], widths[1:])]
+        )
         for i in range(len(lines[0]))
     )

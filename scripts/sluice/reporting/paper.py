@@ -1,11 +1,17 @@
 """The papers' rows (paper.json), and which of them a run is, by its configuration."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from .. import yaml
+
+if TYPE_CHECKING:
+    from .runs import Run
 
 SINK_SIZES = {(20, 1280): "0.6B", (26, 1664): "1B", (32, 2048): "2B"}  # layers, hidden_size
 # Of a run's origin (its configuration's file and what it extends): a row, a depth, a size.
@@ -14,7 +20,7 @@ NAMED_DEPTH = re.compile(r"(?<!\d)(28|48)l(?![a-z])|(?<![a-z0-9])a5_\d\d_")  # a
 NAMED_SIZE = re.compile(r"sink_aware\S*?[/_](0[._p]?6b|1b|2b)(?![a-z])", re.IGNORECASE)
 
 
-def load():
+def load() -> dict[str, Any]:
     with open(
         os.path.join(os.path.dirname(os.path.abspath(__file__)), "paper.json"), encoding="utf-8"
     ) as file:
@@ -26,7 +32,7 @@ def load():
     return paper
 
 
-def paper_delta(table, row, key):
+def paper_delta(table: dict[str, Any], row: dict[str, Any], key: str) -> float | None:
     """The paper's value less its value for the row's baseline; None where either is missing."""
     base = next((r for r in table["rows"] if r["id"] == row.get("baseline")), None)
     if base is None or row.get(key) is None or base.get(key) is None:
@@ -34,7 +40,7 @@ def paper_delta(table, row, key):
     return row[key] - base[key]
 
 
-def variant(config):
+def variant(config: dict[str, Any]) -> str:
     """What differs from a plain transformer, in the words of paper.json; everything left out is the default."""
     get = lambda path, default=None: yaml.get(config, "model." + path, default)
     parts = ["sink"] if get("attention.kind") == "sink" else []
@@ -64,7 +70,7 @@ def variant(config):
     )
 
 
-def shape(run):
+def shape(run: Run) -> tuple[int, ...]:
     return tuple(
         run.get("model." + key, 0)
         for key in (
@@ -76,7 +82,7 @@ def shape(run):
     )
 
 
-def named_geometry(run):
+def named_geometry(run: Run) -> str:
     """Of table 1's rows that change the model's shape, by the file they come from."""
     rows = {number for table, number, _ in NAMED_ROW.findall(run.origin) if table == "1"}
     return {"02": "kv_heads", "03": "query_heads", "04": "experts"}.get(
@@ -84,9 +90,9 @@ def named_geometry(run):
     )
 
 
-def geometries(runs):
+def geometries(runs: list[Run]) -> list[str]:
     """Per run: base, kv_heads, query_heads, experts or other. The base is the commonest shape of the same width and depth."""
-    votes = {}
+    votes: dict[tuple[Any, ...], Counter[tuple[int, ...]]] = {}
     size = lambda run: (
         run.get("model.hidden_size"),
         run.get("model.num_hidden_layers"),
@@ -115,7 +121,7 @@ def geometries(runs):
     return out
 
 
-def families(run):
+def families(run: Run) -> set[str]:
     """Which of the papers' models a run stands for: moe, 28l, 48l, 0.6B, 1B, 2B; none for other models."""
     if not run.config:
         return set()
@@ -132,7 +138,7 @@ def families(run):
     return set()
 
 
-def rows_of(run, geometry, paper):
+def rows_of(run: Run, geometry: str, paper: dict[str, Any]) -> list[str]:
     """Ids of the rows that a run is. Where several of a table fit (a proxy does not tell 400B tokens from 1T), the row whose
     configuration file it was trained from, or those of as many tokens as that file's."""
     found, kinds, what = [], families(run), variant(run.config)
@@ -157,7 +163,7 @@ def rows_of(run, geometry, paper):
     return found
 
 
-def protocol(run, table_family):
+def protocol(run: Run, table_family: str) -> str:
     """How a run was trained, apart from what the table's rows differ in: runs of one protocol stand in one table."""
     get = run.get
     sources = lambda key: [
@@ -191,7 +197,7 @@ def protocol(run, table_family):
     return json.dumps(out, sort_keys=True)
 
 
-def describe_protocol(runs):
+def describe_protocol(runs: list[Run]) -> str:
     """One line about the runs of a table, for readers."""
     run = runs[0]
     spread = lambda values: " / ".join(str(v) for v in sorted(set(values), key=lambda v: (str(type(v)), v)))

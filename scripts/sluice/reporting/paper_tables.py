@@ -1,9 +1,16 @@
 """The papers' tables: a line per row, ours and theirs in cells of their own. Standard library alone."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
 from . import paper as papers
 from .groups import difference
 from .tables import Table, with_spread
 from .values import deviation, fixed, short, spearman
+
+if TYPE_CHECKING:
+    from .groups import Group
 
 # Keys of Run.measures: heading, writer, writer of differences.
 OURS = {
@@ -36,14 +43,16 @@ GLOSSARY = (
 )
 
 
-def added(group, base):
+def added(group: Group, base: Group | None) -> str:
     """Parameters beyond the baseline's."""
     mine, theirs = group.value("parameters"), base.value("parameters") if base else None
     value = None if mine is None or theirs is None else mine - theirs
     return "-" if value is None else ("+" if value >= 0 else "-") + short(abs(value))
 
 
-def our_cells(keys, metric, group, base):
+def our_cells(
+    keys: list[str], metric: str, group: Group | None, base: Group | None
+) -> tuple[list[str], set[int]]:
     """The cells, and the places of those in bold."""
     if group is None:
         return ["no run"] + ["-"] * (len(keys) + 2 + (1 if metric != "loss" else 0)), set()
@@ -63,7 +72,7 @@ def our_cells(keys, metric, group, base):
     return cells, bold
 
 
-def their_cells(table, row):
+def their_cells(table: dict[str, Any], row: dict[str, Any]) -> list[str]:
     cells = []
     if any(r.get("added_millions") is not None for r in table["rows"]):
         cells.append("-" if row.get("added_millions") is None else f"+{row['added_millions']:g}M")
@@ -73,12 +82,12 @@ def their_cells(table, row):
     return cells + [THEIRS[key][1](row.get(key)) for key in EXTRA_THEIRS.get(table["id"], [])]
 
 
-def paper_tables(groups, paper):
+def paper_tables(groups: list[Group], paper: dict[str, Any]) -> list[PaperTable]:
     """Tables of the papers of which more than the baseline was trained, or whose row a configuration names; one per training
     protocol, and none for a single run of a protocol of its own."""
     out = []
     for table in paper["tables"]:
-        by_protocol = {}
+        by_protocol: dict[str, list[Group]] = {}
         ids = {row["id"] for row in table["rows"]}
         for group in groups:
             if ids & set(group.rows):
@@ -95,25 +104,38 @@ def paper_tables(groups, paper):
     return out
 
 
-def baselines(table):
+def baselines(table: dict[str, Any]) -> set[str]:
     return {row["id"] for row in table["rows"] if not row.get("baseline")}
 
 
-def names_table(groups, table):
+def names_table(groups: list[Group], table: dict[str, Any]) -> bool:
     return any(
         number == table["table"] for g in groups for number, _, _ in papers.NAMED_ROW.findall(g.first.origin)
     )
 
 
-def row_key(lines, row_id):
+Lines: TypeAlias = "list[tuple[dict[str, Any], Group | None]]"  # the paper's rows, and what we have of each
+
+
+class PaperTable(Table):
+    """And for a picture: whose row, our difference and theirs, and how far the baselines' seeds lie apart."""
+
+    deltas: list[tuple[str, float | None, float | None]]
+    chance: float
+    id: str
+    short: str
+    metric: str
+
+
+def row_key(lines: Lines, row_id: str | None) -> Group | None:
     return next((g for row, g in lines if row["id"] == row_id and g is not None), None)
 
 
-def paper_table(table, groups, paper):
+def paper_table(table: dict[str, Any], groups: list[Group], paper: dict[str, Any]) -> PaperTable:
     metric = table["metric"]
     keys = ["loss", metric] if metric != "loss" else ["loss"]
     keys += ["first_token_attention", "gate_score", "m_act"] + EXTRA_OURS.get(table["family"], [])
-    lines = []
+    lines: Lines = []
     for row in table["rows"]:
         # Of two readings of a row (4 more experts) the one that grows with the paper's words comes first.
         mine = sorted(
@@ -121,7 +143,9 @@ def paper_table(table, groups, paper):
             key=lambda g: -(g.first.get("model.moe.num_experts_per_tok", 0) or 0),
         )
         lines += [(row, g) for g in mine] or [(row, None)]
-    cells, our_deltas, bold = [], [], set()
+    cells: list[list[str]] = []
+    our_deltas: list[float | None] = []
+    bold: set[tuple[int, int]] = set()
     for row, group in lines:
         base = row_key(lines, row["baseline"]) if row.get("baseline") else group
         name = row["label"]
@@ -165,14 +189,13 @@ def paper_table(table, groups, paper):
     notes += spread_notes(lines, metric)
     source = paper["papers"][table["paper"]]
     title = f"Table {table['table']}" if not table["table"].startswith("A") else f"Appendix {table['table']}"
-    made = Table(
+    made = PaperTable(
         f"{title}, {source['title']} ({source['source']}): {table['title']}",
         [("", ["row", "what"]), ("ours", ours), ("the paper's", theirs)],
         cells,
         [n for n in notes if n],
         bold=bold,
     )
-    # For a picture: whose row, our difference and theirs, and how far the baselines' seeds lie apart.
     made.deltas = [
         (cell[1], delta, papers.paper_delta(table, row, metric))
         for cell, (row, _), delta in zip(cells, lines, our_deltas)
@@ -185,7 +208,7 @@ def paper_table(table, groups, paper):
     return made
 
 
-def told(rho, n):
+def told(rho: float | None, n: int) -> str:
     return (
         f"{rho:+.2f}, n = {n} rows"
         if rho is not None
@@ -193,7 +216,7 @@ def told(rho, n):
     )
 
 
-def correlation_note(table, lines, our_deltas):
+def correlation_note(table: dict[str, Any], lines: Lines, our_deltas: list[float | None]) -> str:
     metric = table["metric"]
     first = {row["id"]: ours for (row, _), ours in reversed(list(zip(lines, our_deltas)))}
     pairs = [(first[row["id"]], papers.paper_delta(table, row, metric)) for row in table["rows"]]
@@ -204,7 +227,7 @@ def correlation_note(table, lines, our_deltas):
     )
 
 
-def spread_notes(lines, metric):
+def spread_notes(lines: Lines, metric: str) -> list[str]:
     """What chance alone does: the seeds of rows without a baseline of their own."""
     out = []
     for row, group in lines:

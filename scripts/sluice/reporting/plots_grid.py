@@ -1,25 +1,37 @@
 """Many runs at once: perplexity per domain, learning-rate tolerance, spikes. Needs matplotlib."""
 
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
 import matplotlib.pyplot as plt
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from .groups import by_size, size
 from .looks import COLOURS, MARKERS
-from .style import legend, new_figure
 from .runs import THRESHOLDS
+from .style import legend, new_figure
 from .tables import lr_points
 from .values import deviation, mean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .groups import Group
+    from .paper_tables import PaperTable
 
 MOST = 24
 
 
-def colours_of(groups):
+def colours_of(groups: list[Group]) -> Callable[[Group], str]:
     """Of the page; where this figure would be grey altogether, one colour."""
     grey = all(g.first.grey for g in groups)
     return lambda group: COLOURS[0] if grey else group.first.colour
 
 
-def plot_domains(groups):
+def plot_domains(groups: list[Group]) -> Figure | None:
     """A panel per domain, a line per group, a dot per seed; the dashed line is the first group, the baseline."""
     groups = [g for g in groups if g.sound() and any(g.first.perplexities().values())]
     names = []
@@ -77,7 +89,7 @@ def plot_domains(groups):
     return figure
 
 
-def plot_deltas(table):
+def plot_deltas(table: PaperTable) -> Figure | None:
     """The paper's differences to the baseline and ours, in panels of their own: their scales have nothing in common."""
     lines = [
         (name, ours, theirs) for name, ours, theirs in table.deltas if ours is not None and theirs is not None
@@ -102,7 +114,7 @@ def plot_deltas(table):
     return figure
 
 
-def plot_lr(groups):
+def plot_lr(groups: list[Group]) -> Figure | None:
     ladders = lr_points(groups)[:8]
     if not ladders:
         return None
@@ -182,7 +194,7 @@ def plot_lr(groups):
     return figure
 
 
-def plot_spikes(groups):
+def plot_spikes(groups: list[Group]) -> Figure | None:
     """Mean counts over the seeds that have losses enough; the stroke is their standard deviation."""
     counts = [(g, [run.spikes[0] for run in g.runs if run.spikes[0][0] is not None]) for g in groups]
     counts = [(g, of_runs) for g, of_runs in counts if of_runs][:MOST]
@@ -226,12 +238,12 @@ def plot_spikes(groups):
     return figure
 
 
-def deltas(tables):
+def deltas(tables: Sequence[PaperTable]) -> list[tuple[str, Callable[[], Figure | None], str]]:
     again = lambda i, table: f"_{i}" if any(t.id == table.id for t in tables[:i]) else ""
     return [
         (
             f"deltas_{table.id}{again(i, table)}",
-            lambda table=table: plot_deltas(table),
+            functools.partial(plot_deltas, table),
             f"{table.short}: differences to the row's baseline, of finished rows. Below 0 is better. Grey: plus and minus the "
             "standard deviation of the baseline's seeds, where there are several.",
         )
@@ -239,14 +251,14 @@ def deltas(tables):
     ]
 
 
-def figures(groups):
+def figures(groups: list[Group]) -> list[tuple[str, Callable[[], Figure | None], str]]:
     sizes = [same for same in by_size(groups) if len(same) > 1 or len(groups) == 1][:4]
-    made = []
+    made: list[tuple[str, Callable[[], Figure | None], str]] = []
     for i, same in enumerate(sizes):
         made.append(
             (
                 "perplexity_domains" + (f"_{i + 1}" if i else ""),
-                lambda same=same: plot_domains(same),
+                functools.partial(plot_domains, same),
                 f"Runs of one size ({size_text(same[0])}). At the last evaluation. Dots: seeds; strokes: their means; "
                 "dashed: the first line's mean. Runs that diverged are left out.",
             )
@@ -262,7 +274,7 @@ def figures(groups):
         made.append(
             (
                 "spikes" + (f"_{i + 1}" if i else ""),
-                lambda same=same: plot_spikes(same),
+                functools.partial(plot_spikes, same),
                 f"Runs of one size ({size_text(same[0])}). How often the logged training loss stood above what the losses before it "
                 "lead to, after twice the warm-up; strokes: standard deviation over seeds. Runs with too few losses are left out.",
             )
@@ -270,7 +282,7 @@ def figures(groups):
     return made
 
 
-def size_text(group):
+def size_text(group: Group) -> str:
     hidden, layers, head_dim, experts = size(group)
     return (
         f"hidden {hidden}, {layers} layers, heads of {head_dim}" + (", experts" if experts else "")

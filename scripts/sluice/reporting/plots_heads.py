@@ -1,6 +1,11 @@
 """The sink-aware paper's figures, of our runs: importance of heads, imbalance, value norms, queries and keys. Needs
 matplotlib."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
@@ -9,6 +14,13 @@ from .looks import COLOURS, GREY
 from .plots_paper import picks
 from .style import DASHES, first_column, legend, new_figure, tokens_axis
 from .values import ema, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from .groups import Group
+    from .plots_paper import Pick
 
 PAIRS = [
     "plain",
@@ -20,7 +32,7 @@ PAIRS = [
 ]
 
 
-def grid(count, width, height, most=3, **options):
+def grid(count: int, width: float, height: float, most: int = 3, **options: Any) -> tuple[Figure, list[Axes]]:
     """Panels for images, which share a colour bar."""
     columns = min(count, most)
     rows = (count + columns - 1) // columns
@@ -40,7 +52,7 @@ def grid(count, width, height, most=3, **options):
     return figure, flat[:count]
 
 
-def importance(layers):
+def importance(layers: list[Any]) -> list[list[float]]:
     rows = [((layer.get("heads") or {}).get("importance")) for layer in layers]
     return (
         [[number(v) for v in row] for row in rows]
@@ -49,14 +61,14 @@ def importance(layers):
     )
 
 
-def chosen_picks(groups):
+def chosen_picks(groups: list[Group]) -> list[Pick]:
     own = [g for g in groups if any(row.startswith("S1") for row in g.rows)]
     return picks(own, PAIRS) or picks(
         groups, ["plain", "sdpa_output elementwise", "sdpa_output headwise", "value elementwise"]
     )
 
 
-def heat(axis, rows, title):
+def heat(axis: Axes, rows: Any, title: str) -> Any:
     image = axis.imshow(rows, cmap="viridis", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axis.set_title(title, fontsize=10)
     axis.set_xlabel("head")
@@ -78,7 +90,7 @@ def heat(axis, rows, title):
     return image
 
 
-def plot_importance(groups):
+def plot_importance(groups: list[Group]) -> Figure | None:
     made = [(p, importance(p.first.layers)) for p in chosen_picks(groups)]
     made = [(p, rows) for p, rows in made if rows][:6]
     if not made:
@@ -94,7 +106,7 @@ def plot_importance(groups):
     return figure
 
 
-def plot_importance_sets(groups):
+def plot_importance_sets(groups: list[Group]) -> Figure | None:
     """Of one run, how far each set's importance is from the mean over sets."""
     for p in chosen_picks(groups):
         sets = [
@@ -125,13 +137,13 @@ def plot_importance_sets(groups):
     return figure
 
 
-def plot_imbalance(groups):
+def plot_imbalance(groups: list[Group]) -> Figure | None:
     """Colours are mechanisms; a run with the auxiliary loss has its mechanism's colour, dashed."""
     evaluated = lambda run: run.eval_series(lambda e: (e.get("analysis") or {}).get("imbalance"))
     groups = [g for g in groups if g.first.heads("imbalance")[0] or evaluated(g.first)[0]]
     if not groups:
         return None
-    known = {}
+    known: dict[tuple[Any, ...], int] = {}
     kind = lambda g: (g.variant.removesuffix(" balanced"), size(g), g.first.get("optimizer.lr"))
     figure, (axis,) = new_figure(1, 3.8)
     for group in groups:
@@ -167,7 +179,7 @@ def plot_imbalance(groups):
     return figure
 
 
-def plot_value_norms(groups):
+def plot_value_norms(groups: list[Group]) -> Figure | None:
     import numpy
 
     made = [(p, p.seeds.array("value_norms")) for p in chosen_picks(groups)]
@@ -175,7 +187,7 @@ def plot_value_norms(groups):
     if not made:
         return None
 
-    def ratio_of(norms):
+    def ratio_of(norms: Any) -> Any:
         mean = norms.mean(axis=1)  # over key/value heads
         return numpy.log2(mean / numpy.maximum(numpy.median(mean, axis=1, keepdims=True), 1e-12) + 1e-12)
 
@@ -197,7 +209,7 @@ def plot_value_norms(groups):
     return figure
 
 
-def plot_pca(groups):
+def plot_pca(groups: list[Group]) -> Figure | None:
     """Queries and keys of one head of each run: the one that looks most at the first token."""
     made = []
     # One per mechanism before its balanced twin.
@@ -206,8 +218,8 @@ def plot_pca(groups):
         if queries is None or keys is None or queries.ndim != 4:
             continue
         shares = [
-            (number(v) or 0.0, l, h)
-            for l, layer in enumerate(p.first.layers)
+            (number(v) or 0.0, i, h)
+            for i, layer in enumerate(p.first.layers)
             for h, v in enumerate((layer.get("heads") or {}).get("first_token_attention") or [])
         ]
         _, layer, head = max(shares, default=(0.0, 0, 0))
@@ -269,8 +281,8 @@ def plot_pca(groups):
     return figure
 
 
-def figures(groups):
-    made = [
+def figures(groups: list[Group]) -> list[tuple[str, Callable[[], Figure | None], str]]:
+    return [
         (
             "heads_importance",
             lambda: plot_importance(groups),
@@ -300,4 +312,3 @@ def figures(groups):
             "In brackets: the share of the variance. Of several seeds the first.",
         ),
     ]
-    return made

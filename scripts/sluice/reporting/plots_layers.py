@@ -1,6 +1,11 @@
 """Figures 3 to 7 of the Gated Attention paper, of our runs: gate scores, attention's output, activations, layer by layer. They
 read RUN/analysis. Needs matplotlib."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
@@ -8,11 +13,16 @@ from .plots_paper import BANDS, ELEMENTWISE, SHARED, gates_at, gates_of, picks
 from .style import first_column, layer_ticks, legend, log_if_wide, new_figure
 from .values import deviation, number
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .groups import Group
+
 
 # ---- figures 3 and 7
 
 
-def histogram(gates):
+def histogram(gates: list[Any]) -> tuple[list[float], list[float]] | None:
     """Shares of the scores of all layers, in 50 bins, and the bins' edges; None where layers have other edges."""
     edges = {(g.get("edges_min"), g.get("edges_max")) for g in gates}
     if len(edges) != 1 or not all(g.get("histogram_50") for g in gates):
@@ -24,7 +34,7 @@ def histogram(gates):
     return [low + i * step for i in range(len(counts) + 1)], [c / total for c in counts]
 
 
-def plot_gate_histograms(groups):
+def plot_gate_histograms(groups: list[Group]) -> Figure | None:
     made = []
     for p in picks(groups, [ELEMENTWISE, "value elementwise", SHARED]):
         for name, gates in gates_of(p):
@@ -60,13 +70,13 @@ def plot_gate_histograms(groups):
     return figure
 
 
-def extremes(gates, key, choose):
+def extremes(gates: list[Any], key: str, choose: Callable[..., float]) -> list[float]:
     """Per layer the least or greatest score of any seed; not a number where there is none."""
     rows = [[number(gate.get(key)) for gate in of_layer] for of_layer in zip(*gates)]
     return [choose([v for v in row if v is not None], default=float("nan")) for row in rows]
 
 
-def plot_gate_layers(groups):
+def plot_gate_layers(groups: list[Group]) -> Figure | None:
     made = []
     for p in picks(groups, [ELEMENTWISE, "sdpa_output headwise", SHARED, ELEMENTWISE + " ns_sigmoid"]):
         for i, (name, gates) in enumerate(gates_of(p)):
@@ -122,7 +132,7 @@ def plot_gate_layers(groups):
 DASH = {"before": "-", "after": "--", "before_times_mean_gate": ":"}
 
 
-def plot_mean_abs(groups):
+def plot_mean_abs(groups: list[Group]) -> Figure | None:
     chosen = [
         p
         for p in picks(groups, ["plain", ELEMENTWISE, "value elementwise"])
@@ -153,7 +163,7 @@ def plot_mean_abs(groups):
     return figure
 
 
-def plot_shares(groups):
+def plot_shares(groups: list[Group]) -> Figure | None:
     chosen = [
         p
         for p in picks(groups, ["plain", ELEMENTWISE, "value elementwise"])
@@ -182,7 +192,7 @@ def plot_shares(groups):
     return figure
 
 
-def plot_maxima(groups):
+def plot_maxima(groups: list[Group]) -> Figure | None:
     chosen = picks(
         groups, ["plain", ELEMENTWISE, "value elementwise", SHARED, ELEMENTWISE + " ns_sigmoid"], 5
     )
@@ -221,8 +231,8 @@ def plot_maxima(groups):
     return figure
 
 
-def figures(groups):
-    made = [
+def figures(groups: list[Group]) -> list[tuple[str, Callable[[], Figure | None], str]]:
+    return [
         (
             "figure3_gate_scores",
             lambda: plot_gate_histograms(groups),
@@ -252,4 +262,3 @@ def figures(groups):
             "over seeds, with bars of their standard deviation; the extremes are those of all seeds.",
         ),
     ]
-    return made

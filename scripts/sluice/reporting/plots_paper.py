@@ -1,6 +1,11 @@
 """Figures 1 and 2 of the Gated Attention paper, of our runs: losses and attention on the first token; and which runs its figures
 show. Figure 2 reads RUN/analysis. Needs matplotlib."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import matplotlib.pyplot as plt
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -12,6 +17,13 @@ from .seeds import SeedMean
 from .style import layer_ticks, legend, new_figure, tokens_axis
 from .values import deviation, ema, mean, number, quantile
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from .groups import Group
+    from .runs import Run
+
 BANDS = "Means over seeds; bands: their standard deviation."
 ELEMENTWISE = "sdpa_output elementwise"
 SHARED = ELEMENTWISE + " shared"
@@ -20,18 +32,18 @@ SHARED = ELEMENTWISE + " shared"
 class Pick:
     """A group's analyses, means over its seeds, with its name and colour in this figure."""
 
-    def __init__(self, group, at):
+    def __init__(self, group: Group, at: int) -> None:
         self.group, self.seeds = group, SeedMean([r for r in group.sound() if r.deep] or group.runs)
         self.name = group.label + (f" (n={self.seeds.count()})" if self.seeds.count() > 1 else "")
         self.colour, self.marker = COLOURS[at], MARKERS[at]
         self.layers, self.total = self.seeds.layers, self.seeds.total
         self.first = self.seeds.deep  # of the first seed, for what cannot be averaged
 
-    def values(self, *path):
+    def values(self, *path: str) -> tuple[list[float], list[float]]:
         """(layer, mean over seeds) where there is one."""
         return along(self.layers, path)
 
-    def band(self, axis, *path):
+    def band(self, axis: Axes, *path: str) -> list[float]:
         """A pale band of one standard deviation to either side of the means, none for one seed; its upper edge."""
         spread = dict(zip(*along(self.seeds.spreads, path)))
         points = [(i, v, spread[i]) for i, v in zip(*self.values(*path)) if i in spread]
@@ -46,7 +58,7 @@ class Pick:
             )
         return [v + s for _, v, s in points]
 
-    def line(self, axis, path, **options):
+    def line(self, axis: Axes, path: tuple[str, ...], **options: Any) -> list[float]:
         """Draws means and their band; what the axis must hold."""
         x, y = self.values(*path)
         if not y:
@@ -54,7 +66,7 @@ class Pick:
         axis.plot(x, y, color=self.colour, **{"marker": self.marker, "markersize": 4.5, **options})
         return y + self.band(axis, *path)
 
-    def gates_output(self):
+    def gates_output(self) -> bool:
         """Whether a gate lies on attention's output: only then does the output have a before and an after."""
         return any(
             isinstance(gate, dict) and gate.get("position") == "sdpa_output"
@@ -62,7 +74,7 @@ class Pick:
             for gate in layer.get("gates") or []
         )
 
-    def output_names(self):
+    def output_names(self) -> dict[str, str]:
         """Of the lines of attention's output: {"before": name, ...}; one line where no gate lies on it."""
         if self.gates_output():
             return {
@@ -81,7 +93,7 @@ class Pick:
         return {"before": f"gate on {', '.join(others)} only" if others else "no gate"}
 
 
-def along(layers, path):
+def along(layers: list[Any], path: tuple[str, ...]) -> tuple[list[float], list[float]]:
     """(layer, number) where there is one."""
     out = []
     for i, layer in enumerate(layers):
@@ -92,10 +104,19 @@ def along(layers, path):
     return [i for i, _ in out], [v for _, v in out]
 
 
-def choose(groups, variants, limit=6, able=lambda g: any(r.deep for r in g.runs)):
+def has_analysis(group: Group) -> bool:
+    return any(run.deep for run in group.runs)
+
+
+def choose(
+    groups: list[Group],
+    variants: list[str],
+    limit: int = 6,
+    able: Callable[[Group], bool] = has_analysis,
+) -> list[Group]:
     """Groups that a figure of the paper shows, of one model size; without any of its rows, the first few groups."""
     fit = [g for g in groups if able(g)]
-    out = []
+    out: list[Group] = []
     for variant in variants:
         hit = next(
             (g for g in fit if g.rows and g.variant == variant and (not out or size(g) == size(out[0]))), None
@@ -104,19 +125,19 @@ def choose(groups, variants, limit=6, able=lambda g: any(r.deep for r in g.runs)
     return out or fit[:limit]
 
 
-def picks(groups, variants, limit=6):
+def picks(groups: list[Group], variants: list[str], limit: int = 6) -> list[Pick]:
     """With the page's colours; what is grey there gets one that is free here."""
     chosen = choose(groups, variants, limit)[: len(COLOURS)]
     free = [c for c in COLOURS if c not in [g.first.colour for g in chosen]]
     return [Pick(g, COLOURS.index(free.pop(0) if g.first.grey else g.first.colour)) for g in chosen]
 
 
-def gates_at(layers, i):
+def gates_at(layers: list[Any], i: int) -> list[Any]:
     """The i-th gate of each layer that has so many."""
     return [gates[i] for gates in (layer.get("gates") or [] for layer in layers) if i < len(gates)]
 
 
-def gates_of(pick):
+def gates_of(pick: Pick) -> list[tuple[str, list[Any]]]:
     """[(name, [gate of layer 0, ...])], one per gate position; means over seeds."""
     count = max([len(layer.get("gates") or []) for layer in pick.layers], default=0)
     out = []
@@ -129,7 +150,9 @@ def gates_of(pick):
 # ---- figure 1
 
 
-def over_seeds(curves):
+def over_seeds(
+    curves: list[tuple[list[float], list[float]]],
+) -> tuple[list[float], list[Any], list[Any] | None]:
     """(tokens, means, standard deviations or None) of [(tokens, values)], where every curve has a value."""
     tables = [dict(zip(x, y)) for x, y in curves]
     common = [x for x in curves[0][0] if all(x in table for table in tables)]
@@ -137,7 +160,7 @@ def over_seeds(curves):
     return common, [mean(row) for row in rows], [deviation(row) for row in rows] if len(curves) > 1 else None
 
 
-def draw_band(axis, x, y, spread, colour):
+def draw_band(axis: Axes, x: list[float], y: list[float], spread: list[Any] | None, colour: str) -> None:
     if spread:
         axis.fill_between(
             x,
@@ -149,7 +172,7 @@ def draw_band(axis, x, y, spread, colour):
         )
 
 
-def smoothed(run, less=None, keep=0.9):
+def smoothed(run: Run, less: Run | None = None, keep: float = 0.9) -> tuple[list[float], list[float]]:
     """(tokens, EMA of the losses), or of their differences to those of another run at the same step."""
     x, y = run.series("loss")
     reference = dict(zip(*less.series("loss"))) if less else dict.fromkeys(x, 0.0)
@@ -157,14 +180,14 @@ def smoothed(run, less=None, keep=0.9):
     return [a for a, _ in pairs], ema([d for _, d in pairs], keep)
 
 
-def loss_differences(group, base):
+def loss_differences(group: Group, base: Group) -> list[tuple[list[float], list[float]]]:
     """Smoothed curves of the seeds that both have."""
     theirs = {run.seed(): run for run in base.sound()}
     made = [smoothed(run, theirs[run.seed()], 0.98) for run in group.sound() if run.seed() in theirs]
     return [curve for curve in made if curve[0]]
 
 
-def plot_losses(groups, runs):
+def plot_losses(groups: list[Group], runs: list[Run]) -> Figure | None:
     """Left: EMA .9 of the training loss; right: less the baseline's, at the same step and seed. Means over seeds."""
     groups = [g for g in groups if not g.first.grey and len(g.first.series("loss")[0]) > 20]
     if not any(g.rows for g in groups):
@@ -216,7 +239,7 @@ def plot_losses(groups, runs):
 # ---- figure 2
 
 
-def plot_first_token(groups):
+def plot_first_token(groups: list[Group]) -> Figure | None:
     chosen = picks(groups, ["plain", ELEMENTWISE, "sdpa_output headwise", "value elementwise", SHARED])
     if not any(p.values("first_token_attention")[1] for p in chosen):
         return None
@@ -235,7 +258,7 @@ def plot_first_token(groups):
     return figure
 
 
-def spread_layers(first_token, count):
+def spread_layers(first_token: Any, count: int) -> list[int]:
     """First, the one that looks most at the first token, one between, last."""
     if count <= 4:
         return list(range(count))
@@ -247,7 +270,7 @@ def spread_layers(first_token, count):
     return sorted(chosen)
 
 
-def plot_maps(groups):
+def plot_maps(groups: list[Group]) -> Figure | None:
     """Attention averaged over heads and sequences: a row of panels per run."""
     chosen = [(p, p.seeds.array("attention_mean")) for p in picks(groups, ["plain", ELEMENTWISE], 2)]
     chosen = [(p, maps) for p, maps in chosen if maps is not None and maps.ndim == 3][:3]
@@ -282,8 +305,8 @@ def plot_maps(groups):
     return figure
 
 
-def figures(groups, runs):
-    made = [
+def figures(groups: list[Group], runs: list[Run]) -> list[tuple[str, Callable[[], Figure | None], str]]:
+    return [
         (
             "figure1_loss",
             lambda: plot_losses(groups, runs),
@@ -301,4 +324,3 @@ def figures(groups, runs):
             "Figure 2, right: attention of the first positions, averaged over heads, sequences and seeds.",
         ),
     ]
-    return made

@@ -1,5 +1,10 @@
 """What the runs themselves tell: losses, speed, residuals, sinks, gates and routers over training. Needs matplotlib."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -8,11 +13,19 @@ from .style import DASHES, layers_axis, legend, log_if_wide, markers_for, new_fi
 from .tables import with_spread
 from .values import deviation, fixed, mean, number, quantile, short, smooth
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def plot_metric(runs, key, title, label, raw=True, log=False):
+    from .runs import Run
+
+
+def plot_metric(
+    runs: list[Run], key: str, title: str, label: str, raw: bool = True, log: bool = False
+) -> Figure | None:
     """One key of metrics.jsonl over training: the values pale, their running average on top."""
     figure, (axis,) = new_figure()
-    lines, extra = [], []
+    lines: list[tuple[Run, list[float], list[float]]] = []
+    extra: list[tuple[Any, str]] = []
     for i, run in enumerate(runs):
         x, y = run.series(key)
         if not x:
@@ -50,7 +63,7 @@ def plot_metric(runs, key, title, label, raw=True, log=False):
                 "markeredgecolor": "black",
                 "markeredgewidth": 0.8,
             }
-            for run, x, _ in told:
+            for run, _, _ in told:
                 raw_values = dict(zip(*run.series(key)))
                 places = [p for p in run.events(event) if p in raw_values]
                 if not places:
@@ -79,7 +92,7 @@ def plot_metric(runs, key, title, label, raw=True, log=False):
     return figure
 
 
-def last_values(runs, name, key):
+def last_values(runs: list[Run], name: str, key: str) -> list[tuple[float, float | None, str]]:
     """[(mean, standard deviation, colour)] of the coloured groups' last evaluations on a set, the least first."""
     groups = list(dict.fromkeys(run.group for run in runs if not run.grey)) or list(
         dict.fromkeys(run.group for run in runs)
@@ -92,7 +105,7 @@ def last_values(runs, name, key):
     return sorted(out, key=lambda item: item[0])[:8]
 
 
-def plot_validation(runs, key, title, label):
+def plot_validation(runs: list[Run], key: str, title: str, label: str) -> Figure | None:
     """One panel per validation set."""
     sets = []
     for run in runs:
@@ -135,7 +148,15 @@ def plot_validation(runs, key, title, label):
     return figure
 
 
-def plot_over_layers(runs, title, label, over_time, per_layer, log=False, unit=False):
+def plot_over_layers(
+    runs: list[Run],
+    title: str,
+    label: str,
+    over_time: Callable[..., Any],
+    per_layer: list[tuple[str, Callable[..., Any]]],
+    log: bool = False,
+    unit: bool = False,
+) -> Figure | None:
     """Left: over training. Right: layer by layer at the last evaluation. per_layer: [(name, pick)]."""
     figure, (left, right) = new_figure(2)
     left_values, right_values = [], []
@@ -182,7 +203,7 @@ def plot_over_layers(runs, title, label, over_time, per_layer, log=False, unit=F
     return figure
 
 
-def plot_routers(runs):
+def plot_routers(runs: list[Run]) -> Figure | None:
     """Experts' loads and the routers' losses over training, and the loads layer by layer at the end."""
     runs = [r for r in runs if r.routers(lambda m: m.get("max_over_mean"))[0]]
     if not runs:
@@ -216,8 +237,8 @@ def plot_routers(runs):
                 "layers"
             ) or []
             axis.plot(
-                [l.get("layer") for l in layers],
-                [l.get(key) for l in layers],
+                [layer.get("layer") for layer in layers],
+                [layer.get(key) for layer in layers],
                 color=run.colour,
                 marker=run.marker,
                 linestyle="none" if len(layers) == 1 else run.dash,
@@ -233,10 +254,10 @@ def plot_routers(runs):
     return figure
 
 
-def gate_picks(runs):
+def gate_picks(runs: list[Run]) -> list[tuple[str, Callable[..., Any]]]:
     count = max([r.gates() for r in runs], default=0)
 
-    def pick(i):
+    def pick(i: int) -> Callable[..., Any]:
         return lambda layer: (
             (layer.get("gate_scores") or [])[i] if i < len(layer.get("gate_scores") or []) else None
         )
@@ -244,10 +265,10 @@ def gate_picks(runs):
     return [(f"gate {i + 1}", pick(i)) for i in range(count)]
 
 
-def figures(runs):
+def figures(runs: list[Run]) -> list[tuple[str, Callable[[], Figure | None], str]]:
     """(file name, figure, one sentence of explanation) of every plot there is data for."""
     gated = [r for r in runs if r.gates()]
-    made = [
+    return [
         (
             "train_loss",
             lambda: plot_metric(runs, "loss", "Training loss", "loss (nats per token)"),
@@ -271,8 +292,8 @@ def figures(runs):
                 "max |activation|",
                 lambda e: (e.get("analysis") or {}).get("largest_residual"),
                 [
-                    ("after attention", lambda l: l.get("attention_residual_max")),
-                    ("after feed-forward", lambda l: l.get("ffn_residual_max")),
+                    ("after attention", lambda layer: layer.get("attention_residual_max")),
+                    ("after feed-forward", lambda layer: layer.get("ffn_residual_max")),
                 ],
                 log=True,
             ),
@@ -285,7 +306,7 @@ def figures(runs):
                 "Attention on the first token",
                 "share of attention",
                 lambda e: (e.get("analysis") or {}).get("first_token_attention"),
-                [("", lambda l: l.get("first_token_attention"))],
+                [("", lambda layer: layer.get("first_token_attention"))],
                 unit=True,
             ),
             "The attention sink: mean attention, over queries and heads, on the first visible key.",
@@ -324,4 +345,3 @@ def figures(runs):
             "Between log lines, without evaluation and saving.",
         ),
     ]
-    return made

@@ -1,22 +1,29 @@
 """A run: run.json, config.yaml, status.json, metrics.jsonl, eval.jsonl and what `sluice analyze` left, and how it ended."""
 
+from __future__ import annotations
+
 import functools
 import json
 import math
 import os
 import statistics
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from .. import program, yaml
 from . import shapes
 from .files import Analysis, read_lines, read_object, read_text, sweep_verdict
 from .values import count_spikes, ema, mean, mean_of_all, number
 
+if TYPE_CHECKING:
+    from .groups import Group
+
 THRESHOLDS = (0.1, 0.2, 0.5)  # nats above the trailing line from which a loss is a spike
 
 
 class Run:
-    def __init__(self, folder):
+    def __init__(self, folder: str) -> None:
         self.folder = folder
         if not os.path.isdir(folder):
             print(f"report: {folder}: no such run folder", file=sys.stderr)
@@ -54,55 +61,57 @@ class Run:
         self.verdict = sweep_verdict(folder)
         # How plots show it; label_runs says.
         self.label, self.colour, self.marker, self.dash, self.grey = self.name, "#0072B2", "o", "-", False
-        self.group = None
+        self.group: Group | None = None
 
-    def get(self, path, default=None):
+    def get(self, path: str, default: Any = None) -> Any:
         return yaml.get(self.config, path, default)
 
     # ---- series
 
-    def _pairs(self, records, pick):
+    def _pairs(
+        self, records: list[dict[str, Any]], pick: Callable[..., Any]
+    ) -> tuple[list[float], list[float]]:
         pairs = [(r.get("tokens"), number(pick(r))) for r in records]
         pairs = [(x, y) for x, y in pairs if x is not None and y is not None]
         return [x for x, _ in pairs], [y for _, y in pairs]
 
-    def series(self, key):
+    def series(self, key: str) -> tuple[list[float], list[float]]:
         """(tokens, values) of one key of the metrics, where it is a finite number."""
         return self._pairs(self.metrics, lambda r: r.get(key))
 
-    def routers(self, pick):
+    def routers(self, pick: Callable[..., Any]) -> tuple[list[float], list[float]]:
         """(tokens, values) of what the routers of the logged steps did."""
         return self._pairs(
             [r for r in self.metrics if isinstance(r.get("router"), dict)], lambda r: pick(r["router"])
         )
 
-    def heads(self, key):
+    def heads(self, key: str) -> tuple[list[float], list[float]]:
         """(tokens, values) of how evenly attention heads were open."""
         return self._pairs(
             [r for r in self.metrics if isinstance(r.get("heads"), dict)], lambda r: r["heads"].get(key)
         )
 
-    def eval_series(self, pick):
+    def eval_series(self, pick: Callable[..., Any]) -> tuple[list[float], list[float]]:
         return self._pairs(self.evals, pick)
 
-    def sets(self):
+    def sets(self) -> list[str]:
         names = []
         for record in self.evals:
             names += [n for n in record.get("sets") or {} if n not in names]
         return names
 
-    def layers(self, pick):
+    def layers(self, pick: Callable[..., Any]) -> tuple[list[float], list[float]]:
         """(layer, value) of the last evaluation."""
         pairs = [(i, number(pick(layer))) for i, layer in enumerate(self.analysis.get("layers") or [])]
         pairs = [(x, y) for x, y in pairs if y is not None]
         return [x for x, _ in pairs], [y for _, y in pairs]
 
-    def gates(self):
+    def gates(self) -> int:
         return max(
             [len(layer.get("gate_scores") or []) for layer in self.analysis.get("layers") or []], default=0
         )
 
-    def events(self, key):
+    def events(self, key: str) -> list[float]:
         """Tokens at which a counter (spikes, skipped) went up."""
         places, before = [], 0
         for record in self.metrics:
@@ -114,10 +123,10 @@ class Run:
 
     # ---- single values
 
-    def set_mean(self, key):
+    def set_mean(self, key: str) -> float | None:
         return mean_of_all(number(s.get(key)) for s in (self.last.get("sets") or {}).values())
 
-    def perplexities(self):
+    def perplexities(self) -> dict[str, float | None]:
         """Perplexity per validation set at the last evaluation: exp of its loss."""
         out = {}
         for name, values in (self.last.get("sets") or {}).items():
@@ -126,18 +135,18 @@ class Run:
         return out
 
     @functools.cached_property
-    def spikes(self):
+    def spikes(self) -> tuple[list[Any], int]:
         """(counts per threshold, logged losses looked at), after twice the warm-up (the paper's curves: after step 2,000)."""
         after = 2 * (number(self.get("optimizer.warmup_steps")) or 0)
         kept = [(r["step"], number(r.get("loss"))) for r in self.metrics]
         kept = [(step, loss) for step, loss in kept if loss is not None]
         return count_spikes([loss for _, loss in kept], THRESHOLDS, sum(step <= after for step, _ in kept))
 
-    def deep_is_current(self):
+    def deep_is_current(self) -> bool:
         return bool(self.deep) and (not self.evals or self.deep.data.get("step") == self.last.get("step"))
 
     @functools.cached_property
-    def measures(self):
+    def measures(self) -> dict[str, float | None]:
         """The figures of all tables, those of the papers by the papers' names; an analysis after as many steps as the last evaluation goes
         before what that evaluation told. M-Act: the mean over layers of the largest |residual| after the layer."""
         ppl = self.perplexities()
@@ -145,7 +154,7 @@ class Run:
         total = self.deep.total if self.deep_is_current() else {}
         heads, speeds = self.heads("imbalance")[1], self.series("tokens_per_second")[1]
 
-        def either(*values):
+        def either(*values: Any) -> float | None:
             return next((v for v in map(number, values) if v is not None), None)
 
         return {
@@ -163,7 +172,7 @@ class Run:
             ),
             "gate_score": either(total.get("mean_gate_score"), self.analysis.get("mean_gate_score")),
             "m_act": either(
-                total.get("m_act_mean"), mean([number(l.get("ffn_residual_max")) for l in layers])
+                total.get("m_act_mean"), mean([number(layer.get("ffn_residual_max")) for layer in layers])
             ),
             "imbalance": either(
                 total.get("imbalance"),
@@ -176,7 +185,7 @@ class Run:
     # ---- how it ended
 
     @functools.cached_property
-    def outcome(self):
+    def outcome(self) -> tuple[str, str]:
         """done | diverged | stopped | running | not begun, and a detail for readers. Diverged: the training or the sweep said
         so, the last logged loss is not finite, or the median of the last twentieth of the losses lies more than 0.5 nats above
         the best such median."""
@@ -213,10 +222,10 @@ class Run:
             return "stopped", f"stopped at {at}" + (f" ({error})" if error else "")
         return "running", f"at {at}"
 
-    def seed(self):
+    def seed(self) -> Any:
         return self.get("train.seed")
 
-    def without_seed(self):
+    def without_seed(self) -> str | None:
         """The text of everything in the configuration that bears on results, except the seed; None without one."""
         if not self.config:
             return None

@@ -1,12 +1,15 @@
 """The analyses of several seeds as one: means and standard deviations of everything in them that is a number. Standard library
 alone, but for arrays."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from typing import Any
 
 from .values import deviation, mean, number
 
 
-def merged(trees: list[Any], how=mean) -> Any:
+def merged(trees: list[Any], how: Callable[..., Any] = mean) -> Any:
     """Trees of one shape as one: numbers by `how` (None where one of them has none), all else as in the first."""
     first = trees[0]
     if isinstance(first, dict):
@@ -27,7 +30,7 @@ class SeedMean:
     """The analyses of those runs of a group whose step is the latest. `layers` and `total` hold means; `spreads` holds standard
     deviations, in the layers' shape; arrays are means where seeds may be averaged, of the first run otherwise."""
 
-    def __init__(self, runs: list):
+    def __init__(self, runs: list) -> None:
         latest = max([number(r.deep.data.get("step")) or 0 for r in runs if r.deep], default=0)
         self.runs = [r for r in runs if r.deep and (number(r.deep.data.get("step")) or 0) == latest] or runs[
             :1
@@ -42,7 +45,7 @@ class SeedMean:
     def count(self) -> int:
         return len(self.runs)
 
-    def array(self, name: str):
+    def array(self, name: str) -> Any:
         """Mean over the seeds whose array has the first one's shape."""
         arrays = [r.deep.array(name) for r in self.runs]
         arrays = [a for a in arrays if a is not None]

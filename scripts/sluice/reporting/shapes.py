@@ -3,10 +3,13 @@
 A shape is NUMBER, WHOLE, TEXT or ANY, a list of one shape, or a map of shapes, in which "*" stands for all other keys.
 """
 
+from __future__ import annotations
+
 import math
 import sys
 import unicodedata
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 NUMBER, WHOLE, TEXT, ANY = "a number", "a whole number", "text", "anything"
 LONGEST = 80  # letters of a name that a table or a legend shows
@@ -190,7 +193,7 @@ def warn(message: str) -> None:
 class Misfits:
     """Collects what does not fit in one file and tells the first few by file and line."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str) -> None:
         self.path, self.count = path, 0
 
     def at(self, line: int) -> Tell:

@@ -1,5 +1,10 @@
 """How every plot looks, and the axes and legends they share. Needs matplotlib."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -7,6 +12,12 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from .values import short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from .runs import Run
 
 DASHES = ["-", "--", ":", "-."]
 
@@ -34,7 +45,7 @@ if "text.parse_math" in plt.rcParams:  # names of runs may hold dollar signs
     plt.rcParams["text.parse_math"] = False
 
 
-def new_figure(panels=1, height=3.6, shared=False):
+def new_figure(panels: int = 1, height: float = 3.6, shared: bool = False) -> tuple[Figure, list[Axes]]:
     """One wide panel, or up to three in a row."""
     columns = 2 if panels == 4 else min(panels, 3)
     rows = (panels + columns - 1) // columns
@@ -46,28 +57,28 @@ def new_figure(panels=1, height=3.6, shared=False):
     return figure, flat[:panels]
 
 
-def first_column(axes):
+def first_column(axes: list[Axes]) -> list[Axes]:
     return [axis for axis in axes if axis.get_subplotspec().is_first_col()]
 
 
-def tokens_axis(axis):
+def tokens_axis(axis: Axes) -> None:
     axis.set_xlabel("training tokens")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x) if x else "0"))
     axis.xaxis.set_major_locator(MaxNLocator(5))
     axis.set_xlim(left=0)
 
 
-def layers_axis(axis, runs):
+def layers_axis(axis: Axes, runs: list[Run]) -> None:
     layer_ticks(axis, max([len(r.analysis.get("layers") or []) for r in runs], default=1))
 
 
-def layer_ticks(axis, count):
+def layer_ticks(axis: Axes, count: int) -> None:
     axis.set_xlabel("layer")
     axis.xaxis.set_major_locator(MaxNLocator(min(max(count, 2), 10), integer=True))
     axis.set_xlim(-0.3, max(count - 0.7, 0.3))
 
 
-def log_if_wide(axis, values, factor=20):
+def log_if_wide(axis: Axes, values: list[float], factor: float = 20) -> bool:
     positive = [v for v in values if v > 0]
     if positive and len(positive) == len(values) and max(positive) > factor * min(positive):
         axis.set_yscale("log")
@@ -80,7 +91,7 @@ def log_if_wide(axis, values, factor=20):
     return False
 
 
-def legend(figure, axes, extra=(), width=4):
+def legend(figure: Figure, axes: list[Axes], extra: Sequence[tuple[Any, str]] = (), width: int = 4) -> None:
     """One legend below all panels, so that it never covers a line."""
     handles, labels = [], []
     for axis in axes:
@@ -102,5 +113,5 @@ def legend(figure, axes, extra=(), width=4):
         figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=columns)
 
 
-def markers_for(count):
+def markers_for(count: int) -> dict[str, float]:
     return {"markevery": max(1, count // 12), "markersize": 4.5}

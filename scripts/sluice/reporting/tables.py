@@ -1,14 +1,32 @@
 """Tables as text: cells are strings, so that Markdown, HTML and a terminal show the same. Standard library alone."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
 from . import paper as papers
 from .comparing import RULE
 from .groups import difference
 from .runs import THRESHOLDS
 from .values import DEVIATIONS, WINDOW, deviation, fixed, mean, number, short
 
+if TYPE_CHECKING:
+    from .groups import Group
+    from .runs import Run
+
 
 class Table:
-    def __init__(self, title, spans, rows, notes=(), text="", bold=(), colours=()):
+    def __init__(
+        self,
+        title: str,
+        spans: list[tuple[str, list[str]]],
+        rows: list[list[str]],
+        notes: Iterable[str] = (),
+        text: str = "",
+        bold: Iterable[tuple[int, int]] = (),
+        colours: Iterable[str] = (),
+    ) -> None:
         self.title, self.rows, self.notes, self.text = title, rows, list(notes), text
         self.spans = spans  # [(whose, [heading, ...])]
         self.headings = [h for _, hs in spans for h in hs]
@@ -16,7 +34,7 @@ class Table:
         self.colours = list(colours)  # of the dot before each row's first cell
 
 
-def count_or_few(value):
+def count_or_few(value: float | None) -> str:
     return "too few losses" if value is None else short(value)
 
 
@@ -38,13 +56,14 @@ COUNTS = ("parameters", "active", "tokens")  # the same for every seed, as a rul
 COMPARED = [(key, heading, sign, write) for key, heading, _, sign, write in COLUMNS if sign]
 
 
-def with_spread(write, value, spread):
+def with_spread(write: Callable[[float | None], str], value: float | None, spread: float | None) -> str:
     return write(value) + (f" ± {write(spread)}" if spread is not None else "")
 
 
-def overview(groups, baselines):
+def overview(groups: list[Group], baselines: dict[Group, Group]) -> Table:
     """A row per group: means over its seeds, and their standard deviations."""
-    rows, bold = [], set()
+    rows: list[list[str]] = []
+    bold: set[tuple[int, int]] = set()
     for y, group in enumerate(groups):
         cells = [group.label, str(len(group.sound()) or group.count())]
         for key, _, write, sign, _ in COLUMNS:
@@ -66,9 +85,10 @@ def overview(groups, baselines):
     )
 
 
-def difference_table(groups, baselines):
+def difference_table(groups: list[Group], baselines: dict[Group, Group]) -> Table | None:
     """Every group less its baseline; None where there is nothing to compare."""
-    rows, bold = [], set()
+    rows: list[list[str]] = []
+    bold: set[tuple[int, int]] = set()
     for group in groups:
         base = baselines[group]
         if base is group:
@@ -94,7 +114,7 @@ def difference_table(groups, baselines):
     )
 
 
-def seeds_table(groups):
+def seeds_table(groups: list[Group]) -> Table | None:
     """Every run by itself, where there are several of a group; those of the same seed that are not counted come last."""
     if all(g.count() + len(g.twins) == 1 for g in groups):
         return None
@@ -112,13 +132,13 @@ def seeds_table(groups):
     )
 
 
-def of_groups(groups, pick):
+def of_groups(groups: list[Group], pick: Callable[..., Any]) -> list[tuple[float | None, float | None]]:
     """[(mean, standard deviation)] of what `pick` tells of each run that counts."""
     values = [[pick(run) for run in group.sound()] for group in groups]
     return [(mean(v), deviation(v)) for v in values]
 
 
-def sets_table(groups):
+def sets_table(groups: list[Group]) -> Table | None:
     """Loss, perplexity and bits per byte of every set, when there are several."""
     names = []
     for run in [run for group in groups for run in group.sound()]:
@@ -148,7 +168,7 @@ def sets_table(groups):
     return Table("", [("", ["set", "variant"]), ("", ["loss", "perplexity", "bits/byte", "tokens"])], rows)
 
 
-def spike_table(groups):
+def spike_table(groups: list[Group]) -> Table:
     rows = []
     for group in groups:
         runs = group.runs
@@ -196,9 +216,9 @@ def spike_table(groups):
     )
 
 
-def lr_points(groups):
+def lr_points(groups: list[Group]) -> list[tuple[str, list[tuple[float, Group]]]]:
     """Per variant and depth, where several learning rates were tried: [(lr, losses, diverged)] in the order of lr."""
-    ladders = {}
+    ladders: dict[tuple[Any, ...], list[tuple[float, Group]]] = {}
     for group in groups:
         lr = number(group.first.get("optimizer.lr"))
         if lr is None:
@@ -222,7 +242,7 @@ def lr_points(groups):
     return [(name if len(depths) == 1 else f"{name}, {depth} layers", points) for name, depth, points in out]
 
 
-def lr_table(groups):
+def lr_table(groups: list[Group]) -> Table | None:
     rows = []
     for name, points in lr_points(groups):
         for lr, group in points:
@@ -246,7 +266,7 @@ def lr_table(groups):
     )
 
 
-def missing_pieces(runs):
+def missing_pieces(runs: list[Run]) -> list[str]:
     """What was not found, and the command that makes it."""
     out = []
     for run in runs:

@@ -28,9 +28,12 @@ Exit codes: 0 every trial has its result (done, stopped by a rule, diverged), 75
 or a folder is somebody else's, otherwise the worst of the trials that failed.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from .. import program
 from ..reporting.comparing import NoBaseline
@@ -39,10 +42,14 @@ from . import plan, runner, slurm, state, tables, text
 from .plan import Mistake
 from .sweep_file import SweepFile
 
+if TYPE_CHECKING:
+    from .state import Look
+    from .sweep_file import Trial
+
 COMMANDS = ("plan", "run", "status", "table", "slurm", "trial")
 
 
-def options_of(arguments):
+def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -80,7 +87,7 @@ def options_of(arguments):
     return options
 
 
-def show_results(sweep, found, output, baseline=None):
+def show_results(sweep: SweepFile, found: dict[str, Look], output: str, baseline: str | None = None) -> None:
     results = [tables.Result(found[trial.hash]) for trial in sweep.trials]
     path = os.path.join(output, "sweep.csv")
     os.makedirs(output, exist_ok=True)
@@ -93,14 +100,14 @@ def show_results(sweep, found, output, baseline=None):
         raise Mistake(64, str(error)) from None
 
 
-def retry(sweep, output, states):
+def retry(sweep: SweepFile, output: str, states: list[str]) -> None:
     journal = state.Journal(output)
     for look in state.looks(sweep.trials, output).values():
         if look.state in states:
             journal.add("retry", look.trial, was=look.state)
 
 
-def one_trial(sweep, which):
+def one_trial(sweep: SweepFile, which: str) -> Trial:
     if which.isdigit() and len(which) < plan.PREFIX and int(which) < len(sweep.trials):
         return sweep.trials[int(which)]
     found = [trial for trial in sweep.trials if len(which) >= 4 and trial.hash.startswith(which)]
@@ -109,7 +116,7 @@ def one_trial(sweep, which):
     return found[0]
 
 
-def train(options):
+def train(options: argparse.Namespace) -> int:
     sluice = program.find(options.sluice)
     try:
         sweep = SweepFile(options.file, sluice)
@@ -159,7 +166,7 @@ def train(options):
     return 0
 
 
-def main():
+def main() -> int:
     """Runs the command; returns its exit code."""
     try:
         return train(options_of(sys.argv[1:]))

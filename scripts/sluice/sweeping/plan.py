@@ -1,12 +1,19 @@
 """What the program says of every trial before it is run: its hash, its folder, its cost."""
 
+from __future__ import annotations
+
 import concurrent.futures
 import errno
 import json
 import os
 import subprocess
+from typing import TYPE_CHECKING, Any
 
 from ..program import working_folder
+
+if TYPE_CHECKING:
+    from ..yaml import Node
+    from .sweep_file import SweepFile, Trial
 
 PREFIX = 12  # letters of the hash in a folder's name
 
@@ -14,12 +21,12 @@ PREFIX = 12  # letters of the hash in a folder's name
 class Mistake(Exception):
     """The user's, or the world's: one message and an exit code."""
 
-    def __init__(self, code, message):
+    def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-def asked(program, trial, ranks):
+def asked(program: str, trial: Trial, ranks: int) -> tuple[int, Any]:
     command = [program, "plan", trial.base, *trial.overrides(), "--ranks", str(ranks), "--json"]
     try:
         done = subprocess.run(
@@ -39,7 +46,7 @@ def asked(program, trial, ranks):
     return 0, json.loads(done.stdout)
 
 
-def place(trial, message):
+def place(trial: Trial, message: str) -> Node:
     """Where in the sweep file the mistake stands that the program found: at the key that it names."""
     for key, node in trial.values.items():
         if key in message:
@@ -47,7 +54,7 @@ def place(trial, message):
     return trial.base_node
 
 
-def add_plans(sweep, program, output):
+def add_plans(sweep: SweepFile, program: str, output: str) -> list[tuple[Trial, Trial]]:
     """Asks the program about every trial. Trials that are one and the same training become one; their number is returned."""
     with concurrent.futures.ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1))) as pool:
         answers = list(pool.map(lambda trial: asked(program, trial, sweep.resources.procs), sweep.trials))
@@ -64,11 +71,12 @@ def add_plans(sweep, program, output):
                 f"{trial.base_node.path}:{trial.base_node.line}: {trial.name} has no length: set train.max_steps or train.max_tokens",
             )
     # Folders are found by their hash: names may change with the sweep file.
-    existing = {}
+    existing: dict[str, list[str]] = {}
     for entry in sorted(os.listdir(output)) if os.path.isdir(output) else []:
         if os.path.isdir(os.path.join(output, entry)) and "-" in entry:
             existing.setdefault(entry.rsplit("-", 1)[1], []).append(entry)
-    first, merged = {}, []
+    first: dict[str, Trial] = {}
+    merged: list[tuple[Trial, Trial]] = []
     for trial in sweep.trials:
         found = existing.get(trial.hash[:PREFIX], [])
         if len(found) > 1:
@@ -84,5 +92,5 @@ def add_plans(sweep, program, output):
     return merged
 
 
-def flops(trial):
+def flops(trial: Trial) -> float:
     return trial.plan["flops_per_token"] * trial.plan["tokens"]

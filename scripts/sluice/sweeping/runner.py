@@ -1,5 +1,8 @@
 """Runs trials in slots of this machine: starts, watches, stops, and starts again what was lost."""
 
+from __future__ import annotations
+
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -7,11 +10,18 @@ import shlex
 import signal
 import subprocess
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..program import SCRIPTS, working_folder
 from . import state
 from .plan import Mistake
 from .state import DIVERGED, DONE, FAILED, PAUSED, STOPPED, WAITING
+
+if TYPE_CHECKING:
+    from .state import Look
+    from .sweep_file import StopRule, SweepFile, Trial
+    from .text import Display
 
 PR_SET_PDEATHSIG = 1
 # 73: another training has the folder. 75: stopped and saved, by somebody else. 76: a rank hung or was lost; besides deaths by signals.
@@ -22,14 +32,14 @@ IN_VAIN = 3  # losses without a newer checkpoint after which a trial has failed
 libc = ctypes.CDLL(None)
 
 
-def before_exec(parent, number):
+def before_exec(parent: int, number: int) -> None:
     """In the new process: a signal comes should the sweep be killed, so that the trial saves and ends."""
     libc.prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(75)  # it already was
 
 
-def kill_tree(pid):
+def kill_tree(pid: int) -> None:
     """All descendants, whichever groups they made themselves: launchers do."""
     parents = {}
     for entry in os.listdir("/proc"):
@@ -45,13 +55,11 @@ def kill_tree(pid):
         doomed |= more
         grown = bool(more)
     for p in doomed:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(p, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
-def visible_gpus():
+def visible_gpus() -> list[str]:
     """What CUDA_VISIBLE_DEVICES may name."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
@@ -66,10 +74,11 @@ def visible_gpus():
 class Tail:
     """New records of a JSON-lines file; from its beginning when the program has rewritten it."""
 
-    def __init__(self, path):
-        self.path, self.inode, self.at = path, None, 0
+    def __init__(self, path: str) -> None:
+        self.path, self.at = path, 0
+        self.inode: int | None = None
 
-    def new(self):
+    def new(self) -> list[dict[str, Any]]:
         try:
             stat = os.stat(self.path)
         except OSError:
@@ -85,13 +94,16 @@ class Tail:
 class Running:
     """A started trial."""
 
-    def __init__(self, look, process, slot):
+    def __init__(self, look: Look, process: subprocess.Popen[bytes], slot: int | None) -> None:
         self.look, self.trial, self.process, self.slot = look, look.trial, process, slot
         self.metrics = Tail(os.path.join(self.trial.folder, "metrics.jsonl"))
         self.evals = Tail(os.path.join(self.trial.folder, "eval.jsonl"))
-        self.last, self.verdict = {}, None
+        self.last: dict[str, Any] = {}
+        self.verdict: str | None = None
 
-    def reason_to_stop(self, rules, say):
+    def reason_to_stop(
+        self, rules: list[StopRule], say: Callable[..., None]
+    ) -> tuple[StopRule, dict[str, Any]] | None:
         """The first rule that holds in what the run has told since the last look: (rule, record), or None."""
         found = None
         metrics, evals = self.metrics.new(), self.evals.new()
@@ -111,15 +123,15 @@ class Running:
                         found = (rule, record)
         return found
 
-    def signal(self, number):
-        try:
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
-        except ProcessLookupError:
-            pass
 
 
 class Runner:
-    def __init__(self, sweep, output, program, launcher, display):
+    def __init__(
+        self, sweep: SweepFile, output: str, program: str, launcher: str | None, display: Display
+    ) -> None:
         self.sweep, self.output, self.program, self.launcher, self.display = (
             sweep,
             output,
@@ -128,13 +140,13 @@ class Runner:
             display,
         )
         self.journal = state.Journal(output)
-        self.running = {}  # slot: Running
-        self.not_before = {}  # hash: when a lost trial is started again
+        self.running: dict[int | None, Running] = {}  # slot: Running
+        self.not_before: dict[str, float] = {}  # hash: when a lost trial is started again
         self.signals, self.told_signals = 0, 0
-        self.gpus = []
+        self.gpus: list[str] = []
         os.makedirs(os.path.join(output, "logs"), exist_ok=True)
 
-    def find_gpus(self):
+    def find_gpus(self) -> list[str]:
         wanted = self.sweep.resources.gpus
         if not wanted:
             return []
@@ -143,7 +155,7 @@ class Runner:
             raise Mistake(64, f"resources.gpus is {wanted} for each trial, this machine shows {len(gpus)}")
         return gpus
 
-    def threads(self):
+    def threads(self) -> int:
         """Of each rank; the machine shared by the slots when nothing is said."""
         resources = self.sweep.resources
         return resources.threads or max(
@@ -151,12 +163,12 @@ class Runner:
         )
 
     @staticmethod
-    def run_dir(trial):
+    def run_dir(trial: Trial) -> str:
         """As the program is told it, which starts in the working folder: relative below that."""
         folder, path = working_folder(), os.path.abspath(trial.folder)
         return os.path.relpath(path, folder) if path.startswith(folder + os.sep) else path
 
-    def command(self, trial):
+    def command(self, trial: Trial) -> list[str]:
         ranks = self.sweep.resources.procs
         program = [
             self.program,
@@ -178,7 +190,7 @@ class Runner:
             else [os.path.join(SCRIPTS, "launch"), "-n", str(ranks), "--restarts", "0", *program]
         )
 
-    def environment(self, slot):
+    def environment(self, slot: int | None) -> dict[str, str]:
         environment = dict(os.environ)
         wanted = self.sweep.resources.gpus
         if (
@@ -189,7 +201,7 @@ class Runner:
             )
         return environment
 
-    def stop_signal(self):
+    def stop_signal(self) -> signal.Signals:
         """What ends a trial: srun hands SIGUSR1 on, and the ranks save."""
         return (
             signal.SIGUSR1
@@ -199,11 +211,11 @@ class Runner:
 
     # ---- one trial
 
-    def look(self, trial):
+    def look(self, trial: Trial) -> Look:
         events = self.journal.by_trial().get(trial.hash, [])
         return state.Look(trial, events, os.path.join(self.output, "logs"))
 
-    def start(self, trial, slot):
+    def start(self, trial: Trial, slot: int | None) -> Running | None:
         """Running, or None when there is nothing to start: another has the trial, or has ended it meanwhile."""
         look = self.look(trial)
         log = state.locked_file(look.log)
@@ -234,9 +246,9 @@ class Runner:
             os.close(log)
         return Running(look, process, slot)
 
-    def stop(self, running, rule, record):
+    def stop(self, running: Running, rule: StopRule, record: dict[str, Any]) -> None:
         """The verdict is written before the signal is sent: whatever dies in between, it stands."""
-        value = record
+        value: Any = record
         for part in rule.metric.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         running.verdict = DIVERGED if rule.op == "nonfinite" else STOPPED
@@ -244,7 +256,7 @@ class Runner:
         self.display.event(running.trial, f"{running.verdict} at step {record['step']}: {rule} ({value})")
         running.signal(self.stop_signal())
 
-    def ended(self, running):
+    def ended(self, running: Running) -> bool:
         """Writes down how; true when it is to be started again."""
         trial, code = running.trial, running.process.returncode
         code = 128 - code if code < 0 else code  # as shells say it
@@ -276,7 +288,7 @@ class Runner:
         return False
 
     @staticmethod
-    def last_words(look):
+    def last_words(look: Look) -> str:
         """The error that the program printed."""
         try:
             with open(look.log, "rb") as file:
@@ -289,15 +301,15 @@ class Runner:
 
     # ---- all of them
 
-    def on_signal(self, _number, _frame):
+    def on_signal(self, _number: int, _frame: object) -> None:
         self.signals += 1
 
     @staticmethod
-    def ignore_signals():
+    def ignore_signals() -> None:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    def hand_on_signals(self):
+    def hand_on_signals(self) -> None:
         while self.told_signals < self.signals:
             self.told_signals += 1
             if self.told_signals == 1:
@@ -310,7 +322,7 @@ class Runner:
                 else:
                     kill_tree(running.process.pid)
 
-    def reap(self):
+    def reap(self) -> None:
         for slot, running in list(self.running.items()):
             # Its end first, then its last records: a rule that the end itself broke is not missed, and a finished trial is finished.
             over = running.process.poll() is not None
@@ -321,7 +333,7 @@ class Runner:
                 del self.running[slot]
                 self.ended(running)
 
-    def start_more(self):
+    def start_more(self) -> bool:
         """Fills the slots. False when nothing is left that could be started, now or later."""
         found = state.looks(self.sweep.trials, self.output)
         ours = {running.trial.hash for running in self.running.values()}
@@ -347,7 +359,7 @@ class Runner:
         # Another's trial is waited for: it may end unfinished.
         return left or any(look.state == state.RUNNING for look in others)
 
-    def check(self):
+    def check(self) -> None:
         """Nothing is begun where a folder is another's."""
         for look in state.looks(self.sweep.trials, self.output).values():
             if look.foreign():
@@ -355,7 +367,7 @@ class Runner:
                     73, f"{look.trial.folder} is another training's: {look.foreign()}; move it away"
                 )
 
-    def own(self):
+    def own(self) -> None:
         """Takes the sweep's lock; it ends with this process."""
         path = os.path.join(self.output, "sweep.lock")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -376,7 +388,7 @@ class Runner:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"pid {os.getpid()} on {state.HOST}".encode(), 0)
 
-    def run(self):
+    def run(self) -> int:
         """Exit code: 0 when every trial has its result, 75 when a signal came first, else the worst of the failed ones. Call own() first."""
         self.check()
         self.gpus = self.find_gpus()
@@ -401,7 +413,7 @@ class Runner:
         ]
         return max([int(look.verdict.get("code") or 70) for look in failed], default=0)
 
-    def run_one(self, trial):
+    def run_one(self, trial: Trial) -> int:
         """One trial, once, as a job of a cluster does. 0 when it has its result; what a restart can mend keeps its code."""
         for number in (*SIGNALS, signal.SIGUSR1):
             signal.signal(number, self.on_signal)

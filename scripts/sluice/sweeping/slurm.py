@@ -1,11 +1,17 @@
 """The sweep as one Slurm job array: each task trains one trial, and comes back after a stop or a lost rank."""
 
+from __future__ import annotations
+
 import os
 import shlex
+from typing import TYPE_CHECKING
 
 from ..program import IN_CHECKOUT, SCRIPTS
 from .plan import Mistake
 from .text import unprintable
+
+if TYPE_CHECKING:
+    from .sweep_file import SweepFile, Trial
 
 SCRIPT = """#!/bin/bash
 # The sweep {sweep} as a job array, one trial a task. Written by scripts/sweep slurm; submit it with
@@ -47,7 +53,7 @@ exit "$status"
 """
 
 
-def refuse_control_characters(**paths):
+def refuse_control_characters(**paths: str) -> None:
     """A newline in a comment or a #SBATCH line would end it, and what follows it would be run."""
     for what, path in paths.items():
         if unprintable(path):
@@ -57,7 +63,7 @@ def refuse_control_characters(**paths):
             )
 
 
-def write(sweep, trials, output, program, source, threads):
+def write(sweep: SweepFile, trials: list[Trial], output: str, program: str, source: str, threads: int) -> str:
     """OUTPUT/array.sbatch over these trials; its path."""
     refuse_control_characters(sweep=sweep.path, output=output, program=program, folder=source)
     command = "scripts/sweep" if IN_CHECKOUT else shlex.quote(os.path.join(SCRIPTS, "sweep"))

@@ -1,13 +1,19 @@
 """What has become of the trials: the journal, the run folders, and locks that end with the processes that hold them."""
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os
 import socket
 import time
+from typing import TYPE_CHECKING, Any
 
 from ..reporting import shapes
 from ..reporting.files import parse, read_object
+
+if TYPE_CHECKING:
+    from .sweep_file import Trial
 
 # States; the first group can be run, the last has its result.
 WAITING, PAUSED, RUNNING = "waiting", "paused", "running"
@@ -16,14 +22,15 @@ ENDS = (FAILED, STOPPED, DIVERGED, DONE)
 HOST = socket.gethostname()
 
 
-def read_json(path, shape):
+def read_json(path: str, shape: Any) -> dict[str, Any]:
     """An object; {} where there is none, or no whole one."""
     return read_object(path, shape)
 
 
-def read_lines(path, start=0, shape=shapes.METRICS):
+def read_lines(path: str, start: int = 0, shape: Any = shapes.METRICS) -> tuple[list[dict[str, Any]], int]:
     """(objects of a JSON-lines file from the byte `start` on, where the last whole line ends)."""
-    records, misfits = [], shapes.Misfits(path)
+    records: list[dict[str, Any]] = []
+    misfits = shapes.Misfits(path)
     try:
         with open(path, "rb") as file:
             file.seek(start)
@@ -42,7 +49,7 @@ def read_lines(path, start=0, shape=shapes.METRICS):
     return records, start + whole
 
 
-def last_record(path):
+def last_record(path: str) -> dict[str, Any]:
     """Of a JSON-lines file of any length; {} without one."""
     try:
         size = os.path.getsize(path)
@@ -55,7 +62,7 @@ def last_record(path):
     return {}
 
 
-def locked_file(path):
+def locked_file(path: str) -> int | None:
     """An open file that this process has locked, or None: another has it. The lock lives as long as any process has this opening
     of the file: given to a child as its output, it ends with the child and all that the child started."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -67,7 +74,7 @@ def locked_file(path):
     return fd
 
 
-def is_locked(path):
+def is_locked(path: str) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -81,7 +88,7 @@ def is_locked(path):
         os.close(fd)
 
 
-def saved_step(folder):
+def saved_step(folder: str) -> int:
     """Newest complete checkpoint's step; 0 without one."""
     steps = [0]
     try:
@@ -100,10 +107,10 @@ def saved_step(folder):
 class Journal:
     """OUTPUT/sweep.jsonl: what was begun and how it ended, a line each, never rewritten. A line torn by a death is passed over."""
 
-    def __init__(self, output):
+    def __init__(self, output: str) -> None:
         self.path = os.path.join(output, "sweep.jsonl")
 
-    def add(self, event, trial, **more):
+    def add(self, event: str, trial: Trial, **more: Any) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = {
             "time": now,
@@ -122,9 +129,9 @@ class Journal:
         finally:
             os.close(fd)
 
-    def by_trial(self):
+    def by_trial(self) -> dict[str, list[dict[str, Any]]]:
         """{hash: its events, oldest first}"""
-        events = {}
+        events: dict[str, list[dict[str, Any]]] = {}
         for record in read_lines(self.path, shape=shapes.JOURNAL)[0]:
             if isinstance(record.get("trial"), str) and isinstance(record.get("event"), str):
                 events.setdefault(record["trial"], []).append(record)
@@ -134,7 +141,7 @@ class Journal:
 class Look:
     """A trial at one moment."""
 
-    def __init__(self, trial, events, folder_of_logs):
+    def __init__(self, trial: Trial, events: list[dict[str, Any]], folder_of_logs: str) -> None:
         self.trial = trial
         self.run = read_json(os.path.join(trial.folder, "run.json"), shapes.RUN)
         self.status = read_json(os.path.join(trial.folder, "status.json"), shapes.STATUS)
@@ -148,7 +155,7 @@ class Look:
         self.locked = is_locked(self.log)
         self.state = self.judge()
 
-    def foreign(self):
+    def foreign(self) -> str:
         """Why the folder is another training's; "" when it is ours or new."""
         theirs = self.run.get("config_hash")
         if theirs is not None and theirs != self.trial.hash:
@@ -157,7 +164,7 @@ class Look:
             return "it holds checkpoints and no run.json"
         return ""
 
-    def judge(self):
+    def judge(self) -> str:
         if self.run and self.status.get("state") == DONE:
             return DONE
         if self.verdict and (
@@ -168,7 +175,7 @@ class Look:
             return RUNNING
         return PAUSED if self.run else WAITING
 
-    def lost_in_vain(self):
+    def lost_in_vain(self) -> int:
         """How often in a row it was lost without a newer checkpoint."""
         count, saved = 0, saved_step(self.trial.folder)
         for event in reversed(self.since_retry):
@@ -180,19 +187,19 @@ class Look:
                 break
         return count
 
-    def slot(self):
+    def slot(self) -> int | None:
         """Which of this machine's slots it occupies, if it runs here without us; else None."""
         started = [e for e in self.events if e["event"] == "started"]
         return (
             started[-1].get("slot") if self.locked and started and started[-1].get("host") == HOST else None
         )
 
-    def progress(self):
+    def progress(self) -> dict[str, Any]:
         """Newest record of metrics.jsonl, or {}."""
         return last_record(os.path.join(self.trial.folder, "metrics.jsonl"))
 
 
-def looks(trials, output):
+def looks(trials: list[Trial], output: str) -> dict[str, Look]:
     """{hash: Look} of every trial."""
     events = Journal(output).by_trial()
     return {t.hash: Look(t, events.get(t.hash, []), os.path.join(output, "logs")) for t in trials}

@@ -1,14 +1,21 @@
 """What a sweep file says, checked, and the list of trials it means."""
 
+from __future__ import annotations
+
 import glob
 import itertools
 import math
 import os
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from .. import yaml
 from ..yaml import Refused  # noqa: F401
 from .text import unprintable
+
+if TYPE_CHECKING:
+    from ..yaml import Node
 
 KEYS = ("name", "output", "base", "set", "grid", "paired", "seeds", "resources", "stop_if")
 OPERATORS = {
@@ -26,10 +33,10 @@ MOST_TRIALS = 10_000  # planning them takes about 8 ms each
 class StopRule:
     """Ends a trial when a record of metrics.jsonl (or val.SET.loss of eval.jsonl) says so."""
 
-    def __init__(self, metric, op, value, after_steps):
+    def __init__(self, metric: str, op: str, value: float | None, after_steps: int) -> None:
         self.metric, self.op, self.value, self.after_steps = metric, op, value, after_steps
 
-    def __str__(self):
+    def __str__(self) -> str:
         text = (
             f"{self.metric} not finite"
             if self.op == "nonfinite"
@@ -37,7 +44,7 @@ class StopRule:
         )
         return text + (f" after step {self.after_steps}" if self.after_steps else "")
 
-    def holds(self, record):
+    def holds(self, record: dict[str, Any]) -> bool | None:
         """Whether it holds for {"step": ..., ...}; None where the record has no such metric."""
         if record["step"] <= self.after_steps:
             return False
@@ -58,7 +65,19 @@ class Resources:
     NUMBERS = {"slots": 1, "threads": 0, "procs": 1, "gpus": None, "nodes": 1}
     WORDS = ("time", "partition", "account", "qos", "constraint", "memory")
 
-    def __init__(self):
+    slots: int
+    threads: int
+    procs: int
+    gpus: int | None
+    nodes: int
+    time: str | None
+    partition: str | None
+    account: str | None
+    qos: str | None
+    constraint: str | None
+    memory: str | None
+
+    def __init__(self) -> None:
         for name, default in self.NUMBERS.items():
             setattr(self, name, default)
         for name in self.WORDS:
@@ -68,24 +87,25 @@ class Resources:
 class Trial:
     """One configuration and seed. What `sluice plan` says of it is added by plan.py."""
 
-    def __init__(self, base, base_node, values, seed):
+    def __init__(self, base: str, base_node: Node, values: dict[str, Node], seed: Node | None) -> None:
         self.base, self.base_node, self.values, self.seed = base, base_node, values, seed
         self.name = self.hash = self.folder = ""
-        self.plan = {}
+        self.group = ""  # what the trials of its configuration are called, whatever their seed
+        self.plan: dict[str, Any] = {}
 
-    def overrides(self):
+    def overrides(self) -> list[str]:
         """key=value..., in the order in which later ones win."""
         return [f"{key}={node.flow()}" for key, node in self.values.items()] + (
             [f"{SEED}={self.seed.text}"] if self.seed else []
         )
 
-    def configuration(self):
+    def configuration(self) -> tuple[str, ...]:
         """What its seeds have in common."""
         return (self.base, *(f"{key}={node.flow()}" for key, node in self.values.items()))
 
 
 class SweepFile:
-    def __init__(self, path, sluice=None):
+    def __init__(self, path: str, sluice: str | None = None) -> None:
         self.path = path
         self.root = root = yaml.read(path, sluice)
         if root.kind != "map":
@@ -115,16 +135,16 @@ class SweepFile:
 
     # ---- parts
 
-    def part(self, key, parent=None):
+    def part(self, key: str, parent: Node | None = None) -> Node | None:
         node = (parent or self.root).entries.get(key)
         return None if node is None or node.kind == "null" else node
 
-    def check_keys(self, node, known, where):
+    def check_keys(self, node: Node, known: Sequence[str], where: str) -> None:
         for key, value in node.entries.items():
             if key not in known:
                 value.refuse(f"unknown key {where}{key}; there are: {', '.join(known)}")
 
-    def check_letters(self, node):
+    def check_letters(self, node: Node) -> None:
         """Values become folders, arguments and lines of a script: none may hold a line's end or another control character."""
         for key, value in node.entries.items():
             if unprintable(key):
@@ -135,7 +155,7 @@ class SweepFile:
         if unprintable(node.text):
             node.refuse(f"the value {node.text[:50]!r} has a control character")
 
-    def text(self, parent, key, default=None):
+    def text(self, parent: Node, key: str, default: Any = None) -> Any:
         node = self.part(key, parent)
         if node is None:
             return default
@@ -143,7 +163,7 @@ class SweepFile:
             node.refuse(f"{key} is one word or number")
         return node.text
 
-    def number(self, parent, key, default, least=None, kind=int):
+    def number(self, parent: Node, key: str, default: Any, least: int | None = None, kind: type = int) -> Any:
         node = self.part(key, parent)
         if node is None:
             return default
@@ -159,11 +179,11 @@ class SweepFile:
             node.refuse(f"{key} is at least {least}, got {node.text}")
         return value
 
-    def read_bases(self):
+    def read_bases(self) -> list[tuple[str, Node]]:
         node = self.part("base")
         if node is None:
             self.root.refuse("base is missing: the configuration, or a list of them, that the trials change")
-        bases = []
+        bases: list[tuple[str, Node]] = []
         for item in node.items if node.kind == "list" else [node]:
             if item.kind != "scalar":
                 item.refuse("base is a file, or a list of files; * and ? match several")
@@ -180,7 +200,7 @@ class SweepFile:
             node.refuse("base is an empty list")
         return bases
 
-    def check_override(self, key, node):
+    def check_override(self, key: str, node: Node) -> None:
         if key in OWN:
             node.refuse(
                 f"{key} is the sweep's to set" + ("; see resources.threads" if key == "train.threads" else "")
@@ -190,7 +210,7 @@ class SweepFile:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.\[\]]*", key):
             node.refuse(f"{key!r} is no configuration key")
 
-    def read_overrides(self, node, where):
+    def read_overrides(self, node: Node | None, where: str) -> dict[str, Node]:
         if node is None:
             return {}
         if node.kind != "map":
@@ -199,12 +219,12 @@ class SweepFile:
             self.check_override(key, value)
         return dict(node.entries)
 
-    def taken(self, key, node, *others):
+    def taken(self, key: str, node: Node, *others: tuple[str, dict[str, Node]]) -> None:
         for where, keys in others:
             if key in keys:
                 node.refuse(f"{key} stands in {where}, too; which one holds?")
 
-    def read_grid(self):
+    def read_grid(self) -> dict[str, Node]:
         node = self.part("grid")
         grid = self.read_overrides(node, "grid")
         for key, values in grid.items():
@@ -218,7 +238,7 @@ class SweepFile:
             self.taken(key, values, ("set", self.common))
         return grid
 
-    def read_paired(self):
+    def read_paired(self) -> list[dict[str, Node]]:
         node = self.part("paired")
         if node is None:
             return [{}]
@@ -234,7 +254,7 @@ class SweepFile:
                 self.taken(key, value, ("grid", self.grid), ("set", self.common))
         return rows
 
-    def read_seeds(self):
+    def read_seeds(self) -> list[Node | None]:
         node = self.part("seeds")
         if node is None:
             return [None]
@@ -247,9 +267,9 @@ class SweepFile:
             if item.text in seen:
                 item.refuse(f"the seed {item.text} is given twice")
             seen.add(item.text)
-        return node.items
+        return [*node.items]
 
-    def read_resources(self):
+    def read_resources(self) -> Resources:
         resources, node = Resources(), self.part("resources")
         if node is None:
             return resources
@@ -273,7 +293,7 @@ class SweepFile:
             )
         return resources
 
-    def read_rules(self):
+    def read_rules(self) -> list[StopRule]:
         node, rules = self.part("stop_if"), []
         for item in [] if node is None else node.items if node.kind == "list" else [node]:
             if item.kind != "map":
@@ -298,7 +318,7 @@ class SweepFile:
 
     # ---- trials
 
-    def expand(self):
+    def expand(self) -> list[Trial]:
         """Bases x paired x grid, the first seeds of all before the second ones."""
         number = math.prod(
             [len(self.seeds), len(self.bases), len(self.paired), *(len(g.items) for g in self.grid.values())]
@@ -332,7 +352,7 @@ class SweepFile:
             trial.name = trial.group + (f"-s{trial.seed.text}" if trial.seed else "")
         return trials
 
-    def labels(self, key, nodes):
+    def labels(self, key: str, nodes: list[Node]) -> dict[str, str]:
         """{value: short text}, file-name safe; {} for a key that has one value only."""
         flows = list(dict.fromkeys(node.flow() for node in nodes))
         if len(flows) < 2:

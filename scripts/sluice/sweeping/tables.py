@@ -1,29 +1,38 @@
 """What the trials will cost, where they are, and what came out."""
 
+from __future__ import annotations
+
 import csv
 import io
 import os
 import statistics
 import textwrap
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..reporting.comparing import RULE, choose_baselines
 from ..reporting.files import is_run
 from ..reporting.groups import Group, difference
 from ..reporting.runs import Run
 from ..reporting.tables import count_or_few, with_spread
-from ..reporting.values import deviation, fixed as shared_fixed, mean, short
-
+from ..reporting.values import deviation, mean, short
+from ..reporting.values import fixed as shared_fixed
 from . import state
 from .plan import flops
 from .state import DONE, RUNNING
 from .text import count, duration, finite, fixed, table
 
+if TYPE_CHECKING:
+    from .state import Look
+    from .sweep_file import SweepFile, Trial
+
 
 class Speed:
     """FLOP/s of this sweep's trials so far; of the same configuration where one has been trained, else of all."""
 
-    def __init__(self, found):
-        self.of, self.all = {}, []
+    def __init__(self, found: dict[str, Look]) -> None:
+        self.of: dict[tuple[str, ...], list[float]] = {}
+        self.all: list[float] = []
         for look in found.values():
             record = look.progress()
             seconds, tokens = finite(record.get("seconds")), finite(record.get("tokens"))
@@ -34,19 +43,19 @@ class Speed:
             self.of.setdefault(look.trial.configuration(), []).append(rate)
             self.all.append(rate)
 
-    def seconds(self, trial, tokens):
+    def seconds(self, trial: Trial, tokens: float) -> float | None:
         """Training alone, without evaluation and saving; None while nothing is measured."""
         rates = self.of.get(trial.configuration()) or self.all
         return tokens * trial.plan["flops_per_token"] / statistics.median(rates) if rates else None
 
 
-def tokens_left(look):
+def tokens_left(look: Look) -> int:
     if look.state in state.ENDS:
         return 0
     return max(0, look.trial.plan["tokens"] - int(finite(look.progress().get("tokens")) or 0))
 
 
-def short_state(look):
+def short_state(look: Look) -> str:
     if look.state in (state.STOPPED, state.DIVERGED) and "step" in look.verdict:
         return f"{look.state} at {look.verdict['step']}"
     if look.state == state.FAILED:
@@ -54,14 +63,14 @@ def short_state(look):
     return look.state
 
 
-def tally(found):
+def tally(found: dict[str, Look]) -> str:
     """ "4 done, 2 waiting" """
     states = [look.state for look in found.values()]
     order = (DONE, state.STOPPED, state.DIVERGED, state.FAILED, RUNNING, state.PAUSED, state.WAITING)
     return ", ".join(f"{states.count(s)} {s}" for s in order if s in states)
 
 
-def plan_text(sweep, found, merged):
+def plan_text(sweep: SweepFile, found: dict[str, Look], merged: list[tuple[Trial, Trial]]) -> str:
     speed = Speed(found)
     rows, left, seconds = [], 0.0, 0.0
     for i, trial in enumerate(sweep.trials):
@@ -101,7 +110,7 @@ def plan_text(sweep, found, merged):
     return out
 
 
-def status_text(sweep, found):
+def status_text(sweep: SweepFile, found: dict[str, Look]) -> str:
     rows = []
     for i, trial in enumerate(sweep.trials):
         look = found[trial.hash]
@@ -130,24 +139,24 @@ def status_text(sweep, found):
 class Result:
     """Figures of one trial, as scripts/report reads them: of its last evaluation, and of its training."""
 
-    def __init__(self, look):
+    def __init__(self, look: Look) -> None:
         self.look, folder = look, look.trial.folder
         self.run = Run(folder) if is_run(folder) else None
         self.record = look.progress()
 
-    def value(self, key):
+    def value(self, key: str) -> float | None:
         return self.run.measures[key] if self.run else None
 
-    def of_set(self, name, key):
+    def of_set(self, name: str, key: str) -> float | None:
         """loss, perplexity or bits_per_byte of one set."""
         values = (self.run.last.get("sets") or {}).get(name) if self.run else None
         return finite((values or {}).get(key))
 
-    def configuration(self):
+    def configuration(self) -> tuple[str, ...]:
         return self.look.trial.configuration()
 
 
-def csv_text(sweep, results):
+def csv_text(sweep: SweepFile, results: list[Result]) -> str:
     keys = list(dict.fromkeys(key for trial in sweep.trials for key in trial.values))
     sets = set_names(results)
     out = io.StringIO()
@@ -222,13 +231,13 @@ def csv_text(sweep, results):
     return out.getvalue()
 
 
-def set_names(results):
+def set_names(results: list[Result]) -> list[str]:
     return list(dict.fromkeys(name for r in results if r.run for name in r.run.sets()))
 
 
-def groups_of(results):
+def groups_of(results: list[Result]) -> list[tuple[Group | None, list[Result]]]:
     """[(Group of scripts/report or None, [Result])]: seeds together, in the order of the file."""
-    by_configuration = {}
+    by_configuration: dict[tuple[str, ...], list[Result]] = {}
     for result in results:
         by_configuration.setdefault(result.configuration(), []).append(result)
     out = []
@@ -241,17 +250,17 @@ def groups_of(results):
     return out
 
 
-def lowest(groups, name, pick):
+def lowest(groups: list[Group], name: str, pick: Callable[..., Any]) -> str:
     """A line on the best variant of those that finished."""
     found = [(mean([pick(run) for run in g.sound()]), g) for g in groups if g.finished() and not g.diverged()]
-    found = [(value, g) for value, g in found if value is not None]
-    if not found:
+    values = [(value, g) for value, g in found if value is not None]
+    if not values:
         return ""
-    value, best = min(found, key=lambda item: item[0])
+    value, best = min(values, key=lambda item: item[0])
     return f"lowest {name}: {value:.4f}  {best.label} ({len(best.sound())} seed{'s' if len(best.sound()) > 1 else ''})\n"
 
 
-def results_text(sweep, results, baseline=None):
+def results_text(sweep: SweepFile, results: list[Result], baseline: str | None = None) -> str:
     """Seeds together: means, deviations and differences to the baseline, computed as scripts/report does."""
     sets, made = set_names(results), groups_of(results)
     several = sets if len(sets) > 1 else []

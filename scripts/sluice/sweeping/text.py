@@ -1,13 +1,21 @@
 """Numbers and tables for people."""
 
+from __future__ import annotations
+
 import math
 import shutil
 import sys
 import time
 import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from .runner import Running
+    from .sweep_file import Trial
 
 
-def count(value):
+def count(value: float) -> str:
     """1.67M"""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
@@ -15,7 +23,7 @@ def count(value):
     return f"{value:.0f}"
 
 
-def duration(seconds):
+def duration(seconds: float) -> str:
     seconds = int(math.ceil(seconds))
     if seconds < 60:
         return f"{seconds}s"
@@ -26,12 +34,12 @@ def duration(seconds):
     return f"{seconds / 86400:.0f} days"
 
 
-def unprintable(text):
+def unprintable(text: str) -> bool:
     """Whether a text has a control character, a separator of lines or paragraphs, or what is no UTF-8."""
     return any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text)
 
 
-def finite(value):
+def finite(value: Any) -> float | None:
     """A finite number, or None: writers put null where a value was not finite."""
     return (
         float(value)
@@ -40,11 +48,11 @@ def finite(value):
     )
 
 
-def fixed(value, digits=4):
+def fixed(value: float | None, digits: int = 4) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def table(header, rows, left=1):
+def table(header: Sequence[object], rows: Iterable[Sequence[object]], left: int = 1) -> str:
     """Columns as wide as they must be; the first `left` flush left."""
     lines = [header, *rows]
     widths = [max(len(str(line[i])) for line in lines) for i in range(len(header))]
@@ -60,29 +68,30 @@ def table(header, rows, left=1):
 class Display:
     """On a terminal a rewritten line for each running trial; elsewhere plain lines, those of progress every `every` seconds."""
 
-    def __init__(self, every, stream=sys.stdout):
+    def __init__(self, every: float, stream: TextIO = sys.stdout) -> None:
         self.every, self.stream = every, stream
         self.rewrite = stream.isatty()
-        self.lines, self.said, self.last = 0, set(), time.monotonic()
+        self.lines, self.last = 0, time.monotonic()
+        self.said: set[int] = set()
 
-    def say(self, text, once=None):
+    def say(self, text: str, once: object = None) -> None:
         if once is not None and id(once) in self.said:
             return
         self.said.add(id(once))
         self.wipe()
         print(f"sweep: {text}", file=self.stream, flush=True)
 
-    def event(self, trial, text):
+    def event(self, trial: Trial, text: str) -> None:
         self.wipe()
         print(f"{trial.name}  {text}", file=self.stream, flush=True)
 
-    def wipe(self):
+    def wipe(self) -> None:
         if self.lines:
             self.stream.write(f"\x1b[{self.lines}A\x1b[J")
             self.lines = 0
 
     @staticmethod
-    def line(running):
+    def line(running: Running) -> str:
         record, plan = running.last, running.trial.plan
         if not record:
             return f"{running.trial.name}  starting"
@@ -93,7 +102,7 @@ class Display:
             f"{count(speed)} tok/s  ETA {duration(left)}"
         )
 
-    def refresh(self, running):
+    def refresh(self, running: dict[int | None, Running]) -> None:
         now = time.monotonic()
         if now - self.last < (0.3 if self.rewrite else self.every):
             return
