@@ -19,7 +19,7 @@ void Block::forward(Context& ctx, const Tensor& x, const Sequence& sequence, con
 void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence,
                      const RouterLoad& load, const Saved& s) const {
   ScratchScope t(ctx.scratch);
-  // d itself is the gradient of the path around a branch; what comes back through the branch is added to it.
+  // d itself is the gradient of the residual path; the gradient through the branch is added to it.
   const Tensor dnorm = t.like("block.dnorm", d);
   const Tensor dbranch = ffn_out_.identity() ? d : t.like("block.dbranch", d);
   ffn_out_.backward(ctx, dbranch, d, s.ffn.y, s.ffn_out);

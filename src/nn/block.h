@@ -8,18 +8,18 @@
 
 namespace sluice {
 
-/// What happens to a branch's output before it joins the residual stream: clamped to [-branch_clip,
-/// branch_clip], then, with norm_placement sandwich, normalised (the norm sees what the clip lets through).
+/// Post-processing of a branch's output before the residual addition: clamping to [-branch_clip,
+/// branch_clip], then, with norm_placement sandwich, normalisation of the clamped output.
 class BranchOutput {
  public:
   struct Saved {
-    Tensor clipped;       // (T, C); x itself without a clip
-    RmsNorm::Saved norm;  // y (T, C); empty without
-    Tensor y;             // (T, C): what is added to the residual stream; x itself without either
+    Tensor clipped;       // (T, C); x itself without branch_clip
+    RmsNorm::Saved norm;  // y (T, C); empty without sandwich
+    Tensor y;             // (T, C): added to the residual stream; x itself without both
   };
 
   BranchOutput(const ModelConfig& config, ParamStore& store, const std::string& norm_name);
-  /// Neither clip nor norm: s.y is x.
+  /// True without clip and norm, when s.y is x.
   bool identity() const { return !clip_ && !norm_; }
   /// x: the branch's output.
   Saved make_saved(Arena& arena, const std::string& name, const Tensor& x) const;
@@ -37,7 +37,7 @@ static_assert(Layer<BranchOutput>);
 class Block {
  public:
   struct Saved {
-    RmsNorm::Saved attention_norm;      // y (T, C): what attention and its gates see
+    RmsNorm::Saved attention_norm;      // y (T, C): input of attention and its gates
     Attention::Saved attention;         // y (T, C)
     BranchOutput::Saved attention_out;  // y (T, C): added to the residual stream
     Tensor x1;                          // (T, C): residual stream after attention
@@ -50,7 +50,8 @@ class Block {
   Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts = {});
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
                    bool keep_inner) const;
-  /// Another block's activations with an output of its own: all that recompute=block keeps of a layer.
+  /// Activations shared with another block, but with a separate output, which is all that recompute=block
+  /// keeps of a layer.
   Saved share_saved(Arena& arena, const std::string& name, const Saved& other) const;
 
   /// s.y from x (T, C).

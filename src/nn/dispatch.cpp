@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-/// n zeros of a scope of host memory; none in a dry run.
+/// n zeros in a scope of host memory; null in a dry run.
 std::span<int64_t> numbers(ScratchScope& t, const char* name, int64_t n) {
   const Tensor memory = t.alloc(name, DType::u8, {n * static_cast<int64_t>(sizeof(int64_t))});
   if (!memory.data) return {};
@@ -44,9 +44,10 @@ void Dispatch::plan(Context& ctx, const ExpertRanks& ranks, Tensor counts, const
   for (int r = 0; r < ranks.size(); ++r) {
     const int32_t* row = all.rows(r, 1).as<int32_t>();
     const int64_t rows = std::accumulate(row, row + E, int64_t{0});
-    SLUICE_CHECK(rows == offsets[E],
-                 "experts: rank {} has {} rows for them and rank {} has {}; all must have as many", r, rows,
-                 ranks.rank(), offsets[E]);
+    SLUICE_CHECK(
+        rows == offsets[E],
+        "experts: rank {} has {} rows for them and rank {} has {}; all ranks must have the same number", r,
+        rows, ranks.rank(), offsets[E]);
   }
   counts_view.write_back();
   const int32_t begin = offsets[ranks.rank() * here], end = offsets[(ranks.rank() + 1) * here];
@@ -88,7 +89,7 @@ Dispatch::Dispatch(Context& ctx, ScratchScope& t, const ExpertRanks& ranks, cons
   own_rows_ = offset[(rank + 1) * experts_here_] - offset[rank * experts_here_];
 }
 
-/// What the host reads, and where it writes.
+/// Host copies of tensors that the host reads and writes.
 void Dispatch::read_counts(const Tensor& counts, const Tensor& offsets) {
   if (ctx_.device == Device::cpu) {
     counts_ = counts.as<int32_t>();
@@ -139,7 +140,7 @@ bool Dispatch::begin_round() {
       round_offsets_[source * (experts_here_ + 1) + expert + 1] = static_cast<int32_t>(rows);
     }
     SLUICE_CHECK(next_run_[d] > first || first == runs,
-                 "experts: rank {} is to receive {} rows of one expert and has room for {}", to,
+                 "experts: rank {} has to receive {} rows of one expert, but its capacity is {}", to,
                  count(first / experts_here_, to * experts_here_ + first % experts_here_), most_);
   }
   for (int64_t source = 0; source < ranks_.size(); ++source) {
@@ -151,7 +152,7 @@ bool Dispatch::begin_round() {
 }
 
 Dispatch::Part Dispatch::from(int source) const {
-  // In a dry run all rows are one rank's.
+  // In a dry run all rows belong to one rank.
   if (ctx_.dry_run)
     return {0, source == ranks_.rank() ? 0 : source == (ranks_.rank() == 0 ? 1 : 0) ? most_ : 0};
   const auto first = rows_from_.begin();
@@ -193,7 +194,7 @@ void Dispatch::from_experts(Tensor all, const Tensor& computed, const Tensor& in
   ScratchScope t(ctx_.scratch);
   const Tensor packed = t.alloc("dispatch.packed", all.dtype, {rows_, all.dim(1)});
   if (ctx_.dry_run) return;
-  // What comes back at once comes to its place.
+  // Rows that return without an index are written directly to their positions.
   if (!index && std::accumulate(rows_to_.begin(), rows_to_.end(), own_rows_) == rows_)
     return exchange(all.data, rows_to_, computed.data, rows_from_, row_bytes);
   exchange(packed.data, rows_to_, computed.data, rows_from_, row_bytes);

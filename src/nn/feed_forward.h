@@ -7,7 +7,7 @@
 
 namespace sluice {
 
-/// The feed-forward network of a block: dense, or a mixture of experts where model.moe says so.
+/// The feed-forward network of a block: dense, or a mixture of experts in the layers that model.moe selects.
 class FeedForward {
  public:
   struct Saved {

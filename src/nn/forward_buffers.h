@@ -9,15 +9,15 @@ inline Batch batch_of(const Tensor& samples) {
   return {part(0), part(1), part(2), part(3)};
 }
 
-/// What a forward pass with losses needs: one micro-batch, its activations and losses. The host fills `host`
-/// and uploads; on a CPU that is the same memory.
+/// Buffers of a forward pass with losses: one micro-batch, its activations and losses. The host fills `host`
+/// and uploads it; on a CPU both are the same memory.
 struct ForwardBuffers {
   Tensor samples, host_samples;  // (4, T) i32: tokens, targets, positions, first_key
   Batch batch, host;             // their parts
   Transformer::Saved saved;
   Tensor losses;  // (T)
 
-  /// `host_memory` is used only where `memory` is a GPU's.
+  /// `host_memory` is used only if `memory` is on a GPU.
   void allocate_batch(Arena& memory, Arena& host_memory, int64_t num_tokens) {
     samples = memory.alloc("batch", DType::i32, {4, num_tokens});
     host_samples =

@@ -1,15 +1,15 @@
 #pragma once
-// What every layer has in common, checked rather than inherited.
+// The interface common to all layers, as a concept instead of a base class.
 #include <concepts>
 
 #include "core/context.h"
 
 namespace sluice {
 
-/// A layer registers its parameters when constructed. Its Saved holds the output y and what backward and
-/// analysis read; make_saved allocates it once. forward fills s.y = f(x); backward makes dx of dy, adds to
-/// the gradients of the parameters and takes its temporaries from ctx.scratch. More: what it needs besides
-/// (Sequence for attention).
+/// A layer registers its parameters in its constructor. Its Saved holds the output y and the tensors that
+/// backward and analysis read; make_saved allocates it once. forward computes s.y = f(x); backward computes
+/// dx from dy, accumulates parameter gradients and allocates its temporaries from ctx.scratch. More:
+/// additional inputs (Sequence for attention).
 template <class L, class... More>
 concept Layer = requires(const L& layer, Context& ctx, const Tensor& in, Tensor out, typename L::Saved& s,
                          const typename L::Saved& saved, const More&... more) {

@@ -8,18 +8,18 @@
 namespace sluice {
 
 /// SwiGLU feed-forward network (Shazeer 2020): y = (silu(x Wgate^T) * (x Wup^T)) Wdown^T. gate_proj and
-/// up_proj lie behind each other, so that one product gives both. With hidden_act: relu2 (So et al. 2021)
-/// there is no gate: y = max(x Wup^T, 0)^2 Wdown^T.
+/// up_proj are contiguous, so that one product computes both. With hidden_act: relu2 (So et al. 2021) there
+/// is no gate: y = max(x Wup^T, 0)^2 Wdown^T.
 class Mlp {
  public:
   /// T tokens, F = intermediate_size, C = hidden_size.
   struct Saved {
-    Tensor gate_up;  // (T, 2F): [gate | up], relu2: (T, F): up; empty when backward is to compute it again
-    Tensor inner;    // (T, F): silu(gate) * up, or max(up, 0)^2; the same
+    Tensor gate_up;  // (T, 2F): [gate | up], relu2: (T, F): up; empty if backward recomputes it
+    Tensor inner;    // (T, F): silu(gate) * up, or max(up, 0)^2; likewise
     Tensor y;        // (T, C)
   };
 
-  /// intermediate_size is given: the model's, or a shared expert's.
+  /// intermediate_size: that of the model or of the shared expert.
   Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t intermediate_size);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
                    bool keep_inner) const;
@@ -33,7 +33,7 @@ class Mlp {
   /// Columns of gate_up.
   int64_t up_width() const { return gated_ ? 2 * intermediate_size_ : intermediate_size_; }
   void inner_forward(Context& ctx, const Saved& s, const Tensor& x) const;
-  /// s, or temporaries in its place where it keeps nothing.
+  /// s, with temporaries for the tensors that it does not keep.
   Saved kept_or_temporary(ScratchScope& t, const Saved& s, const Tensor& x) const;
 
   ParamStore& store_;

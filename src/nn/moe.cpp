@@ -109,7 +109,7 @@ void Moe::ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterL
   ScratchScope t(ctx.scratch);
   const Saved again = temporary(t, kept, x);
   const Tensor received_out =
-      again.received_x;  // over rows that backward does not see, or that were used just now
+      again.received_x;  // overwrites rows that backward does not need, or has just used
   Dispatch::plan(ctx, ranks_, kept.rank_counts, kept.permutation);
   Dispatch dispatch(ctx, t, ranks_, kept.rank_counts, kept.permutation, received_out.dim(0));
   while (dispatch.next()) {
@@ -231,13 +231,13 @@ Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix
          E);
   const int64_t here = E / ranks_.size(), first = ranks_.rank() * here;
   const Init init = matrix_init(config, F, C);
-  // Its rows are as a head's, one per class: not a matrix for Muon.
+  // Its rows are like those of an output head, one per class, so it is not a matrix for Muon.
   router_ = store.add({.name = prefix + ".gate.weight",
                        .shape = {E, C},
                        .init = matrix_init(config, E, C),
                        .packed = true,
                        .orthogonal = false});
-  // One expert alone is not a group, and what a matrix is packed to is no use to grouped products.
+  // A single expert is not a group, and the packed form of a matrix is useless for grouped products.
   ParamSpec spec{.name = "", .shape = {}, .packed = here > 1, .groups = here};
   spec.of_expert = true;
   spec.when_frozen = WhenFrozen::skipped;

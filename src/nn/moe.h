@@ -35,14 +35,14 @@ struct RouterLoad {
   }
 };
 
-/// Mixture of experts (ops/router.h): every token goes to K of E SwiGLU experts of its router's choice, none
-/// is dropped, and to the shared expert if there is one:
+/// Mixture of experts (ops/router.h): every token goes to the K of E SwiGLU experts that the router selects,
+/// none is dropped, and to the shared expert if there is one:
 ///   y = sum over k of weight_k expert_k(x) [+ shared(x), or sigmoid(x w) shared(x)]
-/// The balance and z losses have no output: backward adds their gradients to the logits'. Names as in
-/// Qwen3-MoE and Qwen3-Next; experts lie behind each other, so that one grouped product serves all. Where
-/// ranks share the experts, rows travel to them and back (nn/dispatch.h), with their weights. A rank computes
-/// what it received source by source, and y, dx and every source's gradients have the bits that they have
-/// without other ranks.
+/// The balance loss and z-loss have no output: backward adds their gradients to those of the logits. Names
+/// are as in Qwen3-MoE and Qwen3-Next; experts are stored contiguously for grouped products. With expert
+/// parallelism, rows and their weights are sent to the experts' ranks and back (nn/dispatch.h). A rank
+/// processes the received rows source by source, so that y, dx and every source's gradients have the same
+/// bits as on a single rank.
 class Moe {
  public:
   /// T tokens, E experts, K per token, F = moe_intermediate_size, C = hidden_size; R = T K rows sorted by
@@ -54,9 +54,9 @@ class Moe {
     Tensor weights;           // (T, K) wide
     Tensor experts;           // (T, K) i32
     Tensor counts;            // (E) f64: rows of each expert
-    Permutation permutation;  // which row is which token's; with ranks, rows as Dispatch::plan says
-    Tensor gate_up;           // (R, 2F): [gate | up]; empty when backward is to compute it again
-    Tensor inner;             // (R, F): weight silu(gate) up; the same
+    Permutation permutation;  // rows to tokens; with expert parallelism, rows as in Dispatch::plan
+    Tensor gate_up;           // (R, 2F): [gate | up]; empty if backward recomputes it
+    Tensor inner;             // (R, F): weight silu(gate) up; likewise
     Tensor rank_counts;       // (ranks, E) i32: rows of each rank's tokens; empty where ranks do not share
                               // experts, as are
     Tensor received_x;  // (R, C): rows that came from other ranks; empty too when they are to travel again
@@ -66,8 +66,8 @@ class Moe {
     Tensor y;                 // (T, C)
   };
 
-  /// experts: the ranks that share them; this one has experts [rank E / size, (rank + 1) E / size) and
-  /// registers no others. Error(usage) where they cannot be shared so.
+  /// experts: the expert-parallel ranks; this one has experts [rank E / size, (rank + 1) E / size) and
+  /// registers no others. Error(usage) if size does not divide E.
   Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer,
       const ExpertRanks& experts = {});
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
@@ -81,41 +81,40 @@ class Moe {
                 const Saved& s) const;
 
  private:
-  /// Rows of one source for the experts here. An operand with an index is gathered by it.
+  /// Rows of one source for the local experts. An operand with an index is gathered by it.
   struct Rows {
     Tensor offsets;         // (experts here + 1) i32
     Tensor x, tokens;       // (R, C); or (any, C) and (R) i32
     Tensor weights, slots;  // (any) wide and (R) i32
     Tensor gate_up, inner;  // (R, 2F), (R, F)
-    int source = 0;         // rank whose tokens they are of
+    int source = 0;         // rank that the tokens belong to
   };
 
   Tensor balance_counts(const RouterLoad& load, const Saved& s) const;
   void count_with_ranks(Context& ctx, const RouterLoad& load) const;
   bool with_ranks() const { return ranks_.size() > 1; }
 
-  /// All, where they are all computed here; those of a dispatch's round that did not travel; those that came
-  /// from a rank.
+  /// All rows without expert parallelism; this rank's own rows of a round; the rows received from a rank.
   Rows all_rows(const Saved& s, const Tensor& x) const;
   Rows own_rows(const Saved& s, const Dispatch& dispatch, const Tensor& x) const;
   Rows received_rows(const Saved& s, const Dispatch& dispatch, int source) const;
   void inner_forward(Context& ctx, const Rows& rows) const;
-  /// dx (R, C) overwritten, may be dy without an index; dweights where the weights are; dgate_up may be the
-  /// rows'.
+  /// dx (R, C) is overwritten and may be dy without an index; dweights has the layout of weights; dgate_up
+  /// may be the rows' gate_up.
   void rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_up, const Tensor& dy,
                      const Tensor& dy_index, const Rows& rows) const;
-  /// out (T K, C): every row's, from its expert on whatever rank.
+  /// out (T K, C): the output of every row, from its expert on any rank.
   void ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterLoad& load, const Saved& s) const;
   /// drows (T K, C), dweights (T, K) overwritten.
   void ranks_backward(Context& ctx, Tensor drows, Tensor dweights, const Tensor& dy, const Tensor& x,
                       const Saved& s) const;
 
-  /// x and weights of the dispatch's round to where their experts are.
+  /// Sends x and weights of the current round to the experts' ranks.
   void send_rows(Dispatch& dispatch, const Saved& s, const Tensor& x) const;
 
-  /// Rows that experts compute here: room for one round's, or all of num_tokens'.
+  /// Capacity in rows for the local experts: one round, or all rows of num_tokens.
   int64_t rows_here(int64_t num_tokens) const;
-  /// s with temporaries in the place of what it may keep of the rows.
+  /// s, with temporaries for the row tensors that it does not keep.
   Saved temporary(ScratchScope& t, const Saved& s, const Tensor& x) const;
   void shared_forward(Context& ctx, const Tensor& x, Saved& s) const;
   void shared_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s) const;

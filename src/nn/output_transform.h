@@ -6,8 +6,8 @@
 
 namespace sluice {
 
-/// What becomes of attention's output before its gates: RMSNorm of every head (model.attention.output_norm),
-/// then SiLU (model.attention.output_activation); the identity without either.
+/// Transformation of attention's output before its gates: RMSNorm of every head
+/// (model.attention.output_norm), then SiLU (model.attention.output_activation); the identity without both.
 class OutputTransform {
  public:
   struct Saved {
@@ -15,15 +15,15 @@ class OutputTransform {
     Tensor y;             // (T, H, D); norm.y itself without an activation
   };
 
-  /// `name`: of the norm's weight, (D) shared by the heads or (H, D).
+  /// `name`: name of the norm's weight, (D) shared by the heads or (H, D).
   OutputTransform(const ModelConfig& config, ParamStore& store, const std::string& name);
   bool identity() const { return !norm_ && !silu_; }
-  /// x: what forward will be given, (T, H, D); may be empty where this is the identity.
+  /// x: the input of forward, (T, H, D); may be empty if this is the identity.
   Saved make_saved(Arena& arena, const std::string& name, const Tensor& x) const;
 
   /// s.y from x.
   void forward(Context& ctx, const Tensor& x, Saved& s) const;
-  /// dx overwritten, may alias dy; left alone by the identity.
+  /// dx is overwritten and may alias dy; the identity does not touch it.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s) const;
 
  private:

@@ -9,8 +9,8 @@
 
 namespace sluice {
 
-/// RMSNorm over the last axis (ops/rmsnorm.h). The weight starts at 1 and does not decay; model.norm_weights:
-/// false has none.
+/// RMSNorm over the last axis (ops/rmsnorm.h). The weight is initialised to 1 and has no weight decay; with
+/// model.norm_weights: false there is none.
 class RmsNorm {
  public:
   struct Saved {
@@ -29,7 +29,7 @@ class RmsNorm {
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s,
                 Into into = Into::overwrite) const;
 
-  /// s.y = norm(sum) with sum = a + b, which is written too.
+  /// s.y = norm(sum) with sum = a + b, which is also an output.
   void forward_sum(Context& ctx, Tensor sum, const Tensor& a, const Tensor& b, Saved& s) const;
 
   /// s.y = rope(norm(x)), for queries and keys (T, H, D).

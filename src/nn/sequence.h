@@ -1,5 +1,5 @@
 #pragma once
-// What attention reads besides the hidden states: positions, first visible keys, a cache, what is left out.
+// Inputs of attention besides the hidden states: positions, first visible keys, KV cache, value zeroing.
 #include <optional>
 #include <vector>
 
@@ -8,25 +8,23 @@
 
 namespace sluice {
 
-/// Keys and values of earlier tokens of one sequence, for generation: gated, normalised and rotated, as
-/// attention reads them.
+/// KV cache of one sequence, for generation. Keys and values are gated, normalised and rotated, as attention
+/// reads them.
 struct KeyValueCache {
   std::vector<Tensor> keys, values;  // per layer (max_tokens, Hkv, D)
-  int64_t length = 0;                // tokens held; Transformer::forward advances it
+  int64_t length = 0;                // number of tokens; Transformer::forward advances it
 
-  /// Copies k and v (T, Hkv, D) of one layer behind the tokens held, and lets both stand for all of them,
-  /// (length + T, Hkv, D).
+  /// Appends k and v (T, Hkv, D) of one layer, and sets both to views of all tokens, (length + T, Hkv, D).
   void append(Context& ctx, int64_t layer, Tensor& k, Tensor& v) const;
 };
 
-/// Evaluation without the values of every sequence's first token (ops/value_zeroing.h): for all heads, or for
-/// those that spend more than this share of their attention on it, on average over the tokens of the forward
-/// pass.
+/// Evaluation with the value of every sequence's first token zeroed (ops/value_zeroing.h): for all heads, or
+/// for those whose attention on it, averaged over the tokens of the forward pass, exceeds this threshold.
 struct ValueZeroing {
   std::optional<double> sinks_above;
 };
 
-/// What attention knows of the tokens besides their hidden states.
+/// Inputs of attention about the tokens besides their hidden states.
 struct Sequence {
   Tensor positions;           // (T) i32
   Tensor first_key;           // (T) i32, see ops/attention.h

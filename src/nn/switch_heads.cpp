@@ -39,7 +39,7 @@ SwitchHeads::SwitchHeads(const ModelConfig& config, ParamStore& store, const std
                        .shape = {heads_ * experts_, config.hidden_size},
                        .init = matrix_init(config, heads_ * experts_, config.hidden_size),
                        .packed = true,
-                       .orthogonal = experts_ == 1,  // a router's rows are no matrix
+                       .orthogonal = experts_ == 1,  // a router is not a matrix for Muon
                        .when_frozen = WhenFrozen::adapted});
 }
 

@@ -9,12 +9,12 @@
 namespace sluice {
 
 /// Switch heads (Gated Attention, appendix A.1; ops/switch_heads.h): the values, or keys, of every key/value
-/// head are sums of a few of its experts' projections, chosen and weighted by sigmoids of the hidden state.
-/// The router is the layer's; the experts are rows of v_proj (k_proj), head by head, expert by expert. All
-/// experts of a head project every token, and the sum leaves out what is not chosen. Projecting the chosen
-/// alone would gather Hkv K copies of every token's C channels for w outputs each; one dense product reads
-/// them once, and the paper's models choose all, or 2 of 8.
-/// Where values (keys) have no experts the projection itself is y, and forward and backward do nothing.
+/// head are sums of a few of its expert projections, selected and weighted by sigmoids of the hidden state.
+/// This layer owns the router; the experts are rows of v_proj (k_proj), head by head, expert by expert. All
+/// experts of a head project every token, and the sum omits those that are not selected. Projecting only the
+/// selected ones would gather Hkv K copies of every token's C channels for w outputs each; one dense product
+/// reads them once, and the paper's models select all, or 2 of 8. If values (keys) have no experts, the
+/// projection itself is y, and forward and backward do nothing.
 class SwitchHeads {
  public:
   enum class Of { keys, values };
@@ -22,7 +22,7 @@ class SwitchHeads {
   /// T tokens, Hkv heads, E experts of a head, K chosen, w channels of an expert.
   struct Saved {
     Tensor logits;     // (T, Hkv, E)
-    Tensor projected;  // (T, Hkv, E, w): what v_proj gives; without experts y
+    Tensor projected;  // (T, Hkv, E, w): output of v_proj; y without experts
     Tensor chosen;     // (T, Hkv, K) i32
     Tensor y;          // (T, Hkv, D)
   };
@@ -30,7 +30,7 @@ class SwitchHeads {
   /// Rows of the projection: Hkv E w; without experts Hkv D.
   static int64_t rows(const ModelConfig& config, Of of);
 
-  /// `name`: of the router's weight [Hkv E, C].
+  /// `name`: name of the router's weight [Hkv E, C].
   SwitchHeads(const ModelConfig& config, ParamStore& store, const std::string& name, Of of);
   bool identity() const { return !router_; }
   /// `name` + "_proj" and `name` + "_switch" are the tensors'.
@@ -38,8 +38,8 @@ class SwitchHeads {
 
   /// s.y from s.projected and hidden (T, C).
   void forward(Context& ctx, const Tensor& hidden, Saved& s) const;
-  /// dprojected (the shape of s.projected) overwritten; left alone without experts, where it is dy. dhidden
-  /// (T, C): what comes through the router, as `into` says, which becomes Into::add.
+  /// dprojected (the shape of s.projected) is overwritten, except without experts, where it is dy. dhidden
+  /// (T, C): the gradient through the router, written according to `into`, which becomes Into::add.
   void backward(Context& ctx, Tensor dprojected, const Tensor& dy, const Tensor& hidden, const Saved& s,
                 Tensor dhidden, Into& into) const;
 

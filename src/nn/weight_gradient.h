@@ -4,8 +4,8 @@
 
 namespace sluice {
 
-/// The gradient of y = x W^T in what is trained of W, a matrix or a joined group by its first: W itself, or
-/// its adapters, or nothing. dy (T, N), x (T, K).
+/// Accumulates the gradient of y = x W^T with respect to the trainable part of W: W itself, its adapters, or
+/// nothing. W is a matrix or a joined group, given by its first matrix. dy (T, N), x (T, K).
 inline void weight_backward(Context& ctx, const ParamStore& store, ParamStore::Id first, const Tensor& dy,
                             const Tensor& x) {
   if (store.trains(first)) return linear_backward_weight(ctx, store.joined_grad(first), dy, x);

@@ -290,7 +290,7 @@ TEST_CASE("Experts that ranks cannot share are refused by name", "[moe][ranks]")
                                        c.tokens -= comm.rank();
                                        RankMoe(c, &comm).run(0);
                                      }),
-                    Catch::Contains("all must have as many"));
+                    Catch::Contains("all ranks must have the same number"));
 }
 
 TEST_CASE("Counts of all ranks that share a batch reach the balance loss", "[moe][ranks]") {
