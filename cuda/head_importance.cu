@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(32) balance_kernel(Balance a) {
   double* const out = a.u + layer * H;
   for (int h = 0; h < H; ++h)
     out[h] = tokens > 0 && !(a.shared && a.shared[layer * H + h] != 0) ? row[h] / tokens : -1;
-  for (int64_t m = 0; m < (a.shared ? 0 : a.balance.shared_heads); ++m) {
+  for (int64_t m = 0; m < (a.shared ? 0 : a.balance.token_fractiond_heads); ++m) {
     int best = 0;
     for (int h = 1; h < H; ++h)
       if (out[h] > out[best]) best = h;
@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(32) balance_kernel(Balance a) {
   const bool counts = n >= 2 && mean >= kLeastImportance;
   const double c = counts ? n / (n - static_cast<double>(a.balance.ddof)) : 0;
   const double scale =
-      counts ? a.balance.coefficient * a.balance.share * row[H + 1] / tokens * c * 2 / (mean * mean) : 0;
+      counts ? a.balance.coefficient * a.balance.token_fraction * row[H + 1] / tokens * c * 2 / (mean * mean)
+             : 0;
   for (int h = 0; h < H; ++h)
     out[h] = counts && out[h] >= 0 ? scale * (out[h] - mean - squares / (n * mean)) : 0;
   const double loss = counts ? c * squares / (mean * mean) : 0;

@@ -82,13 +82,4 @@ double add_importance(Context& ctx, std::vector<double>& sums, const std::option
   return values[sums.size()];
 }
 
-std::optional<double> imbalance_of(const std::vector<double>& importance, int ddof) {
-  const double n = static_cast<double>(importance.size());
-  double mean = 0, squares = 0;
-  for (const double x : importance) mean += x / n;
-  for (const double x : importance) squares += (x - mean) * (x - mean);
-  const double imbalance = std::sqrt(squares / (n - ddof)) / mean;
-  return std::isfinite(imbalance) ? std::optional(imbalance) : std::nullopt;
-}
-
 }  // namespace sluice

@@ -50,8 +50,4 @@ std::vector<double> output_before_gates(Context& ctx, const Attention::Saved& s,
 double add_importance(Context& ctx, std::vector<double>& sums, const std::optional<HeadGate>& gate,
                       int64_t tokens);
 
-/// Standard deviation over mean of the heads' importance (equation 6), with ddof 1 or 0; none if it is
-/// undefined (too few heads, or all closed).
-std::optional<double> imbalance_of(const std::vector<double>& importance, int ddof);
-
 }  // namespace sluice

@@ -17,6 +17,7 @@ class StateReader {
   StateReader(const nlohmann::json& object, std::string file, std::string field = "");
 
   bool has(const std::string& key) const { return object_.contains(key); }
+  bool is_list(const std::string& key) const { return at(key).is_array(); }
   StateReader object(const std::string& key) const;
   std::vector<StateReader> objects(const std::string& key) const;
   int64_t integer(const std::string& key, int64_t least,

@@ -10,6 +10,12 @@
 
 namespace sluice {
 
+Tensor make_router_totals(const ModelConfig& config, Arena& arena) {
+  const int64_t experts = config.moe.num_experts;
+  if (experts == 0) return {};
+  return arena.alloc("router.totals", DType::f64, {config.num_hidden_layers, router_totals_size(experts)});
+}
+
 void Moe::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& kept) const {
   const Tensor logits = kept.probabilities;  // becomes them
   router_logits_forward(ctx, logits, x, store_.linear(router_));
@@ -49,7 +55,7 @@ void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
   unpermute(ctx, dx, drows, p.rows, shared_ ? Into::add : Into::overwrite);
 
   const Tensor counts = balance_counts(load, s);
-  const double token = load.share / static_cast<double>(std::max<int64_t>(x.dim(0), 1));
+  const double token = load.token_fraction / static_cast<double>(std::max<int64_t>(x.dim(0), 1));
   route_backward(
       ctx, dlogits, dweights, s.probabilities, s.lse, s.weights, s.experts, counts, config_.norm_topk_prob,
       {.balance = config_.load_balance.coefficient * token, .z = config_.router_z_loss_coefficient * token});

@@ -17,7 +17,7 @@ namespace sluice {
 struct RouterLoad {
   Tensor totals = {};  // (layers, router_totals_size(E)) f64, ops/router.h; rows of dense layers stay 0.
                        // Empty: nothing is added
-  double share = 1;    // of the global batch's tokens, in this micro-batch
+  double token_fraction = 1;  // of the global batch's tokens, in this micro-batch
   /// Others that compute micro-batches of the same step at the same time. And (layers, E) f64: the counts of
   /// all of them so far; on a GPU, (E) f64 of host memory where they pass.
   Communicator* ranks = nullptr;
@@ -34,6 +34,9 @@ struct RouterLoad {
     return counts ? counts.rows(i, 1).view({experts}) : layer(i).rows(0, experts);
   }
 };
+
+/// (layers, router_totals_size(E)) f64; empty for a dense model. The caller zeroes it where a step begins.
+Tensor make_router_totals(const ModelConfig& config, Arena& arena);
 
 /// Mixture of experts (ops/router.h): every token goes to the K of E SwiGLU experts that the router selects,
 /// none is dropped, and to the shared expert if there is one:

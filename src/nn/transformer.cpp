@@ -57,7 +57,6 @@ void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const Step
 void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s,
                            const StepLoad& load) const {
   check_batch("Transformer::backward", batch, s, nullptr);
-  balance_heads(ctx, config_.attention.head_balance, load.heads);
   const Tensor d = dhidden;  // becomes the gradient of the residual stream, layer by layer, in place
   const auto input = [&](size_t layer) { return layer == 0 ? s.embedded : s.blocks[layer - 1].y; };
   norm_->backward(ctx, d, dhidden, input(blocks_.size()), s.final_norm);
@@ -80,9 +79,11 @@ void Transformer::loss_forward(Context& ctx, Tensor losses, const Batch& batch, 
 }
 
 void Transformer::loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch,
-                                        const Saved& s, const Tensor& gradient_scale) const {
+                                        const Saved& s, const Tensor& gradient_scale,
+                                        const StepLoad& load) const {
   cross_entropy_forward_backward(ctx, losses, dhidden, store_.grad(lm_head_), s.hidden,
                                  store_.linear(lm_head_), batch.targets, gradient_scale, soft_cap());
+  balance_heads(ctx, config_.attention.head_balance, load.heads);
 }
 
 void Transformer::logits(Context& ctx, Tensor logits, const Tensor& hidden) const {
@@ -141,12 +142,6 @@ Transformer::Saved Transformer::make_saved(Arena& arena, int64_t num_tokens, DTy
   s.final_norm = norm_->make_saved(arena, "hidden", dtype, {num_tokens, config_.hidden_size});
   s.hidden = s.final_norm.y;
   return s;
-}
-
-Tensor Transformer::make_router_totals(Arena& arena) const {
-  const int64_t experts = config_.moe.num_experts;
-  if (experts == 0) return {};
-  return arena.alloc("router.totals", DType::f64, {config_.num_hidden_layers, router_totals_size(experts)});
 }
 
 KeyValueCache Transformer::make_cache(Arena& arena, int64_t max_tokens, DType dtype) const {

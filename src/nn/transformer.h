@@ -9,15 +9,10 @@
 #include "nn/batch.h"
 #include "nn/block.h"
 #include "nn/rmsnorm.h"
+#include "nn/step_losses.h"
 #include "params/param_store.h"
 
 namespace sluice {
-
-/// What a step's losses beside the text's add up over its micro-batches, and what their gradients need.
-struct StepLoad {
-  RouterLoad routers;
-  HeadLoad heads;
-};
 
 class Transformer {
  public:
@@ -48,17 +43,16 @@ class Transformer {
                KeyValueCache* cache = nullptr, const ValueZeroing* zeroing = nullptr) const;
   /// losses (T), nats, from s.hidden.
   void loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const;
-  /// The same, with dhidden (T, C) and the head's gradient; every token's gradient is multiplied by
-  /// gradient_scale (1) f64.
+  /// All losses of a micro-batch and where their gradients begin: losses as loss_forward, with dhidden (T, C)
+  /// and the head's gradient, every token's multiplied by gradient_scale (1) f64; and those of `load`, which
+  /// forward has added to.
   void loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch, const Saved& s,
-                             const Tensor& gradient_scale) const;
-  /// Adds every parameter's gradient, those of the routers' and heads' losses included. dhidden is used up.
+                             const Tensor& gradient_scale, const StepLoad& load = {}) const;
+  /// Adds every parameter's gradient, those of load's losses included. dhidden is used up.
   void backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s, const StepLoad& load = {}) const;
   /// logits (R, V) f32 (f64) of rows of hidden (R, C).
   void logits(Context& ctx, Tensor logits, const Tensor& hidden) const;
 
-  /// (layers, router_totals_size(E)) f64; empty for a dense model. The caller zeroes it where a step begins.
-  Tensor make_router_totals(Arena& arena) const;
   KeyValueCache make_cache(Arena& arena, int64_t max_tokens, DType dtype) const;
 
   const ModelConfig& config() const { return config_; }

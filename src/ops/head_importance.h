@@ -43,15 +43,15 @@ void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor ds
 
 struct HeadBalance {
   double coefficient = 0;
-  double share = 1;          // weight of one batch's loss: its fraction of the global batch
-  int64_t shared_heads = 0;  // number of most important heads to leave out (ties to the lower index), unless
-                             // `shared` selects them
-  int64_t ddof = 1;          // 0 or 1
+  double token_fraction = 1;  // weight of one batch's loss: its fraction of the global batch's tokens
+  int64_t shared_heads = 0;   // number of most important heads to leave out (ties to the lower index), unless
+                              // `shared` selects them
+  int64_t ddof = 1;           // 0 or 1
 };
 
 /// For L layers, with Imp from the rows `seen` (L, head_row_size(H)), c = N / (N - ddof) and
 /// D = sum (Imp - mean)^2:
-///   u (L, H) f64 = coefficient share batches / tokens dLoss/dImp_h, overwritten, where
+///   u (L, H) f64 = coefficient token_fraction batches / tokens dLoss/dImp_h, overwritten, where
 ///   dLoss/dImp_h = c 2 / mean^2 (Imp_h - mean - D / (N mean)), and 0 for heads that are left out (their
 ///   selection is not differentiated).
 /// N CV^2 overwrites the last column of batch and is added to that of totals (which may be empty).

@@ -96,8 +96,8 @@ std::string format_progress(const Progress& p, const Terminal& terminal) {
       fmt::format("step {:>{}}/{}  {:>4.1f}%", p.step, digits + 1, p.max_steps, 100 * done);
   std::string tail = fmt::format("  loss {:.3f}  gn {:.2f}  lr {}  {} tok/s", p.loss, p.grad_norm,
                                  format_exponent(p.lr), format_count(p.tokens_per_second));
-  if (p.load_max_over_mean > 0) tail += fmt::format("  load {:.2f}", p.load_max_over_mean);
-  if (p.head_imbalance) tail += fmt::format("  heads {:.3f}", *p.head_imbalance);
+  for (const Progress::Labelled& loss : p.losses)
+    tail += fmt::format("  {} {:.{}f}", loss.label, loss.value, loss.digits);
   if (p.skipped > 0) tail += fmt::format("  skipped {}", p.skipped);
   if (p.seconds_left >= 0 && p.step < p.max_steps)
     tail += fmt::format("  ETA {}{}", p.rough ? "~" : "", format_duration(p.seconds_left));

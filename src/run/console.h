@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "core/io.h"
@@ -35,8 +35,12 @@ struct Progress {
   double seconds_left = 0;  // negative: unknown
   bool rough = false;       // too few steps to trust seconds_left
   int64_t skipped = 0;
-  double load_max_over_mean = 0;         // the worst layer's experts; 0: none
-  std::optional<double> head_imbalance;  // of attention's heads, where their balance is trained
+  struct Labelled {
+    std::string label;
+    double value = 0;
+    int digits = 3;  // after the decimal point
+  };
+  std::vector<Labelled> losses;  // of the step, beside the text's: what they ask to be shown
 };
 
 /// "step  1200/19073  6.3%  [bar]  loss 3.412  gn 0.41  lr 6.0e-4  1.42M tok/s  load 1.31  ETA 3h21m",

@@ -8,32 +8,21 @@ namespace sluice {
 
 namespace {
 
-nlohmann::ordered_json to_json(const RouterSummary& router) {
-  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
-  for (const LayerLoad& l : router.layers)
-    layers.push_back({{"layer", l.layer},
-                      {"max_over_mean", l.max_over_mean},
-                      {"entropy", l.entropy},
-                      {"variation", l.variation},
-                      {"idle", l.idle},
-                      {"balance_loss", l.balance_loss},
-                      {"z_loss", l.z_loss}});
-  return {{"balance_loss", router.balance_loss},
-          {"z_loss", router.z_loss},
-          {"max_over_mean", router.max_over_mean},
-          {"idle", router.idle},
-          {"layers", layers}};
-}
-
-nlohmann::ordered_json to_json(const HeadSummary& heads) {
-  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
-  for (size_t i = 0; i < heads.layers.size(); ++i)
-    layers.push_back(
-        {{"layer", i}, {"imbalance", heads.layers[i].imbalance}, {"importance", heads.layers[i].importance}});
-  return {{"imbalance", heads.imbalance},
-          {"importance", heads.importance},
-          {"balance_loss", heads.balance_loss},
-          {"layers", layers}};
+/// "group/name" is the key `name` in the object `group`; a layer's is in the last entry of its list "layers".
+void add(nlohmann::ordered_json& line, const StepScalar& scalar) {
+  const size_t slash = scalar.name.find('/');
+  const bool grouped = slash != std::string::npos;
+  nlohmann::ordered_json* object = grouped ? &line[scalar.name.substr(0, slash)] : &line;
+  if (scalar.layer >= 0) {
+    nlohmann::ordered_json& layers = (*object)["layers"];
+    if (layers.empty() || layers.back()["layer"] != scalar.layer) layers.push_back({{"layer", scalar.layer}});
+    object = &layers.back();
+  }
+  nlohmann::ordered_json& value = (*object)[grouped ? scalar.name.substr(slash + 1) : scalar.name];
+  if (scalar.whole)
+    value = static_cast<int64_t>(scalar.value);
+  else
+    value = scalar.value;
 }
 
 }  // namespace
@@ -47,8 +36,7 @@ nlohmann::ordered_json to_json(const TrainRecord& r) {
                                  {"skipped", r.skipped}};
   for (const auto& [source, epochs] : r.epochs) line["epochs"][source] = epochs;
   if (r.diverged_since) line["diverged_since"] = *r.diverged_since;
-  if (r.router) line["router"] = to_json(*r.router);
-  if (r.heads) line["heads"] = to_json(*r.heads);
+  for (const StepScalar& scalar : r.losses) add(line, scalar);
   return line;
 }
 

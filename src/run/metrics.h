@@ -8,11 +8,10 @@
 #include <optional>
 #include <string>
 
-#include "analysis/router_load.h"
 #include "core/io.h"
 #include "core/repeated_warning.h"
 #include "eval/evaluate.h"
-#include "train/head_balance_state.h"
+#include "nn/step_loss.h"
 
 namespace sluice {
 
@@ -25,8 +24,7 @@ struct TrainRecord {
   int64_t spikes = 0, skipped = 0;
   std::vector<std::pair<std::string, double>> epochs;  // passes over each source so far
   std::optional<int64_t> diverged_since;               // the step since which the loss has diverged
-  std::optional<RouterSummary> router;                 // of the last of these steps
-  std::optional<HeadSummary> heads;                    // the same
+  std::vector<StepScalar> losses;                      // of the last of these steps
 };
 
 nlohmann::ordered_json to_json(const TrainRecord& record);

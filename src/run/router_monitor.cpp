@@ -53,7 +53,7 @@ std::vector<std::string> RouterMonitor::add(int64_t step, const RouterSummary& s
   return warnings;
 }
 
-nlohmann::json RouterMonitor::state() const {
+void RouterMonitor::save(nlohmann::json& state) const {
   nlohmann::json layers = nlohmann::json::array();
   for (const Layer& l : layers_)
     layers.push_back({{"layer", l.layer},
@@ -61,12 +61,15 @@ nlohmann::json RouterMonitor::state() const {
                       {"idle_steps", l.idle_steps},
                       {"skewed_steps", l.skewed_steps},
                       {"told_at", l.told_at}});
-  return layers;
+  state["router"]["layers"] = layers;
 }
 
-void RouterMonitor::restore(const std::vector<StateReader>& layers) {
+void RouterMonitor::restore(const StateReader& state) {
+  if (!state.has("router")) return;
+  const bool old = state.is_list("router");  // until version 0.1 the list itself
+  if (!old && !state.object("router").has("layers")) return;
   std::vector<Layer> restored;
-  for (const StateReader& s : layers) {
+  for (const StateReader& s : old ? state.objects("router") : state.object("router").objects("layers")) {
     Layer& l = restored.emplace_back();
     l.layer = s.integer("layer", 0);
     l.counts = s.integers("counts", StateReader::kAnyCount, 0);

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "analysis/router_load.h"
 #include "checkpoint/state_reader.h"
+#include "nn/router_load.h"
 
 namespace sluice {
 
@@ -21,10 +21,11 @@ class RouterMonitor {
   /// of the maximum). A warning is repeated after 1,000 steps.
   std::vector<std::string> add(int64_t step, const RouterSummary& summary);
 
-  /// State for the checkpoint: the counters, and the tokens of every expert in the last step.
-  nlohmann::json state() const;
+  /// State for a checkpoint's state.json, as router.layers: the counters, and the tokens of every expert in
+  /// the last step.
+  void save(nlohmann::json& state) const;
   /// Restores the state; starts from zero if it is absent or has another shape.
-  void restore(const std::vector<StateReader>& layers);
+  void restore(const StateReader& state);
 
  private:
   static constexpr int64_t kMostSteps = int64_t{1} << 53;

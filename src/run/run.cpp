@@ -73,6 +73,7 @@ class Run {
   ExitCode finish(double seconds);
   bool between_steps();
   void step();
+  void watch_routers();
   void watch_loss();
   void log_bits();
   bool evaluate();
@@ -125,7 +126,6 @@ class Run {
   StepMetrics last_;
   Divergence divergence_{0, 0, 0};          // rank 0's
   std::unique_ptr<RouterMonitor> monitor_;  // with experts
-  std::optional<RouterSummary> router_;     // of the last step
   double seconds_ = 0;                      // of training, over all resumptions
   int64_t saved_step_ = -1, reported_step_ = -1;
   double saved_at_ = now(), heartbeat_at_ = 0;
@@ -284,7 +284,7 @@ ExitCode Run::train() {
     trainer_->restore(resumed_);
     const StateReader state(resumed_.state, resumed_.path + "/state.json");
     if (state.has("seconds")) seconds_ = state.number("seconds", 0);
-    if (monitor_ && state.has("router")) monitor_->restore(state.objects("router"));
+    if (monitor_) monitor_->restore(state);
     if (state.has("divergence")) divergence_.restore(state.object("divergence"));
     saved_step_ = reported_step_ = trainer_->next_step();
   }
@@ -493,18 +493,23 @@ void Run::step() {
   if (config_.log.bits > 0) log_bits();
   if (!leads()) return;
   if (last_.skipped) spdlog::warn("{}; skipped", trainer_->problem());
-  if (trainer_->extra_rounds() > 0 && !told_rounds_)
+  watch_routers();
+  watch_loss();
+  log_->step(last_, seconds, seconds_, divergence_.since());
+}
+
+void Run::watch_routers() {
+  const RouterBalanceState& routers = trainer_->step_loss<RouterBalanceState>();
+  if (routers.extra_rounds() > 0 && !told_rounds_)
     spdlog::warn(
         "step {}: rows took {} extra rounds to their experts (said once); fewer with a larger "
         "parallel.expert_capacity",
-        trainer_->next_step(), trainer_->extra_rounds());
-  told_rounds_ = trainer_->extra_rounds() > 0;
-  router_ = summarize_router(config_.model, trainer_->router_totals());
-  if (monitor_ && router_)
-    for (const std::string& warning : monitor_->add(trainer_->next_step(), *router_))
-      spdlog::warn("{}", warning);
-  watch_loss();
-  log_->step(last_, seconds, seconds_, router_, divergence_.since());
+        trainer_->next_step(), routers.extra_rounds());
+  told_rounds_ = routers.extra_rounds() > 0;
+  const auto summary = routers.summary();
+  if (!monitor_ || !summary) return;
+  for (const std::string& warning : monitor_->add(trainer_->next_step(), *summary))
+    spdlog::warn("{}", warning);
 }
 
 void Run::watch_loss() {
@@ -599,7 +604,7 @@ void Run::save(bool keep_all) {
   content.state["tokenizer_fingerprint"] = tokenizer_->fingerprint();
   content.state["seconds"] = seconds_;
   content.state["divergence"] = divergence_.state();
-  if (monitor_) content.state["router"] = monitor_->state();
+  if (monitor_) monitor_->save(content.state);
   content.state["allowed_changes"] = options_.allow_change;
   content.config_yaml = config_yaml_;
   content.hf_config = hf_config(config_, tokenizer_->end_of_document());

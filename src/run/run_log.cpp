@@ -8,6 +8,14 @@
 #include "run/trace.h"
 
 namespace sluice {
+namespace {
+
+std::string tensorboard_tag(const StepScalar& scalar) {
+  if (!scalar.tag.empty()) return scalar.tag;
+  return scalar.name.find('/') == std::string::npos ? "train/" + scalar.name : scalar.name;
+}
+
+}  // namespace
 
 RunLog::RunLog(const Config& config, const Trainer& trainer, const RunFolder& folder, Console& console)
     : config_(config),
@@ -21,20 +29,21 @@ RunLog::RunLog(const Config& config, const Trainer& trainer, const RunFolder& fo
 }
 
 void RunLog::step(const StepMetrics& m, double seconds, double all_seconds,
-                  const std::optional<RouterSummary>& router, std::optional<int64_t> diverged_since) {
+                  std::optional<int64_t> diverged_since) {
   if (m.counted_tokens == 0) return;  // it has no loss
   loss_ = m.loss;
   seconds_since_record_ += seconds;
   ++steps_since_record_;
   times_.add(seconds);
+  const std::vector<StepScalar> losses = trainer_.scalars();
   const int64_t step = trainer_.next_step();
   if (step % std::max<int64_t>(config_.log.every_steps, 1) == 0 || step >= trainer_.max_steps() || m.skipped)
-    record(m, all_seconds, router, diverged_since);
+    record(m, all_seconds, losses, diverged_since);
   else
-    console_.tick(progress(m, router));
+    console_.tick(progress(m, losses));
 }
 
-void RunLog::record(const StepMetrics& m, double all_seconds, const std::optional<RouterSummary>& router,
+void RunLog::record(const StepMetrics& m, double all_seconds, const std::vector<StepScalar>& losses,
                     std::optional<int64_t> diverged_since) {
   tokens_per_second_ = static_cast<double>(steps_since_record_ * tokens_per_step(config_)) /
                        std::max(seconds_since_record_, 1e-9);
@@ -54,8 +63,7 @@ void RunLog::record(const StepMetrics& m, double all_seconds, const std::optiona
   record.skipped = policy.skipped();
   record.epochs = trainer_.data().epochs(record.samples);
   record.diverged_since = diverged_since;
-  record.router = router;
-  record.heads = trainer_.heads().summary();
+  record.losses = losses;
   metrics_.append(to_json(record));
   std::vector<std::pair<std::string, double>> values = {
       {"train/loss", m.loss},
@@ -65,19 +73,10 @@ void RunLog::record(const StepMetrics& m, double all_seconds, const std::optiona
       {"train/spikes", static_cast<double>(policy.spikes())},
       {"train/skipped", static_cast<double>(policy.skipped())},
       {"train/diverged", diverged_since ? 1.0 : 0.0}};
-  if (router) {
-    values.emplace_back("router/balance_loss", router->balance_loss);
-    values.emplace_back("router/z_loss", router->z_loss);
-    values.emplace_back("router/max_over_mean", router->max_over_mean);
-    values.emplace_back("router/idle_experts", static_cast<double>(router->idle));
-  }
-  if (record.heads) {
-    values.emplace_back("heads/imbalance", record.heads->imbalance);
-    values.emplace_back("heads/importance", record.heads->importance);
-    values.emplace_back("heads/balance_loss", record.heads->balance_loss);
-  }
+  for (const StepScalar& scalar : losses)
+    if (scalar.layer < 0) values.emplace_back(tensorboard_tag(scalar), scalar.value);
   scalars(record.step, values);
-  console_.progress(progress(m, router));
+  console_.progress(progress(m, losses));
 }
 
 void RunLog::evaluation(const EvalResult& result) {
@@ -129,7 +128,7 @@ void RunLog::scalars(int64_t step, const std::vector<std::pair<std::string, doub
   }
 }
 
-Progress RunLog::progress(const StepMetrics& m, const std::optional<RouterSummary>& router) const {
+Progress RunLog::progress(const StepMetrics& m, const std::vector<StepScalar>& losses) const {
   Progress p;
   p.step = trainer_.next_step();
   p.max_steps = trainer_.max_steps();
@@ -142,8 +141,8 @@ Progress RunLog::progress(const StepMetrics& m, const std::optional<RouterSummar
   p.seconds_left = times_.median() * static_cast<double>(p.max_steps - p.step);
   p.rough = times_.count() < 20;
   p.skipped = trainer_.policy().skipped();
-  p.load_max_over_mean = router ? router->max_over_mean : 0;
-  if (const auto heads = trainer_.heads().summary()) p.head_imbalance = heads->imbalance;
+  for (const StepScalar& scalar : losses)
+    if (!scalar.console.empty()) p.losses.push_back({scalar.console, scalar.value, scalar.digits});
   return p;
 }
 

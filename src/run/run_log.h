@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "analysis/router_load.h"
 #include "core/profile.h"
 #include "eval/evaluate.h"
 #include "run/console.h"
@@ -32,8 +31,7 @@ class RunLog {
 
   /// A step was done in `seconds`; `all_seconds`: of training so far, over all resumptions; diverged_since:
   /// Divergence::since().
-  void step(const StepMetrics& m, double seconds, double all_seconds,
-            const std::optional<RouterSummary>& router, std::optional<int64_t> diverged_since);
+  void step(const StepMetrics& m, double seconds, double all_seconds, std::optional<int64_t> diverged_since);
   void evaluation(const EvalResult& result);
   void bits(const nlohmann::ordered_json& line) { bits_->append(line); }
   void trace(const Profile& profile) const;
@@ -42,9 +40,9 @@ class RunLog {
               const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const;
 
  private:
-  void record(const StepMetrics& m, double all_seconds, const std::optional<RouterSummary>& router,
+  void record(const StepMetrics& m, double all_seconds, const std::vector<StepScalar>& losses,
               std::optional<int64_t> diverged_since);
-  Progress progress(const StepMetrics& m, const std::optional<RouterSummary>& router) const;
+  Progress progress(const StepMetrics& m, const std::vector<StepScalar>& losses) const;
   void scalars(int64_t step, const std::vector<std::pair<std::string, double>>& values);
   int64_t tokens() const { return trainer_.next_step() * tokens_per_step(config_); }
 

@@ -135,8 +135,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       weight_sync_(config.parallel.zero_stage, store_, mesh_, moves(), queue_.get()),
       replicas_(config.parallel.verify_every_steps, mesh_),
       policy_(config.train, chance_loss(config.model)),
-      routers_(config.model),
-      heads_(config) {
+      losses_(config) {
   ctx_.deterministic = config.train.deterministic || exact();
   const DType dtype = storage_dtype(config.train.precision);
   const int64_t seq_len = config.data.seq_len, tokens = config.train.micro_batch_size * seq_len;
@@ -174,8 +173,12 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
   if (several() || exact())
     micro_losses_ = (on_gpu() ? pinned_ : batch_memory_)
                         .alloc("losses of micro-batches", DType::f64, {ranks_->size() * losses_here()});
-  routers_.allocate(model_, batch_memory_, pinned_, mesh_.data(), micro_batches, shared_experts());
-  heads_.allocate(batch_memory_, pinned_, mesh_.data(), micro_batches);
+  losses_.allocate({.device = batch_memory_,
+                    .host = pinned_,
+                    .ranks = mesh_.data(),
+                    .micro_batches = micro_batches,
+                    .tokens = tokens,
+                    .losses = accumulate_dtype(dtype)});
   micro_batch_.allocate_batch(batch_memory_, pinned_, tokens);
   micro_batch_.saved = model_.make_saved(activations_, tokens, dtype, config.train.recompute);
   micro_batch_.losses = activations_.alloc("losses", accumulate_dtype(dtype), {tokens});
@@ -202,8 +205,7 @@ StepMetrics Trainer::step() {
   load(step_);
   tell_device(m.lr);
   grad_sync_.begin_step(ctx_, step_);
-  routers_.begin_step(ctx_);
-  heads_.begin_step(ctx_);
+  losses_.begin_step(ctx_);
   for (int64_t i = 0; i < num_micro_batches(); ++i) {
     copy(ctx_, micro_batch_.samples, samples(step_).device.rows(i, 1));
     grad_sync_.begin_micro_batch(ctx_, i);
@@ -212,7 +214,7 @@ StepMetrics Trainer::step() {
     else
       once_recorded(micro_graph_, &Trainer::forward_backward);
     grad_sync_.end_micro_batch(ctx_);
-    heads_.end_micro_batch(ctx_, i);
+    losses_.end_micro_batch(ctx_, i);
     collect_losses(i);
   }
   if (!measuring()) faults::at("all_reduce", step_);
@@ -229,13 +231,11 @@ StepMetrics Trainer::step() {
     once_recorded(update_graph_, &Trainer::update);
 
   copy(ctx_, host_control_, optimizer_.control());
-  routers_.fetch(ctx_);
-  heads_.fetch(ctx_);
+  losses_.fetch(ctx_);
   if (on_gpu() && step_ + 1 < max_steps_) load_ahead();
   synchronize(ctx_);
   if (measuring()) return m;
-  routers_.collect(*ranks_);
-  heads_.collect(*ranks_);
+  losses_.collect(*ranks_, samples(step_).counted_tokens);
   warm_ = true;
 
   const UpdateControl& control = *reinterpret_cast<const UpdateControl*>(host_control_.as<double>());
@@ -274,8 +274,7 @@ StepMetrics Trainer::step() {
     }
   } else {
     optimizer_.count_applied();
-    routers_.applied();
-    heads_.applied(config_.train.global_batch_size);
+    losses_.applied();
   }
   ++step_;
   sound_ = true;
@@ -344,7 +343,7 @@ void Trainer::tell_device(double lr) {
 /// Whether computing a micro-batch is more than ops that are the same for each: ranks hear of each other, or
 /// its gradients have their own place in the exact sum.
 bool Trainer::goes_unrecorded(int64_t micro_batch) const {
-  if (routers_.asks_ranks() || heads_.load().ranks || shared_experts() || exact()) return true;
+  if (losses_.asks_ranks() || shared_experts() || exact()) return true;
   const int64_t stage = config_.parallel.zero_stage;
   const bool gradients_leave = stage >= 2 || (several() && micro_batch + 1 == micro_batches_);
   const bool weights_come = stage >= 3 || (stage >= 1 && micro_batch == 0);
@@ -363,10 +362,10 @@ void Trainer::once_recorded(Graph& graph, void (Trainer::*ops)()) {
 void Trainer::forward_backward() {
   const Tensor& control = optimizer_.control();
   ForwardBuffers& b = micro_batch_;
-  const StepLoad load{routers_.load(), heads_.load()};
+  const StepLoad load = losses_.load();
   model_.forward(ctx_, b.batch, b.saved, load);
   model_.loss_forward_backward(ctx_, b.losses, dhidden_, b.batch, b.saved,
-                               update_field(control, &UpdateControl::gradient_scale));
+                               update_field(control, &UpdateControl::gradient_scale), load);
   sum(ctx_, update_field(control, &UpdateControl::loss), b.losses, Into::add);
   model_.backward(ctx_, dhidden_, b.batch, b.saved, load);
 }

@@ -21,9 +21,7 @@
 #include "optim/optimizer.h"
 #include "optim/weight_sync.h"
 #include "params/param_store.h"
-#include "train/head_balance_state.h"
 #include "train/replicas.h"
-#include "train/router_balance_state.h"
 #include "train/step_policy.h"
 
 namespace sluice {
@@ -117,13 +115,13 @@ class Trainer {
   ParamStore& store() { return store_; }
   const Transformer& model() const { return model_; }
   Optimizer& optimizer() { return optimizer_; }
-  /// What the routers of the last step added up, on the host (Transformer::make_router_totals); empty without
-  /// experts.
-  const Tensor& router_totals() const { return routers_.totals(); }
-  /// What the heads of the last step added up; keeps nothing without model.attention.head_balance.
-  const HeadKeeper& heads() const { return heads_; }
-  /// Rounds beyond the first that rows took on their way to shared experts, in all steps so far.
-  int64_t extra_rounds() const { return routers_.extra_rounds(); }
+  /// One of the step's losses beside the text's (nn/step_losses.h), as the last step left it.
+  template <class Loss>
+  const Loss& step_loss() const {
+    return losses_.get<Loss>();
+  }
+  /// What these losses report of the last step.
+  std::vector<StepScalar> scalars() const { return losses_.scalars(); }
   /// Shared with the step: valid until the next one.
   ForwardBuffers& micro_batch() { return micro_batch_; }
   /// For analysis, which reads every layer: the micro-batch, or, where training recomputes whole blocks, one
@@ -217,8 +215,7 @@ class Trainer {
   ForwardBuffers analysed_;
   Tensor micro_losses_;  // f64, host: their sums, of all ranks; only where they are needed apart
   Tensor dhidden_;       // (T, C)
-  RouterKeeper routers_;
-  HeadKeeper heads_;
+  StepLosses losses_;
   Tensor host_control_;  // (kUpdateControl) f64, the host's side of optimizer_.control()
   Graph micro_graph_, update_graph_;
   bool warm_ = false;  // one step was computed: the backend has its plans, and graphs can be recorded

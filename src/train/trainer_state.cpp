@@ -126,8 +126,9 @@ std::vector<Replica> Trainer::held_by_several() const {
 /// What all ranks decide alike by.
 std::string Trainer::common_state() const {
   if (measuring()) return "";
-  return fmt::format("{} {} {} {}", optimizer_.steps_applied(), policy_.state().dump(),
-                     routers_.state().dump(), heads_.state().dump());
+  nlohmann::json losses;
+  losses_.save(losses);
+  return fmt::format("{} {} {}", optimizer_.steps_applied(), policy_.state().dump(), losses.dump());
 }
 
 void Trainer::verify_replicas() {
@@ -191,8 +192,7 @@ CheckpointContent Trainer::content() {
                    {"tokens", step_ * tokens_per_step(config_)},
                    {"adam_steps", optimizer_.steps_applied()},
                    {"policy", policy_.state()}};
-  if (const nlohmann::json routers = routers_.state(); !routers.is_null()) content.state["routers"] = routers;
-  if (heads_.active()) content.state["heads"] = heads_.state();
+  losses_.save(content.state);
   return content;
 }
 
@@ -248,8 +248,7 @@ void Trainer::restore(const CheckpointInfo& checkpoint) {
   if (state.has("tokens")) state.integer("tokens", 0);
   optimizer_.set_steps_applied(state.integer("adam_steps", 0, step_));
   policy_.restore(state.object("policy"), step_);
-  if (state.has("routers")) routers_.restore(state.object("routers"));
-  if (state.has("heads")) heads_.restore(state.object("heads"));
+  losses_.restore(state);
   sound_ = true;
   weights_changed();
 }

@@ -305,14 +305,15 @@ TEST_CASE("Counts of all ranks that share a batch reach the balance loss", "[moe
     alone[static_cast<size_t>(r)] = std::make_unique<RankMoe>(c);
     RankMoe& one = *alone[static_cast<size_t>(r)];
     for (int64_t e = 0; e < c.experts; ++e) Pool::set(one.totals, e, Pool::get(other.saved.counts, e));
-    one.run(r, {.totals = one.totals, .share = 0.5});
+    one.run(r, {.totals = one.totals, .token_fraction = 0.5});
   }
   Findings findings;
   run_thread_ranks(2, [&](Communicator& comm) {
     set_num_threads(1);
     RankMoe mine(c, {&comm, 1});
     // Totals are counted by the forward pass; a second one would count again.
-    mine.run(comm.rank(), {.totals = mine.totals, .share = 0.5, .ranks = &comm, .counts = mine.counts});
+    mine.run(comm.rank(),
+             {.totals = mine.totals, .token_fraction = 0.5, .ranks = &comm, .counts = mine.counts});
     const RankMoe& one = *alone[static_cast<size_t>(comm.rank())];
     findings.same("counts", mine.counts.rows(0, 1), one.totals.view({one.totals.numel()}).rows(0, c.experts));
     findings.same("router", mine.store.grad(0), one.store.grad(0));

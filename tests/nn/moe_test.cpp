@@ -261,7 +261,7 @@ TEST_CASE("Two accumulated halves have the counts and the loss of the whole", "[
     for (int64_t i = 0; i < half.store.flat_values().numel(); ++i)
       Pool::set(half.store.flat_values(), i, Pool::get(whole.store.flat_values(), i));
     half.store.pack(*half.ctx);
-    half.moe.forward(*half.ctx, half.x, {.totals = half.totals, .share = 0.5}, half.saved);
+    half.moe.forward(*half.ctx, half.x, {.totals = half.totals, .token_fraction = 0.5}, half.saved);
   }
   for (int64_t i = 0; i < router_totals_size(5); ++i) {
     if (i == 10) continue;  // the loss of each part alone: not additive, which is the point of the global one

@@ -128,14 +128,14 @@ TEST_CASE("the balance of heads has the gradient of central differences, whichev
           Pool::set(row, l * W + H + 1, 3);
         }
         const HeadBalance balance{
-            .coefficient = 0.7, .share = 0.25, .shared_heads = shared_heads, .ddof = ddof};
+            .coefficient = 0.7, .token_fraction = 0.25, .shared_heads = shared_heads, .ddof = ddof};
         const Tensor shared = told ? mask : Tensor();
         const auto loss = [&] {
           head_balance(ctx, u, batch, Tensor(), row, shared, balance);
           return Pool::get(batch, H + 2) + Pool::get(batch, W + H + 2);
         };
-        // u is the gradient of one token of one batch: tokens x batches x share x coefficient of it are the
-        // sum's.
+        // u is the gradient of one token of one batch: tokens x batches x token_fraction x coefficient of it
+        // are the sum's.
         loss();
         const double left = Pool::get(batch, H + 2);
         CHECK((left > 0) == (shared_heads < 5));

@@ -50,6 +50,10 @@ TEST_CASE("the log line is the documented one", "[console]") {
   Terminal lines;
   CHECK(format_progress(some_progress(), lines) ==
         "step   1200/19073   6.3%  loss 3.412  gn 0.41  lr 6.0e-4  1.42M tok/s  ETA 3h21m");
+  Progress with_losses = some_progress();
+  with_losses.losses = {{"load", 1.306, 2}, {"heads", 0.25}};
+  CHECK_THAT(format_progress(with_losses, lines),
+             Catch::EndsWith("1.42M tok/s  load 1.31  heads 0.250  ETA 3h21m"));
   Terminal bar;
   bar.bar = bar.unicode = true;
   bar.width = 120;

@@ -65,10 +65,23 @@ TEST_CASE("metrics have the schema that reports read", "[metrics]") {
       R"("seconds":0.0,"spikes":0,"skipped":0})");
   record.epochs = {{"kjv", 0.5}, {"news", 2.0}};
   CHECK(to_json(record)["epochs"].dump() == R"({"kjv":0.5,"news":2.0})");
-  record.heads = HeadSummary{{{0.5, 0.75}}, 0.5, 0.75, 1.5};
+  record.losses = {{.name = "heads/imbalance", .value = 0.5, .console = "heads"},
+                   {.name = "heads/importance", .value = 0.75},
+                   {.name = "heads/balance_loss", .value = 1.5},
+                   {.name = "heads/imbalance", .value = 0.5, .layer = 0},
+                   {.name = "heads/importance", .value = 0.75, .layer = 0}};
   CHECK(
       to_json(record)["heads"].dump() ==
       R"({"imbalance":0.5,"importance":0.75,"balance_loss":1.5,"layers":[{"layer":0,"imbalance":0.5,"importance":0.75}]})");
+  record.losses = {{.name = "router/idle", .value = 3, .whole = true, .tag = "router/idle_experts"},
+                   {.name = "router/idle", .value = 1, .whole = true, .layer = 1},
+                   {.name = "router/entropy", .value = 1, .layer = 1},
+                   {.name = "router/idle", .value = 2, .whole = true, .layer = 4},
+                   {.name = "logit_z_loss", .value = 2.5}};
+  CHECK_THAT(
+      to_json(record).dump(),
+      Catch::EndsWith(
+          R"(,"router":{"idle":3,"layers":[{"layer":1,"idle":1,"entropy":1.0},{"layer":4,"idle":2}]},"logit_z_loss":2.5})"));
   EvalResult result;
   result.sets = {{"kjv", 1.5, 4.5, 2.0, 99}};
   result.analysis.layers = {{0.25, {0.5}, 1, 2, 3, 4, {0.75, 0.5}, {}}};

@@ -188,7 +188,7 @@ class TestModel {
     zero_heads(ctx);
     model.forward(ctx, b, saved, load);
     double scale = 1.0 / static_cast<double>(counted());
-    model.loss_forward_backward(ctx, losses, dhidden, b, saved, scalar(scale));
+    model.loss_forward_backward(ctx, losses, dhidden, b, saved, scalar(scale), load);
     model.backward(ctx, dhidden, b, saved, load);
   }
   int64_t counted() const {

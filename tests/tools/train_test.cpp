@@ -73,7 +73,7 @@ TEST_CASE("a mixture of experts trains, reports its routers, resumes and is eval
   CHECK(lines == 8);
   const auto state = nlohmann::json::parse(io::read_file(t.run + "/ckpt/step_00000008/state.json"));
   int64_t pairs = 0;
-  for (const int64_t count : state.at("router")[0].at("counts")) pairs += count;
+  for (const int64_t count : state.at("router").at("layers")[0].at("counts")) pairs += count;
   CHECK(pairs == 2 * 16 * 2);
   const auto run = nlohmann::json::parse(io::read_file(t.run + "/run.json"));
   CHECK(run.at("parameters").get<int64_t>() - run.at("parameters_active").get<int64_t>() == 2 * 3 * 12 * 16);

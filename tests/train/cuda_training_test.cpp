@@ -225,7 +225,7 @@ TEST_CASE("routers on a GPU count the same as on the CPU", "[cuda_training]") {
     Trainer trainer(tiny.config, data);
     trainer.initialize();
     for (int i = 0; i < 3; ++i) trainer.step();  // the last two from graphs: every step counts from zero
-    const Tensor counted = trainer.router_totals();
+    const Tensor counted = trainer.step_loss<RouterBalanceState>().totals();
     std::vector<double>& t = totals[device == DeviceChoice::cuda];
     for (int64_t i = 0; i < counted.numel(); ++i) t.push_back(Pool::get(counted, i));
   }
@@ -261,7 +261,7 @@ TEST_CASE("a training with head balance on a GPU reports the same as on the CPU"
       Trainer trainer(tiny.config, data);
       trainer.initialize();
       for (int i = 0; i < 3; ++i) trainer.step();  // the last two from graphs
-      const HeadSummary s = *trainer.heads().summary();
+      const HeadSummary s = *trainer.step_loss<HeadBalanceState>().summary();
       reported[device == DeviceChoice::cuda] = {s.imbalance, s.importance, s.balance_loss,
                                                 s.layers[0].imbalance, s.layers[1].imbalance};
     }

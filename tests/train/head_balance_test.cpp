@@ -124,7 +124,7 @@ TEST_CASE("training with head balance resumes bit for bit, also in the middle of
     if (calibrates)
       CHECK(shared ==
             (i < 2 ? 8 : 2));  // none is left out during calibration; then all but one in each of two layers
-    CHECK((straight.heads().summary()->balance_loss > 0) == (i > (calibrates ? 2 : 0)));
+    CHECK((straight.step_loss<HeadBalanceState>().summary()->balance_loss > 0) == (i > (calibrates ? 2 : 0)));
   }
 
   Trainer half(t.config, data);
@@ -157,8 +157,8 @@ TEST_CASE("head balance lowers the imbalance, counts every token once, and has n
       Trainer trainer(t.config, data);
       trainer.initialize();
       for (int i = 0; i < 20; ++i) trainer.step();
-      const HeadSummary s = *trainer.heads().summary();
-      const Tensor rows = trainer.heads().totals();
+      const HeadSummary s = *trainer.step_loss<HeadBalanceState>().summary();
+      const Tensor rows = trainer.step_loss<HeadBalanceState>().totals();
       // 4 samples of 32 tokens; the first of a sample counts unless the importance is that of softmax.
       CHECK(Pool::get(rows, 4) == (mechanism == "softmax" ? 4 * 31 : 4 * 32));
       CHECK(Pool::get(rows, 5) == 2);
@@ -179,7 +179,7 @@ TEST_CASE("head balance lowers the imbalance, counts every token once, and has n
     Trainer trainer(t.config, data);
     trainer.initialize();
     trainer.step();
-    CHECK_FALSE(trainer.heads().summary());
+    CHECK_FALSE(trainer.step_loss<HeadBalanceState>().summary());
     CHECK_FALSE(trainer.content().state.contains("heads"));
     if (otherwise) CHECK(all_bits(trainer) == bits);
     bits = all_bits(trainer);

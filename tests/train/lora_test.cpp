@@ -106,7 +106,7 @@ TEST_CASE("adapters balance the heads of a trained model, except the shared head
         CHECK(shared[4 * layer] + shared[4 * layer + 1] + shared[4 * layer + 2] + shared[4 * layer + 3] ==
               shared_heads);
     }
-    return trainer.heads().summary()->imbalance;
+    return trainer.step_loss<HeadBalanceState>().summary()->imbalance;
   };
   const double without = imbalance(1e-12, 0), even = imbalance(0.3, 0), but_one = imbalance(0.3, 1);
   INFO("imbalance " << without << " without, " << even << " with the loss, " << but_one

@@ -33,7 +33,7 @@ TEST_CASE("a step counts every token of its global batch exactly once, with any 
     trainer.initialize();
     for (int step = 0; step < 2; ++step) {
       trainer.step();
-      const Tensor totals = trainer.router_totals();
+      const Tensor totals = trainer.step_loss<RouterBalanceState>().totals();
       REQUIRE(totals.has_shape({2, router_totals_size(6)}));
       for (int64_t i = 0; i < router_totals_size(6); ++i)
         CHECK(Pool::get(totals, i) == 0);  // the dense layer
@@ -61,9 +61,11 @@ TEST_CASE("the balance loss of the global batch does not depend on the micro-bat
     Trainer trainer(t.config, data);
     trainer.initialize();
     trainer.step();
-    global.push_back(summarize_router(t.config.model, trainer.router_totals())->balance_loss);
+    global.push_back(
+        summarize_router(t.config.model, trainer.step_loss<RouterBalanceState>().totals())->balance_loss);
     t.config.model.moe.load_balance.scope = BalanceScope::micro_batch;
-    local.push_back(summarize_router(t.config.model, trainer.router_totals())->balance_loss);
+    local.push_back(
+        summarize_router(t.config.model, trainer.step_loss<RouterBalanceState>().totals())->balance_loss);
   }
   CHECK(global[0] == Approx(global[2]).epsilon(1e-12));
   CHECK(global[1] == Approx(global[2]).epsilon(1e-12));
@@ -125,7 +127,7 @@ TEST_CASE(
     trainer.store().pack(trainer.context());
     const StepMetrics m = trainer.step();
     CHECK(std::isfinite(m.loss));
-    const auto summary = summarize_router(t.config.model, trainer.router_totals());
+    const auto summary = summarize_router(t.config.model, trainer.step_loss<RouterBalanceState>().totals());
     REQUIRE(summary);
     CHECK(summary->max_over_mean == Approx(3.0));
     CHECK(summary->idle == 4);
@@ -154,8 +156,10 @@ TEST_CASE("idle experts are reported after 100 steps, also across a resumption",
   for (int64_t step = 1; step <= 60; ++step) CHECK(monitor.add(step, summary).empty());
   RouterMonitor resumed(model);
   const auto restore = [](RouterMonitor& to, const RouterMonitor& from) {
-    const nlohmann::json state = nlohmann::json::parse(nlohmann::json{{"router", from.state()}}.dump());
-    to.restore(StateReader(state, "state.json").objects("router"));
+    nlohmann::json state;
+    from.save(state);
+    state = nlohmann::json::parse(state.dump());
+    to.restore(StateReader(state, "state.json"));
   };
   restore(resumed, monitor);
   for (int64_t step = 61; step < 100; ++step) CHECK(resumed.add(step, summary).empty());
@@ -173,5 +177,7 @@ TEST_CASE("idle experts are reported after 100 steps, also across a resumption",
   model.moe.num_experts = 32;
   RouterMonitor other(model);
   restore(other, resumed);
-  CHECK(other.state()[0]["counts"].size() == 32);
+  nlohmann::json state;
+  other.save(state);
+  CHECK(state["router"]["layers"][0]["counts"].size() == 32);
 }

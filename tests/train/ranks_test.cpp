@@ -322,8 +322,9 @@ TEST_CASE("routers' totals include all ranks", "[ranks][moe]") {
       trainer.initialize();
       trainer.step();
       const std::scoped_lock lock(mutex);
-      all.assign(trainer.router_totals().as<double>(),
-                 trainer.router_totals().as<double>() + trainer.router_totals().numel());
+      all.assign(trainer.step_loss<RouterBalanceState>().totals().as<double>(),
+                 trainer.step_loss<RouterBalanceState>().totals().as<double>() +
+                     trainer.step_loss<RouterBalanceState>().totals().numel());
     });
     return all;
   };

@@ -144,8 +144,8 @@ struct Training {
     dhidden = activations.alloc("dhidden", dtype, {tokens, model.config.hidden_size});
     for (Tensor* t : {&batch.tokens, &batch.targets, &batch.positions, &batch.first_key})
       *t = activations.alloc("batch", DType::i32, {tokens});
-    load.routers.totals = transformer.make_router_totals(activations);
-    load.routers.share = 1.0 / static_cast<double>(micro_batches);
+    load.routers.totals = make_router_totals(model.config, activations);
+    load.routers.token_fraction = 1.0 / static_cast<double>(micro_batches);
     if (!measured) return;
     const RandomStream random(1, "bench");
     std::vector<int32_t> host(static_cast<size_t>(tokens));
@@ -175,7 +175,7 @@ struct Training {
     if (load.routers.totals) fill(ctx, load.routers.totals, 0.0);
     for (int64_t i = 0; i < micro_batches; ++i) {
       transformer.forward(ctx, batch, saved, load);
-      transformer.loss_forward_backward(ctx, losses, dhidden, batch, saved, scale);
+      transformer.loss_forward_backward(ctx, losses, dhidden, batch, saved, scale, load);
       sum(ctx, loss, losses, i == 0 ? Into::overwrite : Into::add);
       transformer.backward(ctx, dhidden, batch, saved, load);
     }

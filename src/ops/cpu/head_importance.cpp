@@ -172,7 +172,7 @@ void head_balance(Context& ctx, Tensor u, Tensor batch, Tensor totals, const Ten
     const bool counts = n >= 2 && mean >= kLeastImportance;
     const double c = counts ? n / (n - static_cast<double>(b.ddof)) : 0;
     const double scale =
-        counts ? b.coefficient * b.share * row[heads + 1] / tokens * c * 2 / (mean * mean) : 0;
+        counts ? b.coefficient * b.token_fraction * row[heads + 1] / tokens * c * 2 / (mean * mean) : 0;
     for (int64_t h = 0; h < heads; ++h)
       out[h] = counts && out[h] >= 0 ? scale * (out[h] - mean - squares / (n * mean)) : 0;
     const double loss = counts ? c * squares / (mean * mean) : 0;

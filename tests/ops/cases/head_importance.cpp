@@ -58,10 +58,11 @@ OpCase balance_case(int64_t layers, int64_t heads, int64_t shared_heads, bool to
                  told ? r.input("shared", DType::f64, {layers, heads},
                                 [=](int64_t i) { return i * 3 % heads < shared_heads ? 1.0 : 0.0; })
                       : Tensor();
-             head_balance(r.ctx, r.output("u", DType::f64, {layers, heads}),
-                          r.inout("batch", DType::f64, {layers, size}),
-                          r.inout("totals", DType::f64, {layers, size}), seen, shared,
-                          {.coefficient = 0.3, .share = 0.25, .shared_heads = shared_heads, .ddof = ddof});
+             head_balance(
+                 r.ctx, r.output("u", DType::f64, {layers, heads}),
+                 r.inout("batch", DType::f64, {layers, size}), r.inout("totals", DType::f64, {layers, size}),
+                 seen, shared,
+                 {.coefficient = 0.3, .token_fraction = 0.25, .shared_heads = shared_heads, .ddof = ddof});
            }};
   c.bf16 = false;
   return c;

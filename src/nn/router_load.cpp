@@ -1,4 +1,4 @@
-#include "analysis/router_load.h"
+#include "nn/router_load.h"
 
 #include <algorithm>
 #include <cmath>

@@ -27,7 +27,7 @@ struct RouterSummary {
   double balance_loss = 0, z_loss = 0;  // means over layers
 };
 
-/// totals: Transformer::make_router_totals, on the host, after a step. The result is empty for a dense model
+/// totals: make_router_totals (nn/moe.h), on the host, after a step. The result is empty for a dense model
 /// or if nothing was counted. balance_loss uses the counts and probabilities of the whole step (scopes
 /// global_batch and previous_step), or is the mean over the micro-batches.
 std::optional<RouterSummary> summarize_router(const ModelConfig& model, const Tensor& totals);

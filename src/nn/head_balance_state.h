@@ -1,15 +1,11 @@
 #pragma once
 // What a training keeps of its attention heads from step to step (model.attention.head_balance): the sums of
-// a step, those of the step before, and the heads that calibration found to be shared. Equal on all ranks
-// between steps.
-#include <nlohmann/json.hpp>
+// a step, those of the step before, and the heads that calibration found to be shared.
 #include <optional>
 #include <vector>
 
-#include "checkpoint/state_reader.h"
-#include "config/config.h"
-#include "core/context.h"
 #include "nn/head_balance.h"
+#include "nn/step_loss.h"
 
 namespace sluice {
 
@@ -26,35 +22,36 @@ struct HeadSummary {
       0;  // sum over layers of N CV^2, as the scope sees it, before the coefficient; mean over micro-batches
 };
 
-class HeadKeeper {
+/// A StepLoss (nn/step_loss.h). Nothing is kept where the coefficient is 0.
+class HeadBalanceState : public NoStepLoss {
  public:
-  /// Nothing is kept where the coefficient is 0.
-  explicit HeadKeeper(const Config& config)
-      : config_(config.model), exact_(config.parallel.determinism == Determinism::exact) {}
-  /// Takes all memory. ranks: all that compute a step; each has `micro_batches` of it.
-  void allocate(Arena& memory, Arena& host_memory, Communicator& ranks, int64_t micro_batches);
-  bool active() const { return bool(load_.totals); }
-  const HeadLoad& load() const { return load_; }
+  explicit HeadBalanceState(const Config& config)
+      : config_(config.model),
+        exact_(config.parallel.determinism == Determinism::exact),
+        samples_per_step_(config.train.global_batch_size) {}
+  void allocate(const StepMemory& memory);
+  template <class Load>
+  void add_to(Load& load) const {
+    load.heads = load_;
+  }
+  bool asks_ranks() const { return load_.ranks; }
 
-  // In a step, in this order:
   void begin_step(Context& ctx);
-  /// After its backward.
   void end_micro_batch(Context& ctx, int64_t micro_batch);
-  /// Sends what this rank added up to the host; the caller synchronizes.
   void fetch(Context& ctx);
-  /// The sums of all ranks; with parallel.determinism exact in the order of the micro-batches, whoever
+  /// With parallel.determinism exact the sum is taken in the order of the micro-batches, whichever rank
   /// computed them.
-  void collect(Communicator& ranks);
-  /// The update was applied: this step is the next one's previous, and counts for calibration.
-  void applied(int64_t samples);
+  void collect(Communicator& ranks, int64_t counted_tokens);
+  /// The step's sums become the previous ones, and count for calibration.
+  void applied();
 
+  bool active() const { return bool(load_.totals); }
   /// (L, head_row_size(H)) f64 on the host: the last step's, of all ranks, after collect.
   const Tensor& totals() const { return host_totals_; }
   std::optional<HeadSummary> summary() const;
+  std::vector<StepScalar> scalars() const;
 
-  /// For the checkpoint: the same for any number of ranks; null where nothing is kept.
-  nlohmann::json state() const;
-  /// Of a state without it, or of another shape: starts anew.
+  void save(nlohmann::json& state) const;
   void restore(const StateReader& state);
 
  private:
@@ -63,7 +60,7 @@ class HeadKeeper {
 
   ModelConfig config_;
   bool exact_;
-  int64_t rank_ = 0, micro_batches_ = 1;
+  int64_t samples_per_step_, rank_ = 0, micro_batches_ = 1;
   HeadLoad load_;
   Tensor host_totals_, host_previous_, host_shared_;  // on a CPU, the load's
   Tensor host_rows_;                                  // exact: (ranks, micro-batches, L head_row_size(H))
