@@ -1,12 +1,12 @@
-// The plan is a stable counting sort in three kernels, no atomics in global memory, nothing read by the host:
+// The plan is a stable counting sort in three kernels, without atomics in global memory and without reads by
+// the host:
 //   1. a block counts the experts of its contiguous slots;
-//   2. counts of blocks become sums over the blocks before, expert by expert;
-//   3. a block places its slots: behind smaller experts, behind the same expert of earlier blocks, of earlier
-//   warps, of
-//      earlier rounds of its warp, of lower lanes.
-// Some 30 bytes a slot, bound by the latency of the three up to a few hundred thousand slots. The way back is
-// bound by memory: K + 1 rows of a token move once, 16 bytes a thread, up to eight rows in flight each. Not
-// yet run on a GPU.
+//   2. counts of blocks become sums over the preceding blocks, expert by expert;
+//   3. a block places its slots after smaller experts, and after the same expert in earlier blocks, earlier
+//      warps, earlier rounds of its warp, and lower lanes.
+// About 30 bytes per slot, bound by the latency of the three kernels up to a few hundred thousand slots.
+// Combining is memory-bound: K + 1 rows of a token move once, 16 bytes per thread, up to eight rows in flight
+// each. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "core/kinds.h"
 #include "ops/permute.h"

@@ -5,31 +5,30 @@
 //
 // At the n-th mutating operation of core/io.h in a process, counted from 1 (create, write, fsync, rename,
 // mkdir, unlink...); a changed value starts a new count:
-//   SLUICE_CRASH=[RANK:]n[:torn]                 SIGKILL before it, or after half of that write
-//   SLUICE_IOFAIL=[RANK:]n:ERRNO[:sticky]        it fails with ENOSPC, EIO, EDQUOT, EACCES, EROFS or EMFILE;
-//   so do all after it SLUICE_IOTRACE=FILE                          a line per operation is appended there:
-//   rank, n, what, path SLUICE_PAUSE=[RANK:]io:n:FILE                it waits, as below
+//   SLUICE_CRASH=[RANK:]n[:torn]            SIGKILL before it, or after half of that write
+//   SLUICE_IOFAIL=[RANK:]n:ERRNO[:sticky]   it fails with ENOSPC, EIO, EDQUOT, EACCES, EROFS or EMFILE;
+//                                           sticky: so do all operations after it
+//   SLUICE_IOTRACE=FILE                     appends a line per operation to FILE: rank, n, what, path
+//   SLUICE_PAUSE=[RANK:]io:n:FILE           it waits, as described below
 //
-// At a step (the number of steps done before it) of a training:
-//   SLUICE_PAUSE=[RANK:]PHASE:step:FILE          creates FILE.RANK, and waits until it is removed (two
-//   minutes at most), at one
-//                                                of init, data, step, all_reduce, save, evaluate; init has no
-//                                                step (0)
-//   SLUICE_EXIT=RANK:step:code                   _exit(code)
-//   SLUICE_HANG=RANK:step                        computes without end
-//   SLUICE_MISMATCH=RANK:step                    one collective more than the others call
-//   SLUICE_NOMEMORY=RANK:step                    throws std::bad_alloc
-//   SLUICE_FLIP=RANK:step:NAME:element:bit       flips a bit of a weight or moment that it holds a replica
-//   of, before the update: NAME is as
-//                                                in a checkpoint (x.weight, x.weight.m); element and bit
-//                                                modulo their numbers
+// At a step of training (the number of steps done before it):
+//   SLUICE_PAUSE=[RANK:]PHASE:step:FILE     creates FILE.RANK and waits until it is removed, at most two
+//                                           minutes; PHASE is init (step 0), data, step, all_reduce, save
+//                                           or evaluate
+//   SLUICE_EXIT=RANK:step:code              _exit(code)
+//   SLUICE_HANG=RANK:step                   computes forever
+//   SLUICE_MISMATCH=RANK:step               calls one collective more than the other ranks
+//   SLUICE_NOMEMORY=RANK:step               throws std::bad_alloc
+//   SLUICE_FLIP=RANK:step:NAME:element:bit  flips a bit of a replicated weight or moment before the update;
+//                                           NAME as in a checkpoint (x.weight, x.weight.m); element and bit
+//                                           are taken modulo their numbers
 //
 // At the n-th thread that a process starts for saving, communication or the watchdog, counted from 1 as
 // above:
-//   SLUICE_THREADFAIL=[RANK:]n[:sticky]          it cannot be made (EAGAIN); sticky: nor can any after it
+//   SLUICE_THREADFAIL=[RANK:]n[:sticky]     it cannot be started (EAGAIN); sticky: nor can later ones
 //
 // At every step:
-//   SLUICE_SLOW=RANK:milliseconds                takes so much longer
+//   SLUICE_SLOW=RANK:milliseconds           takes this much longer
 #include <cstdint>
 #include <string>
 

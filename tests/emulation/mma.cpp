@@ -1,8 +1,9 @@
 // Matrices of a warp: ldmatrix, stmatrix, mma.sync m16n8k16. Lanes copy their registers to arrays of the
 // warp, the last one computes, and each copies its results back: one set of arrays in cache instead of 32
 // stacks. Fragments: PTX ISA, "Matrix Fragments for mma.m16n8k16". With group g = lane / 4 and t = lane % 4:
-//   A register i: row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next;  B register i: rows 2 t + 8 i and
-//   the next, column g C, D register i: row g + 8 (i / 2), column 2 t + i % 2
+//   A register i:     row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next
+//   B register i:     rows 2 t + 8 i and the next, column g
+//   C, D register i:  row g + 8 (i / 2), column 2 t + i % 2
 #include <algorithm>
 
 #include "machine.h"

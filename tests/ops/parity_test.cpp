@@ -1,9 +1,8 @@
-// CPU against CUDA, emulated or real, over the one list of cases (cases.h).
+// CPU compared with CUDA, emulated or real, over the one list of cases (cases.h).
 //   test_cuda                     the whole list
-//   test_cuda "[attention]"       a family
+//   test_cuda "[attention]"       one family
 //   SLUICE_FUZZ_CASES=200 SLUICE_FUZZ_SEED=7 test_cuda "[fuzz]"
-//   SLUICE_CASE_STRIDE=3 SLUICE_CASE_FIRST=1 test_cuda      every third case of each family, from its second
-//   on
+//   SLUICE_CASE_STRIDE=3 SLUICE_CASE_FIRST=1 test_cuda   every third case per family, from its second on
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstdio>
