@@ -9,11 +9,11 @@
 
 namespace sluice {
 
-/// The loss is smoothed over about 50 steps (an exponential mean, corrected for its start). It has diverged if
-/// the smoothed loss
+/// The loss is smoothed over about 50 steps (an exponential mean, corrected for its start). It has diverged
+/// if the smoothed loss
 ///   - exceeds `factor` times the lowest smoothed loss so far, and by at least 0.2 nats; until 16 steps have
 ///     been seen, the larger of the first loss and `chance` replaces the lowest; or
-///   - exceeds `chance` by 2 % at least 64 steps after warm-up: the model predicts worse than a uniform guess.
+///   - exceeds `chance` by 2 % at least 64 steps after warm-up: the model is worse than a uniform guess.
 /// It has recovered if neither holds with half of `factor`'s excess.
 class Divergence {
  public:
