@@ -151,7 +151,7 @@ void TokenFile::check_index() {
   // Multimodal files end with one more byte per sequence.
   const uint64_t rest = room - 12 * sequences - 8 * bounds;
   if (rest != 0 && rest != sequences) {
-    fail(ExitCode::data, "{}: {} unexpected bytes at offset {}", path, rest,
+    fail(ExitCode::data, "{}: {} bytes at offset {} are unexpected", path, rest,
          kArraysAt + static_cast<int64_t>(12 * sequences + 8 * bounds));
   }
   sequences_ = static_cast<int64_t>(sequences);

@@ -163,7 +163,7 @@ TEST_CASE("a Hugging Face folder is compared by its config.json, and refused wit
   t.expect(edited("rope_scaling", R"({"rope_type": "llama3", "factor": 8})"), 65,
            {"rope_scaling and rope_parameters"});
   t.expect(edited("model_type", "\"gemma2\""), 65,
-           {"weights of model_type gemma2 are not read", "1 + w", "supported are llama"});
+           {"weights of model_type gemma2 are not supported", "1 + w", "supported are llama"});
   t.expect(edited("hidden_size", "\"wide\""), 65, {json + ": hidden_size must be a whole number"});
   std::filesystem::remove(json);
   t.expect(t.start(folder, tiny), 65, {"there is no " + json, "train.init_ignore: [model]"});
