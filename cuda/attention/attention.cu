@@ -1,11 +1,10 @@
-// Attention on CUDA: who computes what, and what becomes of its output (sink and gate) where a kernel does
-// not fuse it.
+// Attention on CUDA: selection of the kernel, and the output's sink and gate if a kernel does not fuse them.
 //   f32 storage; bf16 with a head_dim other than 64, 128, 256    f32.cu
 //   bf16 on sm_90                                                hopper_*.cu, with the output fused
 //   bf16 elsewhere                                               mma*.cu, with the output fused
 //   attention.kernel: cudnn                                      cudnn.cu
-// The backward begins with one pass over dy, o and z that leaves d_o, dz, delta and the sink's gradient, so
-// that one attention backward serves them all (src/ops/README.md). Not yet run on a GPU.
+// The backward starts with one pass over dy, o and z that computes d_o, dz, delta and the sink's gradient, so
+// that one attention backward serves all variants (src/ops/README.md). Not yet run on a GPU.
 #include "attention/cudnn.h"
 #include "attention/f32.h"
 #include "attention/kernels.h"
@@ -17,12 +16,12 @@ namespace sluice::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kChunk = 64;  // tokens of a block
+constexpr int kChunk = 64;  // tokens per block
 
 /// The output's arithmetic, forward and backward. Rows are (token, head); statistics are (H, T) f32.
 template <class T>
 struct OutputArguments {
-  const T *o, *gate, *sink;  // gate, sink: null where absent
+  const T *o, *gate, *sink;  // gate, sink: may be null
   const float* lse;
   int64_t tokens;
   int heads, depth;
@@ -32,13 +31,13 @@ struct OutputArguments {
   T* y;  // forward
   const T* dy;
   T *d_o, *dgate;            // d_o null: not wanted, it is dy
-  const float* dlse;         // added to the sink's; null where absent
-  const double* dhead;       // (H): added to the gradient of a head's mean score; null where absent
+  const float* dlse;         // added to the sink's; may be null
+  const double* dhead;       // (H): added to the gradient of a head's mean score; may be null
   float *delta, *dlse_sink;  // either, or both
   float* dsink_partial;      // (chunks, H): minus the sum over a chunk's tokens of the sink's dlse
 };
 
-/// The rows of a block: a head, kChunk tokens; kLanes lanes share a row, with kVec elements each at a time.
+/// The rows of a block: one head, kChunk tokens; kLanes lanes process a row, kVec elements each at a time.
 template <int kLanes>
 struct Rows {
   int lane = static_cast<int>(threadIdx.x) % kLanes, head = static_cast<int>(blockIdx.x);
@@ -93,7 +92,7 @@ template <class T, int kVec, int kLanes>
 __global__ void __launch_bounds__(kThreads) attention_output_backward_kernel(OutputArguments<T> a) {
   const Rows<kLanes> rows;
   float sink_total = 0;
-  // Every thread walks the same number of rows: the sums below are collective.
+  // Every thread processes the same number of rows, because the sums below are collective.
   for (int r = rows.first; r < kChunk; r += rows.kStep) {
     const bool real = rows.begin + r < a.tokens;
     const int64_t token = real ? rows.begin + r : 0, row = token * a.heads + rows.head, at = row * a.depth;
@@ -132,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) attention_output_backward_kernel(Out
         }
         d_o.v[e] = from_float<T>(share * u);
         sum_uo += u * x;
-        sum_delta += to_float(d_o.v[e]) * x;  // as the attention's backward will see it
+        sum_delta += to_float(d_o.v[e]) * x;  // with the rounding that the attention's backward reads
       }
       if (a.d_o) store_vec<kVec>(a.d_o + at + d, d_o);
       if (a.gate && !a.headwise) store_vec<kVec>(a.dgate + at + d, z);
@@ -157,7 +156,7 @@ __global__ void __launch_bounds__(kThreads) attention_output_backward_kernel(Out
   }
 }
 
-/// dsink_h += sum of its chunks. A warp per head, in a fixed order; a few kilobytes.
+/// dsink_h += sum of its chunks. A warp per head, in a deterministic order; a few kilobytes.
 __global__ void __launch_bounds__(32)
     attention_dsink_kernel(float* dsink, const float* partial, int chunks, int heads) {
   double total = 0;
@@ -261,7 +260,7 @@ void output_backward(Context& ctx, const OutputGradients& out, const Tensor& dy,
   });
 }
 
-// ---- who computes
+// ---- selection of the kernel
 
 /// The tensor-core kernels: bf16, rows of 16-byte vectors, and a scale that keeps the order of the scores.
 bool tensor_cores(const Tensor& q, double scale) {
@@ -269,7 +268,7 @@ bool tensor_cores(const Tensor& q, double scale) {
   return q.dtype == DType::bf16 && (depth == 64 || depth == 128 || depth == 256) && scale > 0;
 }
 
-/// Where the tensor-core kernels cannot compute, f32.cu does; but cuDNN was asked for by name.
+/// f32.cu computes what the tensor-core kernels do not support; an explicit cudnn is refused instead.
 void not_for_cudnn(AttentionKernel wish) {
   if (wish == AttentionKernel::cudnn)
     fail(ExitCode::usage,
@@ -282,14 +281,14 @@ AttentionKernel choose(Context& ctx, const char* op, const Tensor& q, AttentionK
   const bool hopper = compute_capability(ctx) == 90 && attention_hopper_supports(depth);
   if (wish == AttentionKernel::hopper && !hopper)
     fail(ExitCode::usage,
-         "{}: attention.kernel: hopper needs a card of compute capability 9.0 and a head_dim it takes; "
+         "{}: attention.kernel: hopper needs a GPU of compute capability 9.0 and a supported head_dim; "
          "this is {}.{} with head_dim {}",
          op, compute_capability(ctx) / 10, compute_capability(ctx) % 10, depth);
   return hopper ? AttentionKernel::hopper : AttentionKernel::mma;
 }
 
-/// Scratch depends on shapes alone, never on the card: every kernel that might be chosen takes its share,
-/// without computing.
+/// Scratch memory depends only on shapes, never on the GPU: every kernel that might be selected allocates its
+/// scratch without computing.
 template <class F>
 void reserve(Context& ctx, AttentionKernel wish, int head_dim, F&& run) {
   struct Restored {  // cuDNN may refuse
@@ -395,7 +394,7 @@ void core_backward(Context& ctx, const char* op, const AttentionGrads& grads, co
 }
 
 /// Gates that the kernels do not fuse: scores shared over heads, or one row of logits for all tokens, whose
-/// gradient is a parameter's.
+/// gradient is a parameter gradient.
 bool composed(const AttentionOutput& output, const Tensor& o) {
   return output.gate && (output.kind.sharing != GateSharing::specific || output.gate.dim(0) != o.dim(0));
 }
@@ -440,7 +439,7 @@ void gated_attention_backward(Context& ctx, const AttentionGrads& grads, const T
   out.dsink = grads.dsink;
   Tensor d = dy;
   if (output.sink || output.gate) d = out.d_o = temporaries.like("attention.d_o", o);
-  // With one token a gate's row and a parameter differ in the gradient's dtype alone.
+  // With one token a gate's row and a parameter differ only in the dtype of the gradient.
   if (composed(output, o) || (output.gate && grads.dgate.dtype != output.gate.dtype)) {
     ScratchScope inner(ctx.scratch);
     Tensor gated = o;

@@ -1,9 +1,9 @@
 // cuDNN's attention as an operation graph: the pattern its flash kernels are recognised by, of cuDNN's
 // documentation of fused attention. Causal, grouped heads, the softmax's statistics as lse; no documents, no
-// sink, no lse gradient. The order of dq's sums varies from run to run, whatever Context::deterministic says:
-// it is there to race against. Not yet run on a GPU (asked without one, cuDNN 9.19's heuristics name kernels
-// of sm_90 for both graphs, head_dim 64, 128 and 256, grouped heads or not); in emulation, and where cuDNN's
-// headers are absent, asking for it is an error by name.
+// sink, no lse gradient. The order of dq's sums varies from run to run regardless of Context::deterministic:
+// it serves only as a comparison. Not yet run on a GPU (without one, the heuristics of cuDNN 9.19 return
+// sm_90 kernels for both graphs, head_dim 64, 128 and 256, with and without grouped heads); in emulation, and
+// without cuDNN's headers, selecting it is an error.
 #include "attention/cudnn.h"
 
 #if !defined(SLUICE_EMULATION) && __has_include(<cudnn.h>)
@@ -183,7 +183,8 @@ void build_backward(GraphBuilder& g, int64_t tokens, int64_t heads, int64_t kv_h
   g.pointwise(CUDNN_POINTWISE_IDENTITY, dq, dq_sum);
 }
 
-/// What cuDNN's plans may take beside the sums above; from shapes, since a dry run has no cuDNN.
+/// Upper bound on the workspace of cuDNN's plans beside the sums above; computed from shapes, because a dry
+/// run has no cuDNN.
 int64_t workspace_bytes(bool backward, int64_t tokens, int64_t heads, int64_t depth) {
   return (int64_t{64} << 20) + (backward ? 2 * tokens * heads * depth * 4 : 0);
 }

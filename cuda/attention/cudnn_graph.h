@@ -1,6 +1,6 @@
 #pragma once
-// What cudnn.cu needs of cuDNN 9's backend API: the library, loaded when it is first asked for, and
-// operation graphs put together from named tensors. Only host code; included only where cuDNN's headers are.
+// The part of cuDNN 9's backend API that cudnn.cu needs: the library, loaded on first use, and operation
+// graphs of named tensors. Only host code; included only if cuDNN's headers are available.
 #include <cudnn.h>
 #include <dlfcn.h>
 
@@ -11,7 +11,8 @@
 
 namespace sluice::cuda::cudnn {
 
-/// The functions called, found at run time: a program runs without cuDNN, and says so when it is asked for.
+/// The functions called, looked up at run time, so that the program runs without cuDNN and reports its
+/// absence only on use.
 struct Library {
   void* handle = nullptr;
   decltype(&cudnnCreate) create = nullptr;
@@ -80,7 +81,7 @@ class Descriptor {
     library_->check(library_->finalize(raw_), what);
     return *this;
   }
-  /// Whether cuDNN takes it as it is.
+  /// Whether cuDNN accepts the descriptor.
   bool try_finalize() { return library_->finalize(raw_) == CUDNN_STATUS_SUCCESS; }
   cudnnBackendDescriptor_t raw() const { return raw_; }
 
@@ -91,8 +92,8 @@ class Descriptor {
 
 using Dims = std::array<int64_t, 4>;  // batch, heads, rows, columns
 
-/// Operations on tensors, which are counted from 0 in the order in which they are made. Bound tensors and
-/// scalars come first; the rest exist only inside the kernels.
+/// Operations on tensors, which are numbered from 0 in the order of their creation. Bound tensors and scalars
+/// come first; the others exist only inside the kernels.
 class GraphBuilder {
  public:
   using Id = int64_t;
@@ -165,7 +166,7 @@ class GraphBuilder {
     return masked;
   }
 
-  /// The plan cuDNN's heuristic names first among those that build; empty when there is none.
+  /// The first plan of cuDNN's heuristic that can be built; empty if there is none.
   std::vector<Descriptor> plan(cudnnHandle_t handle) {
     std::vector<cudnnBackendDescriptor_t> raw;
     for (const Descriptor& op : operations_) raw.push_back(op.raw());

@@ -1,11 +1,9 @@
-// Attention in f32 FMA, forward and backward: the path that verifies the tensor-core kernels, and that serves
-// head_dims they do not take. Correct before fast. Not yet run on a GPU.
-//
-// A block owns kRows rows (queries, or keys for dk and dv) of one head and walks over tiles of kRows rows of
-// the other side, all f32 in shared memory. Four threads share a row: they take its scores by column modulo
-// 4, and its channels by float4 modulo 4. Bound by shared memory (9 loads of 16 bytes per 32 FMA in the
-// scores, 1 per 4 in the mixing). dq and (dk, dv) come from two kernels that compute the scores twice: no sum
-// crosses a block, so bits never change.
+// Attention with f32 FMA, forward and backward: verifies the tensor-core kernels and serves head_dims that
+// they do not support. Written for correctness, not speed. Not yet run on a GPU. A block owns kRows rows
+// (queries, or keys for dk and dv) of one head and iterates over tiles of kRows rows of the other side, all
+// f32 in shared memory. Four threads process a row: scores by column modulo 4, channels by float4 modulo 4.
+// Bound by shared memory (9 loads of 16 bytes per 32 FMA in the scores, 1 per 4 in the mixing). dq and (dk,
+// dv) come from two kernels that compute the scores twice: no sum crosses a block, so bits never change.
 #include "attention/f32.h"
 #include "common/launch.h"
 
@@ -14,7 +12,7 @@ namespace {
 
 template <int kDepth>
 struct Tile {
-  static constexpr int kRows = kDepth == 256 ? 16 : 32;  // four tiles within 99 KB, which every card has
+  static constexpr int kRows = kDepth == 256 ? 16 : 32;  // four tiles within 99 KB, which every GPU has
   static constexpr int kThreads = 4 * kRows;
   static constexpr int kStride = kDepth + 4;  // eight rows of float4 fall into different banks
   static constexpr int kFloats = kRows * kStride;
@@ -90,7 +88,7 @@ DEVICE_INLINE void store_row(T* dst, const float4 (&acc)[Tile<kDepth>::kVectors]
   }
 }
 
-/// Grid (heads, tiles of queries), late queries, which see most keys, first.
+/// Grid (heads, tiles of queries); late queries, which attend to most keys, first.
 template <int kDepth, class T>
 __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forward_kernel(Problem<T> p) {
   using S = Tile<kDepth>;
@@ -110,7 +108,7 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
   float* const weights = w + row * (S::kRows + 1);
   for (int64_t k0 = p.first_key[q0]; k0 < q0 + rows + offset; k0 += S::kRows) {
     const int64_t stride = static_cast<int64_t>(p.kv_heads) * p.depth, at = k0 * stride + kv_head * p.depth;
-    __syncthreads();  // the tiles of the step before have been read
+    __syncthreads();  // the tiles of the previous step have been read
     load_tile<kDepth>(k, p.k + at, stride, p.keys - k0, p.depth);
     load_tile<kDepth>(v, p.v + at, stride, p.keys - k0, p.depth);
     __syncthreads();
@@ -199,7 +197,7 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dq_ke
   if (row < rows) store_row<kDepth>(p.dq + query * q_stride + head * p.depth, acc, p.scale, part, p.depth);
 }
 
-/// Grid (kv heads, tiles of keys), early keys, which most queries see, first. A row is a key here.
+/// Grid (kv heads, tiles of keys); early keys, which are visible to most queries, first. A row is a key here.
 template <int kDepth, class T>
 __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dkv_kernel(Problem<T> p) {
   using S = Tile<kDepth>;
@@ -263,7 +261,7 @@ LaunchConfig config_of(int heads, int64_t rows, int tiles) {
 
 template <class F>
 void dispatch_depth(const char* op, int64_t depth, F&& f) {
-  SLUICE_CHECK(depth <= 256, "{}: head_dim {} is beyond 256", op, depth);
+  SLUICE_CHECK(depth <= 256, "{}: head_dim {} is larger than 256", op, depth);
   if (depth <= 64)
     f(std::integral_constant<int, 64>());
   else if (depth <= 128)

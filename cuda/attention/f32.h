@@ -1,6 +1,6 @@
 #pragma once
-// Attention with f32 arithmetic (f32.cu): f32 storage, and bf16 where the tensor-core kernels do
-// not go. Any head_dim up to 256, any alignment, any scale. No scratch.
+// Attention with f32 arithmetic (f32.cu): f32 storage, and bf16 shapes that the tensor-core kernels do not
+// support. Any head_dim up to 256, any alignment, any scale. No scratch memory.
 #include "ops/attention.h"
 
 namespace sluice::cuda {

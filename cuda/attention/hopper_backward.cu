@@ -1,5 +1,4 @@
-// Attention backward for Hopper (FlashAttention-3, Shah et al. 2024, written anew): TMA, mbarrier rings,
-// wgmma.
+// Attention backward for Hopper (after FlashAttention-3, Shah et al. 2024): TMA, mbarrier rings, wgmma.
 //
 // Mapping: an item is a tile of 128 keys of one key head; it stays while the 64-query tiles that see it pass
 // by, last first, for every query head of its group in turn, so that dk and dv are summed in registers in a
@@ -7,12 +6,12 @@
 // P^T and dS^T are operands of dv += P^T dO and dk += dS^T q where they are, in registers; dS also goes
 // through shared memory, for dq^T = k^T dS^T over all 128 keys, of which each consumer computes one half. dq
 // leaves through shared memory and bulk additions to an f32 accumulator in the order of the registers; a
-// second kernel brings it into its own. Deterministic: a tile of dq counts who has added to it, and key tiles
-// wait their turn. Key tiles of the same head are all about the same query at a time, so the wait is short,
-// and their reads are shared in the L2 cache. Blocks take items from a counter; who waits has the higher
-// item. Producer warpgroup: warp 0 loads, warp 1 brings the numbers that belong to a query, warp 2 adds dq.
-// Overlap: the next S^T is issued before dq is waited for, dv runs under the elementwise part, dk and dq
-// under what follows. Limits: tensor cores (five products), registers. Not yet run on a GPU.
+// second kernel converts it to the layout of dq. Deterministic: each tile of dq counts its additions, and key
+// tiles wait for their turn. Key tiles of the same head are at about the same query at any time, so waits are
+// short, and their reads are shared in the L2 cache. Blocks take items from a counter and wait only for lower
+// items. Producer warpgroup: warp 0 loads, warp 1 loads the per-query statistics, warp 2 adds dq. Overlap:
+// the next S^T is issued before dq is waited for, dv overlaps the elementwise part, dk and dq overlap the
+// following work. Limits: tensor cores (five products), registers. Not yet run on a GPU.
 #include "attention/hopper_common.cuh"
 #include "attention/kernels.h"
 #include "common/tensor_map.h"
@@ -22,7 +21,7 @@ namespace sluice::cuda {
 namespace {
 
 constexpr int kQueries = 64, kKeys = 128, kStages = 2, kThreads = 384;
-// Three warpgroups start with 168 registers a thread and may only pass on what they have. At head_dim 128 the
+// Three warpgroups start with 168 registers per thread, which can only be redistributed. At head_dim 128 the
 // consumers need more than 232 (or ptxas serialises the products, C7512), which leaves the producer 24.
 template <int kDim>
 constexpr int kProducerRegisters = kDim == 64 ? 40 : 24;
@@ -65,14 +64,14 @@ struct BackwardParams {
   const float *lse, *delta, *coef0;
   const int* first_key;
   float* dq;     // (H, query tiles, kQueries kDim), in the order of registers
-  int* turns;    // (H, query tiles): how many key tiles have added to this tile of dq; null: in any order
+  int* turns;    // (H, query tiles): number of key tiles that have added to this tile of dq; null: any order
   int* counter;  // next item
   int tokens, heads, kv_heads, group;
   int key_tiles, query_tiles, section;  // section: key heads served together
   float scale, scale_log2;
 };
 
-/// f(query head, query tile) for every step of an item, in the order that all roles share.
+/// f(query head, query tile) for every step of an item, in the order common to all roles.
 template <class F>
 DEVICE_INLINE void for_each_step(const BackwardParams& p, const Item& item, F&& f) {
   int h = item.kv_head * p.group, m = item.m_last;
@@ -82,7 +81,7 @@ DEVICE_INLINE void for_each_step(const BackwardParams& p, const Item& item, F&& 
   }
 }
 
-/// The item that the loader has published, for one more reader. kWarpArrives: all lanes call it.
+/// Reads the item published by the loader. kWarpArrives: all lanes call it.
 DEVICE_INLINE Item next_item(BackwardBarriers* bar, unsigned phase) {
   mbarrier_wait(&bar->item_full, phase);
   const Item item = bar->item;
@@ -102,7 +101,8 @@ DEVICE_INLINE void load_tiles(const BackwardParams& p, unsigned char* smem, Back
   const int total = p.key_tiles * p.kv_heads;
   Ring<kStages> ring;
   unsigned phase = 1;
-  // Every item from the counter, none by block: an item may wait for lower ones, which are then on their way.
+  // Every item comes from the counter, none from the block index: an item may wait for lower ones, which have
+  // then been started.
   for (;; phase ^= 1) {
     const int index = atomicAdd(p.counter, 1);
     if (index >= total) break;
@@ -112,7 +112,7 @@ DEVICE_INLINE void load_tiles(const BackwardParams& p, unsigned char* smem, Back
     item.n = rest / kv_heads;
     item.kv_head = base + rest % kv_heads;
     item.m_first = item.n * (kKeys / kQueries);
-    int high = p.query_tiles;  // the first query tile that begins after the last document of these keys
+    int high = p.query_tiles;  // the first query tile that starts after the last document of these keys
     item.m_last = item.m_first;
     while (high - item.m_last > 1) {
       const int middle = (item.m_last + high) / 2;
@@ -325,7 +325,7 @@ DEVICE_INLINE void consume(const BackwardParams& p, unsigned char* smem, Backwar
     wgmma_commit();
   };
 
-  unsigned count = 0;  // steps so far: stages of the ring, of dS and of dq follow from it
+  unsigned count = 0;  // steps so far, which determine the stages of the ring, of dS and of dq
   for (unsigned phase = 0;; phase ^= 1) {
     Item item = next_item(bar, phase);
     if (uniform(item.n) < 0) break;
@@ -398,8 +398,8 @@ DEVICE_INLINE void consume(const BackwardParams& p, unsigned char* smem, Backwar
     }
     hold_registers(dk);
     hold_registers(dv);
-    // dv leaves through the place of this consumer's values, dk through that of its keys once nobody reads
-    // them.
+    // dv is written through the buffer of this consumer's values, dk through that of its keys once they are
+    // no longer read.
     sync_consumers();
 #pragma unroll
     for (int c = 0; c < kDim / 16; ++c) {  // 16 columns
@@ -517,7 +517,7 @@ void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* t
   p.counter = turns + tiles;
   p.turns = ctx.deterministic ? turns : nullptr;
   p.scale = a.scale, p.scale_log2 = a.scale * kLog2e;
-  // What passes by an item again and again: q, dO and the accumulator of dq, of one query head at a time.
+  // Data that every item reads repeatedly: q, dO and the accumulator of dq, of one query head at a time.
   p.section = heads_per_section(a.tokens * kDim * 8, a.kv_heads);
   const cudaStream_t s = stream(ctx);
   check(cudaMemsetAsync(turns, 0, (tiles + 1) * sizeof(int), s), "cudaMemsetAsync", "attention.turns");

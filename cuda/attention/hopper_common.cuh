@@ -1,5 +1,5 @@
 #pragma once
-// What attention forward and backward for Hopper share.
+// Common parts of attention forward and backward for Hopper.
 #include <algorithm>
 #include <cstdint>
 
@@ -10,12 +10,12 @@ namespace sluice::cuda {
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 /// What 65536 registers come to per thread of a block of three warpgroups, in steps of eight. setmaxnreg
-/// moves registers between warpgroups but takes no more than the block started with: an increase beyond would
-/// wait for ever.
+/// moves registers between warpgroups but cannot exceed the number that the block started with: a larger
+/// increase would wait forever.
 constexpr int kRegistersAtEntry = 65536 / 384 / 8 * 8;
 
-/// A value that is the same in all lanes, said so that the compiler knows: wgmma must not stand in a path
-/// that it takes for divergent (ptxas would serialise the products, C7520).
+/// Makes a value that is uniform over lanes known as such to the compiler: wgmma must not be in a path that
+/// it considers divergent (ptxas would serialise the products, C7520).
 DEVICE_INLINE int uniform(int x) { return __shfl_sync(kFullWarp, x, 0); }
 
 /// Position in a ring of shared memory stages. A consumer waits for its full barrier with `phase`, a producer
@@ -29,8 +29,8 @@ struct Ring {
   }
 };
 
-/// How many key heads to serve at a time so that what they read again and again (bytes per head) stays in the
-/// L2 cache: 50 MB on an H100, of which other things take their part.
+/// Number of key heads to process at a time so that the data they read repeatedly (bytes per head) stays in
+/// the L2 cache: 50 MB on an H100, part of which other data occupies.
 inline int heads_per_section(int64_t bytes_per_head, int kv_heads) {
   const int64_t fit = (int64_t{32} << 20) / std::max<int64_t>(bytes_per_head, 1);
   return static_cast<int>(std::clamp<int64_t>(fit, 1, kv_heads));

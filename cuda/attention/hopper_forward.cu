@@ -1,13 +1,13 @@
-// Attention forward for Hopper (FlashAttention-3, Shah et al. 2024, written anew): TMA, mbarrier rings,
-// wgmma, one producer warp and two consumer warpgroups, persistent blocks.
+// Attention forward for Hopper (after FlashAttention-3, Shah et al. 2024): TMA, mbarrier rings, wgmma, one
+// producer warp and two consumer warpgroups, persistent blocks.
 //
 // Mapping: a tile is 64 queries per consumer warpgroup of one head; its key tiles of 128 run from the
 // diagonal down to the first visible key, so that causal masking comes first. A block takes tiles from a
-// counter, longest first; heads are served in sections whose keys and values fit into the L2 cache together.
-// Overlap: the product q k of key tile j - 1 is issued together with p v of tile j, and the softmax of j - 1
-// runs under the latter; named barriers hand the tensor cores from one consumer to the next, so that one's
-// exponentials run under another's products. Limits: tensor cores, then the exponentials (MUFU) at
-// head_dim 64. The epilogue leaves through shared memory and TMA; gate logits arrive where y leaves. Not yet
+// counter, longest first; heads are processed in sections whose keys and values fit into the L2 cache
+// together. Overlap: the product q k of key tile j - 1 is issued together with p v of tile j, and the softmax
+// of j - 1 runs under the latter; named barriers hand the tensor cores from one consumer to the next, so that
+// one's exponentials run under another's products. Limits: tensor cores, then the exponentials (MUFU) at
+// head_dim 64. The epilogue writes through shared memory and TMA; gate logits use the buffer of y. Not yet
 // run on a GPU.
 #include "attention/hopper_common.cuh"
 #include "attention/kernels.h"
@@ -69,8 +69,8 @@ DEVICE_INLINE TileRange locate(const ForwardParams& p, int tile) {
   return r;
 }
 
-/// Named barriers: 1, 2 whose turn the tensor cores are; 3, 4 the threads of one consumer. Immediate ids: a
-/// register would make the compiler reserve all sixteen.
+/// Named barriers: 1, 2 pass the turn at the tensor cores; 3, 4 synchronise the threads of one consumer.
+/// Immediate ids: a register would make the compiler reserve all sixteen.
 DEVICE_INLINE void await_turn(int consumer) {
   if (consumer == 0)
     named_barrier_sync<1>(256);
@@ -136,7 +136,7 @@ DEVICE_INLINE void produce(const ForwardParams& p, unsigned char* smem,
       load_keys(map_v, s_v, bar->v_full, bar->v_empty, v_ring, kv_head, n + 1);
     }
     load_keys(map_v, s_v, bar->v_full, bar->v_empty, v_ring, kv_head, r.n_first);
-    if (p.elementwise) {  // last: the place is free only once the tile before has left
+    if (p.elementwise) {  // last: the buffer is free only after the previous tile has been written
       mbarrier_wait(&bar->z_empty, phase);
       load_queries(map_z, s_z, &bar->z_full, r.head, r.q0);
     }
@@ -148,7 +148,7 @@ DEVICE_INLINE void produce(const ForwardParams& p, unsigned char* smem,
   mbarrier_arrive(&bar->q_full);
 }
 
-/// The rows of one thread: row[i] and what its softmax has come to.
+/// The rows of one thread: row[i] and the state of its softmax.
 struct Rows {
   int row[2], first[2];
   int warp_row, warp_first;  // the warp's first row; the first key of its last row
@@ -173,8 +173,8 @@ DEVICE_INLINE void mask(float (&s)[kKeys / 2], Rows& r, int n, int offset, int t
       }
 }
 
-/// s becomes exp(s - max); `rescale` is what earlier sums and outputs are to be multiplied by. A row may have
-/// seen nothing yet: its maximum stays -inf, its weights 0.
+/// s becomes exp(s - max); `rescale` is the factor for earlier sums and outputs. A row without visible keys
+/// so far keeps a maximum of -inf and weights of 0.
 template <int kKeys>
 DEVICE_INLINE void softmax(float (&s)[kKeys / 2], Rows& r, float (&rescale)[2], float scale_log2) {
 #pragma unroll
@@ -223,7 +223,7 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
   unsigned char* stage_y = stage_o + Tile::kQueryBytes;
 
   Ring<Tile::kStages> k_ring, v_ring;
-  bool stored = false;  // the leader's stores of the tile before may still read shared memory
+  bool stored = false;  // the leader's stores of the previous tile may still read shared memory
   const auto release = [&](uint64_t* empty) {
     if (lane == 0) mbarrier_arrive(empty);
   };
@@ -269,7 +269,7 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
     mbarrier_wait(bar->k_full + k_ring.stage, k_ring.phase);
     wgmma_fence();
     issue_qk();
-    if (stored) {  // under the first product: gives the place of the gate logits back
+    if (stored) {  // during the first product: releases the buffer of the gate logits
       tma_store_wait_read<0>();
       if (p.elementwise) mbarrier_arrive(&bar->z_empty);
       stored = false;
@@ -322,8 +322,8 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
     release(bar->v_empty + v_ring.stage);
     v_ring.advance();
 
-    // Epilogue. z0 and the maximum pass through the same product with scale_log2, and the sum is at least the
-    // 1 of the maximum's own weight: z0 <= lse whatever the rounding.
+    // Epilogue. z0 and the maximum go through the same product with scale_log2, and the sum is at least 1,
+    // the weight of the maximum, so that z0 <= lse with any rounding.
     float scale_o[2], scale_y[2], headwise[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -348,7 +348,7 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
     }
 #pragma unroll
     for (int i = 0; i < kDim / 2; ++i) o[i] *= scale_o[i / 2 % 2];
-    sync_consumer(consumer);  // the leader has seen the stores of the tile before leave
+    sync_consumer(consumer);  // the leader has waited for the stores of the previous tile
     if (p.elementwise) mbarrier_wait(&bar->z_full, phase);
 #pragma unroll
     for (int c = 0; c < kDim / 16; ++c) {  // 16 columns
@@ -386,7 +386,7 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
     }
   }
   if (stored) tma_store_wait_read<0>();
-  if (consumer == 0) await_turn(consumer);  // takes the last turn, which nobody else waits for
+  if (consumer == 0) await_turn(consumer);  // takes the last turn, for which no other consumer waits
 }
 
 template <int kDim>

@@ -1,7 +1,7 @@
 #pragma once
-// Between attention.cu, which knows the ops, and the kernels: one for every card since sm_80
-// (mma.cu, mma_backward.cu), one for Hopper (hopper_forward.cu, hopper_backward.cu). All tensors bf16 unless
-// said; layouts as in ops/attention.h.
+// Interface between the ops in attention.cu and the kernels: one for every GPU since sm_80 (mma.cu,
+// mma_backward.cu), one for Hopper (hopper_forward.cu, hopper_backward.cu). All tensors are bf16 unless
+// noted; layouts as in ops/attention.h.
 #include "common/launch.h"
 #include "ops/gate.h"
 
@@ -38,13 +38,13 @@ struct AttentionBackward {
   float scale;
 };
 
-// They take their scratch first and return in a dry run, like ops.
+// Like ops, they allocate their scratch memory first and return in a dry run.
 void attention_mma_forward(Context& ctx, const AttentionForward& a);
 void attention_mma_backward(Context& ctx, const AttentionBackward& a);
 /// sm_90 only.
 void attention_hopper_forward(Context& ctx, const AttentionForward& a);
 void attention_hopper_backward(Context& ctx, const AttentionBackward& a);
-/// head_dims the Hopper kernels take.
+/// head_dims that the Hopper kernels support.
 bool attention_hopper_supports(int head_dim);
 
 }  // namespace sluice::cuda

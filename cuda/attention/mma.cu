@@ -1,11 +1,11 @@
-// Attention's forward for every card since sm_80 (FlashAttention-2, Dao 2023, on mma.sync m16n8k16 in bf16).
-//
+// Attention's forward for every GPU since sm_80 (FlashAttention-2, Dao 2023, on mma.sync m16n8k16 in bf16).
 // A block owns kRows queries of one head, a warp kBlocks x 16 of them, so that a fragment of K or V serves
-// kBlocks products; it walks over the keys from the tile's first visible one to the diagonal. Blocks of late
-// queries, which see most keys, come first, and the heads of one tile side by side, which share keys in L2. K
-// and V have one buffer each, filled in turn while the other is used: V_j arrives under S = Q K_j, K_{j+1}
-// under the softmax and P V_j. The output leaves through the rows of Q in shared memory, with its sink and
-// gate, in 16-byte stores. Bound by the tensor cores, then by exp. Not yet run on a GPU.
+// kBlocks products; it iterates over the keys from the tile's first visible one to the diagonal. Blocks of
+// late queries, which attend to most keys, come first, and the heads of one tile are adjacent, which share
+// keys in L2. K and V have one buffer each, and each is filled while the other is used: V_j is loaded during
+// S = Q K_j, K_{j+1} during the softmax and P V_j. The output is written through the rows of Q in shared
+// memory, with its sink and gate, in 16-byte stores. Bound by the tensor cores, then by exp. Not yet run on a
+// GPU.
 #include "attention/kernels.h"
 #include "attention/mma.cuh"
 #include "common/math.cuh"
@@ -20,7 +20,7 @@ struct Forward {
   static constexpr int kThreads = 32 * kWarps, kRows = 16 * kBlocks * kWarps;
   static constexpr int kRowBytes = 2 * kDepth;
   static constexpr int kK = kRows * kRowBytes, kV = kK + kKeys * kRowBytes, kLse = kV + kKeys * kRowBytes;
-  static constexpr int kSmem = kLse + kRows * 4;  // all below 99 KB, which every card has
+  static constexpr int kSmem = kLse + kRows * 4;  // always below 99 KB, which every GPU has
 };
 
 /// o, and y = gate(sigmoid(lse - sink) o), of this warp's rows, which lie in the tile of Q.
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks)
       base, a.q + (static_cast<int64_t>(q0) * a.heads + head) * kDepth, a.heads * kDepth, rows);
   load_keys(k_tile, a.k, first_min);
 
-  // Row i of block b of this lane is query q0 + row(b, i); those past the end see what the last one sees.
+  // Row i of block b of this lane is query q0 + row(b, i); rows past the end have the mask of the last one.
   const auto row_of = [&](int b, int i) { return (warp * kBlocks + b) * 16 + (lane >> 2) + 8 * i; };
   // Where this lane's fragments begin; 16 elements further along the depth is ^ 32 n, 16 rows further + 16
   // row bytes.
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks)
 
   for (int k0 = first_min; k0 < key_end; k0 += kKeys) {
     cp_async_wait<0>();
-    __syncthreads();  // K_j is here, and nobody reads V_{j-1} any more
+    __syncthreads();  // K_j has arrived, and V_{j-1} is no longer read
     load_keys(v_tile, a.v, k0);
 
     float s[kBlocks][kKeys / 8][4] = {};
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks)
     }
 
     cp_async_wait<0>();
-    __syncthreads();  // V_j is here, and nobody reads K_j any more
+    __syncthreads();  // V_j has arrived, and K_j is no longer read
     if (k0 + kKeys < key_end) load_keys(k_tile, a.k, k0 + kKeys);
 
     // Only tiles at the edge of some row's keys are masked; z0 is found in the same tiles.
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks)
         for (int n = 0; n < kKeys / 8; ++n) top = fmaxf(top, fmaxf(s[b][n][2 * i], s[b][n][2 * i + 1]));
         top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
         top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
-        const float shift = top == -INFINITY ? 0.0f : top * scale;  // a row that has seen no key yet
+        const float shift = top == -INFINITY ? 0.0f : top * scale;  // a row without visible keys so far
         const float rescale = ex2(m[b][i] * scale - shift);
         m[b][i] = top;
         float sum = 0;
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks)
     }
   }
 
-  // Each warp puts its rows of O where its rows of Q were: nobody else reads them.
+  // Each warp overwrites its rows of Q, which no other warp reads, with its rows of O.
   __syncwarp();
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {

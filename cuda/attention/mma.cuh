@@ -1,6 +1,6 @@
 #pragma once
-// What attention's forward and backward on mma.sync m16n8k16 share: tiles of bf16 rows in shared memory, and
-// the fragments taken from them.
+// Common parts of attention's forward and backward on mma.sync m16n8k16: tiles of bf16 rows in shared memory,
+// and their fragments.
 //
 // A tile of rows of kDepth elements is swizzled: 16-byte chunk c of row r lies at chunk c ^ (r % 8), and
 // where a row has but four chunks, at c ^ (r / 2 % 4). Eight rows of one chunk, an ldmatrix phase, then fall
@@ -27,7 +27,7 @@ DEVICE_INLINE void load_rows_async(uint32_t tile, const nv_bf16* src, int row_st
   src += static_cast<int64_t>(first) * row_stride + chunk * 8;
 #pragma unroll
   for (int i = 0; i < kRows / kStep; ++i) {
-    // Where there is no row nothing is read.
+    // Nothing is read for rows that do not exist.
     cp_async_16(tile + swizzled<kDepth>(first + i * kStep, chunk), src, first + i * kStep < valid);
     src += kStep * row_stride;
   }

@@ -1,15 +1,14 @@
-// Attention's backward for every card since sm_80 (FlashAttention-2, Dao 2023, on mma.sync m16n8k16 in bf16).
-//
-// A block owns kKeys keys of one key head and walks over the tiles of kQueries queries that see them, for
-// every query head of the group in turn, from the last tile to the diagonal. A warp owns 16 keys: with keys
-// as rows, S and dP leave the tensor cores as the left operands of dV += P dO and dK += dS Q, which therefore
-// stay in registers. Depth 256 is too much for one warp's registers: kSplit warps share 16 keys, compute
-// scores of half the queries each, meet in shared memory, and own half the channels of dK and dV. dS goes
-// through shared memory to dQ = dS K, whose rows belong to queries.
+// Attention's backward for every GPU since sm_80 (FlashAttention-2, Dao 2023, on mma.sync m16n8k16 in bf16).
+// A block owns kKeys keys of one key head and iterates over the tiles of kQueries queries to which they are
+// visible, for every query head of the group in turn, from the last tile to the diagonal. A warp owns 16
+// keys: with keys as rows, S and dP leave the tensor cores as the left operands of dV += P dO and dK += dS Q,
+// which therefore stay in registers. Depth 256 is too much for one warp's registers: kSplit warps share 16
+// keys, compute scores of half the queries each, meet in shared memory, and own half the channels of dK and
+// dV. dS goes through shared memory to dQ = dS K, whose rows belong to queries.
 //
 // dQ is summed in f32 in global memory, in the order of the registers, so that additions are coalesced.
-// Deterministic: a tile's additions wait their turn in the order of key tiles, on blocks of lower index
-// alone; the first one stores. Bound by the tensor cores, with shared memory close behind. Not yet run on a
+// Deterministic: a tile's additions wait for their turn in the order of key tiles, only on blocks of lower
+// index; the first one stores. Bound by the tensor cores, closely followed by shared memory. Not yet run on a
 // GPU.
 #include "attention/kernels.h"
 #include "attention/mma.cuh"
@@ -40,7 +39,7 @@ struct Backward {
 
 struct DqSum {
   float* sum;  // (H, query tiles) of kQueries * kDepth, in the order of the registers
-  int* turn;   // (H, query tiles): additions made; null where their order does not matter
+  int* turn;   // (H, query tiles): number of additions; null if their order does not matter
   int tiles;
 };
 
@@ -128,7 +127,7 @@ __global__ void __launch_bounds__(B::kThreads, 1)
 #pragma unroll
     for (int i = 0; i < B::kStatistics; ++i)
       if (const int at = tid + i * B::kThreads; at < 4 * kQueries) statistics[at] = statistic[i];
-    __syncthreads();  // this step's rows are here; dS, and the other stage, are no longer read
+    __syncthreads();  // this step's rows have arrived; dS and the other stage are no longer read
     if (dq.turn && tid == 0 && step > 0)
       store_release(dq.turn + static_cast<int64_t>(head_of(step - 1)) * dq.tiles + tile_of(step - 1),
                     turn + 1);
@@ -226,7 +225,7 @@ __global__ void __launch_bounds__(B::kThreads, 1)
       const int* const made = dq.turn + static_cast<int64_t>(head) * dq.tiles + tile;
       spin_until([&] { return load_acquire(made) == turn; });
     }
-    __syncthreads();  // dS (and P) are complete; without a split nobody reads Q and dO any more
+    __syncthreads();  // dS (and P) are complete; without a split Q and dO are no longer read
     if (B::kStages == 1 && B::kSplit == 1 && step + 1 < steps) load_step(step + 1);
     if constexpr (B::kSplit > 1) {
       const uint32_t along =
@@ -272,12 +271,12 @@ __global__ void __launch_bounds__(B::kThreads, 1)
         atomicAdd(out, sum[i / 4][i % 4]);
     }
     if (B::kStages == 1 && B::kSplit > 1 && step + 1 < steps) {
-      __syncthreads();  // nobody reads Q and dO any more
+      __syncthreads();  // Q and dO are no longer read
       load_step(step + 1);
     }
   }
 
-  __syncthreads();  // dQ's last tile is added; nobody reads K any more
+  __syncthreads();  // dQ's last tile is added; K is no longer read
   if (dq.turn && tid == 0)
     store_release(dq.turn + static_cast<int64_t>(head_of(steps - 1)) * dq.tiles + tile_of(steps - 1),
                   turn + 1);
