@@ -456,5 +456,66 @@ class Program(Folder):
         self.assertIn(f"{self.path('share/sluice/scripts/sweep')} trial", script)
 
 
+class Style(Folder):
+    """scripts/style in a checkout of its own, in which one file was committed unformatted."""
+
+    def setUp(self):
+        super().setUp()
+        if not all(shutil.which(tool) for tool in ("git", "clang-format", "git-clang-format")):
+            self.skipTest("no git or no clang-format")
+        for name in ("scripts/style", ".clang-format"):
+            os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+            shutil.copy(os.path.join(ROOT, name), self.path(name))
+        self.write("a.cpp", "int  old ;\n\nint b;\n")
+        self.git("init", "-q")
+        self.git("add", ".")
+        self.git("-c", "user.name=n", "-c", "user.email=n@n", "commit", "-q", "-m", "one")
+
+    def git(self, *arguments):
+        subprocess.run(["git", "-C", self.root, *arguments], check=True, capture_output=True)
+
+    def style(self, *arguments):
+        # Python's tools are found in no folder that has these alone.
+        tools = self.path("tools")
+        os.makedirs(tools, exist_ok=True)
+        for tool in ("bash", "env", "git", "clang-format", "git-clang-format", "python3", "grep", "find", "sort", "sed", "head", "cp",
+                     "mktemp", "rm", "dirname"):  # fmt: skip
+            if not os.path.lexists(os.path.join(tools, tool)):
+                os.symlink(shutil.which(tool), os.path.join(tools, tool))
+        return subprocess.run(
+            [self.path("scripts", "style"), *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PATH": tools},
+        )
+
+    def test_changed_lines_alone_are_looked_at(self):
+        self.write("a.cpp", "int  old ;\n\nint b;\nint c;\n")
+        said = self.style()
+        self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
+        self.assertIn("ruff passed over: not installed", said.stdout)
+        self.write("a.cpp", "int  old ;\n\nint b;\nint   c ;\n")
+        said = self.style()
+        self.assertEqual(said.returncode, 1)
+        self.assertIn("+int c;", said.stdout)
+        self.assertNotIn("+int old;", said.stdout)
+
+    def test_a_new_file_is_looked_at_and_can_be_fixed(self):
+        self.write("b.h", "int   x ;\n")
+        self.assertEqual(self.style().returncode, 1)
+        self.assertEqual(self.style("--fix").returncode, 0)
+        self.assertEqual(self.read("b.h"), b"int x;\n")
+        status = subprocess.run(["git", "-C", self.root, "status", "--short"], capture_output=True).stdout
+        self.assertIn(b"?? b.h", status)  # the index is left alone
+
+
+class Build(Folder):
+    def test_a_preset_that_is_none_is_refused_with_the_list(self):
+        done = subprocess.run([os.path.join(SCRIPTS, "build"), "fast"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 64)
+        for preset in ("release", "debug", "asan", "tsan", "cuda", "emulated"):
+            self.assertIn(f"  {preset} ", done.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()
