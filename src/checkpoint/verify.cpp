@@ -157,6 +157,7 @@ std::vector<std::string> list_checkpoints(const std::string& folder) {
         found.emplace_back(step, folder + "/" + name);
   std::sort(found.rbegin(), found.rend());
   std::vector<std::string> paths;
+  paths.reserve(found.size());
   for (auto& [step, path] : found) paths.push_back(std::move(path));
   return paths;
 }

@@ -178,7 +178,7 @@ bool holds_model(const std::string& folder) {
 
 CheckpointInfo newest_of(const std::string& path, Communicator* ranks) {
   const std::string folder = io::is_directory(path + "/ckpt") ? path + "/ckpt" : path;
-  const CheckpointInfo newest = newest_valid_checkpoint(folder, ranks);
+  CheckpointInfo newest = newest_valid_checkpoint(folder, ranks);
   if (newest.path.empty())
     fail(ExitCode::data,
          "train.init_from: {} is neither a checkpoint, a run with checkpoints, nor a folder with {} or {}",
