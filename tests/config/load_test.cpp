@@ -40,7 +40,7 @@ Config full() {
 void mutate(bool& x) { x = !x; }
 void mutate(int64_t& x) { x += 2; }
 void mutate(uint64_t& x) { x += 1; }
-void mutate(double& x) { x = x / 2 + 0.25; }
+void mutate(double& x) { x = x == 0.5 ? 0.25 : x / 2 + 0.25; }
 void mutate(std::vector<int64_t>& x) { x.push_back(1); }
 void mutate(std::vector<std::string>& x) { x.push_back("x, y"); }
 void mutate(std::string& x) { x += "z: \"\\ '#"; }
