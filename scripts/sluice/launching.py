@@ -39,7 +39,7 @@ def last_step(run_dir: str) -> int:
     return max(steps, default=0)
 
 
-# Options of `sluice train` that take a value; the value may be a word of its own.
+# Options of `sluice train` that take a value; the value may be a separate argument.
 VALUED = ("--run-dir", "--allow-change")
 
 
@@ -149,7 +149,7 @@ def main() -> None:
 
     died_at, sent, pause = [], 0, 1.0
     for attempt in range(options.restarts + 1):
-        # A group of its own: a terminal's Ctrl-C reaches us alone.
+        # A separate process group, so that a terminal's Ctrl-C reaches only this script.
         before, began = owner_since(run_dir), time.monotonic()
         try:
             process = subprocess.Popen(
@@ -220,5 +220,5 @@ def main() -> None:
         end = time.monotonic() + pause
         while time.monotonic() < end and state["signalled_at"] is None:
             time.sleep(0.05)
-        if state["signalled_at"] is not None:  # nobody runs: what was saved is what there is
+        if state["signalled_at"] is not None:  # no rank is running, so the last save is the state
             sys.exit(75)

@@ -51,7 +51,7 @@ def read_lines(path: str, shape: Any = shapes.METRICS) -> list[dict[str, Any]]:
 
 
 def read_object(path: str, shape: Any, must: bool = False) -> dict[str, Any]:
-    """A JSON object; {} where there is none, told when there must be."""
+    """A JSON object; {} if there is none, with a warning if it is required."""
     try:
         with open_file(path) as file:
             text = file.read()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .groups import Group
     from .runs import Run
 
-# Okabe and Ito's palette, told apart by every kind of colour vision; its yellow is too pale for lines.
+# Okabe and Ito's palette, distinguishable with every kind of colour vision; its yellow is too pale for lines.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 GREY = "#b8b8b8"

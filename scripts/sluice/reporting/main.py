@@ -42,7 +42,7 @@ def read_runs(folders: list[str]) -> list[Run]:
     """Runs of the folders given, and of those below a folder that is none."""
     runs, seen = [], set()
     configurations = [os.path.join(run, "config.yaml") for folder in folders for run in find_runs(folder)]
-    with contextlib.suppress(program.NoProgram):  # told by the run that needs it
+    with contextlib.suppress(program.NoProgram):  # reported by the run that needs it
         yaml.read_ahead({path: text for path in configurations if (text := read_text(path)).strip()})
     for folder in folders:
         if not os.path.isdir(folder):

@@ -139,7 +139,7 @@ def families(run: Run) -> set[str]:
 
 
 def rows_of(run: Run, geometry: str, paper: dict[str, Any]) -> list[str]:
-    """Ids of the rows that a run is. Where several of a table fit (a proxy does not tell 400B tokens from 1T), the row whose
+    """Ids of the rows that a run is. Where several of a table fit (a proxy cannot distinguish 400B tokens from 1T), the row whose
     configuration file it was trained from, or those of as many tokens as that file's."""
     found, kinds, what = [], families(run), variant(run.config)
     named = [f"{table}-{number}" for table, number, _ in NAMED_ROW.findall(run.origin)]

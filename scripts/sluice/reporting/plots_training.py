@@ -1,4 +1,4 @@
-"""What the runs themselves tell: losses, speed, residuals, sinks, gates and routers over training. Needs matplotlib."""
+"""Plots of the runs' own records: losses, speed, residuals, sinks, gates and routers over training. Needs matplotlib."""
 
 from __future__ import annotations
 

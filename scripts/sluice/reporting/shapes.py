@@ -13,7 +13,7 @@ from typing import Any
 
 NUMBER, WHOLE, TEXT, ANY = "a number", "a whole number", "text", "anything"
 LONGEST = 80  # letters of a name that a table or a legend shows
-TOLD = 5  # misfits told of each file
+TOLD = 5  # misfits reported per file
 NUMBERS = {"*": NUMBER}
 
 METRICS = {
@@ -191,7 +191,7 @@ def warn(message: str) -> None:
 
 
 class Misfits:
-    """Collects what does not fit in one file and tells the first few by file and line."""
+    """Collects what does not fit in one file and reports the first few by file and line."""
 
     def __init__(self, path: str) -> None:
         self.path, self.count = path, 0

@@ -52,7 +52,7 @@ COLUMNS = [
     ("spikes", "loss spikes", count_or_few, 0, None),
     ("speed", "tokens/s", short, 0, None),
 ]
-COUNTS = ("parameters", "active", "tokens")  # the same for every seed, as a rule: told once
+COUNTS = ("parameters", "active", "tokens")  # usually equal for every seed, so shown once
 COMPARED = [(key, heading, sign, write) for key, heading, _, sign, write in COLUMNS if sign]
 
 
@@ -133,7 +133,7 @@ def seeds_table(groups: list[Group]) -> Table | None:
 
 
 def of_groups(groups: list[Group], pick: Callable[..., Any]) -> list[tuple[float | None, float | None]]:
-    """[(mean, standard deviation)] of what `pick` tells of each run that counts."""
+    """[(mean, standard deviation)] of the value that `pick` returns for each run that counts."""
     values = [[pick(run) for run in group.sound()] for group in groups]
     return [(mean(v), deviation(v)) for v in values]
 

@@ -25,7 +25,7 @@ is not. What a stop rule ended, what diverged (78) and what failed is not run ag
 OUTPUT/logs has what each trial printed. SIGINT and SIGTERM let the trials save; a second one kills them.
 
 Exit codes: 0 every trial has its result (done, stopped by a rule, diverged), 75 interrupted, 64 a mistake in the files, 73 the sweep
-or a folder is somebody else's, otherwise the worst of the trials that failed.
+or a folder belongs to another run, otherwise the worst of the trials that failed.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def train(options: argparse.Namespace) -> int:
         retry(sweep, output, options.retry)
         print(tables.plan_text(sweep, state.looks(sweep.trials, output), merged), flush=True)
         code = work.run()
-        work.ignore_signals()  # what ends now need not be told
+        work.ignore_signals()  # processes that end now need no signal
         print()
         show_results(sweep, state.looks(sweep.trials, output), output)
         return code

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .text import Display
 
 PR_SET_PDEATHSIG = 1
-# 73: another training has the folder. 75: stopped and saved, by somebody else. 76: a rank hung or was lost; besides deaths by signals.
+# 73: another run has the folder. 75: stopped by another process after saving. 76: a rank hung or was lost; besides deaths by signals.
 LOST = {73, 75, 76}
 NUMERIC = 78
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -104,7 +104,7 @@ class Running:
     def reason_to_stop(
         self, rules: list[StopRule], say: Callable[..., None]
     ) -> tuple[StopRule, dict[str, Any]] | None:
-        """The first rule that holds in what the run has told since the last look: (rule, record), or None."""
+        """The first rule that holds in the run's records since the last look: (rule, record), or None."""
         found = None
         metrics, evals = self.metrics.new(), self.evals.new()
         self.last = metrics[-1] if metrics else self.last
@@ -164,7 +164,7 @@ class Runner:
 
     @staticmethod
     def run_dir(trial: Trial) -> str:
-        """As the program is told it, which starts in the working folder: relative below that."""
+        """The path as passed to the program, which starts in the working folder: relative below that."""
         folder, path = working_folder(), os.path.abspath(trial.folder)
         return os.path.relpath(path, folder) if path.startswith(folder + os.sep) else path
 
@@ -222,7 +222,7 @@ class Runner:
         if log is None:
             return None
         try:
-            look = self.look(trial)  # nobody changes it from here on
+            look = self.look(trial)  # it does not change from here on
             if look.state in state.ENDS:
                 return None
             if look.foreign():
@@ -231,7 +231,7 @@ class Runner:
                 "started", trial, slot=slot, host=state.HOST, saved=state.saved_step(trial.folder)
             )
             parent, number = os.getpid(), self.stop_signal()
-            # A group of its own: a terminal's Ctrl-C reaches us alone.
+            # A separate process group, so that a terminal's Ctrl-C reaches only this script.
             process = subprocess.Popen(
                 self.command(trial),
                 env=self.environment(slot),
@@ -278,7 +278,7 @@ class Runner:
         if code in LOST or code > 128 or (code == 1 and self.sweep.resources.procs > 1):
             self.journal.add("lost", trial, code=code, saved=state.saved_step(trial.folder))
             if self.look(trial).lost_in_vain() < IN_VAIN:
-                what = "was told to stop, and saved" if code == 75 else f"lost (exit status {code})"
+                what = "was stopped, and saved" if code == 75 else f"lost (exit status {code})"
                 self.display.event(trial, f"{what}; it goes on from step {state.saved_step(trial.folder)}")
                 self.not_before[trial.hash] = time.monotonic() + 0.5
                 return True
@@ -373,7 +373,7 @@ class Runner:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         end = (
             time.monotonic() + 2
-        )  # a child of a killed sweep may have it for a moment, until it is a program of its own
+        )  # a child of a killed sweep may hold it for a moment, until it executes its own program
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
