@@ -78,6 +78,18 @@ TEST_CASE("a report of two runs has the table, the plots and one page", "[report
   CHECK(report(folder, fmt::format("{} -o {}", folder / "plain", folder / "early")) == 0);
   CHECK(io::exists(folder / "early/train_loss.png"));
   CHECK_FALSE(io::exists(folder / "early/gate_score.png"));
+  CHECK_FALSE(io::exists(folder / "early/logit_z_loss.png"));
+
+  // Numbers of losses that the report has never heard of, and names that are no file's.
+  write_bytes(
+      folder / "plain/metrics.jsonl",
+      "{\"step\":1,\"tokens\":5,\"loss\":5.5,\"logit_z_loss\":2.5,\"indexer\":{\"kl\":1,\"layers\":[1]},"
+      "\"../outside\":3}\n");
+  CHECK(report(folder, fmt::format("{} -o {}", folder / "plain", folder / "losses")) == 0);
+  CHECK(io::exists(folder / "losses/logit_z_loss.png"));
+  CHECK(io::exists(folder / "losses/indexer_kl.png"));
+  CHECK_FALSE(io::exists(folder / "losses/indexer_layers.png"));
+  CHECK_FALSE(io::exists(folder / "outside.png"));
 
   CHECK(report(folder, fmt::format("{} -o {}", folder / "none", folder / "page")) == 66);
 }

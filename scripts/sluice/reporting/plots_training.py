@@ -268,6 +268,7 @@ def gate_picks(runs: list[Run]) -> list[tuple[str, Callable[..., Any]]]:
 def figures(runs: list[Run]) -> list[tuple[str, Callable[[], Figure | None], str]]:
     """(file name, figure, one sentence of explanation) of every plot there is data for."""
     gated = [r for r in runs if r.gates()]
+    others = list(dict.fromkeys(name for run in runs for name in run.other_scalars()))
     return [
         (
             "train_loss",
@@ -344,4 +345,15 @@ def figures(runs: list[Run]) -> list[tuple[str, Callable[[], Figure | None], str
             lambda: plot_metric(runs, "tokens_per_second", "Speed", "tokens per second"),
             "Between log lines, without evaluation and saving.",
         ),
+        *(scalar_figure(runs, name) for name in others),
     ]
+
+
+def scalar_figure(runs: list[Run], name: str) -> tuple[str, Callable[[], Figure | None], str]:
+    """Of a number of the metrics that has no figure of its own."""
+    words = name.replace("/", ": ").replace("_", " ")
+    return (
+        name.replace("/", "_"),
+        lambda: plot_metric(runs, name, words[0].upper() + words[1:], words),
+        "As metrics.jsonl has it; a loss is before its coefficient. Pale: every logged step. Strong: median and mean around it.",
+    )

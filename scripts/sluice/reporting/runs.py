@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import re
 import statistics
 import sys
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from .values import count_spikes, ema, mean, mean_of_all, number
 if TYPE_CHECKING:
     from .groups import Group
 
+SCALAR = re.compile(r"[a-z][a-z0-9_]{0,39}(/[a-z0-9_]{1,40})?")
+MOST_SCALARS = 20  # that have figures
 THRESHOLDS = (0.1, 0.2, 0.5)  # nats above the trailing line from which a loss is a spike
 
 
@@ -76,8 +79,22 @@ class Run:
         return [x for x, _ in pairs], [y for _, y in pairs]
 
     def series(self, key: str) -> tuple[list[float], list[float]]:
-        """(tokens, values) of one key of the metrics, where it is a finite number."""
-        return self._pairs(self.metrics, lambda r: r.get(key))
+        """(tokens, values) of one number of the metrics, where it is finite; "group/name" is one of an object."""
+        group, _, name = key.rpartition("/")
+        held = [(r.get("tokens"), r.get(group) if group else r) for r in self.metrics]
+        values = [{"tokens": tokens, "value": o.get(name)} for tokens, o in held if isinstance(o, dict)]
+        return self._pairs(values, lambda r: r["value"])
+
+    def other_scalars(self) -> list[str]:
+        """Numbers of the metrics that no figure knows by name, as a new loss reports them: "name" or "group/name"."""
+        found: list[str] = []
+        for record in self.metrics:
+            for key, value in record.items():
+                if key in shapes.METRICS or key in ("schema", "samples", "epochs", "diverged_since"):
+                    continue
+                names = [f"{key}/{name}" for name in value] if isinstance(value, dict) else [key]
+                found += [n for n in names if n not in found and SCALAR.fullmatch(n)]
+        return [name for name in found[:MOST_SCALARS] if self.series(name)[0]]
 
     def routers(self, pick: Callable[..., Any]) -> tuple[list[float], list[float]]:
         """(tokens, values) of what the routers of the logged steps did."""
