@@ -3,7 +3,7 @@
 namespace sluice {
 
 void GateChain::add(Gate gate, std::string name) {
-  gates_.push_back(std::move(gate));
+  gates_.push_back(gate);
   names_.push_back(std::move(name));
 }
 
