@@ -1,4 +1,4 @@
-// Gates of one position: order, names, gradients, and the gate that is left to an attention core.
+// Gates of one position: order, names, gradients, and the gate fused into the attention core.
 #include "nn/gate_chain.h"
 
 #include <catch2/catch.hpp>
@@ -40,7 +40,7 @@ double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
 
 }  // namespace
 
-TEST_CASE("Gates of one position apply in the order of the configuration's list", "[gate_chain]") {
+TEST_CASE("gates of one position apply in the order of the configuration's list", "[gate_chain]") {
   for (const bool multiply_first : {true, false}) {
     const ModelConfig config =
         with_gates(multiply_first ? std::vector{kMultiply, kAdd} : std::vector{kAdd, kMultiply});
@@ -63,7 +63,7 @@ TEST_CASE("Gates of one position apply in the order of the configuration's list"
   }
 }
 
-TEST_CASE("A position without gates passes its input on", "[gate_chain]") {
+TEST_CASE("a position without gates passes its input through", "[gate_chain]") {
   LayerParts parts;
   const AttentionGates gates(with_gates({}), parts.store, "a", sites());
   parts.allocate(kTokens);
@@ -79,7 +79,7 @@ TEST_CASE("A position without gates passes its input on", "[gate_chain]") {
   CHECK_FALSE(gates[P::value].head_gate(s));
 }
 
-TEST_CASE("A chain's gradients equal central differences: of its input, the hidden state, the gates",
+TEST_CASE("gradients of a gate chain equal central differences: input, hidden state, gates",
           "[gate_chain][gradient]") {
   const test::OneThread one_thread;
   const ModelConfig config = with_gates({kMultiply, kAdd, kConstant});
@@ -112,8 +112,7 @@ TEST_CASE("A chain's gradients equal central differences: of its input, the hidd
   CHECK(parts.worst_parameter(loss) < 1e-7);
 }
 
-TEST_CASE("Gates are registered, named and reached in the order of the configuration's list",
-          "[gate_chain]") {
+TEST_CASE("gates are registered and named in the order of the configuration's list", "[gate_chain]") {
   GateConfig value = kMultiply, query = kConstant;
   value.position = P::value;
   query.position = P::query;
@@ -140,7 +139,7 @@ TEST_CASE("Gates are registered, named and reached in the order of the configura
   }
 }
 
-TEST_CASE("Only one gate alone, of the hidden state, is left to the core", "[gate_chain]") {
+TEST_CASE("only a single gate of the hidden state is fused into the core", "[gate_chain]") {
   const auto fused = [](std::vector<GateConfig> list) {
     LayerParts parts;
     AttentionGates gates(with_gates(std::move(list)), parts.store, "a", sites());
@@ -158,7 +157,7 @@ TEST_CASE("Only one gate alone, of the hidden state, is left to the core", "[gat
   CHECK_FALSE(fused({kMultiply, kAdd}));
 }
 
-TEST_CASE("A headwise gate of the layer's output is refused", "[gate_chain]") {
+TEST_CASE("a headwise gate of the layer's output is refused", "[gate_chain]") {
   LayerParts parts;
   GateConfig dense = kMultiply;
   dense.position = P::dense_output;

@@ -66,7 +66,7 @@ double error_against(const Tensor& t, const json& j) {
   return test::relative_error(t, expected);
 }
 
-/// Values from the golden; every weight of the store must be in it, and none else.
+/// Sets values from the golden file, which must contain exactly the weights of the store.
 void set_weights(ParamStore& store, const json& golden) {
   REQUIRE(store.specs().size() == golden["weights"].size());
   for (size_t i = 0; i < store.specs().size(); ++i) {
@@ -97,7 +97,7 @@ struct Precision64And32 {
   DType dtype;
   double tolerance;
 };
-// The goldens carry nine digits.
+// The golden files have nine digits.
 constexpr Precision64And32 kPrecisions[] = {{DType::f64, 2e-8}, {DType::f32, 1e-5}};
 
 void check_layer(const std::string& name) {
@@ -108,7 +108,7 @@ void check_layer(const std::string& name) {
     INFO(name << " " << dtype_name(dtype));
     ParamStore store;
     const bool attention = golden["kind"] == "attention";
-    // The golden's weights tell which of both is registered.
+    // The weights in the golden file show which of both is registered.
     std::optional<Attention> layer;
     std::optional<Block> block;
     if (attention)
@@ -162,18 +162,18 @@ void check_layer(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("Attention layers equal PyTorch: output and every gradient", "[golden]") {
+TEST_CASE("attention layers equal PyTorch: output and every gradient", "[golden]") {
   for (const char* name : {"attention_plain", "attention_elementwise", "attention_headwise", "attention_sink",
                            "attention_five_gates"})
     check_layer(name);
 }
 
-TEST_CASE("A block equals PyTorch, plain and with gate, sandwich norm and clip", "[golden]") {
+TEST_CASE("a block equals PyTorch, plain and with gate, sandwich norm and clip", "[golden]") {
   check_layer("block_plain");
   check_layer("block_gated_sandwich_clip");
 }
 
-TEST_CASE("Two-layer models equal PyTorch: loss and every gradient", "[golden]") {
+TEST_CASE("two-layer models equal PyTorch: loss and every gradient", "[golden]") {
   for (const char* name : {"model_plain", "model_elementwise", "model_headwise"}) {
     const json golden = read_golden(name);
     for (const auto& [dtype, tolerance] : kPrecisions) {
@@ -186,7 +186,7 @@ TEST_CASE("Two-layer models equal PyTorch: loss and every gradient", "[golden]")
   }
 }
 
-TEST_CASE("Ten training steps follow PyTorch's loss curve", "[golden]") {
+TEST_CASE("ten training steps follow PyTorch's loss curve", "[golden]") {
   const json golden = read_golden("model_elementwise");
   const json& adamw = golden["adamw"];
   for (const auto& [dtype, tolerance] : {std::pair{DType::f64, 1e-8}, std::pair{DType::f32, 2e-4}}) {

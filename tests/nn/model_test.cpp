@@ -47,7 +47,7 @@ ModelConfig gated(GateGranularity granularity = GateGranularity::elementwise) {
 
 }  // namespace
 
-TEST_CASE("Recomputing activations changes no bit of any gradient", "[recompute]") {
+TEST_CASE("recomputing activations changes no bit of any gradient", "[recompute]") {
   ModelConfig c = gated();
   if (GENERATE(false, true)) make_nanochat(c);
   c.num_hidden_layers = 3;
@@ -67,7 +67,7 @@ TEST_CASE("Recomputing activations changes no bit of any gradient", "[recompute]
   }
 }
 
-TEST_CASE("Gradients of two micro-batches add up", "[accumulation]") {
+TEST_CASE("gradients of two micro-batches accumulate", "[accumulation]") {
   TestModel m(gated(), test::tiny_batch());
   m.randomize();
   m.loss_and_gradient();
@@ -82,7 +82,7 @@ TEST_CASE("Gradients of two micro-batches add up", "[accumulation]") {
   CHECK(relative_error(m.store.flat_grads(), once) < 1e-14);
 }
 
-TEST_CASE("Open gates are the baseline: logits of +inf, sigmoid and ns_sigmoid", "[equivalence]") {
+TEST_CASE("open gates equal the baseline: logits of +inf, sigmoid and ns_sigmoid", "[equivalence]") {
   for (const GateActivation activation : {GateActivation::sigmoid, GateActivation::ns_sigmoid})
     for (size_t p = 0; p < EnumNames<GatePosition>::names.size(); ++p) {
       ModelConfig plain = gated(), open = gated();
@@ -101,7 +101,7 @@ TEST_CASE("Open gates are the baseline: logits of +inf, sigmoid and ns_sigmoid",
     }
 }
 
-TEST_CASE("A headwise gate equals an elementwise one with repeated rows", "[equivalence]") {
+TEST_CASE("a headwise gate equals an elementwise one with repeated rows", "[equivalence]") {
   TestModel head(gated(GateGranularity::headwise), test::tiny_batch()), element(gated(), test::tiny_batch());
   head.randomize();
   element.copy_from(head);
@@ -119,7 +119,7 @@ TEST_CASE("A headwise gate equals an elementwise one with repeated rows", "[equi
   CHECK(largest_difference(head.logits(), element.logits()) < 1e-13);
 }
 
-TEST_CASE("A sink logit of minus infinity is softmax; of plus infinity, silence", "[equivalence]") {
+TEST_CASE("a sink logit of minus infinity gives softmax, of plus infinity zero output", "[equivalence]") {
   ModelConfig plain = test::tiny_config(), sink = plain;
   sink.attention.kind = AttentionKind::sink;
   TestModel a(plain, test::tiny_batch()), b(sink, test::tiny_batch());
@@ -134,7 +134,7 @@ TEST_CASE("A sink logit of minus infinity is softmax; of plus infinity, silence"
   for (int64_t i = 0; i < y.numel(); ++i) REQUIRE(Pool::get(y, i) == 0.0);
 }
 
-TEST_CASE("lse and z0 tell what each head gives the first token it sees", "[analysis]") {
+TEST_CASE("lse and z0 give each head's attention on the first visible token", "[analysis]") {
   TestModel m(test::tiny_config(), test::tiny_batch());
   m.randomize();
   m.loss();
@@ -159,7 +159,7 @@ TEST_CASE("lse and z0 tell what each head gives the first token it sees", "[anal
     }
 }
 
-TEST_CASE("Values of first tokens are left out for all heads, or for those that look there most",
+TEST_CASE("values of first tokens are zeroed for all heads, or for those with most attention on them",
           "[zeroing]") {
   const test::OneThread one_thread;
   for (const AttentionKind kind : {AttentionKind::softmax, AttentionKind::sink})
@@ -184,7 +184,7 @@ TEST_CASE("Values of first tokens are left out for all heads, or for those that 
         const ValueZeroing all_heads, none{1.0};
         const std::vector<double> plain = forward(nullptr), zeroed = forward(&all_heads);
         const Attention::Saved& a = m.saved.blocks[0].attention;
-        // O - A_t,first v_first, and what a sink and a gate make of an output they make of this one.
+        // O - A_t,first v_first, followed by sink and gate as for any output.
         std::vector<double> look(H, 0.0);  // of each head, mean attention on the first token
         const Tensor sinks = m.model.blocks()[0].attention().core().sinks();
         double worst = 0, size = 0;
@@ -217,7 +217,7 @@ TEST_CASE("Values of first tokens are left out for all heads, or for those that 
       }
 }
 
-TEST_CASE("Packed documents lose what they lose apart", "[documents]") {
+TEST_CASE("packed documents have the losses of separate ones", "[documents]") {
   ModelConfig c = gated();
   c.attention.kind = AttentionKind::sink;
   const std::vector<std::vector<int32_t>> documents = {
@@ -238,7 +238,7 @@ TEST_CASE("Packed documents lose what they lose apart", "[documents]") {
       REQUIRE(Pool::get(m.losses, i) == Approx(Pool::get(packed.losses, offset + i)).epsilon(1e-12));
     offset += alone.size();
   }
-  // And the mask matters: with one long document the later tokens' losses change.
+  // The mask has an effect: with one long document the later tokens' losses change.
   std::fill(together.first_key.begin(), together.first_key.end(), 0);
   TestModel blended(c, together);
   blended.copy_from(packed);
@@ -246,7 +246,7 @@ TEST_CASE("Packed documents lose what they lose apart", "[documents]") {
   CHECK(std::abs(Pool::get(blended.losses, offset - 1) - Pool::get(packed.losses, offset - 1)) > 1e-6);
 }
 
-TEST_CASE("Generation with a cache gives the logits of the full forward pass", "[cache]") {
+TEST_CASE("generation with a KV cache gives the logits of the full forward pass", "[cache]") {
   ModelConfig c = gated();
   const bool nanochat = GENERATE(false, true);
   if (nanochat) make_nanochat(c);
@@ -264,7 +264,7 @@ TEST_CASE("Generation with a cache gives the logits of the full forward pass", "
     const std::vector<double> expected = m.logits();
     const double largest = largest_difference(expected, std::vector<double>(expected.size()));
     CHECK((largest <= kSoftCap) == nanochat);
-    CHECK(largest > 0.8 * kSoftCap);  // where the cap bends
+    CHECK(largest > 0.8 * kSoftCap);  // in the nonlinear range of the cap
 
     Arena memory("generation", 1 << 20);
     KeyValueCache cache = m.model.make_cache(memory, 12, dtype);
@@ -296,7 +296,7 @@ TEST_CASE("Generation with a cache gives the logits of the full forward pass", "
   }
 }
 
-TEST_CASE("f32 and bf16 gradients stay near those of f64", "[precision]") {
+TEST_CASE("f32 and bf16 gradients are close to those of f64", "[precision]") {
   ModelConfig c = gated();
   c.hidden_size = 64;
   c.head_dim = 16;
@@ -319,8 +319,7 @@ TEST_CASE("f32 and bf16 gradients stay near those of f64", "[precision]") {
   }
 }
 
-TEST_CASE("A batch is learned by heart, in f32 and bf16, by every attention kind and gate position",
-          "[overfit]") {
+TEST_CASE("every attention kind and gate position overfits one batch, in f32 and bf16", "[overfit]") {
   const test::OneThread one_thread;
   for (const DType dtype : {DType::f32, DType::bf16})
     for (size_t p = 0; p < EnumNames<GatePosition>::names.size(); ++p) {
@@ -357,7 +356,7 @@ TEST_CASE("A batch is learned by heart, in f32 and bf16, by every attention kind
     }
 }
 
-TEST_CASE("Parameters carry Hugging Face names, and decay on matrices only", "[names]") {
+TEST_CASE("parameters have Hugging Face names, and only matrices have weight decay", "[names]") {
   ModelConfig c = test::tiny_config();
   c.tie_word_embeddings = false;
   c.norm_placement = NormPlacement::sandwich;
@@ -407,7 +406,7 @@ TEST_CASE("Parameters carry Hugging Face names, and decay on matrices only", "[n
   }
 }
 
-TEST_CASE("The paper's parameter counts", "[counts]") {
+TEST_CASE("the paper's parameter counts", "[counts]") {
   // Qwen3-1.7B geometry, and the parameters that table 1 (Qiu et al. 2025) adds at the 15A2B's scale.
   ModelConfig c;
   c.vocab_size = 151936;
@@ -446,7 +445,7 @@ TEST_CASE("The paper's parameter counts", "[counts]") {
   CHECK(added(GatePosition::value, headwise, GateSharing::specific) == 196608);
 }
 
-TEST_CASE("Impossible layers are refused by name", "[contract]") {
+TEST_CASE("impossible layers are refused by name", "[contract]") {
   const auto build = [](const ModelConfig& c) {
     ParamStore store;
     const Transformer model(c, store);

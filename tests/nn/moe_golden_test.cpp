@@ -27,7 +27,7 @@ ModelConfig read_config(const json& j) {
   c.moe.norm_topk_prob = j["norm_topk_prob"];
   c.moe.shared_expert_intermediate_size = j.value("shared_expert_intermediate_size", 0);
   c.moe.shared_expert_gate = c.moe.shared_expert_intermediate_size > 0;
-  // The goldens know the output's gradient only.
+  // The golden files contain only the output's gradient.
   c.moe.load_balance.coefficient = 0;
   c.moe.router_z_loss_coefficient = 0;
   return c;
@@ -59,7 +59,7 @@ void check_block(const std::string& name, DType dtype, double tolerance, bool ke
   Context ctx(1 << 22);
   Arena memory("memory", 1 << 20), gradients("gradients", 1 << 20);
   store.allocate(ctx, dtype, T, memory, &gradients);
-  // Every weight of the store is in the golden, and none else.
+  // The golden file contains exactly the weights of the store.
   REQUIRE(store.specs().size() == golden["weights"].size());
   const auto entry = [&](const char* of, size_t i) { return golden[of][store.specs()[i].name.substr(4)]; };
   for (size_t i = 0; i < store.specs().size(); ++i) {
@@ -86,13 +86,13 @@ void check_block(const std::string& name, DType dtype, double tolerance, bool ke
 
 }  // namespace
 
-TEST_CASE("Sparse blocks equal transformers': output, and gradients of input, router and every expert",
+TEST_CASE("MoE blocks equal transformers: output, and gradients of input, router and every expert",
           "[moe][golden]") {
   const test::OneThread one_thread;
   for (const char* name :
        {"moe_qwen3", "moe_qwen3_unnormalised", "moe_qwen3_next", "moe_qwen3_next_unnormalised"})
     for (const bool keep_inner : {true, false}) {
-      // The goldens carry nine digits.
+      // The golden files have nine digits.
       check_block(name, DType::f64, 2e-8, keep_inner);
       check_block(name, DType::f32, 1e-5, keep_inner);
     }

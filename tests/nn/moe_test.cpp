@@ -1,5 +1,5 @@
-// A mixture of experts: gradients through router, losses, experts and shared expert; edge cases; what counts
-// as the batch.
+// A mixture of experts: gradients through router, losses, experts and shared expert; edge cases; scopes of
+// the balance loss.
 #include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -22,7 +22,7 @@ ModelConfig moe_config(int64_t experts = 5, int64_t per_token = 2) {
   return c;
 }
 
-/// One layer with memory of its own, in f64.
+/// One layer with its own memory, in f64.
 struct OneMoe {
   ParamStore store;
   Moe moe;
@@ -89,14 +89,14 @@ struct OneMoe {
     for (int64_t t = 0; t < x.dim(0); ++t) loss += std::pow(Pool::get(saved.lse, t), 2);
     return loss / static_cast<double>(x.dim(0));
   }
-  /// What backward is the gradient of.
+  /// The scalar whose gradient backward computes.
   double objective() {
     store.pack(*ctx);
     moe.forward(*ctx, x, {}, saved);
     return dot(dy, saved.y) + config.load_balance.coefficient * balance_loss() +
            config.router_z_loss_coefficient * z_loss();
   }
-  /// Distance between the last expert chosen and the first that was not: differences must not cross it.
+  /// Margin between the last selected expert and the first one that is not: differences must not cross it.
   double margin() {
     moe.forward(*ctx, x, {}, saved);
     const int64_t E = config.num_experts, K = config.num_experts_per_tok;
@@ -137,7 +137,7 @@ void check_gradients(const ModelConfig& config, int64_t tokens = 7) {
 
 }  // namespace
 
-TEST_CASE("Every gradient of a mixture of experts equals central differences", "[moe][gradient]") {
+TEST_CASE("gradients of a mixture of experts equal central differences", "[moe][gradient]") {
   for (const bool norm_topk_prob : {false, true})
     for (const int64_t shared : {0, 3})
       for (const bool gate : {false, true}) {
@@ -154,7 +154,7 @@ TEST_CASE("Every gradient of a mixture of experts equals central differences", "
       }
 }
 
-TEST_CASE("Each router loss alone has the right gradient", "[moe][gradient]") {
+TEST_CASE("each router loss alone has the right gradient", "[moe][gradient]") {
   for (const bool balance : {false, true}) {
     ModelConfig c = moe_config();
     (balance ? c.moe.router_z_loss_coefficient : c.moe.load_balance.coefficient) = 0;
@@ -173,10 +173,10 @@ TEST_CASE("Each router loss alone has the right gradient", "[moe][gradient]") {
   }
 }
 
-TEST_CASE("All tokens to the same experts, and experts without a token", "[moe][edge]") {
+TEST_CASE("all tokens to the same experts, and experts without tokens", "[moe][edge]") {
   const OneThread one_thread;
   OneMoe m(moe_config(6, 2), 8);
-  // A constant channel makes the router choose 4 and 1 for everyone.
+  // A constant channel makes the router select experts 4 and 1 for every token.
   const Tensor router = m.weight("mlp.gate.weight");
   for (int64_t t = 0; t < 8; ++t) Pool::set(m.x, t * 6, 1);
   for (int64_t e = 0; e < 6; ++e) Pool::set(router, e * 6, e == 4 ? 60 : e == 1 ? 40 : -20);
@@ -186,7 +186,7 @@ TEST_CASE("All tokens to the same experts, and experts without a token", "[moe][
     CHECK(m.saved.experts.as<int32_t>()[2 * t] == 4);
     CHECK(m.saved.experts.as<int32_t>()[2 * t + 1] == 1);
   }
-  // Nobody's gradient is exactly zero, and the others' are not.
+  // Gradients of unused experts are exactly zero, and those of the others are not.
   for (size_t i = 1; i < m.store.specs().size(); ++i) {
     const std::string& name = m.store.specs()[i].name;
     const bool used =
@@ -197,10 +197,10 @@ TEST_CASE("All tokens to the same experts, and experts without a token", "[moe][
     INFO(name);
     CHECK((norm > 0) == used);
   }
-  CHECK(m.balance_loss() > 2.9);  // E/K = 3 when one pair takes everything
+  CHECK(m.balance_loss() > 2.9);  // E/K = 3 if one pair receives everything
 }
 
-TEST_CASE("With every expert chosen the mixture is the weighted sum of all", "[moe][edge]") {
+TEST_CASE("with every expert selected the mixture is the weighted sum of all", "[moe][edge]") {
   const OneThread one_thread;
   OneMoe all(moe_config(4, 4), 6);
   all.moe.forward(*all.ctx, all.x, {}, all.saved);
@@ -209,10 +209,10 @@ TEST_CASE("With every expert chosen the mixture is the weighted sum of all", "[m
     for (int64_t k = 0; k < 4; ++k) sum += Pool::get(all.saved.weights, t * 4 + k);
     CHECK(sum == Approx(1));
   }
-  CHECK(all.balance_loss() == Approx(1));  // f is uniform whatever p is
+  CHECK(all.balance_loss() == Approx(1));  // f is uniform for any p
 }
 
-TEST_CASE("Equal probabilities go to the lower ids", "[moe][edge]") {
+TEST_CASE("equal probabilities go to the lower indices", "[moe][edge]") {
   const OneThread one_thread;
   OneMoe m(moe_config(6, 3), 4);
   const Tensor router = m.weight("mlp.gate.weight");
@@ -231,7 +231,7 @@ TEST_CASE("Equal probabilities go to the lower ids", "[moe][edge]") {
   }
 }
 
-TEST_CASE("A skewed router has a larger balance loss than a balanced one", "[moe][loss]") {
+TEST_CASE("a skewed router has a larger balance loss than a balanced one", "[moe][loss]") {
   const OneThread one_thread;
   double before = 0;
   for (const double skew : {0.0, 2.0, 8.0}) {
@@ -249,7 +249,7 @@ TEST_CASE("A skewed router has a larger balance loss than a balanced one", "[moe
   }
 }
 
-TEST_CASE("Two accumulated halves have the counts and the loss of the whole", "[moe][loss]") {
+TEST_CASE("two accumulated halves have the counts and the loss of the whole", "[moe][loss]") {
   const OneThread one_thread;
   const ModelConfig c = moe_config(5, 2);
   OneMoe whole(c, 12), half(c, 6);
@@ -264,7 +264,7 @@ TEST_CASE("Two accumulated halves have the counts and the loss of the whole", "[
     half.moe.forward(*half.ctx, half.x, {.totals = half.totals, .token_fraction = 0.5}, half.saved);
   }
   for (int64_t i = 0; i < router_totals_size(5); ++i) {
-    if (i == 10) continue;  // the loss of each part alone: not additive, which is the point of the global one
+    if (i == 10) continue;  // the loss of each part is not additive, which is why the global scope exists
     CHECK(Pool::get(half.totals, i) == Approx(Pool::get(whole.totals, i)).epsilon(1e-12));
   }
   CHECK(Pool::get(half.totals, 10) != Approx(Pool::get(whole.totals, 10)).epsilon(1e-6));
@@ -273,7 +273,7 @@ TEST_CASE("Two accumulated halves have the counts and the loss of the whole", "[
   CHECK(Pool::get(whole.totals, 12) == 12);
 }
 
-TEST_CASE("The balance loss pulls by the counts of its scope", "[moe][loss]") {
+TEST_CASE("the gradient of the balance loss uses the counts of its scope", "[moe][loss]") {
   const OneThread one_thread;
   ModelConfig c = moe_config(5, 2);
   c.moe.router_z_loss_coefficient = 0;
@@ -293,8 +293,9 @@ TEST_CASE("The balance loss pulls by the counts of its scope", "[moe][loss]") {
   CHECK(router_gradient(BalanceScope::micro_batch, 0) == router_gradient(BalanceScope::global_batch, 0));
 }
 
-TEST_CASE("The balance loss by the step before pulls by its counts, and not at all before there are any",
-          "[moe][loss]") {
+TEST_CASE(
+    "with scope previous_step the balance loss uses the previous counts, and has no gradient without them",
+    "[moe][loss]") {
   const OneThread one_thread;
   ModelConfig c = moe_config(5, 2);
   c.moe.router_z_loss_coefficient = 0;

@@ -31,7 +31,7 @@ void for_each_config(Body&& body) {
 
 }  // namespace
 
-TEST_CASE("The output is normalised per head, then activated", "[output_transform]") {
+TEST_CASE("the output is normalised per head, then activated", "[output_transform]") {
   for_each_config([](const ModelConfig& config) {
     const bool normed = config.attention.output_norm != OutputNorm::none,
                per_head = config.attention.output_norm == OutputNorm::rmsnorm,
@@ -61,7 +61,7 @@ TEST_CASE("The output is normalised per head, then activated", "[output_transfor
   });
 }
 
-TEST_CASE("Gradients through the output's norm and activation equal central differences",
+TEST_CASE("gradients through the output's norm and activation equal central differences",
           "[output_transform][gradient]") {
   const test::OneThread one_thread;
   for_each_config([](const ModelConfig& config) {

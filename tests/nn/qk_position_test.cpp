@@ -28,7 +28,7 @@ ModelConfig config_of(Way way) {
 
 }  // namespace
 
-TEST_CASE("Queries and keys are normalised and rotated in the configured order", "[qk_position]") {
+TEST_CASE("queries and keys are normalised and rotated in the configured order", "[qk_position]") {
   std::vector<Tensor> results;
   Pool pool;
   for (const Way way : kWays) {
@@ -64,7 +64,7 @@ TEST_CASE("Queries and keys are normalised and rotated in the configured order",
   CHECK(test::relative_error(results[0], results[1]) > 0.01);
 }
 
-TEST_CASE("Gradients through norm and rotation equal central differences", "[qk_position][gradient]") {
+TEST_CASE("gradients through norm and rotation equal central differences", "[qk_position][gradient]") {
   const test::OneThread one_thread;
   for (const Way way : kWays)
     for (const bool in_place : {true, false}) {

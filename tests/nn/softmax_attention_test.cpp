@@ -56,8 +56,10 @@ constexpr Core::Gated kGated[] = {Core::Gated::no, Core::Gated::elementwise, Cor
 
 }  // namespace
 
-TEST_CASE("The core is a softmax over the visible keys and, with kind sink, one more logit without a value",
-          "[softmax_attention]") {
+TEST_CASE(
+    "the core is a softmax over the visible keys and, with kind sink, one additional logit in the "
+    "denominator",
+    "[softmax_attention]") {
   for (const AttentionKind kind : kKinds) {
     Core c(kind, Core::Gated::no);
     CHECK((c.s.y.data == c.s.o.data) == (kind == AttentionKind::softmax));
@@ -87,7 +89,7 @@ TEST_CASE("The core is a softmax over the visible keys and, with kind sink, one 
   }
 }
 
-TEST_CASE("A fused gate gives the bits of the core with the gate behind it, and the same gradients",
+TEST_CASE("a fused gate gives the bits and gradients of the core followed by the gate",
           "[softmax_attention][equivalence]") {
   for (const AttentionKind kind : kKinds)
     for (const Core::Gated gated : {Core::Gated::elementwise, Core::Gated::headwise})
@@ -127,7 +129,7 @@ TEST_CASE("A fused gate gives the bits of the core with the gate behind it, and 
       }
 }
 
-TEST_CASE("The core's gradients equal central differences: heads, sinks, gate, importance",
+TEST_CASE("gradients of the core equal central differences: heads, sinks, gate, importance",
           "[softmax_attention][gradient]") {
   const test::OneThread one_thread;
   for (const AttentionKind kind : kKinds)
@@ -166,7 +168,7 @@ TEST_CASE("The core's gradients equal central differences: heads, sinks, gate, i
       }
 }
 
-TEST_CASE("Zeroing first values is attention over values whose first rows are zero",
+TEST_CASE("value zeroing equals attention over values whose first rows are zero",
           "[softmax_attention][zeroing]") {
   for (const AttentionKind kind : kKinds)
     for (const Core::Gated gated : kGated) {

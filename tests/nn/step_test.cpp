@@ -1,4 +1,4 @@
-// One training step as a whole: what it may not depend on, and what it may not do.
+// One whole training step: independence of threads, and no allocations.
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <cstdlib>
@@ -15,8 +15,8 @@ std::atomic<int64_t> allocations{0}, alive{0};
 
 }  // namespace
 
-// Every operator new of this program, the libraries it calls included, is counted. Not inlined: GCC 12 would
-// take the pair for a mismatch of new and free.
+// Counts every operator new of this program, including the libraries it calls. Not inlined: GCC 12 would
+// report a mismatch of new and free.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   ++alive;
@@ -40,7 +40,7 @@ namespace {
 
 using test::TestModel;
 
-/// Large enough that every op cuts its work in parts.
+/// Large enough that every op divides its work.
 ModelConfig middling() {
   ModelConfig c;
   c.vocab_size = 300;
@@ -87,7 +87,7 @@ struct Training {
 
 }  // namespace
 
-TEST_CASE("Training gives the same bits with one thread and with several", "[step][threads]") {
+TEST_CASE("training gives the same bits with one thread and with several", "[step][threads]") {
   const int threads = num_threads();
   for (const DType dtype : {DType::f32, DType::bf16}) {
     INFO(dtype_name(dtype));
@@ -107,7 +107,7 @@ TEST_CASE("Training gives the same bits with one thread and with several", "[ste
   set_num_threads(threads);
 }
 
-TEST_CASE("A step allocates no memory once the first has run", "[step][memory]") {
+TEST_CASE("a step allocates no memory after the first one", "[step][memory]") {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     Training t(dtype);
     t.step();
@@ -115,14 +115,14 @@ TEST_CASE("A step allocates no memory once the first has run", "[step][memory]")
     t.step();
     const int64_t made = allocations - before, kept = alive - alive_before;
     INFO(dtype_name(dtype));
-    // oneDNN, which f64 does without, takes and gives back small host objects at every call.
+    // oneDNN, which is not used for f64, allocates and frees small host objects in every call.
     if (dtype == DType::f64) CHECK(made == 0);
     CHECK(kept == 0);
     CHECK(t.m.context->scratch.used() == 0);
   }
 }
 
-TEST_CASE("A step whose experts ranks share allocates no memory either, in however many rounds",
+TEST_CASE("a step with expert parallelism allocates no memory either, for any number of rounds",
           "[step][memory][ranks]") {
   ModelConfig c = test::tiny_config();
   c.moe.num_experts = 6;

@@ -22,7 +22,8 @@ ModelConfig with_experts(int64_t experts, int64_t chosen, SwitchProjections proj
 }  // namespace
 
 TEST_CASE(
-    "Switch heads' gradients equal central differences: experts, chosen, projections, widths, head layouts",
+    "gradients of switch heads equal central differences: experts, experts per token, projections, widths, "
+    "head layouts",
     "[gradient][switch_heads]") {
   const test::OneThread one_thread;
   int turn = 0;
@@ -50,14 +51,14 @@ TEST_CASE(
                                  name + ".weight");
             INFO("E " << experts << " K " << chosen << " w " << width << " kv " << kv_heads << " keys "
                       << keys << ": " << name);
-            // Small steps: none of them changes what is chosen.
+            // Small steps, none of which changes the selection.
             CHECK(test::gradient_error(
                       m.store.value(id), m.store.grad(id), [&] { return m.loss(); }, 4, 2e-6) <= 1e-7);
           }
         }
 }
 
-TEST_CASE("Switch heads with one expert are a headwise value gate, bit for bit",
+TEST_CASE("switch heads with one expert equal a headwise value gate, bit for bit",
           "[equivalence][switch_heads]") {
   for (const bool keys : {false, true})
     for (const auto& [dtype, head_dim] :
@@ -87,8 +88,7 @@ TEST_CASE("Switch heads with one expert are a headwise value gate, bit for bit",
     }
 }
 
-TEST_CASE("Switch heads: what is kept of keys and values for generation gives the full forward pass",
-          "[cache][switch_heads]") {
+TEST_CASE("switch heads: generation with a KV cache equals the full forward pass", "[cache][switch_heads]") {
   ModelConfig c = with_experts(8, 2, SwitchProjections::key_value, 2);
   c.num_hidden_layers = 2;
   test::TokenBatch all;
@@ -114,7 +114,7 @@ TEST_CASE("Switch heads: what is kept of keys and values for generation gives th
   }
 }
 
-TEST_CASE("Switch heads: recomputed activations change no bit of any gradient", "[recompute][switch_heads]") {
+TEST_CASE("switch heads: recomputed activations change no bit of any gradient", "[recompute][switch_heads]") {
   ModelConfig c = with_experts(4, 2, SwitchProjections::key_value);
   c.num_hidden_layers = 3;
   TestModel none(c, test::tiny_batch(), DType::bf16),

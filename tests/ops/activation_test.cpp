@@ -32,7 +32,7 @@ TEST_CASE("silu and swiglu agree over types and threads, at odd sizes", "[activa
   }
 }
 
-TEST_CASE("silu and swiglu are the formulas", "[activation]") {
+TEST_CASE("silu and swiglu equal their formulas", "[activation]") {
   Pool pool;
   Context ctx(kTestScratch);
   const Tensor gate_up = pool.normal(DType::f64, {4, 10}), y = pool.zeros(DType::f64, {4, 5});
@@ -47,7 +47,7 @@ TEST_CASE("silu and swiglu are the formulas", "[activation]") {
     }
 }
 
-TEST_CASE("silu and swiglu gradients are those of central differences", "[activation]") {
+TEST_CASE("silu and swiglu gradients equal central differences", "[activation]") {
   Pool pool;
   Context ctx(kTestScratch);
   const int64_t T = 7, F = 9;
@@ -92,7 +92,7 @@ TEST_CASE("silu and swiglu work in place", "[activation]") {
   }
 }
 
-TEST_CASE("silu gives an element the same bits wherever the work is cut", "[activation]") {
+TEST_CASE("silu gives an element the same bits for any partition of the work", "[activation]") {
   // Alone, an element is computed by the scalar remainder of the loop, among others by its vector body.
   Context ctx(kTestScratch);
   for (const DType type : kFloatingTypes) {
@@ -180,7 +180,7 @@ TEST_CASE("weighted swiglu agrees over types and threads, at odd sizes", "[activ
   }
 }
 
-TEST_CASE("weighted swiglu is swiglu times the weight of the row's slot, with its gradients",
+TEST_CASE("weighted swiglu equals swiglu times the weight of the row's slot, with its gradients",
           "[activation]") {
   Pool pool;
   Context ctx(kTestScratch);

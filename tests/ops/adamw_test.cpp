@@ -54,7 +54,7 @@ AdamwStep step_number(int64_t step) {
 
 }  // namespace
 
-TEST_CASE("ten adamw steps are the published algorithm, in every type", "[adamw]") {
+TEST_CASE("ten adamw steps equal the published algorithm, in every type", "[adamw]") {
   Context ctx(kTestScratch);
   for (const DType type : kFloatingTypes)
     for (const int64_t n : {1, 37, 1001}) {
@@ -99,7 +99,7 @@ TEST_CASE("adamw agrees over types and threads", "[adamw]") {
   });
 }
 
-TEST_CASE("adamw with a master in f32 gives the bits of f32 without one, rounded", "[adamw]") {
+TEST_CASE("adamw with an f32 master gives the rounded bits of f32 without one", "[adamw]") {
   Pool pool;
   Context ctx(kTestScratch);
   const int64_t n = 333;
@@ -116,7 +116,7 @@ TEST_CASE("adamw with a master in f32 gives the bits of f32 without one, rounded
   CHECK(same_bits(half, pool.copy(value, DType::bf16)));
 }
 
-TEST_CASE("adamw gives an element the same bits wherever the work is cut", "[adamw]") {
+TEST_CASE("adamw gives an element the same bits for any partition of the work", "[adamw]") {
   Context ctx(kTestScratch);
   for (const DType type : kFloatingTypes) {
     INFO(dtype_name(type));
@@ -140,7 +140,7 @@ TEST_CASE("adamw gives an element the same bits wherever the work is cut", "[ada
   }
 }
 
-TEST_CASE("adamw leaves a weight without gradient to its decay alone", "[adamw]") {
+TEST_CASE("adamw applies only decay to a weight without gradient", "[adamw]") {
   Pool pool;
   Context ctx(kTestScratch);
   const Tensor value = pool.normal(DType::f64, {9}), before = pool.copy(value, DType::f64);
@@ -175,7 +175,7 @@ TEST_CASE("adamw refuses wrong arguments by name", "[adamw]") {
         "adamw_update: segments must be (S, 4) f64, got (3) f64");
 }
 
-TEST_CASE("adamw updates the segments, each with its rate and decay, and leaves the padding alone",
+TEST_CASE("adamw updates the segments, each with its rate and decay, and does not change padding",
           "[adamw]") {
   Pool pool;
   Context ctx(kTestScratch);
@@ -200,7 +200,7 @@ TEST_CASE("adamw updates the segments, each with its rate and decay, and leaves 
   }
 }
 
-TEST_CASE("an update is judged by its loss and norm, clipped, and not applied beyond its limits", "[adamw]") {
+TEST_CASE("an update is clipped, and not applied if its loss or norm exceeds the limits", "[adamw]") {
   Pool pool;
   Context ctx(kTestScratch);
   const auto judged = [&](UpdateControl c) {

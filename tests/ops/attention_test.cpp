@@ -24,7 +24,7 @@ std::string describe(const Shape& s) {
 
 enum class Documents { one, short_ones, sequences, alone, window };
 
-/// first_key of every token; `window` is no document at all, but a mask that moves by one key per query.
+/// first_key of every token; `window` is not a document mask, but one that moves by one key per query.
 Tensor make_first_key(Pool& pool, int64_t tokens, Documents kind) {
   Tensor f = pool.zeros(DType::i32, {tokens}, "first_key");
   int64_t begin = 0, length = 0;
@@ -73,7 +73,7 @@ struct Results {
     o = pool.zeros(dtype, {p.q.dim(0), s.heads, s.depth}, "o");
     lse = pool.zeros(accumulate_dtype(dtype), {s.heads, p.q.dim(0)}, "lse");
     z0 = pool.zeros(accumulate_dtype(dtype), {s.heads, p.q.dim(0)}, "z0");
-    // What is overwritten starts as rubbish.
+    // Overwritten tensors start with arbitrary values.
     dq = pool.normal(dtype, {s.tokens, s.heads, s.depth}, 1.0, "dq");
     dk = pool.normal(dtype, {s.tokens, s.kv_heads, s.depth}, 1.0, "dk");
     dv = pool.normal(dtype, {s.tokens, s.kv_heads, s.depth}, 1.0, "dv");
@@ -258,7 +258,7 @@ TEST_CASE("exp(z0 - lse) is the attention to the first visible key, and z0 never
       }
 }
 
-TEST_CASE("attention with earlier keys equals the last rows of the whole", "[attention]") {
+TEST_CASE("attention with earlier keys equals the last rows of the full computation", "[attention]") {
   Context ctx = make_context();
   for (const Tolerance& tolerance : kTolerances)
     for (Documents documents : {Documents::one, Documents::short_ones})
@@ -315,7 +315,7 @@ TEST_CASE("attention gives the same bits for any number of threads", "[attention
     }
 }
 
-TEST_CASE("attention does not see masked keys, not even those that are not numbers", "[attention]") {
+TEST_CASE("attention ignores masked keys, even NaN ones", "[attention]") {
   Context ctx = make_context();
   Pool pool(15);
   Problem p = Problem(pool, {100, 2, 1, 16}, Documents::one).as(pool, DType::f32);
@@ -326,11 +326,12 @@ TEST_CASE("attention does not see masked keys, not even those that are not numbe
   broken.forward(ctx, p);
   CHECK(same_bits(clean.o.rows(0, 10), broken.o.rows(0, 10)));
   CHECK(same_bits(clean.o.rows(50, 50), broken.o.rows(50, 50)));
-  // And it does not hide what it sees.
+  // It does not mask visible keys.
   for (int64_t t = 10; t < 50; ++t) REQUIRE(std::isnan(Pool::get(broken.lse, t)));
 }
 
-TEST_CASE("attention's dry run takes the scratch of the real one and touches no data", "[attention]") {
+TEST_CASE("a dry run of attention allocates the scratch memory of a real one and touches no data",
+          "[attention]") {
   for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
     Pool pool(17);
     const Problem p = Problem(pool, {140, 4, 2, 40}, Documents::one).as(pool, dtype);
@@ -351,7 +352,7 @@ TEST_CASE("attention's dry run takes the scratch of the real one and touches no 
   }
 }
 
-TEST_CASE("attention names itself and the argument that is wrong", "[attention]") {
+TEST_CASE("attention's errors name the op and the wrong argument", "[attention]") {
   Context ctx = make_context();
   Pool pool(19);
   const Problem p = Problem(pool, {8, 4, 2, 8}, Documents::one).as(pool, DType::f32);
@@ -385,7 +386,7 @@ TEST_CASE("attention names itself and the argument that is wrong", "[attention]"
              Contains("sink_forward: sink must be (4) f32"));
 }
 
-TEST_CASE("a sink logit joins the softmax as a key without a value", "[attention][sink]") {
+TEST_CASE("a sink logit adds to the softmax denominator like a key without a value", "[attention][sink]") {
   Context ctx = make_context();
   for (DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     Pool pool(21);
@@ -412,7 +413,7 @@ TEST_CASE("a sink logit joins the softmax as a key without a value", "[attention
   }
 }
 
-TEST_CASE("sink gradients equal central differences, through attention as well", "[attention][sink]") {
+TEST_CASE("sink gradients equal central differences, also through attention", "[attention][sink]") {
   Context ctx = make_context();
   Pool pool(23);
   const Shape shape = {70, 4, 2, 8};

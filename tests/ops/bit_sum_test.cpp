@@ -22,8 +22,7 @@ uint64_t sum_of(const Tensor& x, int64_t first = 0, uint64_t seed = 5) {
 
 }  // namespace
 
-TEST_CASE("a sum of bits shows every single bit, and neither the cut into parts nor the threads",
-          "[bit_sum]") {
+TEST_CASE("a bit sum depends on every bit, and not on parts or threads", "[bit_sum]") {
   const int64_t n = 3 * 16384 + 77;
   for (const DType type : kFloatingTypes) {
     Pool pool;

@@ -1,7 +1,7 @@
 #pragma once
-// One list of op cases for every backend: a case builds its tensors on whatever device it is run on and calls
-// the op. tests/ops/parity_test.cpp runs each on the CPU and on CUDA (emulated or real), in f32 and bf16, and
-// compares every output by one tolerance table.
+// One list of op cases for every backend: a case creates its tensors on the device on which it is run and
+// calls the op. tests/ops/parity_test.cpp runs each on the CPU and on CUDA (emulated or real), in f32 and
+// bf16, and compares every output by one tolerance table.
 #include <cstring>
 #include <functional>
 #include <map>
@@ -13,9 +13,9 @@
 
 namespace sluice::test {
 
-/// One run of a case on one device. Inputs depend on their name, shape and spread alone, so every device gets
-/// the same. With an arena that measures nothing is computed: that run tells how much memory the real one
-/// needs.
+/// One run of a case on one device. Inputs depend only on their name, shape and spread, so that they are
+/// equal on every device. A run with a measuring arena computes nothing and determines the memory that the
+/// real one needs.
 class CaseRun {
  public:
   struct Output {
@@ -51,7 +51,7 @@ class CaseRun {
     return upload(name, pool.integers(dims, low, high));
   }
 
-  /// Overwritten by the op: every byte is 0xff before (NaN, -1), and compared after.
+  /// Overwritten by the op: initialised to 0xff (NaN, -1), and compared afterwards.
   Tensor output(const std::string& name, std::initializer_list<int64_t> dims) {
     return output(name, dtype, dims);
   }
@@ -61,18 +61,18 @@ class CaseRun {
     std::memset(host.data, 0xff, static_cast<size_t>(host.bytes()));
     return compared(name, upload(name, host));
   }
-  /// Updated by the op: random before, compared after.
+  /// Updated by the op: random before, compared afterwards.
   Tensor inout(const std::string& name, DType type, std::initializer_list<int64_t> dims,
                double spread = 1.0) {
     return compared(name, input(name, type, dims, spread));
   }
-  /// An input that the op overwrites in place (aliasing): compared after.
+  /// An input that the op overwrites in place (aliasing): compared afterwards.
   Tensor compared(const std::string& name, const Tensor& t) {
     outputs_.push_back({name, t, {}});
     return t;
   }
 
-  /// The same, to the last bit.
+  /// The same, compared bit for bit.
   Tensor compared_exactly(const std::string& name, const Tensor& t) {
     outputs_.push_back({name, Tensor(t.data, DType::u8, {t.bytes()}, t.name, t.device), {}});
     return t;
@@ -107,9 +107,9 @@ class CaseRun {
 };
 
 struct OpCase {
-  std::string name;  // "rope_forward T=5 H=2 D=8": op, then what is special
+  std::string name;  // "rope_forward T=5 H=2 D=8": op, then the parameters of the case
   std::function<void(CaseRun&)> run;
-  double tolerance_factor = 1;  // times the table's entry; say why where it is not 1
+  double tolerance_factor = 1;  // factor on the table's entry; other values than 1 need a comment
   bool f32 = true, bf16 = true;
 };
 

@@ -24,7 +24,7 @@ TEST_CASE("add, clip, scale and fill agree over types and threads, at odd sizes"
   }
 }
 
-TEST_CASE("add, clip and scale are the formulas", "[elementwise]") {
+TEST_CASE("add, clip and scale equal their formulas", "[elementwise]") {
   Pool pool;
   Context ctx(kTestScratch);
   const int64_t n = 100;
@@ -41,7 +41,7 @@ TEST_CASE("add, clip and scale are the formulas", "[elementwise]") {
   for (int64_t i = 0; i < n; ++i) CHECK(Pool::get(c, i) == 1.25);
 }
 
-TEST_CASE("Columns are taken from and added to their place, over types and threads", "[elementwise]") {
+TEST_CASE("columns are extracted and added at their position, over types and threads", "[elementwise]") {
   check_op([](Pool& pool, Context& ctx, DType type) {
     const Tensor x = exact_normal(pool, type, {300, 90}), part = pool.zeros(type, {300, 70}),
                  y = pool.zeros(type, {300, 90});
@@ -60,7 +60,7 @@ TEST_CASE("Columns are taken from and added to their place, over types and threa
         "add_columns: (2, 3) f32 from column 2 on is no part of (2, 4) f32");
 }
 
-TEST_CASE("clip's gradient passes below the limit, and is zero at and beyond it", "[elementwise]") {
+TEST_CASE("the gradient of clip passes below the limit, and is zero at and beyond it", "[elementwise]") {
   Context ctx(kTestScratch);
   for (const DType type : kFloatingTypes) {
     INFO(dtype_name(type));
@@ -74,7 +74,7 @@ TEST_CASE("clip's gradient passes below the limit, and is zero at and beyond it"
   }
 }
 
-TEST_CASE("clip's gradient is that of central differences away from the limit", "[elementwise]") {
+TEST_CASE("the gradient of clip equals central differences away from the limit", "[elementwise]") {
   Pool pool;
   Context ctx(kTestScratch);
   const Tensor x = pool.normal(DType::f64, {200}), dy = pool.normal(DType::f64, {200});

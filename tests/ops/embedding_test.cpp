@@ -22,7 +22,7 @@ TEST_CASE("embedding agrees over types and threads, at odd sizes", "[embedding]"
   }
 }
 
-TEST_CASE("embedding copies rows; its gradient adds them up in the order of the tokens", "[embedding]") {
+TEST_CASE("embedding copies rows; its gradient sums them in the order of the tokens", "[embedding]") {
   Pool pool;
   Context ctx(kTestScratch);
   const int64_t T = 50, V = 6, C = 70;
@@ -40,7 +40,7 @@ TEST_CASE("embedding copies rows; its gradient adds them up in the order of the 
   CHECK(same_bits(dweight, expected));
 }
 
-TEST_CASE("embedding's gradient is that of central differences", "[embedding]") {
+TEST_CASE("the gradient of embedding equals central differences", "[embedding]") {
   Pool pool;
   Context ctx(kTestScratch);
   const Tensor tokens = pool.integers({20}, 0, 4), weight = pool.normal(DType::f64, {5, 9});

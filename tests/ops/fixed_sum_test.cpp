@@ -13,7 +13,7 @@ int64_t* fixed(const Tensor& t) { return static_cast<int64_t*>(t.data); }
 
 }  // namespace
 
-TEST_CASE("a fixed-point sum is the sum to its last bit, in any order and on any number of threads",
+TEST_CASE("a fixed-point sum is exact to its last bit, in any order and on any number of threads",
           "[fixed_sum]") {
   const auto type = GENERATE(DType::f32, DType::f64);
   const int threads = GENERATE(1, 2);
@@ -55,7 +55,7 @@ TEST_CASE("a fixed-point sum is the sum to its last bit, in any order and on any
   CHECK(fixed(bad)[0] == first_large);
 }
 
-TEST_CASE("fixed-point numbers round to nearest, ties to even, and leave out what is not below the limit",
+TEST_CASE("fixed-point numbers round to nearest, ties to even, and skip values not below the limit",
           "[fixed_sum]") {
   Pool pool;
   Context ctx(kTestScratch);
@@ -81,7 +81,7 @@ TEST_CASE("fixed-point numbers round to nearest, ties to even, and leave out wha
     INFO(numbers[static_cast<size_t>(i)].first);
     CHECK(fixed(sums)[i] == numbers[static_cast<size_t>(i)].second);
   }
-  CHECK(fixed(bad)[0] == 107);  // element 7 is the first, and was known
+  CHECK(fixed(bad)[0] == 107);  // element 7 is the first one
   fixed(bad)[0] = kNoneBad;
   add_fixed(ctx, sums, bad, x, 1000, 100, Into::overwrite);
   CHECK(fixed(bad)[0] == 106);

@@ -79,7 +79,7 @@ void set_zero(const Tensor& t) {
 
 }  // namespace
 
-TEST_CASE("every gate is its formula, and gate_scores are the scores it uses", "[gate]") {
+TEST_CASE("every gate equals its formula, and gate_scores are the scores it uses", "[gate]") {
   Context ctx(kTestScratch);
   const int64_t T = 5, H = 3, D = 7;
   for (const Case& c : all_cases()) {
@@ -104,7 +104,7 @@ TEST_CASE("every gate is its formula, and gate_scores are the scores it uses", "
   }
 }
 
-TEST_CASE("every gate's gradients are those of central differences", "[gate]") {
+TEST_CASE("gradients of every gate equal central differences", "[gate]") {
   Context ctx(kTestScratch);
   for (const Case& c : all_cases())
     for (const int64_t H : {1, 3}) {
@@ -138,7 +138,7 @@ TEST_CASE("every gate agrees over types and threads, at odd sizes", "[gate]") {
   for (const Case& c : all_cases())
     for (const Size s :
          {Size{3, 5, 17}, Size{25, 5, 130}, Size{2, 1, 1}, Size{9, 1, 2500}, Size{700, 2, 16}}) {
-      // How the work is cut, which the others are about, no activation changes.
+      // The partition of the work, which the other cases test, does not depend on the activation.
       if (s.T > 3 && c.kind.activation != GateActivation::silu) continue;
       INFO(c.name() << ": " << s.T << " x " << s.H << " x " << s.D);
       check_op([&](Pool& pool, Context& ctx, DType type) {
@@ -176,7 +176,7 @@ TEST_CASE("every gate works in place", "[gate]") {
     }
 }
 
-TEST_CASE("the gradient of input-independent logits is added to, that of a token's logits is overwritten",
+TEST_CASE("the gradient of input-independent logits is accumulated, that of a token's logits overwritten",
           "[gate]") {
   Context ctx(kTestScratch);
   const int64_t T = 50, H = 3, D = 5;
@@ -196,7 +196,7 @@ TEST_CASE("the gradient of input-independent logits is added to, that of a token
   }
 }
 
-TEST_CASE("an input-independent gate is the gate with its logits repeated; its gradient their sum",
+TEST_CASE("an input-independent gate equals the gate with repeated logits; its gradient is their sum",
           "[gate]") {
   Context ctx(kTestScratch);
   const int64_t T = 40, H = 3, D = 11;
@@ -226,7 +226,7 @@ TEST_CASE("an input-independent gate is the gate with its logits repeated; its g
   }
 }
 
-TEST_CASE("a headwise gate is an elementwise one with repeated logits", "[gate]") {
+TEST_CASE("a headwise gate equals an elementwise one with repeated logits", "[gate]") {
   Context ctx(kTestScratch);
   const int64_t T = 9, H = 4, D = 33;
   for (const Case& c : all_cases()) {
@@ -259,7 +259,7 @@ TEST_CASE("a headwise gate is an elementwise one with repeated logits", "[gate]"
   }
 }
 
-TEST_CASE("an open gate is no gate: large sigmoid logits multiply by one, bit for bit", "[gate]") {
+TEST_CASE("an open gate has no effect: large sigmoid logits multiply by one, bit for bit", "[gate]") {
   Context ctx(kTestScratch);
   const int64_t T = 4, H = 3, D = 21;
   for (const Case& c : all_cases()) {
@@ -278,7 +278,7 @@ TEST_CASE("an open gate is no gate: large sigmoid logits multiply by one, bit fo
         set_zero(gradient);
         gate_forward(ctx, y, x, z, c.kind);
         gate_backward(ctx, dx, gradient, dy, x, z, c.kind);
-        // The mean of H ones is one but for rounding where 1/H is not a power of two.
+        // The mean of H ones is one, except for rounding if 1/H is not a power of two.
         if (c.kind.sharing == GateSharing::specific) {
           CHECK(same_bits(y, x));
           CHECK(same_bits(dx, dy));

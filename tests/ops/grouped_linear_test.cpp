@@ -1,4 +1,4 @@
-// Products of many experts against plain loops: every way to cut rows into groups, gathered operands, thread
+// Grouped products compared with plain loops: partitions of rows into groups, gathered operands, thread
 // counts.
 #include "ops/grouped_linear.h"
 
@@ -94,7 +94,7 @@ TEST_CASE("grouped products equal f64 loops, gathered or not, with and without p
         const Tensor index = gathered ? pool.integers({R}, 0, 10) : none;
         const double tolerance = loop_tolerance(type),
                      weight_tolerance = loop_tolerance(type == DType::f64 ? type : DType::f32);
-        // Overwritten in a group, left alone beyond.
+        // Overwritten within groups, unchanged beyond them.
         const auto check = [&](const Tensor& to, const Tensor& expected, const auto& op) {
           for (int64_t i = 0; i < to.numel(); ++i) Pool::set(to, i, 77);
           op();
@@ -197,7 +197,7 @@ TEST_CASE("grouped gradients agree with central differences in f64", "[grouped_l
   CHECK(gradient_error(x, dx, loss) < kGradientTolerance);
 }
 
-TEST_CASE("a dry run of grouped products measures the scratch that the real run takes", "[grouped_linear]") {
+TEST_CASE("a dry run of grouped products measures the scratch memory of the real run", "[grouped_linear]") {
   for (const DType type : kFloatingTypes) {
     Context dry(0);
     const auto run = [type](Context& ctx, bool real) {

@@ -43,7 +43,7 @@ HeadGate make_gate(Pool& pool, DType type, Kind kind, GateActivation activation,
 
 }  // namespace
 
-TEST_CASE("a head's importance is the mean of its gate over the tokens that count", "[heads]") {
+TEST_CASE("a head's importance is the mean of its gate over the counted tokens", "[heads]") {
   Context ctx(kTestScratch);
   for (const Kind kind : kKinds)
     for (const bool skip_first : {true, false}) {
@@ -108,7 +108,8 @@ TEST_CASE("importance and its gradient agree over types and threads", "[heads]")
   }
 }
 
-TEST_CASE("the balance of heads has the gradient of central differences, whichever heads count", "[heads]") {
+TEST_CASE("the gradient of the head balance loss equals central differences, for any heads left out",
+          "[heads]") {
   Context ctx(kTestScratch);
   const int64_t L = 2, H = 6, W = head_row_size(H);
   for (const int64_t ddof : {0, 1})
@@ -150,7 +151,7 @@ TEST_CASE("the balance of heads has the gradient of central differences, whichev
       }
 }
 
-TEST_CASE("heads that are closed, or without tokens, are not balanced; wrong gates are refused by name",
+TEST_CASE("heads that are closed or without tokens have no balance loss; wrong gates are refused by name",
           "[heads]") {
   Context ctx(kTestScratch);
   Pool pool;

@@ -71,7 +71,7 @@ TEST_CASE("linear products equal f64 loops, with and without packed copies", "[l
         const Tensor x = pool.normal(type, {t, k}), dy = pool.normal(type, {t, n});
         if (packed) allocate_packed(pool, ctx, w, t);
 
-        const Tensor y = pool.normal(type, {t, n}, 100);  // rubbish that must be overwritten
+        const Tensor y = pool.normal(type, {t, n}, 100);  // arbitrary values that must be overwritten
         linear_forward(ctx, y, x, w);
         CHECK(relative_error(y, naive(pool, x, false, w.value, true)) < tolerance(type));
 
@@ -110,7 +110,7 @@ TEST_CASE("linear gradients agree with central differences in f64", "[linear]") 
   CHECK(gradient_error(w.value, dw, loss) < 1e-7);
 }
 
-TEST_CASE("a packed copy keeps its answer until it is packed again", "[linear]") {
+TEST_CASE("a packed copy keeps its old values until it is packed again", "[linear]") {
   Context ctx(kScratch);
   for (const DType type : {DType::f32, DType::bf16}) {
     Pool pool;
@@ -130,7 +130,7 @@ TEST_CASE("a packed copy keeps its answer until it is packed again", "[linear]")
   }
 }
 
-TEST_CASE("linear products repeat bit for bit", "[linear]") {
+TEST_CASE("linear products are bitwise reproducible", "[linear]") {
   Context ctx(kScratch);
   for (const DType type : kTypes) {
     Pool pool;
@@ -171,7 +171,7 @@ TEST_CASE("linear products in f64 do not depend on the number of threads", "[lin
   CHECK(same_bits(dw[0], dw[1]));
 }
 
-TEST_CASE("a dry run of the linear ops measures the scratch that the real run takes", "[linear]") {
+TEST_CASE("a dry run of the linear ops measures the scratch memory of the real run", "[linear]") {
   for (const DType type : kTypes) {
     Context dry(0);
     const auto run = [type](Context& ctx, bool real) {

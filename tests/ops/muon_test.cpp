@@ -90,7 +90,7 @@ TEST_CASE("Newton-Schulz agrees over types and threads, on wide and tall matrice
   }
 }
 
-TEST_CASE("Newton-Schulz is the iteration, an even or odd number of times", "[muon]") {
+TEST_CASE("Newton-Schulz equals the iteration, for even and odd numbers of steps", "[muon]") {
   Context ctx(kTestScratch);
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{130, 110}, {7, 20}, {20, 7}, {5, 5}})
     for (const int64_t steps : {0, 1, 2}) {
@@ -105,7 +105,7 @@ TEST_CASE("Newton-Schulz is the iteration, an even or odd number of times", "[mu
     }
 }
 
-TEST_CASE("Five steps of Newton-Schulz leave singular values between 0.68 and 1.21", "[muon]") {
+TEST_CASE("five steps of Newton-Schulz give singular values between 0.68 and 1.21", "[muon]") {
   Context ctx(kTestScratch);
   for (const int64_t columns : {96, 24}) {
     Pool pool;

@@ -1,5 +1,6 @@
 #pragma once
-// What the tests of element-wise ops share: one tolerance table, and an op checked over types and threads.
+// Common parts of the tests of elementwise ops: one tolerance table, and a check of an op over types and
+// threads.
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <functional>
@@ -56,7 +57,7 @@ inline Tensor exact_normal(Pool& pool, DType type, std::initializer_list<int64_t
 using Run = std::function<std::vector<Tensor>(Pool&, Context&, DType)>;
 
 /// f32 and bf16 agree with f64; every type gives the same bits with 1 and 2 threads; a dry run takes the
-/// same temporaries, reads no data, and gives them back.
+/// same temporaries, reads no data, and releases them.
 inline void check_op(const Run& run) {
   const Threads single(1);
   Pool pool64(7);

@@ -1,4 +1,4 @@
-// The plan sorts slots by expert, stably; unpermute adds up what came back.
+// The plan is a stable sort of slots by expert; unpermute sums the returned rows.
 #include "ops/permute.h"
 
 #include <numeric>
@@ -58,7 +58,7 @@ TEST_CASE("a permutation plan is a stable sort of slots by expert", "[permute]")
   }
 }
 
-TEST_CASE("a plan of one expert for all leaves the others without rows", "[permute]") {
+TEST_CASE("a plan with all tokens at one expert leaves the others without rows", "[permute]") {
   Context ctx(kTestScratch);
   Pool pool;
   const Tensor experts = pool.integers({6, 1}, 2, 2);
@@ -86,7 +86,7 @@ TEST_CASE("unpermute agrees over types and threads", "[permute]") {
     }
 }
 
-TEST_CASE("unpermute is the sum of a token's rows, and gathering is its gradient", "[permute]") {
+TEST_CASE("unpermute sums a token's rows, and gathering is its gradient", "[permute]") {
   Context ctx(kTestScratch);
   Pool pool;
   const int64_t T = 6, K = 3, C = 5;
@@ -111,7 +111,7 @@ TEST_CASE("unpermute is the sum of a token's rows, and gathering is its gradient
   CHECK(gradient_error(x, dx, loss) <= kGradientTolerance);
 }
 
-TEST_CASE("bf16 rows are added in f32 and rounded once", "[permute]") {
+TEST_CASE("bf16 rows are summed in f32 and rounded once", "[permute]") {
   Context ctx(kTestScratch);
   Pool pool;
   const Tensor x = pool.zeros(DType::bf16, {3, 1}), y = pool.zeros(DType::bf16, {1, 1}),
@@ -122,7 +122,7 @@ TEST_CASE("bf16 rows are added in f32 and rounded once", "[permute]") {
   CHECK(Pool::get(y, 0) == 258);
 }
 
-TEST_CASE("permute ops refuse wrong shapes and experts that are not there, by name", "[permute]") {
+TEST_CASE("permute ops refuse wrong shapes and invalid experts, by name", "[permute]") {
   using Catch::Matchers::Contains;
   Context ctx(kTestScratch);
   Pool pool;

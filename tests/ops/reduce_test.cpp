@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kChunk = 65536;
 }
 
-TEST_CASE("reductions are the formulas, over types and threads, across chunks", "[reduce]") {
+TEST_CASE("reductions equal their formulas, over types and threads, across chunks", "[reduce]") {
   for (const int64_t n : {int64_t{1}, int64_t{77}, kChunk, 3 * kChunk + 17}) {
     INFO(n);
     check_op([&](Pool& pool, Context& ctx, DType type) {
@@ -35,7 +35,7 @@ TEST_CASE("reductions are the formulas, over types and threads, across chunks", 
   }
 }
 
-TEST_CASE("a NaN or an infinity anywhere shows in every reduction", "[reduce]") {
+TEST_CASE("a NaN or an infinity at any position affects every reduction", "[reduce]") {
   Context ctx(kTestScratch);
   const int64_t n = 2 * kChunk + 5;
   for (const DType type : kFloatingTypes) {
@@ -70,7 +70,7 @@ TEST_CASE("a NaN or an infinity anywhere shows in every reduction", "[reduce]") 
   }
 }
 
-TEST_CASE("sums are carried in double: a small number survives beside a large one", "[reduce]") {
+TEST_CASE("sums are in double: a small number is not lost beside a large one", "[reduce]") {
   Pool pool;
   Context ctx(kTestScratch);
   const Tensor x = pool.zeros(DType::f32, {100000});
@@ -81,7 +81,7 @@ TEST_CASE("sums are carried in double: a small number survives beside a large on
   CHECK(s == Approx(1e8 + 99999 * static_cast<double>(1e-4f)).epsilon(1e-12));
 }
 
-TEST_CASE("a sum adds to what is there when asked", "[reduce]") {
+TEST_CASE("a sum accumulates with Into::add", "[reduce]") {
   Pool pool;
   Context ctx(kTestScratch);
   const Tensor x = pool.normal(DType::f32, {1000});
@@ -91,7 +91,7 @@ TEST_CASE("a sum adds to what is there when asked", "[reduce]") {
   CHECK(twice == 2.5 + whole);
 }
 
-TEST_CASE("the square of a float beyond its range is finite in a sum of squares", "[reduce]") {
+TEST_CASE("a square beyond the range of float is finite in a sum of squares", "[reduce]") {
   Pool pool;
   Context ctx(kTestScratch);
   const Tensor x = pool.zeros(DType::f32, {3});
@@ -101,7 +101,7 @@ TEST_CASE("the square of a float beyond its range is finite in a sum of squares"
   CHECK(s == Approx(1e60));
 }
 
-TEST_CASE("reductions of nothing are zero, and wrong types are refused by name", "[reduce]") {
+TEST_CASE("reductions of empty tensors are zero, and wrong types are refused by name", "[reduce]") {
   Pool pool;
   Context ctx(kTestScratch);
   double s = 5;
@@ -119,7 +119,8 @@ TEST_CASE("reductions of nothing are zero, and wrong types are refused by name",
         "max_abs: x must be f32, bf16 or f64, got (4) i32");
 }
 
-TEST_CASE("squares in bins have no order: any cut into blocks of 32 gives the same bits", "[reduce]") {
+TEST_CASE("binned squares are order-independent: any partition into blocks of 32 gives the same bits",
+          "[reduce]") {
   Context ctx(kTestScratch);
   const int64_t n = 40 * 1000 + 17;
   for (const DType type : kFloatingTypes) {

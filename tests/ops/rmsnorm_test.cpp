@@ -38,7 +38,7 @@ TEST_CASE("rmsnorm agrees over types and threads, at odd sizes", "[rmsnorm]") {
     }
 }
 
-TEST_CASE("rmsnorm is the formula; row i takes weight row i mod G", "[rmsnorm]") {
+TEST_CASE("rmsnorm equals its formula; row i uses weight row i mod G", "[rmsnorm]") {
   Pool pool;
   Context ctx(kTestScratch);
   const int64_t T = 4, G = 3, D = 5;
@@ -56,7 +56,7 @@ TEST_CASE("rmsnorm is the formula; row i takes weight row i mod G", "[rmsnorm]")
   }
 }
 
-TEST_CASE("rmsnorm gradients are those of central differences", "[rmsnorm]") {
+TEST_CASE("rmsnorm gradients equal central differences", "[rmsnorm]") {
   Context ctx(kTestScratch);
   for (const Size& s : {Size{1, 1, 0}, Size{5, 17, 0}, Size{12, 9, 4}, Size{40, 6, 1}}) {
     INFO(s.rows << " rows of " << s.width << ", groups " << s.groups);
@@ -80,7 +80,7 @@ TEST_CASE("rmsnorm gradients are those of central differences", "[rmsnorm]") {
   }
 }
 
-TEST_CASE("rmsnorm works in place, adds where asked, and accumulates its weight gradient", "[rmsnorm]") {
+TEST_CASE("rmsnorm works in place, adds with Into::add, and accumulates its weight gradient", "[rmsnorm]") {
   Context ctx(kTestScratch);
   for (const DType type : kFloatingTypes) {
     INFO(dtype_name(type));
@@ -133,7 +133,7 @@ TEST_CASE("rmsnorm refuses wrong arguments by name", "[rmsnorm]") {
         "rmsnorm_backward: dy must be (4, 6) bf16, got (5) bf16");
 }
 
-TEST_CASE("rmsnorm without a weight has the bits of one of ones, forward and backward", "[rmsnorm]") {
+TEST_CASE("rmsnorm without a weight equals one with ones bit for bit, forward and backward", "[rmsnorm]") {
   Context ctx(kTestScratch);
   for (const DType type : kFloatingTypes)
     for (const int64_t width : {7, 64}) {

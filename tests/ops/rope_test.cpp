@@ -46,7 +46,7 @@ TEST_CASE("rope rotates pairs (i, i + D/2) by position times theta^(-2i/D)", "[r
   CHECK(worst < 1e-13);
 }
 
-TEST_CASE("rope's backward is the transpose of its forward, and both keep norms", "[rope]") {
+TEST_CASE("rope's backward is the transpose of its forward, and both preserve norms", "[rope]") {
   Context ctx(1 << 20);
   for (DType dtype : {DType::f64, DType::f32, DType::bf16})
     for (int64_t depth : {2, 6, 64, 128})
@@ -77,7 +77,7 @@ TEST_CASE("rope's backward is the transpose of its forward, and both keep norms"
       }
 }
 
-TEST_CASE("scores of rotated queries and keys depend on their distance alone", "[rope]") {
+TEST_CASE("scores of rotated queries and keys depend only on their distance", "[rope]") {
   Context ctx(1 << 20);
   Pool pool(7);
   const Table table(pool, DType::f64, 2000, 32, 1e4);
@@ -119,7 +119,7 @@ TEST_CASE("the rotation table keeps its precision at late positions", "[rope]") 
   CHECK(std::abs(Pool::get(table.sin, 131071 * 4) - std::sin(131071.0)) < 1e-7);
 }
 
-TEST_CASE("rope names itself and what is wrong", "[rope]") {
+TEST_CASE("rope's errors name the op and the wrong argument", "[rope]") {
   Context ctx(1 << 20);
   Pool pool(13);
   const Table table(pool, DType::f32, 10, 8, 1e4);

@@ -1,5 +1,4 @@
-// The router against plain loops, its gradients against central differences, and what it must do with odd
-// rows.
+// The router compared with plain loops, its gradients with central differences, and unusual rows.
 #include "ops/router.h"
 
 #include <limits>
@@ -31,7 +30,7 @@ constexpr int64_t kShapes[][3] = {{1, 1, 1}, {5, 7, 2}, {70, 16, 16}, {301, 64, 
 
 }  // namespace
 
-TEST_CASE("routing is a softmax, its largest entries, and their share", "[router]") {
+TEST_CASE("routing is a softmax, its largest entries, and their normalised weights", "[router]") {
   Context ctx(kTestScratch);
   for (const auto& [T, E, K] : kShapes)
     for (const bool norm : {false, true}) {
@@ -70,7 +69,7 @@ TEST_CASE("router ops agree over types and threads", "[router]") {
       check_op([&](Pool& pool, Context& ctx, DType type) {
         const DType wide = accumulate_dtype(type);
         const Tensor z = exact_normal(pool, wide, {T, E}, 2), dweights = exact_normal(pool, wide, {T, K});
-        Context real(kTestScratch);  // so that a dry run has what it must not read anyhow
+        Context real(kTestScratch);  // so that the tensors exist that a dry run must not read
         const Routed r = route(pool, real, z, K, norm);
         const Routed out = make_routed(pool, wide, T, E, K);
         const Tensor counts = pool.zeros(DType::f64, {E}),
@@ -96,7 +95,7 @@ TEST_CASE("router ops agree over types and threads", "[router]") {
     }
 }
 
-TEST_CASE("the gradient of the logits is that of weights, balance and z losses together", "[router]") {
+TEST_CASE("the gradient of the logits combines weights, balance loss and z-loss", "[router]") {
   Context ctx(kTestScratch);
   for (const bool norm : {false, true}) {
     CAPTURE(norm);
@@ -125,7 +124,7 @@ TEST_CASE("the gradient of the logits is that of weights, balance and z losses t
   }
 }
 
-TEST_CASE("the router's products have the gradients of central differences", "[router]") {
+TEST_CASE("gradients of the router's products equal central differences", "[router]") {
   Context ctx(kTestScratch);
   Pool pool;
   LinearWeight w;
@@ -144,7 +143,7 @@ TEST_CASE("the router's products have the gradients of central differences", "[r
     CHECK(Pool::get(added, i) == Approx(Pool::get(before, i) + Pool::get(dx, i)));
 }
 
-TEST_CASE("ties go to the lower id, largest first", "[router]") {
+TEST_CASE("ties go to the lower index, largest first", "[router]") {
   Context ctx(kTestScratch);
   for (const DType type : {DType::f32, DType::f64}) {
     Pool pool;
@@ -157,7 +156,7 @@ TEST_CASE("ties go to the lower id, largest first", "[router]") {
   }
 }
 
-TEST_CASE("a row that is not finite still has K different experts, and weights that tell", "[router]") {
+TEST_CASE("a non-finite row still has K distinct experts, and non-finite weights", "[router]") {
   Context ctx(kTestScratch);
   for (const DType type : {DType::f32, DType::f64})
     for (const double bad :
@@ -186,7 +185,7 @@ TEST_CASE("a row that is not finite still has K different experts, and weights t
       }
 }
 
-TEST_CASE("router totals add up what the losses and the log need", "[router]") {
+TEST_CASE("router totals contain the sums that losses and log need", "[router]") {
   Context ctx(kTestScratch);
   Pool pool;
   const int64_t T = 30, E = 5, K = 2;

@@ -27,7 +27,7 @@ struct Experts {
 
 }  // namespace
 
-TEST_CASE("Switch heads add the chosen experts times their scores, into the channels each writes",
+TEST_CASE("switch heads sum the selected experts weighted by their scores, into the channels of each",
           "[switch_heads]") {
   Pool pool(3);
   Context ctx(kTestScratch);
@@ -53,7 +53,7 @@ TEST_CASE("Switch heads add the chosen experts times their scores, into the chan
   }
 }
 
-TEST_CASE("Switch heads: gradients equal central differences", "[switch_heads]") {
+TEST_CASE("switch heads: gradients equal central differences", "[switch_heads]") {
   Pool pool(4);
   Context ctx(kTestScratch);
   for (const Shape& s : kShapes) {
@@ -69,12 +69,12 @@ TEST_CASE("Switch heads: gradients equal central differences", "[switch_heads]")
     switch_heads_backward(ctx, dlogits, dprojected, dv, x.logits, x.projected, x.chosen);
     INFO("E " << s.E << " K " << s.K << " w " << s.w << " D " << s.D);
     CHECK(gradient_error(x.logits, dlogits, loss, 100, 1e-7) <=
-          kGradientTolerance);  // a larger step would change the choice
+          kGradientTolerance);  // a larger step would change the selection
     CHECK(gradient_error(x.projected, dprojected, loss) <= kGradientTolerance);
   }
 }
 
-TEST_CASE("Switch heads agree over storage types and threads", "[switch_heads]") {
+TEST_CASE("switch heads agree over storage types and threads", "[switch_heads]") {
   for (const Shape& s : kShapes)
     check_op([&](Pool& pool, Context& ctx, DType type) -> std::vector<Tensor> {
       const Experts x(pool, type, s);
@@ -87,8 +87,7 @@ TEST_CASE("Switch heads agree over storage types and threads", "[switch_heads]")
     });
 }
 
-TEST_CASE("Switch heads: ties go to the lower id, and what is not a number is chosen and seen",
-          "[switch_heads]") {
+TEST_CASE("switch heads: ties go to the lower index, and NaN is selected and visible", "[switch_heads]") {
   Pool pool;
   Context ctx(kTestScratch);
   Experts x(pool, DType::f32, {3, 1, 4, 2, 2, 2});
@@ -101,7 +100,7 @@ TEST_CASE("Switch heads: ties go to the lower id, and what is not a number is ch
   CHECK(std::isnan(Pool::get(x.v, 4)));
 }
 
-TEST_CASE("Switch heads refuse what does not fit, by name", "[switch_heads]") {
+TEST_CASE("switch heads refuse wrong arguments by name", "[switch_heads]") {
   Pool pool;
   Context ctx(kTestScratch);
   const auto message = [&](Shape s) {

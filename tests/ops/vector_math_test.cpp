@@ -84,7 +84,7 @@ TEST_CASE("exp_fast at the ends: zero, infinity, NaN, and never a denormal", "[v
   for (float x = -104.0f; x < -86.91f; x += 0.01f) CHECK(exp_fast(x) == 0.0f);
 }
 
-TEST_CASE("exp_fast does not decrease", "[vector_math]") {
+TEST_CASE("exp_fast is monotonic", "[vector_math]") {
   // Neighbours may swap by a rounding; numbers 1e-5 apart (84 units of the last place at 1) may not.
   bool rises = true;
   for (float x = -86.9f; x < 88.6f; x += 0.01f)
@@ -113,7 +113,7 @@ TEST_CASE("sigmoid saturates to zero and one and keeps NaN", "[vector_math]") {
   CHECK(sigmoid(1.5) == 1 / (1 + std::exp(-1.5)));
 }
 
-TEST_CASE("bf16 loads and stores are the conversions of dtype.h", "[vector_math]") {
+TEST_CASE("bf16 loads and stores equal the conversions of dtype.h", "[vector_math]") {
   // Every bf16 there is, and the float neighbours of every tie between two of them.
   for (uint32_t upper = 0; upper < 0x10000u; ++upper) {
     bf16 element;
@@ -129,8 +129,7 @@ TEST_CASE("bf16 loads and stores are the conversions of dtype.h", "[vector_math]
   }
 }
 
-TEST_CASE("each instruction set computes the same function, vector body and remainder alike",
-          "[vector_math]") {
+TEST_CASE("each instruction set computes the same function in vector body and remainder", "[vector_math]") {
   // 1003 elements: whole vectors of any width, and a remainder. The same value at each place gives the same
   // bits.
   Pool pool;

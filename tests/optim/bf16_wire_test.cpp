@@ -23,7 +23,7 @@ void round(std::vector<bf16>& to, std::vector<float> x, uint32_t key) {
 
 }  // namespace
 
-TEST_CASE("Rounding is to a neighbour, by chance, and right in the mean", "[bf16_wire]") {
+TEST_CASE("stochastic rounding goes to a neighbour and is unbiased", "[bf16_wire]") {
   for (const float x : {1.00390625f * 0.75f + 0.25f * 1.0f, -3.1415927f, 1.2345e-20f, 6.02e23f}) {
     constexpr int64_t kTimes = 400000;
     const std::vector<float> many(kTimes, x);
@@ -43,7 +43,7 @@ TEST_CASE("Rounding is to a neighbour, by chance, and right in the mean", "[bf16
   }
 }
 
-TEST_CASE("What is a bf16, is not finite or is the largest stays what it is", "[bf16_wire]") {
+TEST_CASE("values representable in bf16, non-finite ones and the largest are unchanged", "[bf16_wire]") {
   const float infinite = std::numeric_limits<float>::infinity(), largest = std::numeric_limits<float>::max();
   std::vector<float> x;
   for (int i = 0; i < 64; ++i)
@@ -65,7 +65,7 @@ TEST_CASE("What is a bf16, is not finite or is the largest stays what it is", "[
   }
 }
 
-TEST_CASE("Each rank, step, micro-batch and bucket rounds by numbers of its own; threads change nothing",
+TEST_CASE("each rank, step, micro-batch and bucket rounds with different random bits; threads have no effect",
           "[bf16_wire]") {
   constexpr int64_t kCount = 40000;
   const auto travel = [&](int threads, const Bf16Wire::Place& place) {

@@ -30,7 +30,7 @@ std::string describe(const Shape& s) {
                      s.depth, static_cast<int>(s.documents));
 }
 
-/// The first key that key position t, as a query, sees; does not decrease.
+/// The first key visible to key position t as a query; does not decrease.
 int64_t first_of(const Shape& s, int64_t t) {
   switch (s.documents) {
     case Documents::two:
@@ -67,7 +67,7 @@ AttentionGrads grads(CaseRun& r, const Shape& s) {
   return d;
 }
 
-/// On a GPU the kernels for every card since sm_80; those for Hopper have a family of their own.
+/// On a GPU the kernels for every GPU since sm_80; those for Hopper have a separate family.
 AttentionKernel kernel_for(const CaseRun& r) {
   return r.ctx.device == Device::cuda ? AttentionKernel::mma : AttentionKernel::automatic;
 }
@@ -96,7 +96,7 @@ std::string describe(const Extras& e) {
                      static_cast<int>(e.kind.sharing), static_cast<int>(e.kind.combine), e.deterministic);
 }
 
-/// Backward needs a forward's o and lse: its own, so that a case stands alone.
+/// Backward needs o and lse of a forward, which each case computes itself.
 OpCase backward_case(const Shape& s, const Extras& e) {
   return {fmt::format("attention_backward {} {}", describe(s), describe(e)), [=](CaseRun& r) {
             const AttentionInputs in = inputs(r, s);
@@ -284,7 +284,7 @@ std::map<std::string, std::vector<double>> run_on_gpu(const OpCase& c, DType dty
 
 }  // namespace
 
-TEST_CASE("A deterministic attention backward gives the same bits under every schedule", "[attention]") {
+TEST_CASE("a deterministic attention backward gives the same bits under every schedule", "[attention]") {
   if (no_device()) return;
   const Extras all = {.dlse = true, .coef0 = true, .sink = true, .gate = 1};
   for (const int64_t depth : {16, 64, 128, 256}) {
@@ -304,7 +304,7 @@ TEST_CASE("A deterministic attention backward gives the same bits under every sc
   }
 }
 
-TEST_CASE("No logit of a first key exceeds its row's log-sum-exp", "[attention]") {
+TEST_CASE("no logit of a first key exceeds its row's log-sum-exp", "[attention]") {
   if (no_device()) return;
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const int64_t depth : {16, 64, 128, 256}) {
@@ -329,7 +329,7 @@ TEST_CASE("No logit of a first key exceeds its row's log-sum-exp", "[attention]"
 }
 
 #ifdef SLUICE_EMULATION
-TEST_CASE("Attention's matrices load from shared memory without bank conflicts", "[attention]") {
+TEST_CASE("attention loads matrices from shared memory without bank conflicts", "[attention]") {
   if (no_device()) return;
   emu::reset_stats();
   for (const int64_t depth : {64, 128, 256}) {

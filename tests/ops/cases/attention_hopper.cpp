@@ -1,6 +1,6 @@
 // Attention at the shapes where the Hopper kernels have their seams: several tiles of 128 queries and keys,
 // documents that begin on, before and after a tile's edge, groups of up to eight query heads, more tiles than
-// blocks. On other cards the same cases run whatever attention takes.
+// blocks. On other GPUs the same cases run the kernel that attention selects.
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>

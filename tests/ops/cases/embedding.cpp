@@ -12,7 +12,7 @@
 namespace sluice::test {
 namespace {
 
-/// `skew` 0: any id as often as any other; otherwise small ids are frequent, as words are.
+/// `skew` 0: all ids are equally frequent; otherwise small ids are frequent, as in text.
 OpCase embedding_case(int64_t tokens, int64_t vocab, int64_t width, double skew) {
   return {fmt::format("embedding T={} V={} C={} skew {}", tokens, vocab, width, skew), [=](CaseRun& r) {
             const Tensor ids = r.input("tokens", DType::i32, {tokens}, [=](int64_t i) {
@@ -37,7 +37,7 @@ OpCase any_order_case(int64_t tokens, int64_t vocab, int64_t width) {
           }};
 }
 
-/// A token that no row belongs to is told, at once or at the next synchronize.
+/// A token outside the vocabulary is reported, immediately or at the next synchronize.
 OpCase outside_case(int32_t bad) {
   return {fmt::format("embedding of token {}", bad), [=](CaseRun& r) {
             const int64_t tokens = 40, vocab = 7, width = 8;

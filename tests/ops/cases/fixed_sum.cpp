@@ -1,4 +1,4 @@
-// Fixed-point sums: every bit is the CPU's; what does not fit is left out and told.
+// Fixed-point sums: bitwise equal to the CPU; values out of range are skipped and reported.
 #include "ops/fixed_sum.h"
 
 #include <spdlog/fmt/fmt.h>

@@ -58,7 +58,7 @@ LinearWeight weight(CaseRun& r, const Shape& s) {
   return w;
 }
 
-/// Rows beyond the last group keep what they have.
+/// Rows beyond the last group are unchanged.
 OpCase forward_case(const Shape& s) {
   return {
       fmt::format("grouped_linear_forward {}", describe(s)), [=](CaseRun& r) {
@@ -77,7 +77,7 @@ OpCase backward_input_case(const Shape& s) {
           }};
 }
 
-/// Rows beyond the last group are NaN in what is not gathered: nothing of them may arrive.
+/// Rows beyond the last group are NaN in operands that are not gathered, and must have no effect.
 OpCase backward_weight_case(const Shape& s, Gather gather) {
   const bool of_dy = s.tokens && gather == Gather::first, of_x = s.tokens && gather == Gather::second;
   const auto operand = [s](CaseRun& r, const char* name, bool gathered, int64_t columns) {
@@ -153,7 +153,7 @@ OpFamily grouped_linear_cases() {
 }
 
 #ifdef SLUICE_EMULATION
-TEST_CASE("products of experts take and store matrices without bank conflicts", "[grouped_linear]") {
+TEST_CASE("grouped products load and store matrices without bank conflicts", "[grouped_linear]") {
   if (cuda_devices().empty()) return;
   const Shape gathered{{130, 70}, 136, 72, 0, 50};  // wgmma and stmatrix, or ldmatrix on other cards
   const Shape odd{{130, 70}, 131, 67, 0, 50};       // ldmatrix

@@ -70,7 +70,7 @@ OpCase norm_rope_case(int64_t tokens, int64_t heads, int64_t width, bool per_hea
           2};
 }
 
-/// A position outside the table is told, at once or at the next synchronize.
+/// A position outside the table is reported, immediately or at the next synchronize.
 OpCase outside_case(int32_t bad, int64_t width) {
   return {fmt::format("rope of position {} D={}", bad, width), [=](CaseRun& r) {
             const int64_t tokens = 6, heads = 2;
@@ -90,8 +90,7 @@ OpCase outside_case(int32_t bad, int64_t width) {
               else
                 CHECK_THROWS_WITH((call(), synchronize(r.ctx)), Catch::Contains("position"));
             }
-            t.positions =
-                r.integers("positions inside", {tokens}, 0, kPositions - 1);  // and all is well again
+            t.positions = r.integers("positions inside", {tokens}, 0, kPositions - 1);  // usable again
             norm_rope_backward(r.ctx, y, dw, y, x, w, rstd, t.positions, t.cos, t.sin);
           }};
 }

@@ -34,7 +34,7 @@ OpCase logits_case(int64_t tokens, int64_t width, int64_t experts, Into into) {
 struct RouteShape {
   int64_t tokens, experts, chosen;
   bool norm = true;
-  int64_t ties = 1;     // so many logits of a token are equal
+  int64_t ties = 1;     // number of equal logits per token
   bool skewed = false;  // the first experts come first for every token
   bool in_place = false;
   double balance = 1e-2, z = 1e-3;
@@ -92,7 +92,7 @@ OpCase load_case(int64_t tokens, int64_t experts, int64_t chosen, bool totals, d
   return c;
 }
 
-/// Whatever stands in a row of logits, its experts are different ones that exist; other rows do not notice.
+/// For any row of logits the experts are valid and distinct; other rows are not affected.
 OpCase not_finite_case(int64_t experts, int64_t chosen, double bad, bool whole_row) {
   OpCase c{
       fmt::format("route of {}{}, {} of {} experts", bad, whole_row ? " alone" : "", chosen, experts),
