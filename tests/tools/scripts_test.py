@@ -509,6 +509,21 @@ class Style(Folder):
         self.assertIn(b"?? b.h", status)  # the index is left alone
 
 
+class Help(unittest.TestCase):
+    def test_every_command_says_what_it_does(self):
+        for name in sorted(os.listdir(SCRIPTS)):
+            path = os.path.join(SCRIPTS, name)
+            if (
+                os.path.isfile(path)
+                and os.access(path, os.X_OK)
+                and not name.startswith(("make_goldens", "bench_pytorch"))
+            ):
+                with self.subTest(name):
+                    done = subprocess.run([path, "--help"], capture_output=True, text=True)
+                    self.assertIn(f"scripts/{name}", done.stdout + done.stderr)
+                    self.assertNotIn("Traceback", done.stderr)
+
+
 class Build(Folder):
     def test_a_preset_that_is_none_is_refused_with_the_list(self):
         done = subprocess.run([os.path.join(SCRIPTS, "build"), "fast"], capture_output=True, text=True)

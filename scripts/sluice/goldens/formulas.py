@@ -489,6 +489,9 @@ def muon_golden(folder: str) -> None:
 
 
 def main() -> None:
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+        return
     folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join(program.ROOT, "tests", "golden")
     os.makedirs(folder, exist_ok=True)
     small = {"hidden_size": 8, "num_hidden_layers": 1}

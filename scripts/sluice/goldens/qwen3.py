@@ -21,6 +21,9 @@ FOLDER = pathlib.Path(program.ROOT) / "tests" / "golden" / "qwen3_tiny"
 
 
 def main() -> None:
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+        return
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         vocab_size=32,

@@ -177,6 +177,9 @@ def write_block(name: str, block: torch.nn.Module, config: Any) -> None:
 
 
 def main() -> None:
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+        return
     write_folder()
     keep_f64()
     for normalised in (True, False):
