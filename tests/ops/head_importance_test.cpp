@@ -1,5 +1,5 @@
-// How open heads are, told by plain loops; the gradient of their balance by central differences, step by
-// step.
+// Importance of heads compared with plain loops, and the gradient of the head balance loss with central
+// differences.
 #include "ops/head_importance.h"
 
 #include "ops/op_support.h"
@@ -114,8 +114,8 @@ TEST_CASE("the gradient of the head balance loss equals central differences, for
   const int64_t L = 2, H = 6, W = head_row_size(H);
   for (const int64_t ddof : {0, 1})
     for (const int64_t shared_heads : {0, 2, 4, 5})
-      for (const bool told : {false, true}) {
-        CAPTURE(ddof, shared_heads, told);
+      for (const bool given : {false, true}) {
+        CAPTURE(ddof, shared_heads, given);
         Pool pool(3);
         const Tensor row = pool.zeros(DType::f64, {L, W}), u = pool.zeros(DType::f64, {L, H}),
                      batch = pool.zeros(DType::f64, {L, W}), totals = pool.zeros(DType::f64, {L, W}),
@@ -130,7 +130,7 @@ TEST_CASE("the gradient of the head balance loss equals central differences, for
         }
         const HeadBalance balance{
             .coefficient = 0.7, .token_fraction = 0.25, .shared_heads = shared_heads, .ddof = ddof};
-        const Tensor shared = told ? mask : Tensor();
+        const Tensor shared = given ? mask : Tensor();
         const auto loss = [&] {
           head_balance(ctx, u, batch, Tensor(), row, shared, balance);
           return Pool::get(batch, H + 2) + Pool::get(batch, W + H + 2);

@@ -1,5 +1,5 @@
-// How open heads are: every mechanism, tokens in one chunk and in two, documents of one token, heads left
-// out. And values of first tokens left out, for all heads or some.
+// Importance of heads: every mechanism, tokens in one chunk and in two, documents of one token, heads left
+// out. Also value zeroing, for all heads or some.
 #include "ops/head_importance.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -45,9 +45,9 @@ OpCase importance_case(int mechanism, int64_t tokens, int64_t heads, int64_t wid
       }};
 }
 
-OpCase balance_case(int64_t layers, int64_t heads, int64_t shared_heads, bool told, int64_t ddof) {
+OpCase balance_case(int64_t layers, int64_t heads, int64_t shared_heads, bool given, int64_t ddof) {
   OpCase c{fmt::format("head_balance L={} H={} without {}{} ddof {}", layers, heads, shared_heads,
-                       told ? " told" : "", ddof),
+                       given ? " given" : "", ddof),
            [=](CaseRun& r) {
              const int64_t size = head_row_size(heads);
              const Tensor seen = r.input("seen", DType::f64, {layers, size}, [=](int64_t i) {
@@ -55,9 +55,9 @@ OpCase balance_case(int64_t layers, int64_t heads, int64_t shared_heads, bool to
                return h == heads ? 64.0 : h == heads + 1 ? 2.0 : 3.0 + static_cast<double>(i * 37 % 29);
              });
              const Tensor shared =
-                 told ? r.input("shared", DType::f64, {layers, heads},
-                                [=](int64_t i) { return i * 3 % heads < shared_heads ? 1.0 : 0.0; })
-                      : Tensor();
+                 given ? r.input("shared", DType::f64, {layers, heads},
+                                 [=](int64_t i) { return i * 3 % heads < shared_heads ? 1.0 : 0.0; })
+                       : Tensor();
              head_balance(
                  r.ctx, r.output("u", DType::f64, {layers, heads}),
                  r.inout("batch", DType::f64, {layers, size}), r.inout("totals", DType::f64, {layers, size}),
@@ -98,9 +98,9 @@ OpFamily head_importance_cases() {
       family.cases.push_back(importance_case(mechanism, 37, 3, 10, plain));
       family.cases.push_back(importance_case(mechanism, mechanism < 3 ? 4100 : 300, 2, 64, plain));
     }
-  for (const bool told : {false, true})
+  for (const bool given : {false, true})
     for (const int64_t shared_heads : {0, 1, 3, 5})
-      family.cases.push_back(balance_case(3, 6, shared_heads, told, shared_heads % 2));
+      family.cases.push_back(balance_case(3, 6, shared_heads, given, shared_heads % 2));
   for (const bool sink : {false, true})
     for (const double threshold : {0.0, 0.25, 1.0})
       family.cases.push_back(zeroing_case(300, 4, sink ? 10 : 64, sink, threshold));
