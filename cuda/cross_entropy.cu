@@ -52,7 +52,8 @@ DEVICE_INLINE MaxSum join_block(MaxSum v) {
 template <bool kGradient, bool kCapped, int kThreads, class T>
 __global__ void __launch_bounds__(kThreads)
     softmax_rows(float* losses, T* logits, int64_t stride, const int* targets, int64_t rows, int vocabulary,
-                 const double* gradient_scale, float cap, KernelStatus* status) {
+                 const double* gradient_scale, float cap, float z_coefficient, float* z_squares,
+                 KernelStatus* status) {
   constexpr int kWidth = kVecWidth<T>, kUnroll = 4;
   const int64_t row = rows - 1 - blockIdx.x;
   T* x = logits + row * stride;
@@ -64,7 +65,10 @@ __global__ void __launch_bounds__(kThreads)
     target = -1;
   }
   if (target < 0) {  // no loss here: the whole block returns
-    if (thread == 0) losses[row] = 0;
+    if (thread == 0) {
+      losses[row] = 0;
+      if (z_squares) z_squares[row] = 0;
+    }
     if constexpr (kGradient) {
       Vec16<T> zero;
 #pragma unroll
@@ -105,10 +109,15 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (int i = tail + thread; i < vocabulary; i += kThreads) mine = join(mine, {value(x[i]), 1});
   const MaxSum all = join_block<kThreads>(mine);
-  if (thread == 0) losses[row] = lg2(all.sum) * kLn2 - (at_target - all.max);
+  const float log_sum = lg2(all.sum) * kLn2, lse = log_sum + all.max;
+  if (thread == 0) {
+    losses[row] = log_sum - (at_target - all.max);
+    if (z_squares) z_squares[row] = lse * lse;
+  }
 
   if constexpr (kGradient) {
-    const float scale = static_cast<float>(*gradient_scale), factor = scale / all.sum;
+    const float scale = static_cast<float>(*gradient_scale),
+                factor = scale / all.sum * (1.f + 2.f * z_coefficient * lse);
     const auto gradient = [&](float y, int index) {
       const float p = ex2((y - all.max) * kLog2e) * factor, d = index == target ? p - scale : p;
       if constexpr (kCapped)
@@ -147,7 +156,8 @@ int64_t chunk_rows(int64_t rows, int64_t row_bytes) {
 
 template <bool kGradient>
 void softmax(Context& ctx, const char* op, const Tensor& losses, const Tensor& logits, int64_t stride,
-             const Tensor& targets, int64_t vocabulary, const Tensor& gradient_scale, double soft_cap) {
+             const Tensor& targets, int64_t vocabulary, const Tensor& gradient_scale, double soft_cap,
+             double z_coefficient, const Tensor& z_squares) {
   const int64_t rows = losses.dim(0);
   dispatch_storage(op, logits, [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
@@ -160,14 +170,15 @@ void softmax(Context& ctx, const char* op, const Tensor& losses, const Tensor& l
              : (capped ? softmax_rows<kGradient, true, kFew, T> : softmax_rows<kGradient, false, kFew, T>);
     launch(ctx, op, config, kernel, device_data<float>(losses), device_data<T>(logits), stride,
            device_data<int>(targets), rows, static_cast<int>(vocabulary), device_data<double>(gradient_scale),
-           static_cast<float>(soft_cap), kernel_status(ctx));
+           static_cast<float>(soft_cap), static_cast<float>(z_coefficient), device_data<float>(z_squares),
+           kernel_status(ctx));
   });
 }
 
 template <bool kGradient>
 void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
          const Tensor& hidden, const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale,
-         double soft_cap) {
+         double soft_cap, const LogitZLoss& z) {
   check_storage(op, hidden);
   const DType type = hidden.dtype;
   const int64_t rows = hidden.dim(0), width = hidden.dim(1), vocabulary = head.value.dim(0);
@@ -187,7 +198,8 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
     multiply(ctx, forward, x.data, head.value.data, logits.data);
     if (!ctx.dry_run)
       softmax<kGradient>(ctx, op, losses.rows(row, count), logits, stride, targets.rows(row, count),
-                         vocabulary, gradient_scale, soft_cap);
+                         vocabulary, gradient_scale, soft_cap, z.coefficient,
+                         z.squares ? z.squares.rows(row, count) : Tensor());
     if constexpr (kGradient) {
       Product input;
       input.in = input.out = type;
@@ -208,14 +220,14 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
 
 void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, const LinearWeight& head,
                            const Tensor& targets, double soft_cap) {
-  run<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, {}, soft_cap);
+  run<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, {}, soft_cap, {});
 }
 
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
                                     const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
-                                    const Tensor& gradient_scale, double soft_cap) {
+                                    const Tensor& gradient_scale, double soft_cap, const LogitZLoss& z) {
   run<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets,
-            gradient_scale, soft_cap);
+            gradient_scale, soft_cap, z);
 }
 
 }  // namespace sluice::cuda

@@ -82,7 +82,8 @@ void Transformer::loss_forward_backward(Context& ctx, Tensor losses, Tensor dhid
                                         const Saved& s, const Tensor& gradient_scale,
                                         const StepLoad& load) const {
   cross_entropy_forward_backward(ctx, losses, dhidden, store_.grad(lm_head_), s.hidden,
-                                 store_.linear(lm_head_), batch.targets, gradient_scale, soft_cap());
+                                 store_.linear(lm_head_), batch.targets, gradient_scale, soft_cap(),
+                                 load.logits);
   balance_heads(ctx, config_.attention.head_balance, load.heads);
 }
 

@@ -30,15 +30,18 @@ void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, co
 
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
                                     const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
-                                    const Tensor& gradient_scale, double soft_cap) {
+                                    const Tensor& gradient_scale, double soft_cap, const LogitZLoss& z) {
   const char* op = "cross_entropy_forward_backward";
   check(op, losses, hidden, head, targets, soft_cap);
   check_tensor(op, "dhidden", dhidden, hidden.dtype, {hidden.dim(0), hidden.dim(1)});
   if (dweight)
     check_tensor(op, "dweight", dweight, accumulate_dtype(hidden.dtype), {head.value.dim(0), hidden.dim(1)});
   check_tensor(op, "gradient_scale", gradient_scale, DType::f64, {1});
+  SLUICE_CHECK(z.coefficient >= 0, "{}: the z-loss's coefficient must not be negative, got {}", op,
+               z.coefficient);
+  if (z.squares) check_tensor(op, "squares", z.squares, accumulate_dtype(hidden.dtype), {hidden.dim(0)});
   SLUICE_DISPATCH(cross_entropy_forward_backward, ctx, losses, dhidden, dweight, hidden, head, targets,
-                  gradient_scale, soft_cap);
+                  gradient_scale, soft_cap, z);
 }
 
 }  // namespace sluice

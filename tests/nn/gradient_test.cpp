@@ -258,6 +258,17 @@ TEST_CASE("Heads in balance: every mechanism's gradients equal central differenc
   });
 }
 
+TEST_CASE("The z-loss of the logits: gradients, with and without a soft cap and tied weights", "[gradient]") {
+  for (const bool tied : {false, true})
+    for (const double cap : {0.0, 1.5}) {
+      ModelConfig c = test::tiny_config();
+      c.tie_word_embeddings = tied;
+      if (cap > 0) c.final_logit_softcapping = cap;
+      c.logit_z_loss_coefficient = 0.3;
+      check_gradients(c, 1000);
+    }
+}
+
 TEST_CASE("Blocks that are computed again count their heads once and give the same bits",
           "[gradient][heads]") {
   const test::OneThread one_thread;

@@ -154,6 +154,74 @@ TEST_CASE("cross-entropy gradients agree with central differences in f64", "[cro
   CHECK(gradient_error(p.head.value, p.dweight, loss) < 1e-7);
 }
 
+TEST_CASE("the z-loss adds the squared log-sum-exp of counted rows, in every precision", "[cross_entropy]") {
+  Context ctx(kScratch);
+  const double cap = GENERATE(0.0, 3.0);
+  const int64_t rows = 140, width = 3, vocabulary = GENERATE(33, 40007);  // the latter in two chunks of rows
+  for (const DType type : kTypes) {
+    CAPTURE(dtype_name(type), cap, vocabulary);
+    Pool pool;
+    Problem p = make_problem(pool, type, rows, width, vocabulary);
+    const double tolerance = type == DType::f64 ? 1e-13 : 2e-6;
+    const Tensor logits = pool.zeros(DType::f64, {rows, vocabulary});
+    LinearWeight wide;
+    wide.value = pool.copy(p.head.value, DType::f64);
+    linear_forward(ctx, logits, pool.copy(p.hidden, DType::f64), wide);
+    if (cap > 0) soft_cap_forward(ctx, logits, logits, cap);
+    const Tensor expected = pool.zeros(DType::f64, {rows});
+    for (int64_t t = 0; t < rows; ++t) {
+      double sum = 0;
+      for (int64_t v = 0; v < vocabulary; ++v) sum += std::exp(Pool::get(logits, t * vocabulary + v));
+      if (p.targets.as<int32_t>()[t] >= 0) Pool::set(expected, t, std::log(sum) * std::log(sum));
+    }
+    const Tensor plain = pool.zeros(p.losses.dtype, {rows}),
+                 squares = pool.normal(p.losses.dtype, {rows}, 100);
+    const Tensor dhidden = pool.zeros(type, {rows, width}), dweight = pool.copy(p.dweight, p.dweight.dtype);
+    cross_entropy_forward_backward(ctx, plain, dhidden, dweight, p.hidden, p.head, p.targets, scalar(quarter),
+                                   cap);
+    const auto bits = [](const Tensor& t) {
+      return std::string(static_cast<const char*>(t.data), static_cast<size_t>(t.bytes()));
+    };
+    const std::string dhidden_bits = bits(dhidden), dweight_bits = bits(dweight);
+    // The losses stay those of the text; with coefficient 0 so do the gradients.
+    for (const double coefficient : {0.0, 0.5}) {
+      const Tensor dweight_now = pool.copy(p.dweight, p.dweight.dtype);
+      cross_entropy_forward_backward(ctx, p.losses, dhidden, dweight_now, p.hidden, p.head, p.targets,
+                                     scalar(quarter), cap, {coefficient, squares});
+      CHECK(bits(p.losses) == bits(plain));
+      CHECK((bits(dhidden) == dhidden_bits) == (coefficient == 0));
+      CHECK((bits(dweight_now) == dweight_bits) == (coefficient == 0));
+      CHECK(relative_error(squares, expected) < tolerance);
+      for (int64_t t = 3; t < rows; t += 7) CHECK(Pool::get(squares, t) == 0);
+    }
+  }
+}
+
+TEST_CASE("gradients of the z-loss agree with central differences in f64", "[cross_entropy]") {
+  const double cap = GENERATE(0.0, 1.5), coefficient = 0.7;
+  Context ctx(kScratch);
+  Pool pool;
+  Problem p = make_problem(pool, DType::f64, 11, 6, 13);
+  double scale = 0.125;
+  p.dweight = pool.zeros(DType::f64, {13, 6});
+  const Tensor losses = pool.zeros(DType::f64, {11}), squares = pool.zeros(DType::f64, {11}),
+               unused = pool.zeros(DType::f64, {11, 6});
+  const auto run = [&](const Tensor& dhidden, const Tensor& dweight) {
+    cross_entropy_forward_backward(ctx, losses, dhidden, dweight, p.hidden, p.head, p.targets, scalar(scale),
+                                   cap, {coefficient, squares});
+  };
+  const auto loss = [&] {
+    run(unused, Tensor());
+    double s = 0;
+    for (int64_t t = 0; t < 11; ++t)
+      s += scale * (Pool::get(losses, t) + coefficient * Pool::get(squares, t));
+    return s;
+  };
+  run(p.dhidden, p.dweight);
+  CHECK(gradient_error(p.hidden, p.dhidden, loss) < 1e-7);
+  CHECK(gradient_error(p.head.value, p.dweight, loss) < 1e-7);
+}
+
 TEST_CASE("cross-entropy stays finite for huge logits", "[cross_entropy]") {
   Context ctx(kScratch);
   for (const DType type : kTypes) {

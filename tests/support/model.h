@@ -114,7 +114,7 @@ class TestModel {
     store.pack(*context);
   }
 
-  /// Mean loss of the counted tokens, plus the head balance loss.
+  /// Mean loss of the counted tokens, plus the head balance loss and the z-loss of the logits.
   double loss() {
     store.pack(*context);
     const Batch b = batch.view();
@@ -122,9 +122,9 @@ class TestModel {
     model.forward(*context, b, saved, load);
     model.loss_forward(*context, losses, b, saved);
     balance_heads(*context, model.config().attention.head_balance, load.heads);
-    return mean_loss();
+    return mean_loss() + z_loss();
   }
-  /// The same, and its gradient in the store.
+  /// The same (without the z-loss), and its gradient in the store.
   double loss_and_gradient() {
     store.pack(*context);
     store.zero_grads(*context);
@@ -135,6 +135,9 @@ class TestModel {
   void add_gradient() { run(*context); }
   std::vector<double> logits() {
     loss();
+    return last_logits();
+  }
+  std::vector<double> last_logits() {
     Pool pool;
     const Tensor out = pool.zeros(accumulate_dtype(store.dtype()), {batch.size(), model.config().vocab_size});
     Context wide(1 << 20);
@@ -179,6 +182,7 @@ class TestModel {
     losses = a.alloc("losses", accumulate_dtype(dtype), {T});
     dhidden = a.alloc("dhidden", dtype, {T, model.config().hidden_size});
     load.heads = make_head_load(model.config(), a, a, nullptr);
+    load.logits.coefficient = model.config().logit_z_loss_coefficient;
   }
   void zero_heads(Context& ctx) {
     if (load.heads.totals) fill(ctx, load.heads.totals, 0.0);
@@ -193,6 +197,21 @@ class TestModel {
   }
   int64_t counted() const {
     return std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t t) { return t >= 0; });
+  }
+  /// By its definition, from the logits of the last forward pass.
+  double z_loss() {
+    const double coefficient = model.config().logit_z_loss_coefficient;
+    if (coefficient == 0) return 0;
+    const std::vector<double> z = last_logits();
+    const auto V = static_cast<size_t>(model.config().vocab_size);
+    double squares = 0;
+    for (size_t t = 0; t < batch.targets.size(); ++t) {
+      if (batch.targets[t] < 0) continue;
+      double sum = 0;
+      for (size_t v = 0; v < V; ++v) sum += std::exp(z[t * V + v]);
+      squares += std::log(sum) * std::log(sum);
+    }
+    return coefficient * squares / static_cast<double>(counted());
   }
   double mean_loss() const {
     double total = 0;

@@ -75,28 +75,60 @@ A exp_sum(A* x, int64_t n, A m) {
   return s;
 }
 
-/// The loss of a row of logits under a soft cap. The cap's slope needs the capped logits, so exp is taken
-/// twice.
+/// The z-loss of a chunk's rows.
+template <class A>
+struct RowsZLoss {
+  A coefficient;
+  A* squares;  // null where nobody asks for them
+
+  RowsZLoss from(int64_t row) const { return {coefficient, squares ? squares + row : nullptr}; }
+  void put(int64_t row, A lse) const {
+    if (squares) squares[row] = lse * lse;
+  }
+  /// What it multiplies the probabilities of a row by in the gradient: 1 where the coefficient is 0.
+  A factor(A lse) const { return A(1) + 2 * coefficient * lse; }
+};
+
+/// The log-sum-exp of a row, and its loss.
+template <class A>
+struct RowLoss {
+  A lse, loss;
+};
+
+/// A row of logits under a soft cap. The cap's slope needs the capped logits, so exp is taken twice.
 template <bool kGradient, class A, class S>
-A capped_row(S* d, A* x, int64_t target, int64_t n, A scale, A cap) {
+RowLoss<A> capped_row(S* d, A* x, int64_t target, int64_t n, A scale, A cap, const RowsZLoss<A>& z) {
   const A inverse = A(1) / cap;
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) x[i] = soft_cap(x[i], cap, inverse);
-  const A m = row_max(x, n), x_target = x[target], sum = exp_sum<false>(x, n, m);
+  const A m = row_max(x, n), x_target = x[target], sum = exp_sum<false>(x, n, m), log_sum = std::log(sum);
   if constexpr (kGradient) {
     const auto slope = [=](A y) { return A(1) - y * inverse * (y * inverse); };
-    const A factor = scale / sum, at_target = (exp_fast(x_target - m) * factor - scale) * slope(x_target);
+    const A factor = scale / sum * z.factor(log_sum + m),
+            at_target = (exp_fast(x_target - m) * factor - scale) * slope(x_target);
     for (int64_t i = 0; i < n; ++i) store(d + i, exp_fast(x[i] - m) * factor * slope(x[i]));
     store(d + target, at_target);
   }
-  return std::log(sum) - (x_target - m);
+  return {log_sum + m, log_sum - (x_target - m)};
 }
 
-/// Losses of a chunk; with kGradient the logits become scale (softmax - onehot), stored as S in dlogits,
-/// which may be the logits themselves.
+/// A row of logits as they are.
+template <bool kGradient, class A, class S>
+RowLoss<A> plain_row(S* d, A* x, int64_t target, int64_t n, A scale, const RowsZLoss<A>& z) {
+  const A m = row_max(x, n), x_target = x[target], sum = exp_sum<kGradient>(x, n, m), log_sum = std::log(sum);
+  if constexpr (kGradient) {
+    const A factor = scale / sum * z.factor(log_sum + m), at_target = x[target] * factor - scale;
+    for (int64_t i = 0; i < n; ++i) store(d + i, x[i] * factor);
+    store(d + target, at_target);
+  }
+  return {log_sum + m, log_sum - (x_target - m)};
+}
+
+/// Losses of a chunk; with kGradient the logits become their gradient, stored as S in dlogits, which may be
+/// the logits themselves.
 template <bool kGradient, class A, class S>
 void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int64_t rows, int64_t vocabulary,
-                  A scale, A cap) {
+                  A scale, A cap, const RowsZLoss<A>& z) {
   parallel_for(rows, 1, [=](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       A* x = logits + row * vocabulary;
@@ -104,21 +136,14 @@ void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int6
       const int32_t target = targets[row];
       if (target < 0) {
         losses[row] = 0;
+        z.put(row, 0);
         if constexpr (kGradient) std::fill_n(d, vocabulary, S(0));
         continue;
       }
-      if (cap > 0) {
-        losses[row] = capped_row<kGradient>(d, x, target, vocabulary, scale, cap);
-        continue;
-      }
-      const A m = row_max(x, vocabulary), x_target = x[target];
-      const A sum = exp_sum<kGradient>(x, vocabulary, m);
-      losses[row] = std::log(sum) - (x_target - m);
-      if constexpr (kGradient) {
-        const A factor = scale / sum, at_target = x[target] * factor - scale;
-        for (int64_t i = 0; i < vocabulary; ++i) store(d + i, x[i] * factor);
-        store(d + target, at_target);
-      }
+      const RowLoss<A> result = cap > 0 ? capped_row<kGradient>(d, x, target, vocabulary, scale, cap, z)
+                                        : plain_row<kGradient>(d, x, target, vocabulary, scale, z);
+      losses[row] = result.loss;
+      z.put(row, result.lse);
     }
   });
 }
@@ -127,7 +152,7 @@ void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int6
 template <bool kGradient, class S, class P>
 void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
          const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale,
-         double cap) {
+         double cap, const LogitZLoss& z) {
   using A = accumulate_t<S>;
   constexpr bool kWidens = !std::is_same_v<S, P>, kNarrowLogits = !std::is_same_v<P, A>;
   constexpr DType kProduct = dtype_of<P>::value, kAccumulate = dtype_of<A>::value;
@@ -148,6 +173,7 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
     }
   }
   if (!ctx.dry_run) check_targets(op, targets, vocabulary);
+  const RowsZLoss<A> rows_z{static_cast<A>(z.coefficient), z.squares ? z.squares.as<A>() : nullptr};
   const void* plain_head = kWidens ? wide_head.data : head.value.data;
 
   for (int64_t row = 0; row < rows; row += chunk) {
@@ -165,7 +191,7 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
       softmax_rows<kGradient>(losses.as<A>() + row,
                               dlogits.as<std::conditional_t<kNarrowLogits && kGradient, P, A>>(),
                               logits.as<A>(), targets.as<int32_t>() + row, count, vocabulary,
-                              static_cast<A>(gradient_scale), static_cast<A>(cap));
+                              static_cast<A>(gradient_scale), static_cast<A>(cap), rows_z.from(row));
     if constexpr (kGradient) {
       void* dx = kWidens ? wide_dhidden.data : dhidden.rows(row, count).data;
       multiply(ctx,
@@ -185,26 +211,26 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
 template <bool kGradient>
 void run_any(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
              const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale,
-             double cap) {
+             double cap, const LogitZLoss& z) {
   const auto go = hidden.dtype == DType::f64                  ? run<kGradient, double, double>
                   : hidden.dtype == DType::f32                ? run<kGradient, float, float>
                   : product_dtype(DType::bf16) == DType::bf16 ? run<kGradient, bf16, bf16>
                                                               : run<kGradient, bf16, float>;
-  go(ctx, op, losses, dhidden, dweight, hidden, head, targets, gradient_scale, cap);
+  go(ctx, op, losses, dhidden, dweight, hidden, head, targets, gradient_scale, cap, z);
 }
 
 }  // namespace
 
 void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, const LinearWeight& head,
                            const Tensor& targets, double soft_cap) {
-  run_any<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, 0, soft_cap);
+  run_any<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, 0, soft_cap, {});
 }
 
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
                                     const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
-                                    const Tensor& gradient_scale, double soft_cap) {
+                                    const Tensor& gradient_scale, double soft_cap, const LogitZLoss& z) {
   run_any<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets,
-                ctx.dry_run ? 0 : *gradient_scale.as<double>(), soft_cap);
+                ctx.dry_run ? 0 : *gradient_scale.as<double>(), soft_cap, z);
 }
 
 #include "ops/cpu/isa_end.h"

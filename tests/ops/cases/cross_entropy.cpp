@@ -21,9 +21,9 @@ double tolerance_factor(int64_t vocabulary) { return vocabulary < 64 ? 8 : vocab
 
 /// Every `without`-th row has target -1. With gradient, or the losses alone.
 OpCase loss_case(int64_t rows, int64_t width, int64_t vocabulary, bool gradient, int64_t without = 7,
-                 double cap = 0) {
-  return {fmt::format("cross_entropy_forward{} T={} C={} V={} -1 every {} cap {}",
-                      gradient ? "_backward" : "", rows, width, vocabulary, without, cap),
+                 double cap = 0, double z = 0) {
+  return {fmt::format("cross_entropy_forward{} T={} C={} V={} -1 every {} cap {} z {}",
+                      gradient ? "_backward" : "", rows, width, vocabulary, without, cap, z),
           [=](CaseRun& r) {
             const Tensor hidden = r.input("hidden", {rows, width});
             LinearWeight head;
@@ -36,8 +36,8 @@ OpCase loss_case(int64_t rows, int64_t width, int64_t vocabulary, bool gradient,
             const Tensor scale = r.input("gradient_scale", DType::f64, {1}, [=](int64_t) { return 0.25; });
             const Tensor dhidden = r.output("dhidden", {rows, width});
             const Tensor dweight = r.inout("dweight", r.wide, {vocabulary, width}, 0.1);
-            cross_entropy_forward_backward(r.ctx, losses, dhidden, dweight, hidden, head, targets, scale,
-                                           cap);
+            cross_entropy_forward_backward(r.ctx, losses, dhidden, dweight, hidden, head, targets, scale, cap,
+                                           {z, z > 0 ? r.output("squares", r.wide, {rows}) : Tensor()});
           },
           tolerance_factor(vocabulary)};
 }
@@ -56,13 +56,16 @@ OpFamily cross_entropy_cases() {
     family.cases.push_back(loss_case(2, 8, 16384 + 5, gradient, kNever, 3));
     family.cases.push_back(loss_case(2, 4, 40007, gradient, 2));  // more than four vectors per thread
   }
-  family.cases.push_back(loss_case(4096 + 4, 3, 9, true));  // two chunks, each off the grid
-  family.cases.back().bf16 = false;                         // a million emulated threads are enough
+  family.cases.push_back(loss_case(13, 24, 1003, true, 7, 0, 0.2));  // with a z-loss
+  family.cases.push_back(loss_case(3, 8, 16384 + 5, true, 2, 3, 0.1));
+  family.cases.push_back(loss_case(5, 16, 64, true, 1, 0, 0.2));  // no row counts
+  family.cases.push_back(loss_case(4096 + 4, 3, 9, true));        // two chunks, each off the grid
+  family.cases.back().bf16 = false;                               // a million emulated threads are enough
   family.cases.push_back(loss_case(0, 8, 16, true));
   family.fuzz = [](Random& random) {
     return loss_case(uniform(random, 1, 20), uniform(random, 1, 40), uniform(random, 2, 3000),
                      uniform(random, 0, 1) == 1, one_of<int64_t>(random, {1, 3, 7, kNever}),
-                     one_of(random, {0.0, 2.0, 15.0}));
+                     one_of(random, {0.0, 2.0, 15.0}), one_of(random, {0.0, 0.1}));
   };
   return family;
 }
