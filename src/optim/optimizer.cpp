@@ -7,16 +7,22 @@
 #include "ops/reduce.h"
 
 namespace sluice {
+namespace {
 
-Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store)
-    : config_(config), store_(store), muon_(config.muon) {
+constexpr int64_t kAlign = 32;  // elements, as parameters in the store
+
+Tensor rows_or_none(const Tensor& flat, int64_t begin, int64_t count) {
+  return flat ? flat.rows(begin, count) : Tensor();
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_(config), store_(store) {
+  for (UpdateRule& rule : rules_of(config)) rules_.push_back({std::move(rule), {}});
   std::vector<bool> used(config.rules.size(), false);
   for (const ParamSpec& spec : store.specs()) {
-    if (!spec.trainable) {
-      lr_multiplier_.push_back(0);
-      weight_decay_.push_back(0);
-      continue;
-    }
+    factors_.emplace_back();
+    if (!spec.trainable) continue;
     double multiplier = 1.0;
     bool decays = spec.weight_decay;
     for (size_t r = 0; r < config.rules.size(); ++r) {
@@ -26,11 +32,8 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store)
       multiplier = rule.lr_multiplier;
       decays = rule.weight_decay.value_or(spec.weight_decay);
     }
-    if (takes_muon(spec))
-      muon_.add(static_cast<ParamStore::Id>(lr_multiplier_.size()), multiplier * config.muon.lr / config.lr,
-                decays ? config.muon.weight_decay : 0.0);
-    lr_multiplier_.push_back(multiplier);
-    weight_decay_.push_back(decays ? config.weight_decay : 0.0);
+    factors_.back() = std::visit([&](const auto& rule) { return rule.factors(multiplier, decays); },
+                                 rules_[rule_of(spec)].rule);
   }
   // A rule that touches nothing is a misspelt name, and a run with it would not be the run that was meant.
   for (size_t r = 0; r < used.size(); ++r)
@@ -39,69 +42,87 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store)
            store.total_trained() < store.total() ? " trained" : "", config.rules[r].match);
 }
 
-/// Parameters of AdamW, in the order they lie in, cut where one of Muon's lies between.
-std::vector<std::vector<ParamStore::Slice>> Optimizer::runs() const {
+size_t Optimizer::rule_of(const ParamSpec& spec) const {
+  size_t last = 0;
+  for (size_t r = 0; r < rules_.size(); ++r)
+    if (std::visit([&](const auto& rule) { return rule.takes(spec); }, rules_[r].rule)) last = r;
+  return last;
+}
+
+std::vector<const char*> Optimizer::names_of(size_t rule) const {
+  return std::visit([](const auto& r) { return r.state_names(); }, rules_[rule].rule);
+}
+
+/// Of a piece; of all of the store (which is no bucket's) in the order they lie in.
+std::vector<ParamStore::Slice> Optimizer::slices_of(const ParamStore::Piece& piece) const {
+  if (!pieces_.empty()) return store_.slices(piece);
   std::vector<ParamStore::Slice> all;
   for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store_.specs().size()); ++id)
     if (store_.trains(id)) all.push_back({.id = id, .count = store_.numel(id), .at = store_.offset(id)});
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.at < b.at; });
-  std::vector<std::vector<ParamStore::Slice>> runs;
-  bool open = false;
-  for (const ParamStore::Slice& slice : all) {
-    const bool muon = takes_muon(store_.specs()[static_cast<size_t>(slice.id)]);
-    if (!muon && !open) runs.emplace_back();
-    if (!muon) runs.back().push_back(slice);
-    open = !muon;
-  }
-  return runs;
+  return all;
 }
 
-Optimizer::Part Optimizer::make_part(Context& ctx, Arena& arena, const std::vector<ParamStore::Slice>& slices,
-                                     int64_t at, int64_t count, int64_t v_at) const {
-  std::vector<double> rows;
-  for (const ParamStore::Slice& slice : slices)
-    for (const double x :
-         {static_cast<double>(slice.at), static_cast<double>(slice.at + slice.count),
-          lr_multiplier_[static_cast<size_t>(slice.id)], weight_decay_[static_cast<size_t>(slice.id)]})
-      rows.push_back(x);
-  Part part{at, count, v_at, arena.alloc("segments", DType::f64, {static_cast<int64_t>(slices.size()), 4})};
-  if (!arena.measuring() && !rows.empty()) write_tensor(ctx, part.segments, rows.data());
-  return part;
+/// A range ends where another rule's parameter follows, and with its piece.
+void Optimizer::cut_into_ranges() {
+  ranges_.clear();
+  std::vector<int64_t> state_end(rules_.size(), 0);
+  const std::vector<ParamStore::Piece> whole = {{}};
+  const std::vector<ParamStore::Piece>& pieces = pieces_.empty() ? whole : pieces_;
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    for (const ParamStore::Slice& slice : slices_of(pieces[p])) {
+      const ParamSpec& spec = store_.specs()[static_cast<size_t>(slice.id)];
+      const size_t rule = rule_of(spec);
+      Placed* last = ranges_.empty() || ranges_.back().piece != p ? nullptr : &ranges_.back();
+      if (!last || last->rule != rule) {
+        const int64_t aligned = slice.at / kAlign * kAlign,
+                      from = last && aligned < last->from + last->count ? slice.at : aligned;
+        ranges_.push_back({.rule = rule, .piece = p, .from = from, .master_at = pieces[p].at + from});
+        last = &ranges_.back();
+      }
+      last->count = slice.at + slice.count - last->from;
+      last->range.members.push_back({.id = slice.id,
+                                     .spec = &spec,
+                                     .begin = slice.begin,
+                                     .count = slice.count,
+                                     .at = slice.at - last->from,
+                                     .factors = factors_[static_cast<size_t>(slice.id)]});
+    }
+  }
+  for (Placed& placed : ranges_) {
+    placed.state_at = state_end[placed.rule];
+    state_end[placed.rule] += (placed.count + kAlign - 1) / kAlign * kAlign;
+  }
 }
 
 void Optimizer::allocate(Context& ctx, Arena& arena, const std::vector<ParamStore::Piece>& pieces) {
-  const DType moments = accumulate_dtype(store_.dtype());
-  const bool muon = config_.type == OptimizerType::muon;
-  SLUICE_CHECK(!muon || pieces.empty(), "Optimizer: Muon needs whole matrices, not pieces");
+  const DType wide = accumulate_dtype(store_.dtype());
   pieces_ = pieces;
-  const int64_t count = pieces.empty() ? store_.flat_values().numel() : ParamStore::size_of(pieces);
-  std::vector<std::vector<ParamStore::Slice>> runs = this->runs();
-  const auto length = [](const std::vector<ParamStore::Slice>& run) {
-    return run.back().at + run.back().count - run.front().at;
-  };
-  constexpr int64_t kAlign = 32;  // as parameters
-  int64_t v_count = muon ? 0 : count;
-  if (muon)
-    for (const auto& run : runs) v_count += (length(run) + kAlign - 1) / kAlign * kAlign;
-  m_ = arena.alloc("m", moments, {count});
-  v_ = arena.alloc("v", moments, {v_count});
-  master_ = store_.dtype() != moments ? arena.alloc("master", moments, {count}) : Tensor();
-  control_ = arena.alloc("control", DType::f64, {kUpdateControl});
-  parts_.clear();
-  for (const ParamStore::Piece& piece : pieces)
-    parts_.push_back(make_part(ctx, arena, store_.slices(piece), piece.at, piece.count, piece.at));
-  if (!pieces.empty()) return;
-  if (!muon) {
-    parts_.push_back(
-        make_part(ctx, arena, runs.empty() ? std::vector<ParamStore::Slice>() : runs[0], 0, count, 0));
-    return;
+  cut_into_ranges();
+  for (size_t r = 0; r < rules_.size(); ++r) {
+    int64_t size = 0;
+    for (const Placed& placed : ranges_)
+      if (placed.rule == r) size = (placed.state_at + placed.count + kAlign - 1) / kAlign * kAlign;
+    rules_[r].buffers.clear();
+    for (const char* name : names_of(r))
+      rules_[r].buffers.push_back(arena.alloc(name + 1, wide, {size}));  // without its point
   }
-  int64_t v_at = 0;
-  for (auto& run : runs) {
-    const int64_t at = run.front().at, size = length(run);
-    for (ParamStore::Slice& slice : run) slice.at -= at;
-    parts_.push_back(make_part(ctx, arena, run, at, size, v_at));
-    v_at += (size + kAlign - 1) / kAlign * kAlign;
+  const int64_t count = pieces.empty() ? store_.flat_size() : ParamStore::size_of(pieces);
+  master_ = store_.dtype() != wide ? arena.alloc("master", wide, {count}) : Tensor();
+  control_ = arena.alloc("control", DType::f64, {kUpdateControl});
+  for (Placed& placed : ranges_) {
+    UpdateRange& range = placed.range;
+    std::vector<double> rows;
+    for (const UpdateRange::Member& m : range.members)
+      for (const double x : {static_cast<double>(m.at), static_cast<double>(m.at + m.count),
+                             m.factors.lr_multiplier, m.factors.weight_decay})
+        rows.push_back(x);
+    range.segments = arena.alloc("segments", DType::f64, {std::ssize(range.members), 4});
+    if (!arena.measuring()) write_tensor(ctx, range.segments, rows.data());
+    range.master = rows_or_none(master_, placed.master_at, placed.count);
+    range.state.clear();
+    for (const Tensor& buffer : rules_[placed.rule].buffers)
+      range.state.push_back(buffer.rows(placed.state_at, placed.count));
   }
 }
 
@@ -113,49 +134,85 @@ void Optimizer::sync_master(Context& ctx, const std::vector<Tensor>& values) {
 }
 
 void Optimizer::update(Context& ctx) {
-  SLUICE_CHECK(m_, "Optimizer::update before allocate");
+  SLUICE_CHECK(control_, "Optimizer::update before allocate");
   sum_of_squares(ctx, update_field(control_, &UpdateControl::squares), store_.flat_grads());
   judge_and_update(ctx);
 }
 
 void Optimizer::judge_and_update(Context& ctx, const std::vector<Tensor>& values,
                                  const std::vector<Tensor>& grads) {
-  const AdamwSettings settings{.beta1 = config_.beta1, .beta2 = config_.beta2, .eps = config_.eps};
-  judge_update(ctx, control_, settings);
+  judge_update(ctx, control_, AdamwRule(config_).settings());
   const bool given = !pieces_.empty();
   SLUICE_CHECK(!given || (values.size() == pieces_.size() && grads.size() == pieces_.size()),
                "judge_and_update: {} values and {} gradients of {} pieces", values.size(), grads.size(),
                pieces_.size());
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const Part& p = parts_[i];
-    const auto part = [&](const Tensor& flat) { return flat ? flat.rows(p.at, p.count) : Tensor(); };
-    adamw_update(ctx, given ? values[i] : part(store_.flat_values()), part(master_), part(m_),
-                 v_.rows(p.v_at, p.count), given ? grads[i] : part(store_.flat_grads()), p.segments, control_,
-                 settings);
+  for (Placed& placed : ranges_) {
+    UpdateRange& range = placed.range;
+    range.value =
+        rows_or_none(given ? values[placed.piece] : store_.flat_values(), placed.from, placed.count);
+    range.gradient =
+        rows_or_none(given ? grads[placed.piece] : store_.flat_grads(), placed.from, placed.count);
+    std::visit([&](const auto& rule) { rule.update(ctx, range, control_); }, rules_[placed.rule].rule);
   }
-  muon_.update(ctx, store_, m_, master_, control_);
 }
 
-Tensor Optimizer::v(ParamStore::Id id) const {
+Optimizer::State Optimizer::state_of(const Placed& placed, const UpdateRange::Member& member) const {
+  State state;
+  const std::vector<const char*> names = names_of(placed.rule);
+  for (size_t i = 0; i < names.size(); ++i)
+    state.emplace_back(names[i], placed.range.state[i].rows(member.at, member.count));
+  if (master_) state.emplace_back(".master", placed.range.master.rows(member.at, member.count));
+  return state;
+}
+
+std::vector<Optimizer::Part> Optimizer::parts() const {
+  std::vector<Part> parts;
+  for (const Placed& placed : ranges_)
+    for (const UpdateRange::Member& member : placed.range.members)
+      parts.push_back({member.id, member.begin, state_of(placed, member)});
+  return parts;
+}
+
+Optimizer::State Optimizer::state(ParamStore::Id id) const {
+  SLUICE_CHECK(pieces_.empty(), "Optimizer::state: what is here are pieces");
+  if (!store_.trains(id)) return {};
   const int64_t at = store_.offset(id);
-  for (const Part& p : parts_) {
-    if (at < p.at || at >= p.at + p.count) continue;
-    Tensor t = store_.part(m_, id);
-    if (v_.data) t.data = static_cast<char*>(v_.data) + (p.v_at + at - p.at) * dtype_size(v_.dtype);
-    return t;
+  const auto behind = std::upper_bound(ranges_.begin(), ranges_.end(), at,
+                                       [](int64_t x, const Placed& placed) { return x < placed.from; });
+  SLUICE_CHECK(behind != ranges_.begin(), "Optimizer::state before allocate");
+  const Placed& placed = *std::prev(behind);
+  const auto& members = placed.range.members;
+  const auto member = std::lower_bound(members.begin(), members.end(), at - placed.from,
+                                       [](const UpdateRange::Member& m, int64_t x) { return m.at < x; });
+  SLUICE_CHECK(member != members.end() && member->id == id, "Optimizer::state: parameter {} has none", id);
+  State state = state_of(placed, *member);
+  for (auto& [suffix, tensor] : state) {
+    const Tensor shaped = store_.value(id);
+    tensor.rank = shaped.rank;
+    tensor.shape = shaped.shape;
+    tensor.name = shaped.name;
   }
+  return state;
+}
+
+Tensor Optimizer::state(ParamStore::Id id, std::string_view suffix) const {
+  for (const auto& [name, tensor] : state(id))
+    if (name == suffix) return tensor;
   return {};
 }
 
 std::vector<const char*> Optimizer::state_names(const ParamSpec& spec) const {
-  std::vector<const char*> names = {".m"};
-  if (!takes_muon(spec)) names.push_back(".v");
+  std::vector<const char*> names = names_of(rule_of(spec));
   if (master_) names.push_back(".master");
   return names;
 }
 
-std::vector<std::pair<const char*, Tensor>> Optimizer::flat_state() const {
-  std::vector<std::pair<const char*, Tensor>> state = {{".m", m_}, {".v", v_}};
+Optimizer::State Optimizer::flat_state() const {
+  State state;
+  for (size_t r = 0; r < rules_.size(); ++r) {
+    const std::vector<const char*> names = names_of(r);
+    for (size_t i = 0; i < names.size(); ++i) state.emplace_back(names[i], rules_[r].buffers[i]);
+  }
   if (master_) state.emplace_back(".master", master_);
   return state;
 }

@@ -1,26 +1,34 @@
 #pragma once
-// AdamW over a ParamStore, or Muon for the blocks' matrices and AdamW for the rest: flat moments and, for
-// bf16 models, f32 master weights; decay masks and multipliers per parameter. Muon has its own peak learning
-// rate, in the shape of AdamW's schedule, and no second moments.
+// The optimizer of a ParamStore: which rule (optim/rules.h) updates which parameter, the state that each rule
+// keeps and, for bf16 models, f32 master weights; learning rates and decay per parameter.
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "config/config.h"
 #include "core/arena.h"
 #include "ops/adamw.h"
-#include "optim/muon.h"
+#include "optim/rules.h"
 #include "params/param_store.h"
 
 namespace sluice {
 
 class Optimizer {
  public:
-  /// After the model has registered its parameters. Rules are applied in order, the last that matches a name
-  /// wins; one that matches no name is Error(usage).
+  /// Tensors with the suffix that they have behind a parameter's name in a checkpoint: ".m", ".master".
+  using State = std::vector<std::pair<const char*, Tensor>>;
+  /// What is kept here of a parameter: of all of it, or of the part in one of this rank's pieces.
+  struct Part {
+    ParamStore::Id id = 0;
+    int64_t begin = 0;  // element of the parameter
+    State state;        // flat
+  };
+
+  /// After the model has registered its parameters. optimizer.rules are applied in order, the last that
+  /// matches a name wins; one that matches no name is Error(usage).
   Optimizer(const OptimizerConfig& config, ParamStore& store);
 
-  /// m, v (AdamW's parameters) and master (only when the store's dtype is bf16), laid out like the store's
-  /// values.
+  /// The rules' state and master weights (only when the store's dtype is bf16).
   void allocate(Context& ctx, Arena& arena) { allocate(ctx, arena, {}); }
   /// The same for these pieces alone, each where its `at` says; none: all of the store. Muon takes no pieces.
   void allocate(Context& ctx, Arena& arena, const std::vector<ParamStore::Piece>& pieces);
@@ -49,39 +57,42 @@ class Optimizer {
   int64_t steps_applied() const { return steps_applied_; }
   void set_steps_applied(int64_t t) { steps_applied_ = t; }
 
-  /// AdamW's, of the pieces, behind each other: ".m", ".v" and, for bf16 models, ".master".
-  std::vector<std::pair<const char*, Tensor>> flat_state() const;
-  /// Of a parameter, where all of the store's are here.
-  Tensor m(ParamStore::Id id) const { return store_.part(m_, id); }
-  /// Empty for a matrix of Muon's.
-  Tensor v(ParamStore::Id id) const;
-  /// Empty when values are their own master.
-  Tensor master(ParamStore::Id id) const { return master_ ? store_.part(master_, id) : Tensor(); }
+  /// Of every trained parameter what is here, in the order of the buffers.
+  std::vector<Part> parts() const;
+  /// Of a parameter, in its shape, where all of the store's are here; empty for a frozen one.
+  State state(ParamStore::Id id) const;
+  /// One of them; an empty tensor where there is none of that name.
+  Tensor state(ParamStore::Id id, std::string_view suffix) const;
+  /// Whole buffers, master weights last.
+  State flat_state() const;
   /// What is kept of a parameter, by suffix; the parameter may be another rank's.
   std::vector<const char*> state_names(const ParamSpec& spec) const;
 
  private:
-  /// Where AdamW updates at once: a piece, or all of the store, or what lies between matrices of Muon's.
-  struct Part {
-    int64_t at = 0, count = 0;  // in m and master
-    int64_t v_at = 0;           // in v
-    Tensor segments;            // (slices, 4) f64
+  /// A range, and where it lies: in its rule's state, and in its piece (or the whole store) and master.
+  struct Placed {
+    size_t rule = 0, piece = 0;
+    int64_t state_at = 0, from = 0, master_at = 0, count = 0;
+    UpdateRange range = {};  // value and gradient are filled in for an update
   };
-  bool takes_muon(const ParamSpec& spec) const {
-    return config_.type == OptimizerType::muon && Muon::takes(spec);
-  }
-  Part make_part(Context& ctx, Arena& arena, const std::vector<ParamStore::Slice>& slices, int64_t at,
-                 int64_t count, int64_t v_at) const;
-  std::vector<std::vector<ParamStore::Slice>> runs() const;
+  struct RuleState {
+    UpdateRule rule;
+    std::vector<Tensor> buffers;  // in the order of its state_names
+  };
+  size_t rule_of(const ParamSpec& spec) const;
+  std::vector<const char*> names_of(size_t rule) const;
+  std::vector<ParamStore::Slice> slices_of(const ParamStore::Piece& piece) const;
+  void cut_into_ranges();
+  State state_of(const Placed& placed, const UpdateRange::Member& member) const;
 
   OptimizerConfig config_;
   ParamStore& store_;
-  Muon muon_;
-  std::vector<double> lr_multiplier_, weight_decay_;  // per parameter, rules applied
-  Tensor m_, v_, master_;                             // flat
-  std::vector<ParamStore::Piece> pieces_;             // none: all
-  std::vector<Part> parts_;                           // per piece
-  Tensor control_;                                    // (kUpdateControl) f64
+  std::vector<RuleState> rules_;
+  std::vector<UpdateFactors> factors_;     // per parameter, optimizer.rules applied
+  Tensor master_;                          // flat
+  std::vector<ParamStore::Piece> pieces_;  // none: all
+  std::vector<Placed> ranges_;
+  Tensor control_;  // (kUpdateControl) f64
   int64_t steps_applied_ = 0;
 };
 

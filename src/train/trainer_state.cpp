@@ -16,9 +16,8 @@ namespace sluice {
 namespace {
 
 /// The whole that a slice is of.
-NamedTensor slice_of(const ParamSpec& spec, const char* suffix, const Tensor& part,
-                     const ParamStore::Slice& slice) {
-  return {spec.name + suffix, part, spec.shape, slice.begin};
+NamedTensor slice_of(const ParamSpec& spec, const char* suffix, const Tensor& part, int64_t begin) {
+  return {spec.name + suffix, part, spec.shape, begin};
 }
 
 }  // namespace
@@ -115,10 +114,8 @@ std::vector<Replica> Trainer::held_by_several() const {
     if ((spec.of_expert ? mesh_.expert_data() : mesh_.data()).size() == 1) continue;
     if (stage < 3 || !spec.trainable) replicas.push_back({spec.name, store_.value(id), spec.of_expert});
     if (stage > 0 || !spec.trainable) continue;
-    replicas.push_back({spec.name + ".m", optimizer_.m(id), spec.of_expert});
-    if (const Tensor v = optimizer_.v(id)) replicas.push_back({spec.name + ".v", v, spec.of_expert});
-    if (const Tensor master = optimizer_.master(id))
-      replicas.push_back({spec.name + ".master", master, spec.of_expert});
+    for (const auto& [suffix, tensor] : optimizer_.state(id))
+      replicas.push_back({spec.name + suffix, tensor, spec.of_expert});
   }
   return replicas;
 }
@@ -206,7 +203,7 @@ void Trainer::weight_targets(std::vector<NamedTensor>& weights, bool frozen_only
   for (size_t i = 0; i < weight_sync_.pieces().size(); ++i)
     for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
       weights.push_back(slice_of(store_.specs()[static_cast<size_t>(slice.id)], "",
-                                 weight_sync_.values(i).rows(slice.at, slice.count), slice));
+                                 weight_sync_.values(i).rows(slice.at, slice.count), slice.begin));
 }
 
 /// The optimizer's state that is here; own: without what another rank writes.
@@ -217,20 +214,14 @@ void Trainer::optimizer_targets(std::vector<NamedTensor>& tensors, bool own) con
       ids.resize(store_.specs().size());
       std::iota(ids.begin(), ids.end(), 0);
     }
-    for (const ParamStore::Id id : ids) {
-      if (!store_.trains(id)) continue;
-      const std::string& name = store_.specs()[static_cast<size_t>(id)].name;
-      tensors.push_back({name + ".m", optimizer_.m(id)});
-      if (const Tensor v = optimizer_.v(id)) tensors.push_back({name + ".v", v});
-      if (const Tensor master = optimizer_.master(id)) tensors.push_back({name + ".master", master});
-    }
+    for (const ParamStore::Id id : ids)
+      for (const auto& [suffix, tensor] : optimizer_.state(id))
+        tensors.push_back({store_.specs()[static_cast<size_t>(id)].name + suffix, tensor});
     return;
   }
-  for (const ParamStore::Piece& piece : grad_sync_.pieces())
-    for (const ParamStore::Slice& slice : store_.slices(piece))
-      for (const auto& [suffix, flat] : optimizer_.flat_state())
-        tensors.push_back(slice_of(store_.specs()[static_cast<size_t>(slice.id)], suffix,
-                                   flat.rows(piece.at + slice.at, slice.count), slice));
+  for (const Optimizer::Part& part : optimizer_.parts())
+    for (const auto& [suffix, tensor] : part.state)
+      tensors.push_back(slice_of(store_.specs()[static_cast<size_t>(part.id)], suffix, tensor, part.begin));
 }
 
 void Trainer::restore(const CheckpointInfo& checkpoint) {

@@ -124,7 +124,7 @@ TEST_CASE("bf16 values follow an f32 master exactly", "[optimizer]") {
   Run a(narrow, config, DType::bf16), b(wide, config, DType::f32);
   narrow.initialize(a.context, 3);
   a.optimizer.sync_master(a.context);
-  CHECK(b.optimizer.master(0).empty());
+  CHECK(b.optimizer.state(0, ".master").empty());
   for (int p = 0; p < 2; ++p)
     for (int64_t i = 0; i < narrow.numel(p); ++i) Pool::set(wide.value(p), i, Pool::get(narrow.value(p), i));
   Pool pool;
@@ -139,7 +139,7 @@ TEST_CASE("bf16 values follow an f32 master exactly", "[optimizer]") {
   }
   for (int p = 0; p < 2; ++p)
     for (int64_t i = 0; i < narrow.numel(p); ++i) {
-      REQUIRE(Pool::get(a.optimizer.master(p), i) == Pool::get(wide.value(p), i));
+      REQUIRE(Pool::get(a.optimizer.state(p, ".master"), i) == Pool::get(wide.value(p), i));
       REQUIRE(Pool::get(narrow.value(p), i) ==
               static_cast<float>(bf16(static_cast<float>(Pool::get(wide.value(p), i)))));
     }
@@ -213,7 +213,7 @@ TEST_CASE("Measuring a step counts no update", "[optimizer]") {
   CHECK(moments.entries().size() == 5);
   CHECK(moments.entries()[2].name == "master");
   CHECK(moments.entries()[2].tensor.numel() == store.flat_values().numel());
-  CHECK(optimizer.master(0).has_shape({5, 3}));
+  CHECK(optimizer.state(0, ".master").has_shape({5, 3}));
 }
 
 TEST_CASE("Six steps of Muon equal a reading of it in PyTorch", "[optimizer][muon][golden]") {
@@ -272,13 +272,13 @@ TEST_CASE("Muon takes the matrices of blocks; what is left to AdamW, and its mom
       const auto same = [](const Tensor& x, const Tensor& y) {
         return x.numel() == y.numel() && std::memcmp(x.data, y.data, static_cast<size_t>(x.bytes())) == 0;
       };
-      CHECK(muon.optimizer.v(p).empty() == kOfMuon[static_cast<size_t>(p)]);
+      CHECK(muon.optimizer.state(p, ".v").empty() == kOfMuon[static_cast<size_t>(p)]);
       const int64_t moments = kOfMuon[static_cast<size_t>(p)] ? 1 : 2, masters = dtype == DType::bf16 ? 1 : 0;
       CHECK(std::ssize(muon.optimizer.state_names(spec)) == moments + masters);
       CHECK(same(store.value(p), plain.value(p)) != kOfMuon[static_cast<size_t>(p)]);
       if (kOfMuon[static_cast<size_t>(p)]) continue;
-      CHECK(same(muon.optimizer.m(p), other.optimizer.m(p)));
-      CHECK(same(muon.optimizer.v(p), other.optimizer.v(p)));
+      CHECK(same(muon.optimizer.state(p, ".m"), other.optimizer.state(p, ".m")));
+      CHECK(same(muon.optimizer.state(p, ".v"), other.optimizer.state(p, ".v")));
     }
     // Second moments of the rest alone, each run of them padded to 32 elements: embed, norm, [constant,
     // router], head.

@@ -167,7 +167,9 @@ TEST_CASE("Muon updates experts one by one, and leaves routers to AdamW", "[trai
   Trainer trainer(t.config, data);
   trainer.initialize();
   CHECK(losses_of(trainer, 10)[18] < 3.2);
-  const auto second = [&](const char* name) { return trainer.optimizer().v(id_of(trainer.store(), name)); };
+  const auto second = [&](const char* name) {
+    return trainer.optimizer().state(id_of(trainer.store(), name), ".v");
+  };
   CHECK(second("model.layers.1.mlp.experts.3.up_proj.weight").empty());
   CHECK(second("model.layers.0.self_attn.gate_proj.weight").empty());
   CHECK(!second("model.layers.1.mlp.gate.weight").empty());
@@ -338,7 +340,7 @@ TEST_CASE("gradients are clipped to the global norm", "[trainer]") {
   REQUIRE(m.grad_norm > 0.01);
   double squares = 0;
   for (int id = 0; id < static_cast<int>(trainer.store().specs().size()); ++id) {
-    const Tensor first_moment = trainer.optimizer().m(id);
+    const Tensor first_moment = trainer.optimizer().state(id, ".m");
     for (int64_t i = 0; i < first_moment.numel(); ++i)
       squares += std::pow(test::Pool::get(first_moment, i), 2);
   }
