@@ -17,6 +17,7 @@ Mlp::Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix
                  .init = matrix_init(config, F, C),
                  .packed = true};
   spec.when_frozen = WhenFrozen::adapted;
+  spec.mlp_inner = true;
   if (gated_) gate_up_proj_ = store.add(spec);
   spec.name = prefix + ".up_proj.weight";
   spec.joined = gated_;
@@ -25,7 +26,7 @@ Mlp::Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix
   spec.name = prefix + ".down_proj.weight";
   spec.shape = {C, F};
   spec.init = residual_init(config);
-  spec.joined = false;
+  spec.mlp_inner = spec.joined = false;
   down_proj_ = store.add(spec);
 }
 

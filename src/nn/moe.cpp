@@ -245,8 +245,9 @@ Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix
                        .orthogonal = false});
   // A single expert is not a group, and the packed form of a matrix is useless for grouped products.
   ParamSpec spec{.name = "", .shape = {}, .packed = here > 1, .groups = here};
-  spec.of_expert = true;
+  spec.split.axis = SplitAxis::expert;
   spec.when_frozen = WhenFrozen::skipped;
+  spec.mlp_inner = true;
   spec.active = static_cast<double>(config_.num_experts_per_tok) / static_cast<double>(E);
   const auto add = [&](int64_t expert, const char* what, std::vector<int64_t> shape, Init expert_init) {
     spec.name = prefix + ".experts." + std::to_string(expert) + what;
@@ -261,7 +262,7 @@ Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix
     if (e == first) gate_up_proj_ = id;
     add(e, ".up_proj.weight", {F, C}, init);
   }
-  spec.joined = false;
+  spec.mlp_inner = spec.joined = false;
   for (int64_t e = first; e < first + here; ++e) {
     const ParamStore::Id id = add(e, ".down_proj.weight", {C, F}, residual_init(config));
     if (e == first) down_proj_ = id;

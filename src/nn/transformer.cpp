@@ -18,6 +18,7 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
   ParamSpec words{
       .name = "model.embed_tokens.weight", .shape = {V, C}, .init = embedding_init(config), .packed = tied};
   words.when_frozen = WhenFrozen::skipped;
+  words.vocabulary = true;
   embed_tokens_ = store.add(words);
   if (config.embedding_norm)
     embedding_norm_.emplace(config, store, "model.embed_norm.weight", std::vector<int64_t>{C});

@@ -74,11 +74,13 @@ class GradSync : public UnitUser {
   bool in_place() const {
     return !sharded() && (!exact() || (tree() && micro_batches_ == 1 && store_.grad_sources() == 1));
   }
-  Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? moves_.expert_data() : moves_.data(); }
-  int ranks_sharing(const Bucket& b) const {
-    return (b.of_expert ? mesh_.expert_data() : mesh_.data()).size();
+  Communicator& ranks_of(const Bucket& b) const {
+    return b.split == SplitAxis::expert ? moves_.expert_data() : moves_.data();
   }
-  int sources_of(const Bucket& b) const { return b.of_expert ? store_.grad_sources() : 1; }
+  int ranks_sharing(const Bucket& b) const {
+    return (b.split == SplitAxis::expert ? mesh_.expert_data() : mesh_.data()).size();
+  }
+  int sources_of(const Bucket& b) const { return b.split == SplitAxis::expert ? store_.grad_sources() : 1; }
   CommQueue::Ticket& busy(int unit) { return slot_busy_[static_cast<size_t>(ParamStore::slot_of(unit))]; }
   void zero(Context& ctx, int unit);
   void sum_unit(Context& ctx, int unit);

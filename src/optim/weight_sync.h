@@ -36,7 +36,9 @@ class WeightSync : public UnitUser {
 
  private:
   bool sharded() const { return zero_stage_ >= 3; }
-  Communicator& ranks_of(const Bucket& b) const { return b.of_expert ? moves_.expert_data() : moves_.data(); }
+  Communicator& ranks_of(const Bucket& b) const {
+    return b.split == SplitAxis::expert ? moves_.expert_data() : moves_.data();
+  }
   CommQueue::Ticket gather(int unit);
   void request(Context& ctx, int unit);
   void ask(int unit);

@@ -183,9 +183,7 @@ ScaleModel scale_model(const Plan& plan) {
     (p.of_expert ? blocks[p.unit].second : blocks[p.unit].first) += p.count;
     if (!p.in_product) continue;
     const double flops = 2 * static_cast<double>(p.count) * p.active;
-    const bool inner = p.name.find(".mlp.") != std::string::npos &&
-                       (p.name.ends_with("gate_proj.weight") || p.name.ends_with("up_proj.weight"));
-    if (c.train.recompute == Recompute::block || (c.train.recompute == Recompute::mlp && inner))
+    if (c.train.recompute == Recompute::block || (c.train.recompute == Recompute::mlp && p.mlp_inner))
       again += flops;
   }
   for (const auto& [unit, block] : blocks)

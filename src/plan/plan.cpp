@@ -59,12 +59,6 @@ std::optional<ParameterMatch> resolve(Config& config, std::vector<std::string> c
   return match;
 }
 
-/// Index of the layer that a parameter belongs to, or -1.
-int64_t layer_of(const std::string& name) {
-  constexpr std::string_view kLayers = "model.layers.";
-  return name.starts_with(kLayers) ? std::stoll(name.substr(kLayers.size())) : -1;
-}
-
 /// Measured on one layer, as the trainer would run it on one of these ranks.
 std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transformer& transformer,
                                           const ExpertRanks& ranks) {
@@ -131,12 +125,12 @@ Plan make_plan(Config config, int64_t ranks, const KeyPlaces& places) {
   double matmul_parameters = 0, frozen_in_products = 0;
   for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store.specs().size()); ++id) {
     const ParamSpec& spec = store.specs()[static_cast<size_t>(id)];
-    plan.parameters.push_back(
-        {spec.name, spec.shape, store.numel(id), spec.active, spec.of_expert, spec.packed, spec.unit});
+    plan.parameters.push_back({spec.name, spec.shape, store.numel(id), spec.active, spec.of_expert(),
+                               spec.packed, spec.mlp_inner, spec.unit});
     const double in_products = spec.packed ? static_cast<double>(store.numel(id)) * spec.active : 0;
     matmul_parameters += in_products;
     if (!spec.trainable) frozen_in_products += in_products;
-    if (spec.shape[0] == model.vocab_size && layer_of(spec.name) < 0) plan.non_embedding -= store.numel(id);
+    if (spec.vocabulary) plan.non_embedding -= store.numel(id);
   }
   plan.matmul_parameters = std::llround(matmul_parameters);
   const int64_t without_adapters = config.lora.rank > 0 ? count_parameters(model) : plan.total;

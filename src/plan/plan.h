@@ -53,9 +53,10 @@ struct Plan {
     std::string name;
     std::vector<int64_t> shape;
     int64_t count = 0;
-    double active = 1;  // fraction of the tokens that use it
-    bool of_expert = false,
-         in_product = false;  // sharded over the expert axis; is the weight of a matrix product
+    double active = 1;        // fraction of the tokens that use it
+    bool of_expert = false;   // sharded over the expert axis
+    bool in_product = false;  // is the weight of a matrix product
+    bool mlp_inner = false;   // ParamSpec::mlp_inner
     int unit = 0;             // ParamSpec::unit
   };
   Config config;  // resolved

@@ -66,11 +66,11 @@ std::vector<ParamStore::Id> Trainer::saved_here() const {
   const auto& specs = store_.specs();
   int64_t all[2] = {0, 0}, before[2] = {0, 0};  // of what is alike, of experts
   for (size_t i = 0; i < specs.size(); ++i)
-    all[specs[i].of_expert] += store_.numel(static_cast<ParamStore::Id>(i));
+    all[specs[i].of_expert()] += store_.numel(static_cast<ParamStore::Id>(i));
   std::vector<ParamStore::Id> mine;
   for (size_t i = 0; i < specs.size(); ++i) {
     const auto id = static_cast<ParamStore::Id>(i);
-    const bool of_expert = specs[i].of_expert;
+    const bool of_expert = specs[i].of_expert();
     const Communicator& holders = of_expert ? mesh_.expert_data() : mesh_.data();
     if (before[of_expert] * holders.size() / all[of_expert] == holders.rank()) mine.push_back(id);
     before[of_expert] += store_.numel(id);
@@ -111,11 +111,11 @@ std::vector<Replica> Trainer::held_by_several() const {
   const int64_t stage = config_.parallel.zero_stage;
   for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id) {
     const ParamSpec& spec = store_.specs()[static_cast<size_t>(id)];
-    if ((spec.of_expert ? mesh_.expert_data() : mesh_.data()).size() == 1) continue;
-    if (stage < 3 || !spec.trainable) replicas.push_back({spec.name, store_.value(id), spec.of_expert});
+    if ((spec.of_expert() ? mesh_.expert_data() : mesh_.data()).size() == 1) continue;
+    if (stage < 3 || !spec.trainable) replicas.push_back({spec.name, store_.value(id), spec.of_expert()});
     if (stage > 0 || !spec.trainable) continue;
     for (const auto& [suffix, tensor] : optimizer_.state(id))
-      replicas.push_back({spec.name + suffix, tensor, spec.of_expert});
+      replicas.push_back({spec.name + suffix, tensor, spec.of_expert()});
   }
   return replicas;
 }

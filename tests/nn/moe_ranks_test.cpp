@@ -132,7 +132,7 @@ bool is_zero(const Tensor& t) {
 void same_gradients(Findings& findings, const std::string& who, const ParamStore& part,
                     const ParamStore& whole, bool of_expert) {
   for (size_t i = 0; i < part.specs().size(); ++i) {
-    if (part.specs()[i].of_expert != of_expert) continue;
+    if (part.specs()[i].of_expert() != of_expert) continue;
     for (size_t j = 0; j < whole.specs().size(); ++j)
       if (whole.specs()[j].name == part.specs()[i].name)
         findings.same(who + part.specs()[i].name, part.grad(static_cast<ParamStore::Id>(i)),
@@ -163,7 +163,7 @@ int64_t check_bits(const Case& c, int ranks) {
       const std::string who = fmt::format("rank {} of {}, pass {}: ", comm.rank(), ranks, pass);
       const RankMoe& one = *alone[static_cast<size_t>(pass * ranks + comm.rank())];
       for (size_t i = 0; i < mine.store.specs().size(); ++i)
-        if (!mine.store.specs()[i].of_expert)
+        if (!mine.store.specs()[i].of_expert())
           fill(*mine.context, mine.store.grad(static_cast<ParamStore::Id>(i)), 0);
       mine.run(2 * comm.rank() + pass, {.extra_rounds = &extra});
       findings.same(who + "y", mine.saved.y, one.saved.y);
@@ -230,7 +230,7 @@ TEST_CASE("Gradients of experts are kept apart by the rank whose tokens they are
           mine.run(comm.rank());
           for (size_t i = 0; i < mine.store.specs().size(); ++i) {
             const ParamSpec& spec = mine.store.specs()[i];
-            if (!spec.of_expert || spec.joined) continue;
+            if (!spec.of_expert() || spec.joined) continue;
             for (int source = 0; source < ranks; ++source) {
               const ParamStore& whole = alone[static_cast<size_t>(source)]->store;
               const auto id = std::find_if(whole.specs().begin(), whole.specs().end(),

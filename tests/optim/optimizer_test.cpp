@@ -68,7 +68,8 @@ ParamStore block_and_rest() {
   store.add({.name = "tall", .shape = {10, 6}, .init = Init::normal(1), .joined = true});
   store.add({.name = "constant", .shape = {2, 3}, .init = Init::normal(1), .weight_decay = false});
   store.add({.name = "router", .shape = {5, 6}, .init = Init::normal(1), .orthogonal = false});
-  store.add({.name = "expert", .shape = {3, 6}, .init = Init::normal(1), .of_expert = true});
+  store.add(
+      {.name = "expert", .shape = {3, 6}, .init = Init::normal(1), .split = {.axis = SplitAxis::expert}});
   store.begin_unit(0);
   store.add({.name = "head", .shape = {9, 6}, .init = Init::normal(1)});
   return store;

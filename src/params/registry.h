@@ -1,0 +1,49 @@
+#pragma once
+// Every parameter of a model, in the order in which its layers register them.
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "params/adapters.h"
+#include "params/spec.h"
+
+namespace sluice {
+
+/// With lora.rank > 0 every parameter that layers add is frozen, and each matrix that lora.targets names gets
+/// an adapter beside it.
+class ParamRegistry {
+ public:
+  explicit ParamRegistry(const LoraConfig& lora = {}) : targets_(lora) {}
+
+  /// Called by layer constructors. Names are unique. Adapters come behind the parameter, or joined group,
+  /// they belong to. Error(usage) where a target names what can have none.
+  ParamId add(ParamSpec spec);
+  /// Parameters added from now on belong to this unit: 0 what lies around the blocks, i + 1 block i.
+  void begin_unit(int unit);
+  /// Nothing is added from now on. Error(usage) where a target of adapters has named no matrix.
+  void close();
+
+  const std::vector<ParamSpec>& specs() const { return specs_; }
+  const ParamSpec& spec(ParamId id) const { return specs_[static_cast<size_t>(id)]; }
+  /// Of a matrix, or of all of a joined group by its first; in the order of LinearWeight::low_rank.
+  const std::vector<Adapter>& adapters(ParamId first) const { return adapters_[static_cast<size_t>(first)]; }
+  double adapter_scale() const { return targets_.scale(); }
+
+  int64_t total() const;  // number of parameters
+  int64_t total_trained() const;
+  int64_t total_active() const;  // those that one token takes part in
+
+ private:
+  ParamId push(ParamSpec spec);
+  void add_adapters();
+
+  AdapterTargets targets_;
+  std::vector<ParamId> to_adapt_;               // matrices whose adapters are still to be added
+  std::vector<std::vector<Adapter>> adapters_;  // by parameter
+  std::vector<ParamSpec> specs_;
+  std::unordered_set<std::string> names_;
+  int unit_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace sluice
