@@ -179,6 +179,21 @@ void fill(const Wish& wish, Context* ctx, bool checksums) {
   }
 }
 
+/// A parameter whose weights are stored, and whose moments are wanted and are not.
+void compare_frozen(const Wish& weights, const Wish& moments, TensorProblems& problems) {
+  constexpr std::string_view kFirst = ".m";
+  for (const TensorShape& t : wholes(moments)) {
+    if (!t.name.ends_with(kFirst) || moments.stored.find(t.name)) continue;
+    const std::string weight = t.name.substr(0, t.name.size() - kFirst.size());
+    if (!weights.stored.find(weight)) continue;
+    problems.other(fmt::format(
+        "{} is there without moments: it was frozen when this was saved, and is to be trained now "
+        "(optimizer.rules); train.init_from starts from the weights alone",
+        printable(weight)));
+    return;
+  }
+}
+
 }  // namespace
 
 void load_checkpoint(const std::string& path, const std::vector<NamedTensor>& weights,
@@ -190,6 +205,7 @@ void load_checkpoint(const std::string& path, const std::vector<NamedTensor>& we
                          {optim, optimizer, whole ? &whole->optimizer : nullptr}};
   TensorProblems problems;
   for (const Wish& wish : wishes) compare_names(wish, true, problems);
+  compare_frozen(wishes[0], wishes[1], problems);
   refuse(path, problems);
   for (const Wish& wish : wishes) fill(wish, ctx, true);
 }

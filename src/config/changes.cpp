@@ -81,6 +81,8 @@ std::string config_hash(const Config& config) {
   for (const Leaf& leaf : leaves(config)) {
     // A key that a later version adds, left at its default, must not change the hash.
     if (defaults.count(leaf.key + "=" + leaf.value)) continue;
+    if (leaf.key.starts_with("optimizer.rules[") && leaf.key.ends_with("].trainable") && leaf.value == "true")
+      continue;
     bool counts = leaf.key != "name" && leaf.key != "run_dir" && leaf.key != "train.threads";
     for (const std::string_view section : {"log.", "checkpoint.", "eval."})
       counts = counts && leaf.key.compare(0, section.size(), section) != 0;

@@ -12,6 +12,7 @@ inline void weight_backward(Context& ctx, const ParamStore& store, ParamStore::I
   const std::vector<LowRank>& low_rank = store.joined(first).low_rank;
   for (size_t i = 0; i < low_rank.size(); ++i) {
     const ParamStore::Adapter& adapter = store.adapters(first)[i];
+    if (!store.trains(adapter.a) && !store.trains(adapter.b)) continue;
     low_rank_backward_weight(ctx, store.grad(adapter.a), store.grad(adapter.b), dy, x, low_rank[i]);
   }
 }

@@ -22,16 +22,16 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
   std::vector<bool> used(config.rules.size(), false);
   for (const ParamSpec& spec : store.specs()) {
     factors_.emplace_back();
-    if (!spec.trainable) continue;
     double multiplier = 1.0;
     bool decays = spec.weight_decay;
     for (size_t r = 0; r < config.rules.size(); ++r) {
       const ParameterRule& rule = config.rules[r];
-      if (spec.name.find(rule.match) == std::string::npos) continue;
-      used[r] = true;
+      if (!matches(rule, spec.name)) continue;
+      if (spec.trainable || !rule.trainable) used[r] = true;
       multiplier = rule.lr_multiplier;
       decays = rule.weight_decay.value_or(spec.weight_decay);
     }
+    if (!spec.trainable) continue;
     factors_.back() = std::visit([&](const auto& rule) { return rule.factors(multiplier, decays); },
                                  rules_[rule_of(spec)].rule);
   }
@@ -40,6 +40,11 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
     if (!used[r])
       fail(ExitCode::usage, "optimizer.rules[{}]: no{} parameter's name contains '{}'", r,
            store.total_trained() < store.total() ? " trained" : "", config.rules[r].match);
+  if (store.total() > 0 && store.total_trained() == 0)
+    fail(
+        ExitCode::usage,
+        "optimizer.rules freeze every parameter: nothing is left to train (the last rule that matches a name "
+        "decides)");
 }
 
 size_t Optimizer::rule_of(const ParamSpec& spec) const {

@@ -25,7 +25,8 @@ class Optimizer {
   };
 
   /// After the model has registered its parameters. optimizer.rules are applied in order, the last that
-  /// matches a name wins; one that matches no name is Error(usage).
+  /// matches a name wins. Error(usage) for one that matches no name, or, unless it freezes, only names of
+  /// frozen parameters; and where nothing is left to train.
   Optimizer(const OptimizerConfig& config, ParamStore& store);
 
   /// The rules' state and master weights (only when the store's dtype is bf16).

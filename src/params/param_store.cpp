@@ -220,9 +220,8 @@ Tensor ParamStore::joined_grad(Id first, int source) const {
 
 Tensor ParamStore::part(const Tensor& flat, Id id) const { return piece(flat, offset(id), spec(id)); }
 
-void ParamStore::initialize(Context& ctx, uint64_t seed, bool frozen_too) {
+void ParamStore::initialize(Context& ctx, uint64_t seed) {
   for (Id id = 0; id < static_cast<Id>(specs().size()); ++id) {
-    if (!frozen_too && !trains(id)) continue;
     SLUICE_CHECK(value(id).data, "initialize: parameter {} has no memory", spec(id).name);
     initialize_slice(ctx, {.id = id, .count = numel(id)}, value(id), seed);
   }

@@ -32,7 +32,8 @@ class ParamStore {
   using Adapter = sluice::Adapter;
   using Piece = BucketPiece;
   using Slice = PieceSlice;
-  explicit ParamStore(const LoraConfig& lora = {}) : registry_(lora) {}
+  explicit ParamStore(const LoraConfig& lora = {}, const std::vector<ParameterRule>& rules = {})
+      : registry_(lora, rules) {}
 
   /// For layer constructors: ParamRegistry's.
   Id add(ParamSpec spec) { return registry_.add(std::move(spec)); }
@@ -111,7 +112,7 @@ class ParamStore {
 
   /// Initial values of all parameters whose memory is here (params/init.h); of a slice of one, into part
   /// (count).
-  void initialize(Context& ctx, uint64_t seed, bool frozen_too = true);
+  void initialize(Context& ctx, uint64_t seed);
   void initialize_slice(Context& ctx, const Slice& slice, const Tensor& part, uint64_t seed) const;
   /// Refreshes the packed copies after values changed: all; those of a unit, of all units, which are trained;
   /// the frozen ones.

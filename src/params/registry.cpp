@@ -11,7 +11,6 @@ namespace sluice {
 ParamId ParamRegistry::add(ParamSpec spec) {
   if (!spec.joined) add_adapters();
   const bool adapted = targets_.take(spec);
-  spec.trainable = !targets_.active();
   const ParamId id = push(std::move(spec));
   if (adapted) to_adapt_.push_back(id);
   return id;
@@ -43,6 +42,13 @@ void ParamRegistry::add_adapters() {
   unit_ = unit;
 }
 
+bool ParamRegistry::trained(const ParamSpec& spec) const {
+  bool trained = true;
+  for (const ParameterRule& rule : rules_)
+    if (matches(rule, spec.name)) trained = rule.trainable;
+  return trained && (spec.adapter || !targets_.active());
+}
+
 ParamId ParamRegistry::push(ParamSpec spec) {
   SLUICE_CHECK(!spec.name.empty() && (spec.shape.size() == 1 || spec.shape.size() == 2),
                "parameter '{}': needs a name and rank 1 or 2, got rank {}", spec.name, spec.shape.size());
@@ -58,6 +64,13 @@ ParamId ParamRegistry::push(ParamSpec spec) {
                  "parameter {}: joined needs a matrix of {} columns before it", spec.name, spec.shape.back());
   }
   spec.unit = unit_;
+  spec.trainable = trained(spec);
+  if (spec.joined && spec.trainable != specs_.back().trainable)
+    fail(ExitCode::usage,
+         "optimizer.rules: {} is {} and {} is {}, but both are parts of one matrix in memory; freeze both or "
+         "neither",
+         specs_.back().name, specs_.back().trainable ? "trained" : "frozen", spec.name,
+         spec.trainable ? "trained" : "frozen");
   specs_.push_back(std::move(spec));
   adapters_.emplace_back();
   return static_cast<ParamId>(specs_.size()) - 1;

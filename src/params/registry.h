@@ -2,6 +2,7 @@
 // Every parameter of a model, in the order in which its layers register them.
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "params/adapters.h"
@@ -9,14 +10,22 @@
 
 namespace sluice {
 
-/// With lora.rank > 0 every parameter that layers add is frozen, and each matrix that lora.targets names gets
-/// an adapter beside it.
+/// Whether a rule of optimizer.rules is for a parameter: its name contains the rule's text.
+inline bool matches(const ParameterRule& rule, const std::string& name) {
+  return name.find(rule.match) != std::string::npos;
+}
+
+/// Decides what is trained. optimizer.rules freeze parameters by name, the last that matches a name wins.
+/// With lora.rank > 0 all that layers add is frozen, whatever rules say, and each matrix that lora.targets
+/// names gets an adapter beside it.
 class ParamRegistry {
  public:
-  explicit ParamRegistry(const LoraConfig& lora = {}) : targets_(lora) {}
+  explicit ParamRegistry(const LoraConfig& lora = {}, std::vector<ParameterRule> rules = {})
+      : targets_(lora), rules_(std::move(rules)) {}
 
   /// Called by layer constructors. Names are unique. Adapters come behind the parameter, or joined group,
-  /// they belong to. Error(usage) where a target names what can have none.
+  /// they belong to. Error(usage) where a target names what can have none, and where rules freeze a part of a
+  /// joined group.
   ParamId add(ParamSpec spec);
   /// Parameters added from now on belong to this unit: 0 what lies around the blocks, i + 1 block i.
   void begin_unit(int unit);
@@ -35,9 +44,11 @@ class ParamRegistry {
 
  private:
   ParamId push(ParamSpec spec);
+  bool trained(const ParamSpec& spec) const;
   void add_adapters();
 
   AdapterTargets targets_;
+  std::vector<ParameterRule> rules_;
   std::vector<ParamId> to_adapt_;               // matrices whose adapters are still to be added
   std::vector<std::vector<Adapter>> adapters_;  // by parameter
   std::vector<ParamSpec> specs_;

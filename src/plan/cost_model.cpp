@@ -171,6 +171,10 @@ ScaleModel scale_model(const Plan& plan) {
   const Config& c = plan.config;
   if (c.lora.rank > 0)
     fail(ExitCode::usage, "lora.rank = {}: adapters have no row in this table; use 0", c.lora.rank);
+  if (plan.trained < plan.total)
+    fail(ExitCode::usage,
+         "optimizer.rules freeze {} of {} parameters, and what is frozen has no row in this table; train all",
+         plan.total - plan.trained, plan.total);
   ScaleModel m;
   std::map<int, std::pair<int64_t, int64_t>> blocks;
   double again = 0, forward = 0;

@@ -116,7 +116,7 @@ Plan make_plan(Config config, int64_t ranks, const KeyPlaces& places) {
   require_rank_rules(config, ranks, places);
   const ModelConfig& model = config.model;
 
-  ParamStore store(config.lora);
+  ParamStore store(config.lora, config.optimizer.rules);
   const Transformer transformer(model, store);
   plan.total = store.total();
   plan.trained = store.total_trained();
@@ -126,7 +126,7 @@ Plan make_plan(Config config, int64_t ranks, const KeyPlaces& places) {
   for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store.specs().size()); ++id) {
     const ParamSpec& spec = store.specs()[static_cast<size_t>(id)];
     plan.parameters.push_back({spec.name, spec.shape, store.numel(id), spec.active, spec.of_expert(),
-                               spec.packed, spec.mlp_inner, spec.unit});
+                               spec.packed, spec.mlp_inner, spec.trainable, spec.unit});
     const double in_products = spec.packed ? static_cast<double>(store.numel(id)) * spec.active : 0;
     matmul_parameters += in_products;
     if (!spec.trainable) frozen_in_products += in_products;

@@ -57,6 +57,7 @@ struct Plan {
     bool of_expert = false;   // sharded over the expert axis
     bool in_product = false;  // is the weight of a matrix product
     bool mlp_inner = false;   // ParamSpec::mlp_inner
+    bool trained = true;      // not frozen
     int unit = 0;             // ParamSpec::unit
   };
   Config config;  // resolved
@@ -64,7 +65,7 @@ struct Plan {
   std::vector<Parameter> parameters;  // in the order of the store
   int64_t total = 0;
   int64_t active = 0;           // parameters active for one token, with only its K experts
-  int64_t trained = 0;          // all parameters, or only the lora adapters
+  int64_t trained = 0;          // all that optimizer.rules do not freeze, or only the lora adapters
   int64_t non_embedding = 0;    // without the token embedding, and without an untied head
   int64_t gate_parameters = 0;  // added by attention.gates
   int64_t switch_parameters =

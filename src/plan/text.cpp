@@ -45,7 +45,8 @@ struct Line {
   int64_t count = 0;
 
   bool same_kind(const Line& other) const {
-    return after == other.after && experts == other.experts && of->shape == other.of->shape;
+    return after == other.after && experts == other.experts && of->shape == other.of->shape &&
+           of->trained == other.of->trained;
   }
 };
 
@@ -69,7 +70,8 @@ void add_line(std::vector<Line>& lines, const Plan::Parameter& p) {
             .of = &p,
             .count = p.count};
   for (Line& known : lines)
-    if (known.experts > 0 && known.after == line.after && known.of->shape == p.shape) {
+    if (known.experts > 0 && known.after == line.after && known.of->shape == p.shape &&
+        known.of->trained == p.trained) {
       ++known.experts;
       known.count += p.count;
       return;
@@ -83,7 +85,8 @@ std::string line_text(const Line& line) {
     name += fmt::format("0-{}{}", line.experts - 1, line.after);
     shape = fmt::format("{} x {}", line.experts, shape);
   }
-  return fmt::format("  {:<52} {:>18} {:>17}\n", name, shape, grouped(line.count));
+  return fmt::format("  {:<52} {:>18} {:>17}{}\n", name, shape, grouped(line.count),
+                     line.of->trained ? "" : "  frozen");
 }
 
 /// 0, 2-5.
@@ -157,9 +160,10 @@ std::string plan_text(const Plan& plan) {
   line("total", grouped(plan.total), scaled(static_cast<double>(plan.total)));
   if (plan.trained != plan.total)
     line("trained", grouped(plan.trained),
-         fmt::format("{:.2f} %: adapters of rank {}",
+         fmt::format("{:.2f} %: {}",
                      100.0 * static_cast<double>(plan.trained) / static_cast<double>(plan.total),
-                     c.lora.rank));
+                     c.lora.rank > 0 ? fmt::format("adapters of rank {}", c.lora.rank)
+                                     : std::string("the rest is frozen (optimizer.rules)")));
   if (plan.active != plan.total)
     line("active per token", grouped(plan.active),
          fmt::format("{}, {:.1f} %", scaled(static_cast<double>(plan.active)),
@@ -255,7 +259,11 @@ std::string plan_text(const Plan& plan) {
 nlohmann::json plan_json(const Plan& plan) {
   nlohmann::json parameters = nlohmann::json::array();
   for (const Plan::Parameter& p : plan.parameters)
-    parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"count", p.count}, {"active", p.active}});
+    parameters.push_back({{"name", p.name},
+                          {"shape", p.shape},
+                          {"count", p.count},
+                          {"active", p.active},
+                          {"trained", p.trained}});
   nlohmann::json out = {{"name", plan.config.name},
                         {"config_hash", config_hash(plan.config)},
                         {"parameters", plan.total},

@@ -8,12 +8,34 @@
 
 #include "checkpoint/state_reader.h"
 #include "config/load.h"
+#include "nn/transformer.h"
+#include "params/param_store.h"
 
 namespace sluice {
 namespace {
 
 std::string list(const std::vector<std::string>& items) {
   return fmt::format("{}", fmt::join(items, "\n  "));
+}
+
+/// A checkpoint holds moments of what was trained, and a run goes on with just these.
+void compare_frozen(const Config& before, const Config& after, std::vector<std::string>& impossible) {
+  ParamStore first(before.lora, before.optimizer.rules), second(after.lora, after.optimizer.rules);
+  const Transformer one(before.model, first), other(after.model, second);
+  if (first.specs().size() != second.specs().size()) return;  // another model, which is told by its keys
+  std::vector<std::string> thawed, frozen;
+  for (size_t i = 0; i < first.specs().size(); ++i) {
+    const bool was = first.specs()[i].trainable, is = second.specs()[i].trainable;
+    if (was != is) (is ? thawed : frozen).push_back(second.specs()[i].name);
+  }
+  const auto add = [&](const std::vector<std::string>& names, const char* what) {
+    if (names.empty()) return;
+    impossible.push_back(fmt::format("optimizer.rules: {}{} {}", names[0],
+                                     names.size() > 1 ? fmt::format(" and {} more", names.size() - 1) : "",
+                                     what));
+  };
+  add(thawed, "frozen so far, trained now: the checkpoint holds no moments of it");
+  add(frozen, "trained so far, frozen now: the checkpoint holds moments of it");
 }
 
 }  // namespace
@@ -31,6 +53,7 @@ void check_resume(const CheckpointInfo& checkpoint, const Config& config,
         std::find(allow_change.begin(), allow_change.end(), change.key) == allow_change.end())
       consent.push_back(text);
   }
+  if (impossible.empty()) compare_frozen(before, config, impossible);
   const std::string fingerprint = data.fingerprint();
   const StateReader state(checkpoint.state, checkpoint.path + "/state.json");
   const auto differs = [&](const char* key, const std::string& now) {

@@ -123,7 +123,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       batch_memory_("batch", memory.batch, device),
       pinned_(Arena::pinned("pinned", memory.pinned)),
       ctx_(data ? std::max<int64_t>(memory.scratch, 64) : 0, device),
-      store_(config.lora),
+      store_(config.lora, config.optimizer.rules),
       expert_moves_(device_ranks_ && shared_experts() ? queue_->queued(device_ranks_->mesh->expert(), &ctx_)
                                                       : nullptr),
       model_(config.model, store_,

@@ -150,11 +150,12 @@ class Trainer {
   void load_ahead();
   void read_samples(Samples& slot, int64_t step) const;
   std::vector<ParamStore::Id> saved_here() const;
-  WholeModel whole_model(bool frozen_only = false) const;
+  WholeModel whole_model(bool adapters = true) const;
   void collect_tensors(CheckpointContent& content);
   void collect_whole_weights(CheckpointContent& content);
   void weights_changed();
-  void weight_targets(std::vector<NamedTensor>& weights, bool frozen_only = false);
+  bool whole_here(ParamStore::Id id) const;
+  void weight_targets(std::vector<NamedTensor>& weights, bool adapters = true);
   void optimizer_targets(std::vector<NamedTensor>& tensors, bool own) const;
   void forward_backward();
   void update();

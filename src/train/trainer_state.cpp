@@ -32,26 +32,31 @@ StoreLayout Trainer::layout() const {
 }
 
 void Trainer::initialize(const std::string& weights_path) {
-  const bool sharded = config_.parallel.zero_stage >= 3;
-  const bool adapts = config_.lora.rank > 0, loads = !config_.train.init_from.empty();
+  const bool loads = !config_.train.init_from.empty();
   if (loads) {
     std::vector<NamedTensor> weights;
-    weight_targets(weights, /*frozen_only=*/adapts);
-    const WholeModel whole = whole_model(/*frozen_only=*/adapts);
+    weight_targets(weights, /*adapters=*/false);
+    const WholeModel whole = whole_model(/*adapters=*/false);
     load_weights(weights_path.empty() ? config_.train.init_from : weights_path, weights, &ctx_,
                  &whole.weights);
   }
-  if (loads && !adapts) {  // nothing is left to chance
-  } else if (!sharded) {
-    store_.initialize(ctx_, config_.train.seed, /*frozen_too=*/!loads);
-  } else {
-    for (size_t i = 0; i < weight_sync_.pieces().size(); ++i)
-      for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
+  const auto is_random = [&](ParamStore::Id id) { return !loads || store_.spec(id).adapter; };
+  for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
+    if (is_random(id) && whole_here(id))
+      store_.initialize_slice(ctx_, {.id = id, .count = store_.numel(id)}, store_.value(id),
+                              config_.train.seed);
+  for (size_t i = 0; config_.parallel.zero_stage >= 3 && i < weight_sync_.pieces().size(); ++i)
+    for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
+      if (is_random(slice.id))
         store_.initialize_slice(ctx_, slice, weight_sync_.values(i).rows(slice.at, slice.count),
                                 config_.train.seed);
-  }
   optimizer_.sync_master(ctx_, piece_values_);
   weights_changed();
+}
+
+/// Whether this rank keeps all of a parameter's values.
+bool Trainer::whole_here(ParamStore::Id id) const {
+  return config_.parallel.zero_stage < 3 || !store_.trains(id);
 }
 
 /// All of them, from outside.
@@ -112,7 +117,7 @@ std::vector<Replica> Trainer::held_by_several() const {
   for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id) {
     const ParamSpec& spec = store_.specs()[static_cast<size_t>(id)];
     if ((spec.of_expert() ? mesh_.expert_data() : mesh_.data()).size() == 1) continue;
-    if (stage < 3 || !spec.trainable) replicas.push_back({spec.name, store_.value(id), spec.of_expert()});
+    if (whole_here(id)) replicas.push_back({spec.name, store_.value(id), spec.of_expert()});
     if (stage > 0 || !spec.trainable) continue;
     for (const auto& [suffix, tensor] : optimizer_.state(id))
       replicas.push_back({spec.name + suffix, tensor, spec.of_expert()});
@@ -153,13 +158,13 @@ void Trainer::flip_bit() {
 }
 
 /// Everything that all ranks hold together: what one rank alone would register.
-WholeModel Trainer::whole_model(bool frozen_only) const {
-  ParamStore all(config_.lora);
+WholeModel Trainer::whole_model(bool adapters) const {
+  ParamStore all(config_.lora, config_.optimizer.rules);
   const Transformer model(config_.model, all);
   WholeModel whole;
   const DType dtype = store_.dtype(), wide = accumulate_dtype(dtype);
   for (const ParamSpec& spec : all.specs()) {
-    if (frozen_only && spec.trainable) continue;
+    if (spec.adapter && !adapters) continue;
     whole.weights.push_back({spec.name, spec.shape, dtype});
     if (!spec.trainable) continue;
     for (const char* suffix : optimizer_.state_names(spec))
@@ -194,16 +199,15 @@ CheckpointContent Trainer::content() {
 }
 
 /// Where weights are filled in: whole, or the pieces'.
-void Trainer::weight_targets(std::vector<NamedTensor>& weights, bool frozen_only) {
-  const bool all_whole = config_.parallel.zero_stage < 3;
+void Trainer::weight_targets(std::vector<NamedTensor>& weights, bool adapters) {
+  const auto wanted = [&](ParamStore::Id id) { return adapters || !store_.spec(id).adapter; };
   for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
-    if (store_.trains(id) ? all_whole && !frozen_only : true)
-      weights.push_back({store_.specs()[static_cast<size_t>(id)].name, store_.value(id)});
-  if (all_whole || frozen_only) return;
-  for (size_t i = 0; i < weight_sync_.pieces().size(); ++i)
+    if (wanted(id) && whole_here(id)) weights.push_back({store_.spec(id).name, store_.value(id)});
+  for (size_t i = 0; config_.parallel.zero_stage >= 3 && i < weight_sync_.pieces().size(); ++i)
     for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
-      weights.push_back(slice_of(store_.specs()[static_cast<size_t>(slice.id)], "",
-                                 weight_sync_.values(i).rows(slice.at, slice.count), slice.begin));
+      if (wanted(slice.id))
+        weights.push_back(slice_of(store_.spec(slice.id), "",
+                                   weight_sync_.values(i).rows(slice.at, slice.count), slice.begin));
 }
 
 /// The optimizer's state that is here; own: without what another rank writes.

@@ -126,10 +126,19 @@ MUTANTS = [
     (
         "master weights are recreated",
         "src/train/trainer_state.cpp",
-        'if (const Tensor master = optimizer_.master(id)) tensors.push_back({name + ".master", master});',
-        "",
+        "for (const auto& [suffix, tensor] : optimizer_.state(id))\n        tensors",
+        "for (const auto& [suffix, tensor] : optimizer_.state(id))\n"
+        '        if (suffix != std::string_view(".master")) tensors',
         "test_train",
         'test_train "[trainer]"',
+    ),
+    (
+        "the first rule for a name decides what is frozen",
+        "src/params/registry.cpp",
+        "if (matches(rule, spec.name)) trained = rule.trainable;",
+        "if (trained && matches(rule, spec.name)) trained = rule.trainable;",
+        "test_train",
+        'test_train "[freeze]"',
     ),
     (
         "each rank judges its own loss",

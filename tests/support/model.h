@@ -84,8 +84,8 @@ class TestModel {
  public:
   TestModel(const ModelConfig& config, TokenBatch tokens, DType dtype = DType::f64,
             Recompute recompute = Recompute::none, const ExpertRanks& experts = {},
-            const LoraConfig& lora = {})
-      : batch(std::move(tokens)), store(lora), model(config, store, experts) {
+            const LoraConfig& lora = {}, const std::vector<ParameterRule>& rules = {})
+      : batch(std::move(tokens)), store(lora, rules), model(config, store, experts) {
     // Like the trainer: measure everything with a dry step, then allocate.
     Context dry(0);
     Arena none_values("values"), none_grads("gradients"), none_activations("activations");
