@@ -1,7 +1,7 @@
 #pragma once
-// Gradients that travel between ranks in two bytes: rounded to bf16, up or down at random so that the mean of
-// what arrives is what was sent (ops/elementwise.h; src/comm/README.md: at a large number of ranks their
-// exchange bounds the step). Sums are taken in f32 after arrival, in the order of core/tree_sum.h.
+// Gradients sent between ranks as bf16 by stochastic rounding (ops/elementwise.h), whose expected value is
+// the f32 gradient: half the bytes of an exchange that bounds the step at a large number of ranks
+// (src/comm/README.md). Sums are taken in f32 after arrival, in the order of core/tree_sum.h.
 #include <cstdint>
 
 #include "comm/communicator.h"
@@ -11,22 +11,22 @@ namespace sluice {
 
 class Bf16Wire {
  public:
-  /// Whose bits: every step, micro-batch, bucket and rank rounds by random numbers of its own, the same ones
-  /// again after a resume.
+  /// What the random numbers of a rounding depend on: every step, micro-batch, bucket and rank has its own,
+  /// and the same ones after a resume.
   struct Place {
     int64_t step = 0, micro_batch = 0, bucket_begin = 0;
     int rank = 0;
   };
 
-  /// For `most` elements at once.
+  /// Buffers for messages of at most `most` elements.
   void allocate(Arena& arena, int64_t most);
   bool allocated() const { return static_cast<bool>(sent_); }
 
-  /// received (size x n) = part rank() of every rank's all (size x n), each rounded where it came from; f32.
+  /// received (size x n) = part rank() of every rank's all (size x n), rounded by the sender; f32.
   void all_to_all(Context& ctx, Communicator& ranks, const Tensor& received, const Tensor& all,
                   const Place& place);
-  /// all (size x n) = every rank's mine (n), rounded, its own too: the same bits everywhere. mine may lie in
-  /// all.
+  /// All-gather: all (size x n) = every rank's mine (n), rounded, this rank's too, so that all ranks end with
+  /// the same bits. mine may lie in all.
   void all_gather(Context& ctx, Communicator& ranks, const Tensor& all, const Tensor& mine,
                   const Place& place);
 

@@ -1,6 +1,6 @@
 #pragma once
-// The gradient of a step: of its micro-batches, and of its ranks, in one sum of known order (comm/README.md),
-// taken while backward goes on.
+// The gradient of a step: summed over its micro-batches and ranks in a deterministic order
+// (src/comm/README.md), while backward goes on.
 #include <array>
 #include <vector>
 
@@ -14,25 +14,25 @@
 
 namespace sluice {
 
-/// Sums of gradients over the micro-batches of a step and the ranks that compute them, bucket by bucket as
-/// backward finishes units. Each rank ends with the sum of its pieces (ParamStore::pieces); with zero_stage 0
-/// with all of it. With zero_stage 2 and 3 the gradients of two blocks at a time are all that is kept beside
-/// the pieces, and every micro-batch is sent.
+/// Sums gradients over the micro-batches of a step and over the ranks, bucket by bucket as backward finishes
+/// units: a reduce-scatter, after which each rank has the sum of its pieces (ParamStore::pieces), or, with
+/// zero_stage 0, an all-reduce. With zero_stage 2 and 3 the gradients of two blocks at a time are all that is
+/// kept beside the pieces, and every micro-batch is reduced.
 ///
-/// gradient_dtype bf16: what travels is rounded (optim/bf16_wire.h), what is summed is not.
+/// gradient_dtype bf16: messages are rounded (optim/bf16_wire.h), sums are not.
 ///
-/// With determinism same_layout, micro-batches add up where the layers write, and ranks by the tree of
+/// With determinism same_layout, gradient accumulation is in place, and ranks are summed by the tree of
 /// core/tree_sum.h: bits depend on the number of ranks and the stage. With exact they do not: every
-/// micro-batch's gradient is computed from zero, and all of a step's are one sum,
-///   tree     of the perfect binary tree over their numbers; bits agree for every number of ranks of which
-///   each has a power of
-///            two of micro-batches; keeps log2(micro-batches of a rank) more gradients, whatever the stage;
-///   fixed64  of 64-bit fixed-point numbers (last bit 2^-50), whose sum has no order; any number of ranks. An
-///   element of a
-///            micro-batch's gradient that is not below 2^12 / (micro-batches of the step) makes the sum NaN.
+/// micro-batch's gradient is computed from zero, and those of a step are summed
+///   tree     along the perfect binary tree over the micro-batches' numbers. Bits agree for all numbers of
+///            ranks that leave each rank a power of two of micro-batches. Keeps log2(micro-batches of a rank)
+///            more gradients, whatever the stage.
+///   fixed64  as 64-bit fixed-point numbers (last bit 2^-50), whose sum does not depend on the order; for any
+///            number of ranks. An element of a micro-batch's gradient that is not below
+///            2^12 / (micro-batches of the step) makes the sum NaN.
 class GradSync : public UnitUser {
  public:
-  /// queue: nullptr for one rank on a CPU. moves: the same mesh, for memory where the store has it
+  /// queue: nullptr for one rank on a CPU. moves: the same mesh for tensors on the store's device
   /// (comm/device.h); on a CPU, mesh itself.
   GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, const Mesh& moves,
            CommQueue* queue);
@@ -40,7 +40,7 @@ class GradSync : public UnitUser {
   /// Work memory for `micro_batches` of this rank's. After the store's.
   void allocate(Arena& arena, int64_t micro_batches);
 
-  /// step: by which gradients that travel in bf16 are rounded.
+  /// step: of the random numbers that round messages in bf16.
   void begin_step(Context& ctx, int64_t step);
   void begin_micro_batch(Context& ctx, int64_t i);
   void begin(Context& ctx, int unit, Pass pass) override;
@@ -57,8 +57,8 @@ class GradSync : public UnitUser {
   void sum_squares(Context& ctx, Tensor squares) const;
 
  private:
-  /// What is kept of a bucket between micro-batches: `rows` sums of `length`, one for each source whose order
-  /// counts.
+  /// What is kept of a bucket between micro-batches: `rows` sums of `length` elements, one for each source
+  /// that is summed in a fixed order.
   struct Kept {
     int rows = 1;
     int64_t length = 0, at = 0, fixed_at = 0;
@@ -70,7 +70,7 @@ class GradSync : public UnitUser {
   bool sharded() const { return config_.zero_stage >= 2; }
   bool alone() const { return mesh_.data().size() == 1; }
   bool last() const { return micro_batch_ + 1 == micro_batches_; }
-  /// Micro-batches add up where the layers write, and stay there.
+  /// Micro-batches accumulate where the layers write their gradients.
   bool in_place() const {
     return !sharded() && (!exact() || (tree() && micro_batches_ == 1 && store_.grad_sources() == 1));
   }

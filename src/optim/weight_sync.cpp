@@ -4,8 +4,8 @@
 
 namespace sluice {
 namespace {
-// Units on their way beside the one that is waited for, with stages 1 and 2: the link is never idle, and what
-// experts' ranks send each other within a block waits behind no more than these.
+// Units that are gathered ahead of the one that is waited for, with stages 1 and 2: the link is never idle,
+// and an expert-parallel all-to-all within a block waits behind no more than these.
 constexpr int kUnitsAhead = 2;
 }  // namespace
 
@@ -30,7 +30,7 @@ Tensor WeightSync::values(size_t i) const {
                    : store_.bucket_values(p.of).rows(p.begin - p.of.begin, p.count);
 }
 
-/// Every bucket of the unit, from all its owners, once free_ is reached.
+/// Gathers every bucket of the unit, once free_ is reached.
 CommQueue::Ticket WeightSync::gather(int unit) {
   Mark& free = free_[static_cast<size_t>(unit)];
   const Tensor place = store_.unit_values(unit);
@@ -76,7 +76,7 @@ void WeightSync::ask(int unit) {
   if (ticket == kStale) ticket = gather(unit);
 }
 
-/// Waits for a unit that is kept whole, with the next ones on their way.
+/// Waits for a unit that is kept whole, while the next ones are gathered.
 void WeightSync::bring(Context& ctx, int unit) {
   CommQueue::Ticket& ticket = pending_[static_cast<size_t>(unit)];
   if (ticket == kThere) return;

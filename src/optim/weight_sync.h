@@ -1,5 +1,6 @@
 #pragma once
-// Weights that ranks share: whoever updated a piece gives it to the others, at once or when they need it.
+// ZeRO's all-gather of weights (Rajbhandari et al. 2020): each rank updates its shards, and the others gather
+// them before they use the weights.
 #include <array>
 #include <vector>
 
@@ -11,10 +12,10 @@
 
 namespace sluice {
 
-/// With zero_stage 0 there is nothing to do. With 1 and 2 each rank updates its pieces, and the next forward
-/// gathers each unit while earlier ones compute: not before, since the small messages between two steps would
-/// wait behind all of it. With 3 the pieces are all that is kept: a block's weights are gathered while the
-/// block before it computes, forward and backward, and gone two blocks later.
+/// With zero_stage 0 there is nothing to do. With 1 and 2 the next forward pass gathers each unit while
+/// earlier ones compute: not before, since the small messages between two steps would wait behind all of it.
+/// With 3 a rank keeps its shards alone: a block's weights are gathered while the block before it computes,
+/// forward and backward, and dropped two blocks later.
 class WeightSync : public UnitUser {
  public:
   /// queue, moves: as GradSync's.
@@ -26,10 +27,10 @@ class WeightSync : public UnitUser {
   /// This rank's weights of pieces()[i].
   Tensor values(size_t i) const;
 
-  /// The pieces hold new weights.
+  /// The shards hold new weights.
   void changed(Context& ctx);
-  /// Collective. Every unit that is kept whole is gathered and packed: for whoever looks at weights, or
-  /// computes a forward that other ranks do not, between two steps.
+  /// Collective. Gathers and packs every unit that is kept whole: before weights are read between two steps,
+  /// or a forward pass that other ranks do not compute.
   void settle(Context& ctx);
   void begin(Context& ctx, int unit, Pass pass) override;
   void end(Context&, int, Pass) override {}
@@ -50,12 +51,12 @@ class WeightSync : public UnitUser {
   CommQueue* queue_;
   std::vector<ParamStore::Piece> pieces_;
   Tensor shards_;           // of the pieces, with zero_stage 3
-  std::vector<Mark> free_;  // per unit: its weights are updated, and nobody uses its place
-  /// Per unit, with 1 and 2: on its way, or one of these.
+  std::vector<Mark> free_;  // per unit: its weights are updated, and its memory is no longer in use
+  /// Per unit, with 1 and 2: the gather under way, or one of these.
   static constexpr CommQueue::Ticket kThere = 0, kStale = -1;
   std::vector<CommQueue::Ticket> pending_;
   struct Slot {
-    int unit = -1;  // whose weights are there, or on their way
+    int unit = -1;  // whose weights are there, or being gathered
     CommQueue::Ticket ticket = 0;
     bool packed = false;
   };
