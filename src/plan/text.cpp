@@ -32,10 +32,7 @@ std::string scaled(double x) {
 constexpr std::string_view kLayers = "model.layers.", kExperts = ".experts.";
 
 /// Index of the layer that a parameter belongs to, or -1.
-int64_t layer_of(const std::string& name) {
-  if (name.compare(0, kLayers.size(), kLayers) != 0) return -1;
-  return std::stoll(name.substr(kLayers.size()));
-}
+int64_t layer_of(const Plan::Parameter& p) { return p.unit - 1; }
 
 /// A line of the table: one parameter, or the same parameter of all experts.
 struct Line {
@@ -58,12 +55,11 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 /// Adds a parameter as a new line, or to the line of its experts. Experts of one layer are folded.
 void add_line(std::vector<Line>& lines, const Plan::Parameter& p) {
-  const size_t at = p.name.find(kExperts);
-  if (at == std::string::npos) {
+  if (!p.of_expert) {
     lines.push_back({.before = p.name, .after = "", .of = &p, .count = p.count});
     return;
   }
-  const size_t number = at + kExperts.size(), end = p.name.find('.', number);
+  const size_t number = p.name.find(kExperts) + kExperts.size(), end = p.name.find('.', number);
   Line line{.before = p.name.substr(0, number),
             .after = p.name.substr(end),
             .experts = 1,
@@ -111,10 +107,9 @@ std::string parameters_text(const std::vector<Plan::Parameter>& parameters) {
   std::vector<Kind> kinds;
   std::string before, after;
   for (size_t i = 0; i < parameters.size();) {
-    const int64_t layer = layer_of(parameters[i].name);
+    const int64_t layer = layer_of(parameters[i]);
     std::vector<Line> lines;
-    for (; i < parameters.size() && layer_of(parameters[i].name) == layer; ++i)
-      add_line(lines, parameters[i]);
+    for (; i < parameters.size() && layer_of(parameters[i]) == layer; ++i) add_line(lines, parameters[i]);
     if (layer < 0) {
       for (const Line& line : lines) (kinds.empty() ? before : after) += line_text(line);
       continue;

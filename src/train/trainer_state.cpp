@@ -292,7 +292,7 @@ std::string Trainer::first_nonfinite(bool loss_is_finite) {
     model_.forward(ctx_, micro_batch_.batch, micro_batch_.saved);
     model_.loss_forward(ctx_, micro_batch_.losses, micro_batch_.batch, micro_batch_.saved);
     for (const Arena::Entry& entry : activations_.entries())
-      if (entry.name != "dhidden") look("the activation ", entry.name, entry.tensor);
+      if (entry.tensor.data != dhidden_.data) look("the activation ", entry.name, entry.tensor);
   }
   return first_of_ranks(found, "the sum of the losses");
 }
