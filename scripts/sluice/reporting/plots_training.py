@@ -57,7 +57,7 @@ def plot_metric(
     if key in ("loss", "grad_norm"):
         top = axis.get_ylim()[1]
         for event, marker, name in (("spikes", "v", "spike"), ("skipped", "X", "skipped step")):
-            style = {
+            style: dict[str, Any] = {
                 "marker": marker,
                 "linestyle": "none",
                 "markeredgecolor": "black",

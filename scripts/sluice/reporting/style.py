@@ -113,5 +113,5 @@ def legend(figure: Figure, axes: list[Axes], extra: Sequence[tuple[Any, str]] = 
         figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=columns)
 
 
-def markers_for(count: int) -> dict[str, float]:
+def markers_for(count: int) -> dict[str, Any]:
     return {"markevery": max(1, count // 12), "markersize": 4.5}
