@@ -73,6 +73,13 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
   if (output_.identity()) gates_.fuse(P::sdpa_output);  // nothing stands between the core and its gate
 }
 
+Flops Attention::flops(int64_t seq_len) const {
+  Flops sum = k_switch_.flops() + v_switch_.flops() + core_.flops(seq_len);
+  for (const ParamStore::Id id : {q_proj_, k_proj_, v_proj_, o_proj_}) sum += product_flops(store_, id);
+  for (size_t i = 0; i < gates_.size(); ++i) sum += gates_.gate(i).flops();
+  return sum;
+}
+
 Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype) const {
   Saved s;
   const auto make_gates = [&](GatePosition position, const Tensor& x) {

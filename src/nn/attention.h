@@ -44,6 +44,9 @@ class Attention {
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
                 const Saved& s) const;
 
+  /// Of a token of a sequence of seq_len, on average over its positions.
+  Flops flops(int64_t seq_len) const;
+
   const AttentionGates& gates() const { return gates_; }
   const SoftmaxAttention& core() const { return core_; }
   /// What measures the importance of heads after a forward: the first gate at sdpa_output, or else the core.

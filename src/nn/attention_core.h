@@ -18,7 +18,7 @@ struct Heads {
 /// s.lse and s.z0 (H, T) for analysis, and behind all that the core does to its output s.y (T, H, D), or,
 /// with a gate, gate.y instead. backward takes the gradient dy of that, and dimportance (H) f64 or empty, the
 /// gradient of every token's importance of each head. head_gate: what measures that importance without a
-/// gate.
+/// gate. flops: of a token's forward pass in a sequence of that length, on average over its positions.
 template <class C>
 concept AttentionCore = requires(const C& core, Context& ctx, const Heads& heads, const AttentionGrads& grads,
                                  const Tensor& dy, const Sequence& sequence, const FusedGate& gate,
@@ -28,6 +28,7 @@ concept AttentionCore = requires(const C& core, Context& ctx, const Heads& heads
   { core.forward(ctx, heads, sequence, gate, s) } -> std::same_as<void>;
   { core.backward(ctx, grads, dy, heads, sequence, gate, dy, saved) } -> std::same_as<void>;
   { core.head_gate(saved, sequence.first_key) } -> std::same_as<HeadGate>;
+  { core.flops(int64_t{}) } -> std::same_as<Flops>;
 };
 
 }  // namespace sluice

@@ -61,6 +61,7 @@ class Block {
   void backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence, const RouterLoad& load,
                 const Saved& s) const;
 
+  Flops flops(int64_t seq_len) const { return attention_.flops(seq_len) + ffn_.flops(); }
   const Attention& attention() const { return attention_; }
   const FeedForward& ffn() const { return ffn_; }
 

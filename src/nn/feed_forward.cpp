@@ -19,6 +19,10 @@ FeedForward::Saved FeedForward::make_saved(Arena& arena, const std::string& name
       layer_);
 }
 
+Flops FeedForward::flops() const {
+  return std::visit([](const auto& layer) { return layer.flops(); }, layer_);
+}
+
 void FeedForward::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& s) const {
   if (const Moe* moe = std::get_if<Moe>(&layer_))
     return moe->forward(ctx, x, load, std::get<Moe::Saved>(s.of));

@@ -26,6 +26,7 @@ class FeedForward {
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load,
                 const Saved& s) const;
 
+  Flops flops() const;
   bool has_experts() const { return std::holds_alternative<Moe>(layer_); }
 
  private:

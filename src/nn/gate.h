@@ -2,6 +2,7 @@
 #include <string>
 
 #include "config/config.h"
+#include "nn/flops.h"
 #include "nn/layer.h"
 #include "ops/gate.h"
 #include "params/param_store.h"
@@ -36,6 +37,10 @@ class Gate {
                        Into& into) const;
 
   const GateConfig& config() const { return config_; }
+  /// Of the logits' projection; none for a learned constant.
+  Flops flops() const {
+    return config_.input == GateInput::hidden ? product_flops(store_, weight_) : Flops();
+  }
   /// Logits of the last forward: s.z, or (1, H, D) / (1, H) for a learned constant.
   Tensor logits(const Saved& s) const;
   GateKind kind() const {

@@ -30,6 +30,11 @@ Mlp::Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix
   down_proj_ = store.add(spec);
 }
 
+Flops Mlp::flops() const {
+  const Flops up = gated_ ? product_flops(store_, gate_up_proj_ + 1) : Flops();
+  return product_flops(store_, gate_up_proj_) + up + product_flops(store_, down_proj_);
+}
+
 Mlp::Saved Mlp::make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
                            bool keep_inner) const {
   Saved s;

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "config/config.h"
+#include "nn/flops.h"
 #include "nn/layer.h"
 #include "params/param_store.h"
 
@@ -28,6 +29,7 @@ class Mlp {
   void forward(Context& ctx, const Tensor& x, Saved& s) const;
   /// dx (T, C) overwritten.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s) const;
+  Flops flops() const;
 
  private:
   /// Columns of gate_up.

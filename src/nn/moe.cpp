@@ -228,6 +228,13 @@ void Moe::shared_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tenso
   add_forward(ctx, dx, dx, dhidden);
 }
 
+Flops Moe::flops() const {
+  const Flops expert = product_flops(store_, gate_up_proj_) + product_flops(store_, gate_up_proj_ + 1) +
+                       product_flops(store_, down_proj_);
+  return product_flops(store_, router_) + static_cast<double>(config_.num_experts_per_tok) * expert +
+         (shared_ ? shared_->flops() : Flops()) + (shared_gate_ ? shared_gate_->flops() : Flops());
+}
+
 Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer,
          const ExpertRanks& experts)
     : config_(config.moe), store_(store), ranks_(experts), layer_(layer), hidden_size_(config.hidden_size) {

@@ -4,6 +4,7 @@
 
 #include "config/config.h"
 #include "nn/dispatch.h"
+#include "nn/flops.h"
 #include "nn/gate.h"
 #include "nn/layer.h"
 #include "nn/mlp.h"
@@ -82,6 +83,8 @@ class Moe {
   /// this step, this micro-batch included; without totals, this micro-batch.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load,
                 const Saved& s) const;
+  /// Of the router, the K experts that a token goes to, wherever they are, and the shared expert.
+  Flops flops() const;
 
  private:
   /// Rows of one source for the local experts. An operand with an index is gathered by it.

@@ -31,6 +31,10 @@ class SoftmaxAttention {
                 const Sequence& sequence, const FusedGate& gate, const Tensor& dimportance,
                 const Saved& s) const;
 
+  /// Of a token's scores and weighted values; causal, so that it sees half of the sequence on average.
+  Flops flops(int64_t seq_len) const {
+    return {.activations = 2.0 * static_cast<double>(seq_len * heads_ * head_dim_)};
+  }
   /// What measures each head's importance (ops/head_importance.h): what the sink leaves, or what attention
   /// does not spend on the first key.
   HeadGate head_gate(const Saved& s, const Tensor& first_key) const;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "config/config.h"
+#include "nn/flops.h"
 #include "nn/layer.h"
 #include "params/param_store.h"
 
@@ -42,6 +43,8 @@ class SwitchHeads {
   /// (T, C): the gradient through the router, written according to `into`, which becomes Into::add.
   void backward(Context& ctx, Tensor dprojected, const Tensor& dy, const Tensor& hidden, const Saved& s,
                 Tensor dhidden, Into& into) const;
+  /// Of the router; the projection is the layer's.
+  Flops flops() const { return router_ ? product_flops(store_, *router_) : Flops(); }
 
  private:
   ParamStore& store_;

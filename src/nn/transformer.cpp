@@ -35,6 +35,12 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
   lm_head_ = tied ? embed_tokens_ : store.add(words);
 }
 
+Flops Transformer::flops(int64_t seq_len) const {
+  Flops sum = product_flops(store_, lm_head_);
+  for (const Block& block : blocks_) sum += block.flops(seq_len);
+  return sum;
+}
+
 void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load,
                           KeyValueCache* cache, const ValueZeroing* zeroing) const {
   check_batch("Transformer::forward", batch, s, cache);

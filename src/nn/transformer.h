@@ -55,6 +55,9 @@ class Transformer {
 
   KeyValueCache make_cache(Arena& arena, int64_t max_tokens, DType dtype) const;
 
+  /// Of a token of a sequence of seq_len, on average over its positions: of blocks and head. The look-up of
+  /// the embedding is no product.
+  Flops flops(int64_t seq_len) const;
   const ModelConfig& config() const { return config_; }
   const std::vector<Block>& blocks() const { return blocks_; }
 

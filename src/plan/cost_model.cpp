@@ -193,9 +193,8 @@ ScaleModel scale_model(const Plan& plan) {
   for (const auto& [unit, block] : blocks)
     if (block.first + block.second > m.block_dense + m.block_expert)
       std::tie(m.block_dense, m.block_expert) = block;
-  forward = plan.flops_per_token / 3;
-  if (c.train.recompute == Recompute::block)
-    again += forward - 2 * static_cast<double>(plan.matmul_parameters);  // attention
+  forward = plan.flops.forward();
+  if (c.train.recompute == Recompute::block) again += plan.flops.activations;
   m.again = again / forward;
   const MoeConfig& moe = c.model.moe;
   if (plan.dispatch) {

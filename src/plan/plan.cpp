@@ -122,14 +122,12 @@ Plan make_plan(Config config, int64_t ranks, const KeyPlaces& places) {
   plan.trained = store.total_trained();
   plan.active = store.total_active();
   plan.non_embedding = plan.total;
-  double matmul_parameters = 0, frozen_in_products = 0;
+  double matmul_parameters = 0;
   for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store.specs().size()); ++id) {
     const ParamSpec& spec = store.specs()[static_cast<size_t>(id)];
     plan.parameters.push_back({spec.name, spec.shape, store.numel(id), spec.active, spec.of_expert(),
                                spec.packed, spec.mlp_inner, spec.trainable, spec.unit});
-    const double in_products = spec.packed ? static_cast<double>(store.numel(id)) * spec.active : 0;
-    matmul_parameters += in_products;
-    if (!spec.trainable) frozen_in_products += in_products;
+    if (spec.packed) matmul_parameters += static_cast<double>(store.numel(id)) * spec.active;
     if (spec.vocabulary) plan.non_embedding -= store.numel(id);
   }
   plan.matmul_parameters = std::llround(matmul_parameters);
@@ -140,11 +138,8 @@ Plan make_plan(Config config, int64_t ranks, const KeyPlaces& places) {
   plain = model;
   plain.attention.switch_heads = {};
   plan.switch_parameters = without_adapters - count_parameters(plain);
-  // Frozen weights have no gradient: two products instead of three.
-  plan.flops_per_token =
-      6.0 * static_cast<double>(plan.matmul_parameters) - 2.0 * frozen_in_products +
-      6.0 * static_cast<double>(model.num_hidden_layers) * static_cast<double>(config.data.seq_len) *
-          static_cast<double>(model.num_attention_heads) * static_cast<double>(model.head_dim);
+  plan.flops = transformer.flops(config.data.seq_len);
+  plan.flops_per_token = plan.flops.forward() + plan.flops.backward();
 
   plan.ranks = ranks;
   // All ranks are alike, so only the first is measured, with dry communicators.

@@ -8,6 +8,7 @@
 
 #include "config/config.h"
 #include "config/load.h"
+#include "nn/flops.h"
 #include "train/trainer.h"
 
 namespace sluice {
@@ -72,11 +73,11 @@ struct Plan {
       0;  // added by attention.switch_heads: routers, and experts beyond one projection
   int64_t matmul_parameters =
       0;  // active parameters in matrix products, including the output head but not the embedding look-up
-  double flops_per_token = 0;  // 6 matmul_parameters (4 of what is frozen) + 6 L S H D: forward and backward,
-                               // causal half
-  std::optional<DispatchPlan> dispatch;                // for MoE models
-  int64_t ranks = 1;                                   // number of ranks
-  MemoryPlan memory;                                   // of each rank
+  Flops flops;                           // of one token's forward pass, the sum of what the layers report
+  double flops_per_token = 0;            // forward and backward, without recomputation
+  std::optional<DispatchPlan> dispatch;  // for MoE models
+  int64_t ranks = 1;                     // number of ranks
+  MemoryPlan memory;                     // of each rank
   int64_t steps = 0, tokens_per_step = 0, tokens = 0;  // steps and tokens 0: length not given
   int64_t accumulation_steps = 0;                      // micro-batches per step, of all ranks
 };

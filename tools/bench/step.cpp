@@ -203,14 +203,8 @@ nlohmann::json measure_step(const std::string& name, Device device, DType dtype,
   dry.step();
   Training training(model, device, dtype, &dry);
 
-  double matrix = 0;  // parameters in matrix products, per token
-  for (size_t i = 0; i < training.store.specs().size(); ++i)
-    if (training.store.specs()[i].packed)
-      matrix +=
-          static_cast<double>(training.store.numel(static_cast<int>(i))) * training.store.specs()[i].active;
-  const ModelConfig& c = model.config;
-  const double flops = 6.0 * matrix + 6.0 * static_cast<double>(c.num_hidden_layers * model.sequence *
-                                                                c.num_attention_heads * c.head_dim);
+  const Flops of_token = training.transformer.flops(model.sequence);
+  const double flops = of_token.forward() + of_token.backward();
 
   double loss = 0;
   for (int i = 0; i < 2; ++i) loss = training.step();

@@ -1,0 +1,81 @@
+// Every layer says its own floating-point operations; for dense causal attention their sum is the formula
+// that the papers use.
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "config/load.h"
+#include "nn/transformer.h"
+#include "plan/plan.h"
+
+using namespace sluice;
+
+namespace {
+
+/// Floating-point operations of a token, forward and backward, as one formula of the model's matrices: 6 for
+/// each weight of a product (4 for a frozen one), and 6 L S H D for causal attention.
+double one_formula(const Config& config) {
+  ParamStore store(config.lora, config.optimizer.rules);
+  const ModelConfig& m = config.model;
+  const Transformer transformer(m, store);
+  double weights = 0, frozen = 0;
+  for (size_t i = 0; i < store.specs().size(); ++i) {
+    const ParamSpec& spec = store.specs()[i];
+    if (!spec.packed) continue;
+    const double active = static_cast<double>(store.numel(static_cast<int>(i))) * spec.active;
+    weights += active;
+    if (!spec.trainable) frozen += active;
+  }
+  return 6.0 * std::round(weights) - 2.0 * std::round(frozen) +
+         6.0 * static_cast<double>(m.num_hidden_layers * config.data.seq_len) *
+             static_cast<double>(m.num_attention_heads * m.head_dim);
+}
+
+std::string shipped(const std::string& name) { return SLUICE_SOURCE_DIR "/configs/" + name; }
+
+}  // namespace
+
+TEST_CASE("the layers' FLOPs sum to the one formula of dense causal attention", "[plan][flops]") {
+  const std::vector<std::string> lora = {"train.init_from=x", "lora.rank=8"};
+  struct Case {
+    std::string file;
+    std::vector<std::string> overrides;
+  };
+  const std::vector<Case> cases = {
+      {"quickstart/baseline.yaml", {}},
+      {"quickstart/gated.yaml", {}},
+      {"quickstart/gated.yaml", {"model.tie_word_embeddings=false", "model.hidden_act=relu2"}},
+      {"quickstart/gated.yaml", lora},
+      {"quickstart/gated.yaml", {"optimizer.rules=[{match: down_proj, trainable: false}]"}},
+      {"quickstart/gated.yaml",
+       {"model.attention.gates=[{position: value, granularity: headwise}, {input: constant}, {position: "
+        "dense_output}]"}},
+      {"quickstart/baseline.yaml",
+       {"model.attention.switch_heads={num_experts: 4, num_experts_per_tok: 2, projections: key_value}"}},
+      {"models/moe_small_20m.yaml", {}},
+      {"models/moe_small_20m.yaml", {"model.moe.num_experts=6", "model.moe.num_experts_per_tok=5"}},
+      {"models/moe_small_20m.yaml",
+       {"model.moe.shared_expert_intermediate_size=48", "model.moe.shared_expert_gate=true",
+        "model.moe.mlp_only_layers=[1]"}},
+      {"models/moe_small_20m.yaml", {"train.init_from=x", "lora.rank=8", "lora.targets=[q_proj, o_proj]"}},
+      {"gated_attention/table2_01_28l_baseline.yaml", {}},
+      {"models/moe_15a2b_shared.yaml", {}},
+  };
+  for (const Case& c : cases) {
+    INFO(c.file << (c.overrides.empty() ? "" : " " + c.overrides.front()));
+    const Plan plan = make_plan(load_config(shipped(c.file), c.overrides));
+    CHECK(plan.flops_per_token == one_formula(plan.config));
+    CHECK(plan.flops_per_token == plan.flops.forward() + plan.flops.backward());
+    CHECK((plan.flops.frozen > 0) == (plan.config.lora.rank > 0 || !plan.config.optimizer.rules.empty()));
+  }
+}
+
+TEST_CASE("FLOPs of attention grow with the sequence, those of weights do not", "[plan][flops]") {
+  const std::string file = shipped("quickstart/gated.yaml");
+  const Flops base = make_plan(load_config(file, {"data.seq_len=128"})).flops;
+  const Flops twice = make_plan(load_config(file, {"data.seq_len=256"})).flops;
+  CHECK(twice.activations == 2 * base.activations);
+  CHECK(twice.trained == base.trained);
+}
