@@ -1,5 +1,8 @@
 #include "config/derived.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/error.h"
 
 namespace sluice {
@@ -32,6 +35,13 @@ Device resolve_device(DeviceChoice choice) {
       return Device::cuda;
   }
   fail(ExitCode::internal, "unknown device");
+}
+
+int64_t receive_rows(int64_t tokens, int64_t experts_per_token, int64_t experts, int64_t ranks,
+                     double capacity) {
+  const int64_t possible = ranks * tokens * std::min(experts_per_token, experts / ranks);
+  const double stated = std::ceil(capacity * static_cast<double>(tokens * experts_per_token));
+  return stated < static_cast<double>(possible) ? std::max(tokens, static_cast<int64_t>(stated)) : possible;
 }
 
 }  // namespace sluice

@@ -19,6 +19,11 @@ inline int64_t tokens_per_step(const Config& config) {
 inline int64_t first_sample(const Config& config, int64_t step, int64_t micro_batch) {
   return step * config.train.global_batch_size + micro_batch * config.train.micro_batch_size;
 }
+/// Rows that a rank has room for in its receive buffer, per round of the experts' all-to-all, where `ranks`
+/// share the experts: `capacity` (parallel.expert_capacity) times its own tokens' rows, but at least one row
+/// per token, and no more than all ranks together can send it.
+int64_t receive_rows(int64_t tokens, int64_t experts_per_token, int64_t experts, int64_t ranks,
+                     double capacity);
 /// Rows of the rotary table.
 inline int64_t max_positions(const Config& config) {
   return config.model.max_position_embeddings.value_or(config.data.seq_len);

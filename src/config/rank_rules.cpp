@@ -2,10 +2,34 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <limits>
+
+#include "config/derived.h"
 #include "config/validate.h"
 
 namespace sluice {
 namespace {
+
+constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max();
+
+void check_receive_buffer(const Config& config, ProblemSink& problem) {
+  const MoeConfig& moe = config.model.moe;
+  const ParallelConfig& p = config.parallel;
+  int64_t tokens = 0;
+  const bool sound = moe.num_experts > 0 && moe.num_experts <= kMaxExperts && p.expert > 1 &&
+                     moe.num_experts % p.expert == 0 && moe.num_experts_per_tok > 0 &&
+                     moe.num_experts_per_tok <= kMaxExpertsPerToken && p.expert_capacity > 0 &&
+                     !__builtin_mul_overflow(config.train.micro_batch_size, config.data.seq_len, &tokens) &&
+                     tokens > 0 && tokens <= kMaxRows;
+  if (!sound) return;  // reported by itself
+  const int64_t rows =
+      receive_rows(tokens, moe.num_experts_per_tok, moe.num_experts, p.expert, p.expert_capacity);
+  if (rows > kMaxRows)
+    problem({"parallel.expert_capacity", "train.micro_batch_size", "data.seq_len"},
+            fmt::format("parallel.expert_capacity = {} gives a receive buffer of {} rows, above the {} that "
+                        "this version is built for",
+                        p.expert_capacity, rows, kMaxRows));
+}
 
 void check_experts(const Config& config, int64_t ranks, ProblemSink& problem) {
   const ModelConfig& m = config.model;
@@ -18,7 +42,7 @@ void check_experts(const Config& config, int64_t ranks, ProblemSink& problem) {
   // Squares are summed in blocks of 32 elements, which must lie in one expert wherever it is. A width that
   // match_parameters_of has yet to choose is checked when it is known.
   if (p.determinism == Determinism::exact && m.moe.num_experts > 0 && m.match_parameters_of.empty() &&
-      m.hidden_size * m.moe.moe_intermediate_size % 32 != 0)
+      (m.hidden_size % 32) * (m.moe.moe_intermediate_size % 32) % 32 != 0)
     problem(
         {"model.moe.moe_intermediate_size", "model.hidden_size", "parallel.determinism", "parallel.expert",
          "model.moe.num_experts"},
@@ -30,7 +54,7 @@ void check_experts(const Config& config, int64_t ranks, ProblemSink& problem) {
 void check_batch(const Config& config, int64_t ranks, ProblemSink& problem) {
   const TrainConfig& t = config.train;
   const ParallelConfig& p = config.parallel;
-  if (ranks < 1 || t.micro_batch_size < 1 || t.global_batch_size < 1 ||
+  if (ranks < 1 || t.micro_batch_size < 1 || t.micro_batch_size > kMaxRows || t.global_batch_size < 1 ||
       t.global_batch_size % t.micro_batch_size != 0)
     return;  // reported by itself
   const int64_t all = t.global_batch_size / t.micro_batch_size, each = all / ranks;
@@ -53,6 +77,7 @@ void check_batch(const Config& config, int64_t ranks, ProblemSink& problem) {
 
 void check_rank_rules(const Config& config, int64_t ranks, ProblemSink& problem) {
   check_experts(config, ranks, problem);
+  check_receive_buffer(config, problem);
   check_batch(config, ranks, problem);
   const LoadBalanceConfig& balance = config.model.moe.load_balance;
   if (config.model.moe.num_experts > 0 && balance.scope == BalanceScope::global_batch &&

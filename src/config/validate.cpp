@@ -78,6 +78,11 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
   }
   check.require(m.head_dim <= 0 || m.head_dim % 2 == 0, {"model.head_dim"},
                 fmt::format("model.head_dim must be even (rotary pairs), got {}", m.head_dim));
+  check.require(m.num_attention_heads <= 0 || m.num_attention_heads > kMaxSize || m.head_dim <= 0 ||
+                    m.head_dim <= kMaxSize / m.num_attention_heads,
+                {"model.num_attention_heads", "model.head_dim"},
+                fmt::format("model.num_attention_heads = {} heads of head_dim = {} are too large together",
+                            m.num_attention_heads, m.head_dim));
   check.positive("model.rms_norm_eps", m.rms_norm_eps);
   check.positive("model.initializer_range", m.initializer_range);
   if (m.branch_clip) check.positive("model.branch_clip", *m.branch_clip);
@@ -270,6 +275,25 @@ void check_gradient_dtype(const Config& c, Checks& check) {
                 {"parallel.gradient_dtype", "train.precision"},
                 "parallel.gradient_dtype: bf16 is available only for gradients computed in f32; with "
                 "precision f64 use f32");
+}
+
+/// Rows of a micro-batch are counted in 32 bits.
+void check_micro_batch(const Config& c, Checks& check) {
+  const int64_t samples = c.train.micro_batch_size, length = c.data.seq_len;
+  if (samples < 1 || length < 1 || samples > kMaxSize || length > kMaxSize) return;
+  check.require(
+      samples * length <= kMaxSize, {"train.micro_batch_size", "data.seq_len"},
+      fmt::format("train.micro_batch_size = {} samples of data.seq_len = {} tokens are more than the "
+                  "{} that a micro-batch may hold",
+                  samples, length, kMaxSize));
+  const int64_t experts = c.model.moe.num_experts_per_tok;
+  check.require(
+      c.model.moe.num_experts <= 0 || experts < 1 || samples * length > kMaxSize ||
+          samples * length <= kMaxSize / experts,
+      {"train.micro_batch_size", "data.seq_len", "model.moe.num_experts_per_tok"},
+      fmt::format("train.micro_batch_size = {} samples of data.seq_len = {} tokens, each to {} experts, "
+                  "are more than the {} rows that a micro-batch may have",
+                  samples, length, experts, kMaxSize));
 }
 
 /// Every rank of an expert-parallel group holds the same number of experts.
@@ -481,6 +505,7 @@ void check_combinations(const Config& config, ProblemSink& problem) {
   check_head_balance(config, check);
   check_data(config.data, check);
   check_train(config.train, check);
+  check_micro_batch(config, check);
   check_optimizer(config.optimizer, check);
   check_schedule(config, check);
   check_expert_ranks(config, check);

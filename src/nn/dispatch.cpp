@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "config/derived.h"
 #include "core/host_view.h"
 
 namespace sluice {
@@ -21,13 +22,7 @@ std::span<int64_t> numbers(ScratchScope& t, const char* name, int64_t n) {
 }  // namespace
 
 int64_t ExpertRanks::most_rows(int64_t T, int64_t K, int64_t E) const {
-  const int64_t possible = size() * T * std::min(K, E / size());
-  const double stated = std::ceil(capacity * static_cast<double>(T * K));
-  const int64_t rows =
-      stated < static_cast<double>(possible) ? std::max(T, static_cast<int64_t>(stated)) : possible;
-  SLUICE_CHECK(rows < int64_t{1} << 31,
-               "experts: {} rows to receive at once are too many; lower parallel.expert_capacity", rows);
-  return rows;
+  return receive_rows(T, K, E, size(), capacity);
 }
 
 void Dispatch::plan(Context& ctx, const ExpertRanks& ranks, Tensor counts, const Permutation& permutation) {

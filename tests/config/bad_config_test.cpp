@@ -192,6 +192,8 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
        "a.yaml:1:33: model.num_key_value_heads = 4 does not divide num_attention_heads = 6; possible: 1, 2, "
        "3, 6"},
       {"model:\n  head_dim: 33\n", "a.yaml:2:3: model.head_dim must be even (rotary pairs), got 33"},
+      {"model: {num_attention_heads: 2147483646, num_key_value_heads: 1, head_dim: 16}\n",
+       "a.yaml:1:9: model.num_attention_heads = 2147483646 heads of head_dim = 16 are too large together"},
       {"model: {hidden_size: 0}\n", "a.yaml:1:9: model.hidden_size must be at least 1, got 0"},
       {"model: {vocab_size: 100}\n",
        "a.yaml:1:9: model.vocab_size is 100, but the byte tokenizer has 257 tokens; use 0 or at least 257"},

@@ -94,6 +94,27 @@ TEST_CASE("a rule of ranks points at the command line, and is silent on values t
   CHECK(load_problems({.ranks = 3}, {"train.global_batch_size=9"}).empty());
 }
 
+TEST_CASE("a micro-batch has no more rows than are counted in 32 bits, here and received",
+          "[config][ranks]") {
+  const test::ScratchFolder folder;
+  folder.write("a.yaml", "train: {micro_batch_size: 4, global_batch_size: 32}\n");
+  const auto first = [](const std::vector<std::string>& lines) -> std::string {
+    return lines.empty() ? "" : lines[0];
+  };
+  CHECK(first(load_problems({}, {"data.seq_len=536870912"})) ==
+        "a.yaml:1:9: train.micro_batch_size = 4 samples of data.seq_len = 536870912 tokens are more than the "
+        "2147483647 that a micro-batch may hold");
+  CHECK(load_problems({}, {"data.seq_len=536870911"}).empty());
+  const std::string moe = "model.moe={num_experts: 8, num_experts_per_tok: 2}";
+  CHECK(load_problems({}, {moe, "data.seq_len=268435455"}).empty());
+  CHECK_THAT(first(load_problems({}, {moe, "data.seq_len=268435456"})),
+             Contains("each to 2 experts, are more than the 2147483647 rows"));
+  CHECK(load_problems({.ranks = 8}, {moe, "parallel.expert=8", "data.seq_len=100000000"}).empty());
+  CHECK_THAT(first(load_problems({.ranks = 8}, {moe, "parallel.expert=8", "data.seq_len=100000000",
+                                                "parallel.expert_capacity=3"})),
+             Contains("parallel.expert_capacity = 3 gives a receive buffer of 2400000000 rows"));
+}
+
 TEST_CASE("experts whose width is yet to be matched are checked when it is known", "[config][ranks]") {
   const test::ScratchFolder folder;
   folder.write("other.yaml", "model: {}\n");
