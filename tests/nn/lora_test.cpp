@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 
 #include "optim/optimizer.h"
+#include "support/enums.h"
 #include "support/model.h"
 
 namespace sluice {
@@ -45,7 +46,7 @@ void merge(TestModel& plain, const TestModel& m, const LoraConfig& lora) {
 
 TEST_CASE("Adapters' gradients equal central differences; nothing else has one", "[gradient][lora]") {
   const test::OneThread one_thread;
-  for (const Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
+  test::for_each_value<Recompute>([&](Recompute recompute) {
     ModelConfig c = config();
     if (recompute == Recompute::mlp)
       c.attention.switch_heads = {.num_experts = 4, .num_experts_per_tok = 2, .expert_width = 2};
@@ -70,7 +71,7 @@ TEST_CASE("Adapters' gradients equal central differences; nothing else has one",
     CHECK(trained == m.store.total_trained());
     // All gradients there are: those, and the largest of the few that are thrown away.
     CHECK(m.store.flat_grads().numel() < trained + 32 * 64);
-  }
+  });
 }
 
 TEST_CASE("Adapters: with B zero nothing changes, and merged into their matrices neither",

@@ -9,6 +9,7 @@
 #include "comm/reduce.h"
 #include "comm/threads.h"
 #include "ops/elementwise.h"
+#include "support/enums.h"
 #include "support/model.h"
 
 namespace sluice {
@@ -346,7 +347,7 @@ TEST_CASE("A transformer whose experts are shared keeps its bits, whatever it co
       sum.batch = tokens(r);
       sum.add_gradient();
     }
-    for (const Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
+    test::for_each_value<Recompute>([&](Recompute recompute) {
       INFO(dtype_name(dtype) << ", recompute " << static_cast<int>(recompute));
       Findings findings;
       run_thread_ranks(2, [&](Communicator& comm) {
@@ -360,7 +361,7 @@ TEST_CASE("A transformer whose experts are shared keeps its bits, whatever it co
         same_gradients(findings, who, m.store, one.store, false);
         same_gradients(findings, who, m.store, sum.store, true);
       });
-    }
+    });
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "comm/threads.h"
 #include "config/load.h"
+#include "support/enums.h"
 #include "support/model.h"
 #include "support/tiny_training.h"
 
@@ -77,8 +78,7 @@ double largest_difference(const Outcome& a, const Outcome& b) {
 TEST_CASE("scopes beyond the micro-batch train the same model for any data-parallel layout",
           "[heads][ranks]") {
   for (const std::string mechanism : {"softmax", "sink", "gate"})
-    for (const auto scope : {HeadBalanceScope::micro_batch, HeadBalanceScope::data_parallel,
-                             HeadBalanceScope::global_batch, HeadBalanceScope::previous_step}) {
+    for_each_value<HeadBalanceScope>([&](HeadBalanceScope scope) {
       INFO(mechanism << ", scope " << static_cast<int>(scope));
       Balanced t(mechanism, Precision::f64);
       t.balance().scope = scope;
@@ -88,7 +88,7 @@ TEST_CASE("scopes beyond the micro-batch train the same model for any data-paral
         CHECK(difference > 1e-8);
       else
         CHECK(difference < 1e-10);
-    }
+    });
 }
 
 TEST_CASE("exact training with head balance has the same bits on one rank and two, for any shared heads",
