@@ -382,10 +382,9 @@ class WhereTheUserStands(Folder):
         self.assertTrue(os.path.exists(self.path("here", "out", "sweep.csv")))
 
     def test_the_same_trials_from_everywhere(self):
-        """Their hashes, which hold paths of data, do not depend on where the user stands."""
-        self.write(
-            "here/sweeps/b.yaml", "base: ../models/one.yaml\nset: {data.train: [{name: a, path: data/a}]}\n"
-        )
+        """Their hashes hold paths of data, which do not depend on where the user stands."""
+        self.write("here/models/with_data.yaml", RUN + "data: {train: [{name: a, path: ../data/a}]}\n")
+        self.write("here/sweeps/b.yaml", "base: ../models/with_data.yaml\n")
         self.command("sweep", "slurm", "sweeps/b.yaml", "--output", "out")
         trials = [
             line
