@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(32) balance_kernel(Balance a) {
   double* const out = a.u + layer * H;
   for (int h = 0; h < H; ++h)
     out[h] = tokens > 0 && !(a.shared && a.shared[layer * H + h] != 0) ? row[h] / tokens : -1;
-  for (int64_t m = 0; m < (a.shared ? 0 : a.balance.token_fractiond_heads); ++m) {
+  for (int64_t m = 0; m < (a.shared ? 0 : a.balance.shared_heads); ++m) {
     int best = 0;
     for (int h = 1; h < H; ++h)
       if (out[h] > out[best]) best = h;
