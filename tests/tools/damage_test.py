@@ -137,7 +137,7 @@ class Damage(unittest.TestCase):
         for name in ("config.yaml", "metrics.jsonl", "eval.jsonl", "run.json"):
             shutil.copy(os.path.join(self.run_folder, name), os.path.join(self.root, "runs", "two", name))
         self.dice = random.Random(1)
-        shapes.TOLD_ALREADY.clear()
+        shapes.WARNED.clear()
 
     def tearDown(self):
         self.temporary.cleanup()
@@ -409,7 +409,7 @@ class Damage(unittest.TestCase):
             ),
         ):
             with self.subTest(message):
-                shapes.TOLD_ALREADY.clear()
+                shapes.WARNED.clear()
                 self.write_run()
                 self.write(name, text)
                 self.assertIn(message, self.report())

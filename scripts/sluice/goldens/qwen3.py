@@ -43,7 +43,7 @@ def main() -> None:
     model = transformers.Qwen3ForCausalLM(config).eval()
     with torch.no_grad():
         for _, parameter in model.named_parameters():
-            if parameter.dim() == 1:  # norms start at one; make them tell
+            if parameter.dim() == 1:  # norms start at one; change them so that they have an effect
                 parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
         ids = torch.randint(0, 32, (1, 12))
         logits = model(ids).logits[0]

@@ -89,7 +89,7 @@ def write_folder() -> None:
         seen = []
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if parameter.dim() == 1:  # norms start at one; make them tell
+                if parameter.dim() == 1:  # norms start at one; change them so that they have an effect
                     parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
                 if name.endswith("mlp.gate.weight"):
                     parameter.normal_(std=1.0)

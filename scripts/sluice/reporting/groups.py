@@ -140,10 +140,10 @@ def label_groups(groups: list[Group], paper: dict[str, Any]) -> None:
             by_variant.setdefault(row["variant"], row["label"])
     for group in groups:
         group.short = by_variant.get(group.variant, group.variant)
-    told = [g for g in groups if g.rows]
+    shown = [g for g in groups if g.rows]
     # At another learning rate than any row's, beside runs that are rows: named alike.
-    told += [
-        g for g in groups if not g.rows and g.variant in by_variant and size(g) in {size(t) for t in told}
+    shown += [
+        g for g in groups if not g.rows and g.variant in by_variant and size(g) in {size(t) for t in shown}
     ]
 
     def label(group: Group, more: tuple[str, ...]) -> str:
@@ -164,7 +164,7 @@ def label_groups(groups: list[Group], paper: dict[str, Any]) -> None:
         return ", ".join([text] + extra)
 
     by_name: dict[str, list[Group]] = {}
-    for group in told:  # others keep their runs' names
+    for group in shown:  # others keep their runs' names
         by_name.setdefault(label(group, ()), []).append(group)
     for same in by_name.values():
         for more in ((), ("lr",), ("depth",), ("depth", "lr"), ("experts",), ("steps",), ("lr", "steps")):

@@ -66,7 +66,7 @@ def label_runs(runs: list[Run], groups: list[Group]) -> None:
         run.name = name
     label_groups(groups)
     chosen = highlighted(groups)
-    told = False
+    shown = False
     for group in groups:
         count = f" (n={group.count()})" if group.count() > 1 else ""
         for i, run in enumerate(group.runs + group.twins):
@@ -76,5 +76,5 @@ def label_runs(runs: list[Run], groups: list[Group]) -> None:
                 run.label = group.label + count if i == 0 else "_seed"
             else:
                 run.colour, run.marker, run.grey = GREY, ".", True
-                run.label = "_other" if told else f"others ({len(groups) - len(chosen)})"
-                told = True
+                run.label = "_other" if shown else f"others ({len(groups) - len(chosen)})"
+                shown = True

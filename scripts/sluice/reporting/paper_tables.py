@@ -184,7 +184,7 @@ def paper_table(table: dict[str, Any], groups: list[Group], paper: dict[str, Any
                 [(g.value(key), row.get(key)) for row, g in lines if g and g.finished() and not g.diverged()]
             )
             notes.append(
-                f"Rank correlation (Spearman) of our {THEIRS[key][0]} with the paper's: {told(rho, n)}."
+                f"Rank correlation (Spearman) of our {THEIRS[key][0]} with the paper's: {shown(rho, n)}."
             )
     notes += spread_notes(lines, metric)
     source = paper["papers"][table["paper"]]
@@ -208,7 +208,7 @@ def paper_table(table: dict[str, Any], groups: list[Group], paper: dict[str, Any
     return made
 
 
-def told(rho: float | None, n: int) -> str:
+def shown(rho: float | None, n: int) -> str:
     return (
         f"{rho:+.2f}, n = {n} rows"
         if rho is not None
@@ -223,7 +223,7 @@ def correlation_note(table: dict[str, Any], lines: Lines, our_deltas: list[float
     rho, n = spearman(pairs)
     return (
         f"Rank correlation (Spearman) of our Δ {THEIRS[metric][0]} with the paper's, over finished rows that both have, "
-        f"baselines left out: {told(rho, n)}."
+        f"baselines left out: {shown(rho, n)}."
     )
 
 

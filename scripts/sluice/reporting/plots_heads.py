@@ -149,14 +149,14 @@ def plot_imbalance(groups: list[Group]) -> Figure | None:
     for group in groups:
         known.setdefault(kind(group), len(known))
     colours = [*COLOURS, "#8A8A00"]  # the paper's three mechanisms at three sizes
-    told = False
+    shown = False
     for group in sorted(groups, key=lambda g: known[kind(g)] < len(colours)):
         at = known[kind(group)]
         colour = colours[at] if at < len(colours) else GREY
         balanced = group.variant.endswith(" balanced")
         for i, run in enumerate(group.runs):
-            label = group.label if i == 0 and colour != GREY else "_seed" if told or i else "others"
-            told = told or colour == GREY
+            label = group.label if i == 0 and colour != GREY else "_seed" if shown or i else "others"
+            shown = shown or colour == GREY
             x, y = run.heads("imbalance")
             if x:
                 axis.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
@@ -274,9 +274,9 @@ def plot_pca(groups: list[Group]) -> Figure | None:
                 (f"{p.name}\nlayer {layer}, head {head}: " if row == 0 else "") + name, fontsize=9.5
             )
             axis.tick_params(labelsize=8)
-            told = [f" ({100 * float(v):.0f} %)" for v in share] if share is not None else ["", ""]
-            axis.set_xlabel("first component" + told[0], fontsize=9)
-            axis.set_ylabel("second component" + told[1], fontsize=9)
+            shown = [f" ({100 * float(v):.0f} %)" for v in share] if share is not None else ["", ""]
+            axis.set_xlabel("first component" + shown[0], fontsize=9)
+            axis.set_ylabel("second component" + shown[1], fontsize=9)
     figure.colorbar(dots, ax=axes, shrink=0.8, label="position in its sequence (stars: the first)")
     return figure
 

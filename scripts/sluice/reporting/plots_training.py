@@ -42,9 +42,9 @@ def plot_metric(
         plt.close(figure)
         return None
     # Grey runs may leave the picture: one that diverged would flatten the rest.
-    told = [line for line in lines if not line[0].grey or key == "lr"] or lines
-    values = [v for run, _, _ in told for v in run.series(key)[1]]
-    smoothed = [v for _, _, y in told for v in y]
+    shown = [line for line in lines if not line[0].grey or key == "lr"] or lines
+    values = [v for run, _, _ in shown for v in run.series(key)[1]]
+    smoothed = [v for _, _, y in shown for v in y]
     if log:
         log_if_wide(axis, values)
     if axis.get_yscale() == "linear" and raw:
@@ -63,7 +63,7 @@ def plot_metric(
                 "markeredgecolor": "black",
                 "markeredgewidth": 0.8,
             }
-            for run, _, _ in told:
+            for run, _, _ in shown:
                 raw_values = dict(zip(*run.series(key)))
                 places = [p for p in run.events(event) if p in raw_values]
                 if not places:
@@ -122,8 +122,8 @@ def plot_validation(runs: list[Run], key: str, title: str, label: str) -> Figure
         axis.set_ylabel(label)
         tokens_axis(axis)
         # The first evaluations, near chance, would flatten the rest.
-        told = [line for line in axis.lines if line.get_color() != GREY]
-        curves = [list(line.get_ydata()) for line in told or axis.lines]
+        shown = [line for line in axis.lines if line.get_color() != GREY]
+        curves = [list(line.get_ydata()) for line in shown or axis.lines]
         tails = [v for y in curves for v in y[len(y) // 5 :]]
         if tails:
             low, high = min(min(y) for y in curves), max(tails)

@@ -164,8 +164,8 @@ class Run:
 
     @functools.cached_property
     def measures(self) -> dict[str, float | None]:
-        """The figures of all tables, those of the papers by the papers' names; an analysis after as many steps as the last evaluation goes
-        before what that evaluation told. M-Act: the mean over layers of the largest |residual| after the layer."""
+        """The figures of all tables, those of the papers by the papers' names; an analysis of the same step takes precedence
+        over the last evaluation. M-Act: the mean over layers of the largest |residual| after the layer."""
         ppl = self.perplexities()
         layers = self.analysis.get("layers") or []
         total = self.deep.total if self.deep_is_current() else {}

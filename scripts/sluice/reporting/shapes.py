@@ -13,7 +13,7 @@ from typing import Any
 
 NUMBER, WHOLE, TEXT, ANY = "a number", "a whole number", "text", "anything"
 LONGEST = 80  # letters of a name that a table or a legend shows
-TOLD = 5  # misfits reported per file
+REPORTED = 5  # misfits reported per file
 NUMBERS = {"*": NUMBER}
 
 METRICS = {
@@ -142,7 +142,7 @@ ANALYSIS = {
     ],
 }
 
-Tell = Callable[[str, str], None]
+Note = Callable[[str, str], None]
 
 
 def clean(text: str, longest: int = LONGEST) -> str:
@@ -158,15 +158,15 @@ def empty(shape: Any) -> Any:
     return {} if isinstance(shape, dict) else [] if isinstance(shape, list) else None
 
 
-def fit(value: Any, shape: Any, tell: Tell, key: str = "") -> Any:
+def fit(value: Any, shape: Any, note: Note, key: str = "") -> Any:
     """The value, without what does not have its shape: each such part is reported and becomes None, {} or []."""
     if value is None or shape is ANY:
         return empty(shape) if value is None else value
     if isinstance(shape, dict) and isinstance(value, dict):
         other = shape.get("*", ANY)
-        return {clean(k): fit(v, shape.get(k, other), tell, k) for k, v in value.items()}
+        return {clean(k): fit(v, shape.get(k, other), note, k) for k, v in value.items()}
     if isinstance(shape, list) and isinstance(value, list):
-        return [fit(item, shape[0], tell, key) for item in value]
+        return [fit(item, shape[0], note, key) for item in value]
     if shape is TEXT and isinstance(value, (str, int, float)):
         return clean(str(value), 4096)
     if shape in (NUMBER, WHOLE) and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -175,17 +175,17 @@ def fit(value: Any, shape: Any, tell: Tell, key: str = "") -> Any:
         if isinstance(value, int) and abs(value) < 2**63:
             return value
     expected = "a map" if isinstance(shape, dict) else "a list" if isinstance(shape, list) else shape
-    tell(key, f"{expected} is expected")
+    note(key, f"{expected} is expected")
     return empty(shape)
 
 
-TOLD_ALREADY: set[str] = set()
+WARNED: set[str] = set()
 
 
 def warn(message: str) -> None:
     """On stderr, once."""
-    if message not in TOLD_ALREADY:
-        TOLD_ALREADY.add(message)
+    if message not in WARNED:
+        WARNED.add(message)
         name = sys.argv[0].rsplit("/", 1)[-1] or "report"
         print(f"{name}: {clean(message, 1000)}", file=sys.stderr)
 
@@ -196,21 +196,21 @@ class Misfits:
     def __init__(self, path: str) -> None:
         self.path, self.count = path, 0
 
-    def at(self, line: int) -> Tell:
+    def at(self, line: int) -> Note:
         return lambda key, what: self.add(f"{line}: {clean(key)}: {what}; passed over")
 
-    def of_text(self, text: str) -> Tell:
+    def of_text(self, text: str) -> Note:
         """The line of a key is the first one that names it."""
 
-        def tell(key: str, what: str) -> None:
+        def note(key: str, what: str) -> None:
             found = max(0, text.find(f'"{key}"'), text.find(f"{key}:"))
             self.add(f"{text.count(chr(10), 0, found) + 1}: {clean(key)}: {what}; passed over")
 
-        return tell
+        return note
 
     def add(self, message: str) -> None:
         self.count += 1
-        if self.count <= TOLD:
+        if self.count <= REPORTED:
             warn(f"{self.path}:{message}")
-        elif self.count == TOLD + 1:
+        elif self.count == REPORTED + 1:
             warn(f"{self.path}: more of the kind, not listed")

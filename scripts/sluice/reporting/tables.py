@@ -145,20 +145,20 @@ def sets_table(groups: list[Group]) -> Table | None:
         names += [s for s in run.last.get("sets") or {} if s not in names]
     if len(names) < 2:
         return None
-    told = lambda pick, write: [with_spread(write, *pair) for pair in of_groups(groups, pick)]
+    shown = lambda pick, write: [with_spread(write, *pair) for pair in of_groups(groups, pick)]
     if len(groups) > 6:  # one line per group, perplexities alone
-        columns = [told(lambda run, n=name: run.perplexities().get(n), fixed(3)) for name in names]
-        columns.append(told(lambda run: run.measures["ppl"], fixed(3)))
+        columns = [shown(lambda run, n=name: run.perplexities().get(n), fixed(3)) for name in names]
+        columns.append(shown(lambda run: run.measures["ppl"], fixed(3)))
         rows = [[group.label, *cells] for group, cells in zip(groups, zip(*columns))]
         return Table("", [("", ["variant"]), ("", names + ["mean"])], rows)
     rows = []
     for name in names:
         value = lambda key: lambda run: number(((run.last.get("sets") or {}).get(name) or {}).get(key))
         columns = [
-            told(value("loss"), fixed(4)),
-            told(lambda run: run.perplexities().get(name), fixed(3)),
-            told(value("bits_per_byte"), fixed(4)),
-            told(value("tokens"), short),
+            shown(value("loss"), fixed(4)),
+            shown(lambda run: run.perplexities().get(name), fixed(3)),
+            shown(value("bits_per_byte"), fixed(4)),
+            shown(value("tokens"), short),
         ]
         rows += [
             [name, group.label, *cells]
@@ -172,18 +172,18 @@ def spike_table(groups: list[Group]) -> Table:
     rows = []
     for group in groups:
         runs = group.runs
-        told = lambda pick, none="-": with_spread(
+        shown = lambda pick, none="-": with_spread(
             lambda v: none if v is None else short(v),
             mean([pick(r) for r in runs]),
             deviation([pick(r) for r in runs]),
         )
-        last = lambda key: told(lambda r: number(r.metrics[-1].get(key)) if r.metrics else None)
+        last = lambda key: shown(lambda r: number(r.metrics[-1].get(key)) if r.metrics else None)
         rows.append(
             [group.label, str(group.count())]
-            + [told(lambda r, i=i: number(r.spikes[0][i]), "too few losses") for i in range(len(THRESHOLDS))]
+            + [shown(lambda r, i=i: number(r.spikes[0][i]), "too few losses") for i in range(len(THRESHOLDS))]
             + [
-                told(lambda r: number(r.spikes[1])),
-                told(lambda r: float(sum(number(m.get("loss")) is None for m in r.metrics))),
+                shown(lambda r: number(r.spikes[1])),
+                shown(lambda r: float(sum(number(m.get("loss")) is None for m in r.metrics))),
                 last("spikes"),
                 last("skipped"),
                 group.state(),

@@ -279,19 +279,19 @@ def results_text(sweep: SweepFile, results: list[Result], baseline: str | None =
             difference(group, bases[group], "loss"),
             lambda s: [run.perplexities().get(s) for run in group.sound()],
         )
-        told = lambda key, digits: with_spread(digits, group.value(key), group.spread(key))
+        shown = lambda key, digits: with_spread(digits, group.value(key), group.spread(key))
         rows.append(
             (
                 name,
                 f"{done}/{len(members)}",
-                told("loss", shared_fixed(4)),
+                shown("loss", shared_fixed(4)),
                 "baseline" if bases[group] is group else delta.text(shared_fixed(4, "+")) if delta else "-",
                 "*" if delta and delta.better(-1) else "",
-                told("ppl", shared_fixed(3)),
+                shown("ppl", shared_fixed(3)),
                 *(with_spread(shared_fixed(3), mean(ppl(s)), deviation(ppl(s))) for s in several),
-                told("spikes", count_or_few),
-                told("first_token_attention", shared_fixed(3)),
-                told("largest_residual", short),
+                shown("spikes", count_or_few),
+                shown("first_token_attention", shared_fixed(3)),
+                shown("largest_residual", short),
                 note,
             )
         )
