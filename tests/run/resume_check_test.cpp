@@ -1,0 +1,61 @@
+#include "run/resume_check.h"
+
+#include <catch2/catch.hpp>
+
+#include "config/load.h"
+#include "core/io.h"
+#include "support/tiny_training.h"
+
+namespace sluice {
+namespace {
+
+ParameterRule freeze(const char* match) {
+  ParameterRule rule;
+  rule.match = match;
+  rule.trainable = false;
+  return rule;
+}
+
+}  // namespace
+
+TEST_CASE("A run resumes with the same parameters frozen only, however rules say it", "[freeze][resume]") {
+  test::TinyTraining t;
+  t.config.model.vocab_size = 257;  // of the tokenizer that the configuration names
+  const Blend data = t.blend();
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(t.config.data.tokenizer);
+  const auto message = [&](std::vector<ParameterRule> before, std::vector<ParameterRule> after,
+                           const std::vector<std::string>& allowed) -> std::string {
+    Config config = t.config;
+    config.optimizer.rules = std::move(before);
+    CheckpointInfo checkpoint;
+    checkpoint.path = t.folder / "checkpoint";
+    io::make_directories(checkpoint.path);
+    io::write_file_atomic(checkpoint.path + "/config.yaml", to_yaml(config));
+    checkpoint.state = nlohmann::json::object();
+    config.optimizer.rules = std::move(after);
+    try {
+      check_resume(checkpoint, config, allowed, data, *tokenizer, false);
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::usage);
+      return error.what();
+    }
+    return "";
+  };
+  const std::string match = "optimizer.rules[0].match", trainable = "optimizer.rules[0].trainable";
+  CHECK(message({freeze("embed_tokens")}, {freeze("embed_tokens")}, {}).empty());
+  CHECK(message({freeze("embed_tokens")}, {freeze("model.embed")}, {match}).empty());
+  CHECK_THAT(message({freeze("embed_tokens")}, {freeze("model.embed")}, {}),
+             Catch::Contains("--allow-change"));
+  CHECK_THAT(
+      message({freeze("embed_tokens")}, {freeze("q_proj")}, {match}),
+      Catch::Contains(
+          "model.embed_tokens.weight frozen so far, trained now: the checkpoint holds no moments") &&
+          Catch::Contains("model.layers.0.self_attn.q_proj.weight and 1 more trained so far, frozen now") &&
+          Catch::Contains("train.init_from="));
+  ParameterRule trained = freeze("embed_tokens");
+  trained.trainable = true;
+  CHECK_THAT(message({freeze("embed_tokens")}, {trained}, {trainable}),
+             Catch::Contains("holds no moments of it"));
+}
+
+}  // namespace sluice
