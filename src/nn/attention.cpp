@@ -9,7 +9,7 @@ namespace {
 
 using P = GatePosition;
 
-/// What the gates of each position find.
+/// The gated tensor of each position.
 ByPosition<GateSite> gate_sites(const ModelConfig& config) {
   const int64_t C = config.hidden_size, H = config.num_attention_heads, Hkv = config.num_key_value_heads,
                 D = config.head_dim;
@@ -38,7 +38,7 @@ ParamStore::Id add_projection(const ModelConfig& config, ParamStore& store, cons
   return add_projection(store, name, out, C, matrix_init(config, out, C));
 }
 
-/// What the core reads, without a cache.
+/// The inputs of the core, without a KV cache.
 Heads heads_of(const Attention::Saved& s) { return {s.q_position.y, s.k_position.y, s.gates[P::value].y}; }
 
 Tensor matrix(const Tensor& t) { return t.view({t.dim(0), t.numel() / t.dim(0)}); }
@@ -58,7 +58,7 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
                              SwitchHeads::rows(config, SwitchHeads::Of::values))),
       o_proj_(
           add_projection(store, prefix + ".o_proj", hidden_size_, heads_ * head_dim_, residual_init(config))),
-      // In the place of the gates that they are with one expert.
+      // At the position of the gates that they equal with one expert.
       k_switch_(config, store, prefix + ".k_switch.weight", SwitchHeads::Of::keys),
       v_switch_(config, store, prefix + ".v_switch.weight", SwitchHeads::Of::values),
       gates_(config, store, prefix, gate_sites(config)),
@@ -70,7 +70,7 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
   SLUICE_CHECK(kv_heads > 0 && heads_ % kv_heads == 0, "attention: {} heads over {} key/value heads", heads_,
                kv_heads);
   SLUICE_CHECK(head_dim_ % 2 == 0, "attention: head_dim must be even, got {}", head_dim_);
-  if (output_.identity()) gates_.fuse(P::sdpa_output);  // nothing stands between the core and its gate
+  if (output_.identity()) gates_.fuse(P::sdpa_output);  // no stage between the core and its gate
 }
 
 Flops Attention::flops(int64_t seq_len) const {
@@ -129,7 +129,7 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
                          const Saved& s) const {
   SLUICE_CHECK(!sequence.cache, "attention: no backward through a cache of keys and values");
   ScratchScope t(ctx.scratch);
-  Into into = Into::overwrite;  // x has several readers: the first writes dx, the others add
+  Into into = Into::overwrite;  // x has several consumers: the first overwrites dx, the others add
 
   const Tensor ddense = gates_[P::dense_output].empty() ? dy : t.like("attention.ddense", s.dense);
   gates_[P::dense_output].backward(ctx, ddense, dy, s.dense, x, s.gates[P::dense_output], dx, into);
@@ -137,7 +137,7 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   linear_backward_input(ctx, matrix(d_o), ddense, store_.linear(o_proj_), Into::overwrite);
   weight_backward(ctx, store_, o_proj_, ddense, matrix(s.gates[P::sdpa_output].y));
 
-  // A head's importance is measured by the first gate where there is one, and by the core otherwise.
+  // A head's importance is measured by the first gate if there is one, otherwise by the core.
   const Tensor dimportance = sequence.heads ? sequence.heads->gradient(layer_) : Tensor();
   const bool gated = !gates_[P::sdpa_output].empty();
   gates_[P::sdpa_output].backward(ctx, d_o, d_o, s.output.y, x, s.gates[P::sdpa_output], dx, into,

@@ -15,22 +15,21 @@ namespace sluice {
 /// figure 1):
 ///   q,k,v projections -> [query, key, value gates] -> norm of queries and keys, rotary embedding
 ///   -> core (softmax, [sink]) -> [norm] -> [SiLU] -> [sdpa_output gates] -> o_proj -> [dense_output gates]
-/// Gates of one position apply in the order of the list. Their logits come from the layer's input (the
-/// pre-normalised hidden state), each through a projection of its own. With switch heads values (and keys)
-/// are projections of a few experts of their head (nn/switch_heads.h). Each stage is the identity where the
-/// configuration has none of it.
+/// Gates of one position apply in the order of the list. Each computes its logits from the layer's input (the
+/// pre-normalised hidden state) with its own projection. With switch heads values (and keys) are projections
+/// of a few experts of their head (nn/switch_heads.h). A stage that is not configured is the identity.
 class Attention {
  public:
-  /// What backward and analysis read. T tokens, H/Hkv heads, D head_dim, C hidden. The y of a stage that is
-  /// the identity is the tensor before it.
+  /// The tensors that backward and analysis read. T tokens, H/Hkv heads, D head_dim, C hidden. The y of a
+  /// stage that is the identity is its input.
   struct Saved {
     Tensor q;                       // (T, H, D): the projection
-    SwitchHeads::Saved k, v;        // y (T, Hkv, D): the projections, or what switch heads make of them
+    SwitchHeads::Saved k, v;        // y (T, Hkv, D): the projections, or the outputs of switch heads
     AttentionGates::Saved gates;    // logits and gated values, by position
-    QkPosition::Saved q_position;   // y (T, H, D): what the scores see
+    QkPosition::Saved q_position;   // y (T, H, D): input of the scores
     QkPosition::Saved k_position;   // y (T, Hkv, D)
-    SoftmaxAttention::Saved core;   // y (T, H, D); empty where it applies the gate at sdpa_output
-    OutputTransform::Saved output;  // y (T, H, D): what the gates at sdpa_output find; empty likewise
+    SoftmaxAttention::Saved core;   // y (T, H, D); empty if the core applies the gate at sdpa_output
+    OutputTransform::Saved output;  // y (T, H, D): input of the gates at sdpa_output; empty likewise
     Tensor dense;                   // (T, C): output of o_proj, before the dense_output gates
     Tensor y;                       // (T, C): the layer's output
   };
@@ -38,7 +37,7 @@ class Attention {
   Attention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const;
 
-  /// s.y from x (T, C). With a cache, appends this batch's keys and values behind cache->length.
+  /// s.y from x (T, C). With a KV cache, appends this batch's keys and values after cache->length.
   void forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const;
   /// dx (T, C) overwritten. Without a cache only.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
@@ -49,8 +48,8 @@ class Attention {
 
   const AttentionGates& gates() const { return gates_; }
   const SoftmaxAttention& core() const { return core_; }
-  /// What measures the importance of heads after a forward: the first gate at sdpa_output, or else the core.
-  /// Empty if that gate's scores do not (measures_importance).
+  /// The gate that measures the importance of heads after a forward: the first gate at sdpa_output, or else
+  /// the implicit gate of the core. Empty if the scores of that gate are not suitable (measures_importance).
   std::optional<HeadGate> head_gate(const Saved& s, const Tensor& first_key) const;
 
  private:

@@ -1,5 +1,6 @@
 #pragma once
-// What every attention core has in common: it turns queries, keys and values into one output per head.
+// The interface common to all attention cores, which compute one output per head from queries, keys and
+// values.
 #include <concepts>
 
 #include "nn/gate_chain.h"
@@ -8,8 +9,8 @@
 
 namespace sluice {
 
-/// Queries (T, H, D), keys and values (Tk, Hkv, D), as the core reads them: gated, normalised, rotated; of a
-/// cache, with the earlier ones.
+/// Queries (T, H, D), keys and values (Tk, Hkv, D), as the core reads them: gated, normalised, rotated; with
+/// a KV cache, including the earlier ones.
 struct Heads {
   Tensor q, k, v;
 };

@@ -10,7 +10,7 @@
 namespace sluice {
 
 /// One gate of an attention layer (Qiu et al. 2025, eq. 5): y = x * a(z) or x + a(z) with logits z = hidden
-/// W^T, or a learned constant. What it gates is the attention layer's business.
+/// W^T, or a learned constant. The attention layer decides what it gates.
 class Gate {
  public:
   struct Saved {
@@ -23,15 +23,15 @@ class Gate {
        int64_t heads, int64_t channels);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const;
 
-  /// s.y from x (T, H, D), or any shape of as many elements, and hidden (T, C).
+  /// s.y from x (T, H, D), or any shape with the same number of elements, and hidden (T, C).
   void forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s) const;
-  /// dx overwritten, may alias dy. dhidden (T, C) is written as `into` says, which becomes Into::add; a
-  /// learned constant leaves both alone. dhead (H), or empty: as in gate_backward.
+  /// dx is overwritten and may alias dy. dhidden (T, C) is written according to `into`, which becomes
+  /// Into::add; a learned constant changes neither. dhead (H), or empty: as in gate_backward.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
                 const Saved& s, Tensor dhidden, Into& into, const Tensor& dhead = {}) const;
 
-  /// The same in parts, for a gate whose product with x is fused into what computes x: s.z before, and what
-  /// follows from dz (the shape of s.z) after. Not for a learned constant.
+  /// The same in two parts, for a gate that is fused into the computation of x: s.z before it, and the
+  /// gradients from dz (the shape of s.z) after it. Not for a learned constant.
   void logits_forward(Context& ctx, const Tensor& hidden, Saved& s) const;
   void logits_backward(Context& ctx, const Tensor& dz, const Tensor& hidden, Tensor dhidden,
                        Into& into) const;

@@ -24,16 +24,16 @@ class ByPosition {
   std::array<T, EnumNames<GatePosition>::names.size()> of_;
 };
 
-/// What stands at a position: how the names of its gates' parameters begin, and the shape (T, heads,
-/// channels) of what is gated.
+/// A gate position: the prefix of its gates' parameter names, and the shape (T, heads, channels) of the gated
+/// tensor.
 struct GateSite {
   std::string_view prefix;
   int64_t heads, channels;
   bool joined = false;  // the heads are joined to one row of channels: no gate per head
 };
 
-/// A gate that the attention core applies while it writes its output, rather than the chain behind it. Empty
-/// where there is none.
+/// A gate that the attention core applies while it writes its output, instead of the chain after it. Empty if
+/// there is none.
 struct FusedGate {
   Tensor logits;  // (T, H, D) or (T, H)
   Tensor y;       // (T, H, D): where the gated output goes
@@ -55,31 +55,33 @@ class GateChain {
 
   /// Appends a gate. `name` is that of its saved tensors.
   void add(Gate gate, std::string name);
-  /// Leaves the gate to the core in front of the chain where it is the only one and its logits come from the
-  /// hidden state: forward and backward then do nothing, fused_forward and fused_backward the rest.
+  /// Fuses the gate into the preceding core if it is the only one and its logits come from the hidden state.
+  /// forward and backward then do nothing; fused_forward and fused_backward replace them.
   void fuse();
 
   bool empty() const { return gates_.empty(); }
   bool fused() const { return fused_; }
   const Gate& gate(size_t i) const { return gates_[i]; }
 
-  /// x: what forward will be given; of a fused chain it may be empty.
+  /// x: the input of forward; it may be empty for a fused chain.
   Saved make_saved(Arena& arena, const std::string& name, const Tensor& x, int64_t num_tokens,
                    DType dtype) const;
 
-  /// s.y from x (T, H, D), or any shape of as many elements, and hidden (T, C).
+  /// s.y from x (T, H, D), or any shape with the same number of elements, and hidden (T, C).
   void forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s) const;
-  /// dx overwritten, may alias dy; left alone without gates. dhidden (T, C) is written as `into` says, which
-  /// becomes Into::add. dscores (H) f64, or empty: a gradient of the first gate's mean scores, as dhead of
-  /// gate_backward.
+  /// dx is overwritten and may alias dy; without gates it is not touched. dhidden (T, C) is written according
+  /// to `into`, which becomes Into::add. dscores (H) f64, or empty: a gradient of the first gate's mean
+  /// scores, as dhead of gate_backward.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
                 const Saved& s, Tensor dhidden, Into& into, const Tensor& dscores = {}) const;
 
-  /// The gate's logits, of a fused chain, and what the core needs to apply it; empty otherwise.
+  /// For a fused chain, the gate's logits and the other inputs that the core needs to apply it; otherwise
+  /// empty.
   FusedGate fused_forward(Context& ctx, const Tensor& hidden, Saved& s) const;
   /// The same without computing.
   FusedGate fused_gate(const Saved& s) const;
-  /// What follows from the logits' gradient, which the core computed. Nothing if dlogits is empty.
+  /// The gradients that follow from the logits' gradient, which the core has computed. Does nothing if
+  /// dlogits is empty.
   void fused_backward(Context& ctx, const Tensor& dlogits, const Tensor& hidden, Tensor dhidden,
                       Into& into) const;
 

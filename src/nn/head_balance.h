@@ -1,6 +1,6 @@
 #pragma once
-// Attention heads in balance (ops/head_importance.h): what a step adds up over its micro-batches, and which
-// mechanism measures a head's importance.
+// Balance of attention heads (ops/head_importance.h): the sums of a step over its micro-batches, and the
+// mechanism that measures a head's importance.
 #include <optional>
 #include <vector>
 
@@ -10,8 +10,8 @@
 
 namespace sluice {
 
-/// What the heads of a step add up, and the gradients of a micro-batch's loss (model.attention.head_balance).
-/// L layers, H heads. Attention's forward fills a layer's rows; balance_heads makes the gradients that its
+/// The sums of a step's heads and the gradients of a micro-batch's loss (model.attention.head_balance). L
+/// layers, H heads. Attention's forward fills a layer's rows; balance_heads computes the gradients that its
 /// backward reads.
 struct HeadLoad {
   Tensor totals = {};         // (L, head_row_size(H)) f64: the step's so far, of this rank. Empty: nothing is
@@ -24,8 +24,8 @@ struct HeadLoad {
   Tensor reduced = {};
   Tensor shared =
       {};  // (L, H) f64: 1 for heads that are left out; empty: the most important ones of `reduced`
-  /// Others that compute micro-batches of the same step at the same time, where the scope asks for them; and,
-  /// on a GPU, host memory like `reduced` where their sums pass.
+  /// The ranks that compute micro-batches of the same step, if the scope needs them, and, on a GPU, host
+  /// memory like `reduced` for their sums.
   Communicator* ranks = nullptr;
   Tensor host_reduced = {};
 
@@ -33,8 +33,8 @@ struct HeadLoad {
   Tensor gradient(int64_t layer) const { return dimportance.rows(layer, 1).view({dimportance.dim(1)}); }
 };
 
-/// The memory for one; empty where the coefficient is 0. ranks: all that compute the step, this one included,
-/// or nullptr. `host_memory` is used only where `memory` is a GPU's.
+/// Allocates a load; empty if the coefficient is 0. ranks: all ranks that compute the step, or nullptr.
+/// `host_memory` is used only if `memory` is on a GPU.
 HeadLoad make_head_load(const ModelConfig& config, Arena& memory, Arena& host_memory, Communicator* ranks);
 
 /// Between forward and backward: dimportance and the loss of the scope, from batch and totals. With scope

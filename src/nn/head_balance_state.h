@@ -1,6 +1,6 @@
 #pragma once
-// What a training keeps of its attention heads from step to step (model.attention.head_balance): the sums of
-// a step, those of the step before, and the heads that calibration found to be shared.
+// State of head balance between steps (model.attention.head_balance): the sums of a step, those of the
+// previous step, and the shared heads found by calibration.
 #include <optional>
 #include <vector>
 
@@ -9,8 +9,8 @@
 
 namespace sluice {
 
-/// How even the heads of a step were, over all of its tokens (equations 5 and 6 of arXiv 2602.01203; all
-/// heads, shared ones too).
+/// Imbalance of the heads in a step over all of its tokens (equations 5 and 6 of arXiv 2602.01203; all heads,
+/// including shared ones).
 struct HeadSummary {
   struct Layer {
     double imbalance = 0;   // standard deviation over mean of the heads' importance; 0 where all are closed
@@ -22,7 +22,7 @@ struct HeadSummary {
       0;  // sum over layers of N CV^2, as the scope sees it, before the coefficient; mean over micro-batches
 };
 
-/// A StepLoss (nn/step_loss.h). Nothing is kept where the coefficient is 0.
+/// A StepLoss (nn/step_loss.h). It has no state if the coefficient is 0.
 class HeadBalanceState : public NoStepLoss {
  public:
   explicit HeadBalanceState(const Config& config)
@@ -39,8 +39,8 @@ class HeadBalanceState : public NoStepLoss {
   void begin_step(Context& ctx);
   void end_micro_batch(Context& ctx, int64_t micro_batch);
   void fetch(Context& ctx);
-  /// With parallel.determinism exact the sum is taken in the order of the micro-batches, whichever rank
-  /// computed them.
+  /// With parallel.determinism: exact the sum is in the order of the micro-batches, independently of the
+  /// ranks that computed them.
   void collect(Communicator& ranks, int64_t counted_tokens);
   /// The step's sums become the previous ones, and count for calibration.
   void applied();
@@ -64,7 +64,7 @@ class HeadBalanceState : public NoStepLoss {
   HeadLoad load_;
   Tensor host_totals_, host_previous_, host_shared_;  // on a CPU, the load's
   Tensor host_rows_;                                  // exact: (ranks, micro-batches, L head_row_size(H))
-  std::vector<double> calibration_;  // sums of totals; empty where no calibration is asked for
+  std::vector<double> calibration_;                   // sums of totals; empty without calibration
   int64_t calibrated_samples_ = 0;
 };
 

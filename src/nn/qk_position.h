@@ -7,22 +7,22 @@
 
 namespace sluice {
 
-/// Queries, or keys, as the scores see them: RMSNorm of every head (model.qk_norm; Dehghani et al. 2023) and
-/// rotary embedding (Su et al. 2021), in the order of model.qk_norm_order.
+/// Transforms queries, or keys, for the scores: RMSNorm of every head (model.qk_norm; Dehghani et al. 2023)
+/// and rotary embedding (Su et al. 2021), in the order of model.qk_norm_order.
 class QkPosition {
  public:
   /// y (T, H, D) rotated. Without a norm y is x itself, rotated in place: a gate before it reads its input in
   /// backward, not its output.
   using Saved = RmsNorm::Saved;
 
-  /// `name`: of the norm's weight (D).
+  /// `name`: name of the norm's weight (D).
   QkPosition(const ModelConfig& config, ParamStore& store, const std::string& name);
-  /// x: what forward will be given, (T, H, D).
+  /// x: the input of forward, (T, H, D).
   Saved make_saved(Arena& arena, const std::string& name, const Tensor& x) const;
 
   /// s.y from x, which is rotated in place unless the norm comes before the rotation.
   void forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const;
-  /// dx overwritten, may alias dy; x is what forward left of its input.
+  /// dx is overwritten and may alias dy; x is forward's input as forward left it.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
                 const Saved& s) const;
 

@@ -1,6 +1,5 @@
 #pragma once
-// What a training keeps of its routers from step to step: the counts of a step, and of the step before
-// (model.moe.load_balance).
+// State of the routers between steps: the counts of a step and of the previous step (model.moe.load_balance).
 #include <optional>
 
 #include "nn/moe.h"
@@ -9,7 +8,7 @@
 
 namespace sluice {
 
-/// A StepLoss (nn/step_loss.h). Nothing is kept of a dense model.
+/// A StepLoss (nn/step_loss.h). It has no state for a dense model.
 class RouterBalanceState : public NoStepLoss {
  public:
   explicit RouterBalanceState(const Config& config)
@@ -23,7 +22,7 @@ class RouterBalanceState : public NoStepLoss {
 
   void begin_step(Context& ctx);
   void fetch(Context& ctx);
-  /// Counts are whole numbers: their sums do not depend on which rank counted.
+  /// Counts are whole numbers, so their sums do not depend on the distribution over ranks.
   void collect(Communicator& ranks, int64_t counted_tokens);
   void applied();
 
@@ -31,7 +30,7 @@ class RouterBalanceState : public NoStepLoss {
   /// without experts.
   const Tensor& totals() const { return host_totals_; }
   std::optional<RouterSummary> summary() const { return summarize_router(config_, host_totals_); }
-  /// In all steps so far: rounds beyond the first that rows took on their way to experts on other ranks.
+  /// Total number of extra rounds that expert parallelism needed so far.
   int64_t extra_rounds() const { return extra_rounds_; }
   std::vector<StepScalar> scalars() const;
 

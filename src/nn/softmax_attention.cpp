@@ -40,7 +40,7 @@ void SoftmaxAttention::forward(Context& ctx, const Heads& heads, const Sequence&
   const Heads zeroed = {heads.q, heads.k, t.like("attention.zeroed", heads.v)};
   zero_first_values(ctx, zeroed.v, heads.v, sequence.first_key);
   if (!sequence.zeroing->sinks_above) return attend(ctx, zeroed, sequence, gate, y, s.o, s);
-  // Heads share values: each takes its output from one of two attentions.
+  // Heads share values, so each head selects its output from one of two attentions.
   const bool apart = sinks_ || gate;  // y is not o
   const Tensor other_o = t.like("attention.other_o", s.o),
                other_y = apart ? t.like("attention.other_y", s.o) : other_o;

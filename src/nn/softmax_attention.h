@@ -7,19 +7,19 @@
 
 namespace sluice {
 
-/// Causal softmax attention (ops/attention.h), with a learned sink logit per head where model.attention.kind
-/// says so (GPT-OSS): y = sigmoid(lse - sink_h) o, and the gate behind it in the same pass.
+/// Causal softmax attention (ops/attention.h), with model.attention.kind: sink a learned sink logit per head
+/// (GPT-OSS): y = sigmoid(lse - sink_h) o, followed by the gate in the same pass.
 class SoftmaxAttention {
  public:
   struct Saved {
     Tensor o;        // (T, H, D): the output of the softmax
     Tensor lse, z0;  // (H, T): log-sum-exp of the logits and the first visible key's logit
-    Tensor y;        // (T, H, D): behind the sink; o itself without; empty where a gate is fused
+    Tensor y;        // (T, H, D): after the sink; o itself without a sink; empty if a gate is fused
   };
 
-  /// `prefix`: of the layer's parameters; with sinks (H) "<prefix>.sinks".
+  /// `prefix`: prefix of the layer's parameter names; sinks (H) are "<prefix>.sinks".
   SoftmaxAttention(const ModelConfig& config, ParamStore& store, const std::string& prefix);
-  /// gated: whether forward will be given a gate.
+  /// gated: whether forward gets a gate.
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool gated) const;
 
   /// s.o, s.lse, s.z0, and s.y or gate.y.
@@ -35,11 +35,11 @@ class SoftmaxAttention {
   Flops flops(int64_t seq_len) const {
     return {.activations = 2.0 * static_cast<double>(seq_len * heads_ * head_dim_)};
   }
-  /// What measures each head's importance (ops/head_importance.h): what the sink leaves, or what attention
-  /// does not spend on the first key.
+  /// The implicit gate that measures each head's importance (ops/head_importance.h): the attention not spent
+  /// on the sink, or not on the first key.
   HeadGate head_gate(const Saved& s, const Tensor& first_key) const;
 
-  /// (H): the learned sink logits; empty without.
+  /// (H): the learned sink logits; empty without sinks.
   Tensor sinks() const { return sinks_ ? store_.value(*sinks_) : Tensor(); }
   /// 1 / sqrt(D)
   double scale() const { return scale_; }

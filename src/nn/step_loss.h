@@ -1,7 +1,7 @@
 #pragma once
-// Losses of a training step beside the text's cross-entropy, with what they keep from step to step: what each
-// of them is (StepLoss), what it reports (StepScalar), and several of them at once (StepLossTuple). The
-// losses that a model can have are listed in nn/step_losses.h.
+// Auxiliary losses of a training step, in addition to the cross-entropy, with the state that they keep
+// between steps: the concept (StepLoss), the values that it reports (StepScalar), and a tuple of several
+// losses (StepLossTuple). nn/step_losses.h lists the losses of a model.
 #include <concepts>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -18,65 +18,64 @@ namespace sluice {
 
 class StateReader;  // checkpoint/state_reader.h
 
-/// One number that a loss reports of a step. Whoever writes it down, to metrics.jsonl, TensorBoard or the
-/// console, takes it as it is.
+/// One value that a loss reports for a step. metrics.jsonl, TensorBoard and the console write it as it is.
 struct StepScalar {
   /// "router/z_loss" is the key z_loss in the object "router" of metrics.jsonl, and TensorBoard's tag. A name
   /// without a slash is a key beside "loss", and has the tag "train/NAME".
   std::string name;
   double value = 0;
-  std::string console = {};  // its label in the console's line of a step; empty: not shown there
-  int digits = 3;            // after the decimal point, on the console
+  std::string console = {};  // its label in the console's line; empty: not shown there
+  int digits = 3;            // decimals on the console
   bool whole = false;        // an integer in metrics.jsonl
-  std::string tag = {};      // TensorBoard's tag, where it is not the name's
-  /// Of this layer alone: in the list "layers" of the group's object, and nowhere else.
+  std::string tag = {};      // TensorBoard's tag if it differs from the name's
+  /// A value of one layer appears only in the list "layers" of the group's object.
   int64_t layer = -1;
 };
 
-/// What a loss may take memory by.
+/// Parameters for the memory of a loss.
 struct StepMemory {
-  Arena& device;          // of the device that computes
-  Arena& host;            // host memory that a GPU copies to and from; used only where `device` is a GPU's
-  Communicator& ranks;    // all that compute micro-batches of the same step
-  int64_t micro_batches;  // that each of them computes in a step
-  int64_t tokens;         // of a micro-batch
-  DType losses;           // of the losses of single tokens
+  Arena& device;          // memory of the computing device
+  Arena& host;            // host memory that a GPU copies to and from; used only if `device` is on a GPU
+  Communicator& ranks;    // all ranks that compute micro-batches of the step
+  int64_t micro_batches;  // micro-batches per rank and step
+  int64_t tokens;         // tokens per micro-batch
+  DType losses;           // type of the per-token losses
 };
 
-/// A loss, or a state of training, that lives from step to step. `Load` is what the model's passes over one
-/// micro-batch add to and read (Transformer::forward, loss_forward_backward, backward). Equal on all ranks
-/// between steps. One that a configuration does not ask for takes no memory and does nothing.
+/// A loss, or a state of training, that persists between steps. `Load` contains the tensors that the model's
+/// passes over one micro-batch add to and read (Transformer::forward, loss_forward_backward, backward). The
+/// state is equal on all ranks between steps. A loss that is not configured needs no memory and does nothing.
 template <class L, class Load>
 concept StepLoss = std::constructible_from<L, const Config&> &&
     requires(L& loss, const L& same, Load& load, const StepMemory& memory, Context& ctx, Communicator& ranks,
              nlohmann::json& json, const StateReader& reader, int64_t n) {
-  // Once. Takes all memory; in an arena that measures, tensors have no data.
+  // Called once. Allocates all memory; in a measuring arena tensors have no data.
   loss.allocate(memory);
-  // Puts its part into what the passes over a micro-batch are given.
+  // Adds its part to the Load of the passes over a micro-batch.
   same.add_to(load);
-  // Whether these passes communicate for it, so that a GPU cannot replay them as a recorded graph.
+  // Whether these passes communicate for it, in which case a GPU cannot replay them as a recorded graph.
   { same.asks_ranks() } -> std::same_as<bool>;
 
-  // In a step, in this order, everything before `collect` enqueued on the device:
+  // Called in every step in this order; everything before `collect` is enqueued on the device:
   loss.begin_step(ctx);
   // After the backward pass of this rank's micro-batch n, outside a recorded graph.
   loss.end_micro_batch(ctx, n);
-  // Copies what this rank added up to the host; the caller synchronizes.
+  // Copies this rank's sums to the host; the caller synchronizes.
   loss.fetch(ctx);
-  // Makes sums over all ranks of it. n: targets that count in the global batch.
+  // Sums them over all ranks. n: number of counted targets in the global batch.
   loss.collect(ranks, n);
-  // Only where the update was applied: this step becomes the previous one.
+  // Called only if the update was applied: this step becomes the previous one.
   loss.applied();
 
-  // What it says of the last step, after collect; empty where there is nothing to say.
+  // The values of the last step, after collect; may be empty.
   { same.scalars() } -> std::same_as<std::vector<StepScalar>>;
-  // What of it a checkpoint's state.json holds, the same for any number of ranks: fields of its own name are
-  // added. restore reads them; without them, or of another shape, it starts anew.
+  // The state in a checkpoint's state.json, which does not depend on the number of ranks: fields under its
+  // own name. restore reads them; if they are absent or have another shape, it starts from zero.
   same.save(json);
   loss.restore(reader);
 };
 
-/// Does nothing. A loss inherits it, and writes what it needs itself.
+/// Default implementations that do nothing, from which a loss can inherit.
 struct NoStepLoss {
   bool asks_ranks() const { return false; }
   void begin_step(Context&) {}
@@ -86,7 +85,7 @@ struct NoStepLoss {
   void restore(const StateReader&) {}
 };
 
-/// Several losses as one: every call goes to each of them, in the order of the list.
+/// Several losses as one: forwards every call to each of them, in order.
 template <class Load, StepLoss<Load>... Losses>
 class StepLossTuple {
  public:

@@ -1,5 +1,5 @@
 #pragma once
-// Causal softmax attention with grouped query heads, blocked with an online softmax: no T by T matrix exists.
+// Causal softmax attention with grouped query heads, blocked with an online softmax, without a T by T matrix.
 //   z_tj = scale <q_t, k_j>,  first_key_t <= j <= t + Tk - Tq;   A = softmax_j(z);   o_t^h = sum_j A_tj
 //   v_j^{g(h)}
 // g(h) = h / (H / Hkv). (FlashAttention-2, Dao 2023, algorithms 1 and 2; README.md.)
@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-/// What attention reads.
+/// The inputs of attention.
 struct AttentionInputs {
   Tensor q;          // (Tq, H, D)
   Tensor k, v;       // (Tk, Hkv, D)
@@ -20,8 +20,8 @@ struct AttentionInputs {
   double scale = 1;
 };
 
-/// What forward leaves, all overwritten. lse and z0 have accumulate_dtype(q). First-token attention, implicit
-/// gates and sinks follow from the two: A_t,first = exp(z0 - lse).
+/// The outputs of forward, all overwritten. lse and z0 have accumulate_dtype(q). First-token attention,
+/// implicit gates and sinks follow from both: A_t,first = exp(z0 - lse).
 struct AttentionState {
   Tensor o;    // (Tq, H, D)
   Tensor lse;  // (H, Tq): log sum_j exp z_tj over the visible keys
@@ -29,7 +29,7 @@ struct AttentionState {
       {};  // (H, Tq), or empty: the logit of key first_key_t, by the arithmetic of lse, so that z0 <= lse
 };
 
-/// Gradients of the inputs, overwritten, and of what AttentionOutput holds.
+/// Gradients of the inputs, overwritten, and of the members of AttentionOutput.
 struct AttentionGrads {
   Tensor dq;          // (T, H, D)
   Tensor dk, dv;      // (T, Hkv, D)
@@ -37,7 +37,7 @@ struct AttentionGrads {
   Tensor dsink = {};  // (H) of accumulate_dtype, added to; empty without a sink
 };
 
-/// Gradients that reach the scores past the output; either may be empty.
+/// Gradients that reach the scores directly instead of through the output; either may be empty.
 struct ScoreGrads {
   Tensor dlse = {};   // (H, T): of lse
   Tensor coef0 = {};  // (H, T): added to the score gradient of each query's first visible key
@@ -54,7 +54,7 @@ void attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor&
                         const ScoreGrads& of_scores = {},
                         AttentionKernel kernel = AttentionKernel::automatic);
 
-/// What becomes of o before it leaves the attention, fused into the kernels where the backend can:
+/// Post-processing of o, fused into the kernels if the backend supports it:
 ///   y = gate(G o, z)  with G = sigmoid(lse - sink_h), or 1 without a sink, and gate as in ops/gate.h, or the
 ///   identity.
 struct AttentionOutput {

@@ -1,5 +1,5 @@
-// Every gradient of every option against central differences, by walking the names of the enums: a new option
-// of an existing enum is tested unasked.
+// Compares all gradients of all options with central differences. It iterates over the names of the enums, so
+// that a new enumerator is tested automatically.
 #include <catch2/catch.hpp>
 #include <functional>
 #include <set>
@@ -30,7 +30,7 @@ std::string describe(const ModelConfig& c) {
   return text;
 }
 
-/// The worst parameter's error. Differences are taken in `samples` elements of each.
+/// The largest error over the parameters. Differences are taken in `samples` elements of each.
 void check_gradients(const ModelConfig& config, int64_t samples, double step = 1e-5) {
   const test::OneThread one_thread;
   TestModel m(config, test::tiny_batch());
@@ -58,7 +58,7 @@ bool possible(const GateConfig& g) {
 
 }  // namespace
 
-TEST_CASE("Every gate variant's gradients equal central differences", "[gradient][gate]") {
+TEST_CASE("gradients of every gate variant equal central differences", "[gradient][gate]") {
   int variants = 0;
   for_each_value<GatePosition>([&](GatePosition position) {
     for_each_value<GateGranularity>([&](GateGranularity granularity) {
@@ -69,7 +69,7 @@ TEST_CASE("Every gate variant's gradients equal central differences", "[gradient
               ModelConfig c = test::tiny_config();
               c.attention.gates = {{position, granularity, heads, combine, activation, input}};
               if (!possible(c.attention.gates[0])) return;
-              // With and without qk_norm, in turn.
+              // Alternating with and without qk_norm.
               c.qk_norm = variants++ % 2 == 0;
               check_gradients(c, 3);
             });
@@ -78,11 +78,11 @@ TEST_CASE("Every gate variant's gradients equal central differences", "[gradient
       });
     });
   });
-  // All of them, but for headwise gates of the layer's output, which has no heads.
+  // All of them except headwise gates of the layer's output, which has no heads.
   CHECK(variants == (kCount<GatePosition> * 2 - 1) * 3 * 2 * kCount<GateActivation> * 2);
 }
 
-TEST_CASE("Every combination of the other options' gradients equals central differences", "[gradient]") {
+TEST_CASE("gradients of every combination of the other options equal central differences", "[gradient]") {
   for_each_value<AttentionKind>([&](AttentionKind kind) {
     for_each_value<OutputNorm>([&](OutputNorm output_norm) {
       for_each_value<OutputActivation>([&](OutputActivation output_activation) {
@@ -105,7 +105,8 @@ TEST_CASE("Every combination of the other options' gradients equals central diff
   });
 }
 
-TEST_CASE("Gates at all five positions, two at each, with every other option on", "[gradient][gate]") {
+TEST_CASE("gradients with two gates at each of the five positions and every other option",
+          "[gradient][gate]") {
   for_each_value<AttentionKind>([&](AttentionKind kind) {
     for (const bool qk_norm : {false, true}) {
       ModelConfig c = test::tiny_config();
@@ -131,11 +132,11 @@ TEST_CASE("Gates at all five positions, two at each, with every other option on"
   });
 }
 
-TEST_CASE("A branch clip that holds some values back has the right gradients", "[gradient][clip]") {
+TEST_CASE("gradients through an active branch clip equal central differences", "[gradient][clip]") {
   for_each_value<NormPlacement>([&](NormPlacement norm_placement) {
     ModelConfig c = test::tiny_config();
     c.norm_placement = norm_placement;
-    // The derivative jumps where |x| = limit. Take the limit that is farthest from every value.
+    // The derivative jumps at |x| = limit. Choose the limit farthest from all values.
     const test::OneThread one_thread;
     double best = 0, best_distance = 0;
     int64_t held = 0, passed = 0;
@@ -163,7 +164,7 @@ TEST_CASE("A branch clip that holds some values back has the right gradients", "
   });
 }
 
-TEST_CASE("nanochat's choices, each alone and all together", "[gradient][nanochat]") {
+TEST_CASE("gradients of nanochat's options, each alone and all together", "[gradient][nanochat]") {
   const auto check = [](const std::function<void(ModelConfig&)>& change) {
     for_each_value<NormPlacement>([&](NormPlacement norm_placement) {
       ModelConfig c = test::tiny_config();
@@ -172,7 +173,7 @@ TEST_CASE("nanochat's choices, each alone and all together", "[gradient][nanocha
       c.attention.gates = {GateConfig{.position = GatePosition::query}, GateConfig{}};
       c.tie_word_embeddings = false;
       change(c);
-      // The second derivative of relu2 jumps: smaller steps, of which few cross it.
+      // The second derivative of relu2 jumps, so steps are smaller, and few cross it.
       check_gradients(c, 3, c.hidden_act == HiddenAct::relu2 ? 1e-6 : 1e-5);
     });
   };
@@ -192,8 +193,10 @@ TEST_CASE("nanochat's choices, each alone and all together", "[gradient][nanocha
   });
 }
 
-TEST_CASE("Head layouts: one key head, as many as query heads, one head, heads wider than the model",
-          "[gradient]") {
+TEST_CASE(
+    "gradients of head layouts: one key/value head, as many as query heads, one head, heads wider than the "
+    "model",
+    "[gradient]") {
   for (const auto& [heads, kv_heads, head_dim] :
        std::vector<std::array<int64_t, 3>>{{4, 1, 4}, {4, 4, 2}, {1, 1, 4}, {6, 3, 10}}) {
     ModelConfig c = test::tiny_config();
@@ -208,18 +211,19 @@ TEST_CASE("Head layouts: one key head, as many as query heads, one head, heads w
   }
 }
 
-TEST_CASE("Heads in balance: every mechanism's gradients equal central differences", "[gradient][heads]") {
+TEST_CASE("gradients of the head balance loss equal central differences for every mechanism",
+          "[gradient][heads]") {
   int turn = 0;
   const auto check = [&](ModelConfig c) {
     for (const int64_t kv_heads : {1, 2, 4}) {
-      // Heads left out, one layer and two, both deviations, first tokens counted or not: each beside each of
-      // the others in turn.
+      // Heads left out, one or two layers, both deviations, first tokens counted or not, in rotating
+      // combinations.
       c.num_key_value_heads = kv_heads;
       c.num_hidden_layers = 1 + turn % 2;
       c.qk_norm = turn % 5 != 0;
       HeadBalanceConfig& b = c.attention.head_balance;
       b.coefficient = 2;
-      // Alone, a micro-batch is all there is; and what the step before was has no gradient.
+      // On a single rank all scopes are the micro-batch, and the previous step has no gradient.
       b.scope = static_cast<HeadBalanceScope>((turn + turn / 3) % 3);
       b.shared_heads = turn / 3 % 3;
       b.shared_from = SharedHeads::online;
@@ -248,7 +252,7 @@ TEST_CASE("Heads in balance: every mechanism's gradients equal central differenc
         check(gated);
       });
     });
-    // The first of two gates counts, behind a norm: nothing of it is fused.
+    // The first of two gates counts, after a norm, so that it is not fused.
     ModelConfig two = test::tiny_config();
     two.attention.kind = kind;
     two.attention.gates = {GateConfig{.position = GatePosition::query}, GateConfig{},
@@ -269,8 +273,7 @@ TEST_CASE("The z-loss of the logits: gradients, with and without a soft cap and 
     }
 }
 
-TEST_CASE("Blocks that are computed again count their heads once and give the same bits",
-          "[gradient][heads]") {
+TEST_CASE("recomputed blocks count their heads once and give the same bits", "[gradient][heads]") {
   const test::OneThread one_thread;
   for_each_value<AttentionKind>([&](AttentionKind kind) {
     ModelConfig c = test::tiny_config();
@@ -294,7 +297,7 @@ TEST_CASE("Blocks that are computed again count their heads once and give the sa
   });
 }
 
-TEST_CASE("Experts inside the model, beside dense layers, gates and sandwich norms", "[gradient][moe]") {
+TEST_CASE("gradients of MoE layers beside dense layers, gates and sandwich norms", "[gradient][moe]") {
   for_each_value<NormPlacement>([&](NormPlacement norm_placement) {
     for (const bool shared : {false, true}) {
       ModelConfig c = test::tiny_config();

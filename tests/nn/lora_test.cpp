@@ -13,7 +13,7 @@ using test::TestModel;
 
 const LoraConfig kAll{.rank = 3, .alpha = 5};
 
-/// Two layers with everything that has a matrix: gates, switch heads, joined projections.
+/// Two layers with all kinds of matrices: gates, switch heads, joined projections.
 ModelConfig config() {
   ModelConfig c = test::tiny_config();
   c.num_hidden_layers = 2;
@@ -44,7 +44,7 @@ void merge(TestModel& plain, const TestModel& m, const LoraConfig& lora) {
 
 }  // namespace
 
-TEST_CASE("Adapters' gradients equal central differences; nothing else has one", "[gradient][lora]") {
+TEST_CASE("gradients of adapters equal central differences; nothing else has gradients", "[gradient][lora]") {
   const test::OneThread one_thread;
   test::for_each_value<Recompute>([&](Recompute recompute) {
     ModelConfig c = config();
@@ -69,13 +69,12 @@ TEST_CASE("Adapters' gradients equal central differences; nothing else has one",
                 m.store.value(id), m.store.grad(id), [&] { return m.loss(); }, 4, 2e-6) <= 1e-7);
     }
     CHECK(trained == m.store.total_trained());
-    // All gradients there are: those, and the largest of the few that are thrown away.
+    // All gradients that exist: those, and the largest of the few that are discarded.
     CHECK(m.store.flat_grads().numel() < trained + 32 * 64);
   });
 }
 
-TEST_CASE("Adapters: with B zero nothing changes, and merged into their matrices neither",
-          "[equivalence][lora]") {
+TEST_CASE("adapters with B = 0 change nothing, and merging preserves the outputs", "[equivalence][lora]") {
   LoraConfig lora = kAll;
   lora.targets.push_back("value_gate_proj");
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
@@ -92,7 +91,7 @@ TEST_CASE("Adapters: with B zero nothing changes, and merged into their matrices
   for (size_t i = 0; i < a.size(); ++i) REQUIRE(a[i] == Approx(b[i]).epsilon(1e-11));
 }
 
-TEST_CASE("Adapters of the shared expert and attention beside frozen experts", "[gradient][lora][moe]") {
+TEST_CASE("adapters of the shared expert and of attention beside frozen experts", "[gradient][lora][moe]") {
   const test::OneThread one_thread;
   ModelConfig c = test::tiny_config();
   c.moe.num_experts = 5;
@@ -118,7 +117,7 @@ TEST_CASE("Adapters of the shared expert and attention beside frozen experts", "
   CHECK(adapters == 6);
 }
 
-TEST_CASE("Adapters start as PEFT's do: A with the variance 1 / (3 in), B zero, under its names", "[lora]") {
+TEST_CASE("adapters are initialised and named as in PEFT: A with variance 1 / (3 in), B zero", "[lora]") {
   ModelConfig c = test::tiny_config();
   c.hidden_size = 300;
   TestModel m(c, test::tiny_batch(), DType::f64, Recompute::none, {}, {.rank = 40, .targets = {"q_proj"}});
@@ -132,7 +131,7 @@ TEST_CASE("Adapters start as PEFT's do: A with the variance 1 / (3 in), B zero, 
   for (int64_t i = 0; i < b.numel(); ++i) REQUIRE(Pool::get(b, i) == 0);
 }
 
-TEST_CASE("What can have no adapter, or is not there, is refused by name", "[lora]") {
+TEST_CASE("unsupported or unknown adapter targets are refused by name", "[lora]") {
   const auto message = [](const std::vector<std::string>& targets, bool experts) {
     return test::message_of([&] {
       ModelConfig c = test::tiny_config();
@@ -148,7 +147,7 @@ TEST_CASE("What can have no adapter, or is not there, is refused by name", "[lor
   CHECK_THAT(message({"q_proj", "input_layernorm"}, false),
              Catch::Contains("input_layernorm.weight is named"));
   CHECK_THAT(message({"proj"}, false), Catch::Contains("no matrix of this model is called proj"));
-  // A rule for what is not trained would have no effect.
+  // A rule for parameters that are not trained would have no effect.
   TestModel m(config(), test::tiny_batch(), DType::f64, Recompute::none, {}, kAll);
   OptimizerConfig rules;
   rules.rules.emplace_back().match = "norm";

@@ -1,5 +1,5 @@
-// Experts shared by ranks (threads here): every rank's results, and every gradient, have the bits they have
-// when the rank computes alone, whatever travels where and in however many rounds.
+// Expert parallelism with ranks as threads: every rank's results and gradients have the same bits as on a
+// single rank, for any routing and any number of rounds.
 #include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -24,7 +24,7 @@ struct Case {
   DType dtype = DType::f32;
   double capacity = 2;
   bool keep_inner = true;
-  int64_t favourites = 0;  // as many first experts that every token goes to
+  int64_t favourites = 0;  // number of first experts that every token goes to
   BalanceScope scope = BalanceScope::micro_batch;
 
   ModelConfig model() const {
@@ -62,7 +62,7 @@ class RankMoe {
     fill(*context, totals, 0);
   }
 
-  /// Tokens of a micro-batch, and what comes back for them; gradients are added up.
+  /// Tokens of a micro-batch and their outputs; gradients are accumulated.
   void run(int batch, const RouterLoad& load = {}) {
     Pool pool(static_cast<uint32_t>(100 + batch));
     cast(*context, x, pool.normal(DType::f64, {case_.tokens, case_.hidden}));
@@ -98,7 +98,7 @@ class RankMoe {
   std::unique_ptr<Arena> values_, grads_, activations_;
 };
 
-/// What ranks find, collected: Catch is for one thread.
+/// Collects failures of the ranks, because Catch is not thread-safe.
 class Findings {
  public:
   void check(bool ok, const std::string& what) {
@@ -182,7 +182,7 @@ int64_t check_bits(const Case& c, int ranks) {
 
 }  // namespace
 
-TEST_CASE("Experts on several ranks give the bits of one", "[moe][ranks]") {
+TEST_CASE("expert parallelism gives the bits of a single rank", "[moe][ranks]") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
     for (const bool keep_inner : {true, false})
       for (const auto& [shared, gate] :
@@ -195,13 +195,13 @@ TEST_CASE("Experts on several ranks give the bits of one", "[moe][ranks]") {
         }
 }
 
-TEST_CASE("Rows beyond what a rank can take in come in more rounds, with the same bits", "[moe][ranks]") {
+TEST_CASE("rows beyond the receive-buffer capacity take extra rounds, with the same bits", "[moe][ranks]") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
     for (const bool keep_inner : {true, false})
       for (const int ranks : {2, 4}) {
         INFO(dtype_name(dtype) << ", " << (keep_inner ? "kept" : "computed again") << ", " << ranks
                                << " ranks");
-        // All to the experts of rank 0, which has room for one run of 37 rows, for three of them, or for all.
+        // All to the experts of rank 0, whose capacity is one run of 37 rows, three of them, or all.
         Case c{.per_token = 2, .dtype = dtype, .keep_inner = keep_inner, .favourites = 2};
         for (const auto& [capacity, rounds] : std::vector<std::pair<double, int64_t>>{
                  {0.1, 2 * ranks}, {1.5, (2 * ranks + 2) / 3}, {static_cast<double>(ranks), 1}}) {
@@ -212,7 +212,7 @@ TEST_CASE("Rows beyond what a rank can take in come in more rounds, with the sam
       }
 }
 
-TEST_CASE("Gradients of experts are kept apart by the rank whose tokens they are of", "[moe][ranks]") {
+TEST_CASE("gradients of experts are kept separate by source rank", "[moe][ranks]") {
   const test::OneThread one_thread;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
     for (const int ranks : {2, 4})
@@ -236,7 +236,7 @@ TEST_CASE("Gradients of experts are kept apart by the rank whose tokens they are
               const ParamStore& whole = alone[static_cast<size_t>(source)]->store;
               const auto id = std::find_if(whole.specs().begin(), whole.specs().end(),
                                            [&](const ParamSpec& s) { return s.name == spec.name; });
-              // The experts of a rank lie behind each other in the store of all, too.
+              // The experts of a rank are also contiguous in the store of all experts.
               Tensor expected = mine.store.joined_grad(static_cast<ParamStore::Id>(i), source);
               const Tensor found = expected;
               expected.data = whole.grad(static_cast<ParamStore::Id>(id - whole.specs().begin())).data;
@@ -249,7 +249,7 @@ TEST_CASE("Gradients of experts are kept apart by the rank whose tokens they are
       }
 }
 
-TEST_CASE("Shapes of shared experts that are off the middle", "[moe][ranks]") {
+TEST_CASE("edge-case shapes of expert parallelism", "[moe][ranks]") {
   SECTION("one expert on a rank, more per token than a rank has") {
     for (const int64_t per_token : {1, 3, 4})
       check_bits({.experts = 4, .per_token = per_token, .capacity = 1.2}, 4);
@@ -261,7 +261,7 @@ TEST_CASE("Shapes of shared experts that are off the middle", "[moe][ranks]") {
   SECTION("three ranks") { check_bits({.experts = 9, .capacity = 0.5}, 3); }
 }
 
-TEST_CASE("What a rank receives at once is bounded by what was stated", "[moe][ranks]") {
+TEST_CASE("the rows a rank receives per round are bounded by the stated capacity", "[moe][ranks]") {
   run_thread_ranks(4, [](Communicator& comm) {
     const auto most = [&](double capacity, int64_t experts) {
       return ExpertRanks(&comm, capacity).most_rows(100, 3, experts);
@@ -276,7 +276,7 @@ TEST_CASE("What a rank receives at once is bounded by what was stated", "[moe][r
   });
 }
 
-TEST_CASE("Experts that ranks cannot share are refused by name", "[moe][ranks]") {
+TEST_CASE("an expert-parallel size that does not divide the experts is refused by name", "[moe][ranks]") {
   run_thread_ranks(3, [](Communicator& comm) {
     ParamStore store;
     const std::string message = test::message_of([&] { Moe(Case().model(), store, "mlp", 0, &comm); });
@@ -294,10 +294,10 @@ TEST_CASE("Experts that ranks cannot share are refused by name", "[moe][ranks]")
                     Catch::Contains("all ranks must have the same number"));
 }
 
-TEST_CASE("Counts of all ranks that share a batch reach the balance loss", "[moe][ranks]") {
+TEST_CASE("the balance loss uses the counts of all ranks of the global batch", "[moe][ranks]") {
   const test::OneThread one_thread;
   Case c{.tokens = 20, .dtype = DType::f64, .scope = BalanceScope::global_batch};
-  // Alone, with the counts of both as if the other had been before.
+  // Alone, with the counts of both as if the other rank had been computed before.
   std::array<std::unique_ptr<RankMoe>, 2> alone;
   std::array<std::vector<double>, 2> counted;
   for (int r = 0; r < 2; ++r) {
@@ -312,7 +312,7 @@ TEST_CASE("Counts of all ranks that share a batch reach the balance loss", "[moe
   run_thread_ranks(2, [&](Communicator& comm) {
     set_num_threads(1);
     RankMoe mine(c, {&comm, 1});
-    // Totals are counted by the forward pass; a second one would count again.
+    // The forward pass accumulates totals, so a second one would count again.
     mine.run(comm.rank(),
              {.totals = mine.totals, .token_fraction = 0.5, .ranks = &comm, .counts = mine.counts});
     const RankMoe& one = *alone[static_cast<size_t>(comm.rank())];
@@ -322,7 +322,7 @@ TEST_CASE("Counts of all ranks that share a batch reach the balance loss", "[moe
   });
 }
 
-TEST_CASE("A transformer whose experts are shared keeps its bits, whatever it computes again",
+TEST_CASE("a transformer with expert parallelism keeps its bits under any recomputation",
           "[moe][ranks][recompute]") {
   const test::OneThread one_thread;
   ModelConfig c = test::tiny_config();
@@ -337,7 +337,7 @@ TEST_CASE("A transformer whose experts are shared keeps its bits, whatever it co
     return b;
   };
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    // Alone, one rank's batch after the other's; of what is not shared, each by itself.
+    // Alone, one rank's batch after the other; replicated parameters separately.
     test::TestModel sum(c, tokens(0), dtype);
     std::vector<std::unique_ptr<test::TestModel>> alone;
     std::vector<double> losses;
@@ -365,7 +365,7 @@ TEST_CASE("A transformer whose experts are shared keeps its bits, whatever it co
   }
 }
 
-TEST_CASE("Every gradient of shared experts equals central differences of all ranks' losses",
+TEST_CASE("gradients under expert parallelism equal central differences of all ranks' losses",
           "[moe][ranks][gradient]") {
   Findings findings;
   for (const bool keep_inner : {true, false})
@@ -404,7 +404,7 @@ TEST_CASE("Every gradient of shared experts equals central differences of all ra
           return sum;
         };
         Pool pool;
-        // The ranks take turns; those that do not have it compute the loss as often.
+        // The ranks take turns; the others compute the loss equally often.
         const auto check = [&](int owner, const std::string& what, const Tensor& value,
                                const Tensor& gradient) {
           const bool mine = owner == comm.rank();

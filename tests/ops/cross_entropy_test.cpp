@@ -236,7 +236,7 @@ TEST_CASE("cross-entropy stays finite for huge logits", "[cross_entropy]") {
   }
 }
 
-TEST_CASE("a logit that is not a number makes the loss not a number", "[cross_entropy]") {
+TEST_CASE("a NaN logit makes the loss NaN", "[cross_entropy]") {
   Context ctx(kScratch);
   for (const DType type : kTypes)
     for (const int64_t bad_word : {0, 70, 99}) {
@@ -248,7 +248,7 @@ TEST_CASE("a logit that is not a number makes the loss not a number", "[cross_en
     }
 }
 
-TEST_CASE("logits take a bounded scratch, measured by a dry run", "[cross_entropy]") {
+TEST_CASE("logits need bounded scratch memory, measured by a dry run", "[cross_entropy]") {
   for (const DType type : {DType::f32, DType::bf16}) {
     Context dry(0);
     Problem p;
@@ -269,7 +269,7 @@ TEST_CASE("logits take a bounded scratch, measured by a dry run", "[cross_entrop
   }
 }
 
-TEST_CASE("cross-entropy refuses words beyond the vocabulary and wrong shapes", "[cross_entropy]") {
+TEST_CASE("cross-entropy refuses tokens outside the vocabulary and wrong shapes", "[cross_entropy]") {
   Context ctx(kScratch);
   Pool pool;
   Problem p = make_problem(pool, DType::f32, 5, 8, 10);

@@ -86,7 +86,7 @@ void random_gradients(ParamStore& store, Pool& pool) {
 
 }  // namespace
 
-TEST_CASE("Ten steps equal those of torch.optim.AdamW", "[optimizer][golden]") {
+TEST_CASE("ten steps equal torch.optim.AdamW", "[optimizer][golden]") {
   std::ifstream file(std::string(SLUICE_SOURCE_DIR) + "/tests/golden/adamw.json");
   REQUIRE(file.good());
   const nlohmann::json golden = nlohmann::json::parse(file);
@@ -146,7 +146,7 @@ TEST_CASE("bf16 values follow an f32 master exactly", "[optimizer]") {
     }
 }
 
-TEST_CASE("Decay and learning rate follow the layer, then the rules, the last one winning", "[optimizer]") {
+TEST_CASE("decay and learning rate follow the layer, then the rules; the last rule wins", "[optimizer]") {
   // With zero gradients only the decay moves a value: w <- w (1 - lr multiplier decay).
   const auto factors = [](const std::vector<ParameterRule>& rules) {
     ParamStore store = two_parameters();
@@ -174,7 +174,7 @@ TEST_CASE("Decay and learning rate follow the layer, then the rules, the last on
   }
 }
 
-TEST_CASE("The gradient norm is that of all parameters, with any number of threads", "[optimizer]") {
+TEST_CASE("the gradient norm covers all parameters, with any number of threads", "[optimizer]") {
   ParamStore store;
   store.add({.name = "w", .shape = {300, 500}, .init = Init::normal(1)});
   store.add({.name = "b", .shape = {70001}, .init = Init::normal(1)});
@@ -202,7 +202,7 @@ TEST_CASE("The gradient norm is that of all parameters, with any number of threa
   CHECK(!std::isfinite(gradient_norm()));
 }
 
-TEST_CASE("Measuring a step counts no update", "[optimizer]") {
+TEST_CASE("a dry step counts no update", "[optimizer]") {
   ParamStore store = two_parameters();
   Context dry(0);
   Arena values("values"), gradients("gradients"), moments("optimizer");
@@ -217,7 +217,7 @@ TEST_CASE("Measuring a step counts no update", "[optimizer]") {
   CHECK(optimizer.state(0, ".master").has_shape({5, 3}));
 }
 
-TEST_CASE("Six steps of Muon equal a reading of it in PyTorch", "[optimizer][muon][golden]") {
+TEST_CASE("six steps of Muon equal an implementation in PyTorch", "[optimizer][muon][golden]") {
   std::ifstream file(std::string(SLUICE_SOURCE_DIR) + "/tests/golden/muon.json");
   REQUIRE(file.good());
   const nlohmann::json golden = nlohmann::json::parse(file);
@@ -248,7 +248,7 @@ TEST_CASE("Six steps of Muon equal a reading of it in PyTorch", "[optimizer][muo
   }
 }
 
-TEST_CASE("Muon takes the matrices of blocks; what is left to AdamW, and its moments, are AdamW's",
+TEST_CASE("Muon updates the matrices of blocks; all other parameters and their moments belong to AdamW",
           "[optimizer][muon]") {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     ParamStore store = block_and_rest(), plain = block_and_rest();
@@ -288,8 +288,10 @@ TEST_CASE("Muon takes the matrices of blocks; what is left to AdamW, and its mom
   }
 }
 
-TEST_CASE("Muon's rate is its own, in the schedule's shape, times the rule's; rules decide over decay",
-          "[optimizer][muon]") {
+TEST_CASE(
+    "Muon has its own learning rate with the common schedule, times the rule's multiplier; rules decide on "
+    "decay",
+    "[optimizer][muon]") {
   const auto factor = [](const std::vector<ParameterRule>& rules, double lr) {
     ParamStore store = block_and_rest();
     OptimizerConfig config = muon_config();
@@ -307,7 +309,7 @@ TEST_CASE("Muon's rate is its own, in the schedule's shape, times the rule's; ru
   CHECK(factor({{"wide", 1.0, false}}, 0.01) == 1.0);
 }
 
-TEST_CASE("A step that is not applied leaves Muon's weights and momentum as they were", "[optimizer][muon]") {
+TEST_CASE("a step that is not applied does not change Muon's weights and momentum", "[optimizer][muon]") {
   ParamStore store = block_and_rest();
   Run run(store, muon_config(), DType::bf16);
   store.initialize(run.context, 5);

@@ -18,7 +18,7 @@ OptimizerConfig with(Schedule schedule) {
 
 }  // namespace
 
-TEST_CASE("Every schedule warms up linearly from 0 and reaches lr at warmup_steps", "[schedule]") {
+TEST_CASE("every schedule warms up linearly from 0 and reaches lr at warmup_steps", "[schedule]") {
   for (size_t i = 0; i < EnumNames<Schedule>::names.size(); ++i) {
     const OptimizerConfig c = with(static_cast<Schedule>(i));
     INFO(EnumNames<Schedule>::names[i]);
@@ -29,7 +29,7 @@ TEST_CASE("Every schedule warms up linearly from 0 and reaches lr at warmup_step
   }
 }
 
-TEST_CASE("Schedules end where they say", "[schedule]") {
+TEST_CASE("schedules end at their stated value", "[schedule]") {
   CHECK(learning_rate(with(Schedule::constant), 100, 100) == 1.0);
   test::for_each_value<Schedule>([&](Schedule schedule) {
     if (schedule == Schedule::constant) return;
@@ -40,7 +40,7 @@ TEST_CASE("Schedules end where they say", "[schedule]") {
   });
 }
 
-TEST_CASE("Cosine and linear pass the middle between their ends", "[schedule]") {
+TEST_CASE("cosine and linear pass the mean of their end values halfway", "[schedule]") {
   CHECK(learning_rate(with(Schedule::cosine), 55, 100) == Approx(0.55));
   CHECK(learning_rate(with(Schedule::linear), 55, 100) == Approx(0.55));
   // A quarter of the way: 0.1 + 0.9 (1 + cos(pi / 4)) / 2.
@@ -50,7 +50,7 @@ TEST_CASE("Cosine and linear pass the middle between their ends", "[schedule]") 
   CHECK(learning_rate(c, 0, 100) == 1.0);
 }
 
-TEST_CASE("wsd holds lr, then falls over decay_steps, a fifth of the run by default", "[schedule]") {
+TEST_CASE("wsd holds lr, then decays over decay_steps, a fifth of the run by default", "[schedule]") {
   OptimizerConfig c = with(Schedule::wsd);
   CHECK(learning_rate(c, 80, 100) == 1.0);
   CHECK(learning_rate(c, 90, 100) == Approx(0.55));
@@ -62,7 +62,7 @@ TEST_CASE("wsd holds lr, then falls over decay_steps, a fifth of the run by defa
   CHECK(learning_rate(c, 55, 100) == Approx(0.55));
 }
 
-TEST_CASE("Runs shorter than their warm-up, of one step, of none", "[schedule]") {
+TEST_CASE("runs shorter than their warm-up, of one step, and of zero steps", "[schedule]") {
   for (size_t i = 0; i < EnumNames<Schedule>::names.size(); ++i) {
     OptimizerConfig c = with(static_cast<Schedule>(i));
     INFO(EnumNames<Schedule>::names[i]);

@@ -41,7 +41,7 @@ uintptr_t address(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data);
 
 }  // namespace
 
-TEST_CASE("Parameters lie aligned in flat buffers, joined ones directly behind each other", "[params]") {
+TEST_CASE("parameters are aligned in flat buffers, and joined ones are contiguous", "[params]") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
     ParamStore store = small_store();
     Memory memory(store, dtype);
@@ -67,7 +67,7 @@ TEST_CASE("Parameters lie aligned in flat buffers, joined ones directly behind e
   }
 }
 
-TEST_CASE("The padding between parameters stays zero, and zero_grads clears all gradients", "[params]") {
+TEST_CASE("padding between parameters stays zero, and zero_grads clears all gradients", "[params]") {
   ParamStore store = small_store();
   Memory memory(store, DType::f32);
   store.initialize(memory.context, 1);
@@ -84,7 +84,7 @@ TEST_CASE("The padding between parameters stays zero, and zero_grads clears all 
   for (int64_t i = 0; i < store.flat_grads().numel(); ++i) REQUIRE(Pool::get(store.flat_grads(), i) == 0);
 }
 
-TEST_CASE("A parameter's initial value depends on the seed and its name alone", "[params]") {
+TEST_CASE("a parameter's initial value depends only on the seed and its name", "[params]") {
   ParamStore a = small_store(), b;
   b.add({.name = "another", .shape = {100}, .init = Init::normal(1)});
   b.add({.name = "down", .shape = {3, 5}, .init = Init::normal(0.5)});
@@ -97,7 +97,7 @@ TEST_CASE("A parameter's initial value depends on the seed and its name alone", 
   CHECK(std::memcmp(a.value(3).data, b.value(1).data, 15 * sizeof(float)) != 0);
 }
 
-TEST_CASE("Normal initial values have their deviation, whatever the threads and the dtype", "[params]") {
+TEST_CASE("normal initial values have the right deviation for any threads and dtype", "[params]") {
   const int threads = num_threads();
   ParamStore wide, narrow, one_thread;
   for (ParamStore* store : {&wide, &narrow, &one_thread})
@@ -120,7 +120,7 @@ TEST_CASE("Normal initial values have their deviation, whatever the threads and 
   CHECK(std::sqrt(squares / 60000) == Approx(0.02).epsilon(0.02));
 }
 
-TEST_CASE("Evaluation needs no gradients", "[params]") {
+TEST_CASE("evaluation needs no gradients", "[params]") {
   ParamStore store = small_store();
   Memory memory(store, DType::f32, false);
   CHECK(store.flat_grads().empty());
@@ -130,7 +130,7 @@ TEST_CASE("Evaluation needs no gradients", "[params]") {
   store.pack(memory.context);
 }
 
-TEST_CASE("Parameters that cannot be are refused by name", "[params]") {
+TEST_CASE("impossible parameters are refused by name", "[params]") {
   ParamStore store = small_store();
   CHECK_THROWS_WITH(store.add({.name = "norm", .shape = {3}}), Catch::Contains("norm is registered twice"));
   CHECK_THROWS_WITH(store.add({.name = "cube", .shape = {3, 3, 3}}), Catch::Contains("rank 1 or 2"));

@@ -70,7 +70,8 @@ OpFamily cross_entropy_cases() {
   return family;
 }
 
-TEST_CASE("a target outside the vocabulary is told at the next wait, and costs nothing", "[cross_entropy]") {
+TEST_CASE("a target outside the vocabulary is reported at the next synchronize, and has no loss",
+          "[cross_entropy]") {
   if (no_device()) return;
   Context ctx(int64_t{64} << 20, Device::cuda);
   Arena memory("case", 1 << 20, Device::cuda);
