@@ -37,8 +37,7 @@ ParameterRule rule(const char* match, bool trainable = false) {
 
 }  // namespace
 
-TEST_CASE("Freezing some parameters leaves every bit of the other gradients as it was",
-          "[gradient][freeze]") {
+TEST_CASE("freezing some parameters changes no bit of the other gradients", "[gradient][freeze]") {
   const test::OneThread one_thread;
   for (const bool tied : {true, false})
     for (const Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
@@ -75,7 +74,7 @@ TEST_CASE("Freezing some parameters leaves every bit of the other gradients as i
     }
 }
 
-TEST_CASE("Gradients through frozen parameters equal central differences", "[gradient][freeze]") {
+TEST_CASE("gradients through frozen parameters equal central differences", "[gradient][freeze]") {
   const test::OneThread one_thread;
   ModelConfig c = config(false);
   c.moe.load_balance.coefficient = c.moe.router_z_loss_coefficient = 0;  // they are no part of loss()
@@ -97,7 +96,7 @@ TEST_CASE("Gradients through frozen parameters equal central differences", "[gra
   CHECK(checked >= 5);
 }
 
-TEST_CASE("Rules that freeze nothing, everything, or half of a matrix are refused by name", "[freeze]") {
+TEST_CASE("rules that freeze nothing, everything, or half of a matrix are refused by name", "[freeze]") {
   const auto message = [](std::vector<ParameterRule> rules) -> std::string {
     try {
       ParamStore store({}, rules);

@@ -262,7 +262,7 @@ TEST_CASE("gradients of the head balance loss equal central differences for ever
   });
 }
 
-TEST_CASE("The z-loss of the logits: gradients, with and without a soft cap and tied weights", "[gradient]") {
+TEST_CASE("gradients of the logit z-loss, with and without a soft cap and tied weights", "[gradient]") {
   for (const bool tied : {false, true})
     for (const double cap : {0.0, 1.5}) {
       ModelConfig c = test::tiny_config();

@@ -14,7 +14,7 @@ TEST_CASE("A layer's imbalance is standard deviation over mean, for either divis
   CHECK(*imbalance_of({0.3, 0.3}, 1) == 0);
 }
 
-TEST_CASE("Heads that are all closed, too few, or without tokens have no imbalance", "[heads]") {
+TEST_CASE("heads that are all closed, too few, or without tokens have no imbalance", "[heads]") {
   for (const int64_t ddof : {0, 1}) {
     CHECK_FALSE(imbalance_of({0, 0}, ddof));
     // What little such heads take is rounding, not importance.

@@ -93,7 +93,7 @@ const nlohmann::json kPrevious = {4, 0, 2, 1, 3, 2};
 
 }  // namespace
 
-TEST_CASE("Every loss of the list is called, in its order, at every moment of a step", "[step_loss]") {
+TEST_CASE("every loss of the list is called in order at every point of a step", "[step_loss]") {
   calls.clear();
   Config config;
   config.train.seed = 7;
@@ -133,7 +133,7 @@ TEST_CASE("Every loss of the list is called, in its order, at every moment of a 
   CHECK(losses.get<Recorded<'b'>>().seed == 7);
 }
 
-TEST_CASE("What a configuration does not ask for takes no memory, keeps and reports nothing", "[step_loss]") {
+TEST_CASE("a loss that is not configured needs no memory, has no state and reports nothing", "[step_loss]") {
   Counting dense(BalanceScope::global_batch, 0);
   StepLosses losses(dense.config);
   dense.allocate(losses);

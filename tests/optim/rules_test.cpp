@@ -11,7 +11,7 @@ ParamSpec matrix_of_a_block() { return {.name = "q_proj", .shape = {4, 6}, .unit
 
 }  // namespace
 
-TEST_CASE("Every optimizer has a rule for any parameter, and its rules keep states of different names",
+TEST_CASE("every optimizer has a rule for any parameter, and its rules have states of different names",
           "[optimizer][rules]") {
   for (size_t type = 0; type < EnumNames<OptimizerType>::names.size(); ++type) {
     OptimizerConfig config;
@@ -32,7 +32,7 @@ TEST_CASE("Every optimizer has a rule for any parameter, and its rules keep stat
   }
 }
 
-TEST_CASE("Muon takes the matrices of blocks that decay and are whole linear maps", "[optimizer][rules]") {
+TEST_CASE("Muon updates the matrices of blocks that decay and are whole linear maps", "[optimizer][rules]") {
   const MuonRule muon({});
   ParamSpec spec = matrix_of_a_block();
   CHECK(muon.takes(spec));
@@ -65,7 +65,7 @@ TEST_CASE("A rule's factors are its own rate and decay times those of a paramete
   CHECK(MuonRule(config).factors(2, false).weight_decay == 0);
 }
 
-TEST_CASE("Muon refuses a part of a matrix", "[optimizer][rules]") {
+TEST_CASE("Muon refuses a slice of a matrix", "[optimizer][rules]") {
   Context ctx(1 << 16);
   const ParamSpec spec = matrix_of_a_block();
   UpdateRange range{.members = {{.spec = &spec, .begin = 6, .count = 18}}};

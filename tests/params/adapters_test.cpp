@@ -19,7 +19,7 @@ TEST_CASE("A target names a module by the end of its name, from a point on", "[p
   CHECK_FALSE(takes("gate_proj", "model.layers.0.mlp.gate_proj.bias"));
 }
 
-TEST_CASE("Targets that no matrix uses, and parameters that can have no adapter, are refused by name",
+TEST_CASE("targets that match no matrix, and parameters that cannot have an adapter, are refused by name",
           "[params][lora]") {
   AdapterTargets targets({.rank = 2, .targets = {"q_proj", "router"}});
   CHECK(targets.take({.name = "q_proj.weight", .shape = {2, 2}, .when_frozen = WhenFrozen::adapted}));
@@ -33,7 +33,7 @@ TEST_CASE("Targets that no matrix uses, and parameters that can have no adapter,
   CHECK_NOTHROW(none.check_used());
 }
 
-TEST_CASE("An adapter's first matrix is random and its second zero", "[params][lora]") {
+TEST_CASE("the first matrix of an adapter is random and the second zero", "[params][lora]") {
   const auto [a, b] =
       AdapterTargets({.rank = 4, .alpha = 2}).specs_for({.name = "m.q_proj.weight", .shape = {6, 12}});
   CHECK(a.name == "m.q_proj.lora_A.weight");

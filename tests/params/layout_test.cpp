@@ -22,7 +22,8 @@ std::vector<ParamSpec> specs() {
 
 }  // namespace
 
-TEST_CASE("Units ascend, what all ranks hold before experts, joined parameters without a gap", "[params]") {
+TEST_CASE("units are in ascending order, replicated parameters before experts, joined parameters contiguous",
+          "[params]") {
   const FlatLayout flat(specs(), {});
   REQUIRE(flat.units().size() == 2);
   CHECK(flat.offset(0) == 0);
@@ -44,7 +45,7 @@ TEST_CASE("Units ascend, what all ranks hold before experts, joined parameters w
   CHECK(flat.frozen().end == 104);
 }
 
-TEST_CASE("The ranks' pieces are equal parts of each bucket and together hold every element once",
+TEST_CASE("the ranks' shards are equal parts of each bucket and together cover every element once",
           "[params]") {
   const std::vector<ParamSpec> all = specs();
   const FlatLayout flat(all, {.dense_ranks = 4, .expert_ranks = 2});

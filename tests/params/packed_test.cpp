@@ -31,7 +31,7 @@ int64_t bytes_named(const Arena& arena, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("Packed copies belong to the first of a joined group, and to matrices of products alone",
+TEST_CASE("packed copies belong to the first of a joined group, and only to matrices of products",
           "[params]") {
   Arena values("values"), gradients("gradients");
   const ParamStore store = store_of(true, values, gradients);
@@ -41,7 +41,7 @@ TEST_CASE("Packed copies belong to the first of a joined group, and to matrices 
   CHECK(store.joined(0).packed_transposed.bytes() == store.joined(4).packed_transposed.bytes());
 }
 
-TEST_CASE("Copies that move with their unit share the place of a unit", "[params]") {
+TEST_CASE("copies that are loaded per unit share the memory of one unit", "[params]") {
   Arena values("values"), gradients("gradients");
   const ParamStore store = store_of(false, values, gradients);
   // Two places for blocks, of the larger one's size, and one for what lies around them.

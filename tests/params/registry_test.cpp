@@ -17,7 +17,7 @@ std::vector<std::string> names_of(const ParamRegistry& registry) {
 
 }  // namespace
 
-TEST_CASE("Parameters keep the order of registration, and belong to the unit that was begun", "[params]") {
+TEST_CASE("parameters keep the order of registration and belong to the current unit", "[params]") {
   ParamRegistry registry;
   CHECK(registry.add({.name = "embed", .shape = {4, 3}, .active = 0.5}) == 0);
   registry.begin_unit(2);
@@ -36,8 +36,7 @@ TEST_CASE("Parameters keep the order of registration, and belong to the unit tha
                     Catch::Contains("after the store was allocated"));
 }
 
-TEST_CASE("Adapters come behind the joined group of the matrix they belong to, and alone are trained",
-          "[params][lora]") {
+TEST_CASE("adapters follow the joined group of their matrix, and only they are trained", "[params][lora]") {
   ParamRegistry registry({.rank = 2, .alpha = 8, .targets = {"up_proj"}});
   registry.begin_unit(1);
   registry.add(matrix("mlp.gate_proj.weight", 5, 3));

@@ -62,7 +62,7 @@ TEST_CASE("the log line is the documented one", "[console]") {
   CHECK_THAT(text, Catch::Contains("loss 3.412  gn 0.41  lr 6.0e-4  1.42M tok/s  ETA 3h21m"));
 }
 
-TEST_CASE("the bar never wraps a terminal, whatever its width", "[console]") {
+TEST_CASE("the bar never wraps, in a terminal of any width", "[console]") {
   Terminal terminal;
   terminal.bar = terminal.unicode = true;
   for (terminal.width = 30; terminal.width < 200; ++terminal.width)

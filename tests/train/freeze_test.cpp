@@ -126,7 +126,7 @@ bool is_frozen(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("Frozen weights keep every bit and have no moments; the others train", "[freeze]") {
+TEST_CASE("frozen weights keep every bit and have no moments; the others are trained", "[freeze]") {
   const OneThread one_thread;
   for (const Precision precision : {Precision::f32, Precision::bf16, Precision::f64})
     for (const OptimizerType type : {OptimizerType::adamw, OptimizerType::muon})
@@ -154,7 +154,7 @@ TEST_CASE("Frozen weights keep every bit and have no moments; the others train",
       }
 }
 
-TEST_CASE("The gradient norm is that of what is trained", "[freeze]") {
+TEST_CASE("the gradient norm covers only trained parameters", "[freeze]") {
   const OneThread one_thread;
   Freezing t(Precision::f64);
   const Blend data = t.blend();
@@ -211,7 +211,7 @@ TEST_CASE("A run with frozen parameters resumes bit for bit, and from its weight
   }
 }
 
-TEST_CASE("Two ranks have the bits of one, whatever of the training they share", "[freeze][ranks]") {
+TEST_CASE("two ranks have the bits of one for any ZeRO stage and expert-parallel size", "[freeze][ranks]") {
   const OneThread one_thread;
   for (const bool experts : {false, true}) {
     Freezing t(Precision::f32, experts);
