@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-/// rows[0] += the others, as tree(0, count) of core/tree_sum.h; they are used up.
+/// rows[0] += the other rows, as tree(0, count) of core/tree_sum.h; the other rows are overwritten.
 void add_tree(Context& ctx, const Tensor* rows, size_t count) {
   if (count < 2) return;
   size_t half = 1;
@@ -70,7 +70,7 @@ void GradSync::begin_step(Context& ctx, int64_t step) {
   if (ctx.dry_run) return;
   if (fixed()) write_tensor(ctx, bad_, &kNoneBad);
   if (sharded() && !exact())
-    fill(ctx, shards_, 0.0);  // exact sums are written whole, after the last micro-batch
+    fill(ctx, shards_, 0.0);  // exact sums are complete only after the last micro-batch
 }
 
 /// The unit's gradients, of all sources, are zero.
@@ -89,7 +89,7 @@ void GradSync::begin_micro_batch(Context& ctx, int64_t i) {
 void GradSync::begin(Context& ctx, int unit, Pass pass) {
   if (pass == Pass::forward || in_place()) return;
   if (sharded()) {
-    if (queue_) queue_->wait(busy(unit));  // what was there is with its owners
+    if (queue_) queue_->wait(busy(unit));  // its previous content has been sent to its owners
     store_.place_grads(unit);
   }
   zero(ctx, unit);
@@ -105,7 +105,7 @@ void GradSync::end_micro_batch(Context& ctx) { end(ctx, 0, Pass::backward); }
 
 /// What is to be summed of a unit after this micro-batch.
 void GradSync::sum_unit(Context& ctx, int unit) {
-  // The queue's work begins when the gradients are computed, and is done when its sums are.
+  // The queue's work starts after the gradients are computed, and is complete after the sums are.
   const auto post = [&](size_t i, auto work) {
     computed_[i].set(ctx);
     return queue_->post([this, i, work] {
@@ -260,7 +260,8 @@ void GradSync::finish(Context& ctx) {
   int64_t bad = kNoneBad;
   read_tensor(ctx, &bad, bad_);
   if (bad == kNoneBad) return;
-  // Whoever found it makes the sum of squares NaN for all: in the parameter itself, where that is here.
+  // The rank that found it makes the sum of squares NaN for all ranks, in the parameter itself if it is on
+  // this rank.
   size_t i = 0;
   int64_t at = 0;
   for (size_t k = 0; k < pieces_.size(); ++k)

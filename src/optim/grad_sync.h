@@ -37,10 +37,10 @@ class GradSync : public UnitUser {
   GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, const Mesh& moves,
            CommQueue* queue);
 
-  /// Work memory for `micro_batches` of this rank's. After the store's.
+  /// Allocates workspace for this rank's `micro_batches`. Called after the store's allocation.
   void allocate(Arena& arena, int64_t micro_batches);
 
-  /// step: of the random numbers that round messages in bf16.
+  /// step: determines the random bits of stochastic rounding.
   void begin_step(Context& ctx, int64_t step);
   void begin_micro_batch(Context& ctx, int64_t i);
   void begin(Context& ctx, int unit, Pass pass) override;
@@ -57,8 +57,8 @@ class GradSync : public UnitUser {
   void sum_squares(Context& ctx, Tensor squares) const;
 
  private:
-  /// What is kept of a bucket between micro-batches: `rows` sums of `length` elements, one for each source
-  /// that is summed in a fixed order.
+  /// Sums of a bucket that are kept between micro-batches: `rows` sums of `length` elements, one for each
+  /// source that is summed in a deterministic order.
   struct Kept {
     int rows = 1;
     int64_t length = 0, at = 0, fixed_at = 0;
@@ -101,7 +101,7 @@ class GradSync : public UnitUser {
   CommQueue* queue_;
   std::vector<ParamStore::Piece> pieces_;
   std::vector<Kept> kept_;      // per bucket
-  std::vector<Mark> computed_;  // per bucket: its gradients are there
+  std::vector<Mark> computed_;  // per bucket: its gradients have been computed
   std::vector<Tensor>
       levels_;       // tree: level k holds sums of 2^k micro-batches where bit k of their number is set
   Tensor fixed_;     // (elements, 2) i32: ops/fixed_sum.h

@@ -35,7 +35,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
     factors_.back() = std::visit([&](const auto& rule) { return rule.factors(multiplier, decays); },
                                  rules_[rule_of(spec)].rule);
   }
-  // A rule that touches nothing is a misspelt name, and a run with it would not be the run that was meant.
+  // A rule without effect is probably a misspelt name.
   for (size_t r = 0; r < used.size(); ++r)
     if (!used[r])
       fail(ExitCode::usage, "optimizer.rules[{}]: no{} parameter's name contains '{}'", r,

@@ -17,7 +17,7 @@ class Optimizer {
  public:
   /// Tensors with the suffix that they have behind a parameter's name in a checkpoint: ".m", ".master".
   using State = std::vector<std::pair<const char*, Tensor>>;
-  /// What is kept here of a parameter: of all of it, or of the part in one of this rank's pieces.
+  /// State of a parameter on this rank: of the whole parameter, or of the part in one of this rank's pieces.
   struct Part {
     ParamStore::Id id = 0;
     int64_t begin = 0;  // element of the parameter
@@ -40,14 +40,14 @@ class Optimizer {
   /// (kUpdateControl) f64, on the device: the trainer writes its first part before a step and reads the rest
   /// after.
   const Tensor& control() const { return control_; }
-  /// Sums the squares of all gradients into control, judges, and updates if the judgement allows it. Asks the
-  /// host nothing.
+  /// Sums the squares of all gradients into control, judges the update, and applies it if allowed, without
+  /// waiting for the host.
   void update(Context& ctx);
   /// The same where squares are known already, over the store's values and gradients, or the pieces' (one
   /// tensor each).
   void judge_and_update(Context& ctx, const std::vector<Tensor>& values = {},
                         const std::vector<Tensor>& grads = {});
-  /// The host has learnt that the update was applied.
+  /// Called when the host knows that the update was applied.
   void count_applied() { ++steps_applied_; }
 
   /// A whole update driven from the host, for programs without a trainer (benchmarks, tests): clips to
@@ -58,11 +58,11 @@ class Optimizer {
   int64_t steps_applied() const { return steps_applied_; }
   void set_steps_applied(int64_t t) { steps_applied_ = t; }
 
-  /// Of every trained parameter what is here, in the order of the buffers.
+  /// The local state of every trained parameter, in the order of the buffers.
   std::vector<Part> parts() const;
   /// Of a parameter, in its shape, where all of the store's are here; empty for a frozen one.
   State state(ParamStore::Id id) const;
-  /// One of them; an empty tensor where there is none of that name.
+  /// One of them; an empty tensor if there is none of that name.
   Tensor state(ParamStore::Id id, std::string_view suffix) const;
   /// Whole buffers, master weights last.
   State flat_state() const;

@@ -13,13 +13,13 @@
 
 namespace sluice {
 
-/// What scales the update of one parameter: a multiple of the step's learning rate, and its weight decay.
+/// Factors of the update of one parameter: a multiple of the step's learning rate, and its weight decay.
 struct UpdateFactors {
   double lr_multiplier = 1, weight_decay = 0;
 };
 
 /// A stretch of the flat buffers that a rule updates at once: whole parameters, or, where ranks share the
-/// update (ZeRO), this rank's parts of them. Padding between members is left alone.
+/// update (ZeRO), this rank's parts of them. Padding between members is not changed.
 struct UpdateRange {
   struct Member {
     ParamStore::Id id = 0;
@@ -39,13 +39,13 @@ struct UpdateRange {
 template <class Rule>
 concept IsUpdateRule = requires(const Rule& rule, const ParamSpec& spec, Context& ctx,
                                 const UpdateRange& range, const Tensor& control) {
-  /// Whether it may update a parameter. Of several rules the last that says yes does.
+  /// Whether the rule can update a parameter. If several can, the last one does.
   { rule.takes(spec) } -> std::same_as<bool>;
-  /// What it keeps of every element, as suffixes of the parameter's name in a checkpoint: ".m".
+  /// The state per element, as suffixes of the parameter's name in a checkpoint: ".m".
   { rule.state_names() } -> std::same_as<std::vector<const char*>>;
   /// Under optimizer.rules' multiplier, and where the parameter decays at all.
   { rule.factors(1.0, true) } -> std::same_as<UpdateFactors>;
-  /// After judge_update has filled control; nothing changes where control says apply = 0.
+  /// Called after judge_update has filled control; nothing changes if control has apply = 0.
   { rule.update(ctx, range, control) } -> std::same_as<void>;
 };
 
@@ -66,8 +66,8 @@ class AdamwRule {
   OptimizerConfig config_;
 };
 
-/// Muon (ops/muon.h): momentum, orthogonalised. Its learning rate has a peak of its own and the schedule's
-/// shape. One matrix after the other; scratch is that of the largest. Needs whole parameters.
+/// Muon (ops/muon.h): orthogonalised momentum. Its learning rate has its own peak and the common schedule.
+/// Matrices are processed one at a time; scratch memory is that of the largest. Needs whole parameters.
 class MuonRule {
  public:
   explicit MuonRule(const OptimizerConfig& config) : config_(config) {}

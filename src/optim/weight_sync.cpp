@@ -70,7 +70,7 @@ void WeightSync::settle(Context& ctx) {
   for (int unit = 0; unit < store_.num_units(); ++unit) bring(ctx, unit);
 }
 
-/// Of a unit that is kept whole.
+/// For a unit that is kept whole.
 void WeightSync::ask(int unit) {
   CommQueue::Ticket& ticket = pending_[static_cast<size_t>(unit)];
   if (ticket == kStale) ticket = gather(unit);
@@ -97,7 +97,7 @@ void WeightSync::begin(Context& ctx, int unit, Pass pass) {
   if (ctx.dry_run) return;
   if (!sharded()) return bring(ctx, unit);
   request(ctx, unit);
-  // One ahead, while this one computes.
+  // Gather one unit ahead while this one computes.
   const int next = pass == Pass::forward ? unit + 1 : unit - 1;
   Slot& s = slot(unit);
   if (queue_) queue_->wait(s.ticket);

@@ -24,7 +24,7 @@ class WeightSync : public UnitUser {
   /// After the store's.
   void allocate(Arena& arena);
   const std::vector<ParamStore::Piece>& pieces() const { return pieces_; }
-  /// This rank's weights of pieces()[i].
+  /// This rank's shard of the weights of pieces()[i].
   Tensor values(size_t i) const;
 
   /// The shards hold new weights.

@@ -1,5 +1,6 @@
 #pragma once
-// Low-rank adapters (LoRA, Hu et al. 2021; ops/low_rank.h): which matrices get one, and what it is made of.
+// Low-rank adapters (LoRA, Hu et al. 2021; ops/low_rank.h): which matrices get one, and the adapter's
+// parameters.
 #include <array>
 #include <string>
 #include <vector>
@@ -21,12 +22,12 @@ class AdapterTargets {
  public:
   explicit AdapterTargets(const LoraConfig& lora) : lora_(lora), used_(lora.targets.size(), false) {}
 
-  /// Whether there are adapters at all: everything else is frozen then.
+  /// Whether there are adapters; everything else is then frozen.
   bool active() const { return lora_.rank > 0; }
   /// Whether a target names the parameter's module, which counts as a use of it. Error(usage) where the
   /// parameter can have no adapter.
   bool take(const ParamSpec& spec);
-  /// Error(usage) where a target has named no matrix.
+  /// Error(usage) if a target matches no matrix.
   void check_used() const;
 
   /// The two matrices beside a matrix (out, in), named as PEFT names them: MODULE.lora_A.weight (r, in),

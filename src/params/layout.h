@@ -1,13 +1,13 @@
 #pragma once
-// Where every parameter lies in the flat buffers, and how these are shared between ranks (ZeRO, Rajbhandari
-// et al. 2020). Positions alone: no memory.
+// Positions of the parameters in the flat buffers, and sharding of these over ranks (ZeRO, Rajbhandari et al.
+// 2020). Only positions, no memory.
 #include <vector>
 
 #include "params/spec.h"
 
 namespace sluice {
 
-/// How a store's flat buffers are cut and what of them is kept.
+/// How a store's flat buffers are sharded and which parts are kept.
 struct StoreLayout {
   /// Ranks that share the elements of every bucket in equal parts: of what all ranks hold alike, and of
   /// experts.
@@ -33,7 +33,7 @@ struct BucketPiece {
   int64_t begin = 0, count = 0, at = 0;
 };
 
-/// What a piece holds of a parameter.
+/// The part of a parameter in a piece.
 struct PieceSlice {
   ParamId id = 0;
   int64_t begin = 0, count = 0;  // of the parameter's elements
@@ -56,7 +56,7 @@ class FlatLayout {
 
   const std::vector<Unit>& units() const { return units_; }
   const Unit& unit(int u) const { return units_[static_cast<size_t>(u)]; }
-  /// What is frozen, whatever unit it belongs to.
+  /// The frozen parameters of all units.
   const Unit& frozen() const { return frozen_; }
   /// Where a parameter begins: in the flat buffers, or in that of what is frozen.
   int64_t offset(ParamId id) const { return offsets_[static_cast<size_t>(id)]; }

@@ -1,6 +1,5 @@
 #pragma once
-// Packed copies of matrices (ops/linear.h, ops/grouped_linear.h): how much memory they take and where they
-// lie.
+// Packed copies of matrices (ops/linear.h, ops/grouped_linear.h): their memory and positions.
 #include <vector>
 
 #include "core/arena.h"
@@ -10,7 +9,7 @@
 
 namespace sluice {
 
-/// Refreshes the packed copies of a weight, where it has some.
+/// Updates the packed copies of a weight, if it has any.
 void pack_weight(Context& ctx, const LinearWeight& weight);
 
 /// The copies of a store's matrices; those of a joined group belong to its first. They are kept each by
@@ -31,7 +30,7 @@ class PackedCopies {
   int64_t unit_bytes(int unit) const {
     return static_cast<size_t>(unit) < unit_bytes_.size() ? unit_bytes_[static_cast<size_t>(unit)] : 0;
   }
-  /// A unit's copies lie at `at` from now on. ids: its parameters.
+  /// Moves a unit's copies to `at`. ids: its parameters.
   void place(const std::vector<ParamId>& ids, void* at, std::vector<LinearWeight>& weights) const;
 
  private:

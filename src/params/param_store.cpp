@@ -134,7 +134,7 @@ void ParamStore::allocate_slots(Arena& values, Arena* gradients) {
     slots_[0].source_grads = gradients->alloc("experts' gradients by source", wide, {more * experts});
 }
 
-/// Gradients that nobody reads.
+/// Gradients that are never read.
 void ParamStore::place_discarded(Arena& gradients) {
   const auto discarded = [&](Id id) { return spec(id).when_frozen == WhenFrozen::discarded; };
   int64_t most = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// ParamStore: every parameter of a model, said once by the layer that owns it, with its memory. Optimizer,
-// checkpoint, plan, clip and export iterate the specs; nobody else lists parameters.
+// ParamStore: all parameters of a model, each registered once by the layer that owns it, with their memory.
+// Optimizer, checkpoint, plan, clip and export iterate over the specs; parameters are listed nowhere else.
 #include <array>
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace sluice {
 
 enum class Pass { forward, backward };
 
-/// Learns when a model begins and ends to use a unit: to bring its weights, to take its gradients.
+/// Is notified when a model starts and stops using a unit, to gather its weights and reduce its gradients.
 class UnitUser {
  public:
   virtual ~UnitUser() = default;
@@ -72,7 +72,7 @@ class ParamStore {
   static int slot_of(int unit) { return unit == 0 ? 2 : unit % 2; }
   /// All of a unit's values, flat: where they are kept, or at its slot.
   Tensor unit_values(int unit) const;
-  /// The unit's views are of its slot from now on.
+  /// Moves the unit's views to its slot.
   void place_values(int unit);
   void place_grads(int unit);
   /// A bucket's values, or gradients of one source, where its unit is placed now.
@@ -80,7 +80,7 @@ class ParamStore {
   Tensor bucket_grads(const Bucket& bucket, int source = 0) const;
 
   void add_user(UnitUser* user) { users_.push_back(user); }
-  /// For the model: it uses the unit between these.
+  /// Called by the model before and after it uses a unit.
   void begin_use(Context& ctx, int unit, Pass pass) const {
     for (UnitUser* user : users_) user->begin(ctx, unit, pass);
   }
@@ -90,7 +90,7 @@ class ParamStore {
 
   DType dtype() const { return dtype_; }
   Tensor value(Id id) const { return values_[static_cast<size_t>(id)].value; }
-  /// Of a frozen parameter: as its WhenFrozen says, memory that nobody reads, or empty.
+  /// For a frozen parameter, according to its WhenFrozen: memory that is never read, or empty.
   Tensor grad(Id id) const { return grads_[static_cast<size_t>(id)]; }
   const LinearWeight& linear(Id id) const { return values_[static_cast<size_t>(id)]; }
   /// `count` parameters from `first` on as one matrix of stacked rows (specs[first + 1..] are `joined`), with
@@ -123,7 +123,7 @@ class ParamStore {
   void zero_grads(Context& ctx);
 
  private:
-  /// Where a unit of the layout lies now.
+  /// Current position of a unit of the layout.
   struct Place {
     char *values = nullptr, *grads = nullptr, *source_grads = nullptr;
   };

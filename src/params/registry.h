@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-/// Whether a rule of optimizer.rules is for a parameter: its name contains the rule's text.
+/// Whether a rule of optimizer.rules applies to a parameter: its name contains the rule's text.
 inline bool matches(const ParameterRule& rule, const std::string& name) {
   return name.find(rule.match) != std::string::npos;
 }
@@ -27,9 +27,9 @@ class ParamRegistry {
   /// they belong to. Error(usage) where a target names what can have none, and where rules freeze a part of a
   /// joined group.
   ParamId add(ParamSpec spec);
-  /// Parameters added from now on belong to this unit: 0 what lies around the blocks, i + 1 block i.
+  /// Sets the unit of parameters added later: 0 for those outside of blocks, i + 1 for block i.
   void begin_unit(int unit);
-  /// Nothing is added from now on. Error(usage) where a target of adapters has named no matrix.
+  /// No parameters may be added afterwards. Error(usage) if a target of adapters matches no matrix.
   void close();
 
   const std::vector<ParamSpec>& specs() const { return specs_; }

@@ -1,6 +1,6 @@
 #pragma once
-// What a layer says of a parameter when it registers it: all that optimizer, checkpoint, plan and export
-// know.
+// The description of a parameter that a layer registers, on which optimizer, checkpoint, plan and export
+// rely.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -17,9 +17,9 @@ struct Init {
   static Init constant(double v) { return {Kind::constant, v}; }
 };
 
-/// What a layer does about the gradient of a frozen parameter.
+/// How a layer treats the gradient of a frozen parameter.
 enum class WhenFrozen : uint8_t {
-  discarded,  // writes it as ever: into memory that all such share and nobody reads
+  discarded,  // computes it, into shared memory that is never read
   skipped,    // asks ParamStore::trains, and computes none
   adapted     // the same, of a matrix of linear_* alone: it may have a low-rank adapter
 };
@@ -27,7 +27,7 @@ enum class WhenFrozen : uint8_t {
 /// The axis of the mesh (comm/mesh.h), beside data, over which a parameter is sharded.
 enum class SplitAxis : uint8_t { none, expert };
 struct Split {
-  /// The parameter itself is not cut: one rank of the axis holds all of it, and the other ranks register
+  /// The parameter itself is not sliced: one rank of the axis holds all of it, and the other ranks register
   /// others of its kind, as with experts.
   static constexpr int kWhole = -1;
   SplitAxis axis = SplitAxis::none;
