@@ -26,7 +26,7 @@ void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, co
                            const Tensor& targets, double soft_cap = 0);
 
 /// losses as forward, without the z-loss; dhidden (T, C) overwritten; dweight (V, C) += (accumulate_dtype),
-/// or empty where nobody asks for it; every token's gradient is multiplied by gradient_scale (1) f64 (1 /
+/// or empty if it is not needed; every token's gradient is multiplied by gradient_scale (1) f64 (1 /
 /// number of counted tokens of the global batch).
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
                                     const Tensor& hidden, const LinearWeight& head, const Tensor& targets,

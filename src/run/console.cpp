@@ -19,7 +19,7 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-/// Nobody may be reading any more (a closed pipe, a full disk): that is no reason to end a training.
+/// Output may be impossible (a closed pipe, a full disk), which must not end training.
 void put(FILE* stream, const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stream);
   std::fflush(stream);

@@ -22,7 +22,7 @@ std::string list(const std::vector<std::string>& items) {
 void compare_frozen(const Config& before, const Config& after, std::vector<std::string>& impossible) {
   ParamStore first(before.lora, before.optimizer.rules), second(after.lora, after.optimizer.rules);
   const Transformer one(before.model, first), other(after.model, second);
-  if (first.specs().size() != second.specs().size()) return;  // another model, which is told by its keys
+  if (first.specs().size() != second.specs().size()) return;  // another model, reported by its keys
   std::vector<std::string> thawed, frozen;
   for (size_t i = 0; i < first.specs().size(); ++i) {
     const bool was = first.specs()[i].trainable, is = second.specs()[i].trainable;

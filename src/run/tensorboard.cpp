@@ -24,7 +24,7 @@ constexpr auto kCrcTable = crc_table();
 enum Wire : uint8_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 template <class T>
-void put_raw(std::string& out, T value) {  // little-endian, as the house's platforms are
+void put_raw(std::string& out, T value) {  // little-endian, like all supported platforms
   static_assert(std::endian::native == std::endian::little);
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
 }

@@ -79,7 +79,7 @@ A exp_sum(A* x, int64_t n, A m) {
 template <class A>
 struct RowsZLoss {
   A coefficient;
-  A* squares;  // null where nobody asks for them
+  A* squares;  // may be null
 
   RowsZLoss from(int64_t row) const { return {coefficient, squares ? squares + row : nullptr}; }
   void put(int64_t row, A lse) const {
