@@ -70,6 +70,25 @@ std::string Command::program() const {
   return top->get_name();
 }
 
+std::vector<CommandWords> Command::words() const {
+  std::vector<CommandWords> all;
+  const std::function<void(const CLI::App&, const std::string&)> visit = [&](const CLI::App& app,
+                                                                             const std::string& path) {
+    CommandWords words{path, {}, {}};
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+      words.commands.push_back(command->get_name());
+    for (const CLI::Option* option : app.get_options()) {
+      for (const std::string& name : option->get_lnames()) words.options.push_back("--" + name);
+      for (const std::string& name : option->get_snames()) words.options.push_back("-" + name);
+    }
+    all.push_back(words);
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+      visit(*command, path + " " + command->get_name());
+  };
+  visit(app_, app_.get_name());
+  return all;
+}
+
 std::string cli11_version() { return CLI11_VERSION; }
 
 }  // namespace sluice

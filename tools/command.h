@@ -29,6 +29,12 @@ class Option {
   CLI::Option* option_;
 };
 
+/// A command, by its words from the program's name on, and the words that may follow it.
+struct CommandWords {
+  std::string path;  // "sluice checkpoint"
+  std::vector<std::string> commands, options;
+};
+
 class Command {
  public:
   explicit Command(CLI::App& app);
@@ -47,6 +53,8 @@ class Command {
   Command* require_subcommand(int count);
   /// Name of the program as it was invoked.
   std::string program() const;
+  /// This command's and those of all below it.
+  std::vector<CommandWords> words() const;
 
  private:
   CLI::App& app_;

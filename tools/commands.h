@@ -19,5 +19,7 @@ void add_checkpoint_command(Command& app, int& exit_code);
 void add_diff_bits_command(Command& checkpoint, int& exit_code);
 void add_bench_command(Command& app, int& exit_code);
 void add_doctor_command(Command& app, int& exit_code);
+/// Behind all others, whose names it completes.
+void add_completion_command(Command& app);
 
 }  // namespace sluice

@@ -18,6 +18,7 @@
 #include "comm/mpi.h"
 #include "commands.h"
 #include "core/arena.h"
+#include "core/build_info.h"
 #include "core/cpu_features.h"
 #include "core/device.h"
 #include "core/io.h"
@@ -98,8 +99,9 @@ void gpus() {
 }
 
 void doctor() {
-  fmt::print("sluice {}\n", SLUICE_VERSION);
-  row("compiler", __VERSION__);
+  fmt::print("sluice {}\n", build_info().version);
+  row("commit", build_info().commit);
+  row("compiler", fmt::format("{}, {}", build_info().compiler, build_info().build_type));
   row("CUDA", built_with_cuda() ? "in this build" : "not in this build: train.device=cuda is refused");
   if (built_with_cuda())
     row("NCCL", nccl_version().empty() ? "not in this build: ranks on GPUs pass through host memory"

@@ -17,6 +17,7 @@
 #include "comm/collective_errors.h"
 #include "comm/device.h"
 #include "comm/mpi.h"
+#include "core/build_info.h"
 #include "core/cpu_features.h"
 #include "core/io.h"
 #include "core/parallel_for.h"
@@ -52,7 +53,7 @@ Rank mine() {
   std::array<char, 64> host{};
   gethostname(host.data(), host.size() - 1);
   r.host = host;
-  set(r.program, fmt::format("{}, {}", SLUICE_VERSION, mpi_version()));
+  set(r.program, fmt::format("{}, {}", build_info().version, mpi_version()));
   set(r.kernels, isa_name(cpu_isa()));
   cpu_set_t allowed;
   CPU_ZERO(&allowed);

@@ -15,8 +15,10 @@
 
 #include "commands.h"
 #include "config/yaml.h"
+#include "core/build_info.h"
 #include "core/caught.h"
 #include "process.h"
+#include "run/program_facts.h"
 
 namespace {
 
@@ -33,6 +35,8 @@ constexpr const char* kHelp =
     "  sluice checkpoint SUBCOMMAND          list, verify, compare checkpoints\n"
     "  sluice bench                          speed of operations and of whole steps\n"
     "  sluice doctor                         features of this build and machine\n"
+    "  sluice completion bash|zsh            shell script that completes commands and options\n"
+    "  sluice --version                      version, commit, compiler, CUDA, MPI\n"
     "\n"
     "Each has its own help with examples:    sluice train --help (without a command: this text)\n"
     "Every configuration key is explained:   sluice config reference\n"
@@ -111,14 +115,15 @@ int main(int argc, char** argv) {
   sluice::add_checkpoint_command(program, exit_code);
   sluice::add_bench_command(program, exit_code);
   sluice::add_doctor_command(program, exit_code);
+  sluice::add_completion_command(program);
   add_help(app);
 
   try {
     app.parse(argc, argv);
     if (version) {
-      fmt::print("sluice {}\n", SLUICE_VERSION);
+      fmt::print("{}", sluice::program_text());
     } else if (app.get_subcommands().empty()) {
-      fmt::print(kHelp, SLUICE_VERSION);
+      fmt::print(kHelp, sluice::build_info().version);
     }
     // The results of training are in its folder, so errors of the console are ignored.
     return app.got_subcommand("train") ? exit_code : finish(exit_code);

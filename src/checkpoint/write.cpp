@@ -14,6 +14,7 @@
 
 #include "checkpoint/rotation.h"
 #include "checkpoint/stored_tensors.h"
+#include "core/build_info.h"
 #include "core/io.h"
 
 namespace sluice {
@@ -201,7 +202,7 @@ Manifest write_files(SaveJob& job) {
   if (job.rank == 0) io::fsync_directory(job.folder);
   Manifest manifest;
   manifest.step = job.step;
-  manifest.build = SLUICE_VERSION;
+  manifest.build = build_info().version;
   if (!job.weights_file.empty()) write_tensors(job, job.weights_file, job.weights, manifest);
   if (!job.optimizer_file.empty()) write_tensors(job, job.optimizer_file, job.optimizer, manifest);
   if (job.rank > 0) return manifest;

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "config/fields.h"
+#include "core/build_info.h"
 #include "core/cpu_features.h"
 #include "core/parallel_for.h"
 #include "data/token_check.h"
@@ -54,7 +55,8 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
   for (const GateConfig& gate : m.attention.gates)
     attention += fmt::format(" + {} {} gate at {}", enum_name(gate.granularity), enum_name(gate.activation),
                              enum_name(gate.position));
-  lines.push_back(fmt::format("sluice {}  run {}  ->  {}", SLUICE_VERSION, config.name, config.run_dir));
+  lines.push_back(
+      fmt::format("sluice {}  run {}  ->  {}", build_info().version, config.name, config.run_dir));
   lines.push_back(fmt::format(
       "model    {} parameters ({} without embeddings)  layers {}  hidden {}  heads {}/{} x {}  "
       "{}vocabulary {}",

@@ -15,6 +15,7 @@
 #include "comm/reduce.h"
 #include "config/fields.h"
 #include "config/rank_rules.h"
+#include "core/build_info.h"
 #include "core/caught.h"
 #include "core/cpu_features.h"
 #include "core/faults.h"
@@ -32,6 +33,7 @@
 #include "run/divergence.h"
 #include "run/init_source.h"
 #include "run/limits_check.h"
+#include "run/program_facts.h"
 #include "run/rank_threads.h"
 #include "run/resume_check.h"
 #include "run/router_monitor.h"
@@ -213,7 +215,8 @@ void Run::start_files() {
 
   const nlohmann::ordered_json run = {{"schema", 1},
                                       {"name", config_.name},
-                                      {"version", SLUICE_VERSION},
+                                      {"version", build_info().version},
+                                      {"build", program_json()},
                                       {"parameters", plan_.total},
                                       {"parameters_active", plan_.active},
                                       {"parameters_non_embedding", plan_.non_embedding},

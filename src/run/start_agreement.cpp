@@ -14,6 +14,7 @@
 #include "comm/collective_errors.h"
 #include "comm/start_limit.h"
 #include "core/build_id.h"
+#include "core/build_info.h"
 #include "core/host.h"
 #include "core/strict_json.h"
 #include "run/run_folder.h"
@@ -196,7 +197,7 @@ void agree_on_start(Communicator& ranks, const std::function<void(StartFacts&)>&
   }
   const std::string text = facts.serialize() + error;
   put(mine.host, host_name());
-  put(mine.program, fmt::format("sluice {}, build {}", SLUICE_VERSION, program_build_id()));
+  put(mine.program, fmt::format("sluice {}, build {}", build_info().version, program_build_id()));
   mine.bytes = std::ssize(text);
   mine.hash = XXH3_64bits(text.data(), text.size());
 

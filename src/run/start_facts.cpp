@@ -12,6 +12,7 @@
 #include "config/fields.h"
 #include "config/paths.h"
 #include "core/build_id.h"
+#include "core/build_info.h"
 #include "core/cpu_features.h"
 #include "core/device.h"
 #include "core/io.h"
@@ -50,7 +51,7 @@ bool computes(const std::string& library) {
 }  // namespace
 
 void state_program(StartFacts& facts) {
-  facts.set("the program", fmt::format("sluice {}, build {}", SLUICE_VERSION, program_build_id()));
+  facts.set("the program", fmt::format("sluice {}, build {}", build_info().version, program_build_id()));
   for (const LoadedCode& code : loaded_code())
     if (computes(code.name)) facts.set("the library " + code.name, "build " + code.build_id);
 }

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "commands.h"
+#include "core/build_info.h"
 #include "core/cpu_features.h"
 #include "core/device.h"
 #include "core/io.h"
@@ -131,7 +132,7 @@ void run(BenchOptions options) {
          "bench: peak and ops measure the CPU; on a GPU: kernels, matmul, attention, moe, step");
   const Usage before = Usage::read();
   const double begin = bench::now();
-  json result{{"device", device_name(device)}, {"version", SLUICE_VERSION}};
+  json result{{"device", device_name(device)}, {"version", build_info().version}};
   if (gpu) {
     const DeviceInfo card = cuda_devices()[0];
     result["card"] = card.name, result["compute_capability"] = card.compute_capability,
