@@ -96,7 +96,7 @@ TEST_CASE("plan's memory equals what the run reports, per rank", "[plan]") {
   CHECK_THAT(text.out, Contains("memory of each of 2 ranks (f32)") && Contains("1 on each of 2 ranks"));
   const Outcome refused = t.sluice({"plan", t.config, "train.micro_batch_size=1", "--ranks", "3"});
   CHECK(refused.code == 64);
-  CHECK_THAT(refused.err, Contains("tiny.yaml:13:31: train.global_batch_size = 2 is 2 micro-batches of 1, "
+  CHECK_THAT(refused.err, Contains("tiny.yaml:15:30: train.global_batch_size = 2 is 2 micro-batches of 1, "
                                    "which 3 ranks cannot share evenly"));
   CHECK(t.sluice({"plan", t.config, "--ranks", "0"}).code == 64);
 }
