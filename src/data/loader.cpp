@@ -305,8 +305,12 @@ int64_t Blend::modified() const {
   return newest;
 }
 
-std::string Blend::fingerprint() const {
-  return hashed_whole() ? "xxh3-whole:" + hash_of_files(&TokenFile::fingerprint) : sampled_fingerprint();
+const std::string& Blend::fingerprint() const {
+  std::call_once(fingerprint_taken_, [this] {
+    fingerprint_ =
+        hashed_whole() ? "xxh3-whole:" + hash_of_files(&TokenFile::fingerprint) : sampled_fingerprint();
+  });
+  return fingerprint_;
 }
 
 std::string Blend::sampled_fingerprint() const {

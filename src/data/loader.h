@@ -3,6 +3,7 @@
 // of workers or ranks, and resumes at any sample. Blends follow a fixed low-discrepancy schedule; the samples
 // of each source are shuffled again for every epoch (Feistel permutation, core/random.h).
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,8 +59,8 @@ class Blend {
   std::vector<std::pair<std::string, double>> epochs(int64_t samples) const;
   /// Fingerprint of the tokens of all sources, in order, without names, paths and weights. Up to kHashedBytes
   /// in total, all data is read, and any change is detected; beyond that, the sizes, the indexes and 64 pages
-  /// of each file are read.
-  std::string fingerprint() const;
+  /// of each file are read. Computed once: later calls return the first result.
+  const std::string& fingerprint() const;
   static constexpr int64_t kHashedBytes = int64_t{1} << 30;
   bool hashed_whole() const { return num_bytes() <= kHashedBytes; }
   /// The second form regardless of size, as older checkpoints store it.
@@ -88,6 +89,8 @@ class Blend {
   uint64_t seed_;
   std::vector<uint16_t> schedule_;  // source of sample i mod schedule_.size()
   std::vector<uint16_t> earlier_;   // number of earlier samples of that source in the same cycle
+  mutable std::once_flag fingerprint_taken_;
+  mutable std::string fingerprint_;
 };
 
 }  // namespace sluice

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <new>
 #include <set>
 #include <thread>
@@ -376,4 +377,19 @@ TEST_CASE("the fingerprint of a blend depends on its tokens and their order", "[
   CHECK(both == of({{"p", folder / "a", 3}, {"q", folder / "b", 1}}));
   CHECK(both != of({{"x", folder / "b", 1}, {"y", folder / "a", 1}}));
   CHECK(both != of({{"x", folder / "[ab].bin", 1}}));
+}
+
+TEST_CASE("a blend hashes its files once", "[loader]") {
+  TemporaryFolder folder;
+  write_tokens(folder / "a", {range(0, 80)}, kVocab);
+  const std::vector<DataSource> sources = {{"x", folder / "a", 1}};
+  const Blend blend(sources, 4, kVocab, false, 1);
+  const std::string first = blend.fingerprint();
+  {
+    std::fstream file(folder / "a.bin", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(20);
+    file.put(1);
+  }
+  CHECK(Blend(sources, 4, kVocab, false, 1).fingerprint() != first);
+  CHECK(blend.fingerprint() == first);
 }
