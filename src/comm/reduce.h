@@ -29,4 +29,11 @@ void all_reduce(Communicator& comm, T* data, int64_t n) {
   sum_parts(data, all.data(), comm.size(), n);
 }
 
+/// Collective. Whether it is true on any rank.
+inline bool any_rank(Communicator& comm, bool mine) {
+  int64_t count = mine ? 1 : 0;
+  all_reduce(comm, &count, 1);
+  return count > 0;
+}
+
 }  // namespace sluice

@@ -5,6 +5,7 @@
 #include <map>
 #include <tuple>
 
+#include "config/derived.h"
 #include "core/dtype.h"
 #include "core/error.h"
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "config/derived.h"
 #include "config/fields.h"
 #include "config/load.h"
 #include "config/rank_rules.h"

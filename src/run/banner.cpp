@@ -2,6 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "config/derived.h"
 #include "config/fields.h"
 #include "core/build_info.h"
 #include "core/cpu_features.h"
@@ -98,7 +99,8 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
   if (trainer.ranks().size() > 1)
     lines.push_back(fmt::format(
         "ranks    {} ({}{}{})  each {} micro-batches of {} a step  gradients {}", trainer.ranks().size(),
-        trainer.ranks().name(), trainer.transport().empty() ? "" : "; GPUs: ", trainer.transport(),
+        trainer.ranks().name(),
+        trainer.communication().transport().empty() ? "" : "; GPUs: ", trainer.communication().transport(),
         config.train.global_batch_size / config.train.micro_batch_size / trainer.ranks().size(),
         config.train.micro_batch_size,
         config.parallel.determinism == Determinism::exact

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "config/derived.h"
 #include "core/profile.h"
 #include "eval/evaluate.h"
 #include "run/console.h"

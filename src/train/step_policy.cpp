@@ -7,7 +7,7 @@
 
 namespace sluice {
 
-double SpikeWindow::limit() const {
+double SpikeDetector::limit() const {
   const int64_t n = size();
   if (n == 0) return std::numeric_limits<double>::infinity();
   // Oldest to newest, so that a restored window gives the same bits.
@@ -18,52 +18,52 @@ double SpikeWindow::limit() const {
   for (int64_t i = 0; i < n; ++i) squares += (at(i) - mean) * (at(i) - mean);
   const double sigma = std::sqrt(squares / static_cast<double>(n));
   if (n >= kWarmUp) return std::max(mean + 6 * sigma, mean * 1.02);
-  double largest = usual_;
+  double largest = start_level_;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, at(i));
   if (largest <= 0) return std::numeric_limits<double>::infinity();
   return std::max(mean + 6 * sigma * std::sqrt(static_cast<double>(kWarmUp) / static_cast<double>(n)),
-                  early_factor_ * largest);
+                  start_factor_ * largest);
 }
 
-void SpikeWindow::accept(double x) {
-  ring_[static_cast<size_t>(accepted_ % kLength)] = x;
-  ++accepted_;
+void SpikeDetector::add(double x) {
+  ring_[static_cast<size_t>(added_ % kLength)] = x;
+  ++added_;
 }
 
-std::vector<double> SpikeWindow::values() const {
+std::vector<double> SpikeDetector::values() const {
   std::vector<double> result;
   for (int64_t i = 0; i < size(); ++i) result.push_back(at(i));
   return result;
 }
 
-void SpikeWindow::restore(const std::vector<double>& values) {
-  accepted_ = 0;
-  for (const double x : values) accept(x);
+void SpikeDetector::restore(const std::vector<double>& values) {
+  added_ = 0;
+  for (const double x : values) add(x);
 }
 
-StepPolicy::Judgement StepPolicy::judge(int64_t step, double loss, double grad_norm) {
-  Judgement j;
-  j.finite = std::isfinite(loss) && std::isfinite(grad_norm);
-  BadStepPolicy action = on_nonfinite_;
-  if (j.finite) {
-    j.spike = losses_.is_spike(loss) || grad_norms_.is_spike(grad_norm);
-    if (!j.spike) {
-      losses_.accept(loss);
-      grad_norms_.accept(grad_norm);
-      return j;
+StepPolicy::Decision StepPolicy::decide(int64_t step, double loss, double grad_norm) {
+  Decision d;
+  d.finite = std::isfinite(loss) && std::isfinite(grad_norm);
+  BadStepPolicy on_bad = on_nonfinite_;
+  if (d.finite) {
+    d.spike = losses_.is_spike(loss) || grad_norms_.is_spike(grad_norm);
+    if (!d.spike) {
+      losses_.add(loss);
+      grad_norms_.add(grad_norm);
+      return d;
     }
     ++spikes_;
-    if (on_spike_ == BadStepPolicy::count) return j;
-    action = on_spike_;
+    if (on_spike_ == BadStepPolicy::count) return d;
+    on_bad = on_spike_;
   }
-  if (action == BadStepPolicy::stop) {
-    j.verdict = Verdict::stop;
-    return j;
+  if (on_bad == BadStepPolicy::stop) {
+    d.action = Action::stop;
+    return d;
   }
   // A non-finite update is never applied, even where it is only to be counted.
-  j.budget_exhausted = skip_exhausts_budget(step);
-  j.verdict = j.budget_exhausted ? Verdict::stop : Verdict::skip;
-  return j;
+  d.budget_exhausted = skip_exhausts_budget(step);
+  d.action = d.budget_exhausted ? Action::stop : Action::skip;
+  return d;
 }
 
 bool StepPolicy::skip_exhausts_budget(int64_t step) {
@@ -97,8 +97,8 @@ void StepPolicy::restore(const StateReader& state, int64_t steps_done) {
     skipped_steps_[static_cast<size_t>(index % n)] = recent[i];
   }
   const auto losses = state.numbers("losses", StateReader::kAnyCount);
-  if (std::ssize(losses) > std::min(steps_done, SpikeWindow::kLength))
-    state.refuse("losses", fmt::format("a list of at most {}", std::min(steps_done, SpikeWindow::kLength)));
+  if (std::ssize(losses) > std::min(steps_done, SpikeDetector::kLength))
+    state.refuse("losses", fmt::format("a list of at most {}", std::min(steps_done, SpikeDetector::kLength)));
   losses_.restore(losses);
   grad_norms_.restore(state.numbers("grad_norms", std::ssize(losses), 0));
 }

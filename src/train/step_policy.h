@@ -1,6 +1,6 @@
 #pragma once
-// Decides whether a step's update is applied, and the reaction if it is not (README.md). A pure function of
-// the losses and gradient norms so far; its state is in the checkpoint.
+// Which steps are not applied (README.md): a loss or gradient norm that is not finite, or a spike. A pure
+// function of the losses and gradient norms so far; its state is in the checkpoint.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,62 +14,64 @@
 
 namespace sluice {
 
-/// The loss of a uniform guess: ln(vocabulary).
-inline double chance_loss(const ModelConfig& model) {
+/// The loss of a model that gives all tokens the same probability: ln(vocabulary).
+inline double uniform_loss(const ModelConfig& model) {
   return std::log(static_cast<double>(std::max<int64_t>(model.vocab_size, 2)));
 }
 
-/// The last 128 accepted finite values of one signal. x is a spike if at least 64 values have been accepted
-/// and x > mean + 6 sigma and x > 1.02 mean. Spikes are not added, so that one does not hide the next. With
-/// fewer values a deviation says less, and the beginning of a training is not level: there x is a spike when
-/// x > mean + 6 sigma sqrt(64 / count) and x > early_factor times the largest value so far (or `usual`, if
-/// that is larger). Where none has been accepted nothing is a spike: nothing has been learned that could be
-/// lost.
-class SpikeWindow {
+/// Finds spikes of one signal in the last 128 of its values that were none. Spikes are never added, so that
+/// one does not hide the next. With at least 64 values, x is a spike when
+///   x > mean + 6 sigma  and  x > 1.02 mean.
+/// Fewer values say little of the deviation, and the start of a training is not level: there x is a spike
+/// when
+///   x > mean + 6 sigma sqrt(64 / count)  and  x > start_factor max(largest value, start_level).
+/// Without values nothing is a spike.
+class SpikeDetector {
  public:
   static constexpr int64_t kLength = 128, kWarmUp = 64;
 
-  explicit SpikeWindow(double early_factor, double usual = 0) : early_factor_(early_factor), usual_(usual) {}
+  explicit SpikeDetector(double start_factor, double start_level = 0)
+      : start_factor_(start_factor), start_level_(start_level) {}
   bool is_spike(double x) const { return x > limit(); }
   double limit() const;
-  void accept(double x);
+  void add(double x);
 
   std::vector<double> values() const;  // oldest first
   void restore(const std::vector<double>& values);
 
  private:
-  int64_t size() const { return accepted_ < kLength ? accepted_ : kLength; }
+  int64_t size() const { return added_ < kLength ? added_ : kLength; }
   double at(int64_t i) const {
-    return ring_[static_cast<size_t>((accepted_ - size() + i) % kLength)];
+    return ring_[static_cast<size_t>((added_ - size() + i) % kLength)];
   }  // 0: oldest
 
-  double early_factor_, usual_;
+  double start_factor_, start_level_;
   std::array<double, kLength> ring_{};
-  int64_t accepted_ = 0;
+  int64_t added_ = 0;
 };
 
 class StepPolicy {
  public:
-  enum class Verdict { apply, skip, stop };
-  struct Judgement {
-    Verdict verdict = Verdict::apply;
+  enum class Action { apply, skip, stop };
+  struct Decision {
+    Action action = Action::apply;
     bool finite = true, spike = false;
-    bool budget_exhausted = false;  // verdict is stop because too many steps were skipped
+    bool budget_exhausted = false;  // the action is stop because too many steps were skipped
   };
 
-  /// chance: chance_loss() of the model.
-  StepPolicy(const TrainConfig& config, double chance)
+  /// uniform: uniform_loss() of the model.
+  StepPolicy(const TrainConfig& config, double uniform)
       : on_nonfinite_(config.on_nonfinite),
         on_spike_(config.on_spike),
-        losses_(kEarlyLoss, chance),
-        grad_norms_(kEarlyNorm) {}
+        losses_(kStartLoss, uniform),
+        grad_norms_(kStartNorm) {}
 
-  /// Judges and counts one step, and adds accepted values to the windows. Skipping more than 10 steps in a
-  /// row, or more than 1 % of the last 1,000, means stop.
-  Judgement judge(int64_t step, double loss, double grad_norm);
+  /// What to do with one step; counts it, and adds values that are no spikes to the detectors. More than 10
+  /// skipped steps in a row, or more than 1 % of the last 1,000, mean stop.
+  Decision decide(int64_t step, double loss, double grad_norm);
 
-  /// Above these limits the next step is not applied; infinity if spikes are applied. The device compares
-  /// with them; judge() decides the reaction.
+  /// The limits by which the device decides whether the next step is applied, before the host knows its loss:
+  /// the same as decide(). Infinity where spikes are applied.
   double loss_limit() const { return on_spike_ == BadStepPolicy::count ? kNone : losses_.limit(); }
   double grad_norm_limit() const { return on_spike_ == BadStepPolicy::count ? kNone : grad_norms_.limit(); }
 
@@ -82,15 +84,15 @@ class StepPolicy {
 
  private:
   static constexpr double kNone = std::numeric_limits<double>::infinity();
-  // Of 40 healthy runs with batches of 64 and 256 tokens a loss of the first 64 steps was up to 1.45 times
-  // the largest before it (or that of guessing), a gradient norm up to 23 times.
-  static constexpr double kEarlyLoss = 1.5, kEarlyNorm = 100;
+  // In 40 healthy runs with batches of 64 and 256 tokens a loss of the first 64 steps was up to 1.45 times
+  // the larger of the largest before it and the uniform loss, a gradient norm up to 23 times.
+  static constexpr double kStartLoss = 1.5, kStartNorm = 100;
   // The 11 latest skipped steps: 11 within 1,000 is more than 1 %, and covers 11 in a row.
   static constexpr int64_t kBudget = 10, kBudgetWindow = 1000;
   bool skip_exhausts_budget(int64_t step);
 
   BadStepPolicy on_nonfinite_, on_spike_;
-  SpikeWindow losses_, grad_norms_;
+  SpikeDetector losses_, grad_norms_;
   int64_t spikes_ = 0, skipped_ = 0;
   std::array<int64_t, kBudget + 1>
       skipped_steps_{};  // ring, entry skipped_ % 11 is the next to be overwritten

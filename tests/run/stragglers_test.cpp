@@ -109,12 +109,12 @@ TEST_CASE("a rank's own time excludes waiting", "[stragglers][ranks]") {
     Stragglers stragglers(c.size());
     for (int step = 0; step < 45; ++step) {
       const auto start = std::chrono::steady_clock::now();
-      const int64_t waited = trainer.waited_ns();
+      const int64_t waited = trainer.communication().waited_ns();
       trainer.step();
       if (c.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(15));  // a step takes a few
       trainer.ranks().barrier();  // the others wait for it here
       const double own = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() -
-                         1e-9 * static_cast<double>(trainer.waited_ns() - waited);
+                         1e-9 * static_cast<double>(trainer.communication().waited_ns() - waited);
       std::vector<double> seconds(4);
       trainer.ranks().all_gather(seconds.data(), &own, sizeof own);
       for (const std::string& message : stragglers.add(seconds))

@@ -56,7 +56,7 @@ Outcome train(const TinyTraining& t, const Shape& shape, int64_t steps, const st
       mine.norms.push_back(m.grad_norm);
     }
     mine.bits = state_hash(trainer.context(), trainer.content(), trainer.ranks());
-    mine.transport = trainer.transport();
+    mine.transport = trainer.communication().transport();
     if (!folder.empty()) {
       CheckpointStore store(folder, config.checkpoint, trainer.content(), &trainer.context(),
                             &trainer.ranks());

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "analysis/statistics.h"
+#include "config/derived.h"
 #include "core/device.h"
 #include "support/gpu.h"
 #include "support/tiny_training.h"

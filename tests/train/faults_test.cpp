@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <random>
 
+#include "config/derived.h"
 #include "data/temporary.h"
 #include "train/trainer.h"
 

@@ -262,10 +262,10 @@ TEST_CASE(
                        const int64_t step = taken(0);
                        trainer.ranks().barrier();
                        must(taken(step) == 0, "weights travel before they are asked for");
-                       trainer.settle_weights();
+                       trainer.wait_for_weights();
                        const int64_t settled = taken(0);
                        must(settled > step, "weights do not travel when they are asked for");
-                       trainer.settle_weights();
+                       trainer.wait_for_weights();
                        must(taken(settled) == 0, "weights travel twice");
                        trainer.step();
                      },

@@ -1,0 +1,117 @@
+#include "run/saving.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "checkpoint/rotation.h"
+#include "comm/collective_errors.h"
+#include "comm/reduce.h"
+#include "core/steady_clock.h"
+#include "hf/config.h"
+
+namespace sluice {
+
+Saving::Saving(const RunOptions& options, const TrainingStart& start, Trainer& trainer, Console* console)
+    : options_(options),
+      start_(start),
+      trainer_(trainer),
+      console_(console),
+      store_(start.config.run_dir + "/ckpt", start.config.checkpoint, trainer.content(), &trainer.context(),
+             &trainer.ranks()),
+      saved_at_(steady_seconds()) {
+  if (start.resumes()) saved_step_ = reported_step_ = trainer.next_step();
+  if (leads()) store_.set_guard([this] { start_.folder->require_ours(); });
+}
+
+bool Saving::due(bool last_skipped) const {
+  const int64_t step = trainer_.next_step();
+  if (step == 0 || step == saved_step_) return false;
+  if (step >= trainer_.max_steps()) return true;
+  if (last_skipped) return false;  // weights that made a step not finite are not worth an older checkpoint
+  const CheckpointConfig& c = start_.config.checkpoint;
+  return (c.every_steps > 0 && step % c.every_steps == 0) ||
+         (c.every_minutes > 0 && steady_seconds() - saved_at_ >= 60 * c.every_minutes);
+}
+
+/// The checkpoint goes by the folder's name, the lock holds on to the folder: they must be the same.
+void Saving::require_folder() {
+  std::string problem;
+  try {
+    if (leads() && start_.folder->make_again())
+      spdlog::warn("{} was removed while it was trained in, and has been made again; what it held is lost",
+                   start_.folder->path());
+    if (leads()) start_.folder->require_ours();
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  broadcast_text(trainer_.ranks(), problem, 0);
+  if (!problem.empty()) throw SharedError(ExitCode::cannot_create, problem);
+}
+
+void Saving::save(const nlohmann::json& run_state, bool keep_all) {
+  require_folder();
+  trainer_.verify_replicas();  // what differs between ranks is not worth an older checkpoint
+  CheckpointContent content = trainer_.content();
+  content.state.update(run_state, /*merge_objects=*/true);  // "router" is of both
+  content.state["data_fingerprint"] = start_.data->fingerprint();
+  if (!start_.data->hashed_whole()) content.state["data_modified"] = start_.data->modified();
+  content.state["tokenizer_fingerprint"] = start_.tokenizer->fingerprint();
+  content.state["allowed_changes"] = options_.allow_change;
+  content.config_yaml = start_.config_yaml;
+  content.hf_config = hf_config(start_.config, start_.tokenizer->end_of_document());
+  if (leads()) content.tokenizer_model = start_.tokenizer->model();
+  store_.save(content, keep_all);
+  saved_step_ = trainer_.next_step();
+  saved_at_ = steady_seconds();
+}
+
+void Saving::finish() {
+  if (!store_.wait())
+    throw SharedError(ExitCode::save_failed,
+                      fmt::format("the final checkpoint could not be written: {}", store_.last_error()));
+  report();
+}
+
+void Saving::finish_after_error() {
+  store_.wait();
+  report();
+}
+
+void Saving::follow_folder() {
+  Communicator& ranks = trainer_.ranks();
+  if (!any_rank(ranks, leads() && start_.folder->follow())) return;
+  std::string folder = leads() ? start_.folder->path() + "/ckpt" : "";
+  broadcast_text(ranks, folder, 0);
+  store_.wait();
+  store_.move(folder);
+}
+
+void Saving::report() {
+  const int64_t durable = store_.saved_step();
+  if (durable <= reported_step_ || !leads()) return;
+  reported_step_ = durable;
+  console_->line(fmt::format("  saved step {}", durable));
+}
+
+std::string Saving::what_is_saved() const {
+  const int64_t step = trainer_.next_step(),
+                saved = std::max(store_.saved_step(), start_.resumes() ? start_.resumed.step : -1);
+  if (step == 0) return "";
+  if (saved < 0) return fmt::format("; of the {} steps that were trained nothing is saved", step);
+  return fmt::format("; trained up to step {}, saved up to step {} in {}", step, saved,
+                     store_.saved_step() == saved ? store_.path_of(saved) : start_.resumed.path);
+}
+
+std::string Saving::newest_sound_checkpoint() const {
+  for (const std::string& path : list_checkpoints(start_.config.run_dir + "/ckpt"))
+    if (step_of_folder_name(path.substr(path.rfind('/') + 1)) <= trainer_.replicas().equal_step())
+      return fmt::format(
+          "\nthe newest checkpoint from before is {}; the same command goes on from it, best without that "
+          "host",
+          path);
+  return "\nthere is no checkpoint from before";
+}
+
+}  // namespace sluice

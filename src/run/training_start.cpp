@@ -1,0 +1,96 @@
+#include "run/training_start.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "checkpoint/rotation.h"
+#include "comm/reduce.h"
+#include "config/load.h"
+#include "config/rank_rules.h"
+#include "core/faults.h"
+#include "core/io.h"
+#include "data/token_check.h"
+#include "eval/portable.h"
+#include "run/limits_check.h"
+#include "run/rank_threads.h"
+#include "run/resume_check.h"
+#include "run/start_facts.h"
+
+namespace sluice {
+namespace {
+
+/// What a rank finds out, and finds wrong, before ranks do anything together.
+void read_inputs(TrainingStart& start, KeyPlaces& places, StartFacts& facts, const RunOptions& options,
+                 Communicator& ranks) {
+  Config& config = start.config;
+  state_program(facts);
+  config =
+      load_config(options.config_path, options.overrides, &places, {.ranks = ranks.size(), .training = true});
+  state_configuration(facts, config);
+  facts.set("--fresh", options.fresh ? "given" : "not given");
+  facts.set("--allow-change", fmt::format("{}", fmt::join(options.allow_change, " ")));
+  state_device(facts, config);
+  start.tokenizer = training_tokenizer(config);
+  facts.set("the tokenizer", start.tokenizer->fingerprint(), ExitCode::data);
+  resolve_model(config, *start.tokenizer);
+  require_rank_rules(config, ranks.size(), places);
+  state_configuration(facts, config);
+  require_training_data(config);
+  start.data = std::make_unique<Blend>(config.data.train, config.data.seq_len, config.model.vocab_size,
+                                       config.data.document_mask, config.train.seed);
+  start.evaluator =
+      std::make_unique<Evaluator>(config.data.validation, config, *start.tokenizer, config.eval.max_tokens);
+  if (ranks.rank() == 0) check_data(*start.data, start.evaluator->blends(), *start.tokenizer, config);
+  if (ranks.size() > 1) state_data(facts, config, *start.data, *start.evaluator);
+  start.data->fingerprint();  // files that cannot be read are an error of the start
+  start.config_yaml = to_yaml(config);
+}
+
+/// The checkpoint to go on from: of all ranks the same.
+void find_checkpoint(TrainingStart& start, const std::string& checkpoints, const RunOptions& options,
+                     Communicator& ranks) {
+  const Config& config = start.config;
+  agree_on_checkpoint(ranks, checkpoints, config.parallel.timeout_seconds);
+  if (options.fresh && !list_checkpoints(checkpoints).empty())
+    fail(ExitCode::usage,
+         "--fresh: {} holds a training (newest checkpoint {}); remove the folder or choose another run_dir",
+         config.run_dir, list_checkpoints(checkpoints).front());
+  start.resumed = newest_valid_checkpoint(checkpoints, &ranks);
+  if (start.resumes())
+    check_resume(start.resumed, config, options.allow_change, *start.data, *start.tokenizer,
+                 ranks.rank() == 0);
+}
+
+}  // namespace
+
+TrainingStart prepare_training(const RunOptions& options, Communicator& ranks) {
+  TrainingStart start;
+  KeyPlaces places;
+  agree_on_start(ranks, [&](StartFacts& facts) { read_inputs(start, places, facts, options, ranks); });
+  use_threads(start.config.train.threads, ranks);
+  agree_on_threads(ranks, start.config);
+  start.plan = make_plan(start.config, ranks.size(), places);
+  const bool leads = ranks.rank() == 0;
+  const std::string checkpoints = start.config.run_dir + "/ckpt";
+  // A run that goes on has weights of its own.
+  if (any_rank(ranks, leads && list_checkpoints(checkpoints).empty()))
+    start.init = find_init_source(start.config, places, *start.tokenizer, &ranks);
+
+  check_limits(start.plan, ranks);
+  if (leads) start.folder = std::make_unique<RunFolder>(start.config.run_dir);
+  faults::at("init", 0);
+  ranks.barrier();  // nobody looks before the folder is ours
+  // Also of a training that is finished.
+  if (leads && io::is_directory(checkpoints)) remove_litter(checkpoints);
+  find_checkpoint(start, checkpoints, options, ranks);
+  return start;
+}
+
+void resolve_model(Config& config, const Tokenizer& tokenizer) {
+  if (config.model.vocab_size == 0) config.model.vocab_size = tokenizer.vocab_size();
+  if (config.model.vocab_size < tokenizer.vocab_size())
+    fail(ExitCode::usage, "model.vocab_size is {}, but the tokenizer has {} tokens (0 takes the tokenizer's)",
+         config.model.vocab_size, tokenizer.vocab_size());
+  resolve_parameter_match(config);
+}
+
+}  // namespace sluice

@@ -1,0 +1,80 @@
+#include "train/sample_loader.h"
+
+#include <algorithm>
+#include <string>
+
+#include "comm/collective_errors.h"
+#include "config/derived.h"
+#include "core/device.h"
+#include "core/faults.h"
+#include "nn/forward_buffers.h"
+
+namespace sluice {
+SampleLoader::SampleLoader(const Config& config, const Blend* data, const StepPlan& plan, const Mesh& mesh)
+    : config_(config),
+      data_(data),
+      plan_(plan),
+      mesh_(mesh),
+      reports_(static_cast<size_t>(mesh.world().size())),
+      data_ranks_(mesh.layout().group(MeshAxis::data, mesh.world().rank())) {}
+
+void SampleLoader::allocate(Arena& device_memory, Arena& host_memory) {
+  const int64_t tokens = config_.train.micro_batch_size * config_.data.seq_len;
+  for (size_t i = 0; i < (plan_.loads_ahead() ? 2U : 1U); ++i) {
+    const auto samples = [&](Arena& memory) {
+      return memory.alloc("samples", DType::i32, {plan_.micro_batches(), 4, tokens});
+    };
+    slots_[i].device = samples(device_memory);
+    slots_[i].host = plan_.on_gpu() ? samples(host_memory) : slots_[i].device;
+  }
+}
+
+void SampleLoader::load(Context& ctx, int64_t step) {
+  Slot& s = slot(step);
+  if (plan_.dry_run() || s.step == step) return;
+  faults::at("data", step);
+  s.step = -1;
+  Report mine;
+  std::string problem;
+  try {
+    mine.counted_tokens = read(s.host, step);
+  } catch (const Error& error) {
+    problem = error.what();
+    mine.failed = 1;
+  }
+  mesh_.world().all_gather(reports_.data(), &mine, sizeof mine);
+  if (std::any_of(reports_.begin(), reports_.end(), [](const Report& r) { return r.failed != 0; }))
+    throw SharedError(ExitCode::data, first_problem(mesh_.world(), problem));
+  s.counted_tokens = 0;
+  for (const int rank : data_ranks_) s.counted_tokens += reports_[static_cast<size_t>(rank)].counted_tokens;
+  prefetch(ctx, s.device, s.host);
+  s.step = step;
+}
+
+void SampleLoader::load_ahead(Context& ctx, int64_t step) {
+  try {
+    load(ctx, step);
+  } catch (const SharedError&) {  // found again by the step itself, which has changed nothing then
+  }
+}
+
+void SampleLoader::forget() {
+  for (Slot& s : slots_) s.step = -1;
+}
+
+/// Fills this rank's samples of a step and counts their targets.
+int64_t SampleLoader::read(const Tensor& host, int64_t step) const {
+  int64_t counted = 0;
+  for (int64_t i = 0; i < plan_.micro_batches(); ++i) {
+    // One micro-batch at a time: first_key is an index into it.
+    const Batch rows = batch_of(host.rows(i, 1).view({4, host.dim(2)}));
+    int32_t* targets = rows.targets.as<int32_t>();
+    data_->fill(first_sample(config_, step, plan_.global_micro_batch(i)), config_.train.micro_batch_size,
+                rows.tokens.as<int32_t>(), targets, rows.positions.as<int32_t>(),
+                rows.first_key.as<int32_t>());
+    counted += rows.targets.numel() - std::count(targets, targets + rows.targets.numel(), -1);
+  }
+  return counted;
+}
+
+}  // namespace sluice

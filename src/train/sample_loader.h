@@ -1,0 +1,62 @@
+#pragma once
+// The samples of a training's steps: read on the host, counted over all ranks, and sent to the device.
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "config/config.h"
+#include "core/arena.h"
+#include "core/context.h"
+#include "data/loader.h"
+#include "train/step_plan.h"
+
+namespace sluice {
+
+class SampleLoader {
+ public:
+  /// All arguments outlive the loader. data: nullptr in a dry run.
+  SampleLoader(const Config& config, const Blend* data, const StepPlan& plan, const Mesh& mesh);
+  /// Takes all memory: host_memory (pinned) is used only where the device is a GPU.
+  void allocate(Arena& device_memory, Arena& host_memory);
+
+  /// Collective. Loads this rank's samples of a step, a pure function of its number, and sends them to the
+  /// device beside its ops; nothing to do where they were loaded ahead. What is wrong with the samples of
+  /// any rank is a SharedError(data) on all.
+  void load(Context& ctx, int64_t step);
+  /// The same for a step that is still to come. What is wrong with its samples is reported by its own load().
+  void load_ahead(Context& ctx, int64_t step);
+  /// What was loaded belongs to a training that another was restored over.
+  void forget();
+
+  /// (1, 4, T) i32 on the device: tokens, targets, positions and first keys of this rank's i-th micro-batch.
+  Tensor micro_batch(int64_t step, int64_t i) const { return slot(step).device.rows(i, 1); }
+  /// Targets that are predicted in a loaded step, of all ranks.
+  int64_t counted_tokens(int64_t step) const { return slot(step).counted_tokens; }
+
+ private:
+  /// All micro-batches of a step, (micro-batches, 4, T) i32; on a CPU host and device are the same memory.
+  struct Slot {
+    Tensor host, device;
+    int64_t step = -1;           // whose samples they are
+    int64_t counted_tokens = 0;  // of all ranks
+  };
+  /// What each rank says about its samples of a step.
+  struct Report {
+    int64_t counted_tokens = 0, failed = 0;
+  };
+  size_t index(int64_t step) const { return plan_.loads_ahead() ? static_cast<size_t>(step % 2) : 0; }
+  Slot& slot(int64_t step) { return slots_[index(step)]; }
+  const Slot& slot(int64_t step) const { return slots_[index(step)]; }
+  int64_t read(const Tensor& host, int64_t step) const;
+
+  const Config& config_;
+  const Blend* data_;
+  const StepPlan& plan_;
+  const Mesh& mesh_;
+  std::array<Slot, 2> slots_;    // one on a CPU
+  std::vector<Report> reports_;  // by rank
+  std::vector<int> data_ranks_;  // those of this rank's data axis: other ranks compute the same samples again
+};
+
+}  // namespace sluice
