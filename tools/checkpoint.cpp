@@ -14,6 +14,7 @@
 #include "core/io.h"
 #include "eval/portable.h"
 #include "eval/trained_model.h"
+#include "hf/export.h"
 #include "hf/merge_adapters.h"
 #include "validation_sets.h"
 
@@ -136,50 +137,10 @@ void prune(const CheckpointOptions& options) {
   if (removed.empty()) fmt::print("nothing to remove\n");
 }
 
-/// The tokenizer of a checkpoint without a copy of it; nothing, with a warning, if the tokenizer's file does
-/// not exist here.
-std::unique_ptr<Tokenizer> tokenizer_from_elsewhere(const CheckpointInfo& checkpoint,
-                                                    const std::string& chosen) {
-  const TokenizerConfig configured = checkpoint_config(checkpoint, "auto").data.tokenizer;
-  try {
-    return checkpoint_tokenizer(checkpoint, configured, chosen);
-  } catch (const Error& error) {
-    if (!chosen.empty() || error.code() != ExitCode::no_input) throw;
-    spdlog::warn("exported without a tokenizer: {}", error.what());
-    return nullptr;
-  }
-}
-
 /// Writes weights, config.json and tokenizer in Hugging Face's layout.
 void export_weights(const CheckpointOptions& options) {
   const CheckpointInfo checkpoint = find_checkpoint(options.path);
-  const Manifest manifest = read_manifest(checkpoint.path);
-  io::make_directories(options.output);
-  std::vector<std::string> names;
-  for (const FileRecord& f : manifest.files)
-    if (is_shard_of(f.name, kWeightsKind) || f.name == kWeightsIndex || f.name == "config.json" ||
-        f.name == kTokenizerFile)
-      names.push_back(f.name);
-  std::unique_ptr<Tokenizer> tokenizer;
-  if (checkpoint.tokenizer_model.empty() || !options.tokenizer.empty())
-    tokenizer = tokenizer_from_elsewhere(checkpoint, options.tokenizer);
-  if (tokenizer && !tokenizer->model().empty() && checkpoint.tokenizer_model.empty())
-    names.push_back(kTokenizerFile);
-  for (const std::string& name : names)
-    if (io::exists(options.output + "/" + name))
-      fail(ExitCode::cannot_create, "{}/{} exists; nothing was written", options.output, name);
-  for (const std::string& name : names) {
-    if (!manifest.file(name)) {
-      write_tokenizer(options.output, *tokenizer);
-      continue;
-    }
-    const io::MappedFile source = open_verified(checkpoint.path, manifest, *manifest.file(name));
-    io::OutputFile file(options.output + "/" + name, io::OutputFile::Mode::create_new);
-    file.write(source.data(), source.size());
-    file.fsync();
-    file.close();
-  }
-  io::fsync_directory(options.output);
+  const std::vector<std::string> names = export_checkpoint(checkpoint, options.output, options.tokenizer);
   fmt::print("step {} -> {}/{}\n", checkpoint.step, options.output, fmt::join(names, ", "));
 }
 

@@ -11,12 +11,12 @@
 
 #include "commands.h"
 #include "core/io.h"
+#include "core/line_reader.h"
 #include "core/parallel_for.h"
 #include "data/text_loss.h"
 #include "data/token_check.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"
-#include "line_reader.h"
 
 namespace sluice {
 

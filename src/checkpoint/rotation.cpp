@@ -10,9 +10,9 @@
 namespace sluice {
 namespace {
 
+/// What an interrupted save can leave; other names are the user's.
 bool is_litter(const std::string& name) {
-  const auto starts = [&](const char* prefix) { return name.rfind(prefix, 0) == 0; };
-  return starts(kStagingPrefix) || starts(kTrashPrefix) || (name.size() > 4 && name.ends_with(".tmp"));
+  return name.starts_with(kStagingPrefix) || name.starts_with(kTrashPrefix) || name == "LATEST.tmp";
 }
 
 bool is_valid(const std::string& path) {

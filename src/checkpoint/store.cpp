@@ -107,6 +107,12 @@ struct CheckpointStore::Impl {
     std::string probe, problem;
     if (leads()) {
       try {
+        if (io::is_link(folder))
+          fail(ExitCode::cannot_create,
+               "{} is a symbolic link, and checkpoints are written and removed only in a folder of the run; "
+               "to "
+               "keep them on another disk, put run_dir there",
+               folder);
         io::make_directories(folder);
         remove_litter(folder);
         probe = fmt::format("{}/{}probe-{:x}", folder, kStagingPrefix, nonce());

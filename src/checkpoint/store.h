@@ -24,8 +24,8 @@ constexpr int64_t kSpareBytes = int64_t{1} << 20;
 
 class CheckpointStore {
  public:
-  /// folder = RUN/ckpt. Rank 0 removes leftovers of interrupted saves (.staging-*, .trash-*, *.tmp). With
-  /// async, or if tensors are on the GPU of `ctx`, memory for one snapshot of `content`'s tensors is
+  /// folder = RUN/ckpt. Rank 0 removes leftovers of interrupted saves (.staging-*, .trash-*, LATEST.tmp).
+  /// With async, or if tensors are on the GPU of `ctx`, memory for one snapshot of `content`'s tensors is
   /// allocated here, once, before training; saves copy GPU tensors to it through pinned buffers. `ranks`: the
   /// ranks that save together, each with its own content. They must share the folder's file system (otherwise
   /// Error(usage)) and construct their stores together. `ranks` must outlive the store and is used only by

@@ -152,8 +152,7 @@ void remove_tree_at(int parent, const std::string& name, const std::string& path
 
 }  // namespace
 
-// ---- reading
-// ---------------------------------------------------------------------------------------------------
+// ---- reading ---------------------------------------------------------------------------------------------
 
 std::string read_file(const std::string& path, int64_t max_bytes) {
   struct stat info;
@@ -225,8 +224,7 @@ int64_t free_bytes(const std::string& path) {
   return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
 }
 
-// ---- changing
-// --------------------------------------------------------------------------------------------------
+// ---- changing --------------------------------------------------------------------------------------------
 
 void make_directories(const std::string& path) {
   if (path.empty() || is_directory(path)) return;
@@ -266,20 +264,10 @@ void fsync_directory(const std::string& path) {
 }
 
 void write_file_atomic(const std::string& path, std::string_view content) {
-  const std::string temporary = path + ".tmp";
-  struct stat info;
-  if (::lstat(temporary.c_str(), &info) == 0) remove_file(temporary);  // left by a crash
-  try {
-    OutputFile file(temporary, OutputFile::Mode::create_new);
-    file.write(content);
-    file.fsync();
-    file.close();
-    rename(temporary, path);
-  } catch (const Error&) {
-    remove_quietly(temporary);
-    throw;
-  }
-  fsync_directory(parent_of(path));
+  NewFile file(path);
+  file.write(content);
+  file.complete();
+  file.publish();
 }
 
 OutputFile::OutputFile(const std::string& path, Mode mode) : path_(path) {
@@ -328,8 +316,37 @@ void OutputFile::close() {
   if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail_write("close", path_, errno);
 }
 
-// ---- mapping
-// ---------------------------------------------------------------------------------------------------
+namespace {
+
+/// The name that a file has until it is complete, free.
+std::string temporary_of(const std::string& path) {
+  std::string temporary = path + ".tmp";
+  struct stat info;
+  if (::lstat(temporary.c_str(), &info) == 0) remove_file(temporary);
+  return temporary;
+}
+
+}  // namespace
+
+NewFile::NewFile(const std::string& path)
+    : path_(path), temporary_(temporary_of(path)), file_(temporary_, OutputFile::Mode::create_new) {}
+
+NewFile::~NewFile() {
+  if (!published_) remove_quietly(temporary_);
+}
+
+void NewFile::complete() {
+  file_.fsync();
+  file_.close();
+}
+
+void NewFile::publish() {
+  rename(temporary_, path_);
+  published_ = true;
+  fsync_directory(parent_of(path_));
+}
+
+// ---- mapping ---------------------------------------------------------------------------------------------
 
 MappedFile::MappedFile(const std::string& path, bool follow_links) : path_(path) {
   struct stat info;

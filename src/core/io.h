@@ -65,6 +65,27 @@ class OutputFile {
   int fd_ = -1;
 };
 
+/// A file that appears under its name only when it is complete. Until then it is PATH.tmp, which the
+/// destructor removes.
+class NewFile {
+ public:
+  explicit NewFile(const std::string& path);  // removes a PATH.tmp that a crash left
+  ~NewFile();
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+  void write(const void* data, int64_t bytes) { file_.write(data, bytes); }
+  void write(std::string_view text) { file_.write(text); }
+  /// Syncs and closes: every error of writing is known before a file is published.
+  void complete();
+  /// Renames to PATH, replacing a file of that name, and syncs the folder.
+  void publish();
+
+ private:
+  std::string path_, temporary_;
+  OutputFile file_;
+  bool published_ = false;
+};
+
 /// A read-only mapping of a whole regular file.
 class MappedFile {
  public:

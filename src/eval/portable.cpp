@@ -86,12 +86,4 @@ void require_validation_data(const std::vector<DataSource>& sets) {
     require_files(set, "validation set", fmt::format("give their new path: --data {}=PREFIX", set.name));
 }
 
-void write_tokenizer(const std::string& folder, const Tokenizer& tokenizer) {
-  if (tokenizer.model().empty()) return;
-  io::OutputFile file(folder + "/" + kTokenizerFile, io::OutputFile::Mode::create_new);
-  file.write(tokenizer.model());
-  file.fsync();
-  file.close();
-}
-
 }  // namespace sluice

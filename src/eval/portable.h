@@ -28,7 +28,4 @@ void require_training_data(const Config& config);
 /// The same for the validation sets in a checkpoint's configuration, for which --data gives another path.
 void require_validation_data(const std::vector<DataSource>& sets);
 
-/// Writes the tokenizer's model, if it has one, as tokenizer.model to a folder without a file of that name.
-void write_tokenizer(const std::string& folder, const Tokenizer& tokenizer);
-
 }  // namespace sluice

@@ -9,6 +9,7 @@
 #include "eval/portable.h"
 #include "eval/trained_model.h"
 #include "hf/config.h"
+#include "hf/export.h"
 
 namespace sluice {
 namespace {
@@ -65,18 +66,15 @@ int64_t merge_adapters(const CheckpointInfo& checkpoint, const std::string& fold
   const double scale = config.lora.alpha / static_cast<double>(config.lora.rank);
   const Manifest manifest = read_manifest(checkpoint.path);
   StoredTensors stored(checkpoint.path, manifest, kWeightsKind, StoredTensors::Check::checksum);
-  const std::string weights = folder + "/" + shard_name(kWeightsKind, 0, 1),
-                    description = folder + "/config.json";
+  const std::string weights = shard_name(kWeightsKind, 0, 1);
   const auto tokenizer = checkpoint_tokenizer(checkpoint, config.data.tokenizer, chosen_tokenizer);
-  for (const std::string& path : {weights, description, folder + "/" + kTokenizerFile})
-    if (io::exists(path)) fail(ExitCode::cannot_create, "{} exists; nothing was written", path);
+  NewFolderContent content(folder, {weights, "config.json", kTokenizerFile});
 
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, t] : stored.tensors())
     if (!name.ends_with(kA) && !name.ends_with(kB)) entries.push_back({name, t.dtype, t.shape});
   const std::string header = make_safetensors_header(entries);
-  io::make_directories(folder);
-  io::OutputFile file(weights, io::OutputFile::Mode::create_new);
+  io::NewFile& file = content.add(weights);
   file.write(header.data(), std::ssize(header));
   int64_t count = 0;
   for (const SafetensorsEntry& entry : entries) {
@@ -92,12 +90,10 @@ int64_t merge_adapters(const CheckpointInfo& checkpoint, const std::string& fold
       file.write(stored.read(w, 0, w.bytes, buffer), w.bytes);
     }
   }
-  file.fsync();
-  file.close();
   config.lora = {};
-  io::write_file_atomic(description, hf_config(config, tokenizer->end_of_document()).dump(2) + "\n");
-  write_tokenizer(folder, *tokenizer);
-  io::fsync_directory(folder);
+  content.add("config.json", hf_config(config, tokenizer->end_of_document()).dump(2) + "\n");
+  if (!tokenizer->model().empty()) content.add(kTokenizerFile, tokenizer->model());
+  content.publish();
   return count;
 }
 

@@ -70,35 +70,4 @@ nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& r
   return {{"schema", 1}, {"step", step}, {"tokens", tokens}, {"sets", sets}, {"analysis", analysis}};
 }
 
-JsonLines::JsonLines(std::string path, int64_t last_step) : path_(std::move(path)) {
-  const std::string before = io::exists(path_) ? io::read_file(path_) : "";
-  std::string kept;
-  for (size_t begin = 0; begin < before.size();) {
-    const size_t end = std::min(before.find('\n', begin), before.size());
-    const std::string line = before.substr(begin, end - begin);
-    begin = end + 1;
-    const nlohmann::json parsed = nlohmann::json::parse(line, nullptr, false);
-    if (!parsed.is_object() || !parsed.contains("step") || !parsed["step"].is_number_integer()) continue;
-    const int64_t step = parsed["step"].get<int64_t>();
-    if (step > last_step) continue;
-    last_step_ = std::max(last_step_, step);
-    kept += line + "\n";
-  }
-  if (kept != before) io::write_file_atomic(path_, kept);
-  file_ = std::make_unique<io::OutputFile>(path_, io::OutputFile::Mode::append);
-}
-
-void JsonLines::append(const nlohmann::ordered_json& line) {
-  last_step_ = std::max(last_step_, line.at("step").get<int64_t>());
-  try {
-    // After a failure the last line may be torn; a newline ends it.
-    file_->write((failing_ ? "\n" : "") + line.dump() + "\n");
-    failing_ = false;
-    warning_.over();
-  } catch (const std::exception& error) {  // of files, or of text that JSON cannot hold
-    warning_.warn(fmt::format("{}: {}; training goes on, lines are missing", path_, error.what()));
-    failing_ = true;
-  }
-}
-
 }  // namespace sluice

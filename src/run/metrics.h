@@ -3,13 +3,10 @@
 // step, eval.jsonl per evaluation. Append-only; a resumed run first cuts what lies past the step it resumes
 // from.
 #include <cstdint>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
-#include "core/io.h"
-#include "core/repeated_warning.h"
 #include "eval/evaluate.h"
 #include "nn/step_loss.h"
 
@@ -29,22 +26,5 @@ struct TrainRecord {
 
 nlohmann::ordered_json to_json(const TrainRecord& record);
 nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& result);
-
-/// A file of JSON lines, each with a "step". A failing write is a warning and does not end the training.
-class JsonLines {
- public:
-  /// Cuts lines past `last_step`, and a torn last line, by rewriting the file atomically.
-  JsonLines(std::string path, int64_t last_step);
-  void append(const nlohmann::ordered_json& line);
-  /// The largest step in the file, or whose line could not be written; -1 when there is none.
-  int64_t last_step() const { return last_step_; }
-
- private:
-  std::string path_;
-  std::unique_ptr<io::OutputFile> file_;
-  int64_t last_step_ = -1;
-  bool failing_ = false;
-  RepeatedWarning warning_;
-};
 
 }  // namespace sluice

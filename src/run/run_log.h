@@ -13,6 +13,7 @@
 #include "core/profile.h"
 #include "eval/evaluate.h"
 #include "run/console.h"
+#include "run/json_lines.h"
 #include "run/metrics.h"
 #include "run/run_folder.h"
 #include "run/step_times.h"

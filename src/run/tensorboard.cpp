@@ -62,6 +62,9 @@ uint32_t crc32c(std::string_view data) {
 uint32_t masked_crc32c(std::string_view data) { return std::rotr(crc32c(data), 15) + 0xA282EAD8u; }
 
 EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
+  if (io::is_link(folder))
+    fail(ExitCode::cannot_create, "{} is a symbolic link; events are written only in a folder of the run",
+         folder);
   io::make_directories(folder);
   char host[256] = "localhost";
   gethostname(host, sizeof host - 1);

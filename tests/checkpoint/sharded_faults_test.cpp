@@ -167,7 +167,7 @@ TEST_CASE("an error at any operation of any rank fails at most that save, and al
           int64_t reached = 1;
           if (c.rank() == victim) {
             try {
-              io::make_directories(folder + "/probe.tmp");
+              io::make_directories(folder + "/.trash-probe");
             } catch (const io::IoError&) {
               reached = sticky ? 1 : 0;
             }

@@ -451,6 +451,22 @@ TEST_CASE("a save can keep all older checkpoints, and a guarded folder is not ch
   CHECK(steps_in(folder) == std::vector<int64_t>{40});
 }
 
+TEST_CASE("only what saves leave behind is removed, and only in the run's own folder", "[checkpoint]") {
+  const TempFolder folder;
+  const std::string victim = folder / "victim", run = folder / "run";
+  for (const std::string& place : {victim, run + "/ckpt"})
+    for (const char* name : {"/notes.tmp", "/mine.tmp/deep", "/.trash-step_00000010", "/.staging-1"})
+      io::make_directories(place + name);
+  Toy toy(20);
+  { const CheckpointStore store(run + "/ckpt", config_of(false), toy.content()); }
+  CHECK(io::list_directory(run + "/ckpt") == std::vector<std::string>{"mine.tmp", "notes.tmp"});
+  const std::vector<std::string> before = io::list_directory(victim);
+  std::filesystem::create_directory_symlink(victim, run + "/linked");
+  CHECK_THROWS_WITH(CheckpointStore(run + "/linked", config_of(false), toy.content()),
+                    Contains("is a symbolic link") && Contains("run_dir"));
+  CHECK(io::list_directory(victim) == before);
+}
+
 TEST_CASE("non-finite values are not saved", "[checkpoint]") {
   Trials trials;
   const std::string folder = trials.fresh();

@@ -46,6 +46,25 @@ TEST_CASE("checkpoint lists, verifies, compares, exports and prunes", "[checkpoi
   CHECK_THAT(o.err, Contains("exists; nothing was written"));
   CHECK(checkpoint({"diff", older + "/model.safetensors", t.folder / "exported"}).code == 0);
 
+  // A disk that is full at any moment leaves no file that is not whole.
+  const std::string torn = t.folder / "torn";
+  int failures = 0;
+  for (int n = 1;; ++n) {
+    o = t.sluice({"checkpoint", "export", older, "-o", torn},
+                 {{"SLUICE_IOFAIL", fmt::format("{}:ENOSPC", n)}});
+    if (o.code == 0) break;
+    ++failures;
+    INFO(n << ": " << o.err);
+    CHECK(o.code == 74);
+    for (const std::string& name :
+         io::is_directory(torn) ? io::list_directory(torn) : std::vector<std::string>{}) {
+      CHECK(io::read_file(torn + "/" + name) == io::read_file(older + "/" + name));
+      io::remove_file(torn + "/" + name);
+    }
+  }
+  CHECK(failures >= 8);
+  CHECK(checkpoint({"diff", older + "/model.safetensors", torn}).code == 0);
+
   fs::resize_file(newest + "/optim.safetensors", 100);
   o = checkpoint({"verify", t.run});
   CHECK(o.code == 65);
