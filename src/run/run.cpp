@@ -17,6 +17,7 @@
 #include "run/console.h"
 #include "run/data_plan.h"
 #include "run/evaluation.h"
+#include "run/json_lines.h"
 #include "run/run_log.h"
 #include "run/saving.h"
 #include "run/start_files.h"
