@@ -146,7 +146,7 @@ void Optimizer::update(Context& ctx) {
 
 void Optimizer::judge_and_update(Context& ctx, const std::vector<Tensor>& values,
                                  const std::vector<Tensor>& grads) {
-  judge_update(ctx, control_, AdamwRule(config_).settings());
+  judge_update(ctx, control_, adamw_settings(config_));
   const bool given = !pieces_.empty();
   SLUICE_CHECK(!given || (values.size() == pieces_.size() && grads.size() == pieces_.size()),
                "judge_and_update: {} values and {} gradients of {} pieces", values.size(), grads.size(),

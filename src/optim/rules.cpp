@@ -21,7 +21,7 @@ UpdateFactors AdamwRule::factors(double lr_multiplier, bool decays) const {
 
 void AdamwRule::update(Context& ctx, const UpdateRange& range, const Tensor& control) const {
   adamw_update(ctx, range.value, range.master, range.state[0], range.state[1], range.gradient, range.segments,
-               control, settings());
+               control, adamw_settings(config_));
 }
 
 UpdateFactors MuonRule::factors(double lr_multiplier, bool decays) const {

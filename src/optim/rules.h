@@ -49,6 +49,10 @@ concept IsUpdateRule = requires(const Rule& rule, const ParamSpec& spec, Context
   { rule.update(ctx, range, control) } -> std::same_as<void>;
 };
 
+inline AdamwSettings adamw_settings(const OptimizerConfig& config) {
+  return {.beta1 = config.beta1, .beta2 = config.beta2, .eps = config.eps};
+}
+
 /// AdamW (ops/adamw.h), of any parameter.
 class AdamwRule {
  public:
@@ -57,10 +61,6 @@ class AdamwRule {
   std::vector<const char*> state_names() const { return {".m", ".v"}; }
   UpdateFactors factors(double lr_multiplier, bool decays) const;
   void update(Context& ctx, const UpdateRange& range, const Tensor& control) const;
-
-  AdamwSettings settings() const {
-    return {.beta1 = config_.beta1, .beta2 = config_.beta2, .eps = config_.eps};
-  }
 
  private:
   OptimizerConfig config_;
