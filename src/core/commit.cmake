@@ -4,7 +4,7 @@
 set(commit "unknown")
 find_program(GIT git)
 if(GIT)
-  # Sources that were unpacked inside somebody's repository are none of its commits.
+  # Sources that were unpacked inside another repository are none of its commits.
   execute_process(COMMAND ${GIT} -C ${SOURCE} rev-parse --show-toplevel
                   OUTPUT_VARIABLE top OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   get_filename_component(source "${SOURCE}" REALPATH)

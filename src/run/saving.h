@@ -27,7 +27,7 @@ class Saving {
   /// Waits until the last save is durable and reports it. SharedError(save_failed) where it could not be
   /// written.
   void finish();
-  /// The same after an error: what could not be written is told by what_is_saved().
+  /// The same after an error: what could not be written is in what_is_saved().
   void finish_after_error();
   /// Before a save after an error: works in the run folder under its new name where it was renamed.
   void follow_folder();

@@ -78,7 +78,7 @@ TrainingStart prepare_training(const RunOptions& options, Communicator& ranks) {
   check_limits(start.plan, ranks);
   if (leads) start.folder = std::make_unique<RunFolder>(start.config.run_dir);
   faults::at("init", 0);
-  ranks.barrier();  // nobody looks before the folder is ours
+  ranks.barrier();  // no rank reads the folder before rank 0 holds its lock
   // Also of a training that is finished.
   if (leads && io::is_directory(checkpoints)) remove_litter(checkpoints);
   find_checkpoint(start, checkpoints, options, ranks);

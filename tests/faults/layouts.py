@@ -69,8 +69,10 @@ def train(world, run, keys, ranks):
 def change_layout(world, run, model, total, layouts):
     """One training in three parts, each with its own layout."""
     for part, layout in enumerate(layouts):
+        before = last_step(run)
         start = world.start(run, layout[0], keys_of(model, total, layout), launch=[])
-        target = STEPS * (part + 1) // len(layouts)
+        # A part before may have gone further than it was asked to; a launcher that has only just begun dies of the signal.
+        target = max(STEPS * (part + 1) // len(layouts), before + 1)
         if part + 1 < len(layouts):
             wait_until(lambda: start.over() or last_step(run) >= target, 300)
             if not start.over():

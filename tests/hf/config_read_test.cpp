@@ -275,15 +275,16 @@ TEST_CASE(
     CHECK(keys_of(function_differences(read.model, config.model)).empty());
     CHECK(read.spelled.count(keys[i]) == 1);
   }
-  CHECK(same ==
-        std::vector<std::string>{
-            "model.initializer", "model.initializer_range", "model.scaled_residual_init",
-            "model.max_position_embeddings", "model.attention.head_balance.coefficient",
-            "model.attention.head_balance.scope", "model.attention.head_balance.shared_heads",
-            "model.attention.head_balance.shared_from", "model.attention.head_balance.calibration_samples",
-            "model.attention.head_balance.ddof", "model.attention.head_balance.skip_first",
-            "model.attention.kernel", "model.moe.load_balance.coefficient", "model.moe.load_balance.scope",
-            "model.moe.router_z_loss_coefficient", "model.match_parameters_of", "model.match_multiple"});
+  CHECK(same == std::vector<std::string>{
+                    "model.initializer", "model.initializer_range", "model.scaled_residual_init",
+                    "model.logit_z_loss_coefficient", "model.max_position_embeddings",
+                    "model.attention.head_balance.coefficient", "model.attention.head_balance.scope",
+                    "model.attention.head_balance.shared_heads", "model.attention.head_balance.shared_from",
+                    "model.attention.head_balance.calibration_samples", "model.attention.head_balance.ddof",
+                    "model.attention.head_balance.skip_first", "model.attention.kernel",
+                    "model.moe.load_balance.coefficient", "model.moe.load_balance.scope",
+                    "model.moe.router_z_loss_coefficient", "model.match_parameters_of",
+                    "model.match_multiple"});
 }
 
 TEST_CASE("keys without effect are not compared, and gate lists of different lengths are reported as a whole",

@@ -1,18 +1,15 @@
 // One whole training step: independence of threads, and no allocations.
 #include <atomic>
 #include <catch2/catch.hpp>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <new>
-#include <utility>
-#include <vector>
 
 #include "comm/threads.h"
 #include "core/parallel_for.h"
-#include "ops/linear.h"
 #include "optim/optimizer.h"
 #include "support/model.h"
+#include "support/products.h"
 
 namespace {
 
@@ -90,38 +87,11 @@ struct Training {
   Arena moments{"optimizer", 16 << 20};
 };
 
-/// The model's products in f32 with this many threads, one after the other.
-std::vector<float> products(int threads) {
-  set_num_threads(threads);
-  constexpr int64_t T = 601;
-  Context ctx(64 << 20);
-  Arena arena("products", 16 << 20);
-  std::vector<float> all;
-  for (const auto& [out, in] :
-       {std::pair<int64_t, int64_t>{96, 96}, {48, 96}, {160, 96}, {96, 160}, {300, 96}}) {
-    const LinearWeight w{arena.alloc("w", DType::f32, {out, in}), {}, {}};
-    const Tensor x = arena.alloc("x", DType::f32, {T, in}), y = arena.alloc("y", DType::f32, {T, out});
-    const Tensor dx = arena.alloc("dx", DType::f32, {T, in}), dw = arena.alloc("dw", DType::f32, {out, in});
-    for (int64_t i = 0; i < x.numel(); ++i) x.as<float>()[i] = std::sin(static_cast<float>(i));
-    for (int64_t i = 0; i < dw.numel(); ++i) {
-      w.value.as<float>()[i] = std::cos(static_cast<float>(i));
-      dw.as<float>()[i] = 0;
-    }
-    linear_forward(ctx, y, x, w);
-    linear_backward_input(ctx, dx, y, w, Into::overwrite);
-    linear_backward_weight(ctx, dw, y, x);
-    for (const Tensor& t : {y, dx, dw}) all.insert(all.end(), t.as<float>(), t.as<float>() + t.numel());
-  }
-  return all;
-}
-
 }  // namespace
 
 TEST_CASE("training gives the same bits with one thread and with several", "[step][threads]") {
   const int threads = num_threads();
-  // oneDNN keeps the bits of a product on processors with AVX-512; with AVX2 alone it may divide a product's
-  // sum between the threads. There losses agree to rounding.
-  const bool same_products = products(1) == products(3);
+  const bool same_products = test::products_keep_bits_over_threads();
   if (!same_products) WARN("the matrix library's bits depend on the number of threads on this processor");
   for (const DType dtype : {DType::f32, DType::bf16}) {
     INFO(dtype_name(dtype));

@@ -66,32 +66,42 @@ TEST_CASE("router ops agree over types and threads", "[router]") {
     for (const bool norm : {false, true}) {
       const int64_t T = shape[0], E = shape[1], K = shape[2], C = 24;
       CAPTURE(T, E, K, norm);
-      check_op([&](Pool& pool, Context& ctx, DType type) {
-        const DType wide = accumulate_dtype(type);
-        const Tensor z = exact_normal(pool, wide, {T, E}, 2), dweights = exact_normal(pool, wide, {T, K});
-        Context real(kTestScratch);  // so that the tensors exist that a dry run must not read
-        const Routed r = route(pool, real, z, K, norm);
-        const Routed out = make_routed(pool, wide, T, E, K);
-        const Tensor counts = pool.zeros(DType::f64, {E}),
-                     totals = pool.zeros(DType::f64, {router_totals_size(E)});
-        const Permutation p{pool.zeros(DType::i32, {E + 1}), pool.zeros(DType::i32, {T * K}),
-                            pool.zeros(DType::i32, {T * K}), pool.zeros(DType::i32, {T, K})};
-        permute_plan(real, p, r.experts);
-        const Tensor dlogits = pool.zeros(wide, {T, E});
-        route_forward(ctx, out.probabilities, out.lse, out.weights, out.experts, z, norm);
-        router_load(ctx, counts, totals, p.offsets, r.probabilities, r.lse);
-        route_backward(ctx, dlogits, dweights, r.probabilities, r.lse, r.weights, r.experts, counts, norm,
-                       {0.3, 0.2});
+      check_op(
+          [&](Pool& pool, Context& ctx, DType type) {
+            const DType wide = accumulate_dtype(type);
+            const Tensor z = exact_normal(pool, wide, {T, E}, 2), dweights = exact_normal(pool, wide, {T, K});
+            Context real(kTestScratch);  // so that the tensors exist that a dry run must not read
+            const Routed r = route(pool, real, z, K, norm);
+            const Routed out = make_routed(pool, wide, T, E, K);
+            const Tensor counts = pool.zeros(DType::f64, {E}),
+                         totals = pool.zeros(DType::f64, {router_totals_size(E)});
+            const Permutation p{pool.zeros(DType::i32, {E + 1}), pool.zeros(DType::i32, {T * K}),
+                                pool.zeros(DType::i32, {T * K}), pool.zeros(DType::i32, {T, K})};
+            permute_plan(real, p, r.experts);
+            const Tensor dlogits = pool.zeros(wide, {T, E});
+            route_forward(ctx, out.probabilities, out.lse, out.weights, out.experts, z, norm);
+            router_load(ctx, counts, totals, p.offsets, r.probabilities, r.lse);
+            route_backward(ctx, dlogits, dweights, r.probabilities, r.lse, r.weights, r.experts, counts, norm,
+                           {0.3, 0.2});
 
-        LinearWeight w;
-        w.value = exact_normal(pool, type, {E, C});
-        const Tensor x = exact_normal(pool, type, {T, C}), dx = exact_normal(pool, type, {T, C});
-        const Tensor logits = pool.zeros(wide, {T, E}), dw = pool.zeros(wide, {E, C});
-        router_logits_forward(ctx, logits, x, w);
-        router_logits_backward(ctx, dx, dw, z, x, w, Into::add);
-        return std::vector{
-            out.probabilities, out.lse, out.weights, out.experts, dlogits, totals, counts, logits, dx, dw};
-      });
+            LinearWeight w;
+            w.value = exact_normal(pool, type, {E, C});
+            const Tensor x = exact_normal(pool, type, {T, C}), dx = exact_normal(pool, type, {T, C});
+            const Tensor logits = pool.zeros(wide, {T, E}), dw = pool.zeros(wide, {E, C});
+            router_logits_forward(ctx, logits, x, w);
+            router_logits_backward(ctx, dx, dw, z, x, w, Into::add);
+            return std::vector{out.probabilities,
+                               out.lse,
+                               out.weights,
+                               out.experts,
+                               dlogits,
+                               totals,
+                               counts,
+                               logits,
+                               dx,
+                               dw};
+          },
+          7);
     }
 }
 

@@ -1,4 +1,4 @@
-// Gradients in two bytes: right in the mean, the same again, and told apart by step, bucket and rank.
+// Gradients in bf16 with stochastic rounding: unbiased, reproducible, and different by step, bucket and rank.
 #include "optim/bf16_wire.h"
 
 #include <catch2/catch.hpp>

@@ -50,7 +50,7 @@ TEST_CASE("the layers' FLOPs sum to the one formula of dense causal attention", 
       {"quickstart/gated.yaml", lora},
       {"quickstart/gated.yaml", {"optimizer.rules=[{match: down_proj, trainable: false}]"}},
       {"quickstart/gated.yaml",
-       {"model.attention.gates=[{position: value, granularity: headwise}, {input: constant}, {position: "
+       {"model.attention.gates=[{position: value, granularity: headwise}, {input: none}, {position: "
         "dense_output}]"}},
       {"quickstart/baseline.yaml",
        {"model.attention.switch_heads={num_experts: 4, num_experts_per_tok: 2, projections: key_value}"}},

@@ -41,7 +41,7 @@ std::string save(const std::string& folder, Trainer& trainer, const Config& conf
   return list_checkpoints(folder).front();
 }
 
-/// Every tensor's bytes by its name, whoever of the ranks holds them.
+/// Every tensor's bytes by its name, from whichever rank holds them.
 class Bits {
  public:
   void add(const CheckpointContent& content) {

@@ -82,7 +82,7 @@ TEST_CASE("a target outside the vocabulary is reported at the next synchronize, 
   const Tensor targets = r.input("targets", DType::i32, {3}, [](int64_t i) { return i == 1 ? 20.0 : 4.0; });
   cross_entropy_forward(ctx, losses, hidden, head, targets);
   CHECK(message_of([&] { synchronize(ctx); }) == "target 20 is outside the vocabulary");
-  const std::vector<CaseRun::Output>& outputs = r.collect();  // told once
+  const std::vector<CaseRun::Output>& outputs = r.collect();  // reported once
   CHECK(Pool::get(outputs[0].host, 0) > 0);
   CHECK(Pool::get(outputs[0].host, 1) == 0);
 }
