@@ -50,17 +50,18 @@ bool for_each_kept(const std::string& path, int64_t last_step, const F& kept) {
 }  // namespace
 
 JsonLines::JsonLines(std::string path, int64_t last_step) : path_(std::move(path)) {
-  if (io::exists(path_)) {
-    const bool others = for_each_kept(
-        path_, last_step, [&](int64_t step, const std::string&) { last_step_ = std::max(last_step_, step); });
-    if (others) {
-      io::NewFile rest(path_);
-      for_each_kept(path_, last_step, [&](int64_t, const std::string& line) { rest.write(line); });
-      rest.complete();
-      rest.publish();
-    }
-  }
-  file_ = std::make_unique<io::OutputFile>(path_, io::OutputFile::Mode::append);
+  const bool there = io::exists(path_);
+  const auto open = [&] { file_ = std::make_unique<io::OutputFile>(path_, io::OutputFile::Mode::append); };
+  open();  // refuses what is not a plain file before it is read
+  if (!there) return;
+  const bool others = for_each_kept(
+      path_, last_step, [&](int64_t step, const std::string&) { last_step_ = std::max(last_step_, step); });
+  if (!others) return;
+  io::NewFile rest(path_);
+  for_each_kept(path_, last_step, [&](int64_t, const std::string& line) { rest.write(line); });
+  rest.complete();
+  rest.publish();
+  open();
 }
 
 void JsonLines::append(const nlohmann::ordered_json& line) {

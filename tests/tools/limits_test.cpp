@@ -46,7 +46,7 @@ TEST_CASE("a run that exceeds ulimit is refused with remedies", "[limits]") {
   CHECK_THAT(warned.out + warned.err, Contains("ulimit -v of 900.0 MiB"));
   CHECK((warned.code == 0 || warned.code == 71));
   // A run that fits is not refused.
-  CHECK(with_address_space(t, 900, t.train_arguments()).code == 0);
+  CHECK(with_address_space(t, 900, t.train_arguments({"run_dir=" + t.folder / "fits"})).code == 0);
   const Outcome planned = with_address_space(t, 900, [&] {
     std::vector<std::string> plan = {"plan", t.config};
     plan.insert(plan.end(), kLarge.begin(), kLarge.end());

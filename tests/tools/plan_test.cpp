@@ -59,7 +59,7 @@ TEST_CASE("plan knows the memory of one rank and of each of two", "[plan]") {
                   measured = peak(t, ranks, fmt::format("large_{}_{}", ranks, zero), large) - rest[ranks];
     INFO(ranks << " ranks, ZeRO " << zero << ": planned " << static_cast<double>(expected) / 1048576
                << " MiB, measured " << static_cast<double>(measured) / 1048576);
-    CHECK(expected > (zero == 3 ? 60 << 20 : 100 << 20));
+    CHECK(expected > (zero == 3 ? 40 << 20 : 55 << 20));  // with AVX2 weights have no packed copies
     CHECK(static_cast<double>(measured) == Approx(static_cast<double>(expected)).epsilon(0.05));
   }
 }

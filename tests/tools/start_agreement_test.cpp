@@ -29,7 +29,7 @@ std::string started_apart(const TinyRun& t, const Words& other, ExitCode& code,
     run_thread_ranks(2, [&](Communicator& ranks) {
       RunOptions options;
       options.config_path = t.config;
-      options.overrides = {"train.micro_batch_size=1", "log.console=none"};
+      options.overrides = {"train.micro_batch_size=1", "train.global_batch_size=4", "log.console=none"};
       options.ranks = &ranks;
       options.signals = &signals;
       if (ranks.rank() == 1) options.overrides.insert(options.overrides.end(), other.begin(), other.end());
@@ -89,7 +89,7 @@ TEST_CASE("a key whose value differs on one rank ends all ranks before a folder 
       {"model.hidden_size=32", "model.hidden_size: 16 on rank 0"},
       {"model.num_hidden_layers=2", "model.num_hidden_layers: 1 on rank 0"},
       {"train.micro_batch_size=2", "train.micro_batch_size: 1 on rank 0"},
-      {"train.global_batch_size=4", "train.global_batch_size: 2 on rank 0"},
+      {"train.global_batch_size=8", "train.global_batch_size: 4 on rank 0"},
       {"train.max_steps=9", "train.max_steps: 8 on rank 0"},
       {"data.seq_len=8", "data.seq_len: 16 on rank 0"},
       {"model.moe={num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}",

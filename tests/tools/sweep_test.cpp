@@ -133,7 +133,7 @@ TEST_CASE("a stopped sweep lets its trials save, and resumes from there", "[swee
   if (no_python()) return;
   const Sweeps s;
   s.write(
-      "base: tiny.yaml\nset: {train.max_steps: 400, checkpoint.every_steps: 0}\nseeds: [1]\n"
+      "base: tiny.yaml\nset: {train.max_steps: 4000, checkpoint.every_steps: 0}\nseeds: [1]\n"
       "resources: {threads: 1}\n");
   setenv("SLUICE", std::getenv("SLUICE_BINARY"), 1);
   // exec: the signal must reach the script, not its shell.
