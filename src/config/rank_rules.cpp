@@ -67,9 +67,9 @@ void check_batch(const Config& config, int64_t ranks, ProblemSink& problem) {
              (each & (each - 1)) != 0) {
     problem(
         {"parallel.exact_sum", "parallel.determinism", "train.global_batch_size", "train.micro_batch_size"},
-        fmt::format("parallel.exact_sum: tree needs a power of two of micro-batches on every rank, and "
-                    "{} of {} leave each of {} ranks {}; use fixed64",
-                    all, t.micro_batch_size, ranks, each));
+        fmt::format("parallel.exact_sum: tree needs a power of two of micro-batches on every rank; {} "
+                    "micro-batches over {} rank{} are {} each; use fixed64",
+                    all, ranks, ranks == 1 ? "" : "s", each));
   }
 }
 

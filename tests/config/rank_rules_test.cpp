@@ -66,8 +66,8 @@ TEST_CASE("rules of ranks are reported at once with every other problem, each at
   CHECK(three[2] == "a.yaml:8:13: optimizer.lr must be greater than 0, got 0");
   CHECK(three[3] == "a.yaml:11:3: parallel.expert = 2: 3 ranks cannot be divided into groups of that size");
   CHECK(three[4] ==
-        "a.yaml:12:3: parallel.exact_sum: tree needs a power of two of micro-batches on every rank, and 18 "
-        "of 1 leave each of 3 ranks 6; use fixed64");
+        "a.yaml:12:3: parallel.exact_sum: tree needs a power of two of micro-batches on every rank; 18 "
+        "micro-batches over 3 ranks are 6 each; use fixed64");
   const std::vector<std::string> four = load_problems({.ranks = 4});
   REQUIRE(four.size() == 5);
   CHECK(four[2] ==
