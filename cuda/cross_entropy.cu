@@ -49,7 +49,7 @@ DEVICE_INLINE MaxSum join_block(MaxSum v) {
 /// rows come first, for they are what the product before left in the cache. A block of 1024 threads has a
 /// multiprocessor to itself, so that the rows at work (132 x 304 KB at 151,936 words) stay within 50 MB of
 /// cache. Not yet run on a GPU.
-template <bool kGradient, bool kCapped, int kThreads, class T>
+template <bool kGradient, bool kCapped, bool kZLoss, int kThreads, class T>
 __global__ void __launch_bounds__(kThreads)
     softmax_rows(float* losses, T* logits, int64_t stride, const int* targets, int64_t rows, int vocabulary,
                  const double* gradient_scale, float cap, float z_coefficient, float* z_squares,
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
   if (target < 0) {  // no loss here: the whole block returns
     if (thread == 0) {
       losses[row] = 0;
-      if (z_squares) z_squares[row] = 0;
+      if (kZLoss && z_squares) z_squares[row] = 0;
     }
     if constexpr (kGradient) {
       Vec16<T> zero;
@@ -109,15 +109,16 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (int i = tail + thread; i < vocabulary; i += kThreads) mine = join(mine, {value(x[i]), 1});
   const MaxSum all = join_block<kThreads>(mine);
-  const float log_sum = lg2(all.sum) * kLn2, lse = log_sum + all.max;
+  const float log_sum = lg2(all.sum) * kLn2;
   if (thread == 0) {
     losses[row] = log_sum - (at_target - all.max);
-    if (z_squares) z_squares[row] = lse * lse;
+    if (kZLoss && z_squares) z_squares[row] = (log_sum + all.max) * (log_sum + all.max);
   }
 
   if constexpr (kGradient) {
-    const float scale = static_cast<float>(*gradient_scale),
-                factor = scale / all.sum * (1.f + 2.f * z_coefficient * lse);
+    const float scale = static_cast<float>(*gradient_scale);
+    float factor = scale / all.sum;
+    if constexpr (kZLoss) factor *= 1.f + 2.f * z_coefficient * (log_sum + all.max);
     const auto gradient = [&](float y, int index) {
       const float p = ex2((y - all.max) * kLog2e) * factor, d = index == target ? p - scale : p;
       if constexpr (kCapped)
@@ -161,13 +162,24 @@ void softmax(Context& ctx, const char* op, const Tensor& losses, const Tensor& l
   const int64_t rows = losses.dim(0);
   dispatch_storage(op, logits, [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    constexpr int kFew = 256, kMany = 1024;
-    const bool many = vocabulary > 8 * kFew * kVecWidth<T>;
-    const LaunchConfig config{dim3(static_cast<unsigned>(rows)), dim3(many ? kMany : kFew)};
-    const bool capped = soft_cap > 0;
-    const auto kernel =
-        many ? (capped ? softmax_rows<kGradient, true, kMany, T> : softmax_rows<kGradient, false, kMany, T>)
-             : (capped ? softmax_rows<kGradient, true, kFew, T> : softmax_rows<kGradient, false, kFew, T>);
+    // With the z-loss 1,024 threads would spill registers.
+    constexpr int kFew = 256, kMany = 1024, kManyZ = 512;
+    const bool many = vocabulary > 8 * kFew * kVecWidth<T>, capped = soft_cap > 0,
+               with_z = z_squares || z_coefficient != 0;
+    const LaunchConfig config{dim3(static_cast<unsigned>(rows)), dim3(!many    ? kFew
+                                                                      : with_z ? kManyZ
+                                                                               : kMany)};
+    auto kernel = many ? (capped ? softmax_rows<kGradient, true, false, kMany, T>
+                                 : softmax_rows<kGradient, false, false, kMany, T>)
+                       : (capped ? softmax_rows<kGradient, true, false, kFew, T>
+                                 : softmax_rows<kGradient, false, false, kFew, T>);
+    if constexpr (kGradient) {
+      if (with_z)
+        kernel = many ? (capped ? softmax_rows<true, true, true, kManyZ, T>
+                                : softmax_rows<true, false, true, kManyZ, T>)
+                      : (capped ? softmax_rows<true, true, true, kFew, T>
+                                : softmax_rows<true, false, true, kFew, T>);
+    }
     launch(ctx, op, config, kernel, device_data<float>(losses), device_data<T>(logits), stride,
            device_data<int>(targets), rows, static_cast<int>(vocabulary), device_data<double>(gradient_scale),
            static_cast<float>(soft_cap), static_cast<float>(z_coefficient), device_data<float>(z_squares),
