@@ -48,7 +48,9 @@ void run(void (*kernel)(P...), unsigned blocks, unsigned threads, size_t smem, A
 #else
   require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem)),
           "cudaFuncSetAttribute");
-  kernel<<<blocks, threads, smem> > >(static_cast<P>(args)...);
+  // clang-format off
+  kernel<<<blocks, threads, smem>>>(static_cast<P>(args)...);
+  // clang-format on
   require(cudaGetLastError(), "launch");
 #endif
 }
