@@ -80,7 +80,7 @@ void report_deadlock(Group& g) {
   }
   Launch& launch = *g.launch;
   std::string text = std::string("kernel ") + launch.params.name + ", block " + triple(g.blocks[0]->id) +
-                     ", seed " + std::to_string(launch.seed) + ": deadlock: nobody can run";
+                     ", seed " + std::to_string(launch.seed) + ": deadlock: no thread can run";
   for (const auto& [kind, waiting] : kinds)
     text += "\n    " + std::to_string(waiting.threads) + " thread(s) " + kind + ", first " + waiting.first;
   keep_first_error(launch, text);

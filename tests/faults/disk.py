@@ -40,7 +40,7 @@ def operations(world, run):
 
 
 def check_protocol(lines, run):
-    """What must be durable before what, whoever writes it (src/checkpoint/README.md), by the order of the calls."""
+    """What must be durable before what, whichever rank writes it (src/checkpoint/README.md), by the order of the calls."""
     ckpt = os.path.join(run, "ckpt")
     synced, dirty, durable_after, published = set(), {}, {}, 0
     for i, (action, path) in enumerate(lines):
