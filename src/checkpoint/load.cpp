@@ -32,6 +32,17 @@ struct Wish {
   const std::vector<NamedTensor>& targets;
   const std::vector<TensorShape>*
       whole;  // all tensors of the model if the targets are a part of them; else null
+  const WeightAdoption* adoption = nullptr;
+
+  /// Where a tensor of the model is stored under another name or in another order; else null.
+  const WeightSource* source(std::string_view name) const {
+    return adoption ? adoption->map.find(name) : nullptr;
+  }
+  /// nullptr if it is not stored.
+  const StoredTensor* find(const std::string& name) const {
+    const WeightSource* from = source(name);
+    return stored.find(from ? from->name : name);
+  }
 };
 
 /// All tensors of the model: those given in `whole`, or the targets as whole tensors.
@@ -82,11 +93,22 @@ bool is_tied_copy(StoredTensors& stored, const StoredTensor& head) {
 
 /// All differences between the requested and the stored tensors; equal on all ranks that give the whole
 /// model.
-void compare_names(const Wish& wish, bool exact, TensorProblems& problems) {
+WeightReport compare_names(const Wish& wish, bool exact, TensorProblems& problems) {
+  WeightReport report;
   std::set<std::string, std::less<>> names;
-  for (const TensorShape& w : wholes(wish)) {
-    names.insert(w.name);
+  for (TensorShape w : wholes(wish)) {
+    const std::string name = w.name;
+    if (const WeightSource* from = wish.source(name)) {
+      w.name = from->name;
+      w.shape = from->shape;
+    }
     const StoredTensor* found = wish.stored.find(w.name);
+    if (!found && wish.adoption && wish.adoption->may_be_missing && wish.adoption->may_be_missing(name)) {
+      report.missing.push_back(name);
+      continue;
+    }
+    ++report.loaded;
+    if (!names.insert(w.name).second) continue;  // another part of the same stored tensor
     if (!found)
       problems.missing(w);
     else if (found->shape != w.shape)
@@ -97,8 +119,14 @@ void compare_names(const Wish& wish, bool exact, TensorProblems& problems) {
     else if (!found->problem.empty())
       problems.other(fmt::format("incomplete: {}: {}", w.name, found->problem));
   }
-  for (const auto& [name, stored] : wish.stored.tensors())
-    if (!names.count(name) && !is_tied_copy(wish.stored, stored)) problems.unexpected(stored);
+  for (const auto& [name, stored] : wish.stored.tensors()) {
+    if (names.count(name)) continue;
+    if (is_tied_copy(wish.stored, stored) || (wish.adoption && wish.adoption->map.ignores(name)))
+      report.ignored.push_back(name);
+    else
+      problems.unexpected(stored);
+  }
+  return report;
 }
 
 /// The model_type in a config.json beside the weights; empty if there is no readable one.
@@ -152,13 +180,45 @@ void put_values(const unsigned char* from, const std::string& dtype, const Tenso
   }
 }
 
+/// Fills elements of a target from values in another order, or changed by a constant.
+void fill_from(const Wish& wish, const NamedTensor& w, const WeightSource& from, Context* ctx) {
+  const StoredTensor& stored = *wish.stored.find(from.name);
+  const int64_t size = safetensors_bits(stored.dtype) / 8;
+  const int64_t begin = w.begin, end = w.begin + w.tensor.numel();
+  std::vector<unsigned char> buffer;
+  std::vector<double> changed;
+  const auto put = [&](int64_t at, int64_t count, int64_t source) {
+    const unsigned char* values = wish.stored.read(stored, source * size, count * size, buffer);
+    const Tensor part = part_of(w.tensor, at - begin, count);
+    if (from.plus == 0) return put_values(values, stored.dtype, part, ctx);
+    changed.resize(static_cast<size_t>(count));
+    convert_values(values, {"", stored.dtype, {count}, 0, count * size},
+                   Tensor(changed.data(), DType::f64, {count}));
+    for (double& x : changed) x += from.plus;
+    put_values(reinterpret_cast<const unsigned char*>(changed.data()), "F64", part, ctx);
+  };
+  if (from.runs.empty()) return put(begin, end - begin, begin);
+  int64_t at = 0;  // in the whole tensor of the model
+  for (const WeightSource::Run& run : from.runs) {
+    const int64_t first = std::max(begin, at), last = std::min(end, at + run.count);
+    if (first < last) put(first, last - first, run.begin + (first - at));
+    at += run.count;
+  }
+}
+
 /// Fills the targets from the stored pieces. If checksums are known, the checksum of every piece that is read
 /// whole is computed again from the filled memory (on a GPU, from its source in host memory), so that the run
 /// starts from exactly what was saved.
 void fill(const Wish& wish, Context* ctx, bool checksums) {
   for (const NamedTensor& w : wish.targets) {
     SLUICE_CHECK(ctx || w.tensor.device == Device::cpu, "{}: a tensor on a GPU needs a context", w.name);
-    const StoredTensor& stored = *wish.stored.find(w.name);
+    if (const WeightSource* from = wish.source(w.name); from && wish.find(w.name)) {
+      fill_from(wish, w, *from, ctx);
+      continue;
+    }
+    const StoredTensor* found = wish.stored.find(w.name);
+    if (!found) continue;  // it may be missing
+    const StoredTensor& stored = *found;
     // Types below one byte are neither converted nor sliced; after the checks above, every element has whole
     // bytes.
     const int64_t size = safetensors_bits(stored.dtype) / 8;
@@ -210,31 +270,49 @@ void load_checkpoint(const std::string& path, const std::vector<NamedTensor>& we
   for (const Wish& wish : wishes) fill(wish, ctx, true);
 }
 
-void load_weights(const std::string& path, const std::vector<NamedTensor>& weights, Context* ctx,
-                  const std::vector<TensorShape>* whole) {
-  const auto take = [&](StoredTensors stored) {
-    const Wish wish{stored, weights, whole};
-    TensorProblems problems;
-    compare_names(wish, false, problems);
-    refuse(path, problems);
-    fill(wish, ctx, false);
-  };
-  if (!io::is_directory(path)) return take(StoredTensors(path));
+namespace {
+
+/// The tensors of weights at a path, as load_weights accepts it.
+StoredTensors stored_weights(const std::string& path) {
+  if (!io::is_directory(path)) return StoredTensors(path);
   if (io::exists(path + "/" + kManifestName)) {
     const Manifest manifest = read_manifest(path);
     if (const std::string problem = shards_problem(manifest, kWeightsKind); !problem.empty())
       fail(ExitCode::data, "{}: {}", path, problem);
-    return take(StoredTensors(path, manifest, kWeightsKind, StoredTensors::Check::checksum));
+    return StoredTensors(path, manifest, kWeightsKind, StoredTensors::Check::checksum);
   }
-  if (io::exists(path + "/" + kWeights)) return take(StoredTensors(path + "/" + kWeights));
-  if (io::exists(path + "/" + kWeightsIndex)) return take(StoredTensors::from_index(path));
+  if (io::exists(path + "/" + kWeights)) return StoredTensors(path + "/" + kWeights);
+  if (io::exists(path + "/" + kWeightsIndex)) return StoredTensors::from_index(path);
   // The folder of a run or of its checkpoints.
   const std::string folder = io::is_directory(path + "/ckpt") ? path + "/ckpt" : path;
   const CheckpointInfo newest = newest_valid_checkpoint(folder);
   if (newest.path.empty())
     fail(ExitCode::data, "{}: neither a checkpoint nor a model: no {}, {} or {}", path, kManifestName,
          kWeights, kWeightsIndex);
-  load_weights(newest.path, weights, ctx, whole);
+  return stored_weights(newest.path);
+}
+
+WeightReport take_weights(const std::string& path, const std::vector<NamedTensor>& weights, Context* ctx,
+                          const std::vector<TensorShape>* whole, const WeightAdoption& adoption) {
+  StoredTensors stored = stored_weights(path);
+  const Wish wish{stored, weights, whole, &adoption};
+  TensorProblems problems;
+  WeightReport report = compare_names(wish, false, problems);
+  refuse(path, problems);
+  fill(wish, ctx, false);
+  return report;
+}
+
+}  // namespace
+
+WeightReport load_weights(const std::string& path, const std::vector<NamedTensor>& weights, Context* ctx,
+                          const std::vector<TensorShape>* whole, const WeightAdoption& adoption) {
+  return take_weights(path, weights, ctx, whole, adoption);
+}
+
+WeightReport compare_weights(const std::string& path, const std::vector<TensorShape>& whole,
+                             const WeightAdoption& adoption) {
+  return take_weights(path, {}, nullptr, &whole, adoption);
 }
 
 }  // namespace sluice

@@ -78,7 +78,15 @@ bool is_plain_name(std::string_view name);
 std::string shard_name(const char* kind, int i, int count);
 constexpr const char* kWeightsKind = "model";
 constexpr const char* kOptimizerKind = "optim";
-constexpr const char* kTokenizerFile = "tokenizer.model";  // Hugging Face's name of a SentencePiece model
+// Hugging Face's names of a SentencePiece model and of a tokenizer with byte-level BPE.
+constexpr const char* kTokenizerFile = "tokenizer.model";
+constexpr const char* kBpeTokenizerFile = "tokenizer.json";
+/// The name under which a copy of a tokenizer's file is kept; told by its content: a tokenizer.json begins
+/// with a brace, a SentencePiece model never does.
+inline const char* tokenizer_file(std::string_view model) {
+  const size_t first = model.find_first_not_of(" \t\r\n");
+  return first != model.npos && model[first] == '{' ? kBpeTokenizerFile : kTokenizerFile;
+}
 constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 /// Whether a file name is of that kind.
 bool is_shard_of(std::string_view file, std::string_view kind);

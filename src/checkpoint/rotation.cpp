@@ -36,6 +36,7 @@ int64_t step_of_folder_name(const std::string& name) {
 }
 
 void remove_litter(const std::string& folder, const std::string& except) {
+  if (io::is_link(folder)) return;
   for (const std::string& name : io::list_directory(folder)) {
     if (!is_litter(name) || name == except) continue;
     try {

@@ -14,7 +14,7 @@ std::string step_folder_name(int64_t step);  // step_00001200
 int64_t step_of_folder_name(const std::string& name);
 
 /// Removes leftovers of interrupted saves except the one named `except`. What cannot be removed is reported
-/// and remains.
+/// and remains. Nothing is removed where the folder is a symbolic link.
 void remove_litter(const std::string& folder, const std::string& except = "");
 
 /// Removes checkpoints older than the newest keep_last valid ones, except `newest` and multiples of

@@ -245,6 +245,7 @@ SafetensorsHeader parse_safetensors(const unsigned char* file, int64_t bytes, co
   const int64_t data = bytes - header.data_begin;
   if (covered != data) refuse(fmt::format("the tensors take {} bytes, the file holds {}", covered, data));
   std::vector<std::string_view> names;
+  names.reserve(entries.size());
   for (const SafetensorsEntry& entry : entries) names.push_back(entry.name);
   std::sort(names.begin(), names.end());
   if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/content.h"
+#include "checkpoint/weight_map.h"
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "core/context.h"
@@ -87,8 +88,12 @@ void load_checkpoint(const std::string& path, const std::vector<NamedTensor>& we
                      const WholeModel* whole = nullptr);
 /// Loads only weights, with dtype conversion, from a checkpoint, a Hugging Face folder (model.safetensors, or
 /// shards with their index) or a .safetensors file. Equally strict, for `whole` (default: `weights` as whole
-/// tensors).
-void load_weights(const std::string& path, const std::vector<NamedTensor>& weights, Context* ctx = nullptr,
-                  const std::vector<TensorShape>* whole = nullptr);
+/// tensors), except where `adoption` allows more. Tensors that are missing keep their values.
+WeightReport load_weights(const std::string& path, const std::vector<NamedTensor>& weights,
+                          Context* ctx = nullptr, const std::vector<TensorShape>* whole = nullptr,
+                          const WeightAdoption& adoption = {});
+/// The same comparison without loading anything: `whole` are all tensors of the model.
+WeightReport compare_weights(const std::string& path, const std::vector<TensorShape>& whole,
+                             const WeightAdoption& adoption = {});
 
 }  // namespace sluice

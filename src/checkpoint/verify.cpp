@@ -117,9 +117,11 @@ CheckpointInfo verify_share(const std::string& path, int rank, int ranks) {
     }
     if (record.name == "config.yaml") info.config_yaml = text_of(file);
   }
-  if (const FileRecord* copy = manifest.file(kTokenizerFile)) {
+  for (const char* name : {kTokenizerFile, kBpeTokenizerFile}) {
+    const FileRecord* const copy = manifest.file(name);
+    if (!copy) continue;
     compare_tokenizer(path, *copy, info.state);
-    info.tokenizer_model = path + "/" + kTokenizerFile;
+    info.tokenizer_model = path + "/" + name;
   }
   if (const auto problems = coverage_problems(manifest); !problems.empty())
     fail(ExitCode::data, "{}/{}: {}{}", path, kManifestName, problems[0],

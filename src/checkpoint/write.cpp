@@ -210,7 +210,8 @@ Manifest write_files(SaveJob& job) {
   write_text(job, "state.json", job.state, manifest);
   write_text(job, "config.yaml", job.config_yaml, manifest);
   write_text(job, "config.json", job.hf_config, manifest);
-  if (!job.tokenizer_model.empty()) write_text(job, kTokenizerFile, job.tokenizer_model, manifest);
+  if (!job.tokenizer_model.empty())
+    write_text(job, tokenizer_file(job.tokenizer_model), job.tokenizer_model, manifest);
   return manifest;
 }
 

@@ -14,6 +14,7 @@ namespace sluice {
 template <class T>
 void sum_parts(T* mine, T* received, int size, int64_t n) {
   std::vector<T*> rows;
+  rows.reserve(static_cast<size_t>(size));
   for (int r = 0; r < size; ++r) rows.push_back(received + r * n);
   tree_sum(rows.data(), size, n);
   for (int64_t i = 0; i < n; ++i) mine[i] = received[i];

@@ -10,6 +10,20 @@
 #endif
 
 namespace sluice {
+namespace {
+
+/// More than any machine has, and so little that sums over all arenas do not overflow.
+constexpr int64_t kMostBytes = int64_t{1} << 58;
+
+/// Bytes of a tensor; kMostBytes + 1 where there are more.
+int64_t bytes_of(DType dtype, std::initializer_list<int64_t> dims) {
+  int64_t bytes = dtype_size(dtype);
+  for (const int64_t dim : dims)
+    if (__builtin_mul_overflow(bytes, dim, &bytes)) return kMostBytes + 1;
+  return std::min(bytes, kMostBytes + 1);
+}
+
+}  // namespace
 
 Arena::Arena(std::string name, int64_t capacity, Device device, bool pinned)
     : name_(std::move(name)), device_(device), pinned_(pinned), capacity_(capacity) {
@@ -68,6 +82,11 @@ int64_t Arena::take(int64_t bytes, const char* what) {
   // A cache line on a CPU; on a GPU more than vector and bulk copies require.
   const int64_t alignment = device_ == Device::cuda ? 256 : 64;
   const int64_t padded = (bytes + alignment - 1) / alignment * alignment;
+  if (padded > kMostBytes - begin)
+    fail(ExitCode::usage,
+         "arena {}: with {} more than 2^58 bytes (256 PiB) would be needed; the model, data.seq_len or "
+         "train.micro_batch_size is too large",
+         name_, what);
   SLUICE_CHECK(measuring() || begin + padded <= capacity_, "arena {}: {} needs {} bytes, {} of {} are free",
                name_, what, padded, capacity_ - begin, capacity_);
   used_ = begin + padded;
@@ -77,7 +96,7 @@ int64_t Arena::take(int64_t bytes, const char* what) {
 
 Tensor Arena::alloc(const std::string& tensor_name, DType dtype, std::initializer_list<int64_t> dims) {
   Tensor t(nullptr, dtype, dims, "", device_);
-  const int64_t offset = take(t.bytes(), tensor_name.c_str());
+  const int64_t offset = take(bytes_of(dtype, dims), tensor_name.c_str());
   if (block_) t.data = block_ + offset;
   entries_.push_back({tensor_name, t, offset});
   t.name = entries_.back().name.c_str();
@@ -87,7 +106,7 @@ Tensor Arena::alloc(const std::string& tensor_name, DType dtype, std::initialize
 
 Tensor Arena::alloc_temporary(const char* tensor_name, DType dtype, std::initializer_list<int64_t> dims) {
   Tensor t(nullptr, dtype, dims, tensor_name, device_);
-  const int64_t offset = take(t.bytes(), tensor_name);
+  const int64_t offset = take(bytes_of(dtype, dims), tensor_name);
   if (block_) t.data = block_ + offset;
   return t;
 }

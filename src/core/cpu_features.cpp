@@ -23,6 +23,7 @@ CpuFeatures detect() {
   CpuFeatures f;
 #if defined(__x86_64__)
   __builtin_cpu_init();
+  f.amd = __builtin_cpu_is("amd");
   f.avx2_fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   f.avx512 = f.avx2_fma && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -57,6 +58,11 @@ const CpuFeatures& cpu_features() {
 Isa cpu_isa() {
   static const Isa isa = choose();
   return isa;
+}
+
+bool bf16_products() {
+  const CpuFeatures& f = cpu_features();
+  return std::getenv("SLUICE_ISA") == nullptr && (f.amx_bf16 || (f.avx512_bf16 && f.amd));
 }
 
 }  // namespace sluice

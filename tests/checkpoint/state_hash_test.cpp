@@ -101,3 +101,19 @@ TEST_CASE("the first differing step and its difference are reported", "[bits]") 
   test::write_bytes(folder / "b", "no\nbits\n");
   CHECK_THROWS_WITH(compare_bits(a, folder / "b"), Contains("not a bits.log"));
 }
+
+TEST_CASE("lines of a bits.log whose values are not text are passed over like damaged ones", "[bits]") {
+  const test::TemporaryFolder folder;
+  const std::string sound = bits_line(1, 1.0, 2.0).dump() + "\n";
+  test::write_bytes(folder / "a", sound);
+  for (const char* line : {R"({"step":2,"loss":1.5,"grad_norm":"4000000000000000"})",
+                           R"({"step":2,"loss":"4000000000000000","grad_norm":null})",
+                           R"({"step":2,"loss":"40","grad_norm":"40","state":["01"]})"}) {
+    test::write_bytes(folder / "b", sound + line + "\n");
+    const BitsComparison c = compare_bits(folder / "a", folder / "b");
+    CHECK(c.step == -1);
+    CHECK(c.last_b == 1);
+    test::write_bytes(folder / "b", std::string(line) + "\n");
+    CHECK_THROWS_WITH(compare_bits(folder / "a", folder / "b"), Contains("not a bits.log"));
+  }
+}

@@ -112,6 +112,29 @@ TEST_CASE("an allocation larger than the machine's memory is refused by name", "
   }
 }
 
+TEST_CASE("what no machine can hold is refused while it is measured", "[arena]") {
+  const int64_t many = int64_t{1} << 31;
+  const std::string too_many =
+      "would be needed; the model, data.seq_len or train.micro_batch_size is too large";
+  Arena sum("weights", 0);
+  CHECK(sum.measuring());
+  // Of 2^56 bytes each: the sum of 200 overflows.
+  std::string refused = "no error";
+  for (int i = 0; i < 200 && refused == "no error"; ++i)
+    refused = message([&] { sum.alloc("t" + std::to_string(i), DType::f32, {many, many / 256}); });
+  CHECK(refused == "arena weights: with t4 more than 2^58 bytes (256 PiB) " + too_many);
+  CHECK(sum.used() == int64_t{1} << 58);
+  // The product of the dimensions overflows to 0.
+  Arena product("activations", 0);
+  CHECK(message([&] {
+          product.alloc("t", DType::f64, {many, many, 4});
+        }) == "arena activations: with t more than 2^58 bytes (256 PiB) " + too_many);
+  CHECK(message([&] {
+          product.alloc_temporary("t", DType::bf16, {many, many, many});
+        }) == "arena activations: with t more than 2^58 bytes (256 PiB) " + too_many);
+  CHECK(product.alloc("empty", DType::f32, {0, many, many}).numel() == 0);
+}
+
 TEST_CASE("a moved arena keeps its tensors", "[arena]") {
   Arena arena("a", 4096);
   const Tensor t = arena.alloc("t", DType::f32, {4});

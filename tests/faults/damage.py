@@ -1,5 +1,6 @@
 """Damaged checkpoints: the newest, the two newest, or all; skipped with a warning, or refused; never silent (P3)."""
 
+import glob
 import os
 import re
 import shutil
@@ -126,10 +127,39 @@ def trial(world, tally, run, kind, reach, ranks):
 
 def check(world, tally, count):
     run = base(world)
-    for i in range(count):
+    for i in world.turns(count):
         kind, reach = KINDS[i % len(KINDS)], i % len(STEPS) + 1
         ranks = 2 if i % 10 == 9 else 0
         tally.trial(
             f"{kind}, {reach} damaged, {ranks or 1} ranks",
             lambda: trial(world, tally, run, kind, reach, ranks),
         )
+
+
+def check_many(world, tally, count):
+    """Damage in one of two checkpoints, which `checkpoint verify` must call damaged, and the other one whole."""
+    run = base(world)
+    sound, other = (os.path.join(run, "ckpt", f"step_{step:08d}") for step in STEPS[:2])
+    folder = os.path.join(world.folder, "many")
+    for n in world.turns(count):
+        if n % 100 == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(other, os.path.join(folder, os.path.basename(other)))
+        path = os.path.join(folder, os.path.basename(sound))
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(sound, path)
+        kind, name = KINDS[n % len(KINDS)], None
+        while name is None:
+            name = damage(world.random, path, other, kind)
+
+        def detected():
+            done = world.sluice("checkpoint", "verify", folder, check=False)
+            lines = sorted(line.split()[0] for line in done.stdout.splitlines())
+            if done.returncode != 65 or lines != ["damaged", "whole"]:
+                raise Failure(f"exit code {done.returncode}\n{done.stdout}{done.stderr}")
+            if not any(x.startswith("damaged") and path in x for x in done.stdout.splitlines()):
+                raise Failure(f"the wrong one\n{done.stdout}")
+
+        tally.trial(f"{kind} of {name}", detected)
+        for link in glob.glob(path + "-*"):  # what a link points at
+            os.remove(link)

@@ -48,7 +48,7 @@ def trial(world, tally, kind, ranks, victim):
 
 
 def check(world, tally, count):
-    for n in range(count):
+    for n in world.turns(count):
         kind = KINDS[n % len(KINDS)]
         ranks = world.ranks()
         victim = n // len(KINDS) % ranks

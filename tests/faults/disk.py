@@ -179,7 +179,7 @@ def failing(world, tally, run, rank, n, error, what):
         world.require_tidy(trial)
 
 
-def check(world, tally, count):
+def check(world, tally, count, kinds=("crash", "error")):
     """count: trials at most, spread over crashes, torn writes and errors; 0: all of them."""
     run = base(world)
     found = operations(world, run)
@@ -192,11 +192,17 @@ def check(world, tally, count):
             if what.startswith("write "):
                 trials.append(("crash", rank, n, ":torn", what))
             trials += [("error", rank, n, error, what) for error in ERRORS]
-    if count and count < len(trials):
+    trials = [t for t in trials if t[0] in kinds]
+    tally.figures["places and kinds"] = len(trials)
+    if count and count < len(trials) or world.deadline is not None:
         world.random.shuffle(trials)
+    if count and count < len(trials):
         crashes = [t for t in trials if t[0] == "crash"]
-        trials = crashes[: (count + 1) // 2] + [t for t in trials if t[0] == "error"][: count // 2]
-    for kind, rank, n, more, what in trials:
+        errors = [t for t in trials if t[0] == "error"]
+        failing_too = count // 2 if crashes and errors else count if errors else 0
+        trials = crashes[: count - failing_too] + errors[:failing_too]
+    for i in world.turns(len(trials)):
+        kind, rank, n, more, what = trials[i]
         tally.add("crashes" if kind == "crash" else "errors")
         name = f"{kind} of rank {rank} at operation {n}{':' + more.strip(':') if more else ''} ({what})"
         if kind == "crash":

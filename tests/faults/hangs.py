@@ -103,7 +103,7 @@ def false_alarms(world, tally, length):
 
 
 def check(world, tally, count):
-    for n in range(count):
+    for n in world.turns(count):
         kind = KINDS[n % len(KINDS)]
         ranks = world.ranks(3)
         victim = n // len(KINDS) % ranks
@@ -112,3 +112,13 @@ def check(world, tally, count):
         return
     tally.trial("a stuck save", lambda: stuck_save(world, tally))
     tally.trial("pauses", lambda: false_alarms(world, tally, min(300, 10 * count)))
+
+
+def check_pauses(world, tally, count):
+    """count: steps among pauses"""
+    seconds = 60 if world.deadline is None else max(60, min(900, world.deadline - time.monotonic()))
+    while tally.figures.get("steps among pauses", 0) < count and world.more(tally.trials):
+        before = tally.trials
+        tally.trial("pauses", lambda: false_alarms(world, tally, seconds))
+        if tally.failures or tally.trials == before:
+            break

@@ -67,6 +67,18 @@ def processes(tag):
     return found
 
 
+def destroy_all():
+    """Kills whatever this process has started and left."""
+    mine = f"{TAG}={os.getpid()}-".encode()
+    for pid in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if any(v.startswith(mine) for v in file.read().split(b"\0")):
+                    kill(int(pid), signal.SIGKILL)
+        except (OSError, ValueError):
+            continue
+
+
 class Start:
     """One start of the program: alone (ranks 0), by mpirun, or by scripts/launch."""
 
@@ -193,6 +205,7 @@ class World:
         self.binary = os.path.abspath(options.binary)
         self.folder = options.folder
         self.random = random.Random(options.seed)
+        self.deadline, self.least = None, 0  # of `turns`
         self.layouts = [shlex.split(text) for text in options.layout] or [[]]
         self.references = {}
         os.makedirs(self.folder, exist_ok=True)
@@ -220,6 +233,18 @@ class World:
         if check and done.returncode != 0:
             raise Failure(f"sluice {' '.join(arguments)}: exit code {done.returncode}\n{done.stderr}")
         return done
+
+    def more(self, done):
+        """Whether a check that has done so many trials goes on: always, unless it was given a time; then until that is over,
+        and at least `least` trials."""
+        return self.deadline is None or done < self.least or time.monotonic() < self.deadline
+
+    def turns(self, count):
+        """0, 1, 2 and so on below count, while there is time."""
+        for n in range(count):
+            if not self.more(n):
+                return
+            yield n
 
     def layout(self):
         return self.random.choice(self.layouts)
@@ -280,6 +305,13 @@ class World:
         if os.path.isdir(checkpoints):
             names += ["ckpt/" + n for n in os.listdir(checkpoints) if not re.fullmatch(r"step_\d+|LATEST", n)]
         return names
+
+
+def version_of(binary):
+    """In one line."""
+    lines = subprocess.run([binary, "--version"], capture_output=True, text=True).stdout.splitlines()
+    commit = [line.split()[-1] for line in lines if line.split()[:1] == ["commit"]]
+    return " ".join([*lines[:1], *commit])
 
 
 def last_step(run):

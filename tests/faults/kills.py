@@ -90,7 +90,7 @@ def one_run(world, tally, budget, steps, stride):
 def check(world, tally, count):
     quick = world.options.quick
     done = 0
-    while done < count:
+    while done < count and world.more(done):
         before = tally.figures.get("kills", 0)
         tally.trial(
             f"after {done} kills",

@@ -4,6 +4,7 @@ that changes its layout on the way."""
 import json
 import os
 import signal
+import sys
 
 from .harness import MOE, Failure, last_step, saved_step, wait_until
 
@@ -35,11 +36,16 @@ def all_layouts(model):
     return found[:1] + sorted(set(found[1:]))
 
 
-def keys_of(model, total, layout, determinism="exact"):
+def odd_layouts():
+    """Numbers of ranks that are no powers of two, which fixed-point sums allow."""
+    return [(ranks, stage, 1, 1) for ranks in (3, 6) for stage in range(4)]
+
+
+def keys_of(model, total, layout, determinism="exact", batch=8):
     _, stage, expert, threads = layout
     return [
         *MODELS[model],
-        "train.global_batch_size=8",
+        f"train.global_batch_size={batch}",
         f"train.max_steps={STEPS}",
         f"train.threads={threads}",
         f"parallel.exact_sum={total}",
@@ -66,11 +72,11 @@ def train(world, run, keys, ranks):
         raise Failure(f"exit code {start.code()}\n{start.tail()}")
 
 
-def change_layout(world, run, model, total, layouts):
+def change_layout(world, run, model, total, layouts, batch):
     """One training in three parts, each with its own layout."""
     for part, layout in enumerate(layouts):
         before = last_step(run)
-        start = world.start(run, layout[0], keys_of(model, total, layout), launch=[])
+        start = world.start(run, layout[0], keys_of(model, total, layout, batch=batch), launch=[])
         # A part before may have gone further than it was asked to; a launcher that has only just begun dies of the signal.
         target = max(STEPS * (part + 1) // len(layouts), before + 1)
         if part + 1 < len(layouts):
@@ -84,54 +90,92 @@ def change_layout(world, run, model, total, layouts):
             raise Failure(f"{layout}: nothing saved\n{start.tail()}")
 
 
+ALONE = (1, 0, 1, 1)
+ODD_BATCH = 12  # divisible by odd numbers of ranks
+
+
+def same(world, tally, model, total, layout, batch):
+    """A training with this layout has the bits of one rank."""
+    reference = world.reference(keys_of(model, total, ALONE, batch=batch))
+    run = world.run_folder("layout")
+    train(world, run, keys_of(model, total, layout, batch=batch), layout[0])
+    problem = world.difference(reference, run)
+    if problem:
+        raise Failure(problem)
+    tally.add("layouts")
+    tally.add("steps", STEPS)
+
+
+def changed(world, tally, model, total, parts, batch):
+    """So has a training that changes its layout twice: two pairs of a layout that saves and one that loads."""
+    reference = world.reference(keys_of(model, total, ALONE, batch=batch))
+    run = world.run_folder("changed")
+    change_layout(world, run, model, total, parts, batch)
+    problem = world.difference(reference, run)
+    if problem:
+        raise Failure(problem)
+    tally.add("pairs of layouts", len(parts) - 1)
+
+
+def other_grade(world, tally, model):
+    """The comparison can fail: four ranks in the other grade end with other bits, and losses that agree to rounding."""
+    reference = world.reference(keys_of(model, "tree", ALONE))
+    run = world.run_folder("same-layout")
+    train(world, run, keys_of(model, "tree", (4, 0, 1, 1), "same_layout"), 4)
+    if not world.difference(reference, run):
+        raise Failure("same_layout on four ranks has the bits of exact on one")
+    one, four = losses(reference), losses(run)
+    if set(one) != set(four) or len(one) != STEPS:
+        raise Failure(f"metrics of {len(one)} and {len(four)} steps")
+    off = {s: abs(one[s] - four[s]) for s in one}
+    # A token that goes to another expert by a rounding makes another training of a mixture; later than this.
+    last = 20 if model == "moe" else STEPS
+    tally.figures[f"{model}: losses of the other grade off by"] = f"{max(off.values()):.1e}"
+    worst = max(v for s, v in off.items() if s <= last)
+    if worst > 1e-5:
+        raise Failure(f"losses of the first {last} steps are off by {worst:.1e}")
+
+
+def combinations():
+    """(model, sum, global batch, its layouts) of all that is compared."""
+    found = [(model, total, 8, all_layouts(model)) for model in MODELS for total in SUMS]
+    return found + [(model, "fixed64", ODD_BATCH, odd_layouts()) for model in MODELS]
+
+
+def check_layouts(world, tally, count):
+    """count: of layouts, at most; first one of each model and sum, then whichever."""
+    jobs = []
+    for model, total, batch, layouts in combinations():
+        some = [layout for layout in layouts if layout != ALONE]
+        world.random.shuffle(some)
+        jobs += [(place, model, total, layout, batch) for place, layout in enumerate(some)]
+    jobs.sort(key=lambda job: job[0])
+    tally.figures["layouts in all"] = len(jobs)
+    for model in MODELS:
+        tally.trial(f"{model}, the other grade", lambda: other_grade(world, tally, model))
+    for n in world.turns(min(count, len(jobs))):
+        _, model, total, layout, batch = jobs[n]
+        tally.trial(f"{model}, {total}, {layout}", lambda: same(world, tally, model, total, layout, batch))
+
+
+def check_changes(world, tally, count):
+    """count: of trainings that change their layout twice."""
+    every = combinations()
+    for n in world.turns(count):
+        model, total, batch, layouts = every[n % len(every)]
+        parts = [world.random.choice(layouts) for _ in range(3)]
+        tally.trial(f"{model}, {total}, {parts}", lambda: changed(world, tally, model, total, parts, batch))
+
+
 def check(world, tally, count):
-    """count: of layouts, and of changes of them, for each model and sum; 0: every layout, and five changes. --quick: one model."""
-    for model in [world.random.choice(list(MODELS))] if world.options.quick else MODELS:
-        for total in [world.random.choice(SUMS)] if world.options.quick else SUMS:
-            layouts = all_layouts(model)
-            reference = world.reference(keys_of(model, total, layouts[0]))
-            some = (
-                layouts[1:] if count == 0 else world.random.sample(layouts[1:], min(count, len(layouts) - 1))
-            )
-
-            def same(layout):
-                run = world.run_folder("layout")
-                train(world, run, keys_of(model, total, layout), layout[0])
-                problem = world.difference(reference, run)
-                if problem:
-                    raise Failure(problem)
-                tally.add("layouts")
-                tally.add("steps", STEPS)
-
-            def changed(parts):
-                run = world.run_folder("changed")
-                change_layout(world, run, model, total, parts)
-                problem = world.difference(reference, run)
-                if problem:
-                    raise Failure(problem)
-                tally.add("changed on the way")
-
-            for layout in some:
-                tally.trial(f"{model}, {total}, {layout}", lambda layout=layout: same(layout))
-            for _ in range(count or 5):
-                parts = [world.random.choice(layouts) for _ in range(3)]
-                tally.trial(f"{model}, {total}, {parts}", lambda parts=parts: changed(parts))
-
-        def differs():
-            """The comparison can fail: four ranks in the other grade end with other bits, and losses that agree to rounding."""
-            run = world.run_folder("same-layout")
-            train(world, run, keys_of(model, "tree", (4, 0, 1, 1), "same_layout"), 4)
-            if not world.difference(reference, run):
-                raise Failure("same_layout on four ranks has the bits of exact on one")
-            one, four = losses(reference), losses(run)
-            if set(one) != set(four) or len(one) != STEPS:
-                raise Failure(f"metrics of {len(one)} and {len(four)} steps")
-            off = {s: abs(one[s] - four[s]) for s in one}
-            # A token that goes to another expert by a rounding makes another training of a mixture; later than this.
-            last = 20 if model == "moe" else STEPS
-            tally.figures[f"{model}: losses of the other grade off by"] = f"{max(off.values()):.1e}"
-            worst = max(v for s, v in off.items() if s <= last)
-            if worst > 1e-5:
-                raise Failure(f"losses of the first {last} steps are off by {worst:.1e}")
-
-        tally.trial(f"{model}, the other grade", differs)
+    """count: of layouts, and of changes of them; 0: every layout, and sixty changes."""
+    if world.options.quick:
+        model, total, batch, layouts = world.random.choice(combinations())
+        layout = world.random.choice([layout for layout in layouts if layout != ALONE])
+        parts = [world.random.choice(layouts) for _ in range(3)]
+        tally.trial(f"{model}, {total}, {layout}", lambda: same(world, tally, model, total, layout, batch))
+        tally.trial(f"{model}, {total}, {parts}", lambda: changed(world, tally, model, total, parts, batch))
+        tally.trial(f"{model}, the other grade", lambda: other_grade(world, tally, model))
+        return
+    check_layouts(world, tally, count or sys.maxsize)
+    check_changes(world, tally, count or 60)

@@ -7,6 +7,8 @@
                                               every start takes one of these layouts
   scripts/faults mutants [--only NAME]        plants known bugs in a copy of the sources, one by one: each must be caught
   scripts/faults mutants --quick              only looks whether each could still be planted
+  scripts/faults gates [--hours H] --folder F every promise, P1 to P23, before a release; the table is F/gates.md, and the same
+                                              command goes on where it was stopped; --quick: in some minutes; --only P2
 
 The program is SLUICE_BINARY, or build/sluice; it must have been built with MPI. Prints a table; the exit code is 1 when a
 promise was broken. Figures of one seed repeat as far as the machine's timing does.
@@ -20,7 +22,23 @@ import sys
 import tempfile
 import time
 
-from . import damage, deaths, disk, flips, hangs, harness, healing, kills, layouts, mutants, signals, sweeps
+from . import (
+    damage,
+    deaths,
+    disk,
+    flips,
+    gates,
+    hangs,
+    harness,
+    healing,
+    kills,
+    layouts,
+    mutants,
+    power,
+    routers,
+    signals,
+    sweeps,
+)
 from .harness import SOURCE
 
 
@@ -43,12 +61,14 @@ def samples(world, tally, _count):
 CHECKS = {
     "kills": (kills.check, 1000, 30),
     "disk": (disk.check, 0, 3),
+    "power": (power.check, 3000, 20),
     "damage": (damage.check, 300, 12),
     "signals": (signals.check, 40, 3),
     "deaths": (deaths.check, 40, 2),
     "hangs": (hangs.check, 30, 1),
     "flips": (flips.check, 200, 2),
     "healing": (healing.check, 50, 1),
+    "routers": (routers.check, 10, 1),
     "layouts": (layouts.check, 0, 1),
     "samples": (samples, 1, 1),
     "sweeps": (sweeps.check, 200, 2),
@@ -59,9 +79,12 @@ def main():
     parser = argparse.ArgumentParser(
         prog="scripts/faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="?", choices=["checks", "mutants"], default="checks")
+    parser.add_argument("what", nargs="?", choices=["checks", "mutants", "gates"], default="checks")
     parser.add_argument(
-        "--only", action="append", default=[], help=f"one of {', '.join(CHECKS)}, or a mutant; repeatable"
+        "--only",
+        action="append",
+        default=[],
+        help=f"one of {', '.join(CHECKS)}, a mutant, or a gate; repeatable",
     )
     parser.add_argument("--count", type=int, help="how many of each")
     parser.add_argument("--quick", action="store_true")
@@ -71,7 +94,9 @@ def main():
         default=1.0,
         help="limits of time are this many times as long: for busy machines",
     )
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--seed", type=int, help="default: 1; gates: another one every time, which the table states"
+    )
     parser.add_argument("--model", choices=["dense", "moe"], default="dense")
     parser.add_argument(
         "--layout", action="append", default=[], help="keys that starts with ranks are given; repeatable"
@@ -85,9 +110,19 @@ def main():
     parser.add_argument("--folder", help="work folder, kept; default: a temporary one")
     parser.add_argument("--cmake", default="", help="mutants: more options for CMake")
     parser.add_argument("--jobs", type=int, default=2, help="mutants: of the build")
+    parser.add_argument(
+        "--hours", type=float, default=gates.HOURS, help=f"gates: time for all, {gates.HOURS:g}"
+    )
+    parser.add_argument(
+        "--mutants", help="gates: folder in which mutants are built, kept; default: FOLDER/mutants"
+    )
     options = parser.parse_args()
+    if options.seed is None:
+        options.seed = int(time.time()) % 1_000_000 if options.what == "gates" else 1
     if options.what == "mutants":
         sys.exit(mutants.main(options))
+    if options.what == "gates" and os.path.exists(options.binary):
+        sys.exit(gates.run(options))
     unknown = [name for name in options.only if name not in CHECKS]
     if unknown:
         parser.error(f"--only {unknown[0]}: one of {', '.join(CHECKS)}")

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 
-from .harness import SOURCE
+from .harness import SOURCE, Failure
 from .mutant_table import MUTANTS
 
 PARTS = (
@@ -23,6 +23,13 @@ PARTS = (
     "scripts",
     "configs",
     "third_party",
+)
+
+
+# A bug may leave unused what the code without it needs; the build may take warnings for errors.
+TOLERANT = "".join(
+    f'#pragma GCC diagnostic ignored "-Wunused-{what}"\n'
+    for what in ("parameter", "variable", "function", "but-set-variable", "but-set-parameter")
 )
 
 
@@ -79,6 +86,55 @@ def stale(chosen):
     return 1 if bad else 0
 
 
+def prepare(scratch, cmake, jobs, targets, log):
+    """The sources as they are, copied and built; why not, or "". The folder's name is that of scripts/test, for the compiler cache."""
+    copy_sources(scratch)
+    build = os.path.join(scratch, "build-test")
+    configure = ["cmake", "-S", scratch, "-B", build, "-G", "Ninja", "-DSLUICE_CUDA=off", *shlex.split(cmake)]
+    if run(configure, scratch, log) != 0:
+        return f"cmake failed: {log}"
+    if run(["ninja", "-C", build, "-j", str(jobs), *sorted(targets)], scratch, log) != 0:
+        return f"the sources as they are do not build: {log}"
+    return ""
+
+
+def plant(mutant, scratch, jobs, sound, log):
+    """What became of one bug: "caught", or what else. `sound` keeps which checks pass without it: one that fails anyway catches
+    nothing."""
+    name, file, old, new, target, check = mutant
+    build = os.path.join(scratch, "build-test")
+    environment = {"SLUICE_BINARY": os.path.join(build, "sluice")}
+    path = os.path.join(scratch, file)
+    problem = misfit(path, file, old)
+    if problem:
+        return problem
+    if check not in sound:
+        sound[check] = run(check_command(check, scratch, build), scratch, log, environment) == 0
+    if not sound[check]:
+        return "UNSOUND: the check fails without it"
+    with open(path) as source:
+        text = source.read()
+    try:
+        with open(path, "w") as source:
+            source.write(TOLERANT + text.replace(old, new))
+        if run(["ninja", "-C", build, "-j", str(jobs), target], scratch, log) != 0:
+            return "DOES NOT BUILD"
+        caught = run(check_command(check, scratch, build), scratch, log, environment) != 0
+        return "caught" if caught else "SURVIVED"
+    finally:
+        with open(path, "w") as source:
+            source.write(text)
+        run(["ninja", "-C", build, "-j", str(jobs), target], scratch, log)
+
+
+def targets_of(chosen):
+    return (
+        {m[4] for m in chosen}
+        | {m[5].split()[0] for m in chosen if not m[5].startswith("faults")}
+        | {"sluice"}
+    )
+
+
 def main(options):
     chosen = [m for m in MUTANTS if not options.only or m[0] in options.only]
     unknown = set(options.only) - {m[0] for m in MUTANTS}
@@ -93,66 +149,42 @@ def main(options):
     scratch = (
         os.path.abspath(options.folder) if options.folder else tempfile.mkdtemp(prefix="sluice-mutants-")
     )
-    build = os.path.join(scratch, "build-mutants")
     log = os.path.join(scratch, "mutants.log")
-    copy_sources(scratch)
-    if (
-        run(
-            [
-                "cmake",
-                "-S",
-                scratch,
-                "-B",
-                build,
-                "-G",
-                "Ninja",
-                "-DSLUICE_CUDA=off",
-                *shlex.split(options.cmake),
-            ],
-            scratch,
-            log,
-        )
-        != 0
-    ):
-        print(f"cmake failed: {log}", file=sys.stderr)
+    problem = prepare(scratch, options.cmake, options.jobs, targets_of(chosen), log)
+    if problem:
+        print(problem, file=sys.stderr)
         return 1
-    environment = {"SLUICE_BINARY": os.path.join(build, "sluice")}
-    targets = sorted({m[4] for m in chosen} | {"sluice"})
-    if run(["ninja", "-C", build, "-j", str(options.jobs), *targets], scratch, log) != 0:
-        print(f"the sources as they are do not build: {log}", file=sys.stderr)
-        return 1
-    # A check that fails anyway catches nothing.
-    sound = {}
-    rows, bad = [], 0
-    for name, file, old, new, target, check in chosen:
+    sound, rows, bad = {}, [], 0
+    for mutant in chosen:
         began = time.monotonic()
-        path = os.path.join(scratch, file)
-        outcome = misfit(path, file, old)
-        if not outcome:
-            with open(path) as source:
-                text = source.read()
-            if check not in sound:
-                sound[check] = run(check_command(check, scratch, build), scratch, log, environment) == 0
-            if not sound[check]:
-                outcome = "UNSOUND: the check fails without it"
-            else:
-                try:
-                    with open(path, "w") as source:
-                        source.write(text.replace(old, new))
-                    if run(["ninja", "-C", build, "-j", str(options.jobs), target], scratch, log) != 0:
-                        outcome = "DOES NOT BUILD"
-                    elif run(check_command(check, scratch, build), scratch, log, environment) == 0:
-                        outcome = "SURVIVED"
-                    else:
-                        outcome = "caught"
-                finally:
-                    with open(path, "w") as source:
-                        source.write(text)
-                    run(["ninja", "-C", build, "-j", str(options.jobs), target], scratch, log)
+        outcome = plant(mutant, scratch, options.jobs, sound, log)
         bad += outcome != "caught"
-        rows.append(f"{name:<45} {outcome:<10} {time.monotonic() - began:6.0f} s  {check}")
+        rows.append(f"{mutant[0]:<45} {outcome:<10} {time.monotonic() - began:6.0f} s  {mutant[5]}")
         print(rows[-1], flush=True)
     print(f"\n{len(rows) - bad} of {len(rows)} caught; log {log}")
     if not options.folder and not bad:
         shutil.rmtree(scratch)
     return 1 if bad else 0
+
+
+def check(world, tally, count):
+    """count: of bugs. The copy of the sources is kept beside the table, so that a second run builds little."""
+    scratch = os.path.abspath(world.options.mutants)
+    os.makedirs(scratch, exist_ok=True)
+    log = os.path.join(scratch, "mutants.log")
+    chosen = list(MUTANTS)
+    world.random.shuffle(chosen)
+    chosen = chosen[:count]
+    problem = prepare(scratch, world.options.cmake, world.options.jobs, targets_of(chosen), log)
+    if problem:
+        raise Failure(problem)
+    sound = {}
+    for n in world.turns(len(chosen)):
+
+        def caught():
+            outcome = plant(chosen[n], scratch, world.options.jobs, sound, log)
+            if outcome != "caught":
+                raise Failure(outcome)
+            tally.add("caught")
+
+        tally.trial(chosen[n][0], caught)

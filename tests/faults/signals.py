@@ -85,7 +85,8 @@ def check(world, tally, count):
         chosen.append(best)
         for part in best:
             seen[part] = seen.get(part, 0) + 1
-    for phase, name, target in chosen:
+    for n in world.turns(len(chosen)):
+        phase, name, target = chosen[n]
         ranks = world.ranks(3)
         tally.trial(
             f"SIG{name} to {target} of {ranks} at {phase}",

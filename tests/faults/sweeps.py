@@ -187,7 +187,7 @@ def one_sweep(world, tally, budget, seeds, steps):
 
 def check(world, tally, count):
     quick, done = world.options.quick, 0
-    while done < count:
+    while done < count and world.more(done):
         tally.trial(
             f"after {done} kills",
             lambda: one_sweep(world, tally, min(count - done, 12), 1 if quick else 2, 40 if quick else 200),
