@@ -6,6 +6,7 @@
 #include <array>
 
 #include "core/io.h"
+#include "core/strict_json.h"
 #include "data/sentencepiece_check.h"
 
 namespace sluice {
@@ -21,6 +22,11 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (path.empty())
       fail(ExitCode::usage, "data.tokenizer.path: a sentencepiece tokenizer needs its .model file");
     model_ = io::read_file(path);
+    if (model_.find_first_not_of(" \t\r\n") == model_.find('{'))
+      fail(ExitCode::data,
+           "{}: is JSON, not a SentencePiece .model file; a tokenizer.json with byte-level BPE needs "
+           "data.tokenizer.type: bpe",
+           path);
     spec_ = check_sentencepiece_model(model_, path);
     load();
     const auto hash = XXH3_128bits(model_.data(), model_.size());
@@ -44,7 +50,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   const std::string& model() const override { return model_; }
   bool encodes_in_parts() const override {
     return false;
-  }  // normalisation and scores depend on the whole text
+  }                                                   // normalisation and scores depend on the whole text
+  int64_t document_mb() const override { return 8; }  // the encoders need up to 200 bytes per byte of text
 
   int64_t lost_bytes(std::string_view text, const std::vector<int32_t>& tokens) const override {
     // Compared as counts of each byte value: text that only moves is not lost.
@@ -67,7 +74,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     std::vector<int> ids;
     const auto status = processor_.Encode(absl::string_view(text.data(), text.size()), &ids);
     if (!status.ok())
-      fail(ExitCode::data, "{}: cannot encode {} bytes: {}", path_, text.size(), status.ToString());
+      fail(ExitCode::data, "{}: cannot encode {} bytes: {}", path_, text.size(),
+           printable(status.ToString(), 300));
     return ids;
   }
 
@@ -76,7 +84,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     std::string text;
     const auto status = processor_.Decode(tokens, &text);
     if (!status.ok())
-      fail(ExitCode::data, "{}: cannot decode {} tokens: {}", path_, tokens.size(), status.ToString());
+      fail(ExitCode::data, "{}: cannot decode {} tokens: {}", path_, tokens.size(),
+           printable(status.ToString(), 300));
     return text;
   }
 
@@ -96,7 +105,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     } catch (const std::exception& error) {  // from the trie that the library builds of the pieces
       problem = error.what();
     }
-    if (!problem.empty()) fail(ExitCode::data, "{}: not a SentencePiece model: {}", path_, problem);
+    if (!problem.empty())
+      fail(ExitCode::data, "{}: not a SentencePiece model: {}", path_, printable(problem, 300));
   }
 
   /// The text that a piece represents.

@@ -146,10 +146,9 @@ class CharsMap {
       Visit& at = path.back();
       if (at.byte == 256) {
         const size_t done = at.unit;
-        rules_[done] = static_cast<int8_t>(at.rules + (done != 0 && has_leaf(units_[done]) ? 1 : 0));
-        if (rules_[done] > kMaxRules)
-          refuse(fmt::format("has more than {} rules with a common prefix", kMaxRules));
-        const int rules = rules_[done];
+        const int rules = at.rules + (done != 0 && has_leaf(units_[done]) ? 1 : 0);
+        if (rules > kMaxRules) refuse(fmt::format("has more than {} rules with a common prefix", kMaxRules));
+        rules_[done] = static_cast<int8_t>(rules);
         path.pop_back();
         if (!path.empty()) path.back().rules = std::max(path.back().rules, rules);
         continue;

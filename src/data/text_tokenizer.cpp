@@ -8,13 +8,24 @@
 
 #include "core/line_reader.h"
 #include "core/parallel_for.h"
+#include "core/strict_json.h"
+#include "data/document_reader.h"
 #include "data/token_file.h"
 
 namespace sluice {
 
 namespace {
 
-constexpr std::string_view kSeparator = "<|endoftext|>";
+constexpr std::string_view kSkipHint = " (--skip-bad-documents leaves such lines out)";
+
+/// The reason in an error message of nlohmann::json, without its names.
+std::string json_problem(std::string_view what) {
+  const size_t colon = what.find(": ", what.find("column"));
+  if (colon != std::string_view::npos) what.remove_prefix(colon + 2);
+  const size_t dash = what.find(" - ");
+  if (dash != std::string_view::npos) what.remove_prefix(dash + 3);
+  return printable(std::string(what.substr(0, what.find("; last read"))), 200);
+}
 
 // Size of the parts in which text is encoded (if the tokenizer allows parts) and in which lines are read.
 constexpr size_t kPart = size_t{1} << 20;
@@ -45,7 +56,7 @@ class TextTokenizer::Impl {
 
   void read(const std::string& input) {
     LineReader reader(input);
-    if (is_jsonl(input)) {
+    if (is_jsonl_file(input, options_.format)) {
       read_lines(reader);
     } else {
       read_text(reader);
@@ -72,9 +83,12 @@ class TextTokenizer::Impl {
 
   TokenizeProgress progress() const {
     const TokenFileInfo none, &held = validation_ ? validation_->file.info : none;
-    return {documents_, train_.file.info.tokens + held.tokens,
+    return {documents_,
+            train_.file.info.tokens + held.tokens,
             static_cast<double>(train_.file.info.text_bytes + held.text_bytes) / 1e6,
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count()};
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(),
+            skipped_,
+            first_problem_};
   }
 
  private:
@@ -125,7 +139,7 @@ class TextTokenizer::Impl {
       open = nullptr;
     };
     for (bool continued = false; reader.next(line, kPart); continued = reader.within_line()) {
-      if (!continued && is_separator(line)) {
+      if (!continued && is_document_separator(line)) {
         end();
         begin = reader.line_number() + 1;
         continue;
@@ -146,11 +160,9 @@ class TextTokenizer::Impl {
     end();
   }
 
-  /// Limit for documents that are held in memory as a whole. SentencePiece's encoders need up to 200 bytes
-  /// per byte of text.
+  /// Limit for documents that are held in memory as a whole.
   int64_t most_mb() const {
-    if (options_.max_document_mb > 0) return options_.max_document_mb;
-    return tokenizer_.encodes_in_parts() ? 64 : 8;
+    return options_.max_document_mb > 0 ? options_.max_document_mb : tokenizer_.document_mb();
   }
   size_t most_bytes() const { return static_cast<size_t>(most_mb()) << 20; }
 
@@ -160,23 +172,6 @@ class TextTokenizer::Impl {
          "the "
          "limit",
          where, what, most_mb(), remedy);
-  }
-
-  bool is_jsonl(std::string name) const {
-    if (name.ends_with(".zst")) {
-      fail(ExitCode::usage, "{}: zstd is not supported; use zstd -dc {} | sluice tokenize - ...", name, name);
-    }
-    if (options_.format != "auto") return options_.format == "jsonl";
-    if (name.ends_with(".gz")) name.resize(name.size() - 3);
-    for (const char* ending : {".jsonl", ".ndjson", ".json"}) {
-      if (name.ends_with(ending)) return true;
-    }
-    return false;
-  }
-
-  static bool is_separator(std::string_view line) {
-    while (line.ends_with('\n') || line.ends_with('\r')) line.remove_suffix(1);
-    return line == kSeparator;
   }
 
   void add(Document document) {
@@ -196,12 +191,19 @@ class TextTokenizer::Impl {
   }
 
   std::string text_of(const Document& document) const {
-    auto object = nlohmann::json::parse(document.text, nullptr, false);
-    if (!object.is_object()) fail(ExitCode::data, "{}: not a JSON object in UTF-8", document.where);
+    nlohmann::json object;
+    try {
+      object = nlohmann::json::parse(document.text);
+    } catch (const nlohmann::json::parse_error& error) {
+      fail(ExitCode::data, "{}: not a JSON object in UTF-8: byte {}: {}{}", document.where, error.byte,
+           json_problem(error.what()), kSkipHint);
+    }
+    if (!object.is_object())
+      fail(ExitCode::data, "{}: not a JSON object, but {}{}", document.where, object.type_name(), kSkipHint);
     const auto found = object.find(options_.key);
     if (found == object.end() || !found->is_string()) {
-      fail(ExitCode::data, "{}: has no text under the key \"{}\" (--key selects another)", document.where,
-           options_.key);
+      fail(ExitCode::data, "{}: has no text under the key \"{}\" (--key selects another){}", document.where,
+           options_.key, kSkipHint);
     }
     return std::move(found->get_ref<std::string&>());
   }
@@ -219,7 +221,7 @@ class TextTokenizer::Impl {
       }
     });
     for (Document& document : pending_) {
-      if (document.error) std::rethrow_exception(document.error);
+      if (document.error && skip(document)) continue;
       if (document.tokens.empty() && document.text.empty()) continue;
       Output& output = next_output();
       if (document.tokens.empty()) {
@@ -236,6 +238,17 @@ class TextTokenizer::Impl {
     pending_.clear();
     pending_bytes_ = 0;
     if (report_) report_(progress());
+  }
+
+  /// Counts a document that could not be read, or throws its error where it may not be skipped.
+  bool skip(const Document& document) {
+    try {
+      std::rethrow_exception(document.error);
+    } catch (const Error& error) {
+      if (!options_.skip_bad_documents || error.code() != ExitCode::data || document.where.empty()) throw;
+      if (skipped_++ == 0) first_problem_ = error.what();
+    }
+    return true;
   }
 
   /// The writer of the next document.
@@ -264,7 +277,8 @@ class TextTokenizer::Impl {
   Output train_;
   std::optional<Output> validation_;
   std::vector<Document> pending_;
-  int64_t pending_bytes_ = 0, documents_ = 0;
+  int64_t pending_bytes_ = 0, documents_ = 0, skipped_ = 0;
+  std::string first_problem_;  // of the first document that was skipped
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 

@@ -18,11 +18,14 @@ struct TokenizeOptions {
   std::string format = "auto";  // by the file's name; text or jsonl
   std::string key = "text";     // JSONL: of the text
   int64_t max_document_mb = 0;  // of a document that is held in memory as a whole; 0: as the tokenizer needs
+  bool skip_bad_documents = false;  // lines of JSONL that are no document are counted instead of refused
 };
 
 struct TokenizeProgress {
   int64_t documents = 0, tokens = 0;
   double megabytes = 0, seconds = 0;
+  int64_t skipped = 0;             // bad lines of JSONL
+  std::string first_problem = {};  // of the first of them: file, line and reason
 };
 
 /// A pair of token files (PREFIX.bin, PREFIX.idx) that was written, and what PREFIX.json says of it.

@@ -8,6 +8,7 @@
 
 #include "config/fields.h"
 #include "core/io.h"
+#include "core/strict_json.h"
 
 namespace sluice {
 namespace {
@@ -34,8 +35,9 @@ void check_tokenizer(const NamedFile& named, const TokenFileInfo& info, const To
        "Tokenize the text again with this run's tokenizer (sluice tokenize TEXT -o {} --tokenizer {}), or "
        "set data.tokenizer to "
        "the one that the file was made with.",
-       named.source, named.file->prefix(), info.tokenizer_name.empty() ? "unnamed" : info.tokenizer_name,
-       info.vocab_size, info.tokenizer, named.file->prefix(), tokenizer.name(), tokenizer.vocab_size(),
+       named.source, named.file->prefix(),
+       info.tokenizer_name.empty() ? "unnamed" : printable(info.tokenizer_name), info.vocab_size,
+       printable(info.tokenizer), named.file->prefix(), tokenizer.name(), tokenizer.vocab_size(),
        tokenizer.fingerprint(), named.file->prefix(), tokenizer.name());
 }
 

@@ -88,6 +88,117 @@ std::string strip_extension(const std::string& path) {
   return path;
 }
 
+/// The header of an index, checked against the size of its file.
+struct IndexHeader {
+  int item_size = 0;                           // bytes of a token
+  int64_t sequences = 0, document_bounds = 0;  // lengths of the arrays
+
+  int64_t lengths_at() const { return kArraysAt; }
+  int64_t pointers_at() const { return kArraysAt + 4 * sequences; }
+  int64_t bounds_at() const { return kArraysAt + 12 * sequences; }
+};
+
+IndexHeader read_header(const unsigned char* d, int64_t size, const std::string& path) {
+  if (size < kArraysAt) {
+    fail(ExitCode::data, "{}: header: needs {} bytes, the file has {}; is it a truncated copy?", path,
+         kArraysAt, size);
+  }
+  if (std::memcmp(d, kMagic, sizeof(kMagic)) != 0) {
+    fail(ExitCode::data, "{}: magic at offset 0: not a Megatron index file", path);
+  }
+  if (const auto version = load<uint64_t>(d + kVersionAt); version != 1) {
+    fail(ExitCode::data, "{}: version at offset {}: is {}, only 1 is supported", path, kVersionAt, version);
+  }
+  const int code = d[kDtypeAt];
+  if (code != kCodeU8 && code != kCodeU16 && code != kCodeI32) {
+    fail(ExitCode::data, "{}: dtype at offset {}: code {} is not supported (1 u8, 4 i32, 8 u16 are)", path,
+         kDtypeAt, code);
+  }
+
+  const auto sequences = load<uint64_t>(d + kSequencesAt), bounds = load<uint64_t>(d + kBoundsAt);
+  const auto room = static_cast<uint64_t>(size - kArraysAt);
+  if (sequences == 0)
+    fail(ExitCode::data, "{}: sequence count at offset {}: there are no sequences", path, kSequencesAt);
+  if (sequences > room / 12) {
+    fail(ExitCode::data, "{}: sequence count at offset {}: {} sequences do not fit in a file of {} bytes",
+         path, kSequencesAt, sequences, size);
+  }
+  if (bounds < 2 || bounds > (room - 12 * sequences) / 8) {
+    fail(ExitCode::data,
+         "{}: document index length at offset {}: {} does not fit (2 or more entries, {} bytes left)", path,
+         kBoundsAt, bounds, room - 12 * sequences);
+  }
+  // Multimodal files end with one more byte per sequence.
+  const uint64_t rest = room - 12 * sequences - 8 * bounds;
+  if (rest != 0 && rest != sequences) {
+    fail(ExitCode::data, "{}: {} bytes at offset {} are unexpected", path, rest,
+         kArraysAt + static_cast<int64_t>(12 * sequences + 8 * bounds));
+  }
+  return {.item_size = code == kCodeU8    ? 1
+                       : code == kCodeU16 ? 2
+                                          : 4,
+          .sequences = static_cast<int64_t>(sequences),
+          .document_bounds = static_cast<int64_t>(bounds)};
+}
+
+/// Checks that the sequences lie one behind the other in the file of tokens, and fill it.
+void check_sequences(const unsigned char* d, const IndexHeader& header, const std::string& path,
+                     const std::string& bin_path, int64_t bin_size) {
+  // Bounded by the size of .bin at every step, so the sum cannot overflow.
+  int64_t bytes = 0;
+  for (int64_t s = 0; s < header.sequences; ++s) {
+    const int64_t length_at = header.lengths_at() + 4 * s, pointer_at = header.pointers_at() + 8 * s;
+    const auto length = load<int32_t>(d + length_at);
+    const auto pointer = load<int64_t>(d + pointer_at);
+    if (length <= 0) {
+      fail(ExitCode::data, "{}: length of sequence {} at offset {}: {} is not positive", path, s, length_at,
+           length);
+    }
+    if (pointer != bytes) {
+      fail(ExitCode::data,
+           "{}: start of sequence {} at offset {}: {}, but the sequences before it end at byte {}", path, s,
+           pointer_at, pointer, bytes);
+    }
+    bytes += int64_t{length} * header.item_size;
+    if (bytes > bin_size) {
+      fail(ExitCode::data,
+           "{}: sequence {} at offset {} ends at byte {} of {}, which has {} bytes; is it a truncated copy?",
+           path, s, length_at, bytes, bin_path, bin_size);
+    }
+  }
+  if (bytes != bin_size) {
+    fail(ExitCode::data,
+         "{}: sequences end at byte {}, but {} has {} bytes; do the two files belong together?", path, bytes,
+         bin_path, bin_size);
+  }
+}
+
+/// Checks that documents begin and end in order and contain all sequences; returns how many are not empty.
+/// bound_of(i): entry i of the document index.
+template <class BoundOf>
+int64_t check_documents(const IndexHeader& header, const std::string& path, const BoundOf& bound_of) {
+  int64_t last = 0, filled = 0;
+  for (int64_t i = 0; i < header.document_bounds; ++i) {
+    const int64_t bound = bound_of(i), at = header.bounds_at() + 8 * i;
+    if (i == 0 && bound != 0) {
+      fail(ExitCode::data, "{}: document index entry 0 at offset {}: {} instead of 0", path, at, bound);
+    }
+    filled += bound > last;
+    if (bound < last || bound > header.sequences) {
+      fail(ExitCode::data, "{}: document index entry {} at offset {}: {} is not in {}..{}", path, i, at,
+           bound, last, header.sequences);
+    }
+    last = bound;
+  }
+  if (last != header.sequences) {
+    const int64_t entry = header.document_bounds - 1;
+    fail(ExitCode::data,
+         "{}: document index entry {} at offset {}: the last document ends at sequence {} of {}", path, entry,
+         header.bounds_at() + 8 * entry, last, header.sequences);
+  }
+  return filled;
+}
+
 }  // namespace
 
 void refuse_text(const std::string& path) {
@@ -116,94 +227,13 @@ TokenFile::TokenFile(const std::string& prefix)
 
 void TokenFile::check_index() {
   const unsigned char* d = idx_.data();
-  const int64_t size = idx_.size();
-  const std::string& path = idx_.path();
-  if (size < kArraysAt) {
-    fail(ExitCode::data, "{}: header: needs {} bytes, the file has {}; is it a truncated copy?", path,
-         kArraysAt, size);
-  }
-  if (std::memcmp(d, kMagic, sizeof(kMagic)) != 0) {
-    fail(ExitCode::data, "{}: magic at offset 0: not a Megatron index file", path);
-  }
-  if (const auto version = load<uint64_t>(d + kVersionAt); version != 1) {
-    fail(ExitCode::data, "{}: version at offset {}: is {}, only 1 is supported", path, kVersionAt, version);
-  }
-  const int code = d[kDtypeAt];
-  if (code != kCodeU8 && code != kCodeU16 && code != kCodeI32) {
-    fail(ExitCode::data, "{}: dtype at offset {}: code {} is not supported (1 u8, 4 i32, 8 u16 are)", path,
-         kDtypeAt, code);
-  }
-  item_size_ = code == kCodeU8 ? 1 : code == kCodeU16 ? 2 : 4;
-
-  const auto sequences = load<uint64_t>(d + kSequencesAt), bounds = load<uint64_t>(d + kBoundsAt);
-  const auto room = static_cast<uint64_t>(size - kArraysAt);
-  if (sequences == 0)
-    fail(ExitCode::data, "{}: sequence count at offset {}: there are no sequences", path, kSequencesAt);
-  if (sequences > room / 12) {
-    fail(ExitCode::data, "{}: sequence count at offset {}: {} sequences do not fit in a file of {} bytes",
-         path, kSequencesAt, sequences, size);
-  }
-  if (bounds < 2 || bounds > (room - 12 * sequences) / 8) {
-    fail(ExitCode::data,
-         "{}: document index length at offset {}: {} does not fit (2 or more entries, {} bytes left)", path,
-         kBoundsAt, bounds, room - 12 * sequences);
-  }
-  // Multimodal files end with one more byte per sequence.
-  const uint64_t rest = room - 12 * sequences - 8 * bounds;
-  if (rest != 0 && rest != sequences) {
-    fail(ExitCode::data, "{}: {} bytes at offset {} are unexpected", path, rest,
-         kArraysAt + static_cast<int64_t>(12 * sequences + 8 * bounds));
-  }
-  sequences_ = static_cast<int64_t>(sequences);
-  document_bounds_ = static_cast<int64_t>(bounds);
-
-  // Bounded by the size of .bin at every step, so the sum cannot overflow.
-  int64_t bytes = 0;
-  for (int64_t s = 0; s < sequences_; ++s) {
-    const int64_t length_at = kArraysAt + 4 * s, pointer_at = kArraysAt + 4 * sequences_ + 8 * s;
-    const auto length = load<int32_t>(d + length_at);
-    const auto pointer = load<int64_t>(d + pointer_at);
-    if (length <= 0) {
-      fail(ExitCode::data, "{}: length of sequence {} at offset {}: {} is not positive", path, s, length_at,
-           length);
-    }
-    if (pointer != bytes) {
-      fail(ExitCode::data,
-           "{}: start of sequence {} at offset {}: {}, but the sequences before it end at byte {}", path, s,
-           pointer_at, pointer, bytes);
-    }
-    bytes += int64_t{length} * item_size_;
-    if (bytes > bin_.size()) {
-      fail(ExitCode::data,
-           "{}: sequence {} at offset {} ends at byte {} of {}, which has {} bytes; is it a truncated copy?",
-           path, s, length_at, bytes, bin_.path(), bin_.size());
-    }
-  }
-  if (bytes != bin_.size()) {
-    fail(ExitCode::data,
-         "{}: sequences end at byte {}, but {} has {} bytes; do the two files belong together?", path, bytes,
-         bin_.path(), bin_.size());
-  }
-  tokens_ = bytes / item_size_;
-
-  int64_t last = 0;
-  for (int64_t i = 0; i < document_bounds_; ++i) {
-    const int64_t bound = document_bound(i), at = kArraysAt + 12 * sequences_ + 8 * i;
-    if (i == 0 && bound != 0) {
-      fail(ExitCode::data, "{}: document index entry 0 at offset {}: {} instead of 0", path, at, bound);
-    }
-    filled_documents_ += bound > last;
-    if (bound < last || bound > sequences_) {
-      fail(ExitCode::data, "{}: document index entry {} at offset {}: {} is not in {}..{}", path, i, at,
-           bound, last, sequences_);
-    }
-    last = bound;
-  }
-  if (last != sequences_) {
-    fail(ExitCode::data,
-         "{}: document index entry {} at offset {}: the last document ends at sequence {} of {}", path,
-         document_bounds_ - 1, kArraysAt + 12 * sequences_ + 8 * (document_bounds_ - 1), last, sequences_);
-  }
+  const IndexHeader header = read_header(d, idx_.size(), idx_.path());
+  item_size_ = header.item_size;
+  sequences_ = header.sequences;
+  document_bounds_ = header.document_bounds;
+  check_sequences(d, header, idx_.path(), bin_.path(), bin_.size());
+  tokens_ = bin_.size() / item_size_;
+  filled_documents_ = check_documents(header, idx_.path(), [&](int64_t i) { return document_bound(i); });
   idx_.check(true);
 }
 
@@ -241,6 +271,11 @@ int64_t TokenFile::document_begin(int64_t token) const {
 }
 int64_t TokenFile::document_end(int64_t token) const {
   return sequence_begin(document_bound(document_of(token) + 1));
+}
+
+int64_t TokenFile::next_document(int64_t token) const {
+  if (token <= 0) return 0;
+  return token >= tokens_ ? tokens_ : document_end(token - 1);
 }
 
 int32_t TokenFile::token(int64_t i) const {

@@ -30,6 +30,8 @@ class TokenFile {
   int64_t document_begin(int64_t token) const;
   /// One past the last token of that document.
   int64_t document_end(int64_t token) const;
+  /// Index of the first token at or after `token` that begins a document; num_tokens() if there is none.
+  int64_t next_document(int64_t token) const;
   int32_t token(int64_t i) const;
   /// Copies tokens [begin, begin + count).
   void read(int64_t begin, int64_t count, int32_t* out) const;
@@ -93,6 +95,7 @@ struct TokenFileInfo {
                                // program wrote the file
   int64_t token_bytes = 0;     // represented by the tokens; 0: not counted (written by an older version)
   int64_t lost_bytes = 0;      // of the text read, lost in tokenization
+  std::string synthetic = {};  // JSON: how documents that stand for no text were made; is written, not read
 };
 void write_token_file_info(const std::string& prefix, const TokenFileInfo& info);
 /// Returns nothing if the file is absent; Error(data) if it is not in the format of write_token_file_info.

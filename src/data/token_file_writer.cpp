@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "core/strict_json.h"
 #include "data/token_file.h"
 
 namespace sluice {
@@ -161,17 +162,18 @@ int64_t TokenFileWriter::num_tokens() const { return impl_->tokens; }
 int64_t TokenFileWriter::num_documents() const { return static_cast<int64_t>(impl_->lengths.size()); }
 
 void write_token_file_info(const std::string& prefix, const TokenFileInfo& info) {
-  const nlohmann::ordered_json j = {{"schema", 1},
-                                    {"tokenizer", info.tokenizer},
-                                    {"tokenizer_name", info.tokenizer_name},
-                                    {"vocab_size", info.vocab_size},
-                                    {"end_of_document", info.end_of_document},
-                                    {"documents", info.documents},
-                                    {"tokens", info.tokens},
-                                    {"text_bytes", info.text_bytes},
-                                    {"largest_token", info.largest_token},
-                                    {"token_bytes", info.token_bytes},
-                                    {"lost_bytes", info.lost_bytes}};
+  nlohmann::ordered_json j = {{"schema", 1},
+                              {"tokenizer", info.tokenizer},
+                              {"tokenizer_name", info.tokenizer_name},
+                              {"vocab_size", info.vocab_size},
+                              {"end_of_document", info.end_of_document},
+                              {"documents", info.documents},
+                              {"tokens", info.tokens},
+                              {"text_bytes", info.text_bytes},
+                              {"largest_token", info.largest_token},
+                              {"token_bytes", info.token_bytes},
+                              {"lost_bytes", info.lost_bytes}};
+  if (!info.synthetic.empty()) j["synthetic"] = nlohmann::ordered_json::parse(info.synthetic);
   make_parent(prefix);
   io::write_file_atomic(prefix + ".json", j.dump(2) + "\n");
 }
@@ -183,23 +185,34 @@ std::optional<TokenFileInfo> read_token_file_info(const std::string& prefix) {
   try {
     const auto j = nlohmann::json::parse(text);
     if (j.at("schema") != 1) fail(ExitCode::data, "{}: schema: only 1 is supported", path);
+    // Without one of the optional keys, an older version wrote the file.
+    const auto number = [&](const char* key, bool optional = false) {
+      if (optional && !j.contains(key)) return int64_t{0};
+      const nlohmann::json& value = j.at(key);
+      const bool fits = value.is_number_unsigned() &&
+                        value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+      if (!fits)
+        fail(ExitCode::data, "{}: {} must be a whole number of at least 0, got {}", path, key,
+             printable(value.dump(-1, ' ', true), 60));
+      return value.get<int64_t>();
+    };
     TokenFileInfo info;
     j.at("tokenizer").get_to(info.tokenizer);
-    j.at("vocab_size").get_to(info.vocab_size);
-    j.at("end_of_document").get_to(info.end_of_document);
-    j.at("documents").get_to(info.documents);
-    j.at("tokens").get_to(info.tokens);
-    j.at("text_bytes").get_to(info.text_bytes);
-    j.at("largest_token").get_to(info.largest_token);
+    info.vocab_size = number("vocab_size");
+    info.end_of_document = number("end_of_document");
+    info.documents = number("documents");
+    info.tokens = number("tokens");
+    info.text_bytes = number("text_bytes");
+    info.largest_token = number("largest_token");
     info.tokenizer_name = j.value("tokenizer_name", "");
-    info.token_bytes = j.value("token_bytes", int64_t{0});
-    info.lost_bytes = j.value("lost_bytes", int64_t{0});
-    if (info.token_bytes < 0 || info.lost_bytes < 0 || info.lost_bytes > info.text_bytes)
+    info.token_bytes = number("token_bytes", true);
+    info.lost_bytes = number("lost_bytes", true);
+    if (info.lost_bytes > info.text_bytes)
       fail(ExitCode::data, "{}: {} of {} bytes lost, {} in tokens: the counts are inconsistent", path,
            info.lost_bytes, info.text_bytes, info.token_bytes);
     return info;
   } catch (const nlohmann::json::exception& e) {
-    fail(ExitCode::data, "{}: {}", path, e.what());
+    fail(ExitCode::data, "{}: {}", path, printable(e.what(), 300));
   }
 }
 

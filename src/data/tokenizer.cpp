@@ -1,6 +1,7 @@
 #include "data/tokenizer.h"
 
 #include "core/error.h"
+#include "data/bpe.h"
 #include "data/sentencepiece.h"
 
 namespace sluice {
@@ -54,13 +55,16 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config) {
       return std::make_unique<ByteTokenizer>();
     case TokenizerType::sentencepiece:
       return make_sentencepiece_tokenizer(config.path);
+    case TokenizerType::bpe:
+      return make_bpe_tokenizer(config.path, config.end_of_document);
   }
   fail(ExitCode::internal, "make_tokenizer: unknown type");
 }
 
 TokenizerConfig tokenizer_config(const std::string& byte_or_path) {
-  if (byte_or_path == "byte") return {TokenizerType::byte, ""};
-  return {TokenizerType::sentencepiece, byte_or_path};
+  if (byte_or_path == "byte") return {};
+  const bool bpe = byte_or_path.ends_with(".json");
+  return {bpe ? TokenizerType::bpe : TokenizerType::sentencepiece, byte_or_path, ""};
 }
 
 }  // namespace sluice

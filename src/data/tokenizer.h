@@ -13,7 +13,10 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual int64_t vocab_size() const = 0;
+  /// Special tokens that are written out in the text stay text.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  /// They become those tokens, where the tokenizer can: for prompts.
+  virtual std::vector<int32_t> encode_with_special(std::string_view text) const { return encode(text); }
   virtual std::string decode(const std::vector<int32_t>& tokens) const = 0;
   virtual int32_t end_of_document() const = 0;
   /// Number of bytes of text that a token represents; 0 for special tokens (bits per byte: README.md).
@@ -26,6 +29,8 @@ class Tokenizer {
   virtual const std::string& model() const = 0;
   /// encode(a + b) is encode(a) followed by encode(b), so that a long text can be encoded in parts.
   virtual bool encodes_in_parts() const = 0;
+  /// Largest document in MiB that is encoded as a whole unless more is asked for, by the memory it takes.
+  virtual int64_t document_mb() const { return 64; }
   /// Number of bytes of a text that its tokens lose: removed or replaced by the normaliser, or unknown
   /// characters.
   virtual int64_t lost_bytes(std::string_view text, const std::vector<int32_t>& tokens) const = 0;
@@ -34,11 +39,11 @@ class Tokenizer {
   virtual std::string normalization() const = 0;
 };
 
-/// byte: built in, 257 tokens (256 = <|endoftext|>). sentencepiece: a .model file. Error(no_input) /
-/// Error(data).
+/// byte: built in, 257 tokens (256 = <|endoftext|>). sentencepiece: a .model file. bpe: a tokenizer.json.
+/// Error(no_input) / Error(data).
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config);
 
-/// The configuration that `--tokenizer byte|PATH` selects.
+/// The configuration that `--tokenizer byte|PATH` selects: bpe for a name that ends in .json.
 TokenizerConfig tokenizer_config(const std::string& byte_or_path);
 
 }  // namespace sluice

@@ -273,6 +273,11 @@ TEST_CASE("filling a batch allocates nothing and is thread-safe", "[loader]") {
   blend.fill(1000, 64, r.tokens.data(), r.targets.data(), r.positions.data(), r.first_key.data());
   blend.fill_sequential(10, 64, r.tokens.data(), r.targets.data(), r.positions.data(), r.first_key.data());
   counting = false;
+  const Blend begins({{"a", folder / "a*.bin", 2}, {"b", folder / "a0", 1}}, 32, kVocab, true, 3, 9);
+  counting = true;
+  begins.fill(1000, 64, r.tokens.data(), r.targets.data(), r.positions.data(), r.first_key.data());
+  begins.fill_sequential(0, 64, r.tokens.data(), r.targets.data(), r.positions.data(), r.first_key.data());
+  counting = false;
   CHECK(allocations == 0);
 
   const Rows expected = rows(blend, 32, 0, 256);

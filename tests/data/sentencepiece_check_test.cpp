@@ -89,7 +89,7 @@ int outcome_of(const TemporaryFolder& folder, const std::string& model, const st
   if (child == 0) {
     int code = 1;
     try {
-      const auto tokenizer = make_tokenizer({TokenizerType::sentencepiece, folder / "hostile.model"});
+      const auto tokenizer = make_tokenizer({TokenizerType::sentencepiece, folder / "hostile.model", ""});
       tokenizer->decode(tokenizer->encode(text));
       code = 0;
     } catch (const Error& error) {
@@ -135,6 +135,17 @@ std::pair<int, int> damage_map(const TemporaryFolder& folder, const std::string&
 }
 
 }  // namespace
+
+TEST_CASE("what the library says of a model's bytes is escaped", "[tokenizer]") {
+  TemporaryFolder folder;
+  const std::string model = io::read_file(train_model(folder, "sound"));
+  const std::string piece =
+      field(1, "<0x2\xff>") + varint(3 << 3) + varint(6);  // that says that it is a byte
+  write_bytes(folder / "bad.model", model + field(1, piece));
+  expect_error(ExitCode::data, {"not a SentencePiece model", "<0x2\\xff>"}, [&] {
+    make_tokenizer({TokenizerType::sentencepiece, folder / "bad.model", ""});
+  });
+}
 
 TEST_CASE("valid models pass, and their normalisation is reported", "[tokenizer]") {
   TemporaryFolder folder;

@@ -36,6 +36,16 @@ struct Data {
 
 }  // namespace
 
+TEST_CASE("what PREFIX.json says of its tokenizer is escaped in the message", "[token_check]") {
+  Data data;
+  data.write("a");
+  TokenFileInfo other = data.info();
+  other.tokenizer = "\x1b[31mred";
+  other.tokenizer_name = "\x1b]0;title";
+  write_token_file_info(data.folder / "a", other);
+  expect_error(ExitCode::data, {"\\x1b[31mred", "\\x1b]0;title"}, [&] { data.check("a"); });
+}
+
 TEST_CASE("token files of another tokenizer are refused with the names of both", "[token_check]") {
   const Data d;
   d.write("a-0"), d.write("a-1");

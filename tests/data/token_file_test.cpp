@@ -386,4 +386,15 @@ TEST_CASE("PREFIX.json is read back, and may be absent", "[token_file]") {
     write_bytes(folder / "x.json", bad);
     expect_error(ExitCode::data, {folder / "x.json"}, [&] { read_token_file_info(folder / "x"); });
   }
+  for (const char* number : {"-1", "1.5", "1e300", "18446744073709551615", "\"1\"", "null"}) {
+    write_bytes(
+        folder / "x.json",
+        fmt::format(
+            R"({{"schema":1,"tokenizer":"byte:257","vocab_size":{0},"end_of_document":256,"documents":1,"tokens":1,"text_bytes":1,"largest_token":1}})",
+            number));
+    expect_error(ExitCode::data, {"vocab_size must be a whole number of at least 0"},
+                 [&] { read_token_file_info(folder / "x"); });
+  }
+  write_bytes(folder / "x.json", "\xff");
+  expect_error(ExitCode::data, {"\\xff"}, [&] { read_token_file_info(folder / "x"); });
 }

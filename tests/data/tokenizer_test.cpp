@@ -10,7 +10,7 @@ using namespace sluice::test;
 namespace {
 
 std::unique_ptr<Tokenizer> load(const std::string& path) {
-  return make_tokenizer({TokenizerType::sentencepiece, path});
+  return make_tokenizer({TokenizerType::sentencepiece, path, ""});
 }
 
 int64_t bytes_of(const Tokenizer& tokenizer, const std::vector<int32_t>& tokens) {

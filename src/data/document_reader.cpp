@@ -1,0 +1,70 @@
+#include "data/document_reader.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/line_reader.h"
+
+namespace sluice {
+namespace {
+
+constexpr size_t kPart = size_t{1} << 20, kLongestLine = size_t{64} << 20;
+
+bool begins_with_letter(std::string_view line) {
+  return !line.empty() && ((line[0] >= 'a' && line[0] <= 'z') || (line[0] >= 'A' && line[0] <= 'Z'));
+}
+
+void read_text(LineReader& reader, const std::function<void(std::string)>& on_text) {
+  std::string line, text;
+  const auto pass = [&] {
+    if (!text.empty()) on_text(std::move(text));
+    text.clear();
+  };
+  for (bool continued = false; reader.next(line, kPart); continued = reader.within_line()) {
+    if (!continued && is_document_separator(line)) {
+      pass();
+      continue;
+    }
+    // A text without line ends is cut anywhere in the end: memory is bounded.
+    const bool long_enough = text.size() >= kPart && !continued && begins_with_letter(line);
+    if (long_enough || text.size() >= kLongestLine) pass();
+    text += line;
+  }
+  pass();
+}
+
+}  // namespace
+
+bool is_jsonl_file(std::string name, const std::string& format) {
+  if (name.ends_with(".zst"))
+    fail(ExitCode::usage, "{}: zstd is not supported; use zstd -dc {} | and - for standard input", name,
+         name);
+  if (format != "auto") return format == "jsonl";
+  if (name.ends_with(".gz")) name.resize(name.size() - 3);
+  return name.ends_with(".jsonl") || name.ends_with(".ndjson") || name.ends_with(".json");
+}
+
+bool is_document_separator(std::string_view line) {
+  while (line.ends_with('\n') || line.ends_with('\r')) line.remove_suffix(1);
+  return line == "<|endoftext|>";
+}
+
+void read_documents(const std::string& input, const DocumentFormat& format,
+                    const std::function<void(std::string)>& on_text) {
+  const bool jsonl = is_jsonl_file(input, format.format);
+  LineReader reader(input);
+  if (!jsonl) return read_text(reader, on_text);
+  for (std::string line; reader.next(line, kLongestLine); line.clear()) {
+    const std::string where = fmt::format("{}:{}", reader.path(), reader.line_number());
+    if (reader.within_line()) fail(ExitCode::data, "{}: the line has more than 64 MiB", where);
+    if (line.find_first_not_of(" \t\r\n") == std::string::npos) continue;
+    auto object = nlohmann::json::parse(line, nullptr, false);
+    if (!object.is_object()) fail(ExitCode::data, "{}: not a JSON object in UTF-8", where);
+    const auto found = object.find(format.key);
+    if (found == object.end() || !found->is_string())
+      fail(ExitCode::data, "{}: has no text under the key \"{}\" (--key selects another)", where, format.key);
+    if (auto& text = found->get_ref<std::string&>(); !text.empty()) on_text(std::move(text));
+  }
+}
+
+}  // namespace sluice
