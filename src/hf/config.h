@@ -1,6 +1,7 @@
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,10 +9,18 @@
 
 namespace sluice {
 
-/// config.json beside the weights, with Hugging Face's keys. A model without gates, sinks, sandwich norms and
-/// clipping has the model_type of Qwen3 (of Llama without qk_norm; of Qwen3-MoE with experts but no shared
-/// expert). Any other model has model_type "sluice" and lists its features.
+/// Formats of a Hugging Face folder: keys of config.json, and names and order of the tensors (hf/layouts.h).
+/// gated_attention: of the Gated Attention paper's repository (qiuzh20/gated_attention). sluice: every
+/// feature, for modeling_sluice.py, under the names of the checkpoints.
+enum class HfFormat : uint8_t { llama, qwen3, qwen3_moe, qwen3_next, gated_attention, sluice };
+SLUICE_ENUM_NAMES(HfFormat, "llama", "qwen3", "qwen3_moe", "qwen3_next", "gated_attention", "sluice");
+
+/// config.json beside the weights of a checkpoint, with Hugging Face's keys: in the format of llama, qwen3 or
+/// qwen3_moe if one of them holds the model under the names of the checkpoint, otherwise of sluice, which
+/// lists its features.
 nlohmann::json hf_config(const Config& config, int32_t end_of_document);
+/// The same in a given format, whether or not it holds the model (hf/holds.h).
+nlohmann::json hf_config(const Config& config, int32_t end_of_document, HfFormat format);
 
 /// The model function that a config.json describes.
 struct HfModel {
@@ -25,16 +34,22 @@ struct HfModel {
     std::string accepted_by;  // model key that accepts it when listed in train.init_ignore; empty: none
   };
   std::string model_type;
+  HfFormat format = HfFormat::sluice;
   ModelConfig model;  // keys absent from config.json have the defaults of the model type
   std::map<std::string, Spelling> spelled;  // by model key
   std::vector<Unsupported> unsupported;
   int64_t lora_rank = 0;
+  /// Of a model of Sluice: data.begin_token, without which it has never seen a document begin.
+  std::optional<int64_t> begin_token;
 };
 
-/// Reads the config.json of a model type that load_weights can load: Llama, Mistral, Qwen3, Qwen3-MoE, and
-/// the type that hf_config writes. Both spellings of the rotary keys are accepted: rope_theta and
-/// rope_scaling (transformers 4), rope_parameters (transformers 5). Throws Error(data) with file and key for
-/// damaged contents and for any other model type, and Error(no_input) without a file.
+/// Reads the config.json of a model type that Sluice can load: Llama, Mistral, Qwen3, Qwen3-MoE, Qwen3-Next
+/// with full attention in every layer, the gated Qwen3 of qiuzh20/gated_attention, and the type that
+/// hf_config writes. Both spellings of the rotary keys are accepted: rope_theta and rope_scaling
+/// (transformers 4), rope_parameters (transformers 5). Throws Error(data) with file and key for damaged
+/// contents and for any other model type, and Error(no_input) without a file.
 HfModel read_hf_config(const std::string& path);
+/// The same of a parsed file; `path` is for messages.
+HfModel parse_hf_config(const nlohmann::json& root, const std::string& path);
 
 }  // namespace sluice

@@ -5,9 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <optional>
+#include <set>
+#include <type_traits>
 
 #include "config/fields.h"
+#include "config/model_function.h"
 #include "core/io.h"
 #include "core/strict_json.h"
 #include "hf/config.h"
@@ -34,6 +38,7 @@ constexpr ModelType kTypes[] = {
     {"mistral", "MistralForCausalLM", 32000, 4096, 14336, 32, 32, 8, 0, false, false},
     {"qwen3", "Qwen3ForCausalLM", 151936, 4096, 22016, 32, 32, 32, 128, true, false},
     {"qwen3_moe", "Qwen3MoeForCausalLM", 151936, 2048, 6144, 24, 32, 4, 0, true, true},
+    {"qwen3_next", "Qwen3NextForCausalLM", 151936, 2048, 5632, 48, 16, 2, 256, true, true},
     {kOwnType, "SluiceForCausalLM", 0, 256, 768, 4, 4, 2, 64, true, true},
 };
 constexpr int64_t kMistralWindow = 4096;
@@ -44,7 +49,6 @@ constexpr struct {
 } kUnreadable[] = {
     {"gemma", "its norms multiply by 1 + w and its embeddings are scaled"},
     {"qwen2", "its queries, keys and values have biases"},
-    {"qwen3_next", "its q_proj contains queries and gates together and its norms multiply by 1 + w"},
     {"gpt_oss", "its projections have biases and its experts are limited and stored together"},
     {"gpt2", "it has learned positions, biases and LayerNorm"},
     {"gpt_neox", "it has LayerNorm, biases and a parallel feed-forward network"},
@@ -161,8 +165,11 @@ class Section {
     return Section(*value, path_, name(key) + ".");
   }
   void no_other_keys(std::initializer_list<std::string_view> known) const {
+    no_other_keys(std::set<std::string, std::less<>>(known.begin(), known.end()));
+  }
+  void no_other_keys(const std::set<std::string, std::less<>>& known) const {
     for (const auto& [key, value] : object_.items())
-      if (std::find(known.begin(), known.end(), key) == known.end())
+      if (!known.contains(key))
         fail(ExitCode::data, "{}: unknown key {}", path_, printable(name(key)));
   }
 
@@ -199,10 +206,18 @@ class Reading {
   HfModel read() {
     const ModelType& type = find_type();
     own_ = out_.model_type == kOwnType;
+    next_ = out_.model_type == "qwen3_next";
     read_shape(type);
     read_rope();
     if (own_) read_own();
     if (type.experts) read_experts();
+    if (next_) read_qwen3_next();
+    out_.format = own_           ? HfFormat::sluice
+                  : next_        ? HfFormat::qwen3_next
+                  : type.experts ? HfFormat::qwen3_moe
+                  : type.qk_norm ? HfFormat::qwen3
+                                 : HfFormat::llama;
+    if (out_.format == HfFormat::qwen3) read_gated_qwen3();
     refuse_unknown(type);
     return std::move(out_);
   }
@@ -352,7 +367,7 @@ class Reading {
     const bool qwen = !own_;
     // transformers 5 writes num_local_experts.
     const char* name = top_.find("num_experts") ? "num_experts" : "num_local_experts";
-    e.num_experts = top_.integer(name, qwen ? 128 : 0, 0);
+    e.num_experts = top_.integer(name, next_ ? 512 : qwen ? 128 : 0, 0);
     if (top_.integer("num_local_experts", e.num_experts, 0) != e.num_experts)
       top_.refuse("num_local_experts", fmt::format("{}, as num_experts is", e.num_experts));
     spelled("model.moe.num_experts", top_, name);
@@ -360,17 +375,50 @@ class Reading {
       target = top_.integer(k, otherwise, low);
       spelled("model.moe." + std::string(k), top_, k);
     };
-    key("num_experts_per_tok", e.num_experts_per_tok, 8);
-    key("moe_intermediate_size", e.moe_intermediate_size, 768);
+    key("num_experts_per_tok", e.num_experts_per_tok, next_ ? 10 : 8);
+    key("moe_intermediate_size", e.moe_intermediate_size, next_ ? 512 : 768);
     key("decoder_sparse_step", e.decoder_sparse_step, 1);
-    e.norm_topk_prob = top_.boolean("norm_topk_prob", own_);
+    e.norm_topk_prob = top_.boolean("norm_topk_prob", own_ || next_);
     spelled("model.moe.norm_topk_prob", top_, "norm_topk_prob");
     e.mlp_only_layers = top_.integers("mlp_only_layers");
     spelled("model.moe.mlp_only_layers", top_, "mlp_only_layers");
-    if (qwen) return;
-    key("shared_expert_intermediate_size", e.shared_expert_intermediate_size, 0, 0);
+    if (qwen && !next_) return;
+    key("shared_expert_intermediate_size", e.shared_expert_intermediate_size, next_ ? 512 : 0, 0);
+    if (next_) return;
     e.shared_expert_gate = top_.boolean("shared_expert_gate", false);
     spelled("model.moe.shared_expert_gate", top_, "shared_expert_gate");
+  }
+
+  // ---- gates of other programs
+
+  /// Attention layers whose output has an elementwise sigmoid gate, and a shared expert with a gate.
+  void read_qwen3_next() {
+    out_.model.attention.gates = {GateConfig{}};
+    MoeConfig& e = out_.model.moe;
+    e.shared_expert_gate = e.num_experts > 0;
+    if (e.num_experts > 0 && e.shared_expert_intermediate_size == 0)
+      unsupported("shared_expert_intermediate_size", 0, "model.moe", "every layer has a shared expert");
+    if (top_.list("layer_types").empty() && top_.integer("full_attention_interval", 4) != 1)
+      unsupported("layer_types", nullptr, "model.attention",
+                  "most layers have linear attention unless it lists full_attention for each");
+    const auto rope = top_.section("rope_parameters");
+    if (!top_.find("partial_rotary_factor") && !(rope && rope->find("partial_rotary_factor")))
+      unsupported("partial_rotary_factor", nullptr, "model.rope", "its default is 0.25");
+  }
+
+  /// Keys of qiuzh20/gated_attention, whose model_type is Qwen3's.
+  void read_gated_qwen3() {
+    const bool elementwise = top_.boolean("elementwise_attn_output_gate", false);
+    const bool headwise = top_.boolean("headwise_attn_output_gate", false);
+    out_.model.qk_norm = top_.boolean("use_qk_norm", true);
+    spelled("model.qk_norm", top_, "use_qk_norm");
+    if (!elementwise && !headwise) return;
+    if (elementwise && headwise)
+      top_.refuse("headwise_attn_output_gate", "false where the elementwise one is");
+    GateConfig gate;
+    if (headwise) gate.granularity = GateGranularity::headwise;
+    out_.model.attention.gates = {gate};
+    out_.format = HfFormat::gated_attention;
   }
 
   // ---- keys of model_type sluice
@@ -388,24 +436,36 @@ class Reading {
     for (const char* key : {"qk_norm", "qk_norm_order", "norm_placement", "norm_weights", "embedding_norm",
                             "branch_clip", "final_logit_softcapping"})
       spelled("model." + std::string(key), top_, key);
+    if (top_.find("bos_token_id")) out_.begin_token = top_.integer("bos_token_id", 0, 0);
     if (const auto lora = top_.section("lora")) out_.lora_rank = lora->integer("rank", 0, 0);
+    if (const auto norm = top_.section("gated_norm")) {
+      norm->no_other_keys({"rank"});
+      m.gated_norm.rank = norm->integer("rank", 0, 0);
+      spelled("model.gated_norm.rank", *norm, "rank");
+    }
     const auto attention = top_.section("attention");
     if (attention) read_attention(*attention);
   }
 
   void read_attention(const Section& s) {
-    s.no_other_keys({"kind", "gates", "output_norm", "output_activation", "switch_heads"});
+    s.no_other_keys({"kind", "window", "window_pattern", "gates", "exclusive", "output_norm",
+                     "output_activation", "switch_heads", "sparse"});
     AttentionConfig& a = out_.model.attention;
     a.kind = s.word("kind", a.kind);
+    a.exclusive = s.word("exclusive", a.exclusive);
     a.output_norm = s.word("output_norm", a.output_norm);
     a.output_activation = s.word("output_activation", a.output_activation);
-    for (const char* key : {"kind", "gates", "output_norm", "output_activation"})
+    a.window = s.integer("window", 0, 0);
+    a.window_pattern = s.integer("window_pattern", 0, 0);
+    for (const char* key : {"kind", "window", "window_pattern", "gates", "exclusive", "output_norm",
+                            "output_activation"})
       spelled("model.attention." + std::string(key), s, key);
     for (const json& gate : s.list("gates")) {
       if (!gate.is_object()) s.refuse("gates", "a list of objects");
       const std::string name = fmt::format("gates[{}]", a.gates.size());
       const Section one(gate, path_, s.name(name) + ".");
-      one.no_other_keys({"position", "granularity", "heads", "combine", "activation", "input"});
+      one.no_other_keys(
+          {"position", "granularity", "heads", "combine", "activation", "input", "input_channels", "bias"});
       GateConfig g;
       g.position = one.word("position", g.position);
       g.granularity = one.word("granularity", g.granularity);
@@ -413,10 +473,14 @@ class Reading {
       g.combine = one.word("combine", g.combine);
       g.activation = one.word("activation", g.activation);
       g.input = one.word("input", g.input);
+      g.input_channels = one.integer("input_channels", 0, 0);
+      g.bias = one.optional_number("bias");
       a.gates.push_back(g);
-      for (const char* key : {"position", "granularity", "heads", "combine", "activation", "input"})
+      for (const char* key :
+           {"position", "granularity", "heads", "combine", "activation", "input", "input_channels", "bias"})
         spelled(fmt::format("model.attention.{}.{}", name, key), one, key);
     }
+    if (const auto sparse = s.section("sparse")) read_sparse(*sparse);
     const auto heads = s.section("switch_heads");
     if (!heads) return;
     heads->no_other_keys({"num_experts", "num_experts_per_tok", "projections", "expert_width"});
@@ -429,6 +493,46 @@ class Reading {
       spelled("model.attention.switch_heads." + std::string(key), *heads, key);
   }
 
+  static void read_leaf(const Section& s, const std::string& key, int64_t& member) {
+    member = s.integer(key, member, 0);
+  }
+  static void read_leaf(const Section& s, const std::string& key, double& member) {
+    member = s.number(key, member);
+  }
+  static void read_leaf(const Section& s, const std::string& key, bool& member) {
+    member = s.boolean(key, member);
+  }
+  static void read_leaf(const Section& s, const std::string& key, std::optional<double>& member) {
+    member = s.optional_number(key);
+  }
+  template <class E>
+    requires std::is_enum_v<E>
+  static void read_leaf(const Section& s, const std::string& key, E& member) {
+    member = s.word(key, member);
+  }
+
+  /// The keys that hf_config writes of model.attention.sparse, in the same sections.
+  void read_sparse(const Section& s) {
+    std::map<std::string, std::set<std::string, std::less<>>> known;  // by section, "" for the keys outside of them
+    for_each_leaf(out_.model.attention.sparse, [&](const std::string& key, auto& member, const char*) {
+      const std::string whole = "model.attention.sparse." + key;
+      if (!changes_function(whole)) return;
+      const size_t dot = key.find('.');
+      const std::string section = dot == std::string::npos ? "" : key.substr(0, dot);
+      const std::string name = dot == std::string::npos ? key : key.substr(dot + 1);
+      known[section].insert(name);
+      if (!section.empty()) known[""].insert(section);
+      const auto inner = section.empty() ? std::optional<Section>(s) : s.section(section);
+      if (!inner) return;
+      read_leaf(*inner, name, member);
+      spelled(whole, *inner, name);
+    });
+    for (const auto& [section, names] : known) {
+      const auto inner = section.empty() ? std::optional<Section>(s) : s.section(section);
+      if (inner) inner->no_other_keys(names);
+    }
+  }
+
   // ---- values without counterpart
 
   void refuse_unknown(const ModelType& type) {
@@ -439,7 +543,8 @@ class Reading {
     if (own_) return;
     if (const json* value = top_.find("final_logit_softcapping"))
       unsupported("final_logit_softcapping", *value, "model.final_logit_softcapping");
-    if (const json* value = top_.find("auto_map"))
+    const json* value = top_.find("auto_map");
+    if (value && out_.format != HfFormat::gated_attention)
       unsupported("auto_map", *value, "model", "the model needs its own code");
     const json& architectures = top_.list("architectures");
     if (!architectures.empty() &&
@@ -453,7 +558,8 @@ class Reading {
     const json& layers = top_.list("layer_types");
     for (const json& layer : layers)
       if (layer != "full_attention") {
-        unsupported("layer_types", layers, "model.attention", "in Sluice every layer has full attention");
+        unsupported("layer_types", layers, "model.attention",
+                    "layers of other kinds, sliding windows among them, are not imported");
         break;
       }
     const bool qwen = name == "qwen3" || name == "qwen3_moe";
@@ -464,21 +570,24 @@ class Reading {
     if (name == "qwen3" &&
         (!layers.empty() || top_.integer("max_window_layers", 28, 0) >= out_.model.num_hidden_layers))
       return;
-    unsupported("sliding_window", window, "model.attention",
-                absent ? fmt::format("the default of {}", name)
-                       : std::string("in Sluice tokens attend to all earlier ones"));
+    unsupported(
+        "sliding_window", window, "model.attention",
+        absent ? fmt::format("the default of {}", name) : std::string("sliding windows are not imported"));
   }
 
   Section top_;
   const std::string& path_;
   HfModel out_;
-  bool own_ = false;
+  bool own_ = false, next_ = false;  // model_type sluice, qwen3_next
 };
 
 }  // namespace
 
 HfModel read_hf_config(const std::string& path) {
-  const json root = parse_strict_json(io::read_file(path, kMaxFileBytes), path);
+  return parse_hf_config(parse_strict_json(io::read_file(path, kMaxFileBytes), path), path);
+}
+
+HfModel parse_hf_config(const json& root, const std::string& path) {
   if (!root.is_object()) fail(ExitCode::data, "{}: not an object of keys and values", path);
   return Reading(root, path).read();
 }

@@ -53,13 +53,13 @@ std::vector<std::string> export_checkpoint(const CheckpointInfo& checkpoint, con
   std::vector<std::string> names;
   for (const FileRecord& f : manifest.files)
     if (is_shard_of(f.name, kWeightsKind) || f.name == kWeightsIndex || f.name == "config.json" ||
-        f.name == kTokenizerFile)
+        f.name == kTokenizerFile || f.name == kBpeTokenizerFile)
       names.push_back(f.name);
   std::unique_ptr<Tokenizer> tokenizer;
   if (checkpoint.tokenizer_model.empty() || !chosen.empty())
     tokenizer = tokenizer_from_elsewhere(checkpoint, chosen);
   if (tokenizer && !tokenizer->model().empty() && checkpoint.tokenizer_model.empty())
-    names.push_back(kTokenizerFile);
+    names.push_back(tokenizer_file(tokenizer->model()));
   NewFolderContent content(folder, names);
   for (const std::string& name : names) {
     if (const FileRecord* stored = manifest.file(name)) {

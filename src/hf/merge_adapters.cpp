@@ -68,7 +68,7 @@ int64_t merge_adapters(const CheckpointInfo& checkpoint, const std::string& fold
   StoredTensors stored(checkpoint.path, manifest, kWeightsKind, StoredTensors::Check::checksum);
   const std::string weights = shard_name(kWeightsKind, 0, 1);
   const auto tokenizer = checkpoint_tokenizer(checkpoint, config.data.tokenizer, chosen_tokenizer);
-  NewFolderContent content(folder, {weights, "config.json", kTokenizerFile});
+  NewFolderContent content(folder, {weights, "config.json", tokenizer_file(tokenizer->model())});
 
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, t] : stored.tensors())
@@ -92,7 +92,7 @@ int64_t merge_adapters(const CheckpointInfo& checkpoint, const std::string& fold
   }
   config.lora = {};
   content.add("config.json", hf_config(config, tokenizer->end_of_document()).dump(2) + "\n");
-  if (!tokenizer->model().empty()) content.add(kTokenizerFile, tokenizer->model());
+  if (!tokenizer->model().empty()) content.add(tokenizer_file(tokenizer->model()), tokenizer->model());
   content.publish();
   return count;
 }

@@ -188,11 +188,10 @@ TEST_CASE("values without counterpart are reported by name", "[hf_config]") {
   qwen["max_window_layers"] = 2;
   CHECK(f.read(qwen).unsupported.empty());
 
-  for (const char* type : {"gemma", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss", "qwen2", "qwen3_next",
-                           "mixtral", "t5", "LLAMA"})
+  for (const char* type : {"gemma", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss", "qwen2", "mixtral", "t5", "LLAMA"})
     CHECK_THAT(f.refusal(with(llama(), {{"model_type", type}}).dump()),
                Contains(fmt::format("weights of model_type {} are not supported", type)) &&
-                   Contains("supported are llama, mistral, qwen3, qwen3_moe, sluice"));
+                   Contains("supported are llama, mistral, qwen3, qwen3_moe, qwen3_next, sluice"));
   CHECK_THAT(f.refusal("{}"), Contains("no model_type"));
 }
 
@@ -257,12 +256,14 @@ TEST_CASE(
   std::vector<std::string> same;
   for (size_t i = 0; i < keys.size(); ++i) {
     INFO(keys[i]);
-    Config config = full();
+    Config base = full();
+    if (keys[i].starts_with("model.attention.sparse.")) base.model.attention.kind = AttentionKind::sparse;
+    Config config = base;
     size_t at = 0;
     for_each_model_leaf(config.model, [&](const std::string&, auto& member, const char*) {
       if (at++ == i) alter(member);
     });
-    const std::vector<FunctionDifference> differences = function_differences(full().model, config.model);
+    const std::vector<FunctionDifference> differences = function_differences(base.model, config.model);
     if (!changes_function(keys[i])) {
       same.push_back(keys[i]);
       CHECK(differences.empty());
@@ -275,16 +276,30 @@ TEST_CASE(
     CHECK(keys_of(function_differences(read.model, config.model)).empty());
     CHECK(read.spelled.count(keys[i]) == 1);
   }
-  CHECK(same == std::vector<std::string>{
-                    "model.initializer", "model.initializer_range", "model.scaled_residual_init",
-                    "model.logit_z_loss_coefficient", "model.max_position_embeddings",
-                    "model.attention.head_balance.coefficient", "model.attention.head_balance.scope",
-                    "model.attention.head_balance.shared_heads", "model.attention.head_balance.shared_from",
-                    "model.attention.head_balance.calibration_samples", "model.attention.head_balance.ddof",
-                    "model.attention.head_balance.skip_first", "model.attention.kernel",
-                    "model.moe.load_balance.coefficient", "model.moe.load_balance.scope",
-                    "model.moe.router_z_loss_coefficient", "model.match_parameters_of",
-                    "model.match_multiple"});
+  CHECK(same == std::vector<std::string>{"model.initializer",
+                                         "model.initializer_range",
+                                         "model.scaled_residual_init",
+                                         "model.logit_z_loss_coefficient",
+                                         "model.gated_norm.init",
+                                         "model.max_position_embeddings",
+                                         "model.attention.gates[0].init",
+                                         "model.attention.gates[1].init",
+                                         "model.attention.head_balance.coefficient",
+                                         "model.attention.head_balance.scope",
+                                         "model.attention.head_balance.shared_heads",
+                                         "model.attention.head_balance.shared_from",
+                                         "model.attention.head_balance.calibration_samples",
+                                         "model.attention.head_balance.ddof",
+                                         "model.attention.head_balance.skip_first",
+                                         "model.attention.kernel",
+                                         "model.attention.sparse.indexer.detach_input",
+                                         "model.attention.sparse.loss.coefficient",
+                                         "model.attention.sparse.phase_steps",
+                                         "model.moe.load_balance.coefficient",
+                                         "model.moe.load_balance.scope",
+                                         "model.moe.router_z_loss_coefficient",
+                                         "model.match_parameters_of",
+                                         "model.match_multiple"});
 }
 
 TEST_CASE("keys without effect are not compared, and gate lists of different lengths are reported as a whole",

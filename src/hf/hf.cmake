@@ -1,0 +1,12 @@
+# The Python files of exports, as text in the program.
+set(SLUICE_PYTHON_SOURCE ${PROJECT_BINARY_DIR}/generated/python_files.cpp)
+set(SLUICE_PYTHON_TEXT "#include \"hf/python_files.h\"\n\nnamespace sluice {\n\nconst PythonFile kPythonFiles[2] = {\n")
+foreach(name configuration_sluice.py modeling_sluice.py)
+  set(file ${PROJECT_SOURCE_DIR}/src/hf/transformers/${name})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(READ ${file} text)
+  string(APPEND SLUICE_PYTHON_TEXT "    {\"${name}\", R\"PYTHON(${text})PYTHON\"},\n")
+endforeach()
+string(APPEND SLUICE_PYTHON_TEXT "};\n\n}  // namespace sluice\n")
+file(CONFIGURE OUTPUT ${SLUICE_PYTHON_SOURCE} CONTENT "${SLUICE_PYTHON_TEXT}" @ONLY)
+target_sources(sluice_hf PRIVATE ${SLUICE_PYTHON_SOURCE})

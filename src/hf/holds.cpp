@@ -1,0 +1,96 @@
+#include "hf/holds.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "config/model_function.h"
+#include "core/error.h"
+
+namespace sluice {
+namespace {
+
+/// The keys that modeling_sluice.py computes, set to their defaults; what differs from the defaults
+/// afterwards is what it does not know. Values of enumerations are named one by one.
+ModelConfig without_known(const ModelConfig& model) {
+  ModelConfig rest = model;
+  const ModelConfig defaults;
+  for (auto size : {&ModelConfig::vocab_size, &ModelConfig::hidden_size, &ModelConfig::num_hidden_layers,
+                    &ModelConfig::num_attention_heads, &ModelConfig::num_key_value_heads,
+                    &ModelConfig::head_dim, &ModelConfig::intermediate_size})
+    rest.*size = defaults.*size;
+  for (auto flag : {&ModelConfig::tie_word_embeddings, &ModelConfig::norm_weights, &ModelConfig::qk_norm,
+                    &ModelConfig::embedding_norm})
+    rest.*flag = defaults.*flag;
+  rest.rms_norm_eps = defaults.rms_norm_eps;
+  if (model.hidden_act == HiddenAct::relu2) rest.hidden_act = defaults.hidden_act;
+  if (model.qk_norm_order == QkNormOrder::after_rope) rest.qk_norm_order = defaults.qk_norm_order;
+  if (model.norm_placement == NormPlacement::sandwich) rest.norm_placement = defaults.norm_placement;
+  rest.final_logit_softcapping = defaults.final_logit_softcapping;
+  rest.branch_clip = defaults.branch_clip;
+  rest.rope.theta = defaults.rope.theta;
+  if (model.rope.scaling.type == RopeScalingType::yarn) rest.rope.scaling = defaults.rope.scaling;
+  rest.moe.num_experts = defaults.moe.num_experts;
+  rest.moe.num_experts_per_tok = defaults.moe.num_experts_per_tok;
+  rest.moe.moe_intermediate_size = defaults.moe.moe_intermediate_size;
+  rest.moe.norm_topk_prob = defaults.moe.norm_topk_prob;
+  rest.moe.shared_expert_intermediate_size = defaults.moe.shared_expert_intermediate_size;
+  rest.moe.shared_expert_gate = defaults.moe.shared_expert_gate;
+  rest.moe.decoder_sparse_step = defaults.moe.decoder_sparse_step;
+  rest.moe.mlp_only_layers.clear();
+
+  AttentionConfig& a = rest.attention;
+  if (a.kind == AttentionKind::sink) a.kind = AttentionKind::softmax;
+  if (a.output_norm == OutputNorm::rmsnorm || a.output_norm == OutputNorm::rmsnorm_shared)
+    a.output_norm = OutputNorm::none;
+  if (a.output_activation == OutputActivation::silu) a.output_activation = OutputActivation::none;
+  a.switch_heads = defaults.attention.switch_heads;
+  for (GateConfig& gate : a.gates) {
+    const GateConfig plain;
+    gate.position = plain.position;        // all five
+    gate.granularity = plain.granularity;  // both
+    gate.heads = plain.heads;              // all three
+    gate.combine = plain.combine;          // both
+    for (const GateActivation known : {GateActivation::silu, GateActivation::identity,
+                                       GateActivation::ns_sigmoid, GateActivation::two_sigmoid})
+      if (gate.activation == known) gate.activation = plain.activation;
+    if (gate.input == GateInput::none) gate.input = plain.input;
+  }
+  return rest;
+}
+
+/// Differences of what modeling_sluice.py does not know from what it takes for granted.
+std::vector<FunctionDifference> unknown_to_modeling(const ModelConfig& model) {
+  const ModelConfig rest = without_known(model);
+  ModelConfig plain;
+  plain.attention.gates.resize(rest.attention.gates.size());
+  return function_differences(plain, rest);
+}
+
+}  // namespace
+
+std::vector<std::string> not_held(const Config& config, HfFormat format) {
+  std::vector<std::string> reasons;
+  if (config.lora.rank > 0)
+    reasons.push_back(fmt::format(
+        "lora.rank = {}: adapters beside the weights; sluice checkpoint merge joins them", config.lora.rank));
+  Config sized = config;
+  if (sized.model.vocab_size == 0) sized.model.vocab_size = 1;  // the tokenizer's, not known yet
+  HfModel back;
+  try {
+    back = parse_hf_config(hf_config(sized, 0, format), "config.json");
+  } catch (const Error& error) {  // a value that the format does not allow
+    reasons.push_back(error.what());
+    return reasons;
+  }
+  for (const FunctionDifference& d : function_differences(back.model, sized.model)) {
+    const bool gate = names_key("model.attention.gates", d.key);
+    reasons.push_back(fmt::format("{} = {}: {}", d.key, d.here,
+                                  gate ? "it has no such gate" : fmt::format("it has {}", d.source)));
+  }
+  for (const HfModel::Unsupported& u : back.unsupported) reasons.push_back(u.what);
+  if (format == HfFormat::sluice)
+    for (const FunctionDifference& d : unknown_to_modeling(sized.model))
+      reasons.push_back(fmt::format("{} = {}: modeling_sluice.py does not compute it", d.key, d.here));
+  return reasons;
+}
+
+}  // namespace sluice

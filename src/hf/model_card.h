@@ -1,0 +1,13 @@
+#pragma once
+#include <string>
+
+#include "checkpoint/store.h"
+#include "hf/config.h"
+
+namespace sluice {
+
+/// README.md of an exported folder: what the model is, how it is loaded, and the results of the run's last
+/// validation at this step (RUN/eval.jsonl), if there is one.
+std::string model_card(const CheckpointInfo& checkpoint, const Config& config, HfFormat format);
+
+}  // namespace sluice

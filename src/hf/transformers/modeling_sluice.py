@@ -1,0 +1,399 @@
+"""Models of Sluice for transformers: attention with gates at five positions, sinks, switch heads, normed
+outputs and everything else that a Sluice configuration can say, under the parameter names of its checkpoints.
+Used with trust_remote_code=True. Letters: B sequences, T tokens, C hidden size, H heads, D head dimension.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.cache_utils import DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+
+from .configuration_sluice import SluiceConfig
+
+ACTIVATIONS = {
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "identity": lambda z: z,
+    "ns_sigmoid": lambda z: 0.5 + 0.5 * torch.sigmoid(z),
+    "two_sigmoid": lambda z: 2 * torch.sigmoid(z),
+}
+GATE_PREFIX = {p: p + "_" for p in ("query", "key", "value")} | {"sdpa_output": "", "dense_output": "dense_"}
+
+
+class SluiceRMSNorm(nn.Module):
+    """x / rms(x) in f32, times a weight where there is one, over the last dimension."""
+
+    def __init__(self, config, *shape):
+        super().__init__()
+        self.eps = config.rms_norm_eps
+        self.weight = nn.Parameter(torch.ones(shape)) if config.norm_weights else None
+
+    def forward(self, x):
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (y if self.weight is None else y * self.weight.to(y.dtype)).to(x.dtype)
+
+
+class SluiceRotaryEmbedding(nn.Module):
+    """Rotate-half rotary positions, with YaRN (Peng et al. 2023)."""
+
+    def __init__(self, config):
+        super().__init__()
+        rope, dim, theta = config.rope_parameters, config.head_dim, config.rope_parameters["rope_theta"]
+        frequency = [theta ** (-2 * i / dim) for i in range(dim // 2)]
+        self.scale = 1.0
+        if rope.get("rope_type", "default") == "yarn":
+            factor, length = rope["factor"], rope["original_max_position_embeddings"]
+
+            def dimension(rotations):
+                return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+            low = max(math.floor(dimension(rope.get("beta_fast", 32))), 0)
+            high = min(math.ceil(dimension(rope.get("beta_slow", 1))), dim - 1)
+            high += 0.001 if high == low else 0
+            for i in range(dim // 2):
+                ramp = min(max((i - low) / (high - low), 0.0), 1.0)
+                frequency[i] = frequency[i] / factor * ramp + frequency[i] * (1 - ramp)
+            self.scale = 0.1 * math.log(factor) + 1
+        self.frequency = frequency
+
+    def forward(self, x, position_ids):
+        """cos and sin (B, T, 1, D) for heads in the third dimension; angles in f64, as in Sluice's table."""
+        frequency = torch.tensor(self.frequency, dtype=torch.float64, device=position_ids.device)
+        angles = position_ids[..., None].double() * frequency
+        angles = torch.cat((angles, angles), -1)[:, :, None, :]
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return (angles.cos() * self.scale).to(wide), (angles.sin() * self.scale).to(wide)
+
+
+def rotate(x, positions):
+    cos, sin = positions
+    first, second = x.to(cos.dtype).chunk(2, -1)
+    return (torch.cat((first, second), -1) * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+
+def eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, s_aux=None, **kwargs):
+    """Softmax attention (B, H, T, D) with an optional sink: one more logit per head, which takes weight and
+    has no value."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    logits = query @ key.transpose(2, 3) * scaling
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    logits = logits.to(wide)
+    if attention_mask is not None:
+        logits = logits + attention_mask[..., : key.shape[2]].to(wide)
+    if s_aux is not None:
+        sink = s_aux.to(wide).view(1, -1, 1, 1).expand(logits.shape[0], -1, logits.shape[2], 1)
+        weights = torch.cat((logits, sink), -1).softmax(-1)[..., :-1]
+    else:
+        weights = logits.softmax(-1)
+    weights = F.dropout(weights, dropout, module.training).to(value.dtype)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def apply_gate(x, z, gate):
+    """x (..., H, D) combined with the scores of logits z: (..., H * D) or (..., H), or without the leading
+    dimensions."""
+    heads = x.shape[-2]
+    z = z.reshape(*z.shape[: z.dim() - 1], heads, -1) if z.dim() >= x.dim() - 1 else z.reshape(heads, -1)
+    wide = z if z.dtype == torch.float64 else z.float()
+    activation = ACTIVATIONS[gate["activation"]]
+    if gate["heads"] == "shared_before_activation":
+        scores = activation(wide.mean(-2, keepdim=True))
+    else:
+        scores = activation(wide)
+        if gate["heads"] == "shared":
+            scores = scores.mean(-2, keepdim=True)
+    wide_x = x.to(scores.dtype)
+    return (wide_x * scores if gate["combine"] == "multiply" else wide_x + scores).to(x.dtype)
+
+
+class SluiceConstantGate(nn.Module):
+    """The learned logits of a gate that does not depend on the input."""
+
+    def __init__(self, gate, heads, channels):
+        super().__init__()
+        headwise = gate["granularity"] == "headwise"
+        shape = [heads] if headwise else [channels] if heads == 1 else [heads, channels]
+        self.weight = nn.Parameter(torch.zeros(shape))
+
+
+class SluiceAttention(nn.Module):
+    def __init__(self, config, layer_idx):
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        attention, C, D = config.attention, config.hidden_size, config.head_dim
+        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, D
+        self.num_key_value_groups = self.heads // self.kv_heads
+        self.scaling, self.is_causal = D**-0.5, True
+        self.switch = attention.get("switch_heads") or {"num_experts": 0}
+        experts = {"k": self.experts_of("key_value"), "v": self.experts_of("key_value", "value")}
+        width = self.switch.get("expert_width") or D
+        self.q_proj = nn.Linear(C, self.heads * D, bias=False)
+        for what, number in experts.items():
+            rows = self.kv_heads * (number * width if number else D)
+            setattr(self, what + "_proj", nn.Linear(C, rows, bias=False))
+            if number:
+                setattr(self, what + "_switch", nn.Linear(C, self.kv_heads * number, bias=False))
+        self.o_proj = nn.Linear(self.heads * D, C, bias=False)
+        self.gates = []  # (description, name of its module), in the order in which they are applied
+        for gate in attention["gates"]:
+            self.gates.append((gate, self.add_gate(gate)))
+        self.q_norm = SluiceRMSNorm(config, D) if config.qk_norm else None
+        self.k_norm = SluiceRMSNorm(config, D) if config.qk_norm else None
+        self.sinks = nn.Parameter(torch.zeros(self.heads)) if attention["kind"] == "sink" else None
+        norm = attention["output_norm"]
+        shape = (self.heads, D) if norm == "rmsnorm" else (D,)
+        self.o_norm = SluiceRMSNorm(config, *shape) if norm != "none" else None
+        self.output_silu = attention["output_activation"] == "silu"
+
+    def experts_of(self, *projections):
+        return self.switch["num_experts"] if self.switch.get("projections", "value") in projections else 0
+
+    def add_gate(self, gate):
+        position = gate["position"]
+        heads = {"key": self.kv_heads, "value": self.kv_heads, "dense_output": 1}.get(position, self.heads)
+        channels = self.config.hidden_size if position == "dense_output" else self.head_dim
+        before = sum(other["position"] == position for other, _ in self.gates)
+        hidden = gate["input"] == "hidden"
+        name = GATE_PREFIX[position] + ("gate_proj" if hidden else "gate")
+        name += f"_{before + 1}" if before else ""
+        if hidden:
+            rows = heads * (1 if gate["granularity"] == "headwise" else channels)
+            self.add_module(name, nn.Linear(self.config.hidden_size, rows, bias=False))
+        else:
+            self.add_module(name, SluiceConstantGate(gate, heads, channels))
+        return name
+
+    def gate(self, position, x, hidden):
+        """x (B, T, H, D) behind all gates of a position."""
+        for gate, name in self.gates:
+            if gate["position"] == position:
+                module = getattr(self, name)
+                x = apply_gate(x, module(hidden) if isinstance(module, nn.Linear) else module.weight, gate)
+        return x
+
+    def project(self, what, hidden):
+        """Keys or values (B, T, heads, D): one projection, or the sum of the chosen experts'."""
+        projected = getattr(self, what + "_proj")(hidden)
+        B, T, H, D = *hidden.shape[:2], self.kv_heads, self.head_dim
+        if not hasattr(self, what + "_switch"):
+            return projected.view(B, T, H, D)
+        logits = getattr(self, what + "_switch")(hidden).view(B, T, H, -1)
+        E = logits.shape[-1]
+        projected = projected.view(B, T, H, E, -1)
+        width = projected.shape[-1]
+        chosen = logits.topk(self.switch["num_experts_per_tok"], -1).indices
+        share = torch.zeros_like(logits, dtype=torch.float32).scatter(-1, chosen, 1.0)
+        wide = (projected * (share * torch.sigmoid(logits.float())).to(projected.dtype)[..., None]).float()
+        result = torch.zeros(B, T, H, D, dtype=wide.dtype, device=wide.device)
+        for expert in range(E):
+            at = expert * width % D
+            result[..., at : at + width] += wide[..., expert, :]
+        return result.to(projected.dtype)
+
+    def position(self, x, norm, rope):
+        if norm is None:
+            return rotate(x, rope)
+        before = self.config.qk_norm_order == "before_rope"
+        return rotate(norm(x), rope) if before else norm(rotate(x, rope))
+
+    def forward(self, hidden, rope, attention_mask=None, past_key_values=None, **kwargs):
+        B, T = hidden.shape[:2]
+        query = self.gate("query", self.q_proj(hidden).view(B, T, self.heads, self.head_dim), hidden)
+        key = self.gate("key", self.project("k", hidden), hidden)
+        value = self.gate("value", self.project("v", hidden), hidden).transpose(1, 2)
+        query = self.position(query, self.q_norm, rope).transpose(1, 2)
+        key = self.position(key, self.k_norm, rope).transpose(1, 2)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        attend = eager_attention
+        if self.config._attn_implementation != "eager":
+            attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        if self.sinks is not None:
+            kwargs["s_aux"] = self.sinks
+        output, weights = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
+        output = output.view(B, T, self.heads, self.head_dim)
+        if self.o_norm is not None:
+            output = self.o_norm(output)
+        if self.output_silu:
+            output = F.silu(output)
+        output = self.o_proj(self.gate("sdpa_output", output, hidden).reshape(B, T, -1))
+        return self.gate("dense_output", output[:, :, None, :], hidden)[:, :, 0, :], weights
+
+
+class SluiceMLP(nn.Module):
+    """SwiGLU, or down(relu(up x)^2)."""
+
+    def __init__(self, config, width):
+        super().__init__()
+        self.squared = config.hidden_act == "relu2"
+        if not self.squared:
+            self.gate_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.down_proj = nn.Linear(width, config.hidden_size, bias=False)
+
+    def forward(self, x):
+        up = self.up_proj(x)
+        return self.down_proj(F.relu(up).square() if self.squared else F.silu(self.gate_proj(x)) * up)
+
+
+class SluiceExperts(nn.ModuleList):
+    def __init__(self, config):
+        super().__init__(SluiceMLP(config, config.moe_intermediate_size) for _ in range(config.num_experts))
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        """hidden_states (T, C), each token's experts and their weights (T, K)."""
+        output = torch.zeros_like(hidden_states)
+        for number, expert in enumerate(self):
+            token, slot = torch.where(top_k_index == number)
+            if token.numel():
+                part = expert(hidden_states[token]) * top_k_weights[token, slot, None].to(hidden_states.dtype)
+                output = output.index_add(0, token, part)
+        return output
+
+
+class SluiceMoe(nn.Module):
+    """A mixture of experts, and a shared expert that every token goes to."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self.experts = SluiceExperts(config)
+        width = config.shared_expert_intermediate_size
+        self.shared_expert = SluiceMLP(config, width) if width else None
+        gated = width and config.shared_expert_gate
+        self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if gated else None
+
+    def forward(self, hidden):
+        x = hidden.reshape(-1, hidden.shape[-1])
+        logits = self.gate(x)
+        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        weights, experts = logits.softmax(-1, dtype=wide).topk(self.config.num_experts_per_tok, -1)
+        if self.config.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        y = self.experts(x, experts, weights)
+        if self.shared_expert is not None:
+            shared = self.shared_expert(x)
+            if self.shared_expert_gate is not None:
+                shared = shared * torch.sigmoid(self.shared_expert_gate(x))
+            y = y + shared
+        return y.view_as(hidden)
+
+
+class SluiceDecoderLayer(GradientCheckpointingLayer):
+    def __init__(self, config, layer_idx):
+        super().__init__()
+        C = config.hidden_size
+        sparse = config.num_experts > 0 and (layer_idx + 1) % config.decoder_sparse_step == 0
+        self.clip = config.branch_clip
+        self.input_layernorm = SluiceRMSNorm(config, C)
+        self.self_attn = SluiceAttention(config, layer_idx)
+        self.post_attention_layernorm = SluiceRMSNorm(config, C)
+        is_moe = sparse and layer_idx not in config.mlp_only_layers
+        self.mlp = SluiceMoe(config) if is_moe else SluiceMLP(config, config.intermediate_size)
+        sandwich = config.norm_placement == "sandwich"
+        self.post_attention_branch_layernorm = SluiceRMSNorm(config, C) if sandwich else None
+        self.post_mlp_branch_layernorm = SluiceRMSNorm(config, C) if sandwich else None
+
+    def branch(self, x, norm):
+        x = x if self.clip is None else x.clamp(-self.clip, self.clip)
+        return x if norm is None else norm(x)
+
+    def forward(self, hidden_states, rope=None, **kwargs):
+        x = hidden_states
+        attended, _ = self.self_attn(self.input_layernorm(x), rope, **kwargs)
+        x = x + self.branch(attended, self.post_attention_branch_layernorm)
+        return x + self.branch(self.mlp(self.post_attention_layernorm(x)), self.post_mlp_branch_layernorm)
+
+
+class SluicePreTrainedModel(PreTrainedModel):
+    config_class = SluiceConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules, _skip_keys_device_placement = ["SluiceDecoderLayer"], ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config, *args, **kwargs):
+        if config.attention["kind"] == "sink":
+            self._supports_sdpa = False  # it would leave the sinks out
+            if getattr(config, "_attn_implementation_internal", None) in (None, "sdpa"):
+                config._attn_implementation = "eager"
+        super().__init__(config, *args, **kwargs)
+
+    def _init_weights(self, module):
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+
+
+class SluiceModel(SluicePreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_norm = SluiceRMSNorm(config, config.hidden_size) if config.embedding_norm else None
+        self.layers = nn.ModuleList(SluiceDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = SluiceRMSNorm(config, config.hidden_size)
+        self.rotary_emb = SluiceRotaryEmbedding(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    # fmt: off
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None,
+                inputs_embeds=None, use_cache=None, output_hidden_states=None, **kwargs):  # fmt: on
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if position_ids is None:
+            position_ids = torch.arange(seen, seen + x.shape[1], device=x.device)[None]
+        about = {"config": self.config, "inputs_embeds": x, "attention_mask": attention_mask}
+        mask = create_causal_mask(**about, past_key_values=past_key_values, position_ids=position_ids)
+        rope, states = self.rotary_emb(x, position_ids), []
+        for layer in self.layers:
+            states.append(x)
+            x = layer(x, rope=rope, attention_mask=mask, past_key_values=past_key_values, **kwargs)
+        x = self.norm(x)
+        return BaseModelOutputWithPast(
+            last_hidden_state=x,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=(*states, x) if output_hidden_states else None,
+        )
+
+
+class SluiceForCausalLM(SluicePreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = SluiceModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids=None, labels=None, logits_to_keep=0, **kwargs):
+        kwargs.pop("return_dict", None)
+        outputs = self.model(input_ids=input_ids, **kwargs)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept, :])
+        cap = self.config.final_logit_softcapping
+        if cap is not None:
+            logits = cap * torch.tanh(logits.float() / cap)
+        loss = None
+        if labels is not None:
+            wide = logits[:, :-1].float().flatten(0, 1)
+            loss = F.cross_entropy(wide, labels[:, 1:].flatten(), ignore_index=-100)
+        rest = {"past_key_values": outputs.past_key_values, "hidden_states": outputs.hidden_states}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **rest)
