@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "analysis/head_json.h"
 #include "analysis/npy.h"
 #include "analysis/reading.h"
 #include "core/io.h"
@@ -92,6 +93,10 @@ Json gates_json(const Analysis& a, const std::vector<size_t>& layers) {
     }
     all.push_back(
         gate_json(gates.gate(g).config(), sums, bins, bounded ? std::pair(0.0, 1.0) : a.second.edges(g)));
+    if (layers.size() == 1)
+      all.back()["health"] = to_json(health_of(
+          a.total.layers[layers[0]].gates[g].health,
+          layers[0] < a.gate_row_norms.size() ? a.gate_row_norms[layers[0]][g] : std::vector<double>()));
   }
   return all;
 }
@@ -128,10 +133,10 @@ Json outputs_json(const Analysis& a, const std::vector<size_t>& layers) {
 Json mean_first_token(const Statistics& s, bool later) {
   double sum = 0, heads = 0;
   for (const LayerSums& layer : s.layers) {
-    sum += sum_of(later ? layer.later_first_token : layer.first_token);
-    heads += static_cast<double>(layer.first_token.size());
+    sum += sum_of(later ? layer.first_token.later : layer.first_token.all);
+    heads += static_cast<double>(layer.first_token.all.size());
   }
-  return ratio(sum, heads * (later ? s.tokens - s.first_tokens : s.tokens));
+  return ratio(sum, heads * (later ? s.queries.later : s.queries.all));
 }
 
 /// Over layers and gates, each counting once; null without gates.
@@ -155,7 +160,8 @@ Json value_norm(const Statistics& s, const std::vector<size_t>& layers, bool fir
   for (const size_t l : layers) {
     const LayerSums& layer = s.layers[l];
     sum += first ? layer.first_value_norms : sum_of(layer.value_norms) - layer.first_value_norms;
-    heads += static_cast<double>(std::ssize(layer.value_norms) / s.seq_len());
+    const int64_t heads_of_layer = std::ssize(layer.value_norms) / s.seq_len();
+    heads += static_cast<double>(heads_of_layer);
   }
   return ratio(sum, heads * (first ? s.first_tokens : s.tokens - s.first_tokens));
 }
@@ -166,32 +172,44 @@ Json maxima_json(const Statistics& s, const std::vector<size_t>& layers) {
     for (double LayerSums::*x : {&LayerSums::attention_output, &LayerSums::attention_residual,
                                  &LayerSums::ffn_output, &LayerSums::ffn_residual})
       if (!(s.layers[l].*x <= most.*x)) most.*x = s.layers[l].*x;
+  FirstAndRest residual;
+  for (const size_t l : layers)
+    for (double FirstAndRest::*x : {&FirstAndRest::first, &FirstAndRest::rest})
+      if (!(s.layers[l].residual.*x <= residual.*x)) residual.*x = s.layers[l].residual.*x;
   return {{"attention_output", most.attention_output},
           {"attention_residual", most.attention_residual},
           {"ffn_output", most.ffn_output},
-          {"ffn_residual", most.ffn_residual}};
+          {"ffn_residual", most.ffn_residual},
+          {"residual_first", residual.first},
+          {"residual_rest", residual.rest}};
 }
 
 Json layer_json(const Analysis& a, size_t l) {
   const Statistics& s = a.total;
   const LayerSums& layer = s.layers[l];
-  const auto heads = static_cast<double>(layer.first_token.size());
-  const double later = s.tokens - s.first_tokens;
+  const auto heads = static_cast<double>(layer.first_token.all.size());
   const std::vector<double> importance = importance_of(layer);
-  return {
-      {"first_token_attention", ratio(sum_of(layer.first_token), heads * s.tokens)},
-      {"first_token_attention_without_first_query", ratio(sum_of(layer.later_first_token), heads * later)},
-      {"heads",
-       {{"first_token_attention", ratios(layer.first_token, s.tokens)},
-        {"first_token_attention_without_first_query", ratios(layer.later_first_token, later)},
-        {"importance", importance}}},
-      {"imbalance", number(imbalance_of(importance, 1))},
-      {"imbalance_ddof_0", number(imbalance_of(importance, 0))},
-      {"gates", gates_json(a, {l})},
-      {"attention_output", outputs_json(a, {l})},
-      {"max", maxima_json(s, {l})},
-      {"value_norm_first", value_norm(s, {l}, true)},
-      {"value_norm_rest", value_norm(s, {l}, false)}};
+  Json by_head = {{"first_token_attention", ratios(layer.first_token.all, s.queries.all)}};
+  by_head.update(to_json(s.measure().means(layer.first_token, s.queries), s.measure().classes().names()));
+  by_head["importance"] = importance;
+  return {{"first_token_attention", ratio(sum_of(layer.first_token.all), heads * s.queries.all)},
+          {"first_token_attention_without_first_query",
+           ratio(sum_of(layer.first_token.later), heads * s.queries.later)},
+          {"heads", by_head},
+          {"imbalance", number(imbalance_of(importance, 1))},
+          {"imbalance_ddof_0", number(imbalance_of(importance, 0))},
+          {"gates", gates_json(a, {l})},
+          {"attention_output", outputs_json(a, {l})},
+          {"max", maxima_json(s, {l})},
+          {"value_norm_first", value_norm(s, {l}, true)},
+          {"value_norm_rest", value_norm(s, {l}, false)}};
+}
+
+Json sinks_json(const Statistics& s) {
+  std::vector<HeadAttention> layers;
+  for (const LayerSums& layer : s.layers) layers.push_back(s.measure().means(layer.first_token, s.queries));
+  const FirstTokenMeasure& measure = s.measure();
+  return to_json(measure.summary(layers), measure.classes().names(), measure.threshold(), measure.length());
 }
 
 Json total_json(const Analysis& a) {
@@ -204,6 +222,7 @@ Json total_json(const Analysis& a) {
   const Json maxima = maxima_json(s, layers);
   return {{"first_token_attention", mean_first_token(s, false)},
           {"first_token_attention_without_first_query", mean_first_token(s, true)},
+          {"sinks", sinks_json(s)},
           {"imbalance", mean_imbalance(s, 1)},
           {"imbalance_ddof_0", mean_imbalance(s, 0)},
           {"mean_gate_score", mean_gate_score(s)},

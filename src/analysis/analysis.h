@@ -20,6 +20,8 @@ struct Analysis {
   Statistics total;  // of all sets, weighted by their tokens
   SecondPass second;
   AttentionMaps maps;
+  /// Per layer, gate and head: gate_row_norms().
+  std::vector<std::vector<std::vector<double>>> gate_row_norms = {};
   std::vector<int32_t> map_tokens = {};    // (sequences, M): token ids in maps and planes
   std::vector<std::string> map_sets = {};  // (sequences): set of each sequence
 };

@@ -1,5 +1,6 @@
 #include "analysis/maps.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "analysis/pca.h"
@@ -37,19 +38,27 @@ void AttentionMaps::add(Context& ctx, const Tensor& first_key, const Transformer
     const Attention::Saved& s = saved.blocks[l].attention;
     const auto layer = static_cast<int64_t>(l);
     const FirstKey rows(ctx, attention, s);
+    const bool selects = attention.sparse() && !model_->dense_warm_up();
     const std::vector<double> q = read_values(ctx, s.q_position.y), k = read_values(ctx, s.k_position.y),
                               lse = read_values(ctx, s.core.lse);
     if (ctx.dry_run) continue;
+    const SoftmaxAttention& core = attention.core();
+    const auto first_seen = [&](int64_t t) {
+      const int64_t first = first_keys.tensor().as<int32_t>()[t];
+      return core.window() > 0 ? std::max(first, t - core.window() + 1) : first;
+    };
     queries_.add(layer, q, D);
     keys_.add(layer, k, D);
     for (int64_t h = 0; h < H; ++h)
       for (int64_t t = 0; t < M; ++t)
-        for (int64_t j = first_keys.tensor().as<int32_t>()[t]; j <= t; ++j) {
+        for (int64_t j = first_seen(t); j <= t; ++j) {
+          if (selects && !s.sparse.selection.contains(h * s.sparse.selection.first.dim(0) / H, t, j))
+            continue;
           const double *query = q.data() + (t * H + h) * D, *key = k.data() + (j * Hkv + h / (H / Hkv)) * D;
           double dot = 0;
           for (int64_t d = 0; d < D; ++d) dot += query[d] * key[d];
-          const double a = std::exp(attention.core().scale() * dot - lse[static_cast<size_t>(h * M + t)]) *
-                           rows.kept(h, t);
+          const double a =
+              core.weight(core.scale() * dot, lse[static_cast<size_t>(h * M + t)]) * rows.kept(h, t);
           sum_[static_cast<size_t>((layer * M + t) * M + j)] += a;
           if (sequences_ == 0)
             heads_[static_cast<size_t>(((layer * H + h) * M + t) * M + j)] = static_cast<float>(a);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/error.h"
+
 namespace sluice {
 namespace {
 
@@ -48,6 +50,7 @@ std::vector<double> symmetric_eigen(std::vector<double> a, int64_t n, std::vecto
 }
 
 Projection project_to_plane(const double* points, int64_t count, int64_t dims) {
+  SLUICE_CHECK(dims > 0, "project_to_plane: points of {} dimensions", dims);
   const auto d = static_cast<size_t>(dims);
   std::vector<double> mean(d, 0), centred(points, points + count * dims), covariance(d * d, 0);
   for (int64_t i = 0; i < count; ++i)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/parallel_for.h"
 #include "ops/gate.h"
 #include "ops/reduce.h"
 
@@ -32,16 +33,69 @@ double largest_magnitude(Context& ctx, const Tensor& x) {
   return read_scalar(ctx, result);
 }
 
+std::vector<double> value_norms(Context& ctx, const Tensor& values) {
+  const int64_t rows = values.dim(0) * values.dim(1), D = values.dim(2);
+  const std::vector<double> v = read_values(ctx, values);
+  std::vector<double> norms(static_cast<size_t>(rows));
+  parallel_for(rows, 1024, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      double squares = 0;
+      for (int64_t d = 0; d < D; ++d) {
+        const double x = v[static_cast<size_t>(row * D + d)];
+        squares += x * x;
+      }
+      norms[static_cast<size_t>(row)] = std::sqrt(squares);
+    }
+  });
+  return norms;
+}
+
+FirstAndRest largest_of_queries(Context& ctx, const Tensor& x, const Queries& queries) {
+  const int64_t T = x.dim(0);
+  ScratchScope scratch(ctx.scratch);
+  const Tensor found = scratch.alloc("analysis.largest", DType::f64, {T});  // no more parts than tokens
+  if (ctx.dry_run) {
+    max_abs(ctx, found.rows(0, 1), x);
+    return {};
+  }
+  std::vector<bool> of_first;
+  const auto look = [&](int64_t begin, int64_t count, bool first) {
+    if (count == 0) return;
+    max_abs(ctx, found.rows(std::ssize(of_first), 1), x.rows(begin, count));
+    of_first.push_back(first);
+  };
+  for (const Queries::Sequence& s : queries.sequences) {
+    look(s.begin, 1, true);
+    look(s.begin + 1, s.size - 1, false);
+  }
+  FirstAndRest largest;
+  if (of_first.empty()) return largest;
+  const std::vector<double> values = read_values(ctx, found.rows(0, std::ssize(of_first)));
+  for (size_t i = 0; i < values.size(); ++i) {
+    double& x_max = of_first[i] ? largest.first : largest.rest;
+    if (std::isnan(values[i]) || values[i] > x_max) x_max = values[i];
+  }
+  return largest;
+}
+
 FirstKey::FirstKey(Context& ctx, const Attention& attention, const Attention::Saved& s)
     : heads_(s.core.lse.dim(0)),
       tokens_(s.core.lse.dim(1)),
       lse_(read_values(ctx, s.core.lse)),
       z0_(read_values(ctx, s.core.z0)),
-      sinks_(read_values(ctx, attention.core().sinks())) {}
+      sinks_(read_values(ctx, attention.sink_logits(s))),
+      sink_value_(read_values(ctx, attention.sink_value())) {}
 
 double FirstKey::kept(int64_t head, int64_t token) const {
   if (sinks_.empty()) return 1;
-  return 1 / (1 + std::exp(sinks_[static_cast<size_t>(head)] - lse_[at(head, token)]));
+  const size_t of_head = static_cast<size_t>(head), i = at(head, token);
+  return 1 / (1 + std::exp(sinks_[sinks_.size() == static_cast<size_t>(heads_) ? of_head : i] - lse_[i]));
+}
+
+double FirstKey::sink_value(int64_t head, int64_t channel, int64_t head_dim) const {
+  if (sink_value_.empty()) return 0;
+  const int64_t group = heads_ * head_dim / std::ssize(sink_value_);
+  return sink_value_[static_cast<size_t>(head / group * head_dim + channel)];
 }
 
 double FirstKey::attention(int64_t head, int64_t token) const {
@@ -66,7 +120,10 @@ std::vector<double> output_before_gates(Context& ctx, const Attention::Saved& s,
   for (int64_t t = 0; t < T; ++t)
     for (int64_t h = 0; h < H; ++h) {
       const double kept = first_key.kept(h, t);
-      for (int64_t d = 0; d < D; ++d) values[static_cast<size_t>((t * H + h) * D + d)] *= kept;
+      for (int64_t d = 0; d < D; ++d) {
+        double& value = values[static_cast<size_t>((t * H + h) * D + d)];
+        value = kept * value + (1 - kept) * first_key.sink_value(h, d, D);
+      }
     }
   return values;
 }

@@ -44,6 +44,9 @@ void add_gate(Context& ctx, GateSums& sums, const Gate& gate, const Gate::Saved&
                        sums.first_count += static_cast<double>(width);
                        sums.first_sum += sum;
                      });
+  if (!score_range(gate.config().activation)) return;
+  ScratchScope scratch(ctx.scratch);
+  sums.health.add(ctx, scores_of(ctx, scratch, gate, s), static_cast<int64_t>(starts.size()));
 }
 
 double count_below(const std::vector<double>& values, double factor, double threshold) {
@@ -71,44 +74,33 @@ void add_outputs(Context& ctx, LayerSums& sums, const Attention::Saved& s, const
   }
 }
 
-void add_first_token(LayerSums& sums, const FirstKey& first_key, const std::vector<bool>& starts) {
-  for (int64_t h = 0; h < first_key.heads(); ++h)
-    for (int64_t t = 0; t < first_key.tokens(); ++t) {
-      const double attention = first_key.attention(h, t);
-      sums.first_token[static_cast<size_t>(h)] += attention;
-      if (!starts[static_cast<size_t>(t)]) sums.later_first_token[static_cast<size_t>(h)] += attention;
-    }
-}
-
 void add_value_norms(Context& ctx, LayerSums& sums, const Tensor& values, const std::vector<bool>& starts) {
-  const std::vector<double> v = read_values(ctx, values);
-  const int64_t T = values.dim(0), heads = values.dim(1), D = values.dim(2);
+  const std::vector<double> norms = value_norms(ctx, values);
+  const int64_t T = values.dim(0), heads = values.dim(1);
   for (int64_t t = 0; t < T; ++t)
     for (int64_t h = 0; h < heads; ++h) {
-      double squares = 0;
-      for (int64_t d = 0; d < D; ++d) {
-        const double x = v[static_cast<size_t>((t * heads + h) * D + d)];
-        squares += x * x;
-      }
-      sums.value_norms[static_cast<size_t>(h * T + t)] += std::sqrt(squares);
-      if (starts[static_cast<size_t>(t)]) sums.first_value_norms += std::sqrt(squares);
+      const double norm = norms[static_cast<size_t>(t * heads + h)];
+      sums.value_norms[static_cast<size_t>(h * T + t)] += norm;
+      if (starts[static_cast<size_t>(t)]) sums.first_value_norms += norm;
     }
 }
 
 }  // namespace
 
-Statistics::Statistics(const Transformer& model, int64_t seq_len)
-    : layers(model.blocks().size()), model_(&model), seq_len_(seq_len) {
+Statistics::Statistics(const Transformer& model, int64_t seq_len, const AnalysisConfig& config)
+    : layers(model.blocks().size()), measure_(config), model_(&model), seq_len_(seq_len) {
   const auto heads = static_cast<size_t>(model.config().num_attention_heads),
              kv_heads = static_cast<size_t>(model.config().num_key_value_heads);
+  queries = measure_.no_queries();
   for (size_t l = 0; l < layers.size(); ++l) {
-    layers[l].first_token.assign(heads, 0);
-    layers[l].later_first_token.assign(heads, 0);
+    layers[l].first_token = measure_.no_sums(model.config().num_attention_heads);
     layers[l].importance.assign(heads, 0);
     layers[l].value_norms.assign(kv_heads * static_cast<size_t>(seq_len), 0);
     const AttentionGates& gates = model.blocks()[l].attention().gates();
     for (size_t g = 0; g < gates.size(); ++g) {
       layers[l].gates.emplace_back();
+      layers[l].gates.back().health =
+          GateHealthSums(gate_heads(model.config(), gates.gate(g).config().position));
       if (score_range(gates.gate(g).config().activation)) layers[l].gates.back().bins.assign(kFineBins, 0);
     }
   }
@@ -118,16 +110,16 @@ void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved&
   SLUICE_CHECK(saved.recompute != Recompute::block, "Statistics: the layers' activations share memory");
   SLUICE_CHECK(batch.tokens.numel() == seq_len_, "Statistics: a sequence of {} tokens, expected {}",
                batch.tokens.numel(), seq_len_);
-  const HostView first_keys(ctx, batch.first_key);
+  const Queries seen(ctx, batch, measure_.classes());
+  measure_.count(queries, seen);
   std::vector<bool> starts(static_cast<size_t>(seq_len_));
-  for (size_t t = 0; t < starts.size() && !ctx.dry_run; ++t)
-    starts[t] = first_keys.tensor().as<int32_t>()[t] == static_cast<int32_t>(t);
+  for (const Queries::Sequence& s : seen.sequences) starts[static_cast<size_t>(s.begin)] = true;
   for (size_t l = 0; l < layers.size(); ++l) {
     const Attention& attention = model_->blocks()[l].attention();
     const Block::Saved& s = saved.blocks[l];
     LayerSums& sums = layers[l];
     const FirstKey first_key(ctx, attention, s.attention);
-    if (!ctx.dry_run) add_first_token(sums, first_key, starts);
+    measure_.add(sums.first_token, first_key, seen);
     const AttentionGates& gates = attention.gates();
     for (size_t g = 0; g < sums.gates.size(); ++g)
       add_gate(ctx, sums.gates[g], gates.gate(g), gates.saved(s.attention.gates, g), starts);
@@ -143,6 +135,11 @@ void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved&
     raise(sums.attention_residual, s.x1);
     raise(sums.ffn_output, s.ffn_out.y);
     raise(sums.ffn_residual, s.y);
+    for (const Tensor& residual : {s.x1, s.y}) {
+      const FirstAndRest largest = largest_of_queries(ctx, residual, seen);
+      for (double FirstAndRest::*x : {&FirstAndRest::first, &FirstAndRest::rest})
+        if (std::isnan(largest.*x) || largest.*x > sums.residual.*x) sums.residual.*x = largest.*x;
+    }
   }
   if (ctx.dry_run) return;
   ++sequences;
@@ -153,19 +150,22 @@ void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved&
 Parts Statistics::parts() {
   Parts parts;
   for (double* x : {&sequences, &tokens, &first_tokens}) add_part(parts, Merge::sum, *x);
+  queries.add_parts(parts);
   for (LayerSums& l : layers) {
-    for (auto* x : {&l.first_token, &l.later_first_token, &l.importance, &l.value_norms})
-      add_part(parts, Merge::sum, *x);
+    l.first_token.add_parts(parts);
+    for (auto* x : {&l.importance, &l.value_norms}) add_part(parts, Merge::sum, *x);
     for (double* x : {&l.importance_tokens, &l.outputs, &l.before, &l.after, &l.first_value_norms})
       add_part(parts, Merge::sum, *x);
     for (auto* x : {&l.small_before, &l.small_after})
       parts.push_back({Merge::sum, x->data(), std::ssize(*x)});
-    for (double* x : {&l.attention_output, &l.attention_residual, &l.ffn_output, &l.ffn_residual})
+    for (double* x : {&l.attention_output, &l.attention_residual, &l.ffn_output, &l.ffn_residual,
+                      &l.residual.first, &l.residual.rest})
       add_part(parts, Merge::largest, *x);
     for (GateSums& g : l.gates) {
       for (double* x : {&g.count, &g.sum, &g.squares, &g.first_count, &g.first_sum})
         add_part(parts, Merge::sum, *x);
       add_part(parts, Merge::sum, g.bins);
+      g.health.add_parts(parts);
       add_part(parts, Merge::smallest, g.least);
       add_part(parts, Merge::largest, g.largest);
     }

@@ -9,6 +9,8 @@
 #include <optional>
 #include <vector>
 
+#include "analysis/first_token.h"
+#include "analysis/gate_health.h"
 #include "analysis/sums.h"
 #include "core/context.h"
 #include "nn/transformer.h"
@@ -27,27 +29,28 @@ struct GateSums {
   double least = std::numeric_limits<double>::infinity(), largest = -std::numeric_limits<double>::infinity();
   double first_count = 0, first_sum = 0;  // over first tokens
   std::vector<double> bins;               // (kFineBins) of [0, 1], where the activation has a score_range
+  GateHealthSums health;                  // likewise
 };
 
 struct LayerSums {
-  std::vector<double> first_token;        // (H): attention on the first token, over all queries
-  std::vector<double> later_first_token;  // (H): over queries that are not the first token themselves
-  std::vector<double> importance;         // (H): see Attention::head_gate and ops/head_importance.h
-  double importance_tokens = 0;           // number of tokens in it
-  std::vector<GateSums> gates;            // as in the configuration
-  double outputs = 0;                     // elements of the attention's output
-  double before = 0, after = 0;           // |.| of it, before and after the gates at sdpa_output
+  FirstTokenSums first_token;
+  std::vector<double> importance;  // (H): see Attention::head_gate and ops/head_importance.h
+  double importance_tokens = 0;    // number of tokens in it
+  std::vector<GateSums> gates;     // as in the configuration
+  double outputs = 0;              // elements of the attention's output
+  double before = 0, after = 0;    // |.| of it, before and after the gates at sdpa_output
   std::array<double, 2> small_before{}, small_after{};  // number of elements below kThresholds
   /// max |.| of the branch output added to the residual stream, and of the stream after the addition, for
   /// attention and for the FFN.
   double attention_output = 0, attention_residual = 0, ffn_output = 0, ffn_residual = 0;
   std::vector<double> value_norms;  // (Hkv, seq_len): ||v_t||_2 by position in the sequence
   double first_value_norms = 0;     // over first tokens and key/value heads
+  FirstAndRest residual = {};       // max |.| after either branch, at first tokens and at all others
 };
 
 class Statistics {
  public:
-  Statistics(const Transformer& model, int64_t seq_len);
+  Statistics(const Transformer& model, int64_t seq_len, const AnalysisConfig& config = {});
 
   /// Adds one sequence of seq_len tokens after its forward pass, which kept its activations in `saved` (not
   /// Recompute::block). A token that is its own first_key is a first token.
@@ -58,12 +61,15 @@ class Statistics {
   Parts parts();
 
   double sequences = 0, tokens = 0, first_tokens = 0;
+  QueryCounts queries;
   std::vector<LayerSums> layers;
 
   const Transformer& model() const { return *model_; }
   int64_t seq_len() const { return seq_len_; }
+  const FirstTokenMeasure& measure() const { return measure_; }
 
  private:
+  FirstTokenMeasure measure_;
   const Transformer* model_;
   int64_t seq_len_;
 };

@@ -1,8 +1,10 @@
 #include "analysis/summary.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "analysis/reading.h"
+#include "core/score_range.h"
 #include "ops/reduce.h"
 
 namespace sluice {
@@ -15,56 +17,106 @@ double mean(Context& ctx, const Tensor& t) {
   return read_scalar(ctx, result) / static_cast<double>(t.numel());
 }
 
-double mean_score(Context& ctx, const Gate& gate, const Gate::Saved& saved) {
-  ScratchScope scratch(ctx.scratch);
-  return mean(ctx, scores_of(ctx, scratch, gate, saved));
+void raise(double& x, double value) {
+  if (std::isnan(value) || value > x) x = value;
 }
 
-double mean_first_token_attention(const FirstKey& first_key) {
-  double total = 0;
-  for (int64_t h = 0; h < first_key.heads(); ++h)
-    for (int64_t t = 0; t < first_key.tokens(); ++t) total += first_key.attention(h, t);
-  return total / static_cast<double>(first_key.heads() * first_key.tokens());
+void raise(FirstAndRest& x, const FirstAndRest& values) {
+  raise(x.first, values.first);
+  raise(x.rest, values.rest);
+}
+
+/// Adds the norms of each token's values.
+void add_value_norms(FirstAndRest& sums, const std::vector<double>& norms, int64_t heads,
+                     const Queries& queries) {
+  for (const Queries::Sequence& s : queries.sequences)
+    for (int64_t i = s.begin * heads; i < (s.begin + s.size) * heads; ++i)
+      (i < (s.begin + 1) * heads ? sums.first : sums.rest) += norms[static_cast<size_t>(i)];
 }
 
 }  // namespace
 
-SummaryAccumulator::SummaryAccumulator(const Transformer& model)
-    : model_(model), sums_(model.blocks().size()) {
+SummaryAccumulator::SummaryAccumulator(const Transformer& model, const ParamStore& store,
+                                       const AnalysisConfig& config)
+    : model_(model),
+      store_(store),
+      measure_(config),
+      sums_(model.blocks().size()),
+      queries_(measure_.no_queries()) {
+  const int64_t heads = model.config().num_attention_heads;
   for (size_t layer = 0; layer < sums_.size(); ++layer) {
     sums_[layer].gate_scores.assign(model.blocks()[layer].attention().gates().size(), 0.0);
-    sums_[layer].importance.assign(static_cast<size_t>(model.config().num_attention_heads), 0.0);
+    sums_[layer].importance.assign(static_cast<size_t>(heads), 0.0);
   }
+  first_token_.assign(sums_.size(), measure_.no_sums(heads));
+  gate_health_.resize(sums_.size());
+  for (auto& of_layer : gate_health_)
+    for (const GateConfig& gate : model.config().attention.gates)
+      of_layer.emplace_back(gate_heads(model.config(), gate.position));
   counted_.assign(sums_.size(), 0.0);
+  selection_.resize(sums_.size());
+}
+
+void SummaryAccumulator::add_selected(Context& ctx, size_t layer, const Batch& batch,
+                                      const Transformer::Saved& saved) {
+  const Attention& attention = model_.blocks()[layer].attention();
+  if (!attention.sparse() || model_.dense_warm_up()) return;
+  add_selection(ctx, selection_[layer], attention, saved.blocks[layer].attention,
+                layer > 0 ? &saved.blocks[layer - 1].attention : nullptr, batch.first_key);
 }
 
 void SummaryAccumulator::add(Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
   SLUICE_CHECK(saved.recompute != Recompute::block,
                "SummaryAccumulator: the layers' activations share memory");
-  const auto tokens = static_cast<double>(batch.tokens.numel());
+  const Queries queries(ctx, batch, measure_.classes());
+  measure_.count(queries_, queries);
   for (size_t layer = 0; layer < sums_.size(); ++layer) {
-    const Attention& attention = model_.blocks()[layer].attention();
-    const Block::Saved& s = saved.blocks[layer];
-    LayerSummary& sums = sums_[layer];
-    const FirstKey first_key(ctx, attention, s.attention);
-    if (!ctx.dry_run) sums.first_token_attention += tokens * mean_first_token_attention(first_key);
-    counted_[layer] += add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key),
-                                      batch.tokens.numel());
-    const AttentionGates& gates = attention.gates();
-    for (size_t g = 0; g < gates.size(); ++g)
-      sums.gate_scores[g] += tokens * mean_score(ctx, gates.gate(g), gates.saved(s.attention.gates, g));
-    sums.attention_output_max =
-        std::max(sums.attention_output_max, largest_magnitude(ctx, s.attention_out.y));
-    sums.attention_residual_max = std::max(sums.attention_residual_max, largest_magnitude(ctx, s.x1));
-    sums.ffn_output_max = std::max(sums.ffn_output_max, largest_magnitude(ctx, s.ffn_out.y));
-    sums.ffn_residual_max = std::max(sums.ffn_residual_max, largest_magnitude(ctx, s.y));
+    const int unit = static_cast<int>(layer) + 1;
+    store_.begin_use(ctx, unit, Pass::forward);  // sinks and gates' weights are read
+    if (gate_row_norms_.size() == layer)
+      gate_row_norms_.push_back(gate_row_norms(ctx, store_, layer, model_.config()));
+    add_layer(ctx, layer, batch, saved.blocks[layer], queries);
+    add_selected(ctx, layer, batch, saved);
+    store_.end_use(ctx, unit, Pass::forward);
   }
-  tokens_ += tokens;
+  tokens_ += static_cast<double>(batch.tokens.numel());
+}
+
+void SummaryAccumulator::add_layer(Context& ctx, size_t layer, const Batch& batch, const Block::Saved& s,
+                                   const Queries& queries) {
+  const Attention& attention = model_.blocks()[layer].attention();
+  const auto tokens = static_cast<double>(batch.tokens.numel());
+  LayerSummary& sums = sums_[layer];
+  const FirstKey first_key(ctx, attention, s.attention);
+  measure_.add(first_token_[layer], first_key, queries);
+  counted_[layer] += add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key),
+                                    batch.tokens.numel());
+  const AttentionGates& gates = attention.gates();
+  for (size_t g = 0; g < gates.size(); ++g) {
+    ScratchScope scratch(ctx.scratch);
+    const Tensor scores = scores_of(ctx, scratch, gates.gate(g), gates.saved(s.attention.gates, g));
+    sums.gate_scores[g] += tokens * mean(ctx, scores);
+    if (score_range(gates.gate(g).config().activation))
+      gate_health_[layer][g].add(ctx, scores, batch.tokens.numel());
+  }
+  const Tensor& values = s.attention.gates[GatePosition::value].y;
+  add_value_norms(sums.value_norm, value_norms(ctx, values), values.dim(1), queries);
+  for (const Tensor& residual : {s.x1, s.y})
+    raise(sums.residual_max, largest_of_queries(ctx, residual, queries));
+  sums.attention_output_max = std::max(sums.attention_output_max, largest_magnitude(ctx, s.attention_out.y));
+  sums.attention_residual_max = std::max(sums.attention_residual_max, largest_magnitude(ctx, s.x1));
+  sums.ffn_output_max = std::max(sums.ffn_output_max, largest_magnitude(ctx, s.ffn_out.y));
+  sums.ffn_residual_max = std::max(sums.ffn_residual_max, largest_magnitude(ctx, s.y));
 }
 
 ModelSummary SummaryAccumulator::result() const {
   ModelSummary result;
   result.layers = sums_;
+  if (measure_.classes().count() > 1) result.query_classes = measure_.classes().names();
+  result.sink_threshold = measure_.threshold();
+  result.sink_length = measure_.length();
+  std::vector<HeadAttention> heads;
+  const auto kv_heads = static_cast<double>(model_.config().num_key_value_heads);
   double scores = 0;
   int64_t gates = 0, counted = 0;
   for (size_t i = 0; i < result.layers.size(); ++i) {
@@ -72,7 +124,20 @@ ModelSummary SummaryAccumulator::result() const {
     for (double& x : layer.importance) x /= counted_[i];
     layer.imbalance = imbalance_of(layer.importance, 1);
     if (layer.imbalance) result.imbalance = result.imbalance.value_or(0) + *layer.imbalance, ++counted;
-    if (tokens_ > 0) layer.first_token_attention /= tokens_;
+    if (selection_[i].queries > 0) layer.selection = means_of(selection_[i]);
+    heads.push_back(layer.heads = measure_.means(first_token_[i], queries_));
+    if (queries_.all > 0)
+      for (const double x : layer.heads.all)
+        layer.first_token_attention += x / static_cast<double>(layer.heads.all.size());
+    layer.value_norm.first /= kv_heads * (queries_.all - queries_.later);  // NaN without queries
+    layer.value_norm.rest /= kv_heads * queries_.later;
+    result.value_norm.first += layer.value_norm.first / static_cast<double>(result.layers.size());
+    result.value_norm.rest += layer.value_norm.rest / static_cast<double>(result.layers.size());
+    raise(result.residual_max, layer.residual_max);
+    for (size_t g = 0; g < gate_health_[i].size(); ++g)
+      layer.gate_health.push_back(health_of(
+          gate_health_[i][g], i < gate_row_norms_.size() ? gate_row_norms_[i][g] : std::vector<double>()));
+    result.gates.insert(result.gates.end(), layer.gate_health.begin(), layer.gate_health.end());
     for (double& score : layer.gate_scores) {
       if (tokens_ > 0) score /= tokens_;
       scores += score;
@@ -82,6 +147,7 @@ ModelSummary SummaryAccumulator::result() const {
     result.largest_residual =
         std::max({result.largest_residual, layer.attention_residual_max, layer.ffn_residual_max});
   }
+  result.sinks = measure_.summary(heads);
   if (counted > 0) *result.imbalance /= static_cast<double>(counted);
   if (gates > 0) result.mean_gate_score = scores / static_cast<double>(gates);
   return result;

@@ -36,9 +36,9 @@ class SamplePass {
 
   /// Returns false without a pass if the sample is not whole.
   bool run(const Blend& set, int64_t sample, const Read& read) {
+    if (!set.whole(sample)) return false;
     set.fill_sequential(sample, 1, sample_[0].data(), sample_[1].data(), sample_[2].data(),
                         sample_[3].data());
-    if (sample_[1].back() < 0) return false;
     const Batch& host = buffers_.host;
     size_t i = 0;
     for (const Tensor& t : {host.tokens, host.targets, host.positions, host.first_key})
@@ -104,11 +104,12 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
   if (seq_len > max_positions(trained.config()))
     fail(ExitCode::usage, "data.seq_len is {}, but the model has {} positions", seq_len,
          max_positions(trained.config()));
+  Config config = trained.config();
+  config.data = data;
   std::vector<std::unique_ptr<Blend>> blends;
+  blends.reserve(sources.size());
   for (const DataSource& source : sources)
-    blends.push_back(std::make_unique<Blend>(std::vector<DataSource>{source}, seq_len,
-                                             trained.config().model.vocab_size, data.document_mask,
-                                             trained.config().train.seed));
+    blends.push_back(std::make_unique<Blend>(std::vector<DataSource>{source}, config));
   if (ranks.rank() == 0)
     for (const auto& blend : blends) check_tokens(*blend, trained.tokenizer(), trained.config());
   const auto samples_of = [&](const Blend& blend) {
@@ -116,7 +117,7 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
     return options.tokens > 0 ? std::min(all, (options.tokens + seq_len - 1) / seq_len) : all;
   };
 
-  const Statistics blank(trained.model(), seq_len);
+  const Statistics blank(trained.model(), seq_len, options.measures);
   std::vector<Analysis::Set> sets;
   Statistics total = blank;
   {
@@ -156,6 +157,10 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
                     .total = std::move(total),
                     .second = std::move(second),
                     .maps = AttentionMaps(trained.model(), std::min(options.map_tokens, seq_len))};
+  Context ctx(64, trained.device());
+  for (int64_t l = 0; l < trained.config().model.num_hidden_layers; ++l)
+    analysis.gate_row_norms.push_back(
+        gate_row_norms(ctx, trained.store(), static_cast<size_t>(l), trained.config().model));
   if (ranks.rank() == 0) draw_maps(analysis, trained, blends, seq_len, options.map_sequences);
   return analysis;
 }

@@ -11,14 +11,14 @@ struct AnalyzeOptions {
   int64_t tokens = 16384;     // per set, in whole samples; 0: all
   int64_t map_sequences = 8;  // sequences in maps and planes, taken from the sets in turn
   int64_t map_tokens = 64;    // first tokens of each sequence; at most one sample
+  AnalysisConfig measures = {};
 };
 
 /// Runs one forward pass per sample, in file order, and a second one if statistics need the means first. The
-/// last, padded sample of a file is left out, as is, with a document mask, every sample that ends with its
-/// document. seq_len and document_mask come from data. Several ranks divide the samples and get bitwise equal
-/// results, because sums are merged in the order of the samples (only rank 0 has maps). The caller fills in
-/// checkpoint and step of the result. Error(usage): seq_len exceeds the model's positions. Error(data): no
-/// whole sample.
+/// last, padded sample of a file is left out. seq_len, document_mask and begin_token come from data. Several
+/// ranks divide the samples and get bitwise equal results, because sums are merged in the order of the
+/// samples (only rank 0 has maps). The caller fills in checkpoint and step of the result. Error(usage):
+/// seq_len exceeds the model's positions. Error(data): no whole sample.
 Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sets, const DataConfig& data,
                  const AnalyzeOptions& options, Communicator& ranks);
 

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "core/host_view.h"
@@ -10,6 +11,7 @@
 namespace sluice {
 namespace {
 
+constexpr int64_t kFirstOctave = 64;  // positions
 constexpr int64_t kAnalysedTokens =
     8192;  // per set: enough for stable means and for maxima over all positions
 
@@ -21,19 +23,33 @@ void fill(Context& ctx, const Blend& set, const ForwardBuffers& buffers, int64_t
   buffers.upload(ctx);
 }
 
+/// Sums of losses by octave, for sequences of up to seq_len tokens.
+std::vector<PositionResult> empty_octaves(int64_t seq_len) {
+  std::vector<PositionResult> octaves;
+  for (int64_t i = 0; i <= octave_of(seq_len - 1); ++i)
+    octaves.push_back(
+        {.from = i == 0 ? 0 : kFirstOctave << (i - 1), .to = std::min(kFirstOctave << i, seq_len)});
+  return octaves;
+}
+
 double element(const Tensor& t, int64_t i) {
   return t.dtype == DType::f64 ? static_cast<const double*>(t.data)[i] : static_cast<const float*>(t.data)[i];
 }
 
 }  // namespace
 
+int64_t octave_of(int64_t position) { return std::bit_width(static_cast<uint64_t>(position / kFirstOctave)); }
+
 Evaluator::Evaluator(const std::vector<DataSource>& sets, const Config& config, const Tokenizer& tokenizer,
                      int64_t max_tokens)
-    : seq_len_(config.data.seq_len), max_tokens_(max_tokens) {
+    : analysis_(config.analysis),
+      classes_(config.analysis.query_classes),
+      ruler_(config, tokenizer),
+      seq_len_(config.data.seq_len),
+      max_tokens_(max_tokens) {
   for (const DataSource& set : sets) {
     names_.push_back(set.name);
-    sets_.push_back(std::make_unique<Blend>(std::vector<DataSource>{set}, seq_len_, config.model.vocab_size,
-                                            config.data.document_mask, config.train.seed));
+    sets_.push_back(std::make_unique<Blend>(std::vector<DataSource>{set}, config));
     text_loss_.push_back(sets_.back()->sources().front().loss);
   }
   // A model may have more ids than its tokenizer; the additional ids represent no text.
@@ -42,11 +58,20 @@ Evaluator::Evaluator(const std::vector<DataSource>& sets, const Config& config, 
     token_bytes_[static_cast<size_t>(id)] = tokenizer.token_bytes(static_cast<int32_t>(id));
 }
 
-std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
-                                         ForwardBuffers& analysed, const std::function<bool()>& stop,
-                                         const ValueZeroing* zeroing) const {
+void Evaluator::also(std::vector<Task> tasks, const Config& config, const Tokenizer& tokenizer) {
+  tasks_ = std::move(tasks);
+  more_ = config.eval;
+  data_ = config.data;
+  vocab_size_ = config.model.vocab_size;
+  tokenizer_ = &tokenizer;
+}
+
+std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model, const ParamStore& store,
+                                         ForwardBuffers& buffers, ForwardBuffers& analysed,
+                                         const std::function<bool()>& stop, const ValueZeroing* zeroing,
+                                         bool alone) const {
   EvalResult result;
-  SummaryAccumulator summary(model);
+  SummaryAccumulator summary(model, store, analysis_);
   const int64_t samples_per_batch = buffers.batch.tokens.numel() / seq_len_;
   for (size_t i = 0; i < sets_.size(); ++i) {
     const Blend& set = *sets_[i];
@@ -63,6 +88,9 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
 
     SetResult r;
     r.name = names_[i];
+    if (classes_.count() > 1)
+      for (const std::string& name : classes_.names()) r.classes.push_back({.name = name});
+    r.by_position = empty_octaves(seq_len_);
     double nats = 0, nats_of_text = 0, bytes = 0;
     for (int64_t s = 0; s < samples; s += samples_per_batch) {
       if (stop()) return std::nullopt;
@@ -71,7 +99,9 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
       model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
       const HostView losses(ctx, buffers.losses);
       synchronize(ctx);
-      const int32_t* targets = buffers.host.targets.as<int32_t>();
+      const int32_t *targets = buffers.host.targets.as<int32_t>(),
+                    *tokens = buffers.host.tokens.as<int32_t>(),
+                    *positions = buffers.host.positions.as<int32_t>();
       // The last batch may extend beyond the requested samples.
       const int64_t rows = std::min(samples_per_batch, samples - s) * seq_len_;
       for (int64_t t = 0; t < rows; ++t) {
@@ -80,6 +110,15 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
         const int64_t token_bytes = token_bytes_[static_cast<size_t>(targets[t])];
         nats += loss;
         ++r.tokens;
+        PositionResult& octave = r.by_position[static_cast<size_t>(octave_of(positions[t]))];
+        octave.loss += loss;
+        ++octave.tokens;
+        if (!r.classes.empty()) {
+          ClassResult& c = r.classes[classes_.of(tokens[t])];
+          c.loss += loss;
+          c.share_likely += loss < std::log(2.0);
+          ++c.tokens;
+        }
         if (token_bytes == 0) continue;
         nats_of_text += loss;
         bytes += static_cast<double>(token_bytes);
@@ -88,12 +127,32 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     // 0 / 0 = NaN is intended: nothing was measured.
     r.loss = nats / static_cast<double>(r.tokens);
     r.perplexity = std::exp(r.loss);
+    for (ClassResult& c : r.classes) {
+      c.loss /= static_cast<double>(c.tokens);
+      c.share_likely /= static_cast<double>(c.tokens);
+    }
+    std::erase_if(r.by_position, [](const PositionResult& octave) { return octave.tokens == 0; });
+    for (PositionResult& octave : r.by_position) octave.loss /= static_cast<double>(octave.tokens);
     r.loss_of_text = text_loss_[i];
     bytes *= text_loss_[i].bytes_per_token_byte();  // exactly 1 if nothing is lost
     r.bits_per_byte = nats_of_text / (std::log(2.0) * bytes);
     result.sets.push_back(r);
   }
   result.analysis = summary.result();
+  std::optional<std::vector<RulerChoice>> ruler = ruler_.run(ctx, model, buffers, stop, zeroing);
+  if (!ruler) return std::nullopt;
+  result.ruler = std::move(*ruler);
+  for (const Task& task : tasks_) {
+    auto answered =
+        answer_task(ctx, model, buffers, *tokenizer_, data_, task, {more_.shots, more_.max_questions}, stop);
+    if (!answered) return std::nullopt;
+    result.tasks.push_back(std::move(*answered));
+  }
+  if (more_.prompts.empty() || !alone) return result;
+  auto samples = continue_prompts(ctx, model, buffers, *tokenizer_, data_, vocab_size_, more_.prompts,
+                                  more_.prompt_tokens, stop);
+  if (!samples) return std::nullopt;
+  result.samples = std::move(*samples);
   return result;
 }
 
@@ -101,21 +160,46 @@ std::string figure(double value, int digits) {
   return std::isnan(value) ? "-" : fmt::format("{:.{}f}", value, digits);
 }
 
+std::string describe_strongest(const ModelSummary& summary) {
+  const SinkSummary& s = summary.sinks;
+  if (s.strongest_by_class.empty()) return fmt::format("{}%", figure(100 * s.strongest, 1));
+  std::string text;
+  for (size_t c = s.strongest_by_class.size(); c-- > 0;)
+    text += fmt::format("{}% on \"{}\"{}", figure(100 * s.strongest_by_class[c], 1), summary.query_classes[c],
+                        c > 0 ? ", " : "");
+  return text;
+}
+
 std::vector<std::string> describe(const EvalResult& result) {
   std::vector<std::string> lines;
   size_t width = 0;
   for (const SetResult& set : result.sets) width = std::max(width, set.name.size());
-  for (const SetResult& set : result.sets)
+  for (const SetResult& set : result.sets) {
     lines.push_back(set.tokens == 0
                         ? fmt::format("  val {:<{}}  no token was predicted: no loss", set.name, width)
                         : fmt::format("  val {:<{}}  loss {:.4f}  ppl {:.3f}  {} bits/byte  ({} tokens{})",
                                       set.name, width, set.loss, set.perplexity, figure(set.bits_per_byte, 4),
                                       set.tokens, set.loss_of_text.describe("; ")));
+    std::string classes;
+    for (const ClassResult& c : set.classes)
+      classes += fmt::format("  after \"{}\" {} ({} tokens)", c.name, figure(c.loss, 4), c.tokens);
+    if (set.tokens > 0 && !classes.empty())
+      lines.push_back(fmt::format("      {:<{}}  loss{}", "", width, classes));
+  }
+  for (const RulerChoice& choice : result.ruler) lines.push_back(describe(choice));
   const ModelSummary& a = result.analysis;
   lines.push_back(fmt::format(
       "  attention on the first token {:.1f}%{}  largest residual {:.1f}", 100 * a.first_token_attention,
       a.mean_gate_score ? fmt::format("  mean gate score {:.3f}", *a.mean_gate_score) : "",
       a.largest_residual));
+  if (a.sinks.heads > 0 || !a.query_classes.empty())
+    lines.push_back(
+        fmt::format("  sinks: {} of {} heads give the first token more than {:g}% of their attention; "
+                    "strongest: layer {} head {}, {}",
+                    a.sinks.heads, a.sinks.of, 100 * a.sink_threshold, a.sinks.layer, a.sinks.head,
+                    describe_strongest(a)));
+  for (const TaskResult& task : result.tasks) lines.push_back(describe(task));
+  for (const SampleText& sample : result.samples) lines.push_back(describe(sample));
   return lines;
 }
 

@@ -34,7 +34,8 @@ std::unique_ptr<Tokenizer> checkpoint_tokenizer(const CheckpointInfo& checkpoint
                                                 const TokenizerConfig& configured,
                                                 const std::string& chosen) {
   TokenizerConfig config = chosen.empty() ? configured : tokenizer_config(chosen);
-  const bool from_file = chosen.empty() && config.type == TokenizerType::sentencepiece;
+  if (config.type == TokenizerType::bpe) config.end_of_document = configured.end_of_document;
+  const bool from_file = chosen.empty() && config.type != TokenizerType::byte;
   if (from_file && !checkpoint.tokenizer_model.empty()) config.path = checkpoint.tokenizer_model;
   if (from_file && !io::exists(config.path))
     fail(ExitCode::no_input,
@@ -53,14 +54,15 @@ std::unique_ptr<Tokenizer> checkpoint_tokenizer(const CheckpointInfo& checkpoint
 
 std::unique_ptr<Tokenizer> training_tokenizer(const Config& config) {
   TokenizerConfig tokenizer = config.data.tokenizer;
-  if (tokenizer.type != TokenizerType::sentencepiece || tokenizer.path.empty() || io::exists(tokenizer.path))
+  if (tokenizer.type == TokenizerType::byte || tokenizer.path.empty() || io::exists(tokenizer.path))
     return make_tokenizer(tokenizer);
   // Only if training has started: in a folder without checkpoints the copy may be from another run.
   const std::vector<std::string> checkpoints = list_checkpoints(config.run_dir + "/ckpt");
   std::vector<std::string> folders = checkpoints;
   if (!checkpoints.empty()) folders.insert(folders.begin(), config.run_dir);
   for (const std::string& folder : folders) {
-    const std::string copy = folder + "/" + kTokenizerFile;
+    const bool bpe = tokenizer.type == TokenizerType::bpe;
+    const std::string copy = folder + "/" + (bpe ? kBpeTokenizerFile : kTokenizerFile);
     if (!io::exists(copy)) continue;
     tokenizer.path = copy;
     return make_tokenizer(tokenizer);

@@ -1,5 +1,7 @@
 #include "eval/trained_model.h"
 
+#include <algorithm>
+
 #include "config/derived.h"
 #include "config/load.h"
 #include "core/io.h"
@@ -30,36 +32,72 @@ CheckpointInfo find_checkpoint(const std::string& path) {
   fail(ExitCode::no_input, "{} contains no checkpoint", path);
 }
 
-Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device) {
-  std::vector<std::string> overrides;
+std::vector<std::string> with_positions(std::vector<std::string> overrides, const std::string& device) {
+  const auto given = [&](std::string_view key) {
+    return std::any_of(overrides.begin(), overrides.end(),
+                       [&](const std::string& text) { return text.starts_with(key); });
+  };
+  if (given("data.seq_len") && !given("model.max_position_embeddings"))
+    overrides.push_back("model.max_position_embeddings=null");
   if (!device.empty()) overrides.push_back("train.device=" + device);
-  return load_resolved_config(checkpoint.path + "/config.yaml", overrides);
+  return overrides;
+}
+
+Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device,
+                         const std::vector<std::string>& overrides) {
+  return load_resolved_config(checkpoint.path + "/config.yaml", with_positions(overrides, device));
+}
+
+ModelFiles checkpoint_files(const CheckpointInfo& checkpoint, const std::string& device,
+                            const std::string& tokenizer, const std::vector<std::string>& overrides) {
+  ModelFiles files{
+      checkpoint.path, checkpoint.step, checkpoint_config(checkpoint, device, overrides), {}, {}};
+  files.tokenizer = checkpoint_tokenizer(checkpoint, files.config.data.tokenizer, tokenizer);
+  return files;
 }
 
 TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once,
-                           const std::string& device, const std::string& tokenizer)
-    : config_(checkpoint_config(checkpoint, device)),
+                           const std::string& device, const std::string& tokenizer,
+                           const std::vector<std::string>& overrides)
+    : TrainedModel(checkpoint_files(checkpoint, device, tokenizer, overrides), tokens_at_once) {}
+
+TrainedModel::TrainedModel(ModelFiles files, int64_t tokens_at_once)
+    : config_(std::move(files.config)),
       device_(resolve_device(config_.train.device)),
-      tokenizer_(checkpoint_tokenizer(checkpoint, config_.data.tokenizer, tokenizer)),
+      tokenizer_(std::move(files.tokenizer)),
       store_(config_.lora) {
+  allocate(tokens_at_once, [&](Context& ctx) {
+    std::vector<NamedTensor> weights;
+    weights.reserve(store_.specs().size());
+    for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
+      weights.push_back({store_.specs()[static_cast<size_t>(id)].name, store_.value(id)});
+    load_weights(files.path, weights, &ctx, nullptr, {std::move(files.map), {}});
+  });
+}
+
+TrainedModel::TrainedModel(const Config& config, int64_t tokens_at_once)
+    : config_(config),
+      device_(Device::cpu),
+      tokenizer_(make_tokenizer(TokenizerConfig{})),
+      store_(config.lora) {
+  allocate(tokens_at_once, [&](Context& ctx) { store_.initialize(ctx, config_.train.seed); });
+}
+
+void TrainedModel::allocate(int64_t tokens_at_once, const std::function<void(Context&)>& fill) {
   model_ = std::make_unique<Transformer>(config_.model, store_);
   const DType dtype = storage_dtype(config_.train.precision);
-  const auto allocate = [&](Context& ctx, Arena& arena) {
+  const auto take = [&](Context& ctx, Arena& arena) {
     store_.allocate(ctx, dtype, tokens_at_once, arena, nullptr);
     model_->allocate_tables(ctx, arena, dtype, max_positions(config_));
   };
   Context dry(0, device_);
   Arena measure("parameters", 0, device_);
-  allocate(dry, measure);
+  take(dry, measure);
   store_.pack(dry);
   parameters_ = std::make_unique<Arena>("parameters", measure.high_water(), device_);
   Context ctx(std::max<int64_t>(dry.scratch.high_water(), 64), device_);
-  allocate(ctx, *parameters_);
-
-  std::vector<NamedTensor> weights;
-  for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
-    weights.push_back({store_.specs()[static_cast<size_t>(id)].name, store_.value(id)});
-  load_weights(checkpoint.path, weights, &ctx);
+  take(ctx, *parameters_);
+  fill(ctx);
   store_.pack(ctx);
   synchronize(ctx);
 }

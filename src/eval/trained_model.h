@@ -1,7 +1,9 @@
 #pragma once
 // A trained model loaded from a run or a checkpoint, for `sluice eval`, `generate` and `analyze`.
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "checkpoint/store.h"
 #include "config/config.h"
@@ -18,26 +20,53 @@ namespace sluice {
 CheckpointInfo find_checkpoint(const std::string& run_or_checkpoint);
 
 /// The configuration of a checkpoint. device: "auto", "cpu" or "cuda" replaces its train.device, which this
-/// program or machine may not support; empty keeps it.
-Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device = "");
+/// program or machine may not support; empty keeps it. overrides: "key=value", as on the command line; a
+/// data.seq_len beyond the positions of the model makes its rotary table longer.
+Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device = "",
+                         const std::vector<std::string>& overrides = {});
+/// These overrides and what follows from them: "model.max_position_embeddings=null" for a data.seq_len.
+std::vector<std::string> with_positions(std::vector<std::string> overrides, const std::string& device);
+
+/// What a trained model is loaded from: a checkpoint, or a folder of another program (hf/open.h).
+struct ModelFiles {
+  std::string path;   // of the checkpoint or folder
+  int64_t step = -1;  // of a checkpoint
+  Config config;
+  std::unique_ptr<Tokenizer> tokenizer;
+  WeightMap map;
+
+  /// "  step 1000" of a checkpoint, nothing of a folder.
+  std::string step_text() const { return step < 0 ? "" : "  step " + std::to_string(step); }
+};
+/// tokenizer: as for checkpoint_tokenizer.
+ModelFiles checkpoint_files(const CheckpointInfo& checkpoint, const std::string& device = "",
+                            const std::string& tokenizer = "",
+                            const std::vector<std::string>& overrides = {});
 
 class TrainedModel {
  public:
-  /// Loads the weights. tokens_at_once: the typical size of a forward pass. device: as for checkpoint_config.
-  /// tokenizer: as for checkpoint_tokenizer.
+  TrainedModel(ModelFiles files, int64_t tokens_at_once);
+  /// Loads the weights. tokens_at_once: the typical size of a forward pass. device, overrides: as for
+  /// checkpoint_config. tokenizer: as for checkpoint_tokenizer.
   TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device = "",
-               const std::string& tokenizer = "");
+               const std::string& tokenizer = "", const std::vector<std::string>& overrides = {});
+  /// The first weights of a configuration whose vocab_size is known, for measurements: on the CPU, with the
+  /// byte tokenizer.
+  TrainedModel(const Config& config, int64_t tokens_at_once);
   TrainedModel(const TrainedModel&) = delete;
   TrainedModel& operator=(const TrainedModel&) = delete;
 
   const Config& config() const { return config_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const Transformer& model() const { return *model_; }
+  const ParamStore& store() const { return store_; }
   Device device() const { return device_; }
   DType dtype() const { return store_.dtype(); }
   int64_t num_parameters() const { return store_.total(); }
 
  private:
+  void allocate(int64_t tokens_at_once, const std::function<void(Context&)>& fill);
+
   Config config_;
   Device device_;  // of train.device
   std::unique_ptr<Tokenizer> tokenizer_;

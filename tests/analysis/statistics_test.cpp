@@ -109,16 +109,32 @@ struct Naive {
     before.assign(static_cast<size_t>(T * H * D), 0);
     for (int64_t h = 0; h < H; ++h)
       for (int64_t t = 0; t < T; ++t) {
-        const double sink =
-            c.attention.kind == AttentionKind::sink ? std::exp(Pool::get(weight("sinks"), h)) : 0;
-        double whole = sink;
-        const int64_t group = h / (H / Hkv);
-        for (int64_t j = first_key[static_cast<size_t>(t)]; j <= t; ++j) {
-          const double z =
-              std::inner_product(queries.data() + (t * H + h) * D, queries.data() + (t * H + h + 1) * D,
-                                 keys.data() + (j * Hkv + group) * D, 0.0);
-          a(h, t, j) = std::exp(z / std::sqrt(static_cast<double>(D)));
-          whole += a(h, t, j);
+        const int64_t group = h / (H / Hkv),
+                      window = c.attention.window_in_layer(static_cast<int64_t>(layer));
+        const auto score = [&](const double* key) {
+          return std::inner_product(queries.data() + (t * H + h) * D, queries.data() + (t * H + h + 1) * D,
+                                    key, 0.0) /
+                 std::sqrt(static_cast<double>(D));
+        };
+        const auto extra_score = [&](const char* name, int64_t row) {
+          std::vector<double> key;
+          for (int64_t d = 0; d < D; ++d) key.push_back(Pool::get(weight(name), row * D + d));
+          return std::exp(score(key.data()));
+        };
+        const AttentionKind kind = c.attention.kind;
+        const bool pick = kind == AttentionKind::softpick;
+        const double sink = kind == AttentionKind::sink         ? std::exp(Pool::get(weight("sinks"), h))
+                            : kind == AttentionKind::off_by_one ? 1
+                            : kind == AttentionKind::sink_key   ? extra_score("sink_key", h)
+                            : kind == AttentionKind::kv_bias    ? extra_score("bias_key", group)
+                                                                : 0;
+        double whole = pick ? 1e-6 : sink;
+        for (int64_t j =
+                 std::max<int64_t>(first_key[static_cast<size_t>(t)], window > 0 ? t - window + 1 : 0);
+             j <= t; ++j) {
+          const double e = std::exp(score(keys.data() + (j * Hkv + group) * D));
+          a(h, t, j) = pick ? std::max(e - 1, 0.0) : e;
+          whole += pick ? std::abs(e - 1) : e;
         }
         for (int64_t j = 0; j <= t; ++j) {
           a(h, t, j) /= whole;
@@ -126,6 +142,9 @@ struct Naive {
             before[static_cast<size_t>((t * H + h) * D + d)] +=
                 a(h, t, j) * values[static_cast<size_t>((j * Hkv + group) * D + d)];
         }
+        for (int64_t d = 0; kind == AttentionKind::kv_bias && d < D; ++d)
+          before[static_cast<size_t>((t * H + h) * D + d)] +=
+              sink / whole * Pool::get(weight("bias_value"), group * D + d);
         kept.push_back(1 - sink / whole);
       }
     if (c.attention.output_activation == OutputActivation::silu)
@@ -165,7 +184,11 @@ struct TwoSequences {
 Analysis analyzed(TwoSequences& m) {
   Context ctx(1 << 20);
   const int64_t T = m.a.batch.size();
-  const Statistics blank(m.a.model, T);
+  AnalysisConfig measures;
+  measures.query_classes = {{"small", {0, 1, 2, 3}}};
+  measures.sink_threshold = 0.4;
+  measures.sink_length = 3;
+  const Statistics blank(m.a.model, T, measures);
   std::vector<Analysis::Set> sets = {{"one", blank}, {"two", blank}};
   Statistics total = blank;
   // The other model has the same weights, so either model's layers can be used.
@@ -206,6 +229,34 @@ double first_token(std::vector<Naive>& sequences, int64_t h, bool later) {
   return sum / count;
 }
 
+/// Over later queries whose token is one of the first four, or is not.
+double first_token_of_class(const TwoSequences& m, std::vector<Naive>& sequences, int64_t h, bool small) {
+  double sum = 0, count = 0;
+  for (size_t s = 0; s < 2; ++s)
+    for (int64_t t = 0; t < sequences[s].T; ++t) {
+      const int32_t token = (s == 0 ? m.a : m.b).batch.tokens[static_cast<size_t>(t)];
+      if (sequences[s].starts(t) || (token < 4) != small) continue;
+      sum += sequences[s].a(h, t, sequences[s].first_key[static_cast<size_t>(t)]), ++count;
+    }
+  return sum / count;
+}
+
+/// Sink^eps of a head: the share of the queries of documents whose mean over their first `length` queries
+/// exceeds the threshold.
+double sink_share(std::vector<Naive>& sequences, int64_t h, int64_t length, double threshold) {
+  double in_sinks = 0, count = 0;
+  for (Naive& n : sequences)
+    for (int64_t t = 0; t < n.T; ++t) {
+      if (!n.starts(t)) continue;
+      double sum = 0, size = 0;
+      for (int64_t q = t; q < std::min(n.T, t + length) && n.first_key[static_cast<size_t>(q)] == t; ++q)
+        sum += n.a(h, q, t), ++size;
+      in_sinks += sum / size > threshold ? size : 0;
+      count += size;
+    }
+  return in_sinks / count;
+}
+
 double importance(std::vector<Naive>& sequences, int64_t h, const ModelConfig& c, int gate) {
   double sum = 0, count = 0;
   for (Naive& n : sequences)
@@ -215,7 +266,7 @@ double importance(std::vector<Naive>& sequences, int64_t h, const ModelConfig& c
         const int64_t width = std::ssize(s) / (n.T * n.H);
         for (int64_t i = 0; i < width; ++i)
           sum += s[static_cast<size_t>((t * n.H + h) * width + i)] / static_cast<double>(width);
-      } else if (c.attention.kind == AttentionKind::sink) {
+      } else if (c.attention.kind != AttentionKind::softmax && c.attention.kind != AttentionKind::softpick) {
         sum += n.kept[static_cast<size_t>(h * n.T + t)];
       } else if (n.starts(t)) {
         continue;
@@ -256,6 +307,12 @@ void check_layer(TwoSequences& m, const nlohmann::json& all, size_t layer, doubl
     open.push_back(importance(both, h, c, gate_of_heads));
     equal(j["heads"]["first_token_attention"][i], heads.back());
     equal(j["heads"]["first_token_attention_without_first_query"][i], later.back());
+    equal(j["heads"]["first_token_attention_by_class"]["small"][i], first_token_of_class(m, both, h, true));
+    equal(j["heads"]["first_token_attention_by_class"]["other"][i], first_token_of_class(m, both, h, false));
+    if (epsilon < 1e-6) {  // a mean near the threshold may fall on its other side
+      equal(j["heads"]["sink_share"][i], sink_share(both, h, both[0].T, 0.4));
+      equal(j["heads"]["sink_share_leading"][i], sink_share(both, h, 3, 0.4));
+    }
     if (!says) continue;
     equal(j["heads"]["importance"][i], open.back());
     equal(all["sets"][0]["importance"][layer][i], importance(one, h, c, gate_of_heads));
@@ -282,6 +339,31 @@ void check_layer(TwoSequences& m, const nlohmann::json& all, size_t layer, doubl
         (n.starts(static_cast<int64_t>(i / width)) ? first : rest).push_back(n.scores[g][i]);
     equal(gate["first_token_mean"], mean_of(first));
     equal(gate["rest_mean"], mean_of(rest));
+    const auto& health = gate["health"];
+    const int64_t heads_of_gate = gate_heads(c, c.attention.gates[g].position);
+    if (!score_range(c.attention.gates[g].activation)) {
+      CHECK((health["below_0.05"].is_null() && health["heads"]["shut_tokens"].is_null()));
+    } else if (epsilon < 1e-6) {
+      for (int64_t h = 0; h < heads_of_gate; ++h) {
+        double below = 0, above = 0, shut = 0, count = 0;
+        for (const Naive& n : both) {
+          const int64_t width = std::ssize(n.scores[g]) / (n.T * heads_of_gate);
+          for (int64_t t = 0; t < n.T; ++t) {
+            const auto row = n.scores[g].begin() + (t * heads_of_gate + h) * width;
+            below += static_cast<double>(std::count_if(row, row + width, [](double x) { return x < 0.05; })) /
+                     static_cast<double>(width);
+            above += static_cast<double>(std::count_if(row, row + width, [](double x) { return x > 0.95; })) /
+                     static_cast<double>(width);
+            shut += std::accumulate(row, row + width, 0.0) / static_cast<double>(width) < 0.05;
+            ++count;
+          }
+        }
+        const auto i = static_cast<size_t>(h);
+        equal(health["heads"]["below_0.05"][i], below / count);
+        equal(health["heads"]["above_0.95"][i], above / count);
+        equal(health["heads"]["shut_tokens"][i], shut / count);
+      }
+    }
     if (c.attention.gates[g].position == GatePosition::sdpa_output) mean_gate *= mean_of(s);
     if (epsilon > 1e-6) continue;  // scores near an edge may fall into the neighbouring bin
     const double low = gate["edges_min"], high = gate["edges_max"];
@@ -332,6 +414,17 @@ void check_layer(TwoSequences& m, const nlohmann::json& all, size_t layer, doubl
       const double* v = n.values.data() + i * n.D;
       (n.starts(i / n.Hkv) ? first : rest).push_back(std::sqrt(std::inner_product(v, v + n.D, v, 0.0)));
     }
+  const auto largest = [&](bool of_first) {
+    double found = 0;
+    for (const test::TestModel* model : {&m.a, &m.b})
+      for (const Tensor& x : {model->saved.blocks[layer].x1, model->saved.blocks[layer].y})
+        for (int64_t i = 0; i < x.numel(); ++i)
+          if (both[0].starts(i / c.hidden_size) == of_first)
+            found = std::max(found, std::abs(Pool::get(x, i)));
+    return found;
+  };
+  CHECK(j["max"]["residual_first"] == largest(true));
+  CHECK(j["max"]["residual_rest"] == largest(false));
   equal(j["value_norm_first"], mean_of(first));
   equal(j["value_norm_rest"], mean_of(rest));
 }
@@ -359,9 +452,14 @@ TEST_CASE("statistics equal those of attention computed token by token from the 
   experts.moe.moe_intermediate_size = 4;
   experts.norm_placement = NormPlacement::sandwich;
   activated.attention.output_activation = OutputActivation::silu;
+  ModelConfig windowed = tiny({{}}, sink);
+  windowed.attention.window = windowed.attention.window_pattern = 2;
   for (const ModelConfig& config :
        {tiny({}), tiny({}, sink), tiny({{}, kValue}, sink), tiny({kValue, kConstant}),
-        tiny({kHeadwise, kQuery}), tiny({kSilu}), experts, activated}) {
+        tiny({kHeadwise, kQuery}), tiny({kSilu}), experts, activated, tiny({}, AttentionKind::off_by_one),
+        tiny({{}}, AttentionKind::sink_key), tiny({{}}, AttentionKind::kv_bias),
+        tiny({}, AttentionKind::kv_bias), tiny({kHeadwise}, AttentionKind::softpick),
+        tiny({}, AttentionKind::softpick), windowed}) {
     TwoSequences m(config);
     const auto json = nlohmann::json::parse(to_json(analyzed(m)).dump());
     for (size_t layer = 0; layer < 2; ++layer) check_layer(m, json, layer, 1e-9);
@@ -386,7 +484,11 @@ TEST_CASE("statistics equal those of attention computed token by token from the 
 
 TEST_CASE("attention maps equal the explicit attention matrix, and planes contain queries and keys",
           "[analyze]") {
-  TwoSequences m(tiny({{}}, GENERATE(AttentionKind::softmax, AttentionKind::sink)));
+  ModelConfig config = tiny({{}}, GENERATE(AttentionKind::softmax, AttentionKind::sink,
+                                           AttentionKind::kv_bias, AttentionKind::softpick));
+  config.attention.window = GENERATE(0, 2);
+  config.attention.window_pattern = config.attention.window;
+  TwoSequences m(config);
   const Analysis result = analyzed(m);
   const std::vector<float> mean = result.maps.mean(), &heads = result.maps.heads();
   const int64_t M = m.a.batch.size(), H = 4;

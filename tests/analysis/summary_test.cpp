@@ -12,28 +12,40 @@ using test::Pool;
 
 ModelSummary summary_of(test::TestModel& m) {
   m.loss();
-  SummaryAccumulator summary(m.model);
+  SummaryAccumulator summary(m.model, m.store, {});
   Context ctx(1 << 20);
   summary.add(ctx, m.batch.view(), m.saved);
   return summary.result();
 }
 
-/// Attention on the first visible key, from all scores of the rotated queries and keys.
+/// Attention on the first key of the sequence, from all scores of the rotated queries and keys.
 double explicit_first_token_attention(const test::TestModel& m, size_t layer) {
-  const Attention& attention = m.model.blocks()[layer].attention();
+  const AttentionConfig& config = m.model.config().attention;
   const Attention::Saved& s = m.saved.blocks[layer].attention;
-  const int64_t heads = s.q_position.y.dim(1), kv_heads = s.k_position.y.dim(1), D = s.q_position.y.dim(2);
+  const int64_t heads = s.q_position.y.dim(1), kv_heads = s.k_position.y.dim(1), D = s.q_position.y.dim(2),
+                window = config.window_in_layer(static_cast<int64_t>(layer));
+  const std::string name = fmt::format("model.layers.{}.self_attn.", layer);
+  const auto parameter = [&](const char* last) { return m.store.value(m.id(name + last)); };
+  const auto score = [&](int64_t t, int64_t h, const Tensor& keys, int64_t row) {
+    double z = 0;
+    for (int64_t c = 0; c < D; ++c)
+      z += Pool::get(s.q_position.y, (t * heads + h) * D + c) * Pool::get(keys, row * D + c);
+    return z / std::sqrt(static_cast<double>(D));
+  };
+  const bool pick = config.kind == AttentionKind::softpick;
   double total = 0;
   for (int64_t t = 0; t < m.batch.size(); ++t)
     for (int64_t h = 0; h < heads; ++h) {
-      double sum = attention.core().sinks() ? std::exp(Pool::get(attention.core().sinks(), h)) : 0, first = 0;
-      for (int64_t j = m.batch.first_key[static_cast<size_t>(t)]; j <= t; ++j) {
-        double z = 0;
-        for (int64_t c = 0; c < D; ++c)
-          z += Pool::get(s.q_position.y, (t * heads + h) * D + c) *
-               Pool::get(s.k_position.y, (j * kv_heads + h / (heads / kv_heads)) * D + c);
-        sum += std::exp(z * attention.core().scale());
-        if (j == m.batch.first_key[static_cast<size_t>(t)]) first = std::exp(z * attention.core().scale());
+      const int64_t g = h / (heads / kv_heads), begin = m.batch.first_key[static_cast<size_t>(t)];
+      double sum = pick ? 1e-6 : 0, first = 0;
+      if (config.kind == AttentionKind::off_by_one) sum = 1;
+      if (config.kind == AttentionKind::sink) sum = std::exp(Pool::get(parameter("sinks"), h));
+      if (config.kind == AttentionKind::sink_key) sum = std::exp(score(t, h, parameter("sink_key"), h));
+      if (config.kind == AttentionKind::kv_bias) sum = std::exp(score(t, h, parameter("bias_key"), g));
+      for (int64_t j = window > 0 ? std::max(begin, t - window + 1) : begin; j <= t; ++j) {
+        const double e = std::exp(score(t, h, s.k_position.y, j * kv_heads + g));
+        sum += pick ? std::abs(e - 1) : e;
+        if (j == begin) first = pick ? std::max(e - 1, 0.0) : e;
       }
       total += first / sum;
     }
@@ -48,11 +60,14 @@ double largest(const Tensor& t) {
 
 }  // namespace
 
-TEST_CASE("first-token attention from lse and z0 equals the explicit one, with and without a sink",
+TEST_CASE("first-token attention from lse and z0 equals the explicit one, of every kind and window",
           "[summary]") {
   ModelConfig config = test::tiny_config();
   config.num_hidden_layers = 2;
-  config.attention.kind = GENERATE(AttentionKind::softmax, AttentionKind::sink);
+  config.attention.kind = GENERATE(AttentionKind::softmax, AttentionKind::sink, AttentionKind::off_by_one,
+                                   AttentionKind::sink_key, AttentionKind::kv_bias, AttentionKind::softpick);
+  config.attention.window = GENERATE(0, 2);
+  config.attention.window_pattern = config.attention.window;  // the second layer has none
   test::TestModel m(config, test::tiny_batch());
   m.randomize();
   const ModelSummary summary = summary_of(m);
@@ -130,7 +145,7 @@ TEST_CASE("activations shared by layers (Recompute::block) are refused", "[summa
   test::TestModel m(test::tiny_config(), test::tiny_batch(), DType::f64, Recompute::block);
   m.loss();
   Context ctx(1 << 20);
-  SummaryAccumulator summary(m.model);
+  SummaryAccumulator summary(m.model, m.store, {});
   CHECK_THROWS_AS(summary.add(ctx, m.batch.view(), m.saved), Error);
 }
 

@@ -8,6 +8,7 @@
 #include "config/load.h"
 #include "eval/analyze.h"
 #include "eval/generate.h"
+#include "eval/tiny_checkpoint.h"
 #include "eval/trained_model.h"
 #include "hf/config.h"
 #include "support/model.h"
@@ -39,24 +40,11 @@ const auto kNever = [] { return false; };
 
 EvalResult evaluate(const test::TinyTraining& t, Trainer& trainer, int64_t max_tokens = 0) {
   const Evaluator evaluator(t.config.data.validation, t.config, CountingTokenizer(), max_tokens);
-  return *evaluator.run(trainer.context(), trainer.model(), trainer.micro_batch(), trainer.analysed(),
-                        kNever);
+  return *evaluator.run(trainer.context(), trainer.model(), trainer.store(), trainer.micro_batch(),
+                        trainer.analysed(), kNever);
 }
 
-/// A checkpoint of a short training, with the byte tokenizer's vocabulary.
-std::string trained_checkpoint(test::TinyTraining& t, int64_t steps) {
-  t.config.model.vocab_size = 257;
-  const Blend data = t.blend();
-  Trainer trainer(t.config, data);
-  trainer.initialize();
-  for (int64_t i = 0; i < steps; ++i) trainer.step();
-  CheckpointContent content = trainer.content();
-  content.config_yaml = to_yaml(t.config);
-  CheckpointStore store(t.folder / "run/ckpt", t.config.checkpoint, content);
-  store.save(content);
-  REQUIRE(store.wait());
-  return t.folder / "run";
-}
+using test::trained_checkpoint;
 
 }  // namespace
 
@@ -86,6 +74,54 @@ TEST_CASE("a uniform model has a loss of ln V, a perplexity of V and the corresp
     bytes += static_cast<double>(n);
   }
   CHECK(set.bits_per_byte == Approx(5 * text_tokens / bytes).epsilon(1e-6));
+}
+
+TEST_CASE("losses by octaves of the position add up to the loss", "[evaluate][octaves]") {
+  CHECK(octave_of(0) == 0);
+  CHECK(octave_of(63) == 0);
+  CHECK(octave_of(64) == 1);
+  CHECK(octave_of(127) == 1);
+  CHECK(octave_of(128) == 2);
+  CHECK(octave_of(131071) == 11);
+  test::TinyTraining t;
+  t.config.data.seq_len = 150;
+  const Blend data = t.blend();
+  Trainer trainer(t.config, data);
+  trainer.initialize();
+  const SetResult set = evaluate(t, trainer).sets[0];
+  REQUIRE(set.by_position.size() == 3);
+  const std::vector<std::pair<int64_t, int64_t>> expected = {{0, 64}, {64, 128}, {128, 150}};
+  double nats = 0;
+  int64_t tokens = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    const PositionResult& octave = set.by_position[i];
+    CHECK(std::pair(octave.from, octave.to) == expected[i]);
+    nats += octave.loss * static_cast<double>(octave.tokens);
+    tokens += octave.tokens;
+  }
+  CHECK(tokens == set.tokens);
+  CHECK(nats == Approx(set.loss * static_cast<double>(set.tokens)).epsilon(1e-12));
+  const TokenFile file(t.folder / "held_out");
+  CHECK(set.by_position[0].tokens ==
+        (file.num_tokens() - 1) / 150 * 64 + std::min<int64_t>((file.num_tokens() - 1) % 150, 64));
+
+  // A model whose loss depends on the position: the same documents, whose positions restart.
+  t.config.data.document_mask = t.config.data.document_positions = true;
+  const SetResult restarted = evaluate(t, trainer).sets[0];
+  CHECK(restarted.by_position[0].tokens > set.by_position[0].tokens);
+}
+
+TEST_CASE("evaluation with a begin token predicts the first token of each sample, too",
+          "[evaluate][begin_token]") {
+  test::TinyTraining t;
+  t.config.data.begin_token = 31;
+  const Blend data = t.blend(), held_out(t.config.data.validation, t.config);
+  Trainer trainer(t.config, data);
+  trainer.initialize();
+  CHECK(std::isfinite(trainer.step().loss));
+  const Blend::SourceInfo info = held_out.sources()[0];
+  CHECK(info.unread > 0);
+  CHECK(evaluate(t, trainer).sets[0].tokens == info.tokens - info.unread);
 }
 
 TEST_CASE("evaluation does not depend on micro-batch size or recomputation", "[evaluate]") {
@@ -121,8 +157,8 @@ TEST_CASE("evaluation can be limited and interrupted, and does not change traini
   CHECK(evaluate(t, evaluated, 100).sets[0].tokens == 128);  // whole samples
   const Evaluator evaluator(t.config.data.validation, t.config, CountingTokenizer(), 0);
   int asked = 0;
-  CHECK_FALSE(evaluator.run(evaluated.context(), evaluated.model(), evaluated.micro_batch(),
-                            evaluated.analysed(), [&] { return ++asked > 3; }));
+  CHECK_FALSE(evaluator.run(evaluated.context(), evaluated.model(), evaluated.store(),
+                            evaluated.micro_batch(), evaluated.analysed(), [&] { return ++asked > 3; }));
   CHECK(evaluated.step().loss == untouched.step().loss);
   CHECK(test::all_bits(evaluated) == test::all_bits(untouched));
 }
@@ -137,7 +173,13 @@ TEST_CASE("analysis is bitwise independent of the number of ranks and threads", 
   // Sets of different lengths: in some rounds not all ranks have a sample.
   const std::vector<DataSource> sets = {{"held_out", t.folder / "held_out", 1.0},
                                         {"train", t.folder / "train", 1.0}};
-  const AnalyzeOptions options{.tokens = 7 * t.config.data.seq_len, .map_sequences = 3, .map_tokens = 10};
+  t.config.analysis.query_classes = {{"few", {0, 3, 4}}, {"end", {31}}};
+  t.config.analysis.sink_threshold = 0.1;
+  t.config.analysis.sink_length = 8;
+  const AnalyzeOptions options{.tokens = 7 * t.config.data.seq_len,
+                               .map_sequences = 3,
+                               .map_tokens = 10,
+                               .measures = t.config.analysis};
   std::vector<std::string> results;
   for (const int ranks : {1, 2, 3})
     run_thread_ranks(ranks, [&](Communicator& comm) {
@@ -165,10 +207,31 @@ TEST_CASE("analysis is bitwise independent of the number of ranks and threads", 
   ForwardBuffers buffers =
       make_forward_buffers(trained, memory, host, t.config.data.seq_len, Recompute::none);
   const ModelSummary summary = Evaluator(sets, t.config, trained.tokenizer(), options.tokens)
-                                   .run(ctx, trained.model(), buffers, buffers, kNever)
+                                   .run(ctx, trained.model(), trained.store(), buffers, buffers, kNever)
                                    ->analysis;
   CHECK(json["total"]["first_token_attention"] == Approx(summary.first_token_attention).epsilon(1e-9));
   CHECK(json["total"]["mean_gate_score"] == Approx(*summary.mean_gate_score).epsilon(1e-9));
+  for (size_t layer = 0; layer < 2; ++layer) {
+    const auto& measured = json["layers"][layer];
+    const LayerSummary& short_form = summary.layers[layer];
+    CHECK(measured["value_norm_first"] == Approx(short_form.value_norm.first).epsilon(1e-9));
+    CHECK(measured["value_norm_rest"] == Approx(short_form.value_norm.rest).epsilon(1e-9));
+    CHECK(measured["max"]["residual_first"] == short_form.residual_max.first);
+    CHECK(measured["max"]["residual_rest"] == short_form.residual_max.rest);
+    CHECK(measured["gates"][0]["health"]["heads"]["below_0.05"] == short_form.gate_health[0].below);
+    CHECK(measured["gates"][0]["health"]["heads"]["row_norm"] == short_form.gate_health[0].row_norms);
+  }
+  const SinkSummary& sinks = summary.sinks;
+  CHECK(json["total"]["sinks"]["share"] == Approx(sinks.share).margin(1e-12));
+  CHECK(json["total"]["sinks"]["share_leading"] == Approx(sinks.leading_share).margin(1e-12));
+  CHECK((sinks.leading_share > 0 && sinks.leading_share > sinks.share));
+  CHECK(json["total"]["sinks"]["strongest"]["first_token_attention"] ==
+        Approx(sinks.strongest).epsilon(1e-9));
+  for (size_t layer = 0; layer < 2; ++layer)
+    for (size_t h = 0; h < 2; ++h)
+      for (const auto& [c, name] : {std::pair(0, "few"), std::pair(1, "end"), std::pair(2, "other")})
+        CHECK(json["layers"][layer]["heads"]["first_token_attention_by_class"][name][h] ==
+              Approx(summary.layers[layer].heads.by_class[static_cast<size_t>(c)][h]).epsilon(1e-9));
   CHECK(json["total"]["imbalance"] == Approx(*summary.imbalance).epsilon(1e-9));
   CHECK(json["total"]["max"]["ffn_output"] ==
         std::max(summary.layers[0].ffn_output_max, summary.layers[1].ffn_output_max));
@@ -190,6 +253,16 @@ TEST_CASE("analysis skips partial samples and refuses positions beyond the model
   CHECK(sequences(100) == 4);
   data.seq_len = 16;
   CHECK(sequences(100) == 7);
+  // With a begin token, whole samples alone; a document's end on a sample's end does not cut it short.
+  data.begin_token = 256;
+  data.document_mask = true;
+  Config config = trained.config();
+  config.data = data;
+  const Blend begins(data.validation, config);
+  CHECK(sequences(0) == static_cast<double>(begins.sources()[0].samples));
+  CHECK(begins.sources()[0].samples <
+        static_cast<int64_t>(TokenFile(t.folder / "held_out").num_tokens() / 16));
+  data.begin_token.reset();
   data.seq_len = 33;
   CHECK_THROWS_WITH(sequences(0), Catch::Contains("33") && Catch::Contains("32 positions"));
 }
@@ -249,6 +322,36 @@ TEST_CASE("generation with a KV cache equals full recomputation", "[generate]") 
   CHECK(generate(std::vector<int32_t>(50, 3), 3).size() == 3);
 }
 
+TEST_CASE("generation puts the begin token first in every context", "[generate][begin_token]") {
+  test::TinyTraining plain, with_begin;
+  for (test::TinyTraining* t : {&plain, &with_begin}) t->config.model.initializer_range = 0.5;
+  with_begin.config.data.begin_token = 256;
+  const TrainedModel without(find_checkpoint(trained_checkpoint(plain, 0)), 1);
+  const TrainedModel with(find_checkpoint(trained_checkpoint(with_begin, 0)), 1);
+  const auto generate = [](const TrainedModel& trained, const std::vector<int32_t>& prompt, int64_t n) {
+    std::vector<int32_t> tokens;
+    Generator(trained).run(prompt, n, Sampling{.temperature = 0}, [&](int32_t token) {
+      tokens.push_back(token);
+      return true;
+    });
+    return tokens;
+  };
+  CHECK(generate(with, {3, 18, 0, 3}, 20) == generate(without, {256, 3, 18, 0, 3}, 20));
+  CHECK(generate(with, {3, 18, 0, 3}, 20) != generate(without, {3, 18, 0, 3}, 20));
+  CHECK(generate(with, {}, 5) == generate(without, {256}, 5));  // a new document
+  // A prompt beyond the context of 32 tokens: the begin token and the prompt's last 31.
+  std::vector<int32_t> prompt(50), window = {256};
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 7 % 31);
+  window.insert(window.end(), prompt.end() - 31, prompt.end());
+  CHECK(generate(with, prompt, 1) == generate(without, window, 1));
+  // Then the begin token and the last 16.
+  const std::vector<int32_t> two = generate(with, prompt, 2);
+  window = {256};
+  window.insert(window.end(), prompt.end() - 15, prompt.end());
+  window.push_back(two[0]);
+  CHECK(generate(without, window, 1) == std::vector<int32_t>{two[1]});
+}
+
 TEST_CASE("generation is reproducible and stops on request", "[generate]") {
   test::TinyTraining t;
   const TrainedModel trained(find_checkpoint(trained_checkpoint(t, 2)), 1);
@@ -285,6 +388,9 @@ TEST_CASE("config.json has a standard model_type for plain models and sluice for
   CHECK(hf_config(config, 256)["model_type"] == "qwen3");
   CHECK(hf_config(config, 256)["architectures"][0] == "Qwen3ForCausalLM");
   CHECK(hf_config(config, 256)["eos_token_id"] == 256);
+  CHECK(hf_config(config, 256)["bos_token_id"].is_null());
+  config.data.begin_token = 7;
+  CHECK(hf_config(config, 256)["bos_token_id"] == 7);
   config.model.qk_norm = false;
   CHECK(hf_config(config, 256)["model_type"] == "llama");
   config.model.attention.gates = {GateConfig{}};

@@ -1,0 +1,43 @@
+#pragma once
+// What the host knows of a batch's queries: the sequence that each belongs to, and the class of its token.
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "core/context.h"
+#include "nn/batch.h"
+
+namespace sluice {
+
+/// The classes of analysis.query_classes in their order, and as the last one "other": all other tokens.
+class QueryClasses {
+ public:
+  explicit QueryClasses(const std::vector<QueryClassConfig>& config);
+
+  size_t count() const { return names_.size(); }
+  const std::vector<std::string>& names() const { return names_; }
+  size_t of(int32_t token) const {
+    const auto id = static_cast<size_t>(token);
+    return id < class_of_.size() ? class_of_[id] : count() - 1;
+  }
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<size_t> class_of_;  // by token id, up to the largest id that is listed
+};
+
+/// The queries of a batch. A sequence is a run of tokens with the same first visible key: a sample, or with
+/// data.document_mask the part of a document in a sample. Two or more tokens without a target at its end are
+/// padding, and are left out. Empty in a dry run.
+struct Queries {
+  struct Sequence {
+    int64_t begin, size;  // begin: the sequence's first token, which is also its first query
+  };
+
+  Queries(Context& ctx, const Batch& batch, const QueryClasses& classes);
+
+  std::vector<Sequence> sequences;
+  std::vector<size_t> class_of;  // (T): class of each query's token
+};
+
+}  // namespace sluice

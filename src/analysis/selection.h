@@ -1,0 +1,34 @@
+#pragma once
+// What the keys that sparse attention selects hold of dense attention (README.md).
+#include <vector>
+
+#include "core/context.h"
+#include "nn/transformer.h"
+
+namespace sluice {
+
+/// Sums over the queries of one layer that are looked at: up to kLookedAt of each forward pass, evenly
+/// spaced.
+struct SelectionSums {
+  static constexpr int64_t kLookedAt = 32, kNeighbours = 8;
+  double queries = 0;  // (query, index set) pairs
+  double mass = 0;     // share of dense attention, mean over the set's heads, on the selected keys
+  double top = 0;   // share of the keys with most dense attention, as many as are selected, that are selected
+  double keys = 0;  // number of selected keys
+  double union_queries = 0;  // pairs with kNeighbours queries of the same sequence up to the query
+  double union_ratio = 0;    // |union of their keys| over the mean number of keys
+  double overlap = 0;        // share of the keys that the layer before selects for the same query too
+};
+
+/// Means of these.
+struct SelectionSummary {
+  double mass = 0, top = 0, keys = 0, union_ratio = 0, overlap = 0;
+};
+SelectionSummary means_of(const SelectionSums& sums);
+
+/// Adds a layer after a forward pass in the sparse phase; first_key (T) i32 of the batch; before: the layer
+/// before, or nullptr. In f64, on the host.
+void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention, const Attention::Saved& s,
+                   const Attention::Saved* before, const Tensor& first_key);
+
+}  // namespace sluice

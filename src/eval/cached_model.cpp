@@ -1,0 +1,204 @@
+#include "eval/cached_model.h"
+
+#include <algorithm>
+
+#include "config/derived.h"
+#include "core/host_view.h"
+
+namespace sluice {
+namespace {
+
+// The last tokens of a prompt pass in chunks of this size, the last one of which is padded.
+constexpr int64_t kSmallChunk = 64;
+
+}  // namespace
+
+struct CachedModel::Pass {
+  Arena activations, host;
+  Context ctx;
+  ForwardBuffers buffers;
+  Tensor logits;  // (rows, V), or (1, V) of one row of a chunk
+
+  struct Bytes {
+    int64_t activations = 0, host = 0, scratch = 0;
+  };
+  Pass(const TrainedModel& trained, int64_t rows, bool each, const Bytes& bytes)
+      : activations("activations", bytes.activations, trained.device()),
+        host("host", bytes.host),
+        ctx(bytes.scratch, trained.device()) {
+    buffers = make_forward_buffers(trained, activations, host, rows, Recompute::block);
+    logits = activations.alloc("logits", accumulate_dtype(trained.dtype()),
+                               {each ? rows : 1, trained.config().model.vocab_size});
+  }
+  Bytes used() const {
+    return {activations.high_water(), host.high_water(), std::max<int64_t>(ctx.scratch.high_water(), 64)};
+  }
+  void set(int64_t row, int32_t token, int64_t position) const {
+    const Batch& batch = buffers.host;
+    batch.tokens.as<int32_t>()[row] = token;
+    batch.targets.as<int32_t>()[row] = -1;
+    batch.positions.as<int32_t>()[row] = static_cast<int32_t>(position);
+    batch.first_key.as<int32_t>()[row] = 0;
+  }
+};
+
+CachedModel::CachedModel(const TrainedModel& trained, const Sizes& sizes) : trained_(trained), sizes_(sizes) {
+  SLUICE_CHECK(sizes.context > 0 && sizes.sequences > 0 && sizes.chunk > 0,
+               "CachedModel: {} sequences of {} tokens in chunks of {}", sizes.sequences, sizes.context,
+               sizes.chunk);
+  if (const int64_t positions = max_positions(trained.config()); sizes.context > positions)
+    fail(ExitCode::usage,
+         "a context of {} tokens is longer than the model's {} positions (model.max_position_embeddings, or "
+         "data.seq_len)",
+         sizes.context, positions);
+  sizes_.chunk = std::min(sizes_.chunk, (sizes_.context + kSmallChunk - 1) / kSmallChunk * kSmallChunk);
+  const auto make = [&](Arena& arena) {
+    std::vector<KeyValueCache> caches;
+    for (int64_t i = 0; i < sizes_.sequences; ++i)  // with room for the padding of a prompt's last chunk
+      caches.push_back(trained.model().make_cache(arena, sizes_.context + kSmallChunk, trained.dtype()));
+    return caches;
+  };
+  Arena measure("cache", 0, trained.device());
+  make(measure);
+  memory_ = std::make_unique<Arena>("cache", measure.high_water(), trained.device());
+  caches_ = make(*memory_);
+}
+CachedModel::~CachedModel() = default;
+
+int64_t CachedModel::cache_bytes() const { return memory_->high_water(); }
+
+int64_t CachedModel::activation_bytes() const {
+  int64_t bytes = 0;
+  for (const auto* passes : {&chunks_, &steps_})
+    for (const auto& [rows, pass] : *passes)
+      bytes += pass->activations.high_water() + pass->ctx.scratch.high_water();
+  return bytes;
+}
+
+void CachedModel::truncate(int64_t sequence, int64_t length) {
+  KeyValueCache& cache = caches_.at(static_cast<size_t>(sequence));
+  SLUICE_CHECK(length >= 0 && length <= cache.length, "CachedModel: {} of {} tokens are kept", length,
+               cache.length);
+  cache.length = length;
+}
+
+void CachedModel::copy_sequence(int64_t from, int64_t to) {
+  const KeyValueCache& source = caches_.at(static_cast<size_t>(from));
+  KeyValueCache& copied = caches_.at(static_cast<size_t>(to));
+  copied.length = source.length;
+  if (source.length == 0 || from == to) return;
+  Context& ctx = pass(1, false).ctx;
+  for (size_t layer = 0; layer < source.keys.size(); ++layer) {
+    copy(ctx, copied.keys[layer].rows(0, source.length), source.keys[layer].rows(0, source.length));
+    copy(ctx, copied.values[layer].rows(0, source.length), source.values[layer].rows(0, source.length));
+  }
+  for (size_t layer = 0; layer < source.index_keys.size(); ++layer)
+    copy(ctx, copied.index_keys[layer].rows(0, source.length),
+         source.index_keys[layer].rows(0, source.length));
+  if (source.first_key)
+    copy(ctx, copied.first_key.rows(0, source.length), source.first_key.rows(0, source.length));
+  synchronize(ctx);
+}
+
+/// Measured with full caches, since attention's scratch memory may depend on the number of keys.
+CachedModel::Pass& CachedModel::pass(int64_t rows, bool each) {
+  std::unique_ptr<Pass>& made = (each ? steps_ : chunks_)[rows];
+  if (made) return *made;
+  Pass dry(trained_, rows, each, {});
+  Arena nothing("cache", 0, trained_.device());
+  const Transformer& model = trained_.model();
+  if (each) {
+    std::vector<KeyValueCache> caches;
+    for (int64_t i = 0; i < rows; ++i)
+      caches.push_back(model.make_cache(nothing, sizes_.context + kSmallChunk, trained_.dtype()));
+    std::vector<KeyValueCache*> all;
+    for (KeyValueCache& cache : caches) {
+      cache.length = sizes_.context - 1;
+      all.push_back(&cache);
+    }
+    model.forward_each(dry.ctx, dry.buffers.batch, dry.buffers.saved, all);
+  } else {
+    KeyValueCache cache = model.make_cache(nothing, sizes_.context + kSmallChunk, trained_.dtype());
+    cache.length = sizes_.context + kSmallChunk - rows;
+    model.forward(dry.ctx, dry.buffers.batch, dry.buffers.saved, {}, &cache);
+  }
+  model.logits(dry.ctx, dry.logits, dry.buffers.saved.hidden.rows(0, dry.logits.dim(0)));
+  made = std::make_unique<Pass>(trained_, rows, each, dry.used());
+  return *made;
+}
+
+std::span<const float> CachedModel::read_logits(Pass& pass) {
+  const HostView view(pass.ctx, pass.logits);
+  synchronize(pass.ctx);
+  const Tensor& logits = view.tensor();
+  logits_.resize(static_cast<size_t>(logits.numel()));
+  for (size_t i = 0; i < logits_.size(); ++i)
+    logits_[i] =
+        logits.dtype == DType::f64 ? static_cast<float>(logits.as<double>()[i]) : logits.as<float>()[i];
+  return logits_;
+}
+
+/// tokens: at most as many as the pass has rows; the rest is padding, which stands behind them and is then
+/// forgotten.
+void CachedModel::forward_chunk(Pass& pass, KeyValueCache& cache, std::span<const int32_t> tokens) {
+  const int64_t rows = pass.buffers.batch.tokens.numel(), first = cache.length, count = std::ssize(tokens),
+                last = max_positions(trained_.config()) - 1;
+  for (int64_t i = 0; i < rows; ++i)
+    pass.set(i, i < count ? tokens[static_cast<size_t>(i)] : 0, std::min(first + i, last));
+  pass.buffers.upload(pass.ctx);
+  trained_.model().forward(pass.ctx, pass.buffers.batch, pass.buffers.saved, {}, &cache);
+  cache.length = first + count;
+}
+
+std::span<const float> CachedModel::prefill(int64_t sequence, std::span<const int32_t> tokens) {
+  KeyValueCache& cache = caches_.at(static_cast<size_t>(sequence));
+  SLUICE_CHECK(!tokens.empty() && cache.length + std::ssize(tokens) <= sizes_.context,
+               "CachedModel: {} tokens behind {} of at most {}", tokens.size(), cache.length, sizes_.context);
+  for (;;) {
+    // Chunks end at multiples of their size, wherever the tokens begin.
+    const auto left = static_cast<int64_t>(tokens.size());
+    const int64_t to_end = sizes_.chunk - cache.length % sizes_.chunk;
+    const int64_t rows = to_end == sizes_.chunk && left >= sizes_.chunk ? sizes_.chunk
+                         : left == 1                                    ? 1
+                                                                        : kSmallChunk;
+    const int64_t count =
+        std::min({rows, left, rows == kSmallChunk ? kSmallChunk - cache.length % kSmallChunk : rows});
+    Pass& chunk = pass(rows, false);
+    forward_chunk(chunk, cache, tokens.first(static_cast<size_t>(count)));
+    tokens = tokens.subspan(static_cast<size_t>(count));
+    if (!tokens.empty()) continue;
+    trained_.model().logits(chunk.ctx, chunk.logits, chunk.buffers.saved.hidden.rows(count - 1, 1));
+    return read_logits(chunk);
+  }
+}
+
+std::span<const float> CachedModel::step_apart(std::span<const Next> next) {
+  std::vector<float> all;
+  for (const Next& n : next) {
+    const std::span<const float> logits = prefill(n.sequence, std::span(&n.token, 1));
+    all.insert(all.end(), logits.begin(), logits.end());
+  }
+  logits_ = std::move(all);
+  return logits_;
+}
+
+std::span<const float> CachedModel::step(std::span<const Next> next) {
+  // Sparse attention selects keys for the tokens of one sequence.
+  if (trained_.config().model.attention.kind == AttentionKind::sparse) return step_apart(next);
+  const auto count = static_cast<int64_t>(next.size());
+  Pass& each = pass(count, true);
+  std::vector<KeyValueCache*> caches;
+  for (int64_t i = 0; i < count; ++i) {
+    const Next& n = next[static_cast<size_t>(i)];
+    KeyValueCache& cache = caches_.at(static_cast<size_t>(n.sequence));
+    SLUICE_CHECK(cache.length < sizes_.context, "CachedModel: sequence {} is full", n.sequence);
+    caches.push_back(&cache);
+    each.set(i, n.token, cache.length);
+  }
+  each.buffers.upload(each.ctx);
+  trained_.model().forward_each(each.ctx, each.buffers.batch, each.buffers.saved, caches);
+  trained_.model().logits(each.ctx, each.logits, each.buffers.saved.hidden);
+  return read_logits(each);
+}
+
+}  // namespace sluice

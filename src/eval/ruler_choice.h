@@ -1,0 +1,58 @@
+#pragma once
+// RULER's needles without decoding: is the value that a key asks for more likely than nine others? Cheap
+// enough for every evaluation of a training (eval.ruler).
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer.h"
+#include "nn/forward_buffers.h"
+
+namespace sluice {
+
+/// Of one task at one length.
+struct RulerChoice {
+  std::string task;
+  int64_t length = 0, samples = 0;
+  double accuracy = 0;  // share of the samples whose true value is the most likely of the ten
+  double loss = 0;      // of a true value's tokens together, nats; mean over samples
+  double margin = 0;    // log-likelihood of the true value less that of the best other one; mean
+};
+
+class RulerChoices {
+ public:
+  RulerChoices() = default;
+  /// Makes all prompts of eval.ruler. Error(usage): a length is too short for a prompt.
+  RulerChoices(const Config& config, const Tokenizer& tokenizer);
+  bool empty() const { return cells_.empty(); }
+
+  /// One row of `buffers` (whole samples of data.seq_len) per value. Nothing if `stop`, which is called
+  /// between forward passes, returned true.
+  std::optional<std::vector<RulerChoice>> run(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
+                                              const std::function<bool()>& stop,
+                                              const ValueZeroing* zeroing) const;
+
+ private:
+  struct Row {
+    std::vector<int32_t> tokens;  // of prompt and value
+    int64_t first = 0;            // of the tokens that are scored
+  };
+  struct Cell {
+    std::string task;
+    int64_t length = 0;
+    std::vector<Row> rows;  // ten per sample, the true value first
+  };
+  void add(Cell& cell, const std::string& prompt, const std::vector<std::string>& values,
+           const Tokenizer& tokenizer) const;
+  void fill(const Batch& batch, const Row* row, int64_t at) const;
+
+  std::vector<Cell> cells_;
+  std::optional<int32_t> begin_token_;
+  int64_t seq_len_ = 0;
+};
+
+/// "  ruler niah_single_1 at 256: 35.0% of 20 right (one in ten by chance), true value 4.21 nats".
+std::string describe(const RulerChoice& choice);
+
+}  // namespace sluice

@@ -1,0 +1,151 @@
+#include "eval/ruler_tasks.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "eval/ruler_plan.h"
+
+namespace sluice {
+namespace {
+
+RulerPlan plan_of(RulerTask task, const RulerTexts& texts, int64_t length, uint64_t seed, int64_t sample) {
+  const std::string label = fmt::format("ruler/{}/{}/{}", name(task), length, sample);
+  switch (task) {
+    case RulerTask::niah_single_1:
+    case RulerTask::niah_single_2:
+    case RulerTask::niah_single_3:
+    case RulerTask::niah_multikey_1:
+    case RulerTask::niah_multikey_2:
+    case RulerTask::niah_multikey_3:
+    case RulerTask::niah_multivalue:
+    case RulerTask::niah_multiquery:
+      return plan_needles(task, texts, seed, label);
+    case RulerTask::vt:
+      return plan_variables(texts, seed, label);
+    case RulerTask::cwe:
+      return plan_common_words(texts, length, seed, label);
+    case RulerTask::fwe:
+      return plan_frequent_words(seed, label);
+    case RulerTask::qa_1:
+      return plan_questions(texts.questions_1, sample, seed, label);
+    case RulerTask::qa_2:
+      return plan_questions(texts.questions_2, sample, seed, label);
+  }
+  fail(ExitCode::internal, "ruler: unknown task");
+}
+
+std::string lower(std::string_view text) {
+  std::string all(text);
+  for (char& c : all)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return all;
+}
+
+}  // namespace
+
+std::string_view name(RulerTask task) { return kRulerTasks[static_cast<size_t>(task)]; }
+
+std::optional<RulerTask> ruler_task(std::string_view name) {
+  const auto found = std::find(kRulerTasks.begin(), kRulerTasks.end(), name);
+  if (found == kRulerTasks.end()) return std::nullopt;
+  return static_cast<RulerTask>(found - kRulerTasks.begin());
+}
+
+int64_t tokens_to_generate(RulerTask task) {
+  switch (task) {
+    case RulerTask::niah_single_1:
+    case RulerTask::niah_single_2:
+    case RulerTask::niah_single_3:
+    case RulerTask::niah_multikey_1:
+    case RulerTask::niah_multikey_2:
+    case RulerTask::niah_multikey_3:
+    case RulerTask::niah_multivalue:
+    case RulerTask::niah_multiquery:
+      return 128;
+    case RulerTask::vt:
+      return 30;
+    case RulerTask::cwe:
+      return 120;
+    case RulerTask::fwe:
+      return 50;
+    case RulerTask::qa_1:
+    case RulerTask::qa_2:
+      return 32;
+  }
+  fail(ExitCode::internal, "ruler: unknown task");
+}
+
+std::string missing_for(RulerTask task, const RulerTexts& texts) {
+  if (task == RulerTask::qa_1) return texts.questions_1.empty() ? "--qa-1 JSONL" : "";
+  if (task == RulerTask::qa_2) return texts.questions_2.empty() ? "--qa-2 JSONL" : "";
+  const bool in_text = task == RulerTask::niah_single_2 || task == RulerTask::niah_single_3 ||
+                       task == RulerTask::niah_multikey_1 || task == RulerTask::niah_multivalue ||
+                       task == RulerTask::niah_multiquery;
+  return in_text && texts.haystack.words.empty() ? "--haystack TEXT" : "";
+}
+
+RulerPrompts::RulerPrompts(RulerTask task, const RulerTexts& texts, const Tokenizer& tokenizer,
+                           int64_t length, uint64_t seed, std::optional<int64_t> new_tokens)
+    : task_(task),
+      texts_(texts),
+      tokenizer_(tokenizer),
+      length_(length),
+      new_tokens_(new_tokens.value_or(tokens_to_generate(task))),
+      seed_(seed) {
+  if (const std::string missing = missing_for(task, texts); !missing.empty())
+    fail(ExitCode::usage, "RULER's {} needs {}", name(task), missing);
+  guess_ = fitted(0, 1).size;
+}
+
+RulerPrompt RulerPrompts::make(int64_t sample) const { return fitted(sample, guess_); }
+
+/// The largest prompt that fits. The search begins at a guess, because all samples of a task have about the
+/// same size.
+RulerPrompt RulerPrompts::fitted(int64_t sample, int64_t guess) const {
+  const RulerPlan plan = plan_of(task_, texts_, length_, seed_, sample);
+  const auto written = [&](int64_t size) {
+    RulerPrompt p = plan.written(size);
+    p.size = size;
+    p.tokens = std::ssize(tokenizer_.encode(p.text()));
+    return p;
+  };
+  const auto fits = [&](const RulerPrompt& p) { return p.tokens + new_tokens_ <= length_; };
+  // `low` is the largest size known to fit, `high` the smallest known not to.
+  RulerPrompt best;
+  int64_t low = plan.smallest - 1, high = plan.largest + 1;
+  const auto probe = [&](int64_t size) {
+    RulerPrompt p = written(size);
+    if (fits(p)) {
+      low = size;
+      best = std::move(p);
+    } else {
+      high = size;
+    }
+  };
+  const int64_t start = std::clamp(guess, plan.smallest, plan.largest);
+  probe(start);
+  if (low == start) {
+    for (int64_t step = 1; low < plan.largest && high > plan.largest; step *= 2)
+      probe(std::min(low + step, plan.largest));
+  } else {
+    for (int64_t step = 1; low < plan.smallest && high > plan.smallest; step *= 2)
+      probe(std::max(high - step, plan.smallest));
+  }
+  while (high - low > 1) probe(low + (high - low) / 2);
+  if (low < plan.smallest)
+    fail(ExitCode::usage,
+         "RULER's {} at a length of {} tokens: the shortest prompt has {}, and {} are generated", name(task_),
+         length_, written(plan.smallest).tokens, new_tokens_);
+  return best;
+}
+
+double ruler_score(RulerTask task, const std::vector<std::string>& outputs, std::string_view prediction) {
+  if (outputs.empty()) return 0;
+  const std::string text = lower(prediction);
+  int64_t found = 0;
+  for (const std::string& output : outputs) found += text.find(lower(output)) != std::string::npos;
+  if (task == RulerTask::qa_1 || task == RulerTask::qa_2) return found > 0 ? 1 : 0;
+  return static_cast<double>(found) / static_cast<double>(outputs.size());
+}
+
+}  // namespace sluice

@@ -1,0 +1,112 @@
+// Recall of sparse attention's selection: against counting, and at its limits.
+#include "analysis/selection.h"
+
+#include <catch2/catch.hpp>
+
+#include "analysis/summary.h"
+#include "support/model.h"
+
+namespace sluice {
+namespace {
+
+using namespace test;
+
+ModelConfig sparse(int64_t k) {
+  ModelConfig c = tiny_config();
+  c.num_hidden_layers = 2;
+  c.attention.kind = AttentionKind::sparse;
+  c.attention.sparse.indexer.heads = 2;
+  c.attention.sparse.indexer.head_dim = 4;
+  c.attention.sparse.k.base = k;
+  return c;
+}
+
+ModelSummary summary_of(TestModel& m) {
+  m.loss();
+  SummaryAccumulator summary(m.model, m.store, {});
+  Context ctx(1 << 20);
+  summary.add(ctx, m.batch.view(), m.saved);
+  return summary.result();
+}
+
+TokenBatch tokens() {
+  TokenBatch b;
+  b.add(random_tokens(31, 11, 1));
+  return b;
+}
+
+}  // namespace
+
+TEST_CASE("all keys hold all of dense attention; few hold less, and their neighbours' differ",
+          "[selection]") {
+  TestModel all(sparse(64), tokens()), few(sparse(5), tokens());
+  all.randomize();
+  few.randomize();
+  const ModelSummary a = summary_of(all), b = summary_of(few);
+  for (size_t layer = 0; layer < 2; ++layer) {
+    REQUIRE(a.layers[layer].selection);
+    CHECK(a.layers[layer].selection->mass == Approx(1));
+    CHECK(a.layers[layer].selection->top == 1);
+    CHECK(a.layers[layer].selection->overlap == Approx(layer));
+    const SelectionSummary x = *b.layers[layer].selection;
+    CHECK(x.keys == Approx((1 + 2 + 3 + 4 + 26 * 5) / 30.0));
+    CHECK(x.mass > 0.05);
+    CHECK(x.mass < 0.999);
+    CHECK(x.top < 1);
+    CHECK(x.union_ratio > 1);
+    CHECK(x.union_ratio < 8);
+  }
+}
+
+TEST_CASE("a selection of the keys with most dense attention has recall 1 of these, and most of the mass",
+          "[selection]") {
+  // An oracle: its choice is made by hand from the dense attention of the first layer.
+  TestModel m(sparse(5), tokens());
+  m.randomize();
+  m.loss();
+  const Attention::Saved& s = m.saved.blocks[0].attention;
+  const Tensor q = s.q_position.y, k = s.k_position.y;
+  double mass = 0;
+  for (int64_t t = 0; t < 30; ++t) {
+    std::vector<std::pair<double, int64_t>> order;
+    for (int64_t j = 0; j <= t; ++j) order.emplace_back(0, j);
+    for (int64_t h = 0; h < 4; ++h) {
+      std::vector<double> z;
+      double sum = 0;
+      for (int64_t j = 0; j <= t; ++j) {
+        double x = 0;
+        for (int64_t d = 0; d < 4; ++d)
+          x += Pool::get(q, (t * 4 + h) * 4 + d) * Pool::get(k, (j * 2 + h / 2) * 4 + d);
+        z.push_back(std::exp(x / 2));
+        sum += z.back();
+      }
+      for (int64_t j = 0; j <= t; ++j)
+        order[static_cast<size_t>(j)].first += z[static_cast<size_t>(j)] / sum / 4;
+    }
+    std::sort(order.rbegin(), order.rend());
+    const int64_t count = std::min<int64_t>(5, t + 1), room = s.sparse.selection.first.dim(2);
+    std::vector<int32_t> keys;
+    for (int64_t i = 0; i < count; ++i) {
+      keys.push_back(static_cast<int32_t>(order[static_cast<size_t>(i)].second));
+      mass += order[static_cast<size_t>(i)].first / 30;
+    }
+    std::sort(keys.begin(), keys.end());
+    std::copy(keys.begin(), keys.end(), s.sparse.selection.first.as<int32_t>() + t * room);
+  }
+  Context ctx(1 << 20);
+  SelectionSums sums;
+  add_selection(ctx, sums, m.model.blocks()[0].attention(), s, nullptr, m.batch.view().first_key);
+  const SelectionSummary x = means_of(sums);
+  CHECK(x.top == Approx(1));
+  CHECK(x.mass == Approx(mass));
+}
+
+TEST_CASE("the dense warm-up and other kinds of attention select nothing to measure", "[selection]") {
+  ModelConfig c = sparse(5);
+  c.attention.sparse.phase = SparsePhase::dense_warm_up;
+  TestModel warm_up(c, tokens()), softmax(tiny_config(), tokens());
+  CHECK_FALSE(summary_of(warm_up).layers[0].selection);
+  CHECK_FALSE(summary_of(softmax).layers[0].selection);
+}
+
+}  // namespace sluice

@@ -1,0 +1,116 @@
+// Answers of the completions API against the model's own log-probabilities and generation.
+#include "eval/completions.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "eval/forward_memory.h"
+#include "eval/generate.h"
+#include "eval/tasks.h"
+#include "eval/tiny_checkpoint.h"
+#include "support/model.h"
+
+namespace sluice {
+
+using nlohmann::json;
+
+TEST_CASE("completions give the log-probabilities of prompts and what is generated", "[completions]") {
+  test::TinyTraining t;
+  const TrainedModel trained(find_checkpoint(test::trained_checkpoint(t, 6)), 64);
+  Completions completions(trained, "tiny");
+
+  // As lm-eval asks: ids, echo, one more token.
+  const json scored = completions.complete({{"prompt", {{97, 98, 99, 100}, {120, 121}}},
+                                            {"max_tokens", 1},
+                                            {"temperature", 0},
+                                            {"logprobs", 1},
+                                            {"echo", true},
+                                            {"seed", 1234}});
+  REQUIRE(scored["choices"].size() == 2);
+  CHECK(scored["choices"][1]["index"] == 1);
+  const json& logprobs = scored["choices"][0]["logprobs"];
+  REQUIRE(logprobs["token_logprobs"].size() == 5);
+  CHECK(logprobs["token_logprobs"][0].is_null());
+  CHECK(logprobs["tokens"][1] == "b");
+  CHECK(logprobs["text_offset"][3] == 3);
+  ForwardMemory memory(trained, 64);
+  const ScoredSequence sequence = scored_sequence(trained.tokenizer(), {}, "a", "bcd", 32);
+  const double expected = (*log_likelihoods(memory.ctx(), trained.model(), memory.buffers(), {sequence},
+                                            [] { return false; }))[0];
+  double sum = 0;
+  for (size_t i = 1; i < 4; ++i) {
+    const double value = logprobs["token_logprobs"][i];
+    sum += value;
+    REQUIRE(logprobs["top_logprobs"][i].size() == 1);
+    CHECK(logprobs["top_logprobs"][i].begin()->get<double>() >= value - 1e-6);
+  }
+  CHECK(sum == Approx(expected).margin(1e-4));
+
+  // Greedy text is that of generate; its log-probabilities are the largest.
+  std::vector<int32_t> tokens;
+  Generator(trained).run({97, 98}, 8, {.temperature = 0}, [&](int32_t token) {
+    tokens.push_back(token);
+    return token != 256;
+  });
+  const json greedy = completions.complete(
+      {{"prompt", "ab"}, {"max_tokens", 8}, {"temperature", 0}, {"logprobs", 2}, {"model", "x"}});
+  std::string text = trained.tokenizer().decode(tokens);
+  CHECK(greedy["choices"][0]["text"] == text);
+  CHECK(greedy["usage"]["completion_tokens"] == tokens.size());
+  const json& made = greedy["choices"][0]["logprobs"];
+  for (size_t i = 0; i < made["token_logprobs"].size(); ++i)
+    for (const auto& [name, value] : made["top_logprobs"][i].items())
+      CHECK(value.get<double>() <= made["token_logprobs"][i].get<double>() + 1e-9);
+
+  // Stop texts end, and are not part of the answer.
+  if (text.size() >= 4) {
+    const json stopped = completions.complete(
+        {{"prompt", "ab"}, {"max_tokens", 8}, {"temperature", 0}, {"stop", text.substr(2, 1)}});
+    CHECK(stopped["choices"][0]["text"] == text.substr(0, text.find(text.substr(2, 1))));
+    CHECK(stopped["choices"][0]["finish_reason"] == "stop");
+  }
+  const auto sampled = [&](int seed) {
+    return completions.complete({{"prompt", "ab"}, {"max_tokens", 20}, {"seed", seed}})["choices"][0]["text"];
+  };
+  CHECK(sampled(5) == sampled(5));
+  CHECK(completions.complete({{"prompt", "ab"}, {"max_tokens", 0}, {"echo", true}})["choices"][0]["text"] ==
+        "ab");
+  CHECK(completions.models()["data"][0]["id"] == "tiny");
+  CHECK(completions.tokenize({{"prompt", "ab"}})["tokens"] == json({97, 98}));
+  CHECK(completions.detokenize({{"tokens", {97, 98}}})["prompt"] == "ab");
+}
+
+TEST_CASE("requests that cannot be answered are refused by key", "[completions]") {
+  test::TinyTraining t;
+  const TrainedModel trained(find_checkpoint(test::trained_checkpoint(t, 1)), 64);
+  Completions completions(trained, "tiny");
+  const auto refusal = [&](const json& request) -> std::string {
+    try {
+      completions.complete(request);
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::usage);
+      return error.what();
+    }
+    return "answered";
+  };
+  CHECK_THAT(refusal(json::array()), Catch::Contains("must be a JSON object"));
+  CHECK_THAT(refusal(json::object()), Catch::Contains("prompt is missing"));
+  CHECK_THAT(refusal({{"prompt", 3}}), Catch::Contains("prompt must be a text"));
+  CHECK_THAT(refusal({{"prompt", {97, 257}}}), Catch::Contains("from 0 to 256, got 257"));
+  CHECK_THAT(refusal({{"prompt", {97, -1}}}), Catch::Contains("got -1"));
+  CHECK_THAT(refusal({{"prompt", {97, "a"}}}), Catch::Contains("token ids"));
+  CHECK_THAT(refusal({{"prompt", "a"}, {"max_tokens", 1e3}}),
+             Catch::Contains("max_tokens must be a whole number"));
+  CHECK_THAT(refusal({{"prompt", "a"}, {"max_tokens", 4097}}), Catch::Contains("from 0 to 4096"));
+  CHECK_THAT(refusal({{"prompt", "a"}, {"max_tokens", 32}}), Catch::Contains("the model's context holds 32"));
+  CHECK_THAT(refusal({{"prompt", "a"}, {"temperature", -1}}),
+             Catch::Contains("temperature must be a number"));
+  CHECK_THAT(refusal({{"prompt", "a"}, {"n", 2}}), Catch::Contains("n must be a whole number from 1 to 1"));
+  CHECK_THAT(refusal({{"prompt", "a"}, {"stream", true}}), Catch::Contains("stream is not supported"));
+  CHECK_THAT(refusal({{"prompt", "a"}, {"stop", {1}}}), Catch::Contains("stop must be a text"));
+  CHECK_THAT(refusal({{"prompt", "a"}, {"logprobs", 11}}), Catch::Contains("logprobs"));
+  CHECK_THAT(refusal({{"prompt", std::vector<std::string>(257, "a")}}),
+             Catch::Contains("at most 256 in a request"));
+}
+
+}  // namespace sluice
