@@ -178,7 +178,7 @@ TEST_CASE("a run that diverges to non-finite values stops with 78 and keeps its 
   const Outcome outcome = t.train({"train.max_steps=40", "optimizer.lr=1e30", "--allow-change",
                                    "optimizer.lr", "--allow-change", "train.max_steps"});
   expect(outcome, 78, {"not finite; first in", "more than 10 of the last 1000"});
-  CHECK(nlohmann::json::parse(io::read_file(t.run + "/status.json"))["exit_code"] == 78);
+  CHECK(test::status_of(t.run)["exit_code"] == 78);
   CHECK(io::exists(t.run + "/ckpt/step_00000008/MANIFEST.json"));
 }
 

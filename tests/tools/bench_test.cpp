@@ -14,9 +14,11 @@ using Catch::Matchers::Contains;
 
 void check_bench(const TinyRun& t, const std::string& device) {
   const std::string file = t.run + "-bench.json";
-  const Outcome outcome =
-      t.sluice({"bench", "kernels,matmul,attention,moe,step", "--device", device, "--size", "tiny", "--model",
-                "tiny,tiny-moe", "--precision", "bf16", "--json", file});
+  const Outcome outcome = t.sluice(
+      {"bench",
+       device == "cpu" ? "kernels,matmul,attention,moe,sparse,step" : "kernels,matmul,attention,moe,step",
+       "--device", device, "--size", "tiny", "--model", "tiny,tiny-moe", "--precision", "bf16", "--json",
+       file});
   INFO(device << outcome.err);
   REQUIRE(outcome.code == 0);
   const auto result = nlohmann::json::parse(io::read_file(file));
@@ -57,6 +59,12 @@ void check_bench(const TinyRun& t, const std::string& device) {
     if (!row.contains("of_dense")) continue;
     CHECK(row["of_dense"].get<double>() > 0);
     ++against_dense;
+  }
+  CHECK(result.contains("sparse") == (device == "cpu"));
+  if (device == "cpu") {
+    CHECK(result["sparse"].size() == 4);
+    for (const auto& row : result["sparse"])
+      CHECK(row.contains("of_dense") == (row["kernel"] != "dense"));
   }
   CHECK(against_dense == 2);  // forward, and with backward
   REQUIRE(result["steps"].size() == 2);

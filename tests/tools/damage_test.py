@@ -86,7 +86,12 @@ train: {global_batch_size: 8, max_steps: 1000, seed: 1}
 optimizer: {type: adamw, lr: 4e-3, warmup_steps: 10, rules: []}
 """
 SWEEP = """base: ["a.yaml", b.yaml]
-set: {train.max_steps: 400, model.attention.gates: [{position: value}]}   # for all
+set: {train.max_steps: 400, data: {seq_len: 64}}   # for all
+variants:
+  baseline: {}
+  headwise: {model: {attention: {gates: [{position: sdpa_output, granularity: headwise}]}}}
+  slow: {model.attention.gates: [{position: value}], optimizer.warmup_steps: 9}
+control: baseline
 grid:
   optimizer.lr: [1e-3, 2e-3]
   model.attention.kind:
@@ -143,11 +148,8 @@ class Damage(unittest.TestCase):
         self.temporary.cleanup()
 
     def path(self, name):
-        return (
-            os.path.join(self.root, "runs", "sweep.jsonl")
-            if name == "sweep.jsonl"
-            else os.path.join(self.run_folder, name)
-        )
+        of_sweep = name in ("sweep.jsonl", "s.study.json")
+        return os.path.join(os.path.join(self.root, "runs") if of_sweep else self.run_folder, name)
 
     def write(self, name, data):
         with open(self.path(name), "wb") as file:
@@ -253,6 +255,19 @@ class Damage(unittest.TestCase):
             b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(128),
         )
         self.write(
+            "s.study.json",
+            json.dumps(
+                {
+                    "name": "s",
+                    "control": "plain",
+                    "keys": ["gates", "lr"],
+                    "variants": [{"name": n, "values": ["[]", "1e-3"]} for n in ("plain", "one")],
+                    "trials": [{"hash": "0123456789abcdef", "group": "one", "variant": "one", "point": "a"}],
+                },
+                indent=1,
+            ).encode(),
+        )
+        self.write(
             "sweep.jsonl",
             lines(
                 {
@@ -293,6 +308,7 @@ class Damage(unittest.TestCase):
             hash="0123456789abcdef",
             seed=None,
             base="a.yaml",
+            place=None,
             configuration=lambda: ("a",),
             values={},
             plan={"steps": 1000, "tokens": 256000, "parameters": 1000, "flops_per_token": 1.0},
@@ -330,6 +346,35 @@ class Damage(unittest.TestCase):
                     self.told_with(self.sweep_table, name)
                 self.told_with(self.report, f"of runs {first} to {i}: {name}")
                 shutil.rmtree(runs)
+
+    def test_a_damaged_study_is_read_without_a_traceback(self):
+        with open(self.path("s.study.json"), "rb") as file:
+            whole = file.read()
+        self.assertIn("What differs between the variants of s", self.page_of(whole))
+        for _ in range(COUNT // 5):
+            damaged = mutate(whole, self.dice)
+            self.told_with(lambda damaged=damaged: self.page_of(damaged), "s.study.json")
+
+    def page_of(self, study):
+        shapes.WARNED.clear()
+        self.write("s.study.json", study)
+        self.report()
+        with open(os.path.join(self.root, "out", "report.md"), encoding="utf-8") as file:
+            return file.read()
+
+    def test_a_damaged_analysis_is_made_again(self):
+        from sluice.sweeping import analyzing
+
+        trial = types.SimpleNamespace(folder=self.run_folder)
+        self.assertTrue(analyzing.is_analyzed(trial))
+        with open(self.path("analysis/analysis.json"), "rb") as file:
+            whole = file.read()
+        for text in (whole[: len(whole) // 2], b"", b"[]", b'{"layers": 5}'):
+            shapes.WARNED.clear()
+            self.write("analysis/analysis.json", text)
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                self.assertFalse(analyzing.is_analyzed(trial))
+            self.assertIn("analysis.json:1", said.getvalue())
 
     def test_a_damaged_journal_is_read_without_a_traceback(self):
         with open(self.path("sweep.jsonl"), "rb") as file:
@@ -431,6 +476,10 @@ class Damage(unittest.TestCase):
             self.assertNotIn("<script", text)
             self.assertIn("&lt;script&gt;", text)
             self.assertNotIn("](http", text) if page == "report.md" else None
+        with open(os.path.join(self.root, "out", "tables", "overview.tex"), encoding="utf-8") as file:
+            text = file.read()
+        self.assertIn(r"\textless{}script\textgreater{}", text)
+        self.assertIn(r"\textbar{} \$\textbackslash{}frac\{", text)
 
     def test_damaged_sweep_files_are_refused_by_line(self):
         for name in ("a.yaml", "b.yaml"):

@@ -139,7 +139,7 @@ TEST_CASE("truncating a token file in use ends the training with the name of the
   REQUIRE(::truncate((t.folder / "train.bin").c_str(), left) == 0);
   const Outcome outcome = program.wait();
   expect(outcome, 65, {"train.bin: was truncated while in use", fmt::format("now has {}", left)});
-  const auto status = nlohmann::json::parse(io::read_file(t.run + "/status.json"));
+  const auto status = test::status_of(t.run);
   CHECK(status["state"] == "failed");
   CHECK(status["exit_code"] == 65);
   for (const std::string& name : io::list_directory(t.run + "/ckpt"))

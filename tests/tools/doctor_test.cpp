@@ -1,26 +1,16 @@
 // sluice doctor on several ranks, and its advice when they cannot see each other.
-#include "comm/mpi.h"
 #include "core/device.h"
+#include "support/no_mpi.h"
 #include "tools/tiny_run.h"
 
 namespace sluice {
 namespace {
 
 using Catch::Contains;
+using test::count_of;
+using test::no_mpi;
 using test::Outcome;
 using test::Program;
-
-int count(const std::string& text, const std::string& word) {
-  int n = 0;
-  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
-  return n;
-}
-
-bool no_mpi() {
-  if (built_with_mpi() && std::system("command -v mpirun >/dev/null") == 0) return false;
-  WARN("skipped: no MPI");
-  return true;
-}
 
 }  // namespace
 
@@ -32,8 +22,8 @@ TEST_CASE("doctor under mpirun checks all ranks and reports once", "[doctor][ran
       Program(folder.path, {"doctor", "--run-dir", runs}, {{"OMP_NUM_THREADS", "1"}}, 2).wait();
   INFO(outcome.out << outcome.err);
   REQUIRE(outcome.code == 0);
-  CHECK(count(outcome.out, "\nranks\n") == 1);
-  CHECK(count(outcome.out, "\nprocessor\n") == 1);
+  CHECK(count_of(outcome.out, "\nranks\n") == 1);
+  CHECK(count_of(outcome.out, "\nprocessor\n") == 1);
   CHECK_THAT(outcome.out,
              Contains("mpirun of Open MPI") && Contains("(OMPI_COMM_WORLD_SIZE=2); mpi sees 2 ranks"));
   CHECK_THAT(outcome.out, Contains("OMPI_COMM_WORLD_RANK=0") && Contains("OMP_NUM_THREADS=1"));
@@ -43,8 +33,8 @@ TEST_CASE("doctor under mpirun checks all ranks and reports once", "[doctor][ran
   CHECK_THAT(outcome.out, Contains(runs + ": shared: all ranks see files written by rank 0"));
   CHECK(io::list_directory(runs).empty());           // nothing is left behind
   const int times = cuda_devices().empty() ? 2 : 4;  // from GPU to GPU once more
-  CHECK(count(outcome.out, "64 KiB") == times);
-  CHECK(count(outcome.out, "4 MiB") == times);
+  CHECK(count_of(outcome.out, "64 KiB") == times);
+  CHECK(count_of(outcome.out, "4 MiB") == times);
 }
 
 TEST_CASE("doctor reports ranks that do not share the folder, and ranks bound to one core",

@@ -6,22 +6,20 @@
 #include <sstream>
 
 #include "checkpoint/manifest.h"
-#include "comm/mpi.h"
+#include "support/no_mpi.h"
 #include "tools/tiny_run.h"
 
 namespace sluice {
 namespace {
 
 using Catch::Contains;
+using test::count_of;
+using test::no_mpi;
 using test::Outcome;
 using test::Program;
+using test::status_of;
+using test::step_folder;
 using test::TinyRun;
-
-bool no_mpi() {
-  if (built_with_mpi() && std::system("command -v mpirun >/dev/null") == 0) return false;
-  WARN("skipped: no MPI");
-  return true;
-}
 
 /// A run that pauses at `where` ("evaluate:4", "step:5") until it is released.
 class Paused {
@@ -47,14 +45,6 @@ class Paused {
   Program program_;
 };
 
-nlohmann::json status_of(const std::string& run) {
-  return nlohmann::json::parse(io::read_file(run + "/status.json"));
-}
-
-std::string step_folder(const std::string& run, int64_t step) {
-  return fmt::format("{}/ckpt/step_{:08}", run, step);
-}
-
 /// Overwrites a token file in place, while a run uses it, with ids outside any vocabulary.
 void spoil(const std::string& path) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -74,12 +64,6 @@ void replace_state(const std::string& folder, const nlohmann::json& state) {
     }
   test::write_bytes(folder + "/state.json", text);
   test::write_bytes(folder + "/MANIFEST.json", manifest.text());
-}
-
-int64_t count_of(const std::string& text, const std::string& part) {
-  int64_t n = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
-  return n;
 }
 
 }  // namespace

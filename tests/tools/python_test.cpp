@@ -33,6 +33,11 @@ TEST_CASE("scripts withstand hostile and unusual input", "[scripts]") { run_pyth
 // Mutations of every file that a report and a sweep read.
 TEST_CASE("scripts report damage by file and line", "[scripts]") { run_python_test("damage_test.py"); }
 
+// Outcomes, tables and resumption of scripts/faults gates; the explorer of crash states.
+TEST_CASE("release gates never count what failed or was not run as kept", "[gates]") {
+  run_python_test("gates_test.py");
+}
+
 // Links, headings and source files that documents name; the length of the front page.
 TEST_CASE("documents name what exists", "[documents]") { run_python_test("documents_test.py"); }
 

@@ -1,23 +1,20 @@
 // Training under mpirun: stopped, killed and resumed with another number of ranks.
 #include <sstream>
 
-#include "comm/mpi.h"
 #include "core/device.h"
+#include "support/no_mpi.h"
 #include "tools/tiny_run.h"
 
 namespace sluice {
 namespace {
 
 using Catch::Contains;
+using test::no_mpi;
 using test::Outcome;
 using test::Program;
+using test::status_of;
+using test::step_folder;
 using test::TinyRun;
-
-bool no_mpi() {
-  if (built_with_mpi() && std::system("command -v mpirun >/dev/null") == 0) return false;
-  WARN("skipped: no MPI");
-  return true;
-}
 
 std::vector<std::string> arguments(const TinyRun& t, const std::string& folder,
                                    const std::vector<std::string>& more = {}) {
@@ -42,8 +39,7 @@ Outcome train(const TinyRun& t, int ranks, const std::string& folder,
 
 /// Checks that two checkpoints of a step are bitwise equal, independently of their files.
 void check_same(const TinyRun& t, const std::string& a, const std::string& b, int64_t step) {
-  const auto folder = [&](const std::string& run) { return fmt::format("{}/ckpt/step_{:08}", run, step); };
-  const Outcome diff = t.sluice({"checkpoint", "diff", folder(a), folder(b)});
+  const Outcome diff = t.sluice({"checkpoint", "diff", step_folder(a, step), step_folder(b, step)});
   INFO(diff.out << diff.err);
   CHECK(diff.code == 0);
   CHECK_THAT(diff.out, Contains("equal bit for bit"));
@@ -101,17 +97,20 @@ TEST_CASE("ZeRO and expert parallelism under mpirun: the same bits, and a run re
 TEST_CASE("rank 0 evaluates, between two steps, weights that all ranks have updated", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
+  // More layers than ZeRO 3 keeps at a time, with sinks and constants, which are read after the forward pass.
   const auto evaluations = [&](int ranks, const char* stage) {
     const std::string run = t.folder / stage;
-    const Outcome outcome = train(
-        t, ranks, run,
-        {"eval.every_steps=1", "checkpoint.every_steps=0", std::string("parallel.zero_stage=") + stage});
+    const Outcome outcome =
+        train(t, ranks, run,
+              {"eval.every_steps=1", "checkpoint.every_steps=0", std::string("parallel.zero_stage=") + stage,
+               "model.num_hidden_layers=4", "model.vocab_size=257", "model.attention.kind=sink",
+               "model.attention.gates=[{position: sdpa_output}, {position: value, input: none}]",
+               "analysis.query_classes=[{name: few, tokens: [1, 2, 3]}]"});
     INFO(outcome.out << outcome.err);
     REQUIRE(outcome.code == 0);
     std::istringstream lines(io::read_file(run + "/eval.jsonl"));
     std::vector<std::string> sets;
-    for (std::string line; std::getline(lines, line);)
-      sets.push_back(nlohmann::json::parse(line)["sets"].dump());
+    for (std::string line; std::getline(lines, line);) sets.push_back(line);
     return sets;
   };
   const auto expected = evaluations(1, "0");
@@ -139,6 +138,22 @@ TEST_CASE("ranks stopped by a signal save, and another number of ranks resumes",
   check_same(t, run, t.folder / "whole", 400);
 }
 
+TEST_CASE("a folder in place of the newest manifest is passed over by all ranks", "[ranks]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  const std::string run = t.folder / "damaged";
+  const std::vector<std::string> more = {"train.max_steps=8", "checkpoint.every_steps=4"};
+  REQUIRE(train(t, 2, run, more).code == 0);
+  const std::string manifest = run + "/ckpt/step_00000008/MANIFEST.json";
+  io::remove_file(manifest);
+  io::make_directories(manifest);
+  const Outcome resumed = train(t, 2, run, more);
+  INFO(resumed.out << resumed.err);
+  CHECK(resumed.code == 0);
+  CHECK_THAT(resumed.err, Contains("step_00000008"));
+  CHECK_THAT(resumed.out, Contains("(step 4)"));
+}
+
 TEST_CASE("a killed rank ends the others, and the run resumes from the last save", "[ranks]") {
   if (no_mpi()) return;
   const TinyRun t;
@@ -147,7 +162,7 @@ TEST_CASE("a killed rank ends the others, and the run resumes from the last save
                                          "log.every_steps=10"};
   Program started(t.folder.path, arguments(t, run, more), {}, 2);
   REQUIRE(test::wait_until([&] { return io::exists(run + "/ckpt/step_00000020/MANIFEST.json"); }));
-  const auto status = nlohmann::json::parse(io::read_file(run + "/status.json"));
+  const auto status = status_of(run);
   kill(status.at("pid").get<pid_t>(), SIGKILL);
   const auto begin = std::chrono::steady_clock::now();
   const Outcome killed = started.wait();
@@ -156,7 +171,7 @@ TEST_CASE("a killed rank ends the others, and the run resumes from the last save
   CHECK(std::chrono::steady_clock::now() - begin <
         std::chrono::seconds(20));  // about one second on a quiet machine
   int64_t saved = 20;
-  while (io::exists(fmt::format("{}/ckpt/step_{:08}/MANIFEST.json", run, saved + 20))) saved += 20;
+  while (io::exists(step_folder(run, saved + 20) + "/MANIFEST.json")) saved += 20;
   const Outcome resumed =
       train(t, 1, run, {fmt::format("train.max_steps={}", saved + 5), "--allow-change", "train.max_steps"});
   INFO(resumed.out << resumed.err);
@@ -175,7 +190,7 @@ TEST_CASE("a stopped rank is detected, reported, and ended with all others", "[r
                   {}, 2);
   REQUIRE(test::wait_until(
       [&] { return io::exists(run + "/metrics.jsonl") && !io::read_file(run + "/metrics.jsonl").empty(); }));
-  const auto pid = nlohmann::json::parse(io::read_file(run + "/status.json")).at("pid").get<pid_t>();
+  const auto pid = status_of(run).at("pid").get<pid_t>();
   kill(pid, SIGSTOP);
   const auto begin = std::chrono::steady_clock::now();
   const Outcome outcome = started.wait();
@@ -184,6 +199,42 @@ TEST_CASE("a stopped rank is detected, reported, and ended with all others", "[r
   CHECK_THAT(outcome.err, Contains("rank 0 has not been heard of for") && Contains("all ranks end"));
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));  // about six on a quiet machine
   CHECK(test::wait_until([&] { return kill(pid, 0) != 0; }, 10));              // no orphaned process
+}
+
+TEST_CASE("the status of a run that one rank ends alone names the error, its exit code and the rank",
+          "[ranks]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  struct Case {
+    const char *fault, *timeout, *error;
+    int code;
+  };
+  const Case cases[] = {{"SLUICE_NOMEMORY", "60", "out of memory: ", 71},
+                        {"SLUICE_HANG", "3", "rank {} computes without end: step 5", 76}};
+  for (const auto& [fault, timeout, error, code] : cases)
+    for (const int rank : {0, 1}) {
+      const std::string run = t.folder / fmt::format("{}{}", fault, rank);
+      INFO(fault << " on rank " << rank);
+      const Outcome outcome =
+          Program(t.folder.path, arguments(t, run, {std::string("parallel.timeout_seconds=") + timeout}),
+                  {{fault, fmt::format("{}:5", rank)}}, 2)
+              .wait();
+      INFO(outcome.out << outcome.err);
+      CHECK(outcome.code == code);
+      const auto status = status_of(run);
+      INFO(status.dump(2));
+      CHECK(status["state"] == "failed");
+      CHECK(status["exit_code"] == code);
+      CHECK_THAT(status["error"].get<std::string>(), Contains(fmt::format(fmt::runtime(error), rank)));
+      if (code != 76) CHECK(status.value("failed_rank", 0) == rank);  // of a hang any rank may tell
+      CHECK(status["saved_step"] <= 4);
+      // The next start is a run like any other.
+      const Outcome resumed = train(t, 2, run);
+      CHECK(resumed.code == 0);
+      const auto done = status_of(run);
+      CHECK(done["state"] == "done");
+      CHECK_FALSE(done.contains("error"));
+    }
 }
 
 TEST_CASE("scripts/launch restarts a run after a lost rank, and passes on its exit code", "[ranks]") {
@@ -198,7 +249,7 @@ TEST_CASE("scripts/launch restarts a run after a lost rank, and passes on its ex
   int code = -1;
   std::thread launched([&] { code = std::system((command + " >" + log + " 2>&1").c_str()); });
   const bool saved = test::wait_until([&] { return io::exists(run + "/ckpt/step_00000020/MANIFEST.json"); });
-  if (saved) kill(nlohmann::json::parse(io::read_file(run + "/status.json")).at("pid").get<pid_t>(), SIGKILL);
+  if (saved) kill(status_of(run).at("pid").get<pid_t>(), SIGKILL);
   launched.join();
   INFO(io::read_file(log));
   REQUIRE(saved);

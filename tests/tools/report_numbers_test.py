@@ -30,8 +30,23 @@ sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 from sluice import yaml
-from sluice.reporting import comparing, files, groups, looks, paper, paper_tables, tables, tensorboard, values
-from sluice.reporting.main import main, read_runs
+from sluice.reporting import (
+    comparing,
+    curves,
+    exports,
+    files,
+    groups,
+    looks,
+    paper,
+    paper_tables,
+    shapes,
+    sinks,
+    study,
+    tables,
+    tensorboard,
+    values,
+)
+from sluice.reporting.main import main, make_sections, read_runs
 from sluice.sweeping import tables as sweep_tables
 
 CONFIG = """# hash 0
@@ -116,7 +131,8 @@ class Folder(unittest.TestCase):
         write = lambda file, text: write_text(folder, file, text)
         write("config.yaml", CONFIG.format(**locals()))
         write("config.input.yaml", origin)
-        write("run.json", json.dumps({"name": name, "parameters": parameters, "max_steps": 1000}))
+        identity = {"name": name, "parameters": parameters, "config_hash": f"{name}-{seed}"}
+        write("run.json", json.dumps({**identity, "max_steps": 1000}))
         write("status.json", json.dumps({"state": state, "step": step, "max_steps": 1000}))
         losses = losses or [3.0 + 2.0 / (i + 1) for i in range(100)]
         records = [
@@ -191,9 +207,50 @@ class Numbers(unittest.TestCase):
         self.assertFalse(delta.better(+1) or delta.better(0))
         one = comparing.paired({1: 1.0}, {1: 2.0, 2: 2.0})
         self.assertEqual(
-            (one.low, one.better(-1), one.text("{:+.1f}".format)), (None, False, "-1.0 (one seed: a hint)")
+            (one.low, one.p, one.better(-1), one.text("{:+.1f}".format)), (None, None, False, "-1.0 (n < 3)")
         )
+        two = comparing.paired({1: 1.0, 2: 1.0}, {1: 2.0, 2: 2.1})
+        self.assertEqual((two.p, two.better(-1), two.text("{:+.2f}".format)), (None, False, "-1.05 (n < 3)"))
         self.assertIsNone(comparing.paired({1: 1.0, None: 2.0}, {2: 1.0, None: 2.0}))
+
+    def test_p_is_that_of_the_paired_t_test(self):
+        # With one and with two degrees of freedom the distribution has a closed form.
+        for t in (0.1, 1.0, 3.5, 40.0):
+            self.assertAlmostEqual(comparing.p_value(t, 1), 1 - 2 / math.pi * math.atan(t), places=12)
+            self.assertAlmostEqual(comparing.p_value(-t, 2), 1 - t / math.sqrt(2 + t * t), places=12)
+        # From the tables of the t distribution.
+        for t, freedom, p in (
+            (2.77645, 4, 0.05),
+            (4.60409, 4, 0.01),
+            (8.61030, 4, 0.001),
+            (2.26216, 9, 0.05),
+            (4.78091, 9, 0.001),
+        ):
+            self.assertAlmostEqual(comparing.p_value(t, freedom), p, places=6)
+        mine, base = (1, 2, 3.5, 4, 6), (1.5, 2.6, 3.7, 4.9, 6.3)
+        delta = comparing.paired(dict(enumerate(mine)), dict(enumerate(base)))
+        self.assertAlmostEqual(delta.p, 0.015067698562847, places=12)  # by SciPy 1.10
+        self.assertEqual(delta.text("{:+.1f}".format), "-0.5 [-0.8, -0.2] p=0.015 n=5")
+        same = comparing.paired({1: 1.0, 2: 2.0, 3: 3.0}, {1: 1.0, 2: 2.0, 3: 3.0})
+        self.assertEqual((same.mean, same.p), (0.0, 1.0))
+        shifted = comparing.paired({1: 1.0, 2: 2.0, 3: 3.0}, {1: 2.0, 2: 3.0, 3: 4.0})
+        self.assertEqual((shifted.p, shifted.better(-1)), (0.0, True))
+        self.assertIn("p<0.0001", shifted.text("{:+.1f}".format))
+
+    @unittest.skipIf(importlib.util.find_spec("scipy") is None, "no SciPy")
+    def test_p_is_scipys(self):
+        from scipy import stats
+
+        dice = random.Random(7)
+        for n in (3, 4, 5, 8, 30, 101):
+            mine = [dice.gauss(0.3, 1) for _ in range(n)]
+            base = [dice.gauss(0, 1) for _ in range(n)]
+            delta = comparing.paired(dict(enumerate(mine)), dict(enumerate(base)))
+            theirs = stats.ttest_rel(mine, base)
+            self.assertAlmostEqual(delta.p, theirs.pvalue, places=10)
+            low, high = theirs.confidence_interval(0.95)
+            self.assertAlmostEqual(delta.low, low, places=8)
+            self.assertAlmostEqual(delta.high, high, places=8)
 
     def test_smoothing(self):
         self.assertEqual([round(v, 6) for v in values.ema([1.0, 2.0, 0.0])], [1.0, 1.1, 0.99])
@@ -214,6 +271,17 @@ class Numbers(unittest.TestCase):
         self.assertEqual(yaml.get(tree, "optimizer.rules"), [])
         self.assertEqual(yaml.get(tree, "model.branch_clip", 5), 5)
         self.assertEqual(paper.variant(tree), "sink + sdpa_output elementwise")
+        gates = [
+            {"granularity": "headwise", "activation": "two_sigmoid", "input_channels": 12, "init": "zero"},
+            {"position": "value", "input": "self", "bias": 2.0},
+            {"input": "hidden", "input_channels": 0, "init": "matrix", "bias": None},
+        ]
+        tree = {"model": {"attention": {"gates": gates, "exclusive": "full"}, "gated_norm": {"rank": 8}}}
+        self.assertEqual(
+            paper.variant(tree),
+            "sdpa_output headwise two_sigmoid of 12 channels zero_start + value elementwise self bias 2 + "
+            "sdpa_output elementwise + exclusive full + gated_norm 8",
+        )
         for bad in ("a: [1", "a: {b 1}", "a:\n    b: 1\n  c: 2", "word"):
             with self.assertRaises(yaml.Refused):
                 self.read(bad)
@@ -288,12 +356,12 @@ class Rows(Folder):
         self.assertEqual(base["ours: PPL"], "6.100 ± 0.141")
         self.assertEqual(base["ours: state"], "done, n=2")
         self.assertEqual(
-            gated["ours: Δ PPL"], "-0.350 [-0.985, +0.285] n=2"
-        )  # 5.7 - 6.0 and 5.8 - 6.2: .35 ± 12.7 x .05
+            gated["ours: Δ PPL"], "-0.350 (n < 3)"
+        )  # 5.7 - 6.0 and 5.8 - 6.2
         self.assertEqual(gated["ours: added parameters"], "+500")
         self.assertEqual((gated["the paper's: PPL"], gated["the paper's: Δ PPL"]), ("5.761", "-0.265"))
         self.assertEqual(gated["ours: M-Act"].split()[0], "4")
-        self.assertEqual(self.cells(first, 10)["ours: Δ PPL"], "-0.200 (one seed: a hint)")  # that both have
+        self.assertEqual(self.cells(first, 10)["ours: Δ PPL"], "-0.200 (n < 3)")  # that both have
         self.assertEqual(self.cells(first, 2)["ours: state"], "no run")
         self.assertIn("stopped at step 600 of 1,000", self.cells(first, 7)["ours: state"])
         self.assertEqual(self.cells(first, 7)["ours: Δ PPL"], "-")  # after fewer tokens
@@ -385,7 +453,7 @@ class Rows(Folder):
         )  # not the one lucky seed
         self.assertEqual(
             {row[0]: row[table.headings.index(column)] for row in table.rows}[better.label],
-            "-0.310 [-0.335, -0.285] n=3",
+            "-0.310 [-0.335, -0.285] p=0.00035 n=3",  # -.30 -.32 -.31: t = .31 sqrt(3) / .01 with two degrees of freedom
         )
         overview = tables.overview(made, base)
         self.assertEqual({overview.rows[y][0] for y, x in overview.bold}, {better.label})
@@ -400,7 +468,10 @@ class Rows(Folder):
         results = []
         for run in runs:
             trial = types.SimpleNamespace(
-                folder=run.folder, group=run.title, configuration=lambda run=run: (run.title,)
+                folder=run.folder,
+                group=run.title,
+                place=None,
+                configuration=lambda run=run: (run.title,),
             )
             look = types.SimpleNamespace(trial=trial, state="done", progress=lambda: {})
             results.append(sweep_tables.Result(look))
@@ -435,6 +506,145 @@ class Rows(Folder):
             os.path.realpath(os.path.join(folder, "seed_2")),
             os.path.join(os.path.realpath(self.root), "gated-s2-2", "tb"),
         )
+
+    def write_study(self, text=None):
+        """Of a sweep of three variants at two learning rates; only one rate of the control was trained."""
+        trials = [
+            {"hash": f"{name}{lr}-{seed}", "group": f"{name}-lr_{lr}", "variant": name, "point": f"lr={lr}"}
+            for lr in (0.001, 0.002)
+            for name in ("open", "closed", "base")
+            for seed in (1, 2, 3)
+        ]
+        variants = [{"name": "base", "values": ["[]"]}, {"name": "closed", "values": ["[{position: value}]"]}]
+        data = {
+            "name": "s",
+            "control": "base",
+            "keys": ["gates"],
+            "variants": variants,
+            "trials": trials,
+        }
+        write_text(self.root, "s.study.json", text or json.dumps(data))
+        return study.studies_of([os.path.join(self.root, "any")])
+
+    def test_variants_of_a_sweep_keep_their_names_and_their_control(self):
+        for seed, base, closed in ((1, 6.0, 5.7), (2, 6.2, 5.88), (3, 6.1, 5.79)):
+            self.run_of("base0.001", base, seed=seed, lr=0.001)
+            self.run_of("closed0.001", closed, gate(), seed=seed, lr=0.001)
+            self.run_of("closed0.002", closed + 1, gate(), seed=seed, lr=0.002)
+        self.run_of("stranger", 4.0, gate("query"))
+        studies = self.write_study()
+        runs = read_runs([self.root])
+        made = groups.group_runs(runs, paper.load(), study.places_of(studies))
+        looks.label_runs(runs, made)
+        # In the sweep's order, by the sweep's names though the first are rows of a paper; what is of no sweep comes last.
+        self.assertEqual(
+            [g.label for g in made], ["closed-lr_0.001", "base-lr_0.001", "closed-lr_0.002", "q elementwise"]
+        )
+        self.assertEqual(made[0].first.label, "closed-lr_0.001 (3 seeds)")
+        controls = comparing.choose_baselines(made)
+        # The control's trial of the same rate; without one, none.
+        self.assertEqual(controls[made[0]].label, "base-lr_0.001")
+        self.assertIsNone(controls[made[2]])
+        table = tables.difference_table(made[:3], {g: controls[g] for g in made[:3]})
+        self.assertEqual(
+            [(row[0], row[1], row[3]) for row in table.rows],
+            [("closed-lr_0.001", "base-lr_0.001", "-0.310 [-0.335, -0.285] p=0.00035 n=3")],
+        )
+        named = comparing.choose_baselines(made, "closed")
+        self.assertEqual(named[made[1]].label, "closed-lr_0.001")
+        self.assertRaises(comparing.NoBaseline, comparing.choose_baselines, made, "open")
+        differs = make_sections(made, controls, [], studies)[0][1][0]
+        self.assertEqual(differs.rows, [["base (control)", "[]"], ["closed", "[{position: value}]"]])
+
+    def test_a_damaged_study_is_reported_by_file_and_line(self):
+        self.run_of("base0.001", 6.0)
+        for text, message in (
+            ('{"name": "s",\n "trials": 5}', "s.study.json:2: trials: a list is expected"),
+            ('{"trials": [{"hash": {}, "group": "g", "variant": "v"}]}', "s.study.json:1: hash: text is expected"),
+            ("[]", "s.study.json:1: a JSON object is expected"),
+            ('{"name": ', "s.study.json:1:10: Expecting value"),
+        ):
+            with self.subTest(message), contextlib.redirect_stderr(io.StringIO()) as said:
+                shapes.WARNED.clear()
+                studies = self.write_study(text)
+                made = groups.group_runs(read_runs([self.root]), paper.load(), study.places_of(studies))
+                self.assertIn(message, said.getvalue())
+                self.assertEqual([g.place for g in made], [None])
+                self.assertEqual([s.table() for s in studies], [None])
+
+    def test_a_table_is_also_latex_and_csv(self):
+        names = ["a_b & 50% #1 $x$ {y} \\input{z}", "[2] ~^<>|\"'` *", "é 中 \u202e", "=1+1", "-x--y"]
+        table = tables.Table(
+            "A title\nwith \\end{tabular}",
+            [("", ["variant"]), ("ours", ["Δ loss", "PPL"])],
+            [[name, "-0.310 ± 0.010", "-"] for name in names],
+            ["n < 3 & more"],
+            bold={(0, 1)},
+        )
+        text = exports.tabular(table)
+        body = [line for line in text.splitlines() if not line.startswith("%")]
+        self.assertEqual(body[0], r"\begin{tabular}{@{}lrr@{}}")
+        self.assertEqual(body[2:5], [
+            r"\multicolumn{1}{c}{} & \multicolumn{2}{c}{ours} \\",
+            r"\cmidrule(lr){2-3}",
+            r"variant & $\Delta$ loss & PPL \\",
+        ])  # fmt: skip
+        self.assertEqual(
+            body[6],
+            r"a\_b \& 50\% \#1 \$x\$ \{y\} \textbackslash{}input\{z\} & \textbf{$-$0.310 $\pm$ 0.010} & -- \\",
+        )
+        self.assertEqual(
+            body[7].split(" & ")[0],
+            r"{[}2{]} \textasciitilde{}\textasciicircum{}\textless{}\textgreater{}\textbar{}{\char34}"
+            r"\textquotesingle{}\textasciigrave{} {*}",
+        )
+        self.assertEqual(body[8].split(" & ")[0], r"é \texttt{U+4E2D} \texttt{U+202E}")
+        self.assertEqual(body[10].split(" & ")[0], r"-x-{}-y")
+        for line in body:  # nothing is left open, and every row has three cells
+            bare = re.sub(r"\\[\\{}&$]", "", line)
+            self.assertEqual(bare.count("{"), bare.count("}"), line)
+            self.assertEqual(bare.count("$") % 2, 0, line)
+        self.assertEqual({re.sub(r"\\&", "", line).count("&") for line in body[6:11]}, {2})
+        self.assertEqual(text.count("\n% "), 1)  # the note; the title stays on its line
+        csv_rows = exports.csv_text(*exports.shown_cells(table)).splitlines()
+        self.assertEqual(csv_rows[0], "variant,ours: Δ loss,ours: PPL")
+        self.assertEqual(csv_rows[4], "'=1+1,-0.310 ± 0.010,-")  # no formula
+
+    def test_numbers_of_a_csv_are_not_rounded(self):
+        self.three_seeds()
+        _, made = self.grouped()
+        headings, rows = exports.overview_numbers(made)
+        base = dict(zip(headings, next(r for g, r in zip(made, rows) if g.variant == "plain")))
+        self.assertEqual((base["n"], base["ppl"], base["ppl_std"]), ("3", "6.1", "0.1"))
+        self.assertEqual(base["gate_score"], "")
+        headings, rows = exports.difference_numbers(made, comparing.choose_baselines(made))
+        found = [dict(zip(headings, row)) for row in rows]
+        ppl = next(r for r in found if r["measure"] == "ppl" and float(r["mean_difference"]) < -0.3)
+        self.assertAlmostEqual(float(ppl["mean_difference"]), -0.31)
+        self.assertAlmostEqual(float(ppl["p"]), 1 - 0.31 * math.sqrt(3) / 0.01 / math.sqrt(2 + 3 * 31**2))
+        self.assertEqual((ppl["pairs"], float(ppl["low_95"]) < -0.33), ("3", True))
+        self.assertEqual(len(exports.run_numbers(made)[1]), 9)
+
+    def test_seeds_are_one_curve_with_a_band(self):
+        falling = lambda end: [5.0 - (5.0 - end) * i / 99 for i in range(100)]
+        for seed, end in ((1, 2.0), (2, 2.5), (3, 3.0)):
+            self.run_of("base", 6.0, seed=seed, losses=falling(end))
+        self.run_of("base", 9.0, seed=4, losses=falling(3.0)[:60] + [None])  # diverged
+        self.run_of("gate", 5.5, gate(), losses=falling(1.0))
+        runs, made = self.grouped()
+        looks.label_runs(runs, made)
+        found = curves.curves_of(runs, lambda run: run.series("loss"))
+        self.assertEqual(
+            [(c.label, c.aside, bool(c.spread)) for c in found],
+            [
+                ("baseline (3 of 4 seeds)", False, True),
+                ("_seed", True, False),
+                ("SDPA elementwise", False, False),
+            ],
+        )
+        self.assertAlmostEqual(found[0].y[-1], 2.5)
+        self.assertAlmostEqual(found[0].spread[-1], 0.5)
+        self.assertEqual([round(edge[-1], 9) for edge in found[0].edges()], [2.0, 3.0])
 
     def test_a_seed_in_a_name_is_one_with_a_separator(self):
         named = lambda *names: groups.common_name(
@@ -501,13 +711,27 @@ class Rows(Folder):
         self.assertEqual(self.cells(second, 7)["ours: Δ PPL"], "-")  # its baseline diverged
         self.assertEqual(self.cells(second, 12)["the paper's: PPL"], "diverged")
 
-    def test_many_groups_have_eight_colours(self):
-        for i in range(11):
+    def test_a_model_that_forms_sinks_stands_beside_the_table_about_sinks(self):
+        origin = "extends: ../sinks/base.yaml"
+        for seed in (1, 2, 3):
+            self.run_of("base", 6.0, experts=0, seed=seed, origin=origin)
+            self.run_of("gate", 5.5, gate(), experts=0, seed=seed, origin=origin)
+        self.run_of("small", 6.0, experts=0, lr=0.001)  # of no row: a dense model of another size
+        _, made = self.grouped()
+        self.assertEqual([g.rows for g in made], [["T4-01"], ["T4-02"], []])
+        table, *more = paper_tables.paper_tables(made, paper.load())
+        self.assertEqual(more, [])
+        self.assertTrue(table.title.startswith("Table 4, "))
+        self.assertEqual(self.cells(table, 2)["ours: F-Attn"], "0.250 ± 0.000")
+        self.assertEqual(self.cells(table, 2)["the paper's: F-Attn"], "0.048")
+
+    def test_many_groups_have_ten_colours(self):
+        for i in range(13):
             self.run_of(f"r{i}", 6.0, lr=0.001 + 0.001 * i)
         runs, made = self.grouped()
         looks.label_runs(runs, made)
-        self.assertEqual(sum(not r.grey for r in runs), 8)
-        self.assertEqual(len({r.colour for r in runs}), 9)
+        self.assertEqual(sum(not r.grey for r in runs), 10)
+        self.assertEqual(len({r.colour for r in runs}), 11)
         self.assertEqual(sorted(r.label for r in runs if r.grey), ["_other", "_other", "others (3)"])
 
     def test_a_page_without_pictures_says_what_is_not_there(self):
@@ -517,7 +741,7 @@ class Rows(Folder):
         with contextlib.redirect_stdout(io.StringIO()) as said:
             main("")
         self.assertIn("diverged", said.getvalue())
-        self.assertEqual(sorted(os.listdir(out)), ["report.html", "report.md"])
+        self.assertEqual(sorted(os.listdir(out)), ["report.html", "report.md", "tables"])
         text = files.read_text(os.path.join(out, "report.md"))
         self.assertIn(
             "no analysis of this run, so it is in no figure of layers and heads; sluice analyze", text
@@ -539,6 +763,134 @@ def row_named(file):
 
 
 @unittest.skipIf("SLUICE_BINARY" not in os.environ, "SLUICE_BINARY is not set")
+def write_evaluations(folder, more=0.0, gated=True):
+    """Three evaluations of two layers of two heads; layer 1, head 0 becomes a sink, for queries of other tokens alone."""
+    lines = []
+    for i, strength in enumerate((0.1, 0.5, 0.8 + more)):
+        heads = [
+            {
+                "first_token_attention_without_first_query": [0.125, 0.0625],
+                "first_token_attention_by_class": {"trigger": [0.1, 0.1], "other": [0.15, 0.05]},
+                "sink_share": [0.0, 0.0],
+            },
+            {
+                "first_token_attention_without_first_query": [strength, 0.25],
+                "first_token_attention_by_class": {"trigger": [0.02, 0.25], "other": [strength + 0.1, None]},
+                "sink_share": [1.0, 0.0],
+            },
+        ]
+        health = {
+            "below_0.05": 0.25,
+            "above_0.95": 0.125,
+            "shut_heads": 0.5,
+            "heads": {"below_0.05": [0.5, 0.0], "row_norm": [1.5, 2.5]},
+        }
+        layers = [
+            {
+                "heads": of_layer,
+                "value_norm_first": 1.0 - i / 4,
+                "value_norm_rest": 2.0,
+                "residual_max_first": 10.0 + 40 * i,
+                "residual_max_rest": 8.0,
+                "gates": [health] if gated else [],
+            }
+            for of_layer in heads
+        ]
+        layers[0]["gates"] = [{**health, "below_0.05": 0.75}] if gated else []
+        strongest = {
+            "layer": 1,
+            "head": 0,
+            "first_token_attention": strength,
+            "by_class": {"trigger": 0.02, "other": strength + 0.1},
+        }
+        classes = {
+            "trigger": {"loss": 0.25 / (i + 1), "share_likely": 0.9, "tokens": 40},
+            "other": {"loss": 1.5, "share_likely": 0.5, "tokens": 60},
+        }
+        lines.append(
+            {
+                "step": 250 * (i + 1) + 250,
+                "tokens": 2048 * (250 * (i + 1) + 250),
+                "sets": {
+                    "x": {"loss": 1.0, "bits_per_byte": 1.0, "classes": classes},
+                    "y": {"loss": 1.5, "bits_per_byte": 1.0},
+                },
+                "analysis": {
+                    "first_token_attention": 0.25,
+                    "layers": layers,
+                    "sinks": {
+                        "threshold": 0.3,
+                        "length": 64,
+                        "share": 0.25 + more,
+                        "share_leading": 0.5,
+                        "heads": 1,
+                        "of": 4,
+                        "strongest": strongest,
+                    },
+                },
+            }
+        )
+    write_text(folder, "eval.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+class Sinks(Folder):
+    def test_the_strongest_head_over_training_by_class(self):
+        write_evaluations(self.run_of("base", 6.0))
+        (run,), _ = self.grouped()
+        self.assertEqual(sinks.strongest(run.analysis["layers"]), (1, 0))
+        self.assertEqual(sinks.by_head(run.analysis["layers"])[(1, 1)], 0.25)
+        self.assertEqual(
+            sinks.head_series(run, (1, 0)), ([2048.0 * 500, 2048.0 * 750, 2048.0 * 1000], [0.1, 0.5, 0.8])
+        )
+        self.assertEqual(sinks.head_series(run, (1, 0), "trigger")[1], [0.02] * 3)
+        self.assertEqual(sinks.head_series(run, (1, 1), "other")[1], [])  # not counted
+        self.assertEqual(sinks.head_series(run, (5, 7))[1], [])
+        self.assertEqual(sinks.query_classes([run]), ["trigger", "other"])
+
+    def test_tables_of_sinks_classes_and_gates_are_means_over_seeds(self):
+        for seed, more in ((1, 0.0), (2, 0.1)):
+            write_evaluations(self.run_of("base", 6.0, gate(), seed=seed), more)
+        self.run_of("old", 6.0, lr=0.008)  # of a program that did not measure them
+        _, made = self.grouped()
+        table = sinks.sinks_table(made)
+        self.assertEqual(len(table.rows), 1)
+        row = dict(zip(table.headings, table.rows[0]))
+        self.assertEqual(row["Sink^0.3"], "30.0 % ± 7.1 %")
+        self.assertEqual(row["first 64 queries"], "50.0 % ± 0.0 %")
+        self.assertEqual(row["heads above 0.3"], "1 ± 0")
+        self.assertEqual(row["strongest head"], "85.0 % ± 7.1 %")
+        self.assertEqual(row["on trigger"], "2.0 % ± 0.0 %")
+        self.assertEqual(row["on other"], "95.0 % ± 7.1 %")
+        self.assertEqual(row["|v| first / others"], "0.250 ± 0.000")
+        self.assertEqual(row["largest residual, first"], "90 ± 0")
+        self.assertEqual(row["largest residual, others"], "8 ± 0")
+        table = sinks.classes_table(made)
+        self.assertEqual([r[:2] for r in table.rows], [["x", "trigger"], ["x", "other"]])
+        self.assertEqual(table.rows[0][3:5], ["0.0833 ± 0.0000", "90.0 % ± 0.0 %"])
+        table = sinks.gate_health_table(made)
+        self.assertEqual(
+            table.rows[0][1:],
+            [
+                "sdpa_output elementwise",
+                "50.0 %",
+                "75.0 %",
+                "12.5 %",
+                "12.5 %",
+                "2 of 4",
+                "1.5",
+                "2",
+                "2.5",
+            ],
+        )
+
+    def test_runs_without_these_measures_have_no_such_tables(self):
+        self.run_of("old", 6.0, gate())
+        _, made = self.grouped()
+        self.assertIsNone(sinks.sinks_table(made))
+        self.assertIsNone(sinks.classes_table(made))
+        self.assertIsNone(sinks.gate_health_table(made))
+
+
 class Configurations(Folder):
     def shown(self, path, name, origin):
         """A run that has not begun, of the configuration at path."""
@@ -614,7 +966,11 @@ class Pictures(Folder):
         } | {"mean_abs_before": 0.7, "mean_abs_after": 0.2}
         layer = {
             "first_token_attention": 0.3 + more,
-            "heads": {"first_token_attention": [0.3] * heads, "importance": [0.5] * heads},
+            "heads": {
+                "first_token_attention": [0.3] * heads,
+                "first_token_attention_without_first_query": [0.2, 0.9, 0.1, 0.1],
+                "importance": [0.5] * heads,
+            },
             "gates": gates,
             "attention_output": output,
             "imbalance": 0.1,
@@ -622,6 +978,7 @@ class Pictures(Folder):
         }
         arrays = {
             "attention_mean": (layers, maps, maps),
+            "attention_heads": (layers, heads, maps, maps),
             "value_norms": (layers, 2, tokens),
             "query_pca": (layers, heads, 2 * maps, 2),
             "key_pca": (layers, 2, 2 * maps, 2),
@@ -660,7 +1017,7 @@ class Pictures(Folder):
         self.assertEqual([round(v, 9) for v in pick.values("first_token_attention")[1]], [0.4, 0.4])
         self.assertAlmostEqual(pick.seeds.spreads[0]["first_token_attention"], 0.1)
         self.assertAlmostEqual(pick.layers[1]["gates"][0]["mean"], 0.3)
-        self.assertTrue(pick.name.endswith("(n=3)"))
+        self.assertTrue(pick.name.endswith("(3 seeds)"))
         figure = plots_paper.plot_first_token(made)
         self.assertEqual(len(figure.axes[0].collections), 1)  # the band
         plt.close(figure)
@@ -672,6 +1029,31 @@ class Pictures(Folder):
                 self.assertIn("gate on value only", axis.lines[0].get_label())
             plt.close(figure)
 
+    def test_the_strongest_heads_of_seeds_are_one_line_with_a_band(self):
+        import matplotlib.pyplot as plt
+        from sluice.reporting import plots_sinks
+
+        for seed, more in ((1, 0.0), (2, 0.1)):
+            write_evaluations(self.run_of("base", 6.0, gate(), seed=seed), more)
+        runs, made = self.grouped()
+        looks.label_runs(runs, made)
+        figure = plots_sinks.plot_heads(made)
+        (axis,) = figure.axes
+        thick = [line for line in axis.lines if line.get_linewidth() == 2.4]
+        self.assertEqual(len(thick), 1)
+        self.assertAlmostEqual(thick[0].get_ydata()[-1], 0.85)
+        self.assertEqual(len(axis.collections), 1)  # the band, of all queries
+        self.assertIn("strongest of each of 2 seeds", axis.get_title())
+        plt.close(figure)
+
+    def test_heads_that_share_a_gate_have_no_importance(self):
+        from sluice.reporting import plots_heads
+
+        layers = [{"heads": {"importance": row}} for row in ([0.5, 0.25], [0.75, 1.0])]
+        self.assertEqual(plots_heads.importance(layers), [[0.5, 0.25], [0.75, 1.0]])
+        layers[1]["heads"]["importance"] = [None, None]
+        self.assertIsNone(plots_heads.importance(layers))
+
     def test_every_picture_is_drawn(self):
         import matplotlib.pyplot as plt
         from sluice.reporting import figures
@@ -682,7 +1064,9 @@ class Pictures(Folder):
             self.run_of(
                 f"gate{lr}", 5.9, gate(), lr=lr, losses=[3.0] * 60 + [9.0] * 40 if lr > 0.004 else None
             )
-        self.analyse(self.run_of("gate", 5.8, gate(), seed=2), True)
+        folder = self.run_of("gate", 5.8, gate(), seed=2)
+        self.analyse(folder, True)
+        write_evaluations(folder)
         runs, made = self.grouped()
         looks.label_runs(runs, made)
         self.assertEqual(
@@ -695,6 +1079,11 @@ class Pictures(Folder):
                 figure = draw()
                 if figure is None:
                     continue
+                self.assertIsNone(figure._suptitle, name)  # captions stand in the page
+                title = figure.axes[0].get_title().replace("\n", " ")  # one panel alone has none, or the variant's name
+                self.assertTrue(
+                    len(figure.axes) > 1 or not title or any(title.startswith(g.label) for g in made), name
+                )
                 if name == "figure2_maps":  # writing takes longer than drawing: one must do
                     picture = io.BytesIO()
                     figure.savefig(picture, dpi=20)
@@ -710,6 +1099,8 @@ class Pictures(Folder):
             "figure5_shares",
             "figure6_maxima",
             "figure7_gate_layers",
+            "sink_heads",
+            "sink_map",
             "heads_importance",
             "heads_importance_by_set",
             "value_norms",

@@ -43,6 +43,38 @@ void write_run(const std::string& path, bool gates, const std::string& tail) {
 
 }  // namespace
 
+TEST_CASE("a report has losses by position and RULER beside the paper's table", "[report]") {
+  TemporaryFolder folder;
+  write_run(folder / "long", false, "");
+  write_bytes(
+      folder / "long/eval.jsonl",
+      R"({"step": 200, "tokens": 20000, "sets": {"kjv": {"loss": 1.5, "tokens": 9, "by_position": [)"
+      R"({"from": 0, "to": 64, "loss": 2, "tokens": 4}, {"from": 64, "to": 100, "loss": 1, "tokens": 5}]}},)"
+      R"( "ruler": [{"task": "niah_single_1", "length": 256, "samples": 4, "accuracy": 0.5, "loss": 9}]})"
+      "\n");
+  std::filesystem::create_directories(folder / "long/ruler");
+  write_bytes(
+      folder / "long/ruler/step_00000200.json",
+      R"({"step": 200, "yarn": 1.0, "cells": [{"task": "vt", "length": 4096, "samples": 2, "score": 33.3}],)"
+      R"( "average": {"4096": 33.3}, "depths": [{"task": "niah_single_1", "length": 4096, "depth": 50,)"
+      R"( "samples": 2, "score": 50}]})");
+  write_bytes(folder / "long/ruler/step_00000300.json", "torn");
+  const int code = report(folder, fmt::format("{} -o {}", folder / "long", folder / "page"));
+  const std::string out = io::read_file(folder / "out");
+  if (out.find("matplotlib is missing") != std::string::npos) {
+    WARN("skipped: no Python with matplotlib");
+    return;
+  }
+  INFO(out);
+  REQUIRE(code == 0);
+  for (const char* name : {"loss_by_position", "ruler_depths", "ruler_choice"})
+    CHECK(io::exists(folder / "page/" + name + ".svg"));
+  CHECK(io::read_file(folder / "page/tables/ruler.csv").find("vt,33.3") != std::string::npos);
+  CHECK(io::read_file(folder / "page/tables/ruler.csv").find("the paper's 1.7B gate, trained at 32k\"") !=
+        std::string::npos);
+  CHECK_THAT(io::read_file(folder / "page/tables/ruler.csv"), Catch::Contains("90.6"));
+}
+
 TEST_CASE("a report of two runs has the table, the plots and one page", "[report]") {
   TemporaryFolder folder;
   write_run(folder / "plain", false, "{\"schema\":1,\"st");  // truncated, as a killed run leaves it
@@ -68,8 +100,13 @@ TEST_CASE("a report of two runs has the table, the plots and one page", "[report
     ++pictures;
   }
   CHECK(pictures == 9);
-  CHECK(page.find("src=\"http") == std::string::npos);      // it needs nothing else
-  CHECK(io::list_directory(folder / "page").size() == 11);  // the pictures, report.html, report.md
+  CHECK(page.find("src=\"http") == std::string::npos);  // it needs nothing else
+  // Nine pictures in three formats, report.html, report.md and the folder of the tables.
+  CHECK(io::list_directory(folder / "page").size() == 3 * 9 + 3);
+  for (const char* name : {"overview.csv", "overview.tex", "differences_to_the_control.csv"})
+    CHECK(io::exists(folder / "page/tables/" + name));
+  CHECK(io::read_file(folder / "page/train_loss.pdf").find("%PDF") == 0);
+  CHECK_THAT(io::read_file(folder / "page/train_loss.svg"), Catch::Contains("</svg>"));
 
   // A run that has just started.
   std::filesystem::remove(folder / "plain/eval.jsonl");

@@ -5,6 +5,7 @@ relative to where the user stands. Standard library alone; MPI, and where nothin
 small shell scripts.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,16 +20,20 @@ SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)
 from sluice import launching as launch
 from sluice import program as sluice_program
+from sluice import sink_words
 from sluice import split_text as split
 from sluice.sweeping import slurm, sweep_file
 from sluice.sweeping.plan import Mistake
 
-# Stands in for the program. tokenize copies the text; train keeps a file of the run folder; config show --json prints run_dir.
+# Stands in for the program. tokenize copies the text; synthesize names the text that it was given; train keeps a file of the run folder; config show --json prints run_dir.
 PROGRAM = r"""#!/bin/bash
 for a; do case $a in run_dir=*) run=${a#*=} ;; data.train=*) text=$a ;; esac; done
 case $1 in
   tokenize) cp "$2" "$4.bin"; echo >"$4.idx" ;;
-  train) mkdir -p "$run"; echo "$text" >"$run/text" ;;
+  synthesize)
+    while [ $# -gt 0 ]; do case $1 in -o) out=$2 ;; --text) of=$2 ;; esac; shift; done
+    echo '{"synthetic": {"parameters": {"triggers": [97, 98, 99]}}}' >"$out.json"; cp "$of" "$out.bin"; echo >"$out.idx" ;;
+  train) mkdir -p "$run"; echo "$text" >"$run/text"; echo "$@" >"$run/arguments" ;;
   config) shift 2
     for a in "${@:2}"; do [[ $a == *=* || $a == --json ]] || { echo "$a is not key=value" >&2; exit 64; }; done
     echo "{\"run_dir\": \"${run:-runs/default}\"}" ;;
@@ -178,8 +183,65 @@ class Quickstart(Folder):
         made = self.quickstart(text)
         self.assertEqual(
             sorted(os.listdir(self.path("data", made))),
-            ["train.bin", "train.idx", "train.txt", "validation.bin", "validation.idx", "validation.txt"],
+            sorted(
+                [f"{split}.{end}" for split in ("train", "validation") for end in ("bin", "idx", "txt")]
+                + [f"task.{end}" for end in ("bin", "idx", "json", "log")]
+            ),
         )
+
+    def test_the_task_is_made_of_the_text_and_its_triggers_are_measured(self):
+        text = self.write("a.txt", "zebra quagga\n" * 2000)
+        made = self.quickstart(text)
+        self.assertIn(b"zebra", self.read("data", made, "task.bin"))
+        for model, configuration in (("baseline", "base"), ("gated", "gated")):
+            given = self.read("runs", f"quickstart-{made}", "sinks", model, "arguments").decode()
+            self.assertIn(f"configs/sinks/{configuration}.yaml", given)
+            self.assertIn(f"data/{made}/task}}", given)
+            self.assertIn("tokens: [97, 98, 99]", given)
+
+
+class SinkWords(Folder):
+    def run_with(self, name, share, ratio=0.04):
+        record = {
+            "analysis": {
+                "sinks": {
+                    "threshold": 0.3,
+                    "strongest": {
+                        "layer": 0,
+                        "first_token_attention": 0.6 * share,
+                        "by_class": {"trigger": 0.001, "other": share},
+                    },
+                },
+                "layers": [{"value_norm_first": ratio, "value_norm_rest": 1.0}],
+            },
+            "sets": {"backcopy": {"classes": {"trigger": {"loss": 0.25}, "other": {"loss": 1.5}}}},
+        }
+        self.write(f"{name}/eval.jsonl", json.dumps(record) + "\n" + '{"analysis": {"sin')
+        return self.path(name)
+
+    def said(self, *shares):
+        return "\n".join(sink_words.words(*(self.run_with(f"run{i}", s) for i, s in enumerate(shares))))
+
+    def test_says_what_was_measured_and_no_more(self):
+        text = self.said(0.9, 0.1)
+        self.assertRegex(text, r"nothing to copy +90\.0% +10\.0%")
+        self.assertRegex(text, r"others' = 1 +0\.040 +0\.040")
+        self.assertRegex(text, r"elsewhere +1\.500 +1\.500")
+        self.assertIn("emptied: an attention sink. The gate can close the head instead", text)
+        self.assertIn("the gate did not remove it", self.said(0.9, 0.8))
+        for gated in (0.1, 0.9):
+            self.assertIn("No sink has formed in the plain model", self.said(0.2, gated))
+
+    def test_a_value_that_is_not_small_is_not_called_emptied(self):
+        runs = self.run_with("a", 0.9, ratio=0.8), self.run_with("b", 0.1)
+        self.assertNotIn("emptied", "\n".join(sink_words.words(*runs)))
+
+    def test_damaged_evaluations_are_said_to_have_measured_nothing(self):
+        sound = self.run_with("sound", 0.9)
+        for content in ("", "[]\n", '{"analysis": {"sinks": []}}\n', '{"analysis": {"sinks": {"strongest": 3}}}\n'):
+            self.write("damaged/eval.jsonl", content)
+            self.assertIn("did not measure sinks", "\n".join(sink_words.words(sound, self.path("damaged"))))
+        self.assertIn("did not measure sinks", "\n".join(sink_words.words(self.path("nowhere"), sound)))
 
 
 class Launch(Folder):
@@ -508,6 +570,61 @@ class Style(Folder):
         self.assertIn(b"?? b.h", status)  # the index is left alone
 
 
+# Play fuzz programs: one that finds nothing, and one that keeps an input.
+SOUND = """#!/bin/sh
+echo "#80 DONE cov: 321 ft: 400 corp: 17/2Kb exec/s: 40 rss: 50Mb"
+echo "stat::number_of_executed_units: 80"
+echo "stat::average_exec_per_sec:     40"
+"""
+BROKEN = """#!/bin/sh
+for a; do case $a in -artifact_prefix=*) prefix=${a#*=} ;; -*) ;; *) last=$a ;; esac; done
+ls "$last" >seen
+echo bytes >"${prefix}crash-12"
+echo "FINDING: a token lies outside its document"
+echo "Test unit written to ${prefix}crash-12"
+exit 77
+"""
+
+
+class Fuzz(Folder):
+    def setUp(self):
+        super().setUp()
+        self.write("scripts/fuzz", "")
+        shutil.copy(os.path.join(SCRIPTS, "fuzz"), self.path("scripts", "fuzz"))
+        self.write("scripts/setup", "#!/bin/sh\n", executable=True)
+        for name, program in (("sound", SOUND), ("broken", BROKEN)):
+            self.write(f"tests/fuzz/{name}.cpp", "")
+            self.write(f"tests/fuzz/seeds/{name}/first", "seed")
+            self.write(f"build-fuzz/fuzz_{name}", program, executable=True)
+
+    def fuzz(self, *arguments):
+        return subprocess.run(
+            [self.path("scripts", "fuzz"), *arguments], capture_output=True, text=True, cwd=self.root
+        )
+
+    def test_a_finding_is_named_with_its_input_and_fails(self):
+        done = self.fuzz("--seconds", "1")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stdout, r"sound +80 +40 +321 +17 +0")
+        self.assertIn("broken: FINDING: a token lies outside its document", done.stdout)
+        kept = self.path("build-fuzz/findings/broken-crash-12")
+        self.assertIn(f"input: {os.path.realpath(kept)}", done.stdout)
+        self.assertEqual(self.read(kept), b"bytes\n")
+        self.assertEqual(self.read("seen"), b"first\n")
+        self.assertIn("2 programs, 80 executions, 1 findings", done.stdout)
+
+    def test_no_finding_is_success_and_one_program_can_be_chosen(self):
+        done = self.fuzz("--only", "sound")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("broken", done.stdout)
+
+    def test_a_program_that_ends_without_a_word_is_a_finding(self):
+        self.write("build-fuzz/fuzz_sound", "#!/bin/sh\nexit 3\n", executable=True)
+        done = self.fuzz("--only", "sound")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("exit code 3", done.stdout)
+
+
 class Help(unittest.TestCase):
     def test_every_command_says_what_it_does(self):
         for name in sorted(os.listdir(SCRIPTS)):
@@ -527,7 +644,7 @@ class Build(Folder):
     def test_a_preset_that_is_none_is_refused_with_the_list(self):
         done = subprocess.run([os.path.join(SCRIPTS, "build"), "fast"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 64)
-        for preset in ("release", "debug", "asan", "tsan", "cuda", "emulated"):
+        for preset in ("release", "debug", "asan", "tsan", "cuda", "emulated", "fuzz"):
             self.assertIn(f"  {preset} ", done.stderr)
 
 

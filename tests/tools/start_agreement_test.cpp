@@ -5,17 +5,19 @@
 #include <sys/stat.h>
 
 #include "comm/collective_errors.h"
-#include "comm/mpi.h"
 #include "comm/threads.h"
 #include "core/build_id.h"
 #include "core/cpu_features.h"
 #include "run/run.h"
+#include "support/no_mpi.h"
 #include "tools/tiny_run.h"
 
 namespace sluice {
 namespace {
 
 using Catch::Contains;
+using test::count_of;
+using test::no_mpi;
 using test::Outcome;
 using test::Program;
 using test::TinyRun;
@@ -53,18 +55,6 @@ Outcome mixed(const TinyRun& t, const Words& first, const Words& second, const W
   all.insert(all.end(), program.begin(), program.end());
   all.insert(all.end(), second.begin(), second.end());
   return Program(t.folder.path, all, {}, 1).wait();
-}
-
-bool no_mpi() {
-  if (built_with_mpi() && std::system("command -v mpirun >/dev/null") == 0) return false;
-  WARN("skipped: no MPI");
-  return true;
-}
-
-size_t times(const std::string& text, const std::string& part) {
-  size_t count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
 }
 
 }  // namespace
@@ -150,7 +140,7 @@ TEST_CASE("all differences and errors of single ranks are in one message", "[ran
   INFO(error);
   for (const char* key : {"train.seed: ", "optimizer.lr: ", "parallel.zero_stage: "})
     CHECK_THAT(error, Contains(std::string("ranks do not agree on ") + key));
-  CHECK_THAT(error, Contains("nothing was trained"));
+  CHECK_THAT(error, Contains("nothing was computed"));
 
   error = started_apart(t, {"data.train=[{name: tiny, path: absent}]"}, code);
   CHECK_THAT(error, Contains("rank 1 (host ") && Contains("absent"));
@@ -193,7 +183,7 @@ TEST_CASE(
   const auto check = [&](const Outcome& outcome, int code, const std::string& text) {
     INFO(outcome.out << outcome.err);
     CHECK(outcome.code == code);
-    CHECK(times(outcome.err, text) == 1);
+    CHECK(count_of(outcome.err, text) == 1);
     CHECK(!io::exists(t.run));
   };
   check(mixed(t, same, with("train.seed=8")), 64, "ranks do not agree on train.seed: 1234 on rank 0 (host ");
@@ -215,6 +205,54 @@ TEST_CASE(
   io::write_file_atomic(other, bytes);
   REQUIRE(chmod(other.c_str(), 0755) == 0);
   check(mixed(t, same, same, {other}), 64, "ranks do not agree on the program: sluice ");
+}
+
+TEST_CASE(
+    "an analysis of ranks with different checkpoints, keys or data is refused before anything is written",
+    "[ranks][agreement]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  const std::string other = t.folder / "other";
+  REQUIRE(t.train().code == 0);
+  REQUIRE(t.train({"run_dir=" + other, "train.seed=8"}).code == 0);
+  const auto analyze = [&](const std::string& run, const Words& more) {
+    Words words = {"analyze", run, "-o", t.folder / "analysis"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  struct Case {
+    std::string run;
+    Words more;
+    int code;
+    std::string text;
+  };
+  const std::string data = "held_out=" + t.folder / "train";
+  const Case cases[] = {
+      {t.run, {"data.seq_len=8"}, 64, "ranks do not agree on data.seq_len: 16 on rank 0 (host "},
+      {t.run, {"--tokens", "64"}, 64, "ranks do not agree on --tokens: 16384 on rank 0 (host "},
+      {t.run,
+       {"--data", data},
+       65,
+       "ranks do not agree on the contents of the validation set held_out: 503 tokens, "},
+      {t.run,
+       {"--data", data, "--data", "more=" + t.folder / "train"},
+       64,
+       "ranks do not agree on the validation sets (--set, --data): held_out on rank 0 (host "},
+      {other, {}, 64, "ranks do not agree on the checkpoint: step 8, manifest xxh3:"},
+      {t.folder / "absent", {}, 66, "rank 1 (host "}};
+  for (const auto& [run, more, code, text] : cases) {
+    const Outcome outcome = mixed(t, analyze(t.run, {}), analyze(run, more));
+    INFO(text << "\n" << outcome.out << outcome.err);
+    CHECK(outcome.code == code);
+    CHECK(count_of(outcome.err, text) == 1);
+    CHECK(!io::exists(t.folder / "analysis"));
+  }
+  // A copy of the run elsewhere is no difference.
+  std::filesystem::copy(t.run, t.folder / "copy", std::filesystem::copy_options::recursive);
+  const Outcome same = mixed(t, analyze(t.run, {}), analyze(t.folder / "copy", {"train.threads=2"}));
+  INFO(same.out << same.err);
+  CHECK(same.code == 0);
+  CHECK(io::exists(t.folder / "analysis/analysis.json"));
 }
 
 TEST_CASE("a rank whose peer never initialises MPI does not wait forever", "[ranks][agreement]") {

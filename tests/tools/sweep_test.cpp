@@ -87,6 +87,61 @@ TEST_CASE("a sweep announces its trials, trains each once, and reports the resul
   CHECK_THAT(foreign.out, Contains("is another training's: its configuration has the hash other"));
 }
 
+TEST_CASE("variants of a sweep have names, a control, and analyses in the report", "[sweep]") {
+  if (no_python()) return;
+  const Sweeps s;
+  const std::string head =
+      "base: tiny.yaml\nresources: {slots: 2, threads: 1}\ncontrol: plain\nvariants:\n"
+      "  plain: {model.attention.gates: []}\n"
+      "  headwise:\n    model: {attention: {gates: [{position: sdpa_output, granularity: headwise}]}}\n";
+  s.write(head + "seeds: [1, 2, 3]\n");
+  const auto plan = s.sweep("plan");
+  INFO(plan.out);
+  REQUIRE(plan.code == 0);
+  CHECK_THAT(plan.out, Contains("plain (control)  []") &&
+                           Contains("headwise         [{position: sdpa_output, granularity: headwise}]") &&
+                           Contains("headwise-s3") && Contains("6 trials: 6 waiting"));
+
+  const auto early = s.sweep("analyze");
+  CHECK(early.code == 0);
+  CHECK_THAT(early.out, Contains("0 analyzed now, 0 before, 0 failed; 6 of 6 trials are not finished"));
+  const auto run = s.sweep("run");
+  INFO(run.out);
+  REQUIRE(run.code == 0);
+  CHECK_THAT(run.out, Contains("control: plain") && Contains(" n=3"));
+
+  // A trial whose checkpoints are gone is named; the others have their analyses, which are not made twice.
+  std::string lost;
+  for (const std::string& name : io::list_directory(s.output))
+    if (name.find("headwise-s2-") == 0) lost = s.output + "/" + name;
+  std::filesystem::rename(lost + "/ckpt", s.folder / "kept");
+  const auto failing = s.sweep("analyze");
+  INFO(failing.out);
+  CHECK(failing.code == 66);
+  CHECK_THAT(failing.out, Contains("headwise-s2  analysis failed: exit status 66") &&
+                              Contains("5 analyzed now, 0 before, 1 failed"));
+  std::filesystem::rename(s.folder / "kept", lost + "/ckpt");
+  const auto again = s.sweep("analyze");
+  INFO(again.out);
+  CHECK(again.code == 0);
+  CHECK_THAT(again.out, Contains("1 analyzed now, 5 before, 0 failed"));
+  CHECK(io::exists(lost + "/analysis/analysis.json"));
+
+  const std::string report = "SLUICE=" + std::string(std::getenv("SLUICE_BINARY")) +
+                             " " SLUICE_SOURCE_DIR "/scripts/report " + s.output + " --tables-only -o " +
+                             (s.folder / "page") + " >" + (s.folder / "said") + " 2>&1";
+  REQUIRE(WEXITSTATUS(std::system(report.c_str())) == 0);
+  const std::string page = io::read_file(s.folder / "page/report.md");
+  CHECK_THAT(page, Contains("| plain (control) | [] |") && Contains("| headwise | plain |"));
+  CHECK(page.find("no analysis of this run") == std::string::npos);
+  CHECK_THAT(io::read_file(s.folder / "page/tables/differences_to_the_control.csv"),
+             Contains("headwise,plain,loss,3,"));
+
+  // With a grid, every variant has every value, and is compared with the control at the same one.
+  s.write(head + "grid: {optimizer: {lr: [1e-2, 3e-3]}}\n");
+  CHECK_THAT(s.sweep("plan").out, Contains("plain-lr_1e-2") && Contains("headwise-lr_3e-3"));
+}
+
 TEST_CASE("a sweep's trials end by a rule or a failure, and are repeated only on request", "[sweep]") {
   if (no_python()) return;
   const Sweeps s;
@@ -223,6 +278,25 @@ TEST_CASE("an invalid sweep file is refused with its line", "[sweep]") {
       {base + "seeds: *one\n", "s.yaml:2:8: not valid YAML: the referenced anchor is not defined"},
       {base + "base: tiny.yaml\n", "s.yaml:2:1: duplicate key base; it is also given at"},
       {base + "set: {train.max_steps: 0}\n", "s.yaml:1: tiny has no length"},
+      {base + "set: {train: {seed: 4}}\n", "s.yaml:2:21: train.seed: give the list `seeds` instead"},
+      {base + "set: {train: {max_steps: 4}, train.max_steps: 5}\n",
+       "s.yaml:2:47: train.max_steps is given twice"},
+      {base + "variants: [a, b]\n", "s.yaml:2:11: variants is a map of names"},
+      {base + "variants: {}\n", "s.yaml:2:11: variants is a map of names"},
+      {base + "variants:\n  a/b: {}\n", "s.yaml:3:8: the name 'a/b' of a variant"},
+      {base + "variants:\n  ..: {}\n", "s.yaml:3:7: the name '..' of a variant"},
+      {base + "variants:\n  a: {}\n  a: {}\n", "s.yaml:4:3: duplicate key"},
+      {base + "variants:\n  a: {}\n  A: {train.max_steps: 3}\n",
+       "s.yaml:4:6: the variants a and A differ in upper and lower case alone"},
+      {base + "variants:\n  a: 5\n", "s.yaml:3:6: the variant a holds `key: value` pairs"},
+      {base + "variants:\n  a: {}\n  b: {optimizer.lrr: 1}\n", "unknown key optimizer.lrr; did you mean lr?"},
+      {base + "variants:\n  a: {optimizer: {lr: 1}}\ngrid: {optimizer.lr: [1, 2]}\n",
+       "s.yaml:3:23: optimizer.lr stands in grid, too"},
+      {base + "variants:\n  a: {}\n  b: {train: {seed: 4}}\n", "train.seed: give the list `seeds` instead"},
+      {base + "variants:\n  a: {}\n  b: {optimizer.beta1: 0.9}\n",
+       "s.yaml:4:6: the variant b is the same training as a"},
+      {base + "variants: {a: {}}\ncontrol: b\n", "s.yaml:3:10: control: there is no variant b; there are: a"},
+      {base + "control: b\n", "s.yaml:2:10: control is the name of a variant, and the file has no variants"},
   };
   for (const auto& [text, message] : wrong) {
     INFO(text);
@@ -240,9 +314,11 @@ TEST_CASE("every shipped sweep plans", "[sweep]") {
   if (no_python()) return;
   const Sweeps s;
   int files = 0;
-  for (const std::string& name : io::list_directory(SLUICE_SOURCE_DIR "/configs/sweeps")) {
-    if (name.find(".yaml") == std::string::npos) continue;
-    const auto said = s.run("plan " SLUICE_SOURCE_DIR "/configs/sweeps/" + name);
+  std::vector<std::string> sweeps;
+  for (const std::string& name : io::list_directory(SLUICE_SOURCE_DIR "/configs/sweeps"))
+    if (name.find(".yaml") != std::string::npos) sweeps.push_back("sweeps/" + name);
+  for (const std::string& name : sweeps) {
+    const auto said = s.run("plan " SLUICE_SOURCE_DIR "/configs/" + name);
     INFO(name << "\n" << said.out);
     CHECK(said.code == 0);
     ++files;

@@ -5,6 +5,21 @@
 
 namespace sluice::test {
 
+inline nlohmann::json status_of(const std::string& run) {
+  return nlohmann::json::parse(io::read_file(run + "/status.json"));
+}
+
+inline std::string step_folder(const std::string& run, int64_t step) {
+  return fmt::format("{}/ckpt/step_{:08}", run, step);
+}
+
+/// How often a text contains a part.
+inline int64_t count_of(const std::string& text, const std::string& part) {
+  int64_t n = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
 struct TinyRun {
   TemporaryFolder folder;
   std::string config = folder / "tiny.yaml", run = folder / "run";
@@ -54,7 +69,7 @@ struct TinyRun {
   }
   /// Weights, moments and state of a checkpoint, without times.
   std::string bits(const std::string& run_folder, int64_t step) const {
-    const std::string path = fmt::format("{}/ckpt/step_{:08}", run_folder, step);
+    const std::string path = step_folder(run_folder, step);
     nlohmann::json state = nlohmann::json::parse(io::read_file(path + "/state.json"));
     state.erase("seconds");
     return io::read_file(path + "/model.safetensors") + io::read_file(path + "/optim.safetensors") +

@@ -7,16 +7,14 @@ Needs torch, transformers and safetensors. Run again only when a golden is to ch
 from __future__ import annotations
 
 import json
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .. import program
+from . import tiny_qwen3
+from .tiny_qwen3 import GOLDEN, VERSIONS, torch, transformers
 
 try:
-    import torch
-    import transformers
     from safetensors import safe_open
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
     from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
@@ -26,8 +24,6 @@ except ImportError as error:
         f"make_goldens_qwen3_moe: {error}; run this with a Python that has it: {sys.executable} does not"
     )
 
-GOLDEN = pathlib.Path(program.ROOT) / "tests" / "golden"
-VERSIONS = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
 GRID = 4096  # inputs are multiples of 1/4096, so that short integers carry them exactly
 
 SIZES = {
@@ -60,26 +56,10 @@ def margin(router: torch.Tensor, x: torch.Tensor) -> float:
     return (p[:, SIZES["num_experts_per_tok"] - 1] - p[:, SIZES["num_experts_per_tok"]]).min().item()
 
 
-def write_folder() -> None:
-    folder = GOLDEN / "qwen3_moe_tiny"
+def write_model() -> None:
     # Layer 1 is dense.
     config = transformers.Qwen3MoeConfig(
-        **SIZES,
-        vocab_size=32,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        rope_theta=10000.0,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
-        attention_bias=False,
-        initializer_range=0.2,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        mlp_only_layers=[1],
+        **{**tiny_qwen3.SIZES, **SIZES}, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1]
     )
     eager(config)
     seed = 0
@@ -89,32 +69,20 @@ def write_folder() -> None:
         seen = []
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if parameter.dim() == 1:  # norms start at one; change them so that they have an effect
-                    parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+                tiny_qwen3.change_norm(parameter)
                 if name.endswith("mlp.gate.weight"):
                     parameter.normal_(std=1.0)
             mlp = model.model.layers[0].mlp
             mlp.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
-            ids = torch.randint(0, 32, (1, 12))
-            logits = model(ids).logits[0]
-        if margin(mlp.gate.weight, seen[0][0]) > 0.02:
+            tokens = tiny_qwen3.some_tokens()
+            logits = model(tokens).logits[0]
+        least = margin(mlp.gate.weight, seen[0][0])
+        if least > 0.02:
             break
         seed += 1
-    with torch.no_grad():
-        # The same arithmetic in f64 shows how far f32 rounding reaches.
-        logits_f64 = model.double()(ids).logits[0]
-    model.float().save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
+    folder = tiny_qwen3.write_folder("qwen3_moe_tiny", model, tokens, logits, margin=least)
     with safe_open(folder / "model.safetensors", "pt") as weights:
         assert "model.layers.0.mlp.experts.5.down_proj.weight" in weights.keys(), sorted(weights.keys())  # noqa: SIM118
-    golden = {
-        "input_ids": ids[0].tolist(),
-        "logits_f64": logits_f64.tolist(),
-        "f32_error": (logits.double() - logits_f64).abs().max().item(),
-        "margin": margin(mlp.gate.weight, seen[0][0]),
-        **VERSIONS,
-    }
-    (folder / "logits.json").write_text(json.dumps(golden) + "\n")
 
 
 def per_expert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -180,7 +148,7 @@ def main() -> None:
     if {"-h", "--help"} & set(sys.argv):
         print(__doc__)
         return
-    write_folder()
+    write_model()
     keep_f64()
     for normalised in (True, False):
         suffix = "" if normalised else "_unnormalised"

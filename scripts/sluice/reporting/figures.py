@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from . import plots_grid, plots_heads, plots_layers, plots_paper, plots_training
+from . import plots_grid, plots_heads, plots_layers, plots_long, plots_paper, plots_sinks, plots_training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,15 +20,18 @@ def all_figures(
     runs: list[Run], groups: list[Group], tables: Sequence[PaperTable] = ()
 ) -> list[tuple[str, list[tuple[str, Callable[[], Figure | None], str]]]]:
     """tables: the papers', as paper_tables makes them."""
-    # Grey lines lie below coloured ones.
-    shown = [r for r in runs if r.grey] + [r for r in runs if not r.grey]
+    # In the order of the groups, as tables have them; grey lines lie below coloured ones.
+    place = {group: i for i, group in enumerate(groups)}
+    shown = sorted(runs, key=lambda run: (not run.grey, place.get(run.group, 0)))
     return [
         ("Ours beside the papers'", plots_grid.deltas(tables)),
         (
             "The Gated Attention paper's figures",
             plots_paper.figures(groups, shown) + plots_layers.figures(groups),
         ),
+        ("Attention sinks", plots_sinks.figures(groups)),
         ("Heads, values, queries and keys", plots_heads.figures(groups)),
+        ("Long contexts", plots_long.figures(groups, shown)),
         ("Across runs", plots_grid.figures(groups)),
         ("Training", plots_training.figures(shown)),
     ]

@@ -112,6 +112,14 @@ def sweep_verdict(folder: str) -> dict[str, Any]:
     return out
 
 
+def ruler_summaries(folder: str) -> list[dict[str, Any]]:
+    """What `sluice ruler` left: one summary per checkpoint and factor of YaRN."""
+    path = os.path.join(folder, "ruler")
+    names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    made = [read_object(os.path.join(path, n), shapes.RULER) for n in names if n.endswith(".json")]
+    return [summary for summary in made if summary.get("cells")]
+
+
 class Analysis:
     """analysis.json of one checkpoint, and its arrays."""
 

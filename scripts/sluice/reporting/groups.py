@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import paper as papers
@@ -12,6 +14,7 @@ from .values import deviation, mean, number
 
 if TYPE_CHECKING:
     from .runs import Run
+    from .study import Place
 
 
 def how_far(run: Run) -> float:
@@ -42,7 +45,8 @@ class Group:
             twin = run.seed() is not None and any(run.seed() == r.seed() for r in self.runs)
             (self.twins if twin else self.runs).append(run)
         runs = self.runs
-        self.named = False  # the label is the paper's, not the run's
+        self.place: Place | None = None  # in a sweep with variants
+        self.named = False  # the label is the sweep's or the paper's, not the run's
         self.rows: list[str] = []  # ids of the papers' rows
         self.variant = papers.variant(runs[0].config) if runs[0].config else runs[0].name
         self.label = self.short = common_name(runs)
@@ -100,8 +104,11 @@ def difference(group: Group | None, base: Group | None, key: str) -> Difference 
     return paired(group.by_seed(key), base.by_seed(key))
 
 
-def group_runs(runs: list[Run], paper: dict[str, Any]) -> list[Group]:
-    """Groups in the order of the papers' rows, then of the runs given. Every run learns its group."""
+def group_runs(
+    runs: list[Run], paper: dict[str, Any], places: Mapping[str, Place] | None = None
+) -> list[Group]:
+    """Groups in the order of a sweep's variants, then of the papers' rows, then of the runs given. Every run learns its group. places:
+    of the sweeps' trials, by the hash of their configurations."""
     by_text: dict[str, list[Run]] = {}
     found: list[list[Run]] = []
     for run in runs:
@@ -116,14 +123,19 @@ def group_runs(runs: list[Run], paper: dict[str, Any]) -> list[Group]:
     for group, geometry in zip(known, papers.geometries([g.first for g in known])):
         for run in group.runs + group.twins:
             group.rows = sorted({*group.rows, *papers.rows_of(run, geometry, paper)}, key=order.get)
+    for group in groups:
+        found_places = [places.get(str(r.info.get("config_hash"))) for r in group.runs] if places else []
+        group.place = next((place for place in found_places if place), None)
     groups.sort(
         key=lambda g: (
+            g.place.order if g.place else math.inf,
             min([order[r] for r in g.rows], default=len(order)),
             "" if g.rows else g.variant,
             number(g.first.get("optimizer.lr")) or 0,
         )
     )  # stable
     label_groups(groups, paper)
+    label_places([g for g in groups if g.place])
     for group in groups:
         for run in group.runs + group.twins:
             run.group = group
@@ -140,6 +152,7 @@ def label_groups(groups: list[Group], paper: dict[str, Any]) -> None:
             by_variant.setdefault(row["variant"], row["label"])
     for group in groups:
         group.short = by_variant.get(group.variant, group.variant)
+    groups = [g for g in groups if not g.place]
     shown = [g for g in groups if g.rows]
     # At another learning rate than any row's, beside runs that are rows: named alike.
     shown += [
@@ -177,6 +190,14 @@ def label_groups(groups: list[Group], paper: dict[str, Any]) -> None:
                 labels = [f"{label(g, ())}: {g.first.folder}" for g in same]
         for group, text in zip(same, labels):
             group.label, group.named = text, True
+
+
+def label_places(groups: list[Group]) -> None:
+    """The sweep's names, with the sweep's own where two sweeps use one."""
+    for group in groups:
+        same = [g for g in groups if g.place.group == group.place.group]
+        group.label = group.place.group if len(same) == 1 else f"{group.place.study}: {group.place.group}"
+        group.short, group.named = group.label, True
 
 
 def size(group: Group) -> tuple[Any, ...]:

@@ -1,18 +1,31 @@
-"""Names and colours of runs: one colour per group of seeds, at most eight, the rest grey. Standard library alone."""
+"""Names and colours of runs: one colour per group of seeds, at most ten, the rest grey. Standard library alone."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .curves import seeds_text
 from .groups import by_size, common_name, size
 
 if TYPE_CHECKING:
     from .groups import Group
     from .runs import Run
 
-# Okabe and Ito's palette, distinguishable with every kind of colour vision; its yellow is too pale for lines.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B"]
-MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
+# Okabe and Ito's palette, distinguishable with every kind of colour vision, without its yellow, which is too pale for lines; then three
+# darker ones, which markers tell apart as well.
+COLOURS = [
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C564B",
+    "#882255",
+    "#8A8A00",
+]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*", "<", ">"]
 GREY = "#b8b8b8"
 MOST = len(COLOURS)
 
@@ -34,7 +47,7 @@ FIRST = [
 
 
 def highlighted(groups: list[Group]) -> list[Group]:
-    """At most eight groups: rows of the papers first, then those of the commonest size, one per variant before a second."""
+    """At most MOST groups: rows of the papers first, then those of the commonest size, one per variant before a second."""
     if len(groups) <= MOST:
         return list(groups)
     rank = lambda g: FIRST.index(g.variant) if g.variant in FIRST else len(FIRST)
@@ -68,12 +81,11 @@ def label_runs(runs: list[Run], groups: list[Group]) -> None:
     chosen = highlighted(groups)
     shown = False
     for group in groups:
-        count = f" (n={group.count()})" if group.count() > 1 else ""
         for i, run in enumerate(group.runs + group.twins):
             if group in chosen:
                 at = chosen.index(group)
                 run.colour, run.marker, run.grey = COLOURS[at], MARKERS[at], False
-                run.label = group.label + count if i == 0 else "_seed"
+                run.label = group.label + seeds_text(group) if i == 0 else "_seed"
             else:
                 run.colour, run.marker, run.grey = GREY, ".", True
                 run.label = "_other" if shown else f"others ({len(groups) - len(chosen)})"

@@ -1,11 +1,12 @@
-"""Turns run folders into tables, PNG plots, one Markdown file and one self-contained HTML page.
+"""Turns run folders into tables (CSV, LaTeX), figures (PNG, SVG, PDF), one Markdown file and one HTML page.
 
   scripts/report runs/baseline runs/gated -o report
   scripts/report sweeps/table1 -o report             # every run below a sweep's folder
 
 Reads run.json, config.yaml, metrics.jsonl and eval.jsonl of each run, and RUN/analysis where `sluice analyze RUN -o
 RUN/analysis` was run; running ones may be read, too. Runs that are rows of the papers' tables, by their configuration,
-stand beside the papers' numbers. Plots need matplotlib; --tables-only does not.
+stand beside the papers' numbers. Runs of a sweep with variants are called as its file calls them, and are compared with
+its control. Figures have no titles: captions stand in the page. Figures need matplotlib; --tables-only does not.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import program, yaml
-from . import page, paper, tables, tensorboard
+from . import exports, long_context, page, paper, sinks, tables, tensorboard
 from .comparing import NoBaseline, choose_baselines
 from .files import find_runs, read_text
 from .groups import group_runs
@@ -27,6 +28,7 @@ from .looks import label_runs
 from .paper_tables import GLOSSARY, paper_tables
 from .runs import Run
 from .shapes import warn
+from .study import Study, places_of, studies_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -71,19 +73,22 @@ def read_runs(folders: list[str]) -> list[Run]:
 
 
 def make_sections(
-    groups: list[Group], baselines: dict[Group, Group], ours_and_theirs: list[PaperTable]
+    groups: list[Group],
+    controls: dict[Group, Group],
+    ours_and_theirs: list[PaperTable],
+    studies: list[Study],
 ) -> list[Section]:
     """[(heading, tables, what to know about them)]"""
-    sections = [
-        (
-            "Variants and seeds",
-            [t for t in (tables.difference_table(groups, baselines), tables.seeds_table(groups)) if t],
-            "",
-        )
-    ]
+    made = [study.table() for study in studies]
+    made += [tables.difference_table(groups, controls), tables.seeds_table(groups)]
+    sections = [("Variants and seeds", [t for t in made if t], "")]
     sets = tables.sets_table(groups)
     heading = "Perplexity of the validation sets" if len(groups) > 6 else "Validation sets"
     sections.append((heading, [sets] if sets else [], "Means over seeds, ± their standard deviation."))
+    measured = [sinks.sinks_table(groups), sinks.classes_table(groups), sinks.gate_health_table(groups)]
+    sections.append(("Attention sinks and gates", [t for t in measured if t], ""))
+    ruler = long_context.ruler_table(groups)
+    sections.append(("Long contexts", [ruler] if ruler else [], ""))
     if ours_and_theirs:
         sections.append(("The papers' tables, ours beside theirs", [*ours_and_theirs], GLOSSARY))
     sections.append(
@@ -93,20 +98,26 @@ def make_sections(
 
 
 def save(
-    figures: list[tuple[str, Callable[[], Figure | None], str]], folder: str, missing: list[str]
+    figures: list[tuple[str, Callable[[], Figure | None], str]],
+    folder: str,
+    missing: list[str],
+    formats: Sequence[str],
 ) -> list[Picture]:
-    """Writes the PNGs; [(name, bytes, text)]. What cannot be drawn is reported on standard error and added to `missing`: damaged runs may hold
+    """Writes every figure in every format given; [(name, PNG, caption)]. What cannot be drawn is reported on standard error and added to `missing`: damaged runs may hold
     numbers that no axis takes."""
     import matplotlib.pyplot as plt
 
     pictures = []
     for name, draw, text in figures:
-        path = os.path.join(folder, name + ".png")
+        path = os.path.join(folder, name)
         try:
             figure = draw()
             if figure is None:
                 continue
-            figure.savefig(path, bbox_inches="tight", pad_inches=0.12)
+            for suffix in formats:
+                # Without the time of the day in it, the same runs make the same file.
+                metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
+                figure.savefig(f"{path}.{suffix}", bbox_inches="tight", pad_inches=0.12, metadata=metadata)
         except OSError:
             raise
         except Exception as error:
@@ -115,7 +126,7 @@ def save(
             continue
         finally:
             plt.close("all")
-        with open(path, "rb") as file:
+        with open(path + ".png", "rb") as file:
             pictures.append((name, file.read(), text))
     return pictures
 
@@ -158,56 +169,65 @@ def main(description: str = __doc__) -> None:
         "runs", nargs="+", metavar="RUN", help="a run folder, or a folder of runs, as a sweep leaves it"
     )
     parser.add_argument(
-        "-o", "--output", required=True, metavar="FOLDER", help="where report.html, report.md and the PNGs go"
+        "-o", "--output", required=True, metavar="FOLDER", help="where report.html, report.md, the figures and the folder of the tables go"
     )
     parser.add_argument(
+        "--control",
         "--baseline",
         metavar="NAME",
-        help="variant or run that all are compared with (default: of each model size the plain transformer)",
+        help="variant or run that all are compared with (default: the control of the sweep; without one, of each model size the plain "
+        "transformer)",
     )
     parser.add_argument("--title", default="Sluice runs", help="heading of the page")
+    parser.add_argument(
+        "--png-only", action="store_true", help="figures as PNG alone: a third of the time"
+    )
     parser.add_argument("--tables-only", action="store_true", help="no pictures; needs no matplotlib")
     options = parser.parse_args()
 
     runs = read_runs(options.runs)
     papers = paper.load()
-    groups = group_runs(runs, papers)
+    studies = studies_of([run.folder for run in runs])
+    groups = group_runs(runs, papers, places_of(studies))
     label_runs(runs, groups)
     ours_and_theirs = paper_tables(groups, papers)
     try:
-        baselines = choose_baselines(groups, options.baseline)
+        controls = choose_baselines(groups, options.control)
     except NoBaseline as error:
         print(f"report: {error}", file=sys.stderr)
         sys.exit(64)
-    overview = tables.overview(groups, baselines)
-    sections = make_sections(groups, baselines, ours_and_theirs)
+    overview = tables.overview(groups, controls)
+    sections = make_sections(groups, controls, ours_and_theirs, studies)
     missing = tables.missing_pieces(runs)
+    formats = page.FORMATS[:1] if options.png_only else page.FORMATS
     try:
         os.makedirs(options.output, exist_ok=True)
         pictures = []
         if not options.tables_only:
             for heading, made in load_figures().all_figures(runs, groups, ours_and_theirs):
-                shown = save(made, options.output, missing)
+                shown = save(made, options.output, missing, formats)
                 if shown:
                     pictures.append((heading, shown))
         linked = tensorboard.link_runs(groups, options.output)
-        html = os.path.join(options.output, "report.html")
-        page.write_html(html, options.title, runs, overview, sections, pictures, missing)
-        page.write_markdown(
-            os.path.join(options.output, "report.md"),
-            options.title,
-            runs,
-            overview,
-            sections,
-            pictures,
-            missing,
+        names = exports.write_tables(
+            options.output,
+            [("overview", overview), *((heading, table) for heading, made, _ in sections for table in made)],
+            {
+                "overview": exports.overview_numbers(groups),
+                "every_run": exports.run_numbers(groups),
+                "differences_to_the_control": exports.difference_numbers(groups, controls),
+            },
         )
+        html = os.path.join(options.output, "report.html")
+        for write, path in ((page.write_html, html), (page.write_markdown, html[:-4] + "md")):
+            write(path, options.title, runs, overview, sections, pictures, missing, names, formats)
     except OSError as error:
         print(f"report: {error}", file=sys.stderr)
         sys.exit(73)
     print(page.text_table(overview, [group.state() for group in groups]))
-    print(f"\nplots    {sum(len(shown) for _, shown in pictures)} in {options.output}/*.png")
-    print(f"tables   {sum(len(made) for _, made, _ in sections)}, also in {options.output}/report.md")
+    count = sum(len(shown) for _, shown in pictures)
+    print(f"\nfigures  {count}, each as {', '.join(formats)}: {options.output}/*.png")
+    print(f"tables   {len(names)}, each as csv and tex: {options.output}/{exports.FOLDER}")
     if linked:
         print(
             f"events   of {linked} runs by variant and seed: tensorboard --logdir {options.output}/tensorboard"

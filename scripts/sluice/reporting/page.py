@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import html
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .exports import FOLDER
 from .shapes import clean
 
 if TYPE_CHECKING:
@@ -27,15 +29,34 @@ img { max-width: 100%; height: auto } figure { margin: 2.2em 0 } figcaption, .sm
 """
 
 
-# (heading, tables, what to know about them), and (name, PNG, one sentence).
+# (heading, tables, what to know about them), and (name, PNG, caption).
 Section = tuple[str, list["Table"], str]
 Picture = tuple[str, bytes, str]
+FORMATS = ("png", "svg", "pdf")
+TABLE_FORMATS = (("csv", "CSV"), ("tex", "LaTeX"))
 
 # Headings of columns of names, flush left.
-NAMES = ("run", "what", "set", "variant", "less")
+NAMES = ("run", "what", "set", "class", "variant", "gate", "less")
 
 
-def table_html(table: Table) -> str:
+def files_html(files: list[tuple[str, str]]) -> str:
+    """Links to [(path, what)] beside the page."""
+    return " · ".join(f'<a href="{html.escape(path)}">{what}</a>' for path, what in files)
+
+
+def files_markdown(files: list[tuple[str, str]]) -> str:
+    return " · ".join(f"[{what}]({path})" for path, what in files)
+
+
+def table_files(name: str) -> list[tuple[str, str]]:
+    return [(f"{FOLDER}/{name}.{suffix}", what) for suffix, what in TABLE_FORMATS]
+
+
+def picture_files(name: str, formats: Sequence[str]) -> list[tuple[str, str]]:
+    return [(f"{name}.{suffix}", suffix.upper()) for suffix in formats]
+
+
+def table_html(table: Table, file: str) -> str:
     whose = {"ours": "ours", "the paper's": "theirs"}
     classes = [whose.get(who, "") for who, headings in table.spans for _ in headings]
     left = max([0] + [i for i, heading in enumerate(table.headings) if heading in NAMES])
@@ -72,6 +93,7 @@ def table_html(table: Table) -> str:
         out.append("<tr>" + "".join(cells) + "</tr>")
     out.append("</table></div>")
     out += [f'<p class="small">{html.escape(note)}</p>' for note in table.notes]
+    out.append(f'<p class="small">{files_html(table_files(file))}</p>')
     return "\n".join(out)
 
 
@@ -80,7 +102,7 @@ def markdown(text: str) -> str:
     return html.escape(text, quote=False).replace("|", "\\|").replace("](", "]\\(").replace("`", "\\`")
 
 
-def table_markdown(table: Table) -> str:
+def table_markdown(table: Table, name: str) -> str:
     prefix = {"ours": "ours: ", "the paper's": "paper: "}
     headings = [prefix.get(who, who + " " if who else "") + h for who, hs in table.spans for h in hs]
     lines = [f"### {markdown(table.title)}", ""] if table.title else []
@@ -97,7 +119,8 @@ def table_markdown(table: Table) -> str:
             )
             + " |"
         )
-    return "\n".join(lines + [""] + [markdown(note) + "\n" for note in table.notes])
+    lines += [""] + [markdown(note) + "\n" for note in table.notes]
+    return "\n".join([*lines, files_markdown(table_files(name)), ""])
 
 
 def overview_note(runs: list[Run]) -> str:
@@ -106,7 +129,7 @@ def overview_note(runs: list[Run]) -> str:
         "Values of the last evaluation"
         + ("; means over the validation sets" if several else "")
         + ". Of n seeds that finished (of those under way where none has): the mean, ± the standard deviation. Speed is the median over "
-        "the log lines. Bold: better than the baseline beyond what the seeds differ by (see the differences)."
+        "the log lines. Bold: better than the control beyond what the seeds differ by (see the differences)."
     )
 
 
@@ -126,25 +149,28 @@ def write_html(
     sections: list[Section],
     pictures: list[tuple[str, list[Picture]]],
     missing: list[str],
+    names: dict[int, str],
+    formats: Sequence[str],
 ) -> None:
-    """sections: [(heading, [Table], text)]; pictures: [(heading, [(name, png, text)])]."""
+    """sections: [(heading, [Table], text)]; pictures: [(heading, [(name, png, caption)])]; names: of the tables' files, by id;
+    formats: in which every picture lies beside the page."""
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        table_html(overview),
+        table_html(overview, names[id(overview)]),
         f'<p class="small">{html.escape(overview_note(runs))}</p>',
     ]
     for heading, tables, text in sections:
         body += [f"<h2>{html.escape(heading)}</h2>"] + (
             [f'<p class="small">{html.escape(text)}</p>'] if text else []
         )
-        body += [table_html(table) for table in tables]
+        body += [table_html(table, names[id(table)]) for table in tables]
     for heading, shown in pictures:
         body.append(f"<h2>{html.escape(heading)}</h2>")
         for name, png, text in shown:
             data = base64.b64encode(png).decode()
             body.append(
                 f'<figure><img alt="{name.replace("_", " ")}" src="data:image/png;base64,{data}">'
-                f"<figcaption>{html.escape(text)}</figcaption></figure>"
+                f"<figcaption>{html.escape(text)} {files_html(picture_files(name, formats))}</figcaption></figure>"
             )
     if missing:
         body.append(
@@ -178,16 +204,24 @@ def write_markdown(
     sections: list[Section],
     pictures: list[tuple[str, list[Picture]]],
     missing: list[str],
+    names: dict[int, str],
+    formats: Sequence[str],
 ) -> None:
-    lines = [f"# {markdown(title)}", "", table_markdown(overview), overview_note(runs), ""]
+    lines = [
+        f"# {markdown(title)}",
+        "",
+        table_markdown(overview, names[id(overview)]),
+        overview_note(runs),
+        "",
+    ]
     for heading, tables, text in sections:
-        lines += (
-            [f"## {heading}", ""] + ([text, ""] if text else []) + [table_markdown(table) for table in tables]
-        )
+        lines += [f"## {heading}", ""] + ([text, ""] if text else [])
+        lines += [table_markdown(table, names[id(table)]) for table in tables]
     for heading, shown in pictures:
         lines += [f"## {heading}", ""]
         for name, _, text in shown:
-            lines += [f"![{name.replace('_', ' ')}]({name}.png)", "", text, ""]
+            lines += [f"![{name.replace('_', ' ')}]({name}.png)", ""]
+            lines += [f"{markdown(text)} {files_markdown(picture_files(name, formats))}", ""]
     if missing:
         lines += ["## Not there, or of another step", ""] + [f"- {markdown(m)}" for m in missing] + [""]
     lines += ["## Runs", ""] + [

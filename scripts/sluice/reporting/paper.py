@@ -17,6 +17,7 @@ SINK_SIZES = {(20, 1280): "0.6B", (26, 1664): "1B", (32, 2048): "2B"}  # layers,
 # Of a run's origin (its configuration's file and what it extends): a row, a depth, a size.
 NAMED_ROW = re.compile(r"table(\d)_(\d\d)_?(\w*)")
 NAMED_DEPTH = re.compile(r"(?<!\d)(28|48)l(?![a-z])|(?<![a-z0-9])a5_\d\d_")  # appendix A.5's have 48
+NAMED_TASK = re.compile(r"(?<![\w-])sinks/")  # configs/sinks: models that form sinks within minutes
 NAMED_SIZE = re.compile(r"sink_aware\S*?[/_](0[._p]?6b|1b|2b)(?![a-z])", re.IGNORECASE)
 
 
@@ -43,14 +44,26 @@ def paper_delta(table: dict[str, Any], row: dict[str, Any], key: str) -> float |
 def variant(config: dict[str, Any]) -> str:
     """What differs from a plain transformer, in the words of paper.json; everything left out is the default."""
     get = lambda path, default=None: yaml.get(config, "model." + path, default)
-    parts = ["sink"] if get("attention.kind") == "sink" else []
+    kind = get("attention.kind") or "softmax"
+    parts = [kind] if kind != "softmax" else []
+    if get("attention.window", 0):
+        pattern = get("attention.window_pattern", 0)
+        parts.append(f"window {get('attention.window')}" + (f" of pattern {pattern}" if pattern else ""))
     for gate in get("attention.gates", []):
         words = [gate.get("position") or "sdpa_output", gate.get("granularity") or "elementwise"]
         words += [gate["heads"]] if (gate.get("heads") or "specific") != "specific" else []
         words += ["add"] if gate.get("combine") == "add" else []
         words += [gate["activation"]] if (gate.get("activation") or "sigmoid") != "sigmoid" else []
         words += ["constant"] if gate.get("input") in ("none", None) and "input" in gate else []
+        words += ["self"] if gate.get("input") == "self" else []
+        words += [f"of {gate['input_channels']} channels"] if gate.get("input_channels") else []
+        words += ["zero_start"] if gate.get("init") == "zero" else []
+        words += [f"bias {gate['bias']:g}"] if gate.get("bias") is not None else []
         parts.append(" ".join(words))
+    if get("attention.exclusive", "none") != "none":
+        parts.append("exclusive " + get("attention.exclusive"))
+    if get("gated_norm.rank", 0):
+        parts.append(f"gated_norm {get('gated_norm.rank')}")
     if get("attention.output_norm", "none") != "none":
         parts.append("output_norm" + (" shared" if get("attention.output_norm").endswith("shared") else ""))
     if get("attention.output_activation", "none") != "none":
@@ -122,9 +135,12 @@ def geometries(runs: list[Run]) -> list[str]:
 
 
 def families(run: Run) -> set[str]:
-    """Which of the papers' models a run stands for: moe, 28l, 48l, 0.6B, 1B, 2B; none for other models."""
+    """Which of the papers' models a run stands for: moe, 28l, 48l, 0.6B, 1B, 2B; sinks: none of them, but a model in which
+    the rows of a table about sinks can be looked at; none for other models."""
     if not run.config:
         return set()
+    if NAMED_TASK.search(run.origin):
+        return {"sinks"}
     if run.get("model.moe.num_experts", 0):
         return {"moe"}
     layers, hidden = run.get("model.num_hidden_layers", 0), run.get("model.hidden_size", 0)
@@ -148,9 +164,9 @@ def rows_of(run: Run, geometry: str, paper: dict[str, Any]) -> list[str]:
         for row in table["rows"]:
             lr = row.get("lr")
             if (
-                row["family"] in kinds
+                (row["family"] in kinds or kinds & set(table.get("also", [])))
                 and row["variant"] == what
-                and (row["family"] != "moe" or geometry == row.get("geometry", "base"))
+                and ("moe" not in kinds or geometry == row.get("geometry", "base"))
                 and (lr is None or abs((run.get("optimizer.lr") or 0) - lr) < 1e-6 * lr)
             ):
                 fits.append(row)

@@ -184,7 +184,6 @@ def plot_lr(groups: list[Group]) -> Figure | None:
     axis.set_ylim(low - margin, top + margin)
     if failed:
         axis.axhline(high + 0.7 * margin, color="#999999", linewidth=0.8)
-    axis.set_title("Learning-rate tolerance")
     axis.set_xlabel("peak learning rate")
     axis.set_ylabel("validation loss (nats per token)")
     cross = plt.Line2D(
@@ -231,7 +230,7 @@ def plot_spikes(groups: list[Group]) -> Figure | None:
         axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axis.set_xlim(0, 1.25 * max(ends) or 1.0)
         axis.grid(False, axis="y")
-        names = [g.label + (f" (n={len(of_runs)})" if len(of_runs) > 1 else "") for g, of_runs in counts]
+        names = [g.label + (f" ({len(of_runs)} seeds)" if len(of_runs) > 1 else "") for g, of_runs in counts]
         axis.set_yticks(range(len(counts)), names, fontsize=8.5)
         axis.set_ylim(len(counts) - 0.4, -0.6)
     figure.supxlabel("spikes in the logged losses per run, mean over seeds", fontsize=10)
@@ -267,7 +266,7 @@ def figures(groups: list[Group]) -> list[tuple[str, Callable[[], Figure | None],
         (
             "lr_tolerance",
             lambda: plot_lr(groups),
-            "Small marks: seeds; lines: means of the runs that did not diverge.",
+            "Learning-rate tolerance. Small marks: seeds; lines: means of the runs that did not diverge.",
         )
     )
     for i, same in enumerate(sizes):

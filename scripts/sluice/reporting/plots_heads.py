@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
+from .curves import curves_of, seeds_text
 from .groups import size
-from .looks import COLOURS, GREY
+from .looks import COLOURS, GREY, MOST
 from .plots_paper import picks
-from .style import DASHES, first_column, legend, new_figure, tokens_axis
+from .sinks import strongest
+from .style import DASHES, first_column, legend, new_figure, tokens_axis, wrapped
 from .values import ema, number
 
 if TYPE_CHECKING:
@@ -53,10 +55,11 @@ def grid(count: int, width: float, height: float, most: int = 3, **options: Any)
 
 
 def importance(layers: list[Any]) -> list[list[float]]:
+    """None where a head has none: of gates that heads share."""
     rows = [((layer.get("heads") or {}).get("importance")) for layer in layers]
     return (
         [[number(v) for v in row] for row in rows]
-        if rows and all(rows) and len({len(r) for r in rows}) == 1
+        if rows and all(rows) and len({len(r) for r in rows}) == 1 and None not in sum(rows, [])
         else None
     )
 
@@ -64,7 +67,7 @@ def importance(layers: list[Any]) -> list[list[float]]:
 def chosen_picks(groups: list[Group]) -> list[Pick]:
     own = [g for g in groups if any(row.startswith("S1") for row in g.rows)]
     return picks(own, PAIRS) or picks(
-        groups, ["plain", "sdpa_output elementwise", "sdpa_output headwise", "value elementwise"]
+        groups, ["plain", "sdpa_output elementwise", "sdpa_output headwise", "value elementwise"], MOST
     )
 
 
@@ -92,14 +95,14 @@ def heat(axis: Axes, rows: Any, title: str) -> Any:
 
 def plot_importance(groups: list[Group]) -> Figure | None:
     made = [(p, importance(p.first.layers)) for p in chosen_picks(groups)]
-    made = [(p, rows) for p, rows in made if rows][:6]
+    made = [(p, rows) for p, rows in made if rows][:9]
     if not made:
         return None
     layers, heads = len(made[0][1]), len(made[0][1][0])
     figure, axes = grid(len(made), max(3.2, min(4.4, 0.4 * heads)), max(2.2, min(4.0, 0.3 * layers + 0.9)))
     for axis, (p, rows) in zip(axes, made):
         imbalance = number(p.first.total.get("imbalance"))
-        image = heat(axis, rows, p.name + (f"\nimbalance {imbalance:.3f}" if imbalance is not None else ""))
+        image = heat(axis, rows, wrapped(p.group.label, 22) + (f"\nimbalance {imbalance:.3f}" if imbalance is not None else ""))
     for axis in first_column(axes):
         axis.set_ylabel("layer")
     figure.colorbar(image, ax=axes, shrink=0.85, label="importance (mean gate)")
@@ -131,8 +134,7 @@ def plot_importance_sets(groups: list[Group]) -> Figure | None:
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     for axis in first_column(axes):
-        axis.set_ylabel("layer")
-    figure.suptitle(p.name, fontweight="bold", fontsize=11)
+        axis.set_ylabel(f"{wrapped(p.group.label)}\nlayer")
     figure.colorbar(image, ax=axes, shrink=0.85, label="importance less the mean over sets")
     return figure
 
@@ -140,6 +142,7 @@ def plot_importance_sets(groups: list[Group]) -> Figure | None:
 def plot_imbalance(groups: list[Group]) -> Figure | None:
     """Colours are mechanisms; a run with the auxiliary loss has its mechanism's colour, dashed."""
     evaluated = lambda run: run.eval_series(lambda e: (e.get("analysis") or {}).get("imbalance"))
+    averaged = lambda run: (run.heads("imbalance")[0], ema(run.heads("imbalance")[1]))
     groups = [g for g in groups if g.first.heads("imbalance")[0] or evaluated(g.first)[0]]
     if not groups:
         return None
@@ -148,31 +151,22 @@ def plot_imbalance(groups: list[Group]) -> Figure | None:
     figure, (axis,) = new_figure(1, 3.8)
     for group in groups:
         known.setdefault(kind(group), len(known))
-    colours = [*COLOURS, "#8A8A00"]  # the paper's three mechanisms at three sizes
+    colours = COLOURS  # nine are needed: the paper's three mechanisms at three sizes
     shown = False
     for group in sorted(groups, key=lambda g: known[kind(g)] < len(colours)):
         at = known[kind(group)]
         colour = colours[at] if at < len(colours) else GREY
         balanced = group.variant.endswith(" balanced")
-        for i, run in enumerate(group.runs):
-            label = group.label if i == 0 and colour != GREY else "_seed" if shown or i else "others"
-            shown = shown or colour == GREY
-            x, y = run.heads("imbalance")
-            if x:
-                axis.plot(x, y, color=colour, alpha=0.2, linewidth=0.8)
-                axis.plot(x, ema(y), color=colour, linestyle=DASHES[balanced], linewidth=1.6, label=label)
-            else:
-                axis.plot(
-                    *evaluated(run),
-                    color=colour,
-                    linestyle=DASHES[balanced],
-                    marker="o",
-                    markersize=4,
-                    linewidth=1.2,
-                    label=label,
-                )
+        name = group.label + seeds_text(group) if colour != GREY else "_other" if shown else "others"
+        shown = shown or colour == GREY
+        logged = bool(group.first.heads("imbalance")[0])
+        for run in group.runs if logged and group.count() == 1 else []:
+            axis.plot(*run.heads("imbalance"), color=colour, alpha=0.2, linewidth=0.8)
+        for i, curve in enumerate(curves_of(group.runs, averaged if logged else evaluated)):
+            curve.recolour(colour, "_seed" if i else name)
+            dots = {} if logged else {"marker": "o", "markersize": 4}
+            curve.draw(axis, linestyle=DASHES[balanced], linewidth=1.6 if logged else 1.2, **dots)
     axis.set_ylim(bottom=0)
-    axis.set_title("Head imbalance over training")
     axis.set_ylabel("mean over layers of deviation / mean")
     tokens_axis(axis)
     legend(figure, [axis], width=3)
@@ -183,7 +177,7 @@ def plot_value_norms(groups: list[Group]) -> Figure | None:
     import numpy
 
     made = [(p, p.seeds.array("value_norms")) for p in chosen_picks(groups)]
-    made = [(p, norms) for p, norms in made if norms is not None and norms.ndim == 3][:6]
+    made = [(p, norms) for p, norms in made if norms is not None and norms.ndim == 3][:9]
     if not made:
         return None
 
@@ -199,7 +193,7 @@ def plot_value_norms(groups: list[Group]) -> Figure | None:
             ratio[:, :64], cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest"
         )
         axis.set_title(
-            f"{p.name}: first token\n{2 ** float(ratio[:, 0].mean()):.2f} of the layer's median", fontsize=10
+            f"{wrapped(p.name)}\nfirst token: {2 ** float(ratio[:, 0].mean()):.2f} of the layer's median", fontsize=10
         )
         axis.set_xlabel("position")
         axis.yaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -222,7 +216,7 @@ def plot_pca(groups: list[Group]) -> Figure | None:
             for i, layer in enumerate(p.first.layers)
             for h, v in enumerate((layer.get("heads") or {}).get("first_token_attention") or [])
         ]
-        _, layer, head = max(shares, default=(0.0, 0, 0))
+        layer, head = strongest(p.first.layers) or max(shares, default=(0.0, 0, 0))[1:]
         kv = head * keys.shape[1] // queries.shape[1]
         explained = [
             (p.first.array(name), at)
@@ -271,7 +265,7 @@ def plot_pca(groups: list[Group]) -> Figure | None:
                 zorder=4,
             )
             axis.set_title(
-                (f"{p.name}\nlayer {layer}, head {head}: " if row == 0 else "") + name, fontsize=9.5
+                (f"{wrapped(p.group.label)}\nlayer {layer}, head {head}: " if row == 0 else "") + name, fontsize=9.5
             )
             axis.tick_params(labelsize=8)
             shown = [f" ({100 * float(v):.0f} %)" for v in share] if share is not None else ["", ""]
@@ -297,8 +291,8 @@ def figures(groups: list[Group]) -> list[tuple[str, Callable[[], Figure | None],
         (
             "heads_imbalance",
             lambda: plot_imbalance(groups),
-            "Pale: every logged step; strong: EMA (0.9). Dashed: with the auxiliary loss. Dots: evaluations, of "
-            "runs that do not log it.",
+            "Head imbalance over training. Pale: every logged step of a single run; strong: EMA (0.9), of several seeds the mean with a "
+            "band of one standard deviation. Dashed: with the auxiliary loss. Dots: evaluations, of runs that do not log it.",
         ),
         (
             "value_norms",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
+from .looks import MOST
 from .plots_paper import BANDS, ELEMENTWISE, SHARED, gates_at, gates_of, picks
-from .style import first_column, layer_ticks, legend, log_if_wide, new_figure
+from .style import first_column, layer_ticks, legend, log_if_wide, new_figure, wrapped
 from .values import deviation, number
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def histogram(gates: list[Any]) -> tuple[list[float], list[float]] | None:
 
 def plot_gate_histograms(groups: list[Group]) -> Figure | None:
     made = []
-    for p in picks(groups, [ELEMENTWISE, "value elementwise", SHARED]):
+    for p in picks(groups, [ELEMENTWISE, "value elementwise", SHARED], MOST):
         for name, gates in gates_of(p):
             bins = histogram(gates)
             if bins:
@@ -45,7 +46,7 @@ def plot_gate_histograms(groups: list[Group]) -> Figure | None:
                 made.append((p, name, sum(means) / len(means) if means else None, *bins))
     if not made:
         return None
-    figure, axes = new_figure(min(len(made), 6), 3.0, shared=True)
+    figure, axes = new_figure(min(len(made), 9), 3.0, shared=True)
     for axis, (p, name, mean, edges, shares) in zip(axes, made):
         axis.stairs(shares, edges, color=p.colour, fill=True, alpha=0.35)
         axis.stairs(shares, edges, color=p.colour)
@@ -61,7 +62,7 @@ def plot_gate_histograms(groups: list[Group]) -> Figure | None:
                 ha="left" if right else "right",
                 fontsize=9,
             )
-        axis.set_title(name)
+        axis.set_title(wrapped(name))
         axis.set_xlabel("gate score")
     for axis in first_column(axes):
         axis.set_ylabel("share of the scores")
@@ -78,12 +79,12 @@ def extremes(gates: list[Any], key: str, choose: Callable[..., float]) -> list[f
 
 def plot_gate_layers(groups: list[Group]) -> Figure | None:
     made = []
-    for p in picks(groups, [ELEMENTWISE, "sdpa_output headwise", SHARED, ELEMENTWISE + " ns_sigmoid"]):
+    for p in picks(groups, [ELEMENTWISE, "sdpa_output headwise", SHARED, ELEMENTWISE + " ns_sigmoid"], MOST):
         for i, (name, gates) in enumerate(gates_of(p)):
             made.append((p, name, gates, [gates_at(layers, i) for layers in p.seeds.each]))
     if not made:
         return None
-    figure, axes = new_figure(min(len(made), 6), 3.0, shared=True)
+    figure, axes = new_figure(min(len(made), 9), 3.0, shared=True)
     for axis, (p, name, gates, of_seeds) in zip(axes, made):
         x = list(range(len(gates)))
         get = lambda key: [
@@ -108,7 +109,7 @@ def plot_gate_layers(groups: list[Group]) -> Figure | None:
             axis.errorbar(x, mean, spread, linestyle="none", ecolor=p.colour, capsize=3, elinewidth=1.2)
         axis.plot(x, least, color="#444444", linestyle=":", linewidth=1.3)
         axis.plot(x, most, color="#444444", linestyle=":", linewidth=1.3)
-        axis.set_title(name)
+        axis.set_title(wrapped(name))
         layer_ticks(axis, len(gates))
     for axis in first_column(axes):
         axis.set_ylabel("gate score")
@@ -156,7 +157,6 @@ def plot_mean_abs(groups: list[Group]) -> Figure | None:
                 )
     if not log_if_wide(axis, seen):
         axis.set_ylim(0, 1.1 * max(seen) or 1.0)
-    axis.set_title("Mean |attention output| per layer")
     axis.set_ylabel("mean absolute value")
     layer_ticks(axis, max(len(p.layers) for p in chosen))
     legend(figure, [axis], width=2)

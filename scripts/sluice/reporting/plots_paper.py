@@ -11,11 +11,12 @@ from matplotlib.colors import PowerNorm
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from . import paper as papers
+from .curves import draw_band, over_seeds
 from .groups import size
 from .looks import COLOURS, MARKERS
 from .seeds import SeedMean
-from .style import layer_ticks, legend, new_figure, tokens_axis
-from .values import deviation, ema, mean, number, quantile
+from .style import layer_ticks, legend, new_figure, tokens_axis, wrapped
+from .values import ema, number, quantile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +35,7 @@ class Pick:
 
     def __init__(self, group: Group, at: int) -> None:
         self.group, self.seeds = group, SeedMean([r for r in group.sound() if r.deep] or group.runs)
-        self.name = group.label + (f" (n={self.seeds.count()})" if self.seeds.count() > 1 else "")
+        self.name = group.label + (f" ({self.seeds.count()} seeds)" if self.seeds.count() > 1 else "")
         self.colour, self.marker = COLOURS[at], MARKERS[at]
         self.layers, self.total = self.seeds.layers, self.seeds.total
         self.first = self.seeds.deep  # of the first seed, for what cannot be averaged
@@ -150,28 +151,6 @@ def gates_of(pick: Pick) -> list[tuple[str, list[Any]]]:
 # ---- figure 1
 
 
-def over_seeds(
-    curves: list[tuple[list[float], list[float]]],
-) -> tuple[list[float], list[Any], list[Any] | None]:
-    """(tokens, means, standard deviations or None) of [(tokens, values)], where every curve has a value."""
-    tables = [dict(zip(x, y)) for x, y in curves]
-    common = [x for x in curves[0][0] if all(x in table for table in tables)]
-    rows = [[table[x] for table in tables] for x in common]
-    return common, [mean(row) for row in rows], [deviation(row) for row in rows] if len(curves) > 1 else None
-
-
-def draw_band(axis: Axes, x: list[float], y: list[float], spread: list[Any] | None, colour: str) -> None:
-    if spread:
-        axis.fill_between(
-            x,
-            [v - s for v, s in zip(y, spread)],
-            [v + s for v, s in zip(y, spread)],
-            color=colour,
-            alpha=0.18,
-            linewidth=0,
-        )
-
-
 def smoothed(run: Run, less: Run | None = None, keep: float = 0.9) -> tuple[list[float], list[float]]:
     """(tokens, EMA of the losses), or of their differences to those of another run at the same step."""
     x, y = run.series("loss")
@@ -240,7 +219,8 @@ def plot_losses(groups: list[Group], runs: list[Run]) -> Figure | None:
 
 
 def plot_first_token(groups: list[Group]) -> Figure | None:
-    chosen = picks(groups, ["plain", ELEMENTWISE, "sdpa_output headwise", "value elementwise", SHARED])
+    shown = ["plain", ELEMENTWISE, "sdpa_output headwise", "value elementwise", SHARED]
+    chosen = picks(groups, shown, len(COLOURS))
     if not any(p.values("first_token_attention")[1] for p in chosen):
         return None
     figure, (axis,) = new_figure()
@@ -251,7 +231,6 @@ def plot_first_token(groups: list[Group]) -> Figure | None:
         ends += p.line(axis, ("first_token_attention",), markersize=5, label=name)
     axis.set_ylim(0, min(1.02, 1.15 * max(ends + [0.01])))
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if max(ends + [0.01]) > 0.05 else 1))
-    axis.set_title("Attention on the first token, per layer")
     axis.set_ylabel("share, mean over queries and heads")
     layer_ticks(axis, max(len(p.layers) for p in chosen))
     legend(figure, [axis], width=2)
@@ -298,7 +277,7 @@ def plot_maps(groups: list[Group]) -> Figure | None:
             axis.grid(False)
             axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             axis.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-        row[0].set_ylabel(f"{p.name}\nquery")
+        row[0].set_ylabel(f"{wrapped(p.name)}\nquery")
     for axis in axes[-1]:
         axis.set_xlabel("key")
     figure.colorbar(image, ax=axes, shrink=0.8, label="attention (colour: value to the power 0.4)")

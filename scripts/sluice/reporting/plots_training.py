@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from .curves import curves_of
 from .looks import GREY
+from .runs import Run
 from .style import DASHES, layers_axis, legend, log_if_wide, markers_for, new_figure, tokens_axis
 from .tables import with_spread
 from .values import deviation, fixed, mean, number, quantile, short, smooth
@@ -16,35 +19,46 @@ from .values import deviation, fixed, mean, number, quantile, short, smooth
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .runs import Run
+    from .curves import Points
+
+MOST_NUMBERS = 5  # beside curves; more would cover them
+SEEDS = "Of several seeds: the mean, and a band of one standard deviation to either side."
+AVERAGED = (
+    "Pale: every logged step of a single run. Strong: its median and mean over 4 % of the run around it; of several seeds the mean of "
+    "those, and a band of one standard deviation to either side. Thin: a seed that is not in the mean."
+)
 
 
 def plot_metric(
-    runs: list[Run], key: str, title: str, label: str, raw: bool = True, log: bool = False
+    runs: list[Run], key: str, label: str, raw: bool = True, log: bool = False
 ) -> Figure | None:
-    """One key of metrics.jsonl over training: the values pale, their running average on top."""
+    """One key of metrics.jsonl over training: one run's values pale, their running average on top; of several seeds the mean of
+    the averages with a band of their deviation."""
     figure, (axis,) = new_figure()
-    lines: list[tuple[Run, list[float], list[float]]] = []
     extra: list[tuple[Any, str]] = []
-    for i, run in enumerate(runs):
+
+    def averaged(run: Run) -> Points:
         x, y = run.series(key)
-        if not x:
-            continue
+        return x, smooth(y) if raw and y else y
+
+    lines = curves_of(runs, averaged)
+    for i, curve in enumerate(lines):
         # Equal curves stay visible: the first one is the widest.
-        width = 1.8 if raw else 1.6 + 2.2 * (len(runs) - 1 - i) / max(1, len(runs) - 1)
-        if run.grey:
+        width = 1.8 if raw else 1.6 + 2.2 * (len(lines) - 1 - i) / max(1, len(lines) - 1)
+        if curve.run.grey:
             width = 1.0
-        elif raw:
-            axis.plot(x, y, color=run.colour, alpha=0.22, linewidth=0.8)
-        lines.append((run, x, smooth(y) if raw else y))
-        axis.plot(*lines[-1][1:], color=run.colour, linestyle=run.dash, linewidth=width, label=run.label)
+        elif raw and not curve.spread and not curve.aside:
+            axis.plot(*curve.run.series(key), color=curve.run.colour, alpha=0.22, linewidth=0.8)
+        curve.draw(axis, linestyle=curve.run.dash, linewidth=width)
     if not lines:
         plt.close(figure)
         return None
     # Grey runs may leave the picture: one that diverged would flatten the rest.
-    shown = [line for line in lines if not line[0].grey or key == "lr"] or lines
-    values = [v for run, _, _ in shown for v in run.series(key)[1]]
-    smoothed = [v for _, _, y in shown for v in y]
+    shown = [line for line in lines if not line.run.grey or key == "lr"] or lines
+    with_points = [run for run in runs if run.series(key)[0]]
+    marked = [run for run in with_points if not run.grey or key == "lr"] or with_points
+    values = [v for run in marked for v in run.series(key)[1]]
+    smoothed = [v for line in shown for v in line.reach()]
     if log:
         log_if_wide(axis, values)
     if axis.get_yscale() == "linear" and raw:
@@ -63,7 +77,7 @@ def plot_metric(
                 "markeredgecolor": "black",
                 "markeredgewidth": 0.8,
             }
-            for run, _, _ in shown:
+            for run in marked:
                 raw_values = dict(zip(*run.series(key)))
                 places = [p for p in run.events(event) if p in raw_values]
                 if not places:
@@ -79,7 +93,6 @@ def plot_metric(
                 )
                 if name not in [n for _, n in extra]:
                     extra.append((plt.Line2D([], [], color="#bbbbbb", markersize=7, **style), name))
-    axis.set_title(title)
     axis.set_ylabel(label)
     if key == "tokens_per_second":
         axis.set_ylim(0, 1.15 * max(smoothed))
@@ -93,7 +106,8 @@ def plot_metric(
 
 
 def last_values(runs: list[Run], name: str, key: str) -> list[tuple[float, float | None, str]]:
-    """[(mean, standard deviation, colour)] of the coloured groups' last evaluations on a set, the least first."""
+    """[(mean, standard deviation, colour)] of the coloured groups' last evaluations on a set, the least first; none
+    where there are many."""
     groups = list(dict.fromkeys(run.group for run in runs if not run.grey)) or list(
         dict.fromkeys(run.group for run in runs)
     )
@@ -102,11 +116,16 @@ def last_values(runs: list[Run], name: str, key: str) -> list[tuple[float, float
         values = [number(((run.last.get("sets") or {}).get(name) or {}).get(key)) for run in group.sound()]
         if mean(values) is not None:
             out.append((mean(values), deviation(values), group.first.colour))
-    return sorted(out, key=lambda item: item[0])[:8]
+    return sorted(out, key=lambda item: item[0]) if len(out) <= MOST_NUMBERS else []
 
 
-def plot_validation(runs: list[Run], key: str, title: str, label: str) -> Figure | None:
-    """One panel per validation set."""
+def set_points(run: Run, name: str, key: str) -> Points:
+    """(tokens, values) of one validation set."""
+    return run.eval_series(lambda e: ((e.get("sets") or {}).get(name) or {}).get(key))
+
+
+def plot_validation(runs: list[Run], key: str, label: str) -> Figure | None:
+    """One panel per validation set, named where there are several."""
     sets = []
     for run in runs:
         sets += [s for s in run.sets() if s not in sets]
@@ -114,19 +133,19 @@ def plot_validation(runs: list[Run], key: str, title: str, label: str) -> Figure
         return None
     figure, axes = new_figure(len(sets), 3.4)
     for axis, name in zip(axes, sets):
-        for run in runs:
-            x, y = run.eval_series(lambda e, n=name: ((e.get("sets") or {}).get(n) or {}).get(key))
-            if x:
-                axis.plot(x, y, color=run.colour, marker=run.marker, label=run.label, **markers_for(len(x)))
-        axis.set_title(name if len(sets) > 1 else f"{title}: {name}")
+        drawn = curves_of(runs, functools.partial(set_points, name=name, key=key))
+        for curve in drawn:
+            curve.draw(axis, marker=curve.run.marker, **markers_for(len(curve.x)))
+        if len(sets) > 1:
+            axis.set_title(name)
         axis.set_ylabel(label)
         tokens_axis(axis)
         # The first evaluations, near chance, would flatten the rest.
-        shown = [line for line in axis.lines if line.get_color() != GREY]
-        curves = [list(line.get_ydata()) for line in shown or axis.lines]
-        tails = [v for y in curves for v in y[len(y) // 5 :]]
+        shown = [curve for curve in drawn if curve.colour != GREY] or drawn
+        edges = [edge for curve in shown for edge in curve.edges()]
+        tails = [v for y in edges for v in y[len(y) // 5 :]]
         if tails:
-            low, high = min(min(y) for y in curves), max(tails)
+            low, high = min(min(y) for y in edges), max(tails)
             margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
             axis.set_ylim(low - margin, high + margin)
         for i, (value, spread, colour) in enumerate(last_values(runs, name, key)):
@@ -142,15 +161,12 @@ def plot_validation(runs: list[Run], key: str, title: str, label: str) -> Figure
                 fontsize=9,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
             )
-    if len(sets) > 1:
-        figure.suptitle(title, fontweight="bold")
     legend(figure, axes)
     return figure
 
 
 def plot_over_layers(
     runs: list[Run],
-    title: str,
     label: str,
     over_time: Callable[..., Any],
     per_layer: list[tuple[str, Callable[..., Any]]],
@@ -160,24 +176,14 @@ def plot_over_layers(
     """Left: over training. Right: layer by layer at the last evaluation. per_layer: [(name, pick)]."""
     figure, (left, right) = new_figure(2)
     left_values, right_values = [], []
-    for run in runs:
-        x, y = run.eval_series(over_time)
-        if x:
-            left.plot(x, y, color=run.colour, marker=run.marker, label=run.label, **markers_for(len(x)))
-            left_values += y
-        for i, (_, pick) in enumerate(per_layer):
-            x, y = run.layers(pick)
-            if x:
-                right.plot(
-                    x,
-                    y,
-                    color=run.colour,
-                    marker=run.marker,
-                    linestyle=DASHES[i % len(DASHES)],
-                    label=run.label,
-                    **markers_for(len(x)),
-                )
-                right_values += y
+    for curve in curves_of(runs, lambda run: run.eval_series(over_time)):
+        curve.draw(left, marker=curve.run.marker, **markers_for(len(curve.x)))
+        left_values += curve.reach()
+    for i, (_, pick) in enumerate(per_layer):
+        for curve in curves_of(runs, functools.partial(Run.layers, pick=pick)):
+            style = {"marker": curve.run.marker, "linestyle": DASHES[i % len(DASHES)]}
+            curve.draw(right, **style, **markers_for(len(curve.x)))
+            right_values += curve.reach()
     if not right_values:
         plt.close(figure)
         return None
@@ -198,9 +204,22 @@ def plot_over_layers(
             (plt.Line2D([], [], color="#555555", linestyle=DASHES[i % len(DASHES)]), name)
             for i, (name, _) in enumerate(per_layer)
         ]
-    figure.suptitle(title, fontweight="bold")
     legend(figure, [left, right], extra)
     return figure
+
+
+def smoothed_routers(run: Run, pick: Callable[..., Any]) -> Points:
+    x, y = run.routers(pick)
+    return x, smooth(y) if y else y
+
+
+def last_loads(run: Run, key: str) -> Points:
+    """(layer, value) of the routers at the last logged step that has them."""
+    routers = [r["router"] for r in run.metrics if isinstance(r.get("router"), dict)]
+    layers = (routers[-1].get("layers") or []) if routers else []
+    pairs = [(number(layer.get("layer")), number(layer.get(key))) for layer in layers]
+    pairs = [(x, y) for x, y in pairs if x is not None and y is not None]
+    return [x for x, _ in pairs], [y for _, y in pairs]
 
 
 def plot_routers(runs: list[Run]) -> Figure | None:
@@ -218,10 +237,11 @@ def plot_routers(runs: list[Run]) -> Figure | None:
     for axis, (title, label, pick, floor) in zip(axes, panels):
         curves = []
         for run in runs:
-            x, y = run.routers(pick)
-            axis.plot(x, y, color=run.colour, alpha=0.22, linewidth=0.8)
-            axis.plot(x, smooth(y), color=run.colour, linestyle=run.dash, label=run.label)
-            curves += y
+            curves += run.routers(pick)[1]
+        for curve in curves_of(runs, functools.partial(smoothed_routers, pick=pick)):
+            if not curve.spread and not curve.aside:
+                axis.plot(*curve.run.routers(pick), color=curve.run.colour, alpha=0.22, linewidth=0.8)
+            curve.draw(axis, linestyle=curve.run.dash)
         axis.set_title(title)
         axis.set_ylabel(label)
         high = max(quantile(curves, 0.995) if curves else floor, floor)
@@ -232,24 +252,14 @@ def plot_routers(runs: list[Run]) -> Figure | None:
         ("evenness, per layer", "entropy of the loads / log experts", "entropy"),
     ]
     for axis, (title, label, key) in zip(axes[4:], last):
-        for run in runs:
-            layers = [r["router"] for r in run.metrics if isinstance(r.get("router"), dict)][-1].get(
-                "layers"
-            ) or []
-            axis.plot(
-                [layer.get("layer") for layer in layers],
-                [layer.get(key) for layer in layers],
-                color=run.colour,
-                marker=run.marker,
-                linestyle="none" if len(layers) == 1 else run.dash,
-                label=run.label,
-            )
+        for curve in curves_of(runs, functools.partial(last_loads, key=key)):
+            alone = "none" if len(curve.x) == 1 else curve.run.dash
+            curve.draw(axis, marker=curve.run.marker, linestyle=alone)
         axis.set_title(title + ", last step")
         axis.set_ylabel(label)
         axis.set_xlabel("layer")
         axis.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         axis.set_ylim(0, 1.03 if key == "entropy" else None)
-    figure.suptitle("Routers", fontweight="bold")
     legend(figure, axes)
     return figure
 
@@ -272,24 +282,24 @@ def figures(runs: list[Run]) -> list[tuple[str, Callable[[], Figure | None], str
     return [
         (
             "train_loss",
-            lambda: plot_metric(runs, "loss", "Training loss", "loss (nats per token)"),
-            "Pale: every logged step. Strong: median and mean over 4 % of the run around it.",
+            lambda: plot_metric(runs, "loss", "loss (nats per token)"),
+            f"Training loss. {AVERAGED}",
         ),
         (
             "validation_loss",
-            lambda: plot_validation(runs, "loss", "Validation loss", "loss (nats per token)"),
-            "Held-out text, in file order. Numbers: the last evaluation, best first (of several seeds, the mean ± standard deviation).",
+            lambda: plot_validation(runs, "loss", "loss (nats per token)"),
+            "Validation loss. Held-out text, in file order. Numbers: the last evaluation, best first, ± the standard deviation. " + SEEDS,
         ),
         (
             "validation_bits_per_byte",
-            lambda: plot_validation(runs, "bits_per_byte", "Validation bits per byte", "bits per byte"),
-            "Comparable between tokenizers, and with the size of a compressed file.",
+            lambda: plot_validation(runs, "bits_per_byte", "bits per byte"),
+            "Validation bits per byte: comparable between tokenizers, and with the size of a compressed file. "
+            + SEEDS,
         ),
         (
             "largest_residual",
             lambda: plot_over_layers(
                 runs,
-                "Largest residual activation",
                 "max |activation|",
                 lambda e: (e.get("analysis") or {}).get("largest_residual"),
                 [
@@ -298,26 +308,25 @@ def figures(runs: list[Run]) -> list[tuple[str, Callable[[], Figure | None], str
                 ],
                 log=True,
             ),
-            "Massive activations: the largest absolute value in the residual stream after either branch.",
+            "Massive activations: the largest absolute value in the residual stream after either branch. "
+            + SEEDS,
         ),
         (
             "first_token_attention",
             lambda: plot_over_layers(
                 runs,
-                "Attention on the first token",
                 "share of attention",
                 lambda e: (e.get("analysis") or {}).get("first_token_attention"),
                 [("", lambda layer: layer.get("first_token_attention"))],
                 unit=True,
             ),
-            "The attention sink: mean attention, over queries and heads, on the first visible key.",
+            "The attention sink: mean attention, over queries and heads, on the first visible key. " + SEEDS,
         ),
         (
             "gate_score",
             lambda: (
                 plot_over_layers(
                     gated,
-                    "Mean gate score",
                     "mean score",
                     lambda e: (e.get("analysis") or {}).get("mean_gate_score"),
                     gate_picks(gated),
@@ -325,25 +334,29 @@ def figures(runs: list[Run]) -> list[tuple[str, Callable[[], Figure | None], str
                 if gated
                 else None
             ),
-            "Below one half, a sigmoid gate closes more than it opens. Runs without gates have no line.",
+            "Mean gate score. Below one half, a sigmoid gate closes more than it opens. Runs without gates have no line. "
+            + SEEDS,
         ),
         (
             "routers",
             lambda: plot_routers(runs),
-            "Load of the experts in each logged step. The losses are before their coefficients. Runs without experts have no line.",
+            "Routers: load of the experts in each logged step. The losses are before their coefficients. Runs without experts have "
+            "no line. " + SEEDS,
         ),
         (
             "gradient_norm",
-            lambda: plot_metric(
-                runs, "grad_norm", "Gradient norm before clipping", "global L2 norm", log=True
-            ),
-            "Pale: every logged step. Strong: median and mean around it.",
+            lambda: plot_metric(runs, "grad_norm", "global L2 norm", log=True),
+            f"Gradient norm before clipping. {AVERAGED}",
         ),
-        ("learning_rate", lambda: plot_metric(runs, "lr", "Learning rate", "learning rate", raw=False), ""),
+        (
+            "learning_rate",
+            lambda: plot_metric(runs, "lr", "learning rate", raw=False),
+            "Learning rate.",
+        ),
         (
             "tokens_per_second",
-            lambda: plot_metric(runs, "tokens_per_second", "Speed", "tokens per second"),
-            "Between log lines, without evaluation and saving.",
+            lambda: plot_metric(runs, "tokens_per_second", "tokens per second"),
+            "Speed: tokens per second between log lines, without evaluation and saving. " + SEEDS,
         ),
         *(scalar_figure(runs, name) for name in others),
     ]
@@ -354,6 +367,6 @@ def scalar_figure(runs: list[Run], name: str) -> tuple[str, Callable[[], Figure 
     words = name.replace("/", ": ").replace("_", " ")
     return (
         name.replace("/", "_"),
-        lambda: plot_metric(runs, name, words[0].upper() + words[1:], words),
-        "As metrics.jsonl has it; a loss is before its coefficient. Pale: every logged step. Strong: median and mean around it.",
+        lambda: plot_metric(runs, name, words),
+        f"{words[0].upper() + words[1:]}, as metrics.jsonl has it; a loss is before its coefficient. {AVERAGED}",
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import program, yaml
 from . import shapes
-from .files import Analysis, read_lines, read_object, read_text, sweep_verdict
+from .files import Analysis, read_lines, read_object, read_text, ruler_summaries, sweep_verdict
 from .values import count_spikes, ema, mean, mean_of_all, number
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Run:
         self.last = self.evals[-1] if self.evals else {}
         self.analysis = self.last.get("analysis") or {}
         self.deep = Analysis(os.path.join(folder, "analysis"))
+        self.ruler = ruler_summaries(folder)
         self.verdict = sweep_verdict(folder)
         # How plots show it; label_runs says.
         self.label, self.colour, self.marker, self.dash, self.grey = self.name, "#0072B2", "o", "-", False

@@ -35,10 +35,40 @@ METRICS = {
         "layers": [{"layer": NUMBER, "max_over_mean": NUMBER, "entropy": NUMBER}],
     },
 }
+BY_HEAD = {
+    "first_token_attention_without_first_query": [NUMBER],
+    "first_token_attention_by_class": {"*": [NUMBER]},
+    "sink_share": [NUMBER],
+    "sink_share_leading": [NUMBER],
+}
+SINKS = {
+    "threshold": NUMBER,
+    "length": WHOLE,
+    "share": NUMBER,
+    "share_leading": NUMBER,
+    "heads": WHOLE,
+    "of": WHOLE,
+    "strongest": {"layer": WHOLE, "head": WHOLE, "first_token_attention": NUMBER, "by_class": NUMBERS},
+}
+GATE_HEALTH = {
+    "below_0.05": NUMBER,
+    "above_0.95": NUMBER,
+    "shut_heads": NUMBER,
+    "heads": {"below_0.05": [NUMBER], "above_0.95": [NUMBER], "shut_tokens": [NUMBER], "row_norm": [NUMBER]},
+}
 EVALUATION = {
     "step": WHOLE,
     "tokens": NUMBER,
-    "sets": {"*": {"loss": NUMBER, "perplexity": NUMBER, "bits_per_byte": NUMBER, "tokens": NUMBER}},
+    "sets": {
+        "*": {
+            "loss": NUMBER,
+            "perplexity": NUMBER,
+            "bits_per_byte": NUMBER,
+            "tokens": NUMBER,
+            "classes": {"*": {"loss": NUMBER, "share_likely": NUMBER, "tokens": NUMBER}},
+            "by_position": [{"from": NUMBER, "to": NUMBER, "loss": NUMBER, "tokens": NUMBER}],
+        }
+    },
     "analysis": {
         "layers": [
             {
@@ -46,13 +76,28 @@ EVALUATION = {
                 "first_token_attention": NUMBER,
                 "attention_residual_max": NUMBER,
                 "ffn_residual_max": NUMBER,
+                "value_norm_first": NUMBER,
+                "value_norm_rest": NUMBER,
+                "residual_max_first": NUMBER,
+                "residual_max_rest": NUMBER,
+                "heads": BY_HEAD,
+                "gates": [GATE_HEALTH],
             }
         ],
+        "sinks": SINKS,
         "first_token_attention": NUMBER,
         "mean_gate_score": NUMBER,
         "largest_residual": NUMBER,
         "imbalance": NUMBER,
     },
+    "ruler": [{"task": TEXT, "length": WHOLE, "samples": WHOLE, "accuracy": NUMBER, "loss": NUMBER}],
+}
+RULER = {
+    "step": WHOLE,
+    "yarn": NUMBER,
+    "cells": [{"task": TEXT, "length": WHOLE, "samples": WHOLE, "score": NUMBER}],
+    "average": NUMBERS,
+    "depths": [{"task": TEXT, "length": WHOLE, "depth": NUMBER, "samples": WHOLE, "score": NUMBER}],
 }
 RUN = {
     "name": TEXT,
@@ -126,6 +171,7 @@ ANALYSIS = {
         "mean_gate_score": NUMBER,
         "m_act_mean": NUMBER,
         "imbalance": NUMBER,
+        "sinks": SINKS,
     },
     "arrays": {"*": TEXT},
     "maps": {"tokens": WHOLE},
@@ -137,7 +183,7 @@ ANALYSIS = {
             "gates": [GATE],
             "attention_output": NUMBERS,
             "max": NUMBERS,
-            "heads": {"importance": [NUMBER], "first_token_attention": [NUMBER]},
+            "heads": {"importance": [NUMBER], "first_token_attention": [NUMBER], **BY_HEAD},
         }
     ],
 }

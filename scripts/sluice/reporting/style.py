@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ plt.rcParams.update(
         "legend.frameon": False,
         "lines.linewidth": 1.8,
         "savefig.facecolor": "white",
+        "pdf.fonttype": 42,  # TrueType, which publishers ask for
+        "svg.hashsalt": "sluice",  # the same figure makes the same file
     }
 )
 
@@ -57,6 +60,11 @@ def new_figure(panels: int = 1, height: float = 3.6, shared: bool = False) -> tu
     return figure, flat[:panels]
 
 
+def wrapped(name: str, width: int = 30) -> str:
+    """A name above a panel, in as many lines as it takes: names may be long, and those of neighbours may not touch."""
+    return "\n".join(textwrap.wrap(name, width)) or name
+
+
 def first_column(axes: list[Axes]) -> list[Axes]:
     return [axis for axis in axes if axis.get_subplotspec().is_first_col()]
 
@@ -74,7 +82,10 @@ def layers_axis(axis: Axes, runs: list[Run]) -> None:
 
 def layer_ticks(axis: Axes, count: int) -> None:
     axis.set_xlabel("layer")
-    axis.xaxis.set_major_locator(MaxNLocator(min(max(count, 2), 10), integer=True))
+    if count == 1:
+        axis.set_xticks([0])
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(min(max(count, 2), 10), integer=True))
     axis.set_xlim(-0.3, max(count - 0.7, 0.3))
 
 
@@ -107,7 +118,8 @@ def legend(figure: Figure, axes: list[Axes], extra: Sequence[tuple[Any, str]] = 
     order = [i for i in range(len(labels)) if i not in last] + last
     handles, labels = [handles[i] for i in order], [labels[i] for i in order]
     if handles:
-        width = min(width, 3) if max(len(label) for label in labels) > 26 else width
+        longest = max(len(label) for label in labels)
+        width = min(width, 3 if longest <= 40 else 2 if longest <= 60 else 1) if longest > 26 else width
         columns = min(len(handles), width)
         # Below the x label by a fixed distance in inches, whatever the figure's height.
         figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=columns)

@@ -38,7 +38,8 @@ def count_or_few(value: float | None) -> str:
     return "too few losses" if value is None else short(value)
 
 
-# Key of Run.measures, heading, how a value is written, whether less (-1) or more (+1) is better, and the letters of a difference.
+# Key of Run.measures, heading, how a value is written, whether less (-1) or more (+1) is better (0: neither), and how a difference is
+# written (None: none is shown).
 COLUMNS = [
     ("parameters", "parameters", short, 0, None),
     ("active", "active per token", short, 0, None),
@@ -47,13 +48,13 @@ COLUMNS = [
     ("ppl", "perplexity", fixed(3), -1, fixed(3, "+")),
     ("bpb", "bits/byte", fixed(4), -1, fixed(4, "+")),
     ("largest_residual", "largest residual", short, -1, fixed(2, "+")),
-    ("first_token_attention", "first-token attention", fixed(3), 0, None),
+    ("first_token_attention", "first-token attention", fixed(3), 0, fixed(3, "+")),
     ("gate_score", "mean gate score", fixed(3), 0, None),
     ("spikes", "loss spikes", count_or_few, 0, None),
     ("speed", "tokens/s", short, 0, None),
 ]
 COUNTS = ("parameters", "active", "tokens")  # usually equal for every seed, so shown once
-COMPARED = [(key, heading, sign, write) for key, heading, _, sign, write in COLUMNS if sign]
+COMPARED = [(key, heading, sign, write) for key, heading, _, sign, write in COLUMNS if write]
 
 
 def with_spread(write: Callable[[float | None], str], value: float | None, spread: float | None) -> str:
@@ -91,7 +92,7 @@ def difference_table(groups: list[Group], baselines: dict[Group, Group]) -> Tabl
     bold: set[tuple[int, int]] = set()
     for group in groups:
         base = baselines[group]
-        if base is group:
+        if base is None or base is group:
             continue
         cells = [group.label, base.label]
         for key, _, sign, write in COMPARED:
@@ -103,7 +104,7 @@ def difference_table(groups: list[Group], baselines: dict[Group, Group]) -> Tabl
     if not rows:
         return None
     return Table(
-        "Differences to the baseline",
+        "Differences to the control",
         [("", ["variant", "less"]), ("", ["Δ " + heading for _, heading, _, _ in COMPARED])],
         rows,
         [

@@ -4,6 +4,7 @@
   scripts/sweep run FILE              trains it here; the same command goes on where it was stopped or killed
   scripts/sweep status FILE           where every trial is
   scripts/sweep table FILE            what came out, seeds together; also written to OUTPUT/sweep.csv
+  scripts/sweep analyze FILE          `sluice analyze` of every finished trial that has no analysis yet, for scripts/report
   scripts/sweep slurm FILE            writes OUTPUT/array.sbatch, a Slurm job array of what is not finished
   scripts/sweep trial FILE TRIAL      trains one, by its number or hash: a job of that array
 
@@ -12,6 +13,10 @@ relative to it; all others to the folder of the checkout, in which runs start, o
 
   base: ../quickstart/baseline.yaml                      # or a list; * and ? match several
   set: {train.max_steps: 400}                            # for all trials
+  variants:                                              # names, and what each changes; a trial for each of them
+    baseline: {}
+    headwise: {model.attention.gates: [{position: sdpa_output, granularity: headwise}]}
+  control: baseline                                      # the variant that the others are compared with
   grid: {optimizer.lr: [1e-3, 2e-3, 4e-3]}               # every value with every other
   paired: [{model.num_hidden_layers: 4, model.hidden_size: 192}, {model.num_hidden_layers: 8, model.hidden_size: 128}]
   seeds: [1, 2]                                          # the first of all trials before the second
@@ -19,6 +24,8 @@ relative to it; all others to the folder of the checkout, in which runs start, o
                                                          # for Slurm also nodes, time, partition, account, qos, constraint, memory
   stop_if: {metric: loss, op: ">", value: 6, after_steps: 100}     # or a list; op: > >= < <= nonfinite; val.SET.loss: evaluations
   name: lr                                               # and output: runs/sweeps/NAME
+
+Keys are written with dots, or as sections. Every variant is trained with every value of the grid and every seed.
 
 A trial is known by the hash of its resolved configuration: in OUTPUT/NAME-HASH it is skipped when it is finished and goes on when it
 is not. What a stop rule ended, what diverged (78) and what failed is not run again without --retry. OUTPUT/sweep.jsonl is the journal,
@@ -38,7 +45,7 @@ from typing import TYPE_CHECKING
 from .. import program
 from ..reporting.comparing import NoBaseline
 from ..yaml import Refused
-from . import plan, runner, slurm, state, tables, text
+from . import analyzing, plan, runner, slurm, state, study, tables, text
 from .plan import Mistake
 from .sweep_file import SweepFile
 
@@ -46,7 +53,7 @@ if TYPE_CHECKING:
     from .state import Look
     from .sweep_file import Trial
 
-COMMANDS = ("plan", "run", "status", "table", "slurm", "trial")
+COMMANDS = ("plan", "run", "status", "table", "analyze", "slurm", "trial")
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
@@ -69,10 +76,11 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--launcher", help="what starts the ranks of a trial, instead of scripts/launch")
     parser.add_argument(
+        "--control",
         "--baseline",
         metavar="NAME",
-        help="table: the configuration that the others are compared with (default: of "
-        "each model size the first plain transformer, or the first)",
+        help="table: the variant or configuration that the others are compared with (default: the file's control; without one, of each "
+        "model size the first plain transformer, or the first)",
     )
     parser.add_argument(
         "--every", type=float, default=60, help="run: seconds between lines of progress, outside a terminal"
@@ -87,7 +95,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def show_results(sweep: SweepFile, found: dict[str, Look], output: str, baseline: str | None = None) -> None:
+def show_results(sweep: SweepFile, found: dict[str, Look], output: str, control: str | None = None) -> None:
     results = [tables.Result(found[trial.hash]) for trial in sweep.trials]
     path = os.path.join(output, "sweep.csv")
     os.makedirs(output, exist_ok=True)
@@ -95,7 +103,7 @@ def show_results(sweep: SweepFile, found: dict[str, Look], output: str, baseline
         file.write(tables.csv_text(sweep, results))
     os.replace(path + ".tmp", path)
     try:
-        print(tables.results_text(sweep, results, baseline) + path)
+        print(tables.results_text(sweep, results, control) + path)
     except NoBaseline as error:
         raise Mistake(64, str(error)) from None
 
@@ -130,12 +138,17 @@ def train(options: argparse.Namespace) -> int:
     if output.startswith(os.pardir):
         output = os.path.abspath(output)
     merged = plan.add_plans(sweep, sluice, output)
+    if options.command in ("run", "table", "analyze", "slurm"):
+        os.makedirs(output, exist_ok=True)
+        study.write(sweep, sluice, output)
     if options.command == "plan":
+        if len(sweep.variants) > 1:
+            print(study.Differences(sweep, sluice).text(sweep.control))
         print(tables.plan_text(sweep, state.looks(sweep.trials, output), merged), end="")
     elif options.command == "status":
         print(tables.status_text(sweep, state.looks(sweep.trials, output)), end="")
     elif options.command == "table":
-        show_results(sweep, state.looks(sweep.trials, output), output, options.baseline)
+        show_results(sweep, state.looks(sweep.trials, output), output, options.control)
     elif options.command == "slurm":
         waiting = [
             look.trial for look in state.looks(sweep.trials, output).values() if look.state not in state.ENDS
@@ -153,6 +166,8 @@ def train(options: argparse.Namespace) -> int:
     else:
         os.makedirs(output, exist_ok=True)
         work = runner.Runner(sweep, output, sluice, options.launcher, text.Display(options.every))
+        if options.command == "analyze":
+            return analyzing.Analyzer(work).run()
         if options.command == "trial":
             return work.run_one(one_trial(sweep, options.trial))
         work.own()

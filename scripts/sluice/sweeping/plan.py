@@ -84,8 +84,16 @@ def add_plans(sweep: SweepFile, program: str, output: str) -> list[tuple[Trial, 
                 73, f"{output} holds {' and '.join(found)}, which are one configuration; keep one of them"
             )
         trial.folder = os.path.join(output, found[0] if found else f"{trial.name}-{trial.hash[:PREFIX]}")
-        if trial.hash in first:
-            merged.append((trial, first[trial.hash]))
+        twin = first.get(trial.hash)
+        if twin and twin.variant is not trial.variant:
+            node = trial.variant.node or trial.base_node
+            raise Mistake(
+                64,
+                f"{node.path}:{node.line}:{node.column}: the variant {trial.variant.name} is the same training as "
+                f"{twin.variant.name} ({trial.name} and {twin.name} have one configuration)",
+            )
+        if twin:
+            merged.append((trial, twin))
         else:
             first[trial.hash] = trial
     sweep.trials = list(first.values())

@@ -71,6 +71,18 @@ def visible_gpus() -> list[str]:
     return [str(i) for i, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
 
 
+def last_words(path: str) -> str:
+    """The error that the program printed into its log."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - 8192))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    errors = [line.strip() for line in lines if "error" in line.lower()]
+    return (errors or [line.strip() for line in lines if line.strip()] or [""])[-1][:300]
+
+
 class Tail:
     """New records of a JSON-lines file; from its beginning when the program has rewritten it."""
 
@@ -271,8 +283,8 @@ class Runner:
             self.journal.add("preempted", trial, saved=state.saved_step(trial.folder))
             return False
         if code == NUMERIC:
-            self.journal.add(DIVERGED, trial, reason=self.last_words(look), code=code)
-            self.display.event(trial, f"diverged: {self.last_words(look)}")
+            self.journal.add(DIVERGED, trial, reason=last_words(look.log), code=code)
+            self.display.event(trial, f"diverged: {last_words(look.log)}")
             return False
         # 1 is mpirun's own word for a rank that went without one.
         if code in LOST or code > 128 or (code == 1 and self.sweep.resources.procs > 1):
@@ -282,22 +294,10 @@ class Runner:
                 self.display.event(trial, f"{what}; it goes on from step {state.saved_step(trial.folder)}")
                 self.not_before[trial.hash] = time.monotonic() + 0.5
                 return True
-        reason = f"exit status {code}: {self.last_words(look)}" if code else "it ended without being finished"
+        reason = f"exit status {code}: {last_words(look.log)}" if code else "it ended without being finished"
         self.journal.add(FAILED, trial, code=code or 70, reason=reason)
         self.display.event(trial, f"failed: {reason}; its words: {look.log}")
         return False
-
-    @staticmethod
-    def last_words(look: Look) -> str:
-        """The error that the program printed."""
-        try:
-            with open(look.log, "rb") as file:
-                file.seek(max(0, os.path.getsize(look.log) - 8192))
-                lines = file.read().decode("utf-8", "replace").splitlines()
-        except OSError:
-            return ""
-        errors = [line.strip() for line in lines if "error" in line.lower()]
-        return (errors or [line.strip() for line in lines if line.strip()] or [""])[-1][:300]
 
     # ---- all of them
 

@@ -11,13 +11,26 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import yaml
+from ..reporting.study import Place
 from ..yaml import Refused  # noqa: F401
 from .text import unprintable
 
 if TYPE_CHECKING:
     from ..yaml import Node
 
-KEYS = ("name", "output", "base", "set", "grid", "paired", "seeds", "resources", "stop_if")
+KEYS = (
+    "name",
+    "output",
+    "base",
+    "set",
+    "variants",
+    "control",
+    "grid",
+    "paired",
+    "seeds",
+    "resources",
+    "stop_if",
+)
 OPERATORS = {
     ">": lambda a, b: a > b,
     ">=": lambda a, b: a >= b,
@@ -84,13 +97,27 @@ class Resources:
             setattr(self, name, None)
 
 
+class Variant:
+    """A name and the keys that make it differ from the others."""
+
+    def __init__(self, name: str, node: Node | None, values: dict[str, Node]) -> None:
+        self.name, self.node, self.values = name, node, values
+
+
 class Trial:
     """One configuration and seed. What `sluice plan` says of it is added by plan.py."""
 
-    def __init__(self, base: str, base_node: Node, values: dict[str, Node], seed: Node | None) -> None:
-        self.base, self.base_node, self.values, self.seed = base, base_node, values, seed
+    def __init__(
+        self, base: str, base_node: Node, variant: Variant, point: dict[str, Node], seed: Node | None
+    ) -> None:
+        self.base, self.base_node, self.seed = base, base_node, seed
+        self.variant = variant
+        self.point = point  # the keys that it shares with the same trial of every other variant
+        # Keys of a variant come last: an index into a list (gates[0].heads) may refine what `set` says of the list.
+        self.values = {**point, **variant.values}
         self.name = self.hash = self.folder = ""
         self.group = ""  # what the trials of its configuration are called, whatever their seed
+        self.place: Place | None = None  # of a variant, as scripts/report finds it
         self.plan: dict[str, Any] = {}
 
     def overrides(self) -> list[str]:
@@ -98,6 +125,11 @@ class Trial:
         return [f"{key}={node.flow()}" for key, node in self.values.items()] + (
             [f"{SEED}={self.seed.text}"] if self.seed else []
         )
+
+    def shared(self) -> str:
+        """What it has in common with the trials of other variants, whatever their seeds."""
+        base = os.path.relpath(self.base, os.path.dirname(os.path.abspath(self.base_node.path)))
+        return " ".join([base, *(f"{key}={node.flow()}" for key, node in self.point.items())])
 
     def configuration(self) -> tuple[str, ...]:
         """What its seeds have in common."""
@@ -128,6 +160,8 @@ class SweepFile:
         self.common = self.read_overrides(self.part("set"), "set")
         self.grid = self.read_grid()
         self.paired = self.read_paired()
+        self.variants = self.read_variants()
+        self.control = self.read_control()
         self.seeds = self.read_seeds()
         self.resources = self.read_resources()
         self.rules = self.read_rules()
@@ -215,9 +249,21 @@ class SweepFile:
             return {}
         if node.kind != "map":
             node.refuse(f"{where} holds `key: value` pairs")
+        flat: dict[str, Node] = {}
         for key, value in node.entries.items():
-            self.check_override(key, value)
-        return dict(node.entries)
+            self.flatten(key, value, flat)
+        return flat
+
+    def flatten(self, key: str, node: Node, flat: dict[str, Node]) -> None:
+        """Adds the dotted keys of a section: {train: {max_steps: 5}} is {train.max_steps: 5}."""
+        self.check_override(key, node)
+        if node.kind == "map" and node.entries:
+            for name, value in node.entries.items():
+                self.flatten(f"{key}.{name}", value, flat)
+            return
+        if key in flat:
+            node.refuse(f"{key} is given twice")
+        flat[key] = node
 
     def taken(self, key: str, node: Node, *others: tuple[str, dict[str, Node]]) -> None:
         for where, keys in others:
@@ -253,6 +299,49 @@ class SweepFile:
             for key, value in row.items():
                 self.taken(key, value, ("grid", self.grid), ("set", self.common))
         return rows
+
+    def read_variants(self) -> list[Variant]:
+        node = self.part("variants")
+        if node is None:
+            return [Variant("", None, {})]
+        if node.kind != "map" or not node.entries:
+            node.refuse("variants is a map of names, each with the keys that it changes: { NAME: {key: value} }")
+        seen: dict[str, str] = {}
+        variants = []
+        for name, item in node.entries.items():
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,59}", name):
+                item.refuse(
+                    f"the name {name!r} of a variant: it begins with a letter or digit and has at most 60 letters, "
+                    "digits, . _ + and -, since folders are named after it"
+                )
+            if name.lower() in seen:
+                item.refuse(
+                    f"the variants {seen[name.lower()]} and {name} differ in upper and lower case alone"
+                )
+            seen[name.lower()] = name
+            values = {} if item.kind == "null" else self.read_overrides(item, f"the variant {name}")
+            for key, value in values.items():
+                self.taken(
+                    key,
+                    value,
+                    ("grid", self.grid),
+                    ("set", self.common),
+                    ("paired", self.paired[0]),
+                )
+            variants.append(Variant(name, item, values))
+        return variants
+
+    def read_control(self) -> str | None:
+        """The variant that the others are compared with."""
+        name, node = self.text(self.root, "control"), self.part("control")
+        if node is None:
+            return None
+        known = [variant.name for variant in self.variants if variant.name]
+        if not known:
+            node.refuse("control is the name of a variant, and the file has no variants")
+        if name not in known:
+            node.refuse(f"control: there is no variant {name}; there are: {', '.join(known)}")
+        return name
 
     def read_seeds(self) -> list[Node | None]:
         node = self.part("seeds")
@@ -319,9 +408,15 @@ class SweepFile:
     # ---- trials
 
     def expand(self) -> list[Trial]:
-        """Bases x paired x grid, the first seeds of all before the second ones."""
+        """Bases x variants x paired x grid, the first seeds of all before the second ones."""
         number = math.prod(
-            [len(self.seeds), len(self.bases), len(self.paired), *(len(g.items) for g in self.grid.values())]
+            [
+                len(self.seeds),
+                len(self.bases),
+                len(self.variants),
+                len(self.paired),
+                *(len(g.items) for g in self.grid.values()),
+            ]
         )
         if number > MOST_TRIALS:
             (self.part("grid") or self.root).refuse(
@@ -333,8 +428,10 @@ class SweepFile:
             for values in itertools.product(*(g.items for g in self.grid.values()))
         ]
         for seed in self.seeds:
-            for (base, node), row, point in itertools.product(self.bases, self.paired, points):
-                trials.append(Trial(base, node, {**self.common, **row, **point}, seed))
+            for (base, node), variant, row, point in itertools.product(
+                self.bases, self.variants, self.paired, points
+            ):
+                trials.append(Trial(base, node, variant, {**self.common, **row, **point}, seed))
         labels = {key: self.labels(key, values.items) for key, values in self.grid.items()}
         for key in self.paired[0]:
             labels[key] = self.labels(key, [row[key] for row in self.paired])
@@ -346,10 +443,23 @@ class SweepFile:
             ]
         stem_of = {base: stem for (base, _), stem in zip(self.bases, stems)}
         for trial in trials:
-            parts = [stem_of[trial.base]] if len(self.bases) > 1 or not any(labels.values()) else []
+            named = trial.variant.name or any(labels.values())
+            parts = [stem_of[trial.base]] if len(self.bases) > 1 or not named else []
+            parts += [trial.variant.name] if trial.variant.name else []
             parts += [labels[key][node.flow()] for key, node in trial.values.items() if labels.get(key)]
             trial.group = "-".join(parts)[:90].rstrip("-.") or stem_of[trial.base]
             trial.name = trial.group + (f"-s{trial.seed.text}" if trial.seed else "")
+        order = {group: i for i, group in enumerate(dict.fromkeys(trial.group for trial in trials))}
+        for trial in trials:
+            if trial.variant.name:
+                trial.place = Place(
+                    self.name,
+                    trial.group,
+                    trial.variant.name,
+                    trial.shared(),
+                    self.control,
+                    order[trial.group],
+                )
         return trials
 
     def labels(self, key: str, nodes: list[Node]) -> dict[str, str]:

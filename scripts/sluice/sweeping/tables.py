@@ -246,6 +246,7 @@ def groups_of(results: list[Result]) -> list[tuple[Group | None, list[Result]]]:
         group = Group(runs) if runs else None
         if group:
             group.label = group.short = members[0].look.trial.group
+            group.place = members[0].look.trial.place
         out.append((group, members))
     return out
 
@@ -260,12 +261,12 @@ def lowest(groups: list[Group], name: str, pick: Callable[..., Any]) -> str:
     return f"lowest {name}: {value:.4f}  {best.label} ({len(best.sound())} seed{'s' if len(best.sound()) > 1 else ''})\n"
 
 
-def results_text(sweep: SweepFile, results: list[Result], baseline: str | None = None) -> str:
-    """Seeds together: means, deviations and differences to the baseline, computed as scripts/report does."""
+def results_text(sweep: SweepFile, results: list[Result], control: str | None = None) -> str:
+    """Seeds together: means, deviations and differences to the control, computed as scripts/report does."""
     sets, made = set_names(results), groups_of(results)
     several = sets if len(sets) > 1 else []
     groups = [group for group, _ in made if group]
-    bases = choose_baselines(groups, baseline) if groups else {}
+    bases = choose_baselines(groups, control) if groups else {}
     rows = []
     for group, members in made:
         name = members[0].look.trial.group
@@ -285,7 +286,7 @@ def results_text(sweep: SweepFile, results: list[Result], baseline: str | None =
                 name,
                 f"{done}/{len(members)}",
                 shown("loss", shared_fixed(4)),
-                "baseline" if bases[group] is group else delta.text(shared_fixed(4, "+")) if delta else "-",
+                "control" if bases[group] is group else delta.text(shared_fixed(4, "+")) if delta else "-",
                 "*" if delta and delta.better(-1) else "",
                 shown("ppl", shared_fixed(3)),
                 *(with_spread(shared_fixed(3), mean(ppl(s)), deviation(ppl(s))) for s in several),
@@ -299,7 +300,7 @@ def results_text(sweep: SweepFile, results: list[Result], baseline: str | None =
         "configuration",
         "seeds",
         "val loss",
-        "less the baseline",
+        "less the control",
         "",
         "perplexity",
         *(f"ppl {s}" for s in several),
@@ -318,7 +319,7 @@ def results_text(sweep: SweepFile, results: list[Result], baseline: str | None =
         )
         + "\n"
     )
-    out += "".join(f"baseline: {name}\n" for name in dict.fromkeys(base.label for base in bases.values()))
+    out += "".join(f"control: {name}\n" for name in dict.fromkeys(base.label for base in bases.values() if base))
     out += lowest(groups, "validation loss", lambda run: run.measures["loss"])
     for name in several:
         out += lowest(

@@ -1,0 +1,101 @@
+"""Configurations of Sluice whose exports are checked, as overrides of a tiny model."""
+
+from __future__ import annotations
+
+BASE = {
+    "model": "{vocab_size: 257, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2,"
+    " head_dim: 8, intermediate_size: 48, tie_word_embeddings: false, initializer_range: 0.15}",
+    "data": "{seq_len: 512, train: [{name: t, path: text}], validation: [{name: t, path: text}], allow_overlap: true}",
+    "train": "{micro_batch_size: 1, global_batch_size: 1, max_steps: 2, threads: 1}",
+    "optimizer": "{lr: 0.05, schedule: constant, weight_decay: 0}",
+    "checkpoint": "{every_minutes: 0, async: false}",
+    "log": "{tensorboard: false, console: none}",
+}
+
+EXPERTS = ["model.moe.num_experts=6", "model.moe.num_experts_per_tok=2", "model.moe.moe_intermediate_size=16"]
+
+
+def gates(*texts: str) -> str:
+    return "model.attention.gates=[" + ", ".join("{" + t + "}" for t in texts) + "]"
+
+
+# Name: the format that --format auto chooses, and the overrides.
+VARIANTS: dict[str, tuple[str, list[str]]] = {
+    "plain": ("qwen3", []),
+    "tied": ("qwen3", ["model.tie_word_embeddings=true"]),
+    "bf16": ("qwen3", ["train.precision=bf16"]),
+    "yarn": (
+        "qwen3",
+        [
+            "model.rope.scaling={type: yarn, factor: 4, original_max_position_embeddings: 128}",
+            "model.rope.theta=1e5",
+        ],
+    ),
+    "no_qk_norm": ("llama", ["model.qk_norm=false"]),
+    "experts": ("qwen3_moe", EXPERTS),
+    "experts_unnormalised": (
+        "qwen3_moe",
+        [*EXPERTS, "model.moe.norm_topk_prob=false", "model.moe.mlp_only_layers=[0]"],
+    ),
+    "shared_expert": ("sluice", [*EXPERTS, "model.moe.shared_expert_intermediate_size=24"]),
+    "gated_shared_expert": (
+        "qwen3_next",
+        [
+            *EXPERTS,
+            "model.moe.shared_expert_intermediate_size=24",
+            "model.moe.shared_expert_gate=true",
+            gates("position: sdpa_output"),
+        ],
+    ),
+    "elementwise": ("qwen3_next", [gates("position: sdpa_output")]),
+    "headwise": ("sluice", [gates("granularity: headwise")]),
+    "head_shared": ("sluice", [gates("heads: shared")]),
+    "head_shared_before": ("sluice", [gates("granularity: headwise, heads: shared_before_activation")]),
+    "additive_silu": ("sluice", [gates("combine: add, activation: silu")]),
+    "ns_sigmoid": ("sluice", [gates("activation: ns_sigmoid, granularity: headwise")]),
+    "two_sigmoid": ("sluice", [gates("activation: two_sigmoid")]),
+    "input_independent": ("sluice", [gates("input: none")]),
+    "query_gate": ("sluice", [gates("position: query")]),
+    "key_gate": ("sluice", [gates("position: key")]),
+    "value_gate": ("sluice", [gates("position: value")]),
+    "dense_gate": ("sluice", [gates("position: dense_output")]),
+    "dense_gate_constant": ("sluice", [gates("position: dense_output, input: none")]),
+    "five_gates": (
+        "sluice",
+        [gates(*(f"position: {p}" for p in ["query", "key", "value", "sdpa_output", "dense_output"]))],
+    ),
+    "two_gates_one_place": ("sluice", [gates("position: value", "position: value, activation: identity")]),
+    "sink": ("sluice", ["model.attention.kind=sink"]),
+    "sink_gated": ("sluice", ["model.attention.kind=sink", gates("position: sdpa_output")]),
+    "output_norm": ("sluice", ["model.attention.output_norm=rmsnorm"]),
+    "output_norm_shared": ("sluice", ["model.attention.output_norm=rmsnorm_shared"]),
+    "output_silu": ("sluice", ["model.attention.output_activation=silu"]),
+    "sandwich_clip": ("sluice", ["model.norm_placement=sandwich", "model.branch_clip=0.5"]),
+    "switch_heads": ("sluice", ["model.attention.switch_heads={num_experts: 4, num_experts_per_tok: 2}"]),
+    "switch_heads_narrow": (
+        "sluice",
+        [
+            "model.attention.switch_heads={num_experts: 4, num_experts_per_tok: 3, projections: key_value,"
+            " expert_width: 4}"
+        ],
+    ),
+    "nanochat": (
+        "sluice",
+        [
+            "model.hidden_act=relu2",
+            "model.norm_weights=false",
+            "model.embedding_norm=true",
+            "model.qk_norm_order=after_rope",
+            "model.final_logit_softcapping=15",
+        ],
+    ),
+}
+# Formats that auto does not choose: the variant, and the format.
+FORCED = {
+    "elementwise_as_sluice": ("elementwise", "sluice"),
+    "elementwise_as_repository": ("elementwise", "gated_attention"),
+    "headwise_as_repository": ("headwise", "gated_attention"),
+    "plain_as_sluice": ("plain", "sluice"),
+    "experts_as_sluice": ("experts", "sluice"),
+    "yarn_as_sluice": ("yarn", "sluice"),
+}

@@ -1,0 +1,215 @@
+// Hugging Face folders through the program: sluice export, import, eval of a folder, and new gates on trained
+// weights.
+#include <cmath>
+#include <cstring>
+
+#include "tools/tiny_run.h"
+
+using Catch::Matchers::Contains;
+
+namespace sluice::test {
+namespace {
+
+std::string golden(const std::string& name) { return SLUICE_SOURCE_DIR "/tests/golden/" + name; }
+
+/// The loss of a model on the held-out set.
+double loss(const TinyRun& t, const std::string& model, std::vector<std::string> more = {}) {
+  std::vector<std::string> arguments = {"eval", model, "--data", "held_out=" + (t.folder / "held_out"),
+                                        "--json"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  const Outcome o = t.sluice(arguments);
+  INFO(model << ": " << o.err);
+  REQUIRE(o.code == 0);
+  const nlohmann::json j = nlohmann::json::parse(o.out);
+  return j.at("sets").at("held_out").at("loss");
+}
+
+/// The values of a .npy file of f32.
+std::vector<float> npy(const std::string& path) {
+  const std::string bytes = io::read_file(path);
+  const size_t begin =
+      10 + static_cast<unsigned char>(bytes.at(8)) + 256 * static_cast<unsigned char>(bytes.at(9));
+  std::vector<float> values((bytes.size() - begin) / sizeof(float));
+  std::memcpy(values.data(), bytes.data() + begin, values.size() * sizeof(float));
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("an exported folder is the same model, in every format that holds it", "[interop]") {
+  const TinyRun t;
+  const std::string sixteen = "data.seq_len=16";
+  struct Case {
+    std::string name, chosen, expected;
+    std::vector<std::string> overrides;
+  };
+  const std::string headwise = "model.attention.gates=[{granularity: headwise}]";
+  const std::vector<Case> cases = {
+      {"plain", "auto", "qwen3", {"model.attention.gates=[]"}},
+      {"no_norm", "auto", "llama", {"model.attention.gates=[]", "model.qk_norm=false"}},
+      {"next", "auto", "qwen3_next", {}},
+      {"repository", "gated_attention", "gated_attention", {}},
+      {"own", "sluice", "sluice", {}},
+      {"headwise", "auto", "sluice", {headwise}},
+      {"headwise_repository", "gated_attention", "gated_attention", {headwise}},
+      {"sink", "auto", "sluice", {"model.attention.kind=sink"}},
+  };
+  for (const Case& c : cases) {
+    INFO(c.name);
+    std::vector<std::string> overrides = c.overrides;
+    const std::string run = t.folder / ("run_" + c.name), folder = t.folder / ("out_" + c.name);
+    for (const char* key :
+         {"model.num_attention_heads=4", "model.num_key_value_heads=2", "train.max_steps=2"})
+      overrides.push_back(key);
+    overrides.push_back("run_dir=" + run);
+    REQUIRE(t.train(overrides).code == 0);
+    const Outcome o = t.sluice({"export", run, "-o", folder, "--format", c.chosen});
+    INFO(o.out << o.err);
+    REQUIRE(o.code == 0);
+    CHECK_THAT(o.out, Contains("(" + c.expected + ")"));
+    // w - 1 of a norm rounds below 1/2 only.
+    CHECK(loss(t, folder, {sixteen}) == Approx(loss(t, run)).epsilon(1e-6));
+    CHECK(io::exists(folder + "/modeling_sluice.py") == (c.expected == "sluice"));
+    const nlohmann::json config = nlohmann::json::parse(io::read_file(folder + "/config.json"));
+    CHECK(config.at("qkv_bias") == false);
+    CHECK(config.contains("auto_map") == (c.expected == "sluice"));
+    CHECK(nlohmann::json::parse(io::read_file(folder + "/generation_config.json")).at("eos_token_id") == 256);
+    CHECK_THAT(io::read_file(folder + "/README.md"), Contains("held_out"));
+    // The export continues a training: sluice import writes the configuration of it.
+    const std::string yaml = t.folder / (c.name + ".yaml");
+    const Outcome imported = t.sluice({"import", folder, "-o", yaml});
+    INFO(imported.out << imported.err);
+    REQUIRE(imported.code == 0);
+    CHECK_THAT(imported.out, Contains("mapped"));
+    const Outcome on =
+        t.sluice({"train", yaml, "run_dir=" + run + "_on", "train.max_steps=1", "data.seq_len=16",
+                  "train.micro_batch_size=2", "train.global_batch_size=2", "train.threads=1",
+                  "data.train=[{name: tiny, path: " + (t.folder / "train") + "}]"});
+    INFO(io::read_file(yaml) << on.out << on.err);
+    CHECK(on.code == 0);
+    CHECK(t.sluice({"import", folder, "-o", yaml}).code == 73);
+  }
+  // The weights of the formats that only rename are the same to the bit.
+  const Outcome same = t.sluice({"checkpoint", "diff", t.folder / "run_plain", t.folder / "out_plain"});
+  INFO(same.out);
+  CHECK(same.code == 0);
+  const Outcome refused =
+      t.sluice({"export", t.folder / "run_sink", "-o", t.folder / "no", "--format", "qwen3_next"});
+  CHECK(refused.code == 64);
+  CHECK_THAT(refused.err, Contains("the format qwen3_next cannot hold this model") &&
+                              Contains("model.attention.kind = sink"));
+  CHECK_FALSE(io::exists(t.folder / "no"));
+}
+
+TEST_CASE("a folder is evaluated with overrides, token by token", "[interop]") {
+  const TinyRun t;
+  REQUIRE(t.train().code == 0);
+  const std::string folder = t.folder / "out";
+  REQUIRE(t.sluice({"export", t.run, "-o", folder, "--dtype", "f32"}).code == 0);
+  // Longer than in training, by YaRN.
+  const double longer =
+      loss(t, folder,
+           {"data.seq_len=64", "model.rope.scaling.type=yarn", "model.rope.scaling.factor=4",
+            "model.rope.scaling.original_max_position_embeddings=16"});
+  CHECK(std::isfinite(longer));
+  CHECK(longer != loss(t, folder, {"data.seq_len=64"}));
+  CHECK(loss(t, t.run, {"data.seq_len=64"}) == Approx(loss(t, folder, {"data.seq_len=64"})).epsilon(1e-6));
+
+  const std::string losses = t.folder / "losses.npy", logits = t.folder / "logits.npy";
+  const double mean = loss(t, t.run, {"--max-tokens", "64", "--per-token", losses, "--logits", logits});
+  const std::vector<float> nats = npy(losses), all = npy(logits);
+  REQUIRE(nats.size() == 64);
+  REQUIRE(all.size() == 64 * 257);
+  double sum = 0;
+  for (const float x : nats) sum += static_cast<double>(x);
+  CHECK(sum / 64 == Approx(mean).epsilon(1e-5));
+  // A loss is the log-sum-exp of the logits without that of the target, which is in the files of tokens.
+  double total = 0;
+  for (size_t i = 0; i < 257; ++i) total += std::exp(static_cast<double>(all[i]));
+  double nearest = 1;
+  for (size_t i = 0; i < 257; ++i)
+    nearest = std::min(
+        nearest, std::abs(std::log(total) - static_cast<double>(all[i]) - static_cast<double>(nats[0])));
+  CHECK(nearest < 1e-4);
+
+  CHECK(t.sluice({"generate", folder, "-p", "ab", "-n", "4", "--temperature", "0"}).out ==
+        t.sluice({"generate", t.run, "-p", "ab", "-n", "4", "--temperature", "0"}).out);
+  CHECK(t.sluice({"analyze", folder, "-o", t.folder / "analysis", "--data",
+                  "held_out=" + (t.folder / "held_out"), "--quiet", "data.seq_len=16"})
+            .code == 0);
+  // Hidden behind no message: a folder that Sluice cannot compute says which value.
+  nlohmann::json config = nlohmann::json::parse(io::read_file(folder + "/config.json"));
+  config["attention_bias"] = true;
+  write_bytes(folder + "/config.json", config.dump());
+  const Outcome o = t.sluice({"eval", folder});
+  CHECK(o.code == 64);
+  CHECK_THAT(o.err, Contains("config.json") && Contains("qwen3_next") && Contains("attention_bias = true"));
+}
+
+TEST_CASE("a gate added to trained weights keeps their function", "[interop]") {
+  const TinyRun t;
+  REQUIRE(t.train({"model.attention.gates=[]", "train.max_steps=4"}).code == 0);
+  const double before = loss(t, t.run);
+  const std::string from = "train.init_from=" + t.run;
+  int runs = 0;
+  // The loss of step 0 of evaluation, with a learning rate of 0, is that of the start.
+  const auto start = [&](const std::string& gates, std::vector<std::string> more, std::string& output) {
+    const std::string run = t.folder / fmt::format("gated{}", ++runs);
+    more.insert(more.end(), {from, "run_dir=" + run, "train.max_steps=1", "optimizer.lr=1e-30",
+                             "optimizer.weight_decay=0", "train.init_missing=fresh"});
+    if (!gates.empty()) more.push_back("model.attention.gates=[" + gates + "]");
+    const Outcome o = t.train(more);
+    INFO(o.out << o.err);
+    REQUIRE(o.code == 0);
+    output = o.out;
+    return loss(t, run);
+  };
+  std::string out;
+  for (const char* gates :
+       {"{position: sdpa_output}", "{position: value}, {position: dense_output}", "{position: query}",
+        "{position: key, granularity: headwise}", "{combine: add, activation: silu}",
+        "{input: none, activation: identity}", "{input: none, activation: silu}", "{activation: ns_sigmoid}",
+        "{heads: shared}"}) {
+    INFO(gates);
+    CHECK(start(gates, {}, out) == Approx(before).epsilon(1e-6));
+    CHECK_THAT(out, Contains("the function of the weights"));
+  }
+  CHECK(start("", {"model.attention.gates=[]", "model.attention.kind=sink"}, out) ==
+        Approx(before).epsilon(1e-6));
+  // Where it cannot be kept, that is said.
+  start("{activation: silu}", {}, out);
+  CHECK_THAT(out, Contains("the function changes by self_attn.gate_proj.weight"));
+  // Only the parameters that are named may be missing, and without the key none.
+  const Outcome other = t.train(
+      {from, "run_dir=" + (t.folder / "no"), "train.init_missing=fresh", "train.init_missing_names=[sinks]"});
+  CHECK(other.code == 65);
+  CHECK_THAT(other.err, Contains("missing: model.layers.0.self_attn.gate_proj.weight"));
+  const Outcome none = t.train({from, "run_dir=" + (t.folder / "no")});
+  CHECK(none.code == 64);
+  CHECK_THAT(none.err, Contains("model.attention.gates") && Contains("train.init_missing: fresh"));
+}
+
+TEST_CASE("sluice import names what a folder has and Sluice lacks", "[interop]") {
+  const TinyRun t;
+  const std::string folder = t.folder / "windowed";
+  io::make_directories(folder);
+  nlohmann::json config = nlohmann::json::parse(io::read_file(golden("qwen3_tiny") + "/config.json"));
+  config["attn_logit_softcapping"] = 50.0;
+  write_bytes(folder + "/config.json", config.dump());
+  write_bytes(folder + "/model.safetensors", io::read_file(golden("qwen3_tiny") + "/model.safetensors"));
+  const Outcome o = t.sluice({"import", folder});
+  INFO(o.out << o.err);
+  CHECK(o.code == 0);
+  CHECK_THAT(o.out, Contains("init_ignore: [model.attention]") && Contains("hidden_size: 16"));
+  CHECK_THAT(o.err, Contains("cannot hold  attn_logit_softcapping = 50.0"));
+  // Tensors that do not fit: the model's type, and one line per size.
+  config["hidden_size"] = 32;
+  write_bytes(folder + "/config.json", config.dump());
+  const Outcome wide = t.sluice({"import", folder});
+  CHECK(wide.code == 65);
+  CHECK_THAT(wide.err, Contains("model_type qwen3") && Contains("hidden_size: folder 16, configuration 32"));
+  CHECK(t.sluice({"import", t.folder / "train.bin"}).code == 66);
+  CHECK(t.sluice({"import", t.folder.path}).code == 66);
+}
+
+}  // namespace sluice::test

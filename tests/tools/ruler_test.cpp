@@ -1,0 +1,75 @@
+// sluice ruler, as a user runs it.
+#include <nlohmann/json.hpp>
+
+#include "tools/tiny_run.h"
+
+namespace sluice::test {
+
+using Catch::Matchers::Contains;
+
+TEST_CASE("ruler answers prompts, keeps every answer and goes on", "[ruler]") {
+  const TinyRun t;
+  REQUIRE(t.train({"model.max_position_embeddings=700"}).code == 0);
+  const std::vector<std::string> command = {"ruler",         t.run,       "--lengths", "700",   "--tasks",
+                                            "niah_single_1", "--samples", "2",         "--json"};
+  const Outcome first = t.sluice(command);
+  INFO(first.err);
+  REQUIRE(first.code == 0);
+  const auto summary = nlohmann::json::parse(first.out);
+  CHECK(summary["cells"][0]["samples"] == 2);
+  CHECK(summary["cells"][0]["length"] == 700);
+  const std::string answers = io::read_file(t.run + "/ruler/step_00000008.jsonl");
+  CHECK(count_of(answers, "\n") == 3);  // the header and two answers
+  CHECK(nlohmann::json::parse(io::read_file(t.run + "/ruler/step_00000008.json")) == summary);
+
+  // Nothing is left to do; more samples are added to these.
+  CHECK(t.sluice(command).out == first.out);
+  CHECK(io::read_file(t.run + "/ruler/step_00000008.jsonl") == answers);
+  std::vector<std::string> more = command;
+  more[7] = "3";
+  CHECK(nlohmann::json::parse(t.sluice(more).out)["cells"][0]["samples"] == 3);
+  CHECK(io::read_file(t.run + "/ruler/step_00000008.jsonl").find(answers) == 0);
+
+  // Twice the positions, without training; a table.
+  const Outcome yarn = t.sluice({"ruler", t.run, "--lengths", "1400", "--yarn", "2", "--tasks",
+                                 "fwe,niah_multikey_2", "--samples", "1"});
+  INFO(yarn.err);
+  REQUIRE(yarn.code == 0);
+  CHECK_THAT(yarn.out, Contains("niah_multikey_2") && Contains("average"));
+  CHECK(io::exists(t.run + "/ruler/step_00000008_yarn2.json"));
+
+  // RULER's own files.
+  write_bytes(t.folder / "vt.jsonl", "{\"input\": \"VAR A = 1. Who?\", \"outputs\": [\"A\"]}\n");
+  const Outcome given =
+      t.sluice({"ruler", t.run, "--prompts", t.folder / "vt.jsonl", "-o", t.folder / "own", "--json"});
+  INFO(given.err);
+  REQUIRE(given.code == 0);
+  CHECK(nlohmann::json::parse(given.out)["cells"][0]["task"] == "vt");
+  CHECK(nlohmann::json::parse(given.out)["cells"][0]["length"] == 64);
+}
+
+TEST_CASE("ruler refuses what cannot be measured", "[ruler]") {
+  const TinyRun t;
+  REQUIRE(t.train({"model.max_position_embeddings=700"}).code == 0);
+  const auto refused = [&](std::vector<std::string> arguments, const std::string& part) {
+    arguments.insert(arguments.begin(), {"ruler", t.run});
+    const Outcome o = t.sluice(arguments);
+    INFO(o.err);
+    CHECK(o.code == 64);
+    CHECK_THAT(o.err, Contains(part));
+    CHECK(count_of(o.err, "error:") == 1);
+  };
+  refused({"--lengths", "2k", "--tasks", "fwe"},
+          "2048 tokens are more than the model's 700 positions; --yarn 3");
+  refused({"--lengths", "1x"}, "\"1x\" is no number of tokens");
+  refused({"--lengths", "300", "--tasks", "vt"}, "the shortest prompt has");
+  refused({"--lengths", "100"}, "no task fits into a length of 100");
+  refused({"--lengths", "700", "--tasks", "needle"}, "--tasks needle: known are all, niah_single_1");
+  refused({"--lengths", "700", "--tasks", "qa_1"}, "qa_1 needs --qa-1 JSONL");
+  refused({"--lengths", "700", "--yarn", "0.5"}, "--yarn 0.5: must be at least 1");
+  write_bytes(t.folder / "vt.jsonl",
+              "{\"input\": \"" + std::string(800, 'x') + "\", \"outputs\": [\"A\"]}\n");
+  refused({"--prompts", t.folder / "vt.jsonl"}, "a prompt of 800 tokens and 30 generated ones do not fit");
+}
+
+}  // namespace sluice::test
