@@ -17,6 +17,7 @@ struct Importance {
   const float *lse, *z0;
   const int* first_key;  // softmax
   const T *sink, *logits;
+  const float* extra;   // (H, T): logits of a sink by query, instead of sink
   int64_t rows, width;  // tokens, and channels of a row of logits
   int heads;
   float low, range;  // a score is low + range sigmoid
@@ -47,6 +48,8 @@ __global__ void __launch_bounds__(kBlock) importance_kernel(Importance<T> a) {
       bool counts = true;
       if (a.logits) {
         open = a.low + a.range * sigmoid(to_float(a.logits[t * a.heads + h]));
+      } else if (a.extra) {
+        open = sigmoid(a.lse[h * a.rows + t] - a.extra[h * a.rows + t]);
       } else if (a.sink) {
         open = sigmoid(a.lse[h * a.rows + t] - to_float(a.sink[h]));
       } else {
@@ -90,6 +93,7 @@ struct ImportanceBackward {
   const float *lse, *z0;
   const int* first_key;
   const T* sink;
+  const float* extra;  // (H, T), instead of sink
   int64_t tokens;
 };
 
@@ -101,7 +105,10 @@ __global__ void __launch_bounds__(kBlock) importance_backward_kernel(ImportanceB
   double sum = 0;
   for (int64_t t = static_cast<int>(threadIdx.x); t < a.tokens; t += kBlock) {
     const int64_t i = h * a.tokens + t;
-    if (a.sink) {
+    if (a.extra) {
+      const float x = a.lse[i] - a.extra[i];
+      a.dlse[i] = u * sigmoid(x) * sigmoid(-x);
+    } else if (a.sink) {
       const float x = a.lse[i] - sink, d = u * sigmoid(x) * sigmoid(-x);
       a.dlse[i] = d;
       sum += static_cast<double>(d);
@@ -179,7 +186,9 @@ void head_importance(Context& ctx, Tensor batch, Tensor totals, const HeadGate& 
         Importance<T> a = {};
         a.lse = data_or_null<float>(g.lse), a.z0 = data_or_null<float>(g.z0),
         a.first_key = data_or_null<int>(g.first_key);
-        a.sink = data_or_null<T>(g.sink), a.logits = data_or_null<T>(g.logits);
+        const bool by_query = g.sink && g.sink.rank == 2;
+        a.extra = by_query ? device_data<float>(g.sink) : nullptr;
+        a.sink = by_query ? nullptr : data_or_null<T>(g.sink), a.logits = data_or_null<T>(g.logits);
         a.rows = rows, a.width = g.logits && g.logits.rank == 3 ? g.logits.dim(2) : 1,
         a.heads = static_cast<int>(heads);
         const ScoreRange scores = score_range(g.kind.activation).value_or(ScoreRange{0, 1});  // of logits
@@ -205,9 +214,12 @@ void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor ds
     ImportanceBackward<T> a = {};
     a.dlse = device_data<float>(dlse);
     a.coef0 = g.sink ? nullptr : device_data<float>(coef0),
-    a.dsink = g.sink ? device_data<float>(dsink) : nullptr;
+    a.dsink = dsink ? device_data<float>(dsink) : nullptr;
     a.u = device_data<double>(u), a.lse = device_data<float>(g.lse), a.z0 = data_or_null<float>(g.z0);
-    a.first_key = data_or_null<int>(g.first_key), a.sink = data_or_null<T>(g.sink);
+    a.first_key = data_or_null<int>(g.first_key);
+    const bool by_query = g.sink && g.sink.rank == 2;
+    a.extra = by_query ? device_data<float>(g.sink) : nullptr;
+    a.sink = by_query ? nullptr : data_or_null<T>(g.sink);
     a.tokens = g.lse.dim(1);
     launch(ctx, "head_importance_backward",
            {.grid = dim3(static_cast<unsigned>(g.lse.dim(0))), .block = dim3(kBlock)},

@@ -19,14 +19,19 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 /// taken[h] = whether the head's mean attention on the first key is above the threshold. A block per head.
+/// sink (H), or extra (H, T), or neither.
 template <class T>
-__global__ void __launch_bounds__(kBlock) sink_heads_kernel(int* taken, const float* lse, const float* z0,
-                                                            const T* sink, int64_t tokens, double threshold) {
+__global__ void __launch_bounds__(kBlock)
+    sink_heads_kernel(int* taken, const float* lse, const float* z0, const T* sink, const float* extra,
+                      int64_t tokens, double threshold) {
   const int64_t h = blockIdx.x;
   double sum = 0;
   for (int64_t t = threadIdx.x; t < tokens; t += kBlock) {
     const float l = lse[h * tokens + t], x = z0[h * tokens + t] - l;
-    sum += static_cast<double>(expf(x > 0 ? 0.f : x) * (sink ? sigmoid(l - to_float(sink[h])) : 1.f));
+    const float share = extra  ? sigmoid(l - extra[h * tokens + t])
+                        : sink ? sigmoid(l - to_float(sink[h]))
+                               : 1.f;
+    sum += static_cast<double>(expf(x > 0 ? 0.f : x) * share);
   }
   sum = block_sum<kBlock>(sum);
   if (threadIdx.x == 0) taken[h] = sum > threshold * static_cast<double>(tokens) ? 1 : 0;
@@ -57,6 +62,7 @@ void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& 
                      const Tensor& sink, double threshold) {
   const int64_t tokens = o.dim(0), heads = o.dim(1);
   ScratchScope scratch(ctx.scratch);
+  const bool by_query = sink && sink.rank == 2;
   const Tensor taken = scratch.alloc("sink heads", DType::i32, {heads});
   if (ctx.dry_run || o.numel() == 0) return;
   dispatch_storage("take_sink_heads", o, [&](auto* tag) {
@@ -64,7 +70,8 @@ void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& 
     launch(ctx, "take_sink_heads", {.grid = dim3(static_cast<unsigned>(heads)), .block = dim3(kBlock)},
            sink_heads_kernel<T>, device_data<int>(taken), static_cast<const float*>(device_data<float>(lse)),
            static_cast<const float*>(device_data<float>(z0)),
-           sink ? static_cast<const T*>(device_data<T>(sink)) : nullptr, tokens, threshold);
+           sink && !by_query ? static_cast<const T*>(device_data<T>(sink)) : nullptr,
+           by_query ? static_cast<const float*>(device_data<float>(sink)) : nullptr, tokens, threshold);
     for (int64_t t = 0; t < tokens; t += 32768) {
       const int64_t count = std::min<int64_t>(tokens - t, 32768), at = t * heads * o.dim(2);
       launch(

@@ -1,5 +1,5 @@
 // Attention on CUDA: selection of the kernel, and the output's sink and gate if a kernel does not fuse them.
-//   f32 storage; bf16 with a head_dim other than 64, 128, 256    f32.cu
+//   f32 storage; softpick; bf16 with a head_dim other than 64, 128, 256    f32.cu
 //   bf16 on sm_90                                                hopper_*.cu, with the output fused
 //   bf16 elsewhere                                               mma*.cu, with the output fused
 //   attention.kernel: cudnn                                      cudnn.cu
@@ -230,7 +230,7 @@ struct OutputGradients {
 /// dlse: empty, or what reaches lse past the output.
 void output_backward(Context& ctx, const OutputGradients& out, const Tensor& dy, const Tensor& o,
                      const Tensor& lse, const AttentionOutput& output, const Tensor& dlse) {
-  const auto& [sink, gate, kind, dhead] = output;
+  const auto& [sink, gate, kind, dhead, extra] = output;
   const int64_t chunks = chunks_of(o.dim(0));
   ScratchScope temporaries(ctx.scratch);
   const Tensor partial =
@@ -262,17 +262,20 @@ void output_backward(Context& ctx, const OutputGradients& out, const Tensor& dy,
 
 // ---- selection of the kernel
 
-/// The tensor-core kernels: bf16, rows of 16-byte vectors, and a scale that keeps the order of the scores.
-bool tensor_cores(const Tensor& q, double scale) {
-  const int64_t depth = q.dim(2);
-  return q.dtype == DType::bf16 && (depth == 64 || depth == 128 || depth == 256) && scale > 0;
+/// The tensor-core kernels: softmax, bf16, rows of 16-byte vectors, and a scale that keeps the order of the
+/// scores.
+bool tensor_cores(const AttentionInputs& in) {
+  const int64_t depth = in.q.dim(2);
+  return in.weights == AttentionWeights::softmax && in.q.dtype == DType::bf16 &&
+         (depth == 64 || depth == 128 || depth == 256) && in.scale > 0;
 }
 
 /// f32.cu computes what the tensor-core kernels do not support; an explicit cudnn is refused instead.
 void not_for_cudnn(AttentionKernel wish) {
   if (wish == AttentionKernel::cudnn)
     fail(ExitCode::usage,
-         "attention.kernel cudnn: takes bf16, a head_dim of 64, 128 or 256 and 16-byte alignment only");
+         "attention.kernel cudnn: takes softmax, bf16, a head_dim of 64, 128 or 256 and 16-byte alignment "
+         "only");
 }
 
 AttentionKernel choose(Context& ctx, const char* op, const Tensor& q, AttentionKernel wish) {
@@ -327,13 +330,13 @@ void run_backward(Context& ctx, AttentionKernel kernel, const AttentionBackward&
 /// specific to a head, with one logit per token.
 void fused_forward(Context& ctx, const char* op, const Tensor& y, const AttentionState& out,
                    const AttentionInputs& in, const AttentionOutput& output, AttentionKernel wish) {
-  const auto& [q, k, v, first_key, scale] = in;
+  const auto& [q, k, v, first_key, scale, weights] = in;
   const auto in_f32 = [&] {
     not_for_cudnn(wish);
     attention_f32_forward(ctx, out, in);
     if (y) output_forward(ctx, y, out.o, out.lse, output);
   };
-  if (!tensor_cores(q, scale)) return in_f32();
+  if (!tensor_cores(in)) return in_f32();
   AttentionForward a = {};
   a.q = device_data<nv_bf16>(q), a.k = device_data<nv_bf16>(k), a.v = device_data<nv_bf16>(v);
   a.first_key = device_data<int>(first_key);
@@ -366,12 +369,12 @@ void fused_forward(Context& ctx, const char* op, const Tensor& y, const Attentio
 void core_backward(Context& ctx, const char* op, const AttentionGrads& grads, const Tensor& d_o,
                    const Tensor& delta, const AttentionInputs& in, const AttentionState& state,
                    const Tensor& coef0, bool has_dlse, AttentionKernel wish) {
-  const auto& [q, k, v, first_key, scale] = in;
+  const auto& [q, k, v, first_key, scale, weights] = in;
   const auto in_f32 = [&] {
     not_for_cudnn(wish);
     attention_f32_backward(ctx, grads, d_o, delta, in, state.lse, coef0);
   };
-  if (!tensor_cores(q, scale)) return in_f32();
+  if (!tensor_cores(in)) return in_f32();
   AttentionBackward a = {};
   a.q = device_data<nv_bf16>(q), a.k = device_data<nv_bf16>(k), a.v = device_data<nv_bf16>(v);
   a.d_o = device_data<nv_bf16>(d_o), a.lse = device_data<float>(state.lse),

@@ -30,7 +30,11 @@ struct Problem {
   int64_t queries, keys;
   int heads, kv_heads, depth;
   float scale;
+  bool softpick;
 };
+
+/// log relu(e^x - 1)
+DEVICE_INLINE float log_pick(float x) { return x > 0 ? x + logf(-expm1f(-x)) : -INFINITY; }
 
 /// Rows [0, rows) of src into a tile, zero beyond and for channels >= depth.
 template <int kDepth, class T>
@@ -104,7 +108,9 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
                     p.depth);
 
   float4 acc[S::kVectors] = {};
-  float m = -INFINITY, l = 0;
+  // Softpick's maxima are at least 0, and a hidden score is 0, whose weight is 0.
+  const float hidden = p.softpick ? 0.0f : -INFINITY;
+  float m = hidden, l = 0;
   float* const weights = w + row * (S::kRows + 1);
   for (int64_t k0 = p.first_key[q0]; k0 < q0 + rows + offset; k0 += S::kRows) {
     const int64_t stride = static_cast<int64_t>(p.kv_heads) * p.depth, at = k0 * stride + kv_head * p.depth;
@@ -119,8 +125,9 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
     for (int c = 0; c < S::kColumns; ++c) {
       const int64_t key = k0 + 4 * c + part;
       s[c] *= p.scale;
-      if (p.z0 && key == first && row < rows) p.z0[head * p.queries + query] = s[c];
-      if (key < first || key > last) s[c] = -INFINITY;
+      if (p.z0 && key == first && row < rows)
+        p.z0[head * p.queries + query] = p.softpick ? log_pick(s[c]) : s[c];
+      if (key < first || key > last) s[c] = hidden;
       top = fmaxf(top, s[c]);
     }
     top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
@@ -132,9 +139,9 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
       acc[i].x *= rescale, acc[i].y *= rescale, acc[i].z *= rescale, acc[i].w *= rescale;
 #pragma unroll
     for (int c = 0; c < S::kColumns; ++c) {
-      const float e = expf(s[c] - base);
-      l += e;
-      weights[4 * c + part] = e;
+      const float e = expf(s[c] - base), above = e - expf(-base);
+      l += p.softpick ? fabsf(above) : e;
+      weights[4 * c + part] = p.softpick ? fmaxf(above, 0.0f) : e;
     }
     __syncwarp();  // a row's four threads are of one warp
     mix<kDepth>(acc, weights, v, part, p.depth);
@@ -143,16 +150,23 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
   l += __shfl_xor_sync(kFullWarp, l, 1);
   l += __shfl_xor_sync(kFullWarp, l, 2);
   if (row >= rows) return;
-  if (part == 0) p.lse[head * p.queries + query] = m + logf(fmaxf(l, 1.0f));  // l >= 1: lse >= z0
+  l = p.softpick ? l + static_cast<float>(kSoftpickEps) * expf(-m) : fmaxf(l, 1.0f);  // l >= 1: lse >= z0
+  if (part == 0) p.lse[head * p.queries + query] = m + logf(l);
   store_row<kDepth>(p.o + (query * p.heads + head) * p.depth, acc, 1.0f / l, part, p.depth);
 }
 
-/// dS of one pair, without the scale.
+/// The weight of one pair, and dS without the scale, from its score z and dP.
+struct PairGradient {
+  float weight, ds;
+};
 template <class T>
-DEVICE_INLINE float score_gradient(const Problem<T>& p, float weight, float dp, int64_t statistic,
-                                   bool first) {
-  const float ds = weight * (dp - p.delta[statistic]);
-  return first && p.coef0 ? ds + p.coef0[statistic] : ds;
+DEVICE_INLINE PairGradient pair_gradient(const Problem<T>& p, float z, float dp, int64_t statistic,
+                                         bool first) {
+  const float lse = p.lse[statistic], delta = p.delta[statistic], e = expf(z - lse);
+  const float direct = first && p.coef0 ? p.coef0[statistic] : 0.0f;
+  if (!p.softpick) return {e, e * (dp - delta) + direct};
+  if (!(z > 0)) return {0.0f, z < 0 ? e * delta : 0.0f};
+  return {e - expf(-lse), e * (dp - delta) + direct / -expm1f(-z)};
 }
 
 /// Grid as in forward.
@@ -170,7 +184,6 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dq_ke
   const int64_t first = p.first_key[query], q_stride = static_cast<int64_t>(p.heads) * p.depth;
   load_tile<kDepth>(q, p.q + q0 * q_stride + head * p.depth, q_stride, rows, p.depth);
   load_tile<kDepth>(d_o, p.d_o + q0 * q_stride + head * p.depth, q_stride, rows, p.depth);
-  const float lse = p.lse[statistic];
 
   float4 acc[S::kVectors] = {};
   float* const weights = w + row * (S::kRows + 1);
@@ -188,7 +201,7 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dq_ke
       const int64_t key = k0 + 4 * c + part;
       const bool visible = row < rows && key >= first && key <= query;
       weights[4 * c + part] =
-          visible ? score_gradient(p, expf(p.scale * s[c] - lse), dp[c], statistic, key == first) : 0.0f;
+          visible ? pair_gradient(p, p.scale * s[c], dp[c], statistic, key == first).ds : 0.0f;
     }
     __syncwarp();
     mix<kDepth>(acc, weights, k, part, p.depth);
@@ -230,9 +243,10 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dkv_k
         const int64_t query = min(q0 + 4 * c + part, p.queries - 1), statistic = head * p.queries + query;
         const int64_t first = p.first_key[query];
         const bool visible = row < rows && 4 * c + part < count && key >= first && key <= query;
-        s[c] = visible ? expf(p.scale * s[c] - p.lse[statistic]) : 0.0f;
-        dp[c] = visible ? score_gradient(p, s[c], dp[c], statistic, key == first) : 0.0f;
-        weights[4 * c + part] = s[c];
+        const PairGradient pair = visible ? pair_gradient(p, p.scale * s[c], dp[c], statistic, key == first)
+                                          : PairGradient{0.0f, 0.0f};
+        dp[c] = pair.ds;
+        weights[4 * c + part] = pair.weight;
       }
       __syncwarp();
       mix<kDepth>(dv, weights, d_o, part, p.depth);
@@ -279,6 +293,7 @@ Problem<T> problem_of(const AttentionInputs& in) {
   p.heads = static_cast<int>(in.q.dim(1)), p.kv_heads = static_cast<int>(in.k.dim(1)),
   p.depth = static_cast<int>(in.q.dim(2));
   p.scale = static_cast<float>(in.scale);
+  p.softpick = in.weights == AttentionWeights::softpick;
   return p;
 }
 

@@ -2,6 +2,7 @@
 
 #include "nn/init.h"
 #include "nn/weight_gradient.h"
+#include "ops/elementwise.h"
 #include "ops/linear.h"
 
 namespace sluice {
@@ -64,17 +65,21 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
       gates_(config, store, prefix, gate_sites(config)),
       q_position_(config, store, prefix + ".q_norm.weight"),
       k_position_(config, store, prefix + ".k_norm.weight"),
-      core_(config, store, prefix),
+      core_(config, store, prefix, layer),
+      exclusive_(config, store, prefix + ".exclusive_scale"),
       output_(config, store, prefix + ".o_norm.weight") {
+  if (config.attention.kind == AttentionKind::sparse) sparse_.emplace(config, store, prefix, layer);
   const int64_t kv_heads = config.num_key_value_heads;
   SLUICE_CHECK(kv_heads > 0 && heads_ % kv_heads == 0, "attention: {} heads over {} key/value heads", heads_,
                kv_heads);
   SLUICE_CHECK(head_dim_ % 2 == 0, "attention: head_dim must be even, got {}", head_dim_);
-  if (output_.identity()) gates_.fuse(P::sdpa_output);  // no stage between the core and its gate
+  // Without a stage between the core and its gate.
+  if (exclusive_.identity() && output_.identity()) gates_.fuse(P::sdpa_output);
 }
 
 Flops Attention::flops(int64_t seq_len) const {
-  Flops sum = k_switch_.flops() + v_switch_.flops() + core_.flops(seq_len);
+  Flops sum =
+      k_switch_.flops() + v_switch_.flops() + (sparse_ ? sparse_->flops(seq_len) : core_.flops(seq_len));
   for (const ParamStore::Id id : {q_proj_, k_proj_, v_proj_, o_proj_}) sum += product_flops(store_, id);
   for (size_t i = 0; i < gates_.size(); ++i) sum += gates_.gate(i).flops();
   return sum;
@@ -92,8 +97,12 @@ Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, in
   s.q_position = q_position_.make_saved(arena, name + ".q_norm", make_gates(P::query, s.q));
   s.k_position = k_position_.make_saved(arena, name + ".k_norm", make_gates(P::key, s.k.y));
   make_gates(P::value, s.v.y);
-  s.core = core_.make_saved(arena, name, T, dtype, gates_[P::sdpa_output].fused());
-  s.output = output_.make_saved(arena, name + ".o", s.core.y);
+  const bool fused = gates_[P::sdpa_output].fused();
+  s.core = sparse_ ? sparse_->make_core_saved(arena, name, T, dtype, fused)
+                   : core_.make_saved(arena, name, T, dtype, fused);
+  if (sparse_) s.sparse = sparse_->make_saved(arena, name, T, dtype);
+  s.exclusive = exclusive_.make_saved(arena, name + ".o_exclusive", s.core.y);
+  s.output = output_.make_saved(arena, name + ".o", s.exclusive.y);
   make_gates(P::sdpa_output, s.output.y);
   s.dense = arena.alloc(name + ".dense", dtype, {T, hidden_size_});
   s.y = matrix(make_gates(P::dense_output, s.dense));
@@ -116,8 +125,14 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
   Heads heads = heads_of(s);
   if (sequence.cache) sequence.cache->append(ctx, layer_, heads.k, heads.v);
   const FusedGate fused = gates_[P::sdpa_output].fused_forward(ctx, x, s.gates[P::sdpa_output]);
-  core_.forward(ctx, heads, sequence, fused, s.core);
-  output_.forward(ctx, s.core.y, s.output);
+  if (!sequence.caches.empty())
+    attend_each(ctx, heads, sequence, fused, s.core);
+  else if (sparse_)
+    sparse_->forward(ctx, x, heads, sequence, fused, s.core, s.sparse);
+  else
+    core_.forward(ctx, heads, sequence, fused, s.core);
+  exclusive_.forward(ctx, s.core.y, s.gates[P::value].y, s.exclusive);
+  output_.forward(ctx, s.exclusive.y, s.output);
   gates_[P::sdpa_output].forward(ctx, s.output.y, x, s.gates[P::sdpa_output]);
   if (sequence.heads) count_heads(ctx, sequence, s);
 
@@ -127,7 +142,8 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
 
 void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
                          const Saved& s) const {
-  SLUICE_CHECK(!sequence.cache, "attention: no backward through a cache of keys and values");
+  SLUICE_CHECK(!sequence.cache && sequence.caches.empty(),
+               "attention: no backward through a cache of keys and values");
   ScratchScope t(ctx.scratch);
   Into into = Into::overwrite;  // x has several consumers: the first overwrites dx, the others add
 
@@ -142,14 +158,22 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   const bool gated = !gates_[P::sdpa_output].empty();
   gates_[P::sdpa_output].backward(ctx, d_o, d_o, s.output.y, x, s.gates[P::sdpa_output], dx, into,
                                   dimportance);
-  output_.backward(ctx, d_o, d_o, s.core.y, s.output);
+  output_.backward(ctx, d_o, d_o, s.exclusive.y, s.output);
+  const Tensor dv_own = exclusive_.identity() ? Tensor() : t.like("attention.dv_own", s.v.y);
+  exclusive_.backward(ctx, d_o, dv_own, d_o, s.core.y, s.gates[P::value].y);
   const Tensor dq = t.like("attention.dq", s.q), dk = t.like("attention.dk", s.k.y),
                dv = t.like("attention.dv", s.v.y);
   FusedGate fused = gates_[P::sdpa_output].fused_gate(s.gates[P::sdpa_output]);
   if (fused) fused.dlogits = t.like("attention.dgate", fused.logits), fused.dscores = dimportance;
-  core_.backward(ctx, {dq, dk, dv}, d_o, heads_of(s), sequence, fused, gated ? Tensor() : dimportance,
-                 s.core);
+  const Tensor measured = gated ? Tensor() : dimportance;
+  if (sparse_) {
+    sparse_->backward(ctx, {dq, dk, dv}, d_o, heads_of(s), sequence, fused, measured, s.core, s.sparse);
+    sparse_->backward_indexer(ctx, dx, into, x, heads_of(s), sequence, s.core, s.sparse);
+  } else {
+    core_.backward(ctx, {dq, dk, dv}, d_o, heads_of(s), sequence, fused, measured, s.core);
+  }
   gates_[P::sdpa_output].fused_backward(ctx, fused.dlogits, x, dx, into);
+  if (dv_own) add_forward(ctx, dv, dv, dv_own);
 
   q_position_.backward(ctx, dq, dq, s.gates[P::query].y, sequence, s.q_position);
   k_position_.backward(ctx, dk, dk, s.gates[P::key].y, sequence, s.k_position);
@@ -173,7 +197,39 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
 
 std::optional<HeadGate> Attention::head_gate(const Saved& s, const Tensor& first_key) const {
   const GateChain& gates = gates_[P::sdpa_output];
+  if (gates.empty() && sparse_) return sparse_->head_gate(s.core, first_key);
   return gates.empty() ? core_.head_gate(s.core, first_key) : gates.head_gate(s.gates[P::sdpa_output]);
+}
+
+/// Row i is the next token of the sequence whose earlier keys and values are in caches[i].
+void Attention::attend_each(Context& ctx, const Heads& heads, const Sequence& sequence, const FusedGate& gate,
+                            const SoftmaxAttention::Saved& s) const {
+  SLUICE_CHECK(!sparse_, "attention: sparse attention takes the tokens of one sequence at a time");
+  ScratchScope t(ctx.scratch);
+  const Tensor lse = t.alloc("attention.lse", s.lse.dtype, {heads_, 1}),
+               z0 = t.alloc("attention.z0", s.lse.dtype, {heads_, 1}),
+               extra = s.extra ? t.alloc("attention.extra", s.lse.dtype, {heads_, 1}) : Tensor();
+  for (int64_t i = 0; i < std::ssize(sequence.caches); ++i) {
+    const auto row = [&](const Tensor& all) { return all.empty() ? all : all.rows(i, 1); };
+    Sequence own = sequence;
+    own.cache = sequence.caches[static_cast<size_t>(i)];
+    own.caches = {};
+    own.positions = row(sequence.positions);
+    own.first_key = row(sequence.first_key);
+    Heads token = {row(heads.q), row(heads.k), row(heads.v)};
+    own.cache->append(ctx, layer_, token.k, token.v);
+    FusedGate own_gate = gate;
+    own_gate.logits = row(gate.logits);
+    own_gate.y = row(gate.y);
+    SoftmaxAttention::Saved out = s;
+    out.o = row(s.o);
+    out.y = row(s.y);
+    out.lse = lse;
+    out.z0 = z0;
+    out.extra = extra;
+    out.first_key = row(s.first_key);
+    core_.forward(ctx, token, own, own_gate, out);
+  }
 }
 
 void Attention::count_heads(Context& ctx, const Sequence& sequence, const Saved& s) const {

@@ -36,10 +36,10 @@ Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const 
 
 Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts,
              const std::string& name)
-    : attention_norm_(config, store, name + ".input_layernorm.weight", {config.hidden_size}),
+    : attention_norm_(config, store, name + ".input_layernorm"),
       attention_(config, store, name + ".self_attn", layer),
       attention_out_(config, store, name + ".post_attention_branch_layernorm.weight"),
-      ffn_norm_(config, store, name + ".post_attention_layernorm.weight", {config.hidden_size}),
+      ffn_norm_(config, store, name + ".post_attention_layernorm"),
       ffn_(config, store, name + ".mlp", layer, experts),
       ffn_out_(config, store, name + ".post_mlp_branch_layernorm.weight") {}
 
@@ -48,10 +48,10 @@ Block::Saved Block::make_saved(Arena& arena, const std::string& name, int64_t T,
   Saved s;
   s.attention = attention_.make_saved(arena, name + ".attention", T, dtype);
   const int64_t C = s.attention.y.dim(1);
-  s.attention_norm = attention_norm_.make_saved(arena, name + ".attention_norm", dtype, {T, C});
+  s.attention_norm = attention_norm_.make_saved(arena, name + ".attention_norm", dtype, T);
   s.attention_out = attention_out_.make_saved(arena, name + ".attention_out", s.attention.y);
   s.x1 = arena.alloc(name + ".x1", dtype, {T, C});
-  s.ffn_norm = ffn_norm_.make_saved(arena, name + ".mlp_norm", dtype, {T, C});
+  s.ffn_norm = ffn_norm_.make_saved(arena, name + ".mlp_norm", dtype, T);
   s.ffn = ffn_.make_saved(arena, name + ".mlp", T, dtype, keep_inner);
   s.ffn_out = ffn_out_.make_saved(arena, name + ".mlp_out", s.ffn.y);
   s.y = arena.alloc(name + ".y", dtype, {T, C});

@@ -4,7 +4,7 @@
 
 #include "nn/attention.h"
 #include "nn/feed_forward.h"
-#include "nn/rmsnorm.h"
+#include "nn/gated_norm.h"
 
 namespace sluice {
 
@@ -37,11 +37,11 @@ static_assert(Layer<BranchOutput>);
 class Block {
  public:
   struct Saved {
-    RmsNorm::Saved attention_norm;      // y (T, C): input of attention and its gates
+    GatedNorm::Saved attention_norm;    // y (T, C): input of attention and its gates
     Attention::Saved attention;         // y (T, C)
     BranchOutput::Saved attention_out;  // y (T, C): added to the residual stream
     Tensor x1;                          // (T, C): residual stream after attention
-    RmsNorm::Saved ffn_norm;            // y (T, C)
+    GatedNorm::Saved ffn_norm;          // y (T, C)
     FeedForward::Saved ffn;             // y (T, C)
     BranchOutput::Saved ffn_out;        // y (T, C): added to the residual stream
     Tensor y;                           // (T, C): residual stream after the block
@@ -61,7 +61,9 @@ class Block {
   void backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence, const RouterLoad& load,
                 const Saved& s) const;
 
-  Flops flops(int64_t seq_len) const { return attention_.flops(seq_len) + ffn_.flops(); }
+  Flops flops(int64_t seq_len) const {
+    return attention_norm_.flops() + attention_.flops(seq_len) + ffn_norm_.flops() + ffn_.flops();
+  }
   const Attention& attention() const { return attention_; }
   const FeedForward& ffn() const { return ffn_; }
 
@@ -69,10 +71,10 @@ class Block {
   Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts,
         const std::string& name);
 
-  RmsNorm attention_norm_;
+  GatedNorm attention_norm_;
   Attention attention_;
   BranchOutput attention_out_;
-  RmsNorm ffn_norm_;
+  GatedNorm ffn_norm_;
   FeedForward ffn_;
   BranchOutput ffn_out_;
 };

@@ -11,20 +11,22 @@ struct Flops {
                            // gradient, and for the weight's
   double frozen = 0;       // with frozen weights: backward takes as many for the input's gradient alone
   double activations = 0;  // of activations with each other, scores and weighted values: backward twice
+  double forward_only = 0;  // of activations with each other, of which backward needs nothing
 
-  double forward() const { return trained + frozen + activations; }
+  double forward() const { return trained + frozen + activations + forward_only; }
   double backward() const { return 2 * trained + frozen + 2 * activations; }
   Flops& operator+=(const Flops& other) {
     trained += other.trained;
     frozen += other.frozen;
     activations += other.activations;
+    forward_only += other.forward_only;
     return *this;
   }
 };
 inline Flops operator+(Flops a, const Flops& b) { return a += b; }
 /// Of several products alike.
 inline Flops operator*(double times, const Flops& f) {
-  return {times * f.trained, times * f.frozen, times * f.activations};
+  return {times * f.trained, times * f.frozen, times * f.activations, times * f.forward_only};
 }
 
 /// One token's product with a matrix of the store, and with its adapters where it has some. For a joined

@@ -65,13 +65,15 @@ AttentionGates::AttentionGates(const ModelConfig& config, ParamStore& store, con
     SLUICE_CHECK(!site.joined || gate.granularity == GateGranularity::elementwise,
                  "attention: a {} gate has no heads; granularity must be elementwise",
                  EnumNames<GatePosition>::names[static_cast<size_t>(gate.position)]);
-    // "gate_proj", or "gate" of a learned constant; the n-th of a position carries its number.
+    // "gate_proj", "self_gate_proj", or "gate" of a learned constant; the n-th of a position carries its
+    // number.
     const size_t place = count[gate.position]++;
     std::string name(site.prefix);
-    name += gate.input == GateInput::hidden ? "gate_proj" : "gate";
+    if (gate.input == GateInput::self) name += "self_";
+    name += gate.input == GateInput::none ? "gate" : "gate_proj";
     if (place > 0) name += "_" + std::to_string(place + 1);
-    chains_[gate.position].add(
-        Gate(config, gate, store, prefix + "." + name + ".weight", site.heads, site.channels), name);
+    chains_[gate.position].add(Gate(config, gate, store, prefix + "." + name, site.heads, site.channels),
+                               name);
     order_.emplace_back(gate.position, place);
   }
 }

@@ -278,7 +278,7 @@ Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix
   shared_.emplace(config, store, prefix + ".shared_expert", config_.shared_expert_intermediate_size);
   if (!config_.shared_expert_gate) return;
   const GateConfig gate{.position = GatePosition::dense_output, .granularity = GateGranularity::headwise};
-  shared_gate_.emplace(config, gate, store, prefix + ".shared_expert_gate.weight", 1, C);
+  shared_gate_.emplace(config, gate, store, prefix + ".shared_expert_gate", 1, C);
 }
 
 Moe::Saved Moe::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype,

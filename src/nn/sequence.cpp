@@ -14,4 +14,10 @@ void KeyValueCache::append(Context& ctx, int64_t layer, Tensor& k, Tensor& v) co
   behind(values[static_cast<size_t>(layer)], v);
 }
 
+Tensor KeyValueCache::append_index_keys(Context& ctx, int64_t layer, const Tensor& k) const {
+  const Tensor& all = index_keys[static_cast<size_t>(layer)];
+  cast(ctx, all.rows(length, k.dim(0)), k);
+  return all.rows(0, length + k.dim(0));
+}
+
 }  // namespace sluice

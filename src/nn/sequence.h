@@ -1,6 +1,7 @@
 #pragma once
 // Inputs of attention besides the hidden states: positions, first visible keys, KV cache, value zeroing.
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "core/context.h"
@@ -8,14 +9,20 @@
 
 namespace sluice {
 
+struct IndexerLoad;  // nn/indexer_loss.h
+
 /// KV cache of one sequence, for generation. Keys and values are gated, normalised and rotated, as attention
 /// reads them.
 struct KeyValueCache {
   std::vector<Tensor> keys, values;  // per layer (max_tokens, Hkv, D)
-  int64_t length = 0;                // number of tokens; Transformer::forward advances it
+  std::vector<Tensor> index_keys = {};  // sparse attention: the indexer's, per layer (max_tokens, d)
+  Tensor first_key = {};                // sparse attention: (max_tokens) i32, of every token
+  int64_t length = 0;                   // number of tokens; Transformer::forward advances it
 
   /// Appends k and v (T, Hkv, D) of one layer, and sets both to views of all tokens, (length + T, Hkv, D).
   void append(Context& ctx, int64_t layer, Tensor& k, Tensor& v) const;
+  /// Appends the indexer's keys k (T, d) of one layer, and returns those of all tokens.
+  Tensor append_index_keys(Context& ctx, int64_t layer, const Tensor& k) const;
 };
 
 /// Evaluation with the value of every sequence's first token zeroed (ops/value_zeroing.h): for all heads, or
@@ -30,9 +37,16 @@ struct Sequence {
   Tensor first_key;           // (T) i32, see ops/attention.h
   Tensor rope_cos, rope_sin;  // (positions, D/2)
   KeyValueCache* cache = nullptr;
-  const ValueZeroing* zeroing = nullptr;  // forward only, without a cache
+  std::span<KeyValueCache* const> caches = {};  // one token of each of several sequences, instead of cache
+  const ValueZeroing* zeroing = nullptr;        // forward only, without a cache
   const HeadLoad* heads =
       nullptr;  // where forward adds the heads' importance, and backward reads its gradient
+
+  // Of sparse attention.
+  Tensor targets = {};                    // (T) i32: backward's; tokens with a negative one are not counted
+  Tensor index_cos = {}, index_sin = {};  // (positions, d / 2): the rotation of the indexer, with rope
+  bool dense_warm_up = false;             // attention sees all keys
+  const IndexerLoad* indexers = nullptr;  // where forward adds what was selected, and backward the loss
 };
 
 }  // namespace sluice

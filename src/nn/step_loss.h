@@ -40,6 +40,7 @@ struct StepMemory {
   int64_t micro_batches;  // micro-batches per rank and step
   int64_t tokens;         // tokens per micro-batch
   DType losses;           // type of the per-token losses
+  std::vector<Tensor> index_variances = {};  // Transformer::index_variances
 };
 
 /// A loss, or a state of training, that persists between steps. `Load` contains the tensors that the model's

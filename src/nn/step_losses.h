@@ -2,6 +2,7 @@
 // The losses of a training step beside the text's: a new one is a struct (nn/step_loss.h), a member of
 // StepLoad where the model's passes need something of it, and an entry in StepLosses.
 #include "nn/head_balance_state.h"
+#include "nn/indexer_loss.h"
 #include "nn/logit_z_loss.h"
 #include "nn/router_balance_state.h"
 #include "nn/step_loss.h"
@@ -14,9 +15,11 @@ struct StepLoad {
   RouterLoad routers;
   HeadLoad heads;
   LogitZLoss logits;
+  IndexerLoad indexers;
 };
 
 /// All of them, in the order in which their numbers are written down.
-using StepLosses = StepLossTuple<StepLoad, RouterBalanceState, HeadBalanceState, LogitZLossState>;
+using StepLosses =
+    StepLossTuple<StepLoad, RouterBalanceState, HeadBalanceState, LogitZLossState, IndexerLossState>;
 
 }  // namespace sluice

@@ -1,5 +1,6 @@
 #include "nn/transformer.h"
 
+#include "core/device.h"
 #include "core/host_view.h"
 #include "nn/init.h"
 #include "ops/cross_entropy.h"
@@ -11,7 +12,9 @@
 namespace sluice {
 
 Transformer::Transformer(const ModelConfig& config, ParamStore& store, const ExpertRanks& experts)
-    : config_(config), store_(store) {
+    : config_(config),
+      store_(store),
+      dense_warm_up_(config.attention.sparse.phase == SparsePhase::dense_warm_up) {
   const int64_t V = config.vocab_size, C = config.hidden_size;
   SLUICE_CHECK(V > 0, "Transformer: vocab_size must be known, got {}", V);
   const bool tied = config.tie_word_embeddings;
@@ -44,8 +47,29 @@ Flops Transformer::flops(int64_t seq_len) const {
 void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load,
                           KeyValueCache* cache, const ValueZeroing* zeroing) const {
   check_batch("Transformer::forward", batch, s, cache);
-  Sequence tokens = sequence(batch, cache, load.heads);
+  Sequence tokens = sequence(batch, cache, load.heads, load.indexers);
   tokens.zeroing = zeroing;
+  if (cache && cache->first_key)
+    copy(ctx, cache->first_key.rows(cache->length, batch.tokens.dim(0)), batch.first_key);
+  forward(ctx, batch, tokens, load.routers, s);
+  if (cache) cache->length += batch.tokens.dim(0);
+}
+
+void Transformer::forward_each(Context& ctx, const Batch& batch, Saved& s,
+                               std::span<KeyValueCache* const> caches) const {
+  const auto count = static_cast<int64_t>(caches.size());
+  SLUICE_CHECK(count == batch.tokens.dim(0), "Transformer::forward_each: {} tokens and {} caches",
+               batch.tokens.dim(0), count);
+  for (const KeyValueCache* cache : caches) check_cache("Transformer::forward_each", *cache, 1);
+  check_batch("Transformer::forward_each", batch, s, nullptr);
+  Sequence tokens = sequence(batch, nullptr, {}, {});
+  tokens.caches = caches;
+  forward(ctx, batch, tokens, {}, s);
+  for (KeyValueCache* cache : caches) ++cache->length;
+}
+
+void Transformer::forward(Context& ctx, const Batch& batch, const Sequence& tokens, const RouterLoad& load,
+                          Saved& s) const {
   store_.begin_use(ctx, 0, Pass::forward);
   embedding_forward(ctx, s.tokens, batch.tokens, store_.value(embed_tokens_));
   if (embedding_norm_) embedding_norm_->forward(ctx, s.tokens, s.embedding_norm);
@@ -53,12 +77,11 @@ void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const Step
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const int unit = static_cast<int>(layer) + 1;
     store_.begin_use(ctx, unit, Pass::forward);
-    blocks_[layer].forward(ctx, x, tokens, load.routers, s.blocks[layer]);
+    blocks_[layer].forward(ctx, x, tokens, load, s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::forward);
     x = s.blocks[layer].y;
   }
   norm_->forward(ctx, x, s.final_norm);
-  if (cache) cache->length += batch.tokens.dim(0);
 }
 
 void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s,
@@ -72,9 +95,9 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
     store_.begin_use(ctx, unit, Pass::backward);
     // The shared activations are still the last layer's. What is computed again has been counted.
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
-      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, {}), {}, s.blocks[layer]);
-    blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr, load.heads), load.routers,
-                            s.blocks[layer]);
+      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, {}, {}), {}, s.blocks[layer]);
+    blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr, load.heads, load.indexers),
+                            load.routers, s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::backward);
   }
   if (embedding_norm_) embedding_norm_->backward(ctx, d, d, s.tokens, s.embedding_norm);
@@ -107,22 +130,28 @@ void Transformer::logits(Context& ctx, Tensor logits, const Tensor& hidden) cons
 }
 
 void Transformer::allocate_tables(Context& ctx, Arena& arena, DType dtype, int64_t max_positions) {
-  const DType table_dtype = accumulate_dtype(dtype);
-  rope_cos_ = arena.alloc("rope.cos", table_dtype, {max_positions, config_.head_dim / 2});
-  rope_sin_ = arena.alloc("rope.sin", table_dtype, {max_positions, config_.head_dim / 2});
-  if (arena.measuring()) return;
-  const RopeScalingConfig& scaling = config_.rope.scaling;
-  HostView cos(ctx, rope_cos_, HostView::Content::uninitialized),
-      sin(ctx, rope_sin_, HostView::Content::uninitialized);
-  rope_table(
-      cos.tensor(), sin.tensor(), config_.rope.theta,
-      {.yarn = scaling.type == RopeScalingType::yarn,
-       .factor = scaling.factor,
-       .original_max_position_embeddings = static_cast<double>(scaling.original_max_position_embeddings),
-       .beta_fast = scaling.beta_fast,
-       .beta_slow = scaling.beta_slow});
-  cos.write_back();
-  sin.write_back();
+  const auto allocate = [&](Tensor& cos, Tensor& sin, const std::string& name, int64_t width) {
+    const DType table_dtype = accumulate_dtype(dtype);
+    cos = arena.alloc(name + ".cos", table_dtype, {max_positions, width / 2});
+    sin = arena.alloc(name + ".sin", table_dtype, {max_positions, width / 2});
+    if (arena.measuring()) return;
+    const RopeScalingConfig& scaling = config_.rope.scaling;
+    HostView host_cos(ctx, cos, HostView::Content::uninitialized),
+        host_sin(ctx, sin, HostView::Content::uninitialized);
+    rope_table(
+        host_cos.tensor(), host_sin.tensor(), config_.rope.theta,
+        {.yarn = scaling.type == RopeScalingType::yarn,
+         .factor = scaling.factor,
+         .original_max_position_embeddings = static_cast<double>(scaling.original_max_position_embeddings),
+         .beta_fast = scaling.beta_fast,
+         .beta_slow = scaling.beta_slow});
+    host_cos.write_back();
+    host_sin.write_back();
+  };
+  allocate(rope_cos_, rope_sin_, "rope", config_.head_dim);
+  const AttentionConfig& a = config_.attention;
+  if (a.kind == AttentionKind::sparse && a.sparse.indexer.rope)
+    allocate(index_cos_, index_sin_, "rope.indexer", a.sparse.indexer.head_dim);
 }
 
 Transformer::Saved Transformer::make_saved(Arena& arena, int64_t num_tokens, DType dtype,
@@ -161,17 +190,35 @@ KeyValueCache Transformer::make_cache(Arena& arena, int64_t max_tokens, DType dt
     };
     cache.keys.push_back(alloc(".cache.keys"));
     cache.values.push_back(alloc(".cache.values"));
+    if (config_.attention.kind == AttentionKind::sparse)
+      cache.index_keys.push_back(arena.alloc(name + ".cache.index_keys", dtype,
+                                             {max_tokens, config_.attention.sparse.indexer.head_dim}));
   }
+  if (!cache.index_keys.empty()) cache.first_key = arena.alloc("cache.first_key", DType::i32, {max_tokens});
   return cache;
 }
 
-Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache, const HeadLoad& heads) const {
+std::vector<Tensor> Transformer::index_variances() const {
+  std::vector<Tensor> all;
+  for (const Block& block : blocks_)
+    if (const SparseAttention* sparse = block.attention().sparse())
+      if (const Tensor t = sparse->indexer().mean_variance()) all.push_back(t);
+  return all;
+}
+
+Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache, const HeadLoad& heads,
+                               const IndexerLoad& indexers) const {
   return {.positions = batch.positions,
           .first_key = batch.first_key,
           .rope_cos = rope_cos_,
           .rope_sin = rope_sin_,
           .cache = cache,
-          .heads = heads.totals ? &heads : nullptr};
+          .heads = heads.totals ? &heads : nullptr,
+          .targets = batch.targets,
+          .index_cos = index_cos_,
+          .index_sin = index_sin_,
+          .dense_warm_up = dense_warm_up_,
+          .indexers = indexers.sums ? &indexers : nullptr};
 }
 
 void Transformer::check_batch(const char* what, const Batch& batch, const Saved& s,
@@ -181,10 +228,13 @@ void Transformer::check_batch(const char* what, const Batch& batch, const Saved&
   check_tensor(what, "positions", batch.positions, DType::i32, {T});
   check_tensor(what, "first_key", batch.first_key, DType::i32, {T});
   SLUICE_CHECK(!rope_cos_.empty(), "{}: allocate_tables was not called", what);
-  if (!cache) return;
-  SLUICE_CHECK(cache->keys.size() == blocks_.size(), "{}: the cache is another model's", what);
-  const int64_t room = cache->keys.empty() ? T : cache->keys[0].dim(0) - cache->length;
-  SLUICE_CHECK(T <= room, "{}: {} tokens, but the cache has room for {}", what, T, room);
+  if (cache) check_cache(what, *cache, T);
+}
+
+void Transformer::check_cache(const char* what, const KeyValueCache& cache, int64_t tokens) const {
+  SLUICE_CHECK(cache.keys.size() == blocks_.size(), "{}: the cache is another model's", what);
+  const int64_t room = cache.keys.empty() ? tokens : cache.keys[0].dim(0) - cache.length;
+  SLUICE_CHECK(tokens <= room, "{}: {} tokens, but the cache has room for {}", what, tokens, room);
 }
 
 }  // namespace sluice

@@ -3,6 +3,7 @@
 // gate_proj, sinks, o_norm and the sandwich norms).
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "config/config.h"
@@ -41,6 +42,9 @@ class Transformer {
   /// zeroing: what is evaluated is not quite the model; without a cache.
   void forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load = {},
                KeyValueCache* cache = nullptr, const ValueZeroing* zeroing = nullptr) const;
+  /// One token of each of several sequences: row i of batch, with its position in its sequence and first_key
+  /// 0, is appended to caches[i], all of them different.
+  void forward_each(Context& ctx, const Batch& batch, Saved& s, std::span<KeyValueCache* const> caches) const;
   /// losses (T), nats, from s.hidden.
   void loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const;
   /// All losses of a micro-batch and where their gradients begin: losses as loss_forward, with dhidden (T, C)
@@ -53,6 +57,13 @@ class Transformer {
   /// logits (R, V) f32 (f64) of rows of hidden (R, C).
   void logits(Context& ctx, Tensor logits, const Tensor& hidden) const;
 
+  /// Whether attention of kind sparse sees all keys (model.attention.sparse.phase, phase_steps).
+  void set_dense_warm_up(bool dense) { dense_warm_up_ = dense; }
+  bool dense_warm_up() const { return dense_warm_up_; }
+  /// The running means of the variance of every layer's index scores (nn/indexer_loss.h); empty unless the
+  /// number of selected keys adapts to it.
+  std::vector<Tensor> index_variances() const;
+
   KeyValueCache make_cache(Arena& arena, int64_t max_tokens, DType dtype) const;
 
   /// Of a token of a sequence of seq_len, on average over its positions: of blocks and head. The look-up of
@@ -62,7 +73,11 @@ class Transformer {
   const std::vector<Block>& blocks() const { return blocks_; }
 
  private:
-  Sequence sequence(const Batch& batch, KeyValueCache* cache, const HeadLoad& heads) const;
+  void forward(Context& ctx, const Batch& batch, const Sequence& tokens, const RouterLoad& load,
+               Saved& s) const;
+  Sequence sequence(const Batch& batch, KeyValueCache* cache, const HeadLoad& heads,
+                    const IndexerLoad& indexers) const;
+  void check_cache(const char* what, const KeyValueCache& cache, int64_t tokens) const;
   void check_batch(const char* what, const Batch& batch, const Saved& s, const KeyValueCache* cache) const;
 
   double soft_cap() const { return config_.final_logit_softcapping.value_or(0); }
@@ -72,6 +87,8 @@ class Transformer {
   ParamStore::Id embed_tokens_ = 0, lm_head_ = 0;
   std::optional<RmsNorm> embedding_norm_, norm_;
   Tensor rope_cos_, rope_sin_;
+  Tensor index_cos_, index_sin_;  // of the indexers, with rope
+  bool dense_warm_up_;
   std::vector<Block> blocks_;
 };
 

@@ -15,7 +15,7 @@ namespace sluice {
 namespace {
 
 void check_inputs(const char* op, const AttentionInputs& in) {
-  const auto& [q, k, v, first_key, scale] = in;
+  const auto& [q, k, v, first_key, scale, weights] = in;
   check_floating(op, "q", q);
   SLUICE_CHECK(q.rank == 3, "{}: q must be (Tq, H, D), got {}", op, q.describe());
   SLUICE_CHECK(k.rank == 3, "{}: k must be (Tk, Hkv, D), got {}", op, k.describe());
@@ -34,6 +34,11 @@ void check_sink(const char* op, const Tensor& o, const Tensor& lse, const Tensor
   SLUICE_CHECK(o.rank == 3, "{}: o must be (T, H, D), got {}", op, o.describe());
   check_tensor(op, "lse", lse, accumulate_dtype(o.dtype), {o.dim(1), o.dim(0)});
   check_tensor(op, "sink", sink, o.dtype, {o.dim(1)});
+}
+
+/// An extra key joins behind the kernel, and leaves no place for a sink.
+void check_extra(const char* op, const AttentionOutput& output) {
+  SLUICE_CHECK(!output.sink || !output.extra.key, "{}: a sink and an extra key exclude each other", op);
 }
 
 void check_kernel(const char* op, const Context& ctx, AttentionKernel kernel) {
@@ -84,11 +89,43 @@ void attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor&
   SLUICE_DISPATCH(attention_backward, ctx, grads, d_o, in, state, of_scores, kernel);
 }
 
+namespace {
+
+void extra_key_attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& dy,
+                                  const AttentionInputs& in, const AttentionState& state,
+                                  const AttentionOutput& output, const ScoreGrads& of_scores,
+                                  AttentionKernel kernel) {
+  ScratchScope t(ctx.scratch);
+  const Tensor &o = state.o, &lse = state.lse, d_o = t.like("gated_attention.d_o", o),
+               dlse = t.like("gated_attention.dlse", lse);
+  Tensor d = dy;
+  if (output.gate) {
+    const Tensor ungated = t.like("gated_attention.o_extra", o);
+    extra_key_forward(ctx, ungated, o, lse, output.extra);
+    gate_backward(ctx, d_o, grads.dgate, dy, ungated, output.gate, output.kind, output.dhead);
+    d = d_o;
+  }
+  extra_key_backward(ctx, d_o, dlse, grads.dextra_value, d, o, lse, output.extra);
+  if (of_scores.dlse) add_forward(ctx, dlse, dlse, of_scores.dlse);
+  attention_backward(ctx, grads, d_o, in, state, {dlse, of_scores.coef0}, kernel);
+  extra_key_logits_backward(ctx, grads.dq, grads.dextra_key, dlse, in.q, output.extra.key, in.scale);
+}
+
+}  // namespace
+
 void gated_attention_forward(Context& ctx, Tensor y, const AttentionState& out, const AttentionInputs& in,
                              const AttentionOutput& output, AttentionKernel kernel) {
   check_forward("gated_attention_forward", ctx, out, in, kernel);
   check_like("gated_attention_forward", "y", y, out.o);
   if (output.sink) check_sink("gated_attention_forward", out.o, out.lse, output.sink);
+  check_extra("gated_attention_forward", output);
+  if (const ExtraKey& extra = output.extra; extra.key) {
+    attention_forward(ctx, out, in, kernel);
+    extra_key_logits(ctx, extra.logits, in.q, extra.key, in.scale);
+    extra_key_forward(ctx, y, out.o, out.lse, extra);
+    if (output.gate) gate_forward(ctx, y, y, output.gate, output.kind);
+    return;
+  }
   SLUICE_DISPATCH_CUDA_ONLY(gated_attention_forward, ctx, y, out, in, output, kernel);
   attention_forward(ctx, out, in);
   if (output.sink) sink_forward(ctx, y, out.o, out.lse, output.sink);
@@ -113,6 +150,9 @@ void gated_attention_backward(Context& ctx, const AttentionGrads& grads, const T
     SLUICE_CHECK(output.gate && output.kind.sharing == GateSharing::specific,
                  "{}: dhead is for a gate's scores, specific to a head", op);
   }
+  check_extra(op, output);
+  if (output.extra.key)
+    return extra_key_attention_backward(ctx, grads, dy, in, state, output, of_scores, kernel);
   SLUICE_DISPATCH_CUDA_ONLY(gated_attention_backward, ctx, grads, dy, in, state, output, of_scores, kernel);
   ScratchScope t(ctx.scratch);
   Tensor d = dy;

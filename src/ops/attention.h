@@ -6,11 +6,19 @@
 // Tq query tokens, Tk >= Tq key tokens (equal in training; Tk > Tq with a cache of earlier keys), H query
 // heads, Hkv key/value heads, D head_dim. Queries are the last Tq of the Tk tokens. first_key (Tq) i32 is the
 // first key a query sees: the start of its sequence, or of its document; it does not decrease, and
-// first_key_t <= t + Tk - Tq.
+// first_key_t <= t + Tk - Tq. (So it serves sliding windows as well: ops/window.h.)
+// Softpick (Zuhri et al. 2025, arXiv 2504.20966; the authors' flash_softpick_attn.py) weighs by
+//   A_tj = relu(e^z_tj - 1) / (sum_j |e^z_tj - 1| + eps)   instead, eps = kSoftpickEps.
+// Its "lse" is the logarithm of the denominator, and its z0 that of the first key's numerator (-inf where
+// that is 0), so that exp(z0 - lse) is the attention on the first key either way. (The authors' code
+// multiplies eps by e^max z.)
 #include "core/context.h"
+#include "ops/extra_key.h"
 #include "ops/gate.h"
 
 namespace sluice {
+
+constexpr double kSoftpickEps = 1e-6;
 
 /// The inputs of attention.
 struct AttentionInputs {
@@ -18,6 +26,7 @@ struct AttentionInputs {
   Tensor k, v;       // (Tk, Hkv, D)
   Tensor first_key;  // (Tq) i32
   double scale = 1;
+  AttentionWeights weights = AttentionWeights::softmax;
 };
 
 /// The outputs of forward, all overwritten. lse and z0 have accumulate_dtype(q). First-token attention,
@@ -35,12 +44,13 @@ struct AttentionGrads {
   Tensor dk, dv;      // (T, Hkv, D)
   Tensor dgate = {};  // the shape and dtype of the gate's logits, overwritten; empty without a gate
   Tensor dsink = {};  // (H) of accumulate_dtype, added to; empty without a sink
+  Tensor dextra_key = {}, dextra_value = {};  // (Hx, D) of accumulate_dtype, added to; empty likewise
 };
 
 /// Gradients that reach the scores directly instead of through the output; either may be empty.
 struct ScoreGrads {
-  Tensor dlse = {};   // (H, T): of lse
-  Tensor coef0 = {};  // (H, T): added to the score gradient of each query's first visible key
+  Tensor dlse = {};   // (H, T): of lse; with an extra key, of lse - logits
+  Tensor coef0 = {};  // (H, T): of z0: with softmax, added to the score gradient of the first visible key
 };
 
 void attention_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
@@ -48,6 +58,9 @@ void attention_forward(Context& ctx, const AttentionState& out, const AttentionI
 
 /// Gradients of forward with Tq == Tk, from d_o (T, H, D) and the state that forward left; z0 is not read.
 ///   dS_tj = A_tj (<dO_t, v_j> - Delta_t),  Delta_t = <dO_t, O_t> - dlse_t;   plus coef0_t onto dS_t,first
+/// softpick, with e = e^(z - lse):  dS = e (<dO_t, v_j> - Delta_t) where z > 0, e Delta_t where z < 0, else
+/// 0;
+///   plus coef0 / (1 - e^-z) onto dS_t,first where z > 0
 /// Deterministic on a CPU; on a GPU with Context::deterministic.
 void attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o,
                         const AttentionInputs& in, const AttentionState& state,
@@ -56,12 +69,13 @@ void attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor&
 
 /// Post-processing of o, fused into the kernels if the backend supports it:
 ///   y = gate(G o, z)  with G = sigmoid(lse - sink_h), or 1 without a sink, and gate as in ops/gate.h, or the
-///   identity.
+///   identity. With an extra key (ops/extra_key.h), which excludes a sink, y = gate(G o + (1 - G) value, z).
 struct AttentionOutput {
   Tensor sink = {};  // (H), or empty
   Tensor gate = {};  // logits z (T, H, D) or (T, H), or empty; of q's dtype
   GateKind kind = {};
   Tensor dhead = {};  // (H) f64, or empty: read by backward alone, as gate_backward's; only with a gate
+  ExtraKey extra = {};
 };
 
 /// As attention_forward; y (Tq, H, D) overwritten, may not alias out.o. `out` is that of the plain attention.

@@ -22,6 +22,8 @@ void with_activation(GateActivation activation, F&& f) {
       return f(std::integral_constant<GateActivation, identity>());
     case ns_sigmoid:
       return f(std::integral_constant<GateActivation, ns_sigmoid>());
+    case two_sigmoid:
+      return f(std::integral_constant<GateActivation, two_sigmoid>());
   }
 }
 
@@ -37,6 +39,8 @@ constexpr A activate(GateActivation a, A z, A s) {
       return z;
     case GateActivation::ns_sigmoid:
       return A(0.5) + A(0.5) * s;
+    case GateActivation::two_sigmoid:
+      return A(2) * s;
   }
   __builtin_unreachable();
 }
@@ -53,6 +57,8 @@ constexpr A slope_of(GateActivation a, A z, A s) {
       return A(1);
     case GateActivation::ns_sigmoid:
       return A(0.5) * s * (A(1) - s);
+    case GateActivation::two_sigmoid:
+      return A(2) * s * (A(1) - s);
   }
   __builtin_unreachable();
 }

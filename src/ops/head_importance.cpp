@@ -30,7 +30,10 @@ int64_t check_gate(const char* op, const HeadGate& g, int64_t tokens) {
   check_tensor(op, "lse", g.lse, g.lse.dtype, {heads, tokens});
   if (g.sink) {
     check_floating(op, "sink", g.sink);
-    check_tensor(op, "sink", g.sink, g.sink.dtype, {heads});
+    if (g.sink.rank == 2)
+      check_like(op, "sink", g.sink, g.lse);
+    else
+      check_tensor(op, "sink", g.sink, g.sink.dtype, {heads});
     SLUICE_CHECK(accumulate_dtype(g.sink.dtype) == g.lse.dtype, "{}: sink {} does not go with lse {}", op,
                  g.sink.describe(), g.lse.describe());
   } else {
@@ -56,7 +59,9 @@ void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor ds
   const int64_t heads = check_gate(op, gate, gate.lse.rank == 2 ? gate.lse.dim(1) : 0);
   check_tensor(op, "u", u, DType::f64, {heads});
   check_like(op, "dlse", dlse, gate.lse);
-  if (gate.sink)
+  if (gate.sink && gate.sink.rank == 2)
+    SLUICE_CHECK(!dsink, "{}: logits by query have no gradient of their own", op);
+  else if (gate.sink)
     check_tensor(op, "dsink", dsink, gate.lse.dtype, {heads});
   else
     check_like(op, "coef0", coef0, gate.lse);

@@ -2,7 +2,7 @@
 // Importance of attention heads and a loss that balances it (the sink-aware paper, arXiv 2602.01203;
 // README.md). The gate G_th in [0, 1] of token t at head h is, explicitly or implicitly,
 //   softmax: G = 1 - A_t,first = -expm1(z0 - lse)   (equation 3; A_t,first is attention on the first key)
-//   sink:    G = sigmoid(lse - sink_h)              (equation 21; exact)
+//   sink:    G = sigmoid(lse - sink_h)              (equation 21; exact), or of a sink's logit by query
 //   gate:    G = mean over channels of a(z_th)      (a gate at the attention output)
 // Importance Imp_h = mean over tokens of G_th (equation 5); imbalance of a layer CV = std_h(Imp) /
 // mean_h(Imp) (equation 6); loss = coefficient sum over layers of N CV^2 over N heads (equation 7; equation 8
@@ -24,7 +24,7 @@ constexpr int64_t kMaxHeads = 1024;
 struct HeadGate {
   Tensor lse = {}, z0 = {};  // (H, T) of accumulate_dtype: softmax needs both, sink lse
   Tensor first_key = {};     // (T) i32: softmax; ops/attention.h
-  Tensor sink = {};          // (H)
+  Tensor sink = {};          // (H), or (H, T) of accumulate_dtype: the logits of an extra key
   Tensor logits = {};        // (T, H, D) or (T, H); or one for all tokens, (1, H, D) or (1, H)
   GateKind kind = {};        // of logits: measures_importance must hold
   bool skip_first = true;    // softmax: leave out tokens with a single visible key, for which G is 0
@@ -36,7 +36,8 @@ void head_importance(Context& ctx, Tensor batch, Tensor totals, const HeadGate& 
 
 /// Converts the gradients u (H) f64 of every G_th to the inputs of attention's backward:
 ///   softmax: dlse (H, T) = u A and coef0 (H, T) = -u A with A = exp(z0 - lse), overwritten; 0 with one key
-///   sink:    dlse (H, T) = u G (1 - G), overwritten; dsink (H) of accumulate_dtype -= its sum over tokens
+///   sink:    dlse (H, T) = u G (1 - G), overwritten; dsink (H) of accumulate_dtype -= its sum over tokens.
+///            With logits by query dsink is empty: their gradient is -dlse.
 /// For a sink, coef0 is empty. Gates use u directly (gate_backward, gated_attention_backward).
 void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor dsink, const Tensor& u,
                               const HeadGate& gate);

@@ -200,7 +200,8 @@ void multiply_f64(const Product& p, const double* a, const double* b, double* c)
 
 DType product_dtype(DType storage) {
   if (storage != DType::bf16) return storage;
-  return cpu_features().amx_bf16 && cpu_isa() == Isa::avx512 ? DType::bf16 : DType::f32;
+  static const bool in_bf16 = bf16_products();
+  return in_bf16 ? DType::bf16 : DType::f32;
 }
 
 void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
@@ -244,7 +245,8 @@ std::string library_kernels() {
   std::string name = fmt::format("{:#x}", static_cast<int>(chosen));
   for (const auto& [isa, text] : kNames)
     if (isa == chosen) name = text;
-  return fmt::format("oneDNN {}, OpenBLAS {}", name, openblas_get_corename());
+  return fmt::format("oneDNN {}, OpenBLAS {}, bf16 products in {}", name, openblas_get_corename(),
+                     dtype_name(product_dtype(DType::bf16)));
 }
 
 }  // namespace sluice::cpu

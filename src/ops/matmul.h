@@ -27,8 +27,8 @@ struct Product {
 /// Computes one product. A dry run only allocates its scratch memory.
 void multiply(Context& ctx, Product product, const void* a, const void* b, void* c);
 
-/// The element type of products whose operands are stored as `storage`: for bf16, bf16 if the processor has
-/// AMX, else f32, because emulated bf16 products are five times slower than f32.
+/// The element type of products whose operands are stored as `storage`: for bf16, bf16 where bf16_products() says
+/// so (core/cpu_features.h), else f32, because emulated bf16 products are five times slower than f32.
 DType product_dtype(DType storage);
 
 /// Bytes of the packed form of b (k, n), for products with any m; 0 if packing gains nothing.

@@ -25,7 +25,10 @@ void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& 
   check_like(op, "other", other, o);
   check_tensor(op, "lse", lse, accumulate_dtype(o.dtype), {o.dim(1), o.dim(0)});
   check_like(op, "z0", z0, lse);
-  if (sink) check_tensor(op, "sink", sink, o.dtype, {o.dim(1)});
+  if (sink && sink.rank == 2)
+    check_like(op, "sink", sink, lse);
+  else if (sink)
+    check_tensor(op, "sink", sink, o.dtype, {o.dim(1)});
   SLUICE_DISPATCH(take_sink_heads, ctx, o, other, lse, z0, sink, threshold);
 }
 

@@ -125,6 +125,15 @@ TEST_CASE("gates are registered and named in the order of the configuration's li
   CHECK(names == std::vector<std::string>{"a.value_gate_proj.weight", "a.gate_proj.weight",
                                           "a.query_gate.weight", "a.value_gate_proj_2.weight",
                                           "a.gate_proj_2.weight"});
+  LayerParts more;
+  value.input = GateInput::self;
+  value.bias = 1;
+  AttentionGates(with_gates({value, value}), more.store, "a", sites());
+  names.clear();
+  for (const ParamSpec& spec : more.store.specs()) names.push_back(spec.name);
+  CHECK(names == std::vector<std::string>{"a.value_self_gate_proj.weight", "a.value_self_gate_proj.bias",
+                                          "a.value_self_gate_proj_2.weight",
+                                          "a.value_self_gate_proj_2.bias"});
   REQUIRE(gates.size() == 5);
   AttentionGates::Saved s;
   Pool pool;
@@ -153,7 +162,9 @@ TEST_CASE("only a single gate of the hidden state is fused into the core", "[gat
   CHECK(fused({value, kAdd}));
   CHECK_FALSE(fused({}));
   CHECK_FALSE(fused({value}));
+  CHECK(fused({{.input_channels = 2, .bias = 1}}));
   CHECK_FALSE(fused({kConstant}));
+  CHECK_FALSE(fused({{.input = GateInput::self}}));
   CHECK_FALSE(fused({kMultiply, kAdd}));
 }
 

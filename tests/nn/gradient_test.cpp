@@ -33,6 +33,10 @@ std::string describe(const ModelConfig& c) {
 /// The largest error over the parameters. Differences are taken in `samples` elements of each.
 void check_gradients(const ModelConfig& config, int64_t samples, double step = 1e-5) {
   const test::OneThread one_thread;
+  // Softpick has a kink at a score of 0, and steep weights around it where a token sees itself alone: smaller
+  // steps, whose differences keep fewer digits.
+  const bool steep = config.attention.kind == AttentionKind::softpick;
+  if (steep) step = std::min(step, 1e-6);
   TestModel m(config, test::tiny_batch());
   m.randomize();
   m.loss_and_gradient();
@@ -48,7 +52,7 @@ void check_gradients(const ModelConfig& config, int64_t samples, double step = 1
     if (!(error <= worst)) worst = error, where = m.store.specs()[i].name;
   }
   INFO(describe(config) << "; worst: " << where);
-  CHECK(worst <= kTolerance);
+  CHECK(worst <= (steep ? 10 : 1) * kTolerance);
   CHECK(largest > 1e-3);  // a model whose gradients vanish proves nothing
 }
 
@@ -79,7 +83,7 @@ TEST_CASE("gradients of every gate variant equal central differences", "[gradien
     });
   });
   // All of them except headwise gates of the layer's output, which has no heads.
-  CHECK(variants == (kCount<GatePosition> * 2 - 1) * 3 * 2 * kCount<GateActivation> * 2);
+  CHECK(variants == (kCount<GatePosition> * 2 - 1) * 3 * 2 * kCount<GateActivation> * kCount<GateInput>);
 }
 
 TEST_CASE("gradients of every combination of the other options equal central differences", "[gradient]") {
@@ -97,10 +101,33 @@ TEST_CASE("gradients of every combination of the other options equal central dif
               c.qk_norm = qk_norm;
               c.tie_word_embeddings = tied;
               if (tied != qk_norm) c.attention.gates = {GateConfig{}};
-              check_gradients(c, 3);
+              // An indexer changes the random weights behind it; among them are steep norms.
+              check_gradients(c, 3, kind == AttentionKind::sparse ? 3e-6 : 1e-5);
             }
         });
       });
+    });
+  });
+}
+
+TEST_CASE(
+    "gradients of truncated inputs, biases, exclusive attention and gated norms equal central differences",
+    "[gradient][gate][variants]") {
+  for_each_value<ExclusiveAttention>([&](ExclusiveAttention exclusive) {
+    for_each_value<GatePosition>([&](GatePosition position) {
+      for (const bool more : {false, true}) {
+        ModelConfig c = test::tiny_config();
+        c.attention.exclusive = exclusive;
+        if (exclusive == ExclusiveAttention::none && more) c.gated_norm.rank = 2;
+        GateConfig g = {.position = position, .input_channels = more ? 4 : 0, .bias = 0.3};
+        if (more && position != GatePosition::dense_output) g.granularity = GateGranularity::headwise;
+        c.attention.gates = {g};
+        if (more) c.attention.output_norm = OutputNorm::rmsnorm;
+        g = {.position = position, .input = GateInput::self, .bias = -0.2};
+        if (more) c.attention.gates.push_back(g);  // truncated inputs first, or added to another gradient
+        if (more) std::reverse(c.attention.gates.begin(), c.attention.gates.end());
+        check_gradients(c, 3);
+      }
     });
   });
 }

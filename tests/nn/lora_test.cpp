@@ -19,7 +19,8 @@ ModelConfig config() {
   c.num_hidden_layers = 2;
   GateConfig values;
   values.position = GatePosition::value;
-  c.attention.gates = {GateConfig{}, values};
+  c.attention.gates = {GateConfig{.input_channels = 4, .bias = 0.5}, values};
+  c.gated_norm.rank = 2;
   c.attention.kind = AttentionKind::sink;
   return c;
 }

@@ -296,6 +296,71 @@ TEST_CASE("generation with a KV cache gives the logits of the full forward pass"
   }
 }
 
+TEST_CASE("several sequences with caches of their own advance together", "[cache]") {
+  ModelConfig c = gated();
+  const bool experts = GENERATE(false, true);
+  if (experts) {
+    c.moe.num_experts = 3;
+    c.moe.num_experts_per_tok = 2;
+    c.moe.moe_intermediate_size = 4;
+  }
+  c.attention.kind = GENERATE(AttentionKind::sink, AttentionKind::off_by_one, AttentionKind::kv_bias,
+                              AttentionKind::softpick);
+  c.attention.window = GENERATE(0, 3);
+  for (const GatePosition position : {GatePosition::key, GatePosition::value, GatePosition::dense_output}) {
+    GateConfig g;
+    g.position = position;
+    c.attention.gates.push_back(g);
+  }
+  test::TokenBatch all;
+  all.add(test::random_tokens(13, c.vocab_size, 4));
+  TestModel m(c, all, DType::f64);
+  m.randomize();
+  const std::vector<double> expected = m.logits();
+  const int64_t V = c.vocab_size;
+  const Batch b = all.view();
+  const auto part = [&](int64_t begin, int64_t count) {
+    return Batch{.tokens = b.tokens.rows(begin, count),
+                 .targets = b.targets.rows(begin, count),
+                 .positions = b.positions.rows(begin, count),
+                 .first_key = b.first_key.rows(begin, count)};
+  };
+  // Three sequences are the same text, cut after 2, 7 and 4 tokens.
+  Arena memory("generation", 1 << 20);
+  std::vector<KeyValueCache> caches;
+  for (const int64_t length : {2, 7, 4}) {
+    caches.push_back(m.model.make_cache(memory, 12, DType::f64));
+    Transformer::Saved s = m.model.make_saved(memory, length, DType::f64, Recompute::block);
+    m.model.forward(*m.context, part(0, length), s, {}, &caches.back());
+  }
+  std::vector<KeyValueCache*> of_row = {&caches[0], &caches[1], &caches[2]};
+  Transformer::Saved s = m.model.make_saved(memory, 3, DType::f64, Recompute::block);
+  for (int step = 0; step < 5; ++step) {
+    std::rotate(of_row.begin(), of_row.begin() + 1, of_row.end());
+    test::TokenBatch next;
+    std::vector<int64_t> at;
+    for (const KeyValueCache* cache : of_row) {
+      at.push_back(cache->length);
+      next.tokens.push_back(all.tokens[static_cast<size_t>(cache->length)]);
+      next.targets.push_back(-1);
+      next.positions.push_back(static_cast<int32_t>(cache->length));
+      next.first_key.push_back(0);
+    }
+    m.model.forward_each(*m.context, next.view(), s, of_row);
+    Pool pool;
+    const Tensor out = pool.zeros(DType::f64, {3, V});
+    m.model.logits(*m.context, out, s.hidden);
+    for (int64_t row = 0; row < 3; ++row) {
+      CHECK(of_row[static_cast<size_t>(row)]->length == at[static_cast<size_t>(row)] + 1);
+      for (int64_t i = 0; i < V; ++i)
+        REQUIRE(Pool::get(out, row * V + i) ==
+                Approx(expected[static_cast<size_t>(at[static_cast<size_t>(row)] * V + i)]).margin(1e-12));
+    }
+  }
+  CHECK_THROWS_WITH(m.model.forward_each(*m.context, part(0, 3), s, std::span(of_row).first(2)),
+                    Catch::Contains("3 tokens and 2 caches"));
+}
+
 TEST_CASE("f32 and bf16 gradients are close to those of f64", "[precision]") {
   ModelConfig c = gated();
   c.hidden_size = 64;

@@ -1,10 +1,11 @@
-// The softmax core: sinks, a gate applied in the same pass, importance of heads, values of first tokens left
-// out.
+// The softmax core: its kinds and windows, a gate applied in the same pass, importance of heads, values of
+// first tokens left out.
 #include "nn/softmax_attention.h"
 
 #include <catch2/catch.hpp>
 #include <cstring>
 
+#include "support/enums.h"
 #include "support/layer_parts.h"
 #include "support/model.h"
 
@@ -12,13 +13,15 @@ namespace sluice {
 namespace {
 
 using test::LayerParts;
+using test::name_of;
 using test::Pool;
 
 constexpr int64_t kTokens = 9, kHeads = 4, kKvHeads = 2, kChannels = 4;
 
-ModelConfig config_of(AttentionKind kind) {
+ModelConfig config_of(AttentionKind kind, int64_t window) {
   ModelConfig config = test::tiny_config();
   config.attention.kind = kind;
+  config.attention.window = window;
   return config;
 }
 
@@ -26,8 +29,8 @@ ModelConfig config_of(AttentionKind kind) {
 struct Core {
   enum class Gated { no, elementwise, headwise };
 
-  Core(AttentionKind kind, Gated gated, DType dtype = DType::f64)
-      : attention(config_of(kind), parts.store, "a"), sequence(pool, kTokens, kChannels, dtype) {
+  Core(AttentionKind kind, Gated gated, DType dtype = DType::f64, int64_t window = 0)
+      : attention(config_of(kind, window), parts.store, "a"), sequence(pool, kTokens, kChannels, dtype) {
     parts.allocate(kTokens, dtype);
     heads = {pool.normal(dtype, {kTokens, kHeads, kChannels}),
              pool.normal(dtype, {kTokens, kKvHeads, kChannels}),
@@ -51,42 +54,92 @@ struct Core {
   SoftmaxAttention::Saved s;
 };
 
-constexpr AttentionKind kKinds[] = {AttentionKind::softmax, AttentionKind::sink};
+constexpr AttentionKind kKinds[] = {AttentionKind::softmax,    AttentionKind::sink,
+                                    AttentionKind::off_by_one, AttentionKind::sink_key,
+                                    AttentionKind::kv_bias,    AttentionKind::softpick};
+static_assert(std::size(kKinds) == test::kCount<AttentionKind> - 1);  // all but sparse
 constexpr Core::Gated kGated[] = {Core::Gated::no, Core::Gated::elementwise, Core::Gated::headwise};
+
+/// A row of attention by its definition: which keys there are, their weights, and what competes with them.
+struct Row {
+  double lse = 0, first = 0;  // log of the denominator over keys, weight of the sequence's first key
+  std::vector<double> y = std::vector<double>(kChannels, 0.0);
+
+  Row(const Core& c, AttentionKind kind, int64_t window, int64_t t, int64_t h) {
+    const auto value = [](const Tensor& x, int64_t row, int64_t d) {
+      return Pool::get(x, row * kChannels + d);
+    };
+    const auto score = [&](const Tensor& keys, int64_t row) {
+      double z = 0;
+      for (int64_t d = 0; d < kChannels; ++d) z += value(c.heads.q, t * kHeads + h, d) * value(keys, row, d);
+      return z / 2;
+    };
+    const bool pick = kind == AttentionKind::softpick;
+    const int64_t document = t < 4 ? 0 : 4;
+    double keys = pick ? 1e-6 : 0;  // the denominator
+    std::vector<double> sums(kChannels, 0.0);
+    for (int64_t j = window > 0 ? std::max(document, t - window + 1) : document; j <= t; ++j) {
+      const double e = std::exp(score(c.heads.k, j * kKvHeads + h / 2)),
+                   top = pick ? std::max(e - 1, 0.0) : e;
+      keys += pick ? std::abs(e - 1) : e;
+      if (j == document) first = top;
+      for (size_t d = 0; d < sums.size(); ++d)
+        sums[d] += top * value(c.heads.v, j * kKvHeads + h / 2, static_cast<int64_t>(d));
+    }
+    const ParamStore& store = c.parts.store;
+    double extra = kind == AttentionKind::off_by_one ? 1 : 0;
+    if (kind == AttentionKind::sink) extra = std::exp(Pool::get(store.value(0), h));
+    if (kind == AttentionKind::sink_key) extra = std::exp(score(store.value(0), h));
+    if (kind == AttentionKind::kv_bias) {
+      extra = std::exp(score(store.value(0), h / 2));
+      for (size_t d = 0; d < sums.size(); ++d)
+        sums[d] += extra * value(store.value(1), h / 2, static_cast<int64_t>(d));
+    }
+    lse = std::log(keys);
+    first /= keys;
+    for (size_t d = 0; d < sums.size(); ++d) y[d] = sums[d] / (keys + extra);
+  }
+};
+
+/// Tensors that a kind learns.
+size_t parameters_of(AttentionKind kind) {
+  switch (kind) {
+    case AttentionKind::sink:
+    case AttentionKind::sink_key:
+      return 1;
+    case AttentionKind::kv_bias:
+      return 2;
+    case AttentionKind::softmax:
+    case AttentionKind::off_by_one:
+    case AttentionKind::softpick:
+    case AttentionKind::sparse:
+      break;
+  }
+  return 0;
+}
 
 }  // namespace
 
-TEST_CASE(
-    "the core is a softmax over the visible keys and, with kind sink, one additional logit in the "
-    "denominator",
-    "[softmax_attention]") {
-  for (const AttentionKind kind : kKinds) {
-    Core c(kind, Core::Gated::no);
-    CHECK((c.s.y.data == c.s.o.data) == (kind == AttentionKind::softmax));
-    c.forward();
-    for (int64_t t = 0; t < kTokens; ++t)
-      for (int64_t h = 0; h < kHeads; ++h) {
-        double sum = kind == AttentionKind::sink ? std::exp(Pool::get(c.attention.sinks(), h)) : 0, first = 0,
-               all = 0;
-        std::vector<double> out(kChannels, 0.0);
-        for (int64_t j = t < 4 ? 0 : 4; j <= t; ++j) {
-          double z = 0;
+TEST_CASE("the core of every kind is its definition, in every window", "[softmax_attention]") {
+  for (const AttentionKind kind : kKinds)
+    for (const int64_t window : {0, 1, 2, 4, 9}) {
+      INFO(name_of(kind) << ", window " << window);
+      Core c(kind, Core::Gated::no, DType::f64, window);
+      const bool alone = kind == AttentionKind::softmax || kind == AttentionKind::softpick;
+      CHECK((c.s.y.data == c.s.o.data) == alone);
+      CHECK(c.parts.store.specs().size() == parameters_of(kind));
+      c.forward();
+      for (int64_t t = 0; t < kTokens; ++t)
+        for (int64_t h = 0; h < kHeads; ++h) {
+          const Row row(c, kind, window, t, h);
+          const double lse = Pool::get(c.s.lse, h * kTokens + t), z0 = Pool::get(c.s.z0, h * kTokens + t);
+          REQUIRE(lse == Approx(row.lse).margin(1e-11));
+          REQUIRE(std::exp(z0 - lse) == Approx(row.first).margin(1e-11));
           for (int64_t d = 0; d < kChannels; ++d)
-            z += Pool::get(c.heads.q, (t * kHeads + h) * kChannels + d) *
-                 Pool::get(c.heads.k, (j * kKvHeads + h / 2) * kChannels + d) / 2;
-          if (j % 4 == 0 && first == 0) first = z;
-          sum += std::exp(z), all += std::exp(z);
-          for (int64_t d = 0; d < kChannels; ++d)
-            out[static_cast<size_t>(d)] +=
-                std::exp(z) * Pool::get(c.heads.v, (j * kKvHeads + h / 2) * kChannels + d);
+            REQUIRE(Pool::get(c.s.y, (t * kHeads + h) * kChannels + d) ==
+                    Approx(row.y[static_cast<size_t>(d)]).margin(1e-11));
         }
-        REQUIRE(Pool::get(c.s.lse, h * kTokens + t) == Approx(std::log(all)).margin(1e-12));
-        REQUIRE(Pool::get(c.s.z0, h * kTokens + t) == Approx(first).margin(1e-12));
-        for (int64_t d = 0; d < kChannels; ++d)
-          REQUIRE(Pool::get(c.s.y, (t * kHeads + h) * kChannels + d) ==
-                  Approx(out[static_cast<size_t>(d)] / sum).margin(1e-12));
-      }
-  }
+    }
 }
 
 TEST_CASE("a fused gate gives the bits and gradients of the core followed by the gate",
@@ -94,8 +147,7 @@ TEST_CASE("a fused gate gives the bits and gradients of the core followed by the
   for (const AttentionKind kind : kKinds)
     for (const Core::Gated gated : {Core::Gated::elementwise, Core::Gated::headwise})
       for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-        INFO("kind " << static_cast<int>(kind) << ", gate " << static_cast<int>(gated) << " "
-                     << dtype_name(dtype));
+        INFO(name_of(kind) << ", gate " << static_cast<int>(gated) << " " << dtype_name(dtype));
         Core fused(kind, gated, dtype), apart(kind, gated, dtype);
         const Tensor z = apart.gate.logits, y = apart.gate.y;
         const GateKind gate_kind = apart.gate.kind;
@@ -124,21 +176,22 @@ TEST_CASE("a fused gate gives the bits and gradients of the core followed by the
         CHECK(test::equal_bits(d[0].dq, d[1].dq));
         CHECK(test::equal_bits(d[0].dk, d[1].dk));
         CHECK(test::equal_bits(d[0].dv, d[1].dv));
-        if (kind == AttentionKind::sink)
-          CHECK(test::equal_bits(fused.parts.store.grad(0), apart.parts.store.grad(0)));
+        for (size_t i = 0; i < parameters_of(kind); ++i) {
+          const auto id = static_cast<ParamStore::Id>(i);
+          CHECK(test::equal_bits(fused.parts.store.grad(id), apart.parts.store.grad(id)));
+        }
       }
 }
 
-TEST_CASE("gradients of the core equal central differences: heads, sinks, gate, importance",
+TEST_CASE("gradients of the core equal central differences: heads, parameters, gate, importance",
           "[softmax_attention][gradient]") {
   const test::OneThread one_thread;
   for (const AttentionKind kind : kKinds)
     for (const Core::Gated gated : kGated)
       for (const bool balanced : {false, true}) {
         if (balanced && gated != Core::Gated::no) continue;  // then the gate measures a head's importance
-        INFO("kind " << static_cast<int>(kind) << ", gate " << static_cast<int>(gated) << ", balanced "
-                     << balanced);
-        Core c(kind, gated);
+        INFO(name_of(kind) << ", gate " << static_cast<int>(gated) << ", balanced " << balanced);
+        Core c(kind, gated, DType::f64, balanced ? 3 : 0);
         Pool pool(9);
         const Tensor dy = pool.normal(DType::f64, {kTokens, kHeads, kChannels}),
                      dimportance = balanced ? pool.normal(DType::f64, {kHeads}) : Tensor(),
@@ -163,7 +216,6 @@ TEST_CASE("gradients of the core equal central differences: heads, sinks, gate, 
         CHECK(test::gradient_error(c.heads.k, d.dk, loss) < 1e-7);
         CHECK(test::gradient_error(c.heads.v, d.dv, loss) < 1e-7);
         if (c.gate) CHECK(test::gradient_error(c.gate.logits, c.gate.dlogits, loss) < 1e-7);
-        CHECK(c.parts.store.specs().size() == (kind == AttentionKind::sink ? 1u : 0u));
         CHECK(c.parts.worst_parameter(loss) < 1e-7);
       }
 }

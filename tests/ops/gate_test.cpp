@@ -50,6 +50,8 @@ double activated(GateActivation a, double z) {
       return z;
     case GateActivation::ns_sigmoid:
       return 0.5 + 0.5 * s;
+    case GateActivation::two_sigmoid:
+      return 2 * s;
   }
   return NAN;
 }

@@ -66,6 +66,38 @@ void softmax_step(A* s, int64_t keys, int64_t lanes, A* m, A* l, A* alpha) {
   }
 }
 
+/// The same for softpick: s becomes relu(e^(s - m) - e^-m), with maxima m of at least 0, so that no
+/// exponential overflows in rows of negative scores; l are the sums of the magnitudes.
+template <class A>
+void softpick_step(A* s, int64_t keys, int64_t lanes, A* m, A* l, A* alpha) {
+  const Vec<A> zero{};
+  for (int64_t i = 0; i < lanes; i += Simd<A>::kWidth) {
+    const Vec<A> m_old = load_vec(m + i);
+    Vec<A> m_new = m_old;
+    for (int64_t j = 0; j < keys; ++j) {
+      const Vec<A> a = load_vec(s + j * kLaneStride + i);
+      m_new = m_new > a ? m_new : a;
+    }
+    const Vec<A> rescale = exp_vec(m_old - m_new), one = exp_vec(zero - m_new);
+    Vec<A> sum = load_vec(l + i) * rescale;
+    for (int64_t j = 0; j < keys; ++j) {
+      A* x = s + j * kLaneStride + i;
+      const Vec<A> above = exp_vec(load_vec(x) - m_new) - one, below = zero - above;
+      store_vec(x, above > 0 ? above : zero);
+      sum += above > 0 ? above : below;
+    }
+    store_vec(m + i, m_new);
+    store_vec(l + i, sum);
+    store_vec(alpha + i, rescale);
+  }
+}
+
+/// log relu(e^x - 1)
+template <class A>
+A log_pick(A x) {
+  return x > 0 ? x + std::log(-std::expm1(-x)) : -std::numeric_limits<A>::infinity();
+}
+
 template <class T>
 void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t count, accumulate_t<T>* work,
                    T* o, accumulate_t<T>* lse, accumulate_t<T>* z0) {
@@ -78,7 +110,7 @@ void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t co
   A* const s = v + kKeys * head_stride(p.depth);
   alignas(64) A m[kLanes], l[kLanes], alpha[kLanes];
   // Half the lowest number, so that a lane without visible keys does not compute exp(-inf - -inf).
-  std::fill_n(m, kLanes, std::numeric_limits<A>::lowest() / 2);
+  std::fill_n(m, kLanes, p.softpick ? A(0) : std::numeric_limits<A>::lowest() / 2);
   std::fill_n(l, kLanes, A(0));
 
   const T* q_rows[kLanes];
@@ -98,15 +130,21 @@ void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t co
       if (z0 && k0 <= block.first_max)
         for (int64_t i = lane; i < std::min(lane + strip.width, count); ++i)
           if (const int64_t j = block.first[i] - strip.begin; j >= 0 && j < keys)
-            z0[block.statistic(i, p.tq)] = s[j * kLaneStride + i];
-      if (strip.cut) block.mask(s, lane, strip.width, strip.begin, keys);
-      softmax_step(s + lane, keys, strip.width, m + lane, l + lane, alpha + lane);
+            z0[block.statistic(i, p.tq)] =
+                p.softpick ? log_pick(s[j * kLaneStride + i]) : s[j * kLaneStride + i];
+      if (strip.cut) block.mask(s, lane, strip.width, strip.begin, keys, p.softpick);
+      if (p.softpick)
+        softpick_step(s + lane, keys, strip.width, m + lane, l + lane, alpha + lane);
+      else
+        softmax_step(s + lane, keys, strip.width, m + lane, l + lane, alpha + lane);
       mix_keys(p.padded_depth, strip.width, keys, v + from, stride, s + lane, o_t + lane, Onto::rescale_add,
                alpha + lane);
     }
   }
+  if (p.softpick)
+    for (int64_t i = 0; i < block.lanes; ++i) l[i] += static_cast<A>(kSoftpickEps) * std::exp(-m[i]);
   for (int64_t i = 0; i < count; ++i)
-    lse[block.statistic(i, p.tq)] = m[i] + std::log(l[i]);  // l >= 1: lse >= z0
+    lse[block.statistic(i, p.tq)] = m[i] + std::log(l[i]);  // softmax: l >= 1, so lse >= z0
   for (int64_t i = 0; i < block.lanes; ++i) l[i] = A(1) / l[i];
   T* o_rows[kLanes];
   block.pointers(o_rows, o, p);

@@ -64,7 +64,8 @@ struct Backward {
   /// S and dP become P and dS, in place.
   void score_gradients(Work& w, const RowBlock<T>& block, const typename RowBlock<T>::Strip& strip) const {
     const int64_t keys = strip.keys();
-    if (strip.cut) block.mask(w.s, strip.lane, strip.width, strip.begin, keys);
+    if (strip.cut) block.mask(w.s, strip.lane, strip.width, strip.begin, keys, p.softpick);
+    if (p.softpick) return softpick_gradients(w, block, strip);
     for (int64_t i = strip.lane; i < strip.lane + strip.width; i += Simd<A>::kWidth) {
       const Vec<A> lse_i = load_vec(w.lse + i), delta_i = load_vec(w.delta + i);
       for (int64_t j = 0; j < keys; ++j) {
@@ -78,6 +79,32 @@ struct Backward {
       for (int64_t i = strip.lane; i < std::min(strip.lane + strip.width, block.count); ++i)
         if (const int64_t j = block.first[i] - strip.begin; j >= 0 && j < keys)
           w.dp[j * kLaneStride + i] += coef0[block.statistic(i, p.tq)];
+  }
+
+  /// The same for softpick, whose scores of masked pairs are 0 (ops/attention.h).
+  void softpick_gradients(Work& w, const RowBlock<T>& block, const typename RowBlock<T>::Strip& strip) const {
+    const int64_t keys = strip.keys(), end = std::min(strip.lane + strip.width, block.count);
+    const Vec<A> zero{};
+    const bool has_first = coef0 && strip.begin <= block.first_max;
+    A of_first[kLanes];  // z0's gradient, of log relu(e^z - 1), as one of z
+    for (int64_t i = strip.lane; has_first && i < end; ++i)
+      if (const int64_t j = block.first[i] - strip.begin; j >= 0 && j < keys) {
+        const A z = w.s[j * kLaneStride + i];
+        of_first[i] = z > 0 ? coef0[block.statistic(i, p.tq)] / -std::expm1(-z) : A(0);
+      }
+    for (int64_t i = strip.lane; i < strip.lane + strip.width; i += Simd<A>::kWidth) {
+      const Vec<A> lse_i = load_vec(w.lse + i), delta_i = load_vec(w.delta + i), one = exp_vec(zero - lse_i);
+      for (int64_t j = 0; j < keys; ++j) {
+        A *s = w.s + j * kLaneStride + i, *dp = w.dp + j * kLaneStride + i;
+        const Vec<A> z = load_vec(s), e = exp_vec(z - lse_i), above = e - one;
+        const Vec<A> below = z < 0 ? e * delta_i : zero;
+        store_vec(s, z > 0 ? above : zero);
+        store_vec(dp, z > 0 ? e * (load_vec(dp) - delta_i) : below);
+      }
+    }
+    for (int64_t i = strip.lane; has_first && i < end; ++i)
+      if (const int64_t j = block.first[i] - strip.begin; j >= 0 && j < keys)
+        w.dp[j * kLaneStride + i] += of_first[i];
   }
 
   /// One pair of blocks: the keys of [k0, k1) visible to any row of the block.

@@ -11,6 +11,7 @@ struct Problem {
   const int32_t* first_key;
   int64_t tq, tk, heads, kv_heads, depth, padded_depth;
   A scale;
+  bool softpick;
 
   explicit Problem(const AttentionInputs& in)
       : q(in.q.as<T>()),
@@ -23,7 +24,8 @@ struct Problem {
         kv_heads(in.k.dim(1)),
         depth(in.q.dim(2)),
         padded_depth((depth + Simd<A>::kWidth - 1) / Simd<A>::kWidth * Simd<A>::kWidth),
-        scale(static_cast<A>(in.scale)) {}
+        scale(static_cast<A>(in.scale)),
+        softpick(in.weights == AttentionWeights::softpick) {}
   int64_t group() const { return heads / kv_heads; }
   int64_t offset() const { return tk - tq; }  // query t is key t + offset
   int64_t pairs() const {                     // visible (query, key) pairs over all heads
@@ -96,9 +98,9 @@ struct RowBlock {
     return s;
   }
 
-  /// s[key][lane] = -inf for masked pairs.
-  void mask(A* s, int64_t lane, int64_t width, int64_t k0, int64_t keys) const {
-    const Vec<A> hidden = splat(-std::numeric_limits<A>::infinity());
+  /// s[key][lane] = -inf for masked pairs, with softpick 0: scores whose weight is 0.
+  void mask(A* s, int64_t lane, int64_t width, int64_t k0, int64_t keys, bool softpick) const {
+    const Vec<A> hidden = splat(softpick ? A(0) : -std::numeric_limits<A>::infinity());
     for (int64_t i = lane; i < lane + width; i += Simd<A>::kWidth) {
       const auto lo = *reinterpret_cast<const typename Simd<A>::Mask*>(first + i);
       const auto hi = *reinterpret_cast<const typename Simd<A>::Mask*>(last + i);

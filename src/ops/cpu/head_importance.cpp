@@ -41,10 +41,16 @@ void sink_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
   const int64_t heads = g.lse.dim(0), tokens = g.lse.dim(1);
   for (int64_t h = 0; h < heads; ++h) {
     const A* lse = g.lse.as<A>() + h * tokens;
-    const A sink = load(g.sink.as<T>() + h);
     double sum = 0;
+    if (g.sink.rank == 2) {
+      const A* sink = g.sink.as<A>() + h * tokens;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t t = begin; t < end; ++t) sum += static_cast<double>(sigmoid(lse[t] - sink));
+      for (int64_t t = begin; t < end; ++t) sum += static_cast<double>(sigmoid(lse[t] - sink[t]));
+    } else {
+      const A sink = load(g.sink.as<T>() + h);
+#pragma omp simd reduction(+ : sum)
+      for (int64_t t = begin; t < end; ++t) sum += static_cast<double>(sigmoid(lse[t] - sink));
+    }
     sums[h] = sum;
   }
 }
@@ -124,6 +130,12 @@ void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor ds
                      const A uh = static_cast<A>(u.as<double>()[h]);
                      const A* lse = g.lse.as<A>() + h * tokens;
                      A* d = dlse.as<A>() + h * tokens;
+                     if (g.sink && g.sink.rank == 2) {
+                       const A* sink = g.sink.as<A>() + h * tokens;
+                       for (int64_t t = 0; t < tokens; ++t)
+                         d[t] = uh * sigmoid(lse[t] - sink[t]) * sigmoid(sink[t] - lse[t]);
+                       continue;
+                     }
                      if (g.sink) {
                        const A sink = load(g.sink.as<T>() + h);
                        double sum = 0;

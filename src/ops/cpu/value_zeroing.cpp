@@ -39,7 +39,10 @@ void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& 
         double sum = 0;
         for (int64_t t = 0; t < tokens; ++t) {
           A a = exp_fast(std::min(z[t] - l[t], A(0)));
-          if (sink) a *= sigmoid(l[t] - load(sink.as<T>() + h));
+          if (sink && sink.rank == 2)
+            a *= sigmoid(l[t] - sink.as<A>()[h * tokens + t]);
+          else if (sink)
+            a *= sigmoid(l[t] - load(sink.as<T>() + h));
           sum += static_cast<double>(a);
         }
         if (!(sum > threshold * static_cast<double>(tokens))) continue;

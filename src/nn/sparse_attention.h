@@ -1,0 +1,58 @@
+#pragma once
+#include <optional>
+#include <string>
+
+#include "nn/attention_core.h"
+#include "nn/indexer.h"
+#include "nn/softmax_attention.h"
+#include "ops/sparse_attention.h"
+
+namespace sluice {
+
+/// Attention over the keys that an indexer selects (model.attention.kind: sparse; ops/sparse_attention.h),
+/// with sparse.sink a learned sink logit per head: y = sigmoid(lse - sink_h) o, followed by the gate. In the
+/// dense warm-up (Sequence::dense_warm_up) it is attention over all keys, from which the indexer learns.
+class SparseAttention {
+ public:
+  /// Beside what SoftmaxAttention saves; lse and z0 are over the selected keys.
+  struct Saved {
+    Indexer::Saved index;
+    Selection selection;
+  };
+
+  /// `prefix`: prefix of the layer's parameter names.
+  SparseAttention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer);
+  SoftmaxAttention::Saved make_core_saved(Arena& arena, const std::string& name, int64_t num_tokens,
+                                          DType dtype, bool gated) const;
+  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const;
+
+  /// core.o, lse, z0, and core.y or gate.y; x (T, C): the layer's input, which the indexer reads.
+  void forward(Context& ctx, const Tensor& x, const Heads& heads, const Sequence& sequence,
+               const FusedGate& gate, SoftmaxAttention::Saved& core, Saved& s) const;
+  /// As AttentionCore's; then the indexer's loss, where sequence.indexers asks for it: dx as
+  /// Indexer::backward.
+  void backward(Context& ctx, const AttentionGrads& grads, const Tensor& dy, const Heads& heads,
+                const Sequence& sequence, const FusedGate& gate, const Tensor& dimportance,
+                const SoftmaxAttention::Saved& core, const Saved& s) const;
+  void backward_indexer(Context& ctx, Tensor dx, Into& into, const Tensor& x, const Heads& heads,
+                        const Sequence& sequence, const SoftmaxAttention::Saved& core, const Saved& s) const;
+
+  /// Of a token's selected pairs and of the indexer, on average over the positions of a sequence.
+  Flops flops(int64_t seq_len) const;
+  HeadGate head_gate(const SoftmaxAttention::Saved& s, const Tensor& first_key) const;
+  Tensor sinks() const { return sinks_ ? store_.value(*sinks_) : Tensor(); }
+  const Indexer& indexer() const { return indexer_; }
+
+ private:
+  AttentionInputs inputs(const Heads& heads, const Sequence& sequence) const;
+
+  ParamStore& store_;
+  int64_t layer_, heads_, head_dim_;
+  double scale_;
+  bool skip_first_, dense_;
+  double loss_coefficient_;
+  Indexer indexer_;
+  std::optional<ParamStore::Id> sinks_;
+};
+
+}  // namespace sluice

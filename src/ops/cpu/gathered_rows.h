@@ -1,0 +1,201 @@
+// Products of a few heads with rows that lie anywhere in memory, given by pointers, for attention over
+// selected keys. Include between isa_begin.h and isa_end.h, after vectors.h. Every result is summed in an
+// order that depends on the sizes of the one product alone, not on where in a tile or in a list it falls.
+
+namespace {
+
+constexpr int64_t padded(int64_t n, int64_t width) { return (n + width - 1) / width * width; }
+
+/// Rows this far ahead in a list are asked for: where they lie in memory, hardware cannot foresee.
+constexpr int64_t kAhead = 12;
+template <class T>
+[[gnu::always_inline]] inline void prefetch_row(const T* row, int64_t depth) {
+  for (int64_t byte = 0; byte < depth * static_cast<int64_t>(sizeof(T)); byte += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(row) + byte);
+}
+
+template <class A, int H>
+[[gnu::always_inline]] inline void sums_step(Vec<A>* r) {
+  constexpr int W = Simd<A>::kWidth;
+#pragma GCC unroll 8
+  for (int i = 0; i < H; ++i) {
+    const Vec<A> a = r[i], b = r[i + H];
+    r[i] = exchange<A, H, false>(a, b, std::make_index_sequence<W>{}) +
+           exchange<A, H, true>(a, b, std::make_index_sequence<W>{});
+  }
+  if constexpr (H > 1) sums_step<A, H / 2>(r);
+}
+
+/// A vector whose lane i is the sum over the lanes of r[i], for i < W; r is used up.
+template <class A>
+[[gnu::always_inline]] inline Vec<A> sums_of(Vec<A>* r) {
+  sums_step<A, Simd<A>::kWidth / 2>(r);
+  return r[0];
+}
+
+/// out[h][e] = <q_h, rows_e> for `heads` rows of q, which are ldq apart, and n rows; out rows are ldo apart.
+template <class A, class T>
+void dot_rows(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const T* const* rows, int64_t n,
+              int64_t depth) {
+  constexpr int W = Simd<A>::kWidth, E = W < 4 ? W : 4, H = W / E;
+  for (int64_t e0 = 0; e0 < n; e0 += E) {
+    const T* row[E];
+    for (int e = 0; e < E; ++e) row[e] = rows[std::min<int64_t>(e0 + e, n - 1)];
+    for (int64_t e = e0 + kAhead; e < std::min(e0 + kAhead + E, n); ++e) prefetch_row(rows[e], depth);
+    for (int64_t h0 = 0; h0 < heads; h0 += H) {
+      const A* head[H];
+      for (int h = 0; h < H; ++h) head[h] = q + std::min<int64_t>(h0 + h, heads - 1) * ldq;
+      Vec<A> s[W];
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) s[i] = Vec<A>{};
+      int64_t d = 0;
+      for (; d + W <= depth; d += W) {
+        Vec<A> k[E];
+#pragma GCC unroll 4
+        for (int e = 0; e < E; ++e) k[e] = load_vec(row[e] + d);
+#pragma GCC unroll 4
+        for (int h = 0; h < H; ++h) {
+          const Vec<A> x = load_vec(head[h] + d);
+#pragma GCC unroll 4
+          for (int e = 0; e < E; ++e) s[h * E + e] += x * k[e];
+        }
+      }
+      alignas(64) A sums[W];
+      *reinterpret_cast<Vec<A>*>(sums) = sums_of<A>(s);
+      for (int64_t h = 0; h < std::min<int64_t>(H, heads - h0); ++h)
+        for (int64_t e = 0; e < std::min<int64_t>(E, n - e0); ++e) {
+          A x = sums[h * E + e];
+          for (int64_t c = d; c < depth; ++c) x += head[h][c] * load(row[e] + c);
+          out[(h0 + h) * ldo + e0 + e] = x;
+        }
+    }
+  }
+}
+
+template <class A, class T, int M, int NV>
+inline void mix_tile(A* y, int64_t ldy, const A* p, int64_t ldp, const T* const* rows, int64_t n, int64_t d) {
+  constexpr int W = Simd<A>::kWidth;
+  Vec<A> s[M][NV];
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) s[m][v] = Vec<A>{};
+  for (int64_t e = 0; e < n; ++e) {
+    if (e + kAhead < n) prefetch_row(rows[e + kAhead] + d, NV * W);
+    Vec<A> x[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) x[v] = load_vec(rows[e] + d + v * W);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const Vec<A> a = splat(p[m * ldp + e]);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) s[m][v] += a * x[v];
+    }
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) store_vec(y + m * ldy + d + v * W, s[m][v]);
+}
+
+template <class A, class T, int M>
+inline void mix_heads(A* y, int64_t ldy, const A* p, int64_t ldp, int64_t heads, const T* const* rows,
+                      int64_t n, int64_t depth) {
+  constexpr int W = Simd<A>::kWidth;
+  int64_t h = 0;
+  for (; h + M <= heads; h += M) {
+    int64_t d = 0;
+    for (; d + 4 * W <= depth; d += 4 * W)
+      mix_tile<A, T, M, 4>(y + h * ldy, ldy, p + h * ldp, ldp, rows, n, d);
+    for (; d + W <= depth; d += W) mix_tile<A, T, M, 1>(y + h * ldy, ldy, p + h * ldp, ldp, rows, n, d);
+    for (; d < depth; ++d)
+      for (int64_t m = h; m < h + M; ++m) {
+        A x = 0;
+        for (int64_t e = 0; e < n; ++e) x += p[m * ldp + e] * load(rows[e] + d);
+        y[m * ldy + d] = x;
+      }
+  }
+  if constexpr (M > 1)
+    if (h < heads) mix_heads<A, T, M / 2>(y + h * ldy, ldy, p + h * ldp, ldp, heads - h, rows, n, depth);
+}
+
+/// y[h][d] = sum_e p[h][e] rows_e[d], in the order of e.
+template <class A, class T>
+void mix_rows(A* y, int64_t ldy, const A* p, int64_t ldp, int64_t heads, const T* const* rows, int64_t n,
+              int64_t depth) {
+  mix_heads<A, T, Simd<A>::kWidth * sizeof(A) == 64 ? 4 : 2>(y, ldy, p, ldp, heads, rows, n, depth);
+}
+
+/// y[d] += the sum over parts i, and over h in them, of c_i[h ldc] x_i[h ldx + d], in this order.
+template <class A>
+struct Part {
+  const A *c, *x;
+};
+template <class A>
+inline void add_parts(A* y, const Part<A>* parts, int64_t count, int64_t ldc, int64_t ldx, int64_t heads,
+                      int64_t depth) {
+  constexpr int W = Simd<A>::kWidth;
+  const auto columns = [&]<int NV>(int64_t d, std::integral_constant<int, NV>) {
+    Vec<A> s[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) s[v] = load_vec(y + d + v * W);
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t h = 0; h < heads; ++h) {
+        const Vec<A> a = splat(parts[i].c[h * ldc]);
+        const A* const x = parts[i].x + h * ldx + d;
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) s[v] += a * load_vec(x + v * W);
+      }
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) store_vec(y + d + v * W, s[v]);
+  };
+  int64_t d = 0;
+  for (; d + 8 * W <= depth; d += 8 * W) columns(d, std::integral_constant<int, 8>{});
+  for (; d + 4 * W <= depth; d += 4 * W) columns(d, std::integral_constant<int, 4>{});
+  for (; d + W <= depth; d += W) columns(d, std::integral_constant<int, 1>{});
+  for (; d < depth; ++d)
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t h = 0; h < heads; ++h) y[d] += parts[i].c[h * ldc] * parts[i].x[h * ldx + d];
+}
+/// Of one part.
+template <class A>
+inline void add_heads(A* y, const A* c, int64_t ldc, const A* x, int64_t ldx, int64_t heads, int64_t depth) {
+  const Part<A> part{c, x};
+  add_parts(y, &part, 1, ldc, ldx, heads, depth);
+}
+
+/// x[e] = exp(x[e] - shift) for e < n, and their sum. x has room up to a multiple of the vector width.
+template <class A>
+inline A exp_row(A* x, int64_t n, A shift) {
+  constexpr int W = Simd<A>::kWidth;
+  for (int64_t e = n; e < padded(n, W); ++e) x[e] = std::numeric_limits<A>::lowest() / 2;
+  Vec<A> sum{};
+  for (int64_t e = 0; e < n; e += W) {
+    const Vec<A> y = exp_vec(load_vec(x + e) - shift);
+    store_vec(x + e, y);
+    sum += y;
+  }
+  return sum_lanes<A>(sum);
+}
+
+/// The tokens of a query's blocks, in ascending order; returns their number.
+inline int64_t expand_blocks(int32_t* tokens, const int32_t* first, int64_t count, int64_t block,
+                             int64_t last) {
+  if (block == 1) {
+    std::copy_n(first, count, tokens);
+    return count;
+  }
+  int64_t n = 0;
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t s = first[i]; s <= std::min<int64_t>(first[i] + block - 1, last); ++s)
+      tokens[n++] = static_cast<int32_t>(s);
+  return n;
+}
+
+/// How many parts to cut the keys into, so that this many heads keep every thread busy. Bits do not depend on
+/// it.
+inline int64_t key_parts(int64_t heads) {
+  return std::clamp<int64_t>((4 * num_threads() + heads - 1) / heads, 1, 64);
+}
+
+}  // namespace

@@ -1,0 +1,164 @@
+// Index scores of a block of queries, and the exact choice of the largest. Include between isa_begin.h and
+// isa_end.h, after attention_blocks.h.
+
+namespace {
+
+constexpr int64_t kScoreQueries = 32;
+
+inline Vec<float> clamp_low(Vec<float> x, float low) { return x > low ? x : splat(low); }
+inline Vec<double> clamp_low(Vec<double> x, double low) { return x > low ? x : splat(low); }
+
+/// 1 / (1 + e^-x); NaN stays NaN.
+template <class A>
+inline Vec<A> sigmoid_vec(Vec<A> x) {
+  const Vec<A> y = A(1) / (A(1) + exp_vec(-clamp_low(x, A(-80))));
+  return x == x ? y : x;
+}
+
+/// The arguments of the scores.
+template <class T>
+struct Index {
+  using A = accumulate_t<T>;
+  const T *q, *k, *w, *bias, *w_bias;
+  const int32_t* first_key;
+  int64_t tq, tk, heads, depth, sets, block;
+  A scale;
+  IndexActivation activation;
+  IndexHeadWeights head_weights;
+
+  explicit Index(const IndexInputs& in)
+      : q(in.q.as<T>()),
+        k(in.k.as<T>()),
+        w(in.w ? in.w.as<T>() : nullptr),
+        bias(in.bias ? in.bias.as<T>() : nullptr),
+        w_bias(in.w_bias ? in.w_bias.as<T>() : nullptr),
+        first_key(in.first_key.as<int32_t>()),
+        tq(in.q.dim(0)),
+        tk(in.k.dim(0)),
+        heads(in.q.dim(1)),
+        depth(in.q.dim(2)),
+        sets(in.sets),
+        block(in.block),
+        scale(static_cast<A>(in.scale)),
+        activation(in.activation),
+        head_weights(in.head_weights) {}
+  int64_t per_set() const { return heads / sets; }
+  int64_t last(int64_t t) const { return t + tk - tq; }
+  /// The number of blocks that query t can choose from; the i-th begins at first_key[t] + i block.
+  int64_t candidates(int64_t t) const {
+    const int64_t before = last(t) - first_key[t];
+    return block == 1 ? before + 1 : before / block;
+  }
+  int64_t most_candidates() const { return (tk + block - 1) / block; }
+  A head_weight(int64_t t, int64_t j) const {
+    if (head_weights == IndexHeadWeights::none) return 1;
+    const A x = load(w + t * heads + j) + (w_bias ? load(w_bias + j) : A(0));
+    return head_weights == IndexHeadWeights::sigmoid ? static_cast<A>(sigmoid(x)) : x;
+  }
+  A bias_of(int64_t j) const { return bias ? load(bias + j) : A(0); }
+  void check_first_keys(const char* op) const {
+    for (int64_t t = 0; t < tq; ++t)
+      SLUICE_CHECK(first_key[t] >= (t ? first_key[t - 1] : 0) && first_key[t] <= last(t),
+                   "{}: first_key[{}] = {} is below its predecessor or above {}", op, t, first_key[t],
+                   last(t));
+  }
+};
+
+/// Memory of one thread for the scores of a block of queries.
+template <class T>
+struct ScoreWork {
+  using A = accumulate_t<T>;
+  A *q_t, *keys, *products, *total, *weights, *scores;
+  int64_t row;  // of scores
+  static int64_t padded_depth(const Index<T>& p) { return padded(p.depth, Simd<A>::kWidth); }
+  static int64_t size(const Index<T>& p) {
+    return p.per_set() * (padded_depth(p) * kLaneStride + kScoreQueries) + kKeys * head_stride(p.depth) +
+           2 * kKeys * kLaneStride + kScoreQueries * padded(p.most_candidates(), 16);
+  }
+  ScoreWork(A* work, const Index<T>& p) : row(padded(p.most_candidates(), 16)) {
+    q_t = work;
+    weights = q_t + p.per_set() * padded_depth(p) * kLaneStride;
+    keys = weights + p.per_set() * kScoreQueries;
+    products = keys + kKeys * head_stride(p.depth);
+    total = products + kKeys * kLaneStride;
+    scores = total + kKeys * kLaneStride;
+  }
+};
+
+/// scores[i][c] = I of query t0 + i and its candidate c, for queries [t0, t0 + count) with one first key,
+/// count
+/// <= kScoreQueries, and all candidates of the last of them.
+template <class T>
+void score_queries(const Index<T>& p, const ScoreWork<T>& w, int64_t set, int64_t t0, int64_t count) {
+  using A = accumulate_t<T>;
+  constexpr int64_t W = Simd<A>::kWidth;
+  const int64_t lanes = padded(count, W), depth = w.padded_depth(p), stride = head_stride(p.depth),
+                head0 = set * p.per_set(), n = p.candidates(t0 + count - 1);
+  for (int64_t j = 0; j < p.per_set(); ++j) {
+    const T* rows[kScoreQueries];
+    for (int64_t i = 0; i < count; ++i) rows[i] = p.q + ((t0 + i) * p.heads + head0 + j) * p.depth;
+    pack_transposed(w.q_t + j * depth * kLaneStride, rows, count, lanes, p.depth, depth, p.scale);
+    for (int64_t i = 0; i < lanes; ++i)
+      w.weights[j * kScoreQueries + i] = i < count ? p.head_weight(t0 + i, head0 + j) : A(0);
+  }
+  for (int64_t c0 = 0; c0 < n; c0 += kKeys) {
+    const int64_t here = std::min(kKeys, n - c0);
+    for (int64_t c = 0; c < here; ++c)
+      convert_row(w.keys + c * stride, p.k + (p.first_key[t0] + (c0 + c) * p.block) * p.depth, p.depth, A(1));
+    for (int64_t j = 0; j < p.per_set(); ++j) {
+      scores(here, lanes, p.depth, w.keys, w.q_t + j * depth * kLaneStride, w.products);
+      const A bias = p.bias_of(head0 + j);
+      for (int64_t c = 0; c < here; ++c)
+        for (int64_t i = 0; i < lanes; i += W) {
+          const Vec<A> u = load_vec(w.products + c * kLaneStride + i) + bias;
+          // 0 where u is not above it, but NaN stays NaN.
+          const Vec<A> act =
+              p.activation == IndexActivation::sigmoid ? sigmoid_vec<A>(u) : (u <= A(0) ? Vec<A>{} : u);
+          A* const sum = w.total + c * kLaneStride + i;
+          const Vec<A> part = load_vec(w.weights + j * kScoreQueries + i) * act;
+          store_vec(sum, j == 0 ? part : load_vec(sum) + part);
+        }
+    }
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t c = 0; c < here; ++c) w.scores[i * w.row + c0 + c] = w.total[c * kLaneStride + i];
+  }
+}
+
+// ---- the largest k, ties to the last ----
+
+/// Numbers as unsigned integers in the same order; -0 is 0.
+inline uint32_t ordered(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x + 0.0f);
+  return u ^ (u >> 31 ? 0xffffffffu : 0x80000000u);
+}
+inline uint64_t ordered(double x) {
+  const uint64_t u = std::bit_cast<uint64_t>(x + 0.0);
+  return u ^ (u >> 63 ? ~uint64_t{0} : uint64_t{1} << 63);
+}
+
+/// Writes the positions of the k largest of keys[0, n), ascending, where k < n, and of equal keys the last.
+/// Exact: a histogram of the leading bits finds the bin of the k-th, and the k-th within it is selected.
+template <class U>
+void largest(int32_t* out, const U* keys, U* bin_keys, int64_t n, int64_t k) {
+  constexpr int kShift = 8 * sizeof(U) - 11;
+  int32_t histogram[2048] = {};
+  for (int64_t i = 0; i < n; ++i) ++histogram[keys[i] >> kShift];
+  int64_t above = 0, bin = 2047;
+  while (above + histogram[bin] < k) above += histogram[bin--];
+  int64_t in_bin = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    bin_keys[in_bin] = keys[i];
+    in_bin += static_cast<int64_t>(keys[i] >> kShift) == bin;
+  }
+  std::nth_element(bin_keys, bin_keys + (k - above - 1), bin_keys + in_bin, std::greater<U>());
+  const U threshold = bin_keys[k - above - 1];
+  int64_t greater = 0, equal = 0;
+  for (int64_t i = 0; i < n; ++i) greater += keys[i] > threshold, equal += keys[i] == threshold;
+  int64_t skip = equal - (k - greater);  // of the equal ones, the first
+  for (int64_t i = 0, written = 0; i < n; ++i) {
+    if (keys[i] < threshold || (keys[i] == threshold && skip-- > 0)) continue;
+    out[written++] = static_cast<int32_t>(i);
+  }
+}
+
+}  // namespace
