@@ -32,6 +32,7 @@ constexpr struct {
     {"name", ChangeClass::operational},
     {"run_dir", ChangeClass::operational},
     {"eval.", ChangeClass::operational},
+    {"analysis.", ChangeClass::operational},
     {"checkpoint.", ChangeClass::operational},
     {"log.", ChangeClass::operational},
     {"data.validation", ChangeClass::operational},
@@ -39,11 +40,13 @@ constexpr struct {
     {"train.device", ChangeClass::operational},
     {"train.divergence_factor", ChangeClass::operational},
     {"train.init_ignore", ChangeClass::operational},
+    {"train.init_missing", ChangeClass::operational},  // a resumed run has all parameters
     {"train.check_limits", ChangeClass::operational},
     {"model.attention.kernel", ChangeClass::operational},
     {"train.deterministic", ChangeClass::operational},
     {"model.moe.load_balance", ChangeClass::trajectory},
     {"model.attention.head_balance", ChangeClass::trajectory},
+    {"model.attention.sparse.loss.coefficient", ChangeClass::trajectory},
     {"model.moe.router_z_loss_coefficient", ChangeClass::trajectory},
     {"model.logit_z_loss_coefficient", ChangeClass::trajectory},
     {"train.threads", ChangeClass::operational},
@@ -72,6 +75,20 @@ ChangeClass class_of(std::string_view key) {
   return ChangeClass::identity;
 }
 
+/// Whether it is a key of a gate that later versions added, at its default. Elements of lists are not among
+/// the defaults of a whole configuration.
+bool is_later_gate_default(const Leaf& leaf) {
+  constexpr std::string_view kGates = "model.attention.gates[", kLater[] = {"input_channels", "init", "bias"};
+  if (!leaf.key.starts_with(kGates)) return false;
+  bool at_default = false;
+  GateConfig defaults;
+  for_each_leaf(defaults, [&](const std::string& key, auto& member, const char*) {
+    const bool later = std::find(std::begin(kLater), std::end(kLater), key) != std::end(kLater);
+    if (later && leaf.key.ends_with("]." + key)) at_default = leaf.value == scalar_text(member);
+  });
+  return at_default;
+}
+
 }  // namespace
 
 std::string config_hash(const Config& config) {
@@ -83,8 +100,9 @@ std::string config_hash(const Config& config) {
     if (defaults.count(leaf.key + "=" + leaf.value)) continue;
     if (leaf.key.starts_with("optimizer.rules[") && leaf.key.ends_with("].trainable") && leaf.value == "true")
       continue;
+    if (is_later_gate_default(leaf)) continue;
     bool counts = leaf.key != "name" && leaf.key != "run_dir" && leaf.key != "train.threads";
-    for (const std::string_view section : {"log.", "checkpoint.", "eval."})
+    for (const std::string_view section : {"log.", "checkpoint.", "eval.", "analysis."})
       counts = counts && leaf.key.compare(0, section.size(), section) != 0;
     if (counts) text += leaf.key + "=" + leaf.value + "\n";
   }

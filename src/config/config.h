@@ -24,13 +24,18 @@ struct EnumNames;
 
 enum class NormPlacement : uint8_t { pre, sandwich };
 enum class RopeScalingType : uint8_t { none, yarn };
-enum class AttentionKind : uint8_t { softmax, sink };
+enum class AttentionKind : uint8_t { softmax, sink, off_by_one, sink_key, kv_bias, softpick, sparse };
+enum class IndexScope : uint8_t { all_heads, kv_head };
+enum class SparsePhase : uint8_t { dense_warm_up, sparse };
 enum class GatePosition : uint8_t { query, key, value, sdpa_output, dense_output };
 enum class GateGranularity : uint8_t { elementwise, headwise };
-enum class GateInput : uint8_t { hidden, none };
+enum class GateInput : uint8_t { hidden, none, self };
+enum class GateInit : uint8_t { matrix, zero };
+enum class ExclusiveAttention : uint8_t { none, full, learned };
 enum class OutputNorm : uint8_t { none, rmsnorm, rmsnorm_shared };
 enum class OutputActivation : uint8_t { none, silu };
-enum class TokenizerType : uint8_t { byte, sentencepiece };
+enum class TokenizerType : uint8_t { byte, sentencepiece, bpe };
+enum class Packing : uint8_t { stream, documents };
 enum class DeviceChoice : uint8_t { automatic, cpu, cuda };
 enum class Precision : uint8_t { f32, bf16, f64 };
 enum class Recompute : uint8_t { none, mlp, block };
@@ -42,6 +47,7 @@ enum class HeadBalanceScope : uint8_t { micro_batch, data_parallel, global_batch
 enum class SharedHeads : uint8_t { calibration, online };
 enum class SwitchProjections : uint8_t { value, key_value };
 enum class OptimizerType : uint8_t { adamw, muon };
+enum class InitMissing : uint8_t { refuse, fresh };
 enum class BalanceScope : uint8_t { global_batch, micro_batch, previous_step };
 enum class Determinism : uint8_t { same_layout, exact };
 enum class ExactSum : uint8_t { tree, fixed64 };
@@ -52,17 +58,25 @@ enum class ConsoleMode : uint8_t { automatic, bar, lines, none };
 
 SLUICE_ENUM_NAMES(NormPlacement, "pre", "sandwich");
 SLUICE_ENUM_NAMES(RopeScalingType, "none", "yarn");
-SLUICE_ENUM_NAMES(AttentionKind, "softmax", "sink");
+SLUICE_ENUM_NAMES(AttentionKind, "softmax", "sink", "off_by_one", "sink_key", "kv_bias", "softpick", "sparse");
+SLUICE_ENUM_NAMES(IndexScope, "all_heads", "kv_head");
+SLUICE_ENUM_NAMES(IndexActivation, "sigmoid", "relu");
+SLUICE_ENUM_NAMES(IndexHeadWeights, "sigmoid", "linear", "none");
+SLUICE_ENUM_NAMES(BudgetPolicy, "fixed", "eq8", "inverse", "entropy", "code");
+SLUICE_ENUM_NAMES(SparsePhase, "dense_warm_up", "sparse");
 SLUICE_ENUM_NAMES(GatePosition, "query", "key", "value", "sdpa_output", "dense_output");
 SLUICE_ENUM_NAMES(GateGranularity, "elementwise", "headwise");
 SLUICE_ENUM_NAMES(GateSharing, "specific", "shared", "shared_before_activation");
 SLUICE_ENUM_NAMES(GateCombine, "multiply", "add");
-SLUICE_ENUM_NAMES(GateActivation, "sigmoid", "silu", "identity", "ns_sigmoid");
+SLUICE_ENUM_NAMES(GateActivation, "sigmoid", "silu", "identity", "ns_sigmoid", "two_sigmoid");
 SLUICE_ENUM_NAMES(AttentionKernel, "auto", "mma", "hopper", "cudnn");
-SLUICE_ENUM_NAMES(GateInput, "hidden", "none");
+SLUICE_ENUM_NAMES(GateInput, "hidden", "none", "self");
+SLUICE_ENUM_NAMES(GateInit, "matrix", "zero");
+SLUICE_ENUM_NAMES(ExclusiveAttention, "none", "full", "learned");
 SLUICE_ENUM_NAMES(OutputNorm, "none", "rmsnorm", "rmsnorm_shared");
 SLUICE_ENUM_NAMES(OutputActivation, "none", "silu");
-SLUICE_ENUM_NAMES(TokenizerType, "byte", "sentencepiece");
+SLUICE_ENUM_NAMES(TokenizerType, "byte", "sentencepiece", "bpe");
+SLUICE_ENUM_NAMES(Packing, "stream", "documents");
 SLUICE_ENUM_NAMES(DeviceChoice, "auto", "cpu", "cuda");
 SLUICE_ENUM_NAMES(Precision, "f32", "bf16", "f64");
 SLUICE_ENUM_NAMES(Recompute, "none", "mlp", "block");
@@ -74,6 +88,7 @@ SLUICE_ENUM_NAMES(HeadBalanceScope, "micro_batch", "data_parallel", "global_batc
 SLUICE_ENUM_NAMES(SharedHeads, "calibration", "online");
 SLUICE_ENUM_NAMES(SwitchProjections, "value", "key_value");
 SLUICE_ENUM_NAMES(OptimizerType, "adamw", "muon");
+SLUICE_ENUM_NAMES(InitMissing, "refuse", "fresh");
 SLUICE_ENUM_NAMES(BalanceScope, "global_batch", "micro_batch", "previous_step");
 SLUICE_ENUM_NAMES(Determinism, "same_layout", "exact");
 SLUICE_ENUM_NAMES(ExactSum, "tree", "fixed64");
@@ -120,6 +135,9 @@ struct GateConfig {
   GateCombine combine = GateCombine::multiply;
   GateActivation activation = GateActivation::sigmoid;
   GateInput input = GateInput::hidden;
+  int64_t input_channels = 0;
+  GateInit init = GateInit::matrix;
+  std::optional<double> bias = {};
 
   template <class V>
   void fields(V& f) {
@@ -131,10 +149,14 @@ struct GateConfig {
       "specific: separate scores for each head; shared: scores averaged over the heads, after the activation "
       "or before it");
     f("combine", combine, "x * score or x + score");
-    f("activation", activation, "ns_sigmoid is 0.5 + 0.5 sigmoid");
+    f("activation", activation, "ns_sigmoid is 0.5 + 0.5 sigmoid; two_sigmoid is 2 sigmoid");
     f("input", input,
       "what scores are computed from: hidden, the pre-normalised hidden state of the current token; none, a "
-      "learned constant");
+      "learned constant; self, the activation that the gate acts on, all heads of the token");
+    f("input_channels", input_channels,
+      "input hidden: scores are computed from this many leading channels of the hidden state; 0: all");
+    f("init", init, "initial weight: as every matrix (initializer), or zero");
+    f("bias", bias, "initial value of a learned bias, added to the projection; null: no bias");
   }
 };
 
@@ -190,19 +212,134 @@ struct SwitchHeadsConfig {
   }
 };
 
+/// The indexer of sparse attention, which scores every key for every query (src/ops/indexer.h).
+struct IndexerConfig {
+  int64_t heads = 4;
+  int64_t head_dim = 64;
+  IndexActivation activation = IndexActivation::sigmoid;
+  IndexHeadWeights head_weights = IndexHeadWeights::sigmoid;
+  bool bias = true;
+  std::optional<double> scale;
+  bool rope = false;
+  bool key_norm = false;
+  bool detach_input = true;
+
+  template <class V>
+  void fields(V& f) {
+    f("heads", heads, "query heads of the indexer, which share one key per token");
+    f("head_dim", head_dim, "even if the indexer has rope");
+    f("activation", activation,
+      "of every head's scaled product of query and key: sigmoid (GSA) or relu (DSA)");
+    f("head_weights", head_weights,
+      "weights of the heads in the sum over them: sigmoid of a projection of the hidden state, that "
+      "projection itself, or 1");
+    f("bias", bias, "a learned bias per head, of the products, and another of the head weights");
+    f("scale", scale, "factor on the products; null: 1 / sqrt(head_dim)");
+    f("rope", rope, "rotary embedding of the indexer's queries and keys, with theta of model.rope");
+    f("key_norm", key_norm, "RMSNorm of the indexer's keys");
+    f("detach_input", detach_input,
+      "the indexer's loss trains the indexer alone; false: also the layers below");
+  }
+};
+
+/// How many keys, or blocks of keys, a query selects (002, equation 8; src/ops/README.md).
+struct BudgetConfig {
+  BudgetPolicy policy = BudgetPolicy::fixed;
+  int64_t base = 2048;
+  int64_t min = 256;
+  int64_t max = 4096;
+  double temperature = 1.0;
+  double momentum = 0.99;
+
+  template <class V>
+  void fields(V& f) {
+    f("policy", policy,
+      "fixed: base; by the variance of a query's scores relative to its running mean over training: eq8 "
+      "grows "
+      "with it (the paper's equation 8), inverse falls (its text), code falls within (0.5, 1.5] base; "
+      "entropy: "
+      "by the entropy of the scores' softmax");
+    f("base", base, "keys, or blocks, per query");
+    f("min", min, "lower bound of an adaptive k");
+    f("max", max, "upper bound of an adaptive k");
+    f("temperature", temperature, "code and entropy: factor on the relative variance, or on the entropy");
+    f("momentum", momentum, "momentum of the running mean of the variance");
+  }
+};
+
+/// The indexer's loss: the divergence of the indexer's distribution over keys from that of attention.
+struct IndexLossConfig {
+  double coefficient = 1.0;
+  double temperature = 1.0;
+  bool learn_temperature = false;
+
+  template <class V>
+  void fields(V& f) {
+    f("coefficient", coefficient,
+      "weight of KL(p || softmax(temperature * scores)) over the selected keys, or all of them in the dense "
+      "warm-up, where p is the mean of attention over heads; mean over counted tokens and layers; 0: off");
+    f("temperature", temperature, "factor on the scores, or its initial value");
+    f("learn_temperature", learn_temperature, "train the temperature of every layer");
+  }
+};
+
+/// Sparse attention over the keys that an indexer selects: GSA (002), DSA, QSA, MSA.
+struct SparseConfig {
+  IndexScope scope = IndexScope::all_heads;
+  int64_t block = 1;
+  IndexerConfig indexer;
+  BudgetConfig k;
+  bool force_self = false;
+  bool sink = false;
+  IndexLossConfig loss;
+  SparsePhase phase = SparsePhase::sparse;
+  int64_t phase_steps = 0;
+
+  template <class V>
+  void fields(V& f) {
+    f("scope", scope, "one set of keys per query for all heads, or one per key/value head");
+    f("block", block,
+      "keys are selected in blocks of this many tokens, counted from the start of a document, by the mean of "
+      "their index keys; above 1 a query always sees its own block, in addition to k others");
+    f("indexer", indexer, "");
+    f("k", k, "");
+    f("force_self", force_self, "block 1: a query always selects its own key, as one of its k");
+    f("sink", sink, "one learned logit per head in the denominator of the softmax, as with kind: sink");
+    f("loss", loss, "");
+    f("phase", phase, "dense_warm_up: attention sees every key while the indexer learns from it");
+    f("phase_steps", phase_steps, "steps of dense warm-up at the start of a run in the sparse phase");
+  }
+};
+
 struct AttentionConfig {
   AttentionKind kind = AttentionKind::softmax;
+  int64_t window = 0;
+  int64_t window_pattern = 0;
   std::vector<GateConfig> gates;
+  ExclusiveAttention exclusive = ExclusiveAttention::none;
   OutputNorm output_norm = OutputNorm::none;
   OutputActivation output_activation = OutputActivation::none;
   SwitchHeadsConfig switch_heads;
   HeadBalanceConfig head_balance;
   AttentionKernel kernel = AttentionKernel::automatic;
+  SparseConfig sparse;
 
   template <class V>
   void fields(V& f) {
-    f("kind", kind, "sink adds one learned logit per head to the denominator of the softmax");
+    f("kind", kind,
+      "sink: softmax with one learned logit per head in the denominator (gpt-oss); off_by_one: this logit "
+      "fixed at 0; sink_key: it is the query's product with a learned key per head; kv_bias: a learned key "
+      "and value per key/value head, seen by every query; softpick: relu(e^s - 1) / sum |e^s - 1|; "
+      "sparse: softmax over the keys that an indexer selects");
+    f("window", window, "a token sees itself and window - 1 tokens before it; 0: all of its sequence");
+    f("window_pattern", window_pattern,
+      "every so many layers one has no window, the last of them (2: gpt-oss, 6: Gemma 3); 0: all layers have "
+      "it");
     f("gates", gates, "any number of gates; several positions at once are allowed");
+    f("exclusive", exclusive,
+      "exclusive self attention: subtract from a head's output its projection on the token's own value, "
+      "before "
+      "output_norm; learned: times a learned scale per head that starts at 0");
     f("output_norm", output_norm,
       "RMSNorm per head before o_proj; rmsnorm_shared uses one weight for all heads");
     f("output_activation", output_activation, "activation on the attention output before o_proj");
@@ -211,6 +348,26 @@ struct AttentionConfig {
     f("kernel", kernel,
       "attention kernel on a GPU: auto selects the fastest of Sluice's own kernels; cudnn serves as a "
       "comparison");
+    f("sparse", sparse, "");
+  }
+
+  /// The window of layer `i`; 0: none.
+  int64_t window_in_layer(int64_t i) const {
+    return window_pattern > 0 && (i + 1) % window_pattern == 0 ? 0 : window;
+  }
+};
+
+/// GatedNorm (Qiu et al. 2026, arXiv 2601.22966): the norm's output n becomes n * sigmoid(U silu(D n)).
+struct GatedNormConfig {
+  int64_t rank = 0;
+  GateInit init = GateInit::matrix;
+
+  template <class V>
+  void fields(V& f) {
+    f("rank", rank,
+      "rows of D, columns of U: a low-rank gate on the norms before attention and before the feed-forward "
+      "network; 0: none");
+    f("init", init, "initial U: as every matrix (initializer), or zero, when the gate starts at 1/2");
   }
 };
 
@@ -287,6 +444,7 @@ struct ModelConfig {
   std::optional<double> final_logit_softcapping;
   double logit_z_loss_coefficient = 0.0;
   NormPlacement norm_placement = NormPlacement::pre;
+  GatedNormConfig gated_norm;
   std::optional<double> branch_clip;
   std::optional<int64_t> max_position_embeddings;
   RopeConfig rope;
@@ -322,6 +480,7 @@ struct ModelConfig {
       "weight of the z-loss, the mean squared log-sum-exp of the output logits (PaLM); 0: off");
     f("norm_placement", norm_placement,
       "sandwich also normalises each branch's output before the residual addition");
+    f("gated_norm", gated_norm, "");
     f("branch_clip", branch_clip,
       "clamp attention and feed-forward outputs to [-c, c] before the residual addition");
     f("max_position_embeddings", max_position_embeddings, "length of the rotary table; null: data.seq_len");
@@ -354,11 +513,17 @@ struct LoraConfig {
 struct TokenizerConfig {
   TokenizerType type = TokenizerType::byte;
   std::string path;
+  std::string end_of_document;
 
   template <class V>
   void fields(V& f) {
-    f("type", type, "byte: 256 bytes and <|endoftext|> = 256; sentencepiece: a .model file");
+    f("type", type,
+      "byte: 256 bytes and <|endoftext|> = 256; sentencepiece: a .model file; bpe: a tokenizer.json of Hugging "
+      "Face with byte-level BPE");
     f("path", path, "tokenizer file, relative to the configuration file that names it");
+    f("end_of_document", end_of_document,
+      "bpe: the token that ends a document; empty: <|endoftext|>, <|end_of_text|>, </s> or <eos>, the first "
+      "that the file has");
   }
 };
 
@@ -382,7 +547,10 @@ struct DataConfig {
   int64_t seq_len = 256;
   std::vector<DataSource> train;
   std::vector<DataSource> validation;
+  Packing packing = Packing::stream;
   bool document_mask = false;
+  bool document_positions = false;
+  std::optional<int64_t> begin_token;
   bool allow_overlap = false;
 
   template <class V>
@@ -391,7 +559,16 @@ struct DataConfig {
     f("seq_len", seq_len, "tokens per sample");
     f("train", train, "weighted blend of token files");
     f("validation", validation, "list of validation sets; each is evaluated and reported under its name");
+    f("packing", packing,
+      "stream: samples are consecutive pieces of the stream of documents; documents: whole documents, of "
+      "which only those longer than seq_len are cut, are packed into samples by best fit (Ding et al. 2024)");
     f("document_mask", document_mask, "tokens attend only to tokens of their own document");
+    f("document_positions", document_positions,
+      "positions count from the first token of the document within the sample, not from the sample's; needs "
+      "document_mask");
+    f("begin_token", begin_token,
+      "every sample starts with this token and continues with a document from its start; null: samples are "
+      "consecutive pieces of the stream of documents");
     f("allow_overlap", allow_overlap,
       "accept a validation set that shares a file or its contents with the training data");
   }
@@ -414,6 +591,8 @@ struct TrainConfig {
   double divergence_factor = 1.5;
   std::string init_from;
   std::vector<std::string> init_ignore;
+  InitMissing init_missing = InitMissing::refuse;
+  std::vector<std::string> init_missing_names;
   bool check_limits = true;
 
   template <class V>
@@ -443,6 +622,11 @@ struct TrainConfig {
     f("init_from", init_from, "checkpoint or Hugging Face folder that initialises the weights");
     f("init_ignore", init_ignore,
       "keys that may differ from the configuration of init_from, e.g. [model.rope.theta, data.tokenizer]");
+    f("init_missing", init_missing,
+      "parameters that init_from lacks: refuse, or fresh: new gates, sinks and shared experts start so that "
+      "the function of the weights is kept, all others as in a training from scratch");
+    f("init_missing_names", init_missing_names,
+      "parts of names; only parameters whose name contains one of them may be missing; empty: any");
     f("check_limits", check_limits,
       "refuse to start if the planned memory or disk space exceeds what is available to this process");
   }
@@ -519,14 +703,74 @@ struct OptimizerConfig {
   }
 };
 
+/// RULER's needles (Hsieh et al. 2024, arXiv 2404.06654) as an evaluation during training
+/// (eval/ruler_choice.h).
+struct RulerEvalConfig {
+  int64_t samples = 0;
+  std::vector<std::string> tasks = {"niah_single_1"};
+  std::vector<int64_t> lengths;
+
+  template <class V>
+  void fields(V& f) {
+    f("samples", samples,
+      "prompts per task and length, each scored by the log-likelihood of the true value against nine others; "
+      "0: off");
+    f("tasks", tasks, "niah_single_1, niah_multikey_2 or niah_multikey_3: the needles that need no text");
+    f("lengths", lengths, "tokens of a prompt with its value, at most data.seq_len; empty: data.seq_len");
+  }
+};
+
 struct EvalConfig {
   int64_t every_steps = 0;
   int64_t max_tokens = 0;
+  std::vector<std::string> tasks;
+  int64_t shots = 0;
+  int64_t max_questions = 0;
+  std::vector<std::string> prompts;
+  int64_t prompt_tokens = 64;
+  RulerEvalConfig ruler;
 
   template <class V>
   void fields(V& f) {
     f("every_steps", every_steps, "steps between validations; 0: validate only at the end");
     f("max_tokens", max_tokens, "tokens evaluated per validation set; 0: all of it");
+    f("tasks", tasks,
+      "files of multiple-choice questions (JSONL), answered by log-likelihood at every validation");
+    f("shots", shots, "solved questions that stand before each question of a task");
+    f("max_questions", max_questions, "questions of each task that are answered; 0: all of them");
+    f("prompts", prompts, "texts that the model continues at every validation, most probable token first");
+    f("prompt_tokens", prompt_tokens, "tokens by which each prompt is continued");
+    f("ruler", ruler, "");
+  }
+};
+
+/// Token ids whose queries and losses are reported apart, such as the triggers of Bigram-Backcopy.
+struct QueryClassConfig {
+  std::string name;
+  std::vector<int64_t> tokens;
+
+  template <class V>
+  void fields(V& f) {
+    f("name", name, "name of the class in tables and logs");
+    f("tokens", tokens, "token ids; each id belongs to at most one class");
+  }
+};
+
+struct AnalysisConfig {
+  std::vector<QueryClassConfig> query_classes;
+  double sink_threshold = 0.3;
+  int64_t sink_length = 64;
+
+  template <class V>
+  void fields(V& f) {
+    f("query_classes", query_classes,
+      "first-token attention and loss are reported for the queries of each class, and for all others as "
+      "\"other\"");
+    f("sink_threshold", sink_threshold,
+      "a head is counted as a sink if its mean attention on the first token exceeds this (Sink^eps of Gu et "
+      "al. 2024)");
+    f("sink_length", sink_length,
+      "the sink measure is also taken over the first queries of a sample up to this length");
   }
 };
 
@@ -624,6 +868,7 @@ struct Config {
   OptimizerConfig optimizer;
   ParallelConfig parallel;
   EvalConfig eval;
+  AnalysisConfig analysis;
   CheckpointConfig checkpoint;
   LogConfig log;
 
@@ -638,6 +883,7 @@ struct Config {
     f("optimizer", optimizer, "");
     f("parallel", parallel, "");
     f("eval", eval, "");
+    f("analysis", analysis, "");
     f("checkpoint", checkpoint, "");
     f("log", log, "");
   }

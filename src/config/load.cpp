@@ -83,6 +83,11 @@ class Loader {
     return merged;
   }
 
+  Node load_text(const std::string& text, const std::string& name) {
+    sources_.push_back({name, "", text, false});
+    return yaml::parse(sources_, 0, 0, problems_);
+  }
+
   void apply_override(Node& root, const std::string& text) {
     const int index = static_cast<int>(sources_.size());
     sources_.push_back({"command line", "", text, true});
@@ -240,6 +245,14 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 
 Config load_resolved_config(const std::string& path, const std::vector<std::string>& overrides) {
   return load(Loader(/*resolved=*/true), path, overrides, nullptr, {});
+}
+
+Config load_resolved_text(const std::string& text, const std::string& name,
+                          const std::vector<std::string>& overrides) {
+  Loader loader(/*resolved=*/true);
+  Node root = loader.load_text(text, name);
+  for (const std::string& one : joined(overrides)) loader.apply_override(root, one);
+  return loader.finish(root, name, nullptr, {});
 }
 
 }  // namespace sluice

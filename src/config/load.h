@@ -30,6 +30,10 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 /// states every key itself, so `extends`, which could make it read and quote other files, is refused.
 Config load_resolved_config(const std::string& path, const std::vector<std::string>& overrides = {});
 
+/// The same of a text. name: what messages call it; paths in it are relative to the working folder.
+Config load_resolved_text(const std::string& text, const std::string& name,
+                          const std::vector<std::string>& overrides = {});
+
 /// Checks what training needs beyond a valid model: data.train, either max_steps or max_tokens, and a
 /// schedule that fits into the run. Throws Error(usage) that lists every problem.
 void validate_for_training(const Config& config);

@@ -17,11 +17,13 @@ namespace {
 constexpr std::string_view kSameFunction[] = {
     // initialisation
     "model.initializer", "model.initializer_range", "model.scaled_residual_init",
+    "model.attention.gates.init", "model.gated_norm.init",
     "model.match_parameters_of",  // it sets a width, which is compared itself
     "model.match_multiple",
     // training losses
     "model.attention.head_balance", "model.moe.load_balance", "model.moe.router_z_loss_coefficient",
-    "model.logit_z_loss_coefficient",
+    "model.logit_z_loss_coefficient", "model.attention.sparse.loss.coefficient",
+    "model.attention.sparse.indexer.detach_input", "model.attention.sparse.phase_steps",
     // how the function is computed
     "model.attention.kernel",
     "model.max_position_embeddings",  // number of rows in the rotary table
@@ -62,6 +64,8 @@ void align_idle_keys(ModelConfig& a, const ModelConfig& b) {
     const int64_t experts = std::exchange(heads, b.attention.switch_heads).num_experts;
     heads.num_experts = experts;
   }
+  const auto sparse = AttentionKind::sparse;
+  if (a.attention.kind != sparse || b.attention.kind != sparse) a.attention.sparse = b.attention.sparse;
   if (!has_dense_layer(a) || !has_dense_layer(b)) a.intermediate_size = b.intermediate_size;
   if (a.moe.num_experts == 0 || b.moe.num_experts == 0) {
     const int64_t experts = std::exchange(a.moe, b.moe).num_experts;

@@ -21,6 +21,8 @@ void for_each_path(Config& config, Visit visit) {
     visit(config.data.train[i].path, fmt::format("data.train[{}].path", i));
   for (size_t i = 0; i < config.data.validation.size(); ++i)
     visit(config.data.validation[i].path, fmt::format("data.validation[{}].path", i));
+  for (std::string& task : config.eval.tasks)
+    visit(task, std::string("eval.tasks"));  // its elements have no place
 }
 
 inline void make_paths_absolute(Config& config) {

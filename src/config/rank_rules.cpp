@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "config/derived.h"
-#include "config/validate.h"
+#include "config/problems.h"
 
 namespace sluice {
 namespace {
@@ -90,9 +90,9 @@ void check_rank_rules(const Config& config, int64_t ranks, ProblemSink& problem)
 }
 
 void require_rank_rules(const Config& config, int64_t ranks, const KeyPlaces& places) {
-  ProblemLines lines(&places);
-  check_rank_rules(config, ranks, lines);
-  lines.raise();
+  ProblemList problems;
+  check_rank_rules(config, ranks, problems);
+  problems.raise(places);
 }
 
 }  // namespace sluice

@@ -15,8 +15,7 @@ class ProblemSink;
 void check_rank_rules(const Config& config, int64_t ranks, ProblemSink& problem);
 
 /// The same for a configuration that was made in memory, or has changed since it was read
-/// (model.match_parameters_of): throws Error(usage) with a line for each problem, which begins with the place
-/// of its key where `places` has it.
+/// (model.match_parameters_of): throws ConfigError (config/problems.h).
 void require_rank_rules(const Config& config, int64_t ranks, const KeyPlaces& places = {});
 
 }  // namespace sluice

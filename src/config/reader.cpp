@@ -7,9 +7,6 @@
 namespace sluice {
 namespace {
 
-/// Sections of a later version, for which the message differs from that for a misspelt key.
-constexpr std::string_view kLater[] = {"model.attention.sparse"};
-
 auto depth(const std::string& key) { return std::count(key.begin(), key.end(), '.'); }
 
 std::string wrapped(const std::vector<std::string>& names) {
@@ -31,10 +28,6 @@ void Reader::unknown_key(const yaml::Key& key) {
   const std::string path = path_.empty() ? name : path_ + "." + name;
   bad_.insert(path);
   if (problems_.full()) return problems_.add(key.place, "unknown key");
-  if (std::find(std::begin(kLater), std::end(kLater), path) != std::end(kLater)) {
-    problems_.add(key.place, fmt::format("{} is not available in this version", path));
-    return;
-  }
   std::string hint;
   // A known key in the wrong section is a better suggestion than a similar key in this section.
   std::string elsewhere;
@@ -68,8 +61,6 @@ std::string Reader::article(const std::string& type) {
 
 std::string Reader::wrong_word(const std::vector<std::string>& words, const yaml::Node& node,
                                const std::string& key) {
-  if (key == "model.attention.kind" && node.text == "sparse")
-    return "is sparse: not available in this version; use softmax or sink";
   const std::string near =
       key == "train.device" && node.text == "gpu" ? "cuda" : yaml::nearest(node.text, words);
   return fmt::format("must be one of {}; got {}{}", fmt::join(words, ", "), yaml::printable(node.text),

@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <map>
 #include <set>
 
+#include "config/attention_rules.h"
+#include "config/gate_rules.h"
 #include "config/load.h"
 #include "config/model_function.h"
+#include "config/sparse_rules.h"
+#include "config/task_rules.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "core/score_range.h"
@@ -16,40 +20,9 @@
 namespace sluice {
 namespace {
 
-constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxLayers = 10000;
 
-/// Checks of one configuration. Each names the keys involved, of which the first is the one to point at.
-class Checks {
- public:
-  explicit Checks(ProblemSink& problem) : problem_(problem) {}
-
-  void require(bool ok, const std::vector<std::string>& keys, const std::string& message) {
-    if (!ok) problem_(keys, message);
-  }
-  void size(const std::string& key, int64_t value, int64_t low = 1) {
-    if (value < low) {
-      problem_({key}, low == 0 ? fmt::format("{} must not be negative, got {}", key, value)
-                               : fmt::format("{} must be at least {}, got {}", key, low, value));
-    } else if (value > kMaxSize) {
-      problem_({key}, fmt::format("{} is too large: {}", key, value));
-    }
-  }
-  void count(const std::string& key, int64_t value) {
-    require(value >= 0, {key}, fmt::format("{} must not be negative, got {}", key, value));
-  }
-  void positive(const std::string& key, double value) {
-    require(value > 0, {key}, fmt::format("{} must be greater than 0, got {}", key, value));
-  }
-  void not_negative(const std::string& key, double value) {
-    require(value >= 0, {key}, fmt::format("{} must not be negative, got {}", key, value));
-  }
-
- private:
-  ProblemSink& problem_;
-};
-
-void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
+void check_sizes(const ModelConfig& m, const DataConfig& data, Checks& check) {
   check.size("model.vocab_size", m.vocab_size, 0);
   check.require(
       m.vocab_size == 0 || data.tokenizer.type != TokenizerType::byte || m.vocab_size >= 257,
@@ -83,14 +56,10 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
                 {"model.num_attention_heads", "model.head_dim"},
                 fmt::format("model.num_attention_heads = {} heads of head_dim = {} are too large together",
                             m.num_attention_heads, m.head_dim));
-  check.positive("model.rms_norm_eps", m.rms_norm_eps);
+}
+
+void check_initializer(const ModelConfig& m, Checks& check) {
   check.positive("model.initializer_range", m.initializer_range);
-  if (m.branch_clip) check.positive("model.branch_clip", *m.branch_clip);
-  check.not_negative("model.logit_z_loss_coefficient", m.logit_z_loss_coefficient);
-  if (m.final_logit_softcapping) check.positive("model.final_logit_softcapping", *m.final_logit_softcapping);
-  check.require(m.qk_norm || m.qk_norm_order == QkNormOrder::before_rope,
-                {"model.qk_norm_order", "model.qk_norm"},
-                "model.qk_norm_order: after_rope has no effect while qk_norm is false");
   const bool fan_in = m.initializer == Initializer::fan_in;
   check.require(!fan_in || !m.tie_word_embeddings, {"model.initializer", "model.tie_word_embeddings"},
                 "model.initializer: fan_in initialises the embedding with deviation 1 and the output head "
@@ -100,15 +69,9 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
       !fan_in || !m.scaled_residual_init, {"model.scaled_residual_init", "model.initializer"},
       "model.scaled_residual_init has no effect with initializer: fan_in, which initialises o_proj and "
       "down_proj to 0");
-  if (m.max_position_embeddings) {
-    check.size("model.max_position_embeddings", *m.max_position_embeddings);
-    check.require(*m.max_position_embeddings <= 0 || data.seq_len <= *m.max_position_embeddings,
-                  {"data.seq_len", "model.max_position_embeddings"},
-                  fmt::format("data.seq_len = {} is longer than model.max_position_embeddings = {}",
-                              data.seq_len, *m.max_position_embeddings));
-  }
-  check.size("model.match_multiple", m.match_multiple);
+}
 
+void check_rope(const ModelConfig& m, Checks& check) {
   check.require(m.rope.theta > 1, {"model.rope.theta"},
                 fmt::format("model.rope.theta must be greater than 1, got {}", m.rope.theta));
   const RopeScalingConfig& scaling = m.rope.scaling;
@@ -124,16 +87,29 @@ void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
                 {"model.rope.scaling.beta_fast", "model.rope.scaling.beta_slow"},
                 fmt::format("model.rope.scaling.beta_fast = {} must be greater than beta_slow = {}",
                             scaling.beta_fast, scaling.beta_slow));
+}
 
-  for (size_t i = 0; i < m.attention.gates.size(); ++i) {
-    const GateConfig& gate = m.attention.gates[i];
-    const std::string key = fmt::format("model.attention.gates[{}]", i);
-    if (gate.position != GatePosition::dense_output) continue;
-    check.require(gate.granularity == GateGranularity::elementwise, {key + ".granularity", key + ".position"},
-                  key + ": dense_output comes after the heads are joined; granularity must be elementwise");
-    check.require(gate.heads == GateSharing::specific, {key + ".heads", key + ".position"},
-                  key + ": dense_output comes after the heads are joined; heads must be specific");
+void check_model(const ModelConfig& m, const DataConfig& data, Checks& check) {
+  check_sizes(m, data, check);
+  check.positive("model.rms_norm_eps", m.rms_norm_eps);
+  if (m.branch_clip) check.positive("model.branch_clip", *m.branch_clip);
+  check.not_negative("model.logit_z_loss_coefficient", m.logit_z_loss_coefficient);
+  if (m.final_logit_softcapping) check.positive("model.final_logit_softcapping", *m.final_logit_softcapping);
+  check.require(m.qk_norm || m.qk_norm_order == QkNormOrder::before_rope,
+                {"model.qk_norm_order", "model.qk_norm"},
+                "model.qk_norm_order: after_rope has no effect while qk_norm is false");
+  check_initializer(m, check);
+  if (m.max_position_embeddings) {
+    check.size("model.max_position_embeddings", *m.max_position_embeddings);
+    check.require(*m.max_position_embeddings <= 0 || data.seq_len <= *m.max_position_embeddings,
+                  {"data.seq_len", "model.max_position_embeddings"},
+                  fmt::format("data.seq_len = {} is longer than model.max_position_embeddings = {}",
+                              data.seq_len, *m.max_position_embeddings));
   }
+  check.size("model.match_multiple", m.match_multiple);
+  check_rope(m, check);
+  check_gates(m, check);
+  check_attention(m, check);
 }
 
 void check_switch_heads(const ModelConfig& m, Checks& check) {
@@ -168,6 +144,8 @@ void check_switch_heads(const ModelConfig& m, Checks& check) {
   check.require(
       m.head_dim % s.expert_width == 0, {width, "model.head_dim"},
       fmt::format("{} = {} does not divide model.head_dim = {}", width, s.expert_width, m.head_dim));
+  if (s.num_experts > kMaxExperts || s.expert_width > m.head_dim || m.head_dim > kMaxSize)
+    return;  // reported
   check.require(
       s.num_experts * s.expert_width >= m.head_dim, {width, experts},
       fmt::format("{} = {}: {} experts never write the last {} of a head's {} channels", width,
@@ -206,13 +184,14 @@ void check_moe(const ModelConfig& m, Checks& check) {
   int64_t with_experts = 0;
   for (int64_t layer = 0; layer < std::min<int64_t>(m.num_hidden_layers, 1 << 16); ++layer)
     with_experts += e.in_layer(layer);
+  if (m.num_hidden_layers <= 0) return;  // reported
   for (const int64_t layer : e.mlp_only_layers)
     check.require(layer >= 0 && layer < m.num_hidden_layers,
                   {"model.moe.mlp_only_layers", "model.num_hidden_layers"},
                   fmt::format("model.moe.mlp_only_layers names layer {}, but layers are 0 to {}", layer,
                               m.num_hidden_layers - 1));
   check.require(
-      with_experts > 0 || m.num_hidden_layers <= 0, {"model.moe.num_experts"},
+      with_experts > 0, {"model.moe.num_experts"},
       fmt::format(
           "model.moe.num_experts = {}, but decoder_sparse_step and mlp_only_layers leave no layer with "
           "experts; set num_experts: 0 for a dense model",
@@ -240,10 +219,11 @@ void check_head_balance(const Config& c, Checks& check) {
   check.require(b.ddof == 0 || b.ddof == 1, {at + "ddof"},
                 fmt::format("{}ddof must be 0 or 1, got {}", at, b.ddof));
   if (!(b.coefficient > 0)) return;
-  check.require(m.num_attention_heads <= 0 || m.num_attention_heads - b.shared_heads >= 2,
-                {at + "shared_heads", "model.num_attention_heads"},
-                fmt::format("{}shared_heads = {} leaves fewer than 2 of {} heads to balance", at,
-                            b.shared_heads, m.num_attention_heads));
+  check.require(
+      m.num_attention_heads <= 0 || b.shared_heads < 0 || m.num_attention_heads - b.shared_heads >= 2,
+      {at + "shared_heads", "model.num_attention_heads"},
+      fmt::format("{}shared_heads = {} leaves fewer than 2 of {} heads to balance", at, b.shared_heads,
+                  m.num_attention_heads));
   check.require(
       m.num_attention_heads <= 1024, {"model.num_attention_heads"},
       fmt::format("model.num_attention_heads = {} is above the 1024 that {}coefficient is built for",
@@ -327,12 +307,59 @@ void check_data(const DataConfig& d, Checks& check) {
   check.require(d.tokenizer.type != TokenizerType::sentencepiece || !d.tokenizer.path.empty(),
                 {"data.tokenizer.type", "data.tokenizer.path"},
                 "data.tokenizer.path must name the .model file of the sentencepiece tokenizer");
+  check.require(d.tokenizer.type != TokenizerType::bpe || !d.tokenizer.path.empty(),
+                {"data.tokenizer.type", "data.tokenizer.path"},
+                "data.tokenizer.path must name the tokenizer.json of the bpe tokenizer");
   check.require(d.tokenizer.type != TokenizerType::byte || d.tokenizer.path.empty(),
                 {"data.tokenizer.path", "data.tokenizer.type"},
-                "data.tokenizer.path has no effect while type is byte; set type: sentencepiece");
+                "data.tokenizer.path has no effect while type is byte; set type: sentencepiece or bpe");
+  check.require(d.tokenizer.type == TokenizerType::bpe || d.tokenizer.end_of_document.empty(),
+                {"data.tokenizer.end_of_document", "data.tokenizer.type"},
+                "data.tokenizer.end_of_document has an effect only where type is bpe");
   check.size("data.seq_len", d.seq_len);
+  check.require(!d.document_positions || d.document_mask, {"data.document_positions", "data.document_mask"},
+                "data.document_positions: tokens of several documents would share positions and see each "
+                "other; set document_mask: true");
+  check.require(d.packing == Packing::stream || !d.begin_token, {"data.packing", "data.begin_token"},
+                "data.packing: documents and begin_token are two ways to begin samples with a document; give "
+                "one of them");
   check_sources(d.train, "data.train", check);
   check_sources(d.validation, "data.validation", check);
+}
+
+void check_analysis(const Config& c, Checks& check) {
+  // With a vocab_size of 0 a SentencePiece model says how many tokens there are, and resolve_model checks.
+  const bool bytes = c.data.tokenizer.type == TokenizerType::byte;
+  const int64_t vocab_size = c.model.vocab_size > 0 ? c.model.vocab_size : bytes ? 257 : kMaxSize;
+  const auto is_id = [&](int64_t token) { return token >= 0 && token < vocab_size; };
+  if (c.data.begin_token) {
+    check.require(is_id(*c.data.begin_token), {"data.begin_token", "model.vocab_size"},
+                  fmt::format("data.begin_token = {} is outside the vocabulary of {} (model.vocab_size)",
+                              *c.data.begin_token, vocab_size));
+  }
+  check.require(
+      c.analysis.sink_threshold > 0 && c.analysis.sink_threshold < 1, {"analysis.sink_threshold"},
+      fmt::format("analysis.sink_threshold = {} must lie between 0 and 1", c.analysis.sink_threshold));
+  check.size("analysis.sink_length", c.analysis.sink_length);
+  std::set<std::string> names = {"other"};  // the name of all other queries
+  std::map<int64_t, std::string> class_of;
+  for (size_t i = 0; i < c.analysis.query_classes.size(); ++i) {
+    const QueryClassConfig& query_class = c.analysis.query_classes[i];
+    const std::string key = fmt::format("analysis.query_classes[{}]", i);
+    check.require(
+        !query_class.name.empty() && query_class.name.find_first_of("/\\\n\t ") == std::string::npos &&
+            names.insert(query_class.name).second,
+        {key + ".name", key},
+        fmt::format("{}.name must be a word that no other class has (\"other\" is taken), got \"{}\"", key,
+                    query_class.name));
+    check.require(!query_class.tokens.empty(), {key + ".tokens", key}, key + " needs a list of tokens");
+    for (const int64_t token : query_class.tokens) {
+      check.require(is_id(token), {key + ".tokens", "model.vocab_size"},
+                    fmt::format("{}.tokens: {} is outside the vocabulary of {}", key, token, vocab_size));
+      check.require(class_of.emplace(token, query_class.name).second, {key + ".tokens"},
+                    fmt::format("{}.tokens: {} is listed twice", key, token));
+    }
+  }
 }
 
 void check_train(const TrainConfig& t, Checks& check) {
@@ -364,6 +391,15 @@ void check_train(const TrainConfig& t, Checks& check) {
   for (const std::string& name : t.init_ignore)
     if (const std::string problem = init_ignore_problem(name); !problem.empty())
       check.require(false, {"train.init_ignore"}, problem);
+  check.require(t.init_missing == InitMissing::refuse || !t.init_from.empty(),
+                {"train.init_missing", "train.init_from"},
+                "train.init_missing: fresh has no effect without train.init_from");
+  check.require(t.init_missing_names.empty() || t.init_missing == InitMissing::fresh,
+                {"train.init_missing_names", "train.init_missing"},
+                "train.init_missing_names has no effect while train.init_missing is refuse");
+  for (const std::string& name : t.init_missing_names)
+    check.require(!name.empty(), {"train.init_missing_names"},
+                  "train.init_missing_names: the empty text is part of every name; leave the list empty");
   check.require(t.on_nonfinite != BadStepPolicy::count, {"train.on_nonfinite"},
                 "train.on_nonfinite: count would apply an update that is not finite; use skip or stop");
 }
@@ -410,6 +446,7 @@ void check_schedule(const Config& c, Checks& check) {
                   fmt::format("{} steps of {} tokens are more tokens than can be counted (9.2e18)", steps,
                               samples * seq_len));
   const OptimizerConfig& o = c.optimizer;
+  if (o.warmup_steps < 0 || o.decay_steps < 0) return;  // reported by itself
   const std::string length = c.train.max_steps > 0 ? "train.max_steps" : "train.max_tokens";
   check.require(
       o.warmup_steps <= steps, {"optimizer.warmup_steps", length},
@@ -470,6 +507,32 @@ void check_muon_ranks(const Config& c, Checks& check) {
           c.parallel.zero_stage));
 }
 
+void check_eval_ruler(const Config& c, Checks& check) {
+  const RulerEvalConfig& ruler = c.eval.ruler;
+  check.size("eval.ruler.samples", ruler.samples, 0);
+  std::set<std::string> names;
+  for (const std::string& task : ruler.tasks) {
+    check.require(
+        task == "niah_single_1" || task == "niah_multikey_2" || task == "niah_multikey_3",
+        {"eval.ruler.tasks"},
+        fmt::format("eval.ruler.tasks: {} is none of niah_single_1, niah_multikey_2 and niah_multikey_3; all "
+                    "thirteen tasks are run by sluice ruler",
+                    task));
+    check.require(names.insert(task).second, {"eval.ruler.tasks"},
+                  fmt::format("eval.ruler.tasks names {} twice", task));
+  }
+  check.require(ruler.samples <= 0 || !ruler.tasks.empty(), {"eval.ruler.tasks", "eval.ruler.samples"},
+                "eval.ruler.tasks must name at least one task");
+  std::set<int64_t> lengths;
+  for (const int64_t length : ruler.lengths) {
+    check.require(
+        length >= 1 && length <= c.data.seq_len, {"eval.ruler.lengths", "data.seq_len"},
+        fmt::format("eval.ruler.lengths: {} is not between 1 and data.seq_len = {}", length, c.data.seq_len));
+    check.require(lengths.insert(length).second, {"eval.ruler.lengths"},
+                  fmt::format("eval.ruler.lengths names {} twice", length));
+  }
+}
+
 void check_rest(const Config& c, Checks& check) {
   check.require(!c.name.empty() && c.name.find('/') == std::string::npos && c.name[0] != '.', {"name"},
                 fmt::format("name must be usable as a folder's name, got \"{}\"", c.name));
@@ -499,11 +562,15 @@ int64_t training_steps(const Config& config) {
 void check_combinations(const Config& config, ProblemSink& problem) {
   Checks check(problem);
   check_rest(config, check);
+  check_eval_ruler(config, check);
   check_model(config.model, config.data, check);
   check_switch_heads(config.model, check);
+  check_sparse(config, problem);
+  check_tasks(config, problem);
   check_moe(config.model, check);
   check_head_balance(config, check);
   check_data(config.data, check);
+  check_analysis(config, check);
   check_train(config.train, check);
   check_micro_batch(config, check);
   check_optimizer(config.optimizer, check);
@@ -532,25 +599,11 @@ void check_training(const Config& config, ProblemSink& problem) {
                 "model.attention.kernel names a GPU kernel, but training is on the CPU; use auto");
 }
 
-void ProblemLines::operator()(const std::vector<std::string>& keys, const std::string& message) {
-  if (!text_.empty()) text_ += "\n";
-  static const KeyPlaces kNone;
-  const KeyPlaces& places = places_ ? *places_ : kNone;
-  const auto given =
-      std::find_if(keys.begin(), keys.end(), [&](const std::string& key) { return places.count(key) > 0; });
-  if (given != keys.end()) text_ += places.at(*given) + ": ";
-  text_ += message;
-}
-
-void ProblemLines::raise() const {
-  if (!text_.empty()) throw Error(ExitCode::usage, text_);
-}
-
 void validate_for_training(const Config& config) {
-  ProblemLines lines;
-  check_combinations(config, lines);
-  check_training(config, lines);
-  lines.raise();
+  ProblemList problems;
+  check_combinations(config, problems);
+  check_training(config, problems);
+  problems.raise();
 }
 
 }  // namespace sluice

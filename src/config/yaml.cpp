@@ -152,6 +152,30 @@ size_t find_control(std::string_view text) {
   return std::string_view::npos;
 }
 
+/// Control characters, and of a text that is not UTF-8 every byte above 0x7f, are escaped.
+void append_visible(std::string& out, char c, bool utf8) {
+  const auto u = static_cast<unsigned char>(c);
+  if (u < 0x20 || u == 0x7f || (u >= 0x80 && !utf8)) {
+    out += fmt::format("\\x{:02x}", u);
+  } else {
+    out += c;
+  }
+}
+
+/// A message, whatever names and values it quotes, as a terminal may show it: several lines stay several
+/// lines.
+std::string visible(std::string_view message) {
+  std::string out;
+  const bool utf8 = find_invalid_utf8(message) == std::string_view::npos;
+  for (const char c : message) {
+    if (c == '\n')
+      out += c;
+    else
+      append_visible(out, c, utf8);
+  }
+  return out;
+}
+
 std::string_view line_of(std::string_view text, int line) {
   size_t begin = 0;
   for (int i = 1; i < line; ++i) {
@@ -172,12 +196,7 @@ std::string printable(std::string_view text, size_t limit) {
   const bool utf8 = find_invalid_utf8(text) == std::string_view::npos;
   for (const char c : text) {
     if (out.size() >= limit) return out + "...";
-    const auto u = static_cast<unsigned char>(c);
-    if (u < 0x20 || u == 0x7f || (u >= 0x80 && !utf8)) {
-      out += fmt::format("\\x{:02x}", u);
-    } else {
-      out += c;
-    }
+    append_visible(out, c, utf8);
   }
   return out;
 }
@@ -234,7 +253,7 @@ std::string Problems::render(const std::deque<Source>& sources) const {
   std::stable_sort(sorted.begin(), sorted.end(), [&](auto* a, auto* b) { return order(a) < order(b); });
   std::vector<std::string> shown;
   for (const Problem* p : sorted) {
-    std::string text = fmt::format("{}: {}", describe(sources, p->place), p->message);
+    std::string text = fmt::format("{}: {}", describe(sources, p->place), visible(p->message));
     if (p->place.source >= 0 && p->place.line > 0) {
       const Source& source = sources[static_cast<size_t>(p->place.source)];
       const std::string_view line = line_of(source.text, p->place.line);
@@ -245,7 +264,7 @@ std::string Problems::render(const std::deque<Source>& sources) const {
         text += fmt::format("\n  {:>4} | {}\n  {:>4} | {:>{}}", number, printable(spaced, 440), "", "^",
                             p->place.column);
     }
-    if (!p->detail.empty()) text += "\n         " + p->detail;
+    if (!p->detail.empty()) text += "\n         " + visible(p->detail);
     if (std::find(shown.begin(), shown.end(), text) != shown.end()) continue;  // a file extended twice
     shown.push_back(std::move(text));
   }

@@ -7,15 +7,19 @@
 #include "config/derived.h"
 #include "config/fields.h"
 #include "config/load.h"
-#include "config/rank_rules.h"
+#include "config/problems.h"
 #include "core/error.h"
+#include "core/io.h"
 #include "core/limits.h"
 #include "data/tokenizer.h"
 #include "nn/transformer.h"
 #include "params/param_store.h"
+#include "plan/model_rules.h"
 
 namespace sluice {
 namespace {
+
+constexpr const char* kMatchKey = "model.match_parameters_of";
 
 void resolve_vocabulary(Config& config) {
   if (config.model.vocab_size == 0)
@@ -29,8 +33,9 @@ std::optional<ParameterMatch> resolve(Config& config, std::vector<std::string> c
   ParameterMatch match;
   match.path = model.match_parameters_of;
   if (std::find(chain.begin(), chain.end(), match.path) != chain.end())
-    fail(ExitCode::usage, "model.match_parameters_of: {} matches itself through a cycle", match.path);
+    refuse({kMatchKey}, fmt::format("{}: {} matches itself through a cycle", kMatchKey, match.path));
   chain.push_back(match.path);
+  if (!io::exists(match.path)) fail(ExitCode::no_input, "{}: there is no file {}", kMatchKey, match.path);
   Config other = load_config(match.path);
   resolve(other, chain);
   match.target = count_parameters(other.model);
@@ -44,17 +49,16 @@ std::optional<ParameterMatch> resolve(Config& config, std::vector<std::string> c
   };
   const int64_t at_one = at_width(1), per_unit = at_width(2) - at_one;
   if (per_unit == 0)
-    fail(ExitCode::usage, "model.match_parameters_of: no layer of this model has a {} to narrow", match.key);
+    refuse({kMatchKey}, fmt::format("{}: no layer of this model has a {} to narrow", kMatchKey, match.key));
   const int64_t room = match.target - (at_one - per_unit);
-  const int64_t step = per_unit * model.match_multiple;
   match.exact_width = static_cast<double>(room) / static_cast<double>(per_unit);
-  match.width = room < step ? 0 : room / step * model.match_multiple;
+  match.width = room < 0 ? 0 : room / per_unit / model.match_multiple * model.match_multiple;
   if (match.width == 0)
-    fail(ExitCode::usage,
-         "model.match_parameters_of: no {} (a multiple of {}) brings this model down to the {} parameters of "
-         "{}; without "
-         "what is of that width it has {}",
-         match.key, model.match_multiple, match.target, match.path, at_one - per_unit);
+    refuse(
+        {kMatchKey, "model.match_multiple"},
+        fmt::format("{}: no {} (a multiple of {}) brings this model down to the {} parameters of {}; without "
+                    "what is of that width it has {}",
+                    kMatchKey, match.key, model.match_multiple, match.target, match.path, at_one - per_unit));
   match.parameters = at_width(match.width);
   model.match_parameters_of.clear();
   return match;
@@ -113,8 +117,8 @@ Plan make_plan(Config config, int64_t ranks, const KeyPlaces& places) {
   if (ranks < 1 || ranks > std::numeric_limits<int>::max())
     fail(ExitCode::usage, "{} ranks: must be at least 1", ranks);
   Plan plan;
-  plan.match = resolve_parameter_match(config);
-  require_rank_rules(config, ranks, places);
+  with_places(places, [&] { plan.match = resolve_parameter_match(config); });
+  require_model_rules(config, ranks, places);
   const ModelConfig& model = config.model;
 
   ParamStore store(config.lora, config.optimizer.rules);

@@ -143,112 +143,128 @@ std::string parameters_text(const std::vector<Plan::Parameter>& parameters) {
   return before + after;
 }
 
+/// "NAME  VALUE  NOTE", in columns.
+std::string row(const char* name, const std::string& value, const std::string& note = "") {
+  return fmt::format("  {:<24} {:>22}{}{}\n", name, value, note.empty() ? "" : "  ", note);
+}
+
+double percent_of(int64_t part, int64_t whole) {
+  return 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+/// "1.23 % of the rest"
+std::string share_of_rest(int64_t part, int64_t whole) {
+  return fmt::format("{:.2f} % of the rest", percent_of(part, whole - part));
+}
+
+std::string counts_text(const Plan& plan) {
+  const int64_t rank = plan.config.lora.rank;
+  std::string out = row("total", grouped(plan.total), scaled(static_cast<double>(plan.total)));
+  if (plan.trained != plan.total)
+    out += row("trained", grouped(plan.trained),
+               fmt::format("{:.2f} %: {}", percent_of(plan.trained, plan.total),
+                           rank > 0 ? fmt::format("adapters of rank {}", rank)
+                                    : std::string("the rest is frozen (optimizer.rules)")));
+  if (plan.active != plan.total)
+    out += row("active per token", grouped(plan.active),
+               fmt::format("{}, {:.1f} %", scaled(static_cast<double>(plan.active)),
+                           percent_of(plan.active, plan.total)));
+  out += row("non-embedding", grouped(plan.non_embedding));
+  out += row("added by gates", grouped(plan.gate_parameters),
+             plan.gate_parameters == 0 ? "" : share_of_rest(plan.gate_parameters, plan.total));
+  if (plan.switch_parameters != 0)
+    out += row("added by switch heads", grouped(plan.switch_parameters),
+               share_of_rest(plan.switch_parameters, plan.total));
+  return out;
+}
+
+std::string match_text(const ParameterMatch& match, int64_t multiple) {
+  return fmt::format("\nmatched to {}\n", match.path) + row("its parameters", grouped(match.target)) +
+         row("exact width", fmt::format("{:.2f}", match.exact_width)) +
+         row(match.key.c_str(), std::to_string(match.width), fmt::format("multiple of {}", multiple)) +
+         row("difference", fmt::format("{:+.4f} %", 100 * match.difference()));
+}
+
+std::string compute_text(const Plan& plan) {
+  const TrainConfig& t = plan.config.train;
+  std::string out = "\ncompute\n";
+  out += row(
+      "FLOPs per token", fmt::format("{:.4g}", plan.flops_per_token),
+      fmt::format("6 x {}{} in matrix products{} + attention", grouped(plan.matmul_parameters),
+                  plan.dispatch ? " active" : "", plan.trained != plan.total ? " (4 x frozen ones)" : ""));
+  out += row("micro-batches per step", std::to_string(plan.accumulation_steps),
+             fmt::format("{} of {} samples x {} tokens{}", t.global_batch_size, t.micro_batch_size,
+                         plan.config.data.seq_len,
+                         plan.ranks > 1 ? fmt::format(", {} on each of {} ranks",
+                                                      plan.accumulation_steps / plan.ranks, plan.ranks)
+                                        : ""));
+  out += row("tokens per step", grouped(plan.tokens_per_step));
+  if (plan.steps == 0) return out + row("steps", "not given", "train.max_steps or train.max_tokens");
+  const auto tokens = static_cast<double>(plan.tokens);
+  return out + row("steps", grouped(plan.steps)) +
+         row("tokens", grouped(plan.tokens),
+             fmt::format("{:.1f} per parameter", tokens / static_cast<double>(plan.total))) +
+         row("FLOPs", fmt::format("{:.4g}", plan.flops_per_token * tokens));
+}
+
+std::string dispatch_text(const DispatchPlan& d, const Config& config) {
+  const MoeConfig& moe = config.model.moe;
+  const std::string sets = d.sets == 1 ? "one set for all layers" : fmt::format("a layer, {} sets", d.sets);
+  const std::string shared =
+      moe.shared_expert_intermediate_size > 0
+          ? fmt::format(", and a shared expert of width {}", moe.shared_expert_intermediate_size)
+          : "";
+  std::string out = "\ntokens to experts (of a micro-batch, in one layer)\n";
+  out += row("experts", fmt::format("{} of {}", moe.num_experts_per_tok, moe.num_experts),
+             fmt::format("of width {}{}, in {} of {} layers", moe.moe_intermediate_size, shared, d.layers,
+                         config.model.num_hidden_layers));
+  out += row("rows", grouped(d.rows),
+             fmt::format("{} tokens x {} experts; no token is ever dropped", grouped(d.most_of_one),
+                         moe.num_experts_per_tok));
+  out += row("rows of one expert", grouped(d.rows / moe.num_experts),
+             fmt::format("on average; at most {}, in the same memory", grouped(d.most_of_one)));
+  if (d.received > 0)
+    out += row(
+        "rows at once", grouped(d.received),
+        fmt::format("{:g} times the rank's own, from all {} expert-parallel ranks; overflow in extra rounds",
+                    config.parallel.expert_capacity, config.parallel.expert));
+  return out + row("routing", bytes_text(d.routing_bytes), sets) +
+         row("experts' activations", bytes_text(d.kept_bytes),
+             d.kept_bytes > 0 ? sets : std::string("recomputed in backward")) +
+         row("scratch", bytes_text(d.scratch_bytes), "peak within a layer");
+}
+
+std::string memory_text(const MemoryPlan& memory, int64_t ranks, const TrainConfig& train) {
+  std::string out =
+      fmt::format("\nmemory{} ({})\n", ranks > 1 ? fmt::format(" of each of {} ranks", ranks) : "",
+                  enum_name(train.precision));
+  out += row("parameters", bytes_text(memory.parameters), "packed copies and tables included");
+  out += row("gradients", bytes_text(memory.gradients));
+  out += row("optimizer", bytes_text(memory.optimizer));
+  out += row("activations", bytes_text(memory.activations),
+             fmt::format("recompute {}", enum_name(train.recompute)));
+  out += row("batch", bytes_text(memory.batch));
+  out += row("scratch", bytes_text(memory.scratch));
+  if (!memory.on_gpu && memory.snapshot > 0)
+    out += row("checkpoint copy", bytes_text(memory.snapshot), "written while training continues");
+  out += row("total", bytes_text(memory.total()));
+  if (memory.on_gpu)
+    out +=
+        row("pinned host copy", bytes_text(memory.snapshot), "host memory that checkpoints are written from");
+  if (memory.pinned > 0) out += row("pinned host memory", bytes_text(memory.pinned), "host memory");
+  return out;
+}
+
 }  // namespace
 
 std::string plan_text(const Plan& plan) {
   const Config& c = plan.config;
-  std::string out = fmt::format("{}\n\nparameters\n{}", c.name, parameters_text(plan.parameters));
-  const auto line = [&](const char* name, const std::string& value, const std::string& note = "") {
-    out += fmt::format("  {:<24} {:>22}{}{}\n", name, value, note.empty() ? "" : "  ", note);
-  };
-  out += "\n";
-  line("total", grouped(plan.total), scaled(static_cast<double>(plan.total)));
-  if (plan.trained != plan.total)
-    line("trained", grouped(plan.trained),
-         fmt::format("{:.2f} %: {}",
-                     100.0 * static_cast<double>(plan.trained) / static_cast<double>(plan.total),
-                     c.lora.rank > 0 ? fmt::format("adapters of rank {}", c.lora.rank)
-                                     : std::string("the rest is frozen (optimizer.rules)")));
-  if (plan.active != plan.total)
-    line("active per token", grouped(plan.active),
-         fmt::format("{}, {:.1f} %", scaled(static_cast<double>(plan.active)),
-                     100.0 * static_cast<double>(plan.active) / static_cast<double>(plan.total)));
-  line("non-embedding", grouped(plan.non_embedding));
-  line("added by gates", grouped(plan.gate_parameters),
-       plan.gate_parameters == 0
-           ? ""
-           : fmt::format("{:.2f} % of the rest", 100.0 * static_cast<double>(plan.gate_parameters) /
-                                                     static_cast<double>(plan.total - plan.gate_parameters)));
-  if (plan.switch_parameters != 0)
-    line("added by switch heads", grouped(plan.switch_parameters),
-         fmt::format("{:.2f} % of the rest", 100.0 * static_cast<double>(plan.switch_parameters) /
-                                                 static_cast<double>(plan.total - plan.switch_parameters)));
-  if (plan.match) {
-    out += fmt::format("\nmatched to {}\n", plan.match->path);
-    line("its parameters", grouped(plan.match->target));
-    line("exact width", fmt::format("{:.2f}", plan.match->exact_width));
-    line(plan.match->key.c_str(), std::to_string(plan.match->width),
-         fmt::format("multiple of {}", c.model.match_multiple));
-    line("difference", fmt::format("{:+.4f} %", 100 * plan.match->difference()));
-  }
-
-  out += "\ncompute\n";
-  line("FLOPs per token", fmt::format("{:.4g}", plan.flops_per_token),
-       fmt::format("6 x {}{} in matrix products{} + attention", grouped(plan.matmul_parameters),
-                   plan.dispatch ? " active" : "", plan.trained != plan.total ? " (4 x frozen ones)" : ""));
-  line("micro-batches per step", std::to_string(plan.accumulation_steps),
-       fmt::format("{} of {} samples x {} tokens{}", c.train.global_batch_size, c.train.micro_batch_size,
-                   c.data.seq_len,
-                   plan.ranks > 1 ? fmt::format(", {} on each of {} ranks",
-                                                plan.accumulation_steps / plan.ranks, plan.ranks)
-                                  : ""));
-  line("tokens per step", grouped(plan.tokens_per_step));
-  if (plan.steps > 0) {
-    line("steps", grouped(plan.steps));
-    line("tokens", grouped(plan.tokens),
-         fmt::format("{:.1f} per parameter",
-                     static_cast<double>(plan.tokens) / static_cast<double>(plan.total)));
-    line("FLOPs", fmt::format("{:.4g}", plan.flops_per_token * static_cast<double>(plan.tokens)));
-  } else {
-    line("steps", "not given", "train.max_steps or train.max_tokens");
-  }
-
-  if (plan.dispatch) {
-    const DispatchPlan& d = *plan.dispatch;
-    const MoeConfig& moe = c.model.moe;
-    const std::string sets = d.sets == 1 ? "one set for all layers" : fmt::format("a layer, {} sets", d.sets);
-    out += "\ntokens to experts (of a micro-batch, in one layer)\n";
-    line("experts", fmt::format("{} of {}", moe.num_experts_per_tok, moe.num_experts),
-         fmt::format(
-             "of width {}{}, in {} of {} layers", moe.moe_intermediate_size,
-             moe.shared_expert_intermediate_size > 0
-                 ? fmt::format(", and a shared expert of width {}", moe.shared_expert_intermediate_size)
-                 : "",
-             d.layers, c.model.num_hidden_layers));
-    line("rows", grouped(d.rows),
-         fmt::format("{} tokens x {} experts; no token is ever dropped", grouped(d.most_of_one),
-                     moe.num_experts_per_tok));
-    line("rows of one expert", grouped(d.rows / moe.num_experts),
-         fmt::format("on average; at most {}, in the same memory", grouped(d.most_of_one)));
-    if (d.received > 0)
-      line("rows at once", grouped(d.received),
-           fmt::format(
-               "{:g} times the rank's own, from all {} expert-parallel ranks; overflow in extra rounds",
-               c.parallel.expert_capacity, c.parallel.expert));
-    line("routing", bytes_text(d.routing_bytes), sets);
-    line("experts' activations", bytes_text(d.kept_bytes),
-         d.kept_bytes > 0 ? sets : std::string("recomputed in backward"));
-    line("scratch", bytes_text(d.scratch_bytes), "peak within a layer");
-  }
-
-  out +=
-      fmt::format("\nmemory{} ({})\n", plan.ranks > 1 ? fmt::format(" of each of {} ranks", plan.ranks) : "",
-                  enum_name(c.train.precision));
-  line("parameters", bytes_text(plan.memory.parameters), "packed copies and tables included");
-  line("gradients", bytes_text(plan.memory.gradients));
-  line("optimizer", bytes_text(plan.memory.optimizer));
-  line("activations", bytes_text(plan.memory.activations),
-       fmt::format("recompute {}", enum_name(c.train.recompute)));
-  line("batch", bytes_text(plan.memory.batch));
-  line("scratch", bytes_text(plan.memory.scratch));
-  if (!plan.memory.on_gpu && plan.memory.snapshot > 0)
-    line("checkpoint copy", bytes_text(plan.memory.snapshot), "written while training continues");
-  line("total", bytes_text(plan.memory.total()));
-  if (plan.memory.on_gpu)
-    line("pinned host copy", bytes_text(plan.memory.snapshot),
-         "host memory that checkpoints are written from");
-  if (plan.memory.pinned > 0) line("pinned host memory", bytes_text(plan.memory.pinned), "host memory");
-  return out;
+  std::string out = fmt::format("{}\n\nparameters\n{}\n", c.name, parameters_text(plan.parameters));
+  out += counts_text(plan);
+  if (plan.match) out += match_text(*plan.match, c.model.match_multiple);
+  out += compute_text(plan);
+  if (plan.dispatch) out += dispatch_text(*plan.dispatch, c);
+  return out + memory_text(plan.memory, plan.ranks, c.train);
 }
 
 nlohmann::json plan_json(const Plan& plan) {

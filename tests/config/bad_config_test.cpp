@@ -108,6 +108,24 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
       {"model: {hidden_act: relu2, moe: {num_experts: 8}}\n",
        "a.yaml:1:9: model.hidden_act: relu2 is for dense networks; experts are SwiGLU in this version: use "
        "silu"},
+      {"model: {attention: {window: -1}}\n",
+       "a.yaml:1:21: model.attention.window must not be negative, got -1"},
+      {"model: {attention: {window_pattern: 2}}\n",
+       "a.yaml:1:21: model.attention.window_pattern has no effect while window is 0"},
+      {"model: {attention: {window: 8, window_pattern: 1}}\n",
+       "a.yaml:1:32: model.attention.window_pattern = 1 leaves no layer with a window; use window: 0, or 2 "
+       "for "
+       "every other layer"},
+      {"model: {num_hidden_layers: 3, attention: {window: 8, window_pattern: 4}}\n",
+       "a.yaml:1:54: model.attention.window_pattern = 4 is more than the 3 layers, so that all have the "
+       "window; "
+       "use 0"},
+      {"model: {attention: {kind: softpick, kernel: mma}}\n",
+       "a.yaml:1:37: model.attention.kernel names a kernel of softmax attention; softpick has one kernel: "
+       "use "
+       "auto"},
+      {"model: {attention: {window: 8, kernel: cudnn}}\n",
+       "a.yaml:1:32: model.attention.kernel: cudnn has no sliding window; use auto, or window: 0"},
       {"model: {qk_norm: false, qk_norm_order: after_rope}\n",
        "a.yaml:1:25: model.qk_norm_order: after_rope has no effect while qk_norm is false"},
       {"model: {initializer: fan_in}\n",
@@ -121,6 +139,12 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
       {"train: {init_from: x, init_ignore: [model.rope.tetha]}\n",
        "a.yaml:1:23: train.init_ignore: model.rope.tetha is neither a model key nor data.tokenizer; did you "
        "mean model.rope.theta?"},
+      {"train: {init_missing: fresh}\n",
+       "a.yaml:1:9: train.init_missing: fresh has no effect without train.init_from"},
+      {"train: {init_from: x, init_missing_names: [gate_proj]}\n",
+       "a.yaml:1:23: train.init_missing_names has no effect while train.init_missing is refuse"},
+      {"train: {init_from: x, init_missing: fresh, init_missing_names: [\"\"]}\n",
+       "a.yaml:1:44: train.init_missing_names: the empty text is part of every name; leave the list empty"},
       {"model: {final_logit_softcapping: 0}\n",
        "a.yaml:1:9: model.final_logit_softcapping must be greater than 0, got 0"},
       {"optimizer: {type: muon}\nparallel: {zero_stage: 1}\n",
@@ -140,8 +164,6 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
       {"parallel: {expert_capacity: 0}\n",
        "a.yaml:1:12: parallel.expert_capacity must be greater than 0 and finite, got 0"},
       {"parallel: {zero_stage: 4}\n", "a.yaml:1:12: parallel.zero_stage must be 0, 1, 2 or 3, got 4"},
-      {"model: {attention: {sparse: {top_k: 1}}}\n",
-       "a.yaml:1:21: model.attention.sparse is not available in this version"},
       {"optimizer:\n  lr: 1e-3\n  eps: 1e-8\n  lr: 2e-3\n",
        "a.yaml:4:3: duplicate key optimizer.lr; it is also given at a.yaml:2:3. Remove one."},
       {"train: {seed: 1}\nmodel: {qk_norm: true}\ntrain: {seed: 2}\n",
@@ -167,8 +189,6 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
       {"model: {norm_placement: sandwhich}\n",
        "a.yaml:1:25: model.norm_placement must be one of pre, sandwich; got sandwhich; did you mean "
        "sandwich?"},
-      {"model: {attention: {kind: sparse}}\n",
-       "a.yaml:1:27: model.attention.kind is sparse: not available in this version; use softmax or sink"},
       {"model: 3\n", "a.yaml:1:1: model must be a section (key: value lines), got 3"},
       {"data:\n  train: {name: a}\n", "a.yaml:2:10: data.train must be a list of sections, got a section"},
       {"data:\n  train: [a.bin]\n",
@@ -197,6 +217,36 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
       {"model: {hidden_size: 0}\n", "a.yaml:1:9: model.hidden_size must be at least 1, got 0"},
       {"model: {vocab_size: 100}\n",
        "a.yaml:1:9: model.vocab_size is 100, but the byte tokenizer has 257 tokens; use 0 or at least 257"},
+      {"data: {begin_token: 257}\n",
+       "a.yaml:1:8: data.begin_token = 257 is outside the vocabulary of 257 (model.vocab_size)"},
+      {"data: {begin_token: -1}\n",
+       "a.yaml:1:8: data.begin_token = -1 is outside the vocabulary of 257 (model.vocab_size)"},
+      {"data: {document_positions: true}\n",
+       "a.yaml:1:8: data.document_positions: tokens of several documents would share positions and see each "
+       "other; set document_mask: true"},
+      {"data: {packing: documents, begin_token: 3}\n",
+       "a.yaml:1:8: data.packing: documents and begin_token are two ways to begin samples with a document; "
+       "give one of them"},
+      {"eval: {ruler: {samples: -1}}\n", "a.yaml:1:16: eval.ruler.samples must not be negative, got -1"},
+      {"eval: {ruler: {tasks: [vt]}}\n",
+       "a.yaml:1:16: eval.ruler.tasks: vt is none of niah_single_1, niah_multikey_2 and niah_multikey_3; all "
+       "thirteen tasks are run by sluice ruler"},
+      {"eval: {ruler: {samples: 4, tasks: []}}\n",
+       "a.yaml:1:28: eval.ruler.tasks must name at least one task"},
+      {"data: {seq_len: 128}\neval: {ruler: {lengths: [256]}}\n",
+       "a.yaml:2:16: eval.ruler.lengths: 256 is not between 1 and data.seq_len = 128"},
+      {"analysis: {sink_threshold: 1}\n",
+       "a.yaml:1:12: analysis.sink_threshold = 1 must lie between 0 and 1"},
+      {"analysis: {query_classes: [{name: other, tokens: [1]}]}\n",
+       "a.yaml:1:29: analysis.query_classes[0].name must be a word that no other class has (\"other\" is "
+       "taken), "
+       "got \"other\""},
+      {"analysis: {query_classes: [{name: a}]}\n",
+       "a.yaml:1:28: analysis.query_classes[0] needs a list of tokens"},
+      {"analysis: {query_classes: [{name: a, tokens: [1, 300]}]}\n",
+       "a.yaml:1:38: analysis.query_classes[0].tokens: 300 is outside the vocabulary of 257"},
+      {"analysis: {query_classes: [{name: a, tokens: [1]}, {name: b, tokens: [2, 1]}]}\n",
+       "a.yaml:1:62: analysis.query_classes[1].tokens: 1 is listed twice"},
       {"model: {rope: {scaling: {factor: 4}}}\n",
        "a.yaml:1:26: model.rope.scaling.factor = 4 has no effect while type is none; set type: yarn"},
       {"model: {rope: {scaling: {type: yarn, factor: 0.5}}}\n",
@@ -210,6 +260,34 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
       {"model: {attention: {gates: [{position: dense_output, heads: shared}]}}\n",
        "a.yaml:1:54: model.attention.gates[0]: dense_output comes after the heads are joined; heads must be "
        "specific"},
+      {"model: {attention: {gates: [{input_channels: 300}]}}\n",
+       "a.yaml:1:30: model.attention.gates[0].input_channels = 300 is more than model.hidden_size = 256"},
+      {"model: {attention: {gates: [{input_channels: -1}]}}\n",
+       "a.yaml:1:30: model.attention.gates[0].input_channels must not be negative, got -1"},
+      {"model: {attention: {gates: [{input: self, input_channels: 4}]}}\n",
+       "a.yaml:1:43: model.attention.gates[0].input_channels selects channels of the hidden state; it has no "
+       "effect unless input is hidden"},
+      {"model: {attention: {gates: [{input: none, init: zero}]}}\n",
+       "a.yaml:1:43: model.attention.gates[0].init has no effect while input is none: a learned constant "
+       "always starts at 0"},
+      {"model: {attention: {gates: [{input: none, bias: 1}]}}\n",
+       "a.yaml:1:43: model.attention.gates[0].bias has no effect while input is none: a learned constant is "
+       "a "
+       "bias itself"},
+      {"model: {attention: {gates: [{bias: .inf}]}}\n",
+       "a.yaml:1:36: model.attention.gates[0].bias must be a number, got .inf"},
+      {"model: {attention: {exclusive: yes}}\n",
+       "a.yaml:1:32: model.attention.exclusive must be one of none, full, learned; got yes"},
+      {"model: {gated_norm: {rank: 257}}\n",
+       "a.yaml:1:22: model.gated_norm.rank = 257 is more than model.hidden_size = 256, so it is not a low "
+       "rank"},
+      {"model: {gated_norm: {rank: -1}}\n",
+       "a.yaml:1:22: model.gated_norm.rank must not be negative, got -1"},
+      {"model: {gated_norm: {init: zero}}\n",
+       "a.yaml:1:22: model.gated_norm.init has no effect while rank is 0"},
+      {"model: {attention: {gates: [{activation: two_sigmoid}], head_balance: {coefficient: 1e-4}}}\n",
+       "a.yaml:1:30: model.attention.gates[0].activation: scores are not in [0, 1], so they do not measure a "
+       "head's importance; set model.attention.head_balance.coefficient: 0, or use sigmoid or ns_sigmoid"},
       {"train: {global_batch_size: 10, micro_batch_size: 4}\n",
        "a.yaml:1:9: train.global_batch_size = 10 is not a multiple of micro_batch_size = 4; nearest: 8 or "
        "12"},
@@ -235,6 +313,21 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
       {"data: {train: [{name: a}]}\n", "a.yaml:1:16: data.train[0] needs a path"},
       {"data: {tokenizer: {type: sentencepiece}}\n",
        "a.yaml:1:20: data.tokenizer.path must name the .model file of the sentencepiece tokenizer"},
+      {"data: {tokenizer: {type: bpe}}\n",
+       "a.yaml:1:20: data.tokenizer.path must name the tokenizer.json of the bpe tokenizer"},
+      {"data: {tokenizer: {path: a}}\n",
+       "a.yaml:1:20: data.tokenizer.path has no effect while type is byte; set type: sentencepiece or bpe"},
+      {"data: {tokenizer: {end_of_document: a}}\n",
+       "a.yaml:1:20: data.tokenizer.end_of_document has an effect only where type is bpe"},
+      {"eval: {shots: -1}\n", "a.yaml:1:8: eval.shots must not be negative, got -1"},
+      {"eval: {max_questions: -1}\n", "a.yaml:1:8: eval.max_questions must not be negative, got -1"},
+      {"eval: {prompt_tokens: 0}\n", "a.yaml:1:8: eval.prompt_tokens must be at least 1, got 0"},
+      {"eval: {tasks: [a.jsonl]}\n",
+       "a.yaml:1:8: eval.tasks and eval.prompts are part of validations, but data.validation names no set"},
+      {"data: {validation: [{name: v, path: v}]}\neval: {prompts: [\"\"]}\n",
+       "a.yaml:2:8: eval.prompts: a prompt is empty"},
+      {"data: {validation: [{name: v, path: v}]}\neval: {tasks: [\"\"]}\n",
+       "a.yaml:2:8: eval.tasks: a file has no name"},
       {"checkpoint: {keep_last: 0}\n", "a.yaml:1:14: checkpoint.keep_last must be at least 1, got 0"},
       {"name: a/b\n", "a.yaml:1:1: name must be usable as a folder's name, got \"a/b\""},
   };
@@ -294,8 +387,8 @@ TEST_CASE("all problems are reported together, by file and line, with source and
       "           head_dim, intermediate_size, tie_word_embeddings, rms_norm_eps, hidden_act, norm_weights,\n"
       "           initializer, initializer_range, scaled_residual_init, qk_norm, qk_norm_order,\n"
       "           embedding_norm, final_logit_softcapping, logit_z_loss_coefficient, norm_placement,\n"
-      "           branch_clip, max_position_embeddings, rope, attention, moe, match_parameters_of,\n"
-      "           match_multiple\n"
+      "           gated_norm, branch_clip, max_position_embeddings, rope, attention, moe,\n"
+      "           match_parameters_of, match_multiple\n"
       "base.yaml:2:7: optimizer.lr must be a number, got big\n"
       "     2 |   lr: big\n"
       "       |       ^\n"

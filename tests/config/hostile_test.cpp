@@ -1,4 +1,5 @@
 // Configurations built to be slow or deeply nested, absurd numbers, and common first mistakes.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <functional>
@@ -6,6 +7,7 @@
 #include "config/load.h"
 #include "config/scratch.h"
 #include "core/error.h"
+#include "core/utf8.h"
 
 using namespace sluice;
 
@@ -87,6 +89,40 @@ TEST_CASE("absurd numbers are reported before anything is computed from them", "
              Catch::Contains("num_hidden_layers = 100000 is above the 10000"));
 }
 
+TEST_CASE("numbers at the ends of their range are refused without an overflow", "[hostile]") {
+  // A sanitizer's build sees the overflow itself; here the messages must not be computed from it.
+  const test::ScratchFolder scratch;
+  scratch.write("a.yaml", "");
+  const std::string most = "9223372036854775807", least = "-9223372036854775808";
+  const auto refused = [&](const std::vector<std::string>& overrides, const std::string& message) {
+    const std::string text = refusal("a.yaml", overrides);
+    CHECK_THAT(text, Catch::Contains(message));
+    return text;
+  };
+  const std::string heads = "model.attention.switch_heads.";
+  CHECK_THAT(refused({"model.head_dim=9223372036854775806", heads + "num_experts=4",
+                      heads + "expert_width=4611686018427387903"},
+                     "model.head_dim is too large"),
+             !Catch::Contains("experts never write"));
+  CHECK_THAT(refused({heads + "num_experts=4294967296", heads + "expert_width=4294967296"},
+                     "num_experts is too large"),
+             !Catch::Contains("experts never write"));
+  CHECK_THAT(refused({"model.attention.head_balance.coefficient=1",
+                      "model.attention.head_balance.shared_heads=" + least},
+                     "shared_heads must not be negative"),
+             !Catch::Contains("leaves fewer than 2"));
+  CHECK_THAT(refused({"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2",
+                      "model.moe.mlp_only_layers=[0]", "model.num_hidden_layers=" + least},
+                     "num_hidden_layers must be at least 1"),
+             !Catch::Contains("layers are 0 to"));
+  CHECK_THAT(refused({"train.max_steps=10", "optimizer.schedule=wsd", "optimizer.warmup_steps=" + least},
+                     "warmup_steps must not be negative"),
+             !Catch::Contains("do not fit into the run"));
+  CHECK_THAT(refused({"train.max_steps=10", "optimizer.schedule=wsd", "optimizer.decay_steps=" + most},
+                     "do not fit into the run"),
+             !Catch::Contains("warmup_steps must"));
+}
+
 TEST_CASE("common first mistakes on the command line are accepted or explained", "[hostile]") {
   const test::ScratchFolder scratch;
   scratch.write("a.yaml", "");
@@ -118,6 +154,29 @@ TEST_CASE("text that is not UTF-8 is refused with its position", "[hostile]") {
             .empty());
   scratch.write("a.yaml", "");
   CHECK_THAT(refusal("a.yaml", {"name=b\xff"}), Catch::Contains("command line: byte 0xff is not UTF-8"));
+}
+
+TEST_CASE("messages escape what a terminal would interpret", "[hostile]") {
+  const test::ScratchFolder scratch;
+  scratch.write("a.yaml", "");
+  const auto has_control = [](const std::string& text) {
+    return std::any_of(text.begin(), text.end(), [](char c) {
+      return (static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f;
+    });
+  };
+  for (const char* override :
+       {"data.\xf4rain[0].weight=2", "data.train\x1b[0]=2", "data.train\x1b.a=2",
+        R"(data.train=[{name: "\x1b[31m", path: a}, {name: "\x1b[31m", path: a}])", R"(name="\x1b[31m/")"}) {
+    const std::string text = refusal("a.yaml", {override});
+    INFO(text);
+    CHECK(!text.empty());
+    CHECK(!has_control(text));
+    CHECK(find_invalid_utf8(text) == std::string::npos);
+  }
+  CHECK_THAT(refusal("a.yaml", {"data.\xf4rain[0].weight=2"}),
+             Catch::Contains("data.\\xf4rain[0] does not exist"));
+  scratch.write("a.yaml", "name: \u00e4/\n");  // text that can be shown is shown
+  CHECK_THAT(refusal("a.yaml"), Catch::Contains("\u00e4/"));
 }
 
 TEST_CASE("a run folder given as a configuration is refused with the path of its configuration",

@@ -68,6 +68,7 @@ ChangeClass expected_class(const std::string& key) {
   if (in({"name",
           "run_dir",
           "eval.",
+          "analysis.",
           "checkpoint.",
           "log.",
           "parallel.",
@@ -77,6 +78,7 @@ ChangeClass expected_class(const std::string& key) {
           "train.recompute",
           "train.divergence_factor",
           "train.init_ignore",
+          "train.init_missing",
           "train.check_limits",
           "model.attention.kernel",
           "data.allow_overlap",
@@ -88,7 +90,7 @@ ChangeClass expected_class(const std::string& key) {
     return ChangeClass::operational;
   if (in({"optimizer.type"})) return ChangeClass::identity;
   if (in({"optimizer.", "train.max_", "train.on_", "model.moe.load_balance", "model.moe.router_z",
-          "model.logit_z", "model.attention.head_balance"}))
+          "model.logit_z", "model.attention.head_balance", "model.attention.sparse.loss.coefficient"}))
     return ChangeClass::trajectory;
   return ChangeClass::identity;
 }
@@ -229,7 +231,8 @@ TEST_CASE("every changed key is found and classified", "[config]") {
     // The hash covers exactly the keys that can change the result.
     const std::string section = mutated.substr(0, mutated.find('.'));
     const bool counts = mutated != "name" && mutated != "run_dir" && mutated != "train.threads" &&
-                        section != "eval" && section != "checkpoint" && section != "log";
+                        section != "eval" && section != "analysis" && section != "checkpoint" &&
+                        section != "log";
     CHECK((config_hash(before) != config_hash(after)) == counts);
   }
   CHECK(kinds.size() == 3);
@@ -241,13 +244,13 @@ TEST_CASE("longer and shorter lists are changes", "[config]") {
   after.model.attention.gates.pop_back();
   after.optimizer.rules.push_back({"norm", 2, std::nullopt});
   const std::vector<ConfigChange> changes = config_changes(before, after);
-  REQUIRE(changes.size() == 10);
+  REQUIRE(changes.size() == 13);
   CHECK(changes[0].key == "model.attention.gates[1].position");
   CHECK(changes[0].after == "(absent)");
   CHECK(changes[0].kind == ChangeClass::identity);
-  CHECK(changes[6].key == "optimizer.rules[1].match");
-  CHECK(changes[6].before == "(absent)");
-  CHECK(changes[6].kind == ChangeClass::trajectory);
+  CHECK(changes[9].key == "optimizer.rules[1].match");
+  CHECK(changes[9].before == "(absent)");
+  CHECK(changes[9].kind == ChangeClass::trajectory);
 }
 
 TEST_CASE("configs/reference.yaml equals the generated reference", "[config]") {

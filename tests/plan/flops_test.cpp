@@ -52,6 +52,9 @@ TEST_CASE("the layers' FLOPs sum to the one formula of dense causal attention", 
       {"quickstart/gated.yaml",
        {"model.attention.gates=[{position: value, granularity: headwise}, {input: none}, {position: "
         "dense_output}]"}},
+      {"quickstart/gated.yaml", {"model.gated_norm.rank=8", "model.attention.exclusive=learned"}},
+      {"quickstart/gated.yaml",
+       {"model.attention.gates=[{position: value, input: self}, {input_channels: 12, bias: 1}]"}},
       {"quickstart/baseline.yaml",
        {"model.attention.switch_heads={num_experts: 4, num_experts_per_tok: 2, projections: key_value}"}},
       {"models/moe_small_20m.yaml", {}},
@@ -78,4 +81,42 @@ TEST_CASE("FLOPs of attention grow with the sequence, those of weights do not", 
   const Flops twice = make_plan(load_config(file, {"data.seq_len=256"})).flops;
   CHECK(twice.activations == 2 * base.activations);
   CHECK(twice.trained == base.trained);
+}
+
+TEST_CASE("a window costs the keys that it shows, and an extra key its own products",
+          "[plan][flops][window]") {
+  const std::string file = shipped("quickstart/baseline.yaml");
+  const auto flops = [&](std::vector<std::string> overrides) {
+    overrides.push_back("data.seq_len=128");
+    return make_plan(load_config(file, overrides)).flops;
+  };
+  const Flops plain = flops({});
+  CHECK(flops({"model.attention.window=128"}).activations == plain.activations);
+  CHECK(flops({"model.attention.window=1000"}).activations == plain.activations);
+  // Half of the causal triangle of 128 x 128 is 8192 pairs; a window of 32 leaves 32 x 128 - 32 x 32 / 2.
+  CHECK(flops({"model.attention.window=32"}).activations == Approx(plain.activations * 3584 / 8192));
+  CHECK(flops({"model.attention.window=32", "model.attention.window_pattern=2"}).activations ==
+        Approx(plain.activations * (3584 + 8192) / 2 / 8192));
+  const ModelConfig m = load_config(file).model;
+  const auto product = static_cast<double>(2 * m.num_hidden_layers * m.num_attention_heads * m.head_dim);
+  const auto added = [&](const std::string& kind) {
+    return flops({"model.attention.kind=" + kind}).trained - plain.trained;
+  };
+  for (const char* free : {"off_by_one", "softpick", "sink"}) CHECK(added(free) == 0);
+  CHECK(added("sink_key") == product);
+  CHECK(added("kv_bias") == 2 * product);
+}
+
+TEST_CASE("kinds of attention add their parameters to the plan", "[plan]") {
+  const std::string file = shipped("quickstart/baseline.yaml");
+  const ModelConfig m = load_config(file).model;
+  const auto total = [&](const std::string& kind) {
+    return make_plan(load_config(file, {"model.attention.kind=" + kind})).total;
+  };
+  const auto plain = total("softmax");
+  for (const char* none : {"off_by_one", "softpick"}) CHECK(total(none) == plain);
+  const int64_t H = m.num_attention_heads, Hkv = m.num_key_value_heads, D = m.head_dim;
+  CHECK(total("sink") == plain + m.num_hidden_layers * H);
+  CHECK(total("sink_key") == plain + m.num_hidden_layers * H * D);
+  CHECK(total("kv_bias") == plain + m.num_hidden_layers * 2 * Hkv * D);
 }

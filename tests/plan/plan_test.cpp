@@ -150,6 +150,46 @@ TEST_CASE("rows of tables 1, 3, 4 and 6 add the parameters that the paper states
   CHECK(make_plan(config).gate_parameters == 100'663'296 / 12);
 }
 
+TEST_CASE("variants add the parameters that their formulas say", "[plan][variants]") {
+  // 24 layers, hidden size 2048, 32 heads of 128 channels over 4 key/value heads.
+  constexpr int64_t kLayers = 24, kElementwise = 201'326'592, kHeadwise = 1'572'864, kOutputNorm = 98'304,
+                    kGatedNorm = kLayers * 2 * 2 * 128 * 2048;
+  const std::map<std::string, int64_t> added = {{"baseline", 0},
+                                                {"sdpa_elementwise", kElementwise},
+                                                {"sdpa_headwise", kHeadwise},
+                                                {"sink_elementwise", kElementwise + kLayers * 32},
+                                                {"sink_headwise", kHeadwise + kLayers * 32},
+                                                {"two_sigmoid_headwise", kLayers * 32 * 12},
+                                                {"two_sigmoid_elementwise", kElementwise},
+                                                {"zero_start_headwise", kLayers * 32 * 12},
+                                                {"bias_headwise", kHeadwise + kLayers * 32},
+                                                {"bias_elementwise", kElementwise + kLayers * 32 * 128},
+                                                {"value_state_headwise", kLayers * 4 * 512},
+                                                {"value_state_elementwise", kLayers * 512 * 512},
+                                                {"exclusive", 0},
+                                                {"exclusive_learned", kLayers * 32},
+                                                {"exclusive_headwise", kHeadwise},
+                                                {"gated_norm", kGatedNorm},
+                                                {"gated_norm_headwise", kGatedNorm + kHeadwise},
+                                                {"norm_headwise", kOutputNorm + kHeadwise},
+                                                {"norm_elementwise", kOutputNorm + kElementwise}};
+  const int64_t base = parameters("models/moe_15a2b.yaml");
+  for (const auto& [name, count] : added) {
+    INFO(name);
+    CHECK(parameters("variants/" + name + ".yaml") - base == count);
+    CHECK(std::filesystem::exists(shipped("variants/proxy/" + name + ".yaml")));
+  }
+  // Products with weights, and nothing else, count as FLOPs.
+  const auto flops = [](const std::string& name) {
+    return make_plan(load_config(shipped("variants/" + name + ".yaml"))).flops.forward();
+  };
+  const double plain = flops("baseline");
+  CHECK(flops("exclusive_learned") == plain);
+  CHECK(flops("bias_headwise") - plain == 2 * kHeadwise);
+  CHECK(flops("value_state_elementwise") - plain == 2 * kLayers * 512 * 512);
+  CHECK(flops("gated_norm") - plain == 2 * kGatedNorm);
+}
+
 TEST_CASE("switch heads add routers and experts of full width", "[plan][switch_heads]") {
   Config config = load_config(shipped("gated_attention/table1_01_baseline.yaml"));
   config.model.num_hidden_layers = 2;
@@ -373,7 +413,12 @@ TEST_CASE("an impossible parameter match is refused", "[plan]") {
   Config config = load_config(shipped("quickstart/gated.yaml"), {"model.num_hidden_layers=40"});
   CHECK(refusal(config).find("no intermediate_size") != std::string::npos);
   config.model.match_parameters_of = shipped("quickstart/none.yaml");
-  CHECK_THROWS_AS(resolve_parameter_match(config), Error);
+  CHECK_THROWS_WITH(resolve_parameter_match(config),
+                    Catch::StartsWith("model.match_parameters_of: there is no file ") &&
+                        Catch::EndsWith("quickstart/none.yaml"));
+  config = load_config(shipped("quickstart/gated.yaml"));
+  config.model.match_multiple = std::numeric_limits<int64_t>::max();
+  CHECK(refusal(config).find("brings this model down to") != std::string::npos);
 }
 
 TEST_CASE("the two quickstart models have the same number of parameters", "[plan]") {
@@ -431,5 +476,6 @@ TEST_CASE("every shipped configuration plans, and every row's proxy is valid for
     ++plans;
   }
   CHECK(plans > 200);
-  CHECK(proxies == 16 + 14 + 7 + 7 + 6 + 2 + 36 + 6 + 1);  // and the sink-aware rows, with what they share
+  // And the sink-aware rows, those of sparse attention, the variants, and those of long contexts.
+  CHECK(proxies == 16 + 14 + 7 + 7 + 6 + 2 + 36 + 6 + 1 + 19 + 28 + 6);
 }

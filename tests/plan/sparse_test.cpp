@@ -1,0 +1,78 @@
+// What a plan says of the models of Gated Sparse Attention: parameters, and FLOPs of the selected pairs.
+#include <catch2/catch.hpp>
+#include <filesystem>
+
+#include "config/load.h"
+#include "plan/plan.h"
+#include "support/model.h"
+#include "support/tiny_training.h"
+
+using namespace sluice;
+
+namespace {
+
+Plan plan_of(const std::string& row) {
+  return make_plan(
+      load_config(SLUICE_SOURCE_DIR "/configs/sparse/" + row + ".yaml", {"train.check_limits=false"}));
+}
+
+}  // namespace
+
+TEST_CASE("parameters of the 1.7B rows are those of the paper's parts", "[plan][sparse]") {
+  const int64_t base = 1685686272;
+  // 24 layers of width 2048: gates on 4 x 128 values and 16 x 128 outputs; an indexer of 4 heads of 64.
+  const int64_t value_gate = 24 * 2048 * 512, output_gate = 24 * 2048 * 2048,
+                indexer = 24 * 2048 * (4 * 64 + 64 + 4), biases = 24 * 8, means = 24;
+  CHECK(plan_of("table4_01_standard").total == base);
+  CHECK(plan_of("table4_03_gated_only").total == base + value_gate + output_gate);
+  CHECK(plan_of("table10_01_no_gates").total == base + indexer + biases + means);
+  CHECK(plan_of("policy_fixed").total == base + value_gate + output_gate + indexer + biases);
+  const Plan gsa = plan_of("table4_04_gsa");
+  CHECK(gsa.total == base + value_gate + output_gate + indexer + biases + means);
+  CHECK(gsa.trained == gsa.total - means);
+  CHECK(plan_of("table4_02_sparse_only").total == base + indexer + 24 * 64);  // the norm of its keys
+}
+
+TEST_CASE("FLOPs of a sparse model fall with k, and those of the attention alone", "[plan][sparse]") {
+  double before = 0;
+  for (const char* row : {"table11_k_512", "table11_k_1024", "table11_k_2048", "table11_k_4096"}) {
+    const double flops = plan_of(row).flops.activations;
+    CHECK(flops > before);
+    before = flops;
+  }
+  // With k = 4096 every pair of a sequence of 4096 is attended to.
+  const Plan all = plan_of("table11_k_4096"), dense = plan_of("table4_03_gated_only");
+  const double pairs = 4097.0 / 2, attention = 24 * 4.0 * 16 * 128, index = 24 * 2.0 * 4 * 64;
+  CHECK(dense.flops.activations == Approx(attention * 2048));
+  CHECK(all.flops.activations == Approx((attention + index) * pairs));
+}
+
+TEST_CASE("every row of sparse attention trains, in both precisions", "[rows][sparse]") {
+  const test::OneThread one_thread;
+  test::TemporaryFolder folder;
+  test::write_corpus(folder / "text", 4000, 257);
+  int rows = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(SLUICE_SOURCE_DIR "/configs/sparse/proxy")) {
+    INFO(entry.path().string());
+    Config config =
+        load_config(entry.path().string(),
+                    {"data.seq_len=48", "data.train=[{name: text, path: " + (folder / "text") + "}]",
+                     "data.validation=[]", "model.attention.sparse.k.min=4", "train.micro_batch_size=2",
+                     "train.global_batch_size=4", "train.max_steps=3", "optimizer.warmup_steps=1",
+                     rows % 2 ? "train.precision=bf16" : "train.precision=f32"});
+    config.model.vocab_size = 257;
+    const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size, false,
+                     config.train.seed);
+    Trainer trainer(config, data);
+    trainer.initialize();
+    const double first = trainer.step().loss;
+    CHECK(first == Approx(std::log(257.0)).margin(1.0));
+    trainer.step();
+    const StepMetrics last = trainer.step();
+    CHECK(last.loss < first);
+    CHECK_FALSE(last.skipped);
+    CHECK(trainer.scalars().empty() == (config.model.attention.kind != AttentionKind::sparse));
+    ++rows;
+  }
+  CHECK(rows == 19);
+}
