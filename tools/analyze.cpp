@@ -6,12 +6,16 @@
 #include <algorithm>
 #include <memory>
 
+#include "checkpoint/manifest.h"
 #include "commands.h"
 #include "config/derived.h"
 #include "config/load.h"
 #include "core/cores.h"
 #include "core/io.h"
+#include "data/loader.h"
+#include "hf/open.h"
 #include "ranks.h"
+#include "run/start_facts.h"
 #include "validation_sets.h"
 
 namespace sluice {
@@ -23,16 +27,6 @@ struct Options {
   AnalyzeOptions analyze;
   bool force = false, quiet = false;
 };
-
-/// Keys that may be overridden: they select the data. All others belong to the trained model.
-void check_overrides(const std::vector<std::string>& overrides) {
-  const std::vector<std::string> allowed = {"data.seq_len", "data.validation", "data.document_mask",
-                                            "train.threads"};
-  for (const std::string& text : overrides)
-    if (std::find(allowed.begin(), allowed.end(), text.substr(0, text.find('='))) == allowed.end())
-      fail(ExitCode::usage, "{}: the trained model cannot be changed; only {} may be overridden", text,
-           fmt::join(allowed, ", "));
-}
 
 void prepare_folder(const Options& options) {
   if (io::exists(options.folder) && !io::is_directory(options.folder))
@@ -77,25 +71,71 @@ void print_table(const nlohmann::ordered_json& a) {
              : nlohmann::ordered_json(scores / static_cast<double>(layer["gates"].size())));
   }
   line("all", a["total"], a["total"]["mean_gate_score"]);
+  const auto &sinks = a["total"]["sinks"], &strongest = sinks["strongest"];
+  std::string classes;
+  if (strongest.contains("by_class"))
+    for (const auto& [name, value] : strongest["by_class"].items())
+      classes += fmt::format(", {} on \"{}\"", cell(value, 0, 1, 100, "%"), name);
+  fmt::print(
+      "\nSink^{:g}: {} of heads and sequences, {} within {} tokens; strongest: layer {} head {}, {}{}\n",
+      sinks["threshold"].get<double>(), cell(sinks["share"], 0, 1, 100, "%"),
+      cell(sinks["share_leading"], 0, 1, 100, "%"), sinks["length"].get<int64_t>(),
+      strongest["layer"].get<size_t>(), strongest["head"].get<size_t>(),
+      cell(strongest["first_token_attention"], 0, 1, 100, "%"), classes);
+}
+
+struct Inputs {
+  ModelFiles files;
+  Config config;
+  std::vector<DataSource> sets;
+};
+
+/// What identifies the contents of a checkpoint or folder.
+std::string contents_text(const std::string& path) {
+  const std::string manifest = path + "/" + kManifestName, hf = path + "/config.json";
+  return checksum(io::read_file(io::exists(manifest) ? manifest : hf));
+}
+
+/// Reads what the analysis is about, and states what all ranks must have in common.
+void read_inputs(Inputs& inputs, StartFacts& facts, const Options& options, bool several_ranks) {
+  auto& [files, config, sets] = inputs;
+  state_program(facts);
+  facts.set("--tokens", std::to_string(options.analyze.tokens));
+  files = open_model(options.path, {options.overrides, options.device, options.tokenizer});
+  config = files.config;
+  sets = chosen_sets(options.data, options.sets, config);
+  use_threads(config.train.threads);
+  if (!several_ranks) return;
+  Config trained = config;
+  trained.run_dir = std::string("/");  // it does not matter where the run is
+  state_configuration(facts, trained);
+  state_device(facts, config);
+  facts.set("the checkpoint", fmt::format("step {}, manifest xxh3:{}", files.step, contents_text(files.path)),
+            ExitCode::data);
+  std::vector<std::string> names;
+  for (const DataSource& set : sets) names.push_back(set.name);
+  facts.set("the validation sets (--set, --data)", fmt::format("{}", fmt::join(names, " ")));
+  for (const DataSource& set : sets)
+    state_contents(facts, "the contents of the validation set " + set.name, Blend({set}, config));
 }
 
 void run(const Options& options, Communicator& ranks) {
   const bool leads = ranks.rank() == 0;
-  check_overrides(options.overrides);
-  const CheckpointInfo checkpoint = find_checkpoint(options.path);
-  std::vector<std::string> overrides = options.overrides;
-  if (!options.device.empty()) overrides.push_back("train.device=" + options.device);
-  const Config config = load_resolved_config(checkpoint.path + "/config.yaml", overrides);
-  const std::vector<DataSource> sets = chosen_sets(options.data, options.sets, config);
-  use_threads(config.train.threads);
+  Inputs inputs;
+  agree_on_start(ranks, [&](StartFacts& facts) { read_inputs(inputs, facts, options, ranks.size() > 1); });
+  const auto& [files, config, sets] = inputs;
+  const std::string path = files.path;
+  const int64_t step = std::max<int64_t>(files.step, 0);
   if (leads) prepare_folder(options);
 
-  const TrainedModel trained(checkpoint, config.data.seq_len, options.device, options.tokenizer);
-  Analysis analysis = analyze(trained, sets, config.data, options.analyze, ranks);
+  const TrainedModel trained(std::move(inputs.files), config.data.seq_len);
+  AnalyzeOptions analyze_options = options.analyze;
+  analyze_options.measures = config.analysis;
+  Analysis analysis = analyze(trained, sets, config.data, analyze_options, ranks);
   if (!leads) return;
-  analysis.checkpoint = checkpoint.path;
-  analysis.step = checkpoint.step;
-  analysis.trained_tokens = checkpoint.step * tokens_per_step(config);
+  analysis.checkpoint = path;
+  analysis.step = step;
+  analysis.trained_tokens = step * tokens_per_step(config);
   write_analysis(options.folder, analysis);
   if (options.quiet) return;
   print_table(to_json(analysis));
@@ -109,15 +149,14 @@ void add_analyze_command(Command& app, int&) {
       "analyze",
       "statistics of attention, gates and heads on the validation sets, as JSON tables and NumPy arrays");
   auto options = std::make_shared<Options>();
-  command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
-      ->required()
-      ->type_name("RUN|CKPT");
+  add_model_argument(*command, options->path);
   command->add_option("-o,--output", options->folder, "folder for analysis.json and the arrays; new or empty")
       ->required()
       ->type_name("FOLDER");
   command
       ->add_option("overrides", options->overrides,
-                   "data.seq_len, data.validation, data.document_mask or train.threads")
+                   "keys of the configuration, such as data.seq_len, analysis.sink_threshold or "
+                   "model.rope.scaling.type")
       ->type_name("key=value");
   add_set_options(*command, options->sets, options->data);
   command

@@ -13,7 +13,14 @@ void add_config_command(Command& app, int& exit_code);
 void add_eval_command(Command& app, int& exit_code);
 void add_analyze_command(Command& app, int& exit_code);
 void add_generate_command(Command& app, int& exit_code);
+void add_ruler_command(Command& app, int& exit_code);
 void add_tokenize_command(Command& app, int& exit_code);
+void add_serve_command(Command& app, int& exit_code);
+void add_watch_command(Command& app, int& exit_code);
+void add_tokenizer_command(Command& app, int& exit_code);
+void add_synthesize_command(Command& app, int& exit_code);
+void add_export_command(Command& app, int& exit_code);
+void add_import_command(Command& app, int& exit_code);
 void add_checkpoint_command(Command& app, int& exit_code);
 /// A sub-command of `checkpoint`.
 void add_diff_bits_command(Command& checkpoint, int& exit_code);

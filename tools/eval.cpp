@@ -2,6 +2,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -11,7 +12,10 @@
 #include "core/cores.h"
 #include "data/token_check.h"
 #include "eval/evaluate.h"
+#include "eval/token_records.h"
 #include "eval/trained_model.h"
+#include "eval_tasks.h"
+#include "hf/open.h"
 #include "run/metrics.h"
 #include "validation_sets.h"
 
@@ -20,11 +24,13 @@ namespace {
 
 struct EvalOptions {
   std::string path, device, tokenizer;
-  std::vector<std::string> sets, data;
+  std::vector<std::string> overrides, sets, data;
+  TokenRecordFiles records;
   int64_t max_tokens = 0;
   bool json = false;
   std::string zeroed = "none";
   double sink_threshold = -1;  // -1: not given
+  EvalTasksOptions tasks;
 };
 
 /// Nothing for `none`.
@@ -36,48 +42,91 @@ std::optional<ValueZeroing> value_zeroing(const EvalOptions& options) {
   return ValueZeroing{options.sink_threshold >= 0 ? options.sink_threshold : 0.75};
 }
 
+/// A table of layers: the head with the most attention on the first token, and what tells that token apart.
+void print_heads(const ModelSummary& a) {
+  fmt::print("\n{:<8}{:>18}{:>25}{:>28}{:>37}\n", "layer", "strongest sink", "||value||: first, rest",
+             "max residual: first, rest", "gate scores < 0.05, > 0.95; shut");
+  const auto percent = [](double x) { return figure(100 * x, 1) + (std::isnan(x) ? "" : "%"); };
+  for (size_t i = 0; i < a.layers.size(); ++i) {
+    const LayerSummary& layer = a.layers[i];
+    const auto& later = layer.heads.later;
+    const auto strongest = std::max_element(later.begin(), later.end());
+    const GateShares gates = shares_of(layer.gate_health);
+    fmt::print("{:<8}{:>18}{:>14}{:>11}{:>17}{:>11}{:>20}{:>9}{:>8}\n", i,
+               strongest == later.end()
+                   ? "-"
+                   : fmt::format("head {}: {}", strongest - later.begin(), percent(*strongest)),
+               figure(layer.value_norm.first, 2), figure(layer.value_norm.rest, 2),
+               figure(layer.residual_max.first, 2), figure(layer.residual_max.rest, 2), percent(gates.below),
+               percent(gates.above), percent(gates.shut_heads));
+  }
+  for (size_t i = 0; i < a.layers.size(); ++i)
+    if (const auto& x = a.layers[i].selection)
+      fmt::print(
+          "{:<8}selects {:.1f} keys: {} of dense attention, {} of its largest; 8 neighbours together {:.2f} "
+          "times as many\n",
+          i, x->keys, percent(x->mass), percent(x->top), x->union_ratio);
+  fmt::print("Sink^{:g}: {} of heads and sequences, {} within {} tokens; strongest: layer {} head {}, {}\n",
+             a.sink_threshold, percent(a.sinks.share), percent(a.sinks.leading_share), a.sink_length,
+             a.sinks.layer, a.sinks.head, describe_strongest(a));
+}
+
 void evaluate(const EvalOptions& options) {
+  if (!options.tasks.files.empty())
+    return evaluate_tasks(options.path, options.device, options.tokenizer, options.tasks, options.json);
   const std::optional<ValueZeroing> zeroed = value_zeroing(options);
   const ValueZeroing* const zeroing = zeroed ? &*zeroed : nullptr;
-  const CheckpointInfo checkpoint = find_checkpoint(options.path);
-  const Config config = checkpoint_config(checkpoint, options.device);
+  ModelFiles files = open_model(options.path, {options.overrides, options.device, options.tokenizer});
+  const Config config = files.config;
+  const std::string path = files.path, step_text = files.step_text();
+  const int64_t step = files.step;
   use_threads(config.train.threads);
+  const std::vector<DataSource> sets = chosen_sets(options.data, options.sets, config);
+  const bool records = !options.records.losses.empty() || !options.records.logits.empty();
+  if (records && sets.size() > 1)
+    fail(ExitCode::usage, "--per-token and --logits take one set; choose it with --set NAME");
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
-  const TrainedModel trained(checkpoint, tokens, options.device, options.tokenizer);
-  const Evaluator evaluator(chosen_sets(options.data, options.sets, config), config, trained.tokenizer(),
-                            options.max_tokens);
+  const TrainedModel trained(std::move(files), tokens);
+  const Evaluator evaluator(sets, config, trained.tokenizer(), options.max_tokens);
   for (const auto& set : evaluator.blends()) check_tokens(*set, trained.tokenizer(), config);
+
+  if (records) write_token_records(trained, sets[0], options.max_tokens, options.records);
 
   Context dry(0, trained.device());
   Arena measure("activations", 0, trained.device()), measure_host("host");
   ForwardBuffers shapes = make_forward_buffers(trained, measure, measure_host, tokens, Recompute::none);
   trained.model().forward(dry, shapes.batch, shapes.saved, {}, nullptr, zeroing);
   trained.model().loss_forward(dry, shapes.losses, shapes.batch, shapes.saved);
-  SummaryAccumulator(trained.model()).add(dry, shapes.batch, shapes.saved);
+  SummaryAccumulator(trained.model(), trained.store(), config.analysis).add(dry, shapes.batch, shapes.saved);
   Arena activations("activations", measure.high_water(), trained.device()),
       host("host", measure_host.high_water());
   Context ctx(std::max<int64_t>(dry.scratch.high_water(), 64), trained.device());
   ForwardBuffers buffers = make_forward_buffers(trained, activations, host, tokens, Recompute::none);
 
   const auto result = evaluator.run(
-      ctx, trained.model(), buffers, buffers, [] { return false; }, zeroing);
-  const int64_t trained_tokens = checkpoint.step * tokens_per_step(config);
+      ctx, trained.model(), trained.store(), buffers, buffers, [] { return false; }, zeroing);
+  const int64_t trained_tokens = std::max<int64_t>(step, 0) * tokens_per_step(config);
   if (options.json) {
-    nlohmann::ordered_json line = to_json(checkpoint.step, trained_tokens, *result);
+    nlohmann::ordered_json line = to_json(std::max<int64_t>(step, 0), trained_tokens, *result);
+    if (step < 0) line["step"] = line["tokens"] = nullptr;
     if (zeroing) line["zero_first_value"] = options.zeroed;
     if (zeroing && zeroing->sinks_above) line["sink_threshold"] = *zeroing->sinks_above;
     fmt::print("{}\n", line.dump());
     return;
   }
-  fmt::print("{}  step {}{}\n\n", checkpoint.path, checkpoint.step,
+  fmt::print("{}{}{}\n\n", path, step_text,
              !zeroing ? ""
              : zeroing->sinks_above
                  ? fmt::format("  first values zeroed for heads above {:.2f}", *zeroing->sinks_above)
                  : "  first values zeroed");
   fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}\n", "set", "loss", "perplexity", "bits/byte", "tokens");
-  for (const SetResult& set : result->sets)
+  for (const SetResult& set : result->sets) {
     fmt::print("{:<24}{:>10}{:>12}{:>12}{:>12}{}\n", set.name, figure(set.loss, 4), figure(set.perplexity, 3),
                figure(set.bits_per_byte, 4), set.tokens, set.loss_of_text.describe("  "));
+    for (const ClassResult& c : set.classes)
+      fmt::print("  after {:<16}{:>10}{:>12}{:>12}{:>12}\n", c.name, figure(c.loss, 4),
+                 figure(std::exp(c.loss), 3), "", c.tokens);
+  }
   const ModelSummary& a = result->analysis;
   fmt::print("\n{:<8}{:>14}{:>14}{:>34}{:>34}\n", "layer", "first token", "gate score",
              "attention max: output, residual", "FFN max: output, residual");
@@ -92,6 +141,7 @@ void evaluate(const EvalOptions& options) {
   }
   fmt::print("{:<8}{:>13.1f}%{:>14}   largest residual {:.2f}\n", "all", 100 * a.first_token_attention,
              a.mean_gate_score ? fmt::format("{:.3f}", *a.mean_gate_score) : "-", a.largest_residual);
+  print_heads(a);
 }
 
 }  // namespace
@@ -100,9 +150,11 @@ void add_eval_command(Command& app, int&) {
   Command* command = app.add_subcommand(
       "eval", "loss, perplexity and bits per byte on the validation sets, and a summary of attention");
   auto options = std::make_shared<EvalOptions>();
-  command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
-      ->required()
-      ->type_name("RUN|CKPT");
+  add_model_argument(*command, options->path);
+  command
+      ->add_option("overrides", options->overrides,
+                   "keys of the configuration, such as data.seq_len or model.rope.scaling.type")
+      ->type_name("key=value");
   add_set_options(*command, options->sets, options->data);
   command->add_option("--max-tokens", options->max_tokens, "tokens per set; 0: all")->not_negative();
   command->add_option("--device", options->device, "auto, cpu or cuda; overrides the run's train.device")
@@ -117,11 +169,23 @@ void add_eval_command(Command& app, int&) {
   command->add_option("--sink-threshold", options->sink_threshold, "0.75 if not given")
       ->type_name("SHARE")
       ->between(0.0, 1.0);
+  add_task_options(*command, options->tasks);
+  command
+      ->add_option("--per-token", options->records.losses,
+                   "also write the loss of every token: (samples, seq_len) nats, NaN without a target")
+      ->type_name("FILE.npy");
+  command
+      ->add_option("--logits", options->records.logits,
+                   "also write all logits: (samples, seq_len, vocab_size)")
+      ->type_name("FILE.npy");
   command->add_flag("--json", options->json, "print one line of JSON, as in eval.jsonl");
   command->footer(
       "Examples:\n"
       "  sluice eval runs/gated\n"
-      "  sluice eval runs/gated/ckpt/step_00001000 --data news=data/news --json\n");
+      "  sluice eval runs/gated --tasks hellaswag.jsonl arc_easy.jsonl --shots 5\n"
+      "  sluice eval runs/gated/ckpt/step_00001000 --data news=data/news --json\n"
+      "  sluice eval FOLDER --data long=data/books model.rope.scaling.type=yarn data.seq_len=4096\n"
+      "  sluice eval runs/gated --set news --max-tokens 4096 --per-token losses.npy --logits logits.npy\n");
   command->callback([options] { evaluate(*options); });
 }
 

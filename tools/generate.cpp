@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "core/cores.h"
 #include "eval/trained_model.h"
+#include "hf/open.h"
 #include "validation_sets.h"
 
 namespace sluice {
@@ -18,6 +19,7 @@ struct GenerateOptions {
   std::string path, prompt, device, tokenizer;
   int64_t new_tokens = 200;
   Sampling sampling;
+  std::vector<std::string> overrides;
   bool ignore_end = false;
 };
 
@@ -51,12 +53,13 @@ class Stream {
 };
 
 void generate(const GenerateOptions& options) {
-  const TrainedModel trained(find_checkpoint(options.path), 1, options.device, options.tokenizer);
+  const TrainedModel trained(open_model(options.path, {options.overrides, options.device, options.tokenizer}),
+                             1);
   use_threads(trained.config().train.threads);
   const Tokenizer& tokenizer = trained.tokenizer();
-  // Documents end with this token, so it starts a new one.
-  std::vector<int32_t> prompt = tokenizer.encode(options.prompt);
-  if (prompt.empty()) prompt = {tokenizer.end_of_document()};
+  std::vector<int32_t> prompt = tokenizer.encode_with_special(options.prompt);
+  // Without a begin token a document starts behind the end of the one before.
+  if (prompt.empty() && !trained.config().data.begin_token) prompt = {tokenizer.end_of_document()};
 
   Stream stream(tokenizer);
   stream.print(options.prompt);
@@ -73,9 +76,11 @@ void generate(const GenerateOptions& options) {
 void add_generate_command(Command& app, int&) {
   Command* command = app.add_subcommand("generate", "continue a text");
   auto options = std::make_shared<GenerateOptions>();
-  command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
-      ->required()
-      ->type_name("RUN|CKPT");
+  add_model_argument(*command, options->path);
+  command
+      ->add_option("overrides", options->overrides,
+                   "keys of the configuration, such as model.rope.scaling.type")
+      ->type_name("key=value");
   command
       ->add_option("-p,--prompt", options->prompt, "text to continue; without it, a new document is started")
       ->type_name("TEXT");

@@ -28,11 +28,18 @@ constexpr const char* kHelp =
     "  sluice train CONFIG [key=value...]    train, or resume\n"
     "  sluice plan CONFIG [key=value...]     parameters, FLOPs, memory\n"
     "  sluice config SUBCOMMAND              reference, show, diff\n"
-    "  sluice eval RUN|CKPT                  loss, perplexity, bits per byte, summary of attention\n"
-    "  sluice analyze RUN|CKPT -o FOLDER     attention, gates, heads, activations: JSON and NumPy arrays\n"
-    "  sluice generate RUN|CKPT -p TEXT      continue a text\n"
+    "  sluice eval RUN|CKPT|FOLDER           loss, perplexity, bits per byte, summary of attention\n"
+    "  sluice analyze RUN|CKPT|FOLDER -o DIR attention, gates, heads, activations: JSON and NumPy arrays\n"
+    "  sluice generate RUN|CKPT|FOLDER -p T  continue a text\n"
+    "  sluice ruler RUN|CKPT --lengths 1k,4k RULER's long-context tasks\n"
     "  sluice tokenize INPUT... -o PREFIX    text to token files\n"
+    "  sluice tokenizer SUBCOMMAND           train a BPE tokenizer, encode, decode\n"
+    "  sluice synthesize TASK -o PREFIX      token files of synthetic tasks with a known best loss\n"
+    "  sluice export RUN|CKPT -o FOLDER      a Hugging Face folder\n"
+    "  sluice import FOLDER -o CONFIG        a configuration from a Hugging Face folder\n"
     "  sluice checkpoint SUBCOMMAND          list, verify, compare checkpoints\n"
+    "  sluice serve RUN|CKPT                 HTTP server for completions, as OpenAI's; for lm-eval\n"
+    "  sluice watch RUN...                   what runs are doing: a table that follows them\n"
     "  sluice bench                          speed of operations and of whole steps\n"
     "  sluice doctor                         features of this build and machine\n"
     "  sluice completion bash|zsh            shell script that completes commands and options\n"
@@ -111,7 +118,14 @@ int main(int argc, char** argv) {
   sluice::add_eval_command(program, exit_code);
   sluice::add_analyze_command(program, exit_code);
   sluice::add_generate_command(program, exit_code);
+  sluice::add_ruler_command(program, exit_code);
   sluice::add_tokenize_command(program, exit_code);
+  sluice::add_tokenizer_command(program, exit_code);
+  sluice::add_serve_command(program, exit_code);
+  sluice::add_watch_command(program, exit_code);
+  sluice::add_synthesize_command(program, exit_code);
+  sluice::add_export_command(program, exit_code);
+  sluice::add_import_command(program, exit_code);
   sluice::add_checkpoint_command(program, exit_code);
   sluice::add_bench_command(program, exit_code);
   sluice::add_doctor_command(program, exit_code);

@@ -39,9 +39,9 @@ void warn_of_loss(const TokenizedFile& file, const Tokenizer& tokenizer) {
   spdlog::warn(
       "{}: {} ({} of {}): {} has {}. No model trained on these tokens can reproduce them; bits per byte "
       "count "
-      "all bytes that were read. Line breaks, indentation and every character are kept by a SentencePiece "
-      "model trained with --normalization_rule_name=identity --remove_extra_whitespaces=false "
-      "--byte_fallback=true.",
+      "all bytes that were read. Line breaks, indentation and every character are kept by byte-level BPE "
+      "without a normaliser (sluice tokenizer train), and by a SentencePiece model trained with "
+      "--normalization_rule_name=identity --remove_extra_whitespaces=false --byte_fallback=true.",
       file.prefix, loss.describe(), loss.lost_bytes, loss.text_bytes, tokenizer.name(),
       tokenizer.normalization());
 }
@@ -88,6 +88,9 @@ void tokenize(const Options& all) {
                info.vocab_size);
     warn_of_loss(file, *tokenizer);
   }
+  if (done.skipped > 0)
+    spdlog::warn("{} bad document{} left out; the first: {}", done.skipped, done.skipped == 1 ? "" : "s",
+                 done.first_problem);
   fmt::print("{:.1f} MB of text in {:.2f} s: {:.1f} MB/s\n", done.megabytes, done.seconds,
              done.megabytes / std::max(done.seconds, 1e-9));
 }
@@ -105,7 +108,8 @@ void add_tokenize_command(Command& app, int&) {
       ->required()
       ->type_name("PREFIX");
   command
-      ->add_option("--tokenizer", options->tokenizer, "byte, or a SentencePiece .model file (default: byte)")
+      ->add_option("--tokenizer", options->tokenizer,
+                   "byte, a SentencePiece .model file or a tokenizer.json (default: byte)")
       ->type_name("byte|PATH");
   command
       ->add_option("--format", options->text.format,
@@ -118,6 +122,8 @@ void add_tokenize_command(Command& app, int&) {
                    "prefix of the token files for every Nth document, which is held out")
       ->type_name("PREFIX");
   command->add_option("--validation-every", options->text.validation_every, "N (2 or more)")->type_name("N");
+  command->add_flag("--skip-bad-documents", options->text.skip_bad_documents,
+                    "leave out lines of JSONL that are no JSON, or have no text, and say how many");
   command->add_flag("--force", options->force, "replace existing token files");
   command
       ->add_option(

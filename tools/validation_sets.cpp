@@ -18,6 +18,14 @@ void add_set_options(Command& command, std::vector<std::string>& names, std::vec
       ->allow_extra_args(false);
 }
 
+void add_model_argument(Command& command, std::string& path) {
+  command
+      .add_option("model", path,
+                  "run folder (its newest valid checkpoint), checkpoint, or Hugging Face folder")
+      ->required()
+      ->type_name("RUN|CKPT|FOLDER");
+}
+
 void add_tokenizer_option(Command& command, std::string& tokenizer) {
   command
       .add_option("--tokenizer", tokenizer,

@@ -16,6 +16,9 @@ void add_set_options(Command& command, std::vector<std::string>& names, std::vec
 std::vector<DataSource> chosen_sets(const std::vector<std::string>& data,
                                     const std::vector<std::string>& names, const Config& config);
 
+/// Adds the argument that names a trained model.
+void add_model_argument(Command& command, std::string& path);
+
 /// Adds the option --tokenizer, which replaces the checkpoint's copy or configured file.
 void add_tokenizer_option(Command& command, std::string& tokenizer);
 

@@ -119,6 +119,7 @@ void GradSync::sum_unit(Context& ctx, int unit) {
     const Bucket& b = pieces_[i].of;
     if (b.unit != unit) continue;
     std::vector<Tensor> sources;
+    sources.reserve(static_cast<size_t>(sources_of(b)));
     for (int s = 0; s < sources_of(b); ++s) sources.push_back(store_.bucket_grads(b, s));
     if (sharded()) {
       const auto work = [this, i, sources, m = micro_batch_](Context& its) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "config/problems.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 
@@ -35,16 +36,19 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
     factors_.back() = std::visit([&](const auto& rule) { return rule.factors(multiplier, decays); },
                                  rules_[rule_of(spec)].rule);
   }
+  ProblemList problems;
   // A rule without effect is probably a misspelt name.
   for (size_t r = 0; r < used.size(); ++r)
     if (!used[r])
-      fail(ExitCode::usage, "optimizer.rules[{}]: no{} parameter's name contains '{}'", r,
-           store.total_trained() < store.total() ? " trained" : "", config.rules[r].match);
-  if (store.total() > 0 && store.total_trained() == 0)
-    fail(
-        ExitCode::usage,
-        "optimizer.rules freeze every parameter: nothing is left to train (the last rule that matches a name "
-        "decides)");
+      problems({fmt::format("optimizer.rules[{}].match", r)},
+               fmt::format("optimizer.rules[{}]: no{} parameter's name contains '{}'", r,
+                           store.total_trained() < store.total() ? " trained" : "", config.rules[r].match));
+  // Without rules only adapters can be missing, which the store reports when it is allocated.
+  if (store.total() > 0 && store.total_trained() == 0 && !config.rules.empty())
+    problems({"optimizer.rules"},
+             "optimizer.rules freeze every parameter: nothing is left to train (the last rule that matches a "
+             "name decides)");
+  problems.raise();
 }
 
 size_t Optimizer::rule_of(const ParamSpec& spec) const {

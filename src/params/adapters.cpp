@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "core/error.h"
+#include "config/problems.h"
 
 namespace sluice {
 
@@ -18,17 +18,22 @@ bool AdapterTargets::take(const ParamSpec& spec) {
     used_[i] = found = true;
   }
   if (found && spec.when_frozen != WhenFrozen::adapted)
-    fail(ExitCode::usage,
-         "lora.targets: {} is named, but gets no adapter in this version (nor do experts, their routers, "
-         "norms, embedding and head); name matrices by more of their names, as self_attn.gate_proj",
-         spec.name);
+    refuse(
+        {"lora.targets"},
+        fmt::format("lora.targets: {} is named, but gets no adapter in this version (nor do experts, their "
+                    "routers, norms, embedding and head); name matrices by more of their names, as "
+                    "self_attn.gate_proj",
+                    spec.name));
   return found;
 }
 
 void AdapterTargets::check_used() const {
+  ProblemList problems;
   for (size_t i = 0; active() && i < used_.size(); ++i)
     if (!used_[i])
-      fail(ExitCode::usage, "lora.targets: no matrix of this model is called {}", lora_.targets[i]);
+      problems({"lora.targets"},
+               fmt::format("lora.targets: no matrix of this model is called {}", lora_.targets[i]));
+  problems.raise();
 }
 
 std::array<ParamSpec, 2> AdapterTargets::specs_for(const ParamSpec& matrix) const {

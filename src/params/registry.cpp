@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "core/error.h"
+#include "config/problems.h"
 
 namespace sluice {
 
@@ -46,7 +46,7 @@ bool ParamRegistry::trained(const ParamSpec& spec) const {
   bool trained = true;
   for (const ParameterRule& rule : rules_)
     if (matches(rule, spec.name)) trained = rule.trainable;
-  return trained && (spec.adapter || !targets_.active());
+  return trained && !spec.statistic && (spec.adapter || !targets_.active());
 }
 
 ParamId ParamRegistry::push(ParamSpec spec) {
@@ -66,11 +66,11 @@ ParamId ParamRegistry::push(ParamSpec spec) {
   spec.unit = unit_;
   spec.trainable = trained(spec);
   if (spec.joined && spec.trainable != specs_.back().trainable)
-    fail(ExitCode::usage,
-         "optimizer.rules: {} is {} and {} is {}, but both are parts of one matrix in memory; freeze both or "
-         "neither",
-         specs_.back().name, specs_.back().trainable ? "trained" : "frozen", spec.name,
-         spec.trainable ? "trained" : "frozen");
+    refuse({"optimizer.rules"},
+           fmt::format("optimizer.rules: {} is {} and {} is {}, but both are parts of one matrix in memory; "
+                       "freeze both or neither",
+                       specs_.back().name, specs_.back().trainable ? "trained" : "frozen", spec.name,
+                       spec.trainable ? "trained" : "frozen"));
   specs_.push_back(std::move(spec));
   adapters_.emplace_back();
   return static_cast<ParamId>(specs_.size()) - 1;

@@ -53,6 +53,11 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
   const ModelConfig& m = config.model;
   const auto total = static_cast<double>(plan.total);
   std::string attention(enum_name(m.attention.kind));
+  if (m.attention.window > 0)
+    attention += fmt::format(" + window of {}{}", m.attention.window,
+                             m.attention.window_pattern > 0
+                                 ? fmt::format(", but one in {} layers", m.attention.window_pattern)
+                                 : "");
   for (const GateConfig& gate : m.attention.gates)
     attention += fmt::format(" + {} {} gate at {}", enum_name(gate.granularity), enum_name(gate.activation),
                              enum_name(gate.position));
@@ -66,6 +71,9 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
       layers_with_experts(config.model) < m.num_hidden_layers ? fmt::format("FFN {}  ", m.intermediate_size)
                                                               : "",
       m.vocab_size));
+  if (m.attention.exclusive != ExclusiveAttention::none)
+    attention += fmt::format(" + exclusive ({})", enum_name(m.attention.exclusive));
+  if (m.gated_norm.rank > 0) attention += fmt::format(" + gated norms of rank {}", m.gated_norm.rank);
   if (const SwitchHeadsConfig& s = m.attention.switch_heads; s.num_experts > 0)
     attention += fmt::format(" + {} of {} experts of each {} head", s.num_experts_per_tok, s.num_experts,
                              s.projections == SwitchProjections::value ? "value" : "key and value");
@@ -84,15 +92,15 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
   const auto epochs = data.epochs(trainer.max_steps() * config.train.global_batch_size);
   for (size_t s = 0; s < sources.size(); ++s)
     lines.push_back(
-        fmt::format("data     {}  {} tokens in {} file{}  {:.0f}% of the samples  {:.2f} epochs{}{}",
+        fmt::format("data     {}  {} tokens in {} file{}{}  {:.0f}% of the samples  {:.2f} epochs{}{}",
                     sources[s].name, format_count(static_cast<double>(sources[s].tokens)), sources[s].files,
-                    sources[s].files == 1 ? "" : "s", 100 * sources[s].weight, epochs[s].second,
-                    tokenizer_note(data, s), sources[s].loss.describe("  ")));
+                    sources[s].files == 1 ? "" : "s", sources[s].describe_unread(), 100 * sources[s].weight,
+                    epochs[s].second, tokenizer_note(data, s), sources[s].loss.describe("  ")));
   for (const auto& blend : evaluator.blends())
     for (const Blend::SourceInfo& source : blend->sources())
-      lines.push_back(fmt::format("held out {}  {} tokens{}{}", source.name,
-                                  format_count(static_cast<double>(source.tokens)), tokenizer_note(*blend, 0),
-                                  source.loss.describe("  ")));
+      lines.push_back(fmt::format("held out {}  {} tokens{}{}{}", source.name,
+                                  format_count(static_cast<double>(source.tokens)), source.describe_unread(),
+                                  tokenizer_note(*blend, 0), source.loss.describe("  ")));
   const double tokens =
       static_cast<double>(trainer.max_steps()) * static_cast<double>(tokens_per_step(config));
   lines.push_back("device   " + device_text(trainer.context().device));

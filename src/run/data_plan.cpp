@@ -10,8 +10,7 @@ namespace sluice {
 DataPlan plan_data(const Config& config, int64_t steps) {
   DataPlan plan;
   try {
-    const Blend data(config.data.train, config.data.seq_len, config.model.vocab_size,
-                     config.data.document_mask, config.train.seed);
+    const Blend data(config.data.train, config);
     const auto epochs = data.epochs(steps * config.train.global_batch_size);
     const auto sources = data.sources();
     for (size_t s = 0; s < sources.size(); ++s) plan.sources.push_back({sources[s], epochs[s].second});
@@ -25,8 +24,9 @@ std::string data_plan_text(const DataPlan& plan) {
   if (!plan.problem.empty()) return fmt::format("\ndata\n  not read: {}\n", plan.problem);
   std::string out = "\ndata\n";
   for (const auto& [info, epochs] : plan.sources)
-    out += fmt::format("  {:<24} {:>22}  {:.0f}% of the samples, {:.2f} epochs{}\n", info.name,
-                       format_count(static_cast<double>(info.tokens)) + " tokens", 100 * info.weight, epochs,
+    out += fmt::format("  {:<24} {:>22}{}  {:.0f}% of the samples, {:.2f} epochs{}\n", info.name,
+                       format_count(static_cast<double>(info.tokens)) + " tokens", info.describe_unread(),
+                       100 * info.weight, epochs,
                        epochs > kManyEpochs ? fmt::format(": more than {:g}", kManyEpochs) : "");
   return out;
 }
@@ -37,6 +37,7 @@ nlohmann::json data_plan_json(const DataPlan& plan) {
     sources.push_back({{"name", info.name},
                        {"files", info.files},
                        {"tokens", info.tokens},
+                       {"unread_tokens", info.unread},
                        {"share", info.weight},
                        {"epochs", epochs}});
   return {{"sources", sources},

@@ -7,6 +7,8 @@
 
 namespace sluice {
 
+constexpr int64_t kMostSteps = int64_t{1} << 53;  // that a checkpoint may claim
+
 double Divergence::smoothed() const { return count_ > 0 ? sum_ / weight_ : 0; }
 
 double Divergence::limit(double factor) const {
@@ -57,12 +59,12 @@ nlohmann::json Divergence::state() const {
 }
 
 void Divergence::restore(const StateReader& state) {
-  count_ = state.integer("count", 0);
+  count_ = state.integer("count", 0, kMostSteps);
   sum_ = state.number("sum");
   weight_ = state.number("weight", 0);
   first_ = state.number("first");
   lowest_ = state.number("lowest");
-  since_ = state.integer("since", 0);
+  since_ = state.integer("since", 0, kMostSteps);
   if (count_ > 0 && weight_ <= 0) state.refuse("weight", "more than 0 after the first step");
 }
 

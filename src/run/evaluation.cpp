@@ -27,7 +27,8 @@ bool evaluate_between_steps(const Evaluator& evaluator, Trainer& trainer, const 
     const auto stop = [&] { return together ? any_rank(ranks, signals.requested()) : signals.requested(); };
     try {
       const std::optional<EvalResult> result =
-          evaluator.run(trainer.context(), trainer.model(), trainer.micro_batch(), trainer.analysed(), stop);
+          evaluator.run(trainer.context(), trainer.model(), trainer.store(), trainer.micro_batch(),
+                        trainer.analysed(), stop, nullptr, !together);
       mine.interrupted = !result;
       if (leads && result) report(*result);
     } catch (const std::exception&) {

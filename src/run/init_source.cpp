@@ -10,9 +10,13 @@
 #include "config/model_function.h"
 #include "core/io.h"
 #include "core/strict_json.h"
+#include "data/bpe.h"
 #include "data/sentencepiece.h"
 #include "eval/trained_model.h"
 #include "hf/config.h"
+#include "hf/layouts.h"
+#include "hf/open.h"
+#include "train/fresh_start.h"
 
 namespace sluice {
 namespace {
@@ -40,6 +44,20 @@ class Comparison {
                     printable(d.source, kShownValue)),
         fmt::format("{}: {} -> {}", d.key, printable(d.source, kShownValue), printable(d.here, kShownValue)));
   }
+  /// All differences of two models. Those that fresh parameters make up for are accepted where they are
+  /// asked for, and otherwise the message says how.
+  template <class Place>
+  void compare_models(const ModelConfig& source, const Place& place_of) {
+    const ModelConfig& here = config_.model;
+    const bool fresh = config_.train.init_missing == InitMissing::fresh;
+    const ModelConfig from = grown(source, here);
+    const std::vector<FunctionDifference> added = function_differences(source, from);
+    for (const FunctionDifference& d : added)
+      if (fresh) accepted_.push_back(fmt::format("{}: {} -> {}, new parameters", d.key, d.source, d.here));
+    can_grow_ = !fresh && !added.empty();
+    for (const FunctionDifference& d : function_differences(fresh ? from : source, here))
+      differ(d, place_of(d.key));
+  }
   /// accepted_by empty: train.init_ignore cannot accept it.
   void add(const std::string& accepted_by, const std::string& line, const std::string& when_accepted) {
     if (!accepted_by.empty() && accepts(accepted_by)) {
@@ -64,6 +82,8 @@ class Comparison {
           "\nSet these keys to what the weights were trained with, or accept the difference: "
           "train.init_ignore: [{}]",
           fmt::join(names_, ", "));
+      if (can_grow_)
+        message += "\nNew gates and sinks can start so that the function is kept: train.init_missing: fresh";
     }
     throw Error(ExitCode::usage, message);
   }
@@ -79,6 +99,7 @@ class Comparison {
 
   const Config& config_;
   const KeyPlaces& places_;
+  bool can_grow_ = false;
   std::string lines_;
   std::vector<std::string> names_, hopeless_, accepted_;
 };
@@ -102,13 +123,12 @@ void refuse_adapters(const std::string& path, int64_t rank) {
          path, rank, path);
 }
 
-void compare_checkpoint(const CheckpointInfo& checkpoint, const Config& config, const Tokenizer& tokenizer,
-                        Comparison& comparison, InitSource& out) {
+void compare_checkpoint(const CheckpointInfo& checkpoint, const Tokenizer& tokenizer, Comparison& comparison,
+                        InitSource& out) {
   const Config source = checkpoint_config(checkpoint, "auto");
   refuse_adapters(checkpoint.path, source.lora.rank);
   const std::string file = checkpoint.path + "/config.yaml";
-  for (const FunctionDifference& d : function_differences(source.model, config.model))
-    comparison.differ(d, "that of " + file);
+  comparison.compare_models(source.model, [&](const std::string&) { return "that of " + file; });
   const auto found = checkpoint.state.find("tokenizer_fingerprint");
   if (found == checkpoint.state.end() || !found->is_string())
     out.tokenizer = "the checkpoint does not name its tokenizer";
@@ -126,27 +146,33 @@ std::string where_in(const HfModel& source, const std::string& key, const std::s
   return fmt::format("that of model_type {} in {}{}", source.model_type, file, absent);
 }
 
-void compare_config_json(const std::string& file, const Config& config, Comparison& comparison,
-                         InitSource& out) {
+void compare_config_json(const std::string& file, Comparison& comparison, InitSource& out) {
   const HfModel source = read_hf_config(file);
   out.model_type = source.model_type;
   refuse_adapters(out.path, source.lora_rank);
-  for (const FunctionDifference& d : function_differences(source.model, config.model))
-    comparison.differ(d, where_in(source, d.key, file));
+  comparison.compare_models(source.model,
+                            [&](const std::string& key) { return where_in(source, key, file); });
+  out.format = source.format;
   for (const HfModel::Unsupported& u : source.unsupported)
     comparison.add(u.accepted_by, fmt::format("{}: {} has no counterpart here", file, u.what),
                    u.what + " is left out");
 }
 
-/// A SentencePiece model beside the weights is taken as the tokenizer that they were trained with.
+/// A tokenizer's file beside the weights is taken as the tokenizer that they were trained with: that of this
+/// run's kind where there are both.
 void compare_folder_tokenizer(const std::string& folder, const Tokenizer& tokenizer, Comparison& comparison,
                               InitSource& out) {
-  const std::string path = folder + "/tokenizer.model";
+  const std::string model = folder + "/" + kTokenizerFile, json = folder + "/" + kBpeTokenizerFile;
+  const bool mine_is_json = tokenizer_file(tokenizer.model()) == std::string(kBpeTokenizerFile);
+  const bool takes_json = io::exists(json) && (mine_is_json || !io::exists(model));
+  const std::string path = takes_json ? json : model;
   out.tokenizer = "the tokenizer of the folder is unknown";
   if (!io::exists(path)) return;
+  if (takes_json && tokenizer.fingerprint().starts_with("byte:") && is_of_bytes(folder))
+    return out.tokenizer.clear();
   std::string theirs;
   try {
-    theirs = make_sentencepiece_tokenizer(path)->fingerprint();
+    theirs = (takes_json ? make_bpe_tokenizer(path) : make_sentencepiece_tokenizer(path))->fingerprint();
   } catch (const Error&) {
     return;  // another format under the same name
   }
@@ -223,7 +249,7 @@ InitSource find_init_source(const Config& config, const KeyPlaces& places, const
     out.path = source.path;
     out.kind = "checkpoint";
     out.step = source.step;
-    compare_checkpoint(source, config, tokenizer, comparison, out);
+    compare_checkpoint(source, tokenizer, comparison, out);
     if (hashes) out.fingerprint = hash_of_files({source.path + "/" + kManifestName});
   } else {
     out.path = path;
@@ -231,7 +257,7 @@ InitSource find_init_source(const Config& config, const KeyPlaces& places, const
     const std::string beside = folder ? path : std::filesystem::path(path).parent_path().string();
     const std::string file = (beside.empty() ? "." : beside) + "/config.json";
     if (io::exists(file)) {
-      compare_config_json(file, config, comparison, out);
+      compare_config_json(file, comparison, out);
     } else if (comparison.accepts("model")) {
       out.kind = "weights without a configuration";
     } else {
@@ -246,6 +272,7 @@ InitSource find_init_source(const Config& config, const KeyPlaces& places, const
     if (hashes) out.fingerprint = hash_of_files(weight_files(path));
   }
   out.accepted = comparison.conclude(out.path);
+  out.map = weight_map(out.format, config.model);
   return out;
 }
 

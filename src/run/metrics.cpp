@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "analysis/head_json.h"
+
 namespace sluice {
 
 namespace {
@@ -40,6 +42,18 @@ nlohmann::ordered_json to_json(const TrainRecord& r) {
   return line;
 }
 
+nlohmann::ordered_json to_json(const TaskResult& r) {
+  nlohmann::ordered_json out = {{"questions", r.questions},
+                                {"shots", r.shots},
+                                {"accuracy", r.accuracy},
+                                {"error", r.error},
+                                {"accuracy_bytes", r.accuracy_bytes},
+                                {"error_bytes", r.error_bytes},
+                                {"answer_nats_per_byte", r.answer_loss}};
+  if (r.truncated > 0) out["truncated"] = r.truncated;
+  return out;
+}
+
 nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& result) {
   nlohmann::ordered_json sets = nlohmann::ordered_json::object();
   for (const SetResult& set : result.sets) {
@@ -47,13 +61,19 @@ nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& r
                       {"perplexity", set.perplexity},
                       {"bits_per_byte", set.bits_per_byte},
                       {"tokens", set.tokens}};
+    for (const ClassResult& c : set.classes)
+      sets[set.name]["classes"][c.name] = {
+          {"loss", c.loss}, {"share_likely", c.share_likely}, {"tokens", c.tokens}};
+    for (const PositionResult& octave : set.by_position)
+      sets[set.name]["by_position"].push_back(
+          {{"from", octave.from}, {"to", octave.to}, {"loss", octave.loss}, {"tokens", octave.tokens}});
     if (set.loss_of_text.lost_bytes > 0) sets[set.name]["text_dropped"] = set.loss_of_text.share();
   }
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
   const auto number = [](const std::optional<double>& x) {
     return x ? nlohmann::ordered_json(*x) : nlohmann::ordered_json(nullptr);
   };
-  for (const LayerSummary& layer : result.analysis.layers)
+  for (const LayerSummary& layer : result.analysis.layers) {
     layers.push_back({{"first_token_attention", layer.first_token_attention},
                       {"gate_scores", layer.gate_scores},
                       {"attention_output_max", layer.attention_output_max},
@@ -61,13 +81,41 @@ nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& r
                       {"ffn_output_max", layer.ffn_output_max},
                       {"ffn_residual_max", layer.ffn_residual_max},
                       {"importance", layer.importance},
-                      {"imbalance", number(layer.imbalance)}});
-  const nlohmann::ordered_json analysis = {{"layers", layers},
-                                           {"first_token_attention", result.analysis.first_token_attention},
-                                           {"mean_gate_score", number(result.analysis.mean_gate_score)},
-                                           {"imbalance", number(result.analysis.imbalance)},
-                                           {"largest_residual", result.analysis.largest_residual}};
-  return {{"schema", 1}, {"step", step}, {"tokens", tokens}, {"sets", sets}, {"analysis", analysis}};
+                      {"imbalance", number(layer.imbalance)},
+                      {"value_norm_first", layer.value_norm.first},
+                      {"value_norm_rest", layer.value_norm.rest},
+                      {"residual_max_first", layer.residual_max.first},
+                      {"residual_max_rest", layer.residual_max.rest},
+                      {"heads", to_json(layer.heads, result.analysis.query_classes)}});
+    if (const auto& x = layer.selection)
+      layers.back()["selection"] = {{"mass_recall", x->mass},
+                                    {"top_recall", x->top},
+                                    {"keys", x->keys},
+                                    {"union_of_8_over_keys", x->union_ratio},
+                                    {"overlap_with_layer_before", x->overlap}};
+    for (const GateHealth& gate : layer.gate_health) layers.back()["gates"].push_back(to_json(gate));
+  }
+  const ModelSummary& a = result.analysis;
+  const nlohmann::ordered_json analysis = {
+      {"layers", layers},
+      {"first_token_attention", a.first_token_attention},
+      {"sinks", to_json(a.sinks, a.query_classes, a.sink_threshold, a.sink_length)},
+      {"mean_gate_score", number(a.mean_gate_score)},
+      {"imbalance", number(a.imbalance)},
+      {"largest_residual", a.largest_residual}};
+  nlohmann::ordered_json line = {
+      {"schema", 1}, {"step", step}, {"tokens", tokens}, {"sets", sets}, {"analysis", analysis}};
+  for (const RulerChoice& c : result.ruler)
+    line["ruler"].push_back({{"task", c.task},
+                             {"length", c.length},
+                             {"samples", c.samples},
+                             {"accuracy", c.accuracy},
+                             {"loss", c.loss},
+                             {"margin", c.margin}});
+  for (const TaskResult& task : result.tasks) line["tasks"][task.name] = to_json(task);
+  for (const SampleText& sample : result.samples)
+    line["samples"].push_back({{"prompt", valid_text(sample.prompt)}, {"text", valid_text(sample.text)}});
+  return line;
 }
 
 }  // namespace sluice

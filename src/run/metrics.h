@@ -25,6 +25,8 @@ struct TrainRecord {
 };
 
 nlohmann::ordered_json to_json(const TrainRecord& record);
+/// Without the log-likelihoods.
+nlohmann::ordered_json to_json(const TaskResult& result);
 nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& result);
 
 }  // namespace sluice

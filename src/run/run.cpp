@@ -17,6 +17,7 @@
 #include "run/console.h"
 #include "run/data_plan.h"
 #include "run/evaluation.h"
+#include "run/failure_status.h"
 #include "run/json_lines.h"
 #include "run/run_log.h"
 #include "run/saving.h"
@@ -80,9 +81,11 @@ class Run {
   std::unique_ptr<Console> console_;  // rank 0's
   std::unique_ptr<ConsoleWarnings> warnings_;
   std::unique_ptr<Trainer> trainer_;
+  FreshStart fresh_;             // of parameters that train.init_from lacks
   std::unique_ptr<RunLog> log_;  // rank 0's
   std::unique_ptr<Saving> saving_;
-  std::unique_ptr<Watchdog> watchdog_;  // with several ranks
+  std::optional<FailureStatus> failure_status_;  // this and the next: with several ranks
+  std::unique_ptr<Watchdog> watchdog_;
 
   StepWatch watch_;
   Stragglers stragglers_;
@@ -111,6 +114,7 @@ ExitCode Run::train() {
     spdlog::set_level(spdlog::level::err);  // warnings come from rank 0
   }
   if (already_finished()) return ExitCode::ok;
+  if (ranks_->size() > 1) failure_status_.emplace(start_.config.run_dir, ranks_->rank());
   make_trainer();
   start_watchdog();
   if (leads()) {
@@ -154,7 +158,10 @@ bool Run::already_finished() {
 void Run::make_trainer() {
   trainer_ = std::make_unique<Trainer>(start_.config, *start_.data, ranks_);
   ranks_ = &trainer_->ranks();  // in turn with what a step leaves under way
-  if (!start_.resumes()) return trainer_->initialize(start_.init.path);
+  if (!start_.resumes()) {
+    fresh_ = trainer_->initialize(start_.init.path, start_.init.map);
+    return;
+  }
   trainer_->restore(start_.resumed);
   const StateReader state(start_.resumed.state, start_.resumed.path + "/state.json");
   if (state.has("seconds")) train_seconds_ = state.number("seconds", 0);
@@ -169,8 +176,9 @@ void Run::start_watchdog() {
 }
 
 void Run::watch() {
-  watchdog_ = std::make_unique<Watchdog>(*options_.ranks, start_.config.run_dir + "/heartbeat",
-                                         start_.config.parallel.timeout_seconds);
+  watchdog_ = std::make_unique<Watchdog>(
+      *options_.ranks, start_.config.run_dir + "/heartbeat", start_.config.parallel.timeout_seconds,
+      [this](const std::string& why) { failure_status_->write(why, ExitCode::hang); });
 }
 
 /// What the console shows before the first step.
@@ -184,6 +192,7 @@ void Run::introduce() {
        banner(start_.config, start_.plan, *trainer_, *start_.data, *start_.evaluator))
     console_->line(line);
   if (!start_.init.path.empty()) console_->line("weights  from " + start_.init.text());
+  if (!fresh_.missing.empty()) console_->line("fresh    " + fresh_.text());
   if (start_.resumes())
     console_->line(fmt::format("resume   from {} (step {})", start_.resumed.path, trainer_->next_step()));
   for (const std::string& text :
@@ -196,14 +205,15 @@ void Run::introduce() {
 
 /// Checkpoint, evaluation, signals. True when the loop is over.
 bool Run::between_steps() {
-  const Due due = agree_on_due();
-  if (due.save) save();  // first: an evaluation that fails, or is cut short, costs no step then
-  if (due.stop || (due.evaluate && !evaluate()) || last_step_done()) return true;
-  saving_->report();
+  // Before the ranks meet: a rank that fails alone in the next step replaces this status.
   if (leads() && steady_seconds() - heartbeat_at_ > 15) {
     heartbeat_at_ = steady_seconds();
     write_status("running");
   }
+  const Due due = agree_on_due();
+  if (due.save) save();  // first: an evaluation that fails, or is cut short, costs no step then
+  if (due.stop || (due.evaluate && !evaluate()) || last_step_done()) return true;
+  saving_->report();
   return false;
 }
 
@@ -325,7 +335,10 @@ void Run::fail_run(const std::exception& exception) {
   const std::string text =
       error.what() + (error.code() == ExitCode::corruption ? saving_->newest_sound_checkpoint()
                                                            : keep_trained_steps(error.code(), shared));
-  if (leads()) write_status("failed", {{"error", text}, {"exit_code", static_cast<int>(error.code())}});
+  if (leads())
+    write_status("failed", {{"error", text}, {"exit_code", static_cast<int>(error.code())}});
+  else if (!shared)
+    failure_status_->write(text, error.code());
   throw Error(error.code(), text);
 }
 

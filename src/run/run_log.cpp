@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/device.h"
 #include "run/trace.h"
@@ -13,6 +14,32 @@ namespace {
 std::string tensorboard_tag(const StepScalar& scalar) {
   if (!scalar.tag.empty()) return scalar.tag;
   return scalar.name.find('/') == std::string::npos ? "train/" + scalar.name : scalar.name;
+}
+
+using Scalars = std::vector<std::pair<std::string, double>>;
+
+/// Attention on the first token of every head, and of the strongest one by the class of the query's token;
+/// what the first token's values and residual are; how far gates are open.
+void add_heads(Scalars& values, const ModelSummary& a) {
+  const auto add = [&](std::string tag, double value) {
+    if (std::isfinite(value)) values.emplace_back(std::move(tag), value);
+  };
+  add("sinks/share", a.sinks.share);
+  add("sinks/share_leading", a.sinks.leading_share);
+  add("sinks/strongest_head", a.sinks.strongest);
+  for (size_t c = 0; c < a.sinks.strongest_by_class.size(); ++c)
+    add("sinks/strongest_head/" + a.query_classes[c], a.sinks.strongest_by_class[c]);
+  add("first_token/value_norm", a.value_norm.first);
+  add("first_token/residual_max", a.residual_max.first);
+  add("other_tokens/value_norm", a.value_norm.rest);
+  add("other_tokens/residual_max", a.residual_max.rest);
+  const GateShares shares = shares_of(a.gates);
+  add("gates/below_0.05", shares.below);
+  add("gates/above_0.95", shares.above);
+  add("gates/shut_heads", shares.shut_heads);
+  for (size_t l = 0; l < a.layers.size(); ++l)
+    for (size_t h = 0; h < a.layers[l].heads.later.size(); ++h)
+      add(fmt::format("first_token_attention/layer_{}_head_{}", l, h), a.layers[l].heads.later[h]);
 }
 
 }  // namespace
@@ -87,12 +114,24 @@ void RunLog::evaluation(const EvalResult& result) {
     if (set.tokens == 0) continue;
     values.emplace_back("val/" + set.name + "/loss", set.loss);
     values.emplace_back("val/" + set.name + "/bits_per_byte", set.bits_per_byte);
+    for (const ClassResult& c : set.classes)
+      if (c.tokens > 0) values.emplace_back("val/" + set.name + "/loss_after/" + c.name, c.loss);
+  }
+  for (const RulerChoice& c : result.ruler) {
+    const std::string tag = "ruler/" + c.task + "/" + std::to_string(c.length);
+    values.emplace_back(tag + "/accuracy", c.accuracy);
+    values.emplace_back(tag + "/loss", c.loss);
   }
   const ModelSummary& a = result.analysis;
   values.emplace_back("analysis/first_token_attention", a.first_token_attention);
   if (a.mean_gate_score) values.emplace_back("analysis/mean_gate_score", *a.mean_gate_score);
   if (a.imbalance) values.emplace_back("analysis/imbalance", *a.imbalance);
   values.emplace_back("analysis/largest_residual", a.largest_residual);
+  add_heads(values, a);
+  for (const TaskResult& task : result.tasks) {
+    values.emplace_back("task/" + task.name + "/accuracy", task.accuracy);
+    values.emplace_back("task/" + task.name + "/accuracy_bytes", task.accuracy_bytes);
+  }
   scalars(step, values);
   for (const std::string& text : describe(result)) console_.line(text);
 }

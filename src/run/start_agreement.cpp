@@ -114,7 +114,7 @@ std::vector<std::pair<std::string, ExitCode>> names_of(const Statements& all) {
     differ = true;
   }
   if (differ)
-    lines.push_back("nothing was trained: start every rank with the same program, configuration and data");
+    lines.push_back("nothing was computed: start every rank with the same program, configuration and data");
   fail(code.value_or(ExitCode::internal), "{}", fmt::join(lines, "\n"));
 }
 

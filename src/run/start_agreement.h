@@ -1,6 +1,6 @@
 #pragma once
 // Ranks compare program, configuration and data before they do anything together. Ranks that differ would
-// train a mixture of two models, or hang in mismatched messages.
+// train, or measure, a mixture of two models, or hang in mismatched messages.
 #include <functional>
 #include <string>
 #include <vector>

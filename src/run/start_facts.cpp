@@ -81,13 +81,14 @@ void state_device(StartFacts& facts, const Config& config) {
     facts.set("the number of threads (train.threads)", std::to_string(num_threads()));
 }
 
+void state_contents(StartFacts& facts, const std::string& name, const Blend& data) {
+  facts.set(name, fmt::format("{} tokens, {}", data.num_tokens(), data.fingerprint()), ExitCode::data);
+}
+
 void state_data(StartFacts& facts, const Config& config, const Blend& training, const Evaluator& evaluator) {
-  const auto state = [&](const std::string& what, const Blend& data) {
-    facts.set(what, fmt::format("{} tokens, {}", data.num_tokens(), data.fingerprint()), ExitCode::data);
-  };
-  state("the contents of data.train", training);
+  state_contents(facts, "the contents of data.train", training);
   for (size_t i = 0; i < evaluator.blends().size(); ++i)
-    state(fmt::format("the contents of data.validation[{}]", i), *evaluator.blends()[i]);
+    state_contents(facts, fmt::format("the contents of data.validation[{}]", i), *evaluator.blends()[i]);
   if (!config.train.init_from.empty())
     facts.set("the contents of train.init_from", fingerprint_of_weights(config.train.init_from),
               ExitCode::data);
@@ -113,7 +114,7 @@ void agree_on_checkpoint(Communicator& ranks, const std::string& folder, double 
       text = newest + ", ";
       try {
         text += "manifest xxh3:" + checksum(io::read_file(folder + "/" + newest + "/" + kManifestName));
-      } catch (const io::IoError&) {
+      } catch (const Error&) {  // or a folder of that name: verification passes it over, and says so
         text += "whose manifest cannot be read";
       }
     }

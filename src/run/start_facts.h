@@ -1,5 +1,5 @@
 #pragma once
-// The facts that must be equal on all ranks for training (run/start_agreement.h).
+// The facts that must be equal on all ranks (run/start_agreement.h).
 #include "config/config.h"
 #include "eval/evaluate.h"
 #include "run/start_agreement.h"
@@ -13,6 +13,8 @@ void state_program(StartFacts& facts);
 void state_configuration(StartFacts& facts, const Config& config);
 /// The device and the instruction set.
 void state_device(StartFacts& facts, const Config& config);
+/// The contents of the files of a data set; name: how errors call it.
+void state_contents(StartFacts& facts, const std::string& name, const Blend& data);
 /// The contents of the data files and of the file or folder of train.init_from.
 void state_data(StartFacts& facts, const Config& config, const Blend& training, const Evaluator& evaluator);
 /// Collective, after every rank has set its number of threads: checks that they are equal if

@@ -63,7 +63,8 @@ void write_start_files(const RunOptions& options, const TrainingStart& start, co
   std::string input = fmt::format("# {}\n{}", options.config_path, io::read_file(options.config_path));
   for (const std::string& text : options.overrides) input += fmt::format("# on the command line: {}\n", text);
   folder.write("config.input.yaml", input);
-  if (!start.tokenizer->model().empty()) folder.write(kTokenizerFile, start.tokenizer->model());
+  const std::string& model = start.tokenizer->model();
+  if (!model.empty()) folder.write(tokenizer_file(model), model);
   folder.write("cmdline.txt", text_if_there(folder.file("cmdline.txt")) + options.command_line + "\n");
   folder.write("run.json", run_json(start, trainer).dump(2) + "\n");
 }

@@ -5,11 +5,12 @@
 #include "checkpoint/rotation.h"
 #include "comm/reduce.h"
 #include "config/load.h"
-#include "config/rank_rules.h"
+#include "config/problems.h"
 #include "core/faults.h"
 #include "core/io.h"
 #include "data/token_check.h"
 #include "eval/portable.h"
+#include "plan/model_rules.h"
 #include "run/limits_check.h"
 #include "run/rank_threads.h"
 #include "run/resume_check.h"
@@ -31,14 +32,16 @@ void read_inputs(TrainingStart& start, KeyPlaces& places, StartFacts& facts, con
   state_device(facts, config);
   start.tokenizer = training_tokenizer(config);
   facts.set("the tokenizer", start.tokenizer->fingerprint(), ExitCode::data);
-  resolve_model(config, *start.tokenizer);
-  require_rank_rules(config, ranks.size(), places);
+  with_places(places, [&] { resolve_model(config, *start.tokenizer); });
+  require_model_rules(config, ranks.size(), places);
   state_configuration(facts, config);
   require_training_data(config);
-  start.data = std::make_unique<Blend>(config.data.train, config.data.seq_len, config.model.vocab_size,
-                                       config.data.document_mask, config.train.seed);
+  start.data = std::make_unique<Blend>(config.data.train, config);
   start.evaluator =
       std::make_unique<Evaluator>(config.data.validation, config, *start.tokenizer, config.eval.max_tokens);
+  std::vector<Task> tasks;
+  for (const std::string& file : config.eval.tasks) tasks.push_back(read_task(file));
+  start.evaluator->also(std::move(tasks), config, *start.tokenizer);
   if (ranks.rank() == 0) check_data(*start.data, start.evaluator->blends(), *start.tokenizer, config);
   if (ranks.size() > 1) state_data(facts, config, *start.data, *start.evaluator);
   start.data->fingerprint();  // files that cannot be read are an error of the start
@@ -87,9 +90,22 @@ TrainingStart prepare_training(const RunOptions& options, Communicator& ranks) {
 
 void resolve_model(Config& config, const Tokenizer& tokenizer) {
   if (config.model.vocab_size == 0) config.model.vocab_size = tokenizer.vocab_size();
+  ProblemList problems;
   if (config.model.vocab_size < tokenizer.vocab_size())
-    fail(ExitCode::usage, "model.vocab_size is {}, but the tokenizer has {} tokens (0 takes the tokenizer's)",
-         config.model.vocab_size, tokenizer.vocab_size());
+    problems({"model.vocab_size"},
+             fmt::format("model.vocab_size is {}, but the tokenizer has {} tokens (0 takes the tokenizer's)",
+                         config.model.vocab_size, tokenizer.vocab_size()));
+  // Ids that the configuration's own check could not judge where only the tokenizer says how many there are.
+  const auto check_id = [&](const std::string& key, int64_t id) {
+    if (id >= config.model.vocab_size)
+      problems({key},
+               fmt::format("{}: token {} is outside the vocabulary of {}", key, id, config.model.vocab_size));
+  };
+  if (config.data.begin_token) check_id("data.begin_token", *config.data.begin_token);
+  for (size_t i = 0; i < config.analysis.query_classes.size(); ++i)
+    for (const int64_t id : config.analysis.query_classes[i].tokens)
+      check_id(fmt::format("analysis.query_classes[{}].tokens", i), id);
+  problems.raise();
   resolve_parameter_match(config);
 }
 

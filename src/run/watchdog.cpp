@@ -134,8 +134,9 @@ std::string who_hangs(const std::vector<Heartbeat>& ranks, int mine, double usua
   return "";
 }
 
-Watchdog::Watchdog(const Communicator& ranks, std::string path, double seconds)
-    : ranks_(ranks), path_(std::move(path)), seconds_(seconds) {
+Watchdog::Watchdog(const Communicator& ranks, std::string path, double seconds,
+                   std::function<void(const std::string&)> before_end)
+    : ranks_(ranks), path_(std::move(path)), seconds_(seconds), before_end_(std::move(before_end)) {
   file_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (ranks.rank() == 0 ? O_TRUNC : 0),
                0600);
   write_heartbeat(mine());  // so that a rank that stops immediately also has a heartbeat
@@ -264,6 +265,20 @@ void Watchdog::end(const std::string& why, const std::vector<Heartbeat>& ranks) 
   const std::string text = fmt::format("error: rank {}: {}; all ranks end\n", ranks_.rank(), why);
   const Heartbeat me = mine();
   bool reported = write(STDERR_FILENO, text.data(), text.size()) > 0;
+  // A folder that does not answer must not keep this process.
+  std::atomic<bool> told{false};
+  std::thread last;
+  if (std::string problem; start_thread(
+          last,
+          [&] {
+            before_end_(why);
+            told = true;
+          },
+          problem))
+    last.detach();
+  else
+    told = true;
+  for (int i = 0; i < 100 && !told; ++i) usleep(10'000);
   // A stopped rank cannot end itself. A child process kills it a moment later, so that the launcher sees this
   // process's exit code first.
   for (const Heartbeat& h : ranks)

@@ -2,6 +2,7 @@
 // Detects ranks that hang or have died (README.md). A thread of each rank, which does not call MPI, writes a
 // heartbeat line to RUN/heartbeat, determines the rank responsible for a hang, and ends all ranks.
 #include <atomic>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -81,8 +82,11 @@ class Watchdog {
   /// After `seconds` without progress, and with a rank found responsible, each rank reports it on stderr and
   /// ends with ExitCode::hang. The same happens as soon as a rank on the same machine has died (launchers
   /// take two seconds to end processes that catch SIGTERM). A stopped rank on the same machine is killed. If
-  /// no thread can be started, nothing is watched, and problem() gives the reason.
-  Watchdog(const Communicator& ranks, std::string path, double seconds);
+  /// no thread can be started, nothing is watched, and problem() gives the reason. before_end: called with
+  /// the report before this rank ends, in a thread of its own, which is given a second.
+  Watchdog(
+      const Communicator& ranks, std::string path, double seconds,
+      std::function<void(const std::string&)> before_end = [](const std::string&) {});
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -105,6 +109,7 @@ class Watchdog {
   const Communicator& ranks_;
   std::string path_;
   double seconds_;
+  std::function<void(const std::string&)> before_end_;
   int file_ = -1;
   std::atomic<const char*> phase_{"start"};
   std::atomic<int64_t> step_{0}, changes_{0};

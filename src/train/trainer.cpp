@@ -36,6 +36,8 @@ StepMetrics Trainer::step() {
 }
 
 void Trainer::begin_step(double lr) {
+  const SparseConfig& sparse = config_.model.attention.sparse;
+  model_.set_dense_warm_up(sparse.phase == SparsePhase::dense_warm_up || step_ < sparse.phase_steps);
   samples_.load(ctx_, step_);
   upload_step_control(lr);
   grad_sync_.begin_step(ctx_, step_);
@@ -72,7 +74,8 @@ void Trainer::compute_micro_batch(int64_t i) {
 
 void Trainer::forward_backward() {
   ForwardBuffers& b = micro_batch_;
-  const StepLoad load = losses_.load();
+  StepLoad load = losses_.load();
+  load.indexers.gradient_scale = control(&UpdateControl::gradient_scale);
   model_.forward(ctx_, b.batch, b.saved, load);
   model_.loss_forward_backward(ctx_, b.losses, dhidden_, b.batch, b.saved,
                                control(&UpdateControl::gradient_scale), load);

@@ -17,6 +17,7 @@
 #include "optim/weight_sync.h"
 #include "params/param_store.h"
 #include "train/communication.h"
+#include "train/fresh_start.h"
 #include "train/loss_sum.h"
 #include "train/replicas.h"
 #include "train/sample_loader.h"
@@ -54,7 +55,9 @@ class Trainer {
 
   /// Weights from train.seed, or from train.init_from, which `weights` is the resolved path of where given
   /// (run/init_source.h); adapters (lora) from train.seed.
-  void initialize(const std::string& weights = "");
+  /// map: how their files name and order the tensors. Parameters that they lack start as train.init_missing
+  /// says; what was done about them is returned.
+  FreshStart initialize(const std::string& weights = "", const WeightMap& map = {});
   /// Continues from a verified checkpoint.
   void restore(const CheckpointInfo& checkpoint);
   /// What this rank writes of weights, moments and state at this step boundary: with several ranks, all of

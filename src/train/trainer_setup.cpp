@@ -30,9 +30,10 @@ MemoryPlan Trainer::measure(const Config& config, Communicator* ranks) {
 /// Of a dry run.
 MemoryPlan Trainer::measured() {
   step();
+  if ((step_ = config_.model.attention.sparse.phase_steps) > 0) step();  // of the sparse phase, too
   if (analysed_.batch.tokens) {
     model_.forward(ctx_, analysed_.batch, analysed_.saved);
-    SummaryAccumulator(model_).add(ctx_, analysed_.batch, analysed_.saved);
+    SummaryAccumulator(model_, store_, config_.analysis).add(ctx_, analysed_.batch, analysed_.saved);
   }
   MemoryPlan plan{.parameters = memory_.parameters.high_water(),
                   .gradients = memory_.gradients.high_water(),
@@ -132,7 +133,8 @@ void Trainer::allocate_buffers() {
                     .ranks = communication_.mesh().data(),
                     .micro_batches = plan_.micro_batches(),
                     .tokens = tokens,
-                    .losses = accumulate_dtype(dtype)});
+                    .losses = accumulate_dtype(dtype),
+                    .index_variances = model_.index_variances()});
   micro_batch_.allocate_batch(memory_.batch, memory_.pinned, tokens);
   micro_batch_.saved = model_.make_saved(memory_.activations, tokens, dtype, config_.train.recompute);
   micro_batch_.losses = memory_.activations.alloc("losses", accumulate_dtype(dtype), {tokens});

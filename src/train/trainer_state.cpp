@@ -1,9 +1,12 @@
 // What of a training goes into a checkpoint and comes out of it, on one rank or on many.
+#include <algorithm>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "config/derived.h"
 #include "core/device.h"
+#include "params/init.h"
 #include "train/trainer.h"
 
 namespace sluice {
@@ -14,29 +17,48 @@ NamedTensor slice_of(const ParamSpec& spec, const char* suffix, const Tensor& pa
   return {spec.name + suffix, part, spec.shape, begin};
 }
 
+/// train.init_missing; empty: none may.
+std::function<bool(const std::string&)> may_be_missing(const TrainConfig& train) {
+  if (train.init_missing == InitMissing::refuse) return {};
+  return [&names = train.init_missing_names](const std::string& name) {
+    return names.empty() || std::any_of(names.begin(), names.end(), [&](const std::string& part) {
+             return name.find(part) != std::string::npos;
+           });
+  };
+}
+
 }  // namespace
 
-void Trainer::initialize(const std::string& weights_path) {
+FreshStart Trainer::initialize(const std::string& weights_path, const WeightMap& map) {
   const bool loads = !config_.train.init_from.empty();
+  FreshStart fresh;
   if (loads) {
     std::vector<NamedTensor> weights;
     weight_targets(weights, /*adapters=*/false);
     const WholeModel whole = whole_model(/*adapters=*/false);
-    load_weights(weights_path.empty() ? config_.train.init_from : weights_path, weights, &ctx_,
-                 &whole.weights);
+    WeightReport report = load_weights(weights_path.empty() ? config_.train.init_from : weights_path, weights,
+                                       &ctx_, &whole.weights, {map, may_be_missing(config_.train)});
+    fresh = fresh_start(config_.model, std::move(report.missing));
   }
-  const auto is_random = [&](ParamStore::Id id) { return !loads || store_.spec(id).adapter; };
+  const std::set<std::string> missing(fresh.missing.begin(), fresh.missing.end());
+  const auto start = [&](const ParamStore::Slice& slice, const Tensor& values) {
+    ParamSpec spec = store_.spec(slice.id);
+    if (!loads || spec.adapter || missing.count(spec.name)) {
+      if (const auto found = fresh.constants.find(spec.name); found != fresh.constants.end())
+        spec.init = Init::constant(found->second);
+      write_initial_values(ctx_, spec, slice.begin, slice.count, values, config_.train.seed);
+    }
+    if (const auto found = fresh.factors.find(spec.name); found != fresh.factors.end())
+      scale_values(ctx_, values, found->second);
+  };
   for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
-    if (is_random(id) && whole_here(id))
-      store_.initialize_slice(ctx_, {.id = id, .count = store_.numel(id)}, store_.value(id),
-                              config_.train.seed);
+    if (whole_here(id)) start({.id = id, .count = store_.numel(id)}, store_.value(id));
   for (size_t i = 0; plan_.shards_weights() && i < weight_sync_.pieces().size(); ++i)
     for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
-      if (is_random(slice.id))
-        store_.initialize_slice(ctx_, slice, weight_sync_.values(i).rows(slice.at, slice.count),
-                                config_.train.seed);
+      start(slice, weight_sync_.values(i).rows(slice.at, slice.count));
   optimizer_.sync_master(ctx_, shards_.values);
   weights_changed();
+  return fresh;
 }
 
 /// Whether this rank keeps all of a parameter's values.

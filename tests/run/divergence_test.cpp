@@ -94,6 +94,19 @@ TEST_CASE("a resumed run detects divergence at the same step as an uninterrupted
   }
 }
 
+TEST_CASE("a state of more steps than can be counted on is refused", "[divergence][state]") {
+  Divergence divergence(1.5, 5.5, 10);
+  divergence.add(1, 2.5);
+  nlohmann::json state = divergence.state();
+  for (const char* key : {"count", "since"}) {
+    nlohmann::json damaged = state;
+    damaged[key] = std::numeric_limits<int64_t>::max();
+    const StateReader reader(damaged, "state.json", "divergence");
+    CHECK_THROWS_WITH(divergence.restore(reader),
+                      Contains(fmt::format("divergence.{} must be a whole number", key)));
+  }
+}
+
 TEST_CASE("fields of the state are checked for type and range, and errors name them", "[divergence][state]") {
   const nlohmann::json state = {{"count", 3},
                                 {"half", 0.5},

@@ -58,4 +58,26 @@ TEST_CASE("A run resumes with the same parameters frozen only, however rules say
              Catch::Contains("holds no moments of it"));
 }
 
+TEST_CASE("A run does not resume with another begin token", "[resume][begin_token]") {
+  test::TinyTraining t;
+  t.config.model.vocab_size = 257;  // of the tokenizer that the configuration names
+  CheckpointInfo checkpoint;
+  checkpoint.path = t.folder / "checkpoint";
+  io::make_directories(checkpoint.path);
+  checkpoint.state = nlohmann::json::object();
+  const Blend data = t.blend();
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(t.config.data.tokenizer);
+  const auto resume = [&](std::optional<int64_t> before, std::optional<int64_t> after) {
+    t.config.data.begin_token = before;
+    io::write_file_atomic(checkpoint.path + "/config.yaml", to_yaml(t.config));
+    t.config.data.begin_token = after;
+    check_resume(checkpoint, t.config, {"data.begin_token"}, data, *tokenizer, false);
+  };
+  CHECK_NOTHROW(resume(std::nullopt, std::nullopt));
+  CHECK_NOTHROW(resume(256, 256));
+  CHECK_THROWS_WITH(resume(std::nullopt, 256),
+                    Catch::Contains("impossible") && Catch::Contains("data.begin_token: null -> 256"));
+  CHECK_THROWS_WITH(resume(256, 0), Catch::Contains("data.begin_token: 256 -> 0"));
+}
+
 }  // namespace sluice

@@ -25,6 +25,7 @@ inline ModelConfig tiny_config() {
   // With the usual 1e-6 a norm cancels the scale of its input (for example a sink's factor), whose gradient
   // would then be noise.
   c.rms_norm_eps = 0.05;
+  c.attention.sparse.loss.coefficient = 0;  // loss() has no part of the indexer
   return c;
 }
 
@@ -182,16 +183,20 @@ class TestModel {
     losses = a.alloc("losses", accumulate_dtype(dtype), {T});
     dhidden = a.alloc("dhidden", dtype, {T, model.config().hidden_size});
     load.heads = make_head_load(model.config(), a, a, nullptr);
+    if (model.config().attention.sparse.loss.coefficient > 0)
+      load.indexers = make_indexer_load(model.config(), a);
     load.logits.coefficient = model.config().logit_z_loss_coefficient;
   }
   void zero_heads(Context& ctx) {
     if (load.heads.totals) fill(ctx, load.heads.totals, 0.0);
+    if (load.indexers.sums) fill(ctx, load.indexers.sums, 0.0);
   }
   void run(Context& ctx) {
     const Batch b = batch.view();
     zero_heads(ctx);
     model.forward(ctx, b, saved, load);
     double scale = 1.0 / static_cast<double>(counted());
+    load.indexers.gradient_scale = scalar(scale);
     model.loss_forward_backward(ctx, losses, dhidden, b, saved, scalar(scale), load);
     model.backward(ctx, dhidden, b, saved, load);
   }

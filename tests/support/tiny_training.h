@@ -94,10 +94,7 @@ struct TinyTraining {
     o.rules = {{"lm_head", 0.2, std::nullopt}};
     o.muon.momentum_warmup_steps = 8;
   }
-  Blend blend() const {
-    return Blend(config.data.train, config.data.seq_len, config.model.vocab_size, config.data.document_mask,
-                 config.train.seed);
-  }
+  Blend blend() const { return Blend(config.data.train, config); }
 };
 
 /// Every bit of weights, moments and master weights.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "analysis/statistics.h"
+#include "analysis/summary.h"
 #include "config/derived.h"
 #include "core/device.h"
 #include "support/gpu.h"
@@ -136,18 +137,33 @@ TEST_CASE("measurements of a model on a GPU equal those on the CPU", "[cuda_trai
       trainer.model().forward(trainer.context(), b.batch, trainer.analysed().saved);
       synchronize(trainer.context());
       Context ctx(1 << 22, resolve_device(device));
-      Statistics sums(trainer.model(), b.batch.tokens.numel());
+      AnalysisConfig classes;
+      classes.query_classes = {{"few", {0, 3, 4}}};
+      Statistics sums(trainer.model(), b.batch.tokens.numel(), classes);
       sums.add(ctx, b.batch, b.saved);
       SecondPass second(sums);
       second.add(ctx, b.saved);
       CHECK(second.needed() == (variant == "gated"));
+      SummaryAccumulator accumulator(trainer.model(), trainer.store(), classes);
+      accumulator.add(ctx, b.batch, b.saved);
       measured.emplace_back();
+      for (const LayerSummary& l : accumulator.result().layers) {
+        for (const double x :
+             {l.value_norm.first, l.value_norm.rest, l.residual_max.first, l.residual_max.rest})
+          measured.back().push_back(x);
+        measured.back().insert(measured.back().end(), l.heads.later.begin(), l.heads.later.end());
+        for (const GateHealth& gate : l.gate_health)
+          for (const auto* x : {&gate.below, &gate.above, &gate.shut_tokens, &gate.row_norms})
+            measured.back().insert(measured.back().end(), x->begin(), x->end());
+      }
       for (const LayerSums& l : sums.layers) {
-        for (const auto* x : {&l.first_token, &l.later_first_token, &l.importance, &l.value_norms})
+        for (const auto* x : {&l.first_token.all, &l.first_token.later, &l.first_token.by_class,
+                              &l.importance, &l.value_norms})
           measured.back().insert(measured.back().end(), x->begin(), x->end());
         for (const GateSums& g : l.gates)
           for (const double x : {g.count, g.sum, g.squares, g.least, g.largest, g.first_sum})
             measured.back().push_back(x);
+        for (const double x : {l.residual.first, l.residual.rest}) measured.back().push_back(x);
         for (const double x : {l.importance_tokens, l.outputs, l.before, l.after, l.first_value_norms,
                                l.attention_output, l.attention_residual, l.ffn_output, l.ffn_residual})
           measured.back().push_back(x);

@@ -25,6 +25,7 @@ struct BenchOptions {
   std::string device = "auto", size = "full";
   double seconds = 0;
   int threads = 0;
+  int64_t longest = 32768;
   bool profile = false;
   std::string json_file;
 };
@@ -104,6 +105,20 @@ void print_ranks(const json& rows) {
   std::fflush(stdout);
 }
 
+void print_decode(const json& rows) {
+  fmt::print("decode: tokens/s of a prompt, and behind it of one sequence and of several at once\n");
+  for (const json& row : rows)
+    fmt::print(
+        "  {:<7}{:>8} tokens{:>10.0f} prompt/s{:>9.1f} one/s{:>9.1f} of {}/s{:>10.1f} MB of keys and "
+        "values\n",
+        row["model"].get<std::string>(), row["length"].get<int64_t>(),
+        row["prefill_tokens_per_second"].get<double>(), row["decode_tokens_per_second"].get<double>(),
+        row["decode_tokens_per_second_together"].get<double>(), row["together"].get<int64_t>(),
+        row["cache_bytes_per_sequence"].get<double>() * 1e-6);
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
 Device device_of(const std::string& name) {
   if (name == "cpu") return Device::cpu;
   if (name == "auto") return automatic_device();
@@ -112,10 +127,10 @@ Device device_of(const std::string& name) {
   return Device::cuda;
 }
 
-void run(BenchOptions options) {
-  if (options.threads > 0) set_num_threads(options.threads);
-  const Device device = device_of(options.device);
-  const bool gpu = device == Device::cuda, tiny = options.size == "tiny";
+DType dtype_of(const std::string& precision) { return precision == "bf16" ? DType::bf16 : DType::f32; }
+
+/// Fills in what was not chosen.
+void choose_defaults(BenchOptions& options, bool gpu) {
   const auto otherwise = [&](std::vector<std::string>& chosen, std::vector<std::string> cpu,
                              std::vector<std::string> cuda) {
     if (chosen.empty()) chosen = gpu ? std::move(cuda) : std::move(cpu);
@@ -124,16 +139,12 @@ void run(BenchOptions options) {
   otherwise(options.models, {"small", "qwen", "qwen-elementwise", "qwen-moe"},
             {"1.7b", "1.7b-headwise", "1.7b-elementwise", "moe-slice"});
   otherwise(options.precisions, {"f32", "bf16"}, {"bf16"});
-  const auto wants = [&](const char* part) {
-    return std::find(options.parts.begin(), options.parts.end(), part) != options.parts.end();
-  };
-  if (gpu && (wants("peak") || wants("ops")))
-    fail(ExitCode::usage,
-         "bench: peak and ops measure the CPU; on a GPU: kernels, matmul, attention, moe, step");
-  const Usage before = Usage::read();
-  const double begin = bench::now();
+}
+
+/// What is measured on, for the file of results; the name of a GPU is printed.
+json describe(Device device) {
   json result{{"device", device_name(device)}, {"version", build_info().version}};
-  if (gpu) {
+  if (device == Device::cuda) {
     const DeviceInfo card = cuda_devices()[0];
     result["card"] = card.name, result["compute_capability"] = card.compute_capability,
     result["emulated"] = card.emulated;
@@ -141,38 +152,84 @@ void run(BenchOptions options) {
   } else {
     result["threads"] = num_threads(), result["isa"] = isa_name(cpu_isa());
   }
+  return result;
+}
 
-  bench::Peak peak;
-  if (wants("peak")) {
-    peak = bench::measure_peak(0.3);
-    fmt::print("FMA peak ({}, f32)   {:>8.1f} GFLOP/s on 1 thread{:>9.1f} on {}\n", isa_name(cpu_isa()),
-               peak.fma_one_thread, peak.fma, num_threads());
-    fmt::print("memory              {:>8.1f} GB/s copy{:>9.1f} GB/s triad (read + written)\n\n", peak.copy,
-               peak.triad);
-    result["peak"] = {{"fma_one_thread_gflops", peak.fma_one_thread},
-                      {"fma_gflops", peak.fma},
-                      {"copy_gb_per_second", peak.copy},
-                      {"triad_gb_per_second", peak.triad}};
-  }
-  const auto dtype = [](const std::string& name) { return name == "bf16" ? DType::bf16 : DType::f32; };
-  if (wants("ops")) {
-    fmt::print("{:<32}{:<6}{:<26}{:>11}{:>10}{:>8}{:>9}\n", "op", "", "shape", "us", "GFLOP/s", "% peak",
-               "GB/s");
-    for (const std::string& precision : options.precisions) {
-      const double fma = bench::fma_peak(num_threads(), 0.2);
-      const json rows =
-          bench::measure_ops(dtype(precision), fma, options.seconds > 0 ? options.seconds : 0.1);
-      for (const json& row : rows) {
-        fmt::print("{:<32}{:<6}{:<26}{:>11.1f}{:>10}{:>8}{:>9}\n", row["op"].get<std::string>(), precision,
-                   row["shape"].get<std::string>(), row["us"].get<double>(), number(row, "gflops", "{:.1f}"),
-                   number(row, "percent_of_peak", "{:.1f}"), number(row, "gb_per_second", "{:.1f}"));
-        result["ops"].push_back(row);
-      }
-      std::fflush(stdout);
+json run_peak() {
+  const bench::Peak peak = bench::measure_peak(0.3);
+  fmt::print("FMA peak ({}, f32)   {:>8.1f} GFLOP/s on 1 thread{:>9.1f} on {}\n", isa_name(cpu_isa()),
+             peak.fma_one_thread, peak.fma, num_threads());
+  fmt::print("memory              {:>8.1f} GB/s copy{:>9.1f} GB/s triad (read + written)\n\n", peak.copy,
+             peak.triad);
+  return {{"fma_one_thread_gflops", peak.fma_one_thread},
+          {"fma_gflops", peak.fma},
+          {"copy_gb_per_second", peak.copy},
+          {"triad_gb_per_second", peak.triad}};
+}
+
+json run_ops(const std::vector<std::string>& precisions, double seconds) {
+  json all;
+  fmt::print("{:<32}{:<6}{:<26}{:>11}{:>10}{:>8}{:>9}\n", "op", "", "shape", "us", "GFLOP/s", "% peak",
+             "GB/s");
+  for (const std::string& precision : precisions) {
+    const double fma = bench::fma_peak(num_threads(), 0.2);
+    for (const json& row : bench::measure_ops(dtype_of(precision), fma, seconds)) {
+      fmt::print("{:<32}{:<6}{:<26}{:>11.1f}{:>10}{:>8}{:>9}\n", row["op"].get<std::string>(), precision,
+                 row["shape"].get<std::string>(), row["us"].get<double>(), number(row, "gflops", "{:.1f}"),
+                 number(row, "percent_of_peak", "{:.1f}"), number(row, "gb_per_second", "{:.1f}"));
+      all.push_back(row);
     }
-    fmt::print("\n");
+    std::fflush(stdout);
   }
-  bench::RaceOptions race{device, tiny, options.seconds > 0 ? options.seconds : 2, 51};
+  fmt::print("\n");
+  return all;
+}
+
+json run_steps(const BenchOptions& options, Device device, double seconds) {
+  json all;
+  for (const std::string& model : options.models)
+    for (const std::string& precision : options.precisions) {
+      const json row = bench::measure_step(model, device, dtype_of(precision), seconds, options.profile);
+      print_step(row);
+      std::fflush(stdout);
+      all.push_back(row);
+    }
+  return all;
+}
+
+/// Cores that other processes have used; a note where that was enough to matter.
+double note_others(const Usage& before, double begin, bool gpu) {
+  const Usage after = Usage::read();
+  const double elapsed = bench::now() - begin;
+  const double others = std::max(0.0, (after.machine - before.machine) - (after.own - before.own)) / elapsed;
+  if (others > 0.05 && !gpu)
+    fmt::print(
+        "\nnote: other processes used {:.2f} cores during the measurement; these figures are lower than the "
+        "machine's "
+        "best\n",
+        others);
+  return others;
+}
+
+void run(BenchOptions options) {
+  if (options.threads > 0) set_num_threads(options.threads);
+  const Device device = device_of(options.device);
+  const bool gpu = device == Device::cuda, tiny = options.size == "tiny";
+  choose_defaults(options, gpu);
+  const auto wants = [&](const char* part) {
+    return std::find(options.parts.begin(), options.parts.end(), part) != options.parts.end();
+  };
+  const auto seconds_or = [&](double usual) { return options.seconds > 0 ? options.seconds : usual; };
+  if (gpu && (wants("peak") || wants("ops") || wants("decode")))
+    fail(ExitCode::usage,
+         "bench: peak, ops and decode measure the CPU; on a GPU: kernels, matmul, attention, moe, step");
+  const Usage before = Usage::read();
+  const double begin = bench::now();
+  json result = describe(device);
+  if (wants("peak")) result["peak"] = run_peak();
+  if (wants("ops")) result["ops"] = run_ops(options.precisions, seconds_or(0.1));
+
+  bench::RaceOptions race{device, tiny, seconds_or(2), 51};
   if (tiny) race.warm_up = 0, race.samples = 3;
   const auto measure = [&](const char* part, const auto& f) {
     if (!wants(part)) return;
@@ -183,32 +240,18 @@ void run(BenchOptions options) {
   measure("matmul", bench::measure_matmul);
   measure("attention", bench::measure_attention);
   std::vector<DType> types;
-  for (const std::string& precision : options.precisions) types.push_back(dtype(precision));
+  for (const std::string& precision : options.precisions) types.push_back(dtype_of(precision));
   measure("moe", [&](const bench::RaceOptions& r) { return bench::measure_moe(r, types); });
+  if (wants("sparse")) {
+    if (gpu) fail(ExitCode::usage, "bench: sparse measures the CPU");
+    print_race("sparse", result["sparse"] = bench::measure_sparse(tiny, types, seconds_or(0.5)));
+  }
   if (wants("ranks")) print_ranks(result["ranks"] = bench::measure_ranks(race));
-  if (wants("step"))
-    for (const std::string& model : options.models)
-      for (const std::string& precision : options.precisions) {
-        const json row = bench::measure_step(model, device, dtype(precision),
-                                             options.seconds > 0 ? options.seconds
-                                             : tiny              ? 0
-                                                                 : 5,
-                                             options.profile);
-        print_step(row);
-        std::fflush(stdout);
-        result["steps"].push_back(row);
-      }
+  if (wants("decode"))
+    print_decode(result["decode"] = bench::measure_decode(tiny, tiny ? 128 : options.longest));
+  if (wants("step")) result["steps"] = run_steps(options, device, seconds_or(tiny ? 0 : 5));
 
-  const Usage after = Usage::read();
-  const double elapsed = bench::now() - begin;
-  const double others = std::max(0.0, (after.machine - before.machine) - (after.own - before.own)) / elapsed;
-  result["other_processes_cores"] = others;
-  if (others > 0.05 && !gpu)
-    fmt::print(
-        "\nnote: other processes used {:.2f} cores during the measurement; these figures are lower than the "
-        "machine's "
-        "best\n",
-        others);
+  result["other_processes_cores"] = note_others(before, begin, gpu);
   if (!options.json_file.empty()) io::write_file_atomic(options.json_file, result.dump(2) + "\n");
 }
 
@@ -220,10 +263,13 @@ void add_bench_command(Command& app, int&) {
   auto options = std::make_shared<BenchOptions>();
   command
       ->add_option("part,--part", options->parts,
-                   "measurements; CPU: peak, ops, moe, step, and ranks (only if named); GPU: kernels, "
+                   "measurements; CPU: peak, ops, moe, step, and ranks, decode and sparse (only if named); "
+                   "GPU: kernels, "
                    "matmul, attention, moe, step; default: all")
       ->delimiter(',')
-      ->one_of({"peak", "ops", "kernels", "matmul", "attention", "moe", "ranks", "step"});
+      ->one_of({"peak", "ops", "kernels", "matmul", "attention", "moe", "ranks", "decode", "sparse", "step"});
+  command->add_option("--longest", options->longest, "decode: tokens of the longest prompt (32768)")
+      ->between(1024, 1 << 20);
   command->add_option("--device", options->device, "auto, cpu or cuda")->one_of({"auto", "cpu", "cuda"});
   command
       ->add_option(
@@ -254,7 +300,7 @@ void add_bench_command(Command& app, int&) {
       "holds.\n"
       "moe: medians of turns taken with the dense network of the same active width. ranks: ratios of step "
       "times, of "
-      "ranks that are threads.");
+      "ranks that are threads. sparse: a layer of sparse attention beside the same of dense attention.");
   command->callback([options] { run(*options); });
 }
 

@@ -152,150 +152,198 @@ nlohmann::json spread(std::vector<double> values) {
   return {{"median", values[values.size() / 2]}, {"least", values.front()}, {"most", values.back()}};
 }
 
+/// The rows of the table, each measured several times in turn.
+class RankBench {
+ public:
+  explicit RankBench(bool tiny)
+      : tokens_(folder_.path + "/tokens"),
+        config_(make_config(tokens_, tiny)),
+        rounds_(tiny ? 1 : 5),
+        steps_(tiny ? 2 : 8),
+        pairs_(2 * steps_) {
+    write_data(tokens_, config_);
+  }
+
+  void compare_layouts();
+  void measure_overlap();
+  void compare_gradient_types();
+  void measure_watchdog();
+  void measure_replicas();
+  void measure_saves(bool async);
+  const nlohmann::json& rows() const { return rows_; }
+
+ private:
+  /// A value per round, with the seconds of what was compared.
+  struct Rounds {
+    std::vector<double> values, first, second;
+    void add(double value, double first_seconds, double second_seconds) {
+      values.push_back(value), first.push_back(first_seconds), second.push_back(second_seconds);
+    }
+  };
+  void add(const std::string& what, const Rounds& rounds);
+  void compare(const std::string& what, const Layout& a, const Layout& b);
+  Rounds overlap(int64_t stage);
+
+  const Layout alone_{1, 2}, two_{2, 1};
+  Folder folder_;
+  std::string tokens_;
+  Config config_;
+  int rounds_, steps_, pairs_;
+  double link_seconds_per_byte_ = 0;  // of measure_overlap
+  nlohmann::json rows_ = nlohmann::json::array();
+};
+
+void RankBench::add(const std::string& what, const Rounds& rounds) {
+  nlohmann::json row = spread(rounds.values);
+  row["what"] = what;
+  row["first_ms"] = 1e3 * median(rounds.first);
+  row["second_ms"] = 1e3 * median(rounds.second);
+  rows_.push_back(row);
+}
+
+void RankBench::compare(const std::string& what, const Layout& a, const Layout& b) {
+  Rounds rounds;
+  for (int i = 0; i < rounds_; ++i) {
+    const double first = measure(config_, a, steps_), second = measure(config_, b, steps_);
+    rounds.add(first / second, first, second);
+  }
+  add(what, rounds);
+}
+
+void RankBench::compare_layouts() {
+  compare("1 rank x 2 threads / 2 ranks x 1 thread", alone_, two_);
+  compare("default / exact, 2 ranks", two_, {2, 1, 0, true});
+  for (const int64_t stage : {1, 2, 3})
+    compare(fmt::format("ZeRO 0 / ZeRO {}, 2 ranks", stage), two_, {2, 1, stage});
+}
+
+/// One micro-batch per rank, and a link on which gradient reduction takes 30 % of the step. It can overlap
+/// the backward pass, which is two thirds of the step.
+void RankBench::measure_overlap() {
+  for (const int64_t stage : {0, 1, 2, 3})
+    add(fmt::format("hidden fraction of a slow gradient reduction, ZeRO {}, 2 ranks", stage), overlap(stage));
+}
+
+RankBench::Rounds RankBench::overlap(int64_t stage) {
+  Config short_steps = config_;
+  short_steps.train.global_batch_size = 2;
+  Rounds rounds;
+  SlowLink link;
+  train(
+      short_steps, {2, 1, stage},
+      [&](const Training& t) {
+        const auto on_link = [&](double rate) {
+          return alternate(t, pairs_, [&](bool on) {
+            t.barrier();
+            link.seconds_per_byte = on ? rate : 0;
+          });
+        };
+        if (stage == 0) {
+          const double probe = 1e-9;
+          const Pairs p = on_link(probe);
+          t.barrier();
+          if (t.leads())
+            link_seconds_per_byte_ =
+                probe * 0.3 * p.off / (0.5e-9 * static_cast<double>(link.taken_ns) / pairs_);
+        }
+        for (int i = 0; i < rounds_; ++i) {
+          t.barrier();
+          link.taken_ns = 0;
+          const Pairs p = on_link(link_seconds_per_byte_);
+          if (!t.leads()) continue;
+          const double travel =
+              1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs_);  // per rank and step
+          rounds.add(1 - p.more / travel, travel, p.off + p.more);
+        }
+      },
+      &link);
+  return rounds;
+}
+
+/// Over a link that bounds the step.
+void RankBench::compare_gradient_types() {
+  Layout wide{2, 1, 0, false, 4 * link_seconds_per_byte_}, narrow = wide;
+  narrow.wire = GradientDtype::bf16;
+  compare("gradients in f32 / in bf16 over a link as slow as a step", wide, narrow);
+}
+
+void RankBench::measure_watchdog() {
+  Rounds rounds;
+  train(config_, two_, [&](const Training& t) {
+    std::unique_ptr<Watchdog> watchdog;
+    for (int i = 0; i < rounds_; ++i) {
+      const Pairs p = alternate(t, pairs_, [&](bool now_on) {
+        if (now_on == (watchdog != nullptr)) return;
+        const auto start = [&] {
+          watchdog = now_on ? std::make_unique<Watchdog>(t.ranks, folder_.path + "/heartbeat", 600) : nullptr;
+        };
+        if (t.leads()) start();
+        t.barrier();  // rank 0 has truncated the file
+        if (!t.leads()) start();
+      });
+      if (t.leads()) rounds.add(p.off / (p.off + p.more), p.off, p.off + p.more);
+    }
+  });
+  add("without / with a watchdog, 2 ranks", rounds);
+}
+
+void RankBench::measure_replicas() {
+  Rounds rounds;
+  train(config_, two_, [&](const Training& t) {
+    for (int i = 0; i < rounds_; ++i) {
+      std::vector<double> quiet, comparing;
+      for (int k = 0; k < steps_; ++k) {
+        quiet.push_back(timed_step(t));
+        const double start = now();
+        t.trainer.verify_replicas();
+        t.barrier();
+        comparing.push_back(now() - start);
+      }
+      const double usual = median(quiet), comparison = median(comparing);
+      if (t.leads()) rounds.add(comparison / (50 * usual), comparison, usual);
+    }
+  });
+  add("comparison of replicas every 50 steps, fraction of time", rounds);
+}
+
+/// The time of a save and its slowdown of the following steps, over the fifty steps between two saves.
+void RankBench::measure_saves(bool async) {
+  Rounds rounds;
+  train(config_, two_, [&](const Training& t) {
+    CheckpointConfig saving;
+    saving.async = async;
+    CheckpointStore checkpoints(fmt::format("{}/ckpt_{}", folder_.path, async), saving, t.trainer.content(),
+                                &t.trainer.context(), &t.trainer.ranks());
+    for (int i = 0; i < rounds_; ++i) {
+      std::vector<double> quiet;
+      for (int k = 0; k < steps_; ++k) quiet.push_back(timed_step(t));
+      const double usual = median(quiet);
+      t.barrier();
+      const double start = now();
+      checkpoints.save(t.trainer.content());
+      t.barrier();
+      double stall = now() - start;
+      for (int k = 0; k < steps_; ++k) stall += timed_step(t) - usual;
+      checkpoints.wait();
+      if (t.leads()) rounds.add(stall / (50 * usual), stall, usual);
+    }
+  });
+  add(fmt::format("{} save every 50 steps, fraction of time", async ? "asynchronous" : "synchronous"),
+      rounds);
+}
+
 }  // namespace
 
 nlohmann::json measure_ranks(const RaceOptions& options) {
-  const Folder folder;
-  const bool tiny = options.tiny;
-  const Config config = make_config(folder.path + "/tokens", tiny);
-  write_data(folder.path + "/tokens", config);
-  const int rounds = tiny ? 1 : 5, steps = tiny ? 2 : 8, pairs = 2 * steps;
-  nlohmann::json rows = nlohmann::json::array();
-  const auto add = [&](const std::string& what, const std::vector<double>& shares, double first,
-                       double second) {
-    nlohmann::json row = spread(shares);
-    row["what"] = what, row["first_ms"] = 1e3 * first, row["second_ms"] = 1e3 * second;
-    rows.push_back(row);
-  };
-  const auto compare = [&](const std::string& what, const Layout& a, const Layout& b) {
-    std::vector<double> ratios, first, second;
-    for (int i = 0; i < rounds; ++i) {
-      first.push_back(measure(config, a, steps));
-      second.push_back(measure(config, b, steps));
-      ratios.push_back(first.back() / second.back());
-    }
-    add(what, ratios, median(first), median(second));
-  };
-  const Layout alone{1, 2}, two{2, 1}, exact{2, 1, 0, true};
-  compare("1 rank x 2 threads / 2 ranks x 1 thread", alone, two);
-  compare("default / exact, 2 ranks", two, exact);
-  for (const int64_t stage : {1, 2, 3})
-    compare(fmt::format("ZeRO 0 / ZeRO {}, 2 ranks", stage), two, {2, 1, stage});
-
-  // One micro-batch per rank, and a link on which gradient reduction takes 30 % of the step. It can overlap
-  // the backward pass, which is two thirds of the step.
-  Config short_steps = config;
-  short_steps.train.global_batch_size = 2;
-  double per_byte = 0;
-  for (const int64_t stage : {0, 1, 2, 3}) {
-    std::vector<double> shares, travels, seconds;
-    SlowLink link;
-    train(
-        short_steps, {2, 1, stage},
-        [&](const Training& t) {
-          const auto on_link = [&](double rate) {
-            return alternate(t, pairs, [&](bool on) {
-              t.barrier();
-              link.seconds_per_byte = on ? rate : 0;
-            });
-          };
-          if (stage == 0) {
-            const double probe = 1e-9;
-            const Pairs p = on_link(probe);
-            t.barrier();
-            if (t.leads())
-              per_byte = probe * 0.3 * p.off / (0.5e-9 * static_cast<double>(link.taken_ns) / pairs);
-          }
-          for (int i = 0; i < rounds; ++i) {
-            t.barrier();
-            link.taken_ns = 0;
-            const Pairs p = on_link(per_byte);
-            if (!t.leads()) continue;
-            const double travel =
-                1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs);  // per rank and step
-            shares.push_back(1 - p.more / travel), travels.push_back(travel),
-                seconds.push_back(p.off + p.more);
-          }
-        },
-        &link);
-    add(fmt::format("hidden fraction of a slow gradient reduction, ZeRO {}, 2 ranks", stage), shares,
-        median(travels), median(seconds));
-  }
-  // The step is bound by the link.
-  Layout wide{2, 1, 0, false, 4 * per_byte}, narrow = wide;
-  narrow.wire = GradientDtype::bf16;
-  compare("gradients in f32 / in bf16 over a link as slow as a step", wide, narrow);
-
-  {
-    std::vector<double> ratios, off, on;
-    train(config, two, [&](const Training& t) {
-      std::unique_ptr<Watchdog> watchdog;
-      for (int i = 0; i < rounds; ++i) {
-        const Pairs p = alternate(t, pairs, [&](bool now_on) {
-          if (now_on == (watchdog != nullptr)) return;
-          const auto start = [&] {
-            watchdog =
-                now_on ? std::make_unique<Watchdog>(t.ranks, folder.path + "/heartbeat", 600) : nullptr;
-          };
-          if (t.leads()) start();
-          t.barrier();  // rank 0 has truncated the file
-          if (!t.leads()) start();
-        });
-        if (!t.leads()) continue;
-        ratios.push_back(p.off / (p.off + p.more)), off.push_back(p.off), on.push_back(p.off + p.more);
-      }
-    });
-    add("without / with a watchdog, 2 ranks", ratios, median(off), median(on));
-  }
-
-  {
-    std::vector<double> shares, comparisons, usual;
-    train(config, two, [&](const Training& t) {
-      for (int i = 0; i < rounds; ++i) {
-        std::vector<double> quiet, comparing;
-        for (int k = 0; k < steps; ++k) {
-          quiet.push_back(timed_step(t));
-          const double start = now();
-          t.trainer.verify_replicas();
-          t.barrier();
-          comparing.push_back(now() - start);
-        }
-        if (!t.leads()) continue;
-        comparisons.push_back(median(comparing)), usual.push_back(median(quiet));
-        shares.push_back(comparisons.back() / (50 * usual.back()));
-      }
-    });
-    add("comparison of replicas every 50 steps, fraction of time", shares, median(comparisons),
-        median(usual));
-  }
-
-  // The time of a save and its slowdown of the following steps, over the fifty steps between two saves.
-  for (const bool async : {true, false}) {
-    std::vector<double> shares, stalls, usual;
-    train(config, two, [&](const Training& t) {
-      CheckpointConfig saving;
-      saving.async = async;
-      CheckpointStore checkpoints(fmt::format("{}/ckpt_{}", folder.path, async), saving, t.trainer.content(),
-                                  &t.trainer.context(), &t.trainer.ranks());
-      for (int i = 0; i < rounds; ++i) {
-        std::vector<double> quiet;
-        for (int k = 0; k < steps; ++k) quiet.push_back(timed_step(t));
-        t.barrier();
-        const double start = now();
-        checkpoints.save(t.trainer.content());
-        t.barrier();
-        double stall = now() - start;
-        for (int k = 0; k < steps; ++k) stall += timed_step(t) - median(quiet);
-        checkpoints.wait();
-        if (!t.leads()) continue;
-        shares.push_back(stall / (50 * median(quiet))), stalls.push_back(stall),
-            usual.push_back(median(quiet));
-      }
-    });
-    add(fmt::format("{} save every 50 steps, fraction of time", async ? "asynchronous" : "synchronous"),
-        shares, median(stalls), median(usual));
-  }
-  return rows;
+  RankBench bench(options.tiny);
+  bench.compare_layouts();
+  bench.measure_overlap();
+  bench.compare_gradient_types();
+  bench.measure_watchdog();
+  bench.measure_replicas();
+  bench.measure_saves(/*async=*/true);
+  bench.measure_saves(/*async=*/false);
+  return bench.rows();
 }
 
 }  // namespace sluice::bench

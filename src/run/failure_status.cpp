@@ -1,0 +1,50 @@
+#include "run/failure_status.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/host.h"
+#include "core/io.h"
+
+namespace sluice {
+
+FailureStatus::FailureStatus(std::string folder, int rank)
+    : folder_(std::move(folder)),
+      rank_(rank),
+      lock_(open((folder_ + "/lock").c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW)) {}
+
+FailureStatus::~FailureStatus() {
+  if (lock_ >= 0) close(lock_);
+}
+
+bool FailureStatus::ours() const {
+  struct stat held, there;
+  return lock_ >= 0 && fstat(lock_, &held) == 0 && stat((folder_ + "/lock").c_str(), &there) == 0 &&
+         held.st_ino == there.st_ino && held.st_dev == there.st_dev;
+}
+
+void FailureStatus::write(const std::string& error, ExitCode code) const noexcept {
+  using Json = nlohmann::ordered_json;
+  try {
+    const std::string path = folder_ + "/status.json";
+    if (!ours()) return;
+    Json status = Json::parse(io::read_file(path), nullptr, false);
+    if (!status.is_object() || status.value("state", "") != "running") return;
+    status["state"] = "failed";
+    status["heartbeat"] = utc_now();
+    status["error"] = error;
+    status["exit_code"] = static_cast<int>(code);
+    status["failed_rank"] = rank_;
+    const std::string mine = fmt::format("{}.rank{}", path, rank_);  // several ranks may write at once
+    io::write_file_atomic(mine, status.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    io::rename(mine, path);
+  } catch (...) {
+    return;
+  }
+}
+
+}  // namespace sluice

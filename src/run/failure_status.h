@@ -1,0 +1,31 @@
+#pragma once
+// status.json of a run that one rank ends alone: rank 0, which writes that file otherwise, does not learn of
+// it.
+#include <string>
+
+#include "core/error.h"
+
+namespace sluice {
+
+class FailureStatus {
+ public:
+  /// After rank 0 has taken the folder.
+  FailureStatus(std::string folder, int rank);
+  ~FailureStatus();
+  FailureStatus(const FailureStatus&) = delete;
+  FailureStatus& operator=(const FailureStatus&) = delete;
+
+  /// Replaces the state "running" by "failed", with the error, its exit code and this rank. Does nothing if
+  /// the status already says how the run ended, or if the folder cannot be written or is no longer this
+  /// run's: the error is reported elsewhere, too. Any thread may call.
+  void write(const std::string& error, ExitCode code) const noexcept;
+
+ private:
+  bool ours() const;
+
+  std::string folder_;
+  int rank_;
+  int lock_;  // refers to the folder's lock without opening it; -1: it was not found
+};
+
+}  // namespace sluice

@@ -1,0 +1,59 @@
+#include "run/failure_status.h"
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "core/io.h"
+#include "run/run_folder.h"
+#include "support/temp_folder.h"
+
+namespace sluice {
+namespace {
+
+nlohmann::json status_of(const std::string& folder) {
+  return nlohmann::json::parse(io::read_file(folder + "/status.json"));
+}
+
+}  // namespace
+
+TEST_CASE("a rank's error replaces the status of a run that goes on, and only that", "[run][status]") {
+  const TempFolder t;
+  const std::string run = t.path + "/run";
+  RunFolder folder(run);
+  folder.keep();
+  const FailureStatus rank2(run, 2), rank1(run, 1);
+  rank2.write("no status yet", ExitCode::hang);
+  CHECK_FALSE(io::exists(run + "/status.json"));
+  folder.write_status({{"state", "running"}, {"step", 7}});
+  rank2.write("out of memory \xff", ExitCode::out_of_memory);
+  const auto failed = status_of(run);
+  CHECK(failed["state"] == "failed");
+  CHECK(failed["step"] == 7);
+  CHECK(failed["exit_code"] == 71);
+  CHECK(failed["failed_rank"] == 2);
+  CHECK(failed["error"].get<std::string>().starts_with("out of memory "));
+  rank1.write("second", ExitCode::hang);
+  CHECK(status_of(run) == failed);
+  folder.write_status({{"state", "done"}});
+  rank1.write("late", ExitCode::hang);
+  CHECK(status_of(run)["state"] == "done");
+  CHECK(io::glob(run + "/status.json.*").empty());
+}
+
+TEST_CASE("the status of another run that has taken the folder's place is not changed", "[run][status]") {
+  const TempFolder t;
+  const std::string run = t.path + "/run";
+  RunFolder first(run);
+  first.keep();
+  first.write_status({{"state", "running"}});
+  const FailureStatus rank1(run, 1);
+  io::rename(run, t.path + "/moved");
+  RunFolder second(run);
+  second.keep();
+  second.write_status({{"state", "running"}});
+  rank1.write("of the first", ExitCode::hang);
+  CHECK(status_of(run)["state"] == "running");
+  CHECK(status_of(t.path + "/moved")["state"] == "running");
+}
+
+}  // namespace sluice

@@ -1,0 +1,132 @@
+// A layer of sparse attention compared with the same layer of dense attention, over lengths and over the
+// number of selected keys: the whole layer, with projections, indexer and selection.
+#include <spdlog/fmt/fmt.h>
+
+#include <memory>
+
+#include "bench/bench.h"
+#include "core/random.h"
+#include "nn/attention.h"
+#include "ops/elementwise.h"
+#include "ops/rope.h"
+
+namespace sluice::bench {
+namespace {
+
+ModelConfig layer_config(bool tiny, int64_t k) {
+  ModelConfig c;
+  c.vocab_size = 257;
+  c.hidden_size = tiny ? 64 : 2048;
+  c.num_hidden_layers = 1;
+  c.num_attention_heads = tiny ? 4 : 16;
+  c.num_key_value_heads = tiny ? 2 : 4;
+  c.head_dim = tiny ? 16 : 128;
+  c.qk_norm = false;
+  if (k == 0) return c;
+  c.attention.kind = AttentionKind::sparse;
+  c.attention.sparse.k.base = k;
+  return c;
+}
+
+/// One layer on random inputs, of one sequence.
+class LayerRun {
+ public:
+  LayerRun(const ModelConfig& config, int64_t tokens, DType dtype) : layer_(config, store_, "layer", 0) {
+    Memory measured(0, 0, 0, 0);
+    build(measured, config, tokens, dtype);
+    forward();
+    backward();
+    memory_ = std::make_unique<Memory>(measured.values.high_water(), measured.grads.high_water(),
+                                       measured.rest.high_water(), measured.ctx.scratch.high_water());
+    build(*memory_, config, tokens, dtype);
+    store_.initialize(memory_->ctx, 1);
+    store_.pack(memory_->ctx);
+    const RandomStream random(1, "bench");
+    for (const Tensor& t : {x_, dy_})
+      for (int64_t i = 0; i < t.numel(); ++i) {
+        const auto value = static_cast<float>(2 * random.uniform(static_cast<uint64_t>(i)) - 1);
+        if (dtype == DType::f32)
+          t.as<float>()[i] = value;
+        else
+          t.as<bf16>()[i] = bf16(value);
+      }
+    for (int64_t t = 0; t < tokens; ++t) {
+      sequence_.positions.as<int32_t>()[t] = static_cast<int32_t>(t);
+      sequence_.first_key.as<int32_t>()[t] = 0;
+      sequence_.targets.as<int32_t>()[t] = 0;
+    }
+    rope_table(sequence_.rope_cos, sequence_.rope_sin, 10000, {});
+    *load_.gradient_scale.as<double>() = 1.0 / static_cast<double>(tokens);
+  }
+  void forward() { layer_.forward(*ctx_, x_, sequence_, saved_); }
+  void backward() { layer_.backward(*ctx_, dx_, dy_, x_, sequence_, saved_); }
+  double flops(int64_t tokens, bool both) const {
+    const Flops f = layer_.flops(tokens);
+    return static_cast<double>(tokens) * (f.forward() + (both ? f.backward() : 0));
+  }
+
+ private:
+  struct Memory {
+    Arena values, grads, rest;
+    Context ctx;
+    Memory(int64_t v, int64_t g, int64_t r, int64_t scratch)
+        : values("values", v), grads("gradients", g), rest("activations", r), ctx(scratch) {}
+  };
+  void build(Memory& m, const ModelConfig& config, int64_t tokens, DType dtype) {
+    store_.allocate(m.ctx, dtype, tokens, m.values, &m.grads);
+    saved_ = layer_.make_saved(m.rest, "layer", tokens, dtype);
+    for (Tensor* t : {&x_, &dy_, &dx_}) *t = m.rest.alloc("x", dtype, {tokens, config.hidden_size});
+    for (Tensor* t : {&sequence_.positions, &sequence_.first_key, &sequence_.targets})
+      *t = m.rest.alloc("tokens", DType::i32, {tokens});
+    for (Tensor* t : {&sequence_.rope_cos, &sequence_.rope_sin})
+      *t = m.rest.alloc("rope", accumulate_dtype(dtype), {tokens, config.head_dim / 2});
+    load_ = make_indexer_load(config, m.rest);
+    load_.gradient_scale = m.rest.alloc("scale", DType::f64, {1});
+    sequence_.indexers = load_.sums ? &load_ : nullptr;
+    ctx_ = &m.ctx;
+  }
+
+  ParamStore store_;
+  Attention layer_;
+  std::unique_ptr<Memory> memory_;
+  Context* ctx_ = nullptr;
+  Attention::Saved saved_;
+  Tensor x_, dy_, dx_;
+  IndexerLoad load_;
+  Sequence sequence_;
+};
+
+}  // namespace
+
+nlohmann::json measure_sparse(bool tiny, const std::vector<DType>& types, double seconds) {
+  std::vector<int64_t> lengths = {1024, 2048, 4096, 8192, 16384, 32768}, budgets = {256, 512, 1024, 2048};
+  if (tiny) lengths = {96}, budgets = {16};
+  nlohmann::json rows = nlohmann::json::array();
+  for (const DType dtype : types)
+    for (const int64_t tokens : lengths) {
+      double dense[2] = {};
+      for (int64_t i = -1; i < std::ssize(budgets); ++i) {
+        const int64_t k = i < 0 ? 0 : budgets[static_cast<size_t>(i)];
+        if (k >= tokens) continue;
+        LayerRun run(layer_config(tiny, k), tokens, dtype);
+        for (const bool both : {false, true}) {
+          const double time = best_time(seconds, [&] {
+            run.forward();
+            if (both) run.backward();
+          });
+          if (k == 0) dense[both] = time;
+          nlohmann::json row{{"name", both ? "layer, forward and backward" : "layer, forward"},
+                             {"tokens", tokens},
+                             {"precision", dtype_name(dtype)},
+                             {"kernel", k == 0 ? std::string("dense") : fmt::format("k {}", k)},
+                             {"us", time * 1e6},
+                             {"tflops", run.flops(tokens, both) / time * 1e-12}};
+          if (k > 0) row["k"] = k, row["of_dense"] = time / dense[both];
+          rows.push_back(row);
+        }
+      }
+    }
+  return rows;
+}
+
+}  // namespace sluice::bench

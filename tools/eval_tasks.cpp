@@ -1,0 +1,70 @@
+#include "eval_tasks.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+#include "config/derived.h"
+#include "core/cores.h"
+#include "core/error.h"
+#include "eval/evaluate.h"
+#include "eval/forward_memory.h"
+#include "eval/trained_model.h"
+#include "run/metrics.h"
+
+namespace sluice {
+
+void add_task_options(Command& command, EvalTasksOptions& options) {
+  command
+      .add_option("--tasks", options.files,
+                  "multiple-choice questions (JSONL; scripts/benchmarks makes such files), answered by "
+                  "log-likelihood instead of the validation sets")
+      ->type_name("FILE");
+  command
+      .add_option("--shots", options.task.shots,
+                  "the first questions of each task, solved, stand before every other one (0)")
+      ->not_negative()
+      ->type_name("N");
+  command.add_option("--max-questions", options.task.max_questions, "questions of each task; 0: all")
+      ->not_negative()
+      ->type_name("N");
+}
+
+void evaluate_tasks(const std::string& model, const std::string& device, const std::string& tokenizer,
+                    const EvalTasksOptions& options, bool json) {
+  std::vector<Task> tasks;
+  for (const std::string& file : options.files) tasks.push_back(read_task(file));
+  const CheckpointInfo checkpoint = find_checkpoint(model);
+  const Config config = checkpoint_config(checkpoint, device);
+  use_threads(config.train.threads);
+  const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
+  const TrainedModel trained(checkpoint, tokens, device, tokenizer);
+  ForwardMemory memory(trained, tokens);
+  if (!json)
+    fmt::print("{}  step {}\n\n{:<24}{:>10}{:>16}{:>16}{:>14}\n", checkpoint.path, checkpoint.step, "task",
+               "questions", "accuracy", "by bytes", "nats/byte");
+  nlohmann::ordered_json results = nlohmann::ordered_json::object();
+  for (const Task& task : tasks) {
+    const auto result = answer_task(memory.ctx(), trained.model(), memory.buffers(), trained.tokenizer(),
+                                    config.data, task, options.task, [] { return false; });
+    if (json) {
+      results[result->name] = to_json(*result);
+      continue;
+    }
+    const auto percent = [](double value, double error) {
+      return fmt::format("{:.1f}% +- {}", 100 * value, figure(100 * error, 1));
+    };
+    fmt::print("{:<24}{:>10}{:>16}{:>16}{:>14.4f}{}\n", result->name, result->questions,
+               percent(result->accuracy, result->error), percent(result->accuracy_bytes, result->error_bytes),
+               result->answer_loss,
+               result->truncated > 0 ? fmt::format("  {} contexts truncated", result->truncated) : "");
+  }
+  if (json)
+    fmt::print("{}\n", nlohmann::ordered_json{{"schema", 1},
+                                              {"step", checkpoint.step},
+                                              {"tokens", checkpoint.step * tokens_per_step(config)},
+                                              {"tasks", results}}
+                           .dump());
+}
+
+}  // namespace sluice

@@ -1,0 +1,22 @@
+#pragma once
+// `sluice eval --tasks`: multiple-choice tasks by log-likelihood.
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "eval/tasks.h"
+
+namespace sluice {
+
+struct EvalTasksOptions {
+  std::vector<std::string> files;
+  TaskOptions task;
+};
+
+void add_task_options(Command& command, EvalTasksOptions& options);
+
+/// Answers every task of a run or checkpoint, and prints a table, or one line of JSON.
+void evaluate_tasks(const std::string& model, const std::string& device, const std::string& tokenizer,
+                    const EvalTasksOptions& options, bool json);
+
+}  // namespace sluice
