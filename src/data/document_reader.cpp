@@ -1,9 +1,11 @@
 #include "data/document_reader.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/line_reader.h"
+#include "core/strict_json.h"
 
 namespace sluice {
 namespace {
@@ -33,7 +35,35 @@ void read_text(LineReader& reader, const std::function<void(std::string)>& on_te
   pass();
 }
 
+/// The reason in an error message of nlohmann::json, without its names.
+std::string json_problem(std::string_view what) {
+  what.remove_prefix(std::min(what.find("] ") + 2, what.size()));
+  if (const size_t colon = what.find(": ", what.find("column")); colon != std::string_view::npos)
+    what.remove_prefix(colon + 2);
+  if (const size_t dash = what.find(" - "); dash != std::string_view::npos) what.remove_prefix(dash + 3);
+  return printable(what.substr(0, what.find("; last read")), 200);
+}
+
 }  // namespace
+
+std::string text_of_json_line(std::string_view line, const std::string& key, const std::string& where,
+                              std::string_view hint) {
+  nlohmann::json object;
+  try {
+    object = nlohmann::json::parse(line);
+  } catch (const nlohmann::json::parse_error& error) {
+    fail(ExitCode::data, "{}: not a JSON object in UTF-8: byte {}: {}{}", where, error.byte,
+         json_problem(error.what()), hint);
+  } catch (const nlohmann::json::exception& error) {  // a number outside the range of f64
+    fail(ExitCode::data, "{}: not JSON that can be held: {}{}", where, json_problem(error.what()), hint);
+  }
+  if (!object.is_object())
+    fail(ExitCode::data, "{}: not a JSON object, but {}{}", where, object.type_name(), hint);
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_string())
+    fail(ExitCode::data, "{}: has no text under the key \"{}\" (--key selects another){}", where, key, hint);
+  return std::move(found->get_ref<std::string&>());
+}
 
 bool is_jsonl_file(std::string name, const std::string& format) {
   if (name.ends_with(".zst"))
@@ -58,12 +88,8 @@ void read_documents(const std::string& input, const DocumentFormat& format,
     const std::string where = fmt::format("{}:{}", reader.path(), reader.line_number());
     if (reader.within_line()) fail(ExitCode::data, "{}: the line has more than 64 MiB", where);
     if (line.find_first_not_of(" \t\r\n") == std::string::npos) continue;
-    auto object = nlohmann::json::parse(line, nullptr, false);
-    if (!object.is_object()) fail(ExitCode::data, "{}: not a JSON object in UTF-8", where);
-    const auto found = object.find(format.key);
-    if (found == object.end() || !found->is_string())
-      fail(ExitCode::data, "{}: has no text under the key \"{}\" (--key selects another)", where, format.key);
-    if (auto& text = found->get_ref<std::string&>(); !text.empty()) on_text(std::move(text));
+    if (std::string text = text_of_json_line(line, format.key, where); !text.empty())
+      on_text(std::move(text));
   }
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Documents of text and JSONL files, for the training of tokenizers.
+// Documents of text and JSONL files.
 #include <functional>
 #include <string>
 #include <string_view>
@@ -16,6 +16,11 @@ bool is_jsonl_file(std::string name, const std::string& format);
 
 /// Whether a line separates documents of a text file.
 bool is_document_separator(std::string_view line);
+
+/// The text of one document of JSONL: the string under `key` of the object in `line`. Error(data) names
+/// `where`, as "file:line", and the reason, followed by `hint`.
+std::string text_of_json_line(std::string_view line, const std::string& key, const std::string& where,
+                              std::string_view hint = {});
 
 /// Calls on_text for every document of a file, or of standard input ("-"), gzipped or not. A long text comes
 /// in parts of about a MiB, cut behind a line end in front of a letter, where every known pre-tokenizer cuts,

@@ -18,15 +18,6 @@ namespace {
 
 constexpr std::string_view kSkipHint = " (--skip-bad-documents leaves such lines out)";
 
-/// The reason in an error message of nlohmann::json, without its names.
-std::string json_problem(std::string_view what) {
-  const size_t colon = what.find(": ", what.find("column"));
-  if (colon != std::string_view::npos) what.remove_prefix(colon + 2);
-  const size_t dash = what.find(" - ");
-  if (dash != std::string_view::npos) what.remove_prefix(dash + 3);
-  return printable(std::string(what.substr(0, what.find("; last read"))), 200);
-}
-
 // Size of the parts in which text is encoded (if the tokenizer allows parts) and in which lines are read.
 constexpr size_t kPart = size_t{1} << 20;
 
@@ -181,31 +172,14 @@ class TextTokenizer::Impl {
   }
 
   void encode(Document& document) const {
-    if (!document.where.empty()) document.text = text_of(document);
+    if (!document.where.empty())
+      document.text = text_of_json_line(document.text, options_.key, document.where, kSkipHint);
     if (document.text.empty() || (tokenizer_.encodes_in_parts() && document.text.size() > kPart)) return;
     document.text_bytes = std::ssize(document.text);
     document.tokens = tokenizer_.encode(document.text);
     document.lost_bytes = tokenizer_.lost_bytes(document.text, document.tokens);
     document.tokens.push_back(tokenizer_.end_of_document());
     document.text = {};
-  }
-
-  std::string text_of(const Document& document) const {
-    nlohmann::json object;
-    try {
-      object = nlohmann::json::parse(document.text);
-    } catch (const nlohmann::json::parse_error& error) {
-      fail(ExitCode::data, "{}: not a JSON object in UTF-8: byte {}: {}{}", document.where, error.byte,
-           json_problem(error.what()), kSkipHint);
-    }
-    if (!object.is_object())
-      fail(ExitCode::data, "{}: not a JSON object, but {}{}", document.where, object.type_name(), kSkipHint);
-    const auto found = object.find(options_.key);
-    if (found == object.end() || !found->is_string()) {
-      fail(ExitCode::data, "{}: has no text under the key \"{}\" (--key selects another){}", document.where,
-           options_.key, kSkipHint);
-    }
-    return std::move(found->get_ref<std::string&>());
   }
 
   /// Encodes the pending documents on all threads and writes them in order.

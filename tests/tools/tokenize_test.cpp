@@ -111,16 +111,18 @@ TEST_CASE("input that cannot be tokenized is refused with its position, and no f
   refused(65, "b.jsonl:1: not a JSON object", {folder / "b.jsonl"});
   write_bytes(folder / "utf8.jsonl", "{\"text\": \"\xff\"}\n");
   refused(65, "utf8.jsonl:1: not a JSON object in UTF-8", {folder / "utf8.jsonl"});
+  write_bytes(folder / "range.jsonl", "{\"n\": -2e+308, \"text\": \"ab\"}\n");
+  refused(65, "range.jsonl:1: not JSON that can be held: number overflow", {folder / "range.jsonl"});
   // A lone surrogate: the line, the byte and the reason; it may be left out.
   write_bytes(folder / "lone.jsonl",
-              "{\"text\": \"ab\"}\n{\"text\": \"\\ud800\"}\n[1]\n{\"text\": \"cd\"}\n");
+              "{\"text\": \"ab\"}\n{\"text\": \"\\ud800\"}\n[1]\n{\"n\": 1e999}\n{\"text\": \"cd\"}\n");
   refused(65, "lone.jsonl:2: not a JSON object in UTF-8: byte 17: invalid string: surrogate",
           {folder / "lone.jsonl"});
   const Outcome skipped =
       Program(folder.path, {"tokenize", folder / "lone.jsonl", "-o", folder / "lone", "--skip-bad-documents"})
           .wait();
   CHECK(skipped.code == 0);
-  CHECK_THAT(skipped.err, Catch::Contains("2 bad documents left out; the first: ") &&
+  CHECK_THAT(skipped.err, Catch::Contains("3 bad documents left out; the first: ") &&
                               Catch::Contains("lone.jsonl:2: not a JSON object"));
   CHECK(io::read_file(folder / "lone.bin").size() == 12);  // 6 tokens of 2 bytes
   write_gzip(folder / "c.txt", std::string(10000, 'a') + "b");
