@@ -53,7 +53,9 @@ struct ParallelConfig {
     f("timeout_seconds", timeout_seconds,
       "end the run after this time without progress and name the rank responsible; 0: never");
     f("verify_every_steps", verify_every_steps,
-      "steps between hash comparisons of replicated weights and moments across ranks; 0: never");
+      "steps between checks that weights and moments hold the bits that were written, on each rank and "
+      "across "
+      "ranks; 0: never");
   }
 };
 
