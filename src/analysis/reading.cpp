@@ -50,6 +50,15 @@ std::vector<double> value_norms(Context& ctx, const Tensor& values) {
   return norms;
 }
 
+void raise(double& x, double value) {
+  if (std::isnan(value) || value > x) x = value;
+}
+
+void raise(FirstAndRest& x, const FirstAndRest& values) {
+  raise(x.first, values.first);
+  raise(x.rest, values.rest);
+}
+
 FirstAndRest largest_of_queries(Context& ctx, const Tensor& x, const Queries& queries) {
   const int64_t T = x.dim(0);
   ScratchScope scratch(ctx.scratch);
@@ -71,10 +80,7 @@ FirstAndRest largest_of_queries(Context& ctx, const Tensor& x, const Queries& qu
   FirstAndRest largest;
   if (of_first.empty()) return largest;
   const std::vector<double> values = read_values(ctx, found.rows(0, std::ssize(of_first)));
-  for (size_t i = 0; i < values.size(); ++i) {
-    double& x_max = of_first[i] ? largest.first : largest.rest;
-    if (std::isnan(values[i]) || values[i] > x_max) x_max = values[i];
-  }
+  for (size_t i = 0; i < values.size(); ++i) raise(of_first[i] ? largest.first : largest.rest, values[i]);
   return largest;
 }
 

@@ -26,6 +26,11 @@ std::vector<double> value_norms(Context& ctx, const Tensor& values);
 struct FirstAndRest {
   double first = 0, rest = 0;
 };
+
+/// x = max(x, value), where a NaN stays.
+void raise(double& x, double value);
+void raise(FirstAndRest& x, const FirstAndRest& values);
+
 /// max |x| of x (T, C), over the queries of sequences; NaN if any of them is NaN.
 FirstAndRest largest_of_queries(Context& ctx, const Tensor& x, const Queries& queries);
 

@@ -127,19 +127,11 @@ void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved&
         add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key), seq_len_);
     add_outputs(ctx, sums, s.attention, first_key);
     if (!ctx.dry_run) add_value_norms(ctx, sums, s.attention.gates[GatePosition::value].y, starts);
-    const auto raise = [&](double& x, const Tensor& t) {
-      const double largest = largest_magnitude(ctx, t);
-      if (std::isnan(largest) || largest > x) x = largest;
-    };
-    raise(sums.attention_output, s.attention_out.y);
-    raise(sums.attention_residual, s.x1);
-    raise(sums.ffn_output, s.ffn_out.y);
-    raise(sums.ffn_residual, s.y);
-    for (const Tensor& residual : {s.x1, s.y}) {
-      const FirstAndRest largest = largest_of_queries(ctx, residual, seen);
-      for (double FirstAndRest::*x : {&FirstAndRest::first, &FirstAndRest::rest})
-        if (std::isnan(largest.*x) || largest.*x > sums.residual.*x) sums.residual.*x = largest.*x;
-    }
+    raise(sums.attention_output, largest_magnitude(ctx, s.attention_out.y));
+    raise(sums.attention_residual, largest_magnitude(ctx, s.x1));
+    raise(sums.ffn_output, largest_magnitude(ctx, s.ffn_out.y));
+    raise(sums.ffn_residual, largest_magnitude(ctx, s.y));
+    for (const Tensor& residual : {s.x1, s.y}) raise(sums.residual, largest_of_queries(ctx, residual, seen));
   }
   if (ctx.dry_run) return;
   ++sequences;

@@ -17,15 +17,6 @@ double mean(Context& ctx, const Tensor& t) {
   return read_scalar(ctx, result) / static_cast<double>(t.numel());
 }
 
-void raise(double& x, double value) {
-  if (std::isnan(value) || value > x) x = value;
-}
-
-void raise(FirstAndRest& x, const FirstAndRest& values) {
-  raise(x.first, values.first);
-  raise(x.rest, values.rest);
-}
-
 /// Adds the norms of each token's values.
 void add_value_norms(FirstAndRest& sums, const std::vector<double>& norms, int64_t heads,
                      const Queries& queries) {

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/parallel_for.h"
 #include "core/utf8.h"
+#include "data/bpe_write.h"
 #include "data/byte_level.h"
 #include "data/pretokenizer.h"
 #include "data/unicode_form.h"
@@ -50,15 +51,12 @@ struct Candidate {
 };
 
 Json pretokenizer_json(const std::string& name) {
-  if (name == "gpt2")
-    return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  if (name == "gpt2") return byte_level_json(true, true);
   Json split = {{"type", "Split"},
                 {"pattern", {{"Regex", known_pattern(name)}}},
                 {"behavior", "Isolated"},
                 {"invert", false}};
-  Json bytes = {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  return {{"type", "Sequence"}, {"pretokenizers", Json::array({split, bytes})}};
+  return {{"type", "Sequence"}, {"pretokenizers", Json::array({split, byte_level_json(false, false)})}};
 }
 
 }  // namespace
@@ -234,44 +232,22 @@ class BpeTrainer::Impl {
   }
 
   Json json() const {
-    Json added = Json::array();
-    for (size_t i = 0; i < training_.special_tokens.size(); ++i)
-      added.push_back({{"id", i},
-                       {"content", training_.special_tokens[i]},
-                       {"single_word", false},
-                       {"lstrip", false},
-                       {"rstrip", false},
-                       {"normalized", false},
-                       {"special", true}});
-    Json vocabulary = Json::object(), merges = Json::array();
+    BpeText text;
+    for (const std::string& token : training_.special_tokens)
+      text.special_tokens.emplace_back(token, std::ssize(text.special_tokens));
+    text.vocabulary = Json::object();
+    text.merges = Json::array();
     // Unordered objects compare each new key with all others.
-    auto& members = vocabulary.get_ref<Json::object_t&>();
+    auto& members = text.vocabulary.get_ref<Json::object_t&>();
     for (size_t i = 0; i < tokens_.size(); ++i)
       static_cast<std::vector<std::pair<const std::string, Json>>&>(members).emplace_back(tokens_[i], i);
     for (const auto& [left, right] : merges_)
-      merges.push_back(
+      text.merges.push_back(
           Json::array({tokens_[static_cast<size_t>(left)], tokens_[static_cast<size_t>(right)]}));
-    const Json bytes = {
-        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", true}};
-    return {{"version", "1.0"},
-            {"truncation", nullptr},
-            {"padding", nullptr},
-            {"added_tokens", added},
-            {"normalizer", training_.nfc ? Json{{"type", "NFC"}} : Json()},
-            {"pre_tokenizer", pretokenizer_json(training_.pretokenizer)},
-            {"post_processor", nullptr},
-            {"decoder", bytes},
-            {"model",
-             {{"type", "BPE"},
-              {"dropout", nullptr},
-              {"unk_token", nullptr},
-              {"continuing_subword_prefix", nullptr},
-              {"end_of_word_suffix", nullptr},
-              {"fuse_unk", false},
-              {"byte_fallback", false},
-              {"ignore_merges", false},
-              {"vocab", vocabulary},
-              {"merges", merges}}}};
+    if (training_.nfc) text.normalizer = {{"type", "NFC"}};
+    text.pre_tokenizer = pretokenizer_json(training_.pretokenizer);
+    text.decoder = byte_level_json(false, true);
+    return bpe_json(std::move(text));
   }
 
   BpeTraining training_;
