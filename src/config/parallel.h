@@ -31,7 +31,7 @@ struct ParallelConfig {
   template <class V>
   void fields(V& f) {
     f("tensor", tensor, "tensor-parallel size; 1 in this version");
-    f("context", context, "context-parallel size; 1 in this version");
+    f("context", context, "ranks that share every sequence; twice their number divides data.seq_len");
     f("expert", expert, "expert-parallel size; divides num_experts and the number of ranks");
     f("expert_capacity", expert_capacity,
       "receive-buffer capacity per round, as a multiple of the rank's own tokens; overflow takes extra "
