@@ -111,8 +111,9 @@ inline double dot(const Tensor& weights, const Tensor& t) {
 
 /// Norm-wise relative error between `gradient` and central differences of loss() in `x` (f64). loss
 /// recomputes the forward pass from x. At most `samples` evenly spread elements are perturbed and compared.
+/// The error is relative to the norm of the gradient, or to `floor` where that is larger.
 inline double gradient_error(const Tensor& x, const Tensor& gradient, const std::function<double()>& loss,
-                             int64_t samples = 200, double step = 1e-5) {
+                             int64_t samples = 200, double step = 1e-5, double floor = 0) {
   const int64_t n = x.numel(), count = std::min(n, samples);
   double difference = 0, norm = 0;
   for (int64_t s = 0; s < count; ++s) {
@@ -131,7 +132,7 @@ inline double gradient_error(const Tensor& x, const Tensor& gradient, const std:
     difference += (numeric - analytic) * (numeric - analytic);
     norm += std::max(numeric * numeric, analytic * analytic);
   }
-  return norm == 0 ? 0 : std::sqrt(difference / norm);
+  return norm == 0 ? 0 : std::sqrt(difference) / std::max(std::sqrt(norm), floor);
 }
 
 /// The error message of a call that must fail.

@@ -17,7 +17,7 @@ using test::gradient_error;
 using test::kCount;
 using test::TestModel;
 
-constexpr int kDraws = 220;
+constexpr int kDraws = 600;
 
 using Random = std::mt19937;
 
@@ -44,7 +44,11 @@ GateConfig random_gate(Random& random) {
 /// The same choices for every model that a generator in the same state is given.
 void choose(ModelConfig& m, Random& random) {
   AttentionConfig& a = m.attention;
-  a.kind = chance(random, 0.5) ? AttentionKind::softmax : AttentionKind::sink;
+  // The selection of sparse attention is not differentiable: nn/sparse_attention_test.cpp.
+  do a.kind = any<AttentionKind>(random);
+  while (a.kind == AttentionKind::sparse);
+  if (chance(random, 0.3)) a.window = 2 + static_cast<int64_t>(random() % 4);
+  if (a.window > 0 && chance(random, 0.5)) a.window_pattern = 2;
   a.gates.clear();
   for (auto count = random() % 4; count > 0; --count) a.gates.push_back(random_gate(random));
   a.exclusive = any<ExclusiveAttention>(random);
@@ -105,8 +109,9 @@ std::string refusal(Config config) {
 
 std::string describe(const ModelConfig& m) {
   std::string text = fmt::format(
-      "{} exclusive {} {} {} gated norm {} {} {} qk_norm {} experts {} balance {} switch {} {}",
-      enum_name(m.attention.kind), enum_name(m.attention.exclusive), enum_name(m.attention.output_norm),
+      "{} window {} {} exclusive {} {} {} gated norm {} {} {} qk_norm {} experts {} balance {} switch {} {}",
+      enum_name(m.attention.kind), m.attention.window, m.attention.window_pattern,
+      enum_name(m.attention.exclusive), enum_name(m.attention.output_norm),
       enum_name(m.attention.output_activation), m.gated_norm.rank, enum_name(m.gated_norm.init),
       enum_name(m.norm_placement), m.qk_norm, m.moe.num_experts, m.attention.head_balance.coefficient,
       m.attention.switch_heads.num_experts, enum_name(m.attention.switch_heads.projections));
@@ -125,8 +130,13 @@ void check_gradients(const ModelConfig& config) {
   std::string where;
   for (size_t i = 0; i < m.store.specs().size(); ++i) {
     const auto id = static_cast<ParamStore::Id>(i);
-    const double error = gradient_error(
-        m.store.value(id), m.store.grad(id), [&] { return m.loss(); }, 2, 2e-6);
+    const auto error_with = [&](double step) {
+      return gradient_error(
+          m.store.value(id), m.store.grad(id), [&] { return m.loss(); }, 2, step, 1e-4);
+    };
+    // A wide step resolves small gradients; a narrow one seldom crosses a kink of softpick or a change of the
+    // selected experts.
+    const double error = std::min(error_with(2e-6), error_with(2e-7));
     if (!(error <= worst)) worst = error, where = m.store.specs()[i].name;
   }
   INFO("worst: " << where);
