@@ -14,30 +14,54 @@ from pathlib import Path
 from typing import Any
 
 
-def question(line: dict[str, Any]) -> dict[str, Any] | None:
-    """What `sluice eval` reads of a line; None where it is no question."""
+class Refused(Exception):
+    """A damaged file: its name, the line, and what is wrong."""
+
+
+def texts(line: dict[str, Any], key: str) -> list[str]:
+    """A list of texts of a line, each of which can be written as UTF-8."""
+    values = line[key] if isinstance(line[key], list) else [line[key]]
+    for value in values:
+        if not isinstance(value, str):
+            raise ValueError(f'"{key}" must hold texts')
+        value.encode()  # a half of a surrogate pair cannot be
+    return values
+
+
+def question(line: Any) -> dict[str, Any] | None:
+    """What `sluice eval` reads of a line; None where it is no question, ValueError where it is a damaged one."""
+    if not isinstance(line, dict):
+        raise ValueError("a JSON object is expected")
     label = line.get("label")
     if not isinstance(label, int):
         return None
     if isinstance(line.get("choices"), list) and isinstance(line.get("context"), str):
-        return {
-            "context": line["context"],
-            "choices": [f" {choice.lstrip()}" for choice in line["choices"]],
-            "answer": label,
-        }
-    if isinstance(line.get("contexts"), list) and isinstance(line.get("continuation"), str):
-        return {
-            "contexts": line["contexts"],
-            "continuation": f" {line['continuation'].lstrip()}",
-            "answer": label,
-        }
-    return None
+        choices = [f" {choice.lstrip()}" for choice in texts(line, "choices")]
+        out = {"context": texts(line, "context")[0], "choices": choices, "answer": label}
+    elif isinstance(line.get("contexts"), list) and isinstance(line.get("continuation"), str):
+        choices = texts(line, "contexts")
+        continuation = f" {texts(line, 'continuation')[0].lstrip()}"
+        out = {"contexts": choices, "continuation": continuation, "answer": label}
+    else:
+        return None
+    if isinstance(label, bool) or not 0 <= label < len(choices):
+        raise ValueError(f'"label" must be the number of one of {len(choices)} choices')
+    return out
 
 
 def text_of(path: Path) -> str:
-    if path.suffix == ".zst":
-        return subprocess.run(["zstd", "-dc", str(path)], check=True, capture_output=True).stdout.decode()
-    return path.read_text(encoding="utf-8")
+    try:
+        if path.suffix != ".zst":
+            return path.read_bytes().decode()
+        done = subprocess.run(["zstd", "-dc", str(path)], capture_output=True)
+        if done.returncode != 0:
+            raise Refused(f"{path}: {done.stderr.decode(errors='replace').strip()}")
+        return done.stdout.decode()
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise Refused(f"{path}:{line}: not UTF-8") from None
+    except OSError as error:
+        raise Refused(f"{error.filename or path}: {error.strerror}") from None
 
 
 def convert(path: Path, output: Path) -> int:
@@ -48,8 +72,8 @@ def convert(path: Path, output: Path) -> int:
             continue
         try:
             parsed = question(json.loads(line))
-        except (json.JSONDecodeError, AttributeError, TypeError) as error:
-            raise SystemExit(f"{path}:{number}: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"{path}:{number}: {error}") from None
         if parsed is None:
             return 0
         questions.append(parsed)
@@ -60,26 +84,25 @@ def convert(path: Path, output: Path) -> int:
     return len(questions)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="scripts/benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("source", type=Path, help="a folder, or a .tar.zst")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the tasks")
-    options = parser.parse_args()
-    if not options.source.exists():
-        print(f"error: {options.source}: no such file or folder", file=sys.stderr)
-        return 66
-    options.output.mkdir(parents=True, exist_ok=True)
+def unpack(path: Path, folder: str) -> None:
+    try:
+        done = subprocess.run(["tar", "-I", "zstd", "-xf", str(path), "-C", folder], capture_output=True)
+    except OSError as error:
+        raise Refused(f"{error.filename or path}: {error.strerror}") from None
+    if done.returncode != 0:
+        raise Refused(f"{path}: {done.stderr.decode(errors='replace').strip()}")
+
+
+def convert_all(source: Path, output: Path) -> int:
+    output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.source
-        if folder.is_file():
-            subprocess.run(["tar", "-I", "zstd", "-xf", str(folder), "-C", temporary], check=True)
-            folder = Path(temporary)
-        paths = sorted(p for p in folder.rglob("*") if p.name.endswith((".jsonl", ".jsonl.zst")))
+        if source.is_file():
+            unpack(source, temporary)
+            source = Path(temporary)
+        paths = sorted(p for p in source.rglob("*") if p.name.endswith((".jsonl", ".jsonl.zst")))
         left_out = []
         for path in paths:
-            count = convert(path, options.output)
+            count = convert(path, output)
             if count:
                 print(f"{path.name}: {count} questions")
             else:
@@ -87,3 +110,20 @@ def main() -> int:
     if left_out:
         print(f"no multiple choice: {', '.join(left_out)}")
     return 0 if paths else 66
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path, help="a folder, or a .tar.zst")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the tasks")
+    options = parser.parse_args(arguments)
+    if not options.source.exists():
+        print(f"error: {options.source}: no such file or folder", file=sys.stderr)
+        return 66
+    try:
+        return convert_all(options.source, options.output)
+    except Refused as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 65

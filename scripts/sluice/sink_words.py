@@ -3,30 +3,20 @@ scripts/quickstart prints them. Standard library alone."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Any
+
+from .reporting import shapes
+from .reporting.files import read_lines
 
 COPY, REST = "trigger", "other"  # the classes of queries of configs/sinks
 
 
 def last_evaluation(run: str) -> dict[str, Any]:
     """The last one that measured sinks; {} where there is none."""
-    found: dict[str, Any] = {}
-    try:
-        with open(os.path.join(run, "eval.jsonl"), encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue  # a line that was cut short when the run was killed
-                analysis = record.get("analysis") if isinstance(record, dict) else None
-                if isinstance(analysis, dict) and isinstance(analysis.get("sinks"), dict):
-                    found = record
-    except OSError:
-        pass
-    return found
+    records = read_lines(os.path.join(run, "eval.jsonl"), shapes.EVALUATION)
+    return next((r for r in reversed(records) if (r.get("analysis") or {}).get("sinks")), {})
 
 
 class Sink:

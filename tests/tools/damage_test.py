@@ -17,6 +17,7 @@ import sys
 import tempfile
 import types
 import unittest
+from pathlib import Path
 
 SYSTEM_PYTHON = "/usr/bin/python3"  # Debian's has matplotlib, a Python of the user's own may not
 if (
@@ -29,6 +30,7 @@ if (
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
+from sluice import benchmarks, sink_words
 from sluice.reporting import shapes
 from sluice.reporting.main import main
 from sluice.sweeping import state, sweep_file, tables
@@ -42,6 +44,8 @@ HOSTILE = [
     b"1e999",
     b"9" * 400,
     b"9" * 5000,
+    b"1e308",
+    b"-1e308",
     b"NaN",
     b'"x"',
     b'"\\ud800"',
@@ -188,11 +192,43 @@ class Damage(unittest.TestCase):
                 for i in range(1, points + 1)
             ),
         )
+        by_head = {
+            "first_token_attention_without_first_query": [0.3, 0.1, 0.2, 0.4],
+            "first_token_attention_by_class": {n: [0.3, 0.1, 0.2, 0.4] for n in ("trigger", "other")},
+            "sink_share": [0.3] * 4,
+            "sink_share_leading": [0.3] * 4,
+        }
+        sinks = {
+            "threshold": 0.3,
+            "length": 64,
+            "share": 0.2,
+            "share_leading": 0.1,
+            "heads": 2,
+            "of": 8,
+            "strongest": {
+                "layer": 0,
+                "head": 3,
+                "first_token_attention": 0.4,
+                "by_class": {"trigger": 0.1, "other": 0.5},
+            },
+        }
+        health = {
+            "below_0.05": 0.1,
+            "above_0.95": 0.1,
+            "shut_heads": 0.25,
+            "heads": {n: [0.1] * 4 for n in ("below_0.05", "above_0.95", "shut_tokens", "row_norm")},
+        }
         layer = {
             "first_token_attention": 0.2,
             "gate_scores": [0.1],
             "attention_residual_max": 3,
             "ffn_residual_max": 4,
+            "value_norm_first": 0.1,
+            "value_norm_rest": 1.0,
+            "residual_max_first": 5,
+            "residual_max_rest": 4,
+            "heads": by_head,
+            "gates": [health],
         }
         self.write(
             "eval.jsonl",
@@ -201,14 +237,29 @@ class Damage(unittest.TestCase):
                     "step": step,
                     "tokens": 256 * step,
                     "sets": {
-                        n: {"loss": math.log(p), "perplexity": p, "bits_per_byte": 1.0, "tokens": 77}
+                        n: {
+                            "loss": math.log(p),
+                            "perplexity": p,
+                            "bits_per_byte": 1.0,
+                            "tokens": 77,
+                            "classes": {
+                                c: {"loss": 1.0, "share_likely": 0.5, "tokens": 7} for c in ("trigger", "other")
+                            },
+                            "by_position": [
+                                {"from": 2**i, "to": 2 ** (i + 1), "loss": 2.0, "tokens": 9} for i in range(3)
+                            ],
+                        }
                         for n, p in (("x", 5.0), ("y", 7.0))
                     },
+                    "ruler": [
+                        {"task": "vt", "length": 512, "samples": 4, "accuracy": 0.5, "loss": 1.0},
+                    ],
                     "analysis": {
                         "layers": [layer, layer],
                         "first_token_attention": 0.2,
                         "mean_gate_score": 0.1,
                         "largest_residual": 4,
+                        "sinks": sinks,
                     },
                 }
                 for step in (0, 500, 1000)
@@ -253,6 +304,20 @@ class Damage(unittest.TestCase):
         self.write(
             "analysis/attention_mean.npy",
             b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(128),
+        )
+        cell = {"task": "vt", "length": 512, "samples": 4, "score": 50.0}
+        os.makedirs(os.path.join(self.run_folder, "ruler"), exist_ok=True)
+        self.write(
+            "ruler/step_1000.json",
+            json.dumps(
+                {
+                    "step": 1000,
+                    "yarn": 1.0,
+                    "cells": [cell, {**cell, "length": 1024}],
+                    "average": {"512": 50.0, "1024": 50.0},
+                    "depths": [{**cell, "depth": d} for d in (0, 0.5)],
+                }
+            ).encode(),
         )
         self.write(
             "s.study.json",
@@ -335,6 +400,7 @@ class Damage(unittest.TestCase):
             "status.json",
             "config.yaml",
             "analysis/analysis.json",
+            "ruler/step_1000.json",
         ):
             with open(os.path.join(whole_run, name), "rb") as file:
                 whole = file.read()
@@ -375,6 +441,50 @@ class Damage(unittest.TestCase):
             with contextlib.redirect_stderr(io.StringIO()) as said:
                 self.assertFalse(analyzing.is_analyzed(trial))
             self.assertIn("analysis.json:1", said.getvalue())
+
+    def test_a_damaged_evaluation_still_gives_the_quickstart_its_words(self):
+        with open(self.path("eval.jsonl"), "rb") as file:
+            whole = file.read()
+        self.assertIn("an attention sink", " ".join(sink_words.words(self.run_folder, self.run_folder)))
+        for _ in range(2 * COUNT):
+            self.write("eval.jsonl", mutate(whole, self.dice))
+            with contextlib.redirect_stderr(io.StringIO()):
+                self.told_with(lambda: sink_words.words(self.run_folder, self.run_folder), "eval.jsonl")
+        shapes.WARNED.clear()
+        self.write("eval.jsonl", whole + b'{"step": 2000, "analysis": {"sinks": {"threshold": "x"}}}\n{"st')
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            sink_words.words(self.run_folder, self.run_folder)
+        self.assertIn("eval.jsonl:4: threshold: a number is expected", said.getvalue())
+        self.assertIn("eval.jsonl:5: not a whole JSON object", said.getvalue())
+
+    def test_damaged_benchmarks_are_refused_by_line(self):
+        lines = [
+            {"context": "a b", "choices": ["c", "d"], "label": 1},
+            {"contexts": ["a", "b"], "continuation": "c", "label": 0},
+        ]
+        whole = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        path, output = Path(self.root, "task.jsonl"), Path(self.root, "tasks")
+        output.mkdir()
+        path.write_bytes(whole)
+        self.assertEqual(benchmarks.convert(path, output), 2)
+        refused = 0
+        for i in range(2 * COUNT):
+            damaged = mutate(whole, self.dice)
+            path.write_bytes(damaged)
+            try:
+                benchmarks.convert(path, output)
+            except benchmarks.Refused as error:
+                refused += 1
+                self.assertRegex(str(error), r"task\.jsonl:\d+: ")
+            except Exception:
+                print(f"mutation {i}: {damaged!r}", file=sys.stderr)
+                raise
+        self.assertGreater(refused, COUNT // 4)
+        for name in ("task.jsonl.zst", "tasks.tar.zst"):
+            Path(self.root, name).write_bytes(b"no archive")
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                self.assertEqual(benchmarks.main([str(Path(self.root, name)), "-o", str(output)]), 65)
+            self.assertIn(name, said.getvalue())
 
     def test_a_damaged_journal_is_read_without_a_traceback(self):
         with open(self.path("sweep.jsonl"), "rb") as file:

@@ -203,6 +203,7 @@ class Quickstart(Folder):
 class SinkWords(Folder):
     def run_with(self, name, share, ratio=0.04):
         record = {
+            "step": 100,
             "analysis": {
                 "sinks": {
                     "threshold": 0.3,

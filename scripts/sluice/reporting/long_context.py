@@ -72,7 +72,7 @@ def scores(summary: dict[str, Any]) -> dict[tuple[str, int], float]:
 def averages(summary: dict[str, Any]) -> dict[int, float]:
     """{length: score}"""
     values = {k: number(v) for k, v in (summary.get("average") or {}).items()}
-    return {int(k): v for k, v in values.items() if v is not None and k.isdigit()}
+    return {int(k): v for k, v in values.items() if v is not None and k.isascii() and k.isdigit()}
 
 
 def ruler_table(groups: list[Group]) -> Table | None:
@@ -132,7 +132,7 @@ def depth_map(summary: dict[str, Any]) -> tuple[list[int], list[float], dict[tup
     for c in summary.get("depths") or []:
         depth, length = number(c.get("depth")), c.get("length")
         score, samples = number(c.get("score")), number(c.get("samples"))
-        if depth is not None and length and score is not None and samples:
+        if depth is not None and length and score is not None and samples and samples > 0:
             found.setdefault((depth, length), []).append((score, samples))
     cells = {
         at: sum(s * n for s, n in values) / sum(n for _, n in values) for at, values in found.items()

@@ -84,8 +84,8 @@ def sinks_table(groups: list[Group]) -> Table | None:
     if not groups:
         return None
     measured = [sinks(run) for g in groups for run in g.sound() if sinks(run)]
-    thresholds = {s.get("threshold") for s in measured}
-    lengths = {s.get("length") for s in measured}
+    thresholds = {s["threshold"] for s in measured if number(s.get("threshold")) is not None}
+    lengths = {s["length"] for s in measured if s.get("length")}
     epsilon = f"{thresholds.pop():g}" if len(thresholds) == 1 else "ε"
     length = str(lengths.pop()) if len(lengths) == 1 else "T"
     classes = query_classes([run for g in groups for run in g.sound()])
