@@ -39,6 +39,7 @@ from sluice.reporting import (
     looks,
     paper,
     paper_tables,
+    selection,
     shapes,
     sinks,
     study,
@@ -355,9 +356,7 @@ class Rows(Folder):
         base, gated = self.cells(first, 1), self.cells(first, 5)
         self.assertEqual(base["ours: PPL"], "6.100 ± 0.141")
         self.assertEqual(base["ours: state"], "done, n=2")
-        self.assertEqual(
-            gated["ours: Δ PPL"], "-0.350 (n < 3)"
-        )  # 5.7 - 6.0 and 5.8 - 6.2
+        self.assertEqual(gated["ours: Δ PPL"], "-0.350 (n < 3)")  # 5.7 - 6.0 and 5.8 - 6.2
         self.assertEqual(gated["ours: added parameters"], "+500")
         self.assertEqual((gated["the paper's: PPL"], gated["the paper's: Δ PPL"]), ("5.761", "-0.265"))
         self.assertEqual(gated["ours: M-Act"].split()[0], "4")
@@ -560,7 +559,10 @@ class Rows(Folder):
         self.run_of("base0.001", 6.0)
         for text, message in (
             ('{"name": "s",\n "trials": 5}', "s.study.json:2: trials: a list is expected"),
-            ('{"trials": [{"hash": {}, "group": "g", "variant": "v"}]}', "s.study.json:1: hash: text is expected"),
+            (
+                '{"trials": [{"hash": {}, "group": "g", "variant": "v"}]}',
+                "s.study.json:1: hash: text is expected",
+            ),
             ("[]", "s.study.json:1: a JSON object is expected"),
             ('{"name": ', "s.study.json:1:10: Expecting value"),
         ):
@@ -891,6 +893,55 @@ class Sinks(Folder):
         self.assertIsNone(sinks.gate_health_table(made))
 
 
+class SelectedKeys(Folder):
+    @staticmethod
+    def write(folder, more=0.0):
+        def layer(mass, **others):
+            shared = {"keys_least": 1, "keys_most": 512, "union_of_8_over_keys": 2.0, "kl": 0.5}
+            return {"selection": {"mass_recall": mass, "top_recall": 0.5, "keys": 400, **shared, **others}}
+
+        lines = [
+            {
+                "step": step,
+                "tokens": 2048 * step,
+                "sets": {"x": {"loss": 1.0, "bits_per_byte": 1.0}},
+                "analysis": {
+                    "layers": [
+                        layer(mass + more, overlap_with_layer_before=0),
+                        layer(mass - 0.2 + more, overlap_with_layer_before=0.25, keys_most=500),
+                    ]
+                },
+            }
+            for step, mass in ((500, 0.6), (1000, 0.8))
+        ]
+        write_text(folder, "eval.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    def test_the_table_is_of_the_last_evaluation_and_of_runs_that_select_keys(self):
+        for seed, more in ((1, 0.0), (2, 0.1)):
+            self.write(self.run_of("sparse", 6.0, seed=seed, kind="sparse"), more)
+        self.run_of("dense", 6.0)
+        runs, made = self.grouped()
+        table = selection.selection_table(made)
+        self.assertEqual(len(table.rows), 1)
+        row = table.rows[0][1:]
+        self.assertEqual(row[:3], ["400 ± 0", "1 ± 0", "512 ± 0"])
+        self.assertEqual(row[3:5], ["75.0 % ± 7.1 %", "65.0 % ± 7.1 %"])
+        self.assertEqual(row[5:7], ["50.0 % ± 0.0 %", "50.0 % ± 0.0 %"])
+        self.assertEqual(row[7:], ["0.500 ± 0.000", "2.00 ± 0.00", "25.0 % ± 0.0 %"])
+        first = next(run for run in runs if run.folder.endswith("sparse-1"))
+        for got, expected in (
+            (selection.series(first, "mass_recall"), ([2048.0 * 500, 2048.0 * 1000], [0.5, 0.7])),
+            (selection.by_layer(first, "mass_recall"), ([0, 1], [0.8, 0.6])),
+        ):
+            self.assertEqual(got[0], expected[0])
+            for a, b in zip(got[1], expected[1]):
+                self.assertAlmostEqual(a, b)
+
+    def test_runs_without_sparse_attention_have_no_such_table(self):
+        self.run_of("dense", 6.0)
+        self.assertIsNone(selection.selection_table(self.grouped()[1]))
+
+
 class Configurations(Folder):
     def shown(self, path, name, origin):
         """A run that has not begun, of the configuration at path."""
@@ -1046,6 +1097,23 @@ class Pictures(Folder):
         self.assertIn("strongest of each of 2 seeds", axis.get_title())
         plt.close(figure)
 
+    def test_the_recall_of_selected_keys_is_drawn_over_training_and_by_layer(self):
+        import matplotlib.pyplot as plt
+        from sluice.reporting import plots_selection
+
+        for seed, more in ((1, 0.0), (2, 0.1)):
+            SelectedKeys.write(self.run_of("sparse", 6.0, seed=seed, kind="sparse"), more)
+        self.run_of("dense", 6.0)
+        runs, made = self.grouped()
+        looks.label_runs(runs, made)
+        figure = plots_selection.plot_recall(made)
+        training, by_layer, largest = figure.axes
+        for axis, expected in ((training, [0.55, 0.75]), (by_layer, [0.85, 0.65]), (largest, [0.5, 0.5])):
+            (line,) = axis.lines
+            for a, b in zip(line.get_ydata(), expected, strict=True):
+                self.assertAlmostEqual(a, b)
+        plt.close(figure)
+
     def test_heads_that_share_a_gate_have_no_importance(self):
         from sluice.reporting import plots_heads
 
@@ -1080,7 +1148,9 @@ class Pictures(Folder):
                 if figure is None:
                     continue
                 self.assertIsNone(figure._suptitle, name)  # captions stand in the page
-                title = figure.axes[0].get_title().replace("\n", " ")  # one panel alone has none, or the variant's name
+                title = (
+                    figure.axes[0].get_title().replace("\n", " ")
+                )  # one panel alone has none, or the variant's name
                 self.assertTrue(
                     len(figure.axes) > 1 or not title or any(title.startswith(g.label) for g in made), name
                 )

@@ -6,7 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from . import plots_grid, plots_heads, plots_layers, plots_long, plots_paper, plots_sinks, plots_training
+from . import (
+    plots_grid,
+    plots_heads,
+    plots_layers,
+    plots_long,
+    plots_paper,
+    plots_selection,
+    plots_sinks,
+    plots_training,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +39,7 @@ def all_figures(
             plots_paper.figures(groups, shown) + plots_layers.figures(groups),
         ),
         ("Attention sinks", plots_sinks.figures(groups)),
+        ("Sparse attention", plots_selection.figures(groups)),
         ("Heads, values, queries and keys", plots_heads.figures(groups)),
         ("Long contexts", plots_long.figures(groups, shown)),
         ("Across runs", plots_grid.figures(groups)),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .. import program, yaml
-from . import exports, long_context, page, paper, sinks, tables, tensorboard
+from . import exports, long_context, page, paper, selection, sinks, tables, tensorboard
 from .comparing import NoBaseline, choose_baselines
 from .files import find_runs, read_text
 from .groups import group_runs
@@ -87,6 +87,8 @@ def make_sections(
     sections.append((heading, [sets] if sets else [], "Means over seeds, ± their standard deviation."))
     measured = [sinks.sinks_table(groups), sinks.classes_table(groups), sinks.gate_health_table(groups)]
     sections.append(("Attention sinks and gates", [t for t in measured if t], ""))
+    selected = selection.selection_table(groups)
+    sections.append(("Sparse attention", [selected] if selected else [], ""))
     ruler = long_context.ruler_table(groups)
     sections.append(("Long contexts", [ruler] if ruler else [], ""))
     if ours_and_theirs:
@@ -169,7 +171,11 @@ def main(description: str = __doc__) -> None:
         "runs", nargs="+", metavar="RUN", help="a run folder, or a folder of runs, as a sweep leaves it"
     )
     parser.add_argument(
-        "-o", "--output", required=True, metavar="FOLDER", help="where report.html, report.md, the figures and the folder of the tables go"
+        "-o",
+        "--output",
+        required=True,
+        metavar="FOLDER",
+        help="where report.html, report.md, the figures and the folder of the tables go",
     )
     parser.add_argument(
         "--control",
@@ -179,9 +185,7 @@ def main(description: str = __doc__) -> None:
         "transformer)",
     )
     parser.add_argument("--title", default="Sluice runs", help="heading of the page")
-    parser.add_argument(
-        "--png-only", action="store_true", help="figures as PNG alone: a third of the time"
-    )
+    parser.add_argument("--png-only", action="store_true", help="figures as PNG alone: a third of the time")
     parser.add_argument("--tables-only", action="store_true", help="no pictures; needs no matplotlib")
     options = parser.parse_args()
 

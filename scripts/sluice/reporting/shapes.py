@@ -82,6 +82,7 @@ EVALUATION = {
                 "residual_max_rest": NUMBER,
                 "heads": BY_HEAD,
                 "gates": [GATE_HEALTH],
+                "selection": {"*": NUMBER},
             }
         ],
         "sinks": SINKS,
