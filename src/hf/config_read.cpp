@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
-#include <optional>
 #include <set>
 #include <type_traits>
 
@@ -15,6 +13,7 @@
 #include "core/io.h"
 #include "core/strict_json.h"
 #include "hf/config.h"
+#include "hf/json_section.h"
 
 namespace sluice {
 namespace {
@@ -22,7 +21,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
-constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max();
 constexpr const char* kOwnType = "sluice";
 
 /// A supported model type, with transformers' defaults for absent keys. 0 means: for key/value heads, the
@@ -49,7 +47,10 @@ constexpr struct {
 } kUnreadable[] = {
     {"gemma", "its norms multiply by 1 + w and its embeddings are scaled"},
     {"qwen2", "its queries, keys and values have biases"},
-    {"gpt_oss", "its projections have biases and its experts are limited and stored together"},
+    {"gpt_oss",
+     "attention_bias: biases of q_proj, k_proj, v_proj and o_proj; router.bias and the biases of the "
+     "experts; "
+     "swiglu_limit: SwiGLU clamped, with up + 1 and sigmoid(1.702 gate); Sluice's layers have none of these"},
     {"gpt2", "it has learned positions, biases and LayerNorm"},
     {"gpt_neox", "it has LayerNorm, biases and a parallel feed-forward network"},
     {"mixtral", "its experts are named otherwise"},
@@ -87,104 +88,6 @@ const struct {
     {"scale_depth", nullptr, "model"},
     {"swiglu_limit", nullptr, "model"},
     {"use_parallel_residual", false, "model"},
-};
-
-std::string shown(const json& value) { return printable(value.dump(), 80); }
-
-/// One object of the file.
-class Section {
- public:
-  Section(const json& object, const std::string& path, std::string prefix = "")
-      : object_(object), path_(path), prefix_(std::move(prefix)) {}
-
-  std::string name(const std::string& key) const { return prefix_ + key; }
-  const json& object() const { return object_; }
-  /// nullptr if the key is absent or null.
-  const json* find(const std::string& key) const {
-    const auto found = object_.find(key);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
-  }
-  [[noreturn]] void refuse(const std::string& key, const std::string& wanted) const {
-    const json* value = find(key);
-    fail(ExitCode::data, "{}: {} must be {}, got {}", path_, name(key), wanted,
-         value ? shown(*value) : "nothing");
-  }
-  int64_t integer(const std::string& key, int64_t otherwise, int64_t low = 1) const {
-    const json* value = find(key);
-    return value ? integer_of(key, *value, low) : otherwise;
-  }
-  double number(const std::string& key, double otherwise) const {
-    const json* value = find(key);
-    if (!value) return otherwise;
-    if (!value->is_number() || !std::isfinite(value->get<double>())) refuse(key, "a finite number");
-    return value->get<double>();
-  }
-  double positive(const std::string& key, double otherwise) const {
-    const double value = number(key, otherwise);
-    if (!(value > 0)) refuse(key, "greater than 0");
-    return value;
-  }
-  bool boolean(const std::string& key, bool otherwise) const {
-    const json* value = find(key);
-    if (!value) return otherwise;
-    if (!value->is_boolean()) refuse(key, "true or false");
-    return value->get<bool>();
-  }
-  std::string text(const std::string& key, const std::string& otherwise) const {
-    const json* value = find(key);
-    if (!value) return otherwise;
-    if (!value->is_string()) refuse(key, "text");
-    return value->get<std::string>();
-  }
-  std::vector<int64_t> integers(const std::string& key) const {
-    std::vector<int64_t> all;
-    for (const json& value : list(key)) all.push_back(integer_of(key, value, 0));
-    return all;
-  }
-  template <class E>
-  E word(const std::string& key, E otherwise) const {
-    if (!find(key)) return otherwise;
-    const auto value = enum_from_name<E>(text(key, ""));
-    if (!value) refuse(key, "one of " + type_text<E>());
-    return *value;
-  }
-  std::optional<double> optional_number(const std::string& key) const {
-    return find(key) ? std::optional(number(key, 0)) : std::nullopt;
-  }
-  /// Empty if there is none.
-  const json& list(const std::string& key) const {
-    static const json none = json::array();
-    const json* value = find(key);
-    if (value && !value->is_array()) refuse(key, "a list");
-    return value ? *value : none;
-  }
-  std::optional<Section> section(const std::string& key) const {
-    const json* value = find(key);
-    if (!value) return std::nullopt;
-    if (!value->is_object()) refuse(key, "an object");
-    return Section(*value, path_, name(key) + ".");
-  }
-  void no_other_keys(std::initializer_list<std::string_view> known) const {
-    no_other_keys(std::set<std::string, std::less<>>(known.begin(), known.end()));
-  }
-  void no_other_keys(const std::set<std::string, std::less<>>& known) const {
-    for (const auto& [key, value] : object_.items())
-      if (!known.contains(key))
-        fail(ExitCode::data, "{}: unknown key {}", path_, printable(name(key)));
-  }
-
- private:
-  int64_t integer_of(const std::string& key, const json& value, int64_t low) const {
-    const bool fits = value.is_number_integer() && value >= low && value <= kMaxSize;
-    if (!fits)
-      fail(ExitCode::data, "{}: {} must be a whole number from {} to {}, got {}", path_, name(key), low,
-           kMaxSize, shown(value));
-    return value.get<int64_t>();
-  }
-
-  const json& object_;
-  const std::string& path_;
-  std::string prefix_;
 };
 
 /// The rotary keys of one of the two spellings.
@@ -238,7 +141,7 @@ class Reading {
          path_, printable(out_.model_type), reason, known);
   }
 
-  void spelled(const std::string& model_key, const Section& section, const std::string& key) {
+  void spelled(const std::string& model_key, const JsonSection& section, const std::string& key) {
     out_.spelled[model_key] = {section.name(key), section.find(key) != nullptr};
   }
   /// A size that has the same name in Sluice; records its place in the file.
@@ -248,7 +151,7 @@ class Reading {
   }
   void unsupported(const std::string& key, const json& value, const std::string& accepted_by,
                    const std::string& remark = "") {
-    const std::string text = fmt::format("{} = {}", printable(key), shown(value));
+    const std::string text = fmt::format("{} = {}", printable(key), shown_json(value));
     out_.unsupported.push_back({remark.empty() ? text : fmt::format("{} ({})", text, remark), accepted_by});
   }
 
@@ -281,7 +184,8 @@ class Reading {
   // ---- positions
 
   void read_rope() {
-    const std::optional<Section> old = top_.section("rope_scaling"), now = top_.section("rope_parameters");
+    const std::optional<JsonSection> old = top_.section("rope_scaling"),
+                                     now = top_.section("rope_parameters");
     Rope rope;
     if (old) rope = rope_of(*old);
     if (now) {
@@ -291,8 +195,8 @@ class Reading {
       rope = other;
     }
     RopeConfig& out = out_.model.rope;
-    const Section& inner = now ? *now : old ? *old : top_;
-    const Section& from = inner.find("rope_theta") ? inner : top_;
+    const JsonSection& inner = now ? *now : old ? *old : top_;
+    const JsonSection& from = inner.find("rope_theta") ? inner : top_;
     out.theta = from.positive("rope_theta", out.theta);
     if (rope.theta && top_.find("rope_theta") && top_.number("rope_theta", 0) != *rope.theta)
       fail(ExitCode::data, "{}: rope_theta is {} and {} is {}", path_, top_.number("rope_theta", 0),
@@ -304,7 +208,7 @@ class Reading {
     spelled("model.rope.scaling.type", inner, inner.find("type") ? "type" : "rope_type");
   }
 
-  Rope rope_of(const Section& s) {
+  Rope rope_of(const JsonSection& s) {
     Rope rope;
     if (s.find("rope_theta")) rope.theta = s.positive("rope_theta", 0);
     const std::string type = s.text("type", "default");
@@ -331,7 +235,7 @@ class Reading {
     return rope;
   }
 
-  RopeScalingConfig yarn_of(const Section& s) {
+  RopeScalingConfig yarn_of(const JsonSection& s) {
     RopeScalingConfig out;
     out.type = RopeScalingType::yarn;
     const std::string original = "original_max_position_embeddings";
@@ -447,7 +351,7 @@ class Reading {
     if (attention) read_attention(*attention);
   }
 
-  void read_attention(const Section& s) {
+  void read_attention(const JsonSection& s) {
     s.no_other_keys({"kind", "window", "window_pattern", "gates", "exclusive", "output_norm",
                      "output_activation", "switch_heads", "sparse"});
     AttentionConfig& a = out_.model.attention;
@@ -457,13 +361,13 @@ class Reading {
     a.output_activation = s.word("output_activation", a.output_activation);
     a.window = s.integer("window", 0, 0);
     a.window_pattern = s.integer("window_pattern", 0, 0);
-    for (const char* key : {"kind", "window", "window_pattern", "gates", "exclusive", "output_norm",
-                            "output_activation"})
+    for (const char* key :
+         {"kind", "window", "window_pattern", "gates", "exclusive", "output_norm", "output_activation"})
       spelled("model.attention." + std::string(key), s, key);
     for (const json& gate : s.list("gates")) {
       if (!gate.is_object()) s.refuse("gates", "a list of objects");
       const std::string name = fmt::format("gates[{}]", a.gates.size());
-      const Section one(gate, path_, s.name(name) + ".");
+      const JsonSection one(gate, path_, s.name(name) + ".");
       one.no_other_keys(
           {"position", "granularity", "heads", "combine", "activation", "input", "input_channels", "bias"});
       GateConfig g;
@@ -493,27 +397,28 @@ class Reading {
       spelled("model.attention.switch_heads." + std::string(key), *heads, key);
   }
 
-  static void read_leaf(const Section& s, const std::string& key, int64_t& member) {
+  static void read_leaf(const JsonSection& s, const std::string& key, int64_t& member) {
     member = s.integer(key, member, 0);
   }
-  static void read_leaf(const Section& s, const std::string& key, double& member) {
+  static void read_leaf(const JsonSection& s, const std::string& key, double& member) {
     member = s.number(key, member);
   }
-  static void read_leaf(const Section& s, const std::string& key, bool& member) {
+  static void read_leaf(const JsonSection& s, const std::string& key, bool& member) {
     member = s.boolean(key, member);
   }
-  static void read_leaf(const Section& s, const std::string& key, std::optional<double>& member) {
+  static void read_leaf(const JsonSection& s, const std::string& key, std::optional<double>& member) {
     member = s.optional_number(key);
   }
   template <class E>
-    requires std::is_enum_v<E>
-  static void read_leaf(const Section& s, const std::string& key, E& member) {
+  requires std::is_enum_v<E>
+  static void read_leaf(const JsonSection& s, const std::string& key, E& member) {
     member = s.word(key, member);
   }
 
   /// The keys that hf_config writes of model.attention.sparse, in the same sections.
-  void read_sparse(const Section& s) {
-    std::map<std::string, std::set<std::string, std::less<>>> known;  // by section, "" for the keys outside of them
+  void read_sparse(const JsonSection& s) {
+    std::map<std::string, std::set<std::string, std::less<>>>
+        known;  // by section, "" for the keys outside of them
     for_each_leaf(out_.model.attention.sparse, [&](const std::string& key, auto& member, const char*) {
       const std::string whole = "model.attention.sparse." + key;
       if (!changes_function(whole)) return;
@@ -522,13 +427,13 @@ class Reading {
       const std::string name = dot == std::string::npos ? key : key.substr(dot + 1);
       known[section].insert(name);
       if (!section.empty()) known[""].insert(section);
-      const auto inner = section.empty() ? std::optional<Section>(s) : s.section(section);
+      const auto inner = section.empty() ? std::optional<JsonSection>(s) : s.section(section);
       if (!inner) return;
       read_leaf(*inner, name, member);
       spelled(whole, *inner, name);
     });
     for (const auto& [section, names] : known) {
-      const auto inner = section.empty() ? std::optional<Section>(s) : s.section(section);
+      const auto inner = section.empty() ? std::optional<JsonSection>(s) : s.section(section);
       if (inner) inner->no_other_keys(names);
     }
   }
@@ -539,8 +444,8 @@ class Reading {
     for (const auto& n : kNeutral)
       if (const json* value = top_.find(n.key); value && *value != n.neutral)
         unsupported(n.key, *value, n.accepted_by);
-    refuse_windows(type);
-    if (own_) return;
+    if (own_) return;  // attention.window says which layers have one
+    read_windows(type);
     if (const json* value = top_.find("final_logit_softcapping"))
       unsupported("final_logit_softcapping", *value, "model.final_logit_softcapping");
     const json* value = top_.find("auto_map");
@@ -553,29 +458,74 @@ class Reading {
                   fmt::format("model_type {} stands for {}", type.name, type.architecture));
   }
 
-  void refuse_windows(const ModelType& type) {
+  // ---- sliding windows
+
+  /// Mistral and Qwen3-MoE have one window in all layers. Qwen3 lists the layers that have one.
+  void read_windows(const ModelType& type) {
     const std::string_view name = type.name;
-    const json& layers = top_.list("layer_types");
-    for (const json& layer : layers)
-      if (layer != "full_attention") {
-        unsupported("layer_types", layers, "model.attention",
-                    "layers of other kinds, sliding windows among them, are not imported");
-        break;
-      }
-    const bool qwen = name == "qwen3" || name == "qwen3_moe";
+    const bool qwen = name == "qwen3" || name == "qwen3_moe", mistral = name == "mistral";
     const bool absent = !top_.object().contains("sliding_window");
-    const int64_t window =
-        top_.integer("sliding_window", name == "mistral" && absent ? kMistralWindow : 0, 0);
-    if (window == 0 || !top_.boolean("use_sliding_window", !qwen)) return;
-    if (name == "qwen3" &&
-        (!layers.empty() || top_.integer("max_window_layers", 28, 0) >= out_.model.num_hidden_layers))
-      return;
-    unsupported(
-        "sliding_window", window, "model.attention",
-        absent ? fmt::format("the default of {}", name) : std::string("sliding windows are not imported"));
+    int64_t window = top_.integer("sliding_window", mistral && absent ? kMistralWindow : 0, 0);
+    if (!top_.boolean("use_sliding_window", !qwen)) window = 0;
+    if (name == "qwen3") {
+      read_layer_windows(window);
+    } else {
+      refuse_other_layers(window > 0 ? "sliding_attention" : "full_attention");
+      if (window > 0 && !qwen && !mistral) unsupported("sliding_window", window, "model.attention.window");
+      if (qwen || mistral) set_window(window, 0);
+    }
   }
 
-  Section top_;
+  void set_window(int64_t window, int64_t pattern) {
+    out_.model.attention.window = window;
+    out_.model.attention.window_pattern = pattern;
+    spelled("model.attention.window", top_, "sliding_window");
+    spelled("model.attention.window_pattern", top_, "layer_types");
+  }
+
+  void refuse_layers(const json& layers, const char* why) {
+    unsupported("layer_types", layers, "model.attention", why);
+  }
+  /// layer_types, where they are listed, are all of a kind, or of full attention.
+  void refuse_other_layers(const std::string& kind) {
+    const json& layers = top_.list("layer_types");
+    const auto all_are = [&](const char* one) {
+      return std::all_of(layers.begin(), layers.end(), [&](const json& layer) { return layer == one; });
+    };
+    if (!all_are(kind.c_str()) && !all_are("full_attention"))
+      refuse_layers(layers, "layers of this kind are not imported");
+  }
+
+  /// The layers with a window: those of layer_types, or from max_window_layers on. Sluice has it in all
+  /// layers or in all but every n-th.
+  void read_layer_windows(int64_t window) {
+    const json& layers = top_.list("layer_types");
+    const int64_t count = out_.model.num_hidden_layers;
+    if (layers.empty()) {
+      const int64_t first = window > 0 ? top_.integer("max_window_layers", 28, 0) : count;
+      if (first == 0) set_window(window, 0);
+      if (first > 0 && first < count)
+        unsupported("max_window_layers", first, "model.attention.window",
+                    "windows from this layer on; in Sluice all layers have one, or all but every n-th");
+      return;
+    }
+    const auto has = [&](int64_t i) { return layers[static_cast<size_t>(i)] == "sliding_attention"; };
+    int64_t pattern = 0;  // the first layer without a window
+    for (int64_t i = 0; i < std::ssize(layers); ++i) {
+      if (!has(i) && layers[static_cast<size_t>(i)] != "full_attention")
+        return refuse_layers(layers, "layers of this kind are not imported");
+      if (!has(i) && pattern == 0) pattern = i + 1;
+    }
+    if (pattern == 1 && std::count(layers.begin(), layers.end(), "sliding_attention") == 0) return;
+    if (window == 0) return refuse_layers(layers, "windows without sliding_window and use_sliding_window");
+    if (std::ssize(layers) != count) return refuse_layers(layers, "the list is as long as num_hidden_layers");
+    for (int64_t i = 0; i < count; ++i)
+      if (has(i) != (pattern == 0 || (i + 1) % pattern != 0))
+        return refuse_layers(layers, "in Sluice all layers have a window, or all but every n-th");
+    set_window(window, pattern);
+  }
+
+  JsonSection top_;
   const std::string& path_;
   HfModel out_;
   bool own_ = false, next_ = false;  // model_type sluice, qwen3_next

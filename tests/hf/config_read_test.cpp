@@ -87,8 +87,9 @@ TEST_CASE("keys that transformers omits from config.json have the model type's d
       f.read(std::string(R"({"model_type": "qwen3", "num_attention_heads": 8, "num_key_value_heads": null})"))
           .model.num_key_value_heads == 8);
   CHECK(f.read(std::string(R"({"model_type": "mistral", "sliding_window": null})")).unsupported.empty());
-  CHECK_THAT(unsupported(f.read(std::string(R"({"model_type": "mistral"})"))),
-             Contains("sliding_window = 4096 (the default of mistral) [model.attention]"));
+  CHECK(f.read(std::string(R"({"model_type": "mistral", "sliding_window": null})")).model.attention.window ==
+        0);
+  CHECK(f.read(std::string(R"({"model_type": "mistral"})")).model.attention.window == 4096);
   for (const char* name : {"qwen3_tiny", "qwen3_moe_tiny"})
     CHECK(read_hf_config(kGolden + name + "/config.json").unsupported.empty());
   const ModelConfig tiny = read_hf_config(kGolden + "qwen3_moe_tiny/config.json").model;
@@ -143,6 +144,40 @@ TEST_CASE("both spellings of the rotary keys are equivalent", "[hf_config]") {
                Contains(fmt::format("rope_scaling.rope_type = \"{}\"", type)));
 }
 
+TEST_CASE("sliding windows of other programs are those of Sluice where it has such", "[hf_config]") {
+  const Folder f;
+  const auto windows = [&](const nlohmann::json& more) {
+    const HfModel model = f.read(with(llama(), more));
+    INFO(more.dump() << unsupported(model));
+    CHECK(model.unsupported.empty());
+    return std::pair{model.model.attention.window, model.model.attention.window_pattern};
+  };
+  using Windows = std::pair<int64_t, int64_t>;
+  const nlohmann::json qwen = {{"model_type", "qwen3"}, {"use_sliding_window", true}, {"sliding_window", 64}};
+  CHECK(windows({{"model_type", "mistral"}, {"sliding_window", 32}}) == Windows{32, 0});
+  nlohmann::json moe = qwen;
+  moe["model_type"] = "qwen3_moe";
+  CHECK(windows(moe) == Windows{64, 0});
+  CHECK(windows(with(qwen, {{"max_window_layers", 0}})) == Windows{64, 0});
+  const char *s = "sliding_attention", *full = "full_attention";
+  CHECK(windows(with(qwen, {{"layer_types", {s, s}}})) == Windows{64, 0});
+  CHECK(windows(with(qwen, {{"layer_types", {full, full}}})) == Windows{0, 0});
+  CHECK(windows(with(qwen, {{"layer_types", {s, full}}})) == Windows{64, 2});
+  CHECK(windows(with(qwen, {{"num_hidden_layers", 5}, {"layer_types", {s, s, full, s, s}}})) ==
+        Windows{64, 3});
+  const auto refused = [&](nlohmann::json more) {
+    return unsupported(f.read(with(llama(), with(qwen, std::move(more)))));
+  };
+  CHECK_THAT(refused({{"layer_types", {full, s}}}), Contains("all but every n-th) [model.attention]"));
+  CHECK_THAT(refused({{"num_hidden_layers", 4}, {"layer_types", {s, full, full, s}}}),
+             Contains("all but every n-th"));
+  CHECK_THAT(refused({{"layer_types", {s}}}), Contains("as long as num_hidden_layers"));
+  CHECK_THAT(refused({{"use_sliding_window", false}, {"layer_types", {s, full}}}),
+             Contains("without sliding_window"));
+  CHECK_THAT(refused({{"layer_types", {s, "linear_attention"}}}), Contains("of this kind are not imported"));
+  CHECK_THAT(unsupported(f.read(with(llama(), {{"layer_types", {full, s}}}))), Contains("layer_types = "));
+}
+
 TEST_CASE("values without counterpart are reported by name", "[hf_config]") {
   const Folder f;
   const std::vector<std::pair<nlohmann::json, std::string>> cases = {
@@ -158,7 +193,7 @@ TEST_CASE("values without counterpart are reported by name", "[hf_config]") {
       {{{"hidden_act", "gelu"}}, "hidden_act = \"gelu\" [model.hidden_act]"},
       {{{"hidden_act", "relu2"}}, "hidden_act = \"relu2\" [model.hidden_act]"},
       {{{"quantization_config", {{"bits", 4}}}}, "quantization_config = {\"bits\":4} []"},
-      {{{"sliding_window", 128}}, "sliding_window = 128"},
+      {{{"sliding_window", 128}}, "sliding_window = 128 [model.attention.window]"},
       {{{"layer_types", {"full_attention", "sliding_attention"}}}, "layer_types = "},
       {{{"auto_map", {{"AutoModel", "x.y"}}}}, "auto_map = "},
       {{{"architectures", {"LlamaForSequenceClassification"}}},
@@ -183,12 +218,15 @@ TEST_CASE("values without counterpart are reported by name", "[hf_config]") {
   nlohmann::json qwen =
       with(llama(), {{"model_type", "qwen3"}, {"sliding_window", 64}, {"use_sliding_window", false}});
   CHECK(f.read(qwen).unsupported.empty());
+  CHECK(f.read(qwen).model.attention.window == 0);
   qwen.update({{"use_sliding_window", true}, {"max_window_layers", 1}});
-  CHECK_THAT(unsupported(f.read(qwen)), Contains("sliding_window = 64"));
+  CHECK_THAT(unsupported(f.read(qwen)), Contains("max_window_layers = 1"));
   qwen["max_window_layers"] = 2;
   CHECK(f.read(qwen).unsupported.empty());
+  CHECK(f.read(qwen).model.attention.window == 0);
 
-  for (const char* type : {"gemma", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss", "qwen2", "mixtral", "t5", "LLAMA"})
+  for (const char* type :
+       {"gemma", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss", "qwen2", "mixtral", "t5", "LLAMA"})
     CHECK_THAT(f.refusal(with(llama(), {{"model_type", type}}).dump()),
                Contains(fmt::format("weights of model_type {} are not supported", type)) &&
                    Contains("supported are llama, mistral, qwen3, qwen3_moe, qwen3_next, sluice"));
