@@ -26,6 +26,7 @@ ModelConfig without_known(const ModelConfig& model) {
   if (model.norm_placement == NormPlacement::sandwich) rest.norm_placement = defaults.norm_placement;
   rest.final_logit_softcapping = defaults.final_logit_softcapping;
   rest.branch_clip = defaults.branch_clip;
+  rest.gated_norm.rank = defaults.gated_norm.rank;
   rest.rope.theta = defaults.rope.theta;
   if (model.rope.scaling.type == RopeScalingType::yarn) rest.rope.scaling = defaults.rope.scaling;
   rest.moe.num_experts = defaults.moe.num_experts;
@@ -38,7 +39,13 @@ ModelConfig without_known(const ModelConfig& model) {
   rest.moe.mlp_only_layers.clear();
 
   AttentionConfig& a = rest.attention;
-  if (a.kind == AttentionKind::sink) a.kind = AttentionKind::softmax;
+  for (const AttentionKind known : {AttentionKind::sink, AttentionKind::off_by_one, AttentionKind::sink_key,
+                                    AttentionKind::kv_bias, AttentionKind::softpick})
+    if (a.kind == known) a.kind = AttentionKind::softmax;
+  a.window = defaults.attention.window;
+  a.window_pattern = defaults.attention.window_pattern;
+  for (const ExclusiveAttention known : {ExclusiveAttention::full, ExclusiveAttention::learned})
+    if (a.exclusive == known) a.exclusive = ExclusiveAttention::none;
   if (a.output_norm == OutputNorm::rmsnorm || a.output_norm == OutputNorm::rmsnorm_shared)
     a.output_norm = OutputNorm::none;
   if (a.output_activation == OutputActivation::silu) a.output_activation = OutputActivation::none;
@@ -52,7 +59,10 @@ ModelConfig without_known(const ModelConfig& model) {
     for (const GateActivation known : {GateActivation::silu, GateActivation::identity,
                                        GateActivation::ns_sigmoid, GateActivation::two_sigmoid})
       if (gate.activation == known) gate.activation = plain.activation;
-    if (gate.input == GateInput::none) gate.input = plain.input;
+    for (const GateInput known : {GateInput::none, GateInput::self})
+      if (gate.input == known) gate.input = plain.input;
+    gate.input_channels = plain.input_channels;
+    gate.bias = plain.bias;
   }
   return rest;
 }

@@ -57,7 +57,8 @@ double logit_error(const std::string& folder, DType dtype) {
 
 TEST_CASE("logits of folders of other model types equal those of transformers", "[hf_families]") {
   const OneThread one_thread;
-  for (const char* name : {"hf_qwen3_next", "hf_gated_attention", "hf_llama"}) {
+  for (const char* name : {"hf_qwen3_next", "hf_gated_attention", "hf_llama", "hf_sluice_kv_bias",
+                           "hf_sluice_softpick", "hf_sluice_sink_key"}) {
     INFO(name);
     CHECK(logit_error(kGolden + name, DType::f64) < 1e-6);
     CHECK(logit_error(kGolden + name, DType::f32) < 2e-5);
@@ -91,25 +92,77 @@ TEST_CASE("every format refuses by name what it does not hold", "[hf_families]")
   // Every key of the model that changes the function and is not one of those that a format says: its value is
   // refused with the key's name by all formats, modeling_sluice.py included.
   Config other = plain;
-  other.model.attention.window = 64;
+  other.model.attention.kind = AttentionKind::sparse;
   for (const HfFormat format : {HfFormat::llama, HfFormat::qwen3, HfFormat::qwen3_moe, HfFormat::qwen3_next,
                                 HfFormat::gated_attention, HfFormat::sluice}) {
     bool named = false;
     for (const std::string& reason : not_held(other, format))
-      named = named || reason.find("model.attention.window = 64") != std::string::npos;
+      named = named || reason.find("model.attention.kind = sparse") != std::string::npos;
     CHECK(named);
   }
-  other = plain;
-  other.model.attention.kind = AttentionKind::softpick;
-  CHECK_FALSE(held(other, HfFormat::sluice));
   other = gated;
   other.model.attention.gates[0] = GateConfig{};
   other.model.attention.gates[0].bias = 1.0;
-  CHECK_FALSE(held(other, HfFormat::sluice));
+  CHECK(held(other, HfFormat::sluice));
   CHECK_FALSE(held(other, HfFormat::qwen3_next));
   other = plain;
   other.lora.rank = 4;
   CHECK_FALSE(held(other, HfFormat::sluice));
+}
+
+TEST_CASE("modeling_sluice.py holds every value of attention but sparse", "[hf_families]") {
+  Config plain;
+  plain.model.vocab_size = 257;
+  int held = 0;
+  const auto check = [&](const Config& config, const char* key, std::string_view value) {
+    INFO(key << " = " << value);
+    CHECK(not_held(config, HfFormat::sluice).empty());
+    // What Qwen3 says is softmax attention without gates; the value is named.
+    bool named = false;
+    for (const std::string& reason : not_held(config, HfFormat::qwen3))
+      named = named || reason.find(key) != std::string::npos;
+    CHECK(named);
+    ++held;
+  };
+  const auto each = [&](const char* key, const auto& names, auto&& set) {
+    for (size_t i = 1; i < names.size(); ++i) {  // the first is the default
+      Config config = plain;
+      set(config.model.attention, i);
+      check(config, key, names[i]);
+    }
+  };
+  const auto gate = [](AttentionConfig& a) -> GateConfig& { return a.gates.emplace_back(); };
+  for (size_t i = 1; i < EnumNames<AttentionKind>::names.size(); ++i) {
+    Config config = plain;
+    config.model.attention.kind = static_cast<AttentionKind>(i);
+    if (config.model.attention.kind != AttentionKind::sparse)
+      check(config, "model.attention.kind", EnumNames<AttentionKind>::names[i]);
+    else
+      CHECK_FALSE(not_held(config, HfFormat::sluice).empty());
+  }
+  each("model.attention.exclusive", EnumNames<ExclusiveAttention>::names,
+       [&](AttentionConfig& a, size_t i) { a.exclusive = static_cast<ExclusiveAttention>(i); });
+  each("model.attention.output_norm", EnumNames<OutputNorm>::names,
+       [&](AttentionConfig& a, size_t i) { a.output_norm = static_cast<OutputNorm>(i); });
+  each("model.attention.output_activation", EnumNames<OutputActivation>::names,
+       [&](AttentionConfig& a, size_t i) { a.output_activation = static_cast<OutputActivation>(i); });
+  each("model.attention.gates", EnumNames<GatePosition>::names,
+       [&](AttentionConfig& a, size_t i) { gate(a).position = static_cast<GatePosition>(i); });
+  each("model.attention.gates", EnumNames<GateGranularity>::names,
+       [&](AttentionConfig& a, size_t i) { gate(a).granularity = static_cast<GateGranularity>(i); });
+  each("model.attention.gates", EnumNames<GateSharing>::names,
+       [&](AttentionConfig& a, size_t i) { gate(a).heads = static_cast<GateSharing>(i); });
+  each("model.attention.gates", EnumNames<GateCombine>::names,
+       [&](AttentionConfig& a, size_t i) { gate(a).combine = static_cast<GateCombine>(i); });
+  each("model.attention.gates", EnumNames<GateActivation>::names,
+       [&](AttentionConfig& a, size_t i) { gate(a).activation = static_cast<GateActivation>(i); });
+  each("model.attention.gates", EnumNames<GateInput>::names,
+       [&](AttentionConfig& a, size_t i) { gate(a).input = static_cast<GateInput>(i); });
+  Config windows = plain;
+  windows.model.attention.window = 64;
+  windows.model.attention.window_pattern = 2;
+  check(windows, "model.attention.window_pattern", "2");
+  CHECK(held == 25);
 }
 
 TEST_CASE("changed config.json and index files give messages that name the file", "[hf_families]") {

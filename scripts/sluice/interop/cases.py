@@ -2,184 +2,131 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
+from collections.abc import Callable
 
-import numpy as np
 import torch
 import transformers
 
-from .families import FAMILIES, LENGTH
-from .repository import load_repository
-from .variants import BASE, FORCED, VARIANTS
-
-TEXT = "Attention needs no sink where a gate can close, and a head that has nothing to say may stay silent. "
-NEW_TOKENS = 64
-
-
-class Bench:
-    """The program, a folder with token files, and what has been found."""
-
-    def __init__(self, folder: pathlib.Path, sluice: str, only: str, tolerance: float) -> None:
-        self.folder, self.sluice, self.only, self.tolerance = folder, sluice, only, tolerance
-        self.failures = 0
-        text = folder / "text.txt"
-        text.write_text(TEXT * 12)
-        if not (folder / "text.bin").exists():
-            self.run("tokenize", str(text), "-o", str(folder / "text"), "--tokenizer", "byte")
-
-    def run(self, *arguments: str) -> bytes:
-        result = subprocess.run([self.sluice, *arguments], capture_output=True, cwd=self.folder, check=False)
-        if result.returncode:
-            raise RuntimeError(f"sluice {' '.join(arguments)}: {result.returncode}: {result.stderr.decode()}")
-        return result.stdout
-
-    def logits(self, path: str, *more: str) -> np.ndarray:
-        """Of the first 512 tokens of the text, as `sluice eval` computes them."""
-        out = self.folder / "logits.npy"
-        self.run(
-            "eval", path, "--data", "t=text", "--max-tokens", str(LENGTH), "--logits", str(out),
-            "--tokenizer", "byte", f"data.seq_len={LENGTH}", "train.precision=f32", *more,
-        )  # fmt: skip
-        return np.load(out)[0]
-
-    def greedy(self, path: str, prompt: str) -> bytes:
-        return self.run(
-            "generate", path, "-p", prompt, "-n", str(NEW_TOKENS), "--temperature", "0", "--ignore-end",
-            "--tokenizer", "byte", "train.precision=f32",
-        )  # fmt: skip
-
-    def report(self, name: str, difference: float, text_agrees: bool, remark: str = "") -> None:
-        good = difference <= self.tolerance and text_agrees
-        self.failures += not good
-        text = "same text" if text_agrees else "OTHER TEXT"
-        print(f"{name:<34}{difference:>12.2e}  {text}  {'' if good else 'FAILED  '}{remark}", flush=True)
-
-
-def tokens() -> torch.Tensor:
-    return torch.tensor([list((TEXT * 12).encode()[:LENGTH])])
-
-
-def greedy_tokens(model: transformers.PreTrainedModel, prompt: str, cache: bool) -> list[int]:
-    ids = torch.tensor([list(prompt.encode())])
-    with torch.no_grad():
-        out = model.generate(
-            ids, max_new_tokens=NEW_TOKENS, do_sample=False, use_cache=cache, eos_token_id=None,
-            pad_token_id=0, attention_mask=torch.ones_like(ids),
-        )  # fmt: skip
-    return out[0].tolist()
-
-
-def compare(
-    bench: Bench, name: str, model: transformers.PreTrainedModel, path: str, remark: str = ""
-) -> None:
-    """transformers' logits and text against Sluice's of the model at `path`."""
-    with torch.no_grad():
-        theirs = model(tokens()).logits[0].float().numpy()
-    difference = float(np.abs(bench.logits(path) - theirs).max())
-    prompt = TEXT[:40]
-    with_cache = greedy_tokens(model, prompt, cache=True)
-    agrees = with_cache == greedy_tokens(model, prompt, cache=False)
-    text = b"".join(bytes([t]) if t < 256 else b"" for t in with_cache).decode(errors="replace")
-    agrees = agrees and bench.greedy(path, prompt).decode(errors="replace").rstrip("\n") == text.rstrip("\n")
-    bench.report(name, difference, agrees, remark)
+from .bench import Bench, compare, loaded
+from .exports import check_export, check_refused, train
+from .families import FAMILIES, REFUSED_FAMILIES
+from .rows import overrides, rows, sparse_rows
+from .variants import FORCED, REFUSED, VARIANTS
 
 
 def import_families(bench: Bench) -> None:
     for name, (build, how) in FAMILIES.items():
-        if bench.only not in name:
+        if not bench.wants("import " + name):
             continue
         folder = bench.folder / "families" / name
         shutil.rmtree(folder, ignore_errors=True)
         model = build()
         if "dtype" in how:
             model = model.to(how["dtype"])
-        model.save_pretrained(folder, **{k: v for k, v in how.items() if k != "dtype"})
-        compare(bench, "import " + name, model.float(), str(folder))
+        with contextlib.redirect_stderr(io.StringIO()):
+            model.save_pretrained(folder, **{k: v for k, v in how.items() if k != "dtype"})
+        # Loaded again: model.to(dtype) has rounded more than the weights.
+        compare(bench, "import", name, loaded(folder), str(folder))
 
 
-def train(bench: Bench, name: str, overrides: list[str]) -> pathlib.Path:
-    run = bench.folder / "runs" / name
-    shutil.rmtree(run, ignore_errors=True)
-    config = bench.folder / "base.yaml"
-    config.write_text("".join(f"{section}: {value}\n" for section, value in BASE.items()))
-    bench.run("train", str(config), f"run_dir={run}", *overrides)
-    return run
+def refuse_families(bench: Bench) -> None:
+    for name, (build, words) in REFUSED_FAMILIES.items():
+        if not bench.wants("import " + name):
+            continue
+        folder = bench.folder / "families" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.redirect_stderr(io.StringIO()):
+            build().save_pretrained(folder)
+        message = bench.refusal("generate", str(folder), "-p", "a", "--tokenizer", "byte")
+        missing = [word for word in words if word not in message]
+        bench.report("refusal", "import " + name, not missing, message.strip().split("\n")[-1].strip()[-160:])
 
 
-def weights(path: pathlib.Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path / "model.safetensors")
-
-
-def check_export(bench: Bench, name: str, run: pathlib.Path, wanted: str, chosen: str) -> None:
-    folder = bench.folder / "exports" / name
-    shutil.rmtree(folder, ignore_errors=True)
-    out = bench.run("export", str(run), "-o", str(folder), "--format", chosen).decode()
-    if f"({wanted})" not in out:
-        bench.report("export " + name, float("inf"), False, f"expected {wanted}: {out.strip()}")
+def attempt(bench: Bench, name: str, check: Callable[[], None]) -> None:
+    if not bench.wants("export " + name):
         return
-    if wanted != "gated_attention":  # transformers has no code for it
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, trust_remote_code=True, dtype=torch.float32
-        ).eval()
-        compare(bench, "export " + name, model, str(run), wanted)
-        model.train()
-        loss = model(tokens(), labels=tokens()).loss
-        loss.backward()
-        missing = [n for n, p in model.named_parameters() if p.grad is None]
-        if missing and "experts" not in "".join(missing):
-            bench.report("gradients " + name, float("inf"), True, f"none for {missing}")
-    else:
-        with torch.no_grad():
-            theirs = load_repository(folder)(tokens()).logits[0].numpy()
-        difference = float(np.abs(bench.logits(str(run)) - theirs).max())
-        bench.report("export " + name, difference, True, wanted)
-    # Back again: the same weights, to the bit but for norms below 1/2 stored as w - 1.
-    back = bench.logits(str(folder))
-    bench.report("import of " + name, float(np.abs(back - bench.logits(str(run))).max()), True, wanted)
+    try:
+        check()
+    except Exception as error:
+        bench.report("export", name, False, f"{type(error).__name__}: {str(error).strip()[-600:]}")
+
+
+def export_variants(bench: Bench) -> None:
+    runs: dict[str, pathlib.Path] = {}
+
+    def check(name: str, variant: str, wanted: str, chosen: str) -> None:
+        if variant not in runs:
+            runs[variant] = train(bench, variant, None, VARIANTS[variant][1])
+        check_export(bench, name, runs[variant], wanted, chosen)
+
+    for name, (wanted, _) in VARIANTS.items():
+        attempt(bench, name, lambda: check(name, name, wanted, "auto"))
+    for name, (variant, form) in FORCED.items():
+        attempt(bench, name, lambda: check(name, variant, form, form))
+    for name, (key, more) in REFUSED.items():
+        attempt(bench, name, lambda: check_refused(bench, name, train(bench, name, None, more), key))
+
+
+def export_rows(bench: Bench) -> None:
+    more = overrides(bench.folder / "text")
+    for name, path in rows().items():
+        attempt(bench, name, lambda: check_export(bench, name, train(bench, name, path, more), "", "auto"))
+    for name, path in sparse_rows().items():
+        text = bench.run("config", "show", str(path)).decode()
+        if "kind: sparse" in text:
+            key = "model.attention.kind = sparse"
+            attempt(bench, name, lambda: check_refused(bench, name, train(bench, name, path, more), key))
+        else:
+            attempt(
+                bench, name, lambda: check_export(bench, name, train(bench, name, path, more), "", "auto")
+            )
 
 
 def check_tokenizer(bench: Bench) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(bench.folder / "exports" / "plain")
+    folder = bench.folder / "exports" / "plain"
+    if not folder.exists():
+        return
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text = "A byte é 漢 \n\t end<|endoftext|>"
     expected = [*text[:-13].encode(), 256]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    bench.report("byte tokenizer", 0.0, ids == expected and tokenizer.decode(expected[:-1]) == text[:-13])
+    good = ids == expected and tokenizer.decode(expected[:-1]) == text[:-13]
+    bench.report("tokenizer", "bytes", good, "ids and text")
 
 
 def main() -> int:
     folder, sluice, only, tolerance, work = sys.argv[1:6]
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     transformers.logging.set_verbosity_error()
-    os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.setdefault("HF_MODULES_CACHE", os.path.join(folder, "modules"))
-    bench = Bench(pathlib.Path(folder), sluice, only, float(tolerance))
     if work == "goldens":
         from .goldens import write_goldens
 
         write_goldens()
         return 0
+    bench = Bench(pathlib.Path(folder), sluice, only, float(tolerance))
     import_families(bench)
-    runs: dict[str, pathlib.Path] = {}
-    cases: list[tuple[str, str, str, str]] = [(n, n, w, "auto") for n, (w, _) in VARIANTS.items()]
-    cases += [(n, variant, form, form) for n, (variant, form) in FORCED.items()]
-    for name, variant, wanted, chosen in cases:
-        if only not in name:
-            continue
-        try:
-            if variant not in runs:
-                runs[variant] = train(bench, variant, VARIANTS[variant][1])
-            check_export(bench, name, runs[variant], wanted, chosen)
-        except Exception as error:
-            bench.report("export " + name, float("inf"), False, f"{type(error).__name__}: {error}")
-    if "plain" in runs:
-        check_tokenizer(bench)
-    print(f"{bench.failures} failures; transformers {transformers.__version__}, torch {torch.__version__}")
+    refuse_families(bench)
+    export_variants(bench)
+    export_rows(bench)
+    check_tokenizer(bench)
+    if bench.wants("tasks"):
+        from .tasks import check_tasks
+
+        check_tasks(bench)
+    counts = ", ".join(f"{count} {kind}" for kind, count in bench.checks.items())
+    print(f"{counts}; largest difference of a logit {bench.largest:.1e}")
+    print(
+        f"{len(bench.failures)} failures; transformers {transformers.__version__}, torch {torch.__version__}"
+    )
+    for failure in bench.failures:
+        print(f"  {failure}")
     return 1 if bench.failures else 0
 
 

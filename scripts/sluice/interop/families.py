@@ -66,6 +66,13 @@ def _make(kind: str, **more: Any) -> Callable[[], Any]:
     return build
 
 
+GPT_OSS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}
+# What Sluice cannot compute: what makes the model, and words of the message.
+REFUSED_FAMILIES: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "gpt_oss": (_make("GptOss", **GPT_OSS), ["attention_bias", "swiglu_limit", "router.bias"]),
+    "qwen2": (_make("Qwen2"), ["biases"]),
+    "llama_bias": (_make("Llama", attention_bias=True), ["attention_bias = true"]),
+}
 # By name: what makes the model, and how it is saved.
 FAMILIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "qwen3": (_make("Qwen3"), {}),
@@ -80,4 +87,18 @@ FAMILIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "llama": (_make("Llama"), {}),
     "llama_tied_heads_alike": (_make("Llama", num_key_value_heads=4, tie_word_embeddings=True), {}),
     "mistral": (_make("Mistral", sliding_window=None), {}),
+    "mistral_window": (_make("Mistral", sliding_window=100), {}),
+    "qwen3_window": (_make("Qwen3", use_sliding_window=True, sliding_window=60, max_window_layers=0), {}),
+    "qwen3_window_alternating": (
+        _make(
+            "Qwen3",
+            use_sliding_window=True,
+            sliding_window=60,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        {},
+    ),
+    "qwen3_moe_window": (_make("Qwen3Moe", use_sliding_window=True, sliding_window=60, **MIXTURE), {}),
+    "qwen3_moe_tied": (_make("Qwen3Moe", tie_word_embeddings=True, **MIXTURE), {}),
+    "llama_bf16_sharded": (_make("Llama"), {"dtype": torch.bfloat16, "max_shard_size": "10KB"}),
 }

@@ -13,6 +13,7 @@ BASE = {
 }
 
 EXPERTS = ["model.moe.num_experts=6", "model.moe.num_experts_per_tok=2", "model.moe.moe_intermediate_size=16"]
+WINDOW = ["model.attention.window=24", "model.attention.window_pattern=2"]
 
 
 def gates(*texts: str) -> str:
@@ -67,6 +68,65 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "two_gates_one_place": ("sluice", [gates("position: value", "position: value, activation: identity")]),
     "sink": ("sluice", ["model.attention.kind=sink"]),
     "sink_gated": ("sluice", ["model.attention.kind=sink", gates("position: sdpa_output")]),
+    "sink_bf16": ("sluice", ["model.attention.kind=sink", "train.precision=bf16"]),
+    "off_by_one": ("sluice", ["model.attention.kind=off_by_one", gates("granularity: headwise")]),
+    "sink_key": (
+        "sluice",
+        ["model.attention.kind=sink_key", gates("position: query, granularity: headwise")],
+    ),
+    "kv_bias": ("sluice", ["model.attention.kind=kv_bias", gates("position: sdpa_output")]),
+    "softpick": ("sluice", ["model.attention.kind=softpick"]),
+    "window": ("sluice", ["model.attention.window=24"]),
+    "window_alternating_sink": ("sluice", [*WINDOW, "model.attention.kind=sink"]),
+    "window_kv_bias_exclusive": (
+        "sluice",
+        [*WINDOW, "model.attention.kind=kv_bias", "model.attention.exclusive=full"],
+    ),
+    "window_softpick_norm": (
+        "sluice",
+        [*WINDOW, "model.attention.kind=softpick", "model.attention.output_norm=rmsnorm"],
+    ),
+    "exclusive": ("sluice", ["model.attention.exclusive=full"]),
+    "exclusive_learned": (
+        "sluice",
+        ["model.attention.exclusive=learned", gates("position: value, granularity: headwise")],
+    ),
+    "gated_norm": ("sluice", ["model.gated_norm.rank=6"]),
+    "gate_bias": ("sluice", [gates("bias: 1.5", "position: value, granularity: headwise, bias: -0.5")]),
+    "gate_input_channels": (
+        "sluice",
+        [gates("granularity: headwise, input_channels: 5", "input_channels: 9")],
+    ),
+    "gate_self": (
+        "sluice",
+        [
+            gates(
+                *(
+                    f"position: {p}, input: self"
+                    for p in ["query", "key", "value", "sdpa_output", "dense_output"]
+                )
+            )
+        ],
+    ),
+    "gate_self_headwise_bias": (
+        "sluice",
+        [gates("position: value, granularity: headwise, input: self, bias: 0.3", "position: value")],
+    ),
+    "five_gates_headwise": (
+        "sluice",
+        [gates(*(f"position: {p}, granularity: headwise" for p in ["query", "key", "value", "sdpa_output"]))],
+    ),
+    "five_gates_constant": (
+        "sluice",
+        [
+            gates(
+                *(
+                    f"position: {p}, input: none"
+                    for p in ["query", "key", "value", "sdpa_output", "dense_output"]
+                )
+            )
+        ],
+    ),
     "output_norm": ("sluice", ["model.attention.output_norm=rmsnorm"]),
     "output_norm_shared": ("sluice", ["model.attention.output_norm=rmsnorm_shared"]),
     "output_silu": ("sluice", ["model.attention.output_activation=silu"]),
@@ -98,4 +158,9 @@ FORCED = {
     "plain_as_sluice": ("plain", "sluice"),
     "experts_as_sluice": ("experts", "sluice"),
     "yarn_as_sluice": ("yarn", "sluice"),
+}
+# What no format holds: the key that is named, and the overrides.
+SPARSE = "model.attention.sparse.k.base=64"
+REFUSED: dict[str, tuple[str, list[str]]] = {
+    "sparse": ("model.attention.kind = sparse", ["model.attention.kind=sparse", SPARSE]),
 }

@@ -9,8 +9,9 @@ except ImportError:
 class SluiceConfig(PreTrainedConfig):
     """The keys of Sluice's `model` section, with Hugging Face's names where they have one.
 
-    attention: kind (softmax or sink), gates (a list of position, granularity, heads, combine, activation,
-    input), output_norm, output_activation, switch_heads. rope_parameters: rope_type (default or yarn),
+    attention: kind (softmax, sink, off_by_one, sink_key, kv_bias, softpick), window, window_pattern, gates (a
+    list of position, granularity, heads, combine, activation, input, input_channels, bias), exclusive,
+    output_norm, output_activation, switch_heads. rope_parameters: rope_type (default or yarn),
     rope_theta, and YaRN's factor, original_max_position_embeddings, beta_fast, beta_slow; the older keys
     rope_theta and rope_scaling are read as well.
     """
@@ -51,6 +52,7 @@ class SluiceConfig(PreTrainedConfig):
         branch_clip=None,
         embedding_norm=False,
         final_logit_softcapping=None,
+        gated_norm=None,
         attention=None,
         num_experts=0,
         num_experts_per_tok=8,
@@ -81,13 +83,23 @@ class SluiceConfig(PreTrainedConfig):
         self.branch_clip = branch_clip
         self.embedding_norm = embedding_norm
         self.final_logit_softcapping = final_logit_softcapping
+        self.gated_norm = {"rank": 0, **(gated_norm or {})}
         self.attention = {
             "kind": "softmax",
+            "window": 0,
+            "window_pattern": 0,
             "gates": [],
+            "exclusive": "none",
             "output_norm": "none",
             "output_activation": "none",
             **(attention or {}),
         }
+        window, pattern = self.attention["window"], self.attention["window_pattern"]
+        self.sliding_window = window or None  # as transformers' masks and caches read it
+        self.layer_types = [
+            "sliding_attention" if window and not (pattern and (i + 1) % pattern == 0) else "full_attention"
+            for i in range(num_hidden_layers)
+        ]
         self.num_experts = num_experts
         self.num_experts_per_tok = num_experts_per_tok
         self.moe_intermediate_size = moe_intermediate_size
@@ -100,5 +112,7 @@ class SluiceConfig(PreTrainedConfig):
         rope.update({k: v for k, v in (rope_scaling or {}).items() if k != "type"})
         rope.update(rope_parameters or {})
         self.rope_parameters = rope
+        for derived in ("sliding_window", "layer_types"):
+            kwargs.pop(derived, None)
         super().__init__(**kwargs)
         self.rope_parameters = rope

@@ -1,6 +1,7 @@
-"""Models of Sluice for transformers: attention with gates at five positions, sinks, switch heads, normed
-outputs and everything else that a Sluice configuration can say, under the parameter names of its checkpoints.
-Used with trust_remote_code=True. Letters: B sequences, T tokens, C hidden size, H heads, D head dimension.
+"""Models of Sluice for transformers: attention with gates at five positions, sinks, windows, switch heads and
+everything else that a Sluice configuration can say but sparse attention, under the parameter names of its
+checkpoints. Used with trust_remote_code=True. Letters: B sequences, T tokens, C hidden size, H heads, D head
+dimension.
 """
 
 import math
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.cache_utils import DynamicCache
 from transformers.generation import GenerationMixin
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
@@ -39,6 +40,20 @@ class SluiceRMSNorm(nn.Module):
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return (y if self.weight is None else y * self.weight.to(y.dtype)).to(x.dtype)
+
+
+class SluiceGatedNorm(SluiceRMSNorm):
+    """The norm before a branch, with GatedNorm's low-rank gate where there is one: n * sigmoid(U silu(D n))."""
+
+    def __init__(self, config):
+        C, rank = config.hidden_size, config.gated_norm["rank"]
+        super().__init__(config, C)
+        self.gate_down = nn.Linear(C, rank, bias=False) if rank else None
+        self.gate_up = nn.Linear(rank, C, bias=False) if rank else None
+
+    def forward(self, x):
+        n = super().forward(x)
+        return n if self.gate_up is None else n * torch.sigmoid(self.gate_up(F.silu(self.gate_down(n))))
 
 
 class SluiceRotaryEmbedding(nn.Module):
@@ -79,9 +94,11 @@ def rotate(x, positions):
     return (torch.cat((first, second), -1) * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
 
-def eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, s_aux=None, **kwargs):
-    """Softmax attention (B, H, T, D) with an optional sink: one more logit per head, which takes weight and
-    has no value."""
+def eager_attention(
+    module, query, key, value, attention_mask, scaling, dropout=0.0, s_aux=None, extra_value=None, **kwargs
+):
+    """Attention (B, H, T, D) by softmax or softpick. s_aux (H) or (B, H, T): one more logit per head, which
+    takes weight and has the value extra_value (key/value heads, D), or none."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     logits = query @ key.transpose(2, 3) * scaling
@@ -89,13 +106,28 @@ def eager_attention(module, query, key, value, attention_mask, scaling, dropout=
     logits = logits.to(wide)
     if attention_mask is not None:
         logits = logits + attention_mask[..., : key.shape[2]].to(wide)
-    if s_aux is not None:
-        sink = s_aux.to(wide).view(1, -1, 1, 1).expand(logits.shape[0], -1, logits.shape[2], 1)
-        weights = torch.cat((logits, sink), -1).softmax(-1)[..., :-1]
+    rest = None  # the weight of the extra logit
+    if getattr(module, "softpick", False):
+        weights = softpick(logits)
+    elif s_aux is not None:
+        extra = s_aux.to(wide).view(1, -1, 1) if s_aux.dim() == 1 else s_aux.to(wide)
+        extra = extra.expand(logits.shape[:3])[..., None]
+        weights, rest = torch.cat((logits, extra), -1).softmax(-1).split([logits.shape[-1], 1], -1)
     else:
         weights = logits.softmax(-1)
     weights = F.dropout(weights, dropout, module.training).to(value.dtype)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
+    output = weights @ value
+    if extra_value is not None:
+        output = output + rest.to(value.dtype) * extra_value.repeat_interleave(groups, 0)[:, None, :]
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def softpick(logits):
+    """relu(e^z - 1) / (sum |e^z - 1| + 1e-6) over the keys that are not masked (Zuhri et al. 2025)."""
+    largest = logits.amax(-1, keepdim=True).clamp(min=0)
+    difference = torch.exp(logits - largest) - torch.exp(-largest)
+    difference = difference.masked_fill(logits < torch.finfo(logits.dtype).min / 4, 0)
+    return difference.relu() / (difference.abs().sum(-1, keepdim=True) + 1e-6 * torch.exp(-largest))
 
 
 def apply_gate(x, z, gate):
@@ -148,11 +180,37 @@ class SluiceAttention(nn.Module):
             self.gates.append((gate, self.add_gate(gate)))
         self.q_norm = SluiceRMSNorm(config, D) if config.qk_norm else None
         self.k_norm = SluiceRMSNorm(config, D) if config.qk_norm else None
-        self.sinks = nn.Parameter(torch.zeros(self.heads)) if attention["kind"] == "sink" else None
+        self.add_sink(attention["kind"])
+        self.sliding_window = (
+            config.sliding_window if config.layer_types[layer_idx] != "full_attention" else None
+        )
+        self.exclusive = attention["exclusive"]
+        self.exclusive_scale = nn.Parameter(torch.zeros(self.heads)) if self.exclusive == "learned" else None
         norm = attention["output_norm"]
         shape = (self.heads, D) if norm == "rmsnorm" else (D,)
         self.o_norm = SluiceRMSNorm(config, *shape) if norm != "none" else None
         self.output_silu = attention["output_activation"] == "silu"
+
+    def add_sink(self, kind):
+        H, D = (self.heads, self.kv_heads)[kind == "kv_bias"], self.head_dim
+        self.softpick, self.off_by_one = kind == "softpick", kind == "off_by_one"
+        self.sinks = nn.Parameter(torch.zeros(H)) if kind == "sink" else None
+        self.sink_key = nn.Parameter(torch.zeros(H, D)) if kind == "sink_key" else None
+        self.bias_key = nn.Parameter(torch.zeros(H, D)) if kind == "kv_bias" else None
+        self.bias_value = nn.Parameter(torch.zeros(H, D)) if kind == "kv_bias" else None
+
+    def sink(self, query):
+        """What joins the keys of all tokens: the logits s_aux (H) or (B, H, T), and their value."""
+        if self.off_by_one:
+            return {"s_aux": query.new_zeros(self.heads)}
+        if self.sinks is not None:
+            return {"s_aux": self.sinks}
+        key = self.sink_key if self.sink_key is not None else self.bias_key
+        if key is None:
+            return {}
+        key = key.repeat_interleave(self.heads // key.shape[0], 0)
+        logits = torch.einsum("bhtd,hd->bht", query, key) * self.scaling
+        return {"s_aux": logits, "extra_value": self.bias_value}
 
     def experts_of(self, *projections):
         return self.switch["num_experts"] if self.switch.get("projections", "value") in projections else 0
@@ -162,23 +220,45 @@ class SluiceAttention(nn.Module):
         heads = {"key": self.kv_heads, "value": self.kv_heads, "dense_output": 1}.get(position, self.heads)
         channels = self.config.hidden_size if position == "dense_output" else self.head_dim
         before = sum(other["position"] == position for other, _ in self.gates)
-        hidden = gate["input"] == "hidden"
-        name = GATE_PREFIX[position] + ("gate_proj" if hidden else "gate")
+        name = (
+            GATE_PREFIX[position]
+            + {"hidden": "gate_proj", "self": "self_gate_proj", "none": "gate"}[gate["input"]]
+        )
         name += f"_{before + 1}" if before else ""
-        if hidden:
-            rows = heads * (1 if gate["granularity"] == "headwise" else channels)
-            self.add_module(name, nn.Linear(self.config.hidden_size, rows, bias=False))
-        else:
+        if gate["input"] == "none":
             self.add_module(name, SluiceConstantGate(gate, heads, channels))
+            return name
+        rows = heads * (1 if gate["granularity"] == "headwise" else channels)
+        columns = gate.get("input_channels") or self.config.hidden_size
+        columns = heads * channels if gate["input"] == "self" else columns
+        projection = nn.Linear(columns, rows, bias=gate.get("bias") is not None)
+        if projection.bias is not None:
+            nn.init.constant_(projection.bias, gate["bias"])
+        self.add_module(name, projection)
         return name
 
-    def gate(self, position, x, hidden):
+    def gate_logits(self, gate, module, x, hidden):
+        if gate["input"] == "none":
+            return module.weight
+        return module(x.flatten(-2) if gate["input"] == "self" else hidden[..., : module.in_features])
+
+    def gated(self, position, x, hidden):
         """x (B, T, H, D) behind all gates of a position."""
         for gate, name in self.gates:
             if gate["position"] == position:
-                module = getattr(self, name)
-                x = apply_gate(x, module(hidden) if isinstance(module, nn.Linear) else module.weight, gate)
+                x = apply_gate(x, self.gate_logits(gate, getattr(self, name), x, hidden), gate)
         return x
+
+    def without_own_value(self, output, value):
+        """Exclusive self attention: output (B, T, H, D) without its component along the token's own value."""
+        wide = torch.float64 if value.dtype == torch.float64 else torch.float32
+        value = value.to(wide).repeat_interleave(self.num_key_value_groups, 2)
+        square = value.square().sum(-1, keepdim=True)
+        inverse = torch.where(square >= torch.finfo(wide).tiny, 1 / square, torch.zeros_like(square))
+        part = (output.to(wide) * value).sum(-1, keepdim=True) * inverse
+        if self.exclusive_scale is not None:
+            part = part * self.exclusive_scale[:, None].to(wide)
+        return (output.to(wide) - part * value).to(output.dtype)
 
     def project(self, what, hidden):
         """Keys or values (B, T, heads, D): one projection, or the sum of the chosen experts'."""
@@ -207,26 +287,27 @@ class SluiceAttention(nn.Module):
 
     def forward(self, hidden, rope, attention_mask=None, past_key_values=None, **kwargs):
         B, T = hidden.shape[:2]
-        query = self.gate("query", self.q_proj(hidden).view(B, T, self.heads, self.head_dim), hidden)
-        key = self.gate("key", self.project("k", hidden), hidden)
-        value = self.gate("value", self.project("v", hidden), hidden).transpose(1, 2)
+        query = self.gated("query", self.q_proj(hidden).view(B, T, self.heads, self.head_dim), hidden)
+        key = self.gated("key", self.project("k", hidden), hidden)
+        own = self.gated("value", self.project("v", hidden), hidden)
         query = self.position(query, self.q_norm, rope).transpose(1, 2)
-        key = self.position(key, self.k_norm, rope).transpose(1, 2)
+        key, value = self.position(key, self.k_norm, rope).transpose(1, 2), own.transpose(1, 2)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attend = eager_attention
         if self.config._attn_implementation != "eager":
             attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        if self.sinks is not None:
-            kwargs["s_aux"] = self.sinks
-        output, weights = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
+        kwargs |= {"scaling": self.scaling, "sliding_window": self.sliding_window} | self.sink(query)
+        output, weights = attend(self, query, key, value, attention_mask, **kwargs)
         output = output.view(B, T, self.heads, self.head_dim)
+        if self.exclusive != "none":
+            output = self.without_own_value(output, own)
         if self.o_norm is not None:
             output = self.o_norm(output)
         if self.output_silu:
             output = F.silu(output)
-        output = self.o_proj(self.gate("sdpa_output", output, hidden).reshape(B, T, -1))
-        return self.gate("dense_output", output[:, :, None, :], hidden)[:, :, 0, :], weights
+        output = self.o_proj(self.gated("sdpa_output", output, hidden).reshape(B, T, -1))
+        return self.gated("dense_output", output[:, :, None, :], hidden)[:, :, 0, :], weights
 
 
 class SluiceMLP(nn.Module):
@@ -294,10 +375,10 @@ class SluiceDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         C = config.hidden_size
         sparse = config.num_experts > 0 and (layer_idx + 1) % config.decoder_sparse_step == 0
-        self.clip = config.branch_clip
-        self.input_layernorm = SluiceRMSNorm(config, C)
+        self.clip, self.attention_type = config.branch_clip, config.layer_types[layer_idx]
+        self.input_layernorm = SluiceGatedNorm(config)
         self.self_attn = SluiceAttention(config, layer_idx)
-        self.post_attention_layernorm = SluiceRMSNorm(config, C)
+        self.post_attention_layernorm = SluiceGatedNorm(config)
         is_moe = sparse and layer_idx not in config.mlp_only_layers
         self.mlp = SluiceMoe(config) if is_moe else SluiceMLP(config, config.intermediate_size)
         sandwich = config.norm_placement == "sandwich"
@@ -308,9 +389,9 @@ class SluiceDecoderLayer(GradientCheckpointingLayer):
         x = x if self.clip is None else x.clamp(-self.clip, self.clip)
         return x if norm is None else norm(x)
 
-    def forward(self, hidden_states, rope=None, **kwargs):
-        x = hidden_states
-        attended, _ = self.self_attn(self.input_layernorm(x), rope, **kwargs)
+    def forward(self, hidden_states, rope=None, attention_mask=None, **kwargs):
+        x, mask = hidden_states, attention_mask[self.attention_type]
+        attended, _ = self.self_attn(self.input_layernorm(x), rope, mask, **kwargs)
         x = x + self.branch(attended, self.post_attention_branch_layernorm)
         return x + self.branch(self.mlp(self.post_attention_layernorm(x)), self.post_mlp_branch_layernorm)
 
@@ -326,7 +407,7 @@ class SluicePreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
 
     def __init__(self, config, *args, **kwargs):
-        if config.attention["kind"] == "sink":
+        if config.attention["kind"] != "softmax":
             self._supports_sdpa = False  # it would leave the sinks out
             if getattr(config, "_attn_implementation_internal", None) in (None, "sdpa"):
                 config._attn_implementation = "eager"
@@ -356,16 +437,18 @@ class SluiceModel(SluicePreTrainedModel):
             x = self.embed_norm(x)
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
+            past_key_values = DynamicCache(config=self.config)
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
         if position_ids is None:
             position_ids = torch.arange(seen, seen + x.shape[1], device=x.device)[None]
         about = {"config": self.config, "inputs_embeds": x, "attention_mask": attention_mask}
-        mask = create_causal_mask(**about, past_key_values=past_key_values, position_ids=position_ids)
+        about |= {"past_key_values": past_key_values, "position_ids": position_ids}
+        make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
+        masks = {kind: make[kind](**about) for kind in sorted(set(self.config.layer_types))}
         rope, states = self.rotary_emb(x, position_ids), []
         for layer in self.layers:
             states.append(x)
-            x = layer(x, rope=rope, attention_mask=mask, past_key_values=past_key_values, **kwargs)
+            x = layer(x, rope=rope, attention_mask=masks, past_key_values=past_key_values, **kwargs)
         x = self.norm(x)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
