@@ -42,23 +42,22 @@ void AttentionMaps::add(Context& ctx, const Tensor& first_key, const Transformer
     const std::vector<double> q = read_values(ctx, s.q_position.y), k = read_values(ctx, s.k_position.y),
                               lse = read_values(ctx, s.core.lse);
     if (ctx.dry_run) continue;
-    const SoftmaxAttention& core = attention.core();
+    const int64_t window = attention.softmax() ? attention.softmax()->window() : 0;
     const auto first_seen = [&](int64_t t) {
       const int64_t first = first_keys.tensor().as<int32_t>()[t];
-      return core.window() > 0 ? std::max(first, t - core.window() + 1) : first;
+      return window > 0 ? std::max(first, t - window + 1) : first;
     };
     queries_.add(layer, q, D);
     keys_.add(layer, k, D);
     for (int64_t h = 0; h < H; ++h)
       for (int64_t t = 0; t < M; ++t)
         for (int64_t j = first_seen(t); j <= t; ++j) {
-          if (selects && !s.sparse.selection.contains(h * s.sparse.selection.first.dim(0) / H, t, j))
-            continue;
+          if (selects && !s.core.selection.contains(h * s.core.selection.first.dim(0) / H, t, j)) continue;
           const double *query = q.data() + (t * H + h) * D, *key = k.data() + (j * Hkv + h / (H / Hkv)) * D;
           double dot = 0;
           for (int64_t d = 0; d < D; ++d) dot += query[d] * key[d];
-          const double a =
-              core.weight(core.scale() * dot, lse[static_cast<size_t>(h * M + t)]) * rows.kept(h, t);
+          const double a = attention.weight(attention.scale() * dot, lse[static_cast<size_t>(h * M + t)]) *
+                           rows.kept(h, t);
           sum_[static_cast<size_t>((layer * M + t) * M + j)] += a;
           if (sequences_ == 0)
             heads_[static_cast<size_t>(((layer * H + h) * M + t) * M + j)] = static_cast<float>(a);

@@ -77,7 +77,7 @@ void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention
                    const Attention::Saved* before, const Tensor& first_key) {
   const std::vector<double> q = read_values(ctx, s.q_position.y), k = read_values(ctx, s.k_position.y);
   if (ctx.dry_run) return;
-  const Selection& selection = s.sparse.selection;
+  const Selection& selection = s.core.selection;
   const int64_t T = s.q_position.y.dim(0), H = s.q_position.y.dim(1), sets = selection.first.dim(0);
   const int64_t step = std::max<int64_t>(T / SelectionSums::kLookedAt, 1);
   for (int64_t t = step - 1; t < T; t += step)
@@ -85,13 +85,13 @@ void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention
       const int64_t first = first_key.as<int32_t>()[t];
       const std::vector<int64_t> keys = keys_of(selection, set, t, first);
       const std::vector<double> dense =
-          dense_attention(q, k, s, attention.core().scale(), t, first, set * (H / sets), H / sets);
+          dense_attention(q, k, s, attention.scale(), t, first, set * (H / sets), H / sets);
       const auto count = static_cast<double>(keys.size());
       sums.queries += 1;
       sums.keys += count;
       for (const int64_t j : keys) {
         sums.mass += dense[static_cast<size_t>(j - first)];
-        if (before) sums.overlap += before->sparse.selection.contains(set, t, j) / count;
+        if (before) sums.overlap += before->core.selection.contains(set, t, j) / count;
       }
       sums.top += static_cast<double>(hits(dense, keys, first)) / count;
       if (t - first + 1 < SelectionSums::kNeighbours) continue;

@@ -39,8 +39,17 @@ ParamStore::Id add_projection(const ModelConfig& config, ParamStore& store, cons
   return add_projection(store, name, out, C, matrix_init(config, out, C));
 }
 
+Attention::Core make_core(const ModelConfig& config, ParamStore& store, const std::string& prefix,
+                          int64_t layer) {
+  if (config.attention.kind == AttentionKind::sparse)
+    return Attention::Core(std::in_place_type<SparseAttention>, config, store, prefix, layer);
+  return Attention::Core(std::in_place_type<SoftmaxAttention>, config, store, prefix, layer);
+}
+
 /// The inputs of the core, without a KV cache.
-Heads heads_of(const Attention::Saved& s) { return {s.q_position.y, s.k_position.y, s.gates[P::value].y}; }
+Heads heads_of(const Attention::Saved& s, const Tensor& x) {
+  return {s.q_position.y, s.k_position.y, s.gates[P::value].y, x};
+}
 
 Tensor matrix(const Tensor& t) { return t.view({t.dim(0), t.numel() / t.dim(0)}); }
 
@@ -65,10 +74,9 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
       gates_(config, store, prefix, gate_sites(config)),
       q_position_(config, store, prefix + ".q_norm.weight"),
       k_position_(config, store, prefix + ".k_norm.weight"),
-      core_(config, store, prefix, layer),
+      core_(make_core(config, store, prefix, layer)),
       exclusive_(config, store, prefix + ".exclusive_scale"),
       output_(config, store, prefix + ".o_norm.weight") {
-  if (config.attention.kind == AttentionKind::sparse) sparse_.emplace(config, store, prefix, layer);
   const int64_t kv_heads = config.num_key_value_heads;
   SLUICE_CHECK(kv_heads > 0 && heads_ % kv_heads == 0, "attention: {} heads over {} key/value heads", heads_,
                kv_heads);
@@ -78,8 +86,8 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
 }
 
 Flops Attention::flops(int64_t seq_len) const {
-  Flops sum =
-      k_switch_.flops() + v_switch_.flops() + (sparse_ ? sparse_->flops(seq_len) : core_.flops(seq_len));
+  Flops sum = k_switch_.flops() + v_switch_.flops();
+  sum += std::visit([&](const auto& core) { return core.flops(seq_len); }, core_);
   for (const ParamStore::Id id : {q_proj_, k_proj_, v_proj_, o_proj_}) sum += product_flops(store_, id);
   for (size_t i = 0; i < gates_.size(); ++i) sum += gates_.gate(i).flops();
   return sum;
@@ -98,9 +106,9 @@ Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, in
   s.k_position = k_position_.make_saved(arena, name + ".k_norm", make_gates(P::key, s.k.y));
   make_gates(P::value, s.v.y);
   const bool fused = gates_[P::sdpa_output].fused();
-  s.core = sparse_ ? sparse_->make_core_saved(arena, name, T, dtype, fused)
-                   : core_.make_saved(arena, name, T, dtype, fused);
-  if (sparse_) s.sparse = sparse_->make_saved(arena, name, T, dtype);
+  s.core = std::visit(
+      [&](const auto& core) { return SparseAttention::Saved{core.make_saved(arena, name, T, dtype, fused)}; },
+      core_);
   s.exclusive = exclusive_.make_saved(arena, name + ".o_exclusive", s.core.y);
   s.output = output_.make_saved(arena, name + ".o", s.exclusive.y);
   make_gates(P::sdpa_output, s.output.y);
@@ -122,15 +130,10 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
   q_position_.forward(ctx, s.gates[P::query].y, sequence, s.q_position);
   k_position_.forward(ctx, s.gates[P::key].y, sequence, s.k_position);
 
-  Heads heads = heads_of(s);
+  Heads heads = heads_of(s, x);
   if (sequence.cache) sequence.cache->append(ctx, layer_, heads.k, heads.v);
   const FusedGate fused = gates_[P::sdpa_output].fused_forward(ctx, x, s.gates[P::sdpa_output]);
-  if (!sequence.caches.empty())
-    attend_each(ctx, heads, sequence, fused, s.core);
-  else if (sparse_)
-    sparse_->forward(ctx, x, heads, sequence, fused, s.core, s.sparse);
-  else
-    core_.forward(ctx, heads, sequence, fused, s.core);
+  std::visit([&](const auto& core) { core.forward(ctx, heads, sequence, fused, s.core); }, core_);
   exclusive_.forward(ctx, s.core.y, s.gates[P::value].y, s.exclusive);
   output_.forward(ctx, s.exclusive.y, s.output);
   gates_[P::sdpa_output].forward(ctx, s.output.y, x, s.gates[P::sdpa_output]);
@@ -166,12 +169,12 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   FusedGate fused = gates_[P::sdpa_output].fused_gate(s.gates[P::sdpa_output]);
   if (fused) fused.dlogits = t.like("attention.dgate", fused.logits), fused.dscores = dimportance;
   const Tensor measured = gated ? Tensor() : dimportance;
-  if (sparse_) {
-    sparse_->backward(ctx, {dq, dk, dv}, d_o, heads_of(s), sequence, fused, measured, s.core, s.sparse);
-    sparse_->backward_indexer(ctx, dx, into, x, heads_of(s), sequence, s.core, s.sparse);
-  } else {
-    core_.backward(ctx, {dq, dk, dv}, d_o, heads_of(s), sequence, fused, measured, s.core);
-  }
+  const Heads heads = heads_of(s, x);
+  const auto core_backward = [&](const auto& core) {
+    core.backward(ctx, {dq, dk, dv}, d_o, heads, sequence, fused, measured, s.core);
+    core.backward_input(ctx, dx, into, heads, sequence, s.core);
+  };
+  std::visit(core_backward, core_);
   gates_[P::sdpa_output].fused_backward(ctx, fused.dlogits, x, dx, into);
   if (dv_own) add_forward(ctx, dv, dv, dv_own);
 
@@ -197,39 +200,8 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
 
 std::optional<HeadGate> Attention::head_gate(const Saved& s, const Tensor& first_key) const {
   const GateChain& gates = gates_[P::sdpa_output];
-  if (gates.empty() && sparse_) return sparse_->head_gate(s.core, first_key);
-  return gates.empty() ? core_.head_gate(s.core, first_key) : gates.head_gate(s.gates[P::sdpa_output]);
-}
-
-/// Row i is the next token of the sequence whose earlier keys and values are in caches[i].
-void Attention::attend_each(Context& ctx, const Heads& heads, const Sequence& sequence, const FusedGate& gate,
-                            const SoftmaxAttention::Saved& s) const {
-  SLUICE_CHECK(!sparse_, "attention: sparse attention takes the tokens of one sequence at a time");
-  ScratchScope t(ctx.scratch);
-  const Tensor lse = t.alloc("attention.lse", s.lse.dtype, {heads_, 1}),
-               z0 = t.alloc("attention.z0", s.lse.dtype, {heads_, 1}),
-               extra = s.extra ? t.alloc("attention.extra", s.lse.dtype, {heads_, 1}) : Tensor();
-  for (int64_t i = 0; i < std::ssize(sequence.caches); ++i) {
-    const auto row = [&](const Tensor& all) { return all.empty() ? all : all.rows(i, 1); };
-    Sequence own = sequence;
-    own.cache = sequence.caches[static_cast<size_t>(i)];
-    own.caches = {};
-    own.positions = row(sequence.positions);
-    own.first_key = row(sequence.first_key);
-    Heads token = {row(heads.q), row(heads.k), row(heads.v)};
-    own.cache->append(ctx, layer_, token.k, token.v);
-    FusedGate own_gate = gate;
-    own_gate.logits = row(gate.logits);
-    own_gate.y = row(gate.y);
-    SoftmaxAttention::Saved out = s;
-    out.o = row(s.o);
-    out.y = row(s.y);
-    out.lse = lse;
-    out.z0 = z0;
-    out.extra = extra;
-    out.first_key = row(s.first_key);
-    core_.forward(ctx, token, own, own_gate, out);
-  }
+  if (!gates.empty()) return gates.head_gate(s.gates[P::sdpa_output]);
+  return std::visit([&](const auto& core) { return core.head_gate(s.core, first_key); }, core_);
 }
 
 void Attention::count_heads(Context& ctx, const Sequence& sequence, const Saved& s) const {

@@ -25,6 +25,7 @@ SoftmaxAttention::SoftmaxAttention(const ModelConfig& config, ParamStore& store,
                                    int64_t layer)
     : store_(store),
       kind_(config.attention.kind),
+      layer_(layer),
       heads_(config.num_attention_heads),
       head_dim_(config.head_dim),
       window_(config.attention.window_in_layer(layer)),
@@ -56,6 +57,7 @@ SoftmaxAttention::Saved SoftmaxAttention::make_saved(Arena& arena, const std::st
 
 void SoftmaxAttention::forward(Context& ctx, const Heads& heads, const Sequence& sequence,
                                const FusedGate& gate, Saved& s) const {
+  if (!sequence.caches.empty()) return forward_each(ctx, heads, sequence, gate, s);
   const Tensor y = gate ? gate.y : s.y;
   if (constant_sink()) fill(ctx, s.sink, 0);
   if (window_ > 0) window_first_key(ctx, s.first_key, sequence.first_key, heads.k.dim(0), window_);
@@ -65,6 +67,36 @@ void SoftmaxAttention::forward(Context& ctx, const Heads& heads, const Sequence&
   else
     attend(ctx, heads, first_key, gate, y, s.o, s);
   if (window_ > 0) hide_first_logits(ctx, s.z0, sequence.first_key, first_key);
+}
+
+/// Row i is the next token of the sequence whose earlier keys and values are in caches[i].
+void SoftmaxAttention::forward_each(Context& ctx, const Heads& heads, const Sequence& sequence,
+                                    const FusedGate& gate, const Saved& s) const {
+  ScratchScope t(ctx.scratch);
+  const Tensor lse = t.alloc("attention.lse", s.lse.dtype, {heads_, 1}),
+               z0 = t.alloc("attention.z0", s.lse.dtype, {heads_, 1}),
+               extra = s.extra ? t.alloc("attention.extra", s.lse.dtype, {heads_, 1}) : Tensor();
+  for (int64_t i = 0; i < std::ssize(sequence.caches); ++i) {
+    const auto row = [&](const Tensor& all) { return all.empty() ? all : all.rows(i, 1); };
+    Sequence own = sequence;
+    own.cache = sequence.caches[static_cast<size_t>(i)];
+    own.caches = {};
+    own.positions = row(sequence.positions);
+    own.first_key = row(sequence.first_key);
+    Heads token = {row(heads.q), row(heads.k), row(heads.v)};
+    own.cache->append(ctx, layer_, token.k, token.v);
+    FusedGate own_gate = gate;
+    own_gate.logits = row(gate.logits);
+    own_gate.y = row(gate.y);
+    Saved out = s;
+    out.o = row(s.o);
+    out.y = row(s.y);
+    out.lse = lse;
+    out.z0 = z0;
+    out.extra = extra;
+    out.first_key = row(s.first_key);
+    forward(ctx, token, own, own_gate, out);
+  }
 }
 
 void SoftmaxAttention::zero_and_attend(Context& ctx, const Heads& heads, const Sequence& sequence,
@@ -132,7 +164,7 @@ AttentionInputs SoftmaxAttention::inputs(const Heads& heads, const Tensor& first
 AttentionOutput SoftmaxAttention::output(const FusedGate& gate, const Saved& s) const {
   AttentionOutput out = {.gate = gate.logits, .kind = gate.kind, .dhead = gate.dscores};
   if (extra_key_)
-    out.extra = {store_.value(*extra_key_), extra_value(), s.extra};
+    out.extra = {store_.value(*extra_key_), sink_value(), s.extra};
   else
     out.sink = sink_logits(s);
   return out;

@@ -17,11 +17,8 @@ namespace sluice {
 /// layer see only the keys before it (ops/window.h).
 class SoftmaxAttention {
  public:
-  struct Saved {
-    Tensor o;          // (T, H, D): the output of the softmax
-    Tensor lse, z0;    // (H, T): log-sum-exp of the logits and the first visible key's logit, -inf where the
-                       // sequence's first key is before the window
-    Tensor y;          // (T, H, D): after the sink; o itself without one; empty if a gate is fused
+  /// z0 is -inf where the sequence's first key is before the window.
+  struct Saved : CoreSaved {
     Tensor first_key;  // (T) i32: of the window; empty without one
     Tensor sink;       // (H): off_by_one's zeros
     Tensor extra;      // (H, T): the extra key's logits
@@ -31,10 +28,10 @@ class SoftmaxAttention {
   /// "<prefix>.sink_key", key and value (Hkv, D) of kv_bias "<prefix>.bias_key" and "<prefix>.bias_value".
   SoftmaxAttention(const ModelConfig& config, ParamStore& store, const std::string& prefix,
                    int64_t layer = 0);
-  /// gated: whether forward gets a gate.
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool gated) const;
 
-  /// s.o, s.lse, s.z0, and s.y or gate.y.
+  /// s.o, s.lse, s.z0, and s.y or gate.y. With a cache per token, each token's key and value are appended to
+  /// its own, and s.lse and s.z0 are not computed.
   void forward(Context& ctx, const Heads& heads, const Sequence& sequence, const FusedGate& gate,
                Saved& s) const;
   /// grads.dq, grads.dk, grads.dv and gate.dlogits overwritten, from dy (T, H, D); adds the parameters'
@@ -42,6 +39,8 @@ class SoftmaxAttention {
   void backward(Context& ctx, const AttentionGrads& grads, const Tensor& dy, const Heads& heads,
                 const Sequence& sequence, const FusedGate& gate, const Tensor& dimportance,
                 const Saved& s) const;
+  void backward_input(Context& /*ctx*/, const Tensor& /*dx*/, Into& /*into*/, const Heads& /*heads*/,
+                      const Sequence& /*sequence*/, const Saved& /*s*/) const {}
 
   /// Of a token's scores and weighted values, on average over its positions: causal, so that it sees half of
   /// the sequence, or of a window, w - w^2 / (2 seq_len) tokens. An extra key adds its own.
@@ -55,7 +54,7 @@ class SoftmaxAttention {
   /// Logits that compete with the keys: (H), or (H, T) of an extra key; empty without a sink.
   Tensor sink_logits(const Saved& s) const { return extra_key_ ? s.extra : sinks_ ? sinks() : s.sink; }
   /// (Hkv, D): the value of the extra key; empty where it is 0.
-  Tensor extra_value() const { return extra_value_ ? store_.value(*extra_value_) : Tensor(); }
+  Tensor sink_value() const { return extra_value_ ? store_.value(*extra_value_) : Tensor(); }
   /// (H): the learned sink logits; empty without them.
   Tensor sinks() const { return sinks_ ? store_.value(*sinks_) : Tensor(); }
   /// 1 / sqrt(D)
@@ -64,6 +63,8 @@ class SoftmaxAttention {
   int64_t window() const { return window_; }
 
  private:
+  void forward_each(Context& ctx, const Heads& heads, const Sequence& sequence, const FusedGate& gate,
+                    const Saved& s) const;
   bool constant_sink() const { return kind_ == AttentionKind::off_by_one; }
   /// Whether y differs from o.
   bool joined() const { return sinks_ || extra_key_ || constant_sink(); }
@@ -78,7 +79,7 @@ class SoftmaxAttention {
   ParamStore& store_;
   AttentionKind kind_;
   std::optional<ParamStore::Id> sinks_, extra_key_, extra_value_;
-  int64_t heads_, head_dim_, window_;
+  int64_t layer_, heads_, head_dim_, window_;
   double scale_;
   AttentionKernel kernel_;
   bool skip_first_;  // model.attention.head_balance.skip_first

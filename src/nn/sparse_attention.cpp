@@ -33,20 +33,14 @@ SparseAttention::SparseAttention(const ModelConfig& config, ParamStore& store, c
         {.name = prefix + ".sinks", .shape = {heads_}, .init = Init::normal(0.02), .weight_decay = false});
 }
 
-SoftmaxAttention::Saved SparseAttention::make_core_saved(Arena& arena, const std::string& name,
-                                                         int64_t num_tokens, DType dtype, bool gated) const {
+SparseAttention::Saved SparseAttention::make_saved(Arena& arena, const std::string& name, int64_t num_tokens,
+                                                   DType dtype, bool gated) const {
   const DType wide = accumulate_dtype(dtype);
-  SoftmaxAttention::Saved s;
+  Saved s;
   s.o = arena.alloc(name + ".o", dtype, {num_tokens, heads_, head_dim_});
   s.lse = arena.alloc(name + ".lse", wide, {heads_, num_tokens});
   s.z0 = arena.alloc(name + ".z0", wide, {heads_, num_tokens});
   if (!gated) s.y = sinks_ ? arena.alloc(name + ".o_sink", dtype, {num_tokens, heads_, head_dim_}) : s.o;
-  return s;
-}
-
-SparseAttention::Saved SparseAttention::make_saved(Arena& arena, const std::string& name, int64_t num_tokens,
-                                                   DType dtype) const {
-  Saved s;
   s.index = indexer_.make_saved(arena, name + ".indexer", num_tokens, dtype);
   const int64_t room = selection_room(indexer_.budget().most(), num_tokens, indexer_.block());
   s.selection.first = arena.alloc(name + ".selected", DType::i32, {indexer_.sets(), num_tokens, room});
@@ -55,8 +49,10 @@ SparseAttention::Saved SparseAttention::make_saved(Arena& arena, const std::stri
   return s;
 }
 
-void SparseAttention::forward(Context& ctx, const Tensor& x, const Heads& heads, const Sequence& sequence,
-                              const FusedGate& gate, SoftmaxAttention::Saved& core, Saved& s) const {
+void SparseAttention::forward(Context& ctx, const Heads& heads, const Sequence& sequence,
+                              const FusedGate& gate, Saved& s) const {
+  if (!sequence.caches.empty())
+    fail(ExitCode::usage, "attention: sparse attention takes the tokens of one sequence at a time");
   if (ctx.device != Device::cpu)
     fail(ExitCode::usage,
          "model.attention.kind: sparse computes on the CPU alone in this version; set train.device: cpu");
@@ -64,9 +60,9 @@ void SparseAttention::forward(Context& ctx, const Tensor& x, const Heads& heads,
     fail(ExitCode::usage, "attention: values of first tokens are zeroed with kinds softmax and sink only");
   ScratchScope t(ctx.scratch);
   Indexer::Saved index = s.index;
-  indexer_.forward(ctx, x, sequence, layer_, index);
+  indexer_.forward(ctx, heads.x, sequence, layer_, index);
   const AttentionInputs in = inputs(heads, sequence);
-  const AttentionState out = {core.o, core.lse, core.z0};
+  const AttentionState out = {s.o, s.lse, s.z0};
   if (sequence.dense_warm_up) {
     attention_forward(ctx, out, in);
   } else {
@@ -81,56 +77,53 @@ void SparseAttention::forward(Context& ctx, const Tensor& x, const Heads& heads,
     indexer_.select(ctx, selection, sequence, index, sums);
     sparse_attention_forward(ctx, out, in, selection);
   }
-  const Tensor y = gate ? gate.y : core.y;
-  if (sinks_) sink_forward(ctx, y, core.o, core.lse, sinks());
-  if (gate) gate_forward(ctx, y, sinks_ ? y : core.o, gate.logits, gate.kind);
+  const Tensor y = gate ? gate.y : s.y;
+  if (sinks_) sink_forward(ctx, y, s.o, s.lse, sinks());
+  if (gate) gate_forward(ctx, y, sinks_ ? y : s.o, gate.logits, gate.kind);
 }
 
 void SparseAttention::backward(Context& ctx, const AttentionGrads& grads, const Tensor& dy,
                                const Heads& heads, const Sequence& sequence, const FusedGate& gate,
-                               const Tensor& dimportance, const SoftmaxAttention::Saved& core,
-                               const Saved& s) const {
+                               const Tensor& dimportance, const Saved& s) const {
   ScratchScope t(ctx.scratch);
   ScoreGrads of_scores;
   const Tensor dsinks = sinks_ ? store_.grad(*sinks_) : Tensor();
   if (dimportance) {
-    of_scores.dlse = t.like("attention.dlse", core.lse);
-    if (!sinks_) of_scores.coef0 = t.like("attention.coef0", core.lse);
+    of_scores.dlse = t.like("attention.dlse", s.lse);
+    if (!sinks_) of_scores.coef0 = t.like("attention.coef0", s.lse);
     head_importance_backward(ctx, of_scores.dlse, of_scores.coef0, dsinks, dimportance,
-                             head_gate(core, sequence.first_key));
+                             head_gate(s, sequence.first_key));
   }
   Tensor d = dy;
   if (gate) {
-    Tensor gated = core.o;
+    Tensor gated = s.o;
     if (sinks_) {
-      gated = t.like("attention.o_sink", core.o);
-      sink_forward(ctx, gated, core.o, core.lse, sinks());
+      gated = t.like("attention.o_sink", s.o);
+      sink_forward(ctx, gated, s.o, s.lse, sinks());
     }
-    d = t.like("attention.d_o_sink", core.o);
+    d = t.like("attention.d_o_sink", s.o);
     gate_backward(ctx, d, gate.dlogits, dy, gated, gate.logits, gate.kind, gate.dscores);
   }
   if (sinks_) {
-    const Tensor d_o = t.like("attention.d_o_softmax", core.o),
-                 dlse = t.like("attention.dlse_sink", core.lse);
-    sink_backward(ctx, d_o, dlse, dsinks, d, core.o, core.lse, sinks());
+    const Tensor d_o = t.like("attention.d_o_softmax", s.o), dlse = t.like("attention.dlse_sink", s.lse);
+    sink_backward(ctx, d_o, dlse, dsinks, d, s.o, s.lse, sinks());
     if (of_scores.dlse) add_forward(ctx, dlse, dlse, of_scores.dlse);
     of_scores.dlse = dlse;
     d = d_o;
   }
   const AttentionInputs in = inputs(heads, sequence);
   if (sequence.dense_warm_up)
-    attention_backward(ctx, grads, d, in, {core.o, core.lse}, of_scores);
+    attention_backward(ctx, grads, d, in, {s.o, s.lse}, of_scores);
   else
-    sparse_attention_backward(ctx, grads, d, in, {core.o, core.lse}, s.selection, of_scores);
+    sparse_attention_backward(ctx, grads, d, in, {s.o, s.lse}, s.selection, of_scores);
 }
 
-void SparseAttention::backward_indexer(Context& ctx, Tensor dx, Into& into, const Tensor& x,
-                                       const Heads& heads, const Sequence& sequence,
-                                       const SoftmaxAttention::Saved& core, const Saved& s) const {
+void SparseAttention::backward_input(Context& ctx, Tensor dx, Into& into, const Heads& heads,
+                                     const Sequence& sequence, const Saved& s) const {
   if (!sequence.indexers || loss_coefficient_ == 0) return;
   const IndexTarget target = {
-      .q = heads.q, .k = heads.k, .lse = core.lse, .scale = scale_, .targets = sequence.targets};
-  indexer_.backward(ctx, dx, into, x, sequence, target, sequence.dense_warm_up ? nullptr : &s.selection,
+      .q = heads.q, .k = heads.k, .lse = s.lse, .scale = scale_, .targets = sequence.targets};
+  indexer_.backward(ctx, dx, into, heads.x, sequence, target, sequence.dense_warm_up ? nullptr : &s.selection,
                     layer_, s.index);
 }
 
@@ -153,7 +146,7 @@ Flops SparseAttention::flops(int64_t seq_len) const {
          Flops{.activations = 4.0 * keys * static_cast<double>(heads_ * head_dim_)};
 }
 
-HeadGate SparseAttention::head_gate(const SoftmaxAttention::Saved& s, const Tensor& first_key) const {
+HeadGate SparseAttention::head_gate(const Saved& s, const Tensor& first_key) const {
   HeadGate g;
   g.lse = s.lse;
   g.skip_first = skip_first_;

@@ -1,4 +1,5 @@
 #pragma once
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -14,33 +15,35 @@ namespace sluice {
 /// dense warm-up (Sequence::dense_warm_up) it is attention over all keys, from which the indexer learns.
 class SparseAttention {
  public:
-  /// Beside what SoftmaxAttention saves; lse and z0 are over the selected keys.
-  struct Saved {
-    Indexer::Saved index;
-    Selection selection;
+  /// lse and z0 are over the selected keys. What SoftmaxAttention alone saves is empty.
+  struct Saved : SoftmaxAttention::Saved {
+    Indexer::Saved index = {};
+    Selection selection = {};
   };
 
   /// `prefix`: prefix of the layer's parameter names.
   SparseAttention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer);
-  SoftmaxAttention::Saved make_core_saved(Arena& arena, const std::string& name, int64_t num_tokens,
-                                          DType dtype, bool gated) const;
-  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const;
+  Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool gated) const;
 
-  /// core.o, lse, z0, and core.y or gate.y; x (T, C): the layer's input, which the indexer reads.
-  void forward(Context& ctx, const Tensor& x, const Heads& heads, const Sequence& sequence,
-               const FusedGate& gate, SoftmaxAttention::Saved& core, Saved& s) const;
-  /// As AttentionCore's; then the indexer's loss, where sequence.indexers asks for it: dx as
-  /// Indexer::backward.
+  /// The indexer reads heads.x.
+  void forward(Context& ctx, const Heads& heads, const Sequence& sequence, const FusedGate& gate,
+               Saved& s) const;
   void backward(Context& ctx, const AttentionGrads& grads, const Tensor& dy, const Heads& heads,
                 const Sequence& sequence, const FusedGate& gate, const Tensor& dimportance,
-                const SoftmaxAttention::Saved& core, const Saved& s) const;
-  void backward_indexer(Context& ctx, Tensor dx, Into& into, const Tensor& x, const Heads& heads,
-                        const Sequence& sequence, const SoftmaxAttention::Saved& core, const Saved& s) const;
+                const Saved& s) const;
+  /// The indexer's loss, where sequence.indexers asks for it: dx as Indexer::backward.
+  void backward_input(Context& ctx, Tensor dx, Into& into, const Heads& heads, const Sequence& sequence,
+                      const Saved& s) const;
 
   /// Of a token's selected pairs and of the indexer, on average over the positions of a sequence.
   Flops flops(int64_t seq_len) const;
-  HeadGate head_gate(const SoftmaxAttention::Saved& s, const Tensor& first_key) const;
+  HeadGate head_gate(const Saved& s, const Tensor& first_key) const;
+  /// (H): the learned sink logits; empty without them.
   Tensor sinks() const { return sinks_ ? store_.value(*sinks_) : Tensor(); }
+  Tensor sink_logits(const Saved& /*s*/) const { return sinks(); }
+  Tensor sink_value() const { return {}; }
+  double weight(double logit, double lse) const { return std::exp(logit - lse); }
+  double scale() const { return scale_; }
   const Indexer& indexer() const { return indexer_; }
 
  private:
@@ -54,5 +57,6 @@ class SparseAttention {
   Indexer indexer_;
   std::optional<ParamStore::Id> sinks_;
 };
+static_assert(AttentionCore<SparseAttention>);
 
 }  // namespace sluice

@@ -84,14 +84,14 @@ TEST_CASE("a selection of the keys with most dense attention has recall 1 of the
         order[static_cast<size_t>(j)].first += z[static_cast<size_t>(j)] / sum / 4;
     }
     std::sort(order.rbegin(), order.rend());
-    const int64_t count = std::min<int64_t>(5, t + 1), room = s.sparse.selection.first.dim(2);
+    const int64_t count = std::min<int64_t>(5, t + 1), room = s.core.selection.first.dim(2);
     std::vector<int32_t> keys;
     for (int64_t i = 0; i < count; ++i) {
       keys.push_back(static_cast<int32_t>(order[static_cast<size_t>(i)].second));
       mass += order[static_cast<size_t>(i)].first / 30;
     }
     std::sort(keys.begin(), keys.end());
-    std::copy(keys.begin(), keys.end(), s.sparse.selection.first.as<int32_t>() + t * room);
+    std::copy(keys.begin(), keys.end(), s.core.selection.first.as<int32_t>() + t * room);
   }
   Context ctx(1 << 20);
   SelectionSums sums;

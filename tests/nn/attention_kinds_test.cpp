@@ -100,7 +100,7 @@ TEST_CASE("every window_pattern-th layer has no window", "[window]") {
     ParamStore store;
     const Transformer model(c, store);
     std::vector<int64_t> of_layer;
-    for (const Block& block : model.blocks()) of_layer.push_back(block.attention().core().window());
+    for (const Block& block : model.blocks()) of_layer.push_back(block.attention().softmax()->window());
     return of_layer;
   };
   CHECK(windows(0) == std::vector<int64_t>{3, 3, 3, 3, 3, 3});

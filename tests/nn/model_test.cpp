@@ -186,7 +186,7 @@ TEST_CASE("values of first tokens are zeroed for all heads, or for those with mo
         const Attention::Saved& a = m.saved.blocks[0].attention;
         // O - A_t,first v_first, followed by sink and gate as for any output.
         std::vector<double> look(H, 0.0);  // of each head, mean attention on the first token
-        const Tensor sinks = m.model.blocks()[0].attention().core().sinks();
+        const Tensor sinks = m.model.blocks()[0].attention().softmax()->sinks();
         double worst = 0, size = 0;
         for (int64_t t = 0; t < T; ++t)
           for (int64_t h = 0; h < H; ++h) {

@@ -35,7 +35,7 @@ TokenBatch two_documents(uint32_t first = 1, uint32_t second = 2) {
 std::vector<int32_t> selected(const TestModel& m) {
   std::vector<int32_t> all;
   for (const Block::Saved& block : m.saved.blocks) {
-    const Selection& s = block.attention.sparse.selection;
+    const Selection& s = block.attention.core.selection;
     all.insert(all.end(), s.first.as<int32_t>(), s.first.as<int32_t>() + s.first.numel());
     all.insert(all.end(), s.count.as<int32_t>(), s.count.as<int32_t>() + s.count.numel());
   }
