@@ -121,7 +121,7 @@ TEST_CASE("selection is that of sorting, for every kind of score, block and docu
     for (const int64_t block : {1, 3})
       for (const bool force_self : {false, true}) {
         Pool pool(21);
-        Case c(pool, {.tokens = 131,
+        Case c(pool, {.tokens = 331,
                       .heads = 4,
                       .depth = 10,
                       .sets = 2,
@@ -137,7 +137,7 @@ TEST_CASE("selection is that of sorting, for every kind of score, block and docu
         select_keys(ctx, s, c.inputs(), budget, {}, {}, "a layer");
         int wrong = 0;
         for (int64_t set = 0; set < 2; ++set)
-          for (int64_t t = 0; t < 131; ++t)
+          for (int64_t t = 0; t < 331; ++t)
             wrong += chosen(s, set, t) != by_sorting(c, set, t, 5, force_self);
         CHECK(wrong == 0);
       }
@@ -169,6 +169,33 @@ TEST_CASE("selection: ties go to the last key, exactly, at any k", "[indexer]") 
       CHECK(wrong == 0);
     }
   }
+}
+
+TEST_CASE("selection: one score far above the others, or without bound, leaves their order", "[indexer]") {
+  Context ctx(kTestScratch);
+  for (const double outlier : {1e30, static_cast<double>(INFINITY)})
+    for (const bool force_self : {false, true}) {
+      Pool pool(26);
+      Case c(pool,
+             {.tokens = 400,
+              .heads = 1,
+              .depth = 4,
+              .activation = IndexActivation::relu,
+              .weights = IndexHeadWeights::none,
+              .bias = false},
+             DType::f32);
+      for (int64_t i = 0; i < c.q.numel(); ++i) Pool::set(c.q, i, i % 4 == 0 ? 1 : 0);
+      for (int64_t i = 0; i < c.k.numel(); ++i) Pool::set(c.k, i, i % 4 == 0 ? 1 + i * 7 % 101 / 256.0 : 0);
+      Pool::set(c.k, 4 * 50, outlier);
+      for (const int64_t k : {1, 2, 30, 250}) {
+        const Budget budget = {.base = k, .max = k, .force_self = force_self};
+        const Selection s = c.selection(pool, budget);
+        select_keys(ctx, s, c.inputs(), budget, {}, {}, "a layer");
+        int wrong = 0;
+        for (int64_t t = 0; t < 400; ++t) wrong += chosen(s, 0, t) != by_sorting(c, 0, t, k, force_self);
+        CHECK(wrong == 0);
+      }
+    }
 }
 
 TEST_CASE("selection does not depend on the number of threads", "[indexer]") {

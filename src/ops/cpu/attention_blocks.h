@@ -54,6 +54,30 @@ inline Vec<double> exp_vec(Vec<double> x) {
   return y;
 }
 
+/// log x of normal x > 0, relative error below 2e-7: the mantissa is taken to [sqrt(1/2), sqrt(2)), and a
+/// polynomial of degree 9 is log(1 + f) there (Cephes' logf).
+inline Vec<float> log_vec(Vec<float> x) {
+  using Mask = Simd<float>::Mask;
+  const Mask bits = reinterpret_cast<Mask>(x), exponent = (bits - 0x3f3504f3) >> 23;
+  const Vec<float> f = reinterpret_cast<Vec<float>>(bits - (exponent << 23)) - 1.0f,
+                   e = __builtin_convertvector(exponent, Vec<float>), square = f * f;
+  Vec<float> p = splat(7.0376836292e-2f);
+  p = p * f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  return f + (p * f * square + e * -2.12194440e-4f - 0.5f * square) + e * 0.693359375f;
+}
+inline Vec<double> log_vec(Vec<double> x) {
+  Vec<double> y{};
+  for (int i = 0; i < Simd<double>::kWidth; ++i) y[i] = std::log(x[i]);
+  return y;
+}
+
 // ---- transposes ----
 
 /// dst[d][i] = rows[i][d] * scale for i < n, d < depth, zero for n <= i < lanes and depth <= d <

@@ -1,10 +1,20 @@
-// Products of a few heads with rows that lie anywhere in memory, given by pointers, for attention over
-// selected keys. Include between isa_begin.h and isa_end.h, after vectors.h. Every result is summed in an
-// order that depends on the sizes of the one product alone, not on where in a tile or in a list it falls.
+// Products of a few heads with rows that lie anywhere in memory, for attention over selected keys. Include
+// between isa_begin.h and isa_end.h, after vectors.h. Every result is summed in an order that depends on the
+// sizes of the one product alone, not on where in a tile, or in a part of a list, it falls.
 
 namespace {
 
 constexpr int64_t padded(int64_t n, int64_t width) { return (n + width - 1) / width * width; }
+
+/// The rows of a table that a list names.
+template <class T>
+struct Rows {
+  T* base;
+  const int32_t* list;
+  int64_t stride;
+  T* operator[](int64_t e) const { return base + list[e] * stride; }
+  Rows from(int64_t e) const { return {base, list + e, stride}; }
+};
 
 /// Rows this far ahead in a list are asked for: where they lie in memory, hardware cannot foresee.
 constexpr int64_t kAhead = 12;
@@ -14,14 +24,23 @@ template <class T>
     __builtin_prefetch(reinterpret_cast<const char*>(row) + byte);
 }
 
+/// Lanes without bit H of a and lanes with it of b, each where it is, or (kSwap) those with bit H exchanged.
+/// The first is a blend, cheaper than a shuffle.
+template <class A, int H, bool kSwap, size_t... E>
+inline Vec<A> halves(Vec<A> a, Vec<A> b, std::index_sequence<E...>) {
+  constexpr int W = Simd<A>::kWidth;
+  return __builtin_shufflevector(
+      a, b, (static_cast<int>(kSwap ? E ^ static_cast<size_t>(H) : E) + ((E & H) ? W : 0))...);
+}
+
 template <class A, int H>
 [[gnu::always_inline]] inline void sums_step(Vec<A>* r) {
   constexpr int W = Simd<A>::kWidth;
 #pragma GCC unroll 8
   for (int i = 0; i < H; ++i) {
     const Vec<A> a = r[i], b = r[i + H];
-    r[i] = exchange<A, H, false>(a, b, std::make_index_sequence<W>{}) +
-           exchange<A, H, true>(a, b, std::make_index_sequence<W>{});
+    r[i] = halves<A, H, false>(a, b, std::make_index_sequence<W>{}) +
+           halves<A, H, true>(a, b, std::make_index_sequence<W>{});
   }
   if constexpr (H > 1) sums_step<A, H / 2>(r);
 }
@@ -35,8 +54,8 @@ template <class A>
 
 /// out[h][e] = <q_h, rows_e> for `heads` rows of q, which are ldq apart, and n rows; out rows are ldo apart.
 template <class A, class T>
-void dot_rows(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const T* const* rows, int64_t n,
-              int64_t depth) {
+void dot_rows(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const Rows<const T>& rows,
+              int64_t n, int64_t depth) {
   constexpr int W = Simd<A>::kWidth, E = W < 4 ? W : 4, H = W / E;
   for (int64_t e0 = 0; e0 < n; e0 += E) {
     const T* row[E];
@@ -62,6 +81,11 @@ void dot_rows(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const
       }
       alignas(64) A sums[W];
       *reinterpret_cast<Vec<A>*>(sums) = sums_of<A>(s);
+      if (d == depth && h0 + H <= heads && e0 + E <= n) {
+#pragma GCC unroll 4
+        for (int h = 0; h < H; ++h) std::copy_n(sums + h * E, E, out + (h0 + h) * ldo + e0);
+        continue;
+      }
       for (int64_t h = 0; h < std::min<int64_t>(H, heads - h0); ++h)
         for (int64_t e = 0; e < std::min<int64_t>(E, n - e0); ++e) {
           A x = sums[h * E + e];
@@ -73,13 +97,14 @@ void dot_rows(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const
 }
 
 template <class A, class T, int M, int NV>
-inline void mix_tile(A* y, int64_t ldy, const A* p, int64_t ldp, const T* const* rows, int64_t n, int64_t d) {
+inline void mix_tile(A* y, int64_t ldy, const A* p, int64_t ldp, const Rows<const T>& rows, int64_t n,
+                     int64_t d) {
   constexpr int W = Simd<A>::kWidth;
   Vec<A> s[M][NV];
 #pragma GCC unroll 4
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) s[m][v] = Vec<A>{};
+    for (int v = 0; v < NV; ++v) s[m][v] = load_vec(y + m * ldy + d + v * W);
   for (int64_t e = 0; e < n; ++e) {
     if (e + kAhead < n) prefetch_row(rows[e + kAhead] + d, NV * W);
     Vec<A> x[NV];
@@ -99,7 +124,7 @@ inline void mix_tile(A* y, int64_t ldy, const A* p, int64_t ldp, const T* const*
 }
 
 template <class A, class T, int M>
-inline void mix_heads(A* y, int64_t ldy, const A* p, int64_t ldp, int64_t heads, const T* const* rows,
+inline void mix_heads(A* y, int64_t ldy, const A* p, int64_t ldp, int64_t heads, const Rows<const T>& rows,
                       int64_t n, int64_t depth) {
   constexpr int W = Simd<A>::kWidth;
   int64_t h = 0;
@@ -110,7 +135,7 @@ inline void mix_heads(A* y, int64_t ldy, const A* p, int64_t ldp, int64_t heads,
     for (; d + W <= depth; d += W) mix_tile<A, T, M, 1>(y + h * ldy, ldy, p + h * ldp, ldp, rows, n, d);
     for (; d < depth; ++d)
       for (int64_t m = h; m < h + M; ++m) {
-        A x = 0;
+        A x = y[m * ldy + d];
         for (int64_t e = 0; e < n; ++e) x += p[m * ldp + e] * load(rows[e] + d);
         y[m * ldy + d] = x;
       }
@@ -119,49 +144,79 @@ inline void mix_heads(A* y, int64_t ldy, const A* p, int64_t ldp, int64_t heads,
     if (h < heads) mix_heads<A, T, M / 2>(y + h * ldy, ldy, p + h * ldp, ldp, heads - h, rows, n, depth);
 }
 
-/// y[h][d] = sum_e p[h][e] rows_e[d], in the order of e.
+/// y[h][d] += sum_e p[h][e] rows_e[d], in the order of e.
 template <class A, class T>
-void mix_rows(A* y, int64_t ldy, const A* p, int64_t ldp, int64_t heads, const T* const* rows, int64_t n,
+void mix_rows(A* y, int64_t ldy, const A* p, int64_t ldp, int64_t heads, const Rows<const T>& rows, int64_t n,
               int64_t depth) {
   mix_heads<A, T, Simd<A>::kWidth * sizeof(A) == 64 ? 4 : 2>(y, ldy, p, ldp, heads, rows, n, depth);
 }
 
-/// y[d] += the sum over parts i, and over h in them, of c_i[h ldc] x_i[h ldx + d], in this order.
-template <class A>
-struct Part {
-  const A *c, *x;
-};
-template <class A>
-inline void add_parts(A* y, const Part<A>* parts, int64_t count, int64_t ldc, int64_t ldx, int64_t heads,
-                      int64_t depth) {
+template <class A, int M, int NV>
+inline void scatter_tile(const Rows<A>& rows, const A* c, int64_t ldc, const A* x, int64_t ldx, int64_t n,
+                         int64_t d) {
   constexpr int W = Simd<A>::kWidth;
-  const auto columns = [&]<int NV>(int64_t d, std::integral_constant<int, NV>) {
+  Vec<A> xs[M][NV];
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) xs[m][v] = load_vec(x + m * ldx + d + v * W);
+  for (int64_t e = 0; e < n; ++e) {
+    if (e + kAhead < n) prefetch_row(rows[e + kAhead] + d, NV * W);
+    A* const y = rows[e] + d;
     Vec<A> s[NV];
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) s[v] = load_vec(y + d + v * W);
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t h = 0; h < heads; ++h) {
-        const Vec<A> a = splat(parts[i].c[h * ldc]);
-        const A* const x = parts[i].x + h * ldx + d;
-#pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v) s[v] += a * load_vec(x + v * W);
-      }
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) store_vec(y + d + v * W, s[v]);
-  };
-  int64_t d = 0;
-  for (; d + 8 * W <= depth; d += 8 * W) columns(d, std::integral_constant<int, 8>{});
-  for (; d + 4 * W <= depth; d += 4 * W) columns(d, std::integral_constant<int, 4>{});
-  for (; d + W <= depth; d += W) columns(d, std::integral_constant<int, 1>{});
-  for (; d < depth; ++d)
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t h = 0; h < heads; ++h) y[d] += parts[i].c[h * ldc] * parts[i].x[h * ldx + d];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) s[v] = load_vec(y + v * W);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const Vec<A> a = splat(c[m * ldc + e]);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) s[v] += a * xs[m][v];
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) store_vec(y + v * W, s[v]);
+  }
 }
-/// Of one part.
+
+template <class A, int M>
+inline void scatter_heads(const Rows<A>& rows, const A* c, int64_t ldc, const A* x, int64_t ldx,
+                          int64_t heads, int64_t n, int64_t depth) {
+  constexpr int W = Simd<A>::kWidth;
+  int64_t h = 0;
+  for (; h + M <= heads; h += M) {
+    int64_t d = 0;
+    for (; d + 4 * W <= depth; d += 4 * W)
+      scatter_tile<A, M, 4>(rows, c + h * ldc, ldc, x + h * ldx, ldx, n, d);
+    for (; d + W <= depth; d += W) scatter_tile<A, M, 1>(rows, c + h * ldc, ldc, x + h * ldx, ldx, n, d);
+    for (; d < depth; ++d)
+      for (int64_t e = 0; e < n; ++e)
+        for (int64_t m = h; m < h + M; ++m) rows[e][d] += c[m * ldc + e] * x[m * ldx + d];
+  }
+  if constexpr (M > 1)
+    if (h < heads) scatter_heads<A, M / 2>(rows, c + h * ldc, ldc, x + h * ldx, ldx, heads - h, n, depth);
+}
+
+/// rows_e[d] += sum_h c[h][e] x[h][d], in the order of h. No row is named twice.
 template <class A>
-inline void add_heads(A* y, const A* c, int64_t ldc, const A* x, int64_t ldx, int64_t heads, int64_t depth) {
-  const Part<A> part{c, x};
-  add_parts(y, &part, 1, ldc, ldx, heads, depth);
+void scatter_rows(const Rows<A>& rows, const A* c, int64_t ldc, const A* x, int64_t ldx, int64_t heads,
+                  int64_t n, int64_t depth) {
+  scatter_heads<A, Simd<A>::kWidth * sizeof(A) == 64 ? 4 : 2>(rows, c, ldc, x, ldx, heads, n, depth);
+}
+
+template <class A>
+inline A largest_of(const A* x, int64_t n) {
+  constexpr int W = Simd<A>::kWidth;
+  A top = x[0];
+  int64_t e = 0;
+  if (n >= W) {
+    Vec<A> most = load_vec(x);
+    for (e = W; e + W <= n; e += W) {
+      const Vec<A> y = load_vec(x + e);
+      most = y > most ? y : most;
+    }
+    for (int i = 0; i < W; ++i) top = std::max(top, most[i]);
+  }
+  for (; e < n; ++e) top = std::max(top, x[e]);
+  return top;
 }
 
 /// x[e] = exp(x[e] - shift) for e < n, and their sum. x has room up to a multiple of the vector width.
@@ -192,10 +247,12 @@ inline int64_t expand_blocks(int32_t* tokens, const int32_t* first, int64_t coun
   return n;
 }
 
-/// How many parts to cut the keys into, so that this many heads keep every thread busy. Bits do not depend on
-/// it.
-inline int64_t key_parts(int64_t heads) {
-  return std::clamp<int64_t>((4 * num_threads() + heads - 1) / heads, 1, 64);
+/// Queries are taken in blocks, and their keys in ranges of neighbours, so that a range is read from memory
+/// once for all queries of a block: of 1 MB, but not so few that a query has only a handful of keys in it.
+template <class T>
+int64_t rows_per_range(int64_t keys, int64_t most, int64_t depth) {
+  const int64_t cached = (int64_t{1} << 20) / (depth * static_cast<int64_t>(sizeof(T)));
+  return std::max(cached, 16 * keys / most);
 }
 
 }  // namespace

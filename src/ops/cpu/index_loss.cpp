@@ -73,14 +73,12 @@ template <class T>
 struct LossWork {
   using A = accumulate_t<T>;
   A *q, *index_q, *dq, *attention, *target, *score;
-  const T** rows;
   int32_t* tokens;
   static int64_t size(const LossProblem<T>& p) {
     return padded(p.group() * p.depth, 16) + 2 * padded(p.index.per_set() * p.index.depth, 16) +
            p.group() * p.token_size() + 2 * p.row_size() + 64;
   }
-  LossWork(A* work, double* pointers, int32_t* list, const LossProblem<T>& p)
-      : rows(reinterpret_cast<const T**>(pointers)), tokens(list) {
+  LossWork(A* work, int32_t* list, const LossProblem<T>& p) : tokens(list) {
     q = work;
     index_q = q + padded(p.group() * p.depth, 16);
     dq = index_q + padded(p.index.per_set() * p.index.depth, 16);
@@ -111,12 +109,15 @@ accumulate_t<T> attention_on(const LossProblem<T>& p, const LossWork<T>& w, int6
   std::fill_n(w.target, n, A(0));
   for (int64_t kv_head = set * per_set; kv_head < (set + 1) * per_set; ++kv_head) {
     convert_row(w.q, p.q + (t * p.heads + kv_head * group) * p.depth, group * p.depth, p.scale);
-    for (int64_t e = 0; e < tokens; ++e) w.rows[e] = p.k + (w.tokens[e] * p.kv_heads + kv_head) * p.depth;
-    dot_rows(w.attention, size, w.q, p.depth, group, w.rows, tokens, p.depth);
+    const Rows<const T> rows{p.k + kv_head * p.depth, w.tokens, p.kv_heads * p.depth};
+    dot_rows(w.attention, size, w.q, p.depth, group, rows, tokens, p.depth);
     for (int64_t h = 0; h < group; ++h) {
       A* const row = w.attention + h * size;
       exp_row(row, tokens, p.lse[(kv_head * group + h) * p.index.tq + t]);
-      for (int64_t e = 0; e < tokens; ++e) w.target[b == 1 ? e : e / b] += row[e];
+      if (b == 1)
+        for (int64_t e = 0; e < n; ++e) w.target[e] += row[e];
+      else
+        for (int64_t e = 0; e < tokens; ++e) w.target[e / b] += row[e];
     }
   }
   A sum = 0;
@@ -125,42 +126,83 @@ accumulate_t<T> attention_on(const LossProblem<T>& p, const LossWork<T>& w, int6
   return sum;
 }
 
-/// score[e] = I of the e-th block; u (J/G, row_size) becomes the products.
+/// What an index head makes of its products, and its slope.
+template <class A>
+struct Activated {
+  Vec<A> value, slope;
+};
+template <class A>
+inline Activated<A> activate(IndexActivation activation, Vec<A> u) {
+  if (activation == IndexActivation::sigmoid) {
+    const Vec<A> value = sigmoid_vec<A>(u);
+    return {value, value * (A(1) - value)};
+  }
+  return {u > A(0) ? u : Vec<A>{}, u > A(0) ? splat(A(1)) : Vec<A>{}};
+}
+
+/// score[e] = I of the e-th block; u (J/G, row_size) becomes the products, 0 from n on.
 template <class T>
 void index_scores_of(const LossProblem<T>& p, const LossWork<T>& w, accumulate_t<T>* u, int64_t set,
                      int64_t t, const int32_t* starts, int64_t n) {
   using A = accumulate_t<T>;
+  constexpr int64_t W = LossProblem<T>::W;
   const Index<T>& x = p.index;
   const int64_t per_set = x.per_set(), head0 = set * per_set, size = p.row_size();
   convert_row(w.index_q, x.q + (t * x.heads + head0) * x.depth, per_set * x.depth, x.scale);
-  for (int64_t e = 0; e < n; ++e) w.rows[e] = x.k + starts[e] * x.depth;
-  dot_rows(u, size, w.index_q, x.depth, per_set, w.rows, n, x.depth);
-  std::fill_n(w.score, n, A(0));
+  dot_rows(u, size, w.index_q, x.depth, per_set, Rows<const T>{x.k, starts, x.depth}, n, x.depth);
+  std::fill_n(w.score, padded(n, W), A(0));
   for (int64_t j = 0; j < per_set; ++j) {
     const A bias = x.bias_of(head0 + j), weight = x.head_weight(t, head0 + j);
-    for (int64_t e = 0; e < n; ++e) {
-      A& y = u[j * size + e];
-      y += bias;
-      w.score[e] += weight * (x.activation == IndexActivation::sigmoid ? static_cast<A>(sigmoid(y))
-                                                                       : std::max(y, A(0)));
+    A* const row = u + j * size;
+    std::fill(row + n, row + padded(n, W), A(0));
+    for (int64_t e = 0; e < n; e += W) {
+      const Vec<A> y = load_vec(row + e) + bias;
+      store_vec(row + e, y);
+      store_vec(w.score + e, load_vec(w.score + e) + weight * activate<A>(x.activation, y).value);
     }
   }
 }
 
-/// score becomes dI from the scores and the target, whose sum is `mass`; KL and dlog_temperature by
-/// reference.
+/// score becomes dI from the scores and the target, whose sum is `mass`, 0 from n on; KL and dlog_temperature
+/// by reference.
 template <class A>
-void divergence(A* score, const A* target, int64_t n, A mass, A temperature, double& kl, double& dlog) {
-  const A top = *std::max_element(score, score + n) * temperature;
-  A sum = 0;
-  for (int64_t e = 0; e < n; ++e) sum += exp_fast(score[e] * temperature - top);
-  const A lse = top + std::log(sum), inverse = A(1) / mass;
-  for (int64_t e = 0; e < n; ++e) {
-    const A log_pi = score[e] * temperature - lse, p = target[e] * inverse, difference = exp_fast(log_pi) - p;
-    if (p > 0) kl += static_cast<double>(p * (std::log(p) - log_pi));
-    dlog += static_cast<double>(difference * score[e] * temperature);
-    score[e] = difference * temperature;
+void divergence(A* score, A* target, int64_t n, A mass, A temperature, double& kl, double& dlog) {
+  constexpr int64_t W = Simd<A>::kWidth;
+  const A top = largest_of(score, n) * temperature, inverse = A(1) / mass;
+  std::fill(score + n, score + padded(n, W), A(-1e30) / temperature);
+  std::fill(target + n, target + padded(n, W), A(0));
+  Vec<A> sum{}, divergences{}, slopes{};
+  for (int64_t e = 0; e < n; e += W) sum += exp_vec(load_vec(score + e) * temperature - top);
+  const A lse = top + std::log(sum_lanes<A>(sum));
+  for (int64_t e = 0; e < n; e += W) {
+    const Vec<A> scaled = load_vec(score + e) * temperature, log_pi = scaled - lse,
+                 p = load_vec(target + e) * inverse, difference = exp_vec(log_pi) - p;
+    divergences += p * (log_vec(clamp_low(p, A(1e-37))) - log_pi);
+    slopes += difference * scaled;
+    store_vec(score + e, difference * temperature);
   }
+  kl += static_cast<double>(sum_lanes<A>(divergences));
+  dlog += static_cast<double>(sum_lanes<A>(slopes));
+}
+
+/// Gradients of index head `head` from dI in w.score: u becomes those of its products; db and dw (1) are
+/// written.
+template <class T>
+void head_gradients(const LossProblem<T>& p, const LossWork<T>& w, accumulate_t<T>* u, int64_t t,
+                    int64_t head, int64_t n, accumulate_t<T>& db, accumulate_t<T>& dw) {
+  using A = accumulate_t<T>;
+  const A weight = p.index.head_weight(t, head);
+  Vec<A> dweight{}, dbias{};
+  for (int64_t e = 0; e < n; e += LossProblem<T>::W) {
+    const Activated<A> y = activate<A>(p.index.activation, load_vec(u + e));
+    const Vec<A> d = load_vec(w.score + e) * p.weight, du = d * weight * y.slope;
+    dweight += d * y.value;
+    dbias += du;
+    store_vec(u + e, du);
+  }
+  const A sum = sum_lanes<A>(dweight);
+  db = sum_lanes<A>(dbias);
+  dw = p.index.head_weights == IndexHeadWeights::sigmoid ? sum * weight * (1 - weight) : sum;
 }
 
 /// All of query t, the i-th of the block, and one set.
@@ -183,29 +225,10 @@ void loss_query(const LossProblem<T>& p, const LossWork<T>& w, const LossBlock<T
   }
   b.kl[set * x.tq + t] = p.targets[t] < 0 ? -1 : std::max(kl, 0.0);
   b.dlog[set * x.tq + t] = dlog * static_cast<double>(p.weight);
-  for (int64_t j = 0; j < per_set; ++j) {
-    const A weight = x.head_weight(t, head0 + j);
-    A dweight = 0, dbias = 0;
-    for (int64_t e = 0; e < n; ++e) {
-      A& y = u[j * size + e];
-      const A d = w.score[e] * p.weight;
-      A slope, value;
-      if (x.activation == IndexActivation::sigmoid) {
-        value = static_cast<A>(sigmoid(y));
-        slope = value * (1 - value);
-      } else {
-        value = std::max(y, A(0));
-        slope = y > 0 ? A(1) : A(0);
-      }
-      dweight += d * value;
-      y = d * weight * slope;
-      dbias += y;
-    }
-    b.dbias[at + j] = dbias;
-    b.dw[at + j] = x.head_weights == IndexHeadWeights::sigmoid ? dweight * weight * (1 - weight) : dweight;
-  }
-  for (int64_t e = 0; e < n; ++e) w.rows[e] = x.k + starts[e] * x.depth;
-  mix_rows(w.dq, x.depth, u, size, per_set, w.rows, n, x.depth);
+  for (int64_t j = 0; j < per_set; ++j)
+    head_gradients(p, w, u + j * size, t, head0 + j, n, b.dbias[at + j], b.dw[at + j]);
+  std::fill_n(w.dq, per_set * x.depth, A(0));
+  mix_rows(w.dq, x.depth, u, size, per_set, Rows<const T>{x.k, starts, x.depth}, n, x.depth);
   for (int64_t c = 0; c < per_set * x.depth; ++c) store(dq + at * x.depth + c, w.dq[c] * x.scale);
 }
 
@@ -220,10 +243,10 @@ void loss_keys(const LossProblem<T>& p, const LossBlock<T>& b, int64_t queries, 
       const int32_t* const starts = b.starts + (i * x.sets + set) * size;
       const int32_t* const stop = starts + b.n[i * x.sets + set];
       const int64_t head = i * x.heads + set * per_set;
-      for (const int32_t* s = std::lower_bound(starts, stop, static_cast<int32_t>(begin));
-           s < stop && *s < end; ++s)
-        add_heads(dk + *s * x.depth, b.du + head * size + (s - starts), size, q + head * x.depth, x.depth,
-                  per_set, x.depth);
+      const int32_t *const from = std::lower_bound(starts, stop, begin), *const to = std::lower_bound(
+                                                                             from, stop, end);
+      scatter_rows(Rows<accumulate_t<T>>{dk, from, x.depth}, b.du + head * size + (from - starts), size,
+                   q + head * x.depth, x.depth, per_set, to - from, x.depth);
     }
 }
 
@@ -266,22 +289,21 @@ void index_loss_t(Context& ctx, const IndexGrads& grads, Tensor sums, const Inde
   b.n = scratch.alloc("index counts", DType::i32, {queries, x.sets}).template as<int32_t>();
   b.kl = scratch.alloc("index kl", DType::f64, {x.sets, x.tq}).template as<double>();
   b.dlog = scratch.alloc("index dlog", DType::f64, {x.sets, x.tq}).template as<double>();
-  double* const rows = scratch.alloc("index rows", DType::f64, {threads, most}).template as<double>();
   int32_t* const tokens = scratch.alloc("index tokens", DType::i32, {threads, most}).template as<int32_t>();
   if (ctx.dry_run) return;
-  static_assert(sizeof(double) == sizeof(const T*));
   x.check_first_keys("index_loss");
   p.temperature = loss.log_temperature ? std::exp(static_cast<A>(load(loss.log_temperature.as<T>())))
                                        : static_cast<A>(loss.temperature);
   p.weight = static_cast<A>(loss.coefficient * *loss.gradient_scale.as<double>());
 
   std::fill_n(dk, x.tk * x.depth, A(0));
-  const int64_t parts = key_parts(1);
+  // How many parts the keys are cut into keeps every thread busy; bits do not depend on it.
+  const int64_t parts = std::clamp<int64_t>(4 * threads, 1, 64);
   const int64_t team = std::clamp<int64_t>(x.tq * p.heads * most * p.depth / 500000, 1, threads);
 #pragma omp parallel num_threads(static_cast <int>(team))
   {
     const int64_t me = omp_get_thread_num();
-    const LossWork<T> w(work + me * work_size, rows + me * most, tokens + me * most, p);
+    const LossWork<T> w(work + me * work_size, tokens + me * most, p);
     for (int64_t t0 = 0; t0 < x.tq; t0 += queries) {
       const int64_t here = std::min(queries, x.tq - t0);
 #pragma omp for schedule(dynamic, 1)

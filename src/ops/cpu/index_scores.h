@@ -126,39 +126,68 @@ void score_queries(const Index<T>& p, const ScoreWork<T>& w, int64_t set, int64_
 
 // ---- the largest k, ties to the last ----
 
-/// Numbers as unsigned integers in the same order; -0 is 0.
-inline uint32_t ordered(float x) {
-  const uint32_t u = std::bit_cast<uint32_t>(x + 0.0f);
-  return u ^ (u >> 31 ? 0xffffffffu : 0x80000000u);
-}
-inline uint64_t ordered(double x) {
-  const uint64_t u = std::bit_cast<uint64_t>(x + 0.0);
-  return u ^ (u >> 63 ? ~uint64_t{0} : uint64_t{1} << 63);
+constexpr int64_t kBins = 1024;
+
+/// Memory for the choice among n scores.
+template <class A>
+struct ChoiceWork {
+  A* undecided;   // (n)
+  int32_t* bins;  // (n)
+};
+
+/// The k-th largest of x[0, n), where none is NaN, and in `above` how many are larger: a histogram over
+/// [lowest, highest] finds its bin, and the choice within the bin is small.
+template <class A>
+A kth_largest(const A* x, int64_t n, int64_t k, const ChoiceWork<A>& w, int64_t& above) {
+  constexpr int W = Simd<A>::kWidth;
+  Vec<A> low = splat(x[0]), high = low;
+  for (int64_t i = 0; i + W <= n; i += W) {
+    const Vec<A> y = load_vec(x + i);
+    low = y < low ? y : low;
+    high = y > high ? y : high;
+  }
+  A lowest = x[0], highest = x[0];
+  for (int i = 0; i < W; ++i) lowest = std::min(lowest, low[i]), highest = std::max(highest, high[i]);
+  for (int64_t i = n / W * W; i < n; ++i) lowest = std::min(lowest, x[i]), highest = std::max(highest, x[i]);
+  const A scale = static_cast<A>(kBins - 1) / (highest - lowest);
+  int64_t in_bin = 0;
+  above = 0;
+  if (n > 128 && scale > 0 && scale < std::numeric_limits<A>::max()) {
+    // Rounding is monotone: a larger score is never in a lower bin.
+    for (int64_t i = 0; i < n; ++i) w.bins[i] = static_cast<int32_t>((x[i] - lowest) * scale);
+    int32_t histogram[kBins] = {};
+    for (int64_t i = 0; i < n; ++i) ++histogram[w.bins[i]];
+    int64_t bin = kBins - 1;
+    while (above + histogram[bin] < k) above += histogram[bin--];
+    for (int64_t i = 0; i < n; ++i) {
+      w.undecided[in_bin] = x[i];
+      in_bin += w.bins[i] == bin;
+    }
+  } else {
+    in_bin = n;
+    std::copy_n(x, n, w.undecided);
+  }
+  A* const kth = w.undecided + (k - above - 1);
+  std::nth_element(w.undecided, kth, w.undecided + in_bin, std::greater<A>());
+  above += std::count_if(w.undecided, kth, [&](A y) { return y > *kth; });
+  return *kth;
 }
 
-/// Writes the positions of the k largest of keys[0, n), ascending, where k < n, and of equal keys the last.
-/// Exact: a histogram of the leading bits finds the bin of the k-th, and the k-th within it is selected.
-template <class U>
-void largest(int32_t* out, const U* keys, U* bin_keys, int64_t n, int64_t k) {
-  constexpr int kShift = 8 * sizeof(U) - 11;
-  int32_t histogram[2048] = {};
-  for (int64_t i = 0; i < n; ++i) ++histogram[keys[i] >> kShift];
-  int64_t above = 0, bin = 2047;
-  while (above + histogram[bin] < k) above += histogram[bin--];
-  int64_t in_bin = 0;
+/// Writes the positions of the k largest of x[0, n), ascending, where 0 < k < n, and of equal ones the last;
+/// out has room for k + 1.
+template <class A>
+void largest(int32_t* out, const A* x, int64_t n, int64_t k, const ChoiceWork<A>& w) {
+  int64_t above = 0;
+  const A threshold = kth_largest(x, n, k, w, above);
+  const int64_t equal = std::count(x, x + n, threshold);
+  int64_t skip = equal - (k - above), written = 0;  // of the equal ones, the first
   for (int64_t i = 0; i < n; ++i) {
-    bin_keys[in_bin] = keys[i];
-    in_bin += static_cast<int64_t>(keys[i] >> kShift) == bin;
+    const bool same = x[i] == threshold;
+    w.bins[written] = static_cast<int32_t>(i);
+    written += (x[i] > threshold) | (same & (skip <= 0));
+    skip -= same;
   }
-  std::nth_element(bin_keys, bin_keys + (k - above - 1), bin_keys + in_bin, std::greater<U>());
-  const U threshold = bin_keys[k - above - 1];
-  int64_t greater = 0, equal = 0;
-  for (int64_t i = 0; i < n; ++i) greater += keys[i] > threshold, equal += keys[i] == threshold;
-  int64_t skip = equal - (k - greater);  // of the equal ones, the first
-  for (int64_t i = 0, written = 0; i < n; ++i) {
-    if (keys[i] < threshold || (keys[i] == threshold && skip-- > 0)) continue;
-    out[written++] = static_cast<int32_t>(i);
-  }
+  std::copy_n(w.bins, k, out);
 }
 
 }  // namespace

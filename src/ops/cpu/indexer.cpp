@@ -87,13 +87,13 @@ template <class T>
 void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const Budget& budget,
               const Tensor& mean_variance, Tensor sums, const char* where) {
   using A = accumulate_t<T>;
-  using U = std::conditional_t<sizeof(A) == 4, uint32_t, uint64_t>;
   const Index<T> p(in);
   const int64_t threads = num_threads(), work_size = padded(ScoreWork<T>::size(p), 16),
                 n_max = padded(p.most_candidates(), 16), room = out.first.dim(2);
   ScratchScope scratch(ctx.scratch);
   A* const work = scratch.alloc("index work", dtype_of<A>::value, {threads, work_size}).template as<A>();
-  A* const key_work = scratch.alloc("index order", dtype_of<A>::value, {threads, 2 * n_max}).template as<A>();
+  A* const undecided = scratch.alloc("index order", dtype_of<A>::value, {threads, n_max}).template as<A>();
+  int32_t* const bins = scratch.alloc("index bins", DType::i32, {threads, n_max}).template as<int32_t>();
   double* const variances = scratch.alloc("index variance", DType::f64, {p.sets, p.tq}).template as<double>();
   if (ctx.dry_run) return;
   p.check_first_keys("select_keys");
@@ -101,7 +101,7 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
   int32_t *const first = out.first.as<int32_t>(), *const count = out.count.as<int32_t>();
   std::atomic<bool> not_a_number = false;
 
-  const auto select_query = [&](int64_t set, int64_t t, const A* scores, U* keys) {
+  const auto select_query = [&](int64_t set, int64_t t, const A* scores, const ChoiceWork<A>& choice) {
     const int64_t n = p.candidates(t), row = set * p.tq + t;
     int32_t* const chosen = first + row * room;
     variances[row] = 0;
@@ -109,14 +109,17 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
     if (n > 0) {
       bool number = true;
       for (int64_t c = 0; c < n; ++c) number &= scores[c] == scores[c];
-      if (!number) not_a_number = true;
+      if (!number) {
+        not_a_number = true;
+        return;
+      }
       if (budget.needs_variance()) variances[row] = variance_of(scores, n);
-      k = number ? budget_of(budget, mean, variances[row], scores, n) : 1;
+      k = budget_of(budget, mean, variances[row], scores, n);
     }
     if (k < n) {
-      for (int64_t c = 0; c < n; ++c) keys[c] = ordered(scores[c]);
-      if (budget.force_self && p.block == 1) keys[n - 1] = std::numeric_limits<U>::max();
-      largest(chosen, keys, keys + n_max, n, k);
+      const bool self = budget.force_self && p.block == 1;
+      if (k > self) largest(chosen, scores, n - self, k - self, choice);
+      if (self) chosen[k - 1] = static_cast<int32_t>(n - 1);
       for (int64_t i = 0; i < k; ++i) chosen[i] = p.first_key[t] + chosen[i] * static_cast<int32_t>(p.block);
     } else {
       for (int64_t i = 0; i < n; ++i) chosen[i] = static_cast<int32_t>(p.first_key[t] + i * p.block);
@@ -137,7 +140,7 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
       while (t1 < end && p.first_key[t1] == p.first_key[t0]) ++t1;
       score_queries(p, w, set, t0, t1 - t0);
       for (int64_t t = t0; t < t1; ++t)
-        select_query(set, t, w.scores + (t - t0) * w.row, reinterpret_cast<U*>(key_work + me * 2 * n_max));
+        select_query(set, t, w.scores + (t - t0) * w.row, {undecided + me * n_max, bins + me * n_max});
     }
   }
   if (not_a_number) fail(ExitCode::numeric, "{}: a score of the indexer is not a number", where);

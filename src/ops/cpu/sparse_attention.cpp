@@ -1,7 +1,8 @@
-// Attention over selected keys. Forward takes the queries one by one and reads the selected rows of keys and
-// values where they are, for all heads of a group at once. Backward goes through the queries in blocks:
-// first, in parallel over queries, probabilities and score gradients, which give dq; then, in parallel over
-// ranges of keys, every key collects from the block's queries in ascending order.
+// Attention over selected keys, which are read where they are, for all heads of a group at once. Queries are
+// taken in blocks, and a block goes through the keys range by range, so that a range stays in caches while
+// every query of the block takes its own from it. Backward has two such passes for a block: in parallel over
+// queries, probabilities and score gradients, which give dq; then, in parallel over ranges of keys, every key
+// collects from the block's queries in ascending order.
 #include "ops/sparse_attention.h"
 
 #include <omp.h>
@@ -26,7 +27,7 @@
 
 namespace {
 
-constexpr int64_t kForwardQueries = 16, kBackwardQueries = 96;
+constexpr int64_t kMostQueries = 128;  // of a block
 
 template <class T>
 struct Sparse {
@@ -61,28 +62,41 @@ struct Sparse {
   int64_t most_tokens() const { return std::min(room * block, tk); }
   int64_t row_size() const { return padded(most_tokens(), W); }
 
-  int64_t tokens_of(int32_t* tokens, int64_t set, int64_t t) const {
-    const int64_t row = set * tq + t;
-    return expand_blocks(tokens, first + row * room, count[row], block, t + tk - tq);
+  /// Room for the keys of a query where the selection does not have them as they are.
+  int64_t expanded_tokens() const { return block == 1 ? 0 : most_tokens(); }
+  /// The keys of query t, and in n their number.
+  const int32_t* tokens_of(int32_t* expanded, int64_t set, int64_t t, int64_t& n) const {
+    const int32_t* const row = first + (set * tq + t) * room;
+    n = count[set * tq + t];
+    if (block == 1) return row;
+    n = expand_blocks(expanded, row, n, block, t + tk - tq);
+    return expanded;
   }
-  void rows_of(const T** rows, const T* base, const int32_t* tokens, int64_t n, int64_t kv_head) const {
-    const T* const head = base + kv_head * head_stride;
-    for (int64_t e = 0; e < n; ++e) rows[e] = head + tokens[e] * row_stride;
+  Rows<const T> rows_of(const T* base, int64_t kv_head, const int32_t* tokens) const {
+    return {base + kv_head * head_stride, tokens, row_stride};
+  }
+  /// As many queries as leave a block's scores of one key/value head in the second cache.
+  int64_t queries_per_block() const {
+    return std::clamp<int64_t>((int64_t{1} << 18) / (group() * row_size()), 1, std::min(kMostQueries, tq));
+  }
+  /// Threads for this many rows of products with the keys.
+  int64_t team(int64_t rows) const {
+    return std::clamp<int64_t>(rows * most_tokens() * depth / 500000, 1, num_threads());
   }
   /// Whether rows are read so often that copies of each head's rows side by side are worth it: few pages,
   /// which fit into caches one head at a time.
   bool packs() const { return kv_heads > 1 && tq * most_tokens() > 2 * tk; }
-  int64_t packed_size() const { return packs() ? tk * kv_heads * depth : 0; }
-  void pack(T* keys, T* values) {
-    parallel_for(tk, 64, [&](int64_t begin, int64_t end) {
-      for (int64_t head = 0; head < kv_heads; ++head)
-        for (int64_t s = begin; s < end; ++s) {
-          const int64_t from = (s * kv_heads + head) * depth, to = (head * tk + s) * depth;
-          std::copy_n(k + from, depth, keys + to);
-          std::copy_n(v + from, depth, values + to);
-        }
-    });
-    k = keys, v = values, head_stride = tk * depth, row_stride = depth;
+  int64_t packed_size(int64_t kv_heads_at_once) const { return packs() ? tk * kv_heads_at_once * depth : 0; }
+  /// Rows [begin, end) of one key/value head.
+  void pack(T* keys, T* values, int64_t kv_head, int64_t begin, int64_t end) const {
+    for (int64_t s = begin; s < end; ++s) {
+      std::copy_n(k + (s * kv_heads + kv_head) * depth, depth, keys + s * depth);
+      std::copy_n(v + (s * kv_heads + kv_head) * depth, depth, values + s * depth);
+    }
+  }
+  /// Reads packed rows from now on; `apart`: the distance of heads, 0 if there is one at a time.
+  void read(const T* keys, const T* values, int64_t apart) {
+    k = keys, v = values, head_stride = apart, row_stride = depth;
   }
   /// Indices of the selection are memory indices.
   void check(const char* op) const {
@@ -100,158 +114,231 @@ struct Sparse {
   }
 };
 
+/// The keys of queries [begin, begin + count), of one index set.
+template <class T>
+struct QueryLists {
+  const int32_t* tokens[kMostQueries];
+  int64_t n[kMostQueries];
+  int64_t count;
+
+  /// expanded: room for (count, expanded_tokens).
+  QueryLists(const Sparse<T>& p, int32_t* expanded, int64_t set, int64_t begin, int64_t count_)
+      : count(count_),
+        keys_(begin + count + p.tk - p.tq),
+        range_(rows_per_range<T>(p.tk, p.most_tokens(), p.depth)) {
+    for (int64_t i = 0; i < count; ++i)
+      tokens[i] = p.tokens_of(expanded + i * p.expanded_tokens(), set, begin + i, n[i]);
+  }
+  /// Calls f(query, first, end) for the part [first, end) of the list of every query in [begin, end), in
+  /// range after range of the keys.
+  template <class F>
+  void by_ranges(int64_t begin, int64_t end, F&& f) const {
+    int64_t next[kMostQueries] = {};
+    for (int64_t low = 0; low < keys_; low += range_)
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t from = next[i];
+        next[i] = std::lower_bound(tokens[i] + from, tokens[i] + n[i], low + range_) - tokens[i];
+        if (next[i] > from) f(i, from, next[i]);
+      }
+  }
+  template <class F>
+  void by_ranges(F&& f) const {
+    by_ranges(0, count, f);
+  }
+  /// The part of a query's list within keys [low, high).
+  std::pair<int64_t, int64_t> part(int64_t i, int64_t low, int64_t high) const {
+    const int32_t *const end = tokens[i] + n[i], *const from = std::lower_bound(tokens[i], end, low);
+    return {from - tokens[i], std::lower_bound(from, end, high) - tokens[i]};
+  }
+
+ private:
+  int64_t keys_, range_;
+};
+
 // ---- forward ----
 
+/// Queries [begin, begin + count) of one key/value head. work: their rows of q, then of the output, scores
+/// (count, H/Hkv, row_size) and factors (count, H/Hkv).
 template <class T>
-void forward_query(const Sparse<T>& p, int64_t t, int64_t kv_head, accumulate_t<T>* work, const T** rows,
-                   int32_t* tokens, T* o, accumulate_t<T>* lse, accumulate_t<T>* z0) {
+void forward_block(const Sparse<T>& p, int64_t begin, int64_t count, int64_t kv_head, accumulate_t<T>* work,
+                   int32_t* expanded, T* o, accumulate_t<T>* lse, accumulate_t<T>* z0) {
   using A = accumulate_t<T>;
   const int64_t group = p.group(), size = p.row_size(), depth = p.depth, head = kv_head * group;
-  A *const q = work, *const y = q + group * depth, *const inverse = y + group * depth,
-           *const s = inverse + group;
-  const int64_t n = p.tokens_of(tokens, p.set_of(kv_head), t);
-  convert_row(q, p.q + (t * p.heads + head) * depth, group * depth, p.scale);
-  p.rows_of(rows, p.k, tokens, n, kv_head);
-  dot_rows(s, size, q, depth, group, rows, n, depth);
-  for (int64_t h = 0; h < group; ++h) {
-    A* const row = s + h * size;
-    const A m = *std::max_element(row, row + n);
-    const int64_t at = (head + h) * p.tq + t;
-    if (z0) z0[at] = tokens[0] == p.first_key[t] ? row[0] : static_cast<A>(kNotSelected);
-    const A l = exp_row(row, n, m);
-    lse[at] = m + std::log(l);
-    inverse[h] = A(1) / l;
-  }
-  p.rows_of(rows, p.v, tokens, n, kv_head);
-  mix_rows(y, depth, s, size, group, rows, n, depth);
-  for (int64_t h = 0; h < group; ++h)
-    for (int64_t d = 0; d < depth; ++d)
-      store(o + (t * p.heads + head + h) * depth + d, y[h * depth + d] * inverse[h]);
+  A *const q = work, *const y = work, *const s = work + padded(count * group * depth, 16),
+           *const inverse = s + count * group * size;
+  QueryLists<T> lists(p, expanded, p.set_of(kv_head), begin, count);
+  for (int64_t i = 0; i < count; ++i)
+    convert_row(q + i * group * depth, p.q + ((begin + i) * p.heads + head) * depth, group * depth, p.scale);
+  lists.by_ranges([&](int64_t i, int64_t from, int64_t end) {
+    dot_rows(s + i * group * size + from, size, q + i * group * depth, depth, group,
+             p.rows_of(p.k, kv_head, lists.tokens[i] + from), end - from, depth);
+  });
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t h = 0; h < group; ++h) {
+      A* const row = s + (i * group + h) * size;
+      const int64_t n = lists.n[i], at = (head + h) * p.tq + begin + i;
+      if (z0) z0[at] = lists.tokens[i][0] == p.first_key[begin + i] ? row[0] : static_cast<A>(kNotSelected);
+      const A m = largest_of(row, n), l = exp_row(row, n, m);
+      lse[at] = m + std::log(l);
+      inverse[i * group + h] = A(1) / l;
+    }
+  std::fill_n(y, count * group * depth, A(0));
+  lists.by_ranges([&](int64_t i, int64_t from, int64_t end) {
+    mix_rows(y + i * group * depth, depth, s + i * group * size + from, size, group,
+             p.rows_of(p.v, kv_head, lists.tokens[i] + from), end - from, depth);
+  });
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t h = 0; h < group; ++h)
+      for (int64_t d = 0; d < depth; ++d)
+        store(o + ((begin + i) * p.heads + head + h) * depth + d,
+              y[(i * group + h) * depth + d] * inverse[i * group + h]);
 }
 
 template <class T>
 void forward_t(Context& ctx, const AttentionState& out, const AttentionInputs& in, const Selection& keys) {
   using A = accumulate_t<T>;
   Sparse<T> p(in, keys);
-  const int64_t threads = num_threads(), most = p.most_tokens(),
-                work_size = padded(p.group() * (2 * p.depth + 1 + p.row_size()), 16);
+  const int64_t threads = num_threads(), queries = p.queries_per_block(), most = p.expanded_tokens(),
+                work_size = padded(queries * p.group() * (p.depth + p.row_size() + 1) + 16, 16);
   ScratchScope scratch(ctx.scratch);
   A* const work = scratch.alloc("sparse work", dtype_of<A>::value, {threads, work_size}).template as<A>();
-  double* const rows = scratch.alloc("sparse rows", DType::f64, {threads, most}).template as<double>();
-  int32_t* const tokens = scratch.alloc("sparse tokens", DType::i32, {threads, most}).template as<int32_t>();
-  T* const k = scratch.alloc("sparse k", in.k.dtype, {p.packed_size()}).template as<T>();
-  T* const v = scratch.alloc("sparse v", in.k.dtype, {p.packed_size()}).template as<T>();
+  int32_t* const tokens =
+      scratch.alloc("sparse tokens", DType::i32, {threads, queries * most}).template as<int32_t>();
+  T* const k = scratch.alloc("sparse k", in.k.dtype, {p.packed_size(p.kv_heads)}).template as<T>();
+  T* const v = scratch.alloc("sparse v", in.k.dtype, {p.packed_size(p.kv_heads)}).template as<T>();
   if (ctx.dry_run) return;
-  static_assert(sizeof(double) == sizeof(const T*));
   p.check("sparse_attention_forward");
-  if (p.packs()) p.pack(k, v);
+  if (p.packs()) {
+    parallel_for(p.tk, 64, [&](int64_t begin, int64_t end) {
+      for (int64_t head = 0; head < p.kv_heads; ++head)
+        p.pack(k + head * p.tk * p.depth, v + head * p.tk * p.depth, head, begin, end);
+    });
+    p.read(k, v, p.tk * p.depth);
+  }
   A* const z0 = out.z0 ? out.z0.as<A>() : nullptr;
-  const int64_t team = std::clamp<int64_t>(p.tq * p.heads * most * p.depth / 500000, 1, threads),
-                blocks = (p.tq + kForwardQueries - 1) / kForwardQueries;
+  const int64_t team = p.team(p.tq * p.heads), blocks = (p.tq + queries - 1) / queries;
   // One key/value head after the other, whose rows then stay in caches.
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast <int>(team))
   for (int64_t task = 0; task < blocks * p.kv_heads; ++task) {
-    const int64_t me = omp_get_thread_num(), begin = task % blocks * kForwardQueries;
-    for (int64_t t = begin; t < std::min(begin + kForwardQueries, p.tq); ++t)
-      forward_query(p, t, task / blocks, work + me * work_size, reinterpret_cast<const T**>(rows + me * most),
-                    tokens + me * most, out.o.as<T>(), out.lse.as<A>(), z0);
+    const int64_t me = omp_get_thread_num(), begin = task % blocks * queries;
+    forward_block(p, begin, std::min(queries, p.tq - begin), task / blocks, work + me * work_size,
+                  tokens + me * queries * most, out.o.as<T>(), out.lse.as<A>(), z0);
   }
 }
 
 // ---- backward ----
 
-/// Memory of a block of queries: their rows, probabilities and score gradients, their tokens, and, by key,
-/// which of them selected it.
+/// What a block of queries leaves for the keys of one key/value head.
 template <class T>
 struct QueryBlock {
   using A = accumulate_t<T>;
-  A *q, *d_o, *p,
-      *ds;  // of one key/value head: (queries, H/Hkv, D), the same, (queries, H/Hkv, row_size), the same
-  int32_t *tokens, *n;  // (queries, G, most), (queries, G)
-  int32_t* begin;       // (G, Tk + 1): where the entries of a key begin
-  int32_t *query,
-      *at;  // (G, queries x most): an entry's query in the block, and its place in the query's list
+  A *q, *d_o;  // (queries, H/Hkv, D)
+  A *p, *ds;   // (queries, H/Hkv, row_size): probabilities and score gradients
+  A* scaled;   // (queries, H/Hkv, D): q with the scale, then dq
 };
 
 template <class T>
 struct Backward {
   using A = accumulate_t<T>;
-  const Sparse<T>& p;
+  const Sparse<T>&source, &p;  // p reads packed rows, which `source` has apart
   QueryBlock<T> b;
-  int64_t queries;  // room of a block
   const T *d_o, *o;
   const A *lse, *dlse, *coef0;
-  T* dq;
-  A *dk_sum, *dv_sum;  // (Tk, Hkv, D)
+  T *dq, *dk, *dv;
+  A *dk_sum, *dv_sum;      // (Tk, D) of one key/value head
+  T *packed_k, *packed_v;  // the same, or empty
 
-  /// Query t, the i-th of the block, of one key/value head: its row of dq, and what its keys need.
-  void query_pass(int64_t t, int64_t i, int64_t kv_head, A* work, const T** rows) const {
-    const int64_t group = p.group(), size = p.row_size(), depth = p.depth, head = kv_head * group;
-    const int64_t set = p.set_of(kv_head), most = p.most_tokens(), at = (t * p.heads + head) * depth;
-    const int32_t* const tokens = b.tokens + (i * p.sets + set) * most;
-    const int64_t n = b.n[i * p.sets + set];
-    A *const q = b.q + i * group * depth, *const g = b.d_o + i * group * depth;
-    A *const pr = b.p + i * group * size, *const ds = b.ds + i * group * size;
-    A *const scaled = work, *const y = work + group * depth;
-    convert_row(q, p.q + at, group * depth, A(1));
-    convert_row(scaled, p.q + at, group * depth, p.scale);
-    convert_row(g, d_o + at, group * depth, A(1));
-    p.rows_of(rows, p.v, tokens, n, kv_head);
-    dot_rows(ds, size, g, depth, group, rows, n, depth);
-    p.rows_of(rows, p.k, tokens, n, kv_head);
-    dot_rows(pr, size, scaled, depth, group, rows, n, depth);
+  /// Queries [t0 + begin, t0 + end) of the block that begins with t0, of one key/value head: their rows of
+  /// dq, and what their keys need.
+  void query_pass(const QueryLists<T>& all, int64_t t0, int64_t begin, int64_t end, int64_t kv_head) const {
+    const int64_t group = p.group(), size = p.row_size(), depth = p.depth, width = group * depth;
+    const auto row_of = [&](int64_t i) { return ((t0 + i) * p.heads + kv_head * group) * depth; };
+    for (int64_t i = begin; i < end; ++i) {
+      convert_row(b.q + i * width, p.q + row_of(i), width, A(1));
+      convert_row(b.scaled + i * width, p.q + row_of(i), width, p.scale);
+      convert_row(b.d_o + i * width, d_o + row_of(i), width, A(1));
+    }
+    all.by_ranges(begin, end, [&](int64_t i, int64_t from, int64_t to) {
+      const int32_t* const tokens = all.tokens[i] + from;
+      dot_rows(b.ds + i * group * size + from, size, b.d_o + i * width, depth, group,
+               p.rows_of(p.v, kv_head, tokens), to - from, depth);
+      dot_rows(b.p + i * group * size + from, size, b.scaled + i * width, depth, group,
+               p.rows_of(p.k, kv_head, tokens), to - from, depth);
+    });
+    for (int64_t i = begin; i < end; ++i) {
+      score_gradients(t0 + i, i, kv_head, all.tokens[i], all.n[i]);
+      std::fill_n(b.scaled + i * width, width, A(0));
+    }
+    all.by_ranges(begin, end, [&](int64_t i, int64_t from, int64_t to) {
+      mix_rows(b.scaled + i * width, depth, b.ds + i * group * size + from, size, group,
+               p.rows_of(p.k, kv_head, all.tokens[i] + from), to - from, depth);
+    });
+    for (int64_t i = begin; i < end; ++i) store_row(dq + row_of(i), b.scaled + i * width, width);
+  }
+
+  /// b.p: scores become probabilities; b.ds: gradients of these become gradients of the products.
+  void score_gradients(int64_t t, int64_t i, int64_t kv_head, const int32_t* tokens, int64_t n) const {
+    const int64_t group = p.group(), size = p.row_size(), depth = p.depth, head = kv_head * group,
+                  at = (t * p.heads + head) * depth;
     for (int64_t h = 0; h < group; ++h) {
       const int64_t of = (head + h) * p.tq + t;
-      exp_row(pr + h * size, n, lse[of]);
+      A *const x = b.ds + (i * group + h) * size, *const w = b.p + (i * group + h) * size;
+      exp_row(w, n, lse[of]);
       const A delta =
           dot_row<T, A>(d_o + at + h * depth, o + at + h * depth, depth) - (dlse ? dlse[of] : A(0));
-      A *const x = ds + h * size, *const w = pr + h * size;
 #pragma GCC ivdep
       for (int64_t e = 0; e < n; ++e) x[e] = w[e] * (x[e] - delta) * p.scale;
       if (coef0 && tokens[0] == p.first_key[t]) x[0] += coef0[of] * p.scale;
     }
-    mix_rows(y, depth, ds, size, group, rows, n, depth);
-    for (int64_t c = 0; c < group * depth; ++c) store(dq + at + c, y[c]);
-  }
-
-  /// By key, the entries of `here` queries of one set, in ascending order of queries.
-  void invert(int64_t here, int64_t set) const {
-    const int64_t most = p.most_tokens();
-    int32_t* const begin = b.begin + set * (p.tk + 2);
-    std::fill_n(begin, p.tk + 2, 0);
-    const auto each = [&](auto&& f) {
-      for (int64_t i = 0; i < here; ++i) {
-        const int32_t* const tokens = b.tokens + (i * p.sets + set) * most;
-        for (int64_t e = 0; e < b.n[i * p.sets + set]; ++e) f(i, e, tokens[e]);
-      }
-    };
-    each([&](int64_t, int64_t, int32_t s) { ++begin[s + 2]; });
-    for (int64_t s = 2; s < p.tk + 2; ++s) begin[s] += begin[s - 1];
-    int32_t *const query = b.query + set * queries * most, *const at = b.at + set * queries * most;
-    each([&](int64_t i, int64_t e, int32_t s) {
-      query[begin[s + 1]] = static_cast<int32_t>(i);
-      at[begin[s + 1]++] = static_cast<int32_t>(e);
-    });
   }
 
   /// Keys [begin, end) of one key/value head collect from the block's queries.
-  void key_pass(int64_t kv_head, int64_t begin, int64_t end) const {
+  void key_pass(const QueryLists<T>& all, int64_t begin, int64_t end) const {
     const int64_t group = p.group(), size = p.row_size(), depth = p.depth;
-    const int64_t set = p.set_of(kv_head), list = set * queries * p.most_tokens();
-    Part<A> of_v[kBackwardQueries], of_k[kBackwardQueries];
-    for (int64_t s = begin; s < end; ++s) {
-      const int64_t from = list + b.begin[set * (p.tk + 2) + s];
-      const int64_t count = list + b.begin[set * (p.tk + 2) + s + 1] - from;
-      if (count == 0) continue;
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t first_head = b.query[from + i] * group, e = b.at[from + i];
-        of_v[i] = {b.p + first_head * size + e, b.d_o + first_head * depth};
-        of_k[i] = {b.ds + first_head * size + e, b.q + first_head * depth};
-      }
-      const int64_t at = (s * p.kv_heads + kv_head) * depth;
-      add_parts(dv_sum + at, of_v, count, size, depth, group, depth);
-      add_parts(dk_sum + at, of_k, count, size, depth, group, depth);
+    for (int64_t i = 0; i < all.count; ++i) {
+      const auto [from, to] = all.part(i, begin, end);
+      const int32_t* const tokens = all.tokens[i] + from;
+      const int64_t of = i * group * size + from, x = i * group * depth;
+      scatter_rows(Rows<A>{dv_sum, tokens, depth}, b.p + of, size, b.d_o + x, depth, group, to - from, depth);
+      scatter_rows(Rows<A>{dk_sum, tokens, depth}, b.ds + of, size, b.q + x, depth, group, to - from, depth);
     }
+  }
+
+  /// Queries [t0, t0 + count) of one key/value head, by a team of threads.
+  void block_pass(int64_t t0, int64_t count, int64_t kv_head, int32_t* expanded) const {
+    const int64_t threads = omp_get_num_threads(), chunk = (count + threads - 1) / threads,
+                  chunks = (count + chunk - 1) / chunk, keys = t0 + count + p.tk - p.tq,
+                  range = std::clamp<int64_t>(keys / (4 * threads), 64,
+                                              rows_per_range<T>(p.tk, p.most_tokens(), p.depth)),
+                  ranges = (keys + range - 1) / range;
+    const QueryLists<T> all(p, expanded, p.set_of(kv_head), t0, count);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t c = 0; c < chunks; ++c)
+      query_pass(all, t0, c * chunk, std::min((c + 1) * chunk, count), kv_head);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t r = 0; r < ranges; ++r) key_pass(all, r * range, (r + 1) * range);
+  }
+
+  /// All queries of one key/value head, by a team of threads.
+  void head_pass(int64_t kv_head, int64_t queries, int32_t* expanded) const {
+    constexpr int64_t kRows = 256;
+    const int64_t parts = (p.tk + kRows - 1) / kRows, depth = p.depth;
+#pragma omp for schedule(static)
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t begin = part * kRows, end = std::min(begin + kRows, p.tk);
+      std::fill(dk_sum + begin * depth, dk_sum + end * depth, A(0));
+      std::fill(dv_sum + begin * depth, dv_sum + end * depth, A(0));
+      if (p.packs()) source.pack(packed_k, packed_v, kv_head, begin, end);
+    }
+    for (int64_t t0 = 0; t0 < p.tq; t0 += queries)
+      block_pass(t0, std::min(queries, p.tq - t0), kv_head, expanded);
+#pragma omp for schedule(static)
+    for (int64_t part = 0; part < parts; ++part)
+      for (int64_t s = part * kRows; s < std::min((part + 1) * kRows, p.tk); ++s) {
+        const int64_t at = (s * p.kv_heads + kv_head) * depth;
+        store_row(dk + at, dk_sum + s * depth, depth);
+        store_row(dv + at, dv_sum + s * depth, depth);
+      }
   }
 };
 
@@ -259,82 +346,49 @@ template <class T>
 void backward_t(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, const AttentionInputs& in,
                 const AttentionState& state, const Selection& keys, const ScoreGrads& of_scores) {
   using A = accumulate_t<T>;
-  Sparse<T> p(in, keys);
+  const Sparse<T> source(in, keys);
+  Sparse<T> p = source;
   constexpr DType kSum = dtype_of<A>::value;
-  constexpr bool kInPlace = std::is_same_v<T, A>;
-  const int64_t threads = num_threads(), most = p.most_tokens(), size = p.row_size(),
-                queries = std::min(kBackwardQueries, p.tq), per_head = queries * p.group(),
-                elements = p.tk * p.kv_heads * p.depth;
+  const int64_t queries = p.queries_per_block(), per_head = queries * p.group();
   ScratchScope scratch(ctx.scratch);
   const auto sum = [&](const char* name, int64_t rows, int64_t columns) {
     return scratch.alloc(name, kSum, {rows, columns}).template as<A>();
   };
-  const auto integers = [&](const char* name, int64_t rows, int64_t columns) {
-    return scratch.alloc(name, DType::i32, {rows, columns}).template as<int32_t>();
-  };
   QueryBlock<T> b{};
   b.q = sum("sparse q", per_head, p.depth);
   b.d_o = sum("sparse d_o", per_head, p.depth);
-  b.p = sum("sparse p", per_head, size);
-  b.ds = sum("sparse ds", per_head, size);
-  b.tokens = integers("sparse tokens", queries * p.sets, most);
-  b.n = integers("sparse counts", queries, p.sets);
-  b.begin = integers("sparse keys", p.sets, p.tk + 2);
-  b.query = integers("sparse queries", p.sets * queries, most);
-  b.at = integers("sparse places", p.sets * queries, most);
-  const int64_t work_size = padded(2 * p.group() * p.depth, 16);
-  A* const work = sum("sparse work", threads, work_size);
-  double* const rows = scratch.alloc("sparse rows", DType::f64, {threads, most}).template as<double>();
-  A *dk_sum = sum("sparse dk", 1, kInPlace ? 0 : elements),
-    *dv_sum = sum("sparse dv", 1, kInPlace ? 0 : elements);
-  T* const k = scratch.alloc("sparse k", in.k.dtype, {p.packed_size()}).template as<T>();
-  T* const v = scratch.alloc("sparse v", in.k.dtype, {p.packed_size()}).template as<T>();
+  b.scaled = sum("sparse dq", per_head, p.depth);
+  b.p = sum("sparse p", per_head, p.row_size());
+  b.ds = sum("sparse ds", per_head, p.row_size());
+  int32_t* const tokens =
+      scratch.alloc("sparse tokens", DType::i32, {num_threads(), queries * p.expanded_tokens()})
+          .template as<int32_t>();
+  A *const dk_sum = sum("sparse dk", p.tk, p.depth), *const dv_sum = sum("sparse dv", p.tk, p.depth);
+  T* const k = scratch.alloc("sparse k", in.k.dtype, {p.packed_size(1)}).template as<T>();
+  T* const v = scratch.alloc("sparse v", in.k.dtype, {p.packed_size(1)}).template as<T>();
   if (ctx.dry_run) return;
   p.check("sparse_attention_backward");
-  if (p.packs()) p.pack(k, v);
-  if constexpr (kInPlace) dk_sum = grads.dk.as<A>(), dv_sum = grads.dv.as<A>();
-  std::fill_n(dk_sum, elements, A(0));
-  std::fill_n(dv_sum, elements, A(0));
-  const Backward<T> pass{p,
+  if (p.packs()) p.read(k, v, 0);
+  const auto given = [](const Tensor& t) { return t ? t.as<A>() : nullptr; };
+  const Backward<T> pass{source,
+                         p,
                          b,
-                         queries,
                          d_o.as<T>(),
                          state.o.as<T>(),
                          state.lse.as<A>(),
-                         of_scores.dlse ? of_scores.dlse.as<A>() : nullptr,
-                         of_scores.coef0 ? of_scores.coef0.as<A>() : nullptr,
+                         given(of_scores.dlse),
+                         given(of_scores.coef0),
                          grads.dq.as<T>(),
+                         grads.dk.as<T>(),
+                         grads.dv.as<T>(),
                          dk_sum,
-                         dv_sum};
-  const int64_t parts = key_parts(1);
-  const int64_t team = std::clamp<int64_t>(2 * p.tq * p.heads * most * p.depth / 500000, 1, threads);
-#pragma omp parallel num_threads(static_cast <int>(team))
-  {
-    const int64_t me = omp_get_thread_num();
-    for (int64_t t0 = 0; t0 < p.tq; t0 += queries) {
-      const int64_t here = std::min(queries, p.tq - t0), t1 = t0 + here;
-#pragma omp for schedule(static)
-      for (int64_t i = 0; i < here * p.sets; ++i)
-        b.n[i] = static_cast<int32_t>(p.tokens_of(b.tokens + i * most, i % p.sets, t0 + i / p.sets));
-#pragma omp for schedule(dynamic, 1) nowait
-      for (int64_t set = 0; set < p.sets; ++set) pass.invert(here, set);
-      // One key/value head after the other, so that what the queries leave stays in caches.
-      for (int64_t kv_head = 0; kv_head < p.kv_heads; ++kv_head) {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < here; ++i)
-          pass.query_pass(t0 + i, i, kv_head, work + me * work_size,
-                          reinterpret_cast<const T**>(rows + me * most));
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t part = 0; part < parts; ++part)
-          pass.key_pass(kv_head, t1 * part / parts, t1 * (part + 1) / parts);
-      }
-    }
-  }
-  if constexpr (!kInPlace)
-    parallel_for(elements, 4096, [&](int64_t begin, int64_t end) {
-      store_row(grads.dk.as<T>() + begin, dk_sum + begin, end - begin);
-      store_row(grads.dv.as<T>() + begin, dv_sum + begin, end - begin);
-    });
+                         dv_sum,
+                         k,
+                         v};
+#pragma omp parallel num_threads(static_cast <int>(p.team(2 * p.tq * p.heads)))
+  // One key/value head after the other, so that its rows and their sums stay in caches.
+  for (int64_t kv_head = 0; kv_head < p.kv_heads; ++kv_head)
+    pass.head_pass(kv_head, queries, tokens + omp_get_thread_num() * queries * p.expanded_tokens());
 }
 
 }  // namespace
