@@ -17,12 +17,18 @@ std::vector<int64_t> keys_of(const Selection& selection, int64_t set, int64_t t,
   return keys;
 }
 
-/// Dense attention of query t on keys [first, t], mean over heads [head, head + heads).
-std::vector<double> dense_attention(const std::vector<double>& q, const std::vector<double>& k,
-                                    const Attention::Saved& s, double scale, int64_t t, int64_t first,
-                                    int64_t head, int64_t heads) {
+/// Attention of a query on keys [first, t], mean over the heads of an index set: on all of these keys, and on
+/// the selected ones alone.
+struct MeanAttention {
+  std::vector<double> dense, selected;
+};
+MeanAttention attention_of(const std::vector<double>& q, const std::vector<double>& k,
+                           const Attention::Saved& s, double scale, const std::vector<int64_t>& keys,
+                           int64_t t, int64_t first, int64_t head, int64_t heads) {
   const int64_t H = s.q_position.y.dim(1), Hkv = s.k_position.y.dim(1), D = s.q_position.y.dim(2);
-  std::vector<double> mean(static_cast<size_t>(t - first + 1)), z(mean.size());
+  const auto n = static_cast<size_t>(t - first + 1);
+  MeanAttention mean{std::vector<double>(n), std::vector<double>(n)};
+  std::vector<double> z(n);
   for (int64_t h = head; h < head + heads; ++h) {
     const double* const query = q.data() + (t * H + h) * D;
     for (int64_t j = first; j <= t; ++j) {
@@ -30,12 +36,75 @@ std::vector<double> dense_attention(const std::vector<double>& q, const std::vec
       z[static_cast<size_t>(j - first)] = scale * std::inner_product(query, query + D, key, 0.0);
     }
     const double top = *std::max_element(z.begin(), z.end());
-    double sum = 0;
+    double sum = 0, selected = 0;
     for (double& x : z) sum += x = std::exp(x - top);
-    for (size_t i = 0; i < z.size(); ++i) mean[i] += z[i] / sum / static_cast<double>(heads);
+    for (const int64_t j : keys) selected += z[static_cast<size_t>(j - first)];
+    for (size_t i = 0; i < n; ++i) mean.dense[i] += z[i] / sum / static_cast<double>(heads);
+    for (const int64_t j : keys) {
+      const auto i = static_cast<size_t>(j - first);
+      mean.selected[i] += z[i] / selected / static_cast<double>(heads);
+    }
   }
   return mean;
 }
+
+/// The indexer's scores (ops/indexer.h) and the divergence of their softmax from attention, of one layer.
+class IndexScores {
+ public:
+  IndexScores(Context& ctx, const Indexer& indexer, const Attention::Saved& s, const Tensor& first_key)
+      : in_(indexer.inputs(s.core.index, first_key)),
+        temperature_(ctx.dry_run ? 1 : indexer.temperature()),
+        q_(read_values(ctx, in_.q)),
+        k_(read_values(ctx, in_.k)),
+        w_(read_values(ctx, in_.w)),
+        bias_(read_values(ctx, in_.bias)),
+        w_bias_(read_values(ctx, in_.w_bias)) {}
+
+  /// KL(attention || softmax of the scores) over the scored blocks of query t, where attention is on [first,
+  /// t]. 0 without any.
+  double divergence(const Selection& selection, int64_t set, int64_t t, const std::vector<double>& attention,
+                    int64_t first) const {
+    const int64_t row = set * selection.first.dim(1) + t, block = selection.block;
+    const int32_t* const blocks = selection.first.as<int32_t>() + row * selection.first.dim(2);
+    const int64_t n = selection.count.as<int32_t>()[row] - (block > 1);  // the own block has no score
+    std::vector<double> p, scores;
+    for (int64_t e = 0; e < n; ++e) {
+      const auto begin = attention.begin() + (blocks[e] - first);
+      p.push_back(std::accumulate(begin, begin + block, 0.0));
+      scores.push_back(temperature_ * score(set, t, blocks[e]));
+    }
+    const double mass = std::accumulate(p.begin(), p.end(), 0.0);
+    if (!(mass > 0)) return 0;
+    const double top = *std::max_element(scores.begin(), scores.end());
+    double sum = 0, divergence = 0;
+    for (const double x : scores) sum += std::exp(x - top);
+    for (size_t e = 0; e < p.size(); ++e)
+      if (p[e] > 0) divergence += p[e] / mass * (std::log(p[e] / mass) - (scores[e] - top - std::log(sum)));
+    return divergence;
+  }
+
+ private:
+  double score(int64_t set, int64_t t, int64_t key) const {
+    const int64_t J = in_.q.dim(1), d = in_.q.dim(2), per_set = J / in_.sets;
+    const double* const k = k_.data() + key * d;
+    double sum = 0;
+    for (int64_t j = set * per_set; j < (set + 1) * per_set; ++j) {
+      const double* const q = q_.data() + (t * J + j) * d;
+      const double u = in_.scale * std::inner_product(q, q + d, k, 0.0) + at(bias_, j);
+      const double weight = w_.empty() ? 1 : w_[static_cast<size_t>(t * J + j)] + at(w_bias_, j);
+      sum += (in_.head_weights == IndexHeadWeights::sigmoid ? 1 / (1 + std::exp(-weight)) : weight) *
+             (in_.activation == IndexActivation::sigmoid ? 1 / (1 + std::exp(-u)) : std::max(u, 0.0));
+    }
+    return sum;
+  }
+  static double at(const std::vector<double>& x, int64_t j) {
+    return x.empty() ? 0 : x[static_cast<size_t>(j)];
+  }
+
+  IndexInputs in_;
+  double temperature_;
+  std::vector<double> q_, k_, w_, bias_, w_bias_;
+};
 
 /// How many of the keys with most attention, as many as `keys`, are among them; ties to the last key.
 int64_t hits(const std::vector<double>& attention, const std::vector<int64_t>& keys, int64_t first) {
@@ -68,6 +137,9 @@ SelectionSummary means_of(const SelectionSums& sums) {
   SelectionSummary m;
   if (sums.queries == 0) return m;
   m.mass = sums.mass / sums.queries, m.top = sums.top / sums.queries, m.keys = sums.keys / sums.queries;
+  m.keys_deviation = std::sqrt(std::max(0.0, sums.keys_squares / sums.queries - m.keys * m.keys));
+  m.keys_least = sums.keys_least, m.keys_most = sums.keys_most;
+  m.divergence = sums.divergence / sums.queries;
   m.overlap = sums.overlap / sums.queries;
   if (sums.union_queries > 0) m.union_ratio = sums.union_ratio / sums.union_queries;
   return m;
@@ -76,6 +148,7 @@ SelectionSummary means_of(const SelectionSums& sums) {
 void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention, const Attention::Saved& s,
                    const Attention::Saved* before, const Tensor& first_key) {
   const std::vector<double> q = read_values(ctx, s.q_position.y), k = read_values(ctx, s.k_position.y);
+  const IndexScores scores(ctx, attention.sparse()->indexer(), s, first_key);
   if (ctx.dry_run) return;
   const Selection& selection = s.core.selection;
   const int64_t T = s.q_position.y.dim(0), H = s.q_position.y.dim(1), sets = selection.first.dim(0);
@@ -84,16 +157,20 @@ void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention
     for (int64_t set = 0; set < sets; ++set) {
       const int64_t first = first_key.as<int32_t>()[t];
       const std::vector<int64_t> keys = keys_of(selection, set, t, first);
-      const std::vector<double> dense =
-          dense_attention(q, k, s, attention.scale(), t, first, set * (H / sets), H / sets);
+      const MeanAttention seen =
+          attention_of(q, k, s, attention.scale(), keys, t, first, set * (H / sets), H / sets);
       const auto count = static_cast<double>(keys.size());
+      sums.keys_least = sums.queries > 0 ? std::min(sums.keys_least, count) : count;
+      sums.keys_most = std::max(sums.keys_most, count);
       sums.queries += 1;
       sums.keys += count;
+      sums.keys_squares += count * count;
       for (const int64_t j : keys) {
-        sums.mass += dense[static_cast<size_t>(j - first)];
+        sums.mass += seen.dense[static_cast<size_t>(j - first)];
         if (before) sums.overlap += before->core.selection.contains(set, t, j) / count;
       }
-      sums.top += static_cast<double>(hits(dense, keys, first)) / count;
+      sums.top += static_cast<double>(hits(seen.dense, keys, first)) / count;
+      sums.divergence += scores.divergence(selection, set, t, seen.selected, first);
       if (t - first + 1 < SelectionSums::kNeighbours) continue;
       sums.union_queries += 1;
       sums.union_ratio += union_ratio(selection, set, t, first);

@@ -13,16 +13,19 @@ struct SelectionSums {
   static constexpr int64_t kLookedAt = 32, kNeighbours = 8;
   double queries = 0;  // (query, index set) pairs
   double mass = 0;     // share of dense attention, mean over the set's heads, on the selected keys
-  double top = 0;   // share of the keys with most dense attention, as many as are selected, that are selected
-  double keys = 0;  // number of selected keys
+  double top = 0;  // share of the keys with most dense attention, as many as are selected, that are selected
+  double keys = 0, keys_squares = 0;  // number of selected keys, and its square
+  double keys_least = 0, keys_most = 0;
+  double divergence = 0;     // the indexer's loss (ops/indexer.h) on the selected keys
   double union_queries = 0;  // pairs with kNeighbours queries of the same sequence up to the query
   double union_ratio = 0;    // |union of their keys| over the mean number of keys
   double overlap = 0;        // share of the keys that the layer before selects for the same query too
 };
 
-/// Means of these.
+/// Means of these, and the spread of the number of keys.
 struct SelectionSummary {
-  double mass = 0, top = 0, keys = 0, union_ratio = 0, overlap = 0;
+  double mass = 0, top = 0, divergence = 0, union_ratio = 0, overlap = 0;
+  double keys = 0, keys_deviation = 0, keys_least = 0, keys_most = 0;
 };
 SelectionSummary means_of(const SelectionSums& sums);
 

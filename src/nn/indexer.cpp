@@ -97,14 +97,14 @@ void Indexer::forward(Context& ctx, const Tensor& x, const Sequence& sequence, i
   }
 }
 
-IndexInputs Indexer::inputs(const Saved& s, const Sequence& sequence) const {
+IndexInputs Indexer::inputs(const Saved& s, const Tensor& first_key) const {
   const IndexerConfig& x = config_.indexer;
   return {.q = s.q,
           .k = s.means,
           .w = s.w,
           .bias = value(bias_),
           .w_bias = value(w_bias_),
-          .first_key = sequence.first_key,
+          .first_key = first_key,
           .scale = x.scale.value_or(1 / std::sqrt(static_cast<double>(x.head_dim))),
           .sets = sets_,
           .block = config_.block,
@@ -115,7 +115,7 @@ IndexInputs Indexer::inputs(const Saved& s, const Sequence& sequence) const {
 void Indexer::select(Context& ctx, const Selection& out, const Sequence& sequence, const Saved& s,
                      const Tensor& sums) const {
   ScratchScope t(ctx.scratch);
-  IndexInputs in = inputs(s, sequence);
+  IndexInputs in = inputs(s, sequence.first_key);
   if (sequence.cache && config_.block > 1) {
     in.k = t.like("indexer.means", s.k);
     block_means(ctx, in.k, s.k, sequence.cache->first_key.rows(0, s.k.dim(0)), config_.block);
@@ -131,7 +131,7 @@ void Indexer::backward(Context& ctx, Tensor dx, Into& into, const Tensor& x, con
   if (w_proj_) d.dw = t.like("indexer.dw", s.w);
   d.dbias = grad(bias_), d.dw_bias = grad(w_bias_), d.dlog_temperature = grad(log_temperature_);
   const IndexLossConfig& loss = config_.loss;
-  index_loss(ctx, d, sequence.indexers->row(layer), inputs(s, sequence), target, selection,
+  index_loss(ctx, d, sequence.indexers->row(layer), inputs(s, sequence.first_key), target, selection,
              {.coefficient = loss.coefficient / static_cast<double>(layers_ * sets_),
               .temperature = loss.temperature,
               .log_temperature = value(log_temperature_),
@@ -156,6 +156,14 @@ void Indexer::backward(Context& ctx, Tensor dx, Into& into, const Tensor& x, con
   project_backward(matrix(d.dq), q_proj_);
   project_backward(d.dk, k_proj_);
   if (w_proj_) project_backward(d.dw, *w_proj_);
+}
+
+double Indexer::temperature() const {
+  if (!log_temperature_) return config_.loss.temperature;
+  const Tensor t = store_.value(*log_temperature_);
+  return std::exp(t.dtype == DType::f64    ? t.as<double>()[0]
+                  : t.dtype == DType::bf16 ? static_cast<double>(float(t.as<bf16>()[0]))
+                                           : static_cast<double>(t.as<float>()[0]));
 }
 
 Flops Indexer::flops(double candidates, double selected) const {

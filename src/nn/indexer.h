@@ -38,6 +38,10 @@ class Indexer {
   void backward(Context& ctx, Tensor dx, Into& into, const Tensor& x, const Sequence& sequence,
                 const IndexTarget& target, const Selection* selection, int64_t layer, const Saved& s) const;
 
+  /// What the scores are made from. Host values on a CPU.
+  IndexInputs inputs(const Saved& s, const Tensor& first_key) const;
+  /// Of the distribution over keys that the loss compares with attention's.
+  double temperature() const;
   Budget budget() const;
   int64_t sets() const { return sets_; }
   int64_t block() const { return config_.block; }
@@ -48,7 +52,6 @@ class Indexer {
   Flops flops(double candidates, double selected) const;
 
  private:
-  IndexInputs inputs(const Saved& s, const Sequence& sequence) const;
   Tensor value(const std::optional<ParamStore::Id>& id) const { return id ? store_.value(*id) : Tensor(); }
   Tensor grad(const std::optional<ParamStore::Id>& id) const { return id ? store_.grad(*id) : Tensor(); }
 

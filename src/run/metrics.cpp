@@ -90,7 +90,11 @@ nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& r
     if (const auto& x = layer.selection)
       layers.back()["selection"] = {{"mass_recall", x->mass},
                                     {"top_recall", x->top},
+                                    {"kl", x->divergence},
                                     {"keys", x->keys},
+                                    {"keys_deviation", x->keys_deviation},
+                                    {"keys_least", x->keys_least},
+                                    {"keys_most", x->keys_most},
                                     {"union_of_8_over_keys", x->union_ratio},
                                     {"overlap_with_layer_before", x->overlap}};
     for (const GateHealth& gate : layer.gate_health) layers.back()["gates"].push_back(to_json(gate));

@@ -21,12 +21,17 @@ ModelConfig sparse(int64_t k) {
   return c;
 }
 
-ModelSummary summary_of(TestModel& m) {
-  m.loss();
+/// Of the last forward pass.
+ModelSummary summary_of_last(TestModel& m) {
   SummaryAccumulator summary(m.model, m.store, {});
   Context ctx(1 << 20);
   summary.add(ctx, m.batch.view(), m.saved);
   return summary.result();
+}
+
+ModelSummary summary_of(TestModel& m) {
+  m.loss();
+  return summary_of_last(m);
 }
 
 TokenBatch tokens() {
@@ -50,6 +55,10 @@ TEST_CASE("all keys hold all of dense attention; few hold less, and their neighb
     CHECK(a.layers[layer].selection->overlap == Approx(layer));
     const SelectionSummary x = *b.layers[layer].selection;
     CHECK(x.keys == Approx((1 + 2 + 3 + 4 + 26 * 5) / 30.0));
+    CHECK(x.keys_deviation ==
+          Approx(std::sqrt((1 + 4 + 9 + 16 + 26 * 25) / 30.0 - std::pow(x.keys, 2))).margin(1e-9));
+    CHECK(x.keys_least == 1);
+    CHECK(x.keys_most == 5);
     CHECK(x.mass > 0.05);
     CHECK(x.mass < 0.999);
     CHECK(x.top < 1);
@@ -99,6 +108,77 @@ TEST_CASE("a selection of the keys with most dense attention has recall 1 of the
   const SelectionSummary x = means_of(sums);
   CHECK(x.top == Approx(1));
   CHECK(x.mass == Approx(mass));
+}
+
+TEST_CASE("the divergence of the selected keys is the indexer's loss of the same forward pass",
+          "[selection]") {
+  for (const int64_t block : {1, 4})
+    for (const bool learned : {false, true}) {
+      ModelConfig c = sparse(5);
+      c.attention.sparse.block = block;
+      c.attention.sparse.loss = {.coefficient = 1, .temperature = 3, .learn_temperature = learned};
+      c.attention.sparse.scope = learned ? IndexScope::kv_head : IndexScope::all_heads;
+      TestModel m(c, tokens());
+      m.randomize();
+      m.loss_and_gradient();
+      const ModelSummary summary = summary_of_last(m);
+      for (int64_t layer = 0; layer < 2; ++layer) {
+        const double* const sums = m.load.indexers.row(layer).as<double>();
+        CHECK(summary.layers[static_cast<size_t>(layer)].selection->divergence ==
+              Approx(sums[kIndexLoss] / sums[kIndexCounted]).epsilon(1e-9));
+        CHECK(sums[kIndexLoss] > 0);
+      }
+    }
+}
+
+TEST_CASE("an indexer whose scores are the heads' mean logits selects the keys with the largest",
+          "[selection]") {
+  // relu(u) - relu(-u) = u, where the indexer's query is the mean of the heads' and its key theirs.
+  for (const int64_t heads : {1, 2}) {
+    ModelConfig c = sparse(5);
+    c.num_attention_heads = heads, c.num_key_value_heads = 1;
+    c.qk_norm = false;
+    IndexerConfig& x = c.attention.sparse.indexer;
+    x.head_dim = c.head_dim;
+    x.activation = IndexActivation::relu, x.head_weights = IndexHeadWeights::linear, x.rope = true;
+    TestModel m(c, tokens());
+    m.randomize();
+    const int64_t D = c.head_dim, C = c.hidden_size;
+    for (const std::string layer : {"model.layers.0.self_attn", "model.layers.1.self_attn"}) {
+      const auto value = [&](const std::string& name) { return m.store.value(m.id(layer + name)); };
+      const Tensor q = value(".q_proj.weight"), index_q = value(".indexer.query_proj.weight");
+      for (int64_t i = 0; i < D * C; ++i) {
+        double mean = 0;
+        for (int64_t h = 0; h < heads; ++h) mean += Pool::get(q, h * D * C + i) / static_cast<double>(heads);
+        Pool::set(index_q, i, mean), Pool::set(index_q, D * C + i, -mean);
+        Pool::set(value(".indexer.key_proj.weight"), i, Pool::get(value(".k_proj.weight"), i));
+      }
+      for (int64_t i = 0; i < 2 * C; ++i) Pool::set(value(".indexer.weights_proj.weight"), i, 0);
+      for (int64_t j = 0; j < 2; ++j) {
+        Pool::set(value(".indexer.bias"), j, 0);
+        Pool::set(value(".indexer.weights_proj.bias"), j, j == 0 ? 1 : -1);
+      }
+    }
+    const ModelSummary summary = summary_of(m);
+    for (size_t layer = 0; layer < 2; ++layer) {
+      if (heads == 1) CHECK(summary.layers[layer].selection->top == 1);
+      const Attention::Saved& s = m.saved.blocks[layer].attention;
+      int64_t hits = 0;
+      for (int64_t t = 0; t < 30; ++t) {
+        std::vector<std::pair<double, int64_t>> order;
+        for (int64_t j = 0; j <= t; ++j) {
+          double z = 0;
+          for (int64_t i = 0; i < heads * D; ++i)
+            z += Pool::get(s.q_position.y, t * heads * D + i) * Pool::get(s.k_position.y, j * D + i % D);
+          order.emplace_back(z, j);
+        }
+        std::sort(order.rbegin(), order.rend());
+        for (int64_t i = 0; i < std::min<int64_t>(5, t + 1); ++i)
+          hits += s.core.selection.contains(0, t, order[static_cast<size_t>(i)].second);
+      }
+      CHECK(hits == 1 + 2 + 3 + 4 + 26 * 5);
+    }
+  }
 }
 
 TEST_CASE("the dense warm-up and other kinds of attention select nothing to measure", "[selection]") {
