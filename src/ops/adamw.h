@@ -48,4 +48,11 @@ void judge_update(Context& ctx, Tensor control, const AdamwSettings& settings);
 void adamw_update(Context& ctx, Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& gradient,
                   const Tensor& segments, const Tensor& control, const AdamwSettings& settings);
 
+/// The same bits, and sums (S, 2) i32: for each segment the sums modulo 2^32 of word_bits (ops/bit_sum.h) of
+/// all that was read of value, master, m and v, and of all that was written. Unchanged where control has
+/// apply = 0. On a CPU alone.
+void adamw_update_summed(Context& ctx, Tensor sums, Tensor value, Tensor master, Tensor m, Tensor v,
+                         const Tensor& gradient, const Tensor& segments, const Tensor& control,
+                         const AdamwSettings& settings);
+
 }  // namespace sluice

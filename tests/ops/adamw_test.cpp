@@ -1,5 +1,7 @@
 #include "ops/adamw.h"
 
+#include "core/parallel_for.h"
+#include "ops/bit_sum.h"
 #include "ops/op_support.h"
 
 using namespace sluice;
@@ -240,4 +242,58 @@ TEST_CASE("an update is clipped, and not applied if its loss or norm exceeds the
                        Tensor(&refused, DType::f64, {kUpdateControl}), {});
   CHECK(same_bits(value, before));
   CHECK(same_bits(m, v));
+}
+
+TEST_CASE("the summed update has the same bits, and sums what it read and wrote", "[adamw]") {
+  Context ctx(kTestScratch);
+  const int64_t n = 20000, end = 19000;
+  double table[] = {3, 9000, 1, 0.5, 9000, 9001, 2, 0, 9600, static_cast<double>(end), 1, 0};
+  const Tensor segments(table, DType::f64, {3, 4});
+  for (const DType type : kFloatingTypes)
+    for (const bool with_master : {false, true}) {
+      const DType wide = accumulate_dtype(type);
+      if (type != wide && !with_master) continue;
+      INFO(dtype_name(type) << (with_master ? " with a master" : ""));
+      Pool pool;
+      const auto abs_of = [&](const Tensor& t) {
+        for (int64_t i = 0; i < n; ++i) Pool::set(t, i, std::abs(Pool::get(t, i)));
+        return t;
+      };
+      const Tensor a[] = {pool.normal(type, {n}), with_master ? pool.normal(wide, {n}) : Tensor(),
+                          pool.normal(wide, {n}), abs_of(pool.normal(wide, {n}))};
+      const auto copy_of = [&](const Tensor& t) { return t ? pool.copy(t, t.dtype) : Tensor(); };
+      const Tensor b[] = {copy_of(a[0]), copy_of(a[1]), copy_of(a[2]), copy_of(a[3])},
+                   gradient = pool.normal(wide, {n});
+      const auto held = [&](int64_t row) {
+        const int64_t first = static_cast<int64_t>(table[4 * row]),
+                      count = static_cast<int64_t>(table[4 * row + 1]) - first;
+        int32_t sum = 0;
+        for (const Tensor& t : b)
+          if (t) word_sum(ctx, Tensor(&sum, DType::i32, {1}), t.rows(first, count));
+        return sum;
+      };
+      UpdateControl control{
+          .lr = 0.01, .step = 3, .max_grad_norm = 0, .loss_limit = INFINITY, .grad_norm_limit = INFINITY};
+      const Tensor numbers(&control, DType::f64, {kUpdateControl});
+      judge_update(ctx, numbers, {});
+      int32_t sums[6] = {7, 7, 7, 7, 7, 7};
+      const Tensor sums_tensor(sums, DType::i32, {3, 2});
+      for (int64_t row = 0; row < 3; ++row) sums[2 * row] = held(row);
+      const std::vector<int32_t> before(sums, sums + 6);
+      const int threads = num_threads();
+      set_num_threads(2);
+      sluice::adamw_update(ctx, a[0], a[1], a[2], a[3], gradient, segments, numbers, {});
+      sluice::adamw_update_summed(ctx, sums_tensor, b[0], b[1], b[2], b[3], gradient, segments, numbers, {});
+      set_num_threads(threads);
+      for (int i = 0; i < 4; ++i) CHECK((!a[i] || same_bits(a[i], b[i])));
+      for (int64_t row = 0; row < 3; ++row) {
+        CHECK(sums[2 * row] == before[static_cast<size_t>(2 * row)]);
+        CHECK(sums[2 * row + 1] == held(row));
+      }
+      control.apply = 0;
+      const std::vector<int32_t> applied(sums, sums + 6);
+      sluice::adamw_update_summed(ctx, sums_tensor, b[0], b[1], b[2], b[3], gradient, segments, numbers, {});
+      CHECK(std::vector<int32_t>(sums, sums + 6) == applied);
+      CHECK(same_bits(a[2], b[2]));
+    }
 }

@@ -31,4 +31,20 @@ void bit_sum(Context& ctx, Tensor sum, const Tensor& x, int64_t first, uint64_t 
   std::memcpy(sum.data, &result, sizeof result);
 }
 
+void word_sum(Context& ctx, Tensor sum, const Tensor& x) {
+  if (ctx.dry_run) return;
+  std::atomic<uint32_t> total{static_cast<uint32_t>(*sum.as<int32_t>())};
+  with_storage_type(x.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const T* p = x.as<T>();
+    parallel_for(x.numel(), 16384, [&, p](int64_t begin, int64_t end) {
+      uint32_t mine = 0;
+#pragma omp simd reduction(+ : mine)
+      for (int64_t i = begin; i < end; ++i) mine += word_bits(p[i]);
+      total += mine;
+    });
+  });
+  *sum.as<int32_t>() = static_cast<int32_t>(total.load());
+}
+
 #include "ops/cpu/isa_end.h"
