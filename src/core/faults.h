@@ -19,9 +19,9 @@
 //   SLUICE_HANG=RANK:step                   computes forever
 //   SLUICE_MISMATCH=RANK:step               calls one collective more than the other ranks
 //   SLUICE_NOMEMORY=RANK:step               throws std::bad_alloc
-//   SLUICE_FLIP=RANK:step:NAME:element:bit  flips a bit of a replicated weight or moment before the update;
-//                                           NAME as in a checkpoint (x.weight, x.weight.m); element and bit
-//                                           are taken modulo their numbers
+//   SLUICE_FLIP=RANK:step:NAME:element:bit  flips a bit of what the rank holds of a weight or moment, before
+//                                           the update; NAME as in a checkpoint (x.weight, x.weight.m);
+//                                           element and bit are taken modulo their numbers
 //
 // At the n-th thread that a process starts for saving, communication or the watchdog, counted from 1 as
 // above:

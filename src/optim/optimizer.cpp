@@ -128,6 +128,9 @@ void Optimizer::allocate(Context& ctx, Arena& arena, const std::vector<ParamStor
         rows.push_back(x);
     range.segments = arena.alloc("segments", DType::f64, {std::ssize(range.members), 4});
     if (!arena.measuring()) write_tensor(ctx, range.segments, rows.data());
+    range.sums =
+        watches_bits_ ? arena.alloc("sums of bits", DType::i32, {std::ssize(range.members), 2}) : Tensor();
+    placed.written.assign(range.members.size(), 0);
     range.master = rows_or_none(master_, placed.master_at, placed.count);
     range.state.clear();
     for (const Tensor& buffer : rules_[placed.rule].buffers)
@@ -157,12 +160,54 @@ void Optimizer::judge_and_update(Context& ctx, const std::vector<Tensor>& values
                pieces_.size());
   for (Placed& placed : ranges_) {
     UpdateRange& range = placed.range;
-    range.value =
-        rows_or_none(given ? values[placed.piece] : store_.flat_values(), placed.from, placed.count);
+    range.value = value_of(placed, values);
     range.gradient =
         rows_or_none(given ? grads[placed.piece] : store_.flat_grads(), placed.from, placed.count);
     std::visit([&](const auto& rule) { rule.update(ctx, range, control_); }, rules_[placed.rule].rule);
   }
+  if (watches_bits_ && !ctx.dry_run && *update_field(control_, &UpdateControl::apply).as<double>() != 0)
+    compare_sums(/*updated=*/true);
+}
+
+/// The store's, or a piece's.
+Tensor Optimizer::value_of(const Placed& placed, const std::vector<Tensor>& values) const {
+  return rows_or_none(pieces_.empty() ? store_.flat_values() : values[placed.piece], placed.from,
+                      placed.count);
+}
+
+void Optimizer::sum_what_is_there(Context& ctx, const std::vector<Tensor>& values) {
+  for (Placed& placed : ranges_) {
+    placed.range.value = value_of(placed, values);
+    for (size_t i = 0; i < placed.range.members.size(); ++i) sum_of_bits(ctx, placed.range, i, 0);
+  }
+}
+
+void Optimizer::take_bits(Context& ctx, const std::vector<Tensor>& values) {
+  sum_what_is_there(ctx, values);
+  for (Placed& placed : ranges_)
+    for (size_t i = 0; i < placed.written.size(); ++i)
+      placed.written[i] = placed.range.sums.as<int32_t>()[2 * i];
+  knows_bits_ = true;
+}
+
+void Optimizer::check_bits(Context& ctx, const std::vector<Tensor>& values) {
+  if (!watches_bits_ || !knows_bits_) return;
+  sum_what_is_there(ctx, values);
+  compare_sums(/*updated=*/false);
+}
+
+/// updated: by an update, which has also written.
+void Optimizer::compare_sums(bool updated) {
+  for (Placed& placed : ranges_)
+    for (size_t i = 0; i < placed.written.size(); ++i) {
+      const int32_t* sums = placed.range.sums.as<int32_t>() + 2 * i;
+      if (knows_bits_ && sums[0] != placed.written[i]) {
+        if (changed_.parameters.empty()) changed_.after_updates = steps_applied_;
+        changed_.parameters.push_back(placed.range.members[i].id);
+      }
+      if (updated) placed.written[i] = sums[1];
+    }
+  knows_bits_ = knows_bits_ || updated;
 }
 
 Optimizer::State Optimizer::state_of(const Placed& placed, const UpdateRange::Member& member) const {

@@ -54,6 +54,27 @@ class Optimizer {
   /// max_grad_norm (0: not), waits, and returns what was judged.
   UpdateControl step(Context& ctx, double lr, double max_grad_norm);
 
+  // Memory that changes between two updates. Each update of a CPU sums the bits that it reads and writes,
+  // while they are in registers; what it reads must be what the last one wrote. So a flip in weights, master
+  // weights or moments is found by the next update, on any layout.
+
+  /// Before allocate: keeps these sums. Not on a GPU.
+  void watch_bits() { watches_bits_ = true; }
+  /// What was written is what is there now: before the first update, and after weights or state came from
+  /// outside (forget_bits).
+  void take_bits(Context& ctx, const std::vector<Tensor>& values = {});
+  void forget_bits() { knows_bits_ = false; }
+  bool wants_bits() const { return watches_bits_ && !knows_bits_; }
+  /// Compares what is there now with what was written, as the next update will.
+  void check_bits(Context& ctx, const std::vector<Tensor>& values = {});
+  /// Parameters whose values or state were found changed, in the order in which this was found; and updates
+  /// applied before the first of them.
+  struct ChangedBits {
+    std::vector<ParamStore::Id> parameters;
+    int64_t after_updates = 0;
+  };
+  const ChangedBits& changed_bits() const { return changed_; }
+
   /// t of Adam's bias correction and of Muon's momentum: updates applied so far. In the checkpoint.
   int64_t steps_applied() const { return steps_applied_; }
   void set_steps_applied(int64_t t) { steps_applied_ = t; }
@@ -74,7 +95,8 @@ class Optimizer {
   struct Placed {
     size_t rule = 0, piece = 0;
     int64_t state_at = 0, from = 0, master_at = 0, count = 0;
-    UpdateRange range = {};  // value and gradient are filled in for an update
+    UpdateRange range = {};             // value and gradient are filled in for an update
+    std::vector<int32_t> written = {};  // sums of the last update, by member
   };
   struct RuleState {
     UpdateRule rule;
@@ -85,6 +107,9 @@ class Optimizer {
   std::vector<ParamStore::Slice> slices_of(const ParamStore::Piece& piece) const;
   void cut_into_ranges();
   State state_of(const Placed& placed, const UpdateRange::Member& member) const;
+  Tensor value_of(const Placed& placed, const std::vector<Tensor>& values) const;
+  void sum_what_is_there(Context& ctx, const std::vector<Tensor>& values);
+  void compare_sums(bool updated);
 
   OptimizerConfig config_;
   ParamStore& store_;
@@ -95,6 +120,8 @@ class Optimizer {
   std::vector<Placed> ranges_;
   Tensor control_;  // (kUpdateControl) f64
   int64_t steps_applied_ = 0;
+  bool watches_bits_ = false, knows_bits_ = false;
+  ChangedBits changed_;
 };
 
 }  // namespace sluice

@@ -34,7 +34,13 @@ struct UpdateRange {
   std::vector<Tensor> state = {};    // (n) each of accumulate_dtype, in the order of the rule's state_names
   Tensor segments =
       {};  // (members, 4) f64 on the device: begin, end, lr multiplier, weight decay (ops/adamw.h)
+  /// (members, 2) i32, or empty: what an applied update read and wrote of value, master and state, as
+  /// adamw_update_summed's sums.
+  Tensor sums = {};
 };
+
+/// sums (member, column) = the sum of word_bits of what the member holds. On a CPU alone.
+void sum_of_bits(Context& ctx, const UpdateRange& range, size_t member, int64_t column);
 
 template <class Rule>
 concept IsUpdateRule = requires(const Rule& rule, const ParamSpec& spec, Context& ctx,
@@ -45,7 +51,8 @@ concept IsUpdateRule = requires(const Rule& rule, const ParamSpec& spec, Context
   { rule.state_names() } -> std::same_as<std::vector<const char*>>;
   /// Under optimizer.rules' multiplier, and where the parameter decays at all.
   { rule.factors(1.0, true) } -> std::same_as<UpdateFactors>;
-  /// Called after judge_update has filled control; nothing changes if control has apply = 0.
+  /// Called after judge_update has filled control; nothing changes if control has apply = 0. Fills range.sums
+  /// where it is there.
   { rule.update(ctx, range, control) } -> std::same_as<void>;
 };
 

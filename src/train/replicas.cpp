@@ -21,6 +21,7 @@ uint64_t hash_of(const std::string& text) { return XXH3_64bits(text.data(), text
 struct Summary {
   uint64_t dense = 0, experts = 0;
   int64_t expert_rank = 0;  // which experts it holds
+  int64_t changed = 0;      // 1: it found its own memory changed
 };
 
 }  // namespace
@@ -35,8 +36,8 @@ std::vector<int> ranks_in_doubt(const std::vector<int>& ranks, const std::vector
   return doubtful;
 }
 
-ReplicaCheck::ReplicaCheck(int64_t every_steps, const Mesh& mesh)
-    : every_steps_(mesh.data().size() > 1 ? every_steps : 0), mesh_(mesh) {}
+ReplicaCheck::ReplicaCheck(int64_t every_steps, const Mesh& mesh, bool alone)
+    : every_steps_(alone || mesh.data().size() > 1 ? every_steps : 0), mesh_(mesh) {}
 
 void ReplicaCheck::allocate(std::vector<Replica> replicas, Arena& device, Arena& host, bool on_gpu) {
   if (!active()) return;
@@ -47,7 +48,8 @@ void ReplicaCheck::allocate(std::vector<Replica> replicas, Arena& device, Arena&
   hashes_.assign(replicas_.size() + 1, 0);
 }
 
-void ReplicaCheck::compare(Context& ctx, Communicator& ranks, int64_t step, const std::string& state) {
+void ReplicaCheck::compare(Context& ctx, Communicator& ranks, int64_t step, const std::string& state,
+                           const std::string& changed) {
   for (size_t i = 0; i < replicas_.size(); ++i)
     bit_sum(ctx, sums_.rows(static_cast<int64_t>(i), 1), replicas_[i].tensor, 0, i);
   if (ctx.dry_run) return;
@@ -56,7 +58,7 @@ void ReplicaCheck::compare(Context& ctx, Communicator& ranks, int64_t step, cons
   std::memcpy(hashes_.data(), host_sums_.data, replicas_.size() * sizeof(uint64_t));
   hashes_.back() = hash_of(state);
 
-  Summary mine{.expert_rank = mesh_.expert().rank()};
+  Summary mine{.expert_rank = mesh_.expert().rank(), .changed = !changed.empty()};
   for (size_t i = 0; i < hashes_.size(); ++i) {
     uint64_t& sum = of_expert(i) ? mine.experts : mine.dense;
     sum += mixed_bits(hashes_[i] + i);
@@ -65,14 +67,37 @@ void ReplicaCheck::compare(Context& ctx, Communicator& ranks, int64_t step, cons
   ranks.all_gather(all.data(), &mine, sizeof mine);
   std::map<int64_t, uint64_t> experts;
   bool equal = true;
-  std::vector<int> expert_ranks;
+  std::vector<int> expert_ranks, finders;
   for (const Summary& s : all) {
+    if (s.changed) finders.push_back(static_cast<int>(&s - all.data()));
     equal = equal && s.dense == all[0].dense &&
             experts.emplace(s.expert_rank, s.experts).first->second == s.experts;
     expert_ranks.push_back(static_cast<int>(s.expert_rank));
   }
+  if (!finders.empty()) tell_change(ranks, step, changed, finders);
   if (!equal) tell_difference(ranks, step, expert_ranks);
   equal_step_ = step;
+}
+
+std::string ReplicaCheck::when(int64_t step) const {
+  return fmt::format(
+      "after {} steps (ranks were {})", step,
+      equal_step_ < 0 ? "not compared before" : fmt::format("last found equal after {}", equal_step_));
+}
+
+/// A rank that found its own memory changed knows which one it is, also without a majority, and where no
+/// other rank holds the same.
+void ReplicaCheck::tell_change(Communicator& ranks, int64_t step, const std::string& changed,
+                               const std::vector<int>& finders) {
+  const std::vector<std::string> hosts = host_names(ranks);
+  std::string what;
+  for (const int rank : finders) {
+    std::string words = changed;
+    broadcast_text(ranks, words, rank);
+    what +=
+        fmt::format("{}{} holds other bits of {}", what.empty() ? "" : "; ", rank_text({rank}, hosts), words);
+  }
+  fail(ExitCode::corruption, "{}, and reported {}: memory changed them", what, when(step));
 }
 
 void ReplicaCheck::tell_difference(Communicator& ranks, int64_t step, const std::vector<int>& expert_ranks) {
@@ -107,18 +132,15 @@ void ReplicaCheck::tell_difference(Communicator& ranks, int64_t step, const std:
   if (differing > kNames) what += fmt::format(" and {} more", differing - kNames);
   const std::string who = rank_text({doubtful.begin(), doubtful.end()}, host_names(ranks)),
                     hold = doubtful.size() == 1 ? "holds" : "hold";
-  const std::string when = fmt::format(
-      "after {} steps (ranks were {})", step,
-      equal_step_ < 0 ? "not compared before" : fmt::format("last found equal after {}", equal_step_));
   if (outvoted)
     fail(ExitCode::corruption,
          "{} {} other bits of {} than the other ranks that have a replica, {}: memory or processor changed "
          "them",
-         who, hold, what, when);
+         who, hold, what, when(step));
   fail(ExitCode::corruption,
        "{} {} different bits of {}, {}: memory or processor of one of them changed them; without a majority "
        "it cannot be known whose are right",
-       who, hold, what, when);
+       who, hold, what, when(step));
 }
 
 }  // namespace sluice

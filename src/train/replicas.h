@@ -1,6 +1,6 @@
 #pragma once
-// Comparison of replicated tensors across ranks, which detects bits corrupted by the memory or processor of
-// one rank.
+// Detection of bits corrupted by the memory or processor of one rank: what its optimizer reads must be what
+// it wrote, and tensors that several ranks hold must be equal.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,8 +21,9 @@ struct Replica {
 /// Hashes replicas (ops/bit_sum.h) in place and compares the hashes of all ranks.
 class ReplicaCheck {
  public:
-  /// With every_steps = 0 or a single rank it does nothing.
-  ReplicaCheck(int64_t every_steps, const Mesh& mesh);
+  /// With every_steps = 0 it does nothing; nor on a single rank, unless `alone`: its optimizer watches its
+  /// own bits.
+  ReplicaCheck(int64_t every_steps, const Mesh& mesh, bool alone);
 
   /// The tensors stay where they are. device, host: for the hashes; the host's is pinned beside a GPU.
   void allocate(std::vector<Replica> replicas, Arena& device, Arena& host, bool on_gpu);
@@ -33,16 +34,22 @@ class ReplicaCheck {
   bool due(int64_t step) const {
     return active() && step != equal_step_ && (equal_step_ < 0 || step % every_steps_ == 0);
   }
-  /// Collective. `state`: further state that must be equal on all ranks. If ranks differ, all throw the same
-  /// Error(corruption), which names the step, the tensors and the deviating ranks, by majority if there is
-  /// one.
-  void compare(Context& ctx, Communicator& ranks, int64_t step, const std::string& state);
+  /// Collective. `changed`: what this rank found changed in its own memory, in words; empty: nothing. If any
+  /// rank has found something, all throw the same Error(corruption), which says what. `state`: further state
+  /// that must be equal on all ranks. If ranks differ, all throw the same Error(corruption), which names the
+  /// step, the tensors and the deviating ranks, by majority if there is one.
+  void compare(Context& ctx, Communicator& ranks, int64_t step, const std::string& state,
+               const std::string& changed);
   /// Steps done when replicas were last found equal; -1: never.
   int64_t equal_step() const { return equal_step_; }
 
  private:
+  [[noreturn]] void tell_change(Communicator& ranks, int64_t step, const std::string& changed,
+                                const std::vector<int>& finders);
   [[noreturn]] void tell_difference(Communicator& ranks, int64_t step, const std::vector<int>& expert_ranks);
   bool of_expert(size_t i) const { return i < replicas_.size() && replicas_[i].of_expert; }
+
+  std::string when(int64_t step) const;
 
   int64_t every_steps_;
   const Mesh& mesh_;

@@ -36,6 +36,7 @@ StepMetrics Trainer::step() {
 }
 
 void Trainer::begin_step(double lr) {
+  if (!plan_.dry_run() && optimizer_.wants_bits()) optimizer_.take_bits(ctx_, shards_.values);
   const SparseConfig& sparse = config_.model.attention.sparse;
   model_.set_dense_warm_up(sparse.phase == SparsePhase::dense_warm_up || step_ < sparse.phase_steps);
   samples_.load(ctx_, step_);
@@ -95,7 +96,8 @@ void Trainer::sum_over_ranks() {
 /// time before the update.
 void Trainer::compare_replicas() {
   flip_bit();
-  if (plan_.dry_run() || replicas_.due(step_)) replicas_.compare(ctx_, ranks(), step_, common_state());
+  if (plan_.dry_run() || replicas_.due(step_))
+    replicas_.compare(ctx_, ranks(), step_, common_state(), changed_bits());
 }
 
 void Trainer::update_weights() {

@@ -85,8 +85,9 @@ class Trainer {
   const Communication& communication() const { return communication_; }
   /// All ranks, for use between steps.
   Communicator& ranks() const { return communication_.world(); }
-  /// Collective, between two steps: compares what several ranks hold replicas of. Error(corruption) where
-  /// they differ; nothing to do with parallel.verify_every_steps = 0, or where this step's were compared.
+  /// Collective, between two steps: whether memory holds what was written to it, and whether what several
+  /// ranks hold replicas of is equal. Error(corruption) where it is not; nothing to do with
+  /// parallel.verify_every_steps = 0, or where this step's were compared.
   void verify_replicas();
   const ReplicaCheck& replicas() const { return replicas_; }
   /// Collective. Before weights are read, or a forward pass that not all ranks compute, between two steps:
@@ -148,6 +149,7 @@ class Trainer {
   // What is wrong, and where (trainer_checks.cpp).
   std::vector<Replica> replicated_tensors() const;
   std::string common_state() const;
+  std::string changed_bits();
   void flip_bit();
   std::vector<NamedTensor> held(bool gradients) const;
   std::string first_nonfinite(bool loss_is_finite);

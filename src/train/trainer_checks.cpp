@@ -40,7 +40,26 @@ std::string Trainer::common_state() const {
 void Trainer::verify_replicas() {
   if (!replicas_.active() || replicas_.equal_step() == step_) return;
   wait_for_weights();
-  replicas_.compare(ctx_, ranks(), step_, common_state());
+  replicas_.compare(ctx_, ranks(), step_, common_state(), changed_bits());
+}
+
+/// What this rank found changed in its own memory, now or at an update before.
+std::string Trainer::changed_bits() {
+  if (plan_.dry_run()) return "";
+  optimizer_.check_bits(ctx_, shards_.values);
+  const Optimizer::ChangedBits& changed = optimizer_.changed_bits();
+  if (changed.parameters.empty()) return "";
+  constexpr size_t kNames = 3;
+  std::vector<std::string> names;
+  for (const ParamStore::Id id : changed.parameters) {
+    const std::string& name = store_.spec(id).name;
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  const size_t count = names.size();
+  names.resize(std::min(count, kNames));
+  return fmt::format("{}{} or {} moments than it wrote, noticed after {} updates", fmt::join(names, ", "),
+                     count > kNames ? fmt::format(" and {} more", count - kNames) : "",
+                     count == 1 ? "its" : "their", changed.after_updates);
 }
 
 /// A fault that a test asks for (core/faults.h).
@@ -48,17 +67,19 @@ void Trainer::flip_bit() {
   if (plan_.dry_run()) return;
   const faults::Flip flip = faults::flip(ranks().rank(), step_);
   if (flip.name.empty()) return;
-  for (const Replica& r : replicated_tensors()) {
-    if (r.name != flip.name) continue;
-    HostView view(ctx_, r.tensor);
-    const int64_t width = 8 * dtype_size(r.tensor.dtype),
-                  at = flip.element % r.tensor.numel() * width + flip.bit % width;
+  std::vector<NamedTensor> here = held(/*gradients=*/false);
+  optimizer_targets(here, /*own=*/false);
+  for (const NamedTensor& t : here) {
+    if (t.name != flip.name || t.tensor.numel() == 0) continue;
+    HostView view(ctx_, t.tensor);
+    const int64_t width = 8 * dtype_size(t.tensor.dtype),
+                  at = flip.element % t.tensor.numel() * width + flip.bit % width;
     auto* bytes = static_cast<unsigned char*>(view.tensor().data);
     bytes[at / 8] = static_cast<unsigned char>(bytes[at / 8] ^ (1 << at % 8));
     view.write_back();
     return;
   }
-  fail(ExitCode::usage, "SLUICE_FLIP: rank {} holds no replica of {}", ranks().rank(), flip.name);
+  fail(ExitCode::usage, "SLUICE_FLIP: rank {} holds nothing of {}", ranks().rank(), flip.name);
 }
 
 /// What is here of the weights, or of the summed gradients, in the order of the model.

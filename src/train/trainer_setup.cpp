@@ -78,7 +78,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
                  communication_.queue()),
       weight_sync_(config.parallel.zero_stage, store_, communication_.mesh(), communication_.device_mesh(),
                    communication_.queue()),
-      replicas_(config.parallel.verify_every_steps, communication_.mesh()),
+      replicas_(config.parallel.verify_every_steps, communication_.mesh(), /*alone=*/!plan_.on_gpu()),
       samples_(config_, data, plan_, communication_.mesh()),
       loss_sum_(plan_, communication_.mesh()),
       losses_(config),
@@ -107,6 +107,7 @@ void Trainer::allocate_parameters() {
 }
 
 void Trainer::allocate_optimizer() {
+  if (replicas_.active() && !plan_.on_gpu()) optimizer_.watch_bits();
   if (!plan_.shards_optimizer()) return optimizer_.allocate(ctx_, memory_.optimizer);
   optimizer_.allocate(ctx_, memory_.optimizer, grad_sync_.pieces());
   for (size_t i = 0; i < grad_sync_.pieces().size(); ++i) {

@@ -66,6 +66,7 @@ bool Trainer::whole_here(ParamStore::Id id) const { return !plan_.shards_weights
 
 /// All of them, from outside.
 void Trainer::weights_changed() {
+  optimizer_.forget_bits();
   if (!plan_.shards_weights()) return store_.pack(ctx_);
   weight_sync_.changed(ctx_);
   store_.pack_frozen(ctx_);
