@@ -1,5 +1,5 @@
-"""Bits that flip in a weight or moment of one rank: found when replicas are compared, the rank and the tensor named, nothing saved;
-and replicas that are equal are never reported (P12)."""
+"""Bits that flip in a weight or moment of one rank: found by the next update of the rank that owns it, or when replicas are compared,
+the rank and the tensor named, nothing saved; and memory that did not change is never reported (P12)."""
 
 import array
 import json
@@ -28,29 +28,48 @@ WEIGHTS = [
 ]
 
 
+STATE = ["", ".m", ".v"]
+
+
+def flipped(world, keys, ranks, victim, step):
+    """A training in which one bit of what a rank holds of some tensor flips: (tensor, start, run, flip). With ZeRO a rank may hold
+    nothing of a small tensor, and another one is taken."""
+    while True:
+        run = world.run_folder("flipped")
+        name = world.random.choice(WEIGHTS) + world.random.choice(STATE)
+        flip = f"{victim}:{step}:{name}:{world.random.randrange(1 << 20)}:{world.random.randrange(32)}"
+        start = Start(world, run, ranks, keys, environment={"SLUICE_FLIP": flip})
+        if start.wait() != 64 or "holds nothing of" not in start.text():
+            return name, start, run, f"SLUICE_FLIP={flip}"
+
+
 def trial(world, tally, stage, ranks, victim):
-    run = world.run_folder("flipped")
-    # Moments are in several memories with ZeRO 0 alone.
-    name = world.random.choice(WEIGHTS) + (world.random.choice(["", ".m", ".v"]) if stage == 0 else "")
-    # A step that ends in a comparison. After a save at that step, which has compared already, the next comparison may come too late:
-    # with ZeRO 1 and 2 whole weights are gathered again in every step, and low bits of moments round away.
+    # A step that ends in a comparison. Of another rank's slice of the weights nothing is left at a later one: whole weights are
+    # gathered again in every step.
     step = EVERY * world.random.choice([1, 2, 3, 4, 5, 6, 8, 9, 10])
-    flip = f"{victim}:{step}:{name}:{world.random.randrange(1 << 20)}:{world.random.randrange(32)}"
-    start = Start(
-        world, run, ranks, [*KEYS, f"parallel.zero_stage={stage}"], environment={"SLUICE_FLIP": flip}
-    )
-    code = start.wait()
-    if code != 79:
-        raise Failure(f"SLUICE_FLIP={flip}: exit code {code}\n{start.tail()}")
-    if named(start.text(), victim, ranks, name) != step:
-        raise Failure(f"SLUICE_FLIP={flip}: not named\n{start.tail()}")
+    keys = [*KEYS, f"parallel.zero_stage={stage}"]
+    name, start, run, flip = flipped(world, keys, ranks, victim, step)
+    if start.code() != 79:
+        raise Failure(f"{flip}: exit code {start.code()}\n{start.tail()}")
+    own, noticed, reported = named(start.text(), victim, ranks, name)
+    if reported != step or own and noticed != step:
+        raise Failure(f"{flip}: not named\n{start.tail()}")
     if saved_step(run) > step:
-        raise Failure(f"SLUICE_FLIP={flip}: saved step {saved_step(run)}")
-    tally.add("found")
+        raise Failure(f"{flip}: saved step {saved_step(run)}")
+    tally.add("found by the rank itself" if own else "found by comparison")
 
 
 def named(text, victim, ranks, name):
-    """The step after which a comparison found this rank and tensor; None if it did not."""
+    """(whether by the rank itself, the updates after which it noticed, the step after which it was reported); reported None: neither
+    this rank nor this tensor was named."""
+    weight = name.removesuffix(".m").removesuffix(".v")
+    own = re.search(
+        rf"rank {victim} \(host .*? holds other bits of {re.escape(weight)} or its moments than it wrote, noticed after (\d+) "
+        r"updates, and reported after (\d+) steps",
+        text,
+    )
+    if own:
+        return True, int(own.group(1)), int(own.group(2))
     who = (
         rf"rank {victim} \(host .* holds other bits"
         if ranks > 2
@@ -61,55 +80,57 @@ def named(text, victim, ranks, name):
     )
     # After a step with a changed weight its moments differ, too, and a list of names ends with "and 4 more".
     if not found or (name not in re.split(", | and ", found.group(1)) and " more" not in found.group(1)):
-        return None
-    return int(found.group(2))
+        return False, None, None
+    return False, None, int(found.group(2))
 
 
-def trial_anywhen(world, tally, ranks, victim):
-    """A flip at any step, also between comparisons, of state that every rank has whole."""
-    run = world.run_folder("flipped")
-    name = world.random.choice(WEIGHTS) + world.random.choice(["", ".m", ".v"])
+def trial_anywhen(world, tally, stage, ranks, victim):
+    """A flip at any step, also between comparisons."""
     step = world.random.randint(1, 95)
-    flip = f"{victim}:{step}:{name}:{world.random.randrange(1 << 20)}:{world.random.randrange(32)}"
-    keys = ["parallel.verify_every_steps=50", "checkpoint.every_steps=0", "log.bits=1"]
-    start = Start(world, run, ranks, keys, environment={"SLUICE_FLIP": flip})
-    code = start.wait()
+    keys = [
+        f"parallel.zero_stage={stage}",
+        "parallel.verify_every_steps=50",
+        "checkpoint.every_steps=0",
+        "log.bits=1",
+    ]
+    name, start, run, flip = flipped(world, keys, ranks, victim, step)
+    code = start.code()
     if code == 79:
-        # The low bits of a moment may change the weight and then be rounded away.
-        found = named(start.text(), victim, ranks, name) or named(
-            start.text(), victim, ranks, name.removesuffix(".m").removesuffix(".v")
-        )
-        if found is None or not step <= found <= step + 50:
-            raise Failure(f"SLUICE_FLIP={flip}: found after {found} steps\n{start.tail()}")
+        own, noticed, reported = named(start.text(), victim, ranks, name)
+        if reported is None or own and noticed != step or not step <= reported <= step + 50:
+            raise Failure(f"{flip}: reported after {reported} steps, noticed after {noticed}\n{start.tail()}")
         if saved_step(run) > step:
-            raise Failure(f"SLUICE_FLIP={flip}: saved step {saved_step(run)}")
-        tally.add("found")
-        tally.largest("after steps, at most", found - step)
+            raise Failure(f"{flip}: saved step {saved_step(run)}")
+        tally.add("found by the rank itself" if own else "found by comparison")
+        tally.largest("steps until it was reported, at most", reported - step)
         return
-    # The low bits of a moment may have been rounded away before anything came of them. Not finite: every step is skipped.
-    if code == 0:
-        problem = world.difference(world.reference(keys), run)
+    # Another rank's slice of the weights is gathered again before it is used.
+    if code == 0 and stage in (1, 2) and name in WEIGHTS:
+        problem = world.difference(world.reference(keys[1:]), run)
         if problem:
-            raise Failure(f"SLUICE_FLIP={flip}: not found, and {problem}")
-        tally.add("without effect")
+            raise Failure(f"{flip}: not found, and {problem}")
+        tally.add("gathered again before use")
     elif code == 78 and saved_step(run) <= step:
         tally.add("no longer finite")
     else:
-        raise Failure(f"SLUICE_FLIP={flip}: exit code {code}\n{start.tail()}")
+        raise Failure(f"{flip}: exit code {code}\n{start.tail()}")
 
 
 def check_anywhen(world, tally, count):
     for n in world.turns(count):
-        ranks = (4, 3, 2)[n % 3]
-        victim = world.random.randrange(ranks)
-        tally.trial(f"rank {victim} of {ranks}", lambda: trial_anywhen(world, tally, ranks, victim))
+        stage, ranks = n % 4, (4, 0, 3, 2)[n // 4 % 4]
+        victim = world.random.randrange(max(ranks, 1))
+        tally.trial(
+            f"ZeRO {stage}, rank {victim} of {max(ranks, 1)}",
+            lambda: trial_anywhen(world, tally, stage, ranks, victim),
+        )
 
 
 def check_alarms(world, tally, count):
     """count: steps without a fault, all of them compared, in trainings of each ZeRO stage."""
     part = 2000
     for n in world.turns(-(-count // part)):
-        stage, ranks = n % 3, (2, 3, 4)[n // 3 % 3]
+        stage, ranks = n % 4, (2, 3, 4, 0)[n // 4 % 4]
 
         def quiet():
             run = world.run_folder("quiet")
@@ -125,7 +146,7 @@ def check_alarms(world, tally, count):
                 raise Failure(f"exit code {start.code()}\n{start.tail()}")
             tally.add("steps compared", last_step(run))
 
-        tally.trial(f"ZeRO {stage}, {ranks} ranks", quiet)
+        tally.trial(f"ZeRO {stage}, {max(ranks, 1)} ranks", quiet)
 
 
 def check_nonfinite(world, tally, count):
@@ -173,7 +194,7 @@ def not_finite(path):
 
 def check(world, tally, count):
     for n in world.turns(count):
-        ranks, stage = (4, 2)[n % 2], n // 2 % 3
+        ranks, stage = (4, 2)[n % 2], n // 2 % 4
         victim = world.random.randrange(ranks)
         tally.trial(
             f"ZeRO {stage}, rank {victim} of {ranks}", lambda: trial(world, tally, stage, ranks, victim)

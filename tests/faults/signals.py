@@ -36,7 +36,7 @@ def trial(world, tally, phase, name, target, ranks):
         raise Failure(f"never came to {phase}\n{start.tail()}")
     if target == "launcher":
         kill(start.process.pid, number)
-        time.sleep(0.4)  # two hops to the ranks
+        time.sleep(min(5, 0.4 * world.options.slack))  # two hops to the ranks
     else:
         alive = start.ranks()
         victims = list(alive.values()) if target == "all ranks" else [alive[world.random.randrange(ranks)]]
