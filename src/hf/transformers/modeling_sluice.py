@@ -271,9 +271,12 @@ class SluiceAttention(nn.Module):
         projected = projected.view(B, T, H, E, -1)
         width = projected.shape[-1]
         chosen = logits.topk(self.switch["num_experts_per_tok"], -1).indices
-        share = torch.zeros_like(logits, dtype=torch.float32).scatter(-1, chosen, 1.0)
-        wide = (projected * (share * torch.sigmoid(logits.float())).to(projected.dtype)[..., None]).float()
-        result = torch.zeros(B, T, H, D, dtype=wide.dtype, device=wide.device)
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        share = torch.zeros_like(logits, dtype=dtype).scatter(-1, chosen, 1.0)
+        wide = (projected * (share * torch.sigmoid(logits.to(dtype))).to(projected.dtype)[..., None]).to(
+            dtype
+        )
+        result = torch.zeros(B, T, H, D, dtype=dtype, device=wide.device)
         for expert in range(E):
             at = expert * width % D
             result[..., at : at + width] += wide[..., expert, :]
@@ -473,7 +476,8 @@ class SluiceForCausalLM(SluicePreTrainedModel, GenerationMixin):
         logits = self.lm_head(outputs.last_hidden_state[:, kept, :])
         cap = self.config.final_logit_softcapping
         if cap is not None:
-            logits = cap * torch.tanh(logits.float() / cap)
+            wide = logits if logits.dtype == torch.float64 else logits.float()
+            logits = cap * torch.tanh(wide / cap)
         loss = None
         if labels is not None:
             wide = logits[:, :-1].float().flatten(0, 1)
