@@ -73,7 +73,8 @@ void print_heads(const ModelSummary& a) {
 
 void evaluate(const EvalOptions& options) {
   if (!options.tasks.files.empty())
-    return evaluate_tasks(options.path, options.device, options.tokenizer, options.tasks, options.json);
+    return evaluate_tasks(options.path, {options.overrides, options.device, options.tokenizer}, options.tasks,
+                          options.json);
   const std::optional<ValueZeroing> zeroed = value_zeroing(options);
   const ValueZeroing* const zeroing = zeroed ? &*zeroed : nullptr;
   ModelFiles files = open_model(options.path, {options.overrides, options.device, options.tokenizer});

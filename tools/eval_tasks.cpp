@@ -10,6 +10,7 @@
 #include "eval/evaluate.h"
 #include "eval/forward_memory.h"
 #include "eval/trained_model.h"
+#include "hf/open.h"
 #include "run/metrics.h"
 
 namespace sluice {
@@ -30,19 +31,21 @@ void add_task_options(Command& command, EvalTasksOptions& options) {
       ->type_name("N");
 }
 
-void evaluate_tasks(const std::string& model, const std::string& device, const std::string& tokenizer,
-                    const EvalTasksOptions& options, bool json) {
+void evaluate_tasks(const std::string& model, const OpenOptions& how, const EvalTasksOptions& options,
+                    bool json) {
   std::vector<Task> tasks;
   for (const std::string& file : options.files) tasks.push_back(read_task(file));
-  const CheckpointInfo checkpoint = find_checkpoint(model);
-  const Config config = checkpoint_config(checkpoint, device);
+  ModelFiles files = open_model(model, how);
+  const Config config = files.config;
+  const std::string what = files.path + files.step_text();
+  const int64_t step = files.step;
   use_threads(config.train.threads);
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
-  const TrainedModel trained(checkpoint, tokens, device, tokenizer);
+  const TrainedModel trained(std::move(files), tokens);
   ForwardMemory memory(trained, tokens);
   if (!json)
-    fmt::print("{}  step {}\n\n{:<24}{:>10}{:>16}{:>16}{:>14}\n", checkpoint.path, checkpoint.step, "task",
-               "questions", "accuracy", "by bytes", "nats/byte");
+    fmt::print("{}\n\n{:<24}{:>10}{:>16}{:>16}{:>14}\n", what, "task", "questions", "accuracy", "by bytes",
+               "nats/byte");
   nlohmann::ordered_json results = nlohmann::ordered_json::object();
   for (const Task& task : tasks) {
     const auto result = answer_task(memory.ctx(), trained.model(), memory.buffers(), trained.tokenizer(),
@@ -60,11 +63,12 @@ void evaluate_tasks(const std::string& model, const std::string& device, const s
                result->truncated > 0 ? fmt::format("  {} contexts truncated", result->truncated) : "");
   }
   if (json)
-    fmt::print("{}\n", nlohmann::ordered_json{{"schema", 1},
-                                              {"step", checkpoint.step},
-                                              {"tokens", checkpoint.step * tokens_per_step(config)},
-                                              {"tasks", results}}
-                           .dump());
+    fmt::print("{}\n",
+               nlohmann::ordered_json{{"schema", 1},
+                                      {"step", std::max<int64_t>(step, 0)},
+                                      {"tokens", std::max<int64_t>(step, 0) * tokens_per_step(config)},
+                                      {"tasks", results}}
+                   .dump());
 }
 
 }  // namespace sluice

@@ -5,6 +5,7 @@
 
 #include "command.h"
 #include "eval/tasks.h"
+#include "hf/open.h"
 
 namespace sluice {
 
@@ -15,8 +16,8 @@ struct EvalTasksOptions {
 
 void add_task_options(Command& command, EvalTasksOptions& options);
 
-/// Answers every task of a run or checkpoint, and prints a table, or one line of JSON.
-void evaluate_tasks(const std::string& model, const std::string& device, const std::string& tokenizer,
-                    const EvalTasksOptions& options, bool json);
+/// Answers every task of a run, checkpoint or Hugging Face folder, and prints a table, or one line of JSON.
+void evaluate_tasks(const std::string& model, const OpenOptions& how, const EvalTasksOptions& options,
+                    bool json);
 
 }  // namespace sluice

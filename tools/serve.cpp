@@ -9,6 +9,7 @@
 #ifdef SLUICE_HAS_HTTPLIB
 #include <httplib.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -16,6 +17,7 @@
 #include <filesystem>
 #include <functional>
 #include <future>
+#include <iterator>
 #include <mutex>
 #include <thread>
 
@@ -24,6 +26,7 @@
 #include "core/parallel_for.h"
 #include "core/strict_json.h"
 #include "eval/completions.h"
+#include "hf/open.h"
 #include "run/signals.h"
 #endif
 
@@ -32,7 +35,7 @@ namespace {
 
 struct ServeOptions {
   std::string path, device, tokenizer, host = "127.0.0.1";
-  int64_t port = 8000, max_request_mb = 16, max_waiting = 64, max_new_tokens = 4096;
+  int64_t port = 8000, max_request_mb = 16, max_waiting = 64, max_new_tokens = 4096, batch = 8, context = 0;
 };
 
 #ifdef SLUICE_HAS_HTTPLIB
@@ -40,12 +43,19 @@ struct ServeOptions {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-/// One thread computes; those that speak HTTP wait for it.
+/// A request that waits for the thread that computes: a completion, or something else that is done by itself.
+struct Job {
+  json body;
+  std::function<ordered_json(const json&)> other;  // empty: a completion
+  std::promise<ordered_json> answer = {};
+};
+
+/// One thread computes; those that speak HTTP wait for it. Completions that wait are computed together.
 class Worker {
  public:
   /// It takes over the number of threads of loops, which every thread has of its own.
-  explicit Worker(int64_t most_waiting)
-      : most_waiting_(most_waiting), thread_([this, threads = num_threads()] {
+  Worker(Completions& completions, int64_t most_waiting)
+      : completions_(completions), most_waiting_(most_waiting), thread_([this, threads = num_threads()] {
           set_num_threads(threads);
           run();
         }) {}
@@ -61,13 +71,12 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   /// Nothing where too many wait already.
-  std::optional<ordered_json> call(std::function<ordered_json()> work) {
-    std::packaged_task<ordered_json()> task(std::move(work));
-    auto result = task.get_future();
+  std::optional<ordered_json> call(Job job) {
+    auto result = job.answer.get_future();
     {
       const std::lock_guard lock(mutex_);
-      if (std::ssize(tasks_) >= most_waiting_) return std::nullopt;
-      tasks_.push_back(std::move(task));
+      if (std::ssize(jobs_) >= most_waiting_) return std::nullopt;
+      jobs_.push_back(std::move(job));
     }
     changed_.notify_all();
     return result.get();
@@ -76,25 +85,59 @@ class Worker {
  private:
   void run() {
     for (;;) {
-      std::packaged_task<ordered_json()> task;
+      std::deque<Job> jobs;
       {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return ended_ || !tasks_.empty(); });
-        if (tasks_.empty()) return;
-        task = std::move(tasks_.front());
-        tasks_.pop_front();
+        changed_.wait(lock, [&] { return ended_ || !jobs_.empty(); });
+        if (jobs_.empty()) return;
+        jobs.swap(jobs_);
       }
-      task();
+      const auto completions = std::stable_partition(
+          jobs.begin(), jobs.end(), [](const Job& job) { return static_cast<bool>(job.other); });
+      for (auto job = jobs.begin(); job != completions; ++job) answer(*job);
+      if (completions != jobs.end())
+        complete(std::vector<Job>(std::make_move_iterator(completions), std::make_move_iterator(jobs.end())));
     }
   }
 
+  static void answer(Job& job) {
+    try {
+      job.answer.set_value(job.other(job.body));
+    } catch (...) {
+      job.answer.set_exception(std::current_exception());
+    }
+  }
+
+  void complete(std::vector<Job> jobs) {
+    std::vector<json> bodies;
+    for (Job& job : jobs) bodies.push_back(std::move(job.body));
+    std::vector<CompletionAnswer> answers;
+    try {
+      answers = completions_.complete_all(bodies);
+    } catch (...) {
+      answers.assign(jobs.size(), {{}, std::current_exception()});
+    }
+    for (size_t i = 0; i < jobs.size(); ++i)
+      if (answers[i].error)
+        jobs[i].answer.set_exception(answers[i].error);
+      else
+        jobs[i].answer.set_value(std::move(answers[i].body));
+  }
+
+  Completions& completions_;
   const int64_t most_waiting_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::packaged_task<ordered_json()>> tasks_;
+  std::deque<Job> jobs_;
   bool ended_ = false;
   std::thread thread_;
 };
+
+/// A run's name; a folder has none but its own.
+std::string served_name(const Config& config, const std::string& path) {
+  if (!config.name.empty()) return config.name;
+  return std::filesystem::path(path).lexically_normal().filename().string();
+}
 
 void reply(httplib::Response& response, int status, const ordered_json& body) {
   response.status = status;
@@ -113,8 +156,8 @@ using Answer = std::function<ordered_json(const json&)>;
 httplib::Server::Handler handler(Worker& worker, Answer answer) {
   return [&worker, answer = std::move(answer)](const httplib::Request& request, httplib::Response& response) {
     try {
-      const json body = request.method == "GET" ? json() : parse_strict_json(request.body, "the request");
-      const auto result = worker.call([&] { return answer(body); });
+      json body = request.method == "GET" ? json() : parse_strict_json(request.body, "the request");
+      const auto result = worker.call({std::move(body), answer});
       if (!result) return reply_error(response, 503, "too many requests are waiting");
       reply(response, 200, *result);
     } catch (const std::exception&) {
@@ -125,14 +168,9 @@ httplib::Server::Handler handler(Worker& worker, Answer answer) {
   };
 }
 
-void serve(const ServeOptions& options) {
-  const CheckpointInfo checkpoint = find_checkpoint(options.path);
-  const TrainedModel trained(checkpoint, 1, options.device, options.tokenizer);
-  use_threads(trained.config().train.threads);
-  CompletionLimits limits;
-  limits.max_new_tokens = options.max_new_tokens;
-  Completions completions(trained, trained.config().name, limits);
-  httplib::Server server;
+constexpr const char* kAddresses = "/v1/completions, /v1/models, /tokenize, /detokenize and /tokenizer_info";
+
+void set_limits(httplib::Server& server, const ServeOptions& options) {
   server.set_payload_max_length(static_cast<size_t>(options.max_request_mb) << 20);
   server.set_read_timeout(30);
   server.set_write_timeout(30);
@@ -141,15 +179,27 @@ void serve(const ServeOptions& options) {
   server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
     if (!response.body.empty()) return;
     reply_error(response, response.status,
-                response.status == 404
-                    ? "no such address; there are /v1/completions, /v1/models, /tokenize and /detokenize"
+                response.status == 404   ? fmt::format("no such address; there are {}", kAddresses)
                 : response.status == 413 ? "the request is too large"
                                          : fmt::format("HTTP status {}", response.status));
   });
-  Worker worker(options.max_waiting);
-  server.Post("/v1/completions",
-              handler(worker, [&](const json& body) { return completions.complete(body); }));
+}
+
+void serve(const ServeOptions& options) {
+  ModelFiles files = open_model(options.path, {{}, options.device, options.tokenizer});
+  const std::string what = files.path + files.step_text();
+  const TrainedModel trained(std::move(files), 1);
+  use_threads(trained.config().train.threads);
+  CompletionLimits limits;
+  limits.max_new_tokens = options.max_new_tokens;
+  limits.context = options.context;
+  Completions completions(trained, served_name(trained.config(), options.path), limits, options.batch);
+  httplib::Server server;
+  set_limits(server, options);
+  Worker worker(completions, options.max_waiting);
+  server.Post("/v1/completions", handler(worker, {}));
   server.Get("/v1/models", handler(worker, [&](const json&) { return completions.models(); }));
+  server.Get("/tokenizer_info", handler(worker, [&](const json&) { return completions.tokenizer_info(); }));
   server.Post("/tokenize", handler(worker, [&](const json& body) { return completions.tokenize(body); }));
   server.Post("/detokenize", handler(worker, [&](const json& body) { return completions.detokenize(body); }));
 
@@ -161,8 +211,7 @@ void serve(const ServeOptions& options) {
   }
   if (port < 0)
     fail(ExitCode::cannot_create, "cannot listen on {}:{}; is the port taken?", options.host, options.port);
-  fmt::print("{}  step {}: http://{}:{}/v1/completions\n", checkpoint.path, checkpoint.step, options.host,
-             port);
+  fmt::print("{}: http://{}:{}/v1/completions\n", what, options.host, port);
   std::fflush(stdout);
   const StopSignals signals;
   std::atomic<bool> over = false;
@@ -189,9 +238,11 @@ void serve(const ServeOptions&) {
 void add_serve_command(Command& app, int&) {
   Command* command = app.add_subcommand("serve", "a trained model behind OpenAI's completions API");
   auto options = std::make_shared<ServeOptions>();
-  command->add_option("model", options->path, "run folder (its newest valid checkpoint) or checkpoint")
+  command
+      ->add_option("model", options->path,
+                   "run folder (its newest valid checkpoint), checkpoint, or Hugging Face folder")
       ->required()
-      ->type_name("RUN|CKPT");
+      ->type_name("RUN|CKPT|FOLDER");
   command->add_option("--port", options->port, "port; 0: any that is free (8000)")
       ->between(0, 65535)
       ->type_name("N");
@@ -207,6 +258,16 @@ void add_serve_command(Command& app, int&) {
       ->between(1, 10000)
       ->type_name("N");
   command
+      ->add_option("--batch", options->batch,
+                   "sequences that are continued at once, each with memory for a whole context (8)")
+      ->between(1, 1024)
+      ->type_name("N");
+  command
+      ->add_option("--context", options->context,
+                   "most tokens of a prompt with what follows it; 0: the model's positions (0)")
+      ->between(0, 1e9)
+      ->type_name("N");
+  command
       ->add_option("--max-new-tokens", options->max_new_tokens,
                    "most tokens that a request may ask for (4096)")
       ->between(0, 1e6)
@@ -216,12 +277,12 @@ void add_serve_command(Command& app, int&) {
   command->add_option("--tokenizer", options->tokenizer, "tokenizer, where the run holds none")
       ->type_name("byte|PATH");
   command->footer(
-      "POST /v1/completions, /tokenize, /detokenize; GET /v1/models. Ends with SIGINT or SIGTERM, after the\n"
-      "requests that have begun.\n\n"
+      "POST /v1/completions, /tokenize, /detokenize; GET /v1/models, /tokenizer_info. Completions that wait\n"
+      "are computed together. Ends with SIGINT or SIGTERM, after the requests that have begun.\n\n"
       "Examples:\n"
       "  sluice serve runs/gated --port 8000\n"
       "  lm_eval --model local-completions --model_args "
-      "model=gated,base_url=http://127.0.0.1:8000/v1/completions,...\n");
+      "model=gated,base_url=http://127.0.0.1:8000/v1/completions,tokenizer_backend=remote\n");
   command->callback([options] { serve(*options); });
 }
 

@@ -22,10 +22,12 @@ int32_t most_probable(std::span<const float> logits) {
 class Continuations {
  public:
   Continuations(CachedModel& model, std::span<const Continuation> prompts,
+                const std::function<int32_t(int64_t, std::span<const float>)>& choose,
                 const std::function<bool(int64_t, int32_t)>& on_token,
                 const std::function<bool(int64_t)>& on_done)
       : model_(model),
         prompts_(prompts),
+        choose_(choose),
         on_token_(on_token),
         on_done_(on_done),
         places_(static_cast<size_t>(model.sequences())) {}
@@ -41,7 +43,7 @@ class Continuations {
       const std::span<const float> logits = model_.step(next);
       const auto size = static_cast<size_t>(model_.vocab_size());
       for (size_t i = 0; i < next.size() && !stopped_; ++i)
-        take(places_[static_cast<size_t>(next[i].sequence)], most_probable(logits.subspan(i * size, size)));
+        take(places_[static_cast<size_t>(next[i].sequence)], logits.subspan(i * size, size));
     }
   }
 
@@ -66,7 +68,7 @@ class Continuations {
     }
     place.held = tokens;
     const auto rest = std::span<const int32_t>(tokens).subspan(static_cast<size_t>(model_.length(sequence)));
-    take(place, most_probable(model_.prefill(sequence, rest)));
+    take(place, model_.prefill(sequence, rest));
   }
 
   /// Tokens of a prompt whose keys and values a place holds: whole chunks, so that the others begin as
@@ -76,10 +78,10 @@ class Continuations {
     return std::min(same - tokens.begin(), std::ssize(tokens) - 1) / model_.chunk() * model_.chunk();
   }
 
-  void take(Place& place, int32_t token) {
-    place.token = token;
+  void take(Place& place, std::span<const float> logits) {
+    place.token = choose_(place.prompt, logits);
     ++place.generated;
-    const bool more = on_token_(place.prompt, token);
+    const bool more = on_token_(place.prompt, place.token);
     if (!more || place.generated == prompts_[static_cast<size_t>(place.prompt)].new_tokens) end(place);
   }
 
@@ -90,6 +92,7 @@ class Continuations {
 
   CachedModel& model_;
   std::span<const Continuation> prompts_;
+  const std::function<int32_t(int64_t, std::span<const float>)>& choose_;
   const std::function<bool(int64_t, int32_t)>& on_token_;
   const std::function<bool(int64_t)>& on_done_;
   std::vector<Place> places_;
@@ -99,9 +102,10 @@ class Continuations {
 
 }  // namespace
 
-void continue_greedily(CachedModel& model, std::span<const Continuation> prompts,
-                       const std::function<bool(int64_t, int32_t)>& on_token,
-                       const std::function<bool(int64_t)>& on_done) {
+void continue_prompts(CachedModel& model, std::span<const Continuation> prompts,
+                      const std::function<int32_t(int64_t, std::span<const float>)>& choose,
+                      const std::function<bool(int64_t, int32_t)>& on_token,
+                      const std::function<bool(int64_t)>& on_done) {
   for (const Continuation& c : prompts) {
     if (c.prompt.empty()) fail(ExitCode::usage, "an empty prompt cannot be continued");
     if (std::ssize(c.prompt) + c.new_tokens > model.context())
@@ -109,7 +113,15 @@ void continue_greedily(CachedModel& model, std::span<const Continuation> prompts
            c.prompt.size(), c.new_tokens, model.context());
   }
   for (int64_t sequence = 0; sequence < model.sequences(); ++sequence) model.truncate(sequence, 0);
-  Continuations(model, prompts, on_token, on_done).run();
+  Continuations(model, prompts, choose, on_token, on_done).run();
+}
+
+void continue_greedily(CachedModel& model, std::span<const Continuation> prompts,
+                       const std::function<bool(int64_t, int32_t)>& on_token,
+                       const std::function<bool(int64_t)>& on_done) {
+  continue_prompts(
+      model, prompts, [](int64_t, std::span<const float> logits) { return most_probable(logits); }, on_token,
+      on_done);
 }
 
 }  // namespace sluice

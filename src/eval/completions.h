@@ -1,36 +1,45 @@
 #pragma once
 // Requests of OpenAI's completions API, answered by a trained model: what lm-evaluation-harness asks of a
 // server (its model local-completions).
+#include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
+#include <vector>
 
+#include "eval/completion_request.h"
 #include "eval/trained_model.h"
 
 namespace sluice {
 
-struct CompletionLimits {
-  int64_t max_prompts = 256;      // of one request
-  int64_t max_new_tokens = 4096;  // of one prompt
+/// The answer to a request, or why there is none: an Error(usage), whose message is for the client, or what
+/// went wrong here.
+struct CompletionAnswer {
+  nlohmann::ordered_json body;
+  std::exception_ptr error;
 };
 
-/// One thread uses it at a time. Requests that cannot be answered throw Error(usage), whose message is for
-/// the client.
+/// One thread uses it at a time.
 class Completions {
  public:
-  /// trained outlives this. name: of the model in answers.
-  Completions(const TrainedModel& trained, std::string name, const CompletionLimits& limits = {});
+  /// trained outlives this. name: of the model in answers. batch: sequences that are continued at once, for
+  /// whose keys and values memory is taken with the first request that needs it.
+  Completions(const TrainedModel& trained, std::string name, const CompletionLimits& limits = {},
+              int64_t batch = 8);
   ~Completions();
   Completions(const Completions&) = delete;
   Completions& operator=(const Completions&) = delete;
 
-  /// POST /v1/completions: prompt (a text, a list of texts, of token ids, or of lists of token ids),
-  /// max_tokens (16), temperature (1), top_p (1), seed, stop (a text or up to 4), echo, logprobs (up to 10
-  /// alternatives per token). Tokens of the prompt have log-probabilities too where echo is set; the first
-  /// has none.
+  /// POST /v1/completions (eval/completion_request.h). The prompts of all requests are computed together.
+  /// With echo, tokens of the prompt have log-probabilities too; the first has none.
+  std::vector<CompletionAnswer> complete_all(std::span<const nlohmann::json> requests);
+  /// Of one request; throws its error.
   nlohmann::ordered_json complete(const nlohmann::json& request);
   /// GET /v1/models
   nlohmann::ordered_json models() const;
+  /// GET /tokenizer_info: {"eos_token", "bos_token", "pad_token", "chat_template", "vocab_size"}.
+  nlohmann::ordered_json tokenizer_info() const;
   /// POST /tokenize {"prompt": TEXT, "add_special_tokens": false}: {"tokens": [...], "count",
   /// "max_model_len"}.
   nlohmann::ordered_json tokenize(const nlohmann::json& request) const;

@@ -7,16 +7,9 @@
 #include <vector>
 
 #include "eval/cached_model.h"
+#include "eval/sampling.h"
 
 namespace sluice {
-
-struct Sampling {
-  double temperature = 1.0;  // 0: the most probable token
-  int64_t top_k = 0;         // 0: all
-  double top_p =
-      1.0;  // nucleus sampling: the smallest set of most probable tokens with this total probability
-  uint64_t seed = 0;
-};
 
 /// Samples one token from logits (V) with the random number u in (0, 1). Ties go to the lower id.
 int32_t sample(std::span<const float> logits, const Sampling& sampling, double u);

@@ -11,7 +11,18 @@
 namespace sluice {
 namespace {
 
-constexpr int64_t kRows = 32;  // whose logits are held at once
+constexpr int64_t kRows = 32;      // whose logits are held at once
+constexpr int64_t kSmallest = 64;  // rows of a pass
+
+/// The logits of a row as f32.
+void copy_row(const Tensor& logits, int64_t row, std::vector<float>& out) {
+  const int64_t size = logits.dim(1);
+  out.resize(static_cast<size_t>(size));
+  for (int64_t v = 0; v < size; ++v)
+    out[static_cast<size_t>(v)] = logits.dtype == DType::f64
+                                      ? static_cast<float>(logits.as<double>()[row * size + v])
+                                      : logits.as<float>()[row * size + v];
+}
 
 }  // namespace
 
@@ -22,6 +33,7 @@ TokenScore token_score(const float* logits, int64_t vocab_size, int32_t token, i
   const double normaliser = largest + std::log(total);
   TokenScore score;
   score.log_probability = logits[token] - normaliser;
+  if (count == 0) return score;
   std::vector<int32_t> order(static_cast<size_t>(vocab_size));
   std::iota(order.begin(), order.end(), 0);
   const auto end = order.begin() + std::min(count, vocab_size);
@@ -33,67 +45,106 @@ TokenScore token_score(const float* logits, int64_t vocab_size, int32_t token, i
   return score;
 }
 
-struct PromptScores::Memory {
+struct PromptScores::Pass {
   Arena activations, host;
   Context ctx;
   ForwardBuffers buffers;
   Tensor logits;  // (kRows, V)
 
-  static std::unique_ptr<Memory> make(const TrainedModel& trained) {
-    Memory dry(trained, 0, 0, 0);
+  static std::unique_ptr<Pass> make(const TrainedModel& trained, int64_t rows) {
+    Pass dry(trained, rows, 0, 0, 0);
     trained.model().forward(dry.ctx, dry.buffers.batch, dry.buffers.saved);
     trained.model().logits(dry.ctx, dry.logits, dry.buffers.saved.hidden.rows(0, dry.logits.dim(0)));
-    return std::unique_ptr<Memory>(new Memory(trained, dry.activations.high_water(), dry.host.high_water(),
-                                              std::max<int64_t>(dry.ctx.scratch.high_water(), 64)));
+    return std::unique_ptr<Pass>(new Pass(trained, rows, dry.activations.high_water(), dry.host.high_water(),
+                                          std::max<int64_t>(dry.ctx.scratch.high_water(), 64)));
+  }
+  void put(int64_t row, int32_t token, int64_t position, int64_t first_key) const {
+    const Batch& batch = buffers.host;
+    batch.tokens.as<int32_t>()[row] = token;
+    batch.targets.as<int32_t>()[row] = -1;
+    batch.positions.as<int32_t>()[row] = static_cast<int32_t>(position);
+    batch.first_key.as<int32_t>()[row] = static_cast<int32_t>(first_key);
   }
 
  private:
-  Memory(const TrainedModel& trained, int64_t activation_bytes, int64_t host_bytes, int64_t scratch_bytes)
+  Pass(const TrainedModel& trained, int64_t rows, int64_t activation_bytes, int64_t host_bytes,
+       int64_t scratch_bytes)
       : activations("activations", activation_bytes, trained.device()),
         host("host", host_bytes),
         ctx(scratch_bytes, trained.device()) {
-    const int64_t length = max_positions(trained.config());
-    buffers = make_forward_buffers(trained, activations, host, length, Recompute::block);
+    buffers = make_forward_buffers(trained, activations, host, rows, Recompute::block);
     logits = activations.alloc("logits", accumulate_dtype(trained.dtype()),
-                               {std::min(kRows, length), trained.config().model.vocab_size});
+                               {std::min(kRows, rows), trained.config().model.vocab_size});
   }
 };
 
-PromptScores::PromptScores(const TrainedModel& trained) : trained_(trained), memory_(Memory::make(trained)) {}
+PromptScores::PromptScores(const TrainedModel& trained, int64_t context)
+    : trained_(trained), context_(context) {}
 PromptScores::~PromptScores() = default;
 
-std::vector<TokenScore> PromptScores::score(const std::vector<int32_t>& tokens, int64_t alternatives) {
-  Memory& m = *memory_;
-  const int64_t size = m.buffers.batch.tokens.numel(), count = std::ssize(tokens), rows = m.logits.dim(0);
-  SLUICE_CHECK(count <= size, "PromptScores: {} tokens, but the context holds {}", count, size);
-  const Batch& host = m.buffers.host;
-  for (int64_t i = 0; i < size; ++i) {  // the rest comes later, and is not looked at
-    host.tokens.as<int32_t>()[i] = i < count ? tokens[static_cast<size_t>(i)] : 0;
-    host.targets.as<int32_t>()[i] = -1;
-    host.positions.as<int32_t>()[i] = static_cast<int32_t>(i);
-    host.first_key.as<int32_t>()[i] = 0;
+/// The smallest pass with room for so many rows: a power of two, or the context.
+PromptScores::Pass& PromptScores::pass(int64_t rows) {
+  int64_t size = kSmallest;
+  while (size < rows) size *= 2;
+  size = std::min(size, context_);
+  std::unique_ptr<Pass>& made = passes_[size];
+  if (!made) made = Pass::make(trained_, size);
+  return *made;
+}
+
+std::vector<PromptScore> PromptScores::score(std::span<const ScoredPrompt> prompts) {
+  std::vector<PromptScore> out(prompts.size());
+  std::vector<Packed> packed;
+  int64_t used = 0;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const auto count = std::ssize(prompts[i].tokens);
+    SLUICE_CHECK(count >= 1 && count <= context_, "PromptScores: {} tokens, but the context holds {}", count,
+                 context_);
+    if (used + count > context_) {
+      run(prompts, packed, out);
+      packed.clear();
+      used = 0;
+    }
+    packed.push_back({i, used, used + count});
+    used += count;
   }
-  m.buffers.upload(m.ctx);
-  trained_.model().forward(m.ctx, m.buffers.batch, m.buffers.saved);
-  std::vector<TokenScore> scores;
-  const int64_t vocab_size = m.logits.dim(1);
-  std::vector<float> row(static_cast<size_t>(vocab_size));
-  for (int64_t done = 0; done + 1 < count; done += rows) {
+  if (!packed.empty()) run(prompts, packed, out);
+  return out;
+}
+
+void PromptScores::run(std::span<const ScoredPrompt> prompts, const std::vector<Packed>& packed,
+                       std::vector<PromptScore>& out) {
+  const int64_t used = packed.back().end;
+  Pass& p = pass(used);
+  const int64_t size = p.buffers.batch.tokens.numel(), rows = p.logits.dim(0);
+  for (const Packed& part : packed)
+    for (int64_t i = part.begin; i < part.end; ++i)
+      p.put(i, prompts[part.prompt].tokens[static_cast<size_t>(i - part.begin)], i - part.begin, part.begin);
+  for (int64_t i = used; i < size; ++i) p.put(i, 0, i - used, used);  // is not looked at
+  p.buffers.upload(p.ctx);
+  trained_.model().forward(p.ctx, p.buffers.batch, p.buffers.saved);
+  std::vector<float> row;
+  size_t at = 0;
+  for (int64_t done = 0; done < used; done += rows) {
     const int64_t begin = std::min(done, size - rows);  // the last rows are computed with some before them
-    trained_.model().logits(m.ctx, m.logits, m.buffers.saved.hidden.rows(begin, rows));
-    const HostView view(m.ctx, m.logits);
-    synchronize(m.ctx);
-    const Tensor& logits = view.tensor();
-    for (int64_t i = done; i < std::min(done + rows, count - 1); ++i) {
-      const int64_t at = (i - begin) * vocab_size;
-      for (int64_t v = 0; v < vocab_size; ++v)
-        row[static_cast<size_t>(v)] = logits.dtype == DType::f64
-                                          ? static_cast<float>(logits.as<double>()[at + v])
-                                          : logits.as<float>()[at + v];
-      scores.push_back(token_score(row.data(), vocab_size, tokens[static_cast<size_t>(i) + 1], alternatives));
+    trained_.model().logits(p.ctx, p.logits, p.buffers.saved.hidden.rows(begin, rows));
+    const HostView view(p.ctx, p.logits);
+    synchronize(p.ctx);
+    for (int64_t i = done; i < std::min(done + rows, used); ++i) {
+      if (i == packed[at].end) ++at;
+      const ScoredPrompt& prompt = prompts[packed[at].prompt];
+      PromptScore& score = out[packed[at].prompt];
+      const bool last = i + 1 == packed[at].end;
+      if (last && !prompt.next) continue;
+      copy_row(view.tensor(), i - begin, row);
+      if (last)
+        score.next = row;
+      else
+        score.tokens.push_back(token_score(row.data(), std::ssize(row),
+                                           prompt.tokens[static_cast<size_t>(i - packed[at].begin) + 1],
+                                           prompt.alternatives));
     }
   }
-  return scores;
 }
 
 }  // namespace sluice

@@ -1,6 +1,8 @@
 #pragma once
 // Log-probabilities of the tokens of a prompt, with the most probable alternatives.
+#include <map>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -16,18 +18,41 @@ struct TokenScore {
 /// The log-probability of a token under logits (V), and the `count` most probable ones.
 TokenScore token_score(const float* logits, int64_t vocab_size, int32_t token, int64_t count);
 
+/// A prompt to score.
+struct ScoredPrompt {
+  std::vector<int32_t> tokens;  // one or more; at most the model's context
+  int64_t alternatives = 0;     // of every token
+  bool next = false;            // whether the logits behind the last token are wanted
+};
+
+struct PromptScore {
+  std::vector<TokenScore> tokens;  // of every token but the first, from those before it
+  std::vector<float> next;         // (V), or empty
+};
+
+/// Prompts are packed into forward passes of up to the model's context of tokens, in each of which a prompt
+/// sees itself alone. The memory of a pass is taken when the first of its size is made.
 class PromptScores {
  public:
-  explicit PromptScores(const TrainedModel& trained);
+  /// context: most tokens of a prompt and of a pass.
+  PromptScores(const TrainedModel& trained, int64_t context);
   ~PromptScores();
 
-  /// Of every token but the first, from those before it; at most the model's context of tokens.
-  std::vector<TokenScore> score(const std::vector<int32_t>& tokens, int64_t alternatives);
+  std::vector<PromptScore> score(std::span<const ScoredPrompt> prompts);
 
  private:
-  struct Memory;
+  struct Pass;
+  struct Packed {
+    size_t prompt;
+    int64_t begin, end;  // rows of a pass
+  };
+  Pass& pass(int64_t rows);
+  void run(std::span<const ScoredPrompt> prompts, const std::vector<Packed>& packed,
+           std::vector<PromptScore>& out);
+
   const TrainedModel& trained_;
-  std::unique_ptr<Memory> memory_;
+  int64_t context_;
+  std::map<int64_t, std::unique_ptr<Pass>> passes_;  // by rows
 };
 
 }  // namespace sluice

@@ -80,6 +80,61 @@ TEST_CASE("completions give the log-probabilities of prompts and what is generat
   CHECK(completions.detokenize({{"tokens", {97, 98}}})["prompt"] == "ab");
 }
 
+TEST_CASE("requests that are computed together are answered as one by one", "[completions]") {
+  test::TinyTraining t;
+  const TrainedModel trained(find_checkpoint(test::trained_checkpoint(t, 6)), 64);
+  Completions completions(trained, "tiny", {}, 3);
+  // More prompts than places, of different lengths, scored and not, and one that cannot be answered.
+  const std::vector<json> requests = {
+      {{"prompt", {"abc", "a", "the whole", "abcdefgh"}}, {"max_tokens", 9}, {"temperature", 0}},
+      {{"prompt", "ab"}, {"max_tokens", -1}},
+      {{"prompt", {{97, 98, 99, 100}, {120}, {121, 122}}},
+       {"max_tokens", 1},
+       {"temperature", 0},
+       {"logprobs", 2},
+       {"echo", true}},
+      {{"prompt", "the"}, {"max_tokens", 5}, {"seed", 3}, {"echo", true}, {"logprobs", 1}},
+      {{"prompt", {"xyz", "abcdefghijklmnopqrst"}}, {"max_tokens", 0}, {"logprobs", 1}, {"echo", true}}};
+  const std::vector<CompletionAnswer> answers = completions.complete_all(requests);
+  REQUIRE(answers.size() == requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    INFO(i);
+    CHECK(static_cast<bool>(answers[i].error) == (i == 1));
+    if (answers[i].error) continue;
+    const json& choices = answers[i].body["choices"];
+    const json& prompts = requests[i]["prompt"];
+    REQUIRE(choices.size() == (prompts.is_array() ? prompts.size() : 1));
+    for (size_t k = 0; k < choices.size(); ++k) {
+      json alone = requests[i];
+      if (prompts.is_array()) alone["prompt"] = prompts[k];
+      Completions other(trained, "tiny", {}, 1);
+      const json expected = other.complete(alone)["choices"][0];
+      CHECK(choices[k]["index"] == k);
+      CHECK(choices[k]["text"] == expected["text"]);
+      CHECK(choices[k]["finish_reason"] == expected["finish_reason"]);
+      CHECK(choices[k]["logprobs"].is_null() == expected["logprobs"].is_null());
+      if (expected["logprobs"].is_null()) continue;
+      const json &values = choices[k]["logprobs"]["token_logprobs"],
+                 &wanted = expected["logprobs"]["token_logprobs"];
+      REQUIRE(values.size() == wanted.size());
+      for (size_t n = 1; n < values.size(); ++n)
+        CHECK(values[n].get<double>() == Approx(wanted[n].get<double>()).margin(1e-5));
+    }
+  }
+  // A prompt of one token and one new one: nothing is scored but what is drawn.
+  CHECK(answers[2].body["choices"][1]["logprobs"]["token_logprobs"].size() == 2);
+  CHECK(answers[2].body["usage"]["total_tokens"] == 10);
+
+  const json info = completions.tokenizer_info();
+  CHECK(info["eos_token"] == "<|endoftext|>");
+  CHECK(completions.tokenize({{"prompt", info["eos_token"]}})["tokens"] == json({256}));
+  CHECK(info["bos_token"].is_null());
+  CHECK_THROWS_WITH(Completions(trained, "tiny", {.context = 33}), Catch::Contains("a context of 33 tokens"));
+  Completions shorter(trained, "tiny", {.context = 10});
+  CHECK_THROWS_WITH(shorter.complete({{"prompt", "abcdef"}, {"max_tokens", 5}}),
+                    Catch::Contains("the model's context holds 10"));
+}
+
 TEST_CASE("requests that cannot be answered are refused by key", "[completions]") {
   test::TinyTraining t;
   const TrainedModel trained(find_checkpoint(test::trained_checkpoint(t, 1)), 64);
@@ -109,6 +164,10 @@ TEST_CASE("requests that cannot be answered are refused by key", "[completions]"
   CHECK_THAT(refusal({{"prompt", "a"}, {"stream", true}}), Catch::Contains("stream is not supported"));
   CHECK_THAT(refusal({{"prompt", "a"}, {"stop", {1}}}), Catch::Contains("stop must be a text"));
   CHECK_THAT(refusal({{"prompt", "a"}, {"logprobs", 11}}), Catch::Contains("logprobs"));
+  CHECK_THAT(refusal({{"prompt", "a"}, {"min_p", 0.1}}),
+             Catch::Contains("min_p must be a number from 0 to 0"));
+  CHECK_THAT(refusal({{"prompt", "a"}, {"repetition_penalty", 1.2}}), Catch::Contains("repetition_penalty"));
+  CHECK_THAT(refusal({{"prompt", "a"}, {"top_k", 0.5}}), Catch::Contains("top_k must be a whole number"));
   CHECK_THAT(refusal({{"prompt", std::vector<std::string>(257, "a")}}),
              Catch::Contains("at most 256 in a request"));
 }

@@ -3,6 +3,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <future>
+
 #include "tools/tiny_run.h"
 
 namespace sluice {
@@ -67,6 +69,27 @@ TEST_CASE("a run is served until a signal", "[serve]") {
   const std::string models =
       exchanged(port, "GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
   CHECK(body_of(models)["data"][0]["id"] == "tiny");
+  const std::string info =
+      exchanged(port, "GET /tokenizer_info HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  CHECK(body_of(info)["eos_token"] == "<|endoftext|>");
+  // Several at once: each has its own answer.
+  std::vector<std::future<std::string>> answers;
+  for (int i = 0; i < 8; ++i)
+    answers.push_back(std::async(std::launch::async, [&, i] {
+      return post(port, "/v1/completions",
+                  fmt::format("{{\"prompt\": \"{}\", \"max_tokens\": {}, \"echo\": true}}",
+                              std::string(static_cast<size_t>(i) + 1, 'a'), i == 5 ? -1 : 3));
+    }));
+  for (int i = 0; i < 8; ++i) {
+    const std::string answer = answers[static_cast<size_t>(i)].get();
+    INFO(i << ": " << answer);
+    if (i == 5) {
+      CHECK_THAT(answer, Catch::StartsWith("HTTP/1.1 400") && Catch::Contains("max_tokens must be"));
+    } else {
+      CHECK_THAT(answer, Catch::StartsWith("HTTP/1.1 200"));
+      CHECK(body_of(answer)["usage"]["prompt_tokens"] == i + 1);
+    }
+  }
 
   for (const char* bad : {"{", "[]", "{\"prompt\": \"a\", \"max_tokens\": -1}", "{\"prompt\": [999]}",
                           "{\"a\": 1, \"a\": 2}"}) {
