@@ -3,41 +3,10 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <cmath>
-#include <map>
 #include <numeric>
-#include <set>
-
-#include "core/io.h"
-#include "core/line_reader.h"
-#include "core/strict_json.h"
 
 namespace sluice {
 namespace {
-
-constexpr int64_t kLongestLine = int64_t{1} << 26;
-
-nlohmann::ordered_json to_json(const RulerAnswer& a) {
-  return {{"task", name(a.task)}, {"length", a.length}, {"sample", a.sample},         {"depth", a.depth},
-          {"score", a.score},     {"tokens", a.tokens}, {"prediction", a.prediction}, {"outputs", a.outputs}};
-}
-
-RulerAnswer answer_of(const nlohmann::json& json, const std::string& where) {
-  try {
-    const auto task = ruler_task(json.at("task").get<std::string>());
-    if (!task) fail(ExitCode::data, "{}: unknown task {}", where, json.at("task").dump());
-    return {*task,
-            json.at("length").get<int64_t>(),
-            json.at("sample").get<int64_t>(),
-            json.at("depth").get<double>(),
-            json.at("score").get<double>(),
-            json.at("tokens").get<int64_t>(),
-            json.at("outputs").get<std::vector<std::string>>(),
-            json.at("prediction").get<std::string>()};
-  } catch (const nlohmann::json::exception& error) {
-    fail(ExitCode::data, "{}: not an answer of sluice ruler ({})", where, error.what());
-  }
-}
 
 /// What a model wrote, as RULER reads it: control characters become line ends, white space around it goes.
 std::string cleaned(std::string text) {
@@ -53,86 +22,7 @@ std::string valid_utf8(const std::string& text) {
   return nlohmann::json::parse(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-std::vector<std::string> complete_lines(const std::string& text) {
-  std::vector<std::string> lines;
-  size_t at = 0;
-  for (size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', at)) {
-    lines.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return lines;
-}
-
-double percent(double sum, int64_t count) {
-  return count > 0 ? std::round(1e4 * sum / static_cast<double>(count)) / 100 : 0;
-}
-
 }  // namespace
-
-std::vector<RulerPrompt> read_ruler_prompts(const std::string& path) {
-  std::vector<RulerPrompt> prompts;
-  LineReader reader(path);
-  for (std::string line; reader.next(line, kLongestLine);) {
-    const std::string where = fmt::format("{}:{}", path, reader.line_number());
-    if (reader.within_line()) fail(ExitCode::data, "{}: the line is longer than 64 MiB", where);
-    if (line.find_first_not_of(" \t\r\n") == std::string::npos) continue;
-    const nlohmann::json json = parse_strict_json(line, where);
-    RulerPrompt p;
-    try {
-      p.input = json.at("input");
-      p.outputs = json.at("outputs").get<std::vector<std::string>>();
-      if (json.contains("answer_prefix")) p.answer_prefix = json["answer_prefix"];
-    } catch (const nlohmann::json::exception&) {
-      fail(ExitCode::data, "{}: a prompt of RULER needs \"input\", a text, and \"outputs\", a list of texts",
-           where);
-    }
-    if (p.outputs.empty()) fail(ExitCode::data, "{}: \"outputs\" is empty", where);
-    prompts.push_back(std::move(p));
-  }
-  if (prompts.empty()) fail(ExitCode::data, "{}: no prompt", path);
-  return prompts;
-}
-
-RulerTask task_of_file(const std::string& path) {
-  const size_t slash = path.find_last_of('/');
-  const std::string file = slash == std::string::npos ? path : path.substr(slash + 1),
-                    folder = slash == std::string::npos ? "" : path.substr(0, slash);
-  for (const std::string& part :
-       {file.substr(0, file.find('.')), folder.substr(folder.find_last_of('/') + 1)})
-    if (const auto task = ruler_task(part)) return *task;
-  fail(ExitCode::usage, "{}: name the file, or its folder, after its task: niah_single_1.jsonl", path);
-}
-
-RulerResults::RulerResults(const std::string& path, const nlohmann::ordered_json& header) : path_(path) {
-  std::string text = header.dump() + "\n";
-  if (io::exists(path)) {
-    const std::vector<std::string> lines = complete_lines(io::read_file(path));
-    if (!lines.empty() && lines[0] + "\n" != text)
-      fail(ExitCode::usage,
-           "{} has answers to other prompts or of another model: {}, not {}; give another folder with -o, or "
-           "remove it",
-           path, printable(lines[0], 600), printable(header.dump(), 600));
-    for (size_t i = 1; i < lines.size(); ++i) {
-      const std::string where = fmt::format("{}:{}", path, i + 1);
-      answers_.push_back(answer_of(parse_strict_json(lines[i], where), where));
-      text += lines[i] + "\n";
-    }
-  }
-  io::write_file_atomic(path, text);
-}
-
-bool RulerResults::has(RulerTask task, int64_t length, int64_t sample) const {
-  return std::any_of(answers_.begin(), answers_.end(), [&](const RulerAnswer& a) {
-    return a.task == task && a.length == length && a.sample == sample;
-  });
-}
-
-void RulerResults::add(const RulerAnswer& answer) {
-  io::OutputFile file(path_, io::OutputFile::Mode::append);
-  file.write(to_json(answer).dump() + "\n");
-  file.close();
-  answers_.push_back(answer);
-}
 
 bool run_ruler(CachedModel& model, const Tokenizer& tokenizer, std::optional<int32_t> begin_token,
                const std::vector<RulerCell>& cells, RulerResults& results,
@@ -191,78 +81,6 @@ bool run_ruler(CachedModel& model, const Tokenizer& tokenizer, std::optional<int
     if (stopped) return false;
   }
   return true;
-}
-
-nlohmann::ordered_json ruler_summary(const std::vector<RulerAnswer>& answers,
-                                     const nlohmann::ordered_json& header) {
-  struct Sum {
-    double score = 0;
-    int64_t count = 0;
-    void add(double x) { score += x, ++count; }
-  };
-  std::map<std::pair<RulerTask, int64_t>, Sum> cells;
-  std::map<std::tuple<RulerTask, int64_t, double>, Sum> depths;
-  std::set<int64_t> lengths;
-  std::set<RulerTask> tasks;
-  for (const RulerAnswer& a : answers) {
-    cells[{a.task, a.length}].add(a.score);
-    if (a.depth >= 0) depths[{a.task, a.length, a.depth}].add(a.score);
-    lengths.insert(a.length);
-    tasks.insert(a.task);
-  }
-  nlohmann::ordered_json summary = header;
-  summary["cells"] = summary["depths"] = nlohmann::ordered_json::array();
-  for (const auto& [cell, sum] : cells)
-    summary["cells"].push_back({{"task", name(cell.first)},
-                                {"length", cell.second},
-                                {"samples", sum.count},
-                                {"score", percent(sum.score, sum.count)}});
-  // Columns of different tasks could not be compared.
-  std::erase_if(tasks, [&](RulerTask task) {
-    return std::any_of(lengths.begin(), lengths.end(), [&](int64_t l) { return !cells.count({task, l}); });
-  });
-  summary["average"] = nlohmann::ordered_json::object();
-  for (const int64_t length : lengths) {
-    double sum = 0;
-    for (const RulerTask task : tasks) {
-      const Sum& cell = cells[{task, length}];
-      sum += cell.score / static_cast<double>(cell.count);
-    }
-    if (!tasks.empty())
-      summary["average"][std::to_string(length)] = percent(sum, static_cast<int64_t>(tasks.size()));
-  }
-  for (const auto& [at, sum] : depths)
-    summary["depths"].push_back({{"task", name(std::get<0>(at))},
-                                 {"length", std::get<1>(at)},
-                                 {"depth", std::get<2>(at)},
-                                 {"samples", sum.count},
-                                 {"score", percent(sum.score, sum.count)}});
-  return summary;
-}
-
-std::string ruler_table(const nlohmann::ordered_json& summary) {
-  std::set<int64_t> lengths;
-  std::map<std::string, std::map<int64_t, std::string>> rows;
-  std::vector<std::string> tasks;
-  for (const auto& cell : summary["cells"]) {
-    const std::string task = cell["task"];
-    if (!rows.count(task)) tasks.push_back(task);
-    lengths.insert(cell["length"].get<int64_t>());
-    rows[task][cell["length"]] = fmt::format("{:.1f}", cell["score"].get<double>());
-  }
-  std::string text = fmt::format("{:<18}", "task");
-  for (const int64_t length : lengths) text += fmt::format("{:>9}", length);
-  const auto add_row = [&](const std::string& title, const std::function<std::string(int64_t)>& value) {
-    text += fmt::format("\n{:<18}", title);
-    for (const int64_t length : lengths) text += fmt::format("{:>9}", value(length));
-  };
-  for (const std::string& task : tasks)
-    add_row(task, [&](int64_t length) { return rows[task].count(length) ? rows[task][length] : "-"; });
-  if (!summary["average"].empty())
-    add_row("average", [&](int64_t length) {
-      return fmt::format("{:.1f}", summary["average"][std::to_string(length)].get<double>());
-    });
-  return text + "\n";
 }
 
 }  // namespace sluice

@@ -287,6 +287,33 @@ TEST_CASE("a run that was stopped goes on to the same answers", "[ruler]") {
                      [&] { RulerResults(folder / "bad.jsonl", header); });
 }
 
+TEST_CASE("a damaged file of RULER's answers is refused by line and key", "[ruler]") {
+  const test::TemporaryFolder folder;
+  const nlohmann::ordered_json header = {{"schema", 1}};
+  const nlohmann::ordered_json good = {{"task", "vt"},      {"length", 64},    {"sample", 0},
+                                       {"depth", -1},       {"score", 0.5},    {"tokens", 60},
+                                       {"prediction", "x"}, {"outputs", {"x"}}};
+  const auto read = [&](const nlohmann::ordered_json& line) {
+    test::write_bytes(folder / "a.jsonl", header.dump() + "\n" + good.dump() + "\n" + line.dump() + "\n");
+    return RulerResults(folder / "a.jsonl", header).answers().size();
+  };
+  CHECK(read(good) == 2);
+  for (const auto& [key, value] :
+       std::vector<std::pair<std::string, nlohmann::ordered_json>>{{"length", 1e300},
+                                                                   {"length", 64.5},
+                                                                   {"sample", -1},
+                                                                   {"tokens", uint64_t{1} << 63},
+                                                                   {"score", 2},
+                                                                   {"score", "1"},
+                                                                   {"depth", 101},
+                                                                   {"depth", nullptr}}) {
+    nlohmann::ordered_json bad = good;
+    bad[key] = value;
+    INFO(bad.dump());
+    test::expect_error(ExitCode::data, {"a.jsonl:3: \"" + key + "\" must be a"}, [&] { read(bad); });
+  }
+}
+
 TEST_CASE("the summary averages over the tasks that have every length", "[ruler]") {
   const auto answer = [](RulerTask task, int64_t length, double depth, double score) {
     return RulerAnswer{task, length, 0, depth, score, 100, {"x"}, "y"};
