@@ -1,43 +1,11 @@
 // Logs that a run leaves and a later one reads: metrics.jsonl, opened again at a step of a checkpoint;
 // bits.log, compared with another one. The input is metrics.jsonl, then "=== b" and the other log.
-#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/state_hash.h"
 #include "run/json_lines.h"
 #include "support/fuzz.h"
-
-namespace sluice::fuzz {
-namespace {
-
-/// One line changed as JSON, copied, or cut.
-std::string changed(const std::string& archive, size_t most, Random& random) {
-  if (random.one_in(4)) return mutated_archive(archive, most, random);
-  Files files = split(archive);
-  std::string& text = random.of(files).second;
-  const size_t middle = random.below(static_cast<uint32_t>(text.size()) + 1);
-  const size_t before = middle == 0 ? std::string::npos : text.rfind('\n', middle - 1);
-  const size_t begin = before == std::string::npos ? 0 : before + 1,
-               end = std::min(text.find('\n', begin), text.size());
-  const std::string line = text.substr(begin, end - begin);
-  switch (random.below(4)) {
-    case 0:
-      text.insert(begin, line + "\n");
-      break;
-    case 1:
-      text.erase(middle, random.below(100));
-      break;
-    default:
-      text.replace(begin, line.size(), mutated_json(line, 500, random));
-      break;
-  }
-  const std::string out = join(files);
-  return out.size() <= most ? out : archive.substr(0, most);
-}
-
-}  // namespace
-}  // namespace sluice::fuzz
 
 using namespace sluice;
 
@@ -72,4 +40,4 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return 0;
 }
 
-SLUICE_FUZZ_MUTATOR(::sluice::fuzz::changed(text, most, random))
+SLUICE_FUZZ_MUTATOR(::sluice::fuzz::mutated_lines(text, most, random))

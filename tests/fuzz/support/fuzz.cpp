@@ -292,6 +292,30 @@ std::string mutated_archive(const std::string& archive, size_t most, Random& ran
   return out.size() <= most ? out : mutated(archive, most);
 }
 
+std::string mutated_lines(const std::string& archive, size_t most, Random& random) {
+  if (random.one_in(4)) return mutated_archive(archive, most, random);
+  Files files = split(archive);
+  std::string& text = random.of(files).second;
+  const size_t middle = random.below(static_cast<uint32_t>(text.size()) + 1);
+  const size_t before = middle == 0 ? std::string::npos : text.rfind('\n', middle - 1);
+  const size_t begin = before == std::string::npos ? 0 : before + 1,
+               end = std::min(text.find('\n', begin), text.size());
+  const std::string line = text.substr(begin, end - begin);
+  switch (random.below(4)) {
+    case 0:
+      text.insert(begin, line + "\n");
+      break;
+    case 1:
+      text.erase(middle, random.below(100));
+      break;
+    default:
+      text.replace(begin, line.size(), mutated_json(line, 500, random));
+      break;
+  }
+  const std::string out = join(files);
+  return out.size() <= most ? out : archive.substr(0, most);
+}
+
 size_t put(const std::string& text, uint8_t* data, size_t most) {
   const size_t size = std::min(text.size(), most);
   if (size > 0) std::memcpy(data, text.data(), size);

@@ -61,6 +61,8 @@ std::string mutated(const std::string& text, size_t most);
 std::string mutated_json(const std::string& text, size_t most, Random& random);
 /// A change of one of the files of an archive, of JSON as JSON; or of their names and number.
 std::string mutated_archive(const std::string& archive, size_t most, Random& random);
+/// The same, mostly of one line of a file of JSON lines: changed as JSON, copied, or cut.
+std::string mutated_lines(const std::string& archive, size_t most, Random& random);
 
 /// Writes a mutation back to where libFuzzer wants it.
 size_t put(const std::string& text, uint8_t* data, size_t most);
