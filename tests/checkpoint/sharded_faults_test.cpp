@@ -210,8 +210,8 @@ void stop_writer() {
 TEST_CASE("a rank that never finishes its part fails the save after the time limit", "[sharded][crash]") {
   const int victim = GENERATE(0, 1);
   Trials trials(2);
-  const std::string folder = trials.fresh();
-  const auto statuses = run_process_ranks(2, [&](Communicator& c) {
+  constexpr int kTooFast = 9;  // the writer was done before it could be stopped, as may be on a busy machine
+  const auto attempt = [&](Communicator& c, const std::string& folder) {
     std::vector<float> big(size_t{8} << 20, 1.0f);  // long enough to be caught while it is written
     ShardedState state(30);
     CheckpointContent content = content_of(state, even_layout(state, 2), c.rank());
@@ -221,9 +221,10 @@ TEST_CASE("a rank that never finishes its part fails the save after the time lim
     const auto begin = std::chrono::steady_clock::now();
     store.save(content);
     if (c.rank() == victim) stop_writer();
-    if (store.wait() || store.saved_step() != -1) return 1;
+    if (store.wait()) return kTooFast;
+    if (store.saved_step() != -1) return 1;
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (seconds < 0.4 || seconds > 10) return 2;
+    if (seconds < 0.4 || seconds > 60) return 2;
     if (!agree(c, store)) return 3;
     store.save(content);  // is refused immediately, and training continues
     if (store.last_error().find("has not ended") == std::string::npos || !agree(c, store)) return 4;
@@ -237,7 +238,14 @@ TEST_CASE("a rank that never finishes its part fails the save after the time lim
       store.wait();
     }
     return store.saved_step() == 31 && agree(c, store) ? kSaved : 5;
-  });
+  };
+  std::string folder;
+  std::vector<int> statuses;
+  for (int tries = 0; tries < 10; ++tries) {
+    folder = trials.fresh();
+    statuses = run_process_ranks(2, [&](Communicator& c) { return attempt(c, folder); });
+    if (exit_status(statuses[0]) != kTooFast) break;
+  }
   for (const int status : statuses) CHECK(exit_status(status) == kSaved);
   CHECK(list_checkpoints(folder).front() == folder + "/step_00000031");
   CHECK_FALSE(has_litter(folder));

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
-#include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <map>
 
@@ -26,9 +26,9 @@ int64_t parameters(const std::string& name) {
 }  // namespace
 
 TEST_CASE("the 28-layer model has the parameter count of the released checkpoints", "[plan]") {
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   const Plan plan = make_plan(load_config(shipped("gated_attention/table2_01_28l_baseline.yaml")));
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;  // of this process
   CHECK(plan.total == 1'720'574'976);
   CHECK(plan.non_embedding == 1'720'574'976 - int64_t{151936} * 2048);
   CHECK(plan.gate_parameters == 0);
@@ -48,7 +48,7 @@ TEST_CASE("the 28-layer model has the parameter count of the released checkpoint
   CHECK(near(plan.memory.optimizer, 12));
   CHECK(plan.memory.activations > 0);
   CHECK(plan.memory.scratch > 0);
-  CHECK(seconds.count() < 2);
+  CHECK(seconds < 2);
 }
 
 TEST_CASE(
@@ -250,7 +250,7 @@ TEST_CASE("mixtures of experts have the total and active parameters of both read
     const char* name;
     int64_t total, active;
   };
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   for (const Expected& e :
        {Expected{"models/moe_15a2b.yaml", 15'577'227'264, 1'987'682'304},
         Expected{"models/moe_15a2b_shared.yaml", 15'001'559'040, 2'544'476'160},
@@ -267,8 +267,8 @@ TEST_CASE("mixtures of experts have the total and active parameters of both read
     CHECK(json["experts"]["rows"] == 4096 * plan.config.model.moe.num_experts_per_tok);
     CHECK(json["tensors"].size() == plan.parameters.size());
   }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  CHECK(seconds.count() < 8);
+  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;  // of this process
+  CHECK(seconds < 8);
   // Four experts more at the other reading's width.
   Config config = load_config(shipped("models/moe_15a2b_shared.yaml"));
   const int64_t before = count_parameters(config.model);

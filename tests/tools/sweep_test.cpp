@@ -192,7 +192,7 @@ TEST_CASE("a stopped sweep lets its trials save, and resumes from there", "[swee
       "resources: {threads: 1}\n");
   setenv("SLUICE", std::getenv("SLUICE_BINARY"), 1);
   // exec: the signal must reach the script, not its shell.
-  const std::string stop = "run " + s.file + " & job=$!; for i in $(seq 500); do sleep 0.02; cat " +
+  const std::string stop = "run " + s.file + " & job=$!; for i in $(seq 3000); do sleep 0.02; cat " +
                            s.output + "/*-s1-*/metrics.jsonl 2>/dev/null | grep -q . && break; done; ";
   const int status =
       std::system(("bash -c 'run() { exec " + s.script.substr(s.script.find(' ') + 1) + "run \"$1\"; }; " +
