@@ -109,12 +109,12 @@ void print_decode(const json& rows) {
   fmt::print("decode: tokens/s of a prompt, and behind it of one sequence and of several at once\n");
   for (const json& row : rows)
     fmt::print(
-        "  {:<7}{:>8} tokens{:>10.0f} prompt/s{:>9.1f} one/s{:>9.1f} of {}/s{:>10.1f} MB of keys and "
-        "values\n",
+        "  {:<7}{:>8} tokens{:>10.0f} prompt/s{:>9.1f} one/s{:>9.1f} of {}/s{:>8.1f} MB of keys and "
+        "values,{:>8.1f} MB of activations\n",
         row["model"].get<std::string>(), row["length"].get<int64_t>(),
         row["prefill_tokens_per_second"].get<double>(), row["decode_tokens_per_second"].get<double>(),
         row["decode_tokens_per_second_together"].get<double>(), row["together"].get<int64_t>(),
-        row["cache_bytes_per_sequence"].get<double>() * 1e-6);
+        row["cache_bytes_per_sequence"].get<double>() * 1e-6, row["activation_bytes"].get<double>() * 1e-6);
   fmt::print("\n");
   std::fflush(stdout);
 }
@@ -244,7 +244,8 @@ void run(BenchOptions options) {
   measure("moe", [&](const bench::RaceOptions& r) { return bench::measure_moe(r, types); });
   if (wants("sparse")) {
     if (gpu) fail(ExitCode::usage, "bench: sparse measures the CPU");
-    print_race("sparse", result["sparse"] = bench::measure_sparse(tiny, types, seconds_or(0.5)));
+    print_race("sparse",
+               result["sparse"] = bench::measure_sparse(tiny, types, options.longest, seconds_or(0.5)));
   }
   if (wants("ranks")) print_ranks(result["ranks"] = bench::measure_ranks(race));
   if (wants("decode"))
@@ -268,7 +269,7 @@ void add_bench_command(Command& app, int&) {
                    "matmul, attention, moe, step; default: all")
       ->delimiter(',')
       ->one_of({"peak", "ops", "kernels", "matmul", "attention", "moe", "ranks", "decode", "sparse", "step"});
-  command->add_option("--longest", options->longest, "decode: tokens of the longest prompt (32768)")
+  command->add_option("--longest", options->longest, "decode, sparse: tokens of the longest prompt (32768)")
       ->between(1024, 1 << 20);
   command->add_option("--device", options->device, "auto, cpu or cuda")->one_of({"auto", "cpu", "cuda"});
   command

@@ -50,15 +50,15 @@ nlohmann::json measure_attention(const RaceOptions& options);
 /// An MoE layer compared with a dense feed-forward network of the same active width, forward and backward.
 /// Rows of race(); those of the MoE layer have `of_dense`, their time divided by that of the dense network.
 nlohmann::json measure_moe(const RaceOptions& options, const std::vector<DType>& types);
-/// A layer of sparse attention over lengths and selected keys, on a CPU: rows like those of race(), with
-/// `of_dense`, the time divided by that of the layer with dense attention.
-nlohmann::json measure_sparse(bool tiny, const std::vector<DType>& types, double seconds);
+/// A layer of sparse attention over lengths up to `longest` and selected keys, on a CPU: rows like those of
+/// race(), with `of_dense`, the time divided by that of dense attention.
+nlohmann::json measure_sparse(bool tiny, const std::vector<DType>& types, int64_t longest, double seconds);
 /// A small dense model with ranks as threads of this process: ratios of step times, the hidden fraction of a
 /// slow exchange, and the cost of the watchdog and of saves.
 nlohmann::json measure_ranks(const RaceOptions& options);
 
-/// A small model without and with a gate: tokens per second of a prompt of each length up to `longest`, and
-/// behind it of one sequence and of several at once; bytes of keys and values.
+/// A small model without and with a gate, and with sparse attention: tokens per second of a prompt of each
+/// length up to `longest`, and behind it of one sequence and of several at once; bytes of keys and values.
 nlohmann::json measure_decode(bool tiny, int64_t longest);
 
 /// Names for measure_step.

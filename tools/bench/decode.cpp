@@ -9,13 +9,17 @@ namespace {
 constexpr int64_t kTogether = 8;  // sequences
 
 /// About 20M parameters, of which 13M are not embeddings; or a few, for tests.
-Config model(bool gated, bool tiny, int64_t context) {
+Config model(const std::string& kind, bool tiny, int64_t context) {
   Config config;
   ModelConfig& m = config.model;
   m.vocab_size = tiny ? 61 : 16384, m.hidden_size = tiny ? 32 : 384, m.num_hidden_layers = tiny ? 2 : 8;
   m.num_attention_heads = tiny ? 2 : 6, m.num_key_value_heads = tiny ? 1 : 2, m.head_dim = tiny ? 16 : 64;
   m.intermediate_size = tiny ? 48 : 1024;
-  if (gated) m.attention.gates.emplace_back();
+  if (kind == "gated") m.attention.gates.emplace_back();
+  if (kind == "sparse") {
+    m.attention.kind = AttentionKind::sparse;
+    m.attention.sparse.k.base = tiny ? 16 : 512;
+  }
   m.max_position_embeddings = context;
   config.data.seq_len = context;
   return config;
@@ -39,9 +43,9 @@ double median_step(CachedModel& cached, int64_t sequences, int64_t steps) {
 nlohmann::json measure_decode(bool tiny, int64_t longest) {
   nlohmann::json rows = nlohmann::json::array();
   const int64_t steps = tiny ? 3 : 9;
-  for (const bool gated : {false, true}) {
+  for (const std::string kind : {"plain", "gated", "sparse"}) {
     const int64_t context = longest + 2 * steps + 1;
-    const TrainedModel trained(model(gated, tiny, context), 512);
+    const TrainedModel trained(model(kind, tiny, context), 512);
     CachedModel cached(trained, {.context = context, .sequences = kTogether});
     const RandomStream random(1, "bench decode");
     std::vector<int32_t> tokens;
@@ -62,7 +66,7 @@ nlohmann::json measure_decode(bool tiny, int64_t longest) {
       cached.truncate(0, length);
       const double many = median_step(cached, kTogether, steps);
       for (int64_t i = 0; i < kTogether; ++i) cached.truncate(i, length);
-      rows.push_back({{"model", gated ? "gated" : "plain"},
+      rows.push_back({{"model", kind},
                       {"parameters", trained.num_parameters()},
                       {"length", length},
                       {"prefill_tokens_per_second", static_cast<double>(length) / seconds},

@@ -1,5 +1,6 @@
 // A layer of sparse attention compared with the same layer of dense attention, over lengths and over the
-// number of selected keys: the whole layer, with projections, indexer and selection.
+// number of selected keys, in alternation: the whole layer, with projections, indexer and selection, and what
+// differs between the two, attention with the choice of its keys and the indexer's loss.
 #include <spdlog/fmt/fmt.h>
 
 #include <memory>
@@ -60,6 +61,25 @@ class LayerRun {
   }
   void forward() { layer_.forward(*ctx_, x_, sequence_, saved_); }
   void backward() { layer_.backward(*ctx_, dx_, dy_, x_, sequence_, saved_); }
+  struct Times {
+    double layer = 0, attention = 0;
+  };
+  /// Of one pass.
+  Times measure(bool both) {
+    Profile profile;
+    ctx_->profile = &profile;
+    const double start = now();
+    forward();
+    if (both) backward();
+    Times t{.layer = now() - start};
+    ctx_->profile = nullptr;
+    for (const Profile::Entry& e : profile) {
+      const std::string op = e.op;
+      if (op.find("attention") != op.npos || op == "select_keys" || op == "index_loss")
+        t.attention += e.seconds;
+    }
+    return t;
+  }
   double flops(int64_t tokens, bool both) const {
     const Flops f = layer_.flops(tokens);
     return static_cast<double>(tokens) * (f.forward() + (both ? f.backward() : 0));
@@ -98,32 +118,58 @@ class LayerRun {
 
 }  // namespace
 
-nlohmann::json measure_sparse(bool tiny, const std::vector<DType>& types, double seconds) {
+namespace {
+
+double median(std::vector<double> x) {
+  std::sort(x.begin(), x.end());
+  return x[x.size() / 2];
+}
+
+/// Rows of dense (if `with_dense`) and sparse, which take turns; the ratio is the median over turns.
+void race_layers(nlohmann::json& rows, LayerRun& dense, LayerRun& sparse, const nlohmann::json& labels,
+                 int64_t tokens, int64_t k, bool both, double seconds, bool with_dense) {
+  std::vector<double> of[2][2], ratios[2];  // dense and sparse, layer and attention
+  dense.measure(both), sparse.measure(both);
+  const double begin = now();
+  for (int turn = 0; turn < 3 || now() - begin < seconds; ++turn) {
+    const LayerRun::Times d = dense.measure(both), s = sparse.measure(both);
+    of[0][0].push_back(d.layer), of[0][1].push_back(d.attention);
+    of[1][0].push_back(s.layer), of[1][1].push_back(s.attention);
+    ratios[0].push_back(s.layer / d.layer), ratios[1].push_back(s.attention / d.attention);
+  }
+  const std::string passes = both ? ", forward and backward" : ", forward";
+  for (const int is_sparse : {0, 1})
+    for (const int part : {0, 1}) {
+      if (!is_sparse && !with_dense) continue;
+      const double time = median(of[is_sparse][part]);
+      nlohmann::json row = labels;
+      row["name"] = (part ? "attention" : "layer") + passes;
+      row["us"] = time * 1e6;
+      row["kernel"] = is_sparse ? fmt::format("k {}", k) : std::string("dense");
+      if (!part) row["tflops"] = (is_sparse ? sparse : dense).flops(tokens, both) / time * 1e-12;
+      if (is_sparse) row["k"] = k, row["of_dense"] = median(ratios[part]);
+      rows.push_back(row);
+    }
+}
+
+}  // namespace
+
+nlohmann::json measure_sparse(bool tiny, const std::vector<DType>& types, int64_t longest, double seconds) {
   std::vector<int64_t> lengths = {1024, 2048, 4096, 8192, 16384, 32768}, budgets = {256, 512, 1024, 2048};
   if (tiny) lengths = {96}, budgets = {16};
   nlohmann::json rows = nlohmann::json::array();
   for (const DType dtype : types)
     for (const int64_t tokens : lengths) {
-      double dense[2] = {};
-      for (int64_t i = -1; i < std::ssize(budgets); ++i) {
-        const int64_t k = i < 0 ? 0 : budgets[static_cast<size_t>(i)];
+      if (tokens > longest) break;
+      LayerRun dense(layer_config(tiny, 0), tokens, dtype);
+      bool first = true;
+      for (const int64_t k : budgets) {
         if (k >= tokens) continue;
-        LayerRun run(layer_config(tiny, k), tokens, dtype);
-        for (const bool both : {false, true}) {
-          const double time = best_time(seconds, [&] {
-            run.forward();
-            if (both) run.backward();
-          });
-          if (k == 0) dense[both] = time;
-          nlohmann::json row{{"name", both ? "layer, forward and backward" : "layer, forward"},
-                             {"tokens", tokens},
-                             {"precision", dtype_name(dtype)},
-                             {"kernel", k == 0 ? std::string("dense") : fmt::format("k {}", k)},
-                             {"us", time * 1e6},
-                             {"tflops", run.flops(tokens, both) / time * 1e-12}};
-          if (k > 0) row["k"] = k, row["of_dense"] = time / dense[both];
-          rows.push_back(row);
-        }
+        LayerRun sparse(layer_config(tiny, k), tokens, dtype);
+        const nlohmann::json labels{{"tokens", tokens}, {"precision", dtype_name(dtype)}};
+        for (const bool both : {false, true})
+          race_layers(rows, dense, sparse, labels, tokens, k, both, seconds, first);
+        first = false;
       }
     }
   return rows;
