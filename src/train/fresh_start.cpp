@@ -88,6 +88,12 @@ std::string kinds(const std::vector<std::string>& names) {
   return fmt::format("{}", fmt::join(all, ", "));
 }
 
+/// Whether attention begins over all keys, while its indexer learns.
+bool dense_first(const AttentionConfig& a) {
+  return a.kind == AttentionKind::sparse &&
+         (a.sparse.phase == SparsePhase::dense_warm_up || a.sparse.phase_steps > 0);
+}
+
 template <class T>
 void multiply(T* values, int64_t count, double factor) {
   using A = accumulate_t<T>;
@@ -113,7 +119,9 @@ FreshStart fresh_start(const ModelConfig& model, std::vector<std::string> missin
   start_gates(model, names, start, kept);
   for (const std::string& name : names) {
     const std::string expert = ".shared_expert.";
-    const bool sinks = name.ends_with(".self_attn.sinks") && model.attention.kind == AttentionKind::sink;
+    const bool sinks = name.ends_with(".self_attn.sinks") && (model.attention.kind == AttentionKind::sink ||
+                                                              model.attention.kind == AttentionKind::sparse);
+    const bool unused = name.find(".self_attn.indexer.") != std::string::npos && dense_first(model.attention);
     if (sinks) start.constants[name] = kSinkStart;
     const size_t at = name.find(expert);
     if (name.ends_with(expert + "down_proj.weight")) start.constants[name] = 0;
@@ -123,7 +131,7 @@ FreshStart fresh_start(const ModelConfig& model, std::vector<std::string> missin
     const size_t gate = name.find(".shared_expert_gate.");
     const bool expert_gate =
         gate != std::string::npos && names.count(name.substr(0, gate) + expert + "down_proj.weight") > 0;
-    if (sinks || new_expert || expert_gate) kept.insert(name);
+    if (sinks || unused || new_expert || expert_gate) kept.insert(name);
   }
   for (const std::string& name : start.missing)
     if (!kept.count(name)) start.changes_function.push_back(name);
@@ -135,6 +143,9 @@ ModelConfig grown(const ModelConfig& source, const ModelConfig& here) {
   const AttentionConfig& a = here.attention;
   AttentionConfig& o = out.attention;
   if (o.kind == AttentionKind::softmax && a.kind == AttentionKind::sink) o.kind = a.kind;
+  if (dense_first(a) &&
+      (o.kind == AttentionKind::softmax || (o.kind == AttentionKind::sink && a.sparse.sink)))
+    o.kind = a.kind, o.sparse = a.sparse;
   if (o.exclusive == ExclusiveAttention::none && a.exclusive == ExclusiveAttention::learned)
     o.exclusive = a.exclusive;
   for (size_t i = o.gates.size(); i < a.gates.size(); ++i) o.gates.push_back(a.gates[i]);

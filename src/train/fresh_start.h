@@ -19,7 +19,9 @@ namespace sluice {
 /// it is 1, and nothing changes; for ns_sigmoid it is 4/3, rounded. Learned constants of identity and silu
 /// start where the activation is 1. A gate that adds keeps the function where a(z) is 0.
 /// A sink starts at kSinkStart, where it takes less than 2.1e-9 of a query's attention as long as the logits'
-/// log-sum-exp is not negative. The down-projection of a shared expert starts at 0.
+/// log-sum-exp is not negative. The down-projection of a shared expert starts at 0. An indexer of sparse
+/// attention chooses nothing in a dense warm-up (phase: dense_warm_up, or phase_steps), which keeps the
+/// function.
 struct FreshStart {
   std::map<std::string, double> constants;    // missing parameters that start at one value
   std::map<std::string, double> factors;      // loaded parameters that are multiplied
@@ -37,8 +39,8 @@ constexpr double kSinkStart = -20;
 FreshStart fresh_start(const ModelConfig& model, std::vector<std::string> missing);
 
 /// The model `here` without what fresh parameters add to `source` while its function is kept: gates behind
-/// those of the source, sinks, a shared expert, a learned scale of exclusive attention. Compared with `here`
-/// it shows what is left to differ.
+/// those of the source, sinks, a shared expert, a learned scale of exclusive attention, an indexer in a dense
+/// warm-up. Compared with `here` it shows what is left to differ.
 ModelConfig grown(const ModelConfig& source, const ModelConfig& here);
 
 /// Multiplies all values in place.

@@ -1,6 +1,7 @@
 // Training with sparse attention: it learns, resumes and is the same on any ranks.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <cstring>
 #include <mutex>
 
 #include "checkpoint/store.h"
@@ -8,6 +9,7 @@
 #include "config/load.h"
 #include "core/parallel_for.h"
 #include "support/tiny_training.h"
+#include "train/fresh_start.h"
 
 using namespace sluice;
 using namespace sluice::test;
@@ -35,6 +37,12 @@ double scalar_of(const Trainer& trainer, const std::string& name) {
   for (const StepScalar& s : trainer.scalars())
     if (s.name == name && s.layer < 0) return s.value;
   throw std::runtime_error("no scalar " + name);
+}
+
+double first_loss(const Config& config, const Blend& data) {
+  Trainer trainer(config, data);
+  trainer.initialize();
+  return trainer.step().loss;
 }
 
 /// All bits, with the running means, of a training on these ranks.
@@ -85,7 +93,7 @@ TEST_CASE("sparse training learns the text, and the indexer what attention sees"
 
 TEST_CASE("sparse training resumes bit for bit, within and between phases, with the running means",
           "[sparse]") {
-  for (const int64_t phase_steps : {0, 3}) {
+  for (const int64_t phase_steps : {0, 2, 3}) {  // the run is cut off after step 2
     SparseTraining t(BudgetPolicy::inverse, phase_steps == 0 ? Precision::bf16 : Precision::f32);
     t.config.model.attention.sparse.phase_steps = phase_steps;
     const Blend data = t.blend();
@@ -107,6 +115,51 @@ TEST_CASE("sparse training resumes bit for bit, within and between phases, with 
     REQUIRE(means.size() == 2);
     CHECK(means[0] > 0);
     CHECK(means[0] != means[1]);
+  }
+}
+
+TEST_CASE("a dense model becomes a sparse one: all its weights are kept, and with a warm-up its function",
+          "[sparse]") {
+  SparseTraining t(BudgetPolicy::fixed);
+  Config dense = t.config;
+  dense.model.attention.kind = AttentionKind::softmax;
+  const Blend data = t.blend();
+  Trainer source(dense, data);
+  source.initialize();
+  for (int i = 0; i < 2; ++i) source.step();
+  CheckpointContent content = source.content();
+  content.config_yaml = to_yaml(dense);
+  CheckpointStore store(t.folder / "dense", dense.checkpoint, content);
+  store.save(content);
+  REQUIRE(store.wait());
+  dense.train.init_from = t.config.train.init_from = newest_valid_checkpoint(t.folder / "dense").path;
+  t.config.train.init_missing = InitMissing::fresh;
+  for (const int64_t phase_steps : {0, 3}) {
+    Config config = t.config;
+    config.model.attention.sparse.phase_steps = phase_steps;
+    Trainer trainer(config, data);
+    const FreshStart fresh = trainer.initialize();
+    CHECK(fresh.changes_function.empty() == (phase_steps > 0));
+    CHECK(grown(dense.model, config.model).attention.kind ==
+          (phase_steps > 0 ? AttentionKind::sparse : AttentionKind::softmax));
+    size_t indexers = 0, others = 0;
+    for (size_t i = 0; i < trainer.store().specs().size(); ++i) {
+      const std::string& name = trainer.store().specs()[i].name;
+      const Tensor here = trainer.store().value(static_cast<ParamStore::Id>(i));
+      if (name.find(".indexer.") != std::string::npos) {
+        indexers += std::count(fresh.missing.begin(), fresh.missing.end(), name) == 1;
+        continue;
+      }
+      for (size_t j = 0; j < source.store().specs().size(); ++j)
+        if (source.store().specs()[j].name == name)
+          others += std::memcmp(here.data, source.store().value(static_cast<ParamStore::Id>(j)).data,
+                                static_cast<size_t>(here.bytes())) == 0;
+    }
+    CHECK(indexers == fresh.missing.size());
+    CHECK(indexers > 0);
+    CHECK(others == source.store().specs().size());
+    const double loss = trainer.step().loss;
+    CHECK((loss == first_loss(dense, data)) == (phase_steps > 0));
   }
 }
 
