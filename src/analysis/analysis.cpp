@@ -192,17 +192,19 @@ Json layer_json(const Analysis& a, size_t l) {
   Json by_head = {{"first_token_attention", ratios(layer.first_token.all, s.queries.all)}};
   by_head.update(to_json(s.measure().means(layer.first_token, s.queries), s.measure().classes().names()));
   by_head["importance"] = importance;
-  return {{"first_token_attention", ratio(sum_of(layer.first_token.all), heads * s.queries.all)},
-          {"first_token_attention_without_first_query",
-           ratio(sum_of(layer.first_token.later), heads * s.queries.later)},
-          {"heads", by_head},
-          {"imbalance", number(imbalance_of(importance, 1))},
-          {"imbalance_ddof_0", number(imbalance_of(importance, 0))},
-          {"gates", gates_json(a, {l})},
-          {"attention_output", outputs_json(a, {l})},
-          {"max", maxima_json(s, {l})},
-          {"value_norm_first", value_norm(s, {l}, true)},
-          {"value_norm_rest", value_norm(s, {l}, false)}};
+  Json json = {{"first_token_attention", ratio(sum_of(layer.first_token.all), heads * s.queries.all)},
+               {"first_token_attention_without_first_query",
+                ratio(sum_of(layer.first_token.later), heads * s.queries.later)},
+               {"heads", by_head},
+               {"imbalance", number(imbalance_of(importance, 1))},
+               {"imbalance_ddof_0", number(imbalance_of(importance, 0))},
+               {"gates", gates_json(a, {l})},
+               {"attention_output", outputs_json(a, {l})},
+               {"max", maxima_json(s, {l})},
+               {"value_norm_first", value_norm(s, {l}, true)},
+               {"value_norm_rest", value_norm(s, {l}, false)}};
+  if (layer.selection.queries > 0) json["selection"] = to_json(means_of(layer.selection));
+  return json;
 }
 
 Json sinks_json(const Statistics& s) {

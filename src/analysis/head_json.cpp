@@ -48,4 +48,16 @@ Json to_json(const GateHealth& gate) {
             {"row_norm", gate.row_norms}}}};
 }
 
+Json to_json(const SelectionSummary& selection) {
+  return {{"mass_recall", selection.mass},
+          {"top_recall", selection.top},
+          {"kl", selection.divergence},
+          {"keys", selection.keys},
+          {"keys_deviation", selection.keys_deviation},
+          {"keys_least", selection.keys_least},
+          {"keys_most", selection.keys_most},
+          {"union_of_8_over_keys", selection.union_ratio},
+          {"overlap_with_layer_before", selection.overlap}};
+}
+
 }  // namespace sluice

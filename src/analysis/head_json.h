@@ -7,6 +7,7 @@
 
 #include "analysis/first_token.h"
 #include "analysis/gate_health.h"
+#include "analysis/selection.h"
 
 namespace sluice {
 
@@ -15,5 +16,6 @@ nlohmann::ordered_json to_json(const HeadAttention& means, const std::vector<std
 nlohmann::ordered_json to_json(const SinkSummary& sinks, const std::vector<std::string>& classes,
                                double threshold, int64_t length);
 nlohmann::ordered_json to_json(const GateHealth& gate);
+nlohmann::ordered_json to_json(const SelectionSummary& selection);
 
 }  // namespace sluice

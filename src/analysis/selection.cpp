@@ -133,6 +133,14 @@ double union_ratio(const Selection& selection, int64_t set, int64_t t, int64_t f
 
 }  // namespace
 
+void SelectionSums::add_parts(Parts& parts) {
+  for (double* x :
+       {&queries, &mass, &top, &keys, &keys_squares, &divergence, &union_queries, &union_ratio, &overlap})
+    add_part(parts, Merge::sum, *x);
+  add_part(parts, Merge::smallest, keys_least);
+  add_part(parts, Merge::largest, keys_most);
+}
+
 SelectionSummary means_of(const SelectionSums& sums) {
   SelectionSummary m;
   if (sums.queries == 0) return m;
@@ -160,7 +168,7 @@ void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention
       const MeanAttention seen =
           attention_of(q, k, s, attention.scale(), keys, t, first, set * (H / sets), H / sets);
       const auto count = static_cast<double>(keys.size());
-      sums.keys_least = sums.queries > 0 ? std::min(sums.keys_least, count) : count;
+      sums.keys_least = std::min(sums.keys_least, count);
       sums.keys_most = std::max(sums.keys_most, count);
       sums.queries += 1;
       sums.keys += count;

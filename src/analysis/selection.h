@@ -1,7 +1,8 @@
 #pragma once
 // What the keys that sparse attention selects hold of dense attention (README.md).
-#include <vector>
+#include <limits>
 
+#include "analysis/sums.h"
 #include "core/context.h"
 #include "nn/transformer.h"
 
@@ -15,11 +16,13 @@ struct SelectionSums {
   double mass = 0;     // share of dense attention, mean over the set's heads, on the selected keys
   double top = 0;  // share of the keys with most dense attention, as many as are selected, that are selected
   double keys = 0, keys_squares = 0;  // number of selected keys, and its square
-  double keys_least = 0, keys_most = 0;
+  double keys_least = std::numeric_limits<double>::infinity(), keys_most = 0;
   double divergence = 0;     // the indexer's loss (ops/indexer.h) on the selected keys
   double union_queries = 0;  // pairs with kNeighbours queries of the same sequence up to the query
   double union_ratio = 0;    // |union of their keys| over the mean number of keys
   double overlap = 0;        // share of the keys that the layer before selects for the same query too
+
+  void add_parts(Parts& parts);  // for ranks: see analysis/sums.h
 };
 
 /// Means of these, and the spread of the number of keys.

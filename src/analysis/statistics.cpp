@@ -132,6 +132,9 @@ void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved&
     raise(sums.ffn_output, largest_magnitude(ctx, s.ffn_out.y));
     raise(sums.ffn_residual, largest_magnitude(ctx, s.y));
     for (const Tensor& residual : {s.x1, s.y}) raise(sums.residual, largest_of_queries(ctx, residual, seen));
+    if (attention.sparse() && !model_->dense_warm_up())
+      add_selection(ctx, sums.selection, attention, s.attention,
+                    l > 0 ? &saved.blocks[l - 1].attention : nullptr, batch.first_key);
   }
   if (ctx.dry_run) return;
   ++sequences;
@@ -153,6 +156,7 @@ Parts Statistics::parts() {
     for (double* x : {&l.attention_output, &l.attention_residual, &l.ffn_output, &l.ffn_residual,
                       &l.residual.first, &l.residual.rest})
       add_part(parts, Merge::largest, *x);
+    l.selection.add_parts(parts);
     for (GateSums& g : l.gates) {
       for (double* x : {&g.count, &g.sum, &g.squares, &g.first_count, &g.first_sum})
         add_part(parts, Merge::sum, *x);

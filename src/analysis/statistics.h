@@ -11,6 +11,7 @@
 
 #include "analysis/first_token.h"
 #include "analysis/gate_health.h"
+#include "analysis/selection.h"
 #include "analysis/sums.h"
 #include "core/context.h"
 #include "nn/transformer.h"
@@ -46,6 +47,7 @@ struct LayerSums {
   std::vector<double> value_norms;  // (Hkv, seq_len): ||v_t||_2 by position in the sequence
   double first_value_norms = 0;     // over first tokens and key/value heads
   FirstAndRest residual = {};       // max |.| after either branch, at first tokens and at all others
+  SelectionSums selection = {};     // of sparse attention, in the sparse phase
 };
 
 class Statistics {

@@ -87,16 +87,7 @@ nlohmann::ordered_json to_json(int64_t step, int64_t tokens, const EvalResult& r
                       {"residual_max_first", layer.residual_max.first},
                       {"residual_max_rest", layer.residual_max.rest},
                       {"heads", to_json(layer.heads, result.analysis.query_classes)}});
-    if (const auto& x = layer.selection)
-      layers.back()["selection"] = {{"mass_recall", x->mass},
-                                    {"top_recall", x->top},
-                                    {"kl", x->divergence},
-                                    {"keys", x->keys},
-                                    {"keys_deviation", x->keys_deviation},
-                                    {"keys_least", x->keys_least},
-                                    {"keys_most", x->keys_most},
-                                    {"union_of_8_over_keys", x->union_ratio},
-                                    {"overlap_with_layer_before", x->overlap}};
+    if (layer.selection) layers.back()["selection"] = to_json(*layer.selection);
     for (const GateHealth& gate : layer.gate_health) layers.back()["gates"].push_back(to_json(gate));
   }
   const ModelSummary& a = result.analysis;

@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "analysis/statistics.h"
 #include "analysis/summary.h"
 #include "support/model.h"
 
@@ -178,6 +179,27 @@ TEST_CASE("an indexer whose scores are the heads' mean logits selects the keys w
       }
       CHECK(hits == 1 + 2 + 3 + 4 + 26 * 5);
     }
+  }
+}
+
+TEST_CASE("the statistics of an analysis hold the same, and ranks merge them", "[selection]") {
+  TestModel m(sparse(5), tokens());
+  m.randomize();
+  const ModelSummary summary = summary_of(m);
+  Context ctx(1 << 20);
+  Statistics one(m.model, m.batch.size()), two(m.model, m.batch.size());
+  one.add(ctx, m.batch.view(), m.saved);
+  for (int i = 0; i < 2; ++i) two.add(ctx, m.batch.view(), m.saved);
+  one.merge(two);
+  for (size_t layer = 0; layer < 2; ++layer) {
+    const SelectionSummary a = means_of(one.layers[layer].selection), b = *summary.layers[layer].selection;
+    CHECK(one.layers[layer].selection.queries == 90);
+    CHECK(a.mass == Approx(b.mass));
+    CHECK(a.divergence == Approx(b.divergence));
+    CHECK(a.keys_deviation == Approx(b.keys_deviation));
+    CHECK(a.keys_least == 1);
+    CHECK(a.keys_most == 5);
+    CHECK(a.overlap == Approx(b.overlap));
   }
 }
 
