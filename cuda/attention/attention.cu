@@ -330,7 +330,7 @@ void run_backward(Context& ctx, AttentionKernel kernel, const AttentionBackward&
 /// specific to a head, with one logit per token.
 void fused_forward(Context& ctx, const char* op, const Tensor& y, const AttentionState& out,
                    const AttentionInputs& in, const AttentionOutput& output, AttentionKernel wish) {
-  const auto& [q, k, v, first_key, scale, weights] = in;
+  const auto& [q, k, v, first_key, scale, weights, own_key] = in;
   const auto in_f32 = [&] {
     not_for_cudnn(wish);
     attention_f32_forward(ctx, out, in);
@@ -369,7 +369,7 @@ void fused_forward(Context& ctx, const char* op, const Tensor& y, const Attentio
 void core_backward(Context& ctx, const char* op, const AttentionGrads& grads, const Tensor& d_o,
                    const Tensor& delta, const AttentionInputs& in, const AttentionState& state,
                    const Tensor& coef0, bool has_dlse, AttentionKernel wish) {
-  const auto& [q, k, v, first_key, scale, weights] = in;
+  const auto& [q, k, v, first_key, scale, weights, own_key] = in;
   const auto in_f32 = [&] {
     not_for_cudnn(wish);
     attention_f32_backward(ctx, grads, d_o, delta, in, state.lse, coef0);

@@ -27,6 +27,10 @@ struct AttentionInputs {
   Tensor first_key;  // (Tq) i32
   double scale = 1;
   AttentionWeights weights = AttentionWeights::softmax;
+  /// (Tq) i32, ascending: which key is query t's own token, where the queries are not the last of the keys
+  /// but any of them (several ranks share a sequence). first_key_t is then relative to the query, as if key t
+  /// were its own: query t sees the keys own_t - (t - first_key_t) <= j <= own_t. On a CPU only. Or empty.
+  Tensor own_key = {};
 };
 
 /// The outputs of forward, all overwritten. lse and z0 have accumulate_dtype(q). First-token attention,
@@ -40,8 +44,8 @@ struct AttentionState {
 
 /// Gradients of the inputs, overwritten, and of the members of AttentionOutput.
 struct AttentionGrads {
-  Tensor dq;          // (T, H, D)
-  Tensor dk, dv;      // (T, Hkv, D)
+  Tensor dq;          // (Tq, H, D)
+  Tensor dk, dv;      // (Tk, Hkv, D)
   Tensor dgate = {};  // the shape and dtype of the gate's logits, overwritten; empty without a gate
   Tensor dsink = {};  // (H) of accumulate_dtype, added to; empty without a sink
   Tensor dextra_key = {}, dextra_value = {};  // (Hx, D) of accumulate_dtype, added to; empty likewise
@@ -56,7 +60,8 @@ struct ScoreGrads {
 void attention_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
                        AttentionKernel kernel = AttentionKernel::automatic);
 
-/// Gradients of forward with Tq == Tk, from d_o (T, H, D) and the state that forward left; z0 is not read.
+/// Gradients of forward with Tq == Tk, or with own_key, from d_o (Tq, H, D) and the state that forward left;
+/// z0 is not read.
 ///   dS_tj = A_tj (<dO_t, v_j> - Delta_t),  Delta_t = <dO_t, O_t> - dlse_t;   plus coef0_t onto dS_t,first
 /// softpick, with e = e^(z - lse):  dS = e (<dO_t, v_j> - Delta_t) where z > 0, e Delta_t where z < 0, else
 /// 0;

@@ -475,3 +475,78 @@ TEST_CASE("speed of attention", "[.bench]") {
           backward * 1e3, 2.5 * flops / backward * 1e-9));
     }
 }
+
+TEST_CASE(
+    "attention of queries that are any of the keys: as that of all queries, row by row, and its gradients "
+    "add up to theirs",
+    "[attention][context]") {
+  const auto documents = GENERATE(Documents::one, Documents::short_ones, Documents::sequences,
+                                  Documents::alone, Documents::window);
+  const Shape shape = GENERATE(Shape{16, 2, 1, 8}, Shape{480, 4, 2, 20});
+  INFO(describe(shape) << ", documents " << static_cast<int>(documents));
+  Pool pool;
+  Context ctx(int64_t{1} << 26);
+  const Problem all(pool, shape, documents);
+  const Results expected = explicit_attention(pool, all);
+  const Tensor dk = pool.zeros(DType::f64, {shape.tokens, shape.kv_heads, shape.depth}),
+               dv = pool.zeros(DType::f64, {shape.tokens, shape.kv_heads, shape.depth});
+  // Head and tail, and what is between.
+  const int64_t chunk = shape.tokens / 4;
+  for (const auto& halves : {std::pair<int64_t, int64_t>{0, 3}, {1, 2}}) {
+    Problem part = all;
+    const int64_t rows = 2 * chunk, row = shape.heads * shape.depth;
+    part.q = pool.zeros(DType::f64, {rows, shape.heads, shape.depth});
+    part.d_o = pool.zeros(DType::f64, {rows, shape.heads, shape.depth});
+    part.dlse = pool.zeros(DType::f64, {shape.heads, rows});
+    part.coef0 = pool.zeros(DType::f64, {shape.heads, rows});
+    part.first_key = pool.zeros(DType::i32, {rows});
+    const Tensor own = pool.zeros(DType::i32, {rows});
+    for (int64_t t = 0; t < rows; ++t) {
+      const int64_t from = (t < chunk ? halves.first : halves.second) * chunk + t % chunk;
+      own.as<int32_t>()[t] = static_cast<int32_t>(from);
+      part.first_key.as<int32_t>()[t] = static_cast<int32_t>(all.first_key.as<int32_t>()[from] - from + t);
+      for (int64_t i = 0; i < row; ++i) {
+        Pool::set(part.q, t * row + i, Pool::get(all.q, from * row + i));
+        Pool::set(part.d_o, t * row + i, Pool::get(all.d_o, from * row + i));
+      }
+      for (int64_t h = 0; h < shape.heads; ++h) {
+        Pool::set(part.dlse, h * rows + t, Pool::get(all.dlse, h * shape.tokens + from));
+        Pool::set(part.coef0, h * rows + t, Pool::get(all.coef0, h * shape.tokens + from));
+      }
+    }
+    AttentionInputs in = part.inputs();
+    in.own_key = own;
+    Results r(pool, part, DType::f64);
+    r.dq = pool.normal(DType::f64, {rows, shape.heads, shape.depth}, 1.0);
+    attention_forward(ctx, {r.o, r.lse, r.z0}, in);
+    attention_backward(ctx, {r.dq, r.dk, r.dv}, part.d_o, in, {r.o, r.lse}, {part.dlse, part.coef0});
+    double worst = 0;
+    const auto compare = [&](const Tensor& of_part, int64_t a, const Tensor& of_all, int64_t b) {
+      const double expected_value = Pool::get(of_all, b);
+      worst =
+          std::max(worst, std::abs(Pool::get(of_part, a) - expected_value) / (1 + std::abs(expected_value)));
+    };
+    for (int64_t t = 0; t < rows; ++t) {
+      const int64_t from = own.as<int32_t>()[t];
+      for (int64_t i = 0; i < row; ++i) {
+        compare(r.o, t * row + i, expected.o, from * row + i);
+        compare(r.dq, t * row + i, expected.dq, from * row + i);
+      }
+      for (int64_t h = 0; h < shape.heads; ++h) {
+        compare(r.z0, h * rows + t, expected.z0, h * shape.tokens + from);
+        compare(r.lse, h * rows + t, expected.lse, h * shape.tokens + from);
+      }
+    }
+    CHECK(worst < 1e-11);
+    for (int64_t i = 0; i < dk.numel(); ++i) {
+      Pool::set(dk, i, Pool::get(dk, i) + Pool::get(r.dk, i));
+      Pool::set(dv, i, Pool::get(dv, i) + Pool::get(r.dv, i));
+    }
+  }
+  double worst = 0;
+  for (int64_t i = 0; i < dk.numel(); ++i) {
+    worst = std::max(worst, std::abs(Pool::get(dk, i) - Pool::get(expected.dk, i)));
+    worst = std::max(worst, std::abs(Pool::get(dv, i) - Pool::get(expected.dv, i)));
+  }
+  CHECK(worst < 1e-11);
+}

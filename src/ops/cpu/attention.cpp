@@ -223,30 +223,29 @@ void backward_t(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, co
       }
   });
 
-  const int64_t chunks = cut_chunks(cuts, p.first_key, p.tq), team = useful_threads(2 * p.pairs(), p.depth);
-  if (chunks_suffice(load_of, team, cuts, chunks, p.first_key, p.kv_heads)) {
+  const int64_t chunks = cut_chunks(cuts, p), team = useful_threads(2 * p.pairs(), p.depth);
+  if (chunks_suffice(load_of, team, cuts, chunks, p)) {
     const int64_t tasks = chunks * p.kv_heads;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast <int>(std::min(team, tasks)))
     for (int64_t task = 0; task < tasks; ++task) {
       typename Backward<T>::Work w(work + omp_get_thread_num() * work_size, p);
-      const int64_t c = task / p.kv_heads;
-      b.one_pass(w, task % p.kv_heads, cuts[c], cuts[c + 1]);
+      b.one_pass(w, task % p.kv_heads, chunk_of(cuts, task / p.kv_heads, p));
     }
     return;
   }
 #pragma omp parallel num_threads(static_cast <int>(team))
   {
     typename Backward<T>::Work w(work + omp_get_thread_num() * work_size, p);
-    for (int64_t c = 0; c < chunks; ++c) {
-      const int64_t c0 = cuts[c], c1 = cuts[c + 1];
-      const int64_t row_blocks = b.row_blocks(c0, c1), key_blocks = (c1 - c0 + kKeys - 1) / kKeys;
+    for (int64_t i = 0; i < chunks; ++i) {
+      const Chunk c = chunk_of(cuts, i, p);
+      const int64_t row_blocks = b.row_blocks(c), key_blocks = (c.key_end - c.key + kKeys - 1) / kKeys;
       // Heavy ones first: early keys, late rows.
 #pragma omp for schedule(dynamic, 1) nowait
       for (int64_t task = 0; task < key_blocks * p.kv_heads; ++task)
-        b.key_pass(w, task % p.kv_heads, c0, c1, task / p.kv_heads);
+        b.key_pass(w, task % p.kv_heads, c, task / p.kv_heads);
 #pragma omp for schedule(dynamic, 1) nowait
       for (int64_t task = 0; task < row_blocks * p.kv_heads; ++task)
-        b.row_pass(w, task % p.kv_heads, c0, c1, row_blocks - 1 - task / p.kv_heads, false);
+        b.row_pass(w, task % p.kv_heads, c, row_blocks - 1 - task / p.kv_heads, false);
     }
   }
 }

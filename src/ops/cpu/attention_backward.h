@@ -1,15 +1,20 @@
 // Attention's backward. Include after attention_rows.h.
-// Keys and rows are divided into chunks without attention between them (a chunk starts where first_key_t ==
-// t), and chunks into blocks of rows and blocks of keys, counted from the chunk's first token. Each pair of
-// blocks needs five products: S, dP, dQ, dK, dV. Either a thread processes a whole chunk of one kv head (one
-// pass), or, if there are too few of those, row blocks (dQ) and key blocks (dK, dV) are distributed
-// separately, which computes S and dP twice. Both add the same numbers in the same order - dQ over key blocks
-// ascending, dK and dV over row blocks ascending - so bits depend neither on this choice nor on the number of
-// threads.
+// Keys and rows are divided into chunks without attention between them (a chunk starts at a row that sees no
+// key of the rows before it), and chunks into blocks of rows and blocks of keys, counted from the chunk's
+// first row and key, which is the same token where every key is a row. Each pair of blocks needs five
+// products: S, dP, dQ, dK, dV. Either a thread processes a whole chunk of one kv head (one pass), or, if
+// there are too few of those, row blocks (dQ) and key blocks (dK, dV) are distributed separately, which
+// computes S and dP twice. Both add the same numbers in the same order - dQ over key blocks ascending, dK and
+// dV over row blocks ascending - so bits depend neither on this choice nor on the number of threads.
 
 namespace {
 
 constexpr int64_t kMinChunk = 128;  // tokens; shorter documents are combined in a chunk to fill its blocks
+
+/// Rows [row, row_end) and keys [key, key_end).
+struct Chunk {
+  int64_t row, row_end, key, key_end;
+};
 
 template <class T>
 struct Backward {
@@ -158,61 +163,69 @@ struct Backward {
     }
   }
 
-  RowBlock<T> block_of(int64_t kv_head, int64_t c0, int64_t c1, int64_t index) const {
-    const int64_t row = c0 * p.group() + index * kLanes;
-    return RowBlock<T>(p, kv_head, row, std::min(kLanes, c1 * p.group() - row));
+  RowBlock<T> block_of(int64_t kv_head, const Chunk& c, int64_t index) const {
+    const int64_t row = c.row * p.group() + index * kLanes;
+    return RowBlock<T>(p, kv_head, row, std::min(kLanes, c.row_end * p.group() - row));
   }
-  int64_t row_blocks(int64_t c0, int64_t c1) const { return ((c1 - c0) * p.group() + kLanes - 1) / kLanes; }
+  int64_t row_blocks(const Chunk& c) const { return ((c.row_end - c.row) * p.group() + kLanes - 1) / kLanes; }
 
   /// All keys for one block of rows: dQ, and with for_keys the rows' part of dK and dV.
-  void row_pass(Work& w, int64_t kv_head, int64_t c0, int64_t c1, int64_t index, bool for_keys) const {
-    const RowBlock<T> block = block_of(kv_head, c0, c1, index);
+  void row_pass(Work& w, int64_t kv_head, const Chunk& c, int64_t index, bool for_keys) const {
+    const RowBlock<T> block = block_of(kv_head, c, index);
     load_rows(w, block, for_keys);
     std::fill_n(w.dq_t, p.padded_depth * kLaneStride, A(0));
-    for (int64_t k0 = c0 + (block.first_min - c0) / kKeys * kKeys; k0 <= block.last_max; k0 += kKeys)
+    for (int64_t k0 = c.key + (block.first_min - c.key) / kKeys * kKeys; k0 <= block.last_max; k0 += kKeys)
       pair(w, block, kv_head, k0, k0 + kKeys, true, for_keys);
     store_rows(w, block);
   }
   /// All rows for one block of keys: dK and dV.
-  void key_pass(Work& w, int64_t kv_head, int64_t c0, int64_t c1, int64_t index) const {
-    const int64_t k0 = c0 + index * kKeys, k1 = std::min(k0 + kKeys, c1);
+  void key_pass(Work& w, int64_t kv_head, const Chunk& c, int64_t index) const {
+    const int64_t k0 = c.key + index * kKeys, k1 = std::min(k0 + kKeys, c.key_end);
     zero_keys(kv_head, k0, k1);
-    for (int64_t b = (k0 - c0) * p.group() / kLanes; b < row_blocks(c0, c1); ++b) {
-      const RowBlock<T> block = block_of(kv_head, c0, c1, b);
+    for (int64_t b = (p.first_row(k0, c.row) - c.row) * p.group() / kLanes; b < row_blocks(c); ++b) {
+      const RowBlock<T> block = block_of(kv_head, c, b);
       if (block.first_min >= k1) break;
       load_rows(w, block, true);
       pair(w, block, kv_head, k0, k1, false, true);
     }
     store_keys(kv_head, k0, k1);
   }
-  void one_pass(Work& w, int64_t kv_head, int64_t c0, int64_t c1) const {
-    zero_keys(kv_head, c0, c1);
-    for (int64_t b = 0; b < row_blocks(c0, c1); ++b) row_pass(w, kv_head, c0, c1, b, true);
-    store_keys(kv_head, c0, c1);
+  void one_pass(Work& w, int64_t kv_head, const Chunk& c) const {
+    zero_keys(kv_head, c.key, c.key_end);
+    for (int64_t b = 0; b < row_blocks(c); ++b) row_pass(w, kv_head, c, b, true);
+    store_keys(kv_head, c.key, c.key_end);
   }
 };
 
-/// Chunk i is tokens [cuts[i], cuts[i + 1]). Returns the number of chunks.
-int64_t cut_chunks(int32_t* cuts, const int32_t* first_key, int64_t tokens) {
+/// Chunk i has the rows [cuts[i], cuts[i + 1]). Returns the number of chunks.
+template <class T>
+int64_t cut_chunks(int32_t* cuts, const Problem<T>& p) {
   int64_t n = 0;
   cuts[0] = 0;
-  for (int64_t t = kMinChunk; t < tokens; ++t)
-    if (first_key[t] == t && t - cuts[n] >= kMinChunk) cuts[++n] = static_cast<int32_t>(t);
-  cuts[++n] = static_cast<int32_t>(tokens);
+  for (int64_t t = kMinChunk; t < p.tq; ++t)
+    if (p.first(t) > p.last(t - 1) && t - cuts[n] >= kMinChunk) cuts[++n] = static_cast<int32_t>(t);
+  cuts[++n] = static_cast<int32_t>(p.tq);
   return n;
+}
+
+/// The i-th of them. A key that no row sees belongs to the chunk before it.
+template <class T>
+Chunk chunk_of(const int32_t* cuts, int64_t i, const Problem<T>& p) {
+  const int64_t row = cuts[i], end = cuts[i + 1];
+  return {row, end, row == 0 ? 0 : p.first(row), end == p.tq ? p.tk : p.first(end)};
 }
 
 /// Whether assigning whole chunks to threads is faster than dividing 7/5 of the work (and the packing)
 /// evenly. load has one element per thread.
-bool chunks_suffice(double* load, int64_t threads, const int32_t* cuts, int64_t chunks,
-                    const int32_t* first_key, int64_t kv_heads) {
+template <class T>
+bool chunks_suffice(double* load, int64_t threads, const int32_t* cuts, int64_t chunks, const Problem<T>& p) {
   std::fill_n(load, threads, 0.0);
   double total = 0;
   for (int64_t c = 0; c < chunks; ++c) {
     double cost = 0;
-    for (int64_t t = cuts[c]; t < cuts[c + 1]; ++t) cost += static_cast<double>(t + 32 - first_key[t]);
-    for (int64_t g = 0; g < kv_heads; ++g) *std::min_element(load, load + threads) += cost;
-    total += cost * static_cast<double>(kv_heads);
+    for (int64_t t = cuts[c]; t < cuts[c + 1]; ++t) cost += static_cast<double>(p.last(t) + 32 - p.first(t));
+    for (int64_t g = 0; g < p.kv_heads; ++g) *std::min_element(load, load + threads) += cost;
+    total += cost * static_cast<double>(p.kv_heads);
   }
   return *std::max_element(load, load + threads) <= 1.45 * total / static_cast<double>(threads);
 }

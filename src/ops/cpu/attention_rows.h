@@ -8,7 +8,7 @@ template <class T>
 struct Problem {
   using A = accumulate_t<T>;
   const T *q, *k, *v;
-  const int32_t* first_key;
+  const int32_t *first_key, *own_key;
   int64_t tq, tk, heads, kv_heads, depth, padded_depth;
   A scale;
   bool softpick;
@@ -18,6 +18,7 @@ struct Problem {
         k(in.k.as<T>()),
         v(in.v.as<T>()),
         first_key(in.first_key.as<int32_t>()),
+        own_key(in.own_key ? in.own_key.as<int32_t>() : nullptr),
         tq(in.q.dim(0)),
         tk(in.k.dim(0)),
         heads(in.q.dim(1)),
@@ -27,19 +28,29 @@ struct Problem {
         scale(static_cast<A>(in.scale)),
         softpick(in.weights == AttentionWeights::softpick) {}
   int64_t group() const { return heads / kv_heads; }
-  int64_t offset() const { return tk - tq; }  // query t is key t + offset
-  int64_t pairs() const {                     // visible (query, key) pairs over all heads
+  /// The first and the last key that query t sees.
+  int64_t first(int64_t t) const { return own_key ? first_key[t] + own_key[t] - t : first_key[t]; }
+  int64_t last(int64_t t) const { return own_key ? own_key[t] : t + tk - tq; }
+  /// The first query from `begin` on whose own key is not before `key`.
+  int64_t first_row(int64_t key, int64_t begin) const {
+    if (!own_key) return key + tq - tk;
+    return std::lower_bound(own_key + begin, own_key + tq, key) - own_key;
+  }
+  int64_t pairs() const {  // visible (query, key) pairs over all heads
     int64_t n = 0;
-    for (int64_t t = 0; t < tq; ++t) n += t + offset() + 1 - first_key[t];
+    for (int64_t t = 0; t < tq; ++t) n += last(t) + 1 - first(t);
     return n * heads;
   }
 
   /// Sizes from which all memory indices are computed.
   void check_first_keys(const char* op) const {
     for (int64_t t = 0; t < tq; ++t) {
-      SLUICE_CHECK(first_key[t] >= (t ? first_key[t - 1] : 0) && first_key[t] <= t + offset(),
+      SLUICE_CHECK(first(t) >= (t ? first(t - 1) : 0) && first(t) <= last(t),
                    "{}: first_key[{}] = {} must not be below its predecessor {} nor above {}", op, t,
-                   first_key[t], t ? first_key[t - 1] : 0, t + offset());
+                   first(t), t ? first(t - 1) : 0, last(t));
+      SLUICE_CHECK(last(t) > (t ? last(t - 1) : -1) && last(t) < tk,
+                   "{}: own_key[{}] = {} must be above its predecessor, and one of {} keys", op, t, last(t),
+                   tk);
     }
   }
 };
@@ -64,8 +75,8 @@ struct RowBlock {
     constexpr int64_t W = Simd<A>::kWidth;
     lanes = (count + W - 1) / W * W;
     for (int64_t i = 0; i < count; ++i) {
-      first[i] = p.first_key[token(i)];
-      last[i] = static_cast<Int>(token(i) + p.offset());
+      first[i] = static_cast<Int>(p.first(token(i)));
+      last[i] = static_cast<Int>(p.last(token(i)));
     }
     first_min = first[0], first_max = first[count - 1];
     last_min = last[0], last_max = last[count - 1];
