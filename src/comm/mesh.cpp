@@ -12,14 +12,15 @@ MeshLayout::MeshLayout(int ranks, const MeshShape& shape) : ranks_(ranks), shape
     fail(ExitCode::usage,
          "parallel.tensor = {}, context = {}, pipeline = {}: {} rank{} cannot be divided into groups of {}",
          shape.tensor, shape.context, shape.pipeline, ranks, plural, model);
-  if (shape.expert < 1 || ranks / model % shape.expert != 0)
+  const int tokens = ranks / (shape.tensor * shape.pipeline);
+  if (shape.expert < 1 || tokens % shape.expert != 0)
     fail(ExitCode::usage, "parallel.expert = {}: {} rank{} cannot be divided into groups of that size",
-         shape.expert, ranks / model, ranks / model == 1 ? "" : "s");
+         shape.expert, tokens, tokens == 1 ? "" : "s");
 }
 
 MeshLayout::Span MeshLayout::span(MeshAxis axis) const {
   const auto& [tensor, context, expert, pipeline] = shape_;
-  const int model = tensor * context * pipeline;  // ranks that compute the same samples
+  const int tokens = ranks_ / (tensor * pipeline);  // ranks that compute different tokens
   switch (axis) {
     case MeshAxis::world:
       return {1, ranks_};
@@ -28,13 +29,15 @@ MeshLayout::Span MeshLayout::span(MeshAxis axis) const {
     case MeshAxis::context:
       return {tensor, context};
     case MeshAxis::pipeline:
-      return {tensor * context, pipeline};
+      return {tensor * tokens, pipeline};
+    case MeshAxis::tokens:
+      return {tensor, tokens};
     case MeshAxis::data:
-      return {model, ranks_ / model};
+      return {tensor * context, tokens / context};
     case MeshAxis::expert:
-      return {model, expert};
+      return {tensor, expert};
     case MeshAxis::expert_data:
-      return {model * expert, ranks_ / (model * expert)};
+      return {tensor * expert, tokens / expert};
   }
   fail(ExitCode::internal, "unknown mesh axis");
 }

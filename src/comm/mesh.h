@@ -10,25 +10,27 @@
 
 namespace sluice {
 
-/// Ranks per axis. What is left of the world is the data axis; the expert axis is a part of the data axis.
+/// Ranks per axis. What is left of the world is the data axis; the expert axis is a part of data and context.
 struct MeshShape {
   int tensor = 1, context = 1, expert = 1, pipeline = 1;
 };
 
 enum class MeshAxis : uint8_t {
-  world,        // all ranks of the training: agreement, barriers, checkpoints, abort
-  data,         // compute different samples of the global batch: losses and gradients are summed over them
-  expert,       // hold different experts of one copy of the model, and different samples
-  expert_data,  // hold the same experts, and different samples: gradients of experts are summed over them
+  world,   // all ranks of the training: agreement, barriers, checkpoints, abort
+  data,    // compute different samples of the global batch
+  tokens,  // data x context: compute different tokens of the global batch. Losses and gradients are summed
+           // over them, and ZeRO shards over them
+  expert,  // hold different experts of one copy of the model, and different tokens
+  expert_data,  // hold the same experts, and different tokens: gradients of experts are summed over them
   tensor,       // hold different parts of every matrix
   context,      // hold different parts of every sequence
   pipeline      // hold different layers
 };
-constexpr int kMeshAxes = 7;
+constexpr int kMeshAxes = 8;
 
 /// Which ranks belong together on each axis, as arithmetic on their numbers. Ranks are numbered tensor
-/// fastest, then context, then pipeline, then data:
-///   rank = tensor + T (context + C (pipeline + P data)),   data = expert + E expert_data.
+/// fastest, then context, then data, then pipeline:
+///   rank = tensor + T (tokens + N pipeline),   tokens = context + C data = expert + E expert_data.
 /// Ranks that talk most (tensor) are neighbours and so on one machine.
 class MeshLayout {
  public:
@@ -63,6 +65,7 @@ class Mesh {
 
   Communicator& world() const { return on(MeshAxis::world); }
   Communicator& data() const { return on(MeshAxis::data); }
+  Communicator& tokens() const { return on(MeshAxis::tokens); }
   /// expert().rank() holds experts [rank E / size, (rank + 1) E / size).
   Communicator& expert() const { return on(MeshAxis::expert); }
   Communicator& expert_data() const { return on(MeshAxis::expert_data); }

@@ -24,6 +24,10 @@ inline int64_t first_sample(const Config& config, int64_t step, int64_t micro_ba
 /// per token, and no more than all ranks together can send it.
 int64_t receive_rows(int64_t tokens, int64_t experts_per_token, int64_t experts, int64_t ranks,
                      double capacity);
+/// Tokens of a micro-batch that one rank computes: all of them, or its part where ranks share every sequence.
+inline int64_t tokens_per_micro_batch(const Config& config) {
+  return config.train.micro_batch_size * config.data.seq_len / config.parallel.context;
+}
 /// Rows of the rotary table.
 inline int64_t max_positions(const Config& config) {
   return config.model.max_position_embeddings.value_or(config.data.seq_len);

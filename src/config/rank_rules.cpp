@@ -20,10 +20,10 @@ void check_receive_buffer(const Config& config, ProblemSink& problem) {
                      moe.num_experts % p.expert == 0 && moe.num_experts_per_tok > 0 &&
                      moe.num_experts_per_tok <= kMaxExpertsPerToken && p.expert_capacity > 0 &&
                      !__builtin_mul_overflow(config.train.micro_batch_size, config.data.seq_len, &tokens) &&
-                     tokens > 0 && tokens <= kMaxRows;
+                     tokens > 0 && tokens <= kMaxRows && p.context > 0;
   if (!sound) return;  // reported by itself
   const int64_t rows =
-      receive_rows(tokens, moe.num_experts_per_tok, moe.num_experts, p.expert, p.expert_capacity);
+      receive_rows(tokens / p.context, moe.num_experts_per_tok, moe.num_experts, p.expert, p.expert_capacity);
   if (rows > kMaxRows)
     problem({"parallel.expert_capacity", "train.micro_batch_size", "data.seq_len"},
             fmt::format("parallel.expert_capacity = {} gives a receive buffer of {} rows, above the {} that "
@@ -51,18 +51,26 @@ void check_experts(const Config& config, int64_t ranks, ProblemSink& problem) {
                     p.expert, m.hidden_size, m.moe.moe_intermediate_size));
 }
 
-void check_batch(const Config& config, int64_t ranks, ProblemSink& problem) {
+void check_batch(const Config& config, int64_t all_ranks, ProblemSink& problem) {
   const TrainConfig& t = config.train;
   const ParallelConfig& p = config.parallel;
+  if (p.context < 1) return;  // reported by itself
+  const int64_t ranks = all_ranks / p.context;
+  if (all_ranks > 0 && ranks * p.context != all_ranks)
+    problem({"parallel.context"},
+            fmt::format("parallel.context = {}: {} rank{} cannot be divided into groups of that size",
+                        p.context, all_ranks, all_ranks == 1 ? "" : "s"));
   if (ranks < 1 || t.micro_batch_size < 1 || t.micro_batch_size > kMaxRows || t.global_batch_size < 1 ||
       t.global_batch_size % t.micro_batch_size != 0)
     return;  // reported by itself
   const int64_t all = t.global_batch_size / t.micro_batch_size, each = all / ranks;
   if (each * ranks != all) {
     problem({"train.global_batch_size", "train.micro_batch_size"},
-            fmt::format("train.global_batch_size = {} is {} micro-batches of {}, which {} ranks cannot "
+            fmt::format("train.global_batch_size = {} is {} micro-batches of {}, which {} {} cannot "
                         "share evenly; use a multiple of {}, or another number of ranks",
-                        t.global_batch_size, all, t.micro_batch_size, ranks, ranks * t.micro_batch_size));
+                        t.global_batch_size, all, t.micro_batch_size, ranks,
+                        p.context > 1 ? fmt::format("groups of {} ranks", p.context) : "ranks",
+                        ranks * t.micro_batch_size));
   } else if (p.determinism == Determinism::exact && p.exact_sum == ExactSum::tree &&
              (each & (each - 1)) != 0) {
     problem(

@@ -1,6 +1,7 @@
 #include "nn/attention.h"
 
 #include "nn/init.h"
+#include "nn/sequence_ranks.h"
 #include "nn/weight_gradient.h"
 #include "ops/elementwise.h"
 #include "ops/linear.h"
@@ -44,11 +45,6 @@ Attention::Core make_core(const ModelConfig& config, ParamStore& store, const st
   if (config.attention.kind == AttentionKind::sparse)
     return Attention::Core(std::in_place_type<SparseAttention>, config, store, prefix, layer);
   return Attention::Core(std::in_place_type<SoftmaxAttention>, config, store, prefix, layer);
-}
-
-/// The inputs of the core, without a KV cache.
-Heads heads_of(const Attention::Saved& s, const Tensor& x) {
-  return {s.q_position.y, s.k_position.y, s.gates[P::value].y, x};
 }
 
 Tensor matrix(const Tensor& t) { return t.view({t.dim(0), t.numel() / t.dim(0)}); }
@@ -117,22 +113,70 @@ Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, in
   return s;
 }
 
+namespace {
+
+/// backward gives the gradients of this rank's queries, and theirs of the keys of all ranks that share the
+/// sequence; grads gets those of this rank's keys, of the queries of all ranks.
+template <class Backward>
+void scatter_gradients(Context& ctx, const AttentionGrads& grads, const Heads& heads,
+                       const SequenceRanks& ranks, Backward&& backward) {
+  ScratchScope t(ctx.scratch);
+  const Tensor dk = t.like("attention.dk of all ranks", heads.k),
+               dv = t.like("attention.dv of all ranks", heads.v);
+  backward(AttentionGrads{grads.dq, dk, dv});
+  ranks.reduce_scatter(ctx, grads.dk, dk);
+  ranks.reduce_scatter(ctx, grads.dv, dv);
+}
+
+}  // namespace
+
+/// The keys and values of all ranks that share the sequence, on their way; otherwise none.
+struct Attention::Gathered {
+  const SequenceRanks* ranks = nullptr;
+  SequenceRanks::Gather k = {}, v = {};
+};
+
+Attention::Gathered Attention::begin_gather(Context& ctx, ScratchScope& t, const Sequence& sequence,
+                                            const Saved& s) const {
+  Gathered g = {.ranks = sequence.ranks};
+  if (!g.ranks) return g;
+  SLUICE_CHECK(!sparse() && !sequence.cache && sequence.caches.empty(),
+               "attention: ranks share sequences without a cache of keys and values, and with softmax");
+  const auto whole = [&](const char* name, const Tensor& mine) {
+    return t.alloc(name, mine.dtype, {g.ranks->split().ranks * mine.dim(0), mine.dim(1), mine.dim(2)});
+  };
+  const Tensor &k = s.k_position.y, &v = s.gates[P::value].y;
+  g.k = g.ranks->begin_gather(ctx, whole("attention.keys of all ranks", k), k);
+  g.v = g.ranks->begin_gather(ctx, whole("attention.values of all ranks", v), v);
+  return g;
+}
+
+/// The inputs of the core, without a KV cache.
+Heads Attention::heads_of(Context& ctx, const Gathered& g, const Tensor& x, const Saved& s) const {
+  const Tensor& q = s.q_position.y;
+  if (!g.ranks) return {q, s.k_position.y, s.gates[P::value].y, x};
+  return {q, g.ranks->finish(ctx, g.k), g.ranks->finish(ctx, g.v), x, g.ranks->own_key(q.dim(0))};
+}
+
 void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const {
-  linear_forward(ctx, matrix(s.q), x, store_.linear(q_proj_));
+  // Keys and values first: where ranks share the sequence, they travel while the queries are computed.
   linear_forward(ctx, matrix(s.k.projected), x, store_.linear(k_proj_));
   linear_forward(ctx, matrix(s.v.projected), x, store_.linear(v_proj_));
   k_switch_.forward(ctx, x, s.k);
   v_switch_.forward(ctx, x, s.v);
-
-  gates_[P::query].forward(ctx, s.q, x, s.gates[P::query]);
   gates_[P::key].forward(ctx, s.k.y, x, s.gates[P::key]);
   gates_[P::value].forward(ctx, s.v.y, x, s.gates[P::value]);
-  q_position_.forward(ctx, s.gates[P::query].y, sequence, s.q_position);
   k_position_.forward(ctx, s.gates[P::key].y, sequence, s.k_position);
+  ScratchScope t(ctx.scratch);
+  const Gathered gathered = begin_gather(ctx, t, sequence, s);
 
-  Heads heads = heads_of(s, x);
-  if (sequence.cache) sequence.cache->append(ctx, layer_, heads.k, heads.v);
+  linear_forward(ctx, matrix(s.q), x, store_.linear(q_proj_));
+  gates_[P::query].forward(ctx, s.q, x, s.gates[P::query]);
+  q_position_.forward(ctx, s.gates[P::query].y, sequence, s.q_position);
   const FusedGate fused = gates_[P::sdpa_output].fused_forward(ctx, x, s.gates[P::sdpa_output]);
+
+  Heads heads = heads_of(ctx, gathered, x, s);
+  if (sequence.cache) sequence.cache->append(ctx, layer_, heads.k, heads.v);
   std::visit([&](const auto& core) { core.forward(ctx, heads, sequence, fused, s.core); }, core_);
   exclusive_.forward(ctx, s.core.y, s.gates[P::value].y, s.exclusive);
   output_.forward(ctx, s.exclusive.y, s.output);
@@ -148,6 +192,7 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   SLUICE_CHECK(!sequence.cache && sequence.caches.empty(),
                "attention: no backward through a cache of keys and values");
   ScratchScope t(ctx.scratch);
+  const Gathered gathered = begin_gather(ctx, t, sequence, s);
   Into into = Into::overwrite;  // x has several consumers: the first overwrites dx, the others add
 
   const Tensor ddense = gates_[P::dense_output].empty() ? dy : t.like("attention.ddense", s.dense);
@@ -169,12 +214,18 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   FusedGate fused = gates_[P::sdpa_output].fused_gate(s.gates[P::sdpa_output]);
   if (fused) fused.dlogits = t.like("attention.dgate", fused.logits), fused.dscores = dimportance;
   const Tensor measured = gated ? Tensor() : dimportance;
-  const Heads heads = heads_of(s, x);
-  const auto core_backward = [&](const auto& core) {
-    core.backward(ctx, {dq, dk, dv}, d_o, heads, sequence, fused, measured, s.core);
-    core.backward_input(ctx, dx, into, heads, sequence, s.core);
+  const Heads heads = heads_of(ctx, gathered, x, s);
+  const auto core_backward = [&](const AttentionGrads& grads) {
+    const auto of_kind = [&](const auto& core) {
+      core.backward(ctx, grads, d_o, heads, sequence, fused, measured, s.core);
+      core.backward_input(ctx, dx, into, heads, sequence, s.core);
+    };
+    std::visit(of_kind, core_);
   };
-  std::visit(core_backward, core_);
+  if (sequence.ranks)
+    scatter_gradients(ctx, {dq, dk, dv}, heads, *sequence.ranks, core_backward);
+  else
+    core_backward({dq, dk, dv});
   gates_[P::sdpa_output].fused_backward(ctx, fused.dlogits, x, dx, into);
   if (dv_own) add_forward(ctx, dv, dv, dv_own);
 

@@ -11,9 +11,12 @@
 namespace sluice {
 
 /// Queries (T, H, D), keys and values (Tk, Hkv, D), as the core reads them: gated, normalised, rotated; with
-/// a KV cache, including the earlier ones. x (T, C): the layer's input, for a core that reads it too.
+/// a KV cache, including the earlier ones; where ranks share sequences, those of all ranks, and then own_key
+/// (T) says which are the queries' own (ops/attention.h). x (T, C): the layer's input, for a core that reads
+/// it too.
 struct Heads {
   Tensor q, k, v, x = {};
+  Tensor own_key = {};
 };
 
 /// What every core leaves for backward and analysis. T tokens, H heads, D head_dim.

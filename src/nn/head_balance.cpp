@@ -7,7 +7,8 @@
 
 namespace sluice {
 
-HeadLoad make_head_load(const ModelConfig& config, Arena& memory, Arena& host_memory, Communicator* ranks) {
+HeadLoad make_head_load(const ModelConfig& config, Arena& memory, Arena& host_memory, Communicator* ranks,
+                        Communicator* sequences) {
   const HeadBalanceConfig& balance = config.attention.head_balance;
   HeadLoad load;
   if (balance.coefficient == 0) return load;
@@ -20,6 +21,8 @@ HeadLoad make_head_load(const ModelConfig& config, Arena& memory, Arena& host_me
   const bool asks =
       balance.scope == HeadBalanceScope::data_parallel || balance.scope == HeadBalanceScope::global_batch;
   if (ranks && ranks->size() > 1 && asks) load.ranks = ranks;
+  if (sequences && sequences->size() > 1 && balance.scope == HeadBalanceScope::micro_batch)
+    load.ranks = sequences;
   if (load.ranks || balance.scope == HeadBalanceScope::previous_step)
     load.reduced = memory.alloc("heads.seen", DType::f64, {L, size});
   if (load.reduced && memory.device() != Device::cpu)

@@ -33,14 +33,16 @@ struct HeadLoad {
   Tensor gradient(int64_t layer) const { return dimportance.rows(layer, 1).view({dimportance.dim(1)}); }
 };
 
-/// Allocates a load; empty if the coefficient is 0. ranks: all ranks that compute the step, or nullptr.
-/// `host_memory` is used only if `memory` is on a GPU.
-HeadLoad make_head_load(const ModelConfig& config, Arena& memory, Arena& host_memory, Communicator* ranks);
+/// Allocates a load; empty if the coefficient is 0. ranks: all ranks that compute the step, or nullptr;
+/// sequences: those of them that share the sequences of a micro-batch. `host_memory` is used only if `memory`
+/// is on a GPU.
+HeadLoad make_head_load(const ModelConfig& config, Arena& memory, Arena& host_memory, Communicator* ranks,
+                        Communicator* sequences = nullptr);
 
 /// Between forward and backward: dimportance and the loss of the scope, from batch and totals. With scope
-/// micro_batch importance is this micro-batch's mean; data_parallel: that of the micro-batches that ranks
-/// compute at this time, which gives the exact gradient of their joint loss; global_batch: that of the step
-/// so far; previous_step: that of the step before, 0 in the first.
+/// micro_batch importance is this micro-batch's mean, over all ranks that share its sequences; data_parallel:
+/// that of the micro-batches that ranks compute at this time, which gives the exact gradient of their joint
+/// loss; global_batch: that of the step so far; previous_step: that of the step before, 0 in the first.
 void balance_heads(Context& ctx, const HeadBalanceConfig& config, const HeadLoad& load);
 
 /// A layer's imbalance (equation 6 of arXiv 2602.01203): standard deviation of its heads' importance, with

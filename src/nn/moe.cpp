@@ -22,8 +22,7 @@ void Moe::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& 
   route_forward(ctx, kept.probabilities, kept.lse, kept.weights, kept.experts, logits,
                 config_.norm_topk_prob);
   permute_plan(ctx, kept.permutation, kept.experts);
-  router_load(ctx, kept.counts, load.layer(layer_), kept.permutation.offsets, kept.probabilities, kept.lse);
-  count_with_ranks(ctx, load);
+  count(ctx, load, kept);
   shared_forward(ctx, x, kept);
 
   ScratchScope t(ctx.scratch);
@@ -74,6 +73,34 @@ Tensor Moe::balance_counts(const RouterLoad& load, const Saved& s) const {
       return s.counts;
   }
   fail(ExitCode::internal, "unknown scope");
+}
+
+void Moe::count(Context& ctx, const RouterLoad& load, const Saved& s) const {
+  if (load.sequences) return count_sequences(ctx, load, s);
+  router_load(ctx, s.counts, load.layer(layer_), s.permutation.offsets, s.probabilities, s.lse);
+  count_with_ranks(ctx, load);
+}
+
+/// The balance loss of a micro-batch sees what all ranks have counted that share its sequences; so does what
+/// is reported of it: E times the sum of f_e, of all these ranks, and p_e, of this rank's tokens.
+void Moe::count_sequences(Context& ctx, const RouterLoad& load, const Saved& s) const {
+  SLUICE_CHECK(ctx.device == Device::cpu, "moe: ranks share sequences on a CPU only");
+  ScratchScope t(ctx.scratch);
+  const int64_t experts = config_.num_experts;
+  const Tensor totals = load.layer(layer_), before = totals ? t.like("moe.totals", totals) : Tensor();
+  if (totals) copy(ctx, before, totals);
+  router_load(ctx, s.counts, totals, s.permutation.offsets, s.probabilities, s.lse);
+  if (ctx.dry_run) return;
+  double* const counts = s.counts.as<double>();
+  all_reduce(*load.sequences, counts, experts);
+  if (!totals) return;
+  double *const sums = totals.as<double>(), *const old = before.as<double>();
+  double all = 0, loss = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    all += counts[e];
+    loss += counts[e] * (sums[experts + e] - old[experts + e]);
+  }
+  sums[2 * experts] = old[2 * experts] + static_cast<double>(experts) * loss / all;
 }
 
 /// The balance loss of the global batch sees what every rank has counted.

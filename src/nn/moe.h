@@ -23,6 +23,8 @@ struct RouterLoad {
   /// all of them so far; on a GPU, (E) f64 of host memory where they pass.
   Communicator* ranks = nullptr;
   Tensor counts = {}, host_counts = {};
+  /// With scope micro_batch: the ranks that share its sequences (Mesh::context); nullptr: none.
+  Communicator* sequences = nullptr;
   Tensor previous =
       {};  // with scope previous_step: (layers, E) f64, the counts of the step before, of all ranks
   /// Where experts are shared by ranks: += the rounds beyond the first that the rows took on their way to
@@ -97,6 +99,8 @@ class Moe {
   };
 
   Tensor balance_counts(const RouterLoad& load, const Saved& s) const;
+  void count(Context& ctx, const RouterLoad& load, const Saved& s) const;
+  void count_sequences(Context& ctx, const RouterLoad& load, const Saved& s) const;
   void count_with_ranks(Context& ctx, const RouterLoad& load) const;
   bool with_ranks() const { return ranks_.size() > 1; }
 

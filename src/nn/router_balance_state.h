@@ -18,7 +18,7 @@ class RouterBalanceState : public NoStepLoss {
   void add_to(Load& load) const {
     load.routers = load_;
   }
-  bool asks_ranks() const { return bool(load_.counts); }
+  bool asks_ranks() const { return load_.counts || load_.sequences; }
 
   void begin_step(Context& ctx);
   void fetch(Context& ctx);

@@ -9,12 +9,13 @@
 
 namespace sluice {
 
-struct IndexerLoad;  // nn/indexer_loss.h
+struct IndexerLoad;   // nn/indexer_loss.h
+class SequenceRanks;  // nn/sequence_ranks.h
 
 /// KV cache of one sequence, for generation. Keys and values are gated, normalised and rotated, as attention
 /// reads them.
 struct KeyValueCache {
-  std::vector<Tensor> keys, values;  // per layer (max_tokens, Hkv, D)
+  std::vector<Tensor> keys, values;     // per layer (max_tokens, Hkv, D)
   std::vector<Tensor> index_keys = {};  // sparse attention: the indexer's, per layer (max_tokens, d)
   Tensor first_key = {};                // sparse attention: (max_tokens) i32, of every token
   int64_t length = 0;                   // number of tokens; Transformer::forward advances it
@@ -39,6 +40,7 @@ struct Sequence {
   KeyValueCache* cache = nullptr;
   std::span<KeyValueCache* const> caches = {};  // one token of each of several sequences, instead of cache
   const ValueZeroing* zeroing = nullptr;        // forward only, without a cache
+  const SequenceRanks* ranks = nullptr;         // those that share the sequences; without a cache
   const HeadLoad* heads =
       nullptr;  // where forward adds the heads' importance, and backward reads its gradient
 

@@ -60,7 +60,9 @@ void SoftmaxAttention::forward(Context& ctx, const Heads& heads, const Sequence&
   if (!sequence.caches.empty()) return forward_each(ctx, heads, sequence, gate, s);
   const Tensor y = gate ? gate.y : s.y;
   if (constant_sink()) fill(ctx, s.sink, 0);
-  if (window_ > 0) window_first_key(ctx, s.first_key, sequence.first_key, heads.k.dim(0), window_);
+  // With keys of other ranks, first_key is relative to the query, as if there were none.
+  const int64_t keys = (heads.own_key ? heads.q : heads.k).dim(0);
+  if (window_ > 0) window_first_key(ctx, s.first_key, sequence.first_key, keys, window_);
   const Tensor& first_key = window_ > 0 ? s.first_key : sequence.first_key;
   if (sequence.zeroing)
     zero_and_attend(ctx, heads, sequence, first_key, gate, y, s);
@@ -102,8 +104,9 @@ void SoftmaxAttention::forward_each(Context& ctx, const Heads& heads, const Sequ
 void SoftmaxAttention::zero_and_attend(Context& ctx, const Heads& heads, const Sequence& sequence,
                                        const Tensor& first_key, const FusedGate& gate, const Tensor& y,
                                        Saved& s) const {
-  SLUICE_CHECK(!sequence.cache,
-               "attention: values of first tokens are zeroed without a cache of keys and values only");
+  SLUICE_CHECK(!sequence.cache && !heads.own_key,
+               "attention: values of first tokens are zeroed without a cache of keys and values only, and on "
+               "one rank");
   ScratchScope t(ctx.scratch);
   const Heads zeroed = {heads.q, heads.k, t.like("attention.zeroed", heads.v)};
   zero_first_values(ctx, zeroed.v, heads.v, sequence.first_key);
@@ -158,7 +161,7 @@ void SoftmaxAttention::backward(Context& ctx, const AttentionGrads& grads, const
 AttentionInputs SoftmaxAttention::inputs(const Heads& heads, const Tensor& first_key) const {
   const auto weights =
       kind_ == AttentionKind::softpick ? AttentionWeights::softpick : AttentionWeights::softmax;
-  return {heads.q, heads.k, heads.v, first_key, scale_, weights};
+  return {heads.q, heads.k, heads.v, first_key, scale_, weights, heads.own_key};
 }
 
 AttentionOutput SoftmaxAttention::output(const FusedGate& gate, const Saved& s) const {

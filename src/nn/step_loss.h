@@ -34,12 +34,13 @@ struct StepScalar {
 
 /// Parameters for the memory of a loss.
 struct StepMemory {
-  Arena& device;          // memory of the computing device
-  Arena& host;            // host memory that a GPU copies to and from; used only if `device` is on a GPU
-  Communicator& ranks;    // all ranks that compute micro-batches of the step
-  int64_t micro_batches;  // micro-batches per rank and step
-  int64_t tokens;         // tokens per micro-batch
-  DType losses;           // type of the per-token losses
+  Arena& device;            // memory of the computing device
+  Arena& host;              // host memory that a GPU copies to and from; used only if `device` is on a GPU
+  Communicator& ranks;      // all ranks that compute tokens of the step
+  Communicator& sequences;  // those of them that share the sequences of a micro-batch (parallel.context)
+  int64_t micro_batches;    // micro-batches per rank and step
+  int64_t tokens;           // tokens per micro-batch
+  DType losses;             // type of the per-token losses
   std::vector<Tensor> index_variances = {};  // Transformer::index_variances
 };
 

@@ -11,9 +11,11 @@
 
 namespace sluice {
 
-Transformer::Transformer(const ModelConfig& config, ParamStore& store, const ExpertRanks& experts)
+Transformer::Transformer(const ModelConfig& config, ParamStore& store, const ExpertRanks& experts,
+                         const SequenceRanks* sequences)
     : config_(config),
       store_(store),
+      sequence_ranks_(sequences),
       dense_warm_up_(config.attention.sparse.phase == SparsePhase::dense_warm_up) {
   const int64_t V = config.vocab_size, C = config.hidden_size;
   SLUICE_CHECK(V > 0, "Transformer: vocab_size must be known, got {}", V);
@@ -95,7 +97,8 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
     store_.begin_use(ctx, unit, Pass::backward);
     // The shared activations are still the last layer's. What is computed again has been counted.
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
-      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, {}, {}), {}, s.blocks[layer]);
+      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, {}, {}),
+                             {.sequences = load.routers.sequences}, s.blocks[layer]);
     blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr, load.heads, load.indexers),
                             load.routers, s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::backward);
@@ -213,6 +216,7 @@ Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache, const H
           .rope_cos = rope_cos_,
           .rope_sin = rope_sin_,
           .cache = cache,
+          .ranks = sequence_ranks_,
           .heads = heads.totals ? &heads : nullptr,
           .targets = batch.targets,
           .index_cos = index_cos_,

@@ -29,8 +29,10 @@ class Transformer {
     Tensor hidden;  // (T, C): the final norm's output, input of the head
   };
 
-  /// experts: the ranks that share the experts, or none: all are here.
-  Transformer(const ModelConfig& config, ParamStore& store, const ExpertRanks& experts = {});
+  /// experts: the ranks that share the experts, or none: all are here. sequences: those that share every
+  /// sequence, so that a batch holds this rank's part of it; or none, nullptr.
+  Transformer(const ModelConfig& config, ParamStore& store, const ExpertRanks& experts = {},
+              const SequenceRanks* sequences = nullptr);
 
   /// max_positions rows of the rotary table; shared by all blocks.
   void allocate_tables(Context& ctx, Arena& arena, DType dtype, int64_t max_positions);
@@ -71,6 +73,8 @@ class Transformer {
   Flops flops(int64_t seq_len) const;
   const ModelConfig& config() const { return config_; }
   const std::vector<Block>& blocks() const { return blocks_; }
+  /// nullptr where a sequence is computed by one rank.
+  const SequenceRanks* sequence_ranks() const { return sequence_ranks_; }
 
  private:
   void forward(Context& ctx, const Batch& batch, const Sequence& tokens, const RouterLoad& load,
@@ -84,6 +88,7 @@ class Transformer {
 
   ModelConfig config_;
   ParamStore& store_;
+  const SequenceRanks* sequence_ranks_;
   ParamStore::Id embed_tokens_ = 0, lm_head_ = 0;
   std::optional<RmsNorm> embedding_norm_, norm_;
   Tensor rope_cos_, rope_sin_;

@@ -26,12 +26,12 @@ void add_tree(Context& ctx, const Tensor* rows, size_t count) {
 GradSync::GradSync(const ParallelConfig& config, ParamStore& store, const Mesh& mesh, const Mesh& moves,
                    CommQueue* queue)
     : config_(config), store_(store), mesh_(mesh), moves_(moves), queue_(queue) {
-  SLUICE_CHECK(queue || mesh.data().size() == 1, "GradSync: several ranks need a queue");
+  SLUICE_CHECK(queue || mesh.tokens().size() == 1, "GradSync: several ranks need a queue");
 }
 
 void GradSync::allocate(Arena& arena, int64_t micro_batches) {
   micro_batches_ = micro_batches;
-  pieces_ = store_.pieces(mesh_.data().rank(), mesh_.expert_data().rank());
+  pieces_ = store_.pieces(mesh_.tokens().rank(), mesh_.expert_data().rank());
   const DType wide = accumulate_dtype(store_.dtype());
   kept_.clear();
   int64_t at = 0, fixed_at = 0, largest = 0;
@@ -157,7 +157,7 @@ Tensor GradSync::fixed_sums(size_t i) const { return fixed_.rows(kept_[i].fixed_
 /// x, whose first element is `first` of the bucket, joins its fixed-point sums. An element that is not below
 /// the limit, or not finite, is remembered.
 void GradSync::add_to_fixed(Context& ctx, size_t i, const Tensor& x, int64_t first, Into into) {
-  const double limit = kFixedLimit / static_cast<double>(micro_batches_ * mesh_.data().size());
+  const double limit = kFixedLimit / static_cast<double>(micro_batches_ * mesh_.tokens().size());
   add_fixed(ctx, fixed_sums(i), bad_, x, limit, pieces_[i].of.begin + first, into);
 }
 
@@ -196,7 +196,7 @@ void GradSync::sum_with_ranks(Context& ctx, size_t i, const Tensor& whole) {
 }
 
 Bf16Wire::Place GradSync::place(const Bucket& b, int64_t micro_batch) const {
-  return {.step = step_, .micro_batch = micro_batch, .bucket_begin = b.begin, .rank = mesh_.data().rank()};
+  return {.step = step_, .micro_batch = micro_batch, .bucket_begin = b.begin, .rank = mesh_.tokens().rank()};
 }
 
 /// received (ranks, count) = this rank's piece of everyone's bucket `all`.
@@ -279,7 +279,7 @@ void GradSync::sum_squares(Context& ctx, Tensor squares) const {
   if (ctx.dry_run) return;
   std::array<double, kSquareBins> bins;
   read_tensor(ctx, bins.data(), bins_);
-  all_reduce(mesh_.data(), bins.data(), kSquareBins);
+  all_reduce(mesh_.tokens(), bins.data(), kSquareBins);
   const double total = squares_of_bins(bins.data());
   write_tensor(ctx, squares, &total);
 }

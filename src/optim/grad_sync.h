@@ -68,17 +68,17 @@ class GradSync : public UnitUser {
   bool fixed() const { return exact() && config_.exact_sum == ExactSum::fixed64; }
   bool tree() const { return exact() && !fixed(); }
   bool sharded() const { return config_.zero_stage >= 2; }
-  bool alone() const { return mesh_.data().size() == 1; }
+  bool alone() const { return mesh_.tokens().size() == 1; }
   bool last() const { return micro_batch_ + 1 == micro_batches_; }
   /// Micro-batches accumulate where the layers write their gradients.
   bool in_place() const {
     return !sharded() && (!exact() || (tree() && micro_batches_ == 1 && store_.grad_sources() == 1));
   }
   Communicator& ranks_of(const Bucket& b) const {
-    return b.split == SplitAxis::expert ? moves_.expert_data() : moves_.data();
+    return b.split == SplitAxis::expert ? moves_.expert_data() : moves_.tokens();
   }
   int ranks_sharing(const Bucket& b) const {
-    return (b.split == SplitAxis::expert ? mesh_.expert_data() : mesh_.data()).size();
+    return (b.split == SplitAxis::expert ? mesh_.expert_data() : mesh_.tokens()).size();
   }
   int sources_of(const Bucket& b) const { return b.split == SplitAxis::expert ? store_.grad_sources() : 1; }
   CommQueue::Ticket& busy(int unit) { return slot_busy_[static_cast<size_t>(ParamStore::slot_of(unit))]; }

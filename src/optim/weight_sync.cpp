@@ -12,11 +12,11 @@ constexpr int kUnitsAhead = 2;
 WeightSync::WeightSync(int64_t zero_stage, ParamStore& store, const Mesh& mesh, const Mesh& moves,
                        CommQueue* queue)
     : zero_stage_(zero_stage), store_(store), mesh_(mesh), moves_(moves), queue_(queue) {
-  SLUICE_CHECK(queue || mesh.data().size() == 1, "WeightSync: several ranks need a queue");
+  SLUICE_CHECK(queue || mesh.tokens().size() == 1, "WeightSync: several ranks need a queue");
 }
 
 void WeightSync::allocate(Arena& arena) {
-  pieces_ = store_.pieces(mesh_.data().rank(), mesh_.expert_data().rank());
+  pieces_ = store_.pieces(mesh_.tokens().rank(), mesh_.expert_data().rank());
   shards_ =
       sharded() ? arena.alloc("weight shards", store_.dtype(), {ParamStore::size_of(pieces_)}) : Tensor();
   free_.clear();

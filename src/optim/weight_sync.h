@@ -38,7 +38,7 @@ class WeightSync : public UnitUser {
  private:
   bool sharded() const { return zero_stage_ >= 3; }
   Communicator& ranks_of(const Bucket& b) const {
-    return b.split == SplitAxis::expert ? moves_.expert_data() : moves_.data();
+    return b.split == SplitAxis::expert ? moves_.expert_data() : moves_.tokens();
   }
   CommQueue::Ticket gather(int unit);
   void request(Context& ctx, int unit);

@@ -74,7 +74,7 @@ std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transforme
     if (model.moe.in_layer(layer) && d.layers++ == 0) first = layer;
   if (d.layers == 0) return std::nullopt;
   const DType dtype = storage_dtype(config.train.precision);
-  const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
+  const int64_t tokens = tokens_per_micro_batch(config);
   const Device device = resolve_device(config.train.device);
 
   Arena activations("activations", 0, device);

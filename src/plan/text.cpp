@@ -185,6 +185,15 @@ std::string match_text(const ParameterMatch& match, int64_t multiple) {
          row("difference", fmt::format("{:+.4f} %", 100 * match.difference()));
 }
 
+/// ", 2 on each of 4 ranks", ", 2 on each of 4 groups of 8 ranks, which share every sequence"
+std::string ranks_text(const Plan& plan) {
+  if (plan.ranks == 1) return "";
+  const int64_t context = plan.config.parallel.context, groups = plan.ranks / context;
+  return fmt::format(", {} on each of {} {}", plan.accumulation_steps / groups, groups,
+                     context > 1 ? fmt::format("groups of {} ranks, which share every sequence", context)
+                                 : std::string("ranks"));
+}
+
 std::string compute_text(const Plan& plan) {
   const TrainConfig& t = plan.config.train;
   std::string out = "\ncompute\n";
@@ -194,10 +203,7 @@ std::string compute_text(const Plan& plan) {
                   plan.dispatch ? " active" : "", plan.trained != plan.total ? " (4 x frozen ones)" : ""));
   out += row("micro-batches per step", std::to_string(plan.accumulation_steps),
              fmt::format("{} of {} samples x {} tokens{}", t.global_batch_size, t.micro_batch_size,
-                         plan.config.data.seq_len,
-                         plan.ranks > 1 ? fmt::format(", {} on each of {} ranks",
-                                                      plan.accumulation_steps / plan.ranks, plan.ranks)
-                                        : ""));
+                         plan.config.data.seq_len, ranks_text(plan)));
   out += row("tokens per step", grouped(plan.tokens_per_step));
   if (plan.steps == 0) return out + row("steps", "not given", "train.max_steps or train.max_tokens");
   const auto tokens = static_cast<double>(plan.tokens);

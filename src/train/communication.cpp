@@ -30,8 +30,8 @@ bool needs_queue(const ParallelConfig& config, const Communicator* ranks, Device
 }  // namespace
 
 MeshShape mesh_shape(const ParallelConfig& p) {
-  for (const auto& [name, ranks] : std::initializer_list<std::pair<const char*, int64_t>>{
-           {"tensor", p.tensor}, {"context", p.context}, {"pipeline", p.pipeline}})
+  for (const auto& [name, ranks] :
+       std::initializer_list<std::pair<const char*, int64_t>>{{"tensor", p.tensor}, {"pipeline", p.pipeline}})
     if (ranks != 1)
       fail(ExitCode::usage, "parallel.{} = {} is not available in this version; use 1", name, ranks);
   return {.tensor = static_cast<int>(p.tensor),

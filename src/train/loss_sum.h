@@ -28,7 +28,7 @@ class LossSum {
 
   const StepPlan& plan_;
   const Mesh& mesh_;
-  Tensor losses_;  // (data ranks x losses per rank) f64, host; empty where the device's sum is all there is
+  Tensor losses_;  // (token ranks x losses per rank) f64, host; empty where the device's sum is all there is
 };
 
 }  // namespace sluice

@@ -37,7 +37,7 @@ std::vector<int> ranks_in_doubt(const std::vector<int>& ranks, const std::vector
 }
 
 ReplicaCheck::ReplicaCheck(int64_t every_steps, const Mesh& mesh, bool alone)
-    : every_steps_(alone || mesh.data().size() > 1 ? every_steps : 0), mesh_(mesh) {}
+    : every_steps_(alone || mesh.tokens().size() > 1 ? every_steps : 0), mesh_(mesh) {}
 
 void ReplicaCheck::allocate(std::vector<Replica> replicas, Arena& device, Arena& host, bool on_gpu) {
   if (!active()) return;

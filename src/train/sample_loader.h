@@ -5,10 +5,12 @@
 #include <vector>
 
 #include "comm/mesh.h"
+#include "comm/sequence_split.h"
 #include "config/config.h"
 #include "core/arena.h"
 #include "core/context.h"
 #include "data/loader.h"
+#include "nn/batch.h"
 #include "train/step_plan.h"
 
 namespace sluice {
@@ -49,14 +51,18 @@ class SampleLoader {
   Slot& slot(int64_t step) { return slots_[index(step)]; }
   const Slot& slot(int64_t step) const { return slots_[index(step)]; }
   int64_t read(const Tensor& host, int64_t step) const;
+  void read_part(const Batch& rows, int64_t first) const;
 
   const Config& config_;
   const Blend* data_;
   const StepPlan& plan_;
   const Mesh& mesh_;
+  SequenceSplit split_;
   std::array<Slot, 2> slots_;    // one on a CPU
+  Tensor whole_;                 // (4, seq_len) i32 on the host: a sample, where ranks share sequences
   std::vector<Report> reports_;  // by rank
-  std::vector<int> data_ranks_;  // those of this rank's data axis: other ranks compute the same samples again
+  std::vector<int>
+      token_ranks_;  // those of this rank's token axis: other ranks compute the same tokens again
 };
 
 }  // namespace sluice

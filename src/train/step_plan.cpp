@@ -5,10 +5,10 @@
 namespace sluice {
 namespace {
 
-/// How many micro-batches of a step each of `ranks` computes.
-int64_t micro_batches_per_rank(const Config& config, int64_t ranks) {
-  require_rank_rules(config, ranks);
-  return config.train.global_batch_size / config.train.micro_batch_size / ranks;
+/// How many micro-batches of a step each rank computes, or its part of them.
+int64_t micro_batches_per_rank(const Config& config, const Mesh& mesh) {
+  require_rank_rules(config, mesh.world().size());
+  return config.train.global_batch_size / config.train.micro_batch_size / mesh.data().size();
 }
 
 }  // namespace
@@ -20,12 +20,14 @@ StepPlan::StepPlan(const Config& config, const Mesh& mesh, Device device, bool d
       zero_stage_(config.parallel.zero_stage),
       data_rank_(mesh.data().rank()),
       data_ranks_(mesh.data().size()),
+      token_rank_(mesh.tokens().rank()),
+      token_ranks_(mesh.tokens().size()),
       expert_ranks_(mesh.expert().size()),
       expert_data_ranks_(mesh.expert_data().size()),
-      micro_batches_(micro_batches_per_rank(config, data_ranks_)) {}
+      micro_batches_(micro_batches_per_rank(config, mesh)) {}
 
 StoreLayout StepPlan::store_layout() const {
-  return {.dense_ranks = static_cast<int>(data_ranks_),
+  return {.dense_ranks = static_cast<int>(token_ranks_),
           .expert_ranks = static_cast<int>(expert_data_ranks_),
           .grad_sources = exact_ ? static_cast<int>(expert_ranks_) : 1,
           .whole_values = !shards_weights(),
@@ -33,7 +35,7 @@ StoreLayout StepPlan::store_layout() const {
 }
 
 bool StepPlan::needs_eager(int64_t i) const {
-  if (expert_parallel() || exact_) return true;
+  if (expert_parallel() || context_parallel() || exact_) return true;
   const bool sends_gradients = shards_gradients() || (several_ranks() && i + 1 == micro_batches_);
   const bool gathers_weights = shards_weights() || (shards_optimizer() && i == 0);
   return sends_gradients || gathers_weights;

@@ -28,16 +28,21 @@ class StepPlan {
   int64_t computed_micro_batches() const { return dry_run_ ? 1 : micro_batches_; }
   /// The number of this rank's i-th among all micro-batches of the step.
   int64_t global_micro_batch(int64_t i) const { return data_rank_ * micro_batches_ + i; }
+  /// The number of this rank's i-th among the losses of all ranks, which share a micro-batch where they share
+  /// its sequences.
+  int64_t global_loss(int64_t i) const { return token_rank_ * micro_batches_ + i; }
   /// On a GPU the next step's samples are loaded while this step computes.
   bool loads_ahead() const { return on_gpu_; }
 
   // Ranks.
 
-  bool several_ranks() const { return data_ranks_ > 1; }
+  bool several_ranks() const { return token_ranks_ > 1; }
+  /// Each rank computes a part of every sequence.
+  bool context_parallel() const { return token_ranks_ > data_ranks_; }
   /// Tokens travel to experts on other ranks.
   bool expert_parallel() const { return expert_ranks_ > 1; }
-  /// Whether a forward pass is collective, because weights or experts are on other ranks.
-  bool forward_needs_all_ranks() const { return expert_parallel() || shards_weights(); }
+  /// Whether a forward pass is collective, because weights, experts or keys are on other ranks.
+  bool forward_needs_all_ranks() const { return expert_parallel() || shards_weights() || context_parallel(); }
 
   // What is kept in pieces, one on each rank (ZeRO, Rajbhandari et al. 2020).
 
@@ -69,7 +74,8 @@ class StepPlan {
 
  private:
   bool dry_run_, on_gpu_, exact_;
-  int64_t zero_stage_, data_rank_, data_ranks_, expert_ranks_, expert_data_ranks_, micro_batches_;
+  int64_t zero_stage_, data_rank_, data_ranks_, token_rank_, token_ranks_, expert_ranks_, expert_data_ranks_,
+      micro_batches_;
 };
 
 }  // namespace sluice

@@ -131,7 +131,7 @@ void Trainer::fetch_results() {
 void Trainer::read_results(StepMetrics& m) {
   graphs_.step_done();
   m.counted_tokens = samples_.counted_tokens(step_);
-  losses_.collect(communication_.mesh().data(), m.counted_tokens);
+  losses_.collect(communication_.mesh().tokens(), m.counted_tokens);
   const UpdateControl& control = *reinterpret_cast<const UpdateControl*>(host_control_.as<double>());
   m.loss = control.loss;
   m.grad_norm = control.grad_norm;

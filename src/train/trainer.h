@@ -2,6 +2,7 @@
 // The trainer: all memory of a training, and its step. Reporting, saving and evaluating are around it
 // (run/run.h).
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "core/context.h"
 #include "data/loader.h"
 #include "nn/forward_buffers.h"
+#include "nn/sequence_ranks.h"
 #include "nn/step_losses.h"
 #include "nn/transformer.h"
 #include "optim/grad_sync.h"
@@ -164,7 +166,8 @@ class Trainer {
   Context ctx_;
 
   ParamStore store_;
-  std::unique_ptr<Communicator> expert_gpus_;  // of rows between GPUs with expert parallelism
+  std::unique_ptr<Communicator> expert_gpus_;    // of rows between GPUs with expert parallelism
+  std::optional<SequenceRanks> sequence_ranks_;  // with context parallelism
   Transformer model_;
   Optimizer optimizer_;
   GradSync grad_sync_;

@@ -19,7 +19,7 @@ std::vector<Replica> Trainer::replicated_tensors() const {
   std::vector<Replica> replicas;
   for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id) {
     const ParamSpec& spec = store_.specs()[static_cast<size_t>(id)];
-    if ((spec.of_expert() ? communication_.mesh().expert_data() : communication_.mesh().data()).size() == 1)
+    if ((spec.of_expert() ? communication_.mesh().expert_data() : communication_.mesh().tokens()).size() == 1)
       continue;
     if (whole_here(id)) replicas.push_back({spec.name, store_.value(id), spec.of_expert()});
     if (plan_.shards_optimizer() || !spec.trainable) continue;

@@ -72,7 +72,10 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       model_(config.model, store_,
              plan_.expert_parallel() ? ExpertRanks{&communication_.mesh().expert(),
                                                    config.parallel.expert_capacity, expert_gpus_.get()}
-                                     : ExpertRanks{}),
+                                     : ExpertRanks{},
+             plan_.context_parallel() ? &sequence_ranks_.emplace(communication_.mesh().context(),
+                                                                 config.data.seq_len, communication_.queue())
+                                      : nullptr),
       optimizer_(config.optimizer, store_),
       grad_sync_(config.parallel, store_, communication_.mesh(), communication_.device_mesh(),
                  communication_.queue()),
@@ -95,8 +98,8 @@ Trainer::~Trainer() { communication_.finish(); }
 
 void Trainer::allocate_parameters() {
   const DType dtype = storage_dtype(config_.train.precision);
-  store_.allocate(ctx_, dtype, config_.train.micro_batch_size * config_.data.seq_len, memory_.parameters,
-                  &memory_.gradients, plan_.store_layout());
+  const int64_t tokens = tokens_per_micro_batch(config_);
+  store_.allocate(ctx_, dtype, tokens, memory_.parameters, &memory_.gradients, plan_.store_layout());
   grad_sync_.allocate(memory_.gradients, plan_.micro_batches());
   weight_sync_.allocate(memory_.parameters);
   if (plan_.follows_units()) {
@@ -104,6 +107,7 @@ void Trainer::allocate_parameters() {
     store_.add_user(&grad_sync_);
   }
   model_.allocate_tables(ctx_, memory_.parameters, dtype, max_positions(config_));
+  if (sequence_ranks_) sequence_ranks_->allocate(memory_.parameters, tokens);
 }
 
 void Trainer::allocate_optimizer() {
@@ -123,7 +127,7 @@ void Trainer::allocate_optimizer() {
 
 void Trainer::allocate_buffers() {
   const DType dtype = store_.dtype();
-  const int64_t seq_len = config_.data.seq_len, tokens = config_.train.micro_batch_size * seq_len;
+  const int64_t tokens = tokens_per_micro_batch(config_), sample = tokens / config_.train.micro_batch_size;
   samples_.allocate(memory_.batch, memory_.pinned);
   // On a CPU the host's side is the device's.
   host_control_ =
@@ -131,7 +135,8 @@ void Trainer::allocate_buffers() {
   loss_sum_.allocate(memory_.host());
   losses_.allocate({.device = memory_.batch,
                     .host = memory_.pinned,
-                    .ranks = communication_.mesh().data(),
+                    .ranks = communication_.mesh().tokens(),
+                    .sequences = communication_.mesh().context(),
                     .micro_batches = plan_.micro_batches(),
                     .tokens = tokens,
                     .losses = accumulate_dtype(dtype),
@@ -145,9 +150,9 @@ void Trainer::allocate_buffers() {
   if (config_.data.validation.empty()) return;
   analysed_ = micro_batch_;
   if (config_.train.recompute != Recompute::block) return;
-  analysed_.allocate_batch(memory_.batch, memory_.pinned, seq_len);
-  analysed_.saved = model_.make_saved(memory_.activations, seq_len, dtype, Recompute::none);
-  analysed_.losses = micro_batch_.losses.rows(0, seq_len);
+  analysed_.allocate_batch(memory_.batch, memory_.pinned, sample);
+  analysed_.saved = model_.make_saved(memory_.activations, sample, dtype, Recompute::none);
+  analysed_.losses = micro_batch_.losses.rows(0, sample);
 }
 
 }  // namespace sluice

@@ -83,7 +83,7 @@ std::vector<ParamStore::Id> Trainer::saved_here() const {
     const auto id = static_cast<ParamStore::Id>(i);
     const bool of_expert = specs[i].of_expert();
     const Communicator& holders =
-        of_expert ? communication_.mesh().expert_data() : communication_.mesh().data();
+        of_expert ? communication_.mesh().expert_data() : communication_.mesh().tokens();
     if (before[of_expert] * holders.size() / all[of_expert] == holders.rank()) mine.push_back(id);
     before[of_expert] += store_.numel(id);
   }

@@ -15,18 +15,24 @@ using Ranks = std::vector<int>;
 
 namespace {
 
-constexpr MeshAxis kCoordinates[] = {MeshAxis::tensor, MeshAxis::context, MeshAxis::pipeline,
-                                     MeshAxis::expert, MeshAxis::expert_data};
+constexpr MeshAxis kCoordinates[] = {MeshAxis::tensor, MeshAxis::context, MeshAxis::data, MeshAxis::pipeline};
+/// Data and context together are divided into these as well.
+constexpr MeshAxis kOfTokens[] = {MeshAxis::expert, MeshAxis::expert_data};
 
 /// The coordinates that ranks of a group may differ in; all others are equal.
 std::vector<MeshAxis> varies_on(MeshAxis axis) {
   if (axis == MeshAxis::world) return {std::begin(kCoordinates), std::end(kCoordinates)};
-  if (axis == MeshAxis::data) return {MeshAxis::expert, MeshAxis::expert_data};
+  if (axis == MeshAxis::tokens) return {MeshAxis::context, MeshAxis::data};
   return {axis};
 }
 
 bool together(const MeshLayout& layout, MeshAxis axis, int a, int b) {
   const std::vector<MeshAxis> varying = varies_on(axis);
+  if (axis == MeshAxis::expert || axis == MeshAxis::expert_data) {
+    const MeshAxis same = kOfTokens[axis == MeshAxis::expert];
+    return together(layout, MeshAxis::tokens, a, b) &&
+           layout.coordinate(same, a) == layout.coordinate(same, b);
+  }
   for (const MeshAxis other : kCoordinates)
     if (std::count(varying.begin(), varying.end(), other) == 0 &&
         layout.coordinate(other, a) != layout.coordinate(other, b))
@@ -36,7 +42,7 @@ bool together(const MeshLayout& layout, MeshAxis axis, int a, int b) {
 
 }  // namespace
 
-TEST_CASE("ranks are numbered tensor fastest, then context, pipeline, expert and expert data", "[comm]") {
+TEST_CASE("ranks are numbered tensor fastest, then context, data and pipeline", "[comm]") {
   for (const int ranks : {8, 16, 32}) {
     for (const MeshShape& shape :
          {MeshShape{}, MeshShape{.tensor = 2, .pipeline = 2},
@@ -44,22 +50,23 @@ TEST_CASE("ranks are numbered tensor fastest, then context, pipeline, expert and
           MeshShape{.context = 2, .expert = 2, .pipeline = 2},
           MeshShape{.tensor = 2, .context = 2, .expert = ranks / 8, .pipeline = 2}}) {
       const MeshLayout layout(ranks, shape);
-      const int replicas = ranks / (shape.tensor * shape.context * shape.pipeline * shape.expert);
+      const int data_ranks = ranks / (shape.tensor * shape.context * shape.pipeline);
       int rank = 0;
-      for (int expert_data = 0; expert_data < replicas; ++expert_data)
-        for (int expert = 0; expert < shape.expert; ++expert)
-          for (int pipeline = 0; pipeline < shape.pipeline; ++pipeline)
-            for (int context = 0; context < shape.context; ++context)
-              for (int tensor = 0; tensor < shape.tensor; ++tensor, ++rank) {
-                INFO(rank << " of " << ranks);
-                CHECK(layout.coordinate(MeshAxis::world, rank) == rank);
-                CHECK(layout.coordinate(MeshAxis::tensor, rank) == tensor);
-                CHECK(layout.coordinate(MeshAxis::context, rank) == context);
-                CHECK(layout.coordinate(MeshAxis::pipeline, rank) == pipeline);
-                CHECK(layout.coordinate(MeshAxis::data, rank) == expert + shape.expert * expert_data);
-                CHECK(layout.coordinate(MeshAxis::expert, rank) == expert);
-                CHECK(layout.coordinate(MeshAxis::expert_data, rank) == expert_data);
-              }
+      for (int pipeline = 0; pipeline < shape.pipeline; ++pipeline)
+        for (int data = 0; data < data_ranks; ++data)
+          for (int context = 0; context < shape.context; ++context)
+            for (int tensor = 0; tensor < shape.tensor; ++tensor, ++rank) {
+              INFO(rank << " of " << ranks);
+              const int tokens = context + shape.context * data;
+              CHECK(layout.coordinate(MeshAxis::world, rank) == rank);
+              CHECK(layout.coordinate(MeshAxis::tensor, rank) == tensor);
+              CHECK(layout.coordinate(MeshAxis::context, rank) == context);
+              CHECK(layout.coordinate(MeshAxis::data, rank) == data);
+              CHECK(layout.coordinate(MeshAxis::pipeline, rank) == pipeline);
+              CHECK(layout.coordinate(MeshAxis::tokens, rank) == tokens);
+              CHECK(layout.coordinate(MeshAxis::expert, rank) == tokens % shape.expert);
+              CHECK(layout.coordinate(MeshAxis::expert_data, rank) == tokens / shape.expert);
+            }
       CHECK(rank == ranks);
     }
   }
@@ -78,10 +85,11 @@ TEST_CASE("the groups of eight and of sixteen ranks", "[comm]") {
   const MeshLayout sixteen(16, {.tensor = 2, .context = 2, .expert = 2, .pipeline = 2});
   CHECK(sixteen.group(MeshAxis::tensor, 13) == Ranks{12, 13});
   CHECK(sixteen.group(MeshAxis::context, 13) == Ranks{13, 15});
-  CHECK(sixteen.group(MeshAxis::pipeline, 13) == Ranks{9, 13});
-  CHECK(sixteen.group(MeshAxis::data, 13) == Ranks{5, 13});
-  CHECK(sixteen.group(MeshAxis::expert, 13) == Ranks{5, 13});
-  CHECK(sixteen.group(MeshAxis::expert_data, 13) == Ranks{13});
+  CHECK(sixteen.group(MeshAxis::pipeline, 13) == Ranks{5, 13});
+  CHECK(sixteen.group(MeshAxis::data, 13) == Ranks{9, 13});
+  CHECK(sixteen.group(MeshAxis::tokens, 13) == Ranks{9, 11, 13, 15});
+  CHECK(sixteen.group(MeshAxis::expert, 13) == Ranks{13, 15});
+  CHECK(sixteen.group(MeshAxis::expert_data, 13) == Ranks{9, 13});
 }
 
 TEST_CASE("every axis of a mesh has a communicator of exactly its ranks", "[comm]") {

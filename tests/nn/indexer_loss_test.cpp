@@ -33,6 +33,7 @@ struct State {
     loss->allocate({.device = memory,
                     .host = host,
                     .ranks = *ranks,
+                    .sequences = *ranks,
                     .micro_batches = 2,
                     .tokens = 4,
                     .losses = DType::f32,

@@ -106,6 +106,27 @@ TEST_CASE("exact sums need the order of micro-batches on every layout", "[step_p
   }
 }
 
+TEST_CASE("ranks that share sequences have the same micro-batches, and losses of their own",
+          "[step_plan][context]") {
+  Config config = tiny_config();
+  config.data.seq_len = 64;
+  config.parallel.context = 2;
+  const StepPlan plan = plan_of(config, 4, 3);
+  CHECK(plan.context_parallel());
+  CHECK(plan.forward_needs_all_ranks());
+  CHECK(plan.needs_eager(0));
+  CHECK(plan.micro_batches() == 4);
+  CHECK(plan.global_micro_batch(0) == 4);
+  CHECK(plan_of(config, 4, 2).global_micro_batch(0) == 4);
+  CHECK(plan.global_loss(0) == 12);
+  CHECK(plan.store_layout().dense_ranks == 4);
+  CHECK_FALSE(plan_of(tiny_config(), 4).context_parallel());
+  CHECK_THROWS_WITH(plan_of(config, 3),
+                    Contains("context = 2: 3 ranks cannot be divided into groups of that size") ||
+                        Contains("3 ranks cannot be divided into groups of 2"));
+  CHECK_THROWS_WITH(plan_of(config, 6), Contains("3 groups of 2 ranks cannot share"));
+}
+
 TEST_CASE("experts on several ranks make every forward pass collective", "[step_plan]") {
   Config config = tiny_config();
   config.parallel.expert = 2;
@@ -125,8 +146,7 @@ TEST_CASE("experts on several ranks make every forward pass collective", "[step_
 
 TEST_CASE("axes that this version does not train on are refused by name", "[step_plan]") {
   CHECK_THROWS_WITH(mesh_shape({.tensor = 2}), "parallel.tensor = 2 is not available in this version; use 1");
-  CHECK_THROWS_WITH(mesh_shape({.context = 4}),
-                    "parallel.context = 4 is not available in this version; use 1");
+  CHECK(mesh_shape({.context = 4}).context == 4);
   CHECK_THROWS_WITH(mesh_shape({.pipeline = 2}),
                     "parallel.pipeline = 2 is not available in this version; use 1");
   CHECK(mesh_shape({.expert = 4}).expert == 4);

@@ -1,0 +1,107 @@
+#include "nn/sequence_ranks.h"
+
+#include "core/device.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+
+namespace sluice {
+namespace {
+
+/// Bytes of a row.
+int64_t row_bytes(const Tensor& t) { return t.dim(0) > 0 ? t.bytes() / t.dim(0) : 0; }
+
+}  // namespace
+
+SequenceRanks::SequenceRanks(Communicator& ranks, int64_t seq_len, CommQueue* queue)
+    : ranks_(ranks), queue_(queue), split_{.ranks = ranks.size(), .rank = ranks.rank(), .seq_len = seq_len} {
+  SLUICE_CHECK(ranks.size() > 1 && seq_len % (2 * ranks.size()) == 0,
+               "SequenceRanks: {} tokens in 2 chunks on each of {} ranks", seq_len, ranks.size());
+}
+
+void SequenceRanks::allocate(Arena& arena, int64_t tokens) {
+  own_key_ = arena.alloc("context.own_key", DType::i32, {tokens});
+  if (arena.measuring()) return;
+  for (int64_t t = 0; t < tokens; ++t)
+    own_key_.as<int32_t>()[t] =
+        static_cast<int32_t>(t / split_.length() * split_.seq_len + split_.place(t % split_.length()));
+}
+
+/// The heads of a sample are gathered in the order of the sequence, the tails in the opposite one.
+SequenceRanks::Gather SequenceRanks::begin_gather(Context& ctx, Tensor whole, const Tensor& rows) const {
+  SLUICE_CHECK(whole.dim(0) == rows.dim(0) * split_.ranks && rows.dim(0) % split_.length() == 0,
+               "SequenceRanks: {} of {} ranks into {}", rows.describe(), split_.ranks, whole.describe());
+  Gather gather = {.whole = whole};
+  if (ctx.dry_run) return gather;
+  const auto work = [this, to = static_cast<char*>(whole.data), from = static_cast<const char*>(rows.data),
+                     bytes = split_.chunk() * row_bytes(rows), chunks = rows.dim(0) / split_.chunk()] {
+    for (int64_t c = 0; c < chunks; ++c)
+      ranks_.all_gather(to + c * split_.ranks * bytes, from + c * bytes, bytes);
+  };
+  if (queue_)
+    gather.ticket = queue_->post(work);
+  else
+    work();
+  return gather;
+}
+
+Tensor SequenceRanks::finish(Context& ctx, const Gather& gather) const {
+  const int64_t half = split_.seq_len / 2;
+  if (queue_ && !ctx.dry_run) queue_->wait(gather.ticket);
+  for (int64_t at = half; at < gather.whole.dim(0); at += split_.seq_len)
+    reverse_tail(ctx, gather.whole.rows(at, half));
+  return gather.whole;
+}
+
+/// The chunks of the later half of a sequence, (seq_len / 2, ...), change between the sequence's order and
+/// that of the ranks.
+void SequenceRanks::reverse_tail(Context& ctx, const Tensor& tail) const {
+  ScratchScope t(ctx.scratch);
+  const int64_t c = split_.chunk();
+  const Tensor kept = t.like("context.chunk", tail.rows(0, c));
+  for (int64_t i = 0; i < split_.ranks / 2; ++i) {
+    const Tensor a = tail.rows(i * c, c), b = tail.rows((split_.ranks - 1 - i) * c, c);
+    copy(ctx, kept, a);
+    copy(ctx, a, b);
+    copy(ctx, b, kept);
+  }
+}
+
+void SequenceRanks::reduce_scatter(Context& ctx, Tensor rows, const Tensor& whole) const {
+  ScratchScope t(ctx.scratch);
+  const int64_t half = split_.seq_len / 2, c = split_.chunk();
+  const Tensor received = t.like("context.received", whole.rows(0, half));
+  for (int64_t i = 0; i < whole.dim(0) / half; ++i) {
+    const Tensor parts = whole.rows(i * half, half);
+    if (i % 2 == 1) reverse_tail(ctx, parts);
+    if (!ctx.dry_run) {
+      synchronize(ctx);
+      ranks_.all_to_all(received.data, parts.data, received.bytes() / split_.ranks);
+    }
+    sum(ctx, rows.rows(i * c, c), received);
+  }
+}
+
+void SequenceRanks::sum(Context& ctx, Tensor rows, const Tensor& received) const {
+  const int64_t n = rows.numel();
+  if (rows.dtype != DType::bf16)
+    return sum_rows(ctx, rows.view({n}), received.view({split_.ranks, n}), Into::overwrite);
+  ScratchScope t(ctx.scratch);
+  const Tensor wide = t.alloc("context.received_wide", DType::f32, {split_.ranks, n}),
+               total = t.alloc("context.sum", DType::f32, {n});
+  cast(ctx, wide.view({split_.ranks * n}), received.view({split_.ranks * n}));
+  sum_rows(ctx, total, wide, Into::overwrite);
+  cast(ctx, rows.view({n}), total);
+}
+
+void take_part(const SequenceSplit& split, const Batch& part, int64_t i, const Batch& whole) {
+  for (int64_t t = 0; t < split.length(); ++t) {
+    const int64_t from = split.place(t), to = i * split.length() + t;
+    part.tokens.as<int32_t>()[to] = whole.tokens.as<int32_t>()[from];
+    part.targets.as<int32_t>()[to] = whole.targets.as<int32_t>()[from];
+    part.positions.as<int32_t>()[to] = whole.positions.as<int32_t>()[from];
+    part.first_key.as<int32_t>()[to] =
+        static_cast<int32_t>(to - (from - whole.first_key.as<int32_t>()[from]));
+  }
+}
+
+}  // namespace sluice

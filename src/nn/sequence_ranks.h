@@ -1,0 +1,54 @@
+#pragma once
+// Context parallelism (parallel.context): the ranks that share every sequence. Each computes its own tokens
+// (comm/sequence_split.h) and gathers the keys and values of all of them, layer by layer, so that every row
+// of scores has one softmax over all its keys on one rank: there are no partial results to merge.
+#include "comm/communicator.h"
+#include "comm/queue.h"
+#include "comm/sequence_split.h"
+#include "core/context.h"
+#include "nn/batch.h"
+
+namespace sluice {
+
+class SequenceRanks {
+ public:
+  /// ranks: Mesh::context, more than one of them. queue: where communication overlaps computation; nullptr:
+  /// it does not. Both outlive this.
+  SequenceRanks(Communicator& ranks, int64_t seq_len, CommQueue* queue);
+  /// Allocates own_key for up to `tokens` tokens of this rank.
+  void allocate(Arena& arena, int64_t tokens);
+
+  const SequenceSplit& split() const { return split_; }
+  Communicator& ranks() const { return ranks_; }
+  /// (tokens) i32: where each of this rank's tokens lies among the tokens of all ranks (ops/attention.h).
+  Tensor own_key(int64_t tokens) const { return own_key_.rows(0, tokens); }
+
+  /// An all-gather under way.
+  struct Gather {
+    Tensor whole;  // (N T, ...)
+    CommQueue::Ticket ticket = 0;
+  };
+  /// Collective. Begins to gather rows (T, ...) of every rank into whole, in the order of the sequences; both
+  /// stay as they are until finish().
+  Gather begin_gather(Context& ctx, Tensor whole, const Tensor& rows) const;
+  Tensor finish(Context& ctx, const Gather& gather) const;
+  /// Collective. rows (T, ...) = the sum over the ranks, in their order, of whole (N T, ...), of which this
+  /// rank takes its own tokens' rows. whole is used up.
+  void reduce_scatter(Context& ctx, Tensor rows, const Tensor& whole) const;
+
+ private:
+  void reverse_tail(Context& ctx, const Tensor& tail) const;
+  void sum(Context& ctx, Tensor rows, const Tensor& received) const;
+
+  Communicator& ranks_;
+  CommQueue* queue_;
+  SequenceSplit split_;
+  Tensor own_key_;
+};
+
+/// Sample i of `part` = this rank's tokens of one whole sample, whose first_key counts from the sample's
+/// start. first_key of the part is as far before each of its tokens, and below 0 where another rank has that
+/// token. Host memory.
+void take_part(const SequenceSplit& split, const Batch& part, int64_t i, const Batch& whole);
+
+}  // namespace sluice
