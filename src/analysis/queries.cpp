@@ -1,7 +1,8 @@
 #include "analysis/queries.h"
 
-#include <algorithm>
+#include <utility>
 
+#include "analysis/whole_rows.h"
 #include "core/host_view.h"
 
 namespace sluice {
@@ -19,19 +20,25 @@ QueryClasses::QueryClasses(const std::vector<QueryClassConfig>& config) {
   names_.emplace_back("other");
 }
 
-Queries::Queries(Context& ctx, const Batch& batch, const QueryClasses& classes) {
+Queries::Queries(Context& ctx, const Batch& batch, const QueryClasses& classes, const SequenceRanks* ranks) {
   const HostView token_view(ctx, batch.tokens), target_view(ctx, batch.targets),
       first_key_view(ctx, batch.first_key);
   if (ctx.dry_run) return;
-  const int64_t T = batch.tokens.numel();
-  const int32_t *tokens = token_view.tensor().as<int32_t>(), *targets = target_view.tensor().as<int32_t>(),
-                *first_key = first_key_view.tensor().as<int32_t>();
-  class_of.resize(static_cast<size_t>(T));
-  std::transform(tokens, tokens + T, class_of.begin(), [&](int32_t token) { return classes.of(token); });
+  std::vector<double> rows;  // token, target, and how far before it the first key is
+  for (int64_t t = 0; t < batch.tokens.numel(); ++t) {
+    rows.push_back(token_view.tensor().as<int32_t>()[t]);
+    rows.push_back(target_view.tensor().as<int32_t>()[t]);
+    rows.push_back(static_cast<double>(t - first_key_view.tensor().as<int32_t>()[t]));
+  }
+  rows = whole_rows(ctx, ranks, std::move(rows), 3);
+  const int64_t T = std::ssize(rows) / 3;
+  const auto value = [&](int64_t t, int64_t i) { return rows[static_cast<size_t>(3 * t + i)]; };
+  const auto first_key = [&](int64_t t) { return t - static_cast<int64_t>(value(t, 2)); };
+  for (int64_t t = 0; t < T; ++t) class_of.push_back(classes.of(static_cast<int32_t>(value(t, 0))));
   for (int64_t begin = 0, end = 0; begin < T; begin = end) {
-    while (end < T && first_key[end] == first_key[begin]) ++end;
+    while (end < T && first_key(end) == first_key(begin)) ++end;
     int64_t last = end;
-    while (last > begin && targets[last - 1] < 0) --last;
+    while (last > begin && value(last - 1, 1) < 0) --last;
     if (end - last < 2) last = end;  // one alone is the end of a document
     if (last > begin) sequences.push_back({begin, last - begin});
   }

@@ -6,6 +6,7 @@
 #include "config/config.h"
 #include "core/context.h"
 #include "nn/batch.h"
+#include "nn/sequence_ranks.h"
 
 namespace sluice {
 
@@ -26,7 +27,8 @@ class QueryClasses {
   std::vector<size_t> class_of_;  // by token id, up to the largest id that is listed
 };
 
-/// The queries of a batch. A sequence is a run of tokens with the same first visible key: a sample, or with
+/// The queries of a batch; where ranks share its sequences, of all of them, and their tokens are numbered as
+/// on one rank. A sequence is a run of tokens with the same first visible key: a sample, or with
 /// data.document_mask the part of a document in a sample. Two or more tokens without a target at its end are
 /// padding, and are left out. Empty in a dry run.
 struct Queries {
@@ -34,7 +36,9 @@ struct Queries {
     int64_t begin, size;  // begin: the sequence's first token, which is also its first query
   };
 
-  Queries(Context& ctx, const Batch& batch, const QueryClasses& classes);
+  /// Collective where ranks share the sequences.
+  Queries(Context& ctx, const Batch& batch, const QueryClasses& classes,
+          const SequenceRanks* ranks = nullptr);
 
   std::vector<Sequence> sequences;
   std::vector<size_t> class_of;  // (T): class of each query's token

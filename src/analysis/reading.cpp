@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
+#include "analysis/whole_rows.h"
 #include "core/parallel_for.h"
 #include "ops/gate.h"
 #include "ops/reduce.h"
@@ -33,7 +35,7 @@ double largest_magnitude(Context& ctx, const Tensor& x) {
   return read_scalar(ctx, result);
 }
 
-std::vector<double> value_norms(Context& ctx, const Tensor& values) {
+std::vector<double> value_norms(Context& ctx, const Tensor& values, const SequenceRanks* ranks) {
   const int64_t rows = values.dim(0) * values.dim(1), D = values.dim(2);
   const std::vector<double> v = read_values(ctx, values);
   std::vector<double> norms(static_cast<size_t>(rows));
@@ -47,7 +49,7 @@ std::vector<double> value_norms(Context& ctx, const Tensor& values) {
       norms[static_cast<size_t>(row)] = std::sqrt(squares);
     }
   });
-  return norms;
+  return whole_rows(ctx, ranks, std::move(norms), values.dim(1));
 }
 
 void raise(double& x, double value) {
@@ -59,7 +61,28 @@ void raise(FirstAndRest& x, const FirstAndRest& values) {
   raise(x.rest, values.rest);
 }
 
-FirstAndRest largest_of_queries(Context& ctx, const Tensor& x, const Queries& queries) {
+namespace {
+
+/// The same for tokens of several ranks, each of which reads its own.
+FirstAndRest largest_of_ranks(Context& ctx, const Tensor& x, const Queries& queries,
+                              const SequenceRanks* ranks) {
+  const auto C = static_cast<size_t>(x.dim(1));
+  const std::vector<double> values = read_values(ctx, x);
+  std::vector<double> found(static_cast<size_t>(x.dim(0)));
+  for (size_t i = 0; i < values.size(); ++i) raise(found[i / C], std::abs(values[i]));
+  found = whole_rows(ctx, ranks, std::move(found), 1);
+  FirstAndRest largest;
+  for (const Queries::Sequence& s : queries.sequences)
+    for (int64_t i = 0; i < s.size; ++i)
+      raise(i == 0 ? largest.first : largest.rest, found[static_cast<size_t>(s.begin + i)]);
+  return largest;
+}
+
+}  // namespace
+
+FirstAndRest largest_of_queries(Context& ctx, const Tensor& x, const Queries& queries,
+                                const SequenceRanks* ranks) {
+  if (ranks) return largest_of_ranks(ctx, x, queries, ranks);
   const int64_t T = x.dim(0);
   ScratchScope scratch(ctx.scratch);
   const Tensor found = scratch.alloc("analysis.largest", DType::f64, {T});  // no more parts than tokens
@@ -84,13 +107,16 @@ FirstAndRest largest_of_queries(Context& ctx, const Tensor& x, const Queries& qu
   return largest;
 }
 
-FirstKey::FirstKey(Context& ctx, const Attention& attention, const Attention::Saved& s)
+FirstKey::FirstKey(Context& ctx, const Attention& attention, const Attention::Saved& s,
+                   const SequenceRanks* ranks)
     : heads_(s.core.lse.dim(0)),
-      tokens_(s.core.lse.dim(1)),
-      lse_(read_values(ctx, s.core.lse)),
-      z0_(read_values(ctx, s.core.z0)),
+      tokens_(s.core.lse.dim(1) * (ranks ? ranks->split().ranks : 1)),
+      lse_(whole_statistics(ctx, ranks, read_values(ctx, s.core.lse), heads_)),
+      z0_(whole_statistics(ctx, ranks, read_values(ctx, s.core.z0), heads_)),
       sinks_(read_values(ctx, attention.sink_logits(s))),
-      sink_value_(read_values(ctx, attention.sink_value())) {}
+      sink_value_(read_values(ctx, attention.sink_value())) {
+  if (std::ssize(sinks_) > heads_) sinks_ = whole_statistics(ctx, ranks, std::move(sinks_), heads_);
+}
 
 double FirstKey::kept(int64_t head, int64_t token) const {
   if (sinks_.empty()) return 1;

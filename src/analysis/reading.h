@@ -19,8 +19,9 @@ std::vector<double> read_values(Context& ctx, const Tensor& t);
 /// max |x|, computed on the device; NaN if any element is NaN.
 double largest_magnitude(Context& ctx, const Tensor& x);
 
-/// ||v_t||_2 of values (T, heads, D), in f64: (T, heads).
-std::vector<double> value_norms(Context& ctx, const Tensor& values);
+/// ||v_t||_2 of values (T, heads, D), in f64: (T, heads). This and the next two are of the tokens of all
+/// ranks that share the sequences, and collective, where `ranks` are given.
+std::vector<double> value_norms(Context& ctx, const Tensor& values, const SequenceRanks* ranks = nullptr);
 
 /// Of first tokens, and of all others.
 struct FirstAndRest {
@@ -32,12 +33,14 @@ void raise(double& x, double value);
 void raise(FirstAndRest& x, const FirstAndRest& values);
 
 /// max |x| of x (T, C), over the queries of sequences; NaN if any of them is NaN.
-FirstAndRest largest_of_queries(Context& ctx, const Tensor& x, const Queries& queries);
+FirstAndRest largest_of_queries(Context& ctx, const Tensor& x, const Queries& queries,
+                                const SequenceRanks* ranks = nullptr);
 
 /// Attention on the first key of a query's sequence (src/analysis/README.md), from lse and z0 (H, T), in f64.
 class FirstKey {
  public:
-  FirstKey(Context& ctx, const Attention& attention, const Attention::Saved& s);
+  FirstKey(Context& ctx, const Attention& attention, const Attention::Saved& s,
+           const SequenceRanks* ranks = nullptr);
 
   int64_t heads() const { return heads_; }
   int64_t tokens() const { return tokens_; }

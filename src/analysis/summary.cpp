@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "analysis/reading.h"
 #include "core/score_range.h"
@@ -59,7 +60,7 @@ void SummaryAccumulator::add_selected(Context& ctx, size_t layer, const Batch& b
 void SummaryAccumulator::add(Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
   SLUICE_CHECK(saved.recompute != Recompute::block,
                "SummaryAccumulator: the layers' activations share memory");
-  const Queries queries(ctx, batch, measure_.classes());
+  const Queries queries(ctx, batch, measure_.classes(), model_.sequence_ranks());
   measure_.count(queries_, queries);
   for (size_t layer = 0; layer < sums_.size(); ++layer) {
     const int unit = static_cast<int>(layer) + 1;
@@ -78,7 +79,8 @@ void SummaryAccumulator::add_layer(Context& ctx, size_t layer, const Batch& batc
   const Attention& attention = model_.blocks()[layer].attention();
   const auto tokens = static_cast<double>(batch.tokens.numel());
   LayerSummary& sums = sums_[layer];
-  const FirstKey first_key(ctx, attention, s.attention);
+  const SequenceRanks* const ranks = model_.sequence_ranks();
+  const FirstKey first_key(ctx, attention, s.attention, ranks);
   measure_.add(first_token_[layer], first_key, queries);
   counted_[layer] += add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key),
                                     batch.tokens.numel());
@@ -91,13 +93,38 @@ void SummaryAccumulator::add_layer(Context& ctx, size_t layer, const Batch& batc
       gate_health_[layer][g].add(ctx, scores, batch.tokens.numel());
   }
   const Tensor& values = s.attention.gates[GatePosition::value].y;
-  add_value_norms(sums.value_norm, value_norms(ctx, values), values.dim(1), queries);
+  add_value_norms(sums.value_norm, value_norms(ctx, values, ranks), values.dim(1), queries);
   for (const Tensor& residual : {s.x1, s.y})
-    raise(sums.residual_max, largest_of_queries(ctx, residual, queries));
+    raise(sums.residual_max, largest_of_queries(ctx, residual, queries, ranks));
   sums.attention_output_max = std::max(sums.attention_output_max, largest_magnitude(ctx, s.attention_out.y));
   sums.attention_residual_max = std::max(sums.attention_residual_max, largest_magnitude(ctx, s.x1));
   sums.ffn_output_max = std::max(sums.ffn_output_max, largest_magnitude(ctx, s.ffn_out.y));
   sums.ffn_residual_max = std::max(sums.ffn_residual_max, largest_magnitude(ctx, s.y));
+}
+
+/// What was added with the queries of all ranks is equal on all of them.
+void SummaryAccumulator::merge_ranks() {
+  const SequenceRanks* const ranks = model_.sequence_ranks();
+  if (!ranks) return;
+  Parts parts;
+  add_part(parts, Merge::sum, tokens_);
+  add_part(parts, Merge::sum, counted_);
+  for (size_t i = 0; i < sums_.size(); ++i) {
+    LayerSummary& layer = sums_[i];
+    for (auto* sums : {&layer.gate_scores, &layer.importance}) add_part(parts, Merge::sum, *sums);
+    for (double* largest : {&layer.attention_output_max, &layer.attention_residual_max, &layer.ffn_output_max,
+                            &layer.ffn_residual_max})
+      add_part(parts, Merge::largest, *largest);
+    for (GateHealthSums& gate : gate_health_[i]) gate.add_parts(parts);
+  }
+  const int64_t size = packed_size(parts);
+  std::vector<double> mine(static_cast<size_t>(size)), all(static_cast<size_t>(size * ranks->split().ranks));
+  pack(mine.data(), parts);
+  ranks->ranks().all_gather(all.data(), mine.data(), size * static_cast<int64_t>(sizeof(double)));
+  // In the order of the ranks on each of them.
+  const double* from = all.data();
+  for (const Part& part : parts) std::copy_n(std::exchange(from, from + part.size), part.size, part.data);
+  for (int64_t r = 1; r < ranks->split().ranks; ++r) merge_packed(parts, all.data() + r * size);
 }
 
 ModelSummary SummaryAccumulator::result() const {

@@ -32,7 +32,7 @@ struct LayerSummary {
   FirstAndRest value_norm = {};
   /// max |.| of the residual stream after either branch, at first tokens and at all others.
   FirstAndRest residual_max = {};
-  std::vector<GateHealth> gate_health = {};  // as in the configuration
+  std::vector<GateHealth> gate_health = {};        // as in the configuration
   std::optional<SelectionSummary> selection = {};  // of sparse attention, in the sparse phase
 };
 
@@ -59,6 +59,9 @@ class SummaryAccumulator {
   SummaryAccumulator(const Transformer& model, const ParamStore& store, const AnalysisConfig& config);
   /// Measures `saved` after forward; it must contain the activations of every layer (not Recompute::block).
   void add(Context& ctx, const Batch& batch, const Transformer::Saved& saved);
+  /// Collective, after the last add(): where ranks share the sequences, what each has added of its own tokens
+  /// becomes what all have.
+  void merge_ranks();
   ModelSummary result() const;
 
  private:

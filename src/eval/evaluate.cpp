@@ -6,7 +6,8 @@
 #include <bit>
 #include <cmath>
 
-#include "core/host_view.h"
+#include "analysis/reading.h"
+#include "analysis/whole_rows.h"
 
 namespace sluice {
 namespace {
@@ -15,13 +16,45 @@ constexpr int64_t kFirstOctave = 64;  // positions
 constexpr int64_t kAnalysedTokens =
     8192;  // per set: enough for stable means and for maxima over all positions
 
-void fill(Context& ctx, const Blend& set, const ForwardBuffers& buffers, int64_t sample, int64_t seq_len) {
-  const Batch& batch = buffers.host;
-  set.fill_sequential(sample, batch.tokens.numel() / seq_len, batch.tokens.as<int32_t>(),
-                      batch.targets.as<int32_t>(), batch.positions.as<int32_t>(),
-                      batch.first_key.as<int32_t>());
-  buffers.upload(ctx);
-}
+/// Samples in file order, whole on the host; in `buffers` what this rank computes of them, which is a part of
+/// each where ranks share sequences.
+class SampleRows {
+ public:
+  SampleRows(const Transformer& model, const ForwardBuffers& buffers, int64_t seq_len)
+      : ranks_(model.sequence_ranks()), buffers_(buffers), seq_len_(seq_len), whole_(buffers.host) {
+    if (!ranks_) return;
+    const int64_t tokens = buffers.batch.tokens.numel() * ranks_->split().ranks;
+    memory_.resize(static_cast<size_t>(4 * tokens));
+    whole_ = batch_of(Tensor(memory_.data(), DType::i32, {4, tokens}, "whole samples"));
+  }
+  int64_t samples() const { return whole_.tokens.numel() / seq_len_; }
+  const Batch& whole() const { return whole_; }
+
+  void fill(Context& ctx, const Blend& set, int64_t sample) const {
+    set.fill_sequential(sample, samples(), whole_.tokens.as<int32_t>(), whole_.targets.as<int32_t>(),
+                        whole_.positions.as<int32_t>(), whole_.first_key.as<int32_t>());
+    for (int64_t i = 0; ranks_ && i < samples(); ++i) {
+      const auto row = [&](const Tensor& t) { return t.rows(i * seq_len_, seq_len_); };
+      // Its first keys count from the first sample.
+      for (int64_t t = i * seq_len_; t < (i + 1) * seq_len_; ++t)
+        whole_.first_key.as<int32_t>()[t] -= static_cast<int32_t>(i * seq_len_);
+      take_part(ranks_->split(), buffers_.host, i,
+                {row(whole_.tokens), row(whole_.targets), row(whole_.positions), row(whole_.first_key)});
+    }
+    buffers_.upload(ctx);
+  }
+  /// Of every token of the samples. Collective where ranks share them.
+  std::vector<double> losses(Context& ctx) const {
+    return whole_rows(ctx, ranks_, read_values(ctx, buffers_.losses), 1);
+  }
+
+ private:
+  const SequenceRanks* ranks_;
+  const ForwardBuffers& buffers_;
+  int64_t seq_len_;
+  std::vector<int32_t> memory_;
+  Batch whole_;
+};
 
 /// Sums of losses by octave, for sequences of up to seq_len tokens.
 std::vector<PositionResult> empty_octaves(int64_t seq_len) {
@@ -30,10 +63,6 @@ std::vector<PositionResult> empty_octaves(int64_t seq_len) {
     octaves.push_back(
         {.from = i == 0 ? 0 : kFirstOctave << (i - 1), .to = std::min(kFirstOctave << i, seq_len)});
   return octaves;
-}
-
-double element(const Tensor& t, int64_t i) {
-  return t.dtype == DType::f64 ? static_cast<const double*>(t.data)[i] : static_cast<const float*>(t.data)[i];
 }
 
 }  // namespace
@@ -72,16 +101,16 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
                                          bool alone) const {
   EvalResult result;
   SummaryAccumulator summary(model, store, analysis_);
-  const int64_t samples_per_batch = buffers.batch.tokens.numel() / seq_len_;
+  const SampleRows rows_of(model, buffers, seq_len_), analysed_rows(model, analysed, seq_len_);
+  const int64_t samples_per_batch = rows_of.samples(), analysed_samples = analysed_rows.samples();
   for (size_t i = 0; i < sets_.size(); ++i) {
     const Blend& set = *sets_[i];
     int64_t samples = set.num_sequential_samples();
     if (max_tokens_ > 0) samples = std::min(samples, (max_tokens_ + seq_len_ - 1) / seq_len_);
 
-    const int64_t analysed_samples = analysed.batch.tokens.numel() / seq_len_;
     for (int64_t s = 0; s < samples && s * seq_len_ < kAnalysedTokens; s += analysed_samples) {
       if (stop()) return std::nullopt;
-      fill(ctx, set, analysed, s, seq_len_);
+      analysed_rows.fill(ctx, set, s);
       model.forward(ctx, analysed.batch, analysed.saved, {}, nullptr, zeroing);
       summary.add(ctx, analysed.batch, analysed.saved);
     }
@@ -94,19 +123,18 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     double nats = 0, nats_of_text = 0, bytes = 0;
     for (int64_t s = 0; s < samples; s += samples_per_batch) {
       if (stop()) return std::nullopt;
-      fill(ctx, set, buffers, s, seq_len_);
+      rows_of.fill(ctx, set, s);
       model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
       model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
-      const HostView losses(ctx, buffers.losses);
-      synchronize(ctx);
-      const int32_t *targets = buffers.host.targets.as<int32_t>(),
-                    *tokens = buffers.host.tokens.as<int32_t>(),
-                    *positions = buffers.host.positions.as<int32_t>();
+      const std::vector<double> losses = rows_of.losses(ctx);
+      const Batch& whole = rows_of.whole();
+      const int32_t *targets = whole.targets.as<int32_t>(), *tokens = whole.tokens.as<int32_t>(),
+                    *positions = whole.positions.as<int32_t>();
       // The last batch may extend beyond the requested samples.
       const int64_t rows = std::min(samples_per_batch, samples - s) * seq_len_;
       for (int64_t t = 0; t < rows; ++t) {
         if (targets[t] < 0) continue;
-        const double loss = element(losses.tensor(), t);
+        const double loss = losses[static_cast<size_t>(t)];
         const int64_t token_bytes = token_bytes_[static_cast<size_t>(targets[t])];
         nats += loss;
         ++r.tokens;
@@ -138,6 +166,7 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     r.bits_per_byte = nats_of_text / (std::log(2.0) * bytes);
     result.sets.push_back(r);
   }
+  summary.merge_ranks();
   result.analysis = summary.result();
   std::optional<std::vector<RulerChoice>> ruler = ruler_.run(ctx, model, buffers, stop, zeroing);
   if (!ruler) return std::nullopt;

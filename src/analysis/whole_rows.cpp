@@ -1,0 +1,43 @@
+#include "analysis/whole_rows.h"
+
+#include <algorithm>
+
+namespace sluice {
+namespace {
+
+/// (rows, columns) to (columns, rows).
+std::vector<double> transposed(const std::vector<double>& x, size_t columns) {
+  const size_t rows = x.size() / columns;
+  std::vector<double> out(x.size());
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t c = 0; c < columns; ++c) out[c * rows + r] = x[r * columns + c];
+  return out;
+}
+
+}  // namespace
+
+std::vector<double> whole_rows(Context& ctx, const SequenceRanks* ranks, std::vector<double> rows,
+                               int64_t width) {
+  if (!ranks || ctx.dry_run || rows.empty()) return rows;
+  const int64_t T = std::ssize(rows) / width;
+  SequenceSplit split = ranks->split();
+  std::vector<double> parts(rows.size() * static_cast<size_t>(split.ranks)), whole(parts.size());
+  ranks->ranks().all_gather(parts.data(), rows.data(),
+                            std::ssize(rows) * static_cast<int64_t>(sizeof(double)));
+  for (split.rank = 0; split.rank < split.ranks; ++split.rank)
+    for (int64_t t = 0; t < T; ++t) {
+      const int64_t to = t / split.length() * split.seq_len + split.place(t % split.length());
+      std::copy_n(parts.data() + (split.rank * T + t) * width, width, whole.data() + to * width);
+    }
+  return whole;
+}
+
+std::vector<double> whole_statistics(Context& ctx, const SequenceRanks* ranks, std::vector<double> values,
+                                     int64_t heads) {
+  if (!ranks || values.empty()) return values;
+  const auto T = values.size() / static_cast<size_t>(heads);
+  const std::vector<double> whole = whole_rows(ctx, ranks, transposed(values, T), heads);
+  return transposed(whole, static_cast<size_t>(heads));
+}
+
+}  // namespace sluice

@@ -1,0 +1,135 @@
+// An evaluation between two steps by ranks that share sequences (parallel.context) finds what one rank finds.
+#include <catch2/catch.hpp>
+#include <mutex>
+
+#include "comm/threads.h"
+#include "core/parallel_for.h"
+#include "eval/evaluate.h"
+#include "support/tiny_training.h"
+
+using namespace sluice;
+using namespace sluice::test;
+
+namespace {
+
+/// A token is one byte.
+class ByteTokenizer : public Tokenizer {
+ public:
+  int64_t vocab_size() const override { return 32; }
+  std::vector<int32_t> encode(std::string_view) const override { return {}; }
+  std::string decode(const std::vector<int32_t>&) const override { return ""; }
+  int32_t end_of_document() const override { return 31; }
+  int64_t token_bytes(int32_t) const override { return 1; }
+  std::string fingerprint() const override { return "bytes"; }
+  std::string name() const override { return "bytes"; }
+  const std::string& model() const override { return model_; }
+  bool encodes_in_parts() const override { return true; }
+  int64_t lost_bytes(std::string_view, const std::vector<int32_t>&) const override { return 0; }
+  std::string normalization() const override { return "no normaliser"; }
+
+ private:
+  std::string model_;
+};
+
+struct Case : TinyTraining {
+  Case() : TinyTraining(Precision::f64) {
+    // Of the last sample a part is padding; documents end within chunks.
+    write_corpus(folder / "held_out", 700);
+    config.data.document_mask = true;
+    config.model.attention.kind = AttentionKind::sink;
+    config.analysis.query_classes = {{"few", {0, 3, 5, 7}}};
+    config.analysis.sink_threshold = 0.1;
+    config.analysis.sink_length = 6;
+  }
+};
+
+/// After two steps.
+EvalResult evaluate(const Case& c, int64_t ranks) {
+  EvalResult result;
+  std::mutex mutex;
+  Config config = c.config;
+  config.parallel.context = ranks;
+  run_thread_ranks(static_cast<int>(ranks), [&](Communicator& comm) {
+    set_num_threads(1);
+    const Blend data = c.blend();
+    Trainer trainer(config, data, &comm);
+    trainer.initialize();
+    for (int i = 0; i < 2; ++i) trainer.step();
+    trainer.wait_for_weights();
+    const ByteTokenizer tokenizer;
+    const Evaluator evaluator(config.data.validation, config, tokenizer, 0);
+    const EvalResult mine = *evaluator.run(
+        trainer.context(), trainer.model(), trainer.store(), trainer.micro_batch(), trainer.analysed(),
+        [] { return false; }, nullptr, ranks == 1);
+    const std::scoped_lock lock(mutex);
+    if (comm.rank() == static_cast<int>(ranks) - 1) result = mine;  // all have it
+  });
+  return result;
+}
+
+Approx near(double x) { return Approx(x).epsilon(1e-9).margin(1e-12); }
+
+void check_near(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) CHECK(a[i] == near(b[i]));
+}
+
+void check_layer(const LayerSummary& shared, const LayerSummary& one) {
+  check_near({shared.first_token_attention, shared.attention_output_max, shared.attention_residual_max,
+              shared.ffn_output_max, shared.ffn_residual_max, shared.value_norm.first, shared.value_norm.rest,
+              shared.residual_max.first, shared.residual_max.rest, *shared.imbalance},
+             {one.first_token_attention, one.attention_output_max, one.attention_residual_max,
+              one.ffn_output_max, one.ffn_residual_max, one.value_norm.first, one.value_norm.rest,
+              one.residual_max.first, one.residual_max.rest, *one.imbalance});
+  check_near(shared.gate_scores, one.gate_scores);
+  check_near(shared.importance, one.importance);
+  for (auto member :
+       {&HeadAttention::all, &HeadAttention::later, &HeadAttention::sink, &HeadAttention::leading_sink})
+    check_near(shared.heads.*member, one.heads.*member);
+  REQUIRE(shared.heads.by_class.size() == 2);
+  for (size_t i = 0; i < 2; ++i) check_near(shared.heads.by_class[i], one.heads.by_class[i]);
+  REQUIRE(shared.gate_health.size() == 1);
+  check_near(shared.gate_health[0].below, one.gate_health[0].below);
+  check_near(shared.gate_health[0].shut_tokens, one.gate_health[0].shut_tokens);
+}
+
+}  // namespace
+
+TEST_CASE("ranks that share sequences find the losses and measurements of one rank", "[evaluate][context]") {
+  Case c;
+  SECTION("all activations kept") {}
+  SECTION("recomputed blocks") { c.config.train.recompute = Recompute::block; }
+  SECTION("a logit of the extra key by query") {
+    c.config.model.attention.kind = AttentionKind::kv_bias;
+    c.config.model.attention.gates.clear();
+    c.config.model.attention.gates = {{.position = GatePosition::value}};
+  }
+  const EvalResult one = evaluate(c, 1);
+  REQUIRE(one.sets[0].tokens > 500);
+  REQUIRE(one.sets[0].tokens % 32 != 0);
+  for (const int64_t ranks : {2, 4}) {
+    INFO(ranks << " ranks");
+    const EvalResult shared = evaluate(c, ranks);
+    const SetResult &a = shared.sets[0], &b = one.sets[0];
+    CHECK(a.tokens == b.tokens);
+    check_near({a.loss, a.perplexity, a.bits_per_byte}, {b.loss, b.perplexity, b.bits_per_byte});
+    REQUIRE(a.by_position.size() == b.by_position.size());
+    for (size_t i = 0; i < a.by_position.size(); ++i) {
+      CHECK(a.by_position[i].tokens == b.by_position[i].tokens);
+      CHECK(a.by_position[i].loss == near(b.by_position[i].loss));
+    }
+    REQUIRE(a.classes.size() == 2);
+    for (size_t i = 0; i < a.classes.size(); ++i) {
+      CHECK(a.classes[i].tokens == b.classes[i].tokens);
+      CHECK(a.classes[i].loss == near(b.classes[i].loss));
+    }
+    for (size_t l = 0; l < one.analysis.layers.size(); ++l)
+      check_layer(shared.analysis.layers[l], one.analysis.layers[l]);
+    check_near(
+        {shared.analysis.first_token_attention, *shared.analysis.mean_gate_score,
+         shared.analysis.largest_residual, shared.analysis.sinks.share, shared.analysis.sinks.leading_share,
+         shared.analysis.sinks.strongest},
+        {one.analysis.first_token_attention, *one.analysis.mean_gate_score, one.analysis.largest_residual,
+         one.analysis.sinks.share, one.analysis.sinks.leading_share, one.analysis.sinks.strongest});
+  }
+}
