@@ -166,7 +166,7 @@ void check_lora(const Config& c, Checks& check) {
 
 void check_parallel(const ParallelConfig& p, Checks& check) {
   for (const auto& [key, ranks] : std::initializer_list<std::pair<const char*, int64_t>>{
-           {"parallel.tensor", p.tensor}, {"parallel.context", p.context}, {"parallel.pipeline", p.pipeline}})
+           {"parallel.tensor", p.tensor}, {"parallel.pipeline", p.pipeline}})
     check.require(ranks == 1, {key},
                   ranks < 1 ? fmt::format("{} must be at least 1, got {}", key, ranks)
                             : fmt::format("{} = {} is not available in this version; use 1", key, ranks));
@@ -183,6 +183,47 @@ void check_parallel(const ParallelConfig& p, Checks& check) {
                 "exact use f32");
   check.require(p.zero_stage >= 0 && p.zero_stage <= 3, {"parallel.zero_stage"},
                 fmt::format("parallel.zero_stage must be 0, 1, 2 or 3, got {}", p.zero_stage));
+}
+
+/// What ranks that share sequences cannot do yet, each with its reason.
+void check_context(const Config& c, Checks& check) {
+  const int64_t ranks = c.parallel.context;
+  check.size("parallel.context", ranks);
+  if (ranks <= 1 || ranks > kMaxSize) return;
+  check.require(
+      c.data.seq_len % (2 * ranks) == 0, {"parallel.context", "data.seq_len"},
+      fmt::format("parallel.context = {} cuts every sequence into {} equal chunks, but data.seq_len = "
+                  "{} is no multiple of that; use {}",
+                  ranks, 2 * ranks, c.data.seq_len, (c.data.seq_len / (2 * ranks) + 1) * 2 * ranks));
+  check.require(
+      c.parallel.determinism == Determinism::same_layout, {"parallel.context", "parallel.determinism"},
+      fmt::format("parallel.determinism: exact needs the weights' gradients of a micro-batch in one sum "
+                  "over its tokens, which parallel.context = {} divides; use same_layout",
+                  ranks));
+  check.require(
+      c.model.attention.kind != AttentionKind::sparse, {"parallel.context", "model.attention.kind"},
+      fmt::format("model.attention.kind: sparse selects among the keys of a whole sequence on one rank; "
+                  "with parallel.context = {} use another kind, or context: 1",
+                  ranks));
+  check.require(c.train.device != DeviceChoice::cuda, {"parallel.context", "train.device"},
+                fmt::format("train.device: cuda cannot share sequences between ranks in this version; with "
+                            "parallel.context = {} use cpu, or context: 1",
+                            ranks));
+}
+
+/// Evaluations that take prompts instead of samples are for one rank with whole sequences.
+void check_context_evaluations(const Config& c, Checks& check) {
+  if (c.parallel.context <= 1) return;
+  const auto refuse = [&](const char* key, bool none) {
+    check.require(
+        none, {key, "parallel.context"},
+        fmt::format("{} needs whole sequences on a rank, which parallel.context = {} divides; leave it "
+                    "out, and take it from a checkpoint",
+                    key, c.parallel.context));
+  };
+  refuse("eval.ruler.samples", c.eval.ruler.samples <= 0);
+  refuse("eval.tasks", c.eval.tasks.empty());
+  refuse("eval.prompts", c.eval.prompts.empty());
 }
 
 /// Muon orthogonalises whole matrices, which ZeRO would shard.
@@ -204,6 +245,8 @@ void check_training_rules(const Config& config, Checks& check) {
   check_schedule(config, check);
   check_expert_ranks(config, check);
   check_parallel(config.parallel, check);
+  check_context(config, check);
+  check_context_evaluations(config, check);
   check_gradient_dtype(config, check);
   check_muon_ranks(config, check);
   check_lora(config, check);

@@ -106,11 +106,11 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
   lines.push_back("device   " + device_text(trainer.context().device));
   if (trainer.ranks().size() > 1)
     lines.push_back(fmt::format(
-        "ranks    {} ({}{}{})  each {} micro-batches of {} a step  gradients {}", trainer.ranks().size(),
+        "ranks    {} ({}{}{})  each {}{} micro-batches of {} a step  gradients {}", trainer.ranks().size(),
         trainer.ranks().name(),
         trainer.communication().transport().empty() ? "" : "; GPUs: ", trainer.communication().transport(),
-        config.train.global_batch_size / config.train.micro_batch_size / trainer.ranks().size(),
-        config.train.micro_batch_size,
+        config.parallel.context > 1 ? fmt::format("1/{} of ", config.parallel.context) : "",
+        trainer.plan().micro_batches(), config.train.micro_batch_size,
         config.parallel.determinism == Determinism::exact
             ? fmt::format("exact, {}", enum_name(config.parallel.exact_sum))
             : "same bits on the same layout"));

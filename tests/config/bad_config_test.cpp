@@ -157,6 +157,23 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
       {"optimizer: {muon: {newton_schulz_steps: 0}}\n",
        "a.yaml:1:20: optimizer.muon.newton_schulz_steps must be at least 1, got 0"},
       {"parallel: {tensor: 2}\n", "a.yaml:1:12: parallel.tensor = 2 is not available in this version; use 1"},
+      {"parallel: {context: 0}\n", "a.yaml:1:12: parallel.context must be at least 1, got 0"},
+      {"data: {seq_len: 100}\nparallel: {context: 4}\n",
+       "a.yaml:2:12: parallel.context = 4 cuts every sequence into 8 equal chunks, but data.seq_len = 100 is "
+       "no "
+       "multiple of that; use 104"},
+      {"data: {seq_len: 64}\nparallel: {context: 2, determinism: exact}\n",
+       "a.yaml:2:12: parallel.determinism: exact needs the weights' gradients of a micro-batch in one sum "
+       "over its "
+       "tokens, which parallel.context = 2 divides; use same_layout"},
+      {"data: {seq_len: 64}\nmodel: {attention: {kind: sparse}}\nparallel: {context: 2}\n",
+       "a.yaml:3:12: model.attention.kind: sparse selects among the keys of a whole sequence on one rank; "
+       "with "
+       "parallel.context = 2 use another kind, or context: 1"},
+      {"data: {seq_len: 64}\neval: {ruler: {samples: 2}}\nparallel: {context: 2}\n",
+       "a.yaml:2:16: eval.ruler.samples needs whole sequences on a rank, which parallel.context = 2 divides; "
+       "leave "
+       "it out, and take it from a checkpoint"},
       {"model: {moe: {num_experts: 9}}\nparallel: {expert: 2}\n",
        "a.yaml:2:12: parallel.expert = 2 does not divide model.moe.num_experts = 9"},
       {"parallel: {expert: 2}\n",
