@@ -40,6 +40,8 @@ std::vector<std::string> with_positions(std::vector<std::string> overrides, cons
   if (given("data.seq_len") && !given("model.max_position_embeddings"))
     overrides.push_back("model.max_position_embeddings=null");
   if (!device.empty()) overrides.push_back("train.device=" + device);
+  // Whoever reads a model has whole sequences on one rank.
+  if (!given("parallel.")) overrides.push_back("parallel.context=1");
   return overrides;
 }
 

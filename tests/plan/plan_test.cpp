@@ -470,7 +470,7 @@ TEST_CASE("every shipped configuration plans, and every row's proxy is valid for
       CHECK_NOTHROW(validate_for_training(config));
       ++proxies;
     }
-    const Plan plan = make_plan(config);
+    const Plan plan = make_plan(config, config.parallel.context);
     CHECK(plan.total > 0);
     if (proxy) CHECK(plan.total < 5'000'000);
     ++plans;

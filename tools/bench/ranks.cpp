@@ -29,6 +29,7 @@ struct Layout {
   bool exact = false;
   double seconds_per_byte = 0;
   GradientDtype wire = GradientDtype::f32;
+  int64_t context = 1;
 };
 
 /// A temporary folder.
@@ -71,6 +72,7 @@ Config with(Config config, const Layout& layout) {
   config.parallel.zero_stage = layout.zero_stage;
   config.parallel.determinism = layout.exact ? Determinism::exact : Determinism::same_layout;
   config.parallel.gradient_dtype = layout.wire;
+  config.parallel.context = layout.context;
   return config;
 }
 
@@ -100,12 +102,19 @@ void train(const Config& base, const Layout& layout, const std::function<void(co
 }
 
 /// Seconds between the common start and the common end of all ranks.
-double timed_step(const Training& t) {
+double timed(const Training& t, const std::function<void()>& work) {
   t.barrier();
   const double start = now();
-  t.trainer.step();
+  work();
   t.barrier();
   return now() - start;
+}
+double timed_step(const Training& t) {
+  return timed(t, [&] { t.trainer.step(); });
+}
+double timed_forward(const Training& t) {
+  ForwardBuffers& b = t.trainer.micro_batch();
+  return timed(t, [&] { t.trainer.model().forward(t.trainer.context(), b.batch, b.saved); });
 }
 
 /// The fastest step.
@@ -134,13 +143,14 @@ struct Pairs {
   double off = 0,
          more = 0;  // medians: seconds of a step without the feature, and the additional seconds with it
 };
-Pairs alternate(const Training& t, int pairs, const std::function<void(bool on)>& change) {
+Pairs alternate(const Training& t, int pairs, const std::function<void(bool on)>& change,
+                double (*time)(const Training&) = timed_step) {
   std::vector<double> off, more;
   for (int i = 0; i < pairs; ++i) {
     double seconds[2];
     for (const bool on : {i % 2 == 1, i % 2 == 0}) {
       change(on);
-      seconds[on] = timed_step(t);
+      seconds[on] = time(t);
     }
     off.push_back(seconds[0]), more.push_back(seconds[1] - seconds[0]);
   }
@@ -166,6 +176,7 @@ class RankBench {
 
   void compare_layouts();
   void measure_overlap();
+  void measure_gather();
   void compare_gradient_types();
   void measure_watchdog();
   void measure_replicas();
@@ -260,6 +271,46 @@ RankBench::Rounds RankBench::overlap(int64_t stage) {
   return rounds;
 }
 
+/// Sequences on two ranks, and a link on which keys and values take 10 % of a forward pass. They can overlap
+/// the projections of queries and gates.
+void RankBench::measure_gather() {
+  Config long_sequences = config_;
+  long_sequences.data.seq_len *= 2;
+  long_sequences.train.global_batch_size = 1;
+  Rounds rounds;
+  SlowLink link;
+  double rate = 0;  // seconds per byte
+  train(
+      long_sequences, {.ranks = 2, .context = 2},
+      [&](const Training& t) {
+        const auto on_link = [&](double seconds_per_byte) {
+          return alternate(
+              t, pairs_,
+              [&](bool on) {
+                t.barrier();
+                link.seconds_per_byte = on ? seconds_per_byte : 0;
+              },
+              timed_forward);
+        };
+        constexpr double kProbe = 1e-9;
+        t.barrier();
+        link.taken_ns = 0;
+        const double forward = on_link(kProbe).off;
+        t.barrier();
+        if (t.leads()) rate = kProbe * 0.1 * forward / (0.5e-9 * static_cast<double>(link.taken_ns) / pairs_);
+        for (int i = 0; i < rounds_; ++i) {
+          t.barrier();
+          link.taken_ns = 0;
+          const Pairs p = on_link(rate);
+          if (!t.leads()) continue;
+          const double travel = 1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs_);
+          rounds.add(1 - p.more / travel, travel, p.off + p.more);
+        }
+      },
+      &link);
+  add("hidden fraction of a slow gather of keys and values, sequences on 2 ranks, forward", rounds);
+}
+
 /// Over a link that bounds the step.
 void RankBench::compare_gradient_types() {
   Layout wide{2, 1, 0, false, 4 * link_seconds_per_byte_}, narrow = wide;
@@ -338,6 +389,7 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
   RankBench bench(options.tiny);
   bench.compare_layouts();
   bench.measure_overlap();
+  bench.measure_gather();
   bench.compare_gradient_types();
   bench.measure_watchdog();
   bench.measure_replicas();
