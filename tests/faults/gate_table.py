@@ -276,6 +276,8 @@ def mutants_caught(world, tally, count):
 
 ALL = sys.maxsize
 ANY_RANKS = (mpirun,)
+# Two ranks share every sequence; bits are those of the layout.
+SEQUENCES = {"layout": ["parallel.context=2 parallel.determinism=same_layout"], "ranks": "2"}
 
 GATES = (
     Gate(
@@ -294,6 +296,9 @@ GATES = (
                 "kills",
                 ANY_RANKS,
                 {"model": "moe"},
+            ),
+            Part(
+                "the same with sequences on two ranks", kills.check, 100, 6, 8, "kills", ANY_RANKS, SEQUENCES
             ),
             Part(
                 "crash before, or in the middle of, every I/O call", crashes, ALL, 3, 10, "crashes", ANY_RANKS
@@ -331,7 +336,10 @@ GATES = (
     Gate(
         "P6",
         "A rank that dies: all processes are gone within two seconds, the rank is named, the exit code is not 0.",
-        (Part("deaths", deaths.check, 200, 6, 12, "", ANY_RANKS),),
+        (
+            Part("deaths", deaths.check, 200, 6, 12, "", ANY_RANKS),
+            Part("with sequences on two ranks", deaths.check, 40, 2, 3, "", ANY_RANKS, SEQUENCES),
+        ),
     ),
     Gate(
         "P7",
@@ -339,6 +347,9 @@ GATES = (
         "pause for less are waited for.",
         (
             Part("hangs", hangs.check, 100, 4, 15, "", ANY_RANKS, {"quick": True}),
+            Part(
+                "with sequences on two ranks", hangs.check, 20, 2, 4, "", ANY_RANKS, {"quick": True, **SEQUENCES}
+            ),
             Part("pauses without alarm", hangs.check_pauses, 100_000, 1, 10, "steps among pauses", ANY_RANKS),
         ),
     ),

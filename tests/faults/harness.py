@@ -262,15 +262,24 @@ class World:
         return Start(self, run, ranks, [*keys, *self.layout()] if ranks else keys, **more)
 
     def reference(self, keys=()):
-        """An uninterrupted run of one rank with these keys."""
+        """An uninterrupted run with these keys: of one rank, or of the layout where its bits are its own."""
         name = " ".join(keys)
         if name not in self.references:
             run = self.run_folder(f"reference-{len(self.references)}")
-            start = Start(self, run, 0, keys)
+            own = self.ranks_of_own_bits()
+            start = Start(self, run, own, [*keys, *self.layouts[0]] if own else keys)
             if start.wait() != 0:
                 raise Failure(f"the uninterrupted run failed\n{start.tail()}")
             self.references[name] = run
         return self.references[name]
+
+    def ranks_of_own_bits(self):
+        """The number of ranks of all runs where bits depend on the layout; 0 where they do not."""
+        if "parallel.determinism=same_layout" not in self.layouts[0]:
+            return 0
+        if len(self.layouts) > 1 or not self.options.ranks.isdigit():
+            raise Failure("same_layout: give one --layout and one number of --ranks")
+        return int(self.options.ranks)
 
     def require_equal(self, run, keys=(), lines_may_miss=False):
         """The run ended where the uninterrupted one did: state, and the way there, of which a full disk may cost lines."""
