@@ -62,9 +62,8 @@ void check_bench(const TinyRun& t, const std::string& device) {
   }
   CHECK(result.contains("sparse") == (device == "cpu"));
   if (device == "cpu") {
-    CHECK(result["sparse"].size() == 4);
-    for (const auto& row : result["sparse"])
-      CHECK(row.contains("of_dense") == (row["kernel"] != "dense"));
+    CHECK(result["sparse"].size() == 8);  // dense and sparse, layer and attention, forward and both passes
+    for (const auto& row : result["sparse"]) CHECK(row.contains("of_dense") == (row["kernel"] != "dense"));
   }
   CHECK(against_dense == 2);  // forward, and with backward
   REQUIRE(result["steps"].size() == 2);
