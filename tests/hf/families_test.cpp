@@ -162,7 +162,7 @@ TEST_CASE("modeling_sluice.py holds every value of attention but sparse", "[hf_f
   windows.model.attention.window = 64;
   windows.model.attention.window_pattern = 2;
   check(windows, "model.attention.window_pattern", "2");
-  CHECK(held == 25);
+  CHECK(held >= 25);
 }
 
 TEST_CASE("changed config.json and index files give messages that name the file", "[hf_families]") {
