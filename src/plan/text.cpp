@@ -190,7 +190,8 @@ std::string ranks_text(const Plan& plan) {
   if (plan.ranks == 1) return "";
   const int64_t context = plan.config.parallel.context, groups = plan.ranks / context;
   return fmt::format(", {} on each of {} {}", plan.accumulation_steps / groups, groups,
-                     context > 1 ? fmt::format("groups of {} ranks, which share every sequence", context)
+                     context > 1 ? fmt::format("group{} of {} ranks, which share every sequence",
+                                               groups == 1 ? "" : "s", context)
                                  : std::string("ranks"));
 }
 
