@@ -33,10 +33,11 @@ class Continuations {
         places_(static_cast<size_t>(model.sequences())) {}
 
   void run() {
+    std::vector<CachedModel::Next> next;
     while (!stopped_) {
       for (size_t p = 0; p < places_.size(); ++p)
         while (!stopped_ && places_[p].prompt < 0 && next_ < std::ssize(prompts_)) begin(p);
-      std::vector<CachedModel::Next> next;
+      next.clear();
       for (size_t p = 0; p < places_.size(); ++p)
         if (places_[p].prompt >= 0) next.push_back({static_cast<int64_t>(p), places_[p].token});
       if (next.empty() || stopped_) return;

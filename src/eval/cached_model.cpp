@@ -8,8 +8,9 @@
 namespace sluice {
 namespace {
 
-// The last tokens of a prompt pass in chunks of this size, the last one of which is padded.
-constexpr int64_t kSmallChunk = 64;
+// The rest of a prompt passes in chunks of these sizes and of powers of two between them; the last one is
+// padded.
+constexpr int64_t kSmallChunk = 64, kLargeChunk = 256;
 
 }  // namespace
 
@@ -150,19 +151,24 @@ void CachedModel::forward_chunk(Pass& pass, KeyValueCache& cache, std::span<cons
   cache.length = first + count;
 }
 
+/// Chunks end at multiples of their size, wherever the tokens begin: whole ones, then smaller and smaller
+/// ones, so that the rest of a prompt is not many small products.
+int64_t CachedModel::rows_of_chunk(int64_t length, int64_t left) const {
+  const auto fits = [&](int64_t rows) { return left >= rows && length % rows == 0; };
+  if (fits(sizes_.chunk)) return sizes_.chunk;
+  for (int64_t rows = kLargeChunk; rows > kSmallChunk; rows /= 2)
+    if (rows < sizes_.chunk && fits(rows)) return rows;
+  return kSmallChunk;
+}
+
 std::span<const float> CachedModel::prefill(int64_t sequence, std::span<const int32_t> tokens) {
   KeyValueCache& cache = caches_.at(static_cast<size_t>(sequence));
   SLUICE_CHECK(!tokens.empty() && cache.length + std::ssize(tokens) <= sizes_.context,
                "CachedModel: {} tokens behind {} of at most {}", tokens.size(), cache.length, sizes_.context);
   for (;;) {
-    // Chunks end at multiples of their size, wherever the tokens begin.
     const auto left = static_cast<int64_t>(tokens.size());
-    const int64_t to_end = sizes_.chunk - cache.length % sizes_.chunk;
-    const int64_t rows = to_end == sizes_.chunk && left >= sizes_.chunk ? sizes_.chunk
-                         : left == 1                                    ? 1
-                                                                        : kSmallChunk;
-    const int64_t count =
-        std::min({rows, left, rows == kSmallChunk ? kSmallChunk - cache.length % kSmallChunk : rows});
+    const int64_t rows = left == 1 ? 1 : rows_of_chunk(cache.length, left);
+    const int64_t count = std::min(left, rows - cache.length % rows);
     Pass& chunk = pass(rows, false);
     forward_chunk(chunk, cache, tokens.first(static_cast<size_t>(count)));
     tokens = tokens.subspan(static_cast<size_t>(count));
@@ -187,16 +193,16 @@ std::span<const float> CachedModel::step(std::span<const Next> next) {
   if (trained_.config().model.attention.kind == AttentionKind::sparse) return step_apart(next);
   const auto count = static_cast<int64_t>(next.size());
   Pass& each = pass(count, true);
-  std::vector<KeyValueCache*> caches;
+  stepping_.clear();
   for (int64_t i = 0; i < count; ++i) {
     const Next& n = next[static_cast<size_t>(i)];
     KeyValueCache& cache = caches_.at(static_cast<size_t>(n.sequence));
     SLUICE_CHECK(cache.length < sizes_.context, "CachedModel: sequence {} is full", n.sequence);
-    caches.push_back(&cache);
+    stepping_.push_back(&cache);
     each.set(i, n.token, cache.length);
   }
   each.buffers.upload(each.ctx);
-  trained_.model().forward_each(each.ctx, each.buffers.batch, each.buffers.saved, caches);
+  trained_.model().forward_each(each.ctx, each.buffers.batch, each.buffers.saved, stepping_);
   trained_.model().logits(each.ctx, each.logits, each.buffers.saved.hidden);
   return read_logits(each);
 }

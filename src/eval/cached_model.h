@@ -54,12 +54,14 @@ class CachedModel {
   Pass& pass(int64_t rows, bool each);
   std::span<const float> read_logits(Pass& pass);
   std::span<const float> step_apart(std::span<const Next> next);
+  int64_t rows_of_chunk(int64_t length, int64_t left) const;
   void forward_chunk(Pass& pass, KeyValueCache& cache, std::span<const int32_t> tokens);
 
   const TrainedModel& trained_;
   Sizes sizes_;
   std::unique_ptr<Arena> memory_;
   std::vector<KeyValueCache> caches_;
+  std::vector<KeyValueCache*> stepping_;
   std::map<int64_t, std::unique_ptr<Pass>> chunks_, steps_;  // by rows
   std::vector<float> logits_;
 };

@@ -92,6 +92,34 @@ TEST_CASE("linear products equal f64 loops, with and without packed copies", "[l
       }
 }
 
+TEST_CASE("a few rows times a weight packed for forward alone equal f64 loops, each row by itself",
+          "[linear]") {
+  Context ctx(kScratch);
+  int packed = 0;
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const auto& [n, k] : {std::pair{1, 40}, {15, 64}, {16, 31}, {70, 129}, {600, 384}, {33, 32}})
+      for (const int64_t rows : {1, 2, 3, 5, 7, 8, 9}) {
+        CAPTURE(dtype_name(type), n, k, rows);
+        Pool pool(static_cast<uint32_t>(n + rows));
+        LinearWeight w;
+        w.value = pool.normal(type, {n, k});
+        if (const int64_t bytes = linear_packed_bytes(ctx, type, n, k, rows).forward; bytes > 0)
+          w.packed = pool.zeros(DType::u8, {bytes}), ++packed;
+        linear_pack(ctx, w);
+        const Tensor x = pool.normal(type, {rows, k}), y = pool.normal(type, {rows, n}, 100);
+        linear_forward(ctx, y, x, w);
+        CHECK(relative_error(y, naive(pool, x, false, w.value, true)) < tolerance(type));
+        if (!w.packed || rows > 8) continue;
+        const Tensor alone = pool.normal(type, {1, n}, 100);
+        const int threads = num_threads();
+        set_num_threads(3);
+        linear_forward(ctx, alone, x.rows(rows - 1, 1), w);
+        set_num_threads(threads);
+        CHECK(same_bits(alone, y.rows(rows - 1, 1)));
+      }
+  CHECK(packed > 0);
+}
+
 TEST_CASE("linear gradients agree with central differences in f64", "[linear]") {
   Context ctx(kScratch);
   Pool pool;

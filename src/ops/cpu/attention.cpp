@@ -1,12 +1,13 @@
-// Attention's forward, and the distribution of work over threads. Blocks of rows: attention_rows.h; products,
-// exp and transposes: attention_blocks.h; backward: attention_backward.h. Compute-bound: the products reach
-// 80 to 95 % of the FMA peak, forward as a whole about 50 %, backward 55 to 60 % (AVX-512; with AVX2 60 and
-// 70 %).
+// Attention's forward, and the distribution of work over threads. Blocks of rows: attention_rows.h; one
+// query: attention_decode.h; products, exp and transposes: attention_blocks.h; backward:
+// attention_backward.h. Compute-bound: the products reach 80 to 95 % of the FMA peak, forward as a whole
+// about 50 %, backward 55 to 60 % (AVX-512; with AVX2 60 and 70 %).
 #include "ops/attention.h"
 
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -22,6 +23,8 @@
 #include "ops/cpu/vectors.h"
 #include "ops/cpu/attention_blocks.h"
 #include "ops/cpu/attention_rows.h"
+#include "ops/cpu/gathered_rows.h"
+#include "ops/cpu/attention_decode.h"
 #include "ops/cpu/attention_backward.h"
 // clang-format on
 
@@ -155,6 +158,7 @@ template <class T>
 void forward_t(Context& ctx, const AttentionState& out, const AttentionInputs& in) {
   using A = accumulate_t<T>;
   const Problem<T> p(in);
+  if (decodes(p)) return decode_t(ctx, out, p);
   const int64_t threads = num_threads(), work_size = forward_workspace<A>(p.padded_depth, p.depth);
   ScratchScope temporaries(ctx.scratch);
   A* const work =

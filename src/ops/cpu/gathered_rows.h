@@ -24,34 +24,6 @@ template <class T>
     __builtin_prefetch(reinterpret_cast<const char*>(row) + byte);
 }
 
-/// Lanes without bit H of a and lanes with it of b, each where it is, or (kSwap) those with bit H exchanged.
-/// The first is a blend, cheaper than a shuffle.
-template <class A, int H, bool kSwap, size_t... E>
-inline Vec<A> halves(Vec<A> a, Vec<A> b, std::index_sequence<E...>) {
-  constexpr int W = Simd<A>::kWidth;
-  return __builtin_shufflevector(
-      a, b, (static_cast<int>(kSwap ? E ^ static_cast<size_t>(H) : E) + ((E & H) ? W : 0))...);
-}
-
-template <class A, int H>
-[[gnu::always_inline]] inline void sums_step(Vec<A>* r) {
-  constexpr int W = Simd<A>::kWidth;
-#pragma GCC unroll 8
-  for (int i = 0; i < H; ++i) {
-    const Vec<A> a = r[i], b = r[i + H];
-    r[i] = halves<A, H, false>(a, b, std::make_index_sequence<W>{}) +
-           halves<A, H, true>(a, b, std::make_index_sequence<W>{});
-  }
-  if constexpr (H > 1) sums_step<A, H / 2>(r);
-}
-
-/// A vector whose lane i is the sum over the lanes of r[i], for i < W; r is used up.
-template <class A>
-[[gnu::always_inline]] inline Vec<A> sums_of(Vec<A>* r) {
-  sums_step<A, Simd<A>::kWidth / 2>(r);
-  return r[0];
-}
-
 /// out[h][e] = <q_h, rows_e> for `heads` rows of q, which are ldq apart, and n rows; out rows are ldo apart.
 template <class A, class T>
 void dot_rows(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const Rows<const T>& rows,

@@ -1,19 +1,22 @@
 // Products are computed in the storage type if the processor supports it. Otherwise bf16 is computed in f32:
 // weights are widened once per step (the packed copies), activations chunk by chunk into scratch memory that
-// stays in cache.
+// stays in cache. A few rows in generation: few_rows.h.
 #include "ops/linear.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "core/parallel_for.h"
 #include "ops/matmul.h"
 
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
+#include "ops/cpu/vectors.h"
 #include "ops/cpu/convert.h"
+#include "ops/cpu/few_rows.h"
 
 namespace {
 
@@ -52,6 +55,24 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Tenso
   }
 }
 
+/// Generation: a few rows, and a weight that is packed for forward alone, because nothing is trained.
+bool generates(const Tensor& x, const LinearWeight& w) {
+  return x.dim(0) <= kFewRows && x.dtype != DType::f64 && w.packed && !w.packed_transposed;
+}
+
+void few_rows_forward(Context& ctx, const Tensor& y, const Tensor& x, const Tensor& weight) {
+  const int64_t rows = x.dim(0), k = x.dim(1), n = y.dim(1);
+  ScratchScope t(ctx.scratch);
+  const Tensor ordered = t.alloc("x in order", DType::f32, {rows, k});
+  if (ctx.dry_run) return;
+  const auto run = [&](auto tag) {
+    using T = decltype(tag);
+    for (int64_t r = 0; r < rows; ++r) order_row(ordered.as<float>() + r * k, x.as<T>() + r * k, k);
+    multiply_few_rows(rows, n, k, weight.as<T>(), ordered.as<float>(), y.as<T>());
+  };
+  x.dtype == DType::bf16 ? run(bf16{}) : run(float{});
+}
+
 }  // namespace
 
 LinearPackedBytes linear_packed_bytes(Context& ctx, DType dtype, int64_t out_features, int64_t in_features,
@@ -67,6 +88,7 @@ void linear_pack(Context& ctx, const LinearWeight& w) {
 }
 
 void linear_forward(Context& ctx, Tensor y, const Tensor& x, const LinearWeight& w) {
+  if (generates(x, w)) return few_rows_forward(ctx, y, x, w.value);
   product_of_rows(ctx, y, x, w.value, w.packed, Layout::transposed, Into::overwrite);
 }
 

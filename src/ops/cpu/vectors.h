@@ -42,8 +42,16 @@ typedef uint32_t WordVec __attribute__((vector_size(kVectorBytes)));
 inline Vec<float> load_vec(const float* p) { return *reinterpret_cast<const Simd<float>::Unaligned*>(p); }
 inline Vec<double> load_vec(const double* p) { return *reinterpret_cast<const Simd<double>::Unaligned*>(p); }
 inline Vec<float> load_vec(const bf16* p) {
+#if defined(SLUICE_ISA_avx512) && !defined(__clang__)  // GCC 12 would convert each half by itself
+  typedef int16_t Half __attribute__((vector_size(32)));
+  typedef int32_t Word __attribute__((vector_size(64)));
+  const Half h = *reinterpret_cast<const Half __attribute__((aligned(2), may_alias))*>(p);
+  const Word w = __builtin_ia32_pmovzxwd512_mask(h, Word{}, 0xffff);
+  return reinterpret_cast<Vec<float>>(w << 16);
+#else
   const HalfVec h = *reinterpret_cast<const HalfUnaligned*>(p);
   return reinterpret_cast<Vec<float>>(__builtin_convertvector(h, WordVec) << 16);
+#endif
 }
 inline void store_vec(float* p, Vec<float> x) { *reinterpret_cast<Simd<float>::Unaligned*>(p) = x; }
 inline void store_vec(double* p, Vec<double> x) { *reinterpret_cast<Simd<double>::Unaligned*>(p) = x; }
@@ -110,6 +118,36 @@ template <class A, int H>
 template <class A>
 [[gnu::always_inline]] inline void transpose(Vec<A>* r) {
   transpose_step<A, Simd<A>::kWidth / 2>(r);
+}
+
+// ---- sums of several vectors ----
+
+/// Lanes without bit H of a and lanes with it of b, each where it is, or (kSwap) those with bit H exchanged.
+/// The first is a blend, cheaper than a shuffle.
+template <class A, int H, bool kSwap, size_t... E>
+inline Vec<A> halves(Vec<A> a, Vec<A> b, std::index_sequence<E...>) {
+  constexpr int W = Simd<A>::kWidth;
+  return __builtin_shufflevector(
+      a, b, (static_cast<int>(kSwap ? E ^ static_cast<size_t>(H) : E) + ((E & H) ? W : 0))...);
+}
+
+template <class A, int H>
+[[gnu::always_inline]] inline void sums_step(Vec<A>* r) {
+  constexpr int W = Simd<A>::kWidth;
+#pragma GCC unroll 8
+  for (int i = 0; i < H; ++i) {
+    const Vec<A> a = r[i], b = r[i + H];
+    r[i] = halves<A, H, false>(a, b, std::make_index_sequence<W>{}) +
+           halves<A, H, true>(a, b, std::make_index_sequence<W>{});
+  }
+  if constexpr (H > 1) sums_step<A, H / 2>(r);
+}
+
+/// A vector whose lane i is the sum over the lanes of r[i], for i < W; r is used up.
+template <class A>
+[[gnu::always_inline]] inline Vec<A> sums_of(Vec<A>* r) {
+  sums_step<A, Simd<A>::kWidth / 2>(r);
+  return r[0];
 }
 
 }  // namespace
