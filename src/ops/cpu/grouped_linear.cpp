@@ -11,16 +11,19 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
 
+#include "core/cpu_features.h"
 #include "core/parallel_for.h"
 
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 #include "ops/cpu/vectors.h"
 #include "ops/cpu/grouped_tiles.h"
+#include "ops/cpu/grouped_units.h"
 
 namespace {
 
@@ -61,20 +64,21 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
   const int64_t rows = y.dim(0), N = y.dim(1), K = x.dim(1);
   if (rows == 0) return;
   const int64_t block_rows = std::min(kBlockRows, rows), strip_most = 2 * 16;
-  const Cut chunks(K, kBlockDepth, 16);
   const DType wide = accumulate_dtype(x.dtype);
   ScratchScope t(ctx.scratch);
-  const Tensor a_blocks =
-                   t.alloc("rows of a group", wide, {num_threads(), chunks.parts * block_rows * kRowStride}),
+  const Tensor a_blocks = t.alloc("rows of a group", wide,
+                                  {num_threads(), Cut(K, kBlockDepth, 16).parts * block_rows * kRowStride}),
                b_blocks =
                    t.alloc("strips of a weight", wide, {num_threads(), kStrips * strip_most * kBlockDepth}),
                c_blocks =
                    t.alloc("sums of a group", wide, {num_threads(), kStrips * strip_most * block_rows});
   if (ctx.dry_run) return;
-  with_storage_type(x.dtype, [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
+  with_elements(x.dtype, [&](auto elements) {
+    using E = decltype(elements);
+    using T = typename E::Storage;
+    using A = typename E::A;
     constexpr int64_t S = kStrip<A>;
+    const Cut chunks(K, E::kUnit * kBlockDepth, E::kUnit * 16);
     const int32_t *offset = offsets.as<int32_t>(), *indices = index ? index.as<int32_t>() : nullptr;
     const auto size = [offset](int64_t g) -> int64_t { return offset[g + 1] - offset[g]; };
     for_each_unit(w.groups, N, kBlockRows, S, size, [&](const Unit& unit, int64_t thread) {
@@ -86,17 +90,17 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
       for (int64_t r = 0; r < m; ++r) {
         const T* from = x.as<T>() + row_of(indices, first + r) * K;
         for (int64_t i = 0; i < chunks.parts; ++i)
-          widen_row(a + (i * m + r) * kRowStride, from + chunks[i].begin, chunks[i].size());
+          E::row(a + (i * m + r) * kRowStride, from + chunks[i].begin, chunks[i].size());
       }
       for (int64_t n = unit.columns.begin; n < unit.columns.end; n += kStrips * S) {
         const int64_t columns = std::min(kStrips * S, unit.columns.end - n);
         for (int64_t i = 0; i < chunks.parts; ++i) {
           const Cut::Part chunk = chunks[i];
-          const int64_t depth = chunk.size();
+          const int64_t depth = chunk.size(), units = ceil_div(depth, E::kUnit);
           if (transposed)
-            pack_strips_transposed(b, depth, columns, weight + n * K + chunk.begin, K);
+            E::strips_transposed(b, depth, columns, weight + n * K + chunk.begin, K);
           else
-            pack_strips<T>(b, depth, columns, [&](int64_t k) { return weight + (chunk.begin + k) * N + n; });
+            E::strips(b, depth, columns, [&](int64_t k) { return weight + (chunk.begin + k) * N + n; });
           for (int64_t s = 0; s * S < columns; ++s) {
             // Whole strips are written directly to y if it has the type of the sums.
             A* to = c + s * m * S;
@@ -104,8 +108,9 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
             if constexpr (std::is_same_v<T, A>)
               if (s * S + S <= columns) to = y.as<T>() + first * N + n + s * S, ld = N;
             for (int64_t j = 0; j < tiles.count; ++j)
-              tile_of<A, kRowStride, 1>(tiles[j + 1] - tiles[j], depth, a + (i * m + tiles[j]) * kRowStride,
-                                        b + s * S * depth, to + tiles[j] * ld, ld, i > 0);
+              E::template tile<kRowStride, 1>(tiles[j + 1] - tiles[j], units,
+                                              a + (i * m + tiles[j]) * kRowStride, b + s * S * units,
+                                              to + tiles[j] * ld, ld, i > 0);
           }
         }
         for (int64_t r = 0; r < m; ++r)
@@ -145,9 +150,10 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
                b_blocks = t.alloc("x of a group", dw.dtype, {num_threads(), depth_most * kBlockColumns}),
                edges = t.alloc("edge of dw", dw.dtype, {num_threads(), kTileHeight * 32});
   if (ctx.dry_run) return;
-  with_storage_type(x.dtype, [&](auto tag) {
-    using T = decltype(tag);
-    using A = accumulate_t<T>;
+  with_elements(x.dtype, [&](auto elements) {
+    using E = decltype(elements);
+    using T = typename E::Storage;
+    using A = typename E::A;
     constexpr int64_t S = kStrip<A>;
     const int32_t *offset = offsets.as<int32_t>(), *dy_rows = dy_index ? dy_index.as<int32_t>() : nullptr,
                   *x_rows = x_index ? x_index.as<int32_t>() : nullptr;
@@ -157,28 +163,28 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
         *edge = edges.rows(thread, 1).as<A>();
       const int64_t m = unit.rows.size(), columns = unit.columns.size(), first = offset[unit.group];
       const Tiles tiles(m);
-      const Cut chunks(offset[unit.group + 1] - first, kBlockDepth, 1);
+      const Cut chunks(offset[unit.group + 1] - first, E::kUnit * kBlockDepth, E::kUnit);
       A* to = dw.as<A>() + (unit.group * N + unit.rows.begin) * K + unit.columns.begin;
       for (int64_t i = 0; i < chunks.parts; ++i) {
-        const int64_t depth = chunks[i].size(), row = first + chunks[i].begin;
-        pack_strips<T>(b, depth, columns, [&](int64_t k) {
-          return x.as<T>() + row_of(x_rows, row + k) * K + unit.columns.begin;
-        });
-        for (int64_t k = 0; k < depth; ++k) {
-          const T* from = dy.as<T>() + row_of(dy_rows, row + k) * N + unit.rows.begin;
+        const int64_t depth = chunks[i].size(), units = ceil_div(depth, E::kUnit),
+                      row = first + chunks[i].begin;
+        E::strips(b, depth, columns,
+                  [&](int64_t k) { return x.as<T>() + row_of(x_rows, row + k) * K + unit.columns.begin; });
+        for (int64_t u = 0; u < units; ++u)
           for (int64_t j = 0; j < tiles.count; ++j)
-            widen_tile(a + (j * depth + k) * kTileStride, from + tiles[j], m - tiles[j]);
-        }
+            E::tile_rows(a + (j * units + u) * kTileStride, u, depth, m - tiles[j], [&](int64_t k) {
+              return dy.as<T>() + row_of(dy_rows, row + k) * N + unit.rows.begin + tiles[j];
+            });
         for (int64_t s = 0; s * S < columns; ++s)
           for (int64_t j = 0; j < tiles.count; ++j) {
             const int64_t height = tiles[j + 1] - tiles[j], width = std::min(S, columns - s * S);
-            const A *ta = a + j * depth * kTileStride, *tb = b + s * S * depth;
+            const A *ta = a + j * units * kTileStride, *tb = b + s * S * units;
             A* tc = to + tiles[j] * K + s * S;
             if (width == S) {
-              tile_of<A, 1, kTileStride>(height, depth, ta, tb, tc, K, true);
+              E::template tile<1, kTileStride>(height, units, ta, tb, tc, K, true);
               continue;
             }
-            tile_of<A, 1, kTileStride>(height, depth, ta, tb, edge, S, false);
+            E::template tile<1, kTileStride>(height, units, ta, tb, edge, S, false);
             for (int64_t h = 0; h < height; ++h)
               for (int64_t c = 0; c < width; ++c) tc[h * K + c] += edge[h * S + c];
           }
