@@ -56,8 +56,8 @@ std::string number(const json& row, const char* key, const char* format) {
   return row.contains(key) ? fmt::format(fmt::runtime(format), row[key].get<double>()) : "";
 }
 
-/// Utilisation is relative to the FMA peak measured between the steps on a CPU, and to 989 TFLOP/s on a GPU
-/// (H100 and H200, dense bf16).
+/// Utilisation is relative to the peak of FMA, or of products of bf16, measured between the steps on a CPU,
+/// and to 989 TFLOP/s on a GPU (H100 and H200, dense bf16).
 void print_step(const json& row) {
   fmt::print(
       "{:<18}{:<6}{:>9.1f} ms{:>10.0f} tokens/s{:>9.1f} GFLOP/s{:>7.1f} % of {}   ({:.1f} M parameters)\n",
@@ -106,14 +106,19 @@ void print_ranks(const json& rows) {
 }
 
 void print_decode(const json& rows) {
-  fmt::print("decode: tokens/s of a prompt, and behind it of one sequence and of several at once\n");
+  fmt::print(
+      "decode: tokens/s of a prompt, and behind it of one sequence and of several at once; bytes of weights, "
+      "keys and values that a step reads over its time, beside a copy's (read and written)\n");
   for (const json& row : rows)
     fmt::print(
-        "  {:<7}{:>8} tokens{:>10.0f} prompt/s{:>9.1f} one/s{:>9.1f} of {}/s{:>8.1f} MB of keys and "
-        "values,{:>8.1f} MB of activations\n",
-        row["model"].get<std::string>(), row["length"].get<int64_t>(),
+        "  {:<7}{:<5}{:>6} tokens{:>7.0f} prompt/s{:>7.1f} one/s{:>11}{:>8.1f} of {}/s{:>11}{:>7.1f} "
+        "copy{:>8.1f} MB of "
+        "keys and values,{:>8.1f} MB of activations\n",
+        row["model"].get<std::string>(), row["precision"].get<std::string>(), row["length"].get<int64_t>(),
         row["prefill_tokens_per_second"].get<double>(), row["decode_tokens_per_second"].get<double>(),
+        number(row, "decode_gb_per_second", "{:.1f} GB/s"),
         row["decode_tokens_per_second_together"].get<double>(), row["together"].get<int64_t>(),
+        number(row, "decode_gb_per_second_together", "{:.1f} GB/s"), row["copy_gb_per_second"].get<double>(),
         row["cache_bytes_per_sequence"].get<double>() * 1e-6, row["activation_bytes"].get<double>() * 1e-6);
   fmt::print("\n");
   std::fflush(stdout);
@@ -159,10 +164,16 @@ json run_peak() {
   const bench::Peak peak = bench::measure_peak(0.3);
   fmt::print("FMA peak ({}, f32)   {:>8.1f} GFLOP/s on 1 thread{:>9.1f} on {}\n", isa_name(cpu_isa()),
              peak.fma_one_thread, peak.fma, num_threads());
+  if (peak.bf16 > 0)
+    fmt::print(
+        "bf16 peak (avx512_bf16)  {:>8.1f} GFLOP/s on 1 thread{:>9.1f} on {}; products of bf16 in {}\n",
+        peak.bf16_one_thread, peak.bf16, num_threads(), bf16_products() ? "bf16" : "f32");
   fmt::print("memory              {:>8.1f} GB/s copy{:>9.1f} GB/s triad (read + written)\n\n", peak.copy,
              peak.triad);
   return {{"fma_one_thread_gflops", peak.fma_one_thread},
           {"fma_gflops", peak.fma},
+          {"bf16_one_thread_gflops", peak.bf16_one_thread},
+          {"bf16_gflops", peak.bf16},
           {"copy_gb_per_second", peak.copy},
           {"triad_gb_per_second", peak.triad}};
 }

@@ -32,11 +32,16 @@ double best_time(double seconds, F&& f) {
 }
 
 struct Peak {
-  double fma_one_thread = 0, fma = 0;  // f32 GFLOP/s, one and all threads
-  double copy = 0, triad = 0;          // GB/s over all threads, bytes read and written
+  double fma_one_thread = 0, fma = 0;    // f32 GFLOP/s, one and all threads
+  double bf16_one_thread = 0, bf16 = 0;  // bf16_peak
+  double copy = 0, triad = 0;            // GB/s over all threads, bytes read and written
 };
 /// FLOP/s of independent chains of fused multiply-adds, in the widest vectors the kernels may use.
 double fma_peak(int threads, double seconds);
+/// GFLOP/s of independent chains of products of bf16 pairs by AVX512-BF16; 0 without it.
+double bf16_peak(int threads, double seconds);
+/// GB/s, read and written, of all threads that copy 256 MiB.
+double copy_rate(double seconds);
 Peak measure_peak(double seconds);
 
 /// Every op of a training step, at the shapes of models typical of this kind of machine; one JSON object per
@@ -57,8 +62,10 @@ nlohmann::json measure_sparse(bool tiny, const std::vector<DType>& types, int64_
 /// slow exchange, and the cost of the watchdog and of saves.
 nlohmann::json measure_ranks(const RaceOptions& options);
 
-/// A small model without and with a gate, and with sparse attention: tokens per second of a prompt of each
-/// length up to `longest`, and behind it of one sequence and of several at once; bytes of keys and values.
+/// A small model without and with a gate and with sparse attention, and a larger one in bf16: tokens per
+/// second of a prompt of each length up to `longest`, and behind it of one sequence and of several at once;
+/// bytes of keys and values; and, without sparse attention, the bytes of weights, keys and values over the
+/// time of a step, beside the rate of a copy.
 nlohmann::json measure_decode(bool tiny, int64_t longest);
 
 /// Names for measure_step.

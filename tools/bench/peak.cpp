@@ -32,6 +32,22 @@ __attribute__((target("avx512f"))) float chains_avx512() {
   _mm512_storeu_ps(out, s);
   return out[0];
 }
+/// Each product of two vectors of 32 bf16 adds a pair of products to each of 16 f32.
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) float chains_bf16() {
+  __m512 a[kChains];
+  for (int i = 0; i < kChains; ++i) a[i] = _mm512_set1_ps(1e-3f * static_cast<float>(i));
+  const auto x = (__m512bh)_mm512_set1_epi16(0x3c24),
+             y = (__m512bh)_mm512_set1_epi16(0x3f7f);  // 0.01, almost 1
+  for (int64_t r = 0; r < kRounds; ++r) {
+#pragma GCC unroll 24
+    for (int i = 0; i < kChains; ++i) a[i] = _mm512_dpbf16_ps(a[i], x, y);
+  }
+  __m512 s = a[0];
+  for (int i = 1; i < kChains; ++i) s = _mm512_add_ps(s, a[i]);
+  float out[16];
+  _mm512_storeu_ps(out, s);
+  return out[0];
+}
 __attribute__((target("avx2,fma"))) float chains_avx2() {
   constexpr int kHalf = kChains / 2;  // 16 registers
   __m256 a[kHalf];
@@ -66,7 +82,7 @@ float chains_baseline() {
 
 struct Kernel {
   float (*run)();
-  int lanes;
+  int lanes;  // products of one instruction
 };
 Kernel kernel() {
 #if defined(__x86_64__)
@@ -76,10 +92,8 @@ Kernel kernel() {
   return {chains_baseline, 4};
 }
 
-}  // namespace
-
-double fma_peak(int threads, double seconds) {
-  const Kernel k = kernel();
+/// GFLOP/s of a kernel.
+double peak_of(const Kernel& k, int threads, double seconds) {
   volatile float sink = 0;
   const double time = best_time(seconds, [&] {
 #pragma omp parallel num_threads(threads)
@@ -92,12 +106,41 @@ double fma_peak(int threads, double seconds) {
   return 2.0 * k.lanes * kChains * static_cast<double>(kRounds) * threads / time * 1e-9;
 }
 
+}  // namespace
+
+double fma_peak(int threads, double seconds) { return peak_of(kernel(), threads, seconds); }
+
+double bf16_peak([[maybe_unused]] int threads, [[maybe_unused]] double seconds) {
+#if defined(__x86_64__)
+  if (cpu_isa() == Isa::avx512 && cpu_features().avx512_bf16)
+    return peak_of({chains_bf16, 32}, threads, seconds);
+#endif
+  return 0;
+}
+
+double copy_rate(double seconds) {
+  constexpr int64_t kFloats = int64_t{64} << 20;  // 256 MiB each: larger than any cache
+  Arena arena("bandwidth", 2 * kFloats * 4);
+  float* const a = arena.alloc("a", DType::f32, {kFloats}).as<float>();
+  float* const b = arena.alloc("b", DType::f32, {kFloats}).as<float>();
+  parallel_for(kFloats, 1 << 16, [=](int64_t begin, int64_t end) { std::fill(b + begin, b + end, 1.0f); });
+  const double time = best_time(seconds, [&] {
+    parallel_for(kFloats, 1 << 16, [=](int64_t begin, int64_t end) {
+      std::memcpy(a + begin, b + begin, static_cast<size_t>(end - begin) * 4);
+    });
+  });
+  return 2.0 * kFloats * 4 / time * 1e-9;
+}
+
 Peak measure_peak(double seconds) {
   Peak p;
   p.fma_one_thread = fma_peak(1, seconds);
   p.fma = fma_peak(num_threads(), seconds);
+  p.bf16_one_thread = bf16_peak(1, seconds);
+  p.bf16 = bf16_peak(num_threads(), seconds);
+  p.copy = copy_rate(seconds);
 
-  constexpr int64_t kFloats = int64_t{64} << 20;  // 256 MiB each: larger than any cache
+  constexpr int64_t kFloats = int64_t{64} << 20;
   Arena arena("bandwidth", 3 * kFloats * 4);
   float* a = arena.alloc("a", DType::f32, {kFloats}).as<float>();
   float* b = arena.alloc("b", DType::f32, {kFloats}).as<float>();
@@ -106,17 +149,11 @@ Peak measure_peak(double seconds) {
   each([=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) a[i] = 0, b[i] = 1, c[i] = 2;
   });
-  const double copy = best_time(seconds, [&] {
-    each([=](int64_t begin, int64_t end) {
-      std::memcpy(a + begin, b + begin, static_cast<size_t>(end - begin) * 4);
-    });
-  });
   const double triad = best_time(seconds, [&] {
     each([=](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) a[i] = b[i] + 0.5f * c[i];
     });
   });
-  p.copy = 2.0 * kFloats * 4 / copy * 1e-9;
   p.triad = 3.0 * kFloats * 4 / triad * 1e-9;
   return p;
 }
