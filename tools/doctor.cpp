@@ -128,8 +128,10 @@ void doctor() {
   row("AVX-512", yes(cpu.avx512));
   row("AVX-512 BF16", yes(cpu.avx512_bf16));
   row("AMX BF16", yes(cpu.amx_bf16));
-  row("kernels used", fmt::format("{} (SLUICE_ISA=baseline|avx2|avx512 lowers it)", isa_name(cpu_isa())));
-  row("bf16", bf16_products() ? "matrix products in hardware" : "computed through f32: saves memory, not time");
+  row("kernels used",
+      fmt::format("{} (SLUICE_ISA=baseline|avx2|avx512|avx512_bf16 lowers it)", isa_name(cpu_isa())));
+  row("bf16",
+      bf16_products() ? "matrix products in hardware" : "computed through f32: saves memory, not time");
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   const int cores =

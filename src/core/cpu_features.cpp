@@ -62,7 +62,9 @@ Isa cpu_isa() {
 
 bool bf16_products() {
   const CpuFeatures& f = cpu_features();
-  return std::getenv("SLUICE_ISA") == nullptr && (f.amx_bf16 || (f.avx512_bf16 && f.amd));
+  const char* wish = std::getenv("SLUICE_ISA");
+  return wish ? std::strcmp(wish, "avx512_bf16") == 0 && f.avx512_bf16
+              : f.amx_bf16 || (f.avx512_bf16 && f.amd);
 }
 
 }  // namespace sluice

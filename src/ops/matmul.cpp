@@ -2,6 +2,7 @@
 
 #include <cblas.h>
 
+#include <cstdlib>
 #include <dnnl.hpp>
 #include <optional>
 #include <unordered_map>
@@ -83,6 +84,8 @@ void limit_dnnl_isa() {
   static const bool done = [] {
     if (cpu_isa() == Isa::avx2) dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
     if (cpu_isa() == Isa::baseline) dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
+    if (std::getenv("SLUICE_ISA") && bf16_products())  // without AMX
+      dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_bf16);
     return true;
   }();
   static_cast<void>(done);
