@@ -289,7 +289,7 @@ std::string launcher_variables() {
   for (const char* name :
        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE",
         "PMIX_RANK", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID",
-        "SLURM_CPUS_PER_TASK", "SLURM_RESTART_COUNT", "OMP_NUM_THREADS"})
+        "SLURM_CPUS_PER_TASK", "SLURM_RESTART_COUNT", "OMP_NUM_THREADS", "OMPI_MCA_mpi_yield_when_idle"})
     if (const char* value = std::getenv(name))
       text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value);
   return text;

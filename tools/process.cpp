@@ -19,13 +19,16 @@ void open_standard_streams() {
 }
 
 void settle_threads(char** argv) {
-  const bool waiting = std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY"),
-             blas = std::getenv("OPENBLAS_NUM_THREADS");
+  bool changed = false;
+  const auto settle = [&](const char* name, const char* value) {
+    if (!std::getenv(name)) changed |= setenv(name, value, 0) == 0;
+  };
+  if (!std::getenv("OMP_WAIT_POLICY")) settle("GOMP_SPINCOUNT", "1000");
+  settle("OPENBLAS_NUM_THREADS", "1");
+  settle("OMPI_MCA_mpi_yield_when_idle", "1");
   std::array<char, PATH_MAX> path{};
-  if ((waiting && blas) || readlink("/proc/self/exe", path.data(), path.size() - 1) <= 0) return;
-  if (!waiting) setenv("GOMP_SPINCOUNT", "1000", 1);
-  if (!blas) setenv("OPENBLAS_NUM_THREADS", "1", 1);
-  execv(path.data(), argv);  // returns only on failure
+  if (changed && readlink("/proc/self/exe", path.data(), path.size() - 1) > 0)
+    execv(path.data(), argv);  // returns only on failure
 }
 
 bool flush_standard_output(const char** problem) {

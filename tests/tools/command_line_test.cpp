@@ -3,12 +3,15 @@
 
 #include <filesystem>
 
+#include "core/cpu_features.h"
+#include "support/no_mpi.h"
 #include "tools/tiny_run.h"
 
 namespace sluice {
 namespace {
 
 using Catch::Contains;
+using test::no_mpi;
 using test::Outcome;
 using test::TinyRun;
 
@@ -134,6 +137,35 @@ TEST_CASE("idle threads sleep after a short spin unless the user has set otherwi
   CHECK_THAT(seen("env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY"), Contains("'1000'"));
   CHECK_THAT(seen("GOMP_SPINCOUNT=77"), Contains("'77'"));
   CHECK_THAT(seen("env -u GOMP_SPINCOUNT OMP_WAIT_POLICY=passive"), Contains("'0'"));
+}
+
+TEST_CASE("SLUICE_ISA=avx512_bf16 asks for products in bf16, and avx512 for products in f32",
+          "[command_line]") {
+  const TinyRun t;
+  const auto seen = [&](const std::string& isa) {
+    const std::string out = t.folder / "out";
+    shell("SLUICE_ISA=" + isa + " \"$SLUICE\" doctor --run-dir " + t.folder / "runs" + " >" + out + " 2>&1");
+    return io::read_file(out);
+  };
+  CHECK_THAT(seen("avx512"), Contains("computed through f32"));
+  if (cpu_features().avx512_bf16)
+    CHECK_THAT(seen("avx512_bf16"), Contains("matrix products in hardware"));
+  else
+    WARN("skipped: this processor has no AVX512-BF16");
+}
+
+TEST_CASE("ranks that wait yield their core unless the user has set otherwise", "[command_line][ranks]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  const auto seen = [&](const std::string& before) {
+    const std::string out = t.folder / "out";
+    shell("env -u OMPI_MCA_mpi_yield_when_idle OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " +
+          before + " mpirun --oversubscribe -n 2 \"$SLUICE\" doctor --run-dir " + t.folder / "runs" + " >" +
+          out + " 2>&1");
+    return io::read_file(out);
+  };
+  CHECK_THAT(seen(""), Contains("OMPI_MCA_mpi_yield_when_idle=1"));
+  CHECK_THAT(seen("OMPI_MCA_mpi_yield_when_idle=0"), Contains("OMPI_MCA_mpi_yield_when_idle=0"));
 }
 
 TEST_CASE("more threads than cores cause a warning", "[command_line]") {
