@@ -7,7 +7,7 @@ install(TARGETS sluice RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY configs/ DESTINATION ${share}/configs USE_SOURCE_PERMISSIONS)
 # Without those that build, test or measure the sources.
 install(DIRECTORY scripts/ DESTINATION ${share}/scripts USE_SOURCE_PERMISSIONS
-        REGEX "/(__pycache__|setup|prefix|build|test|style|tidy|quickstart|faults|fuzz|gpu_check|bench_pytorch(\\.py)?|check_tokenizers|tokenizers|(make_)?goldens[^/]*|mypy\\.ini|ruff\\.toml)$" EXCLUDE
+        REGEX "/(__pycache__|setup|prefix|build|test|style|tidy|quickstart|faults|fuzz|gpu_check|bench_pytorch[^/]*|check_tokenizers|tokenizers|(make_)?goldens[^/]*|mypy\\.ini|ruff\\.toml)$" EXCLUDE
         PATTERN "*.pyc" EXCLUDE)
 install(FILES README.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 

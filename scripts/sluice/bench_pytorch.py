@@ -3,6 +3,8 @@
     scripts/bench_pytorch                                      every variant, tokens/s
     scripts/bench_pytorch --against build/sluice               alternates with sluice; prints ratios to PyTorch's best
     scripts/bench_pytorch --model qwen,gpt2-124m --precision f32 --threads 2
+    scripts/bench_pytorch --model qwen-moe --precision bf16 --against build/sluice
+    scripts/bench_pytorch --part decode --longest 4096 --against build/sluice   generation with a cache
 
 Variants: {eager, torch.compile} x {SDPA, plain softmax} x {f32, bf16 autocast}, for a mixture of experts also x {a loop over
 the experts, torch._grouped_mm}; fused AdamW; gradient clipping, as sluice
@@ -253,6 +255,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--part",
+        choices=("step", "decode"),
+        default="step",
+        help="training steps, or generation with a cache",
+    )
+    parser.add_argument("--longest", type=int, default=4096, help="decode: tokens in the cache")
     parser.add_argument("--model", default="small,qwen", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--precision", default="f32,bf16")
     parser.add_argument("--variants", default="eager,compile", help="eager, compile or both")
@@ -272,8 +281,14 @@ def main() -> None:
         f"PyTorch {torch.__version__}, {args.threads} threads, oneDNN {torch.backends.mkldnn.is_available()}, "
         f"MKL {torch.backends.mkl.is_available()}"
     )
-    results = []
-    for model in args.model.split(","):
+    results: list[dict[str, Any]] = []
+    if args.part == "decode":
+        from sluice import bench_pytorch_decode
+
+        results = bench_pytorch_decode.run(
+            args.variants.split(","), args.longest, args.threads, args.rounds, args.against
+        )
+    for model in args.model.split(",") if args.part == "step" else ():
         for precision in args.precision.split(","):
             speeds = {}
             trials = {}
@@ -318,14 +333,14 @@ def main() -> None:
                 theirs = training.tokens_per_second(args.seconds)
                 ours = run_sluice(args.against, model, precision, args.threads, args.seconds)
                 if round_number > 0:
-                    pairs.append((ours["tokens_per_second"], theirs, ours["percent_of_peak"]))
-            ratios = [a / b for a, b, _ in pairs]
+                    pairs.append((ours["tokens_per_second"], theirs, ours["percent_of_peak"], ours["peak"]))
+            ratios = [a / b for a, b, *_ in pairs]
             row.update(
                 sluice=[p[0] for p in pairs], pytorch=[p[1] for p in pairs], ratio=statistics.median(ratios)
             )
             print(
                 f"{model:<18}{precision:<6}sluice {statistics.median(p[0] for p in pairs):.0f} tokens/s "
-                f"({statistics.median(p[2] for p in pairs):.0f} % of FMA peak), PyTorch's best ({best}) "
+                f"({statistics.median(p[2] for p in pairs):.0f} % of {pairs[0][3]}), PyTorch's best ({best}) "
                 f"{statistics.median(p[1] for p in pairs):.0f}: {statistics.median(ratios):.2f}x "
                 f"({min(ratios):.2f}-{max(ratios):.2f} in {len(ratios)} pairs)",
                 flush=True,
