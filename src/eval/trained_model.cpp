@@ -41,7 +41,7 @@ std::vector<std::string> with_positions(std::vector<std::string> overrides, cons
     overrides.push_back("model.max_position_embeddings=null");
   if (!device.empty()) overrides.push_back("train.device=" + device);
   // Whoever reads a model has whole sequences on one rank.
-  if (!given("parallel.")) overrides.push_back("parallel.context=1");
+  if (!given("parallel.context")) overrides.push_back("parallel.context=1");
   return overrides;
 }
 

@@ -24,7 +24,8 @@ CheckpointInfo find_checkpoint(const std::string& run_or_checkpoint);
 /// data.seq_len beyond the positions of the model makes its rotary table longer.
 Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device = "",
                          const std::vector<std::string>& overrides = {});
-/// These overrides and what follows from them: "model.max_position_embeddings=null" for a data.seq_len.
+/// These overrides and what follows: "model.max_position_embeddings=null" from a data.seq_len, and
+/// "parallel.context=1", since a model is read with whole sequences on one rank.
 std::vector<std::string> with_positions(std::vector<std::string> overrides, const std::string& device);
 
 /// What a trained model is loaded from: a checkpoint, or a folder of another program (hf/open.h).
