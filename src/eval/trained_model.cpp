@@ -40,7 +40,7 @@ std::vector<std::string> with_positions(std::vector<std::string> overrides, cons
   if (given("data.seq_len") && !given("model.max_position_embeddings"))
     overrides.push_back("model.max_position_embeddings=null");
   if (!device.empty()) overrides.push_back("train.device=" + device);
-  // Whoever reads a model has whole sequences on one rank.
+  // A model is read on one rank, which has whole sequences.
   if (!given("parallel.context")) overrides.push_back("parallel.context=1");
   return overrides;
 }
