@@ -10,6 +10,7 @@
 #include "core/io.h"
 #include "data/temporary.h"
 #include "hf/config.h"
+#include "hf/golden_logits.h"
 #include "hf/holds.h"
 #include "hf/import.h"
 #include "hf/layouts.h"
@@ -22,35 +23,16 @@ namespace {
 
 const std::string kGolden = SLUICE_SOURCE_DIR "/tests/golden/";
 
-/// ||logits - golden|| / ||golden||
 double logit_error(const std::string& folder, DType dtype) {
-  const nlohmann::json golden = nlohmann::json::parse(io::read_file(folder + "/logits.json"));
-  const auto ids = golden.at("input_ids").get<std::vector<int32_t>>();
-  TokenBatch batch;
-  batch.add(ids);
-  // add() uses the last token only as a target; here it is also an input.
-  batch.tokens.push_back(ids.back());
-  batch.targets.push_back(-1);
-  batch.positions.push_back(static_cast<int32_t>(ids.size()) - 1);
-  batch.first_key.push_back(0);
+  const GoldenLogits golden(folder);
   const HfModel source = read_hf_config(folder + "/config.json");
   CHECK(source.unsupported.empty());
-  TestModel t(source.model, batch, dtype);
+  TestModel t(source.model, golden.batch(), dtype);
   std::vector<NamedTensor> weights;
   for (size_t i = 0; i < t.store.specs().size(); ++i)
     weights.push_back({t.store.specs()[i].name, t.store.value(static_cast<ParamStore::Id>(i))});
   load_weights(folder, weights, nullptr, nullptr, {weight_map(source.format, source.model), {}});
-  const std::vector<double> logits = t.logits();
-  double difference = 0, norm = 0;
-  size_t i = 0;
-  for (const auto& row : golden.at("logits_f64"))
-    for (const double expected : row) {
-      difference += (logits.at(i) - expected) * (logits.at(i) - expected);
-      norm += expected * expected;
-      ++i;
-    }
-  CHECK(i == logits.size());
-  return std::sqrt(difference / norm);
+  return golden.error(t.logits());
 }
 
 }  // namespace
