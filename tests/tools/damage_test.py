@@ -31,6 +31,7 @@ sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 from sluice import benchmarks, sink_words
+from sluice.gpu_check import summary
 from sluice.reporting import shapes
 from sluice.reporting.main import main
 from sluice.sweeping import state, sweep_file, tables
@@ -456,6 +457,53 @@ class Damage(unittest.TestCase):
             sink_words.words(self.run_folder, self.run_folder)
         self.assertIn("eval.jsonl:4: threshold: a number is expected", said.getvalue())
         self.assertIn("eval.jsonl:5: not a whole JSON object", said.getvalue())
+
+    def test_damaged_results_of_a_gpu_check_are_a_failed_step(self):
+        """The list of steps and the benchmarks' figures, from which the last table is made."""
+        rows = [{"name": "copy", "tb_per_second": 3.0, "percent_of_copy": 90.0}]
+        attention = {"name": "forward", "tokens": 4096, "heads": "16/4", "gate": "none", "kernel": "own"}
+        step = {"model": "small", "ms": 5.0, "tokens_per_second": 9, "percent_of_peak": 40.0, "peak": "bf16"}
+        files = {
+            "steps.tsv": b"".join(
+                f"bench-{part}\tpassed\t3\tdone\n".encode() for part in ("kernels", "attention", "step")
+            )
+        }
+        for part, content in (
+            ("kernels", {"kernels": rows}),
+            ("attention", {"attention": [{**attention, "tflops": 500.0, "of_cudnn": 1.1}]}),
+            ("step", {"steps": [step]}),
+        ):
+            files[f"bench-{part}.json"] = json.dumps(content).encode()
+        folder = os.path.join(self.root, "gpu_check")
+        os.makedirs(folder)
+
+        def summed_up():
+            sys.argv = ["summary.py", os.path.join(folder, "steps.tsv"), folder, "0"]
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                code = summary.main()
+            return code, said.getvalue()
+
+        for name, content in files.items():
+            with open(os.path.join(folder, name), "wb") as file:
+                file.write(content)
+        code, said = summed_up()
+        self.assertEqual(code, 0)
+        for figure in ("3.000", "500.0", "1.10", "40.0 %"):
+            self.assertIn(figure, said)
+        for name, content in files.items():
+            for _ in range(COUNT):
+                with open(os.path.join(folder, name), "wb") as file:
+                    file.write(mutate(content, self.dice))
+                self.told_with(summed_up, name)
+            with open(os.path.join(folder, name), "wb") as file:
+                file.write(b"[]")
+            shapes.WARNED.clear()
+            code, said = summed_up()
+            self.assertEqual(code, 1, said)
+            self.assertIn(f"{name}:1: ", said)
+            with open(os.path.join(folder, name), "wb") as file:
+                file.write(content)
 
     def test_damaged_benchmarks_are_refused_by_line(self):
         lines = [

@@ -6,50 +6,84 @@ import os
 import sys
 from typing import Any
 
-PARTS = ("kernels", "matmul", "attention", "step")
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+from sluice.reporting.files import open_file, read_object
+from sluice.reporting.shapes import NUMBER, TEXT, WHOLE, clean, warn
+
+KERNEL = {"name": TEXT, "tb_per_second": NUMBER, "percent_of_copy": NUMBER}
+ATTENTION = {
+    "name": TEXT,
+    "tokens": WHOLE,
+    "heads": TEXT,
+    "gate": TEXT,
+    "kernel": TEXT,
+    "tflops": NUMBER,
+    "of_cudnn": NUMBER,
+}
+STEP = {"model": TEXT, "ms": NUMBER, "tokens_per_second": NUMBER, "percent_of_peak": NUMBER, "peak": TEXT}
+PARTS: dict[str, dict[str, Any]] = {
+    "kernels": {"kernels": [KERNEL]},
+    "matmul": {},
+    "attention": {"attention": [ATTENTION]},
+    "step": {"steps": [STEP]},
+}
 
 
 def read_steps(path: str) -> list[dict[str, Any]]:
-    with open(path, encoding="utf-8") as file:
-        rows = [
-            dict(zip(("step", "result", "seconds", "note"), line.rstrip("\n").split("\t"))) for line in file
-        ]
-    return [{**row, "seconds": int(row["seconds"])} for row in rows]
+    """Rows of step, result, seconds and note; a line that is none counts as a step that failed."""
+    rows = []
+    with open_file(path) as file:
+        for i, line in enumerate(file, 1):
+            cells = [clean(cell, 200) for cell in line.rstrip("\n").split("\t")]
+            if len(cells) == 4 and cells[2].isdecimal() and len(cells[2]) < 10:
+                step, result, seconds, note = cells
+            else:
+                warn(f"{path}:{i}: not a line of step, result, seconds and note")
+                step, result, seconds, note = f"line {i}", "FAILED", "0", "not readable"
+            rows.append({"step": step, "result": result, "seconds": int(seconds), "note": note})
+    return rows
 
 
 def read_figures(folder: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the benchmarks that passed, by part."""
+    """Of the benchmarks that passed, by part. One whose file holds no figures has failed."""
     figures = {}
-    for part in PARTS:
-        path = os.path.join(folder, f"bench-{part}.json")
-        if os.path.exists(path) and any(
-            r["step"] == "bench-" + part and r["result"] == "passed" for r in rows
-        ):
-            with open(path, encoding="utf-8") as file:
-                figures[part] = json.load(file)
+    for part, shape in PARTS.items():
+        for row in rows:
+            if row["step"] != "bench-" + part or row["result"] != "passed":
+                continue
+            found = read_object(os.path.join(folder, f"bench-{part}.json"), shape, must=True)
+            if found:
+                figures[part] = found
+            else:
+                row.update(result="FAILED", note="wrote no figures")
     return figures
+
+
+def table(figures: dict[str, Any], part: str, name: str, needed: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a part that have all that a table shows."""
+    rows = figures.get(part, {}).get(name) or []
+    return [row for row in rows if all(row.get(key) is not None for key in needed)]
 
 
 def print_figures(figures: dict[str, Any], emulated: bool) -> None:
     """Speeds, which an emulated GPU does not have; those of a step are shown there, too, as a test of this script."""
-    kernels = [] if emulated else figures.get("kernels", {}).get("kernels", [])
+    kernels = [] if emulated else table(figures, "kernels", "kernels", KERNEL)
     if kernels:
         print(f"\n{'kernel':<34} {'TB/s':>10} {'% of copy':>9}")
     for k in kernels:
-        if "tb_per_second" in k:
-            print(f"{k['name']:<34} {k['tb_per_second']:>10.3f} {k['percent_of_copy']:>9.1f}")
-    attention = [] if emulated else figures.get("attention", {}).get("attention", [])
+        print(f"{k['name']:<34} {k['tb_per_second']:>10.3f} {k['percent_of_copy']:>9.1f}")
+    compared = {key: shape for key, shape in ATTENTION.items() if key != "of_cudnn"}
+    attention = [] if emulated else table(figures, "attention", "attention", compared)
     if attention:
         print(
             f"\n{'attention':<20} {'tokens':>7} {'heads':>6} {'gate':<12} {'kernel':<7} {'TFLOP/s':>9} {'x cuDNN':>8}"
         )
     for a in attention:
-        if "tflops" in a:
-            of_cudnn = f"{a['of_cudnn']:.2f}" if "of_cudnn" in a else ""
-            print(
-                f"{a['name']:<20} {a['tokens']:>7} {a['heads']:>6} {a['gate']:<12} {a['kernel']:<7} {a['tflops']:>9.1f} {of_cudnn:>8}"
-            )
-    for s in figures.get("step", {}).get("steps", []):
+        of_cudnn = f"{a['of_cudnn']:.2f}" if a.get("of_cudnn") is not None else ""
+        print(
+            f"{a['name']:<20} {a['tokens']:>7} {a['heads']:>6} {a['gate']:<12} {a['kernel']:<7} {a['tflops']:>9.1f} {of_cudnn:>8}"
+        )
+    for s in table(figures, "step", "steps", STEP):
         print(
             f"\n{s['model']}: {s['ms']:.0f} ms, {s['tokens_per_second']:.0f} tokens/s, {s['percent_of_peak']:.1f} % of {s['peak']}"
         )
@@ -57,7 +91,11 @@ def print_figures(figures: dict[str, Any], emulated: bool) -> None:
 
 def main() -> int:
     path, folder, emulated = sys.argv[1], sys.argv[2], sys.argv[3] != "0"
-    rows = read_steps(path)
+    try:
+        rows = read_steps(path)
+    except OSError as error:
+        print(f"gpu_check: {path}: {error.strerror}", file=sys.stderr)
+        return 1
     figures = read_figures(folder, rows)
     with open(os.path.join(folder, "gpu_check.json"), "w", encoding="utf-8") as file:
         json.dump({"emulated": emulated, "steps": rows, "bench": figures}, file, indent=2)
