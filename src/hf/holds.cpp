@@ -8,6 +8,34 @@
 namespace sluice {
 namespace {
 
+/// The same as without_known, of model.attention.sparse.
+void forget_known(SparseConfig& s) {
+  const SparseConfig defaults;
+  if (s.scope == IndexScope::kv_head) s.scope = defaults.scope;
+  s.block = defaults.block;
+  s.force_self = defaults.force_self;
+  s.sink = defaults.sink;
+  if (s.phase == SparsePhase::dense_warm_up) s.phase = defaults.phase;
+  IndexerConfig& x = s.indexer;
+  x.heads = defaults.indexer.heads;
+  x.head_dim = defaults.indexer.head_dim;
+  if (x.activation == IndexActivation::relu) x.activation = defaults.indexer.activation;
+  for (const IndexHeadWeights known : {IndexHeadWeights::linear, IndexHeadWeights::none})
+    if (x.head_weights == known) x.head_weights = defaults.indexer.head_weights;
+  for (auto flag : {&IndexerConfig::bias, &IndexerConfig::rope, &IndexerConfig::key_norm})
+    x.*flag = defaults.indexer.*flag;
+  x.scale = defaults.indexer.scale;
+  for (const BudgetPolicy known :
+       {BudgetPolicy::eq8, BudgetPolicy::inverse, BudgetPolicy::entropy, BudgetPolicy::code})
+    if (s.k.policy == known) s.k.policy = defaults.k.policy;
+  for (auto size : {&BudgetConfig::base, &BudgetConfig::min, &BudgetConfig::max})
+    s.k.*size = defaults.k.*size;
+  s.k.temperature = defaults.k.temperature;
+  s.k.momentum = defaults.k.momentum;                          // of training alone
+  s.loss.temperature = defaults.loss.temperature;              // of training alone
+  s.loss.learn_temperature = defaults.loss.learn_temperature;  // a parameter that nothing reads
+}
+
 /// The keys that modeling_sluice.py computes, set to their defaults; what differs from the defaults
 /// afterwards is what it does not know. Values of enumerations are named one by one.
 ModelConfig without_known(const ModelConfig& model) {
@@ -40,8 +68,9 @@ ModelConfig without_known(const ModelConfig& model) {
 
   AttentionConfig& a = rest.attention;
   for (const AttentionKind known : {AttentionKind::sink, AttentionKind::off_by_one, AttentionKind::sink_key,
-                                    AttentionKind::kv_bias, AttentionKind::softpick})
+                                    AttentionKind::kv_bias, AttentionKind::softpick, AttentionKind::sparse})
     if (a.kind == known) a.kind = AttentionKind::softmax;
+  forget_known(a.sparse);
   a.window = defaults.attention.window;
   a.window_pattern = defaults.attention.window_pattern;
   for (const ExclusiveAttention known : {ExclusiveAttention::full, ExclusiveAttention::learned})

@@ -16,7 +16,7 @@ import transformers
 from .bench import Bench, compare, loaded
 from .exports import check_export, check_refused, train
 from .families import FAMILIES, REFUSED_FAMILIES
-from .rows import overrides, rows, sparse_rows
+from .rows import overrides, rows
 from .variants import FORCED, REFUSED, VARIANTS
 
 
@@ -60,32 +60,23 @@ def attempt(bench: Bench, name: str, check: Callable[[], None]) -> None:
 def export_variants(bench: Bench) -> None:
     runs: dict[str, pathlib.Path] = {}
 
-    def check(name: str, variant: str, wanted: str, chosen: str) -> None:
+    def run_of(variant: str) -> pathlib.Path:
         if variant not in runs:
             runs[variant] = train(bench, variant, None, VARIANTS[variant][1])
-        check_export(bench, name, runs[variant], wanted, chosen)
+        return runs[variant]
 
     for name, (wanted, _) in VARIANTS.items():
-        attempt(bench, name, lambda: check(name, name, wanted, "auto"))
+        attempt(bench, name, lambda: check_export(bench, name, run_of(name), wanted, "auto"))
     for name, (variant, form) in FORCED.items():
-        attempt(bench, name, lambda: check(name, variant, form, form))
-    for name, (key, more) in REFUSED.items():
-        attempt(bench, name, lambda: check_refused(bench, name, train(bench, name, None, more), key))
+        attempt(bench, name, lambda: check_export(bench, name, run_of(variant), form, form))
+    for name, (variant, form, key) in REFUSED.items():
+        attempt(bench, name, lambda: check_refused(bench, name, run_of(variant), form, key))
 
 
 def export_rows(bench: Bench) -> None:
     more = overrides(bench.folder / "text")
     for name, path in rows().items():
         attempt(bench, name, lambda: check_export(bench, name, train(bench, name, path, more), "", "auto"))
-    for name, path in sparse_rows().items():
-        text = bench.run("config", "show", str(path)).decode()
-        if "kind: sparse" in text:
-            key = "model.attention.kind = sparse"
-            attempt(bench, name, lambda: check_refused(bench, name, train(bench, name, path, more), key))
-        else:
-            attempt(
-                bench, name, lambda: check_export(bench, name, train(bench, name, path, more), "", "auto")
-            )
 
 
 def check_tokenizer(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,17 @@ def check_same_weights(bench: Bench, name: str, run: pathlib.Path, folder: pathl
     bench.report("weights", name, not difference, difference.strip().replace("\n", "; ")[:200])
 
 
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The result of the first call, for all others."""
+    kept: list[Any] = []
+
+    def call(*arguments: Any) -> Any:
+        kept.append(None if kept else function(*arguments))
+        return kept[0]
+
+    return call
+
+
 def check_step(bench: Bench, name: str, model: Any) -> None:
     """Every parameter has a gradient. In our own code a small step along it lowers the loss by as much as it says: in
     f64, where the step can be so small that no token changes its experts."""
@@ -62,10 +74,14 @@ def check_step(bench: Bench, name: str, model: Any) -> None:
     def loss() -> torch.Tensor:
         return torch.nn.functional.cross_entropy(model(ids).logits[0, :-1].double(), ids[0, 1:])
 
+    for module in model.modules():
+        if type(module).__name__ == "SluiceIndexer":  # its choice jumps
+            module.forward = once(module.forward)
     before = loss()
     before.backward()
-    # An expert that no token goes to has none.
-    none = [n for n, p in model.named_parameters() if p.grad is None and ".experts." not in n]
+    # An expert that no token goes to has none, nor an indexer, whose choice is no function of its weights.
+    without = (".experts.", ".indexer.")
+    none = [n for n, p in model.named_parameters() if p.grad is None and not any(w in n for w in without)]
     square = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
     rate = fall / square
     with torch.no_grad():
@@ -87,12 +103,15 @@ def check_export(bench: Bench, name: str, run: pathlib.Path, wanted: str, chosen
         bench.report("export", name, False, f"expected {wanted}: {out.strip()}")
         return
     form = wanted or out.split("(")[-1].split(")")[0]
+    # Which keys an indexer selects hangs on rounding where two have nearly the same score.
+    selects = "kind: sparse" in bench.run("config", "show", str(run / "config.yaml")).decode()
+    bench.precision = "f64" if selects else "f32"
     if form == "gated_attention":  # transformers has no code for it
         theirs = logits_of(load_repository(folder))
         difference = float(np.abs(bench.logits(str(run)) - theirs).max())
         bench.report("export", name, bench.close(difference), f"{difference:.1e}  {form}")
     else:
-        model = loaded(folder)
+        model = loaded(folder, torch.float64 if selects else torch.float32)
         compare(bench, "export", name, model, str(run), form)
         if form == "sluice":
             other = "eager" if model.config._attn_implementation == "sdpa" else ""
@@ -104,10 +123,12 @@ def check_export(bench: Bench, name: str, run: pathlib.Path, wanted: str, chosen
     ours = bench.logits(str(run))
     difference = float(np.abs(bench.logits(str(folder)) - ours).max())
     bench.report("back", name, difference == 0, f"{difference:.1e}  {form}")
+    bench.precision = "f32"
     check_same_weights(bench, name, run, folder, form)
 
 
-def check_refused(bench: Bench, name: str, run: pathlib.Path, key: str) -> None:
-    """A model that no format holds is refused with the key's name."""
-    message = bench.refusal("export", str(run), "-o", str(bench.folder / "exports" / name))
+def check_refused(bench: Bench, name: str, run: pathlib.Path, form: str, key: str) -> None:
+    """A model that the format does not hold is refused with the key's name."""
+    folder = str(bench.folder / "exports" / name)
+    message = bench.refusal("export", str(run), "-o", folder, "--format", form)
     bench.report("refusal", name, key in message, message.strip().split("\n")[-1].strip()[:100])

@@ -6,9 +6,13 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[3] / "configs"
 
-FOLDERS = ["gated_attention/proxy", "sink_aware/proxy/adamw", "sink_aware/proxy/nanochat", "variants/proxy"]
-# Of these every row with sparse attention is refused; a few stand for all.
-SPARSE = ["table4_01_standard", "table4_02_sparse_only", "table4_04_gsa", "qsa_1.7b", "msa_1.7b"]
+FOLDERS = [
+    "gated_attention/proxy",
+    "sink_aware/proxy/adamw",
+    "sink_aware/proxy/nanochat",
+    "sparse/proxy",
+    "variants/proxy",
+]
 
 
 def rows() -> dict[str, pathlib.Path]:
@@ -16,14 +20,11 @@ def rows() -> dict[str, pathlib.Path]:
     found = {}
     for folder in FOLDERS:
         short = folder.split("/")[-1]
-        prefix = "" if folder.startswith("gated") else f"{'variants' if short == 'proxy' else short}/"
+        short = folder.split("/")[0] if short == "proxy" else short
+        prefix = "" if short == "gated_attention" else f"{short}/"
         for path in sorted((ROOT / folder).glob("*.yaml")):
             found[prefix + path.stem] = path
     return found
-
-
-def sparse_rows() -> dict[str, pathlib.Path]:
-    return {"sparse/" + name: ROOT / "sparse" / "proxy" / f"{name}.yaml" for name in SPARSE}
 
 
 def overrides(text: pathlib.Path) -> list[str]:
@@ -32,5 +33,5 @@ def overrides(text: pathlib.Path) -> list[str]:
     return [
         f"data.train={data}", f"data.validation={data}", "data.allow_overlap=true", "data.seq_len=512",
         "train.micro_batch_size=1", "train.global_batch_size=1", "train.max_steps=2", "train.precision=f32",
-        "model.initializer_range=0.1", "optimizer.warmup_steps=0", "eval.every_steps=0", "eval.max_tokens=512",
+        "model.initializer_range=0.1", "model.attention.sparse.indexer.rope=true", "optimizer.warmup_steps=0", "eval.every_steps=0", "eval.max_tokens=512",
     ]  # fmt: skip

@@ -150,6 +150,35 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
 }
+
+
+def sparse(keys: str, indexer: str = "rope: true", *more: str) -> tuple[str, list[str]]:
+    """With rope in the indexer; without it the same byte at two places has the same score in the first layer but for
+    rounding, and either may be selected."""
+    keys = f"{{{keys}, indexer: {{{indexer}}}}}"
+    return "sluice", ["model.attention.kind=sparse", f"model.attention.sparse={keys}", *more]
+
+
+ADAPTIVE = "base: 48, min: 8, max: 96"
+VARIANTS |= {
+    "sparse": sparse("k: {base: 64}"),
+    "sparse_without_rope": sparse("k: {base: 512}", "rope: false"),
+    "sparse_self_sink": sparse("k: {base: 3}, force_self: true, sink: true"),
+    "sparse_dsa": sparse(
+        "k: {base: 64}, loss: {learn_temperature: true}",
+        "rope: true, heads: 2, head_dim: 24, activation: relu, head_weights: linear, bias: false, key_norm: true, "
+        "scale: 0.3",
+    ),
+    "sparse_blocks": sparse("k: {base: 5}, block: 4, scope: kv_head", "rope: true, head_weights: none"),
+    "sparse_blocks_gated": sparse(
+        "k: {base: 2}, block: 16", "rope: true", gates("position: value", "position: sdpa_output")
+    ),
+    "sparse_warm_up": sparse("phase: dense_warm_up"),
+    **{
+        "sparse_" + policy: sparse(f"k: {{policy: {policy}, {ADAPTIVE}}}")
+        for policy in ("eq8", "inverse", "code", "entropy")
+    },
+}
 # Formats that auto does not choose: the variant, and the format.
 FORCED = {
     "elementwise_as_sluice": ("elementwise", "sluice"),
@@ -159,8 +188,9 @@ FORCED = {
     "experts_as_sluice": ("experts", "sluice"),
     "yarn_as_sluice": ("yarn", "sluice"),
 }
-# What no format holds: the key that is named, and the overrides.
-SPARSE = "model.attention.sparse.k.base=64"
-REFUSED: dict[str, tuple[str, list[str]]] = {
-    "sparse": ("model.attention.kind = sparse", ["model.attention.kind=sparse", SPARSE]),
+# What a format does not hold: the variant, the format, and the key that the refusal names.
+REFUSED = {
+    "elementwise_as_qwen3": ("elementwise", "qwen3", "model.attention.gates"),
+    "experts_as_llama": ("experts", "llama", "model.moe.num_experts = 6"),
+    "sparse_as_qwen3_next": ("sparse", "qwen3_next", "model.attention.kind = sparse"),
 }

@@ -9,10 +9,11 @@ except ImportError:
 class SluiceConfig(PreTrainedConfig):
     """The keys of Sluice's `model` section, with Hugging Face's names where they have one.
 
-    attention: kind (softmax, sink, off_by_one, sink_key, kv_bias, softpick), window, window_pattern, gates (a
-    list of position, granularity, heads, combine, activation, input, input_channels, bias), exclusive,
-    output_norm, output_activation, switch_heads. rope_parameters: rope_type (default or yarn),
-    rope_theta, and YaRN's factor, original_max_position_embeddings, beta_fast, beta_slow; the older keys
+    attention: kind (softmax, sink, off_by_one, sink_key, kv_bias, softpick, sparse), sparse (scope, block,
+    indexer, k and more), window, window_pattern, gates (a list of position, granularity, heads, combine,
+    activation, input, input_channels, bias), exclusive, output_norm, output_activation, switch_heads.
+    rope_parameters: rope_type (default or yarn), rope_theta, and YaRN's factor,
+    original_max_position_embeddings, beta_fast, beta_slow; the older keys
     rope_theta and rope_scaling are read as well.
     """
 

@@ -1,7 +1,10 @@
-"""Models of Sluice for transformers: attention with gates at five positions, sinks, windows, switch heads and
-everything else that a Sluice configuration can say but sparse attention, under the parameter names of its
-checkpoints. Used with trust_remote_code=True. Letters: B sequences, T tokens, C hidden size, H heads, D head
-dimension.
+"""Models of Sluice for transformers: attention with gates at five positions, sinks, windows, switch heads,
+sparse attention and everything else that a Sluice configuration can say, under the parameter names of its
+checkpoints. Used with trust_remote_code=True. Letters: B sequences, T tokens, S tokens with those of the
+cache, C hidden size, H heads, D head dimension.
+
+Losses that only train (of routers, head balance, indexers) are not computed here: a fine-tuning leaves an
+indexer as it is.
 """
 
 import math
@@ -59,9 +62,9 @@ class SluiceGatedNorm(SluiceRMSNorm):
 class SluiceRotaryEmbedding(nn.Module):
     """Rotate-half rotary positions, with YaRN (Peng et al. 2023)."""
 
-    def __init__(self, config):
+    def __init__(self, config, dim):
         super().__init__()
-        rope, dim, theta = config.rope_parameters, config.head_dim, config.rope_parameters["rope_theta"]
+        rope, theta = config.rope_parameters, config.rope_parameters["rope_theta"]
         frequency = [theta ** (-2 * i / dim) for i in range(dim // 2)]
         self.scale = 1.0
         if rope.get("rope_type", "default") == "yarn":
@@ -157,6 +160,122 @@ class SluiceConstantGate(nn.Module):
         self.weight = nn.Parameter(torch.zeros(shape))
 
 
+class SluiceIndexer(nn.Module):
+    """The keys that sparse attention attends to: scores of J small heads, which share one key per token, and
+    the exact choice of the largest of every query, ties to the latest."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.sparse = config.attention["sparse"]
+        about, C = self.sparse["indexer"], config.hidden_size
+        J, D = about["heads"], about["head_dim"]
+        self.heads, self.head_dim = J, D
+        self.sets = config.num_key_value_heads if self.sparse["scope"] == "kv_head" else 1
+        self.scale = D**-0.5 if about["scale"] is None else about["scale"]
+        weighted = about["head_weights"] != "none"
+        self.query_proj = nn.Linear(C, J * D, bias=False)
+        self.key_proj = nn.Linear(C, D, bias=False)
+        self.weights_proj = nn.Linear(C, J, bias=about["bias"]) if weighted else None
+        self.bias = nn.Parameter(torch.zeros(J)) if about["bias"] else None
+        self.key_norm = SluiceRMSNorm(config, D) if about["key_norm"] else None
+        if self.sparse["loss"]["learn_temperature"]:
+            self.log_temperature = nn.Parameter(torch.zeros(1))  # of the indexer's loss alone
+        if self.sparse["k"]["policy"] in ("eq8", "inverse", "code"):
+            self.register_buffer("mean_variance", torch.zeros(1))
+
+    def keys(self, hidden, rope):
+        """(B, T, D), as they are cached."""
+        keys = self.key_proj(hidden)
+        keys = keys if self.key_norm is None else self.key_norm(keys)
+        return keys if rope is None else rotate(keys[:, :, None, :], rope)[:, :, 0, :]
+
+    def scores(self, hidden, rope, keys):
+        """(B, sets, T, N) of keys (B, N, D)."""
+        query = self.query_proj(hidden).unflatten(-1, (self.heads, self.head_dim))
+        query = query if rope is None else rotate(query, rope)
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        products = torch.einsum("btjd,bnd->bjtn", query.to(wide), keys.to(wide)) * self.scale
+        if self.bias is not None:
+            products = products + self.bias.to(wide)[:, None, None]
+        about = self.sparse["indexer"]
+        scores = torch.sigmoid(products) if about["activation"] == "sigmoid" else F.relu(products)
+        if self.weights_proj is not None:
+            weights = F.linear(hidden, self.weights_proj.weight).to(wide)
+            if self.weights_proj.bias is not None:
+                weights = weights + self.weights_proj.bias.to(wide)
+            weights = torch.sigmoid(weights) if about["head_weights"] == "sigmoid" else weights
+            scores = scores * weights.transpose(1, 2)[..., None]
+        return scores.unflatten(1, (self.sets, -1)).sum(2)
+
+    def budget(self, scores, candidates, number):
+        """How many of its `number` candidates a query selects (B, sets, T)."""
+        k = self.sparse["k"]
+        base = float(k["base"])
+        if k["policy"] == "fixed":
+            return number.clamp(max=k["base"])
+        count = number.clamp(min=1).double()
+        scores = scores.double().masked_fill(~candidates, 0)
+        if k["policy"] == "entropy":
+            share = scores.masked_fill(~candidates, -math.inf).softmax(-1).nan_to_num(0)
+            entropy = -torch.special.xlogy(share, share).sum(-1)
+            size = base * (0.5 + k["temperature"] * entropy / torch.log(count + 1))
+        else:
+            mean = (scores.sum(-1) / count)[..., None]
+            variance = ((scores - mean) ** 2).masked_fill(~candidates, 0).sum(-1) / count
+            usual = self.mean_variance.double()
+            if k["policy"] == "eq8":
+                size = base * variance / usual
+            elif k["policy"] == "inverse":
+                size = base * usual / variance.clamp(min=1e-30)
+            else:
+                size = base * (0.5 + 1 / (1 + k["temperature"] * variance / usual))
+            size = torch.where(usual > 0, size, base)
+        return torch.minimum(size.floor().clamp(k["min"], k["max"]).long(), number)
+
+    def choose(self, scores, candidates, own):
+        """The k largest scores among the candidates (B, 1, T, N); own (T): a column that comes first."""
+        number = candidates.sum(-1).expand(scores.shape[:-1])
+        k = self.budget(scores, candidates, number)
+        scores = scores.masked_fill(~candidates, -math.inf)
+        if own is not None:
+            columns = torch.arange(scores.shape[-1], device=scores.device)
+            scores = scores.masked_fill(columns == own[:, None], math.inf)
+        order = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices
+        taken = torch.arange(scores.shape[-1], device=scores.device) < k[..., None]
+        return torch.zeros_like(taken).scatter(-1, order, taken).flip(-1) & candidates
+
+    @torch.no_grad()
+    def forward(self, hidden, rope, keys, visible):
+        """Which of the visible keys (B, T, S) each query attends to (B, sets, T, S)."""
+        T, S, block = hidden.shape[1], keys.shape[1], self.sparse["block"]
+        at = torch.arange(S, device=keys.device)
+        if block == 1:
+            own = at[S - T :] if self.sparse["force_self"] else None
+            return self.choose(self.scores(hidden, rope, keys), visible[:, None], own)
+        # Blocks are counted from the first token that is no padding; those alike have equal means, to the bit.
+        start = visible[:, -1:].int().argmax(-1)
+        number = (at - start) // block  # of every key's block (B, S)
+        blocks = torch.arange((S + block - 1) // block, device=keys.device)
+        wide = torch.float64 if keys.dtype == torch.float64 else torch.float32
+        rows = (start + torch.arange(len(blocks) * block, device=keys.device)).clamp(max=S - 1)
+        members = keys.to(wide).gather(1, rows[..., None].expand(-1, -1, self.head_dim))
+        means = members.unflatten(1, (-1, block)).mean(2).to(keys.dtype)
+        own = number[:, S - T :, None]
+        chosen = self.choose(self.scores(hidden, rope, means), (blocks < own)[:, None], None)
+        column = number.clamp(min=0)[:, None, None, :].expand(*chosen.shape[:3], S)
+        return (chosen.gather(-1, column) | (number[:, None, :] == own)[:, None]) & visible[:, None]
+
+
+def visible_keys(attention_mask, query, keys):
+    """(B, T, S) of a mask (B, 1, T, S): truth, or what is added to logits; None is causal."""
+    B, T, S = query.shape[0], query.shape[2], keys
+    if attention_mask is None:
+        causal = torch.ones(T, S, dtype=torch.bool, device=query.device).tril(S - T)
+        return causal.expand(B, T, S)
+    mask = attention_mask[:, 0, :, :S].expand(B, T, S)
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
 class SluiceAttention(nn.Module):
     def __init__(self, config, layer_idx):
         super().__init__()
@@ -180,7 +299,10 @@ class SluiceAttention(nn.Module):
             self.gates.append((gate, self.add_gate(gate)))
         self.q_norm = SluiceRMSNorm(config, D) if config.qk_norm else None
         self.k_norm = SluiceRMSNorm(config, D) if config.qk_norm else None
-        self.add_sink(attention["kind"])
+        kind = attention["kind"]
+        self.is_sparse = kind == "sparse" and attention["sparse"]["phase"] == "sparse"
+        self.indexer = SluiceIndexer(config) if kind == "sparse" else None
+        self.add_sink("sink" if kind == "sparse" and attention["sparse"]["sink"] else kind)
         self.sliding_window = (
             config.sliding_window if config.layer_types[layer_idx] != "full_attention" else None
         )
@@ -282,21 +404,44 @@ class SluiceAttention(nn.Module):
             result[..., at : at + width] += wide[..., expert, :]
         return result.to(projected.dtype)
 
+    def with_index_keys(self, key, index_keys):
+        """Keys (B, heads, T, D), then the indexer's, in as many heads as these fill: one cache for both."""
+        width = -index_keys.shape[-1] % self.head_dim
+        heads = F.pad(index_keys, (0, width)).unflatten(-1, (-1, self.head_dim))
+        return torch.cat((key, heads.transpose(1, 2)), 1)
+
+    def selected(self, query, hidden, rope, index_keys, attention_mask):
+        """What is added to the logits (B, H, T, S): the smallest number where a key is not selected."""
+        index_keys = index_keys.transpose(1, 2).flatten(-2)[..., : self.indexer.head_dim]
+        visible = visible_keys(attention_mask, query, index_keys.shape[1])
+        chosen = self.indexer(hidden, rope, index_keys, visible)
+        chosen = chosen.repeat_interleave(self.heads // chosen.shape[1], 1)
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        nothing = torch.zeros((), dtype=wide, device=query.device)
+        return nothing.expand(chosen.shape).masked_fill(~chosen, torch.finfo(wide).min)
+
     def position(self, x, norm, rope):
         if norm is None:
             return rotate(x, rope)
         before = self.config.qk_norm_order == "before_rope"
         return rotate(norm(x), rope) if before else norm(rotate(x, rope))
 
-    def forward(self, hidden, rope, attention_mask=None, past_key_values=None, **kwargs):
+    def forward(
+        self, hidden, rope, attention_mask=None, past_key_values=None, index_rope=None, **kwargs
+    ):
         B, T = hidden.shape[:2]
         query = self.gated("query", self.q_proj(hidden).view(B, T, self.heads, self.head_dim), hidden)
         key = self.gated("key", self.project("k", hidden), hidden)
         own = self.gated("value", self.project("v", hidden), hidden)
         query = self.position(query, self.q_norm, rope).transpose(1, 2)
         key, value = self.position(key, self.k_norm, rope).transpose(1, 2), own.transpose(1, 2)
+        if self.is_sparse:
+            key = self.with_index_keys(key, self.indexer.keys(hidden, index_rope))
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
+        if self.is_sparse:
+            key, index_keys = key.split((self.kv_heads, key.shape[1] - self.kv_heads), 1)
+            attention_mask = self.selected(query, hidden, index_rope, index_keys, attention_mask)
         attend = eager_attention
         if self.config._attn_implementation != "eager":
             attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
@@ -410,6 +555,8 @@ class SluicePreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
 
     def __init__(self, config, *args, **kwargs):
+        if config.attention["kind"] == "sparse":
+            self._supports_flash_attn = self._supports_flex_attn = False  # keys are selected by a mask
         if config.attention["kind"] != "softmax":
             self._supports_sdpa = False  # it would leave the sinks out
             if getattr(config, "_attn_implementation_internal", None) in (None, "sdpa"):
@@ -428,7 +575,9 @@ class SluiceModel(SluicePreTrainedModel):
         self.embed_norm = SluiceRMSNorm(config, config.hidden_size) if config.embedding_norm else None
         self.layers = nn.ModuleList(SluiceDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = SluiceRMSNorm(config, config.hidden_size)
-        self.rotary_emb = SluiceRotaryEmbedding(config)
+        self.rotary_emb = SluiceRotaryEmbedding(config, config.head_dim)
+        indexer = (config.attention.get("sparse") or {}).get("indexer", {"rope": False})
+        self.index_rotary_emb = SluiceRotaryEmbedding(config, indexer["head_dim"]) if indexer["rope"] else None
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -449,6 +598,8 @@ class SluiceModel(SluicePreTrainedModel):
         make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
         masks = {kind: make[kind](**about) for kind in sorted(set(self.config.layer_types))}
         rope, states = self.rotary_emb(x, position_ids), []
+        if self.index_rotary_emb is not None:
+            kwargs["index_rope"] = self.index_rotary_emb(x, position_ids)
         for layer in self.layers:
             states.append(x)
             x = layer(x, rope=rope, attention_mask=masks, past_key_values=past_key_values, **kwargs)
