@@ -58,6 +58,7 @@ class Decoder(torch.nn.Module):
         )
         q, k, v = (y.view(n, -1, 1, block.dim) for y in (q, k, v))
         cos, sin = self.cos[length], self.sin[length]
+        assert block.q_norm is not None and block.k_norm is not None
         q, k = block.rotate(block.q_norm(q), cos, sin), block.rotate(block.k_norm(k), cos, sin)
         keys, values = self.cache[layer, 0, :n], self.cache[layer, 1, :n]
         keys[:, :, length] = k[:, :, 0]
@@ -130,9 +131,10 @@ def run(
         theirs.append({v: measure(v == "compile", longest) for v in variants})
         if against:
             found = {}
-            for row in run_sluice(against, longest, threads):
-                found[row["model"], row["length"], 1] = row["decode_tokens_per_second"]
-                found[row["model"], row["length"], TOGETHER] = row["decode_tokens_per_second_together"]
+            for of_sluice in run_sluice(against, longest, threads):
+                where = of_sluice["model"], of_sluice["length"]
+                found[*where, 1] = of_sluice["decode_tokens_per_second"]
+                found[*where, TOGETHER] = of_sluice["decode_tokens_per_second_together"]
             ours.append(found)
     results = []
     for key in theirs[0][variants[0]]:

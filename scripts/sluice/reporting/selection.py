@@ -41,7 +41,7 @@ def selection_table(groups: list[Group]) -> Table | None:
     average = lambda key: lambda run: mean(values(run.last, key))
     least = lambda key: lambda run: min(values(run.last, key), default=None)
     most = lambda key: lambda run: max(values(run.last, key), default=None)
-    spans = [
+    spans: list[tuple[str, list[tuple[str, Any, Any]]]] = [
         ("", [("keys", average("keys"), short)]),
         (
             "keys of a query",
