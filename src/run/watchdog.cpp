@@ -103,7 +103,7 @@ void Listener::hear(Heartbeat& line, double now) {
   if (line.rank < 0) return;
   if (std::ssize(heard_) <= line.rank) heard_.resize(static_cast<size_t>(line.rank) + 1);
   Heard& heard = heard_[static_cast<size_t>(line.rank)];
-  if (heard.beat != line.beat) heard = {line.beat, now};
+  if (heard.beat != line.beat) heard = {line.beat, heard.beat == -1 ? since_ : now};
   line.unheard = now - heard.at;
 }
 
@@ -157,7 +157,7 @@ bool Watchdog::write_heartbeat(Heartbeat me) {
   const bool written =
       file_ >= 0 && pwrite(file_, line.data(), line.size(), me.rank * Heartbeat::kLineBytes) > 0;
   // If this rank cannot write to the file, heartbeats of others may be missing, too.
-  if (!written || mute_) listener_.restart();
+  if (!written || mute_) listener_.restart(now_);
   mute_ = !written;
   return written;
 }
@@ -246,7 +246,7 @@ void Watchdog::watch() {
     if (now_seen != seen) {
       seen = now_seen;
       changed_ = now_;
-      listener_.restart();  // heartbeats are not read while there is progress
+      listener_.restart(now_);  // heartbeats are not read while there is progress
     }
     const Heartbeat me = mine();
     if ((now_ - written >= kQuiet || me.idle > kQuiet) && write_heartbeat(me)) written = now_;

@@ -57,10 +57,14 @@ class WatchTime {
 /// The time since each rank was last heard, from its heartbeats and the reader's clock.
 class Listener {
  public:
-  /// Fills in `unheard` of a heartbeat that was read at `now`.
+  /// Fills in `unheard` of a heartbeat that was read at `now`. One that is read for the first time may be as old
+  /// as the last restart.
   void hear(Heartbeat& line, double now);
-  /// Forgets all heartbeats, as if listening started now.
-  void restart() { heard_.clear(); }
+  /// Forgets all heartbeats: every rank is alive `now`.
+  void restart(double now) {
+    heard_.clear();
+    since_ = now;
+  }
 
  private:
   struct Heard {
@@ -68,6 +72,7 @@ class Listener {
     double at = 0;
   };
   std::vector<Heard> heard_;  // by rank
+  double since_ = 0;
 };
 
 /// The reason why rank `mine` waits, from the heartbeats of all ranks. Returns "" if some rank is alive and

@@ -131,6 +131,22 @@ TEST_CASE("heartbeats do not depend on the hosts' clocks", "[watchdog]") {
   }
 }
 
+TEST_CASE("a rank that has not been heard of since the last progress has been silent since then", "[watchdog]") {
+  Listener listener;
+  auto line = rank(1, "all_gather", 91, 6);
+  line.beat = 7;
+  listener.restart(10);
+  listener.hear(line, 11.25);  // heartbeats are read once the reader has waited for a second
+  CHECK(line.unheard == Approx(1.25));
+  listener.hear(line, 13);
+  CHECK(line.unheard == Approx(3));
+  line.beat = 8;
+  listener.hear(line, 14);
+  CHECK(line.unheard == 0);
+  listener.hear(line, 15);
+  CHECK(line.unheard == Approx(1));
+}
+
 TEST_CASE("time in which a rank was not running itself does not count against others", "[watchdog]") {
   WatchTime time;
   Listener listener;
