@@ -24,6 +24,18 @@ int64_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>&
   return std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
 }
 
+/// f(), with errors that say which keys to change.
+template <class F>
+auto naming_keys(const F& f) {
+  try {
+    return f();
+  } catch (const Error& error) {
+    fail(error.code(),
+         "eval.ruler.lengths (by default data.seq_len): {}; give longer ones, or eval.ruler.samples: 0",
+         error.what());
+  }
+}
+
 }  // namespace
 
 RulerChoices::RulerChoices(const Config& config, const Tokenizer& tokenizer) : seq_len_(config.data.seq_len) {
@@ -39,10 +51,12 @@ RulerChoices::RulerChoices(const Config& config, const Tokenizer& tokenizer) : s
       const std::optional<RulerTask> task = ruler_task(name);
       SLUICE_CHECK(task, "RulerChoices: no task {}", name);
       const int64_t value = *task == RulerTask::niah_multikey_3 ? kUuidTokens : kNumberTokens;
-      const RulerPrompts prompts(*task, texts, tokenizer, length, kSeed, value + begin_token_.has_value());
+      const RulerPrompts prompts = naming_keys([&] {
+        return RulerPrompts(*task, texts, tokenizer, length, kSeed, value + begin_token_.has_value());
+      });
       Cell& cell = cells_.emplace_back(Cell{name, length, {}});
       for (int64_t i = 0; i < ruler.samples; ++i) {
-        const RulerPrompt p = prompts.make(i);
+        const RulerPrompt p = naming_keys([&] { return prompts.make(i); });
         std::vector<std::string> values = p.outputs;
         values.insert(values.end(), p.other_values.begin(), p.other_values.end());
         add(cell, p.text(), values, tokenizer);

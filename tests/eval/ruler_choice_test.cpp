@@ -102,8 +102,11 @@ TEST_CASE("a length that no needle fits into is refused before the training", "[
   config.data.seq_len = 256;
   config.eval.ruler.samples = 1;
   const auto tokenizer = make_tokenizer(TokenizerConfig{});
-  test::expect_error(ExitCode::usage, {"niah_single_1 at a length of 256 tokens: the shortest prompt has"},
-                     [&] { RulerChoices(config, *tokenizer); });
+  test::expect_error(
+      ExitCode::usage,
+      {"eval.ruler.lengths", "niah_single_1 at a length of 256 tokens: the shortest prompt has",
+       "eval.ruler.samples: 0"},
+      [&] { RulerChoices(config, *tokenizer); });
   config.eval.ruler.samples = 0;
   CHECK(RulerChoices(config, *tokenizer).empty());
 }
