@@ -129,7 +129,7 @@ def check_anywhen(world, tally, count):
 def check_alarms(world, tally, count):
     """count: steps without a fault, all of them compared, in trainings of each ZeRO stage."""
     part = 2000
-    for n in world.turns(-(-count // part)):
+    for n in world.turns(count, part):
         stage, ranks = n % 4, (2, 3, 4, 0)[n // 4 % 4]
 
         def quiet():

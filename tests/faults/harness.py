@@ -239,10 +239,10 @@ class World:
         and at least `least` trials."""
         return self.deadline is None or done < self.least or time.monotonic() < self.deadline
 
-    def turns(self, count):
-        """0, 1, 2 and so on below count, while there is time."""
-        for n in range(count):
-            if not self.more(n):
+    def turns(self, count, each=1):
+        """0, 1, 2 and so on, while there is time, until there were `count` trials, `each` of them in a turn."""
+        for n in range(-(-count // each)):
+            if not self.more(n * each):
                 return
             yield n
 

@@ -64,5 +64,5 @@ def check(world, tally, count):
 def check_quiet(world, tally, count):
     """count: steps"""
     part = 250
-    for n in world.turns(-(-count // part)):
+    for n in world.turns(count, part):
         tally.trial("equal ranks", lambda: quiet(world, tally, (2, 3)[n % 2], part))

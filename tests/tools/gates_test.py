@@ -190,6 +190,18 @@ class Gates(unittest.TestCase):
         self.assertEqual([data[p]["parts"][0]["count"] for p in ("P1", "P2")], [2, 2])
         self.assertIn("2 of 50", self.table("txt"))
 
+    def test_turns_of_several_trials_end_with_the_least_of_them(self):
+        def steps(world, tally, count):
+            for n in world.turns(count, 250):
+                tally.trial(str(n), lambda: tally.add("steps", 250))
+
+        part = Part("a", steps, 10_000, 300, 1, "steps")
+        _, data, _ = self.call([self.gate("P1", part)], hours=0.0)
+        self.assertEqual(data["P1"]["parts"][0]["count"], 500)
+        self.folder += "-2"
+        _, data, _ = self.call([self.gate("P1", part)], hours=1.0)
+        self.assertEqual(data["P1"]["parts"][0]["count"], 10_000)
+
     def test_another_program_is_another_table(self):
         self.call([self.gate("P1", self.part("a"))])
         with open(self.program, "w") as file:
