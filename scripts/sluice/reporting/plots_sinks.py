@@ -83,6 +83,7 @@ def plot_heads(groups: list[Group]) -> Figure | None:
     for axis in first_column(axes):
         axis.set_ylabel("attention on the first token")
     line = lambda **options: plt.Line2D([], [], **{"color": "#333333", **options})
+    several = any(len(by_head(run.analysis["layers"])) > 1 for _, runs in made for run in runs)
     legend(
         figure,
         [],
@@ -92,7 +93,7 @@ def plot_heads(groups: list[Group]) -> Figure | None:
                 (line(linestyle=DASHES[1 + i % (len(DASHES) - 1)], linewidth=1.5), f'its queries of "{name}"')
                 for i, name in enumerate(classes)
             ),
-            (line(color=GREY, linewidth=0.8), "every other head"),
+            *([(line(color=GREY, linewidth=0.8), "every other head")] if several else []),
             (line(color="#999999", linewidth=0.9, linestyle=(0, (1, 2))), "threshold of a sink"),
         ],
     )
