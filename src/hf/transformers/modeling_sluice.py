@@ -31,6 +31,11 @@ ACTIVATIONS = {
 GATE_PREFIX = {p: p + "_" for p in ("query", "key", "value")} | {"sdpa_output": "", "dense_output": "dense_"}
 
 
+def wide_type(x):
+    """In which sums, scores and angles of x are computed."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 class SluiceRMSNorm(nn.Module):
     """x / rms(x) in f32, times a weight where there is one, over the last dimension."""
 
@@ -87,7 +92,7 @@ class SluiceRotaryEmbedding(nn.Module):
         frequency = torch.tensor(self.frequency, dtype=torch.float64, device=position_ids.device)
         angles = position_ids[..., None].double() * frequency
         angles = torch.cat((angles, angles), -1)[:, :, None, :]
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        wide = wide_type(x)
         return (angles.cos() * self.scale).to(wide), (angles.sin() * self.scale).to(wide)
 
 
@@ -105,7 +110,7 @@ def eager_attention(
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     logits = query @ key.transpose(2, 3) * scaling
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    wide = wide_type(logits)
     logits = logits.to(wide)
     if attention_mask is not None:
         logits = logits + attention_mask[..., : key.shape[2]].to(wide)
@@ -193,7 +198,7 @@ class SluiceIndexer(nn.Module):
         """(B, sets, T, N) of keys (B, N, D)."""
         query = self.query_proj(hidden).unflatten(-1, (self.heads, self.head_dim))
         query = query if rope is None else rotate(query, rope)
-        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        wide = wide_type(query)
         products = torch.einsum("btjd,bnd->bjtn", query.to(wide), keys.to(wide)) * self.scale
         if self.bias is not None:
             products = products + self.bias.to(wide)[:, None, None]
@@ -256,7 +261,7 @@ class SluiceIndexer(nn.Module):
         start = visible[:, -1:].int().argmax(-1)
         number = (at - start) // block  # of every key's block (B, S)
         blocks = torch.arange((S + block - 1) // block, device=keys.device)
-        wide = torch.float64 if keys.dtype == torch.float64 else torch.float32
+        wide = wide_type(keys)
         rows = (start + torch.arange(len(blocks) * block, device=keys.device)).clamp(max=S - 1)
         members = keys.to(wide).gather(1, rows[..., None].expand(-1, -1, self.head_dim))
         means = members.unflatten(1, (-1, block)).mean(2).to(keys.dtype)
@@ -373,7 +378,7 @@ class SluiceAttention(nn.Module):
 
     def without_own_value(self, output, value):
         """Exclusive self attention: output (B, T, H, D) without its component along the token's own value."""
-        wide = torch.float64 if value.dtype == torch.float64 else torch.float32
+        wide = wide_type(value)
         value = value.to(wide).repeat_interleave(self.num_key_value_groups, 2)
         square = value.square().sum(-1, keepdim=True)
         inverse = torch.where(square >= torch.finfo(wide).tiny, 1 / square, torch.zeros_like(square))
@@ -393,7 +398,7 @@ class SluiceAttention(nn.Module):
         projected = projected.view(B, T, H, E, -1)
         width = projected.shape[-1]
         chosen = logits.topk(self.switch["num_experts_per_tok"], -1).indices
-        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        dtype = wide_type(logits)
         share = torch.zeros_like(logits, dtype=dtype).scatter(-1, chosen, 1.0)
         wide = (projected * (share * torch.sigmoid(logits.to(dtype))).to(projected.dtype)[..., None]).to(
             dtype
@@ -416,7 +421,7 @@ class SluiceAttention(nn.Module):
         visible = visible_keys(attention_mask, query, index_keys.shape[1])
         chosen = self.indexer(hidden, rope, index_keys, visible)
         chosen = chosen.repeat_interleave(self.heads // chosen.shape[1], 1)
-        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        wide = wide_type(query)
         nothing = torch.zeros((), dtype=wide, device=query.device)
         return nothing.expand(chosen.shape).masked_fill(~chosen, torch.finfo(wide).min)
 
@@ -505,7 +510,7 @@ class SluiceMoe(nn.Module):
     def forward(self, hidden):
         x = hidden.reshape(-1, hidden.shape[-1])
         logits = self.gate(x)
-        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        wide = wide_type(logits)
         weights, experts = logits.softmax(-1, dtype=wide).topk(self.config.num_experts_per_tok, -1)
         if self.config.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
