@@ -28,6 +28,7 @@ struct RopeScalingConfig {
   int64_t original_max_position_embeddings = 4096;
   double beta_fast = 32.0;
   double beta_slow = 1.0;
+  bool truncate = true;
 
   template <class V>
   void fields(V& f) {
@@ -39,6 +40,9 @@ struct RopeScalingConfig {
       "YaRN: dimensions that rotate more often than this within the original length keep their frequency");
     f("beta_slow", beta_slow,
       "YaRN: dimensions that rotate less often than this within the original length are fully interpolated");
+    f("truncate", truncate,
+      "YaRN: round the two dimensions at which interpolation begins and is full outwards to whole numbers "
+      "(false: gpt-oss)");
   }
 };
 
@@ -87,6 +91,8 @@ struct MoeConfig {
   bool norm_topk_prob = true;
   int64_t shared_expert_intermediate_size = 0;
   bool shared_expert_gate = false;
+  bool bias = false;
+  std::optional<double> swiglu_limit;
   int64_t decoder_sparse_step = 1;
   std::vector<int64_t> mlp_only_layers;
   LoadBalanceConfig load_balance;
@@ -103,6 +109,13 @@ struct MoeConfig {
       "width of the shared expert, which processes every token; 0: none");
     f("shared_expert_gate", shared_expert_gate,
       "scale the shared expert's output by a sigmoid gate computed from the hidden state (Qwen3-Next)");
+    f("bias", bias,
+      "learned biases of the router's logits and of the experts' projections, which start at 0 (gpt-oss); "
+      "the "
+      "shared expert has none");
+    f("swiglu_limit", swiglu_limit,
+      "c: experts compute g sigmoid(1.702 g) (u + 1) with g = min(gate, c), u = clamp(up, -c, c) (gpt-oss); "
+      "null: silu(gate) up");
     f("decoder_sparse_step", decoder_sparse_step, "layer i is an MoE layer if i + 1 is a multiple of this");
     f("mlp_only_layers", mlp_only_layers,
       "layers, counted from 0, that are dense regardless of decoder_sparse_step");
@@ -134,6 +147,7 @@ struct ModelConfig {
   Initializer initializer = Initializer::normal;
   double initializer_range = 0.02;
   bool scaled_residual_init = false;
+  bool attention_bias = false;
   bool qk_norm = true;
   QkNormOrder qk_norm_order = QkNormOrder::before_rope;
   bool embedding_norm = false;
@@ -168,6 +182,8 @@ struct ModelConfig {
     f("initializer_range", initializer_range, "initial standard deviation of every matrix, gates included");
     f("scaled_residual_init", scaled_residual_init,
       "initialise o_proj and down_proj with initializer_range / sqrt(2 layers)");
+    f("attention_bias", attention_bias,
+      "learned biases of the query, key, value and output projections, which start at 0");
     f("qk_norm", qk_norm, "RMSNorm of queries and keys per head");
     f("qk_norm_order", qk_norm_order, "position of this norm relative to the rotary embedding");
     f("embedding_norm", embedding_norm, "RMSNorm of the token embeddings before the first block");

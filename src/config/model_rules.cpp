@@ -156,6 +156,13 @@ void check_moe(const ModelConfig& m, Checks& check) {
   check.require(
       e.num_experts != 1, {"model.moe.num_experts"},
       "model.moe.num_experts = 1 is a dense network; use 0 and intermediate_size, or at least 2 experts");
+  if (e.swiglu_limit) check.positive("model.moe.swiglu_limit", *e.swiglu_limit);
+  if (e.num_experts == 0) {
+    check.require(!e.bias, {"model.moe.bias", "model.moe.num_experts"},
+                  "model.moe.bias has no effect while num_experts is 0");
+    check.require(!e.swiglu_limit, {"model.moe.swiglu_limit", "model.moe.num_experts"},
+                  "model.moe.swiglu_limit has no effect while num_experts is 0");
+  }
   if (e.num_experts <= 1 || e.decoder_sparse_step <= 0) return;
   check.require(
       m.hidden_act == HiddenAct::silu, {"model.hidden_act", "model.moe.num_experts"},

@@ -147,7 +147,8 @@ void Transformer::allocate_tables(Context& ctx, Arena& arena, DType dtype, int64
          .factor = scaling.factor,
          .original_max_position_embeddings = static_cast<double>(scaling.original_max_position_embeddings),
          .beta_fast = scaling.beta_fast,
-         .beta_slow = scaling.beta_slow});
+         .beta_slow = scaling.beta_slow,
+         .truncate = scaling.truncate});
     host_cos.write_back();
     host_sin.write_back();
   };

@@ -32,8 +32,9 @@ double yarn_ramp(int64_t i, double head_dim, double theta, const RopeScaling& s)
     return head_dim * std::log(s.original_max_position_embeddings / (rotations * 2 * std::numbers::pi)) /
            (2 * std::log(theta));
   };
-  const double low = std::max(std::floor(dimension_of(s.beta_fast)), 0.0);
-  double high = std::min(std::ceil(dimension_of(s.beta_slow)), head_dim - 1);
+  double low = dimension_of(s.beta_fast), high = dimension_of(s.beta_slow);
+  if (s.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, head_dim - 1);
   if (high == low) high += 0.001;
   return std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
 }

@@ -10,6 +10,7 @@ struct RopeScaling {
   double factor = 1.0;                             // s
   double original_max_position_embeddings = 4096;  // positions of the unscaled model
   double beta_fast = 32.0, beta_slow = 1.0;        // rotations at the ends of the ramp
+  bool truncate = true;                            // the ramp's ends are rounded outwards to whole dimensions
 };
 
 /// Fills the rotation table for positions [0, positions): cos, sin (positions, D/2) f32, or f64 for an f64

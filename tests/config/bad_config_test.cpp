@@ -50,6 +50,11 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
       {"model: {moe: {num_experts: 8, shared_expert_gate: true}}\n",
        "a.yaml:1:31: model.moe.shared_expert_gate needs a shared expert; give "
        "shared_expert_intermediate_size"},
+      {"model: {moe: {bias: true}}\n", "a.yaml:1:15: model.moe.bias has no effect while num_experts is 0"},
+      {"model: {moe: {swiglu_limit: 7}}\n",
+       "a.yaml:1:15: model.moe.swiglu_limit has no effect while num_experts is 0"},
+      {"model: {moe: {num_experts: 8, swiglu_limit: 0}}\n",
+       "a.yaml:1:31: model.moe.swiglu_limit must be greater than 0, got 0"},
       {"model: {moe: {num_experts: 8, mlp_only_layers: [0, 9]}}\n",
        "a.yaml:1:31: model.moe.mlp_only_layers names layer 9, but layers are 0 to 3"},
       {"model: {moe: {num_experts: 8, mlp_only_layers: [0, 1, 2, 3]}}\n",

@@ -111,6 +111,21 @@ TEST_CASE("YaRN keeps fast dimensions, divides slow ones and multiplies cos and 
   }
 }
 
+TEST_CASE("YaRN's ramp need not end at whole dimensions", "[rope]") {
+  Pool pool(10);
+  // gpt-oss: head_dim 64, base 150000, from 4096 to 131072 positions, truncate: false.
+  const RopeScaling scaling = {
+      .yarn = true, .factor = 32, .original_max_position_embeddings = 4096, .truncate = false};
+  const Table table(pool, DType::f64, 2, 64, 150000, scaling);
+  for (int64_t i = 0; i < 32; ++i) {
+    const double ratio = std::atan2(Pool::get(table.sin, 32 + i), Pool::get(table.cos, 32 + i)) /
+                         std::pow(150000, -2.0 * static_cast<double>(i) / 64);
+    const double ramp = std::clamp((static_cast<double>(i) - 8.092779) / (17.398025 - 8.092779), 0.0, 1.0);
+    INFO("dimension " << i);
+    CHECK(ratio == Approx(ramp / 32 + 1 - ramp).epsilon(1e-6));
+  }
+}
+
 TEST_CASE("the rotation table keeps its precision at late positions", "[rope]") {
   Pool pool(11);
   const Table table(pool, DType::f32, 131072, 8, 1e4);
