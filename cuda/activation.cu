@@ -28,6 +28,16 @@ struct SquaredReluBackward {
   DEVICE_INLINE float operator()(float dy, float x) const { return dy * (x < 0.f ? 0.f : x + x); }
 };
 
+/// silu(g) u, and its gradients with respect to g and u, times d.
+struct PlainForm {
+  DEVICE_INLINE float value(float g, float u) const { return g * sigmoid(g) * u; }
+  DEVICE_INLINE void backward(float d, float g, float u, float& dg, float& du) const {
+    const float s = sigmoid(g);
+    dg = d * u * s * (1.f + g * (1.f - s));
+    du = d * g * s;
+  }
+};
+
 /// Element i of (T, F) belongs to gate_up's element i + (i / F) F: rows are twice as long there.
 template <class T>
 struct Swiglu {
@@ -50,8 +60,7 @@ struct Swiglu {
     Vec<T, N> out;
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      const float g = to_float(in.gate.v[e]);
-      out.v[e] = from_float<T>(g * sigmoid(g) * to_float(in.up.v[e]));
+      out.v[e] = from_float<T>(PlainForm().value(to_float(in.gate.v[e]), to_float(in.up.v[e])));
     }
     store_vec<N>(y + i, out);
   }
@@ -78,10 +87,10 @@ struct SwigluBackward {
     Vec<T, N> dgate, dup;
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      const float d = to_float(in.dy.v[e]), g = to_float(in.gate.v[e]), u = to_float(in.up.v[e]),
-                  s = sigmoid(g);
-      dgate.v[e] = from_float<T>(d * u * s * (1.f + g * (1.f - s)));
-      dup.v[e] = from_float<T>(d * g * s);
+      float dg, du;
+      PlainForm().backward(to_float(in.dy.v[e]), to_float(in.gate.v[e]), to_float(in.up.v[e]), dg, du);
+      dgate.v[e] = from_float<T>(dg);
+      dup.v[e] = from_float<T>(du);
     }
     T* const out = dgate_up + i + row.quotient(i) * width;
     store_vec<N>(out, dgate);
@@ -89,8 +98,32 @@ struct SwigluBackward {
   }
 };
 
+/// g sigmoid(1.702 g) (u + 1) of g and u clamped at the limit; NaN passes through.
+struct ClampedForm {
+  float limit;
+  static constexpr float kSlope = 1.702f;
+  DEVICE_INLINE float gate(float g) const { return g > limit ? limit : g; }
+  DEVICE_INLINE float up(float u) const { return (u > limit ? limit : u < -limit ? -limit : u) + 1.f; }
+  DEVICE_INLINE float value(float g, float u) const {
+    const float c = gate(g);
+    return c * sigmoid(kSlope * c) * up(u);
+  }
+  DEVICE_INLINE void backward(float d, float g, float u, float& dg, float& du) const {
+    const float c = gate(g), s = sigmoid(kSlope * c);
+    dg = g > limit ? 0.f : d * up(u) * s * (1.f + kSlope * c * (1.f - s));
+    du = u > limit || u < -limit ? 0.f : d * c * s;
+  }
+};
+
+/// Calls f with the form of SwiGLU.
+template <class F>
+void with_form(std::optional<double> limit, F&& f) {
+  if (limit) return f(ClampedForm{static_cast<float>(*limit)});
+  f(PlainForm{});
+}
+
 /// Element i of row r is multiplied by weights[slots[r]].
-template <class T>
+template <class T, class Form>
 struct WeightedSwiglu {
   static constexpr int kWidth = kVecWidth<T>, kUnroll = 2;
   T* y;
@@ -98,6 +131,7 @@ struct WeightedSwiglu {
   const float* weights;
   const int* slots;
   int64_t width;
+  Form form;
   Divider row = Divider(width);
   template <int N>
   struct In {
@@ -115,8 +149,7 @@ struct WeightedSwiglu {
     Vec<T, N> out;
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      const float g = to_float(in.gate.v[e]);
-      out.v[e] = from_float<T>(in.weight * (g * sigmoid(g) * to_float(in.up.v[e])));
+      out.v[e] = from_float<T>(in.weight * form.value(to_float(in.gate.v[e]), to_float(in.up.v[e])));
     }
     store_vec<N>(y + i, out);
   }
@@ -124,7 +157,7 @@ struct WeightedSwiglu {
 
 constexpr int kRowThreads = 256;
 
-template <class T>
+template <class T, class Form>
 struct WeightedBackward {
   T* dgate_up;  // may be gate_up: a thread has read its gates and ups before it writes there
   float* dweights;
@@ -132,11 +165,13 @@ struct WeightedBackward {
   const float* weights;
   const int* slots;
   int64_t rows, width;
+  Form form;
 };
 
 /// kLanes threads process a row, each kV vectors at a time; all loads precede the first store.
-template <class T, int kN, int kLanes, int kV>
-__global__ void __launch_bounds__(kRowThreads, 2) weighted_swiglu_backward_kernel(WeightedBackward<T> b) {
+template <class T, class Form, int kN, int kLanes, int kV>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    weighted_swiglu_backward_kernel(WeightedBackward<T, Form> b) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes, vectors = static_cast<int>(b.width / kN);
   const int64_t row =
       static_cast<int64_t>(blockIdx.x) * (kRowThreads / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
@@ -164,10 +199,11 @@ __global__ void __launch_bounds__(kRowThreads, 2) weighted_swiglu_backward_kerne
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
           const float de = to_float(d[v].v[e]), ge = to_float(g[v].v[e]), ue = to_float(u[v].v[e]);
-          const float s = sigmoid(ge), wd = weight * de;
-          dweight += de * (ge * s * ue);
-          g[v].v[e] = from_float<T>(wd * ue * s * (1.f + ge * (1.f - s)));
-          u[v].v[e] = from_float<T>(wd * ge * s);
+          float dg, du;
+          b.form.backward(weight * de, ge, ue, dg, du);
+          dweight += de * b.form.value(ge, ue);
+          g[v].v[e] = from_float<T>(dg);
+          u[v].v[e] = from_float<T>(du);
         }
         store_vec<kN>(dgate + i * kN, g[v]);
         store_vec<kN>(dgate + b.width + i * kN, u[v]);
@@ -235,42 +271,55 @@ void swiglu_backward(Context& ctx, Tensor dgate_up, const Tensor& dy, const Tens
 }
 
 void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, const Tensor& weights,
-                             const Tensor& slots) {
+                             const Tensor& slots, std::optional<double> limit) {
   if (ctx.dry_run) return;
   dispatch_storage("weighted_swiglu_forward", y, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    const WeightedSwiglu<T> op = {device_data<T>(y), device_data<T>(gate_up), device_data<float>(weights),
-                                  device_data<int>(slots), y.dim(1)};
-    map(ctx, "weighted_swiglu_forward", op, y.numel(),
-        aligned(op.y, op.gate_up) && op.width % op.kWidth == 0);
+    with_form(limit, [&](auto form) {
+      const WeightedSwiglu<T, decltype(form)> op = {device_data<T>(y),
+                                                    device_data<T>(gate_up),
+                                                    device_data<float>(weights),
+                                                    device_data<int>(slots),
+                                                    y.dim(1),
+                                                    form};
+      map(ctx, "weighted_swiglu_forward", op, y.numel(),
+          aligned(op.y, op.gate_up) && op.width % op.kWidth == 0);
+    });
   });
 }
 
+namespace {
+
+template <class T, class Form>
+void run_weighted_backward(Context& ctx, const WeightedBackward<T, Form>& b) {
+  constexpr int kN = kVecWidth<T>;
+  const auto run = [&](int lanes, auto kernel) {
+    launch(ctx, "weighted_swiglu_backward",
+           {.grid = dim3(blocks_for(b.rows, kRowThreads / lanes)), .block = dim3(kRowThreads)}, kernel, b);
+  };
+  if (b.width % kN != 0 || !aligned(b.dgate_up, b.dy, b.gate_up))
+    return run(32, weighted_swiglu_backward_kernel<T, Form, 1, 32, 4>);
+  const int64_t vectors = b.width / kN;
+  if (vectors <= 8) return run(8, weighted_swiglu_backward_kernel<T, Form, kN, 8, 1>);
+  if (vectors <= 32) return run(32, weighted_swiglu_backward_kernel<T, Form, kN, 32, 1>);
+  if (vectors <= 64) return run(32, weighted_swiglu_backward_kernel<T, Form, kN, 32, 2>);
+  run(32, weighted_swiglu_backward_kernel<T, Form, kN, 32, 3>);
+}
+
+}  // namespace
+
 void weighted_swiglu_backward(Context& ctx, Tensor dgate_up, Tensor dweights, const Tensor& dy,
-                              const Tensor& gate_up, const Tensor& weights, const Tensor& slots) {
+                              const Tensor& gate_up, const Tensor& weights, const Tensor& slots,
+                              std::optional<double> limit) {
   if (ctx.dry_run || dy.dim(0) == 0) return;
   dispatch_storage("weighted_swiglu_backward", dy, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    constexpr int kN = kVecWidth<T>;
-    const WeightedBackward<T> b = {device_data<T>(dgate_up),
-                                   device_data<float>(dweights),
-                                   device_data<T>(dy),
-                                   device_data<T>(gate_up),
-                                   device_data<float>(weights),
-                                   device_data<int>(slots),
-                                   dy.dim(0),
-                                   dy.dim(1)};
-    const auto run = [&](int lanes, auto kernel) {
-      launch(ctx, "weighted_swiglu_backward",
-             {.grid = dim3(blocks_for(b.rows, kRowThreads / lanes)), .block = dim3(kRowThreads)}, kernel, b);
-    };
-    if (b.width % kN != 0 || !aligned(b.dgate_up, b.dy, b.gate_up))
-      return run(32, weighted_swiglu_backward_kernel<T, 1, 32, 4>);
-    const int64_t vectors = b.width / kN;
-    if (vectors <= 8) return run(8, weighted_swiglu_backward_kernel<T, kN, 8, 1>);
-    if (vectors <= 32) return run(32, weighted_swiglu_backward_kernel<T, kN, 32, 1>);
-    if (vectors <= 64) return run(32, weighted_swiglu_backward_kernel<T, kN, 32, 2>);
-    run(32, weighted_swiglu_backward_kernel<T, kN, 32, 3>);
+    with_form(limit, [&](auto form) {
+      run_weighted_backward(ctx, WeightedBackward<T, decltype(form)>{
+                                     device_data<T>(dgate_up), device_data<float>(dweights),
+                                     device_data<T>(dy), device_data<T>(gate_up), device_data<float>(weights),
+                                     device_data<int>(slots), dy.dim(0), dy.dim(1), form});
+    });
   });
 }
 

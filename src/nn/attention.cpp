@@ -64,6 +64,10 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
                              SwitchHeads::rows(config, SwitchHeads::Of::values))),
       o_proj_(
           add_projection(store, prefix + ".o_proj", hidden_size_, heads_ * head_dim_, residual_init(config))),
+      q_bias_(config.attention_bias, store, prefix + ".q_proj", store.spec(q_proj_).shape[0]),
+      k_bias_(config.attention_bias, store, prefix + ".k_proj", store.spec(k_proj_).shape[0]),
+      v_bias_(config.attention_bias, store, prefix + ".v_proj", store.spec(v_proj_).shape[0]),
+      o_bias_(config.attention_bias, store, prefix + ".o_proj", hidden_size_),
       // At the position of the gates that they equal with one expert.
       k_switch_(config, store, prefix + ".k_switch.weight", SwitchHeads::Of::keys),
       v_switch_(config, store, prefix + ".v_switch.weight", SwitchHeads::Of::values),
@@ -160,8 +164,8 @@ Heads Attention::heads_of(Context& ctx, const Gathered& g, const Tensor& x, cons
 
 void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const {
   // Keys and values first: where ranks share the sequence, they travel while the queries are computed.
-  linear_forward(ctx, matrix(s.k.projected), x, store_.linear(k_proj_));
-  linear_forward(ctx, matrix(s.v.projected), x, store_.linear(v_proj_));
+  project(ctx, matrix(s.k.projected), x, k_proj_, k_bias_);
+  project(ctx, matrix(s.v.projected), x, v_proj_, v_bias_);
   k_switch_.forward(ctx, x, s.k);
   v_switch_.forward(ctx, x, s.v);
   gates_[P::key].forward(ctx, s.k.y, x, s.gates[P::key]);
@@ -170,7 +174,7 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
   ScratchScope t(ctx.scratch);
   const Gathered gathered = begin_gather(ctx, t, sequence, s);
 
-  linear_forward(ctx, matrix(s.q), x, store_.linear(q_proj_));
+  project(ctx, matrix(s.q), x, q_proj_, q_bias_);
   gates_[P::query].forward(ctx, s.q, x, s.gates[P::query]);
   q_position_.forward(ctx, s.gates[P::query].y, sequence, s.q_position);
   const FusedGate fused = gates_[P::sdpa_output].fused_forward(ctx, x, s.gates[P::sdpa_output]);
@@ -183,7 +187,7 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
   gates_[P::sdpa_output].forward(ctx, s.output.y, x, s.gates[P::sdpa_output]);
   if (sequence.heads) count_heads(ctx, sequence, s);
 
-  linear_forward(ctx, s.dense, matrix(s.gates[P::sdpa_output].y), store_.linear(o_proj_));
+  project(ctx, s.dense, matrix(s.gates[P::sdpa_output].y), o_proj_, o_bias_);
   gates_[P::dense_output].forward(ctx, s.dense, x, s.gates[P::dense_output]);
 }
 
@@ -198,8 +202,8 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   const Tensor ddense = gates_[P::dense_output].empty() ? dy : t.like("attention.ddense", s.dense);
   gates_[P::dense_output].backward(ctx, ddense, dy, s.dense, x, s.gates[P::dense_output], dx, into);
   const Tensor d_o = t.like("attention.d_o", s.core.o);
-  linear_backward_input(ctx, matrix(d_o), ddense, store_.linear(o_proj_), Into::overwrite);
-  weight_backward(ctx, store_, o_proj_, ddense, matrix(s.gates[P::sdpa_output].y));
+  project_backward(ctx, matrix(d_o), ddense, matrix(s.gates[P::sdpa_output].y), o_proj_, o_bias_,
+                   Into::overwrite);
 
   // A head's importance is measured by the first gate if there is one, otherwise by the core.
   const Tensor dimportance = sequence.heads ? sequence.heads->gradient(layer_) : Tensor();
@@ -239,14 +243,22 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   const Tensor dv_projected = v_switch_.identity() ? dv : t.like("attention.dv_experts", s.v.projected);
   v_switch_.backward(ctx, dv_projected, dv, x, s.v, dx, into);
 
-  const auto project_backward = [&](const Tensor& d, ParamStore::Id weight) {
-    linear_backward_input(ctx, dx, matrix(d), store_.linear(weight), into);
-    weight_backward(ctx, store_, weight, matrix(d), x);
-    into = Into::add;
-  };
-  project_backward(dq, q_proj_);
-  project_backward(dk_projected, k_proj_);
-  project_backward(dv_projected, v_proj_);
+  project_backward(ctx, dx, matrix(dq), x, q_proj_, q_bias_, into);
+  project_backward(ctx, dx, matrix(dk_projected), x, k_proj_, k_bias_, Into::add);
+  project_backward(ctx, dx, matrix(dv_projected), x, v_proj_, v_bias_, Into::add);
+}
+
+void Attention::project(Context& ctx, const Tensor& y, const Tensor& x, ParamStore::Id weight,
+                        const Bias& bias) const {
+  linear_forward(ctx, y, x, store_.linear(weight));
+  bias.forward(ctx, y);
+}
+
+void Attention::project_backward(Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x,
+                                 ParamStore::Id weight, const Bias& bias, Into into) const {
+  linear_backward_input(ctx, dx, dy, store_.linear(weight), into);
+  weight_backward(ctx, store_, weight, dy, x);
+  bias.backward(ctx, dy);
 }
 
 std::optional<HeadGate> Attention::head_gate(const Saved& s, const Tensor& first_key) const {

@@ -3,6 +3,7 @@
 #include <string>
 #include <variant>
 
+#include "nn/bias.h"
 #include "nn/exclusive.h"
 #include "nn/gate_chain.h"
 #include "nn/output_transform.h"
@@ -16,9 +17,9 @@ namespace sluice {
 
 /// Grouped-query causal attention with gates at any of five positions (Gated Attention, Qiu et al. 2025,
 /// figure 1):
-///   q,k,v projections -> [query, key, value gates] -> norm of queries and keys, rotary embedding
+///   q,k,v projections [+ biases] -> [query, key, value gates] -> norm of queries and keys, rotary embedding
 ///   -> core (all keys, or selected ones; [sink]) -> [exclusive] -> [norm] -> [SiLU] -> [sdpa_output gates]
-///   -> o_proj
+///   -> o_proj [+ bias]
 ///   -> [dense_output gates]
 /// Gates of one position apply in the order of the list. Each computes its logits from the layer's input (the
 /// pre-normalised hidden state), or from what it gates, with its own projection. With switch heads values
@@ -80,6 +81,10 @@ class Attention {
   std::optional<HeadGate> head_gate(const Saved& s, const Tensor& first_key) const;
 
  private:
+  /// y (T, N) from x (T, K).
+  void project(Context& ctx, const Tensor& y, const Tensor& x, ParamStore::Id weight, const Bias& bias) const;
+  void project_backward(Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x,
+                        ParamStore::Id weight, const Bias& bias, Into into) const;
   void count_heads(Context& ctx, const Sequence& sequence, const Saved& s) const;
   struct Gathered;
   Gathered begin_gather(Context& ctx, ScratchScope& t, const Sequence& sequence, const Saved& s) const;
@@ -89,6 +94,7 @@ class Attention {
   int64_t layer_, heads_, head_dim_, hidden_size_;
   // In the order in which their parameters are registered.
   ParamStore::Id q_proj_, k_proj_, v_proj_, o_proj_;
+  Bias q_bias_, k_bias_, v_bias_, o_bias_;  // model.attention_bias
   SwitchHeads k_switch_, v_switch_;
   AttentionGates gates_;
   QkPosition q_position_, k_position_;

@@ -1,5 +1,7 @@
 #include "nn/moe.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 
 #include "comm/reduce.h"
@@ -19,6 +21,7 @@ Tensor make_router_totals(const ModelConfig& config, Arena& arena) {
 void Moe::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& kept) const {
   const Tensor logits = kept.probabilities;  // becomes them
   router_logits_forward(ctx, logits, x, store_.linear(router_));
+  router_bias_.forward(ctx, logits);
   route_forward(ctx, kept.probabilities, kept.lse, kept.weights, kept.experts, logits,
                 config_.norm_topk_prob);
   permute_plan(ctx, kept.permutation, kept.experts);
@@ -32,7 +35,7 @@ void Moe::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& 
   } else {
     const Rows rows = all_rows(kept.gate_up ? kept : temporary(t, kept, x), x);
     inner_forward(ctx, rows);
-    grouped_linear_forward(ctx, out, rows.inner, store_.joined(down_proj_), rows.offsets, Tensor());
+    down_forward(ctx, out, rows);
   }
   unpermute(ctx, kept.y, out, kept.permutation.rows, shared_ ? Into::add : Into::overwrite);
 }
@@ -58,6 +61,7 @@ void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
   route_backward(
       ctx, dlogits, dweights, s.probabilities, s.lse, s.weights, s.experts, counts, config_.norm_topk_prob,
       {.balance = config_.load_balance.coefficient * token, .z = config_.router_z_loss_coefficient * token});
+  router_bias_.backward(ctx, dlogits);
   router_logits_backward(ctx, dx, store_.grad(router_), dlogits, x, store_.linear(router_), Into::add);
 }
 
@@ -117,7 +121,15 @@ void Moe::count_with_ranks(Context& ctx, const RouterLoad& load) const {
 
 void Moe::inner_forward(Context& ctx, const Rows& r) const {
   grouped_linear_forward(ctx, r.gate_up, r.x, store_.joined(gate_up_proj_), r.offsets, r.tokens);
-  weighted_swiglu_forward(ctx, r.inner, r.gate_up, r.weights, r.slots);
+  if (gate_up_bias_)
+    bias_forward(ctx, r.gate_up, store_.joined(*gate_up_bias_).value, {.offsets = r.offsets});
+  weighted_swiglu_forward(ctx, r.inner, r.gate_up, r.weights, r.slots, config_.swiglu_limit);
+}
+
+/// r.inner has the rows' weights already; the bias still needs them.
+void Moe::down_forward(Context& ctx, const Tensor& out, const Rows& r) const {
+  grouped_linear_forward(ctx, out, r.inner, store_.joined(down_proj_), r.offsets, Tensor());
+  if (down_bias_) bias_forward(ctx, out, store_.joined(*down_bias_).value, r.weighted());
 }
 
 void Moe::rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_up, const Tensor& dy,
@@ -125,6 +137,10 @@ void Moe::rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_u
   ScratchScope t(ctx.scratch);
   const Tensor dinner = t.like("moe.dinner", r.inner);
   const int source = store_.grad_sources() > 1 ? r.source : 0;
+  const auto add_bias_gradient = [&](const std::optional<ParamStore::Id>& id, const Tensor& d,
+                                     const Tensor& d_index, const BiasRows& rows) {
+    if (id && store_.trains(*id)) bias_backward(ctx, store_.joined_grad(*id, source), d, d_index, rows);
+  };
   const auto add_gradient = [&](ParamStore::Id id, const Tensor& d, const Tensor& x, const Tensor& d_index,
                                 const Tensor& x_index) {
     if (store_.trains(id))
@@ -132,7 +148,12 @@ void Moe::rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_u
   };
   grouped_linear_backward_input(ctx, dinner, dy, store_.joined(down_proj_), r.offsets, dy_index);
   add_gradient(down_proj_, dy, r.inner, dy_index, Tensor());
-  weighted_swiglu_backward(ctx, dgate_up, dweights, dinner, r.gate_up, r.weights, r.slots);
+  add_bias_gradient(down_bias_, dy, dy_index, r.weighted());
+  weighted_swiglu_backward(ctx, dgate_up, dweights, dinner, r.gate_up, r.weights, r.slots,
+                           config_.swiglu_limit);
+  if (down_bias_)
+    bias_backward_weights(ctx, dweights, dy, dy_index, store_.joined(*down_bias_).value, r.weighted());
+  add_bias_gradient(gate_up_bias_, dgate_up, Tensor(), {.offsets = r.offsets});
   grouped_linear_backward_input(ctx, dx, dgate_up, store_.joined(gate_up_proj_), r.offsets, Tensor());
   add_gradient(gate_up_proj_, dgate_up, r.x, Tensor(), r.tokens);
 }
@@ -153,9 +174,9 @@ void Moe::ranks_forward(Context& ctx, Tensor out, const Tensor& x, const RouterL
       const Rows rows = own ? own_rows(s, dispatch, x) : received_rows(s, dispatch, source);
       const Dispatch::Part part = dispatch.from(source);
       inner_forward(ctx, rows);
-      grouped_linear_forward(
+      down_forward(
           ctx, own ? out.rows(dispatch.own_place(), part.count) : received_out.rows(part.begin, part.count),
-          rows.inner, store_.joined(down_proj_), rows.offsets, Tensor());
+          rows);
     }
     dispatch.from_experts(out, received_out, Tensor());
   }
@@ -264,48 +285,60 @@ Flops Moe::flops() const {
 
 Moe::Moe(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer,
          const ExpertRanks& experts)
-    : config_(config.moe), store_(store), ranks_(experts), layer_(layer), hidden_size_(config.hidden_size) {
-  const int64_t C = config.hidden_size, F = config_.moe_intermediate_size, E = config_.num_experts;
+    : config_(config.moe),
+      store_(store),
+      ranks_(experts),
+      layer_(layer),
+      hidden_size_(config.hidden_size),
+      // Its rows are like those of an output head, one per class, so it is not a matrix for Muon.
+      router_(store.add({.name = prefix + ".gate.weight",
+                         .shape = {config_.num_experts, hidden_size_},
+                         .init = matrix_init(config, config_.num_experts, hidden_size_),
+                         .packed = true,
+                         .orthogonal = false})),
+      router_bias_(config_.bias, store, prefix + ".gate", config_.num_experts) {
+  const int64_t C = config.hidden_size, E = config_.num_experts;
   if (E % ranks_.size() != 0)
     fail(ExitCode::usage, "parallel.expert = {} does not divide model.moe.num_experts = {}", ranks_.size(),
          E);
-  const int64_t here = E / ranks_.size(), first = ranks_.rank() * here;
-  const Init init = matrix_init(config, F, C);
-  // Its rows are like those of an output head, one per class, so it is not a matrix for Muon.
-  router_ = store.add({.name = prefix + ".gate.weight",
-                       .shape = {E, C},
-                       .init = matrix_init(config, E, C),
-                       .packed = true,
-                       .orthogonal = false});
-  // A single expert is not a group, and the packed form of a matrix is useless for grouped products.
-  ParamSpec spec{.name = "", .shape = {}, .packed = here > 1, .groups = here};
-  spec.split.axis = SplitAxis::expert;
-  spec.when_frozen = WhenFrozen::skipped;
-  spec.mlp_inner = true;
-  spec.active = static_cast<double>(config_.num_experts_per_tok) / static_cast<double>(E);
-  const auto add = [&](int64_t expert, const char* what, std::vector<int64_t> shape, Init expert_init) {
-    spec.name = prefix + ".experts." + std::to_string(expert) + what;
-    spec.shape = std::move(shape);
-    spec.init = expert_init;
-    const ParamStore::Id id = store.add(spec);
-    spec.joined = true;
-    return id;
-  };
-  for (int64_t e = first; e < first + here; ++e) {
-    const ParamStore::Id id = add(e, ".gate_proj.weight", {F, C}, init);
-    if (e == first) gate_up_proj_ = id;
-    add(e, ".up_proj.weight", {F, C}, init);
-  }
-  spec.mlp_inner = spec.joined = false;
-  for (int64_t e = first; e < first + here; ++e) {
-    const ParamStore::Id id = add(e, ".down_proj.weight", {C, F}, residual_init(config));
-    if (e == first) down_proj_ = id;
-  }
+  for (const bool biases : {false, true})
+    if (!biases || config_.bias) add_experts(config, prefix, biases);
   if (config_.shared_expert_intermediate_size == 0) return;
   shared_.emplace(config, store, prefix + ".shared_expert", config_.shared_expert_intermediate_size);
   if (!config_.shared_expert_gate) return;
   const GateConfig gate{.position = GatePosition::dense_output, .granularity = GateGranularity::headwise};
   shared_gate_.emplace(config, gate, store, prefix + ".shared_expert_gate", 1, C);
+}
+
+void Moe::add_experts(const ModelConfig& config, const std::string& prefix, bool biases) {
+  const int64_t C = hidden_size_, F = config_.moe_intermediate_size, E = config_.num_experts;
+  const int64_t here = E / ranks_.size(), first = ranks_.rank() * here;
+  // A single expert is not a group, and the packed form of a matrix is useless for grouped products.
+  ParamSpec spec{.name = "", .shape = {}, .packed = here > 1 && !biases, .groups = here};
+  spec.weight_decay = !biases;
+  spec.split.axis = SplitAxis::expert;
+  spec.when_frozen = WhenFrozen::skipped;
+  spec.mlp_inner = !biases;
+  spec.active = static_cast<double>(config_.num_experts_per_tok) / static_cast<double>(E);
+  const auto add = [&](int64_t expert, const char* what, int64_t out, int64_t in, const Init& init) {
+    spec.name = fmt::format("{}.experts.{}.{}.{}", prefix, expert, what, biases ? "bias" : "weight");
+    spec.shape = biases ? std::vector<int64_t>{out} : std::vector<int64_t>{out, in};
+    spec.init = biases ? Init::constant(0) : init;
+    const ParamStore::Id id = store_.add(spec);
+    spec.joined = true;
+    return id;
+  };
+  const Init init = matrix_init(config, F, C);
+  for (int64_t e = first; e < first + here; ++e) {
+    const ParamStore::Id id = add(e, "gate_proj", F, C, init);
+    if (e == first) (biases ? gate_up_bias_.emplace() : gate_up_proj_) = id;
+    add(e, "up_proj", F, C, init);
+  }
+  spec.mlp_inner = spec.joined = false;
+  for (int64_t e = first; e < first + here; ++e) {
+    const ParamStore::Id id = add(e, "down_proj", C, F, residual_init(config));
+    if (e == first) (biases ? down_bias_.emplace() : down_proj_) = id;
+  }
 }
 
 Moe::Saved Moe::make_saved(Arena& arena, const std::string& name, int64_t T, DType dtype,

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "config/config.h"
+#include "nn/bias.h"
 #include "nn/dispatch.h"
 #include "nn/flops.h"
 #include "nn/gate.h"
@@ -44,11 +45,12 @@ Tensor make_router_totals(const ModelConfig& config, Arena& arena);
 /// Mixture of experts (ops/router.h): every token goes to the K of E SwiGLU experts that the router selects,
 /// none is dropped, and to the shared expert if there is one:
 ///   y = sum over k of weight_k expert_k(x) [+ shared(x), or sigmoid(x w) shared(x)]
-/// The balance loss and z-loss have no output: backward adds their gradients to those of the logits. Names
-/// are as in Qwen3-MoE and Qwen3-Next; experts are stored contiguously for grouped products. With expert
-/// parallelism, rows and their weights are sent to the experts' ranks and back (nn/dispatch.h). A rank
-/// processes the received rows source by source, so that y, dx and every source's gradients have the same
-/// bits as on a single rank.
+/// With model.moe.bias the router's logits and the experts' three projections have biases, with
+/// model.moe.swiglu_limit the experts gpt-oss's SwiGLU (ops/activation.h). The balance loss and z-loss have
+/// no output: backward adds their gradients to those of the logits. Names are as in Qwen3-MoE and Qwen3-Next;
+/// experts are stored contiguously for grouped products. With expert parallelism, rows and their weights are
+/// sent to the experts' ranks and back (nn/dispatch.h). A rank processes the received rows source by source,
+/// so that y, dx and every source's gradients have the same bits as on a single rank.
 class Moe {
  public:
   /// T tokens, E experts, K per token, F = moe_intermediate_size, C = hidden_size; R = T K rows sorted by
@@ -61,8 +63,8 @@ class Moe {
     Tensor experts;           // (T, K) i32
     Tensor counts;            // (E) f64: rows of each expert
     Permutation permutation;  // rows to tokens; with expert parallelism, rows as in Dispatch::plan
-    Tensor gate_up;           // (R, 2F): [gate | up]; empty if backward recomputes it
-    Tensor inner;             // (R, F): weight silu(gate) up; likewise
+    Tensor gate_up;           // (R, 2F): [gate | up], with biases; empty if backward recomputes it
+    Tensor inner;             // (R, F): weight silu(gate) up, or the clamped form; likewise
     Tensor rank_counts;       // (ranks, E) i32: rows of each rank's tokens; empty where ranks do not share
                               // experts, as are
     Tensor received_x;  // (R, C): rows that came from other ranks; empty too when they are to travel again
@@ -96,7 +98,12 @@ class Moe {
     Tensor weights, slots;  // (any) wide and (R) i32
     Tensor gate_up, inner;  // (R, 2F), (R, F)
     int source = 0;         // rank that the tokens belong to
+
+    BiasRows weighted() const { return {.offsets = offsets, .weights = weights, .slots = slots}; }
   };
+
+  /// Registers the local experts' weights, or their biases.
+  void add_experts(const ModelConfig& config, const std::string& prefix, bool biases);
 
   Tensor balance_counts(const RouterLoad& load, const Saved& s) const;
   void count(Context& ctx, const RouterLoad& load, const Saved& s) const;
@@ -109,6 +116,8 @@ class Moe {
   Rows own_rows(const Saved& s, const Dispatch& dispatch, const Tensor& x) const;
   Rows received_rows(const Saved& s, const Dispatch& dispatch, int source) const;
   void inner_forward(Context& ctx, const Rows& rows) const;
+  /// out (R, C) from rows.inner.
+  void down_forward(Context& ctx, const Tensor& out, const Rows& rows) const;
   /// dx (R, C) is overwritten and may be dy without an index; dweights has the layout of weights; dgate_up
   /// may be the rows' gate_up.
   void rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_up, const Tensor& dy,
@@ -135,6 +144,8 @@ class Moe {
   ExpertRanks ranks_;
   int64_t layer_, hidden_size_;
   ParamStore::Id router_, gate_up_proj_ = 0, down_proj_ = 0;
+  Bias router_bias_;
+  std::optional<ParamStore::Id> gate_up_bias_, down_bias_;
   std::optional<Mlp> shared_;
   std::optional<Gate> shared_gate_;
 };

@@ -21,6 +21,10 @@ void check_gate_up(const char* op, const Tensor& gate_up) {
                gate_up.describe());
 }
 
+void check_limit(const char* op, std::optional<double> limit) {
+  SLUICE_CHECK(!limit || *limit > 0, "{}: limit must be above 0, got {}", op, limit.value_or(0));
+}
+
 }  // namespace
 
 void silu_forward(Context& ctx, Tensor y, const Tensor& x) {
@@ -63,17 +67,19 @@ void swiglu_backward(Context& ctx, Tensor dgate_up, const Tensor& dy, const Tens
 }
 
 void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, const Tensor& weights,
-                             const Tensor& slots) {
+                             const Tensor& slots, std::optional<double> limit) {
   const char* op = "weighted_swiglu_forward";
   check_gate_up(op, gate_up);
   check_tensor(op, "y", y, gate_up.dtype, {gate_up.dim(0), gate_up.dim(1) / 2});
   check_tensor(op, "slots", slots, DType::i32, {gate_up.dim(0)});
   check_count(op, "weights", weights, accumulate_dtype(gate_up.dtype), weights.numel());
-  SLUICE_DISPATCH(weighted_swiglu_forward, ctx, y, gate_up, weights, slots);
+  check_limit(op, limit);
+  SLUICE_DISPATCH(weighted_swiglu_forward, ctx, y, gate_up, weights, slots, limit);
 }
 
 void weighted_swiglu_backward(Context& ctx, Tensor dgate_up, Tensor dweights, const Tensor& dy,
-                              const Tensor& gate_up, const Tensor& weights, const Tensor& slots) {
+                              const Tensor& gate_up, const Tensor& weights, const Tensor& slots,
+                              std::optional<double> limit) {
   const char* op = "weighted_swiglu_backward";
   check_gate_up(op, gate_up);
   check_like(op, "dgate_up", dgate_up, gate_up);
@@ -81,7 +87,8 @@ void weighted_swiglu_backward(Context& ctx, Tensor dgate_up, Tensor dweights, co
   check_tensor(op, "slots", slots, DType::i32, {gate_up.dim(0)});
   check_count(op, "weights", weights, accumulate_dtype(gate_up.dtype), weights.numel());
   check_like(op, "dweights", dweights, weights);
-  SLUICE_DISPATCH(weighted_swiglu_backward, ctx, dgate_up, dweights, dy, gate_up, weights, slots);
+  check_limit(op, limit);
+  SLUICE_DISPATCH(weighted_swiglu_backward, ctx, dgate_up, dweights, dy, gate_up, weights, slots, limit);
 }
 
 }  // namespace sluice

@@ -92,8 +92,7 @@ void ParamStore::make_views(bool gradients) {
     int64_t out_features = spec.shape[0];
     for (size_t next = i + 1; !spec.joined && next < specs.size() && specs[next].joined; ++next)
       out_features += specs[next].shape[0];
-    if (out_features > spec.shape[0])
-      joined_[i].value = Tensor(nullptr, dtype_, {out_features, spec.shape[1]}, spec.name.c_str(), device_);
+    if (out_features > spec.shape[0]) joined_[i].value.shape[0] = out_features;
     if (!gradients || (!spec.trainable && spec.when_frozen != WhenFrozen::discarded)) continue;
     grads_[i] = values_[i].value;
     joined_grads_[i] = joined_[i].value;

@@ -94,7 +94,7 @@ class ParamStore {
   Tensor grad(Id id) const { return grads_[static_cast<size_t>(id)]; }
   const LinearWeight& linear(Id id) const { return values_[static_cast<size_t>(id)]; }
   /// `count` parameters from `first` on as one matrix of stacked rows (specs[first + 1..] are `joined`), with
-  /// its own packed copies.
+  /// its own packed copies; vectors as one vector.
   const LinearWeight& joined(Id first) const { return joined_[static_cast<size_t>(first)]; }
   Tensor joined_grad(Id first) const { return joined_grads_[static_cast<size_t>(first)]; }
   /// Gradients of experts are kept apart by the rank of the expert axis whose tokens they are of, where that

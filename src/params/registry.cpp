@@ -59,9 +59,11 @@ ParamId ParamRegistry::push(ParamSpec spec) {
   SLUICE_CHECK(spec.split.dim == Split::kWhole, "parameter {}: no axis cuts a dimension in this version",
                spec.name);
   if (spec.joined) {
-    SLUICE_CHECK(!specs_.empty() && spec.shape.size() == 2 && specs_.back().shape.size() == 2 &&
-                     specs_.back().shape[1] == spec.shape[1],
-                 "parameter {}: joined needs a matrix of {} columns before it", spec.name, spec.shape.back());
+    const bool matrix = spec.shape.size() == 2;
+    SLUICE_CHECK(!specs_.empty() && specs_.back().shape.size() == spec.shape.size() &&
+                     (!matrix || specs_.back().shape[1] == spec.shape[1]),
+                 "parameter {}: joined needs a {} before it", spec.name,
+                 matrix ? fmt::format("matrix of {} columns", spec.shape[1]) : "vector");
   }
   spec.unit = unit_;
   spec.trainable = trained(spec);

@@ -40,8 +40,8 @@ struct ParamSpec {
   Init init = {};
   bool weight_decay = true;
   bool packed = false;     // a matrix used by linear_*: keeps packed copies
-  bool joined = false;     // lies directly behind the parameter before it, so that both are one matrix
-                           // (ParamStore::joined)
+  bool joined = false;     // lies directly behind the parameter before it, so that both are one matrix, or
+                           // one vector (ParamStore::joined)
   int64_t groups = 1;      // of the first of a joined group: so many equal weights (ops/grouped_linear.h)
   double active = 1;       // share of the tokens that this parameter takes part in
   bool orthogonal = true;  // of a block's matrix: Muon may update it (optim/rules.h)

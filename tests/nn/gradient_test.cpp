@@ -132,6 +132,44 @@ TEST_CASE(
   });
 }
 
+TEST_CASE("gradients of biases of the projections equal central differences", "[gradient][bias]") {
+  for_each_value<AttentionKind>([&](AttentionKind kind) {
+    for (const bool more : {false, true}) {
+      ModelConfig c = test::tiny_config();
+      c.attention_bias = true;
+      c.attention.kind = kind;
+      c.qk_norm = more;
+      if (more) c.attention.gates = {GateConfig{.position = GatePosition::value}, GateConfig{}};
+      // An indexer changes the random weights behind it; among them are steep norms.
+      check_gradients(c, 6, kind == AttentionKind::sparse ? 3e-6 : 1e-5);
+    }
+  });
+  ModelConfig c = test::tiny_config();
+  c.attention_bias = true;
+  c.attention.switch_heads.num_experts = 3;
+  c.attention.switch_heads.num_experts_per_tok = 2;
+  c.attention.switch_heads.projections = SwitchProjections::key_value;
+  check_gradients(c, 6);
+}
+
+TEST_CASE("gradients of all that a gpt-oss is made of equal central differences", "[gradient][moe][bias]") {
+  ModelConfig c = test::tiny_config();
+  c.num_hidden_layers = 2;
+  c.attention_bias = true;
+  c.qk_norm = c.tie_word_embeddings = false;
+  c.attention.kind = AttentionKind::sink;
+  c.attention.window = 2;
+  c.attention.window_pattern = 2;
+  c.rope.scaling = {RopeScalingType::yarn, 4.0, 16, 32.0, 1.0, false};
+  c.moe.num_experts = 4;
+  c.moe.num_experts_per_tok = 2;
+  c.moe.moe_intermediate_size = 4;
+  c.moe.bias = true;
+  c.moe.swiglu_limit = 0.7;
+  c.moe.load_balance.coefficient = c.moe.router_z_loss_coefficient = 0;  // not part of the loss
+  check_gradients(c, 6, 1e-6);
+}
+
 TEST_CASE("gradients with two gates at each of the five positions and every other option",
           "[gradient][gate]") {
   for_each_value<AttentionKind>([&](AttentionKind kind) {

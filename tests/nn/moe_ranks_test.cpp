@@ -26,6 +26,7 @@ struct Case {
   bool keep_inner = true;
   int64_t favourites = 0;  // number of first experts that every token goes to
   BalanceScope scope = BalanceScope::micro_batch;
+  bool gpt_oss = false;  // biases and clamped SwiGLU
 
   ModelConfig model() const {
     ModelConfig c = test::tiny_config();
@@ -37,6 +38,8 @@ struct Case {
     c.moe.shared_expert_gate = shared_gate;
     c.moe.load_balance = {.coefficient = 0.3, .scope = scope};
     c.moe.router_z_loss_coefficient = 0.2;
+    c.moe.bias = gpt_oss;
+    if (gpt_oss) c.moe.swiglu_limit = 0.5;
     return c;
   }
 };
@@ -56,6 +59,11 @@ class RankMoe {
     context = std::make_unique<Context>(dry.scratch.high_water());
     build(*context, *values_, *grads_, *activations_);
     store.initialize(*context, 1234);
+    for (size_t i = 0; i < store.specs().size(); ++i)  // biases start at 0, and each expert's is another
+      if (const ParamSpec& spec = store.specs()[i]; spec.name.ends_with(".bias"))
+        for (int64_t j = 0; j < spec.numel(); ++j)
+          Pool::set(store.value(static_cast<ParamStore::Id>(i)), j,
+                    std::sin(static_cast<double>(std::hash<std::string>()(spec.name) % 100 + 7 * j)));
     for (int64_t e = 0; e < c.favourites; ++e)
       Pool::set(store.value(0), e * c.hidden, 40.0 - 3.0 * static_cast<double>(e));  // channel 0 of x is 1
     store.pack(*context);
@@ -195,6 +203,18 @@ TEST_CASE("expert parallelism gives the bits of a single rank", "[moe][ranks]") 
         }
 }
 
+TEST_CASE("expert parallelism gives the bits of a single rank with biases of experts", "[moe][ranks]") {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
+    for (const bool keep_inner : {true, false})
+      for (const double capacity : {2.0, 0.2})
+        for (const int ranks : {2, 4, 8}) {
+          INFO(dtype_name(dtype) << ", " << (keep_inner ? "kept" : "computed again") << ", capacity "
+                                 << capacity << ", " << ranks << " ranks");
+          check_bits({.dtype = dtype, .capacity = capacity, .keep_inner = keep_inner, .gpt_oss = true},
+                     ranks);
+        }
+}
+
 TEST_CASE("rows beyond the receive-buffer capacity take extra rounds, with the same bits", "[moe][ranks]") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
     for (const bool keep_inner : {true, false})
@@ -218,7 +238,7 @@ TEST_CASE("gradients of experts are kept separate by source rank", "[moe][ranks]
     for (const int ranks : {2, 4})
       for (const double capacity : {2.0, 0.2}) {
         INFO(dtype_name(dtype) << ", " << ranks << " ranks, capacity " << capacity);
-        const Case c{.dtype = dtype};
+        const Case c{.dtype = dtype, .gpt_oss = capacity < 1};
         std::vector<std::unique_ptr<RankMoe>> alone;
         for (int r = 0; r < ranks; ++r) {
           alone.push_back(std::make_unique<RankMoe>(c));

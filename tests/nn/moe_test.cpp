@@ -154,6 +154,28 @@ TEST_CASE("gradients of a mixture of experts equal central differences", "[moe][
       }
 }
 
+TEST_CASE("gradients with biases and clamped SwiGLU equal central differences", "[moe][gradient]") {
+  for (const bool bias : {false, true})
+    for (const double limit : {0.0, 0.4})
+      for (const auto& [experts, per_token] : std::vector<std::array<int64_t, 2>>{{5, 2}, {4, 1}, {3, 3}}) {
+        ModelConfig c = moe_config(experts, per_token);
+        c.moe.bias = bias;
+        if (limit > 0) c.moe.swiglu_limit = limit;
+        c.moe.shared_expert_intermediate_size = per_token == 1 ? 3 : 0;
+        INFO("bias " << bias << ", limit " << limit << ", " << per_token << " of " << experts);
+        check_gradients(c);
+        if (limit == 0) continue;
+        // Values on both sides of the limit.
+        OneMoe m(c, 7);
+        m.moe.forward(*m.ctx, m.x, {}, m.saved);
+        int64_t held = 0;
+        for (int64_t i = 0; i < m.saved.gate_up.numel(); ++i)
+          held += std::abs(Pool::get(m.saved.gate_up, i)) > limit;
+        CHECK(held > m.saved.gate_up.numel() / 8);
+        CHECK(held < m.saved.gate_up.numel());
+      }
+}
+
 TEST_CASE("each router loss alone has the right gradient", "[moe][gradient]") {
   for (const bool balance : {false, true}) {
     ModelConfig c = moe_config();

@@ -173,9 +173,14 @@ TEST_CASE("weighted swiglu agrees over types and threads, at odd sizes", "[activ
       const Tensor weights = exact_normal(pool, accumulate_dtype(type), {R, 1}), slots = slots_of(pool, R);
       const Tensor y = pool.zeros(type, {R, F}), dgate_up = pool.zeros(type, {R, 2 * F});
       const Tensor dweights = pool.zeros(accumulate_dtype(type), {R, 1});
-      weighted_swiglu_forward(ctx, y, gate_up, weights, slots);
-      weighted_swiglu_backward(ctx, dgate_up, dweights, dy, gate_up, weights, slots);
-      return std::vector{y, dgate_up, dweights};
+      weighted_swiglu_forward(ctx, y, gate_up, weights, slots, {});
+      weighted_swiglu_backward(ctx, dgate_up, dweights, dy, gate_up, weights, slots, {});
+      const Tensor clamped = pool.zeros(type, {R, F}), dclamped = pool.copy(gate_up, type);
+      const Tensor dclamped_weights = pool.zeros(accumulate_dtype(type), {R, 1});
+      weighted_swiglu_forward(ctx, clamped, gate_up, weights, slots, 2.5);
+      weighted_swiglu_backward(ctx, dclamped, dclamped_weights, dy, dclamped, weights, slots,
+                               2.5);  // in place
+      return std::vector{y, dgate_up, dweights, clamped, dclamped, dclamped_weights};
     });
   }
 }
@@ -188,7 +193,7 @@ TEST_CASE("weighted swiglu equals swiglu times the weight of the row's slot, wit
   const Tensor gate_up = pool.normal(DType::f64, {R, 2 * F}), weights = pool.normal(DType::f64, {T, K});
   const Tensor slots = slots_of(pool, R), y = pool.zeros(DType::f64, {R, F}),
                plain = pool.zeros(DType::f64, {R, F});
-  weighted_swiglu_forward(ctx, y, gate_up, weights, slots);
+  weighted_swiglu_forward(ctx, y, gate_up, weights, slots, {});
   swiglu_forward(ctx, plain, gate_up);
   for (int64_t i = 0; i < R * F; ++i)
     CHECK(Pool::get(y, i) ==
@@ -196,10 +201,48 @@ TEST_CASE("weighted swiglu equals swiglu times the weight of the row's slot, wit
 
   const Tensor dy = pool.normal(DType::f64, {R, F}), dgate_up = pool.zeros(DType::f64, {R, 2 * F});
   const Tensor dweights = pool.normal(DType::f64, {T, K});
-  const auto loss = [&] { return weighted_swiglu_forward(ctx, y, gate_up, weights, slots), dot(dy, y); };
-  weighted_swiglu_backward(ctx, dgate_up, dweights, dy, gate_up, weights, slots);
+  const auto loss = [&] { return weighted_swiglu_forward(ctx, y, gate_up, weights, slots, {}), dot(dy, y); };
+  weighted_swiglu_backward(ctx, dgate_up, dweights, dy, gate_up, weights, slots, {});
   CHECK(gradient_error(gate_up, dgate_up, loss) <= kGradientTolerance);
   CHECK(gradient_error(weights, dweights, loss) <= kGradientTolerance);
+}
+
+TEST_CASE("with a limit it is gpt-oss's clamped form, with its gradients", "[activation]") {
+  Pool pool;
+  Context ctx(kTestScratch);
+  const int64_t R = 60, F = 9;
+  const double limit = 0.8;
+  const Tensor gate_up = pool.normal(DType::f64, {R, 2 * F}), weights = pool.normal(DType::f64, {R});
+  const Tensor slots = slots_of(pool, R), y = pool.zeros(DType::f64, {R, F});
+  const auto forward = [&] { weighted_swiglu_forward(ctx, y, gate_up, weights, slots, limit); };
+  forward();
+  int64_t held = 0;
+  for (int64_t i = 0; i < R * F; ++i) {
+    const int64_t r = i / F, at = r * 2 * F + i % F;
+    const double g = std::min(Pool::get(gate_up, at), limit),
+                 u = std::clamp(Pool::get(gate_up, at + F), -limit, limit);
+    held += g == limit || std::abs(u) == limit;
+    CHECK(Pool::get(y, i) ==
+          Approx(Pool::get(weights, slots.as<int32_t>()[r]) * g / (1 + std::exp(-1.702 * g)) * (u + 1))
+              .epsilon(1e-13));
+  }
+  CHECK(held > R * F / 4);
+  CHECK(held < R * F * 3 / 4);
+
+  const Tensor dy = pool.normal(DType::f64, {R, F}), dgate_up = pool.zeros(DType::f64, {R, 2 * F});
+  const Tensor dweights = pool.normal(DType::f64, {R});
+  const auto loss = [&] { return forward(), dot(dy, y); };
+  weighted_swiglu_backward(ctx, dgate_up, dweights, dy, gate_up, weights, slots, limit);
+  CHECK(gradient_error(gate_up, dgate_up, loss, 2000, 1e-6) <= kGradientTolerance);  // it has kinks
+  CHECK(gradient_error(weights, dweights, loss) <= kGradientTolerance);
+
+  Pool::set(gate_up, 0, NAN), Pool::set(gate_up, 1, 1e300), Pool::set(gate_up, F + 1, -1e300);
+  forward();
+  CHECK(std::isnan(Pool::get(y, 0)));
+  CHECK(Pool::get(y, 1) == Approx(Pool::get(weights, slots.as<int32_t>()[0]) * limit /
+                                  (1 + std::exp(-1.702 * limit)) * (1 - limit)));
+  CHECK_THAT(error_of([&] { weighted_swiglu_forward(ctx, y, gate_up, weights, slots, 0.0); }),
+             Catch::Contains("weighted_swiglu_forward: limit must be above 0"));
 }
 
 TEST_CASE("weighted swiglu refuses wrong shapes by name", "[activation]") {
@@ -208,7 +251,7 @@ TEST_CASE("weighted swiglu refuses wrong shapes by name", "[activation]") {
   const Tensor y = pool.zeros(DType::f32, {4, 5}), gate_up = pool.zeros(DType::f32, {4, 10});
   const Tensor weights = pool.zeros(DType::f32, {2, 2}), slots = pool.zeros(DType::i32, {4});
   const auto message = [&](const Tensor& of_gate_up, const Tensor& of_weights, const Tensor& of_slots) {
-    return error_of([&] { weighted_swiglu_forward(ctx, y, of_gate_up, of_weights, of_slots); });
+    return error_of([&] { weighted_swiglu_forward(ctx, y, of_gate_up, of_weights, of_slots, {}); });
   };
   CHECK(message(gate_up, weights, slots) == "no error");
   CHECK_THAT(message(gate_up.rows(0, 3), weights, slots), Catch::Contains("weighted_swiglu_forward: "));

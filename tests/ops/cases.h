@@ -139,6 +139,7 @@ OpFamily adamw_cases();
 OpFamily attention_cases();
 OpFamily attention_hopper_cases();
 OpFamily attention_kinds_cases();
+OpFamily bias_cases();
 OpFamily bit_sum_cases();
 OpFamily cross_entropy_cases();
 OpFamily elementwise_cases();

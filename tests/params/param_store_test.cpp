@@ -67,6 +67,19 @@ TEST_CASE("parameters are aligned in flat buffers, and joined ones are contiguou
   }
 }
 
+TEST_CASE("joined vectors are contiguous, as one vector", "[params]") {
+  ParamStore store;
+  store.add({.name = "gate.bias", .shape = {5}, .init = Init::constant(0)});
+  store.add({.name = "up.bias", .shape = {4}, .init = Init::constant(0), .joined = true});
+  Memory memory(store, DType::bf16);
+  CHECK(store.joined(0).value.has_shape({9}));
+  CHECK(store.joined_grad(0).has_shape({9}));
+  CHECK(address(store.value(1)) == address(store.joined(0).value) + 10);
+  CHECK(address(store.grad(1)) == address(store.joined_grad(0)) + 20);
+  CHECK_THROWS_WITH(ParamStore().add({.name = "first", .shape = {4}, .joined = true}),
+                    Catch::Contains("joined needs a vector before it"));
+}
+
 TEST_CASE("padding between parameters stays zero, and zero_grads clears all gradients", "[params]") {
   ParamStore store = small_store();
   Memory memory(store, DType::f32);

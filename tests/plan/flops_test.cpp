@@ -107,6 +107,18 @@ TEST_CASE("a window costs the keys that it shows, and an extra key its own produ
   CHECK(added("kv_bias") == 2 * product);
 }
 
+TEST_CASE("gpt-oss-20b has the published number of parameters, and its biases cost no counted FLOPs",
+          "[plan][flops]") {
+  const std::string file = shipped("models/gpt_oss_20b.yaml");
+  const Plan plan = make_plan(load_config(file));
+  CHECK(plan.total == 20'914'757'184);
+  CHECK(plan.active - int64_t{201088} * 2880 == 3'608'307'264);  // without the embedding: "3.6B"
+  const Plan plain = make_plan(load_config(file, {"model.attention_bias=false", "model.moe.bias=false"}));
+  const int64_t attention = 4096 + 2 * 512 + 2880, experts = 32 + 32 * (3 * 2880);
+  CHECK(plan.total - plain.total == 24 * (attention + experts));
+  CHECK(plan.flops_per_token == plain.flops_per_token);
+}
+
 TEST_CASE("kinds of attention add their parameters to the plan", "[plan]") {
   const std::string file = shipped("quickstart/baseline.yaml");
   const ModelConfig m = load_config(file).model;

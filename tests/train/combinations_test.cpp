@@ -72,6 +72,10 @@ void choose(ModelConfig& m, Random& random) {
     a.switch_heads.num_experts_per_tok = 2;
     a.switch_heads.projections = any<SwitchProjections>(random);
   }
+  m.attention_bias = chance(random, 0.3);
+  if (m.moe.num_experts == 0) return;
+  m.moe.bias = chance(random, 0.5);
+  if (chance(random, 0.5)) m.moe.swiglu_limit = 1.5;
 }
 
 /// The rules of configs/README.md, said again.
@@ -109,12 +113,14 @@ std::string refusal(Config config) {
 
 std::string describe(const ModelConfig& m) {
   std::string text = fmt::format(
-      "{} window {} {} exclusive {} {} {} gated norm {} {} {} qk_norm {} experts {} balance {} switch {} {}",
+      "{} window {} {} exclusive {} {} {} gated norm {} {} {} qk_norm {} experts {} bias {} limit {} balance "
+      "{} switch {} {} attention bias {}",
       enum_name(m.attention.kind), m.attention.window, m.attention.window_pattern,
       enum_name(m.attention.exclusive), enum_name(m.attention.output_norm),
       enum_name(m.attention.output_activation), m.gated_norm.rank, enum_name(m.gated_norm.init),
-      enum_name(m.norm_placement), m.qk_norm, m.moe.num_experts, m.attention.head_balance.coefficient,
-      m.attention.switch_heads.num_experts, enum_name(m.attention.switch_heads.projections));
+      enum_name(m.norm_placement), m.qk_norm, m.moe.num_experts, m.moe.bias, m.moe.swiglu_limit.value_or(0),
+      m.attention.head_balance.coefficient, m.attention.switch_heads.num_experts,
+      enum_name(m.attention.switch_heads.projections), m.attention_bias);
   for (const GateConfig& g : m.attention.gates)
     text += fmt::format("; {} {} {} {} {} {} {} {} {}", enum_name(g.position), enum_name(g.granularity),
                         enum_name(g.heads), enum_name(g.combine), enum_name(g.activation), enum_name(g.input),

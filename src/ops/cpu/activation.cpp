@@ -13,6 +13,50 @@
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 
+namespace {
+
+/// silu(g) u, and its gradients with respect to g and u, times d.
+struct Swiglu {
+  template <class A>
+  A value(A g, A u) const {
+    return g * sigmoid(g) * u;
+  }
+  template <class A>
+  void backward(A d, A g, A u, A& dg, A& du) const {
+    const A s = sigmoid(g);
+    dg = d * u * s * (A(1) + g * (A(1) - s));
+    du = d * g * s;
+  }
+};
+
+/// g sigmoid(1.702 g) (u + 1) of g and u clamped at the limit. Selects, so that loops vectorise and NaN
+/// passes.
+template <class A>
+struct ClampedSwiglu {
+  A limit;
+  static constexpr A kSlope = A(1.702);
+  A gate(A g) const { return g > limit ? limit : g; }
+  A up(A u) const { return (u > limit ? limit : u < -limit ? -limit : u) + A(1); }
+  A value(A g, A u) const {
+    const A c = gate(g);
+    return c * sigmoid(kSlope * c) * up(u);
+  }
+  void backward(A d, A g, A u, A& dg, A& du) const {
+    const A c = gate(g), s = sigmoid(kSlope * c);
+    dg = g > limit ? A(0) : d * up(u) * s * (A(1) + kSlope * c * (A(1) - s));
+    du = u > limit || u < -limit ? A(0) : d * c * s;
+  }
+};
+
+/// Calls f with the form of SwiGLU.
+template <class A, class F>
+void with_swiglu(std::optional<double> limit, F&& f) {
+  if (limit) return f(ClampedSwiglu<A>{static_cast<A>(*limit)});
+  f(Swiglu{});
+}
+
+}  // namespace
+
 void silu_forward(Context& ctx, Tensor y, const Tensor& x) {
   if (ctx.dry_run) return;
   with_storage_type(x.dtype, [&](auto tag) {
@@ -97,8 +141,8 @@ void swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up) {
         T* out = y.as<T>() + t * width;
 #pragma omp simd
         for (int64_t i = 0; i < width; ++i) {
-          const A g = load(gate + i);
-          store(out + i, g * sigmoid(g) * load(up + i));
+          const A g = load(gate + i), u = load(up + i);
+          store(out + i, Swiglu().value(g, u));
         }
       }
     });
@@ -120,64 +164,88 @@ void swiglu_backward(Context& ctx, Tensor dgate_up, const Tensor& dy, const Tens
         T* dup = dgate + width;
 #pragma omp simd
         for (int64_t i = 0; i < width; ++i) {
-          const A g = load(gate + i), u = load(up + i), d = load(dout + i), s = sigmoid(g);
-          store(dgate + i, d * u * s * (A(1) + g * (A(1) - s)));
-          store(dup + i, d * g * s);
+          const A g = load(gate + i), u = load(up + i), d = load(dout + i);
+          A dg, du;
+          Swiglu().backward(d, g, u, dg, du);
+          store(dgate + i, dg);
+          store(dup + i, du);
         }
       }
     });
   });
 }
 
+namespace {
+
+template <class T, class Form>
+void weighted_forward(const Tensor& y, const Tensor& gate_up, const Tensor& weights, const Tensor& slots,
+                      const Form& form) {
+  using A = accumulate_t<T>;
+  const int64_t width = y.dim(1);
+  parallel_for(y.dim(0), 8192 / std::max<int64_t>(width, 1), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* gate = gate_up.as<T>() + r * 2 * width;
+      const T* up = gate + width;
+      const A weight = weights.as<A>()[slots.as<int32_t>()[r]];
+      T* out = y.as<T>() + r * width;
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) {
+        const A g = load(gate + i), u = load(up + i);
+        store(out + i, weight * form.value(g, u));
+      }
+    }
+  });
+}
+
+template <class T, class Form>
+void weighted_backward(const Tensor& dgate_up, const Tensor& dweights, const Tensor& dy,
+                       const Tensor& gate_up, const Tensor& weights, const Tensor& slots, const Form& form) {
+  using A = accumulate_t<T>;
+  const int64_t width = dy.dim(1);
+  parallel_for(dy.dim(0), 8192 / std::max<int64_t>(width, 1), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* gate = gate_up.as<T>() + r * 2 * width;
+      const T* up = gate + width;
+      const T* dout = dy.as<T>() + r * width;
+      T* dgate = dgate_up.as<T>() + r * 2 * width;
+      T* dup = dgate + width;
+      const int32_t slot = slots.as<int32_t>()[r];
+      const A weight = weights.as<A>()[slot];
+      A dweight = 0;
+#pragma omp simd reduction(+ : dweight)
+      for (int64_t i = 0; i < width; ++i) {
+        const A g = load(gate + i), u = load(up + i), d = load(dout + i);
+        A dg, du;
+        form.backward(weight * d, g, u, dg, du);
+        dweight += d * form.value(g, u);
+        store(dgate + i, dg);
+        store(dup + i, du);
+      }
+      dweights.as<A>()[slot] = dweight;
+    }
+  });
+}
+
+}  // namespace
+
 void weighted_swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up, const Tensor& weights,
-                             const Tensor& slots) {
+                             const Tensor& slots, std::optional<double> limit) {
   if (ctx.dry_run) return;
   with_storage_type(y.dtype, [&](auto tag) {
     using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const int64_t width = y.dim(1);
-    parallel_for(y.dim(0), 8192 / std::max<int64_t>(width, 1), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const T* gate = gate_up.as<T>() + r * 2 * width;
-        const T* up = gate + width;
-        const A weight = weights.as<A>()[slots.as<int32_t>()[r]];
-        T* out = y.as<T>() + r * width;
-#pragma omp simd
-        for (int64_t i = 0; i < width; ++i) {
-          const A g = load(gate + i);
-          store(out + i, weight * (g * sigmoid(g) * load(up + i)));
-        }
-      }
-    });
+    with_swiglu<accumulate_t<T>>(
+        limit, [&](const auto& form) { weighted_forward<T>(y, gate_up, weights, slots, form); });
   });
 }
 
 void weighted_swiglu_backward(Context& ctx, Tensor dgate_up, Tensor dweights, const Tensor& dy,
-                              const Tensor& gate_up, const Tensor& weights, const Tensor& slots) {
+                              const Tensor& gate_up, const Tensor& weights, const Tensor& slots,
+                              std::optional<double> limit) {
   if (ctx.dry_run) return;
   with_storage_type(dy.dtype, [&](auto tag) {
     using T = decltype(tag);
-    using A = accumulate_t<T>;
-    const int64_t width = dy.dim(1);
-    parallel_for(dy.dim(0), 8192 / std::max<int64_t>(width, 1), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const T* gate = gate_up.as<T>() + r * 2 * width;
-        const T* up = gate + width;
-        const T* dout = dy.as<T>() + r * width;
-        T* dgate = dgate_up.as<T>() + r * 2 * width;
-        T* dup = dgate + width;
-        const int32_t slot = slots.as<int32_t>()[r];
-        const A weight = weights.as<A>()[slot];
-        A dweight = 0;
-#pragma omp simd reduction(+ : dweight)
-        for (int64_t i = 0; i < width; ++i) {
-          const A g = load(gate + i), u = load(up + i), d = load(dout + i), s = sigmoid(g), wd = weight * d;
-          dweight += d * (g * s * u);
-          store(dgate + i, wd * u * s * (A(1) + g * (A(1) - s)));
-          store(dup + i, wd * g * s);
-        }
-        dweights.as<A>()[slot] = dweight;
-      }
+    with_swiglu<accumulate_t<T>>(limit, [&](const auto& form) {
+      weighted_backward<T>(dgate_up, dweights, dy, gate_up, weights, slots, form);
     });
   });
 }

@@ -40,10 +40,11 @@ OpCase swiglu_case(int64_t tokens, int64_t width, bool in_place) {
           }};
 }
 
-/// `shifted`: rows begin one element behind what vectors are aligned to.
-OpCase weighted_case(int64_t tokens, int64_t chosen, int64_t width, bool in_place, bool shifted = false) {
-  return {fmt::format("weighted swiglu T={} K={} F={}{}{}", tokens, chosen, width,
-                      in_place ? " in place" : "", shifted ? " shifted" : ""),
+/// `shifted`: rows begin one element behind what vectors are aligned to. With a limit the clamped form.
+OpCase weighted_case(int64_t tokens, int64_t chosen, int64_t width, bool in_place, bool shifted = false,
+                     std::optional<double> limit = {}) {
+  return {fmt::format("weighted swiglu T={} K={} F={}{}{}{}", tokens, chosen, width,
+                      in_place ? " in place" : "", shifted ? " shifted" : "", limit ? " clamped" : ""),
           [=](CaseRun& r) {
             const int64_t rows = tokens * chosen, first = shifted ? 1 : 0;
             const Tensor all = r.input("gate_up", {rows * 2 * width + first}, 2);
@@ -52,11 +53,11 @@ OpCase weighted_case(int64_t tokens, int64_t chosen, int64_t width, bool in_plac
             const Tensor slots = r.input("slots", DType::i32, {rows}, [=](int64_t i) {
               return static_cast<double>((i * 7919 + 3) % rows);  // 7919 is prime: every slot once
             });
-            weighted_swiglu_forward(r.ctx, r.output("y", {rows, width}), gate_up, weights, slots);
+            weighted_swiglu_forward(r.ctx, r.output("y", {rows, width}), gate_up, weights, slots, limit);
             if (in_place) r.compared("dgate_up", all);
             weighted_swiglu_backward(r.ctx, in_place ? gate_up : r.output("dgate_up", {rows, 2 * width}),
                                      r.output("dweights", r.wide, {tokens, chosen}),
-                                     r.input("dy", {rows, width}), gate_up, weights, slots);
+                                     r.input("dy", {rows, width}), gate_up, weights, slots, limit);
           }};
 }
 
@@ -85,7 +86,8 @@ OpFamily activation_cases() {
     // One vector of a row, a part of eight lanes, of a warp; one to three vectors a lane, and more than one
     // round of them.
     for (const int64_t width : {1, 7, 8, 24, 64, 72, 256, 264, 512, 520, 768, 776})
-      family.cases.push_back(weighted_case(7, 3, width, in_place));
+      for (const std::optional<double> limit : {std::optional<double>(), std::optional<double>(1.3)})
+        family.cases.push_back(weighted_case(7, 3, width, in_place, false, limit));
     family.cases.push_back(weighted_case(5, 2, 40, in_place, true));
     family.cases.push_back(weighted_case(1, 1, 16, in_place));
     family.cases.push_back(weighted_case(0, 2, 16, in_place));
