@@ -7,6 +7,7 @@
 #include <set>
 
 #include "checkpoint/manifest.h"
+#include "checkpoint/mxfp4.h"
 #include "checkpoint/store.h"
 #include "checkpoint/stored_tensors.h"
 #include "checkpoint/tensor_problems.h"
@@ -37,6 +38,10 @@ struct Wish {
   /// Where a tensor of the model is stored under another name or in another order; else null.
   const WeightSource* source(std::string_view name) const {
     return adoption ? adoption->map.find(name) : nullptr;
+  }
+  /// Whether it is stored in MXFP4 alone.
+  bool is_mxfp4(const WeightSource& from) const {
+    return from.mxfp4 && !stored.find(from.name) && stored.find(from.name + "_blocks");
   }
   /// nullptr if it is not stored.
   const StoredTensor* find(const std::string& name) const {
@@ -91,6 +96,25 @@ bool is_tied_copy(StoredTensors& stored, const StoredTensor& head) {
   return true;
 }
 
+/// The differences of a tensor in MXFP4; adds the names of its two tensors.
+void compare_mxfp4(const Wish& wish, const WeightSource& from, std::set<std::string, std::less<>>& names,
+                   TensorProblems& problems) {
+  for (const char* part : {"_blocks", "_scales"}) {
+    TensorShape w{from.name + part, from.mxfp4->scales, DType::u8};
+    if (part[1] == 'b') w.shape.push_back(kMxfp4Block / 2);
+    if (!names.insert(w.name).second) continue;  // another part of the same stored tensor
+    const StoredTensor* found = wish.stored.find(w.name);
+    if (!found)
+      problems.missing(w);
+    else if (found->shape != w.shape)
+      problems.shape(*found, w);
+    else if (found->dtype != "U8")
+      problems.other(fmt::format("type: {} is {}, MXFP4 is U8", w.name, printable(found->dtype)));
+    else if (!found->problem.empty())
+      problems.other(fmt::format("incomplete: {}: {}", w.name, found->problem));
+  }
+}
+
 /// All differences between the requested and the stored tensors; equal on all ranks that give the whole
 /// model.
 WeightReport compare_names(const Wish& wish, bool exact, TensorProblems& problems) {
@@ -99,6 +123,11 @@ WeightReport compare_names(const Wish& wish, bool exact, TensorProblems& problem
   for (TensorShape w : wholes(wish)) {
     const std::string name = w.name;
     if (const WeightSource* from = wish.source(name)) {
+      if (wish.is_mxfp4(*from)) {
+        compare_mxfp4(wish, *from, names, problems);
+        ++report.loaded;
+        continue;
+      }
       w.name = from->name;
       w.shape = from->shape;
     }
@@ -180,6 +209,51 @@ void put_values(const unsigned char* from, const std::string& dtype, const Tenso
   }
 }
 
+/// Fills elements of a target from a transposed matrix or the like, a block at a time.
+void fill_strided(const Wish& wish, const NamedTensor& w, const WeightSource& from, Context* ctx) {
+  const StoredTensor& stored = *wish.stored.find(from.name);
+  const WeightSource::Strides& strides = *from.strides;
+  const int64_t size = safetensors_bits(stored.dtype) / 8, begin = w.begin, all = w.tensor.numel();
+  if (all == 0) return;
+  // What lies between the first and the last of the rows: mapped, not copied, where it is in one file.
+  const int64_t first = strides.first + begin / strides.columns * strides.row,
+                last = strides.first + (begin + all - 1) / strides.columns * strides.row +
+                       (strides.columns - 1) * strides.column;
+  std::vector<unsigned char> buffer, gathered;
+  const unsigned char* const values =
+      wish.stored.read(stored, first * size, (last + 1 - first) * size, buffer);
+  const int64_t at_once = std::max<int64_t>(kStaged / size, 1);
+  for (int64_t done = 0; done < all; done += at_once) {
+    const int64_t count = std::min(at_once, all - done);
+    gathered.resize(static_cast<size_t>(count * size));
+    strides.for_each(begin + done, count, [&](int64_t i, int64_t place) {
+      copy_element(gathered.data() + i * size, values + (place - first) * size, size);
+    });
+    put_values(gathered.data(), stored.dtype, part_of(w.tensor, done, count), ctx);
+  }
+}
+
+/// Fills elements of a target row by row.
+void fill_mxfp4(const Wish& wish, const NamedTensor& w, const WeightSource& from, Context* ctx) {
+  const WeightSource::Mxfp4& rows = *from.mxfp4;
+  const StoredTensor &blocks = *wish.stored.find(from.name + "_blocks"),
+                     &scales = *wish.stored.find(from.name + "_scales");
+  const int64_t columns = rows.columns, end = w.begin + w.tensor.numel();
+  std::vector<unsigned char> block_buffer, scale_buffer;
+  std::vector<float> values(static_cast<size_t>(columns));
+  for (int64_t at = w.begin; at < end;) {
+    const int64_t row = at / columns, stored_row = rows.first + row * rows.step,
+                  next = std::min(end, (row + 1) * columns);
+    mxfp4_values(
+        wish.stored.read(blocks, stored_row * (columns / 2), columns / 2, block_buffer),
+        wish.stored.read(scales, stored_row * (columns / kMxfp4Block), columns / kMxfp4Block, scale_buffer),
+        columns, values.data());
+    put_values(reinterpret_cast<const unsigned char*>(values.data() + at % columns), "F32",
+               part_of(w.tensor, at - w.begin, next - at), ctx);
+    at = next;
+  }
+}
+
 /// Fills elements of a target from values in another order, or changed by a constant.
 void fill_from(const Wish& wish, const NamedTensor& w, const WeightSource& from, Context* ctx) {
   const StoredTensor& stored = *wish.stored.find(from.name);
@@ -212,8 +286,13 @@ void fill_from(const Wish& wish, const NamedTensor& w, const WeightSource& from,
 void fill(const Wish& wish, Context* ctx, bool checksums) {
   for (const NamedTensor& w : wish.targets) {
     SLUICE_CHECK(ctx || w.tensor.device == Device::cpu, "{}: a tensor on a GPU needs a context", w.name);
-    if (const WeightSource* from = wish.source(w.name); from && wish.find(w.name)) {
-      fill_from(wish, w, *from, ctx);
+    const WeightSource* source = wish.source(w.name);
+    if (source && wish.is_mxfp4(*source)) {
+      fill_mxfp4(wish, w, *source, ctx);
+      continue;
+    }
+    if (source && wish.find(w.name)) {
+      source->strides ? fill_strided(wish, w, *source, ctx) : fill_from(wish, w, *source, ctx);
       continue;
     }
     const StoredTensor* found = wish.stored.find(w.name);

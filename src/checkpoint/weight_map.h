@@ -1,8 +1,10 @@
 #pragma once
 // How the tensors of another program's files correspond to those of the model (made by hf/layouts.h).
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,11 +17,49 @@ struct WeightSource {
   struct Run {
     int64_t begin = 0, count = 0;
   };
+  /// A matrix of ours whose element (r, c) is stored element first + r row + c column, as of a transposed
+  /// matrix, or of every second row; a vector is a matrix of one column.
+  struct Strides {
+    int64_t first = 0, columns = 1, row = 0, column = 0;
+
+    /// Calls f(i, place) with the stored places of our elements [begin, begin + count), i from 0.
+    template <class F>
+    void for_each(int64_t begin, int64_t count, F&& f) const {
+      int64_t r = begin / columns, c = begin % columns;
+      for (int64_t i = 0; i < count; ++i) {
+        f(i, first + r * row + c * column);
+        if (++c == columns) c = 0, ++r;
+      }
+    }
+  };
+  /// The same tensor in MXFP4 (checkpoint/mxfp4.h), which is read where NAME_blocks (scales..., 16) and
+  /// NAME_scales (scales...) are stored in place of NAME. Our row r is row first + r step of the blocks,
+  /// whose rows have as many values as ours.
+  struct Mxfp4 {
+    std::vector<int64_t> scales;
+    int64_t first = 0, step = 1, columns = 0;
+  };
   std::string name;            // of the stored tensor
   std::vector<int64_t> shape;  // of the stored tensor
   std::vector<Run> runs;       // which follow each other in our tensor's row-major order; empty: all of it
   double plus = 0;             // our value = stored value + plus (norms that are stored as w - 1)
+  std::optional<Strides> strides = {};  // in place of runs
+  std::optional<Mxfp4> mxfp4 = {};
 };
+
+/// One element of 1, 2, 4 or 8 bytes.
+inline void copy_element(unsigned char* to, const unsigned char* from, int64_t bytes) {
+  switch (bytes) {
+    case 2:
+      std::memcpy(to, from, 2);
+      break;
+    case 4:
+      std::memcpy(to, from, 4);
+      break;
+    default:
+      std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+}
 
 struct WeightMap {
   /// By the name of our tensor. A tensor that is not listed has the same name, shape and values in both.

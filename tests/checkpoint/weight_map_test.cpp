@@ -71,6 +71,60 @@ TEST_CASE("packed tensors are taken apart, and norms shifted", "[weight_map]") {
   CHECK(part == std::vector<float>{1, 4});
 }
 
+TEST_CASE("transposed and interleaved tensors are gathered, whole and in slices", "[weight_map]") {
+  const TemporaryFolder folder;
+  const std::string path = write_file(folder);
+  // packed (4, 2) is {0, 1; 2, 3; 4, 5; 6, 7}: its transpose without the first row, and its second column.
+  WeightAdoption a;
+  a.map.ignored = {"mtp.", "norm"};
+  a.map.sources["t"] = {"packed", {4, 2}, {}, 0, WeightSource::Strides{2, 3, 1, 2}};
+  a.map.sources["odd"] = {"packed", {4, 2}, {}, 0, WeightSource::Strides{1, 1, 2, 0}};
+  std::vector<float> t(6), odd(4), part(3);
+  load_weights(path,
+               {{"t", Tensor(t.data(), DType::f32, {2, 3})}, {"odd", Tensor(odd.data(), DType::f32, {4})}},
+               nullptr, nullptr, a);
+  CHECK(t == std::vector<float>{2, 4, 6, 3, 5, 7});
+  CHECK(odd == std::vector<float>{1, 3, 5, 7});
+  const std::vector<TensorShape> whole = {{"t", {2, 3}, DType::f32}, {"odd", {4}, DType::f32}};
+  for (int64_t begin = 0; begin <= 3; ++begin) {
+    load_weights(path, {{"t", Tensor(part.data(), DType::f32, {3}), {2, 3}, begin}}, nullptr, &whole, a);
+    CHECK(part == std::vector<float>(t.begin() + begin, t.begin() + begin + 3));
+  }
+}
+
+TEST_CASE("matrices in MXFP4 are read row by row, whole and in slices", "[weight_map]") {
+  const TemporaryFolder folder;
+  // Two rows of 64 values: 16 different ones, low half of a byte first, with scales of 1, 2, 1/4 and 2^-126.
+  std::vector<SafetensorsEntry> entries = {{"w_blocks", "U8", {2, 2, 16}}, {"w_scales", "U8", {2, 2}}};
+  std::string bytes = make_safetensors_header(entries);
+  for (int i = 0; i < 64; ++i) bytes.push_back(static_cast<char>(i % 8 * 2 % 16 + (i % 8 * 2 + 1) * 16));
+  for (const int scale : {127, 128, 125, 1}) bytes.push_back(static_cast<char>(scale));
+  const std::string path = folder / "model.safetensors";
+  write_bytes(path, bytes);
+  const std::vector<float> values = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6, 0, -0.5F, -1, -1.5F, -2, -3, -4, -6};
+  const float scales[] = {1, 2, 0.25F, 0x1p-126F};
+  WeightAdoption a;  // ours has the rows one by one
+  for (const int64_t row : {0, 1})
+    a.map.sources[row == 0 ? "first" : "second"] = {
+        "w", {64, 2}, {}, 0, WeightSource::Strides{row, 64, 1, 2}, WeightSource::Mxfp4{{2, 2}, row, 2, 64}};
+  std::vector<float> rows(128);
+  const auto target = [&](const char* name, int64_t row) {
+    return NamedTensor{name, Tensor(rows.data() + row * 64, DType::f32, {1, 64})};
+  };
+  const WeightReport report =
+      load_weights(path, {target("first", 0), target("second", 1)}, nullptr, nullptr, a);
+  CHECK(report.loaded == 2);
+  for (size_t i = 0; i < 128; ++i) CHECK(rows[i] == values[i % 16] * scales[i / 32]);
+  std::vector<float> part(40);
+  const std::vector<TensorShape> whole = {{"first", {1, 64}, DType::f32}, {"second", {1, 64}, DType::f32}};
+  load_weights(path, {{"second", Tensor(part.data(), DType::f32, {40}), {1, 64}, 11}}, nullptr, &whole, a);
+  CHECK(part == std::vector<float>(rows.begin() + 75, rows.begin() + 115));
+
+  a.map.sources["first"].mxfp4->scales = a.map.sources["second"].mxfp4->scales = {2, 3};
+  CHECK_THROWS_WITH(load_weights(path, {target("first", 0), target("second", 1)}, nullptr, nullptr, a),
+                    Catch::Contains("w_blocks"));
+}
+
 TEST_CASE("what may be missing keeps its values, and anything else is an error", "[weight_map]") {
   const TemporaryFolder folder;
   const std::string path = write_file(folder);
