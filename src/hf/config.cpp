@@ -7,6 +7,7 @@
 #include "config/fields.h"
 #include "config/model_function.h"
 #include "hf/holds.h"
+#include "hf/model_types.h"
 
 namespace sluice {
 namespace {
@@ -45,7 +46,7 @@ nlohmann::json common_keys(const Config& config, int32_t end_of_document) {
                       {"max_position_embeddings", m.max_position_embeddings.value_or(config.data.seq_len)},
                       {"rope_theta", m.rope.theta},
                       {"rope_scaling", nullptr},
-                      {"attention_bias", false},
+                      {"attention_bias", m.attention_bias},
                       {"qkv_bias", false},
                       {"attention_dropout", 0.0},
                       {"tie_word_embeddings", m.tie_word_embeddings},
@@ -63,6 +64,7 @@ nlohmann::json common_keys(const Config& config, int32_t end_of_document) {
                          {"original_max_position_embeddings", scaling.original_max_position_embeddings},
                          {"beta_fast", scaling.beta_fast},
                          {"beta_slow", scaling.beta_slow}};
+  if (scaling.type == RopeScalingType::yarn && !scaling.truncate) j["rope_scaling"]["truncate"] = false;
   return j;
 }
 
@@ -133,6 +135,8 @@ void add_own_keys(nlohmann::json& j, const Config& config) {
   if (config.lora.rank > 0)
     j["lora"] = {{"rank", config.lora.rank}, {"alpha", config.lora.alpha}, {"targets", config.lora.targets}};
   if (m.moe.num_experts == 0) return;
+  j["moe_bias"] = m.moe.bias;
+  j["swiglu_limit"] = leaf(m.moe.swiglu_limit);
   j["shared_expert_intermediate_size"] = m.moe.shared_expert_intermediate_size;
   j["shared_expert_gate"] = m.moe.shared_expert_gate;
   j["router_z_loss_coefficient"] = m.moe.router_z_loss_coefficient;
@@ -155,6 +159,8 @@ Names names_of(HfFormat format) {
       return {"qwen3_moe", "Qwen3MoeForCausalLM"};
     case HfFormat::qwen3_next:
       return {"qwen3_next", "Qwen3NextForCausalLM"};
+    case HfFormat::gpt_oss:
+      return {"gpt_oss", "GptOssForCausalLM"};
     case HfFormat::sluice:
       break;
   }
@@ -171,10 +177,28 @@ void add_qwen3_next_keys(nlohmann::json& j, const ModelConfig& m) {
   j["layer_types"] = std::vector<std::string>(static_cast<size_t>(m.num_hidden_layers), "full_attention");
 }
 
+/// Its experts' width is intermediate_size; without rope_scaling it would have YaRN.
+void add_gpt_oss_keys(nlohmann::json& j, const ModelConfig& m) {
+  j["intermediate_size"] = m.moe.moe_intermediate_size;
+  j["num_local_experts"] = m.moe.num_experts;
+  j["num_experts_per_tok"] = m.moe.num_experts_per_tok;
+  j["swiglu_limit"] = leaf(m.moe.swiglu_limit);
+  j["swiglu_alpha"] = kGptOssSlope;
+  j["router_aux_loss_coef"] = m.moe.load_balance.coefficient;
+  j["output_router_logits"] = false;
+  if (m.rope.scaling.type == RopeScalingType::none) j["rope_scaling"] = {{"rope_type", "default"}};
+  // transformers makes its mask even where no layer has a window.
+  j["sliding_window"] = m.attention.window > 0 ? m.attention.window : kGptOssWindow;
+  j["layer_types"] = nlohmann::json::array();
+  for (int64_t i = 0; i < m.num_hidden_layers; ++i)
+    j["layer_types"].push_back(m.attention.window_in_layer(i) > 0 ? "sliding_attention" : "full_attention");
+}
+
 void add_gated_attention_keys(nlohmann::json& j, const ModelConfig& m) {
   const bool gated = m.attention.gates.size() == 1;
   const bool headwise = gated && m.attention.gates[0].granularity == GateGranularity::headwise;
   j["use_qk_norm"] = m.qk_norm;
+  j["attention_bias"] = false;  // its code reads qkv_bias alone
   j["elementwise_attn_output_gate"] = gated && !headwise;
   j["headwise_attn_output_gate"] = headwise;
 }
@@ -195,6 +219,9 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document, HfFormat
       break;
     case HfFormat::qwen3_next:
       add_qwen3_next_keys(j, config.model);
+      break;
+    case HfFormat::gpt_oss:
+      add_gpt_oss_keys(j, config.model);
       break;
     case HfFormat::gated_attention:
       add_gated_attention_keys(j, config.model);

@@ -12,8 +12,9 @@ namespace sluice {
 /// Formats of a Hugging Face folder: keys of config.json, and names and order of the tensors (hf/layouts.h).
 /// gated_attention: of the Gated Attention paper's repository (qiuzh20/gated_attention). sluice: every
 /// feature, for modeling_sluice.py, under the names of the checkpoints.
-enum class HfFormat : uint8_t { llama, qwen3, qwen3_moe, qwen3_next, gated_attention, sluice };
-SLUICE_ENUM_NAMES(HfFormat, "llama", "qwen3", "qwen3_moe", "qwen3_next", "gated_attention", "sluice");
+enum class HfFormat : uint8_t { llama, qwen3, qwen3_moe, qwen3_next, gpt_oss, gated_attention, sluice };
+SLUICE_ENUM_NAMES(HfFormat, "llama", "qwen3", "qwen3_moe", "qwen3_next", "gpt_oss", "gated_attention",
+                  "sluice");
 
 /// config.json beside the weights of a checkpoint, with Hugging Face's keys: in the format of llama, qwen3 or
 /// qwen3_moe if one of them holds the model under the names of the checkpoint, otherwise of sluice, which
@@ -44,7 +45,7 @@ struct HfModel {
 };
 
 /// Reads the config.json of a model type that Sluice can load: Llama, Mistral, Qwen3, Qwen3-MoE, Qwen3-Next
-/// with full attention in every layer, the gated Qwen3 of qiuzh20/gated_attention, and the type that
+/// with full attention in every layer, gpt-oss, the gated Qwen3 of qiuzh20/gated_attention, and the type that
 /// hf_config writes. Both spellings of the rotary keys are accepted: rope_theta and rope_scaling
 /// (transformers 4), rope_parameters (transformers 5). Throws Error(data) with file and key for damaged
 /// contents and for any other model type, and Error(no_input) without a file.

@@ -14,6 +14,7 @@
 #include "core/strict_json.h"
 #include "hf/config.h"
 #include "hf/json_section.h"
+#include "hf/model_types.h"
 
 namespace sluice {
 namespace {
@@ -21,75 +22,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
-constexpr const char* kOwnType = "sluice";
-
-/// A supported model type, with transformers' defaults for absent keys. 0 means: for key/value heads, the
-/// number of query heads; for head_dim, hidden_size / num_attention_heads.
-struct ModelType {
-  const char *name, *architecture;
-  int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
-      num_key_value_heads, head_dim;
-  bool qk_norm, experts;
-};
-constexpr ModelType kTypes[] = {
-    {"llama", "LlamaForCausalLM", 32000, 4096, 11008, 32, 32, 0, 0, false, false},
-    {"mistral", "MistralForCausalLM", 32000, 4096, 14336, 32, 32, 8, 0, false, false},
-    {"qwen3", "Qwen3ForCausalLM", 151936, 4096, 22016, 32, 32, 32, 128, true, false},
-    {"qwen3_moe", "Qwen3MoeForCausalLM", 151936, 2048, 6144, 24, 32, 4, 0, true, true},
-    {"qwen3_next", "Qwen3NextForCausalLM", 151936, 2048, 5632, 48, 16, 2, 256, true, true},
-    {kOwnType, "SluiceForCausalLM", 0, 256, 768, 4, 4, 2, 64, true, true},
-};
-constexpr int64_t kMistralWindow = 4096;
-
-/// Reasons why other common model types are not supported, by the beginning of their names.
-constexpr struct {
-  std::string_view prefix, reason;
-} kUnreadable[] = {
-    {"gemma", "its norms multiply by 1 + w and its embeddings are scaled"},
-    {"qwen2", "its queries, keys and values have biases"},
-    {"gpt_oss",
-     "attention_bias: biases of q_proj, k_proj, v_proj and o_proj; router.bias and the biases of the "
-     "experts; "
-     "swiglu_limit: SwiGLU clamped, with up + 1 and sigmoid(1.702 gate); Sluice's layers have none of these"},
-    {"gpt2", "it has learned positions, biases and LayerNorm"},
-    {"gpt_neox", "it has LayerNorm, biases and a parallel feed-forward network"},
-    {"mixtral", "its experts are named otherwise"},
-    {"phi", "its projections are stored together"},
-};
-
-/// Keys that change the function unless they are null or have the value given here.
-const struct {
-  const char* key;
-  json neutral;
-  const char* accepted_by;  // as in HfModel::Unsupported
-} kNeutral[] = {
-    {"quantization_config", nullptr, ""},
-    {"attention_bias", false, ""},
-    {"mlp_bias", false, ""},
-    {"qkv_bias", false, ""},
-    {"use_bias", false, ""},
-    {"hidden_activation", nullptr, "model.hidden_act"},
-    {"partial_rotary_factor", 1, "model.rope"},
-    {"no_rope_layers", nullptr, "model.rope"},
-    {"no_rope_layer_interval", nullptr, "model.rope"},
-    {"original_max_position_embeddings", nullptr, "model.rope.scaling"},
-    {"rope_interleaved", false, "model.rope"},
-    {"attention_chunk_size", nullptr, "model.attention"},
-    {"attn_logit_softcapping", nullptr, "model.attention"},
-    {"attn_temperature_tuning", false, "model.attention"},
-    {"attention_multiplier", nullptr, "model.attention"},
-    {"query_pre_attn_scalar", nullptr, "model.attention"},
-    {"clip_qkv", nullptr, "model.attention"},
-    {"embedding_multiplier", 1, "model"},
-    {"residual_multiplier", 1, "model"},
-    {"logits_scaling", 1, "model"},
-    {"logit_scale", 1, "model"},
-    {"scale_emb", 1, "model"},
-    {"scale_depth", nullptr, "model"},
-    {"swiglu_limit", nullptr, "model"},
-    {"use_parallel_residual", false, "model"},
-};
-
 /// The rotary keys of one of the two spellings.
 struct Rope {
   std::string type = "default";
@@ -98,7 +30,8 @@ struct Rope {
   bool operator==(const Rope& o) const {
     return type == o.type && (theta == o.theta || !theta || !o.theta) && scaling.factor == o.scaling.factor &&
            scaling.original_max_position_embeddings == o.scaling.original_max_position_embeddings &&
-           scaling.beta_fast == o.scaling.beta_fast && scaling.beta_slow == o.scaling.beta_slow;
+           scaling.beta_fast == o.scaling.beta_fast && scaling.beta_slow == o.scaling.beta_slow &&
+           scaling.truncate == o.scaling.truncate;
   }
 };
 
@@ -110,13 +43,18 @@ class Reading {
     const ModelType& type = find_type();
     own_ = out_.model_type == kOwnType;
     next_ = out_.model_type == "qwen3_next";
+    gpt_ = out_.model_type == "gpt_oss";
     read_shape(type);
     read_rope();
     if (own_) read_own();
-    if (type.experts) read_experts();
+    if (gpt_)
+      read_gpt_oss();
+    else if (type.experts)
+      read_experts();
     if (next_) read_qwen3_next();
     out_.format = own_           ? HfFormat::sluice
                   : next_        ? HfFormat::qwen3_next
+                  : gpt_         ? HfFormat::gpt_oss
                   : type.experts ? HfFormat::qwen3_moe
                   : type.qk_norm ? HfFormat::qwen3
                                  : HfFormat::llama;
@@ -169,7 +107,7 @@ class Reading {
     size("head_dim", m.head_dim, type.head_dim ? type.head_dim : m.hidden_size / m.num_attention_heads);
     m.tie_word_embeddings = top_.boolean("tie_word_embeddings", false);
     spelled("model.tie_word_embeddings", top_, "tie_word_embeddings");
-    m.rms_norm_eps = top_.number("rms_norm_eps", 1e-6);
+    m.rms_norm_eps = top_.number("rms_norm_eps", gpt_ ? 1e-5 : 1e-6);
     spelled("model.rms_norm_eps", top_, "rms_norm_eps");
     if (const std::string act = top_.text("hidden_act", "silu"); act == "relu2" && own_)
       m.hidden_act = HiddenAct::relu2;
@@ -179,6 +117,9 @@ class Reading {
     if (const int64_t positions = top_.integer("max_position_embeddings", 0))
       m.max_position_embeddings = positions;
     m.qk_norm = type.qk_norm;
+    if (!type.attention_bias) return;
+    m.attention_bias = top_.boolean("attention_bias", gpt_);
+    spelled("model.attention_bias", top_, "attention_bias");
   }
 
   // ---- positions
@@ -195,6 +136,8 @@ class Reading {
       rope = other;
     }
     RopeConfig& out = out_.model.rope;
+    if (gpt_) out.theta = kGptOssTheta;
+    if (gpt_ && !old && !now) rope.scaling = kGptOssScaling;
     const JsonSection& inner = now ? *now : old ? *old : top_;
     const JsonSection& from = inner.find("rope_theta") ? inner : top_;
     out.theta = from.positive("rope_theta", out.theta);
@@ -203,7 +146,8 @@ class Reading {
            from.name("rope_theta"), *rope.theta);
     spelled("model.rope.theta", from, "rope_theta");
     out.scaling = rope.scaling;
-    for (const char* key : {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"})
+    for (const char* key :
+         {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"})
       spelled("model.rope.scaling." + std::string(key), inner, key);
     spelled("model.rope.scaling.type", inner, inner.find("type") ? "type" : "rope_type");
   }
@@ -260,7 +204,7 @@ class Reading {
           fmt::format("cosines and sines are scaled by {:.6g}, in Sluice by 0.1 ln(factor) + 1 = {:.6g}",
                       stretched, stretch(1)));
     }
-    if (!s.boolean("truncate", true)) unsupported(s.name("truncate"), false, "model.rope.scaling");
+    out.truncate = s.boolean("truncate", true);
     return out;
   }
 
@@ -291,6 +235,29 @@ class Reading {
     if (next_) return;
     e.shared_expert_gate = top_.boolean("shared_expert_gate", false);
     spelled("model.moe.shared_expert_gate", top_, "shared_expert_gate");
+    e.bias = top_.boolean("moe_bias", false);
+    spelled("model.moe.bias", top_, "moe_bias");
+    if (top_.find("swiglu_limit")) e.swiglu_limit = top_.positive("swiglu_limit", 0);
+    spelled("model.moe.swiglu_limit", top_, "swiglu_limit");
+  }
+
+  /// Every layer has experts, of the width intermediate_size. A softmax over the chosen logits is that over
+  /// all of them, divided by the sum of the chosen.
+  void read_gpt_oss() {
+    out_.model.attention.kind = AttentionKind::sink;
+    MoeConfig& e = out_.model.moe;
+    e.num_experts = top_.integer("num_local_experts", 128, 0);
+    if (e.num_experts == 0) unsupported("num_local_experts", 0, "model.moe", "every layer has experts");
+    spelled("model.moe.num_experts", top_, "num_local_experts");
+    e.num_experts_per_tok = top_.integer("num_experts_per_tok", 4);
+    spelled("model.moe.num_experts_per_tok", top_, "num_experts_per_tok");
+    e.moe_intermediate_size = out_.model.intermediate_size;
+    spelled("model.moe.moe_intermediate_size", top_, "intermediate_size");
+    e.norm_topk_prob = e.bias = true;
+    e.swiglu_limit = top_.positive("swiglu_limit", 7);
+    spelled("model.moe.swiglu_limit", top_, "swiglu_limit");
+    if (const double slope = top_.number("swiglu_alpha", kGptOssSlope); slope != kGptOssSlope)
+      unsupported("swiglu_alpha", slope, "model.moe.swiglu_limit", "in Sluice 1.702");
   }
 
   // ---- gates of other programs
@@ -321,6 +288,7 @@ class Reading {
       top_.refuse("headwise_attn_output_gate", "false where the elementwise one is");
     GateConfig gate;
     if (headwise) gate.granularity = GateGranularity::headwise;
+    if (out_.model.attention_bias) unsupported("attention_bias", true, "", "beside a gate in q_proj");
     out_.model.attention.gates = {gate};
     out_.format = HfFormat::gated_attention;
   }
@@ -440,9 +408,21 @@ class Reading {
 
   // ---- values without counterpart
 
+  /// How gpt-oss's experts are published, which hf/layouts.h reads.
+  bool is_mxfp4(const std::string& key, const json& value) const {
+    return gpt_ && key == "quantization_config" && value.is_object() &&
+           value.value("quant_method", json()) == "mxfp4";
+  }
+  /// Whether a key has a counterpart in the model that was read.
+  bool taken(const std::string& key) const {
+    return std::any_of(out_.spelled.begin(), out_.spelled.end(),
+                       [&](const auto& entry) { return entry.second.key == key; });
+  }
+
   void refuse_unknown(const ModelType& type) {
     for (const auto& n : kNeutral)
-      if (const json* value = top_.find(n.key); value && *value != n.neutral)
+      if (const json* value = top_.find(n.key);
+          value && *value != n.neutral && !taken(n.key) && !is_mxfp4(n.key, *value))
         unsupported(n.key, *value, n.accepted_by);
     if (own_) return;  // attention.window says which layers have one
     read_windows(type);
@@ -460,14 +440,16 @@ class Reading {
 
   // ---- sliding windows
 
-  /// Mistral and Qwen3-MoE have one window in all layers. Qwen3 lists the layers that have one.
+  /// Mistral and Qwen3-MoE have one window in all layers. Qwen3 and gpt-oss list the layers that have one;
+  /// without a list every other layer of a gpt-oss has.
   void read_windows(const ModelType& type) {
     const std::string_view name = type.name;
     const bool qwen = name == "qwen3" || name == "qwen3_moe", mistral = name == "mistral";
     const bool absent = !top_.object().contains("sliding_window");
-    int64_t window = top_.integer("sliding_window", mistral && absent ? kMistralWindow : 0, 0);
+    const int64_t usual = mistral ? kMistralWindow : gpt_ ? kGptOssWindow : 0;
+    int64_t window = top_.integer("sliding_window", absent ? usual : 0, 0);
     if (!top_.boolean("use_sliding_window", !qwen)) window = 0;
-    if (name == "qwen3") {
+    if (name == "qwen3" || gpt_) {
       read_layer_windows(window);
     } else {
       refuse_other_layers(window > 0 ? "sliding_attention" : "full_attention");
@@ -501,6 +483,7 @@ class Reading {
   void read_layer_windows(int64_t window) {
     const json& layers = top_.list("layer_types");
     const int64_t count = out_.model.num_hidden_layers;
+    if (layers.empty() && gpt_) return set_window(window, window > 0 && count > 1 ? 2 : 0);
     if (layers.empty()) {
       const int64_t first = window > 0 ? top_.integer("max_window_layers", 28, 0) : count;
       if (first == 0) set_window(window, 0);
@@ -528,7 +511,7 @@ class Reading {
   JsonSection top_;
   const std::string& path_;
   HfModel out_;
-  bool own_ = false, next_ = false;  // model_type sluice, qwen3_next
+  bool own_ = false, next_ = false, gpt_ = false;  // model_type sluice, qwen3_next, gpt_oss
 };
 
 }  // namespace

@@ -19,8 +19,8 @@
 namespace sluice {
 namespace {
 
-constexpr HfFormat kAutomatic[] = {HfFormat::qwen3, HfFormat::llama, HfFormat::qwen3_moe,
-                                   HfFormat::qwen3_next, HfFormat::sluice};
+constexpr HfFormat kAutomatic[] = {HfFormat::qwen3,      HfFormat::llama,   HfFormat::qwen3_moe,
+                                   HfFormat::qwen3_next, HfFormat::gpt_oss, HfFormat::sluice};
 
 std::string name_of(HfFormat format) {
   return std::string(EnumNames<HfFormat>::names[static_cast<size_t>(format)]);

@@ -46,7 +46,7 @@ ModelConfig without_known(const ModelConfig& model) {
                     &ModelConfig::head_dim, &ModelConfig::intermediate_size})
     rest.*size = defaults.*size;
   for (auto flag : {&ModelConfig::tie_word_embeddings, &ModelConfig::norm_weights, &ModelConfig::qk_norm,
-                    &ModelConfig::embedding_norm})
+                    &ModelConfig::embedding_norm, &ModelConfig::attention_bias})
     rest.*flag = defaults.*flag;
   rest.rms_norm_eps = defaults.rms_norm_eps;
   if (model.hidden_act == HiddenAct::relu2) rest.hidden_act = defaults.hidden_act;
@@ -63,6 +63,8 @@ ModelConfig without_known(const ModelConfig& model) {
   rest.moe.norm_topk_prob = defaults.moe.norm_topk_prob;
   rest.moe.shared_expert_intermediate_size = defaults.moe.shared_expert_intermediate_size;
   rest.moe.shared_expert_gate = defaults.moe.shared_expert_gate;
+  rest.moe.bias = defaults.moe.bias;
+  rest.moe.swiglu_limit = defaults.moe.swiglu_limit;
   rest.moe.decoder_sparse_step = defaults.moe.decoder_sparse_step;
   rest.moe.mlp_only_layers.clear();
 

@@ -1,5 +1,8 @@
 #include "hf/layouts.h"
 
+#include <spdlog/fmt/fmt.h>
+
+#include "checkpoint/mxfp4.h"
 #include "nn/transformer.h"
 #include "params/param_store.h"
 
@@ -43,6 +46,34 @@ void pack_gates(WeightMap& map, const ModelConfig& m, int64_t heads_per_group) {
   }
 }
 
+/// The router and the experts of one layer of a gpt-oss; `prefix` as "model.layers.0.mlp.".
+void pack_experts(WeightMap& map, const MoeConfig& moe, int64_t hidden, const std::string& prefix) {
+  const int64_t E = moe.num_experts, F = moe.moe_intermediate_size, C = hidden;
+  const std::string to = prefix + "experts.";
+  using Strides = WeightSource::Strides;
+  map.sources[prefix + "gate.weight"] = {prefix + "router.weight", {E, C}, {}, 0};
+  map.sources[prefix + "gate.bias"] = {prefix + "router.bias", {E}, {}, 0};
+  for (int64_t e = 0; e < E; ++e) {
+    const std::string of = to + std::to_string(e) + ".";
+    // Ours is (out, in), stored (in, out): the outputs of gate_up_proj are gate, up, gate, up, ...
+    for (const int64_t up : {0, 1}) {
+      const std::string from = of + (up ? "up_proj." : "gate_proj.");
+      map.sources[from + "weight"] = {
+          to + "gate_up_proj", {E, C, 2 * F}, {}, 0, Strides{e * C * 2 * F + up, C, 2, 2 * F}};
+      map.sources[from + "bias"] = {
+          to + "gate_up_proj_bias", {E, 2 * F}, {}, 0, Strides{e * 2 * F + up, 1, 2, 0}};
+    }
+    map.sources[of + "down_proj.weight"] = {to + "down_proj", {E, F, C}, {}, 0, Strides{e * F * C, F, 1, C}};
+    if (C % kMxfp4Block == 0)
+      for (const int64_t up : {0, 1})
+        map.sources[of + (up ? "up_proj.weight" : "gate_proj.weight")].mxfp4 = {
+            {E, 2 * F, C / kMxfp4Block}, e * 2 * F + up, 2, C};
+    if (F % kMxfp4Block == 0)
+      map.sources[of + "down_proj.weight"].mxfp4 = {{E, C, F / kMxfp4Block}, e * C, 1, F};
+    map.sources[of + "down_proj.bias"] = {to + "down_proj_bias", {E, C}, {{e * C, C}}, 0};
+  }
+}
+
 }  // namespace
 
 std::vector<TensorShape> model_tensors(const ModelConfig& model, DType dtype) {
@@ -62,6 +93,10 @@ WeightMap weight_map(HfFormat format, const ModelConfig& model) {
     case HfFormat::qwen3:
     case HfFormat::qwen3_moe:
     case HfFormat::sluice:
+      break;
+    case HfFormat::gpt_oss:
+      for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
+        pack_experts(map, model.moe, model.hidden_size, fmt::format("model.layers.{}.mlp.", layer));
       break;
     case HfFormat::gated_attention:
       pack_gates(map, model, model.num_attention_heads / model.num_key_value_heads);

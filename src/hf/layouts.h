@@ -16,6 +16,10 @@ std::vector<TensorShape> model_tensors(const ModelConfig& model, DType dtype = D
 /// Names are Hugging Face's own except for gates, whose weights some formats keep in q_proj:
 ///   qwen3_next       q_proj (heads x 2 head_dim, hidden): queries, then gate, head by head; every norm is
 ///                    stored as w - 1
+///   gpt_oss          mlp.router; the experts' weights transposed in one tensor each (experts, in, out),
+///   their
+///                    biases (experts, out), with gate and up in turns;
+///                    or the matrices in MXFP4, which is read alone
 ///   gated_attention  q_proj: the queries of a key/value head's group, then the group's gates, group by group
 ///   others           as in a checkpoint
 /// Reading and writing both follow it.

@@ -36,6 +36,15 @@ void place(const unsigned char* values, const StoredTensor& from, const WeightSo
     for (double& x : changed) x -= source->plus;
     convert(reinterpret_cast<const unsigned char*>(changed.data()), "F64", at, count);
   };
+  if (source && source->strides) {
+    std::vector<unsigned char> converted(static_cast<size_t>(from.elements() * out_size));
+    convert_values(values, {from.name, from.dtype, {from.elements()}, 0, from.elements() * size},
+                   Tensor(converted.data(), dtype_of(dtype), {from.elements()}));
+    source->strides->for_each(0, from.elements(), [&](int64_t i, int64_t at) {
+      copy_element(out.data() + at * out_size, converted.data() + i * out_size, out_size);
+    });
+    return;
+  }
   if (!source || source->runs.empty()) return put(0, 0, from.elements());
   int64_t first = 0;
   for (const WeightSource::Run& run : source->runs) {

@@ -178,10 +178,77 @@ TEST_CASE("sliding windows of other programs are those of Sluice where it has su
   CHECK_THAT(unsupported(f.read(with(llama(), {{"layer_types", {full, s}}}))), Contains("layer_types = "));
 }
 
+TEST_CASE("a gpt-oss has its own defaults, and what it does not say is refused by name", "[hf_config]") {
+  const Folder f;
+  const nlohmann::json least = {{"model_type", "gpt_oss"}};
+  const HfModel read = f.read(least);
+  const ModelConfig& m = read.model;
+  CHECK(read.unsupported.empty());
+  CHECK(read.format == HfFormat::gpt_oss);
+  CHECK(m.vocab_size == 201088);
+  CHECK(m.num_hidden_layers == 36);
+  CHECK(m.rms_norm_eps == 1e-5);
+  CHECK(m.attention_bias);
+  CHECK_FALSE(m.qk_norm);
+  CHECK(m.attention.kind == AttentionKind::sink);
+  CHECK(m.attention.window == 128);
+  CHECK(m.attention.window_pattern == 2);  // sliding windows in layers 0, 2, ...
+  CHECK(m.rope.theta == 150000);
+  CHECK(m.rope.scaling.type == RopeScalingType::yarn);
+  CHECK(m.rope.scaling.factor == 32);
+  CHECK_FALSE(m.rope.scaling.truncate);
+  CHECK(m.moe.num_experts == 128);
+  CHECK(m.moe.num_experts_per_tok == 4);
+  CHECK(m.moe.moe_intermediate_size == 2880);
+  CHECK(m.moe.norm_topk_prob);
+  CHECK(m.moe.bias);
+  CHECK(m.moe.swiglu_limit == 7.0);
+  // The published file's spelling of the rotary keys.
+  const nlohmann::json scaling = {{"rope_type", "yarn"}, {"factor", 32.0},
+                                  {"beta_fast", 32.0},   {"beta_slow", 1.0},
+                                  {"truncate", false},   {"original_max_position_embeddings", 4096}};
+  const ModelConfig published =
+      f.read(with(least, {{"rope_scaling", scaling}, {"rope_theta", 150000}, {"swiglu_limit", 7.0}})).model;
+  CHECK(function_differences(published, m).empty());
+  const nlohmann::json alike = {{"num_hidden_layers", 2},
+                                {"layer_types", {"sliding_attention", "full_attention"}}};
+  CHECK(f.read(with(least, alike)).model.attention.window_pattern == 2);
+  const nlohmann::json full = {{"num_hidden_layers", 1}, {"layer_types", {"full_attention"}}};
+  CHECK(f.read(with(least, full)).model.attention.window == 0);
+  CHECK(f.read(with(least, {{"rope_scaling", {{"rope_type", "default"}}}})).model.rope.scaling.type ==
+        RopeScalingType::none);
+  CHECK_FALSE(f.read(with(least, {{"attention_bias", false}})).model.attention_bias);
+  CHECK_THAT(unsupported(f.read(with(least, {{"swiglu_alpha", 1.5}}))), Contains("swiglu_alpha = 1.5"));
+  CHECK(unsupported(f.read(with(least, {{"quantization_config", {{"quant_method", "mxfp4"}}}}))).empty());
+  for (const nlohmann::json& other :
+       {nlohmann::json{{"quant_method", "awq"}}, nlohmann::json{{"bits", 4}}, nlohmann::json(4)})
+    CHECK_THAT(unsupported(f.read(with(least, {{"quantization_config", other}}))),
+               Contains("quantization_config = "));
+  CHECK_THAT(unsupported(f.read(with(llama(), {{"quantization_config", {{"quant_method", "mxfp4"}}}}))),
+             Contains("quantization_config = "));
+  CHECK_THAT(f.refusal(with(least, {{"swiglu_limit", -1.0}}).dump()),
+             Contains("swiglu_limit must be greater"));
+  CHECK_THAT(unsupported(f.read(with(least, {{"num_local_experts", 0}}))), Contains("num_local_experts = 0"));
+}
+
+TEST_CASE("biases of attention are read where the family's code has them", "[hf_config]") {
+  const Folder f;
+  const nlohmann::json biased = with(llama(), {{"attention_bias", true}});
+  for (const char* type : {"llama", "qwen3", "qwen3_moe", "sluice"}) {
+    const HfModel read = f.read(with(biased, {{"model_type", type}}));
+    CHECK(read.model.attention_bias);
+    CHECK(read.unsupported.empty());
+  }
+  CHECK_THAT(
+      unsupported(f.read(with(biased, {{"model_type", "qwen3"}, {"elementwise_attn_output_gate", true}}))),
+      Contains("attention_bias = true"));
+}
+
 TEST_CASE("values without counterpart are reported by name", "[hf_config]") {
   const Folder f;
   const std::vector<std::pair<nlohmann::json, std::string>> cases = {
-      {{{"attention_bias", true}}, "attention_bias = true []"},
+      {{{"model_type", "mistral"}, {"attention_bias", true}}, "attention_bias = true []"},
+      {{{"swiglu_limit", 7.0}}, "swiglu_limit = 7.0 [model]"},
       {{{"mlp_bias", true}}, "mlp_bias = true []"},
       {{{"partial_rotary_factor", 0.5}}, "partial_rotary_factor = 0.5 [model.rope]"},
       {{{"rope_parameters", {{"partial_rotary_factor", 0.25}}}},
@@ -226,10 +293,10 @@ TEST_CASE("values without counterpart are reported by name", "[hf_config]") {
   CHECK(f.read(qwen).model.attention.window == 0);
 
   for (const char* type :
-       {"gemma", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss", "qwen2", "mixtral", "t5", "LLAMA"})
+       {"gemma", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "qwen2", "mixtral", "t5", "LLAMA"})
     CHECK_THAT(f.refusal(with(llama(), {{"model_type", type}}).dump()),
                Contains(fmt::format("weights of model_type {} are not supported", type)) &&
-                   Contains("supported are llama, mistral, qwen3, qwen3_moe, qwen3_next, sluice"));
+                   Contains("supported are llama, mistral, qwen3, qwen3_moe, qwen3_next, gpt_oss, sluice"));
   CHECK_THAT(f.refusal("{}"), Contains("no model_type"));
 }
 
@@ -256,7 +323,7 @@ Config full() {
   Config config;
   ModelConfig& m = config.model;
   m.vocab_size = 300;
-  m.rope.scaling = {RopeScalingType::yarn, 2.0, 64, 30.0, 2.0};
+  m.rope.scaling = {RopeScalingType::yarn, 2.0, 64, 30.0, 2.0, false};
   m.attention.gates = {GateConfig{},
                        GateConfig{GatePosition::value, GateGranularity::headwise, GateSharing::shared,
                                   GateCombine::add, GateActivation::silu, GateInput::none}};

@@ -39,8 +39,8 @@ double logit_error(const std::string& folder, DType dtype) {
 
 TEST_CASE("logits of folders of other model types equal those of transformers", "[hf_families]") {
   const OneThread one_thread;
-  for (const char* name : {"hf_qwen3_next", "hf_gated_attention", "hf_llama", "hf_sluice_kv_bias",
-                           "hf_sluice_softpick", "hf_sluice_sink_key"}) {
+  for (const char* name : {"hf_qwen3_next", "hf_gated_attention", "hf_llama", "hf_gpt_oss",
+                           "hf_sluice_kv_bias", "hf_sluice_softpick", "hf_sluice_sink_key"}) {
     INFO(name);
     CHECK(logit_error(kGolden + name, DType::f64) < 1e-6);
     CHECK(logit_error(kGolden + name, DType::f32) < 2e-5);
@@ -48,6 +48,7 @@ TEST_CASE("logits of folders of other model types equal those of transformers", 
   CHECK(read_hf_config(kGolden + "hf_qwen3_next/config.json").format == HfFormat::qwen3_next);
   CHECK(read_hf_config(kGolden + "hf_gated_attention/config.json").format == HfFormat::gated_attention);
   CHECK(read_hf_config(kGolden + "hf_llama/config.json").format == HfFormat::llama);
+  CHECK(read_hf_config(kGolden + "hf_gpt_oss/config.json").format == HfFormat::gpt_oss);
 }
 
 TEST_CASE("every format refuses by name what it does not hold", "[hf_families]") {
@@ -77,7 +78,7 @@ TEST_CASE("every format refuses by name what it does not hold", "[hf_families]")
   other.model.attention.kind = AttentionKind::sparse;
   CHECK(held(other, HfFormat::sluice));
   for (const HfFormat format : {HfFormat::llama, HfFormat::qwen3, HfFormat::qwen3_moe, HfFormat::qwen3_next,
-                                HfFormat::gated_attention}) {
+                                HfFormat::gpt_oss, HfFormat::gated_attention}) {
     bool named = false;
     for (const std::string& reason : not_held(other, format))
       named = named || reason.find("model.attention.kind = sparse") != std::string::npos;
@@ -89,8 +90,52 @@ TEST_CASE("every format refuses by name what it does not hold", "[hf_families]")
   CHECK(held(other, HfFormat::sluice));
   CHECK_FALSE(held(other, HfFormat::qwen3_next));
   other = plain;
+  other.model.attention_bias = true;
+  CHECK(held(other, HfFormat::qwen3));
+  CHECK_FALSE(held(other, HfFormat::gated_attention));
+  other = plain;
   other.lora.rank = 4;
   CHECK_FALSE(held(other, HfFormat::sluice));
+}
+
+TEST_CASE("gpt_oss holds what gpt-oss is made of, and refuses the rest by name", "[hf_families]") {
+  Config base;
+  ModelConfig& m = base.model;
+  m.vocab_size = 257;
+  m.qk_norm = false;
+  m.attention.kind = AttentionKind::sink;
+  m.moe.num_experts = 4;
+  m.moe.num_experts_per_tok = 2;
+  m.moe.bias = true;
+  m.moe.swiglu_limit = 7;
+  const auto reasons = [](const Config& config, HfFormat format) {
+    std::string all;
+    for (const std::string& reason : not_held(config, format)) all += reason + "\n";
+    return all;
+  };
+  const auto held = [&](auto&& set, bool expected) {
+    Config config = base;
+    set(config.model);
+    CHECK(reasons(config, HfFormat::gpt_oss).empty() == expected);
+    CHECK(reasons(config, HfFormat::sluice).empty());
+  };
+  held([](ModelConfig&) {}, true);
+  held([](ModelConfig& c) { c.attention_bias = true; }, true);
+  held([](ModelConfig& c) { c.attention.window = 64, c.attention.window_pattern = 2; }, true);
+  held([](ModelConfig& c) { c.attention.window = 64; }, true);
+  held([](ModelConfig& c) { c.rope.scaling = {RopeScalingType::yarn, 4.0, 64, 32.0, 1.0, false}; }, true);
+  held([](ModelConfig& c) { c.tie_word_embeddings = true; }, true);
+  held([](ModelConfig& c) { c.moe.swiglu_limit.reset(); }, false);
+  held([](ModelConfig& c) { c.moe.bias = false; }, false);
+  held([](ModelConfig& c) { c.moe.norm_topk_prob = false; }, false);
+  held([](ModelConfig& c) { c.moe.shared_expert_intermediate_size = 8; }, false);
+  held([](ModelConfig& c) { c.moe.mlp_only_layers = {0}; }, false);
+  held([](ModelConfig& c) { c.attention.kind = AttentionKind::softmax; }, false);
+  held([](ModelConfig& c) { c.qk_norm = true; }, false);
+  const std::string others = reasons(base, HfFormat::qwen3_moe);
+  for (const char* key :
+       {"model.moe.bias = true", "model.moe.swiglu_limit = 7", "model.attention.kind = sink"})
+    CHECK_THAT(others, Catch::Contains(key));
 }
 
 TEST_CASE("modeling_sluice.py holds every value of attention", "[hf_families]") {
@@ -167,7 +212,7 @@ TEST_CASE("changed config.json and index files give messages that name the file"
   const TemporaryFolder folder;
   std::mt19937 random(7);
   int imported = 0, refused = 0;
-  for (const char* name : {"hf_llama", "hf_qwen3_next"}) {
+  for (const char* name : {"hf_llama", "hf_qwen3_next", "hf_gpt_oss"}) {
     const std::string source = kGolden + name, copy = folder / name;
     io::make_directories(copy);
     for (const std::string& file : io::list_directory(source))

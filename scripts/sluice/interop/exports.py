@@ -29,10 +29,10 @@ def train(bench: Bench, name: str, config: str | pathlib.Path | None, overrides:
 
 
 def check_same_weights(bench: Bench, name: str, run: pathlib.Path, folder: pathlib.Path, form: str) -> None:
-    """The folder has the weights of the run, to the bit. Where gates are packed or norms are w - 1: a training that
+    """The folder has the weights of the run, to the bit. Where they are packed or norms are w - 1: a training that
     begins with the folder and moves nothing has them."""
     back = folder
-    if form in ("qwen3_next", "gated_attention"):
+    if form in ("qwen3_next", "gated_attention", "gpt_oss"):
         config, back = bench.folder / "back.yaml", bench.folder / "runs" / (name + "_back")
         config.unlink(missing_ok=True)
         shutil.rmtree(back, ignore_errors=True)

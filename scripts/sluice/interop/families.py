@@ -49,10 +49,10 @@ NEXT: dict[str, Any] = {
 
 
 def randomised(model: Any) -> Any:
-    """Norms and other vectors get an effect."""
+    """Norms, biases and other vectors get an effect."""
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or name.endswith("bias"):
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
 
@@ -66,12 +66,18 @@ def _make(kind: str, **more: Any) -> Callable[[], Any]:
     return build
 
 
-GPT_OSS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}
+# A limit and an original length that the tiny model reaches.
+GPT_OSS: dict[str, Any] = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+    "swiglu_limit": 0.7,
+    "rope_parameters": {**YARN, "rope_theta": 150000.0, "truncate": False},
+}
 # What Sluice cannot compute: what makes the model, and words of the message.
 REFUSED_FAMILIES: dict[str, tuple[Callable[[], Any], list[str]]] = {
-    "gpt_oss": (_make("GptOss", **GPT_OSS), ["attention_bias", "swiglu_limit", "router.bias"]),
     "qwen2": (_make("Qwen2"), ["biases"]),
-    "llama_bias": (_make("Llama", attention_bias=True), ["attention_bias = true"]),
+    "gpt_oss_other_slope": (_make("GptOss", **GPT_OSS, swiglu_alpha=1.5), ["swiglu_alpha = 1.5"]),
 }
 # By name: what makes the model, and how it is saved.
 FAMILIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -100,5 +106,25 @@ FAMILIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     ),
     "qwen3_moe_window": (_make("Qwen3Moe", use_sliding_window=True, sliding_window=60, **MIXTURE), {}),
     "qwen3_moe_tied": (_make("Qwen3Moe", tie_word_embeddings=True, **MIXTURE), {}),
+    "llama_bias": (_make("Llama", attention_bias=True), {}),
+    "qwen3_bias": (_make("Qwen3", attention_bias=True), {}),
+    "qwen3_moe_bias": (_make("Qwen3Moe", attention_bias=True, **MIXTURE), {}),
+    "gpt_oss": (_make("GptOss", **GPT_OSS), {}),
+    "gpt_oss_bf16_sharded": (
+        _make("GptOss", **GPT_OSS),
+        {"dtype": torch.bfloat16, "max_shard_size": "20KB"},
+    ),
+    "gpt_oss_mxfp4": (_make("GptOss", **{**GPT_OSS, "intermediate_size": 64}), {"mxfp4": True}),
+    "gpt_oss_plain": (
+        _make(
+            "GptOss",
+            num_local_experts=3,
+            num_experts_per_tok=3,
+            attention_bias=False,
+            layer_types=["full_attention"] * 2,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        ),
+        {},
+    ),
     "llama_bf16_sharded": (_make("Llama"), {"dtype": torch.bfloat16, "max_shard_size": "10KB"}),
 }

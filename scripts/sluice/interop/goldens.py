@@ -12,7 +12,7 @@ import transformers
 
 from .. import program
 from ..goldens.tiny_qwen3 import SIZES, some_tokens, write_folder
-from .families import MIXTURE, NEXT, YARN, randomised
+from .families import GPT_OSS, MIXTURE, NEXT, YARN, randomised
 from .repository import repository_model
 
 GATE = {
@@ -33,6 +33,9 @@ def write_goldens() -> None:
 def write_family_goldens() -> None:
     sizes = {**SIZES, "tie_word_embeddings": False}
     experts = {**MIXTURE, "num_experts": 4, "moe_intermediate_size": 8, "mlp_only_layers": [0]}
+    yarn = {**GPT_OSS["rope_parameters"], "original_max_position_embeddings": 8}
+    gpt_oss = {**sizes, **GPT_OSS, "sliding_window": 5, "rope_parameters": yarn}
+    gpt_oss |= {"attention_bias": True, "intermediate_size": 8}
     torch.manual_seed(1)
     models = {
         "hf_qwen3_next": transformers.Qwen3NextForCausalLM(
@@ -42,10 +45,11 @@ def write_family_goldens() -> None:
         ),
         "hf_gated_attention": repository_model(transformers.Qwen3Config(**sizes), headwise=True),
         "hf_llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)),
+        "hf_gpt_oss": transformers.GptOssForCausalLM(transformers.GptOssConfig(**gpt_oss)),
     }
     for name, model in models.items():
         model = randomised(model)
-        if name == "hf_qwen3_next":
+        if name in ("hf_qwen3_next", "hf_gpt_oss"):
             model.set_experts_implementation("eager")  # the others have no f64
         if name == "hf_gated_attention":
             model.config.update({"headwise_attn_output_gate": True, "elementwise_attn_output_gate": False})

@@ -13,6 +13,14 @@ BASE = {
 }
 
 EXPERTS = ["model.moe.num_experts=6", "model.moe.num_experts_per_tok=2", "model.moe.moe_intermediate_size=16"]
+GPT_OSS = [
+    *EXPERTS,
+    "model.moe.bias=true",
+    "model.moe.swiglu_limit=0.9",
+    "model.attention_bias=true",
+    "model.attention.kind=sink",
+    "model.qk_norm=false",
+]
 WINDOW = ["model.attention.window=24", "model.attention.window_pattern=2"]
 
 
@@ -38,6 +46,25 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
         "qwen3_moe",
         [*EXPERTS, "model.moe.norm_topk_prob=false", "model.moe.mlp_only_layers=[0]"],
     ),
+    "attention_bias": ("qwen3", ["model.attention_bias=true"]),
+    "attention_bias_switch_heads": (
+        "sluice",
+        [
+            "model.attention_bias=true",
+            "model.attention.switch_heads={num_experts: 4, num_experts_per_tok: 2, projections: key_value}",
+        ],
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        [
+            *GPT_OSS,
+            "model.attention.window=24",
+            "model.attention.window_pattern=2",
+            "model.rope.scaling={type: yarn, factor: 4, original_max_position_embeddings: 128, truncate: false}",
+        ],
+    ),
+    "gpt_oss_without_yarn": ("gpt_oss", GPT_OSS),
+    "gpt_oss_shared_expert": ("sluice", [*GPT_OSS, "model.moe.shared_expert_intermediate_size=24"]),
     "shared_expert": ("sluice", [*EXPERTS, "model.moe.shared_expert_intermediate_size=24"]),
     "gated_shared_expert": (
         "qwen3_next",
@@ -187,10 +214,13 @@ FORCED = {
     "plain_as_sluice": ("plain", "sluice"),
     "experts_as_sluice": ("experts", "sluice"),
     "yarn_as_sluice": ("yarn", "sluice"),
+    "gpt_oss_as_sluice": ("gpt_oss", "sluice"),
 }
 # What a format does not hold: the variant, the format, and the key that the refusal names.
 REFUSED = {
     "elementwise_as_qwen3": ("elementwise", "qwen3", "model.attention.gates"),
     "experts_as_llama": ("experts", "llama", "model.moe.num_experts = 6"),
+    "gpt_oss_as_qwen3_moe": ("gpt_oss", "qwen3_moe", "model.moe.swiglu_limit = 0.9"),
+    "plain_as_gpt_oss": ("plain", "gpt_oss", "model.qk_norm = true"),
     "sparse_as_qwen3_next": ("sparse", "qwen3_next", "model.attention.kind = sparse"),
 }

@@ -13,8 +13,9 @@ class SluiceConfig(PreTrainedConfig):
     indexer, k and more), window, window_pattern, gates (a list of position, granularity, heads, combine,
     activation, input, input_channels, bias), exclusive, output_norm, output_activation, switch_heads.
     rope_parameters: rope_type (default or yarn), rope_theta, and YaRN's factor,
-    original_max_position_embeddings, beta_fast, beta_slow; the older keys
-    rope_theta and rope_scaling are read as well.
+    original_max_position_embeddings, beta_fast, beta_slow, truncate; the older keys
+    rope_theta and rope_scaling are read as well. attention_bias: of the four projections of attention;
+    moe_bias: of the router and the experts; swiglu_limit: of the experts' SwiGLU, gpt-oss's where it is given.
     """
 
     model_type = "sluice"
@@ -54,6 +55,7 @@ class SluiceConfig(PreTrainedConfig):
         embedding_norm=False,
         final_logit_softcapping=None,
         gated_norm=None,
+        attention_bias=False,
         attention=None,
         num_experts=0,
         num_experts_per_tok=8,
@@ -63,6 +65,8 @@ class SluiceConfig(PreTrainedConfig):
         mlp_only_layers=None,
         shared_expert_intermediate_size=0,
         shared_expert_gate=False,
+        moe_bias=False,
+        swiglu_limit=None,
         **kwargs,
     ):
         self.vocab_size = vocab_size
@@ -95,6 +99,7 @@ class SluiceConfig(PreTrainedConfig):
             "output_activation": "none",
             **(attention or {}),
         }
+        self.attention_bias = attention_bias
         window, pattern = self.attention["window"], self.attention["window_pattern"]
         self.sliding_window = window or None  # as transformers' masks and caches read it
         self.layer_types = [
@@ -109,6 +114,8 @@ class SluiceConfig(PreTrainedConfig):
         self.mlp_only_layers = mlp_only_layers or []
         self.shared_expert_intermediate_size = shared_expert_intermediate_size
         self.shared_expert_gate = shared_expert_gate
+        self.moe_bias = moe_bias
+        self.swiglu_limit = swiglu_limit
         rope = {"rope_type": "default", "rope_theta": rope_theta}
         rope.update({k: v for k, v in (rope_scaling or {}).items() if k != "type"})
         rope.update(rope_parameters or {})

@@ -31,6 +31,14 @@ ACTIVATIONS = {
 GATE_PREFIX = {p: p + "_" for p in ("query", "key", "value")} | {"sdpa_output": "", "dense_output": "dense_"}
 
 
+def linear(inputs, outputs, bias=False):
+    """A projection, whose bias starts at 0."""
+    module = nn.Linear(inputs, outputs, bias=bias)
+    if bias:
+        nn.init.zeros_(module.bias)
+    return module
+
+
 def wide_type(x):
     """In which sums, scores and angles of x are computed."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -78,8 +86,10 @@ class SluiceRotaryEmbedding(nn.Module):
             def dimension(rotations):
                 return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-            low = max(math.floor(dimension(rope.get("beta_fast", 32))), 0)
-            high = min(math.ceil(dimension(rope.get("beta_slow", 1))), dim - 1)
+            low, high = dimension(rope.get("beta_fast", 32)), dimension(rope.get("beta_slow", 1))
+            if rope.get("truncate", True):
+                low, high = math.floor(low), math.ceil(high)
+            low, high = max(low, 0), min(high, dim - 1)
             high += 0.001 if high == low else 0
             for i in range(dim // 2):
                 ramp = min(max((i - low) / (high - low), 0.0), 1.0)
@@ -292,13 +302,13 @@ class SluiceAttention(nn.Module):
         self.switch = attention.get("switch_heads") or {"num_experts": 0}
         experts = {"k": self.experts_of("key_value"), "v": self.experts_of("key_value", "value")}
         width = self.switch.get("expert_width") or D
-        self.q_proj = nn.Linear(C, self.heads * D, bias=False)
+        self.q_proj = linear(C, self.heads * D, config.attention_bias)
         for what, number in experts.items():
             rows = self.kv_heads * (number * width if number else D)
-            setattr(self, what + "_proj", nn.Linear(C, rows, bias=False))
+            setattr(self, what + "_proj", linear(C, rows, config.attention_bias))
             if number:
                 setattr(self, what + "_switch", nn.Linear(C, self.kv_heads * number, bias=False))
-        self.o_proj = nn.Linear(self.heads * D, C, bias=False)
+        self.o_proj = linear(self.heads * D, C, config.attention_bias)
         self.gates = []  # (description, name of its module), in the order in which they are applied
         for gate in attention["gates"]:
             self.gates.append((gate, self.add_gate(gate)))
@@ -464,24 +474,31 @@ class SluiceAttention(nn.Module):
 
 
 class SluiceMLP(nn.Module):
-    """SwiGLU, or down(relu(up x)^2)."""
+    """SwiGLU, or down(relu(up x)^2); with a limit gpt-oss's SwiGLU of clamped gate and up."""
 
-    def __init__(self, config, width):
+    def __init__(self, config, width, bias=False, limit=None):
         super().__init__()
-        self.squared = config.hidden_act == "relu2"
+        C, self.squared, self.limit = config.hidden_size, config.hidden_act == "relu2", limit
         if not self.squared:
-            self.gate_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.down_proj = nn.Linear(width, config.hidden_size, bias=False)
+            self.gate_proj = linear(C, width, bias)
+        self.up_proj = linear(C, width, bias)
+        self.down_proj = linear(width, C, bias)
 
     def forward(self, x):
         up = self.up_proj(x)
-        return self.down_proj(F.relu(up).square() if self.squared else F.silu(self.gate_proj(x)) * up)
+        if self.squared:
+            return self.down_proj(F.relu(up).square())
+        gate = self.gate_proj(x)
+        if self.limit is None:
+            return self.down_proj(F.silu(gate) * up)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return self.down_proj(gate * torch.sigmoid(1.702 * gate) * (up + 1))
 
 
 class SluiceExperts(nn.ModuleList):
     def __init__(self, config):
-        super().__init__(SluiceMLP(config, config.moe_intermediate_size) for _ in range(config.num_experts))
+        about = (config, config.moe_intermediate_size, config.moe_bias, config.swiglu_limit)
+        super().__init__(SluiceMLP(*about) for _ in range(config.num_experts))
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         """hidden_states (T, C), each token's experts and their weights (T, K)."""
@@ -500,7 +517,7 @@ class SluiceMoe(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self.gate = linear(config.hidden_size, config.num_experts, config.moe_bias)
         self.experts = SluiceExperts(config)
         width = config.shared_expert_intermediate_size
         self.shared_expert = SluiceMLP(config, width) if width else None
