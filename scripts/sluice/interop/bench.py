@@ -52,6 +52,12 @@ class Bench:
         result = subprocess.run([self.sluice, *arguments], capture_output=True, cwd=self.folder, check=False)
         return result.stderr.decode() if result.returncode else ""
 
+    def difference(self, run: str, folder: str) -> str:
+        """What `sluice checkpoint diff` finds; empty where the weights are the same to the bit."""
+        command = [self.sluice, "checkpoint", "diff", run, folder]
+        result = subprocess.run(command, capture_output=True, cwd=self.folder, check=False)
+        return (result.stdout + result.stderr).decode() if result.returncode else ""
+
     def logits(self, path: str, *more: str) -> np.ndarray:
         """Of the first 512 tokens of the text, as `sluice eval` computes them; kept for the last model."""
         key = path, self.precision, more
