@@ -44,8 +44,9 @@ inline Vec<double> load_vec(const double* p) { return *reinterpret_cast<const Si
 inline Vec<float> load_vec(const bf16* p) {
 #if defined(SLUICE_ISA_avx512) && !defined(__clang__)  // GCC 12 would convert each half by itself
   typedef int16_t Half __attribute__((vector_size(32)));
+  typedef int16_t Unaligned __attribute__((vector_size(32), aligned(2), may_alias));
   typedef int32_t Word __attribute__((vector_size(64)));
-  const Half h = *reinterpret_cast<const Half __attribute__((aligned(2), may_alias))*>(p);
+  const Half h = *reinterpret_cast<const Unaligned*>(p);  // attributes in the cast itself would not hold
   const Word w = __builtin_ia32_pmovzxwd512_mask(h, Word{}, 0xffff);
   return reinterpret_cast<Vec<float>>(w << 16);
 #else
