@@ -32,6 +32,11 @@ void row(const char* name, const std::string& value) { fmt::print("  {:<20}{}\n"
 
 const char* yes(bool b) { return b ? "yes" : "no"; }
 
+std::string bf16_text() {
+  return bf16_products() ? fmt::format("matrix products in hardware ({})", bf16_unit_name(bf16_unit()))
+                         : "computed through f32: saves memory, not time";
+}
+
 /// The value of a "key : value" line in a /proc file; "" if there is none.
 std::string proc_value(const char* path, const std::string& key) {
   std::ifstream file(path);
@@ -128,10 +133,9 @@ void doctor() {
   row("AVX-512", yes(cpu.avx512));
   row("AVX-512 BF16", yes(cpu.avx512_bf16));
   row("AMX BF16", yes(cpu.amx_bf16));
-  row("kernels used",
-      fmt::format("{} (SLUICE_ISA=baseline|avx2|avx512|avx512_bf16 lowers it)", isa_name(cpu_isa())));
-  row("bf16",
-      bf16_products() ? "matrix products in hardware" : "computed through f32: saves memory, not time");
+  row("kernels used", fmt::format("{} (SLUICE_ISA=baseline|avx2|avx512|avx512_bf16|amx_emulated lowers it)",
+                                  isa_name(cpu_isa())));
+  row("bf16", bf16_text());
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   const int cores =

@@ -30,7 +30,7 @@ CpuFeatures detect() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (f.avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) f.avx512_bf16 = (a >> 5) & 1u;
   if (f.avx512 && __get_cpuid_count(7, 0, &a, &b, &c, &d))
-    f.amx_bf16 = ((d >> 24) & 1u) && ((d >> 22) & 1u) && kernel_grants_amx();
+    f.amx_bf16 = f.avx512_bf16 && ((d >> 24) & 1u) && ((d >> 22) & 1u) && kernel_grants_amx();
 #endif
   return f;
 }
@@ -60,11 +60,34 @@ Isa cpu_isa() {
   return isa;
 }
 
-bool bf16_products() {
-  const CpuFeatures& f = cpu_features();
-  const char* wish = std::getenv("SLUICE_ISA");
-  return wish ? std::strcmp(wish, "avx512_bf16") == 0 && f.avx512_bf16
-              : f.amx_bf16 || (f.avx512_bf16 && f.amd);
+const char* bf16_unit_name(Bf16Unit unit) {
+  switch (unit) {
+    case Bf16Unit::none:
+      return "f32";
+    case Bf16Unit::avx512_bf16:
+      return "avx512_bf16";
+    case Bf16Unit::amx:
+      return "amx";
+    case Bf16Unit::amx_emulated:
+      return "amx_emulated";
+  }
+  return "unknown";
 }
+
+Bf16Unit bf16_unit() {
+  static const Bf16Unit unit = [] {
+    const CpuFeatures& f = cpu_features();
+    if (const char* wish = std::getenv("SLUICE_ISA")) {
+      if (std::strcmp(wish, "amx_emulated") == 0) return Bf16Unit::amx_emulated;
+      return std::strcmp(wish, "avx512_bf16") == 0 && f.avx512_bf16 ? Bf16Unit::avx512_bf16 : Bf16Unit::none;
+    }
+    return f.amx_bf16 ? Bf16Unit::amx : f.avx512_bf16 && f.amd ? Bf16Unit::avx512_bf16 : Bf16Unit::none;
+  }();
+  return unit;
+}
+
+bool bf16_products() { return bf16_unit() != Bf16Unit::none; }
+
+bool multiplies_tiles() { return bf16_unit() == Bf16Unit::amx || bf16_unit() == Bf16Unit::amx_emulated; }
 
 }  // namespace sluice

@@ -16,13 +16,23 @@ struct CpuFeatures {
 };
 const CpuFeatures& cpu_features();
 
-/// The best instruction set of this processor. SLUICE_ISA=baseline|avx2|avx512|avx512_bf16 can only lower it.
+/// The best instruction set of this processor. SLUICE_ISA=baseline|avx2|avx512|avx512_bf16|amx_emulated can
+/// only lower it.
 Isa cpu_isa();
 
-/// Whether products of bf16 matrices are computed in bf16, which is the faster way with AMX, and with AVX512-BF16
-/// on AMD's processors (Zen 4 and later: twice the rate of f32). Intel's AVX512-BF16 multiplies at half the rate of
-/// f32 (measured on a Sapphire Rapids), so f32 products serve there, unless SLUICE_ISA=avx512_bf16 asks for them.
-/// Any other value of SLUICE_ISA asks for f32 products.
+/// What multiplies matrices of bf16. none: they are widened to f32, which is multiplied.
+/// amx: wherever the processor and the kernel offer it. avx512_bf16: on AMD's processors (Zen 4 and later:
+/// twice the rate of f32); Intel's multiplies at half the rate of f32 (measured on a Sapphire Rapids), so f32
+/// serves there, unless SLUICE_ISA=avx512_bf16 asks for it. amx_emulated: the bits of amx on any processor,
+/// slowly, for tests; SLUICE_ISA=amx_emulated asks for it. Any other value of SLUICE_ISA asks for none.
+enum class Bf16Unit { none, avx512_bf16, amx, amx_emulated };
+const char* bf16_unit_name(Bf16Unit unit);
+Bf16Unit bf16_unit();
+
+/// Whether products of bf16 matrices are computed in bf16.
 bool bf16_products();
+
+/// Whether they are computed by AMX or its emulation, 32 x 32 results at a time.
+bool multiplies_tiles();
 
 }  // namespace sluice

@@ -10,6 +10,7 @@
 
 #include "core/cpu_features.h"
 #include "core/parallel_for.h"
+#include "ops/tile_product.h"
 
 namespace sluice::cpu {
 namespace {
@@ -84,7 +85,7 @@ void limit_dnnl_isa() {
   static const bool done = [] {
     if (cpu_isa() == Isa::avx2) dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
     if (cpu_isa() == Isa::baseline) dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
-    if (std::getenv("SLUICE_ISA") && bf16_products())  // without AMX
+    if (bf16_unit() == Bf16Unit::avx512_bf16)  // without AMX
       dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_bf16);
     return true;
   }();
@@ -214,6 +215,7 @@ void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
       multiply_f64(p, static_cast<const double*>(a), static_cast<const double*>(b), static_cast<double*>(c));
     return;
   }
+  if (p.in == DType::bf16 && multiplies_tiles()) return tile_product(ctx, p, a, b, c);
   p.threads = num_threads();
   with_dnnl([&] {
     MatmulState& state = MatmulState::of(ctx);
@@ -223,10 +225,13 @@ void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
 
 int64_t packed_bytes(Context& ctx, DType storage, int64_t k, int64_t n) {
   if (storage == DType::f64 || k == 0 || n == 0) return 0;
+  if (storage == DType::bf16 && multiplies_tiles()) return tile_packed_bytes(k, n);
   return with_dnnl([&] { return MatmulState::of(ctx).packed_size(storage, k, n); });
 }
 
 void pack(Context& ctx, DType storage, int64_t k, int64_t n, bool b_transposed, const void* b, void* packed) {
+  if (storage == DType::bf16 && multiplies_tiles())
+    return tile_pack(ctx, k, n, b_transposed, static_cast<const bf16*>(b), static_cast<float*>(packed));
   with_dnnl([&] {
     MatmulState& state = MatmulState::of(ctx);
     state.packing(storage, k, n, b_transposed).run(ctx, state.stream(), {b, packed});

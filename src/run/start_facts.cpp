@@ -75,6 +75,8 @@ void state_device(StartFacts& facts, const Config& config) {
     return;
   }
   facts.set("the instruction set (SLUICE_ISA)", isa_name(cpu_isa()));
+  if (config.train.precision == Precision::bf16)
+    facts.set("what multiplies bf16 (SLUICE_ISA)", bf16_unit_name(bf16_unit()));
   facts.set("the kernels of libraries", cpu::library_kernels());
   // With another number of threads results agree only up to rounding, but `exact` guarantees equal bits.
   if (config.parallel.determinism == Determinism::exact)

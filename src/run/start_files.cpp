@@ -47,6 +47,7 @@ nlohmann::ordered_json run_json(const TrainingStart& start, const Trainer& train
           {"ranks", trainer.ranks().size()},
           {"threads", num_threads()},
           {"instruction_set", isa_name(cpu_isa())},
+          {"bf16_products", bf16_unit_name(bf16_unit())},
           {"device", device_text(trainer.context().device)},
           {"data_fingerprint", start.data->fingerprint()},
           {"tokenizer_fingerprint", start.tokenizer->fingerprint()},

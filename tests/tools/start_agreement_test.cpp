@@ -193,6 +193,9 @@ TEST_CASE(
   if (cpu_isa() != Isa::baseline)
     check(mixed(t, same, same, {"env", "SLUICE_ISA=baseline", binary}), 64,
           "ranks do not agree on the instruction set (SLUICE_ISA): ");
+  check(mixed(t, with("train.precision=bf16"), with("train.precision=bf16"),
+              {"env", "SLUICE_ISA=amx_emulated", binary}),
+        64, "ranks do not agree on what multiplies bf16 (SLUICE_ISA): ");
 
   // A program that differs only in its build identifier.
   std::string bytes = io::read_file(binary), id;

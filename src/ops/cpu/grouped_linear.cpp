@@ -16,6 +16,10 @@
 #include <type_traits>
 #include <utility>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "core/cpu_features.h"
 #include "core/parallel_for.h"
 
@@ -23,6 +27,8 @@
 #include "ops/cpu/vector_math.h"
 #include "ops/cpu/vectors.h"
 #include "ops/cpu/grouped_tiles.h"
+#include "ops/cpu/pairs.h"
+#include "ops/cpu/tile_units.h"
 #include "ops/cpu/grouped_units.h"
 
 namespace {
@@ -77,15 +83,16 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
     using E = decltype(elements);
     using T = typename E::Storage;
     using A = typename E::A;
-    constexpr int64_t S = kStrip<A>;
+    constexpr int64_t S = E::kStripWidth;
     const Cut chunks(K, E::kUnit * kBlockDepth, E::kUnit * 16);
     const int32_t *offset = offsets.as<int32_t>(), *indices = index ? index.as<int32_t>() : nullptr;
     const auto size = [offset](int64_t g) -> int64_t { return offset[g + 1] - offset[g]; };
     for_each_unit(w.groups, N, kBlockRows, S, size, [&](const Unit& unit, int64_t thread) {
       A *a = a_blocks.rows(thread, 1).as<A>(), *b = b_blocks.rows(thread, 1).as<A>(),
         *c = c_blocks.rows(thread, 1).as<A>();
+      E::begin();
       const int64_t m = unit.rows.size(), first = offset[unit.group] + unit.rows.begin;
-      const Tiles tiles(m);
+      const Tiles tiles = E::tiles(m);
       const T* weight = w.value.as<T>() + unit.group * N * K;
       for (int64_t r = 0; r < m; ++r) {
         const T* from = x.as<T>() + row_of(indices, first + r) * K;
@@ -96,7 +103,7 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
         const int64_t columns = std::min(kStrips * S, unit.columns.end - n);
         for (int64_t i = 0; i < chunks.parts; ++i) {
           const Cut::Part chunk = chunks[i];
-          const int64_t depth = chunk.size(), units = ceil_div(depth, E::kUnit);
+          const int64_t depth = chunk.size(), units = E::units(depth);
           if (transposed)
             E::strips_transposed(b, depth, columns, weight + n * K + chunk.begin, K);
           else
@@ -118,6 +125,7 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Linea
             store_row(y.as<T>() + (first + r) * N + n + s * S, c + (s * m + r) * S,
                       std::min(S, columns - s * S));
       }
+      E::end();
     });
   });
 }
@@ -143,52 +151,53 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
   const int64_t groups = offsets.dim(0) - 1, N = dy.dim(1), K = x.dim(1);
   const int64_t rows = dy_index ? dy_index.dim(0) : x_index ? x_index.dim(0) : x.dim(0);
   if (rows == 0) return;
-  const int64_t depth_most = std::min(kBlockDepth, rows);
-  const int64_t tile_rows = ceil_div(std::min(kBlockColumns, N), kTileHeight) * kTileStride;
+  const int64_t depth_most = std::min(kBlockDepth, std::max(rows, kUnitDepth / 2));
+  const int64_t columns_most = std::min(kBlockColumns, N);
+  const int64_t a_most =
+      std::max(depth_most * ceil_div(columns_most, kTileHeight) * kTileStride, columns_most * kRowStride);
   ScratchScope t(ctx.scratch);
-  const Tensor a_blocks = t.alloc("dy of a group", dw.dtype, {num_threads(), depth_most * tile_rows}),
+  const Tensor a_blocks = t.alloc("dy of a group", dw.dtype, {num_threads(), a_most}),
                b_blocks = t.alloc("x of a group", dw.dtype, {num_threads(), depth_most * kBlockColumns}),
-               edges = t.alloc("edge of dw", dw.dtype, {num_threads(), kTileHeight * 32});
+               edges = t.alloc("edge of dw", dw.dtype, {num_threads(), kUnitRows * kUnitColumns});
   if (ctx.dry_run) return;
   with_elements(x.dtype, [&](auto elements) {
     using E = decltype(elements);
     using T = typename E::Storage;
     using A = typename E::A;
-    constexpr int64_t S = kStrip<A>;
+    constexpr int64_t S = E::kStripWidth;
     const int32_t *offset = offsets.as<int32_t>(), *dy_rows = dy_index ? dy_index.as<int32_t>() : nullptr,
                   *x_rows = x_index ? x_index.as<int32_t>() : nullptr;
     const auto size = [&](int64_t g) -> int64_t { return offset[g + 1] > offset[g] ? N : 0; };
     for_each_unit(groups, K, kBlockColumns, S, size, [&](const Unit& unit, int64_t thread) {
       A *a = a_blocks.rows(thread, 1).as<A>(), *b = b_blocks.rows(thread, 1).as<A>(),
         *edge = edges.rows(thread, 1).as<A>();
+      E::begin();
       const int64_t m = unit.rows.size(), columns = unit.columns.size(), first = offset[unit.group];
-      const Tiles tiles(m);
+      const Tiles tiles = E::tiles(m);
       const Cut chunks(offset[unit.group + 1] - first, E::kUnit * kBlockDepth, E::kUnit);
       A* to = dw.as<A>() + (unit.group * N + unit.rows.begin) * K + unit.columns.begin;
       for (int64_t i = 0; i < chunks.parts; ++i) {
-        const int64_t depth = chunks[i].size(), units = ceil_div(depth, E::kUnit),
-                      row = first + chunks[i].begin;
+        const int64_t depth = chunks[i].size(), units = E::units(depth), row = first + chunks[i].begin;
         E::strips(b, depth, columns,
                   [&](int64_t k) { return x.as<T>() + row_of(x_rows, row + k) * K + unit.columns.begin; });
-        for (int64_t u = 0; u < units; ++u)
-          for (int64_t j = 0; j < tiles.count; ++j)
-            E::tile_rows(a + (j * units + u) * kTileStride, u, depth, m - tiles[j], [&](int64_t k) {
-              return dy.as<T>() + row_of(dy_rows, row + k) * N + unit.rows.begin + tiles[j];
-            });
+        E::Columns::pack(a, depth, units, m, tiles, [&](int64_t k) {
+          return dy.as<T>() + row_of(dy_rows, row + k) * N + unit.rows.begin;
+        });
         for (int64_t s = 0; s * S < columns; ++s)
           for (int64_t j = 0; j < tiles.count; ++j) {
             const int64_t height = tiles[j + 1] - tiles[j], width = std::min(S, columns - s * S);
-            const A *ta = a + j * units * kTileStride, *tb = b + s * S * units;
+            const A* const strip = b + s * S * units;
             A* tc = to + tiles[j] * K + s * S;
             if (width == S) {
-              E::template tile<1, kTileStride>(height, units, ta, tb, tc, K, true);
+              E::Columns::multiply(a, units, tiles, j, strip, tc, K, true);
               continue;
             }
-            E::template tile<1, kTileStride>(height, units, ta, tb, edge, S, false);
+            E::Columns::multiply(a, units, tiles, j, strip, edge, S, false);
             for (int64_t h = 0; h < height; ++h)
               for (int64_t c = 0; c < width; ++c) tc[h * K + c] += edge[h * S + c];
           }
       }
+      E::end();
     });
   });
 }

@@ -36,13 +36,15 @@ struct Cut {
   Part operator[](int64_t i) const { return {size * i, std::min(n, size * (i + 1))}; }
 };
 
-/// Begins of tiles of `rows` <= kBlockRows rows: the fewest of at most kTileHeight, as equal as can be.
+/// Begins of tiles of `rows` <= kBlockRows rows: the fewest of at most `height`, as equal as multiples of
+/// `unit` allow.
 struct Tiles {
   int64_t count;
-  std::array<int32_t, kBlockRows / kTileHeight + 2> begin;
-  explicit Tiles(int64_t rows) : count(ceil_div(rows, kTileHeight)) {
+  std::array<int32_t, kBlockRows / 6 + 2> begin;
+  Tiles(int64_t rows, int64_t height, int64_t unit) : count(ceil_div(rows, height)) {
     for (int64_t i = 0; i <= count; ++i)
-      begin[static_cast<size_t>(i)] = static_cast<int32_t>(rows * i / count);
+      begin[static_cast<size_t>(i)] =
+          static_cast<int32_t>(std::min(rows, unit * (ceil_div(rows, unit) * i / count)));
   }
   int64_t operator[](int64_t i) const { return begin[static_cast<size_t>(i)]; }
 };

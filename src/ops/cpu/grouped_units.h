@@ -1,16 +1,43 @@
 // How grouped products hold the elements of their blocks (grouped_tiles.h): widened to the type of the sums,
-// or as pairs of bf16 for processors that multiply those (AVX512-BF16: a lane adds two products, at twice the
-// rate of f32). Depth is counted in elements here, and in lanes of kUnit elements by the tiles. Include after
-// grouped_tiles.h.
+// or as pairs of bf16 (pairs.h) for processors that multiply those, by vectors (AVX512-BF16: a lane adds two
+// products, at twice the rate of f32) or by tiles (AMX). Depth is counted in elements here, and in lanes of
+// kUnit elements by the tiles; units(depth) lanes hold a depth. Include after grouped_tiles.h, pairs.h and
+// tile_units.h.
 
 namespace {
+
+/// The operand dy of a weight's gradient, whose rows run along the columns of the product: tile after tile,
+/// each with kTileStride lanes of a unit side by side.
+template <class E>
+struct ColumnTiles {
+  using A = typename E::A;
+
+  /// Packs `units` units. row(k): the row k < depth of the block, from its first column.
+  template <class Row>
+  static void pack(A* to, int64_t depth, int64_t units, int64_t columns, const Tiles& tiles, Row&& row) {
+    for (int64_t u = 0; u < units; ++u)
+      for (int64_t j = 0; j < tiles.count; ++j)
+        E::tile_rows(to + (j * units + u) * kTileStride, u, depth, columns - tiles[j],
+                     [&](int64_t k) { return row(k) + tiles[j]; });
+  }
+  /// The product of tile j with a strip.
+  static void multiply(const A* packed, int64_t units, const Tiles& tiles, int64_t j, const A* b, A* c,
+                       int64_t ldc, bool add) {
+    E::template tile<1, kTileStride>(tiles[j + 1] - tiles[j], units, packed + j * units * kTileStride, b, c,
+                                     ldc, add);
+  }
+};
 
 template <class T>
 struct Singles {
   using Storage = T;
   using A = accumulate_t<T>;
-  static constexpr int64_t kUnit = 1;
+  static constexpr int64_t kUnit = 1, kStripWidth = kStrip<A>;
 
+  static constexpr int64_t units(int64_t depth) { return depth; }
+  static Tiles tiles(int64_t rows) { return {rows, kTileHeight, 1}; }
+  static void begin() {}
+  static void end() {}
   static void row(A* to, const T* from, int64_t n) { widen_row(to, from, n); }
   /// row(k): row k of the block.
   template <class Row>
@@ -29,6 +56,7 @@ struct Singles {
   static void tile(int64_t rows, int64_t units, const A* a, const A* b, A* c, int64_t ldc, bool add) {
     tile_of<A, AI, AK>(rows, units, a, b, c, ldc, add);
   }
+  using Columns = ColumnTiles<Singles>;
 };
 
 #if defined(SLUICE_ISA_avx512) && !defined(__clang__)
@@ -69,45 +97,19 @@ pair_tile(int64_t units, const float* a, const float* b, float* c, int64_t ldc, 
 struct Pairs {
   using Storage = bf16;
   using A = float;
-  static constexpr int64_t kUnit = 2;
+  static constexpr int64_t kUnit = 2, kStripWidth = kPairStrip;
 
-  static void row(float* to, const bf16* from, int64_t n) {
-    if (n % 2 == 1) to[n / 2] = 0;
-    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(bf16));
-  }
+  static constexpr int64_t units(int64_t depth) { return ceil_div(depth, 2); }
+  static Tiles tiles(int64_t rows) { return {rows, kTileHeight, 1}; }
+  static void begin() {}
+  static void end() {}
+  static void row(float* to, const bf16* from, int64_t n) { pack_pair_row(to, from, n, units(n)); }
   template <class Row>
   static void strips(float* to, int64_t depth, int64_t columns, Row&& row) {
-    const int64_t step = ceil_div(depth, 2) * kStrip<float>;
-    for (int64_t k = 0; k < depth; k += 2) {
-      float* out = to + k / 2 * kStrip<float>;
-      for (int64_t c = 0; c < columns; c += kStrip<float>, out += step)
-        interleave(out, row(k) + c, k + 1 < depth ? row(k + 1) + c : nullptr,
-                   std::min(columns - c, kStrip<float>), kStrip<float>);
-    }
+    pack_pairs(to, depth, units(depth), columns, row);
   }
-  [[gnu::noinline]] static void strips_transposed(float* to, int64_t depth, int64_t columns, const bf16* from,
-                                                  int64_t ld) {
-    constexpr int64_t W = Simd<float>::kWidth, S = kStrip<float>;
-    const int64_t units = ceil_div(depth, 2);
-    for (int64_t c = 0; c < ceil_div(columns, S) * S; c += W) {
-      float* const strip = to + c / S * units * S + c % S;
-      int64_t u = 0;
-      if (c + W <= columns)
-        for (; 2 * (u + W) <= depth; u += W) {
-          Vec<float> r[W];
-#pragma GCC unroll 16
-          for (int i = 0; i < W; ++i)
-            r[i] = load_vec(reinterpret_cast<const float*>(from + (c + i) * ld + 2 * u));
-          transpose<float>(r);
-#pragma GCC unroll 16
-          for (int i = 0; i < W; ++i) store_vec(strip + (u + i) * S, r[i]);
-        }
-      for (; u < units; ++u)
-        for (int64_t i = 0; i < W; ++i) {
-          const bf16* const low = from + (c + i) * ld + 2 * u;
-          strip[u * S + i] = c + i < columns ? pair(low, 2 * u + 1 < depth ? low + 1 : nullptr) : 0;
-        }
-    }
+  static void strips_transposed(float* to, int64_t depth, int64_t columns, const bf16* from, int64_t ld) {
+    pack_pairs_transposed(to, depth, units(depth), columns, from, ld);
   }
   template <class Row>
   static void tile_rows(float* to, int64_t u, int64_t depth, int64_t readable, Row&& row) {
@@ -120,35 +122,57 @@ struct Pairs {
     if (rows == M) return pair_tile<M, AI, AK>(units, a, b, c, ldc, add);
     if constexpr (M > 1) tile<AI, AK, M - 1>(rows, units, a, b, c, ldc, add);
   }
-
- private:
-  static float pair(const bf16* low, const bf16* high) {
-    return std::bit_cast<float>(static_cast<uint32_t>(low->bits) |
-                                (high ? static_cast<uint32_t>(high->bits) << 16 : 0u));
-  }
-  /// to[i] = (low[i], high[i]) for i < n, zero for n <= i < room; high may be null.
-  static void interleave(float* to, const bf16* low, const bf16* high, int64_t n, int64_t room) {
-    constexpr int64_t W = Simd<float>::kWidth;
-    int64_t i = 0;
-    for (; i + W <= n; i += W) {
-      const WordVec l = reinterpret_cast<WordVec>(load_vec(low + i)) >> 16,
-                    h = high ? reinterpret_cast<WordVec>(load_vec(high + i)) : WordVec{};
-      store_vec(to + i, reinterpret_cast<Vec<float>>(l | h));
-    }
-    for (; i < n; ++i) to[i] = pair(low + i, high ? high + i : nullptr);
-    for (; i < room; ++i) to[i] = 0;
-  }
+  using Columns = ColumnTiles<Pairs>;
 };
 
 #endif
 
+/// Pairs that a unit for tiles multiplies, 32 rows at a time.
+template <class Unit>
+struct TilePairs {
+  using Storage = bf16;
+  using A = float;
+  static constexpr int64_t kUnit = 2, kStripWidth = kPairStrip;
+
+  static constexpr int64_t units(int64_t depth) { return ceil_div(depth, kUnitDepth) * kUnitDepth / 2; }
+  static Tiles tiles(int64_t rows) { return {rows, kUnitRows, kUnitRows}; }
+  static void begin() { Unit::begin(); }
+  static void end() { Unit::end(); }
+  static void row(float* to, const bf16* from, int64_t n) { pack_pair_row(to, from, n, units(n)); }
+  template <class Row>
+  static void strips(float* to, int64_t depth, int64_t columns, Row&& row) {
+    pack_pairs(to, depth, units(depth), columns, row);
+  }
+  static void strips_transposed(float* to, int64_t depth, int64_t columns, const bf16* from, int64_t ld) {
+    pack_pairs_transposed(to, depth, units(depth), columns, from, ld);
+  }
+  template <int AI, int AK>
+  static void tile(int64_t rows, int64_t units, const float* a, const float* b, float* c, int64_t ldc,
+                   bool add) {
+    static_assert(AK == 1);
+    Unit::multiply(rows, units * 2 / kUnitDepth, reinterpret_cast<const bf16*>(a), 2 * AI, b, c, ldc, add);
+  }
+
+  /// dy is transposed: a tile's rows run along the depth.
+  struct Columns {
+    template <class Row>
+    static void pack(float* to, int64_t depth, int64_t units, int64_t columns, const Tiles&, Row&& row) {
+      pack_pair_columns(to, kRowStride, depth, units, columns, row);
+    }
+    static void multiply(const float* packed, int64_t units, const Tiles& tiles, int64_t j, const float* b,
+                         float* c, int64_t ldc, bool add) {
+      tile<kRowStride, 1>(tiles[j + 1] - tiles[j], units, packed + tiles[j] * kRowStride, b, c, ldc, add);
+    }
+  };
+};
+
 /// Calls f with the form of elements for this storage type and processor.
 template <class F>
 void with_elements(DType storage, F&& f) {
+  if (storage == DType::bf16 && multiplies_tiles())
+    return with_tile_unit([&](auto unit) { f(TilePairs<decltype(unit)>{}); });
 #if defined(SLUICE_ISA_avx512) && !defined(__clang__)
-  // AMX would not use these, and beside it AVX512-BF16 is slower than f32 (core/cpu_features.h).
-  const CpuFeatures& cpu = cpu_features();
-  if (storage == DType::bf16 && bf16_products() && cpu.avx512_bf16 && !cpu.amx_bf16) return f(Pairs{});
+  if (storage == DType::bf16 && bf16_unit() == Bf16Unit::avx512_bf16) return f(Pairs{});
 #endif
   with_storage_type(storage, [&](auto tag) { f(Singles<decltype(tag)>{}); });
 }

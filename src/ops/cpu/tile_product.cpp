@@ -1,0 +1,246 @@
+// A product is divided into units of rows and strips, which threads take dynamically. A unit goes strip by
+// strip; of a strip's part of b and of the rows of a, kDepthBlock elements at a time are multiplied, so that
+// the strip's part stays in the first cache while the rows stream from the second.
+#include "ops/tile_product.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "core/cpu_features.h"
+#include "core/parallel_for.h"
+
+#include "ops/cpu/isa_begin.h"
+#include "ops/cpu/vector_math.h"
+#include "ops/cpu/vectors.h"
+#include "ops/cpu/grouped_tiles.h"
+#include "ops/cpu/pairs.h"
+#include "ops/cpu/tile_units.h"
+
+namespace {
+
+using Layout = Product::Layout;
+static_assert(kTileStrip == kPairStrip && kTileDepth == kUnitDepth);
+
+/// Elements of a strip that are multiplied at a time; rows of a packed block are kPackedRow elements apart,
+/// not a power of two, so that they do not fall on a few cache sets.
+constexpr int64_t kDepthBlock = 512, kPackedRow = kDepthBlock + 32;
+/// Rows of b that are packed at a time, if sums may wait in c meanwhile.
+constexpr int64_t kPackedDepth = 2048;
+constexpr int64_t kRowsMost = 256, kRowsLeast = 64;
+
+constexpr int64_t padded(int64_t n) { return ceil_div(n, kUnitDepth) * kUnitDepth; }
+
+/// Packs strips [begin, end) of b (k, n).
+void pack_strips_of(float* packed, int64_t begin, int64_t end, int64_t k, int64_t n, bool transposed,
+                    const bf16* b, int64_t ld) {
+  const int64_t units = padded(k) / 2;
+  for (int64_t s = begin; s < end; ++s) {
+    float* const to = packed + s * units * kPairStrip;
+    const int64_t first = s * kPairStrip, columns = std::min(kPairStrip, n - first);
+    if (transposed)
+      pack_pairs_transposed(to, k, units, columns, b + first * ld, ld);
+    else
+      pack_pairs(to, k, units, columns, [=](int64_t row) { return b + row * ld + first; });
+  }
+}
+
+void pack_all(float* packed, int64_t k, int64_t n, bool transposed, const bf16* b, int64_t ld) {
+  parallel_for(ceil_div(n, kPairStrip), 1, [=](int64_t begin, int64_t end) {
+    pack_strips_of(packed, begin, end, k, n, transposed, b, ld);
+  });
+}
+
+/// Memory of one thread.
+struct Blocks {
+  bf16* rows;   // packed rows of a, or the last columns of rows that are not a multiple of kUnitDepth long
+  float* sums;  // of one strip
+};
+
+/// The rows of a of one unit.
+struct Rows {
+  const bf16* a;  // the first row, or column if transposed
+  int64_t ld, count, depth;
+  bool transposed;
+};
+
+/// How c is divided: rows of equal parts, and strips in groups.
+struct Division {
+  Cut rows, strips;
+  Division(int64_t m, int64_t strip_count, bool packs_rows)
+      : rows(m, row_part(m, packs_rows ? kRowsMost / 2 : kRowsMost), kUnitRows),
+        strips(strip_count, packs_rows ? strip_count : strip_part(strip_count, rows.parts), 1) {}
+  int64_t units() const { return rows.parts * strips.parts; }
+
+ private:
+  /// Enough parts for threads to share evenly, unless they would be too small.
+  static int64_t row_part(int64_t m, int64_t most) {
+    const int64_t turns = 2 * num_threads(), parts = turns * ceil_div(m, turns * most);
+    return std::clamp(padded(ceil_div(m, parts)), kRowsLeast, most);
+  }
+  static int64_t strip_part(int64_t strips, int64_t row_parts) {
+    return ceil_div(strips, std::min(strips, ceil_div(2 * num_threads(), row_parts)));
+  }
+};
+
+/// One unit: rows of a times strips of b, into c from its first row on.
+template <class Unit, class Out>
+class UnitProduct {
+ public:
+  UnitProduct(const Blocks& blocks, const Rows& rows, const float* strips, int64_t padded_depth)
+      : blocks_(blocks),
+        rows_(rows),
+        strips_(strips),
+        padded_depth_(padded_depth),
+        tiles_(rows.count, kUnitRows, kUnitRows) {
+    if (rows_.transposed)
+      pack_columns();
+    else if (rows_.depth % kUnitDepth != 0)
+      pack_tails();
+  }
+
+  /// The columns of strip s, of which there are `columns` in c.
+  void strip(int64_t s, int64_t columns, Out* c, int64_t ldc, bool add) {
+    const float* const b = strips_ + s * padded_depth_ / 2 * kPairStrip;
+    if constexpr (std::is_same_v<Out, float>) {
+      if (columns == kUnitColumns) return sum(b, c, ldc, add);
+      const auto bytes = static_cast<size_t>(columns) * sizeof(float);
+      for (int64_t r = 0; add && r < rows_.count; ++r)
+        std::memcpy(blocks_.sums + r * kUnitColumns, c + r * ldc, bytes);
+      sum(b, blocks_.sums, kUnitColumns, add);
+      for (int64_t r = 0; r < rows_.count; ++r)
+        std::memcpy(c + r * ldc, blocks_.sums + r * kUnitColumns, bytes);
+    } else {
+      sum(b, blocks_.sums, kUnitColumns, false);
+      Unit::store(c, ldc, blocks_.sums, rows_.count, columns, add);
+    }
+  }
+
+ private:
+  void sum(const float* b, float* c, int64_t ldc, bool add) const {
+    const Cut blocks(padded_depth_, kDepthBlock, kUnitDepth);
+    for (int64_t i = 0; i < blocks.parts; ++i) {
+      const int64_t begin = blocks[i].begin, size = blocks[i].size();
+      const bool tail = !rows_.transposed && begin + size > rows_.depth;
+      const int64_t steps = size / kUnitDepth - (tail ? 1 : 0);
+      const bf16* const a = rows_.transposed ? blocks_.rows + i * rows_.count * kPackedRow : rows_.a + begin;
+      const int64_t lda = rows_.transposed ? kPackedRow : rows_.ld;
+      const float* const part = b + begin / 2 * kPairStrip;
+      for (int64_t t = 0; t < tiles_.count; ++t) {
+        const int64_t row = tiles_[t], count = tiles_[t + 1] - row;
+        const bool onto = add || i > 0;
+        if (steps > 0) Unit::multiply(count, steps, a + row * lda, lda, part, c + row * ldc, ldc, onto);
+        if (tail)
+          Unit::multiply(count, 1, blocks_.rows + row * kUnitDepth, kUnitDepth,
+                         part + steps * kUnitDepth / 2 * kPairStrip, c + row * ldc, ldc, onto || steps > 0);
+      }
+    }
+  }
+
+  /// The rows of a whose depth runs along the rows of memory, block after block.
+  void pack_columns() const {
+    const Cut blocks(padded_depth_, kDepthBlock, kUnitDepth);
+    for (int64_t i = 0; i < blocks.parts; ++i) {
+      const int64_t begin = blocks[i].begin, depth = std::min(blocks[i].end, rows_.depth) - begin;
+      pack_pair_columns(reinterpret_cast<float*>(blocks_.rows + i * rows_.count * kPackedRow), kPackedRow / 2,
+                        depth, blocks[i].size() / 2, rows_.count,
+                        [this, begin](int64_t k) { return rows_.a + (begin + k) * rows_.ld; });
+    }
+  }
+
+  /// What rows have beyond a multiple of kUnitDepth.
+  void pack_tails() const {
+    const int64_t begin = rows_.depth / kUnitDepth * kUnitDepth;
+    for (int64_t r = 0; r < rows_.count; ++r)
+      pack_pair_row(reinterpret_cast<float*>(blocks_.rows + r * kUnitDepth), rows_.a + r * rows_.ld + begin,
+                    rows_.depth - begin, kUnitDepth / 2);
+  }
+
+  Blocks blocks_;
+  Rows rows_;
+  const float* strips_;
+  int64_t padded_depth_;
+  Tiles tiles_;
+};
+
+/// c (m, n) (= | +=) a b, b in strips; a (m, k), or stored as (k, m), with rows of memory lda apart.
+template <class Unit, class Out>
+void multiply_strips(const Product& p, const bf16* a, int64_t lda, const float* strips, Out* c, bool add,
+                     const Division& division, const Tensor& rows, const Tensor& sums) {
+  std::atomic<int64_t> next{0};
+  parallel_for(std::min<int64_t>(num_threads(), division.units()), 1, [&](int64_t first, int64_t last) {
+    for (int64_t thread = first; thread < last; ++thread) {
+      Unit::begin();
+      const Blocks blocks{rows.rows(thread, 1).as<bf16>(), sums.rows(thread, 1).as<float>()};
+      for (int64_t u = next.fetch_add(1); u < division.units(); u = next.fetch_add(1)) {
+        const Cut::Part part = division.rows[u / division.strips.parts],
+                        strip = division.strips[u % division.strips.parts];
+        const Rows of{a + (p.a_transposed ? part.begin : part.begin * lda), lda, part.size(), p.k,
+                      p.a_transposed};
+        UnitProduct<Unit, Out> product(blocks, of, strips, padded(p.k));
+        for (int64_t s = strip.begin; s < strip.end; ++s)
+          product.strip(s, std::min(kPairStrip, p.n - s * kPairStrip), c + part.begin * p.n + s * kPairStrip,
+                        p.n, add);
+      }
+      Unit::end();
+    }
+  });
+}
+
+}  // namespace
+
+void tile_pack(Context& ctx, int64_t k, int64_t n, bool transposed, const bf16* b, float* packed) {
+  if (!ctx.dry_run) pack_all(packed, k, n, transposed, b, transposed ? k : n);
+}
+
+void tile_product(Context& ctx, const Product& p, const void* a, const void* b, void* c) {
+  const bool packs = p.b != Layout::packed;
+  // b is packed in parts where the sums are f32 and may wait in c.
+  const int64_t depth = packs && p.out == DType::f32 ? std::min(p.k, kPackedDepth) : p.k;
+  const Division division(p.m, ceil_div(p.n, kPairStrip), p.a_transposed);
+  const int64_t row_elements =
+      division.rows.size * (p.a_transposed ? ceil_div(padded(depth), kDepthBlock) * kPackedRow : kUnitDepth);
+  ScratchScope t(ctx.scratch);
+  const Tensor packed = packs ? t.alloc("b in strips", DType::u8, {tile_packed_bytes(depth, p.n)}) : Tensor(),
+               rows = t.alloc("rows of a", DType::bf16, {num_threads(), row_elements}),
+               sums =
+                   t.alloc("sums of a strip", DType::f32, {num_threads(), division.rows.size * kUnitColumns});
+  if (ctx.dry_run) return;
+  if (p.k == 0) {
+    if (!p.accumulate)
+      std::memset(c, 0, static_cast<size_t>(p.m * p.n) * static_cast<size_t>(dtype_size(p.out)));
+    return;
+  }
+  const bool b_transposed = p.b == Layout::transposed;
+  const int64_t lda = p.a_transposed ? p.m : p.k, ldb = b_transposed ? p.k : p.n;
+  with_tile_unit([&](auto unit) {
+    for (int64_t k = 0; k < p.k; k += depth) {
+      Product part = p;
+      part.k = std::min(depth, p.k - k);
+      const float* strips = static_cast<const float*>(packs ? packed.data : b);
+      if (packs) {
+        pack_all(static_cast<float*>(packed.data), part.k, p.n, b_transposed,
+                 static_cast<const bf16*>(b) + (b_transposed ? k : k * ldb), ldb);
+      }
+      const bf16* const from = static_cast<const bf16*>(a) + (p.a_transposed ? k * lda : k);
+      const bool add = p.accumulate || k > 0;
+      if (p.out == DType::f32)
+        multiply_strips<decltype(unit)>(part, from, lda, strips, static_cast<float*>(c), add, division, rows,
+                                        sums);
+      else
+        multiply_strips<decltype(unit)>(part, from, lda, strips, static_cast<bf16*>(c), add, division, rows,
+                                        sums);
+    }
+  });
+}
+
+#include "ops/cpu/isa_end.h"

@@ -1,0 +1,203 @@
+// Units that multiply tiles of bf16: 16 rows of 32 elements by 32 rows of 16 columns. AMX has one in each
+// core; its emulation computes the same bits (Intel's Software Developer's Manual, TDPBF16PS: sums of even
+// and odd elements apart, denormal numbers are zero), so that every processor can test what runs on AMX.
+// Include between isa_begin.h and isa_end.h, after pairs.h.
+
+namespace {
+
+/// Rows and columns of a product that a unit computes at once, and the depth of one of its steps.
+constexpr int64_t kUnitRows = 32, kUnitColumns = 32, kUnitDepth = 32;
+static_assert(kUnitColumns == kPairStrip);
+
+struct EmulatedUnit {
+  /// Between these a thread may call the others.
+  static void begin() {}
+  static void end() {}
+
+  /// c (rows, 32) (= | +=) a (rows, 32 steps) b: rows <= 32, a in rows of elements lda apart, b a strip of
+  /// pairs.
+  static void multiply(int64_t rows, int64_t steps, const bf16* a, int64_t lda, const float* b, float* c,
+                       int64_t ldc, bool add) {
+    for (int64_t i = 0; i < rows; ++i) {
+      float* const to = c + i * ldc;
+      if (!add) std::fill_n(to, kUnitColumns, 0.0f);
+      for (int64_t s = 0; s < steps; ++s)
+        step(to, a + i * lda + s * kUnitDepth, b + s * kUnitDepth / 2 * kUnitColumns);
+    }
+  }
+
+  /// y (rows, columns <= 32) (= | +=) c, rounded to nearest even.
+  static void store(bf16* y, int64_t ldy, const float* c, int64_t rows, int64_t columns, bool add) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < columns; ++i) {
+        bf16& to = y[r * ldy + i];
+        to = bf16(flushed(add ? c[r * kUnitColumns + i] + static_cast<float>(to) : c[r * kUnitColumns + i]));
+      }
+  }
+
+ private:
+  static float flushed(float x) {
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    return bits & 0x7f800000u ? x : std::bit_cast<float>(bits & 0x80000000u);
+  }
+  static void step(float* c, const bf16* a, const float* b) {
+    std::array<float, kUnitColumns> even{}, odd{};
+    for (int64_t u = 0; u < kUnitDepth / 2; ++u) {
+      uint32_t two;
+      std::memcpy(&two, a + 2 * u, sizeof two);  // packed rows were written as floats
+      const float a_even = flushed(std::bit_cast<float>(two << 16)),
+                  a_odd = flushed(std::bit_cast<float>(two & 0xffff0000u));
+      for (int64_t j = 0; j < kUnitColumns; ++j) {
+        const uint32_t pair = std::bit_cast<uint32_t>(b[u * kUnitColumns + j]);
+        const auto i = static_cast<size_t>(j);
+        even[i] = flushed(std::fma(a_even, flushed(std::bit_cast<float>(pair << 16)), even[i]));
+        odd[i] = flushed(std::fma(a_odd, flushed(std::bit_cast<float>(pair & 0xffff0000u)), odd[i]));
+      }
+    }
+    for (int64_t j = 0; j < kUnitColumns; ++j)
+      c[j] = flushed(flushed(c[j]) + flushed(even[static_cast<size_t>(j)] + odd[static_cast<size_t>(j)]));
+  }
+};
+
+#if defined(SLUICE_ISA_avx512)
+
+#define SLUICE_TARGET_AMX \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,avx512bf16,amx-tile,amx-bf16")))
+
+/// Tiles 0 to 3 are the sums, (row, column) = (0, 0), (0, 1), (1, 0), (1, 1); 4 and 5 the rows of a; 6 and 7
+/// the columns of b.
+struct AmxUnit {
+  static void begin() { configure(kUnitRows); }
+  SLUICE_TARGET_AMX static void end() {
+    _tile_release();
+    _mm_sfence();  // after stores past the caches
+  }
+
+  static void multiply(int64_t rows, int64_t steps, const bf16* a, int64_t lda, const float* b, float* c,
+                       int64_t ldc, bool add) {
+    if (rows == kUnitRows) return multiply_two(steps, a, lda, b, c, ldc, add);
+    configure(rows);
+    rows > kUnitRows / 2 ? multiply_two(steps, a, lda, b, c, ldc, add)
+                         : multiply_one(steps, a, lda, b, c, ldc, add);
+    configure(kUnitRows);
+  }
+
+  /// Whole lines of results go past the caches, which would read them first: another op reads them, when they
+  /// have long left the cache.
+  [[gnu::noinline]] SLUICE_TARGET_AMX static void store(bf16* y, int64_t ldy, const float* c, int64_t rows,
+                                                        int64_t columns, bool add) {
+    const auto mask = static_cast<__mmask32>((uint64_t{1} << columns) - 1);
+    const bool whole_lines =
+        columns == kUnitColumns && !add && ldy % 32 == 0 && reinterpret_cast<uintptr_t>(y) % 64 == 0;
+    for (int64_t r = 0; r < rows; ++r, c += kUnitColumns, y += ldy) {
+      __m512 low = _mm512_loadu_ps(c), high = _mm512_loadu_ps(c + 16);
+      if (add) {
+        low += widened(_mm256_maskz_loadu_epi16(static_cast<__mmask16>(mask), y));
+        high += widened(_mm256_maskz_loadu_epi16(static_cast<__mmask16>(mask >> 16), y + 16));
+      }
+      const auto rounded = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+      if (whole_lines)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(y), rounded);
+      else
+        _mm512_mask_storeu_epi16(y, mask, rounded);
+    }
+  }
+
+ private:
+  SLUICE_TARGET_AMX static __m512 widened(__m256i halves) {
+    typedef uint32_t Words __attribute__((vector_size(64)));
+    return (__m512)((Words)_mm512_maskz_cvtepu16_epi32(0xffff, halves)
+                    << 16);  // the plain one warns in GCC 12
+  }
+
+  /// Tiles for `rows` <= 32 rows of a and c. The compiler does not see that the instruction reads its
+  /// operand.
+  [[gnu::noinline]] SLUICE_TARGET_AMX static void configure(int64_t rows) {
+    struct alignas(64) {
+      uint8_t palette = 1, start = 0, reserved[14] = {};
+      uint16_t bytes_of_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {};
+    } tiles;
+    const auto upper = static_cast<uint8_t>(std::min<int64_t>(rows, 16)),
+               lower = static_cast<uint8_t>(rows > 16 ? rows - 16 : 16);
+    for (const int t : {0, 1, 4}) tiles.rows[t] = upper;
+    for (const int t : {2, 3, 5}) tiles.rows[t] = lower;
+    for (const int t : {6, 7}) tiles.rows[t] = 16;
+    asm volatile("" ::"r"(&tiles) : "memory");
+    _tile_loadconfig(&tiles);
+  }
+
+  /// Loads come first: the unit multiplies while the next step's are on their way.
+  [[gnu::noinline]] SLUICE_TARGET_AMX static void multiply_two(int64_t steps, const bf16* a, int64_t lda,
+                                                               const float* b, float* c, int64_t ldc,
+                                                               bool add) {
+    constexpr int64_t kRow = kUnitColumns * 4;
+    const int64_t a_row = lda * 2, c_row = ldc * 4;
+    asm volatile("" ::: "memory");  // tile loads do not say that they read memory
+    if (add) {
+      _tile_loadd(0, c, c_row);
+      _tile_loadd(1, c + 16, c_row);
+      _tile_loadd(2, c + 16 * ldc, c_row);
+      _tile_loadd(3, c + 16 * ldc + 16, c_row);
+    } else {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    for (int64_t s = 0; s < steps; ++s, a += kUnitDepth, b += kUnitDepth / 2 * kUnitColumns) {
+      _tile_loadd(4, a, a_row);
+      _tile_loadd(6, b, kRow);
+      _tile_loadd(5, a + 16 * lda, a_row);
+      _tile_loadd(7, b + 16, kRow);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, c_row);
+    _tile_stored(1, c + 16, c_row);
+    _tile_stored(2, c + 16 * ldc, c_row);
+    _tile_stored(3, c + 16 * ldc + 16, c_row);
+    asm volatile("" ::: "memory");
+  }
+
+  /// At most 16 rows.
+  [[gnu::noinline]] SLUICE_TARGET_AMX static void multiply_one(int64_t steps, const bf16* a, int64_t lda,
+                                                               const float* b, float* c, int64_t ldc,
+                                                               bool add) {
+    constexpr int64_t kRow = kUnitColumns * 4;
+    const int64_t a_row = lda * 2, c_row = ldc * 4;
+    asm volatile("" ::: "memory");
+    if (add) {
+      _tile_loadd(0, c, c_row);
+      _tile_loadd(1, c + 16, c_row);
+    } else {
+      _tile_zero(0);
+      _tile_zero(1);
+    }
+    for (int64_t s = 0; s < steps; ++s, a += kUnitDepth, b += kUnitDepth / 2 * kUnitColumns) {
+      _tile_loadd(4, a, a_row);
+      _tile_loadd(6, b, kRow);
+      _tile_loadd(7, b + 16, kRow);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, c, c_row);
+    _tile_stored(1, c + 16, c_row);
+    asm volatile("" ::: "memory");
+  }
+};
+
+#endif
+
+/// Calls f with the unit that this process multiplies tiles with; bf16_unit() is one that does.
+template <class F>
+void with_tile_unit(F&& f) {
+#if defined(SLUICE_ISA_avx512)
+  if (bf16_unit() == Bf16Unit::amx) return f(AmxUnit{});
+#endif
+  f(EmulatedUnit{});
+}
+
+}  // namespace
