@@ -155,7 +155,8 @@ json describe(Device device) {
     result["emulated"] = card.emulated;
     fmt::print("{}\n\n", card.name);
   } else {
-    result["threads"] = num_threads(), result["isa"] = isa_name(cpu_isa());
+    result["threads"] = num_threads(), result["isa"] = isa_name(cpu_isa()),
+    result["bf16_products"] = bf16_unit_name(bf16_unit());
   }
   return result;
 }
@@ -164,16 +165,22 @@ json run_peak() {
   const bench::Peak peak = bench::measure_peak(0.3);
   fmt::print("FMA peak ({}, f32)   {:>8.1f} GFLOP/s on 1 thread{:>9.1f} on {}\n", isa_name(cpu_isa()),
              peak.fma_one_thread, peak.fma, num_threads());
-  if (peak.bf16 > 0)
-    fmt::print(
-        "bf16 peak (avx512_bf16)  {:>8.1f} GFLOP/s on 1 thread{:>9.1f} on {}; products of bf16 in {}\n",
-        peak.bf16_one_thread, peak.bf16, num_threads(), bf16_products() ? "bf16" : "f32");
+  const auto bf16 = [](const char* unit, double one_thread, double all) {
+    if (all > 0)
+      fmt::print("bf16 peak ({:<11}) {:>8.1f} GFLOP/s on 1 thread{:>9.1f} on {}\n", unit, one_thread, all,
+                 num_threads());
+  };
+  bf16("avx512_bf16", peak.bf16_one_thread, peak.bf16);
+  bf16("amx", peak.amx_one_thread, peak.amx);
+  fmt::print("products of bf16 in {}\n", bf16_unit_name(bf16_unit()));
   fmt::print("memory              {:>8.1f} GB/s copy{:>9.1f} GB/s triad (read + written)\n\n", peak.copy,
              peak.triad);
   return {{"fma_one_thread_gflops", peak.fma_one_thread},
           {"fma_gflops", peak.fma},
           {"bf16_one_thread_gflops", peak.bf16_one_thread},
           {"bf16_gflops", peak.bf16},
+          {"amx_one_thread_gflops", peak.amx_one_thread},
+          {"amx_gflops", peak.amx},
           {"copy_gb_per_second", peak.copy},
           {"triad_gb_per_second", peak.triad}};
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench/race.h"
+#include "core/cpu_features.h"
 #include "core/dtype.h"
 
 namespace sluice::bench {
@@ -33,13 +34,14 @@ double best_time(double seconds, F&& f) {
 
 struct Peak {
   double fma_one_thread = 0, fma = 0;    // f32 GFLOP/s, one and all threads
-  double bf16_one_thread = 0, bf16 = 0;  // bf16_peak
+  double bf16_one_thread = 0, bf16 = 0;  // bf16_peak of AVX512-BF16
+  double amx_one_thread = 0, amx = 0;    // and of AMX
   double copy = 0, triad = 0;            // GB/s over all threads, bytes read and written
 };
 /// FLOP/s of independent chains of fused multiply-adds, in the widest vectors the kernels may use.
 double fma_peak(int threads, double seconds);
-/// GFLOP/s of independent chains of products of bf16 pairs by AVX512-BF16; 0 without it.
-double bf16_peak(int threads, double seconds);
+/// GFLOP/s of independent chains of products of bf16 by AVX512-BF16 or AMX; 0 without it.
+double bf16_peak(Bf16Unit unit, int threads, double seconds);
 /// GB/s, read and written, of all threads that copy 256 MiB.
 double copy_rate(double seconds);
 Peak measure_peak(double seconds);

@@ -1,4 +1,5 @@
 // Peak speed of the machine, to which the other results are compared.
+#include <array>
 #include <cstring>
 
 #include "bench/bench.h"
@@ -14,7 +15,7 @@ namespace sluice::bench {
 namespace {
 
 constexpr int kChains = 24;  // exceeds latency x units on every core since 2013; uses 24 + 2 of 32 registers
-constexpr int64_t kRounds = 100'000;
+constexpr int64_t kRounds = 100'000, kTileRounds = 25'000;
 
 /// Each runs kRounds x kChains vector FMAs and returns a value that depends on all of them.
 #if defined(__x86_64__)
@@ -47,6 +48,39 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) float chains_bf1
   float out[16];
   _mm512_storeu_ps(out, s);
   return out[0];
+}
+/// Each product of two tiles adds 16 x 16 sums of 32 products; four run at the same time. The operands are
+/// not zero: with zeros the unit takes less power, and the clock rises.
+__attribute__((target("avx512f,amx-tile,amx-bf16"))) float chains_amx() {
+  struct alignas(64) {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes_of_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } tiles;
+  alignas(64) std::array<uint16_t, 512> a, b;
+  alignas(64) std::array<float, 256> sums;
+  for (size_t i = 0; i < a.size(); ++i) {
+    a[i] = static_cast<uint16_t>(0x3c00 + i * 37 % 251);
+    b[i] = static_cast<uint16_t>(0xbf00 + i * 53 % 127);
+  }
+  asm volatile("" ::"r"(&tiles), "r"(a.data()), "r"(b.data()) : "memory");
+  _tile_loadconfig(&tiles);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_loadd(4, a.data(), 64);
+  _tile_loadd(5, b.data(), 64);
+  for (int64_t r = 0; r < kTileRounds; ++r) {
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 5);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_stored(0, sums.data(), 64);
+  asm volatile("" ::: "memory");
+  _tile_release();
+  return sums[0];
 }
 __attribute__((target("avx2,fma"))) float chains_avx2() {
   constexpr int kHalf = kChains / 2;  // 16 registers
@@ -82,14 +116,15 @@ float chains_baseline() {
 
 struct Kernel {
   float (*run)();
-  int lanes;  // products of one instruction
+  double flops;  // of one run
 };
+constexpr double chain_flops(int lanes) { return 2.0 * lanes * kChains * kRounds; }
 Kernel kernel() {
 #if defined(__x86_64__)
-  if (cpu_isa() == Isa::avx512) return {chains_avx512, 16};
-  if (cpu_isa() == Isa::avx2) return {chains_avx2, 8};
+  if (cpu_isa() == Isa::avx512) return {chains_avx512, chain_flops(16)};
+  if (cpu_isa() == Isa::avx2) return {chains_avx2, chain_flops(8)};
 #endif
-  return {chains_baseline, 4};
+  return {chains_baseline, chain_flops(4)};
 }
 
 /// GFLOP/s of a kernel.
@@ -103,17 +138,21 @@ double peak_of(const Kernel& k, int threads, double seconds) {
       sink = sink + s;
     }
   });
-  return 2.0 * k.lanes * kChains * static_cast<double>(kRounds) * threads / time * 1e-9;
+  return k.flops * threads / time * 1e-9;
 }
 
 }  // namespace
 
 double fma_peak(int threads, double seconds) { return peak_of(kernel(), threads, seconds); }
 
-double bf16_peak([[maybe_unused]] int threads, [[maybe_unused]] double seconds) {
+double bf16_peak([[maybe_unused]] Bf16Unit unit, [[maybe_unused]] int threads,
+                 [[maybe_unused]] double seconds) {
 #if defined(__x86_64__)
-  if (cpu_isa() == Isa::avx512 && cpu_features().avx512_bf16)
-    return peak_of({chains_bf16, 32}, threads, seconds);
+  const CpuFeatures& cpu = cpu_features();
+  if (cpu_isa() == Isa::avx512 && unit == Bf16Unit::avx512_bf16 && cpu.avx512_bf16)
+    return peak_of({chains_bf16, chain_flops(32)}, threads, seconds);
+  if (cpu_isa() == Isa::avx512 && unit == Bf16Unit::amx && cpu.amx_bf16)
+    return peak_of({chains_amx, 4 * 2.0 * 16 * 16 * 32 * kTileRounds}, threads, seconds);
 #endif
   return 0;
 }
@@ -136,8 +175,10 @@ Peak measure_peak(double seconds) {
   Peak p;
   p.fma_one_thread = fma_peak(1, seconds);
   p.fma = fma_peak(num_threads(), seconds);
-  p.bf16_one_thread = bf16_peak(1, seconds);
-  p.bf16 = bf16_peak(num_threads(), seconds);
+  p.bf16_one_thread = bf16_peak(Bf16Unit::avx512_bf16, 1, seconds);
+  p.bf16 = bf16_peak(Bf16Unit::avx512_bf16, num_threads(), seconds);
+  p.amx_one_thread = bf16_peak(Bf16Unit::amx, 1, seconds);
+  p.amx = bf16_peak(Bf16Unit::amx, num_threads(), seconds);
   p.copy = copy_rate(seconds);
 
   constexpr int64_t kFloats = int64_t{64} << 20;

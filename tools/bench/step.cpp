@@ -212,9 +212,9 @@ nlohmann::json measure_step(const std::string& name, Device device, DType dtype,
   Profile times;
   // The peak of a CPU is measured between the steps, so that both run at the same clock frequency. A step
   // waits for its loss, also on a GPU.
-  const bool in_bf16 = dtype == DType::bf16 && bf16_products() && bf16_peak(1, 0) > 0;
+  const bool in_bf16 = dtype == DType::bf16 && bf16_peak(bf16_unit(), 1, 0) > 0;
   const auto peak_now = [&](double time) {
-    return in_bf16 ? bf16_peak(num_threads(), time) : fma_peak(num_threads(), time);
+    return in_bf16 ? bf16_peak(bf16_unit(), num_threads(), time) : fma_peak(num_threads(), time);
   };
   constexpr double kTensorCores = 989e3;  // GFLOP/s, H100 and H200 SXM, dense bf16, by their data sheet
   std::vector<double> steps, peaks{gpu ? kTensorCores : peak_now(0.05)};
