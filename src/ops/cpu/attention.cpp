@@ -1,7 +1,8 @@
 // Attention's forward, and the distribution of work over threads. Blocks of rows: attention_rows.h; one
-// query: attention_decode.h; products, exp and transposes: attention_blocks.h; backward:
-// attention_backward.h. Compute-bound: the products reach 80 to 95 % of the FMA peak, forward as a whole
-// about 50 %, backward 55 to 60 % (AVX-512; with AVX2 60 and 70 %).
+// query: attention_decode.h; packed operands and their products, by vectors or by AMX: attention_operands.h;
+// the vectors' products, exp and transposes: attention_blocks.h; backward: attention_backward.h.
+// Compute-bound: by vectors the products reach 80 to 95 % of the FMA peak, forward as a whole about 50 %,
+// backward 55 to 60 % (AVX-512; with AVX2 60 and 70 %).
 #include "ops/attention.h"
 
 #include <omp.h>
@@ -10,10 +11,16 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "core/cpu_features.h"
 #include "core/parallel_for.h"
 
 // In this order.
@@ -23,6 +30,9 @@
 #include "ops/cpu/vectors.h"
 #include "ops/cpu/attention_blocks.h"
 #include "ops/cpu/attention_rows.h"
+#include "ops/cpu/pairs.h"
+#include "ops/cpu/tile_units.h"
+#include "ops/cpu/attention_operands.h"
 #include "ops/cpu/gathered_rows.h"
 #include "ops/cpu/attention_decode.h"
 #include "ops/cpu/attention_backward.h"
@@ -32,9 +42,9 @@ namespace {
 
 // ---- forward ----
 
-template <class A>
-int64_t forward_workspace(int64_t padded_depth, int64_t depth) {
-  return 2 * padded_depth * kLaneStride + 2 * kKeys * head_stride(depth) + kKeys * kLaneStride;
+template <class Operands, class T>
+int64_t forward_workspace(const Problem<T>& p) {
+  return Operands::forward_size(p) + (p.padded_depth + kKeys) * kLaneStride;
 }
 
 /// One step of the online softmax: s becomes exp(s - m) with the new row maxima m; l are the row sums; alpha
@@ -101,16 +111,14 @@ A log_pick(A x) {
   return x > 0 ? x + std::log(-std::expm1(-x)) : -std::numeric_limits<A>::infinity();
 }
 
-template <class T>
+template <class Operands, class T>
 void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t count, accumulate_t<T>* work,
                    T* o, accumulate_t<T>* lse, accumulate_t<T>* z0) {
   using A = accumulate_t<T>;
   const RowBlock<T> block(p, kv_head, row, count);
-  A* const q_t = work;
-  A* const o_t = q_t + p.padded_depth * kLaneStride;
-  A* const k = o_t + p.padded_depth * kLaneStride;
-  A* const v = k + kKeys * head_stride(p.depth);
-  A* const s = v + kKeys * head_stride(p.depth);
+  A* const o_t = work;
+  A* const s = o_t + p.padded_depth * kLaneStride;
+  Operands operands(s + kKeys * kLaneStride, p, false);
   alignas(64) A m[kLanes], l[kLanes], alpha[kLanes];
   // Half the lowest number, so that a lane without visible keys does not compute exp(-inf - -inf).
   std::fill_n(m, kLanes, p.softpick ? A(0) : std::numeric_limits<A>::lowest() / 2);
@@ -118,18 +126,18 @@ void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t co
 
   const T* q_rows[kLanes];
   block.pointers(q_rows, p.q, p);
-  pack_transposed(q_t, q_rows, count, block.lanes, p.depth, p.padded_depth, p.scale);
+  operands.load_queries(q_rows, count, block.lanes);
   std::fill_n(o_t, p.padded_depth * kLaneStride, A(0));
   for (int64_t k0 = block.first_min; k0 <= block.last_max; k0 += kKeys) {
-    const int64_t k1 = std::min(k0 + kKeys, block.last_max + 1), stride = head_stride(p.depth);
-    pack_keys(k, p.k, p, kv_head, k0, k1 - k0);
-    pack_keys(v, p.v, p, kv_head, k0, k1 - k0);
+    const int64_t k1 = std::min(k0 + kKeys, block.last_max + 1);
+    operands.load_keys(kv_head, k0, k1 - k0, p.v);
     const int64_t width = block.strip_width(k0, k1);
     for (int64_t lane = 0; lane < block.lanes; lane += width) {
       const auto strip = block.strip(lane, width, k0, k1);
-      const int64_t keys = strip.keys(), from = (strip.begin - k0) * stride;
+      const int64_t keys = strip.keys();
       if (keys <= 0) continue;
-      scores(keys, strip.width, p.depth, k + from, q_t + lane, s + lane);
+      const Span span{lane, strip.width, strip.begin - k0, keys};
+      operands.scores(s, span);
       if (z0 && k0 <= block.first_max)
         for (int64_t i = lane; i < std::min(lane + strip.width, count); ++i)
           if (const int64_t j = block.first[i] - strip.begin; j >= 0 && j < keys)
@@ -140,8 +148,7 @@ void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t co
         softpick_step(s + lane, keys, strip.width, m + lane, l + lane, alpha + lane);
       else
         softmax_step(s + lane, keys, strip.width, m + lane, l + lane, alpha + lane);
-      mix_keys(p.padded_depth, strip.width, keys, v + from, stride, s + lane, o_t + lane, Onto::rescale_add,
-               alpha + lane);
+      operands.add_values(o_t, s, alpha, span);
     }
   }
   if (p.softpick)
@@ -154,12 +161,10 @@ void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t co
   unpack_transposed(o_rows, o_t, l, count, p.depth);
 }
 
-template <class T>
-void forward_t(Context& ctx, const AttentionState& out, const AttentionInputs& in) {
+template <class Operands, class T>
+void forward_of(Context& ctx, const AttentionState& out, const Problem<T>& p) {
   using A = accumulate_t<T>;
-  const Problem<T> p(in);
-  if (decodes(p)) return decode_t(ctx, out, p);
-  const int64_t threads = num_threads(), work_size = forward_workspace<A>(p.padded_depth, p.depth);
+  const int64_t threads = num_threads(), work_size = forward_workspace<Operands>(p);
   ScratchScope temporaries(ctx.scratch);
   A* const work =
       temporaries.alloc("attention blocks", dtype_of<A>::value, {threads, work_size}).template as<A>();
@@ -171,24 +176,34 @@ void forward_t(Context& ctx, const AttentionState& out, const AttentionInputs& i
   A* const z0 = out.z0.empty() ? nullptr : out.z0.as<A>();
   const int64_t rows = p.tq * p.group(), blocks = (rows + kLanes - 1) / kLanes, tasks = blocks * p.kv_heads;
   // Late rows attend to most keys, so they are processed first, which balances the threads.
-#pragma omp parallel for schedule(dynamic, 1) \
-    num_threads(static_cast <int>(std::min(useful_threads(p.pairs(), p.depth), tasks)))
-  for (int64_t task = 0; task < tasks; ++task) {
-    const int64_t row = (blocks - 1 - task / p.kv_heads) * kLanes;
-    forward_block(p, task % p.kv_heads, row, std::min(kLanes, rows - row),
-                  work + omp_get_thread_num() * work_size, o, lse, z0);
+#pragma omp parallel num_threads(static_cast <int>(std::min(useful_threads(p.pairs(), p.depth), tasks)))
+  {
+    Operands::begin();
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int64_t task = 0; task < tasks; ++task) {
+      const int64_t row = (blocks - 1 - task / p.kv_heads) * kLanes;
+      forward_block<Operands>(p, task % p.kv_heads, row, std::min(kLanes, rows - row),
+                              work + omp_get_thread_num() * work_size, o, lse, z0);
+    }
+    Operands::end();
   }
+}
+
+template <class T>
+void forward_t(Context& ctx, const AttentionState& out, const AttentionInputs& in) {
+  const Problem<T> p(in);
+  if (decodes(p)) return decode_t(ctx, out, p);
+  with_operands(p, [&](auto operands) { forward_of<typename decltype(operands)::type>(ctx, out, p); });
 }
 
 // ---- backward ----
 
-template <class T>
-void backward_t(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, const AttentionInputs& in,
-                const AttentionState& state, const ScoreGrads& of_scores) {
+template <class Operands, class T>
+void backward_of(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, const Problem<T>& p,
+                 const AttentionState& state, const ScoreGrads& of_scores) {
   using A = accumulate_t<T>;
-  const Problem<T> p(in);
-  const int64_t threads = num_threads(), work_size = Backward<T>::workspace(p.padded_depth, p.depth);
-  const bool in_place = std::is_same_v<T, A> && p.padded_depth == p.depth;
+  const int64_t threads = num_threads(), work_size = Backward<Operands>::workspace(p);
+  const bool in_place = Operands::kSumsInPlace && p.padded_depth == p.depth;
   ScratchScope temporaries(ctx.scratch);
   constexpr DType kSum = dtype_of<A>::value;
   A* const delta = temporaries.alloc("attention delta", kSum, {p.heads, p.tq}).template as<A>();
@@ -202,19 +217,19 @@ void backward_t(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, co
   if (ctx.dry_run) return;
   p.check_first_keys("attention_backward");
 
-  Backward<T> b{p,
-                d_o.as<T>(),
-                state.lse.as<A>(),
-                delta,
-                of_scores.coef0.empty() ? nullptr : of_scores.coef0.as<A>(),
-                grads.dq.as<T>(),
-                grads.dk.as<T>(),
-                grads.dv.as<T>(),
-                dk_sum,
-                dv_sum,
-                p.tk * p.padded_depth,
-                p.padded_depth};
-  if constexpr (std::is_same_v<T, A>)
+  Backward<Operands> b{p,
+                       d_o.as<T>(),
+                       state.lse.as<A>(),
+                       delta,
+                       of_scores.coef0.empty() ? nullptr : of_scores.coef0.as<A>(),
+                       grads.dq.as<T>(),
+                       grads.dk.as<T>(),
+                       grads.dv.as<T>(),
+                       dk_sum,
+                       dv_sum,
+                       p.tk * p.padded_depth,
+                       p.padded_depth};
+  if constexpr (Operands::kSumsInPlace)
     if (in_place) b.dk_sum = b.dk, b.dv_sum = b.dv, b.sum_head = p.depth, b.sum_row = p.kv_heads * p.depth;
 
   const T *o_in = state.o.as<T>(), *d_o_in = d_o.as<T>();
@@ -232,14 +247,14 @@ void backward_t(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, co
     const int64_t tasks = chunks * p.kv_heads;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast <int>(std::min(team, tasks)))
     for (int64_t task = 0; task < tasks; ++task) {
-      typename Backward<T>::Work w(work + omp_get_thread_num() * work_size, p);
+      typename Backward<Operands>::Work w(work + omp_get_thread_num() * work_size, p);
       b.one_pass(w, task % p.kv_heads, chunk_of(cuts, task / p.kv_heads, p));
     }
     return;
   }
 #pragma omp parallel num_threads(static_cast <int>(team))
   {
-    typename Backward<T>::Work w(work + omp_get_thread_num() * work_size, p);
+    typename Backward<Operands>::Work w(work + omp_get_thread_num() * work_size, p);
     for (int64_t i = 0; i < chunks; ++i) {
       const Chunk c = chunk_of(cuts, i, p);
       const int64_t row_blocks = b.row_blocks(c), key_blocks = (c.key_end - c.key + kKeys - 1) / kKeys;
@@ -252,6 +267,15 @@ void backward_t(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, co
         b.row_pass(w, task % p.kv_heads, c, row_blocks - 1 - task / p.kv_heads, false);
     }
   }
+}
+
+template <class T>
+void backward_t(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, const AttentionInputs& in,
+                const AttentionState& state, const ScoreGrads& of_scores) {
+  const Problem<T> p(in);
+  with_operands(p, [&](auto operands) {
+    backward_of<typename decltype(operands)::type>(ctx, grads, d_o, p, state, of_scores);
+  });
 }
 
 // ---- sink ----

@@ -1,4 +1,4 @@
-// Attention's backward. Include after attention_rows.h.
+// Attention's backward. Include after attention_operands.h.
 // Keys and rows are divided into chunks without attention between them (a chunk starts at a row that sees no
 // key of the rows before it), and chunks into blocks of rows and blocks of keys, counted from the chunk's
 // first row and key, which is the same token where every key is a row. Each pair of blocks needs five
@@ -16,8 +16,9 @@ struct Chunk {
   int64_t row, row_end, key, key_end;
 };
 
-template <class T>
+template <class Operands>
 struct Backward {
+  using T = typename Operands::T;
   using A = accumulate_t<T>;
   const Problem<T>& p;
   const T* d_o;
@@ -26,39 +27,33 @@ struct Backward {
   A *dk_sum, *dv_sum;  // row j of kv head g at g * sum_head + j * sum_row
   int64_t sum_head, sum_row;
 
-  static int64_t workspace(int64_t padded_depth, int64_t depth) {
-    return 3 * padded_depth * kLaneStride + 2 * (kLanes + kKeys) * head_stride(depth) +
-           2 * kKeys * kLaneStride;
+  static int64_t workspace(const Problem<T>& p) {
+    return p.padded_depth * kLaneStride + 2 * kKeys * kLaneStride + Operands::backward_size(p);
   }
-  /// Memory of one thread.
+  /// Memory of one thread, which uses the products while this exists.
   struct Work {
-    A *q_t, *d_o_t, *dq_t;  // [d][lane]
-    A *q, *d_o;             // [lane][d]
-    A *k, *v;               // [key][d]
-    A *s, *dp;              // [key][lane]
+    A* dq_t;    // [d][lane]
+    A *s, *dp;  // [key][lane]
+    Operands operands;
     alignas(64) A lse[kLanes], delta[kLanes];
-    Work(A* base, const Problem<T>& p) {
-      const int64_t transposed = p.padded_depth * kLaneStride, stride = head_stride(p.depth);
-      const auto take = [&](int64_t n) { return std::exchange(base, base + n); };
-      q_t = take(transposed), d_o_t = take(transposed), dq_t = take(transposed);
-      q = take(kLanes * stride), d_o = take(kLanes * stride), k = take(kKeys * stride),
-      v = take(kKeys * stride);
-      s = take(kKeys * kLaneStride), dp = take(kKeys * kLaneStride);
+    Work(A* base, const Problem<T>& p)
+        : dq_t(base),
+          s(dq_t + p.padded_depth * kLaneStride),
+          dp(s + kKeys * kLaneStride),
+          operands(dp + kKeys * kLaneStride, p, true) {
+      Operands::begin();
     }
+    ~Work() { Operands::end(); }
+    Work(const Work&) = delete;
+    Work& operator=(const Work&) = delete;
   };
 
   void load_rows(Work& w, const RowBlock<T>& block, bool for_keys) const {
     const T *q_rows[kLanes], *d_o_rows[kLanes];
     block.pointers(q_rows, p.q, p);
     block.pointers(d_o_rows, d_o, p);
-    pack_transposed(w.q_t, q_rows, block.count, block.lanes, p.depth, p.padded_depth, p.scale);
-    pack_transposed(w.d_o_t, d_o_rows, block.count, block.lanes, p.depth, p.padded_depth, A(1));
-    const int64_t stride = head_stride(p.depth);
-    for (int64_t i = 0; i < block.count && for_keys; ++i) {
-      convert_row(w.q + i * stride, q_rows[i], p.depth, p.scale);
-      convert_row(w.d_o + i * stride, d_o_rows[i], p.depth, A(1));
-      for (int64_t d = p.depth; d < p.padded_depth; ++d) w.q[i * stride + d] = w.d_o[i * stride + d] = 0;
-    }
+    w.operands.load_queries(q_rows, block.count, block.lanes);
+    w.operands.load_gradients(q_rows, d_o_rows, block.count, block.lanes, for_keys);
     for (int64_t i = 0; i < block.lanes; ++i) {
       const bool real = i < block.count;
       w.lse[i] = real ? lse[block.statistic(i, p.tq)] : A(0);
@@ -118,25 +113,22 @@ struct Backward {
     k0 = std::max(k0, block.first_min);
     k1 = std::min(k1, block.last_max + 1);
     if (k0 >= k1) return;
-    const int64_t stride = head_stride(p.depth), width = block.strip_width(k0, k1);
-    pack_keys(w.k, p.k, p, kv_head, k0, k1 - k0);
-    pack_keys(w.v, p.v, p, kv_head, k0, k1 - k0);
+    const int64_t width = block.strip_width(k0, k1);
+    w.operands.load_keys(kv_head, k0, k1 - k0, for_rows ? p.k : nullptr);
     for (int64_t lane = 0; lane < block.lanes; lane += width) {
       const auto strip = block.strip(lane, width, k0, k1);
-      const int64_t keys = strip.keys(), from = (strip.begin - k0) * stride;
+      const int64_t keys = strip.keys();
       if (keys <= 0) continue;
-      scores(keys, strip.width, p.depth, w.k + from, w.q_t + lane, w.s + lane);
-      scores(keys, strip.width, p.depth, w.v + from, w.d_o_t + lane, w.dp + lane);
+      Span span{lane, strip.width, strip.begin - k0, keys};
+      w.operands.scores(w.s, span);
+      w.operands.value_scores(w.dp, span);
       score_gradients(w, block, strip);
-      if (for_rows)
-        mix_keys(p.padded_depth, strip.width, keys, w.k + from, stride, w.dp + lane, w.dq_t + lane,
-                 Onto::add);
+      if (for_rows) w.operands.add_keys(w.dq_t, w.dp, span);
       if (for_keys) {
-        const int64_t at = kv_head * sum_head + strip.begin * sum_row,
-                      real = std::min(strip.width, block.count - lane);
-        mix_lanes(keys, p.padded_depth, real, w.s + lane, w.d_o + lane * stride, stride, dv_sum + at,
-                  sum_row);
-        mix_lanes(keys, p.padded_depth, real, w.dp + lane, w.q + lane * stride, stride, dk_sum + at, sum_row);
+        const int64_t at = kv_head * sum_head + strip.begin * sum_row;
+        span.width = std::min(strip.width, block.count - lane);
+        w.operands.add_value_gradients(dv_sum + at, sum_row, w.s, span);
+        w.operands.add_key_gradients(dk_sum + at, sum_row, w.dp, span);
       }
     }
   }
@@ -156,9 +148,10 @@ struct Backward {
   }
   void store_keys(int64_t kv_head, int64_t k0, int64_t k1) const {
     if (static_cast<const void*>(dk_sum) == dk) return;  // summed in place
+    const A key_scale = Operands::key_gradient_scale(p);
     for (int64_t j = k0; j < k1; ++j) {
       const int64_t from = kv_head * sum_head + j * sum_row, to = (j * p.kv_heads + kv_head) * p.depth;
-      store_row(dk + to, dk_sum + from, p.depth);
+      for (int64_t d = 0; d < p.depth; ++d) store(dk + to + d, dk_sum[from + d] * key_scale);
       store_row(dv + to, dv_sum + from, p.depth);
     }
   }

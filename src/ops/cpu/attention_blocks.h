@@ -211,7 +211,7 @@ constexpr int64_t head_stride(int64_t depth) {
 
 /// S^T[key][lane] = sum_d K[key][d] Q^T[d][lane], K with rows head_stride(depth) apart.
 template <class A>
-void scores(int64_t keys, int64_t lanes, int64_t depth, const A* k, const A* q_t, A* s) {
+void key_scores(int64_t keys, int64_t lanes, int64_t depth, const A* k, const A* q_t, A* s) {
   const int64_t stride = head_stride(depth);
   if (stride == 80)
     product<A, 80>(keys, lanes, depth, k, 80, 1, q_t, kLaneStride, s, kLaneStride, Onto::overwrite);

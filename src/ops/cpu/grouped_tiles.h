@@ -19,8 +19,6 @@ constexpr int64_t kRowStride =
 template <class A>
 constexpr int64_t kStrip = 2 * Simd<A>::kWidth;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 /// Divides n into the fewest parts of at most `most`, as equal as multiples of `unit` allow; the last may be
 /// shorter.
 struct Cut {

@@ -109,7 +109,7 @@ struct Pairs {
     pack_pairs(to, depth, units(depth), columns, row);
   }
   static void strips_transposed(float* to, int64_t depth, int64_t columns, const bf16* from, int64_t ld) {
-    pack_pairs_transposed(to, depth, units(depth), columns, from, ld);
+    pack_pairs_transposed(to, depth, units(depth), columns, [=](int64_t c) { return from + c * ld; });
   }
   template <class Row>
   static void tile_rows(float* to, int64_t u, int64_t depth, int64_t readable, Row&& row) {
@@ -144,7 +144,7 @@ struct TilePairs {
     pack_pairs(to, depth, units(depth), columns, row);
   }
   static void strips_transposed(float* to, int64_t depth, int64_t columns, const bf16* from, int64_t ld) {
-    pack_pairs_transposed(to, depth, units(depth), columns, from, ld);
+    pack_pairs_transposed(to, depth, units(depth), columns, [=](int64_t c) { return from + c * ld; });
   }
   template <int AI, int AK>
   static void tile(int64_t rows, int64_t units, const float* a, const float* b, float* c, int64_t ldc,

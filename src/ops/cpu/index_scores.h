@@ -106,7 +106,7 @@ void score_queries(const Index<T>& p, const ScoreWork<T>& w, int64_t set, int64_
     for (int64_t c = 0; c < here; ++c)
       convert_row(w.keys + c * stride, p.k + (p.first_key[t0] + (c0 + c) * p.block) * p.depth, p.depth, A(1));
     for (int64_t j = 0; j < p.per_set(); ++j) {
-      scores(here, lanes, p.depth, w.keys, w.q_t + j * depth * kLaneStride, w.products);
+      key_scores(here, lanes, p.depth, w.keys, w.q_t + j * depth * kLaneStride, w.products);
       const A bias = p.bias_of(head0 + j);
       for (int64_t c = 0; c < here; ++c)
         for (int64_t i = 0; i < lanes; i += W) {

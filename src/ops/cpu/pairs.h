@@ -1,6 +1,6 @@
 // Operands of bf16 as pairs: the elements 2u and 2u + 1 along the depth of a product lie side by side in the
 // 32 bits of a float, as AVX512-BF16 and AMX multiply them. Elements beyond the depth are zero. Include
-// between isa_begin.h and isa_end.h, after grouped_tiles.h.
+// between isa_begin.h and isa_end.h, after vectors.h.
 
 namespace {
 
@@ -47,9 +47,10 @@ void pack_pairs(float* to, int64_t depth, int64_t units, int64_t columns, Row&& 
   }
 }
 
-/// The same of a block stored as its transpose: column c is the row at from + c * ld.
-[[gnu::noinline, maybe_unused]] void pack_pairs_transposed(float* to, int64_t depth, int64_t units,
-                                                           int64_t columns, const bf16* from, int64_t ld) {
+/// The same of a block stored as its transpose: column(c) is the depth of column c.
+template <class Column>
+[[gnu::noinline]] void pack_pairs_transposed(float* to, int64_t depth, int64_t units, int64_t columns,
+                                             const Column& column) {
   constexpr int64_t W = Simd<float>::kWidth, S = kPairStrip;
   for (int64_t c = 0; c < ceil_div(columns, S) * S; c += W) {
     float* const strip = to + c / S * units * S + c % S;
@@ -58,17 +59,18 @@ void pack_pairs(float* to, int64_t depth, int64_t units, int64_t columns, Row&& 
       for (; 2 * (u + W) <= depth; u += W) {
         Vec<float> r[W];
 #pragma GCC unroll 16
-        for (int i = 0; i < W; ++i)
-          r[i] = load_vec(reinterpret_cast<const float*>(from + (c + i) * ld + 2 * u));
+        for (int i = 0; i < W; ++i) r[i] = load_vec(reinterpret_cast<const float*>(column(c + i) + 2 * u));
         transpose<float>(r);
 #pragma GCC unroll 16
         for (int i = 0; i < W; ++i) store_vec(strip + (u + i) * S, r[i]);
       }
     for (; u < units; ++u)
       for (int64_t i = 0; i < W; ++i) {
-        const bf16* const low = from + (c + i) * ld + 2 * u;
-        strip[u * S + i] =
-            c + i < columns && 2 * u < depth ? pair_of(low, 2 * u + 1 < depth ? low + 1 : nullptr) : 0;
+        float& pair = strip[u * S + i];
+        pair = 0;
+        if (c + i >= columns || 2 * u >= depth) continue;
+        const bf16* const low = column(c + i) + 2 * u;
+        pair = pair_of(low, 2 * u + 1 < depth ? low + 1 : nullptr);
       }
   }
 }

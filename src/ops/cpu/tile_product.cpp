@@ -48,7 +48,7 @@ void pack_strips_of(float* packed, int64_t begin, int64_t end, int64_t k, int64_
     float* const to = packed + s * units * kPairStrip;
     const int64_t first = s * kPairStrip, columns = std::min(kPairStrip, n - first);
     if (transposed)
-      pack_pairs_transposed(to, k, units, columns, b + first * ld, ld);
+      pack_pairs_transposed(to, k, units, columns, [=](int64_t c) { return b + (first + c) * ld; });
     else
       pack_pairs(to, k, units, columns, [=](int64_t row) { return b + row * ld + first; });
   }

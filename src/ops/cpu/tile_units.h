@@ -35,6 +35,25 @@ struct EmulatedUnit {
       }
   }
 
+  /// Pairs of rows of sums, rounded: to[strip][u][column] = (s[2u][column], s[2u + 1][column]), zero beyond
+  /// `rows`.
+  static void pair_rows(float* to, int64_t units, const float* s, int64_t lds, int64_t rows, int64_t strips) {
+    for (int64_t u = 0; u < units; ++u)
+      for (int64_t i = 0; i < strips * kPairStrip; ++i) {
+        const auto at = [&](int64_t r) { return bf16(r < rows ? flushed(s[r * lds + i]) : 0.0f); };
+        const bf16 low = at(2 * u), high = at(2 * u + 1);
+        to[(i / kPairStrip * units + u) * kPairStrip + i % kPairStrip] = pair_of(&low, &high);
+      }
+  }
+
+  /// Rows of sums, rounded: to[row][column] = s[row][column], zero for columns <= column < padded.
+  static void round_rows(bf16* to, int64_t ld, const float* s, int64_t lds, int64_t rows, int64_t columns,
+                         int64_t padded) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < padded; ++i)
+        to[r * ld + i] = bf16(i < columns ? flushed(s[r * lds + i]) : 0.0f);
+  }
+
  private:
   static float flushed(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x);
@@ -101,6 +120,36 @@ struct AmxUnit {
       else
         _mm512_mask_storeu_epi16(y, mask, rounded);
     }
+  }
+
+  [[gnu::noinline]] SLUICE_TARGET_AMX static void pair_rows(float* to, int64_t units, const float* s,
+                                                            int64_t lds, int64_t rows, int64_t strips) {
+    // Words of the low row and of the high one, which lie behind each other, side by side.
+    alignas(64) uint16_t order[32];
+    for (int i = 0; i < 16; ++i)
+      order[2 * i] = static_cast<uint16_t>(i), order[2 * i + 1] = static_cast<uint16_t>(16 + i);
+    const __m512i by_pairs = _mm512_load_si512(order);
+    for (int64_t strip = 0; strip < strips; ++strip, s += kPairStrip)
+      for (int64_t u = 0; u < units; ++u, to += kPairStrip)
+        for (int64_t i = 0; i < kPairStrip; i += 16) {
+          const float* const low = s + 2 * u * lds + i;
+          const __m512 first = 2 * u < rows ? _mm512_loadu_ps(low) : __m512{},
+                       second = 2 * u + 1 < rows ? _mm512_loadu_ps(low + lds) : __m512{};
+          _mm512_storeu_si512(
+              to + i, _mm512_permutexvar_epi16(by_pairs, (__m512i)_mm512_cvtne2ps_pbh(second, first)));
+        }
+  }
+
+  [[gnu::noinline]] SLUICE_TARGET_AMX static void round_rows(bf16* to, int64_t ld, const float* s,
+                                                             int64_t lds, int64_t rows, int64_t columns,
+                                                             int64_t padded) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < padded; i += 32) {
+        const auto mask = static_cast<uint32_t>((uint64_t{1} << std::min<int64_t>(32, columns - i)) - 1);
+        const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), s + r * lds + i),
+                     high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), s + r * lds + i + 16);
+        _mm512_storeu_si512(to + r * ld + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+      }
   }
 
  private:

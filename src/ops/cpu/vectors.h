@@ -37,6 +37,8 @@ typedef uint16_t HalfVec __attribute__((vector_size(kVectorBytes / 2)));
 typedef uint16_t HalfUnaligned __attribute__((vector_size(kVectorBytes / 2), aligned(2), may_alias));
 typedef uint32_t WordVec __attribute__((vector_size(kVectorBytes)));
 
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // ---- loads, stores, conversions ----
 
 inline Vec<float> load_vec(const float* p) { return *reinterpret_cast<const Simd<float>::Unaligned*>(p); }
