@@ -11,6 +11,14 @@ LIMIT = 2.0  # seconds until all processes have ended
 KINDS = ("SIGKILL", "SIGSEGV", "SIGABRT", "exit 0", "exit 3", "mpirun")
 
 
+def keep_stopped(pid, seconds):
+    """The kernel continues the stopped processes that a dead launcher leaves; this one must stay unable to notice."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        kill(pid, signal.SIGSTOP)
+        time.sleep(0.0005)
+
+
 def trial(world, tally, kind, ranks, victim):
     run = world.run_folder("died")
     step = world.random.randint(20, 120)
@@ -24,11 +32,14 @@ def trial(world, tally, kind, ranks, victim):
         if not wait_until(lambda: last_step(run) >= step or start.over(), 60) or start.over():
             start.destroy()
             raise Failure(f"never came to step {step}\n{start.tail()}")
-        if kind == "mpirun":  # a rank that cannot notice by itself
-            kill(start.ranks()[victim], signal.SIGSTOP)
-        pid = start.process.pid if kind == "mpirun" else start.ranks()[victim]
+        rank = start.ranks()[victim]
+        if kind == "mpirun":
+            kill(rank, signal.SIGSTOP)
+        pid = start.process.pid if kind == "mpirun" else rank
         kill(pid, signal.SIGKILL if kind == "mpirun" else getattr(signal, kind))
     begin = time.monotonic()
+    if kind == "mpirun":
+        keep_stopped(rank, 0.5)
     gone = start.until_gone(20, ranks_only=True)
     if gone is None or start.until_gone(20) is None:
         start.destroy()
