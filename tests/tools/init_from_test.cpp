@@ -159,7 +159,9 @@ TEST_CASE("a Hugging Face folder is compared by its config.json, and refused wit
   t.expect(edited("rope_parameters", R"({"rope_theta": 1000000, "rope_type": "default"})"), 64,
            {"by default: model.rope.theta = 10000, but rope_parameters.rope_theta in", "is 1000000"});
   t.expect(edited("attention_bias", "true"), 64,
-           {json + ": attention_bias = true has no counterpart here", "cannot be used"});
+           {"by default: model.attention_bias = false, but attention_bias in", "is true"});
+  t.expect(edited("mlp_bias", "true"), 64,
+           {json + ": mlp_bias = true has no counterpart here", "cannot be used"});
   t.expect(edited("rope_scaling", R"({"rope_type": "llama3", "factor": 8})"), 65,
            {"rope_scaling and rope_parameters"});
   t.expect(edited("model_type", "\"gemma2\""), 65,
