@@ -14,8 +14,7 @@ KINDS = ("SIGKILL", "SIGSEGV", "SIGABRT", "exit 0", "exit 3", "mpirun")
 def keep_stopped(pid, seconds):
     """The kernel continues the stopped processes that a dead launcher leaves; this one must stay unable to notice."""
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        kill(pid, signal.SIGSTOP)
+    while time.monotonic() < until and kill(pid, signal.SIGSTOP):
         time.sleep(0.0005)
 
 
@@ -40,7 +39,10 @@ def trial(world, tally, kind, ranks, victim):
     begin = time.monotonic()
     if kind == "mpirun":
         keep_stopped(rank, 0.5)
+    kept = time.monotonic() - begin
     gone = start.until_gone(20, ranks_only=True)
+    if gone is not None:
+        gone += kept
     if gone is None or start.until_gone(20) is None:
         start.destroy()
         raise Failure("a process survived")
