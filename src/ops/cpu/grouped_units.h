@@ -59,6 +59,24 @@ struct Singles {
   using Columns = ColumnTiles<Singles>;
 };
 
+/// bf16 in pairs, the depth padded with zeros to a multiple of kDepth.
+template <int64_t kDepth>
+struct PackedPairs {
+  using Storage = bf16;
+  using A = float;
+  static constexpr int64_t kUnit = 2, kStripWidth = kPairStrip;
+
+  static constexpr int64_t units(int64_t depth) { return ceil_div(depth, kDepth) * kDepth / 2; }
+  static void row(float* to, const bf16* from, int64_t n) { pack_pair_row(to, from, n, units(n)); }
+  template <class Row>
+  static void strips(float* to, int64_t depth, int64_t columns, Row&& row) {
+    pack_pairs(to, depth, units(depth), columns, row);
+  }
+  static void strips_transposed(float* to, int64_t depth, int64_t columns, const bf16* from, int64_t ld) {
+    pack_pairs_transposed(to, depth, units(depth), columns, [=](int64_t c) { return from + c * ld; });
+  }
+};
+
 #if defined(SLUICE_ISA_avx512) && !defined(__clang__)
 
 /// As tile(), of pairs: c[i][.] (= | +=) the sum of both products of every pair.
@@ -94,23 +112,10 @@ pair_tile(int64_t units, const float* a, const float* b, float* c, int64_t ldc, 
     }
 }
 
-struct Pairs {
-  using Storage = bf16;
-  using A = float;
-  static constexpr int64_t kUnit = 2, kStripWidth = kPairStrip;
-
-  static constexpr int64_t units(int64_t depth) { return ceil_div(depth, 2); }
+struct Pairs : PackedPairs<2> {
   static Tiles tiles(int64_t rows) { return {rows, kTileHeight, 1}; }
   static void begin() {}
   static void end() {}
-  static void row(float* to, const bf16* from, int64_t n) { pack_pair_row(to, from, n, units(n)); }
-  template <class Row>
-  static void strips(float* to, int64_t depth, int64_t columns, Row&& row) {
-    pack_pairs(to, depth, units(depth), columns, row);
-  }
-  static void strips_transposed(float* to, int64_t depth, int64_t columns, const bf16* from, int64_t ld) {
-    pack_pairs_transposed(to, depth, units(depth), columns, [=](int64_t c) { return from + c * ld; });
-  }
   template <class Row>
   static void tile_rows(float* to, int64_t u, int64_t depth, int64_t readable, Row&& row) {
     const int64_t n = std::min<int64_t>(readable, kTileStride);
@@ -129,23 +134,10 @@ struct Pairs {
 
 /// Pairs that a unit for tiles multiplies, 32 rows at a time.
 template <class Unit>
-struct TilePairs {
-  using Storage = bf16;
-  using A = float;
-  static constexpr int64_t kUnit = 2, kStripWidth = kPairStrip;
-
-  static constexpr int64_t units(int64_t depth) { return ceil_div(depth, kUnitDepth) * kUnitDepth / 2; }
+struct TilePairs : PackedPairs<kUnitDepth> {
   static Tiles tiles(int64_t rows) { return {rows, kUnitRows, kUnitRows}; }
   static void begin() { Unit::begin(); }
   static void end() { Unit::end(); }
-  static void row(float* to, const bf16* from, int64_t n) { pack_pair_row(to, from, n, units(n)); }
-  template <class Row>
-  static void strips(float* to, int64_t depth, int64_t columns, Row&& row) {
-    pack_pairs(to, depth, units(depth), columns, row);
-  }
-  static void strips_transposed(float* to, int64_t depth, int64_t columns, const bf16* from, int64_t ld) {
-    pack_pairs_transposed(to, depth, units(depth), columns, [=](int64_t c) { return from + c * ld; });
-  }
   template <int AI, int AK>
   static void tile(int64_t rows, int64_t units, const float* a, const float* b, float* c, int64_t ldc,
                    bool add) {
