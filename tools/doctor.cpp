@@ -33,8 +33,10 @@ void row(const char* name, const std::string& value) { fmt::print("  {:<20}{}\n"
 const char* yes(bool b) { return b ? "yes" : "no"; }
 
 std::string bf16_text() {
-  return bf16_products() ? fmt::format("matrix products in hardware ({})", bf16_unit_name(bf16_unit()))
-                         : "computed through f32: saves memory, not time";
+  if (!bf16_products()) return "computed through f32: saves memory, not time";
+  return fmt::format("matrix products in {} ({})",
+                     bf16_unit() == Bf16Unit::amx_emulated ? "software, for tests" : "hardware",
+                     bf16_unit_name(bf16_unit()));
 }
 
 /// The value of a "key : value" line in a /proc file; "" if there is none.
