@@ -17,8 +17,8 @@ constexpr uint64_t mixed_bits(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// The contribution of element `index`, given its bits. Elements of 32 bits and the first 2^32 indices lie in different
-/// halves of the mixed word.
+/// The contribution of element `index`, given its bits. Elements of 32 bits and the first 2^32 indices lie in
+/// different halves of the mixed word.
 constexpr uint64_t bit_term(uint64_t seed, int64_t index, uint64_t bits) {
   return mixed_bits(bits ^ std::rotl(seed + static_cast<uint64_t>(index), 32));
 }
