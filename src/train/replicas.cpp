@@ -4,18 +4,35 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <set>
 
 #include "comm/collective_errors.h"
 #include "core/device.h"
+#include "core/parallel_for.h"
 #include "ops/bit_sum.h"
 
 namespace sluice {
 namespace {
 
 uint64_t hash_of(const std::string& text) { return XXH3_64bits(text.data(), text.size()); }
+
+/// The same of a tensor in host memory, by all threads, at the rate at which memory is read.
+uint64_t hash_of(const Tensor& t) {
+  constexpr int64_t kChunk = 1 << 20;
+  const int64_t bytes = t.numel() * dtype_size(t.dtype);
+  const auto* const data = static_cast<const char*>(t.data);
+  std::atomic<uint64_t> sum{0};
+  parallel_for((bytes + kChunk - 1) / kChunk, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      sum +=
+          XXH3_64bits_withSeed(data + i * kChunk, static_cast<size_t>(std::min(kChunk, bytes - i * kChunk)),
+                               static_cast<uint64_t>(i));
+  });
+  return sum;
+}
 
 /// One hash of all that a rank holds.
 struct Summary {
@@ -42,26 +59,32 @@ ReplicaCheck::ReplicaCheck(int64_t every_steps, const Mesh& mesh, bool alone)
 void ReplicaCheck::allocate(std::vector<Replica> replicas, Arena& device, Arena& host, bool on_gpu) {
   if (!active()) return;
   replicas_ = std::move(replicas);
+  hashes_.assign(replicas_.size() + 1, 0);
+  if (!on_gpu) return;
   const int64_t count = std::max<int64_t>(std::ssize(replicas_), 1);
   sums_ = device.alloc("hashes of replicas", DType::i32, {count, 2});
-  host_sums_ = on_gpu ? host.alloc("hashes of replicas", DType::i32, {count, 2}) : sums_;
-  hashes_.assign(replicas_.size() + 1, 0);
+  host_sums_ = host.alloc("hashes of replicas", DType::i32, {count, 2});
 }
 
 void ReplicaCheck::compare(Context& ctx, Communicator& ranks, int64_t step, const std::string& state,
                            const std::string& changed) {
-  for (size_t i = 0; i < replicas_.size(); ++i)
-    bit_sum(ctx, sums_.rows(static_cast<int64_t>(i), 1), replicas_[i].tensor, 0, i);
-  if (ctx.dry_run) return;
-  copy(ctx, host_sums_, sums_);
-  synchronize(ctx);
-  std::memcpy(hashes_.data(), host_sums_.data, replicas_.size() * sizeof(uint64_t));
+  if (sums_) {
+    for (size_t i = 0; i < replicas_.size(); ++i)
+      bit_sum(ctx, sums_.rows(static_cast<int64_t>(i), 1), replicas_[i].tensor, 0, i);
+    if (ctx.dry_run) return;
+    copy(ctx, host_sums_, sums_);
+    synchronize(ctx);
+    std::memcpy(hashes_.data(), host_sums_.data, replicas_.size() * sizeof(uint64_t));
+  } else {
+    if (ctx.dry_run) return;
+    for (size_t i = 0; i < replicas_.size(); ++i) hashes_[i] = hash_of(replicas_[i].tensor);
+  }
   hashes_.back() = hash_of(state);
 
   Summary mine{.expert_rank = mesh_.expert().rank(), .changed = !changed.empty()};
   for (size_t i = 0; i < hashes_.size(); ++i) {
     uint64_t& sum = of_expert(i) ? mine.experts : mine.dense;
-    sum += mixed_bits(hashes_[i] + i);
+    sum += mixed_bits(hashes_[i] + mixed_bits(i));
   }
   std::vector<Summary> all(static_cast<size_t>(ranks.size()));
   ranks.all_gather(all.data(), &mine, sizeof mine);

@@ -18,14 +18,14 @@ struct Replica {
   bool of_expert = false;
 };
 
-/// Hashes replicas (ops/bit_sum.h) in place and compares the hashes of all ranks.
+/// Hashes replicas in place (by XXH3; on a GPU by ops/bit_sum.h) and compares the hashes of all ranks.
 class ReplicaCheck {
  public:
   /// With every_steps = 0 it does nothing; nor on a single rank, unless `alone`: its optimizer watches its
   /// own bits.
   ReplicaCheck(int64_t every_steps, const Mesh& mesh, bool alone);
 
-  /// The tensors stay where they are. device, host: for the hashes; the host's is pinned beside a GPU.
+  /// The tensors stay where they are. device, host: for the hashes of a GPU; the host's is pinned.
   void allocate(std::vector<Replica> replicas, Arena& device, Arena& host, bool on_gpu);
   const std::vector<Replica>& replicas() const { return replicas_; }
 
@@ -54,7 +54,7 @@ class ReplicaCheck {
   int64_t every_steps_;
   const Mesh& mesh_;
   std::vector<Replica> replicas_;
-  Tensor sums_, host_sums_;       // (replicas, 2) i32
+  Tensor sums_, host_sums_;       // (replicas, 2) i32, with a GPU
   std::vector<uint64_t> hashes_;  // of the last comparison; the last one is that of the state
   int64_t equal_step_ = -1;
 };
