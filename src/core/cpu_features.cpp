@@ -88,6 +88,4 @@ Bf16Unit bf16_unit() {
 
 bool bf16_products() { return bf16_unit() != Bf16Unit::none; }
 
-bool multiplies_tiles() { return bf16_unit() == Bf16Unit::amx || bf16_unit() == Bf16Unit::amx_emulated; }
-
 }  // namespace sluice

@@ -32,7 +32,4 @@ Bf16Unit bf16_unit();
 /// Whether products of bf16 matrices are computed in bf16.
 bool bf16_products();
 
-/// Whether they are computed by AMX or its emulation, 32 x 32 results at a time.
-bool multiplies_tiles();
-
 }  // namespace sluice

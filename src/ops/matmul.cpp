@@ -85,8 +85,6 @@ void limit_dnnl_isa() {
   static const bool done = [] {
     if (cpu_isa() == Isa::avx2) dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx2);
     if (cpu_isa() == Isa::baseline) dnnl_set_max_cpu_isa(dnnl_cpu_isa_sse41);
-    if (bf16_unit() == Bf16Unit::avx512_bf16)  // without AMX
-      dnnl_set_max_cpu_isa(dnnl_cpu_isa_avx512_core_bf16);
     return true;
   }();
   static_cast<void>(done);
@@ -203,9 +201,7 @@ void multiply_f64(const Product& p, const double* a, const double* b, double* c)
 }  // namespace
 
 DType product_dtype(DType storage) {
-  if (storage != DType::bf16) return storage;
-  static const bool in_bf16 = bf16_products();
-  return in_bf16 ? DType::bf16 : DType::f32;
+  return storage == DType::bf16 && !bf16_products() ? DType::f32 : storage;
 }
 
 void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
@@ -215,7 +211,7 @@ void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
       multiply_f64(p, static_cast<const double*>(a), static_cast<const double*>(b), static_cast<double*>(c));
     return;
   }
-  if (p.in == DType::bf16 && multiplies_tiles()) return tile_product(ctx, p, a, b, c);
+  if (p.in == DType::bf16) return tile_product(ctx, p, a, b, c);
   p.threads = num_threads();
   with_dnnl([&] {
     MatmulState& state = MatmulState::of(ctx);
@@ -225,12 +221,12 @@ void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
 
 int64_t packed_bytes(Context& ctx, DType storage, int64_t k, int64_t n) {
   if (storage == DType::f64 || k == 0 || n == 0) return 0;
-  if (storage == DType::bf16 && multiplies_tiles()) return tile_packed_bytes(k, n);
+  if (storage == DType::bf16 && bf16_products()) return tile_packed_bytes(k, n);
   return with_dnnl([&] { return MatmulState::of(ctx).packed_size(storage, k, n); });
 }
 
 void pack(Context& ctx, DType storage, int64_t k, int64_t n, bool b_transposed, const void* b, void* packed) {
-  if (storage == DType::bf16 && multiplies_tiles())
+  if (storage == DType::bf16 && bf16_products())
     return tile_pack(ctx, k, n, b_transposed, static_cast<const bf16*>(b), static_cast<float*>(packed));
   with_dnnl([&] {
     MatmulState& state = MatmulState::of(ctx);

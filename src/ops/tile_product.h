@@ -1,5 +1,5 @@
 #pragma once
-// Products of bf16 matrices by a unit that multiplies tiles, AMX or its emulation (core/cpu_features.h). The
+// Products of bf16 matrices by AVX512-BF16, AMX or AMX's emulation (Bf16Unit in core/cpu_features.h). The
 // sum of each result runs along the depth in one order, whatever the sizes, the blocks and the number of
 // threads, so that its bits depend on its row of a and its column of b alone.
 #include "core/dtype.h"

@@ -207,7 +207,7 @@ class TileOperands {
 template <class T, class F>
 void with_operands(const Problem<T>& p, F&& f) {
   if constexpr (std::is_same_v<T, bf16>)
-    if (multiplies_tiles() && TileOperands<EmulatedUnit>::multiplies(p))
+    if (bf16_products() && TileOperands<EmulatedUnit>::multiplies(p))
       return with_tile_unit([&](auto unit) { f(std::type_identity<TileOperands<decltype(unit)>>{}); });
   f(std::type_identity<VectorOperands<T>>{});
 }

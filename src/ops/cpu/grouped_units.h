@@ -77,43 +77,11 @@ struct PackedPairs {
   }
 };
 
-#if defined(SLUICE_ISA_avx512) && !defined(__clang__)
+#if defined(SLUICE_ISA_avx512)
 
-/// As tile(), of pairs: c[i][.] (= | +=) the sum of both products of every pair.
-template <int M, int AI, int AK>
-[[gnu::noinline]] __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,avx512bf16"))) void
-pair_tile(int64_t units, const float* a, const float* b, float* c, int64_t ldc, bool add) {
-  typedef int32_t Words __attribute__((vector_size(64), may_alias));
-  typedef int16_t Halves __attribute__((vector_size(64), may_alias));
-  typedef Words UnalignedWords __attribute__((aligned(4)));
-  typedef float Sums __attribute__((vector_size(64)));
-  typedef float UnalignedSums __attribute__((vector_size(64), aligned(4), may_alias));
-  typedef int32_t Word __attribute__((may_alias));
-  Sums s[M][2];
-#pragma GCC unroll 14
-  for (int i = 0; i < M; ++i) s[i][0] = s[i][1] = Sums{};
-  for (int64_t k = 0; k < units; ++k, a += AK, b += 32) {
-    const auto b0 = reinterpret_cast<Halves>(Words(*reinterpret_cast<const UnalignedWords*>(b))),
-               b1 = reinterpret_cast<Halves>(Words(*reinterpret_cast<const UnalignedWords*>(b + 16)));
-#pragma GCC unroll 14
-    for (int i = 0; i < M; ++i) {
-      const auto x = reinterpret_cast<Halves>(Words{} + *reinterpret_cast<const Word*>(a + i * AI));
-      s[i][0] = __builtin_ia32_dpbf16ps_v16sf(s[i][0], x, b0);
-      s[i][1] = __builtin_ia32_dpbf16ps_v16sf(s[i][1], x, b1);
-    }
-  }
-#pragma GCC unroll 14
-  for (int i = 0; i < M; ++i)
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
-      UnalignedSums* const to =
-          reinterpret_cast<UnalignedSums*>(c + i * ldc + v * 16);  // auto would align it
-      *to = add ? *to + s[i][v] : s[i][v];
-    }
-}
-
+/// Pairs that vectors multiply.
 struct Pairs : PackedPairs<2> {
-  static Tiles tiles(int64_t rows) { return {rows, kTileHeight, 1}; }
+  static Tiles tiles(int64_t rows) { return {rows, Avx512Bf16Unit::kMostRows, 1}; }
   static void begin() {}
   static void end() {}
   template <class Row>
@@ -121,11 +89,10 @@ struct Pairs : PackedPairs<2> {
     const int64_t n = std::min<int64_t>(readable, kTileStride);
     interleave(to, row(2 * u), 2 * u + 1 < depth ? row(2 * u + 1) : nullptr, n, n);
   }
-  template <int AI, int AK, int M = kTileHeight>
+  template <int AI, int AK>
   static void tile(int64_t rows, int64_t units, const float* a, const float* b, float* c, int64_t ldc,
                    bool add) {
-    if (rows == M) return pair_tile<M, AI, AK>(units, a, b, c, ldc, add);
-    if constexpr (M > 1) tile<AI, AK, M - 1>(rows, units, a, b, c, ldc, add);
+    Avx512Bf16Unit::tile<AK>(rows, units, reinterpret_cast<const bf16*>(a), 2 * AI, b, c, ldc, add);
   }
   using Columns = ColumnTiles<Pairs>;
 };
@@ -161,11 +128,11 @@ struct TilePairs : PackedPairs<kUnitDepth> {
 /// Calls f with the form of elements for this storage type and processor.
 template <class F>
 void with_elements(DType storage, F&& f) {
-  if (storage == DType::bf16 && multiplies_tiles())
-    return with_tile_unit([&](auto unit) { f(TilePairs<decltype(unit)>{}); });
-#if defined(SLUICE_ISA_avx512) && !defined(__clang__)
+#if defined(SLUICE_ISA_avx512)
   if (storage == DType::bf16 && bf16_unit() == Bf16Unit::avx512_bf16) return f(Pairs{});
 #endif
+  if (storage == DType::bf16 && bf16_products())
+    return with_tile_unit([&](auto unit) { f(TilePairs<decltype(unit)>{}); });
   with_storage_type(storage, [&](auto tag) { f(Singles<decltype(tag)>{}); });
 }
 

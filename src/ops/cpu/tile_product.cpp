@@ -1,6 +1,6 @@
 // A product is divided into units of rows and strips, which threads take dynamically. A unit goes strip by
-// strip; of a strip's part of b and of the rows of a, kDepthBlock elements at a time are multiplied, so that
-// the strip's part stays in the first cache while the rows stream from the second.
+// strip; of a strip's part of b and of the rows of a, Unit::kDepthBlock elements at a time are multiplied, so
+// that the strip's part stays in the first cache, or the second, while the rows stream from the second.
 #include "ops/tile_product.h"
 
 #include <algorithm>
@@ -31,14 +31,18 @@ namespace {
 using Layout = Product::Layout;
 static_assert(kTileStrip == kPairStrip && kTileDepth == kUnitDepth);
 
-/// Elements of a strip that are multiplied at a time; rows of a packed block are kPackedRow elements apart,
-/// not a power of two, so that they do not fall on a few cache sets.
-constexpr int64_t kDepthBlock = 512, kPackedRow = kDepthBlock + 32;
 /// Rows of b that are packed at a time, if sums may wait in c meanwhile.
 constexpr int64_t kPackedDepth = 2048;
 constexpr int64_t kRowsMost = 256, kRowsLeast = 64;
 
 constexpr int64_t padded(int64_t n) { return ceil_div(n, kUnitDepth) * kUnitDepth; }
+
+/// Elements between packed rows of a: mostly not a power of two, so that they do not fall on a few cache
+/// sets.
+template <class Unit>
+constexpr int64_t packed_row(int64_t padded_depth) {
+  return std::min(Unit::kDepthBlock, padded_depth) + 32;
+}
 
 /// Packs strips [begin, end) of b (k, n).
 void pack_strips_of(float* packed, int64_t begin, int64_t end, int64_t k, int64_t n, bool transposed,
@@ -101,6 +105,8 @@ class UnitProduct {
         rows_(rows),
         strips_(strips),
         padded_depth_(padded_depth),
+        packed_row_(packed_row<Unit>(padded_depth)),
+        depths_(padded_depth, Unit::kDepthBlock, kUnitDepth),
         tiles_(rows.count, kUnitRows, kUnitRows) {
     if (rows_.transposed)
       pack_columns();
@@ -111,48 +117,59 @@ class UnitProduct {
   /// The columns of strip s, of which there are `columns` in c.
   void strip(int64_t s, int64_t columns, Out* c, int64_t ldc, bool add) {
     const float* const b = strips_ + s * padded_depth_ / 2 * kPairStrip;
-    if constexpr (std::is_same_v<Out, float>) {
-      if (columns == kUnitColumns) return sum(b, c, ldc, add);
-      const auto bytes = static_cast<size_t>(columns) * sizeof(float);
-      for (int64_t r = 0; add && r < rows_.count; ++r)
-        std::memcpy(blocks_.sums + r * kUnitColumns, c + r * ldc, bytes);
-      sum(b, blocks_.sums, kUnitColumns, add);
-      for (int64_t r = 0; r < rows_.count; ++r)
-        std::memcpy(c + r * ldc, blocks_.sums + r * kUnitColumns, bytes);
-    } else {
-      sum(b, blocks_.sums, kUnitColumns, false);
-      Unit::store(c, ldc, blocks_.sums, rows_.count, columns, add);
-    }
+    for (int64_t i = 0; i < depths_.parts; ++i)
+      for (int64_t t = 0; t < tiles_.count; ++t) {
+        if (add && i == 0 && t + 1 < tiles_.count) prefetch(c, ldc, t + 1);
+        tile(i, t, b, columns, c + tiles_[t] * ldc, ldc, add);
+      }
   }
 
  private:
-  void sum(const float* b, float* c, int64_t ldc, bool add) const {
-    const Cut blocks(padded_depth_, kDepthBlock, kUnitDepth);
-    for (int64_t i = 0; i < blocks.parts; ++i) {
-      const int64_t begin = blocks[i].begin, size = blocks[i].size();
-      const bool tail = !rows_.transposed && begin + size > rows_.depth;
-      const int64_t steps = size / kUnitDepth - (tail ? 1 : 0);
-      const bf16* const a = rows_.transposed ? blocks_.rows + i * rows_.count * kPackedRow : rows_.a + begin;
-      const int64_t lda = rows_.transposed ? kPackedRow : rows_.ld;
-      const float* const part = b + begin / 2 * kPairStrip;
-      for (int64_t t = 0; t < tiles_.count; ++t) {
-        const int64_t row = tiles_[t], count = tiles_[t + 1] - row;
-        const bool onto = add || i > 0;
-        if (steps > 0) Unit::multiply(count, steps, a + row * lda, lda, part, c + row * ldc, ldc, onto);
-        if (tail)
-          Unit::multiply(count, 1, blocks_.rows + row * kUnitDepth, kUnitDepth,
-                         part + steps * kUnitDepth / 2 * kPairStrip, c + row * ldc, ldc, onto || steps > 0);
-      }
+  void prefetch(const Out* c, int64_t ldc, int64_t t) const {
+    for (int64_t r = tiles_[t]; r < tiles_[t + 1]; ++r)
+      for (size_t i = 0; i < kUnitColumns * sizeof(Out); i += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(c + r * ldc) + i, 1);
+  }
+
+  /// Part i of the depth of tile t, which begins at c. Sums that are not made in c wait in memory of their
+  /// own; all tiles share it where the depth has one part.
+  void tile(int64_t i, int64_t t, const float* b, int64_t columns, Out* c, int64_t ldc, bool add) const {
+    const int64_t rows = tiles_[t + 1] - tiles_[t];
+    const bool last = i + 1 == depths_.parts;
+    float* const sums = blocks_.sums + (depths_.parts > 1 ? tiles_[t] * kUnitColumns : 0);
+    if constexpr (std::is_same_v<Out, float>) {
+      if (columns == kUnitColumns) return sum(i, t, b, c, ldc, add || i > 0);
+      const auto bytes = static_cast<size_t>(columns) * sizeof(float);
+      for (int64_t r = 0; add && i == 0 && r < rows; ++r)
+        std::memcpy(sums + r * kUnitColumns, c + r * ldc, bytes);
+      sum(i, t, b, sums, kUnitColumns, add || i > 0);
+      for (int64_t r = 0; last && r < rows; ++r) std::memcpy(c + r * ldc, sums + r * kUnitColumns, bytes);
+    } else {
+      sum(i, t, b, sums, kUnitColumns, i > 0);
+      if (last) Unit::store(c, ldc, sums, rows, columns, add);
     }
+  }
+
+  void sum(int64_t i, int64_t t, const float* b, float* c, int64_t ldc, bool onto) const {
+    const int64_t row = tiles_[t], rows = tiles_[t + 1] - row, begin = depths_[i].begin,
+                  size = depths_[i].size();
+    const bool tail = !rows_.transposed && begin + size > rows_.depth;
+    const int64_t steps = size / kUnitDepth - (tail ? 1 : 0);
+    const bf16* const a = rows_.transposed ? blocks_.rows + i * rows_.count * packed_row_ : rows_.a + begin;
+    const int64_t lda = rows_.transposed ? packed_row_ : rows_.ld;
+    const float* const part = b + begin / 2 * kPairStrip;
+    if (steps > 0) Unit::multiply(rows, steps, a + row * lda, lda, part, c, ldc, onto);
+    if (tail)
+      Unit::multiply(rows, 1, blocks_.rows + row * kUnitDepth, kUnitDepth,
+                     part + steps * kUnitDepth / 2 * kPairStrip, c, ldc, onto || steps > 0);
   }
 
   /// The rows of a whose depth runs along the rows of memory, block after block.
   void pack_columns() const {
-    const Cut blocks(padded_depth_, kDepthBlock, kUnitDepth);
-    for (int64_t i = 0; i < blocks.parts; ++i) {
-      const int64_t begin = blocks[i].begin, depth = std::min(blocks[i].end, rows_.depth) - begin;
-      pack_pair_columns(reinterpret_cast<float*>(blocks_.rows + i * rows_.count * kPackedRow), kPackedRow / 2,
-                        depth, blocks[i].size() / 2, rows_.count,
+    for (int64_t i = 0; i < depths_.parts; ++i) {
+      const int64_t begin = depths_[i].begin, depth = std::min(depths_[i].end, rows_.depth) - begin;
+      pack_pair_columns(reinterpret_cast<float*>(blocks_.rows + i * rows_.count * packed_row_),
+                        packed_row_ / 2, depth, depths_[i].size() / 2, rows_.count,
                         [this, begin](int64_t k) { return rows_.a + (begin + k) * rows_.ld; });
     }
   }
@@ -168,7 +185,8 @@ class UnitProduct {
   Blocks blocks_;
   Rows rows_;
   const float* strips_;
-  int64_t padded_depth_;
+  int64_t padded_depth_, packed_row_;
+  Cut depths_;
   Tiles tiles_;
 };
 
@@ -207,22 +225,25 @@ void tile_product(Context& ctx, const Product& p, const void* a, const void* b, 
   // b is packed in parts where the sums are f32 and may wait in c.
   const int64_t depth = packs && p.out == DType::f32 ? std::min(p.k, kPackedDepth) : p.k;
   const Division division(p.m, ceil_div(p.n, kPairStrip), p.a_transposed);
-  const int64_t row_elements =
-      division.rows.size * (p.a_transposed ? ceil_div(padded(depth), kDepthBlock) * kPackedRow : kUnitDepth);
-  ScratchScope t(ctx.scratch);
-  const Tensor packed = packs ? t.alloc("b in strips", DType::u8, {tile_packed_bytes(depth, p.n)}) : Tensor(),
-               rows = t.alloc("rows of a", DType::bf16, {num_threads(), row_elements}),
-               sums =
-                   t.alloc("sums of a strip", DType::f32, {num_threads(), division.rows.size * kUnitColumns});
-  if (ctx.dry_run) return;
-  if (p.k == 0) {
-    if (!p.accumulate)
-      std::memset(c, 0, static_cast<size_t>(p.m * p.n) * static_cast<size_t>(dtype_size(p.out)));
-    return;
-  }
-  const bool b_transposed = p.b == Layout::transposed;
-  const int64_t lda = p.a_transposed ? p.m : p.k, ldb = b_transposed ? p.k : p.n;
   with_tile_unit([&](auto unit) {
+    using Unit = decltype(unit);
+    const int64_t row = p.a_transposed
+                            ? ceil_div(padded(depth), Unit::kDepthBlock) * packed_row<Unit>(padded(depth))
+                            : kUnitDepth;
+    ScratchScope t(ctx.scratch);
+    const Tensor packed =
+                     packs ? t.alloc("b in strips", DType::u8, {tile_packed_bytes(depth, p.n)}) : Tensor(),
+                 rows = t.alloc("rows of a", DType::bf16, {num_threads(), division.rows.size * row}),
+                 sums = t.alloc("sums of a strip", DType::f32,
+                                {num_threads(), division.rows.size * kUnitColumns});
+    if (ctx.dry_run) return;
+    if (p.k == 0) {
+      if (!p.accumulate)
+        std::memset(c, 0, static_cast<size_t>(p.m * p.n) * static_cast<size_t>(dtype_size(p.out)));
+      return;
+    }
+    const bool b_transposed = p.b == Layout::transposed;
+    const int64_t lda = p.a_transposed ? p.m : p.k, ldb = b_transposed ? p.k : p.n;
     for (int64_t k = 0; k < p.k; k += depth) {
       Product part = p;
       part.k = std::min(depth, p.k - k);
@@ -234,11 +255,9 @@ void tile_product(Context& ctx, const Product& p, const void* a, const void* b, 
       const bf16* const from = static_cast<const bf16*>(a) + (p.a_transposed ? k * lda : k);
       const bool add = p.accumulate || k > 0;
       if (p.out == DType::f32)
-        multiply_strips<decltype(unit)>(part, from, lda, strips, static_cast<float*>(c), add, division, rows,
-                                        sums);
+        multiply_strips<Unit>(part, from, lda, strips, static_cast<float*>(c), add, division, rows, sums);
       else
-        multiply_strips<decltype(unit)>(part, from, lda, strips, static_cast<bf16*>(c), add, division, rows,
-                                        sums);
+        multiply_strips<Unit>(part, from, lda, strips, static_cast<bf16*>(c), add, division, rows, sums);
     }
   });
 }

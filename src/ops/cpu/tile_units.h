@@ -1,7 +1,9 @@
-// Units that multiply tiles of bf16: 16 rows of 32 elements by 32 rows of 16 columns. AMX has one in each
-// core; its emulation computes the same bits (Intel's Software Developer's Manual, TDPBF16PS: sums of even
-// and odd elements apart, denormal numbers are zero), so that every processor can test what runs on AMX.
-// Include between isa_begin.h and isa_end.h, after pairs.h.
+// Units that multiply tiles of bf16, at most 32 rows by 32 columns, in steps of 32 elements of the depth.
+// Three have one interface: AMX, which has tiles in each core; its emulation, with the same bits (Intel's
+// Software Developer's Manual, TDPBF16PS: sums of even and odd elements apart, denormal numbers are zero), so
+// that every processor can test what runs on AMX; and AVX512-BF16, whose registers hold a tile's sums. A sum
+// that is continued (`add`) has the bits that it would have had in one piece. Include between isa_begin.h and
+// isa_end.h, after pairs.h.
 
 namespace {
 
@@ -10,6 +12,8 @@ constexpr int64_t kUnitRows = 32, kUnitColumns = 32, kUnitDepth = 32;
 static_assert(kUnitColumns == kPairStrip);
 
 struct EmulatedUnit {
+  /// Elements of a strip of b that stay in a cache while rows of a pass by.
+  static constexpr int64_t kDepthBlock = 512;
   /// Between these a thread may call the others.
   static void begin() {}
   static void end() {}
@@ -80,31 +84,16 @@ struct EmulatedUnit {
 
 #if defined(SLUICE_ISA_avx512)
 
-#define SLUICE_TARGET_AMX \
-  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,avx512bf16,amx-tile,amx-bf16")))
+#define SLUICE_AVX512_BF16 "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,avx512bf16"
+#define SLUICE_TARGET_BF16 __attribute__((target(SLUICE_AVX512_BF16)))
+#define SLUICE_TARGET_AMX __attribute__((target(SLUICE_AVX512_BF16 ",amx-tile,amx-bf16")))
 
-/// Tiles 0 to 3 are the sums, (row, column) = (0, 0), (0, 1), (1, 0), (1, 1); 4 and 5 the rows of a; 6 and 7
-/// the columns of b.
-struct AmxUnit {
-  static void begin() { configure(kUnitRows); }
-  SLUICE_TARGET_AMX static void end() {
-    _tile_release();
-    _mm_sfence();  // after stores past the caches
-  }
-
-  static void multiply(int64_t rows, int64_t steps, const bf16* a, int64_t lda, const float* b, float* c,
-                       int64_t ldc, bool add) {
-    if (rows == kUnitRows) return multiply_two(steps, a, lda, b, c, ldc, add);
-    configure(rows);
-    rows > kUnitRows / 2 ? multiply_two(steps, a, lda, b, c, ldc, add)
-                         : multiply_one(steps, a, lda, b, c, ldc, add);
-    configure(kUnitRows);
-  }
-
+/// What AMX leaves to vectors: sums that become bf16.
+struct VectorRounding {
   /// Whole lines of results go past the caches, which would read them first: another op reads them, when they
   /// have long left the cache.
-  [[gnu::noinline]] SLUICE_TARGET_AMX static void store(bf16* y, int64_t ldy, const float* c, int64_t rows,
-                                                        int64_t columns, bool add) {
+  [[gnu::noinline]] SLUICE_TARGET_BF16 static void store(bf16* y, int64_t ldy, const float* c, int64_t rows,
+                                                         int64_t columns, bool add) {
     const auto mask = static_cast<__mmask32>((uint64_t{1} << columns) - 1);
     const bool whole_lines =
         columns == kUnitColumns && !add && ldy % 32 == 0 && reinterpret_cast<uintptr_t>(y) % 64 == 0;
@@ -122,8 +111,8 @@ struct AmxUnit {
     }
   }
 
-  [[gnu::noinline]] SLUICE_TARGET_AMX static void pair_rows(float* to, int64_t units, const float* s,
-                                                            int64_t lds, int64_t rows, int64_t strips) {
+  [[gnu::noinline]] SLUICE_TARGET_BF16 static void pair_rows(float* to, int64_t units, const float* s,
+                                                             int64_t lds, int64_t rows, int64_t strips) {
     // Words of the low row and of the high one, which lie behind each other, side by side.
     alignas(64) uint16_t order[32];
     for (int i = 0; i < 16; ++i)
@@ -140,9 +129,9 @@ struct AmxUnit {
         }
   }
 
-  [[gnu::noinline]] SLUICE_TARGET_AMX static void round_rows(bf16* to, int64_t ld, const float* s,
-                                                             int64_t lds, int64_t rows, int64_t columns,
-                                                             int64_t padded) {
+  [[gnu::noinline]] SLUICE_TARGET_BF16 static void round_rows(bf16* to, int64_t ld, const float* s,
+                                                              int64_t lds, int64_t rows, int64_t columns,
+                                                              int64_t padded) {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t i = 0; i < padded; i += 32) {
         const auto mask = static_cast<uint32_t>((uint64_t{1} << std::min<int64_t>(32, columns - i)) - 1);
@@ -153,12 +142,88 @@ struct AmxUnit {
   }
 
  private:
-  SLUICE_TARGET_AMX static __m512 widened(__m256i halves) {
+  SLUICE_TARGET_BF16 static __m512 widened(__m256i halves) {
     typedef uint32_t Words __attribute__((vector_size(64)));
     return (__m512)((Words)_mm512_maskz_cvtepu16_epi32(0xffff, halves)
                     << 16);  // the plain one warns in GCC 12
   }
+};
 
+/// Vectors of pairs: a lane adds two products to its sum. Up to 14 rows of 32 sums lie in registers.
+struct Avx512Bf16Unit : VectorRounding {
+  static constexpr int64_t kDepthBlock = 2048;  // 128 KiB of b, which stream from the second cache in time
+  static constexpr int kMostRows = 14;
+
+  static void begin() {}
+  static void end() { _mm_sfence(); }  // after stores past the caches
+
+  static void multiply(int64_t rows, int64_t steps, const bf16* a, int64_t lda, const float* b, float* c,
+                       int64_t ldc, bool add) {
+    const int64_t parts = ceil_div(rows, kMostRows);
+    for (int64_t i = 0; i < parts; ++i) {
+      const int64_t row = rows * i / parts;
+      tile<1>(rows * (i + 1) / parts - row, steps * kUnitDepth / 2, a + row * lda, lda, b, c + row * ldc, ldc,
+              add);
+    }
+  }
+
+  /// The same of at most kMostRows rows and of `units` pairs, each kPairStep pairs behind the one before.
+  template <int kPairStep, int M = kMostRows>
+  static void tile(int64_t rows, int64_t units, const bf16* a, int64_t lda, const float* b, float* c,
+                   int64_t ldc, bool add) {
+    if (rows == M) return multiply_rows<M, kPairStep>(units, a, lda, b, c, ldc, add);
+    if constexpr (M > 1) tile<kPairStep, M - 1>(rows, units, a, lda, b, c, ldc, add);
+  }
+
+ private:
+  template <int M, int kPairStep>
+  [[gnu::noinline]] SLUICE_TARGET_BF16 static void multiply_rows(int64_t units, const bf16* a, int64_t lda,
+                                                                 const float* b, float* c, int64_t ldc,
+                                                                 bool add) {
+    typedef int Pair __attribute__((may_alias, aligned(2)));
+    __m512 s[M][2];
+#pragma GCC unroll 14
+    for (int i = 0; i < M; ++i) {
+      s[i][0] = add ? _mm512_loadu_ps(c + i * ldc) : __m512{};
+      s[i][1] = add ? _mm512_loadu_ps(c + i * ldc + 16) : __m512{};
+    }
+    for (int64_t u = 0; u < units; ++u, a += 2 * kPairStep, b += kUnitColumns) {
+      const auto b0 = (__m512bh)_mm512_loadu_ps(b), b1 = (__m512bh)_mm512_loadu_ps(b + 16);
+#pragma GCC unroll 14
+      for (int i = 0; i < M; ++i) {
+        const auto x = (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const Pair*>(a + i * lda));
+        s[i][0] = _mm512_dpbf16_ps(s[i][0], x, b0);
+        s[i][1] = _mm512_dpbf16_ps(s[i][1], x, b1);
+      }
+    }
+#pragma GCC unroll 14
+    for (int i = 0; i < M; ++i) {
+      _mm512_storeu_ps(c + i * ldc, s[i][0]);
+      _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
+    }
+  }
+};
+
+/// Tiles 0 to 3 are the sums, (row, column) = (0, 0), (0, 1), (1, 0), (1, 1); 4 and 5 the rows of a; 6 and 7
+/// the columns of b.
+struct AmxUnit : VectorRounding {
+  static constexpr int64_t kDepthBlock = 512;  // 32 KiB of b, which the first cache keeps
+  static void begin() { configure(kUnitRows); }
+  SLUICE_TARGET_AMX static void end() {
+    _tile_release();
+    _mm_sfence();  // after stores past the caches
+  }
+
+  static void multiply(int64_t rows, int64_t steps, const bf16* a, int64_t lda, const float* b, float* c,
+                       int64_t ldc, bool add) {
+    if (rows == kUnitRows) return multiply_two(steps, a, lda, b, c, ldc, add);
+    configure(rows);
+    rows > kUnitRows / 2 ? multiply_two(steps, a, lda, b, c, ldc, add)
+                         : multiply_one(steps, a, lda, b, c, ldc, add);
+    configure(kUnitRows);
+  }
+
+ private:
   /// Tiles for `rows` <= 32 rows of a and c. The compiler does not see that the instruction reads its
   /// operand.
   [[gnu::noinline]] SLUICE_TARGET_AMX static void configure(int64_t rows) {
@@ -245,6 +310,7 @@ template <class F>
 void with_tile_unit(F&& f) {
 #if defined(SLUICE_ISA_avx512)
   if (bf16_unit() == Bf16Unit::amx) return f(AmxUnit{});
+  if (bf16_unit() == Bf16Unit::avx512_bf16) return f(Avx512Bf16Unit{});
 #endif
   f(EmulatedUnit{});
 }
