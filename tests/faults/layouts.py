@@ -22,6 +22,12 @@ MODELS = {  # keys beside the harness's configuration, whose attention is gated
         "model.moe.load_balance.scope=previous_step",
     ],
 }
+MODELS["moe with biases"] = [
+    *MODELS["moe"],
+    "model.attention_bias=true",
+    "model.moe.bias=true",
+    "model.moe.swiglu_limit=1.0",
+]
 SUMS = ("tree", "fixed64")
 
 
@@ -30,7 +36,7 @@ def all_layouts(model):
     found = [(1, 0, 1, 1), (1, 0, 1, 2), (2, 0, 1, 2)]
     for ranks in (1, 2, 4, 8):
         for stage in range(4):
-            for expert in (1, 2, 4) if model == "moe" else (1,):
+            for expert in (1, 2, 4) if model.startswith("moe") else (1,):
                 if expert <= ranks:
                     found.append((ranks, stage, expert, 1))
     return found[:1] + sorted(set(found[1:]))
@@ -129,7 +135,7 @@ def other_grade(world, tally, model):
         raise Failure(f"metrics of {len(one)} and {len(four)} steps")
     off = {s: abs(one[s] - four[s]) for s in one}
     # A token that goes to another expert by a rounding makes another training of a mixture; later than this.
-    last = 20 if model == "moe" else STEPS
+    last = 20 if model.startswith("moe") else STEPS
     tally.figures[f"{model}: losses of the other grade off by"] = f"{max(off.values()):.1e}"
     worst = max(v for s, v in off.items() if s <= last)
     if worst > 1e-5:
