@@ -84,7 +84,7 @@ void ReplicaCheck::compare(Context& ctx, Communicator& ranks, int64_t step, cons
   Summary mine{.expert_rank = mesh_.expert().rank(), .changed = !changed.empty()};
   for (size_t i = 0; i < hashes_.size(); ++i) {
     uint64_t& sum = of_expert(i) ? mine.experts : mine.dense;
-    sum += mixed_bits(hashes_[i] + mixed_bits(i));
+    sum += mixed_bits(hashes_[i] + i);
   }
   std::vector<Summary> all(static_cast<size_t>(ranks.size()));
   ranks.all_gather(all.data(), &mine, sizeof mine);

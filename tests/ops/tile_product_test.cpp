@@ -101,7 +101,7 @@ TEST_CASE("bits of products in tiles depend on neither threads, packing, nor oth
 
 TEST_CASE("the emulated unit has the bits of AMX, for denormal numbers too", "[tile_product]") {
   // The golden was computed by AMX on an Intel Xeon (avx512_bf16, amx_bf16), and this test runs with both.
-  // AVX512-BF16 adds in another order; the test named ops_emulated_amx runs everywhere.
+  // AVX512-BF16 adds in another order; where a process has that, ctest's ops_emulated_amx checks the golden.
   if (bf16_unit() == Bf16Unit::avx512_bf16) return;
   Context ctx(kScratch);
   Pool pool;

@@ -1,5 +1,5 @@
 // Attention's forward, and the distribution of work over threads. Blocks of rows: attention_rows.h; one
-// query: attention_decode.h; packed operands and their products, by vectors or by AMX: attention_operands.h;
+// query: attention_decode.h; packed operands and their products, by vectors or tiles: attention_operands.h;
 // the vectors' products, exp and transposes: attention_blocks.h; backward: attention_backward.h.
 // Compute-bound: by vectors the products reach 80 to 95 % of the FMA peak, forward as a whole about 50 %,
 // backward 55 to 60 % (AVX-512; with AVX2 60 and 70 %).

@@ -79,7 +79,7 @@ struct PackedPairs {
 
 #if defined(SLUICE_ISA_avx512)
 
-/// Pairs that vectors multiply.
+/// Pairs that vectors multiply. Unlike tiles they take dy as its rows lie, without a transposed copy.
 struct Pairs : PackedPairs<2> {
   static Tiles tiles(int64_t rows) { return {rows, Avx512Bf16Unit::kMostRows, 1}; }
   static void begin() {}

@@ -88,7 +88,7 @@ struct EmulatedUnit {
 #define SLUICE_TARGET_BF16 __attribute__((target(SLUICE_AVX512_BF16)))
 #define SLUICE_TARGET_AMX __attribute__((target(SLUICE_AVX512_BF16 ",amx-tile,amx-bf16")))
 
-/// What AMX leaves to vectors: sums that become bf16.
+/// Sums that become bf16, by vectors with AMX too.
 struct VectorRounding {
   /// Whole lines of results go past the caches, which would read them first: another op reads them, when they
   /// have long left the cache.
