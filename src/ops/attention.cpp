@@ -27,11 +27,7 @@ void check_inputs(const char* op, const Context& ctx, const AttentionInputs& in)
                q.dim(1), kv_heads);
   SLUICE_CHECK(tk >= q.dim(0), "{}: {} queries but only {} keys", op, q.dim(0), tk);
   check_tensor(op, "first_key", first_key, DType::i32, {q.dim(0)});
-  if (!own_key) return;
-  check_tensor(op, "own_key", own_key, DType::i32, {q.dim(0)});
-  if (ctx.device == Device::cuda)
-    fail(ExitCode::usage, "{}: queries of any place among the keys (parallel.context) need train.device: cpu",
-         op);
+  if (own_key) check_own_key(op, ctx, own_key, q.dim(0));
 }
 
 void check_sink(const char* op, const Tensor& o, const Tensor& lse, const Tensor& sink) {

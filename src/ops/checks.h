@@ -1,6 +1,6 @@
 #pragma once
 // Argument checks at the entry points of ops, with the names of op and argument in the message.
-#include "core/tensor.h"
+#include "core/context.h"
 
 namespace sluice {
 
@@ -20,6 +20,14 @@ inline void check_like(const char* op, const char* argument, const Tensor& t, co
 inline void check_count(const char* op, const char* argument, const Tensor& t, DType dtype, int64_t count) {
   SLUICE_CHECK(t.dtype == dtype && t.numel() == count, "{}: {} must hold {} elements of {}, got {}", op,
                argument, count, dtype_name(dtype), t.describe());
+}
+
+/// Where the queries are any of the keys (ops/attention.h); the kernels of a GPU know the last ones alone.
+inline void check_own_key(const char* op, const Context& ctx, const Tensor& own_key, int64_t queries) {
+  check_tensor(op, "own_key", own_key, DType::i32, {queries});
+  if (ctx.device == Device::cuda)
+    fail(ExitCode::usage, "{}: queries of any place among the keys (parallel.context) need train.device: cpu",
+         op);
 }
 
 }  // namespace sluice

@@ -3,9 +3,9 @@
 // 2601.15305, equations 7, 8, 14 and 15; DSA: DeepSeek-V3.2-Exp, equations 1, 3 and 4. README.md.)
 //   u_tsj = scale <q_tj, k_s> + bias_j,   I_ts = sum_j a_tj act(u_tsj),   a_tj = sigmoid(w_tj + c_j), w_tj +
 //   c_j or 1
-// Tq query tokens, Tk >= Tq key tokens, the queries the last Tq of them; J index heads of width d, one key
-// per token. G index sets per query: set g belongs to the index heads [g J/G, (g+1) J/G) and to the query
-// heads [g H/G, (g+1) H/G) of attention. Everything is computed in accumulate_dtype(q).
+// Tq query tokens, Tk >= Tq key tokens, the queries the last Tq of them, or with own_key any of them; J index
+// heads of width d, one key per token. G index sets per query: set g belongs to the index heads [g J/G, (g+1)
+// J/G) and to the query heads [g H/G, (g+1) H/G) of attention. Everything is computed in accumulate_dtype(q).
 //
 // Keys are selected in blocks of b tokens, counted from first_key_t. Block 1: the candidates of query t are
 // all visible keys. Block b > 1: they are the blocks that lie wholly before the query's own block, scored by
@@ -30,6 +30,7 @@ struct IndexInputs {
   int64_t block = 1;  // b
   IndexActivation activation = IndexActivation::sigmoid;
   IndexHeadWeights head_weights = IndexHeadWeights::sigmoid;
+  Tensor own_key = {};  // (Tq) i32, as in ops/attention.h, with which first_key is relative; or empty
 };
 
 /// The keys that every query attends to. Rows (g, t) of `first` hold the first tokens of the chosen blocks in
@@ -40,7 +41,7 @@ struct Selection {
   Tensor first_key;  // (Tq) i32
   int64_t block = 1;
 
-  /// Whether query t, of set `set`, attends to key s <= t. On the host.
+  /// Whether query t, of set `set`, attends to key s, which is not after its own. On the host.
   bool contains(int64_t set, int64_t t, int64_t s) const;
 };
 /// Entries per row that are enough for at most `most` selected blocks among Tk tokens.
@@ -110,7 +111,8 @@ struct IndexGrads {
 ///   dI_ts = weight tau (pi_ts - p_ts),  dlog_tau = weight tau sum_s (pi_ts - p_ts) I_ts
 /// tau = exp(log_temperature (1)), or `temperature` where that is empty. weight = coefficient
 /// gradient_scale[0], with gradient_scale (1) f64. sums: kIndexLoss and kIndexCounted are added to, without
-/// weight. Tq = Tk. p has no gradient. Sums are in a fixed order, whatever the number of threads.
+/// weight. Tq = Tk, or with own_key of `in`. p has no gradient. Sums are in a fixed order, whatever the
+/// number of threads.
 struct IndexLoss {
   double coefficient = 1, temperature = 1;
   Tensor log_temperature = {};

@@ -19,6 +19,7 @@ void check(const char* op, const Context& ctx, const AttentionInputs& in, const 
   check_tensor(op, "k", in.k, in.q.dtype, {tk, kv_heads, in.q.dim(2)});
   check_tensor(op, "v", in.v, in.q.dtype, {tk, kv_heads, in.q.dim(2)});
   check_tensor(op, "first_key", in.first_key, DType::i32, {tq});
+  if (in.own_key) check_own_key(op, ctx, in.own_key, tq);
   SLUICE_CHECK(tk >= tq && heads % kv_heads == 0, "{}: q {} does not go with k {}", op, in.q.describe(),
                in.k.describe());
   check_like(op, "o", state.o, in.q);
@@ -44,7 +45,7 @@ void sparse_attention_backward(Context& ctx, const AttentionGrads& grads, const 
                                const ScoreGrads& of_scores) {
   const char* op = "sparse_attention_backward";
   check(op, ctx, in, state, keys);
-  SLUICE_CHECK(in.k.dim(0) == in.q.dim(0), "{}: queries and keys must be equally many", op);
+  SLUICE_CHECK(in.k.dim(0) == in.q.dim(0) || in.own_key, "{}: queries and keys must be equally many", op);
   check_like(op, "dq", grads.dq, in.q);
   check_like(op, "dk", grads.dk, in.k);
   check_like(op, "dv", grads.dv, in.v);

@@ -6,6 +6,7 @@
 
 #include "ops/attention.h"
 #include "ops/op_support.h"
+#include "ops/some_queries.h"
 #include "support/enums.h"
 
 using namespace sluice;
@@ -462,4 +463,67 @@ TEST_CASE("the indexer's loss: types agree, and threads do not change a bit", "[
       l.run(ctx);
       return std::vector<Tensor>{l.dq, l.dk, l.dw, l.dbias, l.dw_bias, l.dlog_temperature, l.sums};
     });
+}
+
+TEST_CASE("an indexer whose queries are any of the keys: their choice, and a loss whose gradients add up",
+          "[indexer][context]") {
+  Context ctx(kTestScratch);
+  for (const int64_t block : {1, 3})
+    for (const bool every_key : {false, true})
+      for (const int64_t documents : {1, 7}) {
+        INFO("block " << block << ", every key " << every_key << ", documents " << documents);
+        Pool pool(29);
+        const Shape shape = {
+            .tokens = 340, .heads = 4, .depth = 6, .sets = 2, .block = block, .documents = documents};
+        Loss all(pool, ctx, shape, every_key, true);
+        const Budget budget = {.policy = BudgetPolicy::inverse, .base = 5, .min = 2, .max = 9};
+        const Tensor mean = pool.zeros(DType::f64, {1});
+        Pool::set(mean, 0, 0.01);
+        const Selection expected = all.c.selection(pool, budget);
+        select_keys(ctx, expected, all.c.inputs(), budget, mean, all.sums, "a layer");
+        if (!every_key) all.selection = expected;
+        all.run(ctx);
+        Loss whole = all;
+        for (Tensor* t : {&whole.dk, &whole.dbias, &whole.dw_bias, &whole.dlog_temperature, &whole.sums})
+          *t = pool.zeros(DType::f64, {t->numel()});
+        whole.dk = whole.dk.view({shape.tokens, shape.depth});
+        for (const auto& chunks : kChunks) {
+          const SomeQueries some(pool, shape.tokens, chunks, all.c.first_key);
+          Selection chosen = all.c.selection(pool, budget);
+          chosen.first = pool.zeros(DType::i32, {shape.sets, some.size(), chosen.first.dim(2)});
+          chosen.count = pool.zeros(DType::i32, {shape.sets, some.size()});
+          IndexInputs in = all.c.inputs();
+          in.q = some.of(pool, in.q), in.w = some.of(pool, in.w);
+          in.first_key = some.first_key, in.own_key = some.own_key;
+          select_keys(ctx, chosen, in, budget, mean, whole.sums, "a layer");
+          CHECK(same_bits(chosen.first, some.of(pool, expected.first, 1)));
+          CHECK(same_bits(chosen.count, some.of(pool, expected.count, 1)));
+          const Tensor dq = pool.copy(in.q, DType::f64), dw = pool.copy(in.w, DType::f64),
+                       dk = pool.copy(in.k, DType::f64);
+          index_loss(ctx,
+                     {.dq = dq,
+                      .dk = dk,
+                      .dw = dw,
+                      .dbias = whole.dbias,
+                      .dw_bias = whole.dw_bias,
+                      .dlog_temperature = whole.dlog_temperature},
+                     whole.sums, in,
+                     {.q = some.of(pool, all.q),
+                      .k = all.k,
+                      .lse = some.of(pool, all.lse, 1),
+                      .scale = Loss::kAttention,
+                      .targets = some.of(pool, all.targets)},
+                     every_key ? nullptr : &chosen,
+                     {.coefficient = Loss::kCoefficient,
+                      .log_temperature = all.log_temperature,
+                      .gradient_scale = scalar(all.scale)});
+          CHECK(relative_error(dq, some.of(pool, all.dq)) < 1e-14);
+          CHECK(relative_error(dw, some.of(pool, all.dw)) < 1e-14);
+          add_to(whole.dk, dk);
+        }
+        CHECK(Pool::get(all.sums, kIndexLoss) > 1);
+        for (const auto member :
+             {&Loss::sums, &Loss::dk, &Loss::dbias, &Loss::dw_bias, &Loss::dlog_temperature})
+          CHECK(relative_error(whole.*member, all.*member) < 1e-12);
+      }
 }

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "ops/op_support.h"
+#include "ops/some_queries.h"
 
 using namespace sluice;
 using namespace sluice::test;
@@ -87,7 +88,7 @@ struct Case {
   void check_forward() const {
     const double scale = inputs().scale;
     double worst = 0;
-    for (int64_t t = 0; t < s.tokens; t += s.tokens > 100 ? 47 : 1)
+    for (int64_t t = 0; t<s.tokens; t += s.tokens> 100 ? 47 : 1)
       for (int64_t h = 0; h < s.heads; ++h) {
         const int64_t g = h / (s.heads / s.sets), kv = h / (s.heads / s.kv_heads), room = keys.first.dim(2);
         std::vector<double> z(static_cast<size_t>(s.tokens), -INFINITY), y(static_cast<size_t>(s.depth));
@@ -227,4 +228,47 @@ TEST_CASE("sparse attention refuses a selection of keys that a query does not se
         std::string::npos);
   first[5 * room] = before;
   c.forward(ctx);
+}
+
+TEST_CASE(
+    "sparse attention of queries that are any of the keys: as that of all queries, and its gradients add up "
+    "to theirs",
+    "[sparse_attention][context]") {
+  Context ctx(kTestScratch);
+  for (Shape shape : kShapes) {
+    shape.tokens = (shape.tokens + 3) / 4 * 4;
+    if (shape.documents > 1) shape.documents += 3;  // some within a chunk
+    INFO("tokens " << shape.tokens << ", block " << shape.block);
+    Pool pool(15);
+    const Case all(pool, shape);
+    all.forward(ctx);
+    all.backward(ctx, {.dlse = all.dlse, .coef0 = all.coef0});
+    const Tensor dk = pool.zeros(DType::f64, {shape.tokens, shape.kv_heads, shape.depth}),
+                 dv = pool.zeros(DType::f64, {shape.tokens, shape.kv_heads, shape.depth});
+    for (const auto& chunks : kChunks) {
+      const SomeQueries some(pool, shape.tokens, chunks, all.first_key);
+      const Tensor d_o = some.of(pool, all.d_o),
+                   o = pool.normal(DType::f64, {some.size(), shape.heads, shape.depth}),
+                   dq = pool.normal(DType::f64, {some.size(), shape.heads, shape.depth}),
+                   lse = pool.zeros(DType::f64, {shape.heads, some.size()}),
+                   z0 = pool.zeros(DType::f64, {shape.heads, some.size()}),
+                   dk_part = pool.copy(all.k, DType::f64), dv_part = pool.copy(all.v, DType::f64);
+      AttentionInputs in = all.inputs();
+      in.q = some.of(pool, all.q), in.first_key = some.first_key, in.own_key = some.own_key;
+      Selection keys = all.keys;
+      keys.first = some.of(pool, keys.first, 1), keys.count = some.of(pool, keys.count, 1);
+      sparse_attention_forward(ctx, {.o = o, .lse = lse, .z0 = z0}, in, keys);
+      sparse_attention_backward(ctx, {.dq = dq, .dk = dk_part, .dv = dv_part}, d_o, in, {.o = o, .lse = lse},
+                                keys,
+                                {.dlse = some.of(pool, all.dlse, 1), .coef0 = some.of(pool, all.coef0, 1)});
+      CHECK(relative_error(o, some.of(pool, all.o)) < 1e-14);
+      CHECK(relative_error(lse, some.of(pool, all.lse, 1)) < 1e-14);
+      CHECK(relative_error(z0, some.of(pool, all.z0, 1)) < 1e-14);
+      CHECK(relative_error(dq, some.of(pool, all.dq)) < 1e-14);
+      add_to(dk, dk_part);
+      add_to(dv, dv_part);
+    }
+    CHECK(relative_error(dk, all.dk) < 1e-13);
+    CHECK(relative_error(dv, all.dv) < 1e-13);
+  }
 }

@@ -59,7 +59,7 @@ struct LossProblem {
   int64_t blocks_of(int32_t* starts, int64_t set, int64_t t) const {
     if (!first) {
       const int64_t n = index.candidates(t);
-      for (int64_t i = 0; i < n; ++i) starts[i] = static_cast<int32_t>(index.first_key[t] + i * index.block);
+      for (int64_t i = 0; i < n; ++i) starts[i] = static_cast<int32_t>(index.first(t) + i * index.block);
       return n;
     }
     const int64_t row = set * index.tq + t, n = count[row] - (index.block > 1);
@@ -315,7 +315,7 @@ void index_loss_t(Context& ctx, const IndexGrads& grads, Tensor sums, const Inde
         loss_query(p, w, b, set, t0 + i, i, grads.dq.as<T>());
       }
       // Early keys have as many queries as late ones within a block, but for its own tokens.
-      const int64_t keys = t0 + here;
+      const int64_t keys = x.last(t0 + here - 1) + 1;
 #pragma omp for schedule(dynamic, 1)
       for (int64_t part = 0; part < parts; ++part)
         loss_keys(p, b, here, q, keys * part / parts, keys * (part + 1) / parts, dk);

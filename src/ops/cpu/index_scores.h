@@ -20,7 +20,7 @@ template <class T>
 struct Index {
   using A = accumulate_t<T>;
   const T *q, *k, *w, *bias, *w_bias;
-  const int32_t* first_key;
+  const int32_t *first_key, *own_key;
   int64_t tq, tk, heads, depth, sets, block;
   A scale;
   IndexActivation activation;
@@ -33,6 +33,7 @@ struct Index {
         bias(in.bias ? in.bias.as<T>() : nullptr),
         w_bias(in.w_bias ? in.w_bias.as<T>() : nullptr),
         first_key(in.first_key.as<int32_t>()),
+        own_key(in.own_key ? in.own_key.as<int32_t>() : nullptr),
         tq(in.q.dim(0)),
         tk(in.k.dim(0)),
         heads(in.q.dim(1)),
@@ -43,10 +44,12 @@ struct Index {
         activation(in.activation),
         head_weights(in.head_weights) {}
   int64_t per_set() const { return heads / sets; }
-  int64_t last(int64_t t) const { return t + tk - tq; }
-  /// The number of blocks that query t can choose from; the i-th begins at first_key[t] + i block.
+  /// The first and the last key that query t sees.
+  int64_t first(int64_t t) const { return own_key ? first_key[t] + own_key[t] - t : first_key[t]; }
+  int64_t last(int64_t t) const { return own_key ? own_key[t] : t + tk - tq; }
+  /// The number of blocks that query t can choose from; the i-th begins at first(t) + i block.
   int64_t candidates(int64_t t) const {
-    const int64_t before = last(t) - first_key[t];
+    const int64_t before = last(t) - first(t);
     return block == 1 ? before + 1 : before / block;
   }
   int64_t most_candidates() const { return (tk + block - 1) / block; }
@@ -57,10 +60,13 @@ struct Index {
   }
   A bias_of(int64_t j) const { return bias ? load(bias + j) : A(0); }
   void check_first_keys(const char* op) const {
-    for (int64_t t = 0; t < tq; ++t)
-      SLUICE_CHECK(first_key[t] >= (t ? first_key[t - 1] : 0) && first_key[t] <= last(t),
-                   "{}: first_key[{}] = {} is below its predecessor or above {}", op, t, first_key[t],
-                   last(t));
+    for (int64_t t = 0; t < tq; ++t) {
+      SLUICE_CHECK(first(t) >= (t ? first(t - 1) : 0) && first(t) <= last(t),
+                   "{}: first_key[{}] = {} is below its predecessor or above {}", op, t, first(t), last(t));
+      SLUICE_CHECK(last(t) > (t ? last(t - 1) : -1) && last(t) < tk,
+                   "{}: own_key[{}] = {} must be above its predecessor, and one of {} keys", op, t, last(t),
+                   tk);
+    }
   }
 };
 
@@ -104,7 +110,7 @@ void score_queries(const Index<T>& p, const ScoreWork<T>& w, int64_t set, int64_
   for (int64_t c0 = 0; c0 < n; c0 += kKeys) {
     const int64_t here = std::min(kKeys, n - c0);
     for (int64_t c = 0; c < here; ++c)
-      convert_row(w.keys + c * stride, p.k + (p.first_key[t0] + (c0 + c) * p.block) * p.depth, p.depth, A(1));
+      convert_row(w.keys + c * stride, p.k + (p.first(t0) + (c0 + c) * p.block) * p.depth, p.depth, A(1));
     for (int64_t j = 0; j < p.per_set(); ++j) {
       key_scores(here, lanes, p.depth, w.keys, w.q_t + j * depth * kLaneStride, w.products);
       const A bias = p.bias_of(head0 + j);

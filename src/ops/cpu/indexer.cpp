@@ -104,6 +104,7 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
   const auto select_query = [&](int64_t set, int64_t t, const A* scores, const ChoiceWork<A>& choice) {
     const int64_t n = p.candidates(t), row = set * p.tq + t;
     int32_t* const chosen = first + row * room;
+    const auto first_of_t = static_cast<int32_t>(p.first(t));
     variances[row] = 0;
     int64_t k = 0;
     if (n > 0) {
@@ -120,11 +121,11 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
       const bool self = budget.force_self && p.block == 1;
       if (k > self) largest(chosen, scores, n - self, k - self, choice);
       if (self) chosen[k - 1] = static_cast<int32_t>(n - 1);
-      for (int64_t i = 0; i < k; ++i) chosen[i] = p.first_key[t] + chosen[i] * static_cast<int32_t>(p.block);
+      for (int64_t i = 0; i < k; ++i) chosen[i] = first_of_t + chosen[i] * static_cast<int32_t>(p.block);
     } else {
-      for (int64_t i = 0; i < n; ++i) chosen[i] = static_cast<int32_t>(p.first_key[t] + i * p.block);
+      for (int64_t i = 0; i < n; ++i) chosen[i] = static_cast<int32_t>(first_of_t + i * p.block);
     }
-    if (p.block > 1) chosen[k++] = static_cast<int32_t>(p.first_key[t] + n * p.block);
+    if (p.block > 1) chosen[k++] = static_cast<int32_t>(first_of_t + n * p.block);
     count[row] = static_cast<int32_t>(k);
   };
 
@@ -137,7 +138,7 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
                   end = std::min(begin + kScoreQueries, p.tq);
     const ScoreWork<T> w(work + me * work_size, p);
     for (int64_t t0 = begin, t1 = begin; t0 < end; t0 = t1) {
-      while (t1 < end && p.first_key[t1] == p.first_key[t0]) ++t1;
+      while (t1 < end && p.first(t1) == p.first(t0)) ++t1;
       score_queries(p, w, set, t0, t1 - t0);
       for (int64_t t = t0; t < t1; ++t)
         select_query(set, t, w.scores + (t - t0) * w.row, {undecided + me * n_max, bins + me * n_max});

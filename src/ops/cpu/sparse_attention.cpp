@@ -34,7 +34,7 @@ struct Sparse {
   using A = accumulate_t<T>;
   static constexpr int64_t W = Simd<A>::kWidth;
   const T *q, *k, *v;
-  const int32_t *first_key, *first, *count;
+  const int32_t *first_key, *own_key, *first, *count;
   int64_t tq, tk, heads, kv_heads, depth, sets, room, block;
   int64_t head_stride, row_stride;  // of k and v
   A scale;
@@ -44,6 +44,7 @@ struct Sparse {
         k(in.k.as<T>()),
         v(in.v.as<T>()),
         first_key(in.first_key.as<int32_t>()),
+        own_key(in.own_key ? in.own_key.as<int32_t>() : nullptr),
         first(keys.first.as<int32_t>()),
         count(keys.count.as<int32_t>()),
         tq(in.q.dim(0)),
@@ -58,6 +59,9 @@ struct Sparse {
         row_stride(kv_heads * depth),
         scale(static_cast<A>(in.scale)) {}
   int64_t group() const { return heads / kv_heads; }
+  /// The first and the last key that query t sees.
+  int64_t first_of(int64_t t) const { return own_key ? first_key[t] + own_key[t] - t : first_key[t]; }
+  int64_t last_of(int64_t t) const { return own_key ? own_key[t] : t + tk - tq; }
   int64_t set_of(int64_t kv_head) const { return kv_head / (kv_heads / sets); }
   int64_t most_tokens() const { return std::min(room * block, tk); }
   int64_t row_size() const { return padded(most_tokens(), W); }
@@ -69,7 +73,7 @@ struct Sparse {
     const int32_t* const row = first + (set * tq + t) * room;
     n = count[set * tq + t];
     if (block == 1) return row;
-    n = expand_blocks(expanded, row, n, block, t + tk - tq);
+    n = expand_blocks(expanded, row, n, block, last_of(t));
     return expanded;
   }
   Rows<const T> rows_of(const T* base, int64_t kv_head, const int32_t* tokens) const {
@@ -101,10 +105,12 @@ struct Sparse {
   /// Indices of the selection are memory indices.
   void check(const char* op) const {
     for (int64_t row = 0; row < sets * tq; ++row) {
-      const int64_t t = row % tq, last = t + tk - tq;
+      const int64_t t = row % tq, last = last_of(t);
+      SLUICE_CHECK(last >= 0 && last < tk && (t == 0 || last > last_of(t - 1)),
+                   "{}: own_key[{}] = {} must be above its predecessor, and one of {} keys", op, t, last, tk);
       SLUICE_CHECK(count[row] >= 1 && count[row] <= room, "{}: query {} selects {} blocks of at most {}", op,
                    t, count[row], room);
-      for (int64_t i = 0, low = first_key[t]; i < count[row]; ++i) {
+      for (int64_t i = 0, low = first_of(t); i < count[row]; ++i) {
         const int64_t s = first[row * room + i];
         SLUICE_CHECK(s >= low && s <= last, "{}: query {} selects key {}, which is not in [{}, {}]", op, t, s,
                      low, last);
@@ -124,7 +130,7 @@ struct QueryLists {
   /// expanded: room for (count, expanded_tokens).
   QueryLists(const Sparse<T>& p, int32_t* expanded, int64_t set, int64_t begin, int64_t count_)
       : count(count_),
-        keys_(begin + count + p.tk - p.tq),
+        keys_(p.last_of(begin + count - 1) + 1),
         range_(rows_per_range<T>(p.tk, p.most_tokens(), p.depth)) {
     for (int64_t i = 0; i < count; ++i)
       tokens[i] = p.tokens_of(expanded + i * p.expanded_tokens(), set, begin + i, n[i]);
@@ -177,7 +183,7 @@ void forward_block(const Sparse<T>& p, int64_t begin, int64_t count, int64_t kv_
     for (int64_t h = 0; h < group; ++h) {
       A* const row = s + (i * group + h) * size;
       const int64_t n = lists.n[i], at = (head + h) * p.tq + begin + i;
-      if (z0) z0[at] = lists.tokens[i][0] == p.first_key[begin + i] ? row[0] : static_cast<A>(kNotSelected);
+      if (z0) z0[at] = lists.tokens[i][0] == p.first_of(begin + i) ? row[0] : static_cast<A>(kNotSelected);
       const A m = largest_of(row, n), l = exp_row(row, n, m);
       lse[at] = m + std::log(l);
       inverse[i * group + h] = A(1) / l;
@@ -288,7 +294,7 @@ struct Backward {
           dot_row<T, A>(d_o + at + h * depth, o + at + h * depth, depth) - (dlse ? dlse[of] : A(0));
 #pragma GCC ivdep
       for (int64_t e = 0; e < n; ++e) x[e] = w[e] * (x[e] - delta) * p.scale;
-      if (coef0 && tokens[0] == p.first_key[t]) x[0] += coef0[of] * p.scale;
+      if (coef0 && tokens[0] == p.first_of(t)) x[0] += coef0[of] * p.scale;
     }
   }
 
@@ -307,7 +313,7 @@ struct Backward {
   /// Queries [t0, t0 + count) of one key/value head, by a team of threads.
   void block_pass(int64_t t0, int64_t count, int64_t kv_head, int32_t* expanded) const {
     const int64_t threads = omp_get_num_threads(), chunk = (count + threads - 1) / threads,
-                  chunks = (count + chunk - 1) / chunk, keys = t0 + count + p.tk - p.tq,
+                  chunks = (count + chunk - 1) / chunk, keys = p.last_of(t0 + count - 1) + 1,
                   range = std::clamp<int64_t>(keys / (4 * threads), 64,
                                               rows_per_range<T>(p.tk, p.most_tokens(), p.depth)),
                   ranges = (keys + range - 1) / range;
