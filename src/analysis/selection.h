@@ -33,8 +33,10 @@ struct SelectionSummary {
 SelectionSummary means_of(const SelectionSums& sums);
 
 /// Adds a layer after a forward pass in the sparse phase; first_key (T) i32 of the batch; before: the layer
-/// before, or nullptr. In f64, on the host.
+/// before, or nullptr. In f64, on the host. Collective where ranks share the sequences: all of them then add
+/// the same queries, those of all.
 void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention, const Attention::Saved& s,
-                   const Attention::Saved* before, const Tensor& first_key);
+                   const Attention::Saved* before, const Tensor& first_key,
+                   const SequenceRanks* ranks = nullptr);
 
 }  // namespace sluice

@@ -54,7 +54,8 @@ void SummaryAccumulator::add_selected(Context& ctx, size_t layer, const Batch& b
   const Attention& attention = model_.blocks()[layer].attention();
   if (!attention.sparse() || model_.dense_warm_up()) return;
   add_selection(ctx, selection_[layer], attention, saved.blocks[layer].attention,
-                layer > 0 ? &saved.blocks[layer - 1].attention : nullptr, batch.first_key);
+                layer > 0 ? &saved.blocks[layer - 1].attention : nullptr, batch.first_key,
+                model_.sequence_ranks());
 }
 
 void SummaryAccumulator::add(Context& ctx, const Batch& batch, const Transformer::Saved& saved) {

@@ -1,6 +1,7 @@
 #pragma once
 // Rows of tokens of sequences that several ranks share (parallel.context), brought together for measurements
 // that need whole sequences.
+#include <algorithm>
 #include <vector>
 
 #include "core/context.h"
@@ -16,5 +17,30 @@ std::vector<double> whole_rows(Context& ctx, const SequenceRanks* ranks, std::ve
 /// The same of statistics (heads, T), by head: (heads, N T).
 std::vector<double> whole_statistics(Context& ctx, const SequenceRanks* ranks, std::vector<double> values,
                                      int64_t heads);
+
+/// Collective. The rows of `tokens`, counted among those of all ranks, from rows (T, width) of every rank, on
+/// all of them: (tokens, width). Without ranks the rows of these tokens.
+template <class V>
+std::vector<V> rows_of_tokens(const SequenceRanks* ranks, const std::vector<int64_t>& tokens, const V* rows,
+                              int64_t width) {
+  std::vector<V> mine(tokens.size() * static_cast<size_t>(width));
+  const auto row = [&](std::vector<V>& x, size_t i) { return x.data() + static_cast<int64_t>(i) * width; };
+  if (!ranks) {
+    for (size_t i = 0; i < tokens.size(); ++i) std::copy_n(rows + tokens[i] * width, width, row(mine, i));
+    return mine;
+  }
+  const SequenceSplit& split = ranks->split();
+  const auto rank_of = [&](size_t i) { return split.rank_of(tokens[i] % split.seq_len); };
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (const int64_t sample = tokens[i] / split.seq_len; rank_of(i) == split.rank)
+      std::copy_n(rows + (sample * split.length() + split.index_of(tokens[i] % split.seq_len)) * width, width,
+                  row(mine, i));
+  std::vector<V> all(mine.size() * static_cast<size_t>(split.ranks));
+  ranks->ranks().all_gather(all.data(), mine.data(), std::ssize(mine) * static_cast<int64_t>(sizeof(V)));
+  for (size_t i = 0; i < tokens.size(); ++i)
+    std::copy_n(all.data() + rank_of(i) * std::ssize(mine) + static_cast<int64_t>(i) * width, width,
+                row(mine, i));
+  return mine;
+}
 
 }  // namespace sluice

@@ -18,6 +18,11 @@ struct SequenceSplit {
   }
   /// Of this rank's token i among the tokens of its sequence, i < length().
   int64_t place(int64_t i) const { return begin(rank, i / chunk()) + i % chunk(); }
+  /// The rank that has the token at a place of its sequence, and which of that rank's tokens it is.
+  int64_t rank_of(int64_t place) const {
+    return place < seq_len / 2 ? place / chunk() : 2 * ranks - 1 - place / chunk();
+  }
+  int64_t index_of(int64_t place) const { return (place < seq_len / 2 ? 0 : chunk()) + place % chunk(); }
 };
 
 }  // namespace sluice

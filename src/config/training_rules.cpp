@@ -200,11 +200,6 @@ void check_context(const Config& c, Checks& check) {
       fmt::format("parallel.determinism: exact needs the weights' gradients of a micro-batch in one sum "
                   "over its tokens, which parallel.context = {} divides; use same_layout",
                   ranks));
-  check.require(
-      c.model.attention.kind != AttentionKind::sparse, {"parallel.context", "model.attention.kind"},
-      fmt::format("model.attention.kind: sparse selects among the keys of a whole sequence on one rank; "
-                  "with parallel.context = {} use another kind, or context: 1",
-                  ranks));
   check.require(c.train.device != DeviceChoice::cuda, {"parallel.context", "train.device"},
                 fmt::format("train.device: cuda cannot share sequences between ranks in this version; with "
                             "parallel.context = {} use cpu, or context: 1",

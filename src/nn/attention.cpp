@@ -41,9 +41,9 @@ ParamStore::Id add_projection(const ModelConfig& config, ParamStore& store, cons
 }
 
 Attention::Core make_core(const ModelConfig& config, ParamStore& store, const std::string& prefix,
-                          int64_t layer) {
+                          int64_t layer, int64_t sequence_ranks) {
   if (config.attention.kind == AttentionKind::sparse)
-    return Attention::Core(std::in_place_type<SparseAttention>, config, store, prefix, layer);
+    return Attention::Core(std::in_place_type<SparseAttention>, config, store, prefix, layer, sequence_ranks);
   return Attention::Core(std::in_place_type<SoftmaxAttention>, config, store, prefix, layer);
 }
 
@@ -51,7 +51,8 @@ Tensor matrix(const Tensor& t) { return t.view({t.dim(0), t.numel() / t.dim(0)})
 
 }  // namespace
 
-Attention::Attention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer)
+Attention::Attention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer,
+                     int64_t sequence_ranks)
     : store_(store),
       layer_(layer),
       heads_(config.num_attention_heads),
@@ -74,7 +75,7 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
       gates_(config, store, prefix, gate_sites(config)),
       q_position_(config, store, prefix + ".q_norm.weight"),
       k_position_(config, store, prefix + ".k_norm.weight"),
-      core_(make_core(config, store, prefix, layer)),
+      core_(make_core(config, store, prefix, layer, sequence_ranks)),
       exclusive_(config, store, prefix + ".exclusive_scale"),
       output_(config, store, prefix + ".o_norm.weight") {
   const int64_t kv_heads = config.num_key_value_heads;
@@ -144,8 +145,8 @@ Attention::Gathered Attention::begin_gather(Context& ctx, ScratchScope& t, const
                                             const Saved& s) const {
   Gathered g = {.ranks = sequence.ranks};
   if (!g.ranks) return g;
-  SLUICE_CHECK(!sparse() && !sequence.cache && sequence.caches.empty(),
-               "attention: ranks share sequences without a cache of keys and values, and with softmax");
+  SLUICE_CHECK(!sequence.cache && sequence.caches.empty(),
+               "attention: ranks share sequences without a cache of keys and values");
   const auto whole = [&](const char* name, const Tensor& mine) {
     return t.alloc(name, mine.dtype, {g.ranks->split().ranks * mine.dim(0), mine.dim(1), mine.dim(2)});
   };

@@ -46,7 +46,9 @@ class Attention {
     Tensor y;                       // (T, C): the layer's output
   };
 
-  Attention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer);
+  /// sequence_ranks: how many ranks share a sequence.
+  Attention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer,
+            int64_t sequence_ranks = 1);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const;
 
   /// s.y from x (T, C). With a KV cache, appends this batch's keys and values after cache->length; with one

@@ -31,13 +31,14 @@ void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& se
   attention_norm_.backward(ctx, d, dnorm, x, s.attention_norm, Into::add);
 }
 
-Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts)
-    : Block(config, store, layer, experts, "model.layers." + std::to_string(layer)) {}
+Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts,
+             int64_t sequence_ranks)
+    : Block(config, store, layer, experts, sequence_ranks, "model.layers." + std::to_string(layer)) {}
 
 Block::Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts,
-             const std::string& name)
+             int64_t sequence_ranks, const std::string& name)
     : attention_norm_(config, store, name + ".input_layernorm"),
-      attention_(config, store, name + ".self_attn", layer),
+      attention_(config, store, name + ".self_attn", layer, sequence_ranks),
       attention_out_(config, store, name + ".post_attention_branch_layernorm.weight"),
       ffn_norm_(config, store, name + ".post_attention_layernorm"),
       ffn_(config, store, name + ".mlp", layer, experts),

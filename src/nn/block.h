@@ -47,7 +47,9 @@ class Block {
     Tensor y;                           // (T, C): residual stream after the block
   };
 
-  Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts = {});
+  /// sequence_ranks: how many ranks share a sequence.
+  Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts = {},
+        int64_t sequence_ranks = 1);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype,
                    bool keep_inner) const;
   /// Activations shared with another block, but with a separate output, which is all that recompute=block
@@ -69,7 +71,7 @@ class Block {
 
  private:
   Block(const ModelConfig& config, ParamStore& store, int64_t layer, const ExpertRanks& experts,
-        const std::string& name);
+        int64_t sequence_ranks, const std::string& name);
 
   GatedNorm attention_norm_;
   Attention attention_;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "nn/sequence_ranks.h"
 #include "nn/weight_gradient.h"
 #include "ops/elementwise.h"
 #include "ops/rope.h"
@@ -21,6 +22,8 @@ ParamStore::Id add_matrix(const ModelConfig& config, ParamStore& store, const st
 }
 
 Tensor matrix(const Tensor& t) { return t.view({t.dim(0), t.numel() / t.dim(0)}); }
+
+Tensor own_key(const Sequence& s) { return s.ranks ? s.ranks->own_key(s.first_key.dim(0)) : Tensor(); }
 
 }  // namespace
 
@@ -92,15 +95,31 @@ void Indexer::forward(Context& ctx, const Tensor& x, const Sequence& sequence, i
   }
   if (sequence.cache) {
     s.k = s.means = sequence.cache->append_index_keys(ctx, layer, k);
-  } else if (config_.block > 1) {
+  } else if (config_.block > 1 && !sequence.ranks) {
     block_means(ctx, s.means, s.k, sequence.first_key, config_.block);
   }
 }
 
-IndexInputs Indexer::inputs(const Saved& s, const Tensor& first_key) const {
+/// Blocks are those of the sequence, which may begin on one rank and end on another.
+Indexer::Keys Indexer::keys(Context& ctx, ScratchScope& t, const SequenceRanks* ranks,
+                            const Tensor& first_key, const Saved& s) const {
+  if (!ranks) return {s.means, first_key};
+  const int64_t tokens = ranks->split().ranks * s.k.dim(0);
+  const Tensor all = t.alloc("indexer.keys of all ranks", s.k.dtype, {tokens, s.k.dim(1)});
+  ranks->finish(ctx, ranks->begin_gather(ctx, all, s.k));
+  if (config_.block == 1) return {all, {}};
+  const Keys keys = {.means = t.like("indexer.means of all ranks", all),
+                     .first_key = t.alloc("indexer.first_key of all ranks", DType::i32, {tokens})};
+  ranks->gather_first_keys(ctx, keys.first_key, first_key);
+  block_means(ctx, keys.means, all, keys.first_key, config_.block);
+  return keys;
+}
+
+IndexInputs Indexer::inputs(const Saved& s, const Tensor& keys, const Tensor& first_key,
+                            const Tensor& own_key) const {
   const IndexerConfig& x = config_.indexer;
   return {.q = s.q,
-          .k = s.means,
+          .k = keys,
           .w = s.w,
           .bias = value(bias_),
           .w_bias = value(w_bias_),
@@ -109,13 +128,15 @@ IndexInputs Indexer::inputs(const Saved& s, const Tensor& first_key) const {
           .sets = sets_,
           .block = config_.block,
           .activation = x.activation,
-          .head_weights = x.head_weights};
+          .head_weights = x.head_weights,
+          .own_key = own_key};
 }
 
 void Indexer::select(Context& ctx, const Selection& out, const Sequence& sequence, const Saved& s,
                      const Tensor& sums) const {
   ScratchScope t(ctx.scratch);
-  IndexInputs in = inputs(s, sequence.first_key);
+  const Keys all = keys(ctx, t, sequence.ranks, sequence.first_key, s);
+  IndexInputs in = inputs(s, all.means, sequence.first_key, own_key(sequence));
   if (sequence.cache && config_.block > 1) {
     in.k = t.like("indexer.means", s.k);
     block_means(ctx, in.k, s.k, sequence.cache->first_key.rows(0, s.k.dim(0)), config_.block);
@@ -127,19 +148,26 @@ void Indexer::backward(Context& ctx, Tensor dx, Into& into, const Tensor& x, con
                        const IndexTarget& target, const Selection* selection, int64_t layer,
                        const Saved& s) const {
   ScratchScope t(ctx.scratch);
-  IndexGrads d{.dq = t.like("indexer.dq", s.q), .dk = t.like("indexer.dk", s.means)};
+  const Keys all = keys(ctx, t, sequence.ranks, sequence.first_key, s);
+  IndexGrads d{.dq = t.like("indexer.dq", s.q), .dk = t.like("indexer.dk", all.means)};
   if (w_proj_) d.dw = t.like("indexer.dw", s.w);
   d.dbias = grad(bias_), d.dw_bias = grad(w_bias_), d.dlog_temperature = grad(log_temperature_);
   const IndexLossConfig& loss = config_.loss;
-  index_loss(ctx, d, sequence.indexers->row(layer), inputs(s, sequence.first_key), target, selection,
+  index_loss(ctx, d, sequence.indexers->row(layer),
+             inputs(s, all.means, sequence.first_key, own_key(sequence)), target, selection,
              {.coefficient = loss.coefficient / static_cast<double>(layers_ * sets_),
               .temperature = loss.temperature,
               .log_temperature = value(log_temperature_),
               .gradient_scale = sequence.indexers->gradient_scale});
   if (config_.block > 1) {
-    const Tensor dk = t.like("indexer.dk_tokens", s.k);
-    block_means_backward(ctx, dk, d.dk, sequence.first_key, config_.block);
+    const Tensor dk = t.like("indexer.dk_tokens", d.dk);
+    block_means_backward(ctx, dk, d.dk, all.first_key, config_.block);
     d.dk = dk;
+  }
+  if (sequence.ranks) {
+    const Tensor mine = t.like("indexer.dk_own", s.k);
+    sequence.ranks->reduce_scatter(ctx, mine, d.dk);
+    d.dk = mine;
   }
   if (config_.indexer.rope) {
     const Tensor heads = d.dk.view({d.dk.dim(0), 1, d.dk.dim(1)});

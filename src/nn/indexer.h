@@ -20,8 +20,13 @@ class Indexer {
     Tensor projected;       // (T, d): the key projection
     RmsNorm::Saved k_norm;  // y (T, d); empty without key_norm
     Tensor k;               // (T, d): normalised, rotated; `projected` itself without both
-    Tensor means;           // (T, d): k, or means of blocks
-    Tensor w;               // (T, J): logits of the head weights, or empty
+    Tensor means;  // (T, d): k, or means of blocks; with block > 1 unused where ranks share a sequence
+    Tensor w;      // (T, J): logits of the head weights, or empty
+  };
+  /// What queries choose from: of this rank's tokens, or of those of all ranks that share the sequence.
+  struct Keys {
+    Tensor means;      // (Tk, d)
+    Tensor first_key;  // (Tk) i32, counted among these tokens; empty with block = 1 and several ranks
   };
 
   /// `prefix`: prefix of the parameter names, "<layer>.indexer".
@@ -38,8 +43,14 @@ class Indexer {
   void backward(Context& ctx, Tensor dx, Into& into, const Tensor& x, const Sequence& sequence,
                 const IndexTarget& target, const Selection* selection, int64_t layer, const Saved& s) const;
 
-  /// What the scores are made from. Host values on a CPU.
-  IndexInputs inputs(const Saved& s, const Tensor& first_key) const;
+  /// Collective with ranks (Sequence::ranks), whose keys are then gathered into t. first_key (T) as a
+  /// batch's.
+  Keys keys(Context& ctx, ScratchScope& t, const SequenceRanks* ranks, const Tensor& first_key,
+            const Saved& s) const;
+  /// What the scores of queries are made from; own_key (T) with the keys of several ranks. Host values on a
+  /// CPU.
+  IndexInputs inputs(const Saved& s, const Tensor& keys, const Tensor& first_key,
+                     const Tensor& own_key = {}) const;
   /// Of the distribution over keys that the loss compares with attention's.
   double temperature() const;
   Budget budget() const;

@@ -52,6 +52,14 @@ Tensor SequenceRanks::finish(Context& ctx, const Gather& gather) const {
   return gather.whole;
 }
 
+Tensor SequenceRanks::gather_first_keys(Context& ctx, Tensor whole, const Tensor& first_key) const {
+  ScratchScope scratch(ctx.scratch);
+  const Tensor mine = scratch.like("context.first_key", first_key);
+  for (int64_t t = 0; t < mine.dim(0) && !ctx.dry_run; ++t)
+    mine.as<int32_t>()[t] = first_key.as<int32_t>()[t] + own_key_.as<int32_t>()[t] - static_cast<int32_t>(t);
+  return finish(ctx, begin_gather(ctx, whole, mine));
+}
+
 /// The chunks of the later half of a sequence, (seq_len / 2, ...), change between the sequence's order and
 /// that of the ranks.
 void SequenceRanks::reverse_tail(Context& ctx, const Tensor& tail) const {

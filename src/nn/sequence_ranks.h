@@ -32,6 +32,9 @@ class SequenceRanks {
   /// stay as they are until finish().
   Gather begin_gather(Context& ctx, Tensor whole, const Tensor& rows) const;
   Tensor finish(Context& ctx, const Gather& gather) const;
+  /// Collective. whole (N T) i32 = the first visible token of the tokens of all ranks, counted among these,
+  /// from first_key (T) of this rank's (nn/batch.h). Host memory.
+  Tensor gather_first_keys(Context& ctx, Tensor whole, const Tensor& first_key) const;
   /// Collective. rows (T, ...) = the sum over the ranks, in their order, of whole (N T, ...), of which this
   /// rank takes its own tokens' rows. whole is used up.
   void reduce_scatter(Context& ctx, Tensor rows, const Tensor& whole) const;

@@ -18,11 +18,12 @@ double mean_of_smaller(int64_t seq_len, int64_t most, int64_t block, int64_t mor
 }  // namespace
 
 SparseAttention::SparseAttention(const ModelConfig& config, ParamStore& store, const std::string& prefix,
-                                 int64_t layer)
+                                 int64_t layer, int64_t sequence_ranks)
     : store_(store),
       layer_(layer),
       heads_(config.num_attention_heads),
       head_dim_(config.head_dim),
+      sequence_ranks_(sequence_ranks),
       scale_(1.0 / std::sqrt(static_cast<double>(config.head_dim))),
       skip_first_(config.attention.head_balance.skip_first),
       dense_(config.attention.sparse.phase == SparsePhase::dense_warm_up),
@@ -42,7 +43,8 @@ SparseAttention::Saved SparseAttention::make_saved(Arena& arena, const std::stri
   s.z0 = arena.alloc(name + ".z0", wide, {heads_, num_tokens});
   if (!gated) s.y = sinks_ ? arena.alloc(name + ".o_sink", dtype, {num_tokens, heads_, head_dim_}) : s.o;
   s.index = indexer_.make_saved(arena, name + ".indexer", num_tokens, dtype);
-  const int64_t room = selection_room(indexer_.budget().most(), num_tokens, indexer_.block());
+  const int64_t room =
+      selection_room(indexer_.budget().most(), sequence_ranks_ * num_tokens, indexer_.block());
   s.selection.first = arena.alloc(name + ".selected", DType::i32, {indexer_.sets(), num_tokens, room});
   s.selection.count = arena.alloc(name + ".selected_count", DType::i32, {indexer_.sets(), num_tokens});
   s.selection.block = indexer_.block();
@@ -130,7 +132,7 @@ void SparseAttention::backward_input(Context& ctx, Tensor dx, Into& into, const 
 AttentionInputs SparseAttention::inputs(const Heads& heads, const Sequence& sequence) const {
   AttentionInputs in;
   in.q = heads.q, in.k = heads.k, in.v = heads.v;
-  in.first_key = sequence.first_key;
+  in.first_key = sequence.first_key, in.own_key = heads.own_key;
   in.scale = scale_;
   return in;
 }

@@ -21,8 +21,9 @@ class SparseAttention {
     Selection selection = {};
   };
 
-  /// `prefix`: prefix of the layer's parameter names.
-  SparseAttention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer);
+  /// `prefix`: prefix of the layer's parameter names. sequence_ranks: how many ranks share a sequence.
+  SparseAttention(const ModelConfig& config, ParamStore& store, const std::string& prefix, int64_t layer,
+                  int64_t sequence_ranks = 1);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype, bool gated) const;
 
   /// The indexer reads heads.x.
@@ -50,7 +51,7 @@ class SparseAttention {
   AttentionInputs inputs(const Heads& heads, const Sequence& sequence) const;
 
   ParamStore& store_;
-  int64_t layer_, heads_, head_dim_;
+  int64_t layer_, heads_, head_dim_, sequence_ranks_;
   double scale_;
   bool skip_first_, dense_;
   double loss_coefficient_;

@@ -3,6 +3,7 @@
 #include "core/device.h"
 #include "core/host_view.h"
 #include "nn/init.h"
+#include "nn/sequence_ranks.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
@@ -30,7 +31,7 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
   blocks_.reserve(static_cast<size_t>(config.num_hidden_layers));
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     store.begin_unit(static_cast<int>(layer) + 1);
-    blocks_.emplace_back(config, store, layer, experts);
+    blocks_.emplace_back(config, store, layer, experts, sequences ? sequences->split().ranks : 1);
   }
   store.begin_unit(0);
   norm_.emplace(config, store, "model.norm.weight", std::vector<int64_t>{C});

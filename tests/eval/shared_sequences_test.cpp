@@ -41,6 +41,14 @@ struct Case : TinyTraining {
     config.analysis.sink_threshold = 0.1;
     config.analysis.sink_length = 6;
   }
+  void select_keys(int64_t block) {
+    config.model.attention.kind = AttentionKind::sparse;
+    SparseConfig& s = config.model.attention.sparse;
+    s.block = block;
+    s.indexer.heads = s.indexer.head_dim = 4;
+    s.indexer.rope = true;  // equal tokens would tie in the first layer, but for rounding
+    s.k = {.policy = BudgetPolicy::eq8, .base = 4, .min = 2, .max = 6};
+  }
 };
 
 /// After two steps.
@@ -91,6 +99,13 @@ void check_layer(const LayerSummary& shared, const LayerSummary& one) {
   REQUIRE(shared.gate_health.size() == 1);
   check_near(shared.gate_health[0].below, one.gate_health[0].below);
   check_near(shared.gate_health[0].shut_tokens, one.gate_health[0].shut_tokens);
+  REQUIRE(shared.selection.has_value() == one.selection.has_value());
+  if (!one.selection) return;
+  for (const auto member :
+       {&SelectionSummary::mass, &SelectionSummary::top, &SelectionSummary::divergence,
+        &SelectionSummary::union_ratio, &SelectionSummary::overlap, &SelectionSummary::keys,
+        &SelectionSummary::keys_deviation, &SelectionSummary::keys_least, &SelectionSummary::keys_most})
+    CHECK((*shared.selection).*member == near((*one.selection).*member));
 }
 
 }  // namespace
@@ -104,6 +119,8 @@ TEST_CASE("ranks that share sequences find the losses and measurements of one ra
     c.config.model.attention.gates.clear();
     c.config.model.attention.gates = {{.position = GatePosition::value}};
   }
+  SECTION("selected keys") { c.select_keys(1); }
+  SECTION("selected blocks of keys") { c.select_keys(3); }
   const EvalResult one = evaluate(c, 1);
   REQUIRE(one.sets[0].tokens > 500);
   REQUIRE(one.sets[0].tokens % 32 != 0);

@@ -84,6 +84,20 @@ TEST_CASE("rows of all ranks are gathered in the order of the sequences, and sum
         for (int64_t c = 0; c < kWidth; ++c)
           if (Pool::get(all, t * kWidth + c) != value(t, c)) throw std::runtime_error("not in order");
 
+      SequenceRanks tables = shared;
+      Arena memory("tables", 1 << 12);
+      tables.allocate(memory, mine);
+      const Tensor first = pool.zeros(DType::i32, {mine}), firsts = pool.zeros(DType::i32, {ranks * mine});
+      // Documents of 5 tokens.
+      const auto first_of = [&](int64_t t) { return t - t % kSeqLen % 5; };
+      for (int64_t t = 0; t < mine; ++t) Pool::set(first, t, t + first_of(token(t)) - token(t));
+      tables.gather_first_keys(ctx, firsts, first);
+      for (int64_t t = 0; t < ranks * mine; ++t)
+        if (firsts.as<int32_t>()[t] != first_of(t)) throw std::runtime_error("another first key");
+      for (int64_t place = 0; place < kSeqLen; ++place)
+        if (split.rank_of(place) == split.rank && split.place(split.index_of(place)) != place)
+          throw std::runtime_error("another place");
+
       for (int64_t t = 0; t < ranks * mine; ++t)
         for (int64_t c = 0; c < kWidth; ++c)
           Pool::set(whole, t * kWidth + c, value(t, c) / 4 * (split.rank + 1));
