@@ -206,21 +206,6 @@ void check_context(const Config& c, Checks& check) {
                             ranks));
 }
 
-/// Evaluations that take prompts instead of samples are for one rank with whole sequences.
-void check_context_evaluations(const Config& c, Checks& check) {
-  if (c.parallel.context <= 1) return;
-  const auto refuse = [&](const char* key, bool none) {
-    check.require(
-        none, {key, "parallel.context"},
-        fmt::format("{} needs whole sequences on a rank, which parallel.context = {} divides; leave it "
-                    "out, and take it from a checkpoint",
-                    key, c.parallel.context));
-  };
-  refuse("eval.ruler.samples", c.eval.ruler.samples <= 0);
-  refuse("eval.tasks", c.eval.tasks.empty());
-  refuse("eval.prompts", c.eval.prompts.empty());
-}
-
 /// Muon orthogonalises whole matrices, which ZeRO would shard.
 void check_muon_ranks(const Config& c, Checks& check) {
   check.require(
@@ -241,7 +226,6 @@ void check_training_rules(const Config& config, Checks& check) {
   check_expert_ranks(config, check);
   check_parallel(config.parallel, check);
   check_context(config, check);
-  check_context_evaluations(config, check);
   check_gradient_dtype(config, check);
   check_muon_ranks(config, check);
   check_lora(config, check);

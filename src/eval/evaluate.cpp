@@ -6,8 +6,7 @@
 #include <bit>
 #include <cmath>
 
-#include "analysis/reading.h"
-#include "analysis/whole_rows.h"
+#include "eval/sample_rows.h"
 
 namespace sluice {
 namespace {
@@ -16,45 +15,13 @@ constexpr int64_t kFirstOctave = 64;  // positions
 constexpr int64_t kAnalysedTokens =
     8192;  // per set: enough for stable means and for maxima over all positions
 
-/// Samples in file order, whole on the host; in `buffers` what this rank computes of them, which is a part of
-/// each where ranks share sequences.
-class SampleRows {
- public:
-  SampleRows(const Transformer& model, const ForwardBuffers& buffers, int64_t seq_len)
-      : ranks_(model.sequence_ranks()), buffers_(buffers), seq_len_(seq_len), whole_(buffers.host) {
-    if (!ranks_) return;
-    const int64_t tokens = buffers.batch.tokens.numel() * ranks_->split().ranks;
-    memory_.resize(static_cast<size_t>(4 * tokens));
-    whole_ = batch_of(Tensor(memory_.data(), DType::i32, {4, tokens}, "whole samples"));
-  }
-  int64_t samples() const { return whole_.tokens.numel() / seq_len_; }
-  const Batch& whole() const { return whole_; }
-
-  void fill(Context& ctx, const Blend& set, int64_t sample) const {
-    set.fill_sequential(sample, samples(), whole_.tokens.as<int32_t>(), whole_.targets.as<int32_t>(),
-                        whole_.positions.as<int32_t>(), whole_.first_key.as<int32_t>());
-    for (int64_t i = 0; ranks_ && i < samples(); ++i) {
-      const auto row = [&](const Tensor& t) { return t.rows(i * seq_len_, seq_len_); };
-      // Its first keys count from the first sample.
-      for (int64_t t = i * seq_len_; t < (i + 1) * seq_len_; ++t)
-        whole_.first_key.as<int32_t>()[t] -= static_cast<int32_t>(i * seq_len_);
-      take_part(ranks_->split(), buffers_.host, i,
-                {row(whole_.tokens), row(whole_.targets), row(whole_.positions), row(whole_.first_key)});
-    }
-    buffers_.upload(ctx);
-  }
-  /// Of every token of the samples. Collective where ranks share them.
-  std::vector<double> losses(Context& ctx) const {
-    return whole_rows(ctx, ranks_, read_values(ctx, buffers_.losses), 1);
-  }
-
- private:
-  const SequenceRanks* ranks_;
-  const ForwardBuffers& buffers_;
-  int64_t seq_len_;
-  std::vector<int32_t> memory_;
-  Batch whole_;
-};
+/// Samples in file order.
+void fill(Context& ctx, SampleRows& rows, const Blend& set, int64_t sample, int64_t samples) {
+  const Batch& whole = rows.whole();
+  set.fill_sequential(sample, samples, whole.tokens.as<int32_t>(), whole.targets.as<int32_t>(),
+                      whole.positions.as<int32_t>(), whole.first_key.as<int32_t>());
+  rows.upload(ctx);
+}
 
 /// Sums of losses by octave, for sequences of up to seq_len tokens.
 std::vector<PositionResult> empty_octaves(int64_t seq_len) {
@@ -101,8 +68,9 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
                                          bool alone) const {
   EvalResult result;
   SummaryAccumulator summary(model, store, analysis_);
-  const SampleRows rows_of(model, buffers, seq_len_), analysed_rows(model, analysed, seq_len_);
-  const int64_t samples_per_batch = rows_of.samples(), analysed_samples = analysed_rows.samples();
+  SampleRows rows_of(model, buffers), analysed_rows(model, analysed);
+  const int64_t samples_per_batch = rows_of.tokens() / seq_len_,
+                analysed_samples = analysed_rows.tokens() / seq_len_;
   for (size_t i = 0; i < sets_.size(); ++i) {
     const Blend& set = *sets_[i];
     int64_t samples = set.num_sequential_samples();
@@ -110,7 +78,7 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
 
     for (int64_t s = 0; s < samples && s * seq_len_ < kAnalysedTokens; s += analysed_samples) {
       if (stop()) return std::nullopt;
-      analysed_rows.fill(ctx, set, s);
+      fill(ctx, analysed_rows, set, s, analysed_samples);
       model.forward(ctx, analysed.batch, analysed.saved, {}, nullptr, zeroing);
       summary.add(ctx, analysed.batch, analysed.saved);
     }
@@ -123,7 +91,7 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     double nats = 0, nats_of_text = 0, bytes = 0;
     for (int64_t s = 0; s < samples; s += samples_per_batch) {
       if (stop()) return std::nullopt;
-      rows_of.fill(ctx, set, s);
+      fill(ctx, rows_of, set, s, samples_per_batch);
       model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
       model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
       const std::vector<double> losses = rows_of.losses(ctx);
@@ -177,9 +145,9 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     if (!answered) return std::nullopt;
     result.tasks.push_back(std::move(*answered));
   }
-  if (more_.prompts.empty() || !alone) return result;
+  if (more_.prompts.empty()) return result;
   auto samples = continue_prompts(ctx, model, buffers, *tokenizer_, data_, vocab_size_, more_.prompts,
-                                  more_.prompt_tokens, stop);
+                                  more_.prompt_tokens, stop, alone);
   if (!samples) return std::nullopt;
   result.samples = std::move(*samples);
   return result;

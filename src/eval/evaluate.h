@@ -72,7 +72,7 @@ class Evaluator {
             int64_t max_tokens);
 
   /// Every run answers these tasks and continues these prompts, too (eval.tasks, eval.prompts). tokenizer:
-  /// the constructor's, which outlives this. A prompt needs a model whose forward pass one rank can do alone.
+  /// the constructor's, which outlives this.
   void also(std::vector<Task> tasks, const Config& config, const Tokenizer& tokenizer);
 
   bool empty() const { return sets_.empty() && ruler_.empty(); }
@@ -80,7 +80,8 @@ class Evaluator {
 
   /// store: the model's. `buffers` are for the losses and `analysed` for the analysis; they may be the same.
   /// `stop` is called between batches; if it returns true, the evaluation ends and returns nothing. zeroing
-  /// applies to every forward pass over the sets. alone: one rank runs it; otherwise prompts are left out.
+  /// applies to every forward pass over the sets. alone: one rank runs it; otherwise all ranks of the
+  /// training do, in as many forward passes, whatever the model finds.
   std::optional<EvalResult> run(Context& ctx, const Transformer& model, const ParamStore& store,
                                 ForwardBuffers& buffers, ForwardBuffers& analysed,
                                 const std::function<bool()>& stop, const ValueZeroing* zeroing = nullptr,

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/host_view.h"
 #include "eval/ruler_tasks.h"
+#include "eval/sample_rows.h"
 
 namespace sluice {
 namespace {
@@ -15,10 +15,6 @@ constexpr int64_t kValues = 10;
 constexpr uint64_t kSeed = 42;
 // At most one token per byte, and one more: " 1234567", and a space with the 36 characters of a UUID.
 constexpr int64_t kNumberTokens = 9, kUuidTokens = 38;
-
-double element(const Tensor& t, int64_t i) {
-  return t.dtype == DType::f64 ? t.as<double>()[i] : static_cast<double>(t.as<float>()[i]);
-}
 
 int64_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   return std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
@@ -103,23 +99,23 @@ std::optional<std::vector<RulerChoice>> RulerChoices::run(Context& ctx, const Tr
                                                           const std::function<bool()>& stop,
                                                           const ValueZeroing* zeroing) const {
   std::vector<RulerChoice> choices;
-  const int64_t at_once = seq_len_ > 0 ? buffers.batch.tokens.numel() / seq_len_ : 0;
+  SampleRows samples(model, buffers);
+  const int64_t at_once = seq_len_ > 0 ? samples.tokens() / seq_len_ : 0;
   for (const Cell& cell : cells_) {
     const int64_t rows = std::ssize(cell.rows);
     std::vector<double> nats(cell.rows.size());
     for (int64_t begin = 0; begin < rows; begin += at_once) {
       if (stop()) return std::nullopt;
       for (int64_t i = 0; i < at_once; ++i)
-        fill(buffers.host, begin + i < rows ? &cell.rows[static_cast<size_t>(begin + i)] : nullptr, i);
-      buffers.upload(ctx);
+        fill(samples.whole(), begin + i < rows ? &cell.rows[static_cast<size_t>(begin + i)] : nullptr, i);
+      samples.upload(ctx);
       model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
       model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
-      const HostView losses(ctx, buffers.losses);
-      synchronize(ctx);
-      const int32_t* targets = buffers.host.targets.as<int32_t>();
+      const std::vector<double> losses = samples.losses(ctx);
+      const int32_t* targets = samples.whole().targets.as<int32_t>();
       for (int64_t i = 0; i < std::min(at_once, rows - begin); ++i)
         for (int64_t t = i * seq_len_; t < (i + 1) * seq_len_; ++t)
-          if (targets[t] >= 0) nats[static_cast<size_t>(begin + i)] += element(losses.tensor(), t);
+          if (targets[t] >= 0) nats[static_cast<size_t>(begin + i)] += losses[static_cast<size_t>(t)];
     }
     RulerChoice choice{.task = cell.task, .length = cell.length, .samples = rows / kValues};
     for (auto first = nats.begin(); first != nats.end(); first += kValues) {

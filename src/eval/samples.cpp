@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/host_view.h"
 #include "core/utf8.h"
+#include "eval/sample_rows.h"
 
 namespace sluice {
 namespace {
@@ -20,9 +21,8 @@ struct Growing {
 /// One forward pass over the texts of a group, each in a sample of its own; returns the row of each one's
 /// last token.
 std::vector<int64_t> forward(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
-                             const std::vector<Growing*>& group, int64_t seq_len) {
-  const Batch& host = buffers.host;
-  const int64_t size = buffers.batch.tokens.numel();
+                             SampleRows& rows, const std::vector<Growing*>& group, int64_t seq_len) {
+  const int64_t size = rows.tokens();
   std::vector<int64_t> last;
   for (int64_t row = 0; row < size; ++row) {
     const int64_t sample = row / seq_len, at = row % seq_len;
@@ -33,12 +33,9 @@ std::vector<int64_t> forward(Context& ctx, const Transformer& model, ForwardBuff
       if (at < count) token = tokens[static_cast<size_t>(first + at)];
       if (at == count - 1) last.push_back(row);
     }
-    host.tokens.as<int32_t>()[row] = token;
-    host.targets.as<int32_t>()[row] = -1;
-    host.positions.as<int32_t>()[row] = static_cast<int32_t>(at);
-    host.first_key.as<int32_t>()[row] = static_cast<int32_t>(sample * seq_len);
+    rows.put(row, token, -1, at, sample * seq_len);
   }
-  buffers.upload(ctx);
+  rows.upload(ctx);
   model.forward(ctx, buffers.batch, buffers.saved);
   return last;
 }
@@ -57,7 +54,8 @@ std::optional<std::vector<SampleText>> continue_prompts(Context& ctx, const Tran
                                                         ForwardBuffers& buffers, const Tokenizer& tokenizer,
                                                         const DataConfig& data, int64_t vocab_size,
                                                         const std::vector<std::string>& prompts,
-                                                        int64_t tokens, const std::function<bool()>& stop) {
+                                                        int64_t tokens, const std::function<bool()>& stop,
+                                                        bool alone) {
   std::vector<Growing> all;
   for (const std::string& prompt : prompts) {
     Growing text{tokenizer.encode_with_special(prompt), 0, false};
@@ -69,22 +67,25 @@ std::optional<std::vector<SampleText>> continue_prompts(Context& ctx, const Tran
   const DType dtype = buffers.losses.dtype;
   Arena memory("sample logits", vocab_size * 8 + 512, ctx.device);
   const Tensor logits = memory.alloc("logits", dtype, {1, vocab_size});
-  const auto slots = static_cast<size_t>(buffers.batch.tokens.numel() / data.seq_len);
+  SampleRows rows(model, buffers);
+  const auto slots = static_cast<size_t>(rows.tokens() / data.seq_len);
   for (size_t begin = 0; begin < all.size(); begin += slots) {
     std::vector<Growing*> group;
     for (size_t i = begin; i < std::min(begin + slots, all.size()); ++i) group.push_back(&all[i]);
     const auto open = [&] {
       return std::any_of(group.begin(), group.end(), [](const Growing* text) { return !text->ended; });
     };
-    for (int64_t n = 0; n < tokens && open(); ++n) {
+    // Ranks of different processors may round to different tokens, and yet have to go together.
+    for (int64_t n = 0; n < tokens && (!alone || open()); ++n) {
       if (stop()) return std::nullopt;
-      const std::vector<int64_t> last = forward(ctx, model, buffers, group, data.seq_len);
+      const std::vector<int64_t> last = forward(ctx, model, buffers, rows, group, data.seq_len);
       for (size_t i = 0; i < group.size(); ++i) {
         if (group[i]->ended) continue;
-        model.logits(ctx, logits, buffers.saved.hidden.rows(last[i], 1));
+        ScratchScope scratch(ctx.scratch);
+        model.logits(ctx, logits, rows.hidden(scratch, last[i]));
         const HostView view(ctx, logits);
         synchronize(ctx);
-        const int32_t token = largest(view.tensor());
+        const int32_t token = rows.agreed(largest(view.tensor()));
         group[i]->ended = token == tokenizer.end_of_document() || token >= tokenizer.vocab_size();
         if (!group[i]->ended) group[i]->tokens.push_back(token);
       }

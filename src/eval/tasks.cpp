@@ -6,20 +6,16 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "core/host_view.h"
+#include "eval/sample_rows.h"
 
 namespace sluice {
 namespace {
-
-double element(const Tensor& t, int64_t i) {
-  return t.dtype == DType::f64 ? static_cast<const double*>(t.data)[i] : static_cast<const float*>(t.data)[i];
-}
 
 /// One forward pass, filled with sequences one behind the other.
 class PackedPass {
  public:
   PackedPass(Context& ctx, const Transformer& model, ForwardBuffers& buffers)
-      : ctx_(ctx), model_(model), buffers_(buffers), size_(buffers.batch.tokens.numel()) {}
+      : ctx_(ctx), model_(model), buffers_(buffers), rows_(model, buffers), size_(rows_.tokens()) {}
 
   bool fits(const ScoredSequence& sequence) const { return used_ + std::ssize(sequence.tokens) - 1 <= size_; }
 
@@ -29,8 +25,8 @@ class PackedPass {
                  size_);
     for (int64_t i = 0; i < inputs; ++i) {
       const bool scored = i + 1 >= static_cast<int64_t>(sequence.first_target);
-      put(used_ + i, sequence.tokens[static_cast<size_t>(i)],
-          scored ? sequence.tokens[static_cast<size_t>(i) + 1] : -1, i, used_);
+      rows_.put(used_ + i, sequence.tokens[static_cast<size_t>(i)],
+                scored ? sequence.tokens[static_cast<size_t>(i) + 1] : -1, i, used_);
     }
     parts_.push_back({used_, inputs, &sum});
     used_ += inputs;
@@ -41,16 +37,15 @@ class PackedPass {
     if (parts_.empty()) return;
     // What is left is a sequence of token 0 without targets.
     for (int64_t i = used_; i < size_; ++i)
-      put(i, 0, -1, std::min<int64_t>(i - used_, parts_[0].inputs - 1), used_);
-    buffers_.upload(ctx_);
+      rows_.put(i, 0, -1, std::min<int64_t>(i - used_, parts_[0].inputs - 1), used_);
+    rows_.upload(ctx_);
     model_.forward(ctx_, buffers_.batch, buffers_.saved);
     model_.loss_forward(ctx_, buffers_.losses, buffers_.batch, buffers_.saved);
-    const HostView losses(ctx_, buffers_.losses);
-    synchronize(ctx_);
-    const int32_t* const targets = buffers_.host.targets.as<int32_t>();
+    const std::vector<double> losses = rows_.losses(ctx_);
+    const int32_t* const targets = rows_.whole().targets.as<int32_t>();
     for (const Part& part : parts_)
       for (int64_t i = part.begin; i < part.begin + part.inputs; ++i)
-        if (targets[i] >= 0) *part.sum -= element(losses.tensor(), i);
+        if (targets[i] >= 0) *part.sum -= losses[static_cast<size_t>(i)];
     parts_.clear();
     used_ = 0;
   }
@@ -60,17 +55,11 @@ class PackedPass {
     int64_t begin = 0, inputs = 0;
     double* sum = nullptr;
   };
-  void put(int64_t i, int32_t token, int32_t target, int64_t position, int64_t first_key) {
-    const Batch& host = buffers_.host;
-    host.tokens.as<int32_t>()[i] = token;
-    host.targets.as<int32_t>()[i] = target;
-    host.positions.as<int32_t>()[i] = static_cast<int32_t>(position);
-    host.first_key.as<int32_t>()[i] = static_cast<int32_t>(first_key);
-  }
 
   Context& ctx_;
   const Transformer& model_;
   ForwardBuffers& buffers_;
+  SampleRows rows_;
   int64_t size_, used_ = 0;
   std::vector<Part> parts_;
 };

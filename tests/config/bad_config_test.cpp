@@ -171,10 +171,6 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
        "a.yaml:2:12: parallel.determinism: exact needs the weights' gradients of a micro-batch in one sum "
        "over its "
        "tokens, which parallel.context = 2 divides; use same_layout"},
-      {"data: {seq_len: 64}\neval: {ruler: {samples: 2}}\nparallel: {context: 2}\n",
-       "a.yaml:2:16: eval.ruler.samples needs whole sequences on a rank, which parallel.context = 2 divides; "
-       "leave "
-       "it out, and take it from a checkpoint"},
       {"model: {moe: {num_experts: 9}}\nparallel: {expert: 2}\n",
        "a.yaml:2:12: parallel.expert = 2 does not divide model.moe.num_experts = 9"},
       {"parallel: {expert: 2}\n",

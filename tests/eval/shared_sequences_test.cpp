@@ -1,4 +1,5 @@
-// An evaluation between two steps by ranks that share sequences (parallel.context) finds what one rank finds.
+// An evaluation between two steps by ranks that share sequences (parallel.context) finds what one rank finds,
+// and so do other ranks that have to compute it together.
 #include <catch2/catch.hpp>
 #include <mutex>
 
@@ -148,5 +149,89 @@ TEST_CASE("ranks that share sequences find the losses and measurements of one ra
          shared.analysis.sinks.strongest},
         {one.analysis.first_token_attention, *one.analysis.mean_gate_score, one.analysis.largest_residual,
          one.analysis.sinks.share, one.analysis.sinks.leading_share, one.analysis.sinks.strongest});
+  }
+}
+
+namespace {
+
+/// Needles, questions and prompts, of bytes. Several questions go into a sample, and some go on in the next.
+struct Prompts : TinyTraining {
+  Task task{"letters", {}};
+
+  Prompts() : TinyTraining(Precision::f64) {
+    config.model.vocab_size = 257;
+    config.model.initializer_range = 0.3;
+    config.data.seq_len = 672;
+    config.data.document_mask = true;
+    config.eval.ruler = {.samples = 2, .tasks = {"niah_single_1", "niah_multikey_2"}, .lengths = {640}};
+    config.eval.prompts = {"ab", "the question", std::string(700, 'x'), "x"};
+    config.eval.prompt_tokens = 5;
+    for (int q = 0; q < 9; ++q) {
+      TaskQuestion& question = task.questions.emplace_back();
+      for (int c = 0; c < 3; ++c)
+        question.choices.push_back({std::string(static_cast<size_t>(100 + 67 * q), 'a'),
+                                    " " + std::string(1, static_cast<char>('b' + c))});
+      question.answer = static_cast<size_t>(q % 3);
+    }
+  }
+  /// What every rank finds, at the start of a training.
+  std::vector<EvalResult> evaluate(int ranks) const {
+    std::vector<EvalResult> results(static_cast<size_t>(ranks));
+    const auto tokenizer = make_tokenizer({});
+    run_thread_ranks(ranks, [&](Communicator& comm) {
+      set_num_threads(1);
+      const Blend data = blend();
+      Trainer trainer(config, data, &comm);
+      trainer.initialize();
+      trainer.wait_for_weights();
+      Evaluator evaluator({}, config, *tokenizer, 0);
+      evaluator.also({task}, config, *tokenizer);
+      results[static_cast<size_t>(comm.rank())] = *evaluator.run(
+          trainer.context(), trainer.model(), trainer.store(), trainer.micro_batch(), trainer.analysed(),
+          [] { return false; }, nullptr, ranks == 1);
+    });
+    return results;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("ranks that compute together answer questions and continue prompts as one rank does",
+          "[evaluate][context][tasks]") {
+  Prompts t;
+  SECTION("softmax") {}
+  SECTION("a window") {
+    t.config.data.document_mask = false;
+    t.config.model.attention.window = 50;
+  }
+  SECTION("selected keys") {
+    t.config.model.attention.kind = AttentionKind::sparse;
+    t.config.model.attention.sparse.indexer.rope = true;
+    t.config.model.attention.sparse.k = {.policy = BudgetPolicy::fixed, .base = 40};
+  }
+  SECTION("experts") { t.add_experts(); }
+  const EvalResult one = t.evaluate(1)[0];
+  REQUIRE(one.ruler.size() == 2);
+  REQUIRE(one.tasks.size() == 1);
+  REQUIRE(one.samples.size() == 4);
+  struct Layout {
+    int ranks;
+    int64_t context, zero_stage;
+  };
+  for (const Layout& layout : {Layout{2, 2, 0}, Layout{4, 4, 3}, Layout{4, 2, 1}, Layout{2, 1, 3}}) {
+    INFO(layout.ranks << " ranks, context " << layout.context << ", stage " << layout.zero_stage);
+    t.config.parallel.context = layout.context;
+    t.config.parallel.zero_stage = layout.zero_stage;
+    t.config.parallel.expert = t.config.model.moe.num_experts > 0 ? 2 : 1;
+    for (const EvalResult& shared : t.evaluate(layout.ranks)) {
+      for (size_t i = 0; i < 2; ++i)
+        check_near({shared.ruler[i].loss, shared.ruler[i].margin, shared.ruler[i].accuracy},
+                   {one.ruler[i].loss, one.ruler[i].margin, one.ruler[i].accuracy});
+      const TaskResult &a = shared.tasks[0], &b = one.tasks[0];
+      check_near({a.accuracy, a.answer_loss}, {b.accuracy, b.answer_loss});
+      for (size_t q = 0; q < b.log_likelihoods.size(); ++q)
+        check_near(a.log_likelihoods[q], b.log_likelihoods[q]);
+      for (size_t i = 0; i < 4; ++i) CHECK(shared.samples[i].text == one.samples[i].text);
+    }
   }
 }
