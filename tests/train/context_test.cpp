@@ -260,6 +260,7 @@ TEST_CASE("training with shared sequences in bf16, and with Muon", "[context][mu
   Training t(Precision::bf16);
   double tolerance = 0.02;
   SECTION("bf16") {}
+  SECTION("bf16, selected keys") { use_sparse_attention(t.config); }
   SECTION("Muon") {
     t.config.train.precision = Precision::f32;
     t.config.optimizer.type = OptimizerType::muon;
