@@ -11,6 +11,7 @@
 #include "common/launch.h"
 #include "common/math.cuh"
 #include "ops/attention.h"
+#include "sparse/attention.h"
 
 namespace sluice::cuda {
 namespace {
@@ -419,6 +420,31 @@ void attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor&
     output_backward(ctx, out, d_o, state.o, state.lse, {}, of_scores.dlse);
   core_backward(ctx, "attention_backward", grads, d_o, out.delta, in, state, of_scores.coef0,
                 bool(of_scores.dlse), kernel);
+}
+
+void sparse_attention_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
+                              const Selection& keys) {
+  if (ctx.dry_run || in.q.numel() == 0) return;
+  if (sparse_tensor_cores(in) && aligned_16(out.o))
+    sparse_union_forward(ctx, out, in, keys);
+  else
+    attention_f32_forward(ctx, out, in, &keys);
+}
+
+void sparse_attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o,
+                               const AttentionInputs& in, const AttentionState& state, const Selection& keys,
+                               const ScoreGrads& of_scores) {
+  ScratchScope temporaries(ctx.scratch);
+  OutputGradients out;
+  out.delta = temporaries.alloc("attention.delta", DType::f32, {in.q.dim(1), in.q.dim(0)});
+  output_backward(ctx, out, d_o, state.o, state.lse, {}, of_scores.dlse);
+  if (in.q.numel() == 0) return;
+  bool vectors = true;
+  for (const Tensor* t : {&d_o, &grads.dq, &grads.dk, &grads.dv}) vectors = vectors && aligned_16(*t);
+  if (sparse_tensor_cores(in) && vectors)
+    sparse_union_backward(ctx, grads, d_o, out.delta, in, state.lse, of_scores.coef0, keys);
+  else if (!ctx.dry_run)
+    attention_f32_backward(ctx, grads, d_o, out.delta, in, state.lse, of_scores.coef0, &keys);
 }
 
 void gated_attention_forward(Context& ctx, Tensor y, const AttentionState& out, const AttentionInputs& in,

@@ -20,17 +20,56 @@ struct Tile {
   static constexpr int kVectors = kDepth / 16;
 };
 
+/// Goes through the keys of one query in ascending order: blocks of `block` keys that begin at [at, end), up
+/// to key `last`.
+struct Members {
+  const int *at, *end;
+  int block, last;
+
+  /// Bit i: whether key k0 + i is one of them, i < rows <= 32. k0 grows by `rows` from call to call.
+  DEVICE_INLINE unsigned next(int k0, int rows) {
+    unsigned bits = 0;
+    for (; at < end && *at < k0 + rows; ++at) {
+      const int from = max(*at, k0) - k0, to = min(min(*at + block, last + 1) - k0, rows);
+      if (from < to) bits |= (to == 32 ? kFullWarp : (1u << to) - 1) & ~((1u << from) - 1);
+      if (*at + block > k0 + rows) break;  // goes on in the next tile
+    }
+    return bits;
+  }
+  /// Leaves out what lies before k0.
+  DEVICE_INLINE void skip_to(int k0) {
+    int n = static_cast<int>(end - at);
+    while (n > 0) {
+      const int half = n / 2;
+      if (at[half] + block <= k0)
+        at += half + 1, n -= half + 1;
+      else
+        n = half;
+    }
+  }
+};
+constexpr int kAllKeys = 1 << 30;  // as a block: every key from the first one on
+
 template <class T>
 struct Problem {
   const T *q, *k, *v, *d_o;
   const int* first_key;
+  const int *selected, *counts;  // Selection: (G, Tq, room), (G, Tq); or null: all visible keys
   T *o, *dq, *dk, *dv;
   float *lse, *z0;
   const float *delta, *coef0;
   int64_t queries, keys;
   int heads, kv_heads, depth;
+  int sets, room, block;
   float scale;
   bool softpick;
+
+  DEVICE_INLINE Members members(int head, int64_t query) const {
+    const int last = static_cast<int>(query + keys - queries);
+    if (!selected) return {first_key + query, first_key + query + 1, kAllKeys, last};
+    const int64_t row = head / (heads / sets) * queries + query;
+    return {selected + row * room, selected + row * room + counts[row], block, last};
+  }
 };
 
 /// log relu(e^x - 1)
@@ -103,7 +142,10 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
   const int64_t rows = min(static_cast<int64_t>(S::kRows), p.queries - q0);
   const int row = static_cast<int>(threadIdx.x) / 4, part = static_cast<int>(threadIdx.x) % 4;
   const int64_t query = min(q0 + row, p.queries - 1);
-  const int64_t first = p.first_key[query], last = row < rows ? query + offset : -1;
+  const int64_t first = p.first_key[query];
+  Members members = p.members(head, query);
+  if (p.z0 && p.selected && part == 0 && row < rows && *members.at != first)
+    p.z0[head * p.queries + query] = static_cast<float>(kNotSelected);
   load_tile<kDepth>(q, p.q + (q0 * p.heads + head) * p.depth, static_cast<int64_t>(p.heads) * p.depth, rows,
                     p.depth);
 
@@ -114,7 +156,8 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
   float* const weights = w + row * (S::kRows + 1);
   for (int64_t k0 = p.first_key[q0]; k0 < q0 + rows + offset; k0 += S::kRows) {
     const int64_t stride = static_cast<int64_t>(p.kv_heads) * p.depth, at = k0 * stride + kv_head * p.depth;
-    __syncthreads();  // the tiles of the previous step have been read
+    const unsigned bits = row < rows ? members.next(static_cast<int>(k0), S::kRows) : 0;
+    if (!__syncthreads_or(bits != 0)) continue;  // the tiles of the previous step have been read
     load_tile<kDepth>(k, p.k + at, stride, p.keys - k0, p.depth);
     load_tile<kDepth>(v, p.v + at, stride, p.keys - k0, p.depth);
     __syncthreads();
@@ -125,9 +168,9 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
     for (int c = 0; c < S::kColumns; ++c) {
       const int64_t key = k0 + 4 * c + part;
       s[c] *= p.scale;
-      if (p.z0 && key == first && row < rows)
-        p.z0[head * p.queries + query] = p.softpick ? log_pick(s[c]) : s[c];
-      if (key < first || key > last) s[c] = hidden;
+      const bool member = bits >> (4 * c + part) & 1;
+      if (p.z0 && key == first && member) p.z0[head * p.queries + query] = p.softpick ? log_pick(s[c]) : s[c];
+      if (!member) s[c] = hidden;
       top = fmaxf(top, s[c]);
     }
     top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
@@ -187,9 +230,11 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dq_ke
 
   float4 acc[S::kVectors] = {};
   float* const weights = w + row * (S::kRows + 1);
+  Members members = p.members(head, query);
   for (int64_t k0 = p.first_key[q0]; k0 < q0 + rows; k0 += S::kRows) {
     const int64_t stride = static_cast<int64_t>(p.kv_heads) * p.depth, at = k0 * stride + kv_head * p.depth;
-    __syncthreads();
+    const unsigned bits = row < rows ? members.next(static_cast<int>(k0), S::kRows) : 0;
+    if (!__syncthreads_or(bits != 0)) continue;
     load_tile<kDepth>(k, p.k + at, stride, p.keys - k0, p.depth);
     load_tile<kDepth>(v, p.v + at, stride, p.keys - k0, p.depth);
     __syncthreads();
@@ -199,9 +244,9 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dq_ke
 #pragma unroll
     for (int c = 0; c < S::kColumns; ++c) {
       const int64_t key = k0 + 4 * c + part;
-      const bool visible = row < rows && key >= first && key <= query;
+      const bool member = bits >> (4 * c + part) & 1;
       weights[4 * c + part] =
-          visible ? pair_gradient(p, p.scale * s[c], dp[c], statistic, key == first).ds : 0.0f;
+          member ? pair_gradient(p, p.scale * s[c], dp[c], statistic, key == first).ds : 0.0f;
     }
     __syncwarp();
     mix<kDepth>(acc, weights, k, part, p.depth);
@@ -226,12 +271,20 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dkv_k
   load_tile<kDepth>(k, p.k + k0 * stride + kv_head * p.depth, stride, rows, p.depth);
   load_tile<kDepth>(v, p.v + k0 * stride + kv_head * p.depth, stride, rows, p.depth);
 
+  STATIC_SMEM(unsigned, members, [S::kRows]);  // of each query of a tile: which keys of the block it has
   float4 dk[S::kVectors] = {}, dv[S::kVectors] = {};
   float* const weights = w + row * (S::kRows + 1);
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
     for (int64_t q0 = k0; q0 < p.queries && p.first_key[q0] < k0 + rows; q0 += S::kRows) {
-      const int64_t count = p.queries - q0;
-      __syncthreads();
+      const int64_t count = p.queries - q0, mine = q0 + row;
+      unsigned bits = 0;
+      if (row < count) {
+        Members m = p.members(head, mine);
+        m.skip_to(static_cast<int>(k0));
+        bits = m.next(static_cast<int>(k0), S::kRows);
+      }
+      if (!__syncthreads_or(bits != 0)) continue;
+      if (part == 0) members[row] = bits;
       load_tile<kDepth>(q, p.q + q0 * q_stride + head * p.depth, q_stride, count, p.depth);
       load_tile<kDepth>(d_o, p.d_o + q0 * q_stride + head * p.depth, q_stride, count, p.depth);
       __syncthreads();
@@ -241,10 +294,10 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dkv_k
 #pragma unroll
       for (int c = 0; c < S::kColumns; ++c) {
         const int64_t query = min(q0 + 4 * c + part, p.queries - 1), statistic = head * p.queries + query;
-        const int64_t first = p.first_key[query];
-        const bool visible = row < rows && 4 * c + part < count && key >= first && key <= query;
-        const PairGradient pair = visible ? pair_gradient(p, p.scale * s[c], dp[c], statistic, key == first)
-                                          : PairGradient{0.0f, 0.0f};
+        const bool member = members[4 * c + part] >> row & 1;
+        const PairGradient pair =
+            member ? pair_gradient(p, p.scale * s[c], dp[c], statistic, key == p.first_key[query])
+                   : PairGradient{0.0f, 0.0f};
         dp[c] = pair.ds;
         weights[4 * c + part] = pair.weight;
       }
@@ -285,7 +338,7 @@ void dispatch_depth(const char* op, int64_t depth, F&& f) {
 }
 
 template <class T>
-Problem<T> problem_of(const AttentionInputs& in) {
+Problem<T> problem_of(const AttentionInputs& in, const Selection* selection) {
   Problem<T> p = {};
   p.q = device_data<T>(in.q), p.k = device_data<T>(in.k), p.v = device_data<T>(in.v);
   p.first_key = device_data<int>(in.first_key);
@@ -294,18 +347,23 @@ Problem<T> problem_of(const AttentionInputs& in) {
   p.depth = static_cast<int>(in.q.dim(2));
   p.scale = static_cast<float>(in.scale);
   p.softpick = in.weights == AttentionWeights::softpick;
+  if (!selection) return p;
+  p.selected = device_data<int>(selection->first), p.counts = device_data<int>(selection->count);
+  p.sets = static_cast<int>(selection->first.dim(0)), p.room = static_cast<int>(selection->first.dim(2));
+  p.block = static_cast<int>(selection->block);
   return p;
 }
 
 }  // namespace
 
-void attention_f32_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in) {
+void attention_f32_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
+                           const Selection* selection) {
   dispatch_storage("attention_forward", in.q, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
     dispatch_depth("attention_forward", in.q.dim(2), [&](auto depth) {
       constexpr int kDepth = depth;
       if (ctx.dry_run) return;
-      Problem<T> p = problem_of<T>(in);
+      Problem<T> p = problem_of<T>(in, selection);
       p.o = device_data<T>(out.o), p.lse = device_data<float>(out.lse);
       p.z0 = out.z0 ? device_data<float>(out.z0) : nullptr;
       launch(ctx, "attention_f32_forward", config_of<kDepth>(p.heads, p.queries, 3),
@@ -315,13 +373,14 @@ void attention_f32_forward(Context& ctx, const AttentionState& out, const Attent
 }
 
 void attention_f32_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, const Tensor& delta,
-                            const AttentionInputs& in, const Tensor& lse, const Tensor& coef0) {
+                            const AttentionInputs& in, const Tensor& lse, const Tensor& coef0,
+                            const Selection* selection) {
   dispatch_storage("attention_backward", in.q, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
     dispatch_depth("attention_backward", in.q.dim(2), [&](auto depth) {
       constexpr int kDepth = depth;
       if (ctx.dry_run) return;
-      Problem<T> p = problem_of<T>(in);
+      Problem<T> p = problem_of<T>(in, selection);
       p.d_o = device_data<T>(d_o), p.lse = device_data<float>(lse), p.delta = device_data<float>(delta);
       p.coef0 = coef0 ? device_data<float>(coef0) : nullptr;
       p.dq = device_data<T>(grads.dq), p.dk = device_data<T>(grads.dk), p.dv = device_data<T>(grads.dv);

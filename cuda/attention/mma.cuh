@@ -62,4 +62,41 @@ DEVICE_INLINE void store_accumulators(unsigned char* tile, int row, int chunk, c
   }
 }
 
+/// acc (16 rows of a warp x 8 kTiles) += a b^T, over kDepth. a_lane and b_lane: where this lane's fragments
+/// begin, a's of fragment_row, b's, stored as rows, of fragment_row_t. kUnroll: of the loop over depth.
+template <int kDepth, int kUnroll = kDepth / 16, int kTiles>
+DEVICE_INLINE void multiply_rows(float (&acc)[kTiles][4], uint32_t a_lane, uint32_t b_lane) {
+#pragma unroll kUnroll
+  for (int d = 0; d < kDepth / 16; ++d) {
+    uint32_t a[4];
+    ldmatrix_x4(a, a_lane ^ (d << 5));
+#pragma unroll
+    for (int n = 0; n < kTiles / 2; ++n) {
+      uint32_t f[4];
+      ldmatrix_x4(f, (b_lane ^ (d << 5)) + n * 16 * 2 * kDepth);
+      mma_16816(acc[2 * n], a, f[0], f[1]);
+      mma_16816(acc[2 * n + 1], a, f[2], f[3]);
+    }
+  }
+}
+
+/// acc (16 x kDepth) += p (16 x 8 kTiles, accumulators) b, whose rows of kDepth lie in a tile. b_lane: of
+/// fragment_row.
+template <int kDepth, int kTiles>
+DEVICE_INLINE void multiply_weights(float (&acc)[kDepth / 8][4], const float (&p)[kTiles][4],
+                                    uint32_t b_lane) {
+#pragma unroll
+  for (int c = 0; c < kTiles / 2; ++c) {
+    uint32_t a[4];
+    accumulators_to_a(a, p[2 * c], p[2 * c + 1]);
+#pragma unroll
+    for (int n = 0; n < kDepth / 16; ++n) {
+      uint32_t f[4];
+      ldmatrix_x4_trans(f, (b_lane ^ (n << 5)) + c * 16 * 2 * kDepth);
+      mma_16816(acc[2 * n], a, f[0], f[1]);
+      mma_16816(acc[2 * n + 1], a, f[2], f[3]);
+    }
+  }
+}
+
 }  // namespace sluice::cuda

@@ -18,7 +18,8 @@ struct KernelStatus {
     token_outside_vocabulary = 1,
     position_outside_table = 2,
     target_outside_vocabulary = 3,
-    documents_in_cudnn = 4
+    documents_in_cudnn = 4,
+    index_score_not_a_number = 5  // value: a place_number
   };
   int code;
   int value;
@@ -26,6 +27,8 @@ struct KernelStatus {
 
 cudaStream_t stream(Context& ctx);
 KernelStatus* kernel_status(Context& ctx);
+/// A number for a part of the model, by which a kernel's report names it.
+int place_number(Context& ctx, const char* name);
 /// 80, 90, ...: compute capability times ten. 90 in emulation unless SLUICE_EMULATED_ARCH says otherwise.
 int compute_capability(Context& ctx);
 int num_multiprocessors(Context& ctx);

@@ -1,6 +1,8 @@
 #pragma once
 // State of the CUDA backend in a Context between calls.
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "common/launch.h"
 #include "core/cuda_backend.h"
@@ -24,6 +26,7 @@ struct State : BackendState {
   int multiprocessors = 0;
   KernelStatus* status = nullptr;         // on the device
   KernelStatus* status_host = nullptr;    // pinned
+  std::vector<std::string> places;        // by place_number
   std::unique_ptr<BackendState> matmul;   // cuda/matmul
   std::unique_ptr<BackendState> cudnn;    // cuda/attention_cudnn
   std::unique_ptr<BackendState> profile;  // cuda/device.cu: events of the ops being profiled

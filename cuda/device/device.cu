@@ -76,6 +76,12 @@ State& state(Context& ctx) {
 
 cudaStream_t stream(Context& ctx) { return state(ctx).stream; }
 KernelStatus* kernel_status(Context& ctx) { return state(ctx).status; }
+int place_number(Context& ctx, const char* name) {
+  std::vector<std::string>& places = state(ctx).places;
+  const auto place = static_cast<size_t>(std::find(places.begin(), places.end(), name) - places.begin());
+  if (place == places.size()) places.emplace_back(name);
+  return static_cast<int>(place);
+}
 int compute_capability(Context& ctx) { return state(ctx).compute_capability; }
 int num_multiprocessors(Context& ctx) { return state(ctx).multiprocessors; }
 
@@ -247,7 +253,7 @@ std::unique_ptr<Graph::Impl> record(Context& ctx, const std::function<void()>& o
 
 namespace {
 
-std::string reported(const KernelStatus& s) {
+std::string reported(const KernelStatus& s, const std::vector<std::string>& places) {
   switch (static_cast<KernelStatus::Code>(s.code)) {
     case KernelStatus::token_outside_vocabulary:
       return fmt::format("token {} is outside the vocabulary", s.value);
@@ -259,6 +265,9 @@ std::string reported(const KernelStatus& s) {
       return fmt::format(
           "attention.kernel cudnn does not support document masks (a first key of {}); use another kernel",
           s.value);
+    case KernelStatus::index_score_not_a_number:
+      return fmt::format("{}: a score of the indexer is not a number",
+                         places.at(static_cast<size_t>(s.value)));
     case KernelStatus::ok:
       break;
   }
@@ -326,7 +335,8 @@ void synchronize(Context& ctx) {
   if (s.status_host->code == KernelStatus::ok) return;
   const KernelStatus report = *s.status_host;
   check(cudaMemsetAsync(s.status, 0, sizeof(KernelStatus), s.stream), "cudaMemsetAsync", "kernel status");
-  fail(ExitCode::data, "{}", reported(report));
+  fail(report.code == KernelStatus::index_score_not_a_number ? ExitCode::numeric : ExitCode::data, "{}",
+       reported(report, s.places));
 }
 
 // ---- NVTX ranges

@@ -34,7 +34,8 @@ void await_prefetch(Context& ctx);
 std::unique_ptr<Mark::Impl> make_mark();
 std::unique_ptr<Graph::Impl> record(Context& ctx, const std::function<void()>& ops);
 /// Waits for everything enqueued on ctx, then throws the errors that kernels reported: Error(data) for
-/// tokens, targets and positions out of range, Error(internal) with the name of the CUDA error otherwise.
+/// tokens, targets and positions out of range, Error(numeric) for index scores that are not numbers,
+/// Error(internal) with the name of the CUDA error otherwise.
 void synchronize(Context& ctx);
 
 /// The NVTX range of an op, and its two events if the context has a Profile.

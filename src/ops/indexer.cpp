@@ -5,18 +5,10 @@
 #include "ops/checks.h"
 #include "ops/dispatch.h"
 
-SLUICE_DECLARE_CPU(select_keys)
-SLUICE_DECLARE_CPU(block_means)
-SLUICE_DECLARE_CPU(block_means_backward)
-SLUICE_DECLARE_CPU(index_loss)
-
-/// The ops of the indexer are computed on a CPU alone in this version.
-#define SLUICE_DISPATCH_CPU_ONLY(op, ctx, ...)                                                            \
-  do {                                                                                                    \
-    SLUICE_CHECK((ctx).device == ::sluice::Device::cpu, #op ": sparse attention has no CUDA kernel yet"); \
-    const ::sluice::ProfileScope profile_scope((ctx).profile, #op);                                       \
-    SLUICE_DISPATCH_CPU(op, ctx, __VA_ARGS__)                                                             \
-  } while (false)
+SLUICE_DECLARE_BACKENDS(select_keys)
+SLUICE_DECLARE_BACKENDS(block_means)
+SLUICE_DECLARE_BACKENDS(block_means_backward)
+SLUICE_DECLARE_BACKENDS(index_loss)
 
 namespace sluice {
 namespace {
@@ -73,21 +65,21 @@ void select_keys(Context& ctx, const Selection& out, const IndexInputs& in, cons
                room);
   SLUICE_CHECK(budget.base >= 1 && budget.most() >= 1, "{}: a query selects at least 1 key", op);
   if (mean_variance) check_tensor(op, "mean_variance", mean_variance, mean_variance.dtype, {1});
-  SLUICE_DISPATCH_CPU_ONLY(select_keys, ctx, out, in, budget, mean_variance, sums, where);
+  SLUICE_DISPATCH(select_keys, ctx, out, in, budget, mean_variance, sums, where);
 }
 
 void block_means(Context& ctx, Tensor y, const Tensor& x, const Tensor& first_key, int64_t block) {
   check_floating("block_means", "x", x);
   check_like("block_means", "y", y, x);
   check_tensor("block_means", "first_key", first_key, DType::i32, {x.dim(0)});
-  SLUICE_DISPATCH_CPU_ONLY(block_means, ctx, y, x, first_key, block);
+  SLUICE_DISPATCH(block_means, ctx, y, x, first_key, block);
 }
 
 void block_means_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& first_key, int64_t block) {
   check_floating("block_means_backward", "dy", dy);
   check_like("block_means_backward", "dx", dx, dy);
   check_tensor("block_means_backward", "first_key", first_key, DType::i32, {dy.dim(0)});
-  SLUICE_DISPATCH_CPU_ONLY(block_means_backward, ctx, dx, dy, first_key, block);
+  SLUICE_DISPATCH(block_means_backward, ctx, dx, dy, first_key, block);
 }
 
 void index_loss(Context& ctx, const IndexGrads& grads, Tensor sums, const IndexInputs& in,
@@ -120,7 +112,7 @@ void index_loss(Context& ctx, const IndexGrads& grads, Tensor sums, const IndexI
   check_tensor(op, "attention's k", k, in.q.dtype, {in.k.dim(0), k.dim(1), q.dim(2)});
   check_tensor(op, "lse", target.lse, wide, {q.dim(1), tokens});
   check_tensor(op, "targets", target.targets, DType::i32, {tokens});
-  SLUICE_DISPATCH_CPU_ONLY(index_loss, ctx, grads, sums, in, target, selection, loss);
+  SLUICE_DISPATCH(index_loss, ctx, grads, sums, in, target, selection, loss);
 }
 
 }  // namespace sluice

@@ -61,7 +61,7 @@ struct Budget {
   double temperature = 1;
   bool force_self = false;  // b = 1: the query's own key is selected, as one of the k_t
 
-  bool needs_variance() const {
+  constexpr bool needs_variance() const {
     return policy == BudgetPolicy::eq8 || policy == BudgetPolicy::inverse || policy == BudgetPolicy::code;
   }
   int64_t most() const { return policy == BudgetPolicy::fixed ? base : max; }

@@ -3,8 +3,8 @@
 #include "ops/checks.h"
 #include "ops/dispatch.h"
 
-SLUICE_DECLARE_CPU(sparse_attention_forward)
-SLUICE_DECLARE_CPU(sparse_attention_backward)
+SLUICE_DECLARE_BACKENDS(sparse_attention_forward)
+SLUICE_DECLARE_BACKENDS(sparse_attention_backward)
 
 namespace sluice {
 namespace {
@@ -12,7 +12,6 @@ namespace {
 void check(const char* op, const Context& ctx, const AttentionInputs& in, const AttentionState& state,
            const Selection& keys) {
   check_floating(op, "q", in.q);
-  SLUICE_CHECK(ctx.device == Device::cpu, "{}: sparse attention has no CUDA kernel yet", op);
   SLUICE_CHECK(in.q.rank == 3 && in.k.rank == 3, "{}: q {} and k {} must be (Tq, H, D) and (Tk, Hkv, D)", op,
                in.q.describe(), in.k.describe());
   const int64_t tq = in.q.dim(0), heads = in.q.dim(1), tk = in.k.dim(0), kv_heads = in.k.dim(1);
@@ -36,8 +35,7 @@ void sparse_attention_forward(Context& ctx, const AttentionState& out, const Att
                               const Selection& keys) {
   check("sparse_attention_forward", ctx, in, out, keys);
   if (out.z0) check_like("sparse_attention_forward", "z0", out.z0, out.lse);
-  const ProfileScope profile_scope(ctx.profile, "sparse_attention_forward");
-  SLUICE_DISPATCH_CPU(sparse_attention_forward, ctx, out, in, keys)
+  SLUICE_DISPATCH(sparse_attention_forward, ctx, out, in, keys);
 }
 
 void sparse_attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o,
@@ -52,8 +50,7 @@ void sparse_attention_backward(Context& ctx, const AttentionGrads& grads, const 
   check_like(op, "d_o", d_o, in.q);
   if (of_scores.dlse) check_like(op, "dlse", of_scores.dlse, state.lse);
   if (of_scores.coef0) check_like(op, "coef0", of_scores.coef0, state.lse);
-  const ProfileScope profile_scope(ctx.profile, op);
-  SLUICE_DISPATCH_CPU(sparse_attention_backward, ctx, grads, d_o, in, state, keys, of_scores)
+  SLUICE_DISPATCH(sparse_attention_backward, ctx, grads, d_o, in, state, keys, of_scores);
 }
 
 }  // namespace sluice

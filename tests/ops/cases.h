@@ -156,6 +156,7 @@ OpFamily reduce_cases();
 OpFamily rmsnorm_cases();
 OpFamily rope_cases();
 OpFamily router_cases();
+OpFamily sparse_cases();
 OpFamily switch_heads_cases();
 
 }  // namespace sluice::test

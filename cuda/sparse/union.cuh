@@ -1,0 +1,144 @@
+#pragma once
+// The keys of neighbouring queries as one list, which attention's tiles of tensor cores go through: the union
+// of up to 32 queries' selected keys, ascending, each with a bit per query that selected it. The list is made
+// in shared memory, range after range of the keys: every warp sets the bits of some queries' keys, then the
+// keys with bits are gathered up. Its order does not depend on the schedule.
+#include "common/launch.h"
+#include "common/ptx.cuh"
+#include "ops/sparse_attention.h"
+
+namespace sluice::cuda {
+
+/// A Selection, as kernels take it.
+struct Selected {
+  const int *first, *count, *first_key;  // (G, Tq, room), (G, Tq), (Tq)
+  int64_t queries, keys, room;
+  int block;
+  DEVICE_INLINE int last(int64_t t) const { return static_cast<int>(t + keys - queries); }
+};
+
+inline Selected selected_of(const AttentionInputs& in, const Selection& keys) {
+  Selected s = {};
+  s.first = device_data<int>(keys.first), s.count = device_data<int>(keys.count);
+  s.first_key = device_data<int>(in.first_key);
+  s.queries = in.q.dim(0), s.keys = in.k.dim(0), s.room = keys.first.dim(2);
+  s.block = static_cast<int>(keys.block);
+  return s;
+}
+
+template <int kThreads>
+class KeyUnion {
+ public:
+  static constexpr int kRange = 1024, kTile = 64, kWarps = kThreads / 32;
+  struct Shared {
+    unsigned masks[kRange];
+    int keys[kRange + kTile];
+    unsigned members[kRange + kTile];  // bit i: query t0 + i has selected the key
+    int at[32];                        // how far each query's list has been read
+    int sums[kWarps];
+  };
+
+  /// Queries [t0, t0 + tokens) of an index set. To be followed by a barrier.
+  DEVICE_INLINE KeyUnion(Shared& shared, const Selected& selected, int set, int64_t t0, int tokens)
+      : s_(shared),
+        p_(selected),
+        row0_(set * selected.queries + t0),
+        t0_(t0),
+        tokens_(tokens),
+        next_(selected.first_key[t0]),
+        end_(selected.last(t0 + tokens - 1) + 1) {
+    if (threadIdx.x < 32) s_.at[threadIdx.x] = 0;
+  }
+
+  /// Lists further keys, behind those of the last call that were not in a whole tile, until there is a tile
+  /// or no key is left. Returns the number of tiles, of which only the last one of all may be partial: see
+  /// valid(). A barrier precedes the return.
+  DEVICE_INLINE int list() {
+    const int rest = count_ - tiles_ * kTile;
+    if (tiles_ > 0 && rest > 0) {  // fewer than a tile
+      int key = 0;
+      unsigned members = 0;
+      const int thread = static_cast<int>(threadIdx.x);
+      constexpr int kEach = (kTile + kThreads - 1) / kThreads;
+      int moved[kEach];
+      unsigned moved_members[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int e = thread + i * kThreads;
+        moved[i] = e < rest ? s_.keys[tiles_ * kTile + e] : key;
+        moved_members[i] = e < rest ? s_.members[tiles_ * kTile + e] : members;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kEach; ++i)
+        if (const int e = thread + i * kThreads; e < rest)
+          s_.keys[e] = moved[i], s_.members[e] = moved_members[i];
+    }
+    count_ = rest > 0 ? rest : 0;
+    __syncthreads();  // the last list has been read, and its rest moved
+    while (count_ < kTile && next_ < end_) append();
+    tiles_ = next_ < end_ ? count_ / kTile : (count_ + kTile - 1) / kTile;
+    return tiles_;
+  }
+  /// Keys of the j-th tile of the list, and how many there are.
+  DEVICE_INLINE const int* keys(int j) const { return s_.keys + j * kTile; }
+  DEVICE_INLINE int valid(int j) const { return min(kTile, count_ - j * kTile); }
+  DEVICE_INLINE unsigned members(int j, int i) const { return i < valid(j) ? s_.members[j * kTile + i] : 0u; }
+
+ private:
+  DEVICE_INLINE void append() {
+    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    const int range_end = next_ + kRange;
+    for (int i = thread; i < kRange; i += kThreads) s_.masks[i] = 0;
+    __syncthreads();
+    for (int i = warp; i < tokens_; i += kWarps) {
+      const int* const list = p_.first + (row0_ + i) * p_.room;
+      const int n = p_.count[row0_ + i], stop = min(range_end, p_.last(t0_ + i) + 1);
+      int at = s_.at[i];
+      for (;;) {
+        const int e = at + lane, key = e < n ? list[e] : 0;
+        const bool inside = e < n && key < range_end;
+        if (inside)
+          for (int k = max(key, next_); k < min(key + p_.block, stop); ++k)
+            atomicOr(&s_.masks[k - next_], 1u << i);
+        // A block that goes on behind the range is read again.
+        const unsigned done = __ballot_sync(kFullWarp, inside && key + p_.block <= range_end);
+        at += __popc(done);
+        if (done != kFullWarp) break;
+      }
+      __syncwarp();  // all lanes have read where the list goes on
+      if (lane == 0) s_.at[i] = at;
+    }
+    __syncthreads();
+    constexpr int kChunk = kRange / kWarps;
+    const int base = warp * kChunk;
+    int mine = 0;
+    for (int i = 0; i < kChunk; i += 32)
+      mine += __popc(__ballot_sync(kFullWarp, s_.masks[base + i + lane] != 0));
+    if (lane == 0) s_.sums[warp] = mine;
+    __syncthreads();
+    int place = count_;
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < warp) place += s_.sums[w];
+      count_ += s_.sums[w];
+    }
+    for (int i = 0; i < kChunk; i += 32) {
+      const unsigned mask = s_.masks[base + i + lane], votes = __ballot_sync(kFullWarp, mask != 0);
+      if (mask) {
+        const int to = place + __popc(votes & ((1u << lane) - 1));
+        s_.keys[to] = next_ + base + i + lane, s_.members[to] = mask;
+      }
+      place += __popc(votes);
+    }
+    next_ = range_end;
+    __syncthreads();
+  }
+
+  Shared& s_;
+  const Selected& p_;
+  int64_t row0_, t0_;
+  int tokens_, next_, end_;
+  int count_ = 0, tiles_ = 0;
+};
+
+}  // namespace sluice::cuda
