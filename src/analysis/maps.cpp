@@ -5,6 +5,7 @@
 
 #include "analysis/pca.h"
 #include "analysis/reading.h"
+#include "analysis/selection.h"
 #include "core/parallel_for.h"
 
 namespace sluice {
@@ -41,6 +42,7 @@ void AttentionMaps::add(Context& ctx, const Tensor& first_key, const Transformer
     const bool selects = attention.sparse() && !model_->dense_warm_up();
     const std::vector<double> q = read_values(ctx, s.q_position.y), k = read_values(ctx, s.k_position.y),
                               lse = read_values(ctx, s.core.lse);
+    const HostSelection selection(ctx, s.core.selection);
     if (ctx.dry_run) continue;
     const int64_t window = attention.softmax() ? attention.softmax()->window() : 0;
     const auto first_seen = [&](int64_t t) {
@@ -52,7 +54,7 @@ void AttentionMaps::add(Context& ctx, const Tensor& first_key, const Transformer
     for (int64_t h = 0; h < H; ++h)
       for (int64_t t = 0; t < M; ++t)
         for (int64_t j = first_seen(t); j <= t; ++j) {
-          if (selects && !s.core.selection.contains(h * s.core.selection.first.dim(0) / H, t, j)) continue;
+          if (selects && !(*selection).contains(h * (*selection).first.dim(0) / H, t, j)) continue;
           const double *query = q.data() + (t * H + h) * D, *key = k.data() + (j * Hkv + h / (H / Hkv)) * D;
           double dot = 0;
           for (int64_t d = 0; d < D; ++d) dot += query[d] * key[d];

@@ -97,7 +97,7 @@ class IndexScores {
   IndexScores(Context& ctx, const Indexer& indexer, const Attention::Saved& s, const Tensor& keys,
               const Tensor& first_key)
       : in_(indexer.inputs(s.core.index, keys, first_key)),
-        temperature_(ctx.dry_run ? 1 : indexer.temperature()),
+        temperature_(ctx.dry_run ? 1 : indexer.temperature(ctx)),
         q_(read_values(ctx, in_.q)),
         k_(read_values(ctx, in_.k)),
         w_(read_values(ctx, in_.w)),
@@ -212,10 +212,16 @@ void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention
   IndexScores scores(ctx, indexer, s, indexer.keys(ctx, scratch, ranks, first_key, s.core.index).means,
                      first_key);
   if (ctx.dry_run) return;
-  const LookedAt seen(first_key, ranks);
-  const SelectedRows selection(s.core.selection, seen.tokens, ranks);
+  const HostView first_keys(ctx, first_key);
+  const HostSelection selected(ctx, s.core.selection);
+  const LookedAt seen(first_keys.tensor(), ranks);
+  const SelectedRows selection(*selected, seen.tokens, ranks);
+  std::optional<HostSelection> selected_before;
   std::optional<SelectedRows> of_layer_before;
-  if (before) of_layer_before.emplace(before->core.selection, seen.tokens, ranks);
+  if (before) {
+    selected_before.emplace(ctx, before->core.selection);
+    of_layer_before.emplace(**selected_before, seen.tokens, ranks);
+  }
   q = rows_of_tokens(ranks, seen.tokens, q.data(), H * D);
   scores.take(ranks, seen.tokens);
   const int64_t sets = selection.first.dim(0);

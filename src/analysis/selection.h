@@ -4,6 +4,7 @@
 
 #include "analysis/sums.h"
 #include "core/context.h"
+#include "core/host_view.h"
 #include "nn/transformer.h"
 
 namespace sluice {
@@ -31,6 +32,19 @@ struct SelectionSummary {
   double keys = 0, keys_deviation = 0, keys_least = 0, keys_most = 0;
 };
 SelectionSummary means_of(const SelectionSums& sums);
+
+/// A selection on the host, wherever it was made.
+class HostSelection {
+ public:
+  HostSelection(Context& ctx, const Selection& s) : first_(ctx, s.first), count_(ctx, s.count), host_(s) {
+    host_.first = first_.tensor(), host_.count = count_.tensor();
+  }
+  const Selection& operator*() const { return host_; }
+
+ private:
+  HostView first_, count_;
+  Selection host_;
+};
 
 /// Adds a layer after a forward pass in the sparse phase; first_key (T) i32 of the batch; before: the layer
 /// before, or nullptr. In f64, on the host. Collective where ranks share the sequences: all of them then add

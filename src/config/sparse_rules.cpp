@@ -79,9 +79,6 @@ void check_sparse(const Config& config, ProblemSink& problem) {
     problem({"model.attention.window", "model.attention.kind"},
             "model.attention.window has no effect on model.attention.kind: sparse, whose indexer selects the "
             "keys; set window: 0");
-  if (config.train.device == DeviceChoice::cuda)
-    problem({"train.device", "model.attention.kind"},
-            "train.device: cuda cannot compute model.attention.kind: sparse in this version; use cpu");
 }
 
 }  // namespace sluice

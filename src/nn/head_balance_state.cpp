@@ -67,7 +67,7 @@ void HeadBalanceState::collect(Communicator& ranks, int64_t /*counted_tokens*/) 
     for (int64_t i = 0; i < n; ++i) total[i] += rows[m * n + i];
 }
 
-void HeadBalanceState::applied() {
+void HeadBalanceState::applied(Context& /*ctx*/) {
   if (!active()) return;
   const double* const totals = host_totals_.as<double>();
   if (host_previous_) std::copy_n(totals, host_totals_.numel(), host_previous_.as<double>());

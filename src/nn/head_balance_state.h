@@ -43,7 +43,7 @@ class HeadBalanceState : public NoStepLoss {
   /// ranks that computed them.
   void collect(Communicator& ranks, int64_t counted_tokens);
   /// The step's sums become the previous ones, and count for calibration.
-  void applied();
+  void applied(Context& ctx);
 
   bool active() const { return bool(load_.totals); }
   /// (L, head_row_size(H)) f64 on the host: the last step's, of all ranks, after collect.

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/host_view.h"
 #include "nn/init.h"
 #include "nn/sequence_ranks.h"
 #include "nn/weight_gradient.h"
@@ -186,9 +187,10 @@ void Indexer::backward(Context& ctx, Tensor dx, Into& into, const Tensor& x, con
   if (w_proj_) project_backward(d.dw, *w_proj_);
 }
 
-double Indexer::temperature() const {
+double Indexer::temperature(Context& ctx) const {
   if (!log_temperature_) return config_.loss.temperature;
-  const Tensor t = store_.value(*log_temperature_);
+  const HostView view(ctx, store_.value(*log_temperature_));
+  const Tensor& t = view.tensor();
   return std::exp(t.dtype == DType::f64    ? t.as<double>()[0]
                   : t.dtype == DType::bf16 ? static_cast<double>(float(t.as<bf16>()[0]))
                                            : static_cast<double>(t.as<float>()[0]));

@@ -47,12 +47,11 @@ class Indexer {
   /// batch's.
   Keys keys(Context& ctx, ScratchScope& t, const SequenceRanks* ranks, const Tensor& first_key,
             const Saved& s) const;
-  /// What the scores of queries are made from; own_key (T) with the keys of several ranks. Host values on a
-  /// CPU.
+  /// What the scores of queries are made from; own_key (T) with the keys of several ranks.
   IndexInputs inputs(const Saved& s, const Tensor& keys, const Tensor& first_key,
                      const Tensor& own_key = {}) const;
   /// Of the distribution over keys that the loss compares with attention's.
-  double temperature() const;
+  double temperature(Context& ctx) const;
   Budget budget() const;
   int64_t sets() const { return sets_; }
   int64_t block() const { return config_.block; }

@@ -6,20 +6,26 @@
 
 #include "checkpoint/state_reader.h"
 #include "core/device.h"
+#include "core/host_view.h"
 #include "ops/elementwise.h"
 
 namespace sluice {
 namespace {
 
-/// Of one element in host memory.
-double read(const Tensor& t) {
+/// Of one element, on any device; waits.
+double read(Context& ctx, const Tensor& variance) {
+  const HostView view(ctx, variance);
+  const Tensor& t = view.tensor();
   if (t.dtype == DType::f64) return *t.as<double>();
   return static_cast<double>(t.dtype == DType::f32 ? *t.as<float>() : static_cast<float>(*t.as<bf16>()));
 }
-void write(const Tensor& t, double x) {
+void write(Context& ctx, const Tensor& variance, double x) {
+  HostView view(ctx, variance, HostView::Content::uninitialized);
+  const Tensor& t = view.tensor();
   if (t.dtype == DType::f64) *t.as<double>() = x;
   if (t.dtype == DType::f32) *t.as<float>() = static_cast<float>(x);
   if (t.dtype == DType::bf16) *t.as<bf16>() = bf16(static_cast<float>(x));
+  view.write_back();
 }
 
 }  // namespace
@@ -36,8 +42,8 @@ void IndexerLossState::allocate(const StepMemory& memory) {
   load_ = make_indexer_load(config_, memory.device);
   if (!active()) return;
   const int64_t n = load_.sums.numel();
-  rows_ = memory.device.alloc("indexer.sums of micro-batches", DType::f64,
-                              {memory.ranks.size() * micro_batches_, n});
+  rows_ = (memory.device.device() == Device::cpu ? memory.device : memory.host)
+              .alloc("indexer.sums of micro-batches", DType::f64, {memory.ranks.size() * micro_batches_, n});
   published_ = memory.index_variances;
   totals_.assign(static_cast<size_t>(n), 0.0);
   mean_variance_.assign(published_.size(), 0.0);
@@ -49,7 +55,7 @@ void IndexerLossState::begin_step(Context& ctx) {
   // Weights that came from another run bring its mean; a state of this run is more exact.
   if (ctx.dry_run) return;
   for (size_t l = 0; l < published_.size(); ++l)
-    if (mean_variance_[l] == 0) mean_variance_[l] = read(published_[l]);
+    if (mean_variance_[l] == 0) mean_variance_[l] = read(ctx, published_[l]);
 }
 
 void IndexerLossState::end_micro_batch(Context& ctx, int64_t micro_batch) {
@@ -71,7 +77,7 @@ void IndexerLossState::collect(Communicator& ranks, int64_t /*counted_tokens*/) 
     for (int64_t i = 0; i < n; ++i) totals_[static_cast<size_t>(i)] += rows[m * n + i];
 }
 
-void IndexerLossState::applied() {
+void IndexerLossState::applied(Context& ctx) {
   const double momentum = config_.attention.sparse.k.momentum;
   for (size_t l = 0; l < published_.size(); ++l) {
     const double* const row = totals_.data() + l * kIndexSums;
@@ -80,12 +86,12 @@ void IndexerLossState::applied() {
     double& running = mean_variance_[l];
     running = running > 0 ? momentum * running + (1 - momentum) * mean : mean;
   }
-  publish();
+  publish(ctx);
 }
 
 /// Writes the running means to where selection reads them.
-void IndexerLossState::publish() const {
-  for (size_t l = 0; l < published_.size(); ++l) write(published_[l], mean_variance_[l]);
+void IndexerLossState::publish(Context& ctx) const {
+  for (size_t l = 0; l < published_.size(); ++l) write(ctx, published_[l], mean_variance_[l]);
 }
 
 std::vector<StepScalar> IndexerLossState::scalars() const {

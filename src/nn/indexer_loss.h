@@ -37,7 +37,7 @@ class IndexerLossState : public NoStepLoss {
   void end_micro_batch(Context& ctx, int64_t micro_batch);
   void fetch(Context& /*ctx*/) {}
   void collect(Communicator& ranks, int64_t counted_tokens);
-  void applied();
+  void applied(Context& ctx);
 
   std::vector<StepScalar> scalars() const;
   void save(nlohmann::json& state) const;
@@ -50,12 +50,12 @@ class IndexerLossState : public NoStepLoss {
 
  private:
   bool active() const { return bool(load_.sums); }
-  void publish() const;
+  void publish(Context& ctx) const;
 
   ModelConfig config_;
   int64_t rank_ = 0, micro_batches_ = 1;
   IndexerLoad load_;
-  Tensor rows_;                    // (ranks x micro-batches, L kIndexSums)
+  Tensor rows_;                    // (ranks x micro-batches, L kIndexSums), on the host
   std::vector<Tensor> published_;  // Indexer::mean_variance of each layer; empty where k is not adaptive
   std::vector<double> totals_, mean_variance_;
 };

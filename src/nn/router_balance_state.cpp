@@ -52,7 +52,7 @@ void RouterBalanceState::collect(Communicator& ranks, int64_t /*counted_tokens*/
   if (load_.totals && ranks.size() > 1) all_reduce(ranks, host_totals_.as<double>(), host_totals_.numel());
 }
 
-void RouterBalanceState::applied() {
+void RouterBalanceState::applied(Context& /*ctx*/) {
   if (!host_previous_) return;
   const int64_t experts = config_.moe.num_experts;
   for (int64_t l = 0; l < config_.num_hidden_layers; ++l)

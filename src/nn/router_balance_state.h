@@ -24,7 +24,7 @@ class RouterBalanceState : public NoStepLoss {
   void fetch(Context& ctx);
   /// Counts are whole numbers, so their sums do not depend on the distribution over ranks.
   void collect(Communicator& ranks, int64_t counted_tokens);
-  void applied();
+  void applied(Context& ctx);
 
   /// (layers, router_totals_size(E)) f64 on the host: the last step's, of all ranks, after collect; empty
   /// without experts.

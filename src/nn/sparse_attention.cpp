@@ -55,9 +55,6 @@ void SparseAttention::forward(Context& ctx, const Heads& heads, const Sequence& 
                               const FusedGate& gate, Saved& s) const {
   if (!sequence.caches.empty())
     fail(ExitCode::usage, "attention: sparse attention takes the tokens of one sequence at a time");
-  if (ctx.device != Device::cpu)
-    fail(ExitCode::usage,
-         "model.attention.kind: sparse computes on the CPU alone in this version; set train.device: cpu");
   if (sequence.zeroing)
     fail(ExitCode::usage, "attention: values of first tokens are zeroed with kinds softmax and sink only");
   ScratchScope t(ctx.scratch);

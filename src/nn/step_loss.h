@@ -67,7 +67,7 @@ concept StepLoss = std::constructible_from<L, const Config&> &&
   // Sums them over all ranks. n: number of counted targets in the global batch.
   loss.collect(ranks, n);
   // Called only if the update was applied: this step becomes the previous one.
-  loss.applied();
+  loss.applied(ctx);
 
   // The values of the last step, after collect; may be empty.
   { same.scalars() } -> std::same_as<std::vector<StepScalar>>;
@@ -82,7 +82,7 @@ struct NoStepLoss {
   bool asks_ranks() const { return false; }
   void begin_step(Context&) {}
   void end_micro_batch(Context&, int64_t) {}
-  void applied() {}
+  void applied(Context&) {}
   void save(nlohmann::json&) const {}
   void restore(const StateReader&) {}
 };
@@ -122,8 +122,8 @@ class StepLossTuple {
   void collect(Communicator& ranks, int64_t counted_tokens) {
     each([&](auto& loss) { loss.collect(ranks, counted_tokens); });
   }
-  void applied() {
-    each([](auto& loss) { loss.applied(); });
+  void applied(Context& ctx) {
+    each([&](auto& loss) { loss.applied(ctx); });
   }
 
   std::vector<StepScalar> scalars() const {

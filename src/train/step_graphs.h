@@ -26,6 +26,12 @@ class StepGraphs {
   }
   /// A step was computed.
   void step_done() { warm_ = true; }
+  /// The ops of a step are others from now on: the next one is computed op by op, and the one after it
+  /// recorded.
+  void ops_changed() {
+    warm_ = false;
+    for (Graph& graph : graphs_) graph = {};
+  }
 
  private:
   bool enabled_, warm_ = false;

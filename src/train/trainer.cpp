@@ -38,7 +38,9 @@ StepMetrics Trainer::step() {
 void Trainer::begin_step(double lr) {
   if (!plan_.dry_run() && optimizer_.wants_bits()) optimizer_.take_bits(ctx_, shards_.values);
   const SparseConfig& sparse = config_.model.attention.sparse;
-  model_.set_dense_warm_up(sparse.phase == SparsePhase::dense_warm_up || step_ < sparse.phase_steps);
+  const bool dense = sparse.phase == SparsePhase::dense_warm_up || step_ < sparse.phase_steps;
+  if (dense != model_.dense_warm_up()) graphs_.ops_changed();
+  model_.set_dense_warm_up(dense);
   samples_.load(ctx_, step_);
   upload_step_control(lr);
   grad_sync_.begin_step(ctx_, step_);
@@ -156,7 +158,7 @@ void Trainer::decide_step(StepMetrics& m) {
                "step {}: the device and the policy disagree on loss {}, norm {}", step_, m.loss, m.grad_norm);
   if (!m.skipped) {
     optimizer_.count_applied();
-    losses_.applied();
+    losses_.applied(ctx_);
     return;
   }
   problem_ = decision.finite ? fmt::format("step {}: loss {:.4g}, gradient norm {:.4g}: a spike", step_,

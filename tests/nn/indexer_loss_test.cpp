@@ -67,10 +67,10 @@ TEST_CASE("the running mean begins with the first step's and then moves by its m
   State s;
   s.step(2, 8);
   CHECK(s.loss->mean_variance()[0] == 0);  // not applied
-  s.loss->applied();
+  s.loss->applied(s.ctx);
   CHECK(s.loss->mean_variance() == std::vector<double>{2, 8});
   s.step(4, 0);
-  s.loss->applied();
+  s.loss->applied(s.ctx);
   CHECK(s.loss->mean_variance() == std::vector<double>{2.5, 6});
   CHECK(*s.means[0].as<float>() == 2.5f);
   CHECK(*s.means[1].as<float>() == 6.0f);
@@ -83,7 +83,7 @@ TEST_CASE("the running mean is read and published in the type of the weights", "
     State s(dtype);
     test::Pool::set(s.means[1], 0, 3);  // of the weights that the training started from
     s.step(2, 5);
-    s.loss->applied();
+    s.loss->applied(s.ctx);
     CHECK(s.loss->mean_variance() == std::vector<double>{2, 3.5});
     CHECK(test::Pool::get(s.means[0], 0) == 2);
     CHECK(test::Pool::get(s.means[1], 0) == 3.5);
@@ -107,7 +107,7 @@ TEST_CASE("the indexers' numbers of a step: loss, selected keys and their spread
 TEST_CASE("the running mean is restored from a checkpoint, or begins with that of the weights", "[indexer]") {
   State a, b, c;
   a.step(1.1, 2.3);
-  a.loss->applied();
+  a.loss->applied(a.ctx);
   nlohmann::json state;
   a.loss->save(state);
   b.loss->restore(StateReader(state, "state.json"));

@@ -30,7 +30,7 @@ struct Recorded {
   void end_micro_batch(Context&, int64_t i) { note("end_micro_batch " + std::to_string(i)); }
   void fetch(Context&) { note("fetch"); }
   void collect(Communicator&, int64_t tokens) { note("collect " + std::to_string(tokens)); }
-  void applied() { note("applied"); }
+  void applied(Context&) { note("applied"); }
   std::vector<StepScalar> scalars() const { return {{.name = {kName}, .value = 1}, {.name = {kName, '2'}}}; }
   void save(nlohmann::json& state) const { state[std::string{kName}] = seed; }
   void restore(const StateReader& state) { note("restore " + std::to_string(state.integer({kName}, 0))); }
@@ -114,7 +114,7 @@ TEST_CASE("every loss of the list is called in order at every point of a step", 
   losses.end_micro_batch(ctx, 1);
   losses.fetch(ctx);
   losses.collect(*ranks, 99);
-  losses.applied();
+  losses.applied(ctx);
   nlohmann::json state;
   losses.save(state);
   CHECK(state == nlohmann::json{{"a", 7}, {"b", 7}});
@@ -144,7 +144,7 @@ TEST_CASE("a loss that is not configured needs no memory, has no state and repor
   losses.end_micro_batch(dense.ctx, 0);
   losses.fetch(dense.ctx);
   losses.collect(*dense.ranks, 8);
-  losses.applied();
+  losses.applied(dense.ctx);
   CHECK(losses.scalars().empty());
   CHECK_FALSE(losses.asks_ranks());
   CHECK(saved(losses).is_null());
@@ -162,7 +162,7 @@ TEST_CASE("Routers' counts of the step before are kept where the step was applie
   losses.fetch(t.ctx);
   losses.collect(*t.ranks, 8);
   CHECK(saved(losses)["router"]["previous"] == nlohmann::json(std::vector<double>(6, 0.0)));
-  losses.applied();
+  losses.applied(t.ctx);
   CHECK(saved(losses)["router"]["previous"] == kPrevious);
   CHECK(std::vector<double>(load.previous.as<double>(), load.previous.as<double>() + 6) == counts);
 }

@@ -31,6 +31,23 @@ struct Variant : TinyTraining {
     if (name == "gated") m.attention.gates = {GateConfig{}};
     if (name == "sink") m.attention.kind = AttentionKind::sink;
     if (name == "nanochat") make_nanochat();
+    if (name == "selected" || name == "blocks" || name == "warm-up") {  // sparse attention, with two gates
+      m.attention.kind = AttentionKind::sparse;
+      m.attention.gates = {GateConfig{}, GateConfig{}};
+      m.attention.gates[1].position = GatePosition::value;
+      SparseConfig& s = m.attention.sparse;
+      s.indexer.rope = true;  // equal tokens have different scores, whose order no rounding changes
+      s.indexer.heads = 2, s.indexer.head_dim = precision == Precision::bf16 ? 32 : 8;
+      s.k = {.policy = BudgetPolicy::inverse, .base = 8, .min = 4, .max = 14};
+      s.loss.temperature = 3, s.loss.learn_temperature = true;
+      config.data.document_mask = true;
+      if (name == "blocks") {
+        s.block = 4, s.k = {.policy = BudgetPolicy::fixed, .base = 2};
+        s.indexer.head_weights = IndexHeadWeights::none, s.indexer.activation = IndexActivation::relu;
+        s.sink = true;
+      }
+      if (name == "warm-up") s.phase_steps = 5;
+    }
     if (name == "adapted") {  // switch heads, with low-rank adapters of them and of joined matrices
       m.attention.switch_heads = {.num_experts = 4, .num_experts_per_tok = 2, .expert_width = m.head_dim / 2};
       config.lora = {.rank = 8, .alpha = 16};
@@ -58,6 +75,16 @@ struct OnGpu {
       : tiny(name, precision), data(tiny.blend()), trainer(on_gpu(tiny.config), data) {
     trainer.initialize();
   }
+  /// A micro-batch of one token, on the host.
+  ForwardBuffers& same_tokens() {
+    ForwardBuffers& buffers = trainer.micro_batch();
+    for (int64_t t = 0; t < buffers.host.tokens.numel(); ++t) {
+      buffers.host.tokens.as<int32_t>()[t] = 1;
+      buffers.host.positions.as<int32_t>()[t] = 0;
+      buffers.host.first_key.as<int32_t>()[t] = 0;
+    }
+    return buffers;
+  }
   static Config& on_gpu(Config& config) {
     config.train.device = DeviceChoice::cuda;
     return config;
@@ -69,8 +96,11 @@ struct OnGpu {
 TEST_CASE("ten steps on a GPU give the losses of the CPU", "[cuda_training]") {
   if (no_device()) return;
   for (const Precision precision : {Precision::f32, Precision::bf16})
-    for (const std::string variant : {"baseline", "gated", "sink", "experts", "nanochat", "adapted"}) {
-      if (variant == "adapted" && precision == Precision::bf16)
+    for (const std::string variant :
+         {"baseline", "gated", "sink", "experts", "nanochat", "adapted", "selected", "blocks", "warm-up"}) {
+      const bool selects =
+          variant == "adapted" || variant == "selected" || variant == "blocks" || variant == "warm-up";
+      if (selects && precision == Precision::bf16)
         continue;  // the same ops, but a selection that depends on rounding
       INFO(variant << (precision == Precision::f32 ? ", f32" : ", bf16"));
       Variant tiny(variant, precision);
@@ -87,7 +117,7 @@ TEST_CASE("ten steps on a GPU give the losses of the CPU", "[cuda_training]") {
 TEST_CASE("a training on a GPU is bitwise reproducible, also after resuming from a checkpoint",
           "[cuda_training]") {
   if (no_device()) return;
-  const std::string variant = GENERATE("gated", "experts");
+  const std::string variant = GENERATE("gated", "experts", "selected");
   INFO(variant);
   Variant tiny(variant, Precision::bf16);
   tiny.config.train.device = DeviceChoice::cuda;
@@ -120,7 +150,7 @@ TEST_CASE("a training on a GPU is bitwise reproducible, also after resuming from
 
 TEST_CASE("measurements of a model on a GPU equal those on the CPU", "[cuda_training]") {
   if (no_device()) return;
-  for (const std::string variant : {"baseline", "gated", "sink"}) {
+  for (const std::string variant : {"baseline", "gated", "sink", "selected"}) {
     INFO(variant);
     std::vector<std::vector<double>> measured;
     for (const DeviceChoice device : {DeviceChoice::cpu, DeviceChoice::cuda}) {
@@ -143,7 +173,7 @@ TEST_CASE("measurements of a model on a GPU equal those on the CPU", "[cuda_trai
       sums.add(ctx, b.batch, b.saved);
       SecondPass second(sums);
       second.add(ctx, b.saved);
-      CHECK(second.needed() == (variant == "gated"));
+      CHECK(second.needed() == (variant == "gated" || variant == "selected"));
       SummaryAccumulator accumulator(trainer.model(), trainer.store(), classes);
       accumulator.add(ctx, b.batch, b.saved);
       measured.emplace_back();
@@ -163,7 +193,9 @@ TEST_CASE("measurements of a model on a GPU equal those on the CPU", "[cuda_trai
         for (const GateSums& g : l.gates)
           for (const double x : {g.count, g.sum, g.squares, g.least, g.largest, g.first_sum})
             measured.back().push_back(x);
-        for (const double x : {l.residual.first, l.residual.rest}) measured.back().push_back(x);
+        for (const double x : {l.residual.first, l.residual.rest, l.selection.queries, l.selection.mass,
+                               l.selection.top, l.selection.divergence, l.selection.overlap})
+          measured.back().push_back(x);
         for (const double x : {l.importance_tokens, l.outputs, l.before, l.after, l.first_value_norms,
                                l.attention_output, l.attention_residual, l.ffn_output, l.ffn_residual})
           measured.back().push_back(x);
@@ -214,7 +246,7 @@ TEST_CASE("slices of tensors on a GPU are saved, and loaded with other slice bou
 
 TEST_CASE("recomputing activations on a GPU changes no bit, with a document mask", "[cuda_training]") {
   if (no_device()) return;
-  const std::string variant = GENERATE("gated", "experts");
+  const std::string variant = GENERATE("gated", "experts", "selected");
   INFO(variant);
   Variant tiny(variant, Precision::bf16);
   tiny.config.train.device = DeviceChoice::cuda;
@@ -334,16 +366,30 @@ TEST_CASE("tokens outside the vocabulary are refused on a GPU, too", "[cuda_trai
   if (no_device()) return;
   OnGpu gpu("baseline", Precision::f32);
   Trainer& trainer = gpu.trainer;
-  ForwardBuffers& buffers = trainer.micro_batch();
-  for (int64_t t = 0; t < buffers.host.tokens.numel(); ++t) {
-    buffers.host.tokens.as<int32_t>()[t] = 1;
-    buffers.host.positions.as<int32_t>()[t] = 0;
-    buffers.host.first_key.as<int32_t>()[t] = 0;
-  }
+  ForwardBuffers& buffers = gpu.same_tokens();
   buffers.host.tokens.as<int32_t>()[7] = 99;
   buffers.upload(trainer.context());
   trainer.model().forward(trainer.context(), buffers.batch, buffers.saved);
   CHECK(message_of([&] { synchronize(trainer.context()); }) == "token 99 is outside the vocabulary");
+  CHECK_NOTHROW(synchronize(trainer.context()));
+}
+
+TEST_CASE("an index score that is not a number names its layer on a GPU, too", "[cuda_training]") {
+  if (no_device()) return;
+  OnGpu gpu("selected", Precision::f32);
+  Trainer& trainer = gpu.trainer;
+  ForwardBuffers& buffers = gpu.same_tokens();
+  buffers.upload(trainer.context());
+  const ParamStore& store = trainer.store();
+  for (size_t i = 0; i < store.specs().size(); ++i) {
+    if (store.specs()[i].name != "model.layers.1.self_attn.indexer.key_proj.weight") continue;
+    const Tensor weight = store.value(static_cast<ParamStore::Id>(i));
+    const std::vector<float> bad(static_cast<size_t>(weight.numel()), NAN);
+    write_tensor(trainer.context(), weight, bad.data());
+  }
+  trainer.model().forward(trainer.context(), buffers.batch, buffers.saved);
+  CHECK(message_of([&] { synchronize(trainer.context()); }) ==
+        "model.layers.1.self_attn.indexer: a score of the indexer is not a number");
   CHECK_NOTHROW(synchronize(trainer.context()));
 }
 
