@@ -88,6 +88,7 @@ class Start:
         Start.count += 1
         self.tag = f"{os.getpid()}-{Start.count}"
         self.log = os.path.join(world.folder, f"start-{self.tag}.log")
+        self.slack = world.options.slack
         command = [world.binary, "train", world.config, f"run_dir={run}", *keys, *arguments]
         variables = dict(os.environ, **{TAG: self.tag}, **(environment or {}))
         if launch is not None:
@@ -133,7 +134,8 @@ class Start:
         return -1 if code is None else 128 - code if code < 0 else code
 
     def wait(self, limit=120):
-        """Exit code; a start that does not end is killed, and a failure."""
+        """Exit code; a start that does not end is killed, and a failure. A busy machine (--slack) gets longer."""
+        limit *= self.slack
         try:
             self.process.wait(limit)
         except subprocess.TimeoutExpired:
