@@ -51,8 +51,10 @@ void GuardedFile::Watch::on_bus_error(int number, siginfo_t* info, void*) {
     errno = error;
     return;
   }
-  ::sigaction(number, &previous,
-              nullptr);  // not ours: the repeated access ends as it would without this handler
+  // Not ours: it ends as it would without this handler, an access when it is repeated, a signal that somebody
+  // sent when it is sent again.
+  ::sigaction(number, &previous, nullptr);
+  if (info->si_code <= 0) ::raise(number);
 }
 
 void GuardedFile::Watch::install() {

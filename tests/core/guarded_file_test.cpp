@@ -86,4 +86,15 @@ TEST_CASE("SIGBUS elsewhere still ends the program", "[io]") {
   CHECK(WTERMSIG(status) == SIGBUS);
 }
 
+TEST_CASE("SIGBUS that somebody sends still ends the program", "[io]") {
+  const TempFolder folder;
+  write(folder / "x", "1");
+  const int status = in_child([&] {
+    const io::GuardedFile file(folder / "x");
+    ::_exit(::raise(SIGBUS));
+  });
+  CHECK(WIFSIGNALED(status));
+  CHECK(WTERMSIG(status) == SIGBUS);
+}
+
 }  // namespace sluice
