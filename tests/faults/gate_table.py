@@ -109,12 +109,13 @@ def clang(_options):
     return "" if shutil.which("clang++") or shutil.which("clang++-14") else "no clang++"
 
 
-def sanitizer(build):
-    """Needs a folder that scripts/build makes."""
+def sanitizer(build, programs=()):
+    """Needs programs that scripts/build makes: `sluice`, or tests."""
 
     def reason(_options):
-        there = os.path.isdir(os.path.join(SOURCE, build, "tests"))
-        return "" if there else f"no {build}: scripts/test --sanitize builds it"
+        paths = [f"{build}/tests/{name}" for name in programs] or [f"{build}/sluice"]
+        missing = [path for path in paths if not os.path.exists(os.path.join(SOURCE, path))]
+        return f"no {missing[0]}: scripts/test --sanitize builds it" if missing else ""
 
     return reason
 
@@ -160,7 +161,7 @@ def sanitized(build, programs, environment):
             variables = {**environment, **({"SLUICE_BINARY": own} if os.path.exists(own) else {})}
             run_tests(world, tally, [path, *pattern], variables)
 
-    return Part(f"tests under {build}", run, 1, 1, 20, needs=(sanitizer(build),))
+    return Part(f"tests under {build}", run, 1, 1, 20, needs=(sanitizer(build, [name for name, *_ in programs]),))
 
 
 REPORTS = re.compile(r"ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|runtime error:")
