@@ -121,13 +121,13 @@ def main():
         options.seed = int(time.time()) % 1_000_000 if options.what == "gates" else 1
     if options.what == "mutants":
         sys.exit(mutants.main(options))
-    if options.what == "gates" and os.path.exists(options.binary):
+    if not os.path.exists(options.binary):
+        parser.error(f"no program {options.binary}; build it, or set SLUICE_BINARY")
+    if options.what == "gates":
         sys.exit(gates.run(options))
     unknown = [name for name in options.only if name not in CHECKS]
     if unknown:
         parser.error(f"--only {unknown[0]}: one of {', '.join(CHECKS)}")
-    if not os.path.exists(options.binary):
-        parser.error(f"no program {options.binary}; build it, or set SLUICE_BINARY")
     if shutil.which("mpirun") is None:
         print("skipped: no mpirun")
         return
