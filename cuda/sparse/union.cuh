@@ -38,7 +38,7 @@ class KeyUnion {
     int sums[kWarps];
   };
 
-  /// Queries [t0, t0 + tokens) of an index set. To be followed by a barrier.
+  /// Queries [t0, t0 + tokens) of an index set.
   DEVICE_INLINE KeyUnion(Shared& shared, const Selected& selected, int set, int64_t t0, int tokens)
       : s_(shared),
         p_(selected),
@@ -56,8 +56,6 @@ class KeyUnion {
   DEVICE_INLINE int list() {
     const int rest = count_ - tiles_ * kTile;
     if (tiles_ > 0 && rest > 0) {  // fewer than a tile
-      int key = 0;
-      unsigned members = 0;
       const int thread = static_cast<int>(threadIdx.x);
       constexpr int kEach = (kTile + kThreads - 1) / kThreads;
       int moved[kEach];
@@ -65,8 +63,8 @@ class KeyUnion {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const int e = thread + i * kThreads;
-        moved[i] = e < rest ? s_.keys[tiles_ * kTile + e] : key;
-        moved_members[i] = e < rest ? s_.members[tiles_ * kTile + e] : members;
+        moved[i] = e < rest ? s_.keys[tiles_ * kTile + e] : 0;
+        moved_members[i] = e < rest ? s_.members[tiles_ * kTile + e] : 0u;
       }
       __syncthreads();
 #pragma unroll
