@@ -21,6 +21,10 @@ struct Context {
   bool dry_run = false;
   /// On a GPU: use only deterministic reduction orders. (On a CPU all are deterministic.)
   bool deterministic = true;
+  /// On a CPU: what is computed of a token has the same bits whichever tokens are computed with it, and
+  /// however many (parallel.determinism: exact). Sums over tokens need the same tokens. The fastest matrix
+  /// products choose their order by the number of rows.
+  bool independent_rows = false;
   Arena scratch;
   std::unique_ptr<BackendState> backend;  // lives as long as the context
   Profile* profile = nullptr;             // receives the times of ops; may be null

@@ -10,6 +10,8 @@
 
 #include "core/cpu_features.h"
 #include "core/parallel_for.h"
+#include "ops/elementwise.h"
+#include "ops/grouped_linear.h"
 #include "ops/tile_product.h"
 
 namespace sluice::cpu {
@@ -198,6 +200,24 @@ void multiply_f64(const Product& p, const double* a, const double* b, double* c)
   });
 }
 
+/// By the grouped product of one group, which computes every row of c in one order, however many there are.
+void multiply_independent_rows(Context& ctx, const Product& p, const void* a, const void* b, void* c) {
+  SLUICE_CHECK(p.b != Layout::packed,
+               "multiply: independent rows are computed from plain weights, got packed");
+  const bool transposed = p.b == Layout::transposed;
+  const auto tensor = [&](const void* data, int64_t rows, int64_t columns) {
+    return Tensor(const_cast<void*>(data), p.in, {rows, columns});
+  };
+  const Tensor x = tensor(a, p.m, p.k), y = tensor(c, p.m, p.n);
+  const LinearWeight weight{.value = transposed ? tensor(b, p.n, p.k) : tensor(b, p.k, p.n)};
+  ScratchScope t(ctx.scratch);
+  const Tensor offsets = t.alloc("rows of a product", DType::i32, {2});
+  if (!ctx.dry_run) offsets.as<int32_t>()[0] = 0, offsets.as<int32_t>()[1] = static_cast<int32_t>(p.m);
+  const Tensor to = p.accumulate ? t.like("product", y) : y;
+  (transposed ? grouped_linear_forward : grouped_linear_backward_input)(ctx, to, x, weight, offsets, {});
+  if (p.accumulate) add_forward(ctx, y, y, to);
+}
+
 }  // namespace
 
 DType product_dtype(DType storage) {
@@ -206,6 +226,9 @@ DType product_dtype(DType storage) {
 
 void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
   if (p.m == 0 || p.n == 0) return;
+  // Those of bf16 are independent anyway (ops/tile_product.h).
+  if (ctx.independent_rows && !p.a_transposed && p.in != DType::bf16)
+    return multiply_independent_rows(ctx, p, a, b, c);
   if (p.in == DType::f64) {
     if (!ctx.dry_run)
       multiply_f64(p, static_cast<const double*>(a), static_cast<const double*>(b), static_cast<double*>(c));
@@ -222,6 +245,7 @@ void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
 int64_t packed_bytes(Context& ctx, DType storage, int64_t k, int64_t n) {
   if (storage == DType::f64 || k == 0 || n == 0) return 0;
   if (storage == DType::bf16 && bf16_products()) return tile_packed_bytes(k, n);
+  if (ctx.independent_rows) return 0;
   return with_dnnl([&] { return MatmulState::of(ctx).packed_size(storage, k, n); });
 }
 

@@ -3,6 +3,7 @@
 // f64. Primitives are created on first use and kept in Context::backend; their workspace comes from
 // Context::scratch. For a fixed number of threads results are bitwise reproducible. With another number of
 // threads oneDNN may split k differently when m and n are small, so f32 and bf16 results may differ in bits.
+// With Context::independent_rows a row of c has bits that do not depend on m, unless a is stored transposed.
 #include <string>
 
 #include "core/context.h"
@@ -31,7 +32,8 @@ void multiply(Context& ctx, Product product, const void* a, const void* b, void*
 /// so (core/cpu_features.h), else f32, because emulated bf16 products are five times slower than f32.
 DType product_dtype(DType storage);
 
-/// Bytes of the packed form of b (k, n), for products with any m; 0 if packing gains nothing.
+/// Bytes of the packed form of b (k, n), for products with any m; 0 if packing gains nothing, or
+/// Context::independent_rows does not use it.
 int64_t packed_bytes(Context& ctx, DType storage, int64_t k, int64_t n);
 
 /// Writes the packed form of b (k, n); `b_transposed`: it is stored as (n, k).

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/parallel_for.h"
+#include "ops/some_queries.h"
 #include "support/gradcheck.h"
 
 using namespace sluice;
@@ -549,4 +550,44 @@ TEST_CASE(
     worst = std::max(worst, std::abs(Pool::get(dv, i) - Pool::get(expected.dv, i)));
   }
   CHECK(worst < 1e-11);
+}
+
+TEST_CASE(
+    "attention of independent rows: a query has the same bits among all queries and among those of two "
+    "chunks",
+    "[attention][context]") {
+  const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f64);
+  const auto weights = GENERATE(AttentionWeights::softmax, AttentionWeights::softpick);
+  const auto documents = GENERATE(Documents::one, Documents::short_ones, Documents::sequences,
+                                  Documents::alone, Documents::window);
+  // The second has as many channels as tiles multiply.
+  const Shape shape = GENERATE(Shape{500, 4, 2, 20}, Shape{612, 6, 2, 32}, Shape{16, 2, 1, 8});
+  INFO(describe(shape) << " " << dtype_name(dtype) << ", documents " << static_cast<int>(documents));
+  Pool pool;
+  Context ctx(int64_t{1} << 26);
+  ctx.independent_rows = true;
+  const Problem all = Problem(pool, shape, documents).as(pool, dtype);
+  const auto attend = [&](const AttentionInputs& in) {
+    const int64_t rows = in.q.dim(0);
+    const AttentionState out = {pool.zeros(dtype, {rows, shape.heads, shape.depth}),
+                                pool.zeros(accumulate_dtype(dtype), {shape.heads, rows}),
+                                pool.zeros(accumulate_dtype(dtype), {shape.heads, rows})};
+    attention_forward(ctx, out, in);
+    return out;
+  };
+  AttentionInputs in = all.inputs();
+  in.weights = weights;
+  const AttentionState whole = attend(in);
+  for (const auto& chunks : kChunks) {
+    const SomeQueries some(pool, shape.tokens, chunks, all.first_key);
+    AttentionInputs part = in;
+    part.q = some.of(pool, all.q), part.first_key = some.first_key, part.own_key = some.own_key;
+    const AttentionState mine = attend(part);
+    const auto same = [&](const Tensor& a, const Tensor& b) {
+      return std::memcmp(a.data, b.data, static_cast<size_t>(b.bytes())) == 0;
+    };
+    CHECK(same(mine.o, some.of(pool, whole.o)));
+    CHECK(same(mine.lse, some.of(pool, whole.lse, 1)));
+    CHECK(same(mine.z0, some.of(pool, whole.z0, 1)));
+  }
 }

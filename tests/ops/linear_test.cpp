@@ -199,6 +199,40 @@ TEST_CASE("linear products in f64 do not depend on the number of threads", "[lin
   CHECK(same_bits(dw[0], dw[1]));
 }
 
+TEST_CASE("linear products of independent rows have bits that do not depend on how many rows there are",
+          "[linear][context]") {
+  Context ctx(kScratch);
+  ctx.independent_rows = true;
+  for (const DType type : kTypes)
+    for (const Size& size : {Size{1100, 70, 67}, Size{128, 192, 64}, Size{130, 33, 1}, Size{256, 16, 2100}}) {
+      INFO(dtype_name(type) << " " << size.n << " x " << size.k);
+      Pool pool;
+      LinearWeight w;
+      w.value = pool.normal(type, {size.n, size.k});
+      allocate_packed(pool, ctx, w, size.t);
+      const Tensor x = pool.normal(type, {size.t, size.k}), dy = pool.normal(type, {size.t, size.n}),
+                   before = pool.normal(type, {size.t, size.k});
+      const auto products = [&](int64_t begin, int64_t rows) {
+        std::vector<Tensor> all = {pool.zeros(type, {rows, size.n}), pool.zeros(type, {rows, size.k}),
+                                   pool.copy(before.rows(begin, rows), type)};
+        linear_forward(ctx, all[0], x.rows(begin, rows), w);
+        linear_backward_input(ctx, all[1], dy.rows(begin, rows), w, Into::overwrite);
+        linear_backward_input(ctx, all[2], dy.rows(begin, rows), w, Into::add);
+        return all;
+      };
+      const std::vector<Tensor> whole = products(0, size.t);
+      const Tensor expected = naive(pool, dy, false, w.value, false);
+      CHECK(relative_error(whole[0], naive(pool, x, false, w.value, true)) < tolerance(type));
+      CHECK(relative_error(whole[1], expected) < tolerance(type));
+      CHECK(relative_error(whole[2], sum_of(pool, expected, before)) < tolerance(type));
+      for (const int64_t rows : {1, 2, 3, 5, 8, 31, 33, 64, 100})
+        for (const int64_t begin : {int64_t{0}, int64_t{7}, size.t - rows}) {
+          const std::vector<Tensor> part = products(begin, rows);
+          for (size_t i = 0; i < 3; ++i) CHECK(same_bits(part[i], whole[i].rows(begin, rows)));
+        }
+    }
+}
+
 TEST_CASE("a dry run of the linear ops measures the scratch memory of the real run", "[linear]") {
   for (const DType type : kTypes) {
     Context dry(0);

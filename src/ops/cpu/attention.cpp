@@ -128,12 +128,16 @@ void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t co
   block.pointers(q_rows, p.q, p);
   operands.load_queries(q_rows, count, block.lanes);
   std::fill_n(o_t, p.padded_depth * kLaneStride, A(0));
-  for (int64_t k0 = block.first_min; k0 <= block.last_max; k0 += kKeys) {
+  // A row's bits depend on how the keys are divided: from the first one on that a row of the block sees, or,
+  // for independent rows, alike for every block.
+  const int64_t unit = p.independent_rows ? Operands::kStep : 1,
+                begin = p.independent_rows ? block.first_min / kKeys * kKeys : block.first_min;
+  for (int64_t k0 = begin; k0 <= block.last_max; k0 += kKeys) {
     const int64_t k1 = std::min(k0 + kKeys, block.last_max + 1);
     operands.load_keys(kv_head, k0, k1 - k0, p.v);
     const int64_t width = block.strip_width(k0, k1);
     for (int64_t lane = 0; lane < block.lanes; lane += width) {
-      const auto strip = block.strip(lane, width, k0, k1);
+      const auto strip = block.strip(lane, width, k0, k1, unit);
       const int64_t keys = strip.keys();
       if (keys <= 0) continue;
       const Span span{lane, strip.width, strip.begin - k0, keys};
@@ -191,8 +195,9 @@ void forward_of(Context& ctx, const AttentionState& out, const Problem<T>& p) {
 
 template <class T>
 void forward_t(Context& ctx, const AttentionState& out, const AttentionInputs& in) {
-  const Problem<T> p(in);
+  Problem<T> p(in);
   if (decodes(p)) return decode_t(ctx, out, p);
+  p.independent_rows = ctx.independent_rows;
   with_operands(p, [&](auto operands) { forward_of<typename decltype(operands)::type>(ctx, out, p); });
 }
 

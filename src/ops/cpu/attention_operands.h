@@ -18,6 +18,8 @@ class VectorOperands {
   using A = accumulate_t<T>;
   /// Sums may be made in the gradients themselves where those have the type of the sums.
   static constexpr bool kSumsInPlace = std::is_same_v<T, A>;
+  /// Keys that are added at once: a sum over keys depends on where such steps begin.
+  static constexpr int64_t kStep = 1;
 
   static int64_t forward_size(const Problem<T>& p) {
     return p.padded_depth * kLaneStride + 2 * kKeys * head_stride(p.depth);
@@ -96,6 +98,7 @@ class TileOperands {
   using T = bf16;
   using A = float;
   static constexpr bool kSumsInPlace = false;
+  static constexpr int64_t kStep = kUnitDepth;
 
   static bool multiplies(const Problem<T>& p) { return p.depth % kUnitDepth == 0 && p.depth <= kMostDepth; }
   static int64_t forward_size(const Problem<T>& p) {

@@ -12,6 +12,7 @@ struct Problem {
   int64_t tq, tk, heads, kv_heads, depth, padded_depth;
   A scale;
   bool softpick;
+  bool independent_rows = false;  // Context's
 
   explicit Problem(const AttentionInputs& in)
       : q(in.q.as<T>()),
@@ -102,9 +103,11 @@ struct RowBlock {
   int64_t strip_width(int64_t k0, int64_t k1) const {
     return k0 < first_max || k1 - 1 > last_min ? 2 * Simd<A>::kWidth : lanes;
   }
-  Strip strip(int64_t lane, int64_t max_width, int64_t k0, int64_t k1) const {
-    const int64_t width = std::min(max_width, lanes - lane), end = std::min(lane + width, count) - 1;
-    Strip s{lane, width, std::max<int64_t>(k0, first[lane]), std::min<int64_t>(k1, last[end] + 1), false};
+  /// `unit`: keys are left out from k0 on by multiples of it.
+  Strip strip(int64_t lane, int64_t max_width, int64_t k0, int64_t k1, int64_t unit = 1) const {
+    const int64_t width = std::min(max_width, lanes - lane), end = std::min(lane + width, count) - 1,
+                  hidden = std::max<int64_t>(first[lane] - k0, 0) / unit * unit;
+    Strip s{lane, width, k0 + hidden, std::min<int64_t>(k1, last[end] + 1), false};
     s.cut = s.begin < first[end] || s.end - 1 > last[lane];
     return s;
   }
