@@ -224,6 +224,9 @@ void RankBench::compare(const std::string& what, const Layout& a, const Layout& 
 void RankBench::compare_layouts() {
   compare("1 rank x 2 threads / 2 ranks x 1 thread", alone_, two_);
   compare("default / exact, 2 ranks", two_, {2, 1, 0, true});
+  Layout shared = two_;
+  shared.context = 2, shared.exact = true;
+  compare("1 rank x 1 thread / 2 ranks that share sequences, exact", {1, 1, 0, true}, shared);
   for (const int64_t stage : {1, 2, 3})
     compare(fmt::format("ZeRO 0 / ZeRO {}, 2 ranks", stage), two_, {2, 1, stage});
 }
