@@ -43,7 +43,8 @@ struct ParallelConfig {
     f("gradient_dtype", gradient_dtype,
       "type of gradients in transit between ranks; bf16: stochastic rounding, with sums still in f32");
     f("determinism", determinism,
-      "same_layout: bitwise reproducible on the same number of ranks; exact: on any number of ranks");
+      "same_layout: bitwise reproducible on the same number of ranks; exact: on any number of ranks, also of "
+      "those that share sequences");
     f("exact_sum", exact_sum,
       "gradient reduction under exact: a tree over micro-batches (a power of two of them per rank), or "
       "64-bit fixed point");

@@ -22,8 +22,10 @@ void check_receive_buffer(const Config& config, ProblemSink& problem) {
                      !__builtin_mul_overflow(config.train.micro_batch_size, config.data.seq_len, &tokens) &&
                      tokens > 0 && tokens <= kMaxRows && p.context > 0;
   if (!sound) return;  // reported by itself
+  // With exact, backward sends the tokens of whole sequences (nn/moe.h).
+  const int64_t parts = p.determinism == Determinism::exact ? 1 : p.context;
   const int64_t rows =
-      receive_rows(tokens / p.context, moe.num_experts_per_tok, moe.num_experts, p.expert, p.expert_capacity);
+      receive_rows(tokens / parts, moe.num_experts_per_tok, moe.num_experts, p.expert, p.expert_capacity);
   if (rows > kMaxRows)
     problem({"parallel.expert_capacity", "train.micro_batch_size", "data.seq_len"},
             fmt::format("parallel.expert_capacity = {} gives a receive buffer of {} rows, above the {} that "

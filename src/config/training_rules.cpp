@@ -195,11 +195,16 @@ void check_context(const Config& c, Checks& check) {
       fmt::format("parallel.context = {} cuts every sequence into {} equal chunks, but data.seq_len = "
                   "{} is no multiple of that; use {}",
                   ranks, 2 * ranks, c.data.seq_len, (c.data.seq_len / (2 * ranks) + 1) * 2 * ranks));
+  const int64_t experts = c.parallel.expert;
   check.require(
-      c.parallel.determinism == Determinism::same_layout, {"parallel.context", "parallel.determinism"},
-      fmt::format("parallel.determinism: exact needs the weights' gradients of a micro-batch in one sum "
-                  "over its tokens, which parallel.context = {} divides; use same_layout",
-                  ranks));
+      c.parallel.determinism == Determinism::same_layout || experts < 1 || experts % ranks == 0 ||
+          ranks % experts == 0,
+      {"parallel.expert", "parallel.context", "parallel.determinism"},
+      fmt::format("parallel.determinism: exact adds the experts' gradients of a micro-batch as one "
+                  "rank does, for which ranks that share experts have to share sequences, or the "
+                  "other way round; parallel.expert = {} and parallel.context = {} do not divide one "
+                  "another",
+                  experts, ranks));
   check.require(c.train.device != DeviceChoice::cuda, {"parallel.context", "train.device"},
                 fmt::format("train.device: cuda cannot share sequences between ranks in this version; with "
                             "parallel.context = {} use cpu, or context: 1",

@@ -227,7 +227,9 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
     };
     std::visit(of_kind, core_);
   };
-  if (sequence.ranks)
+  if (sequence.whole)
+    whole_core_backward(ctx, {dq, dk, dv}, d_o, heads, sequence, fused, measured, dx, into);
+  else if (sequence.ranks)
     scatter_gradients(ctx, {dq, dk, dv}, heads, *sequence.ranks, core_backward);
   else
     core_backward({dq, dk, dv});
@@ -247,6 +249,34 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   project_backward(ctx, dx, matrix(dq), x, q_proj_, q_bias_, into);
   project_backward(ctx, dx, matrix(dk_projected), x, k_proj_, k_bias_, Into::add);
   project_backward(ctx, dx, matrix(dv_projected), x, v_proj_, v_bias_, Into::add);
+}
+
+void Attention::whole_core_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o,
+                                    const Heads& mine, const Sequence& sequence, const FusedGate& gate,
+                                    const Tensor& dimportance, const Tensor& dx, Into& into) const {
+  const SequenceRanks& ranks = *sequence.ranks;
+  const WholeSequences whole_sequences(store_);
+  ScratchScope t(ctx.scratch);
+  const auto whole = [&](const Tensor& rows) { return rows ? ranks.whole(ctx, t, rows) : Tensor(); };
+  const auto room = [&](const Tensor& rows) { return rows ? ranks.room(t, rows) : Tensor(); };
+  const Heads heads = {whole(mine.q), mine.k, mine.v, sparse() ? whole(mine.x) : Tensor()};
+  FusedGate of_all = gate;
+  of_all.logits = whole(gate.logits), of_all.y = room(gate.y), of_all.dlogits = room(gate.dlogits);
+  const AttentionGrads all = {room(grads.dq), t.like("attention.dk", heads.k),
+                              t.like("attention.dv", heads.v)};
+  const Tensor all_d_o = whole(d_o), all_dx = !sparse() ? Tensor() : into == Into::add ? whole(dx) : room(dx);
+  const auto of_kind = [&](const auto& core) {
+    auto saved = core.make_saved(ctx.scratch, "attention.whole", heads.q.dim(0), heads.q.dtype, bool(gate));
+    core.forward(ctx, heads, *sequence.whole, of_all, saved);
+    core.backward(ctx, all, all_d_o, heads, *sequence.whole, of_all, dimportance, saved);
+    core.backward_input(ctx, all_dx, into, heads, *sequence.whole, saved);
+  };
+  std::visit(of_kind, core_);
+  ranks.take_own(ctx, grads.dq, all.dq);
+  ranks.take_own(ctx, grads.dk, all.dk);
+  ranks.take_own(ctx, grads.dv, all.dv);
+  if (gate.dlogits) ranks.take_own(ctx, gate.dlogits, of_all.dlogits);
+  if (all_dx && into == Into::add) ranks.take_own(ctx, dx, all_dx);
 }
 
 void Attention::project(Context& ctx, const Tensor& y, const Tensor& x, ParamStore::Id weight,
@@ -270,9 +300,17 @@ std::optional<HeadGate> Attention::head_gate(const Saved& s, const Tensor& first
 
 void Attention::count_heads(Context& ctx, const Sequence& sequence, const Saved& s) const {
   const HeadLoad& load = *sequence.heads;
-  const std::optional<HeadGate> gate = head_gate(s, sequence.first_key);
+  const Sequence& counted = sequence.whole ? *sequence.whole : sequence;
+  std::optional<HeadGate> gate = head_gate(s, counted.first_key);
   SLUICE_CHECK(gate, "attention: the scores of the gate at sdpa_output do not measure a head's importance");
-  head_importance(ctx, load.row(load.batch, layer_), load.row(load.totals, layer_), *gate, s.core.o.dim(0));
+  ScratchScope t(ctx.scratch);
+  if (sequence.whole) {
+    const auto by_head = [&](Tensor& x) { x = x.rank == 2 ? sequence.ranks->whole_heads(ctx, t, x) : x; };
+    by_head(gate->lse), by_head(gate->z0), by_head(gate->sink);
+    if (gate->logits && gate->logits.dim(0) > 1) gate->logits = sequence.ranks->whole(ctx, t, gate->logits);
+  }
+  head_importance(ctx, load.row(load.batch, layer_), load.row(load.totals, layer_), *gate,
+                  counted.positions.dim(0));
 }
 
 }  // namespace sluice

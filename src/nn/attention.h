@@ -87,6 +87,12 @@ class Attention {
   void project(Context& ctx, const Tensor& y, const Tensor& x, ParamStore::Id weight, const Bias& bias) const;
   void project_backward(Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x,
                         ParamStore::Id weight, const Bias& bias, Into into) const;
+  /// The core's backward where its sums over tokens are to be those of whole sequences: as one rank computes
+  /// them, of what all ranks that share them have, its state once more. Of the gradients this rank keeps its
+  /// own tokens'. Arguments are AttentionCore's; `gate` has this rank's logits.
+  void whole_core_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, const Heads& mine,
+                           const Sequence& sequence, const FusedGate& gate, const Tensor& dimportance,
+                           const Tensor& dx, Into& into) const;
   void count_heads(Context& ctx, const Sequence& sequence, const Saved& s) const;
   struct Gathered;
   Gathered begin_gather(Context& ctx, ScratchScope& t, const Sequence& sequence, const Saved& s) const;

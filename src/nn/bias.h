@@ -2,8 +2,8 @@
 #include <optional>
 #include <string>
 
+#include "nn/weight_gradient.h"
 #include "ops/bias.h"
-#include "params/param_store.h"
 
 namespace sluice {
 
@@ -26,7 +26,9 @@ class Bias {
   }
   /// Adds the gradient of the bias, from dy (T, n).
   void backward(Context& ctx, const Tensor& dy) const {
-    if (bias_ && store_.trains(*bias_)) bias_backward(ctx, store_.grad(*bias_), dy, Tensor(), {});
+    if (!bias_ || !store_.trains(*bias_)) return;
+    ScratchScope t(ctx.scratch);
+    bias_backward(ctx, store_.grad(*bias_), summed_rows(ctx, t, store_, dy), Tensor(), {});
   }
 
  private:

@@ -1,5 +1,6 @@
 #include "nn/exclusive.h"
 
+#include "nn/weight_gradient.h"
 #include "ops/exclusive.h"
 
 namespace sluice {
@@ -24,7 +25,12 @@ void Exclusive::forward(Context& ctx, const Tensor& x, const Tensor& values, Sav
 void Exclusive::backward(Context& ctx, Tensor dx, Tensor dvalues, const Tensor& dy, const Tensor& x,
                          const Tensor& values) const {
   if (identity_) return;
-  exclusive_backward(ctx, dx, dvalues, scale_ ? store_.grad(*scale_) : Tensor(), dy, x, values, scale());
+  backward_with_parameter(ctx, store_, dx, scale_ ? store_.grad(*scale_) : Tensor(),
+                          [&](const Tensor& to, const Tensor& ds, const auto& operand) {
+                            const Tensor of_dy = operand(dy), of_x = operand(x), of_values = operand(values);
+                            exclusive_backward(ctx, to, operand(dvalues), ds, of_dy, of_x, of_values,
+                                               scale());
+                          });
 }
 
 }  // namespace sluice

@@ -89,7 +89,8 @@ void Gate::project(Context& ctx, const Tensor& u, Saved& s) const {
 void Gate::project_backward(Context& ctx, Tensor du, const Tensor& dz, const Tensor& u, Into into) const {
   const Tensor rows = matrix(dz);
   if (bias_) {
-    const Tensor d = one_head(rows);
+    ScratchScope t(ctx.scratch);
+    const Tensor d = one_head(summed_rows(ctx, t, store_, rows));
     gate_backward(ctx, d, one_head(store_.grad(*bias_)), d, d, one_head(store_.value(*bias_)), kBias);
   }
   linear_backward_input(ctx, du, rows, store_.linear(weight_), into);
@@ -127,9 +128,11 @@ void Gate::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, 
   const int64_t T = s.y.dim(0);
   const auto view = [&](const Tensor& t) { return t.view({T, heads_, channels_}); };
   if (!projects()) {
-    gate_backward(ctx, view(dx), as_logits(store_.grad(weight_)), view(dy), view(x), logits(s), kind(),
-                  dhead);
-    return;
+    return backward_with_parameter(ctx, store_, view(dx), as_logits(store_.grad(weight_)),
+                                   [&](const Tensor& to, const Tensor& dz, const auto& operand) {
+                                     gate_backward(ctx, to, dz, operand(view(dy)), operand(view(x)),
+                                                   logits(s), kind(), dhead);
+                                   });
   }
   ScratchScope t(ctx.scratch);
   const Tensor dz = t.like("gate.dz", s.z);

@@ -13,7 +13,7 @@ namespace sluice {
 
 void HeadBalanceState::allocate(const StepMemory& memory) {
   rank_ = memory.ranks.rank(), micro_batches_ = memory.micro_batches;
-  load_ = make_head_load(config_, memory.device, memory.host, &memory.ranks, &memory.sequences);
+  load_ = make_head_load(config_, memory.device, memory.host, &memory.ranks, memory.sequences);
   if (!active()) return;
   load_.token_fraction = 1.0 / static_cast<double>(memory.ranks.size() * micro_batches_);
   const bool on_gpu = memory.device.device() != Device::cpu;

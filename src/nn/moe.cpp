@@ -25,7 +25,8 @@ void Moe::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& 
   route_forward(ctx, kept.probabilities, kept.lse, kept.weights, kept.experts, logits,
                 config_.norm_topk_prob);
   permute_plan(ctx, kept.permutation, kept.experts);
-  count(ctx, load, kept);
+  // Over whole sequences backward routes once more, and counts.
+  count(ctx, store_.token_rows() ? RouterLoad() : load, kept);
   shared_forward(ctx, x, kept);
 
   ScratchScope t(ctx.scratch);
@@ -42,6 +43,7 @@ void Moe::forward(Context& ctx, const Tensor& x, const RouterLoad& load, Saved& 
 
 void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const RouterLoad& load,
                    const Saved& s) const {
+  if (store_.token_rows()) return whole_backward(ctx, dx, dy, x, load);
   ScratchScope t(ctx.scratch);
   const Permutation& p = s.permutation;
   const Tensor drows = t.alloc("moe.drows", x.dtype, {p.slots.dim(0), hidden_size_});
@@ -63,6 +65,21 @@ void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
       {.balance = config_.load_balance.coefficient * token, .z = config_.router_z_loss_coefficient * token});
   router_bias_.backward(ctx, dlogits);
   router_logits_backward(ctx, dx, store_.grad(router_), dlogits, x, store_.linear(router_), Into::add);
+}
+
+void Moe::whole_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x,
+                         const RouterLoad& load) const {
+  const TokenRows& tokens = *store_.token_rows();
+  const WholeSequences whole_sequences(store_);
+  ScratchScope t(ctx.scratch);
+  const Tensor all_x = tokens.whole(ctx, t, x), all_dy = tokens.whole(ctx, t, dy),
+               all_dx = tokens.room(t, dx);
+  Saved s = make_saved(ctx.scratch, "moe.whole", all_x.dim(0), x.dtype, /*keep_inner=*/true);
+  RouterLoad counted = load;
+  counted.extra_rounds = nullptr;  // forward has counted its own
+  forward(ctx, all_x, counted, s);
+  backward(ctx, all_dx, all_dy, all_x, load, s);
+  tokens.take_own(ctx, dx, all_dx);
 }
 
 /// (E): what the balance loss takes the experts' shares from.
@@ -346,6 +363,7 @@ Moe::Saved Moe::make_saved(Arena& arena, const std::string& name, int64_t T, DTy
   const int64_t E = config_.num_experts, K = config_.num_experts_per_tok, R = rows_here(T),
                 F = config_.moe_intermediate_size;
   const DType wide = accumulate_dtype(dtype);
+  keep_inner = keep_inner && !store_.token_rows();  // backward computes it of other tokens
   Saved s;
   s.probabilities = arena.alloc(name + ".probabilities", wide, {T, E});
   s.lse = arena.alloc(name + ".lse", wide, {T});

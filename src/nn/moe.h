@@ -102,6 +102,11 @@ class Moe {
     BiasRows weighted() const { return {.offsets = offsets, .weights = weights, .slots = slots}; }
   };
 
+  /// backward where ranks share sequences, and parameters' gradients are sums over whole ones: forward and
+  /// backward of the tokens of all these ranks, of which this rank keeps its own tokens' dx.
+  void whole_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x,
+                      const RouterLoad& load) const;
+
   /// Registers the local experts' weights, or their biases.
   void add_experts(const ModelConfig& config, const std::string& prefix, bool biases);
 

@@ -1,9 +1,20 @@
 #include "nn/rmsnorm.h"
 
+#include "nn/weight_gradient.h"
 #include "ops/norm_rope.h"
 #include "ops/rmsnorm.h"
 
 namespace sluice {
+namespace {
+
+/// rstd of the rows that operand() makes of x's tokens, which may have several rows each.
+template <class Operand>
+Tensor by_row(const Operand& operand, const Tensor& x, const RmsNorm::Saved& s) {
+  const Tensor rstd = operand(s.rstd.view({x.dim(0), s.rstd.numel() / x.dim(0)}));
+  return rstd.view({rstd.numel()});
+}
+
+}  // namespace
 
 RmsNorm::RmsNorm(const ModelConfig& config, ParamStore& store, const std::string& name,
                  std::vector<int64_t> shape)
@@ -25,7 +36,11 @@ void RmsNorm::forward(Context& ctx, const Tensor& x, Saved& s) const {
 
 void RmsNorm::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s,
                        Into into) const {
-  rmsnorm_backward(ctx, dx, dweight(), dy, x, weight(), s.rstd, into);
+  backward_with_parameter(ctx, store_, dx, dweight(),
+                          [&](const Tensor& to, const Tensor& dw, const auto& operand) {
+                            const Tensor of_dy = operand(dy), of_x = operand(x);
+                            rmsnorm_backward(ctx, to, dw, of_dy, of_x, weight(), by_row(operand, x, s), into);
+                          });
 }
 
 void RmsNorm::forward_sum(Context& ctx, Tensor sum, const Tensor& a, const Tensor& b, Saved& s) const {
@@ -40,7 +55,11 @@ void RmsNorm::forward_rope(Context& ctx, const Tensor& x, const Tensor& position
 void RmsNorm::backward_rope(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x,
                             const Tensor& positions, const Tensor& cos, const Tensor& sin,
                             const Saved& s) const {
-  norm_rope_backward(ctx, dx, dweight(), dy, x, weight(), s.rstd, positions, cos, sin);
+  backward_with_parameter(
+      ctx, store_, dx, dweight(), [&](const Tensor& to, const Tensor& dw, const auto& operand) {
+        const Tensor of_dy = operand(dy), of_x = operand(x), of_positions = operand(positions);
+        norm_rope_backward(ctx, to, dw, of_dy, of_x, weight(), by_row(operand, x, s), of_positions, cos, sin);
+      });
 }
 
 }  // namespace sluice

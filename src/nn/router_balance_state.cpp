@@ -33,7 +33,7 @@ void RouterBalanceState::allocate(const StepMemory& memory) {
       if (!memory.device.measuring()) std::fill_n(host_previous_.as<double>(), host_previous_.numel(), 0.0);
       break;
     case BalanceScope::micro_batch:
-      if (memory.sequences.size() > 1) load_.sequences = &memory.sequences;
+      if (memory.sequences && memory.sequences->size() > 1) load_.sequences = memory.sequences;
       break;
   }
 }

@@ -41,6 +41,9 @@ struct Sequence {
   std::span<KeyValueCache* const> caches = {};  // one token of each of several sequences, instead of cache
   const ValueZeroing* zeroing = nullptr;        // forward only, without a cache
   const SequenceRanks* ranks = nullptr;         // those that share the sequences; without a cache
+  /// With parallel.determinism: exact, where ranks share sequences: the same of their tokens together, as one
+  /// rank has it, where sums over tokens need it. Otherwise nullptr.
+  const Sequence* whole = nullptr;
   const HeadLoad* heads =
       nullptr;  // where forward adds the heads' importance, and backward reads its gradient
 

@@ -1,5 +1,7 @@
 #include "nn/sequence_ranks.h"
 
+#include <cstring>
+
 #include "core/device.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
@@ -9,6 +11,17 @@ namespace {
 
 /// Bytes of a row.
 int64_t row_bytes(const Tensor& t) { return t.dim(0) > 0 ? t.bytes() / t.dim(0) : 0; }
+
+/// to (n, m) from (m, n), in host memory.
+void transpose(Context& ctx, const Tensor& to, const Tensor& from) {
+  if (ctx.dry_run) return;
+  const int64_t m = from.dim(0), n = from.dim(1);
+  const auto size = static_cast<size_t>(dtype_size(from.dtype));
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t j = 0; j < n; ++j)
+      std::memcpy(static_cast<char*>(to.data) + static_cast<size_t>(j * m + i) * size,
+                  static_cast<const char*>(from.data) + static_cast<size_t>(i * n + j) * size, size);
+}
 
 }  // namespace
 
@@ -50,6 +63,42 @@ Tensor SequenceRanks::finish(Context& ctx, const Gather& gather) const {
   for (int64_t at = half; at < gather.whole.dim(0); at += split_.seq_len)
     reverse_tail(ctx, gather.whole.rows(at, half));
   return gather.whole;
+}
+
+Tensor SequenceRanks::room(ScratchScope& t, const Tensor& rows) const {
+  Tensor all = rows;
+  all.shape[0] *= split_.ranks;
+  all.data = t.alloc("context.whole", rows.dtype, {all.numel()}).data;
+  return all;
+}
+
+Tensor SequenceRanks::whole(Context& ctx, ScratchScope& t, const Tensor& rows) const {
+  return finish(ctx, begin_gather(ctx, room(t, rows), rows));
+}
+
+Tensor SequenceRanks::whole_heads(Context& ctx, ScratchScope& t, const Tensor& heads) const {
+  const int64_t H = heads.dim(0), T = heads.dim(1), all = split_.ranks * T;
+  const Tensor result = t.alloc("context.whole_heads", heads.dtype, {H, all});
+  ScratchScope temporary(ctx.scratch);
+  const Tensor rows = temporary.alloc("context.by_token", heads.dtype, {T, H});
+  transpose(ctx, rows, heads);
+  transpose(ctx, result, whole(ctx, temporary, rows));
+  return result;
+}
+
+Batch SequenceRanks::whole_batch(Context& ctx, ScratchScope& t, const Batch& batch) const {
+  Batch all = {whole(ctx, t, batch.tokens), whole(ctx, t, batch.targets), whole(ctx, t, batch.positions),
+               t.alloc("context.whole_first_key", DType::i32, {split_.ranks * batch.first_key.dim(0)})};
+  gather_first_keys(ctx, all.first_key, batch.first_key);
+  return all;
+}
+
+void SequenceRanks::take_own(Context& ctx, Tensor rows, const Tensor& whole) const {
+  const int64_t c = split_.chunk();
+  SLUICE_CHECK(whole.dim(0) == rows.dim(0) * split_.ranks && rows.dim(0) % split_.length() == 0,
+               "SequenceRanks: {} of {} ranks from {}", rows.describe(), split_.ranks, whole.describe());
+  for (int64_t i = 0; i < rows.dim(0) / c; ++i)
+    copy(ctx, rows.rows(i * c, c), whole.rows(i / 2 * split_.seq_len + split_.begin(split_.rank, i % 2), c));
 }
 
 Tensor SequenceRanks::gather_first_keys(Context& ctx, Tensor whole, const Tensor& first_key) const {

@@ -7,10 +7,11 @@
 #include "comm/sequence_split.h"
 #include "core/context.h"
 #include "nn/batch.h"
+#include "params/token_rows.h"
 
 namespace sluice {
 
-class SequenceRanks {
+class SequenceRanks : public TokenRows {
  public:
   /// ranks: Mesh::context, more than one of them. queue: where communication overlaps computation; nullptr:
   /// it does not. Both outlive this.
@@ -35,6 +36,13 @@ class SequenceRanks {
   /// Collective. whole (N T) i32 = the first visible token of the tokens of all ranks, counted among these,
   /// from first_key (T) of this rank's (nn/batch.h). Host memory.
   Tensor gather_first_keys(Context& ctx, Tensor whole, const Tensor& first_key) const;
+  Tensor room(ScratchScope& t, const Tensor& rows) const override;
+  Tensor whole(Context& ctx, ScratchScope& t, const Tensor& rows) const override;
+  void take_own(Context& ctx, Tensor rows, const Tensor& whole) const override;
+  /// The same of numbers by head, (H, T) on every rank: (H, N T).
+  Tensor whole_heads(Context& ctx, ScratchScope& t, const Tensor& heads) const;
+  /// The same of a batch, whose first_key counts among its own tokens then.
+  Batch whole_batch(Context& ctx, ScratchScope& t, const Batch& batch) const;
   /// Collective. rows (T, ...) = the sum over the ranks, in their order, of whole (N T, ...), of which this
   /// rank takes its own tokens' rows. whole is used up.
   void reduce_scatter(Context& ctx, Tensor rows, const Tensor& whole) const;

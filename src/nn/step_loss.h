@@ -36,10 +36,11 @@ struct StepScalar {
 struct StepMemory {
   Arena& device;            // memory of the computing device
   Arena& host;              // host memory that a GPU copies to and from; used only if `device` is on a GPU
-  Communicator& ranks;      // all ranks that compute tokens of the step
-  Communicator& sequences;  // those of them that share the sequences of a micro-batch (parallel.context)
+  Communicator& ranks;      // all ranks whose sums make those of the step
+  Communicator* sequences;  // those of them that share the sequences of a micro-batch (parallel.context),
+                            // each with the sums of its tokens; or nullptr
   int64_t micro_batches;    // micro-batches per rank and step
-  int64_t tokens;           // tokens per micro-batch
+  int64_t tokens;           // tokens per micro-batch that this rank sums over
   DType losses;             // type of the per-token losses
   std::vector<Tensor> index_variances = {};  // Transformer::index_variances
 };

@@ -4,6 +4,7 @@
 #include "core/host_view.h"
 #include "nn/init.h"
 #include "nn/sequence_ranks.h"
+#include "nn/weight_gradient.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
@@ -50,8 +51,15 @@ Flops Transformer::flops(int64_t seq_len) const {
 void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load,
                           KeyValueCache* cache, const ValueZeroing* zeroing) const {
   check_batch("Transformer::forward", batch, s, cache);
-  Sequence tokens = sequence(batch, cache, load.heads, load.indexers);
+  // Over whole sequences keys are selected in backward once more, and counted there.
+  Sequence tokens = sequence(batch, cache, load.heads, sums_whole() ? IndexerLoad() : load.indexers);
   tokens.zeroing = zeroing;
+  ScratchScope t(ctx.scratch);
+  Sequence whole;
+  if (sums_whole() && tokens.heads) {
+    whole = whole_sequence(ctx, t, batch, load);
+    tokens.whole = &whole;
+  }
   if (cache && cache->first_key)
     copy(ctx, cache->first_key.rows(cache->length, batch.tokens.dim(0)), batch.first_key);
   forward(ctx, batch, tokens, load.routers, s);
@@ -90,6 +98,12 @@ void Transformer::forward(Context& ctx, const Batch& batch, const Sequence& toke
 void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Saved& s,
                            const StepLoad& load) const {
   check_batch("Transformer::backward", batch, s, nullptr);
+  ScratchScope t(ctx.scratch);
+  Sequence whole, tokens = sequence(batch, nullptr, load.heads, load.indexers);
+  if (sums_whole()) {
+    whole = whole_sequence(ctx, t, batch, load);
+    tokens.whole = &whole;
+  }
   const Tensor d = dhidden;  // becomes the gradient of the residual stream, layer by layer, in place
   const auto input = [&](size_t layer) { return layer == 0 ? s.embedded : s.blocks[layer - 1].y; };
   norm_->backward(ctx, d, dhidden, input(blocks_.size()), s.final_norm);
@@ -100,12 +114,13 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
       blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, {}, {}),
                              {.sequences = load.routers.sequences}, s.blocks[layer]);
-    blocks_[layer].backward(ctx, d, input(layer), sequence(batch, nullptr, load.heads, load.indexers),
-                            load.routers, s.blocks[layer]);
+    blocks_[layer].backward(ctx, d, input(layer), tokens, load.routers, s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::backward);
   }
   if (embedding_norm_) embedding_norm_->backward(ctx, d, d, s.tokens, s.embedding_norm);
-  if (store_.trains(embed_tokens_)) embedding_backward(ctx, store_.grad(embed_tokens_), d, batch.tokens);
+  if (store_.trains(embed_tokens_))
+    embedding_backward(ctx, store_.grad(embed_tokens_), summed_rows(ctx, t, store_, d),
+                       summed_rows(ctx, t, store_, batch.tokens));
 }
 
 void Transformer::loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const {
@@ -115,9 +130,13 @@ void Transformer::loss_forward(Context& ctx, Tensor losses, const Batch& batch, 
 void Transformer::loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch,
                                         const Saved& s, const Tensor& gradient_scale,
                                         const StepLoad& load) const {
-  cross_entropy_forward_backward(ctx, losses, dhidden, store_.grad(lm_head_), s.hidden,
-                                 store_.linear(lm_head_), batch.targets, gradient_scale, soft_cap(),
-                                 load.logits);
+  ScratchScope t(ctx.scratch);
+  const TokenRows* const tokens = store_.token_rows();
+  const Tensor all = tokens ? tokens->room(t, dhidden) : dhidden;
+  cross_entropy_forward_backward(
+      ctx, losses, all, store_.grad(lm_head_), summed_rows(ctx, t, store_, s.hidden), store_.linear(lm_head_),
+      summed_rows(ctx, t, store_, batch.targets), gradient_scale, soft_cap(), load.logits);
+  if (tokens) tokens->take_own(ctx, dhidden, all);
   balance_heads(ctx, config_.attention.head_balance, load.heads);
 }
 
@@ -225,6 +244,13 @@ Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache, const H
           .index_sin = index_sin_,
           .dense_warm_up = dense_warm_up_,
           .indexers = indexers.sums ? &indexers : nullptr};
+}
+
+Sequence Transformer::whole_sequence(Context& ctx, ScratchScope& t, const Batch& batch,
+                                     const StepLoad& load) const {
+  Sequence whole = sequence(sequence_ranks_->whole_batch(ctx, t, batch), nullptr, load.heads, load.indexers);
+  whole.ranks = nullptr;
+  return whole;
 }
 
 void Transformer::check_batch(const char* what, const Batch& batch, const Saved& s,

@@ -51,7 +51,8 @@ class Transformer {
   void loss_forward(Context& ctx, Tensor losses, const Batch& batch, const Saved& s) const;
   /// All losses of a micro-batch and where their gradients begin: losses as loss_forward, with dhidden (T, C)
   /// and the head's gradient, every token's multiplied by gradient_scale (1) f64; and those of `load`, which
-  /// forward has added to.
+  /// forward has added to. Where the store sums over whole sequences (ParamStore::sum_whole), losses are
+  /// those of the tokens of all ranks that share them, and so are the squares of load.logits.
   void loss_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, const Batch& batch, const Saved& s,
                              const Tensor& gradient_scale, const StepLoad& load = {}) const;
   /// Adds every parameter's gradient, those of load's losses included. dhidden is used up.
@@ -81,6 +82,9 @@ class Transformer {
                Saved& s) const;
   Sequence sequence(const Batch& batch, KeyValueCache* cache, const HeadLoad& heads,
                     const IndexerLoad& indexers) const;
+  /// Whether ranks share sequences, and sums over tokens are those of one rank (params/token_rows.h).
+  bool sums_whole() const { return store_.token_rows(); }
+  Sequence whole_sequence(Context& ctx, ScratchScope& t, const Batch& batch, const StepLoad& load) const;
   void check_cache(const char* what, const KeyValueCache& cache, int64_t tokens) const;
   void check_batch(const char* what, const Batch& batch, const Saved& s, const KeyValueCache* cache) const;
 

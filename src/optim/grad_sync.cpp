@@ -37,14 +37,14 @@ void GradSync::allocate(Arena& arena, int64_t micro_batches) {
   int64_t at = 0, fixed_at = 0, largest = 0;
   for (const ParamStore::Piece& p : pieces_) {
     const int64_t length = p.of.end - p.of.begin;
-    Kept kept{.rows = sources_of(p.of), .length = length, .at = at, .fixed_at = fixed_at};
+    Kept kept{.rows = counted_sources(p.of), .length = length, .at = at, .fixed_at = fixed_at};
     if (sharded()) {
-      kept.rows *= ranks_sharing(p.of);
+      kept.rows *= counted_ranks(p.of);
       kept.length = p.count;
     }
     at += kept.rows * kept.length;
     fixed_at += kept.length;
-    largest = std::max(largest, length * (sharded() ? sources_of(p.of) : 1));
+    largest = std::max(largest, length * (sharded() ? counted_sources(p.of) : 1));
     kept_.push_back(kept);
   }
   computed_.clear();
@@ -119,8 +119,8 @@ void GradSync::sum_unit(Context& ctx, int unit) {
     const Bucket& b = pieces_[i].of;
     if (b.unit != unit) continue;
     std::vector<Tensor> sources;
-    sources.reserve(static_cast<size_t>(sources_of(b)));
-    for (int s = 0; s < sources_of(b); ++s) sources.push_back(store_.bucket_grads(b, s));
+    sources.reserve(static_cast<size_t>(counted_sources(b)));
+    for (int s = 0; s < sources_of(b); s += source_step(b)) sources.push_back(store_.bucket_grads(b, s));
     if (sharded()) {
       const auto work = [this, i, sources, m = micro_batch_](Context& its) {
         send_shards(its, i, sources, m);
@@ -157,7 +157,8 @@ Tensor GradSync::fixed_sums(size_t i) const { return fixed_.rows(kept_[i].fixed_
 /// x, whose first element is `first` of the bucket, joins its fixed-point sums. An element that is not below
 /// the limit, or not finite, is remembered.
 void GradSync::add_to_fixed(Context& ctx, size_t i, const Tensor& x, int64_t first, Into into) {
-  const double limit = kFixedLimit / static_cast<double>(micro_batches_ * mesh_.tokens().size());
+  const double limit =
+      kFixedLimit / static_cast<double>(micro_batches_ * mesh_.tokens().size() / equal_ranks());
   add_fixed(ctx, fixed_sums(i), bad_, x, limit, pieces_[i].of.begin + first, into);
 }
 
@@ -184,13 +185,12 @@ void GradSync::sum_with_ranks(Context& ctx, size_t i, const Tensor& whole) {
     const Tensor my_sums = sums.rows(p.begin - p.of.begin, p.count);
     if (ranks > 1) {
       ranks_of(p.of).all_to_all(received.data, sums.data, my_sums.bytes());
-      sum_fixed_rows(ctx, my_sums, received);
+      sum_fixed_rows(ctx, my_sums, counted_rows(ctx, p.of, received));
     }
     from_fixed(ctx, mine, my_sums);
   } else if (ranks > 1) {
     const Tensor received = received_.rows(0, ranks * p.count).view({ranks, p.count});
-    exchange(ctx, p, received, whole, micro_batches_ - 1);
-    sum_rows(ctx, mine, received, Into::overwrite);
+    sum_rows(ctx, mine, exchange(ctx, p, received, whole, micro_batches_ - 1), Into::overwrite);
   }
   if (config_.zero_stage == 0) gather(ctx, p, whole, mine);
 }
@@ -199,13 +199,22 @@ Bf16Wire::Place GradSync::place(const Bucket& b, int64_t micro_batch) const {
   return {.step = step_, .micro_batch = micro_batch, .bucket_begin = b.begin, .rank = mesh_.tokens().rank()};
 }
 
-/// received (ranks, count) = this rank's piece of everyone's bucket `all`.
-void GradSync::exchange(Context& ctx, const ParamStore::Piece& p, const Tensor& received, const Tensor& all,
-                        int64_t micro_batch) {
+/// received (ranks, count) = this rank's piece of everyone's bucket `all`. Returns the rows that count.
+Tensor GradSync::exchange(Context& ctx, const ParamStore::Piece& p, const Tensor& received, const Tensor& all,
+                          int64_t micro_batch) {
   Communicator& ranks = ranks_of(p.of);
   if (wire_.allocated() && ranks.size() > 1)
-    return wire_.all_to_all(ctx, ranks, received, all, place(p.of, micro_batch));
-  ranks.all_to_all(received.data, all.data, p.count * dtype_size(all.dtype));
+    wire_.all_to_all(ctx, ranks, received, all, place(p.of, micro_batch));
+  else
+    ranks.all_to_all(received.data, all.data, p.count * dtype_size(all.dtype));
+  return counted_rows(ctx, p.of, received);
+}
+
+/// Of the rows that the ranks sharing a bucket have sent, those that count, moved to the front of `received`.
+Tensor GradSync::counted_rows(Context& ctx, const Bucket& b, const Tensor& received) const {
+  const int64_t count = counted_ranks(b), step = rank_step(b);
+  for (int64_t r = 1; r < count && step > 1; ++r) copy(ctx, received.rows(r, 1), received.rows(r * step, 1));
+  return received.rows(0, count);
 }
 
 /// whole = everyone's pieces of the bucket's sum.
@@ -219,14 +228,16 @@ void GradSync::gather(Context& ctx, const ParamStore::Piece& p, const Tensor& wh
 /// One micro-batch of a bucket goes to the owners of its pieces, who add what they get.
 void GradSync::send_shards(Context& ctx, size_t i, const std::vector<Tensor>& sources, int64_t micro_batch) {
   const ParamStore::Piece& p = pieces_[i];
-  const int64_t num_ranks = ranks_sharing(p.of), num_sources = static_cast<int64_t>(sources.size());
+  const int64_t all_ranks = ranks_sharing(p.of), num_ranks = counted_ranks(p.of),
+                num_sources = static_cast<int64_t>(sources.size());
   // Row r num_sources + s: of source s of rank r, the order of the data axis.
   std::vector<Tensor> rows(static_cast<size_t>(num_ranks * num_sources));
   for (int64_t s = 0; s < num_sources; ++s) {
-    const Tensor received = received_.rows(s * num_ranks * p.count, num_ranks * p.count);
-    exchange(ctx, p, received, sources[static_cast<size_t>(s)], micro_batch);
+    const Tensor received = received_.rows(s * all_ranks * p.count, all_ranks * p.count),
+                 counted = exchange(ctx, p, received.view({all_ranks, p.count}),
+                                    sources[static_cast<size_t>(s)], micro_batch);
     for (int64_t r = 0; r < num_ranks; ++r)
-      rows[static_cast<size_t>(r * num_sources + s)] = received.rows(r * p.count, p.count);
+      rows[static_cast<size_t>(r * num_sources + s)] = counted.rows(r, 1).view({p.count});
   }
   const Tensor sum = shards_.rows(p.at, p.count);
   const bool is_last = micro_batch + 1 == micro_batches_;

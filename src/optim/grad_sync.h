@@ -1,6 +1,7 @@
 #pragma once
 // The gradient of a step: summed over its micro-batches and ranks in a deterministic order
 // (src/comm/README.md), while backward goes on.
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -30,6 +31,8 @@ namespace sluice {
 ///   fixed64  as 64-bit fixed-point numbers (last bit 2^-50), whose sum does not depend on the order; for any
 ///            number of ranks. An element of a micro-batch's gradient that is not below
 ///            2^12 / (micro-batches of the step) makes the sum NaN.
+/// Ranks that share sequences then have the same gradient of a micro-batch (params/token_rows.h), of which
+/// the first of them counts.
 class GradSync : public UnitUser {
  public:
   /// queue: nullptr for one rank on a CPU. moves: the same mesh for tensors on the store's device
@@ -81,13 +84,21 @@ class GradSync : public UnitUser {
     return (b.split == SplitAxis::expert ? mesh_.expert_data() : mesh_.tokens()).size();
   }
   int sources_of(const Bucket& b) const { return b.split == SplitAxis::expert ? store_.grad_sources() : 1; }
+  /// So many neighbours on the axis of tokens have the same gradients.
+  int equal_ranks() const { return exact() ? mesh_.context().size() : 1; }
+  /// Every so-manieth source of a bucket counts, and every so-manieth of the ranks that share it.
+  int source_step(const Bucket& b) const { return std::min(equal_ranks(), sources_of(b)); }
+  int rank_step(const Bucket& b) const { return equal_ranks() / source_step(b); }
+  int counted_sources(const Bucket& b) const { return sources_of(b) / source_step(b); }
+  int counted_ranks(const Bucket& b) const { return ranks_sharing(b) / rank_step(b); }
   CommQueue::Ticket& busy(int unit) { return slot_busy_[static_cast<size_t>(ParamStore::slot_of(unit))]; }
   void zero(Context& ctx, int unit);
   void sum_unit(Context& ctx, int unit);
   void sum_here(Context& ctx, size_t i, const std::vector<Tensor>& sources);
   void sum_with_ranks(Context& ctx, size_t i, const Tensor& whole);
-  void exchange(Context& ctx, const ParamStore::Piece& p, const Tensor& received, const Tensor& all,
-                int64_t micro_batch);
+  Tensor exchange(Context& ctx, const ParamStore::Piece& p, const Tensor& received, const Tensor& all,
+                  int64_t micro_batch);
+  Tensor counted_rows(Context& ctx, const Bucket& b, const Tensor& received) const;
   void gather(Context& ctx, const ParamStore::Piece& p, const Tensor& whole, const Tensor& mine);
   Bf16Wire::Place place(const Bucket& b, int64_t micro_batch) const;
   void send_shards(Context& ctx, size_t i, const std::vector<Tensor>& sources, int64_t micro_batch);

@@ -11,6 +11,7 @@
 #include "params/layout.h"
 #include "params/packed.h"
 #include "params/registry.h"
+#include "params/token_rows.h"
 
 namespace sluice {
 
@@ -78,6 +79,12 @@ class ParamStore {
   /// A bucket's values, or gradients of one source, where its unit is placed now.
   Tensor bucket_values(const Bucket& bucket) const;
   Tensor bucket_grads(const Bucket& bucket, int source = 0) const;
+
+  /// Gradients are to be sums over the tokens of these ranks together (params/token_rows.h), which outlive
+  /// the store's use.
+  void sum_whole(const TokenRows* tokens) { token_rows_ = tokens; }
+  /// Where a layer gathers the operands of such a sum; nullptr: it has all that the sum is over.
+  const TokenRows* token_rows() const { return token_rows_; }
 
   void add_user(UnitUser* user) { users_.push_back(user); }
   /// Called by the model before and after it uses a unit.
@@ -151,9 +158,25 @@ class ParamStore {
   Place frozen_;
   std::array<Slot, 3> slots_;  // two for blocks, one for unit 0
   std::vector<UnitUser*> users_;
+  const TokenRows* token_rows_ = nullptr;
   std::vector<LinearWeight> values_, joined_;
   std::vector<Tensor> grads_, joined_grads_;
   Tensor flat_values_, flat_grads_, discarded_;
+};
+
+/// While this exists, layers compute with the tokens of whole sequences, and gather nothing.
+class WholeSequences {
+ public:
+  explicit WholeSequences(ParamStore& store) : store_(store), tokens_(store.token_rows()) {
+    store.sum_whole(nullptr);
+  }
+  ~WholeSequences() { store_.sum_whole(tokens_); }
+  WholeSequences(const WholeSequences&) = delete;
+  WholeSequences& operator=(const WholeSequences&) = delete;
+
+ private:
+  ParamStore& store_;
+  const TokenRows* tokens_;
 };
 
 }  // namespace sluice

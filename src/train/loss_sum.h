@@ -13,7 +13,7 @@ namespace sluice {
 class LossSum {
  public:
   /// Both outlive it.
-  LossSum(const StepPlan& plan, const Mesh& mesh) : plan_(plan), mesh_(mesh) {}
+  LossSum(const StepPlan& plan, const Mesh& mesh) : plan_(plan), ranks_(plan.summed(mesh)) {}
   void allocate(Arena& host_memory);
 
   /// sum (1) f64 on the device holds the loss of this rank's i-th micro-batch, added to what it held before:
@@ -27,8 +27,8 @@ class LossSum {
   bool sets_aside() const { return plan_.losses_per_rank() == plan_.micro_batches(); }
 
   const StepPlan& plan_;
-  const Mesh& mesh_;
-  Tensor losses_;  // (token ranks x losses per rank) f64, host; empty where the device's sum is all there is
+  Communicator& ranks_;
+  Tensor losses_;  // (ranks x losses per rank) f64, host; empty where the device's sum is all there is
 };
 
 }  // namespace sluice

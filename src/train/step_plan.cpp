@@ -20,7 +20,6 @@ StepPlan::StepPlan(const Config& config, const Mesh& mesh, Device device, bool d
       zero_stage_(config.parallel.zero_stage),
       data_rank_(mesh.data().rank()),
       data_ranks_(mesh.data().size()),
-      token_rank_(mesh.tokens().rank()),
       token_ranks_(mesh.tokens().size()),
       expert_ranks_(mesh.expert().size()),
       expert_data_ranks_(mesh.expert_data().size()),

@@ -28,9 +28,6 @@ class StepPlan {
   int64_t computed_micro_batches() const { return dry_run_ ? 1 : micro_batches_; }
   /// The number of this rank's i-th among all micro-batches of the step.
   int64_t global_micro_batch(int64_t i) const { return data_rank_ * micro_batches_ + i; }
-  /// The number of this rank's i-th among the losses of all ranks, which share a micro-batch where they share
-  /// its sequences.
-  int64_t global_loss(int64_t i) const { return token_rank_ * micro_batches_ + i; }
   /// On a GPU the next step's samples are loaded while this step computes.
   bool loads_ahead() const { return on_gpu_; }
 
@@ -39,6 +36,15 @@ class StepPlan {
   bool several_ranks() const { return token_ranks_ > 1; }
   /// Each rank computes a part of every sequence.
   bool context_parallel() const { return token_ranks_ > data_ranks_; }
+  /// Nevertheless each of them computes every sum over tokens of its micro-batches as a whole
+  /// (params/token_rows.h): gradients, losses, and what the losses' states count.
+  bool sums_whole_sequences() const { return exact_ && context_parallel(); }
+  /// The ranks whose sums of a micro-batch together make those of the step.
+  Communicator& summed(const Mesh& mesh) const {
+    return sums_whole_sequences() ? mesh.data() : mesh.tokens();
+  }
+  /// How many ranks share what one of them sums.
+  int64_t ranks_of_sum() const { return sums_whole_sequences() ? token_ranks_ / data_ranks_ : 1; }
   /// Tokens travel to experts on other ranks.
   bool expert_parallel() const { return expert_ranks_ > 1; }
   /// Whether a forward pass is collective, because weights, experts or keys are on other ranks.
@@ -74,7 +80,7 @@ class StepPlan {
 
  private:
   bool dry_run_, on_gpu_, exact_;
-  int64_t zero_stage_, data_rank_, data_ranks_, token_rank_, token_ranks_, expert_ranks_, expert_data_ranks_,
+  int64_t zero_stage_, data_rank_, data_ranks_, token_ranks_, expert_ranks_, expert_data_ranks_,
       micro_batches_;
 };
 

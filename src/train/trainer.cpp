@@ -80,9 +80,9 @@ void Trainer::forward_backward() {
   StepLoad load = losses_.load();
   load.indexers.gradient_scale = control(&UpdateControl::gradient_scale);
   model_.forward(ctx_, b.batch, b.saved, load);
-  model_.loss_forward_backward(ctx_, b.losses, dhidden_, b.batch, b.saved,
+  model_.loss_forward_backward(ctx_, summed_losses_, dhidden_, b.batch, b.saved,
                                control(&UpdateControl::gradient_scale), load);
-  sum(ctx_, control(&UpdateControl::loss), b.losses, Into::add);
+  sum(ctx_, control(&UpdateControl::loss), summed_losses_, Into::add);
   model_.backward(ctx_, dhidden_, b.batch, b.saved, load);
 }
 
@@ -133,7 +133,7 @@ void Trainer::fetch_results() {
 void Trainer::read_results(StepMetrics& m) {
   graphs_.step_done();
   m.counted_tokens = samples_.counted_tokens(step_);
-  losses_.collect(communication_.mesh().tokens(), m.counted_tokens);
+  losses_.collect(plan_.summed(communication_.mesh()), m.counted_tokens);
   const UpdateControl& control = *reinterpret_cast<const UpdateControl*>(host_control_.as<double>());
   m.loss = control.loss;
   m.grad_norm = control.grad_norm;

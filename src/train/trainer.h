@@ -182,6 +182,7 @@ class Trainer {
   SampleLoader samples_;
   ForwardBuffers micro_batch_, analysed_;
   Tensor dhidden_;       // (T, C)
+  Tensor summed_losses_;  // of the tokens that the micro-batch's sums are over: (T), or of whole sequences
   Tensor host_control_;  // (kUpdateControl) f64, the host's side of optimizer_.control()
   LossSum loss_sum_;
   StepLosses losses_;

@@ -89,6 +89,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       policy_(config.train, uniform_loss(config.model)),
       max_steps_(training_steps(config)) {
   ctx_.deterministic = config.train.deterministic || plan_.exact();
+  ctx_.independent_rows = plan_.exact();
   allocate_parameters();
   allocate_optimizer();
   allocate_buffers();
@@ -108,6 +109,7 @@ void Trainer::allocate_parameters() {
   }
   model_.allocate_tables(ctx_, memory_.parameters, dtype, max_positions(config_));
   if (sequence_ranks_) sequence_ranks_->allocate(memory_.parameters, tokens);
+  if (plan_.sums_whole_sequences()) store_.sum_whole(&*sequence_ranks_);
 }
 
 void Trainer::allocate_optimizer() {
@@ -127,7 +129,8 @@ void Trainer::allocate_optimizer() {
 
 void Trainer::allocate_buffers() {
   const DType dtype = store_.dtype();
-  const int64_t tokens = tokens_per_micro_batch(config_), sample = tokens / config_.train.micro_batch_size;
+  const int64_t tokens = tokens_per_micro_batch(config_), sample = tokens / config_.train.micro_batch_size,
+                summed = plan_.ranks_of_sum() * tokens;
   samples_.allocate(memory_.batch, memory_.pinned);
   // On a CPU the host's side is the device's.
   host_control_ =
@@ -135,15 +138,18 @@ void Trainer::allocate_buffers() {
   loss_sum_.allocate(memory_.host());
   losses_.allocate({.device = memory_.batch,
                     .host = memory_.pinned,
-                    .ranks = communication_.mesh().tokens(),
-                    .sequences = communication_.mesh().context(),
+                    .ranks = plan_.summed(communication_.mesh()),
+                    .sequences = plan_.sums_whole_sequences() ? nullptr : &communication_.mesh().context(),
                     .micro_batches = plan_.micro_batches(),
-                    .tokens = tokens,
+                    .tokens = summed,
                     .losses = accumulate_dtype(dtype),
                     .index_variances = model_.index_variances()});
   micro_batch_.allocate_batch(memory_.batch, memory_.pinned, tokens);
   micro_batch_.saved = model_.make_saved(memory_.activations, tokens, dtype, config_.train.recompute);
   micro_batch_.losses = memory_.activations.alloc("losses", accumulate_dtype(dtype), {tokens});
+  summed_losses_ = summed == tokens
+                       ? micro_batch_.losses
+                       : memory_.activations.alloc("losses of sequences", accumulate_dtype(dtype), {summed});
   dhidden_ = memory_.activations.alloc("dhidden", dtype, {tokens, config_.model.hidden_size});
   replicas_.allocate(replicated_tensors(), memory_.batch, memory_.pinned, plan_.on_gpu());
 

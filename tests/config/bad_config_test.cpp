@@ -167,10 +167,13 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
        "a.yaml:2:12: parallel.context = 4 cuts every sequence into 8 equal chunks, but data.seq_len = 100 is "
        "no "
        "multiple of that; use 104"},
-      {"data: {seq_len: 64}\nparallel: {context: 2, determinism: exact}\n",
-       "a.yaml:2:12: parallel.determinism: exact needs the weights' gradients of a micro-batch in one sum "
-       "over its "
-       "tokens, which parallel.context = 2 divides; use same_layout"},
+      {"data: {seq_len: 48}\nparallel: {context: 3, expert: 2, determinism: exact}\n"
+       "model: {moe: {num_experts: 4, load_balance: {scope: micro_batch}}, hidden_size: 32}\n",
+       "a.yaml:2:24: parallel.determinism: exact adds the experts' gradients of a micro-batch as one rank "
+       "does, "
+       "for which ranks that share experts have to share sequences, or the other way round; parallel.expert "
+       "= 2 "
+       "and parallel.context = 3 do not divide one another"},
       {"model: {moe: {num_experts: 9}}\nparallel: {expert: 2}\n",
        "a.yaml:2:12: parallel.expert = 2 does not divide model.moe.num_experts = 9"},
       {"parallel: {expert: 2}\n",

@@ -33,7 +33,7 @@ struct State {
     loss->allocate({.device = memory,
                     .host = host,
                     .ranks = *ranks,
-                    .sequences = *ranks,
+                    .sequences = nullptr,
                     .micro_batches = 2,
                     .tokens = 4,
                     .losses = DType::f32,

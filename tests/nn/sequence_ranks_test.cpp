@@ -94,6 +94,25 @@ TEST_CASE("rows of all ranks are gathered in the order of the sequences, and sum
       tables.gather_first_keys(ctx, firsts, first);
       for (int64_t t = 0; t < ranks * mine; ++t)
         if (firsts.as<int32_t>()[t] != first_of(t)) throw std::runtime_error("another first key");
+      ScratchScope scratch(ctx.scratch);
+      const Batch batch = {first, first, first, first}, whole_batch = tables.whole_batch(ctx, scratch, batch);
+      const Tensor by_head = pool.zeros(dtype, {kWidth, mine}), taken = pool.zeros(dtype, {mine, kWidth});
+      for (int64_t i = 0; i < mine; ++i)
+        for (int64_t c = 0; c < kWidth; ++c) Pool::set(by_head, c * mine + i, value(token(i), c));
+      const Tensor all_by_head = tables.whole_heads(ctx, scratch, by_head),
+                   again = tables.whole(ctx, scratch, rows);
+      tables.take_own(ctx, taken, again);
+      for (int64_t i = 0; i < ranks * mine; ++i) {
+        if (whole_batch.first_key.as<int32_t>()[i] != first_of(i))
+          throw std::runtime_error("another first key of the batch");
+        for (int64_t c = 0; c < kWidth; ++c)
+          if (Pool::get(all_by_head, c * ranks * mine + i) != value(i, c) ||
+              Pool::get(again, i * kWidth + c) != value(i, c))
+            throw std::runtime_error("not in order by head, or as a whole");
+      }
+      for (int64_t i = 0; i < mine * kWidth; ++i)
+        if (Pool::get(taken, i) != Pool::get(rows, i)) throw std::runtime_error("not its own");
+
       for (int64_t place = 0; place < kSeqLen; ++place)
         if (split.rank_of(place) == split.rank && split.place(split.index_of(place)) != place)
           throw std::runtime_error("another place");

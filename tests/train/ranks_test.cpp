@@ -1,13 +1,12 @@
 // Training on several ranks equals training on one, bit for bit or up to rounding.
 #include <catch2/catch.hpp>
 #include <cmath>
-#include <cstring>
-#include <map>
 #include <mutex>
 
 #include "comm/threads.h"
 #include "core/parallel_for.h"
 #include "support/tiny_training.h"
+#include "support/whole_state.h"
 
 using namespace sluice;
 using namespace sluice::test;
@@ -18,39 +17,6 @@ namespace {
 struct Layout {
   int ranks = 1;
   int64_t zero_stage = 0, expert = 1;
-};
-
-/// All tensors of a run, for any sharding.
-class WholeState {
- public:
-  void add(const CheckpointContent& content) {
-    const std::scoped_lock lock(mutex_);
-    for (const auto* tensors : {&content.weights, &content.optimizer})
-      for (const NamedTensor& t : *tensors) {
-        int64_t elements = 1;
-        for (const int64_t d : t.shape) elements *= d;
-        const auto size = static_cast<size_t>(dtype_size(t.tensor.dtype));
-        std::string& whole = tensors_[t.name];
-        whole.resize(static_cast<size_t>(t.shape.empty() ? t.tensor.numel() : elements) * size, '?');
-        std::memcpy(whole.data() + static_cast<size_t>(t.begin) * size, t.tensor.data,
-                    static_cast<size_t>(t.tensor.bytes()));
-        filled_ += t.tensor.bytes();
-      }
-  }
-  /// All bits in the order of names; every element must have been given exactly once.
-  std::string bits() const {
-    std::string all;
-    for (const auto& [name, bytes] : tensors_) all += name + bytes;
-    int64_t expected = 0;
-    for (const auto& [name, bytes] : tensors_) expected += std::ssize(bytes);
-    if (filled_ != expected) throw std::runtime_error("not every element was given once");
-    return all;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, std::string> tensors_;
-  int64_t filled_ = 0;
 };
 
 struct Outcome {

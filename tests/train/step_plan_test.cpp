@@ -118,13 +118,22 @@ TEST_CASE("ranks that share sequences have the same micro-batches, and losses of
   CHECK(plan.micro_batches() == 4);
   CHECK(plan.global_micro_batch(0) == 4);
   CHECK(plan_of(config, 4, 2).global_micro_batch(0) == 4);
-  CHECK(plan.global_loss(0) == 12);
+  CHECK_FALSE(plan.sums_whole_sequences());
+  CHECK(plan.ranks_of_sum() == 1);
   CHECK(plan.store_layout().dense_ranks == 4);
   CHECK_FALSE(plan_of(tiny_config(), 4).context_parallel());
   CHECK_THROWS_WITH(plan_of(config, 3),
                     Contains("context = 2: 3 ranks cannot be divided into groups of that size") ||
                         Contains("3 ranks cannot be divided into groups of 2"));
   CHECK_THROWS_WITH(plan_of(config, 6), Contains("3 groups of 2 ranks cannot share"));
+
+  config.parallel.determinism = Determinism::exact;
+  const StepPlan exact = plan_of(config, 4, 3);
+  CHECK(exact.sums_whole_sequences());
+  CHECK(exact.ranks_of_sum() == 2);
+  CHECK(exact.global_micro_batch(0) == 4);
+  config.parallel.context = 1;
+  CHECK_FALSE(plan_of(config, 4).sums_whole_sequences());
 }
 
 TEST_CASE("experts on several ranks make every forward pass collective", "[step_plan]") {
