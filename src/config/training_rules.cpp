@@ -200,10 +200,9 @@ void check_context(const Config& c, Checks& check) {
       c.parallel.determinism == Determinism::same_layout || experts < 1 || experts % ranks == 0 ||
           ranks % experts == 0,
       {"parallel.expert", "parallel.context", "parallel.determinism"},
-      fmt::format("parallel.determinism: exact adds the experts' gradients of a micro-batch as one "
-                  "rank does, for which ranks that share experts have to share sequences, or the "
-                  "other way round; parallel.expert = {} and parallel.context = {} do not divide one "
-                  "another",
+      fmt::format("parallel.determinism: exact counts every micro-batch once in the experts' gradients, "
+                  "which needs one of parallel.expert and parallel.context to divide the other, so that "
+                  "groups of ranks lie within groups; got {} and {}",
                   experts, ranks));
   check.require(c.train.device != DeviceChoice::cuda, {"parallel.context", "train.device"},
                 fmt::format("train.device: cuda cannot share sequences between ranks in this version; with "

@@ -168,12 +168,10 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
        "no "
        "multiple of that; use 104"},
       {"data: {seq_len: 48}\nparallel: {context: 3, expert: 2, determinism: exact}\n"
-       "model: {moe: {num_experts: 4, load_balance: {scope: micro_batch}}, hidden_size: 32}\n",
-       "a.yaml:2:24: parallel.determinism: exact adds the experts' gradients of a micro-batch as one rank "
-       "does, "
-       "for which ranks that share experts have to share sequences, or the other way round; parallel.expert "
-       "= 2 "
-       "and parallel.context = 3 do not divide one another"},
+       "model: {moe: {num_experts: 16, load_balance: {scope: micro_batch}}, hidden_size: 32}\n",
+       "a.yaml:2:24: parallel.determinism: exact counts every micro-batch once in the experts' gradients, "
+       "which needs one of parallel.expert and parallel.context to divide the other, so that groups of ranks "
+       "lie within groups; got 2 and 3"},
       {"model: {moe: {num_experts: 9}}\nparallel: {expert: 2}\n",
        "a.yaml:2:12: parallel.expert = 2 does not divide model.moe.num_experts = 9"},
       {"parallel: {expert: 2}\n",

@@ -122,6 +122,11 @@ TEST_CASE("ranks that share sequences find the losses and measurements of one ra
   }
   SECTION("selected keys") { c.select_keys(1); }
   SECTION("selected blocks of keys") { c.select_keys(3); }
+  SECTION("exact") { c.config.parallel.determinism = Determinism::exact; }
+  SECTION("exact, selected keys") {
+    c.config.parallel.determinism = Determinism::exact;
+    c.select_keys(1);
+  }
   const EvalResult one = evaluate(c, 1);
   REQUIRE(one.sets[0].tokens > 500);
   REQUIRE(one.sets[0].tokens % 32 != 0);
@@ -130,6 +135,7 @@ TEST_CASE("ranks that share sequences find the losses and measurements of one ra
     const EvalResult shared = evaluate(c, ranks);
     const SetResult &a = shared.sets[0], &b = one.sets[0];
     CHECK(a.tokens == b.tokens);
+    if (c.config.parallel.determinism == Determinism::exact) CHECK(a.loss == b.loss);
     check_near({a.loss, a.perplexity, a.bits_per_byte}, {b.loss, b.perplexity, b.bits_per_byte});
     REQUIRE(a.by_position.size() == b.by_position.size());
     for (size_t i = 0; i < a.by_position.size(); ++i) {

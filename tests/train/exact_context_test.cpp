@@ -113,6 +113,36 @@ TEST_CASE("exact training has the same bits with sequences on 1, 2 and 4 ranks, 
   CHECK((train(t, {2, 2, 0}, 3).bits != train(t, {}, 3).bits));
 }
 
+TEST_CASE("exact training with sequences longer than the blocks of queries and keys", "[context][exact]") {
+  // Chunks of 80 tokens, of which neither blocks of keys (96) nor rows of products are a part.
+  const auto precision = GENERATE(Precision::f32, Precision::bf16);
+  Training t(precision);
+  t.config.data.seq_len = 640;
+  t.config.model.hidden_size = 72;
+  t.config.model.num_attention_heads = 6;
+  t.config.model.num_key_value_heads = 2;
+  t.config.model.head_dim = 32;
+  t.config.model.intermediate_size = 100;
+  SECTION("documents, sinks") { t.config.model.attention.kind = AttentionKind::sink; }
+  SECTION("no documents, balance of heads") {
+    t.config.data.document_mask = false;
+    t.config.model.attention.head_balance.coefficient = 0.5;
+    t.config.model.attention.head_balance.scope = HeadBalanceScope::micro_batch;
+  }
+  SECTION("a window, experts") {
+    t.config.model.attention.window = 200;
+    t.config.data.document_mask = false;
+    t.add_experts();
+  }
+  SECTION("selected keys, several samples") {
+    use_sparse_attention(t.config);
+    t.config.model.attention.sparse.k.max = 40;
+    t.config.model.attention.sparse.k.base = 30;
+    t.config.data.document_mask = false;
+  }
+  check_exact(t);
+}
+
 TEST_CASE("exact training with fixed-point sums, of three ranks too", "[context][exact]") {
   Training t;
   t.config.data.seq_len = 48;
