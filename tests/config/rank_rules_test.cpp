@@ -113,6 +113,14 @@ TEST_CASE("a micro-batch has no more rows than are counted in 32 bits, here and 
   CHECK_THAT(first(load_problems({.ranks = 8}, {moe, "parallel.expert=8", "data.seq_len=100000000",
                                                 "parallel.expert_capacity=3"})),
              Contains("parallel.expert_capacity = 3 gives a receive buffer of 2400000000 rows"));
+  // Ranks that share sequences have a part of the tokens each, but exact's backward sends those of whole
+  // ones.
+  std::vector<std::string> shared = {moe, "parallel.expert=8", "data.seq_len=100000000",
+                                     "parallel.expert_capacity=3", "parallel.context=2"};
+  CHECK(load_problems({.ranks = 8}, shared).empty());
+  shared.insert(shared.end(), {"parallel.determinism=exact", "model.moe.load_balance.scope=micro_batch"});
+  CHECK_THAT(first(load_problems({.ranks = 8}, shared)),
+             Contains("parallel.expert_capacity = 3 gives a receive buffer of 2400000000 rows"));
 }
 
 TEST_CASE("experts whose width is yet to be matched are checked when it is known", "[config][ranks]") {
