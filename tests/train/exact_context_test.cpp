@@ -1,5 +1,7 @@
 // parallel.determinism: exact with sequences that several ranks share: every bit is that of one rank.
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -65,7 +67,12 @@ Outcome train(const Training& t, const Layout& layout, int64_t steps = 2) {
     state.add(trainer.content());
     const std::scoped_lock lock(mutex);
     if (outcome.losses.empty()) outcome = mine;
-    if (outcome.losses != mine.losses || outcome.norms != mine.norms || outcome.scalars != mine.scalars)
+    const auto same = [](const std::vector<double>& a, const std::vector<double>& b) {
+      return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                        [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+    };
+    if (!same(outcome.losses, mine.losses) || !same(outcome.norms, mine.norms) ||
+        outcome.scalars != mine.scalars)
       throw std::runtime_error("ranks disagree");
   });
   outcome.bits = state.bits();
@@ -152,6 +159,26 @@ TEST_CASE("exact training with fixed-point sums, of three ranks too", "[context]
   for (const Layout& layout : {Layout{3, 3, 1}, Layout{6, 2, 2}, Layout{6, 3, 0}}) {
     INFO(describe(layout));
     check_equal(one, train(t, layout));
+  }
+}
+
+TEST_CASE("fixed-point sums of shared sequences hold what those of one rank hold", "[context][exact]") {
+  Training t;
+  t.config.parallel.exact_sum = ExactSum::fixed64;
+  // Gradients grow with the coefficient, until an element is beyond the limit.
+  const auto skipped = [&](double coefficient, const Layout& layout) {
+    t.config.model.logit_z_loss_coefficient = coefficient;
+    return std::isnan(train(t, layout, 1).norms[0]);
+  };
+  double beyond = 1;
+  while (!skipped(beyond, {})) {
+    beyond *= 1.25;
+    REQUIRE(beyond < 1e9);
+  }
+  for (const Layout& layout : {Layout{2, 2, 0}, Layout{4, 4, 2}}) {
+    INFO(describe(layout) << ", coefficient " << beyond);
+    CHECK(skipped(beyond, layout));
+    CHECK_FALSE(skipped(beyond / 1.25, layout));
   }
 }
 
