@@ -19,7 +19,7 @@ def install(folder: pathlib.Path) -> str:
     python = folder / "venv" / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
-    probe = "import " + ", ".join(PACKAGES)
+    probe = "import tenacity, " + ", ".join(PACKAGES)  # of lm_eval's extra "api", which a bare lm_eval lacks
     if subprocess.run([python, "-c", probe], capture_output=True, check=False).returncode:
         wanted = [*PACKAGES[:-1], "lm_eval[api,hf]"]
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-cache-dir", *wanted], check=True)
