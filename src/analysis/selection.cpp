@@ -166,8 +166,9 @@ int64_t hits(const std::vector<double>& attention, const std::vector<int64_t>& k
                        [&](int64_t i) { return std::binary_search(keys.begin(), keys.end(), first + i); });
 }
 
-/// |union of the keys of kNeighbours queries up to t, of row `row`| over their mean number.
-double union_ratio(const Selection& selection, int64_t set, int64_t row, int64_t t, int64_t first) {
+}  // namespace
+
+double union_over_keys(const Selection& selection, int64_t set, int64_t row, int64_t t, int64_t first) {
   double total = 0;
   std::vector<int64_t> all;
   for (int64_t i = 1 - SelectionSums::kNeighbours; i <= 0; ++i) {
@@ -179,8 +180,6 @@ double union_ratio(const Selection& selection, int64_t set, int64_t row, int64_t
   const auto unique = std::unique(all.begin(), all.end()) - all.begin();
   return static_cast<double>(unique) * SelectionSums::kNeighbours / total;
 }
-
-}  // namespace
 
 void SelectionSums::add_parts(Parts& parts) {
   for (double* x :
@@ -245,7 +244,7 @@ void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention
       sums.divergence += scores.divergence(selection, set, row, on.selected, first);
       if (t - first + 1 < SelectionSums::kNeighbours) continue;
       sums.union_queries += 1;
-      sums.union_ratio += union_ratio(selection, set, row, t, first);
+      sums.union_ratio += union_over_keys(selection, set, row, t, first);
     }
 }
 

@@ -33,6 +33,10 @@ struct SelectionSummary {
 };
 SelectionSummary means_of(const SelectionSums& sums);
 
+/// |union of the keys of kNeighbours queries up to t| over their mean number, of row `row` of a selection on
+/// the host and the rows before it; `first` is their first visible key.
+double union_over_keys(const Selection& selection, int64_t set, int64_t row, int64_t t, int64_t first);
+
 /// A selection on the host, wherever it was made.
 class HostSelection {
  public:

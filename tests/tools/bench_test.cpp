@@ -14,11 +14,9 @@ using Catch::Matchers::Contains;
 
 void check_bench(const TinyRun& t, const std::string& device) {
   const std::string file = t.run + "-bench.json";
-  const Outcome outcome = t.sluice(
-      {"bench",
-       device == "cpu" ? "kernels,matmul,attention,moe,sparse,step" : "kernels,matmul,attention,moe,step",
-       "--device", device, "--size", "tiny", "--model", "tiny,tiny-moe", "--precision", "bf16", "--json",
-       file});
+  const Outcome outcome =
+      t.sluice({"bench", "kernels,matmul,attention,moe,sparse,step", "--device", device, "--size", "tiny",
+                "--model", "tiny,tiny-moe", "--precision", "bf16", "--json", file});
   INFO(device << outcome.err);
   REQUIRE(outcome.code == 0);
   const auto result = nlohmann::json::parse(io::read_file(file));
@@ -60,10 +58,21 @@ void check_bench(const TinyRun& t, const std::string& device) {
     CHECK(row["of_dense"].get<double>() > 0);
     ++against_dense;
   }
-  CHECK(result.contains("sparse") == (device == "cpu"));
   if (device == "cpu") {
     CHECK(result["sparse"].size() == 8);  // dense and sparse, layer and attention, forward and both passes
     for (const auto& row : result["sparse"]) CHECK(row.contains("of_dense") == (row["kernel"] != "dense"));
+  } else {
+    // Both attentions, forward and backward, the choice of keys, both losses; neighbours alike and unlike.
+    REQUIRE(result["sparse"].size() == 14);
+    for (const auto& row : result["sparse"]) {
+      INFO(row.dump());
+      CHECK(row["tflops"].get<double>() > 0);
+      CHECK(row.contains("of_dense") ==
+            (row["kernel"] == "sparse" && row["name"].get<std::string>().starts_with("attention")));
+    }
+    const auto unions = [&](size_t i) { return result["sparse"][i]["union_of_8_over_keys"].get<double>(); };
+    CHECK(unions(0) >= 1);
+    CHECK(unions(7) > 1.2 * unions(0));
   }
   CHECK(against_dense == 2);  // forward, and with backward
   REQUIRE(result["steps"].size() == 2);

@@ -462,15 +462,17 @@ class Damage(unittest.TestCase):
         """The list of steps and the benchmarks' figures, from which the last table is made."""
         rows = [{"name": "copy", "tb_per_second": 3.0, "percent_of_copy": 90.0}]
         attention = {"name": "forward", "tokens": 4096, "heads": "16/4", "gate": "none", "kernel": "own"}
+        sparse = {"name": "forward", "tokens": 8192, "kernel": "sparse", "neighbours": "alike", "us": 61500.0}
         step = {"model": "small", "ms": 5.0, "tokens_per_second": 9, "percent_of_peak": 40.0, "peak": "bf16"}
         files = {
             "steps.tsv": b"".join(
-                f"bench-{part}\tpassed\t3\tdone\n".encode() for part in ("kernels", "attention", "step")
+                f"bench-{part}\tpassed\t3\tdone\n".encode() for part in ("kernels", "attention", "sparse", "step")
             )
         }
         for part, content in (
             ("kernels", {"kernels": rows}),
             ("attention", {"attention": [{**attention, "tflops": 500.0, "of_cudnn": 1.1}]}),
+            ("sparse", {"sparse": [{**sparse, "of_dense": 0.27}]}),
             ("step", {"steps": [step]}),
         ):
             files[f"bench-{part}.json"] = json.dumps(content).encode()
@@ -489,7 +491,7 @@ class Damage(unittest.TestCase):
                 file.write(content)
         code, said = summed_up()
         self.assertEqual(code, 0)
-        for figure in ("3.000", "500.0", "1.10", "40.0 %"):
+        for figure in ("3.000", "500.0", "1.10", "61.50", "0.27", "40.0 %"):
             self.assertIn(figure, said)
         for name, content in files.items():
             for _ in range(COUNT):

@@ -80,7 +80,7 @@ TEST_CASE("gpu_check runs all its steps on an emulated GPU", "[gpu_check]") {
   std::map<std::string, std::string> steps;
   for (const auto& row : result["steps"]) steps[row["step"]] = row["result"];
   for (const char* name :
-       {"parity", "losses", "bench-kernels", "bench-matmul", "bench-attention", "bench-step"})
+       {"parity", "losses", "bench-kernels", "bench-matmul", "bench-attention", "bench-sparse", "bench-step"})
     CHECK(steps[name] == "passed");
   for (const char* name : {"memcheck", "racecheck", "synccheck"}) CHECK(steps[name] == "skipped");
   CHECK(result["bench"]["kernels"]["kernels"].size() > 15);

@@ -80,6 +80,9 @@ void print_race(const char* part, const json& rows) {
     for (const char* key : {"shape", "tokens", "width", "experts", "heads", "gate", "precision", "kernel"})
       if (row.contains(key))
         name += " " + (row[key].is_string() ? row[key].get<std::string>() : row[key].dump());
+    if (row.contains("neighbours"))
+      name += fmt::format(", k {}, neighbours {} ({:.1f} k)", row["k"].get<int64_t>(),
+                          row["neighbours"].get<std::string>(), row["union_of_8_over_keys"].get<double>());
     if (row.contains("skipped")) {
       fmt::print("  {:<72} skipped: {}\n", name, row["skipped"].get<std::string>());
       continue;
@@ -240,7 +243,8 @@ void run(BenchOptions options) {
   const auto seconds_or = [&](double usual) { return options.seconds > 0 ? options.seconds : usual; };
   if (gpu && (wants("peak") || wants("ops") || wants("decode")))
     fail(ExitCode::usage,
-         "bench: peak, ops and decode measure the CPU; on a GPU: kernels, matmul, attention, moe, step");
+         "bench: peak, ops and decode measure the CPU; on a GPU: kernels, matmul, attention, moe, sparse, "
+         "step");
   const Usage before = Usage::read();
   const double begin = bench::now();
   json result = describe(device);
@@ -260,11 +264,10 @@ void run(BenchOptions options) {
   std::vector<DType> types;
   for (const std::string& precision : options.precisions) types.push_back(dtype_of(precision));
   measure("moe", [&](const bench::RaceOptions& r) { return bench::measure_moe(r, types); });
-  if (wants("sparse")) {
-    if (gpu) fail(ExitCode::usage, "bench: sparse measures the CPU");
-    print_race("sparse",
-               result["sparse"] = bench::measure_sparse(tiny, types, options.longest, seconds_or(0.5)));
-  }
+  measure("sparse", [&](const bench::RaceOptions& r) {
+    return gpu ? bench::measure_sparse_kernels(r, options.longest)
+               : bench::measure_sparse(tiny, types, options.longest, seconds_or(0.5));
+  });
   if (wants("ranks")) print_ranks(result["ranks"] = bench::measure_ranks(race));
   if (wants("decode"))
     print_decode(result["decode"] = bench::measure_decode(tiny, tiny ? 128 : options.longest));
@@ -283,8 +286,7 @@ void add_bench_command(Command& app, int&) {
   command
       ->add_option("part,--part", options->parts,
                    "measurements; CPU: peak, ops, moe, step, and ranks, decode and sparse (only if named); "
-                   "GPU: kernels, "
-                   "matmul, attention, moe, step; default: all")
+                   "GPU: kernels, matmul, attention, moe, step, and sparse (only if named); default: all")
       ->delimiter(',')
       ->one_of({"peak", "ops", "kernels", "matmul", "attention", "moe", "ranks", "decode", "sparse", "step"});
   command->add_option("--longest", options->longest, "decode, sparse: tokens of the longest prompt (32768)")

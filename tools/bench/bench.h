@@ -60,6 +60,10 @@ nlohmann::json measure_moe(const RaceOptions& options, const std::vector<DType>&
 /// A layer of sparse attention over lengths up to `longest` and selected keys, on a CPU: rows like those of
 /// race(), with `of_dense`, the time divided by that of dense attention.
 nlohmann::json measure_sparse(bool tiny, const std::vector<DType>& types, int64_t longest, double seconds);
+/// The kernels of sparse attention in bf16 at the shapes of a large model, over lengths up to `longest`, for
+/// queries whose neighbours select alike and unlike: rows of race(), with `union_of_8_over_keys`, and for
+/// attention `of_dense`.
+nlohmann::json measure_sparse_kernels(const RaceOptions& options, int64_t longest);
 /// A small dense model with ranks as threads of this process: ratios of step times, the hidden fraction of a
 /// slow exchange, and the cost of the watchdog and of saves.
 nlohmann::json measure_ranks(const RaceOptions& options);

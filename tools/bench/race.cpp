@@ -14,17 +14,26 @@ namespace {
 
 constexpr int64_t kBlock = 1 << 18;  // number of random elements; larger tensors repeat them
 
-/// Fills a tensor from blocks of kBlock elements.
+/// Fills a tensor in blocks of kBlock elements; the first one again and again if they repeat.
 template <class T, class F>
-void fill_blocks(Context& ctx, const Tensor& t, F&& element) {
+void fill_blocks(Context& ctx, const Tensor& t, bool repeat, F&& element) {
   if (ctx.dry_run) return;
   std::vector<T> block(static_cast<size_t>(std::min(kBlock, t.numel())));
-  for (size_t i = 0; i < block.size(); ++i) block[i] = element(static_cast<int64_t>(i));
   const Tensor flat = t.view({t.numel()});
   for (int64_t begin = 0; begin < t.numel(); begin += kBlock) {
+    if (begin == 0 || !repeat)
+      for (size_t i = 0; i < block.size(); ++i) block[i] = T(element(begin + static_cast<int64_t>(i)));
     const Tensor part = flat.rows(begin, std::min(kBlock, t.numel() - begin));
     write_tensor(ctx, part, block.data());
   }
+}
+
+template <class F>
+void fill(Context& ctx, const Tensor& t, bool repeat, F&& element) {
+  if (t.dtype == DType::bf16)
+    fill_blocks<bf16>(ctx, t, repeat, element);
+  else
+    fill_blocks<float>(ctx, t, repeat, element);
 }
 
 double median(std::vector<double> v) {
@@ -65,10 +74,14 @@ Tensor Inputs::normal(DType type, std::initializer_list<int64_t> dims, double sp
   const auto value = [&](int64_t i) {
     return static_cast<float>(spread * random.normal(static_cast<uint64_t>(i)));
   };
-  if (type == DType::bf16)
-    fill_blocks<bf16>(ctx, t, [&](int64_t i) { return bf16(value(i)); });
-  else
-    fill_blocks<float>(ctx, t, value);
+  fill(ctx, t, /*repeat=*/true, value);
+  return t;
+}
+
+Tensor Inputs::values(DType type, std::initializer_list<int64_t> dims,
+                      const std::function<float(int64_t)>& value) {
+  const Tensor t = memory_.alloc("bench", type, dims);
+  fill(ctx, t, /*repeat=*/false, value);
   return t;
 }
 

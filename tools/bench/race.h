@@ -26,6 +26,8 @@ class Inputs {
   Context& ctx;
   Tensor zeros(DType type, std::initializer_list<int64_t> dims) { return memory_.alloc("bench", type, dims); }
   Tensor normal(DType type, std::initializer_list<int64_t> dims, double spread = 1);
+  /// Element i is value(i).
+  Tensor values(DType type, std::initializer_list<int64_t> dims, const std::function<float(int64_t)>& value);
   /// Element i is value(i), i32.
   Tensor integers(int64_t count, const std::function<int32_t(int64_t)>& value);
   /// Element i is value(i), f64.

@@ -20,11 +20,20 @@ ATTENTION = {
     "tflops": NUMBER,
     "of_cudnn": NUMBER,
 }
+SPARSE = {
+    "name": TEXT,
+    "tokens": WHOLE,
+    "kernel": TEXT,
+    "neighbours": TEXT,
+    "us": NUMBER,
+    "of_dense": NUMBER,
+}
 STEP = {"model": TEXT, "ms": NUMBER, "tokens_per_second": NUMBER, "percent_of_peak": NUMBER, "peak": TEXT}
 PARTS: dict[str, dict[str, Any]] = {
     "kernels": {"kernels": [KERNEL]},
     "matmul": {},
     "attention": {"attention": [ATTENTION]},
+    "sparse": {"sparse": [SPARSE]},
     "step": {"steps": [STEP]},
 }
 
@@ -82,6 +91,15 @@ def print_figures(figures: dict[str, Any], emulated: bool) -> None:
         of_cudnn = f"{a['of_cudnn']:.2f}" if a.get("of_cudnn") is not None else ""
         print(
             f"{a['name']:<20} {a['tokens']:>7} {a['heads']:>6} {a['gate']:<12} {a['kernel']:<7} {a['tflops']:>9.1f} {of_cudnn:>8}"
+        )
+    timed = {key: shape for key, shape in SPARSE.items() if key != "of_dense"}
+    sparse = [] if emulated else table(figures, "sparse", "sparse", timed)
+    if sparse:
+        print(f"\n{'sparse attention':<20} {'tokens':>7} {'kernel':<14} {'neighbours':<10} {'ms':>9} {'x dense':>8}")
+    for a in sparse:
+        of_dense = f"{a['of_dense']:.2f}" if a.get("of_dense") is not None else ""
+        print(
+            f"{a['name']:<20} {a['tokens']:>7} {a['kernel']:<14} {a['neighbours']:<10} {a['us'] * 1e-3:>9.2f} {of_dense:>8}"
         )
     for s in table(figures, "step", "steps", STEP):
         print(
