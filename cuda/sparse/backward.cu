@@ -2,51 +2,20 @@
 // go through the union of their keys, as forward does. dK and dV come from blocks of 64 keys, which go
 // through the tiles of queries that have selected any of them, in ascending order, found in a bit map that a
 // kernel makes before: no sum crosses a block, so bits never change. The second costs as much for a tile with
-// one common key as for one with all: where neighbouring keys are selected together, it is bound by the
-// tensor cores, otherwise by tiles with few members. Not yet run on a GPU.
+// one common key as for one with all, which is most of dense attention's work even where a query selects one
+// key in a hundred: there, partials.cu sums dK and dV instead. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "sparse/attention.h"
-#include "sparse/tiles.cuh"
+#include "sparse/backward.cuh"
 
 namespace sluice::cuda {
 namespace {
-
-struct Backward {
-  const nv_bf16 *q, *k, *v, *d_o;
-  const float *lse, *delta, *coef0;  // coef0 may be null
-  nv_bf16 *dq, *dk, *dv;
-  unsigned*
-      touched;  // (G, tiles, words): bit b: whether a query of the tile selects one of keys [64 b, 64 b + 64)
-  Selected selected;
-  int heads, kv_heads, sets, group_bits, tiles, words;
-  float scale;
-};
-
-DEVICE_INLINE TileRows tile_rows(const Backward& a, int kv_head, int64_t tile, int rows) {
-  const int tokens = rows >> a.group_bits;
-  const int64_t t0 = tile * tokens, left = a.selected.queries - t0;
-  return {t0,
-          a.selected.queries,
-          static_cast<int>(left < tokens ? left : tokens) << a.group_bits,
-          kv_head << a.group_bits,
-          a.heads,
-          a.group_bits};
-}
-
-/// The kernels write 16 rows of a warp from the tile that it alone reads.
-template <int kDepth>
-DEVICE_INLINE void write_rows(unsigned char* tile, const float (&acc)[kDepth / 8][4], float factor, int warp,
-                              int lane) {
-  __syncwarp();
-  store_accumulators<kDepth>(tile, warp * 16, 0, acc, factor, factor);
-  __syncwarp();
-}
 
 // ---- dQ
 
 /// A block per tile of queries and kv head, late ones first.
 template <int kDepth, int kRows>
-__global__ void __launch_bounds__(2 * kRows) sparse_dq_kernel(Backward a) {
+__global__ void __launch_bounds__(2 * kRows, kRows == kPartRows ? 8 : 1) sparse_dq_kernel(Backward a) {
   using S = UnionTiles<kDepth, kRows, 2>;
   constexpr int kKeys = S::kKeys, kThreads = S::kThreads;
   DYN_SMEM(unsigned char, smem, 1024);
@@ -57,8 +26,9 @@ __global__ void __launch_bounds__(2 * kRows) sparse_dq_kernel(Backward a) {
             kv_head = static_cast<int>(blockIdx.x) % a.kv_heads;
   const TileRows of =
       tile_rows(a, kv_head, (gridDim.x - 1 - blockIdx.x) / static_cast<unsigned>(a.kv_heads), kRows);
-  const int tokens = of.rows >> a.group_bits;
-  typename S::Keys list(shared, a.selected, kv_head / (a.kv_heads / a.sets), of.t0, tokens);
+  const int tokens = of.rows >> a.group_bits, set = kv_head / (a.kv_heads / a.sets);
+  if (!a.choice.mine(kRows, set, of.t0)) return;
+  typename S::Keys list(shared, a.selected, set, of.t0, tokens);
   load_tile_rows_async<kRows, kDepth, kThreads>(q_tile, a.q, of);
   load_tile_rows_async<kRows, kDepth, kThreads>(do_tile, a.d_o, of);
   cp_async_commit();
@@ -119,13 +89,19 @@ __global__ void __launch_bounds__(2 * kRows) sparse_dq_kernel(Backward a) {
 
 constexpr int kKeyRows = 64, kQueryRows = 32, kKeyThreads = 128;
 
-/// Grid (tiles of kQueryRows rows, sets); dynamic shared memory: a.words.
-__global__ void __launch_bounds__(kKeyThreads) sparse_touched_kernel(Backward a) {
+struct Touched {
+  unsigned*
+      bits;  // (G, tiles, words): bit b: whether a query of the tile selects one of keys [64 b, 64 b + 64)
+  int tiles, words;
+};
+
+/// Grid (tiles of kQueryRows rows, sets); dynamic shared memory: the words of a tile.
+__global__ void __launch_bounds__(kKeyThreads) sparse_touched_kernel(Backward a, Touched touched) {
   DYN_SMEM(unsigned, words, 16);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, set = static_cast<int>(blockIdx.y);
   const int64_t tile = blockIdx.x;
   const TileRows of = tile_rows(a, 0, tile, kQueryRows);
-  for (int i = thread; i < a.words; i += kKeyThreads) words[i] = 0;
+  for (int i = thread; i < touched.words; i += kKeyThreads) words[i] = 0;
   __syncthreads();
   for (int i = thread / 32; i < of.rows >> a.group_bits; i += kKeyThreads / 32) {
     const int64_t row = set * a.selected.queries + of.t0 + i;
@@ -136,8 +112,8 @@ __global__ void __launch_bounds__(kKeyThreads) sparse_touched_kernel(Backward a)
         atomicOr(&words[b / 32], 1u << (b % 32));
   }
   __syncthreads();
-  unsigned* const out = a.touched + (static_cast<int64_t>(set) * a.tiles + tile) * a.words;
-  for (int i = thread; i < a.words; i += kKeyThreads) out[i] = words[i];
+  unsigned* const out = touched.bits + (static_cast<int64_t>(set) * touched.tiles + tile) * touched.words;
+  for (int i = thread; i < touched.words; i += kKeyThreads) out[i] = words[i];
 }
 
 template <int kDepth>
@@ -150,15 +126,12 @@ struct DkvTile {
 /// Grid (kv heads, blocks of keys), early ones, which most queries see, first. A warp owns 16 keys, which are
 /// the rows here: weights leave the tensor cores as the left operands of dV += P dO and dK += dS Q.
 template <int kDepth>
-__global__ void __launch_bounds__(kKeyThreads, 2) sparse_dkv_kernel(Backward a) {
+__global__ void __launch_bounds__(kKeyThreads, 2) sparse_dkv_kernel(Backward a, Touched touched) {
   using S = DkvTile<kDepth>;
   DYN_SMEM(unsigned char, smem, 1024);
   STATIC_SMEM(unsigned, votes, [kKeyThreads / 32]);
   STATIC_SMEM(unsigned, members, [kKeyRows]);  // of each key: which queries of the tile have selected it
-  STATIC_SMEM(float, lse, [kQueryRows]);
-  STATIC_SMEM(float, delta, [kQueryRows]);
-  STATIC_SMEM(float, coef0, [kQueryRows]);
-  STATIC_SMEM(int, first, [kQueryRows]);
+  STATIC_SMEM(RowStatistics<kQueryRows>, statistics, [1]);
   const uint32_t k_tile = smem_addr(smem), v_tile = k_tile + S::kV, q_tile = k_tile + S::kQ,
                  do_tile = k_tile + S::kDo;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32,
@@ -171,20 +144,18 @@ __global__ void __launch_bounds__(kKeyThreads, 2) sparse_dkv_kernel(Backward a) 
   cp_async_commit();
 
   const int key0 = warp * 16 + (lane >> 2);  // this lane's keys are k0 + key0 and k0 + key0 + 8
-  const uint32_t a_lane = swizzled<kDepth>(warp * 16 + fragment_row(lane), fragment_chunk(lane)),
-                 b_lane = swizzled<kDepth>(fragment_row_t(lane), fragment_chunk_t(lane)),
-                 mix_lane = swizzled<kDepth>(fragment_row(lane), fragment_chunk(lane));
+  const uint32_t a_lane = swizzled<kDepth>(warp * 16 + fragment_row(lane), fragment_chunk(lane));
   const float scale = a.scale * kLog2e;
-  const unsigned* const touched =
-      a.touched + static_cast<int64_t>(set) * a.tiles * a.words + k0 / kKeyRows / 32;
+  const unsigned* const of_keys =
+      touched.bits + static_cast<int64_t>(set) * touched.tiles * touched.words + k0 / kKeyRows / 32;
   const unsigned bit = 1u << (k0 / kKeyRows % 32);
   float dk[kDepth / 8][4] = {}, dv[kDepth / 8][4] = {};
 
   // Queries are as many as keys: those before k0 do not see it.
-  for (int tile0 = k0 / (kQueryRows >> a.group_bits); tile0 < a.tiles; tile0 += kKeyThreads) {
+  for (int tile0 = k0 / (kQueryRows >> a.group_bits); tile0 < touched.tiles; tile0 += kKeyThreads) {
     const int mine = tile0 + thread;
     const unsigned vote = __ballot_sync(
-        kFullWarp, mine < a.tiles && (touched[static_cast<int64_t>(mine) * a.words] & bit) != 0);
+        kFullWarp, mine < touched.tiles && (of_keys[static_cast<int64_t>(mine) * touched.words] & bit) != 0);
     __syncthreads();  // the last votes have been read
     if (lane == 0) votes[warp] = vote;
     __syncthreads();
@@ -197,12 +168,7 @@ __global__ void __launch_bounds__(kKeyThreads, 2) sparse_dkv_kernel(Backward a) 
         load_tile_rows_async<kQueryRows, kDepth, kKeyThreads>(do_tile, a.d_o, of);
         cp_async_commit();
         if (thread < kKeyRows) members[thread] = 0;
-        if (thread < kQueryRows) {
-          const int r = min(thread, of.rows - 1);
-          lse[thread] = a.lse[of.statistic(r)] * kLog2e, delta[thread] = a.delta[of.statistic(r)];
-          coef0[thread] = a.coef0 ? a.coef0[of.statistic(r)] : 0.0f;
-          first[thread] = a.selected.first_key[of.t0 + of.token(r)] - k0;
-        }
+        if (thread < kQueryRows) statistics[0].load(a, of, thread);
         __syncthreads();
         if (thread < of.rows >> a.group_bits) {
           const int64_t row = set * a.selected.queries + of.t0 + thread;
@@ -223,30 +189,15 @@ __global__ void __launch_bounds__(kKeyThreads, 2) sparse_dkv_kernel(Backward a) 
         }
         cp_async_wait<0>();
         __syncthreads();
-        float s[kQueryRows / 8][4] = {}, dp[kQueryRows / 8][4] = {};
-        multiply_rows<kDepth, 4>(s, k_tile + a_lane, q_tile + b_lane);  // with 8, ptxas spills
-        multiply_rows<kDepth, 4>(dp, v_tile + a_lane, do_tile + b_lane);
-        const unsigned have[2] = {members[key0], members[key0 + 8]};
-#pragma unroll
-        for (int n = 0; n < kQueryRows / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int r = 8 * n + 2 * (lane & 3) + e;
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              float &x = s[n][2 * i + e], &d = dp[n][2 * i + e];
-              const bool member = have[i] >> (r >> a.group_bits) & 1;
-              x = member ? ex2(x * scale - lse[r]) : 0.0f;
-              d = x * (d - delta[r]) + (member && key0 + 8 * i == first[r] ? coef0[r] : 0.0f);
-            }
-          }
-        multiply_weights<kDepth>(dv, s, do_tile + mix_lane);
-        multiply_weights<kDepth>(dk, dp, q_tile + mix_lane);
+        add_key_gradients<kDepth>(
+            dk, dv, k_tile + a_lane, v_tile + a_lane, q_tile, do_tile, statistics[0], 0,
+            [&](int i) { return k0 + key0 + 8 * i; }, [&](int i) { return members[key0 + 8 * i]; },
+            a.group_bits, scale);
       }
   }
   cp_async_wait<0>();  // of the keys, where no query has selected any
-  write_rows<kDepth>(smem, dk, a.scale, warp, lane);
-  write_rows<kDepth>(smem + S::kV, dv, 1.0f, warp, lane);
+  write_rows<kDepth>(smem, dk, a.scale);
+  write_rows<kDepth>(smem + S::kV, dv, 1.0f);
   constexpr int kChunks = kDepth / 8;
 #pragma unroll 2
   for (int i = lane; i < 16 * kChunks; i += 32) {
@@ -266,22 +217,40 @@ void launch_dq(Context& ctx, const Backward& a) {
 }
 
 template <int kDepth>
-void launch_backward(Context& ctx, const Backward& a) {
-  // A bit for each query of a tile: 32 at most.
-  if (a.group_bits == 0)
+void launch_all_dq(Context& ctx, const Backward& a) {
+  if (whole_tile_rows(a.group_bits) == 32)
     launch_dq<kDepth, 32>(ctx, a);
   else
     launch_dq<kDepth, 64>(ctx, a);
+  if (a.choice.divided) launch_dq<kDepth, kPartRows>(ctx, a);
+}
+
+template <int kDepth>
+void launch_dkv(Context& ctx, const Backward& a, const Touched& touched) {
   launch(ctx, "sparse_touched",
-         {.grid = dim3(static_cast<unsigned>(a.tiles), static_cast<unsigned>(a.sets)),
+         {.grid = dim3(static_cast<unsigned>(touched.tiles), static_cast<unsigned>(a.sets)),
           .block = dim3(kKeyThreads),
-          .smem = static_cast<size_t>(a.words) * sizeof(unsigned)},
-         sparse_touched_kernel, a);
+          .smem = static_cast<size_t>(touched.words) * sizeof(unsigned)},
+         sparse_touched_kernel, a, touched);
   launch(ctx, "sparse_dkv",
          {.grid = dim3(static_cast<unsigned>(a.kv_heads), blocks_for(a.selected.keys, kKeyRows)),
           .block = dim3(kKeyThreads),
           .smem = DkvTile<kDepth>::kSmem},
-         sparse_dkv_kernel<kDepth>, a);
+         sparse_dkv_kernel<kDepth>, a, touched);
+}
+
+/// dK and dV by blocks of keys.
+void key_gradients(Context& ctx, ScratchScope& scratch, const Backward& a, int64_t depth) {
+  Touched touched = {};
+  touched.tiles = static_cast<int>(blocks_for(a.selected.queries, kQueryRows >> a.group_bits));
+  touched.words = static_cast<int>(blocks_for(a.selected.keys, kKeyRows * 32));
+  const Tensor bits = scratch.alloc("sparse touched", DType::i32, {a.sets, touched.tiles, touched.words});
+  if (ctx.dry_run) return;
+  touched.bits = device_data<unsigned>(bits);
+  if (depth == 64)
+    launch_dkv<64>(ctx, a, touched);
+  else
+    launch_dkv<128>(ctx, a, touched);
 }
 
 }  // namespace
@@ -293,21 +262,20 @@ void sparse_union_backward(Context& ctx, const AttentionGrads& grads, const Tens
   a.heads = static_cast<int>(in.q.dim(1)), a.kv_heads = static_cast<int>(in.k.dim(1));
   a.sets = static_cast<int>(keys.first.dim(0)), a.scale = static_cast<float>(in.scale);
   while ((1 << a.group_bits) < a.heads / a.kv_heads) ++a.group_bits;
-  a.tiles = static_cast<int>(blocks_for(in.q.dim(0), kQueryRows >> a.group_bits));
-  a.words = static_cast<int>(blocks_for(in.k.dim(0), kKeyRows * 32));
-  ScratchScope scratch(ctx.scratch);
-  const Tensor touched = scratch.alloc("sparse touched", DType::i32, {a.sets, a.tiles, a.words});
-  if (ctx.dry_run) return;
   a.q = device_data<nv_bf16>(in.q), a.k = device_data<nv_bf16>(in.k), a.v = device_data<nv_bf16>(in.v);
   a.d_o = device_data<nv_bf16>(d_o), a.lse = device_data<float>(lse), a.delta = device_data<float>(delta);
   a.coef0 = coef0 ? device_data<float>(coef0) : nullptr;
   a.dq = device_data<nv_bf16>(grads.dq), a.dk = device_data<nv_bf16>(grads.dk);
-  a.dv = device_data<nv_bf16>(grads.dv), a.touched = device_data<unsigned>(touched);
+  a.dv = device_data<nv_bf16>(grads.dv);
   a.selected = selected_of(in, keys);
-  if (in.q.dim(2) == 64)
-    launch_backward<64>(ctx, a);
+  ScratchScope scratch(ctx.scratch);
+  const int64_t depth = in.q.dim(2);
+  a.choice = choose_tiles(ctx, scratch, a.selected, a.sets, a.group_bits);
+  if (!ctx.dry_run) depth == 64 ? launch_all_dq<64>(ctx, a) : launch_all_dq<128>(ctx, a);
+  if (few_select_a_key(a.selected))
+    partial_key_gradients(ctx, scratch, a, depth);
   else
-    launch_backward<128>(ctx, a);
+    key_gradients(ctx, scratch, a, depth);
 }
 
 }  // namespace sluice::cuda

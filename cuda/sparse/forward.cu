@@ -16,13 +16,14 @@ struct Forward {
   nv_bf16* o;
   float *lse, *z0;  // z0 may be null
   Selected selected;
+  TileChoice choice;
   int heads, kv_heads, sets, group_bits;  // a group of 2^group_bits query heads
   float scale;
 };
 
 /// A block per tile of queries and kv head; late queries, which have most keys to go through, first.
 template <int kDepth, int kRows>
-__global__ void __launch_bounds__(2 * kRows) sparse_forward_kernel(Forward a) {
+__global__ void __launch_bounds__(2 * kRows, kRows == kPartRows ? 8 : 1) sparse_forward_kernel(Forward a) {
   using S = UnionTiles<kDepth, kRows, 1>;
   constexpr int kKeys = S::kKeys, kThreads = S::kThreads;
   DYN_SMEM(unsigned char, smem, 1024);
@@ -36,6 +37,7 @@ __global__ void __launch_bounds__(2 * kRows) sparse_forward_kernel(Forward a) {
                 left = a.selected.queries - t0;
   const int tokens = left < tile_tokens ? static_cast<int>(left) : tile_tokens, rows = tokens * group,
             set = kv_head / (a.kv_heads / a.sets);
+  if (!a.choice.mine(kRows, set, t0)) return;
   typename S::Keys list(shared, a.selected, set, t0, tokens);
 
   const TileRows of = {t0, a.selected.queries, rows, head0, a.heads, a.group_bits};
@@ -141,10 +143,19 @@ __global__ void __launch_bounds__(2 * kRows) sparse_forward_kernel(Forward a) {
 }
 
 template <int kDepth, int kRows>
-void launch_forward(Context& ctx, const Forward& a) {
+void launch_tiles(Context& ctx, const Forward& a) {
   launch(ctx, "sparse_union_forward",
          UnionTiles<kDepth, kRows, 1>::config(a.kv_heads, a.selected.queries, a.group_bits),
          sparse_forward_kernel<kDepth, kRows>, a);
+}
+
+template <int kDepth>
+void launch_forward(Context& ctx, const Forward& a) {
+  if (whole_tile_rows(a.group_bits) == 32)
+    launch_tiles<kDepth, 32>(ctx, a);
+  else
+    launch_tiles<kDepth, 64>(ctx, a);
+  if (a.choice.divided) launch_tiles<kDepth, kPartRows>(ctx, a);
 }
 
 }  // namespace
@@ -158,19 +169,20 @@ bool sparse_tensor_cores(const AttentionInputs& in) {
 void sparse_union_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
                           const Selection& keys) {
   Forward a = {};
-  a.q = device_data<nv_bf16>(in.q), a.k = device_data<nv_bf16>(in.k), a.v = device_data<nv_bf16>(in.v);
-  a.o = device_data<nv_bf16>(out.o), a.lse = device_data<float>(out.lse);
-  a.z0 = out.z0 ? device_data<float>(out.z0) : nullptr;
   a.selected = selected_of(in, keys);
   a.heads = static_cast<int>(in.q.dim(1)), a.kv_heads = static_cast<int>(in.k.dim(1));
   a.sets = static_cast<int>(keys.first.dim(0)), a.scale = static_cast<float>(in.scale);
   while ((1 << a.group_bits) < a.heads / a.kv_heads) ++a.group_bits;
-  // A bit for each query of a tile: 32 at most.
-  const bool single = a.group_bits == 0;
+  ScratchScope scratch(ctx.scratch);
+  a.choice = choose_tiles(ctx, scratch, a.selected, a.sets, a.group_bits);
+  if (ctx.dry_run) return;
+  a.q = device_data<nv_bf16>(in.q), a.k = device_data<nv_bf16>(in.k), a.v = device_data<nv_bf16>(in.v);
+  a.o = device_data<nv_bf16>(out.o), a.lse = device_data<float>(out.lse);
+  a.z0 = out.z0 ? device_data<float>(out.z0) : nullptr;
   if (in.q.dim(2) == 64)
-    single ? launch_forward<64, 32>(ctx, a) : launch_forward<64, 64>(ctx, a);
+    launch_forward<64>(ctx, a);
   else
-    single ? launch_forward<128, 32>(ctx, a) : launch_forward<128, 64>(ctx, a);
+    launch_forward<128>(ctx, a);
 }
 
 }  // namespace sluice::cuda

@@ -2,7 +2,7 @@
 // Common parts of the kernels of attention over selected keys: rows gathered into tiles, and what rows are.
 #include "attention/mma.cuh"
 #include "common/launch.h"
-#include "sparse/union.cuh"
+#include "sparse/tile_choice.cuh"
 
 namespace sluice::cuda {
 
@@ -51,11 +51,12 @@ DEVICE_INLINE void gather_rows_async(uint32_t tile, const nv_bf16* src, int64_t 
 }
 
 /// Shared memory of a block whose warps own 16 rows each and go through the union of their queries' keys:
-/// kTiles tiles of kRows rows, one of keys, one of values, and the list of keys.
+/// kTiles tiles of kRows rows, one of keys, one of values, and the list of keys. Blocks of one warp have
+/// small tiles of keys: many of them share a multiprocessor, and hide each other's gathers.
 template <int kDepth, int kRows, int kTiles>
 struct UnionTiles {
   static constexpr int kThreads = 2 * kRows, kRowBytes = 2 * kDepth, kTile = kRows * kRowBytes;
-  using Keys = KeyUnion<kThreads>;
+  using Keys = std::conditional_t<kRows == kPartRows, KeyUnion<kThreads, 32, 256>, KeyUnion<kThreads>>;
   static constexpr int kKeys = Keys::kTile;
   static constexpr int kK = kTiles * kTile, kV = kK + kKeys * kRowBytes, kList = kV + kKeys * kRowBytes;
   static constexpr size_t kSmem = kList + sizeof(typename Keys::Shared);

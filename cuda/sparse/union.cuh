@@ -26,28 +26,28 @@ inline Selected selected_of(const AttentionInputs& in, const Selection& keys) {
   return s;
 }
 
-template <int kThreads>
+template <int kThreads, int kKeysOfTile = 64, int kKeysOfRange = 1024>
 class KeyUnion {
  public:
-  static constexpr int kRange = 1024, kTile = 64, kWarps = kThreads / 32;
+  static constexpr int kRange = kKeysOfRange, kTile = kKeysOfTile, kWarps = kThreads / 32;
   struct Shared {
     unsigned masks[kRange];
     int keys[kRange + kTile];
     unsigned members[kRange + kTile];  // bit i: query t0 + i has selected the key
     int at[32];                        // how far each query's list has been read
     int sums[kWarps];
+    int64_t t0;
+    int tokens, next,
+        end;  // keys from `next` on are not listed yet. Not in registers, which have better uses.
   };
 
   /// Queries [t0, t0 + tokens) of an index set.
   DEVICE_INLINE KeyUnion(Shared& shared, const Selected& selected, int set, int64_t t0, int tokens)
-      : s_(shared),
-        p_(selected),
-        row0_(set * selected.queries + t0),
-        t0_(t0),
-        tokens_(tokens),
-        next_(selected.first_key[t0]),
-        end_(selected.last(t0 + tokens - 1) + 1) {
+      : s_(shared), p_(selected), set_(set) {
     if (threadIdx.x < 32) s_.at[threadIdx.x] = 0;
+    if (threadIdx.x == 0)
+      s_.t0 = t0, s_.tokens = tokens, s_.next = selected.first_key[t0],
+      s_.end = selected.last(t0 + tokens - 1) + 1;
   }
 
   /// Lists further keys, behind those of the last call that were not in a whole tile, until there is a tile
@@ -74,8 +74,8 @@ class KeyUnion {
     }
     count_ = rest > 0 ? rest : 0;
     __syncthreads();  // the last list has been read, and its rest moved
-    while (count_ < kTile && next_ < end_) append();
-    tiles_ = next_ < end_ ? count_ / kTile : (count_ + kTile - 1) / kTile;
+    while (count_ < kTile && s_.next < s_.end) append();
+    tiles_ = s_.next < s_.end ? count_ / kTile : (count_ + kTile - 1) / kTile;
     return tiles_;
   }
   /// Keys of the j-th tile of the list, and how many there are.
@@ -86,19 +86,20 @@ class KeyUnion {
  private:
   DEVICE_INLINE void append() {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-    const int range_end = next_ + kRange;
+    const int next = s_.next, range_end = next + kRange;
+    const int64_t row0 = set_ * p_.queries + s_.t0;
     for (int i = thread; i < kRange; i += kThreads) s_.masks[i] = 0;
     __syncthreads();
-    for (int i = warp; i < tokens_; i += kWarps) {
-      const int* const list = p_.first + (row0_ + i) * p_.room;
-      const int n = p_.count[row0_ + i], stop = min(range_end, p_.last(t0_ + i) + 1);
+    for (int i = warp; i < s_.tokens; i += kWarps) {
+      const int* const list = p_.first + (row0 + i) * p_.room;
+      const int n = p_.count[row0 + i], stop = min(range_end, p_.last(s_.t0 + i) + 1);
       int at = s_.at[i];
       for (;;) {
         const int e = at + lane, key = e < n ? list[e] : 0;
         const bool inside = e < n && key < range_end;
         if (inside)
-          for (int k = max(key, next_); k < min(key + p_.block, stop); ++k)
-            atomicOr(&s_.masks[k - next_], 1u << i);
+          for (int k = max(key, next); k < min(key + p_.block, stop); ++k)
+            atomicOr(&s_.masks[k - next], 1u << i);
         // A block that goes on behind the range is read again.
         const unsigned done = __ballot_sync(kFullWarp, inside && key + p_.block <= range_end);
         at += __popc(done);
@@ -124,18 +125,17 @@ class KeyUnion {
       const unsigned mask = s_.masks[base + i + lane], votes = __ballot_sync(kFullWarp, mask != 0);
       if (mask) {
         const int to = place + __popc(votes & ((1u << lane) - 1));
-        s_.keys[to] = next_ + base + i + lane, s_.members[to] = mask;
+        s_.keys[to] = next + base + i + lane, s_.members[to] = mask;
       }
       place += __popc(votes);
     }
-    next_ = range_end;
+    if (thread == 0) s_.next = range_end;
     __syncthreads();
   }
 
   Shared& s_;
   const Selected& p_;
-  int64_t row0_, t0_;
-  int tokens_, next_, end_;
+  int set_;
   int count_ = 0, tiles_ = 0;
 };
 

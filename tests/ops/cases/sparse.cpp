@@ -73,26 +73,26 @@ OpCase select_case(const Shape& s, const Budget& budget, double mean_variance = 
 
 /// A choice by arithmetic: candidate c of query t if (7 c + 3 t + set) % every == 0, and the last one.
 Selection selection(CaseRun& run, const Shape& s, int64_t every) {
-  const int64_t most = (s.tokens + s.block - 1) / s.block, room = selection_room(most, s.tokens, s.block);
-  std::vector<int32_t> first(static_cast<size_t>(s.sets * s.queries * room), -1);
-  std::vector<int32_t> count(static_cast<size_t>(s.sets * s.queries), 0);
+  std::vector<std::vector<int32_t>> rows;
+  size_t most = 1;
   for (int64_t set = 0; set < s.sets; ++set)
     for (int64_t t = 0; t < s.queries; ++t) {
-      const auto row = static_cast<size_t>(set * s.queries + t);
+      std::vector<int32_t>& row = rows.emplace_back();
       const int64_t n = s.candidates(t);
-      const auto choose = [&](int64_t c) {
-        first[row * static_cast<size_t>(room) + static_cast<size_t>(count[row]++)] =
-            static_cast<int32_t>(s.first(t) + c * s.block);
-      };
+      const auto choose = [&](int64_t c) { row.push_back(static_cast<int32_t>(s.first(t) + c * s.block)); };
       for (int64_t c = 0; c < n; ++c)
         if ((7 * c + 3 * t + set) % every == 0 || (s.block == 1 && c == n - 1)) choose(c);
       if (s.block > 1) choose(n);
+      most = std::max(most, row.size());
     }
+  const auto room = static_cast<int64_t>(most);
   Selection out;
-  out.first = run.input("selected", DType::i32, {s.sets, s.queries, room},
-                        [&](int64_t i) { return static_cast<double>(first[static_cast<size_t>(i)]); });
+  out.first = run.input("selected", DType::i32, {s.sets, s.queries, room}, [&](int64_t i) {
+    const auto& row = rows[static_cast<size_t>(i / room)];
+    return i % room < std::ssize(row) ? row[static_cast<size_t>(i % room)] : -1.0;
+  });
   out.count = run.input("selected_count", DType::i32, {s.sets, s.queries},
-                        [&](int64_t i) { return static_cast<double>(count[static_cast<size_t>(i)]); });
+                        [&](int64_t i) { return static_cast<double>(rows[static_cast<size_t>(i)].size()); });
   out.first_key = first_keys(run, s), out.block = s.block;
   return out;
 }
@@ -204,7 +204,7 @@ OpCase random_case(Random& random) {
       s.queries = uniform(random, 1, s.tokens);
       return select_case(s, fixed(uniform(random, 1, 80), uniform(random, 0, 1)));
     case 1:
-      return attention_case(s, uniform(random, 1, 9));
+      return attention_case(s, one_of<int64_t>(random, {1, 2, 3, 5, 9, 40, 40}));
     default:  // of several blocks: the gradient of one alone is rounding
       s.block = std::min<int64_t>(s.block, 3);
       s.tokens = s.queries = s.tokens + 20 * s.block;
@@ -242,7 +242,15 @@ OpFamily sparse_cases() {
     for (const double mean : {0.0, 0.011})
       f.cases.push_back(select_case(
           documents, {.policy = policy, .base = 11, .min = 4, .max = 30, .temperature = 0.7}, mean));
+  // Of one in 40 candidates neighbouring queries select different ones, and few queries select a key: tiles
+  // are divided, and keys have partial sums (cuda/sparse).
   for (const int64_t every : {1, 3, 40}) f.cases.push_back(attention_case(longer, every));
+  for (const int64_t heads : {1, 4, 16, 32})
+    f.cases.push_back(
+        attention_case({.tokens = 130, .queries = 130, .heads = heads, .kv_heads = 1, .depth = 128}, 40));
+  f.cases.push_back(attention_case(
+      {.tokens = 400, .queries = 400, .heads = 8, .kv_heads = 4, .sets = 2, .block = 2, .document = 330},
+      40));
   f.cases.push_back(attention_case(documents, 5));
   f.cases.push_back(attention_case({.tokens = 150, .queries = 40, .depth = 128}, 4));
   f.cases.push_back(attention_case({.tokens = 1, .queries = 1}, 1));
