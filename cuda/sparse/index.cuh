@@ -58,10 +58,11 @@ Index<T> index_of(const IndexInputs& in) {
 /// The most blocks that a query can choose from.
 inline int64_t most_candidates(const IndexInputs& in) { return (in.k.dim(0) + in.block - 1) / in.block; }
 
-/// How many queries to take at a time, so that `row_bytes` for each stay in the second cache.
-inline int64_t queries_at_once(int64_t queries, int64_t row_bytes) {
-  constexpr int64_t kBytes = int64_t{32} << 20;
-  const int64_t n = kBytes / (row_bytes > 0 ? row_bytes : 1) / 64 * 64;
+constexpr int64_t kSecondCacheBytes = int64_t{32} << 20;
+
+/// How many queries to take at a time, so that `row_bytes` for each are not more than `bytes`; 64 at least.
+inline int64_t queries_at_once(int64_t queries, int64_t row_bytes, int64_t bytes = kSecondCacheBytes) {
+  const int64_t n = bytes / (row_bytes > 0 ? row_bytes : 1) / 64 * 64;
   return n < 64 ? (queries < 64 ? queries : 64) : n < queries ? n : queries;
 }
 

@@ -2,16 +2,18 @@
 // mean over heads on the query's scored keys, the index scores, the divergence, the gradients of the products
 // of every index head, which it leaves for the keys, and dq; then blocks of keys collect dk from the chunk's
 // queries in ascending order, so that bits do not depend on the schedule. A thread takes a key at a time in
-// the products, a channel in the sums. Written for correctness and memory (nothing of size Tq x Tk): FMA, not
-// tensor cores; bound by the loads of keys. Not yet run on a GPU.
+// the products, a channel in the sums. Attention's mean, most of the work, comes from tensor cores where they
+// support it (index_target.cu); the rest is FMA, and nothing of size Tq x Tk is stored. Not yet run on a GPU.
 #include "common/rows.cuh"
 #include "sparse/index.cuh"
+#include "sparse/index_target.h"
 
 namespace sluice::cuda {
 namespace {
 
-constexpr int kThreads = 256, kKeys = 32;  // keys of a block that collects dk
-constexpr int kHeadsAtOnce = 4;            // of attention, whose products a thread keeps in registers
+constexpr int kThreads = 256, kKeys = 32;            // keys of a block that collects dk
+constexpr int kHeadsAtOnce = 4;                      // whose products a thread keeps in registers
+constexpr int64_t kChunkBytes = int64_t{256} << 20;  // for queries to fill a GPU with
 
 template <class T>
 struct Loss {
@@ -32,6 +34,8 @@ struct Loss {
   int64_t t0, row, room;
   int heads, kv_heads, depth;
   float scale, given_temperature;
+  bool has_target;                  // `target` holds attention's mean already
+  bool key_vectors, index_vectors;  // rows of k, and of the index keys, are whole vectors of 16 bytes
 
   DEVICE_INLINE float temperature() const {
     return log_temperature ? expf(to_float(*log_temperature)) : given_temperature;
@@ -48,11 +52,29 @@ struct Loss {
   }
 };
 
+/// The products of up to kHeadsAtOnce rows of n numbers and b.
+template <int kVector, class T>
+DEVICE_INLINE void dots_of_vectors(float (&sums)[kHeadsAtOnce], const float* rows, int heads, const T* b,
+                                   int n) {
+#pragma unroll
+  for (int h = 0; h < kHeadsAtOnce; ++h) sums[h] = 0;
+  for (int d0 = 0; d0 < n; d0 += kVector) {
+    const auto x = load_vec<kVector>(b + d0);
+#pragma unroll
+    for (int d = 0; d < kVector; ++d)
+#pragma unroll
+      for (int h = 0; h < kHeadsAtOnce; ++h)
+        if (h < heads) sums[h] += rows[h * n + d0 + d] * to_float(x.v[d]);
+  }
+}
+
 template <class T>
-DEVICE_INLINE float dot(const float* a, const T* b, int n) {
-  float sum = 0;
-  for (int d = 0; d < n; ++d) sum += a[d] * to_float(b[d]);
-  return sum;
+DEVICE_INLINE void dots(float (&sums)[kHeadsAtOnce], const float* rows, int heads, const T* b, int n,
+                        bool vectors) {
+  if (vectors)
+    dots_of_vectors<16 / static_cast<int>(sizeof(T))>(sums, rows, heads, b, n);
+  else
+    dots_of_vectors<1>(sums, rows, heads, b, n);
 }
 
 /// Attention on block e of query t: the mean over the set's heads. q (heads of the set, D) is scaled.
@@ -67,14 +89,8 @@ DEVICE_INLINE float attention_on(const Loss<T>& p, const float* q, int set, int6
       const T* const key = p.k + (static_cast<int64_t>(s) * p.kv_heads + kv_head) * p.depth;
       for (int h0 = 0; h0 < group; h0 += kHeadsAtOnce) {
         const int heads = min(kHeadsAtOnce, group - h0);
-        const float* const rows = q + (g * group + h0) * p.depth;
-        float z[kHeadsAtOnce] = {};
-        for (int d = 0; d < p.depth; ++d) {
-          const float x = to_float(key[d]);
-#pragma unroll
-          for (int h = 0; h < kHeadsAtOnce; ++h)
-            if (h < heads) z[h] += rows[h * p.depth + d] * x;
-        }
+        float z[kHeadsAtOnce];
+        dots(z, q + (g * group + h0) * p.depth, heads, key, p.depth, p.key_vectors);
 #pragma unroll
         for (int h = 0; h < kHeadsAtOnce; ++h)
           if (h < heads) sum += expf(z[h] - p.lse[(kv_head * group + h0 + h) * p.index.queries + t]);
@@ -85,7 +101,7 @@ DEVICE_INLINE float attention_on(const Loss<T>& p, const float* q, int set, int6
 
 /// Grid (queries of the chunk, sets).
 template <class T>
-__global__ void __launch_bounds__(kThreads) loss_queries_kernel(Loss<T> p) {
+__global__ void __launch_bounds__(kThreads, 2) loss_queries_kernel(Loss<T> p) {
   DYN_SMEM(float, smem, 16);
   const Index<T>& x = p.index;
   const int thread = static_cast<int>(threadIdx.x), set = static_cast<int>(blockIdx.y), per_set = x.per_set(),
@@ -105,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) loss_queries_kernel(Loss<T> p) {
 
   double mass = 0;
   for (int e = thread; e < n; e += kThreads) {
-    target[e] = attention_on(p, q, set, t, p.start(set, t, e));
+    if (!p.has_target) target[e] = attention_on(p, q, set, t, p.start(set, t, e));
     mass += static_cast<double>(target[e]);
   }
   mass = block_sum<kThreads>(mass);
@@ -117,10 +133,18 @@ __global__ void __launch_bounds__(kThreads) loss_queries_kernel(Loss<T> p) {
   for (int e = thread; e < n; e += kThreads) {
     const T* const key = x.k + static_cast<int64_t>(p.start(set, t, e)) * x.depth;
     float sum = 0;
-    for (int j = 0; j < per_set; ++j) {
-      const float u = dot(index_q + j * x.depth, key, x.depth) + x.bias_of(head0 + j);
-      du[j * p.row + e] = u;
-      sum += x.head_weight(t, head0 + j) * x.activate(u);
+    for (int j0 = 0; j0 < per_set; j0 += kHeadsAtOnce) {
+      const int heads = min(kHeadsAtOnce, per_set - j0);
+      float products[kHeadsAtOnce];
+      dots(products, index_q + j0 * x.depth, heads, key, x.depth, p.index_vectors);
+#pragma unroll
+      for (int i = 0; i < kHeadsAtOnce; ++i) {
+        if (i >= heads) continue;
+        const int j = j0 + i;
+        const float u = products[i] + x.bias_of(head0 + j);
+        du[j * p.row + e] = u;
+        sum += x.head_weight(t, head0 + j) * x.activate(u);
+      }
     }
     score[e] = sum;
     top = fmaxf(top, sum);
@@ -259,7 +283,7 @@ void run_loss(Context& ctx, const IndexGrads& grads, const Tensor& sums, const I
               const IndexTarget& target, const Selection* selection, const IndexLoss& loss) {
   const int64_t queries = in.q.dim(0), heads = in.q.dim(1), depth = in.q.dim(2), sets = in.sets,
                 room = selection ? selection->first.dim(2) : most_candidates(in), row = (room + 3) / 4 * 4,
-                chunk = queries_at_once(queries, (heads + 2 * sets) * row * 4);
+                chunk = queries_at_once(queries, (heads + 2 * sets) * row * 4, kChunkBytes);
   ScratchScope scratch(ctx.scratch);
   const auto floats = [&](const char* name, int64_t rows, int64_t columns) {
     return device_data<float>(scratch.alloc(name, DType::f32, {rows, columns}));
@@ -288,6 +312,11 @@ void run_loss(Context& ctx, const IndexGrads& grads, const Tensor& sums, const I
   p.log_temperature = loss.log_temperature ? device_data<T>(loss.log_temperature) : nullptr;
   p.dq = device_data<T>(grads.dq), p.dw_out = grads.dw ? device_data<T>(grads.dw) : nullptr;
   p.coefficient = loss.coefficient, p.given_temperature = static_cast<float>(loss.temperature);
+  const auto vectors = [](const Tensor& k) {
+    return aligned(k.data) && k.dim(k.rank - 1) * dtype_size(k.dtype) % 16 == 0;
+  };
+  p.key_vectors = vectors(target.k), p.index_vectors = vectors(in.k);
+  p.has_target = target_on_tensor_cores(target);
   p.row = row, p.room = room;
   p.heads = static_cast<int>(target.q.dim(1)), p.kv_heads = static_cast<int>(target.k.dim(1));
   p.depth = static_cast<int>(target.q.dim(2)), p.scale = static_cast<float>(target.scale);
@@ -296,6 +325,7 @@ void run_loss(Context& ctx, const IndexGrads& grads, const Tensor& sums, const I
   const auto set_rows = static_cast<size_t>((target.q.numel() / queries + heads * depth) / sets);
   for (p.t0 = 0; p.t0 < queries; p.t0 += chunk) {
     const int64_t here = chunk < queries - p.t0 ? chunk : queries - p.t0;
+    if (p.has_target) attention_targets(ctx, p.target, row, p.t0, here, in, target, selection);
     launch(ctx, "index_loss_queries",
            {.grid = dim3(static_cast<unsigned>(here), static_cast<unsigned>(sets)),
             .block = dim3(kThreads),

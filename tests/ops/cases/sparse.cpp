@@ -276,22 +276,27 @@ OpFamily sparse_cases() {
       f.cases.push_back(
           loss_case({.tokens = 90, .queries = 90, .index_heads = 4, .document = 33}, 0, learned, type));
     }
-    f.cases.push_back(loss_case({.tokens = 70,
-                                 .queries = 70,
-                                 .heads = 8,
-                                 .kv_heads = 4,
-                                 .depth = 24,
-                                 .index_heads = 6,
-                                 .index_depth = 16,
-                                 .sets = 2,
-                                 .block = 4,
-                                 .document = 41,
-                                 .activation = IndexActivation::relu,
-                                 .weights = IndexHeadWeights::linear},
-                                2, false, type));
+    for (const int64_t depth : {24, 64})  // blocks of 3: some begin in one tile of keys and end in the next
+      for (const int64_t every : {0, 2})
+        f.cases.push_back(loss_case({.tokens = 140,
+                                     .queries = 140,
+                                     .heads = 8,
+                                     .kv_heads = 4,
+                                     .depth = depth,
+                                     .index_heads = 6,
+                                     .index_depth = 16,
+                                     .sets = 2,
+                                     .block = depth == 64 ? 3 : 4,
+                                     .document = 101,
+                                     .activation = IndexActivation::relu,
+                                     .weights = IndexHeadWeights::linear},
+                                    every, false, type));
     f.cases.push_back(
         loss_case({.tokens = 70, .queries = 70, .weights = IndexHeadWeights::none}, 4, false, type));
   }
+  // More keys than a block of the kernel goes through.
+  f.cases.push_back(
+      loss_case({.tokens = 600, .queries = 600, .heads = 2, .kv_heads = 1}, 0, false, DType::bf16));
   f.cases.push_back(means_case(47, 5, 4, 17));
   f.cases.push_back(means_case(64, 32, 16, 1000));
   return f;
