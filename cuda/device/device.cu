@@ -1,5 +1,6 @@
 // Streams, memory and errors: uses of the CUDA runtime other than kernels.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -31,6 +32,17 @@ void check_storage(const char* op, const Tensor& t) {
                t.name, t.describe());
 }
 
+/// SLUICE_MULTIPROCESSORS, or all: persistent kernels launch a block for each, so that few of them give every
+/// block several tiles even where a test is small.
+static int fewer_multiprocessors(int all) {
+  const char* const wanted = std::getenv("SLUICE_MULTIPROCESSORS");
+  if (!wanted || !*wanted) return all;
+  const int count = std::atoi(wanted);
+  if (count < 1 || count > all)
+    fail(ExitCode::usage, "SLUICE_MULTIPROCESSORS is '{}': a number from 1 to {} is needed", wanted, all);
+  return count;
+}
+
 State::State() {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
@@ -39,6 +51,7 @@ State::State() {
   check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
         "cudaDeviceGetAttribute");
+  multiprocessors = fewer_multiprocessors(multiprocessors);
   compute_capability = 10 * major + minor;
   if (compute_capability < 80)
     fail(ExitCode::usage, "this GPU has compute capability {}.{}; Sluice's kernels need 8.0 or later", major,

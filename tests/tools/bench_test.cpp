@@ -46,8 +46,15 @@ void check_bench(const TinyRun& t, const std::string& device) {
       CHECK(row["tflops"].get<double>() > 0);
     }
   }
-  // Forward and backward, without a gate and with either.
-  CHECK(result["attention"].size() == (device == "cpu" ? 6u : 18u));
+  // Forward and backward: without a gate and with either, with documents, with a sink, in any order.
+  CHECK(result["attention"].size() == (device == "cpu" ? 12u : 36u));
+  for (const auto& row : result["attention_check"]) {
+    INFO(row.dump());
+    if (row.contains("skipped")) continue;
+    CHECK(row["same_bits"] == true);
+    CHECK(row["difference"].get<double>() < 1e-2);
+  }
+  CHECK(result["attention_check"].size() == (device == "cpu" ? 1u : 3u));
   if (device == "cpu") CHECK(skipped == 0);
   int against_dense = 0;
   for (const auto& row : result["moe"]) {

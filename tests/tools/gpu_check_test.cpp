@@ -80,10 +80,24 @@ TEST_CASE("gpu_check runs all its steps on an emulated GPU", "[gpu_check]") {
   std::map<std::string, std::string> steps;
   for (const auto& row : result["steps"]) steps[row["step"]] = row["result"];
   for (const char* name :
-       {"parity", "losses", "bench-kernels", "bench-matmul", "bench-attention", "bench-sparse", "bench-step"})
+       {"parity-elementwise", "parity-linear", "parity-linear-1", "losses", "bench-kernels", "bench-matmul",
+        "bench-attention", "bench-moe", "bench-sparse", "bench-step"}) {
+    INFO(name);
     CHECK(steps[name] == "passed");
+  }
   for (const char* name : {"memcheck", "racecheck", "synccheck"}) CHECK(steps[name] == "skipped");
   CHECK(result["bench"]["kernels"]["kernels"].size() > 15);
+
+  const Outcome quick = gpu_check(folder, "SLUICE_GPU_CHECK_EMULATED=1 SLUICE_GPU_CHECK_TAG=linear",
+                                  "--quick --build " + build + " --out " + (folder / "quick"));
+  INFO(quick.out << quick.err);
+  CHECK(quick.code == 0);
+  std::map<std::string, std::string> quick_steps;
+  for (const auto& row : nlohmann::json::parse(io::read_file(folder / "quick/gpu_check.json"))["steps"])
+    quick_steps[row["step"]] = row["result"];
+  for (const char* name : {"parity-linear", "parity-linear-1", "bench-attention", "bench-step"})
+    CHECK(quick_steps[name] == "passed");
+  for (const char* name : {"losses", "memcheck"}) CHECK(quick_steps.count(name) == 0);
 }
 
 }  // namespace sluice::test

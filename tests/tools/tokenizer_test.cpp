@@ -50,7 +50,8 @@ TEST_CASE("a BPE tokenizer is trained, used and kept", "[tokenizer]") {
   write_bytes(t.folder / "task.jsonl",
               "{\"context\": \"the 1 gate\", \"choices\": [\" of\", \" opens\"], \"answer\": 0}\n"
               "{\"context\": \"the 2 gate\", \"choices\": [\" of\", \" opens\"], \"answer\": 0}\n");
-  t.write_config("eval: {tasks: [" + (t.folder / "task.jsonl") + "], shots: 1, prompts: [the 3], prompt_tokens: 5}\n");
+  t.write_config("eval: {tasks: [" + (t.folder / "task.jsonl") +
+                 "], shots: 1, prompts: [the 3], prompt_tokens: 5}\n");
   const std::vector<std::string> keys = {"data.tokenizer={type: bpe, path: " + file + "}",
                                          "data.allow_overlap=true"};
   const Outcome trained = t.train(keys);

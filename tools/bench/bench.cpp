@@ -77,7 +77,8 @@ void print_race(const char* part, const json& rows) {
   fmt::print("{}\n", part);
   for (const json& row : rows) {
     std::string name = row["name"].get<std::string>();
-    for (const char* key : {"shape", "tokens", "width", "experts", "heads", "gate", "precision", "kernel"})
+    for (const char* key :
+         {"shape", "tokens", "width", "experts", "heads", "depth", "gate", "with", "precision", "kernel"})
       if (row.contains(key))
         name += " " + (row[key].is_string() ? row[key].get<std::string>() : row[key].dump());
     if (row.contains("neighbours"))
@@ -92,6 +93,21 @@ void print_race(const char* part, const json& rows) {
                number(row, "percent_of_copy", "{:>7.1f} % of copy"),
                number(row, "of_cudnn", "{:>7.2f} x cuDNN"), number(row, "of_dense", "{:>7.3f} x dense"));
   }
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
+void print_check(const json& rows) {
+  for (const json& row : rows)
+    if (!row.contains("skipped"))
+      fmt::print("attention, {} tokens, head_dim {}, gate {}: {:<7} {}, {}\n", row["tokens"].get<int64_t>(),
+                 row["depth"].get<int64_t>(), row["gate"].get<std::string>(),
+                 row["kernel"].get<std::string>(),
+                 row.contains("reference")
+                     ? std::string("is the reference")
+                     : fmt::format("differs by {:.1e}, most in {}", row["difference"].get<double>(),
+                                   row["of"].get<std::string>()),
+                 row["same_bits"].get<bool>() ? "same bits twice" : "other bits in a second run");
   fmt::print("\n");
   std::fflush(stdout);
 }
@@ -251,7 +267,8 @@ void run(BenchOptions options) {
   if (wants("peak")) result["peak"] = run_peak();
   if (wants("ops")) result["ops"] = run_ops(options.precisions, seconds_or(0.1));
 
-  bench::RaceOptions race{device, tiny, seconds_or(2), 51};
+  const bool quick = options.size == "quick";
+  bench::RaceOptions race{device, tiny, quick, seconds_or(quick ? 0.2 : 2), quick ? 11 : 51};
   if (tiny) race.warm_up = 0, race.samples = 3;
   const auto measure = [&](const char* part, const auto& f) {
     if (!wants(part)) return;
@@ -260,6 +277,7 @@ void run(BenchOptions options) {
   };
   measure("kernels", bench::measure_kernels);
   measure("matmul", bench::measure_matmul);
+  if (wants("attention")) print_check(result["attention_check"] = bench::check_attention(race));
   measure("attention", bench::measure_attention);
   std::vector<DType> types;
   for (const std::string& precision : options.precisions) types.push_back(dtype_of(precision));
@@ -293,10 +311,11 @@ void add_bench_command(Command& app, int&) {
       ->between(1024, 1 << 20);
   command->add_option("--device", options->device, "auto, cpu or cuda")->one_of({"auto", "cpu", "cuda"});
   command
-      ->add_option(
-          "--size", options->size,
-          "sizes in kernels, matmul, attention and moe: full (typical of models on that device) or tiny")
-      ->one_of({"full", "tiny"});
+      ->add_option("--size", options->size,
+                   "sizes in kernels, matmul, attention, moe and sparse: full (typical of models on that "
+                   "device), quick "
+                   "(few of them, with few turns) or tiny")
+      ->one_of({"full", "quick", "tiny"});
   command->add_option("--model", options->models, "models of which to train a few steps")
       ->delimiter(',')
       ->one_of(bench::model_names());

@@ -54,6 +54,9 @@ nlohmann::json measure_ops(DType dtype, double fma_peak_gflops, double seconds);
 nlohmann::json measure_kernels(const RaceOptions& options);
 nlohmann::json measure_matmul(const RaceOptions& options);
 nlohmann::json measure_attention(const RaceOptions& options);
+/// Compares the results of the attention kernels with each other, and each one's bits in two runs, at sizes
+/// at which all of a GPU's blocks have several tiles. Error(numeric) where they differ.
+nlohmann::json check_attention(const RaceOptions& options);
 /// An MoE layer compared with a dense feed-forward network of the same active width, forward and backward.
 /// Rows of race(); those of the MoE layer have `of_dense`, their time divided by that of the dense network.
 nlohmann::json measure_moe(const RaceOptions& options, const std::vector<DType>& types);

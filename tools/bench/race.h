@@ -9,11 +9,11 @@
 
 namespace sluice::bench {
 
-/// full: the sizes of a 1.7B model, for a GPU. tiny: the same calls within milliseconds, to test that they
-/// work.
+/// full: the sizes of a 1.7B model, for a GPU. quick: few of them, for the first minutes on a new card. tiny:
+/// the same calls within milliseconds, to test that they work.
 struct RaceOptions {
   Device device = Device::cpu;
-  bool tiny = false;
+  bool tiny = false, quick = false;
   double warm_up = 2;  // seconds for each candidate
   int samples = 51;    // number of turns; each candidate's result is the median over them
 };

@@ -19,7 +19,9 @@ ATTENTION = {
     "kernel": TEXT,
     "tflops": NUMBER,
     "of_cudnn": NUMBER,
+    "with": TEXT,
 }
+MOE = {"name": TEXT, "tokens": WHOLE, "experts": TEXT, "us": NUMBER, "of_dense": NUMBER}
 SPARSE = {
     "name": TEXT,
     "tokens": WHOLE,
@@ -32,6 +34,7 @@ STEP = {"model": TEXT, "ms": NUMBER, "tokens_per_second": NUMBER, "percent_of_pe
 PARTS: dict[str, dict[str, Any]] = {
     "kernels": {"kernels": [KERNEL]},
     "matmul": {},
+    "moe": {"moe": [MOE]},
     "attention": {"attention": [ATTENTION]},
     "sparse": {"sparse": [SPARSE]},
     "step": {"steps": [STEP]},
@@ -81,16 +84,24 @@ def print_figures(figures: dict[str, Any], emulated: bool) -> None:
         print(f"\n{'kernel':<34} {'TB/s':>10} {'% of copy':>9}")
     for k in kernels:
         print(f"{k['name']:<34} {k['tb_per_second']:>10.3f} {k['percent_of_copy']:>9.1f}")
-    compared = {key: shape for key, shape in ATTENTION.items() if key != "of_cudnn"}
+    compared = {key: shape for key, shape in ATTENTION.items() if key not in ("of_cudnn", "with")}
     attention = [] if emulated else table(figures, "attention", "attention", compared)
     if attention:
         print(
-            f"\n{'attention':<20} {'tokens':>7} {'heads':>6} {'gate':<12} {'kernel':<7} {'TFLOP/s':>9} {'x cuDNN':>8}"
+            f"\n{'attention':<20} {'tokens':>7} {'heads':>6} {'gate, or with':<18} {'kernel':<7} {'TFLOP/s':>9} {'x cuDNN':>8}"
         )
     for a in attention:
         of_cudnn = f"{a['of_cudnn']:.2f}" if a.get("of_cudnn") is not None else ""
         print(
-            f"{a['name']:<20} {a['tokens']:>7} {a['heads']:>6} {a['gate']:<12} {a['kernel']:<7} {a['tflops']:>9.1f} {of_cudnn:>8}"
+            f"{a['name']:<20} {a['tokens']:>7} {a['heads']:>6} {a.get('with') or a['gate']:<18} {a['kernel']:<7}"
+            f" {a['tflops']:>9.1f} {of_cudnn:>8}"
+        )
+    experts = [] if emulated else table(figures, "moe", "moe", MOE)
+    if experts:
+        print(f"\n{'mixture of experts':<30} {'tokens':>7} {'experts':<20} {'ms':>9} {'x dense':>8}")
+    for m in experts:
+        print(
+            f"{m['name']:<30} {m['tokens']:>7} {m['experts']:<20} {m['us'] * 1e-3:>9.2f} {m['of_dense']:>8.2f}"
         )
     timed = {key: shape for key, shape in SPARSE.items() if key != "of_dense"}
     sparse = [] if emulated else table(figures, "sparse", "sparse", timed)
@@ -101,10 +112,15 @@ def print_figures(figures: dict[str, Any], emulated: bool) -> None:
         print(
             f"{a['name']:<20} {a['tokens']:>7} {a['kernel']:<14} {a['neighbours']:<10} {a['us'] * 1e-3:>9.2f} {of_dense:>8}"
         )
-    for s in table(figures, "step", "steps", STEP):
+    models = {s["model"]: s for s in table(figures, "step", "steps", STEP)}
+    for s in models.values():
         print(
             f"\n{s['model']}: {s['ms']:.0f} ms, {s['tokens_per_second']:.0f} tokens/s, {s['percent_of_peak']:.1f} % of {s['peak']}"
         )
+    for name, s in models.items():
+        plain, _, gate = name.rpartition("-")
+        if gate in ("headwise", "elementwise") and plain in models:
+            print(f"{gate} gate: {100 * (s['ms'] / models[plain]['ms'] - 1):+.1f} % of a step of {plain}")
 
 
 def main() -> int:
@@ -117,9 +133,9 @@ def main() -> int:
     figures = read_figures(folder, rows)
     with open(os.path.join(folder, "gpu_check.json"), "w", encoding="utf-8") as file:
         json.dump({"emulated": emulated, "steps": rows, "bench": figures}, file, indent=2)
-    print(f"\n{'step':<16} {'result':<9} {'seconds':>8}  note")
+    print(f"\n{'step':<24} {'result':<9} {'seconds':>8}  note")
     for row in rows:
-        print(f"{row['step']:<16} {row['result']:<9} {row['seconds']:>8}  {row['note']}")
+        print(f"{row['step']:<24} {row['result']:<9} {row['seconds']:>8}  {row['note']}")
     print_figures(figures, emulated)
     failed = [row["step"] for row in rows if row["result"] == "FAILED"]
     print(

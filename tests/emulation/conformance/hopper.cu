@@ -154,19 +154,32 @@ Dump bulk_dump() {
 
 // ---- one lane is elected; registers are redistributed
 
-__global__ void __launch_bounds__(256, 1) elect_and_share(uint32_t* out) {
-  if (threadIdx.x < 128)
+/// 512 threads have 128 registers each at the start. Half of them give most of theirs away, and the others
+/// keep more words at a time than 128 registers hold: they are read before a barrier and added after it.
+__global__ void __launch_bounds__(512, 1) elect_and_share(uint32_t* out, const volatile uint32_t* in) {
+  constexpr int kHeld = 160;
+  if (threadIdx.x < 256) {
     setmaxnreg_dec<24>();
-  else
-    setmaxnreg_inc<240>();
-  const bool mine = elect_one();
-  const uint32_t elected = __popc(__ballot_sync(kFullWarp, mine));
-  out[threadIdx.x] = elected;
+    const bool mine = elect_one();
+    out[threadIdx.x] = __popc(__ballot_sync(kFullWarp, mine));
+  } else {
+    setmaxnreg_inc<224>();
+    uint32_t held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) held[i] = in[i] ^ threadIdx.x;
+    named_barrier_sync<1>(256);
+    uint32_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) sum = 3 * sum + held[i];
+    out[threadIdx.x] = sum;
+  }
 }
 
 Dump elect_dump() {
-  const Words out(256);
-  run(elect_and_share, 1, 256, 0, out.get());
+  std::vector<uint32_t> words(160);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<uint32_t>(i * i);
+  const Words in(words), out(512);
+  run(elect_and_share, 1, 512, 0, out.get(), static_cast<const volatile uint32_t*>(in.get()));
   return {"elect_one, setmaxnreg", out.host()};
 }
 
