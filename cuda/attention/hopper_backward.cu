@@ -8,10 +8,11 @@
 // leaves through shared memory and bulk additions to an f32 accumulator in the order of the registers; a
 // second kernel converts it to the layout of dq. Deterministic: each tile of dq counts its additions, and key
 // tiles wait for their turn. Key tiles of the same head are at about the same query at any time, so waits are
-// short, and their reads are shared in the L2 cache. Blocks take items from a counter and wait only for lower
-// items. Producer warpgroup: warp 0 loads, warp 1 loads the per-query statistics, warp 2 adds dq. Overlap:
-// the next S^T is issued before dq is waited for, dv overlaps the elementwise part, dk and dq overlap the
-// following work. Limits: tensor cores (five products), registers. Not yet run on a GPU.
+// short, and their reads are shared in the L2 cache. Blocks take items from a counter, longest first as far
+// as no item waits for a later one. Producer warpgroup: warp 0 loads, warp 1 loads the per-query statistics,
+// warp 2 adds dq. Overlap: the next S^T is issued before dq is waited for, dv overlaps the elementwise part,
+// dk and dq overlap the following work. Limits: tensor cores (five products), registers. Not yet run on a
+// GPU.
 #include "attention/hopper_common.cuh"
 #include "attention/kernels.h"
 #include "common/tensor_map.h"
@@ -66,10 +67,25 @@ struct BackwardParams {
   float* dq;     // (H, query tiles, kQueries kDim), in the order of registers
   int* turns;    // (H, query tiles): number of key tiles that have added to this tile of dq; null: any order
   int* counter;  // next item
+  int* order;    // (key tiles): in which they are taken
   int tokens, heads, kv_heads, group;
   int key_tiles, query_tiles, section;  // section: key heads served together
   float scale, scale_log2;
 };
+
+/// The last query tile with a query that sees key tile n: the last that does not start after the last
+/// document of these keys.
+DEVICE_INLINE int last_query_tile(const BackwardParams& p, int n) {
+  int last = n * (kKeys / kQueries), high = p.query_tiles;
+  while (high - last > 1) {
+    const int middle = (last + high) / 2;
+    if (p.first_key[middle * kQueries] < (n + 1) * kKeys)
+      last = middle;
+    else
+      high = middle;
+  }
+  return last;
+}
 
 /// f(query head, query tile) for every step of an item, in the order common to all roles.
 template <class F>
@@ -109,18 +125,10 @@ DEVICE_INLINE void load_tiles(const BackwardParams& p, unsigned char* smem, Back
     const int per_section = p.section * p.key_tiles, base = index / per_section * p.section;
     const int kv_heads = min(p.section, p.kv_heads - base), rest = index % per_section;
     Item item;
-    item.n = rest / kv_heads;
+    item.n = p.order[rest / kv_heads];
     item.kv_head = base + rest % kv_heads;
     item.m_first = item.n * (kKeys / kQueries);
-    int high = p.query_tiles;  // the first query tile that starts after the last document of these keys
-    item.m_last = item.m_first;
-    while (high - item.m_last > 1) {
-      const int middle = (item.m_last + high) / 2;
-      if (p.first_key[middle * kQueries] < (item.n + 1) * kKeys)
-        item.m_last = middle;
-      else
-        high = middle;
-    }
+    item.m_last = last_query_tile(p, item.n);
     mbarrier_wait(&bar->item_empty, phase);
     bar->item = item;
     mbarrier_arrive(&bar->item_full);
@@ -503,8 +511,36 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+constexpr int kOrderThreads = 256;
+
+/// One block: the order of key tiles, those with most query tiles first, so that no long one is left for the
+/// end, when most multiprocessors have nothing to do. A key tile waits for those before it down to one that
+/// begins with a document, and so stays behind them: each counts as the longest that may wait for it.
+/// Dynamic shared memory: two numbers for each key tile.
+__global__ void __launch_bounds__(kOrderThreads) attention_backward_order_kernel(BackwardParams p) {
+  DYN_SMEM(int, steps, 16);
+  int* const longest = steps + p.key_tiles;
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int n = thread; n < p.key_tiles; n += kOrderThreads)
+    steps[n] = last_query_tile(p, n) - n * (kKeys / kQueries) + 1;
+  __syncthreads();
+  for (int n = thread; n < p.key_tiles; n += kOrderThreads) {
+    int most = steps[n];
+    for (int i = n + 1; i < p.key_tiles && p.first_key[i * kKeys] != i * kKeys; ++i)
+      most = max(most, steps[i]);
+    longest[n] = most;
+  }
+  __syncthreads();
+  for (int n = thread; n < p.key_tiles; n += kOrderThreads) {
+    int before = 0;
+    for (int i = 0; i < p.key_tiles; ++i)
+      before += longest[i] > longest[n] || (longest[i] == longest[n] && i < n);
+    p.order[before] = n;
+  }
+}
+
 template <int kDim>
-void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* turns) {
+void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* turns, int* order) {
   BackwardParams p = {};
   p.lse = a.lse, p.delta = a.delta, p.coef0 = a.coef0;
   p.first_key = a.first_key;
@@ -514,7 +550,7 @@ void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* t
   p.query_tiles = static_cast<int>(blocks_for(a.tokens, kQueries));
   p.dq = dq;
   const int64_t tiles = static_cast<int64_t>(a.heads) * p.query_tiles;
-  p.counter = turns + tiles;
+  p.counter = turns + tiles, p.order = order;
   p.turns = ctx.deterministic ? turns : nullptr;
   p.scale = a.scale, p.scale_log2 = a.scale * kLog2e;
   // Data that every item reads repeatedly: q, dO and the accumulator of dq, of one query head at a time.
@@ -524,6 +560,11 @@ void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* t
   if (!p.turns)
     check(cudaMemsetAsync(dq, 0, tiles * kQueries * kDim * sizeof(float), s), "cudaMemsetAsync",
           "attention.dq");
+  launch(ctx, "attention_hopper_order",
+         {.grid = dim3(1),
+          .block = dim3(kOrderThreads),
+          .smem = 2 * sizeof(int) * static_cast<size_t>(p.key_tiles)},
+         attention_backward_order_kernel, p);
   const auto queries = [&](const char* what, const nv_bf16* x) {
     return make_tensor_map_3d(what, x, a.tokens, a.heads, kDim, kQueries, 1, 64);
   };
@@ -553,11 +594,12 @@ void attention_hopper_backward(Context& ctx, const AttentionBackward& a) {
   float* dq =
       device_data<float>(t.alloc("attention.dq", DType::f32, {a.heads, query_tiles * kQueries, a.head_dim}));
   int* turns = device_data<int>(t.alloc("attention.turns", DType::i32, {a.heads * query_tiles + 1}));
+  int* order = device_data<int>(t.alloc("attention.order", DType::i32, {(a.tokens + kKeys - 1) / kKeys}));
   if (ctx.dry_run || a.tokens == 0) return;
   if (a.head_dim == 64)
-    launch_backward<64>(ctx, a, dq, turns);
+    launch_backward<64>(ctx, a, dq, turns, order);
   else
-    launch_backward<128>(ctx, a, dq, turns);
+    launch_backward<128>(ctx, a, dq, turns, order);
 }
 
 }  // namespace sluice::cuda

@@ -105,8 +105,9 @@ Shape random_shape(Random& random) {
   s.kv_heads = uniform(random, 1, 2);
   s.heads = s.kv_heads * one_of<int64_t>(random, {1, 3, 8});
   s.queries = s.keys = uniform(random, 100, 300);
+  const int64_t edge = one_of<int64_t>(random, {1, 1, 128});  // tiles of keys, backward
   for (int64_t d = uniform(random, 1, 200); d < s.keys; d += uniform(random, 1, 200))
-    s.documents.push_back(d);
+    s.documents.push_back((d + edge - 1) / edge * edge);
   return s;
 }
 
@@ -138,6 +139,8 @@ OpFamily attention_hopper_cases() {
   for (const bool deterministic : {true, false}) {
     cases.push_back(backward_case({385, 385, 2, 1, 128, {100, 256}}, true, deterministic));
     cases.push_back(backward_case({520, 520, 1, 1, 64, {3, 64, 129, 400}}, true, deterministic));
+    // Key tiles are taken in another order than theirs: the third first, with which a document begins.
+    cases.push_back(backward_case({650, 650, 2, 1, 64, {128, 256, 300}}, true, deterministic));
   }
   cases.push_back(backward_case({130, 130, 8, 1, 128, {}}, false));
   cases.push_back(backward_case({150, 150, 4, 4, 64, {128}}, true));
