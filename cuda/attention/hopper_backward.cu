@@ -10,9 +10,8 @@
 // tiles wait for their turn. Key tiles of the same head are at about the same query at any time, so waits are
 // short, and their reads are shared in the L2 cache. Blocks take items from a counter, longest first as far
 // as no item waits for a later one. Producer warpgroup: warp 0 loads, warp 1 loads the per-query statistics,
-// warp 2 adds dq. Overlap: the next S^T is issued before dq is waited for, dv overlaps the elementwise part,
-// dk and dq overlap the following work. Limits: tensor cores (five products), registers. Not yet run on a
-// GPU.
+// warp 2 adds dq. Overlap: dP^T with the exponentials, dv with the gradient of the scores, dk with dq's way
+// through shared memory. Limits: tensor cores (five products), registers. Not yet run on a GPU.
 #include "attention/hopper_common.cuh"
 #include "attention/kernels.h"
 #include "common/tensor_map.h"
@@ -316,20 +315,21 @@ DEVICE_INLINE void consume(const BackwardParams& p, unsigned char* smem, Backwar
   uint32_t pt[kQueries / 16][4], dst[kQueries / 16][4];
   // own keys (K-major) times the 64 queries of a tile (K-major)
   const auto issue_scores = [&](float(&d)[kQueries / 2], uint32_t keys, uint32_t queries) {
+    const uint64_t a = smem_descriptor(keys), b = smem_descriptor(queries);
 #pragma unroll
     for (int kk = 0; kk < kDim / 16; ++kk) {
       const uint32_t column = (kk % 4) * 32;
-      wgmma_ss<Major::k, Major::k>(d, smem_descriptor(keys + (kk / 4) * kKeyChunk + column),
-                                   smem_descriptor(queries + (kk / 4) * kQueryChunk + column), kk > 0);
+      wgmma_ss<Major::k, Major::k>(d, further(a, (kk / 4) * kKeyChunk + column),
+                                   further(b, (kk / 4) * kQueryChunk + column), kk > 0);
     }
     wgmma_commit();
   };
   // own keys by queries, in registers, times queries by columns
   const auto issue_gradient = [&](float(&d)[kDim / 2], const uint32_t(&a)[kQueries / 16][4],
                                   uint32_t queries) {
+    const uint64_t b = smem_descriptor(queries, kQueryChunk);
 #pragma unroll
-    for (int kk = 0; kk < kQueries / 16; ++kk)
-      wgmma_rs<Major::mn>(d, a[kk], smem_descriptor(queries + kk * 2048, kQueryChunk), true);
+    for (int kk = 0; kk < kQueries / 16; ++kk) wgmma_rs<Major::mn>(d, a[kk], further(b, kk * 2048), true);
     wgmma_commit();
   };
 
@@ -379,22 +379,21 @@ DEVICE_INLINE void consume(const BackwardParams& p, unsigned char* smem, Backwar
         stmatrix_x4_trans(own_scores + scores + swizzled(query, warp * 2 + lane / 8 % 2), dst[kk]);
       }
       fence_proxy_async();
+      sync_consumers();  // dS of both; and both have done with the other buffer, having waited for dq
       hold_registers(dst);
       hold_registers(dk);
       wgmma_fence();
-      issue_gradient(dk, dst, q);
-      sync_consumers();  // dS of both; and both have done with the other buffer, having waited for dq
+      // dq before dk: it leaves while dk is computed.
+      const uint64_t k_columns = smem_descriptor(dq_k), ds = smem_descriptor(dq_scores + scores);
 #pragma unroll
       for (int kk = 0; kk < kKeys / 16; ++kk)
-        wgmma_ss<Major::mn, Major::k>(
-            dq, smem_descriptor(dq_k + kk * 2048),
-            smem_descriptor(dq_scores + scores + (kk / 4) * kQueryChunk + (kk % 4) * 32), kk > 0);
+        wgmma_ss<Major::mn, Major::k>(dq, further(k_columns, kk * 2048),
+                                      further(ds, (kk / 4) * kQueryChunk + (kk % 4) * 32), kk > 0);
       wgmma_commit();
-      wgmma_wait<0>();
+      issue_gradient(dk, dst, q);
+      wgmma_wait<1>();
       hold_registers(dq);
       hold_registers(pt);
-      hold_registers(dst);
-      release(bar->empty + stage);
       mbarrier_wait(&bar->dq_empty, ~count & 1);
 #pragma unroll
       for (int i = 0; i < kDqQueries / 8; ++i)
@@ -402,6 +401,9 @@ DEVICE_INLINE void consume(const BackwardParams& p, unsigned char* smem, Backwar
       fence_proxy_async();
       __syncwarp();
       release(&bar->dq_full);
+      wgmma_wait<0>();
+      hold_registers(dst);
+      release(bar->empty + stage);
       m = m == item.m_first ? item.m_last : m - 1;
     }
     hold_registers(dk);

@@ -230,20 +230,20 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
   float o[kDim / 2], s[kKeys / 2];
   uint32_t pr[kKeys / 16][4];
   const auto issue_qk = [&] {
-    const uint32_t k = s_k + k_ring.stage * Tile::kKeyBytes;
+    const uint64_t q = smem_descriptor(s_q), k = smem_descriptor(s_k + k_ring.stage * Tile::kKeyBytes);
 #pragma unroll
     for (int kk = 0; kk < kDim / 16; ++kk) {
       const uint32_t column = (kk % 4) * 32;
-      wgmma_ss<Major::k, Major::k>(s, smem_descriptor(s_q + (kk / 4) * 8192 + column),
-                                   smem_descriptor(k + (kk / 4) * Tile::kKeyChunk + column), kk > 0);
+      wgmma_ss<Major::k, Major::k>(s, further(q, (kk / 4) * 8192 + column),
+                                   further(k, (kk / 4) * Tile::kKeyChunk + column), kk > 0);
     }
     wgmma_commit();
   };
   const auto issue_pv = [&](bool accumulate) {
-    const uint32_t v = s_v + v_ring.stage * Tile::kKeyBytes;
+    const uint64_t v = smem_descriptor(s_v + v_ring.stage * Tile::kKeyBytes, Tile::kKeyChunk);
 #pragma unroll
     for (int kk = 0; kk < kKeys / 16; ++kk)
-      wgmma_rs<Major::mn>(o, pr[kk], smem_descriptor(v + kk * 2048, Tile::kKeyChunk), accumulate || kk > 0);
+      wgmma_rs<Major::mn>(o, pr[kk], further(v, kk * 2048), accumulate || kk > 0);
     wgmma_commit();
   };
 
@@ -302,6 +302,7 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
       if (n == r.n_first) release(&bar->q_empty);
       mask<kKeys>(s, rows, n, offset, t4);
       softmax<kKeys>(s, rows, rescale, p.scale_log2);
+      finish_before_next_wait(rows.sum[0] + rows.sum[1]);
       wgmma_wait<0>();
       hold_registers(o);
       hold_registers(pr);

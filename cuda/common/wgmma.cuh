@@ -27,6 +27,12 @@ DEVICE_INLINE uint64_t smem_descriptor(uint32_t address, uint32_t chunk_stride =
   return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(chunk_stride >> 4) << 16 |
          static_cast<uint64_t>(kSwizzleAtom >> 4) << 32 | uint64_t{1} << 62;
 }
+/// The descriptor of an operand that begins `bytes` further on in shared memory. A single addition, which
+/// cannot carry into the fields behind the address.
+DEVICE_INLINE uint64_t further(uint64_t descriptor, uint32_t bytes) {
+  const uint32_t low = static_cast<uint32_t>(descriptor) + (bytes >> 4);
+  return descriptor >> 32 << 32 | low;
+}
 /// Byte of 16-byte vector `vector` (0 to 7) in row `row` of such a tile.
 DEVICE_INLINE uint32_t swizzled(int row, int vector) {
   return static_cast<uint32_t>(row * 128 + ((vector ^ (row & 7)) << 4));
@@ -46,6 +52,7 @@ template <class T, int N>
 inline void hold_registers(T (&)[N]) {}
 template <class T, int M, int N>
 inline void hold_registers(T (&)[M][N]) {}
+inline void finish_before_next_wait(float) {}
 
 template <Major kA, Major kB, int R>
 inline void wgmma_ss(float (&d)[R], uint64_t a, uint64_t b, bool accumulate, EMU_SITE) {
@@ -80,6 +87,13 @@ template <int M, int N>
 DEVICE_INLINE void hold_registers(uint32_t (&d)[M][N]) {
 #pragma unroll
   for (int i = 0; i < M; ++i) hold_registers(d[i]);
+}
+
+/// Keeps the next wgmma_wait behind the computation of x, which is never negative. A wait names no register,
+/// so that ptxas moves it to the front of arithmetic that was to overlap with the products; it does not move
+/// it over a branch.
+DEVICE_INLINE void finish_before_next_wait(float x) {
+  if (x < 0) __trap();
 }
 
 // Operand lists: the names %0.. of the accumulators in the text, and the registers bound to them.
