@@ -209,7 +209,8 @@ void multiply_independent_rows(Context& ctx, const Product& p, const void* a, co
     return Tensor(const_cast<void*>(data), p.in, {rows, columns});
   };
   const Tensor x = tensor(a, p.m, p.k), y = tensor(c, p.m, p.n);
-  const LinearWeight weight{.value = transposed ? tensor(b, p.n, p.k) : tensor(b, p.k, p.n)};
+  LinearWeight weight;
+  weight.value = transposed ? tensor(b, p.n, p.k) : tensor(b, p.k, p.n);
   ScratchScope t(ctx.scratch);
   const Tensor offsets = t.alloc("rows of a product", DType::i32, {2});
   if (!ctx.dry_run) offsets.as<int32_t>()[0] = 0, offsets.as<int32_t>()[1] = static_cast<int32_t>(p.m);
