@@ -13,6 +13,7 @@
 // warp 2 adds dq. Overlap: dP^T with the exponentials, dv with the gradient of the scores, dk with dq's way
 // through shared memory. Limits: tensor cores (five products), registers. Not yet run on a GPU.
 #include "attention/hopper_common.cuh"
+#include "attention/hopper_order.cuh"
 #include "attention/kernels.h"
 #include "common/tensor_map.h"
 #include "common/wgmma.cuh"
@@ -72,20 +73,6 @@ struct BackwardParams {
   float scale, scale_log2;
 };
 
-/// The last query tile with a query that sees key tile n: the last that does not start after the last
-/// document of these keys.
-DEVICE_INLINE int last_query_tile(const BackwardParams& p, int n) {
-  int last = n * (kKeys / kQueries), high = p.query_tiles;
-  while (high - last > 1) {
-    const int middle = (last + high) / 2;
-    if (p.first_key[middle * kQueries] < (n + 1) * kKeys)
-      last = middle;
-    else
-      high = middle;
-  }
-  return last;
-}
-
 /// f(query head, query tile) for every step of an item, in the order common to all roles.
 template <class F>
 DEVICE_INLINE void for_each_step(const BackwardParams& p, const Item& item, F&& f) {
@@ -127,7 +114,7 @@ DEVICE_INLINE void load_tiles(const BackwardParams& p, unsigned char* smem, Back
     item.n = p.order[rest / kv_heads];
     item.kv_head = base + rest % kv_heads;
     item.m_first = item.n * (kKeys / kQueries);
-    item.m_last = last_query_tile(p, item.n);
+    item.m_last = last_query_tile<kQueries, kKeys>(p.first_key, p.query_tiles, item.n);
     mbarrier_wait(&bar->item_empty, phase);
     bar->item = item;
     mbarrier_arrive(&bar->item_full);
@@ -513,34 +500,6 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-constexpr int kOrderThreads = 256;
-
-/// One block: the order of key tiles, those with most query tiles first, so that no long one is left for the
-/// end, when most multiprocessors have nothing to do. A key tile waits for those before it down to one that
-/// begins with a document, and so stays behind them: each counts as the longest that may wait for it.
-/// Dynamic shared memory: two numbers for each key tile.
-__global__ void __launch_bounds__(kOrderThreads) attention_backward_order_kernel(BackwardParams p) {
-  DYN_SMEM(int, steps, 16);
-  int* const longest = steps + p.key_tiles;
-  const int thread = static_cast<int>(threadIdx.x);
-  for (int n = thread; n < p.key_tiles; n += kOrderThreads)
-    steps[n] = last_query_tile(p, n) - n * (kKeys / kQueries) + 1;
-  __syncthreads();
-  for (int n = thread; n < p.key_tiles; n += kOrderThreads) {
-    int most = steps[n];
-    for (int i = n + 1; i < p.key_tiles && p.first_key[i * kKeys] != i * kKeys; ++i)
-      most = max(most, steps[i]);
-    longest[n] = most;
-  }
-  __syncthreads();
-  for (int n = thread; n < p.key_tiles; n += kOrderThreads) {
-    int before = 0;
-    for (int i = 0; i < p.key_tiles; ++i)
-      before += longest[i] > longest[n] || (longest[i] == longest[n] && i < n);
-    p.order[before] = n;
-  }
-}
-
 template <int kDim>
 void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* turns, int* order) {
   BackwardParams p = {};
@@ -566,7 +525,7 @@ void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* t
          {.grid = dim3(1),
           .block = dim3(kOrderThreads),
           .smem = 2 * sizeof(int) * static_cast<size_t>(p.key_tiles)},
-         attention_backward_order_kernel, p);
+         order_key_tiles_kernel<kQueries, kKeys>, order, a.first_key, p.key_tiles, p.query_tiles);
   const auto queries = [&](const char* what, const nv_bf16* x) {
     return make_tensor_map_3d(what, x, a.tokens, a.heads, kDim, kQueries, 1, 64);
   };
