@@ -143,7 +143,7 @@ MUTANTS = [
     (
         "each rank judges its own loss",
         "src/train/loss_sum.cpp",
-        "  mesh_.tokens().all_gather(all, mine, count * static_cast<int64_t>(sizeof(double)));",
+        "  ranks_.all_gather(all, mine, count * static_cast<int64_t>(sizeof(double)));",
         "",
         "test_train",
         RANKS,
