@@ -54,13 +54,8 @@ __global__ void __launch_bounds__(2 * kRows, kRows == kPartRows ? 8 : 1) sparse_
   for (int tiles = list.list(); tiles > 0; tiles = list.list()) {
     for (int j = 0; j < tiles; ++j) {
       if (j > 0) __syncthreads();  // the last tile has been read
-      gather_rows_async<kKeys, kDepth, kThreads>(k_tile, a.k + kv_head * kDepth, stride, list.keys(j),
-                                                 list.valid(j));
-      gather_rows_async<kKeys, kDepth, kThreads>(v_tile, a.v + kv_head * kDepth, stride, list.keys(j),
-                                                 list.valid(j));
-      cp_async_commit();
-      cp_async_wait<0>();
-      __syncthreads();
+      gather_keys_and_values<kKeys, kDepth, kThreads>(k_tile, v_tile, a.k + kv_head * kDepth,
+                                                      a.v + kv_head * kDepth, stride, list, j);
       float s[kKeys / 8][4] = {}, dp[kKeys / 8][4] = {};
       multiply_rows<kDepth>(s, q_tile + a_lane, k_tile + b_lane);
       multiply_rows<kDepth>(dp, do_tile + a_lane, v_tile + b_lane);
@@ -261,7 +256,7 @@ void sparse_union_backward(Context& ctx, const AttentionGrads& grads, const Tens
   Backward a = {};
   a.heads = static_cast<int>(in.q.dim(1)), a.kv_heads = static_cast<int>(in.k.dim(1));
   a.sets = static_cast<int>(keys.first.dim(0)), a.scale = static_cast<float>(in.scale);
-  while ((1 << a.group_bits) < a.heads / a.kv_heads) ++a.group_bits;
+  a.group_bits = group_bits_of(a.heads, a.kv_heads);
   a.q = device_data<nv_bf16>(in.q), a.k = device_data<nv_bf16>(in.k), a.v = device_data<nv_bf16>(in.v);
   a.d_o = device_data<nv_bf16>(d_o), a.lse = device_data<float>(lse), a.delta = device_data<float>(delta);
   a.coef0 = coef0 ? device_data<float>(coef0) : nullptr;

@@ -172,7 +172,7 @@ void sparse_union_forward(Context& ctx, const AttentionState& out, const Attenti
   a.selected = selected_of(in, keys);
   a.heads = static_cast<int>(in.q.dim(1)), a.kv_heads = static_cast<int>(in.k.dim(1));
   a.sets = static_cast<int>(keys.first.dim(0)), a.scale = static_cast<float>(in.scale);
-  while ((1 << a.group_bits) < a.heads / a.kv_heads) ++a.group_bits;
+  a.group_bits = group_bits_of(a.heads, a.kv_heads);
   ScratchScope scratch(ctx.scratch);
   a.choice = choose_tiles(ctx, scratch, a.selected, a.sets, a.group_bits);
   if (ctx.dry_run) return;

@@ -243,7 +243,7 @@ void attention_targets(Context& ctx, float* out, int64_t row, int64_t t0, int64_
   a.out = out, a.row = row, a.t0 = t0, a.count = count;
   a.heads = static_cast<int>(target.q.dim(1)), a.kv_heads = static_cast<int>(target.k.dim(1));
   a.sets = static_cast<int>(in.sets), a.scale = static_cast<float>(target.scale);
-  while ((1 << a.group_bits) < a.heads / a.kv_heads) ++a.group_bits;
+  a.group_bits = group_bits_of(a.heads, a.kv_heads);
   a.all = selection == nullptr;
   a.selected.first_key = device_data<int>(in.first_key);
   a.selected.queries = target.q.dim(0), a.selected.keys = target.k.dim(0);

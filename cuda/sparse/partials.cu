@@ -95,13 +95,8 @@ __global__ void __launch_bounds__(kThreads, 2) sparse_partial_kernel(Backward a,
   for (int tiles = list.list(); tiles > 0; tiles = list.list())
     for (int j = 0; j < tiles; ++j, done += kKeys) {
       __syncthreads();  // all warps have written the last tile's rows
-      gather_rows_async<kKeys, kDepth, kThreads>(k_tile, a.k + kv_head * kDepth, stride, list.keys(j),
-                                                 list.valid(j));
-      gather_rows_async<kKeys, kDepth, kThreads>(v_tile, a.v + kv_head * kDepth, stride, list.keys(j),
-                                                 list.valid(j));
-      cp_async_commit();
-      cp_async_wait<0>();
-      __syncthreads();
+      gather_keys_and_values<kKeys, kDepth, kThreads>(k_tile, v_tile, a.k + kv_head * kDepth,
+                                                      a.v + kv_head * kDepth, stride, list, j);
       float dk[kDepth / 8][4] = {}, dv[kDepth / 8][4] = {};
 #pragma unroll 1
       for (int row0 = 0; row0 < kRows; row0 += 32)

@@ -9,6 +9,13 @@ namespace sluice::cuda {
 
 constexpr int kPartRows = 16;
 
+/// A group of 2^(this) query heads shares a key/value head.
+inline int group_bits_of(int heads, int kv_heads) {
+  int bits = 0;
+  while ((1 << bits) < heads / kv_heads) ++bits;
+  return bits;
+}
+
 /// Rows of a whole tile of groups of 2^group_bits query heads. A tile has a bit for each query: 32 at most.
 constexpr int whole_tile_rows(int group_bits) { return group_bits == 0 ? 32 : 64; }
 

@@ -50,6 +50,18 @@ DEVICE_INLINE void gather_rows_async(uint32_t tile, const nv_bf16* src, int64_t 
   }
 }
 
+/// Keys and values of tile j of a list, which have arrived when this returns to all threads of the block. k
+/// and v: of the key/value head, whose rows are `row_stride` apart.
+template <int kRows, int kDepth, int kThreads, class Keys>
+DEVICE_INLINE void gather_keys_and_values(uint32_t k_tile, uint32_t v_tile, const nv_bf16* k,
+                                          const nv_bf16* v, int64_t row_stride, const Keys& list, int j) {
+  gather_rows_async<kRows, kDepth, kThreads>(k_tile, k, row_stride, list.keys(j), list.valid(j));
+  gather_rows_async<kRows, kDepth, kThreads>(v_tile, v, row_stride, list.keys(j), list.valid(j));
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncthreads();
+}
+
 /// Shared memory of a block whose warps own 16 rows each and go through the union of their queries' keys:
 /// kTiles tiles of kRows rows, one of keys, one of values, and the list of keys. Blocks of one warp have
 /// small tiles of keys: many of them share a multiprocessor, and hide each other's gathers.
