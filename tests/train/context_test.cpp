@@ -3,11 +3,13 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <tuple>
 
 #include "comm/threads.h"
 #include "core/parallel_for.h"
 #include "support/enums.h"
 #include "support/ragged_training.h"
+#include "support/steps.h"
 
 using namespace sluice;
 using namespace sluice::test;
@@ -50,11 +52,7 @@ Outcome train(const Training& t, const Layout& layout, int64_t steps = 1) {
     Trainer trainer(config, data, &c);
     trainer.initialize();
     Outcome mine;
-    for (int64_t i = 0; i < steps; ++i) {
-      const StepMetrics m = trainer.step();
-      mine.losses.push_back(m.loss);
-      mine.norms.push_back(m.grad_norm);
-    }
+    std::tie(mine.losses, mine.norms) = take_steps(trainer, steps);
     const ParamStore& store = trainer.store();
     for (size_t i = 0; i < store.specs().size() && layout.zero_stage == 0 && layout.expert == 1; ++i) {
       auto& [name, values] = mine.gradients.emplace_back(store.specs()[i].name, std::vector<double>());

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <mutex>
+#include <tuple>
 
 #include "checkpoint/state_hash.h"
 #include "checkpoint/store.h"
@@ -10,6 +11,7 @@
 #include "comm/threads.h"
 #include "core/parallel_for.h"
 #include "support/gpu.h"
+#include "support/steps.h"
 #include "support/tiny_training.h"
 
 namespace sluice::test {
@@ -50,11 +52,7 @@ Outcome train(const TinyTraining& t, const Shape& shape, int64_t steps, const st
     Trainer trainer(config, data, &c);
     trainer.initialize();
     Outcome mine;
-    for (int64_t i = 0; i < steps; ++i) {
-      const StepMetrics m = trainer.step();
-      mine.losses.push_back(m.loss);
-      mine.norms.push_back(m.grad_norm);
-    }
+    std::tie(mine.losses, mine.norms) = take_steps(trainer, steps);
     mine.bits = state_hash(trainer.context(), trainer.content(), trainer.ranks());
     mine.transport = trainer.communication().transport();
     if (!folder.empty()) {

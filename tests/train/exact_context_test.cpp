@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <tuple>
 
 #include "comm/threads.h"
 #include "core/parallel_for.h"
 #include "support/enums.h"
 #include "support/ragged_training.h"
+#include "support/steps.h"
 #include "support/whole_state.h"
 
 using namespace sluice;
@@ -58,11 +60,7 @@ Outcome train(const Training& t, const Layout& layout, int64_t steps = 2) {
     Trainer trainer(config, data, &c);
     trainer.initialize();
     Outcome mine;
-    for (int64_t i = 0; i < steps; ++i) {
-      const StepMetrics m = trainer.step();
-      mine.losses.push_back(m.loss);
-      mine.norms.push_back(m.grad_norm);
-    }
+    std::tie(mine.losses, mine.norms) = take_steps(trainer, steps);
     for (const StepScalar& s : trainer.scalars()) mine.scalars[s.name + std::to_string(s.layer)] = s.value;
     state.add(trainer.content());
     const std::scoped_lock lock(mutex);

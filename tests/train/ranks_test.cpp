@@ -2,9 +2,11 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <mutex>
+#include <tuple>
 
 #include "comm/threads.h"
 #include "core/parallel_for.h"
+#include "support/steps.h"
 #include "support/tiny_training.h"
 #include "support/whole_state.h"
 
@@ -38,11 +40,7 @@ Outcome train(const TinyTraining& t, const Layout& layout, int64_t steps, int th
     Trainer trainer(config, data, &c);
     trainer.initialize();
     Outcome mine;
-    for (int64_t i = 0; i < steps; ++i) {
-      const StepMetrics m = trainer.step();
-      mine.losses.push_back(m.loss);
-      mine.norms.push_back(m.grad_norm);
-    }
+    std::tie(mine.losses, mine.norms) = take_steps(trainer, steps);
     state.add(trainer.content());
     const std::scoped_lock lock(mutex);
     if (outcome.losses.empty()) outcome = mine;
