@@ -10,10 +10,10 @@
 namespace sluice::cuda {
 namespace {
 
-// The list of row tiles: [0].x says how many, then {group, first row, end of the group, 0} each. One block: a
-// thread has the tiles of one group counted and added up with those before, then each warp writes those of
-// its groups. Runs for a few microseconds whatever the sizes, bound by the latency of a launch and of three
-// accesses.
+// The list of row tiles: [0].x says how many, [0].y is GroupedProduct::counter, then {group, first row, end
+// of the group, 0} each. One block: a thread has the tiles of one group counted and added up with those
+// before, then each warp writes those of its groups. Runs for a few microseconds whatever the sizes, bound by
+// the latency of a launch and of three accesses.
 constexpr int kPlanThreads = 256;
 __global__ void __launch_bounds__(kPlanThreads)
     plan_row_tiles_kernel(int4* list, const int* offsets, int groups) {
@@ -133,11 +133,14 @@ void grouped_linear_f32(Context& ctx, GroupedKind kind, const GroupedProduct& p)
 
 void multiply(Context& ctx, GroupedKind kind, DType dtype, GroupedProduct& p) {
   ScratchScope t(ctx.scratch);
-  int4* list = nullptr;
-  if (kind != GroupedKind::backward_weight)
-    list = device_data<int4>(t.alloc("grouped_linear.row_tiles", DType::i32, {1 + max_row_tiles(p), 4}));
+  const bool rows = kind != GroupedKind::backward_weight;
+  int4* const list = device_data<int4>(
+      t.alloc("grouped_linear.row_tiles", DType::i32, {rows ? 1 + max_row_tiles(p) : 1, 4}));
   if (ctx.dry_run || p.rows == 0) return;
-  if (list) {
+  p.counter = &list->y;
+  if (!rows) {
+    check(cudaMemsetAsync(list, 0, sizeof(int4), stream(ctx)), "cudaMemsetAsync", "grouped_linear.row_tiles");
+  } else {
     launch(ctx, "grouped_linear_plan", {.grid = dim3(1), .block = dim3(kPlanThreads)}, plan_row_tiles_kernel,
            list, p.offsets, p.groups);
     p.row_tiles = list;

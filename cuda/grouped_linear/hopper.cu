@@ -16,6 +16,10 @@
 // What cp.async wrote is visible to wgmma when the thread that issued it has waited and fenced. A step is
 // published two steps after it was issued, so that two are on their way.
 //
+// A block's first tile is that of its index, the others come from a counter: a block that waits for the
+// multiprocessor, because a collective runs there, or that had long groups, takes fewer of them. The thread
+// that issues copies fetches the next tile when it begins one, and hands it on in shared memory.
+//
 // backward_weight contracts over rows, along which neither operand is contiguous: wgmma takes both as they
 // lie (Major::mn). Its sums are added to dw by the bulk copies that take them there, each element once:
 // nothing depends on an order.
@@ -35,17 +39,37 @@ constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
 constexpr int kChunkBytes = 64 * 128;  // 64 rows of 64 elements
 constexpr int kABytes = kRows * kDepth * 2, kBBytes = kColumns * kDepth * 2, kStageBytes = kABytes + kBBytes;
 constexpr int kStagingBytes = 2 * kChunkBytes;  // where the output of a consumer leaves from
-constexpr int kProducerRegisters = 80, kConsumerRegisters = 208;
+constexpr int kProducerRegisters = 104, kConsumerRegisters = 200;
 static_assert(kRows == 64 * kConsumers);
 static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * kRegistersAtEntry);
 // A consumer releases a stage only after it has issued the next step, which must have been published.
 static_assert(kLag <= kStages - 2);
 
+constexpr int kSlots = 2;  // tiles handed on and not yet read
 struct Barriers {
   uint64_t full[kStages], empty[kStages];
+  uint64_t tile_full[kSlots], tile_empty[kSlots];
+  int tile[kSlots];
 };
 constexpr int kStaging = kStages * kStageBytes, kBarriers = kStaging + kConsumers * kStagingBytes;
 constexpr int kSmemBytes = kBarriers + static_cast<int>(sizeof(Barriers));
+
+/// By one thread: the tile that next_tile gives all warps in this turn.
+DEVICE_INLINE void hand_on(Barriers* bar, unsigned turn, int tile) {
+  const unsigned slot = turn % kSlots;
+  mbarrier_wait(bar->tile_empty + slot, turn / kSlots % 2 ^ 1);
+  bar->tile[slot] = tile;
+  mbarrier_arrive(bar->tile_full + slot);
+}
+/// By a warp: the block's tile of this turn; -1 behind the last.
+DEVICE_INLINE int next_tile(Barriers* bar, unsigned turn) {
+  const unsigned slot = turn % kSlots;
+  mbarrier_wait(bar->tile_full + slot, turn / kSlots % 2);
+  const int tile = bar->tile[slot];
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(bar->tile_empty + slot);
+  return uniform(tile);
+}
 
 enum class Gather { none, a, b };
 
@@ -75,6 +99,8 @@ struct Producer {
   static constexpr bool kCopies = kWeight || kGather != Gather::none;
   /// Arrivals at a full barrier.
   static constexpr unsigned kArrivals = kCopies ? 5 : 1;
+  /// Warps that read each tile.
+  static constexpr unsigned kReaders = 4 * kConsumers + (kCopies ? 4 : 0);
 
   const GroupedProduct& p;
   const TensorMap *map_a, *map_b;
@@ -116,11 +142,31 @@ struct Producer {
     }
   }
 
+  DEVICE_INLINE int take() const { return static_cast<int>(gridDim.x) + atomicAdd(p.counter, 1); }
+  /// By one thread: the tile, or the next one taken that has something to sum; -1 behind the last. Every tile
+  /// handed on has a step, so that the steps not yet published are those of two tiles at most: with more, the
+  /// consumers could wait for one of them, and this thread for the consumers to read a tile.
+  DEVICE_INLINE int with_steps(int tile) const {
+    for (const int tiles = num_tiles<kKind, kColumns>(p); tile < tiles; tile = take()) {
+      if constexpr (!kWeight) return tile;
+      const GroupedTile t = locate<kKind, kColumns>(p, tile);
+      if (t.k0 < t.k_end) return tile;
+    }
+    return -1;
+  }
+
   DEVICE_INLINE void run() {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
     const auto *a = static_cast<const nv_bf16*>(p.a), *b = static_cast<const nv_bf16*>(p.b);
-    const int tiles = num_tiles<kKind, kColumns>(p);
-    for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
+    int following = 0;
+    if (thread == 0) {  // the thread that hands tiles on
+      following = with_steps(static_cast<int>(blockIdx.x));
+      hand_on(bar, 0, following);
+    }
+    for (unsigned turn = 0;; ++turn) {
+      const int tile = kCopies ? next_tile(bar, turn) : following;
+      if (tile < 0) break;
+      if (thread == 0) following = with_steps(take());
       const GroupedTile t = locate<kKind, kColumns>(p, tile);
       int rows_of_a[8];  // rows thread / 8 + 16 i of the tile
       if constexpr (kGather == Gather::a && !kWeight) {
@@ -130,6 +176,7 @@ struct Producer {
           rows_of_a[i] = row < t.m_end ? p.a_index[row] : -1;
         }
       }
+      if (thread == 0) hand_on(bar, turn + 1, following);
       for (int k = t.k0; k < t.k_end; k += kDepth) {
         const bool partial = kWeight && k + kDepth > t.k_end;
         const bool load_a = kGather != Gather::a && !partial, load_b = kGather != Gather::b && !partial;
@@ -277,19 +324,18 @@ struct Consumer {
 
   DEVICE_INLINE void run() {
     const bool releases = threadIdx.x % 32 == 0;
-    const int tiles = uniform(num_tiles<kKind, kColumns>(p));
     const uint32_t a = smem_addr(smem) + consumer * kChunkBytes, b = smem_addr(smem) + kABytes;
     Ring<kStages> ring;
     float acc[kColumns / 2];
+    unsigned turn = 0;
     GroupedTile next = {};
-    int tile = static_cast<int>(blockIdx.x);
-    if (tile < tiles) next = locate<kKind, kColumns>(p, tile);
-    while (tile < tiles) {
+    int tile = next_tile(bar, turn++);
+    if (tile >= 0) next = locate<kKind, kColumns>(p, tile);
+    while (tile >= 0) {
       const GroupedTile t = next;
-      tile += static_cast<int>(gridDim.x);
-      if (tile < tiles) next = locate<kKind, kColumns>(p, tile);  // arrives under the products
+      tile = next_tile(bar, turn++);
+      if (tile >= 0) next = locate<kKind, kColumns>(p, tile);  // arrives under the products
       const int steps = uniform((t.k_end - t.k0 + kDepth - 1) / kDepth);
-      if (kWeight && steps == 0) continue;  // an empty sum
       int before = 0;
       for (int step = 0; step < steps; ++step) {
         const uint32_t at = static_cast<uint32_t>(ring.stage * kStageBytes);
@@ -331,6 +377,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int s = 0; s < kStages; ++s) {
       mbarrier_init(bar->full + s, Loads::kArrivals);
       mbarrier_init(bar->empty + s, 4 * kConsumers);
+    }
+    for (int s = 0; s < kSlots; ++s) {
+      mbarrier_init(bar->tile_full + s, 1);
+      mbarrier_init(bar->tile_empty + s, Loads::kReaders);
     }
     fence_mbarrier_init();
   }

@@ -8,9 +8,9 @@
 // known on the device alone. Where groups are rows of the output, a small kernel writes the list of row tiles
 // (plan_row_tiles), at the price of one more launch for all blocks: no block has to search, and the number of
 // groups has no bound. Of backward_weight every group has the same tiles, and blocks pass over those of
-// groups without rows. Blocks are persistent and take tiles in turns: tile i, i + blocks, ... Neighbouring
-// tiles are columns of the same rows, then the next rows of the same group, so that the blocks at work share
-// a group's weights and rows in L2.
+// groups without rows. Blocks are persistent and take tiles in turns: tile i, i + blocks, ..., or, on Hopper,
+// whichever is next. Neighbouring tiles are columns of the same rows, then the next rows of the same group,
+// so that the blocks at work share a group's weights and rows in L2.
 #include <algorithm>
 
 #include "common/launch.h"
@@ -25,6 +25,7 @@ struct GroupedProduct {
   const int *a_index, *b_index;  // null: row r is row r. b_index for backward_weight alone
   const int* offsets;            // (groups + 1)
   const int4* row_tiles;         // of plan_row_tiles; not for backward_weight
+  int* counter;                  // 0: tiles that blocks have taken, but for the first of each
   int groups, rows, m, n, k;     // rows: the worst case; m for backward_weight alone, k for the others
   int64_t a_rows, b_rows;        // of a and b in memory; b_rows for backward_weight alone
 };
