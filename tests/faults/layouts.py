@@ -1,10 +1,11 @@
-"""Exact training (P8): the same bits on any number of ranks, at any ZeRO stage, wherever experts lie, for 200 steps; and a run
-that changes its layout on the way."""
+"""Exact training (P8): the same bits on any number of ranks, at any ZeRO stage, wherever experts lie, however many ranks share
+a sequence, for 200 steps; and a run that changes its layout on the way."""
 
 import json
 import os
 import signal
 import sys
+from typing import NamedTuple
 
 from .harness import MOE, Failure, last_step, saved_step, wait_until
 
@@ -31,33 +32,50 @@ MODELS["moe with biases"] = [
 SUMS = ("tree", "fixed64")
 
 
+class Layout(NamedTuple):
+    ranks: int = 1
+    stage: int = 0  # of ZeRO
+    expert: int = 1  # ranks that share the experts
+    context: int = 1  # ranks that share a sequence
+    threads: int = 1
+
+    def __str__(self):
+        shared = f", expert {self.expert}" * (self.expert > 1) + f", context {self.context}" * (self.context > 1)
+        return f"{self.ranks} ranks, ZeRO {self.stage}{shared}, {self.threads} threads"
+
+
+ALONE = Layout()
+
+
 def all_layouts(model):
-    """(ranks, ZeRO stage, ranks that share experts, threads) of issue and promise; the first is the reference's."""
-    found = [(1, 0, 1, 1), (1, 0, 1, 2), (2, 0, 1, 2)]
+    """All layouts that are promised to have equal bits; the first is the reference's."""
+    found = {Layout(threads=2), Layout(ranks=2, threads=2)}
     for ranks in (1, 2, 4, 8):
         for stage in range(4):
             for expert in (1, 2, 4) if model.startswith("moe") else (1,):
-                if expert <= ranks:
-                    found.append((ranks, stage, expert, 1))
-    return found[:1] + sorted(set(found[1:]))
+                for context in (1, 2, 4):
+                    if expert <= ranks and context <= ranks:
+                        found.add(Layout(ranks, stage, expert, context))
+    return [ALONE, *sorted(found - {ALONE})]
 
 
 def odd_layouts():
     """Numbers of ranks that are no powers of two, which fixed-point sums allow."""
-    return [(ranks, stage, 1, 1) for ranks in (3, 6) for stage in range(4)]
+    found = [Layout(ranks, stage) for ranks in (3, 6) for stage in range(4)]
+    return found + [Layout(6, stage, context=2) for stage in range(4)]
 
 
 def keys_of(model, total, layout, determinism="exact", batch=8):
-    _, stage, expert, threads = layout
     return [
         *MODELS[model],
         f"train.global_batch_size={batch}",
         f"train.max_steps={STEPS}",
-        f"train.threads={threads}",
+        f"train.threads={layout.threads}",
         f"parallel.exact_sum={total}",
         f"parallel.determinism={determinism}",
-        f"parallel.zero_stage={stage}",
-        f"parallel.expert={expert}",
+        f"parallel.zero_stage={layout.stage}",
+        f"parallel.expert={layout.expert}",
+        f"parallel.context={layout.context}",
         "checkpoint.every_steps=50",
         "eval.every_steps=0",
         "log.every_steps=1",
@@ -82,7 +100,7 @@ def change_layout(world, run, model, total, layouts, batch):
     """One training in three parts, each with its own layout."""
     for part, layout in enumerate(layouts):
         before = last_step(run)
-        start = world.start(run, layout[0], keys_of(model, total, layout, batch=batch), launch=[])
+        start = world.start(run, layout.ranks, keys_of(model, total, layout, batch=batch), launch=[])
         # A part before may have gone further than it was asked to; a launcher that has only just begun dies of the signal.
         target = max(STEPS * (part + 1) // len(layouts), before + 1)
         if part + 1 < len(layouts):
@@ -96,7 +114,6 @@ def change_layout(world, run, model, total, layouts, batch):
             raise Failure(f"{layout}: nothing saved\n{start.tail()}")
 
 
-ALONE = (1, 0, 1, 1)
 ODD_BATCH = 12  # divisible by odd numbers of ranks
 
 
@@ -104,7 +121,7 @@ def same(world, tally, model, total, layout, batch):
     """A training with this layout has the bits of one rank."""
     reference = world.reference(keys_of(model, total, ALONE, batch=batch))
     run = world.run_folder("layout")
-    train(world, run, keys_of(model, total, layout, batch=batch), layout[0])
+    train(world, run, keys_of(model, total, layout, batch=batch), layout.ranks)
     problem = world.difference(reference, run)
     if problem:
         raise Failure(problem)
@@ -127,7 +144,7 @@ def other_grade(world, tally, model):
     """The comparison can fail: four ranks in the other grade end with other bits, and losses that agree to rounding."""
     reference = world.reference(keys_of(model, "tree", ALONE))
     run = world.run_folder("same-layout")
-    train(world, run, keys_of(model, "tree", (4, 0, 1, 1), "same_layout"), 4)
+    train(world, run, keys_of(model, "tree", Layout(4), "same_layout"), 4)
     if not world.difference(reference, run):
         raise Failure("same_layout on four ranks has the bits of exact on one")
     one, four = losses(reference), losses(run)
@@ -170,7 +187,7 @@ def check_changes(world, tally, count):
     for n in world.turns(count):
         model, total, batch, layouts = every[n % len(every)]
         parts = [world.random.choice(layouts) for _ in range(3)]
-        tally.trial(f"{model}, {total}, {parts}", lambda: changed(world, tally, model, total, parts, batch))
+        tally.trial(f"{model}, {total}, {[str(part) for part in parts]}", lambda: changed(world, tally, model, total, parts, batch))
 
 
 def check(world, tally, count):
@@ -180,7 +197,7 @@ def check(world, tally, count):
         layout = world.random.choice([layout for layout in layouts if layout != ALONE])
         parts = [world.random.choice(layouts) for _ in range(3)]
         tally.trial(f"{model}, {total}, {layout}", lambda: same(world, tally, model, total, layout, batch))
-        tally.trial(f"{model}, {total}, {parts}", lambda: changed(world, tally, model, total, parts, batch))
+        tally.trial(f"{model}, {total}, {[str(part) for part in parts]}", lambda: changed(world, tally, model, total, parts, batch))
         tally.trial(f"{model}, the other grade", lambda: other_grade(world, tally, model))
         return
     check_layouts(world, tally, count or sys.maxsize)
