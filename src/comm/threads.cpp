@@ -1,6 +1,7 @@
 #include "comm/threads.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -24,10 +25,14 @@ struct Run {
 };
 
 /// State shared by the ranks of one communicator. Every collective posts pointers, meets, copies and meets
-/// again.
+/// again, but for a barrier, which meets once. Posts lie in two rows in turn: where operations do not match, a
+/// rank that left a barrier posts while others still read what it was in.
 struct Group {
   explicit Group(Run& r, int n)
-      : run(r), size(n), posts(static_cast<size_t>(n)), mailboxes(static_cast<size_t>(n * n)) {}
+      : run(r),
+        size(n),
+        posts{std::vector<Post>(static_cast<size_t>(n)), std::vector<Post>(static_cast<size_t>(n))},
+        mailboxes(static_cast<size_t>(n * n)) {}
 
   struct Post {
     const char* operation = nullptr;
@@ -43,7 +48,7 @@ struct Group {
 
   Run& run;
   const int size;
-  std::vector<Post> posts;
+  std::array<std::vector<Post>, 2> posts;  // by turn, then rank
   std::vector<std::deque<Message*>> mailboxes;  // (from, to)
   int waiting = 0;
   int64_t generation = 0;
@@ -66,7 +71,7 @@ class ThreadRank : public Communicator {
   void do_broadcast(void* data, int64_t bytes, int root) override {
     post({.operation = "broadcast", .data = static_cast<const char*>(data), .count = bytes, .key = root});
     meet();
-    const Group::Post& from = group_->posts[static_cast<size_t>(root)];
+    const Group::Post& from = posted(root);
     check_same("broadcast", [&](const Group::Post& p) { return p.count == bytes && p.key == root; });
     if (rank_ != root) move(data, from.data, bytes);
     meet();
@@ -77,7 +82,7 @@ class ThreadRank : public Communicator {
     check_same("all_gather", [&](const Group::Post& p) { return p.count == bytes; });
     for (int r = 0; r < size(); ++r) {
       char* to = static_cast<char*>(all) + r * bytes;
-      const char* from = group_->posts[static_cast<size_t>(r)].data;
+      const char* from = posted(r).data;
       if (to != from) move(to, from, bytes);
     }
     meet();
@@ -89,7 +94,7 @@ class ThreadRank : public Communicator {
     check_same("all_to_all", [](const Group::Post&) { return true; });
     char* to = static_cast<char*>(received);
     for (int r = 0; r < size(); ++r) {
-      const Group::Post& from = group_->posts[static_cast<size_t>(r)];
+      const Group::Post& from = posted(r);
       SLUICE_CHECK(from.bytes[rank_] == received_bytes[r],
                    "all_to_all: rank {} sends {} bytes to rank {}, which expects {}", r, from.bytes[rank_],
                    rank_, received_bytes[r]);
@@ -125,7 +130,7 @@ class ThreadRank : public Communicator {
     check_same("split", [](const Group::Post&) { return true; });
     std::vector<std::pair<int64_t, int>> members;
     for (int r = 0; r < size(); ++r)
-      if (const Group::Post& p = group_->posts[static_cast<size_t>(r)]; p.colour == colour)
+      if (const Group::Post& p = posted(r); p.colour == colour)
         members.push_back({p.key, r});
     std::sort(members.begin(), members.end());
     std::shared_ptr<Group> part;
@@ -142,10 +147,16 @@ class ThreadRank : public Communicator {
   }
 
  private:
-  void post(const Group::Post& p) { group_->posts[static_cast<size_t>(rank_)] = p; }
+  void post(const Group::Post& p) {
+    row_ = meetings_ % 2;
+    group_->posts[row_][static_cast<size_t>(rank_)] = p;
+  }
+  /// What the rank posted for this operation.
+  const Group::Post& posted(int rank) const { return group_->posts[row_][static_cast<size_t>(rank)]; }
 
   /// Waits for all ranks of the group.
   void meet() {
+    ++meetings_;
     std::unique_lock lock(group_->run.mutex);
     const int64_t generation = group_->generation;
     if (++group_->waiting == size()) {
@@ -175,7 +186,7 @@ class ThreadRank : public Communicator {
   template <class Fits>
   void check_same(const char* operation, Fits fits) const {
     for (int r = 0; r < size(); ++r) {
-      const Group::Post& p = group_->posts[static_cast<size_t>(r)];
+      const Group::Post& p = posted(r);
       SLUICE_CHECK(std::strcmp(p.operation, operation) == 0, "rank {} is in {} where rank {} is in {}", r,
                    p.operation, rank_, operation);
       SLUICE_CHECK(fits(p), "{}: ranks {} and {} disagree on sizes", operation, r, rank_);
@@ -197,6 +208,7 @@ class ThreadRank : public Communicator {
 
   std::shared_ptr<Group> group_;
   int rank_;
+  size_t meetings_ = 0, row_ = 0;
 };
 
 }  // namespace

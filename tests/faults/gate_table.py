@@ -474,9 +474,9 @@ GATES = (
                 "build-asan",
                 [(f"test_{room}",) for room in ("core", "config", "comm", "data", "checkpoint", "run")]
                 + [("test_train", "[ranks],[trainer],[spike]"), ("test_tools", "[ranks]")],
-                {"ASAN_OPTIONS": "detect_leaks=0"},
+                {"ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0"},
             ),
-            sanitized_ranks("build-asan", {"ASAN_OPTIONS": "detect_leaks=0"}),
+            sanitized_ranks("build-asan", {"ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0"}),
             sanitized(
                 "build-tsan",
                 [
