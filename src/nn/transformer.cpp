@@ -51,8 +51,9 @@ Flops Transformer::flops(int64_t seq_len) const {
 void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load,
                           KeyValueCache* cache, const ValueZeroing* zeroing) const {
   check_batch("Transformer::forward", batch, s, cache);
+  Sequence tokens = sequence(batch, cache, &load);
   // Over whole sequences keys are selected in backward once more, and counted there.
-  Sequence tokens = sequence(batch, cache, load.heads, sums_whole() ? IndexerLoad() : load.indexers);
+  if (sums_whole()) tokens.indexers = nullptr;
   tokens.zeroing = zeroing;
   ScratchScope t(ctx.scratch);
   Sequence whole;
@@ -73,7 +74,7 @@ void Transformer::forward_each(Context& ctx, const Batch& batch, Saved& s,
                batch.tokens.dim(0), count);
   for (const KeyValueCache* cache : caches) check_cache("Transformer::forward_each", *cache, 1);
   check_batch("Transformer::forward_each", batch, s, nullptr);
-  Sequence tokens = sequence(batch, nullptr, {}, {});
+  Sequence tokens = sequence(batch, nullptr, nullptr);
   tokens.caches = caches;
   forward(ctx, batch, tokens, {}, s);
   for (KeyValueCache* cache : caches) ++cache->length;
@@ -99,7 +100,7 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
                            const StepLoad& load) const {
   check_batch("Transformer::backward", batch, s, nullptr);
   ScratchScope t(ctx.scratch);
-  Sequence whole, tokens = sequence(batch, nullptr, load.heads, load.indexers);
+  Sequence whole, tokens = sequence(batch, nullptr, &load);
   if (sums_whole()) {
     whole = whole_sequence(ctx, t, batch, load);
     tokens.whole = &whole;
@@ -112,7 +113,7 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
     store_.begin_use(ctx, unit, Pass::backward);
     // The shared activations are still the last layer's. What is computed again has been counted.
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
-      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, {}, {}),
+      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, nullptr),
                              {.sequences = load.routers.sequences}, s.blocks[layer]);
     blocks_[layer].backward(ctx, d, input(layer), tokens, load.routers, s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::backward);
@@ -230,25 +231,24 @@ std::vector<Tensor> Transformer::index_variances() const {
   return all;
 }
 
-Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache, const HeadLoad& heads,
-                               const IndexerLoad& indexers) const {
+Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache, const StepLoad* load) const {
   return {.positions = batch.positions,
           .first_key = batch.first_key,
           .rope_cos = rope_cos_,
           .rope_sin = rope_sin_,
           .cache = cache,
           .ranks = sequence_ranks_,
-          .heads = heads.totals ? &heads : nullptr,
+          .heads = load && load->heads.totals ? &load->heads : nullptr,
           .targets = batch.targets,
           .index_cos = index_cos_,
           .index_sin = index_sin_,
           .dense_warm_up = dense_warm_up_,
-          .indexers = indexers.sums ? &indexers : nullptr};
+          .indexers = load && load->indexers.sums ? &load->indexers : nullptr};
 }
 
 Sequence Transformer::whole_sequence(Context& ctx, ScratchScope& t, const Batch& batch,
                                      const StepLoad& load) const {
-  Sequence whole = sequence(sequence_ranks_->whole_batch(ctx, t, batch), nullptr, load.heads, load.indexers);
+  Sequence whole = sequence(sequence_ranks_->whole_batch(ctx, t, batch), nullptr, &load);
   whole.ranks = nullptr;
   return whole;
 }

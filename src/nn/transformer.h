@@ -80,8 +80,8 @@ class Transformer {
  private:
   void forward(Context& ctx, const Batch& batch, const Sequence& tokens, const RouterLoad& load,
                Saved& s) const;
-  Sequence sequence(const Batch& batch, KeyValueCache* cache, const HeadLoad& heads,
-                    const IndexerLoad& indexers) const;
+  /// Refers to *load, if there is one.
+  Sequence sequence(const Batch& batch, KeyValueCache* cache, const StepLoad* load) const;
   /// Whether ranks share sequences, and sums over tokens are those of one rank (params/token_rows.h).
   bool sums_whole() const { return store_.token_rows(); }
   Sequence whole_sequence(Context& ctx, ScratchScope& t, const Batch& batch, const StepLoad& load) const;
