@@ -1,7 +1,8 @@
 // Memory-bound: 30 bytes per bf16 parameter with its master copy, 28 per f32 parameter. A block processes
-// 4096 elements of the flat buffers, each thread 4 at a time with four 16-byte loads in flight. It finds the
-// first segment of its tile by binary search and continues from there. A vector that spans segments is
-// processed element by element. All scalars of the step are read on the device. Not yet run on a GPU.
+// 4096 elements of the flat buffers, each thread 4 at a time with four 16-byte loads in flight. A warp finds
+// the first segment of its block's tile by a search of 32 places at once and continues from there. A vector
+// that spans segments is processed element by element. All scalars of the step are read on the device. Not
+// yet run on a GPU.
 #include "common/map.cuh"
 #include "ops/adamw.h"
 
@@ -47,6 +48,22 @@ DEVICE_INLINE Segment read_segment(const double* row, const UpdateControl& c) {
           static_cast<float>(1 - lr * row[3])};
 }
 
+/// The first segment that ends after `position`; `count` if none does. Segments ascend. Each round asks 32
+/// places in one read, so that a thousand segments take two reads that wait for each other instead of ten.
+/// All threads of a warp call it together.
+DEVICE_INLINE int first_segment(const double* segments, int count, double position) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int first = 0, last = count;  // it lies in [first, last]
+  while (first < last) {
+    const int step = (last - first + 31) / 32, at = first + (lane + 1) * step - 1;
+    const bool before = at < last && segments[4 * at + 1] <= position;
+    const int passed = __popc(__ballot_sync(kFullWarp, before));
+    first += passed * step;
+    last = min(last, first + step - 1);
+  }
+  return first;
+}
+
 /// Elements [i, i + N), all in one segment.
 template <int N, class T>
 DEVICE_INLINE void update_elements(const Update<T>& u, int64_t i, const Segment& s, float clip, float root) {
@@ -77,14 +94,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Update<T> u) {
   if (c.apply == 0) return;
   const float clip = static_cast<float>(c.clip), root = static_cast<float>(1 / sqrt(c.correction2));
   const int64_t tile = static_cast<int64_t>(blockIdx.x) * (kThreads * kPasses * kN);
-  int s = 0;  // the first segment that ends after the start of the tile
-  for (int last = u.num_segments; s < last;) {
-    const int middle = (s + last) / 2;
-    if (u.segments[4 * middle + 1] <= static_cast<double>(tile))
-      s = middle + 1;
-    else
-      last = middle;
-  }
+  int s = first_segment(u.segments, u.num_segments, static_cast<double>(tile));
   if (s == u.num_segments) return;
   Segment segment = read_segment(u.segments + 4 * s, c);
   for (int pass = 0; pass < kPasses; ++pass) {

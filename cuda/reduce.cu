@@ -97,18 +97,32 @@ void reduce(Context& ctx, const char* name, R r, Tensor result, const Tensor& x,
 
 constexpr int kSquareThreads = 128;
 
-/// A thread processes blocks of 32 elements, so that the values split into bins do not depend on the grid.
-template <class T>
+/// A thread processes blocks of 32 elements, so that the values split into bins do not depend on the grid. It
+/// reads a block by vectors of 16 bytes, all of them in flight together (kN > 1: x is aligned for them); the
+/// order of the sum is that of single elements.
+template <class T, int kN>
 __global__ void __launch_bounds__(kSquareThreads)
     square_bins_kernel(double* partials, const T* x, int64_t n) {
+  constexpr int kVectors = static_cast<int>(kSquareBlock) / kN;
   double bins[kSquareBins] = {};
   const int64_t blocks = (n + kSquareBlock - 1) / kSquareBlock, stride = int64_t{gridDim.x} * kSquareThreads;
   for (int64_t b = blockIdx.x * int64_t{kSquareThreads} + threadIdx.x; b < blocks; b += stride) {
     const int64_t first = b * kSquareBlock, count = n - first < kSquareBlock ? n - first : kSquareBlock;
     double s = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const double v = to_float(x[first + i]);
+    const auto add = [&s](T element) {
+      const double v = to_float(element);
       s += v * v;
+    };
+    if (kN > 1 && count == kSquareBlock) {
+      Vec<T, kN> in[kVectors];
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) in[v] = load_vec<kN>(x + first + v * kN);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v)
+#pragma unroll
+        for (int e = 0; e < kN; ++e) add(in[v].v[e]);
+    } else {
+      for (int64_t i = 0; i < count; ++i) add(x[first + i]);
     }
     if (!(s < 0x1p63)) s = static_cast<double>(INFINITY);
     double magic = 0x1.8p92;
@@ -197,8 +211,10 @@ void add_squares(Context& ctx, Tensor bins, const Tensor& x) {
   if (ctx.dry_run || grid == 0) return;
   dispatch_storage("add_squares", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
+    const T* const p = device_data<T>(x);
     launch(ctx, "add_squares", {.grid = dim3(static_cast<unsigned>(grid)), .block = dim3(kSquareThreads)},
-           square_bins_kernel<T>, device_data<double>(partials), static_cast<const T*>(device_data<T>(x)), n);
+           aligned(p) ? square_bins_kernel<T, kVecWidth<T>> : square_bins_kernel<T, 1>,
+           device_data<double>(partials), p, n);
   });
   launch(ctx, "add_squares", {.grid = dim3(1), .block = dim3(32)}, add_bins_kernel, device_data<double>(bins),
          static_cast<const double*>(device_data<double>(partials)), static_cast<int>(grid));

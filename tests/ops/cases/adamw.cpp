@@ -138,9 +138,9 @@ OpFamily adamw_cases() {
                               unclipped));
   cases.push_back(update_case("one element in the second tile", 9000, {{5001, 5002, 1, 0.1}}, plain));
   std::vector<Segment> many;
-  for (int64_t i = 0; i < 700; ++i)
+  for (int64_t i = 0; i < 2000; ++i)
     many.push_back({i * 5, i * 5 + 5 - i % 2, 1 + static_cast<double>(i % 3), 0.1});
-  cases.push_back(update_case("700 segments", 3500, many, plain));
+  cases.push_back(update_case("2,000 segments in several tiles", 10000, many, plain));
   family.fuzz = [](Random& random) {
     const int64_t count = uniform(random, 1, 12000);
     return update_case("random segments", count, random_segments(random, count), plain_control(),
