@@ -145,11 +145,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// Rows of a chunk, from shapes alone. dW is read and written once per chunk, which costs as much as the
-/// products of about 700 rows: chunks are as large as 1 GiB of logits allows, up to 4096 rows, and of equal
-/// size.
-int64_t chunk_rows(int64_t rows, int64_t row_bytes) {
-  constexpr int64_t kLogitBytes = int64_t{1} << 30, kMostRows = 4096, kMultiple = 128;
-  const int64_t fitting = std::max(kMultiple, kLogitBytes / row_bytes / kMultiple * kMultiple);
+/// products of about 700 rows: chunks have up to 8192 rows and are of equal size, as far as their logits take
+/// no more than 1 GiB or twice the bytes of dW, whichever is more.
+int64_t chunk_rows(int64_t rows, int64_t row_bytes, int64_t dweight_bytes) {
+  constexpr int64_t kLogitBytes = int64_t{1} << 30, kMostRows = 8192, kMultiple = 128;
+  const int64_t bytes = std::max(kLogitBytes, 2 * dweight_bytes);
+  const int64_t fitting = std::max(kMultiple, bytes / row_bytes / kMultiple * kMultiple);
   const int64_t most = std::min(fitting, kMostRows), chunks = (rows + most - 1) / most;
   const int64_t even = (rows + chunks - 1) / chunks;
   return std::min(rows, (even + kMultiple - 1) / kMultiple * kMultiple);
@@ -196,7 +197,8 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
   const int64_t rows = hidden.dim(0), width = hidden.dim(1), vocabulary = head.value.dim(0);
   if (rows == 0) return;
   const int64_t multiple = 128 / dtype_size(type), stride = (vocabulary + multiple - 1) / multiple * multiple;
-  const int64_t chunk = chunk_rows(rows, stride * dtype_size(type));
+  const int64_t chunk =
+      chunk_rows(rows, stride * dtype_size(type), vocabulary * width * dtype_size(DType::f32));
 
   ScratchScope t(ctx.scratch);
   const Tensor logits = t.alloc("logits", type, {chunk, stride});
