@@ -10,6 +10,7 @@
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "optim/optimizer.h"
+#include "train/step_graphs.h"
 
 namespace sluice::bench {
 namespace {
@@ -125,6 +126,7 @@ struct Training {
   Transformer::Saved saved;
   Tensor losses, dhidden;
   StepLoad load;
+  StepGraphs graphs;  // micro-batches, as a training computes them
   int64_t micro_batches;
 
   Training(const Model& model, Device device, DType dtype, const Training* measured)
@@ -135,6 +137,7 @@ struct Training {
         ctx(measured ? std::max<int64_t>(measured->ctx.scratch.high_water(), 64) : 0, device),
         transformer(model.config, store),
         optimizer(OptimizerConfig{}, store),
+        graphs(measured && device == Device::cuda),
         micro_batches(model.micro_batches) {
     const int64_t tokens = model.sequence * model.samples;
     store.allocate(ctx, dtype, tokens, values, &gradients);
@@ -172,14 +175,17 @@ struct Training {
     const Tensor scale = t.alloc("scale", DType::f64, {1}), loss = t.alloc("loss", DType::f64, {1});
     const auto counted = static_cast<double>(losses.dim(0) * micro_batches);
     fill(ctx, scale, 1 / counted);
+    fill(ctx, loss, 0.0);
     store.zero_grads(ctx);
     if (load.routers.totals) fill(ctx, load.routers.totals, 0.0);
-    for (int64_t i = 0; i < micro_batches; ++i) {
-      transformer.forward(ctx, batch, saved, load);
-      transformer.loss_forward_backward(ctx, losses, dhidden, batch, saved, scale, load);
-      sum(ctx, loss, losses, i == 0 ? Into::overwrite : Into::add);
-      transformer.backward(ctx, dhidden, batch, saved, load);
-    }
+    for (int64_t i = 0; i < micro_batches; ++i)
+      graphs.replay_or_run(ctx, StepGraphs::Part::micro_batch, [&] {
+        transformer.forward(ctx, batch, saved, load);
+        transformer.loss_forward_backward(ctx, losses, dhidden, batch, saved, scale, load);
+        sum(ctx, loss, losses, Into::add);
+        transformer.backward(ctx, dhidden, batch, saved, load);
+      });
+    graphs.step_done();
     optimizer.step(ctx, 1e-4, 1.0);
     store.pack(ctx);
     return read_scalar(ctx, loss) / counted;
