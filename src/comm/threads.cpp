@@ -25,8 +25,8 @@ struct Run {
 };
 
 /// State shared by the ranks of one communicator. Every collective posts pointers, meets, copies and meets
-/// again, but for a barrier, which meets once. Posts lie in two rows in turn: where operations do not match, a
-/// rank that left a barrier posts while others still read what it was in.
+/// again, but for a barrier, which meets once. Posts lie in two rows in turn: where operations do not match,
+/// a rank that left a barrier posts while others still read what it was in.
 struct Group {
   explicit Group(Run& r, int n)
       : run(r),
@@ -48,7 +48,7 @@ struct Group {
 
   Run& run;
   const int size;
-  std::array<std::vector<Post>, 2> posts;  // by turn, then rank
+  std::array<std::vector<Post>, 2> posts;       // by turn, then rank
   std::vector<std::deque<Message*>> mailboxes;  // (from, to)
   int waiting = 0;
   int64_t generation = 0;
@@ -130,8 +130,7 @@ class ThreadRank : public Communicator {
     check_same("split", [](const Group::Post&) { return true; });
     std::vector<std::pair<int64_t, int>> members;
     for (int r = 0; r < size(); ++r)
-      if (const Group::Post& p = posted(r); p.colour == colour)
-        members.push_back({p.key, r});
+      if (const Group::Post& p = posted(r); p.colour == colour) members.push_back({p.key, r});
     std::sort(members.begin(), members.end());
     std::shared_ptr<Group> part;
     {
