@@ -138,16 +138,17 @@ void multiply(Context& ctx, GroupedKind kind, DType dtype, GroupedProduct& p) {
       t.alloc("grouped_linear.row_tiles", DType::i32, {rows ? 1 + max_row_tiles(p) : 1, 4}));
   if (ctx.dry_run || p.rows == 0) return;
   p.counter = &list->y;
-  if (!rows) {
-    check(cudaMemsetAsync(list, 0, sizeof(int4), stream(ctx)), "cudaMemsetAsync", "grouped_linear.row_tiles");
-  } else {
+  const bool hopper = dtype != DType::f32 && compute_capability(ctx) == 90 && whole_vectors(p);
+  if (rows) {
     launch(ctx, "grouped_linear_plan", {.grid = dim3(1), .block = dim3(kPlanThreads)}, plan_row_tiles_kernel,
            list, p.offsets, p.groups);
     p.row_tiles = list;
+  } else if (hopper) {  // the only one that reads the counter
+    check(cudaMemsetAsync(list, 0, sizeof(int4), stream(ctx)), "cudaMemsetAsync", "grouped_linear.row_tiles");
   }
   if (dtype == DType::f32)
     grouped_linear_f32(ctx, kind, p);
-  else if (compute_capability(ctx) == 90 && whole_vectors(p))
+  else if (hopper)
     grouped_linear_hopper(ctx, kind, p);
   else
     grouped_linear_mma(ctx, kind, p);
