@@ -39,9 +39,9 @@ class Layout(NamedTuple):
     context: int = 1  # ranks that share a sequence
     threads: int = 1
 
-    def __str__(self):
+    def __repr__(self):
         shared = f", expert {self.expert}" * (self.expert > 1) + f", context {self.context}" * (self.context > 1)
-        return f"{self.ranks} ranks, ZeRO {self.stage}{shared}, {self.threads} threads"
+        return f"({self.ranks} ranks, ZeRO {self.stage}{shared}, {self.threads} threads)"
 
 
 ALONE = Layout()
@@ -187,7 +187,7 @@ def check_changes(world, tally, count):
     for n in world.turns(count):
         model, total, batch, layouts = every[n % len(every)]
         parts = [world.random.choice(layouts) for _ in range(3)]
-        tally.trial(f"{model}, {total}, {[str(part) for part in parts]}", lambda: changed(world, tally, model, total, parts, batch))
+        tally.trial(f"{model}, {total}, {parts}", lambda: changed(world, tally, model, total, parts, batch))
 
 
 def check(world, tally, count):
@@ -197,7 +197,7 @@ def check(world, tally, count):
         layout = world.random.choice([layout for layout in layouts if layout != ALONE])
         parts = [world.random.choice(layouts) for _ in range(3)]
         tally.trial(f"{model}, {total}, {layout}", lambda: same(world, tally, model, total, layout, batch))
-        tally.trial(f"{model}, {total}, {[str(part) for part in parts]}", lambda: changed(world, tally, model, total, parts, batch))
+        tally.trial(f"{model}, {total}, {parts}", lambda: changed(world, tally, model, total, parts, batch))
         tally.trial(f"{model}, the other grade", lambda: other_grade(world, tally, model))
         return
     check_layouts(world, tally, count or sys.maxsize)
