@@ -191,6 +191,7 @@ __global__ void __launch_bounds__(kKeyThreads, 2) sparse_dkv_kernel(Backward a, 
       }
   }
   cp_async_wait<0>();  // of the keys, where no query has selected any
+  __syncthreads();     // each thread waits for its own copies, into rows of other warps too
   write_rows<kDepth>(smem, dk, a.scale);
   write_rows<kDepth>(smem + S::kV, dv, 1.0f);
   constexpr int kChunks = kDepth / 8;
