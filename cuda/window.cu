@@ -1,5 +1,5 @@
-// Negligible beside attention: one thread per query. Not yet run on a GPU.
-#include "common/launch.h"
+// First keys of queries. Negligible beside attention: one thread per query. Not yet run on a GPU.
+#include "attention/visible_keys.cuh"
 #include "ops/window.h"
 
 namespace sluice::cuda {
@@ -22,6 +22,12 @@ __global__ void __launch_bounds__(kBlock)
   if (t < queries && window_first[t] > first_key[t]) z0[blockIdx.y * queries + t] = -INFINITY;
 }
 
+__global__ void __launch_bounds__(kBlock)
+    absolute_first_key_kernel(int* out, const int* first_key, const int* own_key, int64_t queries) {
+  const int64_t t = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
+  if (t < queries) out[t] = first_key[t] + own_key[t] - static_cast<int>(t);
+}
+
 }  // namespace
 
 void window_first_key(Context& ctx, Tensor out, const Tensor& first_key, int64_t keys, int64_t window) {
@@ -40,6 +46,25 @@ void hide_first_logits(Context& ctx, Tensor z0, const Tensor& first_key, const T
          hide_first_logits_kernel, device_data<float>(z0),
          static_cast<const int*>(device_data<int>(first_key)),
          static_cast<const int*>(device_data<int>(window_first)), queries);
+}
+
+void absolute_first_key(Context& ctx, Tensor out, const Tensor& first_key, const Tensor& own_key) {
+  const int64_t queries = first_key.numel();
+  if (ctx.dry_run || queries == 0) return;
+  launch(ctx, "absolute_first_key", {.grid = dim3(blocks_for(queries, kBlock)), .block = dim3(kBlock)},
+         absolute_first_key_kernel, device_data<int>(out),
+         static_cast<const int*>(device_data<int>(first_key)),
+         static_cast<const int*>(device_data<int>(own_key)), queries);
+}
+
+VisibleKeys visible_keys(Context& ctx, ScratchScope& scratch, const Tensor& first_key, const Tensor& own_key,
+                         int64_t keys) {
+  const OwnKeys own = {own_key ? device_data<int>(own_key) : nullptr, static_cast<int>(first_key.numel()),
+                       static_cast<int>(keys)};
+  if (!own_key) return {device_data<int>(first_key), own};
+  const Tensor first = scratch.like("attention.first_key", first_key);
+  cuda::absolute_first_key(ctx, first, first_key, own_key);
+  return {device_data<int>(first), own};
 }
 
 }  // namespace sluice::cuda

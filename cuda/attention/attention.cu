@@ -332,15 +332,17 @@ void run_backward(Context& ctx, AttentionKernel kernel, const AttentionBackward&
 void fused_forward(Context& ctx, const char* op, const Tensor& y, const AttentionState& out,
                    const AttentionInputs& in, const AttentionOutput& output, AttentionKernel wish) {
   const auto& [q, k, v, first_key, scale, weights, own_key] = in;
+  ScratchScope temporaries(ctx.scratch);
+  const VisibleKeys visible = visible_keys(ctx, temporaries, first_key, own_key, k.dim(0));
   const auto in_f32 = [&] {
     not_for_cudnn(wish);
-    attention_f32_forward(ctx, out, in);
+    attention_f32_forward(ctx, out, in, visible);
     if (y) output_forward(ctx, y, out.o, out.lse, output);
   };
   if (!tensor_cores(in)) return in_f32();
   AttentionForward a = {};
   a.q = device_data<nv_bf16>(q), a.k = device_data<nv_bf16>(k), a.v = device_data<nv_bf16>(v);
-  a.first_key = device_data<int>(first_key);
+  a.visible = visible;
   a.o = device_data<nv_bf16>(out.o), a.lse = device_data<float>(out.lse),
   a.z0 = out.z0 ? device_data<float>(out.z0) : nullptr;
   a.queries = q.dim(0), a.keys = k.dim(0), a.scale = static_cast<float>(scale);
@@ -371,9 +373,11 @@ void core_backward(Context& ctx, const char* op, const AttentionGrads& grads, co
                    const Tensor& delta, const AttentionInputs& in, const AttentionState& state,
                    const Tensor& coef0, bool has_dlse, AttentionKernel wish) {
   const auto& [q, k, v, first_key, scale, weights, own_key] = in;
+  ScratchScope temporaries(ctx.scratch);
+  const VisibleKeys visible = visible_keys(ctx, temporaries, first_key, own_key, k.dim(0));
   const auto in_f32 = [&] {
     not_for_cudnn(wish);
-    attention_f32_backward(ctx, grads, d_o, delta, in, state.lse, coef0);
+    attention_f32_backward(ctx, grads, d_o, delta, in, visible, state.lse, coef0);
   };
   if (!tensor_cores(in)) return in_f32();
   AttentionBackward a = {};
@@ -382,10 +386,10 @@ void core_backward(Context& ctx, const char* op, const AttentionGrads& grads, co
   a.delta = device_data<float>(delta);
   a.coef0 = coef0 ? device_data<float>(coef0) : nullptr;
   a.o = device_data<nv_bf16>(state.o), a.has_dlse = has_dlse;
-  a.first_key = device_data<int>(first_key);
+  a.visible = visible;
   a.dq = device_data<nv_bf16>(grads.dq), a.dk = device_data<nv_bf16>(grads.dk),
   a.dv = device_data<nv_bf16>(grads.dv);
-  a.tokens = q.dim(0), a.scale = static_cast<float>(scale);
+  a.queries = q.dim(0), a.keys = k.dim(0), a.scale = static_cast<float>(scale);
   a.heads = static_cast<int>(q.dim(1)), a.kv_heads = static_cast<int>(k.dim(1)),
   a.head_dim = static_cast<int>(q.dim(2));
   reserve(ctx, wish, a.head_dim, [&](AttentionKernel kernel) { run_backward(ctx, kernel, a); });
@@ -425,10 +429,12 @@ void attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor&
 void sparse_attention_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
                               const Selection& keys) {
   if (in.q.numel() == 0) return;
+  ScratchScope temporaries(ctx.scratch);
+  const VisibleKeys visible = visible_keys(ctx, temporaries, in.first_key, in.own_key, in.k.dim(0));
   if (sparse_tensor_cores(in) && aligned_16(out.o))
-    sparse_union_forward(ctx, out, in, keys);
+    sparse_union_forward(ctx, out, in, visible, keys);
   else if (!ctx.dry_run)
-    attention_f32_forward(ctx, out, in, &keys);
+    attention_f32_forward(ctx, out, in, visible, &keys);
 }
 
 void sparse_attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o,
@@ -439,12 +445,13 @@ void sparse_attention_backward(Context& ctx, const AttentionGrads& grads, const 
   out.delta = temporaries.alloc("attention.delta", DType::f32, {in.q.dim(1), in.q.dim(0)});
   output_backward(ctx, out, d_o, state.o, state.lse, {}, of_scores.dlse);
   if (in.q.numel() == 0) return;
+  const VisibleKeys visible = visible_keys(ctx, temporaries, in.first_key, in.own_key, in.k.dim(0));
   bool vectors = true;
   for (const Tensor* t : {&d_o, &grads.dq, &grads.dk, &grads.dv}) vectors = vectors && aligned_16(*t);
   if (sparse_tensor_cores(in) && vectors)
-    sparse_union_backward(ctx, grads, d_o, out.delta, in, state.lse, of_scores.coef0, keys);
+    sparse_union_backward(ctx, grads, d_o, out.delta, in, visible, state.lse, of_scores.coef0, keys);
   else if (!ctx.dry_run)
-    attention_f32_backward(ctx, grads, d_o, out.delta, in, state.lse, of_scores.coef0, &keys);
+    attention_f32_backward(ctx, grads, d_o, out.delta, in, visible, state.lse, of_scores.coef0, &keys);
 }
 
 void gated_attention_forward(Context& ctx, Tensor y, const AttentionState& out, const AttentionInputs& in,

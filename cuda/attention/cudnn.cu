@@ -251,7 +251,9 @@ void* writable(const void* p) { return const_cast<void*>(p); }
 }  // namespace
 
 void attention_cudnn_forward(Context& ctx, const AttentionForward& a) {
-  if (a.queries != a.keys) fail(ExitCode::usage, "attention.kernel cudnn: not with a cache of earlier keys");
+  if (a.queries != a.keys)
+    fail(ExitCode::usage,
+         "attention.kernel cudnn: not with a cache of earlier keys, nor with parallel.context above 1");
   SLUICE_CHECK(!a.y, "attention_cudnn_forward: fuses no gate");
   ScratchScope t(ctx.scratch);
   const Tensor workspace =
@@ -261,7 +263,7 @@ void attention_cudnn_forward(Context& ctx, const AttentionForward& a) {
   const Plan& plan = plan_for(c, {0, a.queries, a.heads, a.kv_heads, a.head_dim});
   launch(ctx, "attention_first_logit",
          {dim3(blocks_for(a.queries * (a.z0 ? a.heads : 1), kWarps)), dim3(32 * kWarps)}, first_logit, a.z0,
-         a.q, a.k, a.first_key, a.queries, a.heads, a.heads / a.kv_heads, a.kv_heads, a.head_dim, a.scale,
+         a.q, a.k, a.visible.first, a.queries, a.heads, a.heads / a.kv_heads, a.kv_heads, a.head_dim, a.scale,
          kernel_status(ctx));
   float scale = a.scale, minus_infinity = -std::numeric_limits<float>::infinity();
   std::array<void*, kForwardBound> pointers{};
@@ -275,13 +277,13 @@ void attention_cudnn_backward(Context& ctx, const AttentionBackward& a) {
   if (a.coef0) fail(ExitCode::usage, "attention.kernel cudnn: no coefficient of the first key");
   if (a.has_dlse) fail(ExitCode::usage, "attention.kernel cudnn: no gradient of lse (sinks, head balance)");
   ScratchScope t(ctx.scratch);
-  const Tensor sum = t.alloc("cudnn <dO, O>", DType::f32, {a.heads, a.tokens});
-  const Tensor dq_sum = t.alloc("cudnn dq in f32", DType::f32, {a.tokens, a.heads, a.head_dim});
+  const Tensor sum = t.alloc("cudnn <dO, O>", DType::f32, {a.heads, a.queries});
+  const Tensor dq_sum = t.alloc("cudnn dq in f32", DType::f32, {a.queries, a.heads, a.head_dim});
   const Tensor workspace =
-      t.alloc("cudnn workspace", DType::u8, {workspace_bytes(true, a.tokens, a.heads, a.head_dim)});
-  if (ctx.dry_run || a.tokens == 0) return;
+      t.alloc("cudnn workspace", DType::u8, {workspace_bytes(true, a.queries, a.heads, a.head_dim)});
+  if (ctx.dry_run || a.queries == 0) return;
   Cudnn& c = cudnn_of(ctx);
-  const Plan& plan = plan_for(c, {1, a.tokens, a.heads, a.kv_heads, a.head_dim});
+  const Plan& plan = plan_for(c, {1, a.queries, a.heads, a.kv_heads, a.head_dim});
   if (c.library.version() < 90600)  // later ones do it themselves
     check(cudaMemsetAsync(dq_sum.data, 0, static_cast<size_t>(dq_sum.bytes()), stream(ctx)),
           "cudaMemsetAsync");

@@ -5,7 +5,6 @@
 // Bound by shared memory (9 loads of 16 bytes per 32 FMA in the scores, 1 per 4 in the mixing). dq and (dk,
 // dv) come from two kernels that compute the scores twice: no sum crosses a block, so bits never change.
 #include "attention/f32.h"
-#include "common/launch.h"
 
 namespace sluice::cuda {
 namespace {
@@ -53,7 +52,8 @@ constexpr int kAllKeys = 1 << 30;  // as a block: every key from the first one o
 template <class T>
 struct Problem {
   const T *q, *k, *v, *d_o;
-  const int* first_key;
+  const int* first_key;  // counted among the keys
+  OwnKeys own;
   const int *selected, *counts;  // Selection: (G, Tq, room), (G, Tq); or null: all visible keys
   T *o, *dq, *dk, *dv;
   float *lse, *z0;
@@ -65,7 +65,7 @@ struct Problem {
   bool softpick;
 
   DEVICE_INLINE Members members(int head, int64_t query) const {
-    const int last = static_cast<int>(query + keys - queries);
+    const int last = own.of(query);
     if (!selected) return {first_key + query, first_key + query + 1, kAllKeys, last};
     const int64_t row = head / (heads / sets) * queries + query;
     return {selected + row * room, selected + row * room + counts[row], block, last};
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
   DYN_SMEM(float, smem, 16);
   float *const q = smem, *const k = q + S::kFloats, *const v = k + S::kFloats, *const w = v + S::kFloats;
   const int head = static_cast<int>(blockIdx.x), kv_head = head / (p.heads / p.kv_heads);
-  const int64_t q0 = static_cast<int64_t>(gridDim.y - 1 - blockIdx.y) * S::kRows, offset = p.keys - p.queries;
+  const int64_t q0 = static_cast<int64_t>(gridDim.y - 1 - blockIdx.y) * S::kRows;
   const int64_t rows = min(static_cast<int64_t>(S::kRows), p.queries - q0);
   const int row = static_cast<int>(threadIdx.x) / 4, part = static_cast<int>(threadIdx.x) % 4;
   const int64_t query = min(q0 + row, p.queries - 1);
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_forwa
   const float hidden = p.softpick ? 0.0f : -INFINITY;
   float m = hidden, l = 0;
   float* const weights = w + row * (S::kRows + 1);
-  for (int64_t k0 = p.first_key[q0]; k0 < q0 + rows + offset; k0 += S::kRows) {
+  for (int64_t k0 = p.first_key[q0]; k0 <= p.own.of(q0 + rows - 1); k0 += S::kRows) {
     const int64_t stride = static_cast<int64_t>(p.kv_heads) * p.depth, at = k0 * stride + kv_head * p.depth;
     const unsigned bits = row < rows ? members.next(static_cast<int>(k0), S::kRows) : 0;
     if (!__syncthreads_or(bits != 0)) continue;  // the tiles of the previous step have been read
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dq_ke
   float4 acc[S::kVectors] = {};
   float* const weights = w + row * (S::kRows + 1);
   Members members = p.members(head, query);
-  for (int64_t k0 = p.first_key[q0]; k0 < q0 + rows; k0 += S::kRows) {
+  for (int64_t k0 = p.first_key[q0]; k0 <= p.own.of(q0 + rows - 1); k0 += S::kRows) {
     const int64_t stride = static_cast<int64_t>(p.kv_heads) * p.depth, at = k0 * stride + kv_head * p.depth;
     const unsigned bits = row < rows ? members.next(static_cast<int>(k0), S::kRows) : 0;
     if (!__syncthreads_or(bits != 0)) continue;
@@ -275,7 +275,8 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dkv_k
   float4 dk[S::kVectors] = {}, dv[S::kVectors] = {};
   float* const weights = w + row * (S::kRows + 1);
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
-    for (int64_t q0 = k0; q0 < p.queries && p.first_key[q0] < k0 + rows; q0 += S::kRows) {
+    for (int64_t q0 = p.own.first_query(static_cast<int>(k0)) / S::kRows * S::kRows;
+         q0 < p.queries && p.first_key[q0] < k0 + rows; q0 += S::kRows) {
       const int64_t count = p.queries - q0, mine = q0 + row;
       unsigned bits = 0;
       if (row < count) {
@@ -338,10 +339,10 @@ void dispatch_depth(const char* op, int64_t depth, F&& f) {
 }
 
 template <class T>
-Problem<T> problem_of(const AttentionInputs& in, const Selection* selection) {
+Problem<T> problem_of(const AttentionInputs& in, const VisibleKeys& visible, const Selection* selection) {
   Problem<T> p = {};
   p.q = device_data<T>(in.q), p.k = device_data<T>(in.k), p.v = device_data<T>(in.v);
-  p.first_key = device_data<int>(in.first_key);
+  p.first_key = visible.first, p.own = visible.own;
   p.queries = in.q.dim(0), p.keys = in.k.dim(0);
   p.heads = static_cast<int>(in.q.dim(1)), p.kv_heads = static_cast<int>(in.k.dim(1)),
   p.depth = static_cast<int>(in.q.dim(2));
@@ -357,13 +358,13 @@ Problem<T> problem_of(const AttentionInputs& in, const Selection* selection) {
 }  // namespace
 
 void attention_f32_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
-                           const Selection* selection) {
+                           const VisibleKeys& visible, const Selection* selection) {
   dispatch_storage("attention_forward", in.q, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
     dispatch_depth("attention_forward", in.q.dim(2), [&](auto depth) {
       constexpr int kDepth = depth;
       if (ctx.dry_run) return;
-      Problem<T> p = problem_of<T>(in, selection);
+      Problem<T> p = problem_of<T>(in, visible, selection);
       p.o = device_data<T>(out.o), p.lse = device_data<float>(out.lse);
       p.z0 = out.z0 ? device_data<float>(out.z0) : nullptr;
       launch(ctx, "attention_f32_forward", config_of<kDepth>(p.heads, p.queries, 3),
@@ -373,14 +374,14 @@ void attention_f32_forward(Context& ctx, const AttentionState& out, const Attent
 }
 
 void attention_f32_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, const Tensor& delta,
-                            const AttentionInputs& in, const Tensor& lse, const Tensor& coef0,
-                            const Selection* selection) {
+                            const AttentionInputs& in, const VisibleKeys& visible, const Tensor& lse,
+                            const Tensor& coef0, const Selection* selection) {
   dispatch_storage("attention_backward", in.q, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
     dispatch_depth("attention_backward", in.q.dim(2), [&](auto depth) {
       constexpr int kDepth = depth;
       if (ctx.dry_run) return;
-      Problem<T> p = problem_of<T>(in, selection);
+      Problem<T> p = problem_of<T>(in, visible, selection);
       p.d_o = device_data<T>(d_o), p.lse = device_data<float>(lse), p.delta = device_data<float>(delta);
       p.coef0 = coef0 ? device_data<float>(coef0) : nullptr;
       p.dq = device_data<T>(grads.dq), p.dk = device_data<T>(grads.dk), p.dv = device_data<T>(grads.dv);

@@ -37,9 +37,8 @@ struct QueryNumbers {
   int first[kQueries];
 };
 
-struct Item {
-  int n, kv_head;       // key tile; n = -1: no more
-  int m_first, m_last;  // query tiles
+struct Item : KeyTile {  // n = -1: no more
+  int kv_head;
 };
 
 struct BackwardBarriers {
@@ -63,12 +62,12 @@ struct BackwardSmem {
 
 struct BackwardParams {
   const float *lse, *delta, *coef0;
-  const int* first_key;
+  VisibleKeys visible;
   float* dq;     // (H, query tiles, kQueries kDim), in the order of registers
   int* turns;    // (H, query tiles): number of key tiles that have added to this tile of dq; null: any order
   int* counter;  // next item
-  int* order;    // (key tiles): in which they are taken
-  int tokens, heads, kv_heads, group;
+  KeyTile* order;  // (key tiles): in which they are taken
+  int queries, heads, kv_heads, group;
   int key_tiles, query_tiles, section;  // section: key heads served together
   float scale, scale_log2;
 };
@@ -111,10 +110,8 @@ DEVICE_INLINE void load_tiles(const BackwardParams& p, unsigned char* smem, Back
     const int per_section = p.section * p.key_tiles, base = index / per_section * p.section;
     const int kv_heads = min(p.section, p.kv_heads - base), rest = index % per_section;
     Item item;
-    item.n = p.order[rest / kv_heads];
+    static_cast<KeyTile&>(item) = p.order[rest / kv_heads];
     item.kv_head = base + rest % kv_heads;
-    item.m_first = item.n * (kKeys / kQueries);
-    item.m_last = last_query_tile<kQueries, kKeys>(p.first_key, p.query_tiles, item.n);
     mbarrier_wait(&bar->item_empty, phase);
     bar->item = item;
     mbarrier_arrive(&bar->item_full);
@@ -160,12 +157,12 @@ DEVICE_INLINE void load_numbers(const BackwardParams& p, QueryNumbers* numbers, 
       QueryNumbers& to = numbers[ring.stage];
 #pragma unroll 1
       for (int i = lane; i < kQueries; i += 32) {
-        const int row = m * kQueries + i, at = h * p.tokens + row;
-        const bool inside = row < p.tokens;
+        const int row = m * kQueries + i, at = h * p.queries + row;
+        const bool inside = row < p.queries;
         to.lse[i] = inside ? p.lse[at] * kLog2e : INFINITY;
         to.delta[i] = inside ? p.delta[at] : 0.0f;
         to.coef0[i] = inside && p.coef0 ? p.coef0[at] : 0.0f;
-        to.first[i] = p.first_key[min(row, p.tokens - 1)];
+        to.first[i] = p.visible.first[min(row, p.queries - 1)];
       }
       mbarrier_arrive(bar->numbers_full + ring.stage);
       ring.advance();
@@ -185,7 +182,7 @@ DEVICE_INLINE void add_dq(const BackwardParams& p, const unsigned char* s_dq, Ba
     for_each_step(p, item, [&](int h, int m) {
       const int tile = h * p.query_tiles + m;
       float* dst = p.dq + static_cast<int64_t>(tile) * kElements;
-      const int turn = p.turns ? item.n - p.first_key[m * kQueries] / kKeys : 0;
+      const int turn = p.turns ? item.n - p.visible.first[m * kQueries] / kKeys : 0;
       mbarrier_wait(&bar->dq_full, full);
       full ^= 1;
       if (p.turns && turn > 0) {
@@ -233,26 +230,27 @@ struct Place {
 };
 
 /// s becomes P^T.
-DEVICE_INLINE void weights(float (&s)[kQueries / 2], const QueryNumbers& numbers, const Place& at, int m,
-                           float scale_log2) {
+DEVICE_INLINE void weights(float (&s)[kQueries / 2], const BackwardParams& p, const QueryNumbers& numbers,
+                           const Place& at, int m) {
 #pragma unroll
   for (int b = 0; b < kQueries / 8; ++b) {
     const float2 lse = *reinterpret_cast<const float2*>(numbers.lse + b * 8 + at.column);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      s[b * 4 + 2 * i] = ex2(s[b * 4 + 2 * i] * scale_log2 - lse.x);
-      s[b * 4 + 2 * i + 1] = ex2(s[b * 4 + 2 * i + 1] * scale_log2 - lse.y);
+      s[b * 4 + 2 * i] = ex2(s[b * 4 + 2 * i] * p.scale_log2 - lse.x);
+      s[b * 4 + 2 * i + 1] = ex2(s[b * 4 + 2 * i + 1] * p.scale_log2 - lse.y);
     }
   }
-  if (at.low + 15 <= m * kQueries && at.low > numbers.first[kQueries - 1]) return;
+  if (at.low + 15 <= p.visible.own.of(m * kQueries) && at.low > numbers.first[kQueries - 1]) return;
 #pragma unroll
   for (int b = 0; b < kQueries / 8; ++b)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int column = b * 8 + at.column + e, first = numbers.first[column];
+      const int column = b * 8 + at.column + e, first = numbers.first[column],
+                last = p.visible.own.of(min(m * kQueries + column, p.queries - 1));
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (at.key + 8 * i < first || at.key + 8 * i > m * kQueries + column) s[b * 4 + 2 * i + e] = 0;
+        if (at.key + 8 * i < first || at.key + 8 * i > last) s[b * 4 + 2 * i + e] = 0;
     }
 }
 
@@ -348,7 +346,7 @@ DEVICE_INLINE void consume(const BackwardParams& p, unsigned char* smem, Backwar
       mbarrier_wait(bar->numbers_full + stage, ring_phase);
       wgmma_wait<1>();
       hold_registers(s);
-      weights(s, numbers[stage], at, m, p.scale_log2);
+      weights(s, p, numbers[stage], at, m);
 #pragma unroll
       for (int kk = 0; kk < kQueries / 16; ++kk) pack_columns(pt[kk], s + kk * 8);
       wgmma_wait<0>();
@@ -501,21 +499,21 @@ __global__ void __launch_bounds__(256)
 }
 
 template <int kDim>
-void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* turns, int* order) {
+void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* turns, KeyTile* order) {
   BackwardParams p = {};
   p.lse = a.lse, p.delta = a.delta, p.coef0 = a.coef0;
-  p.first_key = a.first_key;
-  p.tokens = static_cast<int>(a.tokens);
+  p.visible = a.visible;
+  p.queries = static_cast<int>(a.queries);
   p.heads = a.heads, p.kv_heads = a.kv_heads, p.group = a.heads / a.kv_heads;
-  p.key_tiles = static_cast<int>(blocks_for(a.tokens, kKeys));
-  p.query_tiles = static_cast<int>(blocks_for(a.tokens, kQueries));
+  p.key_tiles = static_cast<int>(blocks_for(a.keys, kKeys));
+  p.query_tiles = static_cast<int>(blocks_for(a.queries, kQueries));
   p.dq = dq;
   const int64_t tiles = static_cast<int64_t>(a.heads) * p.query_tiles;
   p.counter = turns + tiles, p.order = order;
   p.turns = ctx.deterministic ? turns : nullptr;
   p.scale = a.scale, p.scale_log2 = a.scale * kLog2e;
   // Data that every item reads repeatedly: q, dO and the accumulator of dq, of one query head at a time.
-  p.section = heads_per_section(a.tokens * kDim * 8, a.kv_heads);
+  p.section = heads_per_section(a.queries * kDim * 8, a.kv_heads);
   const cudaStream_t s = stream(ctx);
   check(cudaMemsetAsync(turns, 0, (tiles + 1) * sizeof(int), s), "cudaMemsetAsync", "attention.turns");
   if (!p.turns)
@@ -525,12 +523,12 @@ void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* t
          {.grid = dim3(1),
           .block = dim3(kOrderThreads),
           .smem = 2 * sizeof(int) * static_cast<size_t>(p.key_tiles)},
-         order_key_tiles_kernel<kQueries, kKeys>, order, a.first_key, p.key_tiles, p.query_tiles);
+         order_key_tiles_kernel<kQueries, kKeys>, order, a.visible, p.key_tiles, p.query_tiles);
   const auto queries = [&](const char* what, const nv_bf16* x) {
-    return make_tensor_map_3d(what, x, a.tokens, a.heads, kDim, kQueries, 1, 64);
+    return make_tensor_map_3d(what, x, a.queries, a.heads, kDim, kQueries, 1, 64);
   };
   const auto keys = [&](const char* what, const nv_bf16* x, int rows) {
-    return make_tensor_map_3d(what, x, a.tokens, a.kv_heads, kDim, rows, 1, 64);
+    return make_tensor_map_3d(what, x, a.keys, a.kv_heads, kDim, rows, 1, 64);
   };
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(std::min(p.key_tiles * a.kv_heads, num_multiprocessors(ctx))));
@@ -543,7 +541,7 @@ void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* t
   turn.grid = dim3(static_cast<unsigned>(p.query_tiles), static_cast<unsigned>(a.heads));
   turn.block = dim3(256);
   launch(ctx, "attention_hopper_dq", turn, attention_dq_kernel<kDim>, a.dq, static_cast<const float*>(dq),
-         p.tokens, a.heads, p.query_tiles, a.scale);
+         p.queries, a.heads, p.query_tiles, a.scale);
 }
 
 }  // namespace
@@ -551,12 +549,13 @@ void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* t
 void attention_hopper_backward(Context& ctx, const AttentionBackward& a) {
   SLUICE_CHECK(attention_hopper_supports(a.head_dim), "attention_hopper_backward: head_dim {}", a.head_dim);
   ScratchScope t(ctx.scratch);
-  const int64_t query_tiles = (a.tokens + kQueries - 1) / kQueries;
+  const int64_t query_tiles = (a.queries + kQueries - 1) / kQueries;
   float* dq =
       device_data<float>(t.alloc("attention.dq", DType::f32, {a.heads, query_tiles * kQueries, a.head_dim}));
   int* turns = device_data<int>(t.alloc("attention.turns", DType::i32, {a.heads * query_tiles + 1}));
-  int* order = device_data<int>(t.alloc("attention.order", DType::i32, {(a.tokens + kKeys - 1) / kKeys}));
-  if (ctx.dry_run || a.tokens == 0) return;
+  const int64_t key_tiles = (a.keys + kKeys - 1) / kKeys;
+  KeyTile* order = device_data<KeyTile>(t.alloc("attention.order", DType::i32, {key_tiles, 3}));
+  if (ctx.dry_run || a.queries == 0) return;
   if (a.head_dim == 64)
     launch_backward<64>(ctx, a, dq, turns, order);
   else

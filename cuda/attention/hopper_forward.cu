@@ -41,12 +41,12 @@ struct ForwardTile {
 };
 
 struct ForwardParams {
-  const int* first_key;
+  VisibleKeys visible;
   float *lse, *z0;
   const nv_bf16 *sink, *gate;  // gate: headwise logits
   bool fused, elementwise;
   GateKind kind;
-  int queries, keys, heads, group;   // group: query heads per key head
+  int queries, heads, group;         // group: query heads per key head
   int tiles, query_blocks, section;  // section: query heads served together
   int* counter;
   float scale_log2;
@@ -64,8 +64,8 @@ DEVICE_INLINE TileRange locate(const ForwardParams& p, int tile) {
   TileRange r;
   r.head = base + rest % heads;
   r.q0 = (p.query_blocks - 1 - rest / heads) * kQueries;
-  r.n_first = p.first_key[r.q0] / kKeys;
-  r.n_last = (min(r.q0 + kQueries, p.queries) - 1 + p.keys - p.queries) / kKeys;
+  r.n_first = p.visible.first[r.q0] / kKeys;
+  r.n_last = p.visible.own.of(min(r.q0 + kQueries, p.queries) - 1) / kKeys;
   return r;
 }
 
@@ -150,16 +150,16 @@ DEVICE_INLINE void produce(const ForwardParams& p, unsigned char* smem,
 
 /// The rows of one thread: row[i] and the state of its softmax.
 struct Rows {
-  int row[2], first[2];
-  int warp_row, warp_first;  // the warp's first row; the first key of its last row
+  int row[2], first[2], last[2];
+  int warp_last, warp_first;  // the last key of the warp's first row; the first key of its last row
   float max[2], sum[2], z0[2];
 };
 
-/// Keys before the first or after the query become -inf; the logit of the first is kept.
+/// Keys before the first or after the last become -inf; the logit of the first is kept.
 template <int kKeys>
-DEVICE_INLINE void mask(float (&s)[kKeys / 2], Rows& r, int n, int offset, int t4) {
+DEVICE_INLINE void mask(float (&s)[kKeys / 2], Rows& r, int n, int t4) {
   const int key0 = n * kKeys;
-  if (key0 + kKeys - 1 <= r.warp_row + offset && key0 > r.warp_first) return;
+  if (key0 + kKeys - 1 <= r.warp_last && key0 > r.warp_first) return;
 #pragma unroll
   for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -169,7 +169,7 @@ DEVICE_INLINE void mask(float (&s)[kKeys / 2], Rows& r, int n, int offset, int t
         float& x = s[b * 4 + 2 * i + e];
         const int key = key0 + b * 8 + t4 * 2 + e;
         if (key == r.first[i]) r.z0[i] = x;
-        if (key < r.first[i] || key > r.row[i] + offset) x = -INFINITY;
+        if (key < r.first[i] || key > r.last[i]) x = -INFINITY;
       }
 }
 
@@ -214,7 +214,6 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
   constexpr int kKeys = Tile::kKeys;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t4 = lane % 4;
   const bool leader = threadIdx.x % 128 == 0;
-  const int offset = p.keys - p.queries;
   const uint32_t s_q = smem_addr(smem) + consumer * Tile::kGroupBytes;
   const uint32_t s_k = smem_addr(smem) + Tile::kQueryBytes;
   const uint32_t s_v = s_k + Tile::kStages * Tile::kKeyBytes;
@@ -255,12 +254,14 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
     TileRange r = locate<Tile::kQueries, kKeys>(p, tile);
     r.n_first = uniform(r.n_first);
     Rows rows;
-    rows.warp_row = r.q0 + consumer * 64 + warp * 16;
-    rows.warp_first = p.first_key[min(rows.warp_row + 15, p.queries - 1)];
+    const int warp_row = r.q0 + consumer * 64 + warp * 16, end = p.queries - 1;
+    rows.warp_last = p.visible.own.of(min(warp_row, end));
+    rows.warp_first = p.visible.first[min(warp_row + 15, end)];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      rows.row[i] = rows.warp_row + g + 8 * i;
-      rows.first[i] = p.first_key[min(rows.row[i], p.queries - 1)];
+      rows.row[i] = warp_row + g + 8 * i;
+      rows.first[i] = p.visible.first[min(rows.row[i], end)];
+      rows.last[i] = p.visible.own.of(min(rows.row[i], end));
       rows.max[i] = rows.z0[i] = -INFINITY;
       rows.sum[i] = 0;
     }
@@ -279,7 +280,7 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
     release(bar->k_empty + k_ring.stage);
     k_ring.advance();
     if (r.n_last == r.n_first) release(&bar->q_empty);
-    mask<kKeys>(s, rows, r.n_last, offset, t4);
+    mask<kKeys>(s, rows, r.n_last, t4);
     softmax<kKeys>(s, rows, rescale, p.scale_log2);
 #pragma unroll
     for (int kk = 0; kk < kKeys / 16; ++kk) pack_columns(pr[kk], s + kk * 8);
@@ -300,7 +301,7 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
       release(bar->k_empty + k_ring.stage);
       k_ring.advance();
       if (n == r.n_first) release(&bar->q_empty);
-      mask<kKeys>(s, rows, n, offset, t4);
+      mask<kKeys>(s, rows, n, t4);
       softmax<kKeys>(s, rows, rescale, p.scale_log2);
       finish_before_next_wait(rows.sum[0] + rows.sum[1]);
       wgmma_wait<0>();
@@ -429,12 +430,12 @@ template <int kDim>
 void launch_forward(Context& ctx, const AttentionForward& a, int* counter) {
   using Tile = ForwardTile<kDim>;
   ForwardParams p = {};
-  p.first_key = a.first_key;
+  p.visible = a.visible;
   p.lse = a.lse, p.z0 = a.z0;
   p.sink = a.sink, p.gate = a.headwise ? a.gate : nullptr;
   p.fused = a.y != nullptr, p.elementwise = a.y && a.gate && !a.headwise;
   p.kind = a.kind;
-  p.queries = static_cast<int>(a.queries), p.keys = static_cast<int>(a.keys);
+  p.queries = static_cast<int>(a.queries);
   p.heads = a.heads, p.group = a.heads / a.kv_heads;
   p.query_blocks = static_cast<int>(blocks_for(a.queries, Tile::kQueries));
   p.tiles = p.query_blocks * a.heads;

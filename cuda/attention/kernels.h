@@ -2,16 +2,16 @@
 // Interface between the ops in attention.cu and the kernels: one for every GPU since sm_80 (mma.cu,
 // mma_backward.cu), one for Hopper (hopper_forward.cu, hopper_backward.cu). All tensors are bf16 unless
 // noted; layouts as in ops/attention.h.
-#include "common/launch.h"
+#include "attention/visible_keys.cuh"
 #include "ops/gate.h"
 
 namespace sluice::cuda {
 
 struct AttentionForward {
   const nv_bf16 *q, *k, *v;  // (Tq, H, D), (Tk, Hkv, D)
-  const int* first_key;      // (Tq)
-  nv_bf16* o;                // (Tq, H, D)
-  float *lse, *z0;           // (H, Tq), natural logarithm; z0 may be null
+  VisibleKeys visible;
+  nv_bf16* o;       // (Tq, H, D)
+  float *lse, *z0;  // (H, Tq), natural logarithm; z0 may be null
   // The fused output; y is null for plain attention. y = gate(sigmoid(lse - sink) o, gate)
   nv_bf16* y;
   const nv_bf16* sink;  // (H), or null
@@ -25,15 +25,15 @@ struct AttentionForward {
 
 struct AttentionBackward {
   const nv_bf16 *q, *k, *v, *d_o;
-  const float* lse;    // (H, T)
-  const float* delta;  // (H, T): <dO_t, O_t> - dlse_t
-  const float* coef0;  // (H, T), or null
+  const float* lse;    // (H, Tq)
+  const float* delta;  // (H, Tq): <dO_t, O_t> - dlse_t
+  const float* coef0;  // (H, Tq), or null
   const nv_bf16*
-      o;  // (T, H, D): the plain output, and whether delta holds more than <dO_t, O_t>. For cuDNN, which
+      o;  // (Tq, H, D): the plain output, and whether delta holds more than <dO_t, O_t>. For cuDNN, which
   bool has_dlse;  // computes delta itself
-  const int* first_key;
+  VisibleKeys visible;
   nv_bf16 *dq, *dk, *dv;
-  int64_t tokens;
+  int64_t queries, keys;
   int heads, kv_heads, head_dim;
   float scale;
 };

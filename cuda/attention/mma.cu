@@ -73,9 +73,10 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks)
   float* const lse_tile = reinterpret_cast<float*>(smem + F::kLse);
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int head = static_cast<int>(blockIdx.x), kv_head = head / (a.heads / a.kv_heads);
-  const int queries = static_cast<int>(a.queries), offset = static_cast<int>(a.keys) - queries;
+  const int queries = static_cast<int>(a.queries);
   const int q0 = static_cast<int>(gridDim.y - 1 - blockIdx.y) * F::kRows, rows = min(F::kRows, queries - q0);
-  const int first_min = a.first_key[q0], first_max = a.first_key[q0 + rows - 1], key_end = q0 + rows + offset;
+  const int first_min = a.visible.first[q0], first_max = a.visible.first[q0 + rows - 1],
+            last_min = a.visible.own.of(q0), key_end = a.visible.own.of(q0 + rows - 1) + 1;
   const auto load_keys = [&](uint32_t tile, const nv_bf16* src, int k0) {
     load_rows_async<kKeys, kDepth, F::kThreads>(
         tile, src + (static_cast<int64_t>(k0) * a.kv_heads + kv_head) * kDepth, a.kv_heads * kDepth,
@@ -129,14 +130,14 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks)
     if (k0 + kKeys < key_end) load_keys(k_tile, a.k, k0 + kKeys);
 
     // Only tiles at the edge of some row's keys are masked; z0 is found in the same tiles.
-    if (k0 <= first_max || k0 + kKeys - 1 > q0 + offset) {
+    if (k0 <= first_max || k0 + kKeys - 1 > last_min) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int query = min(q0 + row_of(b, i), queries - 1);
-          const int column = k0 + 2 * (lane & 3), first = a.first_key[query] - column,
-                    last = query + offset - column;
+          const int column = k0 + 2 * (lane & 3), first = a.visible.first[query] - column,
+                    last = a.visible.own.of(query) - column;
           float z = 0;
 #pragma unroll
           for (int n = 0; n < kKeys / 8; ++n)

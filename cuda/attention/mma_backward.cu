@@ -62,15 +62,16 @@ __global__ void __launch_bounds__(B::kThreads, 1)
   const int key_row = warp / B::kSplit * 16,
             part = warp % B::kSplit;  // this warp's keys, and its share of them
   const int kv_head = static_cast<int>(blockIdx.x), group = a.heads / a.kv_heads;
-  const int tokens = static_cast<int>(a.tokens), key_tile = static_cast<int>(blockIdx.y),
-            k0 = key_tile * kKeys;
+  const int queries = static_cast<int>(a.queries), keys = static_cast<int>(a.keys),
+            key_tile = static_cast<int>(blockIdx.y), k0 = key_tile * kKeys;
 
-  // Query tiles [first_tile, last_tile]: first_key does not decrease.
-  const int first_tile = k0 / kQueries;
-  int last_tile = (tokens - 1) / kQueries;
-  for (int low = first_tile; low < last_tile;) {
-    const int middle = a.first_key[last_tile * kQueries] < k0 + kKeys ? last_tile : (low + last_tile + 1) / 2;
-    if (a.first_key[middle * kQueries] < k0 + kKeys)
+  // Query tiles [first_tile, last_tile], if any: neither first nor own keys decrease.
+  const int first_tile = a.visible.own.first_query(k0) / kQueries;
+  int last_tile = (queries - 1) / kQueries;
+  for (int low = first_tile - 1; low < last_tile;) {
+    const int middle =
+        a.visible.first[last_tile * kQueries] < k0 + kKeys ? last_tile : (low + last_tile + 1) / 2;
+    if (a.visible.first[middle * kQueries] < k0 + kKeys)
       low = middle;
     else
       last_tile = middle - 1;
@@ -85,31 +86,34 @@ __global__ void __launch_bounds__(B::kThreads, 1)
     const int head = head_of(step), q0 = tile_of(step) * kQueries;
     const uint32_t stage = base + B::kQ + step % B::kStages * B::kStage;
     const int64_t at = (static_cast<int64_t>(q0) * a.heads + head) * kDepth;
-    load_rows_async<kQueries, kDepth, B::kThreads>(stage, a.q + at, a.heads * kDepth, tokens - q0);
+    load_rows_async<kQueries, kDepth, B::kThreads>(stage, a.q + at, a.heads * kDepth, queries - q0);
     load_rows_async<kQueries, kDepth, B::kThreads>(stage + kQueries * kRowBytes, a.d_o + at, a.heads * kDepth,
-                                                   tokens - q0);
+                                                   queries - q0);
     cp_async_commit();
 #pragma unroll
     for (int i = 0; i < B::kStatistics; ++i) {
       const int which = (tid + i * B::kThreads) / kQueries, query = q0 + (tid + i * B::kThreads) % kQueries;
-      const int64_t row = static_cast<int64_t>(head) * tokens + query;
-      if (query >= tokens)
+      const int64_t row = static_cast<int64_t>(head) * queries + query;
+      if (query >= queries)
         statistic[i] = which == 0 ? INFINITY : 0.0f;  // P = 0
       else if (which == 0)
         statistic[i] = a.lse[row] * kLog2e;
       else if (which == 1)
         statistic[i] = a.delta[row];
       else if (which == 2)
-        statistic[i] = __int_as_float(a.first_key[query]);
+        statistic[i] = __int_as_float(a.visible.first[query]);
       else if (which == 3)
         statistic[i] = a.coef0 ? a.coef0[row] : 0.0f;
     }
   };
 
   const int64_t key_at = (static_cast<int64_t>(k0) * a.kv_heads + kv_head) * kDepth;
-  load_rows_async<kKeys, kDepth, B::kThreads>(base, a.k + key_at, a.kv_heads * kDepth, tokens - k0);
-  load_rows_async<kKeys, kDepth, B::kThreads>(base + B::kV, a.v + key_at, a.kv_heads * kDepth, tokens - k0);
-  load_step(0);
+  load_rows_async<kKeys, kDepth, B::kThreads>(base, a.k + key_at, a.kv_heads * kDepth, keys - k0);
+  load_rows_async<kKeys, kDepth, B::kThreads>(base + B::kV, a.v + key_at, a.kv_heads * kDepth, keys - k0);
+  if (steps > 0)
+    load_step(0);
+  else
+    cp_async_commit();  // of the keys, which no query sees
 
   // Where this lane's fragments begin (see mma.cuh).
   const uint32_t by_rows = swizzled<kDepth>(fragment_row(lane), fragment_chunk(lane));
@@ -155,8 +159,8 @@ __global__ void __launch_bounds__(B::kThreads, 1)
 
     // P and dS in their places. Only tiles at the edge of some query's keys are masked; coef0 goes to the
     // first one.
-    const int last_first = __float_as_int(statistics[2 * kQueries + min(kQueries, tokens - q0) - 1]);
-    const bool edge = k0 + kKeys - 1 > q0 || k0 <= last_first;
+    const int last_first = __float_as_int(statistics[2 * kQueries + min(kQueries, queries - q0) - 1]);
+    const bool edge = k0 + kKeys - 1 > a.visible.own.of(q0) || k0 <= last_first;
     const int column = part * kOwnQueries + 2 * (lane & 3), key = k0 + key_row + (lane >> 2);
     if (edge) {
 #pragma unroll
@@ -164,7 +168,7 @@ __global__ void __launch_bounds__(B::kThreads, 1)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int first = __float_as_int(statistics[2 * kQueries + column + 8 * n + e]),
-                    last = q0 + column + 8 * n + e;
+                    last = a.visible.own.of(min(q0 + column + 8 * n + e, queries - 1));
           if (key < first || key > last) s[n][e] = -INFINITY;
           if (key + 8 < first || key + 8 > last) s[n][2 + e] = -INFINITY;
         }
@@ -276,8 +280,9 @@ __global__ void __launch_bounds__(B::kThreads, 1)
     }
   }
 
+  cp_async_wait<0>();
   __syncthreads();  // dQ's last tile is added; K is no longer read
-  if (dq.turn && tid == 0)
+  if (dq.turn && tid == 0 && steps > 0)
     store_release(dq.turn + static_cast<int64_t>(head_of(steps - 1)) * dq.tiles + tile_of(steps - 1),
                   turn + 1);
   store_accumulators<kDepth>(smem, key_row, part * B::kOwnDepth / 8, dk, a.scale, a.scale);
@@ -285,7 +290,7 @@ __global__ void __launch_bounds__(B::kThreads, 1)
   __syncthreads();
   for (int i = tid; i < kKeys * (kDepth / 8); i += B::kThreads) {
     const int row = i / (kDepth / 8), chunk = i % (kDepth / 8);
-    if (k0 + row >= tokens) break;
+    if (k0 + row >= keys) break;
     const int64_t at = (static_cast<int64_t>(k0 + row) * a.kv_heads + kv_head) * kDepth + chunk * 8;
     const unsigned char* const from = smem + swizzled<kDepth>(row, chunk);
     store_vec<8>(a.dk + at, *reinterpret_cast<const Vec16<nv_bf16>*>(from));
@@ -310,7 +315,7 @@ __global__ void __launch_bounds__(B::kThreads) attention_mma_dq_kernel(Attention
   for (int i = tid; i < B::kQueries * (kDepth / 8); i += B::kThreads) {
     const int row = i / (kDepth / 8), chunk = i % (kDepth / 8);
     const int64_t query = static_cast<int64_t>(tile) * B::kQueries + row;
-    if (query >= a.tokens) break;
+    if (query >= a.queries) break;
     store_vec<8>(a.dq + (query * a.heads + head) * kDepth + chunk * 8,
                  *reinterpret_cast<const Vec16<nv_bf16>*>(smem + swizzled<kDepth>(row, chunk)));
   }
@@ -326,7 +331,7 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 template <class B>
 void launch_backward(Context& ctx, const AttentionBackward& a) {
-  const int64_t tiles = (a.tokens + B::kQueries - 1) / B::kQueries;
+  const int64_t tiles = (a.queries + B::kQueries - 1) / B::kQueries;
   const int64_t turns = round_up(a.heads * tiles, 4), sums = a.heads * tiles * B::kQueries * B::kDepth;
   ScratchScope temporaries(ctx.scratch);
   const Tensor turn = temporaries.alloc("attention.dq_turn", DType::i32, {turns});
@@ -339,7 +344,7 @@ void launch_backward(Context& ctx, const AttentionBackward& a) {
   launch(ctx, "attention_zero", {dim3(blocks_for(count, 256)), dim3(256)}, attention_zero_kernel,
          static_cast<float4*>(zeros), count);
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(a.kv_heads), blocks_for(a.tokens, B::kKeys));
+  config.grid = dim3(static_cast<unsigned>(a.kv_heads), blocks_for(a.keys, B::kKeys));
   config.block = dim3(B::kThreads);
   config.smem = B::kSmem;
   launch(ctx, "attention_mma_backward", config, attention_mma_backward_kernel<B>, a, dq);

@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(kKeyThreads, 2) sparse_dkv_kernel(Backward a, 
   const unsigned bit = 1u << (k0 / kKeyRows % 32);
   float dk[kDepth / 8][4] = {}, dv[kDepth / 8][4] = {};
 
-  // Queries are as many as keys: those before k0 do not see it.
-  for (int tile0 = k0 / (kQueryRows >> a.group_bits); tile0 < touched.tiles; tile0 += kKeyThreads) {
+  for (int tile0 = a.selected.own.first_query(k0) / (kQueryRows >> a.group_bits); tile0 < touched.tiles;
+       tile0 += kKeyThreads) {
     const int mine = tile0 + thread;
     const unsigned vote = __ballot_sync(
         kFullWarp, mine < touched.tiles && (of_keys[static_cast<int64_t>(mine) * touched.words] & bit) != 0);
@@ -252,8 +252,8 @@ void key_gradients(Context& ctx, ScratchScope& scratch, const Backward& a, int64
 }  // namespace
 
 void sparse_union_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, const Tensor& delta,
-                           const AttentionInputs& in, const Tensor& lse, const Tensor& coef0,
-                           const Selection& keys) {
+                           const AttentionInputs& in, const VisibleKeys& visible, const Tensor& lse,
+                           const Tensor& coef0, const Selection& keys) {
   Backward a = {};
   a.heads = static_cast<int>(in.q.dim(1)), a.kv_heads = static_cast<int>(in.k.dim(1));
   a.sets = static_cast<int>(keys.first.dim(0)), a.scale = static_cast<float>(in.scale);
@@ -263,7 +263,7 @@ void sparse_union_backward(Context& ctx, const AttentionGrads& grads, const Tens
   a.coef0 = coef0 ? device_data<float>(coef0) : nullptr;
   a.dq = device_data<nv_bf16>(grads.dq), a.dk = device_data<nv_bf16>(grads.dk);
   a.dv = device_data<nv_bf16>(grads.dv);
-  a.selected = selected_of(in, keys);
+  a.selected = selected_of(visible, keys);
   ScratchScope scratch(ctx.scratch);
   const int64_t depth = in.q.dim(2);
   a.choice = choose_tiles(ctx, scratch, a.selected, a.sets, a.group_bits);

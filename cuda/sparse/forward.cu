@@ -167,9 +167,9 @@ bool sparse_tensor_cores(const AttentionInputs& in) {
 }
 
 void sparse_union_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
-                          const Selection& keys) {
+                          const VisibleKeys& visible, const Selection& keys) {
   Forward a = {};
-  a.selected = selected_of(in, keys);
+  a.selected = selected_of(visible, keys);
   a.heads = static_cast<int>(in.q.dim(1)), a.kv_heads = static_cast<int>(in.k.dim(1));
   a.sets = static_cast<int>(keys.first.dim(0)), a.scale = static_cast<float>(in.scale);
   a.group_bits = group_bits_of(a.heads, a.kv_heads);

@@ -1,6 +1,6 @@
 #pragma once
 // The indexer's arguments on a GPU (ops/indexer.h), as its kernels take them.
-#include "common/launch.h"
+#include "attention/visible_keys.cuh"
 #include "common/math.cuh"
 #include "ops/indexer.h"
 
@@ -9,14 +9,15 @@ namespace sluice::cuda {
 template <class T>
 struct Index {
   const T *q, *k, *w, *bias, *w_bias;  // w, bias, w_bias: or null
-  const int* first_key;
+  const int* first_key;                // counted among the keys
+  OwnKeys own;
   int64_t queries, keys;
   int heads, depth, sets, block;
   float scale;
   bool by_sigmoid, weights_by_sigmoid;  // activation and head weights: sigmoid, or ReLU and linear
 
   DEVICE_INLINE int per_set() const { return heads / sets; }
-  DEVICE_INLINE int last(int64_t t) const { return static_cast<int>(t + keys - queries); }
+  DEVICE_INLINE int last(int64_t t) const { return own.of(t); }
   /// The number of blocks that query t can choose from; the i-th begins at first_key[t] + i block.
   DEVICE_INLINE int candidates(int64_t t) const {
     const int before = last(t) - first_key[t];
@@ -39,13 +40,13 @@ struct Index {
 };
 
 template <class T>
-Index<T> index_of(const IndexInputs& in) {
+Index<T> index_of(const IndexInputs& in, const VisibleKeys& visible) {
   Index<T> x = {};
   x.q = device_data<T>(in.q), x.k = device_data<T>(in.k);
   x.w = in.w ? device_data<T>(in.w) : nullptr;
   x.bias = in.bias ? device_data<T>(in.bias) : nullptr;
   x.w_bias = in.w_bias ? device_data<T>(in.w_bias) : nullptr;
-  x.first_key = device_data<int>(in.first_key);
+  x.first_key = visible.first, x.own = visible.own;
   x.queries = in.q.dim(0), x.keys = in.k.dim(0);
   x.heads = static_cast<int>(in.q.dim(1)), x.depth = static_cast<int>(in.q.dim(2));
   x.sets = static_cast<int>(in.sets), x.block = static_cast<int>(in.block);

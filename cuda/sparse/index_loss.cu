@@ -213,7 +213,8 @@ __global__ void __launch_bounds__(kThreads) loss_keys_kernel(Loss<T> p, int64_t 
   const int thread = static_cast<int>(threadIdx.x), per_set = x.per_set();
   const int64_t k0 = static_cast<int64_t>(blockIdx.x) * kKeys, k1 = min(k0 + kKeys, x.keys);
   // Queries before the first key do not see it.
-  const int64_t t_begin = max(p.t0, k0 - (x.keys - x.queries)), pairs = (p.t0 + chunk - t_begin) * x.sets;
+  const int64_t t_begin = max(p.t0, static_cast<int64_t>(x.own.first_query(static_cast<int>(k0)))),
+                pairs = (p.t0 + chunk - t_begin) * x.sets;
   if (pairs <= 0) return;  // the whole block
   for (int i = thread; i < kKeys * x.depth; i += kThreads) sums[i] = 0;
   for (int64_t first = 0; first < pairs; first += kThreads) {
@@ -301,9 +302,10 @@ void run_loss(Context& ctx, const IndexGrads& grads, const Tensor& sums, const I
   p.dw = floats("index dw", queries, heads);
   p.dbias = floats("index dbias", queries, heads);
   const Tensor dk = scratch.alloc("index dk", DType::f32, {in.k.dim(0), depth});
+  const VisibleKeys visible = visible_keys(ctx, scratch, in.first_key, in.own_key, in.k.dim(0));
   if (ctx.dry_run || queries == 0) return;
   p.dk = device_data<float>(dk);
-  p.index = index_of<T>(in);
+  p.index = index_of<T>(in, visible);
   p.q = device_data<T>(target.q), p.k = device_data<T>(target.k);
   p.lse = device_data<float>(target.lse), p.targets = device_data<int>(target.targets);
   p.first = selection ? device_data<int>(selection->first) : nullptr;
@@ -325,15 +327,15 @@ void run_loss(Context& ctx, const IndexGrads& grads, const Tensor& sums, const I
   const auto set_rows = static_cast<size_t>((target.q.numel() / queries + heads * depth) / sets);
   for (p.t0 = 0; p.t0 < queries; p.t0 += chunk) {
     const int64_t here = chunk < queries - p.t0 ? chunk : queries - p.t0;
-    if (p.has_target) attention_targets(ctx, p.target, row, p.t0, here, in, target, selection);
+    if (p.has_target) attention_targets(ctx, p.target, row, p.t0, here, in, visible, target, selection);
     launch(ctx, "index_loss_queries",
            {.grid = dim3(static_cast<unsigned>(here), static_cast<unsigned>(sets)),
             .block = dim3(kThreads),
             .smem = set_rows * sizeof(float)},
            loss_queries_kernel<T>, p);
-    // Keys after the chunk's last query have no part in it.
+    // Keys after the chunk's last query have no part in it, but only the device knows other queries' places.
     launch(ctx, "index_loss_keys",
-           {.grid = dim3(blocks_for(p.t0 + here, kKeys)),
+           {.grid = dim3(blocks_for(in.own_key ? in.k.dim(0) : p.t0 + here, kKeys)),
             .block = dim3(kThreads),
             .smem = static_cast<size_t>(kKeys * depth) * sizeof(float)},
            loss_keys_kernel<T>, p, here);

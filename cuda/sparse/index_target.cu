@@ -236,7 +236,8 @@ bool target_on_tensor_cores(const IndexTarget& target) {
 }
 
 void attention_targets(Context& ctx, float* out, int64_t row, int64_t t0, int64_t count,
-                       const IndexInputs& in, const IndexTarget& target, const Selection* selection) {
+                       const IndexInputs& in, const VisibleKeys& visible, const IndexTarget& target,
+                       const Selection* selection) {
   Target a = {};
   a.q = device_data<nv_bf16>(target.q), a.k = device_data<nv_bf16>(target.k);
   a.lse = device_data<float>(target.lse), a.targets = device_data<int>(target.targets);
@@ -245,7 +246,7 @@ void attention_targets(Context& ctx, float* out, int64_t row, int64_t t0, int64_
   a.sets = static_cast<int>(in.sets), a.scale = static_cast<float>(target.scale);
   a.group_bits = group_bits_of(a.heads, a.kv_heads);
   a.all = selection == nullptr;
-  a.selected.first_key = device_data<int>(in.first_key);
+  a.selected.first_key = visible.first, a.selected.own = visible.own;
   a.selected.queries = target.q.dim(0), a.selected.keys = target.k.dim(0);
   a.selected.block = static_cast<int>(in.block);
   if (selection) {
@@ -253,11 +254,10 @@ void attention_targets(Context& ctx, float* out, int64_t row, int64_t t0, int64_
     a.selected.count = device_data<int>(selection->count);
     a.selected.room = selection->first.dim(2);
   }
-  // Blocks of several keys may reach from one range into the next.
-  a.ranges = a.all && in.block == 1
-                 ? static_cast<int>(
-                       blocks_for(t0 + count + a.selected.keys - a.selected.queries, kRangeTiles * kTileKeys))
-                 : 1;
+  // Blocks of several keys may reach from one range into the next. Of queries of any place only the device
+  // knows the last key.
+  const int64_t end = in.own_key ? a.selected.keys : t0 + count + a.selected.keys - a.selected.queries;
+  a.ranges = a.all && in.block == 1 ? static_cast<int>(blocks_for(end, kRangeTiles * kTileKeys)) : 1;
   if (target.q.dim(2) == 64)
     launch_targets<64>(ctx, a);
   else

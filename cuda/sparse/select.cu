@@ -189,12 +189,13 @@ constexpr int kThreads = 256, kWarps = kThreads / 32, kDigitBits = 11, kDigits =
 struct Choice {
   const float* scores;  // (sets, chunk, row)
   const int* first_key;
+  OwnKeys own;
   int *first, *count;  // (sets, Tq, room), (sets, Tq)
   double* variances;   // (sets, Tq)
   KernelStatus* status;
   Scalar mean_variance;
   Budget budget;
-  int64_t t0, chunk, row, queries, keys, room;
+  int64_t t0, chunk, row, queries, room;
   int block, where;
 };
 
@@ -340,7 +341,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(Choice c) {
   STATIC_SMEM(int, decided, [1]);
   const int thread = static_cast<int>(threadIdx.x), set = static_cast<int>(blockIdx.y);
   const int64_t t = c.t0 + blockIdx.x, at = set * c.queries + t;
-  const int first = c.first_key[t], last = static_cast<int>(t + c.keys - c.queries), before = last - first,
+  const int first = c.first_key[t], last = c.own.of(t), before = last - first,
             n = c.block == 1 ? before + 1 : before / c.block;
   const float* const x = c.scores + (set * c.chunk + blockIdx.x) * c.row;
   int* const out = c.first + at * c.room;
@@ -393,10 +394,10 @@ constexpr int kSumThreads = 1024;
 /// One block.
 __global__ void __launch_bounds__(kSumThreads)
     selection_sums_kernel(double* sums, const double* variances, const int* count, const int* first_key,
-                          int sets, int64_t queries, int64_t keys, int block) {
+                          OwnKeys own, int sets, int64_t queries, int block) {
   double variance = 0, pairs = 0, selected = 0, squares = 0;
   for (int64_t t = threadIdx.x; t < queries; t += kSumThreads) {
-    if (t + keys - queries - first_key[t] + (block == 1) < block) continue;  // no candidate
+    if (own.of(t) - first_key[t] + (block == 1) < block) continue;  // no candidate
     for (int set = 0; set < sets; ++set) {
       const int64_t row = set * queries + t;
       const double k = count[row] - (block > 1);
@@ -423,14 +424,15 @@ void select_keys(Context& ctx, const Selection& out, const IndexInputs& in, cons
     ScratchScope scratch(ctx.scratch);
     const Tensor scores = scratch.alloc("index scores", DType::f32, {sets, chunk, row}),
                  variances = scratch.alloc("index variance", DType::f64, {sets, queries});
+    const VisibleKeys visible = visible_keys(ctx, scratch, in.first_key, in.own_key, in.k.dim(0));
     if (ctx.dry_run || queries == 0) return;
-    const Index<T> x = index_of<T>(in);
+    const Index<T> x = index_of<T>(in, visible);
     Choice c = {};
-    c.scores = device_data<float>(scores), c.first_key = x.first_key;
+    c.scores = device_data<float>(scores), c.first_key = x.first_key, c.own = x.own;
     c.first = device_data<int>(out.first), c.count = device_data<int>(out.count);
     c.variances = device_data<double>(variances), c.status = kernel_status(ctx);
     c.mean_variance = Scalar(mean_variance), c.budget = budget;
-    c.row = row, c.queries = queries, c.keys = x.keys, c.room = out.first.dim(2);
+    c.row = row, c.queries = queries, c.room = out.first.dim(2);
     c.block = x.block, c.where = place_number(ctx, where);
     for (c.t0 = 0; c.t0 < queries; c.t0 += chunk) {
       c.chunk = chunk < queries - c.t0 ? chunk : queries - c.t0;
@@ -443,7 +445,7 @@ void select_keys(Context& ctx, const Selection& out, const IndexInputs& in, cons
     if (sums)
       launch(ctx, "selection_sums", {.grid = dim3(1), .block = dim3(kSumThreads)}, selection_sums_kernel,
              device_data<double>(sums), static_cast<const double*>(c.variances),
-             static_cast<const int*>(c.count), x.first_key, x.sets, queries, x.keys, x.block);
+             static_cast<const int*>(c.count), x.first_key, x.own, x.sets, queries, x.block);
   });
 }
 

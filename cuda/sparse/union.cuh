@@ -3,7 +3,7 @@
 // of up to 32 queries' selected keys, ascending, each with a bit per query that selected it. The list is made
 // in shared memory, range after range of the keys: every warp sets the bits of some queries' keys, then the
 // keys with bits are gathered up. Its order does not depend on the schedule.
-#include "common/launch.h"
+#include "attention/visible_keys.cuh"
 #include "common/ptx.cuh"
 #include "ops/sparse_attention.h"
 
@@ -11,17 +11,18 @@ namespace sluice::cuda {
 
 /// A Selection, as kernels take it.
 struct Selected {
-  const int *first, *count, *first_key;  // (G, Tq, room), (G, Tq), (Tq)
+  const int *first, *count, *first_key;  // (G, Tq, room), (G, Tq), (Tq): counted among the keys
+  OwnKeys own;
   int64_t queries, keys, room;
   int block;
-  DEVICE_INLINE int last(int64_t t) const { return static_cast<int>(t + keys - queries); }
+  DEVICE_INLINE int last(int64_t t) const { return own.of(t); }
 };
 
-inline Selected selected_of(const AttentionInputs& in, const Selection& keys) {
+inline Selected selected_of(const VisibleKeys& visible, const Selection& keys) {
   Selected s = {};
   s.first = device_data<int>(keys.first), s.count = device_data<int>(keys.count);
-  s.first_key = device_data<int>(in.first_key);
-  s.queries = in.q.dim(0), s.keys = in.k.dim(0), s.room = keys.first.dim(2);
+  s.first_key = visible.first, s.own = visible.own;
+  s.queries = visible.own.queries, s.keys = visible.own.keys, s.room = keys.first.dim(2);
   s.block = static_cast<int>(keys.block);
   return s;
 }

@@ -204,10 +204,13 @@ void check_context(const Config& c, Checks& check) {
                   "which needs one of parallel.expert and parallel.context to divide the other, so that "
                   "groups of ranks lie within groups; got {} and {}",
                   experts, ranks));
-  check.require(c.train.device != DeviceChoice::cuda, {"parallel.context", "train.device"},
-                fmt::format("train.device: cuda cannot share sequences between ranks in this version; with "
-                            "parallel.context = {} use cpu, or context: 1",
-                            ranks));
+  check.require(
+      c.train.device != DeviceChoice::cuda || c.parallel.determinism == Determinism::same_layout,
+      {"parallel.context", "parallel.determinism", "train.device"},
+      fmt::format(
+          "parallel.determinism: exact needs train.device: cpu with parallel.context = {}: on a GPU the "
+          "bits of a matrix product depend on its number of rows, which is that of a rank's tokens",
+          ranks));
 }
 
 /// Muon orthogonalises whole matrices, which ZeRO would shard.

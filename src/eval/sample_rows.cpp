@@ -1,9 +1,9 @@
 #include "eval/sample_rows.h"
 
-#include <cstring>
-
 #include "analysis/reading.h"
 #include "analysis/whole_rows.h"
+#include "core/device.h"
+#include "core/host_view.h"
 
 namespace sluice {
 
@@ -42,13 +42,14 @@ std::vector<double> SampleRows::losses(Context& ctx) const {
   return whole_rows(ctx, ranks_, read_values(ctx, buffers_.losses), 1);
 }
 
-Tensor SampleRows::hidden(ScratchScope& t, int64_t token) const {
+Tensor SampleRows::hidden(Context& ctx, ScratchScope& t, int64_t token) const {
   const Tensor& mine = buffers_.saved.hidden;
   if (!ranks_) return mine.rows(token, 1);
   const Tensor row = t.like("hidden state of a rank", mine.rows(0, 1));
+  const HostView view(ctx, mine);
   const std::vector<char> bytes =
-      rows_of_tokens(ranks_, {token}, static_cast<const char*>(mine.data), row.bytes());
-  std::memcpy(row.data, bytes.data(), bytes.size());
+      rows_of_tokens(ranks_, {token}, static_cast<const char*>(view.tensor().data), row.bytes());
+  write_tensor(ctx, row, bytes.data());
   return row;
 }
 

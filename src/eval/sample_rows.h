@@ -27,7 +27,7 @@ class SampleRows {
   /// that follow.
   std::vector<double> losses(Context& ctx) const;
   /// The hidden state (1, C) of a token, in t where another rank may have it.
-  Tensor hidden(ScratchScope& t, int64_t token) const;
+  Tensor hidden(Context& ctx, ScratchScope& t, int64_t token) const;
   /// What the first of the ranks that share the samples has found.
   int32_t agreed(int32_t found) const;
 

@@ -82,7 +82,7 @@ std::optional<std::vector<SampleText>> continue_prompts(Context& ctx, const Tran
       for (size_t i = 0; i < group.size(); ++i) {
         if (group[i]->ended) continue;
         ScratchScope scratch(ctx.scratch);
-        model.logits(ctx, logits, rows.hidden(scratch, last[i]));
+        model.logits(ctx, logits, rows.hidden(ctx, scratch, last[i]));
         const HostView view(ctx, logits);
         synchronize(ctx);
         const int32_t token = rows.agreed(largest(view.tensor()));

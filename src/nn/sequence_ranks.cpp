@@ -1,10 +1,13 @@
 #include "nn/sequence_ranks.h"
 
 #include <cstring>
+#include <memory>
+#include <vector>
 
 #include "core/device.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
+#include "ops/window.h"
 
 namespace sluice {
 namespace {
@@ -25,18 +28,23 @@ void transpose(Context& ctx, const Tensor& to, const Tensor& from) {
 
 }  // namespace
 
-SequenceRanks::SequenceRanks(Communicator& ranks, int64_t seq_len, CommQueue* queue)
-    : ranks_(ranks), queue_(queue), split_{.ranks = ranks.size(), .rank = ranks.rank(), .seq_len = seq_len} {
+SequenceRanks::SequenceRanks(Communicator& ranks, int64_t seq_len, CommQueue* queue, Communicator* of_gpus)
+    : ranks_(ranks),
+      of_device_(of_gpus ? *of_gpus : ranks),
+      queue_(queue),
+      split_{.ranks = ranks.size(), .rank = ranks.rank(), .seq_len = seq_len} {
   SLUICE_CHECK(ranks.size() > 1 && seq_len % (2 * ranks.size()) == 0,
                "SequenceRanks: {} tokens in 2 chunks on each of {} ranks", seq_len, ranks.size());
 }
 
-void SequenceRanks::allocate(Arena& arena, int64_t tokens) {
+void SequenceRanks::allocate(Context& ctx, Arena& arena, int64_t tokens) {
   own_key_ = arena.alloc("context.own_key", DType::i32, {tokens});
   if (arena.measuring()) return;
+  std::vector<int32_t> places;
   for (int64_t t = 0; t < tokens; ++t)
-    own_key_.as<int32_t>()[t] =
-        static_cast<int32_t>(t / split_.length() * split_.seq_len + split_.place(t % split_.length()));
+    places.push_back(
+        static_cast<int32_t>(t / split_.length() * split_.seq_len + split_.place(t % split_.length())));
+  write_tensor(ctx, own_key_, places.data());
 }
 
 /// The heads of a sample are gathered in the order of the sequence, the tails in the opposite one.
@@ -48,12 +56,19 @@ SequenceRanks::Gather SequenceRanks::begin_gather(Context& ctx, Tensor whole, co
   const auto work = [this, to = static_cast<char*>(whole.data), from = static_cast<const char*>(rows.data),
                      bytes = split_.chunk() * row_bytes(rows), chunks = rows.dim(0) / split_.chunk()] {
     for (int64_t c = 0; c < chunks; ++c)
-      ranks_.all_gather(to + c * split_.ranks * bytes, from + c * bytes, bytes);
+      of_device_.all_gather(to + c * split_.ranks * bytes, from + c * bytes, bytes);
   };
-  if (queue_)
-    gather.ticket = queue_->post(work);
-  else
+  if (!queue_) {
     work();
+    return gather;
+  }
+  const auto computed = std::make_shared<Mark>();
+  computed->set(ctx);
+  gather.ticket = queue_->post([this, work, computed] {
+    computed->await(queue_->context());
+    work();
+    synchronize(queue_->context());
+  });
   return gather;
 }
 
@@ -104,8 +119,7 @@ void SequenceRanks::take_own(Context& ctx, Tensor rows, const Tensor& whole) con
 Tensor SequenceRanks::gather_first_keys(Context& ctx, Tensor whole, const Tensor& first_key) const {
   ScratchScope scratch(ctx.scratch);
   const Tensor mine = scratch.like("context.first_key", first_key);
-  for (int64_t t = 0; t < mine.dim(0) && !ctx.dry_run; ++t)
-    mine.as<int32_t>()[t] = first_key.as<int32_t>()[t] + own_key_.as<int32_t>()[t] - static_cast<int32_t>(t);
+  absolute_first_key(ctx, mine, first_key, own_key(mine.dim(0)));
   return finish(ctx, begin_gather(ctx, whole, mine));
 }
 
@@ -130,10 +144,7 @@ void SequenceRanks::reduce_scatter(Context& ctx, Tensor rows, const Tensor& whol
   for (int64_t i = 0; i < whole.dim(0) / half; ++i) {
     const Tensor parts = whole.rows(i * half, half);
     if (i % 2 == 1) reverse_tail(ctx, parts);
-    if (!ctx.dry_run) {
-      synchronize(ctx);
-      ranks_.all_to_all(received.data, parts.data, received.bytes() / split_.ranks);
-    }
+    if (!ctx.dry_run) of_device_.all_to_all(received.data, parts.data, received.bytes() / split_.ranks);
     sum(ctx, rows.rows(i * c, c), received);
   }
 }

@@ -14,12 +14,14 @@ namespace sluice {
 class SequenceRanks : public TokenRows {
  public:
   /// ranks: Mesh::context, more than one of them. queue: where communication overlaps computation; nullptr:
-  /// it does not. Both outlive this.
-  SequenceRanks(Communicator& ranks, int64_t seq_len, CommQueue* queue);
+  /// it does not. of_gpus: the same ranks for memory of their GPUs, by way of the queue; nullptr on CPUs. All
+  /// outlive this.
+  SequenceRanks(Communicator& ranks, int64_t seq_len, CommQueue* queue, Communicator* of_gpus = nullptr);
   /// Allocates own_key for up to `tokens` tokens of this rank.
-  void allocate(Arena& arena, int64_t tokens);
+  void allocate(Context& ctx, Arena& arena, int64_t tokens);
 
   const SequenceSplit& split() const { return split_; }
+  /// For memory of the host.
   Communicator& ranks() const { return ranks_; }
   /// (tokens) i32: where each of this rank's tokens lies among the tokens of all ranks (ops/attention.h).
   Tensor own_key(int64_t tokens) const { return own_key_.rows(0, tokens); }
@@ -34,12 +36,12 @@ class SequenceRanks : public TokenRows {
   Gather begin_gather(Context& ctx, Tensor whole, const Tensor& rows) const;
   Tensor finish(Context& ctx, const Gather& gather) const;
   /// Collective. whole (N T) i32 = the first visible token of the tokens of all ranks, counted among these,
-  /// from first_key (T) of this rank's (nn/batch.h). Host memory.
+  /// from first_key (T) of this rank's (nn/batch.h).
   Tensor gather_first_keys(Context& ctx, Tensor whole, const Tensor& first_key) const;
   Tensor room(ScratchScope& t, const Tensor& rows) const override;
   Tensor whole(Context& ctx, ScratchScope& t, const Tensor& rows) const override;
   void take_own(Context& ctx, Tensor rows, const Tensor& whole) const override;
-  /// The same of numbers by head, (H, T) on every rank: (H, N T).
+  /// The same of numbers by head, (H, T) on every rank: (H, N T). On a CPU only.
   Tensor whole_heads(Context& ctx, ScratchScope& t, const Tensor& heads) const;
   /// The same of a batch, whose first_key counts among its own tokens then.
   Batch whole_batch(Context& ctx, ScratchScope& t, const Batch& batch) const;
@@ -51,7 +53,7 @@ class SequenceRanks : public TokenRows {
   void reverse_tail(Context& ctx, const Tensor& tail) const;
   void sum(Context& ctx, Tensor rows, const Tensor& received) const;
 
-  Communicator& ranks_;
+  Communicator &ranks_, &of_device_;
   CommQueue* queue_;
   SequenceSplit split_;
   Tensor own_key_;

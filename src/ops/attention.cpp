@@ -14,7 +14,7 @@ SLUICE_DECLARE_CUDA(gated_attention_backward)
 namespace sluice {
 namespace {
 
-void check_inputs(const char* op, const Context& ctx, const AttentionInputs& in) {
+void check_inputs(const char* op, const AttentionInputs& in) {
   const auto& [q, k, v, first_key, scale, weights, own_key] = in;
   check_floating(op, "q", q);
   SLUICE_CHECK(q.rank == 3, "{}: q must be (Tq, H, D), got {}", op, q.describe());
@@ -27,7 +27,7 @@ void check_inputs(const char* op, const Context& ctx, const AttentionInputs& in)
                q.dim(1), kv_heads);
   SLUICE_CHECK(tk >= q.dim(0), "{}: {} queries but only {} keys", op, q.dim(0), tk);
   check_tensor(op, "first_key", first_key, DType::i32, {q.dim(0)});
-  if (own_key) check_own_key(op, ctx, own_key, q.dim(0));
+  if (own_key) check_tensor(op, "own_key", own_key, DType::i32, {q.dim(0)});
 }
 
 void check_sink(const char* op, const Tensor& o, const Tensor& lse, const Tensor& sink) {
@@ -49,7 +49,7 @@ void check_kernel(const char* op, const Context& ctx, AttentionKernel kernel) {
 
 void check_forward(const char* op, const Context& ctx, const AttentionState& out, const AttentionInputs& in,
                    AttentionKernel kernel) {
-  check_inputs(op, ctx, in);
+  check_inputs(op, in);
   check_kernel(op, ctx, kernel);
   const DType statistics = accumulate_dtype(in.q.dtype);
   check_like(op, "o", out.o, in.q);
@@ -60,7 +60,7 @@ void check_forward(const char* op, const Context& ctx, const AttentionState& out
 void check_backward(const char* op, const Context& ctx, const AttentionGrads& grads, const Tensor& d_out,
                     const AttentionInputs& in, const AttentionState& state, const ScoreGrads& of_scores,
                     AttentionKernel kernel) {
-  check_inputs(op, ctx, in);
+  check_inputs(op, in);
   check_kernel(op, ctx, kernel);
   const int64_t tokens = in.q.dim(0), heads = in.q.dim(1), keys = in.k.dim(0);
   const DType statistics = accumulate_dtype(in.q.dtype);

@@ -29,7 +29,7 @@ struct AttentionInputs {
   AttentionWeights weights = AttentionWeights::softmax;
   /// (Tq) i32, ascending: which key is query t's own token, where the queries are not the last of the keys
   /// but any of them (several ranks share a sequence). first_key_t is then relative to the query, as if key t
-  /// were its own: query t sees the keys own_t - (t - first_key_t) <= j <= own_t. On a CPU only. Or empty.
+  /// were its own: query t sees the keys own_t - (t - first_key_t) <= j <= own_t. Or empty.
   Tensor own_key = {};
 };
 

@@ -22,12 +22,4 @@ inline void check_count(const char* op, const char* argument, const Tensor& t, D
                argument, count, dtype_name(dtype), t.describe());
 }
 
-/// Where the queries are any of the keys (ops/attention.h); the kernels of a GPU know the last ones alone.
-inline void check_own_key(const char* op, const Context& ctx, const Tensor& own_key, int64_t queries) {
-  check_tensor(op, "own_key", own_key, DType::i32, {queries});
-  if (ctx.device == Device::cuda)
-    fail(ExitCode::usage, "{}: queries of any place among the keys (parallel.context) need train.device: cpu",
-         op);
-}
-
 }  // namespace sluice

@@ -13,7 +13,7 @@ SLUICE_DECLARE_BACKENDS(index_loss)
 namespace sluice {
 namespace {
 
-void check_inputs(const char* op, const Context& ctx, const IndexInputs& in) {
+void check_inputs(const char* op, const IndexInputs& in) {
   check_floating(op, "q", in.q);
   SLUICE_CHECK(in.q.rank == 3, "{}: q must be (Tq, J, d), got {}", op, in.q.describe());
   const int64_t tq = in.q.dim(0), heads = in.q.dim(1);
@@ -26,7 +26,7 @@ void check_inputs(const char* op, const Context& ctx, const IndexInputs& in) {
   if (in.bias) check_tensor(op, "bias", in.bias, in.q.dtype, {heads});
   if (in.w_bias) check_tensor(op, "w_bias", in.w_bias, in.q.dtype, {heads});
   check_tensor(op, "first_key", in.first_key, DType::i32, {tq});
-  if (in.own_key) check_own_key(op, ctx, in.own_key, tq);
+  if (in.own_key) check_tensor(op, "own_key", in.own_key, DType::i32, {tq});
   SLUICE_CHECK(in.block >= 1, "{}: block must be at least 1, got {}", op, in.block);
   SLUICE_CHECK(in.sets >= 1 && heads % in.sets == 0, "{}: {} index heads do not divide into {} sets", op,
                heads, in.sets);
@@ -57,7 +57,7 @@ bool Selection::contains(int64_t set, int64_t t, int64_t s) const {
 void select_keys(Context& ctx, const Selection& out, const IndexInputs& in, const Budget& budget,
                  const Tensor& mean_variance, Tensor sums, const char* where) {
   const char* op = "select_keys";
-  check_inputs(op, ctx, in);
+  check_inputs(op, in);
   check_selection(op, out, in);
   check_sums(op, sums);
   const int64_t room = selection_room(budget.most(), in.k.dim(0), in.block);
@@ -85,7 +85,7 @@ void block_means_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tenso
 void index_loss(Context& ctx, const IndexGrads& grads, Tensor sums, const IndexInputs& in,
                 const IndexTarget& target, const Selection* selection, const IndexLoss& loss) {
   const char* op = "index_loss";
-  check_inputs(op, ctx, in);
+  check_inputs(op, in);
   check_sums(op, sums);
   const int64_t tokens = in.q.dim(0), heads = in.q.dim(1);
   const DType wide = accumulate_dtype(in.q.dtype);

@@ -9,8 +9,7 @@ SLUICE_DECLARE_BACKENDS(sparse_attention_backward)
 namespace sluice {
 namespace {
 
-void check(const char* op, const Context& ctx, const AttentionInputs& in, const AttentionState& state,
-           const Selection& keys) {
+void check(const char* op, const AttentionInputs& in, const AttentionState& state, const Selection& keys) {
   check_floating(op, "q", in.q);
   SLUICE_CHECK(in.q.rank == 3 && in.k.rank == 3, "{}: q {} and k {} must be (Tq, H, D) and (Tk, Hkv, D)", op,
                in.q.describe(), in.k.describe());
@@ -18,7 +17,7 @@ void check(const char* op, const Context& ctx, const AttentionInputs& in, const 
   check_tensor(op, "k", in.k, in.q.dtype, {tk, kv_heads, in.q.dim(2)});
   check_tensor(op, "v", in.v, in.q.dtype, {tk, kv_heads, in.q.dim(2)});
   check_tensor(op, "first_key", in.first_key, DType::i32, {tq});
-  if (in.own_key) check_own_key(op, ctx, in.own_key, tq);
+  if (in.own_key) check_tensor(op, "own_key", in.own_key, DType::i32, {tq});
   SLUICE_CHECK(tk >= tq && heads % kv_heads == 0, "{}: q {} does not go with k {}", op, in.q.describe(),
                in.k.describe());
   check_like(op, "o", state.o, in.q);
@@ -33,7 +32,7 @@ void check(const char* op, const Context& ctx, const AttentionInputs& in, const 
 
 void sparse_attention_forward(Context& ctx, const AttentionState& out, const AttentionInputs& in,
                               const Selection& keys) {
-  check("sparse_attention_forward", ctx, in, out, keys);
+  check("sparse_attention_forward", in, out, keys);
   if (out.z0) check_like("sparse_attention_forward", "z0", out.z0, out.lse);
   SLUICE_DISPATCH(sparse_attention_forward, ctx, out, in, keys);
 }
@@ -42,7 +41,7 @@ void sparse_attention_backward(Context& ctx, const AttentionGrads& grads, const 
                                const AttentionInputs& in, const AttentionState& state, const Selection& keys,
                                const ScoreGrads& of_scores) {
   const char* op = "sparse_attention_backward";
-  check(op, ctx, in, state, keys);
+  check(op, in, state, keys);
   SLUICE_CHECK(in.k.dim(0) == in.q.dim(0) || in.own_key, "{}: queries and keys must be equally many", op);
   check_like(op, "dq", grads.dq, in.q);
   check_like(op, "dk", grads.dk, in.k);

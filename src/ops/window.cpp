@@ -5,6 +5,7 @@
 
 SLUICE_DECLARE_BACKENDS(window_first_key)
 SLUICE_DECLARE_BACKENDS(hide_first_logits)
+SLUICE_DECLARE_BACKENDS(absolute_first_key)
 
 namespace sluice {
 
@@ -25,6 +26,14 @@ void hide_first_logits(Context& ctx, Tensor z0, const Tensor& first_key, const T
   check_tensor(op, "first_key", first_key, DType::i32, {z0.dim(1)});
   check_like(op, "window_first", window_first, first_key);
   SLUICE_DISPATCH(hide_first_logits, ctx, z0, first_key, window_first);
+}
+
+void absolute_first_key(Context& ctx, Tensor out, const Tensor& first_key, const Tensor& own_key) {
+  const char* op = "absolute_first_key";
+  check_tensor(op, "first_key", first_key, DType::i32, {first_key.numel()});
+  check_like(op, "own_key", own_key, first_key);
+  check_like(op, "out", out, first_key);
+  SLUICE_DISPATCH(absolute_first_key, ctx, out, first_key, own_key);
 }
 
 }  // namespace sluice

@@ -59,8 +59,8 @@ Communication::Communication(const ParallelConfig& config, Communicator* ranks, 
                   ? std::make_unique<DeviceRanks>(several(ranks) ? *ranks : *world_, *queue_, config)
                   : nullptr) {}
 
-std::unique_ptr<Communicator> Communication::experts_of_gpus(Context& ctx) {
-  return device_ && mesh_.expert().size() > 1 ? queue_->queued(device_->mesh->expert(), &ctx) : nullptr;
+std::unique_ptr<Communicator> Communication::of_gpus(MeshAxis axis, Context& ctx) {
+  return device_ && mesh_.on(axis).size() > 1 ? queue_->queued(device_->mesh->on(axis), &ctx) : nullptr;
 }
 
 void Communication::finish() {

@@ -27,8 +27,10 @@ class Communication {
   const Mesh& mesh() const { return mesh_; }
   /// The same ranks for memory of the device: on a CPU, mesh() itself.
   const Mesh& device_mesh() const { return device_ ? *device_->mesh : mesh_; }
-  /// For what tokens of ops of ctx take to experts on other GPUs; nullptr where none are. ctx outlives it.
-  std::unique_ptr<Communicator> experts_of_gpus(Context& ctx);
+  /// The ranks of an axis, more than one, for memory of their GPUs in turn with the ops of ctx, as tokens
+  /// need it that go to experts on other GPUs; nullptr on CPUs and where the axis has one rank. ctx outlives
+  /// it.
+  std::unique_ptr<Communicator> of_gpus(MeshAxis axis, Context& ctx);
   /// The thread beside the computation; nullptr where nothing is ever under way.
   CommQueue* queue() const { return queue_.get(); }
   /// What is under way is done, and nothing more.

@@ -167,6 +167,7 @@ class Trainer {
 
   ParamStore store_;
   std::unique_ptr<Communicator> expert_gpus_;    // of rows between GPUs with expert parallelism
+  std::unique_ptr<Communicator> sequence_gpus_;  // of keys and values with context parallelism
   std::optional<SequenceRanks> sequence_ranks_;  // with context parallelism
   Transformer model_;
   Optimizer optimizer_;
@@ -181,9 +182,9 @@ class Trainer {
 
   SampleLoader samples_;
   ForwardBuffers micro_batch_, analysed_;
-  Tensor dhidden_;       // (T, C)
+  Tensor dhidden_;        // (T, C)
   Tensor summed_losses_;  // of the tokens that the micro-batch's sums are over: (T), or of whole sequences
-  Tensor host_control_;  // (kUpdateControl) f64, the host's side of optimizer_.control()
+  Tensor host_control_;   // (kUpdateControl) f64, the host's side of optimizer_.control()
   LossSum loss_sum_;
   StepLosses losses_;
   StepGraphs graphs_;

@@ -68,14 +68,16 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
       memory_(memory, device),
       ctx_(data ? std::max<int64_t>(memory.scratch, 64) : 0, device),
       store_(config.lora, config.optimizer.rules),
-      expert_gpus_(communication_.experts_of_gpus(ctx_)),
+      expert_gpus_(communication_.of_gpus(MeshAxis::expert, ctx_)),
+      sequence_gpus_(communication_.of_gpus(MeshAxis::context, ctx_)),
       model_(config.model, store_,
              plan_.expert_parallel() ? ExpertRanks{&communication_.mesh().expert(),
                                                    config.parallel.expert_capacity, expert_gpus_.get()}
                                      : ExpertRanks{},
-             plan_.context_parallel() ? &sequence_ranks_.emplace(communication_.mesh().context(),
-                                                                 config.data.seq_len, communication_.queue())
-                                      : nullptr),
+             plan_.context_parallel()
+                 ? &sequence_ranks_.emplace(communication_.mesh().context(), config.data.seq_len,
+                                            communication_.queue(), sequence_gpus_.get())
+                 : nullptr),
       optimizer_(config.optimizer, store_),
       grad_sync_(config.parallel, store_, communication_.mesh(), communication_.device_mesh(),
                  communication_.queue()),
@@ -108,8 +110,12 @@ void Trainer::allocate_parameters() {
     store_.add_user(&grad_sync_);
   }
   model_.allocate_tables(ctx_, memory_.parameters, dtype, max_positions(config_));
-  if (sequence_ranks_) sequence_ranks_->allocate(memory_.parameters, tokens);
-  if (plan_.sums_whole_sequences()) store_.sum_whole(&*sequence_ranks_);
+  if (sequence_ranks_) sequence_ranks_->allocate(ctx_, memory_.parameters, tokens);
+  if (!plan_.sums_whole_sequences()) return;
+  if (plan_.on_gpu())
+    fail(ExitCode::usage, "parallel.determinism: exact with parallel.context = {} needs train.device: cpu",
+         config_.parallel.context);
+  store_.sum_whole(&*sequence_ranks_);
 }
 
 void Trainer::allocate_optimizer() {

@@ -86,7 +86,7 @@ TEST_CASE("rows of all ranks are gathered in the order of the sequences, and sum
 
       SequenceRanks tables = shared;
       Arena memory("tables", 1 << 12);
-      tables.allocate(memory, mine);
+      tables.allocate(ctx, memory, mine);
       const Tensor first = pool.zeros(DType::i32, {mine}), firsts = pool.zeros(DType::i32, {ranks * mine});
       // Documents of 5 tokens.
       const auto first_of = [&](int64_t t) { return t - t % kSeqLen % 5; };

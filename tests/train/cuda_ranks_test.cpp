@@ -10,7 +10,10 @@
 #include "comm/device.h"
 #include "comm/threads.h"
 #include "core/parallel_for.h"
+#include "eval/evaluate.h"
+#include "support/enums.h"
 #include "support/gpu.h"
+#include "support/ragged_training.h"
 #include "support/steps.h"
 #include "support/tiny_training.h"
 
@@ -30,20 +33,22 @@ struct Outcome {
 
 struct Shape {
   int ranks = 2;
-  int64_t zero_stage = 0, expert = 1;
+  int64_t zero_stage = 0, expert = 1, context = 1;
   Determinism determinism = Determinism::same_layout;
   DeviceChoice device = DeviceChoice::cuda;
   Transport transport = Transport::host;
 };
 
 /// Trains, and saves to `folder` if it is given.
-Outcome train(const TinyTraining& t, const Shape& shape, int64_t steps, const std::string& folder = "") {
+template <class T>
+Outcome train(const T& t, const Shape& shape, int64_t steps, const std::string& folder = "") {
   Outcome outcome;
   std::mutex mutex;
   Config config = t.config;
   config.train.device = shape.device;
   config.parallel.zero_stage = shape.zero_stage;
   config.parallel.expert = shape.expert;
+  config.parallel.context = shape.context;
   config.parallel.determinism = shape.determinism;
   config.parallel.transport = shape.transport;
   run_thread_ranks(shape.ranks, [&](Communicator& c) {
@@ -216,6 +221,117 @@ TEST_CASE("exact training on GPUs is bitwise independent of the layout, through 
     // Otherwise the comparison would prove nothing.
     if (v.precision == Precision::f32) CHECK((train(t, {.ranks = 2}, 3).bits != one.bits));
   }
+}
+
+TEST_CASE("GPUs that share sequences train as one CPU does, with every kind of attention", "[device_ranks]") {
+  if (no_device()) return;
+  for_each_value<AttentionKind>([&](AttentionKind kind) {
+    INFO(name_of(kind));
+    RaggedTraining t(Precision::f32);
+    t.config.model.attention.kind = kind;
+    if (kind == AttentionKind::sparse) use_sparse_attention(t.config);
+    check_close(train(t, {.context = 2}, 3), train(t, {.ranks = 1, .device = DeviceChoice::cpu}, 3), 1e-4);
+  });
+}
+
+TEST_CASE("GPUs that share sequences: ZeRO, experts, data parallelism, transports and bf16",
+          "[device_ranks]") {
+  if (no_device()) return;
+  struct Variant {
+    Precision precision;
+    Shape shape;
+  };
+  for (const Variant& v : {Variant{Precision::f32, {.ranks = 4, .zero_stage = 3, .context = 2}},
+                           {Precision::f32, {.ranks = 4, .zero_stage = 0, .expert = 2, .context = 4}},
+                           {Precision::bf16, {.ranks = 2, .zero_stage = 2, .context = 2}}}) {
+    INFO(v.shape.ranks << " ranks, context " << v.shape.context << ", ZeRO " << v.shape.zero_stage
+                       << ", experts on " << v.shape.expert);
+    RaggedTraining t(v.precision);
+    if (v.precision == Precision::bf16) t.config.model.head_dim = 64;
+    if (v.shape.expert > 1) t.add_experts();
+    t.config.model.attention.kind = AttentionKind::sink;
+    t.config.model.attention.head_balance = {.coefficient = 1e-2};
+    const double tolerance = v.precision == Precision::f32 ? 1e-4 : 3e-2;
+    const Outcome cpu = train(t, {.ranks = 1, .device = DeviceChoice::cpu}, 3);
+    uint64_t bits = 0;
+    for (const Transport transport : transports()) {
+      Shape shape = v.shape;
+      shape.transport = transport;
+      const Outcome gpu = train(t, shape, 3);
+      check_close(gpu, cpu, tolerance);
+      CHECK((bits == 0 || bits == gpu.bits));
+      bits = gpu.bits;
+    }
+  }
+}
+
+TEST_CASE("an evaluation by GPUs that share sequences finds what one CPU finds", "[device_ranks]") {
+  if (no_device()) return;
+  const bool sparse = GENERATE(false, true);
+  Training t;
+  t.config.model.vocab_size = 257;
+  t.config.model.initializer_range = 0.3;
+  t.config.model.attention.kind = AttentionKind::sink;
+  if (sparse) use_sparse_attention(t.config);
+  t.config.data.document_mask = true;
+  t.config.data.validation = {{"held_out", t.folder / "held_out", 1.0}};
+  t.config.eval.max_tokens = 700;
+  t.config.eval.prompts = {"ab", "the question"};
+  t.config.eval.prompt_tokens = 4;
+  t.config.train.global_batch_size = 2;
+  const auto tokenizer = make_tokenizer({});
+  const auto evaluate = [&](int ranks, DeviceChoice device) {
+    EvalResult result;
+    std::mutex mutex;
+    Config config = t.config;
+    config.parallel.context = ranks;
+    config.train.device = device;
+    run_thread_ranks(ranks, [&](Communicator& c) {
+      set_num_threads(1);
+      const Blend data = t.blend();
+      Trainer trainer(config, data, &c);
+      trainer.initialize();
+      trainer.step();
+      trainer.wait_for_weights();
+      Evaluator evaluator(config.data.validation, config, *tokenizer, 0);
+      evaluator.also({}, config, *tokenizer);
+      const EvalResult mine = *evaluator.run(
+          trainer.context(), trainer.model(), trainer.store(), trainer.micro_batch(), trainer.analysed(),
+          [] { return false; }, nullptr, ranks == 1);
+      const std::scoped_lock lock(mutex);
+      if (c.rank() == ranks - 1) result = mine;  // all have it
+    });
+    return result;
+  };
+  const EvalResult one = evaluate(1, DeviceChoice::cpu);
+  REQUIRE(one.samples.size() == 2);
+  for (const int ranks : {2, 4}) {
+    INFO(ranks << " ranks");
+    const EvalResult gpu = evaluate(ranks, DeviceChoice::cuda);
+    CHECK(gpu.sets[0].tokens == one.sets[0].tokens);
+    CHECK(gpu.sets[0].loss == Approx(one.sets[0].loss).epsilon(1e-4));
+    for (size_t i = 0; i < 2; ++i) CHECK(gpu.samples[i].text == one.samples[i].text);
+    REQUIRE(gpu.analysis.layers.size() == one.analysis.layers.size());
+    for (size_t l = 0; l < one.analysis.layers.size(); ++l) {
+      const LayerSummary &a = gpu.analysis.layers[l], &b = one.analysis.layers[l];
+      const auto near = [](double x) { return Approx(x).epsilon(1e-3).margin(1e-6); };
+      CHECK(a.first_token_attention == near(b.first_token_attention));
+      CHECK(a.residual_max.first == near(b.residual_max.first));
+      CHECK(a.residual_max.rest == near(b.residual_max.rest));
+      CHECK(a.value_norm.first == near(b.value_norm.first));
+      CHECK(a.value_norm.rest == near(b.value_norm.rest));
+      REQUIRE(a.selection.has_value() == sparse);
+      if (sparse) CHECK(a.selection->mass == near(b.selection->mass));
+      if (sparse) CHECK(a.selection->keys == near(b.selection->keys));
+    }
+  }
+}
+
+TEST_CASE("exact sums over shared sequences are refused on a GPU", "[device_ranks]") {
+  if (no_device()) return;
+  const RaggedTraining t(Precision::f32);
+  CHECK_THROWS_WITH(train(t, {.context = 2, .determinism = Determinism::exact}, 1),
+                    Catch::Contains("needs train.device: cpu"));
 }
 
 TEST_CASE("a single GPU with sharded optimizer state trains as without", "[device_ranks]") {

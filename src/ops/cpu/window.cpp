@@ -35,4 +35,10 @@ void hide_first_logits(Context& ctx, Tensor z0, const Tensor& first_key, const T
     hide<float>(z0, first, seen);
 }
 
+void absolute_first_key(Context& ctx, Tensor out, const Tensor& first_key, const Tensor& own_key) {
+  if (ctx.dry_run) return;
+  for (int64_t t = 0; t < first_key.numel(); ++t)
+    out.as<int32_t>()[t] = first_key.as<int32_t>()[t] + own_key.as<int32_t>()[t] - static_cast<int32_t>(t);
+}
+
 #include "ops/cpu/isa_end.h"

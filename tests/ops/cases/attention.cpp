@@ -9,6 +9,7 @@
 
 #include "core/device.h"
 #include "ops/cases.h"
+#include "ops/query_places.h"
 #include "support/enums.h"
 #include "support/gpu.h"
 #ifdef SLUICE_EMULATION
@@ -23,11 +24,13 @@ enum class Documents { one, two, short_ones, alone, window };
 struct Shape {
   int64_t queries, keys, heads, kv_heads, depth;
   Documents documents = Documents::one;
+  int64_t ranks = 1, rank = 0;
+  QueryPlaces places() const { return {queries, keys, ranks, rank}; }
 };
 
 std::string describe(const Shape& s) {
-  return fmt::format("Tq={} Tk={} H={} Hkv={} D={} documents={}", s.queries, s.keys, s.heads, s.kv_heads,
-                     s.depth, static_cast<int>(s.documents));
+  return fmt::format("Tq={} Tk={} H={} Hkv={} D={} documents={} rank={}/{}", s.queries, s.keys, s.heads,
+                     s.kv_heads, s.depth, static_cast<int>(s.documents), s.rank, s.ranks);
 }
 
 /// The first key visible to key position t as a query; does not decrease.
@@ -52,18 +55,17 @@ AttentionInputs inputs(CaseRun& r, const Shape& s) {
   in.q = r.input("q", {s.queries, s.heads, s.depth});
   in.k = r.input("k", {s.keys, s.kv_heads, s.depth});
   in.v = r.input("v", {s.keys, s.kv_heads, s.depth});
-  in.first_key = r.input("first_key", DType::i32, {s.queries},
-                         [=](int64_t t) { return static_cast<double>(first_of(s, t + s.keys - s.queries)); });
+  in.first_key = s.places().first_key(r, [&](int64_t key) { return first_of(s, key); });
+  in.own_key = s.places().own_key(r);
   in.scale = 1 / std::sqrt(static_cast<double>(s.depth));
   return in;
 }
 
-/// dq, dk, dv of as many queries as keys.
 AttentionGrads grads(CaseRun& r, const Shape& s) {
   AttentionGrads d;
   d.dq = r.output("dq", {s.queries, s.heads, s.depth});
-  d.dk = r.output("dk", {s.queries, s.kv_heads, s.depth});
-  d.dv = r.output("dv", {s.queries, s.kv_heads, s.depth});
+  d.dk = r.output("dk", {s.keys, s.kv_heads, s.depth});
+  d.dv = r.output("dv", {s.keys, s.kv_heads, s.depth});
   return d;
 }
 
@@ -182,6 +184,10 @@ OpCase random_case(Random& random) {
   s.keys = s.queries = uniform(random, 1, 150);
   s.documents = one_of(
       random, {Documents::one, Documents::two, Documents::short_ones, Documents::alone, Documents::window});
+  if (uniform(random, 0, 3) == 0) {
+    const QueryPlaces p = QueryPlaces::random(random, 40);
+    s.queries = p.queries, s.keys = p.keys, s.ranks = p.ranks, s.rank = p.rank;
+  }
   Extras e;
   e.dlse = uniform(random, 0, 1), e.coef0 = uniform(random, 0, 1), e.sink = uniform(random, 0, 1);
   e.gate = static_cast<int>(uniform(random, 0, 2));
@@ -189,7 +195,7 @@ OpCase random_case(Random& random) {
   e.kind.combine = static_cast<GateCombine>(uniform(random, 0, 1));
   switch (uniform(random, 0, 3)) {
     case 0:
-      s.keys += uniform(random, 0, 90);
+      if (s.ranks == 1) s.keys += uniform(random, 0, 90);
       return loose(forward_case(s, uniform(random, 0, 1)));
     case 1:
       if (s.documents == Documents::alone || s.keys < 3)
@@ -197,7 +203,8 @@ OpCase random_case(Random& random) {
       return loose(backward_case(s, e));
     default:
       if (s.documents == Documents::alone || s.keys < 3) e.dlse = true;
-      s.queries = s.keys = std::max<int64_t>(s.keys, 2);  // of one token the CPU refuses a gate in f32
+      if (s.ranks == 1)
+        s.queries = s.keys = std::max<int64_t>(s.keys, 2);  // of one token the CPU refuses a gate in f32
       return loose(gated_case(s, e, true), 10);
   }
 }
@@ -222,6 +229,16 @@ OpFamily attention_cases() {
   cases.push_back(loose(forward_case({17, 150, 2, 1, 128, Documents::two})));
   cases.push_back(loose(forward_case({9, 90, 2, 1, 8, Documents::window})));
   cases.push_back(loose(forward_case({65, 130, 1, 1, 256})));
+  // A rank's two chunks of a shared sequence, which end within tiles, and keys that none of its queries sees.
+  for (const int64_t depth : {24, 64, 128, 256})
+    for (const Documents documents : {Documents::one, Documents::short_ones, Documents::window}) {
+      cases.push_back(loose(forward_case({100, 200, 2, 1, depth, documents, 2, 0})));
+      cases.push_back(
+          loose(backward_case({100, 300, 2, 1, depth, documents, 3, 2}, {.dlse = true, .coef0 = true})));
+    }
+  for (const int64_t depth : {24, 64, 128})
+    push_gated(cases, {130, 260, 2, 1, depth, Documents::two, 2, 1}, {.sink = true, .gate = 1});
+  cases.push_back(loose(backward_case({90, 180, 4, 2, 128, Documents::two, 2, 0}, {.deterministic = false})));
 
   for (const int64_t depth : {16, 64, 128, 256})
     for (const int64_t tokens : {1, 17, 130})  // one token alone: dq is dlse's work, beside sums that cancel

@@ -8,6 +8,7 @@
 
 #include "ops/attention.h"
 #include "ops/cases.h"
+#include "ops/query_places.h"
 #include "support/enums.h"
 
 namespace sluice::test {
@@ -16,11 +17,13 @@ namespace {
 struct Shape {
   int64_t queries, keys, heads, kv_heads, depth;
   std::vector<int64_t> documents;  // where later ones begin, in keys
+  int64_t ranks = 1, rank = 0;
+  QueryPlaces places() const { return {queries, keys, ranks, rank}; }
 };
 
 std::string describe(const Shape& s) {
-  return fmt::format("Tq={} Tk={} H={} Hkv={} D={} documents at [{}]", s.queries, s.keys, s.heads, s.kv_heads,
-                     s.depth, fmt::join(s.documents, " "));
+  return fmt::format("Tq={} Tk={} H={} Hkv={} D={} documents at [{}] rank={}/{}", s.queries, s.keys, s.heads,
+                     s.kv_heads, s.depth, fmt::join(s.documents, " "), s.rank, s.ranks);
 }
 
 struct Output {
@@ -34,12 +37,13 @@ AttentionInputs inputs(CaseRun& r, const Shape& s) {
   in.q = r.input("q", {s.queries, s.heads, s.depth});
   in.k = r.input("k", {s.keys, s.kv_heads, s.depth});
   in.v = r.input("v", {s.keys, s.kv_heads, s.depth});
-  in.first_key = r.input("first_key", DType::i32, {s.queries}, [&](int64_t t) {
+  in.first_key = s.places().first_key(r, [&](int64_t key) {
     int64_t first = 0;
     for (const int64_t d : s.documents)
-      if (d <= t + s.keys - s.queries) first = d;
-    return static_cast<double>(first);
+      if (d <= key) first = d;
+    return first;
   });
+  in.own_key = s.places().own_key(r);
   in.scale = 1 / std::sqrt(static_cast<double>(s.depth));
   return in;
 }
@@ -105,6 +109,10 @@ Shape random_shape(Random& random) {
   s.kv_heads = uniform(random, 1, 2);
   s.heads = s.kv_heads * one_of<int64_t>(random, {1, 3, 8});
   s.queries = s.keys = uniform(random, 100, 300);
+  if (uniform(random, 0, 2) == 0) {
+    const QueryPlaces p = QueryPlaces::random(random, 90);
+    s.queries = p.queries, s.keys = p.keys, s.ranks = p.ranks, s.rank = p.rank;
+  }
   const int64_t edge = one_of<int64_t>(random, {1, 1, 128});  // tiles of keys, backward
   for (int64_t d = uniform(random, 1, 200); d < s.keys; d += uniform(random, 1, 200))
     s.documents.push_back((d + edge - 1) / edge * edge);
@@ -114,7 +122,7 @@ Shape random_shape(Random& random) {
 OpCase random_case(Random& random) {
   Shape s = random_shape(random);
   if (uniform(random, 0, 1)) return backward_case(s, uniform(random, 0, 1), uniform(random, 0, 1));
-  s.keys += uniform(random, 0, 200);
+  if (s.ranks == 1) s.keys += uniform(random, 0, 200);
   Output e{static_cast<int>(uniform(random, 0, 2)), uniform(random, 0, 1) == 1, {}};
   e.kind.activation = static_cast<GateActivation>(uniform(random, 0, kCount<GateActivation> - 1));
   e.kind.combine = static_cast<GateCombine>(uniform(random, 0, 1));
@@ -136,11 +144,16 @@ OpFamily attention_hopper_cases() {
   cases.push_back(forward_case({129, 640, 1, 1, 64, {}}, {2, false, ns_sigmoid}));  // five key tiles
   cases.push_back(
       forward_case({64, 64, 12, 12, 64, {5, 6}}, {1, true, ns_sigmoid}));  // half a tile, many heads
+  cases.push_back(forward_case({260, 520, 2, 1, 128, {}, 2, 1}, {1, true, {}}));
+  cases.push_back(forward_case({200, 600, 2, 1, 64, {100, 130, 333}, 3, 0}, {2, true, {}}));
   for (const bool deterministic : {true, false}) {
     cases.push_back(backward_case({385, 385, 2, 1, 128, {100, 256}}, true, deterministic));
     cases.push_back(backward_case({520, 520, 1, 1, 64, {3, 64, 129, 400}}, true, deterministic));
     // Key tiles are taken in another order than theirs: the third first, with which a document begins.
     cases.push_back(backward_case({650, 650, 2, 1, 64, {128, 256, 300}}, true, deterministic));
+    // Two chunks of a shared sequence: tiles of keys that no query of this rank sees, and whole documents.
+    cases.push_back(backward_case({200, 600, 2, 1, 64, {250, 300, 500}, 3, 1}, true, deterministic));
+    cases.push_back(backward_case({300, 600, 2, 1, 128, {}, 2, 0}, true, deterministic));
   }
   cases.push_back(backward_case({130, 130, 8, 1, 128, {}}, false));
   cases.push_back(backward_case({150, 150, 4, 4, 64, {128}}, true));

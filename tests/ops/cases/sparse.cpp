@@ -6,33 +6,37 @@
 
 #include "ops/attention.h"
 #include "ops/cases.h"
+#include "ops/query_places.h"
 #include "ops/sparse_attention.h"
 
 namespace sluice::test {
 namespace {
 
 struct Shape {
-  int64_t tokens, queries;  // the queries are the last of the tokens
+  int64_t tokens, queries;
   int64_t heads = 4, kv_heads = 2, depth = 64;
   int64_t index_heads = 1, index_depth = 32, sets = 1, block = 1, document = 1 << 20;
   IndexActivation activation = IndexActivation::sigmoid;
   IndexHeadWeights weights = IndexHeadWeights::sigmoid;
+  int64_t ranks = 1, rank = 0;
 
   std::string text() const {
-    return fmt::format("T={} Tq={} H={}/{} D={} J={} d={} G={} b={} document={} activation={} weights={}",
-                       tokens, queries, heads, kv_heads, depth, index_heads, index_depth, sets, block,
-                       document, static_cast<int>(activation), static_cast<int>(weights));
+    return fmt::format(
+        "T={} Tq={} rank={}/{} H={}/{} D={} J={} d={} G={} b={} document={} activation={} "
+        "weights={}",
+        tokens, queries, rank, ranks, heads, kv_heads, depth, index_heads, index_depth, sets, block, document,
+        static_cast<int>(activation), static_cast<int>(weights));
   }
-  int64_t first(int64_t t) const { return (t + tokens - queries) / document * document; }
+  QueryPlaces places() const { return {queries, tokens, ranks, rank}; }
+  int64_t first(int64_t t) const { return places().own(t) / document * document; }
   int64_t candidates(int64_t t) const {
-    const int64_t before = t + tokens - queries - first(t);
+    const int64_t before = places().own(t) - first(t);
     return block == 1 ? before + 1 : before / block;
   }
 };
 
 Tensor first_keys(CaseRun& run, const Shape& s) {
-  return run.input("first_key", DType::i32, {s.queries},
-                   [s](int64_t t) { return static_cast<double>(s.first(t)); });
+  return s.places().first_key(run, [&](int64_t key) { return key / s.document * s.document; });
 }
 
 /// Quarters between -1 and 1.
@@ -48,7 +52,7 @@ IndexInputs index_inputs(CaseRun& run, const Shape& s, bool bias) {
   if (s.weights != IndexHeadWeights::none) in.w = quarters(run, "index_w", {s.queries, s.index_heads}, 13);
   if (bias) in.bias = quarters(run, "index_bias", {s.index_heads}, 5);
   if (bias && in.w) in.w_bias = quarters(run, "index_w_bias", {s.index_heads}, 3);
-  in.first_key = first_keys(run, s);
+  in.first_key = first_keys(run, s), in.own_key = s.places().own_key(run);
   in.scale = 0.25, in.sets = s.sets, in.block = s.block;
   in.activation = s.activation, in.head_weights = s.weights;
   return in;
@@ -102,7 +106,7 @@ AttentionInputs attention_inputs(CaseRun& run, const Shape& s) {
   in.q = run.input("q", {s.queries, s.heads, s.depth});
   in.k = run.input("k", {s.tokens, s.kv_heads, s.depth});
   in.v = run.input("v", {s.tokens, s.kv_heads, s.depth});
-  in.first_key = first_keys(run, s);
+  in.first_key = first_keys(run, s), in.own_key = s.places().own_key(run);
   in.scale = 0.3 / std::sqrt(static_cast<double>(s.depth));
   return in;
 }
@@ -119,7 +123,7 @@ OpCase attention_case(const Shape& s, int64_t every) {
             const Selection keys = selection(run, s, every);
             const AttentionState state = attention_state(run, s);
             sparse_attention_forward(run.ctx, state, in, keys);
-            if (s.queries < s.tokens) return;
+            if (!s.places().trains()) return;
             const AttentionGrads grads = {.dq = run.output("dq", {s.queries, s.heads, s.depth}),
                                           .dk = run.output("dk", {s.tokens, s.kv_heads, s.depth}),
                                           .dv = run.output("dv", {s.tokens, s.kv_heads, s.depth})};
@@ -191,6 +195,10 @@ constexpr Budget fixed(int64_t k, bool self = false) {
 OpCase random_case(Random& random) {
   Shape s = {.tokens = uniform(random, 1, 150), .queries = 0};
   s.queries = s.tokens;
+  if (uniform(random, 0, 3) == 0) {
+    const QueryPlaces p = QueryPlaces::random(random, 25);
+    s.queries = p.queries, s.tokens = p.keys, s.ranks = p.ranks, s.rank = p.rank;
+  }
   s.sets = one_of<int64_t>(random, {1, 2});
   s.kv_heads = s.sets * uniform(random, 1, 2), s.heads = s.kv_heads * uniform(random, 1, 5);
   s.depth = one_of<int64_t>(random, {8, 64, 72, 128});
@@ -201,13 +209,15 @@ OpCase random_case(Random& random) {
   s.weights = one_of(random, {IndexHeadWeights::sigmoid, IndexHeadWeights::none});
   switch (uniform(random, 0, 2)) {
     case 0:
-      s.queries = uniform(random, 1, s.tokens);
+      if (s.ranks == 1) s.queries = uniform(random, 1, s.tokens);
       return select_case(s, fixed(uniform(random, 1, 80), uniform(random, 0, 1)));
     case 1:
       return attention_case(s, one_of<int64_t>(random, {1, 2, 3, 5, 9, 40, 40}));
     default:  // of several blocks: the gradient of one alone is rounding
       s.block = std::min<int64_t>(s.block, 3);
-      s.tokens = s.queries = s.tokens + 20 * s.block;
+      if (s.ranks == 1) s.queries = s.tokens + 20 * s.block;
+      if (s.ranks > 1) s.queries += 2 * s.block;
+      s.tokens = s.ranks * s.queries;
       s.document = std::max<int64_t>(s.document, 20 * s.block);
       return loss_case(s, one_of<int64_t>(random, {0, 2, 3}), uniform(random, 0, 1),
                        one_of(random, {DType::f32, DType::bf16}));
@@ -297,6 +307,24 @@ OpFamily sparse_cases() {
   // More keys than a block of the kernel goes through.
   f.cases.push_back(
       loss_case({.tokens = 600, .queries = 600, .heads = 2, .kv_heads = 1}, 0, false, DType::bf16));
+  // A rank's two chunks of a shared sequence.
+  Shape shared = {
+      .tokens = 264, .queries = 88, .index_heads = 2, .sets = 2, .document = 101, .ranks = 3, .rank = 1};
+  f.cases.push_back(select_case(shared, fixed(20)));
+  f.cases.push_back(
+      select_case(shared, {.policy = BudgetPolicy::eq8, .base = 11, .min = 4, .max = 30}, 0.011));
+  for (const int64_t every : {2, 40}) f.cases.push_back(attention_case(shared, every));
+  shared.depth = 40, shared.document = 1000;
+  f.cases.push_back(attention_case(shared, 3));
+  for (const int64_t depth : {40, 64})
+    for (const DType type : {DType::f32, DType::bf16})
+      for (const int64_t every : {0, 3}) {
+        shared.depth = depth, shared.block = every == 0 ? 1 : 4;
+        f.cases.push_back(loss_case(shared, every, true, type));
+      }
+  shared.block = 4;
+  f.cases.push_back(select_case(shared, fixed(3)));
+  f.cases.push_back(attention_case(shared, 2));
   f.cases.push_back(means_case(47, 5, 4, 17));
   f.cases.push_back(means_case(64, 32, 16, 1000));
   return f;
