@@ -1,6 +1,7 @@
 #include "run/failure_status.h"
 
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +12,12 @@
 #include "core/io.h"
 
 namespace sluice {
+
+namespace {
+
+constexpr const char* kName = "status.json";
+
+}  // namespace
 
 FailureStatus::FailureStatus(std::string folder, int rank)
     : folder_(std::move(folder)),
@@ -30,7 +37,7 @@ bool FailureStatus::ours() const {
 void FailureStatus::write(const std::string& error, ExitCode code) const noexcept {
   using Json = nlohmann::ordered_json;
   try {
-    const std::string path = folder_ + "/status.json";
+    const std::string path = folder_ + "/" + kName;
     if (!ours()) return;
     Json status = Json::parse(io::read_file(path), nullptr, false);
     if (!status.is_object() || status.value("state", "") != "running") return;
@@ -44,6 +51,15 @@ void FailureStatus::write(const std::string& error, ExitCode code) const noexcep
     io::rename(mine, path);
   } catch (...) {
     return;
+  }
+}
+
+void FailureStatus::remove_leftovers(const std::string& folder) noexcept {
+  try {
+    for (const std::string& name : io::list_directory(folder))
+      if (name.starts_with(fmt::format("{}.rank", kName))) io::remove_tree(folder + "/" + name);
+  } catch (const std::exception& error) {
+    spdlog::warn("left by ranks of an earlier start: {}", error.what());
   }
 }
 

@@ -20,6 +20,10 @@ class FailureStatus {
   /// run's: the error is reported elsewhere, too. Any thread may call.
   void write(const std::string& error, ExitCode code) const noexcept;
 
+  /// Removes from a folder the copies of the status that ranks leave when they are killed inside write(). For
+  /// the start that owns the folder; a copy that cannot be removed is a warning.
+  static void remove_leftovers(const std::string& folder) noexcept;
+
  private:
   bool ours() const;
 

@@ -13,6 +13,7 @@
 
 #include "core/host.h"
 #include "core/io.h"
+#include "run/failure_status.h"
 
 namespace sluice {
 
@@ -48,6 +49,7 @@ RunFolder::RunFolder(std::string path) : path_(std::move(path)), created_(upperm
   if (created_.empty()) before_ = io::list_directory(path_);
   try {
     take_lock();
+    FailureStatus::remove_leftovers(path_);
   } catch (const Error&) {
     if (lock_ >= 0) close(lock_);
     throw;

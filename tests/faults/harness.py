@@ -311,7 +311,7 @@ class World:
     def litter(self, run):
         if not os.path.isdir(run):
             return []
-        names = [n for n in os.listdir(run) if n.endswith(".tmp")]
+        names = [n for n in os.listdir(run) if n.endswith(".tmp") or n.startswith("status.json.")]
         checkpoints = os.path.join(run, "ckpt")
         if os.path.isdir(checkpoints):
             names += ["ckpt/" + n for n in os.listdir(checkpoints) if not re.fullmatch(r"step_\d+|LATEST", n)]

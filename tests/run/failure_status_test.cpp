@@ -56,4 +56,17 @@ TEST_CASE("the status of another run that has taken the folder's place is not ch
   CHECK(status_of(t.path + "/moved")["state"] == "running");
 }
 
+TEST_CASE("copies of the status that killed ranks left are removed by the next start", "[run][status]") {
+  const TempFolder t;
+  const std::string run = t.path + "/run";
+  const auto start = [&] { RunFolder(run).keep(); };
+  start();
+  for (const char* left : {"status.json.rank3", "status.json.rank11.tmp", "status.json", "status.yaml.rank3"})
+    io::write_file_atomic(run + "/" + left, "{}");
+  start();
+  CHECK(io::glob(run + "/status.json.*").empty());
+  CHECK(io::exists(run + "/status.json"));
+  CHECK(io::exists(run + "/status.yaml.rank3"));
+}
+
 }  // namespace sluice
