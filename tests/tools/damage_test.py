@@ -34,7 +34,7 @@ from sluice import benchmarks, sink_words
 from sluice.gpu_check import summary
 from sluice.reporting import shapes
 from sluice.reporting.main import main
-from sluice.sweeping import state, sweep_file, tables
+from sluice.sweeping import records, state, sweep_file, tables
 
 COUNT = int(sys.argv.pop()) if len(sys.argv) > 1 and sys.argv[-1].isdigit() else 150
 BATCH = 25  # damaged runs in one report
@@ -544,6 +544,40 @@ class Damage(unittest.TestCase):
             self.told_with(self.sweep_table, "sweep.jsonl")
             if i % BATCH == 0:
                 self.told_with(self.report, "sweep.jsonl")
+
+    def test_a_damaged_record_is_read_without_a_traceback(self):
+        hash = "0123456789abcdef"
+        trial = types.SimpleNamespace(
+            folder=self.run_folder, name="one", hash=hash, base="a.yaml", overrides=list, plan={"steps": 1000}
+        )
+        sweep = types.SimpleNamespace(trials=[trial])
+        with open(self.path("run.json"), encoding="utf-8") as file:
+            run = json.load(file)
+        made, path = os.path.join(self.root, "runs", f"one-{hash}"), os.path.join(self.root, "s.jsonl")
+        whole = records.Records(path)
+        whole.lines[hash] = records.of_run(trial)
+        whole.write([hash])
+        self.assertEqual(whole.lines[hash]["run"]["parameters"], run["parameters"])
+        with open(path, "rb") as file:
+            line = file.read()
+        self.run_folder = trial.folder = made
+
+        def read():
+            with contextlib.redirect_stderr(io.StringIO()):
+                records.Records(path).make_folders(sweep, shutil.which("true"))
+            count = os.path.isdir(made)
+            if count:
+                self.sweep_table()
+                shutil.rmtree(made)
+            return count
+
+        self.assertTrue(read())
+        read_whole = 0
+        for _ in range(COUNT):
+            with open(path, "wb") as file:
+                file.write(mutate(line, self.dice))
+            read_whole += read()
+        self.assertLess(read_whole, COUNT)
 
     def told_with(self, what, name):
         """Shows the damaged file when it is a traceback."""

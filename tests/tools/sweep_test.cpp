@@ -142,6 +142,73 @@ TEST_CASE("variants of a sweep have names, a control, and analyses in the report
   CHECK_THAT(s.sweep("plan").out, Contains("plain-lr_1e-2") && Contains("headwise-lr_3e-3"));
 }
 
+TEST_CASE("recorded results replace trainings on another machine", "[sweep]") {
+  if (no_python()) return;
+  const Sweeps s;
+  const std::string head =
+      "base: tiny.yaml\nresources: {slots: 2, threads: 1}\ncontrol: plain\nvariants:\n"
+      "  plain: {model.attention.gates: []}\n"
+      "  headwise:\n    model: {attention: {gates: [{position: sdpa_output, granularity: headwise}]}}\n";
+  s.write(head + "seeds: [1, 2]\n");
+  const auto without = s.sweep("record");
+  CHECK(without.code == 64);
+  CHECK_THAT(without.out, Contains("no key `record`"));
+
+  const std::string record = s.folder / "results/s.jsonl", key = "record: results/s.jsonl\n";
+  s.write(head + key + "seeds: [1, 2]\n");
+  REQUIRE(s.sweep("run").code == 0);
+  const auto recorded = s.sweep("record");
+  INFO(recorded.out);
+  REQUIRE(recorded.code == 0);
+  CHECK_THAT(recorded.out, Contains("4 recorded now; 4 of 4 trials are in " + record));
+  const std::string lines = io::read_file(record), table = s.sweep("table").out;
+  CHECK(Sweeps::count(lines, "\n") == 4);
+  CHECK(lines.find(s.folder.path) == std::string::npos);  // nothing of this machine
+  CHECK_THAT(s.sweep("record").out, Contains("0 recorded now; 4 of 4"));
+  CHECK(io::read_file(record) == lines);
+
+  // Another machine: nothing is trained, and the tables are the same.
+  std::filesystem::remove_all(s.output);
+  const auto run = s.sweep("run");
+  INFO(run.out);
+  CHECK(run.code == 0);
+  CHECK(Sweeps::count(run.out, "  begins") == 0);
+  CHECK_THAT(run.out, Contains("4 done (4 of them recorded)"));
+  CHECK(s.sweep("table").out == table);
+  CHECK_THAT(s.sweep("status").out, Contains("headwise-s2  recorded"));
+  CHECK_THAT(s.sweep("analyze").out, Contains("4 are recorded, without weights to analyze"));
+  const std::string report = "SLUICE=" + std::string(std::getenv("SLUICE_BINARY")) +
+                             " " SLUICE_SOURCE_DIR "/scripts/report " + s.output + " --tables-only -o " +
+                             (s.folder / "page") + " >" + (s.folder / "said") + " 2>&1";
+  REQUIRE(WEXITSTATUS(std::system(report.c_str())) == 0);
+  CHECK_THAT(io::read_file(s.folder / "page/tables/differences_to_the_control.csv"),
+             Contains("headwise,plain,loss,2,"));
+
+  // A seed more is trained here, and joins the others. A trial with other settings is another trial.
+  s.write(head + key + "seeds: [1, 2, 3]\n");
+  CHECK(Sweeps::count(s.sweep("run").out, "  begins") == 2);
+  CHECK_THAT(s.sweep("record").out, Contains("2 recorded now; 6 of 6"));
+  s.write(head + key + "set: {optimizer.lr: 2e-3}\nseeds: [1]\n");
+  CHECK_THAT(s.sweep("record").out, Contains("0 of 2 trials are in") && Contains("6 of configurations that"));
+
+  // What is damaged is reported by its line, and trained again; results of other data are told apart.
+  std::filesystem::remove_all(s.output);
+  std::string damaged = lines;
+  damaged.replace(damaged.find("\"evaluations\":["), 15, "\"evaluations\":{");
+  const size_t last = damaged.rfind("xxh3-");
+  REQUIRE(last != std::string::npos);
+  damaged[last + 20] = damaged[last + 20] == '0' ? '1' : '0';
+  test::write_bytes(record, damaged + "{\"schema\": 1, \"hash\": \"torn");
+  s.write(head + key + "seeds: [1, 2]\n");
+  const auto again = s.sweep("run");
+  INFO(again.out);
+  CHECK(again.code == 0);
+  CHECK_THAT(again.out, Contains("s.jsonl:1: not a whole JSON object") &&
+                            Contains("s.jsonl:5: not a whole JSON object") &&
+                            Contains("of several training data"));
+  CHECK(Sweeps::count(again.out, "  begins") == 1);
+}
+
 TEST_CASE("a sweep's trials end by a rule or a failure, and are repeated only on request", "[sweep]") {
   if (no_python()) return;
   const Sweeps s;

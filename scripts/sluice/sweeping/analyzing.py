@@ -101,7 +101,8 @@ class Analyzer:
     def run(self) -> int:
         """Exit code: 0 when every finished trial is analyzed, 75 when a signal came first, else the worst of those that failed."""
         found = state.looks(self.sweep.trials, self.work.output)
-        done = [trial for trial in self.sweep.trials if found[trial.hash].state == state.DONE]
+        finished = [trial for trial in self.sweep.trials if found[trial.hash].state == state.DONE]
+        done = [trial for trial in finished if not found[trial.hash].recorded()]
         waiting = [trial for trial in done if not is_analyzed(trial)]
         before = len(done) - len(waiting)
         self.work.gpus = self.work.find_gpus()
@@ -119,9 +120,9 @@ class Analyzer:
         if self.signals:
             self.display.say("stopped; the same command goes on with what is missing")
             return 75
-        others = len(self.sweep.trials) - len(done)
+        others, recorded = len(self.sweep.trials) - len(finished), len(finished) - len(done)
         self.display.say(
             f"{self.made} analyzed now, {before} before, {self.failed} failed; {others} of {len(self.sweep.trials)} trials are not "
-            "finished"
+            "finished" + (f"; {recorded} are recorded, without weights to analyze" if recorded else "")
         )
         return self.worst

@@ -4,6 +4,7 @@
   scripts/sweep run FILE              trains it here; the same command goes on where it was stopped or killed
   scripts/sweep status FILE           where every trial is
   scripts/sweep table FILE            what came out, seeds together; also written to OUTPUT/sweep.csv
+  scripts/sweep record FILE           adds what has finished to the file of results that the key `record` names
   scripts/sweep analyze FILE          `sluice analyze` of every finished trial that has no analysis yet, for scripts/report
   scripts/sweep slurm FILE            writes OUTPUT/array.sbatch, a Slurm job array of what is not finished
   scripts/sweep trial FILE TRIAL      trains one, by its number or hash: a job of that array
@@ -24,12 +25,14 @@ relative to it; all others to the folder of the checkout, in which runs start, o
                                                          # for Slurm also nodes, time, partition, account, qos, constraint, memory
   stop_if: {metric: loss, op: ">", value: 6, after_steps: 100}     # or a list; op: > >= < <= nonfinite; val.SET.loss: evaluations
   name: lr                                               # and output: runs/sweeps/NAME
+  record: results/lr.jsonl                               # results of finished trials, to be kept with this file
 
 Keys are written with dots, or as sections. Every variant is trained with every value of the grid and every seed.
 
 A trial is known by the hash of its resolved configuration: in OUTPUT/NAME-HASH it is skipped when it is finished and goes on when it
 is not. What a stop rule ended, what diverged (78) and what failed is not run again without --retry. OUTPUT/sweep.jsonl is the journal,
-OUTPUT/logs has what each trial printed. SIGINT and SIGTERM let the trials save; a second one kills them.
+OUTPUT/logs has what each trial printed. A trial in the record counts as finished, on any machine; its run folder is made without
+weights, for tables and reports. SIGINT and SIGTERM let the trials save; a second one kills them.
 
 Exit codes: 0 every trial has its result (done, stopped by a rule, diverged), 75 interrupted, 64 a mistake in the files, 73 the sweep
 or a folder belongs to another run, otherwise the worst of the trials that failed.
@@ -45,7 +48,7 @@ from typing import TYPE_CHECKING
 from .. import program
 from ..reporting.comparing import NoBaseline
 from ..yaml import Refused
-from . import analyzing, plan, runner, slurm, state, study, tables, text
+from . import analyzing, plan, records, runner, slurm, state, study, tables, text
 from .plan import Mistake
 from .sweep_file import SweepFile
 
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
     from .state import Look
     from .sweep_file import Trial
 
-COMMANDS = ("plan", "run", "status", "table", "analyze", "slurm", "trial")
+COMMANDS = ("plan", "run", "status", "table", "record", "analyze", "slurm", "trial")
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
@@ -103,7 +106,8 @@ def show_results(sweep: SweepFile, found: dict[str, Look], output: str, control:
         file.write(tables.csv_text(sweep, results))
     os.replace(path + ".tmp", path)
     try:
-        print(tables.results_text(sweep, results, control) + path)
+        print(tables.results_text(sweep, results, control), end="")
+        print("".join(f"{line}\n" for line in records.mixtures(found)) + path)
     except NoBaseline as error:
         raise Mistake(64, str(error)) from None
 
@@ -138,6 +142,9 @@ def train(options: argparse.Namespace) -> int:
     if output.startswith(os.pardir):
         output = os.path.abspath(output)
     merged = plan.add_plans(sweep, sluice, output)
+    recorded = records.Records(sweep.record) if sweep.record else None
+    if recorded:
+        recorded.make_folders(sweep, sluice)
     if options.command in ("run", "table", "analyze", "slurm"):
         os.makedirs(output, exist_ok=True)
         study.write(sweep, sluice, output)
@@ -149,6 +156,10 @@ def train(options: argparse.Namespace) -> int:
         print(tables.status_text(sweep, state.looks(sweep.trials, output)), end="")
     elif options.command == "table":
         show_results(sweep, state.looks(sweep.trials, output), output, options.control)
+    elif options.command == "record":
+        if not recorded:
+            raise Mistake(64, f"{sweep.path}: no key `record`: the file that results are added to")
+        print(records.record(sweep, state.looks(sweep.trials, output), recorded))
     elif options.command == "slurm":
         waiting = [
             look.trial for look in state.looks(sweep.trials, output).values() if look.state not in state.ENDS

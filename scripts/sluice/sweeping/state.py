@@ -175,6 +175,10 @@ class Look:
             return RUNNING
         return PAUSED if self.run else WAITING
 
+    def recorded(self) -> bool:
+        """Whether it was trained elsewhere: results without weights, from the sweep's record."""
+        return bool(self.run.get("recorded"))
+
     def lost_in_vain(self) -> int:
         """How often in a row it was lost without a newer checkpoint."""
         count, saved = 0, saved_step(self.trial.folder)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KEYS = (
     "name",
     "output",
+    "record",
     "base",
     "set",
     "variants",
@@ -156,6 +157,8 @@ class SweepFile:
                 "dots alone; set name"
             )
         self.output = self.text(root, "output", os.path.join("runs", "sweeps", self.name))
+        record = self.text(root, "record")
+        self.record = record and os.path.normpath(os.path.join(os.path.dirname(path), record))
         self.bases = self.read_bases()
         self.common = self.read_overrides(self.part("set"), "set")
         self.grid = self.read_grid()

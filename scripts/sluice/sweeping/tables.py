@@ -60,14 +60,16 @@ def short_state(look: Look) -> str:
         return f"{look.state} at {look.verdict['step']}"
     if look.state == state.FAILED:
         return f"failed ({look.verdict.get('code')})"
-    return look.state
+    return "recorded" if look.state == DONE and look.recorded() else look.state
 
 
 def tally(found: dict[str, Look]) -> str:
     """ "4 done, 2 waiting" """
     states = [look.state for look in found.values()]
     order = (DONE, state.STOPPED, state.DIVERGED, state.FAILED, RUNNING, state.PAUSED, state.WAITING)
-    return ", ".join(f"{states.count(s)} {s}" for s in order if s in states)
+    text = ", ".join(f"{states.count(s)} {s}" for s in order if s in states)
+    recorded = sum(look.recorded() for look in found.values() if look.state == DONE)
+    return text + (f" ({recorded} of them recorded)" if recorded else "")
 
 
 def plan_text(sweep: SweepFile, found: dict[str, Look], merged: list[tuple[Trial, Trial]]) -> str:

@@ -1,0 +1,208 @@
+"""Results of finished trials as a small text file that can be kept with the sweep file and added to on any machine: a line of JSON
+for each trial, known by the hash of its configuration. A recorded trial is not trained again; it counts as done, without weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from ..program import working_folder
+from ..reporting import shapes
+from ..reporting.files import open_file, parse, read_lines, read_object
+from . import state
+from .plan import Mistake
+
+if TYPE_CHECKING:
+    from .state import Look
+    from .sweep_file import SweepFile, Trial
+
+SCHEMA = 1
+EVALUATIONS = 5  # that are kept of a training, evenly over its length, the last one among them
+DIGITS = 8
+# Of run.json: what bears on results. Hosts, times and paths stay where they are.
+KEPT = (
+    "version",
+    "build",
+    "parameters",
+    "parameters_active",
+    "parameters_non_embedding",
+    "max_steps",
+    "tokens_per_step",
+    "precision",
+    "ranks",
+    "threads",
+    "instruction_set",
+    "bf16_products",
+    "device",
+    "data_fingerprint",
+    "tokenizer_fingerprint",
+)
+# Of metrics.jsonl, column by column. Speeds are not comparable between machines.
+COLUMNS = ("step", "tokens", "loss", "grad_norm", "spikes", "skipped")
+SHAPE = {
+    "schema": shapes.WHOLE,
+    "hash": shapes.TEXT,
+    "trial": shapes.TEXT,
+    "run": {**shapes.RUN, "data_fingerprint": shapes.TEXT, "instruction_set": shapes.TEXT, "build": {"commit": shapes.TEXT}},
+    "steps": shapes.WHOLE,
+    "metrics": {"*": [shapes.NUMBER]},
+    "evaluations": [shapes.EVALUATION],
+}
+
+# Without these, and the number of parameters, a record is not whole.
+WHOLE = ("hash", "run", "steps", "metrics", "evaluations")
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to eight digits, more than tables show; what is not finite, null."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if abs(value) < float("inf") else None
+    return value
+
+
+def evenly(items: list[Any], most: int) -> list[Any]:
+    """At most `most` of the items, the last one among them."""
+    if len(items) <= most:
+        return items
+    return [items[round((i + 1) * len(items) / most) - 1] for i in range(most)]
+
+
+def of_run(trial: Trial) -> dict[str, Any]:
+    """The record of a finished trial."""
+    read = lambda name, shape: read_lines(os.path.join(trial.folder, name), shape)
+    metrics = read("metrics.jsonl", shapes.METRICS)
+    run = read_object(os.path.join(trial.folder, "run.json"), shapes.RUN, must=True)
+    return {
+        "schema": SCHEMA,
+        "hash": trial.hash,
+        "trial": trial.name,
+        "run": {key: run[key] for key in KEPT if key in run},
+        "steps": trial.plan["steps"],
+        "metrics": {
+            key: rounded([line.get(key) for line in metrics])
+            for key in COLUMNS
+            if any(line.get(key) is not None for line in metrics)
+        },
+        "evaluations": rounded(evenly(read("eval.jsonl", shapes.EVALUATION), EVALUATIONS)),
+    }
+
+
+class Records:
+    """The file that a sweep file's `record` names."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.lines: dict[str, dict[str, Any]] = {}  # by hash, in the order of the file
+        misfits = shapes.Misfits(path)
+        try:
+            with open_file(path) as file:
+                texts = file.read().splitlines()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise Mistake(66, f"{path}: {error.strerror}") from None
+        for i, text in enumerate(texts, 1):
+            try:
+                line = parse(text)
+            except ValueError:
+                misfits.add(f"{i}: not a whole JSON object, passed over")
+                continue
+            line = shapes.fit(line, SHAPE, misfits.at(i)) if isinstance(line, dict) else {}
+            if line.get("schema") != SCHEMA:
+                misfits.add(f"{i}: no record of a trial of schema {SCHEMA}, passed over")
+            elif line.get("hash") in self.lines:
+                misfits.add(f"{i}: {line['hash']} is recorded twice, passed over")
+            elif all(line.get(key) for key in WHOLE):
+                self.lines[line["hash"]] = line
+            else:
+                misfits.add(f"{i}: the record is not whole, passed over")
+
+    def write(self, order: list[str]) -> None:
+        """The trials of the sweep file first, in its order."""
+        hashes = [h for h in order if h in self.lines]
+        hashes += [h for h in self.lines if h not in order]
+        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+        with open(self.path + ".tmp", "w", encoding="utf-8") as file:
+            for name in hashes:
+                file.write(json.dumps(self.lines[name], separators=(",", ":")) + "\n")
+        os.replace(self.path + ".tmp", self.path)
+
+    def make_folders(self, sweep: SweepFile, program: str) -> None:
+        """A run folder without checkpoints for every recorded trial that has no folder here."""
+        for trial in sweep.trials:
+            line = self.lines.get(trial.hash)
+            if line and not os.path.exists(trial.folder):
+                make_folder(trial, line, program)
+
+
+def make_folder(trial: Trial, line: dict[str, Any], program: str) -> None:
+    command = [program, "config", "show", trial.base, *trial.overrides()]
+    shown = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=working_folder()
+    )
+    if shown.returncode != 0:
+        raise Mistake(shown.returncode, f"the trial {trial.name} cannot be:\n{shown.stderr.strip()}")
+    columns, last = line["metrics"], line["evaluations"][-1]
+    steps = columns.get("step") or []
+    run = {"schema": 1, "name": trial.name, **line["run"], "config_hash": trial.hash, "recorded": True}
+    status = {"state": state.DONE, "step": line["steps"], "max_steps": line["steps"], "tokens": last.get("tokens")}
+    whole = {key: values for key, values in columns.items() if len(values) == len(steps)}
+    metrics = [{"schema": 1, **{key: values[i] for key, values in whole.items()}} for i in range(len(steps))]
+    text = lambda objects: "".join(json.dumps(o) + "\n" for o in objects)
+    temporary = f"{trial.folder}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    os.makedirs(temporary)
+    for name, content in (
+        ("config.yaml", shown.stdout),
+        ("metrics.jsonl", text(metrics)),
+        ("eval.jsonl", text(line["evaluations"])),
+        ("status.json", json.dumps(status, indent=2) + "\n"),
+        ("run.json", json.dumps(run, indent=2) + "\n"),
+    ):
+        with open(os.path.join(temporary, name), "w", encoding="utf-8") as file:
+            file.write(content)
+    try:
+        os.rename(temporary, trial.folder)
+    except OSError:  # another process has made it meanwhile
+        shutil.rmtree(temporary)
+        if not os.path.isdir(trial.folder):
+            raise
+
+
+def record(sweep: SweepFile, found: dict[str, Look], records: Records) -> str:
+    """Adds the finished trials that are not recorded yet; says how many."""
+    done = [look.trial for look in found.values() if look.state == state.DONE]
+    new = [trial for trial in done if trial.hash not in records.lines]
+    for trial in new:
+        records.lines[trial.hash] = of_run(trial)
+    records.write([trial.hash for trial in sweep.trials])
+    known = sum(trial.hash in records.lines for trial in sweep.trials)
+    strange = len(records.lines) - known
+    return (
+        f"{len(new)} recorded now; {known} of {len(sweep.trials)} trials are in {records.path}"
+        + (f", and {strange} of configurations that this sweep does not have" if strange else "")
+    )
+
+
+def mixtures(found: dict[str, Look]) -> list[str]:
+    """What finished trials do not have in common though they should: lines for readers of a table."""
+    done = [look for look in found.values() if look.state == state.DONE]
+    out = []
+    for what, pick in (
+        ("training data", lambda run: run.get("data_fingerprint")),
+        ("commits of the program", lambda run: (run.get("build") or {}).get("commit")),
+        ("instruction sets", lambda run: run.get("instruction_set")),
+    ):
+        values = [pick(look.run) for look in done]
+        names = list(dict.fromkeys(str(value) for value in values if value))
+        if len(names) > 1:
+            counts = ", ".join(f"{name} ({values.count(name)} trials)" for name in names)
+            out.append(f"of several {what}: {counts}")
+    return out
