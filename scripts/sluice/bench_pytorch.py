@@ -1,18 +1,19 @@
-"""Training speed of the same models in PyTorch on this processor, alone or side by side with `sluice bench`.
+"""Training speed of the same models in PyTorch, alone or side by side with `sluice bench`.
 
     scripts/bench_pytorch                                      every variant, tokens/s
     scripts/bench_pytorch --against build/sluice               alternates with sluice; prints ratios to PyTorch's best
     scripts/bench_pytorch --model qwen,gpt2-124m --precision f32 --threads 2
     scripts/bench_pytorch --model qwen-moe --precision bf16 --against build/sluice
     scripts/bench_pytorch --part decode --longest 4096 --against build/sluice   generation with a cache
+    scripts/bench_pytorch --device cuda --against build/sluice                  on a GPU: bench_pytorch_gpu.py says how
 
-Variants: {eager, torch.compile} x {SDPA, plain softmax} x {f32, bf16 autocast}, for a mixture of experts also x {a loop over
-the experts, torch._grouped_mm}; fused AdamW; gradient clipping, as sluice
-does. Needs torch (and a C++ compiler for torch.compile); run it with the Python that has it."""
+On a processor, variants are {eager, torch.compile} x {SDPA, plain softmax} x {f32, bf16 autocast}, for a mixture of experts also x {a loop over
+the experts, torch._grouped_mm}; fused AdamW; gradient clipping, as sluice does. Needs torch (and a C++ compiler for torch.compile); run it with the Python that has it."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 try:
@@ -42,6 +44,9 @@ MODELS = {
     "gpt2-124m": (12, 768, 12, 12, 64, 2048, 50304, False, None),
 }
 SAMPLES, SEQUENCE = 4, 256
+# Of bench_pytorch_gpu.py; the tiny ones also run on a processor, as a rehearsal.
+TINY_MODELS = ("tiny", "tiny-moe")
+GPU_MODELS = ("1.7b", "1.7b-headwise", "1.7b-elementwise", "moe-slice", *TINY_MODELS)
 
 
 class Dense(torch.nn.Module):
@@ -90,8 +95,9 @@ class Experts(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shape = x.shape
         x = x.reshape(-1, shape[-1])
-        with torch.autocast("cpu", enabled=False):
-            logits = F.linear(x.float(), self.router.weight)
+        device = x.device.type
+        with torch.autocast(device, enabled=False):
+            logits = F.linear(x.float(), self.router.weight.float())
         p = logits.softmax(-1)
         weights, experts = p.topk(self.per_token, -1)
         weights = weights / weights.sum(-1, keepdim=True)
@@ -102,7 +108,7 @@ class Experts(torch.nn.Module):
             1e-2 * self.experts * (counts / counts.sum() * p.mean(0)).sum()
             + 1e-3 * logits.logsumexp(-1).square().mean()
         )
-        compute = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
+        compute = torch.bfloat16 if torch.is_autocast_enabled(device) else x.dtype
         y = self.products(x.to(compute)[tokens], counts, weights.flatten()[order].unsqueeze(-1).to(compute))
         return torch.zeros_like(x, dtype=y.dtype).index_add(0, tokens, y).view(shape)
 
@@ -223,7 +229,9 @@ class Training:
         return SAMPLES * SEQUENCE / statistics.median(times)
 
 
-def run_sluice(binary: str, model: str, precision: str, threads: int, seconds: float) -> dict[str, Any]:
+def run_sluice(
+    binary: str, device: str, model: str, precision: str, threads: int, seconds: float
+) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         subprocess.run(
             [
@@ -231,6 +239,8 @@ def run_sluice(binary: str, model: str, precision: str, threads: int, seconds: f
                 "bench",
                 "--part",
                 "step",
+                "--device",
+                device,
                 "--model",
                 model,
                 "--precision",
@@ -251,6 +261,23 @@ def run_sluice(binary: str, model: str, precision: str, threads: int, seconds: f
     return result["steps"][0]
 
 
+def variants_of(model: str, device: str, precision: str, modes: list[str]) -> dict[str, Callable[[], Any]]:
+    """{what it is: makes it}"""
+    if model in GPU_MODELS:
+        from sluice import bench_pytorch_gpu
+
+        return bench_pytorch_gpu.variants(model, device, modes)
+    trials: dict[str, Callable[[], Any]] = {}
+    for mode in modes:
+        for plain in (False, True):
+            for grouped in (False, True) if isinstance(MODELS[model][5], tuple) else (False,):
+                name = f"{mode}, {'plain softmax' if plain else 'SDPA'}{', grouped_mm' if grouped else ''}"
+                trials[name] = functools.partial(
+                    Training, model, precision, plain, mode == "compile", grouped
+                )
+    return trials
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -262,8 +289,11 @@ def main() -> None:
         help="training steps, or generation with a cache",
     )
     parser.add_argument("--longest", type=int, default=4096, help="decode: tokens in the cache")
-    parser.add_argument("--model", default="small,qwen", help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--precision", default="f32,bf16")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--model", help=f"of {', '.join(MODELS)} (default: small,qwen); on a GPU of {', '.join(GPU_MODELS)} (1.7b)"
+    )
+    parser.add_argument("--precision", help="default: f32,bf16; on a GPU bf16")
     parser.add_argument("--variants", default="eager,compile", help="eager, compile or both")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=5, help="per measurement")
@@ -273,9 +303,16 @@ def main() -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="also write every number to this file")
     args = parser.parse_args()
-    unknown = [m for m in args.model.split(",") if m not in MODELS]
+    gpu = args.device == "cuda"
+    if gpu and not torch.cuda.is_available():
+        sys.exit("bench_pytorch: this PyTorch sees no GPU")
+    models = (args.model or ("1.7b" if gpu else "small,qwen")).split(",")
+    known = GPU_MODELS if gpu else (*MODELS, *TINY_MODELS)
+    unknown = [m for m in models if m not in known]
     if unknown:
-        parser.error(f"unknown model {', '.join(unknown)}; there are {', '.join(MODELS)}")
+        parser.error(f"unknown model {', '.join(unknown)}; there are {', '.join(known)}")
+    if args.part == "decode" and gpu:
+        parser.error("--part decode measures a processor")
     torch.set_num_threads(args.threads)
     print(
         f"PyTorch {torch.__version__}, {args.threads} threads, oneDNN {torch.backends.mkldnn.is_available()}, "
@@ -288,18 +325,14 @@ def main() -> None:
         results = bench_pytorch_decode.run(
             args.variants.split(","), args.longest, args.threads, args.rounds, args.against
         )
-    for model in args.model.split(",") if args.part == "step" else ():
-        for precision in args.precision.split(","):
+    for model in models if args.part == "step" else ():
+        for precision in (args.precision or ("bf16" if model in GPU_MODELS else "f32,bf16")).split(","):
             speeds = {}
-            trials = {}
-            for mode in args.variants.split(","):
-                for plain in (False, True):
-                    for grouped in (False, True) if isinstance(MODELS[model][5], tuple) else (False,):
-                        name = f"{mode}, {'plain softmax' if plain else 'SDPA'}{', grouped_mm' if grouped else ''}"
-                        trials[name] = (model, precision, plain, mode == "compile", grouped)
+            trials = variants_of(model, args.device, precision, args.variants.split(","))
             for variant, trial in trials.items():
+                training = None  # the memory of the one before
                 try:
-                    training = Training(*trial)
+                    training = trial()
                     for _ in range(3):
                         training.step()
                     speeds[variant] = training.tokens_per_second(args.seconds)
@@ -325,13 +358,14 @@ def main() -> None:
             results.append(row)
             if not args.against:
                 continue
-            training = Training(*trials[best])
+            training = None  # its memory first
+            training = trials[best]()
             for _ in range(3):
                 training.step()
             pairs = []
             for round_number in range(args.rounds + 1):
                 theirs = training.tokens_per_second(args.seconds)
-                ours = run_sluice(args.against, model, precision, args.threads, args.seconds)
+                ours = run_sluice(args.against, args.device, model, precision, args.threads, args.seconds)
                 if round_number > 0:
                     pairs.append((ours["tokens_per_second"], theirs, ours["percent_of_peak"], ours["peak"]))
             ratios = [a / b for a, b, *_ in pairs]
