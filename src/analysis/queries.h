@@ -30,7 +30,7 @@ class QueryClasses {
 /// The queries of a batch; where ranks share its sequences, of all of them, and their tokens are numbered as
 /// on one rank. A sequence is a run of tokens with the same first visible key: a sample, or with
 /// data.document_mask the part of a document in a sample. Two or more tokens without a target at its end are
-/// padding, and are left out. Empty in a dry run.
+/// padding, and are left out. Without sequences in a dry run.
 struct Queries {
   struct Sequence {
     int64_t begin, size;  // begin: the sequence's first token, which is also its first query
@@ -42,6 +42,15 @@ struct Queries {
 
   std::vector<Sequence> sequences;
   std::vector<size_t> class_of;  // (T): class of each query's token
+
+  /// Rows [begin, begin + size) of this rank's tensors, whose first dimension is its own tokens.
+  struct Rows {
+    int64_t begin, size;
+  };
+  /// The rows of the queries in order, as few ranges as there are without padding between them. In a dry run
+  /// all.
+  std::vector<Rows> rows;
+  int64_t count = 0;  // of rows
 };
 
 }  // namespace sluice

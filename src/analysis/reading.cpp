@@ -7,6 +7,7 @@
 #include "analysis/whole_rows.h"
 #include "core/parallel_for.h"
 #include "ops/gate.h"
+#include "ops/permute.h"
 #include "ops/reduce.h"
 
 namespace sluice {
@@ -28,11 +29,15 @@ std::vector<double> read_values(Context& ctx, const Tensor& t) {
   return values;
 }
 
-double largest_magnitude(Context& ctx, const Tensor& x) {
+double largest_magnitude(Context& ctx, const Tensor& x, const Queries& queries) {
   ScratchScope scratch(ctx.scratch);
   const Tensor result = scratch.alloc("analysis.largest", DType::f64, {1});
-  max_abs(ctx, result, x);
-  return read_scalar(ctx, result);
+  double largest = 0;
+  for (const Queries::Rows& rows : queries.rows) {
+    max_abs(ctx, result, x.rows(rows.begin, rows.size));
+    raise(largest, read_scalar(ctx, result));
+  }
+  return largest;
 }
 
 std::vector<double> value_norms(Context& ctx, const Tensor& values, const SequenceRanks* ranks) {
@@ -160,12 +165,62 @@ std::vector<double> output_before_gates(Context& ctx, const Attention::Saved& s,
   return values;
 }
 
+namespace {
+
+/// index (n) i32 = the numbers that `of` gives for 0, 1, ..., n - 1.
+template <class Of>
+Tensor index_of(Context& ctx, ScratchScope& t, int64_t n, const Of& of) {
+  const Tensor index = t.alloc("analysis.index", DType::i32, {n});
+  std::vector<int32_t> host(static_cast<size_t>(n));
+  for (size_t i = 0; i < host.size(); ++i) host[i] = static_cast<int32_t>(of(static_cast<int64_t>(i)));
+  write_tensor(ctx, index, host.data());
+  return index;
+}
+
+/// The gate of the queries alone, without the padding among a batch's tokens.
+HeadGate of_queries(Context& ctx, ScratchScope& t, HeadGate gate, const Queries& queries, int64_t tokens) {
+  const int64_t n = queries.count;
+  std::vector<int64_t> row;  // of each query
+  for (const Queries::Rows& rows : queries.rows)
+    for (int64_t i = 0; i < rows.size; ++i) row.push_back(rows.begin + i);
+  const auto at = [&](int64_t i) { return row[static_cast<size_t>(i)]; };
+  if (gate.logits) {
+    if (gate.logits.dim(0) == 1) return gate;
+    const Tensor& z = gate.logits;
+    const int64_t width = z.numel() / tokens;
+    const Tensor taken = z.rank == 3 ? t.alloc("analysis.logits", z.dtype, {n, z.dim(1), z.dim(2)})
+                                     : t.alloc("analysis.logits", z.dtype, {n, z.dim(1)});
+    take_rows(ctx, taken.view({n, width}), z.view({tokens, width}), index_of(ctx, t, n, at));
+    gate.logits = taken;
+    return gate;
+  }
+  const int64_t H = gate.lse.dim(0);
+  const Tensor by_head = index_of(ctx, t, H * n, [&](int64_t i) { return i / n * tokens + at(i % n); });
+  for (Tensor* x : {&gate.lse, &gate.z0, &gate.sink}) {
+    if (x->rank != 2) continue;
+    const Tensor taken = t.alloc("analysis.statistics", x->dtype, {H, n});
+    take_rows(ctx, taken.view({H * n, 1}), x->view({H * tokens, 1}), by_head);
+    *x = taken;
+  }
+  if (gate.first_key) {  // what matters is whether a query sees its own key alone
+    const HostView first_key(ctx, gate.first_key);
+    gate.first_key = index_of(ctx, t, n, [&](int64_t i) {
+      return ctx.dry_run || first_key.tensor().as<int32_t>()[at(i)] == at(i) ? i : i - 1;
+    });
+  }
+  return gate;
+}
+
+}  // namespace
+
 double add_importance(Context& ctx, std::vector<double>& sums, const std::optional<HeadGate>& gate,
-                      int64_t tokens) {
-  if (!gate) return 0;
+                      const Queries& queries, int64_t tokens) {
+  if (!gate || queries.count == 0) return 0;
   ScratchScope scratch(ctx.scratch);
   const Tensor row = scratch.alloc("analysis.importance", DType::f64, {head_row_size(std::ssize(sums))});
-  head_importance(ctx, row, Tensor(), *gate, tokens);
+  const bool padded = queries.count < tokens || ctx.dry_run;  // a dry run measures the larger memory
+  head_importance(ctx, row, Tensor(), padded ? of_queries(ctx, scratch, *gate, queries, tokens) : *gate,
+                  queries.count);
   const std::vector<double> values = read_values(ctx, row);
   for (size_t h = 0; h < sums.size(); ++h) sums[h] += values[h];
   return values[sums.size()];

@@ -16,8 +16,8 @@ namespace sluice {
 /// run.
 std::vector<double> read_values(Context& ctx, const Tensor& t);
 
-/// max |x|, computed on the device; NaN if any element is NaN.
-double largest_magnitude(Context& ctx, const Tensor& x);
+/// max |x| of x (T, C) over this rank's queries, computed on the device; NaN if any element is NaN.
+double largest_magnitude(Context& ctx, const Tensor& x, const Queries& queries);
 
 /// ||v_t||_2 of values (T, heads, D), in f64: (T, heads). This and the next two are of the tokens of all
 /// ranks that share the sequences, and collective, where `ranks` are given.
@@ -68,9 +68,9 @@ Tensor scores_of(Context& ctx, ScratchScope& scratch, const Gate& gate, const Ga
 /// Recovered from the saved tensors if a kernel fused these operations.
 std::vector<double> output_before_gates(Context& ctx, const Attention::Saved& s, const FirstKey& first_key);
 
-/// sums (H) += the importance of each head, summed over a batch's tokens. Returns the number of tokens that
-/// count (ops/head_importance.h); 0 if Attention::head_gate gives no gate.
+/// sums (H) += the importance of each head, summed over this rank's queries of a batch of `tokens` tokens.
+/// Returns the number of queries that count (ops/head_importance.h); 0 if Attention::head_gate gives no gate.
 double add_importance(Context& ctx, std::vector<double>& sums, const std::optional<HeadGate>& gate,
-                      int64_t tokens);
+                      const Queries& queries, int64_t tokens);
 
 }  // namespace sluice

@@ -16,10 +16,13 @@ struct LookedAt {
   std::vector<int64_t> tokens, queries;  // queries: of tokens, those that are looked at
   std::vector<int64_t> first;            // the first visible key of each of tokens
 
-  LookedAt(const Tensor& first_key, const SequenceRanks* ranks) {
+  LookedAt(const Tensor& first_key, const Queries& counted, const SequenceRanks* ranks) {
     const int64_t mine = first_key.dim(0), T = mine * (ranks ? ranks->split().ranks : 1);
     const int64_t step = std::max<int64_t>(T / SelectionSums::kLookedAt, 1);
+    auto sequence = counted.sequences.begin();
     for (int64_t t = step - 1; t < T; t += step) {
+      while (sequence != counted.sequences.end() && t >= sequence->begin + sequence->size) ++sequence;
+      if (sequence == counted.sequences.end() || t < sequence->begin) continue;  // padding
       for (int64_t u = std::max<int64_t>(t - SelectionSums::kNeighbours + 1, 0); u <= t; ++u)
         tokens.push_back(u);
       queries.push_back(std::ssize(tokens) - 1);
@@ -202,7 +205,8 @@ SelectionSummary means_of(const SelectionSums& sums) {
 }
 
 void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention, const Attention::Saved& s,
-                   const Attention::Saved* before, const Tensor& first_key, const SequenceRanks* ranks) {
+                   const Attention::Saved* before, const Tensor& first_key, const Queries& queries,
+                   const SequenceRanks* ranks) {
   ScratchScope scratch(ctx.scratch);
   const int64_t H = s.q_position.y.dim(1), D = s.q_position.y.dim(2), Hkv = s.k_position.y.dim(1);
   std::vector<double> q = read_values(ctx, s.q_position.y);
@@ -213,7 +217,7 @@ void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention
   if (ctx.dry_run) return;
   const HostView first_keys(ctx, first_key);
   const HostSelection selected(ctx, s.core.selection);
-  const LookedAt seen(first_keys.tensor(), ranks);
+  const LookedAt seen(first_keys.tensor(), queries, ranks);
   const SelectedRows selection(*selected, seen.tokens, ranks);
   std::optional<HostSelection> selected_before;
   std::optional<SelectedRows> of_layer_before;

@@ -2,6 +2,7 @@
 // What the keys that sparse attention selects hold of dense attention (README.md).
 #include <limits>
 
+#include "analysis/queries.h"
 #include "analysis/sums.h"
 #include "core/context.h"
 #include "core/host_view.h"
@@ -50,11 +51,11 @@ class HostSelection {
   Selection host_;
 };
 
-/// Adds a layer after a forward pass in the sparse phase; first_key (T) i32 of the batch; before: the layer
-/// before, or nullptr. In f64, on the host. Collective where ranks share the sequences: all of them then add
-/// the same queries, those of all.
+/// Adds a layer after a forward pass in the sparse phase; first_key (T) i32 and queries of the batch; before:
+/// the layer before, or nullptr. In f64, on the host. Collective where ranks share the sequences: all of them
+/// then add the same queries, those of all.
 void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention, const Attention::Saved& s,
-                   const Attention::Saved* before, const Tensor& first_key,
+                   const Attention::Saved* before, const Tensor& first_key, const Queries& queries,
                    const SequenceRanks* ranks = nullptr);
 
 }  // namespace sluice

@@ -123,18 +123,18 @@ void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved&
     const AttentionGates& gates = attention.gates();
     for (size_t g = 0; g < sums.gates.size(); ++g)
       add_gate(ctx, sums.gates[g], gates.gate(g), gates.saved(s.attention.gates, g), starts);
-    sums.importance_tokens +=
-        add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key), seq_len_);
+    sums.importance_tokens += add_importance(
+        ctx, sums.importance, attention.head_gate(s.attention, batch.first_key), seen, seq_len_);
     add_outputs(ctx, sums, s.attention, first_key);
     if (!ctx.dry_run) add_value_norms(ctx, sums, s.attention.gates[GatePosition::value].y, starts);
-    raise(sums.attention_output, largest_magnitude(ctx, s.attention_out.y));
-    raise(sums.attention_residual, largest_magnitude(ctx, s.x1));
-    raise(sums.ffn_output, largest_magnitude(ctx, s.ffn_out.y));
-    raise(sums.ffn_residual, largest_magnitude(ctx, s.y));
+    raise(sums.attention_output, largest_magnitude(ctx, s.attention_out.y, seen));
+    raise(sums.attention_residual, largest_magnitude(ctx, s.x1, seen));
+    raise(sums.ffn_output, largest_magnitude(ctx, s.ffn_out.y, seen));
+    raise(sums.ffn_residual, largest_magnitude(ctx, s.y, seen));
     for (const Tensor& residual : {s.x1, s.y}) raise(sums.residual, largest_of_queries(ctx, residual, seen));
     if (attention.sparse() && !model_->dense_warm_up())
       add_selection(ctx, sums.selection, attention, s.attention,
-                    l > 0 ? &saved.blocks[l - 1].attention : nullptr, batch.first_key);
+                    l > 0 ? &saved.blocks[l - 1].attention : nullptr, batch.first_key, seen);
   }
   if (ctx.dry_run) return;
   ++sequences;

@@ -11,11 +11,20 @@
 namespace sluice {
 namespace {
 
-double mean(Context& ctx, const Tensor& t) {
+/// The sum over the queries of a gate's mean score. A learned constant has one row for all of them.
+double sum_of_means(Context& ctx, const Tensor& scores, const Queries& queries) {
   ScratchScope scratch(ctx.scratch);
   const Tensor result = scratch.alloc("summary.sum", DType::f64, {1});
-  sum(ctx, result, t, Into::overwrite);
-  return read_scalar(ctx, result) / static_cast<double>(t.numel());
+  const auto add = [&](const Tensor& rows, Into into) { sum(ctx, result, rows, into); };
+  const auto width = static_cast<double>(scores.numel() / scores.dim(0));
+  if (scores.dim(0) == 1) {
+    add(scores, Into::overwrite);
+    return static_cast<double>(queries.count) * read_scalar(ctx, result) / width;
+  }
+  if (queries.count == 0) return 0;
+  for (const Queries::Rows& rows : queries.rows)
+    add(scores.rows(rows.begin, rows.size), &rows == &queries.rows[0] ? Into::overwrite : Into::add);
+  return read_scalar(ctx, result) / width;
 }
 
 /// Adds the norms of each token's values.
@@ -50,11 +59,11 @@ SummaryAccumulator::SummaryAccumulator(const Transformer& model, const ParamStor
 }
 
 void SummaryAccumulator::add_selected(Context& ctx, size_t layer, const Batch& batch,
-                                      const Transformer::Saved& saved) {
+                                      const Transformer::Saved& saved, const Queries& queries) {
   const Attention& attention = model_.blocks()[layer].attention();
   if (!attention.sparse() || model_.dense_warm_up()) return;
   add_selection(ctx, selection_[layer], attention, saved.blocks[layer].attention,
-                layer > 0 ? &saved.blocks[layer - 1].attention : nullptr, batch.first_key,
+                layer > 0 ? &saved.blocks[layer - 1].attention : nullptr, batch.first_key, queries,
                 model_.sequence_ranks());
 }
 
@@ -69,38 +78,40 @@ void SummaryAccumulator::add(Context& ctx, const Batch& batch, const Transformer
     if (gate_row_norms_.size() == layer)
       gate_row_norms_.push_back(gate_row_norms(ctx, store_, layer, model_.config()));
     add_layer(ctx, layer, batch, saved.blocks[layer], queries);
-    add_selected(ctx, layer, batch, saved);
+    add_selected(ctx, layer, batch, saved, queries);
     store_.end_use(ctx, unit, Pass::forward);
   }
-  tokens_ += static_cast<double>(batch.tokens.numel());
+  tokens_ += static_cast<double>(queries.count);
 }
 
 void SummaryAccumulator::add_layer(Context& ctx, size_t layer, const Batch& batch, const Block::Saved& s,
                                    const Queries& queries) {
   const Attention& attention = model_.blocks()[layer].attention();
-  const auto tokens = static_cast<double>(batch.tokens.numel());
   LayerSummary& sums = sums_[layer];
   const SequenceRanks* const ranks = model_.sequence_ranks();
   const FirstKey first_key(ctx, attention, s.attention, ranks);
   measure_.add(first_token_[layer], first_key, queries);
   counted_[layer] += add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key),
-                                    batch.tokens.numel());
+                                    queries, batch.tokens.numel());
   const AttentionGates& gates = attention.gates();
   for (size_t g = 0; g < gates.size(); ++g) {
     ScratchScope scratch(ctx.scratch);
     const Tensor scores = scores_of(ctx, scratch, gates.gate(g), gates.saved(s.attention.gates, g));
-    sums.gate_scores[g] += tokens * mean(ctx, scores);
-    if (score_range(gates.gate(g).config().activation))
-      gate_health_[layer][g].add(ctx, scores, batch.tokens.numel());
+    sums.gate_scores[g] += sum_of_means(ctx, scores, queries);
+    if (!score_range(gates.gate(g).config().activation)) continue;
+    if (scores.dim(0) == 1) gate_health_[layer][g].add(ctx, scores, queries.count);
+    for (const Queries::Rows& rows : queries.rows)
+      if (scores.dim(0) > 1) gate_health_[layer][g].add(ctx, scores.rows(rows.begin, rows.size), rows.size);
   }
   const Tensor& values = s.attention.gates[GatePosition::value].y;
   add_value_norms(sums.value_norm, value_norms(ctx, values, ranks), values.dim(1), queries);
   for (const Tensor& residual : {s.x1, s.y})
     raise(sums.residual_max, largest_of_queries(ctx, residual, queries, ranks));
-  sums.attention_output_max = std::max(sums.attention_output_max, largest_magnitude(ctx, s.attention_out.y));
-  sums.attention_residual_max = std::max(sums.attention_residual_max, largest_magnitude(ctx, s.x1));
-  sums.ffn_output_max = std::max(sums.ffn_output_max, largest_magnitude(ctx, s.ffn_out.y));
-  sums.ffn_residual_max = std::max(sums.ffn_residual_max, largest_magnitude(ctx, s.y));
+  const std::pair<double*, const Tensor*> largest[] = {{&sums.attention_output_max, &s.attention_out.y},
+                                                       {&sums.attention_residual_max, &s.x1},
+                                                       {&sums.ffn_output_max, &s.ffn_out.y},
+                                                       {&sums.ffn_residual_max, &s.y}};
+  for (const auto& [most, of] : largest) raise(*most, largest_magnitude(ctx, *of, queries));
 }
 
 /// What was added with the queries of all ranks is equal on all of them.
@@ -163,8 +174,8 @@ ModelSummary SummaryAccumulator::result() const {
       ++gates;
     }
     result.first_token_attention += layer.first_token_attention / static_cast<double>(result.layers.size());
-    result.largest_residual =
-        std::max({result.largest_residual, layer.attention_residual_max, layer.ffn_residual_max});
+    for (const double residual : {layer.attention_residual_max, layer.ffn_residual_max})
+      raise(result.largest_residual, residual);
   }
   result.sinks = measure_.summary(heads);
   if (counted > 0) *result.imbalance /= static_cast<double>(counted);

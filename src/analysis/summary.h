@@ -67,7 +67,8 @@ class SummaryAccumulator {
  private:
   void add_layer(Context& ctx, size_t layer, const Batch& batch, const Block::Saved& s,
                  const Queries& queries);
-  void add_selected(Context& ctx, size_t layer, const Batch& batch, const Transformer::Saved& saved);
+  void add_selected(Context& ctx, size_t layer, const Batch& batch, const Transformer::Saved& saved,
+                    const Queries& queries);
 
   const Transformer& model_;
   const ParamStore& store_;

@@ -26,8 +26,8 @@ std::vector<double> whole_rows(Context& ctx, const SequenceRanks* ranks, std::ve
                             std::ssize(rows) * static_cast<int64_t>(sizeof(double)));
   for (split.rank = 0; split.rank < split.ranks; ++split.rank)
     for (int64_t t = 0; t < T; ++t) {
-      const int64_t to = t / split.length() * split.seq_len + split.place(t % split.length());
-      std::copy_n(parts.data() + (split.rank * T + t) * width, width, whole.data() + to * width);
+      std::copy_n(parts.data() + (split.rank * T + t) * width, width,
+                  whole.data() + split.token_of(t) * width);
     }
   return whole;
 }

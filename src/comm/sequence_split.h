@@ -18,6 +18,8 @@ struct SequenceSplit {
   }
   /// Of this rank's token i among the tokens of its sequence, i < length().
   int64_t place(int64_t i) const { return begin(rank, i / chunk()) + i % chunk(); }
+  /// The number among the tokens of all ranks of this rank's token t, of whichever sequence.
+  int64_t token_of(int64_t t) const { return t / length() * seq_len + place(t % length()); }
   /// The rank that has the token at a place of its sequence, and which of that rank's tokens it is.
   int64_t rank_of(int64_t place) const {
     return place < seq_len / 2 ? place / chunk() : 2 * ranks - 1 - place / chunk();

@@ -15,11 +15,14 @@ constexpr int64_t kFirstOctave = 64;  // positions
 constexpr int64_t kAnalysedTokens =
     8192;  // per set: enough for stable means and for maxima over all positions
 
-/// Samples in file order.
-void fill(Context& ctx, SampleRows& rows, const Blend& set, int64_t sample, int64_t samples) {
+/// Samples [sample, end) in file order, as many as there is room for; what room they leave is padding.
+void fill(Context& ctx, SampleRows& rows, const Blend& set, int64_t sample, int64_t end, int64_t seq_len) {
   const Batch& whole = rows.whole();
-  set.fill_sequential(sample, samples, whole.tokens.as<int32_t>(), whole.targets.as<int32_t>(),
-                      whole.positions.as<int32_t>(), whole.first_key.as<int32_t>());
+  const int64_t room = rows.tokens() / seq_len;
+  int32_t* const targets = whole.targets.as<int32_t>();
+  set.fill_sequential(sample, room, whole.tokens.as<int32_t>(), targets, whole.positions.as<int32_t>(),
+                      whole.first_key.as<int32_t>());
+  std::fill(targets + std::min(room, end - sample) * seq_len, targets + rows.tokens(), -1);
   rows.upload(ctx);
 }
 
@@ -76,9 +79,10 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     int64_t samples = set.num_sequential_samples();
     if (max_tokens_ > 0) samples = std::min(samples, (max_tokens_ + seq_len_ - 1) / seq_len_);
 
-    for (int64_t s = 0; s < samples && s * seq_len_ < kAnalysedTokens; s += analysed_samples) {
+    const int64_t analysed_end = std::min(samples, (kAnalysedTokens + seq_len_ - 1) / seq_len_);
+    for (int64_t s = 0; s < analysed_end; s += analysed_samples) {
       if (stop()) return std::nullopt;
-      fill(ctx, analysed_rows, set, s, analysed_samples);
+      fill(ctx, analysed_rows, set, s, analysed_end, seq_len_);
       model.forward(ctx, analysed.batch, analysed.saved, {}, nullptr, zeroing);
       summary.add(ctx, analysed.batch, analysed.saved);
     }
@@ -91,16 +95,14 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     double nats = 0, nats_of_text = 0, bytes = 0;
     for (int64_t s = 0; s < samples; s += samples_per_batch) {
       if (stop()) return std::nullopt;
-      fill(ctx, rows_of, set, s, samples_per_batch);
+      fill(ctx, rows_of, set, s, samples, seq_len_);
       model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
       model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
       const std::vector<double> losses = rows_of.losses(ctx);
       const Batch& whole = rows_of.whole();
       const int32_t *targets = whole.targets.as<int32_t>(), *tokens = whole.tokens.as<int32_t>(),
                     *positions = whole.positions.as<int32_t>();
-      // The last batch may extend beyond the requested samples.
-      const int64_t rows = std::min(samples_per_batch, samples - s) * seq_len_;
-      for (int64_t t = 0; t < rows; ++t) {
+      for (int64_t t = 0; t < rows_of.tokens(); ++t) {
         if (targets[t] < 0) continue;
         const double loss = losses[static_cast<size_t>(t)];
         const int64_t token_bytes = token_bytes_[static_cast<size_t>(targets[t])];

@@ -41,9 +41,7 @@ void SequenceRanks::allocate(Context& ctx, Arena& arena, int64_t tokens) {
   own_key_ = arena.alloc("context.own_key", DType::i32, {tokens});
   if (arena.measuring()) return;
   std::vector<int32_t> places;
-  for (int64_t t = 0; t < tokens; ++t)
-    places.push_back(
-        static_cast<int32_t>(t / split_.length() * split_.seq_len + split_.place(t % split_.length())));
+  for (int64_t t = 0; t < tokens; ++t) places.push_back(static_cast<int32_t>(split_.token_of(t)));
   write_tensor(ctx, own_key_, places.data());
 }
 

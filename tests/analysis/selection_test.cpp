@@ -105,7 +105,8 @@ TEST_CASE("a selection of the keys with most dense attention has recall 1 of the
   }
   Context ctx(1 << 20);
   SelectionSums sums;
-  add_selection(ctx, sums, m.model.blocks()[0].attention(), s, nullptr, m.batch.view().first_key);
+  add_selection(ctx, sums, m.model.blocks()[0].attention(), s, nullptr, m.batch.view().first_key,
+                Queries(ctx, m.batch.view(), QueryClasses({})));
   const SelectionSummary x = means_of(sums);
   CHECK(x.top == Approx(1));
   CHECK(x.mass == Approx(mass));
