@@ -99,6 +99,11 @@ struct SparseConfig {
   SparsePhase phase = SparsePhase::sparse;
   int64_t phase_steps = 0;
 
+  /// Whether attention sees every key in a step, counted from 0.
+  bool dense_in_step(int64_t step) const { return phase == SparsePhase::dense_warm_up || step < phase_steps; }
+  /// Likewise of a model that has taken `steps` steps: as the last one of them computed it.
+  bool dense_after(int64_t steps) const { return dense_in_step(steps > 0 ? steps - 1 : 0); }
+
   template <class V>
   void fields(V& f) {
     f("scope", scope, "one set of keys per query for all heads, or one per key/value head");

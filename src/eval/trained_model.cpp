@@ -54,6 +54,8 @@ ModelFiles checkpoint_files(const CheckpointInfo& checkpoint, const std::string&
                             const std::string& tokenizer, const std::vector<std::string>& overrides) {
   ModelFiles files{
       checkpoint.path, checkpoint.step, checkpoint_config(checkpoint, device, overrides), {}, {}};
+  SparseConfig& sparse = files.config.model.attention.sparse;
+  if (sparse.dense_after(checkpoint.step)) sparse.phase = SparsePhase::dense_warm_up;
   files.tokenizer = checkpoint_tokenizer(checkpoint, files.config.data.tokenizer, tokenizer);
   return files;
 }

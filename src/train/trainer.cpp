@@ -35,12 +35,15 @@ StepMetrics Trainer::step() {
   return m;
 }
 
-void Trainer::begin_step(double lr) {
-  if (!plan_.dry_run() && optimizer_.wants_bits()) optimizer_.take_bits(ctx_, shards_.values);
-  const SparseConfig& sparse = config_.model.attention.sparse;
-  const bool dense = sparse.phase == SparsePhase::dense_warm_up || step_ < sparse.phase_steps;
+/// Whether attention of kind sparse sees all keys from now on, in steps and evaluations.
+void Trainer::attend_densely(bool dense) {
   if (dense != model_.dense_warm_up()) graphs_.ops_changed();
   model_.set_dense_warm_up(dense);
+}
+
+void Trainer::begin_step(double lr) {
+  if (!plan_.dry_run() && optimizer_.wants_bits()) optimizer_.take_bits(ctx_, shards_.values);
+  attend_densely(config_.model.attention.sparse.dense_in_step(step_));
   samples_.load(ctx_, step_);
   upload_step_control(lr);
   grad_sync_.begin_step(ctx_, step_);

@@ -122,6 +122,7 @@ class Trainer {
   void allocate_buffers();
   MemoryPlan measured();
 
+  void attend_densely(bool dense);
   // A step, in this order (trainer.cpp).
   void begin_step(double lr);
   void upload_step_control(double lr);

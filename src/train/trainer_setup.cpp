@@ -95,6 +95,7 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
   allocate_parameters();
   allocate_optimizer();
   allocate_buffers();
+  attend_densely(config.model.attention.sparse.dense_after(0));
 }
 
 Trainer::~Trainer() { communication_.finish(); }

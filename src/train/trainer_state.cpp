@@ -198,6 +198,7 @@ void Trainer::restore(const CheckpointInfo& checkpoint) {
   // Samples and tokens are products of it.
   const int64_t most = std::numeric_limits<int64_t>::max() / (tokens_per_step(config_) + 1);
   step_ = state.integer("step", 0, most);
+  attend_densely(config_.model.attention.sparse.dense_after(step_));
   if (state.has("samples")) state.integer("samples", 0);
   if (state.has("tokens")) state.integer("tokens", 0);
   optimizer_.set_steps_applied(state.integer("adam_steps", 0, step_));
