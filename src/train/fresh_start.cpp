@@ -16,28 +16,30 @@ constexpr double kSiluOne = 1.2784645427610738;  // silu(z) = 1
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
 
-/// The projection that makes up for a score other than 1, and the beginning of the gate's name.
+/// The projection that makes up for a score other than 1, and the beginning of the gate's name. gated: the
+/// gate multiplies what the projection gives, its bias included, and not what it reads.
 struct Site {
   const char *prefix, *projection;
+  bool gated = true;
 };
 Site site_of(GatePosition position) {
   switch (position) {
     case GatePosition::query:
-      return {"query_", "q_proj.weight"};
+      return {"query_", "q_proj"};
     case GatePosition::key:
-      return {"key_", "k_proj.weight"};
+      return {"key_", "k_proj"};
     case GatePosition::value:
-      return {"value_", "v_proj.weight"};
+      return {"value_", "v_proj"};
     case GatePosition::sdpa_output:
-      return {"", "o_proj.weight"};
+      return {"", "o_proj", /*gated=*/false};
     case GatePosition::dense_output:
-      return {"dense_", "o_proj.weight"};
+      return {"dense_", "o_proj"};
   }
   return {"", ""};
 }
 
 /// Starts one gate of one layer; returns whether the function is kept.
-bool start_gate(const GateConfig& gate, const std::string& weight, const std::string& projection,
+bool start_gate(const GateConfig& gate, const std::string& weight, const std::vector<std::string>& projection,
                 FreshStart& start) {
   const bool constant = gate.input == GateInput::none, adds = gate.combine == GateCombine::add;
   double z = constant ? 0 : gate.bias.value_or(0);
@@ -47,10 +49,9 @@ bool start_gate(const GateConfig& gate, const std::string& weight, const std::st
   if (adds ? score != 0 : score == 0) return false;
   start.constants[weight] = constant ? z : 0;
   const double factor = adds ? 1 : 1 / score;
-  if (!(std::abs(factor - 1) < 1e-12)) {
-    const auto [at, first] = start.factors.try_emplace(projection, 1.0);
-    at->second *= factor;
-  }
+  if (std::abs(factor - 1) < 1e-12) return true;
+  for (const std::string& parameter : projection)
+    start.factors.try_emplace(parameter, 1.0).first->second *= factor;
   return true;
 }
 
@@ -65,7 +66,9 @@ void start_gates(const ModelConfig& model, const std::set<std::string>& missing,
       if (const int place = ++count[gate.position]; place > 1) name += "_" + std::to_string(place);
       const std::string weight = name + ".weight", bias = name + ".bias";
       if (!missing.count(weight)) continue;
-      if (!start_gate(gate, weight, prefix + site.projection, start)) continue;
+      std::vector<std::string> projection{prefix + site.projection + ".weight"};
+      if (site.gated) projection.push_back(prefix + site.projection + ".bias");  // where the model has it
+      if (!start_gate(gate, weight, projection, start)) continue;
       kept.insert(weight);
       kept.insert(bias);  // it starts at the configured value, which the score above is of
     }

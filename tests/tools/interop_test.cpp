@@ -173,14 +173,17 @@ TEST_CASE("a folder is evaluated with overrides, token by token", "[interop]") {
 
 TEST_CASE("a gate added to trained weights keeps their function", "[interop]") {
   const TinyRun t;
-  REQUIRE(t.train({"model.attention.gates=[]", "train.max_steps=4"}).code == 0);
+  const std::string bias = GENERATE("model.attention_bias=false", "model.attention_bias=true");
+  CAPTURE(bias);
+  // A rate at which the biases become large.
+  REQUIRE(t.train({"model.attention.gates=[]", "train.max_steps=4", "optimizer.lr=0.1", bias}).code == 0);
   const double before = loss(t, t.run);
   const std::string from = "train.init_from=" + t.run;
   int runs = 0;
   // The loss of step 0 of evaluation, with a learning rate of 0, is that of the start.
   const auto start = [&](const std::string& gates, std::vector<std::string> more, std::string& output) {
     const std::string run = t.folder / fmt::format("gated{}", ++runs);
-    more.insert(more.end(), {from, "run_dir=" + run, "train.max_steps=1", "optimizer.lr=1e-30",
+    more.insert(more.end(), {from, bias, "run_dir=" + run, "train.max_steps=1", "optimizer.lr=1e-30",
                              "optimizer.weight_decay=0", "train.init_missing=fresh"});
     if (!gates.empty()) more.push_back("model.attention.gates=[" + gates + "]");
     const Outcome o = t.train(more);
@@ -205,8 +208,8 @@ TEST_CASE("a gate added to trained weights keeps their function", "[interop]") {
   start("{activation: silu}", {}, out);
   CHECK_THAT(out, Contains("the function changes by self_attn.gate_proj.weight"));
   // Only the parameters that are named may be missing, and without the key none.
-  const Outcome other = t.train(
-      {from, "run_dir=" + (t.folder / "no"), "train.init_missing=fresh", "train.init_missing_names=[sinks]"});
+  const Outcome other = t.train({from, bias, "run_dir=" + (t.folder / "no"), "train.init_missing=fresh",
+                                 "train.init_missing_names=[sinks]"});
   CHECK(other.code == 65);
   CHECK_THAT(other.err, Contains("missing: model.layers.0.self_attn.gate_proj.weight"));
   const Outcome none = t.train({from, "run_dir=" + (t.folder / "no")});
