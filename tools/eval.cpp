@@ -71,7 +71,21 @@ void print_heads(const ModelSummary& a) {
              a.sinks.layer, a.sinks.head, describe_strongest(a));
 }
 
+/// Tasks compute losses of their own, of texts of their own.
+void refuse_beside_tasks(const EvalOptions& options) {
+  const std::pair<const char*, bool> given[] = {{"--zero-first-value", options.zeroed != "none"},
+                                                {"--sink-threshold", options.sink_threshold >= 0},
+                                                {"--max-tokens", options.max_tokens > 0},
+                                                {"--per-token", !options.records.losses.empty()},
+                                                {"--logits", !options.records.logits.empty()},
+                                                {"--set", !options.sets.empty()},
+                                                {"--data", !options.data.empty()}};
+  for (const auto& [option, is_given] : given)
+    if (is_given) fail(ExitCode::usage, "{} has no effect on --tasks; leave one of them out", option);
+}
+
 void evaluate(const EvalOptions& options) {
+  if (!options.tasks.files.empty()) refuse_beside_tasks(options);
   if (!options.tasks.files.empty())
     return evaluate_tasks(options.path, {options.overrides, options.device, options.tokenizer}, options.tasks,
                           options.json);
@@ -91,7 +105,7 @@ void evaluate(const EvalOptions& options) {
   const Evaluator evaluator(sets, config, trained.tokenizer(), options.max_tokens);
   for (const auto& set : evaluator.blends()) check_tokens(*set, trained.tokenizer(), config);
 
-  if (records) write_token_records(trained, sets[0], options.max_tokens, options.records);
+  if (records) write_token_records(trained, sets[0], options.max_tokens, options.records, zeroing);
 
   Context dry(0, trained.device());
   Arena measure("activations", 0, trained.device()), measure_host("host");
@@ -185,7 +199,8 @@ void add_eval_command(Command& app, int&) {
       "  sluice eval runs/gated\n"
       "  sluice eval runs/gated --tasks hellaswag.jsonl arc_easy.jsonl --shots 5\n"
       "  sluice eval runs/gated/ckpt/step_00001000 --data news=data/news --json\n"
-      "  sluice eval FOLDER --data long=data/books model.rope.scaling.type=yarn data.seq_len=4096\n"
+      "  sluice eval FOLDER --data long=data/books model.rope.scaling.type=yarn \\\n"
+      "      model.rope.scaling.factor=4 data.seq_len=16384\n"
       "  sluice eval runs/gated --set news --max-tokens 4096 --per-token losses.npy --logits logits.npy\n");
   command->callback([options] { evaluate(*options); });
 }

@@ -35,8 +35,8 @@ class Pass {
       logits = activations_.alloc("logits", accumulate_dtype(trained.dtype()),
                                   {tokens, trained.config().model.vocab_size});
   }
-  void run(const Transformer& model) {
-    model.forward(ctx, buffers.batch, buffers.saved);
+  void run(const Transformer& model, const ValueZeroing* zeroing) {
+    model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
     model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
     if (!logits.empty()) model.logits(ctx, logits, buffers.saved.hidden);
   }
@@ -55,10 +55,10 @@ class Pass {
 
 template <class T>
 void write_records(const TrainedModel& trained, const Blend& set, int64_t samples,
-                   const TokenRecordFiles& files) {
+                   const TokenRecordFiles& files, const ValueZeroing* zeroing) {
   const int64_t length = trained.config().data.seq_len, vocabulary = trained.config().model.vocab_size;
   Pass measure(trained, !files.logits.empty(), {});
-  measure.run(trained.model());
+  measure.run(trained.model(), zeroing);
   Pass pass(trained, !files.logits.empty(), measure.sizes());
   std::vector<T> losses, logits;
   for (int64_t sample = 0; sample < samples; ++sample) {
@@ -66,7 +66,7 @@ void write_records(const TrainedModel& trained, const Blend& set, int64_t sample
     set.fill_sequential(sample, 1, batch.tokens.as<int32_t>(), batch.targets.as<int32_t>(),
                         batch.positions.as<int32_t>(), batch.first_key.as<int32_t>());
     pass.buffers.upload(pass.ctx);
-    pass.run(trained.model());
+    pass.run(trained.model(), zeroing);
     const HostView of_losses(pass.ctx, pass.buffers.losses);
     synchronize(pass.ctx);
     for (int64_t t = 0; t < length; ++t)
@@ -85,7 +85,7 @@ void write_records(const TrainedModel& trained, const Blend& set, int64_t sample
 }  // namespace
 
 void write_token_records(const TrainedModel& trained, const DataSource& set, int64_t max_tokens,
-                         const TokenRecordFiles& files) {
+                         const TokenRecordFiles& files, const ValueZeroing* zeroing) {
   const Config& config = trained.config();
   const Blend blend({set}, config);
   int64_t samples = blend.num_sequential_samples();
@@ -99,9 +99,9 @@ void write_token_records(const TrainedModel& trained, const DataSource& set, int
     fail(ExitCode::usage, "{} tokens of {} values each are more than 4 GiB; give --max-tokens N", tokens,
          per_token);
   if (trained.dtype() == DType::f64)
-    write_records<double>(trained, blend, samples, files);
+    write_records<double>(trained, blend, samples, files, zeroing);
   else
-    write_records<float>(trained, blend, samples, files);
+    write_records<float>(trained, blend, samples, files, zeroing);
 }
 
 }  // namespace sluice

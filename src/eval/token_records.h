@@ -13,8 +13,9 @@ struct TokenRecordFiles {
 
 /// Runs the model over the samples of a set, in file order, up to max_tokens in whole samples (0: all), and
 /// writes what is asked for as NumPy arrays: f64 for a model of precision f64, otherwise f32. Error(usage) if
-/// an array would be larger than 4 GiB; Error(data) if the set has no sample.
+/// an array would be larger than 4 GiB; Error(data) if the set has no sample. zeroing: as in evaluations
+/// (nn/sequence.h); nullptr: none.
 void write_token_records(const TrainedModel& trained, const DataSource& set, int64_t max_tokens,
-                         const TokenRecordFiles& files);
+                         const TokenRecordFiles& files, const ValueZeroing* zeroing = nullptr);
 
 }  // namespace sluice
