@@ -206,6 +206,7 @@ void run(const RulerCommand& c, int& exit_code) {
   const nlohmann::ordered_json header = {{"schema", 1},
                                          {"run", trained.config().name},
                                          {"step", checkpoint.step},
+                                         {"checkpoint", content_hash({checkpoint.path + "/MANIFEST.json"})},
                                          {"yarn", c.yarn},
                                          {"seed", c.seed},
                                          {"texts", texts.fingerprint()},
