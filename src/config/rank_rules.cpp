@@ -43,14 +43,20 @@ void check_experts(const Config& config, int64_t ranks, ProblemSink& problem) {
                         p.expert, ranks, ranks == 1 ? "" : "s"));
   // Squares are summed in blocks of 32 elements, which must lie in one expert wherever it is. A width that
   // match_parameters_of has yet to choose is checked when it is known.
-  if (p.determinism == Determinism::exact && m.moe.num_experts > 0 && m.match_parameters_of.empty() &&
-      (m.hidden_size % 32) * (m.moe.moe_intermediate_size % 32) % 32 != 0)
-    problem(
-        {"model.moe.moe_intermediate_size", "model.hidden_size", "parallel.determinism", "parallel.expert",
-         "model.moe.num_experts"},
-        fmt::format("parallel.determinism: exact with parallel.expert = {} needs experts of a multiple of 32 "
-                    "elements; hidden_size x moe_intermediate_size is {} x {}",
-                    p.expert, m.hidden_size, m.moe.moe_intermediate_size));
+  const int64_t hidden = m.hidden_size, width = m.moe.moe_intermediate_size;
+  if (p.determinism != Determinism::exact || m.moe.num_experts == 0 || !m.match_parameters_of.empty()) return;
+  const std::vector<std::string> keys{"model.moe.moe_intermediate_size", "model.hidden_size",
+                                      "parallel.determinism", "parallel.expert", "model.moe.num_experts"};
+  const std::string exact =
+      fmt::format("parallel.determinism: exact with parallel.expert = {} needs experts ", p.expert);
+  if ((hidden % 32) * (width % 32) % 32 != 0)
+    problem(keys, exact + fmt::format(
+                              "of a multiple of 32 elements; hidden_size x moe_intermediate_size is {} x {}",
+                              hidden, width));
+  else if (m.moe.bias && (hidden % 32 != 0 || width % 32 != 0))
+    problem(keys, exact + fmt::format("whose biases have multiples of 32 elements; hidden_size is {} and "
+                                      "moe_intermediate_size {}",
+                                      hidden, width));
 }
 
 void check_batch(const Config& config, int64_t all_ranks, ProblemSink& problem) {

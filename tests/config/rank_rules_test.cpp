@@ -142,6 +142,14 @@ TEST_CASE("experts whose width is yet to be matched are checked when it is known
                                  "is 24 x 10"});
   config.model.moe.moe_intermediate_size = 12;
   CHECK_NOTHROW(require_rank_rules(config, 2, places));
+  config.model.moe.moe_intermediate_size = 32;
+  config.model.moe.bias = true;  // of 24 elements, so that a block of 32 would hold those of two experts
+  CHECK(refusal([&] { require_rank_rules(config, 2, places); }) ==
+        std::vector<std::string>{"a.yaml:4:25: parallel.determinism: exact with parallel.expert = 2 needs "
+                                 "experts whose biases have multiples of 32 elements; hidden_size is 24 and "
+                                 "moe_intermediate_size 32"});
+  config.model.moe.bias = false;
+  CHECK_NOTHROW(require_rank_rules(config, 2, places));
   // Made in memory, without places; every problem at once.
   config.parallel.expert = 4;
   config.model.moe.moe_intermediate_size = 10;

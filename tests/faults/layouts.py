@@ -25,6 +25,7 @@ MODELS = {  # keys beside the harness's configuration, whose attention is gated
 }
 MODELS["moe with biases"] = [
     *MODELS["moe"],
+    "model.hidden_size=32",
     "model.attention_bias=true",
     "model.moe.bias=true",
     "model.moe.swiglu_limit=1.0",
