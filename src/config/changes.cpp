@@ -50,6 +50,7 @@ constexpr struct {
     {"model.moe.router_z_loss_coefficient", ChangeClass::trajectory},
     {"model.logit_z_loss_coefficient", ChangeClass::trajectory},
     {"train.threads", ChangeClass::operational},
+    {"parallel.gradient_dtype", ChangeClass::trajectory},
     {"parallel.", ChangeClass::operational},
     {"train.recompute", ChangeClass::operational},  // the same bits, less memory
     // Their effect is intermediate_size, which is identity itself.

@@ -73,6 +73,11 @@ void check_rope(const ModelConfig& m, Checks& check) {
                 {"model.rope.scaling.factor", "model.rope.scaling.type"},
                 fmt::format("model.rope.scaling.factor = {} has no effect while type is none; set type: yarn",
                             scaling.factor));
+  check.require(
+      scaling.type == RopeScalingType::none || scaling.factor != 1,
+      {"model.rope.scaling.type", "model.rope.scaling.factor"},
+      "model.rope.scaling.type: yarn changes nothing while factor is 1; set the factor by which positions "
+      "are stretched");
   check.size("model.rope.scaling.original_max_position_embeddings", scaling.original_max_position_embeddings);
   check.positive("model.rope.scaling.beta_slow", scaling.beta_slow);
   check.require(scaling.beta_fast > scaling.beta_slow,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "config/problems.h"
 #include "ops/elementwise.h"
@@ -20,18 +21,21 @@ Tensor rows_or_none(const Tensor& flat, int64_t begin, int64_t count) {
 
 Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_(config), store_(store) {
   for (UpdateRule& rule : rules_of(config)) rules_.push_back({std::move(rule), {}});
-  std::vector<bool> used(config.rules.size(), false);
+  std::vector<bool> used(config.rules.size(), false), overruled = used;
   for (const ParamSpec& spec : store.specs()) {
     factors_.emplace_back();
     double multiplier = 1.0;
     bool decays = spec.weight_decay;
+    std::optional<size_t> decides;  // the last rule that matches
     for (size_t r = 0; r < config.rules.size(); ++r) {
       const ParameterRule& rule = config.rules[r];
       if (!matches(rule, spec.name)) continue;
-      if (spec.trainable || !rule.trainable) used[r] = true;
+      if (decides) overruled[*decides] = true;
+      decides = r;
       multiplier = rule.lr_multiplier;
       decays = rule.weight_decay.value_or(spec.weight_decay);
     }
+    if (decides && (spec.trainable || !config.rules[*decides].trainable)) used[*decides] = true;
     if (!spec.trainable) continue;
     factors_.back() = std::visit([&](const auto& rule) { return rule.factors(multiplier, decays); },
                                  rules_[rule_of(spec)].rule);
@@ -40,9 +44,14 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
   // A rule without effect is probably a misspelt name.
   for (size_t r = 0; r < used.size(); ++r)
     if (!used[r])
-      problems({fmt::format("optimizer.rules[{}].match", r)},
-               fmt::format("optimizer.rules[{}]: no{} parameter's name contains '{}'", r,
-                           store.total_trained() < store.total() ? " trained" : "", config.rules[r].match));
+      problems(
+          {fmt::format("optimizer.rules[{}].match", r)},
+          overruled[r]
+              ? fmt::format("optimizer.rules[{}] has no effect: later rules decide for every parameter "
+                            "whose name contains '{}'; the last rule that matches a name decides",
+                            r, config.rules[r].match)
+              : fmt::format("optimizer.rules[{}]: no{} parameter's name contains '{}'", r,
+                            store.total_trained() < store.total() ? " trained" : "", config.rules[r].match));
   // Without rules only adapters can be missing, which the store reports when it is allocated.
   if (store.total() > 0 && store.total_trained() == 0 && !config.rules.empty())
     problems({"optimizer.rules"},

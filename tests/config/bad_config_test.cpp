@@ -266,6 +266,10 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
        "a.yaml:1:26: model.rope.scaling.factor = 4 has no effect while type is none; set type: yarn"},
       {"model: {rope: {scaling: {type: yarn, factor: 0.5}}}\n",
        "a.yaml:1:38: model.rope.scaling.factor must be at least 1, got 0.5"},
+      {"model: {rope: {scaling: {type: yarn}}}\n",
+       "a.yaml:1:26: model.rope.scaling.type: yarn changes nothing while factor is 1; set the factor by "
+       "which "
+       "positions are stretched"},
       {"model: {max_position_embeddings: 128}\n",
        "a.yaml:1:9: data.seq_len = 256 is longer than model.max_position_embeddings = 128"},
       {"model: {attention: {gates: [{position: dense_output, granularity: headwise}]}}\n",

@@ -65,6 +65,7 @@ ChangeClass expected_class(const std::string& key) {
       if (key.compare(0, prefix.size(), prefix) == 0) return true;
     return false;
   };
+  if (key == "parallel.gradient_dtype") return ChangeClass::trajectory;
   if (in({"name",
           "run_dir",
           "eval.",

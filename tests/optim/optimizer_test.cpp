@@ -162,9 +162,19 @@ TEST_CASE("decay and learning rate follow the layer, then the rules; the last ru
   CHECK(factors({}) == std::pair{1 - 0.1 * 0.5, 1.0});
   CHECK(factors({{"norm", 1.0, true}}) == std::pair{1 - 0.1 * 0.5, 1 - 0.1 * 0.5});
   CHECK(factors({{"a.", 1.0, false}}) == std::pair{1.0, 1.0});
-  const auto [a, b] = factors({{"weight", 3.0, std::nullopt}, {"b", 2.0, true}, {"norm", 4.0, true}});
+  const auto [a, b] = factors({{"weight", 3.0, std::nullopt}, {"norm", 4.0, true}});
   CHECK(a == Approx(1 - 0.3 * 0.5));
   CHECK(b == Approx(1 - 0.4 * 0.5));
+  // The last rule that matches decides. One that decides nothing was meant to: here the first freezes
+  // nothing.
+  ParameterRule frozen{"a.", 1.0, std::nullopt};
+  frozen.trainable = false;
+  try {
+    factors({frozen, {"a.weight", 0.5, std::nullopt}});
+    FAIL("a rule that later ones overrule was accepted");
+  } catch (const Error& e) {
+    CHECK(std::string(e.what()).starts_with("optimizer.rules[0] has no effect: later rules decide"));
+  }
   try {
     factors({{"a.", 1.0, false}, {"gate_porj", 10.0, std::nullopt}});
     FAIL("a rule that matches nothing was accepted");
