@@ -556,6 +556,11 @@ class Damage(unittest.TestCase):
         made, path = os.path.join(self.root, "runs", f"one-{hash}"), os.path.join(self.root, "s.jsonl")
         whole = records.Records(path)
         whole.lines[hash] = records.of_run(trial)
+        whole.unread = ["of a later version"]
+        whole.write([hash])
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual(file.read().splitlines()[1], "of a later version")
+        whole.unread = []
         whole.write([hash])
         self.assertEqual(whole.lines[hash]["run"]["parameters"], run["parameters"])
         with open(path, "rb") as file:

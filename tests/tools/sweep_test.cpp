@@ -82,9 +82,11 @@ TEST_CASE("a sweep announces its trials, trains each once, and reports the resul
     if (name.find("lr_1e-2") == 0)
       test::write_bytes(s.output + "/" + name + "/run.json", "{\"config_hash\": \"other\"}");
   s.write("base: tiny.yaml\ngrid: {optimizer.lr: [1e-2, 3e-3]}\nseeds: [1, 2]\n");
-  const auto foreign = s.sweep("run");
-  CHECK(foreign.code == 73);
-  CHECK_THAT(foreign.out, Contains("is another training's: its configuration has the hash other"));
+  for (const char* command : {"run", "table"}) {
+    const auto foreign = s.sweep(command);
+    CHECK(foreign.code == 73);
+    CHECK_THAT(foreign.out, Contains("is another training's: its configuration has the hash other"));
+  }
 }
 
 TEST_CASE("variants of a sweep have names, a control, and analyses in the report", "[sweep]") {
@@ -183,6 +185,20 @@ TEST_CASE("recorded results replace trainings on another machine", "[sweep]") {
   REQUIRE(WEXITSTATUS(std::system(report.c_str())) == 0);
   CHECK_THAT(io::read_file(s.folder / "page/tables/differences_to_the_control.csv"),
              Contains("headwise,plain,loss,2,"));
+
+  // Losses on other tokens are not compared.
+  s.write(head + key + "seeds: [1, 2]\n");
+  for (const std::string& name : io::list_directory(s.output))
+    if (name.starts_with("plain-s")) {
+      std::string evaluations = io::read_file(s.output + "/" + name + "/eval.jsonl");
+      const size_t at = evaluations.rfind("\"perplexity\""), tokens = evaluations.find("\"tokens\": ", at);
+      REQUIRE(tokens != std::string::npos);
+      evaluations.insert(tokens + 10, "9");
+      test::write_bytes(s.output + "/" + name + "/eval.jsonl", evaluations);
+    }
+  CHECK_THAT(table, Contains("(n < 3)  "));
+  CHECK_THAT(s.sweep("table").out, !Contains("(n < 3)  ") && Contains("control"));
+  std::filesystem::remove_all(s.output);
 
   // A seed more is trained here, and joins the others. A trial with other settings is another trial.
   s.write(head + key + "seeds: [1, 2, 3]\n");

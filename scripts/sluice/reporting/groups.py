@@ -95,11 +95,11 @@ class Group:
 
 
 def difference(group: Group | None, base: Group | None, key: str) -> Difference | None:
-    """Less the baseline, over the seeds that both have; only between evaluations after as many tokens, on the same sets."""
+    """Less the baseline, over the seeds that both have; only between evaluations after as many tokens, on the same tokens of the
+    same sets."""
     if group is None or base is None or group is base:
         return None
-    compared = group.sound() + base.sound()
-    if len({(run.last.get("tokens"), tuple(sorted(run.last.get("sets") or {}))) for run in compared}) != 1:
+    if len({(run.last.get("tokens"), run.evaluated()) for run in group.sound() + base.sound()}) != 1:
         return None
     return paired(group.by_seed(key), base.by_seed(key))
 

@@ -141,6 +141,12 @@ class Run:
 
     # ---- single values
 
+    def evaluated(self) -> tuple[tuple[Any, ...], ...]:
+        """What the last evaluation read: of every set its name, its file, and how many tokens."""
+        files = {s.get("name"): s.get("path") for s in self.get("data.validation") or []}
+        sets = self.last.get("sets") or {}
+        return tuple((name, files.get(name), (sets[name] or {}).get("tokens")) for name in sorted(sets))
+
     def set_mean(self, key: str) -> float | None:
         return mean_of_all(number(s.get(key)) for s in (self.last.get("sets") or {}).values())
 
@@ -252,9 +258,9 @@ class Run:
             for k, v in self.config.items()
             if k not in ("name", "run_dir", "log", "checkpoint", "parallel")
         }
-        tree["train"] = {
-            k: v
-            for k, v in (tree.get("train") or {}).items()
-            if k not in ("seed", "threads", "device", "deterministic", "micro_batch_size", "recompute")
-        }
+        aside = {"seed", "threads", "device", "deterministic", "micro_batch_size", "recompute"}
+        scopes = ("model.attention.head_balance.scope", "model.moe.load_balance.scope")
+        if any(self.get(scope) == "micro_batch" for scope in scopes):  # its size bears on the loss
+            aside.remove("micro_batch_size")
+        tree["train"] = {k: v for k, v in (tree.get("train") or {}).items() if k not in aside}
         return json.dumps(tree, sort_keys=True)

@@ -99,6 +99,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
 
 
 def show_results(sweep: SweepFile, found: dict[str, Look], output: str, control: str | None = None) -> None:
+    state.refuse_foreign(found)
     results = [tables.Result(found[trial.hash]) for trial in sweep.trials]
     path = os.path.join(output, "sweep.csv")
     os.makedirs(output, exist_ok=True)
@@ -159,7 +160,9 @@ def train(options: argparse.Namespace) -> int:
     elif options.command == "record":
         if not recorded:
             raise Mistake(64, f"{sweep.path}: no key `record`: the file that results are added to")
-        print(records.record(sweep, state.looks(sweep.trials, output), recorded))
+        found = state.looks(sweep.trials, output)
+        state.refuse_foreign(found)
+        print(records.record(sweep, found, sweep.record))
     elif options.command == "slurm":
         waiting = [
             look.trial for look in state.looks(sweep.trials, output).values() if look.state not in state.ENDS

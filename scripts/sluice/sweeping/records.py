@@ -3,6 +3,7 @@ for each trial, known by the hash of its configuration. A recorded trial is not 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -100,6 +101,7 @@ class Records:
     def __init__(self, path: str) -> None:
         self.path = path
         self.lines: dict[str, dict[str, Any]] = {}  # by hash, in the order of the file
+        self.unread: list[str] = []  # of another schema, or damaged: kept as they are
         misfits = shapes.Misfits(path)
         try:
             with open_file(path) as file:
@@ -112,15 +114,19 @@ class Records:
             try:
                 line = parse(text)
             except ValueError:
+                self.unread.append(text)
                 misfits.add(f"{i}: not a whole JSON object, passed over")
                 continue
             line = shapes.fit(line, SHAPE, misfits.at(i)) if isinstance(line, dict) else {}
+            whole = all(line.get(key) for key in WHOLE) and line["run"].get("parameters")
+            if whole and line.get("schema") == SCHEMA and line["hash"] not in self.lines:
+                self.lines[line["hash"]] = line
+                continue
+            self.unread.append(text)
             if line.get("schema") != SCHEMA:
                 misfits.add(f"{i}: no record of a trial of schema {SCHEMA}, passed over")
             elif line.get("hash") in self.lines:
                 misfits.add(f"{i}: {line['hash']} is recorded twice, passed over")
-            elif all(line.get(key) for key in WHOLE):
-                self.lines[line["hash"]] = line
             else:
                 misfits.add(f"{i}: the record is not whole, passed over")
 
@@ -128,10 +134,11 @@ class Records:
         """The trials of the sweep file first, in its order."""
         hashes = [h for h in order if h in self.lines]
         hashes += [h for h in self.lines if h not in order]
-        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
         with open(self.path + ".tmp", "w", encoding="utf-8") as file:
             for name in hashes:
                 file.write(json.dumps(self.lines[name], separators=(",", ":")) + "\n")
+            for text in self.unread:
+                file.write(text + "\n")
         os.replace(self.path + ".tmp", self.path)
 
     def make_folders(self, sweep: SweepFile, program: str) -> None:
@@ -176,17 +183,27 @@ def make_folder(trial: Trial, line: dict[str, Any], program: str) -> None:
             raise
 
 
-def record(sweep: SweepFile, found: dict[str, Look], records: Records) -> str:
-    """Adds the finished trials that are not recorded yet; says how many."""
-    done = [look.trial for look in found.values() if look.state == state.DONE]
-    new = [trial for trial in done if trial.hash not in records.lines]
-    for trial in new:
-        records.lines[trial.hash] = of_run(trial)
-    records.write([trial.hash for trial in sweep.trials])
+def record(sweep: SweepFile, found: dict[str, Look], path: str) -> str:
+    """Adds the finished trials that are not recorded yet; says how many. One process at a time."""
+    folder = os.path.dirname(path) or "."
+    os.makedirs(folder, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        records = Records(path)
+        done = [look.trial for look in found.values() if look.state == state.DONE]
+        new = {t.hash: of_run(t) for t in done if t.hash not in records.lines}
+        bare = [line["trial"] for line in new.values() if not line["evaluations"]]
+        if bare:
+            raise Mistake(64, f"{bare[0]} has no evaluation, so there is nothing to record; set data.validation")
+        records.lines.update(new)
+        records.write([trial.hash for trial in sweep.trials])
+    finally:
+        os.close(lock)
     known = sum(trial.hash in records.lines for trial in sweep.trials)
     strange = len(records.lines) - known
     return (
-        f"{len(new)} recorded now; {known} of {len(sweep.trials)} trials are in {records.path}"
+        f"{len(new)} recorded now; {known} of {len(sweep.trials)} trials are in {path}"
         + (f", and {strange} of configurations that this sweep does not have" if strange else "")
     )
 

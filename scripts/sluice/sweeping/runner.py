@@ -359,14 +359,6 @@ class Runner:
         # Another's trial is waited for: it may end unfinished.
         return left or any(look.state == state.RUNNING for look in others)
 
-    def check(self) -> None:
-        """Nothing is begun where a folder is another's."""
-        for look in state.looks(self.sweep.trials, self.output).values():
-            if look.foreign():
-                raise Mistake(
-                    73, f"{look.trial.folder} is another training's: {look.foreign()}; move it away"
-                )
-
     def own(self) -> None:
         """Takes the sweep's lock; it ends with this process."""
         path = os.path.join(self.output, "sweep.lock")
@@ -390,7 +382,7 @@ class Runner:
 
     def run(self) -> int:
         """Exit code: 0 when every trial has its result, 75 when a signal came first, else the worst of the failed ones. Call own() first."""
-        self.check()
+        state.refuse_foreign(state.looks(self.sweep.trials, self.output))
         self.gpus = self.find_gpus()
         for number in SIGNALS:
             signal.signal(number, self.on_signal)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..reporting import shapes
 from ..reporting.files import parse, read_object
+from .plan import Mistake
 
 if TYPE_CHECKING:
     from .sweep_file import Trial
@@ -201,6 +202,15 @@ class Look:
     def progress(self) -> dict[str, Any]:
         """Newest record of metrics.jsonl, or {}."""
         return last_record(os.path.join(self.trial.folder, "metrics.jsonl"))
+
+
+def refuse_foreign(found: dict[str, Look]) -> None:
+    """Nothing is begun, shown or recorded where a folder is another's."""
+    for look in found.values():
+        if look.foreign():
+            raise Mistake(
+                73, f"{look.trial.folder} is another training's: {look.foreign()}; move it away"
+            )
 
 
 def looks(trials: list[Trial], output: str) -> dict[str, Look]:
