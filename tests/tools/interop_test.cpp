@@ -148,6 +148,12 @@ TEST_CASE("a folder is evaluated with overrides, token by token", "[interop]") {
   double sum = 0;
   for (const float x : nats) sum += static_cast<double>(x);
   CHECK(sum / 64 == Approx(mean).epsilon(1e-5));
+  const double zeroed = loss(
+      t, t.run, {"--max-tokens", "64", "--per-token", t.folder / "zeroed.npy", "--zero-first-value", "all"});
+  sum = 0;
+  for (const float x : npy(t.folder / "zeroed.npy")) sum += static_cast<double>(x);
+  CHECK(sum / 64 == Approx(zeroed).epsilon(1e-5));
+  CHECK(zeroed != Approx(mean).epsilon(1e-4));
   // A loss is the log-sum-exp of the logits without that of the target, which is in the files of tokens.
   double total = 0;
   for (size_t i = 0; i < 257; ++i) total += std::exp(static_cast<double>(all[i]));

@@ -38,6 +38,16 @@ TEST_CASE("ruler answers prompts, keeps every answer and goes on", "[ruler]") {
   CHECK_THAT(yarn.out, Contains("niah_multikey_2") && Contains("average"));
   CHECK(io::exists(t.run + "/ruler/step_00000008_yarn2.json"));
 
+  // Another training of that name has answers of its own.
+  const std::string other = t.folder / "other";
+  REQUIRE(t.train({"model.max_position_embeddings=700", "train.seed=2", "run_dir=" + other}).code == 0);
+  std::vector<std::string> mixed = command;
+  mixed[1] = other;
+  mixed.insert(mixed.end(), {"-o", t.run + "/ruler"});
+  const Outcome refused = t.sluice(mixed);
+  CHECK(refused.code != 0);
+  CHECK_THAT(refused.err, Contains("another"));
+
   // RULER's own files.
   write_bytes(t.folder / "vt.jsonl", "{\"input\": \"VAR A = 1. Who?\", \"outputs\": [\"A\"]}\n");
   const Outcome given =

@@ -85,6 +85,17 @@ TEST_CASE("a BPE tokenizer is trained, used and kept", "[tokenizer]") {
   CHECK(nlohmann::json::parse(json.out)["tasks"]["task"]["accuracy"] ==
         evaluation["tasks"]["task"]["accuracy"]);
 
+  // What belongs to losses over token files is not passed over in silence.
+  for (const std::vector<std::string>& options : {std::vector<std::string>{"--zero-first-value", "all"},
+                                                  {"--max-tokens", "64"},
+                                                  {"--per-token", "x.npy"}}) {
+    std::vector<std::string> command{"eval", t.run, "--tasks", t.folder / "task.jsonl"};
+    command.insert(command.end(), options.begin(), options.end());
+    const Outcome refused = t.sluice(command);
+    CHECK(refused.code == 64);
+    CHECK_THAT(refused.err, Catch::Contains(options[0] + " has no effect on --tasks"));
+  }
+
   const Outcome watched = t.sluice({"watch", "--once", t.run});
   CHECK(watched.code == 0);
   CHECK_THAT(watched.out,
