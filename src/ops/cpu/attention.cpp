@@ -135,7 +135,7 @@ void forward_block(const Problem<T>& p, int64_t kv_head, int64_t row, int64_t co
   for (int64_t k0 = begin; k0 <= block.last_max; k0 += kKeys) {
     const int64_t k1 = std::min(k0 + kKeys, block.last_max + 1);
     operands.load_keys(kv_head, k0, k1 - k0, p.v);
-    const int64_t width = block.strip_width(k0, k1);
+    const int64_t width = block.strip_width(k0, k1, Operands::kStrip);
     for (int64_t lane = 0; lane < block.lanes; lane += width) {
       const auto strip = block.strip(lane, width, k0, k1, unit);
       const int64_t keys = strip.keys();

@@ -113,7 +113,7 @@ struct Backward {
     k0 = std::max(k0, block.first_min);
     k1 = std::min(k1, block.last_max + 1);
     if (k0 >= k1) return;
-    const int64_t width = block.strip_width(k0, k1);
+    const int64_t width = block.strip_width(k0, k1, Operands::kStrip);
     w.operands.load_keys(kv_head, k0, k1 - k0, for_rows ? p.k : nullptr);
     for (int64_t lane = 0; lane < block.lanes; lane += width) {
       const auto strip = block.strip(lane, width, k0, k1);

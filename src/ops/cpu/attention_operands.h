@@ -20,6 +20,8 @@ class VectorOperands {
   static constexpr bool kSumsInPlace = std::is_same_v<T, A>;
   /// Keys that are added at once: a sum over keys depends on where such steps begin.
   static constexpr int64_t kStep = 1;
+  /// Lanes of a product that is computed at once: strips of masked blocks begin at multiples of it.
+  static constexpr int64_t kStrip = 2 * Simd<A>::kWidth;
 
   static int64_t forward_size(const Problem<T>& p) {
     return p.padded_depth * kLaneStride + 2 * kKeys * head_stride(p.depth);
@@ -99,6 +101,7 @@ class TileOperands {
   using A = float;
   static constexpr bool kSumsInPlace = false;
   static constexpr int64_t kStep = kUnitDepth;
+  static constexpr int64_t kStrip = kPairStrip;
 
   static bool multiplies(const Problem<T>& p) { return p.depth % kUnitDepth == 0 && p.depth <= kMostDepth; }
   static int64_t forward_size(const Problem<T>& p) {

@@ -100,8 +100,8 @@ struct RowBlock {
     bool cut;  // some pairs are masked
     int64_t keys() const { return end - begin; }
   };
-  int64_t strip_width(int64_t k0, int64_t k1) const {
-    return k0 < first_max || k1 - 1 > last_min ? 2 * Simd<A>::kWidth : lanes;
+  int64_t strip_width(int64_t k0, int64_t k1, int64_t of_products) const {
+    return k0 < first_max || k1 - 1 > last_min ? of_products : lanes;
   }
   /// `unit`: keys are left out from k0 on by multiples of it.
   Strip strip(int64_t lane, int64_t max_width, int64_t k0, int64_t k1, int64_t unit = 1) const {
