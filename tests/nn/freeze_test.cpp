@@ -123,7 +123,9 @@ TEST_CASE("rules that freeze nothing, everything, or half of a matrix are refuse
   ParameterRule faster = rule("q_proj", true);
   faster.lr_multiplier = 2;
   CHECK(message({faster, rule("self_attn")}) ==
-        "optimizer.rules[0]: no trained parameter's name contains 'q_proj'");
+        "optimizer.rules[0] has no effect: later rules decide for every parameter whose name contains "
+        "'q_proj'; "
+        "the last rule that matches a name decides");
   CHECK(message({rule("self_attn"), faster}).empty());
 }
 
