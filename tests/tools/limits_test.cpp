@@ -23,7 +23,7 @@ Outcome with_address_space(const TinyRun& t, int64_t mib, const std::vector<std:
           io::read_file(t.folder / "limited.out"), io::read_file(t.folder / "limited.err")};
 }
 
-const std::vector<std::string> kLarge = {"model.hidden_size=1024", "model.num_hidden_layers=4",
+const std::vector<std::string> kLarge = {"model.hidden_size=1024", "model.num_hidden_layers=6",
                                          "model.intermediate_size=4096", "train.max_steps=1",
                                          "eval.every_steps=0"};
 
@@ -38,13 +38,14 @@ TEST_CASE("a run that exceeds ulimit is refused with remedies", "[limits]") {
                               Contains("optimizer") && Contains("saves") &&
                               Contains("train.micro_batch_size=") && Contains("train.check_limits=false"));
   CHECK_FALSE(io::exists(t.run));
-  // As a warning; the allocation itself may fail then, with the same code.
+  // As a warning; the allocation itself fails then, with the same code. (Where all but a little fits, it is a
+  // library's own memory that is missing, and libraries end in their own ways.)
   std::vector<std::string> anyway = kLarge;
   anyway.push_back("train.check_limits=false");
   const Outcome warned = with_address_space(t, 900, t.train_arguments(anyway));
   INFO(warned.out << warned.err);
   CHECK_THAT(warned.out + warned.err, Contains("ulimit -v of 900.0 MiB"));
-  CHECK((warned.code == 0 || warned.code == 71));
+  CHECK(warned.code == 71);
   // A run that fits is not refused.
   CHECK(with_address_space(t, 900, t.train_arguments({"run_dir=" + t.folder / "fits"})).code == 0);
   const Outcome planned = with_address_space(t, 900, [&] {
