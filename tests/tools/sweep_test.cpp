@@ -171,6 +171,9 @@ TEST_CASE("recorded results replace trainings on another machine", "[sweep]") {
 
   // Another machine: nothing is trained, and the tables are the same.
   std::filesystem::remove_all(s.output);
+  CHECK_THAT(s.sweep("plan").out, Contains("nothing to run"));
+  CHECK_THAT(s.sweep("status").out, Contains("headwise-s2  recorded") && Contains("8/8"));
+  CHECK_FALSE(io::exists(s.output));
   const auto run = s.sweep("run");
   INFO(run.out);
   CHECK(run.code == 0);

@@ -144,7 +144,8 @@ def train(options: argparse.Namespace) -> int:
         output = os.path.abspath(output)
     merged = plan.add_plans(sweep, sluice, output)
     recorded = records.Records(sweep.record) if sweep.record else None
-    if recorded:
+    lines = recorded.lines if recorded else {}
+    if recorded and options.command not in ("plan", "status"):  # those write nothing
         recorded.make_folders(sweep, sluice)
     if options.command in ("run", "table", "analyze", "slurm"):
         os.makedirs(output, exist_ok=True)
@@ -152,9 +153,9 @@ def train(options: argparse.Namespace) -> int:
     if options.command == "plan":
         if len(sweep.variants) > 1:
             print(study.Differences(sweep, sluice).text(sweep.control))
-        print(tables.plan_text(sweep, state.looks(sweep.trials, output), merged), end="")
+        print(tables.plan_text(sweep, state.looks(sweep.trials, output, lines), merged), end="")
     elif options.command == "status":
-        print(tables.status_text(sweep, state.looks(sweep.trials, output)), end="")
+        print(tables.status_text(sweep, state.looks(sweep.trials, output, lines)), end="")
     elif options.command == "table":
         show_results(sweep, state.looks(sweep.trials, output), output, options.control)
     elif options.command == "record":

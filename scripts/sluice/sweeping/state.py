@@ -142,10 +142,21 @@ class Journal:
 class Look:
     """A trial at one moment."""
 
-    def __init__(self, trial: Trial, events: list[dict[str, Any]], folder_of_logs: str) -> None:
+    def __init__(
+        self,
+        trial: Trial,
+        events: list[dict[str, Any]],
+        folder_of_logs: str,
+        record: dict[str, Any] | None = None,
+    ) -> None:
+        """record: the trial's line of the sweep's record, for one that has no folder."""
         self.trial = trial
+        self.record = record if record and not os.path.exists(trial.folder) else {}
         self.run = read_json(os.path.join(trial.folder, "run.json"), shapes.RUN)
         self.status = read_json(os.path.join(trial.folder, "status.json"), shapes.STATUS)
+        if self.record:
+            self.run = {**self.record["run"], "config_hash": trial.hash, "recorded": True}
+            self.status = {"state": DONE, "step": self.record["steps"]}
         self.log = os.path.join(folder_of_logs, os.path.basename(trial.folder) + ".log")
         self.events = events
         # A retry takes back how it ended.
@@ -201,6 +212,8 @@ class Look:
 
     def progress(self) -> dict[str, Any]:
         """Newest record of metrics.jsonl, or {}."""
+        if self.record:
+            return {key: values[-1] for key, values in self.record["metrics"].items() if values}
         return last_record(os.path.join(self.trial.folder, "metrics.jsonl"))
 
 
@@ -213,7 +226,9 @@ def refuse_foreign(found: dict[str, Look]) -> None:
             )
 
 
-def looks(trials: list[Trial], output: str) -> dict[str, Look]:
-    """{hash: Look} of every trial."""
-    events = Journal(output).by_trial()
-    return {t.hash: Look(t, events.get(t.hash, []), os.path.join(output, "logs")) for t in trials}
+def looks(
+    trials: list[Trial], output: str, records: dict[str, dict[str, Any]] | None = None
+) -> dict[str, Look]:
+    """{hash: Look} of every trial. records: lines of the sweep's record, by hash."""
+    events, lines, logs = Journal(output).by_trial(), records or {}, os.path.join(output, "logs")
+    return {t.hash: Look(t, events.get(t.hash, []), logs, lines.get(t.hash)) for t in trials}
