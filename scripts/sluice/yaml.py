@@ -77,6 +77,16 @@ def get(tree: Any, path: str, default: Any = None) -> Any:
     return tree
 
 
+def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    """{dotted key: value}; lists are values."""
+    if not isinstance(tree, dict):
+        return {path: tree}
+    inside = path + "." if path else ""
+    return {
+        key: value for name, item in tree.items() for key, value in leaves(item, f"{inside}{name}").items()
+    }
+
+
 @functools.cache
 def known() -> dict[str, Any]:
     """{text: value} of what was read: a report reads a run's configuration more than once."""
@@ -93,12 +103,12 @@ def read_ahead(texts: dict[str, str]) -> None:
                 known()[texts[path]] = json.loads(line)
 
 
-def read_plain(path: str, text: str) -> Any:
+def read_plain(path: str, text: str, sluice: str | None = None) -> Any:
     """The file at `path`, whose text this is, as Python values; an empty one is an empty map. Raises Refused, program.NoProgram."""
     if not text.strip():
         return {}
     if text not in known():
-        done = ask([path], [], None)
+        done = ask([path], [], sluice)
         if done.returncode != 0:
             raise Refused(done.stderr.strip())
         known()[text] = json.loads(done.stdout)

@@ -764,7 +764,6 @@ def row_named(file):
     return f"T{name.group(1)}-{name.group(2)}" if name else (f"A5-{clip.group(1)}" if clip else None)
 
 
-@unittest.skipIf("SLUICE_BINARY" not in os.environ, "SLUICE_BINARY is not set")
 def write_evaluations(folder, more=0.0, gated=True):
     """Three evaluations of two layers of two heads; layer 1, head 0 becomes a sink, for queries of other tokens alone."""
     lines = []
@@ -833,6 +832,264 @@ def write_evaluations(folder, more=0.0, gated=True):
             }
         )
     write_text(folder, "eval.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def change_json(path, change):
+    """Applies `change` to the object in a file."""
+    with open(path, encoding="utf-8") as file:
+        value = json.load(file)
+    change(value)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
+
+
+class SameTokens(Folder):
+    """Numbers of different tokens have neither a mean nor a difference."""
+
+    def plain_and_gated(self, *seeds):
+        """{(name, seed): folder}; first-token attention 0.25 in every evaluation."""
+        return {
+            (name, seed): self.run_of(name, ppl + seed / 10, gates, seed=seed)
+            for seed in seeds or (1, 2, 3)
+            for name, ppl, gates in (("base", 6.0, "[]"), ("gate", 5.5, gate()))
+        }
+
+    @staticmethod
+    def analyse(folder, value, tokens=16384, sequences=64):
+        os.makedirs(os.path.join(folder, "analysis"), exist_ok=True)
+        total = {
+            "first_token_attention": value,
+            "mean_gate_score": 0.5,
+            "m_act_mean": 77.0,
+            "imbalance": 0.125,
+        }
+        sets = [{"name": "x", "tokens": tokens, "importance": [[1.0]]}]
+        data = {"step": 1000, "sequences": sequences, "sets": sets, "total": total, "layers": [{"max": {}}]}
+        write_text(os.path.join(folder, "analysis"), "analysis.json", json.dumps(data))
+
+    def results(self, runs):
+        """Of a sweep whose trials these runs are."""
+        found, trials = {}, []
+        for run in runs:
+            plan = {"steps": 1000, "parameters": 1, "flops_per_token": 1, "tokens": 1}
+            trial = types.SimpleNamespace(
+                folder=run, group=os.path.basename(run).rpartition("-")[0], place=None, hash=run, plan=plan,
+                values={}, seed=None, base="b", name=run,
+            )  # fmt: skip
+            trial.configuration = lambda trial=trial: (trial.group,)
+            found[run] = types.SimpleNamespace(
+                trial=trial, state="done", progress=lambda: {}, verdict={}, run={}, recorded=lambda: False
+            )
+            trials.append(trial)
+        sweep = types.SimpleNamespace(trials=trials)
+        return sweep, sweep_tables.results_of(sweep, found)
+
+    def first_token(self, made):
+        return {g.first.title: g.value("first_token_attention") for g in made}
+
+    def test_an_analysis_counts_only_where_all_runs_have_one_of_the_same_tokens(self):
+        runs = self.plain_and_gated()
+        for n, folder in enumerate(runs.values()):
+            made = self.grouped()[1]
+            self.assertEqual(self.first_token(made), {"base": 0.25, "gate": 0.25})
+            if n:
+                self.assertIn(
+                    f"{n} of 6 runs have an analysis", tables.overview(made, {g: None for g in made}).notes[0]
+                )
+            self.analyse(folder, 0.125)
+        # All have one.
+        made = self.grouped()[1]
+        self.assertEqual(self.first_token(made), {"base": 0.125, "gate": 0.125})
+        self.assertEqual([made[0].value(k) for k in ("gate_score", "m_act", "imbalance")], [0.5, 77.0, 0.125])
+        self.assertIn("are of the analyses.", tables.overview(made, {g: None for g in made}).notes[0])
+        sweep, results = self.results(list(runs.values()))
+        self.assertEqual({r.value("first_token_attention") for r in results}, {0.125})
+        # One of shorter sequences, or of fewer tokens.
+        for changed in ({"sequences": 1024}, {"tokens": 8192}):
+            self.analyse(runs["gate", 2], 0.0625, **changed)
+            made = self.grouped()[1]
+            self.assertEqual(self.first_token(made), {"base": 0.25, "gate": 0.25}, changed)
+            self.assertIn(
+                "the analysis is of other tokens",
+                " ".join(tables.missing_pieces([r for g in made for r in g.runs])),
+            )
+            sweep, results = self.results(list(runs.values()))
+            self.assertEqual({r.value("first_token_attention") for r in results}, {0.25})
+            self.assertNotIn("0.125", sweep_tables.csv_text(sweep, results))
+            self.assertIn("0.250 ± 0.000", sweep_tables.results_text(sweep, results))
+
+    def test_a_variant_that_changes_how_it_is_computed_is_a_variant(self):
+        """With a study beside the runs and without one."""
+        for name, ppl, more in (
+            ("plain", 6.0, ""),
+            ("recomputed", 6.1, "recompute: mlp"),
+            ("small", 6.2, "micro_batch_size: 4"),
+        ):
+            for seed in (1, 2, 3):
+                folder = self.run_of(name, ppl + seed / 10, seed=seed)
+                path = os.path.join(folder, "config.yaml")
+                text = files.read_text(path).replace("  max_steps: 1000\n", f"  max_steps: 1000\n  {more}\n")
+                write_text(folder, "config.yaml", text)
+        trials = [
+            {"hash": f"{name}-{seed}", "group": name, "variant": name, "point": "b"}
+            for name in ("plain", "recomputed", "small")
+            for seed in (1, 2, 3)
+        ]
+        for places in (False, True):
+            if places:
+                write_text(
+                    self.root, "s.study.json", json.dumps({"name": "s", "control": "plain", "trials": trials})
+                )
+            runs = read_runs([self.root])
+            found = study.places_of(study.studies_of([run.folder for run in runs]))
+            made = groups.group_runs(runs, paper.load(), found)
+            self.assertEqual([(g.count(), len(g.twins)) for g in made], [(3, 0)] * 3)
+            controls = comparing.choose_baselines(made, "plain")
+            self.assertEqual(len(tables.difference_table(made, controls).rows), 2)
+
+    def test_trials_that_a_study_takes_for_one_are_one_whatever_program_wrote_them(self):
+        """A later program writes a key that the earlier one did not have; the hash is the same but for the seed."""
+        for seed in (1, 2):
+            folder = self.run_of("base", 6.0, seed=seed)
+            if seed == 2:
+                text = files.read_text(os.path.join(folder, "config.yaml"))
+                write_text(folder, "config.yaml", text.replace("model:\n", "model:\n  later_key: false\n"))
+        self.assertEqual([g.count() for g in self.grouped()[1]], [1, 1])
+        trials = [{"hash": f"base-{s}", "group": "base", "variant": "base", "point": "b"} for s in (1, 2)]
+        write_text(self.root, "s.study.json", json.dumps({"name": "s", "trials": trials}))
+        runs = read_runs([self.root])
+        made = groups.group_runs(
+            runs, paper.load(), study.places_of(study.studies_of([r.folder for r in runs]))
+        )
+        self.assertEqual([g.count() for g in made], [2])
+
+    def fingerprint(self, folder, x, y="b"):
+        change_json(
+            os.path.join(folder, "run.json"), lambda run: run.update(validation_fingerprints={"x": x, "y": y})
+        )
+
+    def test_losses_on_text_that_was_replaced_are_not_compared(self):
+        runs = self.plain_and_gated()
+        self.assertIsNotNone(groups.difference(*self.grouped()[1], "loss"))  # none knows what it read
+        for (name, _), folder in runs.items():
+            if name == "base":
+                self.fingerprint(folder, "a")
+        self.assertIsNotNone(groups.difference(*self.grouped()[1], "loss"))  # unknown beside known
+        for (name, _), folder in runs.items():
+            self.fingerprint(folder, "a")
+        self.assertIsNotNone(groups.difference(*self.grouped()[1], "loss"))
+        for (name, _), folder in runs.items():
+            self.fingerprint(folder, "a" if name == "base" else "c")
+        made = self.grouped()[1]
+        self.assertIsNone(groups.difference(*made, "loss"))
+        self.assertIsNotNone(made[0].value("loss"))
+        self.fingerprint(runs["base", 2], "c")
+        made = self.grouped()[1]
+        base = next(g for g in made if g.first.title == "base")
+        self.assertEqual(
+            (base.value("loss"), base.spread("loss"), base.value("parameters")), (None, None, 1000)
+        )
+        self.assertIn("evaluated on validation sets of different contents", base.state())
+
+    def test_seeds_that_were_evaluated_on_other_tokens_have_no_mean(self):
+        runs = self.plain_and_gated()
+
+        def with_tokens(count):
+            def change(record):
+                for values_ in record["sets"].values():
+                    values_["tokens"] = count
+
+            return change
+
+        for (name, seed), folder in runs.items():
+            change_json(
+                os.path.join(folder, "eval.jsonl"),
+                with_tokens(1024 if (name, seed) == ("base", 1) else 60114),
+            )
+        _, made = self.grouped()
+        base, gated = sorted(made, key=lambda g: g.first.title)
+        self.assertEqual([base.value(k) for k in ("loss", "ppl", "first_token_attention")], [None] * 3)
+        self.assertEqual(base.state(), "done, n=3; evaluated on different tokens")
+        self.assertIsNotNone(gated.value("loss"))
+        overview = tables.overview(made, {g: None for g in made})
+        self.assertIn(
+            "no means of evaluations, since its seeds were evaluated on different tokens", overview.notes[0]
+        )
+        column = overview.headings.index("validation loss")
+        self.assertEqual([r[column] for r in overview.rows if r[0] == base.label], ["-"])
+        sweep, results = self.results(list(runs.values()))
+        text = sweep_tables.results_text(sweep, results)
+        (line,) = [line for line in text.splitlines() if line.startswith("base ")]
+        self.assertIn("evaluated on different tokens", line)
+        self.assertNotIn("±", line.split("control")[0])
+        self.assertIn("lowest validation loss:", text)
+        self.assertIn("gate (3 seeds)", text)
+
+    def test_how_seeds_were_evaluated_makes_no_other_variant(self):
+        """As in a sweep: the hash leaves eval.* out."""
+        for seed in (1, 2):
+            folder = self.run_of("base", 6.0, seed=seed)
+            text = files.read_text(os.path.join(folder, "config.yaml"))
+            write_text(folder, "config.yaml", text + f"\neval:\n  max_tokens: {1024 * seed}\n")
+        self.assertEqual([g.count() for g in self.grouped()[1]], [2])
+
+    def test_a_trial_that_trained_to_its_end_and_diverged_is_not_counted_as_a_seed(self):
+        runs = self.plain_and_gated()
+        runs["base", 4] = self.run_of("base", 7.0, seed=4, losses=[3.0] * 60 + [9.0] * 40)
+        sweep, results = self.results(list(runs.values()))
+        (line,) = [
+            line
+            for line in sweep_tables.results_text(sweep, results).splitlines()
+            if line.startswith("base ")
+        ]
+        self.assertIn(" 3/4 ", line)
+        self.assertIn("1 diverged (loss at end)", line)
+
+    def test_the_n_of_a_mean_is_shown_where_a_seed_has_no_value(self):
+        runs = self.plain_and_gated()
+        metrics = os.path.join(runs["gate", 1], "metrics.jsonl")
+        lines = [
+            {**json.loads(line), "tokens_per_second": 1000} for line in files.read_text(metrics).splitlines()
+        ]
+        write_text(runs["gate", 1], "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        _, made = self.grouped()
+        overview = tables.overview(made, {g: None for g in made})
+        row = next(
+            dict(zip(overview.headings, r)) for r, g in zip(overview.rows, made) if g.first.title == "gate"
+        )
+        self.assertEqual((row["n"], row["tokens/s"]), ("3", "1k (n=1)"))
+        self.assertNotIn("(n=", row["validation loss"])
+        headings, rows = exports.overview_numbers(made)
+        exact = next(dict(zip(headings, r)) for r, g in zip(rows, made) if g.first.title == "gate")
+        self.assertEqual((exact["speed_n"], exact["loss_n"]), ("1", "3"))
+
+    def small_starts(self, folder):
+        text = files.read_text(os.path.join(folder, "config.yaml"))
+        write_text(folder, "config.yaml", text.replace("model:\n", "model:\n  scaled_residual_init: true\n"))
+
+    def test_a_row_is_compared_with_a_baseline_of_the_same_model(self):
+        for seed in (1, 2, 3):
+            self.run_of("base", 6.0 + seed / 10, seed=seed)
+            self.run_of("gate", 5.6 + seed / 10, gate(), seed=seed)
+            self.small_starts(self.run_of("base_small", 5.7 + seed / 10, seed=seed))
+            self.small_starts(self.run_of("gate_small", 5.6 + seed / 10, gate(), seed=seed))
+        _, made = self.grouped()
+        (table,) = [t for t in paper_tables.paper_tables(made, paper.load()) if t.id == "gated_1"]
+        found = sorted(row[table.headings.index("Δ PPL")].split()[0] for row in table.rows if row[0] == "5")
+        self.assertEqual(found, ["-0.100", "-0.400"])
+        # Without a baseline of that model there is no difference.
+        shown = [g for g in made if g.first.title != "base_small"]
+        (table,) = [t for t in paper_tables.paper_tables(shown, paper.load()) if t.id == "gated_1"]
+        found = sorted(row[table.headings.index("Δ PPL")].split()[0] for row in table.rows if row[0] == "5")
+        self.assertEqual(found, ["-", "-0.400"])
+
+    def test_a_ladder_of_learning_rates_is_of_one_model(self):
+        for lr in (0.001, 0.002):
+            self.run_of(f"base{lr}", 6.0, lr=lr)
+            self.small_starts(self.run_of(f"small{lr}", 5.0, lr=lr))
+        ladders = tables.lr_points(self.grouped()[1])
+        self.assertEqual([len(points) for _, points in ladders], [2, 2])
+        self.assertEqual(len({name for name, _ in ladders}), 2)
 
 
 class Sinks(Folder):
@@ -942,6 +1199,7 @@ class SelectedKeys(Folder):
         self.assertIsNone(selection.selection_table(self.grouped()[1]))
 
 
+@unittest.skipIf("SLUICE_BINARY" not in os.environ, "SLUICE_BINARY is not set")
 class Configurations(Folder):
     def shown(self, path, name, origin):
         """A run that has not begun, of the configuration at path."""
@@ -954,6 +1212,22 @@ class Configurations(Folder):
         for file, text in (("config.yaml", shown.stdout), ("config.input.yaml", origin), ("run.json", "{}")):
             write_text(run, file, text)
 
+    @staticmethod
+    def lonely(made):
+        """Rows without a baseline that differs in nothing but what the row sets."""
+        rows = {row["id"]: row for table in paper.load()["tables"] for row in table["rows"]}
+        return [
+            row
+            for group in made
+            for row in group.rows
+            if rows[row].get("baseline")
+            and not any(
+                rows[row]["baseline"] in base.rows
+                and paper.same_but_for_the_row(group.first, base.first, rows[row])
+                for base in made
+            )
+        ]
+
     def test_every_proxy_configuration_is_the_row_that_it_is_named_after(self):
         folder, wrong, seen = os.path.join(ROOT, "configs/gated_attention/proxy"), [], set()
         for file in sorted(f for f in os.listdir(folder) if row_named(f)):
@@ -964,6 +1238,7 @@ class Configurations(Folder):
             if row_named(run.base) not in run.group.rows:
                 wrong.append(f"{run.base}: {run.group.rows}, {run.group.variant}")
         self.assertEqual(wrong, [])
+        self.assertEqual(self.lonely(made), [])
         rows = {r["id"] for t in paper.load()["tables"] if t["paper"] == "gated_attention" for r in t["rows"]}
         self.assertEqual(rows - seen, set())
 
@@ -978,6 +1253,7 @@ class Configurations(Folder):
                     f"# configs/sink_aware/proxy/{preset}/{file}\n",
                 )
         _, made = self.grouped()
+        self.assertEqual(self.lonely(made), [])
         made = [t for t in paper_tables.paper_tables(made, paper.load()) if t.id == "sink_1"]
         self.assertEqual([len(t.rows) for t in made], [18, 18])
         self.assertEqual([row for t in made for row in t.rows if row[2] == "no run"], [])
@@ -1137,9 +1413,8 @@ class Pictures(Folder):
         write_evaluations(folder)
         runs, made = self.grouped()
         looks.label_runs(runs, made)
-        self.assertEqual(
-            made[0].value("first_token_attention"), 0.125
-        )  # the analysis is of the last evaluation's step
+        # Only some of the runs have an analysis, so the tables are of the evaluations.
+        self.assertEqual(made[0].value("first_token_attention"), 0.25)
         names = []
         # The last are of training: tests/tools/report_test.cpp draws those.
         for _, shown in figures.all_figures(runs, made, paper_tables.paper_tables(made, paper.load()))[:-1]:

@@ -125,15 +125,15 @@ def exact(value: float | None) -> str:
 
 
 def overview_numbers(groups: list[Group]) -> tuple[list[str], Rows]:
-    """Means and standard deviations in columns of their own, not rounded."""
+    """Means, standard deviations and how many runs they are of, in columns of their own, not rounded."""
     headings = ["variant", "n"]
     for key, *_ in COLUMNS:
-        headings += [key, f"{key}_std"]
+        headings += [key, f"{key}_std", f"{key}_n"]
     rows = []
     for group in groups:
         cells = [group.label, str(len(group.sound()) or group.count())]
         for key, *_ in COLUMNS:
-            cells += [exact(group.value(key)), exact(group.spread(key))]
+            cells += [exact(group.value(key)), exact(group.spread(key)), str(len(group.values(key)))]
         rows.append(cells)
     return headings, rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import paper as papers
@@ -34,6 +34,50 @@ def common_name(runs: list[Run]) -> str:
         if len(stems) == 1 and len(runs) > 1:
             return stems.pop()
     return runs[0].name
+
+
+# Of Run.measures: what is known without an evaluation.
+OF_TRAINING = ("parameters", "active", "tokens", "spikes", "speed")
+
+
+def one_of(values: Iterable[Any]) -> bool:
+    return len(set(values)) < 2
+
+
+def same_contents(runs: list[Run]) -> bool:
+    """Whether no validation set is known to have held other text in one run than in another. Runs from before fingerprints were
+    written say nothing of it."""
+    prints = [run.fingerprints() for run in runs]
+    names = {name for of_run in prints for name in of_run}
+    return all(one_of(of_run[name] for of_run in prints if name in of_run) for name in names)
+
+
+def unequal(runs: list[Run]) -> str:
+    """Why numbers of the last evaluations are of different things, so that neither a mean nor a difference of them means anything; ""
+    where they are of one. Runs that were never evaluated have no such numbers."""
+    runs = [run for run in runs if run.evals]
+    if not one_of(run.last.get("tokens") for run in runs):
+        return "evaluated after different numbers of tokens"
+    if not one_of(run.evaluated() for run in runs):
+        return "evaluated on different tokens"
+    return "" if same_contents(runs) else "evaluated on validation sets of different contents"
+
+
+def choose_sources(groups: Iterable[Group]) -> bool:
+    """First-token attention, gate scores, M-Act and the imbalance of heads: of the analyses, where every run that counts has one of its
+    last evaluation's step and all are of the same tokens; else of the evaluations, for all runs."""
+    groups = list(groups)
+    counted = [run for group in groups for run in group.sound()]
+    wanted = (
+        bool(counted)
+        and all(run.deep_is_current() for run in counted)
+        and one_of(run.analysed() for run in counted)
+        and same_contents(counted)
+    )
+    for group in groups:
+        for run in group.runs + group.twins:
+            run.read_from_analysis(wanted)
+    return wanted
 
 
 class Group:
@@ -69,11 +113,29 @@ class Group:
     def diverged(self) -> bool:
         return all(state == "diverged" for state, _ in self.endings)
 
+    def unequal(self) -> str:
+        """Why the evaluations of the seeds have no mean; "" where they have."""
+        return unequal(self.sound())
+
+    def evaluated(self) -> list[Run]:
+        """Runs whose evaluations count: none where they are not of the same tokens, after as many."""
+        return [] if self.unequal() else self.sound()
+
+    def values(self, key: str) -> list[float]:
+        """Of the runs that count, where there is one."""
+        runs = self.sound() if key in OF_TRAINING else self.evaluated()
+        return [value for value in (run.measures[key] for run in runs) if value is not None]
+
     def value(self, key: str) -> float | None:
-        return mean([run.measures[key] for run in self.sound()])
+        return mean(self.values(key))
 
     def spread(self, key: str) -> float | None:
-        return deviation([run.measures[key] for run in self.sound()])
+        return deviation(self.values(key))
+
+    def few(self, key: str) -> int | None:
+        """How many runs have the value, where some that count have none: the mean is of those alone."""
+        count = len(self.values(key))
+        return count if 0 < count < len(self.sound()) else None
 
     def by_seed(self, key: str) -> dict[Any, float | None]:
         """{seed: value} of the runs that count."""
@@ -91,15 +153,14 @@ class Group:
                 words.append(hits[0])
             elif hits:
                 words.append(f"{len(hits)} of {self.count()} {word}")
-        return "; ".join(words) or f"done, n={self.count()}"
+        words = words or [f"done, n={self.count()}"]
+        return "; ".join(words + [self.unequal()] if self.unequal() else words)
 
 
 def difference(group: Group | None, base: Group | None, key: str) -> Difference | None:
     """Less the baseline, over the seeds that both have; only between evaluations after as many tokens, on the same tokens of the
     same sets."""
-    if group is None or base is None or group is base:
-        return None
-    if len({(run.last.get("tokens"), run.evaluated()) for run in group.sound() + base.sound()}) != 1:
+    if group is None or base is None or group is base or unequal(group.sound() + base.sound()):
         return None
     return paired(group.by_seed(key), base.by_seed(key))
 
@@ -110,9 +171,15 @@ def group_runs(
     """Groups in the order of a sweep's variants, then of the papers' rows, then of the runs given. Every run learns its group. places:
     of the sweeps' trials, by the hash of their configurations."""
     by_text: dict[str, list[Run]] = {}
+    by_place: dict[
+        tuple[str, ...], str
+    ] = {}  # trials that a sweep takes for one are one, whatever program wrote them
     found: list[list[Run]] = []
     for run in runs:
         text = run.without_seed() or os.path.abspath(run.folder)
+        place = places.get(str(run.info.get("config_hash"))) if places else None
+        if place:
+            text = by_place.setdefault(place.key(), text)
         if text not in by_text:
             by_text[text] = []
             found.append(by_text[text])
@@ -139,6 +206,7 @@ def group_runs(
     for group in groups:
         for run in group.runs + group.twins:
             run.group = group
+    choose_sources(groups)
     return groups
 
 

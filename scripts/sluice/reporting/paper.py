@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from .. import yaml
+from .. import program, yaml
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -81,6 +82,51 @@ def variant(config: dict[str, Any]) -> str:
     return " + ".join(parts or ["plain"]) + (
         " balanced" if get("attention.head_balance.coefficient", 0) else ""
     )
+
+
+# Keys of the model that variant() puts into words, that geometry() is of, and that bear on no result.
+OF_VARIANT = re.compile(
+    r"attention\.(kind|window|window_pattern|gates|exclusive|output_norm|output_activation|switch_heads\..*|head_balance\..*)$"
+    r"|gated_norm\..*|norm_placement$|branch_clip$"
+)
+OF_GEOMETRY = ("num_attention_heads", "num_key_value_heads", "moe.num_experts", "moe.num_experts_per_tok")
+OF_NO_RESULT = ("attention.kernel", "match_parameters_of", "match_multiple")
+WIDTHS = ("intermediate_size", "moe.moe_intermediate_size")  # model.match_parameters_of chooses one
+MATCHED = 0.02  # of the parameters, by which a model of a matched width may differ
+OFF: tuple[Any, ...] = (None, False, 0, "none", "", [], {})
+
+
+@functools.cache
+def defaults() -> dict[str, Any]:
+    """{dotted key below model: value}"""
+    path = os.path.join(program.ROOT, "configs", "reference.yaml")
+    with open(path, encoding="utf-8") as file:
+        return yaml.leaves(yaml.get(yaml.read_plain(path, file.read()), "model", {}))
+
+
+def model_keys(run: Run) -> dict[str, Any]:
+    """{dotted key below model: value}, without those that are off and those that bear on no result. Keys that the run's program did not
+    have yet are at their defaults."""
+    found = {**defaults(), **yaml.leaves(run.config.get("model") or {})}
+    return {key: value for key, value in found.items() if value not in OFF and key not in OF_NO_RESULT}
+
+
+def model_text(run: Run) -> str:
+    return json.dumps(model_keys(run), sort_keys=True)
+
+
+def same_but_for_the_row(run: Run, base: Run, row: dict[str, Any]) -> bool:
+    """Whether two models agree in all that the row of a paper does not set. A feed-forward network's width may be another where it
+    makes the parameters as many."""
+    mine, theirs = model_keys(run), model_keys(base)
+    other = {
+        key for key in {*mine, *theirs} if mine.get(key) != theirs.get(key) and not OF_VARIANT.match(key)
+    }
+    other -= set(OF_GEOMETRY if row.get("geometry") else ())
+    ours, of_base = run.info.get("parameters"), base.info.get("parameters")
+    if ours and of_base and abs(ours - of_base) <= MATCHED * of_base:
+        other -= set(WIDTHS)
+    return not other
 
 
 def shape(run: Run) -> tuple[int, ...]:

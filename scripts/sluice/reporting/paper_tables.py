@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import paper as papers
 from .groups import difference
-from .tables import Table, with_spread
+from .tables import Table, mean_text
 from .values import deviation, fixed, short, spearman
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ EXTRA_THEIRS = {"gated_4": ["gate_score", "m_act", "first_token_attention"], "si
 GLOSSARY = (
     "Ours and the paper's stand in columns of their own: models, data and lengths differ, so only signs and orders may be "
     "compared. PPL: mean over the validation sets of exp(loss). BPB: bits per byte, mean over the sets. Δ: less the paper's "
-    "baseline of the row, paired and in bold as above. ±: standard deviation over n seeds. F-Attn: attention on the first token, mean over queries, heads and layers. M-Act: mean over layers of the "
+    "baseline of the row, of the same model in all that the row does not set, paired and in bold as above. ±: standard deviation over n seeds. F-Attn: attention on the first token, mean over queries, heads and layers. M-Act: mean over layers of the "
     "largest |residual| after the layer. Diverged: the last logged loss is not finite, or the median of the last twentieth "
     "of the losses is more than 0.5 nats above the best such median of the run; such runs are in no mean."
 )
@@ -63,7 +63,7 @@ def our_cells(
             cells += ["diverged"] if key == keys[0] else ["-"]
             cells += ["-"] if key in ("loss", metric) else []
             continue
-        cells.append(with_spread(write, group.value(key), group.spread(key)))
+        cells.append(mean_text(group, key, write))
         if key in ("loss", metric):
             delta = difference(group, base, key)
             if delta and delta.better(-1):
@@ -127,8 +127,14 @@ class PaperTable(Table):
     metric: str
 
 
-def row_key(lines: Lines, row_id: str | None) -> Group | None:
-    return next((g for row, g in lines if row["id"] == row_id and g is not None), None)
+def baseline_of(lines: Lines, row: dict[str, Any], group: Group | None) -> Group | None:
+    """Of the row's baselines the one that is the same model but for the row."""
+    if not row.get("baseline"):
+        return group
+    found = [g for other, g in lines if other["id"] == row["baseline"] and g is not None]
+    if group is not None:
+        found = [g for g in found if papers.same_but_for_the_row(group.first, g.first, row)]
+    return found[0] if found else None
 
 
 def paper_table(table: dict[str, Any], groups: list[Group], paper: dict[str, Any]) -> PaperTable:
@@ -147,7 +153,7 @@ def paper_table(table: dict[str, Any], groups: list[Group], paper: dict[str, Any
     our_deltas: list[float | None] = []
     bold: set[tuple[int, int]] = set()
     for row, group in lines:
-        base = row_key(lines, row["baseline"]) if row.get("baseline") else group
+        base = baseline_of(lines, row, group)
         name = row["label"]
         if sum(r is row for r, _ in lines) > 1:
             name = group.label
@@ -231,8 +237,8 @@ def spread_notes(lines: Lines, metric: str) -> list[str]:
     """What chance alone does: the seeds of rows without a baseline of their own."""
     out = []
     for row, group in lines:
-        if group is not None and not row.get("baseline") and len(group.sound()) > 1:
-            values = [run.measures[metric] for run in group.sound()]
+        if group is not None and not row.get("baseline") and len(group.values(metric)) > 1:
+            values = group.values(metric)
             out.append(
                 f"Seeds of row {row['row']} ({row['label']}): {THEIRS[metric][0]} from {min(values):.4g} to "
                 f"{max(values):.4g}, standard deviation {deviation(values):.2g}, n = {len(values)}."

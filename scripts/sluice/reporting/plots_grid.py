@@ -59,7 +59,7 @@ def plot_domains(groups: list[Group]) -> Figure | None:
     for axis, name in zip(flat, panels):
         for y, group in enumerate(groups):
             values = []
-            for run in group.sound():
+            for run in group.evaluated():
                 ppl = run.perplexities()
                 values.append(mean(ppl.values()) if name == panels[-1] else ppl.get(name))
             values = [v for v in values if v is not None]
@@ -120,7 +120,7 @@ def plot_lr(groups: list[Group]) -> Figure | None:
         return None
     figure, (axis,) = new_figure(1, 4.0)
     rates = sorted({lr for _, points in ladders for lr, _ in points})
-    losses = [run.measures["loss"] for _, points in ladders for _, g in points for run in g.sound()]
+    losses = [run.measures["loss"] for _, points in ladders for _, g in points for run in g.evaluated()]
     losses = [v for v in losses if v is not None]
     if not losses:
         plt.close(figure)
@@ -135,7 +135,7 @@ def plot_lr(groups: list[Group]) -> Figure | None:
         # Variants stand side by side at a rate, so that equal ones are seen.
         shift = 1 + 0.02 * (i - (len(ladders) - 1) / 2)
         for lr, group in points:
-            values = [v for v in (run.measures["loss"] for run in group.sound()) if v is not None]
+            values = [v for v in (run.measures["loss"] for run in group.evaluated()) if v is not None]
             axis.plot(
                 [lr * shift] * len(values),
                 values,

@@ -29,9 +29,7 @@ AVERAGED = (
 )
 
 
-def plot_metric(
-    runs: list[Run], key: str, label: str, raw: bool = True, log: bool = False
-) -> Figure | None:
+def plot_metric(runs: list[Run], key: str, label: str, raw: bool = True, log: bool = False) -> Figure | None:
     """One key of metrics.jsonl over training: one run's values pale, their running average on top; of several seeds the mean of
     the averages with a band of their deviation."""
     figure, (axis,) = new_figure()
@@ -113,7 +111,9 @@ def last_values(runs: list[Run], name: str, key: str) -> list[tuple[float, float
     )
     out = []
     for group in groups:
-        values = [number(((run.last.get("sets") or {}).get(name) or {}).get(key)) for run in group.sound()]
+        values = [
+            number(((run.last.get("sets") or {}).get(name) or {}).get(key)) for run in group.evaluated()
+        ]
         if mean(values) is not None:
             out.append((mean(values), deviation(values), group.first.colour))
     return sorted(out, key=lambda item: item[0]) if len(out) <= MOST_NUMBERS else []
@@ -288,7 +288,8 @@ def figures(runs: list[Run]) -> list[tuple[str, Callable[[], Figure | None], str
         (
             "validation_loss",
             lambda: plot_validation(runs, "loss", "loss (nats per token)"),
-            "Validation loss. Held-out text, in file order. Numbers: the last evaluation, best first, ± the standard deviation. " + SEEDS,
+            "Validation loss. Held-out text, in file order. Numbers: the last evaluation, best first, ± the standard deviation. "
+            + SEEDS,
         ),
         (
             "validation_bits_per_byte",

@@ -66,6 +66,7 @@ class Run:
         # How plots show it; label_runs says.
         self.label, self.colour, self.marker, self.dash, self.grey = self.name, "#0072B2", "o", "-", False
         self.group: Group | None = None
+        self.from_analysis = False  # what `measures` reads; groups.choose_sources says
 
     def get(self, path: str, default: Any = None) -> Any:
         return yaml.get(self.config, path, default)
@@ -141,11 +142,24 @@ class Run:
 
     # ---- single values
 
+    def _files(self) -> dict[Any, Any]:
+        return {s.get("name"): s.get("path") for s in self.get("data.validation") or []}
+
     def evaluated(self) -> tuple[tuple[Any, ...], ...]:
         """What the last evaluation read: of every set its name, its file, and how many tokens."""
-        files = {s.get("name"): s.get("path") for s in self.get("data.validation") or []}
-        sets = self.last.get("sets") or {}
+        files, sets = self._files(), self.last.get("sets") or {}
         return tuple((name, files.get(name), (sets[name] or {}).get("tokens")) for name in sorted(sets))
+
+    def analysed(self) -> tuple[Any, ...]:
+        """What the analysis read: how many sequences, and of every set its name, its file, and how many tokens. Sequences are whole,
+        so both counts give their length."""
+        files, sets = self._files(), self.deep.data.get("sets") or []
+        read = sorted((str(s.get("name")), str(files.get(s.get("name"))), s.get("tokens")) for s in sets)
+        return self.deep.data.get("sequences"), tuple(read)
+
+    def fingerprints(self) -> dict[str, str]:
+        """{validation set: fingerprint of its contents}; {} of runs from before run.json had them."""
+        return {name: text for name, text in (self.info.get("validation_fingerprints") or {}).items() if text}
 
     def set_mean(self, key: str) -> float | None:
         return mean_of_all(number(s.get(key)) for s in (self.last.get("sets") or {}).values())
@@ -169,21 +183,40 @@ class Run:
     def deep_is_current(self) -> bool:
         return bool(self.deep) and (not self.evals or self.deep.data.get("step") == self.last.get("step"))
 
+    def read_from_analysis(self, wanted: bool) -> None:
+        """Whether `measures` takes from the analysis what an evaluation measures, too. The two read other tokens, so runs that are
+        compared must all read the one or all the other."""
+        if wanted != self.from_analysis:
+            self.from_analysis = wanted
+            self.__dict__.pop("measures", None)
+
     @functools.cached_property
     def measures(self) -> dict[str, float | None]:
-        """The figures of all tables, those of the papers by the papers' names; an analysis of the same step takes precedence
-        over the last evaluation. M-Act: the mean over layers of the largest |residual| after the layer."""
+        """The figures of all tables, those of the papers by the papers' names. M-Act: the mean over layers of the largest
+        |residual| after the layer."""
         ppl = self.perplexities()
         layers = self.analysis.get("layers") or []
-        total = self.deep.total if self.deep_is_current() else {}
         heads, speeds = self.heads("imbalance")[1], self.series("tokens_per_second")[1]
-
-        def either(*values: Any) -> float | None:
-            return next((v for v in map(number, values) if v is not None), None)
-
+        if self.from_analysis:
+            total = self.deep.total if self.deep_is_current() else {}
+            of_layers = {
+                "first_token_attention": number(total.get("first_token_attention")),
+                "gate_score": number(total.get("mean_gate_score")),
+                "m_act": number(total.get("m_act_mean")),
+                "imbalance": number(total.get("imbalance")),
+            }
+        else:
+            imbalance = number(self.analysis.get("imbalance"))
+            of_layers = {
+                "first_token_attention": number(self.analysis.get("first_token_attention")),
+                "gate_score": number(self.analysis.get("mean_gate_score")),
+                "m_act": mean([number(layer.get("ffn_residual_max")) for layer in layers]),
+                "imbalance": ema(heads)[-1] if imbalance is None and heads else imbalance,
+            }
+        active = number(self.info.get("parameters_active"))
         return {
             "parameters": number(self.info.get("parameters")),
-            "active": either(self.info.get("parameters_active"), self.info.get("parameters")),
+            "active": number(self.info.get("parameters")) if active is None else active,
             "tokens": number(self.metrics[-1].get("tokens") if self.metrics else self.last.get("tokens")),
             "spikes": number(self.spikes[0][0]),
             "speed": statistics.median(speeds) if speeds else None,
@@ -191,19 +224,7 @@ class Run:
             "loss": self.set_mean("loss"),
             "ppl": mean_of_all(ppl.values()),
             "bpb": self.set_mean("bits_per_byte"),
-            "first_token_attention": either(
-                total.get("first_token_attention"), self.analysis.get("first_token_attention")
-            ),
-            "gate_score": either(total.get("mean_gate_score"), self.analysis.get("mean_gate_score")),
-            "m_act": either(
-                total.get("m_act_mean"), mean([number(layer.get("ffn_residual_max")) for layer in layers])
-            ),
-            "imbalance": either(
-                total.get("imbalance"),
-                self.analysis.get("imbalance"),
-                self.deep.total.get("imbalance") if not heads else None,
-                statistics.fmean(ema(heads)[-1:]) if heads else None,
-            ),
+            **of_layers,
         }
 
     # ---- how it ended
@@ -250,17 +271,11 @@ class Run:
         return self.get("train.seed")
 
     def without_seed(self) -> str | None:
-        """The text of everything in the configuration that bears on results, except the seed; None without one."""
+        """The text of all that the configuration's hash is of, except the seed; None without one. Runs whose texts are equal are one
+        variant. How it is computed counts, too: parallel.*, train.recompute or train.micro_batch_size may be what is compared."""
         if not self.config:
             return None
-        tree = {
-            k: v
-            for k, v in self.config.items()
-            if k not in ("name", "run_dir", "log", "checkpoint", "parallel")
-        }
-        aside = {"seed", "threads", "device", "deterministic", "micro_batch_size", "recompute"}
-        scopes = ("model.attention.head_balance.scope", "model.moe.load_balance.scope")
-        if any(self.get(scope) == "micro_batch" for scope in scopes):  # its size bears on the loss
-            aside.remove("micro_batch_size")
-        tree["train"] = {k: v for k, v in (tree.get("train") or {}).items() if k not in aside}
+        aside = ("name", "run_dir", "log", "checkpoint", "eval", "analysis")  # as in src/config/changes.cpp
+        tree = {k: v for k, v in self.config.items() if k not in aside}
+        tree["train"] = {k: v for k, v in (tree.get("train") or {}).items() if k not in ("seed", "threads")}
         return json.dumps(tree, sort_keys=True)

@@ -107,6 +107,7 @@ RUN = {
     "max_steps": WHOLE,
     "config_hash": TEXT,
     "device": TEXT,
+    "validation_fingerprints": {"*": TEXT},
 }
 STATUS = {"state": TEXT, "step": WHOLE, "max_steps": WHOLE, "exit_code": WHOLE, "error": TEXT}
 JOURNAL = {
@@ -167,6 +168,7 @@ GATE = {
 }
 ANALYSIS = {
     "step": WHOLE,
+    "sequences": WHOLE,
     "total": {
         "first_token_attention": NUMBER,
         "mean_gate_score": NUMBER,
@@ -176,7 +178,7 @@ ANALYSIS = {
     },
     "arrays": {"*": TEXT},
     "maps": {"tokens": WHOLE},
-    "sets": [{"name": TEXT, "importance": [[NUMBER]]}],
+    "sets": [{"name": TEXT, "tokens": WHOLE, "importance": [[NUMBER]]}],
     "layers": [
         {
             "first_token_attention": NUMBER,

@@ -176,7 +176,7 @@ def gate_health_table(groups: list[Group]) -> Table | None:
     """None where no evaluation has measured gates."""
     rows = []
     for group in groups:
-        runs = [run for run in group.sound() if health_of(run, 0)]
+        runs = [run for run in group.evaluated() if health_of(run, 0)]
         for i in range(max([len(gate_names(run)) for run in runs], default=0)):
             of_run = lambda pick: [pick(health_of(run, i)) for run in runs]
             average = lambda key: mean(

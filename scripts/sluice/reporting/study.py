@@ -21,18 +21,30 @@ SHAPE = {
 
 
 class Place:
-    """Where a group stands in a study. point: what it shares with the groups of other variants."""
+    """Where a group stands in a study. point: what it shares with the groups of other variants; file: the study's, where it is of one."""
 
     def __init__(
-        self, study: str, group: str, variant: str, point: str, control: str | None, order: int
+        self,
+        study: str,
+        group: str,
+        variant: str,
+        point: str,
+        control: str | None,
+        order: int,
+        file: str = "",
     ) -> None:
         self.study, self.group, self.variant, self.point = study, group, variant, point
-        self.control, self.order = control, order
+        self.control, self.order, self.file = control, order, file
+
+    def key(self) -> tuple[str, ...]:
+        """Of the trials that differ in their seeds alone."""
+        return self.file, self.group, self.variant, self.point
 
 
 class Study:
     def __init__(self, path: str) -> None:
         data = read_object(path, SHAPE, must=True)
+        self.path = path
         self.name: str = data.get("name") or os.path.basename(path).removesuffix(SUFFIX)
         self.control: str | None = data.get("control")
         self.keys: list[str] = [key or "-" for key in data.get("keys") or []]
@@ -52,6 +64,7 @@ class Study:
                 t.get("point") or "",
                 self.control,
                 order[t["group"]],
+                self.path,
             )
             for t in self.trials
         }

@@ -61,6 +61,29 @@ def with_spread(write: Callable[[float | None], str], value: float | None, sprea
     return write(value) + (f" ± {write(spread)}" if spread is not None else "")
 
 
+def mean_text(group: Group, key: str, write: Callable[[float | None], str]) -> str:
+    """The mean over the seeds ± their deviation, with its n where not all seeds that count have the value."""
+    spread, few = group.spread(key), group.few(key)
+    if key in COUNTS and not spread:
+        spread = None
+    return with_spread(write, group.value(key), spread) + (f" (n={few})" if few else "")
+
+
+def source_note(groups: list[Group]) -> str:
+    """Where the figures are from that both an evaluation and an analysis have."""
+    what = "First-token attention, gate scores, M-Act and the imbalance of heads are of "
+    counted = [run for group in groups for run in group.sound()]
+    if any(run.from_analysis for run in counted):
+        return what + "the analyses."
+    analysed = sum(bool(run.deep) for run in counted)
+    if not analysed:
+        return ""
+    return what + (
+        f"the last evaluations: {analysed} of {len(counted)} runs have an analysis, which counts only where all have one, of the same "
+        "step as the evaluation and all of the same tokens."
+    )
+
+
 def overview(groups: list[Group], baselines: dict[Group, Group]) -> Table:
     """A row per group: means over its seeds, and their standard deviations."""
     rows: list[list[str]] = []
@@ -71,16 +94,19 @@ def overview(groups: list[Group], baselines: dict[Group, Group]) -> Table:
             delta = difference(group, baselines[group], key) if sign else None
             if delta and delta.better(sign):
                 bold.add((y, len(cells)))
-            cells.append(
-                with_spread(
-                    write, group.value(key), group.spread(key) or None if key in COUNTS else group.spread(key)
-                )
-            )
+            cells.append(mean_text(group, key, write))
         rows.append(cells)
+    notes = [source_note(groups)]
+    notes += [
+        f"{g.label}: no means of evaluations, since its seeds were {g.unequal()}."
+        for g in groups
+        if g.unequal()
+    ]
     return Table(
         "",
         [("", ["variant", "n"]), ("", [heading for _, heading, *_ in COLUMNS])],
         rows,
+        [note for note in notes if note],
         bold=bold,
         colours=[g.first.colour for g in groups],
     )
@@ -134,8 +160,8 @@ def seeds_table(groups: list[Group]) -> Table | None:
 
 
 def of_groups(groups: list[Group], pick: Callable[..., Any]) -> list[tuple[float | None, float | None]]:
-    """[(mean, standard deviation)] of the value that `pick` returns for each run that counts."""
-    values = [[pick(run) for run in group.sound()] for group in groups]
+    """[(mean, standard deviation)] of the value that `pick` returns for the last evaluation of each run that counts."""
+    values = [[pick(run) for run in group.evaluated()] for group in groups]
     return [(mean(v), deviation(v)) for v in values]
 
 
@@ -227,10 +253,8 @@ def lr_points(groups: list[Group]) -> list[tuple[str, list[tuple[float, Group]]]
         key = (
             group.variant,
             group.first.get("model.num_hidden_layers"),
-            group.first.get("model.hidden_size"),
-            bool(group.first.get("model.moe.num_experts", 0)),
+            papers.model_text(group.first),
             papers.protocol(group.first, "dense"),
-            str(papers.shape(group.first)),
             str(group.first.get("train.max_steps")),
         )
         ladders.setdefault(key, []).append((lr, group))
@@ -240,7 +264,12 @@ def lr_points(groups: list[Group]) -> list[tuple[str, list[tuple[float, Group]]]
             continue
         out.append((points[0][1].short, key[1], sorted(((lr, g) for lr, g in points), key=lambda p: p[0])))
     depths = {depth for _, depth, _ in out}
-    return [(name if len(depths) == 1 else f"{name}, {depth} layers", points) for name, depth, points in out]
+    names = [name if len(depths) == 1 else f"{name}, {depth} layers" for name, depth, _ in out]
+    # Models that differ in a key without a word of its own are told apart by a run's name.
+    return [
+        (name if names.count(name) == 1 else f"{name} ({points[0][1].first.name})", points)
+        for name, (_, _, points) in zip(names, out)
+    ]
 
 
 def lr_table(groups: list[Group]) -> Table | None:
@@ -252,9 +281,7 @@ def lr_table(groups: list[Group]) -> Table | None:
                     name,
                     f"{lr:g}",
                     group.state(),
-                    "diverged"
-                    if group.diverged()
-                    else with_spread(fixed(4), group.value("loss"), group.spread("loss")),
+                    "diverged" if group.diverged() else mean_text(group, "loss", fixed(4)),
                 ]
             )
     if not rows:
@@ -270,6 +297,7 @@ def lr_table(groups: list[Group]) -> Table | None:
 def missing_pieces(runs: list[Run]) -> list[str]:
     """What was not found, and the command that makes it."""
     out = []
+    analysed = [run for run in runs if run.deep]
     for run in runs:
         if not run.deep:
             out.append(
@@ -280,6 +308,11 @@ def missing_pieces(runs: list[Run]) -> list[str]:
             out.append(
                 f"{run.name}: the analysis is of step {run.deep.data.get('step')}, the last evaluation of step "
                 f"{run.last.get('step')}: figures of layers and heads show the former, tables the latter"
+            )
+        elif analysed and run.analysed() != analysed[0].analysed():
+            out.append(
+                f"{run.name}: the analysis is of other tokens than that of {analysed[0].name}: figures of layers and heads show each its "
+                "own, tables the evaluations"
             )
         if not run.evals:
             out.append(f"{run.name}: no evaluation yet (eval.jsonl)")

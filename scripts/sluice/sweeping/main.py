@@ -100,7 +100,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
 
 def show_results(sweep: SweepFile, found: dict[str, Look], output: str, control: str | None = None) -> None:
     state.refuse_foreign(found)
-    results = [tables.Result(found[trial.hash]) for trial in sweep.trials]
+    results = tables.results_of(sweep, found)
     path = os.path.join(output, "sweep.csv")
     os.makedirs(output, exist_ok=True)
     with open(path + ".tmp", "w", encoding="utf-8") as file:
@@ -163,7 +163,7 @@ def train(options: argparse.Namespace) -> int:
             raise Mistake(64, f"{sweep.path}: no key `record`: the file that results are added to")
         found = state.looks(sweep.trials, output)
         state.refuse_foreign(found)
-        print(records.record(sweep, found, sweep.record))
+        print(records.record(sweep, found, sweep.record, sluice))
     elif options.command == "slurm":
         waiting = [
             look.trial for look in state.looks(sweep.trials, output).values() if look.state not in state.ENDS

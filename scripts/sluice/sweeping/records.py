@@ -10,9 +10,10 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+from .. import yaml
 from ..program import working_folder
 from ..reporting import shapes
-from ..reporting.files import open_file, parse, read_lines, read_object
+from ..reporting.files import open_file, parse, read_lines, read_object, read_text
 from . import state
 from .plan import Mistake
 
@@ -39,15 +40,26 @@ KEPT = (
     "bf16_products",
     "device",
     "data_fingerprint",
+    "validation_fingerprints",
     "tokenizer_fingerprint",
 )
+# Of the run's configuration: how it was evaluated, which the hash leaves out and the sweep file may say otherwise later. Tasks are
+# files of the machine, prompts have no numbers.
+SETTINGS = ("eval", "analysis")
+NO_SETTINGS = ("eval.tasks", "eval.prompts")
 # Of metrics.jsonl, column by column. Speeds are not comparable between machines.
 COLUMNS = ("step", "tokens", "loss", "grad_norm", "spikes", "skipped")
 SHAPE = {
     "schema": shapes.WHOLE,
     "hash": shapes.TEXT,
     "trial": shapes.TEXT,
-    "run": {**shapes.RUN, "data_fingerprint": shapes.TEXT, "instruction_set": shapes.TEXT, "build": {"commit": shapes.TEXT}},
+    "run": {
+        **shapes.RUN,
+        "data_fingerprint": shapes.TEXT,
+        "instruction_set": shapes.TEXT,
+        "build": {"commit": shapes.TEXT},
+    },
+    "settings": {section: {} for section in SETTINGS},
     "steps": shapes.WHOLE,
     "metrics": {"*": [shapes.NUMBER]},
     "evaluations": [shapes.EVALUATION],
@@ -75,7 +87,22 @@ def evenly(items: list[Any], most: int) -> list[Any]:
     return [items[round((i + 1) * len(items) / most) - 1] for i in range(most)]
 
 
-def of_run(trial: Trial) -> dict[str, Any]:
+def settings_of(trial: Trial, program: str | None) -> dict[str, Any]:
+    """The sections of SETTINGS, from what the run folder says; {} where its configuration cannot be read."""
+    path = os.path.join(trial.folder, "config.yaml")
+    try:
+        config = yaml.read_plain(path, read_text(path), program)
+    except yaml.Refused as error:
+        raise Mistake(65, str(error)) from None
+    kept: dict[str, Any] = {}
+    for section in SETTINGS:
+        for key, value in yaml.leaves(config.get(section) or {}, section).items():
+            if key not in NO_SETTINGS:
+                kept.setdefault(section, {})[key[len(section) + 1 :]] = value
+    return kept
+
+
+def of_run(trial: Trial, program: str | None = None) -> dict[str, Any]:
     """The record of a finished trial."""
     read = lambda name, shape: read_lines(os.path.join(trial.folder, name), shape)
     metrics = read("metrics.jsonl", shapes.METRICS)
@@ -85,6 +112,7 @@ def of_run(trial: Trial) -> dict[str, Any]:
         "hash": trial.hash,
         "trial": trial.name,
         "run": {key: run[key] for key in KEPT if key in run},
+        "settings": settings_of(trial, program),
         "steps": trial.plan["steps"],
         "metrics": {
             key: rounded([line.get(key) for line in metrics])
@@ -150,7 +178,14 @@ class Records:
 
 
 def make_folder(trial: Trial, line: dict[str, Any], program: str) -> None:
-    command = [program, "config", "show", trial.base, *trial.overrides()]
+    # Later ones win: it was evaluated as its record says, whatever the sweep file says now. Older records do not say.
+    evaluated = [
+        f"{section}.{key}={json.dumps(value)}"
+        for section, keys in (line.get("settings") or {}).items()
+        if section in SETTINGS
+        for key, value in keys.items()
+    ]
+    command = [program, "config", "show", trial.base, *trial.overrides(), *evaluated]
     shown = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=working_folder()
     )
@@ -159,7 +194,12 @@ def make_folder(trial: Trial, line: dict[str, Any], program: str) -> None:
     columns, last = line["metrics"], line["evaluations"][-1]
     steps = columns.get("step") or []
     run = {"schema": 1, "name": trial.name, **line["run"], "config_hash": trial.hash, "recorded": True}
-    status = {"state": state.DONE, "step": line["steps"], "max_steps": line["steps"], "tokens": last.get("tokens")}
+    status = {
+        "state": state.DONE,
+        "step": line["steps"],
+        "max_steps": line["steps"],
+        "tokens": last.get("tokens"),
+    }
     whole = {key: values for key, values in columns.items() if len(values) == len(steps)}
     metrics = [{"schema": 1, **{key: values[i] for key, values in whole.items()}} for i in range(len(steps))]
     text = lambda objects: "".join(json.dumps(o) + "\n" for o in objects)
@@ -183,7 +223,7 @@ def make_folder(trial: Trial, line: dict[str, Any], program: str) -> None:
             raise
 
 
-def record(sweep: SweepFile, found: dict[str, Look], path: str) -> str:
+def record(sweep: SweepFile, found: dict[str, Look], path: str, program: str) -> str:
     """Adds the finished trials that are not recorded yet; says how many. One process at a time."""
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
@@ -192,19 +232,27 @@ def record(sweep: SweepFile, found: dict[str, Look], path: str) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         records = Records(path)
         done = [look.trial for look in found.values() if look.state == state.DONE]
-        new = {t.hash: of_run(t) for t in done if t.hash not in records.lines}
+        new = {t.hash: of_run(t, program) for t in done if t.hash not in records.lines}
         bare = [line["trial"] for line in new.values() if not line["evaluations"]]
         if bare:
-            raise Mistake(64, f"{bare[0]} has no evaluation, so there is nothing to record; set data.validation")
+            raise Mistake(
+                64, f"{bare[0]} has no evaluation, so there is nothing to record; set data.validation"
+            )
         records.lines.update(new)
         records.write([trial.hash for trial in sweep.trials])
     finally:
         os.close(lock)
     known = sum(trial.hash in records.lines for trial in sweep.trials)
     strange = len(records.lines) - known
-    return (
-        f"{len(new)} recorded now; {known} of {len(sweep.trials)} trials are in {path}"
-        + (f", and {strange} of configurations that this sweep does not have" if strange else "")
+    return f"{len(new)} recorded now; {known} of {len(sweep.trials)} trials are in {path}" + (
+        f", and {strange} of configurations that this sweep does not have" if strange else ""
+    )
+
+
+def validation_data(run: dict[str, Any]) -> str:
+    """The fingerprints of its sets; "" of a run from before they were written."""
+    return " ".join(
+        f"{name} {text}" for name, text in sorted((run.get("validation_fingerprints") or {}).items())
     )
 
 
@@ -214,6 +262,7 @@ def mixtures(found: dict[str, Look]) -> list[str]:
     out = []
     for what, pick in (
         ("training data", lambda run: run.get("data_fingerprint")),
+        ("validation data", validation_data),
         ("commits of the program", lambda run: (run.get("build") or {}).get("commit")),
         ("instruction sets", lambda run: run.get("instruction_set")),
     ):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..reporting.comparing import RULE, choose_baselines
 from ..reporting.files import is_run
-from ..reporting.groups import Group, difference
+from ..reporting.groups import Group, choose_sources, difference
 from ..reporting.runs import Run
-from ..reporting.tables import count_or_few, with_spread
+from ..reporting.tables import count_or_few, mean_text, source_note, with_spread
 from ..reporting.values import deviation, mean, short
 from ..reporting.values import fixed as shared_fixed
 from . import state
@@ -158,6 +158,13 @@ class Result:
         return self.look.trial.configuration()
 
 
+def results_of(sweep: SweepFile, found: dict[str, Look]) -> list[Result]:
+    """Of all trials, whose figures are all of the evaluations or all of the analyses."""
+    results = [Result(found[trial.hash]) for trial in sweep.trials]
+    choose_sources(group for group, _ in groups_of(results) if group)
+    return results
+
+
 def csv_text(sweep: SweepFile, results: list[Result]) -> str:
     keys = list(dict.fromkeys(key for trial in sweep.trials for key in trial.values))
     sets = set_names(results)
@@ -255,7 +262,9 @@ def groups_of(results: list[Result]) -> list[tuple[Group | None, list[Result]]]:
 
 def lowest(groups: list[Group], name: str, pick: Callable[..., Any]) -> str:
     """A line on the best variant of those that finished."""
-    found = [(mean([pick(run) for run in g.sound()]), g) for g in groups if g.finished() and not g.diverged()]
+    found = [
+        (mean([pick(run) for run in g.evaluated()]), g) for g in groups if g.finished() and not g.diverged()
+    ]
     values = [(value, g) for value, g in found if value is not None]
     if not values:
         return ""
@@ -272,17 +281,23 @@ def results_text(sweep: SweepFile, results: list[Result], control: str | None = 
     rows = []
     for group, members in made:
         name = members[0].look.trial.group
-        done = sum(m.look.state == DONE for m in members)
         others = [m.look.state for m in members if m.look.state != DONE]
-        note = ", ".join(f"{others.count(state)} {state}" for state in dict.fromkeys(others))
+        notes = [f"{others.count(state)} {state}" for state in dict.fromkeys(others)]
+        # A trial that trained to its end, but to a loss that says that it diverged, is in no mean.
+        ended = [m for m in members if m.look.state == DONE]
+        lost = sum(m.run is not None and m.run.outcome[0] == "diverged" for m in ended)
+        done = len(ended) - lost
+        notes += [f"{lost} diverged (loss at end)"] if lost else []
+        notes += [group.unequal()] if group and group.unequal() else []
+        note = ", ".join(notes)
         if not group:
             rows.append((name, f"0/{len(members)}", *["-"] * (7 + len(several)), note))
             continue
         delta, ppl = (
             difference(group, bases[group], "loss"),
-            lambda s: [run.perplexities().get(s) for run in group.sound()],
+            lambda s: [run.perplexities().get(s) for run in group.evaluated()],
         )
-        shown = lambda key, digits: with_spread(digits, group.value(key), group.spread(key))
+        shown = lambda key, write: mean_text(group, key, write)
         rows.append(
             (
                 name,
@@ -316,7 +331,8 @@ def results_text(sweep: SweepFile, results: list[Result], control: str | None = 
         "\n"
         + textwrap.fill(
             "Means of the finished seeds (of those under way where none has finished), ± their standard deviation; over sets, "
-            "means of their losses and of their perplexities. *: the bold of scripts/report. " + RULE,
+            "means of their losses and of their perplexities. *: the bold of scripts/report. "
+            + " ".join(text for text in (source_note(groups), RULE) if text),
             130,
         )
         + "\n"
