@@ -36,6 +36,7 @@ from sluice.reporting import (
     exports,
     files,
     groups,
+    long_context,
     looks,
     paper,
     paper_tables,
@@ -1199,6 +1200,48 @@ class SelectedKeys(Folder):
         self.assertIsNone(selection.selection_table(self.grouped()[1]))
 
 
+class LongContexts(Folder):
+    @staticmethod
+    def answer(folder, score, step=1000, samples=50, given=False, texts="t", task="vt"):
+        os.makedirs(os.path.join(folder, "ruler"), exist_ok=True)
+        data = {"step": step, "yarn": 1.0, "seed": 42, "texts": texts, "prompts": "f00" if given else ""}
+        data["cells"] = [{"task": task, "length": 4096, "samples": samples, "score": score}]
+        name = f"step_{step:08}" + ("_given" if given else "") + ".json"
+        write_text(os.path.join(folder, "ruler"), name, json.dumps({**data, "average": {"4096": score}}))
+
+    def rows(self):
+        table = long_context.ruler_table(self.grouped()[1])
+        return [row[1:] for row in table.rows if row[3] != "average"]
+
+    def test_answers_to_other_prompts_or_of_other_steps_have_rows_of_their_own(self):
+        folders = [self.run_of("base", 6.0, seed=seed) for seed in (1, 2)]
+        self.answer(folders[0], 10.0)
+        self.answer(folders[0], 5.0, step=500)  # an earlier checkpoint of the same run
+        self.answer(folders[1], 20.0)
+        mean = ["step 1,000, seed 42, 50 samples", "2", "vt", "15.0 ± 7.1"]
+        self.assertEqual(self.rows(), [mean])
+        # Prompts in files stand beside those made here, and do not replace them.
+        self.answer(folders[0], 90.0, given=True)
+        self.assertEqual(self.rows(), [mean, ["step 1,000, given prompts, 50 samples", "1", "vt", "90.0"]])
+        os.remove(os.path.join(folders[0], "ruler", "step_00001000_given.json"))
+        one, other = (["step 1,000, seed 42, 50 samples", "1", "vt", f"{v}.0"] for v in (10, 20))
+        for changed, first, second in (
+            ({"samples": 7}, ["step 1,000, seed 42, 7 samples", *other[1:]], one),  # broken off
+            ({"texts": "u"}, [f"{one[0].split(', 5')[0]}, texts t, 50 samples", *one[1:]], None),
+            ({"task": "cwe"}, ["step 1,000, seed 42, 50 samples", "1", "cwe", "20.0"], one),
+        ):
+            self.answer(folders[1], 20.0, **changed)
+            rows = self.rows()
+            self.assertEqual(len(rows), 2, changed)
+            self.assertIn(first, rows)
+            if second:
+                self.assertIn(second, rows)
+        self.answer(folders[1], 20.0)
+        os.remove(os.path.join(folders[1], "ruler", "step_00001000.json"))
+        self.answer(folders[1], 20.0, step=900)
+        self.assertEqual(self.rows(), [["step 900, seed 42, 50 samples", *other[1:]], one])
+
+
 @unittest.skipIf("SLUICE_BINARY" not in os.environ, "SLUICE_BINARY is not set")
 class Configurations(Folder):
     def shown(self, path, name, origin):
@@ -1388,6 +1431,82 @@ class Pictures(Folder):
             (line,) = axis.lines
             for a, b in zip(line.get_ydata(), expected, strict=True):
                 self.assertAlmostEqual(a, b)
+        plt.close(figure)
+
+    def test_a_histogram_of_seeds_is_on_common_edges(self):
+        from sluice.reporting import plots_layers
+
+        def of(low, high, counts):
+            return {"edges_min": low, "edges_max": high, "histogram_50": counts}
+
+        same = plots_layers.histogram([[of(0.0, 1.0, [3, 1])], [of(0.0, 1.0, [1, 3])]])
+        self.assertEqual(same, ([0.0, 0.5, 1.0], [0.5, 0.5]))
+        # Scores without bounds: all of the first seed's lie in [0, 1], of the second's in [0, 4].
+        edges, shares = plots_layers.histogram([[of(0.0, 1.0, [2, 2, 2, 2])], [of(0.0, 4.0, [1, 1, 1, 1])]])
+        self.assertEqual(edges, [0.0, 1.0, 2.0, 3.0, 4.0])
+        for a, b in zip(shares, [(1 + 0.25) / 2, 0.125, 0.125, 0.125], strict=True):
+            self.assertAlmostEqual(a, b)
+        # Layers of one seed, and edges that cut bins.
+        edges, shares = plots_layers.histogram([[of(-1.0, 1.0, [4, 4]), of(0.0, 2.0, [8, 0])]])
+        self.assertEqual(edges, [-1.0, 0.5, 2.0])
+        for a, b in zip(shares, [(4 + 2 + 4) / 16, (2 + 4) / 16], strict=True):
+            self.assertAlmostEqual(a, b)
+        self.assertIsNone(plots_layers.histogram([[of(0.0, 1.0, [])]]))
+        self.assertIsNone(plots_layers.histogram([[]]))
+
+    def test_figures_of_layers_take_seeds_of_the_same_tokens(self):
+        from sluice.reporting import plots_paper
+
+        for seed, sequences in ((1, 64), (2, 1024), (3, 64)):
+            folder = self.run_of("base", 6.0, seed=seed)
+            self.analyse(folder, False, seed / 10)
+            change_json(
+                os.path.join(folder, "analysis", "analysis.json"),
+                lambda a, n=sequences: a.update(sequences=n),
+            )
+        _, made = self.grouped()
+        pick = plots_paper.picks(made, ["plain"])[0]
+        self.assertEqual([r.seed() for r in pick.seeds.runs], [1, 3])
+        self.assertTrue(pick.name.endswith("(2 seeds)"))
+
+    def test_seeds_without_a_common_place_are_drawn_by_themselves(self):
+        """As where seeds were logged or evaluated at other steps."""
+        import matplotlib.pyplot as plt
+        from sluice.reporting import plots_paper, plots_selection, plots_sinks
+
+        for seed in (1, 2):
+            folder = self.run_of("base", 6.0, gate(), seed=seed)
+            for file in ("metrics.jsonl", "eval.jsonl"):
+                if file == "eval.jsonl":
+                    write_evaluations(folder)
+                lines = [
+                    json.loads(line) for line in files.read_text(os.path.join(folder, file)).splitlines()
+                ]
+                for line in lines:
+                    line["tokens"] += seed
+                write_text(folder, file, "".join(json.dumps(line) + "\n" for line in lines))
+        runs, made = self.grouped()
+        looks.label_runs(runs, made)
+        figure = plots_paper.plot_losses(made, runs)
+        self.assertEqual(sorted(len(line.get_xdata()) for line in figure.axes[0].lines), [100, 100])
+        plt.close(figure)
+        figure = plots_sinks.plot_heads(made)
+        thick = [line for line in figure.axes[0].lines if line.get_linewidth() == 2.4]
+        self.assertEqual([len(line.get_xdata()) for line in thick], [3, 3])
+        plt.close(figure)
+        for seed in (1, 2):
+            folder = self.run_of("sparse", 6.0, seed=seed, kind="sparse")
+            SelectedKeys.write(folder)
+            lines = [
+                json.loads(line) for line in files.read_text(os.path.join(folder, "eval.jsonl")).splitlines()
+            ]
+            for line in lines:
+                line["tokens"] += seed
+            write_text(folder, "eval.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        runs, made = self.grouped()
+        looks.label_runs(runs, made)
+        figure = plots_selection.plot_recall(made)
+        self.assertEqual([len(line.get_xdata()) for line in figure.axes[0].lines], [2, 2])
         plt.close(figure)
 
     def test_heads_that_share_a_gate_have_no_importance(self):

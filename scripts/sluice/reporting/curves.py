@@ -25,6 +25,14 @@ def over_seeds(curves: list[Points]) -> tuple[list[float], list[Any], list[Any] 
     return common, [mean(row) for row in rows], [deviation(row) for row in rows] if len(curves) > 1 else None
 
 
+def lines_over_seeds(curves: list[Points]) -> list[tuple[list[float], list[Any], list[Any] | None]]:
+    """What is drawn of several seeds: the means with their deviations, or, where the seeds have no place in common, every seed by
+    itself. A seed without a point has no line."""
+    curves = [xy for xy in curves if xy[0]]
+    together = over_seeds(curves) if curves else ([], [], None)
+    return [together] if together[0] else [(*xy, None) for xy in curves]
+
+
 def draw_band(axis: Axes, x: list[float], y: list[float], spread: list[Any] | None, colour: str) -> None:
     if spread:
         axis.fill_between(
@@ -90,8 +98,9 @@ def curves_of(runs: Iterable[Run], points: Callable[[Run], Points]) -> list[Curv
         told.add(id(group))
         members = [r for r in [*group.runs, *group.twins] if id(r) in made]
         counted = [r for r in group.sound() if id(r) in made] or members
-        x, y, spread = over_seeds([made[id(r)][1] for r in counted])
-        if len(counted) > 1 and x:
+        lines = lines_over_seeds([made[id(r)][1] for r in counted])
+        if len(counted) > 1 and len(lines) == 1:
+            x, y, spread = lines[0]
             out.append(Curve(group.first, (x, y), spread, group.first.label, False))
         else:  # one seed, or seeds that have no place in common
             out += [

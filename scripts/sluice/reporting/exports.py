@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .tables import Table
 
 FOLDER = "tables"
-NAMES = ("run", "what", "set", "variant", "less", "state", "how it ended")  # of columns flush left
+NAMES = ("run", "what", "set", "prompts", "variant", "less", "state", "how it ended")  # of columns flush left
 Rows = list[list[str]]
 
 LATEX = {

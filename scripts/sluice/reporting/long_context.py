@@ -50,14 +50,55 @@ def factor(summary: dict[str, Any]) -> float:
     return number(summary.get("yarn")) or 1.0
 
 
-def factors(runs: list[Run]) -> list[float]:
-    return sorted({factor(s) for run in runs for s in run.ruler})
+def asked(summary: dict[str, Any]) -> tuple[Any, ...]:
+    """What was asked: factor of YaRN, whether the prompts were given, seed of the prompts made here, and the contents of what prompts
+    are made of or taken from."""
+    given = bool(summary.get("prompts"))
+    seed = -1 if given else summary.get("seed") or 0
+    return factor(summary), given, seed, summary.get("prompts") or summary.get("texts") or ""
 
 
-def newest(run: Run, yarn: float) -> dict[str, Any]:
-    """The summary of the latest checkpoint at a factor of YaRN; {} where there is none."""
-    found = [s for s in run.ruler if factor(s) == yarn]
-    return max(found, key=lambda s: number(s.get("step")) or 0) if found else {}
+def newest(run: Run) -> list[dict[str, Any]]:
+    """Of everything that a run was asked, the summary of its latest checkpoint."""
+    latest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for summary in sorted(run.ruler, key=lambda s: number(s.get("step")) or 0):
+        latest[asked(summary)] = summary
+    return [latest[what] for what in sorted(latest)]
+
+
+def answered(summary: dict[str, Any]) -> tuple[Any, ...]:
+    """How many samples of every task and length have an answer: fewer where a run was broken off."""
+    return tuple(
+        sorted(
+            (str(c.get("task")), c.get("length") or 0, c.get("samples") or 0)
+            for c in summary.get("cells") or []
+        )
+    )
+
+
+def alike(runs: list[Run]) -> list[list[dict[str, Any]]]:
+    """The summaries that have a mean: of the same step, prompts, tasks, lengths and numbers of samples; a list for each such kind."""
+    kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for run in runs:
+        for summary in newest(run):
+            kinds.setdefault((asked(summary), summary.get("step") or 0, answered(summary)), []).append(summary)
+    return [kinds[kind] for kind in sorted(kinds)]
+
+
+def several_texts(groups: list[Group]) -> bool:
+    """Whether prompts of one kind were made of, or taken from, different files."""
+    kinds = {asked(s)[1::2] for group in groups for run in group.sound() for s in newest(run)}
+    return len({given for given, _ in kinds}) < len(kinds)
+
+
+def words(summary: dict[str, Any], with_texts: bool) -> str:
+    """step 1,000, seed 42, 100 samples"""
+    _, given, seed, texts = asked(summary)
+    samples = sorted({n for _, _, n in answered(summary)})
+    count = " to ".join(str(n) for n in dict.fromkeys((samples[0], samples[-1]))) if samples else "no"
+    parts = [f"step {summary.get('step') or 0:,}", "given prompts" if given else f"seed {seed}"]
+    parts += [f"texts {texts[:8]}"] if with_texts and texts else []
+    return ", ".join([*parts, f"{count} samples"])
 
 
 def scores(summary: dict[str, Any]) -> dict[tuple[str, int], float]:
@@ -77,13 +118,13 @@ def averages(summary: dict[str, Any]) -> dict[int, float]:
 
 def ruler_table(groups: list[Group]) -> Table | None:
     """None where no run has answered RULER's prompts."""
-    rows: list[tuple[str, str, dict[int, str]]] = []
+    rows: list[tuple[str, str, str, str, dict[int, str]]] = []
     lengths: set[int] = set()
+    with_texts = several_texts(groups)
     for group in groups:
-        runs = [run for run in group.sound() if run.ruler]
-        for yarn in factors(runs):
+        for summaries in alike([run for run in group.sound() if run.ruler]):
+            yarn = factor(summaries[0])
             title = group.label if yarn == 1 else f"{group.label}, YaRN {yarn:g}"
-            summaries = [s for s in (newest(run, yarn) for run in runs) if s]
             lines: dict[str, dict[int, list[float]]] = {}
             for summary in summaries:
                 for (task, length), score in scores(summary).items():
@@ -94,32 +135,28 @@ def ruler_table(groups: list[Group]) -> Table | None:
                 lines["average"] = lines.pop("average")  # last
             for task, cells in lines.items():
                 lengths |= set(cells)
-                rows.append(
-                    (
-                        title,
-                        task,
-                        {n: with_spread(fixed(1), mean(v), deviation(v)) for n, v in cells.items()},
-                    )
-                )
+                shown = {n: with_spread(fixed(1), mean(v), deviation(v)) for n, v in cells.items()}
+                rows.append((title, words(summaries[0], with_texts), str(len(summaries)), task, shown))
     if not rows:
         return None
     order = sorted(lengths)
     theirs = {name: {n: fixed(1)(v) for n, v in row.items()} for name, row in PAPER.items()}
-    shown = [
-        (f"the paper's 1.7B {name}", "average", row) for name, row in theirs.items() if set(row) & lengths
+    others = [
+        (f"the paper's 1.7B {name}", "-", "-", "average", row) for name, row in theirs.items() if set(row) & lengths
     ]
     return Table(
         "RULER",
-        [("", ["variant", "task"]), ("tokens", [short_length(n) for n in order])],
-        [[title, task, *(cells.get(n, "-") for n in order)] for title, task, cells in rows + shown],
+        [("", ["variant", "prompts", "n", "task"]), ("tokens", [short_length(n) for n in order])],
+        [[*words_, *(cells.get(n, "-") for n in order)] for *words_, cells in rows + others],
         [
-            "Share of the references found, percent; means over seeds, ± their standard deviation. Prompts of `sluice ruler`, whose "
-            "generators are this program's own; averages are over the tasks that have every length of a run, which may be fewer than "
+            "Share of the references found, percent; means over n seeds, ± their standard deviation, of answers to the same prompts after "
+            "as many steps: others have rows of their own. Of each run the latest checkpoint that answered. Prompts are those of `sluice "
+            "ruler`, whose generators are this program's own, with the seed named, or given in files (--prompts); averages are over the tasks that have every length of a run, which may be fewer than "
             "RULER's thirteen."
             + (
                 " Rows that begin with \"the paper's\" are table 5 of Gated Attention (arXiv 2505.06708), for models of another size "
                 "and other prompts: they stand for the shape, not for comparison of numbers."
-                if shown
+                if others
                 else ""
             )
         ],

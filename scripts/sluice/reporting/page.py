@@ -36,7 +36,7 @@ FORMATS = ("png", "svg", "pdf")
 TABLE_FORMATS = (("csv", "CSV"), ("tex", "LaTeX"))
 
 # Headings of columns of names, flush left.
-NAMES = ("run", "what", "set", "class", "variant", "gate", "less")
+NAMES = ("run", "what", "set", "prompts", "class", "variant", "gate", "less")
 
 
 def files_html(files: list[tuple[str, str]]) -> str:

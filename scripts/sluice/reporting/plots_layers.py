@@ -23,23 +23,57 @@ if TYPE_CHECKING:
 # ---- figures 3 and 7
 
 
-def histogram(gates: list[Any]) -> tuple[list[float], list[float]] | None:
-    """Shares of the scores of all layers, in 50 bins, and the bins' edges; None where layers have other edges."""
-    edges = {(g.get("edges_min"), g.get("edges_max")) for g in gates}
-    if len(edges) != 1 or not all(g.get("histogram_50") for g in gates):
+Bins = tuple[list[float], float, float]  # counts, and the outer edges of the bins
+
+
+def rebinned(bins: Bins, low: float, high: float) -> list[float]:
+    """The counts in as many bins between other edges that hold the first: each bin's are spread evenly over its width."""
+    counts, first, last = bins
+    if (first, last) == (low, high) or not high > low:
+        return counts
+    width, step = (last - first) / len(counts), (high - low) / len(counts)
+    out = [0.0] * len(counts)
+    for i, count in enumerate(counts):
+        begin = (first + i * width - low) / step  # in bins of the new ones
+        end = max(begin + width / step, begin + 1e-9)
+        for j in range(max(0, int(begin)), min(len(counts), int(end) + 1)):
+            out[j] += count * max(0.0, min(end, j + 1) - max(begin, j)) / (end - begin)
+    return out
+
+
+def histogram(seeds: list[list[Any]]) -> tuple[list[float], list[float]] | None:
+    """Shares of the scores of all layers, mean over seeds, and the bins' edges, of [[gate of layer 0, ...] of a seed, ...]. Gates whose
+    scores have no bounds have edges of their own in every layer and seed: their counts are put into bins between the outermost ones.
+    None where a layer has no counts."""
+    made: list[list[Bins]] = []
+    for gates in seeds:
+        made.append([])
+        for gate in gates:
+            low, high, counts = (
+                number(gate.get("edges_min")),
+                number(gate.get("edges_max")),
+                gate.get("histogram_50"),
+            )
+            if low is None or high is None or not counts or None in counts:
+                return None
+            made[-1].append((counts, low, high))
+    every = [bins for of_seed in made for bins in of_seed]
+    if not every or not all(made) or len({len(counts) for counts, _, _ in every}) != 1:
         return None
-    counts = [sum(column) for column in zip(*[g["histogram_50"] for g in gates])]
-    low, high = edges.pop()
-    step = (high - low) / len(counts)
-    total = sum(counts) or 1
-    return [low + i * step for i in range(len(counts) + 1)], [c / total for c in counts]
+    low, high = min(low for _, low, _ in every), max(high for _, _, high in every)
+    shares = []
+    for of_seed in made:
+        counts = [sum(column) for column in zip(*[rebinned(bins, low, high) for bins in of_seed])]
+        shares.append([count / (sum(counts) or 1) for count in counts])
+    step = (high - low) / len(shares[0])
+    return [low + i * step for i in range(len(shares[0]) + 1)], [sum(c) / len(shares) for c in zip(*shares)]
 
 
 def plot_gate_histograms(groups: list[Group]) -> Figure | None:
     made = []
     for p in picks(groups, [ELEMENTWISE, "value elementwise", SHARED], MOST):
-        for name, gates in gates_of(p):
-            bins = histogram(gates)
+        for i, (name, gates) in enumerate(gates_of(p)):
+            bins = histogram([gates_at(layers, i) for layers in p.seeds.each])
             if bins:
                 means = [number(g.get("mean")) for g in gates]
                 means = [m for m in means if m is not None]
@@ -236,7 +270,8 @@ def figures(groups: list[Group]) -> list[tuple[str, Callable[[], Figure | None],
         (
             "figure3_gate_scores",
             lambda: plot_gate_histograms(groups),
-            "Figure 3: scores over all layers, 50 bins. Sparse gates stand far left. Of several seeds the mean.",
+            "Figure 3: scores over all layers, 50 bins; of gates without bounds between the outermost scores of all layers and seeds. Sparse "
+            "gates stand far left. Of several seeds the mean.",
         ),
         (
             "figure4_mean_abs",

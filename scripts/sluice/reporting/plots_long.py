@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from .curves import curves_of
-from .long_context import by_position, depth_map, factors, newest, short_length
+from .long_context import by_position, depth_map, factor, newest, several_texts, short_length, words
 from .style import first_column, legend, new_figure, tokens_axis, wrapped
 from .values import number, short
 
@@ -48,14 +48,17 @@ def plot_positions(runs: list[Run]) -> Figure | None:
 
 
 def plot_depths(groups: list[Group]) -> Figure | None:
-    """One panel per variant and factor of YaRN."""
+    """One panel per variant, factor of YaRN and kind of prompts."""
     made = []
     for group in groups:
         run = next((run for run in group.sound() if run.ruler), None)
-        for yarn in factors([run]) if run else []:
-            lengths, depths, cells = depth_map(newest(run, yarn))
+        summaries = newest(run) if run else []
+        for summary in summaries:
+            yarn, (lengths, _, cells) = factor(summary), depth_map(summary)
             if cells:
                 title = group.label if yarn == 1 else f"{group.label}, YaRN {yarn:g}"
+                if sum(factor(other) == yarn for other in summaries) > 1:
+                    title += ", " + words(summary, several_texts(groups))
                 made.append((title, lengths, cells))
     made = made[:MOST_PANELS]
     if not made:

@@ -11,7 +11,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from . import paper as papers
-from .curves import draw_band, over_seeds
+from .curves import draw_band, lines_over_seeds
 from .groups import size
 from .looks import COLOURS, MARKERS
 from .seeds import SeedMean
@@ -178,12 +178,12 @@ def plot_losses(groups: list[Group], runs: list[Run]) -> Figure | None:
         x, y = run.series("loss")
         axes[0].plot(x, ema(y), color=run.colour, linewidth=0.7, label=run.label, zorder=1)
     for group in groups:
-        x, line, spread = over_seeds([smoothed(run) for run in group.sound() or group.runs])
-        if not line:
-            continue
-        curves.append(line)
-        axes[0].plot(x, line, color=group.first.colour, linewidth=1.2, label=group.first.label)
-        draw_band(axes[0], x, line, spread, group.first.colour)
+        lines = lines_over_seeds([smoothed(run) for run in group.sound() or group.runs])
+        for i, (x, line, spread) in enumerate(lines):
+            curves.append(line)
+            label = group.first.label if i == 0 else "_seed"
+            axes[0].plot(x, line, color=group.first.colour, linewidth=1.2, label=label)
+            draw_band(axes[0], x, line, spread, group.first.colour)
     tails = [v for line in curves for v in line[len(line) // 10 :]]
     if tails:
         low = min(min(line) for line in curves)
@@ -196,13 +196,11 @@ def plot_losses(groups: list[Group], runs: list[Run]) -> Figure | None:
         for group in groups:
             if group is base or papers.protocol(group.first, "moe") != papers.protocol(base.first, "moe"):
                 continue
-            made = loss_differences(group, base)
-            if not made:
-                continue
-            x, line, spread = over_seeds(made)
-            axes[1].plot(x, line, color=group.first.colour, linewidth=1.4, label=group.first.label)
-            draw_band(axes[1], x, line, spread, group.first.colour)
-            ends += line[len(line) // 3 :]
+            for i, (x, line, spread) in enumerate(lines_over_seeds(loss_differences(group, base))):
+                label = group.first.label if i == 0 else "_seed"
+                axes[1].plot(x, line, color=group.first.colour, linewidth=1.4, label=label)
+                draw_band(axes[1], x, line, spread, group.first.colour)
+                ends += line[len(line) // 3 :]
         axes[1].axhline(0, color=base.first.colour, linewidth=1.2)
         if ends:
             reach = max(0.02, 1.15 * max(abs(v) for v in ends))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import PercentFormatter
 
-from .curves import draw_band, over_seeds
+from .curves import draw_band, lines_over_seeds
 from .plots_sinks import shown_groups
 from .selection import by_layer, selections, series
 from .style import layer_ticks, legend, new_figure, tokens_axis
@@ -33,12 +33,10 @@ def plot_recall(groups: list[Group]) -> Figure | None:
                 lambda run: by_layer(run, "top_recall"),
             ),
         ):
-            lines = [xy for xy in map(draw, runs) if xy[0]]
-            if not lines:
-                continue
-            x, y, spread = over_seeds(lines)
-            axis.plot(x, y, color=colour, label=group.label, marker="o", markersize=4)
-            draw_band(axis, x, y, spread, colour)
+            for i, (x, y, spread) in enumerate(lines_over_seeds([draw(run) for run in runs])):
+                label = group.label if i == 0 else "_seed"
+                axis.plot(x, y, color=colour, label=label, marker="o", markersize=4)
+                draw_band(axis, x, y, spread, colour)
     for axis, title in zip(axes, ("attention held, all layers", "attention held", "largest keys held")):
         axis.set_title(title)
         axis.set_ylim(0, 1.02)

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .curves import draw_band, over_seeds
+from .curves import draw_band, lines_over_seeds
 from .looks import GREY
 from .sinks import by_head, head_series, query_classes, sinks, strongest
 from .style import DASHES, first_column, legend, new_figure, tokens_axis, wrapped
@@ -53,21 +53,18 @@ def plot_heads(groups: list[Group]) -> Figure | None:
         colour = runs[0].colour if not runs[0].grey else "#333333"
         for i, name in enumerate([None, *classes]):
             series = [head_series(run, best_head(run), name) for run in runs]
-            series = [xy for xy in series if xy[0]]
-            if not series:
-                continue
-            x, y, spread = over_seeds(series)
-            axis.plot(
-                x,
-                y,
-                color=colour,
-                linestyle=DASHES[1 + (i - 1) % (len(DASHES) - 1)] if name else "-",
-                linewidth=1.5 if name else 2.4,
-                zorder=3 if name else 4,
-                marker="o" if len(x) == 1 else None,
-            )
-            if name is None:
-                draw_band(axis, x, y, spread, colour)
+            for x, y, spread in lines_over_seeds(series):
+                axis.plot(
+                    x,
+                    y,
+                    color=colour,
+                    linestyle=DASHES[1 + (i - 1) % (len(DASHES) - 1)] if name else "-",
+                    linewidth=1.5 if name else 2.4,
+                    zorder=3 if name else 4,
+                    marker="o" if len(x) == 1 else None,
+                )
+                if name is None:
+                    draw_band(axis, x, y, spread, colour)
         threshold = number(sinks(runs[0]).get("threshold"))
         if threshold is not None:
             axis.axhline(threshold, color="#999999", linewidth=0.9, linestyle=(0, (1, 2)))

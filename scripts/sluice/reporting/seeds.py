@@ -27,14 +27,14 @@ def merged(trees: list[Any], how: Callable[..., Any] = mean) -> Any:
 
 
 class SeedMean:
-    """The analyses of those runs of a group whose step is the latest. `layers` and `total` hold means; `spreads` holds standard
-    deviations, in the layers' shape; arrays are means where seeds may be averaged, of the first run otherwise."""
+    """The analyses of those runs of a group whose step is the latest, as far as they are of the same tokens as the first one's. `layers`
+    and `total` hold means; `spreads` holds standard deviations, in the layers' shape; arrays are means where seeds may be averaged, of
+    the first run otherwise."""
 
     def __init__(self, runs: list) -> None:
         latest = max([number(r.deep.data.get("step")) or 0 for r in runs if r.deep], default=0)
-        self.runs = [r for r in runs if r.deep and (number(r.deep.data.get("step")) or 0) == latest] or runs[
-            :1
-        ]
+        found = [r for r in runs if r.deep and (number(r.deep.data.get("step")) or 0) == latest]
+        self.runs = [r for r in found if r.analysed() == found[0].analysed()] or runs[:1]
         self.deep = self.runs[0].deep
         analyses = [r.deep.layers for r in self.runs]
         self.each = analyses

@@ -96,6 +96,9 @@ EVALUATION = {
 RULER = {
     "step": WHOLE,
     "yarn": NUMBER,
+    "seed": WHOLE,
+    "texts": TEXT,
+    "prompts": TEXT,
     "cells": [{"task": TEXT, "length": WHOLE, "samples": WHOLE, "score": NUMBER}],
     "average": NUMBERS,
     "depths": [{"task": TEXT, "length": WHOLE, "depth": NUMBER, "samples": WHOLE, "score": NUMBER}],
