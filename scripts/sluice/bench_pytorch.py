@@ -47,6 +47,9 @@ SAMPLES, SEQUENCE = 4, 256
 # Of bench_pytorch_gpu.py; the tiny ones also run on a processor, as a rehearsal.
 TINY_MODELS = ("tiny", "tiny-moe")
 GPU_MODELS = ("1.7b", "1.7b-headwise", "1.7b-elementwise", "moe-slice", *TINY_MODELS)
+PRECISIONS = ("f32", "bf16")
+MODES = ("eager", "compile")
+SECONDS, LONGEST = 5.0, 4096
 
 
 class Dense(torch.nn.Module):
@@ -278,6 +281,37 @@ def variants_of(model: str, device: str, precision: str, modes: list[str]) -> di
     return trials
 
 
+def refuse_what_has_no_effect(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """A measurement is printed under the names that were asked for, so each must be one that is measured."""
+    unknown = lambda names, known: ", ".join(repr(name) for name in names if name not in known)
+    models = (args.model or "").split(",") if args.model else []
+    known = GPU_MODELS if args.device == "cuda" else (*MODELS, *TINY_MODELS)
+    if wrong := unknown(models, known):
+        parser.error(f"--model {args.model}: unknown model {wrong}; there are {', '.join(known)}")
+    if wrong := unknown(args.variants.split(","), MODES):
+        parser.error(f"--variants {args.variants}: unknown variant {wrong}; there are {', '.join(MODES)}")
+    precisions = args.precision.split(",") if args.precision else []
+    if wrong := unknown(precisions, PRECISIONS):
+        parser.error(
+            f"--precision {args.precision}: unknown precision {wrong}; there are {', '.join(PRECISIONS)}"
+        )
+    of_gpu = [model for model in models if model in GPU_MODELS] or (["1.7b"] if args.device == "cuda" else [])
+    if of_gpu and any(precision != "bf16" for precision in precisions):
+        parser.error(
+            f"--precision {args.precision}: {', '.join(of_gpu)} is measured in bf16 alone; leave --precision out"
+        )
+    if args.part == "decode":
+        given = [name for name in ("model", "precision", "seconds") if getattr(args, name) is not None]
+        if given:
+            parser.error(
+                f"--{given[0]} has no effect on --part decode, whose models have precisions of their own; leave it out"
+            )
+        if args.device == "cuda":
+            parser.error("--part decode measures a processor; leave --device cuda out")
+    elif args.longest is not None:
+        parser.error("--longest is of --part decode; leave it out")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -288,31 +322,28 @@ def main() -> None:
         default="step",
         help="training steps, or generation with a cache",
     )
-    parser.add_argument("--longest", type=int, default=4096, help="decode: tokens in the cache")
+    parser.add_argument("--longest", type=int, help=f"decode: tokens in the cache ({LONGEST})")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--model", help=f"of {', '.join(MODELS)} (default: small,qwen); on a GPU of {', '.join(GPU_MODELS)} (1.7b)"
     )
-    parser.add_argument("--precision", help="default: f32,bf16; on a GPU bf16")
-    parser.add_argument("--variants", default="eager,compile", help="eager, compile or both")
+    parser.add_argument(
+        "--precision", help="f32, bf16 or both (default: f32,bf16); models of a GPU have bf16 alone"
+    )
+    parser.add_argument("--variants", default=",".join(MODES), help="eager, compile or both")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=float, default=5, help="per measurement")
+    parser.add_argument("--seconds", type=float, help=f"step: per measurement ({SECONDS:g})")
     parser.add_argument("--against", metavar="SLUICE", help="the program to alternate with")
     parser.add_argument(
         "--rounds", type=int, default=5, help="pairs of measurements, after one that is thrown away"
     )
     parser.add_argument("--json", metavar="FILE", help="also write every number to this file")
     args = parser.parse_args()
-    gpu = args.device == "cuda"
+    refuse_what_has_no_effect(parser, args)
+    gpu, seconds = args.device == "cuda", SECONDS if args.seconds is None else args.seconds
     if gpu and not torch.cuda.is_available():
         sys.exit("bench_pytorch: this PyTorch sees no GPU")
     models = (args.model or ("1.7b" if gpu else "small,qwen")).split(",")
-    known = GPU_MODELS if gpu else (*MODELS, *TINY_MODELS)
-    unknown = [m for m in models if m not in known]
-    if unknown:
-        parser.error(f"unknown model {', '.join(unknown)}; there are {', '.join(known)}")
-    if args.part == "decode" and gpu:
-        parser.error("--part decode measures a processor")
     torch.set_num_threads(args.threads)
     print(
         f"PyTorch {torch.__version__}, {args.threads} threads, oneDNN {torch.backends.mkldnn.is_available()}, "
@@ -323,7 +354,7 @@ def main() -> None:
         from sluice import bench_pytorch_decode
 
         results = bench_pytorch_decode.run(
-            args.variants.split(","), args.longest, args.threads, args.rounds, args.against
+            args.variants.split(","), args.longest or LONGEST, args.threads, args.rounds, args.against
         )
     for model in models if args.part == "step" else ():
         for precision in (args.precision or ("bf16" if model in GPU_MODELS else "f32,bf16")).split(","):
@@ -335,7 +366,7 @@ def main() -> None:
                     training = trial()
                     for _ in range(3):
                         training.step()
-                    speeds[variant] = training.tokens_per_second(args.seconds)
+                    speeds[variant] = training.tokens_per_second(seconds)
                     print(
                         f"{model:<18}{precision:<6}{variant:<36}{speeds[variant]:>9.0f} tokens/s", flush=True
                     )
@@ -364,8 +395,8 @@ def main() -> None:
                 training.step()
             pairs = []
             for round_number in range(args.rounds + 1):
-                theirs = training.tokens_per_second(args.seconds)
-                ours = run_sluice(args.against, args.device, model, precision, args.threads, args.seconds)
+                theirs = training.tokens_per_second(seconds)
+                ours = run_sluice(args.against, args.device, model, precision, args.threads, seconds)
                 if round_number > 0:
                     pairs.append((ours["tokens_per_second"], theirs, ours["percent_of_peak"], ours["peak"]))
             ratios = [a / b for a, b, *_ in pairs]

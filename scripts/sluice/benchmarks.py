@@ -2,7 +2,8 @@
 
 SOURCE is a folder of JSONL files, or a .tar.zst of one; .zst files within are read, too (zstd and tar are needed for them).
 A line is {"context", "choices", "label"}, whose choices stand behind a space, or {"contexts", "continuation", "label"}. Files
-with other lines, such as those for generation, are left out, and named.
+with other lines, such as those for generation, are left out, and named. A task is called as its file; where files of several
+folders have one name, also as its folders: a/test.jsonl becomes a_test.jsonl.
 """
 
 import argparse
@@ -64,7 +65,29 @@ def text_of(path: Path) -> str:
         raise Refused(f"{error.filename or path}: {error.strerror}") from None
 
 
-def convert(path: Path, output: Path) -> int:
+def base_name(path: Path) -> str:
+    return path.name.removesuffix(".zst").removesuffix(".jsonl")
+
+
+def task_names(paths: list[Path], source: Path) -> dict[Path, str]:
+    """What the tasks are called: their files' names, with their folders' where files of several folders have one name. Refused where
+    that does not tell them apart."""
+    names = {path: base_name(path) for path in paths}
+    shared = {name for name in names.values() if list(names.values()).count(name) > 1}
+    for path, name in names.items():
+        if name in shared:
+            names[path] = "_".join([*path.relative_to(source).parts[:-1], name])
+    first: dict[str, Path] = {}
+    for path, name in names.items():
+        if name in first:
+            raise Refused(
+                f"{path}: it and {first[name]} would both become {name}.jsonl; rename one of them, or give their folders one by one"
+            )
+        first[name] = path
+    return names
+
+
+def convert(path: Path, output: Path, name: str | None = None) -> int:
     """Writes the task of a file; returns the number of its questions, 0 where it holds others than such lines."""
     questions = []
     for number, line in enumerate(text_of(path).split("\n"), 1):
@@ -77,10 +100,9 @@ def convert(path: Path, output: Path) -> int:
         if parsed is None:
             return 0
         questions.append(parsed)
-    name = path.name.removesuffix(".zst").removesuffix(".jsonl")
     if questions:
         lines = "".join(json.dumps(q, ensure_ascii=False) + "\n" for q in questions)
-        (output / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+        (output / f"{name or base_name(path)}.jsonl").write_text(lines, encoding="utf-8")
     return len(questions)
 
 
@@ -100,13 +122,17 @@ def convert_all(source: Path, output: Path) -> int:
             unpack(source, temporary)
             source = Path(temporary)
         paths = sorted(p for p in source.rglob("*") if p.name.endswith((".jsonl", ".jsonl.zst")))
-        left_out = []
+        names, left_out = task_names(paths, source), []
         for path in paths:
-            count = convert(path, output)
+            where = str(path.relative_to(source))
+            count = convert(path, output, names[path])
             if count:
-                print(f"{path.name}: {count} questions")
+                print(
+                    f"{where}: {count} questions"
+                    + ("" if names[path] == base_name(path) else f", {names[path]}.jsonl")
+                )
             else:
-                left_out.append(path.name)
+                left_out.append(where)
     if left_out:
         print(f"no multiple choice: {', '.join(left_out)}")
     return 0 if paths else 66

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""scripts/quickstart, scripts/split_text, scripts/launch and scripts/sweep given what is hostile or unusual: texts of equal names,
+"""scripts/quickstart, scripts/split_text, scripts/launch, scripts/sweep, scripts/benchmarks and scripts/bench_pytorch given what is hostile or unusual: texts of equal names,
 names with spaces and newlines, options that take values, sweep files that would write commands into a script; and paths, which are
 relative to where the user stands. Standard library alone; MPI, and where nothing is read or trained the program, are played by
 small shell scripts.
 """
 
+import ast
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -18,11 +21,12 @@ sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)
+from sluice import benchmarks
 from sluice import launching as launch
 from sluice import program as sluice_program
 from sluice import sink_words
 from sluice import split_text as split
-from sluice.sweeping import slurm, sweep_file
+from sluice.sweeping import records, slurm, sweep_file
 from sluice.sweeping.plan import Mistake
 
 # Stands in for the program. tokenize copies the text; synthesize names the text that it was given; train keeps a file of the run folder; config show --json prints run_dir.
@@ -239,7 +243,12 @@ class SinkWords(Folder):
 
     def test_damaged_evaluations_are_said_to_have_measured_nothing(self):
         sound = self.run_with("sound", 0.9)
-        for content in ("", "[]\n", '{"analysis": {"sinks": []}}\n', '{"analysis": {"sinks": {"strongest": 3}}}\n'):
+        for content in (
+            "",
+            "[]\n",
+            '{"analysis": {"sinks": []}}\n',
+            '{"analysis": {"sinks": {"strongest": 3}}}\n',
+        ):
             self.write("damaged/eval.jsonl", content)
             self.assertIn("did not measure sinks", "\n".join(sink_words.words(sound, self.path("damaged"))))
         self.assertIn("did not measure sinks", "\n".join(sink_words.words(self.path("nowhere"), sound)))
@@ -403,6 +412,125 @@ class Sweeps(Folder):
         for bad in ("out\ntouch PWNED\n#", "out\udcff"):
             with self.assertRaises(Mistake):
                 slurm.write(sweep, [Trial], self.path(bad), "/bin/true", self.root, 1)
+
+
+class ShippedRecords(Folder):
+    def test_every_record_of_the_repository_is_read_whole_and_kept_as_it_is(self):
+        """Also those from before validation sets had fingerprints and settings were recorded."""
+        found = 0
+        for folder, _, names in os.walk(os.path.join(ROOT, "configs")):
+            for name in [n for n in names if n.endswith(".jsonl")]:
+                with open(os.path.join(folder, name), "rb") as file:
+                    text = file.read()
+                kept = records.Records(self.write(name, text))
+                self.assertEqual((len(kept.lines), kept.unread), (text.count(b"\n"), []), name)
+                kept.write(list(kept.lines))
+                self.assertEqual(self.read(name), text)
+                found += 1
+        self.assertGreater(found, 0)
+
+
+class BenchPytorch(Folder):
+    """With a package in the place of torch that ends when the options have been accepted."""
+
+    def run_it(self, *arguments):
+        self.write("packages/torch/nn/functional.py", "")
+        self.write("packages/torch/nn/__init__.py", "class Module:\n    pass\n")
+        self.write(
+            "packages/torch/__init__.py",
+            "import sys\n\nclass cuda:\n    is_available = staticmethod(lambda: False)\n\n"
+            "def set_num_threads(_):\n    sys.exit('accepted')\n",
+        )
+        done = subprocess.run(
+            [sys.executable, os.path.join(SCRIPTS, "bench_pytorch"), *arguments],
+            env={**os.environ, "PYTHONPATH": self.path("packages")},
+            capture_output=True,
+            text=True,
+        )
+        self.assertNotIn("Traceback", done.stderr)
+        return done.stderr
+
+    def test_nothing_is_measured_under_a_name_that_it_does_not_have(self):
+        for arguments, message in (
+            ("--device cuda --precision f32", "--precision f32: 1.7b is measured in bf16 alone"),
+            ("--model tiny --precision f32,bf16", "--precision f32,bf16: tiny is measured in bf16 alone"),
+            ("--precision fp16", "--precision fp16: unknown precision 'fp16'; there are f32, bf16"),
+            ("--variants foo", "--variants foo: unknown variant 'foo'; there are eager, compile"),
+            ("--variants eager,", "unknown variant ''"),
+            ("--model none", "--model none: unknown model 'none'; there are small"),
+            ("--part decode --model qwen", "--model has no effect on --part decode"),
+            ("--part decode --precision bf16", "--precision has no effect on --part decode"),
+            ("--part decode --seconds 1", "--seconds has no effect on --part decode"),
+            ("--part decode --device cuda", "measures a processor"),
+            ("--longest 64", "--longest is of --part decode"),
+        ):
+            with self.subTest(arguments):
+                said = self.run_it(*arguments.split())
+                self.assertIn(message, said)
+                self.assertNotIn("accepted", said)
+
+    def test_what_is_measured_is_accepted(self):
+        for arguments in (
+            "",
+            "--model qwen,gpt2-124m --precision f32 --threads 2",
+            "--model tiny --precision bf16 --variants eager",
+            "--part decode --longest 64 --variants compile",
+        ):
+            self.assertEqual(self.run_it(*arguments.split()).strip(), "accepted", arguments)
+        self.assertIn("sees no GPU", self.run_it("--device", "cuda", "--precision", "bf16"))
+
+
+class Benchmarks(Folder):
+    LINE = '{"context": "a", "choices": ["b", "c"], "label": 0}\n'
+
+    def convert(self):
+        with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+            code = benchmarks.main([self.path("source"), "-o", self.path("out")])
+        return code, said.getvalue(), sorted(os.listdir(self.path("out")))
+
+    def test_files_of_one_name_are_tasks_of_their_own(self):
+        for name, count in (("a/test", 1), ("b/test", 2), ("b/c/test", 3), ("other", 4)):
+            self.write(f"source/{name}.jsonl", self.LINE * count)
+        code, said, names = self.convert()
+        self.assertEqual(
+            (code, names), (0, ["a_test.jsonl", "b_c_test.jsonl", "b_test.jsonl", "other.jsonl"])
+        )
+        self.assertIn("b/test.jsonl: 2 questions, b_test.jsonl\n", said)
+        self.assertIn("other.jsonl: 4 questions\n", said)
+        self.assertEqual(self.read("out", "b_c_test.jsonl").count(b"\n"), 3)
+
+    def test_names_that_stay_the_same_are_refused(self):
+        for name in ("a/test", "b/test", "a_test"):
+            self.write(f"source/{name}.jsonl", self.LINE)
+        code, said, names = self.convert()
+        self.assertEqual((code, names), (65, []))
+        self.assertIn("would both become a_test.jsonl; rename one of them", said)
+
+
+class Interop(Folder):
+    def difference(self, diff):
+        """Of Bench.difference, where `sluice checkpoint diff` does what is given."""
+        for package in ("numpy", "transformers", "torch"):
+            self.write(f"packages/{package}/__init__.py", "def __getattr__(name):\n    return None\n")
+        sluice = self.write("sluice", f'#!/bin/sh\n[ "$1" = tokenize ] && exit 0\n{diff}\n', executable=True)
+        program = (
+            "import pathlib, sys; from sluice.interop.bench import Bench; "
+            "print(repr(Bench(pathlib.Path(sys.argv[1]), sys.argv[2], '', 0).difference('a', 'b')))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, self.root, sluice],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([self.path("packages"), SCRIPTS])},
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return ast.literal_eval(done.stdout)
+
+    def test_a_comparison_that_died_has_not_found_the_weights_equal(self):
+        self.assertEqual(self.difference("echo no differences; exit 0"), "")
+        self.assertEqual(self.difference("echo one differs; exit 1"), "one differs\n")
+        self.assertEqual(self.difference("kill -9 $$"), "checkpoint diff ended with -9, without a word")
+        self.assertIn("ended with 137", self.difference("exit 137"))
 
 
 RUN = """name: one

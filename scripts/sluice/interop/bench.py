@@ -53,10 +53,14 @@ class Bench:
         return result.stderr.decode() if result.returncode else ""
 
     def difference(self, run: str, folder: str) -> str:
-        """What `sluice checkpoint diff` finds; empty where the weights are the same to the bit."""
+        """What `sluice checkpoint diff` finds, or how it ended without finding anything; empty where the weights are the same to the
+        bit, which is exit code 0 and nothing else."""
         command = [self.sluice, "checkpoint", "diff", run, folder]
         result = subprocess.run(command, capture_output=True, cwd=self.folder, check=False)
-        return (result.stdout + result.stderr).decode() if result.returncode else ""
+        if result.returncode == 0:
+            return ""
+        said = (result.stdout + result.stderr).decode(errors="replace")
+        return said if said.strip() else f"checkpoint diff ended with {result.returncode}, without a word"
 
     def logits(self, path: str, *more: str) -> np.ndarray:
         """Of the first 512 tokens of the text, as `sluice eval` computes them; kept for the last model."""
