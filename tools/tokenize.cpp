@@ -19,7 +19,7 @@ namespace {
 struct Options {
   TokenizeOptions text;
   std::vector<std::string> inputs;
-  std::string tokenizer = "byte";
+  std::string tokenizer = "byte", end_of_document;
   bool force = false;
 };
 
@@ -71,7 +71,13 @@ void tokenize(const Options& all) {
   if (options.format != "auto" && options.format != "text" && options.format != "jsonl") {
     fail(ExitCode::usage, "--format {}: must be auto, text or jsonl", options.format);
   }
-  const TokenizerConfig config = tokenizer_config(all.tokenizer);
+  TokenizerConfig config = tokenizer_config(all.tokenizer);
+  config.end_of_document = all.end_of_document;
+  if (!config.end_of_document.empty() && config.type != TokenizerType::bpe)
+    fail(ExitCode::usage,
+         "--end-of-document {}: only a tokenizer.json lets the token be chosen; documents of {} end with its "
+         "own",
+         all.end_of_document, all.tokenizer);
   const auto tokenizer = make_tokenizer(config);
   check_outputs(options, all.force);
   TextTokenizer text(options, *tokenizer, tokenizer_name(config),
@@ -111,6 +117,12 @@ void add_tokenize_command(Command& app, int&) {
       ->add_option("--tokenizer", options->tokenizer,
                    "byte, a SentencePiece .model file or a tokenizer.json (default: byte)")
       ->type_name("byte|PATH");
+  command
+      ->add_option(
+          "--end-of-document", options->end_of_document,
+          "tokenizer.json: the token behind each document, as data.tokenizer.end_of_document names it to a "
+          "run (default: <|endoftext|>, <|end_of_text|>, </s> or <eos>, the first that the file has)")
+      ->type_name("TOKEN");
   command
       ->add_option("--format", options->text.format,
                    "auto (by the name; standard input is text), text or jsonl")

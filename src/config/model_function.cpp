@@ -138,6 +138,12 @@ bool changes_function(std::string_view key) {
                       [&](std::string_view same) { return names_key(same, key); });
 }
 
+ModelConfig model_after(ModelConfig model, int64_t steps) {
+  SparseConfig& sparse = model.attention.sparse;
+  if (sparse.dense_after(steps)) sparse.phase = SparsePhase::dense_warm_up;
+  return model;
+}
+
 std::vector<FunctionDifference> function_differences(const ModelConfig& source, const ModelConfig& here) {
   ModelConfig first = source, second = here;
   align_idle_keys(first, second);

@@ -18,6 +18,10 @@ bool names_key(std::string_view name, std::string_view key);
 /// key except those known to affect only initialisation, training or speed.
 bool changes_function(std::string_view key);
 
+/// The model as it computes after `steps` steps of training, the first step if there are none: until
+/// model.attention.sparse.phase_steps have been taken, sparse attention is in its dense warm-up.
+ModelConfig model_after(ModelConfig model, int64_t steps);
+
 struct FunctionDifference {
   std::string key;           // "model.rope.theta"; lists of different lengths differ as a whole
   std::string source, here;  // the values, as YAML writes them

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <mutex>
 
 #include "core/error.h"
@@ -17,6 +18,14 @@ namespace sluice {
 namespace {
 
 constexpr std::array<const char*, 4> kEndNames = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"};
+
+/// The token that is written so; -1: none.
+int32_t id_of(const BpeFile& file, const std::string& content) {
+  for (const AddedToken& token : file.added)
+    if (token.content == content) return token.id;
+  const auto found = file.vocabulary.find(content);
+  return found == file.vocabulary.end() ? -1 : found->second;
+}
 
 /// Memory of one thread that encodes.
 struct Workplace {
@@ -41,6 +50,12 @@ class BpeTokenizer final : public Tokenizer {
 
   int64_t vocab_size() const override { return std::ssize(surface_); }
   int32_t end_of_document() const override { return end_; }
+  std::string token_name(int32_t token) const override {
+    token_bytes(token);
+    const auto special = special_.find(token);
+    return special == special_.end() ? byte_characters(surface_[static_cast<size_t>(token)])
+                                     : special->second;
+  }
   std::string fingerprint() const override { return fingerprint_; }
   std::string name() const override { return path_; }
   const std::string& model() const override { return text_; }
@@ -91,7 +106,7 @@ class BpeTokenizer final : public Tokenizer {
     bool strips = false;
     for (const AddedToken& token : file.added) {
       set(token.normalized ? normal(token.content) : token.content, token.id);
-      if (token.special) surface_[static_cast<size_t>(token.id)].clear();
+      if (token.special) take_text(token.id, token.content);
       if (token.normalized) {
         normalized_tokens_.add(token, normal(token.content));
       } else {
@@ -103,25 +118,26 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   void find_end(const BpeFile& file, const std::string& chosen) {
-    const auto id_of = [&](const std::string& content) -> int32_t {
-      for (const AddedToken& token : file.added)
-        if (token.content == content) return token.id;
-      const auto found = file.vocabulary.find(content);
-      return found == file.vocabulary.end() ? -1 : found->second;
-    };
+    std::string name = chosen;
     if (!chosen.empty()) {
-      end_ = id_of(chosen);
+      end_ = id_of(file, chosen);
       if (end_ < 0)
         fail(ExitCode::usage, "data.tokenizer.end_of_document: {} has no token {}", path_, printable(chosen));
     }
-    for (size_t i = 0; end_ < 0 && i < kEndNames.size(); ++i) end_ = id_of(kEndNames[i]);
+    for (size_t i = 0; end_ < 0 && i < kEndNames.size(); ++i) end_ = id_of(file, name = kEndNames[i]);
     if (end_ < 0)
       fail(ExitCode::data,
            "{}: has none of <|endoftext|>, <|end_of_text|>, </s> and <eos> to end documents with; name its "
            "token "
            "by data.tokenizer.end_of_document",
            path_);
-    surface_[static_cast<size_t>(end_)].clear();
+    take_text(end_, name);
+  }
+
+  /// A special token stands for no text.
+  void take_text(int32_t token, const std::string& name) {
+    surface_[static_cast<size_t>(token)].clear();
+    special_[token] = name;
   }
 
   void take_merges(BpeFile& file) {
@@ -209,7 +225,8 @@ class BpeTokenizer final : public Tokenizer {
   AddedTokens raw_tokens_, normalized_tokens_;
   std::optional<Pretokenizer> pretokenizer_;
   std::optional<BpeMerges> merges_;
-  std::vector<std::string> surface_;  // the bytes that each token stands for; none for special tokens
+  std::vector<std::string> surface_;        // the bytes that each token stands for; none for special tokens
+  std::map<int32_t, std::string> special_;  // how those are written
   int32_t end_ = -1;
   bool loses_nothing_ = false;
   mutable std::mutex mutex_;
@@ -217,6 +234,18 @@ class BpeTokenizer final : public Tokenizer {
 };
 
 }  // namespace
+
+std::string bpe_end_of_document(const std::string& path, int64_t token) {
+  const BpeFile file = read_bpe_file(io::read_file(path), path);
+  for (const char* usual : kEndNames)
+    if (const int32_t id = id_of(file, usual); id >= 0) {
+      if (id == token) return "";
+      break;
+    }
+  for (const AddedToken& added : file.added)
+    if (added.id == token) return added.content;
+  return "";
+}
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(const std::string& path, const std::string& end_of_document) {
   return std::make_unique<BpeTokenizer>(path, end_of_document);

@@ -11,4 +11,8 @@ namespace sluice {
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(const std::string& path,
                                               const std::string& end_of_document = "");
 
+/// The end_of_document with which the tokenizer of a file ends documents with this token: empty where it does
+/// so by itself, and where the token is none of the file's added ones. Errors as above.
+std::string bpe_end_of_document(const std::string& path, int64_t token);
+
 }  // namespace sluice

@@ -3,6 +3,7 @@
 #include <sentencepiece_processor.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <array>
 
 #include "core/io.h"
@@ -45,6 +46,10 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   int64_t vocab_size() const override { return processor_.GetPieceSize(); }
   int32_t end_of_document() const override { return end_; }
+  std::string token_name(int32_t token) const override {
+    token_bytes(token);
+    return processor_.IdToPiece(token);
+  }
   std::string fingerprint() const override { return fingerprint_; }
   std::string name() const override { return path_; }
   const std::string& model() const override { return model_; }
@@ -87,6 +92,23 @@ class SentencePieceTokenizer final : public Tokenizer {
       fail(ExitCode::data, "{}: cannot decode {} tokens: {}", path_, tokens.size(),
            printable(status.ToString(), 300));
     return text;
+  }
+
+  std::string decode_behind(const std::vector<int32_t>& before,
+                            const std::vector<int32_t>& tokens) const override {
+    // Pieces depend on those in front of them only within a character, and by whether there is any text yet.
+    constexpr int64_t kEnough = 8;
+    std::vector<int32_t> all(before.end() - std::min(kEnough, std::ssize(before)), before.end());
+    if (decode(all).empty()) all = before;
+    const std::string start = decode(all);
+    all.insert(all.end(), tokens.begin(), tokens.end());
+    const std::string text = decode(all);
+    auto same = std::mismatch(start.begin(), start.end(), text.begin(), text.end()).second - text.begin();
+    // A character whose bytes the two divide is the second's; both may begin with the same byte.
+    while (same > 0 && same < std::ssize(text) &&
+           (static_cast<unsigned char>(text[static_cast<size_t>(same)]) & 0xc0) == 0x80)
+      --same;
+    return text.substr(static_cast<size_t>(same));
   }
 
   int64_t token_bytes(int32_t token) const override {

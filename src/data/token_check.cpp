@@ -41,6 +41,25 @@ void check_tokenizer(const NamedFile& named, const TokenFileInfo& info, const To
        tokenizer.fingerprint(), named.file->prefix(), tokenizer.name());
 }
 
+/// Of a tokenizer that can end documents with one token or another: where it takes no such token for the end,
+/// generation never ends.
+void check_end(const NamedFile& named, const TokenFileInfo& info, const Tokenizer& tokenizer) {
+  const int64_t ours = tokenizer.end_of_document();
+  if (info.end_of_document == ours) return;
+  const bool known = info.end_of_document >= 0 && info.end_of_document < tokenizer.vocab_size();
+  const std::string theirs =
+      known ? printable(tokenizer.token_name(static_cast<int32_t>(info.end_of_document))) : "no token of it";
+  fail(ExitCode::data,
+       "data source {}: the documents of {}.bin end with token {} ({}, by {}.json), but those of this run "
+       "with {} "
+       "({}). Set data.tokenizer.end_of_document to {}, or tokenize the text again: sluice tokenize TEXT -o "
+       "{} "
+       "--tokenizer {} --end-of-document '{}'",
+       named.source, named.file->prefix(), info.end_of_document, theirs, named.file->prefix(), ours,
+       printable(tokenizer.token_name(static_cast<int32_t>(ours))), theirs, named.file->prefix(),
+       tokenizer.name(), printable(tokenizer.token_name(static_cast<int32_t>(ours))));
+}
+
 [[noreturn]] void fail_info(const NamedFile& named, const std::string& what) {
   const std::string& prefix = named.file->prefix();
   fail(ExitCode::data,
@@ -113,6 +132,7 @@ void check_tokens(const Blend& blend, const Tokenizer& tokenizer, const Config& 
     const std::optional<TokenFileInfo> info = read_token_file_info(file.prefix());
     if (info) {
       check_tokenizer(named, *info, tokenizer);
+      check_end(named, *info, tokenizer);
       check_counts(named, *info);
     }
     const bool scanned = !info || file.bytes() <= kScannedBytes;

@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "data/bpe.h"
+#include "data/byte_level.h"
 #include "data/sentencepiece.h"
 
 namespace sluice {
@@ -14,6 +15,9 @@ class ByteTokenizer final : public Tokenizer {
 
   int64_t vocab_size() const override { return 257; }
   int32_t end_of_document() const override { return kEndOfDocument; }
+  std::string token_name(int32_t token) const override {
+    return token_bytes(token) == 1 ? byte_character(static_cast<unsigned char>(token)) : "<|endoftext|>";
+  }
   std::string fingerprint() const override { return "byte:257"; }
   std::string name() const override { return "byte"; }
   const std::string& model() const override { return model_; }

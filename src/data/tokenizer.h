@@ -18,7 +18,15 @@ class Tokenizer {
   /// They become those tokens, where the tokenizer can: for prompts.
   virtual std::vector<int32_t> encode_with_special(std::string_view text) const { return encode(text); }
   virtual std::string decode(const std::vector<int32_t>& tokens) const = 0;
+  /// What `tokens` add to the text of `before`. It is their own text, except where a tokenizer drops the
+  /// space in front of a text's first word, which in the middle of a text it does not.
+  virtual std::string decode_behind([[maybe_unused]] const std::vector<int32_t>& before,
+                                    const std::vector<int32_t>& tokens) const {
+    return decode(tokens);
+  }
   virtual int32_t end_of_document() const = 0;
+  /// How the tokenizer's file writes a token, special or not: "<|endoftext|>".
+  virtual std::string token_name(int32_t token) const = 0;
   /// Number of bytes of text that a token represents; 0 for special tokens (bits per byte: README.md).
   virtual int64_t token_bytes(int32_t token) const = 0;
   /// Identifies the vocabulary; stored beside token files and in checkpoints.

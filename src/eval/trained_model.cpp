@@ -1,9 +1,13 @@
 #include "eval/trained_model.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 
+#include "checkpoint/state_reader.h"
 #include "config/derived.h"
 #include "config/load.h"
+#include "config/model_function.h"
 #include "core/io.h"
 #include "eval/portable.h"
 
@@ -45,18 +49,50 @@ std::vector<std::string> with_positions(std::vector<std::string> overrides, cons
   return overrides;
 }
 
+std::vector<std::string> with_original_length(std::vector<std::string> overrides,
+                                              const std::function<Config()>& own) {
+  const auto any = [&](const auto& f) { return std::any_of(overrides.begin(), overrides.end(), f); };
+  const bool yarn = any([](const std::string& text) {
+    return text.starts_with("model.rope") && text.find("yarn") != std::string::npos;
+  });
+  const std::string key = "original_max_position_embeddings";
+  if (!yarn || any([&](const std::string& text) { return text.find(key) != std::string::npos; }))
+    return overrides;
+  if (const Config config = own(); config.model.rope.scaling.type == RopeScalingType::none)
+    overrides.push_back(fmt::format("model.rope.scaling.{}={}", key, max_positions(config)));
+  return overrides;
+}
+
+namespace {
+
+Config own_config(const CheckpointInfo& checkpoint) {
+  return load_resolved_config(checkpoint.path + "/config.yaml");
+}
+
+/// As state.json counts them; an old one does not.
+int64_t trained_tokens(const CheckpointInfo& checkpoint) {
+  if (const StateReader state(checkpoint.state, checkpoint.path + "/state.json"); state.has("tokens"))
+    return state.integer("tokens", 0);
+  return checkpoint.step * tokens_per_step(own_config(checkpoint));
+}
+
+}  // namespace
+
 Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device,
                          const std::vector<std::string>& overrides) {
-  return load_resolved_config(checkpoint.path + "/config.yaml", with_positions(overrides, device));
+  Config config = load_resolved_config(
+      checkpoint.path + "/config.yaml",
+      with_original_length(with_positions(overrides, device), [&] { return own_config(checkpoint); }));
+  config.model = model_after(config.model, checkpoint.step);
+  return config;
 }
 
 ModelFiles checkpoint_files(const CheckpointInfo& checkpoint, const std::string& device,
                             const std::string& tokenizer, const std::vector<std::string>& overrides) {
   ModelFiles files{
       checkpoint.path, checkpoint.step, checkpoint_config(checkpoint, device, overrides), {}, {}};
-  SparseConfig& sparse = files.config.model.attention.sparse;
-  if (sparse.dense_after(checkpoint.step)) sparse.phase = SparsePhase::dense_warm_up;
   files.tokenizer = checkpoint_tokenizer(checkpoint, files.config.data.tokenizer, tokenizer);
+  files.tokens = trained_tokens(checkpoint);
   return files;
 }
 

@@ -19,14 +19,21 @@ namespace sluice {
 /// ckpt). Error(no_input) if there is none.
 CheckpointInfo find_checkpoint(const std::string& run_or_checkpoint);
 
-/// The configuration of a checkpoint. device: "auto", "cpu" or "cuda" replaces its train.device, which this
-/// program or machine may not support; empty keeps it. overrides: "key=value", as on the command line; a
-/// data.seq_len beyond the positions of the model makes its rotary table longer.
+/// The configuration of a checkpoint, whose model computes as it did in the checkpoint's step (model_after).
+/// device: "auto", "cpu" or "cuda" replaces its train.device, which this program or machine may not support;
+/// empty keeps it. overrides: "key=value", as on the command line; a data.seq_len beyond the positions of the
+/// model makes its rotary table longer.
 Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device = "",
                          const std::vector<std::string>& overrides = {});
 /// These overrides and what follows: "model.max_position_embeddings=null" from a data.seq_len, and
 /// "parallel.context=1", since a model is read with whole sequences on one rank.
 std::vector<std::string> with_positions(std::vector<std::string> overrides, const std::string& device);
+
+/// These overrides, and, where they scale rope by YaRN and do not say from which length
+/// (model.rope.scaling.original_max_position_embeddings), the positions of the model itself. own: its
+/// configuration without overrides; a scaling that it has keeps its length.
+std::vector<std::string> with_original_length(std::vector<std::string> overrides,
+                                              const std::function<Config()>& own);
 
 /// What a trained model is loaded from: a checkpoint, or a folder of another program (hf/open.h).
 struct ModelFiles {
@@ -35,6 +42,7 @@ struct ModelFiles {
   Config config;
   std::unique_ptr<Tokenizer> tokenizer;
   WeightMap map;
+  int64_t tokens = 0;  // that a checkpoint was trained on, as it says itself
 
   /// "  step 1000" of a checkpoint, nothing of a folder.
   std::string step_text() const { return step < 0 ? "" : "  step " + std::to_string(step); }

@@ -1,6 +1,7 @@
 #include "hf/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <type_traits>
 
@@ -29,6 +30,15 @@ void add_experts(nlohmann::json& j, const MoeConfig& moe) {
   j["output_router_logits"] = false;
 }
 
+/// With YaRN the extended length: versions of transformers take the factor from it and from the original
+/// length.
+int64_t positions(const Config& config) {
+  const RopeScalingConfig& scaling = config.model.rope.scaling;
+  if (scaling.type == RopeScalingType::yarn)
+    return std::llround(scaling.factor * static_cast<double>(scaling.original_max_position_embeddings));
+  return config.model.max_position_embeddings.value_or(config.data.seq_len);
+}
+
 /// The keys that all of these models have. Names of transformers 4 (rope_theta, torch_dtype), which later
 /// versions still read.
 nlohmann::json common_keys(const Config& config, int32_t end_of_document) {
@@ -43,7 +53,7 @@ nlohmann::json common_keys(const Config& config, int32_t end_of_document) {
                       {"head_dim", m.head_dim},
                       {"hidden_act", word(m.hidden_act)},
                       {"rms_norm_eps", m.rms_norm_eps},
-                      {"max_position_embeddings", m.max_position_embeddings.value_or(config.data.seq_len)},
+                      {"max_position_embeddings", positions(config)},
                       {"rope_theta", m.rope.theta},
                       {"rope_scaling", nullptr},
                       {"attention_bias", m.attention_bias},
@@ -73,10 +83,7 @@ nlohmann::json leaf(double value) { return value; }
 nlohmann::json leaf(bool value) { return value; }
 nlohmann::json leaf(const std::optional<double>& value) { return value ? nlohmann::json(*value) : nullptr; }
 template <class E>
-  requires std::is_enum_v<E>
-nlohmann::json leaf(E value) {
-  return word(value);
-}
+requires std::is_enum_v<E> nlohmann::json leaf(E value) { return word(value); }
 
 /// The keys of model.attention.sparse that change the function, in sections as in the YAML.
 nlohmann::json sparse_keys(SparseConfig sparse) {

@@ -40,8 +40,11 @@ struct HfModel {
   std::map<std::string, Spelling> spelled;  // by model key
   std::vector<Unsupported> unsupported;
   int64_t lora_rank = 0;
-  /// Of a model of Sluice: data.begin_token, without which it has never seen a document begin.
+  /// bos_token_id. Only a model of Sluice always has it in front of a text; of others the tokenizer's files
+  /// say whether it is put there (folder_begin_token).
   std::optional<int64_t> begin_token;
+  /// eos_token_id, the first where there are several.
+  std::optional<int64_t> end_token;
 };
 
 /// Reads the config.json of a model type that Sluice can load: Llama, Mistral, Qwen3, Qwen3-MoE, Qwen3-Next

@@ -46,6 +46,8 @@ class Reading {
     gpt_ = out_.model_type == "gpt_oss";
     read_shape(type);
     read_rope();
+    out_.begin_token = token_id("bos_token_id");
+    out_.end_token = token_id("eos_token_id");
     if (own_) read_own();
     if (gpt_)
       read_gpt_oss();
@@ -64,6 +66,17 @@ class Reading {
   }
 
  private:
+  /// The number of a token, or the first of a list of them.
+  std::optional<int64_t> token_id(const std::string& key) const {
+    const json* value = top_.find(key);
+    if (value && value->is_array()) value = value->empty() ? nullptr : &value->front();
+    if (!value) return std::nullopt;
+    if (!value->is_number_integer() || (value->is_number_unsigned() && value->get<uint64_t>() > INT32_MAX) ||
+        value->get<int64_t>() < 0 || value->get<int64_t>() > INT32_MAX)
+      top_.refuse(key, "the number of a token, or a list of them");
+    return value->get<int64_t>();
+  }
+
   const ModelType& find_type() {
     out_.model_type = top_.text("model_type", "");
     std::string known;
@@ -308,7 +321,6 @@ class Reading {
     for (const char* key : {"qk_norm", "qk_norm_order", "norm_placement", "norm_weights", "embedding_norm",
                             "branch_clip", "final_logit_softcapping"})
       spelled("model." + std::string(key), top_, key);
-    if (top_.find("bos_token_id")) out_.begin_token = top_.integer("bos_token_id", 0, 0);
     if (const auto lora = top_.section("lora")) out_.lora_rank = lora->integer("rank", 0, 0);
     if (const auto norm = top_.section("gated_norm")) {
       norm->no_other_keys({"rank"});

@@ -74,9 +74,7 @@ Exported export_model(const CheckpointInfo& checkpoint, const std::string& folde
   }
   std::map<std::string, std::string> files;
   const int32_t end = tokenizer ? tokenizer->end_of_document() : 0;
-  if (tokenizer)
-    files = tokenizer_files(*tokenizer, config.data.tokenizer.type,
-                            config.model.max_position_embeddings.value_or(config.data.seq_len));
+  if (tokenizer) files = tokenizer_files(*tokenizer, config);
   files["config.json"] = exported_config(config, end, out.format, options.dtype).dump(2) + "\n";
   files["generation_config.json"] = generation_config(config, end).dump(2) + "\n";
   files["README.md"] = model_card(checkpoint, config, out.format);

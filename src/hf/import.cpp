@@ -100,6 +100,9 @@ Import import_folder(const std::string& folder) {
   if (!weights.ignored.empty())
     out.report.push_back(fmt::format("left out     {} tensors: {}{}", weights.ignored.size(),
                                      weights.ignored.front(), weights.ignored.size() > 1 ? ", ..." : ""));
+  if (config.data.begin_token)
+    out.report.push_back(
+        fmt::format("begins       each text with token {} (data.begin_token)", *config.data.begin_token));
   std::vector<std::string> accepts;
   for (const HfModel::Unsupported& u : source.unsupported) {
     out.unsupported.push_back(u.what);

@@ -9,24 +9,13 @@
 #include "config/load.h"
 #include "core/io.h"
 #include "core/strict_json.h"
+#include "hf/folder_tokenizer.h"
 #include "hf/layouts.h"
 
 namespace sluice {
 namespace {
 
 constexpr int64_t kUsualLength = 1024;
-
-/// The tokenizer that the files of a folder are of; type byte where it is not known.
-TokenizerConfig folder_tokenizer(const std::string& folder, bool& known) {
-  known = true;
-  if (const std::string path = folder + "/" + kTokenizerFile; io::exists(path))
-    return {TokenizerType::sentencepiece, path, ""};
-  if (is_of_bytes(folder)) return {};
-  if (const std::string path = folder + "/tokenizer.json"; io::exists(path))
-    return {TokenizerType::bpe, path, ""};
-  known = false;
-  return {};
-}
 
 ModelFiles open_folder(const std::string& folder, const OpenOptions& options) {
   const HfModel source = read_hf_config(folder + "/config.json");
@@ -38,17 +27,17 @@ ModelFiles open_folder(const std::string& folder, const OpenOptions& options) {
          source.model_type, fmt::join(reasons, "\n  "));
   ModelFiles files;
   files.path = folder;
-  files.config = load_resolved_text(to_yaml(hf_folder_config(folder, source)),
-                                    folder + "/config.json, as a configuration",
-                                    with_positions(options.overrides, options.device));
+  const Config own = hf_folder_config(folder, source);
+  files.config = load_resolved_text(
+      to_yaml(own), folder + "/config.json, as a configuration",
+      with_original_length(with_positions(options.overrides, options.device), [&] { return own; }));
   files.map = weight_map(source.format, files.config.model);
   // Before memory is taken for sizes that only config.json claims.
   compare_weights(folder, model_tensors(files.config.model), {files.map, {}});
-  bool known = false;
-  TokenizerConfig tokenizer = folder_tokenizer(folder, known);
+  TokenizerConfig tokenizer = files.config.data.tokenizer;
   if (!options.tokenizer.empty())
     tokenizer = tokenizer_config(options.tokenizer);
-  else if (!known)
+  else if (tokenizer.type != TokenizerType::byte && !io::exists(tokenizer.path))
     fail(ExitCode::usage,
          "{}: contains no tokenizer (tokenizer.model, tokenizer.json); give --tokenizer byte|PATH", folder);
   files.tokenizer = make_tokenizer(tokenizer);
@@ -58,25 +47,7 @@ ModelFiles open_folder(const std::string& folder, const OpenOptions& options) {
   return files;
 }
 
-/// Keys of how a model is trained change nothing in what a trained one computes.
-void refuse_idle_overrides(const std::vector<std::string>& overrides) {
-  for (const std::string& text : overrides)
-    for (const std::string_view section : {"optimizer.", "lora.", "parallel.", "checkpoint.", "log."})
-      if (text.starts_with(section))
-        fail(ExitCode::usage,
-             "{}: has no effect on a trained model; keys of model, data, eval and analysis, and "
-             "train.threads, may be overridden",
-             text);
-}
-
 }  // namespace
-
-bool is_of_bytes(const std::string& folder) {
-  const std::string settings = folder + "/tokenizer_config.json";
-  if (!io::exists(settings)) return false;
-  const nlohmann::json j = parse_strict_json(io::read_file(settings, int64_t{16} << 20), settings);
-  return j.is_object() && j.contains("sluice_tokenizer") && j["sluice_tokenizer"] == "byte";
-}
 
 bool is_hf_folder(const std::string& path) {
   return io::is_directory(path) && !io::exists(path + "/" + kManifestName) &&
@@ -88,19 +59,18 @@ Config hf_folder_config(const std::string& folder, const HfModel& model) {
   Config config;
   config.model = model.model;
   config.data.seq_len = std::min(model.model.max_position_embeddings.value_or(kUsualLength), kUsualLength);
-  bool known = false;
-  const TokenizerConfig tokenizer = folder_tokenizer(folder, known);
   // Where none is known, the file that would be one: the model's vocabulary is not that of bytes.
   config.data.tokenizer =
-      known ? tokenizer : TokenizerConfig{TokenizerType::sentencepiece, folder + "/" + kTokenizerFile, ""};
-  config.data.begin_token = model.begin_token;
+      folder_tokenizer(folder, model)
+          .value_or(TokenizerConfig{TokenizerType::sentencepiece, folder + "/" + kTokenizerFile, ""});
+  config.data.begin_token = folder_begin_token(folder, model);
   config.train.micro_batch_size = 1;
   config.train.global_batch_size = 1;
   return config;
 }
 
 ModelFiles open_model(const std::string& path, const OpenOptions& options) {
-  refuse_idle_overrides(options.overrides);
+  refuse_idle_overrides(options.overrides, options.use);
   if (is_hf_folder(path)) return open_folder(path, options);
   return checkpoint_files(find_checkpoint(path), options.device, options.tokenizer, options.overrides);
 }

@@ -6,6 +6,7 @@
 
 #include "eval/trained_model.h"
 #include "hf/config.h"
+#include "hf/idle_overrides.h"
 
 namespace sluice {
 
@@ -13,10 +14,8 @@ struct OpenOptions {
   std::vector<std::string> overrides;  // "key=value"
   std::string device;                  // as for checkpoint_config
   std::string tokenizer;               // as for checkpoint_tokenizer
+  ModelUse use = ModelUse::text;       // what overrides are read for
 };
-
-/// Whether a folder's tokenizer is the one that an export writes for bytes.
-bool is_of_bytes(const std::string& folder);
 
 /// Whether a path is a folder with config.json and weights, and not a checkpoint.
 bool is_hf_folder(const std::string& path);

@@ -31,19 +31,25 @@ json settings(int64_t max_length) {
 
 }  // namespace
 
-std::map<std::string, std::string> tokenizer_files(const Tokenizer& tokenizer, TokenizerType type,
-                                                   int64_t max_length) {
-  json config = settings(max_length);
-  switch (type) {
+std::map<std::string, std::string> tokenizer_files(const Tokenizer& tokenizer, const Config& model) {
+  json config = settings(model.model.max_position_embeddings.value_or(model.data.seq_len));
+  config["eos_token"] = tokenizer.token_name(tokenizer.end_of_document());
+  const std::optional<int64_t> begin = model.data.begin_token;
+  if (begin && *begin < tokenizer.vocab_size()) {
+    config["add_bos_token"] = true;
+    config["bos_token"] = tokenizer.token_name(static_cast<int32_t>(*begin));
+  }
+  switch (model.data.tokenizer.type) {
     case TokenizerType::byte:
-      config["eos_token"] = "<|endoftext|>";
       config["sluice_tokenizer"] = "byte";
       return {{"tokenizer.json", byte_tokenizer(tokenizer.end_of_document()).dump(1) + "\n"},
               {"tokenizer_config.json", config.dump(2) + "\n"}};
     case TokenizerType::sentencepiece:
-      return {{"tokenizer.model", tokenizer.model()}};
+      // transformers makes its own settings for this file, unless a token belongs in front of each text.
+      if (!begin) return {{"tokenizer.model", tokenizer.model()}};
+      config.erase("tokenizer_class");
+      return {{"tokenizer.model", tokenizer.model()}, {"tokenizer_config.json", config.dump(2) + "\n"}};
     case TokenizerType::bpe:
-      config["eos_token"] = tokenizer.decode({tokenizer.end_of_document()});
       return {{"tokenizer.json", tokenizer.model()}, {"tokenizer_config.json", config.dump(2) + "\n"}};
   }
   return {};

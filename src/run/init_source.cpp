@@ -14,6 +14,7 @@
 #include "data/sentencepiece.h"
 #include "eval/trained_model.h"
 #include "hf/config.h"
+#include "hf/folder_tokenizer.h"
 #include "hf/layouts.h"
 #include "hf/open.h"
 #include "train/fresh_start.h"
@@ -48,7 +49,7 @@ class Comparison {
   /// asked for, and otherwise the message says how.
   template <class Place>
   void compare_models(const ModelConfig& source, const Place& place_of) {
-    const ModelConfig& here = config_.model;
+    const ModelConfig here = model_after(config_.model, 0);
     const bool fresh = config_.train.init_missing == InitMissing::fresh;
     const ModelConfig from = grown(source, here);
     const std::vector<FunctionDifference> added = function_differences(source, from);

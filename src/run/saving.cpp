@@ -8,6 +8,7 @@
 #include "checkpoint/rotation.h"
 #include "comm/collective_errors.h"
 #include "comm/reduce.h"
+#include "config/model_function.h"
 #include "core/steady_clock.h"
 #include "hf/config.h"
 
@@ -60,7 +61,9 @@ void Saving::save(const nlohmann::json& run_state, bool keep_all) {
   content.state["tokenizer_fingerprint"] = start_.tokenizer->fingerprint();
   content.state["allowed_changes"] = options_.allow_change;
   content.config_yaml = start_.config_yaml;
-  content.hf_config = hf_config(start_.config, start_.tokenizer->end_of_document());
+  Config as_trained = start_.config;
+  as_trained.model = model_after(as_trained.model, trainer_.next_step());
+  content.hf_config = hf_config(as_trained, start_.tokenizer->end_of_document());
   if (leads()) content.tokenizer_model = start_.tokenizer->model();
   store_.save(content, keep_all);
   saved_step_ = trainer_.next_step();

@@ -1,0 +1,136 @@
+// What a run and its exports have in common beside the weights: the phase of sparse attention, the token in
+// front of a text, the token that ends documents.
+#include "tools/tiny_run.h"
+
+using Catch::Matchers::Contains;
+
+namespace sluice::test {
+namespace {
+
+struct Exported : TinyRun {
+  std::string out = folder / "out";
+
+  nlohmann::json json_of(const std::string& file) const { return nlohmann::json::parse(io::read_file(file)); }
+  void write_export(const std::string& format = "auto") const {
+    const Outcome o = sluice({"export", run, "-o", out, "--format", format});
+    INFO(o.out << o.err);
+    REQUIRE(o.code == 0);
+  }
+  double loss(const std::string& model) const {
+    const Outcome o =
+        sluice({"eval", model, "data.seq_len=16", "--data", "held_out=" + (folder / "held_out"), "--json"});
+    INFO(model << ": " << o.err);
+    REQUIRE(o.code == 0);
+    return nlohmann::json::parse(o.out).at("sets").at("held_out").at("loss");
+  }
+  std::string text_of(const std::string& model) const {
+    const Outcome o = sluice({"generate", model, "-n", "60", "--seed", "3", "data.seq_len=16"});
+    INFO(model << ": " << o.err);
+    REQUIRE(o.code == 0);
+    return o.out;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a checkpoint within the warm-up of sparse attention is a dense model everywhere", "[export]") {
+  const Exported t;
+  const std::string sparse = "model.attention={kind: sparse, sparse: {k: {base: 2}, phase_steps: ";
+  // Large weights, so that the choice of keys matters.
+  const std::vector<std::string> keys = {"model.attention.gates=[]", "model.initializer_range=0.5",
+                                         "train.max_steps=4"};
+  const auto train = [&](const std::string& steps, const std::string& run,
+                         std::vector<std::string> more = {}) {
+    more.insert(more.end(), keys.begin(), keys.end());
+    more.push_back(sparse + steps + "}}");
+    more.push_back("run_dir=" + run);
+    return t.train(more);
+  };
+  REQUIRE(train("100", t.run).code == 0);
+  t.write_export();
+  for (const std::string& file : {t.out + "/config.json", step_folder(t.run, 4) + "/config.json"})
+    CHECK(t.json_of(file).at("attention").at("sparse").at("phase") == "dense_warm_up");
+  CHECK(t.loss(t.out) == Approx(t.loss(t.run)).epsilon(1e-6));
+  // A training that starts from it computes another function, unless it begins with a warm-up, too.
+  const std::string from = "train.init_from=" + t.run;
+  const Outcome refused = train("0", t.folder / "no", {from});
+  CHECK(refused.code == 64);
+  CHECK_THAT(refused.err,
+             Contains("model.attention.sparse.phase = sparse, but that of") && Contains("is dense_warm_up"));
+  CHECK(train("3", t.folder / "on", {from}).code == 0);
+  // And the other way round: its last step was sparse.
+  CHECK_THAT(train("3", t.folder / "no", {"train.init_from=" + (t.folder / "on")}).err,
+             Contains("model.attention.sparse.phase = dense_warm_up, but that of"));
+  CHECK(
+      t.json_of(step_folder(t.folder / "on", 4) + "/config.json").at("attention").at("sparse").at("phase") ==
+      "sparse");
+}
+
+TEST_CASE("the token in front of a text goes along with an export in every format", "[export]") {
+  for (const std::string format : {"qwen3", "sluice"}) {
+    INFO(format);
+    const Exported t;
+    REQUIRE(t.train({"data.begin_token=256", "model.attention.gates=[]"}).code == 0);
+    t.write_export(format);
+    CHECK(t.loss(t.out) == Approx(t.loss(t.run)).epsilon(1e-6));
+    CHECK(t.text_of(t.out) == t.text_of(t.run));
+    const nlohmann::json settings = t.json_of(t.out + "/tokenizer_config.json");
+    CHECK(settings.at("add_bos_token") == true);
+    CHECK(settings.at("bos_token") == "<|endoftext|>");
+    const Outcome imported = t.sluice({"import", t.out});
+    CHECK_THAT(imported.out, Contains("begin_token: 256"));
+    CHECK_THAT(imported.err, Contains("begins       each text with token 256"));
+  }
+}
+
+TEST_CASE("documents of an exported folder end with the token of the run", "[export]") {
+  const Exported t;
+  // A tokenizer with two tokens that may end documents.
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += fmt::format("gate {} opens\n", i % 7);
+  write_bytes(t.folder / "text.txt", text);
+  const std::string tokenizer = t.folder / "t.json";
+  REQUIRE(
+      t.sluice({"tokenizer", "train", t.folder / "text.txt", "-o", tokenizer, "--vocab-size", "270"}).code ==
+      0);
+  nlohmann::ordered_json j = nlohmann::ordered_json::parse(io::read_file(tokenizer));
+  const int64_t usual = j["added_tokens"][0]["id"];
+  j["added_tokens"].push_back(j["added_tokens"][0]);
+  j["added_tokens"].back()["id"] = 270;
+  j["added_tokens"].back()["content"] = "<|im_end|>";
+  write_bytes(tokenizer, j.dump());
+  const auto tokenize = [&](const std::string& prefix, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"tokenize", t.folder / "text.txt", "-o", t.folder / prefix, "--tokenizer",
+                               tokenizer, "--force"});
+    return t.sluice(more);
+  };
+  const std::string of_run =
+      "data.tokenizer={type: bpe, path: " + tokenizer + ", end_of_document: <|im_end|>}";
+  const std::vector<std::string> keys = {of_run, "data.allow_overlap=true", "model.attention.gates=[]",
+                                         "train.max_steps=1"};
+  REQUIRE(tokenize("train").code == 0);
+  REQUIRE(tokenize("held_out").code == 0);
+  const Outcome refused = t.train(keys);
+  CHECK(refused.code == 65);
+  CHECK_THAT(refused.err, Contains(fmt::format("end with token {} (<|endoftext|>", usual)) &&
+                              Contains("but those of this run with 270 (<|im_end|>)") &&
+                              Contains("--end-of-document '<|im_end|>'"));
+  for (const char* prefix : {"train", "held_out"})
+    REQUIRE(tokenize(prefix, {"--end-of-document", "<|im_end|>"}).code == 0);
+  const Outcome trained = t.train(keys);
+  INFO(trained.err);
+  REQUIRE(trained.code == 0);
+  t.write_export();
+  CHECK(t.json_of(t.out + "/tokenizer_config.json").at("eos_token") == "<|im_end|>");
+  CHECK(t.json_of(t.out + "/config.json").at("eos_token_id") == 270);
+  CHECK(t.loss(t.out) == Approx(t.loss(t.run)).epsilon(1e-6));  // not refused: documents end alike
+  CHECK(t.text_of(t.out) == t.text_of(t.run));
+  CHECK_THAT(t.sluice({"import", t.out}).out, Contains("end_of_document: \"<|im_end|>\""));
+  // Where the tokenizer cannot choose.
+  const Outcome bytes =
+      t.sluice({"tokenize", t.folder / "text.txt", "-o", t.folder / "b", "--end-of-document", "x"});
+  CHECK(bytes.code == 64);
+  CHECK_THAT(bytes.err, Contains("--end-of-document x: only a tokenizer.json"));
+}
+
+}  // namespace sluice::test
