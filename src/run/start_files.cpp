@@ -31,6 +31,14 @@ nlohmann::ordered_json first_weights(const TrainingStart& start) {
   return first.is_object() ? first.value("init_from", nlohmann::ordered_json()) : nullptr;
 }
 
+/// By set, the fingerprint of what evaluations read: losses on other text are not compared.
+nlohmann::ordered_json validation_fingerprints(const Config& config, const Evaluator& evaluator) {
+  auto out = nlohmann::ordered_json::object();
+  for (size_t i = 0; i < evaluator.blends().size(); ++i)
+    out[config.data.validation[i].name] = evaluator.blends()[i]->fingerprint();
+  return out;
+}
+
 nlohmann::ordered_json run_json(const TrainingStart& start, const Trainer& trainer) {
   const Config& config = start.config;
   return {{"schema", 1},
@@ -50,6 +58,7 @@ nlohmann::ordered_json run_json(const TrainingStart& start, const Trainer& train
           {"bf16_products", bf16_unit_name(bf16_unit())},
           {"device", device_text(trainer.context().device)},
           {"data_fingerprint", start.data->fingerprint()},
+          {"validation_fingerprints", validation_fingerprints(config, *start.evaluator)},
           {"tokenizer_fingerprint", start.tokenizer->fingerprint()},
           {"started", utc_now()},
           {"init_from", first_weights(start)},

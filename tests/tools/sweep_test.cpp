@@ -214,8 +214,9 @@ TEST_CASE("recorded results replace trainings on another machine", "[sweep]") {
   std::filesystem::remove_all(s.output);
   std::string damaged = lines;
   damaged.replace(damaged.find("\"evaluations\":["), 15, "\"evaluations\":{");
-  const size_t last = damaged.rfind("xxh3-");
-  REQUIRE(last != std::string::npos);
+  const std::string key_of_data = "\"data_fingerprint\":\"";
+  REQUIRE(damaged.rfind(key_of_data) != std::string::npos);
+  const size_t last = damaged.rfind(key_of_data) + key_of_data.size();
   damaged[last + 20] = damaged[last + 20] == '0' ? '1' : '0';
   test::write_bytes(record, damaged + "{\"schema\": 1, \"hash\": \"torn");
   s.write(head + key + "seeds: [1, 2]\n");
@@ -226,6 +227,63 @@ TEST_CASE("recorded results replace trainings on another machine", "[sweep]") {
                             Contains("s.jsonl:5: not a whole JSON object") &&
                             Contains("of several training data"));
   CHECK(Sweeps::count(again.out, "  begins") == 1);
+}
+
+TEST_CASE("losses of other tokens or of other text are neither averaged nor compared", "[sweep]") {
+  if (no_python()) return;
+  const Sweeps s;
+  const std::string record = s.folder / "s.jsonl";
+  const std::string head =
+      "base: tiny.yaml\nresources: {slots: 2, threads: 1}\ncontrol: plain\nrecord: " + record +
+      "\nvariants:\n  plain: {model.attention.gates: []}\n" +
+      "  headwise: {model.attention.gates: [{granularity: headwise}]}\n";
+  s.write(head + "set: {eval.max_tokens: 64}\nseeds: [1]\n");
+  REQUIRE(s.sweep("run").code == 0);
+  REQUIRE(s.sweep("record").code == 0);
+  const std::string lines = io::read_file(record);
+  CHECK_THAT(lines, Contains("\"max_tokens\":64") && Contains("\"sink_threshold\":0.3") &&
+                        Contains("\"validation_fingerprints\":{\"held_out\":\"xxh3-whole:"));
+  CHECK(lines.find(s.folder.path) == std::string::npos);
+
+  // The sweep file says something else later: the record still says how its trials were evaluated.
+  std::filesystem::remove_all(s.output);
+  s.write(head + "seeds: [1, 2]\n");
+  const auto mixed = s.sweep("run");
+  INFO(mixed.out);
+  CHECK(mixed.code == 0);
+  CHECK(Sweeps::count(mixed.out, "  begins") == 2);
+  CHECK_THAT(mixed.out, Contains("2/2         -") && Contains("evaluated on different tokens") &&
+                            !Contains("(n < 3)  "));
+  for (const std::string& name : io::list_directory(s.output))
+    if (name.starts_with("plain-s"))
+      CHECK_THAT(io::read_file(s.output + "/" + name + "/config.yaml"),
+                 Contains(name.starts_with("plain-s1") ? "  max_tokens: 64\n" : "  max_tokens: 0\n"));
+
+  // The validation set is replaced by another text of the same length, then a variant is added that
+  // computes the same.
+  std::filesystem::remove_all(s.output);
+  std::filesystem::remove(record);
+  s.write(head + "seeds: [1]\n");
+  REQUIRE(s.sweep("run").code == 0);
+  std::string tokens = io::read_file(s.folder / "held_out.bin");
+  for (size_t i = 0; i + 1 < tokens.size(); i += 2)
+    if (tokens[i + 1] == 0) tokens[i] = static_cast<char>((tokens[i] + 1) % 31);
+  test::write_bytes(s.folder / "held_out.bin", tokens);
+  s.write(head + "  recomputed: {model.attention.gates: [], train.recompute: mlp}\nseeds: [1]\n");
+  const auto replaced = s.sweep("run");
+  INFO(replaced.out);
+  CHECK(replaced.code == 0);
+  CHECK(Sweeps::count(replaced.out, "  begins") == 1);
+  CHECK(Sweeps::count(replaced.out, "(n < 3)  ") == 1);  // of the variant evaluated on the first text
+  CHECK_THAT(replaced.out, Contains("of several validation data: held_out xxh3-whole:"));
+  const std::string report = "SLUICE=" + std::string(std::getenv("SLUICE_BINARY")) +
+                             " " SLUICE_SOURCE_DIR "/scripts/report " + s.output + " --tables-only -o " +
+                             (s.folder / "page") + " >" + (s.folder / "said") + " 2>&1";
+  REQUIRE(WEXITSTATUS(std::system(report.c_str())) == 0);
+  const std::string differences = io::read_file(s.folder / "page/tables/differences_to_the_control.csv");
+  CHECK_THAT(differences, Contains("headwise,plain,loss,1,") && !Contains("recomputed,"));
+  CHECK_THAT(io::read_file(s.folder / "page/tables/overview.csv"),
+             Contains("\nplain,1,") && Contains("\nheadwise,1,") && Contains("\nrecomputed,1,"));
 }
 
 TEST_CASE("a sweep's trials end by a rule or a failure, and are repeated only on request", "[sweep]") {
