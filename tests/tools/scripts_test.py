@@ -21,10 +21,9 @@ sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SCRIPTS = os.path.join(ROOT, "scripts")
 sys.path.insert(0, SCRIPTS)
-from sluice import benchmarks
+from sluice import benchmarks, sink_words
 from sluice import launching as launch
 from sluice import program as sluice_program
-from sluice import sink_words
 from sluice import split_text as split
 from sluice.sweeping import records, slurm, sweep_file
 from sluice.sweeping.plan import Mistake
