@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "eval/sampling.h"
 
 namespace sluice {
 namespace {
@@ -14,10 +15,6 @@ struct Place {
   int64_t generated = 0;
   int32_t token = 0;  // the last one
 };
-
-int32_t most_probable(std::span<const float> logits) {
-  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
 
 class Continuations {
  public:

@@ -2,17 +2,33 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "config/derived.h"
+#include "core/error.h"
 #include "core/random.h"
 
 namespace sluice {
 
+void require_numbers(std::span<const float> logits) {
+  for (size_t i = 0; i < logits.size(); ++i)
+    if (!(logits[i] < std::numeric_limits<float>::infinity()))
+      fail(ExitCode::numeric,
+           "the model's logit of token {} is {}: no token is the most probable one; the weights, or what was "
+           "computed from them, are not finite",
+           i, logits[i]);
+}
+
+int32_t most_probable(std::span<const float> logits) {
+  require_numbers(logits);
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
 int32_t sample(std::span<const float> logits, const Sampling& sampling, double u) {
   SLUICE_CHECK(!logits.empty(), "sample: no logits");
-  if (sampling.temperature <= 0)
-    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  if (sampling.temperature <= 0) return most_probable(logits);
+  require_numbers(logits);
 
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);

@@ -12,6 +12,7 @@
 namespace sluice {
 
 /// Samples one token from logits (V) with the random number u in (0, 1). Ties go to the lower id.
+/// Error(numeric) as for require_numbers.
 int32_t sample(std::span<const float> logits, const Sampling& sampling, double u);
 
 class Generator {
@@ -24,6 +25,9 @@ class Generator {
   /// contain it, and may be empty only then.
   void run(const std::vector<int32_t>& prompt, int64_t max_new_tokens, const Sampling& sampling,
            const std::function<bool(int32_t)>& on_token);
+
+  /// Tokens of a prompt that fit into the context; of a longer one the end is read.
+  int64_t most_prompt_tokens() const { return context_length_ - (begin_token_ ? 1 : 0); }
 
   /// Within on_token: the logits (V) from which the token was taken.
   std::span<const float> logits() const { return logits_; }

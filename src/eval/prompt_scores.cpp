@@ -7,6 +7,7 @@
 #include "config/derived.h"
 #include "core/error.h"
 #include "core/host_view.h"
+#include "eval/sampling.h"
 
 namespace sluice {
 namespace {
@@ -27,6 +28,7 @@ void copy_row(const Tensor& logits, int64_t row, std::vector<float>& out) {
 }  // namespace
 
 TokenScore token_score(const float* logits, int64_t vocab_size, int32_t token, int64_t count) {
+  require_numbers({logits, static_cast<size_t>(vocab_size)});
   const double largest = *std::max_element(logits, logits + vocab_size);
   double total = 0;
   for (int64_t v = 0; v < vocab_size; ++v) total += std::exp(logits[v] - largest);

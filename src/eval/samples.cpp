@@ -3,9 +3,11 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 #include "core/host_view.h"
+#include "core/strict_json.h"
 #include "core/utf8.h"
 #include "eval/sample_rows.h"
 
@@ -40,9 +42,12 @@ std::vector<int64_t> forward(Context& ctx, const Transformer& model, ForwardBuff
   return last;
 }
 
+/// -1 where a logit is NaN or infinite.
 int32_t largest(const Tensor& logits) {
   const auto best = [&](const auto* values) {
-    return static_cast<int32_t>(std::max_element(values, values + logits.numel()) - values);
+    const auto* const end = values + logits.numel();
+    const bool numbers = std::all_of(values, end, [](auto x) { return x < INFINITY; });
+    return numbers ? static_cast<int32_t>(std::max_element(values, end) - values) : -1;
   };
   return logits.dtype == DType::f64 ? best(static_cast<const double*>(logits.data))
                                     : best(static_cast<const float*>(logits.data));
@@ -86,6 +91,9 @@ std::optional<std::vector<SampleText>> continue_prompts(Context& ctx, const Tran
         const HostView view(ctx, logits);
         synchronize(ctx);
         const int32_t token = rows.agreed(largest(view.tensor()));
+        if (token < 0)  // on every rank
+          fail(ExitCode::numeric, "prompt \"{}\": the model's logits are not finite: no token follows it",
+               printable(prompts[begin + i], 60));
         group[i]->ended = token == tokenizer.end_of_document() || token >= tokenizer.vocab_size();
         if (!group[i]->ended) group[i]->tokens.push_back(token);
       }
@@ -93,9 +101,10 @@ std::optional<std::vector<SampleText>> continue_prompts(Context& ctx, const Tran
   }
   std::vector<SampleText> samples;
   for (size_t i = 0; i < all.size(); ++i) {
-    const auto& ids = all[i].tokens;
-    samples.push_back(
-        {prompts[i], tokenizer.decode({ids.begin() + static_cast<int64_t>(all[i].prompt), ids.end()})});
+    // The begin token may be none of the tokenizer's.
+    const auto begin = all[i].tokens.begin() + (data.begin_token ? 1 : 0), end = all[i].tokens.end(),
+               middle = all[i].tokens.begin() + static_cast<int64_t>(all[i].prompt);
+    samples.push_back({prompts[i], tokenizer.decode_behind({begin, middle}, {middle, end})});
   }
   return samples;
 }

@@ -155,6 +155,12 @@ std::optional<TaskResult> answer_task(Context& ctx, const Transformer& model, Fo
     std::vector<double> all, per_byte;
     for (const TaskChoice& choice : question->choices) {
       all.push_back((*sums)[at++]);
+      if (std::isnan(all.back()))
+        fail(ExitCode::numeric,
+             "task {}, question {}: the log-likelihood of choice {} is not a number: the model's logits are "
+             "not "
+             "finite",
+             task.name, question - task.questions.begin() + 1, all.size());
       per_byte.push_back(all.back() / bytes_of(choice.continuation));
     }
     const auto best = [](const std::vector<double>& v) {
