@@ -41,7 +41,12 @@ std::vector<DataSource> chosen_sets(const std::vector<std::string>& data,
     const size_t equals = text.find('=');
     if (equals == std::string::npos || equals == 0)
       fail(ExitCode::usage, "--data {}: must be NAME=PREFIX of token files", text);
-    sets.push_back({text.substr(0, equals), text.substr(equals + 1), 1.0});
+    const std::string name = text.substr(0, equals);
+    for (const DataSource& set : sets)
+      if (set.name == name)
+        fail(ExitCode::usage, "--data {} and --data {}={}: two sets named {}; give them different names",
+             text, name, set.path, name);
+    sets.push_back({name, text.substr(equals + 1), 1.0});
   }
   if (sets.empty()) sets = config.data.validation;
   std::vector<std::string> known;

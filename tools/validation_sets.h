@@ -12,7 +12,7 @@ namespace sluice {
 void add_set_options(Command& command, std::vector<std::string>& names, std::vector<std::string>& data);
 
 /// The sets in `data` ("NAME=PREFIX" each), else those of the configuration, restricted to `names` if it is
-/// not empty. Error(usage) for a malformed entry, an unknown name, or an empty result.
+/// not empty. Error(usage) for a malformed entry, a name given twice, an unknown name, or an empty result.
 std::vector<DataSource> chosen_sets(const std::vector<std::string>& data,
                                     const std::vector<std::string>& names, const Config& config);
 

@@ -78,4 +78,17 @@ Task read_task(const std::string& path) {
   return task;
 }
 
+std::vector<Task> read_tasks(const std::vector<std::string>& paths) {
+  std::vector<Task> tasks;
+  for (const std::string& path : paths) {
+    tasks.push_back(read_task(path));
+    for (size_t i = 0; i + 1 < tasks.size(); ++i)
+      if (tasks[i].name == tasks.back().name)
+        fail(ExitCode::usage,
+             "{} and {}: two tasks named {}; results are kept by name: rename one of the files", paths[i],
+             path, tasks[i].name);
+  }
+  return tasks;
+}
+
 }  // namespace sluice

@@ -30,6 +30,8 @@ struct Task {
 /// the contexts differ and not the continuation, {"contexts": [TEXT...], "continuation": TEXT, "answer":
 /// NUMBER}. Error(data) with file and line.
 Task read_task(const std::string& path);
+/// Reads several. Error(usage) for two of one name, under which their results would be one.
+std::vector<Task> read_tasks(const std::vector<std::string>& paths);
 
 struct TaskOptions {
   int64_t shots = 0;          // the first questions of the file, solved, stand before every other
@@ -69,7 +71,8 @@ std::optional<std::vector<double>> log_likelihoods(Context& ctx, const Transform
                                                    const std::vector<ScoredSequence>& sequences,
                                                    const std::function<bool()>& stop);
 
-/// Answers a task. seq_len: most inputs of a sequence, at most the buffers' tokens.
+/// Answers a task. seq_len: most inputs of a sequence, at most the buffers' tokens. Error(numeric) where a
+/// log-likelihood is not a number, since none is the largest then.
 std::optional<TaskResult> answer_task(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
                                       const Tokenizer& tokenizer, const DataConfig& data, const Task& task,
                                       const TaskOptions& options, const std::function<bool()>& stop);

@@ -39,9 +39,7 @@ void read_inputs(TrainingStart& start, KeyPlaces& places, StartFacts& facts, con
   start.data = std::make_unique<Blend>(config.data.train, config);
   start.evaluator =
       std::make_unique<Evaluator>(config.data.validation, config, *start.tokenizer, config.eval.max_tokens);
-  std::vector<Task> tasks;
-  for (const std::string& file : config.eval.tasks) tasks.push_back(read_task(file));
-  start.evaluator->also(std::move(tasks), config, *start.tokenizer);
+  start.evaluator->also(read_tasks(config.eval.tasks), config, *start.tokenizer);
   if (ranks.rank() == 0) check_data(*start.data, start.evaluator->blends(), *start.tokenizer, config);
   if (ranks.size() > 1) state_data(facts, config, *start.data, *start.evaluator);
   start.data->fingerprint();  // files that cannot be read are an error of the start

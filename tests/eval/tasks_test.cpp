@@ -3,11 +3,14 @@
 
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "eval/evaluate.h"
 #include "eval/forward_memory.h"
 #include "eval/generate.h"
+#include "eval/prompt_scores.h"
 #include "eval/tiny_checkpoint.h"
 #include "support/model.h"
 
@@ -143,6 +146,61 @@ TEST_CASE("tasks are answered with shots, whole and by bytes", "[tasks]") {
   } catch (const Error& error) {
     CHECK_THAT(error.what(), Catch::Contains("3 shots leave none of its 3 questions"));
   }
+}
+
+TEST_CASE("logits that are not numbers are an error, and not the choice of the first", "[tasks]") {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  const auto numeric = [](const auto& f, const std::string& part) {
+    try {
+      f();
+      FAIL_CHECK("no error");
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::numeric);
+      CHECK_THAT(error.what(), Catch::Contains(part));
+    }
+  };
+  for (const float bad : {nan, inf}) {
+    const std::vector<float> logits = {1, 2, bad, 0};
+    for (const double temperature : {0.0, 1.0})
+      numeric([&] { sample(logits, {.temperature = temperature}, 0.5); }, "logit of token 2");
+    numeric([&] { token_score(logits.data(), 4, 1, 2); }, "logit of token 2");
+  }
+  CHECK(sample(std::vector<float>{1, 2, -inf, 0}, {.temperature = 0}, 0.5) == 1);
+
+  test::TinyTraining t;
+  const TrainedModel trained(find_checkpoint(test::trained_checkpoint(t, 1)), 64);
+  const Tensor embedding = trained.store().value(0);
+  for (int64_t i = 0; i < embedding.numel(); ++i) test::Pool::set(embedding, i, nan);
+  ForwardMemory memory(trained, 64);
+  const Task task{"letters", {{{{"a", " b"}, {"a", " c"}}, 0}}};
+  numeric(
+      [&] {
+        answer_task(memory.ctx(), trained.model(), memory.buffers(), trained.tokenizer(), t.config.data, task,
+                    {}, kNever);
+      },
+      "task letters, question 1: the log-likelihood of choice 1 is not a number");
+  numeric(
+      [&] {
+        continue_prompts(memory.ctx(), trained.model(), memory.buffers(), trained.tokenizer(), t.config.data,
+                         257, {"ab"}, 3, kNever);
+      },
+      "prompt \"ab\": the model's logits are not finite");
+}
+
+TEST_CASE("two tasks of one name are refused with both files", "[tasks]") {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "x");
+  const std::string one = folder / "q.jsonl", other = folder / "x/q.jsonl";
+  for (const std::string& path : {one, other})
+    std::ofstream(path) << "{\"context\": \"a\", \"choices\": [\"b\", \"c\"], \"answer\": 0}\n";
+  try {
+    read_tasks({one, other});
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.code() == ExitCode::usage);
+    CHECK_THAT(error.what(), Catch::Contains(one) && Catch::Contains(other) && Catch::Contains("named q"));
+  }
+  CHECK(read_tasks({one}).size() == 1);
 }
 
 TEST_CASE("damaged task files are refused with file and line", "[tasks]") {
