@@ -2,6 +2,7 @@
 #include "eval/generate.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
 
 #include <cstdio>
 #include <memory>
@@ -27,17 +28,18 @@ struct GenerateOptions {
 /// next token is held back.
 class Stream {
  public:
-  explicit Stream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  Stream(const Tokenizer& tokenizer, const std::vector<int32_t>& prompt)
+      : tokenizer_(tokenizer), prompt_(prompt) {}
 
   void add(int32_t token) {
     tokens_.push_back(token);
-    const std::string text = tokenizer_.decode(tokens_);
+    const std::string text = tokenizer_.decode_behind(prompt_, tokens_);
     if (text.compare(0, printed_.size(), printed_) != 0 || text.ends_with("\xef\xbf\xbd")) return;
     print(text.substr(printed_.size()));
     printed_ = text;
   }
   void finish() {
-    const std::string text = tokenizer_.decode(tokens_);
+    const std::string text = tokenizer_.decode_behind(prompt_, tokens_);
     if (text.size() > printed_.size()) print(text.substr(printed_.size()));
     print("\n");
   }
@@ -48,22 +50,28 @@ class Stream {
 
  private:
   const Tokenizer& tokenizer_;
+  const std::vector<int32_t>& prompt_;
   std::vector<int32_t> tokens_;
   std::string printed_;
 };
 
 void generate(const GenerateOptions& options) {
-  const TrainedModel trained(open_model(options.path, {options.overrides, options.device, options.tokenizer}),
-                             1);
+  const OpenOptions how{options.overrides, options.device, options.tokenizer, ModelUse::text};
+  const TrainedModel trained(open_model(options.path, how), 1);
   use_threads(trained.config().train.threads);
   const Tokenizer& tokenizer = trained.tokenizer();
   std::vector<int32_t> prompt = tokenizer.encode_with_special(options.prompt);
   // Without a begin token a document starts behind the end of the one before.
   if (prompt.empty() && !trained.config().data.begin_token) prompt = {tokenizer.end_of_document()};
 
-  Stream stream(tokenizer);
+  Stream stream(tokenizer, prompt);
   stream.print(options.prompt);
-  Generator(trained).run(prompt, options.new_tokens, options.sampling, [&](int32_t token) {
+  Generator generator(trained);
+  if (const int64_t over = std::ssize(prompt) - generator.most_prompt_tokens(); over > 0)
+    spdlog::warn(
+        "the prompt has {} tokens, {} more than fit into the model's context: the first {} are left out",
+        prompt.size(), over, over);
+  generator.run(prompt, options.new_tokens, options.sampling, [&](int32_t token) {
     if (token == tokenizer.end_of_document() && !options.ignore_end) return false;
     stream.add(token);
     return std::ferror(stdout) == 0;

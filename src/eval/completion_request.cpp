@@ -2,6 +2,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+#include <string_view>
+
 #include "core/error.h"
 #include "core/strict_json.h"
 
@@ -50,8 +53,34 @@ bool flag(const json& request, const char* key) {
   return value->get<bool>();
 }
 
-void require_object(const json& body) {
+/// Of a request for a completion; of some, only the value that changes nothing is accepted.
+const std::vector<std::string_view> kFields = {"model",
+                                               "user",
+                                               "prompt",
+                                               "max_tokens",
+                                               "temperature",
+                                               "top_p",
+                                               "top_k",
+                                               "seed",
+                                               "stop",
+                                               "echo",
+                                               "logprobs",
+                                               "stream",
+                                               "n",
+                                               "best_of",
+                                               "min_p",
+                                               "suffix",
+                                               "logit_bias",
+                                               "presence_penalty",
+                                               "frequency_penalty",
+                                               "repetition_penalty"};
+
+/// A field that is not among those known may ask for what is not computed.
+void require_object(const json& body, const std::vector<std::string_view>& known) {
   if (!body.is_object()) refuse("the request must be a JSON object");
+  for (const auto& [key, value] : body.items())
+    if (!value.is_null() && std::find(known.begin(), known.end(), key) == known.end())
+      refuse("{} is not supported: it is none of {}", printable(key, 40), fmt::join(known, ", "));
 }
 
 std::vector<int32_t> ids(const json& list, const char* what, const Tokenizer& tokenizer) {
@@ -116,7 +145,7 @@ void read_prompts(const json& body, const ServedModel& served, CompletionRequest
 }  // namespace
 
 CompletionRequest read_completion_request(const json& body, const ServedModel& served, int64_t seed) {
-  require_object(body);
+  require_object(body, kFields);
   refuse_other(body);
   CompletionRequest r;
   r.max_tokens = whole(body, "max_tokens", 16, 0, served.limits.max_new_tokens);
@@ -136,7 +165,7 @@ CompletionRequest read_completion_request(const json& body, const ServedModel& s
 }
 
 std::vector<int32_t> read_tokenize_request(const json& body, const Tokenizer& tokenizer) {
-  require_object(body);
+  require_object(body, {"model", "prompt", "add_special_tokens"});
   flag(body, "add_special_tokens");  // there are none to add
   const json* const prompt = given(body, "prompt");
   if (!prompt || !prompt->is_string()) refuse("prompt must be a text");
@@ -146,7 +175,7 @@ std::vector<int32_t> read_tokenize_request(const json& body, const Tokenizer& to
 }
 
 std::vector<int32_t> read_detokenize_request(const json& body, const Tokenizer& tokenizer) {
-  require_object(body);
+  require_object(body, {"model", "tokens"});
   const json* const tokens = given(body, "tokens");
   if (!tokens || !tokens->is_array()) refuse("tokens must be a list of token ids");
   return ids(*tokens, "tokens", tokenizer);

@@ -36,8 +36,9 @@ struct CompletionRequest {
 
 /// POST /v1/completions: prompt (a text, a list of texts, of token ids, or of lists of token ids), max_tokens
 /// (16), temperature (1), top_p (1), top_k (0), seed (`seed` where it is not given), stop (a text or up to
-/// 4), echo, logprobs (up to 10 alternatives per token). Error(usage), which names the field, for what cannot
-/// be answered.
+/// 4), echo, logprobs (up to 10 alternatives per token). Of model, any name is accepted; user is not looked
+/// at. Error(usage), which names the field, for what cannot be answered, and for every other field that is
+/// not null.
 CompletionRequest read_completion_request(const nlohmann::json& body, const ServedModel& served,
                                           int64_t seed);
 

@@ -21,12 +21,13 @@ using Json = nlohmann::ordered_json;
 
 /// What is reported of each token, in the form of the API.
 struct Report {
+  std::vector<int32_t> before;  // the tokens so far, and those in front of them that are not reported
   Json tokens = Json::array(), values = Json::array(), alternatives = Json::array(), offsets = Json::array();
   int64_t offset = 0;  // characters so far
 
   void add(const Tokenizer& tokenizer, int32_t token, const TokenScore* score) {
     const auto piece = [&](int32_t id) {
-      return id < tokenizer.vocab_size() ? valid_text(tokenizer.decode({id})) : std::string();
+      return id < tokenizer.vocab_size() ? valid_text(tokenizer.decode_behind(before, {id})) : std::string();
     };
     const std::string text = piece(token);
     tokens.push_back(text);
@@ -34,19 +35,22 @@ struct Report {
     offset += std::count_if(text.begin(), text.end(),
                             [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
     values.push_back(score ? Json(score->log_probability) : Json());
-    if (!score) return alternatives.push_back(nullptr);
     // Tokens that are written alike, such as parts of characters, have one entry: that of the most probable.
-    Json object = Json::object();
-    for (const auto& [id, value] : score->alternatives)
-      if (const std::string name = piece(id); !object.contains(name)) object[name] = value;
+    Json object = score ? Json::object() : Json();
+    if (score)
+      for (const auto& [id, value] : score->alternatives)
+        if (const std::string name = piece(id); !object.contains(name)) object[name] = value;
     alternatives.push_back(std::move(object));
+    if (token < tokenizer.vocab_size()) before.push_back(token);
   }
 };
 
 /// One prompt of a request, and what becomes of it.
 struct Choice {
-  Choice(const CompletionRequest& r, const std::vector<int32_t>& p)
-      : request(r), prompt(p), random(r.sampling.seed, "generate") {}
+  Choice(const CompletionRequest& r, size_t index)
+      : request(r), prompt(r.prompts[index]), random(random_of(r, index)) {
+    if (!scored()) report.before = prompt;
+  }
 
   const CompletionRequest& request;
   const std::vector<int32_t>& prompt;
@@ -58,6 +62,12 @@ struct Choice {
   const char* finish = "length";
 
   bool scored() const { return request.echo && request.logprobs; }
+
+  /// Equal prompts of one request are continued differently.
+  static RandomStream random_of(const CompletionRequest& request, size_t index) {
+    return RandomStream(request.sampling.seed,
+                        index == 0 ? "generate" : fmt::format("generate/prompt {}", index));
+  }
 
   int32_t draw(const Tokenizer& tokenizer, std::span<const float> logits) {
     const int32_t token = sample(logits, request.sampling, random.uniform(static_cast<uint64_t>(drawn++)));
@@ -75,7 +85,7 @@ struct Choice {
       return false;
     }
     generated.push_back(token);
-    text = tokenizer.decode(generated);
+    text = tokenizer.decode_behind(prompt, generated);
     size_t end = std::string::npos;
     for (const std::string& stop : request.stop) end = std::min(end, text.find(stop));
     if (end == std::string::npos) return true;
@@ -126,8 +136,7 @@ class Completions::Impl {
       }
     for (size_t i = 0; i < bodies.size(); ++i) {
       first[i] = choices.size();
-      for (const std::vector<int32_t>& prompt : requests[i].prompts)
-        choices.emplace_back(requests[i], prompt);
+      for (size_t k = 0; k < requests[i].prompts.size(); ++k) choices.emplace_back(requests[i], k);
     }
     score(choices);
     generate(choices);

@@ -31,8 +31,9 @@ class Completions {
   Completions(const Completions&) = delete;
   Completions& operator=(const Completions&) = delete;
 
-  /// POST /v1/completions (eval/completion_request.h). The prompts of all requests are computed together.
-  /// With echo, tokens of the prompt have log-probabilities too; the first has none.
+  /// POST /v1/completions (eval/completion_request.h). The prompts of all requests are computed together. The
+  /// random numbers of a prompt depend on the request's seed and on the prompt's place in the request. With
+  /// echo, tokens of the prompt have log-probabilities too; the first has none.
   std::vector<CompletionAnswer> complete_all(std::span<const nlohmann::json> requests);
   /// Of one request; throws its error.
   nlohmann::ordered_json complete(const nlohmann::json& request);

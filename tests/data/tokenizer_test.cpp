@@ -63,6 +63,33 @@ TEST_CASE("a SentencePiece model encodes, decodes and counts bytes", "[tokenizer
   expect_error(ExitCode::data, {"-3", "outside"}, [&] { tokenizer->decode({-3}); });
 }
 
+TEST_CASE("text behind a prompt keeps the space that a text's first word loses", "[tokenizer]") {
+  const test::TemporaryFolder folder;
+  for (const char* options : {"", "--add_dummy_prefix=false --remove_extra_whitespaces=false"}) {
+    INFO(options);
+    const auto tokenizer = load(test::train_model(folder, "behind", options));
+    // Divided in every place, with byte pieces, and with characters that begin with the byte of U+FFFD.
+    const std::string text = "the word was \xe4\xbd\xa0\xef\xbc\x81 gated by  head 3";
+    const std::vector<int32_t> tokens = tokenizer->encode(text);
+    const std::string whole = tokenizer->decode(tokens);
+    for (size_t n = 0; n <= tokens.size(); ++n) {
+      const std::vector<int32_t> before(tokens.begin(), tokens.begin() + static_cast<int64_t>(n)),
+          behind(tokens.begin() + static_cast<int64_t>(n), tokens.end());
+      const std::string start = tokenizer->decode(before), rest = tokenizer->decode_behind(before, behind);
+      INFO(n << ": \"" << start << "\" + \"" << rest << "\"");
+      CHECK(whole.ends_with(rest));
+      if (whole.starts_with(start)) CHECK(start + rest == whole);  // unless a character is divided
+    }
+    const std::vector<int32_t> end = {tokenizer->end_of_document()}, words = tokenizer->encode("the word");
+    CHECK(tokenizer->decode_behind(end, words) == tokenizer->decode(words));  // a new document
+    CHECK(tokenizer->decode_behind({}, words) == tokenizer->decode(words));
+    const std::vector<int32_t> word(words.end() - 1, words.end());
+    std::vector<int32_t> long_prompt(200, words[0]);
+    CHECK(tokenizer->decode_behind(long_prompt, word).starts_with(" "));
+  }
+  CHECK(make_tokenizer({})->decode_behind({97}, {98}) == "b");
+}
+
 TEST_CASE("the fingerprint of a SentencePiece model depends on its bytes", "[tokenizer]") {
   TemporaryFolder folder;
   const std::string a = train_model(folder, "a", ""), b = train_model(folder, "b", "--vocab_size=390");

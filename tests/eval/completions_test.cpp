@@ -4,8 +4,10 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "data/small_model.h"
 #include "eval/forward_memory.h"
 #include "eval/generate.h"
+#include "eval/samples.h"
 #include "eval/tasks.h"
 #include "eval/tiny_checkpoint.h"
 #include "support/model.h"
@@ -135,6 +137,76 @@ TEST_CASE("requests that are computed together are answered as one by one", "[co
                     Catch::Contains("the model's context holds 10"));
 }
 
+TEST_CASE("equal prompts of one request are continued by different random numbers", "[completions]") {
+  test::TinyTraining t;
+  const TrainedModel trained(find_checkpoint(test::trained_checkpoint(t, 6)), 64);
+  Completions completions(trained, "tiny");
+  const auto texts = [&](const json& prompts) {
+    const json answer = completions.complete({{"prompt", prompts}, {"max_tokens", 20}, {"seed", 3}});
+    std::vector<std::string> all;
+    for (const json& choice : answer["choices"]) all.push_back(choice["text"]);
+    return all;
+  };
+  const std::vector<std::string> three = texts({"ab", "ab", "ab"});
+  CHECK(three[0] == texts("ab")[0]);
+  CHECK((three[0] != three[1] && three[1] != three[2] && three[0] != three[2]));
+  CHECK(texts({"ab", "ab", "ab"}) == three);
+}
+
+TEST_CASE("the space between a prompt and its continuation is part of the text", "[completions]") {
+  test::TinyTraining t;
+  t.config.model.vocab_size = 400;
+  ModelFiles files = checkpoint_files(find_checkpoint(test::trained_checkpoint(t, 3)));
+  files.tokenizer = make_tokenizer(tokenizer_config(test::train_model(t.folder, "words")));
+  const TrainedModel trained(std::move(files), 64);
+  const Tokenizer& tokenizer = trained.tokenizer();
+  Completions completions(trained, "tiny");
+  // A prompt of one token that the model continues with a new word.
+  json found;
+  for (int32_t id = 259; id < 400 && found.is_null(); ++id) {
+    std::vector<int32_t> tokens = {id};
+    Generator(trained).run(tokens, 4, {.temperature = 0}, [&](int32_t token) {
+      if (token == tokenizer.end_of_document() || token >= tokenizer.vocab_size()) return false;
+      tokens.push_back(token);
+      return true;
+    });
+    const std::string start = tokenizer.decode({id}), whole = tokenizer.decode(tokens);
+    if (start.empty() || whole.size() < start.size() + 3 || whole[start.size()] != ' ') continue;
+    found = {{"prompt", {id}}, {"start", start}, {"text", whole.substr(start.size())}};
+  }
+  REQUIRE(!found.is_null());
+  json request = {{"prompt", found["prompt"]}, {"max_tokens", 4}, {"temperature", 0}, {"logprobs", 2}};
+  const json plain = completions.complete(request)["choices"][0];
+  CHECK(plain["text"] == found["text"]);
+  std::string joined;
+  for (const json& token : plain["logprobs"]["tokens"])
+    if (token != "</s>") joined += token.get<std::string>();
+  CHECK(joined == found["text"]);
+  CHECK(plain["logprobs"]["tokens"][0].get<std::string>()[0] == ' ');
+  request["echo"] = true;
+  const std::string start = found["start"], text = found["text"];
+  const json echoed = completions.complete(request)["choices"][0];
+  CHECK(echoed["text"] == start + text);
+  CHECK(echoed["logprobs"]["tokens"][0] == start);
+  CHECK(echoed["logprobs"]["text_offset"][1] == start.size());
+  request["stop"] = text.substr(0, 2);  // a space, and what follows it
+  const json stopped = completions.complete(request)["choices"][0];
+  CHECK(stopped["text"] == start);
+  CHECK(stopped["finish_reason"] == "stop");
+
+  // Samples of a training.
+  ForwardMemory memory(trained, 64);
+  const auto samples = *continue_prompts(memory.ctx(), trained.model(), memory.buffers(), tokenizer,
+                                         trained.config().data, 400, {"the word"}, 6, [] { return false; });
+  std::vector<int32_t> tokens = tokenizer.encode("the word");
+  Generator(trained).run(std::vector<int32_t>(tokens), 6, {.temperature = 0}, [&](int32_t token) {
+    if (token == tokenizer.end_of_document() || token >= tokenizer.vocab_size()) return false;
+    tokens.push_back(token);
+    return true;
+  });
+  CHECK("the word" + samples[0].text == tokenizer.decode(tokens));
+}
+
 TEST_CASE("requests that cannot be answered are refused by key", "[completions]") {
   test::TinyTraining t;
   const TrainedModel trained(find_checkpoint(test::trained_checkpoint(t, 1)), 64);
@@ -170,6 +242,18 @@ TEST_CASE("requests that cannot be answered are refused by key", "[completions]"
   CHECK_THAT(refusal({{"prompt", "a"}, {"top_k", 0.5}}), Catch::Contains("top_k must be a whole number"));
   CHECK_THAT(refusal({{"prompt", std::vector<std::string>(257, "a")}}),
              Catch::Contains("at most 256 in a request"));
+  for (const char* field : {"ignore_eos", "min_tokens", "stream_options", "max_token", "guided_json"})
+    CHECK_THAT(refusal({{"prompt", "a"}, {field, 1}}),
+               Catch::StartsWith(std::string(field) + " is not supported") && Catch::Contains("max_tokens"));
+  // What clients send that changes nothing: null stands for a field that is absent.
+  CHECK(
+      refusal(
+          {{"prompt", "a"}, {"max_tokens", 1}, {"model", "other"}, {"user", "me"}, {"n", 1}, {"foo", {}}}) ==
+      "answered");
+  CHECK_THROWS_WITH(completions.tokenize({{"prompt", "a"}, {"add_special_token", false}}),
+                    Catch::Contains("add_special_token is not supported"));
+  CHECK_THROWS_WITH(completions.detokenize({{"tokens", {97}}, {"prompt", "a"}}),
+                    Catch::Contains("prompt is not supported"));
 }
 
 }  // namespace sluice

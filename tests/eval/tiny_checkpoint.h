@@ -1,13 +1,16 @@
 #pragma once
+#include <algorithm>
+
 #include "checkpoint/store.h"
 #include "config/load.h"
 #include "support/tiny_training.h"
 
 namespace sluice::test {
 
-/// A run folder with a checkpoint of a short training, with the byte tokenizer's vocabulary.
+/// A run folder with a checkpoint of a short training, with at least the byte tokenizer's
+/// vocabulary.
 inline std::string trained_checkpoint(TinyTraining& t, int64_t steps) {
-  t.config.model.vocab_size = 257;
+  t.config.model.vocab_size = std::max<int64_t>(t.config.model.vocab_size, 257);
   const Blend data = t.blend();
   Trainer trainer(t.config, data);
   trainer.initialize();

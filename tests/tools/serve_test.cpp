@@ -91,6 +91,12 @@ TEST_CASE("a run is served until a signal", "[serve]") {
     }
   }
 
+  for (const char* field : {"ignore_eos", "min_tokens", "foo"}) {
+    const std::string refused =
+        post(port, "/v1/completions", fmt::format("{{\"prompt\": \"a\", \"{}\": 1}}", field));
+    INFO(refused);
+    CHECK_THAT(refused, Catch::StartsWith("HTTP/1.1 400") && Catch::Contains(field));
+  }
   for (const char* bad : {"{", "[]", "{\"prompt\": \"a\", \"max_tokens\": -1}", "{\"prompt\": [999]}",
                           "{\"a\": 1, \"a\": 2}"}) {
     const std::string refused = post(port, "/v1/completions", bad);
