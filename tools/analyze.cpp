@@ -8,7 +8,6 @@
 
 #include "checkpoint/manifest.h"
 #include "commands.h"
-#include "config/derived.h"
 #include "config/load.h"
 #include "core/cores.h"
 #include "core/io.h"
@@ -101,7 +100,8 @@ void read_inputs(Inputs& inputs, StartFacts& facts, const Options& options, bool
   auto& [files, config, sets] = inputs;
   state_program(facts);
   facts.set("--tokens", std::to_string(options.analyze.tokens));
-  files = open_model(options.path, {options.overrides, options.device, options.tokenizer});
+  files =
+      open_model(options.path, {options.overrides, options.device, options.tokenizer, ModelUse::analysis});
   config = files.config;
   sets = chosen_sets(options.data, options.sets, config);
   use_threads(config.train.threads);
@@ -125,7 +125,7 @@ void run(const Options& options, Communicator& ranks) {
   agree_on_start(ranks, [&](StartFacts& facts) { read_inputs(inputs, facts, options, ranks.size() > 1); });
   const auto& [files, config, sets] = inputs;
   const std::string path = files.path;
-  const int64_t step = std::max<int64_t>(files.step, 0);
+  const int64_t step = std::max<int64_t>(files.step, 0), trained_tokens = files.tokens;
   if (leads) prepare_folder(options);
 
   const TrainedModel trained(std::move(inputs.files), config.data.seq_len);
@@ -135,7 +135,7 @@ void run(const Options& options, Communicator& ranks) {
   if (!leads) return;
   analysis.checkpoint = path;
   analysis.step = step;
-  analysis.trained_tokens = step * tokens_per_step(config);
+  analysis.trained_tokens = trained_tokens;
   write_analysis(options.folder, analysis);
   if (options.quiet) return;
   print_table(to_json(analysis));

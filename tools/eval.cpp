@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "commands.h"
-#include "config/derived.h"
 #include "config/load.h"
 #include "core/cores.h"
 #include "data/token_check.h"
@@ -85,16 +84,21 @@ void refuse_beside_tasks(const EvalOptions& options) {
 }
 
 void evaluate(const EvalOptions& options) {
-  if (!options.tasks.files.empty()) refuse_beside_tasks(options);
-  if (!options.tasks.files.empty())
-    return evaluate_tasks(options.path, {options.overrides, options.device, options.tokenizer}, options.tasks,
-                          options.json);
+  OpenOptions how{options.overrides, options.device, options.tokenizer, ModelUse::losses};
+  if (!options.tasks.files.empty()) {
+    refuse_beside_tasks(options);
+    how.use = ModelUse::tasks;
+    return evaluate_tasks(options.path, how, options.tasks, options.json);
+  }
+  for (const auto& [option, value] : {std::pair("--shots", options.tasks.task.shots),
+                                      std::pair("--max-questions", options.tasks.task.max_questions)})
+    if (value > 0) fail(ExitCode::usage, "{} has no effect without --tasks FILE", option);
   const std::optional<ValueZeroing> zeroed = value_zeroing(options);
   const ValueZeroing* const zeroing = zeroed ? &*zeroed : nullptr;
-  ModelFiles files = open_model(options.path, {options.overrides, options.device, options.tokenizer});
+  ModelFiles files = open_model(options.path, how);
   const Config config = files.config;
   const std::string path = files.path, step_text = files.step_text();
-  const int64_t step = files.step;
+  const int64_t step = files.step, trained_tokens = files.tokens;
   use_threads(config.train.threads);
   const std::vector<DataSource> sets = chosen_sets(options.data, options.sets, config);
   const bool records = !options.records.losses.empty() || !options.records.logits.empty();
@@ -120,7 +124,6 @@ void evaluate(const EvalOptions& options) {
 
   const auto result = evaluator.run(
       ctx, trained.model(), trained.store(), buffers, buffers, [] { return false; }, zeroing);
-  const int64_t trained_tokens = std::max<int64_t>(step, 0) * tokens_per_step(config);
   if (options.json) {
     nlohmann::ordered_json line = to_json(std::max<int64_t>(step, 0), trained_tokens, *result);
     if (step < 0) line["step"] = line["tokens"] = nullptr;
@@ -141,7 +144,13 @@ void evaluate(const EvalOptions& options) {
     for (const ClassResult& c : set.classes)
       fmt::print("  after {:<16}{:>10}{:>12}{:>12}{:>12}\n", c.name, figure(c.loss, 4),
                  figure(std::exp(c.loss), 3), "", c.tokens);
+    if (set.by_position.size() > 1)
+      for (const PositionResult& octave : set.by_position)
+        fmt::print("  {:<22}{:>10}{:>12}{:>12}{:>12}\n",
+                   fmt::format("positions {} to {}", octave.from, octave.to), figure(octave.loss, 4),
+                   figure(std::exp(octave.loss), 3), "", octave.tokens);
   }
+  for (const RulerChoice& choice : result->ruler) fmt::print("{}\n", describe(choice));
   const ModelSummary& a = result->analysis;
   fmt::print("\n{:<8}{:>14}{:>14}{:>34}{:>34}\n", "layer", "first token", "gate score",
              "attention max: output, residual", "FFN max: output, residual");

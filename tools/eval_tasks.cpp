@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "config/derived.h"
 #include "core/cores.h"
 #include "core/error.h"
 #include "eval/evaluate.h"
@@ -33,12 +32,11 @@ void add_task_options(Command& command, EvalTasksOptions& options) {
 
 void evaluate_tasks(const std::string& model, const OpenOptions& how, const EvalTasksOptions& options,
                     bool json) {
-  std::vector<Task> tasks;
-  for (const std::string& file : options.files) tasks.push_back(read_task(file));
+  const std::vector<Task> tasks = read_tasks(options.files);
   ModelFiles files = open_model(model, how);
   const Config config = files.config;
   const std::string what = files.path + files.step_text();
-  const int64_t step = files.step;
+  const int64_t step = files.step, trained_tokens = files.tokens;
   use_threads(config.train.threads);
   const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
   const TrainedModel trained(std::move(files), tokens);
@@ -63,12 +61,11 @@ void evaluate_tasks(const std::string& model, const OpenOptions& how, const Eval
                result->truncated > 0 ? fmt::format("  {} contexts truncated", result->truncated) : "");
   }
   if (json)
-    fmt::print("{}\n",
-               nlohmann::ordered_json{{"schema", 1},
-                                      {"step", std::max<int64_t>(step, 0)},
-                                      {"tokens", std::max<int64_t>(step, 0) * tokens_per_step(config)},
-                                      {"tasks", results}}
-                   .dump());
+    fmt::print("{}\n", nlohmann::ordered_json{{"schema", 1},
+                                              {"step", std::max<int64_t>(step, 0)},
+                                              {"tokens", trained_tokens},
+                                              {"tasks", results}}
+                           .dump());
 }
 
 }  // namespace sluice

@@ -337,6 +337,106 @@ TEST_CASE("eval, analyze and generate read a run", "[train]") {
   CHECK(t.sluice(generate).out == text.out);
 }
 
+TEST_CASE("eval, analyze and generate refuse overrides and options without effect", "[train]") {
+  const TinyRun t;
+  REQUIRE(t.train().code == 0);
+  test::write_bytes(t.folder / "q.jsonl",
+                    "{\"context\": \"a\", \"choices\": [\" b\", \" c\"], \"answer\": 0}\n");
+  const auto refused = [&](std::vector<std::string> arguments, const std::string& part) {
+    arguments.insert(arguments.begin() + 1, t.run);
+    const Outcome o = t.sluice(arguments);
+    INFO(fmt::format("{}", fmt::join(arguments, " ")) << o.out << o.err);
+    CHECK(o.code == 64);
+    CHECK_THAT(o.err, Contains(part));
+    CHECK(test::count_of(o.err, "error:") == 1);
+  };
+  refused({"eval", "--shots", "2"}, "--shots has no effect without --tasks");
+  refused({"eval", "--max-questions", "1"}, "--max-questions has no effect without --tasks");
+  refused({"eval", "eval.max_tokens=64"}, "use sluice eval --max-tokens");
+  refused({"eval", "eval.shots=3"}, "use sluice eval --shots");
+  refused({"eval", "eval.tasks=[q.jsonl]"}, "use sluice eval --tasks");
+  refused({"eval", "eval.prompts=[a]"}, "use sluice generate --prompt");
+  refused({"eval", "eval={max_tokens: 64}"}, "eval={max_tokens: 64}: has no effect");
+  refused({"eval", "train.seed=7"}, "train.seed=7: has no effect on a trained model here");
+  refused({"eval", "train.global_batch_size=4"}, "train.global_batch_size=4: has no effect");
+  refused({"eval", "data.train=[]"}, "use --data NAME=PREFIX");
+  refused({"eval", "data.tokenizer.type=bpe"}, "use --tokenizer");
+  refused({"eval", "model.initializer_range=1"}, "has no effect");
+  refused({"eval", "name=other"}, "has no effect");
+  refused({"eval", "eval.ruler.samples=1", "--tasks", t.folder / "q.jsonl"}, "has no effect");
+  refused({"eval", "analysis.sink_threshold=0.5", "--tasks", t.folder / "q.jsonl"}, "has no effect");
+  refused({"analyze", "-o", t.folder / "a", "train.micro_batch_size=1"}, "has no effect");
+  refused({"generate", "analysis.sink_threshold=0.5"}, "has no effect");
+  refused({"generate", "data.packing=documents"}, "has no effect");
+  refused({"generate", "train.seed=7"}, "use sluice generate --seed");
+  CHECK_FALSE(io::exists(t.folder / "a"));
+  // What is read.
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{"train.micro_batch_size=4", "train.global_batch_size=4"},
+        {"analysis.sink_threshold=0.5", "train.threads=1", "data.document_mask=true"},
+        {"model.attention.kernel=auto", "train.precision=f64", "data.seq_len=8", "eval.ruler.samples=0"}}) {
+    std::vector<std::string> arguments = {"eval", t.run};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome o = t.sluice(arguments);
+    INFO(o.err);
+    CHECK(o.code == 0);
+  }
+
+  // Results are kept by name.
+  io::make_directories(t.folder / "x");
+  std::filesystem::copy_file(t.folder / "q.jsonl", t.folder / "x/q.jsonl");
+  refused({"eval", "--tasks", t.folder / "q.jsonl", t.folder / "x/q.jsonl"}, "two tasks named q");
+  refused({"eval", "--data", "v=" + t.folder / "held_out", "--data", "v=" + t.folder / "train"},
+          "two sets named v");
+  const Outcome training =
+      t.train({"run_dir=" + t.folder / "other",
+               "eval.tasks=[" + t.folder / "q.jsonl" + ", " + t.folder / "x/q.jsonl" + "]"});
+  CHECK(training.code == 64);
+  CHECK_THAT(training.err, Contains("two tasks named q"));
+}
+
+TEST_CASE("evaluations say how many tokens the checkpoint was trained on", "[train]") {
+  const TinyRun t;
+  REQUIRE(t.train().code == 0);
+  const int64_t tokens = nlohmann::json::parse(io::read_file(t.run + "/eval.jsonl"))["tokens"];
+  CHECK(tokens == 8 * 2 * 16);
+  test::write_bytes(t.folder / "q.jsonl",
+                    "{\"context\": \"a\", \"choices\": [\" b\", \" c\"], \"answer\": 0}\n");
+  const auto said = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", t.run, "--json", "data.seq_len=8"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return nlohmann::json::parse(t.sluice(arguments).out)["tokens"];
+  };
+  CHECK(said({}) == tokens);
+  CHECK(said({"--tasks", t.folder / "q.jsonl"}) == tokens);
+  REQUIRE(t.sluice({"analyze", t.run, "-o", t.folder / "a", "--quiet", "data.seq_len=8"}).code == 0);
+  CHECK(nlohmann::json::parse(io::read_file(t.folder / "a/analysis.json"))["trained_tokens"] == tokens);
+}
+
+TEST_CASE("the table of eval has losses by position and needles", "[train]") {
+  const TinyRun t;
+  test::write_corpus(t.folder / "held_out", 2000, 257);
+  REQUIRE(t.train({"model.max_position_embeddings=700"}).code == 0);
+  const std::vector<std::string> longer = {"data.seq_len=640", "eval.ruler.samples=1",
+                                           "eval.ruler.lengths=[640]", "eval.ruler.tasks=[niah_single_1]"};
+  std::vector<std::string> arguments = {"eval", t.run};
+  arguments.insert(arguments.end(), longer.begin(), longer.end());
+  const Outcome table = t.sluice(arguments);
+  INFO(table.out << table.err);
+  REQUIRE(table.code == 0);
+  CHECK_THAT(table.out, Contains("positions 0 to 64 ") && Contains("positions 64 to 128 "));
+  CHECK_THAT(table.out, Contains("ruler niah_single_1 at 640:") && Contains("of 1 right"));
+}
+
+TEST_CASE("generate says what of a prompt the model does not see", "[train]") {
+  const TinyRun t;
+  REQUIRE(t.train().code == 0);
+  const Outcome cut = t.sluice({"generate", t.run, "-p", std::string(20, 'a'), "-n", "1"});
+  CHECK(cut.code == 0);
+  CHECK_THAT(cut.err, Contains("the prompt has 20 tokens") && Contains("the first 4 are left out"));
+  CHECK_THAT(t.sluice({"generate", t.run, "-p", std::string(16, 'a'), "-n", "1"}).err, !Contains("left out"));
+}
+
 TEST_CASE("help is short, and every command has its own with examples", "[train]") {
   const TinyRun t;
   const Outcome help = t.sluice({"--help"});
