@@ -33,6 +33,8 @@ Option* Option::one_of(const std::vector<std::string>& words) {
   return option_->check(CLI::IsMember(words)), this;
 }
 
+bool Option::given() const { return option_->count() > 0; }
+
 Command::Command(CLI::App& app) : app_(app) {}
 Command::~Command() = default;
 

@@ -24,6 +24,7 @@ class Option {
   Option* not_negative();
   Option* between(double low, double high);
   Option* one_of(const std::vector<std::string>& words);
+  bool given() const;  // on the command line, once it has been read
 
  private:
   CLI::Option* option_;

@@ -30,6 +30,8 @@ struct RulerCommand {
   uint64_t seed = 42;
   double yarn = 1;
   bool json = false;
+  const Option* samples_option = nullptr;
+  std::vector<std::pair<const char*, const Option*>> of_generated;  // options of prompts that are generated
 };
 
 /// "1k,4096": k is 1,024 here, as in the names of RULER's lengths.
@@ -83,7 +85,6 @@ std::vector<std::string> yarn_overrides(const Config& config, double factor) {
          config.model.rope.scaling.factor);
   const int64_t positions = max_positions(config);
   return {"model.rope.scaling.type=yarn", fmt::format("model.rope.scaling.factor={}", factor),
-          fmt::format("model.rope.scaling.original_max_position_embeddings={}", positions),
           fmt::format("model.max_position_embeddings={}",
                       static_cast<int64_t>(static_cast<double>(positions) * factor))};
 }
@@ -110,7 +111,13 @@ std::vector<RulerCell> generated_cells(const RulerCommand& c, const RulerTexts& 
   return cells;
 }
 
-/// Prompts from files. Their length is the next power of two.
+/// Files of prompts are complete.
+void refuse_of_generated(const RulerCommand& c) {
+  for (const auto& [option, given] : c.of_generated)
+    if (given->given()) fail(ExitCode::usage, "{} has no effect on --prompts; leave one of them out", option);
+}
+
+/// Prompts from files, all of them unless --samples is given. Their length is the next power of two.
 std::vector<RulerCell> file_cells(const RulerCommand& c, const Tokenizer& tokenizer) {
   std::vector<RulerCell> cells;
   for (const std::string& path : c.prompts) {
@@ -124,7 +131,8 @@ std::vector<RulerCell> file_cells(const RulerCommand& c, const Tokenizer& tokeni
       if (cell.task == task && cell.length == length)
         fail(ExitCode::usage, "--prompts {}: a file of {} at a length of {} is given already", path,
              name(task), length);
-    cells.push_back({task, length, std::min(c.samples, std::ssize(*prompts)),
+    const int64_t count = std::ssize(*prompts);
+    cells.push_back({task, length, c.samples_option->given() ? std::min(c.samples, count) : count,
                      [prompts](int64_t i) { return (*prompts)[static_cast<size_t>(i)]; }});
   }
   return cells;
@@ -186,6 +194,7 @@ std::string paper_rows(const nlohmann::ordered_json& summary) {
 void run(const RulerCommand& c, int& exit_code) {
   if (c.together < 1 || c.chunk < 1 || c.samples < 1)
     fail(ExitCode::usage, "--samples, --together and --chunk must be at least 1");
+  if (!c.prompts.empty()) refuse_of_generated(c);
   const CheckpointInfo checkpoint = find_checkpoint(c.path);
   const std::vector<std::string> overrides = yarn_overrides(checkpoint_config(checkpoint, c.device), c.yarn);
   const TrainedModel trained(checkpoint, c.chunk, c.device, c.tokenizer, overrides);
@@ -266,23 +275,27 @@ void add_ruler_command(Command& app, int& exit_code) {
   command->add_option("model", c->path, "run folder (its newest valid checkpoint) or checkpoint")
       ->required()
       ->type_name("RUN|CKPT");
-  command->add_option("--lengths", c->lengths, "tokens of a prompt with its answer; k is 1,024 (1k)")
+  const auto generated = [&](const char* name, auto& target, const char* help) {
+    Option* const option = command->add_option(name, target, help);
+    c->of_generated.emplace_back(name, option);
+    return option;
+  };
+  generated("--lengths", c->lengths, "tokens of a prompt with its answer; k is 1,024 (1k)")
       ->type_name("L,L,...");
-  command
-      ->add_option("--tasks", c->tasks,
-                   "all that texts and length allow, or names: niah_single_1 to _3, niah_multikey_1 to _3, "
-                   "niah_multivalue, niah_multiquery, vt, cwe, fwe, qa_1, qa_2 (all)")
+  generated("--tasks", c->tasks,
+            "all that texts and length allow, or names: niah_single_1 to _3, niah_multikey_1 to _3, "
+            "niah_multivalue, niah_multiquery, vt, cwe, fwe, qa_1, qa_2 (all)")
       ->delimiter(',')
       ->type_name("TASK,...");
-  command->add_option("--samples", c->samples, "prompts per task and length; RULER's own has 500 (100)");
-  command->add_option("--seed", c->seed, "seed of the prompts (42)");
-  command->add_option("--haystack", c->haystack, "text in which needles of running text are hidden")
+  c->samples_option = command->add_option(
+      "--samples", c->samples,
+      "prompts per task and length; RULER's own has 500 (100; with --prompts, all of a file)");
+  generated("--seed", c->seed, "seed of the prompts (42)");
+  generated("--haystack", c->haystack, "text in which needles of running text are hidden")->type_name("FILE");
+  generated("--qa-1", c->questions_1, "questions of qa_1: JSONL with question, answers, documents")
       ->type_name("FILE");
-  command->add_option("--qa-1", c->questions_1, "questions of qa_1: JSONL with question, answers, documents")
-      ->type_name("FILE");
-  command->add_option("--qa-2", c->questions_2, "questions of qa_2")->type_name("FILE");
-  command
-      ->add_option("--words", c->words, "words for keys and counts, one per line; without it, built-in ones")
+  generated("--qa-2", c->questions_2, "questions of qa_2")->type_name("FILE");
+  generated("--words", c->words, "words for keys and counts, one per line; without it, built-in ones")
       ->type_name("FILE");
   command
       ->add_option(

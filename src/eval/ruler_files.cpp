@@ -184,21 +184,29 @@ nlohmann::ordered_json ruler_summary(const std::vector<RulerAnswer>& answers,
 std::string ruler_table(const nlohmann::ordered_json& summary) {
   std::set<int64_t> lengths;
   std::map<std::string, std::map<int64_t, std::string>> rows;
+  std::map<std::string, std::pair<int64_t, int64_t>> samples;  // of a task: the fewest and the most
   std::vector<std::string> tasks;
   for (const auto& cell : summary["cells"]) {
     const std::string task = cell["task"];
-    if (!rows.count(task)) tasks.push_back(task);
+    const auto count = cell["samples"].get<int64_t>();
+    if (!rows.count(task)) tasks.push_back(task), samples[task] = {count, count};
+    auto& [fewest, most] = samples[task];
+    fewest = std::min(fewest, count), most = std::max(most, count);
     lengths.insert(cell["length"].get<int64_t>());
     rows[task][cell["length"]] = fmt::format("{:.1f}", cell["score"].get<double>());
   }
   std::string text = fmt::format("{:<18}", "task");
   for (const int64_t length : lengths) text += fmt::format("{:>9}", length);
+  text += fmt::format("{:>10}", "samples");
   const auto add_row = [&](const std::string& title, const std::function<std::string(int64_t)>& value) {
     text += fmt::format("\n{:<18}", title);
     for (const int64_t length : lengths) text += fmt::format("{:>9}", value(length));
   };
-  for (const std::string& task : tasks)
+  for (const std::string& task : tasks) {
     add_row(task, [&](int64_t length) { return rows[task].count(length) ? rows[task][length] : "-"; });
+    const auto& [fewest, most] = samples[task];
+    text += fmt::format("{:>10}", fewest == most ? std::to_string(most) : fmt::format("{}-{}", fewest, most));
+  }
   if (!summary["average"].empty())
     add_row("average", [&](int64_t length) {
       return fmt::format("{:.1f}", summary["average"][std::to_string(length)].get<double>());

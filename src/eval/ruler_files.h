@@ -45,7 +45,8 @@ class RulerResults {
 /// cells, and averages over those tasks that have every length.
 nlohmann::ordered_json ruler_summary(const std::vector<RulerAnswer>& answers,
                                      const nlohmann::ordered_json& header);
-/// The same as a table: a row per task, a column per length, the average below.
+/// The same as a table: a row per task, a column per length, the samples of each length ("100-500" where they
+/// differ), the average below.
 std::string ruler_table(const nlohmann::ordered_json& summary);
 
 }  // namespace sluice

@@ -333,10 +333,10 @@ TEST_CASE("the summary averages over the tasks that have every length", "[ruler]
   CHECK(summary["depths"][0]["score"] == 50);
   CHECK(summary["depths"][0]["samples"] == 2);
   CHECK(ruler_table(summary) ==
-        "task                   1024     2048\n"
-        "niah_single_1          66.7      0.0\n"
-        "vt                     20.0     40.0\n"
-        "fwe                   100.0        -\n"
+        "task                   1024     2048   samples\n"
+        "niah_single_1          66.7      0.0       1-3\n"
+        "vt                     20.0     40.0         1\n"
+        "fwe                   100.0        -         1\n"
         "average                43.3     20.0\n");
 }
 

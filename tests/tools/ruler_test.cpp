@@ -56,6 +56,21 @@ TEST_CASE("ruler answers prompts, keeps every answer and goes on", "[ruler]") {
   REQUIRE(given.code == 0);
   CHECK(nlohmann::json::parse(given.out)["cells"][0]["task"] == "vt");
   CHECK(nlohmann::json::parse(given.out)["cells"][0]["length"] == 64);
+
+  // Of a file all prompts are asked, unless --samples is given.
+  std::string many;
+  for (int i = 0; i < 103; ++i)
+    many += fmt::format("{{\"input\": \"VAR {} = 1. Who?\", \"outputs\": [\"A\"]}}\n", i);
+  write_bytes(t.folder / "vt.jsonl", many);
+  const std::vector<std::string> files = {"ruler",          t.run, "--prompts", t.folder / "vt.jsonl", "-o",
+                                          t.folder / "many"};
+  const Outcome whole = t.sluice(files);
+  INFO(whole.err);
+  REQUIRE(whole.code == 0);
+  CHECK_THAT(whole.out, Contains("   samples\n") && Contains("       103\n"));
+  std::vector<std::string> few = files;
+  few.insert(few.end(), {"--samples", "100", "--json"});
+  CHECK(nlohmann::json::parse(t.sluice(few).out)["cells"][0]["samples"] == 100);
 }
 
 TEST_CASE("ruler refuses what cannot be measured", "[ruler]") {
@@ -79,6 +94,11 @@ TEST_CASE("ruler refuses what cannot be measured", "[ruler]") {
   refused({"--lengths", "700", "--yarn", "0.5"}, "--yarn 0.5: must be at least 1");
   write_bytes(t.folder / "vt.jsonl",
               "{\"input\": \"" + std::string(800, 'x') + "\", \"outputs\": [\"A\"]}\n");
+  const std::vector<std::pair<std::string, std::string>> of_generated = {
+      {"--lengths", "16k"}, {"--tasks", "vt"},   {"--seed", "7"},    {"--haystack", "x.txt"},
+      {"--words", "x.txt"}, {"--qa-1", "q.txt"}, {"--qa-2", "q.txt"}};
+  for (const auto& [option, value] : of_generated)
+    refused({"--prompts", t.folder / "vt.jsonl", option, value}, option + " has no effect on --prompts");
   refused({"--prompts", t.folder / "vt.jsonl"}, "a prompt of 800 tokens and 30 generated ones do not fit");
 }
 
