@@ -18,7 +18,8 @@ double element(const Tensor& t, int64_t i) {
   return t.dtype == DType::f64 ? t.as<double>()[i] : static_cast<double>(t.as<float>()[i]);
 }
 
-/// One sample's forward pass with its losses and, where asked for, logits.
+/// The forward pass of a micro-batch, as evaluations fill it, with its losses and, where asked for, the
+/// logits of one sample at a time.
 class Pass {
  public:
   /// sizes: what measuring has found; all 0: measure.
@@ -29,16 +30,20 @@ class Pass {
       : activations_("activations", sizes.activations, trained.device()),
         host_("host", sizes.host),
         ctx(sizes.scratch, trained.device()) {
-    const int64_t tokens = trained.config().data.seq_len;
-    buffers = make_forward_buffers(trained, activations_, host_, tokens, Recompute::none);
+    const int64_t length = trained.config().data.seq_len;
+    buffers = make_forward_buffers(trained, activations_, host_,
+                                   trained.config().train.micro_batch_size * length, Recompute::none);
     if (with_logits)
       logits = activations_.alloc("logits", accumulate_dtype(trained.dtype()),
-                                  {tokens, trained.config().model.vocab_size});
+                                  {length, trained.config().model.vocab_size});
   }
   void run(const Transformer& model, const ValueZeroing* zeroing) {
     model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
     model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
-    if (!logits.empty()) model.logits(ctx, logits, buffers.saved.hidden);
+  }
+  void run_logits(const Transformer& model, int64_t sample) {
+    const int64_t length = logits.dim(0);
+    model.logits(ctx, logits, buffers.saved.hidden.rows(sample * length, length));
   }
   Sizes sizes() const {
     return {activations_.high_water(), host_.high_water(), std::max<int64_t>(ctx.scratch.high_water(), 64)};
@@ -57,26 +62,33 @@ template <class T>
 void write_records(const TrainedModel& trained, const Blend& set, int64_t samples,
                    const TokenRecordFiles& files, const ValueZeroing* zeroing) {
   const int64_t length = trained.config().data.seq_len, vocabulary = trained.config().model.vocab_size;
-  Pass measure(trained, !files.logits.empty(), {});
+  const int64_t at_once = trained.config().train.micro_batch_size;
+  const bool with_logits = !files.logits.empty();
+  Pass measure(trained, with_logits, {});
   measure.run(trained.model(), zeroing);
-  Pass pass(trained, !files.logits.empty(), measure.sizes());
+  if (with_logits) measure.run_logits(trained.model(), 0);
+  Pass pass(trained, with_logits, measure.sizes());
   std::vector<T> losses, logits;
-  for (int64_t sample = 0; sample < samples; ++sample) {
+  for (int64_t first = 0; first < samples; first += at_once) {
     const Batch& batch = pass.buffers.host;
-    set.fill_sequential(sample, 1, batch.tokens.as<int32_t>(), batch.targets.as<int32_t>(),
+    const int32_t* const targets = batch.targets.as<int32_t>();
+    set.fill_sequential(first, at_once, batch.tokens.as<int32_t>(), batch.targets.as<int32_t>(),
                         batch.positions.as<int32_t>(), batch.first_key.as<int32_t>());
     pass.buffers.upload(pass.ctx);
     pass.run(trained.model(), zeroing);
     const HostView of_losses(pass.ctx, pass.buffers.losses);
     synchronize(pass.ctx);
-    for (int64_t t = 0; t < length; ++t)
-      losses.push_back(batch.targets.as<int32_t>()[t] < 0 ? std::numeric_limits<T>::quiet_NaN()
-                                                          : static_cast<T>(element(of_losses.tensor(), t)));
-    if (files.logits.empty()) continue;
-    const HostView of_logits(pass.ctx, pass.logits);
-    synchronize(pass.ctx);
-    for (int64_t i = 0; i < length * vocabulary; ++i)
-      logits.push_back(static_cast<T>(element(of_logits.tensor(), i)));
+    const int64_t count = std::min(at_once, samples - first);
+    for (int64_t t = 0; t < count * length; ++t)
+      losses.push_back(targets[t] < 0 ? std::numeric_limits<T>::quiet_NaN()
+                                      : static_cast<T>(element(of_losses.tensor(), t)));
+    for (int64_t sample = 0; with_logits && sample < count; ++sample) {
+      pass.run_logits(trained.model(), sample);
+      const HostView of_logits(pass.ctx, pass.logits);
+      synchronize(pass.ctx);
+      for (int64_t i = 0; i < length * vocabulary; ++i)
+        logits.push_back(static_cast<T>(element(of_logits.tensor(), i)));
+    }
   }
   if (!files.losses.empty()) write_npy(files.losses, {samples, length}, losses);
   if (!files.logits.empty()) write_npy(files.logits, {samples, length, vocabulary}, logits);

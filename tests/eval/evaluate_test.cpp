@@ -25,6 +25,7 @@ class CountingTokenizer : public Tokenizer {
   std::vector<int32_t> encode(std::string_view) const override { return {}; }
   std::string decode(const std::vector<int32_t>&) const override { return ""; }
   int32_t end_of_document() const override { return 31; }
+  std::string token_name(int32_t) const override { return ""; }
   int64_t token_bytes(int32_t token) const override { return token == 31 ? 0 : token % 3 + 1; }
   std::string fingerprint() const override { return "counting"; }
   std::string name() const override { return "counting"; }
@@ -167,6 +168,27 @@ TEST_CASE("evaluation does not depend on micro-batch size or recomputation", "[e
     CHECK(std::ranges::equal(all(last.analysis), all(first.analysis), same));
   }
   CHECK(*results[0].analysis.mean_gate_score == Approx(0.5).margin(0.1));
+}
+
+TEST_CASE("YaRN from overrides stretches the model's own positions", "[evaluate]") {
+  test::TinyTraining t;
+  const CheckpointInfo checkpoint = find_checkpoint(trained_checkpoint(t, 1));
+  const auto scaling = [&](const std::vector<std::string>& overrides) {
+    return checkpoint_config(checkpoint, "", overrides).model.rope.scaling;
+  };
+  const std::string key = "model.rope.scaling.";
+  CHECK(scaling({key + "type=yarn", key + "factor=4", "data.seq_len=128"}).original_max_position_embeddings ==
+        32);
+  CHECK(scaling({"model.rope.scaling={type: yarn, factor: 4}"}).original_max_position_embeddings == 32);
+  CHECK(scaling({key + "type=yarn", key + "factor=4", key + "original_max_position_embeddings=9"})
+            .original_max_position_embeddings == 9);
+  // One that the model was trained with keeps its length.
+  test::TinyTraining trained;
+  trained.config.model.rope.scaling = {
+      .type = RopeScalingType::yarn, .factor = 2, .original_max_position_embeddings = 16};
+  const Config own = checkpoint_config(find_checkpoint(trained_checkpoint(trained, 1)), "",
+                                       {key + "type=yarn", key + "factor=4", "data.seq_len=64"});
+  CHECK(own.model.rope.scaling.original_max_position_embeddings == 16);
 }
 
 TEST_CASE("evaluation can be limited and interrupted, and does not change training", "[evaluate]") {

@@ -20,6 +20,7 @@ class ByteTokenizer : public Tokenizer {
   std::vector<int32_t> encode(std::string_view) const override { return {}; }
   std::string decode(const std::vector<int32_t>&) const override { return ""; }
   int32_t end_of_document() const override { return 31; }
+  std::string token_name(int32_t) const override { return ""; }
   int64_t token_bytes(int32_t) const override { return 1; }
   std::string fingerprint() const override { return "bytes"; }
   std::string name() const override { return "bytes"; }

@@ -124,6 +124,7 @@ class NoTokenizer : public Tokenizer {
   std::vector<int32_t> encode(std::string_view) const override { return {}; }
   std::string decode(const std::vector<int32_t>&) const override { return ""; }
   int32_t end_of_document() const override { return 0; }
+  std::string token_name(int32_t) const override { return ""; }
   int64_t token_bytes(int32_t token) const override { return token == 0 ? 0 : 1; }
   std::string fingerprint() const override { return "backcopy"; }
   std::string name() const override { return "backcopy"; }

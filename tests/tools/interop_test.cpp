@@ -2,7 +2,9 @@
 // weights.
 #include <cmath>
 #include <cstring>
+#include <set>
 
+#include "support/npy.h"
 #include "tools/tiny_run.h"
 
 using Catch::Matchers::Contains;
@@ -22,16 +24,6 @@ double loss(const TinyRun& t, const std::string& model, std::vector<std::string>
   REQUIRE(o.code == 0);
   const nlohmann::json j = nlohmann::json::parse(o.out);
   return j.at("sets").at("held_out").at("loss");
-}
-
-/// The values of a .npy file of f32.
-std::vector<float> npy(const std::string& path) {
-  const std::string bytes = io::read_file(path);
-  const size_t begin =
-      10 + static_cast<unsigned char>(bytes.at(8)) + 256 * static_cast<unsigned char>(bytes.at(9));
-  std::vector<float> values((bytes.size() - begin) / sizeof(float));
-  std::memcpy(values.data(), bytes.data() + begin, values.size() * sizeof(float));
-  return values;
 }
 
 }  // namespace
@@ -138,6 +130,11 @@ TEST_CASE("a folder is evaluated with overrides, token by token", "[interop]") {
             "model.rope.scaling.original_max_position_embeddings=16"});
   CHECK(std::isfinite(longer));
   CHECK(longer != loss(t, folder, {"data.seq_len=64"}));
+  // Unless it is said, YaRN stretches the model's own length, which is 16.
+  for (const std::string& model : {folder, t.run})
+    CHECK(
+        loss(t, model, {"data.seq_len=64", "model.rope.scaling.type=yarn", "model.rope.scaling.factor=4"}) ==
+        Approx(longer).epsilon(1e-6));
   CHECK(loss(t, t.run, {"data.seq_len=64"}) == Approx(loss(t, folder, {"data.seq_len=64"})).epsilon(1e-6));
 
   const std::string losses = t.folder / "losses.npy", logits = t.folder / "logits.npy";
@@ -154,6 +151,21 @@ TEST_CASE("a folder is evaluated with overrides, token by token", "[interop]") {
   for (const float x : npy(t.folder / "zeroed.npy")) sum += static_cast<double>(x);
   CHECK(sum / 64 == Approx(zeroed).epsilon(1e-5));
   CHECK(zeroed != Approx(mean).epsilon(1e-4));
+  // Heads are chosen by micro-batches, of which the last is not full, and in each way at some threshold.
+  std::set<double> results;
+  for (int percent = 17; percent < 26; ++percent) {
+    const double chosen =
+        loss(t, t.run,
+             {"--max-tokens", "96", "--per-token", t.folder / "sinks.npy", "--zero-first-value", "sinks",
+              "--sink-threshold", fmt::format("0.{}", percent), "train.micro_batch_size=4",
+              "train.global_batch_size=4"});
+    sum = 0;
+    for (const float x : npy(t.folder / "sinks.npy")) sum += static_cast<double>(x);
+    INFO(percent);
+    CHECK(sum / 96 == Approx(chosen).epsilon(1e-7));
+    results.insert(chosen);
+  }
+  CHECK(results.size() > 2);
   // A loss is the log-sum-exp of the logits without that of the target, which is in the files of tokens.
   double total = 0;
   for (size_t i = 0; i < 257; ++i) total += std::exp(static_cast<double>(all[i]));
@@ -168,6 +180,21 @@ TEST_CASE("a folder is evaluated with overrides, token by token", "[interop]") {
   CHECK(t.sluice({"analyze", folder, "-o", t.folder / "analysis", "--data",
                   "held_out=" + (t.folder / "held_out"), "--quiet", "data.seq_len=16"})
             .code == 0);
+  // Weights that are not numbers give no text and no accuracy.
+  const std::string weights = io::read_file(folder + "/model.safetensors"), task = t.folder / "task.jsonl";
+  write_bytes(folder + "/model.safetensors",
+              weights.substr(0, weights.size() - 64) + std::string(64, '\xff'));
+  write_bytes(task, "{\"context\": \"a\", \"choices\": [\" b\", \" c\"], \"answer\": 0}\n");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"generate", folder, "-p", "ab", "--temperature", "0"},
+        {"generate", folder, "-p", "ab"},
+        {"eval", folder, "--tasks", task}}) {
+    const Outcome o = t.sluice(arguments);
+    INFO(arguments[0] << o.out << o.err);
+    CHECK(o.code == 78);
+    CHECK_THAT(o.err, Contains("not finite"));
+  }
+  write_bytes(folder + "/model.safetensors", weights);
   // Hidden behind no message: a folder that Sluice cannot compute says which value.
   nlohmann::json config = nlohmann::json::parse(io::read_file(folder + "/config.json"));
   config["attention_bias"] = true;
