@@ -12,7 +12,7 @@ void TextLoss::add(const TokenFileInfo& info) {
 }
 
 double TextLoss::bytes_per_token_byte() const {
-  return lost_bytes > 0 && token_bytes > 0
+  return token_bytes > 0 && token_bytes != text_bytes
              ? static_cast<double>(text_bytes) / static_cast<double>(token_bytes)
              : 1.0;
 }

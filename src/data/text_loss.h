@@ -15,7 +15,8 @@ struct TextLoss {
   int64_t lost_bytes = 0;   // of the text, not represented by the tokens
 
   void add(const TokenFileInfo& info);
-  /// Bytes of text per byte represented by tokens; exactly 1 if nothing is lost.
+  /// Bytes of text per byte represented by tokens; exactly 1 if these are equally many. More are represented
+  /// than were read where a tokenizer puts a space in front of every document.
   double bytes_per_token_byte() const;
   double share() const;
   /// `before` followed by "tokenizer drops 17.0% of the text's bytes"; empty if it drops none.

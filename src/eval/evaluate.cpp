@@ -132,7 +132,7 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     std::erase_if(r.by_position, [](const PositionResult& octave) { return octave.tokens == 0; });
     for (PositionResult& octave : r.by_position) octave.loss /= static_cast<double>(octave.tokens);
     r.loss_of_text = text_loss_[i];
-    bytes *= text_loss_[i].bytes_per_token_byte();  // exactly 1 if nothing is lost
+    bytes *= text_loss_[i].bytes_per_token_byte();  // the text's own bytes
     r.bits_per_byte = nats_of_text / (std::log(2.0) * bytes);
     result.sets.push_back(r);
   }
