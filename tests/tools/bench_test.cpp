@@ -1,6 +1,7 @@
 // sluice bench at tiny sizes, on the CPU and, if the build has one, on a GPU (or its emulation). The numbers
 // are meaningless, but every measurement runs.
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -98,6 +99,28 @@ TEST_CASE("bench measures kernels, products, attention, experts and steps on eve
     check_bench(t, "cuda");
   else
     CHECK_THAT(t.sluice({"bench", "kernels", "--device", "cuda"}).err, Contains("bench: --device cuda"));
+}
+
+TEST_CASE("operations are compared with the peak of products of their own type", "[bench]") {
+  const TinyRun t;
+  const std::string file = t.folder / "ops.json";
+  const Outcome o = t.sluice({"bench", "peak,ops", "--device", "cpu", "--seconds", "0.001", "--json", file});
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  const auto result = nlohmann::json::parse(io::read_file(file));
+  const std::string unit = result["bf16_products"],
+                    key = (unit == "amx" ? "amx" : "bf16") + std::string("_gflops");
+  const bool in_hardware = unit != "f32" && unit != "amx_emulated" && result["peak"][key] > 0;
+  std::map<std::string, double> peaks;
+  for (const auto& row : result["ops"]) {
+    if (!row.contains("gflops")) continue;
+    INFO(row.dump());
+    const double peak = peaks[row["precision"]] = row["peak_gflops"];
+    CHECK(row["percent_of_peak"].get<double>() == Approx(100 * row["gflops"].get<double>() / peak));
+    CHECK(row["peak"] == (row["precision"] == "bf16" && in_hardware ? "bf16 peak" : "FMA peak"));
+  }
+  REQUIRE(peaks.size() == 2);
+  if (in_hardware) CHECK(peaks["bf16"] > 1.2 * peaks["f32"]);
 }
 
 }  // namespace sluice::test

@@ -206,11 +206,13 @@ json run_peak() {
 
 json run_ops(const std::vector<std::string>& precisions, double seconds) {
   json all;
-  fmt::print("{:<32}{:<6}{:<26}{:>11}{:>10}{:>8}{:>9}\n", "op", "", "shape", "us", "GFLOP/s", "% peak",
-             "GB/s");
   for (const std::string& precision : precisions) {
-    const double fma = bench::fma_peak(num_threads(), 0.2);
-    for (const json& row : bench::measure_ops(dtype_of(precision), fma, seconds)) {
+    const bench::ProductsPeak peak(dtype_of(precision));
+    const double gflops = peak.measure(0.2);
+    fmt::print("{:<32}{:<6}{:<26}{:>11}{:>10}{:>8}{:>9}   of {} {:.1f} GFLOP/s\n", "op", "", "shape", "us",
+               "GFLOP/s", "% peak", "GB/s", peak.name(), gflops);
+    for (json row : bench::measure_ops(dtype_of(precision), gflops, seconds)) {
+      if (row.contains("percent_of_peak")) row["peak"] = peak.name(), row["peak_gflops"] = gflops;
       fmt::print("{:<32}{:<6}{:<26}{:>11.1f}{:>10}{:>8}{:>9}\n", row["op"].get<std::string>(), precision,
                  row["shape"].get<std::string>(), row["us"].get<double>(), number(row, "gflops", "{:.1f}"),
                  number(row, "percent_of_peak", "{:.1f}"), number(row, "gb_per_second", "{:.1f}"));

@@ -42,13 +42,22 @@ struct Peak {
 double fma_peak(int threads, double seconds);
 /// GFLOP/s of independent chains of products of bf16 by AVX512-BF16 or AMX; 0 without it.
 double bf16_peak(Bf16Unit unit, int threads, double seconds);
+/// The peak of products of a type on all threads: of bf16 where the kernels multiply it in hardware
+/// (bf16_unit), else of FMA.
+struct ProductsPeak {
+  explicit ProductsPeak(DType dtype);
+  double measure(double seconds) const;  // GFLOP/s
+  const char* name() const { return in_bf16 ? "bf16 peak" : "FMA peak"; }
+
+  bool in_bf16;
+};
 /// GB/s, read and written, of all threads that copy 256 MiB.
 double copy_rate(double seconds);
 Peak measure_peak(double seconds);
 
 /// Every op of a training step, at the shapes of models typical of this kind of machine; one JSON object per
-/// row.
-nlohmann::json measure_ops(DType dtype, double fma_peak_gflops, double seconds);
+/// row. peak_gflops: of products of that type, to which the rows' percent_of_peak refers.
+nlohmann::json measure_ops(DType dtype, double peak_gflops, double seconds);
 
 /// At GPU sizes (or tiny); rows of race().
 nlohmann::json measure_kernels(const RaceOptions& options);

@@ -206,8 +206,8 @@ class OpBench {
 
 }  // namespace
 
-nlohmann::json measure_ops(DType dtype, double fma_peak_gflops, double seconds) {
-  OpBench b(dtype, fma_peak_gflops, seconds);
+nlohmann::json measure_ops(DType dtype, double peak_gflops, double seconds) {
+  OpBench b(dtype, peak_gflops, seconds);
   b.linear(1024, 384, 384);
   b.linear(1024, 128, 384);
   b.linear(1024, 2048, 384);

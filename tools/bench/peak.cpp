@@ -157,6 +157,12 @@ double bf16_peak([[maybe_unused]] Bf16Unit unit, [[maybe_unused]] int threads,
   return 0;
 }
 
+ProductsPeak::ProductsPeak(DType dtype) : in_bf16(dtype == DType::bf16 && bf16_peak(bf16_unit(), 1, 0) > 0) {}
+
+double ProductsPeak::measure(double seconds) const {
+  return in_bf16 ? bf16_peak(bf16_unit(), num_threads(), seconds) : fma_peak(num_threads(), seconds);
+}
+
 double copy_rate(double seconds) {
   constexpr int64_t kFloats = int64_t{64} << 20;  // 256 MiB each: larger than any cache
   Arena arena("bandwidth", 2 * kFloats * 4);

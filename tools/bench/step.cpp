@@ -218,19 +218,16 @@ nlohmann::json measure_step(const std::string& name, Device device, DType dtype,
   Profile times;
   // The peak of a CPU is measured between the steps, so that both run at the same clock frequency. A step
   // waits for its loss, also on a GPU.
-  const bool in_bf16 = dtype == DType::bf16 && bf16_peak(bf16_unit(), 1, 0) > 0;
-  const auto peak_now = [&](double time) {
-    return in_bf16 ? bf16_peak(bf16_unit(), num_threads(), time) : fma_peak(num_threads(), time);
-  };
+  const ProductsPeak of_products(dtype);
   constexpr double kTensorCores = 989e3;  // GFLOP/s, H100 and H200 SXM, dense bf16, by their data sheet
-  std::vector<double> steps, peaks{gpu ? kTensorCores : peak_now(0.05)};
+  std::vector<double> steps, peaks{gpu ? kTensorCores : of_products.measure(0.05)};
   const double begin = now();
   while (steps.size() < (seconds > 0 ? 10 : 2) || now() - begin < seconds) {
     training.ctx.profile = profile ? &times : nullptr;
     const double start = now();
     loss = training.step();
     steps.push_back(now() - start);
-    if (steps.size() % 5 == 0 && !gpu) peaks.push_back(peak_now(0.02));
+    if (steps.size() % 5 == 0 && !gpu) peaks.push_back(of_products.measure(0.02));
   }
   std::sort(steps.begin(), steps.end());
   std::sort(peaks.begin(), peaks.end());
@@ -248,9 +245,7 @@ nlohmann::json measure_step(const std::string& name, Device device, DType dtype,
                      {"tokens_per_second", tokens / median},
                      {"gflops", gflops},
                      {"peak_gflops", peak},
-                     {"peak", gpu       ? "989 TFLOP/s"
-                              : in_bf16 ? "bf16 peak"
-                                        : "FMA peak"},
+                     {"peak", gpu ? "989 TFLOP/s" : of_products.name()},
                      {"memory_bytes", training.values.capacity() + training.gradients.capacity() +
                                           training.moments.capacity() + training.activations.capacity() +
                                           training.ctx.scratch.capacity()},
