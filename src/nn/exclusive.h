@@ -10,7 +10,8 @@ namespace sluice {
 
 /// Exclusive self attention (ops/exclusive.h; model.attention.exclusive): every head's output without its
 /// component along the token's own value; the identity with none. Learned: s_h times that component, with s_h
-/// = 0 at the start, where the layer is the identity.
+/// = 0 at the start, where the layer is the identity. Where a norm follows, of a head or of the branch, y is
+/// read as what it is without its rounding (ops/exclusive.h).
 class Exclusive {
  public:
   struct Saved {
@@ -34,7 +35,7 @@ class Exclusive {
   Tensor scale() const { return scale_ ? store_.value(*scale_) : Tensor(); }
 
   ParamStore& store_;
-  bool identity_;
+  bool identity_, normed_;
   std::optional<ParamStore::Id> scale_;
 };
 

@@ -22,32 +22,33 @@ void check_exclusive(const char* op, const Tensor& y, const Tensor& v, const Ten
 
 }  // namespace
 
-void exclusive_forward(Context& ctx, Tensor z, const Tensor& y, const Tensor& v, const Tensor& s) {
+void exclusive_forward(Context& ctx, Tensor z, const Tensor& y, const Tensor& v, const Tensor& s,
+                       bool normed) {
   check_exclusive("exclusive_forward", y, v, s);
   check_like("exclusive_forward", "z", z, y);
-  SLUICE_DISPATCH(exclusive_forward, ctx, z, y, v, s);
+  SLUICE_DISPATCH(exclusive_forward, ctx, z, y, v, s, normed);
 }
 
 void exclusive_backward(Context& ctx, Tensor dy, Tensor dv, Tensor ds, const Tensor& dz, const Tensor& y,
-                        const Tensor& v, const Tensor& s) {
+                        const Tensor& v, const Tensor& s, bool normed) {
   const char* op = "exclusive_backward";
   check_exclusive(op, y, v, s);
   check_like(op, "dy", dy, y);
   check_like(op, "dz", dz, y);
   check_like(op, "dv", dv, v);
   SLUICE_CHECK(bool(s) == bool(ds), "{}: ds must be given with s, and only then", op);
-  if (!s) return exclusive_backward_rows(ctx, dy, dv, {}, dz, y, v, s);
+  if (!s) return exclusive_backward_rows(ctx, dy, dv, {}, dz, y, v, s, normed);
   const DType wide = accumulate_dtype(y.dtype);
   check_tensor(op, "ds", ds, wide, {y.dim(1)});
   ScratchScope t(ctx.scratch);
   const Tensor rows = t.alloc("exclusive.ds", wide, {y.dim(0), y.dim(1)});
-  exclusive_backward_rows(ctx, dy, dv, rows, dz, y, v, s);
+  exclusive_backward_rows(ctx, dy, dv, rows, dz, y, v, s, normed);
   sum_rows(ctx, ds, rows, Into::add);
 }
 
 void exclusive_backward_rows(Context& ctx, Tensor dy, Tensor dv, Tensor ds_rows, const Tensor& dz,
-                             const Tensor& y, const Tensor& v, const Tensor& s) {
-  SLUICE_DISPATCH(exclusive_backward_rows, ctx, dy, dv, ds_rows, dz, y, v, s);
+                             const Tensor& y, const Tensor& v, const Tensor& s, bool normed) {
+  SLUICE_DISPATCH(exclusive_backward_rows, ctx, dy, dv, ds_rows, dz, y, v, s, normed);
 }
 
 }  // namespace sluice

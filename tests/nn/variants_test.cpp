@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "config/fields.h"
 #include "support/enums.h"
 #include "support/model.h"
 
@@ -91,6 +92,46 @@ TEST_CASE("learned exclusive attention gives the baseline's first loss bit for b
     c.attention.exclusive = ExclusiveAttention::full;
     CHECK(m.loss() == first_loss(c, type));
   }
+}
+
+TEST_CASE("tokens that see only themselves give exclusive attention nothing to say and nothing to learn",
+          "[variants][exclusive]") {
+  const auto learns = [](const ModelConfig& c, DType type) {
+    TestModel m(c, test::tiny_batch(), type);
+    m.randomize();
+    if (c.attention.exclusive == ExclusiveAttention::learned) set_all(m, "exclusive_scale", 1);
+    CHECK(std::isfinite(m.loss_and_gradient()));
+    double largest = 0;
+    for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
+      const Tensor d = m.store.grad(m.id("model.layers.0.self_attn." + std::string(name) + ".weight"));
+      for (int64_t i = 0; i < d.numel(); ++i) largest = std::max(largest, std::abs(Pool::get(d, i)));
+    }
+    return largest > 0;
+  };
+  for (const DType type : {DType::f32, DType::bf16, DType::f64})
+    for (const ExclusiveAttention exclusive : {ExclusiveAttention::full, ExclusiveAttention::learned})
+      for_each_value<OutputNorm>([&](OutputNorm norm) {
+        for_each_value<NormPlacement>([&](NormPlacement placement) {
+          for (const AttentionKind kind : {AttentionKind::softmax, AttentionKind::sink}) {
+            INFO(dtype_name(type) << " " << enum_name(exclusive) << " " << enum_name(norm) << " "
+                                  << enum_name(placement) << " " << enum_name(kind));
+            ModelConfig c = two_layers();
+            c.rms_norm_eps = 1e-6;
+            c.attention.kind = kind;
+            c.attention.exclusive = exclusive;
+            c.attention.output_norm = norm;
+            c.norm_placement = placement;
+            c.attention.window = 1;
+            // Without a norm the rounding of bf16 stays what it is.
+            const bool rounding = type == DType::bf16 && kind == AttentionKind::sink &&
+                                  norm == OutputNorm::none && placement == NormPlacement::pre;
+            CHECK(learns(c, type) == rounding);
+            if (type != DType::f32 || norm == OutputNorm::none) continue;
+            c.attention.window = 2;
+            CHECK(learns(c, type));
+          }
+        });
+      });
 }
 
 TEST_CASE("a gate of leading channels equals one whose other weights are zero", "[variants][gate]") {

@@ -29,6 +29,38 @@ A inverse_square(const T* v, int64_t n) {
   return square >= std::numeric_limits<A>::min() ? A(1) / square : A(0);
 }
 
+template <class A>
+struct Projected {
+  A c;
+  bool parallel;  // y counts as c v
+};
+
+/// A function of its own, so that forward and backward decide alike. rounding: exclusive_rounding, squared.
+template <class T, class A = accumulate_t<T>>
+[[gnu::noinline]] Projected<A> project(const T* y, const T* v, A inverse, A rounding, int64_t n) {
+  const A c = dot_of(y, v, n) * inverse;
+  A rest = 0, square = 0;
+#pragma omp simd reduction(+ : rest, square)
+  for (int64_t i = 0; i < n; ++i) {
+    const A x = load(y + i), r = x - c * load(v + i);
+    rest += r * r;
+    square += x * x;
+  }
+  return {c, rest < rounding * square};
+}
+
+template <class T, class A = accumulate_t<T>>
+void scale_row(T* to, const T* from, A factor, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) store(to + i, factor * load(from + i));
+}
+
+template <class A>
+A squared_rounding(const Tensor& y, bool normed) {
+  const double rounding = exclusive_rounding(y.dtype, normed);
+  return static_cast<A>(rounding * rounding);
+}
+
 struct ExclusiveShape {
   int64_t tokens, heads, kv_heads, depth, group;
 
@@ -46,13 +78,15 @@ struct ExclusiveShape {
 
 }  // namespace
 
-void exclusive_forward(Context& ctx, Tensor z, const Tensor& y, const Tensor& v, const Tensor& s) {
+void exclusive_forward(Context& ctx, Tensor z, const Tensor& y, const Tensor& v, const Tensor& s,
+                       bool normed) {
   if (ctx.dry_run) return;
   const ExclusiveShape g(y, v);
   with_storage_type(y.dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
     const T* scales = s ? s.as<T>() : nullptr;
+    const A rounding = squared_rounding<A>(y, normed);
     g.for_each_value([&](int64_t value_row, int64_t first) {
       const T* value = v.as<T>() + value_row * g.depth;
       const A inverse = inverse_square(value, g.depth);
@@ -60,7 +94,12 @@ void exclusive_forward(Context& ctx, Tensor z, const Tensor& y, const Tensor& v,
         const T* from = y.as<T>() + row * g.depth;
         T* to = z.as<T>() + row * g.depth;
         const A scale = scales ? load(scales + row % g.heads) : A(1);
-        const A part = scale * (dot_of(from, value, g.depth) * inverse);
+        const Projected<A> p = project(from, value, inverse, rounding, g.depth);
+        if (p.parallel) {
+          scale_row(to, from, A(1) - scale, g.depth);
+          continue;
+        }
+        const A part = scale * p.c;
 #pragma omp simd
         for (int64_t i = 0; i < g.depth; ++i) store(to + i, load(from + i) - part * load(value + i));
       }
@@ -69,7 +108,7 @@ void exclusive_forward(Context& ctx, Tensor z, const Tensor& y, const Tensor& v,
 }
 
 void exclusive_backward_rows(Context& ctx, Tensor dy, Tensor dv, Tensor ds_rows, const Tensor& dz,
-                             const Tensor& y, const Tensor& v, const Tensor& s) {
+                             const Tensor& y, const Tensor& v, const Tensor& s, bool normed) {
   const ExclusiveShape g(y, v);
   ScratchScope scratch(ctx.scratch);
   const Tensor sums =
@@ -79,6 +118,7 @@ void exclusive_backward_rows(Context& ctx, Tensor dy, Tensor dv, Tensor ds_rows,
     using T = decltype(tag);
     using A = accumulate_t<T>;
     const T* scales = s ? s.as<T>() : nullptr;
+    const A rounding = squared_rounding<A>(y, normed);
     g.for_each_value([&](int64_t value_row, int64_t first) {
       const T* value = v.as<T>() + value_row * g.depth;
       A* dvalue = sums.as<A>() + value_row * g.depth;
@@ -88,9 +128,14 @@ void exclusive_backward_rows(Context& ctx, Tensor dy, Tensor dv, Tensor ds_rows,
         const T *out = y.as<T>() + row * g.depth, *dout = dz.as<T>() + row * g.depth;
         T* din = dy.as<T>() + row * g.depth;
         const A scale = scales ? load(scales + row % g.heads) : A(1);
-        const A a = dot_of(dout, value, g.depth), c = dot_of(out, value, g.depth) * inverse;
-        if (ds_rows) ds_rows.as<A>()[row] = -c * a;
-        const A of_dz = scale * c, of_y = scale * (a * inverse), of_v = A(2) * c * of_y;
+        const Projected<A> p = project(out, value, inverse, rounding, g.depth);
+        const A a = dot_of(dout, value, g.depth);
+        if (ds_rows) ds_rows.as<A>()[row] = -p.c * a;
+        if (p.parallel) {
+          scale_row(din, dout, A(1) - scale, g.depth);
+          continue;
+        }
+        const A of_dz = scale * p.c, of_y = scale * (a * inverse), of_v = A(2) * p.c * of_y;
 #pragma omp simd
         for (int64_t i = 0; i < g.depth; ++i) {
           const A d = load(dout + i), x = load(value + i);
