@@ -10,12 +10,24 @@
 #include "ops/elementwise.h"
 
 namespace sluice {
+namespace {
+
+/// Of each layer's row, the number of batches times multiply / divide: whole numbers, and exact.
+void scale_batches(std::vector<double>& rows, int64_t heads, int64_t multiply, int64_t divide) {
+  for (int64_t at = heads + 1; at < std::ssize(rows); at += head_row_size(heads)) {
+    double& batches = rows[static_cast<size_t>(at)];
+    batches = batches * static_cast<double>(multiply) / static_cast<double>(divide);
+  }
+}
+
+}  // namespace
 
 void HeadBalanceState::allocate(const StepMemory& memory) {
   rank_ = memory.ranks.rank(), micro_batches_ = memory.micro_batches;
   load_ = make_head_load(config_, memory.device, memory.host, &memory.ranks, memory.sequences);
   if (!active()) return;
-  load_.token_fraction = 1.0 / static_cast<double>(memory.ranks.size() * micro_batches_);
+  batches_per_step_ = memory.ranks.size() * micro_batches_;
+  load_.token_fraction = 1.0 / static_cast<double>(batches_per_step_);
   const bool on_gpu = memory.device.device() != Device::cpu;
   const auto on_host = [&](const Tensor& t) {
     return on_gpu ? memory.host.alloc(t.name, t.dtype, {t.dim(0), t.dim(1)}) : t;
@@ -79,9 +91,10 @@ void HeadBalanceState::applied(Context& /*ctx*/) {
 }
 
 /// Once all samples of the calibration are in: 1 for the most important heads of each layer, ties to the
-/// lower one.
+/// lower one. Until then 1 for all.
 void HeadBalanceState::find_shared() {
   const HeadBalanceConfig& balance = config_.attention.head_balance;
+  std::fill_n(host_shared_.as<double>(), host_shared_.numel(), 1.0);
   if (calibrated_samples_ < balance.calibration_samples) return;
   const int64_t heads = config_.num_attention_heads;
   for (int64_t l = 0; l < config_.num_hidden_layers; ++l) {
@@ -135,7 +148,10 @@ void HeadBalanceState::save(nlohmann::json& state) const {
   const auto numbers = [](const Tensor& t) {
     return t ? std::vector<double>(t.as<double>(), t.as<double>() + t.numel()) : std::vector<double>();
   };
-  state["heads"] = {{"previous", numbers(host_previous_)},
+  std::vector<double> previous_step = numbers(host_previous_);
+  scale_batches(previous_step, config_.num_attention_heads, samples_per_step_, batches_per_step_);
+  state["heads"] = {{"previous", previous_step},
+                    {"previous_in_samples", true},
                     {"calibration", calibration_},
                     {"calibrated_samples", calibrated_samples_},
                     {"shared", numbers(host_shared_)}};
@@ -144,21 +160,26 @@ void HeadBalanceState::save(nlohmann::json& state) const {
 void HeadBalanceState::restore(const StateReader& state) {
   if (!state.has("heads")) return;
   const StateReader heads = state.object("heads");
-  const auto previous_step = heads.numbers("previous", StateReader::kAnyCount),
-             calibration = heads.numbers("calibration", StateReader::kAnyCount),
+  auto previous_step = heads.numbers("previous", StateReader::kAnyCount);
+  const auto calibration = heads.numbers("calibration", StateReader::kAnyCount),
              shared = heads.numbers("shared", StateReader::kAnyCount, 0);
+  // Older checkpoints have the batches of their layout, which is taken for this one.
+  const bool in_samples = heads.has("previous_in_samples") && heads.boolean("previous_in_samples");
   const int64_t samples = heads.integer("calibrated_samples", 0);
   if (!active()) return;
   // Head balance may have been changed with consent: what it does not count then, or counts otherwise, begins
   // anew.
-  if (host_previous_ && std::ssize(previous_step) == host_previous_.numel())
+  if (host_previous_ && std::ssize(previous_step) == host_previous_.numel()) {
+    if (in_samples)
+      scale_batches(previous_step, config_.num_attention_heads, batches_per_step_, samples_per_step_);
     std::copy(previous_step.begin(), previous_step.end(), host_previous_.as<double>());
+  }
   if (!host_shared_ || calibration.size() != calibration_.size() ||
       std::ssize(shared) != host_shared_.numel())
     return;
   calibration_ = calibration;
   calibrated_samples_ = samples;
-  std::copy(shared.begin(), shared.end(), host_shared_.as<double>());
+  find_shared();
 }
 
 }  // namespace sluice

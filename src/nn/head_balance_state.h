@@ -51,7 +51,10 @@ class HeadBalanceState : public NoStepLoss {
   std::optional<HeadSummary> summary() const;
   std::vector<StepScalar> scalars() const;
 
+  /// The previous step's sums say how many samples they are of, where the row of this layout has batches.
   void save(nlohmann::json& state) const;
+  /// The shared heads are found anew from the calibration's sums, of as many samples and heads as are asked
+  /// for now.
   void restore(const StateReader& state);
 
  private:
@@ -61,6 +64,7 @@ class HeadBalanceState : public NoStepLoss {
   ModelConfig config_;
   bool exact_;
   int64_t samples_per_step_, rank_ = 0, micro_batches_ = 1;
+  int64_t batches_per_step_ = 1;  // micro-batches, of all ranks
   HeadLoad load_;
   Tensor host_totals_, host_previous_, host_shared_;  // on a CPU, the load's
   Tensor host_rows_;                                  // exact: (ranks, micro-batches, L head_row_size(H))

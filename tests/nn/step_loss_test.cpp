@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "checkpoint/state_reader.h"
 #include "core/error.h"
@@ -194,4 +195,109 @@ TEST_CASE("Routers' counts are read under the name of today and under that of ol
         Catch::Contains(std::string("state.json: ") + name + ".previous must be a list of 6, got 2"));
     CHECK_THROWS_AS(restored({{name, 5}}), Error);
   }
+}
+
+namespace {
+
+/// Two layers of four heads. A row: four sums of importance, tokens, batches, and the sum of their loss.
+struct Heads {
+  explicit Heads(const HeadBalanceConfig& balance, int64_t batches = 2, int64_t samples = 8)
+      : micro_batches(batches) {
+    config.model.num_hidden_layers = 2;
+    config.model.num_attention_heads = 4;
+    config.model.attention.head_balance = balance;
+    config.train.global_batch_size = samples;
+    losses.emplace(config);
+    losses->allocate({.device = memory,
+                      .host = memory,
+                      .ranks = *ranks,
+                      .sequences = nullptr,
+                      .micro_batches = micro_batches,
+                      .tokens = 8,
+                      .losses = DType::f32});
+  }
+  void step(const std::vector<double>& rows) {
+    losses->begin_step(ctx);
+    const Tensor totals = losses->load().heads.totals;
+    std::copy(rows.begin(), rows.end(), totals.as<double>());
+    losses->fetch(ctx);
+    losses->collect(*ranks, 8);
+    losses->applied(ctx);
+  }
+  static std::vector<double> numbers(const Tensor& t) { return {t.as<double>(), t.as<double>() + t.numel()}; }
+  std::vector<double> previous() const { return numbers(losses->load().heads.reduced); }
+  std::vector<double> shared() const { return numbers(losses->load().heads.shared); }
+  void restore(const nlohmann::json& state) { losses->restore(StateReader(state, "state.json")); }
+
+  int64_t micro_batches;
+  Config config;
+  Arena memory{"test", 1 << 16};
+  std::unique_ptr<Communicator> ranks = make_local_communicator();
+  Context ctx{64};
+  std::optional<StepLosses> losses;
+};
+
+const std::vector<double> kHeadRows = {1, 4, 3, 2, 60, 2, 0.5, 9, 8, 7, 6, 60, 2, 0.5};
+
+}  // namespace
+
+TEST_CASE("shared heads follow the samples and the number of heads that are asked for on resuming",
+          "[step_loss][heads]") {
+  const std::vector<double> none(8, 1.0), one = {0, 1, 0, 0, 1, 0, 0, 0}, two = {0, 1, 1, 0, 1, 1, 0, 0};
+  const auto balance = [](int64_t shared_heads, int64_t samples) {
+    return HeadBalanceConfig{
+        .coefficient = 0.1, .shared_heads = shared_heads, .calibration_samples = samples};
+  };
+  Heads before(balance(1, 16)), too_few(balance(1, 500));
+  for (Heads* heads : {&before, &too_few}) {
+    heads->step(kHeadRows);
+    CHECK(heads->shared() == none);
+    heads->step(kHeadRows);
+  }
+  REQUIRE(before.shared() == one);
+  REQUIRE(too_few.shared() == none);
+  const auto resumed = [&](const Heads& from, int64_t shared_heads, int64_t samples, int64_t steps = 0) {
+    Heads heads(balance(shared_heads, samples));
+    heads.restore(saved(*from.losses));
+    for (int64_t i = 0; i < steps; ++i) heads.step(kHeadRows);
+    return heads.shared();
+  };
+  CHECK(resumed(before, 1, 16) == one);
+  CHECK(resumed(before, 2, 16) == two);
+  CHECK(resumed(before, 2, 16, 1) == two);
+  CHECK(resumed(too_few, 1, 500) == none);
+  for (const int64_t steps : {0, 1}) {
+    CHECK(resumed(too_few, 1, 8, steps) == one);
+    CHECK(resumed(too_few, 2, 16, steps) == two);
+    CHECK(resumed(before, 1, 24, steps) == (steps == 0 ? none : one));
+  }
+}
+
+TEST_CASE("the previous step's heads weigh the same on another layout, and for another number of samples",
+          "[step_loss][heads]") {
+  const HeadBalanceConfig balance = {.coefficient = 0.1, .scope = HeadBalanceScope::previous_step};
+  Heads before(balance);
+  before.step(kHeadRows);
+  const nlohmann::json state = saved(*before.losses);
+  const auto batches = [&](const nlohmann::json& from, int64_t micro_batches, int64_t samples = 8) {
+    Heads heads(balance, micro_batches, samples);
+    heads.restore(from);
+    const std::vector<double> rows = heads.previous();
+    std::vector<double> expected = kHeadRows;
+    expected[5] = rows[5], expected[12] = rows[12];
+    CHECK(rows == expected);
+    CHECK(rows[5] == rows[12]);
+    if (samples == 8) CHECK(saved(*heads.losses) == state);
+    return rows[5];
+  };
+  CHECK(batches(state, 2) == 2);
+  CHECK(batches(state, 1) == 1);
+  CHECK(batches(state, 8) == 8);
+  // head_balance divides by the tokens of the step before: half of those of a step of twice the samples.
+  CHECK(batches(state, 4, 16) == 2);
+  // Older checkpoints have the batches themselves, and are read as they were.
+  nlohmann::json older = state;
+  older["heads"]["previous"] = kHeadRows;
+  older["heads"].erase("previous_in_samples");
+  CHECK(batches(older, 2) == 2);
 }

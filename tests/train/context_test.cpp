@@ -257,11 +257,15 @@ TEST_CASE("gradients through shared sequences: experts, in every scope of their 
 }
 
 TEST_CASE("a training goes on with sequences on another number of ranks", "[context][checkpoint]") {
-  const bool sparse = GENERATE(false, true);
   Training t;
-  if (sparse) {
+  SECTION("plain attention") {}
+  SECTION("an indexer behind its warm-up") {
     use_sparse_attention(t.config);
     t.config.model.attention.sparse.phase_steps = 2;
+  }
+  SECTION("heads in balance with those of the step before") {
+    t.config.model.attention.head_balance = {.coefficient = 0.5, .scope = HeadBalanceScope::previous_step};
+    t.config.model.attention.gates[0].granularity = GateGranularity::headwise;
   }
   const Outcome one = train(t, {}, 6);
   for (const auto& [first, second] :
