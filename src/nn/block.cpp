@@ -62,6 +62,10 @@ Block::Saved Block::make_saved(Arena& arena, const std::string& name, int64_t T,
 Block::Saved Block::share_saved(Arena& arena, const std::string& name, const Saved& other) const {
   Saved s = other;
   s.y = arena.alloc(name + ".y", other.y.dtype, {other.y.dim(0), other.y.dim(1)});
+  // The other block may be one of those without a window (model.attention.window_pattern).
+  const SoftmaxAttention* const softmax = attention_.softmax();
+  if (Tensor& first_key = s.attention.core.first_key; softmax && softmax->window() > 0 && !first_key)
+    first_key = arena.alloc(name + ".attention.first_key", DType::i32, {other.y.dim(0)});
   return s;
 }
 

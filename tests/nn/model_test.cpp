@@ -67,6 +67,28 @@ TEST_CASE("recomputing activations changes no bit of any gradient", "[recompute]
   }
 }
 
+TEST_CASE("recomputed layers with and without window or experts share activations in any order",
+          "[recompute][window]") {
+  ModelConfig c = gated();
+  c.num_hidden_layers = 6;
+  c.attention.window = 2;
+  c.attention.window_pattern = 2;  // layers 0, 2 and 4
+  c.moe.num_experts = 4;
+  c.moe.num_experts_per_tok = 2;
+  c.moe.moe_intermediate_size = 4;
+  const std::vector<std::vector<int64_t>> dense_layers = {{}, {0}, {1}, {0, 2}, {0, 1, 4}};
+  for (const auto& dense : dense_layers) {
+    c.moe.mlp_only_layers = dense;
+    INFO(dense.size() << " dense layers");
+    TestModel none(c, test::tiny_batch(), DType::f32),
+        block(c, test::tiny_batch(), DType::f32, Recompute::block);
+    CHECK(block.loss_and_gradient() == none.loss_and_gradient());
+    CHECK(std::memcmp(none.store.flat_grads().data, block.store.flat_grads().data,
+                      static_cast<size_t>(none.store.flat_grads().bytes())) == 0);
+    CHECK(block.activations->capacity() < none.activations->capacity());
+  }
+}
+
 TEST_CASE("gradients of two micro-batches accumulate", "[accumulation]") {
   TestModel m(gated(), test::tiny_batch());
   m.randomize();
