@@ -1,6 +1,8 @@
 // What a plan says of the models of Gated Sparse Attention: parameters, and FLOPs of the selected pairs.
 #include <catch2/catch.hpp>
 #include <filesystem>
+#include <fstream>
+#include <regex>
 
 #include "config/load.h"
 #include "plan/plan.h"
@@ -31,6 +33,30 @@ TEST_CASE("parameters of the 1.7B rows are those of the paper's parts", "[plan][
   CHECK(gsa.total == base + value_gate + output_gate + indexer + biases + means);
   CHECK(gsa.trained == gsa.total - means);
   CHECK(plan_of("table4_02_sparse_only").total == base + indexer + 24 * 64);  // the norm of its keys
+}
+
+TEST_CASE("the documented rules for an indexer alone train nothing else, with a tied head and an untied one",
+          "[plan][sparse]") {
+  std::ifstream file(SLUICE_SOURCE_DIR "/configs/sparse/README.md");
+  const std::string page((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::regex pattern(R"((rules: |optimizer.rules=)(\[\{match: [^\]]*trainable: false[^\]]*\]))");
+  int found = 0;
+  for (auto at = std::sregex_iterator(page.begin(), page.end(), pattern); at != std::sregex_iterator(); ++at)
+    for (const std::string row : {"table4_02_sparse_only", "proxy/table4_02_sparse_only"}) {
+      INFO((*at)[2] << " " << row);
+      const Config config =
+          load_config(SLUICE_SOURCE_DIR "/configs/sparse/" + row + ".yaml",
+                      {"train.check_limits=false", "model.attention.sparse.phase=dense_warm_up",
+                       "optimizer.rules=" + (*at)[2].str()});
+      const ModelConfig& m = config.model;
+      const IndexerConfig& indexer = m.attention.sparse.indexer;
+      CHECK(m.tie_word_embeddings == (row != "table4_02_sparse_only"));
+      const int64_t projections =
+          m.hidden_size * (indexer.heads * indexer.head_dim + indexer.head_dim + indexer.heads);
+      CHECK(make_plan(config).trained == m.num_hidden_layers * (projections + indexer.head_dim));
+      ++found;
+    }
+  CHECK(found == 4);
 }
 
 TEST_CASE("FLOPs of a sparse model fall with k, and those of the attention alone", "[plan][sparse]") {
