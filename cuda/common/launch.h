@@ -45,17 +45,22 @@ struct LaunchConfig {
   dim3 cluster = {1, 1, 1};
 };
 
+/// A kernel whose dynamic and static shared memory together exceed 48 KiB must ask for it. Static memory is
+/// not known here, and takes at most a few KiB beside dynamic memory, so a launch asks from less on.
+constexpr size_t kSharedUnasked = 32 * 1024;
+
 template <class... P, class... A>
 void launch(Context& ctx, const char* name, const LaunchConfig& config, void (*kernel)(P...), A&&... args) {
 #ifdef SLUICE_EMULATION
   ::emu::LaunchParams params;
   params.grid = config.grid, params.block = config.block, params.cluster = config.cluster;
   params.dyn_smem = config.smem;
+  params.asks_for_smem = config.smem > kSharedUnasked;
   params.name = name;
   params.stream = stream(ctx);
   ::emu::launch(params, kernel, static_cast<P>(args)...);
 #else
-  if (config.smem > 48 * 1024)
+  if (config.smem > kSharedUnasked)
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(config.smem)),
           "cudaFuncSetAttribute", name);

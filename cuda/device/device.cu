@@ -110,12 +110,8 @@ std::vector<DeviceInfo> devices() {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties;
     check(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
-    size_t free_bytes = 0, total_bytes = 0;
-    int current = 0;
-    if (cudaGetDevice(&current) == cudaSuccess && current == i) cudaMemGetInfo(&free_bytes, &total_bytes);
     result.push_back({.name = properties.name,
                       .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
-                      .free_bytes = static_cast<int64_t>(free_bytes),
                       .compute_capability = 10 * properties.major + properties.minor,
                       .multiprocessors = properties.multiProcessorCount,
                       .emulated = kEmulated});
@@ -299,7 +295,9 @@ class OpTimes : public BackendState {
     }
   }
 
+  /// An op that another one calls is part of it.
   void begin(const char* name) {
+    if (depth_++ > 0) return;
     if (used_ == ops_.size()) {
       Op& op = ops_.emplace_back();
       check(cudaEventCreate(&op.begin), "cudaEventCreate");
@@ -308,7 +306,9 @@ class OpTimes : public BackendState {
     ops_[used_].name = name;
     check(cudaEventRecord(ops_[used_].begin, stream_), "cudaEventRecord");
   }
-  void end() { cudaEventRecord(ops_[used_++].end, stream_); }
+  void end() {
+    if (--depth_ == 0) cudaEventRecord(ops_[used_++].end, stream_);
+  }
 
   /// To be called after the stream has been synchronized.
   void settle(Profile* profile) {
@@ -329,6 +329,7 @@ class OpTimes : public BackendState {
   cudaStream_t stream_;
   std::vector<Op> ops_;
   size_t used_ = 0;
+  int depth_ = 0;
 };
 
 OpTimes& op_times(Context& ctx) {

@@ -10,7 +10,8 @@
 
 namespace sluice::cuda {
 
-/// Empty without a driver or a GPU.
+/// Empty without a driver or a GPU. Makes no context on any of them: before choose() that would be device 0,
+/// for every rank of the machine.
 std::vector<DeviceInfo> devices();
 
 void choose(int index);

@@ -14,7 +14,7 @@ constexpr const char* device_name(Device d) { return d == Device::cpu ? "cpu" : 
 
 struct DeviceInfo {
   std::string name;
-  int64_t memory_bytes = 0, free_bytes = 0;
+  int64_t memory_bytes = 0;
   int compute_capability = 0;  // times ten: 90
   int multiprocessors = 0;
   bool emulated =

@@ -89,6 +89,7 @@ void CachedModel::copy_sequence(int64_t from, int64_t to) {
   copied.length = source.length;
   if (source.length == 0 || from == to) return;
   Context& ctx = pass(1, false).ctx;
+  written_.await(ctx);
   for (size_t layer = 0; layer < source.keys.size(); ++layer) {
     copy(ctx, copied.keys[layer].rows(0, source.length), source.keys[layer].rows(0, source.length));
     copy(ctx, copied.values[layer].rows(0, source.length), source.values[layer].rows(0, source.length));
@@ -147,7 +148,9 @@ void CachedModel::forward_chunk(Pass& pass, KeyValueCache& cache, std::span<cons
   for (int64_t i = 0; i < rows; ++i)
     pass.set(i, i < count ? tokens[static_cast<size_t>(i)] : 0, std::min(first + i, last));
   pass.buffers.upload(pass.ctx);
+  written_.await(pass.ctx);
   trained_.model().forward(pass.ctx, pass.buffers.batch, pass.buffers.saved, {}, &cache);
+  written_.set(pass.ctx);
   cache.length = first + count;
 }
 
@@ -202,7 +205,9 @@ std::span<const float> CachedModel::step(std::span<const Next> next) {
     each.set(i, n.token, cache.length);
   }
   each.buffers.upload(each.ctx);
+  written_.await(each.ctx);
   trained_.model().forward_each(each.ctx, each.buffers.batch, each.buffers.saved, stepping_);
+  written_.set(each.ctx);
   trained_.model().logits(each.ctx, each.logits, each.buffers.saved.hidden);
   return read_logits(each);
 }

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "core/device.h"
 #include "eval/trained_model.h"
 
 namespace sluice {
@@ -63,6 +64,9 @@ class CachedModel {
   std::vector<KeyValueCache> caches_;
   std::vector<KeyValueCache*> stepping_;
   std::map<int64_t, std::unique_ptr<Pass>> chunks_, steps_;  // by rows
+  /// On a GPU every pass has a stream of its own; where the last one has written keys and values, the next
+  /// may read them.
+  Mark written_;
   std::vector<float> logits_;
 };
 

@@ -68,6 +68,18 @@ TEST_CASE("the fake cuBLASLt multiplies column-major, overwrites and accumulates
   CHECK(call.vc[0] == 2 * 34);
 }
 
+TEST_CASE("the fake cuBLASLt refuses a product of bf16 whose partial sums may be rounded", "[cublaslt]") {
+  Call call;
+  call.relayout(call.a, CUDA_R_16BF, 2, 4, 2);
+  call.relayout(call.b, CUDA_R_16BF, 4, 3, 4);
+  call.relayout(call.c, CUDA_R_16BF, 2, 3, 2);
+  CHECK(call.choose() == CUBLAS_STATUS_INVALID_VALUE);  // by default every way to add them is allowed
+  const uint32_t wide = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  cublasLtMatmulPreferenceSetAttribute(call.preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &wide,
+                                       sizeof wide);
+  CHECK(call.choose() == CUBLAS_STATUS_SUCCESS);
+}
+
 TEST_CASE("the fake cuBLASLt refuses inconsistent descriptors", "[cublaslt]") {
   cublasLtMatrixLayout_t l = nullptr;
   CHECK(cublasLtMatrixLayoutCreate(&l, CUDA_R_32F, 8, 3, 7) ==

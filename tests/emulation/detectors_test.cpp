@@ -97,6 +97,11 @@ __global__ void too_much_static() {
   STATIC_SMEM(char, big, [49 * 1024]);
   big[threadIdx.x] = 0;
 }
+__global__ void static_beside_dynamic() {
+  DYN_SMEM(char, dynamic, 1024);
+  STATIC_SMEM(char, fixed, [784]);
+  dynamic[threadIdx.x] = fixed[threadIdx.x] = 0;
+}
 __global__ void address_of_a_local() {
   int local = 0;
   (void)smem_addr(&local);
@@ -118,6 +123,14 @@ TEST_CASE("Shared memory: misaligned and out of bounds accesses are reported", "
   CHECK_REPORTS("byte 0 past the end of a static shared variable",
                 launch(shape(1, 32), writes_past_static, 32));
   CHECK_REPORTS("48 KiB is the limit", launch(shape(1, 32), too_much_static));
+  // 48 KiB are for both together, unless the kernel asks for more.
+  emu::LaunchParams full = shape(1, 32, 48 * 1024);
+  CHECK_NOTHROW(launch(full, static_beside_dynamic));
+  full.asks_for_smem = false;
+  CHECK_REPORTS("784 bytes of static and 49152 of dynamic shared memory; 48 KiB is the limit",
+                launch(full, static_beside_dynamic));
+  full.dyn_smem = 47 * 1024;
+  CHECK_NOTHROW(launch(full, static_beside_dynamic));
   CHECK_REPORTS("not into the block's shared memory", launch(shape(1, 32), address_of_a_local));
   CHECK_REPORTS("two alignments", launch(shape(1, 32, 64), two_alignments));
 }

@@ -37,6 +37,7 @@ struct Layout {
 struct Preference {
   uint64_t workspace;
   uint32_t alignment[4];  // a, b, c, d
+  uint32_t reductions;    // allowed, as bits
 };
 /// The problem for which an algorithm was chosen.
 struct Algorithm {
@@ -70,6 +71,7 @@ struct Problem {
   int64_t k() const {
     return static_cast<int64_t>(operation.transpose_a == CUBLAS_OP_N ? a.columns : a.rows);
   }
+  bool narrow_result() const { return c.type == CUDA_R_16BF; }
   uint64_t fingerprint() const {
     uint64_t h = 1469598103934665603u;
     for (const uint64_t v :
@@ -217,7 +219,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
   *preference = new cublasLtMatmulPreferenceOpaque_t;
-  put(*preference, Preference{0, {256, 256, 256, 256}});
+  put(*preference, Preference{0, {256, 256, 256, 256}, CUBLASLT_REDUCTION_SCHEME_MASK});
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
@@ -231,6 +233,9 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
     REQUIRE(bytes == sizeof p.workspace, "an attribute of another size");
     std::memcpy(&p.workspace, value, bytes);
+  } else if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) {
+    REQUIRE(bytes == sizeof p.reductions, "an attribute of another size");
+    std::memcpy(&p.reductions, value, bytes);
   } else {
     const int i = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
     REQUIRE(i >= 0 && i < 4, "an unsupported preference");
@@ -251,6 +256,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   Problem problem;
   if (const cublasStatus_t s = describe(problem, operation, a, b, c, d); s != CUBLAS_STATUS_SUCCESS) return s;
   const Preference p = get<Preference>(preference);
+  // The real one may then round partial sums to the dtype of the result.
+  REQUIRE(!problem.narrow_result() || p.reductions == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
+          "a product of bf16 whose partial sums may be added in bf16");
   Algorithm algorithm{problem.fingerprint(), p.workspace, {}};
   std::memcpy(algorithm.alignment, p.alignment, sizeof p.alignment);
   results[0] = {};

@@ -19,6 +19,7 @@ constexpr int kNamedBarriers = 16;
 constexpr size_t kWindow = 256 << 10;       // shared addresses of a block
 constexpr size_t kSharedLimit = 227 << 10;  // limit per block, static and dynamic
 constexpr size_t kStaticLimit = 48 << 10;
+constexpr size_t kUnaskedLimit = 48 << 10;    // of both, unless the kernel asks for more
 constexpr size_t kFirstSharedAddress = 1024;  // address 0 is invalid
 constexpr size_t kSharedGap = 1024;           // between dynamic and static memory: 0xff, checked
 constexpr unsigned char kPoison = 0xff;       // NaN in every float format, -1 in integers

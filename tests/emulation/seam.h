@@ -42,7 +42,8 @@ extern __thread ThreadContext* g_cur;
 struct LaunchParams {
   dim3 grid, block, cluster{1, 1, 1};
   size_t dyn_smem = 0;
-  bool cooperative = false;  // all blocks together, as one group
+  bool asks_for_smem = true;  // cudaFuncAttributeMaxDynamicSharedMemorySize is set: more than 48 KiB
+  bool cooperative = false;   // all blocks together, as one group
   const char* name = "kernel";
   cudaStream_t stream = nullptr;  // null: the stream that is being captured, if any
 };

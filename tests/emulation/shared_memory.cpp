@@ -94,9 +94,17 @@ void* static_smem(const void* tag, size_t size, size_t alignment) {
     for (const StaticVariable& v : g.statics) total += v.size;
     if (i >= 64) fail("more than 64 static shared variables");
     if (total > kStaticLimit) fail("%zu bytes of static shared memory; 48 KiB is the limit", total);
-    if (total + g.launch->params.dyn_smem > kSharedLimit || g.statics_end > kWindow)
+    const LaunchParams& params = g.launch->params;
+    if (total + params.dyn_smem > kSharedLimit || g.statics_end > kWindow)
       fail("%zu bytes of static and %zu of dynamic shared memory; 227 KiB is the limit", total,
-           g.launch->params.dyn_smem);
+           params.dyn_smem);
+    // Dynamic memory begins behind static memory at the alignment of DYN_SMEM.
+    const size_t both = params.dyn_smem ? round_up(total, kWindowAlignment) + params.dyn_smem : total;
+    if (!params.asks_for_smem && both > kUnaskedLimit)
+      fail(
+          "%zu bytes of static and %zu of dynamic shared memory; 48 KiB is the limit of a kernel that does "
+          "not ask for more",
+          total, params.dyn_smem);
   }
   const StaticVariable& v = g.statics[i];
   char* address = b.window + v.offset;

@@ -7,6 +7,8 @@
 #include "analysis/summary.h"
 #include "config/derived.h"
 #include "core/device.h"
+#include "eval/cached_model.h"
+#include "eval/tiny_checkpoint.h"
 #include "support/gpu.h"
 #include "support/tiny_training.h"
 
@@ -29,6 +31,7 @@ struct Variant : TinyTraining {
     if (precision == Precision::bf16) m.head_dim = 64;  // tensor cores
     m.attention.gates.clear();
     if (name == "gated") m.attention.gates = {GateConfig{}};
+    if (name == "shared") m.attention.gates = {{.heads = GateSharing::shared}};
     if (name == "sink") m.attention.kind = AttentionKind::sink;
     if (name == "nanochat") make_nanochat();
     if (name == "selected" || name == "blocks" || name == "warm-up") {  // sparse attention, with two gates
@@ -342,7 +345,9 @@ TEST_CASE("a non-finite step is skipped on a GPU, and its origin is reported", "
 
 TEST_CASE("a profile of a step on a GPU has the device's times of its ops", "[cuda_training]") {
   if (no_device()) return;
-  OnGpu gpu("gated", Precision::f32);
+  const std::string variant = GENERATE("gated", "shared");  // the second one's ops call others
+  INFO(variant);
+  OnGpu gpu(variant, Precision::f32);
   Trainer& trainer = gpu.trainer;
   trainer.step();
   Profile profile;
@@ -354,12 +359,48 @@ TEST_CASE("a profile of a step on a GPU has the device's times of its ops", "[cu
   for (const Profile::Slice& slice : profile.timeline()) {
     CHECK(slice.seconds >= 0);
     attention += std::string(slice.op) == "gated_attention_forward";
+    CHECK(std::string(slice.op) != "gate_forward");
   }
   CHECK(attention == 2 * 2);  // layers times micro-batches
   // Then graphs again, which are not profiled.
   const size_t before = profile.timeline().size();
   trainer.step();
   CHECK(profile.timeline().size() == before);
+}
+
+TEST_CASE("a cached model on a GPU gives the logits of the CPU, prompt after prompt", "[cuda_training]") {
+  if (no_device()) return;
+  TinyTraining tiny(Precision::f32);
+  tiny.config.model.initializer_range = 0.3;  // every position affects the next token
+  tiny.config.model.max_position_embeddings = 300;
+  const CheckpointInfo checkpoint = find_checkpoint(trained_checkpoint(tiny, 0));
+  std::vector<float> of_cpu, of_gpu;
+  for (const std::string device : {"cpu", "cuda"}) {
+    const TrainedModel trained(checkpoint, 64, device);
+    CachedModel model(trained, {.context = 300, .sequences = 2, .chunk = 128});
+    std::vector<float>& all = device == "cpu" ? of_cpu : of_gpu;
+    const auto keep = [&](std::span<const float> logits) {
+      all.insert(all.end(), logits.begin(), logits.end());
+    };
+    // Passes of 128, 64 and one tokens, each on a stream of its own; those of the first prompt are being
+    // made.
+    for (int32_t prompt = 0; prompt < 3; ++prompt) {
+      std::vector<int32_t> tokens;
+      for (int32_t i = 0; i < 180; ++i) tokens.push_back((i * (7 + 2 * prompt) + prompt) % 257);
+      model.truncate(0, 0);
+      keep(model.prefill(0, tokens));
+      model.copy_sequence(0, 1);
+      for (int32_t i = 0; i < 2; ++i) {
+        const CachedModel::Next next[] = {{0, i}, {1, 9 + i}};
+        keep(model.step(next));
+      }
+    }
+  }
+  REQUIRE(of_cpu.size() == of_gpu.size());
+  for (size_t i = 0; i < of_cpu.size(); ++i) {
+    INFO("logit " << i);
+    REQUIRE(of_gpu[i] == Approx(of_cpu[i]).margin(2e-4));
+  }
 }
 
 TEST_CASE("tokens outside the vocabulary are refused on a GPU, too", "[cuda_training]") {
