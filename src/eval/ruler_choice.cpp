@@ -3,8 +3,10 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
+#include "core/error.h"
 #include "eval/ruler_tasks.h"
 #include "eval/sample_rows.h"
 
@@ -118,6 +120,11 @@ std::optional<std::vector<RulerChoice>> RulerChoices::run(Context& ctx, const Tr
           if (targets[t] >= 0) nats[static_cast<size_t>(begin + i)] += losses[static_cast<size_t>(t)];
     }
     RulerChoice choice{.task = cell.task, .length = cell.length, .samples = rows / kValues};
+    if (std::any_of(nats.begin(), nats.end(), [](double x) { return std::isnan(x); }))
+      fail(ExitCode::numeric,
+           "eval.ruler, {} at {}: the log-likelihood of a value is not a number: the model's logits are not "
+           "finite",
+           cell.task, cell.length);
     for (auto first = nats.begin(); first != nats.end(); first += kValues) {
       const double best_other = *std::min_element(first + 1, first + kValues);
       choice.loss += *first;

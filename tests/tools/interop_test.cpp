@@ -188,7 +188,9 @@ TEST_CASE("a folder is evaluated with overrides, token by token", "[interop]") {
   for (const std::vector<std::string>& arguments :
        {std::vector<std::string>{"generate", folder, "-p", "ab", "--temperature", "0"},
         {"generate", folder, "-p", "ab"},
-        {"eval", folder, "--tasks", task}}) {
+        {"eval", folder, "--tasks", task},
+        {"eval", folder, "--data", "text=" + (t.folder / "train"), "data.seq_len=700",
+         "eval.ruler={samples: 1, lengths: [640], tasks: [niah_single_1]}"}}) {
     const Outcome o = t.sluice(arguments);
     INFO(arguments[0] << o.out << o.err);
     CHECK(o.code == 78);
