@@ -60,7 +60,7 @@ std::optional<TokenizerConfig> folder_tokenizer(const std::string& folder, const
   if (model.end_token) try {
       tokenizer.end_of_document = bpe_end_of_document(path, *model.end_token);
     } catch (const Error&) {
-      // A file of another kind of tokenizer: whoever opens it says so, if no other tokenizer is given.
+      // Another kind of tokenizer: an error only where it is opened, and not where another one is given.
     }
   return tokenizer;
 }
