@@ -27,6 +27,13 @@ int32_t id_of(const BpeFile& file, const std::string& content) {
   return found == file.vocabulary.end() ? -1 : found->second;
 }
 
+/// The first of the usual names that the file has; nullptr: none.
+const char* usual_end(const BpeFile& file) {
+  const auto has = [&](const char* name) { return id_of(file, name) >= 0; };
+  const auto found = std::find_if(kEndNames.begin(), kEndNames.end(), has);
+  return found == kEndNames.end() ? nullptr : *found;
+}
+
 /// Memory of one thread that encodes.
 struct Workplace {
   Pattern::Memory pattern;
@@ -52,9 +59,9 @@ class BpeTokenizer final : public Tokenizer {
   int32_t end_of_document() const override { return end_; }
   std::string token_name(int32_t token) const override {
     token_bytes(token);
-    const auto special = special_.find(token);
-    return special == special_.end() ? byte_characters(surface_[static_cast<size_t>(token)])
-                                     : special->second;
+    const auto written = written_.find(token);
+    return written == written_.end() ? byte_characters(surface_[static_cast<size_t>(token)])
+                                     : written->second;
   }
   std::string fingerprint() const override { return fingerprint_; }
   std::string name() const override { return path_; }
@@ -106,7 +113,8 @@ class BpeTokenizer final : public Tokenizer {
     bool strips = false;
     for (const AddedToken& token : file.added) {
       set(token.normalized ? normal(token.content) : token.content, token.id);
-      if (token.special) take_text(token.id, token.content);
+      written_[token.id] = token.content;
+      if (token.special) surface_[static_cast<size_t>(token.id)].clear();
       if (token.normalized) {
         normalized_tokens_.add(token, normal(token.content));
       } else {
@@ -118,26 +126,18 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   void find_end(const BpeFile& file, const std::string& chosen) {
-    std::string name = chosen;
-    if (!chosen.empty()) {
-      end_ = id_of(file, chosen);
-      if (end_ < 0)
-        fail(ExitCode::usage, "data.tokenizer.end_of_document: {} has no token {}", path_, printable(chosen));
-    }
-    for (size_t i = 0; end_ < 0 && i < kEndNames.size(); ++i) end_ = id_of(file, name = kEndNames[i]);
-    if (end_ < 0)
+    const char* const usual = usual_end(file);
+    if (chosen.empty() && !usual)
       fail(ExitCode::data,
            "{}: has none of <|endoftext|>, <|end_of_text|>, </s> and <eos> to end documents with; name its "
-           "token "
-           "by data.tokenizer.end_of_document",
+           "token by data.tokenizer.end_of_document",
            path_);
-    take_text(end_, name);
-  }
-
-  /// A special token stands for no text.
-  void take_text(int32_t token, const std::string& name) {
-    surface_[static_cast<size_t>(token)].clear();
-    special_[token] = name;
+    const std::string name = chosen.empty() ? usual : chosen;
+    end_ = id_of(file, name);
+    if (end_ < 0)
+      fail(ExitCode::usage, "data.tokenizer.end_of_document: {} has no token {}", path_, printable(chosen));
+    surface_[static_cast<size_t>(end_)].clear();
+    written_[end_] = name;
   }
 
   void take_merges(BpeFile& file) {
@@ -226,7 +226,7 @@ class BpeTokenizer final : public Tokenizer {
   std::optional<Pretokenizer> pretokenizer_;
   std::optional<BpeMerges> merges_;
   std::vector<std::string> surface_;        // the bytes that each token stands for; none for special tokens
-  std::map<int32_t, std::string> special_;  // how those are written
+  std::map<int32_t, std::string> written_;  // the names of added tokens, and of the one that ends documents
   int32_t end_ = -1;
   bool loses_nothing_ = false;
   mutable std::mutex mutex_;
@@ -237,11 +237,7 @@ class BpeTokenizer final : public Tokenizer {
 
 std::string bpe_end_of_document(const std::string& path, int64_t token) {
   const BpeFile file = read_bpe_file(io::read_file(path), path);
-  for (const char* usual : kEndNames)
-    if (const int32_t id = id_of(file, usual); id >= 0) {
-      if (id == token) return "";
-      break;
-    }
+  if (const char* const usual = usual_end(file); usual && id_of(file, usual) == token) return "";
   for (const AddedToken& added : file.added)
     if (added.id == token) return added.content;
   return "";

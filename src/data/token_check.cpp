@@ -47,17 +47,15 @@ void check_end(const NamedFile& named, const TokenFileInfo& info, const Tokenize
   const int64_t ours = tokenizer.end_of_document();
   if (info.end_of_document == ours) return;
   const bool known = info.end_of_document >= 0 && info.end_of_document < tokenizer.vocab_size();
+  const std::string own = printable(tokenizer.token_name(static_cast<int32_t>(ours)));
   const std::string theirs =
       known ? printable(tokenizer.token_name(static_cast<int32_t>(info.end_of_document))) : "no token of it";
   fail(ExitCode::data,
        "data source {}: the documents of {}.bin end with token {} ({}, by {}.json), but those of this run "
-       "with {} "
-       "({}). Set data.tokenizer.end_of_document to {}, or tokenize the text again: sluice tokenize TEXT -o "
-       "{} "
-       "--tokenizer {} --end-of-document '{}'",
+       "with {} ({}). Set data.tokenizer.end_of_document to {}, or tokenize the text again: "
+       "sluice tokenize TEXT -o {} --tokenizer {} --end-of-document '{}'",
        named.source, named.file->prefix(), info.end_of_document, theirs, named.file->prefix(), ours,
-       printable(tokenizer.token_name(static_cast<int32_t>(ours))), theirs, named.file->prefix(),
-       tokenizer.name(), printable(tokenizer.token_name(static_cast<int32_t>(ours))));
+       own, theirs, named.file->prefix(), tokenizer.name(), own);
 }
 
 [[noreturn]] void fail_info(const NamedFile& named, const std::string& what) {

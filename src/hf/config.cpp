@@ -83,7 +83,10 @@ nlohmann::json leaf(double value) { return value; }
 nlohmann::json leaf(bool value) { return value; }
 nlohmann::json leaf(const std::optional<double>& value) { return value ? nlohmann::json(*value) : nullptr; }
 template <class E>
-requires std::is_enum_v<E> nlohmann::json leaf(E value) { return word(value); }
+  requires std::is_enum_v<E>
+nlohmann::json leaf(E value) {
+  return word(value);
+}
 
 /// The keys of model.attention.sparse that change the function, in sections as in the YAML.
 nlohmann::json sparse_keys(SparseConfig sparse) {
