@@ -54,8 +54,8 @@ void check_end(const NamedFile& named, const TokenFileInfo& info, const Tokenize
        "data source {}: the documents of {}.bin end with token {} ({}, by {}.json), but those of this run "
        "with {} ({}). Set data.tokenizer.end_of_document to {}, or tokenize the text again: "
        "sluice tokenize TEXT -o {} --tokenizer {} --end-of-document '{}'",
-       named.source, named.file->prefix(), info.end_of_document, theirs, named.file->prefix(), ours,
-       own, theirs, named.file->prefix(), tokenizer.name(), own);
+       named.source, named.file->prefix(), info.end_of_document, theirs, named.file->prefix(), ours, own,
+       theirs, named.file->prefix(), tokenizer.name(), own);
 }
 
 [[noreturn]] void fail_info(const NamedFile& named, const std::string& what) {
