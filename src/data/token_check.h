@@ -16,8 +16,8 @@ std::string tokenizer_name(const TokenizerConfig& config);
 
 /// Compares every file of every source with the tokenizer and the model, by its PREFIX.json if it has one.
 /// For files above kScannedBytes the largest token is taken from PREFIX.json; other files are scanned.
-/// Error(data): another tokenizer, documents that end with another token, a token outside [0, model.vocab_size), or a PREFIX.json that does not
-/// belong to its file.
+/// Error(data): another tokenizer, documents that end with another token, a token outside [0,
+/// model.vocab_size), or a PREFIX.json that does not belong to its file.
 void check_tokens(const Blend& blend, const Tokenizer& tokenizer, const Config& config);
 constexpr int64_t kScannedBytes = int64_t{1} << 30;
 
