@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
+#include <cmath>
 #include <optional>
 
 #include "checkpoint/state_hash.h"
@@ -66,6 +67,7 @@ class Run {
   // The end.
   ExitCode finish(double seconds);
   bool complete() const;
+  std::string steps_done(double seconds) const;
   std::string keep_trained_steps(ExitCode code, bool shared);
   [[noreturn]] void fail_run(const std::exception& exception);
   void write_status(const char* state,
@@ -90,9 +92,10 @@ class Run {
   StepWatch watch_;
   Stragglers stragglers_;
   StepMetrics last_;
-  double own_seconds_ = 0;    // of the last step, without waiting for other ranks
-  double train_seconds_ = 0;  // over all resumptions
-  double heartbeat_at_ = 0;   // when status.json was last written between steps
+  std::optional<double> loss_;  // of the last step that had one, over all resumptions
+  double own_seconds_ = 0;      // of the last step, without waiting for other ranks
+  double train_seconds_ = 0;    // over all resumptions
+  double heartbeat_at_ = 0;     // when status.json was last written between steps
 };
 
 Run::Run(const RunOptions& options)
@@ -165,6 +168,7 @@ void Run::make_trainer() {
   trainer_->restore(start_.resumed);
   const StateReader state(start_.resumed.state, start_.resumed.path + "/state.json");
   if (state.has("seconds")) train_seconds_ = state.number("seconds", 0);
+  if (state.has("loss")) loss_ = state.number("loss");
   watch_.restore(state);
 }
 
@@ -263,6 +267,7 @@ void Run::step() {
   }
   const int64_t waited = trainer_->communication().waited_ns();
   last_ = trainer_->step();
+  if (last_.counted_tokens > 0) loss_ = last_.loss;
   trainer_->context().profile = nullptr;
   if (traced && leads()) log_->trace(profile);
   const double seconds = steady_seconds() - begun;
@@ -290,6 +295,7 @@ bool Run::evaluate() {
 void Run::save(bool keep_all) {
   enter("save");
   nlohmann::json state = {{"seconds", train_seconds_}};
+  if (loss_ && std::isfinite(*loss_)) state["loss"] = *loss_;
   watch_.save_to(state);
   saving_->save(state, keep_all);
 }
@@ -308,11 +314,11 @@ ExitCode Run::finish(double seconds) {
   const char* signal = *signals_.name() ? signals_.name() : "a signal to another rank";
   const Divergence& divergence = watch_.divergence();
   if (completed)
-    console_->line(fmt::format("{} {} steps in {}  loss {:.3f}  {}",
-                               divergence.since()
-                                   ? fmt::format("done, but the loss diverged ({}):", divergence.describe())
-                                   : "done    ",
-                               step, format_duration(seconds), last_.loss, start_.folder->path()));
+    console_->line(fmt::format(
+        "{} {}{}  {}",
+        divergence.since() ? fmt::format("done, but the loss diverged ({}):", divergence.describe())
+                           : "done    ",
+        steps_done(seconds), loss_ ? fmt::format("  loss {:.3f}", *loss_) : "", start_.folder->path()));
   else if (step > 0)
     console_->line(
         fmt::format("stopped by {} at step {}, saved; run the same command to go on", signal, step));
@@ -321,6 +327,14 @@ ExitCode Run::finish(double seconds) {
         "stopped by {} before the first step: there was nothing to save; run the same command to start again",
         signal));
   return code;
+}
+
+/// How many steps are done, and how long those of this start took.
+std::string Run::steps_done(double seconds) const {
+  const int64_t step = trainer_->next_step(), here = step - (start_.resumes() ? start_.resumed.step : 0);
+  if (here == 0) return fmt::format("{} steps", step);
+  const std::string which = here == step ? "" : fmt::format(", the last {}", here);
+  return fmt::format("{} steps{} in {}", step, which, format_duration(seconds));
 }
 
 /// All steps done and evaluated; rank 0 knows.
@@ -367,7 +381,7 @@ void Run::write_status(const char* state, const nlohmann::ordered_json& more) co
   const Divergence& divergence = watch_.divergence();
   if (const auto since = divergence.since())
     all["diverged"] = {{"since_step", *since}, {"text", divergence.describe()}};
-  log_->status(state, saving_->durable_step(), all);
+  log_->status(state, loss_, saving_->durable_step(), all);
 }
 
 }  // namespace

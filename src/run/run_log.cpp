@@ -58,7 +58,6 @@ RunLog::RunLog(const Config& config, const Trainer& trainer, const RunFolder& fo
 void RunLog::step(const StepMetrics& m, double seconds, double all_seconds,
                   std::optional<int64_t> diverged_since) {
   if (m.counted_tokens == 0) return;  // it has no loss
-  loss_ = m.loss;
   seconds_since_record_ += seconds;
   ++steps_since_record_;
   times_.add(seconds);
@@ -144,15 +143,17 @@ void RunLog::trace(const Profile& profile) const {
   }
 }
 
-void RunLog::status(const char* state, int64_t saved_step, const nlohmann::ordered_json& more) const {
+void RunLog::status(const char* state, std::optional<double> loss, int64_t saved_step,
+                    const nlohmann::ordered_json& more) const {
   const int64_t steps_left = trainer_.max_steps() - trainer_.next_step();
   nlohmann::ordered_json status = {{"state", state},
                                    {"step", trainer_.next_step()},
                                    {"max_steps", trainer_.max_steps()},
-                                   {"tokens", tokens()},
-                                   {"loss", loss_},
-                                   {"seconds_left", times_.median() * static_cast<double>(steps_left)},
-                                   {"saved_step", saved_step}};
+                                   {"tokens", tokens()}};
+  if (loss) status["loss"] = *loss;
+  if (times_.count() > 0 || steps_left == 0)
+    status["seconds_left"] = times_.median() * static_cast<double>(steps_left);
+  status["saved_step"] = saved_step;
   status.update(more);
   folder_.write_status(status);
 }

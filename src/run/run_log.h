@@ -37,8 +37,8 @@ class RunLog {
   void evaluation(const EvalResult& result);
   void bits(const nlohmann::ordered_json& line) { bits_->append(line); }
   void trace(const Profile& profile) const;
-  /// status.json; `more` is added to it.
-  void status(const char* state, int64_t saved_step,
+  /// status.json; `more` is added to it. loss: of the last step that had one. What is not known is left out.
+  void status(const char* state, std::optional<double> loss, int64_t saved_step,
               const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const;
 
  private:
@@ -56,7 +56,6 @@ class RunLog {
   std::optional<JsonLines> bits_;
   std::unique_ptr<EventWriter> events_;
   StepTimes times_;
-  double loss_ = 0;  // of the last step
   double seconds_since_record_ = 0, tokens_per_second_ = 0;
   int64_t steps_since_record_ = 0;
 };

@@ -99,8 +99,7 @@ void Saving::report() {
 }
 
 std::string Saving::what_is_saved() const {
-  const int64_t step = trainer_.next_step(),
-                saved = std::max(store_.saved_step(), start_.resumes() ? start_.resumed.step : -1);
+  const int64_t step = trainer_.next_step(), saved = durable_step();
   if (step == 0) return "";
   if (saved < 0) return fmt::format("; of the {} steps that were trained nothing is saved", step);
   return fmt::format("; trained up to step {}, saved up to step {} in {}", step, saved,

@@ -1,5 +1,6 @@
 #pragma once
 // When a training saves, what it adds to the trainer's tensors, and what it says of what is saved.
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -35,7 +36,9 @@ class Saving {
   void report();
 
   /// The newest step that is on disk; -1: none.
-  int64_t durable_step() const { return store_.saved_step(); }
+  int64_t durable_step() const {
+    return std::max(store_.saved_step(), start_.resumes() ? start_.resumed.step : -1);
+  }
   /// "; trained up to step 7, saved up to step 5 in PATH", for the message of an error.
   std::string what_is_saved() const;
   /// Where to go on from when ranks hold different bits: the newest checkpoint that was saved while they were

@@ -83,6 +83,7 @@ void restore(const CheckpointInfo& checkpoint) {
   for (const char* key : {"data_fingerprint", "tokenizer_fingerprint"})
     if (state.has(key)) state.text(key);
   if (state.has("seconds")) state.number("seconds", 0);
+  if (state.has("loss")) state.number("loss");
 }
 
 void read_checkpoint() {

@@ -145,6 +145,41 @@ TEST_CASE("a failed evaluation loses no training, and the next start only evalua
   CHECK(io::read_file(t.run + "/eval.jsonl") == io::read_file(t.folder / "straight/eval.jsonl"));
 }
 
+TEST_CASE("a resumed run's status knows the last loss and what is saved", "[train][kept]") {
+  const TinyRun t;
+  const Outcome first = t.train();
+  INFO(first.out << first.err);
+  REQUIRE(first.code == 0);
+  CHECK_THAT(first.out, Contains("done     8 steps in "));
+  const double loss = status_of(t.run)["loss"];
+  const std::string shown = fmt::format("  loss {:.3f}  ", loss);
+  CHECK_THAT(first.out, Contains(shown));
+  // Nothing is left to train, but the last evaluation is made again.
+  REQUIRE(io::exists(t.run + "/eval.jsonl"));
+  std::filesystem::remove(t.run + "/eval.jsonl");
+  const Outcome evaluated = t.train();
+  INFO(evaluated.out << evaluated.err);
+  REQUIRE(evaluated.code == 0);
+  CHECK_THAT(evaluated.out, Contains("done     8 steps" + shown));
+  const auto status = status_of(t.run);
+  CHECK(status["state"] == "done");
+  CHECK(status["loss"] == loss);
+  CHECK(status["saved_step"] == 8);
+  CHECK(status["seconds_left"] == 0);
+  // Before the first step of a start, the time left is not known.
+  const std::vector<std::string> more = {"train.max_steps=12", "--allow-change", "train.max_steps"};
+  Paused paused(t, "step:8", t.train_arguments(more));
+  const auto running = status_of(t.run);
+  CHECK(running["loss"] == loss);
+  CHECK(running["saved_step"] == 8);
+  CHECK_FALSE(running.contains("seconds_left"));
+  paused.kill_now();
+  const Outcome longer = t.train(more);
+  INFO(longer.out << longer.err);
+  REQUIRE(longer.code == 0);
+  CHECK_THAT(longer.out, Contains("done     12 steps, the last 4 in "));
+}
+
 TEST_CASE("bad training data leaves a checkpoint of the last good step, on one rank and on several",
           "[train][kept]") {
   const int ranks = GENERATE(0, 2);
