@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sluice.bench_pytorch import Block
+from sluice.bench_pytorch_models import Block
 
 # As in tools/bench/decode.cpp: precision, then layers, width, heads, kv heads, head_dim, FFN width, words, gate.
 DECODERS = {
@@ -133,8 +133,8 @@ def run(
             found = {}
             for of_sluice in run_sluice(against, longest, threads):
                 where = of_sluice["model"], of_sluice["length"]
-                found[*where, 1] = of_sluice["decode_tokens_per_second"]
-                found[*where, TOGETHER] = of_sluice["decode_tokens_per_second_together"]
+                found[(*where, 1)] = of_sluice["decode_tokens_per_second"]
+                found[(*where, TOGETHER)] = of_sluice["decode_tokens_per_second_together"]
             ours.append(found)
     results = []
     for key in theirs[0][variants[0]]:

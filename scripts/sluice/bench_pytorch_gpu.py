@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sluice.bench_pytorch import Block
+from sluice.bench_pytorch_models import Block
 
 ROWS = 2048  # of logits at once
 
@@ -51,10 +51,16 @@ MODELS = {
     "tiny": TINY,
     "tiny-moe": dataclasses.replace(TINY, ffn=(5, 2, 24)),
 }
-BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "plain": SDPBackend.MATH}
+BACKENDS = {
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "plain": SDPBackend.MATH,
+}
 
 
-def chunk(h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+def chunk(
+    h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, count: int
+) -> tuple[torch.Tensor, ...]:
     """Of some rows: their part of the mean loss, dh and dweight, all with logits that are gone afterwards."""
     logits = (h @ weight.t()).float()
     lse = logits.logsumexp(-1)
@@ -69,7 +75,9 @@ class HeadLoss(torch.autograd.Function):
     """Mean cross-entropy of h @ weight.t(), ROWS rows at a time; its gradients are made in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, of_rows: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, of_rows: Any
+    ) -> torch.Tensor:
         loss, dh = torch.zeros((), device=h.device), torch.empty_like(h)
         dweight = torch.zeros(weight.shape, dtype=torch.float32, device=h.device)
         for begin in range(0, h.shape[0], ROWS):
@@ -92,18 +100,23 @@ class Model(torch.nn.Module):
         s = size
         self.embed = torch.nn.Embedding(s.words, s.width)
         self.blocks = torch.nn.ModuleList(
-            Block(s.width, s.heads, s.kv_heads, s.dim, s.ffn, True, s.gate, False, grouped) for _ in range(s.layers)
+            Block(s.width, s.heads, s.kv_heads, s.dim, s.ffn, True, s.gate, False, grouped)
+            for _ in range(s.layers)
         )
         self.norm = torch.nn.RMSNorm(s.width, 1e-6)
         self.head = None if s.tied else torch.nn.Linear(s.width, s.words, bias=False)
-        angle = torch.outer(torch.arange(s.sequence), 1e4 ** (-torch.arange(0, s.dim, 2) / s.dim)).repeat(1, 2)
+        angle = torch.outer(torch.arange(s.sequence), 1e4 ** (-torch.arange(0, s.dim, 2) / s.dim)).repeat(
+            1, 2
+        )
         self.register_buffer("cos", angle.cos())
         self.register_buffer("sin", angle.sin())
         for p in self.parameters():
             if p.dim() > 1:
                 torch.nn.init.normal_(p, std=0.02)
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor, blocks: list[Any], of_rows: Any) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, targets: torch.Tensor, blocks: list[Any], of_rows: Any
+    ) -> torch.Tensor:
         x = self.embed(tokens).bfloat16()
         for block in blocks:
             x = block(x, self.cos, self.sin)
@@ -135,7 +148,9 @@ class Training:
         compile = torch.compile if compiled else lambda f: f
         self.blocks = [compile(block) for block in self.model.blocks]
         self.of_rows = compile(chunk)
-        self.optimizer = torch.optim.AdamW(self.masters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.masters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        )
 
     def step(self) -> float:
         """One step; its mean loss."""

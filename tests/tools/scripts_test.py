@@ -449,6 +449,23 @@ class BenchPytorch(Folder):
         self.assertNotIn("Traceback", done.stderr)
         return done.stderr
 
+    def test_without_torch_the_help_and_what_is_refused_are_said_and_nothing_is_measured(self):
+        self.write("packages/torch/__init__.py", "raise ImportError('none')\n")
+        for arguments, code, message in (
+            ("--help", 0, "Training speed of the same models in PyTorch"),
+            ("--model none", 2, "unknown model 'none'"),
+            ("", 1, "has no torch; install it"),
+        ):
+            done = subprocess.run(
+                [sys.executable, os.path.join(SCRIPTS, "bench_pytorch"), *arguments.split()],
+                env={**os.environ, "PYTHONPATH": self.path("packages")},
+                capture_output=True,
+                text=True,
+            )
+            self.assertEqual(done.returncode, code, arguments)
+            self.assertIn(message, done.stdout + done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
     def test_nothing_is_measured_under_a_name_that_it_does_not_have(self):
         for arguments, message in (
             ("--device cuda --precision f32", "--precision f32: 1.7b is measured in bf16 alone"),
@@ -757,11 +774,7 @@ class Help(unittest.TestCase):
     def test_every_command_says_what_it_does(self):
         for name in sorted(os.listdir(SCRIPTS)):
             path = os.path.join(SCRIPTS, name)
-            if (
-                os.path.isfile(path)
-                and os.access(path, os.X_OK)
-                and not name.startswith(("make_goldens", "bench_pytorch"))
-            ):
+            if os.path.isfile(path) and os.access(path, os.X_OK) and not name.startswith("make_goldens"):
                 with self.subTest(name):
                     done = subprocess.run([path, "--help"], capture_output=True, text=True)
                     self.assertIn(f"scripts/{name}", done.stdout + done.stderr)
