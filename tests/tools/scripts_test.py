@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -389,6 +390,31 @@ class Sweeps(Folder):
             with self.subTest(name):
                 self.assertRaises(sweep_file.Refused, self.sweep, base, name)
         self.assertEqual(self.sweep(base + "name: ok\n", "two words.yaml").name, "ok")
+
+    def test_a_rule_names_a_metric_that_runs_write(self):
+        rule = "base: x.yaml\nstop_if: {{metric: {}, op: nonfinite}}\n".format
+        for metric, message in (
+            ("los", ":2:19: stop_if.metric: unknown metric los; did you mean loss?"),
+            ("mood", "and of evaluations val.SET.loss"),
+            ("heads", "unknown metric heads"),
+            ("val.held_out.los", "unknown metric val.held_out.los; of a validation set there are val.SET."),
+            ("val.held_out", "unknown metric val.held_out"),
+            ("val.held_out.classes.a.perplexity", "val.SET.classes.CLASS."),
+        ):
+            with self.subTest(metric), self.assertRaises(sweep_file.Refused) as refused:
+                self.sweep(rule(metric))
+            self.assertIn(message, str(refused.exception))
+        for metric in ("epochs.web", "val.held_out.bits_per_byte", "val.held_out.classes.a.loss"):
+            self.sweep(rule(metric))
+        # All that the sources name.
+        named = set()
+        folder = os.path.join(os.path.dirname(SCRIPTS), "src/nn")
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                named |= set(re.findall(r'{\.name = "([a-z_/]+)"(?!.*\.layer)', file.read()))
+        self.assertIn("heads/imbalance", named)
+        for name in named:
+            self.assertEqual(sweep_file.wrong_metric(name.replace("/", ".")), "", name)
 
     def test_no_path_becomes_a_command_of_the_job_array(self):
         sweep = self.sweep("base: x.yaml\n")

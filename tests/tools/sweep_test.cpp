@@ -293,12 +293,12 @@ TEST_CASE("a sweep's trials end by a rule or a failure, and are repeated only on
       "base: tiny.yaml\nset: {train.max_steps: 100000, data.validation: []}\nseeds: [1]\nresources: "
       "{threads: 1}\n"
       "stop_if: [{metric: loss, op: '>', value: 1000}, {metric: loss, op: '<', value: 5.4, after_steps: 3}, "
-      "{metric: mood, op: nonfinite}]\n");
+      "{metric: heads.imbalance, op: nonfinite}]\n");
   const auto run = s.sweep("run");
   INFO(run.out);
   CHECK(run.code == 0);
   CHECK_THAT(run.out, Contains("stopped at step") && Contains("loss < 5.4 after step 3") &&
-                          Contains("no mood, which stop_if asks for"));
+                          Contains("no heads.imbalance, which stop_if asks for"));
   CHECK(s.sweep("run").out.find("begins") == std::string::npos);
   CHECK(Sweeps::count(s.journal(), "\"started\"") == 1);
   CHECK_THAT(s.sweep("run", "--retry stopped").out, Contains("goes on from step"));  // with the same result
@@ -393,11 +393,25 @@ TEST_CASE("a sweep as a Slurm array trains each trial by one task", "[sweep][lau
   };
   CHECK(task(0, "ENDS_WITH=75") == 75);
   CHECK_THAT(io::read_file(s.folder / "asked"), Contains("scontrol requeue 42_0"));
+  // Losses are counted from the last stop that saved, for each task by itself.
+  const std::string much = " SLURM_RESTART_COUNT=9 SLUICE_RESTARTS=1", losses = "/logs/slurm-42_0.losses";
+  const auto lost = [&](int index, int status, const char* said) {
+    CHECK(task(index, fmt::format("ENDS_WITH={}{}", status, much)) == status);
+    CHECK_THAT(io::read_file(s.folder / "said"), Contains(said));
+  };
+  lost(0, 76, "queued again");
+  CHECK(io::exists(s.output + losses));
+  lost(1, 76, "queued again");
+  lost(0, 75, "queued again");
+  lost(0, 137, "queued again");
+  lost(0, 76, "exit status 76 after 1 restarts without a stop that saved: not again");
+  CHECK_FALSE(io::exists(s.output + losses));
+  std::filesystem::remove(s.folder / "asked");
   CHECK(task(0, "") == 0);
   CHECK(task(0, "") == 0);  // it has its result
   CHECK_THAT(io::read_file(s.folder / "asked"),
              Contains("srun --mpi=pmix --kill-on-bad-exit=1") && Contains("train.threads=1"));
-  CHECK(Sweeps::count(io::read_file(s.folder / "asked"), "srun") == 2);
+  CHECK(Sweeps::count(io::read_file(s.folder / "asked"), "srun") == 1);
   CHECK_THAT(s.sweep("status").out, Contains("1 done, 1 waiting"));
   CHECK_THAT(s.sweep("slurm").out, Contains("1 of 2 trials"));
 }
@@ -419,6 +433,10 @@ TEST_CASE("an invalid sweep file is refused with its line", "[sweep]") {
       {base + "set: {train.seed: 1}\n", "s.yaml:2:19: train.seed: give the list `seeds` instead"},
       {base + "resources: {slots: 0}\n", "s.yaml:2:20: slots is at least 1, got 0"},
       {base + "stop_if: {metric: loss, op: '>'}\n", "s.yaml:2:10: stop_if.value goes with"},
+      {base + "stop_if: {metric: los, op: nonfinite}\n",
+       "s.yaml:2:19: stop_if.metric: unknown metric los; did you mean loss?"},
+      {base + "stop_if: [{metric: val.held_out.los, op: nonfinite}]\n",
+       "s.yaml:2:20: stop_if.metric: unknown metric val.held_out.los; of a validation set there are"},
       {base + "seeds: *one\n", "s.yaml:2:8: not valid YAML: the referenced anchor is not defined"},
       {base + "base: tiny.yaml\n", "s.yaml:2:1: duplicate key base; it is also given at"},
       {base + "set: {train.max_steps: 0}\n", "s.yaml:1: tiny has no length"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import itertools
 import math
@@ -38,10 +39,58 @@ OPERATORS = {
     "<": lambda a, b: a < b,
     "<=": lambda a, b: a <= b,
 }
+# Of a line of metrics.jsonl, and of val.SET in one of eval.jsonl: src/run/README.md. Those of heads, router and indexer stand there
+# where the model has such.
+STEP_METRICS = (
+    "step",
+    "samples",
+    "tokens",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens_per_second",
+    "seconds",
+    "spikes",
+    "skipped",
+    "diverged_since",
+    "logit_z_loss",
+    "heads.imbalance",
+    "heads.importance",
+    "heads.balance_loss",
+    "router.balance_loss",
+    "router.z_loss",
+    "router.max_over_mean",
+    "router.idle",
+    "indexer.kl",
+    "indexer.mean_k",
+)
+SET_METRICS = ("loss", "perplexity", "bits_per_byte", "tokens", "text_dropped")
+CLASS_METRICS = ("loss", "share_likely", "tokens")  # val.SET.classes.CLASS
 SEED = "train.seed"
 # Sections and keys of a trial that are the sweep's own to say.
 OWN = ("name", "run_dir", "train.threads")
 MOST_TRIALS = 10_000  # planning them takes about 8 ms each
+
+
+def wrong_metric(metric: str) -> str:
+    """What is wrong with the name of a metric, as far as it can be known before there are runs; else empty."""
+    parts = metric.split(".")
+    if metric in STEP_METRICS or (parts[0] == "epochs" and len(parts) == 2):
+        return ""
+    if parts[0] != "val":
+        near = difflib.get_close_matches(metric, STEP_METRICS, 1)
+        known = ", ".join(STEP_METRICS)
+        return f"unknown metric {metric}; " + (
+            f"did you mean {near[0]}?" if near else f"there are {known}, and of evaluations val.SET.loss"
+        )
+    of_class = len(parts) == 5 and parts[2] == "classes"
+    known_of_set = CLASS_METRICS if of_class else SET_METRICS
+    if len(parts) != (5 if of_class else 3) or parts[-1] not in known_of_set:
+        return (
+            f"unknown metric {metric}; of a validation set there are val.SET.{{{', '.join(SET_METRICS)}}} "
+            f"and val.SET.classes.CLASS.{{{', '.join(CLASS_METRICS)}}}"
+        )
+    return ""
 
 
 class StopRule:
@@ -308,7 +357,9 @@ class SweepFile:
         if node is None:
             return [Variant("", None, {})]
         if node.kind != "map" or not node.entries:
-            node.refuse("variants is a map of names, each with the keys that it changes: { NAME: {key: value} }")
+            node.refuse(
+                "variants is a map of names, each with the keys that it changes: { NAME: {key: value} }"
+            )
         seen: dict[str, str] = {}
         variants = []
         for name, item in node.entries.items():
@@ -394,6 +445,8 @@ class SweepFile:
             metric, op = self.text(item, "metric"), self.text(item, "op")
             if metric is None or op is None:
                 item.refuse("stop_if needs metric and op")
+            if wrong := wrong_metric(metric):
+                item.entries["metric"].refuse(f"stop_if.metric: {wrong}")
             if op not in (*OPERATORS, "nonfinite"):
                 item.entries["op"].refuse(f"stop_if.op is one of {' '.join(OPERATORS)} nonfinite")
             if (self.part("value", item) is None) != (op == "nonfinite"):
