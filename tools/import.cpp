@@ -53,9 +53,8 @@ void add_import_command(Command& app, int&) {
       ->type_name("FILE");
   command->add_flag("--force", options->force, "replace an existing file");
   command->footer(
-      "Llama, Mistral, Qwen3, Qwen3-MoE, Qwen3-Next (full attention), qiuzh20/gated_attention, and exports "
-      "of\n"
-      "Sluice. The report names everything that has no counterpart.\n\n"
+      "Llama, Mistral, Qwen3, Qwen3-MoE, gpt-oss, Qwen3-Next (full attention), qiuzh20/gated_attention,\n"
+      "and exports of Sluice. The report names everything that has no counterpart.\n\n"
       "Examples:\n"
       "  sluice import Qwen3-0.6B -o qwen3.yaml\n"
       "  sluice train qwen3.yaml 'model.attention.gates=[{activation: two_sigmoid, init: zero}]' \\\n"
