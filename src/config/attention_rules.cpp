@@ -19,6 +19,10 @@ void check_attention(const ModelConfig& m, Checks& check) {
   check.require(a.kind != AttentionKind::softpick || a.kernel == AttentionKernel::automatic,
                 {kernel, "model.attention.kind"},
                 kernel + " names a kernel of softmax attention; softpick has one kernel: use auto");
+  check.require(
+      a.kind != AttentionKind::sparse || a.kernel == AttentionKernel::automatic,
+      {kernel, "model.attention.kind"},
+      kernel + " names a kernel of attention over all keys; sparse attention has its own: use auto");
   check.require(a.window <= 0 || a.kernel != AttentionKernel::cudnn, {kernel, window},
                 kernel + ": cudnn has no sliding window; use auto, or window: 0");
 }

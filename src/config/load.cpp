@@ -102,6 +102,12 @@ class Loader {
       problems_.add(start, "extends is allowed only in a file");
       return;
     }
+    // A shell's unset variable must not pass for the default.
+    if (text.find_first_not_of(" \t\n", equals + 1) == std::string::npos) {
+      problems_.add(start, fmt::format("{0}= has no value; give one, or {0}=null for the default",
+                                       yaml::printable(key, 100)));
+      return;
+    }
     const int64_t before = problems_.size();
     Node value = yaml::parse(sources_, index, equals + 1, problems_);
     if (problems_.size() != before) return;

@@ -144,6 +144,12 @@ void check_schedule(const Config& c, Checks& check) {
       {"optimizer.decay_steps", "optimizer.warmup_steps", length},
       fmt::format("optimizer.decay_steps = {} and warmup_steps = {} do not fit into the run of {} steps",
                   o.decay_steps, o.warmup_steps, steps));
+  const std::string phase_steps = "model.attention.sparse.phase_steps";
+  const AttentionConfig& a = c.model.attention;
+  check.require(a.kind != AttentionKind::sparse || a.sparse.phase_steps < steps, {phase_steps, length},
+                fmt::format("{} = {} leaves no sparse step in the run of {} steps; use fewer, or phase: "
+                            "dense_warm_up for a run that stays dense",
+                            phase_steps, a.sparse.phase_steps, steps));
 }
 
 void check_lora(const Config& c, Checks& check) {

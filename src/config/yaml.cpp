@@ -176,7 +176,9 @@ std::string visible(std::string_view message) {
   return out;
 }
 
+/// The text of a line that counts from 1; empty for line 0.
 std::string_view line_of(std::string_view text, int line) {
+  if (line < 1) return {};
   size_t begin = 0;
   for (int i = 1; i < line; ++i) {
     const size_t end = text.find('\n', begin);
@@ -187,6 +189,12 @@ std::string_view line_of(std::string_view text, int line) {
   rest = rest.substr(0, rest.find('\n'));
   if (!rest.empty() && rest.back() == '\r') rest.remove_suffix(1);
   return rest;
+}
+
+/// The column, from 1, of a tab among the blanks that a line begins with; 0 if there is none.
+int tab_in_indentation(std::string_view line) {
+  const std::string_view blanks = line.substr(0, std::min(line.find_first_not_of(" \t"), line.size()));
+  return static_cast<int>(blanks.find('\t') + 1);
 }
 
 }  // namespace
@@ -309,6 +317,11 @@ Node parse(const std::deque<Source>& sources, int source, size_t begin, Problems
                             ? Place{source, 0, 0}
                             : Place{source, e.mark.line + 1,
                                     e.mark.column + 1 + (e.mark.line == 0 ? static_cast<int>(begin) : 0)};
+    if (const int tab = tab_in_indentation(line_of(from.text, place.line)); tab > 0) {
+      problems.add({source, place.line, tab},
+                   "not valid YAML: the line is indented with a tab; use spaces, as many as its neighbours");
+      return empty;
+    }
     problems.add(place, fmt::format("not valid YAML: {}", e.msg));
     return empty;
   }

@@ -33,6 +33,11 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 TEST_CASE("every mistake in a file is reported with its position, the reason and a remedy", "[config]") {
   const std::vector<Case> cases = {
+      {"model:\n\thidden_size: 32\n",
+       "a.yaml:2:1: not valid YAML: the line is indented with a tab; use spaces, as many as its neighbours"},
+      {"train:\n  seed: 3\n  \tmax_steps: 2\n",
+       "a.yaml:3:3: not valid YAML: the line is indented with a tab; use spaces, as many as its neighbours"},
+      {"train: {seed: 3\n\t# c\nname: 3\n", "a.yaml:3:1: not valid YAML: end of map flow not found"},
       // keys
       {"model:\n  num_experts: 3\n",
        "a.yaml:2:3: unknown key model.num_experts; did you mean model.moe.num_experts?"},
@@ -129,6 +134,9 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
        "a.yaml:1:37: model.attention.kernel names a kernel of softmax attention; softpick has one kernel: "
        "use "
        "auto"},
+      {"model: {attention: {kind: sparse, kernel: mma}}\n",
+       "a.yaml:1:35: model.attention.kernel names a kernel of attention over all keys; sparse attention has "
+       "its own: use auto"},
       {"model: {attention: {window: 8, kernel: cudnn}}\n",
        "a.yaml:1:32: model.attention.kernel: cudnn has no sliding window; use auto, or window: 0"},
       {"model: {qk_norm: false, qk_norm_order: after_rope}\n",
@@ -325,6 +333,10 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
        "a.yaml:1:13: optimizer.warmup_steps = 20 is longer than the run of 10 steps"},
       {"optimizer: {schedule: wsd, decay_steps: 8, warmup_steps: 5}\ntrain: {max_steps: 10}\n",
        "a.yaml:1:28: optimizer.decay_steps = 8 and warmup_steps = 5 do not fit into the run of 10 steps"},
+      {"model: {attention: {kind: sparse, sparse: {phase_steps: 10}}}\ntrain: {max_steps: 10}\n",
+       "a.yaml:1:44: model.attention.sparse.phase_steps = 10 leaves no sparse step in the run of 10 steps; "
+       "use "
+       "fewer, or phase: dense_warm_up for a run that stays dense"},
       {"data: {train: [{name: a, path: x, weight: 0}]}\n",
        "a.yaml:1:35: data.train[0].weight must be greater than 0, got 0"},
       {"data: {train: [{name: a, path: x}, {name: a, path: y}]}\n",
@@ -364,6 +376,11 @@ TEST_CASE("every mistake on the command line is reported by key", "[config]") {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"optimizer.lrr=3", "command line: unknown key optimizer.lrr; did you mean lr?"},
       {"optimizer.lr", "command line: optimizer.lr is not key=value"},
+      {"optimizer.lr=",
+       "command line: optimizer.lr= has no value; give one, or optimizer.lr=null for the default"},
+      {"train.init_from= ",
+       "command line: train.init_from= has no value; give one, or train.init_from=null for the "
+       "default"},
       {"optimizer.lr=fast", "command line: optimizer.lr must be a number, got fast"},
       {"optimizer..lr=3", "command line: optimizer..lr is not the name of a key"},
       {"model.attention.gates[2].position=value",

@@ -131,7 +131,9 @@ TEST_CASE("common first mistakes on the command line are accepted or explained",
   CHECK(load_config("a.yaml", {"optimizer.lr", "=", "0.5", "train.seed=", "9", "name", "=x"}).train.seed ==
         9);
   CHECK(load_config("a.yaml", {"optimizer.lr", "=", "0.5", "train.seed=", "9", "name", "=x"}).name == "x");
-  CHECK(load_config("a.yaml", {"run_dir=", "train.seed=9"}).train.seed == 9);  // an empty value
+  // An empty value is not filled from the next argument.
+  CHECK_THAT(refusal("a.yaml", {"run_dir=", "train.seed=9"}),
+             Catch::Contains("run_dir= has no value; give one, or run_dir=null for the default"));
   CHECK_THAT(refusal("a.yaml", {"optimizer.lr", "0.5"}), Catch::Contains("optimizer.lr is not key=value"));
   CHECK_THAT(refusal("a.yaml", {"train.device=gpu"}), Catch::Contains("did you mean cuda?"));
 }

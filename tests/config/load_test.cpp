@@ -111,7 +111,7 @@ TEST_CASE("precedence: defaults, bases in order, the file, the command line", "[
                "{beta_fast: 30}}}\n"
                "optimizer: {beta1: 0.7}\n");
   const Config c =
-      load_config("a.yaml", {"train.seed=9", "model.rope={theta: 1e6}", "optimizer.beta2=", "name=x"});
+      load_config("a.yaml", {"train.seed=9", "model.rope={theta: 1e6}", "optimizer.beta2=null", "name=x"});
   CHECK(c.model.hidden_size == 200);
   CHECK(c.model.num_hidden_layers == 7);
   CHECK(c.model.rope.theta == 1e6);  // a section on the command line merges

@@ -96,7 +96,8 @@ TEST_CASE("installed into a folder of its own, the program, configurations and s
   output_of(
       "cd " + t.folder / "elsewhere" + " && " + sluice + " train " + share +
       "/configs/quickstart/gated.yaml run_dir=run train.max_steps=2 optimizer.warmup_steps=0 data.seq_len=16 "
-      "model.hidden_size=16 model.num_hidden_layers=1 model.match_parameters_of= train.global_batch_size=2 "
+      "model.hidden_size=16 model.num_hidden_layers=1 model.match_parameters_of=null "
+      "train.global_batch_size=2 "
       "train.micro_batch_size=2 "
       "'data.train=[{name: a, path: " +
       t.folder / "train" + "}]' 'data.validation=[{name: a, path: " + t.folder / "held_out" + "}]'");
