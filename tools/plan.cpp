@@ -8,8 +8,10 @@
 #include <memory>
 
 #include "commands.h"
+#include "config/fields.h"
 #include "config/load.h"
 #include "core/cores.h"
+#include "core/error.h"
 #include "plan/cost_model.h"
 #include "run/data_plan.h"
 #include "run/limits_check.h"
@@ -25,6 +27,8 @@ struct Options {
   std::vector<int64_t> gpus, expert, zero = {1};
   std::string gradient_dtype = "bf16";
   ScaleAssumptions assumed;
+  Option* peak = nullptr;
+  std::vector<std::pair<std::string, Option*>> of_gpus;  // options that need --gpus
 };
 
 /// Every number of GPUs combined with every layout. The default expert-parallel sizes of an MoE model are 8,
@@ -50,7 +54,9 @@ std::vector<ScaleRow> scale_rows(const ScaleModel& model, Options& o) {
 void add_scale_options(Command& plan, Options& o) {
   const std::string group = "On many GPUs (expected, not measured)";
   const auto option = [&](const char* name, auto& value, const char* help) {
-    return plan.add_option(name, value, help)->group(group);
+    Option* added = plan.add_option(name, value, help)->group(group);
+    if (name != std::string("--gpus")) o.of_gpus.emplace_back(name, added);
+    return added;
   };
   option("--gpus", o.gpus, "numbers of GPUs for which to estimate the cost of a step: 64,128,256")
       ->delimiter(',')
@@ -62,7 +68,7 @@ void add_scale_options(Command& plan, Options& o) {
   option("--gradient-dtype", o.gradient_dtype, "type of gradients in transit: bf16 (the default) or f32")
       ->one_of({"bf16", "f32"});
   ScaleAssumptions& a = o.assumed;
-  option("--peak-tflops", a.peak_tflops, "peak TFLOP/s of a GPU (989: H100, bf16)");
+  o.peak = option("--peak-tflops", a.peak_tflops, "peak TFLOP/s of a GPU (989: H100, bf16)");
   option("--gpu-mfu", a.gpu_mfu, "fraction of the peak that a single GPU achieves (0.42)");
   option("--gpu-memory", a.memory_gib, "memory of a GPU in GiB (79.6)");
   option("--gpus-per-node", a.gpus_per_node, "(8)");
@@ -96,6 +102,12 @@ void add_plan_command(Command& app, int&) {
       "  sluice plan configs/gated_attention/base_15a2b.yaml --gpus 64,256,512,1024 --expert-parallel "
       "8,16,32");
   plan->callback([options] {
+    for (const auto& [name, given] : options->of_gpus)
+      if (options->gpus.empty() && given->given())
+        fail(ExitCode::usage,
+             "{} has no effect without --gpus, the numbers of GPUs to estimate for; a run's own layout is "
+             "parallel.* with --ranks",
+             name);
     KeyPlaces places;
     const Config config = load_config(options->file, options->overrides, &places, {.ranks = options->ranks});
     use_threads(config.train.threads);  // workspace depends on it
@@ -111,6 +123,12 @@ void add_plan_command(Command& app, int&) {
         text += data_plan_text(data);
     }
     if (!options->gpus.empty()) {
+      if (const Precision precision = config.train.precision;
+          precision != Precision::bf16 && !options->peak->given())
+        fail(ExitCode::usage,
+             "--gpus: train.precision is {}, and the assumed peak of a GPU is that of bf16; give the peak of "
+             "{} with --peak-tflops, or set train.precision=bf16",
+             enum_name(precision), enum_name(precision));
       const ScaleModel model = scale_model(result);
       const std::vector<ScaleRow> rows = scale_rows(model, *options);
       if (options->json)

@@ -18,7 +18,7 @@ struct LookedAt {
 
   LookedAt(const Tensor& first_key, const Queries& counted, const SequenceRanks* ranks) {
     const int64_t mine = first_key.dim(0), T = mine * (ranks ? ranks->split().ranks : 1);
-    const int64_t step = std::max<int64_t>(T / SelectionSums::kLookedAt, 1);
+    const int64_t step = std::max<int64_t>((T + SelectionSums::kLookedAt - 1) / SelectionSums::kLookedAt, 1);
     auto sequence = counted.sequences.begin();
     for (int64_t t = step - 1; t < T; t += step) {
       while (sequence != counted.sequences.end() && t >= sequence->begin + sequence->size) ++sequence;

@@ -200,9 +200,11 @@ Flops Indexer::flops(double candidates, double selected) const {
   const IndexerConfig& x = config_.indexer;
   Flops projections = product_flops(store_, q_proj_) + product_flops(store_, k_proj_);
   if (w_proj_) projections += product_flops(store_, *w_proj_);
-  // A detached input has no gradient: backward takes the weights' alone.
-  if (x.detach_input) projections = {.frozen = projections.forward()};
   const double pair = 2.0 * static_cast<double>(x.heads * x.head_dim);
+  // Without a loss nothing of it is differentiated.
+  if (config_.loss.coefficient == 0) return {.forward_only = projections.forward() + pair * candidates};
+  // A detached input has no gradient: backward takes that of trained weights alone.
+  if (x.detach_input) projections = {.frozen = projections.trained, .forward_only = projections.frozen};
   return projections + Flops{.activations = pair * selected, .forward_only = pair * (candidates - selected)};
 }
 

@@ -43,8 +43,12 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
 }
 
 Flops Transformer::flops(int64_t seq_len) const {
-  Flops sum = product_flops(store_, lm_head_);
-  for (const Block& block : blocks_) sum += block.flops(seq_len);
+  return product_flops(store_, lm_head_) + block_flops(seq_len, layers());
+}
+
+Flops Transformer::block_flops(int64_t seq_len, int64_t count) const {
+  Flops sum;
+  for (int64_t layer = 0; layer < count; ++layer) sum += blocks_[static_cast<size_t>(layer)].flops(seq_len);
   return sum;
 }
 

@@ -72,6 +72,9 @@ class Transformer {
   /// Of a token of a sequence of seq_len, on average over its positions: of blocks and head. The look-up of
   /// the embedding is no product.
   Flops flops(int64_t seq_len) const;
+  /// Likewise of the first `count` blocks alone.
+  Flops block_flops(int64_t seq_len, int64_t count) const;
+  int64_t layers() const { return static_cast<int64_t>(blocks_.size()); }
   const ModelConfig& config() const { return config_; }
   const std::vector<Block>& blocks() const { return blocks_; }
   /// nullptr where a sequence is computed by one rank.

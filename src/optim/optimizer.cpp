@@ -51,7 +51,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
                             "whose name contains '{}'; the last rule that matches a name decides",
                             r, config.rules[r].match)
               : fmt::format("optimizer.rules[{}]: no{} parameter's name contains '{}'", r,
-                            store.total_trained() < store.total() ? " trained" : "", config.rules[r].match));
+                            store.total_frozen() > 0 ? " trained" : "", config.rules[r].match));
   // Without rules only adapters can be missing, which the store reports when it is allocated.
   if (store.total() > 0 && store.total_trained() == 0 && !config.rules.empty())
     problems({"optimizer.rules"},

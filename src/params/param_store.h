@@ -46,6 +46,7 @@ class ParamStore {
   int64_t numel(Id id) const { return registry_.spec(id).numel(); }
   int64_t total() const { return registry_.total(); }
   int64_t total_trained() const { return registry_.total_trained(); }
+  int64_t total_frozen() const { return registry_.total_frozen(); }
   int64_t total_active() const { return registry_.total_active(); }
 
   /// Allocates values (dtype), gradients (accumulate_dtype(dtype)) and packed copies for products of about

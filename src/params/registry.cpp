@@ -90,6 +90,12 @@ int64_t ParamRegistry::total_trained() const {
   return n;
 }
 
+int64_t ParamRegistry::total_frozen() const {
+  int64_t n = 0;
+  for (const ParamSpec& spec : specs_) n += spec.trainable || spec.statistic ? 0 : spec.numel();
+  return n;
+}
+
 int64_t ParamRegistry::total_active() const {
   double n = 0;
   for (const ParamSpec& spec : specs_) n += static_cast<double>(spec.numel()) * spec.active;

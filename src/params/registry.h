@@ -40,6 +40,7 @@ class ParamRegistry {
 
   int64_t total() const;  // number of parameters
   int64_t total_trained() const;
+  int64_t total_frozen() const;  // neither trained nor statistics
   int64_t total_active() const;  // those that one token takes part in
 
  private:

@@ -172,13 +172,12 @@ ScaleModel scale_model(const Plan& plan) {
   const Config& c = plan.config;
   if (c.lora.rank > 0)
     fail(ExitCode::usage, "lora.rank = {}: adapters have no row in this table; use 0", c.lora.rank);
-  if (plan.trained < plan.total)
+  if (plan.frozen > 0)
     fail(ExitCode::usage,
          "optimizer.rules freeze {} of {} parameters, and what is frozen has no row in this table; train all",
-         plan.total - plan.trained, plan.total);
+         plan.frozen, plan.total);
   ScaleModel m;
   std::map<int, std::pair<int64_t, int64_t>> blocks;
-  double again = 0, forward = 0;
   for (const Plan::Parameter& p : plan.parameters) {
     (p.of_expert ? m.expert : m.dense) += p.count;
     if (p.unit == 0) {
@@ -186,17 +185,13 @@ ScaleModel scale_model(const Plan& plan) {
       continue;
     }
     (p.of_expert ? blocks[p.unit].second : blocks[p.unit].first) += p.count;
-    if (!p.in_product) continue;
-    const double flops = 2 * static_cast<double>(p.count) * p.active;
-    if (c.train.recompute == Recompute::block || (c.train.recompute == Recompute::mlp && p.mlp_inner))
-      again += flops;
   }
   for (const auto& [unit, block] : blocks)
     if (block.first + block.second > m.block_dense + m.block_expert)
       std::tie(m.block_dense, m.block_expert) = block;
-  forward = plan.flops.forward();
-  if (c.train.recompute == Recompute::block) again += plan.flops.activations;
-  m.again = again / forward;
+  m.flops_per_token = plan.flops_per_token;
+  m.forward_share = plan.flops.forward() / plan.flops_per_token;
+  m.again = plan.recomputed / plan.flops.forward();
   const MoeConfig& moe = c.model.moe;
   if (plan.dispatch) {
     m.experts = moe.num_experts;
@@ -206,7 +201,6 @@ ScaleModel scale_model(const Plan& plan) {
     m.passes = c.train.recompute == Recompute::block ? 6 : c.train.recompute == Recompute::mlp ? 5 : 4;
   }
   m.hidden = c.model.hidden_size;
-  m.flops_per_token = plan.flops_per_token;
   m.samples = c.train.global_batch_size;
   m.micro_batch = c.train.micro_batch_size;
   m.seq_len = c.data.seq_len;
@@ -215,10 +209,14 @@ ScaleModel scale_model(const Plan& plan) {
   m.gradient_bytes = dtype_size(accumulate_dtype(dtype));
   m.optimizer_bytes =
       static_cast<double>(2 * m.gradient_bytes + (m.weight_bytes < m.gradient_bytes ? m.gradient_bytes : 0));
+  Config alone = c;
+  alone.parallel = {};
+  alone.parallel.determinism = c.parallel.determinism;
+  alone.parallel.exact_sum = c.parallel.exact_sum;
+  const MemoryPlan memory = Trainer::measure(alone);
   if (m.whole_matrices = c.optimizer.type == OptimizerType::muon; m.whole_matrices)
-    m.optimizer_bytes = static_cast<double>(plan.memory.optimizer) /
-                        static_cast<double>(m.dense + m.expert / c.parallel.expert);
-  m.activation_bytes = plan.memory.activations + plan.memory.scratch;
+    m.optimizer_bytes = static_cast<double>(memory.optimizer) / static_cast<double>(m.dense + m.expert);
+  m.activation_bytes = memory.activations + memory.scratch;
   return m;
 }
 
@@ -251,8 +249,8 @@ ScaleRow scale(const ScaleModel& m, const ScaleAssumptions& a, const ScaleLayout
   row.micro_batches = m.samples / layout.gpus / m.micro_batch;
   const auto gpus = static_cast<double>(layout.gpus), tokens = static_cast<double>(m.samples * m.seq_len);
   const double counted = tokens / gpus * m.flops_per_token / (1e12 * a.peak_tflops * a.gpu_mfu);
-  row.compute = counted * (1 + m.again / 3);
-  const double forward = counted / 3 / static_cast<double>(row.micro_batches);
+  row.compute = counted * (1 + m.again * m.forward_share);
+  const double forward = counted * m.forward_share / static_cast<double>(row.micro_batches);
   const double backward = row.compute / static_cast<double>(row.micro_batches) - forward;
   const Replication replication(a, layout);
   add_memory(row, m, replication);

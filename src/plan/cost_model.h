@@ -33,8 +33,9 @@ struct ScaleModel {
   int64_t block_dense = 0, block_expert = 0,
           around = 0;  // parameters of the largest block, and outside of blocks (embedding, norm, head)
   int64_t experts = 0, per_token = 0, layers_with_experts = 0, hidden = 0;
-  double flops_per_token = 0;  // forward and backward
-  double again = 0;            // recomputed FLOPs, as a fraction of the forward FLOPs
+  double flops_per_token = 0;      // forward and backward
+  double forward_share = 1.0 / 3;  // of flops_per_token that is the forward pass
+  double again = 0;                // recomputed FLOPs, as a fraction of the forward FLOPs
   int64_t passes = 4;  // all-to-alls per layer and micro-batch: dispatch and combine, forward and backward
   int64_t samples = 0, micro_batch = 0,
           seq_len = 0;                           // samples per step and per micro-batch; tokens per sample
@@ -43,8 +44,9 @@ struct ScaleModel {
   bool whole_matrices = false;                   // Muon: matrices are not sharded
   int64_t activation_bytes = 0;                  // of a micro-batch, including workspace
 };
-/// From a plan. The activations in plan.memory are those of one rank with all experts, which are as large as
-/// on expert-parallel ranks with balanced load.
+/// From a plan. The activations are measured by a dry run of one rank with all experts and whole sequences,
+/// whatever the configuration's own parallel.*; they are as large as on expert-parallel ranks with balanced
+/// load. Error(usage) for what has no row in the table: adapters, frozen parameters.
 ScaleModel scale_model(const Plan& plan);
 
 struct ScaleLayout {

@@ -7,6 +7,7 @@
 #include "config/derived.h"
 #include "config/fields.h"
 #include "config/load.h"
+#include "config/model_function.h"
 #include "config/problems.h"
 #include "core/error.h"
 #include "core/io.h"
@@ -103,6 +104,26 @@ std::optional<DispatchPlan> plan_dispatch(const Config& config, const Transforme
   return d;
 }
 
+/// FLOPs of a token. In the run's first steps sparse attention may be in its dense warm-up, which takes
+/// others: the steps of both phases count by their number.
+void count_flops(Plan& plan, const Transformer& transformer, const Config& config) {
+  const int64_t seq_len = config.data.seq_len;
+  plan.flops = transformer.flops(seq_len);
+  if (config.train.recompute == Recompute::block)
+    plan.recomputed = transformer.block_flops(seq_len, transformer.layers() - 1).forward();
+  for (const Plan::Parameter& p : plan.parameters)
+    if (config.train.recompute == Recompute::mlp && p.mlp_inner && p.in_product)
+      plan.recomputed += 2 * static_cast<double>(p.count) * p.active;
+  const int64_t dense = config.model.attention.sparse.phase_steps;
+  if (config.model.attention.kind == AttentionKind::sparse && dense > 0 && plan.steps > 0) {
+    ParamStore store(config.lora, config.optimizer.rules);
+    const Transformer first(model_after(config.model, 0), store);
+    const double share = static_cast<double>(std::min(dense, plan.steps)) / static_cast<double>(plan.steps);
+    plan.flops = share * first.flops(seq_len) + (1 - share) * plan.flops;
+  }
+  plan.flops_per_token = plan.flops.forward() + plan.flops.backward();
+}
+
 }  // namespace
 
 int64_t count_parameters(const ModelConfig& model) {
@@ -125,13 +146,14 @@ Plan make_plan(Config config, int64_t ranks, const KeyPlaces& places) {
   const Transformer transformer(model, store);
   plan.total = store.total();
   plan.trained = store.total_trained();
+  plan.frozen = store.total_frozen();
   plan.active = store.total_active();
   plan.non_embedding = plan.total;
   double matmul_parameters = 0;
   for (ParamStore::Id id = 0; id < static_cast<ParamStore::Id>(store.specs().size()); ++id) {
     const ParamSpec& spec = store.specs()[static_cast<size_t>(id)];
     plan.parameters.push_back({spec.name, spec.shape, store.numel(id), spec.active, spec.of_expert(),
-                               spec.packed, spec.mlp_inner, spec.trainable, spec.unit});
+                               spec.packed, spec.mlp_inner, spec.trainable, spec.statistic, spec.unit});
     if (spec.packed) matmul_parameters += static_cast<double>(store.numel(id)) * spec.active;
     if (spec.vocabulary) plan.non_embedding -= store.numel(id);
   }
@@ -143,8 +165,6 @@ Plan make_plan(Config config, int64_t ranks, const KeyPlaces& places) {
   plain = model;
   plain.attention.switch_heads = {};
   plan.switch_parameters = without_adapters - count_parameters(plain);
-  plan.flops = transformer.flops(config.data.seq_len);
-  plan.flops_per_token = plan.flops.forward() + plan.flops.backward();
 
   plan.ranks = ranks;
   // All ranks are alike, so only the first is measured, with dry communicators.
@@ -155,6 +175,7 @@ Plan make_plan(Config config, int64_t ranks, const KeyPlaces& places) {
                            : nullptr;
   plan.dispatch = plan_dispatch(config, transformer, {sharing.get(), config.parallel.expert_capacity});
   plan.steps = training_steps(config);
+  count_flops(plan, transformer, config);
   plan.tokens_per_step = tokens_per_step(config);
   if (__builtin_mul_overflow(plan.steps, plan.tokens_per_step, &plan.tokens))
     fail(ExitCode::usage, "train.max_steps = {}: with {} tokens a step more tokens than can be counted",

@@ -58,7 +58,8 @@ struct Plan {
     bool of_expert = false;   // sharded over the expert axis
     bool in_product = false;  // is the weight of a matrix product
     bool mlp_inner = false;   // ParamSpec::mlp_inner
-    bool trained = true;      // not frozen
+    bool trained = true;      // neither frozen nor a statistic
+    bool statistic = false;   // ParamSpec::statistic
     int unit = 0;             // ParamSpec::unit
   };
   Config config;  // resolved
@@ -67,17 +68,20 @@ struct Plan {
   int64_t total = 0;
   int64_t active = 0;           // parameters active for one token, with only its K experts
   int64_t trained = 0;          // all that optimizer.rules do not freeze, or only the lora adapters
+  int64_t frozen = 0;           // the rest, without statistics, which no optimizer ever trains
   int64_t non_embedding = 0;    // without the token embedding, and without an untied head
   int64_t gate_parameters = 0;  // added by attention.gates
   int64_t switch_parameters =
       0;  // added by attention.switch_heads: routers, and experts beyond one projection
   int64_t matmul_parameters =
       0;  // active parameters in matrix products, including the output head but not the embedding look-up
-  Flops flops;                           // of one token's forward pass, the sum of what the layers report
-  double flops_per_token = 0;            // forward and backward, without recomputation
-  std::optional<DispatchPlan> dispatch;  // for MoE models
-  int64_t ranks = 1;                     // number of ranks
-  MemoryPlan memory;                     // of each rank
+  Flops flops;                 // of one token's forward pass, the sum of what the layers report
+  double flops_per_token = 0;  // forward and backward, without recomputation; averaged over the run where it
+                               // begins with a dense warm-up of sparse attention
+  double recomputed = 0;       // FLOPs per token that backward computes again (train.recompute)
+  std::optional<DispatchPlan> dispatch;                // for MoE models
+  int64_t ranks = 1;                                   // number of ranks
+  MemoryPlan memory;                                   // of each rank
   int64_t steps = 0, tokens_per_step = 0, tokens = 0;  // steps and tokens 0: length not given
   int64_t accumulation_steps = 0;                      // micro-batches per step, of all ranks
 };

@@ -82,7 +82,9 @@ std::string line_text(const Line& line) {
     shape = fmt::format("{} x {}", line.experts, shape);
   }
   return fmt::format("  {:<52} {:>18} {:>17}{}\n", name, shape, grouped(line.count),
-                     line.of->trained ? "" : "  frozen");
+                     line.of->statistic ? "  measured, not trained"
+                     : line.of->trained ? ""
+                                        : "  frozen");
 }
 
 /// 0, 2-5.
@@ -160,7 +162,7 @@ std::string share_of_rest(int64_t part, int64_t whole) {
 std::string counts_text(const Plan& plan) {
   const int64_t rank = plan.config.lora.rank;
   std::string out = row("total", grouped(plan.total), scaled(static_cast<double>(plan.total)));
-  if (plan.trained != plan.total)
+  if (plan.config.lora.rank > 0 || plan.frozen > 0)
     out += row("trained", grouped(plan.trained),
                fmt::format("{:.2f} %: {}", percent_of(plan.trained, plan.total),
                            rank > 0 ? fmt::format("adapters of rank {}", rank)
@@ -170,7 +172,7 @@ std::string counts_text(const Plan& plan) {
                fmt::format("{}, {:.1f} %", scaled(static_cast<double>(plan.active)),
                            percent_of(plan.active, plan.total)));
   out += row("non-embedding", grouped(plan.non_embedding));
-  out += row("added by gates", grouped(plan.gate_parameters),
+  out += row("added by attention gates", grouped(plan.gate_parameters),
              plan.gate_parameters == 0 ? "" : share_of_rest(plan.gate_parameters, plan.total));
   if (plan.switch_parameters != 0)
     out += row("added by switch heads", grouped(plan.switch_parameters),
@@ -195,13 +197,23 @@ std::string ranks_text(const Plan& plan) {
                                  : std::string("ranks"));
 }
 
+/// What of attention's FLOPs is not those of every sample and step.
+std::string attention_note(const Plan& plan) {
+  const AttentionConfig& a = plan.config.model.attention;
+  std::string note;
+  if (a.kind == AttentionKind::sparse && a.sparse.phase_steps > 0 && plan.steps > 0)
+    note += fmt::format(", dense in {} of {} steps", std::min(a.sparse.phase_steps, plan.steps), plan.steps);
+  if (plan.config.data.document_mask) note += ", at most: as if samples were one document";
+  return note;
+}
+
 std::string compute_text(const Plan& plan) {
   const TrainConfig& t = plan.config.train;
   std::string out = "\ncompute\n";
-  out += row(
-      "FLOPs per token", fmt::format("{:.4g}", plan.flops_per_token),
-      fmt::format("6 x {}{} in matrix products{} + attention", grouped(plan.matmul_parameters),
-                  plan.dispatch ? " active" : "", plan.trained != plan.total ? " (4 x frozen ones)" : ""));
+  out += row("FLOPs per token", fmt::format("{:.4g}", plan.flops_per_token),
+             fmt::format("6 x {}{} in matrix products{} + attention{}", grouped(plan.matmul_parameters),
+                         plan.dispatch ? " active" : "", plan.frozen > 0 ? " (4 x frozen ones)" : "",
+                         attention_note(plan)));
   out += row("micro-batches per step", std::to_string(plan.accumulation_steps),
              fmt::format("{} of {} samples x {} tokens{}", t.global_batch_size, t.micro_batch_size,
                          plan.config.data.seq_len, ranks_text(plan)));

@@ -83,9 +83,9 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
                                 format_count(static_cast<double>(plan.trained)), config.lora.rank,
                                 config.lora.alpha, fmt::join(config.lora.targets, " "),
                                 config.train.init_from));
-  else if (plan.trained < plan.total)
+  else if (plan.frozen > 0)
     lines.push_back(fmt::format("frozen   {} of {} parameters (optimizer.rules)",
-                                format_count(static_cast<double>(plan.total - plan.trained)),
+                                format_count(static_cast<double>(plan.frozen)),
                                 format_count(total)));
   if (m.moe.num_experts > 0) lines.push_back(experts_text(config.model, plan));
   const auto sources = data.sources();

@@ -226,6 +226,42 @@ TEST_CASE("parameters are counted on the real store, and memory agrees with the 
   CHECK(scale(dense, {}, {64, 1, 1}).all_to_all == 0);
 }
 
+TEST_CASE("a step takes the forward pass that is computed again, whatever its share", "[scale]") {
+  ScaleModel m = small_model();
+  m.again = 0.5;
+  const ScaleLayout one = {.gpus = 1, .expert = 1, .zero = 0};
+  const double third = scale(m, small_machines(), one).compute;
+  CHECK(third == Approx(16 * 1000 * 3e9 / 0.5e12 * (1 + 0.5 / 3)));
+  m.forward_share = 0.8;
+  CHECK(scale(m, small_machines(), one).compute == Approx(third / (1 + 0.5 / 3) * (1 + 0.5 * 0.8)));
+  // Recomputed are the blocks but the last: of an indexer that scores every key, too.
+  const std::vector<std::string> sparse = {"train.recompute=block", "data.seq_len=131072",
+                                           "train.global_batch_size=64"};
+  for (const std::string file : {"gated_attention/base_28l", "sparse/table4_02_sparse_only"}) {
+    INFO(file);
+    const Plan plan = make_plan(load_config(shipped(file + ".yaml"), sparse));
+    const ScaleModel of_plan = scale_model(plan);
+    const double head = 2.0 * 151936 * 2048, forward = plan.flops.forward();
+    const auto layers = static_cast<double>(plan.config.model.num_hidden_layers);
+    CHECK(of_plan.again * forward == Approx((forward - head) * (layers - 1) / layers));
+    CHECK(of_plan.forward_share * plan.flops_per_token == Approx(forward));
+    CHECK((of_plan.forward_share > 0.34) == (file != "gated_attention/base_28l"));
+  }
+}
+
+TEST_CASE("the table's activations are those of its own layouts, not the configuration's", "[scale]") {
+  const auto activations = [](const std::string& file, int64_t ranks, std::vector<std::string> overrides) {
+    overrides.push_back("train.check_limits=false");
+    return scale_model(make_plan(load_config(shipped(file), overrides), ranks)).activation_bytes;
+  };
+  CHECK(activations("long_context/gate_32k_context_8.yaml", 8, {}) ==
+        activations("long_context/gate_32k.yaml", 1, {}));
+  const std::string experts = "gated_attention/base_15a2b.yaml";
+  const int64_t whole = activations(experts, 1, {});
+  CHECK(activations(experts, 8, {"parallel.expert=8", "parallel.zero_stage=1"}) == whole);
+  CHECK(activations(experts, 8, {"parallel.expert=8", "parallel.expert_capacity=8"}) == whole);
+}
+
 TEST_CASE("the best layout is the fastest one that fits", "[scale]") {
   const ScaleModel m = paper();
   std::vector<ScaleRow> rows;

@@ -118,10 +118,18 @@ TEST_CASE("plan --gpus prints one table and the best layout, or why there is non
   CHECK(json["assumptions"]["gradient_bytes"] == 4);
   CHECK(json["assumptions"]["gpu_mfu"] == 0.3);
   CHECK(json["layouts"].size() == 3);  // expert parallel 8, 16, 32
-  outcome = t.sluice({"plan", t.config, "--gpus", "100,16"});
+  outcome = t.sluice({"plan", t.config, "--gpus", "100,16", "train.precision=bf16"});
   CHECK(outcome.code == 64);
   CHECK_THAT(outcome.err, Contains("100 GPUs are not whole nodes of 8") &&
                               Contains("train.global_batch_size = 2 is smaller"));
+  outcome = t.sluice({"plan", paper, "--ranks", "8", "--zero", "3"});
+  CHECK(outcome.code == 64);
+  CHECK_THAT(outcome.err, Contains("--zero has no effect without --gpus"));
+  // The default peak is that of bf16.
+  outcome = t.sluice({"plan", paper, "--gpus", "512", "train.precision=f32"});
+  CHECK(outcome.code == 64);
+  CHECK_THAT(outcome.err, Contains("give the peak of f32 with --peak-tflops"));
+  CHECK(t.sluice({"plan", paper, "--gpus", "512", "train.precision=f32", "--peak-tflops", "67"}).code == 0);
   outcome = t.sluice({"plan", paper, "--gpus", "64", "--nic", "-1"});
   CHECK(outcome.code == 64);
   CHECK_THAT(outcome.err, Contains("NIC GB/s must be above 0, got -1"));
