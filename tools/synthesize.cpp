@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "core/io.h"
 #include "data/synthetic.h"
+#include "outputs.h"
 
 namespace sluice {
 
@@ -26,17 +27,9 @@ struct Options {
 void check(const Options& o) {
   if (o.validation_output.empty() != (o.validation_documents == 0))
     fail(ExitCode::usage, "--validation-prefix and --validation-documents go together");
-  const auto normal = [](const std::string& prefix) { return std::filesystem::weakly_canonical(prefix); };
-  if (!o.validation_output.empty() && normal(o.output) == normal(o.validation_output))
-    fail(ExitCode::usage, "-o and --validation-prefix are both {}: held-out documents need separate files",
-         o.output);
-  if (o.force) return;
-  for (const std::string& prefix : {o.output, o.validation_output})
-    for (const char* extension : {".bin", ".idx", ".json"})
-      if (!prefix.empty() && io::exists(prefix + extension))
-        fail(ExitCode::cannot_create,
-             "{}{}: exists; choose another prefix, or --force to replace the token files {}", prefix,
-             extension, prefix);
+  std::vector<std::string> inputs;
+  if (!o.text.empty()) inputs.push_back(o.text);
+  check_token_outputs({o.output, o.validation_output}, inputs, o.force);
 }
 
 SyntheticTask backcopy_task(const Options& o) {

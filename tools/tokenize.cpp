@@ -3,14 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 
 #include "commands.h"
-#include "core/io.h"
 #include "data/text_loss.h"
 #include "data/text_tokenizer.h"
 #include "data/token_check.h"
+#include "outputs.h"
 
 namespace sluice {
 
@@ -46,22 +45,6 @@ void warn_of_loss(const TokenizedFile& file, const Tokenizer& tokenizer) {
       tokenizer.normalization());
 }
 
-/// Existing token files are replaced only with --force: a second call with other options would put other
-/// documents, or held-out documents, into the training data.
-void check_outputs(const TokenizeOptions& options, bool force) {
-  const auto normal = [](const std::string& prefix) { return std::filesystem::weakly_canonical(prefix); };
-  if (!options.validation_output.empty() && normal(options.output) == normal(options.validation_output))
-    fail(ExitCode::usage, "-o and --validation-prefix are both {}: held-out documents need separate files",
-         options.output);
-  if (force) return;
-  for (const std::string& prefix : {options.output, options.validation_output})
-    for (const char* extension : {".bin", ".idx", ".json"})
-      if (!prefix.empty() && io::exists(prefix + extension))
-        fail(ExitCode::cannot_create,
-             "{}{}: exists; choose another prefix, or --force to replace the token files {}", prefix,
-             extension, prefix);
-}
-
 void tokenize(const Options& all) {
   const TokenizeOptions& options = all.text;
   if (options.validation_output.empty() != (options.validation_every == 0) || options.validation_every == 1 ||
@@ -78,8 +61,10 @@ void tokenize(const Options& all) {
          "--end-of-document {}: only a tokenizer.json lets the token be chosen; documents of {} end with its "
          "own",
          all.end_of_document, all.tokenizer);
+  std::vector<std::string> inputs = all.inputs;
+  if (!config.path.empty()) inputs.push_back(config.path);
+  check_token_outputs({options.output, options.validation_output}, inputs, all.force);
   const auto tokenizer = make_tokenizer(config);
-  check_outputs(options, all.force);
   TextTokenizer text(options, *tokenizer, tokenizer_name(config),
                      [](const TokenizeProgress& progress) { draw_progress(progress, false); });
   for (const std::string& input : all.inputs) text.read(input);

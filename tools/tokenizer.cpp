@@ -16,6 +16,7 @@
 #include "data/bpe_trainer.h"
 #include "data/document_reader.h"
 #include "data/pretokenizer.h"
+#include "outputs.h"
 
 namespace sluice {
 namespace {
@@ -41,6 +42,7 @@ void draw(const std::string& text) {
 void train(const TrainOptions& options) {
   BpeTraining training = options.training;
   if (!options.special_tokens.empty()) training.special_tokens = options.special_tokens;
+  refuse_inputs(options.output, options.inputs, "choose another name for the tokenizer");
   if (io::exists(options.output) && !options.force)
     fail(ExitCode::cannot_create, "{}: exists; --force replaces it", options.output);
   const auto begin = std::chrono::steady_clock::now();

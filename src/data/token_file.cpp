@@ -207,10 +207,12 @@ void refuse_text(const std::string& path) {
   for (const char* ending : {"", ".txt", ".jsonl", ".json", ".txt.gz", ".jsonl.gz"}) {
     const std::string text = prefix + ending;
     if (!io::exists(text) || io::is_directory(text)) continue;
+    if (text.ends_with(".json") && describes_tokens(text)) continue;
     std::string output = text;
     for (const char* known : {".gz", ".txt", ".jsonl", ".json"})
       if (output.ends_with(known)) output.resize(output.size() - std::string(known).size());
-    if (output == text) output += ".tokens";
+    // PREFIX.json, which tokenizing writes, may be the text itself, or a tokenizer.
+    if (output == text || io::exists(output + ".json")) output += ".tokens";
     fail(ExitCode::no_input,
          "there is no token file {}.bin; {} is text and has to be tokenized first:\n  sluice tokenize {} -o "
          "{}\nthen give its prefix: path: {}",

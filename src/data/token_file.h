@@ -100,5 +100,7 @@ struct TokenFileInfo {
 void write_token_file_info(const std::string& prefix, const TokenFileInfo& info);
 /// Returns nothing if the file is absent; Error(data) if it is not in the format of write_token_file_info.
 std::optional<TokenFileInfo> read_token_file_info(const std::string& prefix);
+/// Whether a file is a PREFIX.json, as opposed to a text or a tokenizer of that name.
+bool describes_tokens(const std::string& path);
 
 }  // namespace sluice

@@ -178,6 +178,15 @@ void write_token_file_info(const std::string& prefix, const TokenFileInfo& info)
   io::write_file_atomic(prefix + ".json", j.dump(2) + "\n");
 }
 
+bool describes_tokens(const std::string& path) {
+  SLUICE_CHECK(path.ends_with(".json"), "describes_tokens: {}", path);
+  try {
+    return read_token_file_info(path.substr(0, path.size() - 5)).has_value();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 std::optional<TokenFileInfo> read_token_file_info(const std::string& prefix) {
   const std::string path = prefix + ".json";
   if (!io::exists(path)) return std::nullopt;

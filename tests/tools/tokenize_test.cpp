@@ -1,5 +1,6 @@
 // sluice tokenize on typical files.
 #include <cstdlib>
+#include <filesystem>
 
 #include "data/token_file.h"
 #include "tools/program.h"
@@ -94,6 +95,95 @@ TEST_CASE("token files are replaced only on request", "[tokenize]") {
   CHECK(read_token_file_info(folder / "x")->tokenizer_name == "byte");
 }
 
+TEST_CASE("no input and no tokenizer is overwritten, even on request", "[tokenize]") {
+  TemporaryFolder folder;
+  const std::string text = "{\"text\": \"the only copy\"}\n";
+  write_bytes(folder / "web.json", text);
+  write_bytes(folder / "web.bin", text);
+  write_bytes(folder / "other.json", "{\"model\": {}}");
+  write_bytes(folder / "a.txt", "some text");
+  std::filesystem::create_hard_link(folder / "web.json", folder / "link.json");
+  const std::string tokenizer = io::read_file(SLUICE_SOURCE_DIR "/tests/golden/tokenizers/gpt2.json");
+  write_bytes(folder / "own.json", tokenizer);
+  const auto refused = [&](int code, const std::string& part, const std::vector<std::string>& arguments) {
+    const Outcome outcome = tokenize(folder, arguments);
+    INFO(outcome.err);
+    CHECK(outcome.code == code);
+    CHECK_THAT(outcome.err, Catch::Contains(part) && !Catch::Contains("the token files"));
+    CHECK(io::read_file(folder / "web.json") == text);
+    CHECK(io::read_file(folder / "link.json") == text);
+    CHECK(io::read_file(folder / "web.bin") == text);
+    CHECK(io::read_file(folder / "own.json") == tokenizer);
+    CHECK(io::read_file(folder / "other.json") == "{\"model\": {}}");
+    for (const char* name : {"web.idx", "link.bin", "own.bin", "other.bin", "new.bin"})
+      CHECK_FALSE(io::exists(folder / name));
+  };
+  const std::string web = folder / "web";
+  for (const bool force : {false, true}) {
+    const auto with = [&](std::vector<std::string> arguments) {
+      if (force) arguments.push_back("--force");
+      return arguments;
+    };
+    refused(64, "web.json: is read as an input and would be overwritten; choose another prefix, such as ",
+            with({folder / "web.json", "-o", web}));
+    refused(64, "web.bin: is read as an input", with({folder / "web.bin", "-o", web}));
+    refused(64, "link.json: is read as an input", with({folder / "web.json", "-o", folder / "link"}));
+    refused(64, "web.json: is read as an input",
+            with({folder / "web.json", "-o", folder / "new", "--validation-prefix", web, "--validation-every",
+                  "2"}));
+    refused(64, "own.json: is read as an input",
+            with({folder / "a.txt", "-o", folder / "own", "--tokenizer", folder / "own.json"}));
+    refused(73, "other.json: exists and does not describe token files, so it is not replaced",
+            with({folder / "a.txt", "-o", folder / "other"}));
+    refused(64,
+            "x.bin: the files' names are PREFIX.bin, PREFIX.idx and PREFIX.json; give the prefix " +
+                (folder / "x"),
+            with({folder / "a.txt", "-o", folder / "x.bin"}));
+    // Where the file is written before it gets its name.
+    write_bytes(folder / "new.bin.tmp", text);
+    refused(64, "new.bin.tmp: is read as an input",
+            with({folder / "new.bin.tmp", "-o", folder / "new", "--format", "jsonl"}));
+    CHECK(io::read_file(folder / "new.bin.tmp") == text);
+  }
+  const std::string standard_input =
+      fmt::format("'{}' tokenize - -o {} --force < {} 2> {}", std::getenv("SLUICE_BINARY"), web,
+                  folder / "web.json", folder / "err.txt");
+  CHECK(std::system(standard_input.c_str()) != 0);
+  CHECK_THAT(io::read_file(folder / "err.txt"), Catch::Contains("web.json: is read as standard input"));
+  CHECK(io::read_file(folder / "web.json") == text);
+  for (const char* output : {"a.txt", "link.json"}) {
+    const std::string before = io::read_file(folder / output);
+    const Outcome outcome = Program(folder.path, {"tokenizer", "train", folder / "a.txt", folder / "web.json",
+                                                  "-o", folder / output, "--vocab-size", "257", "--force"})
+                                .wait();
+    CHECK(outcome.code == 64);
+    CHECK_THAT(outcome.err, Catch::Contains(output + std::string(": is read as an input")));
+    CHECK(io::read_file(folder / output) == before);
+  }
+}
+
+TEST_CASE("the command that a text is answered with keeps the text", "[tokenize]") {
+  TemporaryFolder folder;
+  write_bytes(folder / "corp.json", "{\"text\": \"the only copy\"}\n");
+  write_bytes(folder / "book.txt", "text");
+  write_bytes(folder / "book.json", "{\"model\": \"a tokenizer\"}");
+  for (const char* path : {"corp", "corp.json"})
+    expect_error(ExitCode::no_input,
+                 {"sluice tokenize " + (folder / "corp.json") + " -o " + (folder / "corp.tokens") + "\n"},
+                 [&] { TokenFile(folder / path); });
+  expect_error(ExitCode::no_input, {"-o " + (folder / "book.tokens") + "\n"},
+               [&] { TokenFile(folder / "book.txt"); });
+  const Outcome outcome = tokenize(folder, {folder / "corp.json", "-o", folder / "corp.tokens"});
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  CHECK(text_of(folder / "corp.tokens") == "the only copy|");
+  // What is left of token files that were removed is no text.
+  io::remove_file(folder / "corp.tokens.bin");
+  io::remove_file(folder / "corp.tokens.idx");
+  CHECK_NOTHROW(refuse_text(folder / "corp.tokens"));
+  CHECK_THROWS_WITH(TokenFile(folder / "corp.tokens"), !Catch::Contains("is text"));
+}
+
 TEST_CASE("input that cannot be tokenized is refused with its position, and no files are left",
           "[tokenize]") {
   TemporaryFolder folder;
@@ -128,6 +218,16 @@ TEST_CASE("input that cannot be tokenized is refused with its position, and no f
   write_gzip(folder / "c.txt", std::string(10000, 'a') + "b");
   write_bytes(folder / "c.txt.gz", io::read_file(folder / "c.txt.gz").substr(0, 30));
   refused(65, "truncated copy", {folder / "c.txt.gz"});
+  write_gzip(folder / "d.txt", "ab\n");
+  write_bytes(folder / "d.txt.gz", io::read_file(folder / "d.txt.gz") + "more text\n");
+  refused(65, "d.txt.gz: byte 2", {folder / "d.txt.gz"});
+  for (const char* name : {"a.jsonl.xz", "a.txt"}) {
+    write_bytes(folder / name, std::string("\xfd\x37zXZ\0\0\4 and more", 17));
+    refused(65, fmt::format("{}: is compressed by xz, which is not supported; use xz -dc", folder / name),
+            {folder / name});
+  }
+  write_bytes(folder / "a.parquet", "PAR1\x15\x04 and more");
+  refused(65, "a.parquet: is a file of Parquet and no text", {folder / "a.parquet"});
   write_bytes(folder / "empty.txt", "");
   refused(65, "no document", {folder / "empty.txt"});
   write_bytes(folder / "z.zst", "x");
