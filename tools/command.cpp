@@ -4,8 +4,36 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <limits>
+#include <type_traits>
+
+#include "config/scalars.h"
 
 namespace sluice {
+
+namespace {
+
+/// The type of the whole numbers that an option takes, one or several; void for other options.
+template <class T>
+struct WholeNumber {
+  using type = std::conditional_t<std::is_integral_v<T> && !std::is_same_v<T, bool>, T, void>;
+};
+template <class T>
+struct WholeNumber<std::vector<T>> : WholeNumber<T> {};
+
+/// CLI11 takes -1 for the largest unsigned number, 010 for 8 and a number that is too large for the largest
+/// one. Here whole numbers are those of a configuration: 4096, 1k, 1e9. Writes the number out for CLI11.
+template <class T>
+std::string read_whole(std::string& text) {
+  std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t> value = 0;
+  if (std::string problem = parse_integer(text, value); !problem.empty()) return problem;
+  if (value > std::numeric_limits<T>::max()) return "is too large: " + text;
+  if (value < std::numeric_limits<T>::min()) return "is too small: " + text;
+  text = std::to_string(value);
+  return "";
+}
+
+}  // namespace
 
 Option* Option::required() { return option_->required(), this; }
 Option* Option::type_name(const std::string& name) { return option_->type_name(name), this; }
@@ -45,7 +73,10 @@ Command* Command::add_subcommand(const std::string& name, const std::string& hel
 
 template <class T>
 Option* Command::add_option(const std::string& names, T& target, const std::string& help) {
-  options_.push_back(std::make_unique<Option>(app_.add_option(names, target, help)));
+  CLI::Option* option = app_.add_option(names, target, help);
+  using Whole = typename WholeNumber<T>::type;
+  if constexpr (!std::is_void_v<Whole>) option->transform(CLI::Validator(read_whole<Whole>, ""));
+  options_.push_back(std::make_unique<Option>(option));
   return options_.back().get();
 }
 template Option* Command::add_option(const std::string&, std::string&, const std::string&);

@@ -45,7 +45,8 @@ class Command {
 
   Command* add_subcommand(const std::string& name, const std::string& help);
   /// The target must outlive parsing. Names as in CLI11: "path" (positional), "--set", "-o,--output". T:
-  /// std::string, bool, int, int64_t, uint64_t, double, or a std::vector of strings, int64_t or int.
+  /// std::string, bool, int, int64_t, uint64_t, double, or a std::vector of strings, int64_t or int. Whole
+  /// numbers are written as in a configuration (1k, 1e6), and one that the type cannot hold is refused.
   template <class T>
   Option* add_option(const std::string& names, T& target, const std::string& help);
   Option* add_flag(const std::string& names, bool& target, const std::string& help);

@@ -1,4 +1,5 @@
 // sluice synthesize, and a training on what it writes.
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "config/yaml.h"
@@ -111,6 +112,12 @@ TEST_CASE("what cannot be synthesized is refused, and no files are left", "[synt
   refused(64, "go together", with({"--validation-documents", "4"}));
   refused(64, "-o and --validation-prefix are both",
           with({"--validation-prefix", folder / "./x", "--validation-documents", "4"}));
+  refused(64, "--seed: must not be negative, got -1", with({"--seed", "-1"}));
+  refused(64, "--seed: is too large: 18446744073709551616", with({"--seed", "18446744073709551616"}));
+  refused(64, "--seq-len: has a leading zero", with({"--seq-len", "010"}));
+  refused(64, "--keys: must be an integer, got 2.5",
+          {"associative-recall", "-o", x, "--documents", "1", "--keys", "2.5"});
+  refused(64, "give the prefix " + x + "\n", {"induction", "-o", x + ".bin", "--documents", "1"});
   refused(66, "nothing.txt", with({}, folder / "nothing.txt"));
   refused(65, "one.txt: 1 bytes are no text", with({}, folder / "one.txt"));
   refused(65, "zipped.txt: is compressed by gzip", with({}, folder / "zipped.txt"));
@@ -125,6 +132,47 @@ TEST_CASE("what cannot be synthesized is refused, and no files are left", "[synt
   CHECK(tokens_of(x) == before);
   CHECK(synthesize(folder, with({"--seed", "9", "--force"})).code == 0);
   CHECK(tokens_of(x) != before);
+}
+
+TEST_CASE("the text of a task is not overwritten by its documents", "[synthesize]") {
+  TemporaryFolder folder;
+  const std::string text = "some text that is long enough\n";
+  write_bytes(folder / "text.json", text);
+  for (const char* option : {"-o", "--validation-prefix"}) {
+    std::vector<std::string> arguments = {
+        "bigram-backcopy", "--text", folder / "text.json", "--documents", "3",
+        "--force",         option,   folder / "text"};
+    if (option != std::string("-o"))
+      arguments.insert(arguments.end(), {"-o", folder / "new", "--validation-documents", "3"});
+    const Outcome outcome = synthesize(folder, arguments);
+    CHECK(outcome.code == 64);
+    CHECK_THAT(outcome.err, Catch::Contains("text.json: is read as an input and would be overwritten"));
+    CHECK(io::read_file(folder / "text.json") == text);
+    CHECK_FALSE(io::exists(folder / "new.bin"));
+  }
+}
+
+TEST_CASE("whole numbers of options are those of configurations", "[synthesize]") {
+  TemporaryFolder folder;
+  const Outcome made = synthesize(
+      folder, {"induction", "-o", folder / "x", "--documents", "1k", "--seed", "18446744073709551615"});
+  INFO(made.err);
+  REQUIRE(made.code == 0);
+  CHECK(tokens_of(folder / "x").size() == 1000 * 256);
+  const auto json = nlohmann::json::parse(io::read_file(folder / "x.json"))["synthetic"];
+  CHECK(json["parameters"]["seed"] == std::numeric_limits<uint64_t>::max());
+  // Read before the run is looked for.
+  const auto run = [&](const std::vector<std::string>& arguments) {
+    return Program(folder.path, arguments).wait();
+  };
+  CHECK(run({"eval", folder / "none", "--max-tokens", "1k"}).code == 66);
+  const Outcome negative = run({"generate", folder / "none", "-p", "a", "--seed", "-1"});
+  CHECK(negative.code == 64);
+  CHECK_THAT(negative.err, Catch::Contains("--seed: must not be negative, got -1"));
+  const Outcome large = run({"plan", folder / "none", "--ranks", "3G"});
+  CHECK(large.code == 64);
+  CHECK_THAT(large.err, Catch::Contains("--ranks: must be an integer, got 3G (suffixes: k M B T, Ki Mi)"));
+  CHECK_THAT(run({"plan", folder / "none", "--ranks", "3B"}).err, Catch::Contains("got 3000000000"));
 }
 
 }  // namespace sluice
