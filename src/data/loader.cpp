@@ -55,6 +55,8 @@ struct Blend::Source {
   double weight = 0;  // as configured
   int64_t tokens = 0;
   int64_t unread = 0;     // in no sample in file order
+  int64_t untrained = 0;  // in no sample of the shuffled stream
+  int64_t files_untrained = 0;
   int64_t predicted = 0;  // tokens behind another one of their document
   int64_t per_cycle = 0;  // samples in one cycle of the schedule
   std::vector<TokenFile> files;
@@ -65,8 +67,9 @@ struct Blend::Source {
 
   /// Counts the samples of the last file, without a begin token.
   void add_pieces(int64_t seq_len) {
-    const int64_t targets = files.back().num_tokens() - 1;
-    samples.push_back(samples.back() + targets / seq_len);
+    const int64_t targets = files.back().num_tokens() - 1, whole = targets / seq_len;
+    untrained += whole > 0 ? targets - whole * seq_len : targets + 1;
+    samples.push_back(samples.back() + whole);
     sequential.push_back(sequential.back() + (targets + seq_len - 1) / seq_len);
   }
   /// Finds the samples of the last file, with one.
@@ -81,6 +84,7 @@ struct Blend::Source {
       whole += end == start + seq_len;
     }
     unread += tokens_of_file - end;
+    untrained += tokens_of_file - whole * seq_len;
     samples.push_back(samples.back() + whole);
     sequential.push_back(static_cast<int64_t>(starts.size()));
   }
@@ -88,6 +92,7 @@ struct Blend::Source {
   void add_packed(int64_t seq_len) {
     const PackedSamples& samples_of_file = packed.emplace_back(files.back(), seq_len);
     unread += samples_of_file.unread();
+    untrained += samples_of_file.unread();
     samples.push_back(samples.back() + samples_of_file.samples());
     sequential.push_back(samples.back());
   }
@@ -140,6 +145,7 @@ void Blend::open(const DataSource& config) {
       source->add_document_starts(seq_len_);
     else
       source->add_pieces(seq_len_);
+    source->files_untrained += source->samples.back() == *(source->samples.end() - 2);
   }
   const char* plural = source->files.size() == 1 ? "" : "s";
   if (source->num_samples() == 0 && begin_token_) {
@@ -405,7 +411,8 @@ std::vector<Blend::SourceInfo> Blend::sources() const {
                                           static_cast<double>(source->sequential.back() * seq_len_);
     infos.push_back({source->name, static_cast<int64_t>(source->files.size()), source->tokens,
                      source->num_samples(), static_cast<double>(source->per_cycle) / kCycle,
-                     text_loss(prefixes), source->unread, padding});
+                     text_loss(prefixes), source->unread, padding, source->untrained,
+                     source->files_untrained});
   }
   return infos;
 }
@@ -416,6 +423,17 @@ std::string Blend::SourceInfo::describe_unread() const {
   if (unread == 0) return "";
   return fmt::format("  {:.3g}% of them in no sample (data.begin_token)",
                      100 * static_cast<double>(unread) / static_cast<double>(tokens));
+}
+
+std::string Blend::SourceInfo::describe_untrained() const {
+  // The rest of a long file is not worth a word.
+  constexpr double kLeast = 0.001;
+  const double share = static_cast<double>(untrained) / static_cast<double>(tokens);
+  std::string text;
+  if (!padding && share >= kLeast) text += fmt::format("  {:.3g}% of them in no sample", 100 * share);
+  if (padding && *padding > 0) text += fmt::format("  {:.2g}% padding (data.packing)", 100 * *padding);
+  if (files_untrained > 0) text += fmt::format("  {} of {} files without a sample", files_untrained, files);
+  return text;
 }
 
 const std::vector<TokenFile>& Blend::files(size_t source) const { return sources_.at(source)->files; }

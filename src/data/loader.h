@@ -81,9 +81,16 @@ class Blend {
     int64_t unread;                  // tokens that lie in no sample in file order; 0 without a begin token or
                                      // packing of documents
     std::optional<double> padding;   // share of the positions of all samples; with packing of documents
-    /// "  12% of them in no sample (data.begin_token)", "  0.3% padding (data.packing)"; empty where every
-    /// token is read without padding.
+    /// Tokens that lie in no sample of the shuffled stream, neither as input nor as target: those of `unread`
+    /// and what follows the last whole sample of each file.
+    int64_t untrained;
+    int64_t files_untrained;  // without a sample of the shuffled stream
+    /// In file order: "  12% of them in no sample (data.begin_token)", "  0.3% padding (data.packing)"; empty
+    /// where every token is read without padding.
     std::string describe_unread() const;
+    /// The same of the shuffled stream: "  12% of them in no sample", from a tenth of a percent on, with the
+    /// number of files without one; "  0.3% padding (data.packing)".
+    std::string describe_untrained() const;
   };
   std::vector<SourceInfo> sources() const;
   const std::vector<TokenFile>& files(size_t source) const;

@@ -85,17 +85,16 @@ std::vector<std::string> banner(const Config& config, const Plan& plan, Trainer&
                                 config.train.init_from));
   else if (plan.frozen > 0)
     lines.push_back(fmt::format("frozen   {} of {} parameters (optimizer.rules)",
-                                format_count(static_cast<double>(plan.frozen)),
-                                format_count(total)));
+                                format_count(static_cast<double>(plan.frozen)), format_count(total)));
   if (m.moe.num_experts > 0) lines.push_back(experts_text(config.model, plan));
   const auto sources = data.sources();
   const auto epochs = data.epochs(trainer.max_steps() * config.train.global_batch_size);
   for (size_t s = 0; s < sources.size(); ++s)
-    lines.push_back(
-        fmt::format("data     {}  {} tokens in {} file{}{}  {:.0f}% of the samples  {:.2f} epochs{}{}",
-                    sources[s].name, format_count(static_cast<double>(sources[s].tokens)), sources[s].files,
-                    sources[s].files == 1 ? "" : "s", sources[s].describe_unread(), 100 * sources[s].weight,
-                    epochs[s].second, tokenizer_note(data, s), sources[s].loss.describe("  ")));
+    lines.push_back(fmt::format(
+        "data     {}  {} tokens in {} file{}{}  {:.0f}% of the samples  {:.2f} epochs{}{}", sources[s].name,
+        format_count(static_cast<double>(sources[s].tokens)), sources[s].files,
+        sources[s].files == 1 ? "" : "s", sources[s].describe_untrained(), 100 * sources[s].weight,
+        epochs[s].second, tokenizer_note(data, s), sources[s].loss.describe("  ")));
   for (const auto& blend : evaluator.blends())
     for (const Blend::SourceInfo& source : blend->sources())
       lines.push_back(fmt::format("held out {}  {} tokens{}{}{}", source.name,

@@ -1,5 +1,5 @@
 #pragma once
-// The number of epochs over the training data.
+// What a run reads of its training data, and how often.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -26,7 +26,8 @@ DataPlan plan_data(const Config& config, int64_t steps);
 std::string data_plan_text(const DataPlan& plan);
 nlohmann::json data_plan_json(const DataPlan& plan);
 
-/// One warning for each source that a run of this many samples repeats for more than kManyEpochs epochs.
-std::vector<std::string> repetition_warnings(const Blend& data, int64_t samples);
+/// One warning for each source with files that no sample is made of, and one for each that a run of this many
+/// samples repeats for more than kManyEpochs epochs.
+std::vector<std::string> data_warnings(const Blend& data, int64_t samples);
 
 }  // namespace sluice

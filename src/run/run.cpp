@@ -200,7 +200,7 @@ void Run::introduce() {
   if (start_.resumes())
     console_->line(fmt::format("resume   from {} (step {})", start_.resumed.path, trainer_->next_step()));
   for (const std::string& text :
-       repetition_warnings(*start_.data, trainer_->max_steps() * start_.config.train.global_batch_size))
+       data_warnings(*start_.data, trainer_->max_steps() * start_.config.train.global_batch_size))
     spdlog::warn("{}", text);
   write_status("running");
 }

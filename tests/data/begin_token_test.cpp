@@ -1,6 +1,7 @@
 // Samples with a begin token (data.begin_token), against a slow construction of each from the documents.
 #include <algorithm>
 #include <random>
+#include <set>
 
 #include "data/loader.h"
 #include "temporary.h"
@@ -205,12 +206,57 @@ TEST_CASE("what lies in no sample is counted", "[loader][begin_token]") {
   CHECK_FALSE(blend.whole(3));
   CHECK(read(blend, 8, 3, true).targets == std::vector<int32_t>{144, -1, -1, -1, -1, -1, -1, -1});
   CHECK(blend.epochs(6)[0].second == 2);
-  // Without a begin token nothing is left out.
+  // A training does not read the short sample either.
+  CHECK(info.untrained == 21);
+  CHECK(info.files_untrained == 0);
+  CHECK(info.describe_untrained() == "  46.7% of them in no sample");
+  // Without a begin token evaluations leave nothing out, a training the rest of the file.
   const Blend stream({{"a", folder / "a", 1}}, 8, kVocab, false, 3);
   CHECK(stream.sources()[0].unread == 0);
+  CHECK(stream.sources()[0].untrained == 45 - (5 * 8 + 1));
+  CHECK(stream.sources()[0].describe_untrained() == "  8.89% of them in no sample");
   CHECK(stream.num_sequential_samples() == 6);
   CHECK(stream.whole(4));
   CHECK_FALSE(stream.whole(5));
+}
+
+TEST_CASE("the tokens that no sample of the training stream holds are counted, by file",
+          "[loader][begin_token]") {
+  // A short file between two that have samples, and a file that is too short by one token.
+  TemporaryFolder folder;
+  const std::vector<std::vector<size_t>> files = {{9, 9, 5}, {4, 2}, {8}, {3, 30}};
+  int32_t first = 1;
+  for (size_t f = 0; f < files.size(); ++f) {
+    write_tokens(folder / fmt::format("a{}", f), of_lengths(files[f], first), kVocab);
+    first += 100;
+  }
+  struct Case {
+    std::optional<int64_t> begin_token;
+    Packing packing;
+    int64_t files_untrained;
+  };
+  for (const Case& c : {Case{std::nullopt, Packing::stream, 2}, Case{kBegin, Packing::stream, 1},
+                        Case{std::nullopt, Packing::documents, 0}}) {
+    const Blend blend({{"a", folder / "a*.bin", 1}}, 8, kVocab, false, 3, c.begin_token, c.packing);
+    const Blend::SourceInfo info = blend.sources()[0];
+    std::set<int32_t> seen;
+    for (int64_t i = 0; i < info.samples; ++i) {
+      const Row row = read(blend, 8, i, false);
+      seen.insert(row.tokens.begin(), row.tokens.end());
+      seen.insert(row.targets.begin(), row.targets.end());
+    }
+    for (const int32_t padding : {0, -1, kBegin}) seen.erase(padding);
+    CHECK(info.untrained == info.tokens - std::ssize(seen));
+    CHECK(info.files_untrained == c.files_untrained);
+  }
+  const Blend blend({{"a", folder / "a*.bin", 1}}, 8, kVocab, false, 3);
+  CHECK(blend.sources()[0].describe_untrained() ==
+        "  28.6% of them in no sample  2 of 4 files without a sample");
+  // The rest of a long file is not worth a word.
+  write_tokens(folder / "long", of_lengths({8 * 600 + 1 + 4}), kVocab);
+  const Blend almost({{"long", folder / "long", 1}}, 8, kVocab, false, 3);
+  CHECK(almost.sources()[0].untrained == 4);
+  CHECK(almost.sources()[0].describe_untrained().empty());
 }
 
 TEST_CASE("with a mask the begin token is the first document's alone", "[loader][begin_token]") {

@@ -117,6 +117,36 @@ TEST_CASE("epochs over the data are reported before, during and after training",
          0, {"data source short is repeated for 4", "beyond about 4 epochs"});
 }
 
+TEST_CASE("files that are too short for a sample are counted by plan, banner and a warning", "[data_check]") {
+  const TinyRun t;
+  // Samples of 16 and one more target: 593 tokens of the long file are in one, and none of the short ones.
+  io::make_directories(t.folder / "parts");
+  test::write_tokens(t.folder / "parts/a", {std::vector<int32_t>(601, 5)}, 257);
+  for (int i = 0; i < 40; ++i)
+    test::write_tokens(t.folder / fmt::format("parts/b{}", i), {std::vector<int32_t>(16, i)}, 257);
+  const std::string sources = "data.train=[{name: parts, path: '" + (t.folder / "parts/*.bin") + "'}]";
+  const std::string share = "  52.2% of them in no sample  40 of 41 files without a sample";  // 648 of 1241
+  const Outcome planned = t.sluice({"plan", t.config, sources});
+  CHECK_THAT(planned.out, Contains(share));
+  const auto json = nlohmann::json::parse(t.sluice({"plan", t.config, "--json", sources}).out)["data"];
+  REQUIRE(json["sources"][0].contains("files_without_sample"));
+  CHECK(json["sources"][0]["unread_tokens"] == 648);
+  CHECK(json["sources"][0]["files"] == 41);
+  CHECK(json["sources"][0]["files_without_sample"] == 40);
+  const Outcome trained = t.train({sources});
+  INFO(trained.err);
+  REQUIRE(trained.code == 0);
+  CHECK_THAT(trained.out, Contains(" tokens in 41 files" + share));
+  CHECK_THAT(trained.err,
+             Contains("data source parts: 40 of 41 files are without a sample, so they are never "
+                      "trained on: they are too short for one of data.seq_len tokens"));
+  // With a begin token a sample is 16 tokens of a document, and each file has one.
+  const Outcome begun = t.sluice({"plan", t.config, "--json", sources, "data.begin_token=256"});
+  CHECK(nlohmann::json::parse(begun.out)["data"]["sources"][0]["files_without_sample"] == 0);
+  const Outcome whole = t.train({"--run-dir", t.folder / "whole"});
+  CHECK_THAT(whole.err, !Contains("without a sample"));
+}
+
 TEST_CASE("a validation set within the training data is refused unless allowed", "[data_check]") {
   const TinyRun t;
   const std::string same = "data.validation=[{name: seen, path: " + t.folder / "train" + "}]";
