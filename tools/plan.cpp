@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "config/fields.h"
+#include "config/idle_settings.h"
 #include "config/load.h"
 #include "core/cores.h"
 #include "core/error.h"
@@ -136,6 +137,10 @@ void add_plan_command(Command& app, int&) {
       else
         text += scale_text(model, options->assumed, rows);
     }
+    const std::vector<std::string> idle = idle_settings(config, places, options->file);
+    if (options->json) json["warnings"] = idle;
+    for (size_t i = 0; i < idle.size(); ++i)
+      text += fmt::format("{}  {}\n", i == 0 ? "\nwarnings\n" : "", idle[i]);
     fmt::print("{}", options->json ? json.dump(2) + "\n" : text);
   });
 }

@@ -199,6 +199,7 @@ void Run::introduce() {
   if (!fresh_.missing.empty()) console_->line("fresh    " + fresh_.text());
   if (start_.resumes())
     console_->line(fmt::format("resume   from {} (step {})", start_.resumed.path, trainer_->next_step()));
+  for (const std::string& text : start_.idle) spdlog::warn("{}", text);
   for (const std::string& text :
        data_warnings(*start_.data, trainer_->max_steps() * start_.config.train.global_batch_size))
     spdlog::warn("{}", text);

@@ -4,6 +4,7 @@
 
 #include "checkpoint/rotation.h"
 #include "comm/reduce.h"
+#include "config/idle_settings.h"
 #include "config/load.h"
 #include "config/problems.h"
 #include "core/faults.h"
@@ -26,6 +27,7 @@ void read_inputs(TrainingStart& start, KeyPlaces& places, StartFacts& facts, con
   state_program(facts);
   config =
       load_config(options.config_path, options.overrides, &places, {.ranks = ranks.size(), .training = true});
+  start.idle = idle_settings(config, places, options.config_path);
   state_configuration(facts, config);
   facts.set("--fresh", options.fresh ? "given" : "not given");
   facts.set("--allow-change", fmt::format("{}", fmt::join(options.allow_change, " ")));

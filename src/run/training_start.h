@@ -3,6 +3,7 @@
 // and nothing is written before it.
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "checkpoint/store.h"
 #include "comm/communicator.h"
@@ -28,6 +29,7 @@ struct TrainingStart {
   std::unique_ptr<RunFolder> folder;  // rank 0's
   CheckpointInfo resumed;             // path empty: a fresh start
   InitSource init;                    // of a fresh start
+  std::vector<std::string> idle;      // settings that are given and have no effect
 
   bool resumes() const { return !resumed.path.empty(); }
 };
