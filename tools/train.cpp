@@ -33,9 +33,9 @@ void add_train_command(Command& app, int& exit_code) {
   command->add_flag("--fresh", options->fresh,
                     "do not resume: an error if the folder already contains a run");
   command
-      ->add_option(
-          "--allow-change", options->allow_change,
-          "key that may differ from the checkpoint's configuration (lr, schedule, steps...); repeatable")
+      ->add_option("--allow-change", options->allow_change,
+                   "key that may differ from the checkpoint's configuration (optimizer.lr, "
+                   "train.max_steps...); repeatable")
       ->type_name("KEY")
       ->allow_extra_args(false);
   command->footer(

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <regex>
 
 #include "checkpoint/state_reader.h"
 #include "config/load.h"
+#include "config/yaml.h"
 #include "nn/transformer.h"
 #include "params/param_store.h"
 
@@ -39,6 +41,24 @@ void compare_frozen(const Config& before, const Config& after, std::vector<std::
 }
 
 }  // namespace
+
+void require_known_keys(const std::vector<std::string>& allow_change) {
+  if (allow_change.empty()) return;
+  std::vector<std::string> known;
+  for (const KeyInfo& info : config_keys())
+    if (info.type != "section" && info.type != "list") known.push_back(info.key);
+  for (const std::string& key : allow_change) {
+    const std::string any_element = std::regex_replace(key, std::regex("\\[[0-9]+\\]"), "[]");
+    if (std::find(known.begin(), known.end(), any_element) != known.end()) continue;
+    const auto same_ending = std::find_if(known.begin(), known.end(),
+                                          [&](const std::string& k) { return k.ends_with("." + key); });
+    const std::string near = same_ending != known.end() ? *same_ending : yaml::nearest(key, known);
+    fail(ExitCode::usage,
+         "--allow-change {}: there is no such key with a value; keys are named with their sections, as "
+         "optimizer.lr{}",
+         yaml::printable(key), near.empty() ? "" : fmt::format("; did you mean {}?", near));
+  }
+}
 
 void check_resume(const CheckpointInfo& checkpoint, const Config& config,
                   const std::vector<std::string>& allow_change, const Blend& data, const Tokenizer& tokenizer,

@@ -11,6 +11,9 @@
 
 namespace sluice {
 
+/// Throws Error(usage) where one of these is no key of a configuration that has a value.
+void require_known_keys(const std::vector<std::string>& allow_change);
+
 /// Throws Error(usage) that lists every key and file that makes resuming impossible, and every key that needs
 /// consent and is not in `allow_change`. With `warns`, warns of data that was modified since and is too large
 /// to be hashed completely.

@@ -25,6 +25,7 @@ void read_inputs(TrainingStart& start, KeyPlaces& places, StartFacts& facts, con
                  Communicator& ranks) {
   Config& config = start.config;
   state_program(facts);
+  require_known_keys(options.allow_change);
   config =
       load_config(options.config_path, options.overrides, &places, {.ranks = ranks.size(), .training = true});
   start.idle = idle_settings(config, places, options.config_path);

@@ -58,6 +58,25 @@ TEST_CASE("A run resumes with the same parameters frozen only, however rules say
              Catch::Contains("holds no moments of it"));
 }
 
+TEST_CASE("keys of --allow-change exist, each named with its section", "[resume]") {
+  require_known_keys({});
+  require_known_keys({"optimizer.lr", "optimizer.rules[3].match", "train.max_steps", "lora.targets"});
+  const auto refusal = [](const std::string& key) -> std::string {
+    try {
+      require_known_keys({"optimizer.lr", key});
+    } catch (const Error& error) {
+      CHECK(error.code() == ExitCode::usage);
+      return error.what();
+    }
+    return "";
+  };
+  CHECK_THAT(refusal("bogus.key"), Catch::Contains("--allow-change bogus.key: there is no such key"));
+  CHECK_THAT(refusal("lr"), Catch::Contains("did you mean optimizer.lr?"));
+  CHECK_THAT(refusal("train.max_step"), Catch::Contains("did you mean train.max_steps?"));
+  CHECK_THAT(refusal("optimizer"), Catch::Contains("--allow-change optimizer: there is no such key"));
+  CHECK_THAT(refusal(""), Catch::Contains("there is no such key"));
+}
+
 TEST_CASE("A run does not resume with another begin token", "[resume][begin_token]") {
   test::TinyTraining t;
   t.config.model.vocab_size = 257;  // of the tokenizer that the configuration names

@@ -123,6 +123,11 @@ TEST_CASE("starting a finished run reports this and changes nothing", "[train]")
   CHECK(status["step"] == 8);
   CHECK_FALSE(status.contains("loss"));
   CHECK_FALSE(io::exists(t.run + "/status.json.tmp"));
+  // A key that does not exist is no consent, needed or not.
+  const Outcome unknown = t.train({"--allow-change", "train.max_step"});
+  CHECK(unknown.code == 64);
+  CHECK_THAT(unknown.err,
+             Contains("--allow-change train.max_step") && Contains("did you mean train.max_steps?"));
   // With consent the run can be made longer.
   const Outcome longer = t.train({"train.max_steps=10", "--allow-change", "train.max_steps"});
   INFO(longer.err);
