@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "config/scalars.h"
+#include "config/yaml.h"
 
 namespace sluice {
 
@@ -32,6 +33,18 @@ std::string read_whole(std::string& text) {
   text = std::to_string(value);
   return "";
 }
+
+/// Help of a command that needs one of its subcommands, which CLI11 does not know: see require_subcommand.
+class RequiredSubcommand : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App* app, std::string name) const override {
+    std::string usage = CLI::Formatter::make_usage(app, name);
+    const std::string optional = "[SUBCOMMAND]";
+    if (const size_t at = usage.find(optional); at != std::string::npos)
+      usage.replace(at, optional.size(), "SUBCOMMAND");
+    return usage;
+  }
+};
 
 }  // namespace
 
@@ -95,7 +108,25 @@ Option* Command::add_flag(const std::string& names, bool& target, const std::str
 
 Command* Command::footer(const std::string& text) { return app_.footer(text), this; }
 Command* Command::callback(std::function<void()> work) { return app_.callback(std::move(work)), this; }
-Command* Command::require_subcommand(int count) { return app_.require_subcommand(count), this; }
+/// CLI11's own check says that a subcommand is missing, also where one was given that it does not know.
+Command* Command::require_subcommand(int count) {
+  app_.require_subcommand(0, count);
+  app_.formatter(std::make_shared<RequiredSubcommand>());
+  app_.parse_complete_callback([this] {
+    if (!app_.get_subcommands().empty()) return;
+    const std::vector<std::string> words = app_.remaining();
+    if (words.empty()) throw CLI::RequiredError("A subcommand");
+    std::vector<std::string> names;
+    for (const CLI::App* known : app_.get_subcommands({})) names.push_back(known->get_name());
+    const std::string near = yaml::nearest(words[0], names);
+    throw CLI::ParseError(
+        fmt::format("unknown {} {}; {}", words[0].starts_with("-") ? "option" : "command", words[0],
+                    near.empty() ? fmt::format("commands: {}", fmt::join(names, ", "))
+                                 : fmt::format("did you mean {}?", near)),
+        CLI::ExitCodes::ExtrasError);
+  });
+  return this;
+}
 
 std::string Command::program() const {
   const CLI::App* top = &app_;

@@ -242,6 +242,12 @@ InitSource find_init_source(const Config& config, const KeyPlaces& places, const
   InitSource out;
   if (path.empty()) return out;
   if (!io::exists(path)) fail(ExitCode::no_input, "train.init_from: there is no {}", path);
+  if (!io::is_directory(path) && (path.ends_with(".yaml") || path.ends_with(".yml")))
+    fail(ExitCode::usage,
+         "{}: train.init_from: {} is a configuration, which holds no weights; give a run, a checkpoint or a "
+         "folder with {}",
+         places.count("train.init_from") ? places.at("train.init_from") : "configuration", path,
+         shard_name(kWeightsKind, 0, 1));
   Comparison comparison(config, places);
   const bool hashes = !ranks || ranks->rank() == 0;
   const bool folder = io::is_directory(path), checkpoint = folder && io::exists(path + "/" + kManifestName);

@@ -63,6 +63,8 @@ TEST_CASE("bad configurations are refused before anything is written", "[bad_inp
       {"", {"data.seq_len=100000"}, 65, {"seq_len"}},
       {"", {"data.tokenizer={type: sentencepiece, path: nothing.model}"}, 66, {"nothing.model"}},
       {"", {"train.init_from=" + t.folder / "no_weights"}, 66, {"no_weights"}},
+      {"", {"train.init_from=" + t.config}, 64, {"init_from", "is a configuration, which holds no weights"}},
+      {"", {"train.seed="}, 64, {"train.seed=null"}},
       {"parallel: {tensor: 2}\n", {}, 64, {"parallel", "not available"}},
   };
   for (const Case& c : cases) {
@@ -77,6 +79,17 @@ TEST_CASE("bad configurations are refused before anything is written", "[bad_inp
 TEST_CASE("bad command lines are refused", "[bad_input]") {
   const TinyRun t;
   expect(t.sluice({"trian", t.config}), 64, {"unknown command", "trian"});
+  for (const std::string command : {"checkpoint", "synthesize", "config", "tokenizer"}) {
+    expect(
+        t.sluice({command, "verfiy", "A"}), 64,
+        {command == "checkpoint" ? "unknown command verfiy; did you mean verify?" : "unknown command verfiy",
+         "see sluice " + command + " --help"});
+    expect(t.sluice({command, "--verfiy"}), 64, {"unknown option --verfiy"});
+    expect(t.sluice({command}), 64, {"A subcommand is required (see sluice " + command + " --help)"});
+    CHECK_THAT(t.sluice({command, "--help"}).out,
+               Catch::Contains("Usage: ") && Catch::Contains("[OPTIONS] SUBCOMMAND"));
+  }
+  expect(t.sluice({"synthesize", "bigram"}), 64, {"unknown command bigram; commands: ", "bigram-backcopy"});
   expect(t.sluice({"train"}), 64, {"config"});
   expect(t.sluice({"train", t.config, "--no-such-option"}), 64, {"--no-such-option"});
   expect(t.sluice({"train", t.folder / "missing.yaml"}), 66, {"missing.yaml"});
