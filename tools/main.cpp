@@ -55,7 +55,9 @@ constexpr const char* kHelp =
 int report(const std::string& message, sluice::ExitCode code) {
   // Pending warnings are printed first.
   std::fflush(stdout);
-  fmt::print(stderr, "error: {}\n", message);
+  // fmt::print would throw where standard error is full or its reader has gone; the exit code remains.
+  const std::string line = fmt::format("error: {}\n", message);
+  std::fwrite(line.data(), 1, line.size(), stderr);
   return static_cast<int>(code);
 }
 
@@ -133,7 +135,12 @@ int main(int argc, char** argv) {
   add_help(app);
 
   try {
-    app.parse(argc, argv);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::CallForHelp&) {
+      fmt::print("{}", app.help());
+      return finish(0);
+    }
     if (version) {
       fmt::print("{}", sluice::program_text());
     } else if (app.get_subcommands().empty()) {
@@ -141,17 +148,15 @@ int main(int argc, char** argv) {
     }
     // The results of training are in its folder, so errors of the console are ignored.
     return app.got_subcommand("train") ? exit_code : finish(exit_code);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
-    return finish(0);
   } catch (const CLI::ParseError& error) {
     return report(usage_message(app, error, argc > 1 ? argv[1] : ""), sluice::ExitCode::usage);
   } catch (const std::exception& exception) {
     const auto* system = dynamic_cast<const std::system_error*>(&exception);
-    // Thrown by fmt::print if the reader of a pipe has closed it.
-    if (system && system->code().value() == EPIPE) return 0;
-    if (system && std::ferror(stdout))
-      return report(std::string("standard output: ") + system->what(), sluice::ExitCode::cannot_create);
+    // fmt::print throws if it cannot write. A reader that has closed the pipe of the results has enough.
+    if (system && std::ferror(stdout) && system->code().value() == EPIPE) return 0;
+    if (system && (std::ferror(stdout) || std::ferror(stderr)))
+      return report(fmt::format("standard {}: {}", std::ferror(stdout) ? "output" : "error", system->what()),
+                    sluice::ExitCode::cannot_create);
     const sluice::Error error = sluice::caught_error();
     return report(error.what(), error.code());
   }

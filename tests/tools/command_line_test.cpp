@@ -107,6 +107,29 @@ TEST_CASE("closed streams become /dev/null; failed output is an error", "[comman
   }
 }
 
+TEST_CASE("an error has its exit code also where standard error cannot be written", "[command_line]") {
+  const TinyRun t;
+  struct Case {
+    const char* arguments;
+    int code;
+  };
+  for (const auto& [arguments, code] : {Case{"train none.yaml", 66},
+                                        {"trian", 64},
+                                        {"plan tiny.yaml a=1", 64},
+                                        {"train tiny.yaml optimizer.lr=1e30 train.max_steps=200", 78}}) {
+    INFO(arguments);
+    CHECK(shell("cd " + t.folder.path + "; \"$SLUICE\" " + arguments + " >/dev/null 2>/dev/full") == code);
+    // The reader has gone before the program writes.
+    shell("cd " + t.folder.path +
+          "; rm -rf run gone; (while [ ! -e gone ]; do sleep 0.01; done; \"$SLUICE\" " + arguments +
+          "; echo $? >code) 2>&1 | touch gone");
+    CHECK(io::read_file(t.folder / "code") == fmt::format("{}\n", code));
+  }
+  // Unbuffered, so that already the first line of the help cannot be written.
+  CHECK(shell("stdbuf -o0 \"$SLUICE\" train --help >/dev/full 2>" + t.folder / "err") == 73);
+  CHECK_THAT(io::read_file(t.folder / "err"), Contains("standard output"));
+}
+
 TEST_CASE("names that are not UTF-8, and a deleted working folder", "[command_line]") {
   const TinyRun t;
   const std::string odd = t.folder /
