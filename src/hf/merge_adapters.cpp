@@ -14,7 +14,7 @@
 namespace sluice {
 namespace {
 
-constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight";
+constexpr std::string_view kWeight = ".weight", kA = ".lora_A.weight", kB = ".lora_B.weight";
 
 /// A stored tensor as f64.
 std::vector<double> values_of(StoredTensors& stored, const StoredTensor& t) {
@@ -79,8 +79,12 @@ int64_t merge_adapters(const CheckpointInfo& checkpoint, const std::string& fold
   int64_t count = 0;
   for (const SafetensorsEntry& entry : entries) {
     const StoredTensor& w = *stored.find(entry.name);
-    const std::string module = entry.name.substr(0, entry.name.rfind('.'));
-    const StoredTensor *a = stored.find(module + std::string(kA)), *b = stored.find(module + std::string(kB));
+    const StoredTensor *a = nullptr, *b = nullptr;
+    if (entry.name.ends_with(kWeight)) {  // a module's bias is not adapted
+      const std::string module = entry.name.substr(0, entry.name.size() - kWeight.size());
+      a = stored.find(module + std::string(kA));
+      b = stored.find(module + std::string(kB));
+    }
     if (a && b) {
       const std::vector<unsigned char> bytes = merged(stored, w, *a, *b, scale);
       file.write(bytes.data(), std::ssize(bytes));

@@ -108,4 +108,32 @@ TEST_CASE("adapters are trained from a run, evaluated, merged, and refused witho
   CHECK(t.sluice({"checkpoint", "merge", t.run, "-o", t.folder / "none"}).code == 64);
 }
 
+TEST_CASE("adapters are merged into modules with biases, which stay as they are", "[checkpoint][lora]") {
+  const auto [key, biases] =
+      GENERATE(std::pair{"model.attention_bias=true", 4},
+               std::pair{"model.attention.gates=[{position: sdpa_output, bias: -1}]", 1});
+  INFO(key);
+  const TinyRun t;
+  REQUIRE(t.train({key}).code == 0);
+  const std::string adapted = t.folder / "adapted", merged = t.folder / "merged";
+  REQUIRE(t.train({key, "lora.rank=4", "train.init_from=" + t.run, "run_dir=" + adapted}).code == 0);
+  Outcome o = t.sluice({"checkpoint", "merge", adapted, "-o", merged});
+  INFO(o.out << o.err);
+  REQUIRE(o.code == 0);
+  CHECK_THAT(o.out, Contains("adapters of 8 matrices merged"));
+  o = t.sluice({"checkpoint", "diff", t.run, merged});
+  CHECK(o.code == 1);
+  CHECK_THAT(o.out, Contains("8 tensors differ of"));
+  CHECK(test::count_of(io::read_file(merged + "/model.safetensors"), "_proj.bias") == biases);
+  // The same model: the adapters' products are added to the weights instead of to the activations.
+  const auto loss = [&](const std::string& of) {
+    const Outcome eval = t.sluice({"eval", of, "data.seq_len=16", "--json", "--tokenizer", "byte", "--data",
+                                   "held_out=" + t.folder / "held_out"});
+    INFO(eval.err);
+    REQUIRE(eval.code == 0);
+    return nlohmann::json::parse(eval.out)["sets"]["held_out"]["loss"].get<double>();
+  };
+  CHECK(loss(merged) == Approx(loss(adapted)).epsilon(1e-5));
+}
+
 }  // namespace sluice
