@@ -34,7 +34,7 @@ bool FailureStatus::ours() const {
          held.st_ino == there.st_ino && held.st_dev == there.st_dev;
 }
 
-void FailureStatus::write(const std::string& error, ExitCode code) const noexcept {
+void FailureStatus::write(const std::string& error, ExitCode code, const Reached& reached) const noexcept {
   using Json = nlohmann::ordered_json;
   try {
     const std::string path = folder_ + "/" + kName;
@@ -42,10 +42,15 @@ void FailureStatus::write(const std::string& error, ExitCode code) const noexcep
     Json status = Json::parse(io::read_file(path), nullptr, false);
     if (!status.is_object() || status.value("state", "") != "running") return;
     status["state"] = "failed";
+    if (status.value("step", int64_t{-1}) != reached.step)
+      for (const char* of_a_step : {"loss", "seconds_left"}) status.erase(of_a_step);
+    status["step"] = reached.step;
+    status["tokens"] = reached.tokens;
+    status["saved_step"] = reached.saved_step;
     status["heartbeat"] = utc_now();
     status["error"] = error;
     status["exit_code"] = static_cast<int>(code);
-    status["failed_rank"] = rank_;
+    if (code != ExitCode::hang) status["failed_rank"] = rank_;
     const std::string mine = fmt::format("{}.rank{}", path, rank_);  // several ranks may write at once
     io::write_file_atomic(mine, status.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
     io::rename(mine, path);

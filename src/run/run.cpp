@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/spdlog.h>
 
+#include <atomic>
 #include <cmath>
 #include <optional>
 
@@ -69,6 +70,7 @@ class Run {
   bool complete() const;
   std::string steps_done(double seconds) const;
   std::string keep_trained_steps(ExitCode code, bool shared);
+  FailureStatus::Reached reached(int64_t step) const;
   [[noreturn]] void fail_run(const std::exception& exception);
   void write_status(const char* state,
                     const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const;
@@ -86,7 +88,8 @@ class Run {
   FreshStart fresh_;             // of parameters that train.init_from lacks
   std::unique_ptr<RunLog> log_;  // rank 0's
   std::unique_ptr<Saving> saving_;
-  std::optional<FailureStatus> failure_status_;  // this and the next: with several ranks
+  std::atomic<const Saving*> watched_saving_{nullptr};  // the watchdog's thread may ask before there is one
+  std::optional<FailureStatus> failure_status_;         // this and the next: with several ranks
   std::unique_ptr<Watchdog> watchdog_;
 
   StepWatch watch_;
@@ -126,6 +129,7 @@ ExitCode Run::train() {
     log_ = std::make_unique<RunLog>(start_.config, *trainer_, *start_.folder, *console_);
   }
   saving_ = std::make_unique<Saving>(options_, start_, *trainer_, console_.get());
+  watched_saving_ = saving_.get();
   introduce();
   if (leads()) start_.folder->keep();
   try {
@@ -180,9 +184,12 @@ void Run::start_watchdog() {
 }
 
 void Run::watch() {
-  watchdog_ = std::make_unique<Watchdog>(
-      *options_.ranks, start_.config.run_dir + "/heartbeat", start_.config.parallel.timeout_seconds,
-      [this](const std::string& why) { failure_status_->write(why, ExitCode::hang); });
+  watchdog_ = std::make_unique<Watchdog>(*options_.ranks, start_.config.run_dir + "/heartbeat",
+                                         start_.config.parallel.timeout_seconds,
+                                         [this](const std::string& why, int64_t step) {
+                                           failure_status_->write(why, ExitCode::hang, reached(step));
+                                         });
+  watchdog_->at("start", trainer_->next_step());
 }
 
 /// What the console shows before the first step.
@@ -353,7 +360,7 @@ void Run::fail_run(const std::exception& exception) {
   if (leads())
     write_status("failed", {{"error", text}, {"exit_code", static_cast<int>(error.code())}});
   else if (!shared)
-    failure_status_->write(text, error.code());
+    failure_status_->write(text, error.code(), reached(trainer_->next_step()));
   throw Error(error.code(), text);
 }
 
@@ -375,6 +382,15 @@ std::string Run::keep_trained_steps(ExitCode code, bool shared) {
     return fmt::format("; saving what was trained failed, too: {}{}", second.what(),
                        saving_->what_is_saved());
   }
+}
+
+/// For the status of a run that this rank ends alone. Any thread may call.
+FailureStatus::Reached Run::reached(int64_t step) const {
+  const Saving* saving = watched_saving_;
+  const int64_t before = start_.resumes() ? start_.resumed.step : -1;
+  return {.step = step,
+          .tokens = step * tokens_per_step(start_.config),
+          .saved_step = saving ? saving->durable_step() : before};
 }
 
 void Run::write_status(const char* state, const nlohmann::ordered_json& more) const {

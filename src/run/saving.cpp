@@ -65,8 +65,11 @@ void Saving::save(const nlohmann::json& run_state, bool keep_all) {
   as_trained.model = model_after(as_trained.model, trainer_.next_step());
   content.hf_config = hf_config(as_trained, start_.tokenizer->end_of_document());
   if (leads()) content.tokenizer_model = start_.tokenizer->model();
+  // Before the save, which cannot be published without this rank's part.
+  const bool replaces = in_folder(content.step);
   store_.save(content, keep_all);
   saved_step_ = trainer_.next_step();
+  new_step_ = replaces ? -1 : saved_step_;
   saved_at_ = steady_seconds();
 }
 
@@ -98,12 +101,34 @@ void Saving::report() {
   console_->line(fmt::format("  saved step {}", durable));
 }
 
+bool Saving::in_folder(int64_t step) const {
+  try {
+    // Listed, not looked up by name: network file systems remember for a while that a name was not there.
+    const std::vector<std::string> all = list_checkpoints(start_.config.run_dir + "/ckpt");
+    return std::ranges::any_of(
+        all, [&](const std::string& path) { return path.ends_with("/" + step_folder_name(step)); });
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+int64_t Saving::durable_step() const {
+  const int64_t known = std::max(store_.saved_step(), start_.resumes() ? start_.resumed.step : -1);
+  const int64_t newer = new_step_;
+  return !leads() && newer > known && in_folder(newer) ? newer : known;
+}
+
 std::string Saving::what_is_saved() const {
   const int64_t step = trainer_.next_step(), saved = durable_step();
   if (step == 0) return "";
-  if (saved < 0) return fmt::format("; of the {} steps that were trained nothing is saved", step);
-  return fmt::format("; trained up to step {}, saved up to step {} in {}", step, saved,
-                     store_.saved_step() == saved ? store_.path_of(saved) : start_.resumed.path);
+  // Where only this rank has an error, nobody waits for the last save, which may still succeed.
+  const std::string pending = saved_step_ > saved && store_.last_error().empty()
+                                  ? fmt::format("; the save of step {} was under way", saved_step_)
+                                  : "";
+  if (saved < 0) return fmt::format("; of the {} steps that were trained nothing is saved{}", step, pending);
+  const bool resumed = start_.resumes() && saved == start_.resumed.step;
+  return fmt::format("; trained up to step {}, saved up to step {} in {}{}", step, saved,
+                     resumed ? start_.resumed.path : store_.path_of(saved), pending);
 }
 
 std::string Saving::newest_sound_checkpoint() const {

@@ -1,6 +1,6 @@
 #pragma once
 // When a training saves, what it adds to the trainer's tensors, and what it says of what is saved.
-#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -35,10 +35,9 @@ class Saving {
   /// A save is reported when it is durable, which may be some steps later.
   void report();
 
-  /// The newest step that is on disk; -1: none.
-  int64_t durable_step() const {
-    return std::max(store_.saved_step(), start_.resumes() ? start_.resumed.step : -1);
-  }
+  /// The newest step that is on disk; -1: none. Looks into the folder, since ranks other than 0 learn of a
+  /// save in the background only at the next one. Any thread may call.
+  int64_t durable_step() const;
   /// "; trained up to step 7, saved up to step 5 in PATH", for the message of an error.
   std::string what_is_saved() const;
   /// Where to go on from when ranks hold different bits: the newest checkpoint that was saved while they were
@@ -48,6 +47,7 @@ class Saving {
  private:
   bool leads() const { return console_ != nullptr; }
   void require_folder();
+  bool in_folder(int64_t step) const;
 
   const RunOptions& options_;
   const TrainingStart& start_;
@@ -55,7 +55,8 @@ class Saving {
   Console* console_;
   CheckpointStore store_;
   int64_t saved_step_ = -1, reported_step_ = -1;
-  double saved_at_;  // seconds of a steady clock
+  std::atomic<int64_t> new_step_{-1};  // of the last save, if no older checkpoint had that step's name
+  double saved_at_;                    // seconds of a steady clock
 };
 
 }  // namespace sluice

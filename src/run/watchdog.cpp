@@ -135,7 +135,7 @@ std::string who_hangs(const std::vector<Heartbeat>& ranks, int mine, double usua
 }
 
 Watchdog::Watchdog(const Communicator& ranks, std::string path, double seconds,
-                   std::function<void(const std::string&)> before_end)
+                   std::function<void(const std::string&, int64_t)> before_end)
     : ranks_(ranks), path_(std::move(path)), seconds_(seconds), before_end_(std::move(before_end)) {
   file_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (ranks.rank() == 0 ? O_TRUNC : 0),
                0600);
@@ -271,7 +271,7 @@ void Watchdog::end(const std::string& why, const std::vector<Heartbeat>& ranks) 
   if (std::string problem; start_thread(
           last,
           [&] {
-            before_end_(why);
+            before_end_(why, me.step);
             told = true;
           },
           problem))

@@ -57,8 +57,8 @@ class WatchTime {
 /// The time since each rank was last heard, from its heartbeats and the reader's clock.
 class Listener {
  public:
-  /// Fills in `unheard` of a heartbeat that was read at `now`. One that is read for the first time may be as old
-  /// as the last restart.
+  /// Fills in `unheard` of a heartbeat that was read at `now`. One that is read for the first time may be as
+  /// old as the last restart.
   void hear(Heartbeat& line, double now);
   /// Forgets all heartbeats: every rank is alive `now`.
   void restart(double now) {
@@ -88,10 +88,10 @@ class Watchdog {
   /// ends with ExitCode::hang. The same happens as soon as a rank on the same machine has died (launchers
   /// take two seconds to end processes that catch SIGTERM). A stopped rank on the same machine is killed. If
   /// no thread can be started, nothing is watched, and problem() gives the reason. before_end: called with
-  /// the report before this rank ends, in a thread of its own, which is given a second.
+  /// the report and this rank's step before this rank ends, in a thread of its own, which is given a second.
   Watchdog(
       const Communicator& ranks, std::string path, double seconds,
-      std::function<void(const std::string&)> before_end = [](const std::string&) {});
+      std::function<void(const std::string&, int64_t)> before_end = [](const std::string&, int64_t) {});
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -114,7 +114,7 @@ class Watchdog {
   const Communicator& ranks_;
   std::string path_;
   double seconds_;
-  std::function<void(const std::string&)> before_end_;
+  std::function<void(const std::string&, int64_t)> before_end_;
   int file_ = -1;
   std::atomic<const char*> phase_{"start"};
   std::atomic<int64_t> step_{0}, changes_{0};

@@ -22,21 +22,35 @@ TEST_CASE("a rank's error replaces the status of a run that goes on, and only th
   RunFolder folder(run);
   folder.keep();
   const FailureStatus rank2(run, 2), rank1(run, 1);
-  rank2.write("no status yet", ExitCode::hang);
+  rank2.write("no status yet", ExitCode::out_of_memory, {.step = 9, .tokens = 90, .saved_step = 8});
   CHECK_FALSE(io::exists(run + "/status.json"));
-  folder.write_status({{"state", "running"}, {"step", 7}});
-  rank2.write("out of memory \xff", ExitCode::out_of_memory);
+  const nlohmann::ordered_json running = {{"state", "running"}, {"step", 7},   {"max_steps", 20},
+                                          {"tokens", 70},       {"loss", 2.5}, {"seconds_left", 3},
+                                          {"saved_step", -1}};
+  folder.write_status(running);
+  rank2.write("out of memory \xff", ExitCode::out_of_memory, {.step = 9, .tokens = 90, .saved_step = 8});
   const auto failed = status_of(run);
   CHECK(failed["state"] == "failed");
-  CHECK(failed["step"] == 7);
+  CHECK(failed["step"] == 9);
+  CHECK(failed["max_steps"] == 20);
+  CHECK(failed["tokens"] == 90);
+  CHECK(failed["saved_step"] == 8);
+  CHECK_FALSE(failed.contains("loss"));  // of an earlier step
+  CHECK_FALSE(failed.contains("seconds_left"));
   CHECK(failed["exit_code"] == 71);
   CHECK(failed["failed_rank"] == 2);
   CHECK(failed["error"].get<std::string>().starts_with("out of memory "));
-  rank1.write("second", ExitCode::hang);
+  rank1.write("second", ExitCode::hang, {.step = 10, .tokens = 100, .saved_step = 8});
   CHECK(status_of(run) == failed);
   folder.write_status({{"state", "done"}});
-  rank1.write("late", ExitCode::hang);
+  rank1.write("late", ExitCode::hang, {.step = 10, .tokens = 100, .saved_step = 8});
   CHECK(status_of(run)["state"] == "done");
+  // Who reports a hang need not be who hangs.
+  folder.write_status(running);
+  rank1.write("rank 2 computes without end", ExitCode::hang, {.step = 7, .tokens = 70, .saved_step = -1});
+  CHECK(status_of(run)["exit_code"] == 76);
+  CHECK_FALSE(status_of(run).contains("failed_rank"));
+  CHECK(status_of(run)["loss"] == 2.5);
   CHECK(io::glob(run + "/status.json.*").empty());
 }
 
@@ -51,7 +65,7 @@ TEST_CASE("the status of another run that has taken the folder's place is not ch
   RunFolder second(run);
   second.keep();
   second.write_status({{"state", "running"}});
-  rank1.write("of the first", ExitCode::hang);
+  rank1.write("of the first", ExitCode::hang, {.step = 1, .tokens = 10, .saved_step = -1});
   CHECK(status_of(run)["state"] == "running");
   CHECK(status_of(t.path + "/moved")["state"] == "running");
 }
