@@ -57,10 +57,45 @@ TEST_CASE("a Slurm job is requeued after a stop or a lost rank, and not after an
   for (const int status : {0, 64, 65, 70, 71, 74, 78})
     CHECK(ended(status).find("scontrol") == std::string::npos);
   for (const int status : {75, 76, 137}) CHECK_THAT(ended(status), Contains("scontrol requeue 42"));
-  // Unlimited restarts after a stop with a save; a limited number after a lost rank.
-  CHECK_THAT(ended(75, "SLURM_RESTART_COUNT=9"), Contains("scontrol requeue 42"));
-  CHECK_THAT(ended(76, "SLURM_RESTART_COUNT=5"), Contains("exit status 76 after 5 restarts: not again"));
-  CHECK_THAT(ended(76, "SLURM_RESTART_COUNT=5 SLUICE_RESTARTS=6"), Contains("scontrol requeue 42"));
+  // Unlimited restarts after a stop with a save, which Slurm counts like all others; a limited number after
+  // lost ranks, counted from the last such stop.
+  const std::string much = "SLURM_RESTART_COUNT=9 SLUICE_RESTARTS=2",
+                    losses = fakes.folder / "sluice-42.losses";
+  for (const int status : {75, 76, 137, 75, 76, 137}) {
+    CHECK_THAT(ended(status, much), Contains("scontrol requeue 42"));
+    CHECK(io::exists(losses) == (status != 75));
+  }
+  const std::string last = ended(76, much);
+  CHECK_THAT(last, Contains("exit status 76 after 2 restarts without a stop that saved: not again"));
+  CHECK(last.find("scontrol") == std::string::npos);
+  // Who queues it again by hand has as many restarts as before.
+  CHECK_FALSE(io::exists(losses));
+  CHECK_THAT(ended(76, much), Contains("scontrol requeue 42"));
+  for (const int status : {0, 70}) {
+    ended(status);
+    CHECK_FALSE(io::exists(losses));
+  }
+  // What cannot be counted would be restarted forever.
+  io::make_directories(losses);
+  CHECK_THAT(ended(76), Contains("losses cannot be counted in sluice-42.losses: not again"));
+}
+
+TEST_CASE("a Slurm job under mpirun counts losses from its last stop that saved", "[launch]") {
+  const Fakes fakes;
+  fakes.program("mpirun", "exit $ENDS_WITH");
+  fakes.program("scontrol", "echo scontrol \"$@\"");
+  const auto ended = [&](int status) {
+    const auto result =
+        fakes.run("bash " + kScripts + "slurm_mpirun.sbatch x.yaml",
+                  fmt::format("SLURM_NTASKS=4 SLURM_RESTART_COUNT=9 SLUICE_RESTARTS=1 ENDS_WITH={}", status));
+    CHECK(result.code == status);
+    return result.text;
+  };
+  for (const int status : {76, 75, 137}) CHECK_THAT(ended(status), Contains("scontrol requeue 42"));
+  const std::string last = ended(76);
+  CHECK_THAT(last, Contains("exit status 76 after 1 restarts without a stop that saved: not again"));
+  CHECK(last.find("scontrol") == std::string::npos);
+  CHECK(ended(0).find("scontrol") == std::string::npos);
 }
 
 TEST_CASE("a Slurm job under mpirun forwards its signal and waits for the save", "[launch]") {

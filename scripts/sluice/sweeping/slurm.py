@@ -30,7 +30,9 @@ SCRIPT = """#!/bin/bash
 set -uo pipefail
 cd {source} || exit 66
 trials=({trials})
+# Losses in a row, one a line. SLURM_RESTART_COUNT will not do: it also counts the starts after a stop that saved.
 restarts=${{SLUICE_RESTARTS:-5}}
+losses={logs}/slurm-${{SLURM_ARRAY_JOB_ID-}}_$SLURM_ARRAY_TASK_ID.losses
 # srun does not pass --cpus-per-task on by itself (Slurm 22.05 and later).
 export SRUN_CPUS_PER_TASK=${{SLURM_CPUS_PER_TASK:-1}}
 # The task's own shell must outlive the signal that is meant for the ranks.
@@ -40,15 +42,24 @@ trap '' USR1
   --launcher "srun --mpi=pmix --kill-on-bad-exit=1"
 status=$?
 
-# 75: stopped and saved. 76, or death by a signal: a rank hung or was lost. Everything else would only fail again.
-if [ "$status" -eq 75 ] || [ "$status" -eq 76 ] || [ "$status" -gt 128 ]; then
-  if [ "${{SLURM_RESTART_COUNT:-0}}" -ge "$restarts" ] && [ "$status" -ne 75 ]; then
-    echo "slurm: exit status $status after ${{SLURM_RESTART_COUNT:-0}} restarts: not again"
+# 75: stopped and saved. 76, or death by a signal: a rank hung or was lost; after so many losses in a row, not again. Everything
+# else would only fail again.
+again() {{
+  echo "slurm: exit status $status: queued again"
+  scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
+}}
+if [ "$status" -eq 76 ] || [ "$status" -gt 128 ]; then
+  if ! echo "exit status $status" >>"$losses"; then
+    echo "slurm: exit status $status, and losses cannot be counted in $losses: not again"
+  elif [ "$(wc -l <"$losses")" -gt "$restarts" ]; then
+    echo "slurm: exit status $status after $restarts restarts without a stop that saved: not again"
   else
-    echo "slurm: exit status $status: queued again"
-    scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
+    again
+    exit "$status"
   fi
 fi
+rm -f "$losses"
+if [ "$status" -eq 75 ]; then again; fi
 exit "$status"
 """
 
@@ -89,6 +100,7 @@ def write(sweep: SweepFile, trials: list[Trial], output: str, program: str, sour
         procs=resources.procs,
         more="".join(f"#SBATCH --{k}={v}\n" for k, v in options if v is not None),
         output=shlex.quote(output),
+        logs=shlex.quote(output + "/logs"),
         log=shlex.quote(output.replace("%", "%%") + "/logs/slurm-%A_%a.log"),
         source=shlex.quote(source),
         trials=" ".join(t.hash[:12] for t in trials),
