@@ -156,11 +156,11 @@ constexpr int kRowsAtOnce = 8, kRowThreads = 256;
 template <int kN>
 __global__ void __launch_bounds__(kRowThreads)
     sum_rows_kernel(float* y, float* rows, int count, int64_t stride, int64_t n, bool add) {
-  const int first = static_cast<int>(blockIdx.y) * kRowsAtOnce, here = min(count - first, kRowsAtOnce);
+  const int first = static_cast<int>(blockIdx.x) * kRowsAtOnce, here = min(count - first, kRowsAtOnce);
   float* const group = rows + first * stride;
-  float* const out = gridDim.y == 1 ? y : group;
-  const int64_t vectors = n / kN, step = int64_t{gridDim.x} * kRowThreads;
-  for (int64_t i = blockIdx.x * int64_t{kRowThreads} + threadIdx.x; i < vectors; i += step) {
+  float* const out = gridDim.x == 1 ? y : group;
+  const int64_t vectors = n / kN, step = int64_t{gridDim.y} * kRowThreads;
+  for (int64_t i = blockIdx.y * int64_t{kRowThreads} + threadIdx.x; i < vectors; i += step) {
     Vec<float, kN> v[kRowsAtOnce];
 #pragma unroll
     for (int r = 0; r < kRowsAtOnce; ++r)
@@ -194,8 +194,9 @@ void sum_rows(Context& ctx, Tensor y, const Tensor& rows, Into into) {
   for (int64_t count = rows.dim(0), stride = n; count > 0; stride *= kRowsAtOnce) {
     const int64_t groups = (count + kRowsAtOnce - 1) / kRowsAtOnce;
     const LaunchConfig config = {
-        .grid = dim3(static_cast<unsigned>(std::min<int64_t>((n + tile - 1) / tile, 2048)),
-                     static_cast<unsigned>(groups)),
+        // There may be more groups than a grid's y axis has room for.
+        .grid = dim3(static_cast<unsigned>(groups),
+                     static_cast<unsigned>(std::min<int64_t>((n + tile - 1) / tile, 2048))),
         .block = dim3(kRowThreads)};
     launch(ctx, "sum_rows", config, vectors ? sum_rows_kernel<4> : sum_rows_kernel<1>, out, all,
            static_cast<int>(count), stride, n, groups == 1 && into == Into::add);

@@ -271,12 +271,17 @@ bool tensor_cores(const AttentionInputs& in) {
          (depth == 64 || depth == 128 || depth == 256) && in.scale > 0;
 }
 
-/// f32.cu computes what the tensor-core kernels do not support; an explicit cudnn is refused instead.
-void not_for_cudnn(AttentionKernel wish) {
-  if (wish == AttentionKernel::cudnn)
+const char* name_of(AttentionKernel kernel) {
+  return kernel == AttentionKernel::cudnn ? "cudnn" : kernel == AttentionKernel::hopper ? "hopper" : "mma";
+}
+
+/// f32.cu computes what the tensor-core kernels do not support; where one is named, it is refused instead.
+void require_automatic(AttentionKernel wish) {
+  if (wish != AttentionKernel::automatic)
     fail(ExitCode::usage,
-         "attention.kernel cudnn: takes softmax, bf16, a head_dim of 64, 128 or 256 and 16-byte alignment "
-         "only");
+         "attention.kernel {}: takes softmax, bf16, a head_dim of 64, 128 or 256 and 16-byte alignment only; "
+         "use auto",
+         name_of(wish));
 }
 
 AttentionKernel choose(Context& ctx, const char* op, const Tensor& q, AttentionKernel wish) {
@@ -335,7 +340,7 @@ void fused_forward(Context& ctx, const char* op, const Tensor& y, const Attentio
   ScratchScope temporaries(ctx.scratch);
   const VisibleKeys visible = visible_keys(ctx, temporaries, first_key, own_key, k.dim(0));
   const auto in_f32 = [&] {
-    not_for_cudnn(wish);
+    require_automatic(wish);
     attention_f32_forward(ctx, out, in, visible);
     if (y) output_forward(ctx, y, out.o, out.lse, output);
   };
@@ -376,7 +381,7 @@ void core_backward(Context& ctx, const char* op, const AttentionGrads& grads, co
   ScratchScope temporaries(ctx.scratch);
   const VisibleKeys visible = visible_keys(ctx, temporaries, first_key, own_key, k.dim(0));
   const auto in_f32 = [&] {
-    not_for_cudnn(wish);
+    require_automatic(wish);
     attention_f32_backward(ctx, grads, d_o, delta, in, visible, state.lse, coef0);
   };
   if (!tensor_cores(in)) return in_f32();

@@ -69,9 +69,13 @@ AttentionGrads grads(CaseRun& r, const Shape& s) {
   return d;
 }
 
-/// On a GPU the kernels for every GPU since sm_80; those for Hopper have a separate family.
-AttentionKernel kernel_for(const CaseRun& r) {
-  return r.ctx.device == Device::cuda ? AttentionKernel::mma : AttentionKernel::automatic;
+/// On a GPU the kernels for every GPU since sm_80, where they apply; those for Hopper have a separate family.
+AttentionKernel kernel_for(const CaseRun& r, const AttentionInputs& in) {
+  const int64_t depth = in.q.dim(2);
+  const bool applies = r.ctx.device == Device::cuda && in.weights == AttentionWeights::softmax &&
+                       in.q.dtype == DType::bf16 && in.scale > 0 &&
+                       (depth == 64 || depth == 128 || depth == 256);
+  return applies ? AttentionKernel::mma : AttentionKernel::automatic;
 }
 
 OpCase forward_case(const Shape& s, bool z0 = true) {
@@ -81,7 +85,7 @@ OpCase forward_case(const Shape& s, bool z0 = true) {
             out.o = r.output("o", {s.queries, s.heads, s.depth});
             out.lse = r.output("lse", r.wide, {s.heads, s.queries});
             if (z0) out.z0 = r.output("z0", r.wide, {s.heads, s.queries});
-            attention_forward(r.ctx, out, in, kernel_for(r));
+            attention_forward(r.ctx, out, in, kernel_for(r, in));
           }};
 }
 
@@ -111,8 +115,8 @@ OpCase backward_case(const Shape& s, const Extras& e) {
             const AttentionGrads d = grads(r, s);
             const bool was = r.ctx.deterministic;
             r.ctx.deterministic = e.deterministic;
-            attention_forward(r.ctx, {o, lse}, in, kernel_for(r));
-            attention_backward(r.ctx, d, d_o, in, {o, lse}, {dlse, coef0}, kernel_for(r));
+            attention_forward(r.ctx, {o, lse}, in, kernel_for(r, in));
+            attention_backward(r.ctx, d, d_o, in, {o, lse}, {dlse, coef0}, kernel_for(r, in));
             r.ctx.deterministic = was;
           }};
 }
@@ -134,7 +138,7 @@ OpCase gated_case(const Shape& s, const Extras& e, bool backward) {
                      o = r.output("o", {tokens, s.heads, s.depth});
         const Tensor lse = r.output("lse", r.wide, {s.heads, tokens}),
                      z0 = r.output("z0", r.wide, {s.heads, tokens});
-        gated_attention_forward(r.ctx, y, {o, lse, z0}, in, out, kernel_for(r));
+        gated_attention_forward(r.ctx, y, {o, lse, z0}, in, out, kernel_for(r, in));
         if (!backward) return;
         const Tensor dy = r.input("dy", {tokens, s.heads, s.depth});
         const Tensor dlse = e.dlse ? r.input("dlse", r.wide, {s.heads, tokens}) : Tensor();
@@ -145,7 +149,7 @@ OpCase gated_case(const Shape& s, const Extras& e, bool backward) {
         const Tensor dsink = e.sink ? r.inout("dsink", r.wide, {s.heads}) : Tensor();
         AttentionGrads d = grads(r, s);
         d.dgate = dgate, d.dsink = dsink;
-        gated_attention_backward(r.ctx, d, dy, in, {o, lse}, out, {dlse, coef0}, kernel_for(r));
+        gated_attention_backward(r.ctx, d, dy, in, {o, lse}, out, {dlse, coef0}, kernel_for(r, in));
       }};
 }
 
@@ -321,6 +325,21 @@ TEST_CASE("a deterministic attention backward gives the same bits under every sc
   }
 }
 
+TEST_CASE("a named attention kernel that does not apply is refused", "[attention]") {
+  if (no_device()) return;
+  for (const AttentionKernel kernel : {AttentionKernel::mma, AttentionKernel::hopper, AttentionKernel::cudnn})
+    for (const auto& [dtype, depth] : {std::pair(DType::f32, 64), std::pair(DType::bf16, 96)}) {
+      const Shape s = {20, 20, 2, 1, depth};
+      const OpCase c = {"named", [=](CaseRun& r) {
+                          const AttentionInputs in = inputs(r, s);
+                          const AttentionState out{r.output("o", {s.queries, s.heads, s.depth}),
+                                                   r.output("lse", r.wide, {s.heads, s.queries})};
+                          attention_forward(r.ctx, out, in, kernel);
+                        }};
+      CHECK_THROWS_WITH(run_on_gpu(c, dtype), Catch::Contains("use auto"));
+    }
+}
+
 TEST_CASE("no logit of a first key exceeds its row's log-sum-exp", "[attention]") {
   if (no_device()) return;
   for (const DType dtype : {DType::f32, DType::bf16})
@@ -333,7 +352,7 @@ TEST_CASE("no logit of a first key exceeds its row's log-sum-exp", "[attention]"
                           out.lse = r.output("lse", r.wide, {s.heads, s.queries});
                           out.z0 = r.output("z0", r.wide, {s.heads, s.queries});
                           out.o = r.output("o", {s.queries, s.heads, s.depth});
-                          attention_forward(r.ctx, out, in, kernel_for(r));
+                          attention_forward(r.ctx, out, in, kernel_for(r, in));
                         }};
       const auto outputs = run_on_gpu(c, dtype);
       const std::vector<double>&lse = outputs.at("lse"), &z0 = outputs.at("z0");

@@ -18,12 +18,13 @@ struct Shape {
   int64_t queries, keys, heads, kv_heads, depth;
   std::vector<int64_t> documents;  // where later ones begin, in keys
   int64_t ranks = 1, rank = 0;
+  int64_t window = 0;  // keys that a query sees at most; 0: all of its document
   QueryPlaces places() const { return {queries, keys, ranks, rank}; }
 };
 
 std::string describe(const Shape& s) {
-  return fmt::format("Tq={} Tk={} H={} Hkv={} D={} documents at [{}] rank={}/{}", s.queries, s.keys, s.heads,
-                     s.kv_heads, s.depth, fmt::join(s.documents, " "), s.rank, s.ranks);
+  return fmt::format("Tq={} Tk={} H={} Hkv={} D={} documents at [{}] rank={}/{} window={}", s.queries, s.keys,
+                     s.heads, s.kv_heads, s.depth, fmt::join(s.documents, " "), s.rank, s.ranks, s.window);
 }
 
 struct Output {
@@ -41,7 +42,7 @@ AttentionInputs inputs(CaseRun& r, const Shape& s) {
     int64_t first = 0;
     for (const int64_t d : s.documents)
       if (d <= key) first = d;
-    return first;
+    return s.window > 0 ? std::max(first, key + 1 - s.window) : first;
   });
   in.own_key = s.places().own_key(r);
   in.scale = 1 / std::sqrt(static_cast<double>(s.depth));
@@ -116,6 +117,7 @@ Shape random_shape(Random& random) {
   const int64_t edge = one_of<int64_t>(random, {1, 1, 128});  // tiles of keys, backward
   for (int64_t d = uniform(random, 1, 200); d < s.keys; d += uniform(random, 1, 200))
     s.documents.push_back((d + edge - 1) / edge * edge);
+  if (uniform(random, 0, 2) == 0) s.window = uniform(random, 1, 200);
   return s;
 }
 
@@ -146,7 +148,12 @@ OpFamily attention_hopper_cases() {
       forward_case({64, 64, 12, 12, 64, {5, 6}}, {1, true, ns_sigmoid}));  // half a tile, many heads
   cases.push_back(forward_case({260, 520, 2, 1, 128, {}, 2, 1}, {1, true, {}}));
   cases.push_back(forward_case({200, 600, 2, 1, 64, {100, 130, 333}, 3, 0}, {2, true, {}}));
+  // Windows: rows of one tile begin in different tiles of keys.
+  cases.push_back(forward_case({300, 300, 2, 1, 128, {}, 1, 0, 100}, {1, true, {}}));
+  cases.push_back(forward_case({200, 500, 2, 1, 64, {140}, 1, 0, 129}, {2, false, {}}));
   for (const bool deterministic : {true, false}) {
+    cases.push_back(backward_case({300, 300, 2, 1, 128, {}, 1, 0, 100}, true, deterministic));
+    cases.push_back(backward_case({300, 600, 2, 1, 64, {140}, 2, 1, 150}, true, deterministic));
     cases.push_back(backward_case({385, 385, 2, 1, 128, {100, 256}}, true, deterministic));
     cases.push_back(backward_case({520, 520, 1, 1, 64, {3, 64, 129, 400}}, true, deterministic));
     // Key tiles are taken in another order than theirs: the third first, with which a document begins.
