@@ -60,7 +60,7 @@ TEST_CASE("tokens are those of Hugging Face's tokenizers", "[bpe]") {
       ++compared;
     }
   }
-  CHECK(compared == 8 * 40);
+  CHECK(compared == 9 * 40);
 }
 
 TEST_CASE("short and long pieces are merged alike, whatever was met before", "[bpe]") {
@@ -246,6 +246,33 @@ TEST_CASE("Unicode forms", "[bpe]") {
   std::string marks = "a";
   for (int i = 0; i < 50000; ++i) marks += i % 2 ? "\xcc\x81" : "\xcc\xa3";
   CHECK(to_unicode_form(marks, UnicodeForm::nfc).size() > 99000);
+}
+
+TEST_CASE("Unicode forms of every character are those of Hugging Face's tokenizers", "[bpe]") {
+  std::vector<std::string> texts(17);
+  for (char32_t c = 0; c < 0x110000; ++c) {
+    if (c >= 0xd800 && c < 0xe000) continue;
+    std::string& text = texts[c >> 16];
+    text += 'a';
+    append_utf8(text, c);
+    text += "\xcc\xa3";
+  }
+  const json expected = json::parse(io::read_file(kGolden + "forms.json"));
+  for (const auto& [name, form] : {std::pair{"NFC", UnicodeForm::nfc},
+                                   {"NFD", UnicodeForm::nfd},
+                                   {"NFKC", UnicodeForm::nfkc},
+                                   {"NFKD", UnicodeForm::nfkd}}) {
+    uint64_t sum = 0;
+    for (const std::string& text : texts) {
+      const std::string normal = to_unicode_form(text, form);
+      for (size_t at = 0; at < normal.size();) sum = sum * 31 + next_character(normal, at);
+    }
+    INFO(name);
+    CHECK(fmt::format("{:016x}", sum) == expected[name]);
+  }
+  // The square era name REIWA came with Unicode 12.1, and is not taken apart as its elders are.
+  CHECK(to_unicode_form("\xe3\x8b\xbf", UnicodeForm::nfkc) == "\xe3\x8b\xbf");
+  CHECK(to_unicode_form("\xe3\x8d\xbb", UnicodeForm::nfkc) == "\xe5\xb9\xb3\xe6\x88\x90");
 }
 
 TEST_CASE("training merges the most frequent pairs", "[bpe]") {
