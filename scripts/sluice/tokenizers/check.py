@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..program import ROOT as CHECKOUT
-from . import families, torture
+from . import families, forms, patterns, torture
 
 ROOT = Path(CHECKOUT)
 GOLDEN = ROOT / "tests/golden/tokenizers"
@@ -122,6 +122,30 @@ def check_training(hf: Any, binary: str, folder: Path, source: list[str], vocab_
     return wrong
 
 
+def check_patterns(hf: Any, binary: str, folder: Path) -> int:
+    file = folder / "pattern.json"
+
+    def encode(tokenizer: Any, texts: list[str]) -> list[Any] | None:
+        tokenizer.save(str(file))
+        given = "".join(json.dumps(text) + "\n" for text in texts)
+        command = [binary, "tokenizer", "encode", "--tokenizer", str(file)]
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+        return [json.loads(line) for line in done.stdout.splitlines()] if done.returncode == 0 else None
+
+    return patterns.check(hf, encode, compare)
+
+
+def check_forms(hf: Any, binary: str, folder: Path) -> int:
+    wrong = 0
+    for name in forms.NAMES:
+        file, tokenizer, texts = folder / f"{name}.json", forms.tokenizer(hf, name), forms.texts()
+        tokenizer.save(str(file))
+        ours = lines(binary, ["encode", "--tokenizer", str(file)], texts)
+        theirs = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+        wrong += compare(name, "ids of all characters, by planes", list(range(len(texts))), ours, theirs)
+    return wrong
+
+
 def best(run: Callable[[], Any], times: int = 3) -> float:
     seconds = []
     for _ in range(times):
@@ -180,7 +204,11 @@ def write_goldens(hf: Any) -> None:
             "plain": {i: p for i, p in enumerate(plain) if p != special[i]},
             "decoded": {i: d for i, d in enumerate(decoded) if d != texts[i]},
         }
-    (GOLDEN / "cases.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n", encoding="ascii")
+    checksums = {name: forms.checksum(forms.normal(hf, name)) for name in forms.NAMES}
+    for name, value in (("cases", cases), ("patterns", patterns.goldens(hf)), ("forms", checksums)):
+        (GOLDEN / f"{name}.json").write_text(
+            json.dumps(value, separators=(",", ":")) + "\n", encoding="ascii"
+        )
 
 
 def main() -> int:
@@ -208,6 +236,8 @@ def main() -> int:
         source, texts = training_text(options.text, 20_000), torture.strings(options.strings)
         for name in families.NAMES:
             wrong += check_family(hf, options.binary, name, options.folder, texts, source, options.vocab_size)
+        wrong += check_patterns(hf, options.binary, options.folder)
+        wrong += check_forms(hf, options.binary, options.folder)
         wrong += check_training(hf, options.binary, options.folder, source, options.vocab_size)
     if options.text:
         if options.speed:

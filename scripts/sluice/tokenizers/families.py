@@ -4,7 +4,7 @@ from typing import Any
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-NAMES = ("gpt2", "gpt2-space", "llama3", "llama3-whole", "qwen2", "removed", "added", "digits")
+NAMES = ("gpt2", "gpt2-space", "llama3", "llama3-whole", "qwen2", "removed", "added", "digits", "nfkc")
 
 
 def pretokenizer(hf: Any, name: str) -> Any:
@@ -28,6 +28,8 @@ def make(hf: Any, name: str, texts: list[str], vocab_size: int) -> Any:
     tokenizer.decoder = hf.decoders.ByteLevel()
     if name in ("qwen2", "added"):
         tokenizer.normalizer = hf.normalizers.NFC()
+    elif name == "nfkc":
+        tokenizer.normalizer = hf.normalizers.NFKC()
     trainer = hf.trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=["<|endoftext|>", "<|im_start|>"],
