@@ -26,7 +26,7 @@ from sluice import benchmarks, sink_words
 from sluice import launching as launch
 from sluice import program as sluice_program
 from sluice import split_text as split
-from sluice.sweeping import records, slurm, sweep_file
+from sluice.sweeping import records, runner, slurm, sweep_file
 from sluice.sweeping.plan import Mistake
 
 # Stands in for the program. tokenize copies the text; synthesize names the text that it was given; train keeps a file of the run folder; config show --json prints run_dir.
@@ -415,6 +415,11 @@ class Sweeps(Folder):
         self.assertIn("heads/imbalance", named)
         for name in named:
             self.assertEqual(sweep_file.wrong_metric(name.replace("/", ".")), "", name)
+
+    def test_a_job_of_a_failed_trial_does_not_ask_for_another_start(self):
+        for code in (73, 75, 76, 137, None):
+            self.assertEqual(runner.given_up({"code": code}), 70)
+        self.assertEqual(runner.given_up({"code": 65}), 65)
 
     def test_no_path_becomes_a_command_of_the_job_array(self):
         sweep = self.sweep("base: x.yaml\n")

@@ -32,6 +32,12 @@ IN_VAIN = 3  # losses without a newer checkpoint after which a trial has failed
 libc = ctypes.CDLL(None)
 
 
+def given_up(verdict) -> int:
+    """The exit code of a job whose trial has failed for good: never one that asks for another start."""
+    code = int(verdict.get("code") or 70)
+    return 70 if code in LOST or code > 128 else code
+
+
 def before_exec(parent: int, number: int) -> None:
     """In the new process: a signal comes should the sweep be killed, so that the trial saves and ends."""
     libc.prctl(PR_SET_PDEATHSIG, number)
@@ -415,7 +421,7 @@ class Runner:
                 f"{trial.name} is {look.state}"
                 + (f": {look.verdict['reason']}" if look.verdict.get("reason") else "")
             )
-            return int(look.verdict.get("code") or 70) if look.state == FAILED else 0
+            return given_up(look.verdict) if look.state == FAILED else 0
         running = self.start(trial, None)
         if running is None:
             raise Mistake(73, f"{trial.folder} is being trained by another")
@@ -426,6 +432,6 @@ class Runner:
             time.sleep(0.05)
         look = self.look(trial)
         if look.state in state.ENDS:
-            return int(look.verdict.get("code") or 70) if look.state == FAILED else 0
+            return given_up(look.verdict) if look.state == FAILED else 0
         code = running.process.returncode
         return 75 if self.signals else 128 - code if code < 0 else code
