@@ -38,6 +38,7 @@ const char* usual_end(const BpeFile& file) {
 struct Workplace {
   Pattern::Memory pattern;
   BpeMerges::Memory merges;
+  int64_t added_spaces = 0;  // in front of the pieces of the text
 };
 
 class BpeTokenizer final : public Tokenizer {
@@ -49,10 +50,11 @@ class BpeTokenizer final : public Tokenizer {
     const auto hash = XXH3_128bits(text_.data(), text_.size());
     fingerprint_ = fmt::format("{}{:016x}{:016x}", kModelFingerprint, hash.high64, hash.low64);
     normalizers_ = file.normalizers;
-    take_tokens(file);
     find_end(file, end_of_document);
+    take_tokens(file);
     take_merges(file);
     pretokenizer_.emplace(std::move(*file.pretokenizer));
+    loses_nothing_ = loses_nothing_ && !pretokenizer_->drops_text();
   }
 
   int64_t vocab_size() const override { return std::ssize(surface_); }
@@ -95,6 +97,7 @@ class BpeTokenizer final : public Tokenizer {
   int64_t lost_bytes(std::string_view text, const std::vector<int32_t>& tokens) const override {
     if (loses_nothing_) return 0;
     std::array<int64_t, 256> balance{};
+    if (pretokenizer_->adds_space()) balance[' '] = added_spaces(text);
     for (const char c : text) ++balance[static_cast<unsigned char>(c)];
     for (const int32_t token : tokens)
       for (const char c : surface_[static_cast<size_t>(token)]) --balance[static_cast<unsigned char>(c)];
@@ -110,19 +113,24 @@ class BpeTokenizer final : public Tokenizer {
       surface_[static_cast<size_t>(id)] = bytes_of_characters(content).value_or(content);
     };
     for (const auto& [content, id] : file.vocabulary) set(content, id);
-    bool strips = false;
-    for (const AddedToken& token : file.added) {
+    loses_nothing_ = normalizers_.empty();
+    for (AddedToken token : file.added) {
       set(token.normalized ? normal(token.content) : token.content, token.id);
       written_[token.id] = token.content;
-      if (token.special) surface_[static_cast<size_t>(token.id)].clear();
+      // Whatever the file says, a document does not end where its text holds the name of the token.
+      token.special = token.special || token.id == end_;
+      if (token.special) {
+        surface_[static_cast<size_t>(token.id)].clear();
+      } else if (surface_[static_cast<size_t>(token.id)] != token.content || token.lstrip || token.rstrip) {
+        loses_nothing_ = false;
+      }
       if (token.normalized) {
         normalized_tokens_.add(token, normal(token.content));
       } else {
         raw_tokens_.add(token, token.content);
       }
-      strips = strips || token.lstrip || token.rstrip;
     }
-    loses_nothing_ = normalizers_.empty() && !strips;
+    surface_[static_cast<size_t>(end_)].clear();
   }
 
   void find_end(const BpeFile& file, const std::string& chosen) {
@@ -136,22 +144,44 @@ class BpeTokenizer final : public Tokenizer {
     end_ = id_of(file, name);
     if (end_ < 0)
       fail(ExitCode::usage, "data.tokenizer.end_of_document: {} has no token {}", path_, printable(chosen));
-    surface_[static_cast<size_t>(end_)].clear();
     written_[end_] = name;
   }
 
+  /// A token that text becomes must not be the one that ends documents.
+  void refuse_end(int32_t id, const char* because) const {
+    if (id != end_) return;
+    fail(ExitCode::data,
+         "{}: documents cannot end with {}, {}; name another token by data.tokenizer.end_of_document "
+         "(tokenize "
+         "--end-of-document)",
+         path_, printable(written_.at(end_)), because);
+  }
+
+  const std::string& surface(int32_t id) const { return surface_[static_cast<size_t>(id)]; }
+
+  /// Nothing is lost where each token stands for the bytes that it is made of.
   void take_merges(BpeFile& file) {
     std::array<int32_t, 256> byte_ids{};
     for (unsigned byte = 0; byte < 256; ++byte) {
       const auto found = file.vocabulary.find(byte_character(static_cast<unsigned char>(byte)));
-      byte_ids[byte] = found == file.vocabulary.end() ? -1 : found->second;
-      loses_nothing_ = loses_nothing_ && byte_ids[byte] >= 0;
+      const int32_t id = byte_ids[byte] = found == file.vocabulary.end() ? -1 : found->second;
+      refuse_end(id, "which stands for a byte of text");
+      if (id < 0) refuse_end(file.unknown.id, "which bytes without a token become");
+      loses_nothing_ = loses_nothing_ && id >= 0 && surface(id) == std::string(1, static_cast<char>(byte));
+    }
+    for (const BpeMerge& merge : file.merges) {
+      refuse_end(merge.merged, "which text is merged to");
+      loses_nothing_ = loses_nothing_ && surface(merge.merged) == surface(merge.left) + surface(merge.right);
     }
     merges_.emplace(byte_ids, file.merges, file.unknown);
     if (!file.ignore_merges) return;
     std::unordered_map<std::string, int32_t> whole;
-    for (const auto& [content, id] : file.vocabulary)
-      if (const auto bytes = bytes_of_characters(content)) whole.emplace(*bytes, id);
+    for (const auto& [content, id] : file.vocabulary) {
+      const auto bytes = bytes_of_characters(content);
+      if (!bytes || id == end_) continue;
+      whole.emplace(*bytes, id);
+      loses_nothing_ = loses_nothing_ && surface(id) == *bytes;
+    }
     merges_->set_whole(std::move(whole));
   }
 
@@ -162,17 +192,28 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   std::vector<int32_t> encode(std::string_view text, bool with_special) const {
+    const Borrowed workplace(*this);
+    return encode(text, with_special, *workplace);
+  }
+
+  int64_t added_spaces(std::string_view text) const {
+    const Borrowed workplace(*this);
+    workplace->added_spaces = 0;
+    encode(text, false, *workplace);
+    return workplace->added_spaces;
+  }
+
+  std::vector<int32_t> encode(std::string_view text, bool with_special, Workplace& workplace) const {
     std::vector<int32_t> out;
     out.reserve(text.size() / 3 + 1);
-    const Borrowed workplace(*this);
     while (!text.empty()) {
       const size_t valid = std::min(find_invalid_utf8(text), text.size());
-      if (valid > 0) encode_valid(text.substr(0, valid), with_special, *workplace, out);
+      if (valid > 0) encode_valid(text.substr(0, valid), with_special, workplace, out);
       text.remove_prefix(valid);
       // Bytes that are not UTF-8 are a piece of their own, so that nothing is lost.
       size_t invalid = text.empty() ? 0 : 1;
       while (invalid < text.size() && find_invalid_utf8(text.substr(invalid, 4)) == 0) ++invalid;
-      merges_->encode(text.substr(0, invalid), workplace->merges, out);
+      merges_->encode(text.substr(0, invalid), workplace.merges, out);
       text.remove_prefix(invalid);
     }
     return out;
@@ -183,7 +224,9 @@ class BpeTokenizer final : public Tokenizer {
     const auto on_token = [&](int32_t id) { out.push_back(id); };
     const auto on_piece = [&](std::string_view piece) { merges_->encode(piece, workplace.merges, out); };
     const Pretokenizer::OnPiece pass = std::ref(on_piece);
-    const auto on_normal = [&](std::string_view part) { pretokenizer_->cut(part, workplace.pattern, pass); };
+    const auto on_normal = [&](std::string_view part) {
+      workplace.added_spaces += pretokenizer_->cut(part, workplace.pattern, pass);
+    };
     const auto on_raw = [&](std::string_view part) {
       if (normalizers_.empty()) return normalized_tokens_.split(part, with_special, on_normal, on_token);
       const bool unchanged =

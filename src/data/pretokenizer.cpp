@@ -1,5 +1,6 @@
 #include "data/pretokenizer.h"
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -135,29 +136,34 @@ void Pretokenizer::add_split(const json& d, const std::string& where) {
 
 bool Pretokenizer::adds_space() const { return steps_.back().adds_space; }
 
-void Pretokenizer::cut(std::string_view whole, Pattern::Memory& memory, const OnPiece& on_piece) const {
-  if (!whole.empty()) apply(0, whole, memory, on_piece);
+bool Pretokenizer::drops_text() const {
+  return std::any_of(steps_.begin(), steps_.end(),
+                     [](const Step& step) { return step.behavior == Behavior::removed; });
 }
 
-void Pretokenizer::apply(size_t i, std::string_view piece, Pattern::Memory& memory,
-                         const OnPiece& on_piece) const {
-  if (i == steps_.size()) return on_piece(piece);
+int64_t Pretokenizer::cut(std::string_view whole, Pattern::Memory& memory, const OnPiece& on_piece) const {
+  Cut cut{memory, on_piece};
+  if (!whole.empty()) apply(0, whole, cut);
+  return cut.added_spaces;
+}
+
+void Pretokenizer::apply(size_t i, std::string_view piece, Cut& cut) const {
+  if (i == steps_.size()) return cut.on_piece(piece);
   const Step& step = steps_[i];
   if (step.adds_space && !piece.starts_with(' ')) {
     const std::string longer = " " + std::string(piece);
-    return step.pattern.empty() ? apply(i + 1, longer, memory, on_piece) : split(i, longer, memory, on_piece);
+    ++cut.added_spaces;
+    return step.pattern.empty() ? apply(i + 1, longer, cut) : split(i, longer, cut);
   }
-  step.pattern.empty() ? apply(i + 1, piece, memory, on_piece) : split(i, piece, memory, on_piece);
+  step.pattern.empty() ? apply(i + 1, piece, cut) : split(i, piece, cut);
 }
 
 /// Matches and what lies between them, in order, are merged or dropped by the behaviour, from which the
 /// pieces follow. At most two spans are held: those before `open` have been passed on.
-void Pretokenizer::split(size_t i, std::string_view whole, Pattern::Memory& memory,
-                         const OnPiece& on_piece) const {
+void Pretokenizer::split(size_t i, std::string_view whole, Cut& cut) const {
   const Step& step = steps_[i];
   const auto pass = [&](const Span& span) {
-    if (span.end > span.begin)
-      apply(i + 1, whole.substr(span.begin, span.end - span.begin), memory, on_piece);
+    if (span.end > span.begin) apply(i + 1, whole.substr(span.begin, span.end - span.begin), cut);
   };
   Span open{};  // may still grow
   bool is_open = false, after_match = false;
@@ -193,7 +199,7 @@ void Pretokenizer::split(size_t i, std::string_view whole, Pattern::Memory& memo
   const Pattern& pattern = step.pattern[0];
   size_t done = 0, from = 0, last_end = 0, begin = 0, end = 0;
   bool any = false;
-  while (from <= whole.size() && pattern.find(whole, from, memory, begin, end)) {
+  while (from <= whole.size() && pattern.find(whole, from, cut.memory, begin, end)) {
     if (begin == end && any && last_end == end) {  // an empty match right behind a match counts for nothing
       from = end + 1;
       while (from < whole.size() && (static_cast<unsigned char>(whole[from]) & 0xc0) == 0x80) ++from;

@@ -1,5 +1,6 @@
 #pragma once
 // Pre-tokenizers of byte-level BPE: how text is cut into pieces, within which alone tokens are merged.
+#include <cstdint>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -23,10 +24,13 @@ class Pretokenizer {
   Pretokenizer(const nlohmann::json& description, const std::string& where);
 
   /// Cuts valid UTF-8. Pieces are valid until on_piece returns; none is empty. The pieces are bytes of the
-  /// text, not yet characters of the alphabet of bytes.
-  void cut(std::string_view text, Pattern::Memory& memory, const OnPiece& on_piece) const;
+  /// text, not yet characters of the alphabet of bytes. Returns the number of spaces that were put in front
+  /// of pieces.
+  int64_t cut(std::string_view text, Pattern::Memory& memory, const OnPiece& on_piece) const;
 
   bool adds_space() const;
+  /// Whether there is text that becomes part of no piece.
+  bool drops_text() const;
 
  private:
   enum class Behavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
@@ -36,6 +40,11 @@ class Pretokenizer {
     bool invert = false;
     bool adds_space = false;  // in front of a piece that does not begin with one
   };
+  struct Cut {  // of one text
+    Pattern::Memory& memory;
+    const OnPiece& on_piece;
+    int64_t added_spaces = 0;
+  };
   struct Span {
     size_t begin = 0, end = 0;
     bool match = false;
@@ -43,8 +52,8 @@ class Pretokenizer {
 
   void add_step(const nlohmann::json& description, const std::string& where, bool last);
   void add_split(const nlohmann::json& description, const std::string& where);
-  void apply(size_t step, std::string_view text, Pattern::Memory& memory, const OnPiece& on_piece) const;
-  void split(size_t step, std::string_view text, Pattern::Memory& memory, const OnPiece& on_piece) const;
+  void apply(size_t step, std::string_view text, Cut& cut) const;
+  void split(size_t step, std::string_view text, Cut& cut) const;
 
   std::vector<Step> steps_;
 };

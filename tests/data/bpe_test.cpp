@@ -205,6 +205,100 @@ TEST_CASE("bytes without a token become the unknown token, or nothing", "[bpe]")
   }
 }
 
+TEST_CASE("text that the pre-tokenizer removes counts as lost", "[bpe]") {
+  TemporaryFolder folder;
+  const std::string text = "four score and seven years ago";
+  for (const bool adds_space : {false, true}) {
+    INFO(adds_space);
+    write_changed(folder / "r.json", [&](json& f) {
+      const json split = {{"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "Removed"}};
+      f["pre_tokenizer"]["add_prefix_space"] = adds_space;
+      f["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {split, f["pre_tokenizer"]}}};
+    });
+    const auto tokenizer = make_bpe_tokenizer(folder / "r.json");
+    const auto tokens = tokenizer->encode(text);
+    CHECK(tokenizer->lost_bytes(text, tokens) == 5);  // the spaces put in front of pieces are others
+    CHECK(tokenizer->decode(tokens) ==
+          (adds_space ? " four score and seven years ago" : "fourscoreandsevenyearsago"));
+  }
+  // Other behaviours keep all, with a space in front or without.
+  const auto spaced = make_bpe_tokenizer(kGolden + "gpt2-space.json");
+  CHECK(spaced->lost_bytes(text, spaced->encode(text)) == 0);
+}
+
+TEST_CASE("no text becomes the token that ends documents", "[bpe]") {
+  TemporaryFolder folder;
+  const std::string path = folder / "e.json", text = "a<|endoftext|>b";
+  for (const bool normalized : {false, true}) {
+    write_changed(path, [&](json& f) {
+      f["added_tokens"][0]["special"] = false;
+      f["added_tokens"][0]["normalized"] = normalized;
+    });
+    const auto tokenizer = make_bpe_tokenizer(path);
+    const auto tokens = tokenizer->encode(text);
+    CHECK(std::count(tokens.begin(), tokens.end(), tokenizer->end_of_document()) == 0);
+    CHECK(tokenizer->decode(tokens) == text);
+    CHECK(tokenizer->lost_bytes(text, tokens) == 0);
+    CHECK(tokenizer->encode_with_special(text).at(1) == tokenizer->end_of_document());
+  }
+  // Nor a whole piece.
+  write_changed(path, [](json& f) {
+    f["model"]["ignore_merges"] = true;
+    f["pre_tokenizer"]["use_regex"] = false;
+  });
+  const auto whole = make_bpe_tokenizer(path);
+  CHECK(whole->decode(whole->encode("<|endoftext|>")) == "<|endoftext|>");
+  // A token of the vocabulary that text is made of.
+  expect_error(ExitCode::data, {path, "documents cannot end with a, which stands for a byte of text"},
+               [&] { make_bpe_tokenizer(path, "a"); });
+  expect_error(ExitCode::data,
+               {path, "which text is merged to; name another token by data.tokenizer.end_of_document"}, [&] {
+                 make_bpe_tokenizer(path, golden()["model"]["merges"][0][0].get<std::string>() +
+                                              golden()["model"]["merges"][0][1].get<std::string>());
+               });
+  write_changed(path, [](json& f) {
+    f["model"]["vocab"].erase("x");
+    f["model"]["merges"] = json::array();
+    f["model"]["unk_token"] = "<|endoftext|>";
+  });
+  expect_error(ExitCode::data, {path, "which bytes without a token become"},
+               [&] { make_bpe_tokenizer(path); });
+}
+
+TEST_CASE("a token that decodes to other bytes than were read counts as lost", "[bpe]") {
+  TemporaryFolder folder;
+  // Its letters are the alphabet's for the bytes E9 and 61, to which it decodes there and here.
+  write_changed(folder / "l.json", [](json& f) {
+    f["added_tokens"].push_back({{"id", 320},
+                                 {"content",
+                                  "\xc3\xa9"
+                                  "a"},
+                                 {"special", false}});
+  });
+  const auto tokenizer = make_bpe_tokenizer(folder / "l.json");
+  const std::string text =
+      "th\xc3\xa9"
+      "a";
+  const auto tokens = tokenizer->encode(text);
+  CHECK(tokens.back() == 320);
+  CHECK(tokenizer->decode(tokens) ==
+        "th\xe9"
+        "a");
+  CHECK(tokenizer->lost_bytes(text, tokens) == 2);
+  // So does a special token that merges lead to.
+  write_changed(folder / "m.json", [](json& f) {
+    const json merge = f["model"]["merges"][0];
+    const std::string content = merge[0].get<std::string>() + merge[1].get<std::string>();
+    f["added_tokens"].push_back(
+        {{"id", f["model"]["vocab"][content]}, {"content", content}, {"special", true}});
+  });
+  const json merge = golden()["model"]["merges"][0];
+  std::string merged;
+  for (const json& part : merge) merged += *bytes_of_characters(part.get<std::string>());
+  const auto special = make_bpe_tokenizer(folder / "m.json");
+  CHECK(special->lost_bytes(merged, special->encode(merged)) == std::ssize(merged));
+}
+
 TEST_CASE("a regular expression without end is stopped", "[bpe]") {
   TemporaryFolder folder;
   write_changed(folder / "slow.json", [](json& f) {
