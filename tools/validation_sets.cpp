@@ -29,8 +29,8 @@ void add_model_argument(Command& command, std::string& path) {
 void add_tokenizer_option(Command& command, std::string& tokenizer) {
   command
       .add_option("--tokenizer", tokenizer,
-                  "byte, or the SentencePiece .model file or tokenizer.json that the model was trained with; default: the "
-                  "checkpoint's own copy")
+                  "byte, or the SentencePiece .model file or tokenizer.json that the model was trained with; "
+                  "default: the checkpoint's own copy")
       ->type_name("byte|PATH");
 }
 

@@ -2,8 +2,8 @@
 // Language-model head and cross-entropy, fused and chunked over rows: logits exist for one chunk of tokens at
 // a time.
 //   logits_t = hidden_t W^T,  loss_t = logsumexp(logits_t) - logits_t[target_t]
-// The CPU keeps logits in f32 (f64 for f64). A GPU keeps those of a bf16 model in bf16 and computes on them in
-// f32: an error of up to 2^-9 of the logit, which a mean over many tokens hardly shows and the loss of one
+// The CPU keeps logits in f32 (f64 for f64). A GPU keeps those of a bf16 model in bf16 and computes on them
+// in f32: an error of up to 2^-9 of the logit, which a mean over many tokens hardly shows and the loss of one
 // token does.
 // With a soft cap c > 0 the logits are c tanh(hidden W^T / c) instead (Gemma 2, 2024), as they are kept:
 //   dlogits = scale_t (softmax - onehot) (1 - (logits / c)^2); without, the last factor is 1;

@@ -44,14 +44,13 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
   // A rule without effect is probably a misspelt name.
   for (size_t r = 0; r < used.size(); ++r)
     if (!used[r])
-      problems(
-          {fmt::format("optimizer.rules[{}].match", r)},
-          overruled[r]
-              ? fmt::format("optimizer.rules[{}] has no effect: later rules decide for every parameter "
-                            "whose name contains '{}'; the last rule that matches a name decides",
-                            r, config.rules[r].match)
-              : fmt::format("optimizer.rules[{}]: no{} parameter's name contains '{}'", r,
-                            store.total_frozen() > 0 ? " trained" : "", config.rules[r].match));
+      problems({fmt::format("optimizer.rules[{}].match", r)},
+               overruled[r]
+                   ? fmt::format("optimizer.rules[{}] has no effect: later rules decide for every parameter "
+                                 "whose name contains '{}'; the last rule that matches a name decides",
+                                 r, config.rules[r].match)
+                   : fmt::format("optimizer.rules[{}]: no{} parameter's name contains '{}'", r,
+                                 store.total_frozen() > 0 ? " trained" : "", config.rules[r].match));
   // Without rules only adapters can be missing, which the store reports when it is allocated.
   if (store.total() > 0 && store.total_trained() == 0 && !config.rules.empty())
     problems({"optimizer.rules"},

@@ -32,7 +32,7 @@ IN_VAIN = 3  # losses without a newer checkpoint after which a trial has failed
 libc = ctypes.CDLL(None)
 
 
-def given_up(verdict) -> int:
+def given_up(verdict: dict[str, Any]) -> int:
     """The exit code of a job whose trial has failed for good: never one that asks for another start."""
     code = int(verdict.get("code") or 70)
     return 70 if code in LOST or code > 128 else code
