@@ -71,7 +71,11 @@ class BpeTokenizer final : public Tokenizer {
   bool encodes_in_parts() const override { return false; }  // pieces reach across any cut
 
   std::string normalization() const override {
-    return normalizers_.empty() ? "no normaliser" : "a normaliser to a Unicode form";
+    std::string text = normalizers_.empty() ? "no normaliser" : "a normaliser to a Unicode form";
+    if (pretokenizer_->drops_text()) return text + ", and a pre-tokenizer that removes text";
+    if (normalizers_.empty() && !loses_nothing_)
+      text += ", but tokens that stand for other bytes than they are made of, or bytes without one";
+    return text;
   }
 
   std::vector<int32_t> encode(std::string_view text) const override { return encode(text, false); }

@@ -217,6 +217,7 @@ TEST_CASE("text that the pre-tokenizer removes counts as lost", "[bpe]") {
     });
     const auto tokenizer = make_bpe_tokenizer(folder / "r.json");
     const auto tokens = tokenizer->encode(text);
+    CHECK(tokenizer->normalization() == "no normaliser, and a pre-tokenizer that removes text");
     CHECK(tokenizer->lost_bytes(text, tokens) == 5);  // the spaces put in front of pieces are others
     CHECK(tokenizer->decode(tokens) ==
           (adds_space ? " four score and seven years ago" : "fourscoreandsevenyearsago"));
@@ -285,6 +286,7 @@ TEST_CASE("a token that decodes to other bytes than were read counts as lost", "
         "th\xe9"
         "a");
   CHECK(tokenizer->lost_bytes(text, tokens) == 2);
+  CHECK_THAT(tokenizer->normalization(), Catch::Contains("tokens that stand for other bytes"));
   // So does a special token that merges lead to.
   write_changed(folder / "m.json", [](json& f) {
     const json merge = f["model"]["merges"][0];

@@ -90,6 +90,23 @@ TEST_CASE("text behind a prompt keeps the space that a text's first word loses",
   CHECK(make_tokenizer({})->decode_behind({97}, {98}) == "b");
 }
 
+TEST_CASE("a SentencePiece model that normalises nothing loses U+2581 alone, and counts it", "[tokenizer]") {
+  TemporaryFolder folder;
+  const auto tokenizer = load(train_model(folder, "a",
+                                          "--normalization_rule_name=identity "
+                                          "--remove_extra_whitespaces=false --byte_fallback=true"));
+  for (const std::string text : {"a\n  b \xe4\xbd\xa0\t\xc2\xa0 z ", " \xef\xbb\xbf\xe3\x80\x80\r\n"}) {
+    const auto tokens = tokenizer->encode(text);
+    CHECK(tokenizer->decode(tokens) == text);
+    CHECK(tokenizer->lost_bytes(text, tokens) == 0);
+  }
+  const std::string text =
+      "a\xe2\x96\x81"
+      "b";
+  CHECK(tokenizer->decode(tokenizer->encode(text)) == "a b");
+  CHECK(tokenizer->lost_bytes(text, tokenizer->encode(text)) == 3);
+}
+
 TEST_CASE("the fingerprint of a SentencePiece model depends on its bytes", "[tokenizer]") {
   TemporaryFolder folder;
   const std::string a = train_model(folder, "a", ""), b = train_model(folder, "b", "--vocab_size=390");
