@@ -37,10 +37,10 @@ void warn_of_loss(const TokenizedFile& file, const Tokenizer& tokenizer) {
   if (loss.lost_bytes == 0) return;
   spdlog::warn(
       "{}: {} ({} of {}): {} has {}. No model trained on these tokens can reproduce them; bits per byte "
-      "count "
-      "all bytes that were read. Line breaks, indentation and every character are kept by byte-level BPE "
-      "without a normaliser (sluice tokenizer train), and by a SentencePiece model trained with "
-      "--normalization_rule_name=identity --remove_extra_whitespaces=false --byte_fallback=true.",
+      "count all bytes that were read. Every byte is kept by byte-level BPE without a normaliser (sluice "
+      "tokenizer train); line breaks, indentation and every character but U+2581 by a SentencePiece model "
+      "trained with --normalization_rule_name=identity --remove_extra_whitespaces=false "
+      "--byte_fallback=true.",
       file.prefix, loss.describe(), loss.lost_bytes, loss.text_bytes, tokenizer.name(),
       tokenizer.normalization());
 }

@@ -337,10 +337,12 @@ TEST_CASE("a score of the indexer that is not a number names its layer", "[spars
 TEST_CASE("FLOPs of a sparse layer are of the selected pairs and of the indexer", "[sparse]") {
   ModelConfig c = sparse_config(3);
   c.num_hidden_layers = 1;
-  ParamStore a, b;
-  ModelConfig dense = c;
+  c.attention.sparse.loss.coefficient = 1;
+  ParamStore a, b, without;
+  ModelConfig dense = c, idle = c;
   dense.attention.kind = AttentionKind::softmax;
-  const Transformer sparse(c, a), softmax(dense, b);
+  idle.attention.sparse.loss.coefficient = 0;
+  const Transformer sparse(c, a), softmax(dense, b), untaught(idle, without);
   const Flops x = sparse.flops(8), y = softmax.flops(8);
   // Pairs of 8 tokens with 3 keys at most: 1 + 2 + 6 x 3 = 21; candidates: 36.
   const double pairs = 21.0 / 8, candidates = 36.0 / 8, width = 2.0 * 4 * 6;
@@ -349,6 +351,11 @@ TEST_CASE("FLOPs of a sparse layer are of the selected pairs and of the indexer"
   CHECK(x.forward_only == Approx(width * (candidates - pairs)));
   CHECK(x.frozen == Approx(2.0 * 6 * (4 * 6 + 6 + 4)));  // without a gradient of its input
   CHECK(x.trained == y.trained);
+  // Without a loss nothing of the indexer is differentiated.
+  const Flops z = untaught.flops(8);
+  CHECK(z.activations == Approx(4.0 * pairs * 4 * 4));
+  CHECK(z.forward() == Approx(x.forward()));
+  CHECK(z.backward() == Approx(2 * y.trained + 2 * z.activations));
 }
 
 }  // namespace sluice
