@@ -47,8 +47,7 @@ void check_token_outputs(const std::vector<std::string>& prefixes, const std::ve
     if (io::exists(description) && !describes_tokens(description))
       fail(ExitCode::cannot_create,
            "{}: exists and does not describe token files, so it is not replaced, even with --force; {}, or "
-           "move "
-           "it away",
+           "move it away",
            description, other);
   }
   if (force) return;
