@@ -5,24 +5,12 @@
 #include <algorithm>
 #include <set>
 
-#include "config/fields.h"
+#include "config/leaves.h"
 #include "config/load.h"
 #include "config/paths.h"
 
 namespace sluice {
 namespace {
-
-struct Leaf {
-  std::string key, value;
-};
-
-std::vector<Leaf> leaves(Config config) {
-  std::vector<Leaf> out;
-  for_each_leaf(config, [&](const std::string& key, auto& member, const char*) {
-    out.push_back({key, scalar_text(member)});
-  });
-  return out;
-}
 
 /// The first matching prefix decides. Every key not listed is identity: it determines what is trained.
 constexpr struct {

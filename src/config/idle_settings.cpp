@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "config/fields.h"
+#include "config/leaves.h"
 #include "config/model_function.h"
 
 namespace sluice {
@@ -71,18 +71,6 @@ std::vector<Idle> idle_now(const Config& c) {
        fmt::format("the run ends with step {}", steps),
        {"log.trace_step"}},
   };
-}
-
-struct Leaf {
-  std::string key, value;
-};
-
-std::vector<Leaf> leaves(Config config) {
-  std::vector<Leaf> out;
-  for_each_leaf(config, [&](const std::string& key, auto& member, const char*) {
-    out.push_back({key, scalar_text(member)});
-  });
-  return out;
 }
 
 /// "a, b and c have".
