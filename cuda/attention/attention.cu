@@ -271,17 +271,12 @@ bool tensor_cores(const AttentionInputs& in) {
          (depth == 64 || depth == 128 || depth == 256) && in.scale > 0;
 }
 
-const char* name_of(AttentionKernel kernel) {
-  return kernel == AttentionKernel::cudnn ? "cudnn" : kernel == AttentionKernel::hopper ? "hopper" : "mma";
-}
-
 /// f32.cu computes what the tensor-core kernels do not support; where one is named, it is refused instead.
 void require_automatic(AttentionKernel wish) {
   if (wish != AttentionKernel::automatic)
     fail(ExitCode::usage,
-         "attention.kernel {}: takes softmax, bf16, a head_dim of 64, 128 or 256 and 16-byte alignment only; "
-         "use auto",
-         name_of(wish));
+         "attention.kernel: mma, hopper and cudnn take softmax, bf16, a head_dim of 64, 128 or 256 and "
+         "16-byte alignment only; use auto");
 }
 
 AttentionKernel choose(Context& ctx, const char* op, const Tensor& q, AttentionKernel wish) {

@@ -156,8 +156,7 @@ class BpeTokenizer final : public Tokenizer {
     if (id != end_) return;
     fail(ExitCode::data,
          "{}: documents cannot end with {}, {}; name another token by data.tokenizer.end_of_document "
-         "(tokenize "
-         "--end-of-document)",
+         "(tokenize --end-of-document)",
          path_, printable(written_.at(end_)), because);
   }
 

@@ -162,7 +162,7 @@ std::string share_of_rest(int64_t part, int64_t whole) {
 std::string counts_text(const Plan& plan) {
   const int64_t rank = plan.config.lora.rank;
   std::string out = row("total", grouped(plan.total), scaled(static_cast<double>(plan.total)));
-  if (plan.config.lora.rank > 0 || plan.frozen > 0)
+  if (rank > 0 || plan.frozen > 0)
     out += row("trained", grouped(plan.trained),
                fmt::format("{:.2f} %: {}", percent_of(plan.trained, plan.total),
                            rank > 0 ? fmt::format("adapters of rank {}", rank)

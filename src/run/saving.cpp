@@ -65,8 +65,8 @@ void Saving::save(const nlohmann::json& run_state, bool keep_all) {
   as_trained.model = model_after(as_trained.model, trainer_.next_step());
   content.hf_config = hf_config(as_trained, start_.tokenizer->end_of_document());
   if (leads()) content.tokenizer_model = start_.tokenizer->model();
-  // Before the save, which cannot be published without this rank's part.
-  const bool replaces = in_folder(content.step);
+  // Before the save, which cannot be published without this rank's part. Rank 0 learns of it from the store.
+  const bool replaces = !leads() && in_folder(content.step);
   store_.save(content, keep_all);
   saved_step_ = trainer_.next_step();
   new_step_ = replaces ? -1 : saved_step_;
@@ -121,7 +121,7 @@ int64_t Saving::durable_step() const {
 std::string Saving::what_is_saved() const {
   const int64_t step = trainer_.next_step(), saved = durable_step();
   if (step == 0) return "";
-  // Where only this rank has an error, nobody waits for the last save, which may still succeed.
+  // An error that one rank alone has is reported while its last asynchronous save may still be under way.
   const std::string pending = saved_step_ > saved && store_.last_error().empty()
                                   ? fmt::format("; the save of step {} was under way", saved_step_)
                                   : "";

@@ -95,8 +95,7 @@ TEST_CASE("nothing is said of a setting that has its effect, its default, or is 
                "extends: base.yaml\ntrain: {max_steps: 9}\nlog: {trace_step: 9}\nlora: {alpha: 32}\n"
                "optimizer: {min_lr: 1e-4}\n");
   CHECK(idle("a.yaml").empty());
-  // What the file itself states is named once the command line turns it off, but not what its base states for
-  // whoever extends it.
+  // A setting of the file itself is named once the command line turns it off, one of its base is not.
   CHECK(idle("a.yaml", {"optimizer.type=adamw", "optimizer.schedule=constant"}) ==
         std::vector<std::string>{
             "a.yaml:5:13: optimizer.min_lr has no effect while optimizer.schedule is constant"});
