@@ -222,10 +222,11 @@ DEVICE_INLINE int budget_of(const Budget& b, double mean, double variance, doubl
 
 /// Of softmax(x), in nats.
 DEVICE_INLINE double entropy_of(const float* x, int n, float top) {
+  if (!(fabsf(top) < INFINITY)) return 0;  // the whole block
   double sum = 0, weighted = 0;
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
     const double z = static_cast<double>(x[i]) - top, e = exp(z);
-    sum += e, weighted += e * z;
+    sum += e, weighted += e > 0 ? e * z : 0;
   }
   sum = block_sum<kThreads>(sum);
   weighted = block_sum<kThreads>(weighted);
@@ -360,6 +361,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(Choice c) {
       const double mean = block_sum<kThreads>(sum) / n;
       for (int i = thread; i < n; i += kThreads) squares += (x[i] - mean) * (x[i] - mean);
       variance = block_sum<kThreads>(squares) / n;
+      if (!(variance < INFINITY)) variance = INFINITY;
     }
     if (c.budget.policy == BudgetPolicy::entropy) {
       const unsigned bits = range.high & 0x80000000u ? range.high & 0x7fffffffu : ~range.high;
@@ -401,7 +403,8 @@ __global__ void __launch_bounds__(kSumThreads)
     for (int set = 0; set < sets; ++set) {
       const int64_t row = set * queries + t;
       const double k = count[row] - (block > 1);
-      variance += variances[row], pairs += 1, selected += k, squares += k * k;
+      if (variances[row] < INFINITY) variance += variances[row];
+      pairs += 1, selected += k, squares += k * k;
     }
   }
   variance = block_sum<kSumThreads>(variance);

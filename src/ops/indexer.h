@@ -54,7 +54,8 @@ constexpr int64_t selection_room(int64_t most, int64_t tokens, int64_t block) {
 /// (fixed), or with the population variance V_t of its scores, its running mean m over training and
 /// r = V_t / m: base r (eq8), base / r (inverse), base (0.5 + 1 / (1 + temperature r)) (code); or, with the
 /// entropy E of softmax(I_t), base (0.5 + temperature E / log(n + 1)) (entropy); rounded down. While m is
-/// unknown (0), k_t is base.
+/// unknown (0), k_t is base. With an infinite score V_t is infinite, and E is 0 if the largest score is
+/// infinite.
 struct Budget {
   BudgetPolicy policy = BudgetPolicy::fixed;
   int64_t base = 0, min = 1, max = 0;
@@ -69,7 +70,7 @@ struct Budget {
 
 /// What a layer adds up over a step, one row of f64.
 enum IndexSum : int64_t {
-  kIndexVariance,  // sum of V_t over queries with candidates (eq8, inverse, code)
+  kIndexVariance,  // sum of V_t, where it is finite, over queries with candidates (eq8, inverse, code)
   kIndexQueries,   // number of these (query, set) pairs
   kIndexSelected,  // sum of the number of selected blocks (the own one of b > 1 left out)
   kIndexSquares,   // sum of its square

@@ -212,8 +212,9 @@ TEST_CASE("exclusive attention refuses shapes that do not fit, by name", "[exclu
   CHECK(message(pool.zeros(DType::f32, {4, 4, 8}), {}).find("Hkv a divisor of 6") != std::string::npos);
   CHECK(message(pool.zeros(DType::f64, {4, 2, 8}), {}).find("exclusive_forward: v must be") !=
         std::string::npos);
-  CHECK(message(pool.zeros(DType::f32, {4, 2, 8}), pool.zeros(DType::f32, {2})).find("s") !=
-        std::string::npos);
+  CHECK(
+      message(pool.zeros(DType::f32, {4, 2, 8}), pool.zeros(DType::f32, {2})).find("exclusive_forward: s ") !=
+      std::string::npos);
   const Tensor v = pool.zeros(DType::f32, {4, 2, 8}), dv = pool.zeros(DType::f32, {4, 2, 8});
   CHECK(error_of([&] { exclusive_backward(ctx, y, dv, {}, y, y, v, s); }).find("ds must be given") !=
         std::string::npos);

@@ -172,6 +172,41 @@ TEST_CASE("selection: ties go to the last key, exactly, at any k", "[indexer]") 
   }
 }
 
+TEST_CASE("selection: a score without bound has an infinite variance, which the mean leaves out",
+          "[indexer]") {
+  Context ctx(kTestScratch);
+  for (const BudgetPolicy policy :
+       {BudgetPolicy::eq8, BudgetPolicy::inverse, BudgetPolicy::code, BudgetPolicy::entropy})
+    for (const bool force_self : {false, true}) {
+      Pool pool(26);
+      Case c(pool,
+             {.tokens = 100,
+              .heads = 1,
+              .depth = 4,
+              .activation = IndexActivation::relu,
+              .weights = IndexHeadWeights::none,
+              .bias = false},
+             DType::f32);
+      for (int64_t i = 0; i < c.q.numel(); ++i) Pool::set(c.q, i, i % 4 == 0 ? 1 : 0);
+      for (int64_t i = 0; i < c.k.numel(); ++i) Pool::set(c.k, i, i % 4 == 0 ? 1 + i * 7 % 101 / 256.0 : 0);
+      Pool::set(c.k, 4 * 50, INFINITY);
+      const Budget budget = {
+          .policy = policy, .base = 8, .min = 3, .max = 30, .temperature = 1, .force_self = force_self};
+      const Selection s = c.selection(pool, budget);
+      const Tensor mean = pool.zeros(DType::f64, {1}), sums = pool.zeros(DType::f64, {kIndexSums});
+      Pool::set(mean, 0, 0.01);
+      select_keys(ctx, s, c.inputs(), budget, mean, sums, "a layer");
+      // V / m is infinite, or the entropy 0.
+      const int64_t k = policy == BudgetPolicy::eq8 ? 30 : policy == BudgetPolicy::inverse ? 3 : 4;
+      INFO("policy " << static_cast<int>(policy) << ", force_self " << force_self);
+      int wrong = 0;
+      for (int64_t t = 50; t < 100; ++t) wrong += chosen(s, 0, t) != by_sorting(c, 0, t, k, force_self);
+      CHECK(wrong == 0);
+      CHECK(std::isfinite(Pool::get(sums, kIndexVariance)));
+      CHECK(Pool::get(sums, kIndexQueries) == 100);
+    }
+}
+
 TEST_CASE("selection: one score far above the others, or without bound, leaves their order", "[indexer]") {
   Context ctx(kTestScratch);
   for (const double outlier : {1e30, static_cast<double>(INFINITY)})

@@ -42,17 +42,18 @@ double variance_of(const A* x, int64_t n) {
   mean /= static_cast<double>(n);
   for (int64_t i = 0; i < n; ++i)
     squares += (static_cast<double>(x[i]) - mean) * (static_cast<double>(x[i]) - mean);
-  return squares / static_cast<double>(n);
+  return std::isfinite(squares) ? squares / static_cast<double>(n) : std::numeric_limits<double>::infinity();
 }
 
 /// Of softmax(x), in nats.
 template <class A>
 double entropy_of(const A* x, int64_t n) {
   const double top = static_cast<double>(*std::max_element(x, x + n));
+  if (std::isinf(top)) return 0;
   double sum = 0, weighted = 0;
   for (int64_t i = 0; i < n; ++i) {
     const double z = static_cast<double>(x[i]) - top, e = std::exp(z);
-    sum += e, weighted += e * z;
+    sum += e, weighted += e > 0 ? e * z : 0;
   }
   return std::log(sum) - weighted / sum;
 }
@@ -150,7 +151,7 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
   for (int64_t row = 0; row < p.sets * p.tq; ++row) {
     if (p.candidates(row % p.tq) == 0) continue;
     const double k = count[row] - (p.block > 1);
-    total[kIndexVariance] += variances[row];
+    if (std::isfinite(variances[row])) total[kIndexVariance] += variances[row];
     total[kIndexQueries] += 1;
     total[kIndexSelected] += k;
     total[kIndexSquares] += k * k;
