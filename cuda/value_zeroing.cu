@@ -18,15 +18,15 @@ __global__ void __launch_bounds__(kBlock)
     out[i] = first ? from_float<T>(0.f) : v[i];
 }
 
-/// taken[h] = whether the head's mean attention on the first key is above the threshold. A block per head.
-/// sink (H), or extra (H, T), or neither.
+/// taken[h] = whether the head's mean attention on the first key, over the first tokens, is above the
+/// threshold. A block per head. sink (H), or extra (H, T), or neither.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     sink_heads_kernel(int* taken, const float* lse, const float* z0, const T* sink, const float* extra,
-                      int64_t tokens, double threshold) {
+                      int64_t tokens, double threshold, int64_t averaged) {
   const int64_t h = blockIdx.x;
   double sum = 0;
-  for (int64_t t = threadIdx.x; t < tokens; t += kBlock) {
+  for (int64_t t = threadIdx.x; t < averaged; t += kBlock) {
     const float l = lse[h * tokens + t], x = z0[h * tokens + t] - l;
     const float share = extra  ? sigmoid(l - extra[h * tokens + t])
                         : sink ? sigmoid(l - to_float(sink[h]))
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kBlock)
     sum += static_cast<double>(expf(x > 0 ? 0.f : x) * share);
   }
   sum = block_sum<kBlock>(sum);
-  if (threadIdx.x == 0) taken[h] = sum > threshold * static_cast<double>(tokens) ? 1 : 0;
+  if (threadIdx.x == 0) taken[h] = sum > threshold * static_cast<double>(averaged) ? 1 : 0;
 }
 
 /// Grid (heads, tokens).
@@ -59,7 +59,7 @@ void zero_first_values(Context& ctx, Tensor out, const Tensor& v, const Tensor& 
 }
 
 void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& lse, const Tensor& z0,
-                     const Tensor& sink, double threshold) {
+                     const Tensor& sink, double threshold, int64_t averaged) {
   const int64_t tokens = o.dim(0), heads = o.dim(1);
   ScratchScope scratch(ctx.scratch);
   const bool by_query = sink && sink.rank == 2;
@@ -71,7 +71,8 @@ void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& 
            sink_heads_kernel<T>, device_data<int>(taken), static_cast<const float*>(device_data<float>(lse)),
            static_cast<const float*>(device_data<float>(z0)),
            sink && !by_query ? static_cast<const T*>(device_data<T>(sink)) : nullptr,
-           by_query ? static_cast<const float*>(device_data<float>(sink)) : nullptr, tokens, threshold);
+           by_query ? static_cast<const float*>(device_data<float>(sink)) : nullptr, tokens, threshold,
+           averaged);
     for (int64_t t = 0; t < tokens; t += 32768) {
       const int64_t count = std::min<int64_t>(tokens - t, 32768), at = t * heads * o.dim(2);
       launch(

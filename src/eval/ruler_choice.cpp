@@ -111,7 +111,9 @@ std::optional<std::vector<RulerChoice>> RulerChoices::run(Context& ctx, const Tr
       for (int64_t i = 0; i < at_once; ++i)
         fill(samples.whole(), begin + i < rows ? &cell.rows[static_cast<size_t>(begin + i)] : nullptr, i);
       samples.upload(ctx);
-      model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
+      const ValueZeroing here =
+          zeroing ? zeroing->over(std::min(at_once, rows - begin) * seq_len_) : ValueZeroing{};
+      model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing ? &here : nullptr);
       model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
       const std::vector<double> losses = samples.losses(ctx);
       const int32_t* targets = samples.whole().targets.as<int32_t>();

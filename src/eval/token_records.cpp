@@ -75,10 +75,11 @@ void write_records(const TrainedModel& trained, const Blend& set, int64_t sample
     set.fill_sequential(first, at_once, batch.tokens.as<int32_t>(), batch.targets.as<int32_t>(),
                         batch.positions.as<int32_t>(), batch.first_key.as<int32_t>());
     pass.buffers.upload(pass.ctx);
-    pass.run(trained.model(), zeroing);
+    const int64_t count = std::min(at_once, samples - first);
+    const ValueZeroing here = zeroing ? zeroing->over(count * length) : ValueZeroing{};
+    pass.run(trained.model(), zeroing ? &here : nullptr);
     const HostView of_losses(pass.ctx, pass.buffers.losses);
     synchronize(pass.ctx);
-    const int64_t count = std::min(at_once, samples - first);
     for (int64_t t = 0; t < count * length; ++t)
       losses.push_back(targets[t] < 0 ? std::numeric_limits<T>::quiet_NaN()
                                       : static_cast<T>(element(of_losses.tensor(), t)));

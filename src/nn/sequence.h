@@ -27,9 +27,13 @@ struct KeyValueCache {
 };
 
 /// Evaluation with the value of every sequence's first token zeroed (ops/value_zeroing.h): for all heads, or
-/// for those whose attention on it, averaged over the tokens of the forward pass, exceeds this threshold.
+/// for those whose attention on it, averaged over tokens of the forward pass, exceeds this threshold.
 struct ValueZeroing {
-  std::optional<double> sinks_above;
+  std::optional<double> sinks_above = {};
+  /// The first so many tokens are averaged, since samples that only fill a batch come last; -1: all.
+  int64_t averaged = -1;
+
+  ValueZeroing over(int64_t tokens) const { return {sinks_above, tokens}; }
 };
 
 /// Inputs of attention about the tokens besides their hidden states.

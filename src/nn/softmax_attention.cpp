@@ -119,8 +119,9 @@ void SoftmaxAttention::zero_and_attend(Context& ctx, const Heads& heads, const S
   attend(ctx, heads, first_key, gate, y, s.o, s);
   if (window_ > 0) hide_first_logits(ctx, s.z0, sequence.first_key, first_key);
   const double threshold = *sequence.zeroing->sinks_above;
-  take_sink_heads(ctx, s.o, other_o, s.lse, s.z0, sink_logits(s), threshold);
-  if (apart) take_sink_heads(ctx, y, other_y, s.lse, s.z0, sink_logits(s), threshold);
+  const int64_t given = sequence.zeroing->averaged, averaged = given < 0 ? s.o.dim(0) : given;
+  take_sink_heads(ctx, s.o, other_o, s.lse, s.z0, sink_logits(s), threshold, averaged);
+  if (apart) take_sink_heads(ctx, y, other_y, s.lse, s.z0, sink_logits(s), threshold, averaged);
 }
 
 void SoftmaxAttention::attend(Context& ctx, const Heads& heads, const Tensor& first_key,

@@ -18,7 +18,7 @@ void zero_first_values(Context& ctx, Tensor out, const Tensor& v, const Tensor& 
 }
 
 void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& lse, const Tensor& z0,
-                     const Tensor& sink, double threshold) {
+                     const Tensor& sink, double threshold, int64_t averaged) {
   const char* op = "take_sink_heads";
   check_floating(op, "o", o);
   SLUICE_CHECK(o.rank == 3, "{}: o must be (T, H, D), got {}", op, o.describe());
@@ -29,7 +29,9 @@ void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& 
     check_like(op, "sink", sink, lse);
   else if (sink)
     check_tensor(op, "sink", sink, o.dtype, {o.dim(1)});
-  SLUICE_DISPATCH(take_sink_heads, ctx, o, other, lse, z0, sink, threshold);
+  SLUICE_CHECK(averaged >= 0 && averaged <= o.dim(0), "{}: averaged must be within {} tokens, got {}", op,
+               o.dim(0), averaged);
+  SLUICE_DISPATCH(take_sink_heads, ctx, o, other, lse, z0, sink, threshold, averaged);
 }
 
 }  // namespace sluice

@@ -170,6 +170,33 @@ TEST_CASE("evaluation does not depend on micro-batch size or recomputation", "[e
   CHECK(*results[0].analysis.mean_gate_score == Approx(0.5).margin(0.1));
 }
 
+TEST_CASE("heads are zeroed by their attention on a set's samples, not on what fills a batch", "[evaluate]") {
+  test::TinyTraining t(Precision::f64);
+  std::vector<std::vector<double>> losses;  // of one sample, by micro-batch size and threshold
+  for (const int64_t micro : {1, 4}) {
+    t.config.train.micro_batch_size = micro;
+    t.config.train.global_batch_size = 4;
+    const Blend data = t.blend();
+    Trainer trainer(t.config, data);
+    trainer.initialize();
+    for (int step = 0; step < 10; ++step) trainer.step();
+    const Evaluator evaluator(t.config.data.validation, t.config, CountingTokenizer(), t.config.data.seq_len);
+    std::vector<double>& mine = losses.emplace_back();
+    for (double threshold = 0.08; threshold < 0.2; threshold += 0.0005) {
+      const ValueZeroing zeroing{threshold};
+      mine.push_back(evaluator
+                         .run(trainer.context(), trainer.model(), trainer.store(), trainer.micro_batch(),
+                              trainer.analysed(), kNever, &zeroing)
+                         ->sets[0]
+                         .loss);
+    }
+  }
+  int different = 0;
+  for (size_t i = 0; i < losses[0].size(); ++i) different += std::abs(losses[1][i] - losses[0][i]) > 1e-9;
+  CHECK(different == 0);
+  CHECK(losses[0].front() != Approx(losses[0].back()).epsilon(1e-6));  // all heads, and none
+}
+
 TEST_CASE("YaRN from overrides stretches the model's own positions", "[evaluate]") {
   test::TinyTraining t;
   const CheckpointInfo checkpoint = find_checkpoint(trained_checkpoint(t, 1));

@@ -27,7 +27,7 @@ void zero_first_values(Context& ctx, Tensor out, const Tensor& v, const Tensor& 
 }
 
 void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& lse, const Tensor& z0,
-                     const Tensor& sink, double threshold) {
+                     const Tensor& sink, double threshold, int64_t averaged) {
   if (ctx.dry_run) return;
   const int64_t tokens = o.dim(0), heads = o.dim(1), depth = o.dim(2);
   with_storage_type(o.dtype, [&](auto tag) {
@@ -37,7 +37,7 @@ void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& 
       for (int64_t h = begin; h < end; ++h) {
         const A *l = lse.as<A>() + h * tokens, *z = z0.as<A>() + h * tokens;
         double sum = 0;
-        for (int64_t t = 0; t < tokens; ++t) {
+        for (int64_t t = 0; t < averaged; ++t) {
           A a = exp_fast(std::min(z[t] - l[t], A(0)));
           if (sink && sink.rank == 2)
             a *= sigmoid(l[t] - sink.as<A>()[h * tokens + t]);
@@ -45,7 +45,7 @@ void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& 
             a *= sigmoid(l[t] - load(sink.as<T>() + h));
           sum += static_cast<double>(a);
         }
-        if (!(sum > threshold * static_cast<double>(tokens))) continue;
+        if (!(sum > threshold * static_cast<double>(averaged))) continue;
         for (int64_t t = 0; t < tokens; ++t) {
           const int64_t at = (t * heads + h) * depth;
           std::copy_n(other.as<T>() + at, depth, o.as<T>() + at);

@@ -85,7 +85,7 @@ OpCase zeroing_case(int64_t tokens, int64_t heads, int64_t depth, bool sink, dou
           return static_cast<double>(i % 5) + std::log(0.1 * static_cast<double>(1 + i / tokens));
         });
         take_sink_heads(r.ctx, r.inout("o", r.dtype, {tokens, heads, depth}), out, lse, z0,
-                        sink ? r.input("sink", {heads}) : Tensor(), threshold);
+                        sink ? r.input("sink", {heads}) : Tensor(), threshold, tokens - 2);
       }};
 }
 
