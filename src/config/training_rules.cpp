@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 
 #include "config/model_function.h"
@@ -102,6 +103,12 @@ void check_optimizer(const OptimizerConfig& o, Checks& check) {
   check.require(o.beta2 >= 0 && o.beta2 < 1, {"optimizer.beta2"},
                 fmt::format("optimizer.beta2 must be in [0, 1), got {}", o.beta2));
   check.positive("optimizer.eps", o.eps);
+  constexpr double kLeastEps = std::numeric_limits<float>::min();
+  check.require(
+      !(o.eps > 0 && o.eps < kLeastEps), {"optimizer.eps"},
+      fmt::format("optimizer.eps must be at least {:.1e}, got {}: with 0, which it would be in f32, a "
+                  "weight without gradient becomes 0 / 0",
+                  kLeastEps, o.eps));
   check.not_negative("optimizer.weight_decay", o.weight_decay);
   check.count("optimizer.warmup_steps", o.warmup_steps);
   check.count("optimizer.decay_steps", o.decay_steps);
@@ -217,6 +224,13 @@ void check_context(const Config& c, Checks& check) {
           "parallel.determinism: exact needs train.device: cpu with parallel.context = {}: on a GPU the "
           "bits of a matrix product depend on its number of rows, which is that of a rank's tokens",
           ranks));
+  const MoeConfig& moe = c.model.moe;
+  check.require(c.train.device != DeviceChoice::cuda || moe.num_experts == 0 ||
+                    moe.load_balance.scope != BalanceScope::micro_batch,
+                {"parallel.context", "model.moe.load_balance.scope", "train.device"},
+                fmt::format("model.moe.load_balance.scope: micro_batch with parallel.context = {} needs "
+                            "train.device: cpu; use global_batch or previous_step",
+                            ranks));
 }
 
 /// Muon orthogonalises whole matrices, which ZeRO would shard.

@@ -167,6 +167,9 @@ TEST_CASE("every mistake in a file is reported with its position, the reason and
       {"optimizer: {muon: {initial_momentum: -0.1}}\n",
        "a.yaml:1:20: optimizer.muon.initial_momentum must be in [0, 1), got -0.1"},
       {"optimizer: {muon: {lr: 0}}\n", "a.yaml:1:20: optimizer.muon.lr must be greater than 0, got 0"},
+      {"optimizer: {eps: 1e-50}\n",
+       "a.yaml:1:13: optimizer.eps must be at least 1.2e-38, got 1e-50: with 0, which it would be in f32, a "
+       "weight without gradient becomes 0 / 0"},
       {"optimizer: {muon: {newton_schulz_steps: 0}}\n",
        "a.yaml:1:20: optimizer.muon.newton_schulz_steps must be at least 1, got 0"},
       {"parallel: {tensor: 2}\n", "a.yaml:1:12: parallel.tensor = 2 is not available in this version; use 1"},

@@ -47,6 +47,14 @@ TEST_CASE("a setting without effect is named with its place and what turns it of
        "calibration_samples: 4}}}",
        "a.yaml:1:90: " + balance + ".calibration_samples has no effect while " + balance +
            ".shared_from is online"},
+      {"model: {attention: {kind: sparse, sparse: {k: {policy: inverse, temperature: 0.5}}}}",
+       "a.yaml:1:65: model.attention.sparse.k.temperature has no effect while "
+       "model.attention.sparse.k.policy "
+       "is inverse"},
+      {"model: {attention: {kind: sparse, sparse: {k: {policy: entropy, temperature: 0.5, momentum: 0.5}}}}",
+       "a.yaml:1:83: model.attention.sparse.k.momentum has no effect while model.attention.sparse.k.policy "
+       "is "
+       "entropy"},
       {"model: {attention: {sparse: {block: 4}}}",
        "a.yaml:1:30: " + at + "sparse.block has no effect while " + at + "kind is softmax"},
       {"model: {attention: {kind: sparse, sparse: {k: {max: 64, min: 8}}}}",
@@ -101,5 +109,8 @@ TEST_CASE("nothing is said of a setting that has its effect, its default, or is 
             "a.yaml:5:13: optimizer.min_lr has no effect while optimizer.schedule is constant"});
   CHECK(idle("a.yaml", {"lora.alpha=8"}) ==
         std::vector<std::string>{"command line: lora.alpha has no effect while lora.rank is 0"});
+  // Analysis averages importance by it, whether it is balanced or not.
+  folder.write("a.yaml", "model: {attention: {head_balance: {skip_first: false}}}\n");
+  CHECK(idle("a.yaml").empty());
   CHECK(idle(SLUICE_SOURCE_DIR "/configs/reference.yaml").empty());
 }
